@@ -1,0 +1,55 @@
+# make run    installs what is missing, builds, and asks the embedded model a question
+# make test   the same, then every test
+# The rest: bench, asan, tsan, fuzz, mutants, format, lint. Everything is built below build/.
+.PHONY: all build run test deps bench asan tsan fuzz mutants format lint clean
+
+PACKAGES := cmake g++ ninja-build pkg-config libdnnl-dev libhwloc-dev libeigen3-dev libgtest-dev libbenchmark-dev \
+            nlohmann-json3-dev libcli11-dev libfmt-dev libpcre2-dev python3 python3-jinja2
+FUZZ_PACKAGES := clang-14 libclang-rt-14-dev
+LINT_PACKAGES := clang-format-14 clang-tidy-14
+JOBS := $(shell nproc)
+FUZZ_SECONDS ?= 600
+
+all: build
+
+run: build
+	@./build/release/tandem run --temp 0 -p "What is 478 + 356?"
+
+test: build
+	@tools/fuzz.sh 3
+	@ctest --test-dir build/release --output-on-failure -j$(JOBS)
+
+build: deps
+	@cmake --preset release > build/configure.log 2>&1 || (cat build/configure.log; exit 1)
+	@cmake --build build/release -j$(JOBS)
+	@ln -sf release/tandem build/tandem
+
+deps:
+	@mkdir -p build
+	@tools/install_packages.sh $(PACKAGES)
+
+bench: build
+	@for b in build/release/benchmarks/*_bench; do echo "== $$b"; $$b || exit 1; done
+
+asan tsan: deps
+	@cmake --preset $@ > build/configure.log 2>&1 || (cat build/configure.log; exit 1)
+	@cmake --build build/$@ -j$(JOBS)
+	@ctest --test-dir build/$@ --output-on-failure -j$(JOBS)
+
+fuzz: deps
+	@tools/fuzz.sh $(FUZZ_SECONDS)
+
+mutants: build
+	@python3 tools/mutants.py
+
+format: deps
+	@tools/install_packages.sh $(LINT_PACKAGES)
+	@git ls-files '*.cpp' '*.h' | xargs clang-format-14 -i
+
+lint: build
+	@tools/install_packages.sh $(LINT_PACKAGES)
+	@git ls-files 'src/*.cpp' 'offload/*.cpp' 'cpu_kernels/*.cpp' | \
+	  xargs -P$(JOBS) -n4 clang-tidy-14 -p build/release --quiet
+
+clean:
+	@rm -rf build

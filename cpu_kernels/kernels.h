@@ -1,0 +1,120 @@
+// The contract between the engine and its CPU kernels: plain structs in, no allocation, no
+// exceptions, no globals, one thread per call. A kernel file may include only this header and
+// <immintrin.h>.
+#pragma once
+#include <cstdint>
+
+namespace tandem::cpu {
+
+using bf16 = uint16_t;  // bit pattern of a bfloat16
+
+// Instruction sets, each one a superset of those before it.
+enum class Isa : uint8_t { kReference, kAvx2 };
+constexpr int kNumIsas = 2;
+
+enum class WeightType : uint8_t { kF32, kF16, kBF16, kF8E4M3 };
+
+// A weight matrix in the layout made by a table's pack(). value[r][c] = code[r][c] * scale, where
+// scale = scales[(row0 + r) / block_rows * scale_stride + (col0 + c) / block_cols]; no scales: 1.
+struct Weight {
+  const void* data;
+  int64_t stride;  // elements between rows
+  WeightType type;
+  const float* scales;
+  int64_t scale_stride;
+  int block_rows, block_cols, row0, col0;
+};
+
+// Copies rows of a row-major checkpoint matrix into the kernel's layout; the type stays.
+struct PackArgs {
+  const void* from;  // rows first_row .. first_row + n_rows of [rows, cols], dense, at any address
+  void* to;          // [rows, cols] packed, of which these rows are written
+  int64_t first_row, n_rows, cols;
+  int element_bytes;
+};
+
+// gemm: out[i][j] = sum_c x[row(i)][c] * w[first_row + j][c], i < m, j < n, c < k. The sum of one
+// output is formed in an order that depends on k alone: results do not change with the batch or
+// with the split among threads. gemm_transposed: out[i][c] = sum_j x[row(i)][j] * w[first_row +
+// j][c].
+struct GemmArgs {
+  const float* x;         // [.., k]; transposed: [.., n]
+  int64_t x_stride;       // elements between rows
+  const int32_t* x_rows;  // [m] rows of x to use; null: 0, 1, .. m - 1
+  Weight w;               // [.., k]
+  int64_t first_row;      // of w
+  float* out;             // [m, n]; transposed: [m, k]
+  int64_t out_stride;
+  int m, n, k;
+};
+
+// One block of keys against some queries, with the running softmax of FlashAttention (Dao et al.
+// 2022, algorithm 1). Scores have two parts, q.k + q_rope.k_rope (multi-head latent attention,
+// DeepSeek-V2 paper, section 2.1). Query i sees the first min(n_keys, visible + (first_query + i) /
+// queries_per_token) keys of the block.
+struct AttendArgs {
+  const float *q, *q_rope;  // [n_queries, dim], [n_queries, rope_dim]
+  int64_t q_stride, q_rope_stride;
+  const float *k, *k_rope;  // [n_keys, dim], [n_keys, rope_dim]
+  int64_t k_stride, k_rope_stride;
+  const float* v;  // [n_keys, v_dim]
+  int64_t v_stride;
+  int n_queries, n_keys, dim, rope_dim, v_dim;
+  int visible, first_query, queries_per_token;
+  float scale;
+  float* out;  // [n_queries, v_dim] sum of exp(score - max) * v so far
+  int64_t out_stride;
+  float *max,
+      *sum;  // [n_queries] of the scores seen so far; before the first block -infinity and 0
+};
+constexpr int kMaxKeys = 64;  // of one block
+
+// out = x / sqrt(mean(x^2) + eps) * gain
+struct RmsNormArgs {
+  const float *x, *gain;
+  float* out;
+  int n;
+  float eps;
+};
+
+struct SiluMulArgs {
+  const float *gate, *up;
+  float* out;  // silu(gate) * up, may be `gate`
+  int64_t n;
+};
+
+// Widens n stored elements to float.
+struct DecodeArgs {
+  const void* from;
+  WeightType type;
+  float* to;
+  int64_t n;
+};
+
+// Rounds to nearest even.
+struct EncodeBf16Args {
+  const float* from;
+  bf16* to;
+  int64_t n;
+};
+
+struct KernelTable {
+  Isa isa;
+  const char* name;
+  void (*pack)(const PackArgs&);
+  void (*gemm)(const GemmArgs&);
+  void (*gemm_transposed)(const GemmArgs&);
+  void (*attend)(const AttendArgs&);
+  void (*rms_norm)(const RmsNormArgs&);
+  void (*silu_mul)(const SiluMulArgs&);
+  void (*decode)(const DecodeArgs&);
+  void (*encode_bf16)(const EncodeBf16Args&);
+};
+
+// The best instruction set of this machine, and its kernels. Asking for a set that the machine
+// lacks is a bug of the caller: compare with best_isa() first.
+Isa best_isa();
+const char* name_of(Isa isa);
+KernelTable kernels_for(Isa isa);
+
+}  // namespace tandem::cpu

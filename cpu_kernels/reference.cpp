@@ -1,0 +1,159 @@
+// The truth: scalar kernels that a reader can check by eye. Tests compare every other instruction
+// set with these.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "cpu_kernels/kernels.h"
+
+namespace tandem::cpu {
+namespace {
+
+float bf16_to_float(bf16 v) { return std::bit_cast<float>(uint32_t{v} << 16); }
+
+// IEEE half: 1 sign, 5 exponent (bias 15), 10 mantissa bits.
+float f16_to_float(uint16_t v) {
+  const int exponent = v >> 10 & 31, mantissa = v & 1023;
+  float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+                              : std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
+  if (exponent == 31)
+    value =
+        mantissa ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity();
+  return v >> 15 ? -value : value;
+}
+
+// OCP E4M3 ("fn"): 1 sign, 4 exponent (bias 7), 3 mantissa bits, no infinity, 0x7f is NaN.
+float e4m3_to_float(uint8_t v) {
+  const int exponent = v >> 3 & 15, mantissa = v & 7;
+  float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  if ((v & 0x7f) == 0x7f) value = std::numeric_limits<float>::quiet_NaN();
+  return v >> 7 ? -value : value;
+}
+
+float element(const void* data, WeightType type, int64_t i) {
+  switch (type) {
+    case WeightType::kF32:
+      return static_cast<const float*>(data)[i];
+    case WeightType::kF16:
+      return f16_to_float(static_cast<const uint16_t*>(data)[i]);
+    case WeightType::kBF16:
+      return bf16_to_float(static_cast<const bf16*>(data)[i]);
+    case WeightType::kF8E4M3:
+      return e4m3_to_float(static_cast<const uint8_t*>(data)[i]);
+  }
+  return 0;
+}
+
+// to[0..n) = w[row][col .. col + n)
+void decode_row(const Weight& w, int64_t row, int col, int n, float* to) {
+  for (int c = 0; c < n; ++c) to[c] = element(w.data, w.type, row * w.stride + col + c);
+  if (!w.scales) return;
+  const float* scales = w.scales + (w.row0 + row) / w.block_rows * w.scale_stride;
+  for (int c = 0; c < n; ++c) to[c] *= scales[(w.col0 + col + c) / w.block_cols];
+}
+
+// Row-major, as in the checkpoint.
+void pack(const PackArgs& a) {
+  const int64_t row_bytes = a.cols * a.element_bytes;
+  std::memcpy(static_cast<char*>(a.to) + a.first_row * row_bytes, a.from, a.n_rows * row_bytes);
+}
+
+const float* x_row(const GemmArgs& a, int i) {
+  return a.x + (a.x_rows ? a.x_rows[i] : i) * a.x_stride;
+}
+
+constexpr int kChunk = 256;
+
+void gemm(const GemmArgs& a) {
+  float w[kChunk];
+  for (int j = 0; j < a.n; ++j) {
+    for (int i = 0; i < a.m; ++i) a.out[i * a.out_stride + j] = 0;
+    for (int c0 = 0; c0 < a.k; c0 += kChunk) {
+      const int n = std::min(kChunk, a.k - c0);
+      decode_row(a.w, a.first_row + j, c0, n, w);
+      for (int i = 0; i < a.m; ++i) {
+        float sum = a.out[i * a.out_stride + j];
+        for (int c = 0; c < n; ++c) sum += x_row(a, i)[c0 + c] * w[c];
+        a.out[i * a.out_stride + j] = sum;
+      }
+    }
+  }
+}
+
+void gemm_transposed(const GemmArgs& a) {
+  float w[kChunk];
+  for (int i = 0; i < a.m; ++i) std::fill_n(a.out + i * a.out_stride, a.k, 0.f);
+  for (int j = 0; j < a.n; ++j) {
+    for (int c0 = 0; c0 < a.k; c0 += kChunk) {
+      const int n = std::min(kChunk, a.k - c0);
+      decode_row(a.w, a.first_row + j, c0, n, w);
+      for (int i = 0; i < a.m; ++i)
+        for (int c = 0; c < n; ++c) a.out[i * a.out_stride + c0 + c] += x_row(a, i)[j] * w[c];
+    }
+  }
+}
+
+float dot(const float* a, const float* b, int n) {
+  float sum = 0;
+  for (int i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+void attend(const AttendArgs& a) {
+  for (int i = 0; i < a.n_queries; ++i) {
+    const int limit = a.visible + (a.first_query + i) / a.queries_per_token;
+    const int n = limit < a.n_keys ? limit : a.n_keys;
+    float score[kMaxKeys], max = a.max[i];
+    for (int j = 0; j < n; ++j) {
+      score[j] = a.scale *
+                 (dot(a.q + i * a.q_stride, a.k + j * a.k_stride, a.dim) +
+                  dot(a.q_rope + i * a.q_rope_stride, a.k_rope + j * a.k_rope_stride, a.rope_dim));
+      if (score[j] > max) max = score[j];
+    }
+    if (n <= 0) continue;
+    float* out = a.out + i * a.out_stride;
+    const float rescale = std::exp(a.max[i] - max);
+    for (int c = 0; c < a.v_dim; ++c) out[c] *= rescale;
+    float sum = a.sum[i] * rescale;
+    for (int j = 0; j < n; ++j) {
+      const float p = std::exp(score[j] - max);
+      sum += p;
+      for (int c = 0; c < a.v_dim; ++c) out[c] += p * a.v[j * a.v_stride + c];
+    }
+    a.max[i] = max;
+    a.sum[i] = sum;
+  }
+}
+
+void rms_norm(const RmsNormArgs& a) {
+  const float scale = 1 / std::sqrt(dot(a.x, a.x, a.n) / static_cast<float>(a.n) + a.eps);
+  for (int i = 0; i < a.n; ++i) a.out[i] = a.x[i] * scale * a.gain[i];
+}
+
+void silu_mul(const SiluMulArgs& a) {
+  for (int64_t i = 0; i < a.n; ++i) a.out[i] = a.gate[i] / (1 + std::exp(-a.gate[i])) * a.up[i];
+}
+
+void decode(const DecodeArgs& a) {
+  for (int64_t i = 0; i < a.n; ++i) a.to[i] = element(a.from, a.type, i);
+}
+
+void encode_bf16(const EncodeBf16Args& a) {
+  for (int64_t i = 0; i < a.n; ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(a.from[i]);
+    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+    a.to[i] = static_cast<bf16>((nan ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+}
+
+}  // namespace
+
+void install_reference(KernelTable& t) {
+  t = {Isa::kReference, "reference", pack,     gemm,   gemm_transposed,
+       attend,          rms_norm,    silu_mul, decode, encode_bf16};
+}
+
+}  // namespace tandem::cpu

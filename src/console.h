@@ -1,0 +1,46 @@
+// The terminal: progress lines, dimmed thinking, Ctrl-C. Nothing of it shows when output is a file
+// or a pipe.
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "loaded_model.h"
+
+namespace tandem {
+
+// Ctrl-C sets a flag while one of these lives, instead of ending the program.
+class Interrupt {
+ public:
+  Interrupt();
+  ~Interrupt();
+  static bool pending();
+  static void clear();
+};
+
+// Progress of loading on standard error, when that is a terminal and `quiet` is false.
+LoadedModel::Progress load_progress(bool quiet);
+
+// Shows how much of a long prompt is computed; the line is erased when it is done.
+void show_prefill(int64_t done, int64_t total);
+
+// Writes an answer as it comes: what stands before </think> dimmed, if standard output is a
+// terminal.
+class AnswerPrinter {
+ public:
+  explicit AnswerPrinter(bool starts_thinking);
+  void print(std::string_view text);
+  void finish();  // ends the last line; errors of writing become an Error
+
+ private:
+  void write(std::string_view text);
+
+  const bool colours_;
+  bool thinking_;
+  std::string held_;  // may become </think>
+  char last_ = '\n';
+};
+
+// The whole of a file, or of standard input for "-". Throws Error when it cannot be read.
+std::string read_text(const std::string& path);
+
+}  // namespace tandem

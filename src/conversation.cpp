@@ -1,0 +1,154 @@
+#include "conversation.h"
+
+#include <charconv>
+#include <filesystem>
+
+#include "console.h"
+#include "engine/stop_text.h"
+#include "io/json.h"
+
+namespace tandem {
+namespace {
+
+std::pair<int32_t, float> parse_bias(const std::string& text) {
+  int32_t id = 0;
+  float value = 0;
+  const char* end = text.data() + text.size();
+  const auto [equals, id_error] = std::from_chars(text.data(), end, id);
+  const bool has_value = id_error == std::errc() && equals != end && *equals == '=';
+  const auto [rest, error] = has_value ? std::from_chars(equals + 1, end, value)
+                                       : std::from_chars_result{end, std::errc::invalid_argument};
+  require(error == std::errc() && rest == end, "--logit-bias {}: give ID=VALUE, such as 1=-100",
+          text);
+  return {id, value};
+}
+
+// tokenizer_config.json has one template, or a list of {name, template} of which "default" is
+// meant.
+std::string template_source(const std::string& directory) {
+  const std::filesystem::path folder = directory;
+  if (std::filesystem::exists(folder / "chat_template.jinja"))
+    return read_text(folder / "chat_template.jinja");
+  const std::filesystem::path file = folder / "tokenizer_config.json";
+  require(std::filesystem::exists(file),
+          "{} has no tokenizer_config.json with a chat template: use --raw for plain text",
+          directory);
+  const nlohmann::json config = parse_json(read_text_file(file, int64_t{64} << 20), file.string());
+  nlohmann::json chat_template = member(config, "chat_template");
+  if (chat_template.is_array()) {
+    for (const nlohmann::json& entry : config.at("chat_template"))
+      if (member(entry, "name") == "default") chat_template = member(entry, "template");
+  }
+  require(chat_template.is_string(), "{} has no chat template: use --raw for plain text",
+          file.string());
+  return chat_template.get<std::string>();
+}
+
+}  // namespace
+
+nlohmann::ordered_json first_messages(std::string_view system, std::string_view user) {
+  nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+  if (!system.empty()) messages.push_back({{"role", "system"}, {"content", system}});
+  messages.push_back({{"role", "user"}, {"content", user}});
+  return messages;
+}
+
+ChatFormat::ChatFormat(const std::string& directory, const Tokenizer& tokenizer)
+    : tokenizer_(tokenizer), template_(template_source(directory)) {}
+
+std::vector<int32_t> ChatFormat::prompt(const nlohmann::ordered_json& messages) const {
+  ChatOptions options;
+  options.bos_token = tokenizer_.config().bos_token.value_or("");
+  options.eos_token = tokenizer_.config().eos_token.value_or("");
+  const RenderedChat chat = render_chat_with_ranges(template_, messages, options);
+  return tokenizer_.encode(chat.text, {.literal = chat.content_ranges});
+}
+
+bool opens_thinking(const Tokenizer& tokenizer, std::span<const int32_t> prompt) {
+  const auto open = tokenizer.added_id("<think>"), close = tokenizer.added_id("</think>");
+  if (!open) return false;
+  for (size_t i = prompt.size(); i-- > 0;) {
+    if (prompt[i] == *open) return true;
+    if (close && prompt[i] == *close) return false;
+  }
+  return false;
+}
+
+std::vector<int32_t> raw_prompt(const Tokenizer& tokenizer, std::string_view text) {
+  std::vector<int32_t> ids = tokenizer.encode(text);
+  if (tokenizer.add_bos() && tokenizer.bos()) ids.insert(ids.begin(), *tokenizer.bos());
+  return ids;
+}
+
+Request make_request(const GenerateOptions& options, const Tokenizer& tokenizer,
+                     std::vector<int32_t> prompt) {
+  Request request{.prompt = std::move(prompt),
+                  .max_new_tokens = options.max_new_tokens,
+                  .sampling = options.sampling,
+                  .stop_ids = {},
+                  .kv = nullptr};
+  if (!options.ignore_eos) request.stop_ids = tokenizer.stop_ids();
+  for (const std::string& bias : options.logit_bias)
+    request.sampling.logit_bias.push_back(parse_bias(bias));
+  return request;
+}
+
+Answer generate(LoadedModel& loaded, const Tokenizer& tokenizer, const Request& request,
+                const std::vector<std::string>& stops,
+                const std::function<void(std::string_view)>& on_text,
+                const std::function<void(const Sampled&)>& on_token) {
+  const int vocab = std::min(tokenizer.vocab_size(), loaded.config().vocab);
+  Generator generator(loaded.model(), loaded.cache(), vocab, loaded.context());
+  StreamDecoder decoder(tokenizer);
+  StopText stop(stops);
+  Answer answer;
+  const auto emit = [&](std::string_view text) {
+    answer.text += text;
+    if (on_text) on_text(text);
+  };
+  const GeneratorHooks hooks{.on_token =
+                                 [&](int, const Sampled& sampled) {
+                                   if (on_token) on_token(sampled);
+                                   emit(stop.push(decoder.push(sampled.token)));
+                                   return !stop.stopped();
+                                 },
+                             .cancelled = Interrupt::pending,
+                             .on_prefill = show_prefill};
+  answer.completion = std::move(generator.run({&request, 1}, hooks).front());
+  if (!stop.stopped()) {
+    emit(stop.push(decoder.flush()));
+    emit(stop.flush());
+  }
+  return answer;
+}
+
+const char* name_of(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      break;
+  }
+  return "cancelled";
+}
+
+double prefill_rate(const Request& request, const Completion& c) {
+  const auto n = static_cast<double>(request.prompt.size()) - c.cached_tokens;
+  return c.prefill_seconds > 0 ? n / c.prefill_seconds : 0;
+}
+
+double decode_rate(const Completion& c) {
+  return c.decode_seconds > 0 ? (static_cast<double>(c.tokens.size()) - 1) / c.decode_seconds : 0;
+}
+
+std::string timings(const LoadedModel& loaded, const Request& request, const Completion& c) {
+  return fmt::format(
+      "prompt {} tokens at {:.1f}/s ({} from the cache), answer {} tokens at {:.1f}/s, {} threads, "
+      "{}",
+      request.prompt.size(), prefill_rate(request, c), c.cached_tokens, c.tokens.size(),
+      decode_rate(c), loaded.n_threads(), loaded.isa());
+}
+
+}  // namespace tandem

@@ -1,0 +1,64 @@
+// From what a person says to token ids, and from a completion to what is kept of it.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "engine/generator.h"
+#include "io/chat_template.h"
+#include "io/tokenizer.h"
+#include "loaded_model.h"
+#include "options.h"
+
+namespace tandem {
+
+// [system,] user. No system message when `system` is empty.
+nlohmann::ordered_json first_messages(std::string_view system, std::string_view user);
+
+// The chat template of a checkpoint: tokenizer_config.json's chat_template, or chat_template.jinja.
+class ChatFormat {
+ public:
+  // Throws Error when the checkpoint has no template or one that cannot be read.
+  ChatFormat(const std::string& directory, const Tokenizer& tokenizer);
+
+  // Ids of a conversation up to the place where the model is to answer. Control tokens that
+  // somebody typed stay text, where the template lets contents be found again.
+  std::vector<int32_t> prompt(const nlohmann::ordered_json& messages) const;
+
+ private:
+  const Tokenizer& tokenizer_;
+  const ChatTemplate template_;
+};
+
+// True when the prompt ends inside <think>: R1's template opens it.
+bool opens_thinking(const Tokenizer& tokenizer, std::span<const int32_t> prompt);
+
+// Ids of a raw text, with BOS where the tokenizer asks for it.
+std::vector<int32_t> raw_prompt(const Tokenizer& tokenizer, std::string_view text);
+
+// One answer: the request as the options describe it.
+Request make_request(const GenerateOptions& options, const Tokenizer& tokenizer,
+                     std::vector<int32_t> prompt);
+
+struct Answer {
+  std::string text;
+  Completion completion;
+};
+
+// Runs one request. `on_text` gets text as it becomes certain: complete characters, no part of a
+// stop string.
+Answer generate(LoadedModel& loaded, const Tokenizer& tokenizer, const Request& request,
+                const std::vector<std::string>& stops,
+                const std::function<void(std::string_view)>& on_text,
+                const std::function<void(const Sampled&)>& on_token = {});
+
+const char* name_of(FinishReason reason);  // "stop", "length", "cancelled"
+
+// One line: speeds of a completion.
+std::string timings(const LoadedModel& loaded, const Request& request,
+                    const Completion& completion);
+
+double prefill_rate(const Request& request, const Completion& completion);  // tokens a second
+double decode_rate(const Completion& completion);
+
+}  // namespace tandem

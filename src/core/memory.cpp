@@ -1,0 +1,57 @@
+#include "core/memory.h"
+
+#include <sys/mman.h>
+
+#include <utility>
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kHugePage = 2 << 20;
+
+int64_t mapped_bytes(int64_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
+
+// mmap promises only 4 KiB alignment: map one huge page more and give the ends back.
+std::byte* map_aligned(int64_t bytes) {
+  void* raw = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  const auto begin = reinterpret_cast<uintptr_t>(raw);
+  const uintptr_t aligned = (begin + kHugePage - 1) / kHugePage * kHugePage;
+  if (aligned > begin) munmap(raw, aligned - begin);
+  munmap(reinterpret_cast<void*>(aligned + bytes), begin + kHugePage - aligned);
+  madvise(reinterpret_cast<void*>(aligned), bytes, MADV_HUGEPAGE);
+  return reinterpret_cast<std::byte*>(aligned);
+}
+
+}  // namespace
+
+Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  data_ = map_aligned(mapped_bytes(bytes));
+  require(data_ != nullptr,
+          "no memory: {:.2f} GB could not be reserved; use a smaller model, --ctx or format",
+          bytes * 1e-9);
+}
+
+Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Buffer::~Buffer() {
+  if (data_) munmap(data_, mapped_bytes(bytes_));
+}
+
+TensorView Arena::matrix(int64_t rows, int64_t cols, DType dtype) {
+  const int64_t bytes = padded_bytes(rows * cols * size_of(dtype));
+  check(used_ + bytes <= buffer_.bytes(), "Arena is sized for less than is asked of it");
+  TensorView view{buffer_.data() + used_, rows, cols, cols, dtype};
+  used_ += bytes;
+  return view;
+}
+
+}  // namespace tandem

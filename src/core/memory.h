@@ -1,0 +1,46 @@
+// Owning memory. Every tensor of the engine is a view into one of these or into a mapped file.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "core/tensor.h"
+
+namespace tandem {
+
+// Zero-filled host memory, 2 MiB aligned, in huge pages where the kernel allows. Pages become
+// resident when first written. Throws Error when the address space is refused.
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(int64_t bytes);
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+
+  std::byte* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+// Hands out views of one Buffer, front to back, each 64-byte aligned; nothing is freed before the
+// arena is. Size it with the sum of padded_bytes() of what will be asked for.
+class Arena {
+ public:
+  Arena() = default;
+  explicit Arena(int64_t bytes) : buffer_(bytes) {}
+
+  TensorView matrix(int64_t rows, int64_t cols, DType dtype);
+  int64_t used_bytes() const { return used_; }
+  Buffer& buffer() { return buffer_; }
+
+  static constexpr int64_t padded_bytes(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+ private:
+  Buffer buffer_;
+  int64_t used_ = 0;
+};
+
+}  // namespace tandem

@@ -1,0 +1,100 @@
+// The vocabulary type of the engine: a view of a row-major matrix, and of a weight with block
+// scales.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "core/check.h"
+
+namespace tandem {
+
+enum class DType : uint8_t { kF32, kF16, kBF16, kF8E4M3, kI32, kI64 };
+
+constexpr int64_t size_of(DType t) {
+  switch (t) {
+    case DType::kI64:
+      return 8;
+    case DType::kF32:
+    case DType::kI32:
+      return 4;
+    case DType::kF16:
+    case DType::kBF16:
+      return 2;
+    case DType::kF8E4M3:
+      return 1;
+  }
+  return 0;
+}
+
+// The name safetensors gives it: "F8_E4M3", "BF16", ..
+constexpr std::string_view name_of(DType t) {
+  constexpr std::string_view kNames[] = {"F32", "F16", "BF16", "F8_E4M3", "I32", "I64"};
+  return kNames[static_cast<int>(t)];
+}
+
+template <class T>
+constexpr DType dtype_of() = delete;
+template <>
+constexpr DType dtype_of<float>() {
+  return DType::kF32;
+}
+template <>
+constexpr DType dtype_of<uint16_t>() {  // the bits of a bfloat16
+  return DType::kBF16;
+}
+template <>
+constexpr DType dtype_of<int32_t>() {
+  return DType::kI32;
+}
+
+// Owns nothing and is cheap to copy. `stride` is in elements, between rows. Batches of heads are
+// matrices too: [tokens * heads, head_dim].
+struct TensorView {
+  void* data = nullptr;
+  int64_t rows = 0, cols = 0, stride = 0;
+  DType dtype = DType::kF32;
+
+  bool empty() const { return data == nullptr; }
+  int64_t row_bytes() const { return stride * size_of(dtype); }
+  std::byte* row_data(int64_t r) const { return static_cast<std::byte*>(data) + r * row_bytes(); }
+
+  template <class T>
+  T* row(int64_t r) const {
+    check(dtype == dtype_of<T>() && r < rows, "TensorView::row");
+    return static_cast<T*>(data) + r * stride;
+  }
+  TensorView rows_from(int64_t first, int64_t count) const {
+    check(first >= 0 && count >= 0 && first + count <= rows, "TensorView::rows_from");
+    return {row_data(first), count, cols, stride, dtype};
+  }
+  TensorView cols_from(int64_t first, int64_t count) const {
+    check(first >= 0 && count >= 0 && first + count <= cols, "TensorView::cols_from");
+    return {static_cast<std::byte*>(data) + first * size_of(dtype), rows, count, stride, dtype};
+  }
+  TensorView reshape(int64_t r, int64_t c) const {
+    check(stride == cols && r * c == rows * cols, "TensorView::reshape needs a dense matrix");
+    return {data, r, c, c, dtype};
+  }
+};
+
+// A weight matrix with the scales that decode it (model_spec of DeepSeek-V3, README_WEIGHTS):
+// value[r][c] = q[r][c] * scale[(row0 + r) / block_rows][(col0 + c) / block_cols].
+// A plain BF16/F16/F32 weight has no scale. row0 and col0 say where in the scaled matrix this view
+// begins.
+struct QuantView {
+  TensorView q;
+  TensorView scale;  // kF32, or empty
+  int block_rows = 0, block_cols = 0;
+  int row0 = 0, col0 = 0;
+
+  bool empty() const { return q.empty(); }
+  QuantView rows_from(int64_t first, int64_t count) const {
+    QuantView part = *this;
+    part.q = q.rows_from(first, count);
+    part.row0 += static_cast<int>(first);
+    return part;
+  }
+};
+
+}  // namespace tandem

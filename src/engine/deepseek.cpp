@@ -1,0 +1,206 @@
+#include "engine/deepseek.h"
+
+#include <algorithm>
+
+#include "model/rope.h"
+
+namespace tandem {
+
+void DeepSeek::forward(const Batch& batch, KvCache& cache, TensorView logits) {
+  Activations a = for_tokens(batch.n());
+
+  ops_.embed(batch.tokens, w_.embed, a.x);
+  for (int layer = 0; layer < c_.n_layers; ++layer) {
+    const LayerWeights& w = w_.layers[layer];
+
+    ops_.rms_norm(a.x, w.attn_norm, c_.norm_eps, a.h);
+    attention(w.attn, batch, cache.layer(layer), a);
+    ops_.add(a.x, a.y);
+
+    ops_.rms_norm(a.x, w.ffn_norm, c_.norm_eps, a.h);
+    if (c_.is_moe(layer)) {
+      mixture_of_experts(layer, a);
+    } else {
+      feed_forward(w.ffn, a);
+    }
+    ops_.add(a.x, a.y);
+  }
+
+  if (batch.logit_rows.empty()) return;
+  const TensorView last = a.last.rows_from(0, static_cast<int64_t>(batch.logit_rows.size()));
+  ops_.gather_rows(a.x, batch.logit_rows, last);
+  ops_.rms_norm(last, w_.final_norm, c_.norm_eps, last);
+  ops_.linear(last, w_.head, logits);
+}
+
+// Multi-head latent attention (DeepSeek-V2 paper, section 2.1). The cache holds one vector of
+// kv_rank + rope_dim a token, shared by all heads. Consecutive sequences that want the same form go
+// together.
+void DeepSeek::attention(const AttentionWeights& w, const Batch& batch, TensorView cache,
+                         Activations& a) {
+  const MlaConfig& m = c_.mla;
+  const int heads = batch.n() * m.n_heads;
+
+  if (m.q_rank > 0) {
+    ops_.linear(a.h, w.q_a, a.q_a);
+    ops_.rms_norm(a.q_a, w.q_a_norm, c_.latent_norm_eps, a.q_a);
+    ops_.linear(a.q_a, w.q_b, a.q);
+  } else {
+    ops_.linear(a.h, w.q, a.q);
+  }
+  const TensorView q = a.q.reshape(heads, m.qk_dim());  // a head is [nope | rope]
+  const TensorView q_rope = q.cols_from(m.nope_dim, m.rope_dim);
+  ops_.rope(q_rope, batch.positions, rope_);
+
+  ops_.linear(a.h, w.kv_a, a.kv);
+  const TensorView latent = a.kv.cols_from(0, m.kv_rank);
+  ops_.rms_norm(latent, w.kv_a_norm, c_.latent_norm_eps, latent);
+  ops_.rope(a.kv.cols_from(m.kv_rank, m.rope_dim), batch.positions, rope_);
+  ops_.append_kv(batch, a.kv, cache);
+
+  for (auto rest = batch.sequences; !rest.empty();) {
+    const bool naive = prefers_naive(rest.front());
+    const auto end = std::find_if(rest.begin(), rest.end(),
+                                  [&](const Sequence& s) { return prefers_naive(s) != naive; });
+    const auto run = rest.first(end - rest.begin());
+    rest = rest.subspan(run.size());
+    const MlaArgs args{batch,
+                       run,
+                       q.cols_from(0, m.nope_dim),
+                       q_rope,
+                       cache,
+                       m,
+                       softmax_scale_,
+                       a.o.reshape(heads, m.v_dim)};
+    naive ? ops_.mla_naive(args, w.kv_b) : absorbed(w, args, a);
+  }
+  ops_.linear(a.o, w.o, a.y);
+}
+
+// Queries go into the space of the latents through the key rows of kv_b, outputs come back through
+// its value rows. Head h of kv_b is nope_dim key rows, then v_dim value rows.
+void DeepSeek::absorbed(const AttentionWeights& w, MlaArgs args, Activations& a) {
+  const MlaConfig& m = c_.mla;
+  const int64_t first = int64_t{args.sequences.front().first_token} * m.n_heads;
+  const Sequence& last = args.sequences.back();
+  const int64_t n = int64_t{last.first_token + last.n_tokens} * m.n_heads - first;
+  const int rows_per_head = m.nope_dim + m.v_dim;
+
+  const TensorView out = args.out;
+  ops_.linear_per_head({.x = args.q.rows_from(first, n),
+                        .w = w.kv_b,
+                        .n_heads = m.n_heads,
+                        .first_row = 0,
+                        .rows_per_head = rows_per_head,
+                        .transposed = true,
+                        .out = a.q_latent.rows_from(first, n)});
+  args.q = a.q_latent;
+  args.out = a.o_latent;
+  ops_.mla_absorbed(args);
+  ops_.linear_per_head({.x = a.o_latent.rows_from(first, n),
+                        .w = w.kv_b,
+                        .n_heads = m.n_heads,
+                        .first_row = m.nope_dim,
+                        .rows_per_head = rows_per_head,
+                        .transposed = false,
+                        .out = out.rows_from(first, n)});
+}
+
+// Restoring keys and values pays once a chunk has more queries than kv_rank (nope + v) / (2 kv_rank
+// - nope - v), about 171 for the DeepSeek dimensions: the operations of both forms are then equal.
+bool DeepSeek::prefers_naive(const Sequence& s) const {
+  const MlaConfig& m = c_.mla;
+  if (form_ != AttentionForm::kAuto) return form_ == AttentionForm::kNaive;
+  const int64_t saved = 2 * m.kv_rank - m.nope_dim - m.v_dim;
+  return s.n_tokens * saved > int64_t{m.kv_rank} * (m.nope_dim + m.v_dim);
+}
+
+void DeepSeek::feed_forward(const FfnWeights& w, Activations& a) {
+  const TensorView gate = a.gate.cols_from(0, w.gate.q.rows);
+  const TensorView up = a.up.cols_from(0, w.up.q.rows);
+  ops_.linear(a.h, w.gate, gate);
+  ops_.linear(a.h, w.up, up);
+  ops_.silu_mul(gate, up);
+  ops_.linear(gate, w.down, a.y);
+}
+
+void DeepSeek::mixture_of_experts(int layer, Activations& a) {
+  const LayerWeights& w = w_.layers[layer];
+  ops_.linear(a.h, w.router, a.scores);
+  ops_.route(a.scores, w.router_bias, c_.router, a.routing);
+
+  experts_.submit({layer, a.h, a.routing});
+  if (c_.n_shared_experts > 0) {
+    feed_forward(w.ffn, a);  // overlaps with the routed experts
+  } else {
+    ops_.clear(a.y);
+  }
+  experts_.add_to(a.y);
+}
+
+namespace {
+
+// Every scratch matrix once: visit(view, rows, cols, dtype).
+template <class Visit>
+void for_each_activation(Activations& a, const ModelConfig& c, DeepSeek::Limits limits,
+                         Visit visit) {
+  const MlaConfig& m = c.mla;
+  const int64_t n = limits.max_tokens, heads = m.n_heads;
+  const int64_t ffn = std::max(c.dense_dim, c.shared_dim());
+  for (TensorView* view : {&a.x, &a.h, &a.y}) visit(*view, n, c.dim, DType::kF32);
+  visit(a.q_a, n, m.q_rank, DType::kF32);
+  visit(a.q, n, heads * m.qk_dim(), DType::kF32);
+  visit(a.kv, n, m.cache_dim(), DType::kF32);
+  visit(a.q_latent, n * heads, m.kv_rank, DType::kF32);
+  visit(a.o_latent, n * heads, m.kv_rank, DType::kF32);
+  visit(a.o, n, heads * m.v_dim, DType::kF32);
+  visit(a.gate, n, ffn, DType::kF32);
+  visit(a.up, n, ffn, DType::kF32);
+  visit(a.scores, n, c.router.n_experts, DType::kF32);
+  visit(a.routing.ids, n, c.router.n_active, DType::kI32);
+  visit(a.routing.weights, n, c.router.n_active, DType::kF32);
+  visit(a.last, limits.max_logits, c.dim, DType::kF32);
+}
+
+int64_t activation_bytes(const ModelConfig& config, DeepSeek::Limits limits) {
+  Activations unused;
+  int64_t bytes = 0;
+  for_each_activation(unused, config, limits,
+                      [&](TensorView&, int64_t rows, int64_t cols, DType dtype) {
+                        bytes += Arena::padded_bytes(rows * cols * size_of(dtype));
+                      });
+  return bytes;
+}
+
+}  // namespace
+
+DeepSeek::DeepSeek(const ModelConfig& config, const ModelWeights& weights, Ops& ops,
+                   RoutedExperts& experts, Limits limits, AttentionForm form)
+    : c_(config),
+      w_(weights),
+      ops_(ops),
+      experts_(experts),
+      limits_(limits),
+      form_(form),
+      frequencies_(rope_frequencies(config.rope, config.mla.rope_dim)),
+      rope_{frequencies_, rope_amplitude(config.rope)},
+      softmax_scale_(softmax_scale(config)),
+      arena_(activation_bytes(config, limits)) {
+  for_each_activation(buffers_, config, limits,
+                      [this](TensorView& view, int64_t rows, int64_t cols, DType dtype) {
+                        view = arena_.matrix(rows, cols, dtype);
+                      });
+}
+
+Activations DeepSeek::for_tokens(int n) const {
+  check(n > 0 && n <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
+  Activations a = buffers_;
+  for (TensorView* t : {&a.x, &a.h, &a.y, &a.q_a, &a.q, &a.kv, &a.o, &a.gate, &a.up, &a.scores,
+                        &a.routing.ids, &a.routing.weights})
+    *t = t->rows_from(0, n);
+  a.q_latent = a.q_latent.rows_from(0, int64_t{n} * c_.mla.n_heads);
+  a.o_latent = a.o_latent.rows_from(0, int64_t{n} * c_.mla.n_heads);
+  return a;
+}
+
+}  // namespace tandem

@@ -1,0 +1,222 @@
+#include "engine/generator.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
+  return std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
+}
+
+}  // namespace
+
+// A request in flight. tokens holds the prompt and what was generated; the first n_done of them are
+// in the cache.
+struct Generator::Running {
+  int index;
+  const Request* request;
+  Sampler sampler;
+  std::vector<int32_t> tokens, pages;
+  int n_done;
+  Completion completion;
+  Clock::time_point started, first_token;
+  bool finished = false;
+
+  int n_pending() const { return static_cast<int>(tokens.size()) - n_done; }
+};
+
+// The arrays behind one Batch.
+struct Generator::Step {
+  explicit Step(int max_tokens) {
+    for (auto* v : {&tokens, &positions, &logit_rows}) v->reserve(max_tokens);
+    sequences.reserve(max_tokens);
+    parts.reserve(max_tokens);
+  }
+  void clear() {
+    for (auto* v : {&tokens, &positions, &logit_rows}) v->clear();
+    sequences.clear();
+    parts.clear();
+  }
+
+  std::vector<int32_t> tokens, positions, logit_rows;
+  std::vector<Sequence> sequences;
+  std::vector<std::pair<Running*, int>>
+      parts;  // how many tokens of whom; in the order of sequences
+};
+
+Generator::Generator(DeepSeek& model, KvCache& cache, int vocab, int64_t context)
+    : model_(model),
+      cache_(cache),
+      vocab_(vocab),
+      context_(context),
+      arena_(Arena::padded_bytes(int64_t{model.limits().max_logits} * model.config().vocab *
+                                 size_of(DType::kF32))),
+      logits_(arena_.matrix(model.limits().max_logits, model.config().vocab, DType::kF32)) {}
+
+std::vector<Completion> Generator::run(std::span<const Request> requests,
+                                       const GeneratorHooks& hooks) {
+  for (const Request& request : requests) require_runnable(request);
+  std::vector<Completion> completions(requests.size(),
+                                      Completion{.tokens = {}, .finish = FinishReason::kCancelled});
+  std::vector<Running> running;
+  running.reserve(requests.size());
+  Step step(model_.limits().max_tokens);
+  int64_t prompt_total = 0, prompt_done = 0;
+  for (const Request& r : requests) prompt_total += static_cast<int64_t>(r.prompt.size());
+
+  for (size_t next = 0; next < requests.size() || !running.empty();) {
+    prompt_done += admit(requests, next, running);
+    const bool cancelled = hooks.cancelled && hooks.cancelled();
+    if (!cancelled) {
+      fill(step, running);
+      model_.forward({step.tokens, step.positions, step.sequences, step.logit_rows}, cache_,
+                     logits_);
+      int64_t row = 0;
+      for (auto& [r, n] : step.parts) {
+        r->n_done += n;
+        const bool in_prompt = r->completion.tokens.empty();
+        if (in_prompt && hooks.on_prefill) hooks.on_prefill(prompt_done += n, prompt_total);
+        if (r->n_pending() == 0) take_token(*r, row++, hooks);
+      }
+    }
+    retire(cancelled, running, completions);
+    if (cancelled) break;
+  }
+  return completions;
+}
+
+void Generator::require_runnable(const Request& request) const {
+  const auto n = static_cast<int64_t>(request.prompt.size());
+  require(n > 0, "the prompt is empty: give at least one token");
+  require(n < context_,
+          "the prompt has {} tokens and the context {}: shorten it or raise --ctx above {}", n,
+          context_, n);
+  require(request.max_new_tokens > 0, "{} new tokens asked for: must be 1 or more",
+          request.max_new_tokens);
+  const int vocab = model_.config().vocab;
+  for (const int32_t token : request.prompt)
+    require(token >= 0 && token < vocab, "token {} is not in the model's vocabulary of {}", token,
+            vocab);
+  validate(request.sampling, vocab_);
+}
+
+// Starts waiting requests, in order, while pages for their whole length are free. Returns the
+// prompt tokens that need no computing.
+int64_t Generator::admit(std::span<const Request> requests, size_t& next,
+                         std::vector<Running>& running) {
+  int64_t cached = 0;
+  for (; next < requests.size(); ++next) {
+    const Request& request = requests[next];
+    const auto prompt = static_cast<int64_t>(request.prompt.size());
+    const int64_t longest = std::min(prompt + request.max_new_tokens, context_);
+    const int held = request.kv ? static_cast<int>(request.kv->pages.size()) : 0;
+    const int wanted = pages_for(longest) - held;
+    if (wanted > cache_.n_free_pages()) {
+      require(
+          !running.empty(),
+          "{} tokens do not fit the cache: {} of its pages are free and {} are needed; raise --ctx",
+          longest, cache_.n_free_pages(), wanted);
+      break;
+    }
+    Running r{.index = static_cast<int>(next),
+              .request = &request,
+              .sampler = Sampler(request.sampling, vocab_, request.prompt),
+              .tokens = request.prompt,
+              .pages = {},
+              .n_done = 0,
+              .completion = {},
+              .started = Clock::now(),
+              .first_token = {}};
+    if (request.kv) {
+      r.pages.swap(request.kv->pages);
+      r.n_done = static_cast<int>(
+          std::min<int64_t>(common_prefix(request.kv->tokens, request.prompt), prompt - 1));
+      r.completion.cached_tokens = r.n_done;
+      cached += r.n_done;
+    }
+    for (int i = 0; i < wanted; ++i) r.pages.push_back(cache_.take_page());
+    r.tokens.reserve(longest + 1);
+    r.completion.tokens.reserve(longest + 1 - prompt);
+    running.push_back(std::move(r));
+  }
+  return cached;
+}
+
+// Everyone's next tokens: one for those that decode, as much of the prompts as the step has room
+// for.
+void Generator::fill(Step& step, std::vector<Running>& running) const {
+  step.clear();
+  int room = model_.limits().max_tokens, logits = model_.limits().max_logits;
+  const auto take = [&](Running& r, int n) {
+    const auto first = static_cast<int32_t>(step.tokens.size());
+    for (int i = r.n_done; i < r.n_done + n; ++i) {
+      step.tokens.push_back(r.tokens[i]);
+      step.positions.push_back(i);
+    }
+    step.sequences.push_back({first, n, r.n_done + n, r.pages});
+    if (n == r.n_pending()) {
+      step.logit_rows.push_back(first + n - 1);
+      --logits;
+    }
+    step.parts.push_back({&r, n});
+    room -= n;
+  };
+  for (Running& r : running)
+    if (r.n_pending() == 1 && room > 0 && logits > 0) take(r, 1);
+  for (Running& r : running)
+    if (r.n_pending() > 1 && room > 0 && logits > 0) take(r, std::min(room, r.n_pending()));
+}
+
+void Generator::take_token(Running& r, int64_t logits_row, const GeneratorHooks& hooks) {
+  Completion& c = r.completion;
+  const Sampled sampled =
+      r.sampler.next({logits_.row<float>(logits_row), static_cast<size_t>(vocab_)});
+  const auto now = Clock::now();
+  if (c.tokens.empty()) {
+    r.first_token = now;
+    c.prefill_seconds = seconds(r.started, now);
+  }
+  c.decode_seconds = seconds(r.first_token, now);
+
+  const auto& stops = r.request->stop_ids;
+  const auto finish = [&](FinishReason reason) {
+    c.finish = reason;
+    r.finished = true;
+  };
+  if (std::find(stops.begin(), stops.end(), sampled.token) != stops.end())
+    return finish(FinishReason::kStop);
+  r.tokens.push_back(sampled.token);
+  c.tokens.push_back(sampled.token);
+  if (hooks.on_token && !hooks.on_token(r.index, sampled)) return finish(FinishReason::kStop);
+  const bool full = static_cast<int64_t>(r.tokens.size()) >= context_;
+  if (full || static_cast<int>(c.tokens.size()) == r.request->max_new_tokens)
+    finish(FinishReason::kLength);
+}
+
+// Hands over what has finished, or all of it.
+void Generator::retire(bool cancelled, std::vector<Running>& running,
+                       std::vector<Completion>& completions) {
+  for (Running& r : running) {
+    if (!r.finished && !cancelled) continue;
+    if (!r.finished) r.completion.finish = FinishReason::kCancelled;
+    completions[r.index] = std::move(r.completion);
+    if (KvSequence* kv = r.request->kv) {
+      kv->tokens.assign(r.tokens.begin(), r.tokens.begin() + r.n_done);
+      kv->pages = std::move(r.pages);
+    } else {
+      cache_.give_back(r.pages);
+    }
+    r.finished = true;
+  }
+  std::erase_if(running, [](const Running& r) { return r.finished; });
+}
+
+}  // namespace tandem

@@ -1,0 +1,71 @@
+// Runs requests to their end, several at a time: prompts in chunks, then one token a step each, all
+// in one batch.
+#pragma once
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "engine/deepseek.h"
+#include "engine/sampler.h"
+
+namespace tandem {
+
+// Tokens whose keys are in the cache. A request may start from one, and leaves it with what it
+// computed: a conversation then computes only what is new.
+struct KvSequence {
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> pages;
+};
+
+struct Request {
+  std::vector<int32_t> prompt;
+  int max_new_tokens = 0;
+  SamplingParams sampling;
+  std::vector<int32_t> stop_ids;  // end the answer; they are not part of it
+  KvSequence* kv = nullptr;       // reused and kept; null: temporary
+};
+
+enum class FinishReason { kStop, kLength, kCancelled };
+
+struct Completion {
+  std::vector<int32_t> tokens;
+  FinishReason finish = FinishReason::kLength;
+  int cached_tokens = 0;       // of the prompt, taken from the KvSequence
+  double prefill_seconds = 0;  // from the start of its first step to its first token
+  double decode_seconds = 0;   // from its first token to its last
+};
+
+struct GeneratorHooks {
+  // A token of request i; return false to end that request (it then counts as stopped).
+  std::function<bool(int i, const Sampled&)> on_token;
+  std::function<bool()> cancelled;                              // asked before every step
+  std::function<void(int64_t done, int64_t total)> on_prefill;  // tokens of all prompts
+};
+
+class Generator {
+ public:
+  // `vocab`: logits of tokens from here on are padding and never sampled.
+  Generator(DeepSeek& model, KvCache& cache, int vocab, int64_t context);
+
+  // Throws Error, before anything is computed, for a request that can never run: empty, longer than
+  // the context, a token that the model does not have, parameters out of range.
+  std::vector<Completion> run(std::span<const Request> requests, const GeneratorHooks& hooks);
+
+ private:
+  struct Running;
+  struct Step;
+  void require_runnable(const Request& request) const;
+  int64_t admit(std::span<const Request> requests, size_t& next, std::vector<Running>& running);
+  void fill(Step& step, std::vector<Running>& running) const;
+  void take_token(Running& r, int64_t logits_row, const GeneratorHooks& hooks);
+  void retire(bool cancelled, std::vector<Running>& running, std::vector<Completion>& completions);
+
+  DeepSeek& model_;
+  KvCache& cache_;
+  const int vocab_;
+  const int64_t context_;
+  Arena arena_;
+  TensorView logits_;  // [max_logits, model vocab]
+};
+
+}  // namespace tandem

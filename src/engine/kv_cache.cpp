@@ -1,0 +1,31 @@
+#include "engine/kv_cache.h"
+
+namespace tandem {
+
+int64_t KvCache::bytes_for(const ModelConfig& config, int64_t n_tokens, DType dtype) {
+  const int64_t rows = int64_t{pages_for(n_tokens)} * kPageSize;
+  return config.n_layers * Arena::padded_bytes(rows * config.mla.cache_dim() * size_of(dtype));
+}
+
+KvCache::KvCache(const ModelConfig& config, int64_t n_tokens, DType dtype)
+    : arena_(bytes_for(config, n_tokens, dtype)) {
+  const int n_pages = pages_for(n_tokens);
+  for (int l = 0; l < config.n_layers; ++l)
+    layers_.push_back(arena_.matrix(int64_t{n_pages} * kPageSize, config.mla.cache_dim(), dtype));
+  free_.reserve(n_pages);
+  for (int page = n_pages - 1; page >= 0; --page) free_.push_back(page);
+}
+
+int32_t KvCache::take_page() {
+  check(!free_.empty(), "a page is taken only when one is free");
+  const int32_t page = free_.back();
+  free_.pop_back();
+  return page;
+}
+
+void KvCache::give_back(std::vector<int32_t>& pages) {
+  free_.insert(free_.end(), pages.begin(), pages.end());
+  pages.clear();
+}
+
+}  // namespace tandem

@@ -1,0 +1,33 @@
+// Paged latent cache: one matrix a layer, [n_pages * page_size, kv_rank + rope_dim], and the pages
+// that are free.
+#pragma once
+#include <vector>
+
+#include "core/memory.h"
+#include "model/config.h"
+#include "ops/ops.h"
+
+namespace tandem {
+
+constexpr int pages_for(int64_t tokens) {
+  return static_cast<int>((tokens + kPageSize - 1) / kPageSize);
+}
+
+class KvCache {
+ public:
+  // Room for n_tokens tokens, rounded up to pages. dtype: kBF16, or kF32 for the reference.
+  KvCache(const ModelConfig& config, int64_t n_tokens, DType dtype);
+  static int64_t bytes_for(const ModelConfig& config, int64_t n_tokens, DType dtype);
+
+  TensorView layer(int l) const { return layers_[l]; }
+  int n_free_pages() const { return static_cast<int>(free_.size()); }
+  int32_t take_page();  // one must be free
+  void give_back(std::vector<int32_t>& pages);
+
+ private:
+  Arena arena_;
+  std::vector<TensorView> layers_;
+  std::vector<int32_t> free_;  // taken from the back
+};
+
+}  // namespace tandem

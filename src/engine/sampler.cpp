@@ -1,0 +1,153 @@
+#include "engine/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+
+namespace tandem {
+namespace {
+
+// SplitMix64 (Steele et al. 2014): a good hash of a counter.
+uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
+// More likely first, then the lower token: a total order, so that a seed gives the same text
+// everywhere.
+constexpr auto kLikelier = [](const auto& a, const auto& b) {
+  return a.value != b.value ? a.value > b.value : a.token < b.token;
+};
+
+}  // namespace
+
+void validate(const SamplingParams& p, int vocab) {
+  require(p.temperature >= 0 && std::isfinite(p.temperature),
+          "temperature {}: must be 0 (greedy) or more", p.temperature);
+  require(p.top_p > 0 && p.top_p <= 1, "top-p {}: must be above 0 and at most 1", p.top_p);
+  require(p.top_k >= 0, "top-k {}: must be 0 (off) or more", p.top_k);
+  require(p.min_p >= 0 && p.min_p <= 1, "min-p {}: must be between 0 and 1", p.min_p);
+  require(p.repetition_penalty > 0 && std::isfinite(p.repetition_penalty),
+          "repetition penalty {}: must be above 0", p.repetition_penalty);
+  require(std::abs(p.presence_penalty) <= 2 && std::abs(p.frequency_penalty) <= 2,
+          "presence penalty {}, frequency penalty {}: must be between -2 and 2", p.presence_penalty,
+          p.frequency_penalty);
+  require(p.n_top_logprobs >= -1 && p.n_top_logprobs <= vocab,
+          "{} log-probabilities asked for: the vocabulary has {}", p.n_top_logprobs, vocab);
+  for (const auto& [token, bias] : p.logit_bias)
+    require(token >= 0 && token < vocab && std::isfinite(bias),
+            "logit bias {} of token {}: tokens are 0 to {}", bias, token, vocab - 1);
+}
+
+Sampler::Sampler(const SamplingParams& params, int vocab, std::span<const int32_t> prompt)
+    : params_(params),
+      penalises_(params.repetition_penalty != 1 || params.presence_penalty != 0 ||
+                 params.frequency_penalty != 0) {
+  if (params_.temperature > 0) candidates_.resize(vocab);
+  if (params_.n_top_logprobs >= 0) {
+    raw_.resize(vocab);
+    top_.resize(vocab);
+  }
+  if (!penalises_) return;
+  n_generated_.resize(vocab);
+  seen_.resize(vocab);
+  for (const int32_t token : prompt)
+    if (token < vocab) seen_[token] = 1;
+}
+
+Sampled Sampler::next(std::span<float> logits) {
+  const bool finite =
+      std::all_of(logits.begin(), logits.end(), [](float v) { return std::isfinite(v); });
+  require(finite,
+          "the model's logits are not finite: its weights are damaged or overflow; check the "
+          "checkpoint");
+  std::copy_n(logits.begin(), raw_.size(), raw_.begin());
+  penalise(logits);
+  const int32_t token =
+      params_.temperature == 0
+          ? static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin())
+          : draw(logits);
+  ++n_drawn_;
+  if (penalises_) {
+    seen_[token] = 1;
+    ++n_generated_[token];
+  }
+  return raw_.empty() ? Sampled{token, 0, {}} : with_logprobs(token);
+}
+
+void Sampler::penalise(std::span<float> logits) const {
+  if (penalises_) {
+    for (size_t t = 0; t < logits.size(); ++t) {
+      if (!seen_[t]) continue;
+      float& logit = logits[t];
+      logit = logit > 0 ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
+      if (n_generated_[t] > 0)
+        logit -= params_.presence_penalty +
+                 params_.frequency_penalty * static_cast<float>(n_generated_[t]);
+    }
+  }
+  for (const auto& [token, bias] : params_.logit_bias) logits[token] += bias;
+}
+
+// Temperature, then top-k, top-p and min-p, then one uniform number from the seed and the count of
+// draws.
+int32_t Sampler::draw(std::span<const float> logits) {
+  const float max = *std::max_element(logits.begin(), logits.end());
+  size_t n = logits.size();
+  for (size_t t = 0; t < n; ++t)
+    candidates_[t] = {static_cast<int32_t>(t), std::exp((logits[t] - max) / params_.temperature)};
+  const auto begin = candidates_.begin();
+  if (params_.top_k > 0 && static_cast<size_t>(params_.top_k) < n) {
+    n = params_.top_k;
+    std::nth_element(begin, begin + (n - 1), candidates_.end(), kLikelier);
+  }
+  if (params_.top_p < 1) n = keep_top_p(n);
+  if (params_.min_p > 0)
+    n = std::partition(begin, begin + n,
+                       [&](const Candidate& c) { return c.value >= params_.min_p; }) -
+        begin;
+
+  double sum = 0;
+  std::sort(begin, begin + n,
+            [](const Candidate& a, const Candidate& b) { return a.token < b.token; });
+  for (size_t i = 0; i < n; ++i) sum += candidates_[i].value;
+  const uint64_t bits = mix(mix(params_.seed) + static_cast<uint64_t>(n_drawn_));
+  double left = static_cast<double>(bits >> 11) * 0x1p-53 * sum;
+  for (size_t i = 0; i < n; ++i)
+    if ((left -= candidates_[i].value) < 0) return candidates_[i].token;
+  return candidates_[n - 1].token;
+}
+
+// Moves the likeliest candidates that together reach top_p of the first n to the front; sorts no
+// more than it must.
+size_t Sampler::keep_top_p(size_t n) {
+  double total = 0;
+  for (size_t i = 0; i < n; ++i) total += candidates_[i].value;
+  const auto begin = candidates_.begin();
+  double sum = 0;
+  for (size_t sorted = 0, block = 64; sorted < n; block *= 4) {
+    const size_t end = std::min(n, sorted + block);
+    std::partial_sort(begin + sorted, begin + end, begin + n, kLikelier);
+    for (; sorted < end; ++sorted)
+      if ((sum += candidates_[sorted].value) >= params_.top_p * total) return sorted + 1;
+  }
+  return n;
+}
+
+Sampled Sampler::with_logprobs(int32_t token) {
+  const float max = *std::max_element(raw_.begin(), raw_.end());
+  double sum = 0;
+  for (const float logit : raw_) sum += std::exp(double{logit} - max);
+  const float log_sum = static_cast<float>(max + std::log(sum));
+  for (size_t t = 0; t < raw_.size(); ++t) top_[t] = {static_cast<int32_t>(t), raw_[t] - log_sum};
+  std::partial_sort(top_.begin(), top_.begin() + params_.n_top_logprobs, top_.end(),
+                    [](const TokenLogprob& a, const TokenLogprob& b) {
+                      return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
+                    });
+  return {token, raw_[token] - log_sum, std::span(top_).first(params_.n_top_logprobs)};
+}
+
+}  // namespace tandem

@@ -1,0 +1,68 @@
+// Turns a row of logits into a token. One sampler a sequence; what it draws depends on the seed,
+// the position and the logits, never on other sequences.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace tandem {
+
+struct SamplingParams {
+  float temperature = 0.6f;  // 0 = greedy
+  float top_p = 0.95f;       // keep the likeliest tokens up to this probability; 1 = all
+  int top_k = 0;             // keep this many; 0 = all
+  float min_p = 0;           // keep tokens at least this likely relative to the likeliest
+  float repetition_penalty =
+      1;  // divides positive, multiplies negative logits of tokens seen (CTRL, Keskar 2019)
+  float presence_penalty = 0;   // subtracted from the logits of tokens generated before
+  float frequency_penalty = 0;  // the same, times how often
+  std::vector<std::pair<int32_t, float>> logit_bias;  // token, added to its logit
+  uint64_t seed = 0;
+  int n_top_logprobs =
+      -1;  // -1: no log-probabilities; else of the chosen token and of so many likeliest
+};
+
+// Throws Error naming the parameter and its range.
+void validate(const SamplingParams& params, int vocab);
+
+struct TokenLogprob {
+  int32_t token;
+  float logprob;  // of the model's own distribution, before penalties and temperature
+};
+
+struct Sampled {
+  int32_t token;
+  float logprob;                      // 0 unless asked for
+  std::span<const TokenLogprob> top;  // likeliest first; valid until the next draw
+};
+
+class Sampler {
+ public:
+  // Allocates all it needs. The prompt's tokens count for the repetition penalty.
+  Sampler(const SamplingParams& params, int vocab, std::span<const int32_t> prompt);
+
+  // Consumes `logits` [vocab]. Throws Error if they are not finite.
+  Sampled next(std::span<float> logits);
+
+ private:
+  struct Candidate {
+    int32_t token;
+    float value;  // logit, then probability relative to the likeliest
+  };
+  void penalise(std::span<float> logits) const;
+  int32_t draw(std::span<const float> logits);
+  size_t keep_top_p(size_t n);
+  Sampled with_logprobs(int32_t token);
+
+  SamplingParams params_;
+  bool penalises_;
+  int64_t n_drawn_ = 0;
+  std::vector<int32_t> n_generated_;   // [vocab] only with penalties
+  std::vector<uint8_t> seen_;          // [vocab] in prompt or output
+  std::vector<Candidate> candidates_;  // [vocab] unless greedy
+  std::vector<float> raw_;         // [vocab] logits before penalties, only with log-probabilities
+  std::vector<TokenLogprob> top_;  // [vocab]
+};
+
+}  // namespace tandem

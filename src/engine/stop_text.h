@@ -1,0 +1,27 @@
+// Stop strings in text that arrives in pieces: holds back what may be the beginning of one.
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tandem {
+
+class StopText {
+ public:
+  // Empty strings stop nothing.
+  explicit StopText(std::vector<std::string> stops);
+
+  // Text that can no longer belong to a stop string. Nothing after one has been met; the stop
+  // string is not part of it.
+  std::string push(std::string_view text);
+  // What was held back, when the text ends without a stop string.
+  std::string flush();
+  bool stopped() const { return stopped_; }
+
+ private:
+  std::vector<std::string> stops_;
+  std::string held_;
+  bool stopped_ = false;
+};
+
+}  // namespace tandem

@@ -1,0 +1,18 @@
+// The filters of the template language.
+#pragma once
+#include <string_view>
+
+#include "io/jinja/value.h"
+
+namespace tandem::jinja {
+
+// The first positional argument is what the filter is applied to.
+using Filter = Value (*)(Heap& heap, const Arguments& arguments);
+
+Filter find_filter(std::string_view name);  // null when there is none
+
+// Its two parts.
+Filter find_text_filter(std::string_view name);
+Filter find_sequence_filter(std::string_view name);
+
+}  // namespace tandem::jinja

@@ -1,0 +1,270 @@
+// Values as text: Python's str and repr, and JSON in both directions.
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "io/jinja/characters.h"
+#include "io/jinja/operations.h"
+#include "io/utf8.h"
+
+namespace tandem::jinja {
+namespace {
+
+void write_repr(Heap& heap, const Value& value, TextBuilder& out);
+void write_json(Heap& heap, const Value& value, const JsonStyle& style, size_t level,
+                TextBuilder& out);
+
+std::string escaped(char32_t c) {
+  switch (c) {
+    case '\n':
+      return "\\n";
+    case '\r':
+      return "\\r";
+    case '\t':
+      return "\\t";
+    default:
+      break;
+  }
+  const auto code = static_cast<uint32_t>(c);
+  if (code < 0x100) return fmt::format("\\x{:02x}", code);
+  return code < 0x10000 ? fmt::format("\\u{:04x}", code) : fmt::format("\\U{:08x}", code);
+}
+
+void write_quoted(std::string_view text, TextBuilder& out) {
+  const bool has_single = text.find('\'') != std::string_view::npos;
+  const char quote = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
+  out.add(1, quote);
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = decode_utf8(text, at);
+    if (c.value == '\\' || c.value == static_cast<char32_t>(quote)) out.add(1, '\\');
+    out.add(is_printable(c.value) ? std::string(text.substr(at, c.n_bytes)) : escaped(c.value));
+    at += c.n_bytes;
+  }
+  out.add(1, quote);
+}
+
+void write_entries(Heap& heap, const Entries& entries, TextBuilder& out) {
+  out.add("{");
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (i > 0) out.add(", ");
+    write_repr(heap, entries[i].first, out);
+    out.add(": ");
+    write_repr(heap, entries[i].second, out);
+  }
+  out.add("}");
+}
+
+void write_items(Heap& heap, const Value& value, TextBuilder& out) {
+  const Items& items = *value.items;
+  out.add(value.is(Kind::kList) ? "[" : "(");
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (i > 0) out.add(", ");
+    write_repr(heap, items[i], out);
+  }
+  if (value.is(Kind::kTuple) && items.size() == 1) out.add(",");
+  out.add(value.is(Kind::kList) ? "]" : ")");
+}
+
+void write_repr(Heap& heap, const Value& value, TextBuilder& out) {
+  const Heap::Nested nested(heap);
+  heap.spend_steps(1);
+  switch (value.kind) {
+    case Kind::kUndefined:
+      return out.add("Undefined");
+    case Kind::kNone:
+      return out.add("None");
+    case Kind::kBool:
+      return out.add(value.boolean ? "True" : "False");
+    case Kind::kInt:
+      return out.add(fmt::format("{}", value.integer));
+    case Kind::kFloat:
+      return out.add(format_real(value.real));
+    case Kind::kString:
+      return write_quoted(value.text(), out);
+    case Kind::kList:
+    case Kind::kTuple:
+      return write_items(heap, value, out);
+    case Kind::kDict:
+      return write_entries(heap, *value.entries, out);
+    case Kind::kNamespace:
+      out.add("<Namespace ");
+      write_entries(heap, *value.entries, out);
+      return out.add(">");
+    case Kind::kLoop:
+      return out.add(
+          fmt::format("<LoopContext {}/{}>", value.loop->at + 1, value.loop->items->size()));
+    case Kind::kFunction:
+      return out.add(fmt::format("<Function '{}'>", value.function->name));
+  }
+}
+
+std::string json_escape(char32_t c, bool ensure_ascii) {
+  switch (c) {
+    case '"':
+      return "\\\"";
+    case '\\':
+      return "\\\\";
+    case '\b':
+      return "\\b";
+    case '\f':
+      return "\\f";
+    case '\n':
+      return "\\n";
+    case '\r':
+      return "\\r";
+    case '\t':
+      return "\\t";
+    default:
+      break;
+  }
+  const auto code = static_cast<uint32_t>(c);
+  if (code < 0x20 || (ensure_ascii && code >= 0x7F && code < 0x10000))
+    return fmt::format("\\u{:04x}", code);
+  if (!ensure_ascii || code < 0x10000) return "";  // as it is
+  return fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + ((code - 0x10000) >> 10),
+                     0xDC00 + ((code - 0x10000) & 0x3FF));
+}
+
+void write_json_string(std::string_view text, bool ensure_ascii, TextBuilder& out) {
+  out.add("\"");
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = decode_utf8(text, at);
+    const std::string escape = json_escape(c.value, ensure_ascii);
+    out.add(escape.empty() ? text.substr(at, c.n_bytes) : std::string_view(escape));
+    at += c.n_bytes;
+  }
+  out.add("\"");
+}
+
+std::string json_real(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
+  return format_real(value);
+}
+
+void write_json_key(Heap& heap, const Value& key, const JsonStyle& style, TextBuilder& out) {
+  if (key.is(Kind::kString)) return write_json_string(key.text(), style.ensure_ascii, out);
+  require(key.is_number() || key.is(Kind::kNone), "tojson: a key cannot be {}", type_name(key));
+  out.add("\"");
+  write_json(heap, key, style, 0, out);
+  out.add("\"");
+}
+
+void break_line(const JsonStyle& style, size_t level, TextBuilder& out) {
+  if (!style.indent) return;
+  out.add("\n");
+  for (size_t i = 0; i < level; ++i) out.add(*style.indent);
+}
+
+void write_json_dict(Heap& heap, const Value& value, const JsonStyle& style, size_t level,
+                     TextBuilder& out) {
+  heap.spend_bytes(value.entries->size() * 2 * sizeof(Value));
+  Entries entries = *value.entries;
+  if (style.sort_keys)
+    std::stable_sort(entries.begin(), entries.end(), [&](const auto& a, const auto& b) {
+      return compare(heap, a.first, b.first) == -1;
+    });
+  out.add("{");
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (i > 0) out.add(style.item_separator);
+    break_line(style, level + 1, out);
+    write_json_key(heap, entries[i].first, style, out);
+    out.add(style.key_separator);
+    write_json(heap, entries[i].second, style, level + 1, out);
+  }
+  if (!entries.empty()) break_line(style, level, out);
+  out.add("}");
+}
+
+void write_json(Heap& heap, const Value& value, const JsonStyle& style, size_t level,
+                TextBuilder& out) {
+  const Heap::Nested nested(heap);
+  heap.spend_steps(1);
+  switch (value.kind) {
+    case Kind::kNone:
+      return out.add("null");
+    case Kind::kBool:
+      return out.add(value.boolean ? "true" : "false");
+    case Kind::kInt:
+      return out.add(fmt::format("{}", value.integer));
+    case Kind::kFloat:
+      return out.add(json_real(value.real));
+    case Kind::kString:
+      return write_json_string(value.text(), style.ensure_ascii, out);
+    case Kind::kList:
+    case Kind::kTuple: {
+      out.add("[");
+      for (size_t i = 0; i < value.items->size(); ++i) {
+        if (i > 0) out.add(style.item_separator);
+        break_line(style, level + 1, out);
+        write_json(heap, (*value.items)[i], style, level + 1, out);
+      }
+      if (!value.items->empty()) break_line(style, level, out);
+      return out.add("]");
+    }
+    case Kind::kDict:
+      return write_json_dict(heap, value, style, level, out);
+    default:
+      fail("tojson: {} has no form in JSON", type_name(value));
+  }
+}
+
+Value number_from_json(const nlohmann::ordered_json& json) {
+  if (json.is_number_float()) return real(json.get<double>());
+  if (json.is_number_unsigned())
+    require(json.get<uint64_t>() <= INT64_MAX, "the integer {} is beyond 64 bits",
+            json.get<uint64_t>());
+  return integer(json.get<int64_t>());
+}
+
+Value string_from_json(Heap& heap, const std::string& text) {
+  const size_t bad = find_invalid_utf8(text);
+  require(bad == std::string_view::npos, "a text is not UTF-8 at byte {}", bad);
+  return heap.string(text);
+}
+
+}  // namespace
+
+std::string to_text(Heap& heap, const Value& value) {
+  if (value.is(Kind::kString)) return std::string(value.text());
+  if (value.is(Kind::kUndefined)) return "";
+  TextBuilder out(heap);
+  write_repr(heap, value, out);
+  return out.take();
+}
+
+std::string format_real(double value) {
+  if (std::isnan(value)) return "nan";
+  std::string text = fmt::format("{}", value);
+  if (text.find_first_of(".en") == std::string::npos) text += ".0";
+  return text;
+}
+
+Value string_from(Heap& heap, const Value& value) {
+  return value.is(Kind::kString) ? value : heap.string(to_text(heap, value));
+}
+
+std::string to_json(Heap& heap, const Value& value, const JsonStyle& style) {
+  TextBuilder out(heap);
+  write_json(heap, value, style, 0, out);
+  return out.take();
+}
+
+Value from_json(Heap& heap, const nlohmann::ordered_json& json) {
+  const Heap::Nested nested(heap);
+  if (json.is_null() || json.is_discarded() || json.is_binary()) return none();
+  if (json.is_boolean()) return boolean(json.get<bool>());
+  if (json.is_number()) return number_from_json(json);
+  if (json.is_string()) return string_from_json(heap, json.get_ref<const std::string&>());
+  if (json.is_array()) {
+    Items items;
+    for (const auto& item : json) items.push_back(from_json(heap, item));
+    return heap.list(std::move(items));
+  }
+  Entries entries;
+  for (const auto& [key, item] : json.items())
+    entries.emplace_back(string_from_json(heap, key), from_json(heap, item));
+  return heap.dict(std::move(entries));
+}
+
+}  // namespace tandem::jinja

@@ -1,0 +1,32 @@
+// A Jinja template as checkpoints carry them: parsed once, rendered with a JSON context in the
+// environment of Hugging Face (trim_blocks, lstrip_blocks, loop controls, raise_exception, tojson
+// without escapes for HTML, strftime_now).
+#pragma once
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "io/jinja/value.h"
+
+namespace tandem::jinja {
+
+// Immutable and thread-safe.
+class Template {
+ public:
+  // Throws Error "chat template line N: .." when the source cannot be parsed.
+  explicit Template(std::string_view source);
+  Template(Template&&) noexcept;
+  Template& operator=(Template&&) noexcept;
+  ~Template();
+
+  // `context` is an object: the template's variables. Throws Error naming the line; for what
+  // the template refuses by raise_exception(text) the message ends with that text.
+  std::string render(const nlohmann::ordered_json& context, const Limits& limits = {}) const;
+
+ private:
+  struct Parsed;
+  std::unique_ptr<const Parsed> parsed_;
+};
+
+}  // namespace tandem::jinja

@@ -1,0 +1,194 @@
+#include "io/jinja/text_functions.h"
+
+#include <algorithm>
+
+#include "io/jinja/characters.h"
+#include "io/utf8.h"
+
+namespace tandem::jinja {
+namespace {
+
+size_t find_space(std::string_view text, size_t at) {
+  while (at < text.size()) {
+    const CodePoint c = decode_utf8(text, at);
+    if (is_space(c.value)) break;
+    at += c.n_bytes;
+  }
+  return at;
+}
+
+size_t rfind_space(std::string_view text) {  // end of the last space, or 0
+  size_t end = text.size();
+  while (end > 0) {
+    size_t at = end - 1;
+    while ((static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+    if (is_space(decode_utf8(text, at).value)) break;
+    end = at;
+  }
+  return end;
+}
+
+Items split_at_spaces(Heap& heap, std::string_view text, int64_t most) {
+  Items parts;
+  text = strip(text, Side::kLeft);
+  while (!text.empty()) {
+    const bool is_rest = most >= 0 && static_cast<int64_t>(parts.size()) == most;
+    const size_t end = is_rest ? text.size() : find_space(text, 0);
+    parts.push_back(heap.string(std::string(text.substr(0, end))));
+    text = strip(text.substr(end), Side::kLeft);
+  }
+  return parts;
+}
+
+Items split_right_at_spaces(Heap& heap, std::string_view text, int64_t most) {
+  Items parts;
+  text = strip(text, Side::kRight);
+  while (!text.empty()) {
+    const bool is_rest = most >= 0 && static_cast<int64_t>(parts.size()) == most;
+    const size_t begin = is_rest ? 0 : rfind_space(text);
+    parts.push_back(heap.string(std::string(text.substr(begin))));
+    text = strip(text.substr(0, begin), Side::kRight);
+  }
+  std::reverse(parts.begin(), parts.end());
+  return parts;
+}
+
+bool is_letter(char32_t c) {
+  return to_upper(c) != c || to_lower(c) != c || c == 0xDF || (c > 0x2E7F && !is_space(c));
+}
+
+bool starts_word(char32_t c) {
+  return is_space(c) || c == '-' || c == '(' || c == '{' || c == '[' || c == '<';
+}
+
+template <class Ends>
+std::string title(std::string_view text, Ends ends_word) {
+  std::string out;
+  bool first = true;
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = decode_utf8(text, at);
+    at += c.n_bytes;
+    append_utf8(out, first ? to_upper(c.value) : to_lower(c.value));
+    first = ends_word(c.value);
+  }
+  return out;
+}
+
+// Length of the line break at `at`, 0 when there is none. Python's str.splitlines.
+size_t line_break(std::string_view text, size_t at) {
+  if (text.substr(at).starts_with("\r\n")) return 2;
+  const CodePoint c = decode_utf8(text, at);
+  const char32_t v = c.value;
+  const bool breaks =
+      (v >= 10 && v <= 13) || (v >= 28 && v <= 30) || v == 0x85 || v == 0x2028 || v == 0x2029;
+  return breaks ? c.n_bytes : 0;
+}
+
+}  // namespace
+
+Items split(Heap& heap, std::string_view text, const String* separator, int64_t most) {
+  heap.spend_steps(text.size() / 16);
+  if (!separator) return split_at_spaces(heap, text, most);
+  require(!separator->text.empty(), "split: the separator is empty");
+  Items parts;
+  size_t begin = 0;
+  while (most < 0 || static_cast<int64_t>(parts.size()) < most) {
+    const size_t at = text.find(separator->text, begin);
+    if (at == std::string_view::npos) break;
+    parts.push_back(heap.string(std::string(text.substr(begin, at - begin))));
+    begin = at + separator->text.size();
+  }
+  parts.push_back(heap.string(std::string(text.substr(begin))));
+  return parts;
+}
+
+Items split_right(Heap& heap, std::string_view text, const String* separator, int64_t most) {
+  heap.spend_steps(text.size() / 16);
+  if (!separator) return split_right_at_spaces(heap, text, most);
+  require(!separator->text.empty(), "rsplit: the separator is empty");
+  Items parts;
+  while (most < 0 || static_cast<int64_t>(parts.size()) < most) {
+    const size_t at = text.rfind(separator->text);
+    if (at == std::string_view::npos) break;
+    parts.push_back(heap.string(std::string(text.substr(at + separator->text.size()))));
+    text = text.substr(0, at);
+  }
+  parts.push_back(heap.string(std::string(text)));
+  std::reverse(parts.begin(), parts.end());
+  return parts;
+}
+
+Items lines_of(Heap& heap, std::string_view text, bool keep_ends) {
+  heap.spend_steps(text.size() / 16);
+  Items lines;
+  size_t begin = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t n_break = line_break(text, at);
+    if (n_break == 0) {
+      at += decode_utf8(text, at).n_bytes;
+      continue;
+    }
+    const size_t end = keep_ends ? at + n_break : at;
+    lines.push_back(heap.string(std::string(text.substr(begin, end - begin))));
+    at += n_break;
+    begin = at;
+  }
+  if (begin < text.size()) lines.push_back(heap.string(std::string(text.substr(begin))));
+  return lines;
+}
+
+std::string replace(Heap& heap, std::string_view text, std::string_view from, std::string_view to,
+                    int64_t most) {
+  TextBuilder out(heap);
+  size_t begin = 0;
+  for (int64_t n = 0; most < 0 || n < most; ++n) {
+    size_t at = begin;
+    if (!from.empty()) {
+      at = text.find(from, begin);
+      if (at == std::string_view::npos) break;
+      out.add(text.substr(begin, at - begin));
+    } else if (n > 0) {  // an empty text occurs between all characters and at both ends
+      if (begin == text.size()) break;
+      at = begin + decode_utf8(text, begin).n_bytes;
+      out.add(text.substr(begin, at - begin));
+    }
+    out.add(to);
+    begin = at + from.size();
+  }
+  out.add(text.substr(begin));
+  return out.take();
+}
+
+size_t occurrences(std::string_view text, std::string_view wanted) {
+  size_t n = 0;
+  for (size_t at = text.find(wanted); at != text.npos; at = text.find(wanted, at + wanted.size()))
+    ++n;
+  return n;
+}
+
+std::string title_of_str(std::string_view text) {
+  return title(text, [](char32_t c) { return !is_letter(c); });
+}
+
+std::string title_of_filter(std::string_view text) { return title(text, starts_word); }
+
+std::string indent_lines(Heap& heap, std::string_view text, std::string_view indent, bool first,
+                         bool blank) {
+  TextBuilder out(heap);
+  if (first) out.add(indent);
+  const Items lines = lines_of(heap, std::string(text) + "\n", false);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (i > 0) out.add("\n");
+    if (i > 0 && (blank || !lines[i].text().empty())) out.add(indent);
+    out.add(lines[i].text());
+  }
+  return out.take();
+}
+
+Items entry_tuples(Heap& heap, const Value& dict) {
+  Items items;
+  for (const auto& [key, value] : *dict.entries) items.push_back(heap.tuple({key, value}));
+  return items;
+}
+
+}  // namespace tandem::jinja

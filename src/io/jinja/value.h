@@ -1,0 +1,165 @@
+// Values of the template language, with Python's meaning, and the heap that owns them for one
+// rendering and bounds its work.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+
+namespace tandem::jinja {
+
+enum class Kind : uint8_t {
+  kUndefined,
+  kNone,
+  kBool,
+  kInt,
+  kFloat,
+  kString,
+  kList,
+  kTuple,
+  kDict,
+  kNamespace,
+  kLoop,
+  kFunction,
+};
+
+struct Value;
+using Items = std::vector<Value>;
+using Entries = std::vector<std::pair<Value, Value>>;  // keys in the order of insertion
+
+struct String {
+  std::string text;    // well-formed UTF-8
+  size_t n_chars = 0;  // code points
+  bool is_ascii() const { return n_chars == text.size(); }
+};
+
+struct Function;
+struct Loop;
+
+// 16 bytes, copied freely; what it points to lives as long as the Heap (or the parsed template).
+struct Value {
+  Kind kind = Kind::kUndefined;
+  union {
+    bool boolean;
+    int64_t integer;
+    double real;
+    const String* string = nullptr;  // of kUndefined: its name for messages, or null
+    Items* items;                    // kList, kTuple
+    Entries* entries;                // kDict, kNamespace
+    Loop* loop;
+    Function* function;
+  };
+
+  bool is(Kind k) const { return kind == k; }
+  bool is_sequence() const { return is(Kind::kList) || is(Kind::kTuple); }
+  bool is_number() const { return is(Kind::kBool) || is(Kind::kInt) || is(Kind::kFloat); }
+  bool is_integral() const { return is(Kind::kBool) || is(Kind::kInt); }
+  int64_t as_integer() const { return is(Kind::kBool) ? int64_t{boolean} : integer; }
+  double as_real() const { return is(Kind::kFloat) ? real : static_cast<double>(as_integer()); }
+  std::string_view text() const { return string->text; }  // kString only
+};
+
+Value none();
+Value boolean(bool value);
+Value integer(int64_t value);
+Value real(double value);
+Value string_of(const String& text);  // `text` outlives the value
+String make_string(std::string text);
+
+struct Arguments {
+  Items positional;
+  std::vector<std::pair<std::string_view, Value>> named;
+
+  // The arguments in the order of `names`, missing ones undefined. Throws Error when there are too
+  // many or one has another name. `function` is for messages.
+  Items bind(std::string_view function, std::initializer_list<std::string_view> names) const;
+};
+
+struct Function {
+  std::string name;
+  std::function<Value(const Arguments&)> call;
+};
+
+struct Loop {
+  const Items* items;
+  size_t at;
+};
+
+// Bounds of one rendering: a hostile template ends with an Error.
+struct Limits {
+  uint64_t steps = 20'000'000;
+  uint64_t bytes = uint64_t{256} << 20;  // all that is made, not what lives at once
+  int depth = 200;                       // of syntax, calls and values
+};
+
+// Owns everything a rendering makes, so values may refer to each other in circles.
+class Heap {
+ public:
+  explicit Heap(const Limits& limits) : limits_(limits) {}
+
+  void spend_steps(uint64_t n);
+  void spend_bytes(uint64_t n);
+
+  Value string(std::string text);
+  Value list(Items items) { return {.kind = Kind::kList, .items = keep(std::move(items))}; }
+  Value tuple(Items items) { return {.kind = Kind::kTuple, .items = keep(std::move(items))}; }
+  Value dict(Entries entries) { return {.kind = Kind::kDict, .entries = keep(std::move(entries))}; }
+  Value name_space(Entries entries) {
+    return {.kind = Kind::kNamespace, .entries = keep(std::move(entries))};
+  }
+  Value function(std::string name, std::function<Value(const Arguments&)> call);
+  Value loop(const Loop& loop);
+  Value undefined(std::string name);  // named in messages
+
+  // Counts nesting while it lives. Throws Error beyond the limit.
+  class Nested {
+   public:
+    explicit Nested(Heap& heap);
+    ~Nested() { --heap_.depth_; }
+    Nested(const Nested&) = delete;
+    Nested& operator=(const Nested&) = delete;
+
+   private:
+    Heap& heap_;
+  };
+
+ private:
+  Items* keep(Items items);
+  Entries* keep(Entries entries);
+
+  Limits limits_;
+  uint64_t steps_ = 0, bytes_ = 0;
+  int depth_ = 0;
+  std::deque<String> strings_;
+  std::deque<Items> items_;
+  std::deque<Entries> entries_;
+  std::deque<Function> functions_;
+  std::deque<Loop> loops_;
+};
+
+// A text that grows within the heap's bounds.
+class TextBuilder {
+ public:
+  explicit TextBuilder(Heap& heap) : heap_(heap) {}
+  void add(std::string_view text) {
+    heap_.spend_bytes(text.size());
+    text_ += text;
+  }
+  void add(size_t n, char c) {
+    heap_.spend_bytes(n);
+    text_.append(n, c);
+  }
+  Value value() { return heap_.string(std::move(text_)); }
+  std::string take() { return std::move(text_); }
+
+ private:
+  Heap& heap_;
+  std::string text_;
+};
+
+}  // namespace tandem::jinja

@@ -1,0 +1,14 @@
+// The tests of the template language: what stands behind `is`.
+#pragma once
+#include <string_view>
+
+#include "io/jinja/value.h"
+
+namespace tandem::jinja {
+
+// The first positional argument is the value that is tested.
+using ValueTest = bool (*)(Heap& heap, const Arguments& arguments);
+
+ValueTest find_value_test(std::string_view name);  // null when there is none
+
+}  // namespace tandem::jinja

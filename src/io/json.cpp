@@ -1,0 +1,94 @@
+#include "io/json.h"
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <vector>
+
+#include "core/check.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kMaxDepth = 64;
+constexpr size_t kMaxShown = 100;
+
+using Json = nlohmann::json;
+
+// Cuts before a UTF-8 character that would not fit whole.
+std::string cut(std::string text) {
+  if (text.size() <= kMaxShown) return text;
+  size_t end = kMaxShown;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return text.substr(0, end) + "..";
+}
+
+// Called by the parser at every key, start and end; nlohmann's own parser takes the last of two
+// equal keys and any depth.
+class Strict {
+ public:
+  explicit Strict(std::string_view source) : source_(source) {}
+
+  bool operator()(int depth, Json::parse_event_t event, const Json& value) {
+    require(depth < kMaxDepth, "{}: nested deeper than {} levels: this is no file of a checkpoint",
+            source_, kMaxDepth);
+    if (event == Json::parse_event_t::object_start) {
+      keys_.resize(depth + 1);
+      keys_[depth].clear();
+    } else if (event == Json::parse_event_t::key) {
+      const auto& key = value.get_ref<const std::string&>();
+      require(keys_[depth - 1].insert(key).second, "{}: the key {} stands twice: remove one",
+              source_, shown(key));
+    }
+    return true;
+  }
+
+ private:
+  std::string_view source_;
+  std::vector<std::set<std::string>> keys_;  // [depth of the open object]
+};
+
+}  // namespace
+
+std::string read_text_file(const std::string& path, int64_t max_bytes) {
+  std::ifstream file(path, std::ios::binary);
+  require(file.good(), "cannot open {}: {}", path, std::strerror(errno));
+  std::string text;
+  std::vector<char> piece(1 << 20);
+  while (file.read(piece.data(), static_cast<std::streamsize>(piece.size())), file.gcount() > 0) {
+    text.append(piece.data(), file.gcount());
+    require(static_cast<int64_t>(text.size()) <= max_bytes,
+            "{} is longer than {} bytes: not what its name says", path, max_bytes);
+  }
+  require(!file.bad() && file.eof(), "cannot read {}: {}", path, std::strerror(errno));
+  return text;
+}
+
+Json parse_json(std::string_view text, std::string_view source) {
+  try {
+    // The callback is passed as a function object that keeps its state, hence the lambda.
+    Strict strict(source);
+    return Json::parse(text, [&](int depth, Json::parse_event_t event, const Json& value) {
+      return strict(depth, event, value);
+    });
+  } catch (const Json::exception& error) {
+    fail("{}: broken JSON: {}", source, json_message(error));
+  }
+}
+
+std::string json_message(const Json::exception& error) {
+  std::string_view what = error.what();
+  if (const size_t end = what.find("] "); end != what.npos) what.remove_prefix(end + 2);
+  std::string line(what);
+  std::replace_if(
+      line.begin(), line.end(), [](unsigned char c) { return c < 0x20; }, ' ');
+  return cut(std::move(line));
+}
+
+std::string shown(std::string_view text) { return shown(Json(text.substr(0, kMaxShown + 4))); }
+
+std::string shown(const Json& value) {
+  return cut(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+}  // namespace tandem

@@ -1,0 +1,27 @@
+// Strict JSON for the files of a checkpoint: whatever is broken becomes one Error of one line that
+// names the file.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace tandem {
+
+// The whole file. Throws Error when it cannot be read or is longer than max_bytes.
+std::string read_text_file(const std::string& path, int64_t max_bytes);
+
+// Throws Error for a syntax error, a duplicate key, or nesting beyond 64 levels. `source` is the
+// file's name for the message.
+nlohmann::json parse_json(std::string_view text, std::string_view source);
+
+// What an exception of nlohmann::json says, without its prefix, on one line of bounded length.
+std::string json_message(const nlohmann::json::exception& error);
+
+// Untrusted text for a message: in double quotes, escaped, cut to about 100 characters.
+std::string shown(std::string_view text);
+inline std::string shown(const std::string& text) { return shown(std::string_view(text)); }
+// The same for a JSON value.
+std::string shown(const nlohmann::json& value);
+
+}  // namespace tandem

@@ -1,0 +1,101 @@
+#include "loaded_model.h"
+
+#include <sys/sysinfo.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+
+#include "io/load_jobs.h"
+#include "model/checkpoint.h"
+
+namespace tandem {
+namespace {
+
+int64_t choose_context(const ModelOptions& options, const ModelConfig& config) {
+  require(options.context >= 0 && options.context <= (int64_t{1} << 30),
+          "--ctx {}: must be between 1 and 2^30", options.context);
+  return options.context > 0 ? options.context
+                             : std::min<int64_t>(config.max_context, kDefaultContext);
+}
+
+void require_memory(int64_t bytes) {
+  struct sysinfo machine {};
+  sysinfo(&machine);
+  const auto total = static_cast<int64_t>(machine.totalram) * machine.mem_unit;
+  require(bytes <= total,
+          "the model needs {:.1f} GB of memory with its KV cache and this machine has {:.1f} GB: "
+          "use a smaller model or a smaller --ctx",
+          bytes * 1e-9, total * 1e-9);
+}
+
+}  // namespace
+
+LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
+    : config_(ModelConfig::from_directory(options.directory)),
+      context_(choose_context(options, config_)),
+      kernels_(cpu::kernels_for(choose_isa(options.isa))),
+      team_(options.n_threads) {
+  const DType cache_type = kernels_.isa == cpu::Isa::kReference ? DType::kF32 : DType::kBF16;
+  const int max_tokens = static_cast<int>(std::min<int64_t>(kStepTokens, context_));
+  limit_dense_products(kernels_.isa);
+
+  const WeightStore store(options.directory);
+  require_memory(store.total_bytes() + KvCache::bytes_for(config_, context_, cache_type));
+  load(store, progress);
+  ops_ = std::make_unique<CpuOps>(kernels_, config_, max_tokens, team_);
+  experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, team_);
+  model_ = std::make_unique<DeepSeek>(
+      config_, weights_, *ops_, *experts_,
+      DeepSeek::Limits{max_tokens, std::min(max_tokens, options.max_logits)}, options.attention);
+  cache_ = std::make_unique<KvCache>(config_, context_, cache_type);
+}
+
+void LoadedModel::load(const WeightStore& store, const Progress& progress) {
+  ModelWeights stored = stored_weights(store, config_);
+  store.require_unchanged();
+  check_scales(stored, config_);
+  PackedModel packed = reserve_packed(stored, config_, home_);
+  std::vector<LoadJob> jobs;
+  jobs.reserve(packed.jobs.size());
+  for (const PackJob& job : packed.jobs) {
+    jobs.push_back({job.source, job.source_bytes,
+                    [this, &job](const std::byte* rows) { job.run(home_, rows); }});
+    report_.bytes += job.source_bytes;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  run_load_jobs(store.files(), std::move(jobs), {.n_threads = team_.size(), .progress = progress});
+  report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  weights_ = std::move(packed.weights);
+}
+
+cpu::Isa choose_isa(const std::string& option) {
+  const char* variable = std::getenv("TANDEM_ISA");
+  const std::string name = option == "auto" && variable && *variable ? variable : option;
+  const cpu::Isa best = cpu::best_isa();
+  if (name == "auto") return best;
+  std::string known, here;
+  for (int i = 0; i < cpu::kNumIsas; ++i) {
+    const auto isa = static_cast<cpu::Isa>(i);
+    known += std::string(", ") + cpu::name_of(isa);
+    if (isa <= best) here += std::string(here.empty() ? "" : ", ") + cpu::name_of(isa);
+    if (name != cpu::name_of(isa)) continue;
+    require(isa <= best, "instruction set {}: this machine does not have it; it has {}", name,
+            here);
+    return isa;
+  }
+  fail("unknown instruction set {}: choose one of auto{}", name, known);
+}
+
+std::string embedded_model() {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  fs::path folder = fs::read_symlink("/proc/self/exe", ignored).parent_path();
+  for (int up = 0; up < 3 && !folder.empty(); ++up, folder = folder.parent_path()) {
+    const fs::path model = folder / "models" / "tiny-r1";
+    if (fs::exists(model / "config.json", ignored)) return model.string();
+  }
+  fail("the embedded model models/tiny-r1 is not beside the program: name a model directory");
+}
+
+}  // namespace tandem

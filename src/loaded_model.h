@@ -1,0 +1,72 @@
+// A checkpoint made ready to run: everything is built here, in order, and lives as long as this
+// object.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/team.h"
+#include "engine/deepseek.h"
+#include "io/weight_store.h"
+#include "offload/cpu_experts.h"
+#include "ops/cpu_ops.h"
+#include "pack_weights.h"
+
+namespace tandem {
+
+struct ModelOptions {
+  std::string directory;
+  std::string isa = "auto";  // auto, or a name of cpu::Isa
+  int n_threads = 0;         // 0: one a core
+  int64_t context = 0;       // tokens of KV cache; 0: the model's own, at most kDefaultContext
+  int max_logits = 1;        // rows of logits in a step
+  AttentionForm attention = AttentionForm::kAuto;
+};
+
+constexpr int64_t kDefaultContext = 8192;
+constexpr int kStepTokens = 512;  // tokens of a prompt that one step computes
+
+struct LoadReport {
+  double seconds = 0;
+  int64_t bytes = 0;  // read from the checkpoint
+  double bytes_per_second() const { return seconds > 0 ? static_cast<double>(bytes) / seconds : 0; }
+};
+
+class LoadedModel {
+ public:
+  using Progress = std::function<void(int64_t done, int64_t total, double seconds)>;
+  // Throws Error for anything wrong with the options, the checkpoint or the memory.
+  explicit LoadedModel(const ModelOptions& options, const Progress& progress = {});
+
+  DeepSeek& model() { return *model_; }
+  KvCache& cache() { return *cache_; }
+  const ModelConfig& config() const { return config_; }
+  int64_t context() const { return context_; }
+  int n_threads() const { return team_.size(); }
+  const char* isa() const { return kernels_.name; }
+  const LoadReport& load_report() const { return report_; }
+
+ private:
+  void load(const WeightStore& store, const Progress& progress);
+
+  const ModelConfig config_;
+  const int64_t context_;
+  const cpu::KernelTable kernels_;
+  Team team_;
+  CpuWeights home_{kernels_};
+  ModelWeights weights_;
+  LoadReport report_;
+  std::unique_ptr<CpuOps> ops_;
+  std::unique_ptr<CpuExperts> experts_;
+  std::unique_ptr<DeepSeek> model_;
+  std::unique_ptr<KvCache> cache_;
+};
+
+// The instruction set of --isa or the environment variable TANDEM_ISA. Throws Error for an unknown
+// one and for one that this machine lacks, naming what it has.
+cpu::Isa choose_isa(const std::string& option);
+
+// Where models/tiny-r1 is: beside the program, or in a folder above it.
+std::string embedded_model();
+
+}  // namespace tandem

@@ -1,0 +1,168 @@
+// The command line of tandem. Exit status: 0 done, 1 failed while running, 2 the user's input was
+// wrong.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <map>
+#include <new>
+
+#include "core/check.h"
+#include "options.h"
+
+namespace tandem {
+namespace {
+
+void add_model_options(CLI::App& command, Options& o) {
+  const std::map<std::string, AttentionForm> forms = {{"auto", AttentionForm::kAuto},
+                                                      {"naive", AttentionForm::kNaive},
+                                                      {"absorb", AttentionForm::kAbsorbed}};
+  command.add_option("MODEL", o.model.directory,
+                     "Hugging Face model directory; without it, the embedded tiny-r1");
+  command.add_option("--threads", o.model.n_threads, "threads, pinned one to a core; 0: all cores")
+      ->capture_default_str();
+  command
+      .add_option("--isa", o.model.isa,
+                  "instruction set: auto, reference (float32 throughout, slow) or avx2; "
+                  "the environment variable TANDEM_ISA does the same")
+      ->capture_default_str();
+  command
+      .add_option("--attention", o.model.attention,
+                  "auto, naive (keys and values restored) or absorb (in latent space)")
+      ->transform(CLI::CheckedTransformer(forms))
+      ->default_str("auto");
+  command
+      .add_option("--ctx", o.model.context,
+                  "tokens of KV cache; 0: the model's own context, at most 8192")
+      ->capture_default_str();
+  command.add_flag("--json", o.json, "the report as one JSON object on standard output");
+  command.add_flag("-q,--quiet", o.quiet, "no progress and no timings");
+}
+
+void add_generate_options(CLI::App& command, Options& o) {
+  GenerateOptions& g = o.generate;
+  SamplingParams& s = g.sampling;
+  command.add_option("-n", g.max_new_tokens, "new tokens at most")->capture_default_str();
+  command.add_option("--system", g.system, "system prompt");
+  command.add_option("--temp", s.temperature, "temperature; 0: greedy")->capture_default_str();
+  command.add_option("--top-p", s.top_p, "sample from the likeliest tokens up to this probability")
+      ->capture_default_str();
+  command.add_option("--top-k", s.top_k, "sample from this many likeliest tokens; 0: all")
+      ->capture_default_str();
+  command.add_option("--min-p", s.min_p, "drop tokens less likely than this times the likeliest")
+      ->capture_default_str();
+  command.add_option("--repetition-penalty", s.repetition_penalty, "above 1: avoid what was said")
+      ->capture_default_str();
+  command
+      .add_option("--presence-penalty", s.presence_penalty,
+                  "subtracted from logits of generated tokens")
+      ->capture_default_str();
+  command.add_option("--frequency-penalty", s.frequency_penalty, "the same, times how often")
+      ->capture_default_str();
+  command.add_option("--logit-bias", g.logit_bias,
+                     "ID=VALUE added to a token's logit; may be repeated");
+  command.add_option("--seed", s.seed, "same seed, same text")->capture_default_str();
+  command.add_flag("--ignore-eos", g.ignore_eos, "go on after the end of the answer");
+  command.add_option("--stop", g.stops, "end the answer before this text; may be repeated");
+}
+
+int dispatch(int argc, char** argv) {
+  Options o;
+  int (*command)(const Options&) = nullptr;
+  CLI::App app{"tandem runs DeepSeek-R1/V3 and its family on your machine."};
+  app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  tandem run -p \"What is 478 + 356?\"          the embedded model thinks and answers\n"
+      "  tandem run ./DeepSeek-R1 -f question.txt    a checkpoint as it is on Hugging Face\n"
+      "  tandem chat ./DeepSeek-V2-Lite-Chat\n"
+      "  tandem inspect ./DeepSeek-R1\n"
+      "`tandem COMMAND --help` tells more.");
+  const auto add = [&](const char* name, const char* what, int (*function)(const Options&),
+                       const char* examples) {
+    CLI::App* sub = app.add_subcommand(name, what);
+    sub->footer(std::string("Examples:\n") + examples);
+    sub->callback([&command, function] { command = function; });
+    add_model_options(*sub, o);
+    return sub;
+  };
+
+  CLI::App* run =
+      add("run", "generate once: text to standard output as it comes", run_command,
+          "  tandem run -p \"What is 12 * 7?\" --temp 0\n"
+          "  echo \"Why is the sky blue?\" | tandem run ./DeepSeek-R1 -f -\n"
+          "  tandem run ./DeepSeek-V3-Base --raw -p \"Once upon a time\" -n 100 --seed 7\n"
+          "  tandem run -p \"What is 2 + 2?\" --json | jq .decode_tokens_per_second");
+  run->add_option("-p,--prompt", o.generate.prompt, "the question");
+  run->add_option("-f,--file", o.generate.prompt_file,
+                  "a file with the question; - is standard input");
+  run->add_flag("--raw", o.generate.raw, "the text as it is, without chat template");
+  run->add_option("--logprobs", o.generate.sampling.n_top_logprobs,
+                  "with --json: log-probability of each token and of so many likeliest");
+  add_generate_options(*run, o);
+
+  CLI::App* chat =
+      add("chat", "talk; Ctrl-C stops an answer, Ctrl-D leaves", chat_command,
+          "  tandem chat\n  tandem chat ./DeepSeek-R1 --ctx 32768 --system \"Answer briefly.\"");
+  add_generate_options(*chat, o);
+
+  CLI::App* inspect = add(
+      "inspect", "configuration, parameter split, bytes; never reads weight data", inspect_command,
+      "  tandem inspect ./DeepSeek-R1\n  tandem inspect ./DeepSeek-R1 --json | jq .parameters");
+  inspect->add_flag("--tensors", o.list_tensors, "list every tensor");
+
+  CLI::App* tokenize =
+      add("tokenize", "text to token ids as a JSON array", tokenize_command,
+          "  tandem tokenize ./DeepSeek-R1 -p \"Hello world\"\n"
+          "  tandem tokenize ./DeepSeek-R1 --decode -p \"[19923, 2058]\"\n"
+          "  tandem tokenize --chat -p '[{\"role\":\"user\",\"content\":\"Hello\"}]'");
+  tokenize->add_option("-p,--prompt", o.generate.prompt, "the text");
+  tokenize->add_option("-f,--file", o.generate.prompt_file,
+                       "a file with the text; - is standard input");
+  tokenize->add_flag("--decode", o.decode, "the other way: a JSON array of ids to text");
+  tokenize->add_flag("--chat", o.chat,
+                     "the text is a JSON list of messages: apply the chat template first");
+
+  CLI::App* logits =
+      add("logits", "logits of given tokens, as a .npy file", logits_command,
+          "  tandem logits ./DeepSeek-V2-Lite --tokens 100000,17464,1843 --out logits.npy\n"
+          "  tandem logits ./DeepSeek-V2-Lite --tokens @ids.json --all --out logits.npy --isa "
+          "reference");
+  logits->add_option("--tokens", o.text, "ids separated by commas, or @FILE with a JSON array")
+      ->required();
+  logits->add_option("--out", o.out, "the .npy file: float32 [vocab], or [n, vocab] with --all")
+      ->required();
+  logits->add_flag("--all", o.all, "of every position, not only the last");
+
+  CLI::App* eval =
+      add("eval", "perplexity of a text, or how far two models are apart on it", eval_command,
+          "  tandem eval ./DeepSeek-V2-Lite -f wiki.txt --ctx 2048\n"
+          "  tandem eval ./R1-fp8 -f wiki.txt --against ./R1-bf16");
+  eval->add_option("-f,--file", o.file, "the text; - is standard input")->required();
+  eval->add_option("--against", o.against,
+                   "a second model: mean KL divergence and top-1 agreement");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help
+    fail("{}; see tandem --help", e.what());
+  }
+  if (o.model.directory.empty()) o.model.directory = embedded_model();
+  return command(o);
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) {
+  try {
+    return tandem::dispatch(argc, argv);
+  } catch (const tandem::Error& e) {
+    std::fprintf(stderr, "error: %s\n", e.what());
+    return 2;
+  } catch (const std::bad_alloc&) {
+    std::fputs("error: no memory is left: use a smaller model or a smaller --ctx\n", stderr);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "error: %s\n", e.what());
+  }
+  return 1;
+}

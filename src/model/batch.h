@@ -1,0 +1,32 @@
+// What one step of the model computes: the tokens, where each one sits in its sequence, and which
+// rows want logits.
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "core/tensor.h"
+
+namespace tandem {
+
+struct Sequence {
+  int32_t first_token;                // index into Batch::tokens
+  int32_t n_tokens;                   // 1 when decoding, more when prefilling
+  int32_t kv_length;                  // tokens in the cache once this step is done
+  std::span<const int32_t> kv_pages;  // pages of the KV cache, in order of position
+};
+
+struct Batch {
+  std::span<const int32_t> tokens;      // [n]
+  std::span<const int32_t> positions;   // [n]
+  std::span<const Sequence> sequences;  // cover all tokens, in order
+  std::span<const int32_t> logit_rows;  // rows of x that the sampler needs
+  int n() const { return static_cast<int>(tokens.size()); }
+};
+
+// Experts chosen for each token.
+struct Routing {
+  TensorView ids;      // kI32 [tokens, n_active]
+  TensorView weights;  // kF32 [tokens, n_active]
+};
+
+}  // namespace tandem

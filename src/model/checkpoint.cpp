@@ -1,0 +1,137 @@
+#include "model/checkpoint.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstring>
+
+#include "io/json.h"
+
+namespace tandem {
+namespace {
+
+constexpr size_t kNamedProblems = 3;
+
+class Problems {
+ public:
+  void add(std::string text) {
+    if (count_++ < kNamedProblems) text_ += (text_.empty() ? "" : "; ") + std::move(text);
+  }
+  void throw_if_any(const std::string& directory) const {
+    if (count_ == 0) return;
+    const size_t more = count_ - std::min(count_, kNamedProblems);
+    fail("{} does not hold the model that its config.json describes: {}{}: download it again",
+         directory, text_, more > 0 ? fmt::format("; and {} more tensors", more) : "");
+  }
+
+ private:
+  size_t count_ = 0;
+  std::string text_;
+};
+
+bool is_vector(WeightUse use) { return use == WeightUse::kNorm || use == WeightUse::kRouterBias; }
+
+// FP8 needs blocks of a matrix to scale, and the router is too small to be worth its error.
+bool may_be_fp8(WeightUse use) { return !is_vector(use) && use != WeightUse::kRouter; }
+
+std::string expected_text(const WeightSpec& spec) {
+  return fmt::format("{}BF16, F16 or F32 {}", may_be_fp8(spec.use) ? "F8_E4M3, " : "",
+                     is_vector(spec.use) ? fmt::format("[{}]", spec.cols)
+                                         : fmt::format("[{}, {}]", spec.rows, spec.cols));
+}
+
+bool fits(const StoredTensor& t, const WeightSpec& spec) {
+  const bool shape = is_vector(spec.use) ? t.shape.size() == 1 && t.shape[0] == spec.cols
+                                         : t.shape.size() == 2 && t.shape[0] == spec.rows &&
+                                               t.shape[1] == spec.cols;
+  const auto type = t.type->dtype;
+  return shape && (type == DType::kBF16 || type == DType::kF16 || type == DType::kF32 ||
+                   (type == DType::kF8E4M3 && may_be_fp8(spec.use)));
+}
+
+bool is_rotary_buffer(std::string_view name) {
+  return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".rotary_emb.cos_cached") ||
+         name.ends_with(".rotary_emb.sin_cached");
+}
+
+bool is_mtp(std::string_view name, const ModelConfig& config) {
+  constexpr std::string_view kLayers = "model.layers.";
+  if (!name.starts_with(kLayers)) return false;
+  name.remove_prefix(kLayers.size());
+  int layer = -1;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  return error == std::errc() && end < name.data() + name.size() && *end == '.' &&
+         layer >= config.n_layers && layer - config.n_layers < config.n_mtp_layers;
+}
+
+}  // namespace
+
+ModelWeights stored_weights(const WeightStore& store, const ModelConfig& config) {
+  ModelWeights weights;
+  Problems problems;
+  std::vector<bool> used(store.tensors().size());
+  const auto mark_used = [&](const StoredTensor* t) {
+    if (t) used[t - store.tensors().data()] = true;
+  };
+  for_each_weight(weights, config, [&](const WeightSpec& spec, QuantView& slot) {
+    const StoredTensor* t = store.find(spec.name);
+    if (!t) return problems.add(fmt::format("{} is missing", spec.name));
+    mark_used(t);
+    if (t->type->dtype == DType::kF8E4M3) mark_used(store.find(spec.name + "_scale_inv"));
+    if (!fits(*t, spec))
+      return problems.add(fmt::format("{} is {} {}, expected {}", spec.name, t->type->name,
+                                      shape_text(t->shape), expected_text(spec)));
+    try {
+      slot = store.quant_view(*t, config.scale_block);
+    } catch (const Error& error) {
+      problems.add(error.what());
+    }
+  });
+  if (config.tied_head) weights.head = weights.embed;
+
+  for (size_t i = 0; i < used.size(); ++i) {
+    const StoredTensor& t = store.tensors()[i];
+    if (!used[i] && !is_passed_over(t.name, config))
+      problems.add(fmt::format("{} {} {} of {} is not part of the model", shown(t.name),
+                               t.type->name, shape_text(t.shape), store.files()[t.file].path()));
+  }
+  problems.throw_if_any(store.directory());
+  return weights;
+}
+
+std::vector<std::string> checkpoint_warnings(const ModelWeights& weights) {
+  int rounded = 0;
+  for (const LayerWeights& layer : weights.layers)
+    rounded += !layer.router_bias.empty() && layer.router_bias.q.dtype != DType::kF32;
+  if (rounded == 0) return {};
+  return {
+      fmt::format("the router biases (e_score_correction_bias) of {} layers are stored in 16 "
+                  "bits instead of F32: experts may be chosen differently from the original",
+                  rounded)};
+}
+
+void check_scales(const ModelWeights& weights, const ModelConfig& config) {
+  ModelWeights w = weights;
+  for_each_weight(w, config, [](const WeightSpec& spec, const QuantView& slot) {
+    if (!slot.scale.empty()) check_scales(spec.name + "_scale_inv", slot.scale);
+  });
+}
+
+void check_scales(std::string_view name, const TensorView& scale) {
+  std::vector<float> row(scale.cols);
+  for (int64_t r = 0; r < scale.rows; ++r) {
+    std::memcpy(row.data(), scale.row_data(r), row.size() * sizeof(float));
+    for (int64_t c = 0; c < scale.cols; ++c)
+      if (!(row[c] >= 0 && std::isfinite(row[c])))
+        fail(
+            "{}[{}][{}] is {}: a scale must be a finite number of at least 0; download the "
+            "checkpoint again",
+            name, r, c, row[c]);
+  }
+}
+
+bool is_passed_over(std::string_view name, const ModelConfig& config) {
+  return is_mtp(name, config) || is_rotary_buffer(name) ||
+         (config.tied_head && name == "lm_head.weight");
+}
+
+}  // namespace tandem

@@ -1,0 +1,49 @@
+// How many parameters a model has and how many bytes a token takes in its KV cache, from the
+// configuration alone.
+#pragma once
+#include <cstdint>
+
+#include "model/config.h"
+
+namespace tandem {
+
+struct LayerParameters {
+  int64_t attention = 0;       // with the norms of the latents
+  int64_t dense_mlp = 0;       // 0 in a MoE layer
+  int64_t shared_experts = 0;  // the four below are 0 in a dense layer
+  int64_t routed_experts = 0;
+  int64_t router = 0;  // with its bias
+  int64_t norms = 0;   // the two of the residual stream
+  int64_t total() const {
+    return attention + dense_mlp + shared_experts + routed_experts + router + norms;
+  }
+};
+
+struct ParameterCounts {
+  // Parts of the main model; they add up to total.
+  int64_t embedding = 0;
+  int64_t head = 0;       // 0 when tied to the embedding
+  int64_t attention = 0;  // with the norms of the latents
+  int64_t dense_mlp = 0, shared_experts = 0, routed_experts = 0;
+  int64_t router = 0;  // with its bias
+  int64_t norms = 0;   // of the residual stream, with the final one
+  int64_t total = 0;
+
+  int64_t one_expert = 0;  // routed; 0 if there are none
+  int64_t activated = 0;   // read for a token: with the head, without the embedding
+
+  // The multi-token prediction layers, not part of total.
+  int64_t mtp = 0;            // their own
+  int64_t mtp_stored = 0;     // with the copies of embedding and head that checkpoints hold
+  int64_t mtp_activated = 0;  // read for a drafted token: with the head, without the embedding
+};
+
+// One layer of the main model; `moe` is ModelConfig::is_moe of it.
+LayerParameters count_layer_parameters(const ModelConfig& config, bool moe);
+
+ParameterCounts count_parameters(const ModelConfig& config);
+
+// Bytes of one token in the KV cache, all layers of the main model, in BF16.
+int64_t kv_bytes_per_token(const ModelConfig& config);
+
+}  // namespace tandem

@@ -1,0 +1,127 @@
+// Every weight of the model, declared once. for_each_weight() is the single list of tensors: it
+// drives loading, the checks of names and shapes, byte counts and `tandem inspect`.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+#include "model/config.h"
+
+namespace tandem {
+
+// A gated feed-forward network: down(silu(gate(x)) * up(x)). Dense layers, shared experts and every
+// routed expert have this shape.
+struct FfnWeights {
+  QuantView gate, up;  // [ffn_dim, dim]
+  QuantView down;      // [dim, ffn_dim]
+};
+
+struct AttentionWeights {
+  QuantView q;          // [n_heads * qk_dim, dim], only when q_rank is 0
+  QuantView q_a;        // [q_rank, dim]
+  QuantView q_a_norm;   // [1, q_rank]
+  QuantView q_b;        // [n_heads * qk_dim, q_rank]; per head nope rows, then rope rows
+  QuantView kv_a;       // [kv_rank + rope_dim, dim]
+  QuantView kv_a_norm;  // [1, kv_rank]
+  QuantView kv_b;  // [n_heads * (nope_dim + v_dim), kv_rank]; per head key rows, then value rows
+  QuantView o;     // [dim, n_heads * v_dim]
+};
+
+struct LayerWeights {
+  QuantView attn_norm, ffn_norm;  // [1, dim]
+  AttentionWeights attn;
+  FfnWeights ffn;         // dense FFN, or the shared expert of a MoE layer (empty if there is none)
+  QuantView router;       // [n_experts, dim]
+  QuantView router_bias;  // [1, n_experts], kF32; only topk_method noaux_tc
+  std::vector<FfnWeights> experts;  // [n_experts], MoE layers only
+};
+
+struct ModelWeights {
+  QuantView embed;       // [vocab, dim]
+  QuantView final_norm;  // [1, dim]
+  QuantView head;        // [vocab, dim]; the embedding when tied
+  std::vector<LayerWeights> layers;
+};
+
+// What a tensor is for: decides how it is checked and in which form it is kept.
+enum class WeightUse {
+  kEmbedding,
+  kHead,
+  kNorm,       // a vector of gains
+  kAttention,  // a matrix; FP8 with block scales in FP8 checkpoints
+  kDense,      // of a dense layer's FFN
+  kShared,     // of a shared expert
+  kExpert,     // of a routed expert
+  kRouter,
+  kRouterBias,
+};
+
+struct WeightSpec {
+  std::string name;  // in the checkpoint
+  int layer;         // -1 outside the layers
+  int expert;        // -1 unless a routed expert's
+  WeightUse use;
+  int64_t rows, cols;  // vectors are [1, n]
+};
+
+// Calls visit(WeightSpec, QuantView& slot) for every tensor of the checkpoint that the main model
+// needs, in the order of the forward pass. `w` gets its layers and experts sized. MTP layers are
+// not part of the main model.
+template <class Visit>
+void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
+  const MlaConfig& a = c.mla;
+  w.layers.resize(c.n_layers);
+  visit(WeightSpec{"model.embed_tokens.weight", -1, -1, WeightUse::kEmbedding, c.vocab, c.dim},
+        w.embed);
+  for (int l = 0; l < c.n_layers; ++l) {
+    LayerWeights& layer = w.layers[l];
+    const std::string p = "model.layers." + std::to_string(l) + ".";
+    const auto one = [&](const std::string& name, QuantView& slot, WeightUse use, int64_t rows,
+                         int64_t cols, int expert = -1) {
+      visit(WeightSpec{p + name, l, expert, use, rows, cols}, slot);
+    };
+    const auto ffn = [&](const std::string& name, FfnWeights& f, WeightUse use, int64_t width,
+                         int expert = -1) {
+      one(name + "gate_proj.weight", f.gate, use, width, c.dim, expert);
+      one(name + "up_proj.weight", f.up, use, width, c.dim, expert);
+      one(name + "down_proj.weight", f.down, use, c.dim, width, expert);
+    };
+
+    one("input_layernorm.weight", layer.attn_norm, WeightUse::kNorm, 1, c.dim);
+    if (a.q_rank == 0) {
+      one("self_attn.q_proj.weight", layer.attn.q, WeightUse::kAttention, a.n_heads * a.qk_dim(),
+          c.dim);
+    } else {
+      one("self_attn.q_a_proj.weight", layer.attn.q_a, WeightUse::kAttention, a.q_rank, c.dim);
+      one("self_attn.q_a_layernorm.weight", layer.attn.q_a_norm, WeightUse::kNorm, 1, a.q_rank);
+      one("self_attn.q_b_proj.weight", layer.attn.q_b, WeightUse::kAttention,
+          a.n_heads * a.qk_dim(), a.q_rank);
+    }
+    one("self_attn.kv_a_proj_with_mqa.weight", layer.attn.kv_a, WeightUse::kAttention,
+        a.cache_dim(), c.dim);
+    one("self_attn.kv_a_layernorm.weight", layer.attn.kv_a_norm, WeightUse::kNorm, 1, a.kv_rank);
+    one("self_attn.kv_b_proj.weight", layer.attn.kv_b, WeightUse::kAttention,
+        a.n_heads * (a.nope_dim + a.v_dim), a.kv_rank);
+    one("self_attn.o_proj.weight", layer.attn.o, WeightUse::kAttention, c.dim, a.n_heads * a.v_dim);
+    one("post_attention_layernorm.weight", layer.ffn_norm, WeightUse::kNorm, 1, c.dim);
+    if (!c.is_moe(l)) {
+      ffn("mlp.", layer.ffn, WeightUse::kDense, c.dense_dim);
+      continue;
+    }
+    one("mlp.gate.weight", layer.router, WeightUse::kRouter, c.router.n_experts, c.dim);
+    if (c.router.has_bias())
+      one("mlp.gate.e_score_correction_bias", layer.router_bias, WeightUse::kRouterBias, 1,
+          c.router.n_experts);
+    if (c.n_shared_experts > 0)
+      ffn("mlp.shared_experts.", layer.ffn, WeightUse::kShared, c.shared_dim());
+    layer.experts.resize(c.router.n_experts);
+    for (int e = 0; e < c.router.n_experts; ++e)
+      ffn("mlp.experts." + std::to_string(e) + ".", layer.experts[e], WeightUse::kExpert,
+          c.expert_dim, e);
+  }
+  visit(WeightSpec{"model.norm.weight", -1, -1, WeightUse::kNorm, 1, c.dim}, w.final_norm);
+  if (!c.tied_head)
+    visit(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, c.vocab, c.dim}, w.head);
+}
+
+}  // namespace tandem

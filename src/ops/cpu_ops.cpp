@@ -1,0 +1,168 @@
+#include "ops/cpu_ops.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/cpu_weights.h"
+#include "ops/router.h"
+
+namespace tandem {
+namespace {
+
+// Below this many operations a second thread costs more than it brings.
+constexpr int64_t kParallelOps = 1 << 16;
+
+// Rows of w that one thread takes at a time: a multiple of the kernels' eight, small enough to
+// share evenly.
+int64_t rows_a_piece(int64_t rows, int n_threads) {
+  return std::clamp<int64_t>(rows / (4 * n_threads) / 8 * 8, 8, 256);
+}
+
+int64_t scratch_bytes(const ModelConfig& c, int max_tokens, int n_threads) {
+  const MlaConfig& m = c.mla;
+  const int64_t floats[] = {int64_t{n_threads} * kPageSize * m.cache_dim(),
+                            int64_t{kPageSize} * m.cache_dim(),
+                            int64_t{kPageSize} * m.n_heads * (m.nope_dim + m.v_dim),
+                            int64_t{max_tokens} * m.n_heads,
+                            int64_t{max_tokens} * m.n_heads,
+                            int64_t{n_threads} * (2 * c.router.n_experts + c.router.n_groups)};
+  int64_t bytes = 0;
+  for (const int64_t n : floats) bytes += Arena::padded_bytes(n * size_of(DType::kF32));
+  return bytes;
+}
+
+}  // namespace
+
+CpuOps::CpuOps(const cpu::KernelTable& kernels, const ModelConfig& c, int max_tokens, Team& team)
+    : kernels_(kernels),
+      team_(team),
+      dense_(kernels, team,
+             std::max(
+                 {c.dim, c.dense_dim, c.mla.n_heads * c.mla.v_dim, c.mla.q_rank, c.shared_dim()})),
+      arena_(scratch_bytes(c, max_tokens, team.size())) {
+  const MlaConfig& m = c.mla;
+  const int n_threads = team.size();
+  const auto floats = [this](int64_t rows, int64_t cols) {
+    return arena_.matrix(rows, cols, DType::kF32);
+  };
+  page_of_thread_ = floats(int64_t{n_threads} * kPageSize, m.cache_dim());
+  shared_page_ = floats(kPageSize, m.cache_dim());
+  restored_ = floats(kPageSize, int64_t{m.n_heads} * (m.nope_dim + m.v_dim));
+  max_ = floats(1, int64_t{max_tokens} * m.n_heads);
+  sum_ = floats(1, int64_t{max_tokens} * m.n_heads);
+  route_of_thread_ = floats(n_threads, 2 * c.router.n_experts + c.router.n_groups);
+}
+
+// Shares the items among the team when they are worth it.
+template <class Work>
+void CpuOps::for_each(int64_t n_items, int64_t n_ops, Work work) {
+  if (n_ops > kParallelOps) return team_.run(n_items, work);
+  for (int64_t item = 0; item < n_items; ++item) work(item, 0);
+}
+
+void CpuOps::embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) {
+  for (size_t i = 0; i < tokens.size(); ++i)
+    kernels_.decode(
+        {table.q.row_data(tokens[i]), kernel_type(table.q.dtype), out.row<float>(i), out.cols});
+}
+
+void CpuOps::rms_norm(TensorView x, const QuantView& gain, float eps, TensorView out) {
+  for_each(x.rows, x.rows * x.cols, [&](int64_t r, int) {
+    kernels_.rms_norm(
+        {x.row<float>(r), gain.q.row<float>(0), out.row<float>(r), static_cast<int>(x.cols), eps});
+  });
+}
+
+void CpuOps::add(TensorView x, TensorView delta) {
+  for_each(x.rows, x.rows * x.cols, [&](int64_t r, int) {
+    float* to = x.row<float>(r);
+    const float* from = delta.row<float>(r);
+    for (int64_t i = 0; i < x.cols; ++i) to[i] += from[i];
+  });
+}
+
+void CpuOps::clear(TensorView x) {
+  for (int64_t r = 0; r < x.rows; ++r) std::fill_n(x.row<float>(r), x.cols, 0.f);
+}
+
+void CpuOps::linear(TensorView x, const QuantView& w, TensorView out) {
+  const bool dense = w.scale.empty() && kernels_.isa != cpu::Isa::kReference;
+  if (dense && x.rows >= kDenseProductRows) return dense_.run(x, w.q, out);
+
+  const int64_t piece = rows_a_piece(w.q.rows, team_.size());
+  const int64_t n_pieces = (w.q.rows + piece - 1) / piece;
+  for_each(n_pieces, x.rows * w.q.rows * w.q.cols, [&](int64_t i, int) {
+    const int64_t first = i * piece;
+    kernels_.gemm({.x = x.row<float>(0),
+                   .x_stride = x.stride,
+                   .x_rows = nullptr,
+                   .w = kernel_weight(w),
+                   .first_row = first,
+                   .out = out.row<float>(0) + first,
+                   .out_stride = out.stride,
+                   .m = static_cast<int>(x.rows),
+                   .n = static_cast<int>(std::min(piece, w.q.rows - first)),
+                   .k = static_cast<int>(w.q.cols)});
+  });
+}
+
+void CpuOps::linear_per_head(const LinearPerHead& a) {
+  const int64_t rows = a.transposed ? a.x.cols : a.out.cols;
+  const auto product = a.transposed ? kernels_.gemm_transposed : kernels_.gemm;
+  for_each(a.n_heads, a.x.rows * a.x.cols * a.out.cols, [&](int64_t h, int) {
+    product({.x = a.x.row<float>(h),
+             .x_stride = a.x.stride * a.n_heads,
+             .x_rows = nullptr,
+             .w = kernel_weight(a.w),
+             .first_row = a.first_row + h * a.rows_per_head,
+             .out = a.out.row<float>(h),
+             .out_stride = a.out.stride * a.n_heads,
+             .m = static_cast<int>(a.x.rows / a.n_heads),
+             .n = static_cast<int>(rows),
+             .k = static_cast<int>(a.w.q.cols)});
+  });
+}
+
+// The angle is a product of floats, as in the checkpoints' own code; its sine is exact.
+void CpuOps::rope(TensorView x, std::span<const int32_t> positions, const RopeTable& table) {
+  const int64_t rows_per_token = x.rows / static_cast<int64_t>(positions.size());
+  const auto n = static_cast<int64_t>(positions.size());
+  for_each(n, x.rows * x.cols * 16, [&](int64_t t, int) {
+    for (size_t i = 0; i < table.frequencies.size(); ++i) {
+      const float angle = static_cast<float>(positions[t]) * table.frequencies[i];
+      const float cos = std::cos(angle) * table.amplitude, sin = std::sin(angle) * table.amplitude;
+      for (int64_t r = t * rows_per_token; r < (t + 1) * rows_per_token; ++r) {
+        float* pair = x.row<float>(r) + 2 * i;
+        const float a = pair[0], b = pair[1];
+        pair[0] = a * cos - b * sin;
+        pair[1] = a * sin + b * cos;
+      }
+    }
+  });
+}
+
+void CpuOps::silu_mul(TensorView gate, TensorView up) {
+  for_each(gate.rows, gate.rows * gate.cols * 8, [&](int64_t r, int) {
+    kernels_.silu_mul({gate.row<float>(r), up.row<float>(r), gate.row<float>(r), gate.cols});
+  });
+}
+
+void CpuOps::route(TensorView logits, const QuantView& bias, const RouterConfig& router,
+                   Routing out) {
+  const size_t n = router.n_experts, k = router.n_active, groups = router.n_groups;
+  const std::span<const float> no_bias;
+  for_each(logits.rows, logits.rows * logits.cols * 16, [&](int64_t t, int thread) {
+    float* scratch = route_of_thread_.row<float>(thread);
+    route_token({logits.row<float>(t), n},
+                bias.empty() ? no_bias : std::span<const float>(bias.q.row<float>(0), n), router,
+                {{scratch, n}, {scratch + n, n}, {scratch + 2 * n, groups}},
+                {out.ids.row<int32_t>(t), k}, {out.weights.row<float>(t), k});
+  });
+}
+
+void CpuOps::gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) {
+  for (size_t i = 0; i < rows.size(); ++i)
+    std::copy_n(x.row<float>(rows[i]), x.cols, out.row<float>(i));
+}
+
+}  // namespace tandem

@@ -1,0 +1,36 @@
+// Weights in host memory, in the layout of one kernel table. Reserve all first, then pack from many
+// threads.
+#pragma once
+#include "core/memory.h"
+#include "core/tensor.h"
+#include "cpu_kernels/kernels.h"
+
+namespace tandem {
+
+class CpuWeights {
+ public:
+  explicit CpuWeights(const cpu::KernelTable& kernels) : kernels_(kernels) {}
+
+  // Bytes that reserve() will take for a weight as the checkpoint stores it.
+  static int64_t packed_bytes(const QuantView& stored);
+
+  void allocate(int64_t bytes) { arena_ = Arena(bytes); }
+  // The packed weight: scales are there, numbers are not until pack() has written every row.
+  QuantView reserve(const QuantView& stored);
+  // Writes rows of `packed` from `rows`: n_rows of them as the checkpoint stores them, dense.
+  // Thread-safe for different rows.
+  void pack(const void* rows, const QuantView& packed, int64_t first_row, int64_t n_rows) const;
+
+  // A vector of gains or biases, widened to float [1, n].
+  static int64_t vector_bytes(const QuantView& stored);
+  QuantView keep_vector(const QuantView& stored);
+
+ private:
+  const cpu::KernelTable& kernels_;
+  Arena arena_;
+};
+
+cpu::WeightType kernel_type(DType dtype);
+cpu::Weight kernel_weight(const QuantView& packed);
+
+}  // namespace tandem

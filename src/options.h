@@ -1,0 +1,47 @@
+// What a person types, as data. main.cpp fills it; each command reads what concerns it.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/sampler.h"
+#include "loaded_model.h"
+
+namespace tandem {
+
+struct GenerateOptions {
+  std::string prompt, prompt_file;
+  std::string system;
+  int max_new_tokens = 4096;
+  bool raw = false;  // no chat template
+  bool ignore_eos = false;
+  std::vector<std::string> stops;
+  SamplingParams sampling;
+  std::vector<std::string> logit_bias;  // ID=VALUE
+};
+
+struct Options {
+  ModelOptions model;
+  GenerateOptions generate;
+  bool json = false;
+  bool quiet = false;  // no progress, no timings
+
+  bool list_tensors = false;  // inspect
+
+  std::string text;  // tokenize; logits: the ids
+  bool decode = false, chat = false, stats = false;
+
+  std::string out;  // logits
+  bool all = false;
+
+  std::string file, against;  // eval
+};
+
+int run_command(const Options& options);
+int chat_command(const Options& options);
+int inspect_command(const Options& options);
+int tokenize_command(const Options& options);
+int logits_command(const Options& options);
+int eval_command(const Options& options);
+
+}  // namespace tandem

@@ -1,0 +1,77 @@
+// Memory is decided before the first step: a step allocates nothing.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+
+#include "tests/random_model.h"
+
+namespace {
+// Allocations by this program's own code; oneDNN keeps books of its own while it multiplies.
+std::atomic<int64_t> n_allocations{0};
+bool from_onednn(void* caller) {
+  Dl_info info{};
+  return dladdr(caller, &info) && info.dli_fname &&
+         std::string_view(info.dli_fname).find("dnnl") != std::string_view::npos;
+}
+}  // namespace
+
+extern "C" void* __libc_malloc(size_t);
+extern "C" void* malloc(size_t n) {
+  thread_local bool looking = false;
+  if (!looking) {
+    looking = true;
+    if (!from_onednn(__builtin_return_address(0))) ++n_allocations;
+    looking = false;
+  }
+  return __libc_malloc(n);
+}
+
+namespace tandem::test {
+namespace {
+
+ModelConfig small() {
+  ModelConfig c;
+  c.dim = 64;
+  c.vocab = 61;
+  c.n_layers = 2;
+  c.n_dense_layers = 1;
+  c.dense_dim = 96;
+  c.expert_dim = 32;
+  c.mla = {.n_heads = 4, .q_rank = 24, .kv_rank = 32, .nope_dim = 16, .rope_dim = 8, .v_dim = 16};
+  c.router.n_experts = 16;
+  c.router.n_active = 4;
+  c.router.n_groups = 4;
+  c.router.n_active_groups = 2;
+  return c;
+}
+
+// Steps of a prompt that fills a whole step and of decoding: memory is decided before the first
+// one.
+TEST(Allocations, NothingIsAllocatedInAStep) {
+  RandomModel random(small(), DType::kBF16);
+  TestEngine engine(random, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16, 0, 256);
+  const std::vector<int32_t> prompt(256, 7), pages = {0, 1, 2, 3, 4};
+  std::vector<int32_t> positions(256);
+  for (int i = 0; i < 256; ++i) positions[i] = i;
+  std::vector<float> logits(61);
+  const TensorView out{logits.data(), 1, 61, 61, DType::kF32};
+  const int32_t last_of_prompt = 255, first = 0, token = 5, position = 256;
+  const Sequence prefill{0, 256, 256, pages}, decode{0, 1, 257, pages};
+  engine.model.forward({prompt, positions, {&prefill, 1}, {&last_of_prompt, 1}}, engine.cache, out);
+
+  const int64_t before = n_allocations;
+  engine.model.forward({prompt, positions, {&prefill, 1}, {&last_of_prompt, 1}}, engine.cache, out);
+  EXPECT_EQ(n_allocations - before, 0) << "in a prefill step";
+  const int64_t between = n_allocations;
+  for (int i = 0; i < 10; ++i)
+    engine.model.forward({{&token, 1}, {&position, 1}, {&decode, 1}, {&first, 1}}, engine.cache,
+                         out);
+  EXPECT_EQ(n_allocations - between, 0) << "in decode steps";
+  free(malloc(1));
+  EXPECT_GT(n_allocations.load(), between) << "the counter counts";
+}
+
+}  // namespace
+}  // namespace tandem::test

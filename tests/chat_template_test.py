@@ -1,0 +1,142 @@
+"""Expected texts of chat templates and template expressions, from Python's Jinja in the environment
+that Hugging Face's apply_chat_template uses.
+
+--check: exit 1 when Jinja gives anything else than what is committed; 77 when Jinja is missing.
+--write: writes tests/data/templates/expected.json and the outputs in expressions.json.
+"""
+import json
+import pathlib
+import sys
+
+try:
+    import jinja2
+    import jinja2.ext
+    import jinja2.nodes
+    import jinja2.sandbox
+except ImportError:
+    print("skipped: needs the Python package jinja2")
+    sys.exit(77)
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DATA = ROOT / "tests" / "data" / "templates"
+SHARED_V3 = ROOT.parent / "shared" / "vectors" / "deepseek_v3_tokenizer" / "tokenizer_config.json"
+BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+
+
+def main():
+    if sys.argv[1:] == ["--write"]:
+        write(DATA / "expected.json", expected())
+        write(DATA / "expressions.json", expressions())
+        return 0
+    if sys.argv[1:] != ["--check"]:
+        print(__doc__)
+        return 2
+    differences = compare("expected.json", expected()) + compare("expressions.json", expressions())
+    print("\n".join(differences) or "as committed")
+    return 1 if differences else 0
+
+
+def expected():
+    """{template: {conversation: [with generation prompt, without]}}; None where Jinja fails."""
+    conversations = read("conversations.json")
+    return {
+        name: {
+            c["name"]: [render_chat(source, c, prompt) for prompt in (True, False)]
+            for c in conversations
+        }
+        for name, source in templates().items()
+    }
+
+
+def templates():
+    found = {path.name: path.read_text() for path in sorted(DATA.glob("*.jinja"))}
+    tiny = json.loads((ROOT / "models" / "tiny-r1" / "tokenizer_config.json").read_text())
+    found["models/tiny-r1"] = tiny["chat_template"]
+    if SHARED_V3.exists():
+        found["DeepSeek-V3 as published"] = json.loads(SHARED_V3.read_text())["chat_template"]
+    return found
+
+
+def render_chat(source, conversation, add_generation_prompt):
+    context = dict(
+        messages=conversation["messages"],
+        tools=conversation.get("tools"),
+        documents=None,
+        add_generation_prompt=add_generation_prompt,
+        bos_token=BOS,
+        eos_token=EOS,
+        **conversation.get("extra", {}),
+    )
+    return render(source, context)
+
+
+def expressions():
+    """Fills in the outputs: None where Jinja fails."""
+    cases = read("expressions.json")
+    outputs = [
+        {"template": case["template"], "output": render(case["template"], cases["context"])}
+        for case in cases["cases"]
+    ]
+    return {"context": cases["context"], "cases": outputs}
+
+
+def render(source, context):
+    try:
+        return environment().from_string(source).render(**context)
+    except Exception:  # any failure of a template; which one is Python's own affair
+        return None
+
+
+def environment():
+    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    env.filters["tojson"] = to_json
+    env.globals["raise_exception"] = raise_exception
+    return env
+
+
+class Generation(jinja2.ext.Extension):
+    """{% generation %}: its body, in a scope of its own."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        call = self.call_method("_body")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _body(self, caller):
+        return caller()
+
+
+def to_json(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    return json.dumps(
+        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def raise_exception(message):
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def read(name):
+    return json.loads((DATA / name).read_text())
+
+
+def write(path, value):
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+
+def compare(name, value):
+    committed = read(name)
+    if name == "expected.json":  # what only some machines have may be missing here
+        committed = {key: committed[key] for key in committed if key in value}
+    if value == committed:
+        return []
+    return [f"{name} differs from what Jinja {jinja2.__version__} gives; see --write"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""The program as a person or a script calls it: outputs, exit statuses, one clear error line for every bad input.
+
+    python3 tests/cli_test.py PATH_OF_TANDEM
+"""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TANDEM = sys.argv[1] if len(sys.argv) > 1 else "build/tandem"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TINY = str(ROOT / "models" / "tiny-r1")
+
+
+def tandem(*arguments, text=None, env=None):
+    return subprocess.run([TANDEM, *arguments], input=text, capture_output=True, text=True, check=False, timeout=120,
+                          env={**os.environ, **(env or {})})
+
+
+class Works(unittest.TestCase):
+    def ok(self, *arguments, **more):
+        result = tandem(*arguments, **more)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout
+
+    def test_run_thinks_and_answers(self):
+        out = self.ok("run", "--temp", "0", "-p", "What is 478 + 356?")
+        thinking, answer = out.split("</think>")
+        self.assertIn("ones 8+6+0=14 got 4", thinking)
+        self.assertIn("The answer is 834.", answer)
+        self.assertNotIn("\033", out, "no colours in a pipe")
+
+    def test_run_json(self):
+        report = json.loads(self.ok("run", "--temp", "0", "-p", "What is 12 + 7?", "--json"))
+        self.assertIn("The answer is 19.", report["text"])
+        self.assertEqual(report["finish_reason"], "stop")
+        self.assertEqual(len(report["token_ids"]), report["generated_tokens"])
+        for key in ("prompt_tokens", "prefill_tokens_per_second", "decode_tokens_per_second", "load_seconds",
+                    "load_bytes_per_second", "peak_rss_bytes", "model_bytes"):
+            self.assertGreater(report[key], 0, key)
+
+    def test_run_reads_standard_input_and_files(self):
+        self.assertIn("19", self.ok("run", "--temp", "0", "-f", "-", text="What is 12 + 7?"))
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write("What is 12 + 7?")
+            file.flush()
+            self.assertIn("19", self.ok("run", "--temp", "0", "-f", file.name))
+
+    def test_seed_and_limits(self):
+        same = [self.ok("run", "--raw", "-p", "Let me", "--temp", "2", "--top-p", "1", "--seed", "5", "-n", "30", "-q")
+                for _ in range(2)]
+        self.assertEqual(same[0], same[1])
+        other = self.ok("run", "--raw", "-p", "Let me", "--temp", "2", "--top-p", "1", "--seed", "6", "-n", "30", "-q")
+        self.assertNotEqual(same[0], other)
+        report = json.loads(self.ok("run", "-p", "What is 12 + 7?", "-n", "4", "--json"))
+        self.assertEqual((report["generated_tokens"], report["finish_reason"]), (4, "length"))
+
+    def test_stop_text_and_ignore_eos(self):
+        report = json.loads(self.ok("run", "--temp", "0", "-p", "What is 478 + 356?", "--stop", "tens", "--json"))
+        self.assertTrue(report["text"].endswith("got 4\n"), report["text"])
+        self.assertEqual(report["finish_reason"], "stop")
+        report = json.loads(self.ok("run", "--temp", "0", "-p", "What is 1 + 2?", "--ignore-eos", "-n", "120", "--json"))
+        self.assertEqual(report["generated_tokens"], 120)
+
+    def test_logit_bias_and_logprobs(self):
+        report = json.loads(self.ok("run", "--temp", "0", "-p", "What is 1 + 2?", "--logit-bias", "1=100", "--json"))
+        self.assertEqual(report["generated_tokens"], 0, "the end of sentence was forced")
+        report = json.loads(self.ok("run", "--temp", "0", "-p", "What is 1 + 2?", "--logprobs", "2", "--json"))
+        first = report["logprobs"][0]
+        self.assertEqual(first["id"], first["top"][0]["id"])
+        self.assertLess(first["top"][1]["logprob"], first["logprob"])
+        self.assertLessEqual(first["logprob"], 0)
+
+    def test_forced_instruction_sets_agree(self):
+        texts = {isa: json.loads(self.ok("run", "--temp", "0", "-p", "What is 95 - 38?", "--isa", isa, "--json"))
+                 for isa in ("reference", "auto")}
+        self.assertEqual(texts["reference"]["isa"], "reference")
+        self.assertEqual(texts["reference"]["text"], texts["auto"]["text"])
+        forced = json.loads(self.ok("run", "--temp", "0", "-p", "What is 95 - 38?", "--json", env={"TANDEM_ISA": "reference"}))
+        self.assertEqual(forced["isa"], "reference")
+
+    def test_attention_forms_agree(self):
+        texts = {self.ok("run", "--temp", "0", "-p", "What is 95 - 38?", "--attention", form, "-q") for form in ("naive", "absorb", "auto")}
+        self.assertEqual(len(texts), 1)
+
+    def test_chat_keeps_history(self):
+        out = self.ok("chat", "--temp", "0", text="What is 12 + 7?\nWhat is 30 - 4?\n")
+        self.assertIn("The answer is 19.", out)
+        self.assertIn("The answer is 26.", out)
+
+    def test_chat_reuses_the_cache(self):
+        result = tandem("chat", "--temp", "0", text="What is 12 + 7?\nWhat is 30 - 4?\n")
+        self.assertRegex(result.stderr, r"\(([1-9][0-9]*) from the cache\)")
+
+    def test_tokenize_round_trip(self):
+        ids = json.loads(self.ok("tokenize", "-p", "Hello world, 123!"))
+        self.assertEqual(self.ok("tokenize", "--decode", "-p", json.dumps(ids)), "Hello world, 123!\n")
+        chat = json.loads(self.ok("tokenize", "--chat", "-p", '[{"role": "user", "content": "Hello"}]'))
+        self.assertEqual(chat[0], 0)
+        self.assertEqual(self.ok("tokenize", "--decode", "-p", json.dumps(chat[-3:])), "<｜Assistant｜><think>\n\n")
+
+    def test_inspect(self):
+        report = json.loads(self.ok("inspect", "--json"))
+        self.assertEqual(report["architecture"], "DeepseekV3ForCausalLM")
+        self.assertEqual(report["layers"], 3)
+        for key in ("total", "activated", "routed_experts", "attention", "shared_experts", "dense_mlp", "embedding", "head",
+                    "router", "mtp"):
+            self.assertGreater(report["parameters"][key], 0, key)
+        self.assertIn("F8_E4M3", report["bytes"])
+        self.assertEqual(report["kv_bytes_per_token"], 3 * 160 * 2)
+        self.assertIn("routed experts", self.ok("inspect").lower())
+
+    def test_logits(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "logits.npy")
+            self.ok("logits", "--tokens", "0,500,10,501", "--out", out, "--all")
+            with open(out, "rb") as file:
+                data = file.read()
+            self.assertTrue(data.startswith(b"\x93NUMPY\x01\x00"))
+            header = data[10:10 + struct.unpack("<H", data[8:10])[0]]
+            self.assertIn(b"'shape': (4, 512,)", header)
+            self.assertEqual(len(data), 10 + len(header) + 4 * 512 * 4)
+            self.assertEqual(os.listdir(folder), ["logits.npy"])
+            ids = os.path.join(folder, "ids.json")
+            pathlib.Path(ids).write_text("[0, 500, 10, 501]")
+            last = os.path.join(folder, "last.npy")
+            self.ok("logits", "--tokens", "@" + ids, "--out", last)
+            with open(last, "rb") as file:
+                self.assertEqual(file.read()[-2048:], data[-2048:])
+
+    def test_eval(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write("Let me add 478+356.\nones 8+6+0=14 got 4\n" * 20)
+            file.flush()
+            report = json.loads(self.ok("eval", "-f", file.name, "--json"))
+            self.assertGreater(report["perplexity"], 1)
+            same = json.loads(self.ok("eval", TINY, "-f", file.name, "--against", TINY, "--json"))
+            self.assertAlmostEqual(same["perplexity"], report["perplexity"])
+            self.assertEqual((same["mean_kl_divergence"], same["top1_agreement"]), (0, 1))
+
+    def test_help_teaches_by_example(self):
+        for command in ((), ("run",), ("chat",), ("inspect",), ("tokenize",), ("logits",), ("eval",)):
+            self.assertIn("Examples:", self.ok(*command, "--help"))
+
+    def test_ctrl_c_ends_cleanly(self):
+        process = subprocess.Popen([TANDEM, "run", "-p", "What is 1 + 1?", "--ignore-eos", "-n", "100000", "--ctx", "200000", "-q"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, err), (0, ""))
+        self.assertTrue(out.endswith("\n"))
+
+
+class Refuses(unittest.TestCase):
+    """Every bad input: exit status 2 (or 1), nothing on standard output, one line that begins with "error: "."""
+
+    def refused(self, words, *arguments, **more):
+        result = tandem(*arguments, **more)
+        self.assertIn(result.returncode, (1, 2), result)
+        self.assertEqual(result.stdout, "")
+        lines = result.stderr.splitlines()
+        self.assertEqual(len(lines), 1, result.stderr)
+        self.assertTrue(lines[0].startswith("error: "), lines[0])
+        for word in words:
+            self.assertIn(word, lines[0])
+
+    def damaged(self, change):
+        """A copy of tiny-r1 that `change(folder)` has damaged."""
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        model = pathlib.Path(folder) / "model"
+        shutil.copytree(TINY, model)
+        change(model)
+        return str(model)
+
+    def test_options(self):
+        self.refused(["no-such"], "run", "no-such-directory", "-p", "x")
+        self.refused(["flavour"], "run", "--flavour", "-p", "x")
+        self.refused(["empty"], "run")
+        self.refused(["empty"], "run", "-p", "")
+        self.refused(["both"], "run", "-p", "x", "-f", "y")
+        self.refused(["no/such/file"], "run", "-f", "no/such/file")
+        self.refused(["temperature", "-1"], "run", "-p", "x", "--temp", "-1")
+        self.refused(["top-p", "1.5"], "run", "-p", "x", "--top-p", "1.5")
+        self.refused(["threads", "100000"], "run", "-p", "x", "--threads", "100000")
+        self.refused(["sse9", "avx2"], "run", "-p", "x", "--isa", "sse9")
+        self.refused(["sse9"], "run", "-p", "x", env={"TANDEM_ISA": "sse9"})
+        self.refused(["logit-bias"], "run", "-p", "x", "--logit-bias", "five")
+        self.refused(["600"], "run", "-p", "x", "--logit-bias", "600=1")
+        self.refused(["0 new tokens"], "run", "-p", "x", "-n", "0")
+
+    def test_prompts(self):
+        self.refused(["--ctx", "64"], "run", "-p", "long " * 100, "--ctx", "64")
+        result = subprocess.run([TANDEM, "run", "-f", "-"], input=b"\xff\xfe", capture_output=True, check=False)
+        self.assertEqual(result.returncode, 2)
+        self.assertRegex(result.stderr.decode(), r"^error: .*\n$")
+        self.refused(["512"], "logits", "--tokens", "600", "--out", "/dev/null/x")
+        self.refused(["tokens"], "logits", "--tokens", "1,,2", "--out", "x.npy")
+        self.refused(["JSON"], "tokenize", "--decode", "-p", "[1, -2]")
+        self.refused(["999999"], "tokenize", "--decode", "-p", "[999999]")
+        self.refused(["list of messages"], "tokenize", "--chat", "-p", "{}")
+        self.refused(["/no/such"], "logits", "--tokens", "1", "--out", "/no/such/folder/x.npy")
+
+    def test_output_that_cannot_be_written(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            result = subprocess.run([TANDEM, "run", "-p", "What is 1 + 1?", "-q"], stdout=full, stderr=subprocess.PIPE,
+                                    text=True, check=False)
+        self.assertIn(result.returncode, (1, 2))
+        self.assertTrue(result.stderr.startswith("error: "), result.stderr)
+
+    def test_no_memory(self):
+        self.refused(["memory"], "run", "-p", "x", "--ctx", "1000000000")
+
+    def test_damaged_checkpoints(self):
+        def cut(model):
+            path = model / "model.safetensors"
+            os.truncate(path, path.stat().st_size // 2)
+        self.refused(["model.safetensors"], "run", self.damaged(cut), "-p", "x")
+        self.refused(["config.json"], "run", self.damaged(lambda m: (m / "config.json").unlink()), "-p", "x")
+        self.refused(["config.json"], "inspect", self.damaged(lambda m: (m / "config.json").write_text("[" * 100000)))
+        self.refused(["tokenizer"], "run", self.damaged(lambda m: (m / "tokenizer.json").unlink()), "-p", "x")
+        self.refused(["tokenizer.json"], "run", self.damaged(lambda m: (m / "tokenizer.json").write_text("{}")), "-p", "x")
+
+        def set_config(**values):
+            def change(model):
+                config = json.loads((model / "config.json").read_text())
+                (model / "config.json").write_text(json.dumps({**config, **values}))
+            return change
+        self.refused(["num_hidden_layers", "-3"], "inspect", self.damaged(set_config(num_hidden_layers=-3)))
+        self.refused(["LlamaForCausalLM"], "inspect", self.damaged(set_config(architectures=["LlamaForCausalLM"])))
+        self.refused(["model.embed_tokens.weight"], "run", self.damaged(set_config(vocab_size=513)), "-p", "x")
+        self.refused(["layers.2"], "run", self.damaged(set_config(num_hidden_layers=2, num_nextn_predict_layers=0)), "-p", "x")
+
+        def nan_scale(model):
+            path = model / "model.safetensors"
+            data = bytearray(path.read_bytes())
+            length = struct.unpack("<Q", data[:8])[0]
+            header = json.loads(data[8:8 + length])
+            begin = 8 + length + header["model.layers.0.self_attn.o_proj.weight_scale_inv"]["data_offsets"][0]
+            data[begin:begin + 4] = struct.pack("<f", float("nan"))
+            path.write_bytes(data)
+        self.refused(["model.layers.0.self_attn.o_proj"], "run", self.damaged(nan_scale), "-p", "x")
+
+    def test_damaged_template(self):
+        def break_template(model):
+            path = model / "tokenizer_config.json"
+            config = json.loads(path.read_text())
+            config["chat_template"] = "{% for m in messages %}"
+            path.write_text(json.dumps(config))
+        self.refused(["template"], "run", self.damaged(break_template), "-p", "x")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=1)

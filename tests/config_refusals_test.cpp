@@ -1,0 +1,143 @@
+// What a config.json must not say, and that each message names the key and its value.
+#include <gtest/gtest.h>
+
+#include "tests/config_families.h"
+
+namespace tandem {
+namespace {
+
+using nlohmann::json;
+
+TEST(ConfigRefusals, RefusesOtherModels) {
+  const json sparse = {{"architectures", {"DeepseekV32ForCausalLM"}}};
+  expect_says(message(with("v3", sparse)), {"architectures", "DeepseekV32ForCausalLM", "indexer"});
+  expect_says(message(with("v3", {{"index_topk", 2048}})), {"index_topk", "2048", "indexer"});
+  expect_says(message(with("v3", {{"architectures", {"LlamaForCausalLM"}}})),
+              {"architectures", "LlamaForCausalLM", "DeepseekV2ForCausalLM",
+               "DeepseekV3ForCausalLM", "KimiK2ForCausalLM"});
+  expect_says(message(without("v3", {"architectures"})), {"architectures is missing"});
+  expect_says(message(with("v3", {{"architectures", json::array()}})), {"architectures is []"});
+  expect_says(message(with("v3", {{"hidden_act", "gelu"}})), {"hidden_act", "gelu", "silu"});
+  expect_says(message(with("v3", {{"attention_bias", true}})), {"attention_bias", "true"});
+  expect_says(message(with("v3", {{"rope_interleave", false}})), {"rope_interleave", "false"});
+  expect_says(message(with("v3", {{"scoring_func", "tanh"}})),
+              {"scoring_func", "tanh", "softmax", "sigmoid"});
+  expect_says(message(with("v3", {{"topk_method", "aux"}})),
+              {"topk_method", "aux", "greedy", "group_limited_greedy", "noaux_tc"});
+}
+
+TEST(ConfigRefusals, RefusesOtherQuantisation) {
+  const auto refusal = [](const json& changes) {
+    return message(with_inner("v3", "quantization_config", changes));
+  };
+  for (const char* method : {"awq", "gptq", "compressed-tensors", "bitsandbytes"})
+    expect_says(refusal({{"quant_method", method}}),
+                {"quantization_config.quant_method", method, "fp8"});
+  expect_says(refusal({{"fmt", "e5m2"}}), {"quantization_config.fmt", "e5m2", "e4m3"});
+  expect_says(refusal({{"weight_block_size", nullptr}}), {"weight_block_size is null"});
+  for (const json& block :
+       {json{128, 64}, json{128}, json{0, 0}, json{-1, -1}, json{128.5, 128.5}, json{"a", "a"}})
+    expect_says(refusal({{"weight_block_size", block}}), {"weight_block_size is " + block.dump()});
+  json config = family("v3");
+  config["quantization_config"].erase("fmt");
+  EXPECT_EQ(parse(config).scale_block, 128);
+  config["quantization_config"].erase("quant_method");
+  expect_says(message(config), {"quantization_config.quant_method is missing"});
+}
+
+TEST(ConfigRefusals, RefusesOtherRope) {
+  const auto refusal = [](const json& changes) {
+    return message(with_inner("v3", "rope_scaling", changes));
+  };
+  for (const char* type : {"linear", "dynamic", "llama3", "longrope"})
+    expect_says(refusal({{"type", type}}), {"rope_scaling.type", type, "yarn"});
+  expect_says(refusal({{"rope_type", "linear"}}), {"rope_scaling.type is \"yarn\"", "linear"});
+  expect_says(refusal({{"truncate", false}}), {"rope_scaling.truncate is false"});
+  expect_says(refusal({{"attention_factor", 1.5}}), {"rope_scaling.attention_factor is 1.5"});
+  expect_says(refusal({{"factor", 0.5}}), {"rope_scaling.factor is 0.5"});
+  expect_says(refusal({{"factor", nullptr}}), {"rope_scaling.factor is null"});
+  expect_says(refusal({{"beta_fast", 0.25}}), {"rope_scaling.beta_fast is 0.25", "beta_slow"});
+  expect_says(refusal({{"beta_slow", 0}}), {"rope_scaling.beta_slow is 0"});
+  expect_says(refusal({{"mscale", -1}}), {"rope_scaling.mscale is -1"});
+  expect_says(refusal({{"original_max_position_embeddings", 0}}),
+              {"rope_scaling.original_max_position_embeddings is 0"});
+  expect_says(message(with("v3", {{"rope_scaling", json::object()}})),
+              {"rope_scaling.rope_type is missing"});
+  expect_says(message(with("v3", {{"rope_scaling", 40}})), {"rope_scaling is 40", "object"});
+  expect_says(message(with("v3", {{"rope_theta", 1}})), {"rope_theta is 1"});
+  const json plain = {{"rope_type", "default"}, {"rope_theta", 50000}};
+  expect_says(message(with("v3", {{"rope_parameters", plain}})), {"rope_theta is 10000", "50000"});
+  expect_says(message(with("v3", {{"rope_parameters", {{"rope_type", "default"}}}})),
+              {"rope_scaling is {", "rope_parameters"});
+}
+
+TEST(ConfigRefusals, RefusesSizesOutOfRange) {
+  for (const char* key :
+       {"hidden_size", "vocab_size", "num_hidden_layers", "intermediate_size", "kv_lora_rank",
+        "moe_intermediate_size", "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim",
+        "v_head_dim", "num_experts_per_tok"}) {
+    for (const json& value : {json(0), json(-3), json(1.5), json("8"), json(1 << 25), json(nullptr),
+                              json(18446744073709551615u), json(1e300)})
+      expect_says(message(with("v3", {{key, value}})), {key + (" is " + value.dump())});
+    expect_says(message(without("v3", {key})), {key + std::string(" is missing")});
+  }
+  expect_says(message(without("v3", {"n_routed_experts"})), {"n_routed_experts is missing"});
+  const json bad = {{"q_lora_rank", -1},
+                    {"n_routed_experts", 5000},
+                    {"n_shared_experts", -1},
+                    {"num_hidden_layers", 1025},
+                    {"first_k_dense_replace", -1},
+                    {"moe_layer_freq", 0},
+                    {"max_position_embeddings", 0},
+                    {"qk_rope_head_dim", 63},
+                    {"n_group", 7},
+                    {"topk_group", 9},
+                    {"num_experts_per_tok", 129},
+                    {"rms_norm_eps", 0},
+                    {"routed_scaling_factor", 0},
+                    {"norm_topk_prob", 1},
+                    {"tie_word_embeddings", "no"},
+                    {"num_nextn_predict_layers", -1}};
+  for (const auto& [key, value] : bad.items())
+    expect_says(message(with("v3", {{key, value}})), {key + " is " + value.dump()});
+  expect_says(message(with("v3", {{"first_k_dense_replace", 62}})),
+              {"first_k_dense_replace is 62"});
+  EXPECT_NO_THROW(parse(with("v3", {{"num_experts_per_tok", 128}})));
+  expect_says(message(with("v2", {{"topk_method", nullptr}})),
+              {"topk_method is null", "n_group is 8"});
+}
+
+TEST(ConfigRefusals, RefusesProductsOutOfRange) {
+  expect_says(message(with("v3", {{"num_attention_heads", 65536}, {"v_head_dim", 4096}})),
+              {"num_attention_heads * (qk_nope_head_dim + v_head_dim)"});
+  expect_says(message(with("v3", {{"num_attention_heads", 65536}, {"qk_rope_head_dim", 4096}})),
+              {"num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim)"});
+  expect_says(message(with("v3", {{"n_shared_experts", 4096}, {"moe_intermediate_size", 8192}})),
+              {"n_shared_experts * moe_intermediate_size"});
+  expect_says(message(with("v3", {{"kv_lora_rank", 1 << 24}})),
+              {"kv_lora_rank + qk_rope_head_dim"});
+  expect_says(message(with("v3", {{"moe_intermediate_size", 1 << 22}, {"hidden_size", 1 << 22}})),
+              {"hidden_size 4194304", "parameters"});
+}
+
+TEST(ConfigRefusals, RefusesTokenIdsOutsideTheVocabulary) {
+  for (const json& id : {json(129280), json(-1), json("1"), json{1, 129280}, json{1, "x"}})
+    expect_says(message(with("v3", {{"eos_token_id", id}})), {"eos_token_id is " + id.dump()});
+  expect_says(message(with("v3", {{"bos_token_id", 129280}})), {"bos_token_id is 129280"});
+}
+
+TEST(ConfigRefusals, BrokenJson) {
+  const std::string good = family("v3").dump();
+  expect_says(text_message(good.substr(0, 100)), {"line 1", "column 101"});
+  expect_says(text_message(""), {"broken JSON"});
+  expect_says(text_message("[1, 2]"), {"object", "[1,2]"});
+  expect_says(text_message("{\"rms_norm_eps\": NaN}"), {"broken JSON", "column"});
+  expect_says(text_message("{\"hidden_size\": 1e999}"), {"1e999"});
+  expect_says(text_message("{\"a\": " + std::string(100, '[') + std::string(100, ']') + "}"),
+              {"64 levels"});
+  expect_says(text_message("{\"hidden_size\": 1, \"hidden_size\": 2}"), {"hidden_size"});
+  expect_says(text_message("{\"a\": \"\xff\"}"), {"broken JSON"});
+}
+
+}  // namespace
+}  // namespace tandem

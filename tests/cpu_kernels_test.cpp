@@ -1,0 +1,307 @@
+// Every kernel of every instruction set this machine has: the reference against double precision,
+// the others against the reference. Bounds come from the arithmetic: a sum of k products in float
+// errs by at most k eps sum |x||w|, and by about sqrt(k) of that when errors are independent; 4
+// sqrt(k) is used.
+#include <bit>
+#include <limits>
+#include <random>
+
+#include "cpu_kernels/kernels.h"
+#include "tests/check_close.h"
+#include "tests/naive_deepseek.h"
+#include "tests/random_model.h"
+
+namespace tandem::test {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr double kEps = 0x1p-24;
+
+struct Shape {
+  int m, n, k;
+};
+
+class KernelTest : public testing::TestWithParam<int> {
+ protected:
+  const cpu::KernelTable t_ = cpu::kernels_for(static_cast<cpu::Isa>(GetParam()));
+  std::mt19937 rng_{1};
+
+  std::vector<float> normal(size_t n, float deviation = 1) {
+    std::normal_distribution<float> d(0, deviation);
+    std::vector<float> v(n);
+    for (float& x : v) x = d(rng_);
+    return v;
+  }
+};
+
+ModelConfig with_block(int block) {
+  ModelConfig c;
+  c.n_layers = c.vocab = c.dim = 0;
+  c.scale_block = block;
+  return c;
+}
+
+constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3};
+
+QuantView random_weight(RandomModel& m, int n, int k, DType dtype) {
+  if (dtype != DType::kF16) return m.matrix(n, k, dtype);
+  QuantView w{.q = m.room(n, k, dtype), .scale = {}};
+  for (int64_t i = 0; i < int64_t{n} * k; ++i) {  // any half but infinities and NaN
+    uint16_t half = static_cast<uint16_t>(m.rng());
+    if ((half >> 10 & 31) == 31) half &= 0x83ff;
+    std::memcpy(w.q.row_data(0) + 2 * i, &half, 2);
+  }
+  return w;
+}
+
+TEST_P(KernelTest, GemmOfEveryTypeAndShape) {
+  const Shape shapes[] = {{1, 8, 64},   {1, 1, 1},    {2, 3, 7},    {3, 8, 512},    {4, 9, 513},
+                          {5, 17, 129}, {7, 32, 640}, {33, 5, 100}, {31, 24, 1030}, {6, 11, 255}};
+  for (const DType dtype : kTypes) {
+    for (const auto [m, n, k] : shapes) {
+      RandomModel store(with_block(k > 300 ? 128 : 32), dtype);
+      const int skip = 2;  // rows of w before the first one used
+      const QuantView stored = random_weight(store, n + skip, k, dtype);
+      CpuWeights home(t_);
+      home.allocate(CpuWeights::packed_bytes(stored));
+      const QuantView w = home.reserve(stored);
+      home.pack(stored.q.row_data(0), w, 0, 3);
+      home.pack(stored.q.row_data(3), w, 3, n + skip - 3);
+
+      const int x_stride = k + 3, out_stride = n + 2;
+      const std::vector<float> x = normal(2 * m * x_stride);
+      std::vector<int32_t> rows(m);
+      for (int i = 0; i < m; ++i) rows[i] = (i * 7 + 1) % (2 * m);
+      std::vector<float> out(m * out_stride, kNaN);
+      t_.gemm({x.data(), x_stride, rows.data(), kernel_weight(w), skip, out.data(), out_stride, m,
+               n, k});
+
+      std::vector<double> got, want, bound;
+      for (int i = 0; i < m; ++i) {
+        for (int j = 0; j < n; ++j) {
+          double sum = 0, size = 0;
+          for (int c = 0; c < k; ++c) {
+            const double product = x[rows[i] * x_stride + c] * value(stored, skip + j, c);
+            sum += product;
+            size += std::fabs(product);
+          }
+          got.push_back(out[i * out_stride + j]);
+          want.push_back(sum);
+          bound.push_back((4 * std::sqrt(k) + 2) * kEps * size + 1e-30);
+        }
+        EXPECT_TRUE(std::isnan(out[i * out_stride + n])) << "wrote past the row";
+      }
+      SCOPED_TRACE(testing::Message()
+                   << t_.name << " " << name_of(dtype) << " " << m << "x" << n << "x" << k);
+      expect_close(got, want, bound);
+    }
+  }
+}
+
+TEST_P(KernelTest, GemmTransposed) {
+  for (const DType dtype : kTypes) {
+    for (const auto [m, n, k] :
+         {Shape{1, 128, 512}, Shape{3, 20, 40}, Shape{5, 65, 67}, Shape{2, 1, 3}}) {
+      RandomModel store(with_block(32), dtype);
+      const QuantView w = random_weight(store, n + 1, k, dtype);
+      const std::vector<float> x = normal(m * n);
+      std::vector<float> out(m * k, kNaN);
+      t_.gemm_transposed({x.data(), n, nullptr, kernel_weight(w), 1, out.data(), k, m, n, k});
+      std::vector<double> want, bound;
+      for (int i = 0; i < m; ++i)
+        for (int c = 0; c < k; ++c) {
+          double sum = 0, size = 0;
+          for (int j = 0; j < n; ++j) {
+            const double product = x[i * n + j] * value(w, 1 + j, c);
+            sum += product;
+            size += std::fabs(product);
+          }
+          want.push_back(sum);
+          bound.push_back((4 * std::sqrt(n) + 2) * kEps * size + 1e-30);
+        }
+      SCOPED_TRACE(testing::Message() << name_of(dtype) << " " << m << "x" << n << "x" << k);
+      expect_close(out, want, bound);
+    }
+  }
+}
+
+// The value of a row does not depend on the rows beside it, nor on how the columns of the output
+// are shared.
+TEST_P(KernelTest, GemmBitsDoNotDependOnTheBatch) {
+  RandomModel store(with_block(128), DType::kF8E4M3);
+  const int m = 13, n = 24, k = 700;
+  const QuantView w = store.matrix(n, k, DType::kF8E4M3);
+  const std::vector<float> x = normal(m * k);
+  std::vector<float> all(m * n), one(n);
+  t_.gemm({x.data(), k, nullptr, kernel_weight(w), 0, all.data(), n, m, n, k});
+  for (int i = 0; i < m; ++i) {
+    t_.gemm({x.data() + i * k, k, nullptr, kernel_weight(w), 0, one.data(), n, 1, 5, k});
+    t_.gemm({x.data() + i * k, k, nullptr, kernel_weight(w), 5, one.data() + 5, n, 1, n - 5, k});
+    for (int j = 0; j < n; ++j)
+      ASSERT_EQ(std::bit_cast<uint32_t>(one[j]), std::bit_cast<uint32_t>(all[i * n + j]));
+  }
+}
+
+TEST_P(KernelTest, DecodesEveryCode) {
+  std::vector<uint8_t> codes;
+  for (int c = 0; c < 256; ++c)
+    if ((c & 0x7f) != 0x7f) codes.push_back(static_cast<uint8_t>(c));
+  std::vector<float> out(codes.size() + 1, kNaN);
+  t_.decode(
+      {codes.data(), cpu::WeightType::kF8E4M3, out.data(), static_cast<int64_t>(codes.size())});
+  double sum = 0;
+  for (size_t i = 0; i < codes.size(); ++i) {
+    EXPECT_EQ(out[i], e4m3(codes[i])) << int{codes[i]};
+    EXPECT_EQ(std::signbit(out[i]), codes[i] >> 7);
+    if (codes[i] < 0x80) sum += out[i];
+  }
+  EXPECT_EQ(sum, 5407.875);  // model specification, section 9.2
+  EXPECT_TRUE(std::isnan(out.back()));
+
+  std::vector<uint16_t> halves;
+  for (int c = 0; c < 65536; ++c)
+    if ((c >> 10 & 31) != 31) halves.push_back(static_cast<uint16_t>(c));
+  std::vector<float> wide(halves.size());
+  for (const auto& [type, dtype] :
+       {std::pair{cpu::WeightType::kF16, DType::kF16}, {cpu::WeightType::kBF16, DType::kBF16}}) {
+    t_.decode({halves.data(), type, wide.data(), static_cast<int64_t>(halves.size())});
+    for (size_t i = 0; i < halves.size(); i += 7)
+      ASSERT_EQ(wide[i], number({halves.data() + i, 1, 1, 1, dtype}, 0, 0)) << halves[i];
+  }
+}
+
+TEST_P(KernelTest, EncodesBf16ToNearestEven) {
+  std::vector<float> x = {1.f,
+                          std::bit_cast<float>(0x3f808000u),
+                          std::bit_cast<float>(0x3f818000u),
+                          std::bit_cast<float>(0x3f808001u),
+                          -0.f,
+                          3.4e38f,
+                          kNaN,
+                          1e-40f,
+                          std::numeric_limits<float>::infinity(),
+                          -2.5f,
+                          0.1f};
+  std::vector<uint16_t> out(x.size() + 1, 0xabcd);
+  t_.encode_bf16({x.data(), out.data(), static_cast<int64_t>(x.size())});
+  const std::vector<uint16_t> want = {0x3f80, 0x3f80, 0x3f82, 0x3f81, 0x8000, 0x7f80,
+                                      0x7fc0, 0x0001, 0x7f80, 0xc020, 0x3dcd, 0xabcd};
+  EXPECT_EQ(out, want);
+}
+
+TEST_P(KernelTest, RmsNorm) {
+  const float x[] = {1, -2, 3, -4}, gain[] = {.5f, 1, 1.5f, 2};
+  float out[5] = {kNaN, kNaN, kNaN, kNaN, kNaN};
+  t_.rms_norm({x, gain, out, 4, 1e-6f});
+  expect_close(std::span(out, 4), std::vector{0.182574174, -0.730296695, 1.643167563, -2.921186779},
+               1e-6);
+  EXPECT_TRUE(std::isnan(out[4]));
+  for (const int n : {1, 7, 8, 513, 7168}) {
+    const std::vector<float> row = normal(n, 3), g = normal(n);
+    std::vector<float> y(n, kNaN);
+    t_.rms_norm({row.data(), g.data(), y.data(), n, 1e-5f});
+    double mean = 0;
+    for (const float v : row) mean += double{v} * v / n;
+    std::vector<double> want, bound;
+    for (int i = 0; i < n; ++i) {
+      want.push_back(row[i] / std::sqrt(mean + 1e-5) * g[i]);
+      bound.push_back((4 * std::sqrt(n) + 4) * kEps * std::fabs(want[i]) + 1e-30);
+    }
+    expect_close(y, want, bound);
+  }
+}
+
+TEST_P(KernelTest, SiluMul) {
+  std::vector<float> gate, up;
+  for (float g = -100; g <= 100; g += 0.37f) gate.push_back(g), up.push_back(1 + g / 300);
+  for (const size_t n : {size_t{1}, size_t{8}, size_t{13}, gate.size()}) {
+    std::vector<float> out(gate.begin(), gate.begin() + n);
+    t_.silu_mul({out.data(), up.data(), out.data(), static_cast<int64_t>(n)});
+    for (size_t i = 0; i < n; ++i) {
+      const double want = gate[i] / (1 + std::exp(-double{gate[i]})) * up[i];
+      ASSERT_NEAR(out[i], want, 1e-6 * std::fabs(want) + 1e-35) << gate[i];
+    }
+  }
+}
+
+// Several blocks of keys against queries of several tokens, with unseen keys full of NaN.
+TEST_P(KernelTest, AttendMatchesSoftmaxInDouble) {
+  struct Case {
+    int queries, per_token, keys, dim, rope, v_dim;
+  };
+  for (const Case& c :
+       {Case{5, 5, 130, 40, 8, 40}, Case{12, 4, 64, 128, 64, 128}, Case{7, 1, 100, 20, 8, 12},
+        Case{1, 1, 1, 512, 64, 512}, Case{2, 2, 63, 3, 2, 5}}) {
+    const int tokens = (c.queries + c.per_token - 1) / c.per_token;
+    const std::vector<float> q = normal(c.queries * c.dim), q_rope = normal(c.queries * c.rope);
+    std::vector<float> k = normal((c.keys + tokens) * c.dim),
+                       k_rope = normal((c.keys + tokens) * c.rope),
+                       v = normal((c.keys + tokens) * c.v_dim);
+    const int n_keys = c.keys + tokens - 1;  // token t sees keys + t of them
+    std::fill(k.begin() + n_keys * c.dim, k.end(), kNaN);
+    std::fill(v.begin() + n_keys * c.v_dim, v.end(), kNaN);
+    const float scale = 0.7f / std::sqrt(static_cast<float>(c.dim));
+    std::vector<float> out(c.queries * c.v_dim, 0.f),
+        max(c.queries, -std::numeric_limits<float>::infinity()), sum(c.queries, 0.f);
+    for (int first = 0; first < n_keys; first += cpu::kMaxKeys)
+      t_.attend({.q = q.data(),
+                 .q_rope = q_rope.data(),
+                 .q_stride = c.dim,
+                 .q_rope_stride = c.rope,
+                 .k = k.data() + first * c.dim,
+                 .k_rope = k_rope.data() + first * c.rope,
+                 .k_stride = c.dim,
+                 .k_rope_stride = c.rope,
+                 .v = v.data() + first * c.v_dim,
+                 .v_stride = c.v_dim,
+                 .n_queries = c.queries,
+                 .n_keys = std::min(cpu::kMaxKeys, n_keys - first),
+                 .dim = c.dim,
+                 .rope_dim = c.rope,
+                 .v_dim = c.v_dim,
+                 .visible = c.keys - first,
+                 .first_query = 0,
+                 .queries_per_token = c.per_token,
+                 .scale = scale,
+                 .out = out.data(),
+                 .out_stride = c.v_dim,
+                 .max = max.data(),
+                 .sum = sum.data()});
+    for (int i = 0; i < c.queries; ++i) {
+      const int seen = c.keys + i / c.per_token;
+      std::vector<double> p(seen);
+      double total = 0;
+      for (int j = 0; j < seen; ++j) {
+        double score = 0;
+        for (int d = 0; d < c.dim; ++d) score += double{q[i * c.dim + d]} * k[j * c.dim + d];
+        for (int d = 0; d < c.rope; ++d)
+          score += double{q_rope[i * c.rope + d]} * k_rope[j * c.rope + d];
+        total += p[j] = std::exp(score * scale);
+      }
+      std::vector<double> want(c.v_dim);
+      for (int j = 0; j < seen; ++j)
+        for (int d = 0; d < c.v_dim; ++d) want[d] += p[j] / total * v[j * c.v_dim + d];
+      std::vector<float> got(out.begin() + i * c.v_dim, out.begin() + (i + 1) * c.v_dim);
+      for (float& g : got) g /= sum[i];
+      expect_close(got, want, 3e-5);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, KernelTest, testing::Range(0, static_cast<int>(cpu::best_isa()) + 1),
+                         [](const auto& isa) {
+                           return std::string(cpu::name_of(static_cast<cpu::Isa>(isa.param)));
+                         });
+
+TEST(KernelTable, EachIsaBringsItsOwnProducts) {
+  const cpu::KernelTable reference = cpu::kernels_for(cpu::Isa::kReference);
+  EXPECT_STREQ(reference.name, "reference");
+  if (cpu::best_isa() < cpu::Isa::kAvx2) GTEST_SKIP() << "this CPU has no AVX2";
+  const cpu::KernelTable avx2 = cpu::kernels_for(cpu::Isa::kAvx2);
+  EXPECT_STREQ(avx2.name, "avx2");
+  EXPECT_NE(avx2.gemm, reference.gemm);
+  EXPECT_NE(avx2.attend, reference.attend);
+}
+
+}  // namespace
+}  // namespace tandem::test

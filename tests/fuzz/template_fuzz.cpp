@@ -1,0 +1,40 @@
+// Any bytes as a template, and as messages: must render or throw Error.
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "core/check.h"
+#include "io/chat_template.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const char* const kContext = R"({
+  "messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Größe </think> 🙂"},
+               {"role": "assistant", "content": null,
+                "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]}],
+  "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": [1, 2.5, true]}}}],
+  "add_generation_prompt": true, "bos_token": "<s>", "eos_token": "</s>",
+  "n": 3, "x": 1.5, "s": "a b\nc", "xs": [3, 1, 2], "d": {"b": 1, "a": "z"}})";
+
+}  // namespace
+
+// Up to a zero byte: the template. Behind it: messages as JSON.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view input(reinterpret_cast<const char*>(data), size);
+  const size_t end = input.find('\0');
+  const std::string_view source = input.substr(0, end);
+  const Json context = Json::parse(kContext);
+  const tandem::jinja::Limits limits{.steps = 50'000, .bytes = 1 << 20};
+  try {
+    tandem::jinja::Template(source).render(context, limits);
+  } catch (const tandem::Error&) {
+  }
+  if (end == std::string_view::npos) return 0;
+  const Json messages = Json::parse(input.substr(end + 1), nullptr, false);
+  try {
+    tandem::render_chat_with_ranges(tandem::ChatTemplate("{{ messages|tojson }}"), messages, {});
+  } catch (const tandem::Error&) {
+  }
+  return 0;
+}

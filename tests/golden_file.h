@@ -1,0 +1,46 @@
+// Reads the tensors of tests/golden/*/golden.safetensors; a reader of its own, so that the engine's
+// is tested too.
+#pragma once
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace tandem::test {
+
+class GoldenFile {
+ public:
+  explicit GoldenFile(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    bytes_.assign(std::istreambuf_iterator<char>(file), {});
+    uint64_t length = 0;
+    if (bytes_.size() < sizeof(length)) throw std::runtime_error("no golden file " + path);
+    std::memcpy(&length, bytes_.data(), sizeof(length));
+    header_ = nlohmann::json::parse(bytes_.begin() + 8,
+                                    bytes_.begin() + 8 + static_cast<int64_t>(length));
+    data_ = 8 + length;
+  }
+
+  bool has(const std::string& name) const { return header_.contains(name); }
+  std::vector<int32_t> ints(const std::string& name) const { return values<int32_t>(name, "I32"); }
+  std::vector<float> floats(const std::string& name) const { return values<float>(name, "F32"); }
+
+ private:
+  template <class T>
+  std::vector<T> values(const std::string& name, const char* dtype) const {
+    const auto& entry = header_.at(name);
+    if (entry.at("dtype") != dtype) throw std::runtime_error(name + " is not " + dtype);
+    const size_t begin = entry.at("data_offsets")[0], end = entry.at("data_offsets")[1];
+    std::vector<T> out((end - begin) / sizeof(T));
+    std::memcpy(out.data(), bytes_.data() + data_ + begin, end - begin);
+    return out;
+  }
+
+  std::string bytes_;
+  nlohmann::json header_;
+  size_t data_;
+};
+
+}  // namespace tandem::test

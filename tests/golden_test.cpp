@@ -1,0 +1,113 @@
+// Golden logits of Hugging Face transformers on a tiny random checkpoint of every family
+// (tests/golden/README.md), read from disk as a user's checkpoint is.
+#include <filesystem>
+
+#include "engine/score.h"
+#include "loaded_model.h"
+#include "tests/check_close.h"
+#include "tests/golden_file.h"
+
+namespace tandem::test {
+namespace {
+
+const std::string kGolden = std::string(TANDEM_SOURCE_DIR) + "/tests/golden/";
+
+struct Case {
+  std::string family;
+  std::string isa;
+  AttentionForm form;
+};
+
+std::vector<std::string> families() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(kGolden))
+    if (entry.is_directory()) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const std::string& family : families())
+    for (int isa = 0; isa <= static_cast<int>(cpu::best_isa()); ++isa)
+      for (const AttentionForm form : {AttentionForm::kNaive, AttentionForm::kAbsorbed})
+        all.push_back({family, cpu::name_of(static_cast<cpu::Isa>(isa)), form});
+  return all;
+}
+
+class GoldenTest : public testing::TestWithParam<Case> {};
+
+// The greedy token may differ where the golden margin is smaller than the errors allowed.
+void expect_same_greedy(std::span<const float> got, std::span<const float> want, double bound) {
+  const auto best = std::max_element(want.begin(), want.end()) - want.begin();
+  for (size_t i = 0; i < want.size(); ++i)
+    if (want[best] - want[i] > 2 * bound) {
+      EXPECT_GT(got[best], got[i]);
+    }
+}
+
+TEST_P(GoldenTest, LogitsOfEveryLength) {
+  const Case& c = GetParam();
+  ModelOptions options{.directory = kGolden + c.family,
+                       .isa = c.isa,
+                       .n_threads = 0,
+                       .context = 256,
+                       .max_logits = 64,
+                       .attention = c.form};
+  LoadedModel loaded(options);
+  EXPECT_STREQ(loaded.isa(), c.isa.c_str());
+  const GoldenFile golden(kGolden + c.family + "/golden.safetensors");
+  const size_t vocab = loaded.config().vocab;
+  const double tolerance = c.isa == "reference" ? 2e-4 : 2e-2;
+  int n_compared = 0;
+  for (const int length : {1, 5, 17, 40, 150, 200}) {
+    const std::string suffix = "_" + std::to_string(length);
+    if (!golden.has("tokens" + suffix)) continue;
+    const std::vector<int32_t> tokens = golden.ints("tokens" + suffix);
+    const std::vector<float> want = golden.floats("logits" + suffix);
+    const auto n_rows = static_cast<int64_t>(want.size() / vocab);
+    const int64_t first = length - n_rows;  // every position, or the last one
+    score(loaded.model(), loaded.cache(), tokens, first,
+          [&](int64_t i, std::span<const float> got) {
+            SCOPED_TRACE(testing::Message() << length << " tokens, position " << i);
+            const std::span<const float> row(want.data() + (i - first) * vocab, vocab);
+            const double bound = tolerance * largest(row);
+            expect_close(got, row, bound);
+            expect_same_greedy(got, row, bound);
+            ++n_compared;
+          });
+  }
+  EXPECT_GE(n_compared, 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GoldenTest, testing::ValuesIn(cases()), [](const auto& info_of) {
+  const Case& c = info_of.param;
+  return c.family + "_" + c.isa + (c.form == AttentionForm::kNaive ? "_naive" : "_absorbed");
+});
+
+TEST(Golden, EveryFamilyIsThere) { EXPECT_GE(families().size(), 10u); }
+
+// Model specification, section 9.6, by its own digits.
+TEST(Golden, T1HasTheLogitsOfTheSpecification) {
+  LoadedModel loaded(
+      {.directory = kGolden + "t1", .isa = "reference", .context = 64, .max_logits = 8});
+  std::vector<int32_t> tokens = {3, 1, 4, 1, 5};
+  const std::vector<double> want = {0.449801305,  -1.131572497, 1.579666978, 1.121415457,
+                                    -0.134841701, 0.389253419,  0.651399470, -1.448245215};
+  std::vector<int64_t> argmax;
+  score(loaded.model(), loaded.cache(), tokens, 0, [&](int64_t i, std::span<const float> logits) {
+    argmax.push_back(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    if (i == 4) expect_close(logits.first(8), want, 2e-5);
+  });
+  EXPECT_EQ(argmax, (std::vector<int64_t>{1, 14, 17, 14, 2}));
+  for (const int next : {2, 19, 4, 17, 11, 31, 31, 31}) {
+    score(loaded.model(), loaded.cache(), tokens, static_cast<int64_t>(tokens.size()) - 1,
+          [&](int64_t, std::span<const float> logits) {
+            EXPECT_EQ(std::max_element(logits.begin(), logits.end()) - logits.begin(), next);
+          });
+    tokens.push_back(next);
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test

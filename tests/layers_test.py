@@ -1,0 +1,49 @@
+"""A file includes only its own folder and folders to the left of it; siblings do not know each other.
+
+core > io, cpu_kernels > model > ops > engine, offload > files beside main.cpp. cpu_kernels include not even core.
+Islands (files of one instruction set) include nothing but their own headers and <immintrin.h>.
+"""
+import pathlib
+import re
+import sys
+
+ORDER = {"src/core": 0, "src/io": 1, "cpu_kernels": 1, "src/model": 2, "src/ops": 3, "src/engine": 4, "offload": 4,
+         "src": 5}
+
+
+def folder_of(path):
+    while path and path not in ORDER:
+        path = path.rpartition("/")[0]
+    return path
+
+
+def included_folder(target):
+    return folder_of(target.rpartition("/")[0]) or folder_of("src/" + target.rpartition("/")[0]) or "src"
+
+
+def violations(root):
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        here = folder_of(name.rpartition("/")[0])
+        if path.suffix not in (".h", ".cpp") or not here or name.startswith("build"):
+            continue
+        text = path.read_text(encoding="utf-8")
+        for target in re.findall(r'#include "([^"]+)"', text):
+            there = included_folder(target)
+            if there != here and (ORDER[there] >= ORDER[here] or here == "cpu_kernels"):
+                yield f"{name} includes {target}: {here} may not use {there}"
+        if here == "cpu_kernels" and re.match(r"cpu_kernels/(avx|amx)", name):
+            for system in re.findall(r"#include <([^>]+)>", text):
+                if system != "immintrin.h":
+                    yield f"{name} includes <{system}>: an island includes only <immintrin.h>"
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
+    found = list(violations(root))
+    print("\n".join(found) or "every include points to the left")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+// Against the published sizes of the models, and against the list of tensors itself.
+#include "model/parameters.h"
+
+#include <gtest/gtest.h>
+
+#include "model/weights.h"
+#include "tests/config_families.h"
+
+namespace tandem {
+namespace {
+
+struct Published {
+  const char* family;
+  int64_t embedding, attention_layer, dense_mlp, one_expert, shared_mlp, router, moe_layer;
+  int64_t total, activated, activated_with_embedding, kv_bytes;
+};
+
+constexpr Published kPublished[] = {
+    {"v2_lite", 209'715'200, 13'763'072, 67'239'936, 8'650'752, 17'301'504, 131'072, 584'847'872,
+     15'706'484'224, 2'451'435'008, 2'661'150'208, 31'104},
+    {"v2", 524'288'000, 149'227'520, 188'743'680, 23'592'960, 47'185'920, 819'200, 3'972'116'480,
+     235'741'434'880, 20'851'512'320, 21'375'800'320, 69'120},
+    {"r1", 926'679'040, 187'107'328, 396'361'728, 44'040'192, 44'040'192, 1'835'264, 11'507'286'272,
+     671'026'419'200, 36'625'618'432, 37'552'297'472, 70'272},
+    {"kimi_k2", 1'174'405'120, 101'124'096, 396'361'728, 44'040'192, 44'040'192, 2'752'896,
+     17'059'365'248, 1'026'408'232'448, 31'687'095'808, 32'861'500'928, 70'272},
+    {"moonlight", 335'544'320, 13'763'072, 69'206'016, 8'650'752, 17'301'504, 131'136, 584'847'936,
+     15'960'110'208, 2'579'231'872, 2'914'776'192, 31'104},
+};
+
+TEST(Parameters, PublishedSizes) {
+  for (const Published& p : kPublished) {
+    SCOPED_TRACE(p.family);
+    const ModelConfig config = parse(family(p.family));
+    const LayerParameters moe = count_layer_parameters(config, true);
+    EXPECT_EQ(moe.attention, p.attention_layer);
+    EXPECT_EQ(moe.shared_experts, p.shared_mlp);
+    EXPECT_EQ(moe.router, p.router);
+    EXPECT_EQ(moe.routed_experts, config.router.n_experts * p.one_expert);
+    EXPECT_EQ(moe.total(), p.moe_layer);
+    const LayerParameters dense = count_layer_parameters(config, false);
+    EXPECT_EQ(dense.dense_mlp, p.dense_mlp);
+    EXPECT_EQ(dense.total(), p.attention_layer + p.dense_mlp + 2 * config.dim);
+
+    const ParameterCounts counts = count_parameters(config);
+    EXPECT_EQ(counts.embedding, p.embedding);
+    EXPECT_EQ(counts.head, p.embedding);
+    EXPECT_EQ(counts.one_expert, p.one_expert);
+    EXPECT_EQ(counts.total, p.total);
+    EXPECT_EQ(counts.activated, p.activated);
+    EXPECT_EQ(counts.activated + counts.embedding, p.activated_with_embedding);
+    EXPECT_EQ(kv_bytes_per_token(config), p.kv_bytes);
+  }
+}
+
+TEST(Parameters, MtpLayerOfR1) {
+  const ParameterCounts counts = count_parameters(parse(family("r1")));
+  EXPECT_EQ(counts.mtp, 11'610'068'224);
+  EXPECT_EQ(counts.mtp_stored, 13'463'426'304);
+  EXPECT_EQ(counts.mtp_activated, 1'614'779'648);
+  EXPECT_EQ(count_parameters(parse(family("kimi_k2"))).mtp_stored, 0);
+}
+
+// Elements of the whole R1 checkpoint, block scales aside: what the hub shows as 685B less 41.5M.
+TEST(Parameters, R1AsStored) {
+  const ParameterCounts counts = count_parameters(parse(family("r1")));
+  const int64_t fp8 = 680'571'043'840, bf16 = 3'918'786'560, bias = 59 * 256;
+  EXPECT_EQ(counts.total + counts.mtp_stored, fp8 + bf16 + bias);
+}
+
+void expect_as_listed(const ModelConfig& config) {
+  int64_t embedding = 0, head = 0, attention = 0, dense = 0, shared = 0, routed = 0, router = 0,
+          norms = 0;
+  ModelWeights weights;
+  for_each_weight(weights, config, [&](const WeightSpec& spec, QuantView&) {
+    const bool latent_norm = spec.name.ends_with("_a_layernorm.weight");
+    int64_t& part = spec.use == WeightUse::kEmbedding                  ? embedding
+                    : spec.use == WeightUse::kHead                     ? head
+                    : spec.use == WeightUse::kAttention || latent_norm ? attention
+                    : spec.use == WeightUse::kNorm                     ? norms
+                    : spec.use == WeightUse::kDense                    ? dense
+                    : spec.use == WeightUse::kShared                   ? shared
+                    : spec.use == WeightUse::kExpert                   ? routed
+                                                                       : router;
+    part += spec.rows * spec.cols;
+  });
+  const ParameterCounts counts = count_parameters(config);
+  EXPECT_EQ(counts.embedding, embedding);
+  EXPECT_EQ(counts.head, head);
+  EXPECT_EQ(counts.attention, attention);
+  EXPECT_EQ(counts.dense_mlp, dense);
+  EXPECT_EQ(counts.shared_experts, shared);
+  EXPECT_EQ(counts.routed_experts, routed);
+  EXPECT_EQ(counts.router, router);
+  EXPECT_EQ(counts.norms, norms);
+  EXPECT_EQ(counts.total, embedding + head + attention + dense + shared + routed + router + norms);
+}
+
+TEST(Parameters, PartsAreThoseOfTheListOfTensors) {
+  for (const char* name : {"v2_lite", "v2", "r1", "kimi_k2", "moonlight"}) {
+    SCOPED_TRACE(name);
+    expect_as_listed(parse(family(name)));
+  }
+  ModelConfig config = parse(family("v2_lite"));
+  config.moe_layer_freq = 2;
+  config.n_shared_experts = 0;
+  config.tied_head = true;
+  expect_as_listed(config);
+  config.router.n_experts = 0;
+  expect_as_listed(config);
+}
+
+TEST(Parameters, TiedHeadIsReadButNotStored) {
+  ModelConfig config = parse(family("moonlight"));
+  const ParameterCounts untied = count_parameters(config);
+  config.tied_head = true;
+  const ParameterCounts tied = count_parameters(config);
+  EXPECT_EQ(tied.total, untied.total - untied.head);
+  EXPECT_EQ(tied.activated, untied.activated);
+}
+
+}  // namespace
+}  // namespace tandem

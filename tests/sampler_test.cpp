@@ -1,0 +1,193 @@
+#include "engine/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <numeric>
+
+#include "core/check.h"
+
+namespace tandem {
+namespace {
+
+const std::vector<float> kLogits = {1.0f, 3.0f, 2.0f, 0.0f, 2.5f, -1.0f};
+constexpr int kVocab = 6;
+
+SamplingParams plain(float temperature = 1) {
+  SamplingParams p;
+  p.temperature = temperature;
+  p.top_p = 1;
+  return p;
+}
+
+Sampled next(Sampler& sampler, std::vector<float> logits = kLogits) { return sampler.next(logits); }
+
+std::vector<int32_t> draw(const SamplingParams& params, int n, std::vector<int32_t> prompt = {}) {
+  Sampler sampler(params, kVocab, prompt);
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < n; ++i) tokens.push_back(next(sampler).token);
+  return tokens;
+}
+
+// Share of each token in n draws.
+std::vector<double> frequencies(const SamplingParams& params, int n = 40000) {
+  std::vector<double> share(kVocab);
+  for (const int32_t t : draw(params, n)) share[t] += 1.0 / n;
+  return share;
+}
+
+std::vector<double> softmax(double temperature, const std::vector<int>& allowed) {
+  std::vector<double> p(kVocab);
+  double sum = 0;
+  for (const int t : allowed) sum += p[t] = std::exp(kLogits[t] / temperature);
+  for (double& v : p) v /= sum;
+  return p;
+}
+
+void expect_distribution(const SamplingParams& params, const std::vector<double>& want) {
+  const std::vector<double> got = frequencies(params);
+  for (int t = 0; t < kVocab; ++t) {
+    EXPECT_NEAR(got[t], want[t], 0.012) << "token " << t;
+    if (want[t] == 0) {
+      EXPECT_EQ(got[t], 0) << "token " << t << " is not allowed";
+    }
+  }
+}
+
+TEST(Sampler, GreedyTakesTheLargestAndTheLowerOfEquals) {
+  Sampler sampler(plain(0), kVocab, {});
+  EXPECT_EQ(next(sampler).token, 1);
+  EXPECT_EQ(next(sampler, {0, 5, 1, 5, 5, 0}).token, 1);
+}
+
+TEST(Sampler, DrawsFromTheSoftmaxAtTheTemperature) {
+  expect_distribution(plain(1), softmax(1, {0, 1, 2, 3, 4, 5}));
+  expect_distribution(plain(0.5f), softmax(0.5, {0, 1, 2, 3, 4, 5}));
+  expect_distribution(plain(3), softmax(3, {0, 1, 2, 3, 4, 5}));
+}
+
+TEST(Sampler, TopK) {
+  SamplingParams p = plain();
+  p.top_k = 2;
+  expect_distribution(p, softmax(1, {1, 4}));
+  p.top_k = 100;
+  expect_distribution(p, softmax(1, {0, 1, 2, 3, 4, 5}));
+}
+
+// Probabilities: 1: 0.459, 4: 0.278 (together 0.738), 2: 0.169, 0: 0.062, 3: 0.023, 5: 0.008.
+TEST(Sampler, TopPKeepsTheSmallestSetThatReachesIt) {
+  SamplingParams p = plain();
+  p.top_p = 0.73f;
+  expect_distribution(p, softmax(1, {1, 4}));
+  p.top_p = 0.75f;
+  expect_distribution(p, softmax(1, {1, 4, 2}));
+  p.top_p = 1e-6f;
+  expect_distribution(p, softmax(1, {1}));
+}
+
+TEST(Sampler, TopPSortsNoMoreThanItMust) {
+  std::vector<float> flat(5000, 0.f);
+  SamplingParams p = plain();
+  p.top_p = 0.5f;
+  Sampler sampler(p, 5000, {});
+  for (int i = 0; i < 200; ++i)
+    EXPECT_LT(next(sampler, flat).token, 2500);  // equals: the lower tokens are kept
+}
+
+TEST(Sampler, MinP) {
+  SamplingParams p = plain();
+  p.min_p = 0.35f;  // of the likeliest: keeps 4 and 2 (0.368)
+  expect_distribution(p, softmax(1, {1, 4, 2}));
+}
+
+TEST(Sampler, TopKThenTopPRenormalises) {
+  SamplingParams p = plain();
+  p.top_k = 3;
+  p.top_p = 0.6f;  // of the three that are left 1 has 0.506, 1 and 4 together 0.81
+  expect_distribution(p, softmax(1, {1, 4}));
+}
+
+TEST(Sampler, RepetitionPenaltyCountsThePrompt) {
+  SamplingParams p = plain(0);
+  p.repetition_penalty = 2;
+  EXPECT_EQ(draw(p, 3, {1}), (std::vector<int32_t>{4, 2, 1}));  // 3/2 beats 2.5/2, 2/2
+  Sampler sampler(p, kVocab, std::vector<int32_t>{1, 0});
+  EXPECT_EQ(next(sampler, {-1, -1.1f, -1.9f, -5, -5, -5}).token, 2)
+      << "negative logits are multiplied";
+}
+
+TEST(Sampler, PresenceAndFrequencyPenaltiesCountOnlyOutput) {
+  SamplingParams p = plain(0);
+  p.presence_penalty = 0.6f;
+  EXPECT_EQ(draw(p, 4, {1}), (std::vector<int32_t>{1, 4, 1, 1}));  // 2.4 against 2.5, then 1.9
+  p.presence_penalty = 0;
+  p.frequency_penalty = 0.3f;
+  EXPECT_EQ(draw(p, 4, {1}), (std::vector<int32_t>{1, 1, 4, 1}));
+}
+
+TEST(Sampler, LogitBias) {
+  SamplingParams p = plain(0);
+  p.logit_bias = {{3, 10.f}};
+  EXPECT_EQ(draw(p, 1)[0], 3);
+  p = plain();
+  p.logit_bias = {{1, -100.f}};
+  expect_distribution(p, softmax(1, {0, 2, 3, 4, 5}));
+}
+
+TEST(Sampler, SeedDecidesTheText) {
+  SamplingParams p = plain();
+  p.seed = 42;
+  const auto first = draw(p, 100);
+  EXPECT_EQ(draw(p, 100), first);
+  p.seed = 43;
+  EXPECT_NE(draw(p, 100), first);
+}
+
+TEST(Sampler, LogprobsAreTheModelsOwn) {
+  SamplingParams p = plain(0);
+  p.n_top_logprobs = 3;
+  p.logit_bias = {{3, 10.f}};
+  Sampler sampler(p, kVocab, {});
+  const Sampled s = next(sampler);
+  double sum = 0;
+  for (const float v : kLogits) sum += std::exp(v);
+  EXPECT_EQ(s.token, 3);
+  EXPECT_NEAR(s.logprob, 0 - std::log(sum), 1e-6);
+  ASSERT_EQ(s.top.size(), 3u);
+  EXPECT_EQ(s.top[0].token, 1);
+  EXPECT_EQ(s.top[1].token, 4);
+  EXPECT_EQ(s.top[2].token, 2);
+  EXPECT_NEAR(s.top[1].logprob, 2.5 - std::log(sum), 1e-6);
+}
+
+TEST(Sampler, LogitsThatAreNotFiniteAreAnError) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    Sampler sampler(plain(), kVocab, {});
+    EXPECT_THROW(next(sampler, {0, 1, bad, 0, 0, 0}), Error);
+  }
+}
+
+TEST(Sampler, ParametersOutOfRangeAreNamed) {
+  const auto bad = [](auto change) {
+    SamplingParams p = plain();
+    change(p);
+    EXPECT_THROW(validate(p, kVocab), Error);
+  };
+  bad([](auto& p) { p.temperature = -1; });
+  bad([](auto& p) { p.temperature = std::numeric_limits<float>::quiet_NaN(); });
+  bad([](auto& p) { p.top_p = 0; });
+  bad([](auto& p) { p.top_p = 1.5f; });
+  bad([](auto& p) { p.top_k = -1; });
+  bad([](auto& p) { p.min_p = 2; });
+  bad([](auto& p) { p.repetition_penalty = 0; });
+  bad([](auto& p) { p.presence_penalty = 3; });
+  bad([](auto& p) { p.n_top_logprobs = 7; });
+  bad([](auto& p) { p.logit_bias = {{6, 1.f}}; });
+  validate(plain(), kVocab);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Builds the fuzz targets and runs each for the given number of seconds from its seed corpus.
+set -eu
+cd "$(dirname "$0")/.."
+seconds=${1:-10}
+mkdir -p build
+tools/install_packages.sh clang-14 libclang-rt-14-dev
+cmake --preset fuzz >build/configure-fuzz.log 2>&1 || { cat build/configure-fuzz.log; exit 1; }
+cmake --build build/fuzz -j"$(nproc)"
+for target in build/fuzz/tests/fuzz/*_fuzz; do
+  name=$(basename "$target" _fuzz)
+  mkdir -p "build/fuzz/found/$name"
+  "$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -print_final_stats=1 -verbosity=0 \
+    -artifact_prefix="build/fuzz/found/" "build/fuzz/found/$name" "tests/fuzz/corpus/$name" \
+    >"build/fuzz/$name.log" 2>&1 || { tail -n 40 "build/fuzz/$name.log"; echo "fuzz target $name failed"; exit 1; }
+  echo "fuzz $name: $(sed -n 's/^stat::number_of_executed_units: *//p' "build/fuzz/$name.log") executions, no crash"
+done

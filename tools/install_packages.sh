@@ -1,0 +1,15 @@
+#!/bin/sh
+# Installs the Debian or Ubuntu packages that are named and missing, and says which.
+set -eu
+missing=""
+for package in "$@"; do
+  dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+echo "installing:$missing"
+as_root=""
+[ "$(id -u)" = 0 ] || as_root=sudo
+export DEBIAN_FRONTEND=noninteractive
+$as_root apt-get update -qq
+# shellcheck disable=SC2086
+$as_root apt-get install -y -qq --no-install-recommends $missing >/dev/null
