@@ -201,7 +201,9 @@ class Refuses(unittest.TestCase):
         result = subprocess.run([TANDEM, "run", "-f", "-"], input=b"\xff\xfe", capture_output=True, check=False)
         self.assertEqual(result.returncode, 2)
         self.assertRegex(result.stderr.decode(), r"^error: .*\n$")
-        self.refused(["512"], "logits", "--tokens", "600", "--out", "/dev/null/x")
+        with tempfile.TemporaryDirectory() as folder:
+            self.refused(["600", "512"], "logits", "--tokens", "600", "--out", os.path.join(folder, "x.npy"))
+            self.assertEqual(os.listdir(folder), [], "no partial file is left behind")
         self.refused(["tokens"], "logits", "--tokens", "1,,2", "--out", "x.npy")
         self.refused(["JSON"], "tokenize", "--decode", "-p", "[1, -2]")
         self.refused(["999999"], "tokenize", "--decode", "-p", "[999999]")

@@ -75,10 +75,10 @@ TEST_P(SafetensorsRefuses, NamingTheFile) {
 INSTANTIATE_TEST_SUITE_P(
     BrokenJson, SafetensorsRefuses,
     ::testing::Values(Refusal{"", "no JSON object"}, Refusal{" {}", "no JSON object"},
-                      Refusal{"[]", "no JSON object"}, Refusal{"{", "broken header"},
-                      Refusal{"{}x", "broken header"}, Refusal{"{\"\xff\":", "broken header"},
-                      Refusal{one("F32", "[1]", "[0,4]") + "{}", "broken header"},
-                      Refusal{std::string("{}\0", 3), "broken header"}));
+                      Refusal{"[]", "no JSON object"}, Refusal{"{", "broken JSON"},
+                      Refusal{"{}x", "broken JSON"}, Refusal{"{\"\xff\":", "broken JSON"},
+                      Refusal{one("F32", "[1]", "[0,4]") + "{}", "broken JSON"},
+                      Refusal{std::string("{}\0", 3), "broken JSON"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Fields, SafetensorsRefuses,
@@ -155,7 +155,7 @@ TEST(Safetensors, MessagesAreBounded) {
   const std::string name(100'000, 'n');
   EXPECT_TRUE(says(parse_error("{\"" + name + "\":5}", 0), "nnn.."));
   EXPECT_TRUE(says(parse_error("{\"\\u001b[31m\\n\":5}", 0), R"("\u001b[31m\n")"));
-  EXPECT_TRUE(says(parse_error("{\"a\":" + std::string(100'000, 'x'), 0), "broken header"));
+  EXPECT_TRUE(says(parse_error("{\"a\":" + std::string(100'000, 'x'), 0), "broken JSON"));
 }
 
 TEST(Safetensors, HeaderLengthMustFitTheFileAndTheFormat) {

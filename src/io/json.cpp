@@ -1,8 +1,10 @@
 #include "io/json.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
-#include <set>
+#include <unordered_set>
 #include <vector>
 
 #include "core/check.h"
@@ -30,23 +32,32 @@ class Strict {
   explicit Strict(std::string_view source) : source_(source) {}
 
   bool operator()(int depth, Json::parse_event_t event, const Json& value) {
-    require(depth < kMaxDepth, "{}: nested deeper than {} levels: this is no file of a checkpoint",
-            source_, kMaxDepth);
-    if (event == Json::parse_event_t::object_start) {
+    using Event = Json::parse_event_t;
+    if (event == Event::object_start || event == Event::array_start)
+      require(depth < kMaxDepth,
+              "{}: nested deeper than {} levels: this is no file of a checkpoint", source_,
+              kMaxDepth);
+    if (event == Event::object_start) {
       keys_.resize(depth + 1);
       keys_[depth].clear();
-    } else if (event == Json::parse_event_t::key) {
+    } else if (event == Event::key) {
       const auto& key = value.get_ref<const std::string&>();
-      require(keys_[depth - 1].insert(key).second, "{}: the key {} stands twice: remove one",
-              source_, shown(key));
+      if (!keys_[depth - 1].insert(key).second)
+        fail("{}: the key {} stands twice: remove one", source_, shown(key));
     }
     return true;
   }
 
  private:
   std::string_view source_;
-  std::vector<std::set<std::string>> keys_;  // [depth of the open object]
+  std::vector<std::unordered_set<std::string>> keys_;  // [depth of the open object]
 };
+
+// The parser would take it for the end of the text and not look at the rest.
+void require_no_zero_byte(std::string_view text, std::string_view source) {
+  require(text.find('\0') == text.npos, "{}: broken JSON: byte {} is zero", source,
+          text.find('\0'));
+}
 
 }  // namespace
 
@@ -65,6 +76,7 @@ std::string read_text_file(const std::string& path, int64_t max_bytes) {
 }
 
 Json parse_json(std::string_view text, std::string_view source) {
+  require_no_zero_byte(text, source);
   try {
     // The callback is passed as a function object that keeps its state, hence the lambda.
     Strict strict(source);
@@ -74,6 +86,11 @@ Json parse_json(std::string_view text, std::string_view source) {
   } catch (const Json::exception& error) {
     fail("{}: broken JSON: {}", source, json_message(error));
   }
+}
+
+void scan_json(std::string_view text, std::string_view source, Json::json_sax_t& handler) {
+  require_no_zero_byte(text, source);
+  Json::sax_parse(text, &handler);
 }
 
 std::string json_message(const Json::exception& error) {

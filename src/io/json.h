@@ -15,6 +15,10 @@ std::string read_text_file(const std::string& path, int64_t max_bytes);
 // file's name for the message.
 nlohmann::json parse_json(std::string_view text, std::string_view source);
 
+// The same piece by piece, for what is too large for a tree; depth and keys are up to `handler`,
+// which is told of syntax errors.
+void scan_json(std::string_view text, std::string_view source, nlohmann::json::json_sax_t& handler);
+
 // What an exception of nlohmann::json says, without its prefix, on one line of bounded length.
 std::string json_message(const nlohmann::json::exception& error);
 

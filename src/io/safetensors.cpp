@@ -120,7 +120,7 @@ class HeaderReader : public Json::json_sax_t {
     refuse("{} is no whole number below 2^63", shown(text));
   }
   bool parse_error(size_t, const std::string&, const Json::exception& error) override {
-    fail("{}: broken header: {}: download the file again", file_, json_message(error));
+    fail("{}: broken JSON: {}: download the file again", file_, json_message(error));
   }
 
  private:
@@ -235,7 +235,7 @@ std::vector<TensorEntry> parse_header(std::string_view header, int64_t data_byte
   require(header.starts_with('{'), "{}: its header is no JSON object: not a safetensors file",
           file);
   HeaderReader reader(file);
-  Json::sax_parse(header, &reader);
+  scan_json(header, file, reader);
   auto& entries = reader.entries;
   require_distinct_names(entries, file);
   std::sort(entries.begin(), entries.end(), [](const TensorEntry& a, const TensorEntry& b) {

@@ -114,7 +114,7 @@ ShardIndex read_shard_index(const std::string& path) {
 
 ShardIndex parse_shard_index(std::string_view text, std::string_view source) {
   IndexReader reader(source);
-  Json::sax_parse(text, &reader);
+  scan_json(text, source, reader);
   require(reader.has_map && !reader.index.entries.empty(), "{}: weight_map is missing or empty",
           source);
   std::unordered_set<std::string_view> names;

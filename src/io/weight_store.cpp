@@ -122,7 +122,7 @@ WeightStore::WeightStore(const std::string& directory) : directory_(directory) {
     for (TensorEntry& entry : shard.entries) {
       const std::byte* first = data + entry.offset;
       total_bytes_ += entry.bytes;
-      const StoredTensor& t = tensors_.emplace_back(std::move(entry), file, first);
+      const StoredTensor& t = tensors_.emplace_back(StoredTensor{{std::move(entry)}, file, first});
       const auto [other, is_new] = by_name_.try_emplace(t.name, &t);
       if (!is_new)
         fail("tensor {} is in {} and in {}: remove the file that does not belong", shown(t.name),

@@ -1,0 +1,238 @@
+// Whether the tensors of a checkpoint are those of its configuration, said by name.
+#include "model/checkpoint.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <cstring>
+#include <limits>
+
+#include "tests/error_of.h"
+#include "tests/fake_checkpoint.h"
+
+namespace tandem {
+namespace {
+
+// One dense and two MoE layers, FP8 in blocks of 4 that do not divide the matrices, one MTP layer.
+ModelConfig small_config() {
+  ModelConfig c;
+  c.dim = 18;
+  c.vocab = 11;
+  c.n_layers = 3;
+  c.n_dense_layers = 1;
+  c.dense_dim = 10;
+  c.expert_dim = 6;
+  c.scale_block = 4;
+  c.mla = {.n_heads = 2, .q_rank = 7, .kv_rank = 5, .nope_dim = 3, .rope_dim = 2, .v_dim = 4};
+  c.router.n_experts = 4;
+  c.router.n_active = 2;
+  c.router.n_groups = 2;
+  c.router.n_active_groups = 1;
+  return c;
+}
+
+using Tensors = std::vector<FakeTensor>;
+
+FakeTensor& find(Tensors& tensors, const std::string& name) {
+  const auto found =
+      std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == name; });
+  check(found != tensors.end(), name);
+  return *found;
+}
+void erase(Tensors& tensors, const std::string& name) {
+  tensors.erase(tensors.begin() + (&find(tensors, name) - tensors.data()));
+}
+
+// What stored_weights() says to these tensors, or "no error".
+std::string error_with(const ModelConfig& config, const Tensors& tensors) {
+  const TempDirectory dir;
+  write_checkpoint(dir.path(), tensors, 2);
+  const WeightStore store(dir.path());
+  return error_of([&] { stored_weights(store, config); });
+}
+// .. after a change of what fits small_config().
+std::string error_after(const std::function<void(Tensors&)>& change) {
+  Tensors tensors = tensors_of(small_config());
+  change(tensors);
+  return error_with(small_config(), tensors);
+}
+
+const std::string kExpert = "model.layers.2.mlp.experts.3.up_proj.weight";
+
+TEST(Checkpoint, FillsEverySlotWithItsOwnTensor) {
+  const ModelConfig config = small_config();
+  const TempDirectory dir;
+  write_checkpoint(dir.path(), tensors_of(config), 3);
+  const WeightStore store(dir.path());
+  ModelWeights weights = stored_weights(store, config);
+  int n = 0;
+  for_each_weight(weights, config, [&](const WeightSpec& spec, const QuantView& w) {
+    ++n;
+    EXPECT_EQ(w.q.data, store.find(spec.name)->data) << spec.name;
+    EXPECT_EQ(w.q.rows, spec.rows) << spec.name;
+    EXPECT_EQ(w.q.cols, spec.cols) << spec.name;
+    const StoredTensor* scale = store.find(spec.name + "_scale_inv");
+    EXPECT_EQ(w.scale.data, scale ? scale->data : nullptr) << spec.name;
+  });
+  EXPECT_EQ(n, 81);
+  EXPECT_TRUE(checkpoint_warnings(weights).empty());
+}
+
+TEST(Checkpoint, NamesWhatIsMissing) {
+  EXPECT_EQ(error_after([](Tensors&) {}), "no error");
+  EXPECT_TRUE(says(error_after([](Tensors& t) { erase(t, kExpert); }), kExpert + " is missing"));
+  EXPECT_TRUE(says(error_after([](Tensors& t) { erase(t, "lm_head.weight"); }),
+                   "lm_head.weight is missing"));
+  EXPECT_TRUE(says(error_after([](Tensors& t) { erase(t, kExpert + "_scale_inv"); }),
+                   kExpert + "_scale_inv\" is missing"));
+}
+
+TEST(Checkpoint, NamesAWrongShapeWithExpectedAndFound) {
+  EXPECT_TRUE(says(error_after([](Tensors& t) {
+                     find(t, kExpert).shape = {18, 6};
+                   }),
+                   kExpert + " is F8_E4M3 [18, 6], expected F8_E4M3, BF16, F16 or F32 [6, 18]"));
+  EXPECT_TRUE(says(error_after([](Tensors& t) {
+                     find(t, "model.norm.weight").shape = {1, 18};
+                   }),
+                   "model.norm.weight is BF16 [1, 18], expected BF16, F16 or F32 [18]"));
+  EXPECT_TRUE(says(error_after([](Tensors& t) {
+                     find(t, kExpert + "_scale_inv").shape = {5, 2};
+                   }),
+                   "is F32 [5, 2], expected F32 [2, 5]"));
+}
+
+TEST(Checkpoint, NamesAWrongType) {
+  const auto error = [](const std::string& name, const std::string& dtype) {
+    return error_after([&](Tensors& t) { find(t, name).dtype = dtype; });
+  };
+  const std::string embed = "model.embed_tokens.weight", norm = "model.norm.weight",
+                    gate = "model.layers.1.mlp.gate.weight",
+                    bias = "model.layers.1.mlp.gate.e_score_correction_bias";
+  EXPECT_TRUE(
+      says(error(embed, "F8_E5M2"), embed + " is F8_E5M2 [11, 18], expected F8_E4M3, BF16"));
+  EXPECT_TRUE(says(error(embed, "I64"), embed + " is I64"));
+  EXPECT_TRUE(says(error(embed, "F8_E4M3"), embed + "_scale_inv\" is missing"));
+  EXPECT_TRUE(says(error(norm, "F8_E4M3"), norm + " is F8_E4M3 [18], expected BF16, F16 or F32"));
+  EXPECT_TRUE(says(error(gate, "F8_E4M3"), gate + " is F8_E4M3"));
+  for (const std::string name : {embed, norm, gate, bias})
+    for (const std::string dtype : {"BF16", "F16", "F32"})
+      EXPECT_EQ(error(name, dtype), "no error");
+  ModelConfig plain = small_config();
+  plain.scale_block = 0;
+  EXPECT_TRUE(says(error_with(plain, tensors_of(small_config())), "no quantization_config"));
+  EXPECT_EQ(error_with(plain, tensors_of(plain)), "no error");
+}
+
+TEST(Checkpoint, NamesWhatDoesNotBelong) {
+  const auto error = [](const std::string& name) {
+    return error_after([&](Tensors& t) { t.push_back({name, "BF16", {3}}); });
+  };
+  EXPECT_TRUE(says(error("visual.patch"), "\"visual.patch\" BF16 [3] of "));
+  EXPECT_TRUE(says(error("visual.patch"), "model-00002-of-000002.safetensors is not part of"));
+  EXPECT_TRUE(says(error("model.layers.4.input_layernorm.weight"), "not part of"));
+  EXPECT_TRUE(says(error("model.layers.3x.weight"), "not part of"));
+  EXPECT_TRUE(says(error("model.layers.3"), "not part of"));
+  EXPECT_TRUE(says(error("model.norm.weight_scale_inv"), "not part of"));
+  EXPECT_TRUE(says(error("model.layers.0.self_attn.o_proj.bias"), "not part of"));
+}
+
+TEST(Checkpoint, PassesOverWhatTheMainModelDoesNotUse) {
+  const auto error = [](const std::string& name) {
+    return error_after([&](Tensors& t) { t.push_back({name, "F32", {3}}); });
+  };
+  EXPECT_EQ(error("model.layers.3.any.thing"), "no error");
+  EXPECT_EQ(error("model.layers.0.self_attn.rotary_emb.inv_freq"), "no error");
+  EXPECT_EQ(error("model.layers.0.self_attn.rotary_emb.cos_cached"), "no error");
+  EXPECT_EQ(error("model.layers.0.self_attn.rotary_emb.sin_cached"), "no error");
+  ModelConfig without_mtp = small_config();
+  without_mtp.n_mtp_layers = 0;
+  EXPECT_TRUE(says(error_with(without_mtp, tensors_of(small_config())), "\"model.layers.3."));
+}
+
+TEST(Checkpoint, ATiedHeadIsTheEmbedding) {
+  ModelConfig tied = small_config();
+  tied.tied_head = true;
+  const TempDirectory dir;
+  write_checkpoint(dir.path(), tensors_of(tied), 1);
+  const WeightStore store(dir.path());
+  EXPECT_EQ(store.find("lm_head.weight"), nullptr);
+  const ModelWeights weights = stored_weights(store, tied);
+  EXPECT_EQ(weights.head.q.data, store.find("model.embed_tokens.weight")->data);
+  EXPECT_EQ(error_with(tied, tensors_of(small_config())), "no error");  // a head beside it
+}
+
+TEST(Checkpoint, SaysHowManyMoreProblemsThereAre) {
+  const std::string error = error_after([](Tensors& t) {
+    std::erase_if(t, [](const auto& x) { return x.name.starts_with("model.layers.1."); });
+  });
+  EXPECT_TRUE(says(error, "model.layers.1.input_layernorm.weight is missing; "));
+  EXPECT_TRUE(says(error, "; and 23 more tensors"));
+}
+
+TEST(Checkpoint, WarnsOfRoundedRouterBiases) {
+  Tensors tensors = tensors_of(small_config());
+  find(tensors, "model.layers.1.mlp.gate.e_score_correction_bias").dtype = "BF16";
+  const TempDirectory dir;
+  write_checkpoint(dir.path(), tensors, 1);
+  const WeightStore store(dir.path());
+  const auto warnings = checkpoint_warnings(stored_weights(store, small_config()));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_TRUE(says(warnings[0], "of 1 layers are stored in 16 bits"));
+}
+
+TEST(Checkpoint, RefusesScalesThatAreNoNumbers) {
+  const auto error = [](float bad) {
+    Tensors tensors = tensors_of(small_config());
+    FakeTensor& scale = find(tensors, kExpert + "_scale_inv");
+    std::vector<float> values(10, 0.5f);
+    values[7] = bad;
+    scale.data.resize(40);
+    std::memcpy(scale.data.data(), values.data(), 40);
+    // One more byte before it, so that no float is aligned.
+    tensors.insert(tensors.begin(), {"model.layers.3.odd", "F8_E4M3", {1}});
+    const TempDirectory dir;
+    write_checkpoint(dir.path(), tensors, 1);
+    const WeightStore store(dir.path());
+    const ModelWeights weights = stored_weights(store, small_config());
+    return error_of([&] { check_scales(weights, small_config()); });
+  };
+  const float inf = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(error(0), "no error");
+  EXPECT_TRUE(says(error(std::nanf("")), kExpert + "_scale_inv[1][2] is nan"));
+  EXPECT_TRUE(says(error(inf), "is inf"));
+  EXPECT_TRUE(says(error(-0.5f), "is -0.5"));
+}
+
+// Pages of the files that are in memory: the headers alone, of sparse files just written.
+int64_t pages_in_memory(const WeightStore& store) {
+  int64_t count = 0;
+  for (const MappedFile& file : store.files()) {
+    std::vector<unsigned char> pages((file.bytes() + 4095) / 4096);
+    check(mincore(const_cast<std::byte*>(file.data()), file.bytes(), pages.data()) == 0, "mincore");
+    for (const unsigned char page : pages) count += page & 1;
+  }
+  return count;
+}
+
+// model_spec, section 2.2: the numbers of elements and tensors of the R1 checkpoint.
+TEST(Checkpoint, OfR1sSizeHasTheTensorsOfR1AndReadsHeadersOnly) {
+  const ModelConfig r1;
+  const TempDirectory dir;
+  write_checkpoint(dir.path(), tensors_of(r1), 163);
+  const WeightStore store(dir.path());
+  stored_weights(store, r1);
+  EXPECT_EQ(store.files().size(), 163u);
+  EXPECT_EQ(store.tensors().size(), 91'991u);
+  EXPECT_EQ(store.total_bytes(), 688'574'839'360);
+  std::map<std::string_view, int64_t> elements;
+  for (const StoredTensor& t : store.tensors())
+    elements[t.type->name] += t.bytes / (t.type->bits / 8);
+  EXPECT_EQ(elements["F8_E4M3"], 680'571'043'840);
+  EXPECT_EQ(elements["BF16"], 3'918'786'560);
+  EXPECT_EQ(elements["F32"], 41'555'600);
+  EXPECT_LT(pages_in_memory(store), 8'000);  // 32 MB for headers of 12 MB
+}
+
+}  // namespace
+}  // namespace tandem
