@@ -34,7 +34,7 @@ std::string plural(int64_t n, const char* what) {
 
 // A table of named shares of `total`, the largest first, those of nothing left out.
 std::string share_table(const Json& parts, int64_t total, bool bytes) {
-  constexpr int kBarWidth = 20;
+  constexpr int kBarWidth = 18;
   std::vector<std::pair<std::string, int64_t>> rows;
   for (const auto& [name, n] : parts.items())
     if (n.get<int64_t>() > 0) rows.emplace_back(name, n.get<int64_t>());

@@ -58,7 +58,7 @@ MUTANTS = [
     ("FP8 subnormals flushed to zero", "cpu_kernels/reference.cpp",
      [("exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)", "exponent == 0 ? 0 * std::ldexp(static_cast<float>(mantissa), -9)")]),
     ("scale block of the wrong row", "cpu_kernels/reference.cpp", [("(w.row0 + row) / w.block_rows", "(w.row0 + row + 1) / w.block_rows")]),
-    ("AVX2 scale block of the wrong column", "cpu_kernels/avx2_products.cpp", [("scales[at / w.block_cols]", "scales[(at + 8) / w.block_cols]")]),
+    ("AVX2 scale block of the wrong column", "cpu_kernels/avx2_products.cpp", [("scales[at / w.block_cols]", "scales[c / w.block_cols]")]),
     ("expert outputs added without their weight", "offload/cpu_experts.cpp", [("to[r] += weight * part", "to[r] += part")]),
     ("SiLU on the wrong branch", "offload/cpu_experts.cpp",
      [("product(group.weights->gate, act_);", "product(group.weights->up, act_);"),
@@ -73,12 +73,19 @@ def run(command, **more):
     return subprocess.run(command, capture_output=True, text=True, check=False, **more)
 
 
+def copy_if_changed(source, target):
+    """With a new time, so that what an interrupted run left built is built again."""
+    target = pathlib.Path(target)
+    if not target.exists() or target.read_bytes() != pathlib.Path(source).read_bytes():
+        shutil.copyfile(source, target)
+
+
 def copy_sources():
     COPY.mkdir(parents=True, exist_ok=True)
     for name in FOLDERS:
-        shutil.copytree(ROOT / name, COPY / name, dirs_exist_ok=True)
+        shutil.copytree(ROOT / name, COPY / name, dirs_exist_ok=True, copy_function=copy_if_changed)
     for name in FILES:
-        shutil.copy2(ROOT / name, COPY / name)
+        copy_if_changed(ROOT / name, COPY / name)
 
 
 def build():
