@@ -1,7 +1,8 @@
 # make run    installs what is missing, builds, and asks the embedded model a question
 # make test   the same, then every test
 # The rest: bench, asan, tsan, fuzz, mutants, format, lint. Everything is built below build/.
-.PHONY: all build run test deps bench asan tsan fuzz mutants format lint clean
+# make and make build also build tests and benchmarks
+.PHONY: all configure build run test deps bench asan tsan fuzz mutants format lint clean
 
 PACKAGES := cmake g++ ninja-build pkg-config libdnnl-dev libhwloc-dev libgtest-dev libbenchmark-dev \
             nlohmann-json3-dev libcli11-dev libfmt-dev libpcre2-dev python3 python3-jinja2
@@ -12,15 +13,19 @@ FUZZ_SECONDS ?= 600
 
 all: build
 
-run: build
+run: configure
+	@cmake --build build/release -j$(JOBS) --target tandem
+	@ln -sf release/tandem build/tandem
 	@./build/release/tandem run --temp 0 -p "What is 478 + 356?"
 
 test: build
 	@tools/fuzz.sh 3
 	@ctest --test-dir build/release --output-on-failure -j$(JOBS)
 
-build: deps
+configure: deps
 	@cmake --preset release > build/configure.log 2>&1 || (cat build/configure.log; exit 1)
+
+build: configure
 	@cmake --build build/release -j$(JOBS)
 	@ln -sf release/tandem build/tandem
 

@@ -13,11 +13,16 @@
 namespace tandem {
 namespace {
 
+// All of R1 but the numbers: 163 sparse files, 688 GB.
 struct R1 {
   const ModelConfig config;
   const TempDirectory dir;
   R1() { write_checkpoint(dir.path(), tensors_of(config), 163); }
 };
+const R1& shared_r1() {
+  static const R1 r1;
+  return r1;
+}
 
 int64_t sum(const nlohmann::ordered_json& parts) {
   int64_t total = 0;
@@ -31,13 +36,9 @@ int64_t columns(const std::string& line) {
 
 // model_spec, section 8.
 TEST(Inspect, ReportsR1) {
-  const R1 r1;
-  const auto start = std::chrono::steady_clock::now();
+  const R1& r1 = shared_r1();
   const WeightStore store(r1.dir.path());
   const auto report = inspect_report(r1.config, store);
-  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(spent.count(), 2.0);
-
   EXPECT_EQ(report.at("architecture"), "DeepseekV3ForCausalLM");
   EXPECT_EQ(report.at("layers"), 61);
   EXPECT_EQ(report.at("n_tensors"), 91'991);
@@ -67,6 +68,18 @@ TEST(Inspect, ReportsR1) {
   EXPECT_EQ(sum(by_class) - by_class.at("not_loaded").get<int64_t>(), 673'150'611'808);
   EXPECT_EQ(by_class.at("routed_experts"), 58 * 256 * 44'050'944ll);
   EXPECT_FALSE(report.contains("tensors"));
+}
+
+TEST(Inspect, TakesUnderTwoSecondsForR1) {
+#if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a bound for optimised builds";
+#endif
+  const R1& r1 = shared_r1();
+  const auto start = std::chrono::steady_clock::now();
+  const WeightStore store(r1.dir.path());
+  inspect_report(r1.config, store);
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(spent.count(), 2.0);
 }
 
 ModelConfig tiny() {
@@ -106,7 +119,7 @@ TEST(Inspect, PartsAddUpAndTensorsAreListed) {
 }
 
 TEST(Inspect, TextFitsATerminalAndSaysTheNumbers) {
-  const R1 r1;
+  const R1& r1 = shared_r1();
   const WeightStore store(r1.dir.path());
   const std::string text = inspect_text(inspect_report(r1.config, store));
   EXPECT_TRUE(says(text, "163 files, 91,991 tensors, 688.6 GB"));

@@ -4,9 +4,12 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
-#include <cstring>
+#include <mutex>
 #include <random>
 #include <thread>
 
@@ -105,6 +108,42 @@ TEST(LoadJobs, LoadEveryByteOnceFromDisk) {
     f.evict();
     expect_all_loaded(f, n_threads);
   }
+}
+
+bool is_cached(const MappedFile& file, int64_t at) {
+  unsigned char resident = 0;
+  check(mincore(const_cast<std::byte*>(file.data()) + at / 4096 * 4096, 1, &resident) == 0,
+        "mincore");
+  return resident & 1;
+}
+
+// The buffer of a job that begins and ends inside a page needs a page more than its bytes.
+TEST(LoadJobs, LoadWholeHugePagesFromAnOddPlace) {
+  const Files f;
+  const int64_t bytes = 4 << 20;
+  for (const bool cached : {true, false}) {
+    if (!cached) f.evict();
+    std::string loaded;
+    const auto keep = [&](const std::byte* data) {
+      loaded.assign(reinterpret_cast<const char*>(data), bytes);
+    };
+    run_load_jobs(f.files, {{f.files[0].data() + 4095, bytes, keep}}, {.n_threads = 1});
+    EXPECT_EQ(loaded, f.texts[0].substr(4095, bytes)) << cached;
+  }
+}
+
+// A second copy in the page cache would take as much memory as the weights.
+TEST(LoadJobs, ReadPastThePageCache) {
+  const Files f;
+  const int direct = open(f.files[0].path().c_str(), O_RDONLY | O_DIRECT);
+  alignas(4096) static char page[4096];
+  const bool works = direct >= 0 && pread(direct, page, 4096, 0) == 4096;
+  close(direct);
+  f.evict();
+  if (!works || is_cached(f.files[0], 5'000'000))
+    GTEST_SKIP() << "this file system has no way past its page cache";
+  expect_all_loaded(f, 2);
+  EXPECT_FALSE(is_cached(f.files[0], 5'000'000));
 }
 
 TEST(LoadJobs, RunInTheOrderOfTheFiles) {

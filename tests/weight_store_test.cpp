@@ -94,6 +94,10 @@ TEST(WeightStore, TheIndexMustSayWhatTheFilesHold) {
   EXPECT_TRUE(says(open_error(dir), shard(2) + ": tensor \"b\" is not in it"));
   write_safetensors(dir.file(shard(2)), {kThree[0], kThree[1]});
   EXPECT_TRUE(says(open_error(dir), "tensor \"a\" is in"));
+  write_safetensors(dir.file(shard(2)), {{"other", "F32", {1}}});
+  write_safetensors(dir.file(shard(3)), {kThree[1], kThree[2]});
+  EXPECT_TRUE(says(open_error(dir), shard(2) + ": tensor \"b\" is not in it"));
+  write_safetensors(dir.file(shard(3)), {kThree[2]});
   write_safetensors(dir.file(shard(2)), {kThree[1], {"unlisted", "F32", {1}}});
   EXPECT_NE(WeightStore(dir.path()).find("unlisted"), nullptr);
 }

@@ -158,18 +158,15 @@ class Loader {
   void run_piece(const Piece& piece, std::byte* scratch) {
     const MappedFile& file = files_[piece.file];
     const int64_t page = round_down(piece.begin);
-    const bool cached = mostly_cached(piece);
-    const int64_t read = cached ? 0
-                                : direct_[piece.file].read(
-                                      page, round_up(piece.begin + piece.bytes) - page, scratch);
+    const int64_t end = round_up(piece.begin + piece.bytes);
+    const int64_t read =
+        mostly_cached(piece) ? 0 : direct_[piece.file].read(page, end - page, scratch);
     for (size_t j = piece.first; j < piece.end && !stopped_; ++j) {
       const LoadJob& job = jobs_[j];
       const int64_t begin = job.source - file.data();
-      std::byte* data = scratch + (begin - page);
-      if (begin + job.bytes > page + read) {
-        data = scratch + begin % 64;
-        file.read(begin, {data, static_cast<size_t>(job.bytes)});
-      }
+      // Of a piece in the page cache every job takes the same, warm beginning of the buffer.
+      std::byte* const data = read > 0 ? scratch + (begin - page) : scratch;
+      if (begin + job.bytes > page + read) file.read(begin, {data, static_cast<size_t>(job.bytes)});
       job.run(data);
       bytes_done_ += job.bytes;
     }
