@@ -11,13 +11,13 @@ constexpr int kChunk = 512;  // columns of them: 16 KiB of float
 
 // to[0..n) = w[row][col .. col + n)
 void decode_row(const Weight& w, int64_t row, int col, int n, float* to) {
-  const int64_t first = row * w.stride + col;
-  if (!w.scales) return widen(w.data, w.type, first, n, 1, to);
+  const char* data = static_cast<const char*>(w.data) + row * w.stride;
+  if (!w.scales) return widen(data, w.type, col, n, 1, to);
   const float* scales = w.scales + (w.row0 + row) / w.block_rows * w.scale_stride;
   for (int c = 0; c < n;) {
     const int at = w.col0 + col + c;
     const int run = min(n - c, w.block_cols - at % w.block_cols);
-    widen(w.data, w.type, first + c, run, scales[at / w.block_cols], to + c);
+    widen(data, w.type, col + c, run, scales[at / w.block_cols], to + c);
     c += run;
   }
 }
@@ -53,7 +53,8 @@ void tiles_of_row(const float* const* x, const float (*w)[kChunk], int n_rows, i
 }
 
 const float* x_row(const GemmArgs& a, int i) {
-  return a.x + (a.x_rows ? a.x_rows[i] : i) * a.x_stride;
+  const int64_t row = a.x.rows ? a.x.rows[i] : i;
+  return reinterpret_cast<const float*>(static_cast<const char*>(a.x.data) + row * a.x.stride);
 }
 
 void gemm(const GemmArgs& a) {

@@ -6,15 +6,22 @@ namespace tandem::cpu {
 void install_reference(KernelTable&);
 void install_avx2_products(KernelTable&);
 void install_avx2_attention(KernelTable&);
+void install_avx512_products(KernelTable&);
+void install_avx512_bf16(KernelTable&);
 
+// avx512 is what Ice Lake, Zen 4 and their successors have in common.
 Isa best_isa() {
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
-  return avx2 ? Isa::kAvx2 : Isa::kReference;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
+      !__builtin_cpu_supports("f16c"))
+    return Isa::kReference;
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
+  return avx512 ? Isa::kAvx512 : Isa::kAvx2;
 }
 
 const char* name_of(Isa isa) {
-  constexpr const char* kNames[kNumIsas] = {"reference", "avx2"};
+  constexpr const char* kNames[kNumIsas] = {"reference", "avx2", "avx512"};
   return kNames[static_cast<int>(isa)];
 }
 
@@ -23,11 +30,15 @@ KernelTable kernels_for(Isa isa) {
   KernelTable table;
   install_reference(table);
   if (isa >= Isa::kAvx2) {
-    table.isa = Isa::kAvx2;
-    table.name = name_of(Isa::kAvx2);
     install_avx2_products(table);
     install_avx2_attention(table);
   }
+  if (isa >= Isa::kAvx512) {
+    install_avx512_products(table);
+    if (__builtin_cpu_supports("avx512bf16")) install_avx512_bf16(table);
+  }
+  table.isa = isa;
+  table.name = name_of(isa);
   return table;
 }
 

@@ -9,42 +9,84 @@ namespace tandem::cpu {
 using bf16 = uint16_t;  // bit pattern of a bfloat16
 
 // Instruction sets, each one a superset of those before it.
-enum class Isa : uint8_t { kReference, kAvx2 };
-constexpr int kNumIsas = 2;
+enum class Isa : uint8_t { kReference, kAvx2, kAvx512 };
+constexpr int kNumIsas = 3;
 
 enum class WeightType : uint8_t { kF32, kF16, kBF16, kF8E4M3 };
+constexpr int kNumWeightTypes = 4;
+
+// How a table stores matrices.
+enum class Layout : uint8_t {
+  kRows,  // as in the checkpoint
+  // Panels of 16 rows, the last filled up with zeros. A panel is a list of 64-byte steps: 4 bytes
+  // of every row, which hold as many neighbouring columns as fit, padded with zeros to a multiple
+  // of 16 steps. Sixteen such steps are one B tile of AMX, and one step feeds a dot product of
+  // VNNI. FP8 exchanges the middle words of every 16 bytes, [row][column pair] for [column
+  // pair][row], so that widening leaves BF16 steps.
+  kPanels,
+};
+constexpr int kPanelRows = 16, kStepBytes = 64, kStepsMultiple = 16;
+
+// Columns that one step of a panel holds.
+constexpr int columns_of_step(WeightType type) {
+  constexpr int kColumns[kNumWeightTypes] = {1, 2, 2, 4};
+  return kColumns[static_cast<int>(type)];
+}
+constexpr int64_t panel_bytes(WeightType type, int64_t cols) {
+  const int64_t columns = columns_of_step(type) * int64_t{kStepsMultiple};
+  return (cols + columns - 1) / columns * kStepsMultiple * kStepBytes;
+}
 
 // A weight matrix in the layout made by a table's pack(). value[r][c] = code[r][c] * scale, where
 // scale = scales[(row0 + r) / block_rows * scale_stride + (col0 + c) / block_cols]; no scales: 1.
 struct Weight {
   const void* data;
-  int64_t stride;  // elements between rows
+  int64_t stride;  // bytes between rows or panels
   WeightType type;
   const float* scales;
-  int64_t scale_stride;
+  int64_t scale_stride, n_scale_rows;
   int block_rows, block_cols, row0, col0;
 };
 
-// Copies rows of a row-major checkpoint matrix into the kernel's layout; the type stays.
+// Copies rows of a row-major checkpoint matrix into the table's layout; the type stays.
 struct PackArgs {
   const void* from;  // rows first_row .. first_row + n_rows of [rows, cols], dense, at any address
   void* to;          // [rows, cols] packed, of which these rows are written
+  WeightType type;
+  // Panels: first_row is a multiple of 16, and so is n_rows unless these are the last rows.
   int64_t first_row, n_rows, cols;
-  int element_bytes;
+};
+
+// What a product multiplies: float rows as they are, or rows made by encode().
+enum class ActivationType : uint8_t { kF32, kBF16 };
+constexpr int kActivationMultiple =
+    128;  // encoded rows are filled up with zeros to this many columns
+
+struct Activations {
+  const void* data;
+  int64_t stride;  // bytes between rows
+  ActivationType type;
+  const int32_t* rows;  // [m] rows to use; null: 0, 1, .. m - 1
+};
+
+// One row.
+struct EncodeArgs {
+  const float* from;  // [k]
+  int k;
+  ActivationType type;  // not kF32
+  void* to;             // [k rounded up to kActivationMultiple], 64-byte aligned
 };
 
 // gemm: out[i][j] = sum_c x[row(i)][c] * w[first_row + j][c], i < m, j < n, c < k. The sum of one
 // output is formed in an order that depends on k alone: results do not change with the batch or
-// with the split among threads. gemm_transposed: out[i][c] = sum_j x[row(i)][j] * w[first_row +
-// j][c].
+// with the split among threads. x has the type that the table's activation[w.type] asks for, or is
+// float. gemm_transposed: out[i][c] = sum_j x[row(i)][j] * w[first_row + j][c]; x is float.
 struct GemmArgs {
-  const float* x;         // [.., k]; transposed: [.., n]
-  int64_t x_stride;       // elements between rows
-  const int32_t* x_rows;  // [m] rows of x to use; null: 0, 1, .. m - 1
-  Weight w;               // [.., k]
-  int64_t first_row;      // of w
-  float* out;             // [m, n]; transposed: [m, k]
-  int64_t out_stride;
+  Activations x;       // [.., k]; transposed: [.., n]
+  Weight w;            // [.., k]
+  int64_t first_row;   // of w
+  float* out;          // [m, n]; transposed: [m, k]
+  int64_t out_stride;  // elements between rows
   int m, n, k;
 };
 
@@ -101,7 +143,10 @@ struct EncodeBf16Args {
 struct KernelTable {
   Isa isa;
   const char* name;
+  Layout layout;
+  ActivationType activation[kNumWeightTypes];  // the fastest for each type of weight
   void (*pack)(const PackArgs&);
+  void (*encode)(const EncodeArgs&);
   void (*gemm)(const GemmArgs&);
   void (*gemm_transposed)(const GemmArgs&);
   void (*attend)(const AttendArgs&);

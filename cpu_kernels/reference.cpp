@@ -49,7 +49,8 @@ float element(const void* data, WeightType type, int64_t i) {
 
 // to[0..n) = w[row][col .. col + n)
 void decode_row(const Weight& w, int64_t row, int col, int n, float* to) {
-  for (int c = 0; c < n; ++c) to[c] = element(w.data, w.type, row * w.stride + col + c);
+  for (int c = 0; c < n; ++c)
+    to[c] = element(static_cast<const char*>(w.data) + row * w.stride, w.type, col + c);
   if (!w.scales) return;
   const float* scales = w.scales + (w.row0 + row) / w.block_rows * w.scale_stride;
   for (int c = 0; c < n; ++c) to[c] *= scales[(w.col0 + col + c) / w.block_cols];
@@ -57,12 +58,13 @@ void decode_row(const Weight& w, int64_t row, int col, int n, float* to) {
 
 // Row-major, as in the checkpoint.
 void pack(const PackArgs& a) {
-  const int64_t row_bytes = a.cols * a.element_bytes;
+  const int64_t row_bytes = a.cols * 4 / columns_of_step(a.type);
   std::memcpy(static_cast<char*>(a.to) + a.first_row * row_bytes, a.from, a.n_rows * row_bytes);
 }
 
 const float* x_row(const GemmArgs& a, int i) {
-  return a.x + (a.x_rows ? a.x_rows[i] : i) * a.x_stride;
+  const int64_t row = a.x.rows ? a.x.rows[i] : i;
+  return reinterpret_cast<const float*>(static_cast<const char*>(a.x.data) + row * a.x.stride);
 }
 
 constexpr int kChunk = 256;
@@ -149,11 +151,30 @@ void encode_bf16(const EncodeBf16Args& a) {
   }
 }
 
+// BF16 is the only encoding.
+void encode(const EncodeArgs& a) {
+  bf16* const to = static_cast<bf16*>(a.to);
+  encode_bf16({a.from, to, a.k});
+  const int padded = (a.k + kActivationMultiple - 1) / kActivationMultiple * kActivationMultiple;
+  std::fill(to + a.k, to + padded, bf16{0});
+}
+
 }  // namespace
 
 void install_reference(KernelTable& t) {
-  t = {Isa::kReference, "reference", pack,     gemm,   gemm_transposed,
-       attend,          rms_norm,    silu_mul, decode, encode_bf16};
+  t = {.isa = Isa::kReference,
+       .name = "reference",
+       .layout = Layout::kRows,
+       .activation = {},
+       .pack = pack,
+       .encode = encode,
+       .gemm = gemm,
+       .gemm_transposed = gemm_transposed,
+       .attend = attend,
+       .rms_norm = rms_norm,
+       .silu_mul = silu_mul,
+       .decode = decode,
+       .encode_bf16 = encode_bf16};
 }
 
 }  // namespace tandem::cpu

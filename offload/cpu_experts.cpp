@@ -7,15 +7,34 @@
 namespace tandem {
 namespace {
 
-constexpr int kRows = 64;  // output rows that a thread takes at a time
+constexpr int kRows = 64;          // output rows that a thread takes at a time
+constexpr int kGroupTokens = 256;  // tokens of one expert that are a piece of work of their own
+
+int64_t encoded_columns(int64_t n) {
+  return (n + cpu::kActivationMultiple - 1) / cpu::kActivationMultiple * cpu::kActivationMultiple;
+}
+
+// Every scratch matrix once: visit(rows, cols, dtype).
+template <class Visit>
+void for_each_scratch(const ModelConfig& c, int64_t max_tokens, int n_threads, Visit visit) {
+  const int64_t pairs = max_tokens * c.router.n_active;
+  visit(max_tokens, encoded_columns(c.dim), DType::kBF16);
+  visit(pairs, int64_t{c.expert_dim}, DType::kF32);
+  visit(pairs, encoded_columns(c.expert_dim), DType::kBF16);
+  visit(max_tokens, int64_t{c.dim}, DType::kF32);
+  visit(int64_t{n_threads} * kGroupTokens, int64_t{kRows}, DType::kF32);
+}
 
 int64_t scratch_bytes(const ModelConfig& c, int64_t max_tokens, int n_threads) {
-  const int64_t pairs = max_tokens * c.router.n_active;
   int64_t bytes = 0;
-  for (const int64_t n : {pairs * c.expert_dim, pairs * c.expert_dim, max_tokens * c.dim,
-                          n_threads * max_tokens * kRows})
-    bytes += Arena::padded_bytes(n * size_of(DType::kF32));
+  for_each_scratch(c, max_tokens, n_threads, [&](int64_t rows, int64_t cols, DType dtype) {
+    bytes += Arena::padded_bytes(rows * cols * size_of(dtype));
+  });
   return bytes;
+}
+
+cpu::ActivationType activation_for(const cpu::KernelTable& kernels, const QuantView& w) {
+  return kernels.activation[static_cast<int>(kernel_type(w.q.dtype))];
 }
 
 }  // namespace
@@ -26,32 +45,41 @@ CpuExperts::CpuExperts(const cpu::KernelTable& kernels, const ModelConfig& confi
       c_(config),
       w_(weights),
       team_(team),
+      unfinished_(config.router.n_experts +
+                  int64_t{max_tokens} * config.router.n_active / kGroupTokens),
       first_of_(config.router.n_experts + 1),
       tokens_(int64_t{max_tokens} * config.router.n_active),
       pair_weights_(int64_t{max_tokens} * config.router.n_active),
       arena_(scratch_bytes(config, max_tokens, team.size())) {
-  groups_.reserve(config.router.n_experts);
-  const int64_t pairs = static_cast<int64_t>(tokens_.size());
-  act_ = arena_.matrix(pairs, config.expert_dim, DType::kF32);
-  up_ = arena_.matrix(pairs, config.expert_dim, DType::kF32);
-  sum_ = arena_.matrix(max_tokens, config.dim, DType::kF32);
-  part_ = arena_.matrix(int64_t{team.size()} * max_tokens, kRows, DType::kF32);
+  groups_.reserve(unfinished_.size());
+  TensorView* const views[] = {&x_, &act_, &encoded_act_, &sum_, &part_};
+  auto view = std::begin(views);
+  for_each_scratch(config, max_tokens, team.size(), [&](int64_t rows, int64_t cols, DType dtype) {
+    **view++ = arena_.matrix(rows, cols, dtype);
+  });
 }
 
-// Pieces of work are some rows of one expert (first pass) or some rows of every expert (second
+// Pieces of work are some rows of one group (first pass) or some rows of every expert (second
 // pass): no two threads write the same number, and each sum runs over the experts in ascending
-// order.
+// order. Whoever finishes a group's last piece encodes its rows for the second pass.
 void CpuExperts::submit(const ExpertBatch& batch) {
   n_tokens_ = static_cast<int>(batch.x.rows);
   group_by_expert(batch);
-  const int64_t pieces = (c_.expert_dim + kRows - 1) / kRows;
-  team_.run(static_cast<int64_t>(groups_.size()) * pieces, [&](int64_t i, int) {
-    const int first = static_cast<int>(i % pieces) * kRows;
-    activate(batch, groups_[i / pieces], first, std::min(kRows, c_.expert_dim - first));
+  const FfnWeights& any = *groups_.front().weights;
+  x_type_ = activation_for(kernels_, any.gate);
+  act_type_ = activation_for(kernels_, any.down);
+  const cpu::Activations x = encode_tokens(batch.x);
+
+  const int pieces = (c_.expert_dim + kRows - 1) / kRows;
+  for (size_t g = 0; g < groups_.size(); ++g) unfinished_[g].store(pieces);
+  team_.run(static_cast<int64_t>(groups_.size()) * pieces, [&](int64_t i, int thread) {
+    const int64_t g = i / pieces;
+    activate(x, groups_[g], static_cast<int>(i % pieces) * kRows,
+             part_.row<float>(int64_t{thread} * kGroupTokens));
+    if (unfinished_[g].fetch_sub(1) == 1) encode_activated(groups_[g]);
   });
   team_.run((c_.dim + kRows - 1) / kRows, [&](int64_t i, int thread) {
-    const int first = static_cast<int>(i) * kRows;
-    project(first, std::min(kRows, c_.dim - first), part_.row<float>(thread * sum_.rows));
+    project(static_cast<int>(i) * kRows, part_.row<float>(int64_t{thread} * kGroupTokens));
   });
 }
 
@@ -73,8 +101,9 @@ void CpuExperts::group_by_expert(const ExpertBatch& batch) {
 
   groups_.clear();
   for (int e = 0; e < c_.router.n_experts; ++e)
-    if (const int n = first_of_[e + 1] - first_of_[e]; n > 0)
-      groups_.push_back({&w_.layers[batch.layer].experts[e], first_of_[e], n});
+    for (int first = first_of_[e]; first < first_of_[e + 1]; first += kGroupTokens)
+      groups_.push_back({&w_.layers[batch.layer].experts[e], first,
+                         std::min(kGroupTokens, first_of_[e + 1] - first)});
 
   for (int t = 0; t < n_tokens_; ++t)
     for (int k = 0; k < n_active; ++k) {
@@ -84,35 +113,56 @@ void CpuExperts::group_by_expert(const ExpertBatch& batch) {
     }
 }
 
-// act = silu(gate x) * (up x) on some rows of one expert, for its tokens.
-void CpuExperts::activate(const ExpertBatch& batch, const Group& group, int first_row, int n_rows) {
-  const auto product = [&](const QuantView& w, TensorView out) {
-    kernels_.gemm({.x = batch.x.row<float>(0),
-                   .x_stride = batch.x.stride,
-                   .x_rows = tokens_.data() + group.first,
-                   .w = kernel_weight(w),
-                   .first_row = first_row,
-                   .out = out.row<float>(group.first) + first_row,
-                   .out_stride = out.stride,
-                   .m = group.n,
-                   .n = n_rows,
-                   .k = c_.dim});
+// The tokens as the first pass multiplies them; rows are chosen group by group.
+cpu::Activations CpuExperts::encode_tokens(TensorView x) {
+  if (x_type_ == cpu::ActivationType::kF32) return {x.data, x.row_bytes(), x_type_, nullptr};
+  const auto encode = [&](int64_t t, int) {
+    kernels_.encode({x.row<float>(t), c_.dim, x_type_, x_.row_data(t)});
   };
-  product(group.weights->gate, act_);
-  product(group.weights->up, up_);
-  for (int i = group.first; i < group.first + group.n; ++i) {
-    float* gate = act_.row<float>(i) + first_row;
-    kernels_.silu_mul({gate, up_.row<float>(i) + first_row, gate, n_rows});
+  if (n_tokens_ == 1) {
+    encode(0, 0);
+  } else {
+    team_.run(n_tokens_, encode);
+  }
+  return {x_.data, x_.row_bytes(), x_type_, nullptr};
+}
+
+// act = silu(gate x) * (up x) on some rows of one group's expert, for its tokens.
+void CpuExperts::activate(const cpu::Activations& x, const Group& group, int first_row, float* up) {
+  const int n_rows = std::min(kRows, c_.expert_dim - first_row);
+  cpu::GemmArgs product = {.x = x,
+                           .w = kernel_weight(group.weights->gate),
+                           .first_row = first_row,
+                           .out = act_.row<float>(group.first) + first_row,
+                           .out_stride = act_.stride,
+                           .m = group.n,
+                           .n = n_rows,
+                           .k = c_.dim};
+  product.x.rows = tokens_.data() + group.first;
+  kernels_.gemm(product);
+  product.w = kernel_weight(group.weights->up);
+  product.out = up;
+  product.out_stride = kRows;
+  kernels_.gemm(product);
+  for (int i = 0; i < group.n; ++i) {
+    float* gate = act_.row<float>(group.first + i) + first_row;
+    kernels_.silu_mul({gate, up + i * kRows, gate, n_rows});
   }
 }
 
+void CpuExperts::encode_activated(const Group& group) {
+  if (act_type_ == cpu::ActivationType::kF32) return;
+  for (int i = group.first; i < group.first + group.n; ++i)
+    kernels_.encode({act_.row<float>(i), c_.expert_dim, act_type_, encoded_act_.row_data(i)});
+}
+
 // sum[t] = sum over experts of weight * (down act) on some rows of every expert's output.
-void CpuExperts::project(int first_row, int n_rows, float* part) {
+void CpuExperts::project(int first_row, float* part) {
+  const int n_rows = std::min(kRows, c_.dim - first_row);
+  const TensorView& act = act_type_ == cpu::ActivationType::kF32 ? act_ : encoded_act_;
   for (int t = 0; t < n_tokens_; ++t) std::fill_n(sum_.row<float>(t) + first_row, n_rows, 0.f);
   for (const Group& group : groups_) {
-    kernels_.gemm({.x = act_.row<float>(group.first),
-                   .x_stride = act_.stride,
-                   .x_rows = nullptr,
+    kernels_.gemm({.x = {act.row_data(group.first), act.row_bytes(), act_type_, nullptr},
                    .w = kernel_weight(group.weights->down),
                    .first_row = first_row,
                    .out = part,

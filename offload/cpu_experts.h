@@ -2,6 +2,7 @@
 // layer's pairs of (token, expert) with one barrier between, weights read once a pass whatever the
 // number of tokens.
 #pragma once
+#include <atomic>
 #include <vector>
 
 #include "core/memory.h"
@@ -22,28 +23,33 @@ class CpuExperts final : public RoutedExperts {
   void add_to(TensorView y) override;
 
  private:
-  // The pairs of one expert: entries [first, first + n) of tokens_ and pair_weights_.
+  // Some pairs of one expert: entries [first, first + n) of tokens_ and pair_weights_.
   struct Group {
     const FfnWeights* weights;
     int first, n;
   };
   void group_by_expert(const ExpertBatch& batch);
-  void activate(const ExpertBatch& batch, const Group& group, int first_row, int n_rows);
-  void project(int first_row, int n_rows, float* part);
+  cpu::Activations encode_tokens(TensorView x);
+  void activate(const cpu::Activations& x, const Group& group, int first_row, float* up);
+  void encode_activated(const Group& group);
+  void project(int first_row, float* part);
 
   const cpu::KernelTable& kernels_;
   const ModelConfig& c_;
   const ModelWeights& w_;
   Team& team_;
-  std::vector<Group> groups_;        // experts in use, ascending
-  std::vector<int32_t> first_of_;    // [n_experts + 1]
-  std::vector<int32_t> tokens_;      // [pairs] sorted by expert
-  std::vector<float> pair_weights_;  // [pairs]
+  cpu::ActivationType x_type_, act_type_;
+  std::vector<Group> groups_;                 // experts in use, ascending
+  std::vector<std::atomic<int>> unfinished_;  // [groups] pieces of the first pass
+  std::vector<int32_t> first_of_;             // [n_experts + 1]
+  std::vector<int32_t> tokens_;               // [pairs] sorted by expert
+  std::vector<float> pair_weights_;           // [pairs]
   Arena arena_;
-  TensorView act_;   // [pairs, expert_dim] silu(gate) * up
-  TensorView up_;    // [pairs, expert_dim]
-  TensorView sum_;   // [tokens, dim] of the last submit
-  TensorView part_;  // [threads * max_tokens, kDownRows] one expert's output on some rows
+  TensorView x_;            // [tokens, dim] encoded
+  TensorView act_;          // [pairs, expert_dim] silu(gate) * up
+  TensorView encoded_act_;  // [pairs, expert_dim] the same, encoded
+  TensorView sum_;          // [tokens, dim] of the last submit
+  TensorView part_;         // [threads * kGroupTokens, kRows] one expert's output on some rows
   int n_tokens_ = 0;
 };
 

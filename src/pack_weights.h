@@ -1,6 +1,7 @@
 // From weights as the checkpoint stores them to weights as the kernels want them, in pieces that
 // any thread may do.
 #pragma once
+#include <cstring>
 #include <vector>
 
 #include "model/weights.h"
@@ -14,9 +15,14 @@ struct PackJob {
   int64_t first_row, n_rows;
   const std::byte* source;  // those rows as the checkpoint stores them
   int64_t source_bytes;
+  bool is_table;  // of rows that are looked up
   // `rows`: a copy of the source, or the source itself.
   void run(const CpuWeights& home, const std::byte* rows) const {
-    home.pack(rows, packed, first_row, n_rows);
+    if (is_table) {
+      std::memcpy(packed.q.row_data(first_row), rows, source_bytes);
+    } else {
+      home.pack(rows, packed, first_row, n_rows);
+    }
   }
 };
 

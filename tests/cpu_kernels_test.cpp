@@ -54,46 +54,93 @@ QuantView random_weight(RandomModel& m, int n, int k, DType dtype) {
   return w;
 }
 
+// A matrix in the layout of a table. Rows are packed in two parts.
+struct Packed {
+  CpuWeights home;
+  QuantView w;
+
+  Packed(const cpu::KernelTable& t, const QuantView& stored) : home(t) {
+    home.allocate(home.packed_bytes(stored));
+    w = home.reserve(stored);
+    const int64_t half = std::min<int64_t>(16, stored.q.rows);
+    home.pack(stored.q.row_data(0), w, 0, half);
+    if (half < stored.q.rows) home.pack(stored.q.row_data(half), w, half, stored.q.rows - half);
+  }
+};
+
+// Float rows as a table multiplies them, and the numbers that are left of them.
+struct Rows {
+  std::vector<float> values;
+  Buffer room;
+  cpu::Activations view;
+
+  Rows(const cpu::KernelTable& t, cpu::ActivationType type, std::vector<float> x, int n, int stride,
+       int k)
+      : values(std::move(x)) {
+    view = {values.data(), int64_t{stride} * 4, type, nullptr};
+    if (type == cpu::ActivationType::kF32) return;
+    const int padded =
+        (k + cpu::kActivationMultiple - 1) / cpu::kActivationMultiple * cpu::kActivationMultiple;
+    const int64_t row_bytes = padded * 2 + 64;
+    room = Buffer(n * row_bytes);
+    std::memset(room.data(), 0xff, room.bytes());  // NaN
+    for (int i = 0; i < n; ++i) {
+      t.encode({values.data() + i * stride, k, type, room.data() + i * row_bytes});
+      for (int c = 0; c < k; ++c) {
+        float& v = values[i * stride + c];
+        v = std::bit_cast<float>(uint32_t{to_bf16(v)} << 16);
+      }
+    }
+    view.data = room.data();
+    view.stride = row_bytes;
+  }
+};
+
+std::vector<cpu::ActivationType> activations(const cpu::KernelTable& t, DType dtype) {
+  const auto own = t.activation[static_cast<int>(kernel_type(dtype))];
+  if (own == cpu::ActivationType::kF32) return {own};
+  return {cpu::ActivationType::kF32, own};
+}
+
 TEST_P(KernelTest, GemmOfEveryTypeAndShape) {
-  const Shape shapes[] = {{1, 8, 64},   {1, 1, 1},    {2, 3, 7},    {3, 8, 512},    {4, 9, 513},
-                          {5, 17, 129}, {7, 32, 640}, {33, 5, 100}, {31, 24, 1030}, {6, 11, 255}};
+  const Shape shapes[] = {{1, 8, 64},     {1, 1, 1},    {2, 3, 7},     {3, 8, 512},
+                          {4, 9, 513},    {5, 17, 129}, {7, 32, 640},  {33, 5, 100},
+                          {31, 24, 1030}, {6, 75, 255}, {1, 130, 384}, {300, 20, 70}};
   for (const DType dtype : kTypes) {
     for (const auto [m, n, k] : shapes) {
-      RandomModel store(with_block(k > 300 ? 128 : 32), dtype);
-      const int skip = 2;  // rows of w before the first one used
-      const QuantView stored = random_weight(store, n + skip, k, dtype);
-      CpuWeights home(t_);
-      home.allocate(CpuWeights::packed_bytes(stored));
-      const QuantView w = home.reserve(stored);
-      home.pack(stored.q.row_data(0), w, 0, 3);
-      home.pack(stored.q.row_data(3), w, 3, n + skip - 3);
+      for (const cpu::ActivationType type : activations(t_, dtype)) {
+        RandomModel store(with_block(k > 300 ? 128 : k > 100 ? 32 : 20), dtype);
+        const int skip = n % 2 ? 2 : 18;  // rows of w before the first one used
+        const QuantView stored = random_weight(store, n + skip, k, dtype);
+        const Packed packed(t_, stored);
 
-      const int x_stride = k + 3, out_stride = n + 2;
-      const std::vector<float> x = normal(2 * m * x_stride);
-      std::vector<int32_t> rows(m);
-      for (int i = 0; i < m; ++i) rows[i] = (i * 7 + 1) % (2 * m);
-      std::vector<float> out(m * out_stride, kNaN);
-      t_.gemm({x.data(), x_stride, rows.data(), kernel_weight(w), skip, out.data(), out_stride, m,
-               n, k});
+        const int x_stride = k + 3, out_stride = n + 2;
+        Rows x(t_, type, normal(2 * m * x_stride), 2 * m, x_stride, k);
+        std::vector<int32_t> rows(m);
+        for (int i = 0; i < m; ++i) rows[i] = (i * 7 + 1) % (2 * m);
+        x.view.rows = rows.data();
+        std::vector<float> out(m * out_stride, kNaN);
+        t_.gemm({x.view, kernel_weight(packed.w), skip, out.data(), out_stride, m, n, k});
 
-      std::vector<double> got, want, bound;
-      for (int i = 0; i < m; ++i) {
-        for (int j = 0; j < n; ++j) {
-          double sum = 0, size = 0;
-          for (int c = 0; c < k; ++c) {
-            const double product = x[rows[i] * x_stride + c] * value(stored, skip + j, c);
-            sum += product;
-            size += std::fabs(product);
+        std::vector<double> got, want, bound;
+        for (int i = 0; i < m; ++i) {
+          for (int j = 0; j < n; ++j) {
+            double sum = 0, size = 0;
+            for (int c = 0; c < k; ++c) {
+              const double product = x.values[rows[i] * x_stride + c] * value(stored, skip + j, c);
+              sum += product;
+              size += std::fabs(product);
+            }
+            got.push_back(out[i * out_stride + j]);
+            want.push_back(sum);
+            bound.push_back((4 * std::sqrt(k) + 2) * kEps * size + 1e-30);
           }
-          got.push_back(out[i * out_stride + j]);
-          want.push_back(sum);
-          bound.push_back((4 * std::sqrt(k) + 2) * kEps * size + 1e-30);
+          EXPECT_TRUE(std::isnan(out[i * out_stride + n])) << "wrote past the row";
         }
-        EXPECT_TRUE(std::isnan(out[i * out_stride + n])) << "wrote past the row";
+        SCOPED_TRACE(testing::Message() << t_.name << " " << name_of(dtype) << " " << m << "x" << n
+                                        << "x" << k << " activation " << static_cast<int>(type));
+        expect_close(got, want, bound);
       }
-      SCOPED_TRACE(testing::Message()
-                   << t_.name << " " << name_of(dtype) << " " << m << "x" << n << "x" << k);
-      expect_close(got, want, bound);
     }
   }
 }
@@ -104,9 +151,17 @@ TEST_P(KernelTest, GemmTransposed) {
          {Shape{1, 128, 512}, Shape{3, 20, 40}, Shape{5, 65, 67}, Shape{2, 1, 3}}) {
       RandomModel store(with_block(32), dtype);
       const QuantView w = random_weight(store, n + 1, k, dtype);
+      const Packed packed(t_, w);
       const std::vector<float> x = normal(m * n);
       std::vector<float> out(m * k, kNaN);
-      t_.gemm_transposed({x.data(), n, nullptr, kernel_weight(w), 1, out.data(), k, m, n, k});
+      t_.gemm_transposed({{x.data(), n * 4, cpu::ActivationType::kF32, nullptr},
+                          kernel_weight(packed.w),
+                          1,
+                          out.data(),
+                          k,
+                          m,
+                          n,
+                          k});
       std::vector<double> want, bound;
       for (int i = 0; i < m; ++i)
         for (int c = 0; c < k; ++c) {
@@ -128,17 +183,24 @@ TEST_P(KernelTest, GemmTransposed) {
 // The value of a row does not depend on the rows beside it, nor on how the columns of the output
 // are shared.
 TEST_P(KernelTest, GemmBitsDoNotDependOnTheBatch) {
-  RandomModel store(with_block(128), DType::kF8E4M3);
-  const int m = 13, n = 24, k = 700;
-  const QuantView w = store.matrix(n, k, DType::kF8E4M3);
-  const std::vector<float> x = normal(m * k);
-  std::vector<float> all(m * n), one(n);
-  t_.gemm({x.data(), k, nullptr, kernel_weight(w), 0, all.data(), n, m, n, k});
-  for (int i = 0; i < m; ++i) {
-    t_.gemm({x.data() + i * k, k, nullptr, kernel_weight(w), 0, one.data(), n, 1, 5, k});
-    t_.gemm({x.data() + i * k, k, nullptr, kernel_weight(w), 5, one.data() + 5, n, 1, n - 5, k});
-    for (int j = 0; j < n; ++j)
-      ASSERT_EQ(std::bit_cast<uint32_t>(one[j]), std::bit_cast<uint32_t>(all[i * n + j]));
+  const int m = 13, n = 86, k = 700;
+  for (const DType dtype : kTypes) {
+    RandomModel store(with_block(128), dtype);
+    const Packed packed(t_, random_weight(store, n, k, dtype));
+    const cpu::Weight w = kernel_weight(packed.w);
+    for (const cpu::ActivationType type : activations(t_, dtype)) {
+      Rows x(t_, type, normal(m * k), m, k, k);
+      std::vector<float> all(m * n), one(n);
+      t_.gemm({x.view, w, 0, all.data(), n, m, n, k});
+      for (int i = 0; i < m; ++i) {
+        cpu::Activations row = x.view;
+        row.data = static_cast<const char*>(row.data) + i * row.stride;
+        t_.gemm({row, w, 0, one.data(), n, 1, 5, k});
+        t_.gemm({row, w, 5, one.data() + 5, n, 1, n - 5, k});
+        for (int j = 0; j < n; ++j)
+          ASSERT_EQ(std::bit_cast<uint32_t>(one[j]), std::bit_cast<uint32_t>(all[i * n + j]));
+      }
+    }
   }
 }
 
@@ -301,6 +363,10 @@ TEST(KernelTable, EachIsaBringsItsOwnProducts) {
   EXPECT_STREQ(avx2.name, "avx2");
   EXPECT_NE(avx2.gemm, reference.gemm);
   EXPECT_NE(avx2.attend, reference.attend);
+  if (cpu::best_isa() < cpu::Isa::kAvx512) GTEST_SKIP() << "this CPU has no AVX-512";
+  const cpu::KernelTable avx512 = cpu::kernels_for(cpu::Isa::kAvx512);
+  EXPECT_STREQ(avx512.name, "avx512");
+  EXPECT_NE(avx512.gemm, avx2.gemm);
 }
 
 }  // namespace

@@ -126,8 +126,7 @@ void DeepSeek::feed_forward(const FfnWeights& w, Activations& a) {
 
 void DeepSeek::mixture_of_experts(int layer, Activations& a) {
   const LayerWeights& w = w_.layers[layer];
-  ops_.linear(a.h, w.router, a.scores);
-  ops_.route(a.scores, w.router_bias, c_.router, a.routing);
+  ops_.route({a.h, w.router, w.router_bias, c_.router, a.scores, a.routing});
 
   experts_.submit({layer, a.h, a.routing});
   if (c_.n_shared_experts > 0) {

@@ -12,10 +12,16 @@ namespace {
 // Below this many operations a second thread costs more than it brings.
 constexpr int64_t kParallelOps = 1 << 16;
 
-// Rows of w that one thread takes at a time: a multiple of the kernels' eight, small enough to
-// share evenly.
-int64_t rows_a_piece(int64_t rows, int n_threads) {
-  return std::clamp<int64_t>(rows / (4 * n_threads) / 8 * 8, 8, 256);
+// Rows of w that one thread takes at a time: those that the kernels do together.
+constexpr int64_t kPieceRows = 64;
+
+int max_columns(const ModelConfig& c) {
+  return std::max({c.dim, c.dense_dim, c.mla.n_heads * c.mla.v_dim, c.mla.q_rank, c.mla.kv_rank,
+                   c.shared_dim()});
+}
+
+int64_t encoded_columns(int64_t n) {
+  return (n + cpu::kActivationMultiple - 1) / cpu::kActivationMultiple * cpu::kActivationMultiple;
 }
 
 int64_t scratch_bytes(const ModelConfig& c, int max_tokens, int n_threads) {
@@ -26,7 +32,8 @@ int64_t scratch_bytes(const ModelConfig& c, int max_tokens, int n_threads) {
                             int64_t{max_tokens} * m.n_heads,
                             int64_t{max_tokens} * m.n_heads,
                             int64_t{n_threads} * (2 * c.router.n_experts + c.router.n_groups)};
-  int64_t bytes = 0;
+  int64_t bytes = Arena::padded_bytes(int64_t{std::max(max_tokens, kPageSize)} *
+                                      encoded_columns(max_columns(c)) * size_of(DType::kBF16));
   for (const int64_t n : floats) bytes += Arena::padded_bytes(n * size_of(DType::kF32));
   return bytes;
 }
@@ -36,15 +43,15 @@ int64_t scratch_bytes(const ModelConfig& c, int max_tokens, int n_threads) {
 CpuOps::CpuOps(const cpu::KernelTable& kernels, const ModelConfig& c, int max_tokens, Team& team)
     : kernels_(kernels),
       team_(team),
-      dense_(kernels, team,
-             std::max(
-                 {c.dim, c.dense_dim, c.mla.n_heads * c.mla.v_dim, c.mla.q_rank, c.shared_dim()})),
+      dense_(kernels, team, max_columns(c)),
       arena_(scratch_bytes(c, max_tokens, team.size())) {
   const MlaConfig& m = c.mla;
   const int n_threads = team.size();
   const auto floats = [this](int64_t rows, int64_t cols) {
     return arena_.matrix(rows, cols, DType::kF32);
   };
+  encoded_ =
+      arena_.matrix(std::max(max_tokens, kPageSize), encoded_columns(max_columns(c)), DType::kBF16);
   page_of_thread_ = floats(int64_t{n_threads} * kPageSize, m.cache_dim());
   shared_page_ = floats(kPageSize, m.cache_dim());
   restored_ = floats(kPageSize, int64_t{m.n_heads} * (m.nope_dim + m.v_dim));
@@ -86,40 +93,51 @@ void CpuOps::clear(TensorView x) {
 }
 
 void CpuOps::linear(TensorView x, const QuantView& w, TensorView out) {
-  const bool dense = w.scale.empty() && kernels_.isa != cpu::Isa::kReference;
+  const bool dense = w.scale.empty() && kernels_.isa == cpu::Isa::kAvx2;
   if (dense && x.rows >= kDenseProductRows) return dense_.run(x, w.q, out);
 
-  const int64_t piece = rows_a_piece(w.q.rows, team_.size());
-  const int64_t n_pieces = (w.q.rows + piece - 1) / piece;
-  for_each(n_pieces, x.rows * w.q.rows * w.q.cols, [&](int64_t i, int) {
-    const int64_t first = i * piece;
-    kernels_.gemm({.x = x.row<float>(0),
-                   .x_stride = x.stride,
-                   .x_rows = nullptr,
+  product(encoded(x, w), x.rows, w, out);
+}
+
+void CpuOps::product(const cpu::Activations& x, int64_t n_rows, const QuantView& w,
+                     TensorView out) {
+  const int64_t n_pieces = (w.q.rows + kPieceRows - 1) / kPieceRows;
+  for_each(n_pieces, n_rows * w.q.rows * w.q.cols, [&](int64_t i, int) {
+    const int64_t first = i * kPieceRows;
+    kernels_.gemm({.x = x,
                    .w = kernel_weight(w),
                    .first_row = first,
                    .out = out.row<float>(0) + first,
                    .out_stride = out.stride,
-                   .m = static_cast<int>(x.rows),
-                   .n = static_cast<int>(std::min(piece, w.q.rows - first)),
+                   .m = static_cast<int>(n_rows),
+                   .n = static_cast<int>(std::min(kPieceRows, w.q.rows - first)),
                    .k = static_cast<int>(w.q.cols)});
   });
+}
+
+// x as the kernels multiply it fastest with w.
+cpu::Activations CpuOps::encoded(TensorView x, const QuantView& w) {
+  const auto type = kernels_.activation[static_cast<int>(kernel_type(w.q.dtype))];
+  if (type == cpu::ActivationType::kF32) return {x.data, x.row_bytes(), type, nullptr};
+  for_each(x.rows, x.rows * x.cols, [&](int64_t r, int) {
+    kernels_.encode({x.row<float>(r), static_cast<int>(x.cols), type, encoded_.row_data(r)});
+  });
+  return {encoded_.data, encoded_.row_bytes(), type, nullptr};
 }
 
 void CpuOps::linear_per_head(const LinearPerHead& a) {
   const int64_t rows = a.transposed ? a.x.cols : a.out.cols;
   const auto product = a.transposed ? kernels_.gemm_transposed : kernels_.gemm;
   for_each(a.n_heads, a.x.rows * a.x.cols * a.out.cols, [&](int64_t h, int) {
-    product({.x = a.x.row<float>(h),
-             .x_stride = a.x.stride * a.n_heads,
-             .x_rows = nullptr,
-             .w = kernel_weight(a.w),
-             .first_row = a.first_row + h * a.rows_per_head,
-             .out = a.out.row<float>(h),
-             .out_stride = a.out.stride * a.n_heads,
-             .m = static_cast<int>(a.x.rows / a.n_heads),
-             .n = static_cast<int>(rows),
-             .k = static_cast<int>(a.w.q.cols)});
+    product(
+        {.x = {a.x.row_data(h), a.x.row_bytes() * a.n_heads, cpu::ActivationType::kF32, nullptr},
+         .w = kernel_weight(a.w),
+         .first_row = a.first_row + h * a.rows_per_head,
+         .out = a.out.row<float>(h),
+         .out_stride = a.out.stride * a.n_heads,
+         .m = static_cast<int>(a.x.rows / a.n_heads),
+         .n = static_cast<int>(rows),
+         .k = static_cast<int>(a.w.q.cols)});
   });
 }
 
@@ -147,16 +165,16 @@ void CpuOps::silu_mul(TensorView gate, TensorView up) {
   });
 }
 
-void CpuOps::route(TensorView logits, const QuantView& bias, const RouterConfig& router,
-                   Routing out) {
-  const size_t n = router.n_experts, k = router.n_active, groups = router.n_groups;
+void CpuOps::route(const RouteArgs& a) {
+  const size_t n = a.router.n_experts, k = a.router.n_active, groups = a.router.n_groups;
   const std::span<const float> no_bias;
-  for_each(logits.rows, logits.rows * logits.cols * 16, [&](int64_t t, int thread) {
+  product({a.x.data, a.x.row_bytes(), cpu::ActivationType::kF32, nullptr}, a.x.rows, a.w, a.logits);
+  for_each(a.x.rows, a.logits.rows * a.logits.cols * 16, [&](int64_t t, int thread) {
     float* scratch = route_of_thread_.row<float>(thread);
-    route_token({logits.row<float>(t), n},
-                bias.empty() ? no_bias : std::span<const float>(bias.q.row<float>(0), n), router,
-                {{scratch, n}, {scratch + n, n}, {scratch + 2 * n, groups}},
-                {out.ids.row<int32_t>(t), k}, {out.weights.row<float>(t), k});
+    route_token({a.logits.row<float>(t), n},
+                a.bias.empty() ? no_bias : std::span<const float>(a.bias.q.row<float>(0), n),
+                a.router, {{scratch, n}, {scratch + n, n}, {scratch + 2 * n, groups}},
+                {a.out.ids.row<int32_t>(t), k}, {a.out.weights.row<float>(t), k});
   });
 }
 

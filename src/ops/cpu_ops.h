@@ -26,8 +26,7 @@ class CpuOps final : public Ops {
   void mla_absorbed(const MlaArgs& args) override;
   void mla_naive(const MlaArgs& args, const QuantView& kv_b) override;
   void silu_mul(TensorView gate, TensorView up) override;
-  void route(TensorView logits, const QuantView& bias, const RouterConfig& router,
-             Routing out) override;
+  void route(const RouteArgs& args) override;
   void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) override;
 
  private:
@@ -35,6 +34,8 @@ class CpuOps final : public Ops {
   void restore_page(const MlaArgs& args, const QuantView& kv_b, TensorView page);
   void naive_rows(const MlaArgs& args, const Sequence& s, TensorView page, int first_key, int head);
   TensorView read_page(const MlaArgs& args, const Sequence& s, int page, TensorView room) const;
+  void product(const cpu::Activations& x, int64_t n_rows, const QuantView& w, TensorView out);
+  cpu::Activations encoded(TensorView x, const QuantView& w);
   template <class Work>
   void for_each(int64_t n_items, int64_t n_ops, Work work);
 
@@ -42,6 +43,7 @@ class CpuOps final : public Ops {
   Team& team_;
   DenseProduct dense_;
   Arena arena_;
+  TensorView encoded_;          // [max_tokens, columns] x of a product as the kernels want it
   TensorView page_of_thread_;   // [threads * page_size, cache_dim] a page of the cache in float
   TensorView shared_page_;      // [page_size, cache_dim] the same, for all threads
   TensorView restored_;         // [page_size, heads * (nope_dim + v_dim)] its keys and values

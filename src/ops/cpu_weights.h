@@ -12,14 +12,20 @@ class CpuWeights {
   explicit CpuWeights(const cpu::KernelTable& kernels) : kernels_(kernels) {}
 
   // Bytes that reserve() will take for a weight as the checkpoint stores it.
-  static int64_t packed_bytes(const QuantView& stored);
+  int64_t packed_bytes(const QuantView& stored) const;
 
   void allocate(int64_t bytes) { arena_ = Arena(bytes); }
-  // The packed weight: scales are there, numbers are not until pack() has written every row.
+  // The packed weight: scales are there, numbers are not until pack() has written every row. Only
+  // kernels may look inside. Throws Error when the layout cannot hold the scales' blocks.
   QuantView reserve(const QuantView& stored);
-  // Writes rows of `packed` from `rows`: n_rows of them as the checkpoint stores them, dense.
-  // Thread-safe for different rows.
+  // Writes rows of `packed` from `rows`: n_rows of them as the checkpoint stores them, dense;
+  // first_row is a multiple of kPackRows, and so is n_rows except at the end. Thread-safe for
+  // different rows.
   void pack(const void* rows, const QuantView& packed, int64_t first_row, int64_t n_rows) const;
+
+  // A matrix whose rows are looked up, kept row by row as the checkpoint stores it.
+  static int64_t table_bytes(const QuantView& stored);
+  QuantView reserve_table(const QuantView& stored);
 
   // A vector of gains or biases, widened to float [1, n].
   static int64_t vector_bytes(const QuantView& stored);
@@ -29,6 +35,8 @@ class CpuWeights {
   const cpu::KernelTable& kernels_;
   Arena arena_;
 };
+
+constexpr int64_t kPackRows = cpu::kPanelRows;
 
 cpu::WeightType kernel_type(DType dtype);
 cpu::Weight kernel_weight(const QuantView& packed);

@@ -41,6 +41,17 @@ struct MlaArgs {
   TensorView out;  // [tokens * heads, kv_rank] absorbed, [tokens * heads, v_dim] naive
 };
 
+// Chooses experts by the products of x with the rows of w. Near ties decide which experts run, so x
+// is not rounded as in other products.
+struct RouteArgs {
+  TensorView x;           // [tokens, dim]
+  const QuantView& w;     // [n_experts, dim]
+  const QuantView& bias;  // [1, n_experts], empty where the router has none
+  const RouterConfig& router;
+  TensorView logits;  // [tokens, n_experts], scratch
+  Routing out;
+};
+
 constexpr int kPageSize = 64;  // tokens in a page of the cache
 
 class Ops {
@@ -64,9 +75,7 @@ class Ops {
   // tokens at a time.
   virtual void mla_naive(const MlaArgs& args, const QuantView& kv_b) = 0;
   virtual void silu_mul(TensorView gate, TensorView up) = 0;  // gate = silu(gate) * up
-  // `bias` is empty where the router has none.
-  virtual void route(TensorView logits, const QuantView& bias, const RouterConfig& router,
-                     Routing out) = 0;
+  virtual void route(const RouteArgs& args) = 0;
   virtual void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) = 0;
 };
 

@@ -1,0 +1,227 @@
+// Packing for AVX-512, and its products of float activations. Blocks of weights are widened to
+// float in the level-1 cache and used there for all rows of x.
+#include "cpu_kernels/avx512_panels.h"
+
+namespace tandem::cpu {
+namespace {
+
+constexpr int kBlock = 64;  // columns widened together: 16 KiB of float in a group
+
+// -------------------------------------------------------------------------------- packing
+
+// Rows of 16 words become columns.
+void transpose(__m512i (&r)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 16; i += 8)
+    for (int j = 0; j < 4; ++j) {
+      t[i + j] = _mm512_shuffle_i32x4(r[i + j], r[i + j + 4], 0x88);
+      t[i + j + 4] = _mm512_shuffle_i32x4(r[i + j], r[i + j + 4], 0xdd);
+    }
+  for (int j = 0; j < 8; ++j) {
+    r[j] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0x88);
+    r[j + 8] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0xdd);
+  }
+}
+
+// The order of the words in 16 bytes of an FP8 step.
+__m512i exchange_words(__m512i step) {
+  const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  return _mm512_shuffle_epi8(step, _mm512_broadcast_i32x4(order));
+}
+
+void pack(const PackArgs& a) {
+  const int64_t row_bytes = a.cols * 4 / columns_of_step(a.type);
+  const int64_t stride = panel_bytes(a.type, a.cols);
+  for (int64_t r = 0; r < a.n_rows; r += kPanelRows) {
+    char* to = static_cast<char*>(a.to) + (a.first_row + r) / kPanelRows * stride;
+    const int n_rows = min(kPanelRows, static_cast<int>(a.n_rows - r));
+    for (int64_t b = 0; b < stride / kPanelRows; b += kStepBytes) {
+      const int64_t left = row_bytes - b;
+      const __mmask64 mask = left >= 64 ? ~__mmask64{0} : (__mmask64{1} << left) - 1;
+      __m512i steps[16] = {};
+      for (int i = 0; i < n_rows; ++i)
+        steps[i] = _mm512_maskz_loadu_epi8(mask, bytes(a.from) + (r + i) * row_bytes + b);
+      transpose(steps);
+      for (int i = 0; i < 16; ++i) {
+        if (a.type == WeightType::kF8E4M3) steps[i] = exchange_words(steps[i]);
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + b * kPanelRows + i * kStepBytes),
+                            steps[i]);
+      }
+    }
+  }
+  _mm_sfence();
+}
+
+// ------------------------------------------------------------------------- widening to float
+
+using Floats = __m512[kBlock];  // [column] of one panel
+
+void widen_bf16(__m512i step, __m512* to) {
+  to[0] = _mm512_castsi512_ps(_mm512_slli_epi32(step, 16));
+  to[1] = _mm512_castsi512_ps(_mm512_and_si512(step, _mm512_set1_epi32(-65536)));
+}
+
+void widen_f16(__m512i step, __m512* to) {
+  to[0] = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(step));
+  to[1] = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(step, 16)));
+}
+
+// Whole steps that hold columns [col, col + n), without their scale; `col` begins one.
+void widen_panel(const Weight& w, int64_t panel, int col, int n, Floats& to) {
+  const int per_step = columns_of_step(w.type);
+  const char* from = bytes(w.data) + panel * w.stride + col / per_step * kStepBytes;
+  const E4m3Table e4m3;
+  for (int c = 0; c < n; c += per_step, from += kStepBytes) {
+    const __m512i step = _mm512_load_si512(from);
+    switch (w.type) {
+      case WeightType::kF32:
+        to[c] = _mm512_castsi512_ps(step);
+        break;
+      case WeightType::kF16:
+        widen_f16(step, to + c);
+        break;
+      case WeightType::kBF16:
+        widen_bf16(step, to + c);
+        break;
+      case WeightType::kF8E4M3: {
+        __m512i first, second;
+        widen_e4m3(e4m3, step, &first, &second);
+        widen_bf16(first, to + c);
+        widen_bf16(second, to + c + 2);
+        break;
+      }
+    }
+  }
+}
+
+// --------------------------------------------------------------------------------- products
+
+const float* floats(const Activations& x, int i) {
+  return reinterpret_cast<const float*>(x_row(x, i));
+}
+
+// sums[i] += scale * x[i] . w over n columns, for M rows and N panels.
+template <int M, int N>
+void tile(const float* const* x, const Floats* w, int n, const __m512* scale,
+          float (*sums)[kGroupRows]) {
+  __m512 acc[M][N] = {};
+  for (int c = 0; c < n; ++c)
+    for (int i = 0; i < M; ++i) {
+      const __m512 xs = _mm512_set1_ps(x[i][c]);
+      for (int p = 0; p < N; ++p) acc[i][p] = _mm512_fmadd_ps(xs, w[p][c], acc[i][p]);
+    }
+  for (int i = 0; i < M; ++i)
+    for (int p = 0; p < N; ++p) {
+      float* sum = sums[i] + p * kPanelRows;
+      _mm512_store_ps(sum, _mm512_fmadd_ps(acc[i][p], scale[p], _mm512_load_ps(sum)));
+    }
+}
+
+template <int M>
+void tiles(const float* const* x, const Floats* w, int n, const __m512* scale, int n_panels,
+           float (*sums)[kGroupRows]) {
+  if (n_panels == kGroup) return tile<M, kGroup>(x, w, n, scale, sums);
+  for (int p = 0; p < n_panels; ++p)
+    tile<M, 1>(x, w + p, n, scale + p,
+               reinterpret_cast<float(*)[kGroupRows]>(&sums[0][p * kPanelRows]));
+}
+
+// Rows [first, first + m) of x with some panels, over n columns from `col` on.
+void add_block(const GemmArgs& a, int first, int m, const Floats* w, int col, int n,
+               const __m512* scale, int n_panels, Sums& sums) {
+  for (int i = 0; i < m; i += 6) {
+    const float* x[6];
+    const int rows = min(6, m - i);
+    for (int r = 0; r < rows; ++r) x[r] = floats(a.x, first + i + r) + col;
+    constexpr decltype(&tiles<1>) kTiles[] = {tiles<1>, tiles<2>, tiles<3>,
+                                              tiles<4>, tiles<5>, tiles<6>};
+    kTiles[rows - 1](x, w, n, scale, n_panels, sums + i);
+  }
+}
+
+}  // namespace
+
+void avx512_gemm_f32(const GemmArgs& a) {
+  alignas(64) Sums sums;
+  Floats w[kGroup];
+  const PanelRange range = panels_of(a);
+  for (int panel = 0; panel < range.n; panel += kGroup) {
+    const int n_panels = min(kGroup, range.n - panel);
+    for (int first = 0; first < a.m; first += kChunk) {
+      const int m = min(kChunk, a.m - first);
+      __builtin_memset(sums, 0, m * sizeof(sums[0]));
+      for (int col = 0, n; col < a.k; col += n) {
+        n = same_scale(a.w, col, min(kBlock, a.k - col));
+        __m512 scale[kGroup];
+        for (int p = 0; p < n_panels; ++p) {
+          widen_panel(a.w, range.first + panel + p, col, n, w[p]);
+          scale[p] = panel_scales(a.w, range.first + panel + p, col);
+        }
+        add_block(a, first, m, w, col, n, scale, n_panels, sums);
+      }
+      store(sums, a, range.skip, first, m, panel, n_panels);
+    }
+  }
+}
+
+namespace {
+
+// The sum over the lanes of each of 16 vectors.
+__m512 sum_lanes(const __m512 (&v)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; ++i) t[i] = _mm512_castps_si512(v[i]);
+  transpose(t);
+  __m512 s[16];
+  for (int i = 0; i < 16; ++i) s[i] = _mm512_castsi512_ps(t[i]);
+  for (int n = 8; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) s[i] = _mm512_add_ps(s[i], s[i + n]);
+  return s[0];
+}
+
+// x of 16 rows of w that begin at output row j; 0 where it was not asked for.
+__m512 x_of_panel(const float* x, int j, int n) {
+  const int begin = j < 0 ? -j : 0, end = min(kPanelRows, n - j);
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << end) - (1u << begin)), x + j);
+}
+
+// A block of 16 columns at a time: lanes are rows of w, so their sum is formed at the end.
+void gemm_transposed(const GemmArgs& a) {
+  const PanelRange range = panels_of(a);
+  Floats w;
+  for (int col = 0, n; col < a.k; col += n) {
+    n = same_scale(a.w, col, min(16, a.k - col));
+    for (int i = 0; i < a.m; ++i) {
+      const float* x = floats(a.x, i);
+      __m512 acc[16] = {};
+      for (int p = 0; p < range.n; ++p) {
+        widen_panel(a.w, range.first + p, col, n, w);
+        const __m512 xs = _mm512_mul_ps(x_of_panel(x, p * kPanelRows - range.skip, a.n),
+                                        panel_scales(a.w, range.first + p, col));
+        for (int c = 0; c < n; ++c) acc[c] = _mm512_fmadd_ps(xs, w[c], acc[c]);
+      }
+      _mm512_mask_storeu_ps(a.out + i * a.out_stride + col, static_cast<__mmask16>((1u << n) - 1),
+                            sum_lanes(acc));
+    }
+  }
+}
+
+}  // namespace
+
+void install_avx512_products(KernelTable& t) {
+  t.layout = Layout::kPanels;
+  t.pack = pack;
+  t.gemm = avx512_gemm_f32;
+  t.gemm_transposed = gemm_transposed;
+}
+
+}  // namespace tandem::cpu
