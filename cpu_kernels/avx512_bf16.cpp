@@ -8,99 +8,93 @@ void avx512_gemm_f32(const GemmArgs&);
 
 namespace {
 
-constexpr int kBlock = 256;      // columns summed together where no scale changes
-constexpr int kWideBlock = 128;  // of FP8: 16 KiB of BF16 in a group
-constexpr int kPrefetch = 4096;  // bytes ahead in a panel
+constexpr int kColumns = 256;                              // summed together where no scale changes
+constexpr int kWideColumns = 128;                          // of FP8: 16 KiB of BF16 in a group
+constexpr int kWideBytes = kWideColumns / 2 * kStepBytes;  // of one panel
+constexpr int kPrefetch = 4096;                            // bytes ahead in a panel
 
-// sums[i] += scale * x[i] . w over all steps, for M rows and N panels; steps of one panel follow
-// each other.
 template <int M, int N>
-void tile(const char* const* x, const char* const* w, int n_steps, const __m512* scale,
-          float (*sums)[kGroupRows]) {
+void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
   __m512 acc[M][N] = {};
+  const int n_steps = (b.n + 1) / 2;
   for (int s = 0; s < n_steps; ++s) {
-    __m512bh ws[N];
-    for (int p = 0; p < N; ++p) ws[p] = (__m512bh)_mm512_load_si512(w[p] + s * kStepBytes);
+    __m512bh w[N];
+    for (int p = 0; p < N; ++p) w[p] = (__m512bh)_mm512_load_si512(b.w[panel + p] + s * kStepBytes);
     for (int i = 0; i < M; ++i) {
       int pair;
       __builtin_memcpy(&pair, x[i] + s * 4, 4);
       const __m512bh xs = (__m512bh)_mm512_set1_epi32(pair);
-      for (int p = 0; p < N; ++p) acc[i][p] = _mm512_dpbf16_ps(acc[i][p], xs, ws[p]);
+      for (int p = 0; p < N; ++p) acc[i][p] = _mm512_dpbf16_ps(acc[i][p], xs, w[p]);
     }
   }
-  for (int i = 0; i < M; ++i)
-    for (int p = 0; p < N; ++p) {
-      float* sum = sums[i] + p * kPanelRows;
-      _mm512_store_ps(sum, _mm512_fmadd_ps(acc[i][p], scale[p], _mm512_load_ps(sum)));
-    }
+  add_sums<M, N>(acc, b, panel, sums);
 }
 
-template <int M>
-void tiles(const char* const* x, const char* const* w, int n_steps, const __m512* scale,
-           int n_panels, float (*sums)[kGroupRows]) {
-  if (n_panels == kGroup) return tile<M, kGroup>(x, w, n_steps, scale, sums);
-  for (int p = 0; p < n_panels; ++p)
-    tile<M, 1>(x, w + p, n_steps, scale + p,
-               reinterpret_cast<float(*)[kGroupRows]>(&sums[0][p * kPanelRows]));
-}
-
-void add_block(const GemmArgs& a, int first, int m, const char* const* w, int col, int n_steps,
-               const __m512* scale, int n_panels, Sums& sums) {
-  for (int i = 0; i < m; i += 6) {
-    const char* x[6];
-    const int rows = min(6, m - i);
-    for (int r = 0; r < rows; ++r) x[r] = x_row(a.x, first + i + r) + col * sizeof(bf16);
-    constexpr decltype(&tiles<1>) kTiles[] = {tiles<1>, tiles<2>, tiles<3>,
-                                              tiles<4>, tiles<5>, tiles<6>};
-    kTiles[rows - 1](x, w, n_steps, scale, n_panels, sums + i);
-  }
-}
-
-// FP8 steps of one panel to BF16 steps.
-void widen_panel(const char* from, int n_steps, char* to) {
+// Widens in registers and, if asked to, leaves the BF16 steps in the room for them: the products
+// hide the cost of widening.
+template <int M, int N, bool kKeep>
+void tile_e4m3(const char* const* x, const Block& b, int panel, Sum* sums) {
   const E4m3Table table;
-  for (int s = 0; s < n_steps; ++s, from += kStepBytes, to += 2 * kStepBytes) {
-    _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
-    __m512i first, second;
-    widen_e4m3(table, _mm512_load_si512(from), &first, &second);
-    _mm512_store_si512(to, first);
-    _mm512_store_si512(to + kStepBytes, second);
+  __m512 acc[M][N] = {};
+  const int n_steps = (b.n + 3) / 4;
+  for (int s = 0; s < n_steps; ++s) {
+    __m512bh xs[M][2];
+    for (int i = 0; i < M; ++i) {
+      int pairs[2];
+      __builtin_memcpy(pairs, x[i] + s * 8, 8);
+      for (int h = 0; h < 2; ++h) xs[i][h] = (__m512bh)_mm512_set1_epi32(pairs[h]);
+    }
+    for (int p = 0; p < N; ++p) {
+      const char* from = b.w[panel + p] + s * kStepBytes;
+      _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
+      __m512i first, second;
+      widen_e4m3(table, _mm512_load_si512(from), &first, &second);
+      if constexpr (kKeep) {
+        char* to = b.wide + (panel + p) * kWideBytes + s * 2 * kStepBytes;
+        _mm512_store_si512(to, first);
+        _mm512_store_si512(to + kStepBytes, second);
+      }
+      for (int i = 0; i < M; ++i) {
+        acc[i][p] = _mm512_dpbf16_ps(acc[i][p], xs[i][0], (__m512bh)first);
+        acc[i][p] = _mm512_dpbf16_ps(acc[i][p], xs[i][1], (__m512bh)second);
+      }
+    }
   }
+  add_sums<M, N>(acc, b, panel, sums);
 }
+
+constexpr Tiles kTiles[] = {{tile<1, 1>, tile<1, kGroup>}, {tile<2, 1>, tile<2, kGroup>},
+                            {tile<3, 1>, tile<3, kGroup>}, {tile<4, 1>, tile<4, kGroup>},
+                            {tile<5, 1>, tile<5, kGroup>}, {tile<6, 1>, tile<6, kGroup>}};
+template <bool kKeep>
+constexpr Tiles kE4m3Tiles[] = {{tile_e4m3<1, 1, kKeep>, tile_e4m3<1, kGroup, kKeep>},
+                                {tile_e4m3<2, 1, kKeep>, tile_e4m3<2, kGroup, kKeep>},
+                                {tile_e4m3<3, 1, kKeep>, tile_e4m3<3, kGroup, kKeep>},
+                                {tile_e4m3<4, 1, kKeep>, tile_e4m3<4, kGroup, kKeep>}};
+constexpr int kWideningRows = 4;
 
 void gemm_bf16(const GemmArgs& a) {
-  alignas(64) Sums sums;
-  alignas(64) char wide[kGroup][kWideBlock / 2 * kStepBytes];
-  const bool fp8 = a.w.type == WeightType::kF8E4M3;
-  const int per_step = columns_of_step(a.w.type);
-  const PanelRange range = panels_of(a);
-  for (int panel = 0; panel < range.n; panel += kGroup) {
-    const int n_panels = min(kGroup, range.n - panel);
-    for (int first = 0; first < a.m; first += kChunk) {
-      const int m = min(kChunk, a.m - first);
-      __builtin_memset(sums, 0, m * sizeof(sums[0]));
-      for (int col = 0, n; col < a.k; col += n) {
-        n = same_scale(a.w, col, min(fp8 ? kWideBlock : kBlock, a.k - col));
-        const int n_steps = (n + per_step - 1) / per_step;
-        __m512 scale[kGroup];
-        const char* w[kGroup];
-        for (int p = 0; p < n_panels; ++p) {
-          const int64_t at = range.first + panel + p;
-          w[p] = bytes(a.w.data) + at * a.w.stride + col / per_step * kStepBytes;
-          scale[p] = panel_scales(a.w, at, col);
-          if (!fp8) continue;
-          widen_panel(w[p], n_steps, wide[p]);
-          w[p] = wide[p];
-        }
-        add_block(a, first, m, w, col, fp8 ? 2 * n_steps : n_steps, scale, n_panels, sums);
-      }
-      store(sums, a, range.skip, first, m, panel, n_panels);
-    }
-  }
+  multiply(a, kColumns, [&a](const Block& b, int first, int m, Sum* sums) {
+    add_rows(a, kTiles, b, sizeof(bf16), first, m, sums);
+  });
+}
+
+// The first rows widen for all others.
+void gemm_e4m3(const GemmArgs& a) {
+  alignas(64) char room[kGroup * kWideBytes];
+  multiply(a, kWideColumns, [&](Block b, int first, int m, Sum* sums) {
+    if (m <= kWideningRows) return add_rows(a, kE4m3Tiles<false>, b, sizeof(bf16), first, m, sums);
+    b.wide = room;
+    add_rows(a, kE4m3Tiles<true>, b, sizeof(bf16), first, kWideningRows, sums);
+    for (int p = 0; p < b.n_panels; ++p) b.w[p] = room + p * kWideBytes;
+    add_rows(a, kTiles, b, sizeof(bf16), first + kWideningRows, m - kWideningRows,
+             sums + kWideningRows);
+  });
 }
 
 void gemm(const GemmArgs& a) {
-  return a.x.type == ActivationType::kF32 ? avx512_gemm_f32(a) : gemm_bf16(a);
+  if (a.x.type == ActivationType::kF32) return avx512_gemm_f32(a);
+  a.w.type == WeightType::kF8E4M3 ? gemm_e4m3(a) : gemm_bf16(a);
 }
 
 void encode(const EncodeArgs& a) {

@@ -87,12 +87,57 @@ __m512 panel_scales(const Weight& w, int64_t panel, int col) {
   return _mm512_load_ps(s);
 }
 
-// ------------------------------------------------------------------------------- results
+// ------------------------------------------------------------------------------- products
 
-// Panels [first, first + n) cover the rows asked for.
+// Sums of one row of x with the rows of a group of panels.
+using Sum = float[kGroupRows];
+
+// A block of columns of some panels, each of whose rows has one scale there.
+struct Block {
+  const char* w[kGroup];  // the first step
+  __m512 scale[kGroup];
+  int n_panels, col, n;  // columns [col, col + n)
+  char* wide;            // room for the same steps widened, where a tile makes them
+};
+
+// sums[i] += scale * x[i] . w for the rows of x that a tile is made for, at the block's first
+// column, and for panels from `panel` on: one, or all of a group.
+using Tile = void (*)(const char* const* x, const Block& b, int panel, Sum* sums);
+struct Tiles {
+  Tile one, group;
+};
+
+template <int M, int N>
+void add_sums(const __m512 (&acc)[M][N], const Block& b, int panel, Sum* sums) {
+  for (int i = 0; i < M; ++i)
+    for (int p = 0; p < N; ++p) {
+      float* sum = sums[i] + (panel + p) * kPanelRows;
+      _mm512_store_ps(sum, _mm512_fmadd_ps(acc[i][p], b.scale[panel + p], _mm512_load_ps(sum)));
+    }
+}
+
+// Rows [first, first + m) of x with one block, by the tiles for 1, 2, .. kMaxRows rows.
+template <int kMaxRows>
+void add_rows(const GemmArgs& a, const Tiles (&tiles)[kMaxRows], const Block& b, int element_bytes,
+              int first, int m, Sum* sums) {
+  for (int i = 0; i < m; i += kMaxRows) {
+    const int rows = min(kMaxRows, m - i);
+    const char* x[kMaxRows];
+    for (int r = 0; r < rows; ++r)
+      x[r] = x_row(a.x, first + i + r) + int64_t{b.col} * element_bytes;
+    const Tiles& t = tiles[rows - 1];
+    if (b.n_panels == kGroup) {
+      t.group(x, b, 0, sums + i);
+    } else {
+      for (int p = 0; p < b.n_panels; ++p) t.one(x, b, p, sums + i);
+    }
+  }
+}
+
+// Panels that cover the rows asked for; the first `skip` rows of the first were not.
 struct PanelRange {
   int64_t first;
-  int n, skip;  // rows of the first panel that were not asked for
+  int n, skip;
 };
 
 PanelRange panels_of(const GemmArgs& a) {
@@ -101,12 +146,8 @@ PanelRange panels_of(const GemmArgs& a) {
   return {first, (skip + a.n + kPanelRows - 1) / kPanelRows, skip};
 }
 
-// Sums of rows of x with the rows of one group of panels.
-using Sums = float[kChunk][kGroupRows];
-
-// Copies what was asked for: sums of rows [first, first + m) of x and `panel`, counted from the
-// range's first, on.
-void store(const Sums& sums, const GemmArgs& a, int skip, int first, int m, int panel,
+// Copies what was asked for of the sums of rows [first, first + m) of x.
+void store(const Sum* sums, const GemmArgs& a, int skip, int first, int m, int panel,
            int n_panels) {
   for (int p = 0; p < n_panels; ++p) {
     const int j = (panel + p) * kPanelRows - skip;  // of the output
@@ -115,6 +156,33 @@ void store(const Sums& sums, const GemmArgs& a, int skip, int first, int m, int 
     for (int i = 0; i < m; ++i)
       _mm512_mask_storeu_ps(a.out + (first + i) * a.out_stride + j, mask,
                             _mm512_load_ps(sums[i] + p * kPanelRows));
+  }
+}
+
+// The order of every product: a group of panels, a chunk of rows of x, blocks of columns.
+// add_block(block, first, m, sums) adds the block's part to the sums of rows [first, first + m).
+template <class AddBlock>
+void multiply(const GemmArgs& a, int max_columns, AddBlock add_block) {
+  alignas(64) Sum sums[kChunk];
+  const PanelRange range = panels_of(a);
+  const int per_step = columns_of_step(a.w.type);
+  for (int panel = 0; panel < range.n; panel += kGroup) {
+    Block b;
+    b.n_panels = min(kGroup, range.n - panel);
+    for (int first = 0; first < a.m; first += kChunk) {
+      const int m = min(kChunk, a.m - first);
+      __builtin_memset(sums, 0, m * sizeof(Sum));
+      for (b.col = 0; b.col < a.k; b.col += b.n) {
+        b.n = same_scale(a.w, b.col, min(max_columns, a.k - b.col));
+        for (int p = 0; p < b.n_panels; ++p) {
+          const int64_t at = range.first + panel + p;
+          b.w[p] = bytes(a.w.data) + at * a.w.stride + b.col / per_step * kStepBytes;
+          b.scale[p] = panel_scales(a.w, at, b.col);
+        }
+        add_block(b, first, m, sums);
+      }
+      store(sums, a, range.skip, first, m, panel, b.n_panels);
+    }
   }
 }
 

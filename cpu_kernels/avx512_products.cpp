@@ -5,7 +5,7 @@
 namespace tandem::cpu {
 namespace {
 
-constexpr int kBlock = 64;  // columns widened together: 16 KiB of float in a group
+constexpr int kColumns = 64;  // widened together: 16 KiB of float in a group
 
 // -------------------------------------------------------------------------------- packing
 
@@ -64,7 +64,7 @@ void pack(const PackArgs& a) {
 
 // ------------------------------------------------------------------------- widening to float
 
-using Floats = __m512[kBlock];  // [column] of one panel
+using Floats = __m512[kColumns];  // of one panel
 
 void widen_bf16(__m512i step, __m512* to) {
   to[0] = _mm512_castsi512_ps(_mm512_slli_epi32(step, 16));
@@ -76,14 +76,13 @@ void widen_f16(__m512i step, __m512* to) {
   to[1] = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(step, 16)));
 }
 
-// Whole steps that hold columns [col, col + n), without their scale; `col` begins one.
-void widen_panel(const Weight& w, int64_t panel, int col, int n, Floats& to) {
-  const int per_step = columns_of_step(w.type);
-  const char* from = bytes(w.data) + panel * w.stride + col / per_step * kStepBytes;
+// Whole steps that hold n columns, without their scale.
+void widen_panel(WeightType type, const char* from, int n, Floats& to) {
+  const int per_step = columns_of_step(type);
   const E4m3Table e4m3;
   for (int c = 0; c < n; c += per_step, from += kStepBytes) {
     const __m512i step = _mm512_load_si512(from);
-    switch (w.type) {
+    switch (type) {
       case WeightType::kF32:
         to[c] = _mm512_castsi512_ps(step);
         break;
@@ -106,72 +105,35 @@ void widen_panel(const Weight& w, int64_t panel, int col, int n, Floats& to) {
 
 // --------------------------------------------------------------------------------- products
 
-const float* floats(const Activations& x, int i) {
-  return reinterpret_cast<const float*>(x_row(x, i));
-}
-
-// sums[i] += scale * x[i] . w over n columns, for M rows and N panels.
 template <int M, int N>
-void tile(const float* const* x, const Floats* w, int n, const __m512* scale,
-          float (*sums)[kGroupRows]) {
+void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
   __m512 acc[M][N] = {};
-  for (int c = 0; c < n; ++c)
+  for (int c = 0; c < b.n; ++c)
     for (int i = 0; i < M; ++i) {
-      const __m512 xs = _mm512_set1_ps(x[i][c]);
-      for (int p = 0; p < N; ++p) acc[i][p] = _mm512_fmadd_ps(xs, w[p][c], acc[i][p]);
+      const __m512 xs = _mm512_set1_ps(reinterpret_cast<const float*>(x[i])[c]);
+      for (int p = 0; p < N; ++p)
+        acc[i][p] = _mm512_fmadd_ps(xs, _mm512_load_ps(b.w[panel + p] + c * kStepBytes), acc[i][p]);
     }
-  for (int i = 0; i < M; ++i)
-    for (int p = 0; p < N; ++p) {
-      float* sum = sums[i] + p * kPanelRows;
-      _mm512_store_ps(sum, _mm512_fmadd_ps(acc[i][p], scale[p], _mm512_load_ps(sum)));
-    }
+  add_sums<M, N>(acc, b, panel, sums);
 }
 
-template <int M>
-void tiles(const float* const* x, const Floats* w, int n, const __m512* scale, int n_panels,
-           float (*sums)[kGroupRows]) {
-  if (n_panels == kGroup) return tile<M, kGroup>(x, w, n, scale, sums);
-  for (int p = 0; p < n_panels; ++p)
-    tile<M, 1>(x, w + p, n, scale + p,
-               reinterpret_cast<float(*)[kGroupRows]>(&sums[0][p * kPanelRows]));
-}
-
-// Rows [first, first + m) of x with some panels, over n columns from `col` on.
-void add_block(const GemmArgs& a, int first, int m, const Floats* w, int col, int n,
-               const __m512* scale, int n_panels, Sums& sums) {
-  for (int i = 0; i < m; i += 6) {
-    const float* x[6];
-    const int rows = min(6, m - i);
-    for (int r = 0; r < rows; ++r) x[r] = floats(a.x, first + i + r) + col;
-    constexpr decltype(&tiles<1>) kTiles[] = {tiles<1>, tiles<2>, tiles<3>,
-                                              tiles<4>, tiles<5>, tiles<6>};
-    kTiles[rows - 1](x, w, n, scale, n_panels, sums + i);
-  }
-}
+constexpr Tiles kTiles[] = {{tile<1, 1>, tile<1, kGroup>}, {tile<2, 1>, tile<2, kGroup>},
+                            {tile<3, 1>, tile<3, kGroup>}, {tile<4, 1>, tile<4, kGroup>},
+                            {tile<5, 1>, tile<5, kGroup>}, {tile<6, 1>, tile<6, kGroup>}};
 
 }  // namespace
 
 void avx512_gemm_f32(const GemmArgs& a) {
-  alignas(64) Sums sums;
-  Floats w[kGroup];
-  const PanelRange range = panels_of(a);
-  for (int panel = 0; panel < range.n; panel += kGroup) {
-    const int n_panels = min(kGroup, range.n - panel);
-    for (int first = 0; first < a.m; first += kChunk) {
-      const int m = min(kChunk, a.m - first);
-      __builtin_memset(sums, 0, m * sizeof(sums[0]));
-      for (int col = 0, n; col < a.k; col += n) {
-        n = same_scale(a.w, col, min(kBlock, a.k - col));
-        __m512 scale[kGroup];
-        for (int p = 0; p < n_panels; ++p) {
-          widen_panel(a.w, range.first + panel + p, col, n, w[p]);
-          scale[p] = panel_scales(a.w, range.first + panel + p, col);
-        }
-        add_block(a, first, m, w, col, n, scale, n_panels, sums);
+  Floats wide[kGroup];
+  multiply(a, kColumns, [&](Block b, int first, int m, Sum* sums) {
+    if (a.w.type != WeightType::kF32) {
+      for (int p = 0; p < b.n_panels; ++p) {
+        widen_panel(a.w.type, b.w[p], b.n, wide[p]);
+        b.w[p] = reinterpret_cast<const char*>(wide[p]);
       }
-      store(sums, a, range.skip, first, m, panel, n_panels);
     }
-  }
+    add_rows(a, kTiles, b, sizeof(float), first, m, sums);
+  });
 }
 
 namespace {
@@ -197,16 +159,19 @@ __m512 x_of_panel(const float* x, int j, int n) {
 // A block of 16 columns at a time: lanes are rows of w, so their sum is formed at the end.
 void gemm_transposed(const GemmArgs& a) {
   const PanelRange range = panels_of(a);
+  const int per_step = columns_of_step(a.w.type);
   Floats w;
   for (int col = 0, n; col < a.k; col += n) {
     n = same_scale(a.w, col, min(16, a.k - col));
     for (int i = 0; i < a.m; ++i) {
-      const float* x = floats(a.x, i);
+      const float* x = reinterpret_cast<const float*>(x_row(a.x, i));
       __m512 acc[16] = {};
       for (int p = 0; p < range.n; ++p) {
-        widen_panel(a.w, range.first + p, col, n, w);
+        const int64_t at = range.first + p;
+        const char* steps = bytes(a.w.data) + at * a.w.stride + col / per_step * kStepBytes;
+        widen_panel(a.w.type, steps, n, w);
         const __m512 xs = _mm512_mul_ps(x_of_panel(x, p * kPanelRows - range.skip, a.n),
-                                        panel_scales(a.w, range.first + p, col));
+                                        panel_scales(a.w, at, col));
         for (int c = 0; c < n; ++c) acc[c] = _mm512_fmadd_ps(xs, w[c], acc[c]);
       }
       _mm512_mask_storeu_ps(a.out + i * a.out_stride + col, static_cast<__mmask16>((1u << n) - 1),
