@@ -76,6 +76,9 @@ void widen(const void* from, WeightType type, int64_t first, int64_t n, float sc
       return widen<LoadBf16>(from, first, n, scale, to);
     case WeightType::kF8E4M3:
       return widen<LoadE4m3>(from, first, n, scale, to);
+    case WeightType::kI8:
+    case WeightType::kI4:
+      break;
   }
 }
 

@@ -1,10 +1,12 @@
 // Products of BF16 activations with BF16 and FP8 weights: VDPBF16PS multiplies two columns of 16
 // rows at a time. FP8 is widened, exactly, block by block in the level-1 cache.
+#include "cpu_kernels/avx512_e4m3.h"
 #include "cpu_kernels/avx512_panels.h"
 
 namespace tandem::cpu {
 
-void avx512_gemm_f32(const GemmArgs&);
+void avx512_gemm(const GemmArgs&);
+void avx512_encode_u8(const EncodeArgs&);
 
 namespace {
 
@@ -19,11 +21,14 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
   const int n_steps = (b.n + 1) / 2;
   for (int s = 0; s < n_steps; ++s) {
     __m512bh w[N];
+#pragma GCC unroll 8
     for (int p = 0; p < N; ++p) w[p] = (__m512bh)_mm512_load_si512(b.w[panel + p] + s * kStepBytes);
+#pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
       int pair;
       __builtin_memcpy(&pair, x[i] + s * 4, 4);
       const __m512bh xs = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 8
       for (int p = 0; p < N; ++p) acc[i][p] = _mm512_dpbf16_ps(acc[i][p], xs, w[p]);
     }
   }
@@ -39,11 +44,14 @@ void tile_e4m3(const char* const* x, const Block& b, int panel, Sum* sums) {
   const int n_steps = (b.n + 3) / 4;
   for (int s = 0; s < n_steps; ++s) {
     __m512bh xs[M][2];
+#pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
       int pairs[2];
       __builtin_memcpy(pairs, x[i] + s * 8, 8);
+#pragma GCC unroll 8
       for (int h = 0; h < 2; ++h) xs[i][h] = (__m512bh)_mm512_set1_epi32(pairs[h]);
     }
+#pragma GCC unroll 8
     for (int p = 0; p < N; ++p) {
       const char* from = b.w[panel + p] + s * kStepBytes;
       _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
@@ -54,6 +62,7 @@ void tile_e4m3(const char* const* x, const Block& b, int panel, Sum* sums) {
         _mm512_store_si512(to, first);
         _mm512_store_si512(to + kStepBytes, second);
       }
+#pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
         acc[i][p] = _mm512_dpbf16_ps(acc[i][p], xs[i][0], (__m512bh)first);
         acc[i][p] = _mm512_dpbf16_ps(acc[i][p], xs[i][1], (__m512bh)second);
@@ -93,11 +102,12 @@ void gemm_e4m3(const GemmArgs& a) {
 }
 
 void gemm(const GemmArgs& a) {
-  if (a.x.type == ActivationType::kF32) return avx512_gemm_f32(a);
+  if (a.x.type != ActivationType::kBF16) return avx512_gemm(a);
   a.w.type == WeightType::kF8E4M3 ? gemm_e4m3(a) : gemm_bf16(a);
 }
 
 void encode(const EncodeArgs& a) {
+  if (a.type == ActivationType::kU8) return avx512_encode_u8(a);
   bf16* to = static_cast<bf16*>(a.to);
   for (int c = 0; c < a.k; c += 32) {
     const int left = min(32, a.k - c);

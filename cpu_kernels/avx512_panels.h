@@ -20,50 +20,6 @@ const char* x_row(const Activations& x, int i) {
   return bytes(x.data) + (x.rows ? x.rows[i] : i) * x.stride;
 }
 
-// ---------------------------------------------------------------------------------- E4M3
-
-// The magnitude bits of an E4M3 code choose the two bytes of its value in BF16, which holds every
-// one exactly.
-struct E4m3Bytes {
-  uint8_t low[128], high[128];
-};
-
-constexpr E4m3Bytes e4m3_bytes() {
-  E4m3Bytes t{};
-  for (int code = 0; code < 128; ++code) {
-    int exponent = code >> 3, mantissa = code & 7;
-    int bits = 0;
-    if (exponent > 0) {
-      bits = (exponent + 120) << 7 | mantissa << 4;
-    } else if (mantissa > 0) {  // mantissa * 2^-9
-      int shift = 0;
-      while ((mantissa << shift & 8) == 0) ++shift;
-      bits = (121 - shift) << 7 | (mantissa << shift & 7) << 4;
-    }
-    t.low[code] = static_cast<uint8_t>(bits & 0xff);
-    t.high[code] = static_cast<uint8_t>(bits >> 8);
-  }
-  return t;
-}
-
-alignas(64) constexpr E4m3Bytes kE4m3Bytes = e4m3_bytes();
-
-struct E4m3Table {
-  __m512i low0 = _mm512_load_si512(kE4m3Bytes.low), low1 = _mm512_load_si512(kE4m3Bytes.low + 64);
-  __m512i high0 = _mm512_load_si512(kE4m3Bytes.high),
-          high1 = _mm512_load_si512(kE4m3Bytes.high + 64);
-  __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-};
-
-// One FP8 step to two BF16 steps.
-void widen_e4m3(const E4m3Table& t, __m512i codes, __m512i* first, __m512i* second) {
-  const __m512i low = _mm512_permutex2var_epi8(t.low0, codes, t.low1);
-  const __m512i magnitude = _mm512_permutex2var_epi8(t.high0, codes, t.high1);
-  const __m512i high = _mm512_ternarylogic_epi32(magnitude, codes, t.sign, 0xf8);  // a | (b & c)
-  *first = _mm512_unpacklo_epi8(low, high);
-  *second = _mm512_unpackhi_epi8(low, high);
-}
-
 // ------------------------------------------------------------------------------- scales
 
 // How many columns from `col` on, at most n, have the same scales.
@@ -74,6 +30,8 @@ int same_scale(const Weight& w, int col, int n) {
 // The scales of the 16 rows of a panel at a column.
 __m512 panel_scales(const Weight& w, int64_t panel, int col) {
   if (!w.scales) return _mm512_set1_ps(1);
+  if (w.block_rows == 1)
+    return _mm512_loadu_ps(w.scales + panel * w.scale_stride + col / w.block_cols * kPanelRows);
   const float* scales = w.scales + (w.col0 + col) / w.block_cols;
   const int64_t row = w.row0 + panel * kPanelRows;
   const int64_t first = row / w.block_rows, last = (row + kPanelRows - 1) / w.block_rows;
@@ -85,6 +43,11 @@ __m512 panel_scales(const Weight& w, int64_t panel, int col) {
     s[r] = scales[(block < n_blocks ? block : n_blocks - 1) * w.scale_stride];
   }
   return _mm512_load_ps(s);
+}
+
+// 128 times the sums of a panel's rows, what the offset of kU8 adds.
+__m512 row_sums(const Weight& w, int64_t panel) {
+  return _mm512_loadu_ps(w.scales + (panel + 1) * w.scale_stride - kPanelRows);
 }
 
 // ------------------------------------------------------------------------------- products
@@ -107,12 +70,29 @@ struct Tiles {
   Tile one, group;
 };
 
-template <int M, int N>
-void add_sums(const __m512 (&acc)[M][N], const Block& b, int panel, Sum* sums) {
+// Sixteen 32-bit lanes; GCC 12 keeps arrays of __m512i, whose lanes have 64, in memory.
+using Integers = int __attribute__((vector_size(64)));
+
+[[maybe_unused]] __m512 floats(__m512 v) { return v; }
+[[maybe_unused]] __m512 floats(Integers v) { return _mm512_cvtepi32_ps((__m512i)v); }
+
+template <int M, int N, class Vector>
+void clear(Vector (&acc)[M][N]) {
+#pragma GCC unroll 8
   for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+    for (int p = 0; p < N; ++p) acc[i][p] = Vector{};
+}
+
+template <int M, int N, class Vector>
+void add_sums(const Vector (&acc)[M][N], const Block& b, int panel, Sum* sums) {
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
     for (int p = 0; p < N; ++p) {
       float* sum = sums[i] + (panel + p) * kPanelRows;
-      _mm512_store_ps(sum, _mm512_fmadd_ps(acc[i][p], b.scale[panel + p], _mm512_load_ps(sum)));
+      _mm512_store_ps(sum,
+                      _mm512_fmadd_ps(floats(acc[i][p]), b.scale[panel + p], _mm512_load_ps(sum)));
     }
 }
 
@@ -153,9 +133,16 @@ void store(const Sum* sums, const GemmArgs& a, int skip, int first, int m, int p
     const int j = (panel + p) * kPanelRows - skip;  // of the output
     const int begin = j < 0 ? -j : 0, end = min(kPanelRows, a.n - j);
     const auto mask = static_cast<__mmask16>((1u << end) - (1u << begin));
-    for (int i = 0; i < m; ++i)
-      _mm512_mask_storeu_ps(a.out + (first + i) * a.out_stride + j, mask,
-                            _mm512_load_ps(sums[i] + p * kPanelRows));
+    const bool u8 = a.x.type == ActivationType::kU8;
+    const __m512 offset =
+        u8 ? row_sums(a.w, a.first_row / kPanelRows + panel + p) : _mm512_setzero_ps();
+    for (int i = first; i < first + m; ++i) {
+      __m512 sum = _mm512_load_ps(sums[i - first] + p * kPanelRows);
+      if (u8)
+        sum = _mm512_mul_ps(_mm512_sub_ps(sum, offset),
+                            _mm512_set1_ps(a.x.scales[a.x.rows ? a.x.rows[i] : i]));
+      _mm512_mask_storeu_ps(a.out + i * a.out_stride + j, mask, sum);
+    }
   }
 }
 

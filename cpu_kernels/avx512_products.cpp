@@ -1,5 +1,6 @@
 // Packing for AVX-512, and its products of float activations. Blocks of weights are widened to
 // float in the level-1 cache and used there for all rows of x.
+#include "cpu_kernels/avx512_e4m3.h"
 #include "cpu_kernels/avx512_panels.h"
 
 namespace tandem::cpu {
@@ -40,17 +41,17 @@ __m512i exchange_words(__m512i step) {
 }
 
 void pack(const PackArgs& a) {
-  const int64_t row_bytes = a.cols * 4 / columns_of_step(a.type);
+  const int64_t row_size = row_bytes(a.type, a.cols);
   const int64_t stride = panel_bytes(a.type, a.cols);
   for (int64_t r = 0; r < a.n_rows; r += kPanelRows) {
     char* to = static_cast<char*>(a.to) + (a.first_row + r) / kPanelRows * stride;
     const int n_rows = min(kPanelRows, static_cast<int>(a.n_rows - r));
     for (int64_t b = 0; b < stride / kPanelRows; b += kStepBytes) {
-      const int64_t left = row_bytes - b;
+      const int64_t left = row_size - b;
       const __mmask64 mask = left >= 64 ? ~__mmask64{0} : (__mmask64{1} << left) - 1;
       __m512i steps[16] = {};
       for (int i = 0; i < n_rows; ++i)
-        steps[i] = _mm512_maskz_loadu_epi8(mask, bytes(a.from) + (r + i) * row_bytes + b);
+        steps[i] = _mm512_maskz_loadu_epi8(mask, bytes(a.from) + (r + i) * row_size + b);
       transpose(steps);
       for (int i = 0; i < 16; ++i) {
         if (a.type == WeightType::kF8E4M3) steps[i] = exchange_words(steps[i]);
@@ -99,6 +100,9 @@ void widen_panel(WeightType type, const char* from, int n, Floats& to) {
         widen_bf16(second, to + c + 2);
         break;
       }
+      case WeightType::kI8:
+      case WeightType::kI4:
+        break;  // multiply bytes only
     }
   }
 }
@@ -109,8 +113,10 @@ template <int M, int N>
 void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
   __m512 acc[M][N] = {};
   for (int c = 0; c < b.n; ++c)
+#pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
       const __m512 xs = _mm512_set1_ps(reinterpret_cast<const float*>(x[i])[c]);
+#pragma GCC unroll 8
       for (int p = 0; p < N; ++p)
         acc[i][p] = _mm512_fmadd_ps(xs, _mm512_load_ps(b.w[panel + p] + c * kStepBytes), acc[i][p]);
     }
@@ -123,7 +129,10 @@ constexpr Tiles kTiles[] = {{tile<1, 1>, tile<1, kGroup>}, {tile<2, 1>, tile<2, 
 
 }  // namespace
 
-void avx512_gemm_f32(const GemmArgs& a) {
+void avx512_gemm_int8(const GemmArgs&);
+
+void avx512_gemm(const GemmArgs& a) {
+  if (a.x.type == ActivationType::kU8) return avx512_gemm_int8(a);
   Floats wide[kGroup];
   multiply(a, kColumns, [&](Block b, int first, int m, Sum* sums) {
     if (a.w.type != WeightType::kF32) {
@@ -185,7 +194,7 @@ void gemm_transposed(const GemmArgs& a) {
 void install_avx512_products(KernelTable& t) {
   t.layout = Layout::kPanels;
   t.pack = pack;
-  t.gemm = avx512_gemm_f32;
+  t.gemm = avx512_gemm;
   t.gemm_transposed = gemm_transposed;
 }
 

@@ -7,6 +7,7 @@ void install_reference(KernelTable&);
 void install_avx2_products(KernelTable&);
 void install_avx2_attention(KernelTable&);
 void install_avx512_products(KernelTable&);
+void install_avx512_int8(KernelTable&);
 void install_avx512_bf16(KernelTable&);
 
 // avx512 is what Ice Lake, Zen 4 and their successors have in common.
@@ -35,6 +36,7 @@ KernelTable kernels_for(Isa isa) {
   }
   if (isa >= Isa::kAvx512) {
     install_avx512_products(table);
+    install_avx512_int8(table);
     if (__builtin_cpu_supports("avx512bf16")) install_avx512_bf16(table);
   }
   table.isa = isa;

@@ -12,8 +12,15 @@ using bf16 = uint16_t;  // bit pattern of a bfloat16
 enum class Isa : uint8_t { kReference, kAvx2, kAvx512 };
 constexpr int kNumIsas = 3;
 
-enum class WeightType : uint8_t { kF32, kF16, kBF16, kF8E4M3 };
-constexpr int kNumWeightTypes = 4;
+enum class WeightType : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kF8E4M3,
+  kI8,
+  kI4,  // two's complement; of 8 columns in 4 bytes, byte b holds column b low and 4 + b high
+};
+constexpr int kNumWeightTypes = 6;
 
 // How a table stores matrices.
 enum class Layout : uint8_t {
@@ -29,7 +36,7 @@ constexpr int kPanelRows = 16, kStepBytes = 64, kStepsMultiple = 16;
 
 // Columns that one step of a panel holds.
 constexpr int columns_of_step(WeightType type) {
-  constexpr int kColumns[kNumWeightTypes] = {1, 2, 2, 4};
+  constexpr int kColumns[kNumWeightTypes] = {1, 2, 2, 4, 4, 8};
   return kColumns[static_cast<int>(type)];
 }
 constexpr int64_t panel_bytes(WeightType type, int64_t cols) {
@@ -37,8 +44,16 @@ constexpr int64_t panel_bytes(WeightType type, int64_t cols) {
   return (cols + columns - 1) / columns * kStepsMultiple * kStepBytes;
 }
 
+// Bytes of a row of [.., cols] as pack() reads it; cols is a multiple of 8 for kI4.
+constexpr int64_t row_bytes(WeightType type, int64_t cols) {
+  return cols * 4 / columns_of_step(type);
+}
+
 // A weight matrix in the layout made by a table's pack(). value[r][c] = code[r][c] * scale, where
 // scale = scales[(row0 + r) / block_rows * scale_stride + (col0 + c) / block_cols]; no scales: 1.
+// Panels with scales of single rows (block_rows 1, row0 and col0 0) keep them as [panel][column
+// block][16], and after the last block 128 times the sum of each row's values, which the products
+// of kU8 activations subtract; scale_stride is that of panels.
 struct Weight {
   const void* data;
   int64_t stride;  // bytes between rows or panels
@@ -58,29 +73,47 @@ struct PackArgs {
 };
 
 // What a product multiplies: float rows as they are, or rows made by encode().
-enum class ActivationType : uint8_t { kF32, kBF16 };
-constexpr int kActivationMultiple =
-    128;  // encoded rows are filled up with zeros to this many columns
+enum class ActivationType : uint8_t {
+  kF32,
+  kBF16,
+  kU8,  // 128 + round(x / scale), scale = max |x| / 127 of the row; only with kI8 and kI4
+};
+constexpr int kActivationMultiple = 128;  // encoded rows are filled up to this many columns
 
 struct Activations {
   const void* data;
   int64_t stride;  // bytes between rows
   ActivationType type;
-  const int32_t* rows;  // [m] rows to use; null: 0, 1, .. m - 1
+  const int32_t* rows = nullptr;  // [m] rows to use; null: 0, 1, .. m - 1
+  const float* scales = nullptr;  // kU8: of every row
 };
 
 // One row.
 struct EncodeArgs {
   const float* from;  // [k]
   int k;
-  ActivationType type;  // not kF32
-  void* to;             // [k rounded up to kActivationMultiple], 64-byte aligned
+  ActivationType type;     // not kF32
+  void* to;                // [k rounded up to kActivationMultiple], 64-byte aligned
+  float* scale = nullptr;  // kU8
+};
+
+// One row of weights to kF8E4M3, kI8 or kI4 with a scale for every `group` columns, which divides
+// k.
+struct QuantizeArgs {
+  const float* from;  // [k]
+  int64_t k;
+  WeightType type;
+  int group;
+  void* codes;    // a row as pack() reads it
+  float* scales;  // [k / group]
+  float* sum;     // of the values that the codes stand for; not for kF8E4M3
 };
 
 // gemm: out[i][j] = sum_c x[row(i)][c] * w[first_row + j][c], i < m, j < n, c < k. The sum of one
 // output is formed in an order that depends on k alone: results do not change with the batch or
 // with the split among threads. x has the type that the table's activation[w.type] asks for, or is
-// float. gemm_transposed: out[i][c] = sum_j x[row(i)][j] * w[first_row + j][c]; x is float.
+// float; kI8 and kI4 multiply only what the table asks for. gemm_transposed: out[i][c] = sum_j
+// x[row(i)][j] * w[first_row + j][c]; x is float.
 struct GemmArgs {
   Activations x;       // [.., k]; transposed: [.., n]
   Weight w;            // [.., k]
@@ -146,6 +179,7 @@ struct KernelTable {
   Layout layout;
   ActivationType activation[kNumWeightTypes];  // the fastest for each type of weight
   void (*pack)(const PackArgs&);
+  void (*quantize)(const QuantizeArgs&);
   void (*encode)(const EncodeArgs&);
   void (*gemm)(const GemmArgs&);
   void (*gemm_transposed)(const GemmArgs&);

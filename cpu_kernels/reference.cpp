@@ -43,6 +43,12 @@ float element(const void* data, WeightType type, int64_t i) {
       return bf16_to_float(static_cast<const bf16*>(data)[i]);
     case WeightType::kF8E4M3:
       return e4m3_to_float(static_cast<const uint8_t*>(data)[i]);
+    case WeightType::kI8:
+      return static_cast<const int8_t*>(data)[i];
+    case WeightType::kI4: {
+      const uint8_t pair = static_cast<const uint8_t*>(data)[i / 8 * 4 + i % 4];
+      return static_cast<int8_t>(i % 8 < 4 ? pair << 4 : pair) >> 4;
+    }
   }
   return 0;
 }
@@ -58,8 +64,8 @@ void decode_row(const Weight& w, int64_t row, int col, int n, float* to) {
 
 // Row-major, as in the checkpoint.
 void pack(const PackArgs& a) {
-  const int64_t row_bytes = a.cols * 4 / columns_of_step(a.type);
-  std::memcpy(static_cast<char*>(a.to) + a.first_row * row_bytes, a.from, a.n_rows * row_bytes);
+  const int64_t bytes = row_bytes(a.type, a.cols);
+  std::memcpy(static_cast<char*>(a.to) + a.first_row * bytes, a.from, a.n_rows * bytes);
 }
 
 const float* x_row(const GemmArgs& a, int i) {
@@ -151,12 +157,86 @@ void encode_bf16(const EncodeBf16Args& a) {
   }
 }
 
-// BF16 is the only encoding.
+float max_magnitude(const float* x, int64_t n) {
+  float max = 0;
+  for (int64_t i = 0; i < n; ++i) max = std::max(max, std::fabs(x[i]));
+  return max;
+}
+
 void encode(const EncodeArgs& a) {
-  bf16* const to = static_cast<bf16*>(a.to);
-  encode_bf16({a.from, to, a.k});
   const int padded = (a.k + kActivationMultiple - 1) / kActivationMultiple * kActivationMultiple;
-  std::fill(to + a.k, to + padded, bf16{0});
+  if (a.type == ActivationType::kBF16) {
+    bf16* const to = static_cast<bf16*>(a.to);
+    encode_bf16({a.from, to, a.k});
+    std::fill(to + a.k, to + padded, bf16{0});
+    return;
+  }
+  uint8_t* const to = static_cast<uint8_t*>(a.to);
+  *a.scale = max_magnitude(a.from, a.k) / 127;
+  const float inverse = *a.scale > 0 ? 1 / *a.scale : 0;
+  for (int c = 0; c < a.k; ++c) to[c] = static_cast<uint8_t>(128 + std::lrint(a.from[c] * inverse));
+  std::fill(to + a.k, to + padded, uint8_t{128});
+}
+
+// ------------------------------------------------------------------------ weight formats
+
+// To nearest, ties to even, saturating at 448; below 2^-6 the step is 2^-9.
+uint8_t float_to_e4m3(float v) {
+  const float magnitude = std::min(std::fabs(v), 448.f);
+  const uint8_t sign = std::signbit(v) ? 0x80 : 0;
+  const int exponent = magnitude < 0x1p-6f ? -6 : std::ilogb(magnitude);
+  const auto steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));
+  return static_cast<uint8_t>(sign |
+                              (((exponent + 6) << 3) + steps));  // a carry raises the exponent
+}
+
+void quantize_e4m3(const float* from, int n, uint8_t* codes, float* scale) {
+  *scale = max_magnitude(from, n) / 448;
+  const float inverse = *scale > 0 ? 1 / *scale : 0;
+  for (int i = 0; i < n; ++i) codes[i] = float_to_e4m3(from[i] * inverse);
+}
+
+// Returns the sum of the values.
+float quantize_i8(const float* from, int n, int8_t* codes, float* scale) {
+  *scale = max_magnitude(from, n) / 127;
+  const float inverse = *scale > 0 ? 1 / *scale : 0;
+  int64_t sum = 0;
+  for (int i = 0; i < n; ++i) sum += codes[i] = static_cast<int8_t>(std::lrint(from[i] * inverse));
+  return static_cast<float>(sum) * *scale;
+}
+
+// The number of the largest magnitude becomes -8; of the codes' scales the one with the least
+// squared error is kept.
+float quantize_i4(const float* from, int n, uint8_t* codes, float* scale) {
+  const float max = max_magnitude(from, n);
+  const float sign = std::find(from, from + n, max) != from + n ? -1.f : 1.f;
+  const float inverse = max > 0 ? sign * 8 / max : 0;
+  double product = 0, square = 0;
+  int64_t sum = 0;
+  for (int i = 0; i < n; ++i) {
+    const long code = std::clamp(std::lrint(from[i] * inverse), -8L, 7L);
+    uint8_t& pair = codes[i / 8 * 4 + i % 4];
+    pair = static_cast<uint8_t>(i % 8 < 4 ? code & 15 : pair | (code & 15) << 4);
+    product += double{from[i]} * static_cast<double>(code);
+    square += static_cast<double>(code * code);
+    sum += code;
+  }
+  *scale = square > 0 ? static_cast<float>(product / square) : 0;
+  return static_cast<float>(sum) * *scale;
+}
+
+void quantize(const QuantizeArgs& a) {
+  *a.sum = 0;
+  for (int64_t c = 0; c < a.k; c += a.group) {
+    char* const codes = static_cast<char*>(a.codes) + row_bytes(a.type, c);
+    float* const scale = a.scales + c / a.group;
+    if (a.type == WeightType::kF8E4M3)
+      quantize_e4m3(a.from + c, a.group, reinterpret_cast<uint8_t*>(codes), scale);
+    if (a.type == WeightType::kI8)
+      *a.sum += quantize_i8(a.from + c, a.group, reinterpret_cast<int8_t*>(codes), scale);
+    if (a.type == WeightType::kI4)
+      *a.sum += quantize_i4(a.from + c, a.group, reinterpret_cast<uint8_t*>(codes), scale);
+  }
 }
 
 }  // namespace
@@ -167,6 +247,7 @@ void install_reference(KernelTable& t) {
        .layout = Layout::kRows,
        .activation = {},
        .pack = pack,
+       .quantize = quantize,
        .encode = encode,
        .gemm = gemm,
        .gemm_transposed = gemm_transposed,

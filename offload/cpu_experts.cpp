@@ -50,6 +50,8 @@ CpuExperts::CpuExperts(const cpu::KernelTable& kernels, const ModelConfig& confi
       first_of_(config.router.n_experts + 1),
       tokens_(int64_t{max_tokens} * config.router.n_active),
       pair_weights_(int64_t{max_tokens} * config.router.n_active),
+      x_scales_(max_tokens),
+      act_scales_(int64_t{max_tokens} * config.router.n_active),
       arena_(scratch_bytes(config, max_tokens, team.size())) {
   groups_.reserve(unfinished_.size());
   TensorView* const views[] = {&x_, &act_, &encoded_act_, &sum_, &part_};
@@ -115,16 +117,16 @@ void CpuExperts::group_by_expert(const ExpertBatch& batch) {
 
 // The tokens as the first pass multiplies them; rows are chosen group by group.
 cpu::Activations CpuExperts::encode_tokens(TensorView x) {
-  if (x_type_ == cpu::ActivationType::kF32) return {x.data, x.row_bytes(), x_type_, nullptr};
+  if (x_type_ == cpu::ActivationType::kF32) return {x.data, x.row_bytes(), x_type_};
   const auto encode = [&](int64_t t, int) {
-    kernels_.encode({x.row<float>(t), c_.dim, x_type_, x_.row_data(t)});
+    kernels_.encode({x.row<float>(t), c_.dim, x_type_, x_.row_data(t), &x_scales_[t]});
   };
   if (n_tokens_ == 1) {
     encode(0, 0);
   } else {
     team_.run(n_tokens_, encode);
   }
-  return {x_.data, x_.row_bytes(), x_type_, nullptr};
+  return {x_.data, x_.row_bytes(), x_type_, nullptr, x_scales_.data()};
 }
 
 // act = silu(gate x) * (up x) on some rows of one group's expert, for its tokens.
@@ -153,7 +155,8 @@ void CpuExperts::activate(const cpu::Activations& x, const Group& group, int fir
 void CpuExperts::encode_activated(const Group& group) {
   if (act_type_ == cpu::ActivationType::kF32) return;
   for (int i = group.first; i < group.first + group.n; ++i)
-    kernels_.encode({act_.row<float>(i), c_.expert_dim, act_type_, encoded_act_.row_data(i)});
+    kernels_.encode(
+        {act_.row<float>(i), c_.expert_dim, act_type_, encoded_act_.row_data(i), &act_scales_[i]});
 }
 
 // sum[t] = sum over experts of weight * (down act) on some rows of every expert's output.
@@ -162,7 +165,8 @@ void CpuExperts::project(int first_row, float* part) {
   const TensorView& act = act_type_ == cpu::ActivationType::kF32 ? act_ : encoded_act_;
   for (int t = 0; t < n_tokens_; ++t) std::fill_n(sum_.row<float>(t) + first_row, n_rows, 0.f);
   for (const Group& group : groups_) {
-    kernels_.gemm({.x = {act.row_data(group.first), act.row_bytes(), act_type_, nullptr},
+    kernels_.gemm({.x = {act.row_data(group.first), act.row_bytes(), act_type_, nullptr,
+                         act_scales_.data() + group.first},
                    .w = kernel_weight(group.weights->down),
                    .first_row = first_row,
                    .out = part,

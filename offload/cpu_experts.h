@@ -44,6 +44,7 @@ class CpuExperts final : public RoutedExperts {
   std::vector<int32_t> first_of_;             // [n_experts + 1]
   std::vector<int32_t> tokens_;               // [pairs] sorted by expert
   std::vector<float> pair_weights_;           // [pairs]
+  std::vector<float> x_scales_, act_scales_;  // of the encoded rows
   Arena arena_;
   TensorView x_;            // [tokens, dim] encoded
   TensorView act_;          // [pairs, expert_dim] silu(gate) * up

@@ -9,10 +9,14 @@
 
 namespace tandem {
 
-enum class DType : uint8_t { kF32, kF16, kBF16, kF8E4M3, kI32, kI64 };
+enum class DType : uint8_t { kF32, kF16, kBF16, kF8E4M3, kI32, kI64, kI8, kI4 };
 
 constexpr int64_t size_of(DType t) {
   switch (t) {
+    case DType::kI8:
+      return 1;
+    case DType::kI4:
+      break;
     case DType::kI64:
       return 8;
     case DType::kF32:
@@ -24,12 +28,15 @@ constexpr int64_t size_of(DType t) {
     case DType::kF8E4M3:
       return 1;
   }
+  check(false, "numbers of half a byte have no size: see bits_of()");
   return 0;
 }
 
+constexpr int64_t bits_of(DType t) { return t == DType::kI4 ? 4 : 8 * size_of(t); }
+
 // The name safetensors gives it: "F8_E4M3", "BF16", ..
 constexpr std::string_view name_of(DType t) {
-  constexpr std::string_view kNames[] = {"F32", "F16", "BF16", "F8_E4M3", "I32", "I64"};
+  constexpr std::string_view kNames[] = {"F32", "F16", "BF16", "F8_E4M3", "I32", "I64", "I8", "I4"};
   return kNames[static_cast<int>(t)];
 }
 
@@ -56,7 +63,7 @@ struct TensorView {
   DType dtype = DType::kF32;
 
   bool empty() const { return data == nullptr; }
-  int64_t row_bytes() const { return stride * size_of(dtype); }
+  int64_t row_bytes() const { return stride * bits_of(dtype) / 8; }
   std::byte* row_data(int64_t r) const { return static_cast<std::byte*>(data) + r * row_bytes(); }
 
   template <class T>
@@ -80,8 +87,8 @@ struct TensorView {
 
 // A weight matrix with the scales that decode it (model_spec of DeepSeek-V3, README_WEIGHTS):
 // value[r][c] = q[r][c] * scale[(row0 + r) / block_rows][(col0 + c) / block_cols].
-// A plain BF16/F16/F32 weight has no scale. row0 and col0 say where in the scaled matrix this view
-// begins.
+// A plain BF16/F16/F32 weight has no scale. INT8 and INT4 exist packed only (CpuWeights). row0 and
+// col0 say where in the scaled matrix this view begins.
 struct QuantView {
   TensorView q;
   TensorView scale;  // kF32, or empty

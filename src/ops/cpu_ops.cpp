@@ -118,26 +118,26 @@ void CpuOps::product(const cpu::Activations& x, int64_t n_rows, const QuantView&
 // x as the kernels multiply it fastest with w.
 cpu::Activations CpuOps::encoded(TensorView x, const QuantView& w) {
   const auto type = kernels_.activation[static_cast<int>(kernel_type(w.q.dtype))];
-  if (type == cpu::ActivationType::kF32) return {x.data, x.row_bytes(), type, nullptr};
+  check(type != cpu::ActivationType::kU8, "only routed experts are kept in integers");
+  if (type == cpu::ActivationType::kF32) return {x.data, x.row_bytes(), type};
   for_each(x.rows, x.rows * x.cols, [&](int64_t r, int) {
     kernels_.encode({x.row<float>(r), static_cast<int>(x.cols), type, encoded_.row_data(r)});
   });
-  return {encoded_.data, encoded_.row_bytes(), type, nullptr};
+  return {encoded_.data, encoded_.row_bytes(), type};
 }
 
 void CpuOps::linear_per_head(const LinearPerHead& a) {
   const int64_t rows = a.transposed ? a.x.cols : a.out.cols;
   const auto product = a.transposed ? kernels_.gemm_transposed : kernels_.gemm;
   for_each(a.n_heads, a.x.rows * a.x.cols * a.out.cols, [&](int64_t h, int) {
-    product(
-        {.x = {a.x.row_data(h), a.x.row_bytes() * a.n_heads, cpu::ActivationType::kF32, nullptr},
-         .w = kernel_weight(a.w),
-         .first_row = a.first_row + h * a.rows_per_head,
-         .out = a.out.row<float>(h),
-         .out_stride = a.out.stride * a.n_heads,
-         .m = static_cast<int>(a.x.rows / a.n_heads),
-         .n = static_cast<int>(rows),
-         .k = static_cast<int>(a.w.q.cols)});
+    product({.x = {a.x.row_data(h), a.x.row_bytes() * a.n_heads, cpu::ActivationType::kF32},
+             .w = kernel_weight(a.w),
+             .first_row = a.first_row + h * a.rows_per_head,
+             .out = a.out.row<float>(h),
+             .out_stride = a.out.stride * a.n_heads,
+             .m = static_cast<int>(a.x.rows / a.n_heads),
+             .n = static_cast<int>(rows),
+             .k = static_cast<int>(a.w.q.cols)});
   });
 }
 
@@ -168,7 +168,7 @@ void CpuOps::silu_mul(TensorView gate, TensorView up) {
 void CpuOps::route(const RouteArgs& a) {
   const size_t n = a.router.n_experts, k = a.router.n_active, groups = a.router.n_groups;
   const std::span<const float> no_bias;
-  product({a.x.data, a.x.row_bytes(), cpu::ActivationType::kF32, nullptr}, a.x.rows, a.w, a.logits);
+  product({a.x.data, a.x.row_bytes(), cpu::ActivationType::kF32}, a.x.rows, a.w, a.logits);
   for_each(a.x.rows, a.logits.rows * a.logits.cols * 16, [&](int64_t t, int thread) {
     float* scratch = route_of_thread_.row<float>(thread);
     route_token({a.logits.row<float>(t), n},

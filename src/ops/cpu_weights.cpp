@@ -11,26 +11,59 @@ struct Shape {
   int64_t rows, cols;
 };
 
-Shape packed_shape(cpu::Layout layout, const TensorView& q) {
-  if (layout == cpu::Layout::kRows) return {q.rows, q.cols};
-  const int64_t n_panels = (q.rows + cpu::kPanelRows - 1) / cpu::kPanelRows;
-  return {n_panels, cpu::panel_bytes(kernel_type(q.dtype), q.cols) / size_of(q.dtype)};
+int64_t n_panels(int64_t rows) { return (rows + cpu::kPanelRows - 1) / cpu::kPanelRows; }
+
+Shape packed_shape(cpu::Layout layout, int64_t rows, int64_t cols, DType dtype) {
+  if (layout == cpu::Layout::kRows) return {rows, cols};
+  return {n_panels(rows), cpu::panel_bytes(kernel_type(dtype), cols) * 8 / bits_of(dtype)};
+}
+
+int64_t bytes_of(Shape shape, DType dtype) {
+  return Arena::padded_bytes(shape.rows * shape.cols * bits_of(dtype) / 8);
+}
+
+// Scales of single rows, as cpu::Weight wants them.
+Shape row_scale_shape(cpu::Layout layout, int64_t rows, int64_t n_groups) {
+  if (layout == cpu::Layout::kRows) return {rows, n_groups};
+  return {n_panels(rows), (n_groups + 1) * cpu::kPanelRows};
+}
+
+// row *= the scales of a row of `stored`, which may be at any address.
+void multiply_by_scales(const QuantView& stored, int64_t at, std::vector<float>& row) {
+  if (stored.scale.empty()) return;
+  const std::byte* scales = stored.scale.row_data(at / stored.block_rows);
+  for (size_t c = 0; c < row.size(); ++c) {
+    float scale;
+    std::memcpy(&scale, scales + c / stored.block_cols * sizeof(scale), sizeof(scale));
+    row[c] *= scale;
+  }
+}
+
+int64_t group_of(WeightFormat format, int64_t cols) {
+  if (format.dtype == DType::kBF16) return 0;
+  return format.dtype == DType::kI8 ? cols : format.group;
 }
 
 }  // namespace
 
 int64_t CpuWeights::packed_bytes(const QuantView& stored) const {
-  const Shape shape = packed_shape(kernels_.layout, stored.q);
-  return Arena::padded_bytes(shape.rows * shape.cols * size_of(stored.q.dtype)) +
-         Arena::padded_bytes(stored.scale.rows * stored.scale.cols * size_of(DType::kF32));
+  const Shape shape = packed_shape(kernels_.layout, stored.q.rows, stored.q.cols, stored.q.dtype);
+  return bytes_of(shape, stored.q.dtype) +
+         bytes_of({stored.scale.rows, stored.scale.cols}, DType::kF32);
+}
+
+// The stride of the result says how far a row, or a panel, is from the next.
+TensorView CpuWeights::reserve_codes(int64_t rows, int64_t cols, DType dtype) {
+  const Shape shape = packed_shape(kernels_.layout, rows, cols, dtype);
+  TensorView codes = arena_.matrix(shape.rows, shape.cols, dtype);
+  codes.rows = rows;
+  codes.cols = cols;
+  return codes;
 }
 
 QuantView CpuWeights::reserve(const QuantView& stored) {
   QuantView packed = stored;
-  const Shape shape = packed_shape(kernels_.layout, stored.q);
-  packed.q = arena_.matrix(shape.rows, shape.cols, stored.q.dtype);
-  packed.q.rows = stored.q.rows;  // the stride says how far a row, or a panel, is from the next
-  packed.q.cols = stored.q.cols;
+  packed.q = reserve_codes(stored.q.rows, stored.q.cols, stored.q.dtype);
   const int columns = cpu::columns_of_step(kernel_type(stored.q.dtype));
   require(stored.scale.empty() || (stored.block_cols % columns == 0 && stored.col0 % columns == 0),
           "weights with scales for blocks of {} columns: must be a multiple of {}",
@@ -49,6 +82,69 @@ void CpuWeights::pack(const void* rows, const QuantView& packed, int64_t first_r
                  .first_row = first_row,
                  .n_rows = n_rows,
                  .cols = packed.q.cols});
+}
+
+int64_t CpuWeights::converted_bytes(const QuantView& stored, WeightFormat format) const {
+  const int64_t rows = stored.q.rows, cols = stored.q.cols, group = group_of(format, cols);
+  const int64_t codes =
+      bytes_of(packed_shape(kernels_.layout, rows, cols, format.dtype), format.dtype);
+  if (group == 0) return codes;
+  return codes + bytes_of(row_scale_shape(kernels_.layout, rows, cols / group), DType::kF32);
+}
+
+QuantView CpuWeights::reserve_converted(const QuantView& stored, WeightFormat format) {
+  const int64_t rows = stored.q.rows, cols = stored.q.cols, group = group_of(format, cols);
+  QuantView packed{.q = reserve_codes(rows, cols, format.dtype), .scale = {}};
+  if (group == 0) return packed;
+  require(cols % group == 0 && group % 8 == 0,
+          "groups of {} numbers do not divide the {} columns of a matrix: choose another format",
+          group, cols);
+  const Shape shape = row_scale_shape(kernels_.layout, rows, cols / group);
+  packed.scale = arena_.matrix(shape.rows, shape.cols, DType::kF32);
+  packed.block_rows = 1;
+  packed.block_cols = static_cast<int>(group);
+  return packed;
+}
+
+void CpuWeights::convert(const void* rows, const QuantView& stored, const QuantView& packed,
+                         int64_t first_row, int64_t n_rows) const {
+  const int64_t cols = packed.q.cols;
+  const cpu::WeightType from = kernel_type(stored.q.dtype), to = kernel_type(packed.q.dtype);
+  std::vector<float> row(cols);
+  std::vector<std::byte> codes(n_rows * cpu::row_bytes(to, cols));
+  for (int64_t r = 0; r < n_rows; ++r) {
+    const auto* source = static_cast<const std::byte*>(rows) + r * stored.q.row_bytes();
+    kernels_.decode({source, from, row.data(), cols});
+    multiply_by_scales(stored, first_row + r, row);
+    std::byte* const target = codes.data() + r * cpu::row_bytes(to, cols);
+    if (packed.scale.empty()) {
+      kernels_.encode_bf16({row.data(), reinterpret_cast<cpu::bf16*>(target), cols});
+    } else {
+      quantize(row, target, packed, first_row + r);
+    }
+  }
+  pack(codes.data(), packed, first_row, n_rows);
+}
+
+void CpuWeights::quantize(const std::vector<float>& row, std::byte* codes, const QuantView& packed,
+                          int64_t at) const {
+  const int64_t n_groups = packed.q.cols / packed.block_cols;
+  std::vector<float> scales(n_groups);
+  float sum;
+  kernels_.quantize({.from = row.data(),
+                     .k = packed.q.cols,
+                     .type = kernel_type(packed.q.dtype),
+                     .group = packed.block_cols,
+                     .codes = codes,
+                     .scales = scales.data(),
+                     .sum = &sum});
+  if (kernels_.layout == cpu::Layout::kRows) {
+    std::copy(scales.begin(), scales.end(), packed.scale.row<float>(at));
+    return;
+  }
+  float* const panel = packed.scale.row<float>(at / cpu::kPanelRows) + at % cpu::kPanelRows;
+  for (int64_t g = 0; g < n_groups; ++g) panel[g * cpu::kPanelRows] = scales[g];
+  panel[n_groups * cpu::kPanelRows] = 128 * sum;
 }
 
 int64_t CpuWeights::table_bytes(const QuantView& stored) {
@@ -79,11 +175,15 @@ cpu::WeightType kernel_type(DType dtype) {
       return cpu::WeightType::kBF16;
     case DType::kF8E4M3:
       return cpu::WeightType::kF8E4M3;
+    case DType::kI8:
+      return cpu::WeightType::kI8;
+    case DType::kI4:
+      return cpu::WeightType::kI4;
     case DType::kI32:
     case DType::kI64:
       break;
   }
-  check(false, "integers are no weights");
+  check(false, "wide integers are no weights");
   return {};
 }
 

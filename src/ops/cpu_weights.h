@@ -1,11 +1,20 @@
 // Weights in host memory, in the layout of one kernel table. Reserve all first, then pack from many
 // threads.
 #pragma once
+#include <vector>
+
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "cpu_kernels/kernels.h"
 
 namespace tandem {
+
+// The numbers in which a matrix is kept. INT8 has a scale a row, FP8 and INT4 a scale a row and
+// `group` columns.
+struct WeightFormat {
+  DType dtype;
+  int group = 0;
+};
 
 class CpuWeights {
  public:
@@ -23,6 +32,13 @@ class CpuWeights {
   // different rows.
   void pack(const void* rows, const QuantView& packed, int64_t first_row, int64_t n_rows) const;
 
+  // The same for a matrix that is kept in another format; convert() takes the place of pack() and
+  // reads the scales of `stored`. Throws Error when groups do not divide the columns.
+  int64_t converted_bytes(const QuantView& stored, WeightFormat format) const;
+  QuantView reserve_converted(const QuantView& stored, WeightFormat format);
+  void convert(const void* rows, const QuantView& stored, const QuantView& packed,
+               int64_t first_row, int64_t n_rows) const;
+
   // A matrix whose rows are looked up, kept row by row as the checkpoint stores it.
   static int64_t table_bytes(const QuantView& stored);
   QuantView reserve_table(const QuantView& stored);
@@ -32,6 +48,10 @@ class CpuWeights {
   QuantView keep_vector(const QuantView& stored);
 
  private:
+  TensorView reserve_codes(int64_t rows, int64_t cols, DType dtype);
+  void quantize(const std::vector<float>& row, std::byte* codes, const QuantView& packed,
+                int64_t at) const;
+
   const cpu::KernelTable& kernels_;
   Arena arena_;
 };

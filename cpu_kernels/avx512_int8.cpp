@@ -1,0 +1,140 @@
+// Products of bytes: VPDPBUSD multiplies four columns of 16 rows at a time. A block of columns is
+// summed in integers, exactly (255 * 128 * 256 < 2^24), then scaled and added as float.
+#include "cpu_kernels/avx512_panels.h"
+
+namespace tandem::cpu {
+namespace {
+
+constexpr int kColumns = 256;
+constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // of one panel
+constexpr int kPrefetch = 4096;                        // bytes ahead in a panel
+
+// A sum of four products of bytes is added to each lane.
+Integers dot(Integers sum, __m512i x, __m512i w) {
+  return (Integers)_mm512_dpbusd_epi32((__m512i)sum, x, w);
+}
+
+// Four columns of a row in every lane.
+__m512i four_columns(const char* x) {
+  int columns;
+  __builtin_memcpy(&columns, x, 4);
+  return _mm512_set1_epi32(columns);
+}
+
+template <int M, int N>
+void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
+  Integers acc[M][N];
+  clear(acc);
+  const int n_steps = (b.n + 3) / 4;
+  for (int s = 0; s < n_steps; ++s) {
+    __m512i w[N];
+#pragma GCC unroll 8
+    for (int p = 0; p < N; ++p) {
+      const char* from = b.w[panel + p] + s * kStepBytes;
+      if (M == 1) _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
+      w[p] = _mm512_load_si512(from);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i) {
+      const __m512i xs = four_columns(x[i] + s * 4);
+#pragma GCC unroll 8
+      for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], xs, w[p]);
+    }
+  }
+  add_sums<M, N>(acc, b, panel, sums);
+}
+
+// Sixteen times the codes of an INT4 step, to two INT8 steps.
+void widen_i4(__m512i step, __m512i* first, __m512i* second) {
+  const __m512i high = _mm512_set1_epi8(static_cast<char>(0xf0));
+  *first = _mm512_and_si512(_mm512_slli_epi16(step, 4), high);
+  *second = _mm512_and_si512(step, high);
+}
+
+template <int M, int N, bool kKeep>
+void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
+  Integers acc[M][N];
+  clear(acc);
+  const int n_steps = b.n / 8;
+  for (int s = 0; s < n_steps; ++s)
+#pragma GCC unroll 8
+    for (int p = 0; p < N; ++p) {
+      const char* from = b.w[panel + p] + s * kStepBytes;
+      _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
+      __m512i first, second;
+      widen_i4(_mm512_load_si512(from), &first, &second);
+      if constexpr (kKeep) {
+        char* to = b.wide + (panel + p) * kWideBytes + s * 2 * kStepBytes;
+        _mm512_store_si512(to, first);
+        _mm512_store_si512(to + kStepBytes, second);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) {
+        acc[i][p] = dot(acc[i][p], four_columns(x[i] + s * 8), first);
+        acc[i][p] = dot(acc[i][p], four_columns(x[i] + s * 8 + 4), second);
+      }
+    }
+  add_sums<M, N>(acc, b, panel, sums);
+}
+
+constexpr Tiles kTiles[] = {{tile<1, 1>, tile<1, kGroup>}, {tile<2, 1>, tile<2, kGroup>},
+                            {tile<3, 1>, tile<3, kGroup>}, {tile<4, 1>, tile<4, kGroup>},
+                            {tile<5, 1>, tile<5, kGroup>}, {tile<6, 1>, tile<6, kGroup>}};
+template <bool kKeep>
+constexpr Tiles kI4Tiles[] = {{tile_i4<1, 1, kKeep>, tile_i4<1, kGroup, kKeep>},
+                              {tile_i4<2, 1, kKeep>, tile_i4<2, kGroup, kKeep>},
+                              {tile_i4<3, 1, kKeep>, tile_i4<3, kGroup, kKeep>},
+                              {tile_i4<4, 1, kKeep>, tile_i4<4, kGroup, kKeep>}};
+constexpr int kWideningRows = 4;
+
+void gemm_i8(const GemmArgs& a) {
+  multiply(a, kColumns, [&a](const Block& b, int first, int m, Sum* sums) {
+    add_rows(a, kTiles, b, 1, first, m, sums);
+  });
+}
+
+// The first rows widen for all others.
+void gemm_i4(const GemmArgs& a) {
+  alignas(64) char room[kGroup * kWideBytes];
+  multiply(a, kColumns, [&](Block b, int first, int m, Sum* sums) {
+    for (__m512& scale : b.scale) scale = _mm512_mul_ps(scale, _mm512_set1_ps(1 / 16.f));
+    if (m <= kWideningRows) return add_rows(a, kI4Tiles<false>, b, 1, first, m, sums);
+    b.wide = room;
+    add_rows(a, kI4Tiles<true>, b, 1, first, kWideningRows, sums);
+    for (int p = 0; p < b.n_panels; ++p) b.w[p] = room + p * kWideBytes;
+    add_rows(a, kTiles, b, 1, first + kWideningRows, m - kWideningRows, sums + kWideningRows);
+  });
+}
+
+// The first n of 16 floats, zeros after them.
+__m512 load_floats(const float* from, int n) {
+  const int left = n < 0 ? 0 : min(n, 16);
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << left) - 1), from);
+}
+
+}  // namespace
+
+void avx512_gemm_int8(const GemmArgs& a) { a.w.type == WeightType::kI8 ? gemm_i8(a) : gemm_i4(a); }
+
+void avx512_encode_u8(const EncodeArgs& a) {
+  __m512 max = _mm512_setzero_ps();
+  for (int c = 0; c < a.k; c += 16)
+    max = _mm512_max_ps(max, _mm512_abs_ps(load_floats(a.from + c, a.k - c)));
+  *a.scale = _mm512_reduce_max_ps(max) / 127;
+  const __m512 inverse = _mm512_set1_ps(*a.scale > 0 ? 1 / *a.scale : 0);
+  char* to = static_cast<char*>(a.to);
+  const int padded = (a.k + kActivationMultiple - 1) / kActivationMultiple * kActivationMultiple;
+  for (int c = 0; c < padded; c += 16) {
+    const __m512 x = _mm512_mul_ps(load_floats(a.from + c, a.k - c), inverse);
+    const __m512i code = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(128));
+    _mm_store_si128(reinterpret_cast<__m128i*>(to + c), _mm512_cvtepi32_epi8(code));
+  }
+}
+
+void install_avx512_int8(KernelTable& t) {
+  t.activation[static_cast<int>(WeightType::kI8)] = ActivationType::kU8;
+  t.activation[static_cast<int>(WeightType::kI4)] = ActivationType::kU8;
+  t.encode = avx512_encode_u8;
+}
+
+}  // namespace tandem::cpu

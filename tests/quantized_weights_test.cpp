@@ -1,0 +1,166 @@
+// Weights converted at load: what the codes stand for is compared with the numbers they came from,
+// products of the codes with products of what they stand for, in double precision.
+#include <limits>
+#include <random>
+
+#include "tests/check_close.h"
+#include "tests/error_of.h"
+#include "tests/naive_deepseek.h"
+#include "tests/random_model.h"
+
+namespace tandem::test {
+namespace {
+
+constexpr double kEps = 0x1p-24;
+
+struct Case {
+  WeightFormat format;
+  double step;  // largest error of a number, in scales; of FP8 relative
+};
+constexpr Case kCases[] = {{{DType::kI8}, 0.5001},        {{DType::kI4, 32}, 1.3},
+                           {{DType::kI4, 64}, 1.3},       {{DType::kI4, 128}, 1.3},
+                           {{DType::kF8E4M3, 128}, 0.07}, {{DType::kBF16}, 0.004}};
+
+struct Converted {
+  CpuWeights home;
+  QuantView w;
+
+  Converted(const cpu::KernelTable& t, const QuantView& stored, WeightFormat format) : home(t) {
+    home.allocate(home.converted_bytes(stored, format));
+    w = home.reserve_converted(stored, format);
+    const int64_t half = std::min<int64_t>(16, stored.q.rows);
+    home.convert(stored.q.row_data(0), stored, w, 0, half);
+    if (half < stored.q.rows)
+      home.convert(stored.q.row_data(half), stored, w, half, stored.q.rows - half);
+  }
+};
+
+// The number that a code of a converted matrix, kept row by row, stands for.
+double value_of(const QuantView& w, int64_t r, int64_t c) {
+  const auto* codes = reinterpret_cast<const uint8_t*>(w.q.row_data(r));
+  if (w.scale.empty()) return value(w, r, c);
+  const double scale = w.scale.row<float>(r)[c / w.block_cols];
+  if (w.q.dtype == DType::kF8E4M3) return scale * e4m3(codes[c]);
+  if (w.q.dtype == DType::kI8) return scale * static_cast<int8_t>(codes[c]);
+  const int pair = codes[c / 8 * 4 + c % 4];
+  const int code = c % 8 < 4 ? pair & 15 : pair >> 4;
+  return scale * (code < 8 ? code : code - 16);
+}
+
+RandomModel random_model(DType dtype) {
+  ModelConfig c;
+  c.n_layers = c.vocab = c.dim = 0;
+  c.scale_block = 128;
+  return RandomModel(c, dtype);
+}
+
+const cpu::KernelTable kReference = cpu::kernels_for(cpu::Isa::kReference);
+
+TEST(QuantizedWeights, CodesStandForTheStoredNumbers) {
+  for (const DType stored_as : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
+    RandomModel store = random_model(stored_as);
+    const QuantView stored = store.matrix(40, 384, stored_as);
+    for (const Case& test : kCases) {
+      const Converted converted(kReference, stored, test.format);
+      const QuantView& w = converted.w;
+      for (int r = 0; r < 40; ++r) {
+        for (int c = 0; c < 384; ++c) {
+          const double want = value(stored, r, c), got = value_of(w, r, c);
+          const bool relative = test.format.dtype == DType::kF8E4M3 || w.scale.empty();
+          const double scale = w.scale.empty() ? 0 : w.scale.row<float>(r)[c / w.block_cols];
+          const double bound = relative ? test.step * std::fabs(want) + scale * 0x1p-9
+                                        : test.step * std::fabs(scale);
+          ASSERT_NEAR(got, want, bound) << name_of(test.format.dtype) << " " << r << "," << c;
+        }
+      }
+    }
+  }
+}
+
+TEST(QuantizedWeights, Int4UsesAllSixteenCodesAndZerosStayZero) {
+  RandomModel store = random_model(DType::kF32);
+  QuantView stored = store.matrix(16, 256, DType::kF32);
+  std::memset(stored.q.row_data(3), 0, 256 * 4);
+  const Converted converted(kReference, stored, {DType::kI4, 32});
+  int used[16] = {};
+  for (int r = 0; r < 16; ++r)
+    for (int c = 0; c < 256; ++c) {
+      const double v = value_of(converted.w, r, c);
+      if (r == 3) {
+        ASSERT_EQ(v, 0);
+      } else {
+        ++used[std::lrint(v / converted.w.scale.row<float>(r)[c / 32]) + 8];
+      }
+    }
+  for (int code = 0; code < 16; ++code) EXPECT_GT(used[code], 0) << code - 8;
+}
+
+TEST(QuantizedWeights, ProductsOfEveryIsa) {
+  struct Shape {
+    int m, n, k;
+  };
+  for (int isa = 0; isa <= static_cast<int>(cpu::best_isa()); ++isa) {
+    const cpu::KernelTable t = cpu::kernels_for(static_cast<cpu::Isa>(isa));
+    for (const Case& test : kCases) {
+      for (const auto [m, n, k] : {Shape{1, 16, 128}, Shape{3, 70, 256}, Shape{7, 33, 640},
+                                   Shape{33, 64, 1024}, Shape{300, 17, 128}}) {
+        RandomModel store = random_model(DType::kBF16);
+        const QuantView stored = store.matrix(n + 3, k, DType::kBF16);
+        const Converted plain(kReference, stored, test.format), packed(t, stored, test.format);
+        const auto type = t.activation[static_cast<int>(kernel_type(test.format.dtype))];
+
+        std::vector<float> x(m * k), scales(m), out(m * n, std::nanf(""));
+        std::normal_distribution<float> normal;
+        for (float& v : x) v = normal(store.rng);
+        Buffer room(int64_t{m} * k * 2);
+        cpu::Activations rows{x.data(), k * 4, type};
+        std::vector<double> seen(x.begin(), x.end()), size(m, 0);
+        if (type != cpu::ActivationType::kF32) {
+          rows = {room.data(), k * 2, type, nullptr, scales.data()};
+          for (int i = 0; i < m; ++i)
+            t.encode({x.data() + i * k, k, type, room.data() + i * k * 2, &scales[i]});
+        }
+        for (int i = 0; i < m * k; ++i) {
+          const std::byte* row = room.data() + i / k * k * 2;
+          if (type == cpu::ActivationType::kBF16)
+            seen[i] = std::bit_cast<float>(uint32_t{to_bf16(x[i])} << 16);
+          if (type != cpu::ActivationType::kU8) continue;
+          seen[i] = scales[i / k] * (static_cast<int>(row[i % k]) - 128);
+          ASSERT_NEAR(seen[i], x[i], 0.5001 * scales[i / k]);
+        }
+
+        const int skip = 3;
+        t.gemm({rows, kernel_weight(packed.w), skip, out.data(), n, m, n, k});
+        std::vector<double> want, bound;
+        for (int i = 0; i < m; ++i) {
+          for (int j = 0; j < n; ++j) {
+            double sum = 0, magnitude = 0;
+            for (int c = 0; c < k; ++c) {
+              const double w = value_of(plain.w, skip + j, c);
+              sum += seen[i * k + c] * w;
+              magnitude += (std::fabs(seen[i * k + c]) + 128 * scales[i]) * std::fabs(w);
+            }
+            want.push_back(sum);
+            bound.push_back((4 * std::sqrt(k) + 2) * kEps * magnitude + 1e-30);
+          }
+        }
+        SCOPED_TRACE(testing::Message() << t.name << " " << name_of(test.format.dtype) << " group "
+                                        << test.format.group << " " << m << "x" << n << "x" << k);
+        expect_close(out, want, bound);
+      }
+    }
+  }
+}
+
+TEST(QuantizedWeights, GroupsMustDivideTheColumns) {
+  RandomModel store = random_model(DType::kBF16);
+  const QuantView stored = store.matrix(16, 200, DType::kBF16);
+  CpuWeights home(kReference);
+  EXPECT_EQ(error_of([&] {
+              home.reserve_converted(stored, {DType::kI4, 64});
+            }).find("groups of 64"),
+            0u);
+}
+
+}  // namespace
+}  // namespace tandem::test
