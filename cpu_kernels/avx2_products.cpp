@@ -1,121 +1,315 @@
-// Matrix products with AVX2, FMA and F16C. Weights are decoded to float in a block that stays in
-// the level-1 cache and is used there for all rows of x. Compiled with -ffp-contract=off: a product
-// and a sum fuse only in _mm256_fmadd_ps.
-#include "cpu_kernels/avx2_lanes.h"
+// Products of float activations with AVX2, FMA and F16C, over panels. While the first rows of x are
+// multiplied the weights are widened in registers and left as float in the level-1 cache, where all
+// other rows find them.
+#include <immintrin.h>
+
+#include "cpu_kernels/panels.h"
 
 namespace tandem::cpu {
 namespace {
 
-constexpr int kRows = 8;     // rows of w decoded together
-constexpr int kChunk = 512;  // columns of them: 16 KiB of float
+constexpr int kColumns = 64;                       // 16 KiB of float in a group
+constexpr int kWideBytes = kColumns * kStepBytes;  // of one panel: steps of one column
+constexpr int kPrefetch = 4096;                    // bytes ahead in a panel
 
-// to[0..n) = w[row][col .. col + n)
-void decode_row(const Weight& w, int64_t row, int col, int n, float* to) {
-  const char* data = static_cast<const char*>(w.data) + row * w.stride;
-  if (!w.scales) return widen(data, w.type, col, n, 1, to);
-  const float* scales = w.scales + (w.row0 + row) / w.block_rows * w.scale_stride;
-  for (int c = 0; c < n;) {
-    const int at = w.col0 + col + c;
-    const int run = min(n - c, w.block_cols - at % w.block_cols);
-    widen(data, w.type, col + c, run, scales[at / w.block_cols], to + c);
-    c += run;
+// Sixteen rows of one column.
+struct Column {
+  __m256 low, high;
+};
+
+// ------------------------------------------------------------------------------- packing
+
+void transpose(__m256i (&r)[8]) {
+  __m256i t[8];
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
   }
-}
-
-// ------------------------------------------------------------------------------------------------------
-
-// out[i][j] += x[i] . w[j] for M rows of x and N rows of decoded w.
-template <int M, int N>
-void tile(const float* const* x, const float* w, int n, float* out, int64_t out_stride) {
-  __m256 acc[M][N] = {};
-  accumulate<M, N>(x, w, kChunk, n, acc);
-  for (int i = 0; i < M; ++i) {
-    float* o = out + i * out_stride;
-    if constexpr (N % 4 == 0) {
-      for (int j = 0; j < N; j += 4) {
-        const __m128 sums = sum_lanes(acc[i][j], acc[i][j + 1], acc[i][j + 2], acc[i][j + 3]);
-        _mm_storeu_ps(o + j, _mm_add_ps(_mm_loadu_ps(o + j), sums));
-      }
-    } else {
-      for (int j = 0; j < N; ++j) o[j] += sum_lanes(acc[i][j]);
-    }
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
   }
-}
-
-template <int M>
-void tiles_of_row(const float* const* x, const float (*w)[kChunk], int n_rows, int n, float* out,
-                  int64_t out_stride) {
-  int j = 0;
-  if constexpr (M == 1)
-    for (; j + 8 <= n_rows; j += 8) tile<1, 8>(x, w[j], n, out + j, out_stride);
-  for (; j + 4 <= n_rows; j += 4) tile<M, 4>(x, w[j], n, out + j, out_stride);
-  for (; j < n_rows; ++j) tile<M, 1>(x, w[j], n, out + j, out_stride);
-}
-
-const float* x_row(const GemmArgs& a, int i) {
-  const int64_t row = a.x.rows ? a.x.rows[i] : i;
-  return reinterpret_cast<const float*>(static_cast<const char*>(a.x.data) + row * a.x.stride);
-}
-
-void gemm(const GemmArgs& a) {
-  alignas(32) float w[kRows][kChunk];
-  for (int i = 0; i < a.m; ++i) __builtin_memset(a.out + i * a.out_stride, 0, a.n * sizeof(float));
-
-  for (int j = 0; j < a.n; j += kRows) {
-    const int n_rows = min(kRows, a.n - j);
-    for (int c = 0; c < a.k; c += kChunk) {
-      const int n = min(kChunk, a.k - c);
-      for (int r = 0; r < n_rows; ++r) decode_row(a.w, a.first_row + j + r, c, n, w[r]);
-      for (int i = 0; i < a.m; i += 3) {
-        const int rows = min(3, a.m - i);
-        const float* x[3];
-        for (int r = 0; r < rows; ++r) x[r] = x_row(a, i + r) + c;
-        float* out = a.out + i * a.out_stride + j;
-        if (rows == 3) tiles_of_row<3>(x, w, n_rows, n, out, a.out_stride);
-        if (rows == 2) tiles_of_row<2>(x, w, n_rows, n, out, a.out_stride);
-        if (rows == 1) tiles_of_row<1>(x, w, n_rows, n, out, a.out_stride);
-      }
-    }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x20);
+    t[i + 4] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x31);
   }
+  for (int i = 0; i < 8; ++i) r[i] = t[i];
 }
 
-// A strip of 64 columns and up to 64 rows of w is decoded at a time: 16 KiB. Padding columns are
-// zero.
-void gemm_transposed(const GemmArgs& a) {
-  constexpr int kStrip = 64;
-  alignas(32) float w[kStrip][kStrip] = {};
-  for (int i = 0; i < a.m; ++i) __builtin_memset(a.out + i * a.out_stride, 0, a.k * sizeof(float));
+__m256i load_bytes(const char* from, int64_t n) {
+  if (n >= 32) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  alignas(32) char tail[32] = {};
+  if (n > 0) __builtin_memcpy(tail, from, n);
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(tail));
+}
 
-  for (int c = 0; c < a.k; c += kStrip) {
-    const int width = min(kStrip, a.k - c);
-    for (int j = 0; j < a.n; j += kStrip) {
-      const int n_rows = min(kStrip, a.n - j);
-      for (int r = 0; r < n_rows; ++r) {
-        for (int p = width / kLanes * kLanes; p < kStrip; ++p) w[r][p] = 0;
-        decode_row(a.w, a.first_row + j + r, c, width, w[r]);
-      }
-      for (int i = 0; i < a.m; ++i) {
-        const float* x = x_row(a, i) + j;
-        float* out = a.out + i * a.out_stride + c;
-        for (int v = 0; v < width; v += kLanes) {
-          const __m256i mask = lane_mask(width - v);
-          __m256 sum = _mm256_maskload_ps(out + v, mask);
-          for (int r = 0; r < n_rows; ++r)
-            sum = _mm256_fmadd_ps(_mm256_broadcast_ss(x + r), _mm256_load_ps(w[r] + v), sum);
-          _mm256_maskstore_ps(out + v, mask, sum);
+// The order of the words in 16 bytes of an FP8 step.
+__m256i exchange_words(__m256i step) {
+  const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  return _mm256_shuffle_epi8(step, _mm256_broadcastsi128_si256(order));
+}
+
+void pack(const PackArgs& a) {
+  const int64_t row_size = row_bytes(a.type, a.cols);
+  const int64_t stride = panel_bytes(a.type, a.cols);
+  for (int64_t r = 0; r < a.n_rows; r += kPanelRows) {
+    char* to = static_cast<char*>(a.to) + (a.first_row + r) / kPanelRows * stride;
+    const int64_t n_rows = a.n_rows - r;
+    for (int64_t b = 0; b < stride / kPanelRows; b += 32) {
+      for (int half = 0; half < 2; ++half) {
+        __m256i steps[8] = {};
+        for (int i = 0; i < 8 && half * 8 + i < n_rows; ++i)
+          steps[i] = load_bytes(bytes(a.from) + (r + half * 8 + i) * row_size + b, row_size - b);
+        transpose(steps);
+        for (int i = 0; i < 8; ++i) {
+          if (a.type == WeightType::kF8E4M3) steps[i] = exchange_words(steps[i]);
+          char* const step = to + b * kPanelRows + i * kStepBytes + half * 32;
+          _mm256_stream_si256(reinterpret_cast<__m256i*>(step), steps[i]);
         }
       }
     }
   }
+  _mm_sfence();
 }
 
-// -----------------------------------------------------------------------------------------
+// ------------------------------------------------------------------- widening of one step
+
+__m256i load(const char* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
+
+struct F32 {
+  static constexpr int kColumns = 1;
+  static void widen(const char* from, Column* to) {
+    to[0] = {_mm256_castsi256_ps(load(from)), _mm256_castsi256_ps(load(from + 32))};
+  }
+};
+
+struct Bf16 {
+  static constexpr int kColumns = 2;
+  static __m256 first(__m256i v) { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); }
+  static __m256 second(__m256i v) {
+    return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(-65536)));
+  }
+  static void widen(const char* from, Column* to) {
+    const __m256i low = load(from), high = load(from + 32);
+    to[0] = {first(low), first(high)};
+    to[1] = {second(low), second(high)};
+  }
+};
+
+__m256 low_halves(__m256i v) { return _mm256_cvtph_ps(_mm256_castsi256_si128(v)); }
+__m256 high_halves(__m256i v) { return _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1)); }
+
+struct F16 {
+  static constexpr int kColumns = 2;
+  // Eight numbers of the first column, then eight of the second.
+  static __m256i sort(__m256i v) {
+    const __m128i even_odd = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    return _mm256_permute4x64_epi64(_mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(even_odd)),
+                                    0xd8);
+  }
+  static void widen(const char* from, Column* to) {
+    const __m256i low = sort(load(from)), high = sort(load(from + 32));
+    to[0] = {low_halves(low), low_halves(high)};
+    to[1] = {high_halves(low), high_halves(high)};
+  }
+};
+
+// Sign and magnitude of an E4M3 code, moved into place, are a half-precision number: 2^-8 times the
+// value, subnormals included, which vcvtph2ps converts exactly. The scale makes up for it.
+struct E4m3 {
+  static constexpr int kColumns = 4;
+  static __m256i halves(__m256i codes_above) {
+    return _mm256_and_si256(_mm256_srai_epi16(codes_above, 1),
+                            _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  }
+  static void widen(const char* from, Column* to) {
+    // Eight rows of columns 0 and 1, then of columns 2 and 3.
+    const __m256i low = _mm256_permute4x64_epi64(load(from), 0xd8);
+    const __m256i high = _mm256_permute4x64_epi64(load(from + 32), 0xd8);
+    const __m256i even_low = halves(_mm256_slli_epi16(low, 8)), odd_low = halves(low);
+    const __m256i even_high = halves(_mm256_slli_epi16(high, 8)), odd_high = halves(high);
+    to[0] = {low_halves(even_low), low_halves(even_high)};
+    to[1] = {low_halves(odd_low), low_halves(odd_high)};
+    to[2] = {high_halves(even_low), high_halves(even_high)};
+    to[3] = {high_halves(odd_low), high_halves(odd_high)};
+  }
+};
+
+// --------------------------------------------------------------------------------- tiles
+
+template <int M, int N>
+void add_sums(const Column (&acc)[M][N], const Block& b, int panel, Sum* sums) {
+#pragma GCC unroll 8
+  for (int p = 0; p < N; ++p) {
+    const float* scale = b.scale[panel + p];
+    const __m256 low = _mm256_load_ps(scale), high = _mm256_load_ps(scale + 8);
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i) {
+      float* sum = sums[i] + (panel + p) * kPanelRows;
+      _mm256_store_ps(sum, _mm256_fmadd_ps(acc[i][p].low, low, _mm256_load_ps(sum)));
+      _mm256_store_ps(sum + 8, _mm256_fmadd_ps(acc[i][p].high, high, _mm256_load_ps(sum + 8)));
+    }
+  }
+}
+
+void add_product(Column& acc, const Column& w, const char* x) {
+  const __m256 xs = _mm256_broadcast_ss(reinterpret_cast<const float*>(x));
+  acc.low = _mm256_fmadd_ps(xs, w.low, acc.low);
+  acc.high = _mm256_fmadd_ps(xs, w.high, acc.high);
+}
+
+// Widens and, if asked to, leaves the columns in the room for them. Few rows take several panels so
+// that sums do not wait for each other.
+template <class Type, int M, int N, bool kKeep>
+void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
+  Column acc[M][N];
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+    for (int p = 0; p < N; ++p) acc[i][p] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+  for (int c = 0, s = 0; c < b.n; c += Type::kColumns, s += kStepBytes) {
+    const int left = b.n - c;  // x ends where the weights do
+#pragma GCC unroll 8
+    for (int p = 0; p < N; ++p) {
+      const char* from = b.w[panel + p] + s;
+      _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
+      Column w[Type::kColumns];
+      Type::widen(from, w);
+#pragma GCC unroll 8
+      for (int j = 0; j < Type::kColumns; ++j) {
+        if constexpr (kKeep) {
+          char* to = b.wide + (panel + p) * kWideBytes + (c + j) * kStepBytes;
+          _mm256_store_ps(reinterpret_cast<float*>(to), w[j].low);
+          _mm256_store_ps(reinterpret_cast<float*>(to) + 8, w[j].high);
+        }
+        if (j > 0 && j >= left) continue;
+#pragma GCC unroll 8
+        for (int i = 0; i < M; ++i) add_product(acc[i][p], w[j], x[i] + (c + j) * 4);
+      }
+    }
+  }
+  add_sums<M, N>(acc, b, panel, sums);
+}
+
+template <class Type, int M, int N, bool kKeep>
+void tile_of_group(const char* const* x, const Block& b, int, Sum* sums) {
+  for (int p = 0; p < kGroup; p += N) tile<Type, M, N, kKeep>(x, b, p, sums);
+}
+
+template <class Type, int M, int N, bool kKeep>
+constexpr Tiles kPair = {tile<Type, M, 1, kKeep>, tile_of_group<Type, M, N, kKeep>};
+
+template <class Type, bool kKeep>
+constexpr Tiles kWidening[] = {kPair<Type, 1, 4, kKeep>, kPair<Type, 2, 2, kKeep>};
+constexpr int kWideningRows = 2;
+
+constexpr Tiles kWide[] = {kPair<F32, 1, 4, false>, kPair<F32, 2, 2, false>,
+                           kPair<F32, 3, 2, false>, kPair<F32, 4, 1, false>,
+                           kPair<F32, 5, 1, false>, kPair<F32, 6, 1, false>};
+
+// ------------------------------------------------------------------------------ products
+
+template <class Type>
+void gemm(const GemmArgs& a, float unit) {
+  alignas(64) char room[kGroup * kWideBytes];
+  multiply(a, kColumns, [&](Block& b, int first, int m, Sum* sums) {
+    b.wide = room;
+    if (unit != 1)
+      for (auto& panel : b.scale)
+        for (float& scale : panel) scale *= unit;
+    if (m <= kWideningRows)
+      return add_rows(a, kWidening<Type, false>, b, sizeof(float), first, m, sums);
+    add_rows(a, kWidening<Type, true>, b, sizeof(float), first, kWideningRows, sums);
+    for (int p = 0; p < b.n_panels; ++p) b.w[p] = room + p * kWideBytes;
+    add_rows(a, kWide, b, sizeof(float), first + kWideningRows, m - kWideningRows,
+             sums + kWideningRows);
+  });
+}
+
+void gemm_f32(const GemmArgs& a) {
+  multiply(a, 256, [&](const Block& b, int first, int m, Sum* sums) {
+    add_rows(a, kWide, b, sizeof(float), first, m, sums);
+  });
+}
 
 }  // namespace
 
-// Keeps the reference's pack: rows as stored.
+void avx2_gemm(const GemmArgs& a) {
+  switch (a.w.type) {
+    case WeightType::kF32:
+      return gemm_f32(a);
+    case WeightType::kF16:
+      return gemm<F16>(a, 1);
+    case WeightType::kBF16:
+      return gemm<Bf16>(a, 1);
+    case WeightType::kF8E4M3:
+      return gemm<E4m3>(a, 256);
+    case WeightType::kI8:
+    case WeightType::kI4:
+      return;  // multiply bytes only
+  }
+}
+
+namespace {
+
+// out[c] += sum over the 16 rows of x * w.
+void add_columns(const Column* w, int n, __m256 x_low, __m256 x_high, float* out) {
+  for (int c = 0; c < n; ++c) {
+    const __m256 products = _mm256_fmadd_ps(w[c].low, x_low, _mm256_mul_ps(w[c].high, x_high));
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(products), _mm256_extractf128_ps(products, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    out[c] += _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+  }
+}
+
+template <class Type>
+void gemm_transposed(const GemmArgs& a, float unit) {
+  const PanelRange range = panels_of(a);
+  for (int i = 0; i < a.m; ++i) __builtin_memset(a.out + i * a.out_stride, 0, a.k * sizeof(float));
+  for (int p = 0; p < range.n; ++p) {
+    const int64_t at = range.first + p;
+    const int j = p * kPanelRows - range.skip;  // of x
+    for (int col = 0, n; col < a.k; col += n) {
+      n = same_scale(a.w, col, min(kColumns, a.k - col));
+      Column w[kColumns];
+      const char* from = bytes(a.w.data) + at * a.w.stride + col / Type::kColumns * kStepBytes;
+      for (int c = 0; c < n; c += Type::kColumns, from += kStepBytes) Type::widen(from, w + c);
+      alignas(32) float scale[kPanelRows], x[kPanelRows];
+      panel_scales(a.w, at, col, scale);
+      for (int i = 0; i < a.m; ++i) {
+        const float* row = reinterpret_cast<const float*>(x_row(a.x, i));
+        for (int r = 0; r < kPanelRows; ++r)
+          x[r] = j + r < 0 || j + r >= a.n ? 0 : row[j + r] * scale[r] * unit;
+        add_columns(w, n, _mm256_load_ps(x), _mm256_load_ps(x + 8), a.out + i * a.out_stride + col);
+      }
+    }
+  }
+}
+
+void gemm_transposed(const GemmArgs& a) {
+  switch (a.w.type) {
+    case WeightType::kF32:
+      return gemm_transposed<F32>(a, 1);
+    case WeightType::kF16:
+      return gemm_transposed<F16>(a, 1);
+    case WeightType::kBF16:
+      return gemm_transposed<Bf16>(a, 1);
+    case WeightType::kF8E4M3:
+      return gemm_transposed<E4m3>(a, 256);
+    case WeightType::kI8:
+    case WeightType::kI4:
+      return;  // multiply bytes only
+  }
+}
+
+}  // namespace
+
 void install_avx2_products(KernelTable& t) {
-  t.gemm = gemm;
+  t.layout = Layout::kPanels;
+  t.pack = pack;
+  t.gemm = avx2_gemm;
   t.gemm_transposed = gemm_transposed;
 }
 

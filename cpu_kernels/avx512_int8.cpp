@@ -97,7 +97,8 @@ void gemm_i8(const GemmArgs& a) {
 void gemm_i4(const GemmArgs& a) {
   alignas(64) char room[kGroup * kWideBytes];
   multiply(a, kColumns, [&](Block b, int first, int m, Sum* sums) {
-    for (__m512& scale : b.scale) scale = _mm512_mul_ps(scale, _mm512_set1_ps(1 / 16.f));
+    for (auto& panel : b.scale)
+      for (float& scale : panel) scale /= 16;
     if (m <= kWideningRows) return add_rows(a, kI4Tiles<false>, b, 1, first, m, sums);
     b.wide = room;
     add_rows(a, kI4Tiles<true>, b, 1, first, kWideningRows, sums);

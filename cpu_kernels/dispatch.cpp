@@ -1,4 +1,6 @@
 // Chooses kernels for this machine. The only place that asks what the CPU can do.
+#include <cpuid.h>
+
 #include "cpu_kernels/kernels.h"
 
 namespace tandem::cpu {
@@ -6,9 +8,21 @@ namespace tandem::cpu {
 void install_reference(KernelTable&);
 void install_avx2_products(KernelTable&);
 void install_avx2_attention(KernelTable&);
+void install_avx2_int8(KernelTable&);
+void install_avx2_vnni(KernelTable&);
 void install_avx512_products(KernelTable&);
 void install_avx512_int8(KernelTable&);
 void install_avx512_bf16(KernelTable&);
+
+namespace {
+
+// Leaf 7, subleaf 1, EAX bit 4; GCC 12 has no name for it.
+bool has_avx_vnni() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+}
+
+}  // namespace
 
 // avx512 is what Ice Lake, Zen 4 and their successors have in common.
 Isa best_isa() {
@@ -33,6 +47,8 @@ KernelTable kernels_for(Isa isa) {
   if (isa >= Isa::kAvx2) {
     install_avx2_products(table);
     install_avx2_attention(table);
+    install_avx2_int8(table);
+    if (has_avx_vnni()) install_avx2_vnni(table);
   }
   if (isa >= Isa::kAvx512) {
     install_avx512_products(table);

@@ -38,7 +38,6 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
       team_(options.n_threads) {
   const DType cache_type = kernels_.isa == cpu::Isa::kReference ? DType::kF32 : DType::kBF16;
   const int max_tokens = static_cast<int>(std::min<int64_t>(kStepTokens, context_));
-  limit_dense_products(kernels_.isa);
 
   const WeightStore store(options.directory);
   require_memory(store.total_bytes() + KvCache::bytes_for(config_, context_, cache_type));

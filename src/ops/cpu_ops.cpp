@@ -43,7 +43,6 @@ int64_t scratch_bytes(const ModelConfig& c, int max_tokens, int n_threads) {
 CpuOps::CpuOps(const cpu::KernelTable& kernels, const ModelConfig& c, int max_tokens, Team& team)
     : kernels_(kernels),
       team_(team),
-      dense_(kernels, team, max_columns(c)),
       arena_(scratch_bytes(c, max_tokens, team.size())) {
   const MlaConfig& m = c.mla;
   const int n_threads = team.size();
@@ -93,9 +92,6 @@ void CpuOps::clear(TensorView x) {
 }
 
 void CpuOps::linear(TensorView x, const QuantView& w, TensorView out) {
-  const bool dense = w.scale.empty() && kernels_.isa == cpu::Isa::kAvx2;
-  if (dense && x.rows >= kDenseProductRows) return dense_.run(x, w.q, out);
-
   product(encoded(x, w), x.rows, w, out);
 }
 

@@ -1,11 +1,10 @@
-// The backbone on a CPU: OpenMP threads over the kernels of one instruction set; activations are
+// The backbone on a CPU: a team of threads over the kernels of one instruction set; activations are
 // float, the cache is BF16, or float with the reference kernels. Each output is computed by one
 // thread in an order that does not depend on the batch.
 #pragma once
 #include "core/memory.h"
 #include "core/team.h"
 #include "cpu_kernels/kernels.h"
-#include "ops/dense_product.h"
 #include "ops/ops.h"
 
 namespace tandem {
@@ -41,7 +40,6 @@ class CpuOps final : public Ops {
 
   const cpu::KernelTable& kernels_;
   Team& team_;
-  DenseProduct dense_;
   Arena arena_;
   TensorView encoded_;          // [max_tokens, columns] x of a product as the kernels want it
   TensorView page_of_thread_;   // [threads * page_size, cache_dim] a page of the cache in float

@@ -94,11 +94,11 @@ int64_t CpuWeights::converted_bytes(const QuantView& stored, WeightFormat format
 
 QuantView CpuWeights::reserve_converted(const QuantView& stored, WeightFormat format) {
   const int64_t rows = stored.q.rows, cols = stored.q.cols, group = group_of(format, cols);
-  QuantView packed{.q = reserve_codes(rows, cols, format.dtype), .scale = {}};
-  if (group == 0) return packed;
-  require(cols % group == 0 && group % 8 == 0,
+  require(group == 0 || (cols % group == 0 && group % 8 == 0),
           "groups of {} numbers do not divide the {} columns of a matrix: choose another format",
           group, cols);
+  QuantView packed{.q = reserve_codes(rows, cols, format.dtype), .scale = {}};
+  if (group == 0) return packed;
   const Shape shape = row_scale_shape(kernels_.layout, rows, cols / group);
   packed.scale = arena_.matrix(shape.rows, shape.cols, DType::kF32);
   packed.block_rows = 1;

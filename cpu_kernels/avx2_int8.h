@@ -1,0 +1,111 @@
+// Products of bytes on 256-bit vectors, over the dot product that a file brings: `Dot` adds the
+// sums of four products of unsigned and signed bytes to the lanes of a vector. A block of columns
+// is summed in integers, exactly (255 * 128 * 256 < 2^24), then scaled and added as float.
+#pragma once
+#include <immintrin.h>
+
+#include "cpu_kernels/panels.h"
+
+namespace tandem::cpu {
+namespace {
+
+constexpr int kColumns = 256;
+constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // of one panel
+constexpr int kPrefetch = 4096;                        // bytes ahead in a panel
+
+// Eight 32-bit lanes; GCC 12 keeps arrays of __m256i, whose lanes have 64, in memory.
+using Integers = int __attribute__((vector_size(32)));
+
+__m256i load(const char* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
+
+// Four columns of a row in every lane.
+__m256i four_columns(const char* x) {
+  int columns;
+  __builtin_memcpy(&columns, x, 4);
+  return _mm256_set1_epi32(columns);
+}
+
+template <int M, int N>
+void add_sums(const Integers (&acc)[M][N][2], const Block& b, int panel, Sum* sums) {
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+    for (int p = 0; p < N; ++p)
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        float* sum = sums[i] + (panel + p) * kPanelRows + h * 8;
+        const __m256 scale = _mm256_load_ps(b.scale[panel + p] + h * 8);
+        const __m256 floats = _mm256_cvtepi32_ps((__m256i)acc[i][p][h]);
+        _mm256_store_ps(sum, _mm256_fmadd_ps(floats, scale, _mm256_load_ps(sum)));
+      }
+}
+
+template <class Dot, int M, int N>
+void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
+  Integers acc[M][N][2];
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+    for (int p = 0; p < N; ++p) acc[i][p][0] = acc[i][p][1] = Integers{};
+  const int n_steps = (b.n + 3) / 4;
+  for (int s = 0; s < n_steps; ++s) {
+#pragma GCC unroll 8
+    for (int p = 0; p < N; ++p) {
+      const char* from = b.w[panel + p] + s * kStepBytes;
+      if (M == 1) _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
+      const __m256i low = load(from), high = load(from + 32);
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) {
+        const __m256i xs = four_columns(x[i] + s * 4);
+        acc[i][p][0] = Dot::add(acc[i][p][0], xs, low);
+        acc[i][p][1] = Dot::add(acc[i][p][1], xs, high);
+      }
+    }
+  }
+  add_sums<M, N>(acc, b, panel, sums);
+}
+
+template <class Dot, int M, int N>
+void tile_of_group(const char* const* x, const Block& b, int, Sum* sums) {
+  for (int p = 0; p < kGroup; p += N) tile<Dot, M, N>(x, b, p, sums);
+}
+
+// Sixteen times the codes of INT4 steps, to twice as many INT8 steps.
+void widen_i4(const char* from, int n_steps, char* to) {
+  const __m256i upper = _mm256_set1_epi8(static_cast<char>(0xf0));
+  for (int s = 0; s < n_steps; ++s, from += kStepBytes, to += 2 * kStepBytes) {
+    _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
+    for (int h = 0; h < kStepBytes; h += 32) {
+      const __m256i codes = load(from + h);
+      const __m256i first = _mm256_and_si256(_mm256_slli_epi16(codes, 4), upper);
+      const __m256i second = _mm256_and_si256(codes, upper);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(to + h), first);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(to + kStepBytes + h), second);
+    }
+  }
+}
+
+template <class Dot, int M, int N>
+constexpr Tiles kPair = {tile<Dot, M, 1>, tile_of_group<Dot, M, N>};
+
+template <class Dot>
+constexpr Tiles kTiles[] = {kPair<Dot, 1, 4>, kPair<Dot, 2, 2>, kPair<Dot, 3, 1>,
+                            kPair<Dot, 4, 1>, kPair<Dot, 5, 1>, kPair<Dot, 6, 1>};
+
+template <class Dot>
+void gemm_int8(const GemmArgs& a) {
+  alignas(64) char room[kGroup * kWideBytes];
+  multiply(a, kColumns, [&](Block& b, int first, int m, Sum* sums) {
+    if (a.w.type == WeightType::kI4) {
+      for (int p = 0; p < b.n_panels; ++p) {
+        widen_i4(b.w[p], b.n / 8, room + p * kWideBytes);
+        b.w[p] = room + p * kWideBytes;
+        for (float& scale : b.scale[p]) scale /= 16;
+      }
+    }
+    add_rows(a, kTiles<Dot>, b, 1, first, m, sums);
+  });
+}
+
+}  // namespace
+}  // namespace tandem::cpu
