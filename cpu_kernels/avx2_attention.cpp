@@ -28,26 +28,33 @@ float max_lane(__m256 v) {
   return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
 }
 
+const float* float_row(const void* rows, int64_t stride, int i) {
+  return reinterpret_cast<const float*>(static_cast<const char*>(rows) + i * stride);
+}
+
 // score[i][j] = q[i] . k[j] + q_rope[i] . k_rope[j] for M queries and n_keys keys.
 template <int M>
 void scores(const AttendArgs& a, int query, int n_keys, float (*score)[kMaxKeys]) {
+  const int64_t k_stride = a.k_stride / 4, k_rope_stride = a.k_rope_stride / 4;
   const float *q[M], *q_rope[M];
   for (int i = 0; i < M; ++i) {
-    q[i] = a.q + (query + i) * a.q_stride;
-    q_rope[i] = a.q_rope + (query + i) * a.q_rope_stride;
+    q[i] = float_row(a.q, a.q_stride, query + i);
+    q_rope[i] = float_row(a.q_rope, a.q_rope_stride, query + i);
   }
   int j = 0;
   for (; j + 4 <= n_keys; j += 4) {
     __m256 acc[M][4] = {};
-    accumulate<M, 4>(q, a.k + j * a.k_stride, a.k_stride, a.dim, acc);
-    accumulate<M, 4>(q_rope, a.k_rope + j * a.k_rope_stride, a.k_rope_stride, a.rope_dim, acc);
+    accumulate<M, 4>(q, float_row(a.k, a.k_stride, j), k_stride, a.dim, acc);
+    accumulate<M, 4>(q_rope, float_row(a.k_rope, a.k_rope_stride, j), k_rope_stride, a.rope_dim,
+                     acc);
     for (int i = 0; i < M; ++i)
       _mm_storeu_ps(score[i] + j, sum_lanes(acc[i][0], acc[i][1], acc[i][2], acc[i][3]));
   }
   for (; j < n_keys; ++j) {
     __m256 acc[M][1] = {};
-    accumulate<M, 1>(q, a.k + j * a.k_stride, a.k_stride, a.dim, acc);
-    accumulate<M, 1>(q_rope, a.k_rope + j * a.k_rope_stride, a.k_rope_stride, a.rope_dim, acc);
+    accumulate<M, 1>(q, float_row(a.k, a.k_stride, j), k_stride, a.dim, acc);
+    accumulate<M, 1>(q_rope, float_row(a.k_rope, a.k_rope_stride, j), k_rope_stride, a.rope_dim,
+                     acc);
     for (int i = 0; i < M; ++i) score[i][j] = sum_lanes(acc[i][0]);
   }
 }
@@ -91,7 +98,7 @@ void blend_values(const AttendArgs& a, int query, int n_keys, const float (*p)[k
       sum[i] = _mm256_mul_ps(before, _mm256_set1_ps(shrink[i]));
     }
     for (int j = 0; j < n_keys; ++j) {
-      const __m256 v = _mm256_maskload_ps(a.v + j * a.v_stride + c, mask);
+      const __m256 v = _mm256_maskload_ps(float_row(a.v, a.v_stride, j) + c, mask);
       for (int i = 0; i < M; ++i)
         sum[i] = _mm256_fmadd_ps(_mm256_broadcast_ss(p[i] + j), v, sum[i]);
     }
@@ -120,11 +127,15 @@ void attend_queries(const AttendArgs& a, int query) {
   blend_values<M>(a, query, n_keys, p, shrink);
 }
 
-void attend(const AttendArgs& a) {
+}  // namespace
+
+void avx2_attend(const AttendArgs& a) {
   int i = 0;
   for (; i + 3 <= a.n_queries; i += 3) attend_queries<3>(a, i);
   for (; i < a.n_queries; ++i) attend_queries<1>(a, i);
 }
+
+namespace {
 
 // -------------------------------------------------------------------------------------------------------
 
@@ -182,7 +193,7 @@ void encode_bf16(const EncodeBf16Args& a) {
 }  // namespace
 
 void install_avx2_attention(KernelTable& t) {
-  t.attend = attend;
+  t.attend = avx2_attend;
   t.rms_norm = rms_norm;
   t.silu_mul = silu_mul;
   t.decode = decode;

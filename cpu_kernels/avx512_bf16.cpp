@@ -1,5 +1,7 @@
 // Products of BF16 activations with BF16 and FP8 weights: VDPBF16PS multiplies two columns of 16
 // rows at a time. FP8 is widened, exactly, block by block in the level-1 cache.
+#include "cpu_kernels/avx512_bf16.h"
+
 #include "cpu_kernels/avx512_e4m3.h"
 #include "cpu_kernels/avx512_panels.h"
 
@@ -17,21 +19,9 @@ constexpr int kPrefetch = 4096;                            // bytes ahead in a p
 
 template <int M, int N>
 void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
-  __m512 acc[M][N] = {};
-  const int n_steps = (b.n + 1) / 2;
-  for (int s = 0; s < n_steps; ++s) {
-    __m512bh w[N];
-#pragma GCC unroll 8
-    for (int p = 0; p < N; ++p) w[p] = (__m512bh)_mm512_load_si512(b.w[panel + p] + s * kStepBytes);
-#pragma GCC unroll 8
-    for (int i = 0; i < M; ++i) {
-      int pair;
-      __builtin_memcpy(&pair, x[i] + s * 4, 4);
-      const __m512bh xs = (__m512bh)_mm512_set1_epi32(pair);
-#pragma GCC unroll 8
-      for (int p = 0; p < N; ++p) acc[i][p] = _mm512_dpbf16_ps(acc[i][p], xs, w[p]);
-    }
-  }
+  __m512 acc[M][N];
+  clear(acc);
+  add_products<M, N>(x, b.w + panel, (b.n + 1) / 2, acc);
   add_sums<M, N>(acc, b, panel, sums);
 }
 
@@ -40,7 +30,8 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
 template <int M, int N, bool kKeep>
 void tile_e4m3(const char* const* x, const Block& b, int panel, Sum* sums) {
   const E4m3Table table;
-  __m512 acc[M][N] = {};
+  __m512 acc[M][N];
+  clear(acc);
   const int n_steps = (b.n + 3) / 4;
   for (int s = 0; s < n_steps; ++s) {
     __m512bh xs[M][2];

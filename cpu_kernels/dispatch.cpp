@@ -13,6 +13,7 @@ void install_avx2_vnni(KernelTable&);
 void install_avx512_products(KernelTable&);
 void install_avx512_int8(KernelTable&);
 void install_avx512_bf16(KernelTable&);
+void install_avx512_attention(KernelTable&);
 
 namespace {
 
@@ -53,7 +54,10 @@ KernelTable kernels_for(Isa isa) {
   if (isa >= Isa::kAvx512) {
     install_avx512_products(table);
     install_avx512_int8(table);
-    if (__builtin_cpu_supports("avx512bf16")) install_avx512_bf16(table);
+    if (__builtin_cpu_supports("avx512bf16")) {
+      install_avx512_bf16(table);
+      install_avx512_attention(table);
+    }
   }
   table.isa = isa;
   table.name = name_of(isa);

@@ -128,12 +128,11 @@ struct GemmArgs {
 // DeepSeek-V2 paper, section 2.1). Query i sees the first min(n_keys, visible + (first_query + i) /
 // queries_per_token) keys of the block.
 struct AttendArgs {
-  const float *q, *q_rope;  // [n_queries, dim], [n_queries, rope_dim]
-  int64_t q_stride, q_rope_stride;
-  const float *k, *k_rope;  // [n_keys, dim], [n_keys, rope_dim]
-  int64_t k_stride, k_rope_stride;
-  const float* v;  // [n_keys, v_dim]
-  int64_t v_stride;
+  ActivationType type;     // of queries, keys and values: the table's `attention`, or kF32
+  const void *q, *q_rope;  // [n_queries, dim], [n_queries, rope_dim]
+  const void *k, *k_rope;  // [n_keys, dim], [n_keys, rope_dim]
+  const void* v;           // [n_keys, v_dim]
+  int64_t q_stride, q_rope_stride, k_stride, k_rope_stride, v_stride;  // bytes between rows
   int n_queries, n_keys, dim, rope_dim, v_dim;
   int visible, first_query, queries_per_token;
   float scale;
@@ -143,6 +142,8 @@ struct AttendArgs {
       *sum;  // [n_queries] of the scores seen so far; before the first block -infinity and 0
 };
 constexpr int kMaxKeys = 64;  // of one block
+// Largest dim + rope_dim, and v_dim, of kBF16.
+constexpr int kMaxBf16Key = 576, kMaxBf16Value = 512;
 
 // out = x / sqrt(mean(x^2) + eps) * gain
 struct RmsNormArgs {
@@ -178,6 +179,7 @@ struct KernelTable {
   const char* name;
   Layout layout;
   ActivationType activation[kNumWeightTypes];  // the fastest for each type of weight
+  ActivationType attention;                    // of what attend() reads, kF32 or kBF16
   void (*pack)(const PackArgs&);
   void (*quantize)(const QuantizeArgs&);
   void (*encode)(const EncodeArgs&);

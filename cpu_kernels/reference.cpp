@@ -110,18 +110,22 @@ float dot(const float* a, const float* b, int n) {
   return sum;
 }
 
+const float* float_row(const void* rows, int64_t stride, int i) {
+  return reinterpret_cast<const float*>(static_cast<const char*>(rows) + i * stride);
+}
+
 void attend(const AttendArgs& a) {
   for (int i = 0; i < a.n_queries; ++i) {
-    const int limit = a.visible + (a.first_query + i) / a.queries_per_token;
-    const int n = limit < a.n_keys ? limit : a.n_keys;
+    const int n = std::min(a.n_keys, a.visible + (a.first_query + i) / a.queries_per_token);
+    if (n <= 0) continue;
+    const float* q = float_row(a.q, a.q_stride, i);
+    const float* q_rope = float_row(a.q_rope, a.q_rope_stride, i);
     float score[kMaxKeys], max = a.max[i];
     for (int j = 0; j < n; ++j) {
-      score[j] = a.scale *
-                 (dot(a.q + i * a.q_stride, a.k + j * a.k_stride, a.dim) +
-                  dot(a.q_rope + i * a.q_rope_stride, a.k_rope + j * a.k_rope_stride, a.rope_dim));
-      if (score[j] > max) max = score[j];
+      score[j] = a.scale * (dot(q, float_row(a.k, a.k_stride, j), a.dim) +
+                            dot(q_rope, float_row(a.k_rope, a.k_rope_stride, j), a.rope_dim));
+      max = std::max(max, score[j]);
     }
-    if (n <= 0) continue;
     float* out = a.out + i * a.out_stride;
     const float rescale = std::exp(a.max[i] - max);
     for (int c = 0; c < a.v_dim; ++c) out[c] *= rescale;
@@ -129,7 +133,8 @@ void attend(const AttendArgs& a) {
     for (int j = 0; j < n; ++j) {
       const float p = std::exp(score[j] - max);
       sum += p;
-      for (int c = 0; c < a.v_dim; ++c) out[c] += p * a.v[j * a.v_stride + c];
+      const float* v = float_row(a.v, a.v_stride, j);
+      for (int c = 0; c < a.v_dim; ++c) out[c] += p * v[c];
     }
     a.max[i] = max;
     a.sum[i] = sum;
@@ -246,6 +251,7 @@ void install_reference(KernelTable& t) {
        .name = "reference",
        .layout = Layout::kRows,
        .activation = {},
+       .attention = ActivationType::kF32,
        .pack = pack,
        .quantize = quantize,
        .encode = encode,

@@ -286,66 +286,97 @@ TEST_P(KernelTest, SiluMul) {
   }
 }
 
-// Several blocks of keys against queries of several tokens, with unseen keys full of NaN.
+// Numbers in the type that attention reads, and what is left of them.
+struct Numbers {
+  std::vector<float> values;
+  std::vector<uint16_t> encoded;
+
+  Numbers(std::vector<float> v, cpu::ActivationType type) : values(std::move(v)) {
+    if (type == cpu::ActivationType::kF32) return;
+    for (float& x : values) {
+      encoded.push_back(std::isnan(x) ? 0x7fff : to_bf16(x));
+      x = std::bit_cast<float>(uint32_t{encoded.back()} << 16);
+    }
+  }
+  const void* at(size_t i) const {
+    if (encoded.empty()) return values.data() + i;
+    return encoded.data() + i;
+  }
+};
+
+// Several blocks of keys against queries of several tokens, with unseen keys full of NaN. Weights
+// in BF16 err by up to 2^-9 each.
 TEST_P(KernelTest, AttendMatchesSoftmaxInDouble) {
   struct Case {
     int queries, per_token, keys, dim, rope, v_dim;
   };
-  for (const Case& c :
-       {Case{5, 5, 130, 40, 8, 40}, Case{12, 4, 64, 128, 64, 128}, Case{7, 1, 100, 20, 8, 12},
-        Case{1, 1, 1, 512, 64, 512}, Case{2, 2, 63, 3, 2, 5}}) {
-    const int tokens = (c.queries + c.per_token - 1) / c.per_token;
-    const std::vector<float> q = normal(c.queries * c.dim), q_rope = normal(c.queries * c.rope);
-    std::vector<float> k = normal((c.keys + tokens) * c.dim),
-                       k_rope = normal((c.keys + tokens) * c.rope),
-                       v = normal((c.keys + tokens) * c.v_dim);
-    const int n_keys = c.keys + tokens - 1;  // token t sees keys + t of them
-    std::fill(k.begin() + n_keys * c.dim, k.end(), kNaN);
-    std::fill(v.begin() + n_keys * c.v_dim, v.end(), kNaN);
-    const float scale = 0.7f / std::sqrt(static_cast<float>(c.dim));
-    std::vector<float> out(c.queries * c.v_dim, 0.f),
-        max(c.queries, -std::numeric_limits<float>::infinity()), sum(c.queries, 0.f);
-    for (int first = 0; first < n_keys; first += cpu::kMaxKeys)
-      t_.attend({.q = q.data(),
-                 .q_rope = q_rope.data(),
-                 .q_stride = c.dim,
-                 .q_rope_stride = c.rope,
-                 .k = k.data() + first * c.dim,
-                 .k_rope = k_rope.data() + first * c.rope,
-                 .k_stride = c.dim,
-                 .k_rope_stride = c.rope,
-                 .v = v.data() + first * c.v_dim,
-                 .v_stride = c.v_dim,
-                 .n_queries = c.queries,
-                 .n_keys = std::min(cpu::kMaxKeys, n_keys - first),
-                 .dim = c.dim,
-                 .rope_dim = c.rope,
-                 .v_dim = c.v_dim,
-                 .visible = c.keys - first,
-                 .first_query = 0,
-                 .queries_per_token = c.per_token,
-                 .scale = scale,
-                 .out = out.data(),
-                 .out_stride = c.v_dim,
-                 .max = max.data(),
-                 .sum = sum.data()});
-    for (int i = 0; i < c.queries; ++i) {
-      const int seen = c.keys + i / c.per_token;
-      std::vector<double> p(seen);
-      double total = 0;
-      for (int j = 0; j < seen; ++j) {
-        double score = 0;
-        for (int d = 0; d < c.dim; ++d) score += double{q[i * c.dim + d]} * k[j * c.dim + d];
-        for (int d = 0; d < c.rope; ++d)
-          score += double{q_rope[i * c.rope + d]} * k_rope[j * c.rope + d];
-        total += p[j] = std::exp(score * scale);
+  std::vector types = {cpu::ActivationType::kF32};
+  if (t_.attention != types[0]) types.push_back(t_.attention);
+  for (const cpu::ActivationType type : types) {
+    const int bytes = type == cpu::ActivationType::kF32 ? 4 : 2;
+    for (const Case& c :
+         {Case{5, 5, 130, 40, 8, 40}, Case{12, 4, 64, 128, 64, 128}, Case{7, 1, 100, 20, 8, 12},
+          Case{1, 1, 1, 512, 64, 512}, Case{2, 2, 63, 3, 2, 5}, Case{77, 7, 200, 32, 16, 80}}) {
+      const int tokens = (c.queries + c.per_token - 1) / c.per_token;
+      const auto with_nan = [&](int dim) {
+        std::vector<float> v = normal((c.keys + tokens) * dim);
+        std::fill(v.begin() + (c.keys + tokens - 1) * dim, v.end(), kNaN);
+        return Numbers(v, type);
+      };
+      const Numbers q(normal(c.queries * c.dim), type), q_rope(normal(c.queries * c.rope), type);
+      const Numbers k = with_nan(c.dim), k_rope = with_nan(c.rope), v = with_nan(c.v_dim);
+      const int n_keys = c.keys + tokens - 1;  // token t sees keys + t of them
+      const float scale = 0.7f / std::sqrt(static_cast<float>(c.dim));
+      std::vector<float> out(c.queries * c.v_dim, 0.f),
+          max(c.queries, -std::numeric_limits<float>::infinity()), sum(c.queries, 0.f);
+      for (int first = 0; first < n_keys; first += cpu::kMaxKeys)
+        t_.attend({.type = type,
+                   .q = q.at(0),
+                   .q_rope = q_rope.at(0),
+                   .k = k.at(first * c.dim),
+                   .k_rope = k_rope.at(first * c.rope),
+                   .v = v.at(first * c.v_dim),
+                   .q_stride = c.dim * bytes,
+                   .q_rope_stride = c.rope * bytes,
+                   .k_stride = c.dim * bytes,
+                   .k_rope_stride = c.rope * bytes,
+                   .v_stride = c.v_dim * bytes,
+                   .n_queries = c.queries,
+                   .n_keys = std::min(cpu::kMaxKeys, n_keys - first),
+                   .dim = c.dim,
+                   .rope_dim = c.rope,
+                   .v_dim = c.v_dim,
+                   .visible = c.keys - first,
+                   .first_query = 0,
+                   .queries_per_token = c.per_token,
+                   .scale = scale,
+                   .out = out.data(),
+                   .out_stride = c.v_dim,
+                   .max = max.data(),
+                   .sum = sum.data()});
+      for (int i = 0; i < c.queries; ++i) {
+        const int seen = c.keys + i / c.per_token;
+        std::vector<double> p(seen);
+        double total = 0;
+        for (int j = 0; j < seen; ++j) {
+          double score = 0;
+          for (int d = 0; d < c.dim; ++d)
+            score += double{q.values[i * c.dim + d]} * k.values[j * c.dim + d];
+          for (int d = 0; d < c.rope; ++d)
+            score += double{q_rope.values[i * c.rope + d]} * k_rope.values[j * c.rope + d];
+          total += p[j] = std::exp(score * scale);
+        }
+        std::vector<double> want(c.v_dim), bound(c.v_dim, 3e-5);
+        for (int j = 0; j < seen; ++j)
+          for (int d = 0; d < c.v_dim; ++d) {
+            const double part = p[j] / total * v.values[j * c.v_dim + d];
+            want[d] += part;
+            if (bytes == 2) bound[d] += 0x1p-9 * std::fabs(part);
+          }
+        std::vector<float> got(out.begin() + i * c.v_dim, out.begin() + (i + 1) * c.v_dim);
+        for (float& g : got) g /= sum[i];
+        expect_close(got, want, bound);
       }
-      std::vector<double> want(c.v_dim);
-      for (int j = 0; j < seen; ++j)
-        for (int d = 0; d < c.v_dim; ++d) want[d] += p[j] / total * v[j * c.v_dim + d];
-      std::vector<float> got(out.begin() + i * c.v_dim, out.begin() + (i + 1) * c.v_dim);
-      for (float& g : got) g /= sum[i];
-      expect_close(got, want, 3e-5);
     }
   }
 }

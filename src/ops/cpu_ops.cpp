@@ -9,9 +9,6 @@
 namespace tandem {
 namespace {
 
-// Below this many operations a second thread costs more than it brings.
-constexpr int64_t kParallelOps = 1 << 16;
-
 // Rows of w that one thread takes at a time: those that the kernels do together.
 constexpr int64_t kPieceRows = 64;
 
@@ -20,50 +17,53 @@ int max_columns(const ModelConfig& c) {
                    c.shared_dim()});
 }
 
-int64_t encoded_columns(int64_t n) {
-  return (n + cpu::kActivationMultiple - 1) / cpu::kActivationMultiple * cpu::kActivationMultiple;
-}
-
-int64_t scratch_bytes(const ModelConfig& c, int max_tokens, int n_threads) {
-  const MlaConfig& m = c.mla;
-  const int64_t floats[] = {int64_t{n_threads} * kPageSize * m.cache_dim(),
-                            int64_t{kPageSize} * m.cache_dim(),
-                            int64_t{kPageSize} * m.n_heads * (m.nope_dim + m.v_dim),
-                            int64_t{max_tokens} * m.n_heads,
-                            int64_t{max_tokens} * m.n_heads,
-                            int64_t{n_threads} * (2 * c.router.n_experts + c.router.n_groups)};
-  int64_t bytes = Arena::padded_bytes(int64_t{std::max(max_tokens, kPageSize)} *
-                                      encoded_columns(max_columns(c)) * size_of(DType::kBF16));
-  for (const int64_t n : floats) bytes += Arena::padded_bytes(n * size_of(DType::kF32));
-  return bytes;
+// What attention reads: the kernels' choice if the model fits it.
+cpu::ActivationType attention_type(const cpu::KernelTable& kernels, const MlaConfig& m) {
+  const bool fits = m.cache_dim() <= cpu::kMaxBf16Key && m.kv_rank <= cpu::kMaxBf16Value &&
+                    m.qk_dim() <= cpu::kMaxBf16Key && m.v_dim <= cpu::kMaxBf16Value;
+  return fits ? kernels.attention : cpu::ActivationType::kF32;
 }
 
 }  // namespace
 
-CpuOps::CpuOps(const cpu::KernelTable& kernels, const ModelConfig& c, int max_tokens, Team& team)
-    : kernels_(kernels),
-      team_(team),
-      arena_(scratch_bytes(c, max_tokens, team.size())) {
-  const MlaConfig& m = c.mla;
-  const int n_threads = team.size();
-  const auto floats = [this](int64_t rows, int64_t cols) {
-    return arena_.matrix(rows, cols, DType::kF32);
-  };
-  encoded_ =
-      arena_.matrix(std::max(max_tokens, kPageSize), encoded_columns(max_columns(c)), DType::kBF16);
-  page_of_thread_ = floats(int64_t{n_threads} * kPageSize, m.cache_dim());
-  shared_page_ = floats(kPageSize, m.cache_dim());
-  restored_ = floats(kPageSize, int64_t{m.n_heads} * (m.nope_dim + m.v_dim));
-  max_ = floats(1, int64_t{max_tokens} * m.n_heads);
-  sum_ = floats(1, int64_t{max_tokens} * m.n_heads);
-  route_of_thread_ = floats(n_threads, 2 * c.router.n_experts + c.router.n_groups);
+int64_t encoded_columns(int64_t n) {
+  return (n + cpu::kActivationMultiple - 1) / cpu::kActivationMultiple * cpu::kActivationMultiple;
 }
 
-// Shares the items among the team when they are worth it.
-template <class Work>
-void CpuOps::for_each(int64_t n_items, int64_t n_ops, Work work) {
-  if (n_ops > kParallelOps) return team_.run(n_items, work);
-  for (int64_t item = 0; item < n_items; ++item) work(item, 0);
+// Every scratch matrix once: visit(view, rows, cols, dtype).
+template <class Visit>
+void CpuOps::for_each_scratch(const ModelConfig& c, int64_t max_tokens, Visit visit) {
+  const MlaConfig& m = c.mla;
+  const int64_t threads = team_.size(), slots = std::max<int64_t>(16, 2 * threads);
+  const int64_t restored = int64_t{m.n_heads} * (m.nope_dim + m.v_dim);
+  const int64_t queries =
+      encoded_columns(std::max(m.kv_rank, m.nope_dim)) + encoded_columns(m.rope_dim);
+  visit(encoded_, std::max<int64_t>(max_tokens, kPageSize), encoded_columns(max_columns(c)),
+        DType::kBF16);
+  visit(queries_of_thread_, threads * kPartRows, queries, DType::kBF16);
+  visit(page_of_thread_, threads * kPageSize, m.cache_dim(), DType::kF32);
+  visit(shared_page_, kPageSize, m.cache_dim(), DType::kF32);
+  visit(restored_, kPageSize, restored, DType::kF32);
+  visit(encoded_restored_, kPageSize, restored, DType::kBF16);
+  visit(max_, 1, max_tokens * m.n_heads, DType::kF32);
+  visit(sum_, 1, max_tokens * m.n_heads, DType::kF32);
+  visit(part_out_, slots * kPartRows, m.kv_rank, DType::kF32);
+  visit(part_max_, 1, slots * kPartRows, DType::kF32);
+  visit(part_sum_, 1, slots * kPartRows, DType::kF32);
+  visit(route_of_thread_, threads, 2 * c.router.n_experts + c.router.n_groups, DType::kF32);
+}
+
+CpuOps::CpuOps(const cpu::KernelTable& kernels, const ModelConfig& c, int max_tokens, Team& team)
+    : kernels_(kernels), team_(team), attention_(attention_type(kernels, c.mla)) {
+  int64_t bytes = 0;
+  for_each_scratch(c, max_tokens, [&](TensorView&, int64_t rows, int64_t cols, DType dtype) {
+    bytes += Arena::padded_bytes(rows * cols * size_of(dtype));
+  });
+  arena_ = Arena(bytes);
+  for_each_scratch(c, max_tokens, [&](TensorView& view, int64_t rows, int64_t cols, DType dtype) {
+    view = arena_.matrix(rows, cols, dtype);
+  });
+  parts_.reserve(part_out_.rows / kPartRows);
 }
 
 void CpuOps::embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) {

@@ -2,12 +2,19 @@
 // float, the cache is BF16, or float with the reference kernels. Each output is computed by one
 // thread in an order that does not depend on the batch.
 #pragma once
+#include <vector>
+
 #include "core/memory.h"
 #include "core/team.h"
 #include "cpu_kernels/kernels.h"
 #include "ops/ops.h"
 
 namespace tandem {
+
+constexpr int kPartRows = 128;  // (token, head) rows of one sequence that a thread takes at a time
+
+// Columns of a row made by encode().
+int64_t encoded_columns(int64_t n);
 
 class CpuOps final : public Ops {
  public:
@@ -29,24 +36,50 @@ class CpuOps final : public Ops {
   void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) override;
 
  private:
-  void absorbed_rows(const MlaArgs& args, const Sequence& s, int first_row, int n_rows, int thread);
-  void restore_page(const MlaArgs& args, const QuantView& kv_b, TensorView page);
-  void naive_rows(const MlaArgs& args, const Sequence& s, TensorView page, int first_key, int head);
+  // Some (token, head) rows of a sequence with a part of its keys.
+  struct AbsorbedPart {
+    const Sequence* sequence;
+    int first_row, n_rows;
+    int first_page, n_pages;
+    bool is_first, is_last;  // of the sequence's keys
+  };
+  void run_parts(const MlaArgs& args);
+  void attend_part(const MlaArgs& args, const AbsorbedPart& part, int64_t slot, int thread);
+  void merge_row(const MlaArgs& args, const AbsorbedPart& part, int64_t slot, int i);
+  TensorView restore_page(TensorView page, const QuantView& kv_b);
+  void naive_rows(const MlaArgs& args, const Sequence& s, TensorView page, TensorView restored,
+                  int first_key, int head, int thread);
+  cpu::Activations queries(TensorView x, int64_t first, int64_t step, int n, int thread,
+                           int64_t column);
   TensorView read_page(const MlaArgs& args, const Sequence& s, int page, TensorView room) const;
   void product(const cpu::Activations& x, int64_t n_rows, const QuantView& w, TensorView out);
+  template <class Visit>
+  void for_each_scratch(const ModelConfig& config, int64_t max_tokens, Visit visit);
   cpu::Activations encoded(TensorView x, const QuantView& w);
+  // Shares the items among the team when they are worth it: below so many operations a second
+  // thread costs more than it brings.
   template <class Work>
-  void for_each(int64_t n_items, int64_t n_ops, Work work);
+  void for_each(int64_t n_items, int64_t n_ops, Work work) {
+    constexpr int64_t kParallelOps = 1 << 16;
+    if (n_ops > kParallelOps) return team_.run(n_items, work);
+    for (int64_t item = 0; item < n_items; ++item) work(item, 0);
+  }
 
   const cpu::KernelTable& kernels_;
   Team& team_;
   Arena arena_;
-  TensorView encoded_;          // [max_tokens, columns] x of a product as the kernels want it
-  TensorView page_of_thread_;   // [threads * page_size, cache_dim] a page of the cache in float
-  TensorView shared_page_;      // [page_size, cache_dim] the same, for all threads
-  TensorView restored_;         // [page_size, heads * (nope_dim + v_dim)] its keys and values
-  TensorView max_, sum_;        // [1, max_tokens * heads] running softmax
-  TensorView route_of_thread_;  // [threads, 2 * n_experts + n_groups]
+  TensorView encoded_;             // [max_tokens, columns] x of a product as the kernels want it
+  cpu::ActivationType attention_;  // what attention reads
+  std::vector<AbsorbedPart> parts_;
+  TensorView queries_of_thread_;  // [threads * kPartRows, columns] encoded
+  TensorView page_of_thread_;  // [threads * page_size, cache_dim] a page of the cache to attend to
+  TensorView shared_page_;     // [page_size, cache_dim] the same, for all threads
+  TensorView restored_;        // [page_size, heads * (nope_dim + v_dim)] its keys and values
+  TensorView encoded_restored_;     // the same in BF16
+  TensorView max_, sum_;            // [1, max_tokens * heads] running softmax
+  TensorView part_out_;             // [slots * kPartRows, kv_rank] of the parts of one round
+  TensorView part_max_, part_sum_;  // [1, slots * kPartRows]
+  TensorView route_of_thread_;      // [threads, 2 * n_experts + n_groups]
 };
 
 }  // namespace tandem
