@@ -33,10 +33,10 @@ bool Interrupt::pending() { return interrupted; }
 
 void Interrupt::clear() { interrupted = false; }
 
-LoadedModel::Progress load_progress(bool quiet) {
+LoadProgress load_progress(bool quiet, const std::string& what) {
   if (quiet || !isatty(STDERR_FILENO)) return {};
-  return [](int64_t done, int64_t total, double seconds) {
-    const std::string line = done == total ? "" : progress_line(done, total, seconds);
+  return [what](int64_t done, int64_t total, double seconds) {
+    const std::string line = done == total ? "" : progress_line(done, total, seconds, what);
     std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());
     std::fflush(stderr);
   };

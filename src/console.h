@@ -17,8 +17,9 @@ class Interrupt {
   static void clear();
 };
 
-// Progress of loading on standard error, when that is a terminal and `quiet` is false.
-LoadedModel::Progress load_progress(bool quiet);
+// Progress of loading (or of `what`) on standard error, when that is a terminal and `quiet` is
+// false.
+LoadProgress load_progress(bool quiet, const std::string& what = "loading");
 
 // Shows how much of a long prompt is computed; the line is erased when it is done.
 void show_prefill(int64_t done, int64_t total);

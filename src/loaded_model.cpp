@@ -2,12 +2,10 @@
 
 #include <sys/sysinfo.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 
-#include "io/load_jobs.h"
-#include "model/checkpoint.h"
+#include "io/weight_store.h"
 
 namespace tandem {
 namespace {
@@ -41,31 +39,23 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
 
   const WeightStore store(options.directory);
   require_memory(store.total_bytes() + KvCache::bytes_for(config_, context_, cache_type));
-  load(store, progress);
+  const LoadPlan plan = {
+      .layout = {kernels_, {}},
+      .cache_directory = options.cache.empty() ? default_cache_directory() : options.cache,
+      .cache_use = options.cache_use,
+      .n_threads = team_.size(),
+      .progress = progress,
+      .write_progress = options.write_progress,
+      .warn = options.warn};
+  LoadedWeights loaded = load_weights(store, config_, plan, home_);
+  weights_ = std::move(loaded.weights);
+  report_ = std::move(loaded.report);
   ops_ = std::make_unique<CpuOps>(kernels_, config_, max_tokens, team_);
   experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, team_);
   model_ = std::make_unique<DeepSeek>(
       config_, weights_, *ops_, *experts_,
       DeepSeek::Limits{max_tokens, std::min(max_tokens, options.max_logits)}, options.attention);
   cache_ = std::make_unique<KvCache>(config_, context_, cache_type);
-}
-
-void LoadedModel::load(const WeightStore& store, const Progress& progress) {
-  ModelWeights stored = stored_weights(store, config_);
-  store.require_unchanged();
-  check_scales(stored, config_);
-  PackedModel packed = reserve_packed(stored, config_, home_);
-  std::vector<LoadJob> jobs;
-  jobs.reserve(packed.jobs.size());
-  for (const PackJob& job : packed.jobs) {
-    jobs.push_back({job.source, job.source_bytes,
-                    [this, &job](const std::byte* rows) { job.run(home_, rows); }});
-    report_.bytes += job.source_bytes;
-  }
-  const auto start = std::chrono::steady_clock::now();
-  run_load_jobs(store.files(), std::move(jobs), {.n_threads = team_.size(), .progress = progress});
-  report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  weights_ = std::move(packed.weights);
 }
 
 cpu::Isa choose_isa(const std::string& option) {

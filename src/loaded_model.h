@@ -7,10 +7,9 @@
 
 #include "core/team.h"
 #include "engine/deepseek.h"
-#include "io/weight_store.h"
+#include "load_weights.h"
 #include "offload/cpu_experts.h"
 #include "ops/cpu_ops.h"
-#include "pack_weights.h"
 
 namespace tandem {
 
@@ -21,20 +20,18 @@ struct ModelOptions {
   int64_t context = 0;       // tokens of KV cache; 0: the model's own, at most kDefaultContext
   int max_logits = 1;        // rows of logits in a step
   AttentionForm attention = AttentionForm::kAuto;
+  std::string cache;  // folder of the packed cache; empty: default_cache_directory()
+  CacheUse cache_use = CacheUse::kRead;
+  LoadProgress write_progress = {};                                          // of the packed cache
+  std::function<void(const std::string&)> warn = [](const std::string&) {};  // takes one line
 };
 
 constexpr int64_t kDefaultContext = 8192;
 constexpr int kStepTokens = 512;  // tokens of a prompt that one step computes
 
-struct LoadReport {
-  double seconds = 0;
-  int64_t bytes = 0;  // read from the checkpoint
-  double bytes_per_second() const { return seconds > 0 ? static_cast<double>(bytes) / seconds : 0; }
-};
-
 class LoadedModel {
  public:
-  using Progress = std::function<void(int64_t done, int64_t total, double seconds)>;
+  using Progress = LoadProgress;
   // Throws Error for anything wrong with the options, the checkpoint or the memory.
   explicit LoadedModel(const ModelOptions& options, const Progress& progress = {});
 
@@ -45,10 +42,9 @@ class LoadedModel {
   int n_threads() const { return team_.size(); }
   const char* isa() const { return kernels_.name; }
   const LoadReport& load_report() const { return report_; }
+  int64_t packed_bytes() const { return static_cast<int64_t>(home_.bytes().size()); }
 
  private:
-  void load(const WeightStore& store, const Progress& progress);
-
   const ModelConfig config_;
   const int64_t context_;
   const cpu::KernelTable kernels_;

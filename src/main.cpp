@@ -1,10 +1,13 @@
 // The command line of tandem. Exit status: 0 done, 1 failed while running, 2 the user's input was
 // wrong.
+#include <signal.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <map>
 #include <new>
 
+#include "console.h"
 #include "core/check.h"
 #include "options.h"
 
@@ -33,6 +36,9 @@ void add_model_options(CLI::App& command, Options& o) {
       .add_option("--ctx", o.model.context,
                   "tokens of KV cache; 0: the model's own context, at most 8192")
       ->capture_default_str();
+  command.add_option("--cache", o.model.cache,
+                     "folder of the packed cache; without it, $XDG_CACHE_HOME/tandem or "
+                     "~/.cache/tandem is read, and only `tandem pack` writes there");
   command.add_flag("--json", o.json, "the report as one JSON object on standard output");
   command.add_flag("-q,--quiet", o.quiet, "no progress and no timings");
 }
@@ -140,6 +146,11 @@ int dispatch(int argc, char** argv) {
   eval->add_option("--against", o.against,
                    "a second model: mean KL divergence and top-1 agreement");
 
+  add("pack", "write the packed cache: the next start only reads it", pack_command,
+      "  tandem pack ./DeepSeek-R1\n"
+      "  tandem pack ./DeepSeek-R1 --cache /fast-disk/tandem\n"
+      "  tandem run ./DeepSeek-R1 --cache /fast-disk/tandem -p \"Why is the sky blue?\"");
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -147,6 +158,10 @@ int dispatch(int argc, char** argv) {
     fail("{}; see tandem --help", e.what());
   }
   if (o.model.directory.empty()) o.model.directory = embedded_model();
+  if (!o.model.cache.empty()) o.model.cache_use = CacheUse::kWrite;
+  o.model.write_progress = load_progress(o.quiet || o.json, "writing");
+  o.model.warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); };
+  signal(SIGXFSZ, SIG_IGN);  // writing beyond the limit of file sizes is an error like a full disk
   return command(o);
 }
 

@@ -43,5 +43,6 @@ int inspect_command(const Options& options);
 int tokenize_command(const Options& options);
 int logits_command(const Options& options);
 int eval_command(const Options& options);
+int pack_command(const Options& options);
 
 }  // namespace tandem

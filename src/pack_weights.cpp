@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "io/load_jobs.h"
+#include "io/packed_header.h"
 
 namespace tandem {
 namespace {
@@ -18,6 +19,44 @@ void add_jobs(PackJob::Way way, const QuantView& stored, const QuantView& packed
     jobs.push_back(
         {way, stored, packed, first, n, stored.q.row_data(first), n * stored.q.row_bytes()});
   }
+}
+
+// A view in which offsets stand for addresses; -1: there is none.
+struct StoredView {
+  int64_t at, rows, cols, stride, dtype;
+};
+struct StoredWeight {
+  StoredView q, scale;
+  int64_t block_rows, block_cols, row0, col0;
+};
+
+// Every matrix and vector, the tied head included, in one order.
+template <class Visit>
+void for_each_packed(ModelWeights& weights, const ModelConfig& config, Visit visit) {
+  for_each_weight(weights, config, visit);
+  if (config.tied_head)
+    visit(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, config.vocab, config.dim},
+          weights.head);
+}
+
+StoredView stored_view(const TensorView& view, std::span<const std::byte> home) {
+  if (view.empty()) return {-1, 0, 0, 0, 0};
+  return {static_cast<const std::byte*>(view.data) - home.data(), view.rows, view.cols, view.stride,
+          static_cast<int64_t>(view.dtype)};
+}
+
+// `rows_of_stride`: rows that lie in one stride.
+TensorView view_of(const StoredView& stored, std::span<std::byte> home, int64_t rows_of_stride) {
+  if (stored.at == -1) return {};
+  const auto bytes = static_cast<int64_t>(home.size());
+  const bool typed = stored.dtype >= 0 && stored.dtype <= static_cast<int64_t>(DType::kI4);
+  const auto dtype = typed ? static_cast<DType>(stored.dtype) : DType::kI4;
+  const int64_t n_strides = (stored.rows + rows_of_stride - 1) / rows_of_stride;
+  require_sound(typed && stored.at >= 0 && stored.at <= bytes && stored.cols > 0 && n_strides > 0 &&
+                    stored.stride >= stored.cols &&
+                    stored.stride <= (bytes - stored.at) / n_strides * 8 / bits_of(dtype),
+                "its manifest places a weight outside of its {} bytes", bytes);
+  return {home.data() + stored.at, stored.rows, stored.cols, stored.stride, dtype};
 }
 
 }  // namespace
@@ -65,6 +104,45 @@ PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuW
     add_jobs(Way::kPack, stored.embed, model.weights.head, model.jobs);
   }
   return model;
+}
+
+std::string manifest_of(const ModelWeights& packed, const ModelConfig& config,
+                        std::span<const std::byte> home) {
+  std::string manifest;
+  ModelWeights weights = packed;
+  for_each_packed(weights, config, [&](const WeightSpec&, const QuantView& w) {
+    const StoredWeight stored = {stored_view(w.q, home),
+                                 stored_view(w.scale, home),
+                                 w.block_rows,
+                                 w.block_cols,
+                                 w.row0,
+                                 w.col0};
+    manifest.append(reinterpret_cast<const char*>(&stored), sizeof stored);
+  });
+  return manifest;
+}
+
+ModelWeights weights_of(std::string_view manifest, const ModelConfig& config,
+                        std::span<std::byte> home, cpu::Layout layout) {
+  ModelWeights weights;
+  for_each_packed(weights, config, [&](const WeightSpec& spec, QuantView& w) {
+    StoredWeight stored;
+    require_sound(manifest.size() >= sizeof stored, "its manifest ends before {}", spec.name);
+    std::memcpy(&stored, manifest.data(), sizeof stored);
+    manifest.remove_prefix(sizeof stored);
+    require_sound(stored.q.at >= 0 && stored.q.rows == spec.rows && stored.q.cols == spec.cols,
+                  "its manifest has another shape of {}", spec.name);
+    const bool in_panels =
+        layout == cpu::Layout::kPanels && !is_vector(spec.use) && spec.use != WeightUse::kEmbedding;
+    w = {.q = view_of(stored.q, home, in_panels ? kPackRows : 1),
+         .scale = view_of(stored.scale, home, 1),
+         .block_rows = static_cast<int>(stored.block_rows),
+         .block_cols = static_cast<int>(stored.block_cols),
+         .row0 = static_cast<int>(stored.row0),
+         .col0 = static_cast<int>(stored.col0)};
+  });
+  require_sound(manifest.empty(), "its manifest has more than the model");
+  return weights;
 }
 
 }  // namespace tandem

@@ -1,8 +1,11 @@
 // From weights as the checkpoint stores them to weights as the kernels want them, in pieces that
-// any thread may do.
+// any thread may do; and where they lie, for the packed cache.
 #pragma once
 #include <cstring>
 #include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "model/weights.h"
@@ -42,5 +45,13 @@ struct PackedModel {
 // fill the matrices. Routed experts are converted where a format for them is given.
 PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
                            std::optional<WeightFormat> experts = {});
+
+// Where each weight lies in `home`, as bytes for a packed cache; and back, for memory at another
+// address. weights_of() throws PackedError when the manifest does not fit the configuration or
+// leaves `home`.
+std::string manifest_of(const ModelWeights& packed, const ModelConfig& config,
+                        std::span<const std::byte> home);
+ModelWeights weights_of(std::string_view manifest, const ModelConfig& config,
+                        std::span<std::byte> home, cpu::Layout layout);
 
 }  // namespace tandem

@@ -34,7 +34,7 @@ class Arena {
 
   TensorView matrix(int64_t rows, int64_t cols, DType dtype);
   int64_t used_bytes() const { return used_; }
-  Buffer& buffer() { return buffer_; }
+  const Buffer& buffer() const { return buffer_; }
 
   static constexpr int64_t padded_bytes(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 

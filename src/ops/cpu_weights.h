@@ -1,6 +1,7 @@
 // Weights in host memory, in the layout of one kernel table. Reserve all first, then pack from many
 // threads.
 #pragma once
+#include <span>
 #include <vector>
 
 #include "core/memory.h"
@@ -24,6 +25,10 @@ class CpuWeights {
   int64_t packed_bytes(const QuantView& stored) const;
 
   void allocate(int64_t bytes) { arena_ = Arena(bytes); }
+  // All of what was allocated.
+  std::span<std::byte> bytes() const {
+    return {arena_.buffer().data(), static_cast<size_t>(arena_.buffer().bytes())};
+  }
   // The packed weight: scales are there, numbers are not until pack() has written every row. Only
   // kernels may look inside. Throws Error when the layout cannot hold the scales' blocks.
   QuantView reserve(const QuantView& stored);

@@ -1,0 +1,115 @@
+#include "load_weights.h"
+
+#include <chrono>
+
+#include "io/packed_cache.h"
+#include "model/checkpoint.h"
+#include "pack_weights.h"
+
+namespace tandem {
+namespace {
+
+class WeightLoader {
+ public:
+  WeightLoader(const WeightStore& store, const ModelConfig& config, const LoadPlan& plan,
+               CpuWeights& home)
+      : store_(store), config_(config), plan_(plan), home_(home) {
+    const std::string& directory = plan.cache_directory;
+    require(!directory.empty() || plan.cache_use != CacheUse::kRequire,
+            "neither XDG_CACHE_HOME nor HOME is set: say with --cache where the packed cache goes");
+    if (directory.empty()) return;
+    remove_stale_packed_files(directory);
+    path_ = packed_cache_path(directory, store.directory(), plan.layout);
+    key_ = packed_cache_key(store, plan.layout);
+  }
+
+  LoadedWeights load() {
+    const Cache found = path_.empty() ? Cache::kNone : read_cache();
+    if (found == Cache::kRead) return std::move(loaded_);
+    pack();
+    if (found == Cache::kUnsound || (!path_.empty() && plan_.cache_use != CacheUse::kRead))
+      write_cache();
+    return std::move(loaded_);
+  }
+
+ private:
+  enum class Cache { kNone, kUnsound, kRead };
+
+  Cache read_cache() {
+    const Clock::time_point start = Clock::now();
+    std::optional<PackedFile> file;
+    try {
+      file = PackedFile::open(path_);
+      if (!file) return Cache::kNone;
+      file->read_header(key_);
+      home_.allocate(file->data_bytes());
+      loaded_.weights =
+          weights_of(file->manifest(), config_, home_.bytes(), plan_.layout.kernels.layout);
+      file->read(home_.bytes().data(), {plan_.n_threads, plan_.progress});
+    } catch (const PackedError& error) {
+      if (file) file->discard();
+      plan_.warn(fmt::format("the packed cache {} is not used: {}; packing the checkpoint again",
+                             path_, error.what()));
+      return Cache::kUnsound;
+    }
+    loaded_.report = {.seconds = seconds_since(start),
+                      .bytes = file->data_bytes(),
+                      .cache = path_,
+                      .from_cache = true};
+    return Cache::kRead;
+  }
+
+  void pack() {
+    ModelWeights stored = stored_weights(store_, config_);
+    store_.require_unchanged();
+    check_scales(stored, config_);
+    const PackedModel packed = reserve_packed(stored, config_, home_, plan_.layout.experts);
+    std::vector<LoadJob> jobs;
+    jobs.reserve(packed.jobs.size());
+    LoadReport& report = loaded_.report;
+    for (const PackJob& job : packed.jobs) {
+      jobs.push_back({job.source, job.source_bytes,
+                      [this, &job](const std::byte* rows) { job.run(home_, rows); }});
+      report.bytes += job.source_bytes;
+    }
+    const Clock::time_point start = Clock::now();
+    run_load_jobs(store_.files(), std::move(jobs), {plan_.n_threads, plan_.progress});
+    report.seconds = seconds_since(start);
+    loaded_.weights = packed.weights;
+  }
+
+  void write_cache() {
+    const Clock::time_point start = Clock::now();
+    try {
+      write_packed_file(path_,
+                        {key_, manifest_of(loaded_.weights, config_, home_.bytes()), home_.bytes()},
+                        {plan_.n_threads, plan_.write_progress});
+    } catch (const Error& error) {
+      if (plan_.cache_use == CacheUse::kRequire) throw;
+      return plan_.warn(fmt::format("no packed cache is written: {}", error.what()));
+    }
+    loaded_.report.cache = path_;
+    loaded_.report.write_seconds = seconds_since(start);
+  }
+
+  using Clock = std::chrono::steady_clock;
+  static double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+  const WeightStore& store_;
+  const ModelConfig& config_;
+  const LoadPlan& plan_;
+  CpuWeights& home_;
+  std::string path_, key_;  // of the cache; empty: none
+  LoadedWeights loaded_;
+};
+
+}  // namespace
+
+LoadedWeights load_weights(const WeightStore& store, const ModelConfig& config,
+                           const LoadPlan& plan, CpuWeights& home) {
+  return WeightLoader(store, config, plan, home).load();
+}
+
+}  // namespace tandem

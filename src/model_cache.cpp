@@ -1,0 +1,101 @@
+#include "model_cache.h"
+
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+
+#include "io/json.h"
+#include "io/packed_cache.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMaxConfigBytes = 10'000'000;
+
+uint64_t checksum_of_text(std::string_view text) {
+  return checksum_of(std::as_bytes(std::span(text)));
+}
+
+std::string layout_name(const PackedLayout& layout) {
+  const std::string base = layout.kernels.layout == cpu::Layout::kPanels ? "panels" : "rows";
+  if (!layout.experts) return base;
+  const std::string group =
+      layout.experts->group > 0 ? fmt::format("-{}", layout.experts->group) : std::string();
+  return fmt::format("{}-{}{}", base, name_of(layout.experts->dtype), group);
+}
+
+// What the table makes of a few numbers of each type: a layout that changes changes the key, and
+// nobody needs to remember a version.
+uint64_t layout_checksum(const PackedLayout& layout) {
+  constexpr int64_t kRows = 33, kCols = 384;  // parts of panels; groups of every size
+  std::vector<float> numbers(kRows * kCols);
+  std::mt19937 random(1);
+  for (float& number : numbers) number = static_cast<float>(random()) * 0x1p-32f - 0.5f;
+  const auto stored = [&](DType type) {
+    return QuantView{.q = {numbers.data(), kRows, kCols, kCols, type}, .scale = {}};
+  };
+  constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3};
+  CpuWeights home(layout.kernels);
+  int64_t bytes = layout.experts ? home.converted_bytes(stored(DType::kF32), *layout.experts) : 0;
+  for (const DType type : kTypes) bytes += home.packed_bytes(stored(type));
+  home.allocate(bytes);
+  for (const DType type : kTypes) home.pack(numbers.data(), home.reserve(stored(type)), 0, kRows);
+  if (layout.experts) {
+    const QuantView converted = home.reserve_converted(stored(DType::kF32), *layout.experts);
+    home.convert(numbers.data(), stored(DType::kF32), converted, 0, kRows);
+  }
+  return checksum_of(home.bytes());
+}
+
+std::string headers_text(const WeightStore& store) {
+  std::string text;
+  for (const StoredTensor& t : store.tensors()) {
+    text += fmt::format("{} {} {} {}", t.name, t.type->name, t.file,
+                        t.data - store.files()[t.file].data());
+    for (const int64_t n : t.shape) text += fmt::format(" {}", n);
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string default_cache_directory() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  if (cache && *cache == '/') return (fs::path(cache) / "tandem").string();
+  const char* home = std::getenv("HOME");
+  return home && *home ? (fs::path(home) / ".cache" / "tandem").string() : std::string();
+}
+
+std::string packed_cache_path(const std::string& cache_directory,
+                              const std::string& model_directory, const PackedLayout& layout) {
+  std::error_code error;
+  const fs::path model = fs::canonical(model_directory, error);
+  require(!error, "{}: {}", model_directory, error.message());
+  return (fs::path(cache_directory) /
+          fmt::format("{}-{:08x}-{}{}", model.filename().string(),
+                      static_cast<uint32_t>(checksum_of_text(model.string())), layout_name(layout),
+                      kPackedExtension))
+      .string();
+}
+
+std::string packed_cache_key(const WeightStore& store, const PackedLayout& layout) {
+  const std::string config = (fs::path(store.directory()) / "config.json").string();
+  std::string key = fmt::format("layout {} {:016x}\nconfig.json {:016x}\ntensors {:016x}\n",
+                                layout_name(layout), layout_checksum(layout),
+                                checksum_of_text(read_text_file(config, kMaxConfigBytes)),
+                                checksum_of_text(headers_text(store)));
+  for (const MappedFile& file : store.files()) {
+    struct stat status {};
+    require(fstat(file.fd(), &status) == 0, "cannot read {}", file.path());
+    key += fmt::format("{} {} {}.{:09}\n", fs::path(file.path()).filename().string(),
+                       status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
+  }
+  return key;
+}
+
+}  // namespace tandem
