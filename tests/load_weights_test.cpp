@@ -1,0 +1,205 @@
+// Weights from the packed cache against weights from the checkpoint: the same bytes; whatever is
+// wrong with a cache, the checkpoint is packed again and one line says why.
+#include "load_weights.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "io/packed_cache.h"
+#include "pack_weights.h"
+#include "tests/error_of.h"
+#include "tests/fake_checkpoint.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kSource = TANDEM_SOURCE_DIR;
+
+struct Model {
+  explicit Model(const fs::path& from) { fs::copy(from, dir.file("model")); }
+
+  struct Result {
+    std::unique_ptr<CpuWeights> home;
+    LoadedWeights loaded;
+    std::vector<std::string> warnings;
+    std::string bytes() const {
+      return {reinterpret_cast<const char*>(home->bytes().data()), home->bytes().size()};
+    }
+  };
+  Result load(CacheUse use = CacheUse::kRead) const {
+    const ModelConfig config = ModelConfig::from_directory(dir.file("model"));
+    const WeightStore store(dir.file("model"));
+    Result result;
+    result.home = std::make_unique<CpuWeights>(kernels);
+    const LoadPlan plan = {
+        .layout = {kernels, experts},
+        .cache_directory = cache_directory,
+        .cache_use = use,
+        .n_threads = 2,
+        .warn = [&](const std::string& line) { result.warnings.push_back(line); }};
+    result.loaded = load_weights(store, config, plan, *result.home);
+    return result;
+  }
+  std::string cache_path() const {
+    return packed_cache_path(cache_directory, dir.file("model"), {kernels, experts});
+  }
+  bool has_cache() const { return fs::exists(cache_path()); }
+
+  TempDirectory dir;
+  std::string cache_directory = dir.file("cache");
+  cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
+  std::optional<WeightFormat> experts = {};
+};
+
+// Every view, as places in its memory.
+std::string places(const Model::Result& result, const fs::path& directory) {
+  return manifest_of(result.loaded.weights, ModelConfig::from_directory(directory.string()),
+                     result.home->bytes());
+}
+
+void expect_same(const Model& model, const Model::Result& a, const Model::Result& b) {
+  EXPECT_TRUE(a.bytes() == b.bytes());
+  EXPECT_TRUE(places(a, model.dir.file("model")) == places(b, model.dir.file("model")));
+}
+
+void expect_second_start_reads(Model& model) {
+  const auto first = model.load(CacheUse::kWrite);
+  EXPECT_FALSE(first.loaded.report.from_cache);
+  EXPECT_EQ(first.loaded.report.cache, model.cache_path());
+  const auto second = model.load();
+  EXPECT_TRUE(second.loaded.report.from_cache);
+  EXPECT_EQ(second.loaded.report.bytes, static_cast<int64_t>(second.home->bytes().size()));
+  EXPECT_TRUE(first.warnings.empty() && second.warnings.empty());
+  expect_same(model, first, second);
+}
+
+TEST(LoadWeights, TheSecondStartReadsTheSame) {
+  for (const char* directory :
+       {"models/tiny-r1", "tests/golden/moonlight_tied", "tests/golden/v3_1_fp8"})
+    for (int isa = 0; isa <= static_cast<int>(cpu::best_isa()); ++isa) {
+      SCOPED_TRACE(fmt::format("{} {}", directory, isa));
+      Model model(kSource / directory);
+      model.kernels = cpu::kernels_for(static_cast<cpu::Isa>(isa));
+      expect_second_start_reads(model);
+    }
+}
+
+TEST(LoadWeights, ConvertedExpertsAreKeptConverted) {
+  Model model(kSource / "models/tiny-r1");
+  const auto as_stored = model.load(CacheUse::kWrite);
+  for (const WeightFormat format : {WeightFormat{DType::kI8, 0}, WeightFormat{DType::kI4, 32}}) {
+    model.experts = format;
+    EXPECT_FALSE(model.has_cache()) << "another format is another file";
+    expect_second_start_reads(model);
+  }
+  model.experts = {};
+  EXPECT_TRUE(model.load().loaded.report.from_cache);
+}
+
+TEST(LoadWeights, WritesOnlyWhenAsked) {
+  const Model model(kSource / "models/tiny-r1");
+  const auto result = model.load();
+  EXPECT_EQ(result.loaded.report.cache, "");
+  EXPECT_FALSE(fs::exists(model.cache_directory));
+}
+
+TEST(LoadWeights, WorksWithoutACache) {
+  Model model(kSource / "models/tiny-r1");
+  model.cache_directory = "";
+  EXPECT_EQ(model.load(CacheUse::kWrite).loaded.report.cache, "");
+  EXPECT_TRUE(says(error_of([&] { model.load(CacheUse::kRequire); }), "--cache"));
+}
+
+// One warning, the checkpoint's weights, and a sound cache again.
+void expect_renewed(const Model& model, const std::string& words) {
+  const auto result = model.load();
+  EXPECT_FALSE(result.loaded.report.from_cache);
+  ASSERT_EQ(result.warnings.size(), 1u);
+  EXPECT_TRUE(says(result.warnings[0], words));
+  EXPECT_TRUE(says(result.warnings[0], model.cache_path()));
+  const auto next = model.load();
+  EXPECT_TRUE(next.loaded.report.from_cache);
+  EXPECT_TRUE(next.warnings.empty());
+  expect_same(model, result, next);
+}
+
+TEST(LoadWeights, ADamagedCacheIsPackedAgain) {
+  const Model model(kSource / "models/tiny-r1");
+  const auto original = model.load(CacheUse::kWrite);
+  const auto bytes = static_cast<int64_t>(fs::file_size(model.cache_path()));
+  for (const int64_t at : {int64_t{0}, int64_t{70}, bytes / 2, bytes - 1}) {
+    const int fd = open(model.cache_path().c_str(), O_RDWR);
+    char byte = 0;
+    ASSERT_EQ(pread(fd, &byte, 1, at), 1);
+    byte = static_cast<char>(~byte);
+    ASSERT_EQ(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+    expect_renewed(model, "is not used");
+    expect_same(model, original, model.load());
+  }
+  fs::resize_file(model.cache_path(), bytes - 1);
+  expect_renewed(model, "cut short");
+}
+
+TEST(LoadWeights, AnotherCheckpointIsPackedAgain) {
+  const Model model(kSource / "models/tiny-r1");
+  const std::string shard = model.dir.file("model/model.safetensors");
+  model.load(CacheUse::kWrite);
+  {  // a number of a tensor, the size stays
+    const int fd = open(shard.c_str(), O_RDWR);
+    const char byte = 7;
+    ASSERT_EQ(pwrite(fd, &byte, 1, static_cast<off_t>(fs::file_size(shard)) - 1000), 1);
+    close(fd);
+  }
+  expect_renewed(model, "model.safetensors");
+  const std::string config = model.dir.file("model/config.json");
+  std::ofstream(config, std::ios::app) << "\n";
+  expect_renewed(model, "config.json");
+}
+
+TEST(LoadWeights, APlaceThatCannotBeWrittenIsAWarningOrAnError) {
+  Model model(kSource / "models/tiny-r1");
+  model.cache_directory = "/proc/no-such-place";
+  const auto result = model.load(CacheUse::kWrite);
+  ASSERT_EQ(result.warnings.size(), 1u);
+  EXPECT_TRUE(says(result.warnings[0], "no packed cache is written: /proc/no-such-place"));
+  EXPECT_TRUE(says(error_of([&] { model.load(CacheUse::kRequire); }), "/proc/no-such-place"));
+}
+
+TEST(LoadWeights, StaleTemporariesGo) {
+  const Model model(kSource / "models/tiny-r1");
+  fs::create_directory(model.cache_directory);
+  std::ofstream(model.cache_path() + ".tmp") << "half";
+  model.load();
+  EXPECT_FALSE(fs::exists(model.cache_path() + ".tmp"));
+}
+
+TEST(PackedManifest, IsCheckedAgainstTheModelAndItsMemory) {
+  const Model model(kSource / "models/tiny-r1");
+  const auto result = model.load();
+  const ModelConfig config = ModelConfig::from_directory(model.dir.file("model"));
+  const std::string manifest = places(result, model.dir.file("model"));
+  const auto restore = [&](const std::string& changed, std::span<std::byte> home) {
+    return error_of([&] { weights_of(changed, config, home, model.kernels.layout); });
+  };
+  EXPECT_EQ(restore(manifest, result.home->bytes()), "no error");
+  EXPECT_TRUE(says(restore(manifest.substr(1), result.home->bytes()), "manifest"));
+  EXPECT_TRUE(says(restore(manifest + "x", result.home->bytes()), "more than the model"));
+  EXPECT_TRUE(says(restore(manifest, result.home->bytes().first(result.home->bytes().size() - 64)),
+                   "outside"));
+  for (size_t at = 0; at + 8 <= manifest.size() && at < 2000; at += 8)
+    for (const int64_t value : {int64_t{-2}, INT64_MIN, INT64_MAX, int64_t{1} << 40}) {
+      std::string changed = manifest;
+      std::memcpy(changed.data() + at, &value, 8);
+      restore(changed, result.home->bytes());  // any error, and no crash or overflow
+    }
+}
+
+}  // namespace
+}  // namespace tandem
