@@ -70,7 +70,7 @@ class Renderer {
   Scope* scope_ = nullptr;
   std::string out_;
   Value block_text_;  // that filters of a set block start from
-  int line_ = 1;  // of what is being evaluated, for messages
+  int line_ = 1;      // of what is being evaluated, for messages
 };
 
 }  // namespace tandem::jinja
