@@ -33,14 +33,23 @@ float e4m3_to_float(uint8_t v) {
   return v >> 7 ? -value : value;
 }
 
+// Checkpoints align nothing.
+template <class T>
+T load(const void* data, int64_t i) {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(data) + i * static_cast<int64_t>(sizeof(T)),
+              sizeof(T));
+  return value;
+}
+
 float element(const void* data, WeightType type, int64_t i) {
   switch (type) {
     case WeightType::kF32:
-      return static_cast<const float*>(data)[i];
+      return load<float>(data, i);
     case WeightType::kF16:
-      return f16_to_float(static_cast<const uint16_t*>(data)[i]);
+      return f16_to_float(load<uint16_t>(data, i));
     case WeightType::kBF16:
-      return bf16_to_float(static_cast<const bf16*>(data)[i]);
+      return bf16_to_float(load<bf16>(data, i));
     case WeightType::kF8E4M3:
       return e4m3_to_float(static_cast<const uint8_t*>(data)[i]);
     case WeightType::kI8:
