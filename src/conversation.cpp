@@ -93,12 +93,19 @@ Request make_request(const GenerateOptions& options, const Tokenizer& tokenizer,
   return request;
 }
 
+Vocabulary vocabulary_of(const Tokenizer& tokenizer, int model_vocab) {
+  Vocabulary vocabulary{.size = std::min(tokenizer.vocab_size(), model_vocab)};
+  for (const int32_t id : tokenizer.holes())
+    if (id < vocabulary.size) vocabulary.holes.push_back(id);
+  return vocabulary;
+}
+
 Answer generate(LoadedModel& loaded, const Tokenizer& tokenizer, const Request& request,
                 const std::vector<std::string>& stops,
                 const std::function<void(std::string_view)>& on_text,
                 const std::function<void(const Sampled&)>& on_token) {
-  const int vocab = std::min(tokenizer.vocab_size(), loaded.config().vocab);
-  Generator generator(loaded.model(), loaded.cache(), vocab, loaded.context());
+  Generator generator(loaded.model(), loaded.cache(),
+                      vocabulary_of(tokenizer, loaded.config().vocab), loaded.context());
   StreamDecoder decoder(tokenizer);
   StopText stop(stops);
   Answer answer;

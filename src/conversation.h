@@ -40,6 +40,9 @@ std::vector<int32_t> raw_prompt(const Tokenizer& tokenizer, std::string_view tex
 Request make_request(const GenerateOptions& options, const Tokenizer& tokenizer,
                      std::vector<int32_t> prompt);
 
+// What a model with so many rows of logits may say.
+Vocabulary vocabulary_of(const Tokenizer& tokenizer, int model_vocab);
+
 struct Answer {
   std::string text;
   Completion completion;

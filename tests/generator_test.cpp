@@ -28,7 +28,7 @@ ModelConfig small() {
 struct Fixture {
   RandomModel random{small(), DType::kF8E4M3};
   TestEngine engine{random, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16, 0, 32};
-  Generator generator{engine.model, engine.cache, 61, 1000};
+  Generator generator{engine.model, engine.cache, {61}, 1000};
 };
 
 Request request(std::vector<int32_t> prompt, int n, uint64_t seed) {
@@ -134,11 +134,30 @@ TEST(Generator, AConversationComputesOnlyWhatIsNew) {
 
 TEST(Generator, ContextEndsTheAnswer) {
   Fixture f;
-  Generator small_context(f.engine.model, f.engine.cache, 61, 50);
+  Generator small_context(f.engine.model, f.engine.cache, {61}, 50);
   const Request r = request(tokens(40, 2), 100, 4);
   const auto c = small_context.run({&r, 1}, {}).front();
   EXPECT_EQ(c.tokens.size(), 10u);
   EXPECT_EQ(c.finish, FinishReason::kLength);
+}
+
+// Rows of logits that the tokenizer has no token for, in between and at the end.
+TEST(Generator, NeverSamplesIdsWithoutToken) {
+  Fixture f;
+  Request r = request(tokens(10, 1), 400, 3);
+  r.sampling.temperature = 100;  // nearly all alike
+  const auto seen_by = [&](Generator& generator) {
+    std::vector<int> n(61);
+    const std::vector<Completion> done = generator.run({&r, 1}, {});
+    for (const int32_t t : done.front().tokens) ++n[t];
+    return n;
+  };
+  Generator with_holes(f.engine.model, f.engine.cache, {60, {0, 31, 59}}, 1000);
+  const auto all = seen_by(f.generator), some = seen_by(with_holes);
+  for (const int t : {0, 31, 59, 60}) {
+    EXPECT_GT(all[t], 0) << t;
+    EXPECT_EQ(some[t], 0) << t;
+  }
 }
 
 TEST(Generator, RefusesWhatCanNeverRun) {

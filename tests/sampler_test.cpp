@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -14,6 +15,7 @@ namespace {
 
 const std::vector<float> kLogits = {1.0f, 3.0f, 2.0f, 0.0f, 2.5f, -1.0f};
 constexpr int kVocab = 6;
+const Vocabulary kAll{kVocab};
 
 SamplingParams plain(float temperature = 1) {
   SamplingParams p;
@@ -24,8 +26,9 @@ SamplingParams plain(float temperature = 1) {
 
 Sampled next(Sampler& sampler, std::vector<float> logits = kLogits) { return sampler.next(logits); }
 
-std::vector<int32_t> draw(const SamplingParams& params, int n, std::vector<int32_t> prompt = {}) {
-  Sampler sampler(params, kVocab, prompt);
+std::vector<int32_t> draw(const SamplingParams& params, int n, std::vector<int32_t> prompt = {},
+                          const Vocabulary& vocabulary = kAll) {
+  Sampler sampler(params, vocabulary, prompt);
   std::vector<int32_t> tokens;
   for (int i = 0; i < n; ++i) tokens.push_back(next(sampler).token);
   return tokens;
@@ -57,7 +60,7 @@ void expect_distribution(const SamplingParams& params, const std::vector<double>
 }
 
 TEST(Sampler, GreedyTakesTheLargestAndTheLowerOfEquals) {
-  Sampler sampler(plain(0), kVocab, {});
+  Sampler sampler(plain(0), kAll, {});
   EXPECT_EQ(next(sampler).token, 1);
   EXPECT_EQ(next(sampler, {0, 5, 1, 5, 5, 0}).token, 1);
 }
@@ -91,7 +94,8 @@ TEST(Sampler, TopPSortsNoMoreThanItMust) {
   std::vector<float> flat(5000, 0.f);
   SamplingParams p = plain();
   p.top_p = 0.5f;
-  Sampler sampler(p, 5000, {});
+  const Vocabulary large{5000};
+  Sampler sampler(p, large, {});
   for (int i = 0; i < 200; ++i)
     EXPECT_LT(next(sampler, flat).token, 2500);  // equals: the lower tokens are kept
 }
@@ -113,7 +117,7 @@ TEST(Sampler, RepetitionPenaltyCountsThePrompt) {
   SamplingParams p = plain(0);
   p.repetition_penalty = 2;
   EXPECT_EQ(draw(p, 3, {1}), (std::vector<int32_t>{4, 2, 1}));  // 3/2 beats 2.5/2, 2/2
-  Sampler sampler(p, kVocab, std::vector<int32_t>{1, 0});
+  Sampler sampler(p, kAll, std::vector<int32_t>{1, 0});
   EXPECT_EQ(next(sampler, {-1, -1.1f, -1.9f, -5, -5, -5}).token, 2)
       << "negative logits are multiplied";
 }
@@ -149,7 +153,7 @@ TEST(Sampler, LogprobsAreTheModelsOwn) {
   SamplingParams p = plain(0);
   p.n_top_logprobs = 3;
   p.logit_bias = {{3, 10.f}};
-  Sampler sampler(p, kVocab, {});
+  Sampler sampler(p, kAll, {});
   const Sampled s = next(sampler);
   double sum = 0;
   for (const float v : kLogits) sum += std::exp(v);
@@ -162,10 +166,58 @@ TEST(Sampler, LogprobsAreTheModelsOwn) {
   EXPECT_NEAR(s.top[1].logprob, 2.5 - std::log(sum), 1e-6);
 }
 
+TEST(Sampler, HolesAreNeverDrawn) {
+  const Vocabulary holes{kVocab, {1, 4, 5}};
+  SamplingParams p = plain(0);
+  p.logit_bias = {{1, 100.f}};
+  p.repetition_penalty = 2;
+  EXPECT_EQ(draw(p, 1, {1}, holes)[0], 2);
+  const auto only = [&](const SamplingParams& params, const std::vector<int32_t>& allowed) {
+    std::vector<int> n(kVocab);
+    for (const int32_t t : draw(params, 2000, {}, holes)) ++n[t];
+    for (int t = 0; t < kVocab; ++t)
+      EXPECT_EQ(n[t] > 0, std::find(allowed.begin(), allowed.end(), t) != allowed.end()) << t;
+  };
+  p = plain(1e30f);  // all alike
+  only(p, {0, 2, 3});
+  p.top_p = 0.999f;
+  only(p, {0, 2, 3});
+  p.min_p = 1e-30f;
+  only(p, {0, 2, 3});
+  p = plain();
+  p.top_k = 2;
+  only(p, {0, 2});
+  p.top_k = 4;  // more than there are
+  only(p, {0, 2, 3});
+}
+
+TEST(Sampler, ExtremePenaltiesLeaveSomethingToDraw) {
+  SamplingParams p = plain();
+  p.repetition_penalty = 3e38f;
+  Sampler sampler(p, kAll, std::vector<int32_t>{0, 1, 2, 3, 4, 5});
+  for (int i = 0; i < 20; ++i) {
+    const int32_t token = next(sampler, {-20, -30, -40, -50, -60, -70}).token;
+    EXPECT_TRUE(token >= 0 && token < kVocab) << token;
+  }
+}
+
+TEST(Sampler, HolesHaveNoProbability) {
+  SamplingParams p = plain(0);
+  p.n_top_logprobs = kVocab;
+  const Vocabulary holes{kVocab, {1, 4, 5}};
+  Sampler sampler(p, holes, {});
+  const Sampled s = next(sampler);
+  ASSERT_EQ(s.top.size(), 3u);
+  double sum = 0;
+  for (const TokenLogprob& t : s.top) sum += std::exp(t.logprob);
+  EXPECT_NEAR(sum, 1, 1e-6);
+  EXPECT_EQ(s.top[0].token, 2);
+}
+
 TEST(Sampler, LogitsThatAreNotFiniteAreAnError) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-    Sampler sampler(plain(), kVocab, {});
+    Sampler sampler(plain(), kAll, {});
     EXPECT_THROW(next(sampler, {0, 1, bad, 0, 0, 0}), Error);
   }
 }
@@ -174,7 +226,7 @@ TEST(Sampler, ParametersOutOfRangeAreNamed) {
   const auto bad = [](auto change) {
     SamplingParams p = plain();
     change(p);
-    EXPECT_THROW(validate(p, kVocab), Error);
+    EXPECT_THROW(validate(p, kAll), Error);
   };
   bad([](auto& p) { p.temperature = -1; });
   bad([](auto& p) { p.temperature = std::numeric_limits<float>::quiet_NaN(); });
@@ -186,7 +238,7 @@ TEST(Sampler, ParametersOutOfRangeAreNamed) {
   bad([](auto& p) { p.presence_penalty = 3; });
   bad([](auto& p) { p.n_top_logprobs = 7; });
   bad([](auto& p) { p.logit_bias = {{6, 1.f}}; });
-  validate(plain(), kVocab);
+  validate(plain(), kAll);
 }
 
 }  // namespace

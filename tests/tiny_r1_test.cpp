@@ -31,7 +31,8 @@ class TinyR1 : public testing::Test {
     options.sampling.temperature = 0;
     for (const auto& messages : conversations)
       requests.push_back(make_request(options, tokenizer_, format_.prompt(messages)));
-    Generator generator(loaded.model(), loaded.cache(), tokenizer_.vocab_size(), loaded.context());
+    Generator generator(loaded.model(), loaded.cache(),
+                        vocabulary_of(tokenizer_, loaded.config().vocab), loaded.context());
     std::vector<std::string> texts;
     for (const Completion& c : generator.run(requests, {}))
       texts.push_back(tokenizer_.decode(c.tokens));

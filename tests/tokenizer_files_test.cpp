@@ -150,10 +150,16 @@ TEST(TokenizerJson, DigitsAreASplit) {
 TEST(TokenizerJson, IdsMayHaveHoles) {
   json file = small("v3");
   file["added_tokens"].push_back({{"id", 900}, {"content", "<late>"}, {"special", false}});
+  const Tokenizer without(parse_tokenizer_json(small("v3")), {});
   const Tokenizer tokenizer(parse_tokenizer_json(file), {});
+  EXPECT_TRUE(without.holes().empty());
   EXPECT_EQ(tokenizer.vocab_size(), 901);
   EXPECT_EQ(tokenizer.encode("a<late>").back(), 900);
   EXPECT_TRUE(tokenizer.has_token(900));
+  ASSERT_FALSE(tokenizer.holes().empty());
+  EXPECT_EQ(tokenizer.holes().front(), without.vocab_size());
+  EXPECT_EQ(tokenizer.holes().back(), 899);
+  EXPECT_EQ(tokenizer.holes().size(), 900u - without.vocab_size());
   for (const int32_t id : {-1, 899, 901, INT32_MAX}) {
     EXPECT_FALSE(tokenizer.has_token(id));
     EXPECT_EQ(StreamDecoder(tokenizer).push(id), "");

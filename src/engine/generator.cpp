@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace tandem {
 namespace {
@@ -52,10 +53,10 @@ struct Generator::Step {
       parts;  // how many tokens of whom; in the order of sequences
 };
 
-Generator::Generator(DeepSeek& model, KvCache& cache, int vocab, int64_t context)
+Generator::Generator(DeepSeek& model, KvCache& cache, Vocabulary vocabulary, int64_t context)
     : model_(model),
       cache_(cache),
-      vocab_(vocab),
+      vocabulary_(std::move(vocabulary)),
       context_(context),
       arena_(Arena::padded_bytes(int64_t{model.limits().max_logits} * model.config().vocab *
                                  size_of(DType::kF32))),
@@ -105,7 +106,7 @@ void Generator::require_runnable(const Request& request) const {
   for (const int32_t token : request.prompt)
     require(token >= 0 && token < vocab, "token {} is not in the model's vocabulary of {}", token,
             vocab);
-  validate(request.sampling, vocab_);
+  validate(request.sampling, vocabulary_);
 }
 
 // Starts waiting requests, in order, while pages for their whole length are free. Returns the
@@ -128,7 +129,7 @@ int64_t Generator::admit(std::span<const Request> requests, size_t& next,
     }
     Running r{.index = static_cast<int>(next),
               .request = &request,
-              .sampler = Sampler(request.sampling, vocab_, request.prompt),
+              .sampler = Sampler(request.sampling, vocabulary_, request.prompt),
               .tokens = request.prompt,
               .pages = {},
               .n_done = 0,
@@ -178,7 +179,7 @@ void Generator::fill(Step& step, std::vector<Running>& running) const {
 void Generator::take_token(Running& r, int64_t logits_row, const GeneratorHooks& hooks) {
   Completion& c = r.completion;
   const Sampled sampled =
-      r.sampler.next({logits_.row<float>(logits_row), static_cast<size_t>(vocab_)});
+      r.sampler.next({logits_.row<float>(logits_row), static_cast<size_t>(vocabulary_.size)});
   const auto now = Clock::now();
   if (c.tokens.empty()) {
     r.first_token = now;

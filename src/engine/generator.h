@@ -44,8 +44,8 @@ struct GeneratorHooks {
 
 class Generator {
  public:
-  // `vocab`: logits of tokens from here on are padding and never sampled.
-  Generator(DeepSeek& model, KvCache& cache, int vocab, int64_t context);
+  // `vocabulary` may be smaller than the model's: the rest is padding.
+  Generator(DeepSeek& model, KvCache& cache, Vocabulary vocabulary, int64_t context);
 
   // Throws Error, before anything is computed, for a request that can never run: empty, longer than
   // the context, a token that the model does not have, parameters out of range.
@@ -62,7 +62,7 @@ class Generator {
 
   DeepSeek& model_;
   KvCache& cache_;
-  const int vocab_;
+  const Vocabulary vocabulary_;
   const int64_t context_;
   Arena arena_;
   TensorView logits_;  // [max_logits, model vocab]

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/check.h"
 
@@ -16,15 +17,24 @@ uint64_t mix(uint64_t x) {
   return x ^ x >> 31;
 }
 
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
 // More likely first, then the lower token: a total order, so that a seed gives the same text
 // everywhere.
 constexpr auto kLikelier = [](const auto& a, const auto& b) {
   return a.value != b.value ? a.value > b.value : a.token < b.token;
 };
 
+// An extreme penalty makes a token the last choice, not an impossible one.
+float finite(float logit) {
+  constexpr float kMax = std::numeric_limits<float>::max();
+  return std::clamp(logit, -kMax, kMax);
+}
+
 }  // namespace
 
-void validate(const SamplingParams& p, int vocab) {
+void validate(const SamplingParams& p, const Vocabulary& vocabulary) {
+  const int vocab = vocabulary.size;
   require(p.temperature >= 0 && std::isfinite(p.temperature),
           "temperature {}: must be 0 (greedy) or more", p.temperature);
   require(p.top_p > 0 && p.top_p <= 1, "top-p {}: must be above 0 and at most 1", p.top_p);
@@ -42,14 +52,19 @@ void validate(const SamplingParams& p, int vocab) {
             "logit bias {} of token {}: tokens are 0 to {}", bias, token, vocab - 1);
 }
 
-Sampler::Sampler(const SamplingParams& params, int vocab, std::span<const int32_t> prompt)
+Sampler::Sampler(const SamplingParams& params, const Vocabulary& vocabulary,
+                 std::span<const int32_t> prompt)
     : params_(params),
+      holes_(vocabulary.holes),
       penalises_(params.repetition_penalty != 1 || params.presence_penalty != 0 ||
                  params.frequency_penalty != 0) {
+  const int vocab = vocabulary.size;
   if (params_.temperature > 0) candidates_.resize(vocab);
   if (params_.n_top_logprobs >= 0) {
     raw_.resize(vocab);
     top_.resize(vocab);
+    params_.n_top_logprobs =
+        std::min(params_.n_top_logprobs, vocab - static_cast<int>(holes_.size()));
   }
   if (!penalises_) return;
   n_generated_.resize(vocab);
@@ -59,13 +74,17 @@ Sampler::Sampler(const SamplingParams& params, int vocab, std::span<const int32_
 }
 
 Sampled Sampler::next(std::span<float> logits) {
-  const bool finite =
+  const bool all_finite =
       std::all_of(logits.begin(), logits.end(), [](float v) { return std::isfinite(v); });
-  require(finite,
+  require(all_finite,
           "the model's logits are not finite: its weights are damaged or overflow; check the "
           "checkpoint");
   std::copy_n(logits.begin(), raw_.size(), raw_.begin());
   penalise(logits);
+  for (const int32_t token : holes_) {
+    logits[token] = kNever;
+    if (!raw_.empty()) raw_[token] = kNever;
+  }
   const int32_t token =
       params_.temperature == 0
           ? static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin())
@@ -87,22 +106,25 @@ void Sampler::penalise(std::span<float> logits) const {
       if (n_generated_[t] > 0)
         logit -= params_.presence_penalty +
                  params_.frequency_penalty * static_cast<float>(n_generated_[t]);
+      logit = finite(logit);
     }
   }
-  for (const auto& [token, bias] : params_.logit_bias) logits[token] += bias;
+  for (const auto& [token, bias] : params_.logit_bias) logits[token] = finite(logits[token] + bias);
 }
 
 // Temperature, then top-k, top-p and min-p, then one uniform number from the seed and the count of
 // draws.
 int32_t Sampler::draw(std::span<const float> logits) {
   const float max = *std::max_element(logits.begin(), logits.end());
-  size_t n = logits.size();
-  for (size_t t = 0; t < n; ++t)
-    candidates_[t] = {static_cast<int32_t>(t), std::exp((logits[t] - max) / params_.temperature)};
+  size_t n = 0;
+  for (size_t t = 0; t < logits.size(); ++t)
+    if (logits[t] != kNever)
+      candidates_[n++] = {static_cast<int32_t>(t),
+                          std::exp((logits[t] - max) / params_.temperature)};
   const auto begin = candidates_.begin();
   if (params_.top_k > 0 && static_cast<size_t>(params_.top_k) < n) {
+    std::nth_element(begin, begin + (params_.top_k - 1), begin + n, kLikelier);
     n = params_.top_k;
-    std::nth_element(begin, begin + (n - 1), candidates_.end(), kLikelier);
   }
   if (params_.top_p < 1) n = keep_top_p(n);
   if (params_.min_p > 0)

@@ -23,8 +23,14 @@ struct SamplingParams {
       -1;  // -1: no log-probabilities; else of the chosen token and of so many likeliest
 };
 
+// The tokens that may be sampled: ids from 0 to size - 1 that are not holes.
+struct Vocabulary {
+  int size = 0;
+  std::vector<int32_t> holes = {};  // rows of the embedding without a token in the tokenizer
+};
+
 // Throws Error naming the parameter and its range.
-void validate(const SamplingParams& params, int vocab);
+void validate(const SamplingParams& params, const Vocabulary& vocabulary);
 
 struct TokenLogprob {
   int32_t token;
@@ -39,10 +45,12 @@ struct Sampled {
 
 class Sampler {
  public:
-  // Allocates all it needs. The prompt's tokens count for the repetition penalty.
-  Sampler(const SamplingParams& params, int vocab, std::span<const int32_t> prompt);
+  // Allocates all it needs. The prompt's tokens count for the repetition penalty. The vocabulary
+  // outlives the sampler.
+  Sampler(const SamplingParams& params, const Vocabulary& vocabulary,
+          std::span<const int32_t> prompt);
 
-  // Consumes `logits` [vocab]. Throws Error if they are not finite.
+  // Consumes `logits` [vocabulary.size]. Throws Error if they are not finite.
   Sampled next(std::span<float> logits);
 
  private:
@@ -56,6 +64,7 @@ class Sampler {
   Sampled with_logprobs(int32_t token);
 
   SamplingParams params_;
+  std::span<const int32_t> holes_;
   bool penalises_;
   int64_t n_drawn_ = 0;
   std::vector<int32_t> n_generated_;   // [vocab] only with penalties

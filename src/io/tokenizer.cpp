@@ -178,6 +178,8 @@ Tokenizer::Tokenizer(TokenizerParts parts, TokenizerConfig config)
     (token.normalized ? normalized_tokens_ : exact_tokens_).insert(token.text, token.id);
     vocab_size_ = std::max(vocab_size_, token.id + 1);
   }
+  for (int32_t id = 0; id < vocab_size_; ++id)
+    if (!has_token(id)) holes_.push_back(id);
   bos_ = id_of(config_.bos_token);
   eos_ = id_of(config_.eos_token);
   if (eos_) add_stop_id(*eos_);

@@ -53,6 +53,8 @@ class Tokenizer {
 
   // One more than the largest id. Ids in between may have no token; the model may have more rows.
   int32_t vocab_size() const { return vocab_size_; }
+  // Ids in between without a token. Ascending.
+  const std::vector<int32_t>& holes() const { return holes_; }
 
   // The id of an added token by its text, such as "</think>".
   std::optional<int32_t> added_id(std::string_view text) const;
@@ -80,6 +82,7 @@ class Tokenizer {
   AddedTokenTrie exact_tokens_, normalized_tokens_;
   TokenizerConfig config_;
   int32_t vocab_size_ = 0;
+  std::vector<int32_t> holes_;
   std::optional<int32_t> bos_, eos_;
   std::vector<int32_t> stop_ids_;
 };
