@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <new>
 
@@ -169,6 +170,8 @@ int dispatch(int argc, char** argv) {
 }  // namespace tandem
 
 int main(int argc, char** argv) {
+  // hwloc complains on standard error where a container has no /sys, then finds the cores without.
+  setenv("HWLOC_HIDE_ERRORS", "2", 0);
   try {
     return tandem::dispatch(argc, argv);
   } catch (const tandem::Error& e) {
