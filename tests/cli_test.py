@@ -23,6 +23,22 @@ def tandem(*arguments, text=None, env=None):
                           env={**os.environ, **(env or {})})
 
 
+def rewrite_tensors(path, change):
+    """change({name: bytes}, header) may replace bytes and types; offsets are counted anew."""
+    raw = path.read_bytes()
+    begin = 8 + struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8:begin])
+    header.pop("__metadata__", None)
+    data = {name: raw[begin + entry["data_offsets"][0]:begin + entry["data_offsets"][1]] for name, entry in header.items()}
+    change(data, header)
+    at = 0
+    for name, entry in header.items():
+        entry["data_offsets"] = [at, at + len(data[name])]
+        at += len(data[name])
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data[name] for name in header))
+
+
 class Works(unittest.TestCase):
     def ok(self, *arguments, **more):
         result = tandem(*arguments, **more)
@@ -85,6 +101,11 @@ class Works(unittest.TestCase):
         forced = json.loads(self.ok("run", "--temp", "0", "-p", "What is 95 - 38?", "--json", env={"TANDEM_ISA": "reference"}))
         self.assertEqual(forced["isa"], "reference")
 
+    def test_nothing_is_said_where_sys_is_missing(self):
+        with tempfile.TemporaryDirectory() as empty:
+            result = tandem("run", "-q", "--temp", "0", "-p", "What is 1 + 2?", env={"HWLOC_FSROOT": empty})
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+
     def test_attention_forms_agree(self):
         texts = {self.ok("run", "--temp", "0", "-p", "What is 95 - 38?", "--attention", form, "-q") for form in ("naive", "absorb", "auto")}
         self.assertEqual(len(texts), 1)
@@ -115,6 +136,23 @@ class Works(unittest.TestCase):
         self.assertIn("F8_E4M3", report["bytes"])
         self.assertEqual(report["kv_bytes_per_token"], 3 * 160 * 2)
         self.assertIn("routed experts", self.ok("inspect").lower())
+
+    def test_warnings_of_a_checkpoint(self):
+        def round_biases(data, header):
+            for name, entry in header.items():
+                if name.endswith("e_score_correction_bias"):
+                    begin, end = entry["data_offsets"]
+                    data[name] = b"".join(data[name][i + 2:i + 4] for i in range(0, end - begin, 4))
+                    entry["dtype"] = "BF16"
+        with tempfile.TemporaryDirectory() as folder:
+            model = os.path.join(folder, "model")
+            shutil.copytree(TINY, model)
+            rewrite_tensors(pathlib.Path(model) / "model.safetensors", round_biases)
+            result = tandem("run", model, "--temp", "0", "-n", "2", "-p", "What is 1 + 2?", "-q")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertRegex(result.stderr, r"^warning: the router biases .* of 2 layers .*\n$")
+            self.assertIn("warning: the router biases", self.ok("inspect", model))
+            self.assertEqual(len(json.loads(self.ok("inspect", model, "--json"))["warnings"]), 1)
 
     def test_logits(self):
         with tempfile.TemporaryDirectory() as folder:
