@@ -110,9 +110,11 @@ TEST(Checkpoint, NamesAWrongType) {
                     gate = "model.layers.1.mlp.gate.weight",
                     bias = "model.layers.1.mlp.gate.e_score_correction_bias";
   EXPECT_TRUE(
-      says(error(embed, "F8_E5M2"), embed + " is F8_E5M2 [11, 18], expected F8_E4M3, BF16"));
+      says(error(embed, "F8_E5M2"), embed + " is F8_E5M2 [11, 18], expected BF16, F16 or F32"));
+  EXPECT_TRUE(
+      says(error(embed, "F8_E4M3"), embed + " is F8_E4M3 [11, 18], expected BF16, F16 or F32"));
   EXPECT_TRUE(says(error(embed, "I64"), embed + " is I64"));
-  EXPECT_TRUE(says(error(embed, "F8_E4M3"), embed + "_scale_inv\" is missing"));
+  EXPECT_TRUE(says(error("lm_head.weight", "F8_E4M3"), "lm_head.weight_scale_inv\" is missing"));
   EXPECT_TRUE(says(error(norm, "F8_E4M3"), norm + " is F8_E4M3 [18], expected BF16, F16 or F32"));
   EXPECT_TRUE(says(error(gate, "F8_E4M3"), gate + " is F8_E4M3"));
   for (const std::string& name : {embed, norm, gate, bias})

@@ -30,8 +30,11 @@ class Problems {
 
 bool is_vector(WeightUse use) { return use == WeightUse::kNorm || use == WeightUse::kRouterBias; }
 
-// FP8 needs blocks of a matrix to scale, and the router is too small to be worth its error.
-bool may_be_fp8(WeightUse use) { return !is_vector(use) && use != WeightUse::kRouter; }
+// FP8 needs blocks of a matrix to scale, the router is too small to be worth its error, and rows of
+// the embedding are looked up without scales.
+bool may_be_fp8(WeightUse use) {
+  return !is_vector(use) && use != WeightUse::kRouter && use != WeightUse::kEmbedding;
+}
 
 std::string expected_text(const WeightSpec& spec) {
   return fmt::format("{}BF16, F16 or F32 {}", may_be_fp8(spec.use) ? "F8_E4M3, " : "",
