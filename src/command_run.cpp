@@ -12,8 +12,7 @@ namespace {
 std::string prompt_text(const GenerateOptions& options) {
   require(options.prompt.empty() || options.prompt_file.empty(),
           "both -p and -f were given: choose one");
-  const std::string text =
-      options.prompt_file.empty() ? options.prompt : read_text(options.prompt_file);
+  std::string text = options.prompt_file.empty() ? options.prompt : read_text(options.prompt_file);
   require(!text.empty(), "the prompt is empty: give -p TEXT, -f FILE, or -f - for standard input");
   return text;
 }
