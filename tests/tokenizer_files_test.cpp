@@ -5,6 +5,7 @@
 #include <fstream>
 #include <functional>
 
+#include "conversation.h"
 #include "core/check.h"
 #include "io/json.h"
 #include "io/tokenizer.h"
@@ -160,6 +161,10 @@ TEST(TokenizerJson, IdsMayHaveHoles) {
   EXPECT_EQ(tokenizer.holes().front(), without.vocab_size());
   EXPECT_EQ(tokenizer.holes().back(), 899);
   EXPECT_EQ(tokenizer.holes().size(), 900u - without.vocab_size());
+  EXPECT_EQ(vocabulary_of(tokenizer, 1000).size, 901);
+  EXPECT_EQ(vocabulary_of(tokenizer, 1000).holes, tokenizer.holes());
+  EXPECT_EQ(vocabulary_of(tokenizer, 890).size, 890);
+  EXPECT_EQ(vocabulary_of(tokenizer, 890).holes.back(), 889);
   for (const int32_t id : {-1, 899, 901, INT32_MAX}) {
     EXPECT_FALSE(tokenizer.has_token(id));
     EXPECT_EQ(StreamDecoder(tokenizer).push(id), "");
