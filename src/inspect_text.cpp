@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 
 #include "inspect.h"
 
@@ -46,7 +47,7 @@ std::string share_table(const Json& parts, int64_t total, bool bytes) {
       std::replace(name.begin(), name.end(), '_', ' ');
     const double share = static_cast<double>(n) / static_cast<double>(total);
     std::string bar;
-    for (int i = 0; i < static_cast<int>(share * kBarWidth + 0.5); ++i) bar += "█";
+    for (int i = 0; i < std::lround(share * kBarWidth); ++i) bar += "█";
     text += fmt::format("  {:<16}{:>21}{:>11}{:>7.2f} %{}{}\n", name, grouped(n), scaled(n, bytes),
                         share * 100, bar.empty() ? "" : "  ", bar);
   }

@@ -97,7 +97,7 @@ namespace {
 
 std::string read_architecture(const ConfigJson& json) {
   const nlohmann::json& names = json.array("architectures");
-  const std::string name = names[0].is_string() ? names[0].get<std::string>() : "";
+  std::string name = names[0].is_string() ? names[0].get<std::string>() : "";
   const std::string index_key = json.key_with_prefix("index_");
   if (name == "DeepseekV32ForCausalLM" || !index_key.empty())
     json.refuse(index_key.empty() ? "architectures" : index_key,
