@@ -33,7 +33,6 @@ int chat_command(const Options& options) {
   const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
   const ChatFormat format(options.model.directory, tokenizer);
   LoadedModel loaded(options.model, load_progress(options.quiet));
-  show_warnings(loaded);
   nlohmann::ordered_json messages = first_messages(g.system, "");
   messages.erase(messages.size() - 1);
   KvSequence kv;

@@ -84,13 +84,11 @@ int eval_command(const Options& options) {
 
   const bool quiet = options.quiet || options.json || !isatty(2);
   LoadedModel model(model_options, load_progress(quiet));
-  show_warnings(model);
   std::unique_ptr<LoadedModel> other;
   if (!options.against.empty()) {
     ModelOptions other_options = model_options;
     other_options.directory = options.against;
     other = std::make_unique<LoadedModel>(other_options, load_progress(quiet));
-    show_warnings(*other);
     require(other->config().vocab == model.config().vocab,
             "{} has {} tokens and {} has {}: their predictions cannot be compared",
             options.model.directory, model.config().vocab, options.against, other->config().vocab);

@@ -50,7 +50,6 @@ int logits_command(const Options& options) {
   model_options.max_logits = options.all ? 64 : 1;
 
   LoadedModel loaded(model_options, load_progress(options.quiet));
-  show_warnings(loaded);
   const int64_t vocab = loaded.config().vocab;
   NpyWriter file(options.out, options.all ? std::vector{n, vocab} : std::vector{vocab});
   score(loaded.model(), loaded.cache(), tokens, options.all ? 0 : n - 1,

@@ -67,7 +67,6 @@ int run_command(const Options& options) {
 
   const bool quiet = options.quiet || options.json;
   LoadedModel loaded(options.model, load_progress(quiet));
-  show_warnings(loaded);
   const Interrupt interrupt;
   AnswerPrinter printer(!g.raw && opens_thinking(tokenizer, prompt));
   nlohmann::ordered_json logprobs = nlohmann::ordered_json::array();

@@ -42,11 +42,6 @@ LoadProgress load_progress(bool quiet, const std::string& what) {
   };
 }
 
-void show_warnings(const LoadedModel& loaded) {
-  for (const std::string& warning : loaded.warnings())
-    std::fprintf(stderr, "warning: %s\n", warning.c_str());
-}
-
 void show_prefill(int64_t done, int64_t total) {
   if (!isatty(STDERR_FILENO) || total <= kStepTokens) return;
   const std::string line = done == total ? "" : fmt::format("prompt {} of {} tokens", done, total);

@@ -63,6 +63,7 @@ class WeightLoader {
     ModelWeights stored = stored_weights(store_, config_);
     store_.require_unchanged();
     check_scales(stored, config_);
+    for (const std::string& line : checkpoint_warnings(stored)) plan_.warn(line);
     const PackedModel packed = reserve_packed(stored, config_, home_, plan_.layout.experts);
     std::vector<LoadJob> jobs;
     jobs.reserve(packed.jobs.size());
