@@ -2,7 +2,7 @@
 // against templates that mean harm.
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -124,9 +124,9 @@ TEST(Jinja, BoundsTimeAndMemory) {
       "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(40) }}",
   };
   for (const std::string_view source : kHostile) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();  // of this process: the machine may be busy
     EXPECT_TRUE(contains(error_of(source), "more than ")) << source << "\n" << error_of(source);
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30)) << source;
+    EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 30) << source;
   }
 }
 
