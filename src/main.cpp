@@ -71,9 +71,30 @@ void add_generate_options(CLI::App& command, Options& o) {
   command.add_option("--stop", g.stops, "end the answer before this text; may be repeated");
 }
 
+using Command = int (*)(const Options&);
+
+void add_bench(CLI::App& app, Options& o, Command& command) {
+  CLI::App* bench = app.add_subcommand("bench", "measure this machine and the engine on it");
+  bench->require_subcommand(1);
+  bench->footer("Examples:\n  tandem bench machine\n");
+  const auto add = [&](const char* name, const char* what, Command function, const char* example) {
+    CLI::App* sub = bench->add_subcommand(name, what);
+    sub->footer(std::string("Examples:\n") + example);
+    sub->callback([&command, function] { command = function; });
+    sub->add_option("--threads", o.model.n_threads, "threads, pinned one to a core; 0: all cores")
+        ->capture_default_str();
+    sub->add_option("--seconds", o.bench.seconds, "time to measure each row")
+        ->capture_default_str();
+    sub->add_flag("--json", o.json, "one JSON object a row on standard output");
+    return sub;
+  };
+  add("machine", "read bandwidth of the memory, peak of every arithmetic instruction",
+      bench_machine_command, "  tandem bench machine --json | jq .read_bytes_per_second\n");
+}
+
 int dispatch(int argc, char** argv) {
   Options o;
-  int (*command)(const Options&) = nullptr;
+  Command command = nullptr;
   CLI::App app{"tandem runs DeepSeek-R1/V3 and its family on your machine."};
   app.require_subcommand(1);
   app.footer(
@@ -83,8 +104,7 @@ int dispatch(int argc, char** argv) {
       "  tandem chat ./DeepSeek-V2-Lite-Chat\n"
       "  tandem inspect ./DeepSeek-R1\n"
       "`tandem COMMAND --help` tells more.");
-  const auto add = [&](const char* name, const char* what, int (*function)(const Options&),
-                       const char* examples) {
+  const auto add = [&](const char* name, const char* what, Command function, const char* examples) {
     CLI::App* sub = app.add_subcommand(name, what);
     sub->footer(std::string("Examples:\n") + examples);
     sub->callback([&command, function] { command = function; });
@@ -151,6 +171,7 @@ int dispatch(int argc, char** argv) {
       "  tandem pack ./DeepSeek-R1\n"
       "  tandem pack ./DeepSeek-R1 --cache /fast-disk/tandem\n"
       "  tandem run ./DeepSeek-R1 --cache /fast-disk/tandem -p \"Why is the sky blue?\"");
+  add_bench(app, o, command);
 
   try {
     app.parse(argc, argv);

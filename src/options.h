@@ -20,6 +20,10 @@ struct GenerateOptions {
   std::vector<std::string> logit_bias;  // ID=VALUE
 };
 
+struct BenchOptions {
+  double seconds = 0.3;  // of measuring, a row
+};
+
 struct Options {
   ModelOptions model;
   GenerateOptions generate;
@@ -35,6 +39,8 @@ struct Options {
   bool all = false;
 
   std::string file, against;  // eval
+
+  BenchOptions bench;
 };
 
 int run_command(const Options& options);
@@ -44,5 +50,6 @@ int tokenize_command(const Options& options);
 int logits_command(const Options& options);
 int eval_command(const Options& options);
 int pack_command(const Options& options);
+int bench_machine_command(const Options& options);
 
 }  // namespace tandem

@@ -1,0 +1,78 @@
+// The loops that any x86-64 runs, and the list of all.
+#include "cpu_kernels/peaks.h"
+
+#include <immintrin.h>
+
+namespace tandem::cpu {
+
+SpeedLoops avx2_speed_loops();
+SpeedLoops avx512_speed_loops();
+SpeedLoops amx_speed_loops();
+
+namespace {
+
+constexpr int kChains = 8;
+
+void multiply_add_sse(int64_t n_rounds) {
+  __m128 sum[kChains] = {};
+  const __m128 a = _mm_set1_ps(0.5f), b = _mm_set1_ps(0.25f);
+  for (int64_t round = 0; round < n_rounds; ++round)
+    for (__m128& s : sum)
+      __asm__ volatile("movaps %1, %%xmm15\n\tmulps %2, %%xmm15\n\taddps %%xmm15, %0"
+                       : "+x"(s)
+                       : "x"(a), "x"(b)
+                       : "xmm15");
+}
+
+void read_sse(const void* from, int64_t bytes) {
+  const auto* at = static_cast<const __m128i*>(from);
+  const __m128i* const end = at + bytes / static_cast<int64_t>(sizeof(__m128i));
+  __m128i sum[4] = {};
+  for (; at < end; at += 4)
+    for (int i = 0; i < 4; ++i) sum[i] = _mm_xor_si128(sum[i], _mm_load_si128(at + i));
+  for (__m128i& s : sum) __asm__ volatile("" : : "x"(s));
+}
+
+constexpr PeakLoop kPeaks[] = {
+    {"mulps + addps xmm", Arithmetic::kF32, Feature::kBaseline, kChains * 8, multiply_add_sse},
+};
+constexpr ReadLoop kReads[] = {{"sse2", Feature::kBaseline, read_sse}};
+
+}  // namespace
+
+SpeedLoops speed_loops(int island) {
+  switch (island) {
+    case 0:
+      return {kPeaks, 1, kReads, 1};
+    case 1:
+      return avx2_speed_loops();
+    case 2:
+      return avx512_speed_loops();
+    default:
+      return amx_speed_loops();
+  }
+}
+
+bool cpu_has(Feature feature) {
+  switch (feature) {
+    case Feature::kBaseline:
+      return true;
+    case Feature::kAvx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case Feature::kAvxVnni:
+      return cpu_has(Feature::kAvx2) && __builtin_cpu_supports("avxvnni");
+    case Feature::kAvx512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+    case Feature::kAvx512Vnni:
+      return cpu_has(Feature::kAvx512) && __builtin_cpu_supports("avx512vnni");
+    case Feature::kAvx512Bf16:
+      return cpu_has(Feature::kAvx512) && __builtin_cpu_supports("avx512bf16");
+    case Feature::kAmxInt8:
+      return __builtin_cpu_supports("amx-int8");
+    case Feature::kAmxBf16:
+      return __builtin_cpu_supports("amx-bf16");
+  }
+  return false;
+}
+
+}  // namespace tandem::cpu

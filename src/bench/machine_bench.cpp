@@ -1,0 +1,103 @@
+#include "bench/machine_bench.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+
+#include "bench/machine_info.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kTypes[cpu::kNumArithmetics] = {"fp32", "bf16", "int8"};
+
+struct Rates {
+  std::vector<double> one, all;  // a round each
+};
+
+// All loops in turn, round after round, so that a slow moment of the machine hits all alike.
+void measure_rounds(MachineSpeed& speed, double seconds, std::vector<Rates>& reads,
+                    std::vector<Rates>& peaks) {
+  constexpr int kMinRounds = 3;
+  reads.resize(speed.read_loops().size());
+  peaks.resize(speed.peak_loops().size());
+  const std::chrono::duration<double> budget(seconds *
+                                             static_cast<double>(reads.size() + peaks.size()));
+  const auto start = std::chrono::steady_clock::now();
+  for (int round = 0; round < kMinRounds || std::chrono::steady_clock::now() - start < budget;
+       ++round) {
+    for (size_t i = 0; i < reads.size(); ++i) {
+      const cpu::ReadLoop& loop = speed.read_loops()[i];
+      reads[i].one.push_back(speed.read_bytes_per_second(loop, Threads::kOne));
+      reads[i].all.push_back(speed.read_bytes_per_second(loop, Threads::kAll));
+    }
+    for (size_t i = 0; i < peaks.size(); ++i) {
+      const cpu::PeakLoop& loop = speed.peak_loops()[i];
+      peaks[i].one.push_back(speed.ops_per_second(loop, Threads::kOne));
+      peaks[i].all.push_back(speed.ops_per_second(loop, Threads::kAll));
+    }
+  }
+}
+
+}  // namespace
+
+Json machine_report(MachineSpeed& speed, double seconds) {
+  std::vector<Rates> reads, peaks;
+  measure_rounds(speed, seconds, reads, peaks);
+
+  Json read_rates = {{"one_thread", 0.0}, {"all", 0.0}}, read_loops = Json::array();
+  for (size_t i = 0; i < reads.size(); ++i) {
+    const double one = median(reads[i].one), all = median(reads[i].all);
+    read_loops.push_back({{"loop", speed.read_loops()[i].name}, {"one_thread", one}, {"all", all}});
+    read_rates["one_thread"] = std::max(read_rates["one_thread"].get<double>(), one);
+    read_rates["all"] = std::max(read_rates["all"].get<double>(), all);
+  }
+  Json best = {{"fp32", nullptr}, {"bf16", nullptr}, {"int8", nullptr}};
+  Json instructions = Json::array();
+  for (size_t i = 0; i < peaks.size(); ++i) {
+    const cpu::PeakLoop& loop = speed.peak_loops()[i];
+    const char* type = kTypes[static_cast<int>(loop.type)];
+    const double all = median(peaks[i].all);
+    instructions.push_back({{"type", type},
+                            {"instruction", loop.instruction},
+                            {"one_core", median(peaks[i].one)},
+                            {"all_cores", all}});
+    if (best[type].is_null() || best[type].get<double>() < all) best[type] = all;
+  }
+
+  const MachineInfo info = machine_info();
+  return {{"cpu", info.cpu},
+          {"isa", cpu::name_of(cpu::best_isa())},
+          {"numa_nodes", info.n_numa_nodes},
+          {"cores", n_cores()},
+          {"threads", speed.team().size()},
+          {"last_level_cache_bytes", info.last_level_cache_bytes},
+          {"read_bytes_per_second", read_rates},
+          {"peak_ops_per_second", best},
+          {"read_loops", read_loops},
+          {"instructions", instructions},
+          {"gpus", Json::array()}};
+}
+
+std::string machine_text(const Json& r) {
+  const auto giga = [](const Json& rate) { return rate.get<double>() * 1e-9; };
+  std::string text = fmt::format(
+      "{}\n{} cores, {} threads, {} NUMA node(s), instruction set {}\n\n"
+      "{:<52}{:>12}{:>12}\n",
+      r["cpu"].get<std::string>(), r["cores"].get<int>(), r["threads"].get<int>(),
+      r["numa_nodes"].get<int>(), r["isa"].get<std::string>(), "reading memory, GB/s", "1 thread",
+      "all");
+  for (const Json& loop : r["read_loops"])
+    text += fmt::format("  {:<50}{:>12.1f}{:>12.1f}\n", loop["loop"].get<std::string>(),
+                        giga(loop["one_thread"]), giga(loop["all"]));
+  text += fmt::format("\n{:<52}{:>12}{:>12}\n", "peak, Gop/s (multiply-add = 2)", "1 core", "all");
+  for (const Json& i : r["instructions"])
+    text +=
+        fmt::format("  {:<5}{:<45}{:>12.1f}{:>12.1f}\n", i["type"].get<std::string>(),
+                    i["instruction"].get<std::string>(), giga(i["one_core"]), giga(i["all_cores"]));
+  return text;
+}
+
+}  // namespace tandem

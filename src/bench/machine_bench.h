@@ -1,0 +1,15 @@
+// `tandem bench machine`: what a roofline is made of.
+#pragma once
+#include <nlohmann/json.hpp>
+
+#include "bench/machine_speed.h"
+
+namespace tandem {
+
+// Measures every loop for about `seconds` with one thread and with all. Fields as in
+// docs/benchmarks.md; peaks of types that the machine has no instruction for are null.
+nlohmann::ordered_json machine_report(MachineSpeed& speed, double seconds);
+
+std::string machine_text(const nlohmann::ordered_json& report);
+
+}  // namespace tandem

@@ -1,0 +1,163 @@
+#include "bench/machine_speed.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+#include "bench/machine_info.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kPieceBytes = 1 << 20;  // read at a time, 50 to 100 us
+constexpr int64_t kBurstPieces = 64;      // of a thread in a burst
+constexpr double kPeakPieceSeconds = 1e-4;
+constexpr int64_t kPeakPieces = 16;  // of a thread in a burst
+constexpr int kTrials = 5;
+
+double seconds_of(auto&& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Linux grants AMX to a process that asks (Documentation/arch/x86/xstate.rst).
+bool amx_is_granted() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+bool can_run(cpu::Feature feature) {
+  const bool amx = feature == cpu::Feature::kAmxInt8 || feature == cpu::Feature::kAmxBf16;
+  return cpu::cpu_has(feature) && (!amx || amx_is_granted());
+}
+
+// The instruction set whose kernels may use a feature.
+int isa_of(cpu::Feature feature) {
+  switch (feature) {
+    case cpu::Feature::kBaseline:
+      return 0;
+    case cpu::Feature::kAvx2:
+    case cpu::Feature::kAvxVnni:
+      return 1;
+    case cpu::Feature::kAvx512:
+    case cpu::Feature::kAvx512Vnni:
+    case cpu::Feature::kAvx512Bf16:
+      return 2;
+    case cpu::Feature::kAmxInt8:
+    case cpu::Feature::kAmxBf16:
+      return 3;
+  }
+  return 0;
+}
+
+// Rounds that take about kPeakPieceSeconds.
+int64_t rounds_of_piece(const cpu::PeakLoop& loop, double ops_per_second) {
+  const double rounds =
+      ops_per_second * kPeakPieceSeconds / static_cast<double>(loop.ops_per_round);
+  return std::max<int64_t>(1, static_cast<int64_t>(rounds));
+}
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  check(!values.empty(), "median of nothing");
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+int64_t MachineSpeed::enough_bytes(const Team& team) {
+  return std::min((int64_t{1} << 30) * team.size(), available_memory_bytes() / 4);
+}
+
+MachineSpeed::MachineSpeed(Team& team, int64_t bytes)
+    : team_(team),
+      pieces_per_thread_(std::max<int64_t>(1, bytes / team.size() / kPieceBytes)),
+      memory_(pieces_per_thread_ * team.size() * kPieceBytes),
+      slices_(team.size()) {
+  touch();
+  for (int island = 0; island < cpu::kNumSpeedLoops; ++island) {
+    const cpu::SpeedLoops loops = cpu::speed_loops(island);
+    for (int i = 0; i < loops.n_reads; ++i)
+      if (can_run(loops.reads[i].needs)) reads_.push_back(loops.reads[i]);
+    for (int i = 0; i < loops.n_peaks; ++i)
+      if (can_run(loops.peaks[i].needs)) peaks_.push_back(loops.peaks[i]);
+  }
+  for (const cpu::PeakLoop& loop : peaks_) {
+    constexpr int64_t kFirstGuess = 2000;
+    double rate = 0;
+    for (int trial = 0; trial < kTrials; ++trial) {
+      const double seconds = seconds_of([&] { loop.run(kFirstGuess); });
+      rate = std::max(rate, static_cast<double>(kFirstGuess * loop.ops_per_round) / seconds);
+    }
+    peak_rates_.push_back(rate);
+  }
+  double best = 0;
+  for (const cpu::ReadLoop& loop : reads_) {
+    std::vector<double> rates;
+    for (int trial = 0; trial < kTrials; ++trial)
+      rates.push_back(read_bytes_per_second(loop, Threads::kAll));
+    if (median(rates) <= best) continue;
+    best = median(rates);
+    best_read_ = loop;
+  }
+}
+
+// Every thread writes its own slice, so that the pages are of its own NUMA node. An item waits
+// until all have begun: then no thread can have taken two.
+void MachineSpeed::touch() {
+  const int64_t slice_bytes = pieces_per_thread_ * kPieceBytes;
+  std::atomic<int> n_begun = 0;
+  team_.run(team_.size(), [&](int64_t, int thread) {
+    ++n_begun;
+    while (n_begun < team_.size()) std::this_thread::yield();
+    slices_[thread].data = memory_.data() + thread * slice_bytes;
+    std::memset(slices_[thread].data, 1, slice_bytes);
+  });
+}
+
+const cpu::PeakLoop& MachineSpeed::best_peak_loop(cpu::Arithmetic type, cpu::Isa isa) const {
+  int best = -1;
+  for (int i = 0; i < static_cast<int>(peaks_.size()); ++i)
+    if (peaks_[i].type == type && isa_of(peaks_[i].needs) <= static_cast<int>(isa) &&
+        (best < 0 || peak_rates_[i] > peak_rates_[best]))
+      best = i;
+  if (best < 0) return best_peak_loop(cpu::Arithmetic::kF32, isa);
+  return peaks_[best];
+}
+
+const std::byte* MachineSpeed::next_piece(int thread) {
+  Slice& slice = slices_[thread];
+  slice.next = (slice.next + 1) % pieces_per_thread_;
+  return slice.data + slice.next * kPieceBytes;
+}
+
+double MachineSpeed::read_bytes_per_second(const cpu::ReadLoop& loop, Threads threads) {
+  const int64_t n = kBurstPieces * (threads == Threads::kAll ? team_.size() : 1);
+  const double seconds = seconds_of([&] {
+    if (threads == Threads::kAll)
+      return team_.run(n, [&](int64_t, int thread) { loop.run(next_piece(thread), kPieceBytes); });
+    for (int64_t i = 0; i < n; ++i) loop.run(next_piece(0), kPieceBytes);
+  });
+  return static_cast<double>(n * kPieceBytes) / seconds;
+}
+
+double MachineSpeed::ops_per_second(const cpu::PeakLoop& loop, Threads threads) {
+  const auto at = std::find_if(peaks_.begin(), peaks_.end(),
+                               [&](const cpu::PeakLoop& one) { return one.run == loop.run; });
+  check(at != peaks_.end(), "a loop of this machine");
+  const int64_t rounds = rounds_of_piece(loop, peak_rates_[at - peaks_.begin()]);
+  const int64_t n = kPeakPieces * (threads == Threads::kAll ? team_.size() : 1);
+  const double seconds = seconds_of([&] {
+    if (threads == Threads::kAll) return team_.run(n, [&](int64_t, int) { loop.run(rounds); });
+    for (int64_t i = 0; i < n; ++i) loop.run(rounds);
+  });
+  return static_cast<double>(n * rounds * loop.ops_per_round) / seconds;
+}
+
+}  // namespace tandem

@@ -1,0 +1,57 @@
+// How fast this machine reads memory and multiplies, found out by short bursts of loops that do
+// nothing else. Bursts are meant to stand between the runs of what is judged by them: a machine's
+// speed changes from minute to minute.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "core/memory.h"
+#include "core/team.h"
+#include "cpu_kernels/kernels.h"
+#include "cpu_kernels/peaks.h"
+
+namespace tandem {
+
+double median(std::vector<double> values);  // not empty
+
+enum class Threads { kOne, kAll };
+
+class MachineSpeed {
+ public:
+  // Reads from `bytes` of memory, a part of it for each thread of the team, touched by that thread.
+  MachineSpeed(Team& team, int64_t bytes);
+  // 1 GiB a thread, or a quarter of the available memory if that is less.
+  static int64_t enough_bytes(const Team& team);
+
+  Team& team() { return team_; }
+  // Those that this CPU can run.
+  std::span<const cpu::ReadLoop> read_loops() const { return reads_; }
+  std::span<const cpu::PeakLoop> peak_loops() const { return peaks_; }
+  // The fastest with all threads.
+  const cpu::ReadLoop& best_read_loop() const { return best_read_; }
+  // The fastest loop of a type that instruction set `isa` may use; of float where it has none.
+  const cpu::PeakLoop& best_peak_loop(cpu::Arithmetic type, cpu::Isa isa) const;
+
+  // One burst of a few milliseconds.
+  double read_bytes_per_second(const cpu::ReadLoop& loop, Threads threads);
+  double ops_per_second(const cpu::PeakLoop& loop, Threads threads);
+
+ private:
+  void touch();
+  const std::byte* next_piece(int thread);
+
+  struct alignas(64) Slice {
+    std::byte* data = nullptr;
+    int64_t next = 0;  // piece
+  };
+  Team& team_;
+  const int64_t pieces_per_thread_;
+  Buffer memory_;
+  std::vector<Slice> slices_;  // a thread's
+  std::vector<cpu::ReadLoop> reads_;
+  std::vector<cpu::PeakLoop> peaks_;
+  std::vector<double> peak_rates_;  // of one thread, of peaks_
+  cpu::ReadLoop best_read_;
+};
+
+}  // namespace tandem
