@@ -1,15 +1,77 @@
 // tandem bench: measures this machine and the engine's kernels on it.
+#include <algorithm>
 #include <cstdio>
 
+#include "bench/attention_bench.h"
+#include "bench/experts_bench.h"
+#include "bench/generate_bench.h"
 #include "bench/machine_bench.h"
+#include "bench/machine_info.h"
+#include "bench/mlp_bench.h"
+#include "bench/row_text.h"
 #include "options.h"
 
 namespace tandem {
 namespace {
 
+// Part of the free memory that weights may take.
+constexpr double kExpertsPart = 0.4, kModelPart = 0.6;
+
+constexpr int kMostTokens = 1 << 16, kMostContext = 1 << 24;
+
+void require_list(const char* option, const std::vector<int>& values, int most) {
+  for (const int n : values)
+    require(n >= 1 && n <= most, "{} {}: must be between 1 and {}", option, n, most);
+}
+
 void require_sane(const BenchOptions& b) {
   require(b.seconds > 0 && b.seconds <= 3600, "--seconds {}: must be above 0 and at most 3600",
           b.seconds);
+  const double free_gb = static_cast<double>(available_memory_bytes()) * 1e-9;
+  require(b.memory_gb >= 0 && b.memory_gb <= free_gb,
+          "--memory {}: must be between 0 and the {:.1f} GB that are free", b.memory_gb, free_gb);
+  require_list("--tokens", b.tokens, kMostTokens);
+  require_list("--ctx", b.contexts, kMostContext);
+}
+
+int64_t memory_for_weights(const BenchOptions& b, double part) {
+  return b.memory_gb > 0
+             ? static_cast<int64_t>(b.memory_gb * 1e9)
+             : static_cast<int64_t>(part * static_cast<double>(available_memory_bytes()));
+}
+
+int64_t memory_for_reading(const BenchOptions& b, const Team& team) {
+  const int64_t enough = MachineSpeed::enough_bytes(team);
+  return b.memory_gb > 0 ? std::min(enough, static_cast<int64_t>(b.memory_gb * 1e9)) : enough;
+}
+
+std::vector<int> list_or(const std::vector<int>& given, std::vector<int> usual) {
+  return given.empty() ? usual : given;
+}
+
+// What every measurement of kernels stands on. Options are checked before anything is measured.
+struct Bench {
+  explicit Bench(const Options& o)
+      : options(o.bench),
+        config(bench_config(o.bench.config)),
+        kernels(cpu::kernels_for(choose_isa(o.model.isa))),
+        team(o.model.n_threads) {}
+  MachineSpeed speed() { return {team, memory_for_reading(options, team)}; }
+
+  const BenchOptions& options;
+  const ModelConfig config;
+  const cpu::KernelTable kernels;
+  Team team;
+};
+
+OnRow printer(bool json) {
+  return [json, first = true](const nlohmann::ordered_json& row) mutable {
+    const std::string text =
+        json ? row.dump() + "\n" : (first ? row_header(row) : "") + row_text(row);
+    first = false;
+    std::fputs(text.c_str(), stdout);
+    std::fflush(stdout);
+  };
 }
 
 }  // namespace
@@ -17,9 +79,85 @@ void require_sane(const BenchOptions& b) {
 int bench_machine_command(const Options& options) {
   require_sane(options.bench);
   Team team(options.model.n_threads);
-  MachineSpeed speed(team, MachineSpeed::enough_bytes(team));
+  MachineSpeed speed(team, memory_for_reading(options.bench, team));
   const nlohmann::ordered_json report = machine_report(speed, options.bench.seconds);
   const std::string text = options.json ? report.dump() + "\n" : machine_text(report);
+  std::fputs(text.c_str(), stdout);
+  return 0;
+}
+
+int bench_experts_command(const Options& options) {
+  const BenchOptions& b = options.bench;
+  require_sane(b);
+  Bench bench(options);
+  const DType format = weight_format(b.experts, bench.config);
+  const int64_t memory = memory_for_weights(b, kExpertsPart);
+  resident_experts(bench.config, format, memory, cold_bytes());
+  MachineSpeed speed = bench.speed();
+  bench_experts({.config_name = b.config,
+                 .config = bench.config,
+                 .format = format,
+                 .tokens = list_or(b.tokens, {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048}),
+                 .skew = b.skew,
+                 .seconds = b.seconds,
+                 .memory_bytes = memory},
+                bench.kernels, speed, printer(options.json));
+  return 0;
+}
+
+int bench_mlp_command(const Options& options) {
+  const BenchOptions& b = options.bench;
+  require_sane(b);
+  Bench bench(options);
+  const DType format = weight_format(b.format, bench.config);
+  MachineSpeed speed = bench.speed();
+  bench_mlp({.config_name = b.config,
+             .config = bench.config,
+             .format = format,
+             .tokens = list_or(b.tokens, {1, 2, 4, 8, 16, 32, 64, 128, 512}),
+             .seconds = b.seconds,
+             .memory_bytes = memory_for_weights(b, kExpertsPart)},
+            bench.kernels, speed, printer(options.json));
+  return 0;
+}
+
+int bench_attention_command(const Options& options) {
+  const BenchOptions& b = options.bench;
+  require_sane(b);
+  Bench bench(options);
+  MachineSpeed speed = bench.speed();
+  bench_attention({.config_name = b.config,
+                   .config = bench.config,
+                   .contexts = list_or(b.contexts, {512, 4096, 16384}),
+                   .prompt_tokens = list_or(b.tokens, {kStepTokens}),
+                   .seconds = b.seconds,
+                   .memory_bytes = memory_for_weights(b, kExpertsPart)},
+                  bench.kernels, speed, printer(options.json));
+  return 0;
+}
+
+int bench_generate_command(const Options& options) {
+  const BenchOptions& b = options.bench;
+  require_sane(b);
+  require(b.new_tokens >= 2 && b.new_tokens <= kMostTokens, "-n {}: must be between 2 and {}",
+          b.new_tokens, kMostTokens);
+  Bench bench(options);
+  const WeightFormats formats = {weight_format(b.format, bench.config),
+                                 weight_format(b.experts, bench.config)};
+  const GenerateBench what = {.config_name = b.config,
+                              .config = bench.config,
+                              .n_layers = b.layers,
+                              .formats = formats,
+                              .contexts = list_or(b.contexts, {1024, 8192}),
+                              .prompts = list_or(b.tokens, {64, kStepTokens}),
+                              .new_tokens = b.new_tokens,
+                              .step_tokens = kStepTokens,
+                              .seconds = b.seconds,
+                              .memory_bytes = memory_for_weights(b, kModelPart)};
+  cut_model(what);
+  MachineSpeed speed = bench.speed();
+  const nlohmann::ordered_json report = bench_generate(what, bench.kernels, speed);
+  const std::string text = options.json ? report.dump() + "\n" : generate_text(report);
   std::fputs(text.c_str(), stdout);
   return 0;
 }

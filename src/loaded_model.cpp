@@ -3,8 +3,8 @@
 #include <sys/sysinfo.h>
 
 #include <cstdlib>
-#include <filesystem>
 
+#include "core/program_files.h"
 #include "io/weight_store.h"
 
 namespace tandem {
@@ -77,14 +77,10 @@ cpu::Isa choose_isa(const std::string& option) {
 }
 
 std::string embedded_model() {
-  namespace fs = std::filesystem;
-  std::error_code ignored;
-  fs::path folder = fs::read_symlink("/proc/self/exe", ignored).parent_path();
-  for (int up = 0; up < 3 && !folder.empty(); ++up, folder = folder.parent_path()) {
-    const fs::path model = folder / "models" / "tiny-r1";
-    if (fs::exists(model / "config.json", ignored)) return model.string();
-  }
-  fail("the embedded model models/tiny-r1 is not beside the program: name a model directory");
+  const std::string config = program_file("models/tiny-r1/config.json");
+  require(!config.empty(),
+          "the embedded model models/tiny-r1 is not beside the program: name a model directory");
+  return config.substr(0, config.rfind('/'));
 }
 
 }  // namespace tandem

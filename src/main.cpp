@@ -74,22 +74,83 @@ void add_generate_options(CLI::App& command, Options& o) {
 using Command = int (*)(const Options&);
 
 void add_bench(CLI::App& app, Options& o, Command& command) {
+  BenchOptions& b = o.bench;
   CLI::App* bench = app.add_subcommand("bench", "measure this machine and the engine on it");
   bench->require_subcommand(1);
-  bench->footer("Examples:\n  tandem bench machine\n");
+  bench->footer(
+      "Examples:\n"
+      "  tandem bench machine\n"
+      "  tandem bench experts --config r1 --experts fp8 --tokens 1,8,128\n"
+      "  tandem bench generate --config r1 --layers 5 --json\n"
+      "`tandem bench WHAT --help` tells more.");
   const auto add = [&](const char* name, const char* what, Command function, const char* example) {
     CLI::App* sub = bench->add_subcommand(name, what);
     sub->footer(std::string("Examples:\n") + example);
     sub->callback([&command, function] { command = function; });
     sub->add_option("--threads", o.model.n_threads, "threads, pinned one to a core; 0: all cores")
         ->capture_default_str();
-    sub->add_option("--seconds", o.bench.seconds, "time to measure each row")
+    sub->add_option("--seconds", b.seconds, "time to measure each row")->capture_default_str();
+    sub->add_option(
+           "--memory", b.memory_gb,
+           "GB that weights may take, and what is read to measure; 0: a part of what is free")
         ->capture_default_str();
     sub->add_flag("--json", o.json, "one JSON object a row on standard output");
     return sub;
   };
+  const auto add_model = [&](CLI::App* sub) {
+    sub->add_option("--config", b.config,
+                    "shapes of which model: r1, v3, v2, v2-lite, k2, moonlight, .., or a "
+                    "config.json or model directory")
+        ->capture_default_str();
+    sub->add_option("--isa", o.model.isa, "instruction set: auto, or a name")
+        ->capture_default_str();
+  };
+  const auto add_tokens = [&](CLI::App* sub, const char* what) {
+    sub->add_option("--tokens", b.tokens, what)->delimiter(',');
+  };
+  const auto add_contexts = [&](CLI::App* sub) {
+    sub->add_option("--ctx", b.contexts, "tokens in the KV cache, a list")->delimiter(',');
+  };
+  const char* experts_help = "format of routed experts: auto (the checkpoint's), fp8, bf16, ..";
+  const char* format_help = "format of the matrices: auto (the checkpoint's), fp8, bf16, ..";
+
   add("machine", "read bandwidth of the memory, peak of every arithmetic instruction",
       bench_machine_command, "  tandem bench machine --json | jq .read_bytes_per_second\n");
+
+  CLI::App* experts = add("experts", "a MoE layer's routed experts", bench_experts_command,
+                          "  tandem bench experts --config k2 --experts bf16 --tokens 1,32 --json\n"
+                          "  tandem bench experts --tokens 64 --skew\n");
+  add_model(experts);
+  add_tokens(experts, "tokens in a step, a list");
+  experts->add_option("--experts", b.experts, experts_help)->capture_default_str();
+  experts->add_flag("--skew", b.skew, "also with one expert that takes half of the tokens");
+
+  CLI::App* mlp =
+      add("mlp", "dense products and the feed-forward network of a dense layer", bench_mlp_command,
+          "  tandem bench mlp --config r1 --format fp8 --tokens 1,512\n");
+  add_model(mlp);
+  add_tokens(mlp, "rows, a list");
+  mlp->add_option("--format", b.format, format_help)->capture_default_str();
+
+  CLI::App* attention =
+      add("attention", "attention over the KV cache, for one token and for a prompt",
+          bench_attention_command, "  tandem bench attention --ctx 1024,16384\n");
+  add_model(attention);
+  add_contexts(attention);
+  add_tokens(attention, "lengths of prompts that end there, a list");
+
+  CLI::App* generate =
+      add("generate", "a cut model with random weights, end to end", bench_generate_command,
+          "  tandem bench generate --config r1 --layers 5 --experts fp8 --ctx 1024,16384\n");
+  add_model(generate);
+  add_contexts(generate);
+  add_tokens(generate, "lengths of prompts, a list");
+  generate->add_option("--layers", b.layers, "the first is dense, the others have experts")
+      ->capture_default_str();
+  generate->add_option("--experts", b.experts, experts_help)->capture_default_str();
+  generate->add_option("--format", b.format, format_help)->capture_default_str();
+  generate->add_option("-n", b.new_tokens, "tokens to decode at each context")
+      ->capture_default_str();
 }
 
 int dispatch(int argc, char** argv) {

@@ -21,7 +21,16 @@ struct GenerateOptions {
 };
 
 struct BenchOptions {
+  std::string config = "r1";     // a name of models/configs, or a file or directory
+  std::string experts = "auto";  // format of routed experts
+  std::string format = "auto";   // of all other matrices
+  std::vector<int> tokens;       // rows of a product, or lengths of prompts
+  std::vector<int> contexts;     // tokens in the cache
+  int layers = 5;
+  int new_tokens = 8;  // decoded at each context
+  bool skew = false;
   double seconds = 0.3;  // of measuring, a row
+  double memory_gb = 0;  // for weights; 0: a part of what is free
 };
 
 struct Options {
@@ -51,5 +60,9 @@ int logits_command(const Options& options);
 int eval_command(const Options& options);
 int pack_command(const Options& options);
 int bench_machine_command(const Options& options);
+int bench_experts_command(const Options& options);
+int bench_mlp_command(const Options& options);
+int bench_attention_command(const Options& options);
+int bench_generate_command(const Options& options);
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// The families' configurations in tests/data/configs, changed, parsed and refused.
+// The families' configurations in models/configs, changed, parsed and refused.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 namespace tandem {
 
 inline nlohmann::json family(const std::string& name) {
-  const std::string path = TANDEM_SOURCE_DIR "/tests/data/configs/" + name + ".json";
+  const std::string path = TANDEM_SOURCE_DIR "/models/configs/" + name + ".json";
   return nlohmann::json::parse(read_text_file(path, 1 << 20));
 }
 

@@ -13,7 +13,7 @@ namespace {
 using nlohmann::json;
 
 TEST(Config, V2Lite) {
-  const ModelConfig c = parse(family("v2_lite"));
+  const ModelConfig c = parse(family("v2-lite"));
   EXPECT_EQ(c.architecture, "DeepseekV2ForCausalLM");
   EXPECT_EQ(c.dim, 2048);
   EXPECT_EQ(c.vocab, 102400);
@@ -64,11 +64,11 @@ TEST(Config, V2) {
   EXPECT_FALSE(c.router.scale_normalized);
   EXPECT_EQ(c.router.scale, 16.0f);
   EXPECT_EQ(c.rope.mscale_all_dim, 0.707);
-  EXPECT_EQ(parse(family("v2_5")).rope, (RopeConfig{}));
+  EXPECT_EQ(parse(family("v2.5")).rope, (RopeConfig{}));
 }
 
 TEST(Config, V3AndR1) {
-  for (const char* name : {"v3", "r1", "v3_1"}) {
+  for (const char* name : {"v3", "r1", "v3.1"}) {
     const ModelConfig c = parse(family(name));
     EXPECT_EQ(c.architecture, "DeepseekV3ForCausalLM");
     EXPECT_EQ(c.dim, 7168);
@@ -102,7 +102,7 @@ TEST(Config, V3AndR1) {
 }
 
 TEST(Config, KimiK2) {
-  const ModelConfig c = parse(family("kimi_k2"));
+  const ModelConfig c = parse(family("k2"));
   EXPECT_EQ(c.architecture, "DeepseekV3ForCausalLM");
   EXPECT_EQ(c.vocab, 163840);
   EXPECT_EQ(c.n_dense_layers, 1);
@@ -117,7 +117,7 @@ TEST(Config, KimiK2) {
   EXPECT_EQ(c.rope, (RopeConfig{.theta = 50000, .factor = 32, .beta_fast = 1}));
   EXPECT_EQ(c.eos_ids, std::vector<int>{163585});
   EXPECT_TRUE(
-      parse(with("kimi_k2", {{"architectures", {"KimiK2ForCausalLM"}}})).router.scale_normalized);
+      parse(with("k2", {{"architectures", {"KimiK2ForCausalLM"}}})).router.scale_normalized);
 }
 
 TEST(Config, Moonlight) {
@@ -196,7 +196,7 @@ TEST(Config, Nulls) {
 }
 
 TEST(Config, RopeOfNewerFiles) {
-  json config = family("kimi_k2");
+  json config = family("k2");
   const ModelConfig older = parse(config);
   json scaling = config["rope_scaling"];
   scaling.erase("type");
@@ -239,7 +239,7 @@ class Directory : public testing::Test {
 };
 
 TEST_F(Directory, GenerationConfigWins) {
-  write("config.json", family("kimi_k2").dump());
+  write("config.json", family("k2").dump());
   EXPECT_EQ(read().eos_ids, std::vector<int>{163585});
   write("generation_config.json", R"({"eos_token_id": [163586, 163585], "temperature": 0.6})");
   EXPECT_EQ(read().eos_ids, (std::vector<int>{163586, 163585}));

@@ -16,13 +16,13 @@ struct Published {
 };
 
 constexpr Published kPublished[] = {
-    {"v2_lite", 209'715'200, 13'763'072, 67'239'936, 8'650'752, 17'301'504, 131'072, 584'847'872,
+    {"v2-lite", 209'715'200, 13'763'072, 67'239'936, 8'650'752, 17'301'504, 131'072, 584'847'872,
      15'706'484'224, 2'451'435'008, 2'661'150'208, 31'104},
     {"v2", 524'288'000, 149'227'520, 188'743'680, 23'592'960, 47'185'920, 819'200, 3'972'116'480,
      235'741'434'880, 20'851'512'320, 21'375'800'320, 69'120},
     {"r1", 926'679'040, 187'107'328, 396'361'728, 44'040'192, 44'040'192, 1'835'264, 11'507'286'272,
      671'026'419'200, 36'625'618'432, 37'552'297'472, 70'272},
-    {"kimi_k2", 1'174'405'120, 101'124'096, 396'361'728, 44'040'192, 44'040'192, 2'752'896,
+    {"k2", 1'174'405'120, 101'124'096, 396'361'728, 44'040'192, 44'040'192, 2'752'896,
      17'059'365'248, 1'026'408'232'448, 31'687'095'808, 32'861'500'928, 70'272},
     {"moonlight", 335'544'320, 13'763'072, 69'206'016, 8'650'752, 17'301'504, 131'136, 584'847'936,
      15'960'110'208, 2'579'231'872, 2'914'776'192, 31'104},
@@ -58,7 +58,7 @@ TEST(Parameters, MtpLayerOfR1) {
   EXPECT_EQ(counts.mtp, 11'610'068'224);
   EXPECT_EQ(counts.mtp_stored, 13'463'426'304);
   EXPECT_EQ(counts.mtp_activated, 1'614'779'648);
-  EXPECT_EQ(count_parameters(parse(family("kimi_k2"))).mtp_stored, 0);
+  EXPECT_EQ(count_parameters(parse(family("k2"))).mtp_stored, 0);
 }
 
 // Elements of the whole R1 checkpoint, block scales aside: what the hub shows as 685B less 41.5M.
@@ -97,11 +97,11 @@ void expect_as_listed(const ModelConfig& config) {
 }
 
 TEST(Parameters, PartsAreThoseOfTheListOfTensors) {
-  for (const char* name : {"v2_lite", "v2", "r1", "kimi_k2", "moonlight"}) {
+  for (const char* name : {"v2-lite", "v2", "r1", "k2", "moonlight"}) {
     SCOPED_TRACE(name);
     expect_as_listed(parse(family(name)));
   }
-  ModelConfig config = parse(family("v2_lite"));
+  ModelConfig config = parse(family("v2-lite"));
   config.moe_layer_freq = 2;
   config.n_shared_experts = 0;
   config.tied_head = true;

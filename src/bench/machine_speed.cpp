@@ -137,27 +137,38 @@ const std::byte* MachineSpeed::next_piece(int thread) {
   return slice.data + slice.next * kPieceBytes;
 }
 
-double MachineSpeed::read_bytes_per_second(const cpu::ReadLoop& loop, Threads threads) {
-  const int64_t n = kBurstPieces * (threads == Threads::kAll ? team_.size() : 1);
-  const double seconds = seconds_of([&] {
-    if (threads == Threads::kAll)
-      return team_.run(n, [&](int64_t, int thread) { loop.run(next_piece(thread), kPieceBytes); });
-    for (int64_t i = 0; i < n; ++i) loop.run(next_piece(0), kPieceBytes);
-  });
-  return static_cast<double>(n * kPieceBytes) / seconds;
+// piece(thread), n_pieces at a time for each thread.
+template <class Piece>
+double MachineSpeed::pieces_per_second(int64_t n_pieces, Threads threads, double seconds,
+                                       Piece piece) {
+  const int64_t n = n_pieces * (threads == Threads::kAll ? team_.size() : 1);
+  int64_t done = 0;
+  double spent = 0;
+  do {
+    spent += seconds_of([&] {
+      if (threads == Threads::kAll)
+        return team_.run(n, [&](int64_t, int thread) { piece(thread); });
+      for (int64_t i = 0; i < n; ++i) piece(0);
+    });
+    done += n;
+  } while (spent < seconds);
+  return static_cast<double>(done) / spent;
 }
 
-double MachineSpeed::ops_per_second(const cpu::PeakLoop& loop, Threads threads) {
+double MachineSpeed::read_bytes_per_second(const cpu::ReadLoop& loop, Threads threads,
+                                           double seconds) {
+  return kPieceBytes * pieces_per_second(kBurstPieces, threads, seconds, [&](int thread) {
+           loop.run(next_piece(thread), kPieceBytes);
+         });
+}
+
+double MachineSpeed::ops_per_second(const cpu::PeakLoop& loop, Threads threads, double seconds) {
   const auto at = std::find_if(peaks_.begin(), peaks_.end(),
                                [&](const cpu::PeakLoop& one) { return one.run == loop.run; });
   check(at != peaks_.end(), "a loop of this machine");
   const int64_t rounds = rounds_of_piece(loop, peak_rates_[at - peaks_.begin()]);
-  const int64_t n = kPeakPieces * (threads == Threads::kAll ? team_.size() : 1);
-  const double seconds = seconds_of([&] {
-    if (threads == Threads::kAll) return team_.run(n, [&](int64_t, int) { loop.run(rounds); });
-    for (int64_t i = 0; i < n; ++i) loop.run(rounds);
-  });
-  return static_cast<double>(n * rounds * loop.ops_per_round) / seconds;
+  return static_cast<double>(rounds * loop.ops_per_round) *
+         pieces_per_second(kPeakPieces, threads, seconds, [&](int) { loop.run(rounds); });
 }
 
 }  // namespace tandem

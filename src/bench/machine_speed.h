@@ -32,13 +32,15 @@ class MachineSpeed {
   // The fastest loop of a type that instruction set `isa` may use; of float where it has none.
   const cpu::PeakLoop& best_peak_loop(cpu::Arithmetic type, cpu::Isa isa) const;
 
-  // One burst of a few milliseconds.
-  double read_bytes_per_second(const cpu::ReadLoop& loop, Threads threads);
-  double ops_per_second(const cpu::PeakLoop& loop, Threads threads);
+  // One burst of a few milliseconds, or of about `seconds` if that is longer.
+  double read_bytes_per_second(const cpu::ReadLoop& loop, Threads threads, double seconds = 0);
+  double ops_per_second(const cpu::PeakLoop& loop, Threads threads, double seconds = 0);
 
  private:
   void touch();
   const std::byte* next_piece(int thread);
+  template <class Piece>
+  double pieces_per_second(int64_t n_pieces, Threads threads, double seconds, Piece piece);
 
   struct alignas(64) Slice {
     std::byte* data = nullptr;

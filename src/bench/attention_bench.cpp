@@ -1,0 +1,129 @@
+#include "bench/attention_bench.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "bench/machine_info.h"
+#include "bench/random_cache.h"
+#include "bench/roofline.h"
+#include "engine/kv_cache.h"
+#include "model/rope.h"
+#include "ops/cpu_ops.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kMostLayers = 8;  // that are walked through, so that the cache comes from memory
+
+// One sequence whose last `n` of `context` tokens are computed.
+struct LastTokens {
+  LastTokens(int context, int n, std::span<const int32_t> pages)
+      : tokens(n, 0), positions(n), sequence{0, n, context, pages} {
+    for (int i = 0; i < n; ++i) positions[i] = context - n + i;
+  }
+  Batch batch() const { return {tokens, positions, {&sequence, 1}, {}}; }
+
+  std::vector<int32_t> tokens, positions;
+  Sequence sequence;
+};
+
+}  // namespace
+
+AttentionCost cost_of_absorbed(const MlaConfig& m, int64_t context, int64_t element_bytes) {
+  return {context * m.cache_dim() * element_bytes,
+          2 * context * m.n_heads * (m.cache_dim() + m.kv_rank)};
+}
+
+AttentionCost cost_of_naive(const MlaConfig& m, int64_t context, int64_t n, int64_t element_bytes,
+                            int64_t kv_b_bytes) {
+  const int64_t seen = n * (context - n) + n * (n + 1) / 2;  // pairs of query and key
+  const int64_t restore = context * m.kv_rank * m.n_heads * (m.nope_dim + m.v_dim);
+  return {context * m.cache_dim() * element_bytes + kv_b_bytes,
+          2 * (restore + seen * m.n_heads * (m.qk_dim() + m.v_dim))};
+}
+
+void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernels,
+                     MachineSpeed& speed, const OnRow& on_row) {
+  ModelConfig config = bench.config;
+  const MlaConfig& m = config.mla;
+  const int longest = *std::max_element(bench.contexts.begin(), bench.contexts.end());
+  const DType cache_type = cache_type_for(kernels);
+  config.n_layers = 1;
+  const int64_t layer_bytes = KvCache::bytes_for(config, longest, cache_type);
+  require(layer_bytes <= bench.memory_bytes,
+          "--ctx {}: the cache of one layer needs {:.2f} GB and {:.2f} GB may be used; choose a "
+          "shorter context or raise --memory",
+          longest, static_cast<double>(layer_bytes) * 1e-9,
+          static_cast<double>(bench.memory_bytes) * 1e-9);
+  config.n_layers =
+      static_cast<int>(std::clamp<int64_t>(bench.memory_bytes / layer_bytes, 1, kMostLayers));
+  config.n_dense_layers = config.n_layers;
+  KvCache cache(config, longest, cache_type);
+  fill_with_random(cache, config);
+  std::vector<int32_t> pages;
+  for (int i = 0; i < pages_for(longest); ++i) pages.push_back(cache.take_page());
+
+  CpuWeights home(kernels);
+  const ModelWeights weights = random_weights(
+      config, {weight_format("auto", config), DType::kBF16},
+      [](const WeightSpec& spec) { return spec.name.ends_with(".kv_b_proj.weight"); }, home,
+      speed.team());
+
+  int most = 1;
+  for (const int n : bench.prompt_tokens) most = std::max(most, std::min(n, longest));
+  CpuOps ops(kernels, config, most, speed.team());
+  const int64_t rows = int64_t{most} * m.n_heads;
+  const int widest = std::max({m.kv_rank, m.nope_dim, m.v_dim});
+  Arena arena(2 * Arena::padded_bytes(rows * widest * size_of(DType::kF32)) +
+              Arena::padded_bytes(rows * m.rope_dim * size_of(DType::kF32)));
+  const TensorView q = arena.matrix(rows, widest, DType::kF32);
+  const TensorView out = arena.matrix(rows, widest, DType::kF32);
+  const TensorView q_rope = arena.matrix(rows, m.rope_dim, DType::kF32);
+  std::mt19937 rng(1);
+  std::normal_distribution<float> normal;
+  for (const TensorView& view : {q, q_rope})
+    for (int64_t i = 0; i < view.rows * view.cols; ++i) view.row<float>(0)[i] = normal(rng);
+
+  const cpu::PeakLoop peak = peak_of_attention(speed, kernels);
+  const int64_t element = size_of(cache_type);
+  const auto measure_one = [&](int context, int n, bool naive) {
+    const LastTokens last(context, n, pages);
+    const Batch batch = last.batch();
+    const int64_t heads = int64_t{n} * m.n_heads;
+    const auto run = [&](int64_t i) {
+      const int layer = static_cast<int>(i % config.n_layers);
+      const MlaArgs args{batch,
+                         batch.sequences,
+                         q.rows_from(0, heads).cols_from(0, naive ? m.nope_dim : m.kv_rank),
+                         q_rope.rows_from(0, heads),
+                         cache.layer(layer),
+                         m,
+                         softmax_scale(config),
+                         out.rows_from(0, heads).cols_from(0, naive ? m.v_dim : m.kv_rank)};
+      naive ? ops.mla_naive(args, weights.layers[layer].attn.kv_b) : ops.mla_absorbed(args);
+    };
+    const AttentionCost cost =
+        naive ? cost_of_naive(m, context, n, element, weight_bytes(weights.layers[0].attn.kv_b))
+              : cost_of_absorbed(m, context, element);
+    const Work work{{cost.bytes, cost.ops}, run};
+    const Measured measured = measure(speed, peak, {&work, 1}, bench.seconds)[0];
+    nlohmann::ordered_json row = {{"bench", "attention"},
+                                  {"config", bench.config_name},
+                                  {"format", name_of(cache_type)},
+                                  {"isa", kernels.name},
+                                  {"threads", speed.team().size()},
+                                  {"what", naive ? "prefill, restored" : "decode, absorbed"},
+                                  {"tokens", n},
+                                  {"context", context}};
+    add_fields(row, measured, peak);
+    on_row(row);
+  };
+  for (const int context : bench.contexts) {
+    measure_one(context, 1, false);
+    for (const int n : bench.prompt_tokens)
+      if (n <= context) measure_one(context, n, true);
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,109 @@
+#include "bench/bench_model.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "bench/machine_info.h"
+#include "core/program_files.h"
+#include "io/json.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kMaxConfigBytes = 1 << 20;
+
+struct Format {
+  const char* name;
+  DType dtype;
+};
+constexpr Format kFormats[] = {
+    {"fp8", DType::kF8E4M3}, {"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}};
+
+// "k2, r1, v2, ..": the configurations in `folder`.
+std::string names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
+    names.push_back(entry.path().stem().string());
+  std::sort(names.begin(), names.end());
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+}  // namespace
+
+ModelConfig bench_config(const std::string& name) {
+  namespace fs = std::filesystem;
+  const std::string folder = program_file("models/configs");
+  const bool is_path = name.find('/') != std::string::npos;
+  const std::string named = folder + "/" + name + ".json";
+  std::error_code ignored;
+  if (!folder.empty() && !is_path && fs::exists(named, ignored))
+    return ModelConfig::from_json(read_text_file(named, kMaxConfigBytes), named);
+  if (fs::is_directory(name, ignored)) return ModelConfig::from_directory(name);
+  require(fs::exists(name, ignored),
+          "--config {}: neither a file, nor a model directory, nor one of {}", name,
+          folder.empty() ? "models/configs, which is not beside the program" : names_in(folder));
+  return ModelConfig::from_json(read_text_file(name, kMaxConfigBytes), name);
+}
+
+DType weight_format(const std::string& name, const ModelConfig& config) {
+  if (name == "auto") return config.scale_block > 0 ? DType::kF8E4M3 : DType::kBF16;
+  std::string known;
+  for (const Format& format : kFormats) {
+    if (name == format.name) return format.dtype;
+    known += fmt::format(", {}", format.name);
+  }
+  fail("unknown format {}: choose one of auto{}", name, known);
+}
+
+const char* format_name(DType dtype) {
+  for (const Format& format : kFormats)
+    if (format.dtype == dtype) return format.name;
+  check(false, "a format of weights");
+  return nullptr;
+}
+
+int64_t weight_bytes(const QuantView& w) {
+  return w.q.rows * w.q.cols * size_of(w.q.dtype) +
+         w.scale.rows * w.scale.cols * size_of(DType::kF32);
+}
+
+int64_t weight_bytes(int64_t rows, int64_t cols, DType format, int scale_block) {
+  const int64_t blocks = format == DType::kF8E4M3 ? ((rows + scale_block - 1) / scale_block) *
+                                                        ((cols + scale_block - 1) / scale_block)
+                                                  : 0;
+  return rows * cols * size_of(format) + blocks * size_of(DType::kF32);
+}
+
+int64_t expert_bytes(const ModelConfig& c, DType format) {
+  const int block = c.scale_block > 0 ? c.scale_block : kDefaultScaleBlock;
+  return 2 * weight_bytes(c.expert_dim, c.dim, format, block) +
+         weight_bytes(c.dim, c.expert_dim, format, block);
+}
+
+int64_t cold_bytes() {
+  return std::max(int64_t{2'000'000'000}, 4 * machine_info().last_level_cache_bytes);
+}
+
+Resident resident_experts(const ModelConfig& c, DType format, int64_t budget, int64_t cold) {
+  require(c.router.n_experts > 0, "this model has no routed experts: choose another --config");
+  const int64_t bytes = expert_bytes(c, format);
+  const int64_t group = c.router.n_groups;
+  const int64_t fewest = std::min(c.router.n_experts, 2 * c.router.n_active);
+  const int64_t fit = std::min<int64_t>(c.router.n_experts, budget / bytes) / group * group;
+  require(fit >= fewest,
+          "the experts do not fit: {} of {:.1f} MB need {:.2f} GB and {:.2f} GB may be used; "
+          "choose a smaller format or raise --memory",
+          fewest, static_cast<double>(bytes) * 1e-6, static_cast<double>(fewest * bytes) * 1e-9,
+          static_cast<double>(budget) * 1e-9);
+  const int64_t layer = fit * bytes;
+  const int64_t wanted = std::min((cold + layer - 1) / layer, budget / layer);
+  return {static_cast<int>(std::max<int64_t>(1, wanted)), static_cast<int>(fit)};
+}
+
+ModelConfig with_experts(ModelConfig c, int n_experts) {
+  c.router.n_experts = n_experts;
+  return c;
+}
+
+}  // namespace tandem

@@ -1,0 +1,36 @@
+// `tandem bench experts`: a MoE layer's routed experts, as the engine runs them.
+#pragma once
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/bench_model.h"
+#include "bench/machine_speed.h"
+
+namespace tandem {
+
+using OnRow = std::function<void(const nlohmann::ordered_json& row)>;
+
+struct ExpertsBench {
+  std::string config_name;
+  ModelConfig config;
+  DType format;
+  std::vector<int> tokens;  // a row each
+  bool skew;                // one expert takes half of the tokens, beside uniform routing
+  double seconds;           // a row
+  int64_t memory_bytes;     // for weights
+};
+
+// What a step with this routing must do: read each expert once, multiply every pair's row.
+struct ExpertsCost {
+  int64_t bytes, ops;
+  int n_experts;  // different ones
+};
+// ids: [tokens, n_active].
+ExpertsCost cost_of_experts(const ModelConfig& config, DType format, const TensorView& ids);
+
+void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
+                   const OnRow& on_row);
+
+}  // namespace tandem

@@ -1,0 +1,261 @@
+#include "bench/generate_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include "bench/attention_bench.h"
+#include "bench/machine_info.h"
+#include "bench/random_cache.h"
+#include "engine/generator.h"
+#include "offload/cpu_experts.h"
+#include "ops/cpu_ops.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMostLayers = 1000;
+constexpr int kMinRounds = 3;
+
+int64_t longest_sequence(const GenerateBench& bench) {
+  const int context = *std::max_element(bench.contexts.begin(), bench.contexts.end());
+  const int prompt = *std::max_element(bench.prompts.begin(), bench.prompts.end());
+  return std::max<int64_t>(context + bench.new_tokens, prompt) + 1;
+}
+
+// Bytes of what is not an expert.
+int64_t backbone_bytes(const ModelConfig& config, WeightFormats formats) {
+  const TokenCost cost = cost_of_token(config, formats, 0, 0);
+  return cost.backbone.bytes + int64_t{config.vocab} * config.dim * size_of(DType::kBF16);
+}
+
+// The engine over random weights.
+struct Engine {
+  Engine(const GenerateBench& bench, const ModelConfig& c, const cpu::KernelTable& kernels,
+         Team& team)
+      : config(c),
+        home(kernels),
+        weights(random_weights(
+            config, bench.formats, [](const WeightSpec&) { return true; }, home, team)),
+        ops(kernels, config, bench.step_tokens, team),
+        experts(kernels, config, weights, bench.step_tokens, team),
+        model(config, weights, ops, experts, {bench.step_tokens, 1}, AttentionForm::kAuto),
+        cache(config, longest_sequence(bench), cache_type_for(kernels)),
+        generator(model, cache, config.vocab, longest_sequence(bench)) {
+    fill_with_random(cache, config);
+  }
+
+  const ModelConfig& config;
+  CpuWeights home;
+  const ModelWeights weights;
+  CpuOps ops;
+  CpuExperts experts;
+  DeepSeek model;
+  KvCache cache;
+  Generator generator;
+};
+
+std::vector<int32_t> random_tokens(int n, int vocab, std::mt19937& rng) {
+  std::vector<int32_t> tokens(n);
+  for (int32_t& t : tokens) t = std::uniform_int_distribution<int32_t>(0, vocab - 1)(rng);
+  return tokens;
+}
+
+SamplingParams greedy() {
+  SamplingParams params;
+  params.temperature = 0;
+  return params;
+}
+
+// Times each decoded token behind `context` tokens that are in the cache already, bursts of the
+// probes between.
+std::vector<double> decode_times(Engine& engine, const GenerateBench& bench, int context,
+                                 RooflineProbe& products, RooflineProbe& attention) {
+  std::mt19937 rng(context);
+  std::vector<double> times;
+  KvSequence kv;
+  for (int i = 0; i < pages_for(context); ++i) kv.pages.push_back(engine.cache.take_page());
+  double spent = 0;
+  for (int round = 0; round < kMinRounds || spent < bench.seconds; ++round) {
+    kv.tokens = random_tokens(context, engine.config.vocab, rng);
+    Request request{.prompt = kv.tokens,
+                    .max_new_tokens = bench.new_tokens,
+                    .sampling = greedy(),
+                    .stop_ids = {},
+                    .kv = &kv};
+    Clock::time_point last;
+    bool first = true;
+    const auto on_token = [&](int, const Sampled&) {
+      const double seconds = std::chrono::duration<double>(Clock::now() - last).count();
+      if (!first) times.push_back(seconds);
+      products.burst(first ? 0 : seconds);
+      attention.burst(first ? 0 : seconds);
+      first = false;
+      last = Clock::now();
+      return true;
+    };
+    const GeneratorHooks hooks{.on_token = on_token, .cancelled = {}, .on_prefill = {}};
+    const auto start = Clock::now();
+    engine.generator.run({&request, 1}, hooks);
+    spent += std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  engine.cache.give_back(kv.pages);
+  return times;
+}
+
+std::vector<double> prefill_times(Engine& engine, const GenerateBench& bench, int n) {
+  std::mt19937 rng(n);
+  std::vector<double> times;
+  double spent = 0;
+  for (int round = 0; round < kMinRounds || spent < bench.seconds; ++round) {
+    const Request request{.prompt = random_tokens(n, engine.config.vocab, rng),
+                          .max_new_tokens = 1,
+                          .sampling = greedy(),
+                          .stop_ids = {},
+                          .kv = nullptr};
+    times.push_back(engine.generator.run({&request, 1}, {})[0].prefill_seconds);
+    spent += times.back();
+  }
+  return times;
+}
+
+}  // namespace
+
+ModelConfig cut_model(const GenerateBench& bench) {
+  ModelConfig c = bench.config;
+  require(bench.n_layers >= 1 && bench.n_layers <= kMostLayers,
+          "--layers {}: must be between 1 and {}", bench.n_layers, kMostLayers);
+  c.n_layers = bench.n_layers;
+  c.n_dense_layers = std::min({1, c.n_dense_layers, c.n_layers});
+  c.n_mtp_layers = 0;
+  const int64_t cache = KvCache::bytes_for(c, longest_sequence(bench), DType::kBF16);
+  const int64_t left = bench.memory_bytes - backbone_bytes(c, bench.formats) - cache;
+  require(
+      left > 0,
+      "{} layers with a cache of {} tokens need {:.2f} GB without experts, and {:.2f} GB may be "
+      "used; choose fewer --layers, a shorter --ctx or raise --memory",
+      c.n_layers, longest_sequence(bench), static_cast<double>(bench.memory_bytes - left) * 1e-9,
+      static_cast<double>(bench.memory_bytes) * 1e-9);
+  int moe = 0;
+  for (int l = 0; l < c.n_layers; ++l) moe += c.is_moe(l) ? 1 : 0;
+  if (moe == 0) return with_experts(c, 0);
+  return with_experts(c, resident_experts(c, bench.formats.experts, left / moe, 0).experts);
+}
+
+TokenCost cost_of_token(const ModelConfig& config, WeightFormats formats, int64_t context,
+                        int64_t cache_element_bytes) {
+  TokenCost cost;
+  const int block = config.scale_block > 0 ? config.scale_block : kDefaultScaleBlock;
+  ModelWeights unused;
+  for_each_weight(unused, config, [&](const WeightSpec& spec, QuantView&) {
+    if (spec.expert >= config.router.n_active) return;  // as many as a token goes to
+    Cost& part = spec.use == WeightUse::kExpert ? cost.experts : cost.backbone;
+    const int64_t rows = spec.rows, cols = spec.cols;
+    switch (spec.use) {
+      case WeightUse::kEmbedding:
+        part.bytes += cols * size_of(DType::kBF16);  // one row of it
+        if (!config.tied_head) return;
+        [[fallthrough]];
+      case WeightUse::kHead:
+      case WeightUse::kRouter:
+        part.bytes += weight_bytes(rows, cols, DType::kBF16, block);
+        break;
+      case WeightUse::kNorm:
+      case WeightUse::kRouterBias:
+        part.bytes += rows * cols * size_of(DType::kF32);
+        return;
+      case WeightUse::kExpert:
+        part.bytes += weight_bytes(rows, cols, formats.experts, block);
+        break;
+      case WeightUse::kAttention:
+      case WeightUse::kDense:
+      case WeightUse::kShared:
+        part.bytes += weight_bytes(rows, cols, formats.backbone, block);
+        break;
+    }
+    part.ops += 2 * rows * cols;
+  });
+  const AttentionCost one = cost_of_absorbed(config.mla, context, cache_element_bytes);
+  cost.attention = {config.n_layers * one.bytes, config.n_layers * one.ops};
+  return cost;
+}
+
+Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
+                    MachineSpeed& speed) {
+  const ModelConfig config = cut_model(bench);
+  Engine engine(bench, config, kernels, speed.team());
+  RooflineProbe products(speed, peak_of_products(speed, kernels, bench.formats.experts));
+  RooflineProbe attention(speed, peak_of_attention(speed, kernels));
+
+  Json decode = Json::array();
+  for (const int context : bench.contexts) {
+    const double seconds = median(decode_times(engine, bench, context, products, attention));
+    const TokenCost cost =
+        cost_of_token(config, bench.formats, context, size_of(cache_type_for(kernels)));
+    const Bounds bounds = products.bounds();
+    const double roofline = bounds.seconds(cost.backbone) + bounds.seconds(cost.experts) +
+                            attention.bounds().seconds(cost.attention);
+    const double reading = static_cast<double>(cost.bytes()) / bounds.read_bytes_per_second;
+    decode.push_back({{"context", context},
+                      {"seconds", seconds},
+                      {"tokens_per_second", 1 / seconds},
+                      {"bytes_per_token", cost.bytes()},
+                      {"roofline_seconds", roofline},
+                      {"roofline_ratio", roofline / seconds},
+                      {"bandwidth_ratio", reading / seconds}});
+  }
+  Json prefill = Json::array();
+  for (const int n : bench.prompts) {
+    const double seconds = median(prefill_times(engine, bench, n));
+    prefill.push_back({{"tokens", n}, {"seconds", seconds}, {"tokens_per_second", n / seconds}});
+  }
+
+  const Bounds bounds = products.bounds();
+  return {{"bench", "generate"},
+          {"config", bench.config_name},
+          {"isa", kernels.name},
+          {"threads", speed.team().size()},
+          {"layers", config.n_layers},
+          {"dense_layers", config.n_dense_layers},
+          {"experts", format_name(bench.formats.experts)},
+          {"format", format_name(bench.formats.backbone)},
+          {"resident_experts", config.router.n_experts},
+          {"prefill_tokens_per_second", prefill.back()["tokens_per_second"]},
+          {"decode_tokens_per_second", decode[0]["tokens_per_second"]},
+          {"bytes_per_token", decode[0]["bytes_per_token"]},
+          {"roofline_ratio", decode[0]["roofline_ratio"]},
+          {"bandwidth_ratio", decode[0]["bandwidth_ratio"]},
+          {"read_bytes_per_second", bounds.read_bytes_per_second},
+          {"peak_ops_per_second", bounds.ops_per_second},
+          {"instruction", products.instruction()},
+          {"decode", decode},
+          {"prefill", prefill}};
+}
+
+std::string generate_text(const Json& r) {
+  std::string text = fmt::format(
+      "{} cut to {} layers ({} dense), {} of its experts a layer, experts {}, other matrices {}\n"
+      "{}, {} threads; measured beside it: reading {:.1f} GB/s, {} {:.0f} Gop/s\n"
+      "{:<10}{:>9}{:>12}{:>12}{:>12}{:>12}{:>12}\n",
+      r["config"].get<std::string>(), r["layers"].get<int>(), r["dense_layers"].get<int>(),
+      r["resident_experts"].get<int>(), r["experts"].get<std::string>(),
+      r["format"].get<std::string>(), r["isa"].get<std::string>(), r["threads"].get<int>(),
+      r["read_bytes_per_second"].get<double>() * 1e-9, r["instruction"].get<std::string>(),
+      r["peak_ops_per_second"].get<double>() * 1e-9, "", "tokens", "ms", "tokens/s", "GB/token",
+      "roofline", "bandwidth");
+  for (const Json& d : r["decode"])
+    text += fmt::format(
+        "{:<10}{:>9}{:>12.2f}{:>12.2f}{:>12.3f}{:>10.0f} %{:>10.0f} %\n", "decode",
+        d["context"].get<int>(), d["seconds"].get<double>() * 1e3,
+        d["tokens_per_second"].get<double>(), d["bytes_per_token"].get<double>() * 1e-9,
+        d["roofline_ratio"].get<double>() * 100, d["bandwidth_ratio"].get<double>() * 100);
+  for (const Json& p : r["prefill"])
+    text += fmt::format("{:<10}{:>9}{:>12.2f}{:>12.2f}\n", "prefill", p["tokens"].get<int>(),
+                        p["seconds"].get<double>() * 1e3, p["tokens_per_second"].get<double>());
+  return text;
+}
+
+}  // namespace tandem

@@ -1,0 +1,97 @@
+#include "bench/mlp_bench.h"
+
+#include <algorithm>
+#include <random>
+
+#include "bench/roofline.h"
+#include "ops/cpu_ops.h"
+
+namespace tandem {
+namespace {
+
+// As many layers as make weights come from memory, none of them with experts.
+ModelConfig dense_config(const MlpBench& bench) {
+  ModelConfig c = bench.config;
+  const MlaConfig& m = c.mla;
+  const int64_t layer =
+      2 * weight_bytes(c.dense_dim, c.dim, bench.format, kDefaultScaleBlock) +
+      weight_bytes(c.dim, c.dense_dim, bench.format, kDefaultScaleBlock) +
+      weight_bytes(c.dim, int64_t{m.n_heads} * m.v_dim, bench.format, kDefaultScaleBlock);
+  require(layer <= bench.memory_bytes,
+          "a layer does not fit: it needs {:.2f} GB and {:.2f} GB may be used; choose a smaller "
+          "format or raise --memory",
+          static_cast<double>(layer) * 1e-9, static_cast<double>(bench.memory_bytes) * 1e-9);
+  const int64_t wanted = (cold_bytes() + layer - 1) / layer;
+  c.n_layers = static_cast<int>(std::min(wanted, bench.memory_bytes / layer));
+  c.n_dense_layers = c.n_layers;
+  return c;
+}
+
+bool is_measured(const WeightSpec& spec) {
+  return spec.use == WeightUse::kDense ||
+         (spec.use == WeightUse::kAttention && spec.name.find(".o_proj.") != std::string::npos);
+}
+
+}  // namespace
+
+void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
+               const OnRow& on_row) {
+  const ModelConfig config = dense_config(bench);
+  CpuWeights home(kernels);
+  const ModelWeights weights =
+      random_weights(config, {bench.format, bench.format}, is_measured, home, speed.team());
+  const int64_t most = *std::max_element(bench.tokens.begin(), bench.tokens.end());
+  CpuOps ops(kernels, config, static_cast<int>(most), speed.team());
+
+  const int64_t o_cols = int64_t{config.mla.n_heads} * config.mla.v_dim;
+  const int64_t columns[] = {config.dim, o_cols, config.dense_dim, config.dense_dim, config.dim};
+  int64_t bytes = 0;
+  for (const int64_t n : columns) bytes += Arena::padded_bytes(most * n * size_of(DType::kF32));
+  Arena arena(bytes);
+  TensorView x[5];
+  for (int i = 0; i < 5; ++i) x[i] = arena.matrix(most, columns[i], DType::kF32);
+  std::mt19937 rng(1);
+  std::normal_distribution<float> normal;
+  for (int i = 0; i < 2; ++i)
+    for (int64_t at = 0; at < most * columns[i]; ++at) x[i].row<float>(0)[at] = normal(rng);
+
+  const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.format);
+  const FfnWeights& any = weights.layers[0].ffn;
+  const int64_t ffn_elements = int64_t{3} * config.dim * config.dense_dim;
+  const int64_t ffn_bytes = weight_bytes(any.gate) + weight_bytes(any.up) + weight_bytes(any.down);
+  for (const int n : bench.tokens) {
+    const TensorView in = x[0].rows_from(0, n), heads = x[1].rows_from(0, n),
+                     gate = x[2].rows_from(0, n), up = x[3].rows_from(0, n),
+                     out = x[4].rows_from(0, n);
+    const auto layer = [&](int64_t run) -> const LayerWeights& {
+      return weights.layers[run % config.n_layers];
+    };
+    const char* names[] = {"feed-forward", "gate", "attention output"};
+    const Work works[] = {{{ffn_bytes, 2 * ffn_elements * n},
+                           [&](int64_t run) {
+                             const FfnWeights& w = layer(run).ffn;
+                             ops.linear(in, w.gate, gate);
+                             ops.linear(in, w.up, up);
+                             ops.silu_mul(gate, up);
+                             ops.linear(gate, w.down, out);
+                           }},
+                          {{weight_bytes(any.gate), 2 * int64_t{config.dim} * config.dense_dim * n},
+                           [&](int64_t run) { ops.linear(in, layer(run).ffn.gate, gate); }},
+                          {{weight_bytes(weights.layers[0].attn.o), 2 * config.dim * o_cols * n},
+                           [&](int64_t run) { ops.linear(heads, layer(run).attn.o, out); }}};
+    const std::vector<Measured> measured = measure(speed, peak, works, bench.seconds);
+    for (size_t w = 0; w < measured.size(); ++w) {
+      nlohmann::ordered_json row = {{"bench", "mlp"},
+                                    {"config", bench.config_name},
+                                    {"format", format_name(bench.format)},
+                                    {"isa", kernels.name},
+                                    {"threads", speed.team().size()},
+                                    {"what", names[w]},
+                                    {"tokens", n}};
+      add_fields(row, measured[w], peak);
+      on_row(row);
+    }
+  }
+}
+
+}  // namespace tandem

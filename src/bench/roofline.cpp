@@ -1,0 +1,95 @@
+#include "bench/roofline.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "ops/cpu_weights.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kMinRounds = 3;
+constexpr double kShortestTiming = 1e-3;  // of runs that are timed together
+constexpr double kLongestBurst = 0.05;
+
+double seconds_of(auto&& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+double Bounds::seconds(Cost cost) const {
+  return std::max(static_cast<double>(cost.bytes) / read_bytes_per_second,
+                  static_cast<double>(cost.ops) / ops_per_second);
+}
+
+void RooflineProbe::burst(double seconds) {
+  const double each = std::min(seconds, kLongestBurst) / 2;
+  read_rates_.push_back(speed_.read_bytes_per_second(speed_.best_read_loop(), Threads::kAll, each));
+  op_rates_.push_back(speed_.ops_per_second(peak_, Threads::kAll, each));
+}
+
+Bounds RooflineProbe::bounds() const { return {median(read_rates_), median(op_rates_)}; }
+
+std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
+                              std::span<const Work> works, double seconds) {
+  RooflineProbe probe(speed, peak);
+  std::vector<std::vector<double>> times(works.size());
+  std::vector<int64_t> n_runs(works.size(), 0), repeats(works.size(), 1);
+  double spent = 0, last_round = 0;
+  for (int round = 0; round < kMinRounds || spent < seconds * static_cast<double>(works.size());
+       ++round) {
+    probe.burst(last_round);
+    last_round = 0;
+    for (size_t w = 0; w < works.size(); ++w) {
+      const double time = seconds_of([&] {
+        for (int64_t i = 0; i < repeats[w]; ++i) works[w].run(n_runs[w]++);
+      });
+      spent += time;
+      last_round += time;
+      times[w].push_back(time / static_cast<double>(repeats[w]));
+      if (round == 0) {
+        // The first run only says how many to time together.
+        repeats[w] = std::max<int64_t>(1, static_cast<int64_t>(kShortestTiming / time));
+        times[w].clear();
+      }
+    }
+  }
+  std::vector<Measured> measured;
+  for (size_t w = 0; w < works.size(); ++w)
+    measured.push_back({median(times[w]), works[w].cost, probe.bounds()});
+  return measured;
+}
+
+const cpu::PeakLoop& peak_of_products(const MachineSpeed& speed, const cpu::KernelTable& kernels,
+                                      DType format) {
+  switch (kernels.activation[static_cast<int>(kernel_type(format))]) {
+    case cpu::ActivationType::kF32:
+      return speed.best_peak_loop(cpu::Arithmetic::kF32, kernels.isa);
+    case cpu::ActivationType::kBF16:
+      return speed.best_peak_loop(cpu::Arithmetic::kBF16, kernels.isa);
+  }
+  check(false, "a type of activations");
+  return speed.best_peak_loop(cpu::Arithmetic::kF32, kernels.isa);
+}
+
+const cpu::PeakLoop& peak_of_attention(const MachineSpeed& speed, const cpu::KernelTable& kernels) {
+  return speed.best_peak_loop(cpu::Arithmetic::kF32, kernels.isa);
+}
+
+void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakLoop& peak) {
+  row["seconds"] = m.seconds;
+  row["bytes"] = m.cost.bytes;
+  row["ops"] = m.cost.ops;
+  row["roofline_seconds"] = m.roofline_seconds();
+  row["roofline_ratio"] = m.roofline_ratio();
+  row["bytes_per_second"] = static_cast<double>(m.cost.bytes) / m.seconds;
+  row["ops_per_second"] = static_cast<double>(m.cost.ops) / m.seconds;
+  row["read_bytes_per_second"] = m.bounds.read_bytes_per_second;
+  row["peak_ops_per_second"] = m.bounds.ops_per_second;
+  row["instruction"] = peak.instruction;
+}
+
+}  // namespace tandem

@@ -1,0 +1,68 @@
+// How long a piece of work must take at least on this machine, measured beside the work itself.
+#pragma once
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <vector>
+
+#include "bench/machine_speed.h"
+
+namespace tandem {
+
+// What a run must do at least. A multiplication and an addition are two operations.
+struct Cost {
+  int64_t bytes = 0;  // read from memory
+  int64_t ops = 0;
+};
+
+struct Work {
+  Cost cost;
+  std::function<void(int64_t run)>
+      run;  // run 0, 1, ..: to walk through weights that are not cached
+};
+
+// What the machine did in the same minute. Medians.
+struct Bounds {
+  double read_bytes_per_second = 0, ops_per_second = 0;
+  // The larger of bytes / bandwidth and ops / peak.
+  double seconds(Cost cost) const;
+};
+
+struct Measured {
+  double seconds = 0;  // median of a run
+  Cost cost;
+  Bounds bounds;
+  double roofline_seconds() const { return bounds.seconds(cost); }
+  double roofline_ratio() const { return roofline_seconds() / seconds; }
+};
+
+// Bursts of reading and of the instruction that the products in question use.
+class RooflineProbe {
+ public:
+  RooflineProbe(MachineSpeed& speed, const cpu::PeakLoop& peak) : speed_(speed), peak_(peak) {}
+  // As long as what it stands beside, `seconds`, but no longer than a person would wait.
+  void burst(double seconds);
+  Bounds bounds() const;
+  const char* instruction() const { return peak_.instruction; }
+  Team& team() { return speed_.team(); }
+
+ private:
+  MachineSpeed& speed_;
+  const cpu::PeakLoop peak_;
+  std::vector<double> read_rates_, op_rates_;
+};
+
+// Runs all works and the bursts in turn until each work had about `seconds`, three times at least.
+std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
+                              std::span<const Work> works, double seconds);
+
+// The instruction by which a table multiplies weights of a format.
+const cpu::PeakLoop& peak_of_products(const MachineSpeed& speed, const cpu::KernelTable& kernels,
+                                      DType format);
+// .. and by which it computes attention.
+const cpu::PeakLoop& peak_of_attention(const MachineSpeed& speed, const cpu::KernelTable& kernels);
+
+// seconds, bytes, ops, roofline_seconds, roofline_ratio and what they were held against.
+void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakLoop& peak);
+
+}  // namespace tandem

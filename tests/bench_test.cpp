@@ -1,0 +1,362 @@
+// What `tandem bench` counts, against numbers worked out by hand; and that every measurement runs
+// and reports what it should, at small sizes.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+
+#include "bench/attention_bench.h"
+#include "bench/experts_bench.h"
+#include "bench/generate_bench.h"
+#include "bench/machine_bench.h"
+#include "bench/mlp_bench.h"
+#include "bench/roofline.h"
+#include "model/parameters.h"
+#include "offload/cpu_experts.h"
+#include "tests/error_of.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kReadBytes = 8 << 20;
+constexpr double kSeconds = 0.002;
+
+ModelConfig small_config() {
+  ModelConfig c = bench_config("r1");
+  c.dim = 256;
+  c.vocab = 512;
+  c.n_layers = 3;
+  c.n_dense_layers = 1;
+  c.dense_dim = 384;
+  c.expert_dim = 128;
+  c.mla = {.n_heads = 4, .q_rank = 64, .kv_rank = 128, .nope_dim = 32, .rope_dim = 16, .v_dim = 32};
+  c.router.n_experts = 32;
+  c.router.n_groups = 4;
+  c.router.n_active_groups = 2;
+  c.router.n_active = 4;
+  return c;
+}
+
+std::string small_config_json() {
+  return R"({"architectures": ["DeepseekV2ForCausalLM"], "hidden_size": 256, "vocab_size": 512,
+    "num_hidden_layers": 3, "first_k_dense_replace": 1, "moe_layer_freq": 1, "intermediate_size": 384,
+    "moe_intermediate_size": 128, "n_shared_experts": 1, "n_routed_experts": 32, "num_experts_per_tok": 4,
+    "n_group": 1, "topk_group": 1, "topk_method": "greedy", "scoring_func": "softmax",
+    "norm_topk_prob": false, "routed_scaling_factor": 1.0, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "q_lora_rank": null, "kv_lora_rank": 128, "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16, "v_head_dim": 32, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000, "hidden_act": "silu", "tie_word_embeddings": false, "eos_token_id": 1})";
+}
+
+TEST(BenchCounts, BytesAndOperationsOfExperts) {
+  const ModelConfig r1 = bench_config("r1");
+  // gate and up [2048, 7168], down [7168, 2048]; 16 x 56 scales each.
+  EXPECT_EQ(expert_bytes(r1, DType::kF8E4M3), 3 * (14'680'064 + 896 * 4));
+  EXPECT_EQ(expert_bytes(r1, DType::kBF16), 88'080'384);
+  const ModelConfig lite = bench_config("v2-lite");
+  EXPECT_EQ(expert_bytes(lite, DType::kBF16), 17'301'504);
+  // 1408 / 128 = 11 and 2048 / 128 = 16 blocks.
+  EXPECT_EQ(expert_bytes(lite, DType::kF8E4M3), 3 * (2'883'584 + 176 * 4));
+
+  int32_t ids[] = {0, 1, 2, 3, 4, 5, 6, 7, 7, 6, 5, 4, 3, 2, 1, 8};
+  const TensorView two{ids, 2, 8, 8, DType::kI32};
+  const ExpertsCost one = cost_of_experts(r1, DType::kF8E4M3, two.rows_from(0, 1));
+  EXPECT_EQ(one.n_experts, 8);
+  EXPECT_EQ(one.bytes, 352'407'552);
+  EXPECT_EQ(one.ops, 704'643'072);
+  const ExpertsCost both = cost_of_experts(r1, DType::kF8E4M3, two);
+  EXPECT_EQ(both.n_experts, 9) << "an expert of two tokens is read once";
+  EXPECT_EQ(both.bytes, 396'458'496);
+  EXPECT_EQ(both.ops, 1'409'286'144);
+}
+
+TEST(BenchCounts, BytesAndOperationsOfAttention) {
+  const ModelConfig r1 = bench_config("r1");
+  const AttentionCost decode = cost_of_absorbed(r1.mla, 16384, 2);
+  EXPECT_EQ(decode.bytes, 18'874'368);   // 1,152 a token
+  EXPECT_EQ(decode.ops, 4'563'402'752);  // 278,528 a token
+  // Tokens 3 and 4 of 4 see 3 + 4 keys; 128 heads of 192 + 128, keys and values of 4 restored.
+  const AttentionCost prefill = cost_of_naive(r1.mla, 4, 2, 2, 1000);
+  EXPECT_EQ(prefill.bytes, 4 * 1152 + 1000);
+  EXPECT_EQ(prefill.ops, 2 * (7 * 128 * 320 + int64_t{4} * 512 * 128 * 256));
+}
+
+TEST(BenchCounts, ATokenReadsWhatTheParameterCountSays) {
+  for (const char* name : {"r1", "v2-lite", "k2", "moonlight"}) {
+    const ModelConfig c = bench_config(name);
+    const TokenCost cost = cost_of_token(c, {DType::kBF16, DType::kBF16}, 100, 2);
+    const ParameterCounts counts = count_parameters(c);
+    EXPECT_EQ(cost.attention.bytes, 100 * kv_bytes_per_token(c)) << name;
+    // Vectors are kept in float, one row of the embedding is read.
+    const int64_t vectors =
+        (cost.backbone.bytes + cost.experts.bytes - 2 * c.dim - 2 * counts.activated) / 2;
+    EXPECT_EQ(cost.backbone.ops + cost.experts.ops, 2 * (counts.activated - vectors)) << name;
+    EXPECT_GT(vectors, counts.norms) << name;
+    EXPECT_LT(vectors, counts.activated / 1000) << name;
+  }
+  // 58 MoE layers of 8 experts.
+  const ModelConfig r1 = bench_config("r1");
+  EXPECT_EQ(cost_of_token(r1, {DType::kF8E4M3, DType::kF8E4M3}, 1, 2).experts.bytes,
+            int64_t{58} * 352'407'552);
+}
+
+TEST(BenchModel, AsManyExpertsAsFit) {
+  const ModelConfig r1 = bench_config("r1");
+  const int64_t bytes = expert_bytes(r1, DType::kF8E4M3);
+  Resident r = resident_experts(r1, DType::kF8E4M3, 43 * bytes, 0);
+  EXPECT_EQ(r.experts, 40) << "a multiple of 8 groups";
+  EXPECT_EQ(r.layers, 1);
+  r = resident_experts(r1, DType::kF8E4M3, 10'000 * bytes, 300 * bytes);
+  EXPECT_EQ(r.experts, 256);
+  EXPECT_EQ(r.layers, 2) << "one layer is less than is to be cold";
+  r = resident_experts(r1, DType::kF8E4M3, 300 * bytes, 1000 * bytes);
+  EXPECT_EQ(r.layers, 1) << "no more than the budget";
+  EXPECT_NE(error_of([&] { resident_experts(r1, DType::kF8E4M3, 15 * bytes, 0); }).find("--memory"),
+            std::string::npos);
+}
+
+TEST(BenchModel, RandomWeightsGiveFiniteNumbers) {
+  const ModelConfig config = small_config();
+  for (const DType format : {DType::kF8E4M3, DType::kBF16, DType::kF16, DType::kF32}) {
+    const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
+    Team team(0);
+    CpuWeights home(kernels);
+    const ModelWeights weights = random_weights(
+        config, {format, format}, [](const WeightSpec&) { return true; }, home, team);
+    CpuExperts experts(kernels, config, weights, 1, team);
+    std::vector<float> x(config.dim, 1.f), y(config.dim, 0.f), w(config.router.n_active, 0.25f);
+    std::vector<int32_t> ids = {0, 5, 17, 31};
+    const int active = config.router.n_active;
+    experts.submit({1,
+                    {x.data(), 1, config.dim, config.dim, DType::kF32},
+                    {{ids.data(), 1, active, active, DType::kI32},
+                     {w.data(), 1, active, active, DType::kF32}}});
+    experts.add_to({y.data(), 1, config.dim, config.dim, DType::kF32});
+    double squares = 0;
+    for (const float v : y) squares += v * v;
+    EXPECT_TRUE(std::isfinite(squares)) << format_name(format);
+    EXPECT_GT(squares, 0) << format_name(format);
+    EXPECT_LT(squares, 100 * config.dim) << format_name(format);
+  }
+}
+
+TEST(BenchMachine, ReportsEveryLoop) {
+  Team team(0);
+  MachineSpeed speed(team, kReadBytes);
+  const Json r = machine_report(speed, kSeconds);
+  EXPECT_FALSE(r["cpu"].get<std::string>().empty());
+  EXPECT_GE(r["numa_nodes"], 1);
+  EXPECT_EQ(r["cores"], n_cores());
+  EXPECT_EQ(r["threads"], team.size());
+  for (const char* key : {"one_thread", "all"}) {
+    double best = 0;
+    for (const Json& loop : r["read_loops"]) best = std::max(best, loop[key].get<double>());
+    EXPECT_EQ(r["read_bytes_per_second"][key], best);
+    EXPECT_GT(best, 1e8) << key;
+  }
+  for (const char* type : {"fp32", "bf16", "int8"}) {
+    double best = 0;
+    for (const Json& i : r["instructions"])
+      if (i["type"] == type) best = std::max(best, i["all_cores"].get<double>());
+    if (best == 0) {
+      EXPECT_TRUE(r["peak_ops_per_second"][type].is_null()) << type;
+    } else {
+      EXPECT_EQ(r["peak_ops_per_second"][type], best) << type;
+    }
+  }
+  EXPECT_GT(r["peak_ops_per_second"]["fp32"], 1e8);
+}
+
+TEST(BenchMachine, APeakIsOfAnInstructionThatTheKernelsMayUse) {
+  Team team(1);
+  const MachineSpeed speed(team, kReadBytes);
+  for (const cpu::Arithmetic type :
+       {cpu::Arithmetic::kF32, cpu::Arithmetic::kBF16, cpu::Arithmetic::kInt8})
+    EXPECT_STREQ(speed.best_peak_loop(type, cpu::Isa::kReference).instruction, "mulps + addps xmm");
+  if (cpu::best_isa() < cpu::Isa::kAvx2) GTEST_SKIP() << "no AVX2";
+  EXPECT_STREQ(speed.best_peak_loop(cpu::Arithmetic::kF32, cpu::Isa::kAvx2).instruction,
+               "vfmadd231ps ymm");
+  const std::string bf16 =
+      speed.best_peak_loop(cpu::Arithmetic::kBF16, cpu::Isa::kAvx2).instruction;
+  EXPECT_EQ(bf16, "vfmadd231ps ymm") << "AVX2 multiplies no BF16";
+}
+
+TEST(BenchRoofline, TheSlowerOfReadingAndComputing) {
+  const Bounds bounds{.read_bytes_per_second = 100, .ops_per_second = 1000};
+  EXPECT_EQ(bounds.seconds({.bytes = 200, .ops = 1000}), 2);
+  EXPECT_EQ(bounds.seconds({.bytes = 100, .ops = 5000}), 5);
+}
+
+TEST(BenchRoofline, EachRunIsAnotherOne) {
+  Team team(1);
+  MachineSpeed speed(team, kReadBytes);
+  std::vector<int64_t> runs;
+  const Work work{{1000, 1000}, [&](int64_t i) { runs.push_back(i); }};
+  const Measured m = measure(speed, speed.peak_loops()[0], {&work, 1}, kSeconds)[0];
+  for (size_t i = 0; i < runs.size(); ++i) ASSERT_EQ(runs[i], static_cast<int64_t>(i));
+  EXPECT_GE(runs.size(), 3u);
+  EXPECT_GT(m.seconds, 0);
+  EXPECT_GT(m.bounds.read_bytes_per_second, 0);
+}
+
+void expect_consistent(const Json& row) {
+  EXPECT_GT(row["seconds"], 0);
+  EXPECT_GT(row["bytes"], 0);
+  EXPECT_GT(row["ops"], 0);
+  const double roofline =
+      std::max(row["bytes"].get<double>() / row["read_bytes_per_second"].get<double>(),
+               row["ops"].get<double>() / row["peak_ops_per_second"].get<double>());
+  EXPECT_DOUBLE_EQ(row["roofline_seconds"], roofline);
+  EXPECT_DOUBLE_EQ(row["roofline_ratio"], roofline / row["seconds"].get<double>());
+}
+
+TEST(BenchRows, Experts) {
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
+  Team team(0);
+  MachineSpeed speed(team, kReadBytes);
+  std::vector<Json> rows;
+  bench_experts({.config_name = "small",
+                 .config = small_config(),
+                 .format = DType::kF8E4M3,
+                 .tokens = {1, 64},
+                 .skew = true,
+                 .seconds = kSeconds,
+                 .memory_bytes = 16 << 20},
+                kernels, speed, [&](const Json& row) { rows.push_back(row); });
+  ASSERT_EQ(rows.size(), 4u);
+  for (const Json& row : rows) {
+    expect_consistent(row);
+    EXPECT_EQ(row["format"], "fp8");
+    EXPECT_EQ(row["isa"], kernels.name);
+    EXPECT_EQ(row["ops"], 2 * 3 * 4 * 256 * 128 * row["tokens"].get<int64_t>());
+  }
+  EXPECT_EQ(rows[0]["tokens"], 1);
+  EXPECT_EQ(rows[0]["rows_per_expert"], 1);
+  EXPECT_EQ(rows[0]["bytes"], 4 * 3 * (256 * 128 + 2 * 4));
+  EXPECT_EQ(rows[2]["routing"], "uniform");
+  EXPECT_EQ(rows[2]["rows_per_expert"], 8) << "all 32 experts";
+  EXPECT_EQ(rows[3]["routing"], "skewed");
+  EXPECT_GT(rows[3]["seconds_over_uniform"], 0);
+}
+
+TEST(BenchRows, MlpAndAttention) {
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
+  Team team(0);
+  MachineSpeed speed(team, kReadBytes);
+  std::vector<Json> rows;
+  const auto keep = [&](const Json& row) { rows.push_back(row); };
+  bench_mlp({"small", small_config(), DType::kF8E4M3, {1, 40}, kSeconds, 4 << 20}, kernels, speed,
+            keep);
+  ASSERT_EQ(rows.size(), 6u);
+  EXPECT_EQ(rows[0]["bytes"], 3 * (256 * 384 + 6 * 4));
+  EXPECT_EQ(rows[3]["ops"], 2 * 3 * 256 * 384 * 40);
+  bench_attention({"small", small_config(), {100, 200}, {128}, kSeconds, 4 << 20}, kernels, speed,
+                  keep);
+  ASSERT_EQ(rows.size(), 9u) << "a prompt of 128 tokens does not fit a context of 100";
+  EXPECT_EQ(rows[6]["context"], 100);
+  EXPECT_EQ(rows[6]["bytes"], 100 * 144 * 2);
+  for (const Json& row : rows) expect_consistent(row);
+}
+
+TEST(BenchRows, Generate) {
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
+  Team team(0);
+  MachineSpeed speed(team, kReadBytes);
+  const GenerateBench bench{.config_name = "small",
+                            .config = small_config(),
+                            .n_layers = 3,
+                            .formats = {DType::kF8E4M3, DType::kF8E4M3},
+                            .contexts = {10, 100},
+                            .prompts = {5, 70},
+                            .new_tokens = 3,
+                            .step_tokens = 64,
+                            .seconds = kSeconds,
+                            .memory_bytes = 64 << 20};
+  const Json r = bench_generate(bench, kernels, speed);
+  EXPECT_EQ(r["layers"], 3);
+  EXPECT_EQ(r["dense_layers"], 1);
+  EXPECT_EQ(r["resident_experts"], 32);
+  ASSERT_EQ(r["decode"].size(), 2u);
+  ASSERT_EQ(r["prefill"].size(), 2u);
+  EXPECT_EQ(r["bytes_per_token"], r["decode"][0]["bytes_per_token"]);
+  EXPECT_EQ(r["decode"][1]["bytes_per_token"].get<int64_t>() -
+                r["decode"][0]["bytes_per_token"].get<int64_t>(),
+            3 * 90 * 144 * 2)
+      << "the cache of 90 tokens more";
+  for (const char* key : {"prefill_tokens_per_second", "decode_tokens_per_second", "roofline_ratio",
+                          "bandwidth_ratio"})
+    EXPECT_GT(r[key], 0) << key;
+  EXPECT_FALSE(generate_text(r).empty());
+}
+
+struct Output {
+  int status;
+  std::string out, error;
+};
+
+Output tandem_bench(const std::string& arguments) {
+  const std::string errors = testing::TempDir() + "bench_test_errors.txt";
+  FILE* pipe = popen((TANDEM_BINARY " bench " + arguments + " 2>" + errors).c_str(), "r");
+  Output result{};
+  for (int c; (c = std::fgetc(pipe)) != EOF;) result.out += static_cast<char>(c);
+  result.status = WEXITSTATUS(pclose(pipe));
+  std::ifstream file(errors);
+  result.error.assign(std::istreambuf_iterator<char>(file), {});
+  return result;
+}
+
+TEST(BenchCommand, OneJsonObjectARow) {
+  const std::string config = testing::TempDir() + "bench_test_config.json";
+  std::ofstream(config) << small_config_json();
+  const Output r = tandem_bench("experts --config " + config +
+                                " --tokens 1,2 --memory 0.05 --seconds 0.01 --json");
+  ASSERT_EQ(r.status, 0) << r.error;
+  const size_t end = r.out.find('\n');
+  for (const std::string& line : {r.out.substr(0, end), r.out.substr(end + 1)}) {
+    const Json row = Json::parse(line);
+    EXPECT_EQ(row["format"], "bf16") << "the checkpoint's own";
+    for (const char* key : {"isa", "tokens", "rows_per_expert", "seconds", "bytes", "ops",
+                            "roofline_seconds", "roofline_ratio"})
+      EXPECT_TRUE(row.contains(key)) << key;
+  }
+  const Output text = tandem_bench("machine --memory 0.05 --seconds 0.001");
+  EXPECT_NE(text.out.find("reading memory"), std::string::npos) << text.out;
+}
+
+TEST(BenchCommand, RefusesInOneLine) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"", "subcommand"},
+      {"everything", "everything"},
+      {"experts --config r9", "r9"},
+      {"experts --experts int3", "int3"},
+      {"mlp --format q4", "q4"},
+      {"experts --tokens 0", "--tokens 0"},
+      {"experts --tokens 1,-5", "--tokens -5"},
+      {"experts --tokens one", "one"},
+      {"machine --threads 100000", "100000"},
+      {"experts --isa sse9", "sse9"},
+      {"machine --seconds 0", "--seconds 0"},
+      {"machine --memory 1000000", "--memory"},
+      {"experts --memory 0.1", "do not fit"},
+      {"attention --memory 0.001 --ctx 16384", "--ctx 16384"},
+      {"generate --layers 0", "--layers 0"},
+      {"generate --layers 999", "--layers"},
+      {"generate --ctx 16777216 --memory 1", "--ctx"},
+      {"generate -n 1", "-n 1"},
+  };
+  for (const auto& [arguments, part] : cases) {
+    const Output r = tandem_bench(arguments);
+    EXPECT_EQ(r.status, 2) << arguments << r.error;
+    EXPECT_EQ(r.out, "") << arguments;
+    EXPECT_EQ(r.error.rfind("error: ", 0), 0u) << arguments << ": " << r.error;
+    EXPECT_EQ(std::count(r.error.begin(), r.error.end(), '\n'), 1) << arguments << ": " << r.error;
+    EXPECT_NE(r.error.find(part), std::string::npos) << arguments << ": " << r.error;
+  }
+}
+
+}  // namespace
+}  // namespace tandem
