@@ -1,8 +1,10 @@
 # make run    installs what is missing, builds, and asks the embedded model a question
 # make test   the same, then every test
+# make bench-report  measures this machine in under 8 minutes, into docs/measurements/
+# make bundle        the same for machines that cannot build: build/tandem-bench.tar.gz
 # The rest: bench, asan, tsan, fuzz, mutants, format, lint. Everything is built below build/.
 # make and make build also build tests and benchmarks
-.PHONY: all configure build run test deps bench asan tsan fuzz mutants format lint clean
+.PHONY: all configure build run test deps bench bench-report bundle asan tsan fuzz mutants format lint clean
 
 PACKAGES := cmake g++ ninja-build pkg-config libdnnl-dev libhwloc-dev libgtest-dev libbenchmark-dev \
             nlohmann-json3-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev python3 python3-jinja2
@@ -35,6 +37,14 @@ deps:
 
 bench: build
 	@for b in build/release/benchmarks/*_bench; do echo "== $$b"; $$b || exit 1; done
+
+bench-report: configure
+	@cmake --build build/release -j$(JOBS) --target tandem
+	@tools/bench_report.sh build/release/tandem docs/measurements
+
+bundle: configure
+	@cmake --build build/release -j$(JOBS) --target tandem
+	@tools/bundle.sh build/release/tandem build/tandem-bench
 
 asan tsan: deps
 	@cmake --preset $@ > build/configure.log 2>&1 || (cat build/configure.log; exit 1)

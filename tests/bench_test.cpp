@@ -330,7 +330,7 @@ TEST(BenchCommand, OneJsonObjectARow) {
 TEST(BenchCommand, RefusesInOneLine) {
   const std::pair<const char*, const char*> cases[] = {
       {"", "subcommand"},
-      {"everything", "everything"},
+      {"everything", "subcommand"},
       {"experts --config r9", "r9"},
       {"experts --experts int3", "int3"},
       {"mlp --format q4", "q4"},

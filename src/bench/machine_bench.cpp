@@ -68,7 +68,8 @@ Json machine_report(MachineSpeed& speed, double seconds) {
   }
 
   const MachineInfo info = machine_info();
-  return {{"cpu", info.cpu},
+  return {{"bench", "machine"},
+          {"cpu", info.cpu},
           {"isa", cpu::name_of(cpu::best_isa())},
           {"numa_nodes", info.n_numa_nodes},
           {"cores", n_cores()},

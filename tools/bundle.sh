@@ -1,0 +1,36 @@
+#!/bin/sh
+# A folder that measures any x86-64 Linux machine without building there:
+#     tools/bundle.sh TANDEM FOLDER
+# It holds the program, the shared libraries it needs besides the C library's own, the models' configurations, and
+# bench_report.sh. FOLDER.tar.gz is the same in one file; on the other machine: tar xf, then FOLDER/measure.
+set -eu
+tandem=$1
+folder=$2
+root=$(cd "$(dirname "$0")/.." && pwd)
+rm -rf "$folder" "$folder.tar.gz"
+mkdir -p "$folder/lib" "$folder/models"
+cp "$tandem" "$folder/tandem-program"
+strip "$folder/tandem-program"
+cp -r "$root/models/configs" "$root/models/tiny-r1" "$folder/models"
+cp "$root/tools/bench_report.sh" "$root/tools/plot_bench.py" "$folder"
+ldd "$tandem" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | while read -r library; do
+  case $(basename "$library") in
+    libc.so.* | libm.so.* | libpthread.so.* | libdl.so.* | librt.so.*) ;; # belong to the machine's loader
+    *) cp -L "$library" "$folder/lib" ;;
+  esac
+done
+cat > "$folder/tandem" << 'SCRIPT'
+#!/bin/sh
+here=$(cd "$(dirname "$0")" && pwd)
+LD_LIBRARY_PATH="$here/lib" exec "$here/tandem-program" "$@"
+SCRIPT
+cat > "$folder/measure" << 'SCRIPT'
+#!/bin/sh
+# Writes measurements/<cpu>/ beside itself, in under 8 minutes.
+here=$(cd "$(dirname "$0")" && pwd)
+exec "$here/bench_report.sh" "$here/tandem" "$here/measurements"
+SCRIPT
+chmod +x "$folder/tandem" "$folder/measure" "$folder/bench_report.sh"
+needed=$(cat "$folder"/tandem-program "$folder"/lib/* | grep -ao 'GLIBC_[0-9]*\.[0-9.]*[0-9]' | sort -uV | tail -1)
+tar -C "$(dirname "$folder")" -czf "$folder.tar.gz" "$(basename "$folder")"
+echo "$folder.tar.gz: needs x86-64 Linux with ${needed}"
