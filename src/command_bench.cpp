@@ -90,7 +90,7 @@ int bench_experts_command(const Options& options) {
   const BenchOptions& b = options.bench;
   require_sane(b);
   Bench bench(options);
-  const DType format = weight_format(b.experts, bench.config);
+  const WeightFormat format = expert_format(b.experts, bench.config);
   const int64_t memory = memory_for_weights(b, kExpertsPart);
   resident_experts(bench.config, format, memory, cold_bytes());
   MachineSpeed speed = bench.speed();
@@ -109,7 +109,7 @@ int bench_mlp_command(const Options& options) {
   const BenchOptions& b = options.bench;
   require_sane(b);
   Bench bench(options);
-  const DType format = weight_format(b.format, bench.config);
+  const WeightFormat format = backbone_format(b.format, bench.config);
   MachineSpeed speed = bench.speed();
   bench_mlp({.config_name = b.config,
              .config = bench.config,
@@ -142,8 +142,8 @@ int bench_generate_command(const Options& options) {
   require(b.new_tokens >= 2 && b.new_tokens <= kMostTokens, "-n {}: must be between 2 and {}",
           b.new_tokens, kMostTokens);
   Bench bench(options);
-  const WeightFormats formats = {weight_format(b.format, bench.config),
-                                 weight_format(b.experts, bench.config)};
+  const WeightFormats formats = {backbone_format(b.format, bench.config),
+                                 expert_format(b.experts, bench.config)};
   const GenerateBench what = {.config_name = b.config,
                               .config = bench.config,
                               .n_layers = b.layers,

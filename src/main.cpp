@@ -111,7 +111,8 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
   const auto add_contexts = [&](CLI::App* sub) {
     sub->add_option("--ctx", b.contexts, "tokens in the KV cache, a list")->delimiter(',');
   };
-  const char* experts_help = "format of routed experts: auto (the checkpoint's), fp8, bf16, ..";
+  const char* experts_help =
+      "format of routed experts: auto (the checkpoint's), fp8, bf16, int8, int4, int4-32, ..";
   const char* format_help = "format of the matrices: auto (the checkpoint's), fp8, bf16, ..";
 
   add("machine", "read bandwidth of the memory, peak of every arithmetic instruction",

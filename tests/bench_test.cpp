@@ -55,20 +55,22 @@ std::string small_config_json() {
 TEST(BenchCounts, BytesAndOperationsOfExperts) {
   const ModelConfig r1 = bench_config("r1");
   // gate and up [2048, 7168], down [7168, 2048]; 16 x 56 scales each.
-  EXPECT_EQ(expert_bytes(r1, DType::kF8E4M3), 3 * (14'680'064 + 896 * 4));
-  EXPECT_EQ(expert_bytes(r1, DType::kBF16), 88'080'384);
+  EXPECT_EQ(expert_bytes(r1, {DType::kF8E4M3}), 3 * (14'680'064 + 896 * 4));
+  EXPECT_EQ(expert_bytes(r1, {DType::kBF16}), 88'080'384);
+  EXPECT_EQ(expert_bytes(r1, {DType::kI8}), 44'040'192 + (2048 + 2048 + 7168) * 4);
+  EXPECT_EQ(expert_bytes(r1, {DType::kI4, 128}), 22'020'096 + 344'064 * 4);
   const ModelConfig lite = bench_config("v2-lite");
-  EXPECT_EQ(expert_bytes(lite, DType::kBF16), 17'301'504);
+  EXPECT_EQ(expert_bytes(lite, {DType::kBF16}), 17'301'504);
   // 1408 / 128 = 11 and 2048 / 128 = 16 blocks.
-  EXPECT_EQ(expert_bytes(lite, DType::kF8E4M3), 3 * (2'883'584 + 176 * 4));
+  EXPECT_EQ(expert_bytes(lite, {DType::kF8E4M3}), 3 * (2'883'584 + 176 * 4));
 
   int32_t ids[] = {0, 1, 2, 3, 4, 5, 6, 7, 7, 6, 5, 4, 3, 2, 1, 8};
   const TensorView two{ids, 2, 8, 8, DType::kI32};
-  const ExpertsCost one = cost_of_experts(r1, DType::kF8E4M3, two.rows_from(0, 1));
+  const ExpertsCost one = cost_of_experts(r1, {DType::kF8E4M3}, two.rows_from(0, 1));
   EXPECT_EQ(one.n_experts, 8);
   EXPECT_EQ(one.bytes, 352'407'552);
   EXPECT_EQ(one.ops, 704'643'072);
-  const ExpertsCost both = cost_of_experts(r1, DType::kF8E4M3, two);
+  const ExpertsCost both = cost_of_experts(r1, {DType::kF8E4M3}, two);
   EXPECT_EQ(both.n_experts, 9) << "an expert of two tokens is read once";
   EXPECT_EQ(both.bytes, 396'458'496);
   EXPECT_EQ(both.ops, 1'409'286'144);
@@ -88,7 +90,7 @@ TEST(BenchCounts, BytesAndOperationsOfAttention) {
 TEST(BenchCounts, ATokenReadsWhatTheParameterCountSays) {
   for (const char* name : {"r1", "v2-lite", "k2", "moonlight"}) {
     const ModelConfig c = bench_config(name);
-    const TokenCost cost = cost_of_token(c, {DType::kBF16, DType::kBF16}, 100, 2);
+    const TokenCost cost = cost_of_token(c, {{DType::kBF16}, {DType::kBF16}}, 100, 2);
     const ParameterCounts counts = count_parameters(c);
     EXPECT_EQ(cost.attention.bytes, 100 * kv_bytes_per_token(c)) << name;
     // Vectors are kept in float, one row of the embedding is read.
@@ -100,33 +102,36 @@ TEST(BenchCounts, ATokenReadsWhatTheParameterCountSays) {
   }
   // 58 MoE layers of 8 experts.
   const ModelConfig r1 = bench_config("r1");
-  EXPECT_EQ(cost_of_token(r1, {DType::kF8E4M3, DType::kF8E4M3}, 1, 2).experts.bytes,
+  EXPECT_EQ(cost_of_token(r1, {{DType::kF8E4M3}, {DType::kF8E4M3}}, 1, 2).experts.bytes,
             int64_t{58} * 352'407'552);
 }
 
 TEST(BenchModel, AsManyExpertsAsFit) {
   const ModelConfig r1 = bench_config("r1");
-  const int64_t bytes = expert_bytes(r1, DType::kF8E4M3);
-  Resident r = resident_experts(r1, DType::kF8E4M3, 43 * bytes, 0);
+  const int64_t bytes = expert_bytes(r1, {DType::kF8E4M3});
+  Resident r = resident_experts(r1, {DType::kF8E4M3}, 43 * bytes, 0);
   EXPECT_EQ(r.experts, 40) << "a multiple of 8 groups";
   EXPECT_EQ(r.layers, 1);
-  r = resident_experts(r1, DType::kF8E4M3, 10'000 * bytes, 300 * bytes);
+  r = resident_experts(r1, {DType::kF8E4M3}, 10'000 * bytes, 300 * bytes);
   EXPECT_EQ(r.experts, 256);
   EXPECT_EQ(r.layers, 2) << "one layer is less than is to be cold";
-  r = resident_experts(r1, DType::kF8E4M3, 300 * bytes, 1000 * bytes);
+  r = resident_experts(r1, {DType::kF8E4M3}, 300 * bytes, 1000 * bytes);
   EXPECT_EQ(r.layers, 1) << "no more than the budget";
-  EXPECT_NE(error_of([&] { resident_experts(r1, DType::kF8E4M3, 15 * bytes, 0); }).find("--memory"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { resident_experts(r1, {DType::kF8E4M3}, 15 * bytes, 0); }).find("--memory"),
+      std::string::npos);
 }
 
 TEST(BenchModel, RandomWeightsGiveFiniteNumbers) {
   const ModelConfig config = small_config();
-  for (const DType format : {DType::kF8E4M3, DType::kBF16, DType::kF16, DType::kF32}) {
+  for (const char* name : {"fp8", "bf16", "fp16", "fp32", "int8", "int4", "int4-64", "int4-32"}) {
+    const WeightFormat format = expert_format(name, config);
+    EXPECT_EQ(format_name(format), name);
     const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
     Team team(0);
     CpuWeights home(kernels);
     const ModelWeights weights = random_weights(
-        config, {format, format}, [](const WeightSpec&) { return true; }, home, team);
+        config, {{DType::kF8E4M3}, format}, [](const WeightSpec&) { return true; }, home, team);
     CpuExperts experts(kernels, config, weights, 1, team);
     std::vector<float> x(config.dim, 1.f), y(config.dim, 0.f), w(config.router.n_active, 0.25f);
     std::vector<int32_t> ids = {0, 5, 17, 31};
@@ -138,9 +143,9 @@ TEST(BenchModel, RandomWeightsGiveFiniteNumbers) {
     experts.add_to({y.data(), 1, config.dim, config.dim, DType::kF32});
     double squares = 0;
     for (const float v : y) squares += v * v;
-    EXPECT_TRUE(std::isfinite(squares)) << format_name(format);
-    EXPECT_GT(squares, 0) << format_name(format);
-    EXPECT_LT(squares, 100 * config.dim) << format_name(format);
+    EXPECT_TRUE(std::isfinite(squares)) << name;
+    EXPECT_GT(squares, 0) << name;
+    EXPECT_LT(squares, 100 * config.dim) << name;
   }
 }
 
@@ -221,7 +226,7 @@ TEST(BenchRows, Experts) {
   std::vector<Json> rows;
   bench_experts({.config_name = "small",
                  .config = small_config(),
-                 .format = DType::kF8E4M3,
+                 .format = {DType::kF8E4M3},
                  .tokens = {1, 64},
                  .skew = true,
                  .seconds = kSeconds,
@@ -240,6 +245,8 @@ TEST(BenchRows, Experts) {
   EXPECT_EQ(rows[2]["routing"], "uniform");
   EXPECT_EQ(rows[2]["rows_per_expert"], 8) << "all 32 experts";
   EXPECT_EQ(rows[3]["routing"], "skewed");
+  EXPECT_EQ(rows[3]["rows_of_busiest_expert"], 32) << "half of the tokens";
+  EXPECT_LT(rows[2]["rows_of_busiest_expert"], 24);
   EXPECT_GT(rows[3]["seconds_over_uniform"], 0);
 }
 
@@ -249,7 +256,7 @@ TEST(BenchRows, MlpAndAttention) {
   MachineSpeed speed(team, kReadBytes);
   std::vector<Json> rows;
   const auto keep = [&](const Json& row) { rows.push_back(row); };
-  bench_mlp({"small", small_config(), DType::kF8E4M3, {1, 40}, kSeconds, 4 << 20}, kernels, speed,
+  bench_mlp({"small", small_config(), {DType::kF8E4M3}, {1, 40}, kSeconds, 4 << 20}, kernels, speed,
             keep);
   ASSERT_EQ(rows.size(), 6u);
   EXPECT_EQ(rows[0]["bytes"], 3 * (256 * 384 + 6 * 4));
@@ -269,7 +276,7 @@ TEST(BenchRows, Generate) {
   const GenerateBench bench{.config_name = "small",
                             .config = small_config(),
                             .n_layers = 3,
-                            .formats = {DType::kF8E4M3, DType::kF8E4M3},
+                            .formats = {{DType::kF8E4M3}, {DType::kI8}},
                             .contexts = {10, 100},
                             .prompts = {5, 70},
                             .new_tokens = 3,
@@ -334,6 +341,7 @@ TEST(BenchCommand, RefusesInOneLine) {
       {"experts --config r9", "r9"},
       {"experts --experts int3", "int3"},
       {"mlp --format q4", "q4"},
+      {"mlp --format int4", "int4"},
       {"experts --tokens 0", "--tokens 0"},
       {"experts --tokens 1,-5", "--tokens -5"},
       {"experts --tokens one", "one"},

@@ -38,16 +38,19 @@ bench() {
 }
 
 bench machine
-bench experts --config r1 --experts fp8 --skew
+bench experts --config r1 --experts fp8 --tokens 1,4,16,64,128,512 --skew
 bench generate --config r1 --layers 5 --experts fp8 --ctx 1024,16384
 bench attention --config r1
-bench mlp --config r1 --format fp8
-bench experts --config r1 --experts bf16 --tokens 1,4,16,64,128,512
-bench experts --config k2 --experts fp8 --tokens 1,4,16,64,512
-bench experts --config v2-lite --experts bf16
+bench mlp --config r1 --format fp8 --tokens 1,8,64,512
+for format in int8 int4 bf16; do
+  bench experts --config r1 --experts $format --tokens 1,4,16,64,128,512
+done
+bench experts --config k2 --experts int4-32 --tokens 1,8,64,512
+bench experts --config v2-lite --experts bf16 --tokens 1,8,64,512
 bench mlp --config r1 --format bf16 --tokens 1,8,64,512
 bench generate --config v2-lite --layers 6 --ctx 1024
 bench attention --config v2-lite --ctx 4096
+bench experts --config r1 --experts fp8 --tokens 2,8,32,2048
 
 { echo "["; sed '$!s/$/,/' "$rows"; echo "]"; } > "$folder/report.json"
 if command -v python3 > /dev/null; then

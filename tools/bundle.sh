@@ -8,7 +8,7 @@ tandem=$1
 folder=$2
 root=$(cd "$(dirname "$0")/.." && pwd)
 rm -rf "$folder" "$folder.tar.gz"
-mkdir -p "$folder/lib" "$folder/models"
+mkdir -p "$folder/lib/c++" "$folder/models"
 cp "$tandem" "$folder/tandem-program"
 strip "$folder/tandem-program"
 cp -r "$root/models/configs" "$root/models/tiny-r1" "$folder/models"
@@ -16,13 +16,16 @@ cp "$root/tools/bench_report.sh" "$root/tools/plot_bench.py" "$folder"
 ldd "$tandem" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | while read -r library; do
   case $(basename "$library") in
     libc.so.* | libm.so.* | libpthread.so.* | libdl.so.* | librt.so.*) ;; # belong to the machine's loader
+    libstdc++.so.* | libgcc_s.so.*) cp -L "$library" "$folder/lib/c++" ;; # the machine's own, if they will do
     *) cp -L "$library" "$folder/lib" ;;
   esac
 done
 cat > "$folder/tandem" << 'SCRIPT'
 #!/bin/sh
 here=$(cd "$(dirname "$0")" && pwd)
-LD_LIBRARY_PATH="$here/lib" exec "$here/tandem-program" "$@"
+export LD_LIBRARY_PATH="$here/lib"
+"$here/tandem-program" --help > /dev/null 2>&1 || LD_LIBRARY_PATH="$here/lib:$here/lib/c++"
+exec "$here/tandem-program" "$@"
 SCRIPT
 cat > "$folder/measure" << 'SCRIPT'
 #!/bin/sh
@@ -31,6 +34,6 @@ here=$(cd "$(dirname "$0")" && pwd)
 exec "$here/bench_report.sh" "$here/tandem" "$here/measurements"
 SCRIPT
 chmod +x "$folder/tandem" "$folder/measure" "$folder/bench_report.sh"
-needed=$(cat "$folder"/tandem-program "$folder"/lib/* | grep -ao 'GLIBC_[0-9]*\.[0-9.]*[0-9]' | sort -uV | tail -1)
+needed=$(cat "$folder"/tandem-program "$folder"/lib/*.so* | grep -ao 'GLIBC_[0-9]*\.[0-9.]*[0-9]' | sort -uV | tail -1)
 tar -C "$(dirname "$folder")" -czf "$folder.tar.gz" "$(basename "$folder")"
 echo "$folder.tar.gz: needs x86-64 Linux with ${needed}"

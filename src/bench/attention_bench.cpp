@@ -64,9 +64,13 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
   std::vector<int32_t> pages;
   for (int i = 0; i < pages_for(longest); ++i) pages.push_back(cache.take_page());
 
+  const WeightFormat format = backbone_format("auto", config);
+  const int64_t kv_b_bytes =
+      weight_bytes(int64_t{m.n_heads} * (m.nope_dim + m.v_dim), m.kv_rank, format,
+                   config.scale_block > 0 ? config.scale_block : kDefaultScaleBlock);
   CpuWeights home(kernels);
   const ModelWeights weights = random_weights(
-      config, {weight_format("auto", config), DType::kBF16},
+      config, {format, {DType::kBF16}},
       [](const WeightSpec& spec) { return spec.name.ends_with(".kv_b_proj.weight"); }, home,
       speed.team());
 
@@ -103,9 +107,8 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
                          out.rows_from(0, heads).cols_from(0, naive ? m.v_dim : m.kv_rank)};
       naive ? ops.mla_naive(args, weights.layers[layer].attn.kv_b) : ops.mla_absorbed(args);
     };
-    const AttentionCost cost =
-        naive ? cost_of_naive(m, context, n, element, weight_bytes(weights.layers[0].attn.kv_b))
-              : cost_of_absorbed(m, context, element);
+    const AttentionCost cost = naive ? cost_of_naive(m, context, n, element, kv_b_bytes)
+                                     : cost_of_absorbed(m, context, element);
     const Work work{{cost.bytes, cost.ops}, run};
     const Measured measured = measure(speed, peak, {&work, 1}, bench.seconds)[0];
     nlohmann::ordered_json row = {{"bench", "attention"},

@@ -14,10 +14,24 @@ constexpr int64_t kMaxConfigBytes = 1 << 20;
 
 struct Format {
   const char* name;
-  DType dtype;
+  WeightFormat format;
 };
-constexpr Format kFormats[] = {
-    {"fp8", DType::kF8E4M3}, {"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}};
+constexpr Format kFormats[] = {{"fp8", {DType::kF8E4M3}},     {"bf16", {DType::kBF16}},
+                               {"fp16", {DType::kF16}},       {"fp32", {DType::kF32}},
+                               {"int8", {DType::kI8}},        {"int4", {DType::kI4, 128}},
+                               {"int4-64", {DType::kI4, 64}}, {"int4-32", {DType::kI4, 32}}};
+
+WeightFormat find_format(const std::string& name, const ModelConfig& config, bool integers) {
+  if (name == "auto") return {config.scale_block > 0 ? DType::kF8E4M3 : DType::kBF16};
+  std::string known;
+  for (const Format& format : kFormats) {
+    const bool integer = format.format.dtype == DType::kI8 || format.format.dtype == DType::kI4;
+    if (integer && !integers) continue;
+    if (name == format.name) return format.format;
+    known += fmt::format(", {}", format.name);
+  }
+  fail("unknown format {}: choose one of auto{}", name, known);
+}
 
 // "k2, r1, v2, ..": the configurations in `folder`.
 std::string names_in(const std::string& folder) {
@@ -46,36 +60,33 @@ ModelConfig bench_config(const std::string& name) {
   return ModelConfig::from_json(read_text_file(name, kMaxConfigBytes), name);
 }
 
-DType weight_format(const std::string& name, const ModelConfig& config) {
-  if (name == "auto") return config.scale_block > 0 ? DType::kF8E4M3 : DType::kBF16;
-  std::string known;
-  for (const Format& format : kFormats) {
-    if (name == format.name) return format.dtype;
-    known += fmt::format(", {}", format.name);
-  }
-  fail("unknown format {}: choose one of auto{}", name, known);
+WeightFormat backbone_format(const std::string& name, const ModelConfig& config) {
+  return find_format(name, config, false);
 }
 
-const char* format_name(DType dtype) {
+WeightFormat expert_format(const std::string& name, const ModelConfig& config) {
+  return find_format(name, config, true);
+}
+
+std::string format_name(WeightFormat wanted) {
   for (const Format& format : kFormats)
-    if (format.dtype == dtype) return format.name;
+    if (format.format.dtype == wanted.dtype && format.format.group == wanted.group)
+      return format.name;
   check(false, "a format of weights");
-  return nullptr;
+  return {};
 }
 
-int64_t weight_bytes(const QuantView& w) {
-  return w.q.rows * w.q.cols * size_of(w.q.dtype) +
-         w.scale.rows * w.scale.cols * size_of(DType::kF32);
+int64_t weight_bytes(int64_t rows, int64_t cols, WeightFormat format, int scale_block) {
+  const auto blocks = [](int64_t n, int64_t block) { return (n + block - 1) / block; };
+  const int64_t n_scales = format.dtype == DType::kF8E4M3
+                               ? blocks(rows, scale_block) * blocks(cols, scale_block)
+                           : format.dtype == DType::kI8 ? rows
+                           : format.dtype == DType::kI4 ? rows * blocks(cols, format.group)
+                                                        : 0;
+  return rows * cols * bits_of(format.dtype) / 8 + n_scales * size_of(DType::kF32);
 }
 
-int64_t weight_bytes(int64_t rows, int64_t cols, DType format, int scale_block) {
-  const int64_t blocks = format == DType::kF8E4M3 ? ((rows + scale_block - 1) / scale_block) *
-                                                        ((cols + scale_block - 1) / scale_block)
-                                                  : 0;
-  return rows * cols * size_of(format) + blocks * size_of(DType::kF32);
-}
-
-int64_t expert_bytes(const ModelConfig& c, DType format) {
+int64_t expert_bytes(const ModelConfig& c, WeightFormat format) {
   const int block = c.scale_block > 0 ? c.scale_block : kDefaultScaleBlock;
   return 2 * weight_bytes(c.expert_dim, c.dim, format, block) +
          weight_bytes(c.dim, c.expert_dim, format, block);
@@ -85,7 +96,7 @@ int64_t cold_bytes() {
   return std::max(int64_t{2'000'000'000}, 4 * machine_info().last_level_cache_bytes);
 }
 
-Resident resident_experts(const ModelConfig& c, DType format, int64_t budget, int64_t cold) {
+Resident resident_experts(const ModelConfig& c, WeightFormat format, int64_t budget, int64_t cold) {
   require(c.router.n_experts > 0, "this model has no routed experts: choose another --config");
   const int64_t bytes = expert_bytes(c, format);
   const int64_t group = c.router.n_groups;

@@ -17,17 +17,18 @@ ModelConfig bench_config(const std::string& name);
 constexpr int kDefaultScaleBlock = 128;  // of FP8 where the configuration has none
 
 struct WeightFormats {
-  DType backbone;  // attention, dense layers, shared experts; embedding, head and router are BF16
-  DType experts;
+  WeightFormat backbone;  // attention, dense layers, shared experts; the rest is BF16
+  WeightFormat experts;
 };
-// "auto" is the checkpoint's own format. Throws Error for an unknown name.
-DType weight_format(const std::string& name, const ModelConfig& config);
-const char* format_name(DType format);
+// "auto" is the checkpoint's own format; INT8 and INT4 are for experts alone. Throw Error for an
+// unknown name.
+WeightFormat backbone_format(const std::string& name, const ModelConfig& config);
+WeightFormat expert_format(const std::string& name, const ModelConfig& config);
+std::string format_name(WeightFormat format);
 
-// Bytes of a matrix's numbers and scales, as a product must read them.
-int64_t weight_bytes(const QuantView& w);
-int64_t weight_bytes(int64_t rows, int64_t cols, DType format, int scale_block);
-int64_t expert_bytes(const ModelConfig& config, DType format);
+// Bytes of a matrix's numbers and scales, as a product must read them. `scale_block`: of FP8.
+int64_t weight_bytes(int64_t rows, int64_t cols, WeightFormat format, int scale_block);
+int64_t expert_bytes(const ModelConfig& config, WeightFormat format);
 
 // How much of a model's experts is kept.
 struct Resident {
@@ -37,14 +38,16 @@ struct Resident {
 // As many experts as `budget` bytes hold, of one layer, or of as many layers as make `cold` bytes,
 // so that weights come from memory and not from a cache. The number of experts is a multiple of the
 // router's groups. Throws Error when not even twice the experts that a token needs fit.
-Resident resident_experts(const ModelConfig& config, DType format, int64_t budget, int64_t cold);
+Resident resident_experts(const ModelConfig& config, WeightFormat format, int64_t budget,
+                          int64_t cold);
 int64_t cold_bytes();  // 2 GB, or four times the last-level caches
 
 // The configuration with fewer experts.
 ModelConfig with_experts(ModelConfig config, int n_experts);
 
 // Fills `home` with the tensors for which `wanted` says so, all finite and of the size that trained
-// ones have; the others stay empty. Throws Error when the memory does not hold them.
+// ones have; the others stay empty. Matrices of one shape and format are equal. Throws Error when
+// the memory does not hold them.
 ModelWeights random_weights(const ModelConfig& config, WeightFormats formats,
                             const std::function<bool(const WeightSpec&)>& wanted, CpuWeights& home,
                             Team& team);

@@ -65,13 +65,14 @@ std::vector<std::unique_ptr<Step>> steps_of_equal_cost(const ExpertsBench& bench
 
 }  // namespace
 
-ExpertsCost cost_of_experts(const ModelConfig& c, DType format, const TensorView& ids) {
-  std::vector<bool> used(c.router.n_experts);
+ExpertsCost cost_of_experts(const ModelConfig& c, WeightFormat format, const TensorView& ids) {
+  std::vector<int> rows(c.router.n_experts);
   for (int64_t t = 0; t < ids.rows; ++t)
-    for (int64_t k = 0; k < ids.cols; ++k) used[ids.row<int32_t>(t)[k]] = true;
-  const auto n = std::count(used.begin(), used.end(), true);
+    for (int64_t k = 0; k < ids.cols; ++k) ++rows[ids.row<int32_t>(t)[k]];
+  const auto n = std::ssize(rows) - std::count(rows.begin(), rows.end(), 0);
   const int64_t pairs = ids.rows * ids.cols;
-  return {n * expert_bytes(c, format), 2 * 3 * pairs * c.dim * c.expert_dim, static_cast<int>(n)};
+  return {n * expert_bytes(c, format), 2 * 3 * pairs * c.dim * c.expert_dim, static_cast<int>(n),
+          *std::max_element(rows.begin(), rows.end())};
 }
 
 void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
@@ -84,7 +85,7 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
   config.moe_layer_freq = 1;
   CpuWeights home(kernels);
   const ModelWeights weights = random_weights(
-      config, {bench.format, bench.format},
+      config, {{DType::kBF16}, bench.format},
       [](const WeightSpec& spec) { return spec.use == WeightUse::kExpert; }, home, speed.team());
 
   const int most = *std::max_element(bench.tokens.begin(), bench.tokens.end());
@@ -96,7 +97,7 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
   std::normal_distribution<float> normal;
   for (int64_t i = 0; i < most * x.cols; ++i) x.row<float>(0)[i] = normal(rng);
 
-  const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.format);
+  const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.format.dtype);
   for (const int n : bench.tokens) {
     std::vector<std::vector<std::unique_ptr<Step>>> steps;  // uniform, skewed
     std::vector<Work> works;
@@ -126,6 +127,7 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
           {"rows_per_expert",
            static_cast<double>(int64_t{n} * config.router.n_active) / costs[w].n_experts}};
       add_fields(row, measured[w], peak);
+      row["rows_of_busiest_expert"] = costs[w].rows_of_busiest;
       row["experts"] = costs[w].n_experts;
       row["resident_experts"] = resident.experts;
       row["resident_layers"] = resident.layers;

@@ -15,7 +15,7 @@ using OnRow = std::function<void(const nlohmann::ordered_json& row)>;
 struct ExpertsBench {
   std::string config_name;
   ModelConfig config;
-  DType format;
+  WeightFormat format;
   std::vector<int> tokens;  // a row each
   bool skew;                // one expert takes half of the tokens, beside uniform routing
   double seconds;           // a row
@@ -25,10 +25,11 @@ struct ExpertsBench {
 // What a step with this routing must do: read each expert once, multiply every pair's row.
 struct ExpertsCost {
   int64_t bytes, ops;
-  int n_experts;  // different ones
+  int n_experts;        // different ones
+  int rows_of_busiest;  // tokens of the expert that most go to
 };
 // ids: [tokens, n_active].
-ExpertsCost cost_of_experts(const ModelConfig& config, DType format, const TensorView& ids);
+ExpertsCost cost_of_experts(const ModelConfig& config, WeightFormat format, const TensorView& ids);
 
 void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                    const OnRow& on_row);

@@ -161,7 +161,7 @@ TokenCost cost_of_token(const ModelConfig& config, WeightFormats formats, int64_
         [[fallthrough]];
       case WeightUse::kHead:
       case WeightUse::kRouter:
-        part.bytes += weight_bytes(rows, cols, DType::kBF16, block);
+        part.bytes += weight_bytes(rows, cols, {DType::kBF16}, block);
         break;
       case WeightUse::kNorm:
       case WeightUse::kRouterBias:
@@ -187,7 +187,7 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
                     MachineSpeed& speed) {
   const ModelConfig config = cut_model(bench);
   Engine engine(bench, config, kernels, speed.team());
-  RooflineProbe products(speed, peak_of_products(speed, kernels, bench.formats.experts));
+  RooflineProbe products(speed, peak_of_products(speed, kernels, bench.formats.experts.dtype));
   RooflineProbe attention(speed, peak_of_attention(speed, kernels));
 
   Json decode = Json::array();

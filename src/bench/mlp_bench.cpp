@@ -9,14 +9,22 @@
 namespace tandem {
 namespace {
 
+struct MatrixBytes {
+  int64_t gate, down, o;
+};
+MatrixBytes matrix_bytes(const MlpBench& bench) {
+  const ModelConfig& c = bench.config;
+  const int block = c.scale_block > 0 ? c.scale_block : kDefaultScaleBlock;
+  return {weight_bytes(c.dense_dim, c.dim, bench.format, block),
+          weight_bytes(c.dim, c.dense_dim, bench.format, block),
+          weight_bytes(c.dim, int64_t{c.mla.n_heads} * c.mla.v_dim, bench.format, block)};
+}
+
 // As many layers as make weights come from memory, none of them with experts.
 ModelConfig dense_config(const MlpBench& bench) {
   ModelConfig c = bench.config;
-  const MlaConfig& m = c.mla;
-  const int64_t layer =
-      2 * weight_bytes(c.dense_dim, c.dim, bench.format, kDefaultScaleBlock) +
-      weight_bytes(c.dim, c.dense_dim, bench.format, kDefaultScaleBlock) +
-      weight_bytes(c.dim, int64_t{m.n_heads} * m.v_dim, bench.format, kDefaultScaleBlock);
+  const MatrixBytes m = matrix_bytes(bench);
+  const int64_t layer = 2 * m.gate + m.down + m.o;
   require(layer <= bench.memory_bytes,
           "a layer does not fit: it needs {:.2f} GB and {:.2f} GB may be used; choose a smaller "
           "format or raise --memory",
@@ -55,10 +63,9 @@ void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSp
   for (int i = 0; i < 2; ++i)
     for (int64_t at = 0; at < most * columns[i]; ++at) x[i].row<float>(0)[at] = normal(rng);
 
-  const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.format);
-  const FfnWeights& any = weights.layers[0].ffn;
+  const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.format.dtype);
+  const MatrixBytes matrix = matrix_bytes(bench);
   const int64_t ffn_elements = int64_t{3} * config.dim * config.dense_dim;
-  const int64_t ffn_bytes = weight_bytes(any.gate) + weight_bytes(any.up) + weight_bytes(any.down);
   for (const int n : bench.tokens) {
     const TensorView in = x[0].rows_from(0, n), heads = x[1].rows_from(0, n),
                      gate = x[2].rows_from(0, n), up = x[3].rows_from(0, n),
@@ -67,7 +74,7 @@ void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSp
       return weights.layers[run % config.n_layers];
     };
     const char* names[] = {"feed-forward", "gate", "attention output"};
-    const Work works[] = {{{ffn_bytes, 2 * ffn_elements * n},
+    const Work works[] = {{{2 * matrix.gate + matrix.down, 2 * ffn_elements * n},
                            [&](int64_t run) {
                              const FfnWeights& w = layer(run).ffn;
                              ops.linear(in, w.gate, gate);
@@ -75,9 +82,9 @@ void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSp
                              ops.silu_mul(gate, up);
                              ops.linear(gate, w.down, out);
                            }},
-                          {{weight_bytes(any.gate), 2 * int64_t{config.dim} * config.dense_dim * n},
+                          {{matrix.gate, 2 * int64_t{config.dim} * config.dense_dim * n},
                            [&](int64_t run) { ops.linear(in, layer(run).ffn.gate, gate); }},
-                          {{weight_bytes(weights.layers[0].attn.o), 2 * config.dim * o_cols * n},
+                          {{matrix.o, 2 * config.dim * o_cols * n},
                            [&](int64_t run) { ops.linear(heads, layer(run).attn.o, out); }}};
     const std::vector<Measured> measured = measure(speed, peak, works, bench.seconds);
     for (size_t w = 0; w < measured.size(); ++w) {

@@ -7,7 +7,7 @@ namespace tandem {
 struct MlpBench {
   std::string config_name;
   ModelConfig config;
-  DType format;
+  WeightFormat format;
   std::vector<int> tokens;
   double seconds;
   int64_t memory_bytes;

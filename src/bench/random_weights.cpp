@@ -1,10 +1,11 @@
-// Random weights, written as fast as memory takes them: every matrix is cut out of one pool of
-// random rows, at another place each time.
+// Random weights, written as fast as memory takes them: the first matrix of a shape and format is
+// packed, the others are copies of it.
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <tuple>
 
 #include "bench/bench_model.h"
 #include "bench/machine_info.h"
@@ -12,79 +13,11 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kPoolElements = 4 << 20;
-constexpr int64_t kRowsOfJob = 2 * kPackRows;
-
-// xorshift64*, Vigna 2016
-class Random {
- public:
-  uint64_t next() {
-    state_ ^= state_ >> 12;
-    state_ ^= state_ << 25;
-    state_ ^= state_ >> 27;
-    return state_ * 0x2545F4914F6CDD1DULL;
-  }
-  float uniform() { return static_cast<float>(next() >> 40) * 0x1p-23f - 1; }  // [-1, 1)
-
- private:
-  uint64_t state_ = 0x9E3779B97F4A7C15ULL;
-};
-
-void write_element(std::byte* to, DType dtype, float value, uint8_t code) {
-  switch (dtype) {
-    case DType::kF8E4M3:
-      *to = static_cast<std::byte>((code & 0x7f) == 0x7f ? 0 : code);  // 0x7f is NaN
-      return;
-    case DType::kBF16: {
-      const auto half = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
-      std::memcpy(to, &half, sizeof(half));
-      return;
-    }
-    case DType::kF16: {
-      const auto half = static_cast<_Float16>(value);
-      std::memcpy(to, &half, sizeof(half));
-      return;
-    }
-    default:
-      std::memcpy(to, &value, sizeof(value));
-  }
-}
-
-// Elements of matrices with `cols` columns; FP8 codes are of any size, their scales see to it.
-class Pool {
- public:
-  Pool(DType dtype, int64_t cols) : dtype_(dtype), bytes_(kPoolElements * size_of(dtype)) {
-    Random random;
-    const float largest = std::sqrt(3.f / static_cast<float>(cols));
-    for (int64_t i = 0; i < kPoolElements; ++i) {
-      const float value = random.uniform() * largest;
-      write_element(bytes_.data() + i * size_of(dtype), dtype, value,
-                    static_cast<uint8_t>(random.next() >> 56));
-    }
-  }
-  // `n` elements; the place follows from `number`.
-  const std::byte* cut(int64_t n, uint64_t number) const {
-    const auto places = static_cast<uint64_t>(std::max<int64_t>(1, (kPoolElements - n) / 64));
-    return bytes_.data() +
-           static_cast<int64_t>(number * 0x9E3779B97F4A7C15ULL % places) * 64 * size_of(dtype_);
-  }
-
- private:
-  DType dtype_;
-  std::vector<std::byte> bytes_;
-};
-
-// A matrix to be filled.
-struct Job {
-  QuantView packed;
-  const Pool* pool;
-  int64_t first_row, n_rows;
-  bool is_table;
-};
+constexpr int64_t kCopyBytes = 1 << 20;
 
 bool is_vector(WeightUse use) { return use == WeightUse::kNorm || use == WeightUse::kRouterBias; }
 
-DType dtype_of_use(WeightUse use, WeightFormats formats) {
+WeightFormat format_of(WeightUse use, const WeightFormats& formats) {
   switch (use) {
     case WeightUse::kExpert:
       return formats.experts;
@@ -95,65 +28,104 @@ DType dtype_of_use(WeightUse use, WeightFormats formats) {
     case WeightUse::kEmbedding:
     case WeightUse::kHead:
     case WeightUse::kRouter:
-      return DType::kBF16;
+      return {DType::kBF16};
     case WeightUse::kNorm:
     case WeightUse::kRouterBias:
-      return DType::kF32;
+      break;
   }
-  return DType::kF32;
+  return {DType::kF32};
 }
 
-// What a checkpoint would hold of a tensor, but for the numbers of matrices.
-class Stored {
- public:
-  Stored(const ModelConfig& config, WeightFormats formats)
-      : block_(config.scale_block > 0 ? config.scale_block : kDefaultScaleBlock),
-        formats_(formats) {}
+bool is_integer(WeightFormat format) {
+  return format.dtype == DType::kI8 || format.dtype == DType::kI4;
+}
 
-  QuantView view(const WeightSpec& spec) {
-    const DType dtype = dtype_of_use(spec.use, formats_);
-    QuantView w{.q = {nullptr, spec.rows, spec.cols, spec.cols, dtype}, .scale = {}};
-    if (is_vector(spec.use)) {
-      const float value = spec.use == WeightUse::kNorm ? 1.f : 0.f;
-      w.q.data = constant(spec.rows * spec.cols, value);
-    } else if (dtype == DType::kF8E4M3) {
-      constexpr float kDeviationOfCodes = 100;
-      w.block_rows = w.block_cols = block_;
-      const int64_t rows = (spec.rows + block_ - 1) / block_,
-                    cols = (spec.cols + block_ - 1) / block_;
-      const float scale = 1 / (kDeviationOfCodes * std::sqrt(static_cast<float>(spec.cols)));
-      w.scale = {constant(rows * cols, scale), rows, cols, cols, DType::kF32};
-    }
-    return w;
+// xorshift64*, Vigna 2016
+class Random {
+ public:
+  explicit Random(int64_t seed)
+      : state_(0x9E3779B97F4A7C15ULL ^ static_cast<uint64_t>(seed) << 8) {}
+  uint64_t next() {
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return state_ * 0x2545F4914F6CDD1DULL;
   }
+  float uniform() { return static_cast<float>(next() >> 40) * 0x1p-23f - 1; }  // [-1, 1)
 
  private:
-  void* constant(int64_t n, float value) {
-    std::vector<float>& values = constants_[value];
-    if (std::ssize(values) < n) {
-      older_.push_back(std::move(values));  // earlier views look at it
-      values.assign(n, value);
-    }
-    return values.data();
-  }
-
-  const int block_;
-  const WeightFormats formats_;
-  std::map<float, std::vector<float>> constants_;
-  std::vector<std::vector<float>> older_;
+  uint64_t state_;
 };
 
-void fill(std::vector<Job>& jobs, const CpuWeights& home, Team& team) {
-  team.run(std::ssize(jobs), [&](int64_t i, int) {
-    const Job& job = jobs[i];
-    const int64_t cols = job.packed.q.cols;
-    const std::byte* rows = job.pool->cut(job.n_rows * cols, static_cast<uint64_t>(i));
-    if (job.is_table)
-      std::memcpy(job.packed.q.row_data(job.first_row), rows,
-                  job.n_rows * cols * size_of(job.packed.q.dtype));
+// A row as a checkpoint stores it, of the deviation 1 / sqrt(cols) that keeps activations as large
+// as they are. FP8 codes are of any size: their scales see to that.
+void write_row(std::byte* to, DType dtype, int64_t cols, Random random) {
+  const float largest = std::sqrt(3.f / static_cast<float>(cols));
+  for (int64_t i = 0; i < cols; ++i, to += size_of(dtype)) {
+    const float value = random.uniform() * largest;
+    if (dtype == DType::kF8E4M3) {
+      const auto code = static_cast<uint8_t>(random.next() >> 56);
+      *to = static_cast<std::byte>((code & 0x7f) == 0x7f ? 0 : code);  // 0x7f is NaN
+    } else if (dtype == DType::kBF16) {
+      const auto half = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
+      std::memcpy(to, &half, sizeof(half));
+    } else if (dtype == DType::kF16) {
+      const auto half = static_cast<_Float16>(value);
+      std::memcpy(to, &half, sizeof(half));
+    } else {
+      std::memcpy(to, &value, sizeof(value));
+    }
+  }
+}
+
+// What a checkpoint would hold of a tensor; `numbers` keeps the scales, or a vector's values.
+QuantView stored_view(const WeightSpec& spec, WeightFormat format, int block,
+                      std::vector<float>& numbers) {
+  const DType dtype = is_integer(format) ? DType::kBF16 : format.dtype;
+  QuantView w{.q = {nullptr, spec.rows, spec.cols, spec.cols, dtype}, .scale = {}};
+  if (is_vector(spec.use)) {
+    numbers.assign(spec.cols, spec.use == WeightUse::kNorm ? 1.f : 0.f);
+    w.q.data = numbers.data();
+  } else if (dtype == DType::kF8E4M3) {
+    constexpr float kDeviationOfCodes = 100;
+    const int64_t rows = (spec.rows + block - 1) / block, cols = (spec.cols + block - 1) / block;
+    w.block_rows = w.block_cols = block;
+    numbers.assign(rows * cols, 1 / (kDeviationOfCodes * std::sqrt(static_cast<float>(spec.cols))));
+    w.scale = {numbers.data(), rows, cols, cols, DType::kF32};
+  }
+  return w;
+}
+
+// Packs random rows, kPackRows at a time.
+void fill_first(const QuantView& stored, const QuantView& packed, WeightUse use,
+                const CpuWeights& home, Team& team) {
+  const int64_t row_bytes = stored.q.row_bytes(), n_rows = stored.q.rows;
+  team.run((n_rows + kPackRows - 1) / kPackRows, [&](int64_t i, int) {
+    const int64_t first = i * kPackRows, n = std::min(kPackRows, n_rows - first);
+    std::vector<std::byte> rows(n * row_bytes);
+    for (int64_t r = 0; r < n; ++r)
+      write_row(rows.data() + r * row_bytes, stored.q.dtype, stored.q.cols, Random(first + r));
+    if (use == WeightUse::kEmbedding)
+      std::memcpy(packed.q.row_data(first), rows.data(), n * row_bytes);
+    else if (stored.q.dtype == packed.q.dtype)
+      home.pack(rows.data(), packed, first, n);
     else
-      home.pack(rows, job.packed, job.first_row, job.n_rows);
+      home.convert(rows.data(), stored, packed, first, n);
   });
+}
+
+struct Copy {
+  const std::byte* from;
+  std::byte* to;
+  int64_t bytes;
+};
+
+// Both were reserved alike: numbers, then scales, in one piece of the arena.
+void add_copies(const TensorView& from, const TensorView& to, int64_t bytes,
+                std::vector<Copy>& copies) {
+  for (int64_t at = 0; at < bytes; at += kCopyBytes)
+    copies.push_back(
+        {from.row_data(0) + at, to.row_data(0) + at, std::min(kCopyBytes, bytes - at)});
 }
 
 }  // namespace
@@ -161,47 +133,53 @@ void fill(std::vector<Job>& jobs, const CpuWeights& home, Team& team) {
 ModelWeights random_weights(const ModelConfig& config, WeightFormats formats,
                             const std::function<bool(const WeightSpec&)>& wanted, CpuWeights& home,
                             Team& team) {
-  ModelWeights weights;
-  Stored stored(config, formats);
-  struct Slot {
-    QuantView* slot;
-    QuantView stored;
-    WeightUse use;
+  const int block = config.scale_block > 0 ? config.scale_block : kDefaultScaleBlock;
+  std::vector<float> numbers;
+  const auto packed_bytes = [&](const WeightSpec& spec, WeightFormat format) {
+    const QuantView w = stored_view(spec, format, block, numbers);
+    return is_vector(spec.use)                 ? CpuWeights::vector_bytes(w)
+           : spec.use == WeightUse::kEmbedding ? CpuWeights::table_bytes(w)
+           : is_integer(format)                ? home.converted_bytes(w, format)
+                                               : home.packed_bytes(w);
   };
-  std::vector<Slot> slots;
+  ModelWeights weights;
   int64_t bytes = 0;
-  for_each_weight(weights, config, [&](const WeightSpec& spec, QuantView& slot) {
-    if (!wanted(spec)) return;
-    const QuantView w = stored.view(spec);
-    slots.push_back({&slot, w, spec.use});
-    bytes += is_vector(spec.use)                 ? CpuWeights::vector_bytes(w)
-             : spec.use == WeightUse::kEmbedding ? CpuWeights::table_bytes(w)
-                                                 : home.packed_bytes(w);
+  for_each_weight(weights, config, [&](const WeightSpec& spec, QuantView&) {
+    if (wanted(spec)) bytes += packed_bytes(spec, format_of(spec.use, formats));
+    if (config.tied_head && spec.use == WeightUse::kEmbedding)
+      bytes += packed_bytes({spec.name, -1, -1, WeightUse::kHead, spec.rows, spec.cols},
+                            format_of(WeightUse::kHead, formats));
   });
-  require(bytes <= available_memory_bytes(),
+  const int64_t available = available_memory_bytes();
+  require(bytes <= available,
           "random weights of {:.1f} GB do not fit: {:.1f} GB of memory are available; choose fewer "
           "--layers or a smaller format",
-          static_cast<double>(bytes) * 1e-9, static_cast<double>(available_memory_bytes()) * 1e-9);
+          static_cast<double>(bytes) * 1e-9, static_cast<double>(available) * 1e-9);
   home.allocate(bytes);
 
-  std::map<std::pair<DType, int64_t>, Pool> pools;
-  std::vector<Job> jobs;
-  for (const Slot& s : slots) {
-    if (is_vector(s.use)) {
-      *s.slot = home.keep_vector(s.stored);
-      continue;
-    }
-    const bool is_table = s.use == WeightUse::kEmbedding;
-    *s.slot = is_table ? home.reserve_table(s.stored) : home.reserve(s.stored);
-    const TensorView& q = s.stored.q;
-    const int64_t cols_of_pool = q.dtype == DType::kF8E4M3 ? 1 : q.cols;
-    const Pool& pool =
-        pools.try_emplace({q.dtype, cols_of_pool}, q.dtype, cols_of_pool).first->second;
-    for (int64_t first = 0; first < q.rows; first += kRowsOfJob)
-      jobs.push_back({*s.slot, &pool, first, std::min(kRowsOfJob, q.rows - first), is_table});
-  }
-  if (config.tied_head) weights.head = weights.embed;
-  fill(jobs, home, team);
+  std::map<std::tuple<bool, DType, int, int64_t, int64_t>, QuantView> firsts;
+  std::vector<Copy> copies;
+  const auto make = [&](const WeightSpec& spec, QuantView& slot) {
+    const WeightFormat format = format_of(spec.use, formats);
+    const QuantView stored = stored_view(spec, format, block, numbers);
+    const bool table = spec.use == WeightUse::kEmbedding;
+    slot = is_vector(spec.use)  ? home.keep_vector(stored)
+           : table              ? home.reserve_table(stored)
+           : is_integer(format) ? home.reserve_converted(stored, format)
+                                : home.reserve(stored);
+    if (is_vector(spec.use)) return;
+    const auto [first, is_first] =
+        firsts.try_emplace({table, format.dtype, format.group, spec.rows, spec.cols}, slot);
+    if (is_first) return fill_first(stored, slot, spec.use, home, team);
+    add_copies(first->second.q, slot.q, packed_bytes(spec, format), copies);
+  };
+  for_each_weight(weights, config, [&](const WeightSpec& spec, QuantView& slot) {
+    if (wanted(spec)) make(spec, slot);
+    if (config.tied_head && spec.use == WeightUse::kEmbedding)
+      make({spec.name, -1, -1, WeightUse::kHead, spec.rows, spec.cols}, weights.head);
+  });
+  team.run(std::ssize(copies),
+           [&](int64_t i, int) { std::memcpy(copies[i].to, copies[i].from, copies[i].bytes); });
   return weights;
 }
 

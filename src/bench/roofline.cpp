@@ -70,6 +70,8 @@ const cpu::PeakLoop& peak_of_products(const MachineSpeed& speed, const cpu::Kern
       return speed.best_peak_loop(cpu::Arithmetic::kF32, kernels.isa);
     case cpu::ActivationType::kBF16:
       return speed.best_peak_loop(cpu::Arithmetic::kBF16, kernels.isa);
+    case cpu::ActivationType::kU8:
+      return speed.best_peak_loop(cpu::Arithmetic::kInt8, kernels.isa);
   }
   check(false, "a type of activations");
   return speed.best_peak_loop(cpu::Arithmetic::kF32, kernels.isa);
