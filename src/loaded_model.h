@@ -20,7 +20,7 @@ struct ModelOptions {
   int64_t context = 0;       // tokens of KV cache; 0: the model's own, at most kDefaultContext
   int max_logits = 1;        // rows of logits in a step
   AttentionForm attention = AttentionForm::kAuto;
-  std::string cache;  // folder of the packed cache; empty: default_cache_directory()
+  std::string cache = {};  // folder of the packed cache; empty: default_cache_directory()
   CacheUse cache_use = CacheUse::kRead;
   LoadProgress write_progress = {};                                          // of the packed cache
   std::function<void(const std::string&)> warn = [](const std::string&) {};  // takes one line

@@ -44,7 +44,7 @@ struct Engine {
         experts(kernels, config, weights, bench.step_tokens, team),
         model(config, weights, ops, experts, {bench.step_tokens, 1}, AttentionForm::kAuto),
         cache(config, longest_sequence(bench), cache_type_for(kernels)),
-        generator(model, cache, config.vocab, longest_sequence(bench)) {
+        generator(model, cache, {config.vocab, {}}, longest_sequence(bench)) {
     fill_with_random(cache, config);
   }
 

@@ -78,7 +78,8 @@ const cpu::PeakLoop& peak_of_products(const MachineSpeed& speed, const cpu::Kern
 }
 
 const cpu::PeakLoop& peak_of_attention(const MachineSpeed& speed, const cpu::KernelTable& kernels) {
-  return speed.best_peak_loop(cpu::Arithmetic::kF32, kernels.isa);
+  const bool bf16 = kernels.attention == cpu::ActivationType::kBF16;
+  return speed.best_peak_loop(bf16 ? cpu::Arithmetic::kBF16 : cpu::Arithmetic::kF32, kernels.isa);
 }
 
 void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakLoop& peak) {
