@@ -28,33 +28,33 @@ float max_lane(__m256 v) {
   return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
 }
 
-const float* float_row(const void* rows, int64_t stride, int i) {
-  return reinterpret_cast<const float*>(static_cast<const char*>(rows) + i * stride);
-}
+// A block of keys as float.
+struct Keys {
+  const float *k, *k_rope, *v;
+  int64_t k_stride, k_rope_stride, v_stride;
+  int n_keys, visible;
+};
 
 // score[i][j] = q[i] . k[j] + q_rope[i] . k_rope[j] for M queries and n_keys keys.
 template <int M>
-void scores(const AttendArgs& a, int query, int n_keys, float (*score)[kMaxKeys]) {
-  const int64_t k_stride = a.k_stride / 4, k_rope_stride = a.k_rope_stride / 4;
+void scores(const AttendArgs& a, const Keys& b, int query, int n_keys, float (*score)[kMaxKeys]) {
   const float *q[M], *q_rope[M];
   for (int i = 0; i < M; ++i) {
-    q[i] = float_row(a.q, a.q_stride, query + i);
-    q_rope[i] = float_row(a.q_rope, a.q_rope_stride, query + i);
+    q[i] = a.q + (query + i) * a.q_stride;
+    q_rope[i] = a.q_rope + (query + i) * a.q_rope_stride;
   }
   int j = 0;
   for (; j + 4 <= n_keys; j += 4) {
     __m256 acc[M][4] = {};
-    accumulate<M, 4>(q, float_row(a.k, a.k_stride, j), k_stride, a.dim, acc);
-    accumulate<M, 4>(q_rope, float_row(a.k_rope, a.k_rope_stride, j), k_rope_stride, a.rope_dim,
-                     acc);
+    accumulate<M, 4>(q, b.k + j * b.k_stride, b.k_stride, a.dim, acc);
+    accumulate<M, 4>(q_rope, b.k_rope + j * b.k_rope_stride, b.k_rope_stride, a.rope_dim, acc);
     for (int i = 0; i < M; ++i)
       _mm_storeu_ps(score[i] + j, sum_lanes(acc[i][0], acc[i][1], acc[i][2], acc[i][3]));
   }
   for (; j < n_keys; ++j) {
     __m256 acc[M][1] = {};
-    accumulate<M, 1>(q, float_row(a.k, a.k_stride, j), k_stride, a.dim, acc);
-    accumulate<M, 1>(q_rope, float_row(a.k_rope, a.k_rope_stride, j), k_rope_stride, a.rope_dim,
-                     acc);
+    accumulate<M, 1>(q, b.k + j * b.k_stride, b.k_stride, a.dim, acc);
+    accumulate<M, 1>(q_rope, b.k_rope + j * b.k_rope_stride, b.k_rope_stride, a.rope_dim, acc);
     for (int i = 0; i < M; ++i) score[i][j] = sum_lanes(acc[i][0]);
   }
 }
@@ -88,8 +88,8 @@ float soften(float* score, int visible, float scale, float* max, float* sum) {
 
 // out[i] = out[i] * shrink[i] + p[i] . v for M queries.
 template <int M>
-void blend_values(const AttendArgs& a, int query, int n_keys, const float (*p)[kMaxKeys],
-                  const float* shrink) {
+void blend_values(const AttendArgs& a, const Keys& b, int query, int n_keys,
+                  const float (*p)[kMaxKeys], const float* shrink) {
   for (int c = 0; c < a.v_dim; c += kLanes) {
     const __m256i mask = lane_mask(a.v_dim - c);
     __m256 sum[M];
@@ -98,7 +98,7 @@ void blend_values(const AttendArgs& a, int query, int n_keys, const float (*p)[k
       sum[i] = _mm256_mul_ps(before, _mm256_set1_ps(shrink[i]));
     }
     for (int j = 0; j < n_keys; ++j) {
-      const __m256 v = _mm256_maskload_ps(float_row(a.v, a.v_stride, j) + c, mask);
+      const __m256 v = _mm256_maskload_ps(b.v + j * b.v_stride + c, mask);
       for (int i = 0; i < M; ++i)
         sum[i] = _mm256_fmadd_ps(_mm256_broadcast_ss(p[i] + j), v, sum[i]);
     }
@@ -108,31 +108,61 @@ void blend_values(const AttendArgs& a, int query, int n_keys, const float (*p)[k
 }
 
 template <int M>
-void attend_queries(const AttendArgs& a, int query) {
+void attend_queries(const AttendArgs& a, const Keys& b, int query) {
   alignas(32) float p[M][kMaxKeys] = {};
   int visible[M];
   int n_keys = 0;
   for (int i = 0; i < M; ++i) {
-    visible[i] = min(a.n_keys, a.visible + (a.first_query + query + i) / a.queries_per_token);
+    visible[i] = min(b.n_keys, b.visible + (a.first_query + query + i) / a.queries_per_token);
     if (visible[i] > n_keys) n_keys = visible[i];
   }
   if (n_keys <= 0) return;
-  scores<M>(a, query, n_keys, p);
+  scores<M>(a, b, query, n_keys, p);
   float shrink[M];
   for (int i = 0; i < M; ++i) {
     const bool sees = visible[i] > 0;
     shrink[i] = sees ? soften(p[i], visible[i], a.scale, a.max + query + i, a.sum + query + i) : 1;
     if (!sees) __builtin_memset(p[i], 0, sizeof(p[i]));
   }
-  blend_values<M>(a, query, n_keys, p, shrink);
+  blend_values<M>(a, b, query, n_keys, p, shrink);
+}
+
+// Rows of BF16 to dense rows of float.
+void widen_rows(const void* rows, int64_t stride, int n_rows, int n, float* to) {
+  for (int j = 0; j < n_rows; ++j)
+    widen(static_cast<const char*>(rows) + j * stride, WeightType::kBF16, 0, n, 1, to + j * n);
+}
+
+void attend_block(const AttendArgs& a, const Keys& b) {
+  int i = 0;
+  for (; i + 3 <= a.n_queries; i += 3) attend_queries<3>(a, b, i);
+  for (; i < a.n_queries; ++i) attend_queries<1>(a, b, i);
+}
+
+void attend_widened(const AttendArgs& a, const KeyBlock& block) {
+  alignas(32) float keys[kMaxKeys * kMaxKeyDim], values[kMaxKeys * kMaxValueDim];
+  float* const rope_keys = keys + kMaxKeys * a.dim;
+  widen_rows(block.k, a.k_stride, block.n_keys, a.dim, keys);
+  widen_rows(block.k_rope, a.k_rope_stride, block.n_keys, a.rope_dim, rope_keys);
+  const bool same = block.v == block.k && a.v_dim <= a.dim;  // values are the keys' beginnings
+  if (!same) widen_rows(block.v, a.v_stride, block.n_keys, a.v_dim, values);
+  attend_block(a, {keys, rope_keys, same ? keys : values, a.dim, a.rope_dim, same ? a.dim : a.v_dim,
+                   block.n_keys, block.visible});
 }
 
 }  // namespace
 
 void avx2_attend(const AttendArgs& a) {
-  int i = 0;
-  for (; i + 3 <= a.n_queries; i += 3) attend_queries<3>(a, i);
-  for (; i < a.n_queries; ++i) attend_queries<1>(a, i);
+  for (int b = 0; b < a.n_blocks; ++b) {
+    const KeyBlock& block = a.blocks[b];
+    if (a.type == ActivationType::kBF16) {
+      attend_widened(a, block);
+    } else {
+      attend_block(a, {static_cast<const float*>(block.k), static_cast<const float*>(block.k_rope),
+                       static_cast<const float*>(block.v), a.k_stride / 4, a.k_rope_stride / 4,
+                       a.v_stride / 4, block.n_keys, block.visible});
+    }
+  }
 }
 
 namespace {

@@ -123,27 +123,36 @@ struct GemmArgs {
   int m, n, k;
 };
 
-// One block of keys against some queries, with the running softmax of FlashAttention (Dao et al.
-// 2022, algorithm 1). Scores have two parts, q.k + q_rope.k_rope (multi-head latent attention,
-// DeepSeek-V2 paper, section 2.1). Query i sees the first min(n_keys, visible + (first_query + i) /
-// queries_per_token) keys of the block.
-struct AttendArgs {
-  ActivationType type;     // of queries, keys and values: the table's `attention`, or kF32
-  const void *q, *q_rope;  // [n_queries, dim], [n_queries, rope_dim]
+// Keys and values of up to kMaxKeys tokens.
+struct KeyBlock {
   const void *k, *k_rope;  // [n_keys, dim], [n_keys, rope_dim]
   const void* v;           // [n_keys, v_dim]
-  int64_t q_stride, q_rope_stride, k_stride, k_rope_stride, v_stride;  // bytes between rows
-  int n_queries, n_keys, dim, rope_dim, v_dim;
-  int visible, first_query, queries_per_token;
+  int n_keys;
+  int visible;  // query i sees the first min(n_keys, visible + (first_query + i) /
+                // queries_per_token)
+};
+constexpr int kMaxKeys = 64;
+
+// Blocks of keys against some queries, with the running softmax of FlashAttention (Dao et al. 2022,
+// algorithm 1). Scores have two parts, q.k + q_rope.k_rope (multi-head latent attention,
+// DeepSeek-V2 paper, section 2.1). The sum of one query is formed in an order that depends on the
+// blocks alone.
+struct AttendArgs {
+  ActivationType type;      // of keys and values: kF32 or kBF16
+  const float *q, *q_rope;  // [n_queries, dim], [n_queries, rope_dim]
+  int64_t q_stride, q_rope_stride;
+  const KeyBlock* blocks;
+  int n_blocks;
+  int64_t k_stride, k_rope_stride, v_stride;  // bytes between rows
+  int n_queries, dim, rope_dim, v_dim;
+  int first_query, queries_per_token;
   float scale;
   float* out;  // [n_queries, v_dim] sum of exp(score - max) * v so far
   int64_t out_stride;
   float *max,
       *sum;  // [n_queries] of the scores seen so far; before the first block -infinity and 0
 };
-constexpr int kMaxKeys = 64;  // of one block
-// Largest dim + rope_dim, and v_dim, of kBF16.
-constexpr int kMaxBf16Key = 576, kMaxBf16Value = 512;
+constexpr int kMaxKeyDim = 576, kMaxValueDim = 512;  // largest dim + rope_dim, and v_dim
 
 // out = x / sqrt(mean(x^2) + eps) * gain
 struct RmsNormArgs {
@@ -179,7 +188,7 @@ struct KernelTable {
   const char* name;
   Layout layout;
   ActivationType activation[kNumWeightTypes];  // the fastest for each type of weight
-  ActivationType attention;                    // of what attend() reads, kF32 or kBF16
+  ActivationType attention;  // keys and values that attend() reads fastest, kF32 or kBF16
   void (*pack)(const PackArgs&);
   void (*quantize)(const QuantizeArgs&);
   void (*encode)(const EncodeArgs&);

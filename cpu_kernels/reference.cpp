@@ -119,35 +119,41 @@ float dot(const float* a, const float* b, int n) {
   return sum;
 }
 
-const float* float_row(const void* rows, int64_t stride, int i) {
-  return reinterpret_cast<const float*>(static_cast<const char*>(rows) + i * stride);
+// Number c of row i of keys or values.
+float number(const AttendArgs& a, const void* rows, int64_t stride, int i, int c) {
+  const WeightType type = a.type == ActivationType::kF32 ? WeightType::kF32 : WeightType::kBF16;
+  return element(static_cast<const char*>(rows) + i * stride, type, c);
+}
+
+void attend_block(const AttendArgs& a, const KeyBlock& block, int i) {
+  const int n = std::min(block.n_keys, block.visible + (a.first_query + i) / a.queries_per_token);
+  if (n <= 0) return;
+  const float *q = a.q + i * a.q_stride, *q_rope = a.q_rope + i * a.q_rope_stride;
+  float score[kMaxKeys], max = a.max[i];
+  for (int j = 0; j < n; ++j) {
+    float sum = 0;
+    for (int c = 0; c < a.dim; ++c) sum += q[c] * number(a, block.k, a.k_stride, j, c);
+    for (int c = 0; c < a.rope_dim; ++c)
+      sum += q_rope[c] * number(a, block.k_rope, a.k_rope_stride, j, c);
+    score[j] = a.scale * sum;
+    max = std::max(max, score[j]);
+  }
+  float* out = a.out + i * a.out_stride;
+  const float rescale = std::exp(a.max[i] - max);
+  for (int c = 0; c < a.v_dim; ++c) out[c] *= rescale;
+  float sum = a.sum[i] * rescale;
+  for (int j = 0; j < n; ++j) {
+    const float p = std::exp(score[j] - max);
+    sum += p;
+    for (int c = 0; c < a.v_dim; ++c) out[c] += p * number(a, block.v, a.v_stride, j, c);
+  }
+  a.max[i] = max;
+  a.sum[i] = sum;
 }
 
 void attend(const AttendArgs& a) {
-  for (int i = 0; i < a.n_queries; ++i) {
-    const int n = std::min(a.n_keys, a.visible + (a.first_query + i) / a.queries_per_token);
-    if (n <= 0) continue;
-    const float* q = float_row(a.q, a.q_stride, i);
-    const float* q_rope = float_row(a.q_rope, a.q_rope_stride, i);
-    float score[kMaxKeys], max = a.max[i];
-    for (int j = 0; j < n; ++j) {
-      score[j] = a.scale * (dot(q, float_row(a.k, a.k_stride, j), a.dim) +
-                            dot(q_rope, float_row(a.k_rope, a.k_rope_stride, j), a.rope_dim));
-      max = std::max(max, score[j]);
-    }
-    float* out = a.out + i * a.out_stride;
-    const float rescale = std::exp(a.max[i] - max);
-    for (int c = 0; c < a.v_dim; ++c) out[c] *= rescale;
-    float sum = a.sum[i] * rescale;
-    for (int j = 0; j < n; ++j) {
-      const float p = std::exp(score[j] - max);
-      sum += p;
-      const float* v = float_row(a.v, a.v_stride, j);
-      for (int c = 0; c < a.v_dim; ++c) out[c] += p * v[c];
-    }
-    a.max[i] = max;
-    a.sum[i] = sum;
-  }
+  for (int b = 0; b < a.n_blocks; ++b)
+    for (int i = 0; i < a.n_queries; ++i) attend_block(a, a.blocks[b], i);
 }
 
 void rms_norm(const RmsNormArgs& a) {

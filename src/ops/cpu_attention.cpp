@@ -34,7 +34,17 @@ int rows_of_part(int64_t n_rows, int64_t n_splits, int n_threads) {
   return rows;
 }
 
+ActivationType type_of(const TensorView& t) {
+  return t.dtype == DType::kF32 ? ActivationType::kF32 : ActivationType::kBF16;
+}
+
 }  // namespace
+
+// The rows of one page that hold tokens of `s`.
+TensorView CpuOps::page_of(const MlaArgs& a, const Sequence& s, int page) {
+  const int first = page * kPageSize;
+  return a.cache.rows_from(cache_row(s, first), std::min(kPageSize, s.kv_length - first));
+}
 
 void CpuOps::append_kv(const Batch& batch, TensorView kv, TensorView cache) {
   for (const Sequence& s : batch.sequences) {
@@ -46,37 +56,6 @@ void CpuOps::append_kv(const Batch& batch, TensorView kv, TensorView cache) {
         kernels_.encode_bf16({kv.row<float>(t), cache.row<cpu::bf16>(row), kv.cols});
     }
   }
-}
-
-// The rows of one page that hold tokens of `s`, in the type that attention reads; in `room` unless
-// the cache itself has it.
-TensorView CpuOps::read_page(const MlaArgs& a, const Sequence& s, int page, TensorView room) const {
-  const int first = page * kPageSize;
-  const int n = std::min(kPageSize, s.kv_length - first);
-  const TensorView stored = a.cache.rows_from(cache_row(s, first), n);
-  const DType wanted = attention_ == ActivationType::kF32 ? DType::kF32 : DType::kBF16;
-  if (stored.dtype == wanted) return stored;
-  TensorView read{room.data, n, stored.cols, stored.cols, wanted};
-  if (wanted == DType::kF32) {
-    kernels_.decode({stored.data, cpu::WeightType::kBF16, read.row<float>(0), n * stored.cols});
-  } else {
-    kernels_.encode_bf16({stored.row<float>(0), read.row<cpu::bf16>(0), n * stored.cols});
-  }
-  return read;
-}
-
-// Rows first, first + step, .. of x as attention reads them; encoded ones go into the thread's
-// room, from `column` on.
-cpu::Activations CpuOps::queries(TensorView x, int64_t first, int64_t step, int n, int thread,
-                                 int64_t column) {
-  if (attention_ == ActivationType::kF32)
-    return {x.row_data(first), x.row_bytes() * step, attention_};
-  const TensorView room =
-      queries_of_thread_.rows_from(int64_t{thread} * kPartRows, n).cols_from(column, x.cols);
-  for (int i = 0; i < n; ++i)
-    kernels_.encode(
-        {x.row<float>(first + i * step), static_cast<int>(x.cols), attention_, room.row_data(i)});
-  return {room.data, room.row_bytes(), attention_};
 }
 
 // ------------------------------------------------------------------------------- absorbed
@@ -108,7 +87,7 @@ void CpuOps::mla_absorbed(const MlaArgs& a) {
 
 void CpuOps::run_parts(const MlaArgs& a) {
   team_.run(static_cast<int64_t>(parts_.size()),
-            [&](int64_t i, int thread) { attend_part(a, parts_[i], i, thread); });
+            [&](int64_t i, int) { attend_part(a, parts_[i], i); });
   constexpr int kShares = 16;
   team_.run(kShares, [&](int64_t share, int) {
     for (size_t slot = 0; slot < parts_.size(); ++slot)
@@ -118,52 +97,44 @@ void CpuOps::run_parts(const MlaArgs& a) {
   parts_.clear();
 }
 
-void CpuOps::attend_part(const MlaArgs& a, const AbsorbedPart& part, int64_t slot, int thread) {
+void CpuOps::attend_part(const MlaArgs& a, const AbsorbedPart& part, int64_t slot) {
   const Sequence& s = *part.sequence;
-  const TensorView room = page_of_thread_.rows_from(int64_t{thread} * kPageSize, kPageSize);
   const TensorView out = part_out_.rows_from(slot * kPartRows, part.n_rows);
   float* const max = part_max_.row<float>(0) + slot * kPartRows;
   float* const sum = part_sum_.row<float>(0) + slot * kPartRows;
   const int heads = a.mla.n_heads, rank = a.mla.kv_rank;
   const int64_t row = int64_t{s.first_token} * heads + part.first_row;
-  const int last_token = (part.first_row + part.n_rows - 1) / heads;
   std::fill_n(max, part.n_rows, kNoMax);
   std::fill_n(sum, part.n_rows, 0.f);
   for (int i = 0; i < part.n_rows; ++i) std::fill_n(out.row<float>(i), rank, 0.f);
 
-  const cpu::Activations q = queries(a.q, row, 1, part.n_rows, thread, 0);
-  const cpu::Activations q_rope =
-      queries(a.q_rope, row, 1, part.n_rows, thread, encoded_columns(rank));
-  for (int page = part.first_page; page < part.first_page + part.n_pages; ++page) {
-    const int first_key = page * kPageSize;
-    if (visible(s, first_key) + last_token <= 0) break;
-    const TensorView keys = read_page(a, s, page, room);
-    const TensorView rope_keys = keys.cols_from(rank, a.mla.rope_dim);
-    kernels_.attend({.type = attention_,
-                     .q = q.data,
-                     .q_rope = q_rope.data,
-                     .k = keys.data,
-                     .k_rope = rope_keys.data,
-                     .v = keys.data,
-                     .q_stride = q.stride,
-                     .q_rope_stride = q_rope.stride,
-                     .k_stride = keys.row_bytes(),
-                     .k_rope_stride = keys.row_bytes(),
-                     .v_stride = keys.row_bytes(),
-                     .n_queries = part.n_rows,
-                     .n_keys = static_cast<int>(keys.rows),
-                     .dim = rank,
-                     .rope_dim = a.mla.rope_dim,
-                     .v_dim = rank,
-                     .visible = visible(s, first_key),
-                     .first_query = part.first_row,
-                     .queries_per_token = heads,
-                     .scale = a.softmax_scale,
-                     .out = out.row<float>(0),
-                     .out_stride = out.stride,
-                     .max = max,
-                     .sum = sum});
+  cpu::KeyBlock blocks[kPartPages];
+  for (int p = 0; p < part.n_pages; ++p) {
+    const TensorView keys = page_of(a, s, part.first_page + p);
+    blocks[p] = {keys.data, keys.cols_from(rank, a.mla.rope_dim).data, keys.data,
+                 static_cast<int>(keys.rows), visible(s, (part.first_page + p) * kPageSize)};
   }
+  kernels_.attend({.type = type_of(a.cache),
+                   .q = a.q.row<float>(row),
+                   .q_rope = a.q_rope.row<float>(row),
+                   .q_stride = a.q.stride,
+                   .q_rope_stride = a.q_rope.stride,
+                   .blocks = blocks,
+                   .n_blocks = part.n_pages,
+                   .k_stride = a.cache.row_bytes(),
+                   .k_rope_stride = a.cache.row_bytes(),
+                   .v_stride = a.cache.row_bytes(),
+                   .n_queries = part.n_rows,
+                   .dim = rank,
+                   .rope_dim = a.mla.rope_dim,
+                   .v_dim = rank,
+                   .first_query = part.first_row,
+                   .queries_per_token = heads,
+                   .scale = a.softmax_scale,
+                   .out = out.row<float>(0),
+                   .out_stride = out.stride,
+                   .max = max,
+                   .sum = sum});
 }
 
 // Adds row i of a part to the output: both are sums of exp(score - max) v over their keys.
@@ -192,6 +163,8 @@ void CpuOps::merge_row(const MlaArgs& a, const AbsorbedPart& part, int64_t slot,
 
 // ---------------------------------------------------------------------------------- naive
 
+// Keys and values are restored for kRestoredPages at a time, so that kv_b is read, and every query
+// packed, once for all of them.
 void CpuOps::mla_naive(const MlaArgs& a, const QuantView& kv_b) {
   const int heads = a.mla.n_heads;
   for (const Sequence& s : a.sequences) {
@@ -201,11 +174,13 @@ void CpuOps::mla_naive(const MlaArgs& a, const QuantView& kv_b) {
     for (int64_t r = first; r < first + rows; ++r)
       std::fill_n(a.out.row<float>(r), a.mla.v_dim, 0.f);
 
-    for (int page = 0; page < n_pages(s); ++page) {
-      const TensorView keys = read_page(a, s, page, shared_page_);
-      const TensorView restored = restore_page(keys, kv_b);
-      team_.run(heads, [&](int64_t head, int thread) {
-        naive_rows(a, s, keys, restored, page * kPageSize, static_cast<int>(head), thread);
+    for (int page = 0; page < n_pages(s); page += kRestoredPages) {
+      const int n = std::min(kRestoredPages, n_pages(s) - page);
+      const TensorView restored = restore_pages(a, s, page, n, kv_b);
+      const int n_pieces = (s.n_tokens + kPartRows - 1) / kPartRows;
+      team_.run(int64_t{heads} * n_pieces, [&](int64_t i, int) {
+        naive_rows(a, s, restored, page, static_cast<int>(i / n_pieces),
+                   static_cast<int>(i % n_pieces) * kPartRows);
       });
     }
     for (int64_t r = first; r < first + rows; ++r)
@@ -213,77 +188,78 @@ void CpuOps::mla_naive(const MlaArgs& a, const QuantView& kv_b) {
   }
 }
 
-// Keys and values of every head for the latents of one page, as attention reads them.
-TensorView CpuOps::restore_page(TensorView page, const QuantView& kv_b) {
-  const TensorView latents = page.cols_from(0, kv_b.q.cols);
-  const TensorView restored = restored_.rows_from(0, page.rows);
-  if (attention_ == ActivationType::kF32) {
-    linear(latents, kv_b, restored);
-    return restored;
+// Keys and values of every head for the latents of some pages, in the cache's type.
+TensorView CpuOps::restore_pages(const MlaArgs& a, const Sequence& s, int page, int n_pages,
+                                 const QuantView& kv_b) {
+  const int64_t rank = kv_b.q.cols;
+  int64_t n = 0;
+  for (int p = page; p < page + n_pages; ++p) {
+    const TensorView latents = page_of(a, s, p);
+    for (int64_t r = 0; r < latents.rows; ++r, ++n) {
+      float* const to = latents_.row<float>(n);
+      if (latents.dtype == DType::kF32)
+        std::copy_n(latents.row<float>(r), rank, to);
+      else
+        kernels_.decode({latents.row_data(r), cpu::WeightType::kBF16, to, rank});
+    }
   }
-  if (kernels_.activation[static_cast<int>(kernel_type(kv_b.q.dtype))] == attention_) {
-    product({latents.data, latents.row_bytes(), attention_}, page.rows, kv_b, restored);
-  } else {
-    const TensorView wide = page_of_thread_.rows_from(0, page.rows);
-    kernels_.decode({page.data, cpu::WeightType::kBF16, wide.row<float>(0), page.rows * page.cols});
-    linear(wide.cols_from(0, latents.cols), kv_b, restored);
-  }
-  const TensorView encoded = encoded_restored_.rows_from(0, page.rows);
-  for_each(page.rows, restored.rows * restored.cols, [&](int64_t r, int) {
+  const TensorView restored = restored_.rows_from(0, n);
+  linear(latents_.rows_from(0, n), kv_b, restored);
+  if (a.cache.dtype == DType::kF32) return restored;
+  const TensorView encoded = encoded_restored_.rows_from(0, n);
+  for_each(n, n * restored.cols, [&](int64_t r, int) {
     kernels_.encode_bf16({restored.row<float>(r), encoded.row<cpu::bf16>(r), restored.cols});
   });
   return encoded;
 }
 
-// All tokens of one sequence, one head, one page. Row t * heads + head belongs to token t.
-void CpuOps::naive_rows(const MlaArgs& a, const Sequence& s, TensorView page, TensorView restored,
-                        int first_key, int head, int thread) {
+// Up to kPartRows tokens of one sequence from `token` on, one head, the restored pages. Row t *
+// heads
+// + head belongs to token t.
+void CpuOps::naive_rows(const MlaArgs& a, const Sequence& s, TensorView restored, int page,
+                        int head, int token) {
   const MlaConfig& m = a.mla;
-  const int64_t row = int64_t{s.first_token} * m.n_heads + head;
-  const int64_t first_column = int64_t{head} * (m.nope_dim + m.v_dim);
-  const TensorView k = restored.cols_from(first_column, m.nope_dim);
-  const TensorView v = restored.cols_from(first_column + m.nope_dim, m.v_dim);
-  const TensorView k_rope = page.cols_from(m.kv_rank, m.rope_dim);
+  const int n = std::min(kPartRows, s.n_tokens - token);
+  const int64_t row = (int64_t{s.first_token} + token) * m.n_heads + head;
+  const int64_t column = int64_t{head} * (m.nope_dim + m.v_dim);
+  cpu::KeyBlock blocks[kRestoredPages];
+  int n_blocks = 0;
+  for (int64_t r = 0; r < restored.rows; r += kPageSize, ++page) {
+    const TensorView keys = page_of(a, s, page);
+    const TensorView k = restored.rows_from(r, keys.rows).cols_from(column, m.nope_dim);
+    const TensorView v = restored.rows_from(r, keys.rows).cols_from(column + m.nope_dim, m.v_dim);
+    blocks[n_blocks++] = {k.data, keys.cols_from(m.kv_rank, m.rope_dim).data, v.data,
+                          static_cast<int>(keys.rows), visible(s, page * kPageSize)};
+  }
   float max[kPartRows], sum[kPartRows];
-  for (int t = 0; t < s.n_tokens; t += kPartRows) {
-    const int n = std::min(kPartRows, s.n_tokens - t);
-    if (visible(s, first_key) + t + n - 1 <= 0) continue;
-    const int64_t at = row + int64_t{t} * m.n_heads;
-    for (int i = 0; i < n; ++i) {
-      max[i] = max_.row<float>(0)[at + int64_t{i} * m.n_heads];
-      sum[i] = sum_.row<float>(0)[at + int64_t{i} * m.n_heads];
-    }
-    const cpu::Activations q = queries(a.q, at, m.n_heads, n, thread, 0);
-    const cpu::Activations q_rope =
-        queries(a.q_rope, at, m.n_heads, n, thread, encoded_columns(m.nope_dim));
-    kernels_.attend({.type = attention_,
-                     .q = q.data,
-                     .q_rope = q_rope.data,
-                     .k = k.data,
-                     .k_rope = k_rope.data,
-                     .v = v.data,
-                     .q_stride = q.stride,
-                     .q_rope_stride = q_rope.stride,
-                     .k_stride = k.row_bytes(),
-                     .k_rope_stride = k_rope.row_bytes(),
-                     .v_stride = v.row_bytes(),
-                     .n_queries = n,
-                     .n_keys = static_cast<int>(page.rows),
-                     .dim = m.nope_dim,
-                     .rope_dim = m.rope_dim,
-                     .v_dim = m.v_dim,
-                     .visible = visible(s, first_key),
-                     .first_query = t,
-                     .queries_per_token = 1,
-                     .scale = a.softmax_scale,
-                     .out = a.out.row<float>(at),
-                     .out_stride = a.out.stride * m.n_heads,
-                     .max = max,
-                     .sum = sum});
-    for (int i = 0; i < n; ++i) {
-      max_.row<float>(0)[at + int64_t{i} * m.n_heads] = max[i];
-      sum_.row<float>(0)[at + int64_t{i} * m.n_heads] = sum[i];
-    }
+  for (int i = 0; i < n; ++i) {
+    max[i] = max_.row<float>(0)[row + int64_t{i} * m.n_heads];
+    sum[i] = sum_.row<float>(0)[row + int64_t{i} * m.n_heads];
+  }
+  kernels_.attend({.type = type_of(restored),
+                   .q = a.q.row<float>(row),
+                   .q_rope = a.q_rope.row<float>(row),
+                   .q_stride = a.q.stride * m.n_heads,
+                   .q_rope_stride = a.q_rope.stride * m.n_heads,
+                   .blocks = blocks,
+                   .n_blocks = n_blocks,
+                   .k_stride = restored.row_bytes(),
+                   .k_rope_stride = a.cache.row_bytes(),
+                   .v_stride = restored.row_bytes(),
+                   .n_queries = n,
+                   .dim = m.nope_dim,
+                   .rope_dim = m.rope_dim,
+                   .v_dim = m.v_dim,
+                   .first_query = token,
+                   .queries_per_token = 1,
+                   .scale = a.softmax_scale,
+                   .out = a.out.row<float>(row),
+                   .out_stride = a.out.stride * m.n_heads,
+                   .max = max,
+                   .sum = sum});
+  for (int i = 0; i < n; ++i) {
+    max_.row<float>(0)[row + int64_t{i} * m.n_heads] = max[i];
+    sum_.row<float>(0)[row + int64_t{i} * m.n_heads] = sum[i];
   }
 }
 

@@ -17,13 +17,6 @@ int max_columns(const ModelConfig& c) {
                    c.shared_dim()});
 }
 
-// What attention reads: the kernels' choice if the model fits it.
-cpu::ActivationType attention_type(const cpu::KernelTable& kernels, const MlaConfig& m) {
-  const bool fits = m.cache_dim() <= cpu::kMaxBf16Key && m.kv_rank <= cpu::kMaxBf16Value &&
-                    m.qk_dim() <= cpu::kMaxBf16Key && m.v_dim <= cpu::kMaxBf16Value;
-  return fits ? kernels.attention : cpu::ActivationType::kF32;
-}
-
 }  // namespace
 
 int64_t encoded_columns(int64_t n) {
@@ -35,16 +28,13 @@ template <class Visit>
 void CpuOps::for_each_scratch(const ModelConfig& c, int64_t max_tokens, Visit visit) {
   const MlaConfig& m = c.mla;
   const int64_t threads = team_.size(), slots = std::max<int64_t>(16, 2 * threads);
+  const int64_t restored_tokens = int64_t{kRestoredPages} * kPageSize;
   const int64_t restored = int64_t{m.n_heads} * (m.nope_dim + m.v_dim);
-  const int64_t queries =
-      encoded_columns(std::max(m.kv_rank, m.nope_dim)) + encoded_columns(m.rope_dim);
-  visit(encoded_, std::max<int64_t>(max_tokens, kPageSize), encoded_columns(max_columns(c)),
+  visit(encoded_, std::max(max_tokens, restored_tokens), encoded_columns(max_columns(c)),
         DType::kBF16);
-  visit(queries_of_thread_, threads * kPartRows, queries, DType::kBF16);
-  visit(page_of_thread_, threads * kPageSize, m.cache_dim(), DType::kF32);
-  visit(shared_page_, kPageSize, m.cache_dim(), DType::kF32);
-  visit(restored_, kPageSize, restored, DType::kF32);
-  visit(encoded_restored_, kPageSize, restored, DType::kBF16);
+  visit(latents_, restored_tokens, m.kv_rank, DType::kF32);
+  visit(restored_, restored_tokens, restored, DType::kF32);
+  visit(encoded_restored_, restored_tokens, restored, DType::kBF16);
   visit(max_, 1, max_tokens * m.n_heads, DType::kF32);
   visit(sum_, 1, max_tokens * m.n_heads, DType::kF32);
   visit(part_out_, slots * kPartRows, m.kv_rank, DType::kF32);
@@ -54,7 +44,13 @@ void CpuOps::for_each_scratch(const ModelConfig& c, int64_t max_tokens, Visit vi
 }
 
 CpuOps::CpuOps(const cpu::KernelTable& kernels, const ModelConfig& c, int max_tokens, Team& team)
-    : kernels_(kernels), team_(team), attention_(attention_type(kernels, c.mla)) {
+    : kernels_(kernels), team_(team) {
+  const MlaConfig& m = c.mla;
+  require(m.cache_dim() <= cpu::kMaxKeyDim && m.qk_dim() <= cpu::kMaxKeyDim &&
+              std::max(m.kv_rank, m.v_dim) <= cpu::kMaxValueDim,
+          "kv_lora_rank {}, qk_nope_head_dim {}, qk_rope_head_dim {}, v_head_dim {}: attention on "
+          "the CPU is made for keys of at most {} and values of at most {} numbers",
+          m.kv_rank, m.nope_dim, m.rope_dim, m.v_dim, cpu::kMaxKeyDim, cpu::kMaxValueDim);
   int64_t bytes = 0;
   for_each_scratch(c, max_tokens, [&](TensorView&, int64_t rows, int64_t cols, DType dtype) {
     bytes += Arena::padded_bytes(rows * cols * size_of(dtype));

@@ -12,6 +12,7 @@
 namespace tandem {
 
 constexpr int kPartRows = 128;  // (token, head) rows of one sequence that a thread takes at a time
+constexpr int kRestoredPages = 8;  // of which keys and values are restored at a time
 
 // Columns of a row made by encode().
 int64_t encoded_columns(int64_t n);
@@ -44,14 +45,13 @@ class CpuOps final : public Ops {
     bool is_first, is_last;  // of the sequence's keys
   };
   void run_parts(const MlaArgs& args);
-  void attend_part(const MlaArgs& args, const AbsorbedPart& part, int64_t slot, int thread);
+  void attend_part(const MlaArgs& args, const AbsorbedPart& part, int64_t slot);
   void merge_row(const MlaArgs& args, const AbsorbedPart& part, int64_t slot, int i);
-  TensorView restore_page(TensorView page, const QuantView& kv_b);
-  void naive_rows(const MlaArgs& args, const Sequence& s, TensorView page, TensorView restored,
-                  int first_key, int head, int thread);
-  cpu::Activations queries(TensorView x, int64_t first, int64_t step, int n, int thread,
-                           int64_t column);
-  TensorView read_page(const MlaArgs& args, const Sequence& s, int page, TensorView room) const;
+  TensorView restore_pages(const MlaArgs& args, const Sequence& s, int page, int n_pages,
+                           const QuantView& kv_b);
+  void naive_rows(const MlaArgs& args, const Sequence& s, TensorView restored, int page, int head,
+                  int token);
+  static TensorView page_of(const MlaArgs& args, const Sequence& s, int page);
   void product(const cpu::Activations& x, int64_t n_rows, const QuantView& w, TensorView out);
   template <class Visit>
   void for_each_scratch(const ModelConfig& config, int64_t max_tokens, Visit visit);
@@ -68,13 +68,10 @@ class CpuOps final : public Ops {
   const cpu::KernelTable& kernels_;
   Team& team_;
   Arena arena_;
-  TensorView encoded_;             // [max_tokens, columns] x of a product as the kernels want it
-  cpu::ActivationType attention_;  // what attention reads
+  TensorView encoded_;  // [max_tokens, columns] x of a product as the kernels want it
   std::vector<AbsorbedPart> parts_;
-  TensorView queries_of_thread_;  // [threads * kPartRows, columns] encoded
-  TensorView page_of_thread_;  // [threads * page_size, cache_dim] a page of the cache to attend to
-  TensorView shared_page_;     // [page_size, cache_dim] the same, for all threads
-  TensorView restored_;        // [page_size, heads * (nope_dim + v_dim)] its keys and values
+  TensorView latents_;              // [restored tokens, kv_rank] of some pages
+  TensorView restored_;             // [restored tokens, heads * (nope_dim + v_dim)] keys and values
   TensorView encoded_restored_;     // the same in BF16
   TensorView max_, sum_;            // [1, max_tokens * heads] running softmax
   TensorView part_out_;             // [slots * kPartRows, kv_rank] of the parts of one round
