@@ -74,9 +74,11 @@ void pack_values(const AttendArgs& a, const KeyBlock& block, Scratch& s) {
 
 // -------------------------------------------------------------------------------- scores
 
-// Scores of M keys and the 32 queries of two panels.
+// Scores of M keys and the 32 queries of two panels. Not inlined, like blend(): the addresses of
+// the rows need all registers.
 template <int M>
-void score(const AttendArgs& a, const KeyBlock& block, int key, int panel, Scratch& s) {
+[[gnu::noinline]] void score(const AttendArgs& a, const KeyBlock& block, int key, int panel,
+                             Scratch& s) {
   const char *k[M], *k_rope[M];
   for (int i = 0; i < M; ++i) {
     k[i] = bytes(block.k) + (key + i) * a.k_stride;
@@ -161,8 +163,8 @@ void soften(const AttendArgs& a, const KeyBlock& block, int first, int query, in
 
 // out = out * shrink + weights . values for M queries and 32 columns.
 template <int M>
-void blend(const AttendArgs& a, const KeyBlock& block, int first, int query, int column,
-           Scratch& s) {
+[[gnu::noinline]] void blend(const AttendArgs& a, const KeyBlock& block, int first, int query,
+                             int column, Scratch& s) {
   const char *weights[M], *v[2];
   __mmask16 mask[2];
   for (int i = 0; i < M; ++i) weights[i] = bytes(s.weights[0][query + i]);
