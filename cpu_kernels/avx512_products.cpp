@@ -17,6 +17,8 @@ __m512i exchange_words(__m512i step) {
   return _mm512_shuffle_epi8(step, _mm512_broadcast_i32x4(order));
 }
 
+// Loops of constant length, so that the steps stay in registers: a store to the stack between
+// streaming stores flushes their half-filled line, and packing is five times slower.
 void pack(const PackArgs& a) {
   const int64_t row_size = row_bytes(a.type, a.cols);
   const int64_t stride = panel_bytes(a.type, a.cols);
@@ -26,15 +28,16 @@ void pack(const PackArgs& a) {
     for (int64_t b = 0; b < stride / kPanelRows; b += kStepBytes) {
       const int64_t left = row_size - b;
       const __mmask64 mask = left >= 64 ? ~__mmask64{0} : (__mmask64{1} << left) - 1;
-      __m512i steps[16] = {};
-      for (int i = 0; i < n_rows; ++i)
-        steps[i] = _mm512_maskz_loadu_epi8(mask, bytes(a.from) + (r + i) * row_size + b);
+      __m512i steps[16];
+      for (int i = 0; i < 16; ++i)
+        steps[i] =
+            _mm512_maskz_loadu_epi8(i < n_rows ? mask : 0, bytes(a.from) + (r + i) * row_size + b);
       transpose(steps);
-      for (int i = 0; i < 16; ++i) {
-        if (a.type == WeightType::kF8E4M3) steps[i] = exchange_words(steps[i]);
+      if (a.type == WeightType::kF8E4M3)
+        for (int i = 0; i < 16; ++i) steps[i] = exchange_words(steps[i]);
+      for (int i = 0; i < 16; ++i)
         _mm512_stream_si512(reinterpret_cast<__m512i*>(to + b * kPanelRows + i * kStepBytes),
                             steps[i]);
-      }
     }
   }
   _mm_sfence();
