@@ -182,8 +182,46 @@ class Works(unittest.TestCase):
             self.assertAlmostEqual(same["perplexity"], report["perplexity"])
             self.assertEqual((same["mean_kl_divergence"], same["top1_agreement"]), (0, 1))
 
+    def test_pack(self):
+        with tempfile.TemporaryDirectory() as folder:
+            env = {"XDG_CACHE_HOME": folder}
+            self.ok("run", "--temp", "0", "-p", "What is 1 + 2?", "-n", "1", env=env)
+            self.assertEqual(os.listdir(folder), [], "a run writes no cache unless it is asked to")
+            report = json.loads(self.ok("pack", "--json", env=env))
+            self.assertTrue(report["written"])
+            self.assertTrue(report["cache"].startswith(os.path.join(folder, "tandem", "tiny-r1-")))
+            self.assertGreaterEqual(os.path.getsize(report["cache"]), report["packed_bytes"])
+            again = json.loads(self.ok("pack", "--json", env=env))
+            self.assertEqual((again["cache"], again["written"]), (report["cache"], False))
+            self.assertIn("is sound", self.ok("pack", env=env))
+            plain = json.loads(self.ok("run", "--temp", "0", "-p", "What is 12 + 7?", "--json", env={"XDG_CACHE_HOME": "/no/such"}))
+            packed = json.loads(self.ok("run", "--temp", "0", "-p", "What is 12 + 7?", "--json", env=env))
+            self.assertEqual(plain["token_ids"], packed["token_ids"])
+
+    def test_a_damaged_cache_is_one_warning(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run = ("run", "--temp", "0", "-p", "What is 12 + 7?", "-q", "--cache", folder)
+            answer = self.ok(*run)
+            (name,) = os.listdir(folder)
+            path = os.path.join(folder, name)
+            with open(path, "r+b") as file:
+                file.seek(-1000, os.SEEK_END)
+                byte = file.read(1)
+                file.seek(-1000, os.SEEK_END)
+                file.write(bytes([byte[0] ^ 1]))
+            result = tandem(*run)
+            self.assertEqual((result.returncode, result.stdout), (0, answer))
+            self.assertRegex(result.stderr, r"^warning: the packed cache .* checksum.*\n$")
+            self.assertEqual(tandem(*run).stderr, "", "it was packed again")
+            self.assertEqual(os.listdir(folder), [name])
+
+    def test_a_cache_that_cannot_be_written_is_one_warning(self):
+        result = tandem("run", "--temp", "0", "-p", "What is 12 + 7?", "-q", "--cache", "/proc/no-such")
+        self.assertIn("19", result.stdout)
+        self.assertRegex(result.stderr, r"^warning: no packed cache is written: .*/proc/no-such.*\n$")
+
     def test_help_teaches_by_example(self):
-        for command in ((), ("run",), ("chat",), ("inspect",), ("tokenize",), ("logits",), ("eval",)):
+        for command in ((), ("run",), ("chat",), ("inspect",), ("tokenize",), ("logits",), ("eval",), ("pack",)):
             self.assertIn("Examples:", self.ok(*command, "--help"))
 
     def test_ctrl_c_ends_cleanly(self):
@@ -233,6 +271,17 @@ class Refuses(unittest.TestCase):
         self.refused(["logit-bias"], "run", "-p", "x", "--logit-bias", "five")
         self.refused(["600"], "run", "-p", "x", "--logit-bias", "600=1")
         self.refused(["0 new tokens"], "run", "-p", "x", "-n", "0")
+
+    def test_pack(self):
+        self.refused(["/proc/no-such"], "pack", "--cache", "/proc/no-such")
+        self.refused(["no-such-directory"], "pack", "no-such-directory")
+        self.refused(["HOME", "--cache"], "pack", env={"XDG_CACHE_HOME": "", "HOME": ""})
+        with tempfile.TemporaryDirectory() as folder:
+            result = subprocess.run(f"ulimit -f 1000; {TANDEM} pack --cache {folder}", shell=True, capture_output=True,
+                                    text=True, check=False)
+            self.assertEqual((result.returncode, result.stdout), (2, ""))
+            self.assertRegex(result.stderr, r"^error: .* cannot be written: File too large\n$")
+            self.assertEqual(os.listdir(folder), [], "nothing half-written")
 
     def test_prompts(self):
         self.refused(["--ctx", "64"], "run", "-p", "long " * 100, "--ctx", "64")

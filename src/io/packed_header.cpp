@@ -95,7 +95,8 @@ PackedHeader parse_packed_header(std::string_view text, int64_t file_bytes) {
                       .data_bytes = start.data_bytes,
                       .checksums = std::vector<uint64_t>(n_packed_blocks(start.data_bytes))};
   text.remove_prefix(start.key_bytes + start.manifest_bytes);
-  std::memcpy(header.checksums.data(), text.data(), header.checksums.size() * sizeof(uint64_t));
+  text.copy(reinterpret_cast<char*>(header.checksums.data()),
+            header.checksums.size() * sizeof(uint64_t));
   return header;
 }
 
