@@ -5,6 +5,7 @@
 
 #include "tests/check_close.h"
 #include "tests/error_of.h"
+#include "tests/kernel_tables.h"
 #include "tests/naive_deepseek.h"
 #include "tests/random_model.h"
 
@@ -99,8 +100,8 @@ TEST(QuantizedWeights, ProductsOfEveryIsa) {
   struct Shape {
     int m, n, k;
   };
-  for (int isa = 0; isa <= static_cast<int>(cpu::best_isa()); ++isa) {
-    const cpu::KernelTable t = cpu::kernels_for(static_cast<cpu::Isa>(isa));
+  for (const NamedTable& table : all_tables()) {
+    const cpu::KernelTable& t = table.kernels;
     for (const Case& test : kCases) {
       for (const auto [m, n, k] : {Shape{1, 16, 128}, Shape{3, 70, 256}, Shape{7, 33, 640},
                                    Shape{33, 64, 1024}, Shape{300, 17, 128}}) {
@@ -144,8 +145,9 @@ TEST(QuantizedWeights, ProductsOfEveryIsa) {
             bound.push_back((4 * std::sqrt(k) + 2) * kEps * magnitude + 1e-30);
           }
         }
-        SCOPED_TRACE(testing::Message() << t.name << " " << name_of(test.format.dtype) << " group "
-                                        << test.format.group << " " << m << "x" << n << "x" << k);
+        SCOPED_TRACE(testing::Message()
+                     << table.name << " " << name_of(test.format.dtype) << " group "
+                     << test.format.group << " " << m << "x" << n << "x" << k);
         expect_close(out, want, bound);
       }
     }

@@ -1,0 +1,18 @@
+// Puts the islands of an instruction set together. Compiled a second time, under another name, with
+// the emulated islands (tests/emulate).
+#pragma once
+#include "cpu_kernels/kernels.h"
+
+namespace tandem::cpu {
+
+// What some CPUs of one instruction set have and others lack.
+struct Extensions {
+  bool avx_vnni = false;     // Alder Lake, Zen 5 and later
+  bool avx512_bf16 = false;  // Zen 4, Sapphire Rapids and later, not Ice Lake
+};
+
+Extensions extensions_here();  // of this machine
+
+KernelTable table_of(Isa isa, const Extensions& has);
+
+}  // namespace tandem::cpu

@@ -1,0 +1,70 @@
+// Products of bytes are exact in integers, and scaled in one order: every table that keeps weights
+// as panels gives the same bits, native and emulated, with vectors and with tiles, for any batch.
+#include <gtest/gtest.h>
+
+#include "tests/kernel_cases.h"
+#include "tests/kernel_tables.h"
+
+namespace tandem::test {
+namespace {
+
+constexpr WeightFormat kFormats[] = {
+    {DType::kI8}, {DType::kI4, 32}, {DType::kI4, 64}, {DType::kI4, 128}};
+
+std::vector<NamedTable> byte_tables() {
+  std::vector<NamedTable> tables;
+  for (const NamedTable& t : all_tables())
+    if (t.kernels.layout == cpu::Layout::kPanels) tables.push_back(t);
+  return tables;
+}
+
+struct Converted {
+  CpuWeights home;
+  QuantView w;
+
+  Converted(const cpu::KernelTable& t, const QuantView& stored, WeightFormat format) : home(t) {
+    home.allocate(home.converted_bytes(stored, format));
+    w = home.reserve_converted(stored, format);
+    home.convert(stored.q.row_data(0), stored, w, 0, stored.q.rows);
+  }
+};
+
+class ByteProducts : public testing::TestWithParam<NamedTable> {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ByteProducts);
+
+TEST_P(ByteProducts, SameBitsInEveryTableAndBatch) {
+  const cpu::KernelTable &t = GetParam().kernels, first = byte_tables().front().kernels;
+  for (const WeightFormat format : kFormats) {
+    for (const auto [m, n, k] : {Shape{36, 86, 640}, Shape{3, 16, 128}, Shape{7, 33, 1024}}) {
+      RandomModel store(with_block(128), DType::kBF16);
+      const QuantView stored = store.matrix(n, k, DType::kBF16);
+      const std::vector<float> x = normal(store.rng, m * k);
+      std::vector<int32_t> order(m);
+      for (int i = 0; i < m; ++i) order[i] = (i * 5 + 2) % m;
+      const auto product = [&, m = m, n = n, k = k](const cpu::KernelTable& table, int step) {
+        const Converted weight(table, stored, format);
+        const Rows rows(table, cpu::ActivationType::kU8, x, m, k, k);
+        std::vector<float> out(m * n, kNaN);
+        for (int i = 0, count = step; i < m; i += count, ++count) {
+          cpu::Activations part = rows.view;
+          part.rows = order.data() + i;
+          count = std::min(count, m - i);
+          table.gemm({part, kernel_weight(weight.w), 0, &out[i * n], n, count, 5, k});
+          table.gemm({part, kernel_weight(weight.w), 5, &out[i * n + 5], n, count, n - 5, k});
+        }
+        std::vector<uint32_t> bits;
+        for (const float v : out) bits.push_back(std::bit_cast<uint32_t>(v));
+        return bits;
+      };
+      const std::vector<uint32_t> want = product(first, m);
+      ASSERT_EQ(product(t, m), want) << name_of(format.dtype) << " group " << format.group;
+      ASSERT_EQ(product(t, 1), want) << name_of(format.dtype) << " batches of 1, 2, 3, ..";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, ByteProducts, testing::ValuesIn(byte_tables()),
+                         [](const auto& table) { return table.param.name; });
+
+}  // namespace
+}  // namespace tandem::test
