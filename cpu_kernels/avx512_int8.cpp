@@ -1,5 +1,6 @@
 // Products of bytes: VPDPBUSD multiplies four columns of 16 rows at a time. A block of columns is
 // summed in integers, exactly (255 * 128 * 256 < 2^24), then scaled and added as float.
+#include "cpu_kernels/avx512_i4.h"
 #include "cpu_kernels/avx512_panels.h"
 
 namespace tandem::cpu {
@@ -42,13 +43,6 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
     }
   }
   add_sums<M, N>(acc, b, panel, sums);
-}
-
-// Sixteen times the codes of an INT4 step, to two INT8 steps.
-void widen_i4(__m512i step, __m512i* first, __m512i* second) {
-  const __m512i high = _mm512_set1_epi8(static_cast<char>(0xf0));
-  *first = _mm512_and_si512(_mm512_slli_epi16(step, 4), high);
-  *second = _mm512_and_si512(step, high);
 }
 
 template <int M, int N, bool kKeep>

@@ -1,5 +1,7 @@
 // Chooses kernels for this machine. The only place that asks what the CPU can do.
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "cpu_kernels/tables.h"
 
@@ -16,7 +18,23 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
 }
 
-// GCC 12 has no name for it: leaf 7, subleaf 1, bit 4 of eax.
+// The kernel keeps tiles from a process until it asks for them (Documentation/arch/x86/xstate.rst);
+// asking again changes nothing.
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// GCC 12 has no names for what follows. Leaf 7 of cpuid: bf16, tiles and int8 are bits 22, 24 and
+// 25 of edx.
+bool has_amx() {
+  constexpr unsigned kBits = 1u << 22 | 1u << 24 | 1u << 25;
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & kBits) == kBits &&
+         may_use_tiles();
+}
+
+// Leaf 7, subleaf 1, bit 4 of eax.
 bool has_avx_vnni() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
@@ -26,11 +44,12 @@ bool has_avx_vnni() {
 
 Isa best_isa() {
   if (!has_avx2()) return Isa::kReference;
-  return has_avx512() ? Isa::kAvx512 : Isa::kAvx2;
+  if (!has_avx512()) return Isa::kAvx2;
+  return extensions_here().avx512_bf16 && has_amx() ? Isa::kAmx : Isa::kAvx512;
 }
 
 const char* name_of(Isa isa) {
-  constexpr const char* kNames[kNumIsas] = {"reference", "avx2", "avx512"};
+  constexpr const char* kNames[kNumIsas] = {"reference", "avx2", "avx512", "amx"};
   return kNames[static_cast<int>(isa)];
 }
 

@@ -9,8 +9,8 @@ namespace tandem::cpu {
 using bf16 = uint16_t;  // bit pattern of a bfloat16
 
 // Instruction sets, each one a superset of those before it.
-enum class Isa : uint8_t { kReference, kAvx2, kAvx512 };
-constexpr int kNumIsas = 3;
+enum class Isa : uint8_t { kReference, kAvx2, kAvx512, kAmx };
+constexpr int kNumIsas = 4;
 
 enum class WeightType : uint8_t {
   kF32,

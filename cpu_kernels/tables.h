@@ -8,7 +8,7 @@ namespace tandem::cpu {
 // What some CPUs of one instruction set have and others lack.
 struct Extensions {
   bool avx_vnni = false;     // Alder Lake, Zen 5 and later
-  bool avx512_bf16 = false;  // Zen 4, Sapphire Rapids and later, not Ice Lake
+  bool avx512_bf16 = false;  // Zen 4, Sapphire Rapids and later, not Ice Lake; amx implies it
 };
 
 Extensions extensions_here();  // of this machine

@@ -327,6 +327,9 @@ TEST(KernelTable, EachIsaBringsItsOwnProducts) {
   const cpu::KernelTable avx512 = cpu::kernels_for(cpu::Isa::kAvx512);
   EXPECT_STREQ(avx512.name, "avx512");
   EXPECT_NE(avx512.gemm, avx2.gemm);
+  const cpu::KernelTable amx = cpu::table_of(cpu::Isa::kAmx, {.avx512_bf16 = true});
+  EXPECT_STREQ(amx.name, "amx");
+  EXPECT_NE(amx.gemm, avx512.gemm);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu_kernels/tables.h"
+#include "tests/emulate/trap_tiles.h"
 
 namespace tandem::cpu {
 
@@ -32,6 +33,7 @@ constexpr Flavour kFlavours[] = {
     {"avx2", cpu::Isa::kAvx2, {.avx_vnni = true}},
     {"avx512_without_bf16", cpu::Isa::kAvx512, {}},
     {"avx512", cpu::Isa::kAvx512, {.avx512_bf16 = true}},
+    {"amx", cpu::Isa::kAmx, {.avx512_bf16 = true}},
 };
 
 // The native tables that this machine runs.
@@ -42,6 +44,10 @@ inline std::vector<NamedTable> native_tables() {
   for (const Flavour& f : kFlavours) {
     if ((f.has.avx_vnni && !here.avx_vnni) || (f.has.avx512_bf16 && !here.avx512_bf16)) continue;
     if (f.isa <= best) tables.push_back({f.name, cpu::table_of(f.isa, f.has), f.has});
+    if (f.isa == cpu::Isa::kAmx && best == cpu::Isa::kAvx512) {
+      trap_tile_instructions();
+      tables.push_back({"amx_with_emulated_tiles", cpu::table_of(f.isa, f.has), f.has});
+    }
   }
   return tables;
 }

@@ -1,0 +1,33 @@
+// Products of bytes by AMX: INT8 weights as they lie in memory, INT4 widened block by block. A
+// block of columns is summed in integers, exactly, so its bits are those of the vector kernel.
+#include "cpu_kernels/amx_tiles.h"
+#include "cpu_kernels/avx512_i4.h"
+
+namespace tandem::cpu {
+
+void avx512_gemm_int8(const GemmArgs&);
+
+namespace {
+
+void gemm_by_tiles(const GemmArgs& a) {
+  configure_tiles();
+  Room room;
+  const int per_step = columns_of_step(a.w.type);
+  multiply(a, ByteProduct::kColumns, [&](Block b, int first, int m, Sum* sums) {
+    if (a.w.type == WeightType::kI8) {
+      tiles_in_place(b, per_step, room);
+    } else {
+      widen_tiles(b, per_step, room, widen_i4);
+      for (auto& panel : b.scale)
+        for (float& scale : panel) scale /= 16;
+    }
+    add_tiles<ByteProduct>(a, b, first, m, sums, room);
+  });
+  _tile_release();
+}
+
+}  // namespace
+
+void amx_gemm_int8(const GemmArgs& a) { a.m > kFewRows ? gemm_by_tiles(a) : avx512_gemm_int8(a); }
+
+}  // namespace tandem::cpu

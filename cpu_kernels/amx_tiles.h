@@ -1,0 +1,227 @@
+// Products by the tiles of AMX: 32 rows of x with 32 of w at a time. docs/amx.md counts what the
+// loop issues.
+#pragma once
+#include <immintrin.h>
+
+#include "cpu_kernels/avx512_panels.h"
+
+namespace tandem::cpu {
+namespace {
+
+// Up to this many rows of x, vectors multiply: a tile costs as much for one row as for 16. By count
+// of instructions the two meet at 2 rows of FP8.
+constexpr int kFewRows = 2;
+constexpr int kTileRows = 16, kTileBytes = 1024;
+constexpr int kBlockTiles = 4;  // along the columns of a block
+constexpr int kBlockBytes = kBlockTiles * kTileBytes;
+constexpr int kAhead = 4096;  // bytes of a panel to prefetch
+
+// The compiler sees that tiles are loaded and stored, but not what they read and write.
+void order_memory() { asm volatile("" ::: "memory"); }
+
+// Tiles 0 to 3 are sums, 4 and 5 hold x, 6 and 7 hold w. All have 16 rows of 64 bytes: fewer rows
+// of x would save cycles only where the weights' bytes are what costs. Configured once a call, and
+// released at its end: that costs less than a hundredth of the smallest product, leaves no state in
+// threads, and lets a core that sleeps or switches save 8 KiB less.
+void configure_tiles() {
+  struct alignas(64) {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } config;
+  order_memory();
+  _tile_loadconfig(&config);
+}
+
+// The two kinds of product. A block has kColumns at most: where the scales of FP8 change, and so
+// that all it needs stays in the level-1 cache. multiply_<x tile><w tile>.
+struct Bf16Product {
+  static constexpr int kElementBytes = 2, kColumns = kBlockTiles * kStepBytes / kElementBytes;
+  static void multiply_00() { _tile_dpbf16ps(0, 4, 6); }
+  static void multiply_01() { _tile_dpbf16ps(1, 4, 7); }
+  static void multiply_10() { _tile_dpbf16ps(2, 5, 6); }
+  static void multiply_11() { _tile_dpbf16ps(3, 5, 7); }
+  static __m512 result(__m512i r) { return _mm512_castsi512_ps(r); }
+};
+
+struct ByteProduct {
+  static constexpr int kElementBytes = 1, kColumns = kBlockTiles * kStepBytes;
+  static void multiply_00() { _tile_dpbusd(0, 4, 6); }
+  static void multiply_01() { _tile_dpbusd(1, 4, 7); }
+  static void multiply_10() { _tile_dpbusd(2, 5, 6); }
+  static void multiply_11() { _tile_dpbusd(3, 5, 7); }
+  static __m512 result(__m512i r) { return _mm512_cvtepi32_ps(r); }
+};
+
+// [row of x][row of w] of the four sums: floats, or integers.
+using Results = int32_t[2 * kTileRows][2 * kTileRows];
+
+// What a block of columns needs beside the weights: 28 KiB, for ever in the level-1 cache.
+struct alignas(64) Room {
+  char w[kGroup][kBlockBytes];
+  char x[2][kBlockBytes];
+  Results results;
+};
+
+// ----------------------------------------------------------------------------- weights as tiles
+
+// BF16 and INT8 lie in memory as B tiles, unless a scale changes within one: then they are copied.
+[[maybe_unused]] void tiles_in_place(Block& b, int columns_per_step, Room& room) {
+  const int n_bytes = (b.n + columns_per_step - 1) / columns_per_step * kStepBytes;
+  const bool in_place = b.col % (kStepsMultiple * columns_per_step) == 0;
+  for (int p = 0; p < b.n_panels; ++p) {
+    for (int i = 0; i < n_bytes; i += kStepBytes) _mm_prefetch(b.w[p] + i + kAhead, _MM_HINT_T0);
+    if (in_place) continue;
+    __builtin_memset(room.w[p], 0, kBlockBytes);
+    __builtin_memcpy(room.w[p], b.w[p], n_bytes);
+    b.w[p] = room.w[p];
+  }
+}
+
+// FP8 and INT4: widen(step, &first, &second) makes two steps of one.
+template <class Widen>
+void widen_tiles(Block& b, int columns_per_step, Room& room, Widen widen) {
+  const int n_steps = (b.n + columns_per_step - 1) / columns_per_step;
+  for (int p = 0; p < b.n_panels; ++p) {
+    const char* from = b.w[p];
+    char* to = room.w[p];
+    for (int s = 0; s < n_steps; ++s, from += kStepBytes, to += 2 * kStepBytes) {
+      _mm_prefetch(from + kAhead, _MM_HINT_T0);
+      __m512i first, second;
+      widen(_mm512_load_si512(from), &first, &second);
+      _mm512_store_si512(to, first);
+      _mm512_store_si512(to + kStepBytes, second);
+    }
+    for (; (to - room.w[p]) % kTileBytes != 0; to += kStepBytes)
+      _mm512_store_si512(to, _mm512_setzero_si512());
+    b.w[p] = room.w[p];
+  }
+}
+
+// ----------------------------------------------------------------------------------- products
+
+// Rows of x as A tiles, by 64 bytes at a time: load(from, tile). Missing rows are 0.
+template <class Load>
+void gather(const GemmArgs& a, int first_byte, int first, int n_rows, char (*to)[kBlockBytes],
+            Load load) {
+  for (int i = 0; i < 2; ++i) {
+    char* row = to[i];
+    const int n = min(kTileRows, n_rows - i * kTileRows);
+    for (int r = 0; r < n; ++r, row += kStepBytes) {
+      const char* x = x_row(a.x, first + i * kTileRows + r) + first_byte;
+#pragma GCC unroll 4
+      for (int t = 0; t < kBlockTiles; ++t)
+        _mm512_store_si512(row + t * kTileBytes, load(x + t * kStepBytes, t));
+    }
+    for (; row < to[i] + kTileBytes; row += kStepBytes)
+      for (int t = 0; t < kBlockTiles; ++t)
+        _mm512_store_si512(row + t * kTileBytes, _mm512_setzero_si512());
+  }
+}
+
+// The same for n_bytes of each row, with 0 after them.
+void gather(const GemmArgs& a, int first_byte, int n_bytes, int first, int n_rows,
+            char (*to)[kBlockBytes]) {
+  if (n_bytes == kBlockTiles * kStepBytes)
+    return gather(a, first_byte, first, n_rows, to,
+                  [](const char* x, int) { return _mm512_loadu_si512(x); });
+  __mmask64 masks[kBlockTiles];
+  for (int t = 0; t < kBlockTiles; ++t) {
+    const int left = n_bytes - t * kStepBytes;
+    masks[t] = left <= 0 ? 0 : left < kStepBytes ? (__mmask64{1} << left) - 1 : ~__mmask64{0};
+  }
+  gather(a, first_byte, first, n_rows, to,
+         [&](const char* x, int t) { return _mm512_maskz_loadu_epi8(masks[t], x); });
+}
+
+// Results of a product on their way to the sums. They are added while the next product runs, when
+// the vector units have nothing else to do, and before its own results take their place.
+template <class Product>
+struct Pending {
+  const int32_t* results;  // [n_rows][2 panels], left to add
+  float* sums;             // of the first panel
+  const float (*scales)[kPanelRows];
+  int n_panels, n_rows;
+
+  void add(int n) {
+    n = min(n, n_rows);
+    n_panels == 2 ? add<2>(n) : add<1>(n);
+    results += n * 2 * kPanelRows;
+    sums += n * kGroupRows;
+    n_rows -= n;
+  }
+
+ private:
+  template <int kPanels>
+  void add(int n) const {
+    const int32_t* from = results;
+    float* to = sums;
+    __m512 scale[kPanels];
+    for (int p = 0; p < kPanels; ++p) scale[p] = _mm512_load_ps(scales[p]);
+    for (int i = 0; i < n; ++i, from += 2 * kPanelRows, to += kGroupRows)
+      for (int p = 0; p < kPanels; ++p) {
+        float* sum = to + p * kPanelRows;
+        const __m512 result = Product::result(_mm512_load_si512(from + p * kPanelRows));
+        _mm512_store_ps(sum, _mm512_fmadd_ps(result, scale[p], _mm512_load_ps(sum)));
+      }
+  }
+};
+
+// results = x . w for kRowTiles times 16 rows of x and kPanels panels.
+template <class Product, int kRowTiles, int kPanels>
+void tile_product(const char (*x)[kBlockBytes], const char* const* w, int n_tiles,
+                  Pending<Product>& pending, Results& results) {
+  const int rows_per_tile = (2 * kTileRows + n_tiles - 1) / n_tiles;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int at = 0; at < n_tiles * kTileBytes; at += kTileBytes) {
+    _tile_loadd(4, x[0] + at, kStepBytes);
+    _tile_loadd(6, w[0] + at, kStepBytes);
+    Product::multiply_00();
+    if constexpr (kPanels == 2) {
+      _tile_loadd(7, w[1] + at, kStepBytes);
+      Product::multiply_01();
+    }
+    if constexpr (kRowTiles == 2) {
+      _tile_loadd(5, x[1] + at, kStepBytes);
+      Product::multiply_10();
+      if constexpr (kPanels == 2) Product::multiply_11();
+    }
+    pending.add(rows_per_tile);
+    order_memory();
+  }
+  _tile_stored(0, results, sizeof(results[0]));
+  if constexpr (kPanels == 2) _tile_stored(1, &results[0][kTileRows], sizeof(results[0]));
+  if constexpr (kRowTiles == 2) {
+    _tile_stored(2, results[kTileRows], sizeof(results[0]));
+    if constexpr (kPanels == 2) _tile_stored(3, &results[kTileRows][kTileRows], sizeof(results[0]));
+  }
+  order_memory();
+}
+
+// Rows [first, first + m) of x with a block whose weights are tiles.
+template <class Product>
+void add_tiles(const GemmArgs& a, const Block& b, int first, int m, Sum* sums, Room& room) {
+  constexpr decltype(&tile_product<Product, 1, 1>) kProducts[2][2] = {
+      {tile_product<Product, 1, 1>, tile_product<Product, 1, 2>},
+      {tile_product<Product, 2, 1>, tile_product<Product, 2, 2>}};
+  const int n_bytes = b.n * Product::kElementBytes;
+  const int n_tiles = (n_bytes + kStepBytes - 1) / kStepBytes;
+  Pending<Product> pending = {room.results[0], sums[0], b.scale, 1, 0};
+  for (int i = 0; i < m; i += 2 * kTileRows) {
+    const int n_rows = min(2 * kTileRows, m - i);
+    gather(a, b.col * Product::kElementBytes, n_bytes, first + i, n_rows, room.x);
+    order_memory();
+    for (int p = 0; p < b.n_panels; p += 2) {
+      const int n_panels = min(2, b.n_panels - p);
+      kProducts[n_rows > kTileRows][n_panels - 1](room.x, b.w + p, n_tiles, pending, room.results);
+      pending = {room.results[0], sums[i] + p * kPanelRows, b.scale + p, n_panels, n_rows};
+    }
+  }
+  pending.add(pending.n_rows);
+}
+
+}  // namespace
+}  // namespace tandem::cpu
