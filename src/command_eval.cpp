@@ -85,13 +85,19 @@ int eval_command(const Options& options) {
   const bool quiet = options.quiet || options.json || !isatty(2);
   LoadedModel model(model_options, load_progress(quiet));
   std::unique_ptr<LoadedModel> other;
-  if (!options.against.empty()) {
+  require(options.against.empty() || options.against_experts.empty(),
+          "--against and --against-experts: choose one");
+  const bool other_format = !options.against_experts.empty();
+  const std::string other_name =
+      other_format ? "experts as " + options.against_experts : options.against;
+  if (!other_name.empty()) {
     ModelOptions other_options = model_options;
-    other_options.directory = options.against;
+    (other_format ? other_options.experts : other_options.directory) =
+        other_format ? options.against_experts : options.against;
     other = std::make_unique<LoadedModel>(other_options, load_progress(quiet));
     require(other->config().vocab == model.config().vocab,
             "{} has {} tokens and {} has {}: their predictions cannot be compared",
-            options.model.directory, model.config().vocab, options.against, other->config().vocab);
+            options.model.directory, model.config().vocab, other_name, other->config().vocab);
   }
 
   Totals totals;
@@ -127,7 +133,7 @@ int eval_command(const Options& options) {
               report["perplexity"].get<double>(), totals.n_predicted, model.context());
   if (other)
     std::printf("against %s: mean KL divergence %.3g nats, top-1 agreement %.2f %%\n",
-                options.against.c_str(), report["mean_kl_divergence"].get<double>(),
+                other_name.c_str(), report["mean_kl_divergence"].get<double>(),
                 100 * report["top1_agreement"].get<double>());
   return 0;
 }

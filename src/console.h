@@ -21,7 +21,6 @@ class Interrupt {
 // false.
 LoadProgress load_progress(bool quiet, const std::string& what = "loading");
 
-
 // Shows how much of a long prompt is computed; the line is erased when it is done.
 void show_prefill(int64_t done, int64_t total);
 

@@ -6,6 +6,8 @@
 
 #include "core/program_files.h"
 #include "io/weight_store.h"
+#include "model/checkpoint.h"
+#include "pack_weights.h"
 
 namespace tandem {
 namespace {
@@ -17,14 +19,36 @@ int64_t choose_context(const ModelOptions& options, const ModelConfig& config) {
                              : std::min<int64_t>(config.max_context, kDefaultContext);
 }
 
-void require_memory(int64_t bytes) {
+int64_t memory_of_machine() {
   struct sysinfo machine {};
   sysinfo(&machine);
-  const auto total = static_cast<int64_t>(machine.totalram) * machine.mem_unit;
-  require(bytes <= total,
+  return static_cast<int64_t>(machine.totalram) * machine.mem_unit;
+}
+
+// The format of --experts; nothing: as stored. `other_bytes` is what else the model needs.
+std::optional<WeightFormat> choose_experts(const ModelOptions& options, const WeightStore& store,
+                                           const ModelConfig& config, const CpuWeights& home,
+                                           int64_t other_bytes) {
+  ModelWeights stored = stored_weights(store, config);
+  const int64_t memory = memory_of_machine();
+  const auto bytes = [&](std::optional<WeightFormat> format) {
+    return packed_bytes(stored, config, home, format) + other_bytes;
+  };
+  std::optional<WeightFormat> chosen;
+  if (options.experts != "auto") chosen = weight_format(options.experts);
+  const char* smaller[] = {"int8", "int4"};
+  for (const char* name : smaller) {
+    if (options.experts != "auto" || bytes(chosen) <= memory) break;
+    chosen = weight_format(name);
+  }
+  require(bytes(chosen) <= memory,
           "the model needs {:.1f} GB of memory with its KV cache and this machine has {:.1f} GB: "
-          "use a smaller model or a smaller --ctx",
-          bytes * 1e-9, total * 1e-9);
+          "use a smaller model, a smaller --ctx or --experts int4",
+          bytes(chosen) * 1e-9, memory * 1e-9);
+  if (options.experts == "auto" && chosen)
+    options.warn(fmt::format("memory is too small for the experts as stored: they are kept as {}",
+                             format_name(*chosen)));
+  return chosen;
 }
 
 }  // namespace
@@ -38,9 +62,10 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
   const int max_tokens = static_cast<int>(std::min<int64_t>(kStepTokens, context_));
 
   const WeightStore store(options.directory);
-  require_memory(store.total_bytes() + KvCache::bytes_for(config_, context_, cache_type));
+  experts_format_ = choose_experts(options, store, config_, home_,
+                                   KvCache::bytes_for(config_, context_, cache_type));
   const LoadPlan plan = {
-      .layout = {kernels_, {}},
+      .layout = {kernels_, experts_format_},
       .cache_directory = options.cache.empty() ? default_cache_directory() : options.cache,
       .cache_use = options.cache_use,
       .n_threads = team_.size(),

@@ -20,6 +20,9 @@ struct ModelOptions {
   int64_t context = 0;       // tokens of KV cache; 0: the model's own, at most kDefaultContext
   int max_logits = 1;        // rows of logits in a step
   AttentionForm attention = AttentionForm::kAuto;
+  // Format of the routed experts: auto (as stored, or the first of int8 and int4 that fits the
+  // memory) or a name of weight_format().
+  std::string experts = "auto";
   std::string cache = {};  // folder of the packed cache; empty: default_cache_directory()
   CacheUse cache_use = CacheUse::kRead;
   LoadProgress write_progress = {};                                          // of the packed cache
@@ -42,6 +45,8 @@ class LoadedModel {
   int n_threads() const { return team_.size(); }
   const char* isa() const { return kernels_.name; }
   const LoadReport& load_report() const { return report_; }
+  // Of the routed experts; nothing: as stored.
+  std::optional<WeightFormat> experts_format() const { return experts_format_; }
   int64_t packed_bytes() const { return static_cast<int64_t>(home_.bytes().size()); }
 
  private:
@@ -51,6 +56,7 @@ class LoadedModel {
   Team team_;
   CpuWeights home_{kernels_};
   ModelWeights weights_;
+  std::optional<WeightFormat> experts_format_;
   LoadReport report_;
   std::unique_ptr<CpuOps> ops_;
   std::unique_ptr<CpuExperts> experts_;

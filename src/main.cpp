@@ -24,9 +24,15 @@ void add_model_options(CLI::App& command, Options& o) {
   command.add_option("--threads", o.model.n_threads, "threads, pinned one to a core; 0: all cores")
       ->capture_default_str();
   command
-      .add_option("--isa", o.model.isa,
-                  "instruction set: auto, reference (float32 throughout, slow) or avx2; "
-                  "the environment variable TANDEM_ISA does the same")
+      .add_option(
+          "--isa", o.model.isa,
+          "instruction set: auto, reference (float32 throughout, slow), avx2, avx512 or amx; "
+          "the environment variable TANDEM_ISA does the same")
+      ->capture_default_str();
+  command
+      .add_option("--experts", o.model.experts,
+                  "format of routed experts in memory: auto (as stored, or int8 or int4 where "
+                  "memory is too small), fp8, bf16, int8, int4, int4-32 or int4-128")
       ->capture_default_str();
   command
       .add_option("--attention", o.model.attention,
@@ -224,10 +230,13 @@ int dispatch(int argc, char** argv) {
   CLI::App* eval =
       add("eval", "perplexity of a text, or how far two models are apart on it", eval_command,
           "  tandem eval ./DeepSeek-V2-Lite -f wiki.txt --ctx 2048\n"
-          "  tandem eval ./R1-fp8 -f wiki.txt --against ./R1-bf16");
+          "  tandem eval ./R1-fp8 -f wiki.txt --against ./R1-bf16\n"
+          "  tandem eval ./DeepSeek-R1 -f wiki.txt --against-experts int4");
   eval->add_option("-f,--file", o.file, "the text; - is standard input")->required();
   eval->add_option("--against", o.against,
                    "a second model: mean KL divergence and top-1 agreement");
+  eval->add_option("--against-experts", o.against_experts,
+                   "the same model with its routed experts in this format");
 
   add("pack", "write the packed cache: the next start only reads it", pack_command,
       "  tandem pack ./DeepSeek-R1\n"

@@ -47,7 +47,7 @@ struct Options {
   std::string out;  // logits
   bool all = false;
 
-  std::string file, against;  // eval
+  std::string file, against, against_experts;  // eval
 
   BenchOptions bench;
 };

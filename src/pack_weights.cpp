@@ -10,7 +10,15 @@ namespace {
 
 bool is_vector(WeightUse use) { return use == WeightUse::kNorm || use == WeightUse::kRouterBias; }
 
-void add_jobs(PackJob::Way way, const QuantView& stored, const QuantView& packed,
+using Way = PackJob::Way;
+
+Way way_of(WeightUse use, const QuantView& w, std::optional<WeightFormat> experts) {
+  if (use == WeightUse::kEmbedding) return Way::kTable;
+  const bool converts = use == WeightUse::kExpert && experts && experts->dtype != w.q.dtype;
+  return converts ? Way::kConvert : Way::kPack;
+}
+
+void add_jobs(Way way, const QuantView& stored, const QuantView& packed,
               std::vector<PackJob>& jobs) {
   const int64_t rows =
       std::max(rows_per_load_job(stored.q.row_bytes()) / kPackRows, int64_t{1}) * kPackRows;
@@ -61,29 +69,30 @@ TensorView view_of(const StoredView& stored, std::span<std::byte> home, int64_t 
 
 }  // namespace
 
-PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
-                           std::optional<WeightFormat> experts) {
-  using Way = PackJob::Way;
-  const auto way_of = [&](WeightUse use, const QuantView& w) {
-    if (use == WeightUse::kEmbedding) return Way::kTable;
-    const bool converts = use == WeightUse::kExpert && experts && experts->dtype != w.q.dtype;
-    return converts ? Way::kConvert : Way::kPack;
-  };
-  struct Source {
-    WeightUse use;
-    QuantView w;
-  };
-  std::vector<Source> sources;
+int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
+                     std::optional<WeightFormat> experts) {
   int64_t bytes = config.tied_head ? home.packed_bytes(stored.embed) : 0;
   for_each_weight(stored, config, [&](const WeightSpec& spec, QuantView& w) {
-    sources.push_back({spec.use, w});
-    const Way way = way_of(spec.use, w);
+    const Way way = way_of(spec.use, w, experts);
     bytes += is_vector(spec.use)    ? CpuWeights::vector_bytes(w)
              : way == Way::kTable   ? CpuWeights::table_bytes(w)
              : way == Way::kConvert ? home.converted_bytes(w, *experts)
                                     : home.packed_bytes(w);
   });
-  home.allocate(bytes);
+  return bytes;
+}
+
+PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
+                           std::optional<WeightFormat> experts) {
+  home.allocate(packed_bytes(stored, config, home, experts));
+  struct Source {
+    WeightUse use;
+    QuantView w;
+  };
+  std::vector<Source> sources;
+  for_each_weight(stored, config, [&](const WeightSpec& spec, QuantView& w) {
+    sources.push_back({spec.use, w});
+  });
 
   PackedModel model;
   auto source = sources.begin();
@@ -93,7 +102,7 @@ PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuW
       slot = home.keep_vector(w);
       return;
     }
-    const Way way = way_of(use, w);
+    const Way way = way_of(use, w, experts);
     slot = way == Way::kTable     ? home.reserve_table(w)
            : way == Way::kConvert ? home.reserve_converted(w, *experts)
                                   : home.reserve(w);

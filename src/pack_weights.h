@@ -46,6 +46,10 @@ struct PackedModel {
 PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
                            std::optional<WeightFormat> experts = {});
 
+// Bytes that reserve_packed() will take.
+int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
+                     std::optional<WeightFormat> experts);
+
 // Where each weight lies in `home`, as bytes for a packed cache; and back, for memory at another
 // address. weights_of() throws PackedError when the manifest does not fit the configuration or
 // leaves `home`.

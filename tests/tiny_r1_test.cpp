@@ -23,14 +23,32 @@ class TinyR1 : public testing::Test {
   const Tokenizer tokenizer_ = Tokenizer::from_directory(directory_);
   const ChatFormat format_{directory_, tokenizer_};
 
+  // Which of the held-out questions are answered right.
+  std::vector<bool> right_answers(const ModelOptions& options) {
+    LoadedModel loaded(options);
+    std::vector<nlohmann::ordered_json> conversations;
+    for (const auto& q : questions_)
+      conversations.push_back(first_messages("", q["question"].get<std::string>()));
+    const std::vector<std::string> got = answers(loaded, conversations);
+    std::vector<bool> right;
+    for (size_t i = 0; i < got.size(); ++i) right.push_back(got[i] == questions_[i]["completion"]);
+    return right;
+  }
+
+  ModelOptions options(const std::string& experts = "auto") const {
+    return {.directory = directory_, .context = 8192, .max_logits = kAtOnce, .experts = experts};
+  }
+
+  const nlohmann::json questions_ = read_json(kRoot + "/tests/data/tiny_r1_questions.json");
+
   std::vector<std::string> answers(LoadedModel& loaded,
                                    const std::vector<nlohmann::ordered_json>& conversations) {
     std::vector<Request> requests;
-    GenerateOptions options;
-    options.max_new_tokens = 160;
-    options.sampling.temperature = 0;
+    GenerateOptions generate;
+    generate.max_new_tokens = 160;
+    generate.sampling.temperature = 0;
     for (const auto& messages : conversations)
-      requests.push_back(make_request(options, tokenizer_, format_.prompt(messages)));
+      requests.push_back(make_request(generate, tokenizer_, format_.prompt(messages)));
     Generator generator(loaded.model(), loaded.cache(),
                         vocabulary_of(tokenizer_, loaded.config().vocab), loaded.context());
     std::vector<std::string> texts;
@@ -41,34 +59,60 @@ class TinyR1 : public testing::Test {
 };
 
 TEST_F(TinyR1, AnswersHeldOutQuestions) {
-  LoadedModel loaded({.directory = directory_, .context = 8192, .max_logits = kAtOnce});
-  const auto questions = read_json(kRoot + "/tests/data/tiny_r1_questions.json");
-  ASSERT_GE(questions.size(), 200u);
-  std::vector<nlohmann::ordered_json> conversations;
-  for (const auto& q : questions)
-    conversations.push_back(first_messages("", q["question"].get<std::string>()));
-  const std::vector<std::string> got = answers(loaded, conversations);
-
+  ASSERT_GE(questions_.size(), 200u);
+  const std::vector<bool> right = right_answers(options());
   const auto reference =
       read_json(kRoot + "/tests/data/tiny_r1_reference.json")["questions"]["passed"];
-  ASSERT_EQ(reference.size(), questions.size());
+  ASSERT_EQ(reference.size(), right.size());
   int n_right = 0, n_as_reference = 0, n_reference = 0;
-  for (size_t i = 0; i < got.size(); ++i) {
-    const bool right = got[i] == questions[i]["completion"];
-    n_right += right;
+  for (size_t i = 0; i < right.size(); ++i) {
+    n_right += right[i];
     n_reference += reference[i].get<bool>();
-    n_as_reference += right == reference[i].get<bool>();
+    n_as_reference += right[i] == reference[i].get<bool>();
   }
-  const double n = static_cast<double>(got.size());
-  std::printf("%d of %zu right (%.1f %%); reference implementation %d\n", n_right, got.size(),
+  const double n = static_cast<double>(right.size());
+  std::printf("%d of %zu right (%.1f %%); reference implementation %d\n", n_right, right.size(),
               100 * n_right / n, n_reference);
   EXPECT_GE(n_right, 0.95 * n);
   EXPECT_LE(std::abs(n_right - n_reference), 0.01 * n);
   EXPECT_GE(n_as_reference, 0.98 * n);
 }
 
+// Weights in BF16 are within 2^-9 of the FP8 ones, in INT8 within 2^-8 of the row's largest; INT4
+// has an eighth of its group's largest.
+TEST_F(TinyR1, AnswersWithExpertsInEveryFormat) {
+  struct Case {
+    const char* experts;
+    double fewer;  // right answers than with the stored FP8, share of all
+  };
+  const auto count = [](const std::vector<bool>& v) {
+    return std::count(v.begin(), v.end(), true);
+  };
+  const auto stored = count(right_answers(options()));
+  const double n = static_cast<double>(questions_.size());
+  for (const Case& c : {Case{"bf16", 0.005}, Case{"int8", 0.01}, Case{"int4-32", 0.1},
+                        Case{"int4", 0.1}, Case{"int4-128", 0.1}}) {
+    const auto right = count(right_answers(options(c.experts)));
+    std::printf("%s: %ld of %.0f right, as stored %ld\n", c.experts, right, n, stored);
+    EXPECT_GE(static_cast<double>(right), static_cast<double>(stored) - c.fewer * n) << c.experts;
+  }
+}
+
+// The reference kernels, which take a minute, are left to the golden logits.
+TEST_F(TinyR1, AnswersOnEveryIsa) {
+  const double n = static_cast<double>(questions_.size());
+  for (int i = 1; i <= static_cast<int>(cpu::best_isa()); ++i) {
+    ModelOptions forced = options();
+    forced.isa = cpu::name_of(static_cast<cpu::Isa>(i));
+    const std::vector<bool> right = right_answers(forced);
+    const auto n_right = std::count(right.begin(), right.end(), true);
+    std::printf("%s: %ld of %.0f right\n", forced.isa.c_str(), n_right, n);
+    EXPECT_GE(static_cast<double>(n_right), 0.98 * n) << forced.isa;
+  }
+}
+
 TEST_F(TinyR1, AnswersInAConversation) {
-  LoadedModel loaded({.directory = directory_, .context = 8192, .max_logits = kAtOnce});
+  LoadedModel loaded(options());
   const auto talks = read_json(kRoot + "/tests/data/tiny_r1_conversations.json");
   std::vector<nlohmann::ordered_json> conversations;
   for (const auto& talk : talks) conversations.push_back(nlohmann::ordered_json(talk["messages"]));

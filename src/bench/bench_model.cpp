@@ -12,25 +12,8 @@ namespace {
 
 constexpr int64_t kMaxConfigBytes = 1 << 20;
 
-struct Format {
-  const char* name;
-  WeightFormat format;
-};
-constexpr Format kFormats[] = {{"fp8", {DType::kF8E4M3}},     {"bf16", {DType::kBF16}},
-                               {"fp16", {DType::kF16}},       {"fp32", {DType::kF32}},
-                               {"int8", {DType::kI8}},        {"int4", {DType::kI4, 128}},
-                               {"int4-64", {DType::kI4, 64}}, {"int4-32", {DType::kI4, 32}}};
-
-WeightFormat find_format(const std::string& name, const ModelConfig& config, bool integers) {
-  if (name == "auto") return {config.scale_block > 0 ? DType::kF8E4M3 : DType::kBF16};
-  std::string known;
-  for (const Format& format : kFormats) {
-    const bool integer = format.format.dtype == DType::kI8 || format.format.dtype == DType::kI4;
-    if (integer && !integers) continue;
-    if (name == format.name) return format.format;
-    known += fmt::format(", {}", format.name);
-  }
-  fail("unknown format {}: choose one of auto{}", name, known);
+WeightFormat stored_format(const ModelConfig& config) {
+  return {config.scale_block > 0 ? DType::kF8E4M3 : DType::kBF16};
 }
 
 // "k2, r1, v2, ..": the configurations in `folder`.
@@ -61,19 +44,15 @@ ModelConfig bench_config(const std::string& name) {
 }
 
 WeightFormat backbone_format(const std::string& name, const ModelConfig& config) {
-  return find_format(name, config, false);
+  if (name == "auto") return stored_format(config);
+  const WeightFormat format = weight_format(name);
+  require(format.dtype != DType::kI8 && format.dtype != DType::kI4,
+          "--format {}: integers are for routed experts alone, see --experts", name);
+  return format;
 }
 
 WeightFormat expert_format(const std::string& name, const ModelConfig& config) {
-  return find_format(name, config, true);
-}
-
-std::string format_name(WeightFormat wanted) {
-  for (const Format& format : kFormats)
-    if (format.format.dtype == wanted.dtype && format.format.group == wanted.group)
-      return format.name;
-  check(false, "a format of weights");
-  return {};
+  return name == "auto" ? stored_format(config) : weight_format(name);
 }
 
 int64_t weight_bytes(int64_t rows, int64_t cols, WeightFormat format, int scale_block) {

@@ -24,7 +24,6 @@ struct WeightFormats {
 // unknown name.
 WeightFormat backbone_format(const std::string& name, const ModelConfig& config);
 WeightFormat expert_format(const std::string& name, const ModelConfig& config);
-std::string format_name(WeightFormat format);
 
 // Bytes of a matrix's numbers and scales, as a product must read them. `scale_block`: of FP8.
 int64_t weight_bytes(int64_t rows, int64_t cols, WeightFormat format, int scale_block);

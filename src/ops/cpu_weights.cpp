@@ -40,8 +40,16 @@ void multiply_by_scales(const QuantView& stored, int64_t at, std::vector<float>&
 }
 
 int64_t group_of(WeightFormat format, int64_t cols) {
-  if (format.dtype == DType::kBF16) return 0;
-  return format.dtype == DType::kI8 ? cols : format.group;
+  switch (format.dtype) {
+    case DType::kI8:
+      return cols;
+    case DType::kI4:
+      return format.group;
+    case DType::kF8E4M3:
+      return 128;
+    default:
+      return 0;
+  }
 }
 
 }  // namespace
@@ -94,6 +102,9 @@ int64_t CpuWeights::converted_bytes(const QuantView& stored, WeightFormat format
 
 QuantView CpuWeights::reserve_converted(const QuantView& stored, WeightFormat format) {
   const int64_t rows = stored.q.rows, cols = stored.q.cols, group = group_of(format, cols);
+  require(group > 0 || format.dtype == DType::kBF16,
+          "weights stored as {} cannot be kept as {}: choose fp8, bf16, int8 or int4",
+          name_of(stored.q.dtype), name_of(format.dtype));
   require(group == 0 || (cols % group == 0 && group % 8 == 0),
           "groups of {} numbers do not divide the {} columns of a matrix: choose another format",
           group, cols);

@@ -7,15 +7,9 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "cpu_kernels/kernels.h"
+#include "ops/weight_format.h"
 
 namespace tandem {
-
-// The numbers in which a matrix is kept. INT8 has a scale a row, FP8 and INT4 a scale a row and
-// `group` columns.
-struct WeightFormat {
-  DType dtype;
-  int group = 0;
-};
 
 class CpuWeights {
  public:
