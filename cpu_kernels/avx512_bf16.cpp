@@ -66,12 +66,24 @@ void tile_e4m3(const char* const* x, const Block& b, int panel, Sum* sums) {
 constexpr Tiles kTiles[] = {{tile<1, 1>, tile<1, kGroup>}, {tile<2, 1>, tile<2, kGroup>},
                             {tile<3, 1>, tile<3, kGroup>}, {tile<4, 1>, tile<4, kGroup>},
                             {tile<5, 1>, tile<5, kGroup>}, {tile<6, 1>, tile<6, kGroup>}};
+// Many rows leave registers for two panels only.
+template <int M, bool kKeep>
+void tile_e4m3_halves(const char* const* x, const Block& b, int, Sum* sums) {
+  tile_e4m3<M, kGroup / 2, kKeep>(x, b, 0, sums);
+  tile_e4m3<M, kGroup / 2, kKeep>(x, b, kGroup / 2, sums);
+}
+
 template <bool kKeep>
 constexpr Tiles kE4m3Tiles[] = {{tile_e4m3<1, 1, kKeep>, tile_e4m3<1, kGroup, kKeep>},
                                 {tile_e4m3<2, 1, kKeep>, tile_e4m3<2, kGroup, kKeep>},
                                 {tile_e4m3<3, 1, kKeep>, tile_e4m3<3, kGroup, kKeep>},
-                                {tile_e4m3<4, 1, kKeep>, tile_e4m3<4, kGroup, kKeep>}};
-constexpr int kWideningRows = 4;
+                                {tile_e4m3<4, 1, kKeep>, tile_e4m3<4, kGroup, kKeep>},
+                                {tile_e4m3<5, 1, kKeep>, tile_e4m3_halves<5, kKeep>},
+                                {tile_e4m3<6, 1, kKeep>, tile_e4m3_halves<6, kKeep>},
+                                {tile_e4m3<7, 1, kKeep>, tile_e4m3_halves<7, kKeep>},
+                                {tile_e4m3<8, 1, kKeep>, tile_e4m3_halves<8, kKeep>}};
+constexpr int kFewRows = 6;       // so many need no widened steps
+constexpr int kWideningRows = 4;  // of more rows, those that make them
 
 void gemm_bf16(const GemmArgs& a) {
   multiply(a, kColumns, [&a](const Block& b, int first, int m, Sum* sums) {
@@ -83,7 +95,7 @@ void gemm_bf16(const GemmArgs& a) {
 void gemm_e4m3(const GemmArgs& a) {
   alignas(64) char room[kGroup * kWideBytes];
   multiply(a, kWideColumns, [&](Block b, int first, int m, Sum* sums) {
-    if (m <= kWideningRows) return add_rows(a, kE4m3Tiles<false>, b, sizeof(bf16), first, m, sums);
+    if (m <= kFewRows) return add_rows(a, kE4m3Tiles<false>, b, sizeof(bf16), first, m, sums);
     b.wide = room;
     add_rows(a, kE4m3Tiles<true>, b, sizeof(bf16), first, kWideningRows, sums);
     for (int p = 0; p < b.n_panels; ++p) b.w[p] = room + p * kWideBytes;

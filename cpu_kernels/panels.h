@@ -38,12 +38,14 @@ struct Tiles {
   Tile one, group;
 };
 
-// Rows [first, first + m) of x with one block, by the tiles for 1, 2, .. kMaxRows rows.
+// Rows [first, first + m) of x with one block, by the tiles for 1, 2, .. kMaxRows rows; as few
+// tiles as possible, of about the same size.
 template <int kMaxRows>
 void add_rows(const GemmArgs& a, const Tiles (&tiles)[kMaxRows], const Block& b, int element_bytes,
               int first, int m, Sum* sums) {
-  for (int i = 0; i < m; i += kMaxRows) {
-    const int rows = min(kMaxRows, m - i);
+  const int n_tiles = (m + kMaxRows - 1) / kMaxRows;
+  for (int i = 0, rows, tile = 0; tile < n_tiles; ++tile, i += rows) {
+    rows = (m - i) / (n_tiles - tile);
     const char* x[kMaxRows];
     for (int r = 0; r < rows; ++r)
       x[r] = x_row(a.x, first + i + r) + int64_t{b.col} * element_bytes;

@@ -124,7 +124,7 @@ TEST(BenchModel, AsManyExpertsAsFit) {
 
 TEST(BenchModel, RandomWeightsGiveFiniteNumbers) {
   const ModelConfig config = small_config();
-  for (const char* name : {"fp8", "bf16", "fp16", "fp32", "int8", "int4", "int4-64", "int4-32"}) {
+  for (const char* name : {"fp8", "bf16", "fp16", "fp32", "int8", "int4", "int4-32", "int4-128"}) {
     const WeightFormat format = expert_format(name, config);
     EXPECT_EQ(format_name(format), name);
     const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
