@@ -11,7 +11,6 @@ namespace {
 
 constexpr int kColumns = 256;
 constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // of one panel
-constexpr int kPrefetch = 4096;                        // bytes ahead in a panel
 
 // Eight 32-bit lanes; GCC 12 keeps arrays of __m256i, whose lanes have 64, in memory.
 using Integers = int __attribute__((vector_size(32)));
@@ -40,7 +39,7 @@ void add_sums(const Integers (&acc)[M][N][2], const Block& b, int panel, Sum* su
       }
 }
 
-template <class Dot, int M, int N>
+template <class Dot, int M, int N, bool kFirst>
 void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
   Integers acc[M][N][2];
 #pragma GCC unroll 8
@@ -52,7 +51,7 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
     for (int p = 0; p < N; ++p) {
       const char* from = b.w[panel + p] + s * kStepBytes;
-      if (M == 1) _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
+      if (kFirst) _mm_prefetch(b.ahead[panel + p] + s * kStepBytes, _MM_HINT_T0);
       const __m256i low = load(from), high = load(from + 32);
 #pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
@@ -65,16 +64,16 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
   add_sums<M, N>(acc, b, panel, sums);
 }
 
-template <class Dot, int M, int N>
+template <class Dot, int M, int N, bool kFirst>
 void tile_of_group(const char* const* x, const Block& b, int, Sum* sums) {
-  for (int p = 0; p < kGroup; p += N) tile<Dot, M, N>(x, b, p, sums);
+  for (int p = 0; p < kGroup; p += N) tile<Dot, M, N, kFirst>(x, b, p, sums);
 }
 
 // Sixteen times the codes of INT4 steps, to twice as many INT8 steps.
-void widen_i4(const char* from, int n_steps, char* to) {
+void widen_i4(const char* from, const char* ahead, int n_steps, char* to) {
   const __m256i upper = _mm256_set1_epi8(static_cast<char>(0xf0));
   for (int s = 0; s < n_steps; ++s, from += kStepBytes, to += 2 * kStepBytes) {
-    _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
+    _mm_prefetch(ahead + s * kStepBytes, _MM_HINT_T0);
     for (int h = 0; h < kStepBytes; h += 32) {
       const __m256i codes = load(from + h);
       const __m256i first = _mm256_and_si256(_mm256_slli_epi16(codes, 4), upper);
@@ -85,12 +84,15 @@ void widen_i4(const char* from, int n_steps, char* to) {
   }
 }
 
-template <class Dot, int M, int N>
-constexpr Tiles kPair = {tile<Dot, M, 1>, tile_of_group<Dot, M, N>};
+template <class Dot, int M, int N, bool kFirst>
+constexpr Tiles kPair = {tile<Dot, M, 1, kFirst>, tile_of_group<Dot, M, N, kFirst>};
 
-template <class Dot>
-constexpr Tiles kTiles[] = {kPair<Dot, 1, 4>, kPair<Dot, 2, 2>, kPair<Dot, 3, 1>,
-                            kPair<Dot, 4, 1>, kPair<Dot, 5, 1>, kPair<Dot, 6, 1>};
+// kFirst: of the rows that read a block first, and so fetch what comes after it.
+template <class Dot, bool kFirst>
+constexpr Tiles kTiles[] = {kPair<Dot, 1, 4, kFirst>, kPair<Dot, 2, 2, kFirst>,
+                            kPair<Dot, 3, 1, kFirst>, kPair<Dot, 4, 1, kFirst>,
+                            kPair<Dot, 5, 1, kFirst>, kPair<Dot, 6, 1, kFirst>};
+constexpr int kTileRows = 6;
 
 template <class Dot>
 void gemm_int8(const GemmArgs& a) {
@@ -98,12 +100,15 @@ void gemm_int8(const GemmArgs& a) {
   multiply(a, kColumns, [&](Block& b, int first, int m, Sum* sums) {
     if (a.w.type == WeightType::kI4) {
       for (int p = 0; p < b.n_panels; ++p) {
-        widen_i4(b.w[p], b.n / 8, room + p * kWideBytes);
+        widen_i4(b.w[p], b.ahead[p], b.n / 8, room + p * kWideBytes);
         b.w[p] = room + p * kWideBytes;
         for (float& scale : b.scale[p]) scale /= 16;
       }
     }
-    add_rows(a, kTiles<Dot>, b, 1, first, m, sums);
+    const bool wide = a.w.type == WeightType::kI4;
+    const int n = wide ? 0 : min(m, kTileRows);
+    add_rows(a, kTiles<Dot, true>, b, 1, first, n, sums);
+    add_rows(a, kTiles<Dot, false>, b, 1, first + n, m - n, sums + n);
   });
 }
 

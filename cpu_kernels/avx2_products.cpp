@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kColumns = 64;                       // 16 KiB of float in a group
 constexpr int kWideBytes = kColumns * kStepBytes;  // of one panel: steps of one column
-constexpr int kPrefetch = 4096;                    // bytes ahead in a panel
 
 // Sixteen rows of one column.
 struct Column {
@@ -174,7 +173,7 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
     for (int p = 0; p < N; ++p) {
       const char* from = b.w[panel + p] + s;
-      _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
+      _mm_prefetch(b.ahead[panel + p] + s, _MM_HINT_T0);
       Column w[Type::kColumns];
       Type::widen(from, w);
 #pragma GCC unroll 8

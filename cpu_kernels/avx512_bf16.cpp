@@ -15,13 +15,12 @@ namespace {
 constexpr int kColumns = 256;                              // summed together where no scale changes
 constexpr int kWideColumns = 128;                          // of FP8: 16 KiB of BF16 in a group
 constexpr int kWideBytes = kWideColumns / 2 * kStepBytes;  // of one panel
-constexpr int kPrefetch = 4096;                            // bytes ahead in a panel
 
-template <int M, int N>
+template <int M, int N, bool kFirst>
 void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
   __m512 acc[M][N];
   clear(acc);
-  add_products<M, N>(x, b.w + panel, (b.n + 1) / 2, acc);
+  add_products<M, N, 4, kFirst>(x, b.w + panel, (b.n + 1) / 2, acc, b.ahead + panel);
   add_sums<M, N>(acc, b, panel, sums);
 }
 
@@ -45,7 +44,7 @@ void tile_e4m3(const char* const* x, const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
     for (int p = 0; p < N; ++p) {
       const char* from = b.w[panel + p] + s * kStepBytes;
-      _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
+      _mm_prefetch(b.ahead[panel + p] + s * kStepBytes, _MM_HINT_T0);
       __m512i first, second;
       widen_e4m3(table, _mm512_load_si512(from), &first, &second);
       if constexpr (kKeep) {
@@ -63,9 +62,14 @@ void tile_e4m3(const char* const* x, const Block& b, int panel, Sum* sums) {
   add_sums<M, N>(acc, b, panel, sums);
 }
 
-constexpr Tiles kTiles[] = {{tile<1, 1>, tile<1, kGroup>}, {tile<2, 1>, tile<2, kGroup>},
-                            {tile<3, 1>, tile<3, kGroup>}, {tile<4, 1>, tile<4, kGroup>},
-                            {tile<5, 1>, tile<5, kGroup>}, {tile<6, 1>, tile<6, kGroup>}};
+// kFirst: of the rows that read a block first, and so fetch what comes after it.
+template <bool kFirst>
+constexpr Tiles kTiles[] = {
+    {tile<1, 1, kFirst>, tile<1, kGroup, kFirst>}, {tile<2, 1, kFirst>, tile<2, kGroup, kFirst>},
+    {tile<3, 1, kFirst>, tile<3, kGroup, kFirst>}, {tile<4, 1, kFirst>, tile<4, kGroup, kFirst>},
+    {tile<5, 1, kFirst>, tile<5, kGroup, kFirst>}, {tile<6, 1, kFirst>, tile<6, kGroup, kFirst>}};
+constexpr int kTileRows = 6;
+
 // Many rows leave registers for two panels only.
 template <int M, bool kKeep>
 void tile_e4m3_halves(const char* const* x, const Block& b, int, Sum* sums) {
@@ -87,7 +91,9 @@ constexpr int kWideningRows = 4;  // of more rows, those that make them
 
 void gemm_bf16(const GemmArgs& a) {
   multiply(a, kColumns, [&a](const Block& b, int first, int m, Sum* sums) {
-    add_rows(a, kTiles, b, sizeof(bf16), first, m, sums);
+    const int n = min(m, kTileRows);
+    add_rows(a, kTiles<true>, b, sizeof(bf16), first, n, sums);
+    add_rows(a, kTiles<false>, b, sizeof(bf16), first + n, m - n, sums + n);
   });
 }
 
@@ -99,7 +105,7 @@ void gemm_e4m3(const GemmArgs& a) {
     b.wide = room;
     add_rows(a, kE4m3Tiles<true>, b, sizeof(bf16), first, kWideningRows, sums);
     for (int p = 0; p < b.n_panels; ++p) b.w[p] = room + p * kWideBytes;
-    add_rows(a, kTiles, b, sizeof(bf16), first + kWideningRows, m - kWideningRows,
+    add_rows(a, kTiles<false>, b, sizeof(bf16), first + kWideningRows, m - kWideningRows,
              sums + kWideningRows);
   });
 }

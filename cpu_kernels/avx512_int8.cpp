@@ -8,7 +8,6 @@ namespace {
 
 constexpr int kColumns = 256;
 constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // of one panel
-constexpr int kPrefetch = 4096;                        // bytes ahead in a panel
 
 // A sum of four products of bytes is added to each lane.
 Integers dot(Integers sum, __m512i x, __m512i w) {
@@ -22,7 +21,7 @@ __m512i four_columns(const char* x) {
   return _mm512_set1_epi32(columns);
 }
 
-template <int M, int N>
+template <int M, int N, bool kFirst>
 void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
   Integers acc[M][N];
   clear(acc);
@@ -32,7 +31,7 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
     for (int p = 0; p < N; ++p) {
       const char* from = b.w[panel + p] + s * kStepBytes;
-      if (M == 1) _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
+      if (kFirst) _mm_prefetch(b.ahead[panel + p] + s * kStepBytes, _MM_HINT_T0);
       w[p] = _mm512_load_si512(from);
     }
 #pragma GCC unroll 8
@@ -54,7 +53,7 @@ void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
     for (int p = 0; p < N; ++p) {
       const char* from = b.w[panel + p] + s * kStepBytes;
-      _mm_prefetch(from + kPrefetch, _MM_HINT_T0);
+      _mm_prefetch(b.ahead[panel + p] + s * kStepBytes, _MM_HINT_T0);
       __m512i first, second;
       widen_i4(_mm512_load_si512(from), &first, &second);
       if constexpr (kKeep) {
@@ -71,9 +70,13 @@ void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
   add_sums<M, N>(acc, b, panel, sums);
 }
 
-constexpr Tiles kTiles[] = {{tile<1, 1>, tile<1, kGroup>}, {tile<2, 1>, tile<2, kGroup>},
-                            {tile<3, 1>, tile<3, kGroup>}, {tile<4, 1>, tile<4, kGroup>},
-                            {tile<5, 1>, tile<5, kGroup>}, {tile<6, 1>, tile<6, kGroup>}};
+// kFirst: of the rows that read a block first, and so fetch what comes after it.
+template <bool kFirst>
+constexpr Tiles kTiles[] = {
+    {tile<1, 1, kFirst>, tile<1, kGroup, kFirst>}, {tile<2, 1, kFirst>, tile<2, kGroup, kFirst>},
+    {tile<3, 1, kFirst>, tile<3, kGroup, kFirst>}, {tile<4, 1, kFirst>, tile<4, kGroup, kFirst>},
+    {tile<5, 1, kFirst>, tile<5, kGroup, kFirst>}, {tile<6, 1, kFirst>, tile<6, kGroup, kFirst>}};
+constexpr int kTileRows = 6;
 template <bool kKeep>
 constexpr Tiles kI4Tiles[] = {{tile_i4<1, 1, kKeep>, tile_i4<1, kGroup, kKeep>},
                               {tile_i4<2, 1, kKeep>, tile_i4<2, kGroup, kKeep>},
@@ -83,7 +86,9 @@ constexpr int kWideningRows = 4;
 
 void gemm_i8(const GemmArgs& a) {
   multiply(a, kColumns, [&a](const Block& b, int first, int m, Sum* sums) {
-    add_rows(a, kTiles, b, 1, first, m, sums);
+    const int n = min(m, kTileRows);
+    add_rows(a, kTiles<true>, b, 1, first, n, sums);
+    add_rows(a, kTiles<false>, b, 1, first + n, m - n, sums + n);
   });
 }
 
@@ -97,7 +102,8 @@ void gemm_i4(const GemmArgs& a) {
     b.wide = room;
     add_rows(a, kI4Tiles<true>, b, 1, first, kWideningRows, sums);
     for (int p = 0; p < b.n_panels; ++p) b.w[p] = room + p * kWideBytes;
-    add_rows(a, kTiles, b, 1, first + kWideningRows, m - kWideningRows, sums + kWideningRows);
+    add_rows(a, kTiles<false>, b, 1, first + kWideningRows, m - kWideningRows,
+             sums + kWideningRows);
   });
 }
 

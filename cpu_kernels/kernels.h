@@ -121,6 +121,9 @@ struct GemmArgs {
   float* out;          // [m, n]; transposed: [m, k]
   int64_t out_stride;  // elements between rows
   int m, n, k;
+  // What will be multiplied after this, of the same type and k: its beginning is prefetched.
+  const Weight* next = nullptr;
+  int64_t next_row = 0;
 };
 
 // Keys and values of up to kMaxKeys tokens.

@@ -26,9 +26,10 @@ using Sum = float[kGroupRows];
 // A block of columns of some panels, each of whose rows has one scale there.
 struct Block {
   alignas(64) float scale[kGroup][kPanelRows];
-  const char* w[kGroup];  // the first step
-  int n_panels, col, n;   // columns [col, col + n)
-  char* wide;             // room for the same steps widened, where a tile makes them
+  const char* w[kGroup];      // the first step
+  const char* ahead[kGroup];  // what to prefetch when the first step is read, and so on
+  int n_panels, col, n;       // columns [col, col + n)
+  char* wide;                 // room for the same steps widened, where a tile makes them
 };
 
 // sums[i] += scale * x[i] . w for the rows of x that a tile is made for, at the block's first
@@ -116,6 +117,23 @@ void store(const Sum* sums, const GemmArgs& a, const PanelRange& range, int firs
   }
 }
 
+constexpr int kPrefetchAhead =
+    4096;  // bytes of a panel between what is read and what is prefetched
+
+// What lies kPrefetchAhead after `offset` in the panels read one after another: this one, the same
+// of the next group, the same of the next product.
+const char* ahead_of(const GemmArgs& a, const PanelRange& range, int panel, int64_t offset) {
+  const int64_t end = panel_bytes(a.w.type, a.k);
+  const char* const base = bytes(a.w.data) + (range.first + panel) * a.w.stride;
+  const int64_t after = offset + kPrefetchAhead - end;
+  if (after < 0) return base + offset + kPrefetchAhead;
+  if (after >= end) return base;
+  if (panel + kGroup < range.n) return base + kGroup * a.w.stride + after;
+  if (!a.next) return base;
+  const int64_t next = a.next_row / kPanelRows + panel % kGroup;
+  return bytes(a.next->data) + next * a.next->stride + after;
+}
+
 // The order of every product: a group of panels, a chunk of rows of x, blocks of columns.
 // add_block(block, first, m, sums) adds the block's part to the sums of rows [first, first + m).
 template <class AddBlock>
@@ -133,7 +151,9 @@ void multiply(const GemmArgs& a, int max_columns, AddBlock add_block) {
         b.n = same_scale(a.w, b.col, min(max_columns, a.k - b.col));
         for (int p = 0; p < b.n_panels; ++p) {
           const int64_t at = range.first + panel + p;
-          b.w[p] = bytes(a.w.data) + at * a.w.stride + b.col / per_step * kStepBytes;
+          const int64_t offset = b.col / per_step * kStepBytes;
+          b.w[p] = bytes(a.w.data) + at * a.w.stride + offset;
+          b.ahead[p] = ahead_of(a, range, panel + p, offset);
           panel_scales(a.w, at, b.col, b.scale[p]);
         }
         add_block(b, first, m, sums);

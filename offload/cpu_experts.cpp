@@ -74,9 +74,13 @@ void CpuExperts::submit(const ExpertBatch& batch) {
 
   const int pieces = (c_.expert_dim + kRows - 1) / kRows;
   for (size_t g = 0; g < groups_.size(); ++g) unfinished_[g].store(pieces);
-  team_.run(static_cast<int64_t>(groups_.size()) * pieces, [&](int64_t i, int thread) {
+  const int64_t n_pieces = static_cast<int64_t>(groups_.size()) * pieces;
+  team_.run(n_pieces, [&](int64_t i, int thread) {
     const int64_t g = i / pieces;
-    activate(x, groups_[g], static_cast<int>(i % pieces) * kRows,
+    // What this thread will probably do next: every team.size()-th piece.
+    const int64_t next = std::min(i + team_.size(), n_pieces - 1);
+    activate(x, {groups_[g], static_cast<int>(i % pieces) * kRows},
+             {groups_[next / pieces], static_cast<int>(next % pieces) * kRows},
              part_.row<float>(int64_t{thread} * kGroupTokens));
     if (unfinished_[g].fetch_sub(1) == 1) encode_activated(groups_[g]);
   });
@@ -130,7 +134,9 @@ cpu::Activations CpuExperts::encode_tokens(TensorView x) {
 }
 
 // act = silu(gate x) * (up x) on some rows of one group's expert, for its tokens.
-void CpuExperts::activate(const cpu::Activations& x, const Group& group, int first_row, float* up) {
+void CpuExperts::activate(const cpu::Activations& x, Piece piece, Piece next, float* up) {
+  const Group& group = piece.group;
+  const int first_row = piece.first_row;
   const int n_rows = std::min(kRows, c_.expert_dim - first_row);
   cpu::GemmArgs product = {.x = x,
                            .w = kernel_weight(group.weights->gate),
@@ -140,9 +146,15 @@ void CpuExperts::activate(const cpu::Activations& x, const Group& group, int fir
                            .m = group.n,
                            .n = n_rows,
                            .k = c_.dim};
+  const cpu::Weight up_weight = kernel_weight(group.weights->up);
   product.x.rows = tokens_.data() + group.first;
+  product.next = &up_weight;
+  product.next_row = first_row;
   kernels_.gemm(product);
-  product.w = kernel_weight(group.weights->up);
+  const cpu::Weight next_gate = kernel_weight(next.group.weights->gate);
+  product.w = up_weight;
+  product.next = &next_gate;
+  product.next_row = next.first_row;
   product.out = up;
   product.out_stride = kRows;
   kernels_.gemm(product);
@@ -165,15 +177,20 @@ void CpuExperts::project(int first_row, float* part) {
   const TensorView& act = act_type_ == cpu::ActivationType::kF32 ? act_ : encoded_act_;
   for (int t = 0; t < n_tokens_; ++t) std::fill_n(sum_.row<float>(t) + first_row, n_rows, 0.f);
   for (const Group& group : groups_) {
-    kernels_.gemm({.x = {act.row_data(group.first), act.row_bytes(), act_type_, nullptr,
-                         act_scales_.data() + group.first},
-                   .w = kernel_weight(group.weights->down),
-                   .first_row = first_row,
-                   .out = part,
-                   .out_stride = kRows,
-                   .m = group.n,
-                   .n = n_rows,
-                   .k = c_.expert_dim});
+    const bool last = &group == &groups_.back();
+    const cpu::Weight next = kernel_weight((last ? groups_.front() : *(&group + 1)).weights->down);
+    kernels_.gemm(
+        {.x = {act.row_data(group.first), act.row_bytes(), act_type_, nullptr,
+               act_scales_.data() + group.first},
+         .w = kernel_weight(group.weights->down),
+         .first_row = first_row,
+         .out = part,
+         .out_stride = kRows,
+         .m = group.n,
+         .n = n_rows,
+         .k = c_.expert_dim,
+         .next = &next,
+         .next_row = last ? std::min(first_row + kRows * team_.size(), c_.dim - 1) : first_row});
     for (int i = 0; i < group.n; ++i) {
       float* to = sum_.row<float>(tokens_[group.first + i]) + first_row;
       const float weight = pair_weights_[group.first + i];

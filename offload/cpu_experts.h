@@ -30,7 +30,12 @@ class CpuExperts final : public RoutedExperts {
   };
   void group_by_expert(const ExpertBatch& batch);
   cpu::Activations encode_tokens(TensorView x);
-  void activate(const cpu::Activations& x, const Group& group, int first_row, float* up);
+  // Some rows of a group's expert.
+  struct Piece {
+    const Group& group;
+    int first_row;
+  };
+  void activate(const cpu::Activations& x, Piece piece, Piece next, float* up);
   void encode_activated(const Group& group);
   void project(int first_row, float* part);
 
