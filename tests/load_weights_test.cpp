@@ -163,6 +163,22 @@ TEST(LoadWeights, AnotherCheckpointIsPackedAgain) {
   expect_renewed(model, "config.json");
 }
 
+// Same files of the same size and time, other headers.
+TEST(LoadWeights, TheKeyKnowsTheTensors) {
+  const TempDirectory dir;
+  dir.write("config.json", "{}");
+  const auto key_of = [&](const FakeTensor& tensor) {
+    const std::string shard = dir.file("model.safetensors");
+    write_safetensors(shard, {tensor});
+    fs::last_write_time(shard, fs::file_time_type());
+    return packed_cache_key(WeightStore(dir.path()), {cpu::kernels_for(cpu::Isa::kReference), {}});
+  };
+  const std::string key = key_of({"a", "BF16", {2, 3}});
+  EXPECT_EQ(key, key_of({"a", "BF16", {2, 3}}));
+  EXPECT_NE(key, key_of({"b", "BF16", {2, 3}}));
+  EXPECT_NE(key, key_of({"a", "BF16", {3, 2}}));
+}
+
 TEST(LoadWeights, APlaceThatCannotBeWrittenIsAWarningOrAnError) {
   Model model(kSource / "models/tiny-r1");
   model.cache_directory = "/proc/no-such-place";
@@ -193,6 +209,20 @@ TEST(PackedManifest, IsCheckedAgainstTheModelAndItsMemory) {
   EXPECT_TRUE(says(restore(manifest + "x", result.home->bytes()), "more than the model"));
   EXPECT_TRUE(says(restore(manifest, result.home->bytes().first(result.home->bytes().size() - 64)),
                    "outside"));
+  constexpr size_t kRecord = 112, kScaleAt = 40;
+  int n_scales = 0;
+  for (size_t at = kScaleAt; at < manifest.size(); at += kRecord) {
+    int64_t offset = 0;
+    std::memcpy(&offset, manifest.data() + at, 8);
+    if (offset < 0) continue;
+    ++n_scales;
+    for (const int64_t value : {int64_t{-64}, INT64_MIN, INT64_MAX}) {
+      std::string changed = manifest;
+      std::memcpy(changed.data() + at, &value, 8);
+      EXPECT_TRUE(says(restore(changed, result.home->bytes()), "outside"));
+    }
+  }
+  EXPECT_GT(n_scales, 10);
   for (size_t at = 0; at + 8 <= manifest.size() && at < 2000; at += 8)
     for (const int64_t value : {int64_t{-2}, INT64_MIN, INT64_MAX, int64_t{1} << 40}) {
       std::string changed = manifest;
