@@ -39,17 +39,25 @@ struct Tiles {
   Tile one, group;
 };
 
-// Rows [first, first + m) of x with one block, by the tiles for 1, 2, .. kMaxRows rows; as few
-// tiles as possible, of about the same size.
+// Fetches n bytes of some rows of x from `offset` on: rows lie anywhere, no hardware foresees them.
+void prefetch_rows(const Activations& x, int first, int m, int64_t offset, int n) {
+  for (int i = first; i < first + m; ++i)
+    for (int c = 0; c < n; c += 64) __builtin_prefetch(x_row(x, i) + offset + c);
+}
+
+// Rows [first, first + m) of x with one block, by the tiles for 1, 2, .. kMaxRows rows; as few tiles
+// as possible, of about the same size. Meanwhile the rows of the next tile are fetched.
 template <int kMaxRows>
 void add_rows(const GemmArgs& a, const Tiles (&tiles)[kMaxRows], const Block& b, int element_bytes,
               int first, int m, Sum* sums) {
+  const int64_t offset = int64_t{b.col} * element_bytes;
   const int n_tiles = (m + kMaxRows - 1) / kMaxRows;
   for (int i = 0, rows, tile = 0; tile < n_tiles; ++tile, i += rows) {
     rows = (m - i) / (n_tiles - tile);
     const char* x[kMaxRows];
-    for (int r = 0; r < rows; ++r)
-      x[r] = x_row(a.x, first + i + r) + int64_t{b.col} * element_bytes;
+    for (int r = 0; r < rows; ++r) x[r] = x_row(a.x, first + i + r) + offset;
+    const int after = first + i + rows;
+    prefetch_rows(a.x, after, min(kMaxRows, a.m - after), offset, b.n * element_bytes);
     const Tiles& t = tiles[rows - 1];
     if (b.n_panels == kGroup) {
       t.group(x, b, 0, sums + i);
