@@ -6,7 +6,7 @@
 # make and make build also build tests and benchmarks
 .PHONY: all configure build run test deps bench bench-report bundle asan tsan fuzz mutants format lint clean
 
-PACKAGES := cmake g++ ninja-build pkg-config libdnnl-dev libhwloc-dev libgtest-dev libbenchmark-dev \
+PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev \
             nlohmann-json3-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev python3 python3-jinja2
 FUZZ_PACKAGES := clang-14 libclang-rt-14-dev
 LINT_PACKAGES := clang-format-14 clang-tidy-14
