@@ -35,7 +35,9 @@ TEST_P(KernelTest, GemmOfEveryTypeAndShape) {
         const Packed packed(t_, stored);
 
         const int x_stride = k + 3, out_stride = n + 2;
-        Rows x(t_, type, normal(2 * m * x_stride), 2 * m, x_stride, k);
+        std::vector<float> numbers = normal(2 * m * x_stride);
+        for (int i = 0; i < 2 * m; ++i) std::fill_n(&numbers[i * x_stride + k], 3, kNaN);
+        Rows x(t_, type, numbers, 2 * m, x_stride, k);
         std::vector<int32_t> rows(m);
         for (int i = 0; i < m; ++i) rows[i] = (i * 7 + 1) % (2 * m);
         x.view.rows = rows.data();

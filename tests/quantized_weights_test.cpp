@@ -51,7 +51,7 @@ double value_of(const QuantView& w, int64_t r, int64_t c) {
 RandomModel random_model(DType dtype) {
   ModelConfig c;
   c.n_layers = c.vocab = c.dim = 0;
-  c.scale_block = 128;
+  c.scale_block = 16;  // parts that are converted apart have scales of their own
   return RandomModel(c, dtype);
 }
 

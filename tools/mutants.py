@@ -16,8 +16,27 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY = ROOT / "build" / "mutants"
 FOLDERS = ["src", "cpu_kernels", "offload", "tests", "benchmarks", "models"]
 FILES = ["CMakeLists.txt"]
-# Cheapest first: a mutant is done with at the first test that fails.
-TESTS = ["rope_test", "router_test", "sampler_test", "cpu_kernels_test", "model_test", "generator_test", "golden_test"]
+# Cheapest first: a mutant is done with at the first test that fails. Those of its file come before all others.
+TESTS = ["rope_test", "router_test", "sampler_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
+         "experts_test", "attention_test", "cpu_kernels_test", "load_weights_test", "model_test", "generator_test", "golden_test"]
+TESTS_OF = {
+    "cpu_kernels/amx": ["emulated_byte_products_test", "quantized_weights_test", "cpu_kernels_test"],
+    "cpu_kernels/avx512_int8": ["quantized_weights_test"],
+    "cpu_kernels/avx512_i4": ["quantized_weights_test"],
+    "cpu_kernels/avx2_int8": ["quantized_weights_test"],
+    "cpu_kernels/": ["cpu_kernels_test", "quantized_weights_test"],
+    "src/ops/cpu_attention": ["attention_test"],
+    "src/ops/cpu_weights": ["quantized_weights_test"],
+    "src/ops/router": ["router_test"],
+    "src/ops/cpu_ops": ["rope_test", "model_test"],
+    "src/model/rope": ["rope_test"],
+    "src/engine/sampler": ["sampler_test"],
+    "src/engine/generator": ["generator_test"],
+    "src/engine/deepseek": ["model_test"],
+    "src/io/packed": ["packed_cache_test"],
+    "src/load_weights": ["load_weights_test"],
+    "offload/": ["experts_test"],
+}
 
 MUTANTS = [
     ("RoPE rotates halves, not adjacent pairs", "src/ops/cpu_ops.cpp",
@@ -53,16 +72,69 @@ MUTANTS = [
      [("(s.kv_length + kPageSize - 1) / kPageSize", "std::max(1, s.kv_length / kPageSize)")]),
     ("pages taken in physical order", "src/ops/cpu_attention.cpp",
      [("int64_t{s.kv_pages[position / kPageSize]} * kPageSize", "int64_t{s.kv_pages[0] + position / kPageSize} * kPageSize")]),
-    ("naive form takes keys for values", "src/ops/cpu_attention.cpp", [(".v = k + m.nope_dim,", ".v = k,")]),
+    ("naive form takes keys for values", "src/ops/cpu_attention.cpp", [("cols_from(column + m.nope_dim, m.v_dim)", "cols_from(column, m.v_dim)")]),
+    ("naive form takes head 0 for every head", "src/ops/cpu_attention.cpp", [("int64_t{head} * (m.nope_dim + m.v_dim)", "int64_t{0} * (m.nope_dim + m.v_dim)")]),
+    ("naive form forgets its maximum between pages", "src/ops/cpu_attention.cpp", [("    max[i] = max_.row<float>(0)[row + int64_t{i} * m.n_heads];", "    max[i] = kNoMax;")]),
+    ("a merge of parts keeps the wrong maximum", "src/ops/cpu_attention.cpp", [("    max = top;", "    max = added_max;")]),
+    ("a merge of parts does not rescale the sum", "src/ops/cpu_attention.cpp", [("sum = sum * keep + added_sum * take;", "sum = sum + added_sum * take;")]),
+    ("the second part begins with the first part's pages", "src/ops/cpu_attention.cpp", [("page_of(a, s, part.first_page + p);", "page_of(a, s, p);")]),
+    ("rope keys at the wrong column", "src/ops/cpu_attention.cpp", [("keys.cols_from(rank, a.mla.rope_dim).data, keys.data,", "keys.cols_from(0, a.mla.rope_dim).data, keys.data,")]),
+    ("rope step offset of packed queries", "cpu_kernels/avx512_attention.cpp", [("(a.dim + 31) / 32 * 16, s);", "a.dim / 2, s);")]),
+    ("visible off by one in the kernel", "cpu_kernels/avx512_attention.cpp", [("seen[i] = min(limit < 0 ? 0 : limit,", "seen[i] = min(limit < 0 ? 0 : limit + 1,")]),
+    ("weights of odd keys lost", "cpu_kernels/avx512_attention.cpp", [("_mm512_or_si512(low, _mm512_slli_epi32(high, 16))", "low")]),
+    ("the second 128 queries go on from the first", "cpu_kernels/avx512_attention.cpp", [("first + query + i) * a.out_stride + column + p * kPanelRows;\n      acc[i][p] =", "query + i) * a.out_stride + column + p * kPanelRows;\n      acc[i][p] =")]),
     ("running softmax not rescaled", "cpu_kernels/reference.cpp", [("out[c] *= rescale;", "out[c] *= 1;")]),
     ("FP8 subnormals flushed to zero", "cpu_kernels/reference.cpp",
      [("exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)", "exponent == 0 ? 0 * std::ldexp(static_cast<float>(mantissa), -9)")]),
     ("scale block of the wrong row", "cpu_kernels/reference.cpp", [("(w.row0 + row) / w.block_rows", "(w.row0 + row + 1) / w.block_rows")]),
-    ("AVX2 scale block of the wrong column", "cpu_kernels/avx2_products.cpp", [("scales[at / w.block_cols]", "scales[c / w.block_cols]")]),
+    ("panels: scale block of the wrong row", "cpu_kernels/panels.h", [("const int64_t row = w.row0 + panel * kPanelRows;", "const int64_t row = panel * kPanelRows;")]),
+    ("panels: one scale for rows of two blocks", "cpu_kernels/panels.h", [("if (first == last) return", "if (first <= last) return")]),
+    ("panels: scale of the wrong group of columns", "cpu_kernels/panels.h", [("col / w.block_cols * kPanelRows;", "0;")]),
+    ("panels: a scale reaches into the next block", "cpu_kernels/panels.h", [("return w.scales ? min(n, w.block_cols - (w.col0 + col) % w.block_cols) : n;", "return n + 0 * w.block_cols * col;")]),
+    ("panels: rows of x from the wrong place", "cpu_kernels/panels.h", [("x_row(a.x, first + i + r)", "x_row(a.x, i + r)")]),
+    ("panels: rows before the first one not skipped", "cpu_kernels/panels.h", [("const int skip = static_cast<int>(a.first_row % kPanelRows);", "const int skip = 0;")]),
+    ("panels: the panel that skipping adds is left out", "cpu_kernels/panels.h", [("(skip + a.n + kPanelRows - 1) / kPanelRows", "(a.n + kPanelRows - 1) / kPanelRows")]),
+    ("panels: the last, smaller group computes one panel", "cpu_kernels/panels.h", [("p < b.n_panels; ++p) t.one", "p < 1; ++p) t.one")]),
+    ("panels: row sums not subtracted", "cpu_kernels/panels.h", [("(sum[r] - offset[r]) * scale", "sum[r] * scale")]),
+    ("panels: row sums of the first panels", "cpu_kernels/panels.h", [("(range.first + panel + p + 1) * a.w.scale_stride", "(panel + p + 1) * a.w.scale_stride")]),
+    ("panels: scales of x in the order of the output", "cpu_kernels/panels.h", [("a.x.scales[a.x.rows ? a.x.rows[i] : i]", "a.x.scales[i]")]),
+    ("AVX2 FP8 without its factor of 256", "cpu_kernels/avx2_products.cpp", [("gemm<E4m3>(a, 256)", "gemm<E4m3>(a, 1)")]),
+    ("AVX2 multiplies past the end of x", "cpu_kernels/avx2_products.cpp", [("if (j > 0 && j >= left) continue;", "")]),
+    ("AVX2 wrong nibble of INT4", "cpu_kernels/avx2_int8.h", [("_mm256_and_si256(_mm256_slli_epi16(codes, 4), upper)", "_mm256_and_si256(codes, upper)")]),
+    ("AVX2 bytes: odd weights unsigned", "cpu_kernels/avx2_int8.cpp", [("odd_w = _mm256_srai_epi16(w, 8)", "odd_w = _mm256_srli_epi16(w, 8)")]),
+    ("AVX-512 wrong nibble of INT4", "cpu_kernels/avx512_i4.h", [("*first = _mm512_and_si512(_mm512_slli_epi16(step, 4), high);", "*first = _mm512_and_si512(step, high);")]),
+    ("AVX-512 INT4 sixteen times too large", "cpu_kernels/avx512_int8.cpp", [("scale /= 16", "scale /= 1")]),
+    ("AVX-512 rows after the widening ones start anew", "cpu_kernels/avx512_int8.cpp", [("m - kWideningRows, sums + kWideningRows);", "m - kWideningRows, sums);")]),
+    ("AVX-512 FP8 words not exchanged when packed", "cpu_kernels/avx512_products.cpp", [("steps[i] = exchange_words(steps[i]);", "{}")]),
+    ("AVX-512 FP8 subnormals off by one power", "cpu_kernels/avx512_e4m3.h", [("(121 - shift) << 7", "(120 - shift) << 7")]),
+    ("AVX-512 FP8 sign lost", "cpu_kernels/avx512_e4m3.h", [("codes, t.sign, 0xf8)", "codes, t.sign, 0xf0)")]),
+    ("AVX-512 widened panels in the room of the first", "cpu_kernels/avx512_bf16.cpp", [("b.w[p] = room + p * kWideBytes;", "b.w[p] = room;")]),
+    ("AVX-512 last rows of a panel not packed", "cpu_kernels/avx512_products.cpp", [("i < n_rows ? mask : 0", "i < n_rows - 1 ? mask : 0")]),
+    ("AMX: the last results never added", "cpu_kernels/amx_tiles.h", [("  pending.add(pending.n_rows);\n", "")]),
+    ("AMX: results not added while the next product runs", "cpu_kernels/amx_tiles.h", [("    pending.add(rows_per_tile);\n", "")]),
+    ("AMX: the end of x not masked", "cpu_kernels/amx_tiles.h", [("masks[t] = left <= 0 ? 0 : left < kStepBytes ? (__mmask64{1} << left) - 1 : ~__mmask64{0};", "masks[t] = left < kStepBytes ? ~__mmask64{0} : ~__mmask64{0};")]),
+    ("AMX: INT4 sixteen times too large", "cpu_kernels/amx_int8.cpp", [("scale /= 16", "scale /= 1")]),
+    ("AMX: tile 5 loaded from the first rows", "cpu_kernels/amx_tiles.h", [("_tile_loadd(5, x[1] + at, kStepBytes)", "_tile_loadd(5, x[0] + at, kStepBytes)")]),
+    ("AMX: tile 3 multiplied from the first rows", "cpu_kernels/amx_tiles.h", [("_tile_dpbf16ps(3, 5, 7)", "_tile_dpbf16ps(3, 4, 7)")]),
+    ("AMX: byte tile 3 multiplied from the first rows", "cpu_kernels/amx_tiles.h", [("_tile_dpbusd(3, 5, 7)", "_tile_dpbusd(3, 4, 7)")]),
+    ("AMX: one row adds odd products to even ones", "cpu_kernels/amx_bf16.cpp", [("o = _mm512_dpbf16_ps(o, (__m512bh)x_odd,", "e = _mm512_dpbf16_ps(e, (__m512bh)x_odd,")]),
+    ("INT4 scales of the wrong row", "src/ops/cpu_weights.cpp", [("+ at % cpu::kPanelRows;", "+ (at + 1) % cpu::kPanelRows;")]),
+    ("stored scales of the wrong row when converted", "src/ops/cpu_weights.cpp", [("multiply_by_scales(stored, first_row + r, row);", "multiply_by_scales(stored, r, row);")]),
+    ("INT8 rounds down", "cpu_kernels/reference.cpp", [("static_cast<int8_t>(std::lrint(from[i] * inverse))", "static_cast<int8_t>(from[i] * inverse)")]),
+    ("INT4 never uses its code -8", "cpu_kernels/reference.cpp", [("-8L, 7L", "-7L, 7L")]),
     ("expert outputs added without their weight", "offload/cpu_experts.cpp", [("to[r] += weight * part", "to[r] += part")]),
-    ("SiLU on the wrong branch", "offload/cpu_experts.cpp",
-     [("product(group.weights->gate, act_);", "product(group.weights->up, act_);"),
-      ("product(group.weights->up, up_);", "product(group.weights->gate, up_);")]),
+    ("SiLU on the wrong branch", "offload/cpu_experts.cpp", [("kernels_.silu_mul({gate, up + i * kRows, gate, n_rows});", "kernels_.silu_mul({up + i * kRows, gate, gate, n_rows});")]),
+    ("gate multiplied twice, up never", "offload/cpu_experts.cpp", [("product.w = kernel_weight(group.weights->up);", "product.w = kernel_weight(group.weights->gate);")]),
+    ("a group is encoded one piece early", "offload/cpu_experts.cpp", [("fetch_sub(1) == 1", "fetch_sub(1) == 2")]),
+    ("weight of another token's pair", "offload/cpu_experts.cpp", [("pair_weights_[group.first + i]", "pair_weights_[group.first]")]),
+    ("output of another token's pair", "offload/cpu_experts.cpp", [("tokens_[group.first + i])", "tokens_[group.first])")]),
+    ("second group of an expert takes the first one's tokens", "offload/cpu_experts.cpp", [("product.x.rows = tokens_.data() + group.first;", "product.x.rows = tokens_.data() + group.first % kGroupTokens;")]),
+    ("scales of encoded rows of another pair", "offload/cpu_experts.cpp", [("act_scales_.data() + group.first}", "act_scales_.data()}")]),
+    ("sums of experts not cleared", "offload/cpu_experts.cpp", [("std::fill_n(sum_.row<float>(t) + first_row, n_rows, 0.f);", "(void)t;")]),
+    ("checksum of packed blocks not checked", "src/io/packed_cache.cpp", [("require_sound(checksum_of(block) ==", "require_sound(true || checksum_of(block) ==")]),
+    ("checksum of the packed header not checked", "src/io/packed_header.cpp", [("require_sound(start.checksum == seal_of(text),", "require_sound(true || start.checksum == seal_of(text),")]),
+    ("a packed cache of another checkpoint is read", "src/io/packed_cache.cpp", [("if (header_.key != key) throw", "if (false) throw")]),
+    ("an unsound packed cache stays", "src/load_weights.cpp", [("if (file) file->discard();", ""), ("found == Cache::kUnsound || ", "")]),
     ("positions start anew in every chunk", "src/engine/generator.cpp", [("step.positions.push_back(i);", "step.positions.push_back(i - r.n_done);")]),
     ("logits of the token before", "src/engine/generator.cpp", [("step.logit_rows.push_back(first + n - 1);", "step.logit_rows.push_back(std::max(0, first + n - 2));")]),
     ("temperature multiplies", "src/engine/sampler.cpp", [("(logits[t] - max) / params_.temperature", "(logits[t] - max) * params_.temperature")]),
@@ -88,13 +160,21 @@ def copy_sources():
         copy_if_changed(ROOT / name, COPY / name)
 
 
-def build():
-    return run(["cmake", "--build", str(COPY / "build"), "--target", *TESTS])
+def build(tests):
+    built = run(["cmake", "--build", str(COPY / "build"), "--target", *tests])
+    if built.returncode != 0:
+        raise ValueError(f"does not compile: {built.stdout[-400:]}")
 
 
-def first_failing_test():
-    for test in TESTS:
-        result = run([str(COPY / "build" / "tests" / test), "--gtest_brief=1", "--gtest_fail_fast"], timeout=600)
+def program(test):
+    folder = COPY / "build" / "tests"
+    return folder / "emulate" / test if test.startswith("emulated") else folder / test
+
+
+def first_failing_test(tests):
+    for test in tests:
+        build([test])
+        result = run([str(program(test)), "--gtest_brief=1", "--gtest_fail_fast"], timeout=600)
         if result.returncode != 0:
             failed = [line for line in result.stdout.splitlines() if line.startswith("[  FAILED  ]")]
             case = failed[0].split("]", 1)[1].split(",")[0].split("(")[0].strip() if failed else "aborted"
@@ -113,10 +193,8 @@ def try_mutant(path, changes):
         text = text.replace(old, new, 1)
     target.write_text(text, encoding="utf-8")
     try:
-        built = build()
-        if built.returncode != 0:
-            raise ValueError(f"does not compile: {built.stdout[-400:]}")
-        return first_failing_test()
+        first = next((tests for start, tests in TESTS_OF.items() if path.startswith(start)), [])
+        return first_failing_test([*first, *(test for test in TESTS if test not in first)])
     finally:
         target.write_text(original, encoding="utf-8")
 
@@ -129,11 +207,12 @@ def main():
 
     copy_sources()
     configured = run(["cmake", "-G", "Ninja", "-S", str(COPY), "-B", str(COPY / "build"), "-DCMAKE_CXX_FLAGS_RELEASE=-O1"])
-    if configured.returncode != 0 or build().returncode != 0:
-        sys.exit("error: the unchanged copy does not build")
-    survivor = first_failing_test()
-    if survivor:
-        sys.exit(f"error: the unchanged copy fails {survivor}")
+    if configured.returncode != 0:
+        sys.exit("error: the unchanged copy does not configure")
+    build(TESTS)
+    failing = first_failing_test(TESTS)
+    if failing:
+        sys.exit(f"error: the unchanged copy fails {failing}")
 
     rows, missed = [], 0
     chosen = [m for m in MUTANTS if not options.only or options.only in m[0]]

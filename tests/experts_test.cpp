@@ -1,0 +1,148 @@
+// Routed experts on the CPU in every format of weights against double precision: several pieces of
+// rows, more tokens for one expert than a group takes, pairs of weights that all differ.
+#include "tests/check_close.h"
+#include "tests/kernel_cases.h"
+
+namespace tandem::test {
+namespace {
+
+constexpr int kTokens = 300;
+
+ModelConfig config() {
+  ModelConfig c;
+  c.dim = 256;
+  c.vocab = 8;
+  c.n_layers = 2;
+  c.n_dense_layers = 1;
+  c.dense_dim = 32;
+  c.expert_dim = 160;  // two and a half pieces
+  c.scale_block = 32;
+  c.mla = {.n_heads = 1, .q_rank = 0, .kv_rank = 8, .nope_dim = 8, .rope_dim = 8, .v_dim = 8};
+  c.router.n_experts = 6;
+  c.router.n_active = 3;
+  c.router.n_groups = c.router.n_active_groups = 1;
+  return c;
+}
+
+struct Converted {
+  CpuWeights home;
+  PackedModel model;
+
+  Converted(const cpu::KernelTable& t, RandomModel& m, std::optional<WeightFormat> format)
+      : home(t), model(reserve_packed(m.stored, m.config, home, format)) {
+    for (const PackJob& job : model.jobs) job.run(home, job.source);
+  }
+  const FfnWeights& expert(int e) const { return model.weights.layers[1].experts[e]; }
+};
+
+// Row by row, as the reference keeps them.
+Vec decoded(const QuantView& w) {
+  const cpu::KernelTable reference = cpu::kernels_for(cpu::Isa::kReference);
+  Vec all;
+  std::vector<float> row(w.q.cols);
+  for (int64_t r = 0; r < w.q.rows; ++r) {
+    reference.decode({w.q.row_data(r), kernel_type(w.q.dtype), row.data(), w.q.cols});
+    for (int64_t c = 0; c < w.q.cols; ++c)
+      all.push_back(w.scale.empty()
+                        ? row[c]
+                        : double{row[c]} * w.scale.row<float>(r / w.block_rows)[c / w.block_cols]);
+  }
+  return all;
+}
+
+double dot(const double* w, const auto* x, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += w[i] * x[i];
+  return sum;
+}
+
+struct Routed {
+  std::vector<float> x, weights;
+  std::vector<int32_t> ids;
+
+  explicit Routed(const ModelConfig& c) {
+    std::mt19937 rng(3);
+    x = normal(rng, kTokens * c.dim);
+    for (int t = 0; t < kTokens; ++t)
+      for (int k = 0; k < 3; ++k) {
+        ids.push_back(k == 0 ? 4
+                             : (k + t + t / 5) % 4);  // all tokens want expert 4, nobody wants 5
+        weights.push_back(0.1f + 0.01f * static_cast<float>(rng() % 100));
+      }
+  }
+  ExpertBatch batch(const ModelConfig& c, int first, int n) {
+    return {1,
+            {x.data() + first * c.dim, n, c.dim, c.dim, DType::kF32},
+            {{ids.data() + first * 3, n, 3, 3, DType::kI32},
+             {weights.data() + first * 3, n, 3, 3, DType::kF32}}};
+  }
+};
+
+// [tokens, dim] in double precision.
+std::vector<Vec> expected(const Routed& routed, const ModelConfig& c, const Converted& w) {
+  std::vector<Vec> gate, up, down, y(kTokens, Vec(c.dim));
+  for (int e = 0; e < c.router.n_experts; ++e) {
+    gate.push_back(decoded(w.expert(e).gate));
+    up.push_back(decoded(w.expert(e).up));
+    down.push_back(decoded(w.expert(e).down));
+  }
+  for (int i = 0; i < kTokens * 3; ++i) {
+    const int t = i / 3, e = routed.ids[i];
+    const float* const x = routed.x.data() + t * c.dim;
+    Vec act(c.expert_dim);
+    for (int r = 0; r < c.expert_dim; ++r) {
+      const double g = dot(&gate[e][r * c.dim], x, c.dim);
+      act[r] = g / (1 + std::exp(-g)) * dot(&up[e][r * c.dim], x, c.dim);
+    }
+    for (int r = 0; r < c.dim; ++r)
+      y[t][r] += routed.weights[i] * dot(&down[e][r * c.expert_dim], act.data(), c.expert_dim);
+  }
+  return y;
+}
+
+std::vector<float> run(CpuExperts& experts, ExpertBatch batch) {
+  std::vector<float> y(batch.x.rows * batch.x.cols, 0.f);
+  experts.submit(batch);
+  experts.add_to({y.data(), batch.x.rows, batch.x.cols, batch.x.cols, DType::kF32});
+  return y;
+}
+
+// Activations are rounded twice, to BF16 or to bytes of a 127th of the largest number of a row.
+TEST(Experts, EveryFormatMatchesDoubleAndEveryBatchTheSameBits) {
+  const ModelConfig c = config();
+  Routed routed(c);
+  for (const DType stored_as : {DType::kF8E4M3, DType::kF32}) {
+    RandomModel model(c, stored_as);
+    for (const std::optional<WeightFormat> format :
+         {std::optional<WeightFormat>(), {{DType::kI8}}, {{DType::kI4, 32}}}) {
+      const auto want =
+          expected(routed, c, Converted(cpu::kernels_for(cpu::Isa::kReference), model, format));
+      for (int isa = 0; isa <= static_cast<int>(cpu::best_isa()); ++isa) {
+        const cpu::KernelTable table = cpu::kernels_for(cpu::Isa(isa));
+        SCOPED_TRACE(testing::Message()
+                     << table.name << " " << name_of(format ? format->dtype : stored_as));
+        const Converted w(table, model, format);
+        const auto type = static_cast<int>(kernel_type(format ? format->dtype : stored_as));
+        const bool exact = table.activation[type] == cpu::ActivationType::kF32;
+        Team one(1), all(0);
+        CpuExperts alone(table, c, w.model.weights, kTokens, one),
+            together(table, c, w.model.weights, kTokens, all);
+        const std::vector<float> got = run(together, routed.batch(c, 0, kTokens));
+        for (int t = 0; t < kTokens; ++t) {
+          const Vec& y = want[t];
+          expect_close(std::span(got).subspan(t * c.dim, c.dim), y,
+                       (exact ? 1e-5 : 0.05) * largest(y));
+        }
+        for (int first = 0, n = 1; first < kTokens;
+             first += n, n = std::min(n * 3, kTokens - first)) {
+          const std::vector<float> some = run(alone, routed.batch(c, first, n));
+          ASSERT_TRUE(std::equal(some.begin(), some.end(), got.begin() + first * c.dim))
+              << n << " tokens from " << first;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test
