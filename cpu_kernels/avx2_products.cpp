@@ -270,13 +270,15 @@ void gemm_transposed(const GemmArgs& a, float unit) {
   for (int p = 0; p < range.n; ++p) {
     const int64_t at = range.first + p;
     const int j = p * kPanelRows - range.skip;  // of x
+    const PanelScales scales(a.w, at);
+    ScaleColumns columns(a.w);
     for (int col = 0, n; col < a.k; col += n) {
-      n = same_scale(a.w, col, min(kColumns, a.k - col));
+      n = columns.take(min(kColumns, a.k - col));
       Column w[kColumns];
       const char* from = bytes(a.w.data) + at * a.w.stride + col / Type::kColumns * kStepBytes;
       for (int c = 0; c < n; c += Type::kColumns, from += kStepBytes) Type::widen(from, w + c);
       alignas(32) float scale[kPanelRows], x[kPanelRows];
-      panel_scales(a.w, at, col, scale);
+      scales.read(columns.block(), scale);
       for (int i = 0; i < a.m; ++i) {
         const float* row = reinterpret_cast<const float*>(x_row(a.x, i));
         for (int r = 0; r < kPanelRows; ++r)

@@ -151,8 +151,9 @@ void gemm_transposed(const GemmArgs& a) {
   const int per_step = columns_of_step(a.w.type);
   Floats w;
   alignas(64) float scale[kPanelRows];
+  ScaleColumns columns(a.w);
   for (int col = 0, n; col < a.k; col += n) {
-    n = same_scale(a.w, col, min(16, a.k - col));
+    n = columns.take(min(16, a.k - col));
     for (int i = 0; i < a.m; ++i) {
       const float* x = reinterpret_cast<const float*>(x_row(a.x, i));
       __m512 acc[16] = {};
@@ -160,7 +161,7 @@ void gemm_transposed(const GemmArgs& a) {
         const int64_t at = range.first + p;
         const char* steps = bytes(a.w.data) + at * a.w.stride + col / per_step * kStepBytes;
         widen_panel(a.w.type, steps, n, w);
-        panel_scales(a.w, at, col, scale);
+        PanelScales(a.w, at).read(columns.block(), scale);
         const __m512 xs =
             _mm512_mul_ps(x_of_panel(x, p * kPanelRows - range.skip, a.n), _mm512_load_ps(scale));
         for (int c = 0; c < n; ++c) acc[c] = _mm512_fmadd_ps(xs, w[c], acc[c]);

@@ -45,8 +45,8 @@ void prefetch_rows(const Activations& x, int first, int m, int64_t offset, int n
     for (int c = 0; c < n; c += 64) __builtin_prefetch(x_row(x, i) + offset + c);
 }
 
-// Rows [first, first + m) of x with one block, by the tiles for 1, 2, .. kMaxRows rows; as few tiles
-// as possible, of about the same size. Meanwhile the rows of the next tile are fetched.
+// Rows [first, first + m) of x with one block, by the tiles for 1, 2, .. kMaxRows rows; as few
+// tiles as possible, of about the same size. Meanwhile the rows of the next tile are fetched.
 template <int kMaxRows>
 void add_rows(const GemmArgs& a, const Tiles (&tiles)[kMaxRows], const Block& b, int element_bytes,
               int first, int m, Sum* sums) {
@@ -67,31 +67,8 @@ void add_rows(const GemmArgs& a, const Tiles (&tiles)[kMaxRows], const Block& b,
   }
 }
 
-// How many columns from `col` on, at most n, have the same scales.
-int same_scale(const Weight& w, int col, int n) {
-  return w.scales ? min(n, w.block_cols - (w.col0 + col) % w.block_cols) : n;
-}
-
 void fill(float* to, float value) {
   for (int r = 0; r < kPanelRows; ++r) to[r] = value;
-}
-
-// The scales of the 16 rows of a panel at a column. A panel's last rows may lie past the matrix.
-void panel_scales(const Weight& w, int64_t panel, int col, float* scale) {
-  if (!w.scales) return fill(scale, 1);
-  if (w.block_rows == 1) {
-    const float* from = w.scales + panel * w.scale_stride + col / w.block_cols * kPanelRows;
-    __builtin_memcpy(scale, from, kPanelRows * sizeof(float));
-    return;
-  }
-  const float* scales = w.scales + (w.col0 + col) / w.block_cols;
-  const int64_t row = w.row0 + panel * kPanelRows;
-  const int64_t first = row / w.block_rows, last = (row + kPanelRows - 1) / w.block_rows;
-  if (first == last) return fill(scale, scales[first * w.scale_stride]);
-  for (int r = 0; r < kPanelRows; ++r) {
-    const int64_t block = (row + r) / w.block_rows;
-    scale[r] = scales[(block < w.n_scale_rows ? block : w.n_scale_rows - 1) * w.scale_stride];
-  }
 }
 
 // Panels that cover the rows asked for; the first `skip` rows of the first were not.
@@ -125,22 +102,83 @@ void store(const Sum* sums, const GemmArgs& a, const PanelRange& range, int firs
   }
 }
 
-constexpr int kPrefetchAhead =
-    4096;  // bytes of a panel between what is read and what is prefetched
+constexpr int kPrefetchAhead = 4096;  // bytes of a panel between what is read and what is fetched
 
-// What lies kPrefetchAhead after `offset` in the panels read one after another: this one, the same
-// of the next group, the same of the next product.
-const char* ahead_of(const GemmArgs& a, const PanelRange& range, int panel, int64_t offset) {
-  const int64_t end = panel_bytes(a.w.type, a.k);
-  const char* const base = bytes(a.w.data) + (range.first + panel) * a.w.stride;
-  const int64_t after = offset + kPrefetchAhead - end;
-  if (after < 0) return base + offset + kPrefetchAhead;
-  if (after >= end) return base;
-  if (panel + kGroup < range.n) return base + kGroup * a.w.stride + after;
-  if (!a.next) return base;
-  const int64_t next = a.next_row / kPanelRows + panel % kGroup;
-  return bytes(a.next->data) + next * a.next->stride + after;
+// What is read after a panel: the same of the next group, or of the next product, or nothing new.
+const char* panel_after(const GemmArgs& a, const PanelRange& range, int panel) {
+  if (panel + kGroup < range.n || !a.next)
+    return bytes(a.w.data) + (range.first + min(panel + kGroup, range.n - 1)) * a.w.stride;
+  return bytes(a.next->data) + (a.next_row / kPanelRows + panel % kGroup) * a.next->stride;
 }
+
+// The scales of a panel, one block of columns after another.
+class PanelScales {
+ public:
+  PanelScales() = default;
+  PanelScales(const Weight& w, int64_t panel) {
+    if (!w.scales) return;
+    if (w.block_rows == 1) {
+      kind_ = Kind::kRows;
+      rows_[0] = w.scales + panel * w.scale_stride;
+      return;
+    }
+    const int64_t row = w.row0 + panel * kPanelRows;
+    const int64_t first = row / w.block_rows, last = (row + kPanelRows - 1) / w.block_rows;
+    kind_ = first == last ? Kind::kOne : Kind::kSeveral;
+    rows_[0] = w.scales + first * w.scale_stride;
+    if (first == last) return;
+    for (int r = 0; r < kPanelRows; ++r) {  // the panel's last rows may lie past the matrix
+      const int64_t block = (row + r) / w.block_rows;
+      rows_[r] = w.scales + (block < w.n_scale_rows ? block : w.n_scale_rows - 1) * w.scale_stride;
+    }
+  }
+
+  // Those of 16 rows in a block of columns.
+  void read(int block, float* scale) const {
+    switch (kind_) {
+      case Kind::kNone:
+        return fill(scale, 1);
+      case Kind::kOne:
+        return fill(scale, rows_[0][block]);
+      case Kind::kRows:
+        __builtin_memcpy(scale, rows_[0] + block * kPanelRows, kPanelRows * sizeof(float));
+        return;
+      case Kind::kSeveral:
+        for (int r = 0; r < kPanelRows; ++r) scale[r] = rows_[r][block];
+    }
+  }
+
+ private:
+  enum class Kind { kNone, kOne, kRows, kSeveral } kind_ = Kind::kNone;
+  const float* rows_[kPanelRows];
+};
+
+// The blocks of columns that have the same scales, one after another.
+class ScaleColumns {
+ public:
+  explicit ScaleColumns(const Weight& w) {
+    if (!w.scales) return;
+    width_ = w.block_cols;
+    next_ = w.col0 / width_;
+    left_ = width_ - w.col0 % width_;
+  }
+  // How many columns, at most n, come next with the scales of block().
+  int take(int n) {
+    block_ = next_;
+    if (width_ == 0) return n;
+    const int taken = min(n, left_);
+    left_ -= taken;
+    if (left_ == 0) {
+      ++next_;
+      left_ = width_;
+    }
+    return taken;
+  }
+  int block() const { return block_; }
+
+ private:
+  int width_ = 0, block_ = 0, next_ = 0, left_ = 0;
+};
 
 // The order of every product: a group of panels, a chunk of rows of x, blocks of columns.
 // add_block(block, first, m, sums) adds the block's part to the sums of rows [first, first + m).
@@ -148,21 +186,30 @@ template <class AddBlock>
 void multiply(const GemmArgs& a, int max_columns, AddBlock add_block) {
   alignas(64) Sum sums[kChunk];
   const PanelRange range = panels_of(a);
-  const int per_step = columns_of_step(a.w.type);
+  const int step_shift = __builtin_ctz(columns_of_step(a.w.type));
+  const int64_t panel_end = panel_bytes(a.w.type, a.k);
   for (int panel = 0; panel < range.n; panel += kGroup) {
     Block b;
     b.n_panels = min(kGroup, range.n - panel);
+    const char *base[kGroup], *after[kGroup];
+    PanelScales scales[kGroup];
+    for (int p = 0; p < b.n_panels; ++p) {
+      base[p] = bytes(a.w.data) + (range.first + panel + p) * a.w.stride;
+      after[p] = panel_after(a, range, panel + p);
+      scales[p] = PanelScales(a.w, range.first + panel + p);
+    }
     for (int first = 0; first < a.m; first += kChunk) {
       const int m = min(kChunk, a.m - first);
       __builtin_memset(sums, 0, m * sizeof(Sum));
+      ScaleColumns columns(a.w);
       for (b.col = 0; b.col < a.k; b.col += b.n) {
-        b.n = same_scale(a.w, b.col, min(max_columns, a.k - b.col));
+        b.n = columns.take(min(max_columns, a.k - b.col));
+        const int64_t offset = int64_t{b.col >> step_shift} * kStepBytes;
+        const int64_t ahead = offset + kPrefetchAhead - panel_end;
         for (int p = 0; p < b.n_panels; ++p) {
-          const int64_t at = range.first + panel + p;
-          const int64_t offset = b.col / per_step * kStepBytes;
-          b.w[p] = bytes(a.w.data) + at * a.w.stride + offset;
-          b.ahead[p] = ahead_of(a, range, panel + p, offset);
-          panel_scales(a.w, at, b.col, b.scale[p]);
+          b.w[p] = base[p] + offset;
+          b.ahead[p] = ahead < 0 ? base[p] + offset + kPrefetchAhead : after[p] + ahead;
+          scales[p].read(columns.block(), b.scale[p]);
         }
         add_block(b, first, m, sums);
       }
