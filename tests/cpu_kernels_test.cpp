@@ -31,7 +31,9 @@ TEST_P(KernelTest, GemmOfEveryTypeAndShape) {
         const int block = k > 300 ? 128 : k > 100 && k != 128 ? 32 : 20;
         RandomModel store(with_block(block), dtype);
         const int skip = n % 2 ? 2 : 18;  // rows of w before the first one used
-        const QuantView stored = random_weight(store, n + skip, k, dtype);
+        // Part of a larger matrix, from the middle of a block of scales on.
+        const QuantView stored =
+            random_weight(store, n + skip + 7, k, dtype).rows_from(7, n + skip);
         const Packed packed(t_, stored);
 
         const int x_stride = k + 3, out_stride = n + 2;
