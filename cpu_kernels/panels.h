@@ -92,7 +92,7 @@ void store(const Sum* sums, const GemmArgs& a, const PanelRange& range, int firs
     const int j = (panel + p) * kPanelRows - range.skip;  // of the output
     const int begin = j < 0 ? -j : 0, end = min(kPanelRows, a.n - j);
     const float* const offset =
-        a.w.scales + (range.first + panel + p + 1) * a.w.scale_stride - kPanelRows;
+        u8 ? a.w.scales + (range.first + panel + p + 1) * a.w.scale_stride - kPanelRows : nullptr;
     for (int i = first; i < first + m; ++i) {
       const float* const sum = sums[i - first] + p * kPanelRows;
       float* const out = a.out + i * a.out_stride + j;
