@@ -59,7 +59,8 @@ TensorView view_of(const StoredView& stored, std::span<std::byte> home, int64_t 
   const auto bytes = static_cast<int64_t>(home.size());
   const bool typed = stored.dtype >= 0 && stored.dtype <= static_cast<int64_t>(DType::kI4);
   const auto dtype = typed ? static_cast<DType>(stored.dtype) : DType::kI4;
-  const int64_t n_strides = (stored.rows + rows_of_stride - 1) / rows_of_stride;
+  const int64_t n_strides =
+      stored.rows / rows_of_stride + (stored.rows % rows_of_stride > 0 ? 1 : 0);
   require_sound(typed && stored.at >= 0 && stored.at <= bytes && stored.cols > 0 && n_strides > 0 &&
                     stored.stride >= stored.cols &&
                     stored.stride <= (bytes - stored.at) / n_strides * 8 / bits_of(dtype),
