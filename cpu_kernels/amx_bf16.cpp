@@ -75,7 +75,7 @@ void few_rows_bf16(const char* const* x, const Block& b, int panel, Sum* sums) {
     for (int s = first; s < min(n_steps, first + kStepsMultiple); ++s)
       for (int p = 0; p < N; ++p) {
         const char* from = b.w[panel + p] + s * kStepBytes;
-        _mm_prefetch(from + kAhead, _MM_HINT_T0);
+        _mm_prefetch(b.ahead[panel + p] + s * kStepBytes, _MM_HINT_T0);
         const __m512i w = _mm512_load_si512(from);
         for (int i = 0; i < M; ++i) acc.add(i, p, load_pair(x[i] + s * 4), w);
       }
@@ -93,7 +93,7 @@ void few_rows_e4m3(const char* const* x, const Block& b, int panel, Sum* sums) {
     for (int s = first; s < min(n_steps, first + per_tile); ++s)
       for (int p = 0; p < N; ++p) {
         const char* from = b.w[panel + p] + s * kStepBytes;
-        _mm_prefetch(from + kAhead, _MM_HINT_T0);
+        _mm_prefetch(b.ahead[panel + p] + s * kStepBytes, _MM_HINT_T0);
         __m512i w0, w1;
         widen_e4m3(table, _mm512_load_si512(from), &w0, &w1);
         for (int i = 0; i < M; ++i) {

@@ -18,8 +18,7 @@ void gemm_by_tiles(const GemmArgs& a) {
       tiles_in_place(b, per_step, room);
     } else {
       widen_tiles(b, per_step, room, widen_i4);
-      for (auto& panel : b.scale)
-        for (float& scale : panel) scale /= 16;
+      multiply_scales(b, 1 / 16.f);
     }
     add_tiles<ByteProduct>(a, b, first, m, sums, room);
   });

@@ -14,7 +14,6 @@ constexpr int kFewRows = 2;
 constexpr int kTileRows = 16, kTileBytes = 1024;
 constexpr int kBlockTiles = 4;  // along the columns of a block
 constexpr int kBlockBytes = kBlockTiles * kTileBytes;
-constexpr int kAhead = 4096;  // bytes of a panel to prefetch
 
 // The compiler sees that tiles are loaded and stored, but not what they read and write.
 void order_memory() { asm volatile("" ::: "memory"); }
@@ -70,7 +69,7 @@ struct alignas(64) Room {
   const int n_bytes = (b.n + columns_per_step - 1) / columns_per_step * kStepBytes;
   const bool in_place = b.col % (kStepsMultiple * columns_per_step) == 0;
   for (int p = 0; p < b.n_panels; ++p) {
-    for (int i = 0; i < n_bytes; i += kStepBytes) _mm_prefetch(b.w[p] + i + kAhead, _MM_HINT_T0);
+    for (int i = 0; i < n_bytes; i += kStepBytes) _mm_prefetch(b.ahead[p] + i, _MM_HINT_T0);
     if (in_place) continue;
     __builtin_memset(room.w[p], 0, kBlockBytes);
     __builtin_memcpy(room.w[p], b.w[p], n_bytes);
@@ -86,7 +85,7 @@ void widen_tiles(Block& b, int columns_per_step, Room& room, Widen widen) {
     const char* from = b.w[p];
     char* to = room.w[p];
     for (int s = 0; s < n_steps; ++s, from += kStepBytes, to += 2 * kStepBytes) {
-      _mm_prefetch(from + kAhead, _MM_HINT_T0);
+      _mm_prefetch(b.ahead[p] + s * kStepBytes, _MM_HINT_T0);
       __m512i first, second;
       widen(_mm512_load_si512(from), &first, &second);
       _mm512_store_si512(to, first);

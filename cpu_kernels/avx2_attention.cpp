@@ -1,8 +1,87 @@
 // Attention, norms and element-wise kernels with AVX2, FMA and F16C.
 #include "cpu_kernels/avx2_lanes.h"
+#include "cpu_kernels/kernels.h"
 
 namespace tandem::cpu {
 namespace {
+
+int min(int a, int b) { return a < b ? a : b; }
+
+// Eight E4M3 codes. Magnitude << 7 and sign << 8 is the half-precision number 2^-8 times the value,
+// subnormals included; vcvtph2ps converts it exactly. The code of NaN is refused by the loader.
+__m256 widen_e4m3(__m128i codes) {
+  const __m128i wide = _mm_cvtepu8_epi16(codes);
+  const __m128i magnitude = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));
+  const __m128i sign =
+      _mm_and_si128(_mm_slli_epi16(wide, 8), _mm_set1_epi16(static_cast<short>(0x8000)));
+  return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(magnitude, sign)), _mm256_set1_ps(256));
+}
+
+struct LoadF32 {
+  static constexpr int kBytes = 4;
+  static __m256 load(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
+};
+struct LoadF16 {
+  static constexpr int kBytes = 2;
+  static __m256 load(const void* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
+};
+struct LoadBf16 {
+  static constexpr int kBytes = 2;
+  static __m256 load(const void* p) {
+    const __m128i bits = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+};
+struct LoadE4m3 {
+  static constexpr int kBytes = 1;
+  static __m256 load(const void* p) {
+    return widen_e4m3(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  }
+};
+
+template <class Load>
+void widen(const void* from, int64_t n, float* to) {
+  const char* p = static_cast<const char*>(from);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) _mm256_storeu_ps(to + i, Load::load(p + i * Load::kBytes));
+  if (i == n) return;
+  alignas(32) char tail[32] = {};
+  __builtin_memcpy(tail, p + i * Load::kBytes, (n - i) * Load::kBytes);
+  _mm256_maskstore_ps(to + i, lane_mask(static_cast<int>(n - i)), Load::load(tail));
+}
+
+// acc[i][j] += x[i] . w[j] over n columns, lane by lane.
+template <int M, int N>
+void accumulate(const float* const* x, const float* w, int64_t w_stride, int n,
+                __m256 (&acc)[M][N]) {
+  int c = 0;
+  for (; c + kLanes <= n; c += kLanes) {
+    __m256 xs[M];
+    for (int i = 0; i < M; ++i) xs[i] = _mm256_loadu_ps(x[i] + c);
+    for (int j = 0; j < N; ++j) {
+      const __m256 ws = _mm256_loadu_ps(w + j * w_stride + c);
+      for (int i = 0; i < M; ++i) acc[i][j] = _mm256_fmadd_ps(xs[i], ws, acc[i][j]);
+    }
+  }
+  if (c == n) return;
+  const __m256i mask = lane_mask(n - c);
+  for (int j = 0; j < N; ++j) {
+    const __m256 ws = _mm256_maskload_ps(w + j * w_stride + c, mask);
+    for (int i = 0; i < M; ++i)
+      acc[i][j] = _mm256_fmadd_ps(_mm256_maskload_ps(x[i] + c, mask), ws, acc[i][j]);
+  }
+}
+
+// The sums over the lanes of four vectors; each is formed in the same order whatever stands beside
+// it.
+__m128 sum_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
+  const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  return _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
+}
+
+float sum_lanes(__m256 a) { return _mm_cvtss_f32(sum_lanes(a, a, a, a)); }
 
 // e^x within 2 ulp for -87 <= x <= 88, clamped outside. Range reduction by ln 2 in two parts and
 // the polynomial of Cephes' expf.
@@ -20,12 +99,6 @@ __m256 exp(__m256 x) {
   const __m256i power =
       _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
   return _mm256_mul_ps(p, _mm256_castsi256_ps(power));
-}
-
-float max_lane(__m256 v) {
-  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-  return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
 }
 
 // A block of keys as float.
@@ -130,7 +203,7 @@ void attend_queries(const AttendArgs& a, const Keys& b, int query) {
 // Rows of BF16 to dense rows of float.
 void widen_rows(const void* rows, int64_t stride, int n_rows, int n, float* to) {
   for (int j = 0; j < n_rows; ++j)
-    widen(static_cast<const char*>(rows) + j * stride, WeightType::kBF16, 0, n, 1, to + j * n);
+    widen<LoadBf16>(static_cast<const char*>(rows) + j * stride, n, to + j * n);
 }
 
 void attend_block(const AttendArgs& a, const Keys& b) {
@@ -192,7 +265,21 @@ void silu_mul(const SiluMulArgs& a) {
   }
 }
 
-void decode(const DecodeArgs& a) { widen(a.from, a.type, 0, a.n, 1, a.to); }
+void decode(const DecodeArgs& a) {
+  switch (a.type) {
+    case WeightType::kF32:
+      return widen<LoadF32>(a.from, a.n, a.to);
+    case WeightType::kF16:
+      return widen<LoadF16>(a.from, a.n, a.to);
+    case WeightType::kBF16:
+      return widen<LoadBf16>(a.from, a.n, a.to);
+    case WeightType::kF8E4M3:
+      return widen<LoadE4m3>(a.from, a.n, a.to);
+    case WeightType::kI8:
+    case WeightType::kI4:
+      break;  // exist packed only
+  }
+}
 
 void encode_bf16(const EncodeBf16Args& a) {
   int64_t i = 0;

@@ -2,6 +2,8 @@
 // bytes are widened and multiplied as words.
 #include "cpu_kernels/avx2_int8.h"
 
+#include "cpu_kernels/avx2_lanes.h"
+
 namespace tandem::cpu {
 
 void avx2_gemm(const GemmArgs&);
@@ -24,16 +26,7 @@ void gemm(const GemmArgs& a) {
 }
 
 // The first n of 8 floats, zeros after them.
-__m256 load_floats(const float* from, int n) {
-  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  return _mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lanes));
-}
-
-float max_lane(__m256 v) {
-  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
-}
+__m256 load_floats(const float* from, int n) { return _mm256_maskload_ps(from, lane_mask(n)); }
 
 void encode(const EncodeArgs& a) {
   __m256 max = _mm256_setzero_ps();
@@ -43,8 +36,7 @@ void encode(const EncodeArgs& a) {
   *a.scale = max_lane(max) / 127;
   const __m256 inverse = _mm256_set1_ps(*a.scale > 0 ? 1 / *a.scale : 0);
   char* to = static_cast<char*>(a.to);
-  const int padded = (a.k + kActivationMultiple - 1) / kActivationMultiple * kActivationMultiple;
-  for (int c = 0; c < padded; c += 8) {
+  for (int c = 0; c < encoded_columns(a.k); c += 8) {
     const __m256 x = _mm256_mul_ps(load_floats(a.from + c, a.k - c), inverse);
     const __m256i code = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(128));
     const __m128i words =

@@ -92,24 +92,30 @@ template <class Dot, bool kFirst>
 constexpr Tiles kTiles[] = {kPair<Dot, 1, 4, kFirst>, kPair<Dot, 2, 2, kFirst>,
                             kPair<Dot, 3, 1, kFirst>, kPair<Dot, 4, 1, kFirst>,
                             kPair<Dot, 5, 1, kFirst>, kPair<Dot, 6, 1, kFirst>};
-constexpr int kTileRows = 6;
+
+template <class Dot>
+void gemm_i8(const GemmArgs& a) {
+  multiply(a, kColumns, [&a](const Block& b, int first, int m, Sum* sums) {
+    add_rows(a, kTiles<Dot, true>, kTiles<Dot, false>, b, 1, first, m, sums);
+  });
+}
+
+template <class Dot>
+void gemm_i4(const GemmArgs& a) {
+  alignas(64) char room[kGroup * kWideBytes];
+  multiply(a, kColumns, [&](Block& b, int first, int m, Sum* sums) {
+    multiply_scales(b, 1 / 16.f);
+    for (int p = 0; p < b.n_panels; ++p) {
+      widen_i4(b.w[p], b.ahead[p], b.n / 8, room + p * kWideBytes);
+      b.w[p] = room + p * kWideBytes;
+    }
+    add_rows(a, kTiles<Dot, false>, b, 1, first, m, sums);
+  });
+}
 
 template <class Dot>
 void gemm_int8(const GemmArgs& a) {
-  alignas(64) char room[kGroup * kWideBytes];
-  multiply(a, kColumns, [&](Block& b, int first, int m, Sum* sums) {
-    if (a.w.type == WeightType::kI4) {
-      for (int p = 0; p < b.n_panels; ++p) {
-        widen_i4(b.w[p], b.ahead[p], b.n / 8, room + p * kWideBytes);
-        b.w[p] = room + p * kWideBytes;
-        for (float& scale : b.scale[p]) scale /= 16;
-      }
-    }
-    const bool wide = a.w.type == WeightType::kI4;
-    const int n = wide ? 0 : min(m, kTileRows);
-    add_rows(a, kTiles<Dot, true>, b, 1, first, n, sums);
-    add_rows(a, kTiles<Dot, false>, b, 1, first + n, m - n, sums + n);
-  });
+  a.w.type == WeightType::kI8 ? gemm_i8<Dot>(a) : gemm_i4<Dot>(a);
 }
 
 }  // namespace

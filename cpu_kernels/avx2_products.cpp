@@ -202,7 +202,6 @@ constexpr Tiles kPair = {tile<Type, M, 1, kKeep>, tile_of_group<Type, M, N, kKee
 
 template <class Type, bool kKeep>
 constexpr Tiles kWidening[] = {kPair<Type, 1, 4, kKeep>, kPair<Type, 2, 2, kKeep>};
-constexpr int kWideningRows = 2;
 
 constexpr Tiles kWide[] = {kPair<F32, 1, 4, false>, kPair<F32, 2, 2, false>,
                            kPair<F32, 3, 2, false>, kPair<F32, 4, 1, false>,
@@ -214,16 +213,9 @@ template <class Type>
 void gemm(const GemmArgs& a, float unit) {
   alignas(64) char room[kGroup * kWideBytes];
   multiply(a, kColumns, [&](Block& b, int first, int m, Sum* sums) {
-    b.wide = room;
-    if (unit != 1)
-      for (auto& panel : b.scale)
-        for (float& scale : panel) scale *= unit;
-    if (m <= kWideningRows)
-      return add_rows(a, kWidening<Type, false>, b, sizeof(float), first, m, sums);
-    add_rows(a, kWidening<Type, true>, b, sizeof(float), first, kWideningRows, sums);
-    for (int p = 0; p < b.n_panels; ++p) b.w[p] = room + p * kWideBytes;
-    add_rows(a, kWide, b, sizeof(float), first + kWideningRows, m - kWideningRows,
-             sums + kWideningRows);
+    multiply_scales(b, unit);
+    add_widened_rows(a, kWidening<Type, false>, kWidening<Type, true>, kWide, b, room, kWideBytes,
+                     sizeof(float), first, m, sums);
   });
 }
 

@@ -33,9 +33,11 @@ __mmask32 mask_of(int n) {
 
 // ------------------------------------------------------------------------------- packing
 
-// [queries, dim] to steps of 16 queries and two columns, from step `at` of each panel on.
+// [queries, dim] to steps of 16 queries and two columns, from step `at` of each panel on; pairs of
+// panels are filled up with zeros.
 void pack_queries(const float* q, int64_t stride, int n_queries, int dim, int at, Scratch& s) {
-  for (int p = 0; p < kQueryPanels && p * kPanelRows < n_queries; ++p)
+  const int n_panels = (n_queries + 2 * kPanelRows - 1) / (2 * kPanelRows) * 2;
+  for (int p = 0; p < n_panels; ++p)
     for (int c = 0; c < dim; c += 32) {
       __m512i words[16] = {};
       for (int i = 0; i < kPanelRows && p * kPanelRows + i < n_queries; ++i) {
@@ -222,7 +224,6 @@ void attend(const AttendArgs& a) {
   Scratch s;
   for (int first = 0; first < a.n_queries; first += kQueries) {
     const int n = min(kQueries, a.n_queries - first);
-    __builtin_memset(s.queries, 0, sizeof(s.queries));
     pack_queries(a.q + first * a.q_stride, a.q_stride, n, a.dim, 0, s);
     pack_queries(a.q_rope + first * a.q_rope_stride, a.q_rope_stride, n, a.rope_dim,
                  (a.dim + 31) / 32 * 16, s);

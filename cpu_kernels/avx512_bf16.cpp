@@ -68,45 +68,36 @@ constexpr Tiles kTiles[] = {
     {tile<1, 1, kFirst>, tile<1, kGroup, kFirst>}, {tile<2, 1, kFirst>, tile<2, kGroup, kFirst>},
     {tile<3, 1, kFirst>, tile<3, kGroup, kFirst>}, {tile<4, 1, kFirst>, tile<4, kGroup, kFirst>},
     {tile<5, 1, kFirst>, tile<5, kGroup, kFirst>}, {tile<6, 1, kFirst>, tile<6, kGroup, kFirst>}};
-constexpr int kTileRows = 6;
 
 // Many rows leave registers for two panels only.
-template <int M, bool kKeep>
+template <int M>
 void tile_e4m3_halves(const char* const* x, const Block& b, int, Sum* sums) {
-  tile_e4m3<M, kGroup / 2, kKeep>(x, b, 0, sums);
-  tile_e4m3<M, kGroup / 2, kKeep>(x, b, kGroup / 2, sums);
+  tile_e4m3<M, kGroup / 2, false>(x, b, 0, sums);
+  tile_e4m3<M, kGroup / 2, false>(x, b, kGroup / 2, sums);
 }
 
-template <bool kKeep>
-constexpr Tiles kE4m3Tiles[] = {{tile_e4m3<1, 1, kKeep>, tile_e4m3<1, kGroup, kKeep>},
-                                {tile_e4m3<2, 1, kKeep>, tile_e4m3<2, kGroup, kKeep>},
-                                {tile_e4m3<3, 1, kKeep>, tile_e4m3<3, kGroup, kKeep>},
-                                {tile_e4m3<4, 1, kKeep>, tile_e4m3<4, kGroup, kKeep>},
-                                {tile_e4m3<5, 1, kKeep>, tile_e4m3_halves<5, kKeep>},
-                                {tile_e4m3<6, 1, kKeep>, tile_e4m3_halves<6, kKeep>},
-                                {tile_e4m3<7, 1, kKeep>, tile_e4m3_halves<7, kKeep>},
-                                {tile_e4m3<8, 1, kKeep>, tile_e4m3_halves<8, kKeep>}};
-constexpr int kFewRows = 6;       // so many need no widened steps
-constexpr int kWideningRows = 4;  // of more rows, those that make them
+constexpr Tiles kFewE4m3[] = {{tile_e4m3<1, 1, false>, tile_e4m3<1, kGroup, false>},
+                              {tile_e4m3<2, 1, false>, tile_e4m3<2, kGroup, false>},
+                              {tile_e4m3<3, 1, false>, tile_e4m3<3, kGroup, false>},
+                              {tile_e4m3<4, 1, false>, tile_e4m3<4, kGroup, false>},
+                              {tile_e4m3<5, 1, false>, tile_e4m3_halves<5>},
+                              {tile_e4m3<6, 1, false>, tile_e4m3_halves<6>}};
+constexpr Tiles kWideningE4m3[] = {{tile_e4m3<1, 1, true>, tile_e4m3<1, kGroup, true>},
+                                   {tile_e4m3<2, 1, true>, tile_e4m3<2, kGroup, true>},
+                                   {tile_e4m3<3, 1, true>, tile_e4m3<3, kGroup, true>},
+                                   {tile_e4m3<4, 1, true>, tile_e4m3<4, kGroup, true>}};
 
 void gemm_bf16(const GemmArgs& a) {
   multiply(a, kColumns, [&a](const Block& b, int first, int m, Sum* sums) {
-    const int n = min(m, kTileRows);
-    add_rows(a, kTiles<true>, b, sizeof(bf16), first, n, sums);
-    add_rows(a, kTiles<false>, b, sizeof(bf16), first + n, m - n, sums + n);
+    add_rows(a, kTiles<true>, kTiles<false>, b, sizeof(bf16), first, m, sums);
   });
 }
 
-// The first rows widen for all others.
 void gemm_e4m3(const GemmArgs& a) {
   alignas(64) char room[kGroup * kWideBytes];
-  multiply(a, kWideColumns, [&](Block b, int first, int m, Sum* sums) {
-    if (m <= kFewRows) return add_rows(a, kE4m3Tiles<false>, b, sizeof(bf16), first, m, sums);
-    b.wide = room;
-    add_rows(a, kE4m3Tiles<true>, b, sizeof(bf16), first, kWideningRows, sums);
-    for (int p = 0; p < b.n_panels; ++p) b.w[p] = room + p * kWideBytes;
-    add_rows(a, kTiles<false>, b, sizeof(bf16), first + kWideningRows, m - kWideningRows,
-             sums + kWideningRows);
+  multiply(a, kWideColumns, [&](Block& b, int first, int m, Sum* sums) {
+    add_widened_rows(a, kFewE4m3, kWideningE4m3, kTiles<false>, b, room, kWideBytes, sizeof(bf16),
+                     first, m, sums);
   });
 }
 
@@ -126,8 +117,7 @@ void encode(const EncodeArgs& a) {
     _mm512_store_si512(to + c, (__m512i)_mm512_cvtne2ps_pbh(high, low));
   }
   const int written = (a.k + 31) / 32 * 32;
-  const int padded = (a.k + kActivationMultiple - 1) / kActivationMultiple * kActivationMultiple;
-  __builtin_memset(to + written, 0, (padded - written) * sizeof(bf16));
+  __builtin_memset(to + written, 0, (encoded_columns(a.k) - written) * sizeof(bf16));
 }
 
 }  // namespace

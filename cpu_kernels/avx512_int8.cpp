@@ -76,34 +76,25 @@ constexpr Tiles kTiles[] = {
     {tile<1, 1, kFirst>, tile<1, kGroup, kFirst>}, {tile<2, 1, kFirst>, tile<2, kGroup, kFirst>},
     {tile<3, 1, kFirst>, tile<3, kGroup, kFirst>}, {tile<4, 1, kFirst>, tile<4, kGroup, kFirst>},
     {tile<5, 1, kFirst>, tile<5, kGroup, kFirst>}, {tile<6, 1, kFirst>, tile<6, kGroup, kFirst>}};
-constexpr int kTileRows = 6;
+
 template <bool kKeep>
 constexpr Tiles kI4Tiles[] = {{tile_i4<1, 1, kKeep>, tile_i4<1, kGroup, kKeep>},
                               {tile_i4<2, 1, kKeep>, tile_i4<2, kGroup, kKeep>},
                               {tile_i4<3, 1, kKeep>, tile_i4<3, kGroup, kKeep>},
                               {tile_i4<4, 1, kKeep>, tile_i4<4, kGroup, kKeep>}};
-constexpr int kWideningRows = 4;
 
 void gemm_i8(const GemmArgs& a) {
   multiply(a, kColumns, [&a](const Block& b, int first, int m, Sum* sums) {
-    const int n = min(m, kTileRows);
-    add_rows(a, kTiles<true>, b, 1, first, n, sums);
-    add_rows(a, kTiles<false>, b, 1, first + n, m - n, sums + n);
+    add_rows(a, kTiles<true>, kTiles<false>, b, 1, first, m, sums);
   });
 }
 
-// The first rows widen for all others.
 void gemm_i4(const GemmArgs& a) {
   alignas(64) char room[kGroup * kWideBytes];
-  multiply(a, kColumns, [&](Block b, int first, int m, Sum* sums) {
-    for (auto& panel : b.scale)
-      for (float& scale : panel) scale /= 16;
-    if (m <= kWideningRows) return add_rows(a, kI4Tiles<false>, b, 1, first, m, sums);
-    b.wide = room;
-    add_rows(a, kI4Tiles<true>, b, 1, first, kWideningRows, sums);
-    for (int p = 0; p < b.n_panels; ++p) b.w[p] = room + p * kWideBytes;
-    add_rows(a, kTiles<false>, b, 1, first + kWideningRows, m - kWideningRows,
-             sums + kWideningRows);
+  multiply(a, kColumns, [&](Block& b, int first, int m, Sum* sums) {
+    multiply_scales(b, 1 / 16.f);
+    add_widened_rows(a, kI4Tiles<false>, kI4Tiles<true>, kTiles<false>, b, room, kWideBytes, 1,
+                     first, m, sums);
   });
 }
 
@@ -124,8 +115,7 @@ void avx512_encode_u8(const EncodeArgs& a) {
   *a.scale = _mm512_reduce_max_ps(max) / 127;
   const __m512 inverse = _mm512_set1_ps(*a.scale > 0 ? 1 / *a.scale : 0);
   char* to = static_cast<char*>(a.to);
-  const int padded = (a.k + kActivationMultiple - 1) / kActivationMultiple * kActivationMultiple;
-  for (int c = 0; c < padded; c += 16) {
+  for (int c = 0; c < encoded_columns(a.k); c += 16) {
     const __m512 x = _mm512_mul_ps(load_floats(a.from + c, a.k - c), inverse);
     const __m512i code = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(128));
     _mm_store_si128(reinterpret_cast<__m128i*>(to + c), _mm512_cvtepi32_epi8(code));

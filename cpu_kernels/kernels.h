@@ -78,7 +78,12 @@ enum class ActivationType : uint8_t {
   kBF16,
   kU8,  // 128 + round(x / scale), scale = max |x| / 127 of the row; only with kI8 and kI4
 };
-constexpr int kActivationMultiple = 128;  // encoded rows are filled up to this many columns
+constexpr int kActivationMultiple = 128;
+
+// Columns of an encoded row of n.
+constexpr int64_t encoded_columns(int64_t n) {
+  return (n + kActivationMultiple - 1) / kActivationMultiple * kActivationMultiple;
+}
 
 struct Activations {
   const void* data;
@@ -93,7 +98,7 @@ struct EncodeArgs {
   const float* from;  // [k]
   int k;
   ActivationType type;     // not kF32
-  void* to;                // [k rounded up to kActivationMultiple], 64-byte aligned
+  void* to;                // [encoded_columns(k)], 64-byte aligned
   float* scale = nullptr;  // kU8
 };
 

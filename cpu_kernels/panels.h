@@ -67,6 +67,35 @@ void add_rows(const GemmArgs& a, const Tiles (&tiles)[kMaxRows], const Block& b,
   }
 }
 
+// The same when some tiles do what only the first rows must: fetch what comes after the block.
+template <int kMaxRows>
+void add_rows(const GemmArgs& a, const Tiles (&first_tiles)[kMaxRows],
+              const Tiles (&tiles)[kMaxRows], const Block& b, int element_bytes, int first, int m,
+              Sum* sums) {
+  const int n = min(m, kMaxRows);
+  add_rows(a, first_tiles, b, element_bytes, first, n, sums);
+  add_rows(a, tiles, b, element_bytes, first + n, m - n, sums + n);
+}
+
+// The same for weights that are widened: `few` rows widen in registers; of more, as many as there
+// are tiles in `widening` leave the widened steps in `room`, panel_bytes a panel, for all others.
+template <int kFew, int kWidening, int kMaxRows>
+void add_widened_rows(const GemmArgs& a, const Tiles (&few)[kFew],
+                      const Tiles (&widening)[kWidening], const Tiles (&tiles)[kMaxRows], Block& b,
+                      char* room, int panel_bytes, int element_bytes, int first, int m, Sum* sums) {
+  if (m <= kFew) return add_rows(a, few, b, element_bytes, first, m, sums);
+  b.wide = room;
+  add_rows(a, widening, b, element_bytes, first, kWidening, sums);
+  for (int p = 0; p < b.n_panels; ++p) b.w[p] = room + p * panel_bytes;
+  add_rows(a, tiles, b, element_bytes, first + kWidening, m - kWidening, sums + kWidening);
+}
+
+// For codes that stand for a multiple of the values.
+inline void multiply_scales(Block& b, float factor) {
+  for (int p = 0; p < b.n_panels; ++p)
+    for (float& scale : b.scale[p]) scale *= factor;
+}
+
 void fill(float* to, float value) {
   for (int r = 0; r < kPanelRows; ++r) to[r] = value;
 }

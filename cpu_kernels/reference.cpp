@@ -184,7 +184,7 @@ float max_magnitude(const float* x, int64_t n) {
 }
 
 void encode(const EncodeArgs& a) {
-  const int padded = (a.k + kActivationMultiple - 1) / kActivationMultiple * kActivationMultiple;
+  const int64_t padded = encoded_columns(a.k);
   if (a.type == ActivationType::kBF16) {
     bf16* const to = static_cast<bf16*>(a.to);
     encode_bf16({a.from, to, a.k});

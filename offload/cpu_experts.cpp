@@ -10,17 +10,13 @@ namespace {
 constexpr int kRows = 64;          // output rows that a thread takes at a time
 constexpr int kGroupTokens = 256;  // tokens of one expert that are a piece of work of their own
 
-int64_t encoded_columns(int64_t n) {
-  return (n + cpu::kActivationMultiple - 1) / cpu::kActivationMultiple * cpu::kActivationMultiple;
-}
-
 // Every scratch matrix once: visit(rows, cols, dtype).
 template <class Visit>
 void for_each_scratch(const ModelConfig& c, int64_t max_tokens, int n_threads, Visit visit) {
   const int64_t pairs = max_tokens * c.router.n_active;
-  visit(max_tokens, encoded_columns(c.dim), DType::kBF16);
+  visit(max_tokens, cpu::encoded_columns(c.dim), DType::kBF16);
   visit(pairs, int64_t{c.expert_dim}, DType::kF32);
-  visit(pairs, encoded_columns(c.expert_dim), DType::kBF16);
+  visit(pairs, cpu::encoded_columns(c.expert_dim), DType::kBF16);
   visit(max_tokens, int64_t{c.dim}, DType::kF32);
   visit(int64_t{n_threads} * kGroupTokens, int64_t{kRows}, DType::kF32);
 }
@@ -31,10 +27,6 @@ int64_t scratch_bytes(const ModelConfig& c, int64_t max_tokens, int n_threads) {
     bytes += Arena::padded_bytes(rows * cols * size_of(dtype));
   });
   return bytes;
-}
-
-cpu::ActivationType activation_for(const cpu::KernelTable& kernels, const QuantView& w) {
-  return kernels.activation[static_cast<int>(kernel_type(w.q.dtype))];
 }
 
 }  // namespace
@@ -68,8 +60,8 @@ void CpuExperts::submit(const ExpertBatch& batch) {
   n_tokens_ = static_cast<int>(batch.x.rows);
   group_by_expert(batch);
   const FfnWeights& any = *groups_.front().weights;
-  x_type_ = activation_for(kernels_, any.gate);
-  act_type_ = activation_for(kernels_, any.down);
+  x_type_ = activation_for(kernels_, any.gate.q.dtype);
+  act_type_ = activation_for(kernels_, any.down.q.dtype);
   const cpu::Activations x = encode_tokens(batch.x);
 
   const int pieces = (c_.expert_dim + kRows - 1) / kRows;

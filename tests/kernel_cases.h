@@ -77,9 +77,7 @@ struct Rows {
       : values(std::move(x)), scales(n) {
     view = {values.data(), int64_t{stride} * 4, type, nullptr, scales.data()};
     if (type == cpu::ActivationType::kF32) return;
-    const int padded =
-        (k + cpu::kActivationMultiple - 1) / cpu::kActivationMultiple * cpu::kActivationMultiple;
-    const int64_t row_bytes = padded * 2 + 64;
+    const int64_t row_bytes = cpu::encoded_columns(k) * 2 + 64;
     room = Buffer(n * row_bytes);
     std::memset(room.data(), 0xff, room.bytes());  // NaN
     for (int i = 0; i < n; ++i) {
@@ -97,7 +95,7 @@ struct Rows {
 };
 
 inline std::vector<cpu::ActivationType> activations(const cpu::KernelTable& t, DType dtype) {
-  const auto own = t.activation[static_cast<int>(kernel_type(dtype))];
+  const auto own = activation_for(t, dtype);
   if (own == cpu::ActivationType::kF32) return {own};
   return {cpu::ActivationType::kF32, own};
 }

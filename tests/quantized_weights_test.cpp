@@ -108,7 +108,7 @@ TEST(QuantizedWeights, ProductsOfEveryIsa) {
         RandomModel store = random_model(DType::kBF16);
         const QuantView stored = store.matrix(n + 3, k, DType::kBF16);
         const Converted plain(kReference, stored, test.format), packed(t, stored, test.format);
-        const auto type = t.activation[static_cast<int>(kernel_type(test.format.dtype))];
+        const auto type = activation_for(t, test.format.dtype);
 
         std::vector<float> x(m * k), scales(m), out(m * n, std::nanf(""));
         std::normal_distribution<float> normal;

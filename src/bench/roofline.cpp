@@ -65,7 +65,7 @@ std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
 
 const cpu::PeakLoop& peak_of_products(const MachineSpeed& speed, const cpu::KernelTable& kernels,
                                       DType format) {
-  switch (kernels.activation[static_cast<int>(kernel_type(format))]) {
+  switch (activation_for(kernels, format)) {
     case cpu::ActivationType::kF32:
       return speed.best_peak_loop(cpu::Arithmetic::kF32, kernels.isa);
     case cpu::ActivationType::kBF16:

@@ -19,10 +19,6 @@ int max_columns(const ModelConfig& c) {
 
 }  // namespace
 
-int64_t encoded_columns(int64_t n) {
-  return (n + cpu::kActivationMultiple - 1) / cpu::kActivationMultiple * cpu::kActivationMultiple;
-}
-
 // Every scratch matrix once: visit(view, rows, cols, dtype).
 template <class Visit>
 void CpuOps::for_each_scratch(const ModelConfig& c, int64_t max_tokens, Visit visit) {
@@ -30,7 +26,7 @@ void CpuOps::for_each_scratch(const ModelConfig& c, int64_t max_tokens, Visit vi
   const int64_t threads = team_.size(), slots = std::max<int64_t>(16, 2 * threads);
   const int64_t restored_tokens = int64_t{kRestoredPages} * kPageSize;
   const int64_t restored = int64_t{m.n_heads} * (m.nope_dim + m.v_dim);
-  visit(encoded_, std::max(max_tokens, restored_tokens), encoded_columns(max_columns(c)),
+  visit(encoded_, std::max(max_tokens, restored_tokens), cpu::encoded_columns(max_columns(c)),
         DType::kBF16);
   visit(latents_, restored_tokens, m.kv_rank, DType::kF32);
   visit(restored_, restored_tokens, restored, DType::kF32);
@@ -109,7 +105,7 @@ void CpuOps::product(const cpu::Activations& x, int64_t n_rows, const QuantView&
 
 // x as the kernels multiply it fastest with w.
 cpu::Activations CpuOps::encoded(TensorView x, const QuantView& w) {
-  const auto type = kernels_.activation[static_cast<int>(kernel_type(w.q.dtype))];
+  const cpu::ActivationType type = activation_for(kernels_, w.q.dtype);
   check(type != cpu::ActivationType::kU8, "only routed experts are kept in integers");
   if (type == cpu::ActivationType::kF32) return {x.data, x.row_bytes(), type};
   for_each(x.rows, x.rows * x.cols, [&](int64_t r, int) {

@@ -14,9 +14,6 @@ namespace tandem {
 constexpr int kPartRows = 128;  // (token, head) rows of one sequence that a thread takes at a time
 constexpr int kRestoredPages = 8;  // of which keys and values are restored at a time
 
-// Columns of a row made by encode().
-int64_t encoded_columns(int64_t n);
-
 class CpuOps final : public Ops {
  public:
   // Scratch for steps of up to max_tokens tokens. All references outlive the object.

@@ -198,6 +198,10 @@ cpu::WeightType kernel_type(DType dtype) {
   return {};
 }
 
+cpu::ActivationType activation_for(const cpu::KernelTable& kernels, DType weights) {
+  return kernels.activation[static_cast<int>(kernel_type(weights))];
+}
+
 cpu::Weight kernel_weight(const QuantView& w) {
   return {.data = w.q.data,
           .stride = w.q.row_bytes(),

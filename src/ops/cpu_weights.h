@@ -58,6 +58,8 @@ class CpuWeights {
 constexpr int64_t kPackRows = cpu::kPanelRows;
 
 cpu::WeightType kernel_type(DType dtype);
+// What the kernels multiply fastest with weights of a type.
+cpu::ActivationType activation_for(const cpu::KernelTable& kernels, DType weights);
 cpu::Weight kernel_weight(const QuantView& packed);
 
 }  // namespace tandem
