@@ -3,19 +3,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "cpu_kernels/peaks.h"
 #include "cpu_kernels/tables.h"
 
 namespace tandem::cpu {
 namespace {
 
-// Every CPU with both has F16C too, which clang 14 cannot ask for.
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-
 // What Ice Lake, Zen 4 and their successors have in common.
 bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
+  return cpu_has(Feature::kAvx512Vnni) && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi");
 }
 
 // The kernel keeps tiles from a process until it asks for them (Documentation/arch/x86/xstate.rst);
@@ -25,27 +22,47 @@ bool may_use_tiles() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// GCC 12 has no names for what follows. Leaf 7 of cpuid: bf16, tiles and int8 are bits 22, 24 and
-// 25 of edx.
-bool has_amx() {
-  constexpr unsigned kBits = 1u << 22 | 1u << 24 | 1u << 25;
-  unsigned eax, ebx, ecx, edx;
-  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & kBits) == kBits &&
-         may_use_tiles();
-}
-
-// Leaf 7, subleaf 1, bit 4 of eax.
-bool has_avx_vnni() {
-  unsigned eax, ebx, ecx, edx;
-  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+struct Leaf7 {
+  unsigned eax = 0, edx = 0;
+};
+// Of cpuid: GCC 12 has no names for what it tells.
+Leaf7 leaf7(unsigned subleaf) {
+  Leaf7 leaf;
+  unsigned ebx, ecx;
+  __get_cpuid_count(7, subleaf, &leaf.eax, &ebx, &ecx, &leaf.edx);
+  return leaf;
 }
 
 }  // namespace
 
+bool cpu_has(Feature feature) {
+  switch (feature) {
+    case Feature::kBaseline:
+      return true;
+    case Feature::kAvx2:  // every CPU with both has F16C too, which clang 14 cannot ask for
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case Feature::kAvxVnni:
+      return cpu_has(Feature::kAvx2) && (leaf7(1).eax >> 4 & 1);
+    case Feature::kAvx512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+    case Feature::kAvx512Vnni:
+      return cpu_has(Feature::kAvx512) && __builtin_cpu_supports("avx512vnni");
+    case Feature::kAvx512Bf16:
+      return cpu_has(Feature::kAvx512) && __builtin_cpu_supports("avx512bf16");
+    case Feature::kAmxBf16:
+      return (leaf7(0).edx >> 22 & 1) && may_use_tiles();
+    case Feature::kAmxInt8:
+      return (leaf7(0).edx >> 25 & 1) && may_use_tiles();
+  }
+  return false;
+}
+
 Isa best_isa() {
-  if (!has_avx2()) return Isa::kReference;
+  if (!cpu_has(Feature::kAvx2)) return Isa::kReference;
   if (!has_avx512()) return Isa::kAvx2;
-  return extensions_here().avx512_bf16 && has_amx() ? Isa::kAmx : Isa::kAvx512;
+  const bool amx =
+      cpu_has(Feature::kAvx512Bf16) && cpu_has(Feature::kAmxBf16) && cpu_has(Feature::kAmxInt8);
+  return amx ? Isa::kAmx : Isa::kAvx512;
 }
 
 const char* name_of(Isa isa) {
@@ -54,7 +71,7 @@ const char* name_of(Isa isa) {
 }
 
 Extensions extensions_here() {
-  return {.avx_vnni = has_avx_vnni(), .avx512_bf16 = __builtin_cpu_supports("avx512bf16") != 0};
+  return {.avx_vnni = cpu_has(Feature::kAvxVnni), .avx512_bf16 = cpu_has(Feature::kAvx512Bf16)};
 }
 
 KernelTable kernels_for(Isa isa) { return table_of(isa, extensions_here()); }

@@ -53,26 +53,4 @@ SpeedLoops speed_loops(int island) {
   }
 }
 
-bool cpu_has(Feature feature) {
-  switch (feature) {
-    case Feature::kBaseline:
-      return true;
-    case Feature::kAvx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    case Feature::kAvxVnni:
-      return cpu_has(Feature::kAvx2) && __builtin_cpu_supports("avxvnni");
-    case Feature::kAvx512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
-    case Feature::kAvx512Vnni:
-      return cpu_has(Feature::kAvx512) && __builtin_cpu_supports("avx512vnni");
-    case Feature::kAvx512Bf16:
-      return cpu_has(Feature::kAvx512) && __builtin_cpu_supports("avx512bf16");
-    case Feature::kAmxInt8:
-      return __builtin_cpu_supports("amx-int8");
-    case Feature::kAmxBf16:
-      return __builtin_cpu_supports("amx-bf16");
-  }
-  return false;
-}
-
 }  // namespace tandem::cpu

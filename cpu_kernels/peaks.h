@@ -45,10 +45,11 @@ struct SpeedLoops {
   int n_reads;
 };
 
-// All loops of the program, a list an island. Run only those whose feature the CPU has; the ones
-// for AMX want the system's permission first.
+// All loops of the program, a list an island. Run only those whose feature the CPU has.
 constexpr int kNumSpeedLoops = 4;
 SpeedLoops speed_loops(int island);
+
+// Asks the system for the tiles of AMX, which it keeps from a process until then.
 bool cpu_has(Feature feature);
 
 }  // namespace tandem::cpu

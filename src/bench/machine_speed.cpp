@@ -1,11 +1,7 @@
 #include "bench/machine_speed.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 
 #include "bench/machine_info.h"
@@ -19,40 +15,23 @@ constexpr double kPeakPieceSeconds = 1e-4;
 constexpr int64_t kPeakPieces = 16;  // of a thread in a burst
 constexpr int kTrials = 5;
 
-double seconds_of(auto&& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-// Linux grants AMX to a process that asks (Documentation/arch/x86/xstate.rst).
-bool amx_is_granted() {
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
-bool can_run(cpu::Feature feature) {
-  const bool amx = feature == cpu::Feature::kAmxInt8 || feature == cpu::Feature::kAmxBf16;
-  return cpu::cpu_has(feature) && (!amx || amx_is_granted());
-}
-
 // The instruction set whose kernels may use a feature.
-int isa_of(cpu::Feature feature) {
+cpu::Isa isa_of(cpu::Feature feature) {
   switch (feature) {
     case cpu::Feature::kBaseline:
-      return 0;
+      break;
     case cpu::Feature::kAvx2:
     case cpu::Feature::kAvxVnni:
-      return 1;
+      return cpu::Isa::kAvx2;
     case cpu::Feature::kAvx512:
     case cpu::Feature::kAvx512Vnni:
     case cpu::Feature::kAvx512Bf16:
-      return 2;
+      return cpu::Isa::kAvx512;
     case cpu::Feature::kAmxInt8:
     case cpu::Feature::kAmxBf16:
-      return 3;
+      return cpu::Isa::kAmx;
   }
-  return 0;
+  return cpu::Isa::kReference;
 }
 
 // Rounds that take about kPeakPieceSeconds.
@@ -84,9 +63,9 @@ MachineSpeed::MachineSpeed(Team& team, int64_t bytes)
   for (int island = 0; island < cpu::kNumSpeedLoops; ++island) {
     const cpu::SpeedLoops loops = cpu::speed_loops(island);
     for (int i = 0; i < loops.n_reads; ++i)
-      if (can_run(loops.reads[i].needs)) reads_.push_back(loops.reads[i]);
+      if (cpu::cpu_has(loops.reads[i].needs)) reads_.push_back(loops.reads[i]);
     for (int i = 0; i < loops.n_peaks; ++i)
-      if (can_run(loops.peaks[i].needs)) peaks_.push_back(loops.peaks[i]);
+      if (cpu::cpu_has(loops.peaks[i].needs)) peaks_.push_back(loops.peaks[i]);
   }
   for (const cpu::PeakLoop& loop : peaks_) {
     constexpr int64_t kFirstGuess = 2000;
@@ -124,7 +103,7 @@ void MachineSpeed::touch() {
 const cpu::PeakLoop& MachineSpeed::best_peak_loop(cpu::Arithmetic type, cpu::Isa isa) const {
   int best = -1;
   for (int i = 0; i < static_cast<int>(peaks_.size()); ++i)
-    if (peaks_[i].type == type && isa_of(peaks_[i].needs) <= static_cast<int>(isa) &&
+    if (peaks_[i].type == type && isa_of(peaks_[i].needs) <= isa &&
         (best < 0 || peak_rates_[i] > peak_rates_[best]))
       best = i;
   if (best < 0) return best_peak_loop(cpu::Arithmetic::kF32, isa);

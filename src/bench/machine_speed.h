@@ -2,6 +2,7 @@
 // nothing else. Bursts are meant to stand between the runs of what is judged by them: a machine's
 // speed changes from minute to minute.
 #pragma once
+#include <chrono>
 #include <span>
 #include <vector>
 
@@ -13,6 +14,12 @@
 namespace tandem {
 
 double median(std::vector<double> values);  // not empty
+
+double seconds_of(auto&& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 enum class Threads { kOne, kAll };
 

@@ -1,7 +1,6 @@
 #include "bench/roofline.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "ops/cpu_weights.h"
 
@@ -11,12 +10,6 @@ namespace {
 constexpr int kMinRounds = 3;
 constexpr double kShortestTiming = 1e-3;  // of runs that are timed together
 constexpr double kLongestBurst = 0.05;
-
-double seconds_of(auto&& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 }  // namespace
 
