@@ -10,25 +10,6 @@ namespace {
 constexpr int kRows = 64;          // output rows that a thread takes at a time
 constexpr int kGroupTokens = 256;  // tokens of one expert that are a piece of work of their own
 
-// Every scratch matrix once: visit(rows, cols, dtype).
-template <class Visit>
-void for_each_scratch(const ModelConfig& c, int64_t max_tokens, int n_threads, Visit visit) {
-  const int64_t pairs = max_tokens * c.router.n_active;
-  visit(max_tokens, cpu::encoded_columns(c.dim), DType::kBF16);
-  visit(pairs, int64_t{c.expert_dim}, DType::kF32);
-  visit(pairs, cpu::encoded_columns(c.expert_dim), DType::kBF16);
-  visit(max_tokens, int64_t{c.dim}, DType::kF32);
-  visit(int64_t{n_threads} * kGroupTokens, int64_t{kRows}, DType::kF32);
-}
-
-int64_t scratch_bytes(const ModelConfig& c, int64_t max_tokens, int n_threads) {
-  int64_t bytes = 0;
-  for_each_scratch(c, max_tokens, n_threads, [&](int64_t rows, int64_t cols, DType dtype) {
-    bytes += Arena::padded_bytes(rows * cols * size_of(dtype));
-  });
-  return bytes;
-}
-
 }  // namespace
 
 CpuExperts::CpuExperts(const cpu::KernelTable& kernels, const ModelConfig& config,
@@ -43,13 +24,15 @@ CpuExperts::CpuExperts(const cpu::KernelTable& kernels, const ModelConfig& confi
       tokens_(int64_t{max_tokens} * config.router.n_active),
       pair_weights_(int64_t{max_tokens} * config.router.n_active),
       x_scales_(max_tokens),
-      act_scales_(int64_t{max_tokens} * config.router.n_active),
-      arena_(scratch_bytes(config, max_tokens, team.size())) {
+      act_scales_(int64_t{max_tokens} * config.router.n_active) {
   groups_.reserve(unfinished_.size());
-  TensorView* const views[] = {&x_, &act_, &encoded_act_, &sum_, &part_};
-  auto view = std::begin(views);
-  for_each_scratch(config, max_tokens, team.size(), [&](int64_t rows, int64_t cols, DType dtype) {
-    **view++ = arena_.matrix(rows, cols, dtype);
+  const int64_t pairs = int64_t{max_tokens} * config.router.n_active;
+  arena_ = Arena::holding([&](auto visit) {
+    visit(x_, max_tokens, cpu::encoded_columns(config.dim), DType::kBF16);
+    visit(act_, pairs, config.expert_dim, DType::kF32);
+    visit(encoded_act_, pairs, cpu::encoded_columns(config.expert_dim), DType::kBF16);
+    visit(sum_, max_tokens, config.dim, DType::kF32);
+    visit(part_, int64_t{team.size()} * kGroupTokens, kRows, DType::kF32);
   });
 }
 

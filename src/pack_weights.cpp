@@ -8,8 +8,6 @@
 namespace tandem {
 namespace {
 
-bool is_vector(WeightUse use) { return use == WeightUse::kNorm || use == WeightUse::kRouterBias; }
-
 using Way = PackJob::Way;
 
 Way way_of(WeightUse use, const QuantView& w, std::optional<WeightFormat> experts) {

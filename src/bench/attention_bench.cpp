@@ -79,11 +79,12 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
   CpuOps ops(kernels, config, most, speed.team());
   const int64_t rows = int64_t{most} * m.n_heads;
   const int widest = std::max({m.kv_rank, m.nope_dim, m.v_dim});
-  Arena arena(2 * Arena::padded_bytes(rows * widest * size_of(DType::kF32)) +
-              Arena::padded_bytes(rows * m.rope_dim * size_of(DType::kF32)));
-  const TensorView q = arena.matrix(rows, widest, DType::kF32);
-  const TensorView out = arena.matrix(rows, widest, DType::kF32);
-  const TensorView q_rope = arena.matrix(rows, m.rope_dim, DType::kF32);
+  TensorView q, out, q_rope;
+  const Arena arena = Arena::holding([&](auto visit) {
+    visit(q, rows, widest, DType::kF32);
+    visit(out, rows, widest, DType::kF32);
+    visit(q_rope, rows, m.rope_dim, DType::kF32);
+  });
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
   for (const TensorView& view : {q, q_rope})

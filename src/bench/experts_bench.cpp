@@ -90,9 +90,11 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
 
   const int most = *std::max_element(bench.tokens.begin(), bench.tokens.end());
   CpuExperts experts(kernels, config, weights, most, speed.team());
-  Arena arena(2 * Arena::padded_bytes(int64_t{most} * config.dim * size_of(DType::kF32)));
-  const TensorView x = arena.matrix(most, config.dim, DType::kF32);
-  const TensorView y = arena.matrix(most, config.dim, DType::kF32);
+  TensorView x, y;
+  const Arena arena = Arena::holding([&](auto visit) {
+    visit(x, most, config.dim, DType::kF32);
+    visit(y, most, config.dim, DType::kF32);
+  });
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
   for (int64_t i = 0; i < most * x.cols; ++i) x.row<float>(0)[i] = normal(rng);

@@ -53,11 +53,10 @@ void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSp
 
   const int64_t o_cols = int64_t{config.mla.n_heads} * config.mla.v_dim;
   const int64_t columns[] = {config.dim, o_cols, config.dense_dim, config.dense_dim, config.dim};
-  int64_t bytes = 0;
-  for (const int64_t n : columns) bytes += Arena::padded_bytes(most * n * size_of(DType::kF32));
-  Arena arena(bytes);
   TensorView x[5];
-  for (int i = 0; i < 5; ++i) x[i] = arena.matrix(most, columns[i], DType::kF32);
+  const Arena arena = Arena::holding([&](auto visit) {
+    for (int i = 0; i < 5; ++i) visit(x[i], most, columns[i], DType::kF32);
+  });
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
   for (int i = 0; i < 2; ++i)

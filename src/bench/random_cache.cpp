@@ -3,11 +3,9 @@
 #include <bit>
 #include <random>
 
-namespace tandem {
+#include "cpu_kernels/kernels.h"
 
-DType cache_type_for(const cpu::KernelTable& kernels) {
-  return kernels.isa == cpu::Isa::kReference ? DType::kF32 : DType::kBF16;
-}
+namespace tandem {
 
 void fill_with_random(const KvCache& cache, const ModelConfig& config) {
   std::minstd_rand rng(1);

@@ -15,8 +15,6 @@ namespace {
 
 constexpr int64_t kCopyBytes = 1 << 20;
 
-bool is_vector(WeightUse use) { return use == WeightUse::kNorm || use == WeightUse::kRouterBias; }
-
 WeightFormat format_of(WeightUse use, const WeightFormats& formats) {
   switch (use) {
     case WeightUse::kExpert:

@@ -26,11 +26,26 @@ class Buffer {
 };
 
 // Hands out views of one Buffer, front to back, each 64-byte aligned; nothing is freed before the
-// arena is. Size it with the sum of padded_bytes() of what will be asked for.
+// arena is.
 class Arena {
  public:
   Arena() = default;
+  // For matrices of so many padded_bytes().
   explicit Arena(int64_t bytes) : buffer_(bytes) {}
+  // For a list of matrices, which become views: for_each(visit) calls visit(TensorView&, rows,
+  // cols, dtype) for each; it is run twice.
+  template <class ForEach>
+  static Arena holding(const ForEach& for_each) {
+    int64_t bytes = 0;
+    for_each([&](TensorView&, int64_t rows, int64_t cols, DType dtype) {
+      bytes += padded_bytes(rows * cols * bits_of(dtype) / 8);
+    });
+    Arena arena(bytes);
+    for_each([&](TensorView& view, int64_t rows, int64_t cols, DType dtype) {
+      view = arena.matrix(rows, cols, dtype);
+    });
+    return arena;
+  }
 
   TensorView matrix(int64_t rows, int64_t cols, DType dtype);
   int64_t used_bytes() const { return used_; }

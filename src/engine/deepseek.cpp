@@ -161,16 +161,6 @@ void for_each_activation(Activations& a, const ModelConfig& c, DeepSeek::Limits 
   visit(a.last, limits.max_logits, c.dim, DType::kF32);
 }
 
-int64_t activation_bytes(const ModelConfig& config, DeepSeek::Limits limits) {
-  Activations unused;
-  int64_t bytes = 0;
-  for_each_activation(unused, config, limits,
-                      [&](TensorView&, int64_t rows, int64_t cols, DType dtype) {
-                        bytes += Arena::padded_bytes(rows * cols * size_of(dtype));
-                      });
-  return bytes;
-}
-
 }  // namespace
 
 DeepSeek::DeepSeek(const ModelConfig& config, const ModelWeights& weights, Ops& ops,
@@ -183,12 +173,9 @@ DeepSeek::DeepSeek(const ModelConfig& config, const ModelWeights& weights, Ops& 
       form_(form),
       frequencies_(rope_frequencies(config.rope, config.mla.rope_dim)),
       rope_{frequencies_, rope_amplitude(config.rope)},
-      softmax_scale_(softmax_scale(config)),
-      arena_(activation_bytes(config, limits)) {
-  for_each_activation(buffers_, config, limits,
-                      [this](TensorView& view, int64_t rows, int64_t cols, DType dtype) {
-                        view = arena_.matrix(rows, cols, dtype);
-                      });
+      softmax_scale_(softmax_scale(config)) {
+  arena_ =
+      Arena::holding([&](auto visit) { for_each_activation(buffers_, config, limits, visit); });
 }
 
 Activations DeepSeek::for_tokens(int n) const {

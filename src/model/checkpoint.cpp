@@ -28,8 +28,6 @@ class Problems {
   std::string text_;
 };
 
-bool is_vector(WeightUse use) { return use == WeightUse::kNorm || use == WeightUse::kRouterBias; }
-
 // FP8 needs blocks of a matrix to scale, the router is too small to be worth its error, and rows of
 // the embedding are looked up without scales.
 bool may_be_fp8(WeightUse use) {

@@ -56,6 +56,11 @@ enum class WeightUse {
   kRouterBias,
 };
 
+// Kept in float, whole; all others are matrices.
+constexpr bool is_vector(WeightUse use) {
+  return use == WeightUse::kNorm || use == WeightUse::kRouterBias;
+}
+
 struct WeightSpec {
   std::string name;  // in the checkpoint
   int layer;         // -1 outside the layers

@@ -19,6 +19,10 @@ int max_columns(const ModelConfig& c) {
 
 }  // namespace
 
+DType cache_type_for(const cpu::KernelTable& kernels) {
+  return kernels.isa == cpu::Isa::kReference ? DType::kF32 : DType::kBF16;
+}
+
 // Every scratch matrix once: visit(view, rows, cols, dtype).
 template <class Visit>
 void CpuOps::for_each_scratch(const ModelConfig& c, int64_t max_tokens, Visit visit) {
@@ -47,14 +51,7 @@ CpuOps::CpuOps(const cpu::KernelTable& kernels, const ModelConfig& c, int max_to
           "kv_lora_rank {}, qk_nope_head_dim {}, qk_rope_head_dim {}, v_head_dim {}: attention on "
           "the CPU is made for keys of at most {} and values of at most {} numbers",
           m.kv_rank, m.nope_dim, m.rope_dim, m.v_dim, cpu::kMaxKeyDim, cpu::kMaxValueDim);
-  int64_t bytes = 0;
-  for_each_scratch(c, max_tokens, [&](TensorView&, int64_t rows, int64_t cols, DType dtype) {
-    bytes += Arena::padded_bytes(rows * cols * size_of(dtype));
-  });
-  arena_ = Arena(bytes);
-  for_each_scratch(c, max_tokens, [&](TensorView& view, int64_t rows, int64_t cols, DType dtype) {
-    view = arena_.matrix(rows, cols, dtype);
-  });
+  arena_ = Arena::holding([&](auto visit) { for_each_scratch(c, max_tokens, visit); });
   parts_.reserve(part_out_.rows / kPartRows);
 }
 

@@ -11,6 +11,9 @@
 
 namespace tandem {
 
+// Of the numbers of the KV cache that attention reads.
+DType cache_type_for(const cpu::KernelTable& kernels);
+
 constexpr int kPartRows = 128;  // (token, head) rows of one sequence that a thread takes at a time
 constexpr int kRestoredPages = 8;  // of which keys and values are restored at a time
 
