@@ -11,24 +11,26 @@ namespace {
 
 class WeightLoader {
  public:
-  WeightLoader(const WeightStore& store, const ModelConfig& config, const LoadPlan& plan,
-               CpuWeights& home)
-      : store_(store), config_(config), plan_(plan), home_(home) {
+  WeightLoader(const WeightStore& store, ModelWeights& stored, const ModelConfig& config,
+               const LoadPlan& plan, CpuWeights& home)
+      : store_(store), stored_(stored), config_(config), plan_(plan), home_(home) {
     const std::string& directory = plan.cache_directory;
     require(!directory.empty() || plan.cache_use != CacheUse::kRequire,
             "neither XDG_CACHE_HOME nor HOME is set: say with --cache where the packed cache goes");
     if (directory.empty()) return;
     remove_stale_packed_files(directory);
     path_ = packed_cache_path(directory, store.directory(), plan.layout);
-    key_ = packed_cache_key(store, plan.layout);
   }
 
   LoadedWeights load() {
     const Cache found = path_.empty() ? Cache::kNone : read_cache();
     if (found == Cache::kRead) return std::move(loaded_);
+    const bool writes =
+        found == Cache::kUnsound || (!path_.empty() && plan_.cache_use != CacheUse::kRead);
+    // Taken first: what changes while it is packed does not have this key.
+    const std::string key = writes ? packed_cache_key(store_, plan_.layout) : std::string();
     pack();
-    if (found == Cache::kUnsound || (!path_.empty() && plan_.cache_use != CacheUse::kRead))
-      write_cache();
+    if (writes) write_cache(key);
     return std::move(loaded_);
   }
 
@@ -41,7 +43,7 @@ class WeightLoader {
     try {
       file = PackedFile::open(path_);
       if (!file) return Cache::kNone;
-      file->read_header(key_);
+      file->read_header(packed_cache_key(store_, plan_.layout));
       home_.allocate(file->data_bytes());
       loaded_.weights =
           weights_of(file->manifest(), config_, home_.bytes(), plan_.layout.kernels.layout);
@@ -60,11 +62,10 @@ class WeightLoader {
   }
 
   void pack() {
-    ModelWeights stored = stored_weights(store_, config_);
     store_.require_unchanged();
-    check_scales(stored, config_);
-    for (const std::string& line : checkpoint_warnings(stored)) plan_.warn(line);
-    const PackedModel packed = reserve_packed(stored, config_, home_, plan_.layout.experts);
+    check_scales(stored_, config_);
+    for (const std::string& line : checkpoint_warnings(stored_)) plan_.warn(line);
+    const PackedModel packed = reserve_packed(stored_, config_, home_, plan_.layout.experts);
     std::vector<LoadJob> jobs;
     jobs.reserve(packed.jobs.size());
     LoadReport& report = loaded_.report;
@@ -79,11 +80,11 @@ class WeightLoader {
     loaded_.weights = packed.weights;
   }
 
-  void write_cache() {
+  void write_cache(const std::string& key) {
     const Clock::time_point start = Clock::now();
     try {
       write_packed_file(path_,
-                        {key_, manifest_of(loaded_.weights, config_, home_.bytes()), home_.bytes()},
+                        {key, manifest_of(loaded_.weights, config_, home_.bytes()), home_.bytes()},
                         {plan_.n_threads, plan_.write_progress});
     } catch (const Error& error) {
       if (plan_.cache_use == CacheUse::kRequire) throw;
@@ -99,18 +100,19 @@ class WeightLoader {
   }
 
   const WeightStore& store_;
+  ModelWeights& stored_;
   const ModelConfig& config_;
   const LoadPlan& plan_;
   CpuWeights& home_;
-  std::string path_, key_;  // of the cache; empty: none
+  std::string path_;  // of the cache; empty: none
   LoadedWeights loaded_;
 };
 
 }  // namespace
 
-LoadedWeights load_weights(const WeightStore& store, const ModelConfig& config,
-                           const LoadPlan& plan, CpuWeights& home) {
-  return WeightLoader(store, config, plan, home).load();
+LoadedWeights load_weights(const WeightStore& store, ModelWeights& stored,
+                           const ModelConfig& config, const LoadPlan& plan, CpuWeights& home) {
+  return WeightLoader(store, stored, config, plan, home).load();
 }
 
 }  // namespace tandem

@@ -35,10 +35,10 @@ struct LoadedWeights {
   LoadReport report;
 };
 
-// Throws Error for a checkpoint that does not fit its configuration, scales that are no numbers,
-// too little memory, and with CacheUse::kRequire for a cache that cannot be written. A cache that
-// is not sound is a warning; it is packed again.
-LoadedWeights load_weights(const WeightStore& store, const ModelConfig& config,
-                           const LoadPlan& plan, CpuWeights& home);
+// `stored`: stored_weights() of both. Throws Error for scales that are no numbers, too little
+// memory, and with CacheUse::kRequire for a cache that cannot be written. A cache that is not sound
+// is a warning; it is packed again.
+LoadedWeights load_weights(const WeightStore& store, ModelWeights& stored,
+                           const ModelConfig& config, const LoadPlan& plan, CpuWeights& home);
 
 }  // namespace tandem

@@ -26,10 +26,9 @@ int64_t memory_of_machine() {
 }
 
 // The format of --experts; nothing: as stored. `other_bytes` is what else the model needs.
-std::optional<WeightFormat> choose_experts(const ModelOptions& options, const WeightStore& store,
+std::optional<WeightFormat> choose_experts(const ModelOptions& options, ModelWeights& stored,
                                            const ModelConfig& config, const CpuWeights& home,
                                            int64_t other_bytes) {
-  ModelWeights stored = stored_weights(store, config);
   const int64_t memory = memory_of_machine();
   const auto bytes = [&](std::optional<WeightFormat> format) {
     return packed_bytes(stored, config, home, format) + other_bytes;
@@ -58,11 +57,12 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
       context_(choose_context(options, config_)),
       kernels_(cpu::kernels_for(choose_isa(options.isa))),
       team_(options.n_threads) {
-  const DType cache_type = kernels_.isa == cpu::Isa::kReference ? DType::kF32 : DType::kBF16;
+  const DType cache_type = cache_type_for(kernels_);
   const int max_tokens = static_cast<int>(std::min<int64_t>(kStepTokens, context_));
 
   const WeightStore store(options.directory);
-  experts_format_ = choose_experts(options, store, config_, home_,
+  ModelWeights stored = stored_weights(store, config_);
+  experts_format_ = choose_experts(options, stored, config_, home_,
                                    KvCache::bytes_for(config_, context_, cache_type));
   const LoadPlan plan = {
       .layout = {kernels_, experts_format_},
@@ -72,7 +72,7 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
       .progress = progress,
       .write_progress = options.write_progress,
       .warn = options.warn};
-  LoadedWeights loaded = load_weights(store, config_, plan, home_);
+  LoadedWeights loaded = load_weights(store, stored, config_, plan, home_);
   weights_ = std::move(loaded.weights);
   report_ = std::move(loaded.report);
   ops_ = std::make_unique<CpuOps>(kernels_, config_, max_tokens, team_);

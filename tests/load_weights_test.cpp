@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "io/packed_cache.h"
+#include "model/checkpoint.h"
 #include "pack_weights.h"
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"
@@ -35,6 +36,7 @@ struct Model {
   Result load(CacheUse use = CacheUse::kRead) const {
     const ModelConfig config = ModelConfig::from_directory(dir.file("model"));
     const WeightStore store(dir.file("model"));
+    ModelWeights stored = stored_weights(store, config);
     Result result;
     result.home = std::make_unique<CpuWeights>(kernels);
     const LoadPlan plan = {
@@ -43,7 +45,7 @@ struct Model {
         .cache_use = use,
         .n_threads = 2,
         .warn = [&](const std::string& line) { result.warnings.push_back(line); }};
-    result.loaded = load_weights(store, config, plan, *result.home);
+    result.loaded = load_weights(store, stored, config, plan, *result.home);
     return result;
   }
   std::string cache_path() const {

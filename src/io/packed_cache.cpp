@@ -5,11 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <filesystem>
 
 #include "core/check.h"
-#include "io/workers.h"
+#include "io/packed_pieces.h"
 
 namespace tandem {
 namespace {
@@ -62,19 +61,9 @@ void PackedFile::read_header(std::string_view key) {
 
 void PackedFile::read(std::byte* to, const LoadOptions& options) const {
   const DirectFile direct(file_.fd(), O_RDONLY);
-  const int n_workers = load_workers(options.n_threads);
-  const int64_t piece = load_read_bytes(n_workers) / kPackedBlockBytes * kPackedBlockBytes;
-  std::atomic<int64_t> done = 0;
-  Workers().run(
-      n_workers, (data_bytes() + piece - 1) / piece,
-      [&](int64_t i, int) {
-        const int64_t bytes = std::min(piece, data_bytes() - i * piece);
-        read_piece(i * piece, bytes, to + i * piece, direct);
-        done += bytes;
-      },
-      [&](double seconds) {
-        if (options.progress) options.progress(done, data_bytes(), seconds);
-      });
+  for_each_packed_piece(data_bytes(), options, [&](int64_t begin, int64_t bytes) {
+    read_piece(begin, bytes, to + begin, direct);
+  });
 }
 
 void PackedFile::read_piece(int64_t begin, int64_t bytes, std::byte* to,
@@ -93,11 +82,14 @@ void PackedFile::read_piece(int64_t begin, int64_t bytes, std::byte* to,
 }
 
 void PackedFile::discard() const {
+  if (still_names(file_.path(), file_.fd())) unlink(file_.path().c_str());
+}
+
+bool still_names(const std::string& path, int fd) {
   struct stat open_file {
   }, named{};
-  if (fstat(file_.fd(), &open_file) == 0 && stat(file_.path().c_str(), &named) == 0 &&
-      open_file.st_ino == named.st_ino && open_file.st_dev == named.st_dev)
-    unlink(file_.path().c_str());
+  return fstat(fd, &open_file) == 0 && stat(path.c_str(), &named) == 0 &&
+         open_file.st_ino == named.st_ino && open_file.st_dev == named.st_dev;
 }
 
 }  // namespace tandem

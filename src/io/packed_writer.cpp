@@ -1,17 +1,15 @@
 // How a packed cache comes to disk: complete or not at all.
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 
 #include "core/check.h"
 #include "io/packed_cache.h"
-#include "io/workers.h"
+#include "io/packed_pieces.h"
 
 namespace tandem {
 namespace {
@@ -19,14 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kTemporary = ".tmp";
-
-// Whether `path` still names the open file; its last owner may have renamed or removed it.
-bool names(const std::string& path, int fd) {
-  struct stat open_file {
-  }, named{};
-  return fstat(fd, &open_file) == 0 && stat(path.c_str(), &named) == 0 &&
-         open_file.st_ino == named.st_ino && open_file.st_dev == named.st_dev;
-}
 
 // There is one temporary for each cache, so that two writers do not fill the disk with the same;
 // its lock goes with its process.
@@ -42,11 +32,11 @@ class Temporary {
       close(fd_);
       require(error != EWOULDBLOCK, "{}: another process is writing it", path);
       fail("{} cannot be locked: {}", path, std::strerror(error));
-    } while (!names(path_, fd_));
+    } while (!still_names(path_, fd_));
   }
   Temporary(const Temporary&) = delete;
   ~Temporary() {
-    if (names(path_, fd_)) unlink(path_.c_str());
+    if (still_names(path_, fd_)) unlink(path_.c_str());
     close(fd_);
   }
 
@@ -99,27 +89,16 @@ bool holds(const std::string& path, const std::string& key) {
 std::vector<uint64_t> write_data(const Temporary& file, int64_t offset,
                                  std::span<const std::byte> data, const LoadOptions& options) {
   const DirectFile direct(file.fd(), O_RDWR);
-  const int n_workers = load_workers(options.n_threads);
   const auto total = static_cast<int64_t>(data.size());
-  const int64_t piece_bytes = load_read_bytes(n_workers) / kPackedBlockBytes * kPackedBlockBytes;
   std::vector<uint64_t> checksums(n_packed_blocks(total));
-  std::atomic<int64_t> done = 0;
-  Workers().run(
-      n_workers, (total + piece_bytes - 1) / piece_bytes,
-      [&](int64_t i, int) {
-        const int64_t begin = i * piece_bytes;
-        const auto piece = data.subspan(begin, std::min(piece_bytes, total - begin));
-        const auto bytes = static_cast<int64_t>(piece.size());
-        for (int64_t at = 0; at < bytes; at += kPackedBlockBytes)
-          checksums[(begin + at) / kPackedBlockBytes] =
-              checksum_of(piece.subspan(at, std::min(kPackedBlockBytes, bytes - at)));
-        const int64_t n = direct.write(offset + begin, disk_page_down(bytes), piece.data());
-        file.write(offset + begin + n, piece.subspan(n));
-        done += bytes;
-      },
-      [&](double seconds) {
-        if (options.progress) options.progress(done, total, seconds);
-      });
+  for_each_packed_piece(total, options, [&](int64_t begin, int64_t bytes) {
+    const auto piece = data.subspan(begin, bytes);
+    for (int64_t at = 0; at < bytes; at += kPackedBlockBytes)
+      checksums[(begin + at) / kPackedBlockBytes] =
+          checksum_of(piece.subspan(at, std::min(kPackedBlockBytes, bytes - at)));
+    const int64_t n = direct.write(offset + begin, disk_page_down(bytes), piece.data());
+    file.write(offset + begin + n, piece.subspan(n));
+  });
   return checksums;
 }
 
@@ -157,7 +136,7 @@ void remove_stale_packed_files(const std::string& directory) {
     if (!path.ends_with(ending)) continue;
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
     if (fd < 0) continue;
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && names(path, fd)) unlink(path.c_str());
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && still_names(path, fd)) unlink(path.c_str());
     close(fd);
   }
 }
