@@ -1,10 +1,13 @@
 // tandem bench: measures this machine and the engine's kernels on it.
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 
 #include "bench/attention_bench.h"
+#include "bench/embed_bench.h"
 #include "bench/experts_bench.h"
 #include "bench/generate_bench.h"
+#include "bench/layer_bench.h"
 #include "bench/machine_bench.h"
 #include "bench/machine_info.h"
 #include "bench/mlp_bench.h"
@@ -64,14 +67,49 @@ struct Bench {
   Team team;
 };
 
-OnRow printer(bool json) {
-  return [json, first = true](const nlohmann::ordered_json& row) mutable {
-    const std::string text =
-        json ? row.dump() + "\n" : (first ? row_header(row) : "") + row_text(row);
-    first = false;
-    std::fputs(text.c_str(), stdout);
-    std::fflush(stdout);
-  };
+// Prints rows as they come, and draws them all at the end.
+class Rows {
+ public:
+  explicit Rows(const Options& o) : options_(o) {
+    if (o.bench.plot.empty()) return;
+    plot_.open(o.bench.plot);
+    require(plot_.is_open(), "--plot {}: cannot be written", o.bench.plot);
+  }
+  OnRow printer() {
+    return [this](const nlohmann::ordered_json& row) {
+      const bool first = rows_.empty();
+      const std::string text = options_.json ? row.dump() + "\n"
+                               : options_.bench.csv
+                                   ? (first ? csv_header(row) : "") + csv_text(row)
+                                   : (first ? row_header(row) : "") + row_text(row);
+      std::fputs(text.c_str(), stdout);
+      std::fflush(stdout);
+      rows_.push_back(row);
+    };
+  }
+  int finish() {
+    if (!options_.bench.plot.empty()) {
+      plot_ << rows_chart(rows_);
+      require(plot_.flush().good(), "--plot {}: cannot be written", options_.bench.plot);
+    }
+    return 0;
+  }
+
+ private:
+  const Options& options_;
+  std::ofstream plot_;
+  std::vector<nlohmann::ordered_json> rows_;
+};
+
+LayerBench layer_bench(const BenchOptions& b, const ModelConfig& config) {
+  return {.config_name = b.config,
+          .config = config,
+          .n_layers = b.layers,
+          .formats = {backbone_format(b.format, config), expert_format(b.experts, config)},
+          .contexts = list_or(b.contexts, {4096}),
+          .tokens = list_or(b.tokens, {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}),
+          .seconds = b.seconds,
+          .memory_bytes = memory_for_weights(b, kModelPart)};
 }
 
 }  // namespace
@@ -93,6 +131,7 @@ int bench_experts_command(const Options& options) {
   const WeightFormat format = expert_format(b.experts, bench.config);
   const int64_t memory = memory_for_weights(b, kExpertsPart);
   resident_experts(bench.config, format, memory, cold_bytes());
+  Rows rows(options);
   MachineSpeed speed = bench.speed();
   bench_experts({.config_name = b.config,
                  .config = bench.config,
@@ -101,8 +140,43 @@ int bench_experts_command(const Options& options) {
                  .skew = b.skew,
                  .seconds = b.seconds,
                  .memory_bytes = memory},
-                bench.kernels, speed, printer(options.json));
-  return 0;
+                bench.kernels, speed, rows.printer());
+  return rows.finish();
+}
+
+int bench_embed_command(const Options& options) {
+  const BenchOptions& b = options.bench;
+  require_sane(b);
+  Bench bench(options);
+  Rows rows(options);
+  MachineSpeed speed = bench.speed();
+  bench_embed({.config_name = b.config,
+               .config = bench.config,
+               .tokens = list_or(b.tokens, {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}),
+               .seconds = b.seconds,
+               .memory_bytes = memory_for_weights(b, kExpertsPart)},
+              bench.kernels, speed, rows.printer());
+  return rows.finish();
+}
+
+int bench_moe_command(const Options& options) {
+  require_sane(options.bench);
+  Bench bench(options);
+  Rows rows(options);
+  const LayerBench what = layer_bench(options.bench, bench.config);
+  MachineSpeed speed = bench.speed();
+  bench_moe(what, bench.kernels, speed, rows.printer());
+  return rows.finish();
+}
+
+int bench_layer_command(const Options& options) {
+  require_sane(options.bench);
+  Bench bench(options);
+  Rows rows(options);
+  const LayerBench what = layer_bench(options.bench, bench.config);
+  MachineSpeed speed = bench.speed();
+  bench_layer(what, bench.kernels, speed, rows.printer());
+  return rows.finish();
 }
 
 int bench_mlp_command(const Options& options) {
@@ -110,6 +184,7 @@ int bench_mlp_command(const Options& options) {
   require_sane(b);
   Bench bench(options);
   const WeightFormat format = backbone_format(b.format, bench.config);
+  Rows rows(options);
   MachineSpeed speed = bench.speed();
   bench_mlp({.config_name = b.config,
              .config = bench.config,
@@ -117,14 +192,15 @@ int bench_mlp_command(const Options& options) {
              .tokens = list_or(b.tokens, {1, 2, 4, 8, 16, 32, 64, 128, 512}),
              .seconds = b.seconds,
              .memory_bytes = memory_for_weights(b, kExpertsPart)},
-            bench.kernels, speed, printer(options.json));
-  return 0;
+            bench.kernels, speed, rows.printer());
+  return rows.finish();
 }
 
 int bench_attention_command(const Options& options) {
   const BenchOptions& b = options.bench;
   require_sane(b);
   Bench bench(options);
+  Rows rows(options);
   MachineSpeed speed = bench.speed();
   bench_attention({.config_name = b.config,
                    .config = bench.config,
@@ -132,8 +208,8 @@ int bench_attention_command(const Options& options) {
                    .prompt_tokens = list_or(b.tokens, {kStepTokens}),
                    .seconds = b.seconds,
                    .memory_bytes = memory_for_weights(b, kExpertsPart)},
-                  bench.kernels, speed, printer(options.json));
-  return 0;
+                  bench.kernels, speed, rows.printer());
+  return rows.finish();
 }
 
 int bench_generate_command(const Options& options) {

@@ -111,8 +111,10 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
     sub->add_option("--isa", o.model.isa, "instruction set: auto, or a name")
         ->capture_default_str();
   };
-  const auto add_tokens = [&](CLI::App* sub, const char* what) {
-    sub->add_option("--tokens", b.tokens, what)->delimiter(',');
+  const auto add_rows = [&](CLI::App* sub, const char* tokens) {
+    sub->add_option("--tokens", b.tokens, tokens)->delimiter(',');
+    sub->add_flag("--csv", b.csv, "comma-separated values on standard output");
+    sub->add_option("--plot", b.plot, "draw the rows into this SVG file");
   };
   const auto add_contexts = [&](CLI::App* sub) {
     sub->add_option("--ctx", b.contexts, "tokens in the KV cache, a list")->delimiter(',');
@@ -124,11 +126,17 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
   add("machine", "read bandwidth of the memory, peak of every arithmetic instruction",
       bench_machine_command, "  tandem bench machine --json | jq .read_bytes_per_second\n");
 
+  const char* tokens_help = "tokens in a step, a list";
+  CLI::App* embed = add("embed", "rows of the embedding table", bench_embed_command,
+                        "  tandem bench embed --config r1 --plot embed.svg\n");
+  add_model(embed);
+  add_rows(embed, tokens_help);
+
   CLI::App* experts = add("experts", "a MoE layer's routed experts", bench_experts_command,
                           "  tandem bench experts --config k2 --experts bf16 --tokens 1,32 --json\n"
                           "  tandem bench experts --tokens 64 --skew\n");
   add_model(experts);
-  add_tokens(experts, "tokens in a step, a list");
+  add_rows(experts, tokens_help);
   experts->add_option("--experts", b.experts, experts_help)->capture_default_str();
   experts->add_flag("--skew", b.skew, "also with one expert that takes half of the tokens");
 
@@ -136,7 +144,7 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
       add("mlp", "dense products and the feed-forward network of a dense layer", bench_mlp_command,
           "  tandem bench mlp --config r1 --format fp8 --tokens 1,512\n");
   add_model(mlp);
-  add_tokens(mlp, "rows, a list");
+  add_rows(mlp, tokens_help);
   mlp->add_option("--format", b.format, format_help)->capture_default_str();
 
   CLI::App* attention =
@@ -144,14 +152,29 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
           bench_attention_command, "  tandem bench attention --ctx 1024,16384\n");
   add_model(attention);
   add_contexts(attention);
-  add_tokens(attention, "lengths of prompts that end there, a list");
+  add_rows(attention, "lengths of prompts that end there, a list");
+
+  CLI::App* moe =
+      add("moe", "a MoE layer's feed-forward part: router, shared experts, routed experts",
+          bench_moe_command, "  tandem bench moe --config v2-lite --layers 2 --tokens 1,64\n");
+  CLI::App* layer = add("layer", "whole layers, dense and MoE", bench_layer_command,
+                        "  tandem bench layer --config r1 --layers 3 --ctx 4096 --tokens 1,512\n");
+  for (CLI::App* sub : {moe, layer}) {
+    add_model(sub);
+    add_rows(sub, tokens_help);
+    sub->add_option("--layers", b.layers, "different ones that are walked through")
+        ->capture_default_str();
+    sub->add_option("--experts", b.experts, experts_help)->capture_default_str();
+    sub->add_option("--format", b.format, format_help)->capture_default_str();
+  }
+  add_contexts(layer);
 
   CLI::App* generate =
       add("generate", "a cut model with random weights, end to end", bench_generate_command,
           "  tandem bench generate --config r1 --layers 5 --experts fp8 --ctx 1024,16384\n");
   add_model(generate);
   add_contexts(generate);
-  add_tokens(generate, "lengths of prompts, a list");
+  generate->add_option("--tokens", b.tokens, "lengths of prompts, a list")->delimiter(',');
   generate->add_option("--layers", b.layers, "the first is dense, the others have experts")
       ->capture_default_str();
   generate->add_option("--experts", b.experts, experts_help)->capture_default_str();

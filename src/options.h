@@ -31,6 +31,8 @@ struct BenchOptions {
   bool skew = false;
   double seconds = 0.3;  // of measuring, a row
   double memory_gb = 0;  // for weights; 0: a part of what is free
+  bool csv = false;
+  std::string plot;  // SVG file; empty: none
 };
 
 struct Options {
@@ -61,7 +63,10 @@ int eval_command(const Options& options);
 int pack_command(const Options& options);
 int bench_machine_command(const Options& options);
 int bench_experts_command(const Options& options);
+int bench_embed_command(const Options& options);
 int bench_mlp_command(const Options& options);
+int bench_moe_command(const Options& options);
+int bench_layer_command(const Options& options);
 int bench_attention_command(const Options& options);
 int bench_generate_command(const Options& options);
 

@@ -355,6 +355,10 @@ TEST(BenchCommand, RefusesInOneLine) {
       {"generate --layers 999", "--layers"},
       {"generate --ctx 16777216 --memory 1", "--ctx"},
       {"generate -n 1", "-n 1"},
+      {"embed --memory 0.5", "--memory"},
+      {"layer --layers 0", "--layers 0"},
+      {"moe --layers 9 --memory 1", "--memory"},
+      {"mlp --plot /no/such/folder/a.svg", "/no/such/folder/a.svg"},
   };
   for (const auto& [arguments, part] : cases) {
     const Output r = tandem_bench(arguments);

@@ -16,18 +16,6 @@ namespace {
 
 constexpr int kMostLayers = 8;  // that are walked through, so that the cache comes from memory
 
-// One sequence whose last `n` of `context` tokens are computed.
-struct LastTokens {
-  LastTokens(int context, int n, std::span<const int32_t> pages)
-      : tokens(n, 0), positions(n), sequence{0, n, context, pages} {
-    for (int i = 0; i < n; ++i) positions[i] = context - n + i;
-  }
-  Batch batch() const { return {tokens, positions, {&sequence, 1}, {}}; }
-
-  std::vector<int32_t> tokens, positions;
-  Sequence sequence;
-};
-
 }  // namespace
 
 AttentionCost cost_of_absorbed(const MlaConfig& m, int64_t context, int64_t element_bytes) {

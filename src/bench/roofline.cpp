@@ -77,6 +77,8 @@ const cpu::PeakLoop& peak_of_attention(const MachineSpeed& speed, const cpu::Ker
 
 void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakLoop& peak) {
   row["seconds"] = m.seconds;
+  row["cpu_to_gpu_seconds"] = nullptr;
+  row["gpu_seconds"] = nullptr;
   row["bytes"] = m.cost.bytes;
   row["ops"] = m.cost.ops;
   row["roofline_seconds"] = m.roofline_seconds();

@@ -62,7 +62,8 @@ const cpu::PeakLoop& peak_of_products(const MachineSpeed& speed, const cpu::Kern
 // .. and by which it computes attention.
 const cpu::PeakLoop& peak_of_attention(const MachineSpeed& speed, const cpu::KernelTable& kernels);
 
-// seconds, bytes, ops, roofline_seconds, roofline_ratio and what they were held against.
+// seconds, those with a GPU (null: there is none), bytes, ops, roofline_seconds, roofline_ratio and
+// what they were held against.
 void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakLoop& peak);
 
 }  // namespace tandem

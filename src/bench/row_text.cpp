@@ -2,48 +2,151 @@
 
 #include <fmt/format.h>
 
+#include "bench/line_chart.h"
+
 namespace tandem {
 namespace {
 
-constexpr const char* kColumns = "{:<10}{:<18}{:>7}{:>8}{:>8}{:>10}{:>9}{:>10}{:>9}\n";
+using Json = nlohmann::ordered_json;
 
-std::string whole(const nlohmann::ordered_json& row, const char* key) {
-  return row.contains(key) ? fmt::format("{}", row[key].get<int64_t>()) : "";
+// The way of a number from a row to a cell.
+enum class Form { kText, kWhole, kTenths, kGiga, kMilliseconds, kGpu, kPercent, kTimes };
+
+struct Column {
+  const char* key;
+  const char* title;
+  Form form;
+  int width;
+};
+constexpr Column kColumns[] = {
+    {"format", "format", Form::kText, 8},
+    {"routing", "routing", Form::kText, 8},
+    {"what", "what", Form::kText, 17},
+    {"tokens", "tokens", Form::kWhole, 6},
+    {"context", "context", Form::kWhole, 7},
+    {"rows_per_expert", "rows an expert", Form::kTenths, 14},
+    {"seconds", "CPU ms", Form::kMilliseconds, 9},
+    {"cpu_to_gpu_seconds", "CPU + copy to GPU ms", Form::kGpu, 20},
+    {"gpu_seconds", "GPU ms", Form::kGpu, 7},
+    {"bytes_per_second", "GB/s", Form::kGiga, 7},
+    {"ops_per_second", "Gop/s", Form::kGiga, 7},
+    {"roofline_ratio", "of the roofline", Form::kPercent, 15},
+    {"seconds_over_uniform", "times uniform", Form::kTimes, 13},
+};
+
+std::string cell(const Json& row, const Column& column) {
+  if (!row.contains(column.key)) return "";
+  const Json& value = row[column.key];
+  switch (column.form) {
+    case Form::kText:
+      return value.get<std::string>();
+    case Form::kWhole:
+      return fmt::format("{}", value.get<int64_t>());
+    case Form::kTenths:
+      return fmt::format("{:.1f}", value.get<double>());
+    case Form::kGiga:
+      return fmt::format("{:.1f}", value.get<double>() * 1e-9);
+    case Form::kGpu:
+      if (value.is_null()) return "no GPU";
+      [[fallthrough]];
+    case Form::kMilliseconds:
+      return fmt::format("{:.4g}", value.get<double>() * 1e3);
+    case Form::kPercent:
+      return fmt::format("{:.0f} %", value.get<double>() * 100);
+    case Form::kTimes:
+      return fmt::format("{:.2f}", value.get<double>());
+  }
+  return "";
 }
 
-std::string text(const nlohmann::ordered_json& row, const char* key) {
-  return row.contains(key) ? row[key].get<std::string>() : "";
+// `text` of each column that the table has. A skewed row has one more than the row before it: its
+// column is there from the start where a row says how it was routed.
+template <class Text>
+std::string line(const Json& row, Text text) {
+  std::string all = "|";
+  for (const Column& column : kColumns) {
+    const bool optional = column.form == Form::kTimes && row.contains("routing");
+    if (row.contains(column.key) || optional) all += text(column);
+  }
+  return all + "\n";
+}
+
+std::string series_name(const Json& row) {
+  std::string name = row.value("format", "");
+  for (const char* key : {"routing", "what"})
+    if (row.contains(key)) name += " " + row[key].get<std::string>();
+  if (row.contains("context")) name += fmt::format(", context {}", row["context"].get<int64_t>());
+  return name;
 }
 
 }  // namespace
 
-std::string row_header(const nlohmann::ordered_json& row) {
+std::string row_header(const Json& row) {
+  const auto titles = [](const Column& c) {
+    return c.form == Form::kText ? fmt::format(" {:<{}} |", c.title, c.width)
+                                 : fmt::format(" {:>{}} |", c.title, c.width);
+  };
+  const auto rules = [](const Column& c) {
+    const bool left = c.form == Form::kText;
+    return fmt::format("{}{:-<{}}{}|", left ? ":" : "-", "", c.width, left ? "-" : ":");
+  };
   return fmt::format(
-             "{} of {}, {}, {} threads; measured beside it: reading {:.1f} GB/s, {} {:.0f} Gop/s\n",
-             text(row, "bench"), text(row, "config"), text(row, "isa"), row["threads"].get<int>(),
-             row["read_bytes_per_second"].get<double>() * 1e-9, text(row, "instruction"),
+             "{} of {}, {}, {} threads; measured beside it: reading {:.1f} GB/s, {} {:.0f} "
+             "Gop/s\n\n",
+             row["bench"].get<std::string>(), row["config"].get<std::string>(),
+             row["isa"].get<std::string>(), row["threads"].get<int>(),
+             row["read_bytes_per_second"].get<double>() * 1e-9,
+             row["instruction"].get<std::string>(),
              row["peak_ops_per_second"].get<double>() * 1e-9) +
-         fmt::format(fmt::runtime(kColumns), "format", "what", "tokens", "ctx", "rows/e", "ms",
-                     "GB/s", "Gop/s", "roofline");
+         line(row, titles) + line(row, rules);
 }
 
-std::string row_text(const nlohmann::ordered_json& row) {
-  const auto giga = [&](const char* key) {
-    return fmt::format("{:.1f}", row[key].get<double>() * 1e-9);
-  };
-  const std::string rows = row.contains("rows_per_expert")
-                               ? fmt::format("{:.1f}", row["rows_per_expert"].get<double>())
-                               : "";
-  std::string line = fmt::format(
-      fmt::runtime(kColumns), text(row, "format"),
-      row.contains("routing") ? text(row, "routing") : text(row, "what"), whole(row, "tokens"),
-      whole(row, "context"), rows, fmt::format("{:.3f}", row["seconds"].get<double>() * 1e3),
-      giga("bytes_per_second"), giga("ops_per_second"),
-      fmt::format("{:.0f} %", row["roofline_ratio"].get<double>() * 100));
-  if (row.contains("seconds_over_uniform"))
-    line.insert(line.size() - 1,
-                fmt::format("  {:.2f} x uniform", row["seconds_over_uniform"].get<double>()));
-  return line;
+std::string row_text(const Json& row) {
+  return line(row, [&](const Column& c) {
+    return c.form == Form::kText ? fmt::format(" {:<{}} |", cell(row, c), c.width)
+                                 : fmt::format(" {:>{}} |", cell(row, c), c.width);
+  });
+}
+
+std::string csv_header(const Json& row) {
+  std::string text;
+  for (const auto& [key, value] : row.items())
+    if (!value.is_structured()) text += (text.empty() ? "" : ",") + key;
+  return text + "\n";
+}
+
+std::string csv_text(const Json& row) {
+  std::string text, separator;
+  for (const auto& [key, value] : row.items()) {
+    if (value.is_structured()) continue;
+    // JSON quotes a text with backslashes inside, CSV by doubling; none of ours has a quote.
+    text += separator + (value.is_null() ? "" : value.dump());
+    separator = ",";
+  }
+  return text + "\n";
+}
+
+std::string rows_chart(std::span<const Json> rows) {
+  LineChart chart = {
+      .title = fmt::format("{} of {}, {}, {} threads", rows[0]["bench"].get<std::string>(),
+                           rows[0]["config"].get<std::string>(), rows[0]["isa"].get<std::string>(),
+                           rows[0]["threads"].get<int>()),
+      .x_label = "tokens",
+      .y_label = "milliseconds",
+      .lines = {}};
+  for (const Json& row : rows) {
+    const std::string name = series_name(row);
+    auto found = std::find_if(chart.lines.begin(), chart.lines.end(),
+                              [&](const LineChart::Line& l) { return l.name == name; });
+    if (found == chart.lines.end()) {
+      chart.lines.push_back({name, {}, {}});
+      found = chart.lines.end() - 1;
+    }
+    const double x = row["tokens"].get<double>();
+    found->points.push_back({x, row["seconds"].get<double>() * 1e3});
+    found->bounds.push_back({x, row["roofline_seconds"].get<double>() * 1e3});
+  }
+  return svg_of(chart);
 }
 
 }  // namespace tandem

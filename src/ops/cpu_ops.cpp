@@ -56,9 +56,11 @@ CpuOps::CpuOps(const cpu::KernelTable& kernels, const ModelConfig& c, int max_to
 }
 
 void CpuOps::embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) {
-  for (size_t i = 0; i < tokens.size(); ++i)
+  const auto n = std::ssize(tokens);
+  for_each(n, n * out.cols, [&](int64_t i, int) {
     kernels_.decode(
         {table.q.row_data(tokens[i]), kernel_type(table.q.dtype), out.row<float>(i), out.cols});
+  });
 }
 
 void CpuOps::rms_norm(TensorView x, const QuantView& gain, float eps, TensorView out) {

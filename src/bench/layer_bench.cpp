@@ -1,0 +1,222 @@
+#include "bench/layer_bench.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "bench/attention_bench.h"
+#include "bench/random_cache.h"
+#include "bench/random_routing.h"
+#include "engine/deepseek.h"
+#include "offload/cpu_experts.h"
+#include "ops/cpu_ops.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kVocab = 1024;  // of models whose layers alone are measured
+constexpr int kMostLayers = 1000;
+
+// Only layers with experts, as many of them as fit beside `other_bytes`; or only dense ones.
+ModelConfig only_layers(const LayerBench& bench, bool moe, int64_t other_bytes) {
+  ModelConfig c = bench.config;
+  require(bench.n_layers >= 1 && bench.n_layers <= kMostLayers,
+          "--layers {}: must be between 1 and {}", bench.n_layers, kMostLayers);
+  c.vocab = std::min(c.vocab, kVocab);
+  c.n_layers = bench.n_layers;
+  c.n_dense_layers = moe ? 0 : c.n_layers;
+  c.moe_layer_freq = 1;
+  c.n_mtp_layers = 0;
+  const LayerCost cost = cost_of_layer(c, bench.formats, moe, 0, 0, 0);
+  const int64_t left = bench.memory_bytes - c.n_layers * cost.matrices.bytes - other_bytes;
+  require(left > 0,
+          "{} layers need {:.2f} GB without experts, and {:.2f} GB may be used; choose fewer "
+          "--layers, a shorter --ctx or raise --memory",
+          c.n_layers, static_cast<double>(bench.memory_bytes - left) * 1e-9,
+          static_cast<double>(bench.memory_bytes) * 1e-9);
+  if (!moe) return with_experts(c, 0);
+  return with_experts(c, resident_experts(c, bench.formats.experts, left / c.n_layers, 0).experts);
+}
+
+nlohmann::ordered_json row_of(const char* name, const LayerBench& bench,
+                              const cpu::KernelTable& kernels, const Team& team) {
+  return {{"bench", name},
+          {"config", bench.config_name},
+          {"format", format_name(bench.formats.experts)},
+          {"isa", kernels.name},
+          {"threads", team.size()}};
+}
+
+Cost sum_of(const LayerCost& cost) {
+  return {cost.matrices.bytes + cost.experts.bytes + cost.attention.bytes,
+          cost.matrices.ops + cost.experts.ops + cost.attention.ops};
+}
+
+int most_of(const std::vector<int>& values) {
+  return *std::max_element(values.begin(), values.end());
+}
+
+}  // namespace
+
+LayerCost cost_of_layer(const ModelConfig& config, WeightFormats formats, bool moe, int64_t context,
+                        int64_t n, int64_t cache_element_bytes) {
+  ModelConfig one = config;
+  one.n_layers = 1;
+  one.n_dense_layers = moe ? 0 : 1;
+  one.moe_layer_freq = 1;
+  const int block = one.scale_block > 0 ? one.scale_block : kDefaultScaleBlock;
+  LayerCost cost;
+  ModelWeights unused;
+  for_each_weight(unused, one, [&](const WeightSpec& spec, QuantView&) {
+    if (spec.layer < 0 || spec.use == WeightUse::kExpert || is_vector(spec.use)) return;
+    const WeightFormat format =
+        spec.use == WeightUse::kRouter ? WeightFormat{DType::kBF16} : formats.backbone;
+    cost.matrices.bytes += weight_bytes(spec.rows, spec.cols, format, block);
+    cost.matrices.ops += 2 * n * spec.rows * spec.cols;
+  });
+  if (moe) {
+    const double all = one.router.n_experts;
+    const double distinct =
+        all * (1 - std::pow(1 - one.router.n_active / all, static_cast<double>(n)));
+    cost.experts = {
+        static_cast<int64_t>(distinct * static_cast<double>(expert_bytes(one, formats.experts))),
+        2 * n * one.router.n_active * 3 * one.dim * one.expert_dim};
+  }
+  const MlaConfig& m = one.mla;
+  const int64_t kv_b_rows = int64_t{m.n_heads} * (m.nope_dim + m.v_dim);
+  const AttentionCost absorbed = cost_of_absorbed(m, context, cache_element_bytes);
+  const AttentionCost naive =
+      cost_of_naive(m, context, n, cache_element_bytes,
+                    weight_bytes(kv_b_rows, m.kv_rank, formats.backbone, block));
+  cost.attention = {absorbed.bytes, std::min(n * absorbed.ops, naive.ops)};
+  return cost;
+}
+
+void bench_moe(const LayerBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
+               const OnRow& on_row) {
+  const ModelConfig config = only_layers(bench, true, 0);
+  CpuWeights home(kernels);
+  const ModelWeights weights = random_weights(
+      config, bench.formats,
+      [](const WeightSpec& spec) {
+        return spec.use == WeightUse::kExpert || spec.use == WeightUse::kShared ||
+               spec.use == WeightUse::kRouter || spec.use == WeightUse::kRouterBias;
+      },
+      home, speed.team());
+  const int most = most_of(bench.tokens);
+  CpuOps ops(kernels, config, most, speed.team());
+  CpuExperts experts(kernels, config, weights, most, speed.team());
+  TensorView x, y, gate, up, scores;
+  Routing unused;
+  const int64_t width = config.shared_dim();
+  const Arena arena = Arena::holding([&](auto visit) {
+    visit(x, most, config.dim, DType::kF32);
+    visit(y, most, config.dim, DType::kF32);
+    visit(gate, most, width, DType::kF32);
+    visit(up, most, width, DType::kF32);
+    visit(scores, most, config.router.n_experts, DType::kF32);
+    visit(unused.ids, most, config.router.n_active, DType::kI32);
+    visit(unused.weights, most, config.router.n_active, DType::kF32);
+  });
+  std::mt19937 rng(1);
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < most * x.cols; ++i) x.row<float>(0)[i] = normal(rng);
+
+  const int block = config.scale_block > 0 ? config.scale_block : kDefaultScaleBlock;
+  const int64_t shared = weight_bytes(3 * width, config.dim, bench.formats.backbone, block);
+  const int64_t router = weight_bytes(config.router.n_experts, config.dim, {DType::kBF16}, block);
+  const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.formats.experts.dtype);
+  for (const int n : bench.tokens) {
+    const auto routings = routings_of_equal_cost(config.router, n, false, rng);
+    const ExpertsCost routed =
+        cost_of_experts(config, bench.formats.experts, routings[0].routing().ids);
+    const Cost cost = {
+        routed.bytes + shared + router,
+        routed.ops + 2 * int64_t{n} * config.dim * (3 * width + config.router.n_experts)};
+    const TensorView h = x.rows_from(0, n), out = y.rows_from(0, n), g = gate.rows_from(0, n),
+                     u = up.rows_from(0, n);
+    // The forward pass's mixture_of_experts(), but for the choice of the router, which is computed
+    // and not used: so every step has equal cost.
+    const Work work = {cost, [&](int64_t run) {
+                         const int layer = static_cast<int>(run % config.n_layers);
+                         const LayerWeights& w = weights.layers[layer];
+                         ops.route({h,
+                                    w.router,
+                                    w.router_bias,
+                                    config.router,
+                                    scores.rows_from(0, n),
+                                    {unused.ids.rows_from(0, n), unused.weights.rows_from(0, n)}});
+                         experts.submit({layer, h, routings[run % std::ssize(routings)].routing()});
+                         if (width > 0) {
+                           ops.linear(h, w.ffn.gate, g);
+                           ops.linear(h, w.ffn.up, u);
+                           ops.silu_mul(g, u);
+                           ops.linear(g, w.ffn.down, out);
+                         }
+                         experts.add_to(out);
+                       }};
+    nlohmann::ordered_json row = row_of("moe", bench, kernels, speed.team());
+    row["tokens"] = n;
+    row["rows_per_expert"] =
+        static_cast<double>(int64_t{n} * config.router.n_active) / routed.n_experts;
+    add_fields(row, measure(speed, peak, {&work, 1}, bench.seconds)[0], peak);
+    row["experts"] = routed.n_experts;
+    row["resident_experts"] = config.router.n_experts;
+    row["resident_layers"] = config.n_layers;
+    on_row(row);
+  }
+}
+
+void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
+                 const OnRow& on_row) {
+  const DType cache_type = cache_type_for(kernels);
+  const int longest = most_of(bench.contexts), most = most_of(bench.tokens);
+  const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.formats.experts.dtype);
+  for (const bool moe : {false, true}) {
+    if (!moe && bench.config.n_dense_layers == 0) continue;
+    ModelConfig cached = bench.config;
+    cached.n_layers = bench.n_layers;
+    const ModelConfig config =
+        only_layers(bench, moe, KvCache::bytes_for(cached, longest, cache_type));
+    CpuWeights home(kernels);
+    const ModelWeights weights = random_weights(
+        config, bench.formats, [](const WeightSpec& spec) { return spec.use != WeightUse::kHead; },
+        home, speed.team());
+    CpuOps ops(kernels, config, most, speed.team());
+    CpuExperts experts(kernels, config, weights, moe ? most : 1, speed.team());
+    DeepSeek model(config, weights, ops, experts, {most, 1}, AttentionForm::kAuto);
+    KvCache cache(config, longest, cache_type);
+    fill_with_random(cache, config);
+    std::vector<int32_t> pages;
+    for (int i = 0; i < pages_for(longest); ++i) pages.push_back(cache.take_page());
+    std::mt19937 rng(1);
+    for (const int context : bench.contexts) {
+      for (const int n : bench.tokens) {
+        if (n > context) continue;
+        LastTokens last(context, n, pages);
+        for (int32_t& token : last.tokens)
+          token = std::uniform_int_distribution<int32_t>(0, config.vocab - 1)(rng);
+        const LayerCost cost =
+            cost_of_layer(config, bench.formats, moe, context, n, size_of(cache_type));
+        const Work work = {sum_of(cost), [&](int64_t) { model.forward(last.batch(), cache, {}); }};
+        Measured measured = measure(speed, peak, {&work, 1}, bench.seconds)[0];
+        measured.seconds /= config.n_layers;
+        nlohmann::ordered_json row = row_of("layer", bench, kernels, speed.team());
+        row["what"] = moe ? "MoE layer" : "dense layer";
+        row["tokens"] = n;
+        row["context"] = context;
+        add_fields(row, measured, peak);
+        const double roofline = measured.bounds.seconds(cost.matrices) +
+                                measured.bounds.seconds(cost.experts) +
+                                measured.bounds.seconds(cost.attention);
+        row["roofline_seconds"] = roofline;
+        row["roofline_ratio"] = roofline / measured.seconds;
+        row["resident_experts"] = config.router.n_experts;
+        row["resident_layers"] = config.n_layers;
+        on_row(row);
+      }
+    }
+  }
+}
+
+}  // namespace tandem

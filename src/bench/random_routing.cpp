@@ -1,0 +1,58 @@
+#include "bench/random_routing.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace tandem {
+
+RandomRouting::RandomRouting(const RouterConfig& router, int n_tokens, bool skew, std::mt19937& rng)
+    : n_active_(router.n_active),
+      ids_(static_cast<size_t>(n_tokens) * router.n_active),
+      weights_(ids_.size(), 1.f / static_cast<float>(router.n_active)) {
+  std::vector<int32_t> others(router.n_experts - (skew ? 1 : 0));
+  std::iota(others.begin(), others.end(), skew ? 1 : 0);
+  const int last = static_cast<int>(others.size()) - 1;
+  for (int t = 0; t < n_tokens; ++t) {
+    int32_t* chosen = ids_.data() + int64_t{t} * router.n_active;
+    const int hot = skew && t % 2 == 0 ? 1 : 0;
+    chosen[0] = 0;
+    for (int k = hot; k < router.n_active; ++k) {
+      std::swap(others[k], others[std::uniform_int_distribution<int>(k, last)(rng)]);
+      chosen[k] = others[k];
+    }
+  }
+}
+
+Routing RandomRouting::routing() const {
+  const int64_t n = std::ssize(ids_) / n_active_;
+  return {{ids_.data(), n, n_active_, n_active_, DType::kI32},
+          {weights_.data(), n, n_active_, n_active_, DType::kF32}};
+}
+
+std::vector<RandomRouting> routings_of_equal_cost(const RouterConfig& router, int n_tokens,
+                                                  bool skew, std::mt19937& rng) {
+  constexpr int kDrawn = 33;
+  constexpr size_t kKept = 8;
+  std::vector<std::pair<int64_t, RandomRouting>> drawn;
+  for (int i = 0; i < kDrawn; ++i) {
+    RandomRouting one(router, n_tokens, skew, rng);
+    const std::vector<int> rows = rows_of_experts(router, one.routing().ids);
+    drawn.emplace_back(std::count(rows.begin(), rows.end(), 0), std::move(one));
+  }
+  std::sort(drawn.begin(), drawn.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  const int64_t usual = drawn[kDrawn / 2].first;
+  std::vector<RandomRouting> kept;
+  for (auto& [unused_experts, one] : drawn)
+    if (unused_experts == usual && kept.size() < kKept) kept.push_back(std::move(one));
+  return kept;
+}
+
+std::vector<int> rows_of_experts(const RouterConfig& router, const TensorView& ids) {
+  std::vector<int> rows(router.n_experts);
+  for (int64_t t = 0; t < ids.rows; ++t)
+    for (int64_t k = 0; k < ids.cols; ++k) ++rows[ids.row<int32_t>(t)[k]];
+  return rows;
+}
+
+}  // namespace tandem

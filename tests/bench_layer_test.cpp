@@ -1,0 +1,158 @@
+// `tandem bench embed|moe|layer`: what they count, and the forms in which rows are shown.
+#include <gtest/gtest.h>
+
+#include "bench/embed_bench.h"
+#include "bench/layer_bench.h"
+#include "bench/line_chart.h"
+#include "bench/row_text.h"
+#include "tests/error_of.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+ModelConfig small_config() {
+  ModelConfig c = bench_config("r1");
+  c.dim = 256;
+  c.vocab = 512;
+  c.n_layers = 3;
+  c.n_dense_layers = 1;
+  c.dense_dim = 384;
+  c.expert_dim = 128;
+  c.mla = {.n_heads = 4, .q_rank = 64, .kv_rank = 128, .nope_dim = 32, .rope_dim = 16, .v_dim = 32};
+  c.router.n_experts = 32;
+  c.router.n_groups = 4;
+  c.router.n_active_groups = 2;
+  c.router.n_active = 4;
+  return c;
+}
+
+LayerBench small_bench() {
+  return {.config_name = "small",
+          .config = small_config(),
+          .n_layers = 2,
+          .formats = {{DType::kF8E4M3}, {DType::kI8}},
+          .contexts = {16, 100},
+          .tokens = {1, 40},
+          .seconds = 0.002,
+          .memory_bytes = 32 << 20};
+}
+
+TEST(LayerCosts, OfR1) {
+  const ModelConfig r1 = bench_config("r1");
+  const WeightFormats fp8 = {{DType::kF8E4M3}, {DType::kF8E4M3}};
+  const LayerCost moe = cost_of_layer(r1, fp8, true, 16384, 1, 2);
+  // Attention 187,105,280 and a shared expert of 44,040,192 with 14,136 scales, a BF16 router.
+  EXPECT_EQ(moe.matrices.bytes, 187'105'280 + 44'040'192 + 4 * 14'136 + 2 * 1'835'008);
+  EXPECT_EQ(moe.matrices.ops, 2 * 232'980'480);
+  EXPECT_EQ(moe.experts.bytes, 352'407'552) << "eight";
+  EXPECT_EQ(moe.experts.ops, 704'643'072);
+  EXPECT_EQ(moe.attention.bytes, 18'874'368);
+  EXPECT_EQ(moe.attention.ops, 4'563'402'752);
+
+  const LayerCost dense = cost_of_layer(r1, fp8, false, 16384, 1, 2);
+  EXPECT_EQ(dense.matrices.ops, 2 * (187'105'280 + int64_t{3} * 7168 * 18432));
+  EXPECT_EQ(dense.experts.bytes, 0);
+
+  // Two tokens miss (1 - 1/32)^2 of the experts: 15.75 are expected.
+  const LayerCost two = cost_of_layer(r1, fp8, true, 16384, 2, 2);
+  EXPECT_EQ(two.experts.bytes, int64_t{352'407'552} / 8 * 63 / 4);
+  EXPECT_EQ(two.matrices.bytes, moe.matrices.bytes);
+  EXPECT_EQ(two.attention.ops, 2 * moe.attention.ops);
+  // Of 512 tokens keys and values are restored: fewer operations than in latent space.
+  const LayerCost many = cost_of_layer(r1, fp8, true, 16384, 512, 2);
+  EXPECT_LT(many.attention.ops, 512 * moe.attention.ops * 6 / 10);
+}
+
+class LayerRows : public testing::Test {
+ protected:
+  const cpu::KernelTable kernels_ = cpu::kernels_for(cpu::best_isa());
+  Team team_{0};
+  MachineSpeed speed_{team_, 8 << 20};
+  std::vector<Json> rows_;
+  const OnRow keep_ = [this](const Json& row) { rows_.push_back(row); };
+};
+
+TEST_F(LayerRows, Embed) {
+  bench_embed({"small", small_config(), {1, 7}, 0.002, 1 << 20}, kernels_, speed_, keep_);
+  ASSERT_EQ(rows_.size(), 2u);
+  EXPECT_EQ(rows_[1]["bytes"], 7 * 256 * (2 + 4));
+  EXPECT_GT(rows_[1]["seconds"], 0);
+  EXPECT_TRUE(rows_[0]["gpu_seconds"].is_null()) << "there is no GPU code yet";
+  EXPECT_TRUE(
+      says(error_of([&] {
+             bench_embed({"small", small_config(), {1}, 0.002, 1000}, kernels_, speed_, keep_);
+           }),
+           "--memory"));
+}
+
+TEST_F(LayerRows, MoeCountsSharedExpertsAndRouter) {
+  bench_moe(small_bench(), kernels_, speed_, keep_);
+  ASSERT_EQ(rows_.size(), 2u);
+  const int64_t routed = 3 * 256 * 128 + 4 * (128 + 128 + 256);
+  const int64_t shared = 3 * 256 * 128 + 4 * 3 * 2;
+  EXPECT_EQ(rows_[0]["bytes"], 4 * routed + shared + 2 * 32 * 256);
+  EXPECT_EQ(rows_[0]["ops"], 2 * (4 * 3 * 256 * 128 + 3 * 256 * 128 + 32 * 256));
+  EXPECT_EQ(rows_[1]["resident_layers"], 2);
+  EXPECT_GT(rows_[1]["seconds"], 0);
+}
+
+TEST_F(LayerRows, DenseThenMoeOfEveryContext) {
+  bench_layer(small_bench(), kernels_, speed_, keep_);
+  ASSERT_EQ(rows_.size(), 6u) << "40 tokens do not fit a context of 16";
+  EXPECT_EQ(rows_[0]["what"], "dense layer");
+  EXPECT_EQ(rows_[5]["what"], "MoE layer");
+  EXPECT_EQ(rows_[5]["context"], 100);
+  EXPECT_EQ(rows_[5]["tokens"], 40);
+  for (const Json& row : rows_) EXPECT_GT(row["roofline_ratio"], 0);
+}
+
+TEST(RowText, MarkdownCsvAndChart) {
+  Json row = {{"bench", "experts"},    {"config", "r1"},       {"format", "fp8"},
+              {"isa", "avx2"},         {"threads", 2},         {"routing", "uniform"},
+              {"tokens", 4},           {"rows_per_expert", 1}, {"seconds", 0.0125},
+              {"gpu_seconds", nullptr}};
+  row["roofline_seconds"] = 0.01;
+  row["roofline_ratio"] = 0.8;
+  row["bytes_per_second"] = row["ops_per_second"] = 2e9;
+  row["read_bytes_per_second"] = row["peak_ops_per_second"] = 1e10;
+  row["instruction"] = "vfmadd231ps ymm";
+  const std::string head = row_header(row), line = row_text(row);
+  EXPECT_TRUE(says(head, "| tokens |"));
+  EXPECT_TRUE(says(line, "| uniform  |      4 |"));
+  EXPECT_TRUE(says(line, "12.5 |  no GPU |")) << line;
+  EXPECT_TRUE(says(line, " 80 % |"));
+  EXPECT_EQ(csv_header(row).rfind("bench,config,format,", 0), 0u);
+  EXPECT_TRUE(says(csv_text(row), "\"uniform\",4,1,0.0125,,0.01")) << "null is an empty field";
+
+  Json skewed = row;
+  skewed["routing"] = "skewed";
+  skewed["seconds_over_uniform"] = 1.1;
+  const auto bars = [](const std::string& text) {
+    return std::count(text.begin(), text.end(), '|');
+  };
+  EXPECT_EQ(bars(row_text(skewed)), bars(line)) << "one table";
+
+  Json later = row;
+  later["tokens"] = 64;
+  const Json rows[] = {row, later, skewed};
+  const std::string svg = rows_chart(rows);
+  EXPECT_EQ(svg.rfind("<svg", 0), 0u);
+  EXPECT_TRUE(says(svg, ">fp8 uniform<"));
+  EXPECT_TRUE(says(svg, ">fp8 skewed<"));
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+}
+
+TEST(LineChart, PlacesPowersOnTheAxes) {
+  const std::string svg =
+      svg_of({"a < b", "x", "y", {{"line", {{1, 0.1}, {4, 10}}, {{1, 0.1}, {4, 10}}}}});
+  EXPECT_TRUE(says(svg, "a &lt; b"));
+  // The corners of the plot: 70..600 by 424..46.
+  EXPECT_TRUE(says(svg, R"(points="70.0,424.0 600.0,46.0 ")"));
+  EXPECT_TRUE(says(svg, ">0.1</text>"));
+  EXPECT_TRUE(says(svg, ">4</text>"));
+}
+
+}  // namespace
+}  // namespace tandem
