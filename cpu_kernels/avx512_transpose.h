@@ -6,7 +6,7 @@ namespace tandem::cpu {
 namespace {
 
 // Rows of 16 words become columns.
-void transpose(__m512i (&r)[16]) {
+[[gnu::always_inline]] inline void transpose(__m512i (&r)[16]) {
   __m512i t[16];
   for (int i = 0; i < 16; i += 2) {
     t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
