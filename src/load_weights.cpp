@@ -63,17 +63,11 @@ class WeightLoader {
 
   void pack() {
     store_.require_unchanged();
-    check_scales(stored_, config_);
     for (const std::string& line : checkpoint_warnings(stored_)) plan_.warn(line);
     const PackedModel packed = reserve_packed(stored_, config_, home_, plan_.layout.experts);
-    std::vector<LoadJob> jobs;
-    jobs.reserve(packed.jobs.size());
+    std::vector<LoadJob> jobs = load_jobs(packed, home_);
     LoadReport& report = loaded_.report;
-    for (const PackJob& job : packed.jobs) {
-      jobs.push_back({job.source, job.source_bytes,
-                      [this, &job](const std::byte* rows) { job.run(home_, rows); }});
-      report.bytes += job.source_bytes;
-    }
+    for (const LoadJob& job : jobs) report.bytes += job.bytes;
     const Clock::time_point start = Clock::now();
     run_load_jobs(store_.files(), std::move(jobs), {plan_.n_threads, plan_.progress});
     report.seconds = seconds_since(start);

@@ -1,14 +1,15 @@
 #include "pack_weights.h"
 
 #include <algorithm>
+#include <cstring>
 
-#include "io/load_jobs.h"
 #include "io/packed_header.h"
+#include "model/checkpoint.h"
 
 namespace tandem {
 namespace {
 
-using Way = PackJob::Way;
+using Way = PackedMatrix::Way;
 
 Way way_of(WeightUse use, const QuantView& w, std::optional<WeightFormat> experts) {
   if (use == WeightUse::kEmbedding) return Way::kTable;
@@ -16,15 +17,32 @@ Way way_of(WeightUse use, const QuantView& w, std::optional<WeightFormat> expert
   return converts ? Way::kConvert : Way::kPack;
 }
 
-void add_jobs(Way way, const QuantView& stored, const QuantView& packed,
-              std::vector<PackJob>& jobs) {
-  const int64_t rows =
-      std::max(rows_per_load_job(stored.q.row_bytes()) / kPackRows, int64_t{1}) * kPackRows;
-  for (int64_t first = 0; first < stored.q.rows; first += rows) {
-    const int64_t n = std::min(rows, stored.q.rows - first);
-    jobs.push_back(
-        {way, stored, packed, first, n, stored.q.row_data(first), n * stored.q.row_bytes()});
+int64_t rows_of_job(const PackedMatrix& m) {
+  return std::max(rows_per_load_job(m.stored.q.row_bytes()) / kPackRows, int64_t{1}) * kPackRows;
+}
+
+// `data`: rows of m.stored from first_row on, as many as a job has.
+void pack_rows(const CpuWeights& home, const PackedMatrix& m, int64_t first_row,
+               const std::byte* data) {
+  const int64_t n = std::min(rows_of_job(m), m.stored.q.rows - first_row);
+  switch (m.way) {
+    case Way::kTable:
+      std::memcpy(m.packed.q.row_data(first_row), data, n * m.stored.q.row_bytes());
+      break;
+    case Way::kPack:
+      home.pack(data, m.packed, first_row, n);
+      break;
+    case Way::kConvert:
+      home.convert(data, m.stored, m.packed, first_row, n);
+      break;
   }
+}
+
+void pack_scales(const PackedMatrix& m, const std::byte* data) {
+  TensorView scales = m.stored.scale;
+  scales.data = const_cast<std::byte*>(data);
+  check_scales(m.name + "_scale_inv", scales);
+  if (m.way == Way::kPack) CpuWeights::pack_scales(data, m.packed);
 }
 
 // A view in which offsets stand for addresses; -1: there is none.
@@ -81,6 +99,21 @@ int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuW
   return bytes;
 }
 
+std::vector<LoadJob> load_jobs(const PackedModel& model, const CpuWeights& home) {
+  std::vector<LoadJob> jobs;
+  for (const PackedMatrix& m : model.matrices) {
+    const TensorView &q = m.stored.q, &scale = m.stored.scale;
+    for (int64_t first = 0; first < q.rows; first += rows_of_job(m))
+      jobs.push_back(
+          {q.row_data(first), std::min(rows_of_job(m), q.rows - first) * q.row_bytes(),
+           [&home, &m, first](const std::byte* data) { pack_rows(home, m, first, data); }});
+    if (!scale.empty())
+      jobs.push_back({scale.row_data(0), scale.rows * scale.row_bytes(),
+                      [&m](const std::byte* data) { pack_scales(m, data); }});
+  }
+  return jobs;
+}
+
 PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
                            std::optional<WeightFormat> experts) {
   home.allocate(packed_bytes(stored, config, home, experts));
@@ -95,7 +128,7 @@ PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuW
 
   PackedModel model;
   auto source = sources.begin();
-  for_each_weight(model.weights, config, [&](const WeightSpec&, QuantView& slot) {
+  for_each_weight(model.weights, config, [&](const WeightSpec& spec, QuantView& slot) {
     const auto& [use, w] = *source++;
     if (is_vector(use)) {
       slot = home.keep_vector(w);
@@ -105,11 +138,11 @@ PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuW
     slot = way == Way::kTable     ? home.reserve_table(w)
            : way == Way::kConvert ? home.reserve_converted(w, *experts)
                                   : home.reserve(w);
-    add_jobs(way, w, slot, model.jobs);
+    model.matrices.push_back({way, spec.name, w, slot});
   });
   if (config.tied_head) {
     model.weights.head = home.reserve(stored.embed);
-    add_jobs(Way::kPack, stored.embed, model.weights.head, model.jobs);
+    model.matrices.push_back({Way::kPack, "lm_head.weight", stored.embed, model.weights.head});
   }
   return model;
 }

@@ -1,48 +1,36 @@
 // From weights as the checkpoint stores them to weights as the kernels want them, in pieces that
 // any thread may do; and where they lie, for the packed cache.
 #pragma once
-#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "io/load_jobs.h"
 #include "model/weights.h"
 #include "ops/cpu_weights.h"
 
 namespace tandem {
 
-// Some rows of one matrix.
-struct PackJob {
+// A matrix of the checkpoint and what becomes of it.
+struct PackedMatrix {
   enum class Way { kTable, kPack, kConvert } way;
+  std::string name;
   QuantView stored, packed;
-  int64_t first_row, n_rows;
-  const std::byte* source;  // those rows as the checkpoint stores them
-  int64_t source_bytes;
-  // `rows`: a copy of the source, or the source itself.
-  void run(const CpuWeights& home, const std::byte* rows) const {
-    switch (way) {
-      case Way::kTable:
-        std::memcpy(packed.q.row_data(first_row), rows, source_bytes);
-        break;
-      case Way::kPack:
-        home.pack(rows, packed, first_row, n_rows);
-        break;
-      case Way::kConvert:
-        home.convert(rows, stored, packed, first_row, n_rows);
-        break;
-    }
-  }
 };
 
 struct PackedModel {
-  ModelWeights weights;  // valid once every job has run
-  std::vector<PackJob> jobs;
+  ModelWeights weights;  // valid once every job of load_jobs() has run
+  std::vector<PackedMatrix> matrices;
 };
 
-// Reserves room in `home` for all of `stored`, widens its vectors at once, and lists the jobs that
-// fill the matrices. Routed experts are converted where a format for them is given.
+// Some rows of a matrix each, or all scales of one; the latter throw Error when a scale is NaN,
+// infinite or negative. `model` and `home` must outlive them.
+std::vector<LoadJob> load_jobs(const PackedModel& model, const CpuWeights& home);
+
+// Reserves room in `home` for all of `stored`, widens its vectors at once, and leaves the matrices
+// to load_jobs(). Routed experts are converted where a format for them is given.
 PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
                            std::optional<WeightFormat> experts = {});
 

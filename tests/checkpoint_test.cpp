@@ -196,7 +196,8 @@ TEST(Checkpoint, RefusesScalesThatAreNoNumbers) {
     write_checkpoint(dir.path(), tensors, 1);
     const WeightStore store(dir.path());
     const ModelWeights weights = stored_weights(store, small_config());
-    return error_of([&] { check_scales(weights, small_config()); });
+    const TensorView& scales = weights.layers[2].experts[3].up.scale;
+    return error_of([&] { check_scales(kExpert + "_scale_inv", scales); });
   };
   const float inf = std::numeric_limits<float>::infinity();
   EXPECT_EQ(error(0), "no error");

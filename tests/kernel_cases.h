@@ -63,6 +63,7 @@ struct Packed {
     const int64_t half = std::min<int64_t>(16, stored.q.rows);
     home.pack(stored.q.row_data(0), w, 0, half);
     if (half < stored.q.rows) home.pack(stored.q.row_data(half), w, half, stored.q.rows - half);
+    if (!stored.scale.empty()) CpuWeights::pack_scales(stored.scale.data, w);
   }
 };
 

@@ -7,7 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "io/packed_cache.h"
 #include "model/checkpoint.h"
@@ -50,6 +52,16 @@ struct Model {
   }
   std::string cache_path() const {
     return packed_cache_path(cache_directory, dir.file("model"), {kernels, experts});
+  }
+  // Changes the last number of an F32 tensor on disk.
+  void set_last_number(const std::string& tensor, float value) const {
+    const WeightStore store(dir.file("model"));
+    const StoredTensor* t = store.find(tensor);
+    ASSERT_NE(t, nullptr);
+    const MappedFile& file = store.files()[t->file];
+    const int fd = open(file.path().c_str(), O_WRONLY);
+    EXPECT_EQ(pwrite(fd, &value, 4, t->data + t->bytes - 4 - file.data()), 4);
+    close(fd);
   }
   bool has_cache() const { return fs::exists(cache_path()); }
 
@@ -179,6 +191,26 @@ TEST(LoadWeights, TheKeyKnowsTheTensors) {
   EXPECT_EQ(key, key_of({"a", "BF16", {2, 3}}));
   EXPECT_NE(key, key_of({"b", "BF16", {2, 3}}));
   EXPECT_NE(key, key_of({"a", "BF16", {3, 2}}));
+}
+
+TEST(LoadWeights, ScalesThatAreNoNumbersAreRefusedByName) {
+  const std::string attention = "model.layers.1.self_attn.o_proj.weight_scale_inv",
+                    expert = "model.layers.2.mlp.experts.3.up_proj.weight_scale_inv";
+  for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity(), -0.5f})
+    for (const std::string& name : {attention, expert})
+      for (const bool converted : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", name, bad, converted));
+        Model model(kSource / "models/tiny-r1");
+        if (converted) model.experts = WeightFormat{DType::kI8, 0};
+        model.load(CacheUse::kWrite);
+        model.set_last_number(name, bad);
+        for (const char* start : {"with the cache of before", "without a cache"}) {
+          const std::string error = error_of([&] { model.load(CacheUse::kWrite); });
+          EXPECT_TRUE(says(error, name)) << start;
+          EXPECT_TRUE(says(error, fmt::format("] is {}: a scale must", bad))) << start;
+          EXPECT_FALSE(model.has_cache()) << start;
+        }
+      }
 }
 
 TEST(LoadWeights, APlaceThatCannotBeWrittenIsAWarningOrAnError) {

@@ -110,7 +110,7 @@ struct TestEngine {
         experts(kernels, config, packed.weights, max_tokens, team),
         model(config, packed.weights, ops, experts, {max_tokens, max_tokens}, form),
         cache(config, 1024, cache_type) {
-    for (const PackJob& job : packed.jobs) job.run(home, job.source);
+    for (const LoadJob& job : load_jobs(packed, home)) job.run(job.source);
     for (int l = 0; l < config.n_layers; ++l) fill_with_nan(cache.layer(l));
   }
 

@@ -94,9 +94,10 @@ QuantView stored_view(const WeightSpec& spec, WeightFormat format, int block,
   return w;
 }
 
-// Packs random rows, kPackRows at a time.
+// Packs the scales, and random rows, kPackRows at a time.
 void fill_first(const QuantView& stored, const QuantView& packed, WeightUse use,
                 const CpuWeights& home, Team& team) {
+  if (!stored.scale.empty()) CpuWeights::pack_scales(stored.scale.data, packed);
   const int64_t row_bytes = stored.q.row_bytes(), n_rows = stored.q.rows;
   team.run((n_rows + kPackRows - 1) / kPackRows, [&](int64_t i, int) {
     const int64_t first = i * kPackRows, n = std::min(kPackRows, n_rows - first);

@@ -110,13 +110,6 @@ std::vector<std::string> checkpoint_warnings(const ModelWeights& weights) {
                   rounded)};
 }
 
-void check_scales(const ModelWeights& weights, const ModelConfig& config) {
-  ModelWeights w = weights;
-  for_each_weight(w, config, [](const WeightSpec& spec, const QuantView& slot) {
-    if (!slot.scale.empty()) check_scales(spec.name + "_scale_inv", slot.scale);
-  });
-}
-
 void check_scales(std::string_view name, const TensorView& scale) {
   std::vector<float> row(scale.cols);
   for (int64_t r = 0; r < scale.rows; ++r) {

@@ -78,7 +78,6 @@ QuantView CpuWeights::reserve(const QuantView& stored) {
           stored.block_cols, columns);
   if (stored.scale.empty()) return packed;
   packed.scale = arena_.matrix(stored.scale.rows, stored.scale.cols, DType::kF32);
-  std::memcpy(packed.scale.data, stored.scale.data, stored.scale.rows * stored.scale.row_bytes());
   return packed;
 }
 
@@ -90,6 +89,10 @@ void CpuWeights::pack(const void* rows, const QuantView& packed, int64_t first_r
                  .first_row = first_row,
                  .n_rows = n_rows,
                  .cols = packed.q.cols});
+}
+
+void CpuWeights::pack_scales(const void* scales, const QuantView& packed) {
+  std::memcpy(packed.scale.data, scales, packed.scale.rows * packed.scale.row_bytes());
 }
 
 int64_t CpuWeights::converted_bytes(const QuantView& stored, WeightFormat format) const {

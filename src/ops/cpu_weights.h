@@ -23,13 +23,15 @@ class CpuWeights {
   std::span<std::byte> bytes() const {
     return {arena_.buffer().data(), static_cast<size_t>(arena_.buffer().bytes())};
   }
-  // The packed weight: scales are there, numbers are not until pack() has written every row. Only
-  // kernels may look inside. Throws Error when the layout cannot hold the scales' blocks.
+  // The packed weight: room for pack() and pack_scales() to fill. Only kernels may look inside.
+  // Throws Error when the layout cannot hold the scales' blocks.
   QuantView reserve(const QuantView& stored);
   // Writes rows of `packed` from `rows`: n_rows of them as the checkpoint stores them, dense;
   // first_row is a multiple of kPackRows, and so is n_rows except at the end. Thread-safe for
   // different rows.
   void pack(const void* rows, const QuantView& packed, int64_t first_row, int64_t n_rows) const;
+  // Writes all scales of `packed` from `scales` as the checkpoint stores them.
+  static void pack_scales(const void* scales, const QuantView& packed);
 
   // The same for a matrix that is kept in another format; convert() takes the place of pack() and
   // reads the scales of `stored`. Throws Error when groups do not divide the columns.
