@@ -11,14 +11,19 @@ namespace {
 
 const std::string kRoot = TANDEM_SOURCE_DIR;
 
-nlohmann::json read_json(const std::string& path) {
+constexpr int kAtOnce = 16;
+
+// Under a sanitizer a token takes so long that one full batch must do: every code path is in it,
+// and what share of all is right is measured without.
+nlohmann::json read_cases(const std::string& path) {
   std::ifstream file(path);
-  return nlohmann::json::parse(file);
+  nlohmann::json cases = nlohmann::json::parse(file);
+  if (TANDEM_SANITIZED && cases.is_array()) cases.erase(cases.begin() + kAtOnce, cases.end());
+  return cases;
 }
 
 class TinyR1 : public testing::Test {
  protected:
-  static constexpr int kAtOnce = 16;
   const std::string directory_ = kRoot + "/models/tiny-r1";
   const Tokenizer tokenizer_ = Tokenizer::from_directory(directory_);
   const ChatFormat format_{directory_, tokenizer_};
@@ -39,7 +44,7 @@ class TinyR1 : public testing::Test {
     return {.directory = directory_, .context = 8192, .max_logits = kAtOnce, .experts = experts};
   }
 
-  const nlohmann::json questions_ = read_json(kRoot + "/tests/data/tiny_r1_questions.json");
+  const nlohmann::json questions_ = read_cases(kRoot + "/tests/data/tiny_r1_questions.json");
 
   std::vector<std::string> answers(LoadedModel& loaded,
                                    const std::vector<nlohmann::ordered_json>& conversations) {
@@ -59,11 +64,11 @@ class TinyR1 : public testing::Test {
 };
 
 TEST_F(TinyR1, AnswersHeldOutQuestions) {
-  ASSERT_GE(questions_.size(), 200u);
+  ASSERT_GE(questions_.size(), TANDEM_SANITIZED ? 16u : 200u);
   const std::vector<bool> right = right_answers(options());
   const auto reference =
-      read_json(kRoot + "/tests/data/tiny_r1_reference.json")["questions"]["passed"];
-  ASSERT_EQ(reference.size(), right.size());
+      read_cases(kRoot + "/tests/data/tiny_r1_reference.json")["questions"]["passed"];
+  ASSERT_GE(reference.size(), right.size());
   int n_right = 0, n_as_reference = 0, n_reference = 0;
   for (size_t i = 0; i < right.size(); ++i) {
     n_right += right[i];
@@ -113,7 +118,7 @@ TEST_F(TinyR1, AnswersOnEveryIsa) {
 
 TEST_F(TinyR1, AnswersInAConversation) {
   LoadedModel loaded(options());
-  const auto talks = read_json(kRoot + "/tests/data/tiny_r1_conversations.json");
+  const auto talks = read_cases(kRoot + "/tests/data/tiny_r1_conversations.json");
   std::vector<nlohmann::ordered_json> conversations;
   for (const auto& talk : talks) conversations.push_back(nlohmann::ordered_json(talk["messages"]));
   const std::vector<std::string> got = answers(loaded, conversations);
