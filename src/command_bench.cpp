@@ -202,13 +202,14 @@ int bench_attention_command(const Options& options) {
   Bench bench(options);
   Rows rows(options);
   MachineSpeed speed = bench.speed();
-  bench_attention({.config_name = b.config,
-                   .config = bench.config,
-                   .contexts = list_or(b.contexts, {512, 4096, 16384}),
-                   .prompt_tokens = list_or(b.tokens, {kStepTokens}),
-                   .seconds = b.seconds,
-                   .memory_bytes = memory_for_weights(b, kExpertsPart)},
-                  bench.kernels, speed, rows.printer());
+  const AttentionBench what = {.config_name = b.config,
+                               .config = bench.config,
+                               .contexts = list_or(b.contexts, {512, 4096, 16384}),
+                               .prompt_tokens = list_or(b.tokens, {kStepTokens}),
+                               .seconds = b.seconds,
+                               .memory_bytes = memory_for_weights(b, kExpertsPart)};
+  const auto measure = b.variants ? bench_attention_variants : bench_attention;
+  measure(what, bench.kernels, speed, rows.printer());
   return rows.finish();
 }
 

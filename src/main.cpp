@@ -149,9 +149,14 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
 
   CLI::App* attention =
       add("attention", "attention over the KV cache, for one token and for a prompt",
-          bench_attention_command, "  tandem bench attention --ctx 1024,16384\n");
+          bench_attention_command,
+          "  tandem bench attention --ctx 1024,16384\n"
+          "  tandem bench attention --variants --ctx 4096\n");
   add_model(attention);
   add_contexts(attention);
+  attention->add_flag("--variants", b.variants,
+                      "instead, the five orders of computing one token's attention with its "
+                      "projections: CD, CC, A_CC, A_CC_ME, AM_CC_ME");
   add_rows(attention, "lengths of prompts that end there, a list");
 
   CLI::App* moe =

@@ -29,6 +29,7 @@ struct BenchOptions {
   int layers = 5;
   int new_tokens = 8;  // decoded at each context
   bool skew = false;
+  bool variants = false;  // of attention
   double seconds = 0.3;  // of measuring, a row
   double memory_gb = 0;  // for weights; 0: a part of what is free
   bool csv = false;

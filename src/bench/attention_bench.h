@@ -25,4 +25,8 @@ AttentionCost cost_of_naive(const MlaConfig& mla, int64_t context, int64_t n,
 void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernels,
                      MachineSpeed& speed, const OnRow& on_row);
 
+// A row for each of the five orders of computing one token's attention (attention_variants.h).
+void bench_attention_variants(const AttentionBench& bench, const cpu::KernelTable& kernels,
+                              MachineSpeed& speed, const OnRow& on_row);
+
 }  // namespace tandem
