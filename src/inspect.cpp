@@ -33,7 +33,8 @@ Json config_json(const ModelConfig& c) {
       {"rope_theta", c.rope.theta},
       {"yarn_factor", c.rope.yarn ? Json(c.rope.factor) : Json(nullptr)},
       {"max_context", c.max_context},
-      {"fp8_block", c.scale_block > 0 ? Json(c.scale_block) : Json(nullptr)}};
+      {"fp8_block", c.scale_block > 0 ? Json(c.scale_block) : Json(nullptr)},
+      {"expert_int4_group", c.expert_group > 0 ? Json(c.expert_group) : Json(nullptr)}};
   return json;
 }
 

@@ -84,6 +84,9 @@ std::string shape_line(const Json& c, int64_t layers) {
   text += '\n';
   if (!c.at("fp8_block").is_null())
     text += fmt::format("  FP8 with a scale for each {0} x {0} block\n", n("fp8_block"));
+  if (!c.at("expert_int4_group").is_null())
+    text += fmt::format("  routed experts in INT4 with a scale for each {} columns of a row\n",
+                        n("expert_int4_group"));
   return text;
 }
 

@@ -37,6 +37,11 @@ class WeightLoader {
  private:
   enum class Cache { kNone, kUnsound, kRead };
 
+  using Clock = std::chrono::steady_clock;
+  static double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
   Cache read_cache() {
     const Clock::time_point start = Clock::now();
     std::optional<PackedFile> file;
@@ -65,13 +70,44 @@ class WeightLoader {
     store_.require_unchanged();
     for (const std::string& line : checkpoint_warnings(stored_)) plan_.warn(line);
     const PackedModel packed = reserve_packed(stored_, config_, home_, plan_.layout.experts);
-    std::vector<LoadJob> jobs = load_jobs(packed, home_);
-    LoadReport& report = loaded_.report;
-    for (const LoadJob& job : jobs) report.bytes += job.bytes;
+    PackJobs jobs = load_jobs(packed, home_);
+    add_shape_jobs(jobs.first);
+    const int64_t first_bytes = bytes_of(jobs.first);
+    loaded_.report.bytes = first_bytes + bytes_of(jobs.rest);
     const Clock::time_point start = Clock::now();
-    run_load_jobs(store_.files(), std::move(jobs), {plan_.n_threads, plan_.progress});
-    report.seconds = seconds_since(start);
+    run(std::move(jobs.first), 0, start);
+    run(std::move(jobs.rest), first_bytes, start);
+    loaded_.report.seconds = seconds_since(start);
     loaded_.weights = packed.weights;
+  }
+
+  // The shapes that stand beside packed INT4.
+  void add_shape_jobs(std::vector<LoadJob>& jobs) const {
+    for_each_weight(stored_, config_, [&](const WeightSpec& spec, const QuantView&) {
+      if (spec.group == 0) return;
+      const StoredTensor& shape = *store_.find(spec.name + kInt4Parts[2]);
+      jobs.push_back({shape.data, shape.bytes,
+                      [&shape, rows = spec.rows, cols = spec.cols](const std::byte* data) {
+                        check_int4_shape(shape, data, rows, cols);
+                      }});
+    });
+  }
+
+  static int64_t bytes_of(const std::vector<LoadJob>& jobs) {
+    int64_t bytes = 0;
+    for (const LoadJob& job : jobs) bytes += job.bytes;
+    return bytes;
+  }
+
+  // Jobs after others that read `bytes_before`.
+  void run(std::vector<LoadJob> jobs, int64_t bytes_before, Clock::time_point start) const {
+    if (jobs.empty()) return;
+    LoadProgress progress;
+    if (plan_.progress)
+      progress = [&](int64_t done, int64_t, double) {
+        plan_.progress(bytes_before + done, loaded_.report.bytes, seconds_since(start));
+      };
+    run_load_jobs(store_.files(), std::move(jobs), {plan_.n_threads, progress});
   }
 
   void write_cache(const std::string& key) {
@@ -86,11 +122,6 @@ class WeightLoader {
     }
     loaded_.report.cache = path_;
     loaded_.report.write_seconds = seconds_since(start);
-  }
-
-  using Clock = std::chrono::steady_clock;
-  static double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
   }
 
   const WeightStore& store_;

@@ -35,6 +35,7 @@ std::optional<WeightFormat> choose_experts(const ModelOptions& options, ModelWei
   };
   std::optional<WeightFormat> chosen;
   if (options.experts != "auto") chosen = weight_format(options.experts);
+  if (chosen && chosen->dtype == DType::kI4 && chosen->group == config.expert_group) chosen = {};
   const char* smaller[] = {"int8", "int4"};
   for (const char* name : smaller) {
     if (options.experts != "auto" || bytes(chosen) <= memory) break;

@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <bit>
 #include <cstdlib>
 #include <filesystem>
 #include <random>
@@ -32,6 +33,7 @@ std::string layout_name(const PackedLayout& layout) {
 // nobody needs to remember a version.
 uint64_t layout_checksum(const PackedLayout& layout) {
   constexpr int64_t kRows = 33, kCols = 384;  // parts of panels; groups of every size
+  constexpr int kGroup = 32;
   std::vector<float> numbers(kRows * kCols);
   std::mt19937 random(1);
   for (float& number : numbers) number = static_cast<float>(random()) * 0x1p-32f - 0.5f;
@@ -39,11 +41,22 @@ uint64_t layout_checksum(const PackedLayout& layout) {
     return QuantView{.q = {numbers.data(), kRows, kCols, kCols, type}, .scale = {}};
   };
   constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3};
+  std::vector<uint16_t> halves;  // the same as bfloat16
+  for (const float number : numbers)
+    halves.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(number) >> 16));
+  QuantView words = stored(DType::kI4Words);
+  words.scale = {halves.data(), kRows, kCols / kGroup, kCols / kGroup, DType::kBF16};
+  words.block_rows = 1;
+  words.block_cols = kGroup;
   CpuWeights home(layout.kernels);
-  int64_t bytes = layout.experts ? home.converted_bytes(stored(DType::kF32), *layout.experts) : 0;
+  int64_t bytes = home.packed_bytes(words);
+  bytes += layout.experts ? home.converted_bytes(stored(DType::kF32), *layout.experts) : 0;
   for (const DType type : kTypes) bytes += home.packed_bytes(stored(type));
   home.allocate(bytes);
   for (const DType type : kTypes) home.pack(numbers.data(), home.reserve(stored(type)), 0, kRows);
+  const QuantView packed = home.reserve(words);
+  home.pack_words_scales(words.scale.data, packed);
+  home.pack_words(words.q.data, packed, 0, kRows);
   if (layout.experts) {
     const QuantView converted = home.reserve_converted(stored(DType::kF32), *layout.experts);
     home.convert(numbers.data(), stored(DType::kF32), converted, 0, kRows);

@@ -14,7 +14,8 @@ using Way = PackedMatrix::Way;
 Way way_of(WeightUse use, const QuantView& w, std::optional<WeightFormat> experts) {
   if (use == WeightUse::kEmbedding) return Way::kTable;
   const bool converts = use == WeightUse::kExpert && experts && experts->dtype != w.q.dtype;
-  return converts ? Way::kConvert : Way::kPack;
+  if (converts) return Way::kConvert;
+  return w.q.dtype == DType::kI4Words ? Way::kPackWords : Way::kPack;
 }
 
 int64_t rows_of_job(const PackedMatrix& m) {
@@ -32,17 +33,22 @@ void pack_rows(const CpuWeights& home, const PackedMatrix& m, int64_t first_row,
     case Way::kPack:
       home.pack(data, m.packed, first_row, n);
       break;
+    case Way::kPackWords:
+      home.pack_words(data, m.packed, first_row, n);
+      break;
     case Way::kConvert:
       home.convert(data, m.stored, m.packed, first_row, n);
       break;
   }
 }
 
-void pack_scales(const PackedMatrix& m, const std::byte* data) {
+void pack_scales(const CpuWeights& home, const PackedMatrix& m, const std::byte* data) {
   TensorView scales = m.stored.scale;
   scales.data = const_cast<std::byte*>(data);
-  check_scales(m.name + "_scale_inv", scales);
+  check_scales(m.name + (m.stored.q.dtype == DType::kI4Words ? kInt4Parts[1] : "_scale_inv"),
+               scales);
   if (m.way == Way::kPack) CpuWeights::pack_scales(data, m.packed);
+  if (m.way == Way::kPackWords) home.pack_words_scales(data, m.packed);
 }
 
 // A view in which offsets stand for addresses; -1: there is none.
@@ -99,17 +105,18 @@ int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuW
   return bytes;
 }
 
-std::vector<LoadJob> load_jobs(const PackedModel& model, const CpuWeights& home) {
-  std::vector<LoadJob> jobs;
+PackJobs load_jobs(const PackedModel& model, const CpuWeights& home) {
+  PackJobs jobs;
   for (const PackedMatrix& m : model.matrices) {
     const TensorView &q = m.stored.q, &scale = m.stored.scale;
     for (int64_t first = 0; first < q.rows; first += rows_of_job(m))
-      jobs.push_back(
+      jobs.rest.push_back(
           {q.row_data(first), std::min(rows_of_job(m), q.rows - first) * q.row_bytes(),
            [&home, &m, first](const std::byte* data) { pack_rows(home, m, first, data); }});
-    if (!scale.empty())
-      jobs.push_back({scale.row_data(0), scale.rows * scale.row_bytes(),
-                      [&m](const std::byte* data) { pack_scales(m, data); }});
+    if (scale.empty()) continue;
+    std::vector<LoadJob>& when = m.way == Way::kPackWords ? jobs.first : jobs.rest;
+    when.push_back({scale.row_data(0), scale.rows * scale.row_bytes(),
+                    [&home, &m](const std::byte* data) { pack_scales(home, m, data); }});
   }
   return jobs;
 }

@@ -15,19 +15,23 @@ namespace tandem {
 
 // A matrix of the checkpoint and what becomes of it.
 struct PackedMatrix {
-  enum class Way { kTable, kPack, kConvert } way;
+  enum class Way { kTable, kPack, kPackWords, kConvert } way;
   std::string name;
   QuantView stored, packed;
 };
 
 struct PackedModel {
-  ModelWeights weights;  // valid once every job of load_jobs() has run
+  ModelWeights weights;  // valid once all load_jobs() have run
   std::vector<PackedMatrix> matrices;
 };
 
 // Some rows of a matrix each, or all scales of one; the latter throw Error when a scale is NaN,
 // infinite or negative. `model` and `home` must outlive them.
-std::vector<LoadJob> load_jobs(const PackedModel& model, const CpuWeights& home);
+struct PackJobs {
+  std::vector<LoadJob> first;  // all of these before any of `rest`: scales that packed INT4 needs
+  std::vector<LoadJob> rest;
+};
+PackJobs load_jobs(const PackedModel& model, const CpuWeights& home);
 
 // Reserves room in `home` for all of `stored`, widens its vectors at once, and leaves the matrices
 // to load_jobs(). Routed experts are converted where a format for them is given.

@@ -206,6 +206,95 @@ TEST(Checkpoint, RefusesScalesThatAreNoNumbers) {
   EXPECT_TRUE(says(error(-0.5f), "is -0.5"));
 }
 
+ModelConfig int4_config() {
+  ModelConfig c = small_config();
+  c.dim = 64;
+  c.expert_dim = 32;
+  c.scale_block = 0;
+  c.expert_group = 32;
+  c.n_mtp_layers = 0;
+  return c;
+}
+
+std::string int4_error_after(const std::function<void(Tensors&)>& change) {
+  Tensors tensors = tensors_of(int4_config());
+  change(tensors);
+  return error_with(int4_config(), tensors);
+}
+
+TEST(Checkpoint, PackedInt4FillsTheExperts) {
+  const TempDirectory dir;
+  write_checkpoint(dir.path(), tensors_of(int4_config()), 2);
+  const WeightStore store(dir.path());
+  const ModelWeights weights = stored_weights(store, int4_config());
+  const QuantView& down = weights.layers[2].experts[3].down;
+  const std::string name = "model.layers.2.mlp.experts.3.down_proj.weight";
+  EXPECT_EQ(down.q.data, store.find(name + "_packed")->data);
+  EXPECT_EQ(down.q.dtype, DType::kI4Words);
+  EXPECT_EQ(down.q.rows, 64);
+  EXPECT_EQ(down.q.cols, 32);
+  EXPECT_EQ(down.scale.data, store.find(name + "_scale")->data);
+  EXPECT_EQ(down.scale.dtype, DType::kBF16);
+  EXPECT_EQ(down.block_rows, 1);
+  EXPECT_EQ(down.block_cols, 32);
+  EXPECT_EQ(weights.layers[2].experts[3].up.scale.cols, 2);
+  EXPECT_EQ(weights.layers[2].ffn.up.q.dtype, DType::kBF16);
+}
+
+TEST(Checkpoint, NamesWhatIsWrongWithPackedInt4) {
+  const auto error = [](const std::string& part, const FakeTensor& other) {
+    return int4_error_after([&](Tensors& t) {
+      FakeTensor& found = tensor(t, kExpert + part);
+      found.dtype = other.dtype;
+      found.shape = other.shape;
+    });
+  };
+  EXPECT_EQ(int4_error_after([](Tensors&) {}), "no error");
+  for (const char* part : {"_packed", "_scale", "_shape"})
+    EXPECT_TRUE(says(int4_error_after([&](Tensors& t) { drop(t, kExpert + part); }),
+                     kExpert + part + " is missing: the weight is packed INT4 in groups of 32"));
+  EXPECT_TRUE(says(error("_packed", {"", "I32", {32, 4}}),
+                   kExpert + "_packed is I32 [32, 4], expected I32 [32, 8]"));
+  EXPECT_TRUE(says(error("_packed", {"", "F32", {32, 8}}), "_packed is F32 [32, 8], expected I32"));
+  EXPECT_TRUE(says(error("_scale", {"", "BF16", {32, 1}}),
+                   kExpert + "_scale is BF16 [32, 1], expected BF16 [32, 2]"));
+  EXPECT_TRUE(says(error("_scale", {"", "F32", {32, 2}}), "_scale is F32 [32, 2], expected BF16"));
+  EXPECT_TRUE(says(error("_shape", {"", "I64", {3}}), "_shape is I64 [3], expected I64 [2]"));
+  EXPECT_TRUE(says(error("_shape", {"", "F32", {2}}), "_shape is F32 [2], expected I64 [2]"));
+  EXPECT_EQ(error("_shape", {"", "I32", {2}}), "no error");
+
+  const auto with = [](const std::string& name) {
+    return int4_error_after([&](Tensors& t) { t.push_back({name, "BF16", {3}}); });
+  };
+  EXPECT_TRUE(says(with(kExpert), "\"" + kExpert + "\" BF16 [3] of "));
+  EXPECT_TRUE(says(with(kExpert + "_zero_point"), "_zero_point\" BF16 [3] of "));
+  EXPECT_TRUE(says(with("model.norm.weight_scale"), "not part of"));
+  const std::string o_proj = "model.layers.1.self_attn.o_proj.weight";
+  EXPECT_TRUE(says(int4_error_after([&](Tensors& t) { tensor(t, o_proj).name += "_packed"; }),
+                   o_proj + " is packed INT4, which only routed experts may be"));
+  ModelConfig plain = int4_config();
+  plain.expert_group = 0;
+  EXPECT_TRUE(says(error_with(plain, tensors_of(int4_config())), "is packed INT4, which only"));
+}
+
+TEST(Checkpoint, ChecksTheShapeBesidePackedInt4) {
+  const auto error = [](const std::string& dtype, const std::vector<int32_t>& halves) {
+    const StoredType type = {dtype, 0, dtype == "I64" ? DType::kI64 : DType::kI32};
+    StoredTensor shape{};
+    shape.name = kExpert + "_shape";
+    shape.type = &type;
+    std::vector<std::byte> data(halves.size() * 4 + 1);
+    std::memcpy(data.data() + 1, halves.data(), halves.size() * 4);
+    return error_of([&] { check_int4_shape(shape, data.data() + 1, 32, 64); });
+  };
+  EXPECT_EQ(error("I64", {32, 0, 64, 0}), "no error");
+  EXPECT_EQ(error("I32", {32, 64}), "no error");
+  EXPECT_TRUE(
+      says(error("I64", {32, 0, 48, 0}), kExpert + "_shape says [32, 48], expected [32, 64]"));
+  EXPECT_TRUE(says(error("I64", {32, 1, 64, 0}), "says [4294967328, 64]"));
+  EXPECT_TRUE(says(error("I32", {64, 32}), "says [64, 32]"));
+}
+
 // How much of the beginning of the files is in memory: asking for all of it would take seconds.
 int64_t bytes_in_memory(const WeightStore& store) {
   constexpr int64_t kPage = 4096, kBeginning = 16 << 20;

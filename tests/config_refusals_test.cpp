@@ -30,9 +30,11 @@ TEST(ConfigRefusals, RefusesOtherQuantisation) {
   const auto refusal = [](const json& changes) {
     return message(with_inner("v3", "quantization_config", changes));
   };
-  for (const char* method : {"awq", "gptq", "compressed-tensors", "bitsandbytes"})
+  for (const char* method : {"awq", "gptq", "bitsandbytes"})
     expect_says(refusal({{"quant_method", method}}),
-                {"quantization_config.quant_method", method, "fp8"});
+                {"quantization_config.quant_method", method, "fp8", "compressed-tensors"});
+  expect_says(refusal({{"quant_method", "compressed-tensors"}}),
+              {"quantization_config.format is missing"});
   expect_says(refusal({{"fmt", "e5m2"}}), {"quantization_config.fmt", "e5m2", "e4m3"});
   expect_says(refusal({{"weight_block_size", nullptr}}), {"weight_block_size is null"});
   for (const json& block :
@@ -43,6 +45,47 @@ TEST(ConfigRefusals, RefusesOtherQuantisation) {
   EXPECT_EQ(parse(config).scale_block, 128);
   config["quantization_config"].erase("quant_method");
   expect_says(message(config), {"quantization_config.quant_method is missing"});
+}
+
+// Each names the key, its value and what is supported.
+TEST(ConfigRefusals, RefusesOtherCompressedTensors) {
+  const std::string supported =
+      "only \"pack-quantized\" routed experts are supported: symmetric INT4";
+  const json given = family("k2-thinking");
+  const auto refusal = [&](const std::string& where, const json& value) {
+    json config = given;
+    config["quantization_config"][json::json_pointer(where)] = value;
+    return message(config);
+  };
+  for (const char* format : {"int-quantized", "float-quantized", "nvfp4-pack-quantized"})
+    expect_says(refusal("/format", format), {"quantization_config.format is", format, supported});
+  const std::string group = "/config_groups/group_0", weights = group + "/weights/";
+  const std::string name = "quantization_config.config_groups.group_0.";
+  expect_says(refusal(weights + "num_bits", 8), {name + "weights.num_bits is 8", supported});
+  expect_says(refusal(weights + "symmetric", false),
+              {name + "weights.symmetric is false", supported});
+  expect_says(refusal(weights + "type", "float"), {name + "weights.type is \"float\"", supported});
+  expect_says(refusal(weights + "strategy", "channel"), {"strategy is \"channel\"", supported});
+  expect_says(refusal(weights + "actorder", "group"), {"actorder is \"group\"", supported});
+  for (const int size : {16, 48, 256})
+    expect_says(refusal(weights + "group_size", size), {"group_size is", supported});
+  expect_says(refusal(weights + "group_size", -1), {"group_size is -1"});
+  expect_says(refusal(group + "/input_activations", json{{"num_bits", 8}}),
+              {name + "input_activations is {", supported});
+  expect_says(refusal(group + "/format", "marlin-24"), {name + "format is", supported});
+  expect_says(refusal("/config_groups/group_1", json::object()), {"config_groups is", supported});
+  expect_says(refusal("/config_groups", json::object()), {"config_groups is {}", supported});
+  expect_says(refusal("/config_groups", "all"), {"config_groups is \"all\""});
+  expect_says(refusal(group, nullptr), {"config_groups is", supported});
+  expect_says(refusal(group, 3), {"config_groups.group_0 is 3: expected an object"});
+  expect_says(refusal(group + "/weights", nullptr), {name + "weights is null"});
+
+  expect_says(message(with("k2-thinking", {{"moe_intermediate_size", 2040}})),
+              {"group_size 32 must divide hidden_size, 7168, and moe_intermediate_size, 2040"});
+  expect_says(message(with("k2-thinking", {{"hidden_size", 7152}})), {"hidden_size, 7152"});
+  json wide = given;
+  wide["quantization_config"][json::json_pointer(weights + "group_size")] = 128;
+  EXPECT_EQ(parse(wide).expert_group, 128);
 }
 
 TEST(ConfigRefusals, RefusesOtherRope) {

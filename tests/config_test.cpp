@@ -120,6 +120,16 @@ TEST(Config, KimiK2) {
       parse(with("k2", {{"architectures", {"KimiK2ForCausalLM"}}})).router.scale_normalized);
 }
 
+TEST(Config, KimiK2Thinking) {
+  const ModelConfig c = parse(family("k2-thinking"));
+  EXPECT_EQ(c.expert_group, 32);
+  EXPECT_EQ(c.scale_block, 0);
+  EXPECT_EQ(c.max_context, 262144);
+  EXPECT_EQ(c.norm_eps, 1e-5f);
+  EXPECT_EQ(c.rope, (RopeConfig{.theta = 50000, .factor = 64, .beta_fast = 1}));
+  EXPECT_EQ(parse(family("k2")).expert_group, 0);
+}
+
 TEST(Config, Moonlight) {
   const ModelConfig c = parse(family("moonlight"));
   EXPECT_EQ(c.dense_dim, 11264);

@@ -30,7 +30,7 @@ struct Converted {
 
   Converted(const cpu::KernelTable& t, RandomModel& m, std::optional<WeightFormat> format)
       : home(t), model(reserve_packed(m.stored, m.config, home, format)) {
-    for (const LoadJob& job : load_jobs(model, home)) job.run(job.source);
+    run_jobs(model, home);
   }
   const FfnWeights& expert(int e) const { return model.weights.layers[1].experts[e]; }
 };

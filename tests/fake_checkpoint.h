@@ -46,7 +46,8 @@ struct FakeTensor {
   std::string data = {};  // its bytes; empty: zeros
   int64_t bytes() const {
     static const std::map<std::string, int64_t> kBytes = {
-        {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"BF16", 2}, {"F16", 2}, {"F32", 4}, {"I64", 8}};
+        {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"BF16", 2}, {"F16", 2},
+        {"F32", 4},     {"I32", 4},     {"I64", 8}};
     int64_t n = kBytes.at(dtype);
     for (const int64_t d : shape) n *= d;
     return n;
@@ -112,10 +113,17 @@ inline void write_checkpoint(const std::string& directory, const std::vector<Fak
 }
 
 // The tensors of a model as DeepSeek stores them: FP8 matrices with scales if `config` has a
-// scale_block, else BF16; router biases F32; MTP layers with their copies of embedding and head.
+// scale_block, else BF16; packed INT4 experts if it has an expert_group; router biases F32; MTP
+// layers with their copies of embedding and head.
 inline std::vector<FakeTensor> tensors_of(const ModelConfig& config) {
   std::vector<FakeTensor> tensors;
   const auto add = [&](const WeightSpec& spec, const QuantView&) {
+    if (spec.group > 0) {
+      tensors.push_back({spec.name + "_packed", "I32", {spec.rows, spec.cols / 8}});
+      tensors.push_back({spec.name + "_scale", "BF16", {spec.rows, spec.cols / spec.group}});
+      tensors.push_back({spec.name + "_shape", "I64", {2}});
+      return;
+    }
     const bool vector = spec.use == WeightUse::kNorm || spec.use == WeightUse::kRouterBias;
     const bool fp8 = config.scale_block > 0 && !vector && spec.use != WeightUse::kRouter &&
                      spec.use != WeightUse::kEmbedding && spec.use != WeightUse::kHead;

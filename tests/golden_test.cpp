@@ -60,7 +60,9 @@ TEST_P(GoldenTest, LogitsOfEveryLength) {
   EXPECT_STREQ(loaded.isa(), c.isa.c_str());
   const GoldenFile golden(kGolden + c.family + "/golden.safetensors");
   const size_t vocab = loaded.config().vocab;
-  const double tolerance = c.isa == "reference" ? 2e-4 : 2e-2;
+  // With INT4 experts activations are bytes, of which a step is 1 / 127 of a row's largest.
+  const bool bytes = loaded.config().expert_group > 0;
+  const double tolerance = c.isa == "reference" ? 2e-4 : bytes ? 3e-2 : 2e-2;
   int n_compared = 0;
   for (const int length : {1, 5, 17, 40, 150, 200}) {
     const std::string suffix = "_" + std::to_string(length);
@@ -87,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(Families, GoldenTest, testing::ValuesIn(cases()), [](co
   return c.family + "_" + c.isa + (c.form == AttentionForm::kNaive ? "_naive" : "_absorbed");
 });
 
-TEST(Golden, EveryFamilyIsThere) { EXPECT_GE(families().size(), 10u); }
+TEST(Golden, EveryFamilyIsThere) { EXPECT_GE(families().size(), 11u); }
 
 // Model specification, section 9.6, by its own digits.
 TEST(Golden, T1HasTheLogitsOfTheSpecification) {

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "model/parameters.h"
+#include "tests/config_families.h"
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"
 
@@ -80,6 +81,26 @@ TEST(Inspect, TakesUnderTwoSecondsForR1) {
   inspect_report(r1.config, store);
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
   EXPECT_LT(spent.count(), 2.0);
+}
+
+// 594 GB, as the checkpoint's index says.
+TEST(Inspect, ReportsKimiK2Thinking) {
+  const ModelConfig config = parse(family("k2-thinking"));
+  const TempDirectory dir;
+  write_checkpoint(dir.path(), tensors_of(config), 62);
+  const WeightStore store(dir.path());
+  const auto report = inspect_report(config, store);
+  EXPECT_EQ(report.at("config").at("expert_int4_group"), 32);
+  const int64_t experts = 60ll * 384 * 44'040'192;
+  EXPECT_EQ(report.at("parameters").at("routed_experts"), experts);
+  EXPECT_EQ(report.at("bytes_by_class").at("routed_experts"), experts / 2 + experts / 32 * 2);
+  EXPECT_EQ(report.at("bytes").at("I32"), experts / 2);
+  EXPECT_EQ(report.at("bytes").at("I64"), 60 * 384 * 3 * 16);
+  EXPECT_EQ(report.at("bytes_by_class").at("not_loaded"), 60 * 384 * 3 * 16);
+  EXPECT_EQ(report.at("total_bytes").get<int64_t>() / 1'000'000'000, 594);
+  const std::string text = inspect_text(report);
+  EXPECT_TRUE(says(text, "  routed experts in INT4 with a scale for each 32 columns of a row\n"));
+  EXPECT_TRUE(says(text, "parameters: 1.03 T, of which a token uses 31.69 B"));
 }
 
 ModelConfig tiny() {

@@ -16,6 +16,7 @@
 #include "pack_weights.h"
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"
+#include "tests/random_model.h"
 
 namespace tandem {
 namespace {
@@ -94,8 +95,8 @@ void expect_second_start_reads(Model& model) {
 }
 
 TEST(LoadWeights, TheSecondStartReadsTheSame) {
-  for (const char* directory :
-       {"models/tiny-r1", "tests/golden/moonlight_tied", "tests/golden/v3_1_fp8"})
+  for (const char* directory : {"models/tiny-r1", "tests/golden/moonlight_tied",
+                                "tests/golden/v3_1_fp8", "tests/golden/kimi_k2_thinking"})
     for (int isa = 0; isa <= static_cast<int>(cpu::best_isa()); ++isa) {
       SCOPED_TRACE(fmt::format("{} {}", directory, isa));
       Model model(kSource / directory);
@@ -114,6 +115,71 @@ TEST(LoadWeights, ConvertedExpertsAreKeptConverted) {
   }
   model.experts = {};
   EXPECT_TRUE(model.load().loaded.report.from_cache);
+}
+
+// Writes `bytes` into the data of a tensor.
+void overwrite(const Model& model, const std::string& tensor, int64_t at, std::string_view bytes) {
+  const WeightStore store(model.dir.file("model"));
+  const StoredTensor* t = store.find(tensor);
+  ASSERT_TRUE(t && at + static_cast<int64_t>(bytes.size()) <= t->bytes) << tensor;
+  const MappedFile& file = store.files()[t->file];
+  const int fd = open(file.path().c_str(), O_RDWR);
+  EXPECT_EQ(pwrite(fd, bytes.data(), bytes.size(), t->data - file.data() + at),
+            static_cast<ssize_t>(bytes.size()));
+  close(fd);
+}
+
+TEST(LoadWeights, PackedInt4IsCheckedAsItComes) {
+  const std::string up = "model.layers.1.mlp.experts.7.up_proj.weight";  // [64, 96]
+  const auto error_after = [&](const std::string& part, int64_t at, std::string_view bytes,
+                               std::optional<WeightFormat> experts = {}) {
+    Model model(kSource / "tests/golden/kimi_k2_thinking");
+    model.experts = experts;
+    overwrite(model, up + part, at, bytes);
+    return error_of([&] { model.load(); });
+  };
+  using namespace std::string_view_literals;
+  EXPECT_EQ(error_after("_packed", 0, "any\xff"), "no error");
+  EXPECT_TRUE(
+      says(error_after("_shape", 8, "\x61"sv), up + "_shape says [64, 97], expected [64, 96]"));
+  // Row 17, column 2 of [64, 3]: the second panel.
+  const int64_t at = (17 * 3 + 2) * 2;
+  EXPECT_TRUE(says(error_after("_scale", at, "\xc0\x7f"sv), up + "_scale[17][2] is nan"));
+  EXPECT_TRUE(says(error_after("_scale", at, "\x80\x7f"sv), up + "_scale[17][2] is inf"));
+  EXPECT_TRUE(says(error_after("_scale", at, "\x80\xbf"sv), up + "_scale[17][2] is -1"));
+  EXPECT_EQ(error_after("_scale", at, "\x00\x00"sv), "no error");
+  for (const WeightFormat format : {WeightFormat{DType::kI8}, WeightFormat{DType::kBF16}})
+    EXPECT_TRUE(says(error_after("_scale", at, "\xc0\x7f"sv, format), "_scale[17][2] is nan"));
+}
+
+// Rows of experts' scales are widened where their numbers are: what a row stands for moves with it.
+TEST(LoadWeights, PackedInt4IsReadInPiecesOfRows) {
+  ModelConfig config;
+  config.vocab = config.n_layers = 1;
+  config.n_dense_layers = config.n_shared_experts = config.n_mtp_layers = 0;
+  config.mla = {.n_heads = 1, .q_rank = 0, .kv_rank = 1, .nope_dim = 1, .rope_dim = 2, .v_dim = 1};
+  config.dim = 4096;
+  config.expert_dim = 2112;  // 4.1 jobs of codes, one and a bit of scales
+  config.expert_group = 32;
+  config.scale_block = 0;
+  config.router = {.n_experts = 1, .n_active = 1, .n_groups = 1, .n_active_groups = 1};
+  test::RandomModel model(config, DType::kBF16);
+  for (const cpu::Isa isa : {cpu::Isa::kReference, cpu::best_isa()}) {
+    const cpu::KernelTable kernels = cpu::kernels_for(isa);
+    CpuWeights pieces(kernels), whole(kernels);
+    const PackedModel packed = reserve_packed(model.stored, config, pieces);
+    test::run_jobs(packed, pieces);
+    EXPECT_GT(load_jobs(packed, pieces).rest.size(), 12u);
+    const QuantView& stored = model.stored.layers[0].experts[0].up;
+    const QuantView& got = packed.weights.layers[0].experts[0].up;
+    whole.allocate(whole.packed_bytes(stored));
+    const QuantView want = whole.reserve(stored);
+    whole.pack_words_scales(stored.scale.data, want);
+    whole.pack_words(stored.q.data, want, 0, stored.q.rows);
+    EXPECT_EQ(std::memcmp(got.q.data, want.q.data, want.q.rows * want.q.cols / 2), 0);
+    EXPECT_EQ(
+        std::memcmp(got.scale.data, want.scale.data, want.scale.rows * want.scale.row_bytes()), 0);
+  }
 }
 
 TEST(LoadWeights, WritesOnlyWhenAsked) {

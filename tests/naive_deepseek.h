@@ -22,6 +22,10 @@ inline double e4m3(uint8_t code) {
 }
 
 inline double number(const TensorView& t, int64_t r, int64_t c) {
+  if (t.dtype == DType::kI4Words) {  // the first number is the low half of the first byte
+    const int pair = static_cast<int>(t.row_data(r)[c / 2]);
+    return (c % 2 == 0 ? pair & 15 : pair >> 4) - 8;
+  }
   const std::byte* at = t.row_data(r) + c * size_of(t.dtype);
   if (t.dtype == DType::kF8E4M3) return e4m3(static_cast<uint8_t>(*at));
   if (t.dtype == DType::kF32) {

@@ -36,6 +36,22 @@ struct Converted {
   }
 };
 
+// Packed INT4 kept as it is stored.
+struct Packed {
+  CpuWeights home;
+  QuantView w;
+
+  Packed(const cpu::KernelTable& t, const QuantView& stored) : home(t) {
+    home.allocate(home.packed_bytes(stored));
+    w = home.reserve(stored);
+    home.pack_words_scales(stored.scale.data, w);
+    const int64_t half = std::min<int64_t>(16, stored.q.rows);
+    home.pack_words(stored.q.row_data(0), w, 0, half);
+    if (half < stored.q.rows)
+      home.pack_words(stored.q.row_data(half), w, half, stored.q.rows - half);
+  }
+};
+
 // The number that a code of a converted matrix, kept row by row, stands for.
 double value_of(const QuantView& w, int64_t r, int64_t c) {
   const auto* codes = reinterpret_cast<const uint8_t*>(w.q.row_data(r));
@@ -58,9 +74,10 @@ RandomModel random_model(DType dtype) {
 const cpu::KernelTable kReference = cpu::kernels_for(cpu::Isa::kReference);
 
 TEST(QuantizedWeights, CodesStandForTheStoredNumbers) {
-  for (const DType stored_as : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
+  for (const DType stored_as : {DType::kF32, DType::kBF16, DType::kF8E4M3, DType::kI4Words}) {
     RandomModel store = random_model(stored_as);
-    const QuantView stored = store.matrix(40, 384, stored_as);
+    const QuantView stored = stored_as == DType::kI4Words ? store.int4_words(40, 384, 64)
+                                                          : store.matrix(40, 384, stored_as);
     for (const Case& test : kCases) {
       const Converted converted(kReference, stored, test.format);
       const QuantView& w = converted.w;
@@ -96,62 +113,90 @@ TEST(QuantizedWeights, Int4UsesAllSixteenCodesAndZerosStayZero) {
   for (int code = 0; code < 16; ++code) EXPECT_GT(used[code], 0) << code - 8;
 }
 
-TEST(QuantizedWeights, ProductsOfEveryIsa) {
-  struct Shape {
-    int m, n, k;
-  };
-  for (const NamedTable& table : all_tables()) {
-    const cpu::KernelTable& t = table.kernels;
-    for (const Case& test : kCases) {
-      for (const auto [m, n, k] : {Shape{1, 16, 128}, Shape{3, 70, 256}, Shape{7, 33, 640},
-                                   Shape{33, 64, 1024}, Shape{300, 17, 128}}) {
-        RandomModel store = random_model(DType::kBF16);
-        const QuantView stored = store.matrix(n + 3, k, DType::kBF16);
-        const Converted plain(kReference, stored, test.format), packed(t, stored, test.format);
-        const auto type = activation_for(t, test.format.dtype);
+struct Shape {
+  int m, n, k;
+};
+constexpr Shape kShapes[] = {
+    {1, 16, 128}, {3, 70, 256}, {7, 33, 640}, {33, 64, 1024}, {300, 17, 128}};
+constexpr int kSkip = 3;  // rows of a matrix that are not multiplied
 
-        std::vector<float> x(m * k), scales(m), out(m * n, std::nanf(""));
-        std::normal_distribution<float> normal;
-        for (float& v : x) v = normal(store.rng);
-        Buffer room(int64_t{m} * k * 2);
-        cpu::Activations rows{x.data(), k * 4, type};
-        std::vector<double> seen(x.begin(), x.end()), size(m, 0);
-        if (type != cpu::ActivationType::kF32) {
-          rows = {room.data(), k * 2, type, nullptr, scales.data()};
-          for (int i = 0; i < m; ++i)
-            t.encode({x.data() + i * k, k, type, room.data() + i * k * 2, &scales[i]});
-        }
-        for (int i = 0; i < m * k; ++i) {
-          const std::byte* row = room.data() + i / k * k * 2;
-          if (type == cpu::ActivationType::kBF16)
-            seen[i] = std::bit_cast<float>(uint32_t{to_bf16(x[i])} << 16);
-          if (type != cpu::ActivationType::kU8) continue;
-          seen[i] = scales[i / k] * (static_cast<int>(row[i % k]) - 128);
-          ASSERT_NEAR(seen[i], x[i], 0.5001 * scales[i / k]);
-        }
+// Products of random rows with rows of w from kSkip on, against value(row, column) of the weights.
+void expect_products(const NamedTable& table, const QuantView& w, Shape shape, std::mt19937& random,
+                     const auto& value) {
+  const cpu::KernelTable& t = table.kernels;
+  const auto [m, n, k] = shape;
+  const auto type = activation_for(t, w.q.dtype);
+  std::vector<float> x(m * k), scales(m), out(m * n, std::nanf(""));
+  std::normal_distribution<float> normal;
+  for (float& v : x) v = normal(random);
+  Buffer room(int64_t{m} * k * 2);
+  cpu::Activations rows{x.data(), k * 4, type};
+  std::vector<double> seen(x.begin(), x.end());
+  if (type != cpu::ActivationType::kF32) {
+    rows = {room.data(), k * 2, type, nullptr, scales.data()};
+    for (int i = 0; i < m; ++i)
+      t.encode({x.data() + i * k, k, type, room.data() + i * k * 2, &scales[i]});
+  }
+  for (int i = 0; i < m * k; ++i) {
+    const std::byte* row = room.data() + i / k * k * 2;
+    if (type == cpu::ActivationType::kBF16)
+      seen[i] = std::bit_cast<float>(uint32_t{to_bf16(x[i])} << 16);
+    if (type != cpu::ActivationType::kU8) continue;
+    seen[i] = scales[i / k] * (static_cast<int>(row[i % k]) - 128);
+    ASSERT_NEAR(seen[i], x[i], 0.5001 * scales[i / k]);
+  }
 
-        const int skip = 3;
-        t.gemm({rows, kernel_weight(packed.w), skip, out.data(), n, m, n, k});
-        std::vector<double> want, bound;
-        for (int i = 0; i < m; ++i) {
-          for (int j = 0; j < n; ++j) {
-            double sum = 0, magnitude = 0;
-            for (int c = 0; c < k; ++c) {
-              const double w = value_of(plain.w, skip + j, c);
-              sum += seen[i * k + c] * w;
-              magnitude += (std::fabs(seen[i * k + c]) + 128 * scales[i]) * std::fabs(w);
-            }
-            want.push_back(sum);
-            bound.push_back((4 * std::sqrt(k) + 2) * kEps * magnitude + 1e-30);
-          }
-        }
-        SCOPED_TRACE(testing::Message()
-                     << table.name << " " << name_of(test.format.dtype) << " group "
-                     << test.format.group << " " << m << "x" << n << "x" << k);
-        expect_close(out, want, bound);
+  t.gemm({rows, kernel_weight(w), kSkip, out.data(), n, m, n, k});
+  std::vector<double> want, bound;
+  for (int i = 0; i < m; ++i) {
+    for (int j = 0; j < n; ++j) {
+      double sum = 0, magnitude = 0;
+      for (int c = 0; c < k; ++c) {
+        const double number = value(kSkip + j, c);
+        sum += seen[i * k + c] * number;
+        magnitude += (std::fabs(seen[i * k + c]) + 128 * scales[i]) * std::fabs(number);
       }
+      want.push_back(sum);
+      bound.push_back((4 * std::sqrt(k) + 2) * kEps * magnitude + 1e-30);
     }
   }
+  SCOPED_TRACE(testing::Message() << table.name << " " << name_of(w.q.dtype) << " group "
+                                  << w.block_cols << " " << m << "x" << n << "x" << k);
+  expect_close(out, want, bound);
+}
+
+TEST(QuantizedWeights, ProductsOfEveryIsa) {
+  for (const NamedTable& table : all_tables())
+    for (const Case& test : kCases)
+      for (const Shape& shape : kShapes) {
+        RandomModel store = random_model(DType::kBF16);
+        const QuantView stored = store.matrix(shape.n + kSkip, shape.k, DType::kBF16);
+        const Converted plain(kReference, stored, test.format);
+        const Converted packed(table.kernels, stored, test.format);
+        expect_products(table, packed.w, shape, store.rng,
+                        [&](int64_t r, int64_t c) { return value_of(plain.w, r, c); });
+      }
+}
+
+TEST(QuantizedWeights, ProductsOfPackedInt4AsItIsStored) {
+  for (const NamedTable& table : all_tables())
+    for (const int group : {32, 64, 128})
+      for (const Shape& shape : kShapes) {
+        RandomModel store = random_model(DType::kBF16);
+        const QuantView stored = store.int4_words(shape.n + kSkip, shape.k, group);
+        const Packed packed(table.kernels, stored);
+        EXPECT_EQ(packed.w.q.dtype, DType::kI4);
+        expect_products(table, packed.w, shape, store.rng,
+                        [&](int64_t r, int64_t c) { return value(stored, r, c); });
+      }
+}
+
+TEST(QuantizedWeights, PackedInt4KeepsEveryNumber) {
+  RandomModel store = random_model(DType::kBF16);
+  const QuantView stored = store.int4_words(40, 384, 32);
+  const Packed packed(kReference, stored);
+  for (int r = 0; r < 40; ++r)
+    for (int c = 0; c < 384; ++c) ASSERT_EQ(value_of(packed.w, r, c), value(stored, r, c));
 }
 
 TEST(QuantizedWeights, GroupsMustDivideTheColumns) {

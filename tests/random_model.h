@@ -34,7 +34,9 @@ struct RandomModel {
       const DType dtype = matrices != DType::kF8E4M3 ? matrices
                           : fp8                      ? DType::kF8E4M3
                                                      : DType::kBF16;
-      if (spec.use == WeightUse::kNorm) {
+      if (spec.group > 0) {
+        slot = int4_words(spec.rows, spec.cols, spec.group);
+      } else if (spec.use == WeightUse::kNorm) {
         slot.q = floats(1, spec.cols, 1.f, 0.2f, DType::kF32);
       } else if (spec.use == WeightUse::kRouterBias) {
         slot.q = floats(1, spec.cols, -0.2f, 0.3f, DType::kF32);
@@ -46,7 +48,7 @@ struct RandomModel {
   }
 
   TensorView room(int64_t rows, int64_t cols, DType dtype) {
-    storage.emplace_back(rows * cols * size_of(dtype) + 1);
+    storage.emplace_back(rows * cols * bits_of(dtype) / 8 + 1);
     return {storage.back().data() + 1, rows, cols, cols, dtype};  // unaligned, as in a checkpoint
   }
 
@@ -60,6 +62,18 @@ struct RandomModel {
                   dtype == DType::kF32 ? static_cast<const void*>(&v) : &half, size_of(dtype));
     }
     return t;
+  }
+
+  QuantView int4_words(int64_t rows, int64_t cols, int group) {
+    QuantView w{.q = room(rows, cols, DType::kI4Words), .scale = {}};
+    for (int64_t i = 0; i < rows * cols / 2; ++i)
+      w.q.row_data(0)[i] = static_cast<std::byte>(rng() & 0xff);
+    // Random codes have a deviation of about 4.6.
+    const float scale = 0.2f / std::sqrt(static_cast<float>(cols));
+    w.scale = floats(rows, cols / group, scale, scale / 5, DType::kBF16);
+    w.block_rows = 1;
+    w.block_cols = group;
+    return w;
   }
 
   QuantView matrix(int64_t rows, int64_t cols, DType dtype) {
@@ -86,6 +100,12 @@ inline void fill_with_nan(const TensorView& t) {
   for (int64_t r = 0; r < t.rows; ++r) std::memset(t.row_data(r), 0xff, t.cols * size_of(t.dtype));
 }
 
+inline void run_jobs(const PackedModel& packed, const CpuWeights& home) {
+  const PackJobs jobs = load_jobs(packed, home);
+  for (const std::vector<LoadJob>& some : {jobs.first, jobs.rest})
+    for (const LoadJob& job : some) job.run(job.source);
+}
+
 // The product's engine on a stored model. The cache begins full of NaN.
 struct TestEngine {
   cpu::KernelTable kernels;
@@ -110,7 +130,7 @@ struct TestEngine {
         experts(kernels, config, packed.weights, max_tokens, team),
         model(config, packed.weights, ops, experts, {max_tokens, max_tokens}, form),
         cache(config, 1024, cache_type) {
-    for (const LoadJob& job : load_jobs(packed, home)) job.run(job.source);
+    run_jobs(packed, home);
     for (int l = 0; l < config.n_layers; ++l) fill_with_nan(cache.layer(l));
   }
 

@@ -1,4 +1,4 @@
-"""Reading and writing small Hugging Face checkpoints: FP8 blocks of 128x128 with `weight_scale_inv`, one file or shards."""
+"""Reading and writing small Hugging Face checkpoints: FP8 blocks of 128x128 with `weight_scale_inv`, INT4 packed as compressed-tensors does, one file or shards."""
 
 import json
 from pathlib import Path
@@ -22,6 +22,26 @@ def quantize_fp8(weight, power_of_two_scales=False):
         scales = torch.exp2(torch.ceil(torch.log2(scales)))
     scaled = (weight / spread(scales, rows, columns)).clamp(-FP8_MAX, FP8_MAX)
     return scaled.to(torch.float8_e4m3fn), scales
+
+
+def quantize_int4(weight, group):
+    """float32 [out, in] -> the tensors of compressed-tensors' "pack-quantized", symmetric INT4, by the ends of their names:
+    weight_packed int32 [out, in / 8] (eight codes + 8 a word, the first in the lowest bits), weight_scale bfloat16
+    [out, in / group] (multiplies) and weight_shape int64 [2]. All sixteen codes are used: the largest magnitude is 7.5 steps.
+    """
+    rows, columns = weight.shape
+    scales = (weight.view(rows, columns // group, group).abs().amax(dim=2) / 7.5).to(torch.bfloat16)
+    codes = (weight / scales.float().repeat_interleave(group, 1)).round().clamp(-8, 7).to(torch.int64) + 8
+    words = sum(codes[:, i::8] << (4 * i) for i in range(8))
+    words = torch.where(words < 2**31, words, words - 2**32).to(torch.int32)
+    return {"_packed": words, "_scale": scales, "_shape": torch.tensor([rows, columns])}
+
+
+def dequantize_int4(words, scales, dtype=torch.float64):
+    """By the bytes of the words, not as they were packed: the low half of a byte comes before its high half."""
+    octets = torch.from_numpy(words.numpy().view(np.uint8).copy())
+    codes = torch.stack([octets % 16, octets // 16], dim=2).flatten(1).to(dtype) - 8
+    return codes * scales.to(dtype).repeat_interleave(codes.shape[1] // scales.shape[1], 1)
 
 
 def dequantize_fp8(quantized, scales, dtype=torch.float64):
@@ -53,7 +73,7 @@ def write_checkpoint(directory, config, tensors, shards=None):
 
 
 def read_checkpoint(directory, dtype=torch.float64):
-    """Returns (config, name -> decoded tensor of dtype); FP8 weights are multiplied by their scales, the scales are dropped."""
+    """Returns (config, name -> decoded tensor of dtype); FP8 and INT4 weights are multiplied by their scales, the scales are dropped."""
     directory = Path(directory)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     stored = {}
@@ -61,7 +81,12 @@ def read_checkpoint(directory, dtype=torch.float64):
         stored.update(load_file(file))
     decoded = {}
     for name, tensor in stored.items():
-        if name.endswith("_scale_inv"):
+        if name.endswith(("_scale_inv", "_scale", "_shape")):
+            continue
+        if name.endswith("_packed"):
+            weight = name.removesuffix("_packed")
+            decoded[weight] = dequantize_int4(tensor, stored[weight + "_scale"], dtype)
+            assert list(decoded[weight].shape) == stored[weight + "_shape"].tolist()
             continue
         scales = stored.get(name + "_scale_inv")
         decoded[name] = tensor.to(dtype) if scales is None else dequantize_fp8(tensor, scales, dtype)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class Family:
     name: str
     config: dict
-    storage: str  # "BF16", "F16", "FP8" or "FP8_UE8M0" (power-of-two scales) for the matrices
+    storage: str  # "BF16", "F16", "FP8" or "FP8_UE8M0" (power-of-two scales) for the matrices; "INT4": routed experts, others BF16
     n_shards: int = 1
     gains: tuple = ()  # (part of a tensor name, factor): overrides the random scale where the default hides a formula
     inv_freq_buffers: bool = False  # store the rotary_emb.inv_freq buffers that some exports carry
@@ -20,7 +20,7 @@ SMALL_EXPERTS = (("mlp.experts.", 0.6),)  # else a routed_scaling_factor of 16 l
 
 
 def families():
-    return [v2_lite(), v2(), v2_5(), v3_bf16(), v3_fp8(), v3_1_fp8(), kimi_k2(), moonlight(), moonlight_tied()]
+    return [v2_lite(), v2(), v2_5(), v3_bf16(), v3_fp8(), v3_1_fp8(), kimi_k2(), kimi_k2_thinking(), moonlight(), moonlight_tied()]
 
 
 def v2_lite():
@@ -65,6 +65,16 @@ def kimi_k2():
         intermediate_size=160, moe_intermediate_size=48, kv_lora_rank=130, n_routed_experts=12, num_experts_per_tok=4,
         n_group=1, topk_group=1, routed_scaling_factor=2.827, num_nextn_predict_layers=0, rope_theta=50000.0,
         max_position_embeddings=2048, rope_scaling=yarn(factor=32.0, beta_fast=1.0, beta_slow=1.0), quantization_config=fp8()), "FP8", n_shards=3)
+
+
+def kimi_k2_thinking():
+    """Routed experts in INT4 with groups of 32, as stored by compressed-tensors; rms_norm_eps and YaRN differ from Kimi-K2."""
+    return Family("kimi_k2_thinking", deepseek_v3(
+        model_type="kimi_k2", vocab_size=160, hidden_size=96, num_attention_heads=2, num_key_value_heads=2,
+        intermediate_size=160, moe_intermediate_size=64, kv_lora_rank=130, n_routed_experts=12, num_experts_per_tok=4,
+        n_group=1, topk_group=1, routed_scaling_factor=2.827, num_nextn_predict_layers=0, rope_theta=50000.0, rms_norm_eps=1e-05,
+        max_position_embeddings=4096, rope_scaling=yarn(factor=64.0, beta_fast=1.0, beta_slow=1.0),
+        quantization_config=packed_int4()), "INT4", n_shards=3)
 
 
 def moonlight():
@@ -165,3 +175,13 @@ def yarn(mscale=1.0, factor=40, beta_fast=32, beta_slow=1):
 def fp8(**more):
     base = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
     return base | more
+
+
+def packed_int4():
+    """The quantization_config of Kimi-K2-Thinking."""
+    weights = {"actorder": None, "block_structure": None, "dynamic": False, "group_size": 32, "num_bits": 4, "observer": "minmax",
+               "observer_kwargs": {}, "strategy": "group", "symmetric": True, "type": "int"}
+    group = {"input_activations": None, "output_activations": None, "targets": ["Linear"], "weights": weights}
+    ignore = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"]
+    return {"config_groups": {"group_0": group}, "format": "pack-quantized", "ignore": ignore, "kv_cache_scheme": None,
+            "quant_method": "compressed-tensors", "quantization_status": "compressed"}

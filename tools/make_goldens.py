@@ -150,7 +150,8 @@ def mlp_shapes(c, p, layer):
 
 
 def store(family, tensors):
-    """float32 tensors to the family's storage types; only projections are FP8, the selection bias stays float32."""
+    """float32 tensors to the family's storage types; only projections are FP8, only routed experts INT4, the selection bias
+    stays float32."""
     half = torch.float16 if family.storage == "F16" else torch.bfloat16
     stored = {}
     for name, tensor in tensors.items():
@@ -158,6 +159,9 @@ def store(family, tensors):
             stored[name] = tensor
         elif family.storage.startswith("FP8") and "_proj" in name and "eh_proj" not in name:
             stored[name], stored[name + "_scale_inv"] = io.quantize_fp8(tensor, family.storage == "FP8_UE8M0")
+        elif family.storage == "INT4" and ".experts." in name:
+            parts = io.quantize_int4(tensor, int4_group(family.config))
+            stored |= {name + end: part for end, part in parts.items()}
         else:
             stored[name] = tensor.to(half)
     if family.inv_freq_buffers:
@@ -166,6 +170,10 @@ def store(family, tensors):
         for layer in range(c["num_hidden_layers"]):
             stored[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = frequencies.clone()
     return stored
+
+
+def int4_group(config):
+    return config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"]
 
 
 def shard_chooser(count):

@@ -52,7 +52,9 @@ WeightFormat backbone_format(const std::string& name, const ModelConfig& config)
 }
 
 WeightFormat expert_format(const std::string& name, const ModelConfig& config) {
-  return name == "auto" ? stored_format(config) : weight_format(name);
+  if (name != "auto") return weight_format(name);
+  return config.expert_group > 0 ? WeightFormat{DType::kI4, config.expert_group}
+                                 : stored_format(config);
 }
 
 int64_t weight_bytes(int64_t rows, int64_t cols, WeightFormat format, int scale_block) {

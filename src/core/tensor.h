@@ -9,13 +9,16 @@
 
 namespace tandem {
 
-enum class DType : uint8_t { kF32, kF16, kBF16, kF8E4M3, kI32, kI64, kI8, kI4 };
+// kI4Words exists in checkpoints only (compressed-tensors, pack_to_int32): 32-bit words of eight
+// numbers, each plus 8, the first in the lowest bits. kI4 is how kernels keep them (kernels.h).
+enum class DType : uint8_t { kF32, kF16, kBF16, kF8E4M3, kI32, kI64, kI8, kI4, kI4Words };
 
 constexpr int64_t size_of(DType t) {
   switch (t) {
     case DType::kI8:
       return 1;
     case DType::kI4:
+    case DType::kI4Words:
       break;
     case DType::kI64:
       return 8;
@@ -32,11 +35,14 @@ constexpr int64_t size_of(DType t) {
   return 0;
 }
 
-constexpr int64_t bits_of(DType t) { return t == DType::kI4 ? 4 : 8 * size_of(t); }
+constexpr int64_t bits_of(DType t) {
+  return t == DType::kI4 || t == DType::kI4Words ? 4 : 8 * size_of(t);
+}
 
 // The name safetensors gives it: "F8_E4M3", "BF16", ..
 constexpr std::string_view name_of(DType t) {
-  constexpr std::string_view kNames[] = {"F32", "F16", "BF16", "F8_E4M3", "I32", "I64", "I8", "I4"};
+  constexpr std::string_view kNames[] = {"F32", "F16", "BF16", "F8_E4M3",  "I32",
+                                         "I64", "I8",  "I4",   "I4 in I32"};
   return kNames[static_cast<int>(t)];
 }
 
@@ -87,11 +93,11 @@ struct TensorView {
 
 // A weight matrix with the scales that decode it (model_spec of DeepSeek-V3, README_WEIGHTS):
 // value[r][c] = q[r][c] * scale[(row0 + r) / block_rows][(col0 + c) / block_cols].
-// A plain BF16/F16/F32 weight has no scale. INT8 and INT4 exist packed only (CpuWeights). row0 and
+// A plain BF16/F16/F32 weight has no scale. INT8 exists packed only (CpuWeights). row0 and
 // col0 say where in the scaled matrix this view begins.
 struct QuantView {
   TensorView q;
-  TensorView scale;  // kF32, or empty
+  TensorView scale;  // kF32; of kI4Words kBF16; or empty
   int block_rows = 0, block_cols = 0;
   int row0 = 0, col0 = 0;
 

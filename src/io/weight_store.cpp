@@ -101,6 +101,12 @@ std::vector<std::string> paths_of(const ShardIndex& index, const std::string& di
   return paths;
 }
 
+// A vector as [1, n].
+TensorView matrix(const StoredTensor& t) {
+  const int64_t rows = t.shape.size() == 2 ? t.shape[0] : 1, cols = t.shape.back();
+  return {const_cast<std::byte*>(t.data), rows, cols, cols, *t.type->dtype};
+}
+
 }  // namespace
 
 WeightStore::WeightStore(const std::string& directory) : directory_(directory) {
@@ -143,10 +149,6 @@ const StoredTensor* WeightStore::find(std::string_view name) const {
 }
 
 QuantView WeightStore::quant_view(const StoredTensor& t, int block) const {
-  const auto matrix = [](const StoredTensor& m) {
-    const int64_t rows = m.shape.size() == 2 ? m.shape[0] : 1, cols = m.shape.back();
-    return TensorView{const_cast<std::byte*>(m.data), rows, cols, cols, *m.type->dtype};
-  };
   if (t.shape.empty() || t.shape.size() > 2)
     fail("tensor {} has shape {}: neither a vector nor a matrix", shown(t.name),
          shape_text(t.shape));
@@ -171,6 +173,27 @@ QuantView WeightStore::quant_view(const StoredTensor& t, int block) const {
          shape_text(t.shape));
   view.scale = matrix(*scale);
   view.block_rows = view.block_cols = block;
+  return view;
+}
+
+QuantView WeightStore::int4_view(const std::string& name, int64_t rows, int64_t cols,
+                                 int group) const {
+  const auto part = [&](const char* suffix, DType dtype, const std::vector<int64_t>& shape) {
+    const StoredTensor* t = find(name + suffix);
+    if (!t) fail("{}{} is missing: the weight is packed INT4 in groups of {}", name, suffix, group);
+    // A shape may be I64 or I32.
+    const bool type = t->type->dtype == dtype || (dtype == DType::kI64 && t->type->name == "I32");
+    if (!type || t->shape != shape)
+      fail("{}{} is {} {}, expected {} {}", name, suffix, t->type->name, shape_text(t->shape),
+           name_of(dtype), shape_text(shape));
+    return t;
+  };
+  QuantView view{.q = matrix(*part("_packed", DType::kI32, {rows, cols / 8})),
+                 .scale = matrix(*part("_scale", DType::kBF16, {rows, cols / group}))};
+  part("_shape", DType::kI64, {2});
+  view.q = {view.q.data, rows, cols, cols, DType::kI4Words};
+  view.block_rows = 1;
+  view.block_cols = group;
   return view;
 }
 

@@ -20,6 +20,9 @@ struct StoredTensor : TensorEntry {
   const std::byte* data;
 };
 
+// Ends of the names of the tensors that hold a matrix of packed INT4 (compressed-tensors).
+constexpr const char* kInt4Parts[] = {"_packed", "_scale", "_shape"};
+
 class WeightStore {
  public:
   // Opens the files that `directory`/model.safetensors.index.json names; without it
@@ -39,6 +42,12 @@ class WeightStore {
   // [ceil(rows / block)][ceil(cols / block)], which may lie in another file. Throws Error when it
   // has another rank, a type without DType, or no fitting scale.
   QuantView quant_view(const StoredTensor& tensor, int block) const;
+
+  // The matrix `name` [rows, cols] of packed INT4 with a scale for every `group` columns of a row:
+  // name_packed I32 [rows, cols / 8], name_scale BF16 [rows, cols / group]. Throws Error when one
+  // is missing or another. name_shape, I64 or I32 [2], must be there too; reading it is left to
+  // others.
+  QuantView int4_view(const std::string& name, int64_t rows, int64_t cols, int group) const;
 
   // Asks every file for its size. Throws Error when one has changed since it was opened.
   void require_unchanged() const;

@@ -1,5 +1,6 @@
 #include "model/checkpoint.h"
 
+#include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -15,6 +16,14 @@ class Problems {
  public:
   void add(std::string text) {
     if (count_++ < kNamedProblems) text_ += (text_.empty() ? "" : "; ") + std::move(text);
+  }
+  template <class Work>
+  void add_if_thrown(Work work) {
+    try {
+      work();
+    } catch (const Error& error) {
+      add(error.what());
+    }
   }
   void throw_if_any(const std::string& directory) const {
     if (count_ == 0) return;
@@ -49,6 +58,27 @@ bool fits(const StoredTensor& t, const WeightSpec& spec) {
                    (type == DType::kF8E4M3 && may_be_fp8(spec.use)));
 }
 
+std::string missing_text(const WeightStore& store, const WeightSpec& spec) {
+  if (!store.find(spec.name + kInt4Parts[0])) return fmt::format("{} is missing", spec.name);
+  return fmt::format(
+      "{} is packed INT4, which only routed experts may be, and only if quantization_config of "
+      "config.json says so",
+      spec.name);
+}
+
+// At any address.
+float scale_at(const TensorView& scales, int64_t r, int64_t c) {
+  const std::byte* at = scales.row_data(r) + c * size_of(scales.dtype);
+  float value;
+  if (scales.dtype == DType::kBF16) {
+    uint16_t bits;
+    std::memcpy(&bits, at, sizeof bits);
+    return std::bit_cast<float>(uint32_t{bits} << 16);
+  }
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
 bool is_rotary_buffer(std::string_view name) {
   return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".rotary_emb.cos_cached") ||
          name.ends_with(".rotary_emb.sin_cached");
@@ -74,18 +104,19 @@ ModelWeights stored_weights(const WeightStore& store, const ModelConfig& config)
     if (t) used[t - store.tensors().data()] = true;
   };
   for_each_weight(weights, config, [&](const WeightSpec& spec, QuantView& slot) {
+    if (spec.group > 0) {
+      for (const char* part : kInt4Parts) mark_used(store.find(spec.name + part));
+      return problems.add_if_thrown(
+          [&] { slot = store.int4_view(spec.name, spec.rows, spec.cols, spec.group); });
+    }
     const StoredTensor* t = store.find(spec.name);
-    if (!t) return problems.add(fmt::format("{} is missing", spec.name));
+    if (!t) return problems.add(missing_text(store, spec));
     mark_used(t);
     if (t->type->dtype == DType::kF8E4M3) mark_used(store.find(spec.name + "_scale_inv"));
     if (!fits(*t, spec))
       return problems.add(fmt::format("{} is {} {}, expected {}", spec.name, t->type->name,
                                       shape_text(t->shape), expected_text(spec)));
-    try {
-      slot = store.quant_view(*t, config.scale_block);
-    } catch (const Error& error) {
-      problems.add(error.what());
-    }
+    problems.add_if_thrown([&] { slot = store.quant_view(*t, config.scale_block); });
   });
   if (config.tied_head) weights.head = weights.embed;
 
@@ -110,17 +141,33 @@ std::vector<std::string> checkpoint_warnings(const ModelWeights& weights) {
                   rounded)};
 }
 
-void check_scales(std::string_view name, const TensorView& scale) {
-  std::vector<float> row(scale.cols);
-  for (int64_t r = 0; r < scale.rows; ++r) {
-    std::memcpy(row.data(), scale.row_data(r), row.size() * sizeof(float));
-    for (int64_t c = 0; c < scale.cols; ++c)
-      if (!(row[c] >= 0 && std::isfinite(row[c])))
+void check_scales(std::string_view name, const TensorView& scales) {
+  for (int64_t r = 0; r < scales.rows; ++r)
+    for (int64_t c = 0; c < scales.cols; ++c) {
+      const float scale = scale_at(scales, r, c);
+      if (!(scale >= 0 && std::isfinite(scale)))
         fail(
             "{}[{}][{}] is {}: a scale must be a finite number of at least 0; download the "
             "checkpoint again",
-            name, r, c, row[c]);
+            name, r, c, scale);
+    }
+}
+
+void check_int4_shape(const StoredTensor& shape, const std::byte* data, int64_t rows,
+                      int64_t cols) {
+  int64_t found[2];
+  for (int i = 0; i < 2; ++i) {
+    int32_t narrow;
+    if (shape.type->dtype == DType::kI64) {
+      std::memcpy(&found[i], data + i * sizeof found[i], sizeof found[i]);
+    } else {
+      std::memcpy(&narrow, data + i * sizeof narrow, sizeof narrow);
+      found[i] = narrow;
+    }
   }
+  if (found[0] != rows || found[1] != cols)
+    fail("{} says [{}, {}], expected [{}, {}]: download the checkpoint again", shape.name, found[0],
+         found[1], rows, cols);
 }
 
 bool is_passed_over(std::string_view name, const ModelConfig& config) {

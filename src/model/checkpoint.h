@@ -22,8 +22,12 @@ ModelWeights stored_weights(const WeightStore& store, const ModelConfig& config)
 // rounded to 16 bits.
 std::vector<std::string> checkpoint_warnings(const ModelWeights& weights);
 
-// Throws Error when a scale (at any address) is NaN, infinite or negative, naming the first.
-void check_scales(std::string_view name, const TensorView& scale);
+// Throws Error when a scale (kF32 or kBF16, at any address) is NaN, infinite or negative, naming
+// the first.
+void check_scales(std::string_view name, const TensorView& scales);
+
+// Throws Error unless the numbers in `shape`, a copy of the tensor's data, are those of the matrix.
+void check_int4_shape(const StoredTensor& shape, const std::byte* data, int64_t rows, int64_t cols);
 
 // True for a tensor of the checkpoint that the main model does not use.
 bool is_passed_over(std::string_view name, const ModelConfig& config);

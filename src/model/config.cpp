@@ -41,7 +41,7 @@ void refuse_variants(const ConfigJson& json);
 MlaConfig read_attention(const ConfigJson& json);
 RopeConfig read_rope(const ConfigJson& json);
 RouterConfig read_router(const ConfigJson& json, const FamilyDefaults& defaults);
-int read_scale_block(const ConfigJson& json);
+void read_quantization(const ConfigJson& json, ModelConfig& config);
 void read_token_ids(const ConfigJson& json, ModelConfig& config);
 void check_sizes(const ModelConfig& config, std::string_view source);
 
@@ -75,7 +75,6 @@ ModelConfig ModelConfig::from_json(std::string_view text, std::string_view sourc
   c.max_context = json.integer("max_position_embeddings", 1, kMaxSize, defaults.max_context);
   c.tied_head = json.boolean("tie_word_embeddings", false);
   c.norm_eps = static_cast<float>(json.number("rms_norm_eps", 1e-30, 1, 1e-6));
-  c.scale_block = read_scale_block(json);
   c.mla = read_attention(json);
   c.rope = read_rope(json);
 
@@ -86,6 +85,7 @@ ModelConfig ModelConfig::from_json(std::string_view text, std::string_view sourc
   // An explicit null means none; the default stands for a key that is not there.
   const int n_shared = json.mentions("n_shared_experts") ? 0 : defaults.n_shared_experts;
   c.n_shared_experts = moe ? json.integer("n_shared_experts", 0, kMaxExperts, n_shared) : 0;
+  read_quantization(json, c);
 
   c.eos_ids.clear();
   read_token_ids(json, c);
@@ -255,19 +255,64 @@ RouterConfig read_router(const ConfigJson& json, const FamilyDefaults& defaults)
   return router;
 }
 
-int read_scale_block(const ConfigJson& json) {
-  if (!json.has("quantization_config")) return 0;
+int read_scale_block(const ConfigJson& quantization);
+int read_expert_group(const ConfigJson& quantization);
+
+void read_quantization(const ConfigJson& json, ModelConfig& c) {
+  c.scale_block = c.expert_group = 0;
+  if (!json.has("quantization_config")) return;
   const ConfigJson quantization = json.object("quantization_config");
-  if (quantization.text("quant_method") != "fp8")
-    quantization.refuse(
-        "quant_method",
-        "only \"fp8\" with block scales, or an unquantised checkpoint, is supported");
+  const std::string method = quantization.text("quant_method");
+  if (method == "fp8") {
+    c.scale_block = read_scale_block(quantization);
+  } else if (method == "compressed-tensors") {
+    c.expert_group = read_expert_group(quantization);
+    if (c.dim % c.expert_group != 0 || c.expert_dim % c.expert_group != 0)
+      json.refuse("quantization_config",
+                  fmt::format("its group_size {} must divide hidden_size, {}, and "
+                              "moe_intermediate_size, {}",
+                              c.expert_group, c.dim, c.expert_dim));
+  } else {
+    quantization.refuse("quant_method",
+                        "only \"fp8\" with block scales, \"compressed-tensors\" with INT4 experts, "
+                        "or an unquantised checkpoint, is supported");
+  }
+}
+
+int read_scale_block(const ConfigJson& quantization) {
   if (quantization.text("fmt", "e4m3") != "e4m3")
     quantization.refuse("fmt", "only \"e4m3\" is supported");
   const nlohmann::json& block = quantization.array("weight_block_size");
   if (block.size() != 2 || block[0] != block[1] || !is_whole(block[0], 1, kMaxSize))
     quantization.refuse("weight_block_size", "expected two equal whole numbers such as [128, 128]");
   return block[0].get<int>();
+}
+
+// What compressed-tensors (quantization/quant_args.py) calls the weights of Kimi-K2-Thinking. Its
+// "ignore" is not read: the tensors themselves say what is packed.
+int read_expert_group(const ConfigJson& quantization) {
+  const char* const supported =
+      "of compressed-tensors only \"pack-quantized\" routed experts are supported: symmetric INT4 "
+      "in groups of 32, 64 or 128 columns with one scale each, activations not quantised";
+  if (quantization.text("format") != "pack-quantized") quantization.refuse("format", supported);
+  const ConfigJson groups = quantization.object("config_groups");
+  const std::string only = groups.key_with_prefix("");
+  if (quantization.value("config_groups").size() != 1 || only.empty())
+    quantization.refuse("config_groups", supported);
+  const ConfigJson group = groups.object(only);
+  if (group.text("format", "pack-quantized") != "pack-quantized") group.refuse("format", supported);
+  for (const char* key : {"input_activations", "output_activations"})
+    if (group.has(key)) group.refuse(key, supported);
+  const ConfigJson weights = group.object("weights");
+  if (weights.integer("num_bits", 1, 32) != 4) weights.refuse("num_bits", supported);
+  if (weights.text("type", "int") != "int") weights.refuse("type", supported);
+  if (weights.text("strategy", "group") != "group") weights.refuse("strategy", supported);
+  if (!weights.boolean("symmetric", true)) weights.refuse("symmetric", supported);
+  for (const char* key : {"actorder", "block_structure"})
+    if (weights.has(key)) weights.refuse(key, supported);
+  const int size = weights.integer("group_size", 1, kMaxSize);
+  if (size != 32 && size != 64 && size != 128) weights.refuse("group_size", supported);
+  return size;
 }
 
 // Replaces only what the file names.

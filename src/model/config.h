@@ -56,7 +56,10 @@ struct ModelConfig {
   int n_shared_experts = 1;                            // n_shared_experts; 0 = none
   int n_mtp_layers = 1;                                // num_nextn_predict_layers
   int max_context = 163840;                            // max_position_embeddings
-  int scale_block = 128;   // quantization_config.weight_block_size; 0 = none
+  int scale_block = 128;  // quantization_config.weight_block_size; 0 = none
+  // quantization_config of compressed-tensors: routed experts are packed INT4 with a scale for so
+  // many columns of a row (group_size); 0 = they are not
+  int expert_group = 0;
   bool tied_head = false;  // tie_word_embeddings
   float norm_eps = 1e-6f;  // rms_norm_eps
   float latent_norm_eps =

@@ -67,6 +67,9 @@ struct WeightSpec {
   int expert;        // -1 unless a routed expert's
   WeightUse use;
   int64_t rows, cols;  // vectors are [1, n]
+  // Not 0: packed INT4 with a scale for so many columns. The checkpoint then has no `name` but
+  // name_packed I32 [rows, cols / 8], name_scale BF16 [rows, cols / group] and name_shape.
+  int group = 0;
 };
 
 // Calls visit(WeightSpec, QuantView& slot) for every tensor of the checkpoint that the main model
@@ -83,7 +86,8 @@ void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
     const std::string p = "model.layers." + std::to_string(l) + ".";
     const auto one = [&](const std::string& name, QuantView& slot, WeightUse use, int64_t rows,
                          int64_t cols, int expert = -1) {
-      visit(WeightSpec{p + name, l, expert, use, rows, cols}, slot);
+      visit(WeightSpec{p + name, l, expert, use, rows, cols, expert < 0 ? 0 : c.expert_group},
+            slot);
     };
     const auto ffn = [&](const std::string& name, FfnWeights& f, WeightUse use, int64_t width,
                          int expert = -1) {

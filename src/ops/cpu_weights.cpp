@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "ops/int4_words.h"
+
 namespace tandem {
 
 namespace {
@@ -28,17 +30,6 @@ Shape row_scale_shape(cpu::Layout layout, int64_t rows, int64_t n_groups) {
   return {n_panels(rows), (n_groups + 1) * cpu::kPanelRows};
 }
 
-// row *= the scales of a row of `stored`, which may be at any address.
-void multiply_by_scales(const QuantView& stored, int64_t at, std::vector<float>& row) {
-  if (stored.scale.empty()) return;
-  const std::byte* scales = stored.scale.row_data(at / stored.block_rows);
-  for (size_t c = 0; c < row.size(); ++c) {
-    float scale;
-    std::memcpy(&scale, scales + c / stored.block_cols * sizeof(scale), sizeof(scale));
-    row[c] *= scale;
-  }
-}
-
 int64_t group_of(WeightFormat format, int64_t cols) {
   switch (format.dtype) {
     case DType::kI8:
@@ -55,6 +46,8 @@ int64_t group_of(WeightFormat format, int64_t cols) {
 }  // namespace
 
 int64_t CpuWeights::packed_bytes(const QuantView& stored) const {
+  if (stored.q.dtype == DType::kI4Words)
+    return converted_bytes(stored, {DType::kI4, stored.block_cols});
   const Shape shape = packed_shape(kernels_.layout, stored.q.rows, stored.q.cols, stored.q.dtype);
   return bytes_of(shape, stored.q.dtype) +
          bytes_of({stored.scale.rows, stored.scale.cols}, DType::kF32);
@@ -70,6 +63,8 @@ TensorView CpuWeights::reserve_codes(int64_t rows, int64_t cols, DType dtype) {
 }
 
 QuantView CpuWeights::reserve(const QuantView& stored) {
+  if (stored.q.dtype == DType::kI4Words)
+    return reserve_converted(stored, {DType::kI4, stored.block_cols});
   QuantView packed = stored;
   packed.q = reserve_codes(stored.q.rows, stored.q.cols, stored.q.dtype);
   const int columns = cpu::columns_of_step(kernel_type(stored.q.dtype));
@@ -93,6 +88,40 @@ void CpuWeights::pack(const void* rows, const QuantView& packed, int64_t first_r
 
 void CpuWeights::pack_scales(const void* scales, const QuantView& packed) {
   std::memcpy(packed.scale.data, scales, packed.scale.rows * packed.scale.row_bytes());
+}
+
+void CpuWeights::pack_words(const void* rows, const QuantView& packed, int64_t first_row,
+                            int64_t n_rows) const {
+  const int64_t cols = packed.q.cols, group = packed.block_cols;
+  const int64_t row_bytes = cpu::row_bytes(cpu::WeightType::kI4, cols);
+  std::vector<std::byte> codes(n_rows * row_bytes);
+  int4_codes(rows, n_rows * cols, codes.data());
+  for (int64_t r = 0; r < n_rows && kernels_.layout == cpu::Layout::kPanels; ++r) {
+    const RowScales scales = row_scales(packed, first_row + r);
+    double sum = 0;
+    for (int64_t c = 0; c < cols; c += group)
+      sum += static_cast<double>(scales[c / group]) *
+             static_cast<double>(int4_sum(codes.data() + r * row_bytes + c / 2, group));
+    scales[cols / group] = static_cast<float>(128 * sum);
+  }
+  pack(codes.data(), packed, first_row, n_rows);
+}
+
+void CpuWeights::pack_words_scales(const void* scales, const QuantView& packed) const {
+  const int64_t n_groups = packed.q.cols / packed.block_cols;
+  std::vector<float> row(n_groups);
+  for (int64_t r = 0; r < packed.q.rows; ++r) {
+    const auto* source =
+        static_cast<const std::byte*>(scales) + r * n_groups * size_of(DType::kBF16);
+    kernels_.decode({source, cpu::WeightType::kBF16, row.data(), n_groups});
+    const RowScales target = row_scales(packed, r);
+    for (int64_t g = 0; g < n_groups; ++g) target[g] = row[g];
+  }
+}
+
+CpuWeights::RowScales CpuWeights::row_scales(const QuantView& packed, int64_t at) const {
+  if (kernels_.layout == cpu::Layout::kRows) return {packed.scale.row<float>(at), 1};
+  return {packed.scale.row<float>(at / cpu::kPanelRows) + at % cpu::kPanelRows, cpu::kPanelRows};
 }
 
 int64_t CpuWeights::converted_bytes(const QuantView& stored, WeightFormat format) const {
@@ -123,13 +152,12 @@ QuantView CpuWeights::reserve_converted(const QuantView& stored, WeightFormat fo
 void CpuWeights::convert(const void* rows, const QuantView& stored, const QuantView& packed,
                          int64_t first_row, int64_t n_rows) const {
   const int64_t cols = packed.q.cols;
-  const cpu::WeightType from = kernel_type(stored.q.dtype), to = kernel_type(packed.q.dtype);
+  const cpu::WeightType to = kernel_type(packed.q.dtype);
   std::vector<float> row(cols);
   std::vector<std::byte> codes(n_rows * cpu::row_bytes(to, cols));
   for (int64_t r = 0; r < n_rows; ++r) {
     const auto* source = static_cast<const std::byte*>(rows) + r * stored.q.row_bytes();
-    kernels_.decode({source, from, row.data(), cols});
-    multiply_by_scales(stored, first_row + r, row);
+    decode_row(source, stored, first_row + r, row);
     std::byte* const target = codes.data() + r * cpu::row_bytes(to, cols);
     if (packed.scale.empty()) {
       kernels_.encode_bf16({row.data(), reinterpret_cast<cpu::bf16*>(target), cols});
@@ -138,6 +166,22 @@ void CpuWeights::convert(const void* rows, const QuantView& stored, const QuantV
     }
   }
   pack(codes.data(), packed, first_row, n_rows);
+}
+
+// Row `at` of a stored matrix, whose codes and scales may be at any address.
+void CpuWeights::decode_row(const std::byte* codes, const QuantView& stored, int64_t at,
+                            std::vector<float>& row) const {
+  const int64_t cols = stored.q.cols;
+  if (stored.q.dtype == DType::kI4Words) {
+    int4_values(codes, cols, row.data());
+  } else {
+    kernels_.decode({codes, kernel_type(stored.q.dtype), row.data(), cols});
+  }
+  if (stored.scale.empty()) return;
+  std::vector<float> scales(stored.scale.cols);
+  kernels_.decode({stored.scale.row_data(at / stored.block_rows), kernel_type(stored.scale.dtype),
+                   scales.data(), stored.scale.cols});
+  for (int64_t c = 0; c < cols; ++c) row[c] *= scales[c / stored.block_cols];
 }
 
 void CpuWeights::quantize(const std::vector<float>& row, std::byte* codes, const QuantView& packed,
@@ -152,13 +196,9 @@ void CpuWeights::quantize(const std::vector<float>& row, std::byte* codes, const
                      .codes = codes,
                      .scales = scales.data(),
                      .sum = &sum});
-  if (kernels_.layout == cpu::Layout::kRows) {
-    std::copy(scales.begin(), scales.end(), packed.scale.row<float>(at));
-    return;
-  }
-  float* const panel = packed.scale.row<float>(at / cpu::kPanelRows) + at % cpu::kPanelRows;
-  for (int64_t g = 0; g < n_groups; ++g) panel[g * cpu::kPanelRows] = scales[g];
-  panel[n_groups * cpu::kPanelRows] = 128 * sum;
+  const RowScales target = row_scales(packed, at);
+  for (int64_t g = 0; g < n_groups; ++g) target[g] = scales[g];
+  if (kernels_.layout == cpu::Layout::kPanels) target[n_groups] = 128 * sum;
 }
 
 int64_t CpuWeights::table_bytes(const QuantView& stored) {
@@ -195,9 +235,10 @@ cpu::WeightType kernel_type(DType dtype) {
       return cpu::WeightType::kI4;
     case DType::kI32:
     case DType::kI64:
+    case DType::kI4Words:
       break;
   }
-  check(false, "wide integers are no weights");
+  check(false, "a type that no kernel multiplies");
   return {};
 }
 

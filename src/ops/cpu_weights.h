@@ -33,6 +33,11 @@ class CpuWeights {
   // Writes all scales of `packed` from `scales` as the checkpoint stores them.
   static void pack_scales(const void* scales, const QuantView& packed);
 
+  // The same for kI4Words, kept as kI4: all scales first, BF16 in the checkpoint, then the rows.
+  void pack_words_scales(const void* scales, const QuantView& packed) const;
+  void pack_words(const void* rows, const QuantView& packed, int64_t first_row,
+                  int64_t n_rows) const;
+
   // The same for a matrix that is kept in another format; convert() takes the place of pack() and
   // reads the scales of `stored`. Throws Error when groups do not divide the columns.
   int64_t converted_bytes(const QuantView& stored, WeightFormat format) const;
@@ -50,8 +55,18 @@ class CpuWeights {
 
  private:
   TensorView reserve_codes(int64_t rows, int64_t cols, DType dtype);
+  void decode_row(const std::byte* codes, const QuantView& stored, int64_t at,
+                  std::vector<float>& row) const;
   void quantize(const std::vector<float>& row, std::byte* codes, const QuantView& packed,
                 int64_t at) const;
+  // Scales of one row of `packed`, of which there are several: [n_groups], `step` apart. In panels
+  // 128 times the sum of the row's values follows.
+  struct RowScales {
+    float* first;
+    int64_t step;
+    float& operator[](int64_t group) const { return first[group * step]; }
+  };
+  RowScales row_scales(const QuantView& packed, int64_t at) const;
 
   const cpu::KernelTable& kernels_;
   Arena arena_;
