@@ -187,13 +187,15 @@ __m512 largest(const Scores& scores, int n_blocks) {
 }
 
 // The weights of 32 slots from `tile` on, as rows of pairs of keys; zero for keys that are not
-// seen, of which there are none if kAll. Returns the sums.
+// seen, of which there are none if kAll. Returns the sums of the rounded weights: so the output is
+// a mean, whatever the rounding.
 template <bool kAll>
 __m512 weigh(const AttendArgs& a, const Scores& scores, int tile, __m512 max, int query,
              Scratch& s) {
   alignas(64) uint16_t order[32];
   for (int i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
   const __m512i interleaved = _mm512_load_si512(order);
+  const __m512i ones = _mm512_set1_epi16(0x3f80);
   const __m512 scale = _mm512_set1_ps(a.scale);
   __m512 sum = _mm512_setzero_ps();
   __m512i pairs[16];
@@ -207,11 +209,12 @@ __m512 weigh(const AttendArgs& a, const Scores& scores, int tile, __m512 max, in
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j)
         w[j] = _mm512_maskz_mov_ps(sees(scores, tile / kMaxKeys, tile % kMaxKeys + i + j), w[j]);
-    sum = _mm512_add_ps(sum, _mm512_add_ps(_mm512_add_ps(w[0], w[1]), _mm512_add_ps(w[2], w[3])));
 #pragma GCC unroll 2
-    for (int j = 0; j < 2; ++j)
+    for (int j = 0; j < 2; ++j) {
       pairs[i / 2 + j] = _mm512_permutexvar_epi16(
           interleaved, (__m512i)_mm512_cvtne2ps_pbh(w[2 * j + 1], w[2 * j]));
+      sum = _mm512_dpbf16_ps(sum, (__m512bh)pairs[i / 2 + j], (__m512bh)ones);
+    }
   }
   transpose(pairs);
   for (int i = 0; i < 16; ++i) _mm512_store_si512(s.weights[query + i][tile / 2], pairs[i]);
