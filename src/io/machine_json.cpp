@@ -186,15 +186,16 @@ Link read_link(JsonFields& fields, const std::string& key) {
   return read;
 }
 
+// Rates measured on a busy machine may contradict each other; they are what they are.
 void require_consistent(const Machine& m, const std::string& source) {
   const double all = m.read_bytes_per_second();
   require(m.sockets <= static_cast<int>(m.nodes.size()),
           "{}: sockets is {} with {} numa_nodes: a socket is at least one node", source, m.sockets,
           m.nodes.size());
-  require(m.one_thread_read_bytes_per_second <= kRounding * all,
+  require(m.measured_at > 0 || m.one_thread_read_bytes_per_second <= kRounding * all,
           "{}: read_bytes_per_second: one_thread is {:g}, more than all with {:g}: correct one",
           source, m.one_thread_read_bytes_per_second, all);
-  require(m.cross_read_bytes_per_second <= kRounding * all,
+  require(m.measured_at > 0 || m.cross_read_bytes_per_second <= kRounding * all,
           "{}: read_bytes_per_second: cross is {:g}, more than all with {:g}: correct one", source,
           m.cross_read_bytes_per_second, all);
   require(m.gpus.size() <= 1 || m.gpu_link.bytes_per_second > 0,

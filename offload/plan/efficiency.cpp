@@ -1,0 +1,83 @@
+#include "offload/plan/efficiency.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+namespace tandem {
+namespace {
+
+struct Point {
+  double x, ratio;
+};
+
+// Between points straight in log(x), constant beyond them. x ascends.
+double at(std::span<const Point> curve, double x) {
+  if (x <= curve.front().x) return curve.front().ratio;
+  for (size_t i = 1; i < curve.size(); ++i) {
+    const Point a = curve[i - 1], b = curve[i];
+    if (x > b.x) continue;
+    return a.ratio + (b.ratio - a.ratio) * std::log(x / a.x) / std::log(b.x / a.x);
+  }
+  return curve.back().ratio;
+}
+
+// avx512: docs/measurements/amd-epyc-family-26-model-2, `bench experts`, `mlp` and `attention` of
+// R1. The other instruction sets share it until a machine has been measured; reference is not made
+// for speed.
+constexpr Point kAvx512ExpertsF8[] = {{1, 0.82}, {2.6, 0.85}, {4.8, 0.80}, {19, 0.62}, {76, 0.79}};
+constexpr Point kAvx512ExpertsBf16[] = {{1, 0.86}, {4.9, 0.88}, {9.9, 0.72}, {39, 0.65}};
+constexpr Point kAvx512ExpertsI8[] = {{1, 0.86}, {2.6, 0.87}, {4.8, 0.77}, {19, 0.58}};
+constexpr Point kAvx512ExpertsI4[] = {{1, 0.72}, {1.3, 0.52}, {4.1, 0.55}, {16, 0.38}};
+constexpr Point kAvx512DenseF8[] = {{1, 0.87}, {8, 0.65}, {64, 0.80}, {512, 0.75}};
+constexpr Point kAvx512DenseBf16[] = {{1, 0.91}, {8, 0.67}, {64, 0.76}, {512, 0.70}};
+constexpr Point kAvx512Absorbed[] = {{512, 0.27}, {4096, 0.50}, {16384, 0.60}};
+constexpr Point kAvx512Restored[] = {{512, 0.41}, {4096, 0.50}};
+
+// amx: no such machine has been measured. One row: SGLang reached 85 % of the bandwidth on a Xeon
+// 6980P. Many rows: 31 to 35 % of the peak are what kt-kernel reaches, 75 % what a loop over the
+// L2 cache can reach; assumed is the middle.
+constexpr Point kAmxExperts[] = {{1, 0.80}, {4, 0.70}, {16, 0.60}, {64, 0.45}, {256, 0.50}};
+constexpr Point kAmxExpertsI4[] = {{1, 0.65}, {4, 0.55}, {16, 0.45}, {64, 0.40}, {256, 0.50}};
+constexpr Point kAmxDense[] = {{1, 0.85}, {8, 0.60}, {64, 0.50}, {512, 0.50}};
+constexpr Point kAmxAbsorbed[] = {{512, 0.15}, {4096, 0.35}, {16384, 0.45}};
+constexpr Point kAmxRestored[] = {{512, 0.30}, {4096, 0.40}};
+
+// gpu: DeepGEMM on H800 reads 0.5 to 0.8 of 3.35 TB/s at 64 rows, does 0.5 to 0.7 of 1,979 TFLOPS
+// at 4,096; FlashMLA reads 0.9 and does 0.67 (their published tables). One row: assumed.
+constexpr Point kGpuProducts[] = {{1, 0.70}, {64, 0.65}, {256, 0.45}, {4096, 0.60}};
+constexpr Point kGpuAbsorbed[] = {{512, 0.40}, {4096, 0.67}};
+constexpr Point kGpuRestored[] = {{512, 0.40}, {4096, 0.50}};
+
+constexpr Point kReference[] = {{1, 0.02}};
+
+}  // namespace
+
+double product_ratio(std::string_view kind, Product product, DType format, double rows) {
+  if (kind == "gpu") return at(kGpuProducts, rows);
+  if (kind == "reference") return at(kReference, rows);
+  const bool experts = product == Product::kExperts;
+  if (kind == "amx") {
+    if (!experts) return at(kAmxDense, rows);
+    return format == DType::kI4 ? at(kAmxExpertsI4, rows) : at(kAmxExperts, rows);
+  }
+  switch (format) {
+    case DType::kI8:
+      return at(kAvx512ExpertsI8, rows);
+    case DType::kI4:
+      return at(kAvx512ExpertsI4, rows);
+    case DType::kF8E4M3:
+      return experts ? at(kAvx512ExpertsF8, rows) : at(kAvx512DenseF8, rows);
+    default:
+      return experts ? at(kAvx512ExpertsBf16, rows) : at(kAvx512DenseBf16, rows);
+  }
+}
+
+double attention_ratio(std::string_view kind, bool absorbed, double context) {
+  if (kind == "gpu") return absorbed ? at(kGpuAbsorbed, context) : at(kGpuRestored, context);
+  if (kind == "reference") return at(kReference, context);
+  if (kind == "amx") return absorbed ? at(kAmxAbsorbed, context) : at(kAmxRestored, context);
+  return absorbed ? at(kAvx512Absorbed, context) : at(kAvx512Restored, context);
+}
+
+}  // namespace tandem

@@ -1,0 +1,271 @@
+#include "offload/plan/layer_time.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "offload/plan/cost.h"
+#include "offload/plan/expert_load.h"
+
+namespace tandem {
+namespace {
+
+constexpr double kBf16Bytes = 2;
+constexpr double kHandOffSeconds = 10e-6;  // GPU to CPU or back, beside the copy: assumed
+
+}  // namespace
+
+LayerModel::LayerModel(const PlanInput& input, const Placement& placement, StepShape shape)
+    : in_(input), p_(placement), shape_(shape) {}
+
+LayerTime LayerModel::layer(const Stage& stage, int layer, const LayerExperts* experts) const {
+  const double tokens = shape_.tokens_per_replica;
+  if (p_.micro_batches == 2 && tokens >= 2 && experts && !shape_.prefill)
+    return overlapped(stage, layer, experts, tokens);
+  return chain(stage, layer, experts, tokens);
+}
+
+LayerTime LayerModel::chain(const Stage& stage, int layer, const LayerExperts* experts,
+                            double tokens) const {
+  LayerTime t;
+  add_backbone(stage, layer, tokens, t);
+  for (const double part : t.parts) t.seconds += part;
+  if (!experts) return t;
+  t.seconds -= t[Part::kShared];
+  const ExpertTimes e = expert_times(stage, layer, *experts, tokens);
+  t[Part::kGpuExperts] = e.gpu;
+  t[Part::kCpuExperts] = e.cpu;
+  t[Part::kStreaming] = e.streaming;
+  t[Part::kExchange] = exchange_seconds(stage, e, tokens);
+  // Streaming runs ahead into the layers before; the rest of a layer hides behind it.
+  if (e.streaming > 0) {
+    t.seconds = std::max(t.seconds + t[Part::kShared] + e.streamed_compute, e.streaming);
+    return t;
+  }
+  if (e.other == 0)
+    t.seconds += t[Part::kShared] + t[Part::kExchange] + e.own;
+  else
+    t.seconds += std::max(t[Part::kShared] + e.own, t[Part::kExchange] + e.other);
+  return t;
+}
+
+// Two halves in turn: while one's experts are elsewhere, the other has the backbone. What is
+// busiest sets the pace, but a half cannot be faster than its own chain.
+LayerTime LayerModel::overlapped(const Stage& stage, int layer, const LayerExperts* experts,
+                                 double tokens) const {
+  const LayerTime half = chain(stage, layer, experts, tokens / 2);
+  const ExpertTimes e = expert_times(stage, layer, *experts, tokens / 2);
+  LayerTime t = half;
+  for (double& part : t.parts) part *= 2;
+  double backbone = e.own;
+  for (const Part part : {Part::kProjections, Part::kAttention, Part::kRouter, Part::kShared,
+                          Part::kAllReduce, Part::kOverhead})
+    backbone += half[part];
+  t.seconds = std::max(2 * std::max({backbone, half[Part::kExchange], e.other}), half.seconds);
+  return t;
+}
+
+void LayerModel::add_backbone(const Stage& stage, int layer, double tokens, LayerTime& t) const {
+  const ModelConfig& c = in_.config;
+  const Device device = stage.devices[0];
+  const Rates rates = rates_of(in_.machine, device, p_.numa_columns);
+  const BackboneBytes bytes = backbone_layer_bytes(c, layer, p_.backbone);
+  const TokenOps ops = token_ops(c);
+  const double tp = stage.tp;
+  const auto dense = [&](int64_t weights, double token_ops) {
+    return product_seconds(rates, Product::kDense, p_.backbone.dtype,
+                           {static_cast<double>(weights) / tp, token_ops * tokens / tp, tokens});
+  };
+  t[Part::kProjections] = dense(bytes.attention, ops.projections);
+  const double queries = shape_.prefill ? tokens : 1;
+  const AttentionWork work = attention_work(c, queries, shape_.context);
+  const double n = tokens / queries;
+  t[Part::kAttention] =
+      std::max(n * work.bytes / rates.read_bytes_per_second,
+               n * work.ops / tp / peak_for(rates, DType::kBF16, !device.is_cpu())) /
+      attention_ratio(rates.kind, work.absorbed, shape_.context);
+  if (c.is_moe(layer)) {
+    t[Part::kRouter] =
+        product_seconds(rates, Product::kDense, DType::kBF16,
+                        {static_cast<double>(bytes.router), ops.router * tokens, tokens});
+    if (bytes.shared > 0) t[Part::kShared] = dense(bytes.shared, ops.shared);
+  } else {
+    t[Part::kDense] = dense(bytes.dense, ops.dense);
+  }
+  t[Part::kAllReduce] = all_reduce_seconds(stage, tokens);
+  t[Part::kOverhead] = rates.per_layer_seconds;
+}
+
+LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
+                                                 const LayerExperts& experts, double tokens) const {
+  const Device backbone = stage.devices[0];
+  const std::vector<ExpertLoad> loads =
+      expert_loads(in_, p_, experts, layer, tokens * shape_.replicas, backbone);
+  const bool stream = shape_.prefill && !backbone.is_cpu() && streams(p_, tokens);
+  std::vector<Device> sorted = stage.devices;
+  std::sort(sorted.begin(), sorted.end());
+  std::vector<bool> is_own;
+  for (const ExpertLoad& load : loads)
+    is_own.push_back(std::binary_search(sorted.begin(), sorted.end(), load.owner));
+  const auto n_own = static_cast<int>(std::count(is_own.begin(), is_own.end(), true));
+  const Rates cpu = rates_of(in_.machine, {0, -1}, p_.numa_columns);
+  const Rates gpu = in_.machine.gpus.empty() ? cpu : rates_of(in_.machine, {0, 0}, {});
+  const bool sliced = experts.groups[0].sliced;
+  ExpertTimes e;
+  for (size_t i = 0; i < loads.size(); ++i) {
+    const ExpertLoad& load = loads[i];
+    if (stream && load.owner.is_cpu()) {
+      add_streamed(stage, load, e);
+      continue;
+    }
+    const bool own = is_own[i];
+    const int n_alike = own ? n_own : static_cast<int>(loads.size()) - n_own;
+    const double seconds =
+        busiest_seconds(load.owner.is_cpu() ? cpu : gpu, load, sliced ? 1 : n_alike);
+    double& where = own ? e.own : e.other;
+    where = std::max(where, seconds);
+    double& kind = load.owner.is_cpu() ? e.cpu : e.gpu;
+    kind = std::max(kind, seconds);
+  }
+  e.sliced = sliced;
+  add_ways(stage, loads, e);
+  return e;
+}
+
+// The host's GPUs of the stage bring different experts.
+void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, ExpertTimes& e) const {
+  double n_gpus = 0;
+  for (const Device d : stage.devices) n_gpus += d.host == load.owner.host ? 1 : 0;
+  n_gpus = std::max(1.0, n_gpus);
+  const Rates gpu = rates_of(in_.machine, stage.devices[0], {});
+  e.streaming += load.bytes / (in_.machine.gpus[0].h2d_bytes_per_second * n_gpus);
+  const double seconds =
+      std::max(load.bytes / gpu.read_bytes_per_second, load.stream_op_seconds) / n_gpus /
+      product_ratio(gpu.kind, Product::kExperts, load.format, load.rows / load.used);
+  e.streamed_compute += seconds;
+  e.gpu += seconds;
+}
+
+// Of one replica's tokens, the parts that go to its host's CPUs, to other GPUs of its host, and to
+// other hosts.
+void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loads,
+                          ExpertTimes& e) const {
+  const Device backbone = stage.devices[0];
+  double all = 0, cpu = 0, near = 0, far = 0;
+  for (const ExpertLoad& load : loads) {
+    all += load.rows;
+    if (load.owner == backbone) continue;
+    if (load.owner.host != backbone.host)
+      far += load.rows;
+    else
+      (load.owner.is_cpu() ? cpu : near) += load.rows;
+  }
+  if (all <= 0) return;
+  e.to_cpu = cpu / all;
+  e.to_near = near / all;
+  e.to_far = far / all;
+  e.n_owners = static_cast<int>(loads.size());
+}
+
+// Tokens out and sums back. Between a GPU and its host's CPUs in BF16 over the host link; between
+// ranks as dispatch_bytes() and combine_bytes(), counting every copy as DeepEP's figures do.
+double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const {
+  if (e.sliced) return 0;
+  const Machine& m = in_.machine;
+  const bool gpu_backbone = !stage.devices[0].is_cpu();
+  double seconds = 0;
+  if (e.to_cpu > 0 && gpu_backbone && e.streaming == 0) {
+    const Gpu& gpu = m.gpus[0];
+    const double bytes = tokens * in_.config.dim * kBf16Bytes;
+    seconds +=
+        2 * kHandOffSeconds + bytes / gpu.d2h_bytes_per_second + bytes / gpu.h2d_bytes_per_second;
+  }
+  // What a backbone rank sends or, if those are fewer, an expert rank gets.
+  const double busier = std::max(1.0, shape_.replicas / e.n_owners);
+  const double bytes =
+      busier * tokens * static_cast<double>(dispatch_bytes(in_.config) + combine_bytes(in_.config));
+  double near = 0, far = 0;
+  if (e.to_near > 0 && gpu_backbone)
+    near = 2 * m.gpu_link.latency_seconds + bytes * e.to_near / m.gpu_link.bytes_per_second;
+  if (e.to_far > 0) {
+    double a_host = 0;  // replicas that share its network
+    for (const Device d : stage.devices) a_host += d.host == stage.devices[0].host ? 1 : 0;
+    a_host = std::min(a_host / stage.tp, shape_.replicas);
+    far = 2 * m.network.latency_seconds +
+          bytes * e.to_far * std::max(1.0, a_host) / m.network.bytes_per_second;
+  }
+  return seconds + std::max(near, far);
+}
+
+// Two a layer, after attention and after the FFN, each as reduce-scatter and all-gather.
+double LayerModel::all_reduce_seconds(const Stage& stage, double tokens) const {
+  if (stage.tp == 1) return 0;
+  const Machine& m = in_.machine;
+  const bool same_host = stage.devices[0].host == stage.devices[stage.tp - 1].host;
+  const Link link = same_host ? m.gpu_link
+                              : Link{m.network.bytes_per_second /
+                                         std::max<double>(1, static_cast<double>(m.gpus.size())),
+                                     m.network.latency_seconds};
+  const double bytes = 2 * (stage.tp - 1.0) / stage.tp * tokens * in_.config.dim * kBf16Bytes;
+  return 2 * (2 * link.latency_seconds + bytes / link.bytes_per_second);
+}
+
+bool streams(const Placement& p, double chunk_tokens) {
+  return p.stream_from_tokens > 0 && chunk_tokens >= p.stream_from_tokens;
+}
+
+double embedding_seconds(const PlanInput& in, const Placement& p, double tokens) {
+  const Device device = p.stages.front().devices[0];
+  const double bytes = tokens * in.config.dim * kBf16Bytes;
+  if (!p.embedding_on_cpu && !device.is_cpu())
+    return 2 * bytes / in.machine.gpus[device.gpu].read_bytes_per_second;
+  const double rate = std::min(tokens * in.machine.one_thread_read_bytes_per_second,
+                               in.machine.read_bytes_per_second());
+  double seconds = 2 * bytes / rate;
+  if (!device.is_cpu())
+    seconds += kHandOffSeconds + bytes / in.machine.gpus[device.gpu].h2d_bytes_per_second;
+  return seconds;
+}
+
+double head_seconds(const PlanInput& in, const Placement& p, double rows, double n_replicas) {
+  const ModelConfig& c = in.config;
+  const Stage& stage = p.stages.back();
+  const Device device = stage.devices[0];
+  const double ops = token_ops(c).head;
+  const auto all = static_cast<double>(embedding_bytes(c));
+  const auto product = [&](const Rates& rates, double share, double n) {
+    return product_seconds(rates, Product::kDense, DType::kBF16, {all * share, ops * n * share, n});
+  };
+  if (p.head_on_cpu || device.is_cpu()) {
+    const Rates cpu = rates_of(in.machine, {device.host, -1}, p.numa_columns);
+    if (device.is_cpu()) return product(cpu, 1, rows);
+    return product(cpu, 1, rows * n_replicas / in.machine.hosts) + kHandOffSeconds +
+           rows * c.dim * kBf16Bytes / in.machine.gpus[0].d2h_bytes_per_second;
+  }
+  const Rates gpu = rates_of(in.machine, device, {});
+  if (p.head_replicated) return product(gpu, 1.0 / stage.tp, rows);
+  // Hidden rows to everybody, logits of a share back.
+  const auto n = static_cast<double>(stage.devices.size());
+  const double total = rows * n_replicas;
+  const bool one_host = stage.devices.front().host == stage.devices.back().host;
+  const Link link =
+      one_host
+          ? in.machine.gpu_link
+          : Link{in.machine.network.bytes_per_second / static_cast<double>(in.machine.gpus.size()),
+                 in.machine.network.latency_seconds};
+  const double bytes = total * c.dim * kBf16Bytes + rows * c.vocab * sizeof(float);
+  const double exchange = n > 1 ? 2 * link.latency_seconds + bytes / link.bytes_per_second : 0;
+  return product(gpu, 1 / n, total) + exchange;
+}
+
+double pipeline_seconds(const PlanInput& in, const Placement& p, double tokens) {
+  const Machine& m = in.machine;
+  double seconds = 0;
+  for (size_t i = 1; i < p.stages.size(); ++i) {
+    const bool near = p.stages[i].devices[0].host == p.stages[i - 1].devices[0].host;
+    const Link link = near ? m.gpu_link : m.network;
+    seconds += link.latency_seconds + tokens * in.config.dim * kBf16Bytes / link.bytes_per_second;
+  }
+  return seconds;
+}
+
+}  // namespace tandem

@@ -1,0 +1,210 @@
+#include "offload/plan/placement.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "offload/plan/cost.h"
+#include "offload/plan/rules.h"
+
+namespace tandem {
+namespace {
+
+size_t index_of(const Machine& m, Device d) {
+  return static_cast<size_t>(d.host) * (m.gpus.size() + 1) + d.gpu + 1;
+}
+
+bool exists(const Machine& m, Device d) {
+  return d.host >= 0 && d.host < m.hosts && d.gpu >= -1 && d.gpu < static_cast<int>(m.gpus.size());
+}
+
+double gigabytes(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
+
+void check_stages(const ModelConfig& config, const Machine& machine, const Placement& p);
+void check_layer(const ModelConfig& config, const Machine& machine, const Placement& p, int layer);
+void check_group(const ModelConfig& config, const Machine& machine, const ExpertGroup& group,
+                 int layer);
+void check_numa(const ModelConfig& config, const Machine& machine, const Placement& p);
+
+}  // namespace
+
+std::string device_name(Device d) {
+  return d.is_cpu() ? fmt::format("host{}.cpu", d.host)
+                    : fmt::format("host{}.gpu{}", d.host, d.gpu);
+}
+
+void check_placement(const ModelConfig& config, const Machine& machine, const Placement& p) {
+  check_stages(config, machine, p);
+  int after_last = 0;
+  for (const LayerExperts& l : p.layers) {
+    require(l.first >= after_last && l.last >= l.first && l.last < config.n_layers,
+            "placement: layers {}-{} do not follow the ones before or are not of the model's {}",
+            l.first, l.last, config.n_layers);
+    after_last = l.last + 1;
+  }
+  for (int l = 0; l < config.n_layers; ++l)
+    if (config.is_moe(l)) check_layer(config, machine, p, l);
+  check_numa(config, machine, p);
+  require(p.prefill_chunk_tokens >= 1 && p.stream_from_tokens >= 0 && p.kv_tokens >= 1,
+          "placement: chunks of {} tokens, streamed from {}, and {} tokens of KV: must not be less "
+          "than 1, 0 and 1",
+          p.prefill_chunk_tokens, p.stream_from_tokens, p.kv_tokens);
+  require(p.micro_batches == 1 || p.micro_batches == 2,
+          "placement: {} micro-batches: must be 1 or 2", p.micro_batches);
+  for (const DeviceMemory& m : memory_by_device(config, machine, p))
+    require(m.free_bytes() >= 0,
+            "placement: {} holds {:.2f} GB and gets {:.2f} GB of weights, {:.2f} GB of KV cache, "
+            "{:.2f} GB of activations with {:.2f} GB in reserve: move {:.2f} GB elsewhere",
+            device_name(m.device), gigabytes(m.capacity_bytes), gigabytes(m.weights_bytes),
+            gigabytes(m.kv_bytes), gigabytes(m.activation_bytes), gigabytes(m.reserve_bytes),
+            gigabytes(-m.free_bytes()));
+}
+
+const LayerExperts* experts_of_layer(const Placement& p, int layer) {
+  for (const LayerExperts& l : p.layers)
+    if (l.first <= layer && layer <= l.last) return &l;
+  return nullptr;
+}
+
+int64_t reserved_bytes(int64_t capacity, bool cpu) {
+  constexpr int64_t kSystem = 2'000'000'000, kDriver = 1'000'000'000;
+  return std::min(capacity, (cpu ? kSystem : kDriver) + capacity / 50);
+}
+
+std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& machine,
+                                           const Placement& p) {
+  std::vector<DeviceMemory> memory;
+  for (int host = 0; host < machine.hosts; ++host)
+    for (int gpu = -1; gpu < static_cast<int>(machine.gpus.size()); ++gpu) {
+      const int64_t capacity = gpu < 0 ? machine.memory_bytes() : machine.gpus[gpu].memory_bytes;
+      memory.push_back({.device = {host, gpu},
+                        .reserve_bytes = reserved_bytes(capacity, gpu < 0),
+                        .capacity_bytes = capacity});
+    }
+  const auto at = [&](Device d) -> DeviceMemory& { return memory[index_of(machine, d)]; };
+  for (const Stage& stage : p.stages) {
+    int64_t weights = 0;
+    for (int l = stage.first; l <= stage.last; ++l)
+      weights += backbone_layer_bytes(c, l, p.backbone).total();
+    const int64_t kv = p.kv_tokens * kv_layer_bytes(c) * (stage.last - stage.first + 1);
+    for (const Device d : stage.devices) {
+      const int value_bytes = d.is_cpu() ? 4 : 2;
+      at(d).weights_bytes += weights / stage.tp;
+      at(d).kv_bytes += kv;  // the latent is one head: every rank of a split has all of it
+      at(d).activation_bytes +=
+          p.prefill_chunk_tokens * activation_values_per_token(c) * value_bytes / stage.tp;
+    }
+  }
+  const auto add_table = [&](const Stage& stage, bool on_cpu, bool replicated) {
+    const int64_t share = replicated ? stage.tp : static_cast<int64_t>(stage.devices.size());
+    std::vector<Device> homes = stage.devices;
+    for (Device& d : homes)
+      if (on_cpu) d.gpu = -1;
+    std::sort(homes.begin(), homes.end());
+    if (on_cpu) homes.erase(std::unique(homes.begin(), homes.end()), homes.end());
+    for (const Device d : homes) at(d).weights_bytes += embedding_bytes(c) / (on_cpu ? 1 : share);
+  };
+  add_table(p.stages.front(), p.embedding_on_cpu, true);
+  if (!c.tied_head) add_table(p.stages.back(), p.head_on_cpu, p.head_replicated);
+  for (const LayerExperts& l : p.layers) {
+    int n_moe = 0;
+    for (int layer = l.first; layer <= l.last; ++layer) n_moe += c.is_moe(layer) ? 1 : 0;
+    for (const ExpertGroup& g : l.groups) {
+      const int64_t bytes = routed_expert_bytes(c, g.format) *
+                            static_cast<int64_t>(g.experts.size()) * n_moe /
+                            (g.sliced ? static_cast<int64_t>(g.owners.size()) : 1);
+      for (const Device d : g.owners) at(d).weights_bytes += bytes;
+    }
+  }
+  if (p.stream_from_tokens > 0)
+    for (const Stage& stage : p.stages)
+      for (const Device d : stage.devices)
+        at(d).activation_bytes += kStreamedExperts * routed_expert_bytes(c, stored_format(c));
+  return memory;
+}
+
+namespace {
+
+void check_stages(const ModelConfig& c, const Machine& machine, const Placement& p) {
+  require(!p.stages.empty(), "placement: no stages: say which devices compute the backbone");
+  int next = 0;
+  for (const Stage& s : p.stages) {
+    require(s.first == next && s.last >= s.first && s.last < c.n_layers,
+            "placement: a stage of layers {}-{} where layer {} must begin one of the model's {}",
+            s.first, s.last, next, c.n_layers);
+    next = s.last + 1;
+    require(!s.devices.empty() && s.tp >= 1 && s.devices.size() % s.tp == 0,
+            "placement: layers {}-{}: {} devices cannot form replicas of {}", s.first, s.last,
+            s.devices.size(), s.tp);
+    for (const Device d : s.devices)
+      require(exists(machine, d), "placement: layers {}-{} are on {}, which {} does not have",
+              s.first, s.last, device_name(d), machine.name);
+    for (size_t i = 1; i < s.devices.size(); ++i)
+      require(std::find(s.devices.begin(), s.devices.begin() + static_cast<int64_t>(i),
+                        s.devices[i]) == s.devices.begin() + static_cast<int64_t>(i),
+              "placement: layers {}-{} name {} twice", s.first, s.last, device_name(s.devices[i]));
+    const auto refusal = tensor_parallel_refusal(c, s.tp);
+    require(!refusal, "placement: layers {}-{}: {}: choose another tp", s.first, s.last,
+            refusal.value_or(""));
+  }
+  require(next == c.n_layers, "placement: layer {} has no stage: the model has {} layers", next,
+          c.n_layers);
+}
+
+void check_layer(const ModelConfig& c, const Machine& machine, const Placement& p, int layer) {
+  const LayerExperts* l = experts_of_layer(p, layer);
+  require(l != nullptr, "placement: layer {}: no owner of expert 0 nor of any other: name them",
+          layer);
+  if (layer > l->first && c.is_moe(layer - 1)) return;  // checked as the layer before
+  std::vector<bool> owned(c.router.n_experts, false);
+  for (const ExpertGroup& group : l->groups) {
+    check_group(c, machine, group, layer);
+    for (const int e : group.experts) {
+      require(e >= 0 && e < c.router.n_experts,
+              "placement: layer {}: expert {}, and the model has 0-{}", layer, e,
+              c.router.n_experts - 1);
+      require(!owned[e], "placement: layer {}: expert {} stands twice: name all its owners at once",
+              layer, e);
+      owned[e] = true;
+    }
+  }
+  for (int e = 0; e < c.router.n_experts; ++e)
+    require(owned[e], "placement: layer {}: expert {} has no owner: name one", layer, e);
+}
+
+void check_group(const ModelConfig& c, const Machine& machine, const ExpertGroup& group,
+                 int layer) {
+  require(!group.experts.empty(), "placement: layer {}: a group of no experts: remove it", layer);
+  require(!group.owners.empty(), "placement: layer {}: expert {} has no owner: name one", layer,
+          group.experts[0]);
+  for (size_t i = 0; i < group.owners.size(); ++i) {
+    const Device d = group.owners[i];
+    require(exists(machine, d), "placement: layer {}: expert {} is owned by {}, which {} lacks",
+            layer, group.experts[0], device_name(d), machine.name);
+    require(std::count(group.owners.begin(), group.owners.end(), d) == 1,
+            "placement: layer {}: expert {} names {} twice", layer, group.experts[0],
+            device_name(d));
+  }
+  if (!group.sliced) return;
+  const auto refusal =
+      split_refusal("expert FFN", c.expert_dim, static_cast<int>(group.owners.size()));
+  require(!refusal, "placement: layer {}: expert {}: {}: choose another number of owners", layer,
+          group.experts[0], refusal.value_or(""));
+}
+
+void check_numa(const ModelConfig& c, const Machine& machine, const Placement& p) {
+  if (p.numa_columns.empty()) return;
+  require(p.numa_columns.size() == machine.nodes.size(),
+          "placement: numa_columns lists {} slices and {} has {} NUMA nodes", p.numa_columns.size(),
+          machine.name, machine.nodes.size());
+  int64_t sum = 0;
+  for (const int n : p.numa_columns) {
+    require(n >= 0 && n % kSplitMultiple == 0,
+            "placement: a NUMA slice of {} columns: must be a multiple of {}", n, kSplitMultiple);
+    sum += n;
+  }
+  require(sum == c.expert_dim, "placement: numa_columns add up to {} and an expert has {}", sum,
+          c.expert_dim);
+}
+
+}  // namespace
+}  // namespace tandem

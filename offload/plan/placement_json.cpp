@@ -1,0 +1,241 @@
+#include "offload/plan/placement_json.h"
+
+#include <charconv>
+
+#include "core/check.h"
+#include "io/json.h"
+#include "io/json_fields.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kMaxFileBytes = 64 << 20;
+constexpr int kMaxLayers = 1 << 16, kMaxExperts = 1 << 16, kMaxDevices = 1 << 16;
+constexpr int kMaxTokens = 1 << 30;
+const char* const kBackbone = "backbone";
+const char* const kCpu = "cpu";
+
+Json stage_to_json(const Stage& stage);
+Json layers_to_json(const LayerExperts& layers);
+Json names_of(const std::vector<Device>& devices);
+void read_backbone(JsonFields fields, Placement& p);
+bool read_on_cpu(JsonFields& fields, const std::string& key);
+void read_experts(JsonFields fields, Placement& p);
+LayerExperts read_layers(JsonFields fields);
+ExpertGroup read_group(JsonFields fields);
+std::vector<Device> read_devices(JsonFields& fields, const std::string& key);
+void read_span(JsonFields& fields, int& first, int& last);
+Device parse_device(const nlohmann::json& name, const std::string& where);
+
+}  // namespace
+
+Json placement_to_json(const Placement& p) {
+  Json stages = Json::array(), layers = Json::array();
+  for (const Stage& stage : p.stages) stages.push_back(stage_to_json(stage));
+  for (const LayerExperts& l : p.layers) layers.push_back(layers_to_json(l));
+  Json experts = {{"layers", layers}};
+  if (!p.numa_columns.empty()) experts["numa_columns"] = p.numa_columns;
+  return {
+      {"model", p.model},
+      {"machine", p.machine},
+      {"backbone", {{"format", format_name(p.backbone)}, {"stages", stages}}},
+      {"embedding", {{"on", p.embedding_on_cpu ? kCpu : kBackbone}}},
+      {"head", {{"on", p.head_on_cpu ? kCpu : kBackbone}, {"replicated", p.head_replicated}}},
+      {"kv", {{"tokens", p.kv_tokens}, {"type", "bf16"}}},
+      {"experts", experts},
+      {"prefill",
+       {{"chunk_tokens", p.prefill_chunk_tokens}, {"stream_from_tokens", p.stream_from_tokens}}},
+      {"micro_batches", p.micro_batches}};
+}
+
+Placement placement_from_json(std::string_view text, const std::string& source) {
+  const nlohmann::json tree = parse_json(text, source);
+  JsonFields fields(tree, source);
+  Placement p;
+  p.model = fields.text("model", "");
+  p.machine = fields.text("machine", "");
+  read_backbone(fields.object("backbone"), p);
+  JsonFields embedding = fields.object("embedding");
+  p.embedding_on_cpu = read_on_cpu(embedding, "on");
+  embedding.refuse_others();
+  JsonFields head = fields.object("head");
+  p.head_on_cpu = read_on_cpu(head, "on");
+  p.head_replicated = head.boolean("replicated");
+  head.refuse_others();
+  JsonFields kv = fields.object("kv");
+  p.kv_tokens = kv.whole("tokens", 1, int64_t{1} << 40);
+  if (kv.text("type") != "bf16") kv.refuse("type", "expected bf16");
+  kv.refuse_others();
+  if (fields.has("experts")) read_experts(fields.object("experts"), p);
+  JsonFields prefill = fields.object("prefill");
+  p.prefill_chunk_tokens = prefill.integer("chunk_tokens", 1, kMaxTokens);
+  p.stream_from_tokens = prefill.integer("stream_from_tokens", 0, kMaxTokens);
+  prefill.refuse_others();
+  p.micro_batches = fields.integer("micro_batches", 1, 2);
+  fields.refuse_others();
+  return p;
+}
+
+Placement placement_from_file(const std::string& path) {
+  return placement_from_json(read_text_file(path, kMaxFileBytes), path);
+}
+
+std::string ranges_text(const std::vector<int>& numbers) {
+  std::string text;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t end = i + 1;
+    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+    if (!text.empty()) text += ',';
+    text += end - i > 1 ? fmt::format("{}-{}", numbers[i], numbers[end - 1])
+                        : fmt::format("{}", numbers[i]);
+    i = end;
+  }
+  return text;
+}
+
+std::vector<int> parse_ranges(const std::string& text, int end, const std::string& where) {
+  std::vector<int> numbers;
+  const char *at = text.data(), *const stop = at + text.size();
+  const auto refuse = [&] {
+    fail("{} is {}: expected ascending numbers below {} like \"0-3,7\"", where, shown(text), end);
+  };
+  const auto number = [&] {
+    int n = -1;
+    const auto [next, error] = std::from_chars(at, stop, n);
+    if (error != std::errc() || n < 0 || n >= end) refuse();
+    at = next;
+    return n;
+  };
+  while (true) {
+    const int first = number();
+    int last = first;
+    if (at < stop && *at == '-') {
+      ++at;
+      last = number();
+    }
+    if (last < first || (!numbers.empty() && first <= numbers.back())) refuse();
+    for (int n = first; n <= last; ++n) numbers.push_back(n);
+    if (at == stop) return numbers;
+    if (*at++ != ',') refuse();
+  }
+}
+
+namespace {
+
+Json stage_to_json(const Stage& s) {
+  return {{"layers", fmt::format("{}-{}", s.first, s.last)},
+          {"devices", names_of(s.devices)},
+          {"tp", s.tp}};
+}
+
+Json layers_to_json(const LayerExperts& l) {
+  Json groups = Json::array();
+  for (const ExpertGroup& g : l.groups) {
+    groups.push_back({{"experts", ranges_text(g.experts)},
+                      {"format", format_name(g.format)},
+                      {"owners", names_of(g.owners)}});
+    if (g.sliced) groups.back()["sliced"] = true;
+  }
+  return {{"layers", fmt::format("{}-{}", l.first, l.last)}, {"groups", groups}};
+}
+
+Json names_of(const std::vector<Device>& devices) {
+  Json names = Json::array();
+  for (const Device d : devices) names.push_back(device_name(d));
+  return names;
+}
+
+void read_backbone(JsonFields fields, Placement& p) {
+  p.backbone = weight_format(fields.text("format"));
+  const auto& stages = fields.list("stages", kMaxLayers);
+  fields.refuse_others();
+  for (size_t i = 0; i < stages.size(); ++i) {
+    JsonFields stage(stages[i], fmt::format("{}: stages[{}]", fields.path(), i));
+    Stage s;
+    read_span(stage, s.first, s.last);
+    s.devices = read_devices(stage, "devices");
+    s.tp = stage.integer("tp", 1, kMaxDevices, 1);
+    stage.refuse_others();
+    p.stages.push_back(std::move(s));
+  }
+}
+
+bool read_on_cpu(JsonFields& fields, const std::string& key) {
+  const std::string where = fields.text(key);
+  if (where != kCpu && where != kBackbone) fields.refuse(key, "expected cpu or backbone");
+  return where == kCpu;
+}
+
+void read_experts(JsonFields fields, Placement& p) {
+  const auto& layers = fields.list("layers", kMaxLayers);
+  if (fields.has("numa_columns"))
+    for (const auto& n : fields.list("numa_columns", kMaxDevices)) {
+      if (!n.is_number_integer() || n.get<double>() < 0 || n.get<double>() > kMaxTokens)
+        fields.refuse("numa_columns", "expected whole numbers");
+      p.numa_columns.push_back(n.get<int>());
+    }
+  fields.refuse_others();
+  for (size_t i = 0; i < layers.size(); ++i)
+    p.layers.push_back(read_layers({layers[i], fmt::format("{}: layers[{}]", fields.path(), i)}));
+}
+
+LayerExperts read_layers(JsonFields fields) {
+  LayerExperts l;
+  read_span(fields, l.first, l.last);
+  const auto& groups = fields.list("groups", kMaxExperts);
+  fields.refuse_others();
+  for (size_t i = 0; i < groups.size(); ++i)
+    l.groups.push_back(read_group({groups[i], fmt::format("{}: groups[{}]", fields.path(), i)}));
+  return l;
+}
+
+ExpertGroup read_group(JsonFields fields) {
+  ExpertGroup g;
+  g.experts = parse_ranges(fields.text("experts"), kMaxExperts, fields.path() + ": experts");
+  g.format = weight_format(fields.text("format"));
+  g.owners = read_devices(fields, "owners");
+  g.sliced = fields.boolean("sliced", false);
+  fields.refuse_others();
+  return g;
+}
+
+std::vector<Device> read_devices(JsonFields& fields, const std::string& key) {
+  std::vector<Device> devices;
+  for (const auto& name : fields.list(key, kMaxDevices))
+    devices.push_back(parse_device(name, fields.path() + ": " + key));
+  return devices;
+}
+
+void read_span(JsonFields& fields, int& first, int& last) {
+  const std::vector<int> span =
+      parse_ranges(fields.text("layers"), kMaxLayers, fields.path() + ": layers");
+  first = span.front();
+  last = span.back();
+  if (static_cast<int>(span.size()) != last - first + 1)
+    fields.refuse("layers", "expected one range like \"3-60\"");
+}
+
+Device parse_device(const nlohmann::json& name, const std::string& where) {
+  const std::string text = name.is_string() ? name.get<std::string>() : std::string();
+  const char *at = text.data(), *const stop = at + text.size();
+  const auto number_after = [&](std::string_view word) {
+    int n = -1;
+    if (!std::string_view(at, stop - at).starts_with(word)) return -1;
+    at += word.size();
+    const auto [next, error] = std::from_chars(at, stop, n);
+    at = next;
+    return error == std::errc() && n < kMaxDevices ? n : -1;
+  };
+  const int host = number_after("host");
+  const bool is_cpu = host >= 0 && std::string_view(at, stop - at) == ".cpu";
+  const int gpu = host < 0 || is_cpu ? -1 : number_after(".gpu");
+  require(host >= 0 && (is_cpu || (gpu >= 0 && at == stop)),
+          "{}: {} is no device: expected host0.cpu or host0.gpu0, with other numbers", where,
+          shown(name));
+  return {host, gpu};
+}
+
+}  // namespace
+}  // namespace tandem

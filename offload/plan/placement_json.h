@@ -1,0 +1,22 @@
+// A placement as JSON that a person can read and edit (docs/planner.md lists the fields).
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "offload/plan/placement.h"
+
+namespace tandem {
+
+nlohmann::ordered_json placement_to_json(const Placement& placement);
+
+// Throws Error for broken JSON, a missing, unknown or wrong field. Whether it suits a model and a
+// machine is check_placement()'s matter.
+Placement placement_from_json(std::string_view text, const std::string& source);
+Placement placement_from_file(const std::string& path);
+
+// "0-3,7" <-> 0, 1, 2, 3, 7. Numbers ascend and are below `end`.
+std::string ranges_text(const std::vector<int>& numbers);
+std::vector<int> parse_ranges(const std::string& text, int end, const std::string& where);
+
+}  // namespace tandem

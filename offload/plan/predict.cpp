@@ -1,0 +1,123 @@
+#include "offload/plan/predict.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "offload/plan/cost.h"
+#include "offload/plan/layer_time.h"
+
+namespace tandem {
+namespace {
+
+double prefill_seconds(const PlanInput& in, const Placement& p, Prediction& out);
+void add_layers(const PlanInput& in, const Placement& p, const StepShape& shape, Phase& phase);
+double load_seconds(const Machine& machine, const Prediction& prediction);
+
+}  // namespace
+
+const char* name_of(Part part) {
+  constexpr const char* kNames[kNumParts] = {
+      "projections", "attention", "dense",    "router",     "shared",  "gpu_experts",
+      "cpu_experts", "streaming", "exchange", "all_reduce", "overhead"};
+  return kNames[static_cast<int>(part)];
+}
+
+Prediction predict(const PlanInput& in, const Placement& p) {
+  const Workload& w = in.workload;
+  Prediction out;
+  out.memory = memory_by_device(in.config, in.machine, p);
+  out.load_seconds = load_seconds(in.machine, out);
+
+  const double replicas = p.stages.front().dp();
+  const double stages = static_cast<double>(p.stages.size());
+  // In a pipeline the sequences form as many groups as there are stages.
+  const double a_replica = std::max(1.0, w.concurrency / replicas / stages);
+  const double active = std::min<double>(replicas, w.concurrency);
+  out.decode =
+      predict_step(in, p, {a_replica, w.prompt_tokens + w.output_tokens / 2.0, false, active});
+  out.decode.tokens = w.concurrency;
+  out.decode.tokens_per_second = w.concurrency / out.decode.step_seconds;
+  out.tokens_per_second_per_user = 1 / out.decode.step_seconds;
+
+  out.time_to_first_token_seconds = prefill_seconds(in, p, out);
+  out.request_seconds = out.time_to_first_token_seconds + w.output_tokens * out.decode.step_seconds;
+  const double all_prompts =
+      double{1} * w.concurrency * w.prompt_tokens / out.prefill.tokens_per_second;
+  out.output_tokens_per_second = double{1} * w.concurrency * w.output_tokens /
+                                 (all_prompts + w.output_tokens * out.decode.step_seconds);
+  out.score =
+      w.objective == Objective::kLatency ? out.request_seconds : 1 / out.output_tokens_per_second;
+  return out;
+}
+
+Phase predict_step(const PlanInput& in, const Placement& p, StepShape shape) {
+  Phase phase;
+  phase.tokens = shape.tokens_per_replica * shape.replicas;
+  phase.streamed = shape.prefill && streams(p, shape.tokens_per_replica);
+  add_layers(in, p, shape, phase);
+  phase.embedding_seconds = embedding_seconds(in, p, shape.tokens_per_replica);
+  const double rows = shape.prefill ? 1 : shape.tokens_per_replica;
+  phase.head_seconds = head_seconds(in, p, rows, shape.replicas);
+  phase.step_seconds = phase.n_dense * phase.dense.seconds + phase.n_moe * phase.moe.seconds +
+                       phase.embedding_seconds + phase.head_seconds +
+                       pipeline_seconds(in, p, shape.tokens_per_replica);
+  phase.tokens_per_second = phase.tokens / phase.step_seconds;
+  return phase;
+}
+
+namespace {
+
+// Seconds of one prompt; fills in the prefill phase with its mean step.
+double prefill_seconds(const PlanInput& in, const Placement& p, Prediction& out) {
+  const Workload& w = in.workload;
+  const double chunk = std::min(p.prefill_chunk_tokens, w.prompt_tokens);
+  const double n_chunks = std::ceil(w.prompt_tokens / chunk);
+  const double mean = w.prompt_tokens / n_chunks;  // tokens a chunk
+  const double active = std::min<double>(p.stages.front().dp(), w.concurrency);
+  out.prefill = predict_step(in, p, {mean, (w.prompt_tokens + mean) / 2, true, active});
+  const double alone = n_chunks * out.prefill.step_seconds;
+  // Stages work on different chunks at a time as far as there are any.
+  const double in_flight =
+      std::min<double>(static_cast<double>(p.stages.size()), n_chunks * w.concurrency / active);
+  out.prefill.tokens_per_second *= in_flight;
+  return alone / std::min(in_flight, n_chunks);
+}
+
+void add_layers(const PlanInput& in, const Placement& p, const StepShape& shape, Phase& phase) {
+  const auto add = [](LayerTime& sum, const LayerTime& one, int n) {
+    for (int i = 0; i < kNumParts; ++i) sum.parts[i] += n * one.parts[i];
+    sum.seconds += n * one.seconds;
+  };
+  const LayerModel model(in, p, shape);
+  for (const Stage& stage : p.stages)
+    for (int l = stage.first; l <= stage.last;) {
+      // Without statistics, layers that live alike take alike.
+      int end = l + 1;
+      const LayerExperts* home = in.config.is_moe(l) ? experts_of_layer(p, l) : nullptr;
+      const int last_alike = home ? std::min(home->last, stage.last) : stage.last;
+      if (in.routing.uniform() || !home)
+        while (end <= last_alike && in.config.is_moe(end) == in.config.is_moe(l)) ++end;
+      const LayerTime time = model.layer(stage, l, home);
+      const int n = end - l;
+      add(home ? phase.moe : phase.dense, time, n);
+      (home ? phase.n_moe : phase.n_dense) += n;
+      l = end;
+    }
+  const auto mean = [](LayerTime& sum, int n) {
+    for (double& part : sum.parts) part /= std::max(1, n);
+    sum.seconds /= std::max(1, n);
+  };
+  mean(phase.dense, phase.n_dense);
+  mean(phase.moe, phase.n_moe);
+}
+
+double load_seconds(const Machine& machine, const Prediction& prediction) {
+  if (machine.disk_read_bytes_per_second <= 0) return 0;
+  std::vector<double> bytes(machine.hosts, 0);
+  for (const DeviceMemory& m : prediction.memory)
+    bytes[m.device.host] += static_cast<double>(m.weights_bytes);
+  return *std::max_element(bytes.begin(), bytes.end()) / machine.disk_read_bytes_per_second;
+}
+
+}  // namespace
+}  // namespace tandem

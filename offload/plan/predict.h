@@ -1,0 +1,76 @@
+// How fast a model would run as it is placed, and where the time would go. Pure: the placement
+// need not come from plan().
+#pragma once
+#include <array>
+#include <string>
+#include <vector>
+
+#include "offload/plan/placement.h"
+#include "offload/plan/workload.h"
+
+namespace tandem {
+
+enum class Part {
+  kProjections,  // of attention
+  kAttention,    // over the cache
+  kDense,
+  kRouter,
+  kShared,
+  kGpuExperts,
+  kCpuExperts,
+  kStreaming,  // of experts to the GPU
+  kExchange,   // of tokens between backbone and experts
+  kAllReduce,  // of tensor-parallel parts
+  kOverhead,   // starting kernels
+};
+constexpr int kNumParts = 11;
+const char* name_of(Part part);  // "cpu_experts"
+
+struct LayerTime {
+  std::array<double, kNumParts> parts{};  // seconds each takes by itself; some overlap
+  double seconds = 0;                     // from one layer's start to the next one's
+  double& operator[](Part p) { return parts[static_cast<int>(p)]; }
+  double operator[](Part p) const { return parts[static_cast<int>(p)]; }
+};
+
+// One step: every sequence's next token, or a chunk of prompts.
+struct Phase {
+  double tokens = 0;     // of all replicas
+  LayerTime dense, moe;  // the mean of such layers
+  int n_dense = 0, n_moe = 0;
+  double embedding_seconds = 0, head_seconds = 0;
+  double step_seconds = 0;
+  double tokens_per_second = 0;
+  bool streamed = false;
+};
+
+struct Prediction {
+  Phase decode, prefill;
+  double time_to_first_token_seconds = 0;  // of a request alone
+  double request_seconds = 0;              // with all others beside it
+  double output_tokens_per_second = 0;     // of all requests, their prompts' time included
+  double tokens_per_second_per_user = 0;
+  double load_seconds = 0;  // 0: the disk is unknown
+  std::vector<DeviceMemory> memory;
+  double score = 0;  // seconds a request or, for throughput, an output token: less is better
+};
+
+// The placement is sound (check_placement) but may not fit the memory.
+struct PlanInput {
+  const ModelConfig& config;
+  const Machine& machine;
+  const Workload& workload;  // concurrency at least 1
+  const RoutingStatistics& routing;
+};
+Prediction predict(const PlanInput& input, const Placement& placement);
+
+// One step of `tokens` in each replica: next tokens of as many sequences that end at `context`, or
+// `prefill` of one.
+struct StepShape {
+  double tokens_per_replica, context;
+  bool prefill;
+  double replicas;  // that have tokens
+};
+Phase predict_step(const PlanInput& input, const Placement& placement, StepShape shape);
+
+}  // namespace tandem

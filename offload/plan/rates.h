@@ -1,0 +1,30 @@
+// How fast one device of a machine does a part's work.
+#pragma once
+#include <string>
+
+#include "offload/plan/efficiency.h"
+#include "offload/plan/placement.h"
+
+namespace tandem {
+
+struct Rates {
+  double read_bytes_per_second;
+  PeakRates peak;
+  std::string kind;          // of efficiency.h
+  double per_layer_seconds;  // starting a layer's kernels, or waking the team
+};
+
+// `numa_columns` as in Placement: slices read their own node's memory; without them every node
+// reads from all.
+Rates rates_of(const Machine& machine, Device device, const std::vector<int>& numa_columns);
+
+// The peak of the arithmetic in which a device multiplies weights kept as `format`.
+double peak_for(const Rates& rates, DType format, bool gpu);
+
+// What a product must move and compute, and how many rows of activations each of its matrices gets.
+struct ProductWork {
+  double bytes, ops, rows;
+};
+double product_seconds(const Rates& rates, Product product, DType format, ProductWork work);
+
+}  // namespace tandem

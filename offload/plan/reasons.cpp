@@ -1,0 +1,308 @@
+#include "offload/plan/reasons.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "model/parameters.h"
+#include "offload/plan/candidates.h"
+#include "offload/plan/cost.h"
+#include "offload/plan/layer_time.h"
+#include "offload/plan/rules.h"
+
+namespace tandem {
+namespace {
+
+using Words = std::vector<std::string>;
+
+double giga(double n) { return n * 1e-9; }
+double giga(int64_t n) { return static_cast<double>(n) * 1e-9; }
+double milli(double seconds) { return seconds * 1e3; }
+
+// Where the experts of all layers are, by kind of owner.
+struct ExpertHomes {
+  int64_t on_cpu = 0, on_gpu = 0, copies = 0;  // (layer, expert) pairs; second copies
+  int n_owners = 0;
+  bool sliced = false;
+  WeightFormat format = {DType::kBF16};
+};
+ExpertHomes homes_of(const ModelConfig& c, const Placement& p);
+
+void say_backbone(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
+void say_embedding(const PlanInput& in, const Placement& p, Words& words);
+void say_head(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
+void say_cache(const PlanInput& in, const Placement& p, Words& words);
+void say_experts(const PlanInput& in, const Placement& p, Words& words);
+void say_hot_experts(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
+void say_slices(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
+void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words);
+void say_prefill(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
+void say_overlap(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
+void say_wish(const PlanInput& in, const Prediction& now, Words& words);
+
+}  // namespace
+
+Words reasons_in_words(const PlanInput& in, const Placement& p, const Prediction& now) {
+  Words words;
+  say_backbone(in, p, now, words);
+  say_embedding(in, p, words);
+  say_head(in, p, now, words);
+  say_cache(in, p, words);
+  if (in.config.router.n_experts > 0) {
+    say_experts(in, p, words);
+    say_slices(in, p, now, words);
+    say_hot_experts(in, p, now, words);
+    say_expert_parallel(in, p, words);
+  }
+  say_prefill(in, p, now, words);
+  say_overlap(in, p, now, words);
+  say_wish(in, now, words);
+  return words;
+}
+
+std::string limit_in_words(const PlanInput& in, const Placement& p, const Prediction& now) {
+  const Phase& d = now.decode;
+  int best = 0;
+  double most = 0;
+  for (int i = 0; i < kNumParts; ++i) {
+    const double all = d.n_dense * d.dense.parts[i] + d.n_moe * d.moe.parts[i];
+    if (all > most) most = all, best = i;
+  }
+  const auto part = static_cast<Part>(best);
+  std::string what = name_of(part);
+  std::replace(what.begin(), what.end(), '_', ' ');
+  const bool cpu = part == Part::kCpuExperts || p.stages[0].devices[0].is_cpu();
+  const Rates rates = rates_of(in.machine, cpu ? Device{0, -1} : Device{0, 0}, p.numa_columns);
+  const std::string at =
+      part == Part::kExchange || part == Part::kAllReduce || part == Part::kOverhead
+          ? ""
+          : fmt::format(" (a {} that reads {:.0f} GB/s)", cpu ? "CPU" : "GPU",
+                        giga(rates.read_bytes_per_second));
+  return fmt::format("decode: {}{} take {:.1f} of {:.1f} ms a step", what, at, milli(most),
+                     milli(d.step_seconds));
+}
+
+namespace {
+
+ExpertHomes homes_of(const ModelConfig& c, const Placement& p) {
+  ExpertHomes homes;
+  std::vector<Device> owners;
+  for (const LayerExperts& l : p.layers) {
+    int64_t n_layers = 0;
+    for (int layer = l.first; layer <= l.last; ++layer) n_layers += c.is_moe(layer) ? 1 : 0;
+    for (const ExpertGroup& g : l.groups) {
+      const auto n = n_layers * static_cast<int64_t>(g.experts.size());
+      (g.owners[0].is_cpu() ? homes.on_cpu : homes.on_gpu) += n;
+      if (!g.sliced) homes.copies += n * (static_cast<int64_t>(g.owners.size()) - 1);
+      homes.sliced |= g.sliced;
+      homes.format = g.format;
+      owners.insert(owners.end(), g.owners.begin(), g.owners.end());
+    }
+  }
+  std::sort(owners.begin(), owners.end());
+  homes.n_owners = static_cast<int>(std::unique(owners.begin(), owners.end()) - owners.begin());
+  return homes;
+}
+
+void say_backbone(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
+  int64_t bytes = 0;
+  for (int l = 0; l < in.config.n_layers; ++l)
+    bytes += backbone_layer_bytes(in.config, l, p.backbone).total();
+  const Stage& s = p.stages[0];
+  std::string text =
+      fmt::format("backbone ({} in {}, {:.2f} GB) on {}", "attention, dense and shared FFN",
+                  format_name(p.backbone), giga(bytes), device_name(s.devices[0]));
+  if (s.devices.size() > 1 || p.stages.size() > 1)
+    text += fmt::format(" and {} more: {} stage(s) of {} replica(s) x {}-way tensor parallel",
+                        p.stages.size() * s.devices.size() - 1, p.stages.size(), s.dp(), s.tp);
+  text +=
+      fmt::format(", {:.2f} ms of a {:.2f} ms step",
+                  milli(now.decode.n_dense * now.decode.dense.seconds +
+                        now.decode.n_moe *
+                            (now.decode.moe[Part::kProjections] + now.decode.moe[Part::kAttention] +
+                             now.decode.moe[Part::kRouter] + now.decode.moe[Part::kShared])),
+                  milli(now.decode.step_seconds));
+  words.push_back(text);
+  for (int ways = 2; ways <= in.machine.n_gpus(); ways *= 2)
+    if (const auto refusal = tensor_parallel_refusal(in.config, ways)) {
+      words.push_back(fmt::format("tensor parallel {} refused: {}", ways, *refusal));
+      break;
+    }
+}
+
+void say_embedding(const PlanInput& in, const Placement& p, Words& words) {
+  if (p.stages[0].devices[0].is_cpu()) return;
+  Placement other = p;
+  other.embedding_on_cpu = !p.embedding_on_cpu;
+  constexpr double kTokens = 1024;
+  const double cpu = embedding_seconds(in, p.embedding_on_cpu ? p : other, kTokens);
+  const double gpu = embedding_seconds(in, p.embedding_on_cpu ? other : p, kTokens);
+  const double gb = giga(embedding_bytes(in.config)) / p.stages[0].tp;
+  words.push_back(p.embedding_on_cpu
+                      ? fmt::format("embedding on CPU: saves {:.2f} GB of GPU memory, costs {:.2f} "
+                                    "ms per 1,024 tokens",
+                                    gb, milli(cpu - gpu))
+                      : fmt::format("embedding on GPU: takes {:.2f} GB of its memory, saves {:.2f} "
+                                    "ms per 1,024 tokens",
+                                    gb, milli(cpu - gpu)));
+}
+
+void say_head(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
+  const Stage& last = p.stages.back();
+  const double gb = giga(embedding_bytes(in.config));
+  if (p.head_on_cpu && !last.devices[0].is_cpu())
+    words.push_back(
+        fmt::format("head on CPU: saves {:.2f} GB of GPU memory, takes {:.2f} ms a step", gb,
+                    milli(now.decode.head_seconds)));
+  if (last.devices.size() == 1 || p.head_on_cpu || last.devices[0].is_cpu()) return;
+  Placement other = p;
+  other.head_replicated = !p.head_replicated;
+  const double then = predict(in, other).decode.head_seconds;
+  words.push_back(fmt::format(
+      "head {}: {:.2f} ms a step, {} it would take {:.2f}",
+      p.head_replicated
+          ? fmt::format("whole in each replica (DP head, {:.2f} GB each, no exchange of logits)",
+                        gb)
+          : std::string("shared by all devices"),
+      milli(now.decode.head_seconds), p.head_replicated ? "shared" : "replicated", milli(then)));
+}
+
+void say_cache(const PlanInput& in, const Placement& p, Words& words) {
+  const Stage& s = p.stages[0];
+  const int64_t a_token = kv_bytes_per_token(in.config);
+  std::string text = fmt::format(
+      "KV cache in BF16 where attention is computed: {} tokens x {} B = {:.2f} GB in each of {} "
+      "replica(s)",
+      p.kv_tokens, a_token, giga(p.kv_tokens * a_token), s.dp());
+  if (s.tp > 1)
+    text += fmt::format(
+        "; the latent is one head, so the {} ranks of a replica each hold all of it", s.tp);
+  words.push_back(text);
+}
+
+void say_experts(const PlanInput& in, const Placement& p, Words& words) {
+  const ExpertHomes homes = homes_of(in.config, p);
+  const int64_t one = routed_expert_bytes(in.config, homes.format);
+  const int64_t n = homes.on_cpu + homes.on_gpu;
+  const bool stored = homes.format.dtype == stored_format(in.config).dtype;
+  words.push_back(fmt::format(
+      "routed experts in {} ({}): {} x {:.2f} MB = {:.1f} GB, {} in CPU memory, {} on GPUs",
+      format_name(homes.format), stored ? "as stored" : "smaller than stored", n,
+      static_cast<double>(one) * 1e-6, giga(n * one), homes.on_cpu, homes.on_gpu));
+}
+
+void say_hot_experts(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
+  const ExpertHomes homes = homes_of(in.config, p);
+  if (homes.on_cpu == 0 || homes.on_gpu == 0) return;
+  Placement without = p;
+  for (LayerExperts& l : without.layers) {
+    ExpertGroup all = {{}, homes.format, {{0, -1}}};
+    for (int e = 0; e < in.config.router.n_experts; ++e) all.experts.push_back(e);
+    l.groups = {all};
+  }
+  const double then = predict(in, without).decode.step_seconds;
+  words.push_back(fmt::format(
+      "hot experts on GPU: {} ({}), as many as help and fit: {:.2f} ms a step instead of {:.2f}",
+      homes.on_gpu, in.routing.uniform() ? "no statistics: any" : "by measured frequency",
+      milli(now.decode.step_seconds), milli(then)));
+}
+
+void say_slices(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
+  if (in.machine.nodes.size() == 1 || homes_of(in.config, p).on_cpu == 0) return;
+  if (p.numa_columns.empty()) {
+    words.push_back(fmt::format(
+        "experts not sliced: {} columns give {} NUMA nodes no parts that are multiples of {}",
+        in.config.expert_dim, in.machine.nodes.size(), kSplitMultiple));
+    return;
+  }
+  Placement without = p;
+  without.numa_columns.clear();
+  words.push_back(fmt::format(
+      "CPU experts sliced by NUMA node ({} of {} columns): every node reads its own memory, {:.0f} "
+      "GB/s together, {:.2f} ms a step instead of {:.2f} when interleaved",
+      fmt::join(p.numa_columns, " + "), in.config.expert_dim,
+      giga(rates_of(in.machine, {0, -1}, p.numa_columns).read_bytes_per_second),
+      milli(now.decode.step_seconds), milli(predict(in, without).decode.step_seconds)));
+}
+
+void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words) {
+  const ExpertHomes homes = homes_of(in.config, p);
+  const ModelConfig& c = in.config;
+  if (homes.sliced)
+    words.push_back(fmt::format("experts tensor parallel: each of {} devices has {} of {} columns",
+                                p.stages[0].tp, c.expert_dim / p.stages[0].tp, c.expert_dim));
+  if (homes.sliced || homes.n_owners < 2 || (homes.on_cpu > 0 && homes.on_gpu > 0)) return;
+  const bool gpu = homes.on_gpu > 0;
+  const Rates rates = rates_of(in.machine, {0, gpu ? 0 : -1}, p.numa_columns);
+  words.push_back(fmt::format(
+      "expert parallel {} (of use up to {} = {} routed + {} shared), {} redundant experts a layer; "
+      "no layer is faster than reading one expert, {:.1f} us",
+      homes.n_owners, most_useful_ep(c), c.router.n_experts, c.n_shared_experts,
+      homes.copies * c.router.n_experts / (homes.on_cpu + homes.on_gpu),
+      one_expert_read_seconds(c, rates.read_bytes_per_second) * 1e6));
+  const double batch =
+      static_cast<double>(in.workload.concurrency) * c.router.n_active / c.router.n_experts;
+  const double width = static_cast<double>(bits_of(homes.format.dtype)) / 8;
+  words.push_back(fmt::format(
+      "an expert gets {:.1f} tokens a step; its arithmetic would take as long as reading it at "
+      "{:.0f}, which needs at least {:.1f}-way data parallel",
+      batch,
+      ridge_tokens_per_expert(peak_for(rates, homes.format.dtype, gpu), rates.read_bytes_per_second,
+                              width),
+      least_dp_for_compute_bound(c)));
+  std::vector<Device> backbone;
+  for (const Stage& s : p.stages)
+    backbone.insert(backbone.end(), s.devices.begin(), s.devices.end());
+  if (gpu && std::find(backbone.begin(), backbone.end(), p.layers[0].groups[0].owners[0]) ==
+                 backbone.end())
+    words.push_back(
+        fmt::format("roles apart: {} GPUs hold only the backbone and KV cache, {} only "
+                    "experts, which they get by RPC",
+                    backbone.size(), homes.n_owners));
+}
+
+void say_prefill(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
+  std::string text = fmt::format("prompts in chunks of {} tokens", p.prefill_chunk_tokens);
+  if (homes_of(in.config, p).on_cpu > 0 && !p.stages[0].devices[0].is_cpu()) {
+    if (p.stream_from_tokens > 0) {
+      Placement without = p;
+      without.stream_from_tokens = 0;
+      text += fmt::format(
+          "; from {} tokens on, bringing a layer's experts to the GPU at {:.0f} GB/s beats "
+          "computing them on the CPU ({:.1f} tokens/s instead of {:.1f})",
+          p.stream_from_tokens, giga(in.machine.gpus[0].h2d_bytes_per_second),
+          now.prefill.tokens_per_second, predict(in, without).prefill.tokens_per_second);
+    } else {
+      const int threshold = least_streamed_chunk(in, p);
+      text +=
+          threshold > 0
+              ? fmt::format("; bringing experts to the GPU would pay from {} tokens on", threshold)
+              : std::string("; bringing experts to the GPU never pays: the CPU is faster");
+    }
+  }
+  words.push_back(text);
+}
+
+void say_overlap(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
+  if (in.workload.concurrency < 2 || p.stages[0].devices[0].is_cpu()) return;
+  Placement other = p;
+  other.micro_batches = 3 - p.micro_batches;
+  const double then = predict(in, other).decode.step_seconds;
+  words.push_back(
+      fmt::format("{}: {:.2f} ms a step, {} {:.2f}",
+                  p.micro_batches == 2 ? "two micro-batches overlap" : "one micro-batch",
+                  milli(now.decode.step_seconds),
+                  p.micro_batches == 2 ? "without" : "with two that overlap", milli(then)));
+}
+
+void say_wish(const PlanInput& in, const Prediction& now, Words& words) {
+  const double wanted = in.workload.tokens_per_second_per_user;
+  if (wanted == 0) return;
+  words.push_back(fmt::format(
+      "each user gets {:.1f} tokens/s, {} the {:.1f} wanted", now.tokens_per_second_per_user,
+      now.tokens_per_second_per_user >= wanted ? "at least" : "less than", wanted));
+}
+
+}  // namespace
+}  // namespace tandem

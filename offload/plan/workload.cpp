@@ -1,0 +1,81 @@
+#include "offload/plan/workload.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "io/json.h"
+#include "io/json_fields.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kMostSequences = 1 << 20, kMostTokens = 1 << 24;
+
+}  // namespace
+
+void require_sound(const Workload& w, const ModelConfig& config) {
+  require(w.context >= 1 && w.context <= config.max_context,
+          "--ctx {}: must be between 1 and the model's {}", w.context, config.max_context);
+  require(w.concurrency >= 0 && w.concurrency <= kMostSequences,
+          "--concurrency {}: must be between 0 and {}", w.concurrency, kMostSequences);
+  for (const int n : {w.prompt_tokens, w.output_tokens})
+    require(n >= 1 && n <= kMostTokens, "{} tokens of prompt or output: must be between 1 and {}",
+            n, kMostTokens);
+  require(int64_t{w.prompt_tokens} + w.output_tokens <= w.context,
+          "--prompt {} and --output {} tokens are more than the --ctx of {}: raise it",
+          w.prompt_tokens, w.output_tokens, w.context);
+  require(w.tokens_per_second_per_user >= 0 && w.tokens_per_second_per_user <= 1e6,
+          "--user-speed {}: must be between 0 and 1000000 tokens a second",
+          w.tokens_per_second_per_user);
+}
+
+RoutingStatistics::RoutingStatistics(const ModelConfig& c)
+    : even_(c.router.n_experts > 0 ? static_cast<double>(c.router.n_active) / c.router.n_experts
+                                   : 0) {}
+
+RoutingStatistics::RoutingStatistics(const ModelConfig& c, std::string_view text,
+                                     const std::string& source)
+    : RoutingStatistics(c) {
+  const nlohmann::json tree = parse_json(text, source);
+  JsonFields fields(tree, source);
+  const int layers = fields.integer("layers", 1, 1 << 20);
+  const int experts = fields.integer("experts", 1, 1 << 20);
+  const double tokens = fields.positive("tokens", 1e18);
+  const auto& counts = fields.list("counts", 1 << 20);
+  fields.refuse_others();
+  require(layers == c.n_layers && experts == c.router.n_experts,
+          "{}: statistics of {} layers with {} experts, and the model has {} with {}: they are of "
+          "another model",
+          source, layers, experts, c.n_layers, c.router.n_experts);
+  row_of_.assign(c.n_layers, -1);
+  int n_moe = 0;
+  for (int l = 0; l < c.n_layers; ++l)
+    if (c.is_moe(l)) row_of_[l] = n_moe++;
+  require(static_cast<int>(counts.size()) == n_moe,
+          "{}: counts of {} layers, and {} have experts: they are of another model", source,
+          counts.size(), n_moe);
+  for (size_t row = 0; row < counts.size(); ++row) {
+    require(counts[row].is_array() && static_cast<int>(counts[row].size()) == experts,
+            "{}: counts[{}] must list {} numbers", source, row, experts);
+    std::vector<double> shares;
+    double sum = 0;
+    for (const auto& count : counts[row]) {
+      const double n = count.is_number() ? count.get<double>() : -1;
+      require(n >= 0 && n <= tokens, "{}: counts[{}] has {}: expected a number 0 .. tokens", source,
+              row, shown(count));
+      shares.push_back(n / tokens);
+      sum += shares.back();
+    }
+    require(std::abs(sum - c.router.n_active) < 0.01 * c.router.n_active,
+            "{}: counts[{}] add up to {:.2f} experts a token, and the model chooses {}", source,
+            row, sum, c.router.n_active);
+    shares_.push_back(std::move(shares));
+  }
+}
+
+double chance_of_use(double share, double tokens) {
+  return share >= 1 ? 1.0 : 1.0 - std::pow(1.0 - share, tokens);
+}
+
+}  // namespace tandem

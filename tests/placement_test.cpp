@@ -1,0 +1,116 @@
+// Placements as a person edits them: what is refused, and that reading gives back what was written.
+#include "offload/plan/placement.h"
+
+#include <gtest/gtest.h>
+
+#include "offload/plan/placement_json.h"
+#include "tests/planner_cases.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::json;
+
+// R1 on two sockets and a GPU, as planned but with all experts on the CPU.
+class Edited : public ::testing::Test {
+ protected:
+  Edited() : planned_("r1", known_machine("2x6454s-4090")) {
+    text_ = placement_to_json(planned_.plan().placement);
+    text_["experts"]["layers"] = nlohmann::ordered_json::parse(
+        R"([{"layers": "3-60",
+             "groups": [{"experts": "0-255", "format": "fp8", "owners": ["host0.cpu"]}]}])");
+  }
+  // The message for the placement after `edit`.
+  std::string refusal(const std::function<void(Json&)>& edit) const {
+    Json edited = Json::parse(text_.dump());
+    edit(edited);
+    return error_of([&] {
+      check_placement(planned_.config, planned_.machine,
+                      placement_from_json(edited.dump(), "p.json"));
+    });
+  }
+  static Json& group(Json& p) { return p["experts"]["layers"][0]["groups"][0]; }
+
+  Planned planned_;
+  nlohmann::ordered_json text_;
+};
+
+TEST_F(Edited, UnchangedIsSound) {
+  EXPECT_EQ(refusal([](Json&) {}), "no error");
+  EXPECT_EQ(placement_to_json(placement_from_json(text_.dump(), "p.json")), text_);
+}
+
+TEST_F(Edited, NamesLayerAndExpert) {
+  const int first = planned_.config.n_dense_layers;
+  const auto r = [&](const std::function<void(Json&)>& edit) { return refusal(edit); };
+  EXPECT_TRUE(says(r([](Json& p) { group(p)["experts"] = "3-255"; }),
+                   fmt::format("placement: layer {}: expert 0 has no owner: name one", first)));
+  EXPECT_TRUE(says(r([](Json& p) { group(p)["owners"] = {"host0.gpu7"}; }),
+                   fmt::format("layer {}: expert ", first)));
+  EXPECT_TRUE(says(r([](Json& p) { group(p)["owners"] = {"host0.gpu7"}; }),
+                   "is owned by host0.gpu7, which 2x Xeon 6454S + RTX 4090 lacks"));
+  EXPECT_TRUE(says(r([](Json& p) { group(p)["owners"] = {"host1.cpu"}; }), "host1.cpu"));
+  EXPECT_TRUE(says(r([](Json& p) {
+                     group(p)["owners"] = {"host0.cpu", "host0.cpu"};
+                   }),
+                   "names host0.cpu twice"));
+  EXPECT_TRUE(says(r([](Json& p) { group(p)["owners"] = Json::array(); }), "has no owner"));
+  EXPECT_TRUE(says(r([](Json& p) { group(p)["experts"] = "0-256"; }),
+                   fmt::format("layer {}: expert 256, and the model has 0-255", first)));
+  EXPECT_TRUE(says(r([](Json& p) { p["experts"]["layers"][0]["groups"].push_back(group(p)); }),
+                   "stands twice"));
+  EXPECT_TRUE(says(r([](Json& p) { p["experts"]["layers"] = Json::array(); }),
+                   fmt::format("layer {}: no owner of expert 0", first)));
+  EXPECT_TRUE(
+      says(r([](Json& p) { p["experts"]["layers"][0]["layers"] = "3-61"; }), "layers 3-61"));
+}
+
+TEST_F(Edited, RefusesWhatDoesNotFit) {
+  EXPECT_TRUE(says(refusal([](Json& p) { p["kv"]["tokens"] = 1'000'000; }),
+                   "host0.gpu0 holds 25.77 GB and gets"));
+  EXPECT_TRUE(says(refusal([](Json& p) { group(p)["owners"] = {"host0.gpu0"}; }), "GB elsewhere"));
+}
+
+TEST_F(Edited, RefusesStagesSplitsAndSlices) {
+  EXPECT_TRUE(says(refusal([](Json& p) { p["backbone"]["stages"][0]["layers"] = "0-59"; }),
+                   "layer 60 has no stage"));
+  EXPECT_TRUE(says(refusal([](Json& p) { p["backbone"]["stages"] = Json::array(); }), "no stages"));
+  EXPECT_TRUE(says(refusal([](Json& p) { p["backbone"]["stages"][0]["tp"] = 2; }),
+                   "1 devices cannot form replicas of 2"));
+  EXPECT_TRUE(says(refusal([](Json& p) { p["backbone"]["stages"][0]["devices"] = {"host0.gpu1"}; }),
+                   "layers 0-60 are on host0.gpu1, which"));
+  EXPECT_TRUE(says(refusal([](Json& p) {
+                     p["experts"]["numa_columns"] = {1000, 1048};
+                   }),
+                   "slice of 1000 columns: must be a multiple of 128"));
+  EXPECT_TRUE(says(refusal([](Json& p) {
+                     p["experts"]["numa_columns"] = {1024, 896};
+                   }),
+                   "add up to 1920 and an expert has 2048"));
+  EXPECT_TRUE(
+      says(refusal([](Json& p) { p["experts"]["numa_columns"] = {2048}; }), "lists 1 slices"));
+}
+
+TEST_F(Edited, RefusesSlipsOfThePen) {
+  EXPECT_TRUE(says(refusal([](Json& p) { p["embeding"] = 1; }), "\"embeding\" is no known field"));
+  EXPECT_TRUE(says(refusal([](Json& p) { p["embedding"]["on"] = "gpu"; }),
+                   "p.json: embedding: on is \"gpu\": expected cpu or backbone"));
+  EXPECT_TRUE(says(refusal([](Json& p) { p.erase("kv"); }), "kv is missing"));
+  EXPECT_TRUE(says(refusal([](Json& p) { p["kv"]["type"] = "fp8"; }), "expected bf16"));
+  EXPECT_TRUE(says(refusal([](Json& p) { group(p)["format"] = "fp7"; }), "fp7"));
+  EXPECT_TRUE(says(refusal([](Json& p) { group(p)["owners"] = {"gpu0"}; }),
+                   "\"gpu0\" is no device: expected host0.cpu or host0.gpu0"));
+  EXPECT_TRUE(says(refusal([](Json& p) { p["micro_batches"] = 3; }), "micro_batches is 3"));
+  for (const char* bad : {"", "5-3", "3,3", "x", "1-", "-1", "1,,2", "1-2-3", "99999999999", "1;2"})
+    EXPECT_TRUE(says(refusal([&](Json& p) { group(p)["experts"] = bad; }), "expected ascending"))
+        << bad;
+}
+
+TEST(Ranges, AsTextAndBack) {
+  EXPECT_EQ(ranges_text({0, 1, 2, 3, 7, 9, 10}), "0-3,7,9-10");
+  EXPECT_EQ(parse_ranges("0-3,7,9-10", 11, ""), (std::vector<int>{0, 1, 2, 3, 7, 9, 10}));
+  EXPECT_EQ(parse_ranges("4", 5, ""), std::vector<int>{4});
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,278 @@
+// The rules that seeds of this project state for R1 on clusters, and what layers cost by hand.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "model/parameters.h"
+#include "offload/plan/cost.h"
+#include "offload/plan/efficiency.h"
+#include "offload/plan/layer_time.h"
+#include "offload/plan/rules.h"
+#include "tests/planner_cases.h"
+
+namespace tandem {
+namespace {
+
+TEST(SeedRules, ParametersOfR1) {
+  const ParameterCounts n = count_parameters(known_model("r1"));
+  EXPECT_EQ(n.one_expert, 44'040'192);
+  EXPECT_EQ(n.routed_experts, 653'908'770'816);
+  EXPECT_NEAR(static_cast<double>(n.total - n.routed_experts), 17.118e9, 0.0005e9);
+  EXPECT_EQ(kv_bytes_per_token(known_model("r1")), 70'272);
+}
+
+TEST(SeedRules, LeastDataParallelForComputeBoundExperts) {
+  EXPECT_EQ(least_dp_for_compute_bound(known_model("r1")), 32);
+  EXPECT_EQ(least_dp_for_compute_bound(known_model("k2")), 48);
+  EXPECT_NEAR(least_dp_for_compute_bound(known_model("v2-lite")), 10.67, 0.01);
+  EXPECT_NEAR(least_dp_for_compute_bound(known_model("v2")), 26.67, 0.01);
+}
+
+TEST(SeedRules, MostUsefulExpertParallelAndItsBound) {
+  const ModelConfig r1 = known_model("r1");
+  EXPECT_EQ(most_useful_ep(r1), 257);
+  const auto us = [&](double rate) { return one_expert_read_seconds(r1, rate) * 1e6; };
+  EXPECT_NEAR(us(known_machine("2x6454s-4090").gpus[0].read_bytes_per_second), 43.7, 0.05);
+  EXPECT_NEAR(us(known_machine("16xh800").gpus[0].read_bytes_per_second), 13.1, 0.05);
+  EXPECT_NEAR(us(known_machine("8xh20-96g").gpus[0].read_bytes_per_second), 11.0, 0.05);
+  EXPECT_NEAR(us(known_machine("8xh200").gpus[0].read_bytes_per_second), 9.2, 0.05);
+}
+
+TEST(SeedRules, RidgeBatchOfAnExpert) {
+  const auto ridge = [](const char* machine, double PeakRates::*peak) {
+    const Gpu& gpu = known_machine(machine).gpus[0];
+    return ridge_tokens_per_expert(gpu.peak.*peak, gpu.read_bytes_per_second, 1);
+  };
+  EXPECT_NEAR(ridge("16xh800", &PeakRates::fp8), 295, 1);
+  EXPECT_NEAR(ridge("16xh800", &PeakRates::bf16), 148, 1);
+  EXPECT_NEAR(ridge("8xh20-96g", &PeakRates::fp8), 37, 0.1);
+  EXPECT_NEAR(ridge("2x6454s-4090", &PeakRates::bf16), 82, 0.5);
+}
+
+TEST(SeedRules, SplitsThatAreNoMultipleOf128AreRefused) {
+  EXPECT_FALSE(split_refusal("dense FFN", 18432, 1));
+  EXPECT_FALSE(split_refusal("dense FFN", 18432, 16));
+  EXPECT_EQ(*split_refusal("dense FFN", 18432, 32),
+            "dense FFN 18432 / 32 = 576 is not a multiple of 128");
+  EXPECT_FALSE(tensor_parallel_refusal(known_model("r1"), 8));
+  EXPECT_EQ(*tensor_parallel_refusal(known_model("r1"), 32),
+            "dense FFN 18432 / 32 = 576 is not a multiple of 128");
+  EXPECT_EQ(*tensor_parallel_refusal(known_model("k2"), 128), "64 heads cannot be shared by 128");
+  EXPECT_TRUE(tensor_parallel_refusal(known_model("v2-lite"), 2));  // 10944 / 2
+}
+
+TEST(SeedRules, BytesOnTheWire) {
+  EXPECT_EQ(dispatch_bytes(known_model("r1")), 59'136);
+  EXPECT_EQ(combine_bytes(known_model("r1")), 114'688);
+}
+
+// All of R1 in `format` with layers cut into `pp` stages of 8-way tensor parallel GPUs: what is
+// left for the KV cache in the fullest GPU.
+int64_t room_under_tp_pp(const char* machine_name, WeightFormat format, int pp) {
+  const ModelConfig r1 = known_model("r1");
+  const Machine m = known_machine(machine_name);
+  Placement p;
+  p.backbone = format;
+  for (int s = 0; s < pp; ++s) {
+    Stage stage = {61 * s / pp, 61 * (s + 1) / pp - 1, {}, 8};
+    for (int gpu = 0; gpu < 8; ++gpu) stage.devices.push_back({s, gpu});
+    ExpertGroup group = {{}, format, stage.devices, true};
+    for (int e = 0; e < 256; ++e) group.experts.push_back(e);
+    p.layers.push_back({std::max(3, stage.first), stage.last, {group}});
+    p.stages.push_back(stage);
+  }
+  p.head_replicated = false;
+  int64_t room = m.gpus[0].memory_bytes;
+  for (const DeviceMemory& d : memory_by_device(r1, m, p))
+    if (!d.device.is_cpu()) room = std::min(room, d.free_bytes());
+  return room;
+}
+
+TEST(SeedRules, TensorAndPipelineParallelLeaveLittleRoomForKv) {
+  // 8x H20-96G holds the FP8 weights and 12 to 17 GB beside them, 2 % of which per token is the
+  // same on all eight; BF16 weights fit neither machine.
+  const int64_t h20 = room_under_tp_pp("8xh20-96g", {DType::kF8E4M3}, 1);
+  EXPECT_GT(h20, 0);
+  EXPECT_LT(h20, 17'000'000'000);
+  EXPECT_LT(room_under_tp_pp("8xh20-96g", {DType::kBF16}, 1), 0);
+  EXPECT_LT(room_under_tp_pp("16xh800", {DType::kBF16}, 2), 0);
+}
+
+TEST(SeedRules, TensorParallelCopiesTheLatentCacheDataParallelDoesNot) {
+  const ModelConfig r1 = known_model("r1");
+  const Machine m = known_machine("8xh200");
+  const auto cache = [&](int tp) {
+    Placement p;
+    p.backbone = {DType::kF8E4M3};
+    Stage stage = {0, 60, {}, tp};
+    for (int gpu = 0; gpu < 8; ++gpu) stage.devices.push_back({0, gpu});
+    p.stages = {stage};
+    p.kv_tokens = 80'000 / stage.dp();  // all sequences have 80,000 tokens
+    int64_t sum = 0;
+    for (const DeviceMemory& d : memory_by_device(r1, m, p)) sum += d.kv_bytes;
+    return sum;
+  };
+  EXPECT_EQ(cache(1), 80'000 * int64_t{70'272});
+  EXPECT_EQ(cache(8), 8 * cache(1));
+}
+
+TEST(PlanCost, BytesOfMatricesAndExperts) {
+  const ModelConfig r1 = known_model("r1");
+  EXPECT_EQ(routed_expert_bytes(r1, {DType::kF8E4M3}), 44'050'944);  // model_spec 8
+  EXPECT_EQ(routed_expert_bytes(r1, {DType::kBF16}), 88'080'384);
+  EXPECT_EQ(routed_expert_bytes(r1, {DType::kI8}), 44'040'192 + (2048 + 2048 + 7168) * 4);
+  EXPECT_EQ(routed_expert_bytes(r1, {DType::kI4, 64}), 44'040'192 / 2 + 44'040'192 / 64 * 4);
+  EXPECT_EQ(embedding_bytes(r1), 1'853'358'080);
+  EXPECT_EQ(kv_layer_bytes(r1), 1152);
+  const BackboneBytes moe = backbone_layer_bytes(r1, 3, {DType::kBF16});
+  EXPECT_EQ(moe.attention, 2 * (187'107'328 - 2048));  // without the norms of the latents
+  EXPECT_EQ(moe.shared, 88'080'384);
+  EXPECT_EQ(moe.dense, 0);
+  EXPECT_EQ(backbone_layer_bytes(r1, 0, {DType::kBF16}).dense, 2 * 396'361'728);
+}
+
+TEST(PlanCost, OperationsOfATokenAreTwiceTheActiveWeights) {
+  const TokenOps ops = token_ops(known_model("r1"));
+  EXPECT_EQ(ops.expert, 2.0 * 44'040'192);
+  EXPECT_EQ(ops.shared, ops.expert);
+  EXPECT_EQ(ops.head, 2.0 * 926'679'040);
+  // model_spec 3.7: 340.66 MFLOP are common to all forms.
+  EXPECT_NEAR(ops.projections, 340.66e6, 0.01e6);
+}
+
+TEST(PlanCost, AttentionTakesTheFormWithFewerOperations) {
+  const ModelConfig r1 = known_model("r1");
+  const AttentionWork decode = attention_work(r1, 1, 4096);
+  EXPECT_TRUE(decode.absorbed);
+  EXPECT_EQ(decode.bytes, 4096 * 1152);
+  EXPECT_EQ(decode.ops, 33'554'432.0 + 4096 * 278'528.0);
+  EXPECT_TRUE(attention_work(r1, 150, 4096).absorbed);
+  EXPECT_FALSE(attention_work(r1, 200, 4096).absorbed);
+  // 512 queries at the end of 512 tokens see 512 * 513 / 2 pairs.
+  EXPECT_EQ(attention_work(r1, 512, 512).ops, 33'554'432.0 * 512 + 81'920.0 * (512 * 513 / 2));
+}
+
+TEST(Efficiency, IsTheTableBetweenItsPoints) {
+  const auto f8 = [](double rows) {
+    return product_ratio("avx512", Product::kExperts, DType::kF8E4M3, rows);
+  };
+  EXPECT_DOUBLE_EQ(f8(0.5), 0.82);
+  EXPECT_DOUBLE_EQ(f8(1), 0.82);
+  EXPECT_DOUBLE_EQ(f8(19), 0.62);
+  EXPECT_DOUBLE_EQ(f8(1000), 0.79);
+  EXPECT_NEAR(f8(std::sqrt(19.0 * 76)), (0.62 + 0.79) / 2, 1e-9);
+  for (const char* kind : {"reference", "avx2", "avx512", "amx", "gpu"})
+    for (const DType format : {DType::kF8E4M3, DType::kBF16, DType::kI8, DType::kI4})
+      for (double x = 1; x < 1e6; x *= 1.7) {
+        for (const Product product : {Product::kExperts, Product::kDense})
+          EXPECT_GT(product_ratio(kind, product, format, x), 0);
+        EXPECT_LE(attention_ratio(kind, true, x), 1);
+      }
+}
+
+// One sequence on the round machine, backbone on the GPU, experts on the CPU: every part by hand.
+TEST(LayerTime, OneTokenOfR1ByHand) {
+  const ModelConfig r1 = known_model("r1");
+  const Machine m = round_machine();
+  const RoutingStatistics routing(r1);
+  const Workload w;
+  const PlanInput in = {r1, m, w, routing};
+  Placement p;
+  p.backbone = {DType::kF8E4M3};
+  p.stages = {{0, 60, {{0, 0}}, 1}};
+  ExpertGroup group = {{}, {DType::kF8E4M3}, {{0, -1}}};
+  for (int e = 0; e < 256; ++e) group.experts.push_back(e);
+  p.layers = {{3, 60, {group}}};
+  const LayerTime t = LayerModel(in, p, {1, 4096, false, 1}).layer(p.stages[0], 3, &p.layers[0]);
+  // 8 experts are read at 100 GB/s with the efficiency of one row.
+  EXPECT_NEAR(t[Part::kCpuExperts], 8 * 44'050'944 / 100e9 / 0.82, 1e-9);
+  EXPECT_NEAR(t[Part::kShared], 44'050'944 / 1e12 / 0.70, 1e-9);
+  EXPECT_NEAR(t[Part::kRouter], 256 * 7168 * 2 / 1e12 / 0.70, 1e-12);
+  // 1.17 Gop at 100 Tops/s take longer than 4.7 MB at 1 TB/s.
+  EXPECT_NEAR(t[Part::kAttention], (33'554'432.0 + 4096 * 278'528.0) / 100e12 / 0.67, 1e-12);
+  // A row of BF16 to the host and back at 10 GB/s, and two hand-offs.
+  EXPECT_NEAR(t[Part::kExchange], 20e-6 + 2 * 14'336 / 10e9, 1e-12);
+  // The CPU's experts hide the shared one.
+  EXPECT_NEAR(t.seconds,
+              t[Part::kProjections] + t[Part::kAttention] + t[Part::kRouter] + t[Part::kOverhead] +
+                  t[Part::kExchange] + t[Part::kCpuExperts],
+              1e-12);
+}
+
+TEST(LayerTime, ExpectedDistinctExperts) {
+  // E (1 - (1 - k / E)^n): 256 experts, 8 a token, 32 tokens.
+  const ModelConfig r1 = known_model("r1");
+  const RoutingStatistics routing(r1);
+  const double used = 256 * chance_of_use(routing.share(3, 0), 32);
+  EXPECT_NEAR(used, 256 * (1 - std::pow(1 - 8.0 / 256, 32)), 1e-9);
+  EXPECT_NEAR(used, 163.3, 0.1);
+  EXPECT_EQ(chance_of_use(1, 5), 1);
+}
+
+TEST(LayerTime, StreamingTakesTheLinksTimeAndHidesTheRest) {
+  const ModelConfig r1 = known_model("r1");
+  const Machine m = round_machine();
+  const RoutingStatistics routing(r1);
+  const Workload w;
+  const PlanInput in = {r1, m, w, routing};
+  Placement p;
+  p.backbone = {DType::kF8E4M3};
+  p.stages = {{0, 60, {{0, 0}}, 1}};
+  ExpertGroup group = {{}, {DType::kF8E4M3}, {{0, -1}}};
+  for (int e = 0; e < 256; ++e) group.experts.push_back(e);
+  p.layers = {{3, 60, {group}}};
+  p.stream_from_tokens = 2000;
+  const StepShape chunk = {4096, 4096, true, 1};
+  const LayerTime t = LayerModel(in, p, chunk).layer(p.stages[0], 3, &p.layers[0]);
+  const double used = 256 * chance_of_use(8.0 / 256, 4096);
+  EXPECT_NEAR(t[Part::kStreaming], used * 44'050'944 / 10e9, 1e-9);
+  EXPECT_EQ(t[Part::kCpuExperts], 0);
+  EXPECT_EQ(t.seconds, t[Part::kStreaming]);
+  p.stream_from_tokens = 5000;
+  EXPECT_GT(LayerModel(in, p, chunk).layer(p.stages[0], 3, &p.layers[0])[Part::kCpuExperts], 0);
+}
+
+// Two ranks of experts and backbone each, everything even: half of a rank's tokens stay.
+TEST(LayerTime, ExpertParallelByHand) {
+  const ModelConfig r1 = known_model("r1");
+  Machine m = round_machine();
+  m.gpus[0].memory_bytes = 1'000'000'000'000;
+  m.gpus.push_back(m.gpus[0]);
+  m.gpu_link = {100e9, 5e-6};
+  const RoutingStatistics routing(r1);
+  const Workload w;
+  const PlanInput in = {r1, m, w, routing};
+  Placement p;
+  p.backbone = {DType::kF8E4M3};
+  p.stages = {{0, 60, {{0, 0}, {0, 1}}, 1}};
+  ExpertGroup a = {{}, {DType::kF8E4M3}, {{0, 0}}}, b = {{}, {DType::kF8E4M3}, {{0, 1}}};
+  for (int e = 0; e < 256; ++e) (e < 128 ? a : b).experts.push_back(e);
+  p.layers = {{3, 60, {a, b}}};
+  const LayerTime t = LayerModel(in, p, {32, 1024, false, 2}).layer(p.stages[0], 3, &p.layers[0]);
+  EXPECT_NEAR(t[Part::kExchange], 10e-6 + 32 * (59'136 + 114'688) / 2 / 100e9, 1e-12);
+  // 64 tokens, 128 experts a rank; the busier of two by the largest of two normal draws.
+  const double chance = 1 - std::pow(1 - 8.0 / 256, 64), mean = 128 * chance;
+  const double used = mean + std::sqrt(2 * mean * (1 - chance) * std::log(2.0));
+  const double rows = 256 + std::sqrt(2 * 256 * std::log(2.0));
+  EXPECT_NEAR(t[Part::kGpuExperts],
+              used * 44'050'944 / 1e12 /
+                  product_ratio("gpu", Product::kExperts, DType::kF8E4M3, rows / used),
+              1e-9);
+  EXPECT_NEAR(t.seconds,
+              t[Part::kProjections] + t[Part::kAttention] + t[Part::kRouter] + t[Part::kShared] +
+                  t[Part::kOverhead] + t[Part::kExchange] + t[Part::kGpuExperts],
+              1e-12);
+  // Overlapped: what is busiest twice, at half of the tokens.
+  p.micro_batches = 2;
+  const LayerTime two = LayerModel(in, p, {32, 1024, false, 2}).layer(p.stages[0], 3, &p.layers[0]);
+  const LayerTime half = [&] {
+    Placement one = p;
+    one.micro_batches = 1;
+    return LayerModel(in, one, {16, 1024, false, 2}).layer(p.stages[0], 3, &p.layers[0]);
+  }();
+  EXPECT_NEAR(two.seconds, std::max(half.seconds, 2 * (half.seconds - half[Part::kExchange])),
+              1e-12);
+}
+
+}  // namespace
+}  // namespace tandem
