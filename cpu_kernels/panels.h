@@ -218,11 +218,12 @@ void multiply(const GemmArgs& a, int max_columns, AddBlock add_block) {
   const int step_shift = __builtin_ctz(columns_of_step(a.w.type));
   const int64_t panel_end = panel_bytes(a.w.type, a.k);
   for (int panel = 0; panel < range.n; panel += kGroup) {
+    const int n_panels = min(kGroup, range.n - panel);
     Block b;
-    b.n_panels = min(kGroup, range.n - panel);
+    b.n_panels = n_panels;
     const char *base[kGroup], *after[kGroup];
     PanelScales scales[kGroup];
-    for (int p = 0; p < b.n_panels; ++p) {
+    for (int p = 0; p < n_panels; ++p) {
       base[p] = bytes(a.w.data) + (range.first + panel + p) * a.w.stride;
       after[p] = panel_after(a, range, panel + p);
       scales[p] = PanelScales(a.w, range.first + panel + p);
@@ -235,14 +236,14 @@ void multiply(const GemmArgs& a, int max_columns, AddBlock add_block) {
         b.n = columns.take(min(max_columns, a.k - b.col));
         const int64_t offset = int64_t{b.col >> step_shift} * kStepBytes;
         const int64_t ahead = offset + kPrefetchAhead - panel_end;
-        for (int p = 0; p < b.n_panels; ++p) {
+        for (int p = 0; p < n_panels; ++p) {
           b.w[p] = base[p] + offset;
           b.ahead[p] = ahead < 0 ? base[p] + offset + kPrefetchAhead : after[p] + ahead;
           scales[p].read(columns.block(), b.scale[p]);
         }
         add_block(b, first, m, sums);
       }
-      store(sums, a, range, first, m, panel, b.n_panels);
+      store(sums, a, range, first, m, panel, n_panels);
     }
   }
 }

@@ -48,7 +48,7 @@ int64_t memory_for_reading(const BenchOptions& b, const Team& team) {
   return b.memory_gb > 0 ? std::min(enough, static_cast<int64_t>(b.memory_gb * 1e9)) : enough;
 }
 
-std::vector<int> list_or(const std::vector<int>& given, std::vector<int> usual) {
+std::vector<int> list_or(const std::vector<int>& given, const std::vector<int>& usual) {
   return given.empty() ? usual : given;
 }
 

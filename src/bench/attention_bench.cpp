@@ -52,8 +52,8 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
   config.n_dense_layers = config.n_layers;
   KvCache cache(config, longest, cache_type);
   fill_with_random(cache, config);
-  std::vector<int32_t> pages;
-  for (int i = 0; i < pages_for(longest); ++i) pages.push_back(cache.take_page());
+  std::vector<int32_t> pages(pages_for(longest));
+  for (int32_t& page : pages) page = cache.take_page();
 
   const WeightFormat format = backbone_format("auto", config);
   const int64_t kv_b_bytes =

@@ -78,9 +78,8 @@ MachineSpeed::MachineSpeed(Team& team, int64_t bytes)
   }
   double best = 0;
   for (const cpu::ReadLoop& loop : reads_) {
-    std::vector<double> rates;
-    for (int trial = 0; trial < kTrials; ++trial)
-      rates.push_back(read_bytes_per_second(loop, Threads::kAll));
+    std::vector<double> rates(kTrials);
+    for (double& rate : rates) rate = read_bytes_per_second(loop, Threads::kAll);
     if (median(rates) <= best) continue;
     best = median(rates);
     best_read_ = loop;

@@ -55,6 +55,14 @@ class Random {
   uint64_t state_;
 };
 
+// Truncated; what is smaller than every normal half becomes 0. (clang 14 has no _Float16 here.)
+uint16_t half_of(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  const uint32_t rebiased = magnitude < 0x38800000 ? 0 : (magnitude - 0x38000000) >> 13;
+  return static_cast<uint16_t>((bits >> 16 & 0x8000) | rebiased);
+}
+
 // A row as a checkpoint stores it, of the deviation 1 / sqrt(cols) that keeps activations as large
 // as they are. FP8 codes are of any size: their scales see to that.
 void write_row(std::byte* to, DType dtype, int64_t cols, Random random) {
@@ -68,7 +76,7 @@ void write_row(std::byte* to, DType dtype, int64_t cols, Random random) {
       const auto half = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
       std::memcpy(to, &half, sizeof(half));
     } else if (dtype == DType::kF16) {
-      const auto half = static_cast<_Float16>(value);
+      const uint16_t half = half_of(value);
       std::memcpy(to, &half, sizeof(half));
     } else {
       std::memcpy(to, &value, sizeof(value));
