@@ -129,7 +129,9 @@ TEST(DealExperts, RanksGetAlikeAndEveryExpertAnOwner) {
         ASSERT_FALSE(ranks.empty());
         for (size_t i = 0; i < ranks.size(); ++i) {
           ++held[ranks[i]];
-          if (i > 0) EXPECT_LT(ranks[i - 1], ranks[i]) << "a rank has an expert twice";
+          if (i > 0) {
+            EXPECT_LT(ranks[i - 1], ranks[i]) << "a rank has an expert twice";
+          }
         }
         copies += static_cast<int>(ranks.size()) - 1;
       }
