@@ -70,7 +70,9 @@ TEST(Plan, R1WithItsBackboneEmbeddingAndCacheOnOne4090) {
   EXPECT_EQ(p.numa_columns, (std::vector<int>{1024, 1024}));
   EXPECT_EQ(p.kv_tokens, 32768);
   // Either the embedding fits too, or the plan says what moved.
-  if (p.embedding_on_cpu) EXPECT_TRUE(says(all_reasons(plan), "embedding on CPU: saves 1.85 GB"));
+  if (p.embedding_on_cpu) {
+    EXPECT_TRUE(says(all_reasons(plan), "embedding on CPU: saves 1.85 GB"));
+  }
   // Published for this machine: 13.7 tokens/s at most, with INT4 experts; FP8 reads twice as much.
   EXPECT_GT(plan.prediction.decode.tokens_per_second, 8);
   EXPECT_LT(plan.prediction.decode.tokens_per_second, 20);
@@ -103,8 +105,11 @@ TEST(Plan, HotExpertsAreThoseMeasuredHot) {
   ASSERT_GT(experts_on_gpu(plan), 100);
   for (const LayerExperts& l : plan.placement.layers)
     for (const ExpertGroup& g : l.groups)
-      if (!g.owners[0].is_cpu())
-        for (const int e : g.experts) EXPECT_GT(measured.share(l.first, e), 0.3);
+      for (const int e : g.experts) {
+        if (!g.owners[0].is_cpu()) {
+          EXPECT_GT(measured.share(l.first, e), 0.3);
+        }
+      }
   EXPECT_GT(plan.prediction.decode.tokens_per_second,
             planned.plan().prediction.decode.tokens_per_second);
 }

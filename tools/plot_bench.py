@@ -23,9 +23,11 @@ def markdown(rows):
     parts = [machine(m) for m in rows["machine"]]
     parts += kernels("Routed experts", rows["experts"],
                      ["routing", "tokens", "rows an expert", "ms", "GB/s", "Gop/s", "of the roofline", "over uniform"])
+    parts += kernels("Embedding", rows["embed"], ["tokens", "ms", "GB/s", "of the roofline"])
     parts += kernels("Dense products", rows["mlp"], ["what", "tokens", "ms", "GB/s", "Gop/s", "of the roofline"])
     parts += kernels("Attention", rows["attention"],
                      ["what", "tokens", "context", "ms", "GB/s", "Gop/s", "of the roofline"])
+    parts += kernels("Layers", rows["layer"], ["what", "tokens", "context", "ms", "GB/s", "Gop/s", "of the roofline"])
     parts += [generate(g) for g in rows["generate"]]
     if rows["left out"]:
         parts.append("## Left out\n\n" + "".join(f"* `tandem bench {r['command']}`: {r['reason']}\n"
