@@ -36,7 +36,8 @@ class TinyR1 : public testing::Test {
       conversations.push_back(first_messages("", q["question"].get<std::string>()));
     const std::vector<std::string> got = answers(loaded, conversations);
     std::vector<bool> right;
-    for (size_t i = 0; i < got.size(); ++i) right.push_back(got[i] == questions_[i]["completion"]);
+    for (size_t i = 0; i < got.size(); ++i)
+      right.push_back(got[i] == questions_[i]["completion"].get<std::string>());
     return right;
   }
 
@@ -123,7 +124,8 @@ TEST_F(TinyR1, AnswersInAConversation) {
   for (const auto& talk : talks) conversations.push_back(nlohmann::ordered_json(talk["messages"]));
   const std::vector<std::string> got = answers(loaded, conversations);
   int n_right = 0;
-  for (size_t i = 0; i < got.size(); ++i) n_right += got[i] == talks[i]["completion"];
+  for (size_t i = 0; i < got.size(); ++i)
+    n_right += got[i] == talks[i]["completion"].get<std::string>();
   EXPECT_GE(n_right, 0.9 * static_cast<double>(got.size()));
 }
 
