@@ -24,6 +24,10 @@ LayerTime LayerModel::layer(const Stage& stage, int layer, const LayerExperts* e
   return chain(stage, layer, experts, tokens);
 }
 
+LayerTime LayerModel::backbone(const Stage& stage, int layer) const {
+  return chain(stage, layer, nullptr, shape_.tokens_per_replica);
+}
+
 LayerTime LayerModel::chain(const Stage& stage, int layer, const LayerExperts* experts,
                             double tokens) const {
   LayerTime t;

@@ -12,6 +12,8 @@ class LayerModel {
   LayerModel(const PlanInput& input, const Placement& placement, StepShape shape);
   // `experts`: null in a dense layer.
   LayerTime layer(const Stage& stage, int layer, const LayerExperts* experts) const;
+  // The same without routed experts and what belongs to them.
+  LayerTime backbone(const Stage& stage, int layer) const;
 
  private:
   // Experts of one layer as the busiest device of each kind sees them.

@@ -1,0 +1,310 @@
+#include "offload/plan/simulate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <queue>
+#include <random>
+
+#include "core/check.h"
+#include "offload/plan/assign.h"
+#include "offload/plan/cost.h"
+#include "offload/plan/layer_time.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kMostRanks = 4096, kMostLayers = 4096;
+constexpr int64_t kMostChoices = 100'000'000;  // tokens x top_k x layers
+
+void require_sound(const SimulatedCluster& c) {
+  require(c.n_ranks >= 1 && c.n_ranks <= kMostRanks && c.n_layers >= 1 &&
+              c.n_layers <= kMostLayers && c.tokens_per_rank >= 1,
+          "a simulation of {} ranks, {} layers and {} tokens a rank: must be 1 to {}, 1 to {} and "
+          "at least 1",
+          c.n_ranks, c.n_layers, c.tokens_per_rank, kMostRanks, kMostLayers);
+  require(int64_t{c.n_ranks} * c.tokens_per_rank * c.top_k * c.n_layers <= kMostChoices,
+          "a simulation of {} tokens on each of {} ranks through {} layers is too large: take "
+          "fewer tokens or layers",
+          c.tokens_per_rank, c.n_ranks, c.n_layers);
+  require(c.top_k >= 1 && c.top_k <= c.n_experts &&
+              (c.balanced || static_cast<int>(c.owners.size()) == c.n_experts),
+          "a simulation of {} of {} experts with owners of {}", c.top_k, c.n_experts,
+          c.owners.size());
+  require(c.link_bytes_per_second > 0 && c.skew >= 0 && c.skew <= 10,
+          "a simulation with links of {} B/s and a skew of {}: must be above 0, and 0 to 10",
+          c.link_bytes_per_second, c.skew);
+}
+
+// One half (or all) of the tokens in one layer: copies[from][to], and the experts' seconds there.
+struct Exchange {
+  std::vector<std::vector<int>> copies;
+  std::vector<double> expert_seconds;
+};
+
+class Router {
+ public:
+  explicit Router(const SimulatedCluster& c)
+      : c_(c), rng_(c.seed), order_(c.n_experts), owners_(c.owners) {
+    std::iota(order_.begin(), order_.end(), 0);
+  }
+  // A layer's popularity; call before its exchanges.
+  void next_layer() {
+    std::shuffle(order_.begin(), order_.end(), rng_);
+    cumulative_.clear();
+    double sum = 0;
+    for (int i = 0; i < c_.n_experts; ++i)
+      cumulative_.push_back(sum += std::pow(1.0 + i, -c_.skew));
+    if (!c_.balanced) return;
+    std::vector<double> shares(c_.n_experts);
+    for (int i = 0; i < c_.n_experts; ++i)
+      shares[order_[i]] = std::min(1.0, c_.top_k * std::pow(1.0 + i, -c_.skew) / sum);
+    owners_ = deal_experts(shares, c_.n_ranks, c_.n_redundant);
+  }
+  Exchange exchange(int tokens) {
+    Exchange x{std::vector<std::vector<int>>(c_.n_ranks, std::vector<int>(c_.n_ranks, 0)),
+               std::vector<double>(c_.n_ranks, 0)};
+    std::vector<std::vector<int>> rows(c_.n_experts);  // [owners] of each expert
+    for (int e = 0; e < c_.n_experts; ++e) rows[e].assign(owners_[e].size(), 0);
+    std::vector<bool> taken(c_.n_experts, false);
+    std::vector<int> chosen;
+    for (int rank = 0; rank < c_.n_ranks; ++rank)
+      for (int token = 0; token < tokens; ++token) {
+        chosen.clear();
+        while (static_cast<int>(chosen.size()) < c_.top_k) {
+          const int e = draw();
+          if (taken[e]) continue;
+          taken[e] = true;
+          chosen.push_back(e);
+        }
+        for (const int e : chosen) {
+          taken[e] = false;
+          const auto least = std::min_element(rows[e].begin(), rows[e].end()) - rows[e].begin();
+          ++rows[e][least];
+          ++x.copies[rank][owners_[e][least]];
+        }
+      }
+    for (int e = 0; e < c_.n_experts; ++e)
+      for (size_t o = 0; o < rows[e].size(); ++o)
+        if (rows[e][o] > 0)
+          x.expert_seconds[owners_[e][o]] +=
+              std::max(c_.expert_seconds, rows[e][o] * c_.expert_seconds_per_row);
+    return x;
+  }
+
+ private:
+  int draw() {
+    const double at = std::uniform_real_distribution<double>(0, cumulative_.back())(rng_);
+    const auto place = std::upper_bound(cumulative_.begin(), cumulative_.end(), at);
+    return order_[std::min<int64_t>(place - cumulative_.begin(), c_.n_experts - 1)];
+  }
+
+  const SimulatedCluster& c_;
+  std::mt19937_64 rng_;
+  std::vector<int> order_;
+  std::vector<double> cumulative_;
+  std::vector<std::vector<int>> owners_;
+};
+
+// Does one thing at a time, in the order in which they are asked for.
+struct Resource {
+  double free_at = 0, busy = 0;
+  double run(double from, double seconds) {
+    free_at = std::max(from, free_at) + seconds;
+    busy += seconds;
+    return free_at;
+  }
+};
+
+class Player {
+ public:
+  explicit Player(const SimulatedCluster& c)
+      : c_(c), router_(c), compute_(c.n_ranks), link_(c.n_ranks), result_() {}
+
+  Simulation run() {
+    n_halves_ = c_.two_batches && c_.tokens_per_rank >= 2 ? 2 : 1;
+    result_.layers.resize(c_.n_layers);
+    for (int l = 0; l < c_.n_layers; ++l) {
+      router_.next_layer();
+      exchanges_.emplace_back();
+      for (int h = 0; h < n_halves_; ++h) exchanges_[l].push_back(router_.exchange(tokens_of(h)));
+      waiting_.emplace_back(n_halves_, Waiting(c_.n_ranks));
+    }
+    for (int h = 0; h < n_halves_; ++h)
+      for (int rank = 0; rank < c_.n_ranks; ++rank) at(0, [=, this] { backbone(0, h, rank); });
+    while (!events_.empty()) {
+      const Event event = events_.top();
+      events_.pop();
+      now_ = event.time;
+      event.action();
+    }
+    finish();
+    return std::move(result_);
+  }
+
+ private:
+  struct Event {
+    double time;
+    int64_t number;  // equal times in the order in which they were asked for
+    std::function<void()> action;
+    bool operator<(const Event& o) const {
+      return time != o.time ? time > o.time : number > o.number;
+    }
+  };
+  // Messages that a rank still waits for.
+  struct Waiting {
+    explicit Waiting(int n) : dispatches(n, n), combines(n, n) {}
+    std::vector<int> dispatches, combines;
+  };
+
+  int tokens_of(int half) const {
+    return n_halves_ == 1 ? c_.tokens_per_rank : (c_.tokens_per_rank + (half == 0 ? 1 : 0)) / 2;
+  }
+  void at(double time, std::function<void()> action) {
+    events_.push({time, ++n_events_, std::move(action)});
+  }
+  static void raise(double& end, double time) { end = std::max(end, time); }
+
+  void backbone(int layer, int half, int rank) {
+    if (layer == c_.n_layers) return;
+    const double end = compute_[rank].run(
+        now_, c_.backbone_seconds + tokens_of(half) * c_.backbone_seconds_per_token);
+    raise(result_.layers[layer].backbone_end, end);
+    at(end, [=, this] {
+      for (int i = 1; i <= c_.n_ranks; ++i) {
+        const int to = (rank + i) % c_.n_ranks;  // everybody begins with another; itself last
+        const int copies = exchanges_[layer][half].copies[rank][to];
+        send(rank, to, copies * c_.dispatch_bytes, [=, this] { dispatched(layer, half, to); });
+      }
+    });
+  }
+  // Nothing to send, and what stays, arrives at once.
+  void send(int from, int to, double bytes, std::function<void()> arrived) {
+    if (from == to || bytes == 0) return at(now_, std::move(arrived));
+    const double sent = link_[from].run(now_, bytes / c_.link_bytes_per_second);
+    at(sent + c_.link_latency_seconds, std::move(arrived));
+  }
+  void dispatched(int layer, int half, int rank) {
+    raise(result_.layers[layer].dispatch_end, now_);
+    if (--waiting_[layer][half].dispatches[rank] > 0) return;
+    const double end = compute_[rank].run(now_, exchanges_[layer][half].expert_seconds[rank]);
+    raise(result_.layers[layer].experts_end, end);
+    at(end, [=, this] {
+      for (int i = 1; i <= c_.n_ranks; ++i) {
+        const int to = (rank + i) % c_.n_ranks;
+        const int copies = exchanges_[layer][half].copies[to][rank];
+        send(rank, to, copies * c_.combine_bytes, [=, this] { combined(layer, half, to); });
+      }
+    });
+  }
+  void combined(int layer, int half, int rank) {
+    raise(result_.layers[layer].combine_end, now_);
+    if (--waiting_[layer][half].combines[rank] > 0) return;
+    raise(result_.seconds, now_);
+    backbone(layer + 1, half, rank);
+  }
+
+  void finish() {
+    double computing = 0, sending = 0;
+    for (const Resource& r : compute_) computing += r.busy;
+    for (const Resource& r : link_) sending += r.busy;
+    result_.compute_share = computing / c_.n_ranks / result_.seconds;
+    result_.link_share = sending / c_.n_ranks / result_.seconds;
+    for (int l = 0; l < c_.n_layers; ++l) {
+      std::vector<double> all(c_.n_ranks, 0);
+      for (const Exchange& x : exchanges_[l])
+        for (int rank = 0; rank < c_.n_ranks; ++rank) all[rank] += x.expert_seconds[rank];
+      const double largest = *std::max_element(all.begin(), all.end());
+      if (largest > 0)
+        result_.layers[l].balance =
+            std::accumulate(all.begin(), all.end(), 0.0) / c_.n_ranks / largest;
+    }
+  }
+
+  const SimulatedCluster& c_;
+  Router router_;
+  std::vector<Resource> compute_, link_;          // [ranks]
+  std::vector<std::vector<Exchange>> exchanges_;  // [layers][halves]
+  std::vector<std::vector<Waiting>> waiting_;     // [layers][halves]
+  std::priority_queue<Event> events_;
+  int64_t n_events_ = 0;
+  int n_halves_ = 1;
+  double now_ = 0;
+  Simulation result_;
+};
+
+}  // namespace
+
+Simulation simulate(const SimulatedCluster& cluster) {
+  require_sound(cluster);
+  return Player(cluster).run();
+}
+
+SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew) {
+  const Stage& stage = p.stages[0];
+  const int n = static_cast<int>(stage.devices.size());
+  SimulatedCluster c{.n_ranks = n,
+                     .n_experts = in.config.router.n_experts,
+                     .top_k = in.config.router.n_active,
+                     .owners = std::vector<std::vector<int>>(in.config.router.n_experts),
+                     .skew = skew};
+  bool suits = p.stages.size() == 1 && stage.tp == 1 && n > 1 && !p.layers.empty();
+  if (suits)
+    for (const ExpertGroup& group : p.layers[0].groups)
+      for (const Device d : group.owners) {
+        const auto at = std::find(stage.devices.begin(), stage.devices.end(), d);
+        suits &= at != stage.devices.end() && !d.is_cpu() && !group.sliced;
+        for (const int e : group.experts)
+          c.owners[e].push_back(static_cast<int>(at - stage.devices.begin()));
+      }
+  require(suits,
+          "a simulation is of replicas on GPUs that hold experts for each other (expert parallel), "
+          "and this placement is not: ask for --objective throughput on a cluster");
+  for (const auto& ranks : c.owners) c.n_redundant += static_cast<int>(ranks.size()) - 1;
+
+  c.tokens_per_rank = std::max(1, in.workload.concurrency / n);
+  c.two_batches = p.micro_batches == 2;
+  const double context = in.workload.prompt_tokens + in.workload.output_tokens / 2.0;
+  const int layer = p.layers[0].first;
+  const auto backbone = [&](double tokens) {
+    const LayerTime t = LayerModel(in, p, {tokens, context, false, 1}).backbone(stage, layer);
+    return t.seconds;
+  };
+  const double tokens = c.tokens_per_rank, fewer = tokens / 2;
+  c.backbone_seconds_per_token = (backbone(tokens) - backbone(fewer)) / (tokens - fewer);
+  c.backbone_seconds = backbone(tokens) - tokens * c.backbone_seconds_per_token;
+  const WeightFormat format = p.layers[0].groups[0].format;
+  const Rates gpu = rates_of(in.machine, stage.devices[0], {});
+  const double rows = std::max(1.0, tokens * n * c.top_k / c.n_experts);
+  const double ratio = product_ratio(gpu.kind, Product::kExperts, format.dtype, rows);
+  c.expert_seconds = static_cast<double>(routed_expert_bytes(in.config, format)) /
+                     gpu.read_bytes_per_second / ratio;
+  c.expert_seconds_per_row =
+      token_ops(in.config).expert / peak_for(gpu, format.dtype, true) / ratio;
+  const bool one_host = stage.devices.front().host == stage.devices.back().host;
+  const Link link = one_host ? in.machine.gpu_link : in.machine.network;
+  c.link_bytes_per_second =
+      link.bytes_per_second / (one_host ? 1.0 : static_cast<double>(in.machine.gpus.size()));
+  c.link_latency_seconds = link.latency_seconds;
+  c.dispatch_bytes = static_cast<double>(dispatch_bytes(in.config)) / c.top_k;
+  c.combine_bytes = static_cast<double>(combine_bytes(in.config)) / c.top_k;
+  return c;
+}
+
+std::string simulation_text(const Simulation& s) {
+  std::string text = fmt::format("{:<8}{:>14}{:>14}{:>14}{:>14}{:>10}\n", "layer", "backbone ms",
+                                 "dispatch ms", "experts ms", "combine ms", "balance");
+  for (size_t l = 0; l < s.layers.size(); ++l) {
+    const SimulatedLayer& x = s.layers[l];
+    text +=
+        fmt::format("{:<8}{:>14.3f}{:>14.3f}{:>14.3f}{:>14.3f}{:>10.2f}\n", l, x.backbone_end * 1e3,
+                    x.dispatch_end * 1e3, x.experts_end * 1e3, x.combine_end * 1e3, x.balance);
+  }
+  return text + fmt::format("{:.3f} ms; computing {:.0f} %, links {:.0f} % of the time\n",
+                            s.seconds * 1e3, s.compute_share * 100, s.link_share * 100);
+}
+
+}  // namespace tandem

@@ -1,0 +1,166 @@
+// The cluster simulation against cases worked out by hand.
+#include "offload/plan/simulate.h"
+
+#include <gtest/gtest.h>
+
+#include "offload/plan/assign.h"
+#include "tests/planner_cases.h"
+
+namespace tandem {
+namespace {
+
+// Every token goes to every expert: routing is certain.
+SimulatedCluster certain(int n_ranks) {
+  SimulatedCluster c;
+  c.n_ranks = n_ranks;
+  c.n_experts = c.top_k = n_ranks;
+  for (int e = 0; e < n_ranks; ++e) c.owners.push_back({e});
+  return c;
+}
+
+TEST(Simulate, OneRankAddsUp) {
+  SimulatedCluster c = certain(1);
+  c.n_layers = 5;
+  c.tokens_per_rank = 3;
+  c.backbone_seconds = 1;
+  c.backbone_seconds_per_token = 0.5;
+  c.expert_seconds = 2;  // reading takes longer than 3 rows
+  c.expert_seconds_per_row = 0.25;
+  c.dispatch_bytes = c.combine_bytes = 1e12;  // nothing leaves
+  const Simulation s = simulate(c);
+  EXPECT_DOUBLE_EQ(s.seconds, 5 * (1 + 3 * 0.5 + 2));
+  EXPECT_DOUBLE_EQ(s.compute_share, 1);
+  EXPECT_DOUBLE_EQ(s.link_share, 0);
+}
+
+TEST(Simulate, TwoRanksWaitForMessages) {
+  SimulatedCluster c = certain(2);
+  c.n_layers = 2;
+  c.tokens_per_rank = 4;
+  c.backbone_seconds = 1;
+  c.expert_seconds = 2;
+  c.expert_seconds_per_row = 0.75;  // 8 rows: 6 s
+  c.link_bytes_per_second = 10;
+  c.link_latency_seconds = 0.25;
+  c.dispatch_bytes = 5;   // 4 copies: 2 s
+  c.combine_bytes = 7.5;  // 3 s
+  const Simulation s = simulate(c);
+  const SimulatedLayer& first = s.layers[0];
+  EXPECT_DOUBLE_EQ(first.backbone_end, 1);
+  EXPECT_DOUBLE_EQ(first.dispatch_end, 1 + 2 + 0.25);
+  EXPECT_DOUBLE_EQ(first.experts_end, 3.25 + 6);
+  EXPECT_DOUBLE_EQ(first.combine_end, 9.25 + 3 + 0.25);
+  EXPECT_DOUBLE_EQ(s.seconds, 2 * 12.5);
+  EXPECT_DOUBLE_EQ(s.compute_share, 7 / 12.5);
+  EXPECT_DOUBLE_EQ(s.link_share, 5 / 12.5);
+  EXPECT_DOUBLE_EQ(first.balance, 1);
+}
+
+// Backbone 1, experts 1, each message 1 for a half: alone a half takes 4 a layer, of which 2 are
+// computing. Two halves keep the rank computing from the first to the last message.
+TEST(Simulate, TwoBatchesHideMessages) {
+  SimulatedCluster c = certain(2);
+  c.n_layers = 10;
+  c.tokens_per_rank = 2;
+  c.backbone_seconds_per_token = 1;
+  c.expert_seconds_per_row = 0.5;  // 2 rows of a half
+  c.link_bytes_per_second = 1;
+  c.dispatch_bytes = c.combine_bytes = 1;
+  const double one = simulate(c).seconds;
+  EXPECT_DOUBLE_EQ(one, 10 * (2 + 2 + 2 + 2));
+  c.two_batches = true;
+  const Simulation two = simulate(c);
+  // Computing 4 a layer without a gap, then the last message.
+  EXPECT_DOUBLE_EQ(two.seconds, 10 * 4 + 1);
+  EXPECT_NEAR(two.compute_share, 40 / 41.0, 1e-12);
+}
+
+TEST(Simulate, TwoBatchesCostWhatTheyReadTwice) {
+  SimulatedCluster c = certain(2);
+  c.tokens_per_rank = 2;
+  c.expert_seconds = 3;  // reading, whatever the rows
+  const double one = simulate(c).seconds;
+  c.two_batches = true;
+  EXPECT_DOUBLE_EQ(simulate(c).seconds, 2 * one);
+}
+
+TEST(Simulate, CopiesOfHotExpertsEvenTheLoad) {
+  SimulatedCluster c;
+  c.n_ranks = 8;
+  c.n_layers = 4;
+  c.tokens_per_rank = 64;
+  c.n_experts = 64;
+  c.top_k = 4;
+  c.skew = 1;
+  c.expert_seconds_per_row = 1e-6;
+  for (int e = 0; e < c.n_experts; ++e) c.owners.push_back({e / 8});
+  const Simulation plain = simulate(c);
+  // Two copies of each: any rank may take what is hot.
+  c.owners = deal_experts(std::vector<double>(64, 1.0 / 16), 8, 64);
+  const Simulation copied = simulate(c);
+  EXPECT_LT(copied.seconds, plain.seconds);
+  EXPECT_GT(copied.layers[0].balance, plain.layers[0].balance);
+  // Dealt by what is hot, each layer anew, it is better still.
+  c.balanced = true;
+  c.n_redundant = 64;
+  EXPECT_LT(simulate(c).seconds, copied.seconds);
+  for (const SimulatedLayer& l : plain.layers) {
+    EXPECT_GT(l.balance, 1.0 / 8);
+    EXPECT_LT(l.balance, 0.9);
+  }
+}
+
+TEST(Simulate, SameSeedSameSteps) {
+  SimulatedCluster c;
+  c.n_ranks = 4;
+  c.tokens_per_rank = 16;
+  c.n_experts = 32;
+  c.top_k = 4;
+  c.expert_seconds_per_row = 1e-6;
+  for (int e = 0; e < c.n_experts; ++e) c.owners.push_back({e % 4});
+  EXPECT_EQ(simulate(c).seconds, simulate(c).seconds);
+  SimulatedCluster other = c;
+  other.n_layers = 50;
+  c.n_layers = 50;
+  other.seed = 2;
+  EXPECT_NE(simulate(c).seconds, simulate(other).seconds);
+}
+
+// The prediction's layer and the simulated one, evenly routed, are near each other.
+TEST(Simulate, AgreesWithThePredictionWhereAllIsEven) {
+  Workload w;
+  w.context = 4096;
+  w.prompt_tokens = 2000;
+  w.output_tokens = 1000;
+  w.objective = Objective::kThroughput;
+  w.concurrency = 1024;
+  const Planned planned("r1", known_machine("16xh800"), w);
+  const Plan plan = planned.plan();
+  const PlanInput in = {planned.config, planned.machine, plan.workload, planned.routing};
+  SimulatedCluster c = cluster_of(in, plan.placement, 0);
+  c.n_layers = 4;
+  EXPECT_NEAR(simulate(c).seconds / 4, plan.prediction.decode.moe.seconds,
+              0.25 * plan.prediction.decode.moe.seconds);
+  EXPECT_TRUE(says(
+      error_of([&] {
+        const Planned one("r1", known_machine("2x6454s-4090"));
+        const Plan single = one.plan();
+        cluster_of({one.config, one.machine, single.workload, one.routing}, single.placement, 0);
+      }),
+      "hold experts for each other"));
+}
+
+TEST(Simulate, RefusesWhatCannotBe) {
+  SimulatedCluster c = certain(2);
+  c.n_ranks = 0;
+  EXPECT_TRUE(says(error_of([&] { simulate(c); }), "0 ranks"));
+  c = certain(2);
+  c.top_k = 3;
+  EXPECT_TRUE(says(error_of([&] { simulate(c); }), "3 of 2 experts"));
+  c = certain(2);
+  c.tokens_per_rank = 2'000'000'000;
+  EXPECT_TRUE(says(error_of([&] { simulate(c); }), "too large"));
+}
+
+}  // namespace
+}  // namespace tandem
