@@ -101,15 +101,32 @@ class Rows {
   std::vector<nlohmann::ordered_json> rows_;
 };
 
-LayerBench layer_bench(const BenchOptions& b, const ModelConfig& config) {
-  return {.config_name = b.config,
-          .config = config,
-          .n_layers = b.layers,
-          .formats = {backbone_format(b.format, config), expert_format(b.experts, config)},
-          .contexts = list_or(b.contexts, {4096}),
-          .tokens = list_or(b.tokens, {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}),
-          .seconds = b.seconds,
-          .memory_bytes = memory_for_weights(b, kModelPart)};
+const std::vector<int> kEveryPower = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048};
+
+struct LayersOf {
+  const BenchOptions& b;
+  LayerBench operator()(const ModelConfig& config) const {
+    return {.config_name = b.config,
+            .config = config,
+            .n_layers = b.layers,
+            .formats = {backbone_format(b.format, config), expert_format(b.experts, config)},
+            .contexts = list_or(b.contexts, {4096}),
+            .tokens = list_or(b.tokens, kEveryPower),
+            .seconds = b.seconds,
+            .memory_bytes = memory_for_weights(b, kModelPart)};
+  }
+};
+
+// Options are checked, by what_of(config) too, before anything is measured.
+template <class WhatOf, class Measure>
+int print_rows(const Options& options, WhatOf what_of, Measure measure) {
+  require_sane(options.bench);
+  Bench bench(options);
+  const auto what = what_of(bench.config);
+  Rows rows(options);
+  MachineSpeed speed = bench.speed();
+  measure(what, bench.kernels, speed, rows.printer());
+  return rows.finish();
 }
 
 }  // namespace
@@ -126,91 +143,65 @@ int bench_machine_command(const Options& options) {
 
 int bench_experts_command(const Options& options) {
   const BenchOptions& b = options.bench;
-  require_sane(b);
-  Bench bench(options);
-  const WeightFormat format = expert_format(b.experts, bench.config);
-  const int64_t memory = memory_for_weights(b, kExpertsPart);
-  resident_experts(bench.config, format, memory, cold_bytes());
-  Rows rows(options);
-  MachineSpeed speed = bench.speed();
-  bench_experts({.config_name = b.config,
-                 .config = bench.config,
-                 .format = format,
-                 .tokens = list_or(b.tokens, {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048}),
-                 .skew = b.skew,
-                 .seconds = b.seconds,
-                 .memory_bytes = memory},
-                bench.kernels, speed, rows.printer());
-  return rows.finish();
+  const auto what = [&](const ModelConfig& config) {
+    const WeightFormat format = expert_format(b.experts, config);
+    const int64_t memory = memory_for_weights(b, kExpertsPart);
+    resident_experts(config, format, memory, cold_bytes());
+    return ExpertsBench{.config_name = b.config,
+                        .config = config,
+                        .format = format,
+                        .tokens = list_or(b.tokens, {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048}),
+                        .skew = b.skew,
+                        .seconds = b.seconds,
+                        .memory_bytes = memory};
+  };
+  return print_rows(options, what, bench_experts);
 }
 
 int bench_embed_command(const Options& options) {
   const BenchOptions& b = options.bench;
-  require_sane(b);
-  Bench bench(options);
-  Rows rows(options);
-  MachineSpeed speed = bench.speed();
-  bench_embed({.config_name = b.config,
-               .config = bench.config,
-               .tokens = list_or(b.tokens, {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}),
-               .seconds = b.seconds,
-               .memory_bytes = memory_for_weights(b, kExpertsPart)},
-              bench.kernels, speed, rows.printer());
-  return rows.finish();
+  const auto what = [&](const ModelConfig& config) {
+    return EmbedBench{.config_name = b.config,
+                      .config = config,
+                      .tokens = list_or(b.tokens, kEveryPower),
+                      .seconds = b.seconds,
+                      .memory_bytes = memory_for_weights(b, kExpertsPart)};
+  };
+  return print_rows(options, what, bench_embed);
 }
 
 int bench_moe_command(const Options& options) {
-  require_sane(options.bench);
-  Bench bench(options);
-  Rows rows(options);
-  const LayerBench what = layer_bench(options.bench, bench.config);
-  MachineSpeed speed = bench.speed();
-  bench_moe(what, bench.kernels, speed, rows.printer());
-  return rows.finish();
+  return print_rows(options, LayersOf{options.bench}, bench_moe);
 }
 
 int bench_layer_command(const Options& options) {
-  require_sane(options.bench);
-  Bench bench(options);
-  Rows rows(options);
-  const LayerBench what = layer_bench(options.bench, bench.config);
-  MachineSpeed speed = bench.speed();
-  bench_layer(what, bench.kernels, speed, rows.printer());
-  return rows.finish();
+  return print_rows(options, LayersOf{options.bench}, bench_layer);
 }
 
 int bench_mlp_command(const Options& options) {
   const BenchOptions& b = options.bench;
-  require_sane(b);
-  Bench bench(options);
-  const WeightFormat format = backbone_format(b.format, bench.config);
-  Rows rows(options);
-  MachineSpeed speed = bench.speed();
-  bench_mlp({.config_name = b.config,
-             .config = bench.config,
-             .format = format,
-             .tokens = list_or(b.tokens, {1, 2, 4, 8, 16, 32, 64, 128, 512}),
-             .seconds = b.seconds,
-             .memory_bytes = memory_for_weights(b, kExpertsPart)},
-            bench.kernels, speed, rows.printer());
-  return rows.finish();
+  const auto what = [&](const ModelConfig& config) {
+    return MlpBench{.config_name = b.config,
+                    .config = config,
+                    .format = backbone_format(b.format, config),
+                    .tokens = list_or(b.tokens, {1, 2, 4, 8, 16, 32, 64, 128, 512}),
+                    .seconds = b.seconds,
+                    .memory_bytes = memory_for_weights(b, kExpertsPart)};
+  };
+  return print_rows(options, what, bench_mlp);
 }
 
 int bench_attention_command(const Options& options) {
   const BenchOptions& b = options.bench;
-  require_sane(b);
-  Bench bench(options);
-  Rows rows(options);
-  MachineSpeed speed = bench.speed();
-  const AttentionBench what = {.config_name = b.config,
-                               .config = bench.config,
-                               .contexts = list_or(b.contexts, {512, 4096, 16384}),
-                               .prompt_tokens = list_or(b.tokens, {kStepTokens}),
-                               .seconds = b.seconds,
-                               .memory_bytes = memory_for_weights(b, kExpertsPart)};
-  const auto measure = b.variants ? bench_attention_variants : bench_attention;
-  measure(what, bench.kernels, speed, rows.printer());
-  return rows.finish();
+  const auto what = [&](const ModelConfig& config) {
+    return AttentionBench{.config_name = b.config,
+                          .config = config,
+                          .contexts = list_or(b.contexts, {512, 4096, 16384}),
+                          .prompt_tokens = list_or(b.tokens, {kStepTokens}),
+                          .seconds = b.seconds,
+                          .memory_bytes = memory_for_weights(b, kExpertsPart)};
+  };
+  return print_rows(options, what, b.variants ? bench_attention_variants : bench_attention);
 }
 
 int bench_generate_command(const Options& options) {

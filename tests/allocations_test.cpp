@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "tests/random_model.h"
+#include "tests/small_config.h"
 
 namespace {
 std::atomic<int64_t> n_allocations{0};
@@ -19,26 +20,10 @@ extern "C" void* malloc(size_t n) {
 namespace tandem::test {
 namespace {
 
-ModelConfig small() {
-  ModelConfig c;
-  c.dim = 64;
-  c.vocab = 61;
-  c.n_layers = 2;
-  c.n_dense_layers = 1;
-  c.dense_dim = 96;
-  c.expert_dim = 32;
-  c.mla = {.n_heads = 4, .q_rank = 24, .kv_rank = 32, .nope_dim = 16, .rope_dim = 8, .v_dim = 16};
-  c.router.n_experts = 16;
-  c.router.n_active = 4;
-  c.router.n_groups = 4;
-  c.router.n_active_groups = 2;
-  return c;
-}
-
 // Steps of a prompt that fills a whole step and of decoding: memory is decided before the first
 // one.
 TEST(Allocations, NothingIsAllocatedInAStep) {
-  RandomModel random(small(), DType::kBF16);
+  RandomModel random(small_config(), DType::kBF16);
   TestEngine engine(random, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16, 0, 256);
   const std::vector<int32_t> prompt(256, 7), pages = {0, 1, 2, 3, 4};
   std::vector<int32_t> positions(256);

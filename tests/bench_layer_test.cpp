@@ -6,31 +6,16 @@
 #include "bench/line_chart.h"
 #include "bench/row_text.h"
 #include "tests/error_of.h"
+#include "tests/small_config.h"
 
 namespace tandem {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-ModelConfig small_config() {
-  ModelConfig c = bench_config("r1");
-  c.dim = 256;
-  c.vocab = 512;
-  c.n_layers = 3;
-  c.n_dense_layers = 1;
-  c.dense_dim = 384;
-  c.expert_dim = 128;
-  c.mla = {.n_heads = 4, .q_rank = 64, .kv_rank = 128, .nope_dim = 32, .rope_dim = 16, .v_dim = 32};
-  c.router.n_experts = 32;
-  c.router.n_groups = 4;
-  c.router.n_active_groups = 2;
-  c.router.n_active = 4;
-  return c;
-}
-
 LayerBench small_bench() {
   return {.config_name = "small",
-          .config = small_config(),
+          .config = small_r1(),
           .n_layers = 2,
           .formats = {{DType::kF8E4M3}, {DType::kI8}},
           .contexts = {16, 100},
@@ -75,16 +60,15 @@ class LayerRows : public testing::Test {
 };
 
 TEST_F(LayerRows, Embed) {
-  bench_embed({"small", small_config(), {1, 7}, 0.002, 1 << 20}, kernels_, speed_, keep_);
+  bench_embed({"small", small_r1(), {1, 7}, 0.002, 1 << 20}, kernels_, speed_, keep_);
   ASSERT_EQ(rows_.size(), 2u);
   EXPECT_EQ(rows_[1]["bytes"], 7 * 256 * (2 + 4));
   EXPECT_GT(rows_[1]["seconds"], 0);
   EXPECT_TRUE(rows_[0]["gpu_seconds"].is_null()) << "there is no GPU code yet";
-  EXPECT_TRUE(
-      says(error_of([&] {
-             bench_embed({"small", small_config(), {1}, 0.002, 1000}, kernels_, speed_, keep_);
-           }),
-           "--memory"));
+  EXPECT_TRUE(says(error_of([&] {
+                     bench_embed({"small", small_r1(), {1}, 0.002, 1000}, kernels_, speed_, keep_);
+                   }),
+                   "--memory"));
 }
 
 TEST_F(LayerRows, MoeCountsSharedExpertsAndRouter) {

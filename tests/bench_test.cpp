@@ -16,6 +16,7 @@
 #include "model/parameters.h"
 #include "offload/cpu_experts.h"
 #include "tests/error_of.h"
+#include "tests/small_config.h"
 
 namespace tandem {
 namespace {
@@ -24,22 +25,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kReadBytes = 8 << 20;
 constexpr double kSeconds = 0.002;
-
-ModelConfig small_config() {
-  ModelConfig c = bench_config("r1");
-  c.dim = 256;
-  c.vocab = 512;
-  c.n_layers = 3;
-  c.n_dense_layers = 1;
-  c.dense_dim = 384;
-  c.expert_dim = 128;
-  c.mla = {.n_heads = 4, .q_rank = 64, .kv_rank = 128, .nope_dim = 32, .rope_dim = 16, .v_dim = 32};
-  c.router.n_experts = 32;
-  c.router.n_groups = 4;
-  c.router.n_active_groups = 2;
-  c.router.n_active = 4;
-  return c;
-}
 
 std::string small_config_json() {
   return R"({"architectures": ["DeepseekV2ForCausalLM"], "hidden_size": 256, "vocab_size": 512,
@@ -123,7 +108,7 @@ TEST(BenchModel, AsManyExpertsAsFit) {
 }
 
 TEST(BenchModel, RandomWeightsGiveFiniteNumbers) {
-  const ModelConfig config = small_config();
+  const ModelConfig config = small_r1();
   for (const char* name : {"fp8", "bf16", "fp16", "fp32", "int8", "int4", "int4-32", "int4-128"}) {
     const WeightFormat format = expert_format(name, config);
     EXPECT_EQ(format_name(format), name);
@@ -225,7 +210,7 @@ TEST(BenchRows, Experts) {
   MachineSpeed speed(team, kReadBytes);
   std::vector<Json> rows;
   bench_experts({.config_name = "small",
-                 .config = small_config(),
+                 .config = small_r1(),
                  .format = {DType::kF8E4M3},
                  .tokens = {1, 64},
                  .skew = true,
@@ -256,12 +241,12 @@ TEST(BenchRows, MlpAndAttention) {
   MachineSpeed speed(team, kReadBytes);
   std::vector<Json> rows;
   const auto keep = [&](const Json& row) { rows.push_back(row); };
-  bench_mlp({"small", small_config(), {DType::kF8E4M3}, {1, 40}, kSeconds, 4 << 20}, kernels, speed,
+  bench_mlp({"small", small_r1(), {DType::kF8E4M3}, {1, 40}, kSeconds, 4 << 20}, kernels, speed,
             keep);
   ASSERT_EQ(rows.size(), 6u);
   EXPECT_EQ(rows[0]["bytes"], 3 * (256 * 384 + 6 * 4));
   EXPECT_EQ(rows[3]["ops"], 2 * 3 * 256 * 384 * 40);
-  bench_attention({"small", small_config(), {100, 200}, {128}, kSeconds, 4 << 20}, kernels, speed,
+  bench_attention({"small", small_r1(), {100, 200}, {128}, kSeconds, 4 << 20}, kernels, speed,
                   keep);
   ASSERT_EQ(rows.size(), 9u) << "a prompt of 128 tokens does not fit a context of 100";
   EXPECT_EQ(rows[6]["context"], 100);
@@ -274,7 +259,7 @@ TEST(BenchRows, Generate) {
   Team team(0);
   MachineSpeed speed(team, kReadBytes);
   const GenerateBench bench{.config_name = "small",
-                            .config = small_config(),
+                            .config = small_r1(),
                             .n_layers = 3,
                             .formats = {{DType::kF8E4M3}, {DType::kI8}},
                             .contexts = {10, 100},

@@ -5,28 +5,13 @@
 #include "engine/score.h"
 #include "tests/check_close.h"
 #include "tests/random_model.h"
+#include "tests/small_config.h"
 
 namespace tandem::test {
 namespace {
 
-ModelConfig small() {
-  ModelConfig c;
-  c.dim = 64;
-  c.vocab = 61;
-  c.n_layers = 2;
-  c.n_dense_layers = 1;
-  c.dense_dim = 96;
-  c.expert_dim = 32;
-  c.mla = {.n_heads = 4, .q_rank = 24, .kv_rank = 32, .nope_dim = 16, .rope_dim = 8, .v_dim = 16};
-  c.router.n_experts = 16;
-  c.router.n_active = 4;
-  c.router.n_groups = 4;
-  c.router.n_active_groups = 2;
-  return c;
-}
-
 struct Fixture {
-  RandomModel random{small(), DType::kF8E4M3};
+  RandomModel random{small_config(), DType::kF8E4M3};
   TestEngine engine{random, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16, 0, 32};
   Generator generator{engine.model, engine.cache, {61}, 1000};
 };

@@ -1,0 +1,41 @@
+// Models of DeepSeek-V3's kind that tests compute in no time.
+#pragma once
+#include "bench/bench_model.h"
+
+namespace tandem {
+
+// Small enough to run whole steps of, with every part that the large ones have.
+inline ModelConfig small_config() {
+  ModelConfig c;
+  c.dim = 64;
+  c.vocab = 61;
+  c.n_layers = 2;
+  c.n_dense_layers = 1;
+  c.dense_dim = 96;
+  c.expert_dim = 32;
+  c.mla = {.n_heads = 4, .q_rank = 24, .kv_rank = 32, .nope_dim = 16, .rope_dim = 8, .v_dim = 16};
+  c.router.n_experts = 16;
+  c.router.n_active = 4;
+  c.router.n_groups = 4;
+  c.router.n_active_groups = 2;
+  return c;
+}
+
+// R1 made small, with dimensions that benchmarks accept.
+inline ModelConfig small_r1() {
+  ModelConfig c = bench_config("r1");
+  c.dim = 256;
+  c.vocab = 512;
+  c.n_layers = 3;
+  c.n_dense_layers = 1;
+  c.dense_dim = 384;
+  c.expert_dim = 128;
+  c.mla = {.n_heads = 4, .q_rank = 64, .kv_rank = 128, .nope_dim = 32, .rope_dim = 16, .v_dim = 32};
+  c.router.n_experts = 32;
+  c.router.n_groups = 4;
+  c.router.n_active_groups = 2;
+  c.router.n_active = 4;
+  return c;
+}
+
+}  // namespace tandem
