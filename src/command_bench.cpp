@@ -35,6 +35,7 @@ void require_sane(const BenchOptions& b) {
           "--memory {}: must be between 0 and the {:.1f} GB that are free", b.memory_gb, free_gb);
   require_list("--tokens", b.tokens, kMostTokens);
   require_list("--ctx", b.contexts, kMostContext);
+  require_list("--batch", b.batches, kStepTokens);
 }
 
 int64_t memory_for_weights(const BenchOptions& b, double part) {
@@ -217,6 +218,7 @@ int bench_generate_command(const Options& options) {
                               .n_layers = b.layers,
                               .formats = formats,
                               .contexts = list_or(b.contexts, {1024, 8192}),
+                              .batches = list_or(b.batches, {1}),
                               .prompts = list_or(b.tokens, {64, kStepTokens}),
                               .new_tokens = b.new_tokens,
                               .step_tokens = kStepTokens,

@@ -180,6 +180,7 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
   add_model(generate);
   add_contexts(generate);
   generate->add_option("--tokens", b.tokens, "lengths of prompts, a list")->delimiter(',');
+  generate->add_option("--batch", b.batches, "sequences decoded at a time, a list")->delimiter(',');
   generate->add_option("--layers", b.layers, "the first is dense, the others have experts")
       ->capture_default_str();
   generate->add_option("--experts", b.experts, experts_help)->capture_default_str();

@@ -26,6 +26,7 @@ struct BenchOptions {
   std::string format = "auto";   // of all other matrices
   std::vector<int> tokens;       // rows of a product, or lengths of prompts
   std::vector<int> contexts;     // tokens in the cache
+  std::vector<int> batches;      // sequences at a time
   int layers = 5;
   int new_tokens = 8;  // decoded at each context
   bool skew = false;

@@ -75,7 +75,7 @@ TEST(BenchCounts, BytesAndOperationsOfAttention) {
 TEST(BenchCounts, ATokenReadsWhatTheParameterCountSays) {
   for (const char* name : {"r1", "v2-lite", "k2", "moonlight"}) {
     const ModelConfig c = bench_config(name);
-    const TokenCost cost = cost_of_token(c, {{DType::kBF16}, {DType::kBF16}}, 100, 2);
+    const StepCost cost = cost_of_step(c, {{DType::kBF16}, {DType::kBF16}}, 100, 1, 2);
     const ParameterCounts counts = count_parameters(c);
     EXPECT_EQ(cost.attention.bytes, 100 * kv_bytes_per_token(c)) << name;
     // Vectors are kept in float, one row of the embedding is read.
@@ -87,8 +87,14 @@ TEST(BenchCounts, ATokenReadsWhatTheParameterCountSays) {
   }
   // 58 MoE layers of 8 experts.
   const ModelConfig r1 = bench_config("r1");
-  EXPECT_EQ(cost_of_token(r1, {{DType::kF8E4M3}, {DType::kF8E4M3}}, 1, 2).experts.bytes,
-            int64_t{58} * 352'407'552);
+  const WeightFormats fp8 = {{DType::kF8E4M3}, {DType::kF8E4M3}};
+  const StepCost one = cost_of_step(r1, fp8, 1000, 1, 2), two = cost_of_step(r1, fp8, 1000, 2, 2);
+  EXPECT_EQ(one.experts.bytes, int64_t{58} * 352'407'552);
+  // Two tokens choose 15.75 experts; matrices are read once, caches each.
+  EXPECT_EQ(two.experts.bytes, one.experts.bytes / 32 * 63);
+  EXPECT_EQ(two.backbone.bytes, one.backbone.bytes + 7168 * 2);
+  EXPECT_EQ(two.attention.bytes, 2 * one.attention.bytes);
+  EXPECT_EQ(two.backbone.ops, 2 * one.backbone.ops);
 }
 
 TEST(BenchModel, AsManyExpertsAsFit) {
@@ -263,6 +269,7 @@ TEST(BenchRows, Generate) {
                             .n_layers = 3,
                             .formats = {{DType::kF8E4M3}, {DType::kI8}},
                             .contexts = {10, 100},
+                            .batches = {1, 3},
                             .prompts = {5, 70},
                             .new_tokens = 3,
                             .step_tokens = 64,
@@ -272,10 +279,11 @@ TEST(BenchRows, Generate) {
   EXPECT_EQ(r["layers"], 3);
   EXPECT_EQ(r["dense_layers"], 1);
   EXPECT_EQ(r["resident_experts"], 32);
-  ASSERT_EQ(r["decode"].size(), 2u);
+  ASSERT_EQ(r["decode"].size(), 4u);
+  EXPECT_EQ(r["decode"][3]["batch"], 3);
   ASSERT_EQ(r["prefill"].size(), 2u);
   EXPECT_EQ(r["bytes_per_token"], r["decode"][0]["bytes_per_token"]);
-  EXPECT_EQ(r["decode"][1]["bytes_per_token"].get<int64_t>() -
+  EXPECT_EQ(r["decode"][2]["bytes_per_token"].get<int64_t>() -
                 r["decode"][0]["bytes_per_token"].get<int64_t>(),
             3 * 90 * 144 * 2)
       << "the cache of 90 tokens more";
@@ -340,6 +348,7 @@ TEST(BenchCommand, RefusesInOneLine) {
       {"generate --layers 999", "--layers"},
       {"generate --ctx 16777216 --memory 1", "--ctx"},
       {"generate -n 1", "-n 1"},
+      {"generate --batch 0", "--batch 0"},
       {"embed --memory 0.5", "--memory"},
       {"layer --layers 0", "--layers 0"},
       {"moe --layers 9 --memory 1", "--memory"},

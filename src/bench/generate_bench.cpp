@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <random>
 
 #include "bench/attention_bench.h"
 #include "bench/machine_info.h"
 #include "bench/random_cache.h"
+#include "bench/random_routing.h"
 #include "engine/generator.h"
 #include "offload/cpu_experts.h"
 #include "ops/cpu_ops.h"
@@ -20,15 +22,23 @@ using Clock = std::chrono::steady_clock;
 constexpr int kMostLayers = 1000;
 constexpr int kMinRounds = 3;
 
+int most_of(const std::vector<int>& values) {
+  return *std::max_element(values.begin(), values.end());
+}
+
 int64_t longest_sequence(const GenerateBench& bench) {
-  const int context = *std::max_element(bench.contexts.begin(), bench.contexts.end());
-  const int prompt = *std::max_element(bench.prompts.begin(), bench.prompts.end());
-  return std::max<int64_t>(context + bench.new_tokens, prompt) + 1;
+  return std::max(most_of(bench.contexts) + bench.new_tokens, most_of(bench.prompts)) + 1;
+}
+
+// Of all sequences that are in it at a time.
+int64_t cache_tokens(const GenerateBench& bench) {
+  const int64_t pages = pages_for(static_cast<int>(longest_sequence(bench)));
+  return most_of(bench.batches) * pages * kPageSize;
 }
 
 // Bytes of what is not an expert.
 int64_t backbone_bytes(const ModelConfig& config, WeightFormats formats) {
-  const TokenCost cost = cost_of_token(config, formats, 0, 0);
+  const StepCost cost = cost_of_step(config, formats, 0, 1, 0);
   return cost.backbone.bytes + int64_t{config.vocab} * config.dim * size_of(DType::kBF16);
 }
 
@@ -42,8 +52,9 @@ struct Engine {
             config, bench.formats, [](const WeightSpec&) { return true; }, home, team)),
         ops(kernels, config, bench.step_tokens, team),
         experts(kernels, config, weights, bench.step_tokens, team),
-        model(config, weights, ops, experts, {bench.step_tokens, 1}, AttentionForm::kAuto),
-        cache(config, longest_sequence(bench), cache_type_for(kernels)),
+        model(config, weights, ops, experts, {bench.step_tokens, most_of(bench.batches)},
+              AttentionForm::kAuto),
+        cache(config, cache_tokens(bench), cache_type_for(kernels)),
         generator(model, cache, {config.vocab, {}}, longest_sequence(bench)) {
     fill_with_random(cache, config);
   }
@@ -70,25 +81,30 @@ SamplingParams greedy() {
   return params;
 }
 
-// Times each decoded token behind `context` tokens that are in the cache already, bursts of the
-// probes between.
-std::vector<double> decode_times(Engine& engine, const GenerateBench& bench, int context,
+// Times each step that decodes a token of each of `batch` sequences behind `context` tokens that
+// are in the cache already, bursts of the probes between.
+std::vector<double> decode_times(Engine& engine, const GenerateBench& bench, int context, int batch,
                                  RooflineProbe& products, RooflineProbe& attention) {
   std::mt19937 rng(context);
   std::vector<double> times;
-  KvSequence kv;
-  for (int i = 0; i < pages_for(context); ++i) kv.pages.push_back(engine.cache.take_page());
+  std::vector<KvSequence> caches(batch);
+  for (KvSequence& kv : caches)
+    for (int i = 0; i < pages_for(context); ++i) kv.pages.push_back(engine.cache.take_page());
   double spent = 0;
   for (int round = 0; round < kMinRounds || spent < bench.seconds; ++round) {
-    kv.tokens = random_tokens(context, engine.config.vocab, rng);
-    Request request{.prompt = kv.tokens,
-                    .max_new_tokens = bench.new_tokens,
-                    .sampling = greedy(),
-                    .stop_ids = {},
-                    .kv = &kv};
+    std::vector<Request> requests;
+    for (KvSequence& kv : caches) {
+      kv.tokens = random_tokens(context, engine.config.vocab, rng);
+      requests.push_back({.prompt = kv.tokens,
+                          .max_new_tokens = bench.new_tokens,
+                          .sampling = greedy(),
+                          .stop_ids = {},
+                          .kv = &kv});
+    }
     Clock::time_point last;
     bool first = true;
-    const auto on_token = [&](int, const Sampled&) {
+    const auto on_token = [&](int i, const Sampled&) {
+      if (i + 1 < batch) return true;
       const double seconds = std::chrono::duration<double>(Clock::now() - last).count();
       if (!first) times.push_back(seconds);
       products.burst(first ? 0 : seconds);
@@ -99,10 +115,10 @@ std::vector<double> decode_times(Engine& engine, const GenerateBench& bench, int
     };
     const GeneratorHooks hooks{.on_token = on_token, .cancelled = {}, .on_prefill = {}};
     const auto start = Clock::now();
-    engine.generator.run({&request, 1}, hooks);
+    engine.generator.run(requests, hooks);
     spent += std::chrono::duration<double>(Clock::now() - start).count();
   }
-  engine.cache.give_back(kv.pages);
+  for (KvSequence& kv : caches) engine.cache.give_back(kv.pages);
   return times;
 }
 
@@ -131,13 +147,13 @@ ModelConfig cut_model(const GenerateBench& bench) {
   c.n_layers = bench.n_layers;
   c.n_dense_layers = std::min({1, c.n_dense_layers, c.n_layers});
   c.n_mtp_layers = 0;
-  const int64_t cache = KvCache::bytes_for(c, longest_sequence(bench), DType::kBF16);
+  const int64_t cache = KvCache::bytes_for(c, cache_tokens(bench), DType::kBF16);
   const int64_t left = bench.memory_bytes - backbone_bytes(c, bench.formats) - cache;
   require(
       left > 0,
       "{} layers with a cache of {} tokens need {:.2f} GB without experts, and {:.2f} GB may be "
       "used; choose fewer --layers, a shorter --ctx or raise --memory",
-      c.n_layers, longest_sequence(bench), static_cast<double>(bench.memory_bytes - left) * 1e-9,
+      c.n_layers, cache_tokens(bench), static_cast<double>(bench.memory_bytes - left) * 1e-9,
       static_cast<double>(bench.memory_bytes) * 1e-9);
   int moe = 0;
   for (int l = 0; l < c.n_layers; ++l) moe += c.is_moe(l) ? 1 : 0;
@@ -145,41 +161,38 @@ ModelConfig cut_model(const GenerateBench& bench) {
   return with_experts(c, resident_experts(c, bench.formats.experts, left / moe, 0).experts);
 }
 
-TokenCost cost_of_token(const ModelConfig& config, WeightFormats formats, int64_t context,
-                        int64_t cache_element_bytes) {
-  TokenCost cost;
+StepCost cost_of_step(const ModelConfig& config, WeightFormats formats, int64_t context,
+                      int64_t batch, int64_t cache_element_bytes) {
+  StepCost cost;
   const int block = config.scale_block > 0 ? config.scale_block : kDefaultScaleBlock;
+  int64_t moe_layers = 0;
+  for (int l = 0; l < config.n_layers; ++l) moe_layers += config.is_moe(l) ? 1 : 0;
+  if (moe_layers > 0) {
+    const double experts = static_cast<double>(moe_layers) * expected_experts(config.router, batch);
+    const auto bytes = static_cast<double>(expert_bytes(config, formats.experts));
+    cost.experts = {std::llround(experts * bytes), 6 * moe_layers * batch * config.router.n_active *
+                                                       config.dim * config.expert_dim};
+  }
   ModelWeights unused;
   for_each_weight(unused, config, [&](const WeightSpec& spec, QuantView&) {
-    if (spec.expert >= config.router.n_active) return;  // as many as a token goes to
-    Cost& part = spec.use == WeightUse::kExpert ? cost.experts : cost.backbone;
     const int64_t rows = spec.rows, cols = spec.cols;
-    switch (spec.use) {
-      case WeightUse::kEmbedding:
-        part.bytes += cols * size_of(DType::kBF16);  // one row of it
-        if (!config.tied_head) return;
-        [[fallthrough]];
-      case WeightUse::kHead:
-      case WeightUse::kRouter:
-        part.bytes += weight_bytes(rows, cols, {DType::kBF16}, block);
-        break;
-      case WeightUse::kNorm:
-      case WeightUse::kRouterBias:
-        part.bytes += rows * cols * size_of(DType::kF32);
-        return;
-      case WeightUse::kExpert:
-        part.bytes += weight_bytes(rows, cols, formats.experts, block);
-        break;
-      case WeightUse::kAttention:
-      case WeightUse::kDense:
-      case WeightUse::kShared:
-        part.bytes += weight_bytes(rows, cols, formats.backbone, block);
-        break;
+    if (spec.use == WeightUse::kExpert) return;
+    if (is_vector(spec.use)) {
+      cost.backbone.bytes += rows * cols * size_of(DType::kF32);
+      return;
     }
-    part.ops += 2 * rows * cols;
+    if (spec.use == WeightUse::kEmbedding) {
+      cost.backbone.bytes += batch * cols * size_of(DType::kBF16);  // a row of it each
+      if (!config.tied_head) return;
+    }
+    const bool bf16 = spec.use == WeightUse::kEmbedding || spec.use == WeightUse::kHead ||
+                      spec.use == WeightUse::kRouter;
+    cost.backbone.bytes +=
+        weight_bytes(rows, cols, bf16 ? WeightFormat{DType::kBF16} : formats.backbone, block);
+    cost.backbone.ops += 2 * batch * rows * cols;
   });
   const AttentionCost one = cost_of_absorbed(config.mla, context, cache_element_bytes);
-  cost.attention = {config.n_layers * one.bytes, config.n_layers * one.ops};
+  cost.attention = {batch * config.n_layers * one.bytes, batch * config.n_layers * one.ops};
   return cost;
 }
 
@@ -192,20 +205,24 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
 
   Json decode = Json::array();
   for (const int context : bench.contexts) {
-    const double seconds = median(decode_times(engine, bench, context, products, attention));
-    const TokenCost cost =
-        cost_of_token(config, bench.formats, context, size_of(cache_type_for(kernels)));
-    const Bounds bounds = products.bounds();
-    const double roofline = bounds.seconds(cost.backbone) + bounds.seconds(cost.experts) +
-                            attention.bounds().seconds(cost.attention);
-    const double reading = static_cast<double>(cost.bytes()) / bounds.read_bytes_per_second;
-    decode.push_back({{"context", context},
-                      {"seconds", seconds},
-                      {"tokens_per_second", 1 / seconds},
-                      {"bytes_per_token", cost.bytes()},
-                      {"roofline_seconds", roofline},
-                      {"roofline_ratio", roofline / seconds},
-                      {"bandwidth_ratio", reading / seconds}});
+    for (const int batch : bench.batches) {
+      const double seconds =
+          median(decode_times(engine, bench, context, batch, products, attention));
+      const StepCost cost =
+          cost_of_step(config, bench.formats, context, batch, size_of(cache_type_for(kernels)));
+      const Bounds bounds = products.bounds();
+      const double roofline = bounds.seconds(cost.backbone) + bounds.seconds(cost.experts) +
+                              attention.bounds().seconds(cost.attention);
+      const double reading = static_cast<double>(cost.bytes()) / bounds.read_bytes_per_second;
+      decode.push_back({{"context", context},
+                        {"batch", batch},
+                        {"seconds", seconds},
+                        {"tokens_per_second", batch / seconds},
+                        {"bytes_per_token", cost.bytes() / batch},
+                        {"roofline_seconds", roofline},
+                        {"roofline_ratio", roofline / seconds},
+                        {"bandwidth_ratio", reading / seconds}});
+    }
   }
   Json prefill = Json::array();
   for (const int n : bench.prompts) {
@@ -239,22 +256,22 @@ std::string generate_text(const Json& r) {
   std::string text = fmt::format(
       "{} cut to {} layers ({} dense), {} of its experts a layer, experts {}, other matrices {}\n"
       "{}, {} threads; measured beside it: reading {:.1f} GB/s, {} {:.0f} Gop/s\n"
-      "{:<10}{:>9}{:>12}{:>12}{:>12}{:>12}{:>12}\n",
+      "{:<10}{:>9}{:>7}{:>12}{:>12}{:>12}{:>12}{:>12}\n",
       r["config"].get<std::string>(), r["layers"].get<int>(), r["dense_layers"].get<int>(),
       r["resident_experts"].get<int>(), r["experts"].get<std::string>(),
       r["format"].get<std::string>(), r["isa"].get<std::string>(), r["threads"].get<int>(),
       r["read_bytes_per_second"].get<double>() * 1e-9, r["instruction"].get<std::string>(),
-      r["peak_ops_per_second"].get<double>() * 1e-9, "", "tokens", "ms", "tokens/s", "GB/token",
-      "roofline", "bandwidth");
+      r["peak_ops_per_second"].get<double>() * 1e-9, "", "tokens", "batch", "ms", "tokens/s",
+      "GB/token", "roofline", "bandwidth");
   for (const Json& d : r["decode"])
     text += fmt::format(
-        "{:<10}{:>9}{:>12.2f}{:>12.2f}{:>12.3f}{:>10.0f} %{:>10.0f} %\n", "decode",
-        d["context"].get<int>(), d["seconds"].get<double>() * 1e3,
+        "{:<10}{:>9}{:>7}{:>12.2f}{:>12.2f}{:>12.3f}{:>10.0f} %{:>10.0f} %\n", "decode",
+        d["context"].get<int>(), d["batch"].get<int>(), d["seconds"].get<double>() * 1e3,
         d["tokens_per_second"].get<double>(), d["bytes_per_token"].get<double>() * 1e-9,
         d["roofline_ratio"].get<double>() * 100, d["bandwidth_ratio"].get<double>() * 100);
   for (const Json& p : r["prefill"])
-    text += fmt::format("{:<10}{:>9}{:>12.2f}{:>12.2f}\n", "prefill", p["tokens"].get<int>(),
-                        p["seconds"].get<double>() * 1e3, p["tokens_per_second"].get<double>());
+    text += fmt::format("{:<10}{:>9}{:>7}{:>12.2f}{:>12.2f}\n", "prefill", p["tokens"].get<int>(),
+                        1, p["seconds"].get<double>() * 1e3, p["tokens_per_second"].get<double>());
   return text;
 }
 

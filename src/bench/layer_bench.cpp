@@ -75,12 +75,9 @@ LayerCost cost_of_layer(const ModelConfig& config, WeightFormats formats, bool m
     cost.matrices.ops += 2 * n * spec.rows * spec.cols;
   });
   if (moe) {
-    const double all = one.router.n_experts;
-    const double distinct =
-        all * (1 - std::pow(1 - one.router.n_active / all, static_cast<double>(n)));
-    cost.experts = {
-        static_cast<int64_t>(distinct * static_cast<double>(expert_bytes(one, formats.experts))),
-        2 * n * one.router.n_active * 3 * one.dim * one.expert_dim};
+    const auto bytes = static_cast<double>(expert_bytes(one, formats.experts));
+    cost.experts = {std::llround(expected_experts(one.router, n) * bytes),
+                    2 * n * one.router.n_active * 3 * one.dim * one.expert_dim};
   }
   const MlaConfig& m = one.mla;
   const int64_t kv_b_rows = int64_t{m.n_heads} * (m.nope_dim + m.v_dim);

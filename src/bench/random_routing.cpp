@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "offload/plan/workload.h"
+
 namespace tandem {
 
 RandomRouting::RandomRouting(const RouterConfig& router, int n_tokens, bool skew, std::mt19937& rng)
@@ -46,6 +48,11 @@ std::vector<RandomRouting> routings_of_equal_cost(const RouterConfig& router, in
   for (auto& [unused_experts, one] : drawn)
     if (unused_experts == usual && kept.size() < kKept) kept.push_back(std::move(one));
   return kept;
+}
+
+double expected_experts(const RouterConfig& router, int64_t n_tokens) {
+  const double all = router.n_experts;
+  return all * chance_of_use(router.n_active / all, static_cast<double>(n_tokens));
 }
 
 std::vector<int> rows_of_experts(const RouterConfig& router, const TensorView& ids) {

@@ -25,6 +25,9 @@ class RandomRouting {
 std::vector<RandomRouting> routings_of_equal_cost(const RouterConfig& router, int n_tokens,
                                                   bool skew, std::mt19937& rng);
 
+// How many different experts `n_tokens` tokens are expected to choose when all are alike.
+double expected_experts(const RouterConfig& router, int64_t n_tokens);
+
 // How many of the tokens of ids [tokens, n_active] go to each expert.
 std::vector<int> rows_of_experts(const RouterConfig& router, const TensorView& ids);
 
