@@ -15,7 +15,7 @@ void gemm_by_tiles(const GemmArgs& a) {
   Room room;
   const E4m3Table table;
   const int per_step = columns_of_step(a.w.type);
-  multiply(a, Bf16Product::kColumns, [&](Block b, int first, int m, Sum* sums) {
+  multiply(a, {Bf16Product::kColumns}, [&](Block b, int first, int m, Sum* sums) {
     if (a.w.type == WeightType::kBF16) {
       tiles_in_place(b, per_step, room);
     } else {
@@ -81,7 +81,7 @@ void few_rows_bf16(const char* const* x, const Block& b, int panel, Sum* sums) {
       }
     acc.end_tile();
   }
-  add_sums<M, N>(acc.all, b, panel, sums);
+  add_sums<M, N>(acc.all, b, panel, 0, sums);
 }
 
 template <int M, int N>
@@ -103,7 +103,7 @@ void few_rows_e4m3(const char* const* x, const Block& b, int panel, Sum* sums) {
       }
     acc.end_tile();
   }
-  add_sums<M, N>(acc.all, b, panel, sums);
+  add_sums<M, N>(acc.all, b, panel, 0, sums);
 }
 
 constexpr Tiles kFewBf16[kFewRows] = {{few_rows_bf16<1, 1>, few_rows_bf16<1, kGroup>},
@@ -113,7 +113,7 @@ constexpr Tiles kFewE4m3[kFewRows] = {{few_rows_e4m3<1, 1>, few_rows_e4m3<1, kGr
 
 void gemm_few_rows(const GemmArgs& a) {
   const bool bf16_weights = a.w.type == WeightType::kBF16;
-  multiply(a, Bf16Product::kColumns, [&](const Block& b, int first, int m, Sum* sums) {
+  multiply(a, {Bf16Product::kColumns}, [&](const Block& b, int first, int m, Sum* sums) {
     add_rows(a, bf16_weights ? kFewBf16 : kFewE4m3, b, sizeof(bf16), first, m, sums);
   });
 }

@@ -13,12 +13,13 @@ void gemm_by_tiles(const GemmArgs& a) {
   configure_tiles();
   Room room;
   const int per_step = columns_of_step(a.w.type);
-  multiply(a, ByteProduct::kColumns, [&](Block b, int first, int m, Sum* sums) {
+  const float unit = a.w.type == WeightType::kI4 ? 1 / 16.f : 1;
+  const Order order = {.part = ByteProduct::kColumns, .unit = unit};
+  multiply(a, order, [&](Block b, int first, int m, Sum* sums) {
     if (a.w.type == WeightType::kI8) {
       tiles_in_place(b, per_step, room);
     } else {
       widen_tiles(b, per_step, room, widen_i4);
-      multiply_scales(b, 1 / 16.f);
     }
     add_tiles<ByteProduct>(a, b, first, m, sums, room);
   });

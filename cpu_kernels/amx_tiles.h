@@ -139,7 +139,7 @@ template <class Product>
 struct Pending {
   const int32_t* results;  // [n_rows][2 panels], left to add
   float* sums;             // of the first panel
-  const float (*scales)[kPanelRows];
+  const float* const* scales;
   int n_panels, n_rows;
 
   void add(int n) {
@@ -156,7 +156,7 @@ struct Pending {
     const int32_t* from = results;
     float* to = sums;
     __m512 scale[kPanels];
-    for (int p = 0; p < kPanels; ++p) scale[p] = _mm512_load_ps(scales[p]);
+    for (int p = 0; p < kPanels; ++p) scale[p] = _mm512_loadu_ps(scales[p]);
     for (int i = 0; i < n; ++i, from += 2 * kPanelRows, to += kGroupRows)
       for (int p = 0; p < kPanels; ++p) {
         float* sum = to + p * kPanelRows;

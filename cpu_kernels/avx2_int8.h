@@ -25,7 +25,7 @@ __m256i four_columns(const char* x) {
 }
 
 template <int M, int N>
-void add_sums(const Integers (&acc)[M][N][2], const Block& b, int panel, Sum* sums) {
+void add_sums(const Integers (&acc)[M][N][2], const Block& b, int panel, int part, Sum* sums) {
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 8
@@ -33,7 +33,7 @@ void add_sums(const Integers (&acc)[M][N][2], const Block& b, int panel, Sum* su
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) {
         float* sum = sums[i] + (panel + p) * kPanelRows + h * 8;
-        const __m256 scale = _mm256_load_ps(b.scale[panel + p] + h * 8);
+        const __m256 scale = _mm256_loadu_ps(b.scale[panel + p] + part * kPanelRows + h * 8);
         const __m256 floats = _mm256_cvtepi32_ps((__m256i)acc[i][p][h]);
         _mm256_store_ps(sum, _mm256_fmadd_ps(floats, scale, _mm256_load_ps(sum)));
       }
@@ -41,27 +41,29 @@ void add_sums(const Integers (&acc)[M][N][2], const Block& b, int panel, Sum* su
 
 template <class Dot, int M, int N, bool kFirst>
 void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
-  Integers acc[M][N][2];
+  const int n_parts = b.n / b.part, n_steps = (b.part + 3) / 4;
+  for (int part = 0, s = 0; part < n_parts; ++part) {
+    Integers acc[M][N][2];
 #pragma GCC unroll 8
-  for (int i = 0; i < M; ++i)
+    for (int i = 0; i < M; ++i)
 #pragma GCC unroll 8
-    for (int p = 0; p < N; ++p) acc[i][p][0] = acc[i][p][1] = Integers{};
-  const int n_steps = (b.n + 3) / 4;
-  for (int s = 0; s < n_steps; ++s) {
+      for (int p = 0; p < N; ++p) acc[i][p][0] = acc[i][p][1] = Integers{};
+    for (const int end = s + n_steps; s < end; ++s) {
 #pragma GCC unroll 8
-    for (int p = 0; p < N; ++p) {
-      const char* from = b.w[panel + p] + s * kStepBytes;
-      if (kFirst) _mm_prefetch(b.ahead[panel + p] + s * kStepBytes, _MM_HINT_T0);
-      const __m256i low = load(from), high = load(from + 32);
+      for (int p = 0; p < N; ++p) {
+        const char* from = b.w[panel + p] + s * kStepBytes;
+        if (kFirst) _mm_prefetch(b.ahead[panel + p] + s * kStepBytes, _MM_HINT_T0);
+        const __m256i low = load(from), high = load(from + 32);
 #pragma GCC unroll 8
-      for (int i = 0; i < M; ++i) {
-        const __m256i xs = four_columns(x[i] + s * 4);
-        acc[i][p][0] = Dot::add(acc[i][p][0], xs, low);
-        acc[i][p][1] = Dot::add(acc[i][p][1], xs, high);
+        for (int i = 0; i < M; ++i) {
+          const __m256i xs = four_columns(x[i] + s * 4);
+          acc[i][p][0] = Dot::add(acc[i][p][0], xs, low);
+          acc[i][p][1] = Dot::add(acc[i][p][1], xs, high);
+        }
       }
     }
+    add_sums<M, N>(acc, b, panel, part, sums);
   }
-  add_sums<M, N>(acc, b, panel, sums);
 }
 
 template <class Dot, int M, int N, bool kFirst>
@@ -95,7 +97,7 @@ constexpr Tiles kTiles[] = {kPair<Dot, 1, 4, kFirst>, kPair<Dot, 2, 2, kFirst>,
 
 template <class Dot>
 void gemm_i8(const GemmArgs& a) {
-  multiply(a, kColumns, [&a](const Block& b, int first, int m, Sum* sums) {
+  multiply(a, {kColumns}, [&a](const Block& b, int first, int m, Sum* sums) {
     add_rows(a, kTiles<Dot, true>, kTiles<Dot, false>, b, 1, first, m, sums);
   });
 }
@@ -103,14 +105,14 @@ void gemm_i8(const GemmArgs& a) {
 template <class Dot>
 void gemm_i4(const GemmArgs& a) {
   alignas(64) char room[kGroup * kWideBytes];
-  multiply(a, kColumns, [&](Block& b, int first, int m, Sum* sums) {
-    multiply_scales(b, 1 / 16.f);
-    for (int p = 0; p < b.n_panels; ++p) {
-      widen_i4(b.w[p], b.ahead[p], b.n / 8, room + p * kWideBytes);
-      b.w[p] = room + p * kWideBytes;
-    }
-    add_rows(a, kTiles<Dot, false>, b, 1, first, m, sums);
-  });
+  multiply(a, {.part = kColumns, .block = kColumns, .unit = 1 / 16.f},
+           [&](Block& b, int first, int m, Sum* sums) {
+             for (int p = 0; p < b.n_panels; ++p) {
+               widen_i4(b.w[p], b.ahead[p], b.n / 8, room + p * kWideBytes);
+               b.w[p] = room + p * kWideBytes;
+             }
+             add_rows(a, kTiles<Dot, false>, b, 1, first, m, sums);
+           });
 }
 
 template <class Dot>

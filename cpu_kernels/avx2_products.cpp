@@ -79,6 +79,7 @@ __m256i load(const char* from) { return _mm256_load_si256(reinterpret_cast<const
 
 struct F32 {
   static constexpr int kColumns = 1;
+  static constexpr float kLift = 1, kUnit = 1;
   static void widen(const char* from, Column* to) {
     to[0] = {_mm256_castsi256_ps(load(from)), _mm256_castsi256_ps(load(from + 32))};
   }
@@ -86,6 +87,7 @@ struct F32 {
 
 struct Bf16 {
   static constexpr int kColumns = 2;
+  static constexpr float kLift = 1, kUnit = 1;
   static __m256 first(__m256i v) { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); }
   static __m256 second(__m256i v) {
     return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(-65536)));
@@ -102,6 +104,7 @@ __m256 high_halves(__m256i v) { return _mm256_cvtph_ps(_mm256_extracti128_si256(
 
 struct F16 {
   static constexpr int kColumns = 2;
+  static constexpr float kLift = 1, kUnit = 1;
   // Eight numbers of the first column, then eight of the second.
   static __m256i sort(__m256i v) {
     const __m128i even_odd = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
@@ -115,26 +118,40 @@ struct F16 {
   }
 };
 
-// Sign and magnitude of an E4M3 code, moved into place, are a half-precision number: 2^-8 times the
-// value, subnormals included, which vcvtph2ps converts exactly. The scale makes up for it.
+// Sign and magnitude of an E4M3 code, moved into place, are a BF16 number and so a float: 2^-120
+// times the value, subnormals included. Lest products be subnormal, x is lifted by 2^48, or a
+// weight that is kept; the unit of the sums makes up for the rest.
 struct E4m3 {
   static constexpr int kColumns = 4;
-  static __m256i halves(__m256i codes_above) {
-    return _mm256_and_si256(_mm256_srai_epi16(codes_above, 1),
-                            _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  static constexpr float kLift = 0x1p48f, kUnit = 0x1p72f;
+  static __m256i bf16_of(__m256i codes_above) {
+    return _mm256_and_si256(_mm256_srai_epi16(codes_above, 4),
+                            _mm256_set1_epi16(static_cast<short>(0x87f0)));
+  }
+  static __m256 low_words(__m256i v) {
+    return _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), v));
+  }
+  static __m256 high_words(__m256i v) {
+    return _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), v));
   }
   static void widen(const char* from, Column* to) {
-    // Eight rows of columns 0 and 1, then of columns 2 and 3.
-    const __m256i low = _mm256_permute4x64_epi64(load(from), 0xd8);
-    const __m256i high = _mm256_permute4x64_epi64(load(from + 32), 0xd8);
-    const __m256i even_low = halves(_mm256_slli_epi16(low, 8)), odd_low = halves(low);
-    const __m256i even_high = halves(_mm256_slli_epi16(high, 8)), odd_high = halves(high);
-    to[0] = {low_halves(even_low), low_halves(even_high)};
-    to[1] = {low_halves(odd_low), low_halves(odd_high)};
-    to[2] = {high_halves(even_low), high_halves(even_high)};
-    to[3] = {high_halves(odd_low), high_halves(odd_high)};
+    const __m256i low = load(from), high = load(from + 32);
+    const __m256i even_low = bf16_of(_mm256_slli_epi16(low, 8)), odd_low = bf16_of(low);
+    const __m256i even_high = bf16_of(_mm256_slli_epi16(high, 8)), odd_high = bf16_of(high);
+    to[0] = {low_words(even_low), low_words(even_high)};
+    to[1] = {low_words(odd_low), low_words(odd_high)};
+    to[2] = {high_words(even_low), high_words(even_high)};
+    to[3] = {high_words(odd_low), high_words(odd_high)};
   }
 };
+
+// A sum with 0: multiplying subnormal numbers is slow where adding their product is not.
+template <class Type>
+Column lift(const Column& w) {
+  if constexpr (Type::kLift == 1) return w;
+  const __m256 factor = _mm256_set1_ps(Type::kLift), zero = _mm256_setzero_ps();
+  return {_mm256_fmadd_ps(w.low, factor, zero), _mm256_fmadd_ps(w.high, factor, zero)};
+}
 
 // --------------------------------------------------------------------------------- tiles
 
@@ -143,7 +160,7 @@ void add_sums(const Column (&acc)[M][N], const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
   for (int p = 0; p < N; ++p) {
     const float* scale = b.scale[panel + p];
-    const __m256 low = _mm256_load_ps(scale), high = _mm256_load_ps(scale + 8);
+    const __m256 low = _mm256_loadu_ps(scale), high = _mm256_loadu_ps(scale + 8);
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
       float* sum = sums[i] + (panel + p) * kPanelRows;
@@ -179,6 +196,7 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
       for (int j = 0; j < Type::kColumns; ++j) {
         if constexpr (kKeep) {
+          w[j] = lift<Type>(w[j]);
           char* to = b.wide + (panel + p) * kWideBytes + (c + j) * kStepBytes;
           _mm256_store_ps(reinterpret_cast<float*>(to), w[j].low);
           _mm256_store_ps(reinterpret_cast<float*>(to) + 8, w[j].high);
@@ -200,8 +218,9 @@ void tile_of_group(const char* const* x, const Block& b, int, Sum* sums) {
 template <class Type, int M, int N, bool kKeep>
 constexpr Tiles kPair = {tile<Type, M, 1, kKeep>, tile_of_group<Type, M, N, kKeep>};
 
-template <class Type, bool kKeep>
-constexpr Tiles kWidening[] = {kPair<Type, 1, 4, kKeep>, kPair<Type, 2, 2, kKeep>};
+constexpr int kMostFew = 2;  // rows of x
+template <class Type>
+constexpr Tiles kFew[kMostFew] = {kPair<Type, 1, 4, false>, kPair<Type, 2, 2, false>};
 
 constexpr Tiles kWide[] = {kPair<F32, 1, 4, false>, kPair<F32, 2, 2, false>,
                            kPair<F32, 3, 2, false>, kPair<F32, 4, 1, false>,
@@ -209,18 +228,34 @@ constexpr Tiles kWide[] = {kPair<F32, 1, 4, false>, kPair<F32, 2, 2, false>,
 
 // ------------------------------------------------------------------------------ products
 
+// The columns of a block of a few rows of x, lifted.
+void lift_rows(const GemmArgs& a, const Block& b, float factor, float (*to)[kColumns]) {
+  for (int i = 0; i < a.m; ++i) {
+    const float* x = reinterpret_cast<const float*>(x_row(a.x, i)) + b.col;
+    for (int c = 0; c < b.n; ++c) to[i][c] = x[c] * factor;
+  }
+}
+
 template <class Type>
-void gemm(const GemmArgs& a, float unit) {
+void gemm(const GemmArgs& a) {
   alignas(64) char room[kGroup * kWideBytes];
-  multiply(a, kColumns, [&](Block& b, int first, int m, Sum* sums) {
-    multiply_scales(b, unit);
-    add_widened_rows(a, kWidening<Type, false>, kWidening<Type, true>, kWide, b, room, kWideBytes,
-                     sizeof(float), first, m, sums);
+  alignas(64) float lifted[kMostFew][kColumns];
+  const bool lifts = Type::kLift != 1 && a.m <= kMostFew;
+  const Order order = {.part = kColumns, .unit = Type::kUnit};
+  multiply(a, order, [&](Block b, int first, int m, Sum* sums) {
+    GemmArgs args = a;
+    if (lifts) {
+      lift_rows(a, b, Type::kLift, lifted);
+      args.x = {lifted, sizeof(lifted[0]), ActivationType::kF32};
+      b.col = 0;
+    }
+    add_widened_rows<2>(args, kFew<Type>, kPair<Type, 2, 2, true>, kWide, kWide, b, room,
+                        kWideBytes, sizeof(float), first, m, sums);
   });
 }
 
 void gemm_f32(const GemmArgs& a) {
-  multiply(a, 256, [&](const Block& b, int first, int m, Sum* sums) {
+  multiply(a, {256}, [&](const Block& b, int first, int m, Sum* sums) {
     add_rows(a, kWide, b, sizeof(float), first, m, sums);
   });
 }
@@ -232,11 +267,11 @@ void avx2_gemm(const GemmArgs& a) {
     case WeightType::kF32:
       return gemm_f32(a);
     case WeightType::kF16:
-      return gemm<F16>(a, 1);
+      return gemm<F16>(a);
     case WeightType::kBF16:
-      return gemm<Bf16>(a, 1);
+      return gemm<Bf16>(a);
     case WeightType::kF8E4M3:
-      return gemm<E4m3>(a, 256);
+      return gemm<E4m3>(a);
     case WeightType::kI8:
     case WeightType::kI4:
       return;  // multiply bytes only
@@ -256,7 +291,7 @@ void add_columns(const Column* w, int n, __m256 x_low, __m256 x_high, float* out
 }
 
 template <class Type>
-void gemm_transposed(const GemmArgs& a, float unit) {
+void gemm_transposed(const GemmArgs& a) {
   const PanelRange range = panels_of(a);
   for (int i = 0; i < a.m; ++i) __builtin_memset(a.out + i * a.out_stride, 0, a.k * sizeof(float));
   for (int p = 0; p < range.n; ++p) {
@@ -274,23 +309,25 @@ void gemm_transposed(const GemmArgs& a, float unit) {
       for (int i = 0; i < a.m; ++i) {
         const float* row = reinterpret_cast<const float*>(x_row(a.x, i));
         for (int r = 0; r < kPanelRows; ++r)
-          x[r] = j + r < 0 || j + r >= a.n ? 0 : row[j + r] * scale[r] * unit;
+          x[r] = j + r < 0 || j + r >= a.n ? 0 : row[j + r] * scale[r] * Type::kLift;
         add_columns(w, n, _mm256_load_ps(x), _mm256_load_ps(x + 8), a.out + i * a.out_stride + col);
       }
     }
   }
+  for (int i = 0; i < a.m; ++i)
+    for (int c = 0; c < a.k; ++c) a.out[i * a.out_stride + c] *= Type::kUnit;
 }
 
 void gemm_transposed(const GemmArgs& a) {
   switch (a.w.type) {
     case WeightType::kF32:
-      return gemm_transposed<F32>(a, 1);
+      return gemm_transposed<F32>(a);
     case WeightType::kF16:
-      return gemm_transposed<F16>(a, 1);
+      return gemm_transposed<F16>(a);
     case WeightType::kBF16:
-      return gemm_transposed<Bf16>(a, 1);
+      return gemm_transposed<Bf16>(a);
     case WeightType::kF8E4M3:
-      return gemm_transposed<E4m3>(a, 256);
+      return gemm_transposed<E4m3>(a);
     case WeightType::kI8:
     case WeightType::kI4:
       return;  // multiply bytes only

@@ -12,16 +12,30 @@ void avx512_encode_u8(const EncodeArgs&);
 
 namespace {
 
-constexpr int kColumns = 256;                              // summed together where no scale changes
-constexpr int kWideColumns = 128;                          // of FP8: 16 KiB of BF16 in a group
+constexpr int kColumns = 128;      // summed together where no scale changes
+constexpr int kWideColumns = 128;  // of FP8: 16 KiB of BF16 in a group
+constexpr int kFewColumns = 256;   // of FP8 that one tile takes where nothing is left widened
 constexpr int kWideBytes = kWideColumns / 2 * kStepBytes;  // of one panel
 
-template <int M, int N, bool kFirst>
+template <int M, int N, int kFetch>
 void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
-  __m512 acc[M][N];
-  clear(acc);
-  add_products<M, N, 4, kFirst>(x, b.w + panel, (b.n + 1) / 2, acc, b.ahead + panel);
-  add_sums<M, N>(acc, b, panel, sums);
+  const int n_parts = b.n / b.part, n_steps = (b.part + 1) / 2;
+  for (int part = 0, s = 0; part < n_parts; ++part) {
+    __m512 acc[M][N];
+    clear(acc);
+    for (const int end = s + n_steps; s < end; ++s) {
+      fetch_ahead<N, kFetch>(b, panel, s);
+      add_step<M, N>(x, b.w + panel, s, acc);
+    }
+    add_sums<M, N>(acc, b, panel, part, sums);
+  }
+}
+
+// Two columns of a row in every lane.
+__m512bh two_columns(const char* x) {
+  int columns;
+  __builtin_memcpy(&columns, x, 4);
+  return (__m512bh)_mm512_set1_epi32(columns);
 }
 
 // Widens in registers and, if asked to, leaves the BF16 steps in the room for them: the products
@@ -29,75 +43,79 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
 template <int M, int N, bool kKeep>
 void tile_e4m3(const char* const* x, const Block& b, int panel, Sum* sums) {
   const E4m3Table table;
-  __m512 acc[M][N];
-  clear(acc);
-  const int n_steps = (b.n + 3) / 4;
-  for (int s = 0; s < n_steps; ++s) {
-    __m512bh xs[M][2];
+  const int n_parts = b.n / b.part, n_steps = (b.part + 3) / 4;
+  for (int part = 0, s = 0; part < n_parts; ++part) {
+    __m512 acc[M][N];
+    clear(acc);
+    for (const int end = s + n_steps; s < end; ++s) {
+      fetch_stored<N, kKeep>(b, panel, s);
+      __m512i first[N], second[N];
 #pragma GCC unroll 8
-    for (int i = 0; i < M; ++i) {
-      int pairs[2];
-      __builtin_memcpy(pairs, x[i] + s * 8, 8);
-#pragma GCC unroll 8
-      for (int h = 0; h < 2; ++h) xs[i][h] = (__m512bh)_mm512_set1_epi32(pairs[h]);
-    }
-#pragma GCC unroll 8
-    for (int p = 0; p < N; ++p) {
-      const char* from = b.w[panel + p] + s * kStepBytes;
-      _mm_prefetch(b.ahead[panel + p] + s * kStepBytes, _MM_HINT_T0);
-      __m512i first, second;
-      widen_e4m3(table, _mm512_load_si512(from), &first, &second);
-      if constexpr (kKeep) {
-        char* to = b.wide + (panel + p) * kWideBytes + s * 2 * kStepBytes;
-        _mm512_store_si512(to, first);
-        _mm512_store_si512(to + kStepBytes, second);
+      for (int p = 0; p < N; ++p) {
+        const char* from = b.w[panel + p] + s * kStepBytes;
+        widen_e4m3(table, _mm512_load_si512(from), &first[p], &second[p]);
+        if constexpr (kKeep) {
+          char* to = b.wide + (panel + p) * kWideBytes + s * 2 * kStepBytes;
+          _mm512_store_si512(to, first[p]);
+          _mm512_store_si512(to + kStepBytes, second[p]);
+        }
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int i = 0; i < M; ++i) {
-        acc[i][p] = _mm512_dpbf16_ps(acc[i][p], xs[i][0], (__m512bh)first);
-        acc[i][p] = _mm512_dpbf16_ps(acc[i][p], xs[i][1], (__m512bh)second);
+        const __m512bh x0 = two_columns(x[i] + s * 8), x1 = two_columns(x[i] + s * 8 + 4);
+#pragma GCC unroll 8
+        for (int p = 0; p < N; ++p) acc[i][p] = _mm512_dpbf16_ps(acc[i][p], x0, (__m512bh)first[p]);
+#pragma GCC unroll 8
+        for (int p = 0; p < N; ++p)
+          acc[i][p] = _mm512_dpbf16_ps(acc[i][p], x1, (__m512bh)second[p]);
       }
     }
+    add_sums<M, N>(acc, b, panel, part, sums);
   }
-  add_sums<M, N>(acc, b, panel, sums);
 }
 
-// kFirst: of the rows that read a block first, and so fetch what comes after it.
-template <bool kFirst>
+template <int kFetch>
 constexpr Tiles kTiles[] = {
-    {tile<1, 1, kFirst>, tile<1, kGroup, kFirst>}, {tile<2, 1, kFirst>, tile<2, kGroup, kFirst>},
-    {tile<3, 1, kFirst>, tile<3, kGroup, kFirst>}, {tile<4, 1, kFirst>, tile<4, kGroup, kFirst>},
-    {tile<5, 1, kFirst>, tile<5, kGroup, kFirst>}, {tile<6, 1, kFirst>, tile<6, kGroup, kFirst>}};
+    {tile<1, 1, kFetch>, tile<1, kGroup, kFetch>}, {tile<2, 1, kFetch>, tile<2, kGroup, kFetch>},
+    {tile<3, 1, kFetch>, tile<3, kGroup, kFetch>}, {tile<4, 1, kFetch>, tile<4, kGroup, kFetch>},
+    {tile<5, 1, kFetch>, tile<5, kGroup, kFetch>}, {tile<6, 1, kFetch>, tile<6, kGroup, kFetch>}};
 
-// Many rows leave registers for two panels only.
-template <int M>
-void tile_e4m3_halves(const char* const* x, const Block& b, int, Sum* sums) {
-  tile_e4m3<M, kGroup / 2, false>(x, b, 0, sums);
-  tile_e4m3<M, kGroup / 2, false>(x, b, kGroup / 2, sums);
+constexpr int kMaxRows = sizeof(kTiles<0>) / sizeof(Tiles);
+
+// More rows leave registers for two panels only.
+constexpr int kGroupMax = 4;
+template <int M, bool kKeep>
+void tile_e4m3_of_group(const char* const* x, const Block& b, int, Sum* sums) {
+  constexpr int N = M <= kGroupMax ? kGroup : kGroup / 2;
+  for (int p = 0; p < kGroup; p += N) tile_e4m3<M, N, kKeep>(x, b, p, sums);
 }
 
-constexpr Tiles kFewE4m3[] = {{tile_e4m3<1, 1, false>, tile_e4m3<1, kGroup, false>},
-                              {tile_e4m3<2, 1, false>, tile_e4m3<2, kGroup, false>},
-                              {tile_e4m3<3, 1, false>, tile_e4m3<3, kGroup, false>},
-                              {tile_e4m3<4, 1, false>, tile_e4m3<4, kGroup, false>},
-                              {tile_e4m3<5, 1, false>, tile_e4m3_halves<5>},
-                              {tile_e4m3<6, 1, false>, tile_e4m3_halves<6>}};
-constexpr Tiles kWideningE4m3[] = {{tile_e4m3<1, 1, true>, tile_e4m3<1, kGroup, true>},
-                                   {tile_e4m3<2, 1, true>, tile_e4m3<2, kGroup, true>},
-                                   {tile_e4m3<3, 1, true>, tile_e4m3<3, kGroup, true>},
-                                   {tile_e4m3<4, 1, true>, tile_e4m3<4, kGroup, true>}};
+template <int M, bool kKeep>
+constexpr Tiles kE4m3Pair = {tile_e4m3<M, 1, kKeep>, tile_e4m3_of_group<M, kKeep>};
+
+constexpr Tiles kFewE4m3[] = {kE4m3Pair<1, false>, kE4m3Pair<2, false>, kE4m3Pair<3, false>,
+                              kE4m3Pair<4, false>, kE4m3Pair<5, false>, kE4m3Pair<6, false>,
+                              kE4m3Pair<7, false>, kE4m3Pair<8, false>, kE4m3Pair<9, false>,
+                              kE4m3Pair<10, false>};
+constexpr int kWidening = 8;  // rows
+constexpr int kMostFew = sizeof(kFewE4m3) / sizeof(Tiles);
 
 void gemm_bf16(const GemmArgs& a) {
-  multiply(a, kColumns, [&a](const Block& b, int first, int m, Sum* sums) {
-    add_rows(a, kTiles<true>, kTiles<false>, b, sizeof(bf16), first, m, sums);
+  const Order order = {.part = kColumns, .ahead = a.m <= kMaxRows ? kAheadOfFew : kAheadOfMany};
+  multiply(a, order, [&a](Block& b, int first, int m, Sum* sums) {
+    add_rows(a, kTiles<4>, kTiles<2>, kTiles<1>, kTiles<0>, b, sizeof(bf16), first, m, sums);
   });
 }
 
 void gemm_e4m3(const GemmArgs& a) {
   alignas(64) char room[kGroup * kWideBytes];
-  multiply(a, kWideColumns, [&](Block& b, int first, int m, Sum* sums) {
-    add_widened_rows(a, kFewE4m3, kWideningE4m3, kTiles<false>, b, room, kWideBytes, sizeof(bf16),
-                     first, m, sums);
+  const bool few = a.m <= kMostFew;
+  const Order order = {.part = kWideColumns,
+                       .block = few ? kFewColumns : 0,
+                       .ahead = a.m <= kGroupMax ? kAheadOfFew : kAheadOfMany};
+  multiply(a, order, [&](Block& b, int first, int m, Sum* sums) {
+    add_widened_rows<kWidening>(a, kFewE4m3, kE4m3Pair<kWidening, true>, kTiles<kTwoInTurns>,
+                                kTiles<0>, b, room, kWideBytes, sizeof(bf16), first, m, sums);
   });
 }
 

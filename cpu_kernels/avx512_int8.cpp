@@ -6,7 +6,8 @@
 namespace tandem::cpu {
 namespace {
 
-constexpr int kColumns = 256;
+constexpr int kColumns = 256;     // summed in integers
+constexpr int kFewColumns = 512;  // of INT4 that one tile takes where nothing is widened
 constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // of one panel
 
 // A sum of four products of bytes is added to each lane.
@@ -21,80 +22,105 @@ __m512i four_columns(const char* x) {
   return _mm512_set1_epi32(columns);
 }
 
-template <int M, int N, bool kFirst>
+template <int M, int N, int kFetch>
 void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
-  Integers acc[M][N];
-  clear(acc);
-  const int n_steps = (b.n + 3) / 4;
-  for (int s = 0; s < n_steps; ++s) {
-    __m512i w[N];
+  const int n_parts = b.n / b.part, n_steps = (b.part + 3) / 4;
+  for (int part = 0, s = 0; part < n_parts; ++part) {
+    Integers acc[M][N];
+    clear(acc);
+    for (const int end = s + n_steps; s < end; ++s) {
+      fetch_ahead<N, kFetch>(b, panel, s);
+      __m512i w[N];
 #pragma GCC unroll 8
-    for (int p = 0; p < N; ++p) {
-      const char* from = b.w[panel + p] + s * kStepBytes;
-      if (kFirst) _mm_prefetch(b.ahead[panel + p] + s * kStepBytes, _MM_HINT_T0);
-      w[p] = _mm512_load_si512(from);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < M; ++i) {
-      const __m512i xs = four_columns(x[i] + s * 4);
-#pragma GCC unroll 8
-      for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], xs, w[p]);
-    }
-  }
-  add_sums<M, N>(acc, b, panel, sums);
-}
-
-template <int M, int N, bool kKeep>
-void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
-  Integers acc[M][N];
-  clear(acc);
-  const int n_steps = b.n / 8;
-  for (int s = 0; s < n_steps; ++s)
-#pragma GCC unroll 8
-    for (int p = 0; p < N; ++p) {
-      const char* from = b.w[panel + p] + s * kStepBytes;
-      _mm_prefetch(b.ahead[panel + p] + s * kStepBytes, _MM_HINT_T0);
-      __m512i first, second;
-      widen_i4(_mm512_load_si512(from), &first, &second);
-      if constexpr (kKeep) {
-        char* to = b.wide + (panel + p) * kWideBytes + s * 2 * kStepBytes;
-        _mm512_store_si512(to, first);
-        _mm512_store_si512(to + kStepBytes, second);
-      }
+      for (int p = 0; p < N; ++p) w[p] = _mm512_load_si512(b.w[panel + p] + s * kStepBytes);
 #pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
-        acc[i][p] = dot(acc[i][p], four_columns(x[i] + s * 8), first);
-        acc[i][p] = dot(acc[i][p], four_columns(x[i] + s * 8 + 4), second);
+        const __m512i xs = four_columns(x[i] + s * 4);
+#pragma GCC unroll 8
+        for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], xs, w[p]);
       }
     }
-  add_sums<M, N>(acc, b, panel, sums);
+    add_sums<M, N>(acc, b, panel, part, sums);
+  }
 }
 
-// kFirst: of the rows that read a block first, and so fetch what comes after it.
-template <bool kFirst>
-constexpr Tiles kTiles[] = {
-    {tile<1, 1, kFirst>, tile<1, kGroup, kFirst>}, {tile<2, 1, kFirst>, tile<2, kGroup, kFirst>},
-    {tile<3, 1, kFirst>, tile<3, kGroup, kFirst>}, {tile<4, 1, kFirst>, tile<4, kGroup, kFirst>},
-    {tile<5, 1, kFirst>, tile<5, kGroup, kFirst>}, {tile<6, 1, kFirst>, tile<6, kGroup, kFirst>}};
+// Widens in registers and, if asked to, leaves the INT8 steps in the room for them: the products
+// hide the cost of widening.
+template <int M, int N, bool kKeep>
+void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
+  const int n_parts = b.n / b.part, n_steps = b.part / 8;
+  for (int part = 0, s = 0; part < n_parts; ++part) {
+    Integers acc[M][N];
+    clear(acc);
+    for (const int end = s + n_steps; s < end; ++s) {
+      fetch_stored<N, kKeep>(b, panel, s);
+      __m512i first[N], second[N];
+#pragma GCC unroll 8
+      for (int p = 0; p < N; ++p) {
+        const char* from = b.w[panel + p] + s * kStepBytes;
+        widen_i4(_mm512_load_si512(from), &first[p], &second[p]);
+        if constexpr (kKeep) {
+          char* to = b.wide + (panel + p) * kWideBytes + s * 2 * kStepBytes;
+          _mm512_store_si512(to, first[p]);
+          _mm512_store_si512(to + kStepBytes, second[p]);
+        }
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < M; ++i) {
+        const __m512i x0 = four_columns(x[i] + s * 8), x1 = four_columns(x[i] + s * 8 + 4);
+#pragma GCC unroll 8
+        for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], x0, first[p]);
+#pragma GCC unroll 8
+        for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], x1, second[p]);
+      }
+    }
+    add_sums<M, N>(acc, b, panel, part, sums);
+  }
+}
 
-template <bool kKeep>
-constexpr Tiles kI4Tiles[] = {{tile_i4<1, 1, kKeep>, tile_i4<1, kGroup, kKeep>},
-                              {tile_i4<2, 1, kKeep>, tile_i4<2, kGroup, kKeep>},
-                              {tile_i4<3, 1, kKeep>, tile_i4<3, kGroup, kKeep>},
-                              {tile_i4<4, 1, kKeep>, tile_i4<4, kGroup, kKeep>}};
+template <int kFetch>
+constexpr Tiles kTiles[] = {
+    {tile<1, 1, kFetch>, tile<1, kGroup, kFetch>}, {tile<2, 1, kFetch>, tile<2, kGroup, kFetch>},
+    {tile<3, 1, kFetch>, tile<3, kGroup, kFetch>}, {tile<4, 1, kFetch>, tile<4, kGroup, kFetch>},
+    {tile<5, 1, kFetch>, tile<5, kGroup, kFetch>}, {tile<6, 1, kFetch>, tile<6, kGroup, kFetch>}};
+
+constexpr int kMaxRows = sizeof(kTiles<0>) / sizeof(Tiles);
+
+// More rows leave registers for two panels only.
+constexpr int kGroupMax = 3;
+template <int M, bool kKeep>
+void tile_i4_of_group(const char* const* x, const Block& b, int, Sum* sums) {
+  constexpr int N = M <= kGroupMax ? kGroup : kGroup / 2;
+  for (int p = 0; p < kGroup; p += N) tile_i4<M, N, kKeep>(x, b, p, sums);
+}
+
+template <int M, bool kKeep>
+constexpr Tiles kI4Pair = {tile_i4<M, 1, kKeep>, tile_i4_of_group<M, kKeep>};
+
+constexpr Tiles kFewI4[] = {
+    kI4Pair<1, false>, kI4Pair<2, false>, kI4Pair<3, false>, kI4Pair<4, false>, kI4Pair<5, false>,
+    kI4Pair<6, false>, kI4Pair<7, false>, kI4Pair<8, false>, kI4Pair<9, false>, kI4Pair<10, false>};
+constexpr int kWidening = 8;  // rows
+constexpr int kMostFew = sizeof(kFewI4) / sizeof(Tiles);
 
 void gemm_i8(const GemmArgs& a) {
-  multiply(a, kColumns, [&a](const Block& b, int first, int m, Sum* sums) {
-    add_rows(a, kTiles<true>, kTiles<false>, b, 1, first, m, sums);
+  const Order order = {.part = kColumns, .ahead = a.m <= kMaxRows ? kAheadOfFew : kAheadOfMany};
+  multiply(a, order, [&a](Block& b, int first, int m, Sum* sums) {
+    add_rows(a, kTiles<4>, kTiles<2>, kTiles<1>, kTiles<0>, b, 1, first, m, sums);
   });
 }
 
+// A step holds sixteen times the codes.
 void gemm_i4(const GemmArgs& a) {
   alignas(64) char room[kGroup * kWideBytes];
-  multiply(a, kColumns, [&](Block& b, int first, int m, Sum* sums) {
-    multiply_scales(b, 1 / 16.f);
-    add_widened_rows(a, kI4Tiles<false>, kI4Tiles<true>, kTiles<false>, b, room, kWideBytes, 1,
-                     first, m, sums);
+  const bool few = a.m <= kMostFew;
+  const Order order = {.part = kColumns,
+                       .block = few ? kFewColumns : kColumns,
+                       .ahead = a.m <= kGroupMax ? kAheadOfFew : kAheadOfMany,
+                       .unit = 1 / 16.f};
+  multiply(a, order, [&](Block& b, int first, int m, Sum* sums) {
+    add_widened_rows<kWidening>(a, kFewI4, kI4Pair<kWidening, true>, kTiles<kTwoInTurns>, kTiles<0>,
+                                b, room, kWideBytes, 1, first, m, sums);
   });
 }
 

@@ -15,22 +15,51 @@ using Integers = int __attribute__((vector_size(64)));
 
 template <int M, int N, class Vector>
 void clear(Vector (&acc)[M][N]) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 8
     for (int p = 0; p < N; ++p) acc[i][p] = Vector{};
 }
 
+// What a tile fetches at step s: for that many panels of a group, from b.fetch on; or the last two
+// panels' stored steps in turns, while it reads widened ones, two for each.
+constexpr int kTwoInTurns = -1;
+
+template <int N, int kFetch>
+void fetch_ahead(const Block& b, int panel, int s) {
+  if constexpr (N == kGroup && kFetch == kTwoInTurns)
+    _mm_prefetch(b.ahead[2 + (s & 1)] + (s >> 1) * kStepBytes, _MM_HINT_T0);
+  if constexpr (N == kGroup)
+#pragma GCC unroll 4
+    for (int p = 0; p < kFetch; ++p)
+      _mm_prefetch(b.ahead[b.fetch + p] + s * kStepBytes, _MM_HINT_T0);
+  if constexpr (N < kGroup && kFetch > 0)
+    _mm_prefetch(b.ahead[panel] + s * kStepBytes, _MM_HINT_T0);
+}
+
+// What a tile that widens fetches at step s: for its panels, or if two such tiles leave widened
+// steps, for the first two panels of the group, one each.
+template <int N, bool kKeep>
+void fetch_stored(const Block& b, int panel, int s) {
+  if constexpr (kKeep && N == kGroup / 2) {
+    _mm_prefetch(b.ahead[panel / 2] + s * kStepBytes, _MM_HINT_T0);
+  } else {
+#pragma GCC unroll 4
+    for (int p = panel; p < panel + N; ++p) _mm_prefetch(b.ahead[p] + s * kStepBytes, _MM_HINT_T0);
+  }
+}
+
 template <int M, int N, class Vector>
-void add_sums(const Vector (&acc)[M][N], const Block& b, int panel, Sum* sums) {
+void add_sums(const Vector (&acc)[M][N], const Block& b, int panel, int part, Sum* sums) {
 #pragma GCC unroll 8
-  for (int i = 0; i < M; ++i)
-#pragma GCC unroll 8
-    for (int p = 0; p < N; ++p) {
+  for (int p = 0; p < N; ++p) {
+    const __m512 scale = _mm512_loadu_ps(b.scale[panel + p] + part * kPanelRows);
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
       float* sum = sums[i] + (panel + p) * kPanelRows;
-      _mm512_store_ps(sum, _mm512_fmadd_ps(floats(acc[i][p]), _mm512_load_ps(b.scale[panel + p]),
-                                           _mm512_load_ps(sum)));
+      _mm512_store_ps(sum, _mm512_fmadd_ps(floats(acc[i][p]), scale, _mm512_load_ps(sum)));
     }
+  }
 }
 
 }  // namespace

@@ -100,7 +100,7 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
       for (int p = 0; p < N; ++p)
         acc[i][p] = _mm512_fmadd_ps(xs, _mm512_load_ps(b.w[panel + p] + c * kStepBytes), acc[i][p]);
     }
-  add_sums<M, N>(acc, b, panel, sums);
+  add_sums<M, N>(acc, b, panel, 0, sums);
 }
 
 constexpr Tiles kTiles[] = {{tile<1, 1>, tile<1, kGroup>}, {tile<2, 1>, tile<2, kGroup>},
@@ -114,7 +114,7 @@ void avx512_gemm_int8(const GemmArgs&);
 void avx512_gemm(const GemmArgs& a) {
   if (a.x.type == ActivationType::kU8) return avx512_gemm_int8(a);
   Floats wide[kGroup];
-  multiply(a, kColumns, [&](Block b, int first, int m, Sum* sums) {
+  multiply(a, {kColumns}, [&](Block b, int first, int m, Sum* sums) {
     if (a.w.type != WeightType::kF32) {
       for (int p = 0; p < b.n_panels; ++p) {
         widen_panel(a.w.type, b.w[p], b.n, wide[p]);

@@ -23,17 +23,20 @@ const char* x_row(const Activations& x, int i) {
 // Sums of one row of x with the rows of a group of panels.
 using Sum = float[kGroupRows];
 
-// A block of columns of some panels, each of whose rows has one scale there.
+// A block of columns of some panels, in parts each of whose rows has one scale.
 struct Block {
-  alignas(64) float scale[kGroup][kPanelRows];
-  const char* w[kGroup];      // the first step
-  const char* ahead[kGroup];  // what to prefetch when the first step is read, and so on
-  int n_panels, col, n;       // columns [col, col + n)
-  char* wide;                 // room for the same steps widened, where a tile makes them
+  const float* scale[kGroup];  // [n / part][16]
+  const char* w[kGroup];       // the first step
+  const char* ahead[kGroup];   // what to prefetch when the first step is read, and so on
+  int n_panels, col, n;        // columns [col, col + n)
+  int part;                    // columns of a part, of which there may be kMaxParts
+  char* wide;                  // room for the same steps widened, where a tile makes them
+  int fetch;                   // the first panel that a tile fetches for, where tiles share that
 };
+constexpr int kMaxParts = 16;
 
-// sums[i] += scale * x[i] . w for the rows of x that a tile is made for, at the block's first
-// column, and for panels from `panel` on: one, or all of a group.
+// sums[i] += scale * x[i] . w, part by part, for the rows of x that a tile is made for, at the
+// block's first column, and for panels from `panel` on: one, or all of a group.
 using Tile = void (*)(const char* const* x, const Block& b, int panel, Sum* sums);
 struct Tiles {
   Tile one, group;
@@ -45,20 +48,30 @@ void prefetch_rows(const Activations& x, int first, int m, int64_t offset, int n
     for (int c = 0; c < n; c += 64) __builtin_prefetch(x_row(x, i) + offset + c);
 }
 
-// Rows [first, first + m) of x with one block, by the tiles for 1, 2, .. kMaxRows rows; as few
-// tiles as possible, of about the same size. Meanwhile the rows of the next tile are fetched.
+// Fetches what is multiplied after the rows before `after`: the next rows of this chunk, or its
+// first ones with the next block.
 template <int kMaxRows>
-void add_rows(const GemmArgs& a, const Tiles (&tiles)[kMaxRows], const Block& b, int element_bytes,
-              int first, int m, Sum* sums) {
+void prefetch_next_rows(const GemmArgs& a, const Block& b, int element_bytes, int after) {
+  const int chunk = (after - 1) / kChunk * kChunk, end = min(a.m, chunk + kChunk);
+  const bool again = after == end;
+  const int first = again ? chunk : after;
+  const int col = !again ? b.col : b.col + b.n < a.k ? b.col + b.n : 0;
+  prefetch_rows(a.x, first, min(kMaxRows, end - first), int64_t{col} * element_bytes,
+                b.n * element_bytes);
+}
+
+// Rows [first, first + m) of x with one block, in n_tiles of about the same size;
+// tiles_of(tile, rows) computes them.
+template <int kMaxRows, class TilesOf>
+void add_tiles_of(const GemmArgs& a, const Block& b, int element_bytes, int first, int m, Sum* sums,
+                  int n_tiles, TilesOf tiles_of) {
   const int64_t offset = int64_t{b.col} * element_bytes;
-  const int n_tiles = (m + kMaxRows - 1) / kMaxRows;
   for (int i = 0, rows, tile = 0; tile < n_tiles; ++tile, i += rows) {
     rows = (m - i) / (n_tiles - tile);
     const char* x[kMaxRows];
     for (int r = 0; r < rows; ++r) x[r] = x_row(a.x, first + i + r) + offset;
-    const int after = first + i + rows;
-    prefetch_rows(a.x, after, min(kMaxRows, a.m - after), offset, b.n * element_bytes);
-    const Tiles& t = tiles[rows - 1];
+    prefetch_next_rows<kMaxRows>(a, b, element_bytes, first + i + rows);
+    const Tiles& t = tiles_of(tile, rows);
     if (b.n_panels == kGroup) {
       t.group(x, b, 0, sums + i);
     } else {
@@ -67,33 +80,53 @@ void add_rows(const GemmArgs& a, const Tiles (&tiles)[kMaxRows], const Block& b,
   }
 }
 
-// The same when some tiles do what only the first rows must: fetch what comes after the block.
+// The same by as few tiles as possible; those for 1, 2, .. kMaxRows rows are given.
 template <int kMaxRows>
-void add_rows(const GemmArgs& a, const Tiles (&first_tiles)[kMaxRows],
-              const Tiles (&tiles)[kMaxRows], const Block& b, int element_bytes, int first, int m,
-              Sum* sums) {
-  const int n = min(m, kMaxRows);
-  add_rows(a, first_tiles, b, element_bytes, first, n, sums);
-  add_rows(a, tiles, b, element_bytes, first + n, m - n, sums + n);
+void add_rows(const GemmArgs& a, const Tiles (&tiles)[kMaxRows], const Block& b, int element_bytes,
+              int first, int m, Sum* sums) {
+  add_tiles_of<kMaxRows>(a, b, element_bytes, first, m, sums, (m + kMaxRows - 1) / kMaxRows,
+                         [&](int, int rows) -> const Tiles& { return tiles[rows - 1]; });
 }
 
-// The same for weights that are widened: `few` rows widen in registers; of more, as many as there
-// are tiles in `widening` leave the widened steps in `room`, panel_bytes a panel, for all others.
-template <int kFew, int kWidening, int kMaxRows>
-void add_widened_rows(const GemmArgs& a, const Tiles (&few)[kFew],
-                      const Tiles (&widening)[kWidening], const Tiles (&tiles)[kMaxRows], Block& b,
+// The same when the first tile also fetches what comes after the block.
+template <int kMaxRows>
+void add_rows(const GemmArgs& a, const Tiles (&fetching)[kMaxRows], const Tiles (&tiles)[kMaxRows],
+              const Block& b, int element_bytes, int first, int m, Sum* sums) {
+  add_tiles_of<kMaxRows>(
+      a, b, element_bytes, first, m, sums, (m + kMaxRows - 1) / kMaxRows,
+      [&](int tile, int rows) -> const Tiles& { return (tile == 0 ? fetching : tiles)[rows - 1]; });
+}
+
+// The same when that is shared out, to tiles that fetch for 4, 2 or 1 panels: a burst of all of it
+// would hold up the rows of x.
+template <int kMaxRows>
+void add_rows(const GemmArgs& a, const Tiles (&fetch4)[kMaxRows], const Tiles (&fetch2)[kMaxRows],
+              const Tiles (&fetch1)[kMaxRows], const Tiles (&tiles)[kMaxRows], Block& b,
+              int element_bytes, int first, int m, Sum* sums) {
+  const int n_tiles = (m + kMaxRows - 1) / kMaxRows;
+  const int each = n_tiles >= 4 ? 1 : n_tiles >= 2 ? 2 : kGroup;
+  add_tiles_of<kMaxRows>(a, b, element_bytes, first, m, sums, n_tiles,
+                         [&](int tile, int rows) -> const Tiles& {
+                           b.fetch = tile * each;
+                           if (b.fetch >= kGroup) return tiles[rows - 1];
+                           return (each == kGroup ? fetch4 : each == 2 ? fetch2 : fetch1)[rows - 1];
+                         });
+}
+
+// The same for weights that are widened: `few` rows widen in registers; of more, kWidening leave
+// the widened steps in `room`, panel_bytes a panel, for all others, the first of which fetch.
+template <int kWidening, int kFew, int kMaxRows>
+void add_widened_rows(const GemmArgs& a, const Tiles (&few)[kFew], const Tiles& widening,
+                      const Tiles (&fetching)[kMaxRows], const Tiles (&tiles)[kMaxRows], Block& b,
                       char* room, int panel_bytes, int element_bytes, int first, int m, Sum* sums) {
+  static_assert(kWidening <= kFew);
   if (m <= kFew) return add_rows(a, few, b, element_bytes, first, m, sums);
   b.wide = room;
-  add_rows(a, widening, b, element_bytes, first, kWidening, sums);
+  add_tiles_of<kWidening>(a, b, element_bytes, first, kWidening, sums, 1,
+                          [&](int, int) -> const Tiles& { return widening; });
   for (int p = 0; p < b.n_panels; ++p) b.w[p] = room + p * panel_bytes;
-  add_rows(a, tiles, b, element_bytes, first + kWidening, m - kWidening, sums + kWidening);
-}
-
-// For codes that stand for a multiple of the values.
-inline void multiply_scales(Block& b, float factor) {
-  for (int p = 0; p < b.n_panels; ++p)
-    for (float& scale : b.scale[p]) scale *= factor;
+  add_rows(a, fetching, tiles, b, element_bytes, first + kWidening, m - kWidening,
+           sums + kWidening);
 }
 
 void fill(float* to, float value) {
@@ -112,10 +145,10 @@ PanelRange panels_of(const GemmArgs& a) {
   return {first, (skip + a.n + kPanelRows - 1) / kPanelRows, skip};
 }
 
-// Copies what was asked for of the sums of rows [first, first + m) of x. From kU8 the offset of its
-// codes is taken off.
-void store(const Sum* sums, const GemmArgs& a, const PanelRange& range, int first, int m, int panel,
-           int n_panels) {
+// Copies what was asked for of the sums of rows [first, first + m) of x, in units of `unit`. From
+// kU8 the offset of its codes is taken off.
+void store(const Sum* sums, float unit, const GemmArgs& a, const PanelRange& range, int first,
+           int m, int panel, int n_panels) {
   const bool u8 = a.x.type == ActivationType::kU8;
   for (int p = 0; p < n_panels; ++p) {
     const int j = (panel + p) * kPanelRows - range.skip;  // of the output
@@ -126,18 +159,31 @@ void store(const Sum* sums, const GemmArgs& a, const PanelRange& range, int firs
       const float* const sum = sums[i - first] + p * kPanelRows;
       float* const out = a.out + i * a.out_stride + j;
       const float scale = u8 ? a.x.scales[a.x.rows ? a.x.rows[i] : i] : 1;
-      for (int r = begin; r < end; ++r) out[r] = u8 ? (sum[r] - offset[r]) * scale : sum[r];
+      for (int r = begin; r < end; ++r)
+        out[r] = u8 ? (sum[r] * unit - offset[r]) * scale : sum[r] * unit;
     }
   }
 }
 
-constexpr int kPrefetchAhead = 4096;  // bytes of a panel between what is read and what is fetched
+// Between what is read and what is fetched: bytes of a panel when one tile takes all rows of x, and
+// when several do (then at least what a block has of a panel); 64-byte lines of scales of rows.
+constexpr int kAheadOfFew = 1024, kAheadOfMany = 4096, kScalesAhead = 8;
+
+void prefetch(const void* from, int n_bytes) {
+  for (int i = 0; i < n_bytes; i += 64) __builtin_prefetch(bytes(from) + i);
+}
+
+struct PanelPlace {
+  const Weight* w;
+  int64_t panel;
+  const char* data() const { return bytes(w->data) + panel * w->stride; }
+};
 
 // What is read after a panel: the same of the next group, or of the next product, or nothing new.
-const char* panel_after(const GemmArgs& a, const PanelRange& range, int panel) {
+PanelPlace panel_after(const GemmArgs& a, const PanelRange& range, int panel) {
   if (panel + kGroup < range.n || !a.next)
-    return bytes(a.w.data) + (range.first + min(panel + kGroup, range.n - 1)) * a.w.stride;
-  return bytes(a.next->data) + (a.next_row / kPanelRows + panel % kGroup) * a.next->stride;
+    return {&a.w, range.first + min(panel + kGroup, range.n - 1)};
+  return {a.next, a.next_row / kPanelRows + panel % kGroup};
 }
 
 // The scales of a panel, one block of columns after another.
@@ -176,13 +222,27 @@ class PanelScales {
         for (int r = 0; r < kPanelRows; ++r) scale[r] = rows_[r][block];
     }
   }
+  // Those of the first blocks are fetched.
+  void prefetch_first() const {
+    if (kind_ != Kind::kNone) prefetch(rows_[0], kScalesAhead * 64);
+  }
+  // [n][16], where they lie or in `room`; those to come are fetched.
+  const float* read(int block, int n, float (*room)[kPanelRows]) const {
+    if (kind_ == Kind::kRows) {
+      const float* const scale = rows_[0] + block * kPanelRows;
+      for (int i = 0; i < n; ++i) __builtin_prefetch(scale + (i + kScalesAhead) * kPanelRows);
+      return scale;
+    }
+    for (int i = 0; i < n; ++i) read(block + i, room[i]);
+    return room[0];
+  }
 
  private:
   enum class Kind { kNone, kOne, kRows, kSeveral } kind_ = Kind::kNone;
   const float* rows_[kPanelRows];
 };
 
-// The blocks of columns that have the same scales, one after another.
+// The columns of a matrix from left to right, cut where scales change.
 class ScaleColumns {
  public:
   explicit ScaleColumns(const Weight& w) {
@@ -203,17 +263,34 @@ class ScaleColumns {
     }
     return taken;
   }
+  // How many of the next n come in parts as wide as the one taken last, if all have the scales of a
+  // block of their own, or none.
+  int take_parts(int part, int n) {
+    if (n < part || (width_ > 0 && (part != width_ || left_ != width_))) return 0;
+    const int n_parts = min(n / part, kMaxParts - 1);
+    next_ += n_parts;
+    return n_parts * part;
+  }
   int block() const { return block_; }
 
  private:
   int width_ = 0, block_ = 0, next_ = 0, left_ = 0;
 };
 
+// How columns are summed: at most `part` in one unscaled sum. Tiles take one part, or several of up
+// to `block` columns. Weights are fetched `ahead` bytes before they are read. Sums are in units of
+// `unit`.
+struct Order {
+  int part, block = 0, ahead = kAheadOfMany;
+  float unit = 1;
+};
+
 // The order of every product: a group of panels, a chunk of rows of x, blocks of columns.
 // add_block(block, first, m, sums) adds the block's part to the sums of rows [first, first + m).
 template <class AddBlock>
-void multiply(const GemmArgs& a, int max_columns, AddBlock add_block) {
+void multiply(const GemmArgs& a, const Order& order, AddBlock add_block) {
   alignas(64) Sum sums[kChunk];
+  alignas(64) float scale_room[kGroup][kMaxParts][kPanelRows];
   const PanelRange range = panels_of(a);
   const int step_shift = __builtin_ctz(columns_of_step(a.w.type));
   const int64_t panel_end = panel_bytes(a.w.type, a.k);
@@ -221,7 +298,8 @@ void multiply(const GemmArgs& a, int max_columns, AddBlock add_block) {
     const int n_panels = min(kGroup, range.n - panel);
     Block b;
     b.n_panels = n_panels;
-    const char *base[kGroup], *after[kGroup];
+    const char* base[kGroup];
+    PanelPlace after[kGroup];
     PanelScales scales[kGroup];
     for (int p = 0; p < n_panels; ++p) {
       base[p] = bytes(a.w.data) + (range.first + panel + p) * a.w.stride;
@@ -233,17 +311,24 @@ void multiply(const GemmArgs& a, int max_columns, AddBlock add_block) {
       __builtin_memset(sums, 0, m * sizeof(Sum));
       ScaleColumns columns(a.w);
       for (b.col = 0; b.col < a.k; b.col += b.n) {
-        b.n = columns.take(min(max_columns, a.k - b.col));
+        b.part = columns.take(min(order.part, a.k - b.col));
+        const int scale_block = columns.block();
+        b.n = b.part + columns.take_parts(b.part, min(order.block, a.k - b.col) - b.part);
         const int64_t offset = int64_t{b.col >> step_shift} * kStepBytes;
-        const int64_t ahead = offset + kPrefetchAhead - panel_end;
+        const bool last = b.col + b.n >= a.k;
+        const int64_t ahead = offset + order.ahead;
         for (int p = 0; p < n_panels; ++p) {
           b.w[p] = base[p] + offset;
-          b.ahead[p] = ahead < 0 ? base[p] + offset + kPrefetchAhead : after[p] + ahead;
-          scales[p].read(columns.block(), b.scale[p]);
+          b.ahead[p] = ahead < panel_end ? base[p] + ahead : after[p].data() + (ahead - panel_end);
+          b.scale[p] = scales[p].read(scale_block, b.n / b.part, scale_room[p]);
+          if (last) {
+            prefetch(after[p].data(), kAheadOfFew);
+            PanelScales(*after[p].w, after[p].panel).prefetch_first();
+          }
         }
         add_block(b, first, m, sums);
       }
-      store(sums, a, range, first, m, panel, n_panels);
+      store(sums, order.unit, a, range, first, m, panel, n_panels);
     }
   }
 }
