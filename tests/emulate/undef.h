@@ -1,5 +1,6 @@
-// Intrinsics that GCC 12 (without optimisation) or Clang 14 define as macros, and that this folder
-// defines as functions.
+// Intrinsics that GCC 12 (without optimisation), GCC 13 or Clang 14 define as macros, and that this
+// folder defines as functions.
+#undef _mm256_cvtneps_pbh
 #undef _mm256_dpbusd_avx_epi32
 #undef _mm256_dpbusd_epi32
 #undef _mm256_dpbusds_epi32
@@ -166,6 +167,7 @@
 #undef _mm512_srli_epi64
 #undef _mm512_ternarylogic_epi32
 #undef _mm512_ternarylogic_epi64
+#undef _mm_cvtneps_pbh
 #undef _mm_dpbusd_epi32
 #undef _mm_dpbusds_epi32
 #undef _mm_dpwssd_epi32
