@@ -13,6 +13,7 @@
 #include "bench/mlp_bench.h"
 #include "bench/row_text.h"
 #include "options.h"
+#include "this_machine.h"
 
 namespace tandem {
 namespace {
@@ -136,7 +137,9 @@ int bench_machine_command(const Options& options) {
   require_sane(options.bench);
   Team team(options.model.n_threads);
   MachineSpeed speed(team, memory_for_reading(options.bench, team));
-  const nlohmann::ordered_json report = machine_report(speed, options.bench.seconds);
+  nlohmann::ordered_json report = machine_report(speed, options.bench.seconds);
+  if (!save_this_machine(report))
+    fmt::print(stderr, "warning: cannot keep the measurement in {}\n", this_machine_path());
   const std::string text = options.json ? report.dump() + "\n" : machine_text(report);
   std::fputs(text.c_str(), stdout);
   return 0;

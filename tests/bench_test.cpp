@@ -11,8 +11,11 @@
 #include "bench/experts_bench.h"
 #include "bench/generate_bench.h"
 #include "bench/machine_bench.h"
+#include "bench/machine_info.h"
 #include "bench/mlp_bench.h"
+#include "bench/numa_speed.h"
 #include "bench/roofline.h"
+#include "io/machine_json.h"
 #include "model/parameters.h"
 #include "offload/cpu_experts.h"
 #include "tests/error_of.h"
@@ -165,6 +168,32 @@ TEST(BenchMachine, ReportsEveryLoop) {
     }
   }
   EXPECT_GT(r["peak_ops_per_second"]["fp32"], 1e8);
+}
+
+TEST(BenchMachine, IsAMachinesDescription) {
+  Team team(0);
+  MachineSpeed speed(team, kReadBytes);
+  Json r = machine_report(speed, kSeconds);
+  r["measured_at"] = 1;
+  const Machine m = machine_from_json(r.dump(), "report");
+  EXPECT_EQ(m.cores(), r["cores"]);
+  EXPECT_EQ(m.memory_bytes(), r["memory_bytes"]);
+  EXPECT_GT(m.memory_bytes(), available_memory_bytes() / 2);
+  EXPECT_EQ(m.peak.fp32, r["peak_ops_per_second"]["fp32"]);
+  EXPECT_TRUE(m.gpus.empty());
+}
+
+TEST(BenchMachine, ReadsFromEveryNumaNode) {
+  Team team(0);
+  MachineSpeed speed(team, kReadBytes);
+  const NumaSpeed numa = numa_speed(speed.best_read_loop(), kReadBytes, kSeconds);
+  EXPECT_EQ(static_cast<int>(numa.nodes.size()), machine_info().n_numa_nodes);
+  for (const NumaNode& node : numa.nodes) {
+    EXPECT_GE(node.cores, 1);
+    EXPECT_GT(node.memory_bytes, 0);
+    EXPECT_GT(node.read_bytes_per_second, 1e8);
+  }
+  EXPECT_EQ(numa.cross_bytes_per_second > 0, numa.nodes.size() > 1);
 }
 
 TEST(BenchMachine, APeakIsOfAnInstructionThatTheKernelsMayUse) {

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "bench/machine_info.h"
+#include "bench/numa_speed.h"
 
 namespace tandem {
 namespace {
@@ -41,6 +42,28 @@ void measure_rounds(MachineSpeed& speed, double seconds, std::vector<Rates>& rea
   }
 }
 
+// Nodes by themselves, scaled so that they add up to what all read at a time.
+void add_numa_nodes(Json& report, MachineSpeed& speed, double seconds) {
+  constexpr int64_t kNodeBytes = 1 << 30;
+  const NumaSpeed numa = numa_speed(speed.best_read_loop(), kNodeBytes, seconds);
+  double sum = 0;
+  int cores = 0;
+  int64_t memory = 0;
+  for (const NumaNode& node : numa.nodes) sum += node.read_bytes_per_second;
+  const double scale = report["read_bytes_per_second"]["all"].get<double>() / sum;
+  for (const NumaNode& node : numa.nodes) {
+    report["nodes"].push_back({{"cores", node.cores},
+                               {"memory_bytes", node.memory_bytes},
+                               {"read_bytes_per_second", node.read_bytes_per_second * scale}});
+    cores += node.cores;
+    memory += node.memory_bytes;
+  }
+  report["cores"] = cores;
+  report["memory_bytes"] = memory;
+  report["read_bytes_per_second"]["cross"] =
+      std::min(numa.cross_bytes_per_second, report["read_bytes_per_second"]["all"].get<double>());
+}
+
 }  // namespace
 
 Json machine_report(MachineSpeed& speed, double seconds) {
@@ -68,18 +91,22 @@ Json machine_report(MachineSpeed& speed, double seconds) {
   }
 
   const MachineInfo info = machine_info();
-  return {{"bench", "machine"},
-          {"cpu", info.cpu},
-          {"isa", cpu::name_of(cpu::best_isa())},
-          {"numa_nodes", info.n_numa_nodes},
-          {"cores", n_cores()},
-          {"threads", speed.team().size()},
-          {"last_level_cache_bytes", info.last_level_cache_bytes},
-          {"read_bytes_per_second", read_rates},
-          {"peak_ops_per_second", best},
-          {"read_loops", read_loops},
-          {"instructions", instructions},
-          {"gpus", Json::array()}};
+  Json report = {{"bench", "machine"},
+                 {"cpu", info.cpu},
+                 {"isa", cpu::name_of(cpu::best_isa())},
+                 {"sockets", info.n_sockets},
+                 {"numa_nodes", info.n_numa_nodes},
+                 {"cores", n_cores()},
+                 {"threads", speed.team().size()},
+                 {"memory_bytes", info.memory_bytes},
+                 {"last_level_cache_bytes", info.last_level_cache_bytes},
+                 {"read_bytes_per_second", read_rates},
+                 {"peak_ops_per_second", best},
+                 {"read_loops", read_loops},
+                 {"instructions", instructions},
+                 {"gpus", Json::array()}};
+  if (info.n_numa_nodes > 1) add_numa_nodes(report, speed, seconds);
+  return report;
 }
 
 std::string machine_text(const Json& r) {

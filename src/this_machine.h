@@ -1,0 +1,23 @@
+// The machine the program runs on as `tandem bench machine` measured it, kept in a file a host.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "core/machine.h"
+
+namespace tandem {
+
+// In the cache directory, named after the host; empty when there is no such directory.
+std::string this_machine_path();
+
+// Adds measured_at and writes the report. A place that cannot be written is no error: false.
+bool save_this_machine(nlohmann::ordered_json& report);
+
+// The last measurement; nothing when there is none or another version wrote it.
+std::optional<Machine> saved_this_machine();
+
+// "3 hours ago"
+std::string age_in_words(int64_t seconds);
+
+}  // namespace tandem
