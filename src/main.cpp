@@ -189,6 +189,56 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
       ->capture_default_str();
 }
 
+void add_plan(CLI::App& app, Options& o, Command& command) {
+  PlanOptions& p = o.plan;
+  CLI::App* plan = app.add_subcommand(
+      "plan", "where every part of a model would live, how fast it would be, and why");
+  plan->footer(
+      "Examples:\n"
+      "  tandem plan r1 --machine 2x6454s-4090 --ctx 32768\n"
+      "  tandem plan kimi-k2 --machine 12x8xh100 --objective throughput --concurrency 0 "
+      "--user-speed 20\n"
+      "  tandem plan r1 --machine 8xh200 --out placement.json\n"
+      "  tandem plan r1 --machine 8xh200 --placement placement.json   as edited\n"
+      "  tandem plan ./DeepSeek-R1 --machine mine.json --json --plot plan.svg");
+  plan->callback([&command] { command = plan_command; });
+  plan->add_option("MODEL", p.model,
+                   "v2-lite, v2, v3, r1, kimi-k2, moonlight, a config.json or a model directory; "
+                   "without it, the embedded tiny-r1");
+  plan->add_option("--machine", p.machine,
+                   "a name of machines/ or a file like those; without it, this machine as `tandem "
+                   "bench machine` measured it");
+  plan->add_option("--ctx", p.context, "tokens of KV cache a sequence")->capture_default_str();
+  plan->add_option("--concurrency", p.concurrency,
+                   "sequences at a time; 0: as many as serve the objective best")
+      ->capture_default_str();
+  plan->add_option("--prompt", p.prompt_tokens, "tokens of a prompt")->capture_default_str();
+  plan->add_option("--output", p.output_tokens, "tokens of an answer")->capture_default_str();
+  plan->add_option("--objective", p.objective, "latency of a request, or throughput of all")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, Objective>{
+          {"latency", Objective::kLatency}, {"throughput", Objective::kThroughput}}))
+      ->default_str("latency");
+  plan->add_option("--user-speed", p.user_speed, "tokens a second wanted for each user; 0: any")
+      ->capture_default_str();
+  plan->add_option("--experts", p.experts,
+                   "format of routed experts: auto (as stored, or the widest that fits), fp8, "
+                   "bf16, int8, int4, int4-32 or int4-128")
+      ->capture_default_str();
+  plan->add_option("--statistics", p.statistics,
+                   "JSON file of how often each expert is used: the most used go to GPUs");
+  plan->add_option("--placement", p.placement, "assess the placement of this file");
+  plan->add_option("--out", p.out, "write the placement to this file");
+  plan->add_option("--plot", p.plot, "draw memory and a layer's time into this SVG file");
+  plan->add_flag("--simulate", p.simulate,
+                 "play four MoE layers of an expert-parallel plan event by event, with and without "
+                 "balancing of experts and overlap of two batches");
+  plan->add_option("--skew", p.skew,
+                   "of the simulated routing: the n-th expert is chosen like 1 / n to this power")
+      ->capture_default_str();
+  plan->add_flag("--json", o.json, "the report as one JSON object on standard output");
+  plan->add_flag("-q,--quiet", o.quiet, "no word on how old the measurement of this machine is");
+}
+
 int dispatch(int argc, char** argv) {
   Options o;
   Command command = nullptr;
@@ -200,6 +250,7 @@ int dispatch(int argc, char** argv) {
       "  tandem run ./DeepSeek-R1 -f question.txt    a checkpoint as it is on Hugging Face\n"
       "  tandem chat ./DeepSeek-V2-Lite-Chat\n"
       "  tandem inspect ./DeepSeek-R1\n"
+      "  tandem plan r1 --machine 2x6454s-4090       would it run there, and how fast\n"
       "`tandem COMMAND --help` tells more.");
   const auto add = [&](const char* name, const char* what, Command function, const char* examples) {
     CLI::App* sub = app.add_subcommand(name, what);
@@ -271,6 +322,7 @@ int dispatch(int argc, char** argv) {
       "  tandem pack ./DeepSeek-R1\n"
       "  tandem pack ./DeepSeek-R1 --cache /fast-disk/tandem\n"
       "  tandem run ./DeepSeek-R1 --cache /fast-disk/tandem -p \"Why is the sky blue?\"");
+  add_plan(app, o, command);
   add_bench(app, o, command);
 
   try {

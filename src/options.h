@@ -6,6 +6,7 @@
 
 #include "engine/sampler.h"
 #include "loaded_model.h"
+#include "offload/plan/workload.h"
 
 namespace tandem {
 
@@ -37,6 +38,20 @@ struct BenchOptions {
   std::string plot;  // SVG file; empty: none
 };
 
+struct PlanOptions {
+  std::string model;                  // directory, file or name; empty: the embedded one
+  std::string machine;                // file or name; empty: this one
+  std::string placement;              // file to assess; empty: decide
+  std::string statistics, out, plot;  // files
+  std::string experts = "auto";
+  int64_t context = 8192;
+  int concurrency = 1, prompt_tokens = 1024, output_tokens = 1024;
+  Objective objective = Objective::kLatency;
+  double user_speed = 0;
+  bool simulate = false;
+  double skew = 0.5;  // of the simulated routing
+};
+
 struct Options {
   ModelOptions model;
   GenerateOptions generate;
@@ -54,6 +69,7 @@ struct Options {
   std::string file, against, against_experts;  // eval
 
   BenchOptions bench;
+  PlanOptions plan;
 };
 
 int run_command(const Options& options);
@@ -63,6 +79,7 @@ int tokenize_command(const Options& options);
 int logits_command(const Options& options);
 int eval_command(const Options& options);
 int pack_command(const Options& options);
+int plan_command(const Options& options);
 int bench_machine_command(const Options& options);
 int bench_experts_command(const Options& options);
 int bench_embed_command(const Options& options);

@@ -224,6 +224,42 @@ class Works(unittest.TestCase):
         for command in ((), ("run",), ("chat",), ("inspect",), ("tokenize",), ("logits",), ("eval",), ("pack",)):
             self.assertIn("Examples:", self.ok(*command, "--help"))
 
+    def test_plan(self):
+        folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        arguments = ("plan", "r1", "--machine", "2x6454s-4090", "--ctx", "32768")
+        text = self.ok(*arguments, "--out", str(folder / "p.json"), "--plot", str(folder / "p.svg"))
+        for words in ("decode", "why", "embedding on", "what one change would bring", "host0.gpu0"):
+            self.assertIn(words, text)
+        self.assertTrue((folder / "p.svg").read_text().endswith("</svg>\n"))
+        report = json.loads(self.ok(*arguments, "--json"))
+        self.assertEqual(report["placement"], json.loads((folder / "p.json").read_text()))
+        self.assertGreater(report["predicted"]["decode_tokens_per_second"], 5)
+        self.assertIn("cpu_experts", report["predicted"]["time_per_layer_seconds"])
+        self.assertEqual(set(report["memory"]), {"host0.cpu", "host0.gpu0"})
+        for key in ("weights_bytes", "kv_bytes", "activation_bytes", "free_bytes"):
+            self.assertGreaterEqual(report["memory"]["host0.gpu0"][key], 0)
+        again = json.loads(self.ok(*arguments, "--placement", str(folder / "p.json"), "--json"))
+        self.assertEqual(again["predicted"], report["predicted"])
+        cluster = ("plan", "kimi-k2", "--machine", "16xh800", "--objective", "throughput", "--concurrency", "256", "--ctx", "4096")
+        self.assertIn("expert parallel", self.ok(*cluster))
+        simulation = json.loads(self.ok(*cluster, "--simulate", "--skew", "1", "--json"))["simulation"]
+        self.assertEqual(len(simulation), 4)
+        self.assertLess(simulation[2]["seconds"], simulation[0]["seconds"], "balancing helps skewed routing")
+
+    def test_plan_on_this_machine(self):
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        env = {"XDG_CACHE_HOME": folder}
+        measured = json.loads(self.ok("bench", "machine", "--json", "--seconds", "0.01", "--memory", "0.05", env=env))
+        kept = list(pathlib.Path(folder).rglob("machine-*.json"))
+        self.assertEqual(json.loads(kept[0].read_text()), measured)
+        result = tandem("plan", env=env)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("this machine as measured just now", result.stderr)
+        report = json.loads(self.ok("plan", "--json", env=env))
+        self.assertEqual(report["machine"]["cores"], measured["cores"])
+
     def test_ctrl_c_ends_cleanly(self):
         process = subprocess.Popen([TANDEM, "run", "-p", "What is 1 + 1?", "--ignore-eos", "-n", "100000", "--ctx", "200000", "-q"],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -255,6 +291,27 @@ class Refuses(unittest.TestCase):
         shutil.copytree(TINY, model)
         change(model)
         return str(model)
+
+    def test_plan(self):
+        plan = ("plan", "r1", "--machine")
+        self.refused(["no-such-model", "moonlight"], "plan", "no-such-model", "--machine", "8xh200")
+        self.refused(["no-such", "8xh200"], *plan, "no-such")
+        self.refused(["does not fit", "lacks", "GB more"], *plan, "desktop-192gb")
+        self.refused(["--ctx 0"], *plan, "8xh200", "--ctx", "0")
+        self.refused(["fp7"], *plan, "8xh200", "--experts", "fp7")
+        self.refused(["objective"], *plan, "8xh200", "--objective", "fun")
+        self.refused(["cannot open"], *plan, "8xh200", "--placement", "no-such-file")
+        self.refused(["cannot open"], *plan, "8xh200", "--statistics", "no-such-file")
+        self.refused(["hold experts for each other"], *plan, "2x6454s-4090", "--simulate")
+        self.refused(["skew"], "plan", "kimi-k2", "--machine", "16xh800", "--objective", "throughput", "--concurrency", "256",
+                     "--ctx", "4096", "--simulate", "--skew", "-1")
+        self.refused(["cannot write"], *plan, "8xh200", "--out", "/no/such/folder/p.json")
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            machine = json.loads((ROOT / "machines" / "8xh200.json").read_text())
+            machine["cores"] = 0
+            json.dump(machine, file)
+            file.flush()
+            self.refused(["cores is 0"], *plan, file.name)
 
     def test_options(self):
         self.refused(["no-such"], "run", "no-such-directory", "-p", "x")

@@ -262,7 +262,7 @@ SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew
       }
   require(suits,
           "a simulation is of replicas on GPUs that hold experts for each other (expert parallel), "
-          "and this placement is not: ask for --objective throughput on a cluster");
+          "and this placement is not: ask for --objective throughput and more --concurrency");
   for (const auto& ranks : c.owners) c.n_redundant += static_cast<int>(ranks.size()) - 1;
 
   c.tokens_per_rank = std::max(1, in.workload.concurrency / n);
