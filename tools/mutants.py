@@ -14,10 +14,10 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY = ROOT / "build" / "mutants"
-FOLDERS = ["src", "cpu_kernels", "offload", "tests", "benchmarks", "models"]
+FOLDERS = ["src", "cpu_kernels", "offload", "tests", "benchmarks", "models", "machines"]
 FILES = ["CMakeLists.txt"]
 # Cheapest first: a mutant is done with at the first test that fails. Those of its file come before all others.
-TESTS = ["rope_test", "router_test", "sampler_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
+TESTS = ["plan_rules_test", "assign_test", "placement_test", "simulate_test", "machine_test", "plan_test", "rope_test", "router_test", "sampler_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
          "experts_test", "attention_test", "cpu_kernels_test", "load_weights_test", "model_test", "generator_test", "golden_test"]
 TESTS_OF = {
     "cpu_kernels/amx": ["emulated_byte_products_test", "quantized_weights_test", "cpu_kernels_test"],
@@ -36,7 +36,10 @@ TESTS_OF = {
     "src/io/packed": ["packed_cache_test"],
     "src/load_weights": ["load_weights_test"],
     "src/pack_weights": ["load_weights_test"],
-    "offload/": ["experts_test"],
+    "offload/plan/": ["plan_rules_test", "assign_test", "placement_test", "simulate_test", "plan_test"],
+    "offload/cpu_experts": ["experts_test"],
+    "src/io/json_fields": ["machine_test"],
+    "src/io/machine_json": ["machine_test"],
 }
 
 MUTANTS = [
@@ -153,6 +156,23 @@ MUTANTS = [
     ("positions start anew in every chunk", "src/engine/generator.cpp", [("step.positions.push_back(i);", "step.positions.push_back(i - r.n_done);")]),
     ("logits of the token before", "src/engine/generator.cpp", [("step.logit_rows.push_back(first + n - 1);", "step.logit_rows.push_back(std::max(0, first + n - 2));")]),
     ("temperature multiplies", "src/engine/sampler.cpp", [("(logits[t] - max) / params_.temperature", "(logits[t] - max) * params_.temperature")]),
+    ("every token uses experts of its own", "offload/plan/workload.cpp",
+     [("1.0 - std::pow(1.0 - share, tokens)", "std::min(1.0, share * tokens)")]),
+    ("tensor parallel ranks share the latent cache", "offload/plan/placement.cpp",
+     [("at(d).kv_bytes += kv;", "at(d).kv_bytes += kv / stage.tp;")]),
+    ("dispatch in BF16", "offload/plan/cost.cpp", [("(c.dim + c.dim / kScaleColumns * kScaleBytes)", "(2 * c.dim + 0 * kScaleColumns)")]),
+    ("INT4 scales left out of an expert's bytes", "offload/plan/cost.cpp", [("scales = rows * blocks(cols, format.group);", "scales = 0;")]),
+    ("more hot experts than fit", "offload/plan/assign.cpp", [("    --slots[top.seat];\n", "")]),
+    ("an exact search that gives up too early", "offload/plan/assign.cpp", [("if (least >= best_) return;", "if (least * 1.2 >= best_) return;")]),
+    ("an expert without owner passes", "offload/plan/placement.cpp", [("require(owned[e], ", "require(owned[e] || true, ")]),
+    ("exceeded memory passes", "offload/plan/placement.cpp", [("require(m.free_bytes() >= 0,", "require(m.free_bytes() >= -m.capacity_bytes,")]),
+    ("a rank is as busy as the mean one", "offload/plan/expert_load.cpp", [("if (n <= 1) return mean;", "if (n <= 1e9) return mean;")]),
+    ("all tokens of a rank leave it", "offload/plan/layer_time.cpp", [("if (load.owner == backbone) continue;", "")]),
+    ("a multiply-add is one operation at the ridge", "offload/plan/rules.cpp", [("kOpsPerWeight = 2;", "kOpsPerWeight = 1;")]),
+    ("links send everything at once", "offload/plan/simulate.cpp", [("free_at = std::max(from, free_at) + seconds;", "free_at = from + seconds;")]),
+    ("figures of zero pass", "src/io/json_fields.cpp", [("if (!(number > 0 && number <= max))", "if (!(number >= 0 && number <= max))")]),
+    ("unknown fields pass", "src/io/json_fields.cpp", [("require(known_.contains(key),", "require(known_.contains(key) || true,")]),
+    ("nodes may contradict the machine's memory", "src/io/machine_json.cpp", [("if (m.memory_bytes() != memory)", "if (false)")]),
 ]
 
 
