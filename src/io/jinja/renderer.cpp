@@ -130,7 +130,7 @@ void Renderer::assign_name(std::string_view name, const Value& value) {
       held = value;
       return;
     }
-  heap_.spend_bytes(sizeof(Value) + sizeof name);
+  heap_.spend_bytes(sizeof(Value) + sizeof(std::string_view));
   scope_->names.emplace_back(name, value);
 }
 
