@@ -1,5 +1,6 @@
-// Bytes without VNNI: the saturating VPMADDUBSW is of no use for 8-bit weights, so even and odd
-// bytes are widened and multiplied as words.
+// Bytes without VNNI. VPMADDUBSW adds two products in 16 bits and saturates: of no use for 8-bit
+// weights, whose even and odd bytes are widened and multiplied as words; but with 4-bit codes eight
+// of its results can be added before they must be widened.
 #include "cpu_kernels/avx2_int8.h"
 
 #include "cpu_kernels/avx2_lanes.h"
@@ -9,6 +10,9 @@ namespace tandem::cpu {
 void avx2_gemm(const GemmArgs&);
 
 namespace {
+
+// Sixteen 16-bit lanes.
+using Words = short __attribute__((vector_size(32)));
 
 struct WordDot {
   static Integers add(Integers sum, __m256i x, __m256i w) {
@@ -21,8 +25,86 @@ struct WordDot {
   }
 };
 
+constexpr int kStepsInWords = 8;                    // 8 * 2 * 255 * 8 = 32,640 < 2^15
+constexpr int kColumnsInWords = 4 * kStepsInWords;  // divides every group
+
+// The sums of kStepsInWords steps. M rows of 2 accumulators, 2 of weights and 1 of x: 15 registers.
+template <int M>
+void sum_in_words(const char* const* x, const char* w, int first, Words (&acc)[M][2]) {
+  const auto step = [&](int s, auto take) {
+    const __m256i low = load(w + s * kStepBytes), high = load(w + s * kStepBytes + 32);
+#pragma GCC unroll 8
+    for (int r = 0; r < M; ++r) {
+      const __m256i xs = four_columns(x[r] + s * 4);
+      take(acc[r][0], (Words)_mm256_maddubs_epi16(xs, low));
+      take(acc[r][1], (Words)_mm256_maddubs_epi16(xs, high));
+    }
+  };
+  step(first, [](Words& sum, Words products) { sum = products; });
+#pragma GCC unroll 1
+  for (int s = first + 1; s < first + kStepsInWords; ++s)
+    step(s, [](Words& sum, Words products) { sum += products; });
+}
+
+template <int M>
+void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  for (int part = 0, s = 0; part < b.n / b.part; ++part) {
+    Integers total[M][1][2] = {};
+    for (int c = 0; c < b.part; c += kColumnsInWords, s += kStepsInWords) {
+      Words acc[M][2];
+      sum_in_words<M>(x, b.w[panel], s, acc);
+#pragma GCC unroll 8
+      for (int r = 0; r < M; ++r)
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h)
+          total[r][0][h] += (Integers)_mm256_madd_epi16((__m256i)acc[r][h], ones);
+    }
+    add_sums<M, 1>(total, b, panel, part, sums);
+  }
+}
+
+template <int M>
+void group_i4(const char* const* x, const Block& b, int, Sum* sums) {
+  for (int p = 0; p < kGroup; ++p) tile_i4<M>(x, b, p, sums);
+}
+
+constexpr Tiles kI4Tiles[] = {{tile_i4<1>, group_i4<1>}, {tile_i4<2>, group_i4<2>},
+                              {tile_i4<3>, group_i4<3>}, {tile_i4<4>, group_i4<4>},
+                              {tile_i4<5>, group_i4<5>}, {tile_i4<6>, group_i4<6>}};
+
+// INT4 steps to twice as many steps of bytes.
+void spread_i4(const char* from, const char* ahead, int n_steps, char* to) {
+  const __m256i lower = _mm256_set1_epi8(15);
+  const __m256i codes = _mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1, 0,
+                                         1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+  for (int s = 0; s < n_steps; ++s, from += kStepBytes, to += 2 * kStepBytes) {
+    _mm_prefetch(ahead + s * kStepBytes, _MM_HINT_T0);
+    for (int h = 0; h < kStepBytes; h += 32) {
+      const __m256i pairs = load(from + h);
+      const __m256i first = _mm256_and_si256(pairs, lower);
+      const __m256i second = _mm256_and_si256(_mm256_srli_epi16(pairs, 4), lower);
+      auto* const out = reinterpret_cast<__m256i*>(to + h);
+      _mm256_store_si256(out, _mm256_shuffle_epi8(codes, first));
+      _mm256_store_si256(out + 2, _mm256_shuffle_epi8(codes, second));
+    }
+  }
+}
+
+void gemm_i4_words(const GemmArgs& a) {
+  alignas(64) char room[kGroup * kWideBytes];
+  multiply(a, {.part = kColumns, .block = kColumns}, [&](Block& b, int first, int m, Sum* sums) {
+    for (int p = 0; p < b.n_panels; ++p) {
+      spread_i4(b.w[p], b.ahead[p], b.n / 8, room + p * kWideBytes);
+      b.w[p] = room + p * kWideBytes;
+    }
+    add_rows(a, kI4Tiles, b, 1, first, m, sums);
+  });
+}
+
 void gemm(const GemmArgs& a) {
-  a.x.type == ActivationType::kU8 ? gemm_int8<WordDot>(a) : avx2_gemm(a);
+  if (a.x.type != ActivationType::kU8) return avx2_gemm(a);
+  a.w.type == WeightType::kI8 ? gemm_i8<WordDot>(a) : gemm_i4_words(a);
 }
 
 // The first n of 8 floats, zeros after them.
