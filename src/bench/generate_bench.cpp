@@ -7,6 +7,7 @@
 
 #include "bench/attention_bench.h"
 #include "bench/machine_info.h"
+#include "bench/prediction.h"
 #include "bench/random_cache.h"
 #include "bench/random_routing.h"
 #include "engine/generator.h"
@@ -138,6 +139,12 @@ std::vector<double> prefill_times(Engine& engine, const GenerateBench& bench, in
   return times;
 }
 
+// What the planner expects, and by which part of the measured time it is off.
+void add_prediction(Json& row, double seconds) {
+  row["predicted_seconds"] = seconds;
+  row["prediction_error"] = seconds / row["seconds"].get<double>() - 1;
+}
+
 }  // namespace
 
 ModelConfig cut_model(const GenerateBench& bench) {
@@ -229,6 +236,13 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
     const double seconds = median(prefill_times(engine, bench, n));
     prefill.push_back({{"tokens", n}, {"seconds", seconds}, {"tokens_per_second", n / seconds}});
   }
+  const CpuPrediction prediction(
+      config, bench.formats,
+      machine_of(speed, kernels.isa, products.bounds().read_bytes_per_second));
+  for (Json& d : decode)
+    add_prediction(d, prediction.decode_seconds(d["batch"].get<int>(), d["context"].get<int>()));
+  for (Json& p : prefill)
+    add_prediction(p, prediction.prefill_seconds(p["tokens"].get<int>(), bench.step_tokens));
 
   const Bounds bounds = products.bounds();
   return {{"bench", "generate"},
@@ -256,22 +270,26 @@ std::string generate_text(const Json& r) {
   std::string text = fmt::format(
       "{} cut to {} layers ({} dense), {} of its experts a layer, experts {}, other matrices {}\n"
       "{}, {} threads; measured beside it: reading {:.1f} GB/s, {} {:.0f} Gop/s\n"
-      "{:<10}{:>9}{:>7}{:>12}{:>12}{:>12}{:>12}{:>12}\n",
+      "{:<10}{:>9}{:>7}{:>11}{:>11}{:>8}{:>11}{:>11}{:>10}{:>11}\n",
       r["config"].get<std::string>(), r["layers"].get<int>(), r["dense_layers"].get<int>(),
       r["resident_experts"].get<int>(), r["experts"].get<std::string>(),
       r["format"].get<std::string>(), r["isa"].get<std::string>(), r["threads"].get<int>(),
       r["read_bytes_per_second"].get<double>() * 1e-9, r["instruction"].get<std::string>(),
-      r["peak_ops_per_second"].get<double>() * 1e-9, "", "tokens", "batch", "ms", "tokens/s",
-      "GB/token", "roofline", "bandwidth");
+      r["peak_ops_per_second"].get<double>() * 1e-9, "", "tokens", "batch", "ms", "predicted",
+      "off", "tokens/s", "GB/token", "roofline", "bandwidth");
   for (const Json& d : r["decode"])
     text += fmt::format(
-        "{:<10}{:>9}{:>7}{:>12.2f}{:>12.2f}{:>12.3f}{:>10.0f} %{:>10.0f} %\n", "decode",
-        d["context"].get<int>(), d["batch"].get<int>(), d["seconds"].get<double>() * 1e3,
+        "{:<10}{:>9}{:>7}{:>11.2f}{:>11.2f}{:>6.0f} %{:>11.2f}{:>11.3f}{:>8.0f} %{:>9.0f} %\n",
+        "decode", d["context"].get<int>(), d["batch"].get<int>(), d["seconds"].get<double>() * 1e3,
+        d["predicted_seconds"].get<double>() * 1e3, d["prediction_error"].get<double>() * 100,
         d["tokens_per_second"].get<double>(), d["bytes_per_token"].get<double>() * 1e-9,
         d["roofline_ratio"].get<double>() * 100, d["bandwidth_ratio"].get<double>() * 100);
   for (const Json& p : r["prefill"])
-    text += fmt::format("{:<10}{:>9}{:>7}{:>12.2f}{:>12.2f}\n", "prefill", p["tokens"].get<int>(),
-                        1, p["seconds"].get<double>() * 1e3, p["tokens_per_second"].get<double>());
+    text += fmt::format("{:<10}{:>9}{:>7}{:>11.2f}{:>11.2f}{:>6.0f} %{:>11.2f}\n", "prefill",
+                        p["tokens"].get<int>(), 1, p["seconds"].get<double>() * 1e3,
+                        p["predicted_seconds"].get<double>() * 1e3,
+                        p["prediction_error"].get<double>() * 100,
+                        p["tokens_per_second"].get<double>());
   return text;
 }
 
