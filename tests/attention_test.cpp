@@ -11,11 +11,11 @@ namespace {
 
 constexpr int kHeads = 3;
 
-ModelConfig config() {
+ModelConfig config(int n_heads) {
   ModelConfig c = with_block(32);
   c.dim = 64;
   c.mla = {
-      .n_heads = kHeads, .q_rank = 0, .kv_rank = 40, .nope_dim = 24, .rope_dim = 8, .v_dim = 20};
+      .n_heads = n_heads, .q_rank = 0, .kv_rank = 40, .nope_dim = 24, .rope_dim = 8, .v_dim = 20};
   return c;
 }
 
@@ -29,7 +29,7 @@ std::vector<float> bf16_numbers(std::mt19937& rng, size_t n, float deviation) {
 // Sequences of (tokens of this step, tokens in the cache), their pages scattered over a cache whose
 // other rows are NaN.
 struct Step {
-  const ModelConfig c = config();
+  const ModelConfig c;
   const int width = c.mla.kv_rank + c.mla.rope_dim;
   std::mt19937 rng{5};
   std::vector<Sequence> sequences;
@@ -38,7 +38,8 @@ struct Step {
   std::vector<uint16_t> encoded;
   int n_tokens = 0;
 
-  explicit Step(const std::vector<std::pair<int, int>>& lengths) {
+  explicit Step(const std::vector<std::pair<int, int>>& lengths, int n_heads = kHeads)
+      : c(config(n_heads)) {
     int n_pages = 0;
     for (const auto& [n, total] : lengths) n_pages += (total + kPageSize - 1) / kPageSize;
     std::vector<int32_t> free(n_pages);
@@ -191,6 +192,36 @@ TEST_P(Attention, BitsDoNotDependOnTheStep) {
                       matrix(out, rank)});
   };
   std::vector<float> together(rows * rank, kNaN), alone(rows * rank, kNaN);
+  attend(0, step.sequences, together);
+  for (const Sequence& s : step.sequences) attend(1, {&s, 1}, alone);
+  EXPECT_EQ(together, alone);
+}
+
+// Nor does the other form, when threads share a head's tokens because there are more of them than
+// heads.
+TEST_P(Attention, RestoredBitsDoNotDependOnTheStep) {
+  Step step({{300, 1400}, {3, 70}}, 1);
+  const MlaConfig& m = step.c.mla;
+  const int rows = step.n_tokens;
+  RandomModel store(step.c, DType::kBF16);
+  const Packed kv_b(t_, store.matrix(m.nope_dim + m.v_dim, m.kv_rank, DType::kBF16));
+  std::vector<float> q = normal(step.rng, rows * m.nope_dim),
+                     q_rope = normal(step.rng, rows * m.rope_dim);
+  const auto attend = [&](int n_threads, std::span<const Sequence> sequences,
+                          std::vector<float>& out) {
+    Team team(n_threads);
+    CpuOps ops(t_, step.c, step.n_tokens, team);
+    ops.mla_naive({{},
+                   sequences,
+                   matrix(q, m.nope_dim),
+                   matrix(q_rope, m.rope_dim),
+                   step.cache(cache_type_for(t_)),
+                   m,
+                   kScale,
+                   matrix(out, m.v_dim)},
+                  kv_b.w);
+  };
+  std::vector<float> together(rows * m.v_dim, kNaN), alone(rows * m.v_dim, kNaN);
   attend(0, step.sequences, together);
   for (const Sequence& s : step.sequences) attend(1, {&s, 1}, alone);
   EXPECT_EQ(together, alone);

@@ -163,82 +163,106 @@ void CpuOps::merge_row(const MlaArgs& a, const AbsorbedPart& part, int64_t slot,
 
 // ---------------------------------------------------------------------------------- naive
 
-// Keys and values are restored for kRestoredPages at a time, so that kv_b is read, and every query
-// packed, once for all of them.
+// A piece of work is one head: its keys and values are restored for kRestoredPages at a time, which
+// stay in the thread's cache, and so kv_b is read, and every query packed, once for all of them.
+// More threads than heads share the tokens of a head and restore it each.
 void CpuOps::mla_naive(const MlaArgs& a, const QuantView& kv_b) {
   const int heads = a.mla.n_heads;
   for (const Sequence& s : a.sequences) {
-    const int64_t first = int64_t{s.first_token} * heads, rows = int64_t{s.n_tokens} * heads;
-    std::fill_n(max_.row<float>(0) + first, rows, kNoMax);
-    std::fill_n(sum_.row<float>(0) + first, rows, 0.f);
-    for (int64_t r = first; r < first + rows; ++r)
-      std::fill_n(a.out.row<float>(r), a.mla.v_dim, 0.f);
-
+    const int n_pieces = (s.n_tokens + kPartRows - 1) / kPartRows;
+    const int n_shares = std::min(n_pieces, (team_.size() + heads - 1) / heads);
     for (int page = 0; page < n_pages(s); page += kRestoredPages) {
-      const int n = std::min(kRestoredPages, n_pages(s) - page);
-      const TensorView restored = restore_pages(a, s, page, n, kv_b);
-      const int n_pieces = (s.n_tokens + kPartRows - 1) / kPartRows;
-      team_.run(int64_t{heads} * n_pieces, [&](int64_t i, int) {
-        naive_rows(a, s, restored, page, static_cast<int>(i / n_pieces),
-                   static_cast<int>(i % n_pieces) * kPartRows);
+      const int n_tokens = std::min(kRestoredTokens, s.kv_length - page * kPageSize);
+      const cpu::Activations latents = latents_of(a, s, page, kv_b);
+      team_.run(int64_t{heads} * n_shares, [&](int64_t i, int thread) {
+        const int head = static_cast<int>(i / n_shares), share = static_cast<int>(i % n_shares);
+        const TensorView restored = restore_head(a, latents, n_tokens, kv_b, head, thread);
+        for (int piece = share; piece < n_pieces; piece += n_shares)
+          naive_rows(a, s, restored, page, head, piece * kPartRows);
       });
     }
-    for (int64_t r = first; r < first + rows; ++r)
-      divide(a.out.row<float>(r), a.mla.v_dim, sum_.row<float>(0)[r]);
   }
 }
 
-// Keys and values of every head for the latents of some pages, in the cache's type.
-TensorView CpuOps::restore_pages(const MlaArgs& a, const Sequence& s, int page, int n_pages,
-                                 const QuantView& kv_b) {
-  const int64_t rank = kv_b.q.cols;
-  int64_t n = 0;
-  for (int p = page; p < page + n_pages; ++p) {
-    const TensorView latents = page_of(a, s, p);
-    for (int64_t r = 0; r < latents.rows; ++r, ++n) {
-      float* const to = latents_.row<float>(n);
-      if (latents.dtype == DType::kF32)
-        std::copy_n(latents.row<float>(r), rank, to);
-      else
-        kernels_.decode({latents.row_data(r), cpu::WeightType::kBF16, to, rank});
+// The latents of kRestoredPages from `page` on, as the kernels multiply them fastest with kv_b.
+cpu::Activations CpuOps::latents_of(const MlaArgs& a, const Sequence& s, int page,
+                                    const QuantView& kv_b) {
+  const ActivationType type = activation_for(kernels_, kv_b.q.dtype);
+  const DType dtype = type == ActivationType::kF32 ? DType::kF32 : DType::kBF16;
+  const TensorView to = {latents_.data, latents_.rows, latents_.cols, latents_.cols, dtype};
+  const int rank = a.mla.kv_rank, first = page * kPageSize;
+  const int n = std::min(kRestoredTokens, s.kv_length - first);
+  for_each(n, int64_t{n} * rank, [&](int64_t i, int) {
+    const TensorView row = a.cache.rows_from(cache_row(s, first + static_cast<int>(i)), 1);
+    if (type == ActivationType::kF32) {
+      kernels_.decode({row.data, kernel_type(row.dtype), to.row<float>(i), rank});
+    } else if (row.dtype == DType::kF32) {
+      kernels_.encode({row.row<float>(0), rank, type, to.row_data(i)});
+    } else {
+      cpu::bf16* const columns = std::copy_n(row.row<cpu::bf16>(0), rank, to.row<cpu::bf16>(i));
+      std::fill_n(columns, to.cols - rank, cpu::bf16{0});
     }
-  }
-  const TensorView restored = restored_.rows_from(0, n);
-  linear(latents_.rows_from(0, n), kv_b, restored);
-  if (a.cache.dtype == DType::kF32) return restored;
-  const TensorView encoded = encoded_restored_.rows_from(0, n);
-  for_each(n, n * restored.cols, [&](int64_t r, int) {
-    kernels_.encode_bf16({restored.row<float>(r), encoded.row<cpu::bf16>(r), restored.cols});
   });
-  return encoded;
+  return {to.data, to.row_bytes(), type};
 }
 
-// Up to kPartRows tokens of one sequence from `token` on, one head, the restored pages. Row t *
-// heads
-// + head belongs to token t.
+// Keys and values of one head, in the cache's type.
+TensorView CpuOps::restore_head(const MlaArgs& a, const cpu::Activations& latents, int n_tokens,
+                                const QuantView& kv_b, int head, int thread) {
+  const int cols = a.mla.nope_dim + a.mla.v_dim;
+  const TensorView own = keys_values_.rows_from(int64_t{thread} * kRestoredTokens, n_tokens);
+  const TensorView out = {own.data, n_tokens, cols, cols, a.cache.dtype};
+  for (int first = 0; first < n_tokens; first += kRestoredRows) {
+    const int n = std::min(kRestoredRows, n_tokens - first);
+    const bool as_is = out.dtype == DType::kF32;
+    const TensorView rows =
+        as_is ? out.rows_from(first, n) : restored_.rows_from(int64_t{thread} * kRestoredRows, n);
+    cpu::Activations x = latents;
+    x.data = static_cast<const std::byte*>(x.data) + first * x.stride;
+    kernels_.gemm({.x = x,
+                   .w = kernel_weight(kv_b),
+                   .first_row = int64_t{head} * cols,
+                   .out = rows.row<float>(0),
+                   .out_stride = rows.stride,
+                   .m = n,
+                   .n = cols,
+                   .k = static_cast<int>(kv_b.q.cols)});
+    if (!as_is)
+      for (int r = 0; r < n; ++r)
+        kernels_.encode_bf16({rows.row<float>(r), out.row<cpu::bf16>(first + r), cols});
+  }
+  return out;
+}
+
+// Up to kPartRows tokens of one sequence from `token` on, one head, with what was restored of it
+// from `page` on. Row t * heads + head belongs to token t.
 void CpuOps::naive_rows(const MlaArgs& a, const Sequence& s, TensorView restored, int page,
                         int head, int token) {
   const MlaConfig& m = a.mla;
   const int n = std::min(kPartRows, s.n_tokens - token);
-  const int64_t row = (int64_t{s.first_token} + token) * m.n_heads + head;
-  const int64_t column = int64_t{head} * (m.nope_dim + m.v_dim);
+  const int64_t first_row = (int64_t{s.first_token} + token) * m.n_heads + head;
+  const auto row = [&](int i) { return first_row + int64_t{i} * m.n_heads; };
+  float *const maxima = max_.row<float>(0), *const sums = sum_.row<float>(0);
+  float max[kPartRows], sum[kPartRows];
+  for (int i = 0; i < n; ++i) {
+    max[i] = page == 0 ? kNoMax : maxima[row(i)];
+    sum[i] = page == 0 ? 0 : sums[row(i)];
+    if (page == 0) std::fill_n(a.out.row<float>(row(i)), m.v_dim, 0.f);
+  }
+
   cpu::KeyBlock blocks[kRestoredPages];
   int n_blocks = 0;
   for (int64_t r = 0; r < restored.rows; r += kPageSize, ++page) {
     const TensorView keys = page_of(a, s, page);
-    const TensorView k = restored.rows_from(r, keys.rows).cols_from(column, m.nope_dim);
-    const TensorView v = restored.rows_from(r, keys.rows).cols_from(column + m.nope_dim, m.v_dim);
-    blocks[n_blocks++] = {k.data, keys.cols_from(m.kv_rank, m.rope_dim).data, v.data,
-                          static_cast<int>(keys.rows), visible(s, page * kPageSize)};
-  }
-  float max[kPartRows], sum[kPartRows];
-  for (int i = 0; i < n; ++i) {
-    max[i] = max_.row<float>(0)[row + int64_t{i} * m.n_heads];
-    sum[i] = sum_.row<float>(0)[row + int64_t{i} * m.n_heads];
+    const TensorView own = restored.rows_from(r, keys.rows);
+    blocks[n_blocks++] = {own.cols_from(0, m.nope_dim).data,
+                          keys.cols_from(m.kv_rank, m.rope_dim).data,
+                          own.cols_from(m.nope_dim, m.v_dim).data, static_cast<int>(keys.rows),
+                          visible(s, page * kPageSize)};
   }
   kernels_.attend({.type = type_of(restored),
-                   .q = a.q.row<float>(row),
-                   .q_rope = a.q_rope.row<float>(row),
+                   .q = a.q.row<float>(first_row),
+                   .q_rope = a.q_rope.row<float>(first_row),
                    .q_stride = a.q.stride * m.n_heads,
                    .q_rope_stride = a.q_rope.stride * m.n_heads,
                    .blocks = blocks,
@@ -253,13 +277,15 @@ void CpuOps::naive_rows(const MlaArgs& a, const Sequence& s, TensorView restored
                    .first_query = token,
                    .queries_per_token = 1,
                    .scale = a.softmax_scale,
-                   .out = a.out.row<float>(row),
+                   .out = a.out.row<float>(first_row),
                    .out_stride = a.out.stride * m.n_heads,
                    .max = max,
                    .sum = sum});
+  const bool is_last = page == n_pages(s);
   for (int i = 0; i < n; ++i) {
-    max_.row<float>(0)[row + int64_t{i} * m.n_heads] = max[i];
-    sum_.row<float>(0)[row + int64_t{i} * m.n_heads] = sum[i];
+    maxima[row(i)] = max[i];
+    sums[row(i)] = sum[i];
+    if (is_last) divide(a.out.row<float>(row(i)), m.v_dim, sum[i]);
   }
 }
 

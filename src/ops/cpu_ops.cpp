@@ -28,13 +28,10 @@ template <class Visit>
 void CpuOps::for_each_scratch(const ModelConfig& c, int64_t max_tokens, Visit visit) {
   const MlaConfig& m = c.mla;
   const int64_t threads = team_.size(), slots = std::max<int64_t>(16, 2 * threads);
-  const int64_t restored_tokens = int64_t{kRestoredPages} * kPageSize;
-  const int64_t restored = int64_t{m.n_heads} * (m.nope_dim + m.v_dim);
-  visit(encoded_, std::max(max_tokens, restored_tokens), cpu::encoded_columns(max_columns(c)),
-        DType::kBF16);
-  visit(latents_, restored_tokens, m.kv_rank, DType::kF32);
-  visit(restored_, restored_tokens, restored, DType::kF32);
-  visit(encoded_restored_, restored_tokens, restored, DType::kBF16);
+  visit(encoded_, max_tokens, cpu::encoded_columns(max_columns(c)), DType::kBF16);
+  visit(latents_, kRestoredTokens, cpu::encoded_columns(m.kv_rank), DType::kF32);
+  visit(restored_, threads * kRestoredRows, m.nope_dim + m.v_dim, DType::kF32);
+  visit(keys_values_, threads * kRestoredTokens, m.nope_dim + m.v_dim, DType::kF32);
   visit(max_, 1, max_tokens * m.n_heads, DType::kF32);
   visit(sum_, 1, max_tokens * m.n_heads, DType::kF32);
   visit(part_out_, slots * kPartRows, m.kv_rank, DType::kF32);

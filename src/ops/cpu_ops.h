@@ -15,7 +15,9 @@ namespace tandem {
 DType cache_type_for(const cpu::KernelTable& kernels);
 
 constexpr int kPartRows = 128;  // (token, head) rows of one sequence that a thread takes at a time
-constexpr int kRestoredPages = 8;  // of which keys and values are restored at a time
+constexpr int kRestoredPages = 16;  // of which a thread restores one head's keys and values
+constexpr int kRestoredTokens = kRestoredPages * kPageSize;
+constexpr int kRestoredRows = 256;  // of them in one product
 
 class CpuOps final : public Ops {
  public:
@@ -47,8 +49,10 @@ class CpuOps final : public Ops {
   void run_parts(const MlaArgs& args);
   void attend_part(const MlaArgs& args, const AbsorbedPart& part, int64_t slot);
   void merge_row(const MlaArgs& args, const AbsorbedPart& part, int64_t slot, int i);
-  TensorView restore_pages(const MlaArgs& args, const Sequence& s, int page, int n_pages,
-                           const QuantView& kv_b);
+  cpu::Activations latents_of(const MlaArgs& args, const Sequence& s, int page,
+                              const QuantView& kv_b);
+  TensorView restore_head(const MlaArgs& args, const cpu::Activations& latents, int n_tokens,
+                          const QuantView& kv_b, int head, int thread);
   void naive_rows(const MlaArgs& args, const Sequence& s, TensorView restored, int page, int head,
                   int token);
   static TensorView page_of(const MlaArgs& args, const Sequence& s, int page);
@@ -70,9 +74,9 @@ class CpuOps final : public Ops {
   Arena arena_;
   TensorView encoded_;  // [max_tokens, columns] x of a product as the kernels want it
   std::vector<AbsorbedPart> parts_;
-  TensorView latents_;              // [restored tokens, kv_rank] of some pages
-  TensorView restored_;             // [restored tokens, heads * (nope_dim + v_dim)] keys and values
-  TensorView encoded_restored_;     // the same in BF16
+  TensorView latents_;              // [kRestoredTokens, columns] of some pages, encoded
+  TensorView restored_;             // [threads * kRestoredRows, nope_dim + v_dim] of one head
+  TensorView keys_values_;          // [threads * kRestoredTokens, ..] the same in the cache's type
   TensorView max_, sum_;            // [1, max_tokens * heads] running softmax
   TensorView part_out_;             // [slots * kPartRows, kv_rank] of the parts of one round
   TensorView part_max_, part_sum_;  // [1, slots * kPartRows]
