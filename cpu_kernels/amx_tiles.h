@@ -3,6 +3,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include "cpu_kernels/amx_config.h"
 #include "cpu_kernels/avx512_panels.h"
 
 namespace tandem::cpu {
@@ -11,26 +12,8 @@ namespace {
 // Up to this many rows of x, vectors multiply: a tile costs as much for one row as for 16. By count
 // of instructions the two meet at 2 rows of FP8.
 constexpr int kFewRows = 2;
-constexpr int kTileRows = 16, kTileBytes = 1024;
 constexpr int kBlockTiles = 4;  // along the columns of a block
 constexpr int kBlockBytes = kBlockTiles * kTileBytes;
-
-// The compiler sees that tiles are loaded and stored, but not what they read and write.
-void order_memory() { asm volatile("" ::: "memory"); }
-
-// Tiles 0 to 3 are sums, 4 and 5 hold x, 6 and 7 hold w. All have 16 rows of 64 bytes: fewer rows
-// of x would save cycles only where the weights' bytes are what costs. Configured once a call, and
-// released at its end: that costs less than a hundredth of the smallest product, leaves no state in
-// threads, and lets a core that sleeps or switches save 8 KiB less.
-void configure_tiles() {
-  struct alignas(64) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } config;
-  order_memory();
-  _tile_loadconfig(&config);
-}
 
 // The two kinds of product. A block has kColumns at most: where the scales of FP8 change, and so
 // that all it needs stays in the level-1 cache. multiply_<x tile><w tile>.

@@ -20,13 +20,6 @@ void find_rows(const void* rows, int64_t stride, const KeyBlock& block, int key,
   for (int i = 1; i < M; ++i) out[i] = out[i - 1] + (key + i < block.n_keys ? stride : 0);
 }
 
-// Where the next blocks' keys lie, and how many bytes of them to fetch with every step of a
-// product: all of them at once would keep the product's own loads waiting.
-struct Ahead {
-  const char* at;
-  int64_t per_step;
-};
-
 // acc[i][p] += x[i] . w[p] over steps of two columns, for M rows and N panels.
 template <int M, int N>
 void multiply(const char* const* x, const PanelSteps* w, int n_steps, const Ahead& ahead,
@@ -92,12 +85,10 @@ struct VectorProducts {
     const int last = min(b.n_queries, (panel + N) * kPanelRows) - 1;
     const int n_parts = (b.n_queries + N * kPanelRows - 1) / (N * kPanelRows);
     for (int i = 0; i < b.n; ++i) {
-      const KeyBlock& next = b.next ? b.next[i] : b.blocks[i];
-      const int64_t fetched = M * a.k_stride / n_parts;
       const int seen = keys_seen(b.blocks[i], s.token[last]);
       for (int key = 0; key < seen; key += M) {
-        const Ahead ahead = {bytes(next.k) + key * a.k_stride + panel / N * fetched,
-                             fetched / (a.dim / 2 + 1)};
+        const Ahead ahead = {next_key(a, b, i, key) + panel / N * M * a.k_stride / n_parts,
+                             M * a.k_stride / n_parts / (a.dim / 2 + 1)};
         cpu::score<M, N>(a, b.blocks[i], ahead, key, panel, s.scores + i * kMaxKeys, s);
       }
     }
@@ -120,18 +111,18 @@ struct VectorProducts {
   }
 };
 
-void attend(const AttendArgs& a) {
+}  // namespace
+
+void avx512_attend(const AttendArgs& a) {
   // An odd dimension does not come in pairs of columns.
   if (a.type == ActivationType::kF32 || a.dim % 2 != 0 || a.rope_dim % 2 != 0)
     return avx2_attend(a);
   attend_with<VectorProducts>(a);
 }
 
-}  // namespace
-
 void install_avx512_attention(KernelTable& t) {
   t.attention = ActivationType::kBF16;
-  t.attend = attend;
+  t.attend = avx512_attend;
 }
 
 }  // namespace tandem::cpu

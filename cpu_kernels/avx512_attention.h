@@ -261,6 +261,19 @@ void soften(const AttendArgs& a, const Blocks& b, int query, Scratch& s) {
 
 // ---------------------------------------------------------------------------------- order
 
+// Where to fetch the next blocks' keys, and how many bytes with every step of a product: all of
+// them at once would keep the product's own loads waiting.
+struct Ahead {
+  const char* at;
+  int64_t per_step;
+};
+
+// The key of the next blocks that lies as key `key` of block i does in these. Without next ones,
+// the key itself: a fetch that costs nothing.
+const char* next_key(const AttendArgs& a, const Blocks& b, int i, int key) {
+  return bytes((b.next ? b.next : b.blocks)[i].k) + key * a.k_stride;
+}
+
 // Packs queries [first, first + n) and takes up their sums.
 void begin(const AttendArgs& a, int first, int n, Scratch& s) {
   pack_queries(a.q + first * a.q_stride, a.q_stride, n, a.dim, 0, s);

@@ -12,6 +12,7 @@ void install_avx512_int8(KernelTable&);
 void install_avx512_bf16(KernelTable&);
 void install_avx512_attention(KernelTable&);
 void install_amx(KernelTable&);
+void install_amx_attention(KernelTable&);
 
 // Each instruction set keeps the kernels of the one before and replaces what it does better.
 KernelTable table_of(Isa isa, const Extensions& has) {
@@ -31,7 +32,10 @@ KernelTable table_of(Isa isa, const Extensions& has) {
       install_avx512_attention(table);
     }
   }
-  if (isa >= Isa::kAmx) install_amx(table);
+  if (isa >= Isa::kAmx) {
+    install_amx(table);
+    install_amx_attention(table);
+  }
   table.isa = isa;
   table.name = name_of(isa);
   return table;

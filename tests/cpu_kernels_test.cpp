@@ -245,6 +245,7 @@ TEST_P(KernelTest, AttendMatchesSoftmaxInDouble) {
     for (const Case& c :
          {Case{5, 5, 130, 40, 8, 40}, Case{12, 4, 64, 128, 64, 128}, Case{7, 1, 100, 20, 8, 12},
           Case{1, 1, 1, 512, 64, 512}, Case{2, 2, 63, 3, 2, 5}, Case{77, 7, 200, 32, 16, 80},
+          Case{150, 30, 333, 96, 32, 100}, Case{40, 1, 129, 64, 32, 16},
           Case{300, 128, 70, 64, 32, 96}}) {
       const int tokens = (c.queries + c.per_token - 1) / c.per_token;
       const auto with_nan = [&](int dim) {
@@ -335,6 +336,7 @@ TEST(KernelTable, EachIsaBringsItsOwnProducts) {
   const cpu::KernelTable amx = cpu::table_of(cpu::Isa::kAmx, {.avx512_bf16 = true});
   EXPECT_STREQ(amx.name, "amx");
   EXPECT_NE(amx.gemm, avx512.gemm);
+  EXPECT_NE(amx.attend, avx512.attend);
 }
 
 }  // namespace

@@ -79,6 +79,57 @@ TEST_P(SameBits, PackAndGemm) {
   }
 }
 
+// Dimensions that tiles take and others, blocks of keys that are full or not, tokens that see some
+// of a block.
+TEST_P(SameBits, Attend) {
+  struct Case {
+    int queries, per_token, keys, dim, rope, v_dim;
+  };
+  for (const Case& c :
+       {Case{70, 10, 150, 96, 32, 80}, Case{17, 1, 130, 64, 32, 512}, Case{3, 3, 40, 40, 8, 20}}) {
+    const int width = c.dim + c.rope;
+    const auto attend = [&](const cpu::KernelTable& t) {
+      std::mt19937 rng(4);
+      const std::vector<float> q = normal(rng, c.queries * width);
+      std::vector<uint16_t> k, v;
+      for (const float x : normal(rng, c.keys * width, 2)) k.push_back(to_bf16(x));
+      for (const float x : normal(rng, c.keys * c.v_dim)) v.push_back(to_bf16(x));
+      const int tokens = (c.queries + c.per_token - 1) / c.per_token;
+      std::vector<cpu::KeyBlock> blocks;
+      for (int first = 0; first < c.keys; first += cpu::kMaxKeys)
+        blocks.push_back({&k[first * width], &k[first * width + c.dim], &v[first * c.v_dim],
+                          std::min(cpu::kMaxKeys, c.keys - first), c.keys - tokens + 1 - first});
+      std::vector<float> out(c.queries * c.v_dim, 0.f), sum(c.queries, 0.f),
+          max(c.queries, -std::numeric_limits<float>::infinity());
+      t.attend({.type = cpu::ActivationType::kBF16,
+                .q = q.data(),
+                .q_rope = q.data() + c.dim,
+                .q_stride = width,
+                .q_rope_stride = width,
+                .blocks = blocks.data(),
+                .n_blocks = static_cast<int>(blocks.size()),
+                .k_stride = width * 2,
+                .k_rope_stride = width * 2,
+                .v_stride = c.v_dim * 2,
+                .n_queries = c.queries,
+                .dim = c.dim,
+                .rope_dim = c.rope,
+                .v_dim = c.v_dim,
+                .first_query = 0,
+                .queries_per_token = c.per_token,
+                .scale = 0.1f,
+                .out = out.data(),
+                .out_stride = c.v_dim,
+                .max = max.data(),
+                .sum = sum.data()});
+      out.insert(out.end(), max.begin(), max.end());
+      out.insert(out.end(), sum.begin(), sum.end());
+      return bits_of(out);
+    };
+    EXPECT_EQ(attend(native_), attend(emulated_)) << c.queries << " queries, " << c.dim;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Isas, SameBits, testing::ValuesIn(pairs()),
                          [](const auto& pair) { return pair.param.name; });
 
