@@ -1,10 +1,12 @@
 #include "core/team.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <chrono>
 
 #include "core/check.h"
+#include "tests/topologies.h"
 
 namespace tandem {
 namespace {
@@ -63,6 +65,78 @@ TEST(Team, ASlowPieceHoldsUpNobodyElse) {
     }
   });
   for (int i = 2; i < 9; ++i) EXPECT_NE(thread_of[i], thread_of[0]);
+}
+
+// Every item of a node once and in order, by that node's threads alone.
+TEST(Team, NodesDoTheirOwnItems) {
+  for (const Topology& topology :
+       {test::topology_of({1}), test::topology_of({3}), test::topology_of({1, 1}),
+        test::topology_of({2, 1, 3}), test::topology_of({1, 1, 1, 1, 1, 1, 1, 2})}) {
+    Team team(topology);
+    EXPECT_EQ(team.n_unpinned(), team.size());
+    for (int round = 0; round < 200; ++round) {
+      std::vector<int64_t> n_items;
+      for (int node = 0; node < team.n_nodes(); ++node) n_items.push_back((round + 3 * node) % 7);
+      std::vector<std::vector<std::atomic<int>>> calls(team.n_nodes());
+      std::vector<std::atomic<int64_t>> next(team.n_nodes());
+      for (int node = 0; node < team.n_nodes(); ++node)
+        calls[node] = std::vector<std::atomic<int>>(n_items[node]);
+      std::atomic<int> strangers{0};
+      team.run_on_nodes(n_items, [&](int node, int64_t item, int thread) {
+        if (thread < 0 || thread >= team.size_of_node(node)) ++strangers;
+        ++calls[node].at(item);
+        wait_until([&] { return next[node] == item; });  // for the items before it
+        ++next[node];
+      });
+      for (const auto& of_node : calls)
+        for (const auto& n : of_node) ASSERT_EQ(n, 1);
+      ASSERT_EQ(strangers, 0);
+      if (round % 50 == 0) {  // jobs of both kinds, and all asleep between
+        std::atomic<int> sum{0};
+        team.run(100, [&](int64_t, int thread) { sum += thread < team.size() ? 1 : 0; });
+        ASSERT_EQ(sum, 100);
+        std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      }
+    }
+  }
+}
+
+// The threads of a node are always the same, on cores of that node.
+TEST(Team, ThreadsStayOnTheirNode) {
+  Team team(test::topology_of({2, 2}));
+  std::vector<std::vector<std::thread::id>> seen(4);
+  for (int round = 0; round < 100; ++round)
+    team.run_on_nodes(std::vector<int64_t>{5, 5}, [&](int node, int64_t, int thread) {
+      auto& ids = seen[2 * node + thread];
+      if (ids.empty() || ids.back() != std::this_thread::get_id())
+        ids.push_back(std::this_thread::get_id());
+    });
+  for (const auto& ids : seen) EXPECT_LE(ids.size(), 1u);
+  EXPECT_EQ(seen[0].empty() && seen[1].empty(), false);
+  EXPECT_EQ(seen[2].empty() && seen[3].empty(), false);
+}
+
+double processor_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+TEST(Team, SleepsWhenIdle) {
+  Team team(test::topology_of({2, 2}));
+  team.run_on_nodes(std::vector<int64_t>{5, 5}, [](int, int64_t, int) {});
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const double before = processor_seconds();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_LT(processor_seconds() - before, 0.02);
+}
+
+TEST(Team, LetsItsCallerGoWhenItEnds) {
+  cpu_set_t before, after;
+  sched_getaffinity(0, sizeof before, &before);
+  { const Team team(0); }
+  sched_getaffinity(0, sizeof after, &after);
+  EXPECT_TRUE(CPU_EQUAL(&before, &after));
 }
 
 TEST(Team, RefusesMoreThreadsThanCores) {

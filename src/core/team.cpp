@@ -1,40 +1,11 @@
 #include "core/team.h"
 
-#include <hwloc.h>
 #include <immintrin.h>
-
-#include <algorithm>
 
 #include "core/check.h"
 
 namespace tandem {
 namespace {
-
-class Topology {
- public:
-  Topology() {
-    hwloc_topology_init(&handle_);
-    hwloc_topology_load(handle_);  // holds only what this process is allowed to use
-  }
-  ~Topology() { hwloc_topology_destroy(handle_); }
-  Topology(const Topology&) = delete;
-  Topology& operator=(const Topology&) = delete;
-
-  int n_cores() const { return std::max(1, hwloc_get_nbobjs_by_type(handle_, HWLOC_OBJ_CORE)); }
-
-  // A refusal (a container without the right to pin) costs speed, not correctness.
-  void pin_this_thread(int core) const {
-    const hwloc_obj_t object = hwloc_get_obj_by_type(handle_, HWLOC_OBJ_CORE, core);
-    if (!object) return;
-    hwloc_cpuset_t one = hwloc_bitmap_dup(object->cpuset);
-    hwloc_bitmap_singlify(one);
-    hwloc_set_cpubind(handle_, one, HWLOC_CPUBIND_THREAD);
-    hwloc_bitmap_free(one);
-  }
-
- private:
-  hwloc_topology_t handle_ = nullptr;
-};
 
 // About 50 us: longer than the gap between two operations of a step, shorter than anyone would
 // notice.
@@ -44,25 +15,28 @@ constexpr uint64_t kGeneration = uint64_t{1} << 32;
 
 }  // namespace
 
-int n_cores() { return Topology().n_cores(); }
+int n_cores() { return this_topology().n_cores(); }
 
-Team::Team(int n_threads) {
-  const Topology topology;
-  const int cores = topology.n_cores();
-  require(n_threads >= 0 && n_threads <= cores,
-          "--threads {}: this process may use {} cores; give a number from 1 to {}, or 0 for all "
-          "of them",
-          n_threads, cores, cores);
-  if (n_threads == 0) n_threads = cores;
-  topology.pin_this_thread(0);
-  std::atomic<int> n_pinned{0};
+Team::Team(int n_threads) : Team(with_threads(this_topology(), n_threads)) {}
+
+Team::Team(const Topology& topology)
+    : topology_(topology),
+      for_node_(std::make_unique<Queue[]>(topology.n_nodes())),
+      pin_(topology, topology.nodes[0].cpus[0]) {
+  for (int node = 0; node < n_nodes(); ++node)
+    for (int thread = 0; thread < size_of_node(node); ++thread) places_.push_back({node, thread});
+  std::atomic<int> n_ready{1}, n_pinned{pin_.holds() ? 1 : 0};
+  const auto n_threads = static_cast<int>(places_.size());
   for (int thread = 1; thread < n_threads; ++thread)
-    workers_.emplace_back([this, thread, &topology, &n_pinned] {
-      topology.pin_this_thread(thread);
-      ++n_pinned;
+    workers_.emplace_back([&, thread] {
+      const auto [node, core] = places_[thread];
+      const Pin pin(topology_, topology_.nodes[node].cpus[core]);
+      n_pinned += pin.holds() ? 1 : 0;
+      ++n_ready;
       serve(thread);
     });
-  while (n_pinned < n_threads - 1) std::this_thread::yield();
+  while (n_ready < n_threads) std::this_thread::yield();
+  n_unpinned_ = n_threads - n_pinned;
 }
 
 Team::~Team() {
@@ -77,39 +51,33 @@ void Team::run_items(int64_t n_items, Call call, void* work) {
     for (int64_t item = 0; item < n_items; ++item) call(work, item, 0);
     return;
   }
-  check(n_items < static_cast<int64_t>(kGeneration), "Team::run: too many items");
-  const uint64_t generation =
-      (ticket_.load(std::memory_order_relaxed) / kGeneration + 1) * kGeneration;
-  ticket_.store(generation - 1);  // no item is left under any ticket while the fields change
-  n_done_.store(0, std::memory_order_relaxed);
-  call_.store(call, std::memory_order_relaxed);
-  work_.store(work, std::memory_order_relaxed);
-  n_items_.store(n_items, std::memory_order_release);
-  ticket_.store(generation);
-  if (n_asleep_.load() > 0) {
-    ++wake_;
-    wake_.notify_all();
-  }
+  for_all_.publish(n_items, call, work);
+  wake_sleepers();
   while (claim_and_run(0)) {
   }
-  for (int spin = 0; n_done_.load(std::memory_order_acquire) < n_items; ++spin)
-    spin < kSpins ? _mm_pause() : std::this_thread::yield();
+  for_all_.wait();
 }
 
-// One item of the current job, if any is left. A claim succeeds only under the ticket of a job that
-// has items left, and the fields do not change while it has: what was read of them belongs to it.
-bool Team::claim_and_run(int thread) {
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  while (true) {
-    const auto item = static_cast<int64_t>(ticket % kGeneration);
-    const Call call = call_.load(std::memory_order_relaxed);
-    void* work = work_.load(std::memory_order_relaxed);
-    if (item >= n_items_.load(std::memory_order_acquire)) return false;
-    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
-    call(work, item, thread);
-    n_done_.fetch_add(1, std::memory_order_release);
-    return true;
+void Team::run_node_items(std::span<const int64_t> n_items, Call call, void* work) {
+  check(std::ssize(n_items) == n_nodes(), "Team::run_on_nodes: a number of items for each node");
+  if (n_nodes() == 1) return run_items(n_items[0], call, work);
+  for (int node = 0; node < n_nodes(); ++node) for_node_[node].publish(n_items[node], call, work);
+  wake_sleepers();
+  while (claim_and_run(0)) {
   }
+  for (int node = 0; node < n_nodes(); ++node) for_node_[node].wait();
+}
+
+// One item of the current job, if any is left.
+bool Team::claim_and_run(int thread) {
+  return for_all_.claim_and_run(thread) ||
+         (n_nodes() > 1 && for_node_[places_[thread].node].claim_and_run(thread));
+}
+
+void Team::wake_sleepers() {
+  if (n_asleep_.load() == 0) return;
+  ++wake_;
+  wake_.notify_all();
 }
 
 void Team::serve(int thread) {
@@ -129,6 +97,48 @@ void Team::serve(int thread) {
       --n_asleep_;
       spins = 0;
     }
+  }
+}
+
+void Team::Queue::publish(int64_t n_items, Call call, void* work) {
+  check(n_items < static_cast<int64_t>(kGeneration), "Team: too many items");
+  const uint64_t generation =
+      (ticket_.load(std::memory_order_relaxed) / kGeneration + 1) * kGeneration;
+  ticket_.store(generation - 1);  // no item is left under any ticket while the fields change
+  n_done_.store(0, std::memory_order_relaxed);
+  call_.store(call, std::memory_order_relaxed);
+  work_.store(work, std::memory_order_relaxed);
+  n_items_.store(n_items, std::memory_order_release);
+  ticket_.store(generation);
+}
+
+// A claim succeeds only under the ticket of a job that has items left, and the fields do not change
+// while it has: what was read of them belongs to it.
+bool Team::Queue::claim_and_run(int thread) {
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  while (true) {
+    const auto item = static_cast<int64_t>(ticket % kGeneration);
+    const Call call = call_.load(std::memory_order_relaxed);
+    void* work = work_.load(std::memory_order_relaxed);
+    if (item >= n_items_.load(std::memory_order_acquire)) return false;
+    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+    call(work, item, thread);
+    n_done_.fetch_add(1, std::memory_order_release);
+    return true;
+  }
+}
+
+void Team::Queue::wait() const {
+  wait_until([&] {
+    return n_done_.load(std::memory_order_acquire) >= n_items_.load(std::memory_order_relaxed);
+  });
+}
+
+void wait_a_turn(int turn) {
+  if (turn < kSpins) {
+    _mm_pause();
+  } else {
+    std::this_thread::yield();
   }
 }
 

@@ -1,28 +1,38 @@
-// The threads that compute, one a core and pinned to it. Work is claimed in pieces, so a thread
-// whose core is taken by another process delays only the piece it holds; idle threads sleep.
-// (docs/threads.md says why not OpenMP.)
+// The threads that compute, one a core and pinned to it, in a group for each NUMA node. Work is
+// claimed in pieces, so a thread whose core is taken by another process delays only the piece it
+// holds; idle threads sleep. (docs/threads.md says why not OpenMP.)
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <thread>
 #include <type_traits>
 #include <vector>
 
+#include "core/topology.h"
+
 namespace tandem {
 
-// Physical cores this process is allowed to run on (hwloc).
+// Physical cores this process is allowed to run on.
 int n_cores();
 
 class Team {
  public:
-  // n_threads counts the caller, which works too; 0 = one a core. Throws Error for a negative
-  // number or more threads than cores.
+  // A thread for each core of the machine. The caller is one of them, on the first core, until the
+  // team ends. What cannot be pinned runs anywhere.
+  explicit Team(const Topology& topology);
+  // The same for some cores of this machine (with_threads).
   explicit Team(int n_threads);
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
+  const Topology& topology() const { return topology_; }
+  int n_nodes() const { return topology_.n_nodes(); }
+  int size_of_node(int node) const { return static_cast<int>(topology_.nodes[node].cpus.size()); }
+  int n_unpinned() const { return n_unpinned_; }
 
   // Calls work(item, thread) once for every item in [0, n_items), thread in [0, size()), and
   // returns when all are done. Items are claimed in ascending order. Only one thread may call it at
@@ -35,22 +45,69 @@ class Team {
         const_cast<void*>(static_cast<const void*>(&work)));
   }
 
+  // On every node at the same time: work(node, item, thread of that node) once for every item in
+  // [0, n_items[node]), on a thread of that node. Items of one node are claimed in ascending order,
+  // so work may wait_until() an earlier item of its node is done.
+  template <class Work>
+  void run_on_nodes(std::span<const int64_t> n_items, Work&& work) {
+    const auto on_node = [&](int64_t item, int thread) {
+      const Place& place = places_[thread];
+      work(place.node, item, place.thread);
+    };
+    using Type = decltype(on_node);
+    run_node_items(
+        n_items, [](void* w, int64_t item, int thread) { (*static_cast<Type*>(w))(item, thread); },
+        const_cast<void*>(static_cast<const void*>(&on_node)));
+  }
+
  private:
   using Call = void (*)(void* work, int64_t item, int thread);
+
+  // One job after another, whose items are claimed one by one.
+  class alignas(128) Queue {
+   public:
+    void publish(int64_t n_items, Call call, void* work);
+    bool claim_and_run(int thread);
+    void wait() const;
+
+   private:
+    // Generation of the job in the upper half, next item in the lower: a claim of an old job's item
+    // fails.
+    std::atomic<uint64_t> ticket_{0};
+    std::atomic<int64_t> n_items_{0}, n_done_{0};
+    std::atomic<Call> call_{nullptr};
+    std::atomic<void*> work_{nullptr};
+  };
+  struct Place {
+    int node, thread;  // thread: of the node
+  };
+
   void run_items(int64_t n_items, Call call, void* work);
+  void run_node_items(std::span<const int64_t> n_items, Call call, void* work);
   bool claim_and_run(int thread);
   void serve(int thread);
+  void wake_sleepers();
 
-  // Generation of the job in the upper half, next item in the lower: a claim of an old job's item
-  // fails.
-  std::atomic<uint64_t> ticket_{0};
-  std::atomic<int64_t> n_items_{0}, n_done_{0};
-  std::atomic<Call> call_{nullptr};
-  std::atomic<void*> work_{nullptr};
-  std::atomic<uint32_t> wake_{0};  // changes when there is work for sleepers, or the end
+  const Topology topology_;
+  std::vector<Place> places_;  // [threads]
+  Queue for_all_;
+  const std::unique_ptr<Queue[]> for_node_;  // [nodes]
+  std::atomic<uint32_t> wake_{0};            // changes when there is work for sleepers, or the end
   std::atomic<int> n_asleep_{0};
   std::atomic<bool> stop_{false};
+  const Pin pin_;  // of the caller
+  int n_unpinned_ = 0;
   std::vector<std::thread> workers_;
 };
+
+// One turn of waiting for what another thread is doing: soon it yields, so that who else needs
+// this core gets it.
+void wait_a_turn(int turn);
+
+// Returns when condition() holds, which another thread sees to.
+template <class Condition>
+void wait_until(Condition condition) {
+  for (int turn = 0; !condition(); ++turn) wait_a_turn(turn);
+}
 
 }  // namespace tandem

@@ -1,0 +1,211 @@
+// Nodes, cores and memories as hwloc tells them; how threads and columns are shared among them.
+#include "core/topology.h"
+
+#include <gtest/gtest.h>
+#include <hwloc.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "core/memory.h"
+#include "tests/error_of.h"
+#include "tests/fake_checkpoint.h"
+#include "tests/topologies.h"
+
+namespace tandem {
+namespace {
+
+using test::topology_of;
+
+std::vector<int> cores(const Topology& topology) {
+  std::vector<int> n;
+  for (const TopologyNode& node : topology.nodes) n.push_back(static_cast<int>(node.cpus.size()));
+  return n;
+}
+
+using Ints = std::vector<int>;
+
+// The nodes in which some of the pages are.
+Ints nodes_of(const Topology& topology, std::span<std::byte> memory) {
+  hwloc_bitmap_t found = hwloc_bitmap_alloc();
+  hwloc_get_area_memlocation(topology.system.get(), memory.data(), memory.size(), found,
+                             HWLOC_MEMBIND_BYNODESET);
+  Ints nodes;
+  for (int node = hwloc_bitmap_first(found); node >= 0; node = hwloc_bitmap_next(found, node))
+    nodes.push_back(node);
+  hwloc_bitmap_free(found);
+  return nodes;
+}
+
+TEST(Topology, KnowsTheNodesOfSyntheticTopologies) {
+  const Topology one = synthetic_topology("numa:1 core:2 pu:2");
+  ASSERT_EQ(one.n_nodes(), 1);
+  EXPECT_EQ(one.nodes[0].cpus, (Ints{0, 2})) << "a hardware thread of each core";
+  const Topology eight = synthetic_topology("pack:2 numa:4 core:3 pu:1");
+  ASSERT_EQ(eight.n_nodes(), 8);
+  EXPECT_EQ(eight.n_cores(), 24);
+  for (int node = 0; node < 8; ++node) {
+    EXPECT_EQ(eight.nodes[node].index, node);
+    EXPECT_EQ(eight.nodes[node].cpus, (Ints{3 * node, 3 * node + 1, 3 * node + 2}));
+    EXPECT_GT(eight.nodes[node].memory_bytes, 0);
+  }
+  EXPECT_TRUE(one.notes.empty() && eight.notes.empty());
+  EXPECT_TRUE(says(error_of([] { synthetic_topology("three cores"); }), "three cores"));
+}
+
+// A small memory beside a large one: both are near the same cores.
+TEST(Topology, CoresBelongToTheLargestMemoryNearThem) {
+  const Topology topology =
+      synthetic_topology("[numa(memory=64GB)] [numa(memory=16GB)] pack:2 core:2 pu:1");
+  ASSERT_EQ(topology.n_nodes(), 1);
+  EXPECT_EQ(topology.n_cores(), 4);
+  EXPECT_GT(topology.nodes[0].memory_bytes, int64_t{60} * 1000 * 1000 * 1000);
+  ASSERT_EQ(topology.notes.size(), 1u);
+  EXPECT_TRUE(says(topology.notes[0], "no core")) << topology.notes[0];
+}
+
+// hwloc reads a description that it wrote itself, with the memory of node 1 taken away.
+TEST(Topology, CoresWithoutMemoryUseThatOfAnotherNode) {
+  const Topology three = synthetic_topology("numa:3 core:2 pu:1");
+  char* text = nullptr;
+  int length = 0;
+  ASSERT_EQ(hwloc_topology_export_xmlbuffer(three.system.get(), &text, &length, 0), 0);
+  std::string xml(text);
+  hwloc_free_xmlbuffer(three.system.get(), text);
+  const std::string memory = "local_memory=\"1073741824\"";
+  const size_t second = xml.find(memory, xml.find(memory) + 1);
+  xml.replace(second, memory.size(), "local_memory=\"0\"");
+  const TempDirectory dir;
+  dir.write("machine.xml", xml);
+  setenv("HWLOC_XMLFILE", dir.file("machine.xml").c_str(), 1);
+  const Topology topology = this_topology();
+  unsetenv("HWLOC_XMLFILE");
+  ASSERT_EQ(topology.n_nodes(), 2);
+  EXPECT_EQ(topology.nodes[0].cpus, (Ints{0, 1, 2, 3}));
+  EXPECT_EQ(topology.nodes[1].cpus, (Ints{4, 5}));
+  EXPECT_EQ(topology.nodes[1].index, 2);
+  ASSERT_EQ(topology.notes.size(), 1u);
+  EXPECT_TRUE(says(topology.notes[0], "NUMA node 1 has no memory"));
+  EXPECT_EQ(synthetic_topology("numa:2(memory=0) core:2 pu:1").n_cores(), 4);
+}
+
+TEST(Topology, ThisMachineIsWhatTheProcessMayUse) {
+  const Topology all = this_topology();
+  ASSERT_GE(all.n_cores(), 1);
+  std::thread([&] {  // as taskset does: every thread of the process
+    cpu_set_t before, one;
+    sched_getaffinity(0, sizeof before, &before);
+    CPU_ZERO(&one);
+    CPU_SET(all.nodes[0].cpus.back(), &one);
+    const auto main_thread = getpid();
+    ASSERT_EQ(sched_setaffinity(main_thread, sizeof one, &one), 0);
+    ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+    const Topology bound = this_topology();
+    sched_setaffinity(main_thread, sizeof before, &before);
+    EXPECT_EQ(bound.n_cores(), 1);
+    EXPECT_EQ(bound.nodes[0].cpus, Ints{all.nodes[0].cpus.back()});
+  })
+      .join();
+  EXPECT_EQ(this_topology().n_cores(), all.n_cores());
+}
+
+TEST(Topology, ThreadsAreSharedInProportion) {
+  EXPECT_EQ(cores(with_threads(topology_of({4, 4}), 0)), (Ints{4, 4}));
+  EXPECT_EQ(cores(with_threads(topology_of({4, 4}), 8)), (Ints{4, 4}));
+  EXPECT_EQ(cores(with_threads(topology_of({4, 4}), 4)), (Ints{2, 2}));
+  EXPECT_EQ(cores(with_threads(topology_of({6, 2}), 4)), (Ints{3, 1}));
+  EXPECT_EQ(cores(with_threads(topology_of({6, 2}), 1)), (Ints{1})) << "a node without threads";
+  EXPECT_EQ(with_threads(topology_of({1, 1, 1}), 1).n_cores(), 1);
+  for (const auto& sizes : {topology_of({1, 7, 3}), topology_of({2, 2, 2, 5, 1, 9, 4, 3})})
+    for (int n = 1; n <= sizes.n_cores(); ++n) {
+      const Topology part = with_threads(sizes, n);
+      EXPECT_EQ(part.n_cores(), n);
+      for (const TopologyNode& node : part.nodes) {
+        EXPECT_FALSE(node.cpus.empty());
+        EXPECT_LE(node.cpus.size(), sizes.nodes[node.index].cpus.size());
+      }
+    }
+}
+
+TEST(Topology, RefusesMoreThreadsThanCores) {
+  EXPECT_TRUE(says(error_of([] { with_threads(topology_of({2, 2}), 5); }), "may use 4 cores"));
+  EXPECT_TRUE(says(error_of([] { with_threads(topology_of({2, 2}), -1); }), "--threads -1"));
+}
+
+TEST(Slices, CoverEverythingInProportion) {
+  using S = std::vector<Slice>;
+  EXPECT_EQ(slices(2048, topology_of({8}), 64), (S{{0, 2048}}));
+  EXPECT_EQ(slices(2048, topology_of({8, 8}), 64), (S{{0, 1024}, {1024, 1024}}));
+  EXPECT_EQ(slices(2048, topology_of({3, 1}), 128), (S{{0, 1536}, {1536, 512}}));
+  EXPECT_EQ(slices(1408, topology_of({4, 4}), 64), (S{{0, 704}, {704, 704}}));
+  EXPECT_EQ(slices(2048, topology_of({2, 2, 2}), 128), (S{{0, 640}, {640, 768}, {1408, 640}}));
+  EXPECT_EQ(slices(40, topology_of({1, 1}), 64), (S{{0, 0}, {0, 40}})) << "nothing to cut";
+}
+
+TEST(Slices, AreWholeMultiplesNearTheirShare) {
+  for (const auto& topology : {topology_of({1}), topology_of({5, 3}), topology_of({1, 2, 3, 4}),
+                               topology_of({8, 8, 8, 8, 8, 8, 8, 7})})
+    for (const int64_t n : {1, 63, 64, 160, 1408, 1536, 2048, 18432})
+      for (const int64_t multiple : {16, 64, 128}) {
+        int64_t end = 0, node = 0;
+        for (const Slice slice : slices(n, topology, multiple)) {
+          EXPECT_EQ(slice.first, end);
+          EXPECT_GE(slice.n, 0);
+          EXPECT_TRUE(slice.first % multiple == 0 || slice.first == n);
+          const double share = static_cast<double>(n) *
+                               static_cast<double>(topology.nodes[node++].cpus.size()) /
+                               topology.n_cores();
+          EXPECT_LE(std::abs(static_cast<double>(slice.n) - share), static_cast<double>(multiple));
+          end += slice.n;
+        }
+        EXPECT_EQ(end, n);
+      }
+}
+
+TEST(Pin, HoldsTheThreadAndLetsItGo) {
+  const Topology topology = this_topology();
+  cpu_set_t before, during, after;
+  sched_getaffinity(0, sizeof before, &before);
+  {
+    const Pin pin(topology, topology.nodes[0].cpus[0]);
+    if (!pin.holds()) GTEST_SKIP() << "this machine lets nobody pin";
+    sched_getaffinity(0, sizeof during, &during);
+    EXPECT_EQ(CPU_COUNT(&during), 1);
+    EXPECT_TRUE(CPU_ISSET(topology.nodes[0].cpus[0], &during));
+    EXPECT_FALSE(Pin(topology, 100000).holds());
+  }
+  sched_getaffinity(0, sizeof after, &after);
+  EXPECT_TRUE(CPU_EQUAL(&before, &after));
+  EXPECT_FALSE(Pin(topology_of({1}), 0).holds()) << "a machine that nobody probed";
+}
+
+// Where pages really are, on every node of this machine.
+TEST(Memory, ComesFromTheNodeItIsBoundTo) {
+  const Topology topology = this_topology();
+  for (int node = 0; node < topology.n_nodes(); ++node) {
+    const Buffer buffer(1 << 22);
+    const std::span<std::byte> memory(buffer.data(), buffer.bytes());
+    if (!bind_to_node(topology, memory, node)) GTEST_SKIP() << "this machine lets nobody bind";
+    std::fill(memory.begin(), memory.end(), std::byte{1});
+    EXPECT_EQ(nodes_of(topology, memory), Ints{topology.nodes[node].index});
+  }
+  const Buffer buffer(int64_t{topology.n_nodes()} << 22);
+  const std::span<std::byte> memory(buffer.data(), buffer.bytes());
+  EXPECT_TRUE(bind_to_all_nodes(topology, memory));
+  std::fill(memory.begin(), memory.end(), std::byte{1});
+  EXPECT_EQ(std::ssize(nodes_of(topology, memory)), topology.n_nodes());
+}
+
+TEST(Memory, OfNodesThatDoNotExistIsRefused) {
+  Topology topology = this_topology();
+  const Buffer buffer(1 << 22);
+  const std::span<std::byte> memory(buffer.data(), buffer.bytes());
+  EXPECT_TRUE(bind_to_node(topology, {}, 0)) << "nothing to bind";
+  topology.nodes.push_back({.index = 4000, .cpus = {0}});
+  EXPECT_FALSE(bind_to_node(topology, memory, topology.n_nodes() - 1));
+  EXPECT_FALSE(bind_to_node(topology_of({1}), memory, 0));
+}
+
+}  // namespace
+}  // namespace tandem
