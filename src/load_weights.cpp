@@ -17,6 +17,7 @@ class WeightLoader {
     const std::string& directory = plan.cache_directory;
     require(!directory.empty() || plan.cache_use != CacheUse::kRequire,
             "neither XDG_CACHE_HOME nor HOME is set: say with --cache where the packed cache goes");
+    slices_ = expert_slices(stored, config, home, plan.layout.experts);
     if (directory.empty()) return;
     remove_stale_packed_files(directory);
     path_ = packed_cache_path(directory, store.directory(), plan.layout);
@@ -28,7 +29,8 @@ class WeightLoader {
     const bool writes =
         found == Cache::kUnsound || (!path_.empty() && plan_.cache_use != CacheUse::kRead);
     // Taken first: what changes while it is packed does not have this key.
-    const std::string key = writes ? packed_cache_key(store_, plan_.layout) : std::string();
+    const std::string key =
+        writes ? packed_cache_key(store_, plan_.layout, slices_) : std::string();
     pack();
     if (writes) write_cache(key);
     return std::move(loaded_);
@@ -48,10 +50,10 @@ class WeightLoader {
     try {
       file = PackedFile::open(path_);
       if (!file) return Cache::kNone;
-      file->read_header(packed_cache_key(store_, plan_.layout));
-      home_.allocate(file->data_bytes());
+      file->read_header(packed_cache_key(store_, plan_.layout, slices_));
+      allocate_for(file->manifest(), file->data_bytes(), home_);
       loaded_.weights =
-          weights_of(file->manifest(), config_, home_.bytes(), plan_.layout.kernels.layout);
+          weights_of(file->manifest(), config_, slices_, home_, plan_.layout.kernels.layout);
       file->read(home_.bytes().data(), {plan_.n_threads, plan_.progress});
     } catch (const PackedError& error) {
       if (file) file->discard();
@@ -113,8 +115,7 @@ class WeightLoader {
   void write_cache(const std::string& key) {
     const Clock::time_point start = Clock::now();
     try {
-      write_packed_file(path_,
-                        {key, manifest_of(loaded_.weights, config_, home_.bytes()), home_.bytes()},
+      write_packed_file(path_, {key, manifest_of(loaded_.weights, config_, home_), home_.bytes()},
                         {plan_.n_threads, plan_.write_progress});
     } catch (const Error& error) {
       if (plan_.cache_use == CacheUse::kRequire) throw;
@@ -129,7 +130,8 @@ class WeightLoader {
   const ModelConfig& config_;
   const LoadPlan& plan_;
   CpuWeights& home_;
-  std::string path_;  // of the cache; empty: none
+  std::vector<Slice> slices_;  // of experts
+  std::string path_;           // of the cache; empty: none
   LoadedWeights loaded_;
 };
 

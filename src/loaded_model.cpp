@@ -57,7 +57,8 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
     : config_(ModelConfig::from_directory(options.directory)),
       context_(choose_context(options, config_)),
       kernels_(cpu::kernels_for(choose_isa(options.isa))),
-      team_(options.n_threads) {
+      topology_(with_threads(this_topology(), options.n_threads)) {
+  for (const std::string& line : topology_.notes) options.warn(line);
   const DType cache_type = cache_type_for(kernels_);
   const int max_tokens = static_cast<int>(std::min<int64_t>(kStepTokens, context_));
 
@@ -69,15 +70,25 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
       .layout = {kernels_, experts_format_},
       .cache_directory = options.cache.empty() ? default_cache_directory() : options.cache,
       .cache_use = options.cache_use,
-      .n_threads = team_.size(),
+      .n_threads = topology_.n_cores(),
       .progress = progress,
       .write_progress = options.write_progress,
       .warn = options.warn};
   LoadedWeights loaded = load_weights(store, stored, config_, plan, home_);
   weights_ = std::move(loaded.weights);
   report_ = std::move(loaded.report);
-  ops_ = std::make_unique<CpuOps>(kernels_, config_, max_tokens, team_);
-  experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, team_);
+  if (!home_.is_bound())
+    options.warn(
+        "the experts' memory cannot be bound to all its NUMA nodes (no right to, as in a container "
+        "without SYS_NICE, or too little room on a node): expect less speed");
+
+  // Not before the weights are there: threads that load would stay on the caller's core.
+  team_ = std::make_unique<Team>(topology_);
+  if (team_->n_unpinned() > 0)
+    options.warn(fmt::format("{} of {} threads cannot be pinned to their cores: expect less speed",
+                             team_->n_unpinned(), team_->size()));
+  ops_ = std::make_unique<CpuOps>(kernels_, config_, max_tokens, *team_);
+  experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, *team_);
   model_ = std::make_unique<DeepSeek>(
       config_, weights_, *ops_, *experts_,
       DeepSeek::Limits{max_tokens, std::min(max_tokens, options.max_logits)}, options.attention);

@@ -42,7 +42,7 @@ class LoadedModel {
   KvCache& cache() { return *cache_; }
   const ModelConfig& config() const { return config_; }
   int64_t context() const { return context_; }
-  int n_threads() const { return team_.size(); }
+  int n_threads() const { return topology_.n_cores(); }
   const char* isa() const { return kernels_.name; }
   const LoadReport& load_report() const { return report_; }
   // Of the routed experts; nothing: as stored.
@@ -53,11 +53,12 @@ class LoadedModel {
   const ModelConfig config_;
   const int64_t context_;
   const cpu::KernelTable kernels_;
-  Team team_;
-  CpuWeights home_{kernels_};
+  const Topology topology_;  // the part of it that computes
+  CpuWeights home_{kernels_, topology_};
   ModelWeights weights_;
   std::optional<WeightFormat> experts_format_;
   LoadReport report_;
+  std::unique_ptr<Team> team_;
   std::unique_ptr<CpuOps> ops_;
   std::unique_ptr<CpuExperts> experts_;
   std::unique_ptr<DeepSeek> model_;

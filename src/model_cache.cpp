@@ -96,10 +96,13 @@ std::string packed_cache_path(const std::string& cache_directory,
       .string();
 }
 
-std::string packed_cache_key(const WeightStore& store, const PackedLayout& layout) {
+std::string packed_cache_key(const WeightStore& store, const PackedLayout& layout,
+                             const std::vector<Slice>& slices) {
   const std::string config = (fs::path(store.directory()) / "config.json").string();
-  std::string key = fmt::format("layout {} {:016x}\nconfig.json {:016x}\ntensors {:016x}\n",
-                                layout_name(layout), layout_checksum(layout),
+  std::string cut = "experts in slices of";
+  for (const Slice& slice : slices) cut += fmt::format(" {}", slice.n);
+  std::string key = fmt::format("{}\nlayout {} {:016x}\nconfig.json {:016x}\ntensors {:016x}\n",
+                                cut, layout_name(layout), layout_checksum(layout),
                                 checksum_of_text(read_text_file(config, kMaxConfigBytes)),
                                 checksum_of_text(headers_text(store)));
   for (const MappedFile& file : store.files()) {

@@ -29,8 +29,10 @@ std::string default_cache_directory();
 std::string packed_cache_path(const std::string& cache_directory,
                               const std::string& model_directory, const PackedLayout& layout);
 
-// Lines that name the packed bytes: the layout, config.json, every tensor's name, type, shape and
-// place, and each file's name, size and time of change. Opens config.json; reads no weights.
-std::string packed_cache_key(const WeightStore& store, const PackedLayout& layout);
+// Lines that name the packed bytes: the layout, how experts are cut, config.json, every tensor's
+// name, type, shape and place, and each file's name, size and time of change. Opens config.json;
+// reads no weights.
+std::string packed_cache_key(const WeightStore& store, const PackedLayout& layout,
+                             const std::vector<Slice>& slices);
 
 }  // namespace tandem

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_map>
 
 #include "io/packed_header.h"
 #include "model/checkpoint.h"
@@ -22,23 +23,40 @@ int64_t rows_of_job(const PackedMatrix& m) {
   return std::max(rows_per_load_job(m.stored.q.row_bytes()) / kPackRows, int64_t{1}) * kPackRows;
 }
 
+// Rows of `row_bytes` that stand `stride` bytes apart, one after another: themselves, or a copy.
+const std::byte* dense(const std::byte* from, int64_t stride, int64_t n_rows, int64_t row_bytes,
+                       std::vector<std::byte>& room) {
+  if (row_bytes == stride) return from;
+  room.resize(n_rows * row_bytes);
+  for (int64_t r = 0; r < n_rows; ++r)
+    std::memcpy(room.data() + r * row_bytes, from + r * stride, row_bytes);
+  return room.data();
+}
+
+int64_t dense_row_bytes(const TensorView& view) { return view.cols * bits_of(view.dtype) / 8; }
+
 // `data`: rows of m.stored from first_row on, as many as a job has.
 void pack_rows(const CpuWeights& home, const PackedMatrix& m, int64_t first_row,
                const std::byte* data) {
-  const int64_t n = std::min(rows_of_job(m), m.stored.q.rows - first_row);
-  switch (m.way) {
-    case Way::kTable:
-      std::memcpy(m.packed.q.row_data(first_row), data, n * m.stored.q.row_bytes());
-      break;
-    case Way::kPack:
-      home.pack(data, m.packed, first_row, n);
-      break;
-    case Way::kPackWords:
-      home.pack_words(data, m.packed, first_row, n);
-      break;
-    case Way::kConvert:
-      home.convert(data, m.stored, m.packed, first_row, n);
-      break;
+  const int64_t end = std::min(first_row + rows_of_job(m), m.stored.q.rows);
+  const int64_t stride = m.stored.q.row_bytes();
+  std::vector<std::byte> room;
+  for (const PackedMatrix::Part& part : m.parts) {
+    const TensorView& q = part.stored.q;
+    const int64_t begin = std::max(first_row, part.first_row);
+    const int64_t n = std::min(end, part.first_row + q.rows) - begin;
+    if (n <= 0) continue;
+    const int64_t row = begin - part.first_row;  // of the part
+    const std::byte* const from = data + (q.row_data(row) - m.stored.q.row_data(first_row));
+    if (m.way == Way::kConvert) {
+      home.convert(from, part.stored, part.packed, row, n);
+      continue;
+    }
+    const int64_t row_bytes = dense_row_bytes(q);
+    const std::byte* const rows = dense(from, stride, n, row_bytes, room);
+    if (m.way == Way::kTable) std::memcpy(part.packed.q.row_data(row), rows, n * row_bytes);
+    if (m.way == Way::kPack) home.pack(rows, part.packed, row, n);
+    if (m.way == Way::kPackWords) home.pack_words(rows, part.packed, row, n);
   }
 }
 
@@ -47,8 +65,15 @@ void pack_scales(const CpuWeights& home, const PackedMatrix& m, const std::byte*
   scales.data = const_cast<std::byte*>(data);
   check_scales(m.name + (m.stored.q.dtype == DType::kI4Words ? kInt4Parts[1] : "_scale_inv"),
                scales);
-  if (m.way == Way::kPack) CpuWeights::pack_scales(data, m.packed);
-  if (m.way == Way::kPackWords) home.pack_words_scales(data, m.packed);
+  std::vector<std::byte> room;
+  for (const PackedMatrix::Part& part : m.parts) {
+    const TensorView& of_part = part.stored.scale;
+    const std::byte* const from =
+        dense(data + (of_part.row_data(0) - m.stored.scale.row_data(0)), scales.row_bytes(),
+              of_part.rows, dense_row_bytes(of_part), room);
+    if (m.way == Way::kPack) CpuWeights::pack_scales(from, part.packed);
+    if (m.way == Way::kPackWords) home.pack_words_scales(from, part.packed);
+  }
 }
 
 // A view in which offsets stand for addresses; -1: there is none.
@@ -69,16 +94,16 @@ void for_each_packed(ModelWeights& weights, const ModelConfig& config, Visit vis
           weights.head);
 }
 
-StoredView stored_view(const TensorView& view, std::span<const std::byte> home) {
+StoredView stored_view(const TensorView& view, std::span<const std::byte> region) {
   if (view.empty()) return {-1, 0, 0, 0, 0};
-  return {static_cast<const std::byte*>(view.data) - home.data(), view.rows, view.cols, view.stride,
-          static_cast<int64_t>(view.dtype)};
+  return {static_cast<const std::byte*>(view.data) - region.data(), view.rows, view.cols,
+          view.stride, static_cast<int64_t>(view.dtype)};
 }
 
 // `rows_of_stride`: rows that lie in one stride.
-TensorView view_of(const StoredView& stored, std::span<std::byte> home, int64_t rows_of_stride) {
+TensorView view_of(const StoredView& stored, std::span<std::byte> region, int64_t rows_of_stride) {
   if (stored.at == -1) return {};
-  const auto bytes = static_cast<int64_t>(home.size());
+  const int64_t bytes = std::ssize(region);
   const bool typed = stored.dtype >= 0 && stored.dtype <= static_cast<int64_t>(DType::kI4);
   const auto dtype = typed ? static_cast<DType>(stored.dtype) : DType::kI4;
   const int64_t n_strides =
@@ -87,22 +112,47 @@ TensorView view_of(const StoredView& stored, std::span<std::byte> home, int64_t 
                     stored.stride >= stored.cols &&
                     stored.stride <= (bytes - stored.at) / n_strides * 8 / bits_of(dtype),
                 "its manifest places a weight outside of its {} bytes", bytes);
-  return {home.data() + stored.at, stored.rows, stored.cols, stored.stride, dtype};
+  return {region.data() + stored.at, stored.rows, stored.cols, stored.stride, dtype};
+}
+
+// A manifest begins with the bytes of each region.
+int64_t region_table_bytes(const CpuWeights& home) {
+  return home.n_regions() * static_cast<int64_t>(sizeof(int64_t));
+}
+
+// Of a weight, packed.
+int64_t bytes_of(WeightUse use, const QuantView& stored, const CpuWeights& home,
+                 std::optional<WeightFormat> experts) {
+  if (is_vector(use)) return CpuWeights::vector_bytes(stored);
+  switch (way_of(use, stored, experts)) {
+    case Way::kTable:
+      return CpuWeights::table_bytes(stored);
+    case Way::kPack:
+    case Way::kPackWords:
+      return home.packed_bytes(stored);
+    case Way::kConvert:
+      return home.converted_bytes(stored, *experts);
+  }
+  return 0;
 }
 
 }  // namespace
 
 int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
                      std::optional<WeightFormat> experts) {
-  int64_t bytes = config.tied_head ? home.packed_bytes(stored.embed) : 0;
-  for_each_weight(stored, config, [&](const WeightSpec& spec, QuantView& w) {
-    const Way way = way_of(spec.use, w, experts);
-    bytes += is_vector(spec.use)    ? CpuWeights::vector_bytes(w)
-             : way == Way::kTable   ? CpuWeights::table_bytes(w)
-             : way == Way::kConvert ? home.converted_bytes(w, *experts)
-                                    : home.packed_bytes(w);
+  int64_t bytes = 0;
+  for_each_packed(stored, config, [&](const WeightSpec& spec, QuantView& w) {
+    bytes += bytes_of(spec.use, w, home, experts);
   });
   return bytes;
+}
+
+std::vector<Slice> expert_slices(const ModelWeights& stored, const ModelConfig& config,
+                                 const CpuWeights& home, std::optional<WeightFormat> experts) {
+  DType dtype = DType::kBF16;
+  for (const LayerWeights& layer : stored.layers)
+    if (!layer.experts.empty()) dtype = layer.experts[0].gate.q.dtype;
+  return home.expert_slices(config.expert_dim, experts ? experts->dtype : dtype);
 }
 
 PackJobs load_jobs(const PackedModel& model, const CpuWeights& home) {
@@ -123,56 +173,77 @@ PackJobs load_jobs(const PackedModel& model, const CpuWeights& home) {
 
 PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
                            std::optional<WeightFormat> experts) {
-  home.allocate(packed_bytes(stored, config, home, experts));
-  struct Source {
-    WeightUse use;
-    QuantView w;
+  std::unordered_map<std::string, QuantView> sources;
+  for_each_packed(stored, config,
+                  [&](const WeightSpec& spec, QuantView& w) { sources[spec.name] = w; });
+  const auto part_of = [&](const WeightSpec& spec) {
+    return sources.at(spec.name)
+        .rows_from(spec.first_row, spec.rows)
+        .cols_from(spec.first_col, spec.cols);
   };
-  std::vector<Source> sources;
-  for_each_weight(stored, config, [&](const WeightSpec& spec, QuantView& w) {
-    sources.push_back({spec.use, w});
-  });
-
   PackedModel model;
-  auto source = sources.begin();
-  for_each_weight(model.weights, config, [&](const WeightSpec& spec, QuantView& slot) {
-    const auto& [use, w] = *source++;
-    if (is_vector(use)) {
-      slot = home.keep_vector(w);
+  model.weights.slices = expert_slices(stored, config, home, experts);
+  std::vector<int64_t> bytes(home.n_regions());
+  for_each_packed(model.weights, config, [&](const WeightSpec& spec, QuantView&) {
+    bytes[CpuWeights::region_of(spec)] += bytes_of(spec.use, part_of(spec), home, experts);
+  });
+  home.allocate(bytes);
+
+  std::unordered_map<std::string, size_t> matrix_of;
+  for_each_packed(model.weights, config, [&](const WeightSpec& spec, QuantView& slot) {
+    const QuantView part = part_of(spec);
+    if (is_vector(spec.use)) {
+      slot = home.keep_vector(part);
       return;
     }
-    const Way way = way_of(use, w, experts);
-    slot = way == Way::kTable     ? home.reserve_table(w)
-           : way == Way::kConvert ? home.reserve_converted(w, *experts)
-                                  : home.reserve(w);
-    model.matrices.push_back({way, spec.name, w, slot});
+    const Way way = way_of(spec.use, part, experts);
+    const int region = CpuWeights::region_of(spec);
+    slot = way == Way::kTable     ? home.reserve_table(part)
+           : way == Way::kConvert ? home.reserve_converted(part, *experts, region)
+                                  : home.reserve(part, region);
+    const auto [at, is_new] = matrix_of.try_emplace(spec.name, model.matrices.size());
+    if (is_new) model.matrices.push_back({way, spec.name, sources.at(spec.name), {}});
+    model.matrices[at->second].parts.push_back({spec.first_row, part, slot});
   });
-  if (config.tied_head) {
-    model.weights.head = home.reserve(stored.embed);
-    model.matrices.push_back({Way::kPack, "lm_head.weight", stored.embed, model.weights.head});
-  }
   return model;
 }
 
 std::string manifest_of(const ModelWeights& packed, const ModelConfig& config,
-                        std::span<const std::byte> home) {
+                        const CpuWeights& home) {
   std::string manifest;
+  const auto append = [&](const auto& record) {
+    manifest.append(reinterpret_cast<const char*>(&record), sizeof record);
+  };
+  for (int i = 0; i < home.n_regions(); ++i) append(int64_t{std::ssize(home.region(i))});
   ModelWeights weights = packed;
-  for_each_packed(weights, config, [&](const WeightSpec&, const QuantView& w) {
-    const StoredWeight stored = {stored_view(w.q, home),
-                                 stored_view(w.scale, home),
-                                 w.block_rows,
-                                 w.block_cols,
-                                 w.row0,
-                                 w.col0};
-    manifest.append(reinterpret_cast<const char*>(&stored), sizeof stored);
+  for_each_packed(weights, config, [&](const WeightSpec& spec, const QuantView& w) {
+    const std::span<std::byte> region = home.region(CpuWeights::region_of(spec));
+    append(StoredWeight{stored_view(w.q, region), stored_view(w.scale, region), w.block_rows,
+                        w.block_cols, w.row0, w.col0});
   });
   return manifest;
 }
 
+void allocate_for(std::string_view manifest, int64_t data_bytes, CpuWeights& home) {
+  std::vector<int64_t> bytes(home.n_regions());
+  require_sound(std::ssize(manifest) >= region_table_bytes(home), "its manifest is too short");
+  std::memcpy(bytes.data(), manifest.data(), region_table_bytes(home));
+  int64_t begin = 0, end = 0;
+  for (const int64_t n : bytes) {
+    require_sound(n >= 0 && n <= data_bytes, "its manifest has regions of other sizes");
+    end = begin + n;
+    begin = CpuWeights::next_region(begin, n);
+  }
+  require_sound(end == data_bytes, "its manifest has regions of other sizes");
+  home.allocate(bytes);
+}
+
 ModelWeights weights_of(std::string_view manifest, const ModelConfig& config,
-                        std::span<std::byte> home, cpu::Layout layout) {
+                        std::vector<Slice> slices, const CpuWeights& home, cpu::Layout layout) {
   ModelWeights weights;
+  weights.slices = std::move(slices);
+  require_sound(std::ssize(manifest) >= region_table_bytes(home), "its manifest is too short");
+  manifest.remove_prefix(region_table_bytes(home));
   for_each_packed(weights, config, [&](const WeightSpec& spec, QuantView& w) {
     StoredWeight stored;
     require_sound(manifest.size() >= sizeof stored, "its manifest ends before {}", spec.name);
@@ -182,8 +253,9 @@ ModelWeights weights_of(std::string_view manifest, const ModelConfig& config,
                   "its manifest has another shape of {}", spec.name);
     const bool in_panels =
         layout == cpu::Layout::kPanels && !is_vector(spec.use) && spec.use != WeightUse::kEmbedding;
-    w = {.q = view_of(stored.q, home, in_panels ? kPackRows : 1),
-         .scale = view_of(stored.scale, home, 1),
+    const std::span<std::byte> region = home.region(CpuWeights::region_of(spec));
+    w = {.q = view_of(stored.q, region, in_panels ? kPackRows : 1),
+         .scale = view_of(stored.scale, region, 1),
          .block_rows = static_cast<int>(stored.block_rows),
          .block_cols = static_cast<int>(stored.block_cols),
          .row0 = static_cast<int>(stored.row0),

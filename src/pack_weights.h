@@ -13,11 +13,16 @@
 
 namespace tandem {
 
-// A matrix of the checkpoint and what becomes of it.
+// A matrix of the checkpoint and what becomes of it: one matrix, or one a slice.
 struct PackedMatrix {
   enum class Way { kTable, kPack, kPackWords, kConvert } way;
   std::string name;
-  QuantView stored, packed;
+  QuantView stored;
+  struct Part {
+    int64_t first_row;
+    QuantView stored, packed;  // these rows and columns
+  };
+  std::vector<Part> parts;
 };
 
 struct PackedModel {
@@ -34,20 +39,25 @@ struct PackJobs {
 PackJobs load_jobs(const PackedModel& model, const CpuWeights& home);
 
 // Reserves room in `home` for all of `stored`, widens its vectors at once, and leaves the matrices
-// to load_jobs(). Routed experts are converted where a format for them is given.
+// to load_jobs(). Routed experts are cut to a slice for each node of the home's topology, and
+// converted where a format for them is given.
 PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
                            std::optional<WeightFormat> experts = {});
+// How it cuts them.
+std::vector<Slice> expert_slices(const ModelWeights& stored, const ModelConfig& config,
+                                 const CpuWeights& home, std::optional<WeightFormat> experts);
 
-// Bytes that reserve_packed() will take.
+// Bytes that reserve_packed() will take, but for what cutting fills up.
 int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
                      std::optional<WeightFormat> experts);
 
-// Where each weight lies in `home`, as bytes for a packed cache; and back, for memory at another
-// address. weights_of() throws PackedError when the manifest does not fit the configuration or
-// leaves `home`.
+// Where each weight lies in which region of `home`, as bytes for a packed cache; and back: first
+// memory for data of so many bytes, then its views. Both throw PackedError when the manifest does
+// not fit the configuration, the slices or the memory.
 std::string manifest_of(const ModelWeights& packed, const ModelConfig& config,
-                        std::span<const std::byte> home);
+                        const CpuWeights& home);
+void allocate_for(std::string_view manifest, int64_t data_bytes, CpuWeights& home);
 ModelWeights weights_of(std::string_view manifest, const ModelConfig& config,
-                        std::span<std::byte> home, cpu::Layout layout);
+                        std::vector<Slice> slices, const CpuWeights& home, cpu::Layout layout);
 
 }  // namespace tandem

@@ -2,6 +2,7 @@
 // rows, more tokens for one expert than a group takes, pairs of weights that all differ.
 #include "tests/check_close.h"
 #include "tests/kernel_cases.h"
+#include "tests/topologies.h"
 
 namespace tandem::test {
 namespace {
@@ -28,8 +29,9 @@ struct Converted {
   CpuWeights home;
   PackedModel model;
 
-  Converted(const cpu::KernelTable& t, RandomModel& m, std::optional<WeightFormat> format)
-      : home(t), model(reserve_packed(m.stored, m.config, home, format)) {
+  Converted(const cpu::KernelTable& t, RandomModel& m, std::optional<WeightFormat> format,
+            const Topology& topology = {})
+      : home(t, topology), model(reserve_packed(m.stored, m.config, home, format)) {
     run_jobs(model, home);
   }
   const FfnWeights& expert(int e) const { return model.weights.layers[1].experts[e]; }
@@ -124,7 +126,7 @@ TEST(Experts, EveryFormatMatchesDoubleAndEveryBatchTheSameBits) {
         const Converted w(table, model, format);
         const auto type = static_cast<int>(kernel_type(format ? format->dtype : stored_as));
         const bool exact = table.activation[type] == cpu::ActivationType::kF32;
-        Team one(1), all(0);
+        Team all(0), one(1);
         CpuExperts alone(table, c, w.model.weights, kTokens, one),
             together(table, c, w.model.weights, kTokens, all);
         const std::vector<float> got = run(together, routed.batch(c, 0, kTokens));
@@ -141,6 +143,89 @@ TEST(Experts, EveryFormatMatchesDoubleAndEveryBatchTheSameBits) {
         }
       }
     }
+  }
+}
+
+// Columns that every node gets some of; scale blocks that cuts do not meet.
+ModelConfig wide_config() {
+  ModelConfig c = config();
+  c.expert_dim = 8 * 128 + 32;
+  c.scale_block = 96;
+  return c;
+}
+
+std::vector<Topology> topologies() {
+  return {topology_of({1}),    topology_of({1, 1}),       topology_of({2, 2, 2}),
+          topology_of({1, 3}), topology_of({1, 3, 2, 1}), topology_of({1, 1, 1, 1, 1, 1, 1, 1})};
+}
+
+// What is cut differs in the order of sums, and where numbers become bytes, which is done slice by
+// slice, in rounding.
+TEST(Experts, AnyNodesComputeTheSame) {
+  const ModelConfig c = wide_config();
+  Routed routed(c);
+  for (const DType stored_as : {DType::kF8E4M3, DType::kBF16}) {
+    RandomModel model(c, stored_as);
+    for (const std::optional<WeightFormat> format :
+         {std::optional<WeightFormat>(), {{DType::kI8}}, {{DType::kI4, 32}}}) {
+      for (int isa = 0; isa <= static_cast<int>(cpu::best_isa()); ++isa) {
+        const cpu::KernelTable table = cpu::kernels_for(cpu::Isa(isa));
+        std::vector<float> want;
+        for (const Topology& topology : topologies()) {
+          SCOPED_TRACE(testing::Message()
+                       << table.name << " " << name_of(format ? format->dtype : stored_as) << " on "
+                       << topology.n_nodes() << " nodes");
+          const Converted w(table, model, format, topology);
+          Team team(topology);
+          CpuExperts experts(table, c, w.model.weights, kTokens, team);
+          const std::vector<float> got = run(experts, routed.batch(c, 0, 40));
+          if (want.empty()) want = got;
+          const bool rounds = format.has_value();
+          expect_close(got, want, (rounds ? 0.05 : 1e-5) * largest(want));
+          for (const int n : {1, 7}) {
+            const std::vector<float> some = run(experts, routed.batch(c, 3, n));
+            ASSERT_TRUE(std::equal(some.begin(), some.end(), got.begin() + 3 * c.dim)) << n;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Cut alike, computed by more threads.
+TEST(Experts, ThreadsOfNodesDoNotChangeABit) {
+  const ModelConfig c = wide_config();
+  Routed routed(c);
+  RandomModel model(c, DType::kF8E4M3);
+  const cpu::KernelTable table = cpu::kernels_for(cpu::best_isa());
+  std::vector<float> want;
+  for (const Topology& topology : {topology_of({1, 1}), topology_of({2, 2}), topology_of({4, 4})}) {
+    const Converted w(table, model, {}, topology);
+    Team team(topology);
+    CpuExperts experts(table, c, w.model.weights, kTokens, team);
+    const std::vector<float> got = run(experts, routed.batch(c, 0, kTokens));
+    if (want.empty()) want = got;
+    EXPECT_EQ(got, want);
+  }
+}
+
+// hwloc's words for machines, from the topology to the sum.
+TEST(Experts, SyntheticTopologies) {
+  const ModelConfig c = wide_config();
+  Routed routed(c);
+  RandomModel model(c, DType::kF8E4M3);
+  const cpu::KernelTable table = cpu::kernels_for(cpu::best_isa());
+  std::vector<float> want;
+  for (const char* words :
+       {"numa:1 core:2 pu:1", "numa:2 core:3 pu:2", "pack:2 numa:2 core:1 pu:1"}) {
+    const Topology topology = synthetic_topology(words);
+    const Converted w(table, model, {}, topology);
+    EXPECT_TRUE(w.home.is_bound());
+    Team team(topology);
+    CpuExperts experts(table, c, w.model.weights, kTokens, team);
+    const std::vector<float> got = run(experts, routed.batch(c, 0, 9));
+    if (want.empty()) want = got;
+    expect_close(got, want, 1e-5 * largest(want));
   }
 }
 

@@ -17,6 +17,7 @@
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"
 #include "tests/random_model.h"
+#include "tests/topologies.h"
 
 namespace tandem {
 namespace {
@@ -41,7 +42,7 @@ struct Model {
     const WeightStore store(dir.file("model"));
     ModelWeights stored = stored_weights(store, config);
     Result result;
-    result.home = std::make_unique<CpuWeights>(kernels);
+    result.home = std::make_unique<CpuWeights>(kernels, topology);
     const LoadPlan plan = {
         .layout = {kernels, experts},
         .cache_directory = cache_directory,
@@ -70,12 +71,13 @@ struct Model {
   std::string cache_directory = dir.file("cache");
   cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
   std::optional<WeightFormat> experts = {};
+  Topology topology = {};
 };
 
 // Every view, as places in its memory.
 std::string places(const Model::Result& result, const fs::path& directory) {
   return manifest_of(result.loaded.weights, ModelConfig::from_directory(directory.string()),
-                     result.home->bytes());
+                     *result.home);
 }
 
 void expect_same(const Model& model, const Model::Result& a, const Model::Result& b) {
@@ -243,6 +245,46 @@ TEST(LoadWeights, AnotherCheckpointIsPackedAgain) {
   expect_renewed(model, "config.json");
 }
 
+// The key has the cut, and one warning says so; the same number of nodes reads it again.
+TEST(LoadWeights, ACacheForOtherNodesIsPackedAgain) {
+  Model model(kSource / "models/tiny-r1");
+  model.load(CacheUse::kWrite);
+  model.topology = test::topology_of({1, 1});
+  expect_renewed(model, "experts in slices of");
+  model.topology = test::topology_of({4, 4});
+  EXPECT_TRUE(model.load().loaded.report.from_cache);
+  model.topology = {};
+  expect_renewed(model, "experts in slices of");
+}
+
+// Every expert once, in the region of its node, whole without a cut.
+TEST(LoadWeights, SlicesLieInTheRegionsOfTheirNodes) {
+  for (const char* directory : {"models/tiny-r1", "tests/golden/v3_1_fp8"})
+    for (const auto& topology : {test::topology_of({1}), test::topology_of({1, 2, 1}),
+                                 test::topology_of({1, 1, 1, 1, 1, 1, 1, 1})}) {
+      Model model(kSource / directory);
+      model.topology = topology;
+      const auto result = model.load(CacheUse::kWrite);
+      const ModelConfig config = ModelConfig::from_directory(model.dir.file("model"));
+      ModelWeights weights = result.loaded.weights;
+      ASSERT_EQ(weights.slices.size(), topology.nodes.size());
+      int64_t width = 0;
+      for (const Slice& slice : weights.slices) width += slice.n;
+      EXPECT_EQ(width, config.expert_dim);
+      for_each_weight(weights, config, [&](const WeightSpec& spec, const QuantView& w) {
+        const auto region =
+            result.home->region(spec.use == WeightUse::kExpert ? 1 + spec.slice : 0);
+        for (const TensorView& view : {w.q, w.scale})
+          if (!view.empty())
+            EXPECT_TRUE(view.data >= region.data() && view.data < region.data() + region.size())
+                << spec.name;
+      });
+      const auto second = model.load();
+      EXPECT_TRUE(second.loaded.report.from_cache);
+      expect_same(model, result, second);
+    }
+}
+
 // Same files of the same size and time, other headers.
 TEST(LoadWeights, TheKeyKnowsTheTensors) {
   const TempDirectory dir;
@@ -251,7 +293,8 @@ TEST(LoadWeights, TheKeyKnowsTheTensors) {
     const std::string shard = dir.file("model.safetensors");
     write_safetensors(shard, {tensor});
     fs::last_write_time(shard, fs::file_time_type());
-    return packed_cache_key(WeightStore(dir.path()), {cpu::kernels_for(cpu::Isa::kReference), {}});
+    return packed_cache_key(WeightStore(dir.path()), {cpu::kernels_for(cpu::Isa::kReference), {}},
+                            {{0, 64}});
   };
   const std::string key = key_of({"a", "BF16", {2, 3}});
   EXPECT_EQ(key, key_of({"a", "BF16", {2, 3}}));
@@ -301,17 +344,24 @@ TEST(PackedManifest, IsCheckedAgainstTheModelAndItsMemory) {
   const auto result = model.load();
   const ModelConfig config = ModelConfig::from_directory(model.dir.file("model"));
   const std::string manifest = places(result, model.dir.file("model"));
-  const auto restore = [&](const std::string& changed, std::span<std::byte> home) {
-    return error_of([&] { weights_of(changed, config, home, model.kernels.layout); });
+  const auto restore = [&](const std::string& changed, const CpuWeights& home) {
+    return error_of([&] {
+      weights_of(changed, config, result.loaded.weights.slices, home, model.kernels.layout);
+    });
   };
-  EXPECT_EQ(restore(manifest, result.home->bytes()), "no error");
-  EXPECT_TRUE(says(restore(manifest.substr(1), result.home->bytes()), "manifest"));
-  EXPECT_TRUE(says(restore(manifest + "x", result.home->bytes()), "more than the model"));
-  EXPECT_TRUE(says(restore(manifest, result.home->bytes().first(result.home->bytes().size() - 64)),
-                   "outside"));
-  constexpr size_t kRecord = 112, kScaleAt = 40;
+  EXPECT_EQ(restore(manifest, *result.home), "no error");
+  EXPECT_TRUE(says(restore(manifest.substr(0, 15), *result.home), "too short"));
+  EXPECT_TRUE(says(restore(manifest.substr(0, 1600), *result.home), "ends before"));
+  EXPECT_TRUE(says(restore(manifest + "x", *result.home), "more than the model"));
+  for (const int64_t fewer : {0, 1}) {
+    CpuWeights small(model.kernels);
+    small.allocate({std::ssize(result.home->region(0)) - 64 * fewer,
+                    std::ssize(result.home->region(1)) - 64 * (1 - fewer)});
+    EXPECT_TRUE(says(restore(manifest, small), "outside")) << "region " << fewer;
+  }
+  constexpr size_t kRegions = 16, kRecord = 112, kScaleAt = 40;
   int n_scales = 0;
-  for (size_t at = kScaleAt; at < manifest.size(); at += kRecord) {
+  for (size_t at = kRegions + kScaleAt; at < manifest.size(); at += kRecord) {
     int64_t offset = 0;
     std::memcpy(&offset, manifest.data() + at, 8);
     if (offset < 0) continue;
@@ -319,7 +369,7 @@ TEST(PackedManifest, IsCheckedAgainstTheModelAndItsMemory) {
     for (const int64_t value : {int64_t{-64}, INT64_MIN, INT64_MAX}) {
       std::string changed = manifest;
       std::memcpy(changed.data() + at, &value, 8);
-      EXPECT_TRUE(says(restore(changed, result.home->bytes()), "outside"));
+      EXPECT_TRUE(says(restore(changed, *result.home), "outside"));
     }
   }
   EXPECT_GT(n_scales, 10);
@@ -327,7 +377,21 @@ TEST(PackedManifest, IsCheckedAgainstTheModelAndItsMemory) {
     for (const int64_t value : {int64_t{-2}, INT64_MIN, INT64_MAX, int64_t{1} << 40}) {
       std::string changed = manifest;
       std::memcpy(changed.data() + at, &value, 8);
-      restore(changed, result.home->bytes());  // any error, and no crash or overflow
+      restore(changed, *result.home);  // any error, and no crash or overflow
+    }
+  const int64_t bytes = std::ssize(result.home->bytes());
+  const auto allocate = [&](const std::string& changed, int64_t data_bytes) {
+    CpuWeights home(model.kernels);
+    return error_of([&] { allocate_for(changed, data_bytes, home); });
+  };
+  EXPECT_EQ(allocate(manifest, bytes), "no error");
+  EXPECT_TRUE(says(allocate(manifest.substr(0, 15), bytes), "too short"));
+  EXPECT_TRUE(says(allocate(manifest, bytes - 1), "other sizes"));
+  for (const size_t at : {0, 8})
+    for (const int64_t value : {int64_t{0}, int64_t{-1}, INT64_MIN, INT64_MAX, bytes}) {
+      std::string changed = manifest;
+      std::memcpy(changed.data() + at, &value, 8);
+      EXPECT_TRUE(says(allocate(changed, bytes), "other sizes"));
     }
 }
 

@@ -109,7 +109,7 @@ inline void run_jobs(const PackedModel& packed, const CpuWeights& home) {
 // The product's engine on a stored model. The cache begins full of NaN.
 struct TestEngine {
   cpu::KernelTable kernels;
-  CpuWeights home{kernels};
+  CpuWeights home;
   PackedModel packed;
   Team team;
   CpuOps ops;
@@ -119,13 +119,16 @@ struct TestEngine {
 
   TestEngine(RandomModel& m, cpu::Isa isa, AttentionForm form, DType cache_type = DType::kF32,
              int n_threads = 0, int max_tokens = 256)
-      : TestEngine(m.config, m.stored, isa, form, cache_type, n_threads, max_tokens) {}
+      : TestEngine(m.config, m.stored, isa, form, cache_type,
+                   with_threads(this_topology(), n_threads), max_tokens) {}
 
   TestEngine(const ModelConfig& config, ModelWeights& stored, cpu::Isa isa, AttentionForm form,
-             DType cache_type = DType::kF32, int n_threads = 0, int max_tokens = 256)
+             DType cache_type = DType::kF32, const Topology& topology = this_topology(),
+             int max_tokens = 256)
       : kernels(cpu::kernels_for(isa)),
+        home(kernels, topology),
         packed(reserve_packed(stored, config, home)),
-        team(n_threads),
+        team(topology),
         ops(kernels, config, max_tokens, team),
         experts(kernels, config, packed.weights, max_tokens, team),
         model(config, packed.weights, ops, experts, {max_tokens, max_tokens}, form),

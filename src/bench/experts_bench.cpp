@@ -25,7 +25,7 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
   config.n_layers = resident.layers;
   config.n_dense_layers = 0;
   config.moe_layer_freq = 1;
-  CpuWeights home(kernels);
+  CpuWeights home(kernels, speed.team().topology());
   const ModelWeights weights = random_weights(
       config, {{DType::kBF16}, bench.format},
       [](const WeightSpec& spec) { return spec.use == WeightUse::kExpert; }, home, speed.team());

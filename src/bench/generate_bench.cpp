@@ -48,7 +48,7 @@ struct Engine {
   Engine(const GenerateBench& bench, const ModelConfig& c, const cpu::KernelTable& kernels,
          Team& team)
       : config(c),
-        home(kernels),
+        home(kernels, team.topology()),
         weights(random_weights(
             config, bench.formats, [](const WeightSpec&) { return true; }, home, team)),
         ops(kernels, config, bench.step_tokens, team),

@@ -92,7 +92,7 @@ LayerCost cost_of_layer(const ModelConfig& config, WeightFormats formats, bool m
 void bench_moe(const LayerBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                const OnRow& on_row) {
   const ModelConfig config = only_layers(bench, true, 0);
-  CpuWeights home(kernels);
+  CpuWeights home(kernels, speed.team().topology());
   const ModelWeights weights = random_weights(
       config, bench.formats,
       [](const WeightSpec& spec) {
@@ -175,7 +175,7 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
     cached.n_layers = bench.n_layers;
     const ModelConfig config =
         only_layers(bench, moe, KvCache::bytes_for(cached, longest, cache_type));
-    CpuWeights home(kernels);
+    CpuWeights home(kernels, speed.team().topology());
     const ModelWeights weights = random_weights(
         config, bench.formats, [](const WeightSpec& spec) { return spec.use != WeightUse::kHead; },
         home, speed.team());

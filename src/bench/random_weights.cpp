@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "bench/bench_model.h"
@@ -150,19 +151,22 @@ ModelWeights random_weights(const ModelConfig& config, WeightFormats formats,
                                                : home.packed_bytes(w);
   };
   ModelWeights weights;
-  int64_t bytes = 0;
+  weights.slices = home.expert_slices(config.expert_dim, formats.experts.dtype);
+  std::vector<int64_t> region_bytes(home.n_regions());
   for_each_weight(weights, config, [&](const WeightSpec& spec, QuantView&) {
+    int64_t& bytes = region_bytes[CpuWeights::region_of(spec)];
     if (wanted(spec)) bytes += packed_bytes(spec, format_of(spec.use, formats));
     if (config.tied_head && spec.use == WeightUse::kEmbedding)
       bytes += packed_bytes({spec.name, -1, -1, WeightUse::kHead, spec.rows, spec.cols},
                             format_of(WeightUse::kHead, formats));
   });
+  const int64_t bytes = std::accumulate(region_bytes.begin(), region_bytes.end(), int64_t{0});
   const int64_t available = available_memory_bytes();
   require(bytes <= available,
           "random weights of {:.1f} GB do not fit: {:.1f} GB of memory are available; choose fewer "
           "--layers or a smaller format",
           static_cast<double>(bytes) * 1e-9, static_cast<double>(available) * 1e-9);
-  home.allocate(bytes);
+  home.allocate(region_bytes);
 
   std::map<std::tuple<bool, DType, int, int64_t, int64_t>, QuantView> firsts;
   std::vector<Copy> copies;
@@ -170,10 +174,11 @@ ModelWeights random_weights(const ModelConfig& config, WeightFormats formats,
     const WeightFormat format = format_of(spec.use, formats);
     const QuantView stored = stored_view(spec, format, block, numbers);
     const bool table = spec.use == WeightUse::kEmbedding;
+    const int region = CpuWeights::region_of(spec);
     slot = is_vector(spec.use)  ? home.keep_vector(stored)
            : table              ? home.reserve_table(stored)
-           : is_integer(format) ? home.reserve_converted(stored, format)
-                                : home.reserve(stored);
+           : is_integer(format) ? home.reserve_converted(stored, format, region)
+                                : home.reserve(stored, region);
     if (is_vector(spec.use)) return;
     const auto [first, is_first] =
         firsts.try_emplace({table, format.dtype, format.group, spec.rows, spec.cols}, slot);

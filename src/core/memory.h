@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "core/tensor.h"
 
@@ -19,6 +20,7 @@ class Buffer {
 
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
+  std::span<std::byte> span() const { return {data_, static_cast<size_t>(bytes_)}; }
 
  private:
   std::byte* data_ = nullptr;
@@ -31,7 +33,9 @@ class Arena {
  public:
   Arena() = default;
   // For matrices of so many padded_bytes().
-  explicit Arena(int64_t bytes) : buffer_(bytes) {}
+  explicit Arena(int64_t bytes) : buffer_(bytes), memory_(buffer_.span()) {}
+  // The same in memory that another owns.
+  explicit Arena(std::span<std::byte> memory) : memory_(memory) {}
   // For a list of matrices, which become views: for_each(visit) calls visit(TensorView&, rows,
   // cols, dtype) for each; it is run twice.
   template <class ForEach>
@@ -49,12 +53,13 @@ class Arena {
 
   TensorView matrix(int64_t rows, int64_t cols, DType dtype);
   int64_t used_bytes() const { return used_; }
-  const Buffer& buffer() const { return buffer_; }
+  std::span<std::byte> memory() const { return memory_; }
 
   static constexpr int64_t padded_bytes(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
  private:
   Buffer buffer_;
+  std::span<std::byte> memory_;
   int64_t used_ = 0;
 };
 

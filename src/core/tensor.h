@@ -83,7 +83,7 @@ struct TensorView {
   }
   TensorView cols_from(int64_t first, int64_t count) const {
     check(first >= 0 && count >= 0 && first + count <= cols, "TensorView::cols_from");
-    return {static_cast<std::byte*>(data) + first * size_of(dtype), rows, count, stride, dtype};
+    return {static_cast<std::byte*>(data) + first * bits_of(dtype) / 8, rows, count, stride, dtype};
   }
   TensorView reshape(int64_t r, int64_t c) const {
     check(stride == cols && r * c == rows * cols, "TensorView::reshape needs a dense matrix");
@@ -102,10 +102,23 @@ struct QuantView {
   int row0 = 0, col0 = 0;
 
   bool empty() const { return q.empty(); }
+  // Some rows, or columns, with the scale blocks that they touch.
   QuantView rows_from(int64_t first, int64_t count) const {
     QuantView part = *this;
     part.q = q.rows_from(first, count);
-    part.row0 += static_cast<int>(first);
+    if (scale.empty()) return part;
+    const int64_t begin = row0 + first, block = begin / block_rows;
+    part.scale = scale.rows_from(block, (begin + count - 1) / block_rows + 1 - block);
+    part.row0 = static_cast<int>(begin % block_rows);
+    return part;
+  }
+  QuantView cols_from(int64_t first, int64_t count) const {
+    QuantView part = *this;
+    part.q = q.cols_from(first, count);
+    if (scale.empty()) return part;
+    const int64_t begin = col0 + first, block = begin / block_cols;
+    part.scale = scale.cols_from(block, (begin + count - 1) / block_cols + 1 - block);
+    part.col0 = static_cast<int>(begin % block_cols);
     return part;
   }
 };

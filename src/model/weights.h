@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "core/topology.h"
 #include "model/config.h"
 
 namespace tandem {
@@ -33,7 +34,8 @@ struct LayerWeights {
   FfnWeights ffn;         // dense FFN, or the shared expert of a MoE layer (empty if there is none)
   QuantView router;       // [n_experts, dim]
   QuantView router_bias;  // [1, n_experts], kF32; only topk_method noaux_tc
-  std::vector<FfnWeights> experts;  // [n_experts], MoE layers only
+  // [slices * n_experts], slice by slice; MoE layers only
+  std::vector<FfnWeights> experts;
 };
 
 struct ModelWeights {
@@ -41,6 +43,8 @@ struct ModelWeights {
   QuantView final_norm;  // [1, dim]
   QuantView head;        // [vocab, dim]; the embedding when tied
   std::vector<LayerWeights> layers;
+  // How routed experts are cut along expert_dim: rows of gate and up, columns of down. Empty: not.
+  std::vector<Slice> slices;
 };
 
 // What a tensor is for: decides how it is checked and in which form it is kept.
@@ -70,30 +74,43 @@ struct WeightSpec {
   // Not 0: packed INT4 with a scale for so many columns. The checkpoint then has no `name` but
   // name_packed I32 [rows, cols / 8], name_scale BF16 [rows, cols / group] and name_shape.
   int group = 0;
+  // Of a cut expert: which slice, and where it begins in the checkpoint's tensor.
+  int slice = 0;
+  int64_t first_row = 0, first_col = 0;
 };
 
 // Calls visit(WeightSpec, QuantView& slot) for every tensor of the checkpoint that the main model
 // needs, in the order of the forward pass. `w` gets its layers and experts sized. MTP layers are
-// not part of the main model.
+// not part of the main model. A tensor of a cut expert is visited once for every slice that has any
+// of it.
 template <class Visit>
 void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
   const MlaConfig& a = c.mla;
   w.layers.resize(c.n_layers);
+  const std::vector<Slice> slices =
+      w.slices.empty() ? std::vector<Slice>{{0, c.expert_dim}} : w.slices;
   visit(WeightSpec{"model.embed_tokens.weight", -1, -1, WeightUse::kEmbedding, c.vocab, c.dim},
         w.embed);
   for (int l = 0; l < c.n_layers; ++l) {
     LayerWeights& layer = w.layers[l];
     const std::string p = "model.layers." + std::to_string(l) + ".";
     const auto one = [&](const std::string& name, QuantView& slot, WeightUse use, int64_t rows,
-                         int64_t cols, int expert = -1) {
-      visit(WeightSpec{p + name, l, expert, use, rows, cols, expert < 0 ? 0 : c.expert_group},
-            slot);
+                         int64_t cols) {
+      visit(WeightSpec{p + name, l, -1, use, rows, cols}, slot);
     };
-    const auto ffn = [&](const std::string& name, FfnWeights& f, WeightUse use, int64_t width,
-                         int expert = -1) {
-      one(name + "gate_proj.weight", f.gate, use, width, c.dim, expert);
-      one(name + "up_proj.weight", f.up, use, width, c.dim, expert);
-      one(name + "down_proj.weight", f.down, use, c.dim, width, expert);
+    const auto ffn = [&](const std::string& name, FfnWeights& f, WeightUse use, Slice width,
+                         int expert = -1, int slice = 0) {
+      const auto [first, n] = width;
+      const int group = expert < 0 ? 0 : c.expert_group;
+      visit(WeightSpec{p + name + "gate_proj.weight", l, expert, use, n, c.dim, group, slice, first,
+                       0},
+            f.gate);
+      visit(
+          WeightSpec{p + name + "up_proj.weight", l, expert, use, n, c.dim, group, slice, first, 0},
+          f.up);
+      visit(WeightSpec{p + name + "down_proj.weight", l, expert, use, c.dim, n, group, slice, 0,
+                       first},
+            f.down);
     };
 
     one("input_layernorm.weight", layer.attn_norm, WeightUse::kNorm, 1, c.dim);
@@ -114,7 +131,7 @@ void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
     one("self_attn.o_proj.weight", layer.attn.o, WeightUse::kAttention, c.dim, a.n_heads * a.v_dim);
     one("post_attention_layernorm.weight", layer.ffn_norm, WeightUse::kNorm, 1, c.dim);
     if (!c.is_moe(l)) {
-      ffn("mlp.", layer.ffn, WeightUse::kDense, c.dense_dim);
+      ffn("mlp.", layer.ffn, WeightUse::kDense, {0, c.dense_dim});
       continue;
     }
     one("mlp.gate.weight", layer.router, WeightUse::kRouter, c.router.n_experts, c.dim);
@@ -122,11 +139,12 @@ void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
       one("mlp.gate.e_score_correction_bias", layer.router_bias, WeightUse::kRouterBias, 1,
           c.router.n_experts);
     if (c.n_shared_experts > 0)
-      ffn("mlp.shared_experts.", layer.ffn, WeightUse::kShared, c.shared_dim());
-    layer.experts.resize(c.router.n_experts);
-    for (int e = 0; e < c.router.n_experts; ++e)
-      ffn("mlp.experts." + std::to_string(e) + ".", layer.experts[e], WeightUse::kExpert,
-          c.expert_dim, e);
+      ffn("mlp.shared_experts.", layer.ffn, WeightUse::kShared, {0, c.shared_dim()});
+    layer.experts.resize(slices.size() * c.router.n_experts);
+    for (int slice = 0; slice < std::ssize(slices); ++slice)
+      for (int e = 0; e < c.router.n_experts && slices[slice].n > 0; ++e)
+        ffn("mlp.experts." + std::to_string(e) + ".", layer.experts[slice * c.router.n_experts + e],
+            WeightUse::kExpert, slices[slice], e, slice);
   }
   visit(WeightSpec{"model.norm.weight", -1, -1, WeightUse::kNorm, 1, c.dim}, w.final_norm);
   if (!c.tied_head)

@@ -45,6 +45,35 @@ int64_t group_of(WeightFormat format, int64_t cols) {
 
 }  // namespace
 
+std::vector<Slice> CpuWeights::expert_slices(int64_t expert_dim, DType dtype) const {
+  const bool in_blocks = dtype == DType::kF8E4M3 || dtype == DType::kI4 || dtype == DType::kI4Words;
+  return slices(expert_dim, topology_, in_blocks ? 128 : 64);
+}
+
+int64_t CpuWeights::next_region(int64_t begin, int64_t bytes) {
+  constexpr int64_t kPage = 4096;
+  return (begin + bytes + kPage - 1) / kPage * kPage;
+}
+
+void CpuWeights::allocate(const std::vector<int64_t>& region_bytes) {
+  int64_t begin = 0;
+  std::vector<int64_t> begins;
+  for (const int64_t bytes : region_bytes) {
+    begins.push_back(begin);
+    begin = next_region(begin, bytes);
+  }
+  memory_ = Buffer(begins.back() + region_bytes.back());
+  regions_.clear();
+  is_bound_ = true;
+  for (size_t i = 0; i < begins.size(); ++i) {
+    const std::span<std::byte> region = memory_.span().subspan(begins[i], region_bytes[i]);
+    regions_.emplace_back(region);
+    if (topology_.n_nodes() == 1 || region_bytes.size() == 1) continue;
+    is_bound_ &= i == kSharedRegion ? bind_to_all_nodes(topology_, region)
+                                    : bind_to_node(topology_, region, static_cast<int>(i) - 1);
+  }
+}
+
 int64_t CpuWeights::packed_bytes(const QuantView& stored) const {
   if (stored.q.dtype == DType::kI4Words)
     return converted_bytes(stored, {DType::kI4, stored.block_cols});
@@ -54,25 +83,25 @@ int64_t CpuWeights::packed_bytes(const QuantView& stored) const {
 }
 
 // The stride of the result says how far a row, or a panel, is from the next.
-TensorView CpuWeights::reserve_codes(int64_t rows, int64_t cols, DType dtype) {
+TensorView CpuWeights::reserve_codes(int64_t rows, int64_t cols, DType dtype, int region) {
   const Shape shape = packed_shape(kernels_.layout, rows, cols, dtype);
-  TensorView codes = arena_.matrix(shape.rows, shape.cols, dtype);
+  TensorView codes = regions_[region].matrix(shape.rows, shape.cols, dtype);
   codes.rows = rows;
   codes.cols = cols;
   return codes;
 }
 
-QuantView CpuWeights::reserve(const QuantView& stored) {
+QuantView CpuWeights::reserve(const QuantView& stored, int region) {
   if (stored.q.dtype == DType::kI4Words)
-    return reserve_converted(stored, {DType::kI4, stored.block_cols});
+    return reserve_converted(stored, {DType::kI4, stored.block_cols}, region);
   QuantView packed = stored;
-  packed.q = reserve_codes(stored.q.rows, stored.q.cols, stored.q.dtype);
+  packed.q = reserve_codes(stored.q.rows, stored.q.cols, stored.q.dtype, region);
   const int columns = cpu::columns_of_step(kernel_type(stored.q.dtype));
   require(stored.scale.empty() || (stored.block_cols % columns == 0 && stored.col0 % columns == 0),
           "weights with scales for blocks of {} columns: must be a multiple of {}",
           stored.block_cols, columns);
   if (stored.scale.empty()) return packed;
-  packed.scale = arena_.matrix(stored.scale.rows, stored.scale.cols, DType::kF32);
+  packed.scale = regions_[region].matrix(stored.scale.rows, stored.scale.cols, DType::kF32);
   return packed;
 }
 
@@ -132,7 +161,7 @@ int64_t CpuWeights::converted_bytes(const QuantView& stored, WeightFormat format
   return codes + bytes_of(row_scale_shape(kernels_.layout, rows, cols / group), DType::kF32);
 }
 
-QuantView CpuWeights::reserve_converted(const QuantView& stored, WeightFormat format) {
+QuantView CpuWeights::reserve_converted(const QuantView& stored, WeightFormat format, int region) {
   const int64_t rows = stored.q.rows, cols = stored.q.cols, group = group_of(format, cols);
   require(group > 0 || format.dtype == DType::kBF16,
           "weights stored as {} cannot be kept as {}: choose fp8, bf16, int8 or int4",
@@ -140,10 +169,10 @@ QuantView CpuWeights::reserve_converted(const QuantView& stored, WeightFormat fo
   require(group == 0 || (cols % group == 0 && group % 8 == 0),
           "groups of {} numbers do not divide the {} columns of a matrix: choose another format",
           group, cols);
-  QuantView packed{.q = reserve_codes(rows, cols, format.dtype), .scale = {}};
+  QuantView packed{.q = reserve_codes(rows, cols, format.dtype, region), .scale = {}};
   if (group == 0) return packed;
   const Shape shape = row_scale_shape(kernels_.layout, rows, cols / group);
-  packed.scale = arena_.matrix(shape.rows, shape.cols, DType::kF32);
+  packed.scale = regions_[region].matrix(shape.rows, shape.cols, DType::kF32);
   packed.block_rows = 1;
   packed.block_cols = static_cast<int>(group);
   return packed;
@@ -179,9 +208,9 @@ void CpuWeights::decode_row(const std::byte* codes, const QuantView& stored, int
   }
   if (stored.scale.empty()) return;
   std::vector<float> scales(stored.scale.cols);
-  kernels_.decode({stored.scale.row_data(at / stored.block_rows), kernel_type(stored.scale.dtype),
-                   scales.data(), stored.scale.cols});
-  for (int64_t c = 0; c < cols; ++c) row[c] *= scales[c / stored.block_cols];
+  kernels_.decode({stored.scale.row_data((stored.row0 + at) / stored.block_rows),
+                   kernel_type(stored.scale.dtype), scales.data(), stored.scale.cols});
+  for (int64_t c = 0; c < cols; ++c) row[c] *= scales[(stored.col0 + c) / stored.block_cols];
 }
 
 void CpuWeights::quantize(const std::vector<float>& row, std::byte* codes, const QuantView& packed,
@@ -206,7 +235,8 @@ int64_t CpuWeights::table_bytes(const QuantView& stored) {
 }
 
 QuantView CpuWeights::reserve_table(const QuantView& stored) {
-  return {.q = arena_.matrix(stored.q.rows, stored.q.cols, stored.q.dtype), .scale = {}};
+  return {.q = regions_[kSharedRegion].matrix(stored.q.rows, stored.q.cols, stored.q.dtype),
+          .scale = {}};
 }
 
 int64_t CpuWeights::vector_bytes(const QuantView& stored) {
@@ -214,7 +244,7 @@ int64_t CpuWeights::vector_bytes(const QuantView& stored) {
 }
 
 QuantView CpuWeights::keep_vector(const QuantView& stored) {
-  const TensorView kept = arena_.matrix(1, stored.q.cols, DType::kF32);
+  const TensorView kept = regions_[kSharedRegion].matrix(1, stored.q.cols, DType::kF32);
   kernels_.decode({stored.q.data, kernel_type(stored.q.dtype), kept.row<float>(0), stored.q.cols});
   return {.q = kept, .scale = {}};
 }

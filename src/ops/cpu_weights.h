@@ -1,31 +1,51 @@
-// Weights in host memory, in the layout of one kernel table. Reserve all first, then pack from many
-// threads.
+// Weights in host memory, in the layout of one kernel table: a region for each NUMA node's slices
+// of experts, and one for all else. Reserve all first, then pack from many threads.
 #pragma once
 #include <span>
 #include <vector>
 
 #include "core/memory.h"
 #include "core/tensor.h"
+#include "core/topology.h"
 #include "cpu_kernels/kernels.h"
+#include "model/weights.h"
 #include "ops/weight_format.h"
 
 namespace tandem {
 
 class CpuWeights {
  public:
-  explicit CpuWeights(const cpu::KernelTable& kernels) : kernels_(kernels) {}
+  explicit CpuWeights(const cpu::KernelTable& kernels, Topology topology = {})
+      : kernels_(kernels), topology_(std::move(topology)) {}
+
+  const Topology& topology() const { return topology_; }
+  // The slices of experts of this inner dimension, of this format as stored or converted: whole
+  // scale blocks, groups and tiles.
+  std::vector<Slice> expert_slices(int64_t expert_dim, DType dtype) const;
+  static constexpr int kSharedRegion = 0;
+  // Where a weight is kept: an expert's slice with its node.
+  static int region_of(const WeightSpec& spec) {
+    return spec.use == WeightUse::kExpert ? 1 + spec.slice : kSharedRegion;
+  }
+  int n_regions() const { return 1 + topology_.n_nodes(); }
 
   // Bytes that reserve() will take for a weight as the checkpoint stores it.
   int64_t packed_bytes(const QuantView& stored) const;
 
-  void allocate(int64_t bytes) { arena_ = Arena(bytes); }
-  // All of what was allocated.
-  std::span<std::byte> bytes() const {
-    return {arena_.buffer().data(), static_cast<size_t>(arena_.buffer().bytes())};
-  }
+  // Regions begin at pages. On several nodes each is bound to its node, the shared one to all in
+  // turn.
+  void allocate(const std::vector<int64_t>& region_bytes);
+  void allocate(int64_t bytes) { allocate(std::vector<int64_t>{bytes}); }
+  // All of what was allocated, and a part of it.
+  std::span<std::byte> bytes() const { return memory_.span(); }
+  std::span<std::byte> region(int i) const { return regions_[i].memory(); }
+  // Whether every region is where it should be.
+  bool is_bound() const { return is_bound_; }
+  // Where a region ends in bytes(), and the next begins, when it begins at `begin`.
+  static int64_t next_region(int64_t begin, int64_t bytes);
   // The packed weight: room for pack() and pack_scales() to fill. Only kernels may look inside.
   // Throws Error when the layout cannot hold the scales' blocks.
-  QuantView reserve(const QuantView& stored);
+  QuantView reserve(const QuantView& stored, int region = kSharedRegion);
   // Writes rows of `packed` from `rows`: n_rows of them as the checkpoint stores them, dense;
   // first_row is a multiple of kPackRows, and so is n_rows except at the end. Thread-safe for
   // different rows.
@@ -39,9 +59,11 @@ class CpuWeights {
                   int64_t n_rows) const;
 
   // The same for a matrix that is kept in another format; convert() takes the place of pack() and
-  // reads the scales of `stored`. Throws Error when groups do not divide the columns.
+  // reads the scales of `stored`; its rows are as far apart as those of `stored`. Throws Error when
+  // groups do not divide the columns.
   int64_t converted_bytes(const QuantView& stored, WeightFormat format) const;
-  QuantView reserve_converted(const QuantView& stored, WeightFormat format);
+  QuantView reserve_converted(const QuantView& stored, WeightFormat format,
+                              int region = kSharedRegion);
   void convert(const void* rows, const QuantView& stored, const QuantView& packed,
                int64_t first_row, int64_t n_rows) const;
 
@@ -54,7 +76,7 @@ class CpuWeights {
   QuantView keep_vector(const QuantView& stored);
 
  private:
-  TensorView reserve_codes(int64_t rows, int64_t cols, DType dtype);
+  TensorView reserve_codes(int64_t rows, int64_t cols, DType dtype, int region);
   void decode_row(const std::byte* codes, const QuantView& stored, int64_t at,
                   std::vector<float>& row) const;
   void quantize(const std::vector<float>& row, std::byte* codes, const QuantView& packed,
@@ -69,7 +91,10 @@ class CpuWeights {
   RowScales row_scales(const QuantView& packed, int64_t at) const;
 
   const cpu::KernelTable& kernels_;
-  Arena arena_;
+  const Topology topology_;
+  Buffer memory_;
+  std::vector<Arena> regions_;
+  bool is_bound_ = true;
 };
 
 constexpr int64_t kPackRows = cpu::kPanelRows;

@@ -1,0 +1,166 @@
+#include "offload/expert_slice.h"
+
+#include <algorithm>
+
+#include "ops/cpu_weights.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kRows = 64;  // output rows that a thread takes at a time
+
+int width_of(const ModelWeights& weights, const ModelConfig& config, int node) {
+  return static_cast<int>(weights.slices.empty() ? config.expert_dim : weights.slices[node].n);
+}
+
+}  // namespace
+
+ExpertSlice::ExpertSlice(const cpu::KernelTable& kernels, const ModelConfig& config,
+                         const ModelWeights& weights, int max_tokens, const Team& team, int node)
+    : kernels_(kernels),
+      c_(config),
+      w_(weights),
+      n_threads_(team.size_of_node(node)),
+      node_(node),
+      width_(width_of(weights, config, node)),
+      x_scales_(max_tokens),
+      act_scales_(int64_t{max_tokens} * config.router.n_active),
+      unfinished_(config.router.n_experts +
+                  int64_t{max_tokens} * config.router.n_active / kGroupTokens) {
+  if (is_empty()) return;
+  const int64_t pairs = int64_t{max_tokens} * config.router.n_active;
+  arena_ = Arena::holding([&](auto visit) {
+    visit(x_, max_tokens, cpu::encoded_columns(config.dim), DType::kBF16);
+    visit(act_, pairs, width_, DType::kF32);
+    visit(encoded_act_, pairs, cpu::encoded_columns(width_), DType::kBF16);
+    visit(sum_, max_tokens, config.dim, DType::kF32);
+    visit(part_, int64_t{n_threads_} * kGroupTokens, kRows, DType::kF32);
+  });
+  // Where it is refused the weights have been refused too, and that is said there.
+  if (team.n_nodes() > 1) bind_to_node(team.topology(), arena_.memory(), node);
+}
+
+int64_t ExpertSlice::begin(const ExpertBatch& batch, const ExpertPairs& pairs) {
+  if (is_empty()) return 0;
+  pairs_ = &pairs;
+  experts_ = w_.layers[batch.layer].experts.data() + int64_t{node_} * c_.router.n_experts;
+  tokens_ = batch.x;
+  n_tokens_ = batch.x.rows;
+  x_type_ = activation_for(kernels_, expert(0).gate.q.dtype);
+  act_type_ = activation_for(kernels_, expert(0).down.q.dtype);
+  const bool encodes = x_type_ != cpu::ActivationType::kF32;
+  x_of_pass_ = encodes
+                   ? cpu::Activations{x_.data, x_.row_bytes(), x_type_, nullptr, x_scales_.data()}
+                   : cpu::Activations{batch.x.data, batch.x.row_bytes(), x_type_};
+  n_encoded_tokens_ = encodes ? n_tokens_ : 0;
+  tokens_left_ = n_encoded_tokens_;
+  pieces_ = (width_ + kRows - 1) / kRows;
+  n_pieces_ = std::ssize(pairs.groups) * pieces_;
+  for (int64_t g = 0; g < std::ssize(pairs.groups); ++g) unfinished_[g] = pieces_ + 1;
+  return n_encoded_tokens_ + n_pieces_ + (c_.dim + kRows - 1) / kRows;
+}
+
+// Tokens to encode, then some rows of one group (first pass), then some rows of every expert
+// (second pass): no two threads write the same number, and each sum runs over the experts in
+// ascending order. Whoever finishes a group's last piece encodes its rows for the second pass,
+// which waits for one group after the other.
+void ExpertSlice::run(int64_t item, int thread) {
+  if (item < n_encoded_tokens_) return encode_token(item);
+  float* const room = part_.row<float>(int64_t{thread} * kGroupTokens);
+  const int64_t i = item - n_encoded_tokens_;
+  if (i >= n_pieces_) return project(static_cast<int>(i - n_pieces_) * kRows, room);
+  wait_until([&] { return tokens_left_.load(std::memory_order_acquire) == 0; });
+  const Piece piece = piece_at(i);
+  // What this thread will probably do next: as many pieces further as the node has threads.
+  activate(piece, piece_at(std::min(i + n_threads_, n_pieces_ - 1)), room);
+  std::atomic<int>& unfinished = unfinished_[piece.group];
+  if (unfinished.fetch_sub(1, std::memory_order_acq_rel) > 2) return;
+  encode_activated(pairs_->groups[piece.group]);
+  unfinished.store(0, std::memory_order_release);
+}
+
+ExpertSlice::Piece ExpertSlice::piece_at(int64_t item) const {
+  return {item / pieces_, static_cast<int>(item % pieces_) * kRows};
+}
+
+const FfnWeights& ExpertSlice::expert(int64_t group) const {
+  return experts_[pairs_->groups[group].expert];
+}
+
+void ExpertSlice::encode_token(int64_t token) {
+  kernels_.encode(
+      {tokens_.row<float>(token), c_.dim, x_type_, x_.row_data(token), &x_scales_[token]});
+  tokens_left_.fetch_sub(1, std::memory_order_release);
+}
+
+// act = silu(gate x) * (up x) on some rows of one group's expert, for its tokens.
+void ExpertSlice::activate(Piece piece, Piece next, float* up) {
+  const ExpertPairs::Group& group = pairs_->groups[piece.group];
+  const FfnWeights& weights = expert(piece.group);
+  const int first_row = piece.first_row;
+  const int n_rows = std::min(kRows, width_ - first_row);
+  cpu::GemmArgs product = {.x = x_of_pass_,
+                           .w = kernel_weight(weights.gate),
+                           .first_row = first_row,
+                           .out = act_.row<float>(group.first) + first_row,
+                           .out_stride = act_.stride,
+                           .m = group.n,
+                           .n = n_rows,
+                           .k = c_.dim};
+  const cpu::Weight up_weight = kernel_weight(weights.up);
+  product.x.rows = pairs_->tokens.data() + group.first;
+  product.next = &up_weight;
+  product.next_row = first_row;
+  kernels_.gemm(product);
+  const cpu::Weight next_gate = kernel_weight(expert(next.group).gate);
+  product.w = up_weight;
+  product.next = &next_gate;
+  product.next_row = next.first_row;
+  product.out = up;
+  product.out_stride = kRows;
+  kernels_.gemm(product);
+  for (int i = 0; i < group.n; ++i) {
+    float* gate = act_.row<float>(group.first + i) + first_row;
+    kernels_.silu_mul({gate, up + i * kRows, gate, n_rows});
+  }
+}
+
+void ExpertSlice::encode_activated(const ExpertPairs::Group& group) {
+  if (act_type_ == cpu::ActivationType::kF32) return;
+  for (int i = group.first; i < group.first + group.n; ++i)
+    kernels_.encode(
+        {act_.row<float>(i), width_, act_type_, encoded_act_.row_data(i), &act_scales_[i]});
+}
+
+// sum[t] = sum over experts of weight * (down act) on some rows of every expert's output.
+void ExpertSlice::project(int first_row, float* part) {
+  const int n_rows = std::min(kRows, c_.dim - first_row);
+  const TensorView& act = act_type_ == cpu::ActivationType::kF32 ? act_ : encoded_act_;
+  for (int t = 0; t < n_tokens_; ++t) std::fill_n(sum_.row<float>(t) + first_row, n_rows, 0.f);
+  const int64_t n_groups = std::ssize(pairs_->groups);
+  for (int64_t g = 0; g < n_groups; ++g) {
+    wait_until([&] { return unfinished_[g].load(std::memory_order_acquire) == 0; });
+    const ExpertPairs::Group& group = pairs_->groups[g];
+    const bool last = g + 1 == n_groups;
+    const cpu::Weight next = kernel_weight(expert(last ? 0 : g + 1).down);
+    kernels_.gemm(
+        {.x = {act.row_data(group.first), act.row_bytes(), act_type_, nullptr,
+               act_scales_.data() + group.first},
+         .w = kernel_weight(expert(g).down),
+         .first_row = first_row,
+         .out = part,
+         .out_stride = kRows,
+         .m = group.n,
+         .n = n_rows,
+         .k = width_,
+         .next = &next,
+         .next_row = last ? std::min(first_row + kRows * n_threads_, c_.dim - 1) : first_row});
+    for (int i = 0; i < group.n; ++i) {
+      float* to = sum_.row<float>(pairs_->tokens[group.first + i]) + first_row;
+      const float weight = pairs_->weights[group.first + i];
+      for (int r = 0; r < n_rows; ++r) to[r] += weight * part[i * kRows + r];
+    }
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,83 @@
+// One NUMA node's part of a MoE layer: its slice of every expert, computed by its own threads in
+// two passes, without a word to other nodes.
+#pragma once
+#include <atomic>
+#include <vector>
+
+#include "core/memory.h"
+#include "core/team.h"
+#include "cpu_kernels/kernels.h"
+#include "model/weights.h"
+#include "ops/experts.h"
+
+namespace tandem {
+
+// The pairs of (token, expert) of a layer, sorted by expert; the same for all nodes.
+struct ExpertPairs {
+  // Some pairs of one expert: entries [first, first + n) of tokens and weights.
+  struct Group {
+    int expert, first, n;
+  };
+  std::vector<Group> groups;  // experts in use, ascending
+  std::vector<int32_t> tokens;
+  std::vector<float> weights;
+};
+constexpr int kGroupTokens = 256;  // tokens of one expert that are a group of their own
+
+class ExpertSlice {
+ public:
+  // `node` counts the slices of `weights` and the nodes of the team. All references outlive the
+  // object.
+  ExpertSlice(const cpu::KernelTable& kernels, const ModelConfig& config,
+              const ModelWeights& weights, int max_tokens, const Team& team, int node);
+
+  // Prepares a layer: how many items run() is to be called for. Items are pieces of work that may
+  // wait for earlier ones.
+  int64_t begin(const ExpertBatch& batch, const ExpertPairs& pairs);
+  // thread: of the node
+  void run(int64_t item, int thread);
+
+  // sum of weight * expert(x) over this slice, [tokens, dim], once every item has run; the slice
+  // may be empty.
+  const TensorView& sum() const { return sum_; }
+  bool is_empty() const { return width_ == 0; }
+
+ private:
+  // Some rows of a group's expert.
+  struct Piece {
+    int64_t group;
+    int first_row;
+  };
+  Piece piece_at(int64_t item) const;
+  const FfnWeights& expert(int64_t group) const;
+  void encode_token(int64_t token);
+  void activate(Piece piece, Piece next, float* up);
+  void encode_activated(const ExpertPairs::Group& group);
+  void project(int first_row, float* part);
+
+  const cpu::KernelTable& kernels_;
+  const ModelConfig& c_;
+  const ModelWeights& w_;
+  const int n_threads_, node_;
+  const int width_;  // of the slice
+  Arena arena_;
+  TensorView x_;            // [tokens, dim] encoded
+  TensorView act_;          // [pairs, width] silu(gate) * up
+  TensorView encoded_act_;  // [pairs, width] the same, encoded
+  TensorView sum_;          // [tokens, dim]
+  TensorView part_;         // [threads * kGroupTokens, kRows] one expert's output on some rows
+  std::vector<float> x_scales_, act_scales_;  // of the encoded rows
+
+  // The layer that is computed.
+  const ExpertPairs* pairs_ = nullptr;
+  const FfnWeights* experts_ = nullptr;  // [n_experts]
+  TensorView tokens_;                    // [tokens, dim]
+  cpu::Activations x_of_pass_;
+  cpu::ActivationType x_type_, act_type_;
+  int64_t n_tokens_ = 0, n_encoded_tokens_ = 0, n_pieces_ = 0;
+  int pieces_ = 0;                            // of a group
+  std::atomic<int64_t> tokens_left_;          // to be encoded
+  std::vector<std::atomic<int>> unfinished_;  // [groups] pieces of the first pass, and encoding
+};
+
+}  // namespace tandem
