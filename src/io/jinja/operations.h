@@ -44,6 +44,6 @@ struct JsonStyle {
   bool sort_keys = false;
 };
 std::string to_json(Heap& heap, const Value& value, const JsonStyle& style);
-Value from_json(Heap& heap, const nlohmann::ordered_json& json);
+Value value_from_json(Heap& heap, const nlohmann::ordered_json& json);
 
 }  // namespace tandem::jinja

@@ -250,7 +250,7 @@ std::string to_json(Heap& heap, const Value& value, const JsonStyle& style) {
   return out.take();
 }
 
-Value from_json(Heap& heap, const nlohmann::ordered_json& json) {
+Value value_from_json(Heap& heap, const nlohmann::ordered_json& json) {
   const Heap::Nested nested(heap);
   if (json.is_null() || json.is_discarded() || json.is_binary()) return none();
   if (json.is_boolean()) return boolean(json.get<bool>());
@@ -258,12 +258,12 @@ Value from_json(Heap& heap, const nlohmann::ordered_json& json) {
   if (json.is_string()) return string_from_json(heap, json.get_ref<const std::string&>());
   if (json.is_array()) {
     Items items;
-    for (const auto& item : json) items.push_back(from_json(heap, item));
+    for (const auto& item : json) items.push_back(value_from_json(heap, item));
     return heap.list(std::move(items));
   }
   Entries entries;
   for (const auto& [key, item] : json.items())
-    entries.emplace_back(string_from_json(heap, key), from_json(heap, item));
+    entries.emplace_back(string_from_json(heap, key), value_from_json(heap, item));
   return heap.dict(std::move(entries));
 }
 

@@ -17,7 +17,7 @@ Template::~Template() = default;
 std::string Template::render(const nlohmann::ordered_json& context, const Limits& limits) const {
   require(context.is_object(), "the context of a chat template must be a JSON object");
   Heap heap(limits);
-  return Renderer(heap).run(parsed_->block, *from_json(heap, context).entries);
+  return Renderer(heap).run(parsed_->block, *value_from_json(heap, context).entries);
 }
 
 }  // namespace tandem::jinja
