@@ -32,8 +32,10 @@ TEST_P(KernelTest, GemmOfEveryTypeAndShape) {
         RandomModel store(with_block(block), dtype);
         const int skip = n % 2 ? 2 : 18;  // rows of w before the first one used
         // Part of a larger matrix, from the middle of a block of scales on.
+        const int first = m % 2 ? 44 : 0;
         const QuantView stored =
-            random_weight(store, n + skip + 7, k, dtype).rows_from(7, n + skip);
+            columns_from(store, random_weight(store, n + skip + 7, k + first, dtype), first)
+                .rows_from(7, n + skip);
         const Packed packed(t_, stored);
 
         const int x_stride = k + 3, out_stride = n + 2;
@@ -75,7 +77,7 @@ TEST_P(KernelTest, GemmTransposed) {
     for (const auto [m, n, k] :
          {Shape{1, 128, 512}, Shape{3, 20, 40}, Shape{5, 65, 67}, Shape{2, 1, 3}}) {
       RandomModel store(with_block(32), dtype);
-      const QuantView w = random_weight(store, n + 1, k, dtype);
+      const QuantView w = columns_from(store, random_weight(store, n + 1, k + 44, dtype), 44);
       const Packed packed(t_, w);
       const std::vector<float> x = normal(m * n);
       std::vector<float> out(m * k, kNaN);

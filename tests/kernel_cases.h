@@ -52,6 +52,18 @@ inline QuantView random_weight(RandomModel& m, int n, int k, DType dtype) {
   return w;
 }
 
+// Columns of w from `first` on, dense, with the scales of all of w: within a block if first says
+// so.
+inline QuantView columns_from(RandomModel& m, const QuantView& w, int64_t first) {
+  QuantView part = w;
+  const int64_t cols = w.q.cols - first, size = size_of(w.q.dtype);
+  part.q = m.room(w.q.rows, cols, w.q.dtype);
+  for (int64_t r = 0; r < w.q.rows; ++r)
+    std::memcpy(part.q.row_data(r), w.q.row_data(r) + first * size, cols * size);
+  part.col0 += static_cast<int>(first);
+  return part;
+}
+
 // A matrix in the layout of a table. Rows are packed in two parts.
 struct Packed {
   CpuWeights home;

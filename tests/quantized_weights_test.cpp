@@ -73,6 +73,28 @@ RandomModel random_model(DType dtype) {
 
 const cpu::KernelTable kReference = cpu::kernels_for(cpu::Isa::kReference);
 
+// w from row 5, column 24 on: within its 16 x 16 blocks of scales.
+QuantView part_of(RandomModel& store, const QuantView& w) {
+  QuantView part = w;
+  part.q = store.room(w.q.rows - 5, w.q.cols - 24, w.q.dtype);
+  for (int64_t r = 0; r < part.q.rows; ++r)
+    std::memcpy(part.q.row_data(r), w.q.row_data(r + 5) + 24, part.q.cols);
+  part.row0 = 5;
+  part.col0 = 24;
+  return part;
+}
+
+TEST(QuantizedWeights, APartIsConvertedWithItsOwnScales) {
+  RandomModel store = random_model(DType::kF8E4M3);
+  const QuantView whole = store.matrix(45, 152, DType::kF8E4M3);
+  const QuantView stored = part_of(store, whole);
+  const Converted converted(kReference, stored, {DType::kBF16});
+  for (int r = 0; r < 40; ++r)
+    for (int c = 0; c < 128; ++c)
+      ASSERT_NEAR(value(converted.w, r, c), value(whole, r + 5, c + 24),
+                  0.004 * std::fabs(value(whole, r + 5, c + 24)));
+}
+
 TEST(QuantizedWeights, CodesStandForTheStoredNumbers) {
   for (const DType stored_as : {DType::kF32, DType::kBF16, DType::kF8E4M3, DType::kI4Words}) {
     RandomModel store = random_model(stored_as);

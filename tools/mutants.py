@@ -17,7 +17,7 @@ COPY = ROOT / "build" / "mutants"
 FOLDERS = ["src", "cpu_kernels", "offload", "tests", "benchmarks", "models", "machines"]
 FILES = ["CMakeLists.txt"]
 # Cheapest first: a mutant is done with at the first test that fails. Those of its file come before all others.
-TESTS = ["topology_test", "team_test", "plan_rules_test", "assign_test", "placement_test", "simulate_test", "machine_test", "plan_test", "rope_test", "router_test", "sampler_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
+TESTS = ["topology_test", "team_test", "plan_rules_test", "assign_test", "placement_test", "simulate_test", "machine_test", "plan_test", "rope_test", "router_test", "sampler_test", "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
          "experts_test", "attention_test", "cpu_kernels_test", "load_weights_test", "model_test", "generator_test", "golden_test"]
 TESTS_OF = {
     "cpu_kernels/amx": ["emulated_byte_products_test", "quantized_weights_test", "cpu_kernels_test"],
@@ -108,6 +108,10 @@ MUTANTS = [
      [("exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)", "exponent == 0 ? 0 * std::ldexp(static_cast<float>(mantissa), -9)")]),
     ("scale block of the wrong row", "cpu_kernels/reference.cpp", [("(w.row0 + row) / w.block_rows", "(w.row0 + row + 1) / w.block_rows")]),
     ("panels: scale block of the wrong row", "cpu_kernels/panels.h", [("const int64_t row = w.row0 + panel * kPanelRows;", "const int64_t row = panel * kPanelRows;")]),
+    ("scale block of the wrong column", "cpu_kernels/reference.cpp", [("scales[(w.col0 + col + c) / w.block_cols]", "scales[(col + c) / w.block_cols]")]),
+    ("panels: scale blocks begin with the first column", "cpu_kernels/panels.h", [("left_ = width_ - w.col0 % width_;", "left_ = width_;")]),
+    ("panels: columns begin in the first scale block", "cpu_kernels/panels.h", [("next_ = w.col0 / width_;", "next_ = 0;")]),
+    ("scales of a part converted as if it were the whole", "src/ops/cpu_weights.cpp", [("(stored.col0 + c) / stored.block_cols", "c / stored.block_cols")]),
     ("panels: one scale for rows of two blocks", "cpu_kernels/panels.h", [("if (first == last) return", "if (first <= last) return")]),
     ("panels: scale of the wrong group of columns", "cpu_kernels/panels.h", [("rows_[0] + block * kPanelRows,", "rows_[0] + 0 * block,")]),
     ("panels: a scale reaches into the next block", "cpu_kernels/panels.h", [("const int taken = min(n, left_);", "const int taken = n;")]),
@@ -151,6 +155,17 @@ MUTANTS = [
     ("AMX: one row adds odd products to even ones", "cpu_kernels/amx_bf16.cpp", [("o = _mm512_dpbf16_ps(o, (__m512bh)x_odd,", "e = _mm512_dpbf16_ps(e, (__m512bh)x_odd,")]),
     ("INT4 scales of the wrong row", "src/ops/cpu_weights.cpp", [("+ at % cpu::kPanelRows, cpu", "+ (at + 1) % cpu::kPanelRows, cpu")]),
     ("stored scales of the wrong row when converted", "src/ops/cpu_weights.cpp", [("decode_row(source, stored, first_row + r, row);", "decode_row(source, stored, r, row);")]),
+    ("packed INT4: halves of a word exchanged", "src/ops/int4_words.cpp", [("spread(w & 0xffff) | spread(w >> 16) << 4", "spread(w >> 16) | spread(w & 0xffff) << 4")]),
+    ("packed INT4: numbers keep the 8 that was added", "src/ops/int4_words.cpp", [("<< 4) ^ 0x88888888;", "<< 4);")]),
+    ("packed INT4 converted with another offset", "src/ops/int4_words.cpp", [("static_cast<int>(nibble) - 8", "static_cast<int>(nibble) - 7")]),
+    ("packed INT4 converted from the highest bits on", "src/ops/int4_words.cpp", [("i % kPerWord * 4 & 15", "(7 - i % kPerWord) * 4 & 15")]),
+    ("packed INT4: sums of codes off by their offset", "src/ops/int4_words.cpp", [("int64_t sum = -8 * n;", "int64_t sum = 0;")]),
+    ("packed INT4: one scale for all groups of a row", "src/ops/cpu_weights.cpp", [("target[g] = row[g];", "target[g] = row[0];")]),
+    ("packed INT4: sums with the scale of the first group", "src/ops/cpu_weights.cpp", [("static_cast<double>(scales[c / group])", "static_cast<double>(scales[0])")]),
+    ("stored scales of the first block when converted", "src/ops/cpu_weights.cpp", [("row[c] *= scales[(stored.col0 + c) / stored.block_cols];", "row[c] *= scales[0];")]),
+    ("packed INT4: columns of the stored shape not checked", "src/model/checkpoint.cpp", [("found[0] != rows || found[1] != cols", "found[0] != rows")]),
+    ("packed INT4: scales beside the rows, not before them", "src/pack_weights.cpp", [("m.way == Way::kPackWords ? jobs.first : jobs.rest", "jobs.rest")]),
+    ("packed INT4 may be asymmetric", "src/model/config.cpp", [("if (!weights.boolean(\"symmetric\", true))", "if (false)")]),
     ("INT8 rounds down", "cpu_kernels/reference.cpp", [("static_cast<int8_t>(std::lrint(from[i] * inverse))", "static_cast<int8_t>(from[i] * inverse)")]),
     ("INT4 never uses its code -8", "cpu_kernels/reference.cpp", [("-8L, 7L", "-7L, 7L")]),
     ("expert outputs added without their weight", "offload/expert_slice.cpp", [("to[r] += weight * part", "to[r] += part")]),
