@@ -2,9 +2,10 @@
 # make test   the same, then every test
 # make bench-report  measures this machine in under 8 minutes, into docs/measurements/
 # make bundle        the same for machines that cannot build: build/tandem-bench.tar.gz
+# make validate-planner  predictions against this machine, into docs/planner_validation.md
 # The rest: bench, asan, tsan, fuzz, mutants, format, lint. Everything is built below build/.
 # make and make build also build tests and benchmarks
-.PHONY: all configure build run test deps bench bench-report bundle asan tsan fuzz mutants format lint clean
+.PHONY: all configure build run test deps bench bench-report validate-planner bundle asan tsan fuzz mutants format lint clean
 
 PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev \
             nlohmann-json3-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev python3 python3-jinja2
@@ -41,6 +42,10 @@ bench: build
 bench-report: configure
 	@cmake --build build/release -j$(JOBS) --target tandem
 	@tools/bench_report.sh build/release/tandem docs/measurements
+
+validate-planner: configure
+	@cmake --build build/release -j$(JOBS) --target tandem
+	@python3 tools/validate_planner.py build/release/tandem docs/planner_validation.md
 
 bundle: configure
 	@cmake --build build/release -j$(JOBS) --target tandem

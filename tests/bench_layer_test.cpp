@@ -1,7 +1,10 @@
-// `tandem bench embed|moe|layer`: what they count, and the forms in which rows are shown.
+// `tandem bench embed|moe|layer|generate`: what they count, and the forms in which rows are shown.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "bench/embed_bench.h"
+#include "bench/generate_bench.h"
 #include "bench/layer_bench.h"
 #include "bench/line_chart.h"
 #include "bench/row_text.h"
@@ -90,6 +93,42 @@ TEST_F(LayerRows, DenseThenMoeOfEveryContext) {
   EXPECT_EQ(rows_[5]["context"], 100);
   EXPECT_EQ(rows_[5]["tokens"], 40);
   for (const Json& row : rows_) EXPECT_GT(row["roofline_ratio"], 0);
+}
+
+TEST_F(LayerRows, Generate) {
+  const GenerateBench bench{.config_name = "small",
+                            .config = small_r1(),
+                            .n_layers = 3,
+                            .formats = {{DType::kF8E4M3}, {DType::kI8}},
+                            .contexts = {10, 100},
+                            .batches = {1, 3},
+                            .prompts = {5, 70},
+                            .new_tokens = 3,
+                            .step_tokens = 64,
+                            .seconds = 0.002,
+                            .memory_bytes = 64 << 20};
+  const Json r = bench_generate(bench, kernels_, speed_);
+  EXPECT_EQ(r["layers"], 3);
+  EXPECT_EQ(r["dense_layers"], 1);
+  EXPECT_EQ(r["resident_experts"], 32);
+  ASSERT_EQ(r["decode"].size(), 4u);
+  EXPECT_EQ(r["decode"][3]["batch"], 3);
+  ASSERT_EQ(r["prefill"].size(), 2u);
+  EXPECT_EQ(r["bytes_per_token"], r["decode"][0]["bytes_per_token"]);
+  EXPECT_EQ(r["decode"][2]["bytes_per_token"].get<int64_t>() -
+                r["decode"][0]["bytes_per_token"].get<int64_t>(),
+            3 * 90 * 144 * 2)
+      << "the cache of 90 tokens more";
+  for (const char* key : {"prefill_tokens_per_second", "decode_tokens_per_second", "roofline_ratio",
+                          "bandwidth_ratio"})
+    EXPECT_GT(r[key], 0) << key;
+  for (const char* phase : {"decode", "prefill"})
+    for (const Json& row : r[phase]) {
+      const double predicted = row["predicted_seconds"], seconds = row["seconds"];
+      EXPECT_TRUE(std::isfinite(predicted) && predicted > 0) << row;
+      EXPECT_DOUBLE_EQ(row["prediction_error"], predicted / seconds - 1);
+    }
+  EXPECT_FALSE(generate_text(r).empty());
 }
 
 TEST(RowText, MarkdownCsvAndChart) {

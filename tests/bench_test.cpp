@@ -289,39 +289,6 @@ TEST(BenchRows, MlpAndAttention) {
   for (const Json& row : rows) expect_consistent(row);
 }
 
-TEST(BenchRows, Generate) {
-  const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
-  Team team(0);
-  MachineSpeed speed(team, kReadBytes);
-  const GenerateBench bench{.config_name = "small",
-                            .config = small_r1(),
-                            .n_layers = 3,
-                            .formats = {{DType::kF8E4M3}, {DType::kI8}},
-                            .contexts = {10, 100},
-                            .batches = {1, 3},
-                            .prompts = {5, 70},
-                            .new_tokens = 3,
-                            .step_tokens = 64,
-                            .seconds = kSeconds,
-                            .memory_bytes = 64 << 20};
-  const Json r = bench_generate(bench, kernels, speed);
-  EXPECT_EQ(r["layers"], 3);
-  EXPECT_EQ(r["dense_layers"], 1);
-  EXPECT_EQ(r["resident_experts"], 32);
-  ASSERT_EQ(r["decode"].size(), 4u);
-  EXPECT_EQ(r["decode"][3]["batch"], 3);
-  ASSERT_EQ(r["prefill"].size(), 2u);
-  EXPECT_EQ(r["bytes_per_token"], r["decode"][0]["bytes_per_token"]);
-  EXPECT_EQ(r["decode"][2]["bytes_per_token"].get<int64_t>() -
-                r["decode"][0]["bytes_per_token"].get<int64_t>(),
-            3 * 90 * 144 * 2)
-      << "the cache of 90 tokens more";
-  for (const char* key : {"prefill_tokens_per_second", "decode_tokens_per_second", "roofline_ratio",
-                          "bandwidth_ratio"})
-    EXPECT_GT(r[key], 0) << key;
-  EXPECT_FALSE(generate_text(r).empty());
-}
-
 struct Output {
   int status;
   std::string out, error;

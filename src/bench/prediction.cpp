@@ -15,7 +15,6 @@ Placement all_on_cpu(const ModelConfig& config, WeightFormats formats) {
   Placement p;
   p.backbone = formats.backbone;
   p.stages = {{0, config.n_layers - 1, {kCpu}, 1}};
-  p.embedding_on_cpu = p.head_on_cpu = true;
   std::vector<int> all(config.router.n_experts);
   std::iota(all.begin(), all.end(), 0);
   for (int l = 0; l < config.n_layers; ++l)
@@ -59,6 +58,8 @@ Machine machine_of(MachineSpeed& speed, cpu::Isa isa, double read_bytes_per_seco
   Machine machine;
   machine.isa = cpu::name_of(isa);
   machine.nodes = {{speed.team().size(), machine_info().memory_bytes, read_bytes_per_second}};
+  machine.one_thread_read_bytes_per_second =
+      speed.read_bytes_per_second(speed.best_read_loop(), Threads::kOne);
   machine.peak = {.fp32 = peak(cpu::Arithmetic::kF32),
                   .bf16 = peak(cpu::Arithmetic::kBF16),
                   .int8 = peak(cpu::Arithmetic::kInt8)};
