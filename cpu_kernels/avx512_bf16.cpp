@@ -1,7 +1,5 @@
 // Products of BF16 activations with BF16 and FP8 weights: VDPBF16PS multiplies two columns of 16
 // rows at a time. FP8 is widened, exactly, block by block in the level-1 cache.
-#include "cpu_kernels/avx512_bf16.h"
-
 #include "cpu_kernels/avx512_e4m3.h"
 #include "cpu_kernels/avx512_panels.h"
 
@@ -17,6 +15,13 @@ constexpr int kWideColumns = 128;  // of FP8: 16 KiB of BF16 in a group
 constexpr int kFewColumns = 256;   // of FP8 that one tile takes where nothing is left widened
 constexpr int kWideBytes = kWideColumns / 2 * kStepBytes;  // of one panel
 
+// Two columns of a row in every lane.
+__m512bh two_columns(const char* x) {
+  int columns;
+  __builtin_memcpy(&columns, x, 4);
+  return (__m512bh)_mm512_set1_epi32(columns);
+}
+
 template <int M, int N, int kFetch>
 void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
   const int n_parts = b.n / b.part, n_steps = (b.part + 1) / 2;
@@ -25,17 +30,19 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
     clear(acc);
     for (const int end = s + n_steps; s < end; ++s) {
       fetch_ahead<N, kFetch>(b, panel, s);
-      add_step<M, N>(x, b.w + panel, s, acc);
+      __m512bh w[N];
+#pragma GCC unroll 8
+      for (int p = 0; p < N; ++p)
+        w[p] = (__m512bh)_mm512_load_si512(b.w[panel + p] + s * kStepBytes);
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) {
+        const __m512bh xs = two_columns(x[i] + s * 4);
+#pragma GCC unroll 8
+        for (int p = 0; p < N; ++p) acc[i][p] = _mm512_dpbf16_ps(acc[i][p], xs, w[p]);
+      }
     }
     add_sums<M, N>(acc, b, panel, part, sums);
   }
-}
-
-// Two columns of a row in every lane.
-__m512bh two_columns(const char* x) {
-  int columns;
-  __builtin_memcpy(&columns, x, 4);
-  return (__m512bh)_mm512_set1_epi32(columns);
 }
 
 // Widens in registers and, if asked to, leaves the BF16 steps in the room for them: the products
