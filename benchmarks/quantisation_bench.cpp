@@ -131,7 +131,7 @@ struct Kept {
 
   // What the expert makes of x [kTokens, dim].
   std::vector<float> output(const ModelConfig& config, std::vector<float> x) const {
-    Team team(0);
+    Team team(Topology{});  // one node, as `home` has
     CpuExperts experts(kernels, config, packed.weights, kTokens, team);
     std::vector<int32_t> ids(kTokens, 0);
     std::vector<float> weights(kTokens, 1), y(x.size(), 0);
