@@ -1,0 +1,46 @@
+"""What routed experts lose to another process on one core: tools/busy_neighbour.py build/release/tandem [FORMAT]
+
+Alternates a quiet and a busy run of `tandem bench experts`; the busy one shares the last core with a process that never
+sleeps. Prints the share of the quiet speed that is left: on n cores 1 - 1 / (2 n) if work is shared out perfectly.
+"""
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+TOKENS = [1, 8, 128]
+ROUNDS = 3
+
+
+def seconds(command):
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    rows = [json.loads(line) for line in out.splitlines()]
+    return {row["tokens"]: row["seconds"] for row in rows}
+
+
+def busy(core):
+    return subprocess.Popen(["taskset", "-c", str(core), "sh", "-c", "while :; do :; done"])
+
+
+def main():
+    tandem, experts = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "fp8"
+    command = [tandem, "bench", "experts", "--json", "--config", "r1", "--experts", experts, "--tokens",
+               ",".join(map(str, TOKENS))]
+    ratios = {n: [] for n in TOKENS}
+    for _ in range(ROUNDS):
+        quiet = seconds(command)
+        neighbour = busy(max(os.sched_getaffinity(0)))
+        try:
+            disturbed = seconds(command)
+        finally:
+            neighbour.kill()
+            neighbour.wait()
+        for n in TOKENS:
+            ratios[n].append(quiet[n] / disturbed[n])
+    for n in TOKENS:
+        print(f"{n:4} tokens: {statistics.median(ratios[n]):.2f} of the quiet speed ({min(ratios[n]):.2f} to {max(ratios[n]):.2f})")
+
+
+if __name__ == "__main__":
+    main()
