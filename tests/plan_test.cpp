@@ -37,7 +37,7 @@ int64_t experts_on_gpu(const Plan& plan) {
 TEST(Plan, EveryModelOnEveryMachineIsSoundOrRefusedInTime) {
   int n_plans = 0;
   for (const std::string& machine : machine_names())
-    for (const char* model : {"v2-lite", "v2", "v3", "r1", "k2", "moonlight"}) {
+    for (const char* model : {"v2-lite", "v2", "v3", "r1", "k2", "k2-thinking", "moonlight"}) {
       SCOPED_TRACE(std::string(model) + " on " + machine);
       Workload w;
       w.context = 4096;
@@ -155,6 +155,7 @@ TEST(Plan, TakesTheWidestFormatThatFits) {
   EXPECT_EQ(format("r1", "threadripper-4090"), "int4");
   EXPECT_EQ(format("v2", "threadripper-4090"), "bf16");
   EXPECT_EQ(format("v2-lite", "desktop-192gb"), "bf16");
+  EXPECT_EQ(format("k2-thinking", "2x6454s-4090"), "int4-32");
 }
 
 TEST(Plan, RefusesWorkloadsThatCannotBe) {

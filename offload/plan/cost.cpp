@@ -17,6 +17,10 @@ WeightFormat stored_format(const ModelConfig& c) {
   return {c.scale_block > 0 ? DType::kF8E4M3 : DType::kBF16};
 }
 
+WeightFormat stored_expert_format(const ModelConfig& c) {
+  return c.expert_group > 0 ? WeightFormat{DType::kI4, c.expert_group} : stored_format(c);
+}
+
 int64_t matrix_bytes(const ModelConfig& c, int64_t rows, int64_t cols, WeightFormat format) {
   const int64_t block = c.scale_block > 0 ? c.scale_block : kDefaultScaleBlock;
   const auto blocks = [](int64_t n, int64_t size) { return (n + size - 1) / size; };

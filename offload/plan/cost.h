@@ -8,8 +8,9 @@
 
 namespace tandem {
 
-// The number format of everything but routed experts, and the experts' as stored.
+// The number formats of the checkpoint: of everything but routed experts, and of those.
 WeightFormat stored_format(const ModelConfig& config);
+WeightFormat stored_expert_format(const ModelConfig& config);
 
 // A matrix's numbers and scales.
 int64_t matrix_bytes(const ModelConfig& config, int64_t rows, int64_t cols, WeightFormat format);

@@ -118,7 +118,8 @@ std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& 
   if (p.stream_from_tokens > 0)
     for (const Stage& stage : p.stages)
       for (const Device d : stage.devices)
-        at(d).activation_bytes += kStreamedExperts * routed_expert_bytes(c, stored_format(c));
+        at(d).activation_bytes +=
+            kStreamedExperts * routed_expert_bytes(c, stored_expert_format(c));
   return memory;
 }
 

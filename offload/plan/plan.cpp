@@ -72,10 +72,10 @@ namespace {
 std::vector<WeightFormat> formats_to_try(const PlanRequest& r) {
   if (r.workload.experts) return {*r.workload.experts};
   constexpr int kInt4Group = 64;
-  const WeightFormat stored = stored_format(r.config);
+  const WeightFormat stored = stored_expert_format(r.config);
   std::vector<WeightFormat> formats = {stored};
   if (stored.dtype == DType::kBF16) formats.push_back({DType::kI8});
-  formats.push_back({DType::kI4, kInt4Group});
+  if (stored.dtype != DType::kI4) formats.push_back({DType::kI4, kInt4Group});
   return formats;
 }
 

@@ -185,7 +185,7 @@ void say_experts(const PlanInput& in, const Placement& p, Words& words) {
   const ExpertHomes homes = homes_of(in.config, p);
   const int64_t one = routed_expert_bytes(in.config, homes.format);
   const int64_t n = homes.on_cpu + homes.on_gpu;
-  const bool stored = homes.format.dtype == stored_format(in.config).dtype;
+  const bool stored = homes.format.dtype == stored_expert_format(in.config).dtype;
   words.push_back(fmt::format(
       "routed experts in {} ({}): {} x {:.2f} MB = {:.1f} GB, {} in CPU memory, {} on GPUs",
       format_name(homes.format), stored ? "as stored" : "smaller than stored", n,
