@@ -210,7 +210,7 @@ MUTANTS = [
     ("more hot experts than fit", "offload/plan/assign.cpp", [("    --slots[top.seat];\n", "")]),
     ("an exact search that gives up too early", "offload/plan/assign.cpp", [("if (least >= best_) return;", "if (least * 1.2 >= best_) return;")]),
     ("an expert without owner passes", "offload/plan/placement.cpp", [("require(owned[e], ", "require(owned[e] || true, ")]),
-    ("exceeded memory passes", "offload/plan/placement.cpp", [("require(m.free_bytes() >= 0,", "require(m.free_bytes() >= -m.capacity_bytes,")]),
+    ("exceeded memory passes", "offload/plan/placement.cpp", [("require(m.free_bytes() >= 0,", "require(m.free_bytes() >= 0 || true,")]),
     ("a rank is as busy as the mean one", "offload/plan/expert_load.cpp", [("if (n <= 1) return mean;", "if (n <= 1e9) return mean;")]),
     ("all tokens of a rank leave it", "offload/plan/layer_time.cpp", [("if (load.owner == backbone) continue;", "")]),
     ("a multiply-add is one operation at the ridge", "offload/plan/rules.cpp", [("kOpsPerWeight = 2;", "kOpsPerWeight = 1;")]),
