@@ -9,7 +9,6 @@
 
 PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev \
             nlohmann-json3-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev python3 python3-jinja2
-FUZZ_PACKAGES := clang-14 libclang-rt-14-dev
 LINT_PACKAGES := clang-format-14 clang-tidy-14
 JOBS := $(shell nproc)
 FUZZ_SECONDS ?= 600

@@ -4,8 +4,11 @@ set -eu
 cd "$(dirname "$0")/.."
 seconds=${1:-10}
 mkdir -p build
-tools/install_packages.sh clang-14 libclang-rt-14-dev
-cmake --preset fuzz >build/configure-fuzz.log 2>&1 || { cat build/configure-fuzz.log; exit 1; }
+# Debian 12's clang; it cannot read the <chrono> of GCC 13, so Ubuntu 24.04 takes its own.
+version=14
+[ ! -d /usr/include/c++/13 ] || version=18
+tools/install_packages.sh "clang-$version" "libclang-rt-$version-dev"
+cmake --preset fuzz -DCMAKE_CXX_COMPILER="clang++-$version" >build/configure-fuzz.log 2>&1 || { cat build/configure-fuzz.log; exit 1; }
 cmake --build build/fuzz -j"$(nproc)"
 for target in build/fuzz/tests/fuzz/*_fuzz; do
   name=$(basename "$target" _fuzz)
