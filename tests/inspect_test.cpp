@@ -83,7 +83,7 @@ TEST(Inspect, TakesUnderTwoSecondsForR1) {
   EXPECT_LT(spent.count(), 2.0);
 }
 
-// 594 GB, as the checkpoint's index says.
+// 594 GB.
 TEST(Inspect, ReportsKimiK2Thinking) {
   const ModelConfig config = parse(family("k2-thinking"));
   const TempDirectory dir;
