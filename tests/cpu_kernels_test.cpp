@@ -248,7 +248,8 @@ TEST_P(KernelTest, AttendMatchesSoftmaxInDouble) {
          {Case{5, 5, 130, 40, 8, 40}, Case{12, 4, 64, 128, 64, 128}, Case{7, 1, 100, 20, 8, 12},
           Case{1, 1, 1, 512, 64, 512}, Case{2, 2, 63, 3, 2, 5}, Case{77, 7, 200, 32, 16, 80},
           Case{150, 30, 333, 96, 32, 100}, Case{40, 1, 129, 64, 32, 16},
-          Case{300, 128, 70, 64, 32, 96}, Case{16, 1, 31, 64, 32, 32}}) {
+          Case{300, 128, 70, 64, 32, 96}, Case{16, 1, 31, 64, 32, 32},
+          Case{9, 3, 40, 48, 32, 48}}) {
       const int tokens = (c.queries + c.per_token - 1) / c.per_token;
       const auto with_nan = [&](int dim) {
         std::vector<float> v = normal((c.keys + tokens) * dim);
