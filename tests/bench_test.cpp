@@ -18,6 +18,7 @@
 #include "io/machine_json.h"
 #include "model/parameters.h"
 #include "offload/cpu_experts.h"
+#include "offload/plan/cost.h"
 #include "tests/error_of.h"
 #include "tests/small_config.h"
 
@@ -43,14 +44,14 @@ std::string small_config_json() {
 TEST(BenchCounts, BytesAndOperationsOfExperts) {
   const ModelConfig r1 = bench_config("r1");
   // gate and up [2048, 7168], down [7168, 2048]; 16 x 56 scales each.
-  EXPECT_EQ(expert_bytes(r1, {DType::kF8E4M3}), 3 * (14'680'064 + 896 * 4));
-  EXPECT_EQ(expert_bytes(r1, {DType::kBF16}), 88'080'384);
-  EXPECT_EQ(expert_bytes(r1, {DType::kI8}), 44'040'192 + (2048 + 2048 + 7168) * 4);
-  EXPECT_EQ(expert_bytes(r1, {DType::kI4, 128}), 22'020'096 + 344'064 * 4);
+  EXPECT_EQ(routed_expert_bytes(r1, {DType::kF8E4M3}), 3 * (14'680'064 + 896 * 4));
+  EXPECT_EQ(routed_expert_bytes(r1, {DType::kBF16}), 88'080'384);
+  EXPECT_EQ(routed_expert_bytes(r1, {DType::kI8}), 44'040'192 + (2048 + 2048 + 7168) * 4);
+  EXPECT_EQ(routed_expert_bytes(r1, {DType::kI4, 128}), 22'020'096 + 344'064 * 4);
   const ModelConfig lite = bench_config("v2-lite");
-  EXPECT_EQ(expert_bytes(lite, {DType::kBF16}), 17'301'504);
+  EXPECT_EQ(routed_expert_bytes(lite, {DType::kBF16}), 17'301'504);
   // 1408 / 128 = 11 and 2048 / 128 = 16 blocks.
-  EXPECT_EQ(expert_bytes(lite, {DType::kF8E4M3}), 3 * (2'883'584 + 176 * 4));
+  EXPECT_EQ(routed_expert_bytes(lite, {DType::kF8E4M3}), 3 * (2'883'584 + 176 * 4));
 
   int32_t ids[] = {0, 1, 2, 3, 4, 5, 6, 7, 7, 6, 5, 4, 3, 2, 1, 8};
   const TensorView two{ids, 2, 8, 8, DType::kI32};
@@ -102,7 +103,7 @@ TEST(BenchCounts, ATokenReadsWhatTheParameterCountSays) {
 
 TEST(BenchModel, AsManyExpertsAsFit) {
   const ModelConfig r1 = bench_config("r1");
-  const int64_t bytes = expert_bytes(r1, {DType::kF8E4M3});
+  const int64_t bytes = routed_expert_bytes(r1, {DType::kF8E4M3});
   Resident r = resident_experts(r1, {DType::kF8E4M3}, 43 * bytes, 0);
   EXPECT_EQ(r.experts, 40) << "a multiple of 8 groups";
   EXPECT_EQ(r.layers, 1);

@@ -8,7 +8,6 @@
 namespace tandem {
 namespace {
 
-constexpr int kDefaultScaleBlock = 128;  // of FP8 where the configuration has none
 constexpr int64_t kBf16Bytes = 2, kScaleBytes = 4;
 
 }  // namespace
@@ -21,8 +20,13 @@ WeightFormat stored_expert_format(const ModelConfig& c) {
   return c.expert_group > 0 ? WeightFormat{DType::kI4, c.expert_group} : stored_format(c);
 }
 
+int scale_block_of(const ModelConfig& c) {
+  constexpr int kDefault = 128;
+  return c.scale_block > 0 ? c.scale_block : kDefault;
+}
+
 int64_t matrix_bytes(const ModelConfig& c, int64_t rows, int64_t cols, WeightFormat format) {
-  const int64_t block = c.scale_block > 0 ? c.scale_block : kDefaultScaleBlock;
+  const int64_t block = scale_block_of(c);
   const auto blocks = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
   int64_t scales = 0;
   if (format.dtype == DType::kF8E4M3) scales = blocks(rows, block) * blocks(cols, block);

@@ -12,6 +12,9 @@ namespace tandem {
 WeightFormat stored_format(const ModelConfig& config);
 WeightFormat stored_expert_format(const ModelConfig& config);
 
+// Rows and columns that share a scale of FP8: the configuration's, or 128 where it has none.
+int scale_block_of(const ModelConfig& config);
+
 // A matrix's numbers and scales.
 int64_t matrix_bytes(const ModelConfig& config, int64_t rows, int64_t cols, WeightFormat format);
 int64_t routed_expert_bytes(const ModelConfig& config, WeightFormat format);

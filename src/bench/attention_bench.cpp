@@ -12,6 +12,7 @@
 #include "bench/roofline.h"
 #include "engine/kv_cache.h"
 #include "model/rope.h"
+#include "offload/plan/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {
@@ -57,8 +58,7 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
 
   const WeightFormat format = backbone_format("auto", config);
   const int64_t kv_b_bytes =
-      weight_bytes(int64_t{m.n_heads} * (m.nope_dim + m.v_dim), m.kv_rank, format,
-                   config.scale_block > 0 ? config.scale_block : kDefaultScaleBlock);
+      matrix_bytes(config, int64_t{m.n_heads} * (m.nope_dim + m.v_dim), m.kv_rank, format);
   CpuWeights home(kernels);
   const ModelWeights weights = random_weights(
       config, {format, {DType::kBF16}},

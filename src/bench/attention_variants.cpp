@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "bench/attention_bench.h"
+#include "offload/plan/cost.h"
 #include "ops/cpu_weights.h"
 
 namespace tandem {
@@ -235,11 +236,10 @@ MlaArgs AttentionVariants::args(TensorView cache) const {
 Cost cost_of_variant(AttentionVariant variant, const ModelConfig& config, WeightFormat format,
                      int64_t context, int64_t element_bytes) {
   const MlaConfig& m = config.mla;
-  const int block = config.scale_block > 0 ? config.scale_block : kDefaultScaleBlock;
   const int64_t heads = m.n_heads, kv_b_rows = heads * (m.nope_dim + m.v_dim);
   Cost cost;
   const auto matrix = [&](int64_t rows, int64_t cols, WeightFormat f) {
-    cost.bytes += weight_bytes(rows, cols, f, block);
+    cost.bytes += matrix_bytes(config, rows, cols, f);
     cost.ops += 2 * rows * cols;
   };
   matrix(m.q_rank, config.dim, format);

@@ -6,15 +6,12 @@
 #include "bench/machine_info.h"
 #include "core/program_files.h"
 #include "io/json.h"
+#include "offload/plan/cost.h"
 
 namespace tandem {
 namespace {
 
 constexpr int64_t kMaxConfigBytes = 1 << 20;
-
-WeightFormat stored_format(const ModelConfig& config) {
-  return {config.scale_block > 0 ? DType::kF8E4M3 : DType::kBF16};
-}
 
 // "k2, r1, v2, ..": the configurations in `folder`.
 std::string names_in(const std::string& folder) {
@@ -52,25 +49,7 @@ WeightFormat backbone_format(const std::string& name, const ModelConfig& config)
 }
 
 WeightFormat expert_format(const std::string& name, const ModelConfig& config) {
-  if (name != "auto") return weight_format(name);
-  return config.expert_group > 0 ? WeightFormat{DType::kI4, config.expert_group}
-                                 : stored_format(config);
-}
-
-int64_t weight_bytes(int64_t rows, int64_t cols, WeightFormat format, int scale_block) {
-  const auto blocks = [](int64_t n, int64_t block) { return (n + block - 1) / block; };
-  const int64_t n_scales = format.dtype == DType::kF8E4M3
-                               ? blocks(rows, scale_block) * blocks(cols, scale_block)
-                           : format.dtype == DType::kI8 ? rows
-                           : format.dtype == DType::kI4 ? rows * blocks(cols, format.group)
-                                                        : 0;
-  return rows * cols * bits_of(format.dtype) / 8 + n_scales * size_of(DType::kF32);
-}
-
-int64_t expert_bytes(const ModelConfig& c, WeightFormat format) {
-  const int block = c.scale_block > 0 ? c.scale_block : kDefaultScaleBlock;
-  return 2 * weight_bytes(c.expert_dim, c.dim, format, block) +
-         weight_bytes(c.dim, c.expert_dim, format, block);
+  return name == "auto" ? stored_expert_format(config) : weight_format(name);
 }
 
 int64_t cold_bytes() {
@@ -79,7 +58,7 @@ int64_t cold_bytes() {
 
 Resident resident_experts(const ModelConfig& c, WeightFormat format, int64_t budget, int64_t cold) {
   require(c.router.n_experts > 0, "this model has no routed experts: choose another --config");
-  const int64_t bytes = expert_bytes(c, format);
+  const int64_t bytes = routed_expert_bytes(c, format);
   const int64_t group = c.router.n_groups;
   const int64_t fewest = std::min(c.router.n_experts, 2 * c.router.n_active);
   const int64_t fit = std::min<int64_t>(c.router.n_experts, budget / bytes) / group * group;

@@ -14,8 +14,6 @@ namespace tandem {
 // that of a file or model directory. Throws Error for an unknown name, listing those known.
 ModelConfig bench_config(const std::string& name);
 
-constexpr int kDefaultScaleBlock = 128;  // of FP8 where the configuration has none
-
 struct WeightFormats {
   WeightFormat backbone;  // attention, dense layers, shared experts; the rest is BF16
   WeightFormat experts;
@@ -24,10 +22,6 @@ struct WeightFormats {
 // unknown name.
 WeightFormat backbone_format(const std::string& name, const ModelConfig& config);
 WeightFormat expert_format(const std::string& name, const ModelConfig& config);
-
-// Bytes of a matrix's numbers and scales, as a product must read them. `scale_block`: of FP8.
-int64_t weight_bytes(int64_t rows, int64_t cols, WeightFormat format, int scale_block);
-int64_t expert_bytes(const ModelConfig& config, WeightFormat format);
 
 // How much of a model's experts is kept.
 struct Resident {

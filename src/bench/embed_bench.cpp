@@ -4,6 +4,7 @@
 #include <random>
 
 #include "bench/roofline.h"
+#include "offload/plan/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {
@@ -17,7 +18,7 @@ void bench_embed(const EmbedBench& bench, const cpu::KernelTable& kernels, Machi
                  const OnRow& on_row) {
   const ModelConfig& config = bench.config;
   const WeightFormat format = {DType::kBF16};
-  const int64_t table_bytes = weight_bytes(config.vocab, config.dim, format, 0);
+  const int64_t table_bytes = matrix_bytes(config, config.vocab, config.dim, format);
   require(table_bytes <= bench.memory_bytes,
           "the embedding table needs {:.2f} GB and {:.2f} GB may be used; raise --memory",
           static_cast<double>(table_bytes) * 1e-9, static_cast<double>(bench.memory_bytes) * 1e-9);

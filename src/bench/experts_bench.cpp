@@ -6,6 +6,7 @@
 #include "bench/random_routing.h"
 #include "bench/roofline.h"
 #include "offload/cpu_experts.h"
+#include "offload/plan/cost.h"
 
 namespace tandem {
 
@@ -13,8 +14,8 @@ ExpertsCost cost_of_experts(const ModelConfig& c, WeightFormat format, const Ten
   const std::vector<int> rows = rows_of_experts(c.router, ids);
   const auto n = std::ssize(rows) - std::count(rows.begin(), rows.end(), 0);
   const int64_t pairs = ids.rows * ids.cols;
-  return {n * expert_bytes(c, format), 2 * 3 * pairs * c.dim * c.expert_dim, static_cast<int>(n),
-          *std::max_element(rows.begin(), rows.end())};
+  return {n * routed_expert_bytes(c, format), 2 * 3 * pairs * c.dim * c.expert_dim,
+          static_cast<int>(n), *std::max_element(rows.begin(), rows.end())};
 }
 
 void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,

@@ -12,6 +12,7 @@
 #include "bench/random_routing.h"
 #include "engine/generator.h"
 #include "offload/cpu_experts.h"
+#include "offload/plan/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {
@@ -171,12 +172,11 @@ ModelConfig cut_model(const GenerateBench& bench) {
 StepCost cost_of_step(const ModelConfig& config, WeightFormats formats, int64_t context,
                       int64_t batch, int64_t cache_element_bytes) {
   StepCost cost;
-  const int block = config.scale_block > 0 ? config.scale_block : kDefaultScaleBlock;
   int64_t moe_layers = 0;
   for (int l = 0; l < config.n_layers; ++l) moe_layers += config.is_moe(l) ? 1 : 0;
   if (moe_layers > 0) {
     const double experts = static_cast<double>(moe_layers) * expected_experts(config.router, batch);
-    const auto bytes = static_cast<double>(expert_bytes(config, formats.experts));
+    const auto bytes = static_cast<double>(routed_expert_bytes(config, formats.experts));
     cost.experts = {std::llround(experts * bytes), 6 * moe_layers * batch * config.router.n_active *
                                                        config.dim * config.expert_dim};
   }
@@ -195,7 +195,7 @@ StepCost cost_of_step(const ModelConfig& config, WeightFormats formats, int64_t 
     const bool bf16 = spec.use == WeightUse::kEmbedding || spec.use == WeightUse::kHead ||
                       spec.use == WeightUse::kRouter;
     cost.backbone.bytes +=
-        weight_bytes(rows, cols, bf16 ? WeightFormat{DType::kBF16} : formats.backbone, block);
+        matrix_bytes(config, rows, cols, bf16 ? WeightFormat{DType::kBF16} : formats.backbone);
     cost.backbone.ops += 2 * batch * rows * cols;
   });
   const AttentionCost one = cost_of_absorbed(config.mla, context, cache_element_bytes);

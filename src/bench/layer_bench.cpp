@@ -9,6 +9,7 @@
 #include "bench/random_routing.h"
 #include "engine/deepseek.h"
 #include "offload/cpu_experts.h"
+#include "offload/plan/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {
@@ -64,18 +65,17 @@ LayerCost cost_of_layer(const ModelConfig& config, WeightFormats formats, bool m
   one.n_layers = 1;
   one.n_dense_layers = moe ? 0 : 1;
   one.moe_layer_freq = 1;
-  const int block = one.scale_block > 0 ? one.scale_block : kDefaultScaleBlock;
   LayerCost cost;
   ModelWeights unused;
   for_each_weight(unused, one, [&](const WeightSpec& spec, QuantView&) {
     if (spec.layer < 0 || spec.use == WeightUse::kExpert || is_vector(spec.use)) return;
     const WeightFormat format =
         spec.use == WeightUse::kRouter ? WeightFormat{DType::kBF16} : formats.backbone;
-    cost.matrices.bytes += weight_bytes(spec.rows, spec.cols, format, block);
+    cost.matrices.bytes += matrix_bytes(one, spec.rows, spec.cols, format);
     cost.matrices.ops += 2 * n * spec.rows * spec.cols;
   });
   if (moe) {
-    const auto bytes = static_cast<double>(expert_bytes(one, formats.experts));
+    const auto bytes = static_cast<double>(routed_expert_bytes(one, formats.experts));
     cost.experts = {std::llround(expected_experts(one.router, n) * bytes),
                     2 * n * one.router.n_active * 3 * one.dim * one.expert_dim};
   }
@@ -84,7 +84,7 @@ LayerCost cost_of_layer(const ModelConfig& config, WeightFormats formats, bool m
   const AttentionCost absorbed = cost_of_absorbed(m, context, cache_element_bytes);
   const AttentionCost naive =
       cost_of_naive(m, context, n, cache_element_bytes,
-                    weight_bytes(kv_b_rows, m.kv_rank, formats.backbone, block));
+                    matrix_bytes(one, kv_b_rows, m.kv_rank, formats.backbone));
   cost.attention = {absorbed.bytes, std::min(n * absorbed.ops, naive.ops)};
   return cost;
 }
@@ -119,9 +119,8 @@ void bench_moe(const LayerBench& bench, const cpu::KernelTable& kernels, Machine
   std::normal_distribution<float> normal;
   for (int64_t i = 0; i < most * x.cols; ++i) x.row<float>(0)[i] = normal(rng);
 
-  const int block = config.scale_block > 0 ? config.scale_block : kDefaultScaleBlock;
-  const int64_t shared = weight_bytes(3 * width, config.dim, bench.formats.backbone, block);
-  const int64_t router = weight_bytes(config.router.n_experts, config.dim, {DType::kBF16}, block);
+  const int64_t shared = matrix_bytes(config, 3 * width, config.dim, bench.formats.backbone);
+  const int64_t router = matrix_bytes(config, config.router.n_experts, config.dim, {DType::kBF16});
   const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.formats.experts.dtype);
   for (const int n : bench.tokens) {
     const auto routings = routings_of_equal_cost(config.router, n, false, rng);

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "bench/roofline.h"
+#include "offload/plan/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {
@@ -14,10 +15,9 @@ struct MatrixBytes {
 };
 MatrixBytes matrix_bytes(const MlpBench& bench) {
   const ModelConfig& c = bench.config;
-  const int block = c.scale_block > 0 ? c.scale_block : kDefaultScaleBlock;
-  return {weight_bytes(c.dense_dim, c.dim, bench.format, block),
-          weight_bytes(c.dim, c.dense_dim, bench.format, block),
-          weight_bytes(c.dim, int64_t{c.mla.n_heads} * c.mla.v_dim, bench.format, block)};
+  return {matrix_bytes(c, c.dense_dim, c.dim, bench.format),
+          matrix_bytes(c, c.dim, c.dense_dim, bench.format),
+          matrix_bytes(c, c.dim, int64_t{c.mla.n_heads} * c.mla.v_dim, bench.format)};
 }
 
 // As many layers as make weights come from memory, none of them with experts.

@@ -10,6 +10,7 @@
 
 #include "bench/bench_model.h"
 #include "bench/machine_info.h"
+#include "offload/plan/cost.h"
 
 namespace tandem {
 namespace {
@@ -141,7 +142,7 @@ void add_copies(const TensorView& from, const TensorView& to, int64_t bytes,
 ModelWeights random_weights(const ModelConfig& config, WeightFormats formats,
                             const std::function<bool(const WeightSpec&)>& wanted, CpuWeights& home,
                             Team& team) {
-  const int block = config.scale_block > 0 ? config.scale_block : kDefaultScaleBlock;
+  const int block = scale_block_of(config);
   std::vector<float> numbers;
   const auto packed_bytes = [&](const WeightSpec& spec, WeightFormat format) {
     const QuantView w = stored_view(spec, format, block, numbers);
