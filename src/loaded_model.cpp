@@ -36,15 +36,17 @@ std::optional<WeightFormat> choose_experts(const ModelOptions& options, ModelWei
   std::optional<WeightFormat> chosen;
   if (options.experts != "auto") chosen = weight_format(options.experts);
   if (chosen && chosen->dtype == DType::kI4 && chosen->group == config.expert_group) chosen = {};
+  int64_t needed = bytes(chosen);
   const char* smaller[] = {"int8", "int4"};
   for (const char* name : smaller) {
-    if (options.experts != "auto" || bytes(chosen) <= memory) break;
+    if (options.experts != "auto" || needed <= memory) break;
     chosen = weight_format(name);
+    needed = bytes(chosen);
   }
-  require(bytes(chosen) <= memory,
+  require(needed <= memory,
           "the model needs {:.1f} GB of memory with its KV cache and this machine has {:.1f} GB: "
           "use a smaller model, a smaller --ctx or --experts int4",
-          bytes(chosen) * 1e-9, memory * 1e-9);
+          needed * 1e-9, memory * 1e-9);
   if (options.experts == "auto" && chosen)
     options.warn(fmt::format("memory is too small for the experts as stored: they are kept as {}",
                              format_name(*chosen)));
