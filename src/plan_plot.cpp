@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bench/line_chart.h"
 #include "plan_report.h"
 
 namespace tandem {
@@ -13,23 +14,16 @@ constexpr const char* kColours[kNumParts] = {"#4e79a7", "#f28e2b", "#e15759", "#
                                              "#59a14f", "#edc948", "#b07aa1", "#ff9da7",
                                              "#9c755f", "#bab0ac", "#444444"};
 
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text)
-    out += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : std::string(1, c);
-  return out;
-}
-
 std::string label(double x, double y, const std::string& text, bool strong = false) {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\"{}>{}</text>\n", x, y,
-                     strong ? " font-weight=\"bold\"" : "", escaped(text));
+                     strong ? " font-weight=\"bold\"" : "", svg_text(text));
 }
 
 std::string box(double x, double y, double width, const char* colour, const std::string& title) {
   return fmt::format(
       "<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\"><title>{}</title>"
       "</rect>\n",
-      x, y, std::max(0.0, width), kBar, colour, escaped(title));
+      x, y, std::max(0.0, width), kBar, colour, svg_text(title));
 }
 
 // One bar a device, each its whole memory.

@@ -16,12 +16,6 @@ constexpr int kLegendStep = 20;
 constexpr const char* kColors[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7",
                                    "#E69F00", "#56B4E9", "#000000"};
 
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) out += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
-  return out;
-}
-
 // From a logarithmic range to pixels.
 struct Axis {
   double first, last, from, to;
@@ -61,6 +55,13 @@ std::string polyline(const std::vector<std::pair<double, double>>& points, const
 
 }  // namespace
 
+std::string svg_text(const std::string& text) {
+  std::string out;
+  for (const char c : text)
+    out += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : std::string(1, c);
+  return out;
+}
+
 std::string svg_of(const LineChart& chart) {
   Range xs, ys;
   for (const LineChart::Line& line : chart.lines)
@@ -81,7 +82,7 @@ std::string svg_of(const LineChart& chart) {
       "\n"
       R"svg(<text x="{2}" y="24" font-size="15">{3}</text>)svg"
       "\n",
-      kWidth, kHeight, kLeft, escaped(chart.title));
+      kWidth, kHeight, kLeft, svg_text(chart.title));
   for (double tick = x.first; tick <= x.last * 1.001; tick *= 2)
     svg += fmt::format(
         R"svg(<path d="M{0:.1f} {1:.1f}V{2:.1f}" stroke="#ddd"/><text x="{0:.1f}" y="{3:.1f}" )svg"
@@ -98,8 +99,8 @@ std::string svg_of(const LineChart& chart) {
       R"svg(<text x="{:.1f}" y="{}" text-anchor="middle">{}</text>)svg"
       R"svg(<text transform="translate(18 {:.1f}) rotate(-90)" text-anchor="middle">{}</text>)svg"
       "\n",
-      (x.from + x.to) / 2, kHeight - 14, escaped(chart.x_label), (y.from + y.to) / 2,
-      escaped(chart.y_label));
+      (x.from + x.to) / 2, kHeight - 14, svg_text(chart.x_label), (y.from + y.to) / 2,
+      svg_text(chart.y_label));
 
   double legend = kTop + 8;
   for (size_t i = 0; i < chart.lines.size(); ++i) {
@@ -113,7 +114,7 @@ std::string svg_of(const LineChart& chart) {
         "\n"
         R"svg(<path d="M{} {}h22" stroke="{}" stroke-width="2"/><text x="{}" y="{}">{}</text>)svg"
         "\n",
-        x.to + 16, legend, color, x.to + 44, legend + 4, escaped(line.name));
+        x.to + 16, legend, color, x.to + 44, legend + 4, svg_text(line.name));
     legend += kLegendStep;
   }
   svg += fmt::format(

@@ -16,6 +16,9 @@ struct LineChart {
   std::vector<Line> lines;  // at least one, with a point
 };
 
+// Text as it stands between the tags of an SVG file.
+std::string svg_text(const std::string& text);
+
 std::string svg_of(const LineChart& chart);
 
 }  // namespace tandem
