@@ -177,12 +177,7 @@ TEST(LayerTime, OneTokenOfR1ByHand) {
   const RoutingStatistics routing(r1);
   const Workload w;
   const PlanInput in = {r1, m, w, routing};
-  Placement p;
-  p.backbone = {DType::kF8E4M3};
-  p.stages = {{0, 60, {{0, 0}}, 1}};
-  ExpertGroup group = {{}, {DType::kF8E4M3}, {{0, -1}}};
-  for (int e = 0; e < 256; ++e) group.experts.push_back(e);
-  p.layers = {{3, 60, {group}}};
+  Placement p = r1_with_experts_on_the_cpu();
   const LayerTime t = LayerModel(in, p, {1, 4096, false, 1}).layer(p.stages[0], 3, &p.layers[0]);
   // 8 experts are read at 100 GB/s with the efficiency of one row.
   EXPECT_NEAR(t[Part::kCpuExperts], 8 * 44'050'944 / 100e9 / 0.92, 1e-9);
@@ -215,12 +210,7 @@ TEST(LayerTime, StreamingTakesTheLinksTimeAndHidesTheRest) {
   const RoutingStatistics routing(r1);
   const Workload w;
   const PlanInput in = {r1, m, w, routing};
-  Placement p;
-  p.backbone = {DType::kF8E4M3};
-  p.stages = {{0, 60, {{0, 0}}, 1}};
-  ExpertGroup group = {{}, {DType::kF8E4M3}, {{0, -1}}};
-  for (int e = 0; e < 256; ++e) group.experts.push_back(e);
-  p.layers = {{3, 60, {group}}};
+  Placement p = r1_with_experts_on_the_cpu();
   p.stream_from_tokens = 2000;
   const StepShape chunk = {4096, 4096, true, 1};
   const LayerTime t = LayerModel(in, p, chunk).layer(p.stages[0], 3, &p.layers[0]);

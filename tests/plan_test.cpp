@@ -223,12 +223,7 @@ TEST(Plan, MoreMemoryOrBandwidthIsNeverSlower) {
 }
 
 TEST(Plan, ThroughputServesAsManyAsTheSpeedWantedAllows) {
-  Workload w;
-  w.context = 4096;
-  w.prompt_tokens = 2000;
-  w.output_tokens = 1000;
-  w.objective = Objective::kThroughput;
-  w.concurrency = 0;
+  Workload w = throughput_of_clusters();
   w.tokens_per_second_per_user = 20;
   const Planned planned("r1", known_machine("8xh200"), w);
   const Plan plan = planned.plan();
@@ -245,12 +240,7 @@ TEST(Plan, ThroughputServesAsManyAsTheSpeedWantedAllows) {
 // Published: 22,300 output tokens/s a host of 8 GPUs at 2,000 tokens of prompt, 12 hosts of which
 // 9 decode. The prediction lands within a factor of two.
 TEST(Plan, ClusterIsWithinAFactorOfTwoOfWhatWasPublished) {
-  Workload w;
-  w.context = 4096;
-  w.prompt_tokens = 2000;
-  w.output_tokens = 1000;
-  w.objective = Objective::kThroughput;
-  w.concurrency = 0;
+  Workload w = throughput_of_clusters();
   w.tokens_per_second_per_user = 20;
   const Plan plan = Planned("r1", known_machine("12x8xh100"), w).plan();
   const double a_host = plan.prediction.decode.tokens_per_second / 12;

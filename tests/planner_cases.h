@@ -31,6 +31,28 @@ inline Machine round_machine() {
   return m;
 }
 
+// What the published cluster was measured with: as many sequences at a time as serve best.
+inline Workload throughput_of_clusters() {
+  Workload w;
+  w.context = 4096;
+  w.prompt_tokens = 2000;
+  w.output_tokens = 1000;
+  w.objective = Objective::kThroughput;
+  w.concurrency = 0;
+  return w;
+}
+
+// The backbone on the first GPU, FP8 throughout.
+inline Placement r1_with_experts_on_the_cpu() {
+  Placement p;
+  p.backbone = {DType::kF8E4M3};
+  p.stages = {{0, 60, {{0, 0}}, 1}};
+  ExpertGroup group = {{}, {DType::kF8E4M3}, {{0, -1}}};
+  for (int e = 0; e < 256; ++e) group.experts.push_back(e);
+  p.layers = {{3, 60, {group}}};
+  return p;
+}
+
 // A plan with everything it points to.
 struct Planned {
   Planned(const std::string& name, Machine m, Workload w = {})

@@ -128,11 +128,7 @@ TEST(Simulate, SameSeedSameSteps) {
 
 // The prediction's layer and the simulated one, evenly routed, are near each other.
 TEST(Simulate, AgreesWithThePredictionWhereAllIsEven) {
-  Workload w;
-  w.context = 4096;
-  w.prompt_tokens = 2000;
-  w.output_tokens = 1000;
-  w.objective = Objective::kThroughput;
+  Workload w = throughput_of_clusters();
   w.concurrency = 1024;
   const Planned planned("r1", known_machine("16xh800"), w);
   const Plan plan = planned.plan();
