@@ -46,6 +46,7 @@ std::vector<std::vector<Device>> gpu_subsets(const Machine& m) {
   for (const int size : sizes) {
     if (size == 0) continue;
     std::vector<Device> gpus;
+    gpus.reserve(size);
     for (int i = 0; i < size; ++i) gpus.push_back({i / a_host, i % a_host});
     subsets.push_back(std::move(gpus));
   }

@@ -108,6 +108,7 @@ LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
   std::vector<Device> sorted = stage.devices;
   std::sort(sorted.begin(), sorted.end());
   std::vector<bool> is_own;
+  is_own.reserve(loads.size());
   for (const ExpertLoad& load : loads)
     is_own.push_back(std::binary_search(sorted.begin(), sorted.end(), load.owner));
   const auto n_own = static_cast<int>(std::count(is_own.begin(), is_own.end(), true));

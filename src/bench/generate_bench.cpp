@@ -23,6 +23,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kMostLayers = 1000;
 constexpr int kMinRounds = 3;
+constexpr int kBurstsOfPrompt = 4;  // a median of three would follow a single disturbance
 
 int most_of(const std::vector<int>& values) {
   return *std::max_element(values.begin(), values.end());
@@ -84,9 +85,9 @@ SamplingParams greedy() {
 }
 
 // Times each step that decodes a token of each of `batch` sequences behind `context` tokens that
-// are in the cache already, bursts of the probes between.
+// are in the cache already, bursts of the probe between.
 std::vector<double> decode_times(Engine& engine, const GenerateBench& bench, int context, int batch,
-                                 RooflineProbe& products, RooflineProbe& attention) {
+                                 RatesProbe& probe) {
   std::mt19937 rng(context);
   std::vector<double> times;
   std::vector<KvSequence> caches(batch);
@@ -109,8 +110,7 @@ std::vector<double> decode_times(Engine& engine, const GenerateBench& bench, int
       if (i + 1 < batch) return true;
       const double seconds = std::chrono::duration<double>(Clock::now() - last).count();
       if (!first) times.push_back(seconds);
-      products.burst(first ? 0 : seconds);
-      attention.burst(first ? 0 : seconds);
+      probe.burst(first ? 0 : seconds);
       first = false;
       last = Clock::now();
       return true;
@@ -124,7 +124,8 @@ std::vector<double> decode_times(Engine& engine, const GenerateBench& bench, int
   return times;
 }
 
-std::vector<double> prefill_times(Engine& engine, const GenerateBench& bench, int n) {
+std::vector<double> prefill_times(Engine& engine, const GenerateBench& bench, int n,
+                                  RatesProbe& probe) {
   std::mt19937 rng(n);
   std::vector<double> times;
   double spent = 0;
@@ -136,8 +137,17 @@ std::vector<double> prefill_times(Engine& engine, const GenerateBench& bench, in
                           .kv = nullptr};
     times.push_back(engine.generator.run({&request, 1}, {})[0].prefill_seconds);
     spent += times.back();
+    for (int i = 0; i < kBurstsOfPrompt; ++i) probe.burst(times.back() / kBurstsOfPrompt);
   }
   return times;
+}
+
+// What a kind of product is bound by when all rates are those of `machine`.
+Bounds bounds_of(const Machine& machine, const cpu::PeakLoop& peak) {
+  const double ops = peak.type == cpu::Arithmetic::kInt8   ? machine.peak.int8
+                     : peak.type == cpu::Arithmetic::kBF16 ? machine.peak.bf16
+                                                           : machine.peak.fp32;
+  return {machine.nodes[0].read_bytes_per_second, ops};
 }
 
 // What the planner expects, and by which part of the measured time it is off.
@@ -207,19 +217,21 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
                     MachineSpeed& speed) {
   const ModelConfig config = cut_model(bench);
   Engine engine(bench, config, kernels, speed.team());
-  RooflineProbe products(speed, peak_of_products(speed, kernels, bench.formats.experts.dtype));
-  RooflineProbe attention(speed, peak_of_attention(speed, kernels));
+  const cpu::PeakLoop products = peak_of_products(speed, kernels, bench.formats.experts.dtype);
+  const cpu::PeakLoop attention = peak_of_attention(speed, kernels);
+  RatesProbe probe(speed, kernels.isa);
 
   Json decode = Json::array();
   for (const int context : bench.contexts) {
     for (const int batch : bench.batches) {
-      const double seconds =
-          median(decode_times(engine, bench, context, batch, products, attention));
+      const int first_burst = probe.n_bursts();
+      const double seconds = median(decode_times(engine, bench, context, batch, probe));
+      const Machine machine = probe.machine(first_burst);
       const StepCost cost =
           cost_of_step(config, bench.formats, context, batch, size_of(cache_type_for(kernels)));
-      const Bounds bounds = products.bounds();
+      const Bounds bounds = bounds_of(machine, products);
       const double roofline = bounds.seconds(cost.backbone) + bounds.seconds(cost.experts) +
-                              attention.bounds().seconds(cost.attention);
+                              bounds_of(machine, attention).seconds(cost.attention);
       const double reading = static_cast<double>(cost.bytes()) / bounds.read_bytes_per_second;
       decode.push_back({{"context", context},
                         {"batch", batch},
@@ -229,22 +241,20 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
                         {"roofline_seconds", roofline},
                         {"roofline_ratio", roofline / seconds},
                         {"bandwidth_ratio", reading / seconds}});
+      add_prediction(decode.back(),
+                     CpuPrediction(config, bench.formats, machine).decode_seconds(batch, context));
     }
   }
   Json prefill = Json::array();
   for (const int n : bench.prompts) {
-    const double seconds = median(prefill_times(engine, bench, n));
+    const int first_burst = probe.n_bursts();
+    const double seconds = median(prefill_times(engine, bench, n, probe));
     prefill.push_back({{"tokens", n}, {"seconds", seconds}, {"tokens_per_second", n / seconds}});
+    add_prediction(prefill.back(), CpuPrediction(config, bench.formats, probe.machine(first_burst))
+                                       .prefill_seconds(n, bench.step_tokens));
   }
-  const CpuPrediction prediction(
-      config, bench.formats,
-      machine_of(speed, kernels.isa, products.bounds().read_bytes_per_second));
-  for (Json& d : decode)
-    add_prediction(d, prediction.decode_seconds(d["batch"].get<int>(), d["context"].get<int>()));
-  for (Json& p : prefill)
-    add_prediction(p, prediction.prefill_seconds(p["tokens"].get<int>(), bench.step_tokens));
 
-  const Bounds bounds = products.bounds();
+  const Bounds bounds = bounds_of(probe.machine(0), products);
   return {{"bench", "generate"},
           {"config", bench.config_name},
           {"isa", kernels.name},
@@ -261,7 +271,7 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
           {"bandwidth_ratio", decode[0]["bandwidth_ratio"]},
           {"read_bytes_per_second", bounds.read_bytes_per_second},
           {"peak_ops_per_second", bounds.ops_per_second},
-          {"instruction", products.instruction()},
+          {"instruction", products.instruction},
           {"decode", decode},
           {"prefill", prefill}};
 }

@@ -9,7 +9,6 @@ namespace tandem {
 namespace {
 
 constexpr Device kCpu{};
-constexpr double kPeakSeconds = 0.02;
 
 Placement all_on_cpu(const ModelConfig& config, WeightFormats formats) {
   Placement p;
@@ -50,19 +49,39 @@ double CpuPrediction::step_seconds(double tokens, double context, bool prefill) 
       .step_seconds;
 }
 
-Machine machine_of(MachineSpeed& speed, cpu::Isa isa, double read_bytes_per_second) {
+void RatesProbe::burst(double seconds) {
+  constexpr double kLongest = 0.05;
+  constexpr int kKinds = 5;
+  const double each = std::min(seconds, kLongest) / kKinds;
+  const auto read = [&](Threads threads) {
+    return speed_.read_bytes_per_second(speed_.best_read_loop(), threads, each);
+  };
   const auto peak = [&](cpu::Arithmetic type) {
-    const cpu::PeakLoop& loop = speed.best_peak_loop(type, isa);
-    return loop.type == type ? speed.ops_per_second(loop, Threads::kAll, kPeakSeconds) : 0;
+    const cpu::PeakLoop& loop = speed_.best_peak_loop(type, isa_);
+    return loop.type == type ? speed_.ops_per_second(loop, Threads::kAll, each) : 0;
+  };
+  bursts_.push_back({read(Threads::kAll),
+                     read(Threads::kOne),
+                     {.fp32 = peak(cpu::Arithmetic::kF32),
+                      .bf16 = peak(cpu::Arithmetic::kBF16),
+                      .int8 = peak(cpu::Arithmetic::kInt8)}});
+}
+
+Machine RatesProbe::machine(int first_burst) const {
+  const auto median_of = [&](auto rate) {
+    std::vector<double> values;
+    for (size_t i = first_burst; i < bursts_.size(); ++i) values.push_back(rate(bursts_[i]));
+    return median(std::move(values));
   };
   Machine machine;
-  machine.isa = cpu::name_of(isa);
-  machine.nodes = {{speed.team().size(), machine_info().memory_bytes, read_bytes_per_second}};
+  machine.isa = cpu::name_of(isa_);
+  machine.nodes = {{speed_.team().size(), machine_info().memory_bytes,
+                    median_of([](const Rates& r) { return r.read; })}};
   machine.one_thread_read_bytes_per_second =
-      speed.read_bytes_per_second(speed.best_read_loop(), Threads::kOne);
-  machine.peak = {.fp32 = peak(cpu::Arithmetic::kF32),
-                  .bf16 = peak(cpu::Arithmetic::kBF16),
-                  .int8 = peak(cpu::Arithmetic::kInt8)};
+      median_of([](const Rates& r) { return r.one_thread_read; });
+  machine.peak = {.fp32 = median_of([](const Rates& r) { return r.peak.fp32; }),
+                  .bf16 = median_of([](const Rates& r) { return r.peak.bf16; }),
+                  .int8 = median_of([](const Rates& r) { return r.peak.int8; })};
   return machine;
 }
 

@@ -1,6 +1,8 @@
 // What the planner's model of costs says of a model on this machine's CPUs, with the rates that
 // were measured beside it, to hold against what was measured.
 #pragma once
+#include <vector>
+
 #include "bench/bench_model.h"
 #include "bench/machine_speed.h"
 #include "core/machine.h"
@@ -26,7 +28,25 @@ class CpuPrediction {
   Placement placement_;
 };
 
-// One node with these cores; peaks are measured for some milliseconds each.
-Machine machine_of(MachineSpeed& speed, cpu::Isa isa, double read_bytes_per_second);
+// Bursts of all rates that the model of costs asks for, between the runs that are held against it:
+// how fast a shared machine reads and multiplies changes within seconds.
+class RatesProbe {
+ public:
+  RatesProbe(MachineSpeed& speed, cpu::Isa isa) : speed_(speed), isa_(isa) {}
+  // About `seconds` in all, within bounds.
+  void burst(double seconds);
+  int n_bursts() const { return static_cast<int>(bursts_.size()); }
+  // One node with these cores and the medians of all bursts from one on.
+  Machine machine(int first_burst) const;
+
+ private:
+  struct Rates {
+    double read, one_thread_read;
+    PeakRates peak;
+  };
+  MachineSpeed& speed_;
+  const cpu::Isa isa_;
+  std::vector<Rates> bursts_;
+};
 
 }  // namespace tandem
