@@ -1,8 +1,7 @@
 // Products of float activations with AVX2, FMA and F16C, over panels. While the first rows of x are
 // multiplied the weights are widened in registers and left as float in the level-1 cache, where all
 // other rows find them.
-#include <immintrin.h>
-
+#include "cpu_kernels/avx2_lanes.h"
 #include "cpu_kernels/panels.h"
 
 namespace tandem::cpu {
@@ -280,42 +279,65 @@ void avx2_gemm(const GemmArgs& a) {
 
 namespace {
 
-// out[c] += sum over the 16 rows of x * w.
-void add_columns(const Column* w, int n, __m256 x_low, __m256 x_high, float* out) {
-  for (int c = 0; c < n; ++c) {
-    const __m256 products = _mm256_fmadd_ps(w[c].low, x_low, _mm256_mul_ps(w[c].high, x_high));
-    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(products), _mm256_extractf128_ps(products, 1));
-    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-    out[c] += _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
-  }
+// The sum over the lanes of each of 8 vectors.
+__m256 sum_lanes(const __m256 (&v)[8]) {
+  __m256i t[8];
+  for (int i = 0; i < 8; ++i) t[i] = _mm256_castps_si256(v[i]);
+  transpose(t);
+  __m256 s[8];
+  for (int i = 0; i < 8; ++i) s[i] = _mm256_castsi256_ps(t[i]);
+  for (int n = 4; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) s[i] = _mm256_add_ps(s[i], s[i + n]);
+  return s[0];
 }
 
+// x of 8 rows of w that begin at output row j, with their scales; 0 where it was not asked for.
+__m256 x_of_rows(const float* x, int j, int n, const float* scale) {
+  const __m256i asked = _mm256_andnot_si256(lane_mask(-j), lane_mask(n - j));
+  return _mm256_mul_ps(_mm256_maskload_ps(x + j, asked), _mm256_load_ps(scale));
+}
+
+// 8 columns of some panels at a time, widened once for all rows of x: lanes are rows of w, so their
+// sum is formed at the end.
 template <class Type>
 void gemm_transposed(const GemmArgs& a) {
+  constexpr int kPanels = 16, kWidth = 8;
   const PanelRange range = panels_of(a);
-  for (int i = 0; i < a.m; ++i) __builtin_memset(a.out + i * a.out_stride, 0, a.k * sizeof(float));
-  for (int p = 0; p < range.n; ++p) {
-    const int64_t at = range.first + p;
-    const int j = p * kPanelRows - range.skip;  // of x
-    const PanelScales scales(a.w, at);
-    ScaleColumns columns(a.w);
-    for (int col = 0, n; col < a.k; col += n) {
-      n = columns.take(min(kColumns, a.k - col));
-      Column w[kColumns];
-      const char* from = bytes(a.w.data) + at * a.w.stride + col / Type::kColumns * kStepBytes;
-      for (int c = 0; c < n; c += Type::kColumns, from += kStepBytes) Type::widen(from, w + c);
-      alignas(32) float scale[kPanelRows], x[kPanelRows];
-      scales.read(columns.block(), scale);
+  Column w[kPanels][kWidth] = {};
+  alignas(32) float scales[kPanels][kPanelRows];
+  ScaleColumns columns(a.w);
+  for (int col = 0, n; col < a.k; col += n) {
+    n = columns.take(min(kWidth, a.k - col));
+    for (int first = 0; first < range.n; first += kPanels) {
+      const int n_panels = min(kPanels, range.n - first);
+      for (int p = 0; p < n_panels; ++p) {
+        const int64_t at = range.first + first + p;
+        const char* from = bytes(a.w.data) + at * a.w.stride + col / Type::kColumns * kStepBytes;
+        for (int c = 0; c < n; c += Type::kColumns, from += kStepBytes) Type::widen(from, w[p] + c);
+        PanelScales(a.w, at).read(columns.block(), scales[p]);
+        for (float& scale : scales[p]) scale *= Type::kLift;
+      }
       for (int i = 0; i < a.m; ++i) {
-        const float* row = reinterpret_cast<const float*>(x_row(a.x, i));
-        for (int r = 0; r < kPanelRows; ++r)
-          x[r] = j + r < 0 || j + r >= a.n ? 0 : row[j + r] * scale[r] * Type::kLift;
-        add_columns(w, n, _mm256_load_ps(x), _mm256_load_ps(x + 8), a.out + i * a.out_stride + col);
+        const float* x = reinterpret_cast<const float*>(x_row(a.x, i));
+        __m256 acc[kWidth] = {};
+        for (int p = 0; p < n_panels; ++p) {
+          const int j = (first + p) * kPanelRows - range.skip;
+          const __m256 low = x_of_rows(x, j, a.n, scales[p]);
+          const __m256 high = x_of_rows(x, j + kLanes, a.n, scales[p] + kLanes);
+#pragma GCC unroll 8
+          for (int c = 0; c < kWidth; ++c) {
+            acc[c] = _mm256_fmadd_ps(low, w[p][c].low, acc[c]);
+            acc[c] = _mm256_fmadd_ps(high, w[p][c].high, acc[c]);
+          }
+        }
+        float* const out = a.out + i * a.out_stride + col;
+        const __m256i wanted = lane_mask(n);
+        const __m256 before = first == 0 ? __m256{} : _mm256_maskload_ps(out, wanted);
+        const __m256 sum = _mm256_mul_ps(sum_lanes(acc), _mm256_set1_ps(Type::kUnit));
+        _mm256_maskstore_ps(out, wanted, _mm256_add_ps(before, sum));
       }
     }
   }
-  for (int i = 0; i < a.m; ++i)
-    for (int c = 0; c < a.k; ++c) a.out[i * a.out_stride + c] *= Type::kUnit;
 }
 
 void gemm_transposed(const GemmArgs& a) {

@@ -58,7 +58,7 @@ void widen_f16(__m512i step, __m512* to) {
 }
 
 // Whole steps that hold n columns, without their scale.
-void widen_panel(WeightType type, const char* from, int n, Floats& to) {
+void widen_panel(WeightType type, const char* from, int n, __m512* to) {
   const int per_step = columns_of_step(type);
   const E4m3Table e4m3;
   for (int c = 0; c < n; c += per_step, from += kStepBytes) {
@@ -145,29 +145,39 @@ __m512 x_of_panel(const float* x, int j, int n) {
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << end) - (1u << begin)), x + j);
 }
 
-// A block of 16 columns at a time: lanes are rows of w, so their sum is formed at the end.
+// 16 columns of some panels at a time, widened once for all rows of x: lanes are rows of w, so
+// their sum is formed at the end.
 void gemm_transposed(const GemmArgs& a) {
+  constexpr int kPanels = 16;
   const PanelRange range = panels_of(a);
   const int per_step = columns_of_step(a.w.type);
-  Floats w;
-  alignas(64) float scale[kPanelRows];
+  __m512 w[kPanels][16] = {};
+  alignas(64) float scales[kPanels][kPanelRows];
   ScaleColumns columns(a.w);
   for (int col = 0, n; col < a.k; col += n) {
     n = columns.take(min(16, a.k - col));
-    for (int i = 0; i < a.m; ++i) {
-      const float* x = reinterpret_cast<const float*>(x_row(a.x, i));
-      __m512 acc[16] = {};
-      for (int p = 0; p < range.n; ++p) {
-        const int64_t at = range.first + p;
-        const char* steps = bytes(a.w.data) + at * a.w.stride + col / per_step * kStepBytes;
-        widen_panel(a.w.type, steps, n, w);
-        PanelScales(a.w, at).read(columns.block(), scale);
-        const __m512 xs =
-            _mm512_mul_ps(x_of_panel(x, p * kPanelRows - range.skip, a.n), _mm512_load_ps(scale));
-        for (int c = 0; c < n; ++c) acc[c] = _mm512_fmadd_ps(xs, w[c], acc[c]);
+    const auto wanted = static_cast<__mmask16>((1u << n) - 1);
+    for (int first = 0; first < range.n; first += kPanels) {
+      const int n_panels = min(kPanels, range.n - first);
+      for (int p = 0; p < n_panels; ++p) {
+        const int64_t at = range.first + first + p;
+        widen_panel(a.w.type, bytes(a.w.data) + at * a.w.stride + col / per_step * kStepBytes, n,
+                    w[p]);
+        PanelScales(a.w, at).read(columns.block(), scales[p]);
       }
-      _mm512_mask_storeu_ps(a.out + i * a.out_stride + col, static_cast<__mmask16>((1u << n) - 1),
-                            sum_lanes(acc));
+      for (int i = 0; i < a.m; ++i) {
+        const float* x = reinterpret_cast<const float*>(x_row(a.x, i));
+        __m512 acc[16] = {};
+        for (int p = 0; p < n_panels; ++p) {
+          const __m512 xs = _mm512_mul_ps(x_of_panel(x, (first + p) * kPanelRows - range.skip, a.n),
+                                          _mm512_load_ps(scales[p]));
+#pragma GCC unroll 16
+          for (int c = 0; c < 16; ++c) acc[c] = _mm512_fmadd_ps(xs, w[p][c], acc[c]);
+        }
+        float* const out = a.out + i * a.out_stride + col;
+        const __m512 before = first == 0 ? __m512{} : _mm512_maskz_loadu_ps(wanted, out);
+        _mm512_mask_storeu_ps(out, wanted, _mm512_add_ps(before, sum_lanes(acc)));
+      }
     }
   }
 }

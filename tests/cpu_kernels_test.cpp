@@ -74,8 +74,8 @@ TEST_P(KernelTest, GemmOfEveryTypeAndShape) {
 
 TEST_P(KernelTest, GemmTransposed) {
   for (const DType dtype : kTypes) {
-    for (const auto [m, n, k] :
-         {Shape{1, 128, 512}, Shape{3, 20, 40}, Shape{5, 65, 67}, Shape{2, 1, 3}}) {
+    for (const auto [m, n, k] : {Shape{1, 128, 512}, Shape{3, 20, 40}, Shape{5, 65, 67},
+                                 Shape{2, 1, 3}, Shape{2, 290, 35}}) {
       RandomModel store(with_block(32), dtype);
       const QuantView w = columns_from(store, random_weight(store, n + 1, k + 44, dtype), 44);
       const Packed packed(t_, w);
