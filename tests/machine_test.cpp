@@ -91,6 +91,30 @@ TEST(Machine, RefusesFiguresThatCannotBe) {
   EXPECT_TRUE(says(error_of([] { machine_from_file("/no/such"); }), "cannot open /no/such"));
 }
 
+TEST(Machine, CurvesOfMeasuredEfficiency) {
+  Json machine = described("2x6980p");
+  machine["efficiency"] = Json::parse(
+      R"({"experts": {"fp8": [[1, 0.9], [4, 0.8]], "int4": [[1, 0.5]]}, "absorbed": [[512, 1]]})");
+  const Machine m = machine_from_json(machine.dump(), "m.json");
+  ASSERT_EQ(m.curves.size(), 3u);
+  EXPECT_EQ(m.curves[0].work + m.curves[0].format, "expertsfp8");
+  EXPECT_EQ(m.curves[0].points[1], std::make_pair(4.0, 0.8));
+  EXPECT_EQ(m.curves[2].work + m.curves[2].format, "absorbed");
+  EXPECT_EQ(Json::parse(machine_to_json(m).dump())["efficiency"], machine["efficiency"]);
+
+  const auto r = [](const std::string& curve) {
+    return refusal("2x6980p",
+                   fmt::format(R"({{"efficiency": {{"dense": {{"bf16": {}}}}}}})", curve).c_str());
+  };
+  EXPECT_EQ(r("[[1, 0.5], [2, 0.4]]"), "no error");
+  for (const char* bad : {"[]", "[1, 0.5]", "[[1]]", "[[0, 0.5]]", "[[1, 0]]", "[[1, 1.1]]",
+                          "[[2, 0.5], [1, 0.5]]", "[[1, 0.5], [1, 0.5]]", "[[1, \"x\"]]", "7"})
+    EXPECT_TRUE(says(r(bad), "m.json: efficiency: dense: bf16 is ")) << bad;
+  EXPECT_TRUE(says(refusal("2x6980p", R"({"efficiency": {"dense": {"fp7": [[1, 1]]}}})"),
+                   "\"fp7\" is no known field"));
+  EXPECT_TRUE(says(refusal("2x6980p", R"({"efficiency": {"magic": []}})"), "\"magic\""));
+}
+
 TEST(Machine, RefusesNodesAndGpusThatContradict) {
   const auto nodes = [](const char* second) {
     return fmt::format(R"({{"nodes": [{{"cores": 32, "memory_bytes": 549755813888,

@@ -170,6 +170,32 @@ TEST(Efficiency, IsTheTableBetweenItsPoints) {
       }
 }
 
+TEST(Efficiency, AMachinesOwnCurvesComeFirst) {
+  Machine m = round_machine();
+  m.curves = {{"experts", "fp8", {{1, 0.5}, {100, 0.25}}}, {"absorbed", "", {{1000, 0.125}}}};
+  const auto ratio = [&](Product product, DType format, double rows) {
+    return product_ratio("avx512", product, format, rows, m.curves);
+  };
+  EXPECT_DOUBLE_EQ(ratio(Product::kExperts, DType::kF8E4M3, 10), (0.5 + 0.25) / 2);
+  EXPECT_DOUBLE_EQ(ratio(Product::kExperts, DType::kI8, 1), 0.83);
+  EXPECT_DOUBLE_EQ(ratio(Product::kDense, DType::kF8E4M3, 1), 0.80);
+  EXPECT_DOUBLE_EQ(attention_ratio("avx512", true, 5, m.curves), 0.125);
+  EXPECT_DOUBLE_EQ(attention_ratio("avx512", false, 512, m.curves), 0.69);
+  // The layer's time follows, the GPU's does not.
+  const ModelConfig r1 = known_model("r1");
+  const RoutingStatistics routing(r1);
+  const Workload w;
+  const Placement p = r1_with_experts_on_the_cpu();
+  const auto time = [&](const Machine& machine) {
+    const PlanInput in = {r1, machine, w, routing};
+    return LayerModel(in, p, {1, 4096, false, 1}).layer(p.stages[0], 3, &p.layers[0]);
+  };
+  const LayerTime own = time(m), defaults = time(round_machine());
+  EXPECT_NEAR(own[Part::kCpuExperts], 8 * 44'050'944 / 100e9 / 0.5, 1e-9);
+  EXPECT_EQ(own[Part::kShared], defaults[Part::kShared]);
+  EXPECT_EQ(own[Part::kAttention], defaults[Part::kAttention]);
+}
+
 // One sequence on the round machine, backbone on the GPU, experts on the CPU: every part by hand.
 TEST(LayerTime, OneTokenOfR1ByHand) {
   const ModelConfig r1 = known_model("r1");

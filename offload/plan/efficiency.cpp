@@ -2,24 +2,41 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
 
 namespace tandem {
 namespace {
 
-struct Point {
-  double x, ratio;
-};
+using Point = std::pair<double, double>;  // x, ratio
 
 // Between points straight in log(x), constant beyond them. x ascends.
 double at(std::span<const Point> curve, double x) {
-  if (x <= curve.front().x) return curve.front().ratio;
+  if (x <= curve.front().first) return curve.front().second;
   for (size_t i = 1; i < curve.size(); ++i) {
-    const Point a = curve[i - 1], b = curve[i];
-    if (x > b.x) continue;
-    return a.ratio + (b.ratio - a.ratio) * std::log(x / a.x) / std::log(b.x / a.x);
+    const auto& [a, at_a] = curve[i - 1];
+    const auto& [b, at_b] = curve[i];
+    if (x <= b) return at_a + (at_b - at_a) * std::log(x / a) / std::log(b / a);
   }
-  return curve.back().ratio;
+  return curve.back().second;
+}
+
+const EfficiencyCurve* find(Curves measured, std::string_view work, std::string_view format) {
+  const auto it = std::find_if(measured.begin(), measured.end(), [&](const EfficiencyCurve& c) {
+    return c.work == work && c.format == format;
+  });
+  return it == measured.end() ? nullptr : &*it;
+}
+
+std::string_view format_of_curve(DType format) {
+  switch (format) {
+    case DType::kF8E4M3:
+      return "fp8";
+    case DType::kI8:
+      return "int8";
+    case DType::kI4:
+      return "int4";
+    default:
+      return "bf16";
+  }
 }
 
 // avx512: docs/measurements/amd-epyc-family-26-model-2, `bench experts`, `mlp` and `attention` of
@@ -53,7 +70,11 @@ constexpr Point kReference[] = {{1, 0.02}};
 
 }  // namespace
 
-double product_ratio(std::string_view kind, Product product, DType format, double rows) {
+double product_ratio(std::string_view kind, Product product, DType format, double rows,
+                     Curves measured) {
+  const char* work = product == Product::kExperts ? "experts" : "dense";
+  if (const EfficiencyCurve* curve = find(measured, work, format_of_curve(format)))
+    return at(curve->points, rows);
   if (kind == "gpu") return at(kGpuProducts, rows);
   if (kind == "reference") return at(kReference, rows);
   const bool experts = product == Product::kExperts;
@@ -73,7 +94,9 @@ double product_ratio(std::string_view kind, Product product, DType format, doubl
   }
 }
 
-double attention_ratio(std::string_view kind, bool absorbed, double context) {
+double attention_ratio(std::string_view kind, bool absorbed, double context, Curves measured) {
+  if (const EfficiencyCurve* curve = find(measured, absorbed ? "absorbed" : "restored", ""))
+    return at(curve->points, context);
   if (kind == "gpu") return absorbed ? at(kGpuAbsorbed, context) : at(kGpuRestored, context);
   if (kind == "reference") return at(kReference, context);
   if (kind == "amx") return absorbed ? at(kAmxAbsorbed, context) : at(kAmxRestored, context);

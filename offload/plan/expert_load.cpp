@@ -78,7 +78,7 @@ double busiest_seconds(const Rates& rates, const ExpertLoad& load, int n_alike) 
   const double rows = largest(load.rows, load.rows, n_alike, used, 1e300);
   return std::max(load.bytes / rates.read_bytes_per_second * used / load.used,
                   load.op_seconds * rows / load.rows) /
-         product_ratio(rates.kind, Product::kExperts, load.format, rows / used);
+         product_ratio(rates.kind, Product::kExperts, load.format, rows / used, rates.measured);
 }
 
 }  // namespace tandem

@@ -86,7 +86,7 @@ void LayerModel::add_backbone(const Stage& stage, int layer, double tokens, Laye
   t[Part::kAttention] =
       std::max(n * work.bytes / rates.read_bytes_per_second,
                n * work.ops / tp / peak_for(rates, DType::kBF16, !device.is_cpu())) /
-      attention_ratio(rates.kind, work.absorbed, shape_.context);
+      attention_ratio(rates.kind, work.absorbed, shape_.context, rates.measured);
   if (c.is_moe(layer)) {
     t[Part::kRouter] =
         product_seconds(rates, Product::kDense, DType::kBF16,

@@ -28,9 +28,10 @@ double cpu_read_rate(const Machine& m, const std::vector<int>& columns) {
 }  // namespace
 
 Rates rates_of(const Machine& m, Device device, const std::vector<int>& numa_columns) {
-  if (device.is_cpu()) return {cpu_read_rate(m, numa_columns), m.peak, m.isa, kCpuLayerSeconds};
+  if (device.is_cpu())
+    return {cpu_read_rate(m, numa_columns), m.peak, m.isa, m.curves, kCpuLayerSeconds};
   const Gpu& gpu = m.gpus[device.gpu];
-  return {gpu.read_bytes_per_second, gpu.peak, "gpu", kGpuLayerSeconds};
+  return {gpu.read_bytes_per_second, gpu.peak, "gpu", {}, kGpuLayerSeconds};
 }
 
 double peak_for(const Rates& rates, DType format, bool gpu) {
@@ -53,7 +54,7 @@ double peak_for(const Rates& rates, DType format, bool gpu) {
 double product_seconds(const Rates& r, Product product, DType format, ProductWork work) {
   const double peak = peak_for(r, format, r.kind == "gpu");
   return std::max(work.bytes / r.read_bytes_per_second, work.ops / peak) /
-         product_ratio(r.kind, product, format, work.rows);
+         product_ratio(r.kind, product, format, work.rows, r.measured);
 }
 
 }  // namespace tandem

@@ -11,6 +11,7 @@ struct Rates {
   double read_bytes_per_second;
   PeakRates peak;
   std::string kind;          // of efficiency.h
+  Curves measured;           // of the machine, which outlives this
   double per_layer_seconds;  // starting a layer's kernels, or waking the team
 };
 

@@ -40,6 +40,7 @@ void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words);
 void say_prefill(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
 void say_overlap(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
 void say_wish(const PlanInput& in, const Prediction& now, Words& words);
+void say_efficiency(const PlanInput& in, const Placement& p, Words& words);
 
 }  // namespace
 
@@ -58,6 +59,7 @@ Words reasons_in_words(const PlanInput& in, const Placement& p, const Prediction
   say_prefill(in, p, now, words);
   say_overlap(in, p, now, words);
   say_wish(in, now, words);
+  say_efficiency(in, p, words);
   return words;
 }
 
@@ -302,6 +304,27 @@ void say_wish(const PlanInput& in, const Prediction& now, Words& words) {
   words.push_back(fmt::format(
       "each user gets {:.1f} tokens/s, {} the {:.1f} wanted", now.tokens_per_second_per_user,
       now.tokens_per_second_per_user >= wanted ? "at least" : "less than", wanted));
+}
+
+// Of CPUs only: of GPUs nothing is measured yet.
+void say_efficiency(const PlanInput& in, const Placement& p, Words& words) {
+  if (in.machine.n_unmeasured_gpus > 0)
+    words.push_back(
+        fmt::format("{} GPU(s) of this machine are left out: no rate of theirs is "
+                    "known; describe them in a machine file",
+                    in.machine.n_unmeasured_gpus));
+  if (!p.stages[0].devices[0].is_cpu() && homes_of(in.config, p).on_cpu == 0) return;
+  std::string measured;
+  for (const EfficiencyCurve& c : in.machine.curves)
+    measured += fmt::format("{}{}{}", measured.empty() ? "" : ", ",
+                            c.format.empty() ? "attention " : c.format + " ", c.work);
+  words.push_back(measured.empty()
+                      ? fmt::format("how close the CPU's kernels come to these rates: defaults of "
+                                    "{}; nothing was measured on this machine",
+                                    in.machine.isa)
+                      : fmt::format("how close the CPU's kernels come to these rates: as measured "
+                                    "on this machine for {}; else defaults of {}",
+                                    measured, in.machine.isa));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tandem {
@@ -34,6 +35,15 @@ struct Link {
   double latency_seconds = 0;
 };
 
+// How much of its roofline one kind of work on the CPUs reaches, as `tandem bench` measured it:
+// pairs of x and a ratio up to 1, x ascending.
+struct EfficiencyCurve {
+  std::string work;    // experts, dense: x are rows of activations; absorbed, restored: attention,
+                       // x are tokens in the cache
+  std::string format;  // fp8, bf16, int8 or int4; of attention: empty
+  std::vector<std::pair<double, double>> points;  // at least one
+};
+
 struct Machine {
   std::string name;
   std::string cpu;
@@ -43,8 +53,10 @@ struct Machine {
   double one_thread_read_bytes_per_second = 0;  // own node
   double cross_read_bytes_per_second = 0;       // one node's cores, another's memory; 1 node: 0
   PeakRates peak;                               // of all cores of one host
+  std::vector<EfficiencyCurve> curves;          // for the rest the planner has its own
   double disk_read_bytes_per_second = 0;        // 0: unknown
   std::vector<Gpu> gpus;                        // of one host, all alike
+  int n_unmeasured_gpus = 0;                    // that are there, but of which no rate is known
   Link gpu_link;                                // of a GPU to the others of its host
   int hosts = 1;                                // all alike
   Link network;                                 // of a host

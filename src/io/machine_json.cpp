@@ -22,6 +22,7 @@ constexpr double kRounding = 1.01;  // figures of data sheets are rounded
 void read_cpu(JsonFields& fields, Machine& m);
 PeakRates read_peak(JsonFields fields, bool gpu);
 void read_nodes(JsonFields& fields, Machine& m);
+void read_curves(JsonFields fields, Machine& m);
 void read_gpus(JsonFields& fields, Machine& m);
 Link read_link(JsonFields& fields, const std::string& key);
 void require_consistent(const Machine& m, const std::string& source);
@@ -39,14 +40,16 @@ Machine machine_from_json(std::string_view text, const std::string& source) {
   m.name = fields.text("name", m.cpu);
   read_cpu(fields, m);
   read_nodes(fields, m);
+  if (fields.has("efficiency")) read_curves(fields.object("efficiency"), m);
   m.disk_read_bytes_per_second = fields.positive("disk_read_bytes_per_second", kMaxRate, 0);
+  m.measured_at = fields.whole("measured_at", 0, int64_t{1} << 40, 0);
   read_gpus(fields, m);
   m.gpu_link = read_link(fields, "gpu_link");
   m.hosts = fields.integer("hosts", 1, kMaxHosts, 1);
   m.network = read_link(fields, "network");
-  m.measured_at = fields.whole("measured_at", 0, int64_t{1} << 40, 0);
-  for (const char* key : {"sources", "bench", "threads", "last_level_cache_bytes", "read_loops",
-                          "instructions"})  // for people, or further parts of the benchmark
+  for (const char* key :
+       {"sources", "bench", "threads", "last_level_cache_bytes", "read_loops", "instructions",
+        "disk", "notes"})  // for people, or further parts of the benchmark
     fields.ignore(key);
   fields.refuse_others();
   require_consistent(m, source);
@@ -55,6 +58,13 @@ Machine machine_from_json(std::string_view text, const std::string& source) {
 
 Machine machine_from_file(const std::string& path) {
   return machine_from_json(read_text_file(path, kMaxFileBytes), path);
+}
+
+Json curves_to_json(const std::vector<EfficiencyCurve>& curves) {
+  Json json = Json::object();
+  for (const EfficiencyCurve& c : curves)
+    (c.format.empty() ? json[c.work] : json[c.work][c.format]) = c.points;
+  return json;
 }
 
 Json machine_to_json(const Machine& m) {
@@ -78,6 +88,7 @@ Json machine_to_json(const Machine& m) {
                {"peak_ops_per_second", peak_to_json(m.peak, false)},
                {"nodes", nodes},
                {"gpus", gpus}};
+  if (!m.curves.empty()) json["efficiency"] = curves_to_json(m.curves);
   if (m.disk_read_bytes_per_second > 0)
     json["disk_read_bytes_per_second"] = m.disk_read_bytes_per_second;
   if (m.gpu_link.bytes_per_second > 0) json["gpu_link"] = link_to_json(m.gpu_link);
@@ -148,11 +159,50 @@ void read_nodes(JsonFields& fields, Machine& m) {
                 fmt::format("`nodes` read {:g}: make them agree", m.read_bytes_per_second()));
 }
 
+EfficiencyCurve read_curve(JsonFields& fields, const std::string& key) {
+  constexpr int kMostPoints = 1000;
+  constexpr double kMostX = 1e9;
+  EfficiencyCurve curve;
+  for (const auto& point : fields.list(key, kMostPoints)) {
+    const bool pair =
+        point.is_array() && point.size() == 2 && point[0].is_number() && point[1].is_number();
+    const double x = pair ? point[0].get<double>() : 0, ratio = pair ? point[1].get<double>() : 0;
+    const double before = curve.points.empty() ? 0 : curve.points.back().first;
+    if (!(x > before && x <= kMostX && ratio > 0 && ratio <= 1))
+      fields.refuse(key, "expected pairs of an ascending number above 0 and a ratio up to 1");
+    curve.points.emplace_back(x, ratio);
+  }
+  if (curve.points.empty()) fields.refuse(key, "expected at least one pair");
+  return curve;
+}
+
+void read_curves(JsonFields fields, Machine& m) {
+  const auto add = [&](JsonFields& from, const std::string& key, const char* work,
+                       const char* format) {
+    if (!from.has(key)) return;
+    m.curves.push_back(read_curve(from, key));
+    m.curves.back().work = work;
+    m.curves.back().format = format;
+  };
+  for (const char* work : {"experts", "dense"}) {
+    if (!fields.has(work)) continue;
+    JsonFields formats = fields.object(work);
+    for (const char* format : {"fp8", "bf16", "int8", "int4"}) add(formats, format, work, format);
+    formats.refuse_others();
+  }
+  for (const char* work : {"absorbed", "restored"}) add(fields, work, work, "");
+  fields.refuse_others();
+}
+
 void read_gpus(JsonFields& fields, Machine& m) {
   if (!fields.has("gpus")) return;
   const auto& list = fields.list("gpus", kMaxGpus);
   for (size_t i = 0; i < list.size(); ++i) {
     JsonFields gpu(list[i], fmt::format("{}: gpus[{}]", fields.path(), i));
+    if (m.measured_at > 0 && !gpu.has("read_bytes_per_second")) {
+      ++m.n_unmeasured_gpus;
+      continue;
+    }
     const int count = gpu.integer("count", 1, kMaxGpus, 1);
     Gpu g{.name = gpu.text("name"),
           .memory_bytes = gpu.whole("memory_bytes", 1, kMaxMemory),
