@@ -24,6 +24,8 @@ void check_layer(const ModelConfig& config, const Machine& machine, const Placem
 void check_group(const ModelConfig& config, const Machine& machine, const ExpertGroup& group,
                  int layer);
 void check_numa(const ModelConfig& config, const Machine& machine, const Placement& p);
+std::string first_without_room(const ModelConfig& config, const Placement& p,
+                               const DeviceMemory& memory);
 
 }  // namespace
 
@@ -53,10 +55,10 @@ void check_placement(const ModelConfig& config, const Machine& machine, const Pl
   for (const DeviceMemory& m : memory_by_device(config, machine, p))
     require(m.free_bytes() >= 0,
             "placement: {} holds {:.2f} GB and gets {:.2f} GB of weights, {:.2f} GB of KV cache, "
-            "{:.2f} GB of activations with {:.2f} GB in reserve: move {:.2f} GB elsewhere",
+            "{:.2f} GB of activations with {:.2f} GB in reserve: move {:.2f} GB elsewhere{}",
             device_name(m.device), gigabytes(m.capacity_bytes), gigabytes(m.weights_bytes),
             gigabytes(m.kv_bytes), gigabytes(m.activation_bytes), gigabytes(m.reserve_bytes),
-            gigabytes(-m.free_bytes()));
+            gigabytes(-m.free_bytes()), first_without_room(config, p, m));
 }
 
 const LayerExperts* experts_of_layer(const Placement& p, int layer) {
@@ -205,6 +207,33 @@ void check_numa(const ModelConfig& c, const Machine& machine, const Placement& p
   }
   require(sum == c.expert_dim, "placement: numa_columns add up to {} and an expert has {}", sum,
           c.expert_dim);
+}
+
+// Of the experts that a device owns: visit(layer, expert, bytes).
+template <class Visit>
+void for_each_expert_on(Device device, const ModelConfig& c, const Placement& p, Visit visit) {
+  for (const LayerExperts& l : p.layers)
+    for (int layer = l.first; layer <= l.last; ++layer)
+      for (const ExpertGroup& g : l.groups) {
+        if (!c.is_moe(layer) || std::count(g.owners.begin(), g.owners.end(), device) == 0) continue;
+        const int64_t bytes = routed_expert_bytes(c, g.format) /
+                              (g.sliced ? static_cast<int64_t>(g.owners.size()) : 1);
+        for (const int e : g.experts) visit(layer, e, bytes);
+      }
+}
+
+// Where a device that has too little memory is full; nothing when even no expert would have room.
+std::string first_without_room(const ModelConfig& c, const Placement& p, const DeviceMemory& m) {
+  int64_t room = m.free_bytes();
+  for_each_expert_on(m.device, c, p, [&](int, int, int64_t bytes) { room += bytes; });
+  std::string text;
+  if (room < 0) return text;
+  for_each_expert_on(m.device, c, p, [&](int layer, int expert, int64_t bytes) {
+    if (room >= 0 && room < bytes)
+      text = fmt::format(" (it is full from layer {}, expert {} on)", layer, expert);
+    room -= bytes;
+  });
+  return text;
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ namespace tandem {
 struct WeightFormat {
   DType dtype;
   int group = 0;
+  bool operator==(const WeightFormat&) const = default;
 };
 
 // The format called fp8, bf16, fp16, fp32, int8, int4 (groups of 64), int4-32 or int4-128. Throws

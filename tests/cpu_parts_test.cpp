@@ -1,0 +1,139 @@
+// What the executor takes from a placement, and what of it is refused.
+#include "offload/plan/cpu_parts.h"
+
+#include <gtest/gtest.h>
+
+#include "offload/plan/placement_json.h"
+#include "tests/planner_cases.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::json;
+
+// Two nodes, as much memory as R1 wants.
+Machine two_nodes() {
+  Machine m = round_machine();
+  m.name = "this machine";
+  m.gpus.clear();
+  m.nodes.push_back(m.nodes[0]);
+  m.cross_read_bytes_per_second = 50e9;
+  return m;
+}
+
+class OnTheCpu : public ::testing::Test {
+ protected:
+  OnTheCpu() : planned_("r1", two_nodes()) {
+    text_ = Json::parse(placement_to_json(planned_.plan().placement).dump());
+  }
+  Json& layers() { return text_["experts"]["layers"]; }
+  Json& group() { return layers()[0]["groups"][0]; }
+  CpuParts parts() const {
+    return cpu_parts(planned_.config, planned_.machine,
+                     placement_from_json(text_.dump(), "p.json"));
+  }
+  std::string refusal() const {
+    return error_of([&] { parts(); });
+  }
+
+  Planned planned_;
+  Json text_;
+};
+
+TEST_F(OnTheCpu, APlanForCpusIsObeyed) {
+  text_["kv"]["tokens"] = 5000;
+  text_["prefill"]["chunk_tokens"] = 1024;
+  text_["experts"]["numa_columns"] = {1152, 896};
+  const CpuParts p = parts();
+  EXPECT_EQ(p.kv_tokens, 5000);
+  EXPECT_EQ(p.chunk_tokens, 1024);
+  EXPECT_EQ(p.experts.node_columns(), (std::vector<int>{1152, 896}));
+  for (int l = 0; l < 61; ++l) EXPECT_FALSE(p.experts.format(l)) << "fp8 as stored";
+  EXPECT_TRUE(p.experts.of_layers().empty());
+}
+
+TEST_F(OnTheCpu, EveryLayerHasItsFormat) {
+  layers() = Json::parse(R"([
+      {"layers": "3-9", "groups": [{"experts": "0-255", "format": "int8", "owners": ["host0.cpu"]}]},
+      {"layers": "10-60", "groups": [{"experts": "0-99", "format": "int4", "owners": ["host0.cpu"]},
+                                {"experts": "100-255", "format": "int4", "owners": ["host0.cpu"]}]}
+      ])");
+  const ExpertsLayout experts = parts().experts;
+  for (int l = 0; l < 61; ++l)
+    EXPECT_EQ(*experts.format(l), weight_format(l < 10 ? "int8" : "int4")) << l;
+  EXPECT_EQ(experts.conversions(),
+            (std::vector<WeightFormat>{weight_format("int8"), weight_format("int4")}));
+}
+
+TEST_F(OnTheCpu, PartsForOthersAreRefused) {
+  const Json sound = text_;
+  const auto after = [&](auto edit) {
+    text_ = sound;
+    edit();
+    return refusal();
+  };
+  EXPECT_EQ(after([] {}), "no error");
+  // The GPU may exist or not: nothing is said of this machine.
+  EXPECT_TRUE(says(after([&] { group()["owners"] = {"host0.gpu0"}; }),
+                   "placement: layer 3: expert 0 is on host0.gpu0: this program runs experts on "
+                   "host0.cpu only"));
+  EXPECT_TRUE(says(after([&] {
+                     layers().push_back(layers()[0]);
+                     layers()[0]["layers"] = "3-40";
+                     layers()[1]["layers"] = "41-60";
+                     layers()[1]["groups"].push_back(group());
+                     layers()[1]["groups"][0]["experts"] = "0-16";
+                     layers()[1]["groups"][1]["experts"] = "17-255";
+                     layers()[1]["groups"][1]["owners"] = {"host1.cpu"};
+                   }),
+                   "layer 41: expert 17 is on host1.cpu"));
+  EXPECT_TRUE(
+      says(after([&] { text_["backbone"]["stages"][0]["devices"] = {"host0.gpu0"}; }),
+           "layers 0-60 of the backbone are on host0.gpu0: this program runs them on host0.cpu"));
+  EXPECT_TRUE(says(after([&] { text_["backbone"]["format"] = "bf16"; }),
+                   "the backbone is bf16: this program keeps it as stored, fp8"));
+  EXPECT_TRUE(says(after([&] { text_["prefill"]["stream_from_tokens"] = 64; }), "make it 0"));
+  EXPECT_TRUE(says(after([&] { text_["micro_batches"] = 2; }), "overlaps none"));
+  EXPECT_TRUE(says(after([&] {
+                     Json other = group();
+                     group()["experts"] = "0-9";
+                     other["experts"] = "10-255";
+                     other["format"] = "int8";
+                     layers()[0]["groups"].push_back(other);
+                   }),
+                   "layer 3: expert 0 is fp8 and expert 10 is int8"));
+}
+
+TEST_F(OnTheCpu, WhatIsNotSoundIsRefused) {
+  const Json sound = text_;
+  group()["experts"] = "0-254";
+  EXPECT_TRUE(says(refusal(), "layer 3: expert 255 has no owner"));
+  text_ = sound;
+  text_["experts"]["numa_columns"] = {2048};
+  EXPECT_TRUE(says(refusal(), "lists 1 slices and this machine has 2 NUMA nodes"));
+}
+
+TEST_F(OnTheCpu, MemoryExceededNamesLayerAndExpert) {
+  // Without reserve and all else: room for 300 experts and a half.
+  const auto room_for_experts = [&](double n) {
+    Machine& m = planned_.machine;
+    m.nodes.pop_back();
+    text_["experts"].erase("numa_columns");
+    const Placement p = placement_from_json(text_.dump(), "p.json");
+    const DeviceMemory cpu = memory_by_device(planned_.config, m, p)[0];
+    const int64_t expert = 44'050'944;
+    const int64_t wanted = cpu.weights_bytes - 58 * 256 * expert + cpu.kv_bytes +
+                           cpu.activation_bytes +
+                           static_cast<int64_t>(n * static_cast<double>(expert));
+    // capacity - 2 GB - 2 % of it = wanted
+    m.nodes[0].memory_bytes = (wanted + 2'000'000'000) * 50 / 49;
+  };
+  room_for_experts(300.5);
+  EXPECT_TRUE(says(refusal(), "(it is full from layer 4, expert 44 on)"));
+  text_["kv"]["tokens"] = 100'000'000;
+  EXPECT_TRUE(says(refusal(), "GB elsewhere"));
+  EXPECT_FALSE(says(refusal(), "layer"));
+}
+
+}  // namespace
+}  // namespace tandem
