@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "core/check.h"
 #include "io/json.h"
@@ -28,6 +29,27 @@ void require_sound(const Workload& w, const ModelConfig& config) {
   require(w.tokens_per_second_per_user >= 0 && w.tokens_per_second_per_user <= 1e6,
           "--user-speed {}: must be between 0 and 1000000 tokens a second",
           w.tokens_per_second_per_user);
+}
+
+RoutingCounts::RoutingCounts(const ModelConfig& c) : of_layer(c.n_layers) {
+  for (int l = 0; l < c.n_layers; ++l)
+    if (c.is_moe(l)) of_layer[l].resize(c.router.n_experts);
+}
+
+std::string routing_statistics_json(const ModelConfig& c, const RoutingCounts& counts) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  int64_t chosen = 0;
+  for (const auto& row : counts.of_layer) {
+    if (row.empty()) continue;
+    chosen = std::accumulate(row.begin(), row.end(), int64_t{0});
+    rows.push_back(row);
+  }
+  return nlohmann::ordered_json{{"layers", c.n_layers},
+                                {"experts", c.router.n_experts},
+                                {"tokens", chosen / std::max(1, c.router.n_active)},
+                                {"counts", rows}}
+             .dump() +
+         "\n";
 }
 
 RoutingStatistics::RoutingStatistics(const ModelConfig& c)

@@ -28,6 +28,14 @@ struct Workload {
 // Throws Error naming the figure.
 void require_sound(const Workload& workload, const ModelConfig& config);
 
+// How often the router chose each expert of some tokens, as `tandem run --record-routing` counts.
+struct RoutingCounts {
+  explicit RoutingCounts(const ModelConfig& config);
+  std::vector<std::vector<int64_t>> of_layer;  // [layers][experts]; of dense layers none
+};
+// The text that RoutingStatistics reads. Every MoE layer saw the same tokens, at least one.
+std::string routing_statistics_json(const ModelConfig& config, const RoutingCounts& counts);
+
 // How often each expert is chosen, a token: of a layer's experts these add up to n_active.
 class RoutingStatistics {
  public:

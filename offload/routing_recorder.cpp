@@ -1,0 +1,16 @@
+#include "offload/routing_recorder.h"
+
+namespace tandem {
+
+RoutingRecorder::RoutingRecorder(const ModelConfig& config, RoutedExperts& experts)
+    : experts_(experts), counts_(config) {}
+
+void RoutingRecorder::submit(const ExpertBatch& batch) {
+  const TensorView& ids = batch.routing.ids;
+  std::vector<int64_t>& counts = counts_.of_layer[batch.layer];
+  for (int64_t t = 0; t < ids.rows; ++t)
+    for (int64_t k = 0; k < ids.cols; ++k) ++counts[ids.row<int32_t>(t)[k]];
+  experts_.submit(batch);
+}
+
+}  // namespace tandem

@@ -1,0 +1,25 @@
+// Counts which experts the router chooses, on the way to whoever computes them. Who does not record
+// does without it.
+#pragma once
+#include "model/config.h"
+#include "offload/plan/workload.h"
+#include "ops/experts.h"
+
+namespace tandem {
+
+class RoutingRecorder final : public RoutedExperts {
+ public:
+  // References outlive the object.
+  RoutingRecorder(const ModelConfig& config, RoutedExperts& experts);
+
+  void submit(const ExpertBatch& batch) override;
+  void add_to(TensorView y) override { experts_.add_to(y); }
+
+  const RoutingCounts& counts() const { return counts_; }
+
+ private:
+  RoutedExperts& experts_;
+  RoutingCounts counts_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,60 @@
+// What is counted of the router's choices, and that the planner reads it back.
+#include "offload/routing_recorder.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/error_of.h"
+
+namespace tandem {
+namespace {
+
+// Three layers, the first dense, 4 experts of which a token gets 2.
+ModelConfig three_layers() {
+  ModelConfig c;
+  c.n_layers = 3;
+  c.n_dense_layers = 1;
+  c.router.n_experts = 4;
+  c.router.n_active = 2;
+  return c;
+}
+
+struct Calls final : RoutedExperts {
+  void submit(const ExpertBatch& batch) override { layers.push_back(batch.layer); }
+  void add_to(TensorView) override { ++n_added; }
+  std::vector<int> layers;
+  int n_added = 0;
+};
+
+// Rows of ids stand three apart, as in a matrix of which this is a part.
+void submit(RoutedExperts& experts, int layer, std::vector<int32_t> ids) {
+  const auto n = static_cast<int64_t>(ids.size() / 3);
+  experts.submit({layer, {}, {{ids.data(), n, 2, 3, DType::kI32}, {}}});
+}
+
+TEST(RoutingRecorder, CountsEveryChoiceAndPassesItOn) {
+  const ModelConfig config = three_layers();
+  Calls calls;
+  RoutingRecorder recorder(config, calls);
+  submit(recorder, 1, {0, 1, -1, 0, 2, -1});
+  submit(recorder, 2, {3, 1, -1, 1, 3, -1});
+  recorder.add_to({});
+  submit(recorder, 1, {0, 3, -1});
+  submit(recorder, 2, {1, 3, -1});
+  EXPECT_EQ(calls.layers, (std::vector<int>{1, 2, 1, 2}));
+  EXPECT_EQ(calls.n_added, 1);
+  const std::vector<std::vector<int64_t>> expected = {{}, {3, 1, 1, 1}, {0, 3, 0, 3}};
+  EXPECT_EQ(recorder.counts().of_layer, expected);
+
+  const std::string text = routing_statistics_json(config, recorder.counts());
+  EXPECT_EQ(text, "{\"layers\":3,\"experts\":4,\"tokens\":3,\"counts\":[[3,1,1,1],[0,3,0,3]]}\n");
+  const RoutingStatistics read(config, text, "s.json");
+  EXPECT_DOUBLE_EQ(read.share(1, 0), 1);
+  EXPECT_DOUBLE_EQ(read.share(1, 3), 1.0 / 3);
+  EXPECT_DOUBLE_EQ(read.share(2, 1), 1);
+  ModelConfig other = config;
+  other.router.n_experts = 8;
+  EXPECT_TRUE(says(error_of([&] { RoutingStatistics(other, text, "s.json"); }), "another model"));
+}
+
+}  // namespace
+}  // namespace tandem
