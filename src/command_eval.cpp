@@ -92,6 +92,7 @@ int eval_command(const Options& options) {
       other_format ? "experts as " + options.against_experts : options.against;
   if (!other_name.empty()) {
     ModelOptions other_options = model_options;
+    other_options.placement.clear();  // speaks of the first
     (other_format ? other_options.experts : other_options.directory) =
         other_format ? options.against_experts : options.against;
     other = std::make_unique<LoadedModel>(other_options, load_progress(quiet));

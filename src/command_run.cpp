@@ -5,6 +5,7 @@
 
 #include "console.h"
 #include "conversation.h"
+#include "io/new_file.h"
 
 namespace tandem {
 namespace {
@@ -66,7 +67,11 @@ int run_command(const Options& options) {
   const Request request = make_request(g, tokenizer, prompt);
 
   const bool quiet = options.quiet || options.json;
-  LoadedModel loaded(options.model, load_progress(quiet));
+  std::optional<NewFile> statistics;
+  if (!options.record_routing.empty()) statistics.emplace(options.record_routing);
+  ModelOptions model = options.model;
+  model.record_routing = statistics.has_value();
+  LoadedModel loaded(model, load_progress(quiet));
   const Interrupt interrupt;
   AnswerPrinter printer(!g.raw && opens_thinking(tokenizer, prompt));
   nlohmann::ordered_json logprobs = nlohmann::ordered_json::array();
@@ -77,6 +82,10 @@ int run_command(const Options& options) {
     if (g.sampling.n_top_logprobs >= 0) logprobs.push_back(logprob_of(tokenizer, sampled));
   };
   const Answer answer = generate(loaded, tokenizer, request, g.stops, on_text, on_token);
+  if (statistics) {
+    statistics->write(routing_statistics_json(loaded.config(), loaded.routing()->counts()));
+    statistics->close();
+  }
 
   if (options.json) {
     nlohmann::ordered_json report = run_report(loaded, request, answer);

@@ -12,17 +12,30 @@
 namespace tandem {
 namespace {
 
-int64_t choose_context(const ModelOptions& options, const ModelConfig& config) {
+int64_t choose_context(const ModelOptions& options, const ModelConfig& config,
+                       const std::optional<CpuParts>& placed) {
   require(options.context >= 0 && options.context <= (int64_t{1} << 30),
           "--ctx {}: must be between 1 and 2^30", options.context);
-  return options.context > 0 ? options.context
-                             : std::min<int64_t>(config.max_context, kDefaultContext);
+  require(!placed || options.context <= placed->kv_tokens,
+          "--ctx {}: {} reserves {} tokens of KV cache: make one of them fit the other",
+          options.context, options.placement, placed ? placed->kv_tokens : 0);
+  if (options.context > 0) return options.context;
+  return placed ? placed->kv_tokens : std::min<int64_t>(config.max_context, kDefaultContext);
 }
 
 int64_t memory_of_machine() {
   struct sysinfo machine {};
   sysinfo(&machine);
   return static_cast<int64_t>(machine.totalram) * machine.mem_unit;
+}
+
+std::optional<CpuParts> placed_by(const ModelOptions& options, const ModelConfig& config,
+                                  const Topology& topology) {
+  if (options.placement.empty()) return {};
+  require(options.experts == "auto",
+          "both --placement and --experts {}: the placement says in which format experts are kept",
+          options.experts);
+  return parts_of_file(options.placement, config, topology, memory_of_machine());
 }
 
 // The format of --experts; nothing: as stored. `other_bytes` is what else the model needs.
@@ -57,19 +70,23 @@ std::optional<WeightFormat> choose_experts(const ModelOptions& options, ModelWei
 
 LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
     : config_(ModelConfig::from_directory(options.directory)),
-      context_(choose_context(options, config_)),
       kernels_(cpu::kernels_for(choose_isa(options.isa))),
-      topology_(with_threads(this_topology(), options.n_threads)) {
+      topology_(with_threads(this_topology(), options.n_threads)),
+      placed_(placed_by(options, config_, topology_)),
+      context_(choose_context(options, config_, placed_)) {
   for (const std::string& line : topology_.notes) options.warn(line);
   const DType cache_type = cache_type_for(kernels_);
-  const int max_tokens = static_cast<int>(std::min<int64_t>(kStepTokens, context_));
+  const int max_tokens =
+      static_cast<int>(std::min<int64_t>(placed_ ? placed_->chunk_tokens : kStepTokens, context_));
 
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
-  experts_format_ = choose_experts(options, stored, config_, home_,
-                                   KvCache::bytes_for(config_, context_, cache_type));
+  const ExpertsLayout experts =
+      placed_ ? placed_->experts
+              : choose_experts(options, stored, config_, home_,
+                               KvCache::bytes_for(config_, context_, cache_type));
   const LoadPlan plan = {
-      .layout = {kernels_, experts_format_},
+      .layout = {kernels_, experts},
       .cache_directory = options.cache.empty() ? default_cache_directory() : options.cache,
       .cache_use = options.cache_use,
       .n_threads = topology_.n_cores(),
@@ -91,8 +108,13 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
                              team_->n_unpinned(), team_->size()));
   ops_ = std::make_unique<CpuOps>(kernels_, config_, max_tokens, *team_);
   experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, *team_);
+  RoutedExperts* routed = experts_.get();
+  if (options.record_routing) {
+    recorder_ = std::make_unique<RoutingRecorder>(config_, *experts_);
+    routed = recorder_.get();
+  }
   model_ = std::make_unique<DeepSeek>(
-      config_, weights_, *ops_, *experts_,
+      config_, weights_, *ops_, *routed,
       DeepSeek::Limits{max_tokens, std::min(max_tokens, options.max_logits)}, options.attention);
   cache_ = std::make_unique<KvCache>(config_, context_, cache_type);
 }

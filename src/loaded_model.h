@@ -9,7 +9,9 @@
 #include "engine/deepseek.h"
 #include "load_weights.h"
 #include "offload/cpu_experts.h"
+#include "offload/routing_recorder.h"
 #include "ops/cpu_ops.h"
+#include "placement_file.h"
 
 namespace tandem {
 
@@ -23,8 +25,10 @@ struct ModelOptions {
   // Format of the routed experts: auto (as stored, or the first of int8 and int4 that fits the
   // memory) or a name of weight_format().
   std::string experts = "auto";
-  std::string cache = {};  // folder of the packed cache; empty: default_cache_directory()
+  std::string placement = {};  // file that decides on experts, context and steps instead
+  std::string cache = {};      // folder of the packed cache; empty: default_cache_directory()
   CacheUse cache_use = CacheUse::kRead;
+  bool record_routing = false;
   LoadProgress write_progress = {};                                          // of the packed cache
   std::function<void(const std::string&)> warn = [](const std::string&) {};  // takes one line
 };
@@ -45,22 +49,22 @@ class LoadedModel {
   int n_threads() const { return topology_.n_cores(); }
   const char* isa() const { return kernels_.name; }
   const LoadReport& load_report() const { return report_; }
-  // Of the routed experts; nothing: as stored.
-  std::optional<WeightFormat> experts_format() const { return experts_format_; }
+  const RoutingRecorder* routing() const { return recorder_.get(); }  // null: not recorded
   int64_t packed_bytes() const { return static_cast<int64_t>(home_.bytes().size()); }
 
  private:
   const ModelConfig config_;
-  const int64_t context_;
   const cpu::KernelTable kernels_;
-  const Topology topology_;  // the part of it that computes
+  const Topology topology_;               // the part of it that computes
+  const std::optional<CpuParts> placed_;  // by --placement
+  const int64_t context_;
   CpuWeights home_{kernels_, topology_};
   ModelWeights weights_;
-  std::optional<WeightFormat> experts_format_;
   LoadReport report_;
   std::unique_ptr<Team> team_;
   std::unique_ptr<CpuOps> ops_;
   std::unique_ptr<CpuExperts> experts_;
+  std::unique_ptr<RoutingRecorder> recorder_;
   std::unique_ptr<DeepSeek> model_;
   std::unique_ptr<KvCache> cache_;
 };

@@ -43,6 +43,8 @@ void add_model_options(CLI::App& command, Options& o) {
       .add_option("--ctx", o.model.context,
                   "tokens of KV cache; 0: the model's own context, at most 8192")
       ->capture_default_str();
+  command.add_option("--placement", o.model.placement,
+                     "file of `tandem plan --out` that says where and how everything is kept");
   command.add_option("--cache", o.model.cache,
                      "folder of the packed cache; without it, $XDG_CACHE_HOME/tandem or "
                      "~/.cache/tandem is read, and only `tandem pack` writes there");
@@ -272,6 +274,8 @@ int dispatch(int argc, char** argv) {
   run->add_flag("--raw", o.generate.raw, "the text as it is, without chat template");
   run->add_option("--logprobs", o.generate.sampling.n_top_logprobs,
                   "with --json: log-probability of each token and of so many likeliest");
+  run->add_option("--record-routing", o.record_routing,
+                  "write how often each expert was chosen, for `tandem plan --statistics`");
   add_generate_options(*run, o);
 
   CLI::App* chat =

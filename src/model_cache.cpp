@@ -9,6 +9,7 @@
 
 #include "io/json.h"
 #include "io/packed_cache.h"
+#include "ops/cpu_weights.h"
 
 namespace tandem {
 namespace {
@@ -21,12 +22,26 @@ uint64_t checksum_of_text(std::string_view text) {
   return checksum_of(std::as_bytes(std::span(text)));
 }
 
+std::string format_text(const std::optional<WeightFormat>& format) {
+  if (!format) return "stored";
+  const std::string group = format->group > 0 ? fmt::format("-{}", format->group) : std::string();
+  return fmt::format("{}{}", name_of(format->dtype), group);
+}
+
+std::string formats_of_layers(const ExpertsLayout& experts) {
+  std::string names;
+  for (const auto& format : experts.of_layers()) names += format_text(format) + " ";
+  return names;
+}
+
+// Of a file.
 std::string layout_name(const PackedLayout& layout) {
   const std::string base = layout.kernels.layout == cpu::Layout::kPanels ? "panels" : "rows";
-  if (!layout.experts) return base;
-  const std::string group =
-      layout.experts->group > 0 ? fmt::format("-{}", layout.experts->group) : std::string();
-  return fmt::format("{}-{}{}", base, name_of(layout.experts->dtype), group);
+  if (!layout.experts.of_layers().empty())
+    return fmt::format("{}-{:08x}", base,
+                       static_cast<uint32_t>(checksum_of_text(formats_of_layers(layout.experts))));
+  const std::optional<WeightFormat>& format = layout.experts.format(0);
+  return format ? base + "-" + format_text(format) : base;
 }
 
 // What the table makes of a few numbers of each type: a layout that changes changes the key, and
@@ -50,15 +65,16 @@ uint64_t layout_checksum(const PackedLayout& layout) {
   words.block_cols = kGroup;
   CpuWeights home(layout.kernels);
   int64_t bytes = home.packed_bytes(words);
-  bytes += layout.experts ? home.converted_bytes(stored(DType::kF32), *layout.experts) : 0;
+  for (const WeightFormat format : layout.experts.conversions())
+    bytes += home.converted_bytes(stored(DType::kF32), format);
   for (const DType type : kTypes) bytes += home.packed_bytes(stored(type));
   home.allocate(bytes);
   for (const DType type : kTypes) home.pack(numbers.data(), home.reserve(stored(type)), 0, kRows);
   const QuantView packed = home.reserve(words);
   home.pack_words_scales(words.scale.data, packed);
   home.pack_words(words.q.data, packed, 0, kRows);
-  if (layout.experts) {
-    const QuantView converted = home.reserve_converted(stored(DType::kF32), *layout.experts);
+  for (const WeightFormat format : layout.experts.conversions()) {
+    const QuantView converted = home.reserve_converted(stored(DType::kF32), format);
     home.convert(numbers.data(), stored(DType::kF32), converted, 0, kRows);
   }
   return checksum_of(home.bytes());
@@ -101,10 +117,11 @@ std::string packed_cache_key(const WeightStore& store, const PackedLayout& layou
   const std::string config = (fs::path(store.directory()) / "config.json").string();
   std::string cut = "experts in slices of";
   for (const Slice& slice : slices) cut += fmt::format(" {}", slice.n);
-  std::string key = fmt::format("{}\nlayout {} {:016x}\nconfig.json {:016x}\ntensors {:016x}\n",
-                                cut, layout_name(layout), layout_checksum(layout),
-                                checksum_of_text(read_text_file(config, kMaxConfigBytes)),
-                                checksum_of_text(headers_text(store)));
+  std::string key =
+      fmt::format("{}\nlayout {} {}{:016x}\nconfig.json {:016x}\ntensors {:016x}\n", cut,
+                  layout_name(layout), formats_of_layers(layout.experts), layout_checksum(layout),
+                  checksum_of_text(read_text_file(config, kMaxConfigBytes)),
+                  checksum_of_text(headers_text(store)));
   for (const MappedFile& file : store.files()) {
     struct stat status {};
     require(fstat(file.fd(), &status) == 0, "cannot read {}", file.path());

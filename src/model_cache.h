@@ -1,12 +1,12 @@
 // The packed cache of one model: where its file lies and everything its bytes depend on
 // (docs/packed_cache.md).
 #pragma once
-#include <optional>
 #include <string>
 
+#include "core/topology.h"
 #include "cpu_kernels/kernels.h"
 #include "io/weight_store.h"
-#include "ops/cpu_weights.h"
+#include "ops/experts_layout.h"
 
 namespace tandem {
 
@@ -19,7 +19,7 @@ enum class CacheUse {
 // In which form the weights are kept.
 struct PackedLayout {
   const cpu::KernelTable& kernels;
-  std::optional<WeightFormat> experts;  // nothing: as stored
+  ExpertsLayout experts = {};
 };
 
 // XDG_CACHE_HOME/tandem, or .cache/tandem in the home directory; empty when neither is known.

@@ -63,6 +63,8 @@ struct Options {
   std::string text;  // tokenize; logits: the ids
   bool decode = false, chat = false, stats = false;
 
+  std::string record_routing;  // run: file of statistics
+
   std::string out;  // logits
   bool all = false;
 

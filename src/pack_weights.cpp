@@ -12,10 +12,12 @@ namespace {
 
 using Way = PackedMatrix::Way;
 
-Way way_of(WeightUse use, const QuantView& w, std::optional<WeightFormat> experts) {
-  if (use == WeightUse::kEmbedding) return Way::kTable;
-  const bool converts = use == WeightUse::kExpert && experts && experts->dtype != w.q.dtype;
-  if (converts) return Way::kConvert;
+Way way_of(const WeightSpec& spec, const QuantView& w, const ExpertsLayout& experts) {
+  if (spec.use == WeightUse::kEmbedding) return Way::kTable;
+  if (spec.use == WeightUse::kExpert) {
+    const std::optional<WeightFormat>& format = experts.format(spec.layer);
+    if (format && format->dtype != w.q.dtype) return Way::kConvert;
+  }
   return w.q.dtype == DType::kI4Words ? Way::kPackWords : Way::kPack;
 }
 
@@ -121,17 +123,17 @@ int64_t region_table_bytes(const CpuWeights& home) {
 }
 
 // Of a weight, packed.
-int64_t bytes_of(WeightUse use, const QuantView& stored, const CpuWeights& home,
-                 std::optional<WeightFormat> experts) {
-  if (is_vector(use)) return CpuWeights::vector_bytes(stored);
-  switch (way_of(use, stored, experts)) {
+int64_t bytes_of(const WeightSpec& spec, const QuantView& stored, const CpuWeights& home,
+                 const ExpertsLayout& experts) {
+  if (is_vector(spec.use)) return CpuWeights::vector_bytes(stored);
+  switch (way_of(spec, stored, experts)) {
     case Way::kTable:
       return CpuWeights::table_bytes(stored);
     case Way::kPack:
     case Way::kPackWords:
       return home.packed_bytes(stored);
     case Way::kConvert:
-      return home.converted_bytes(stored, *experts);
+      return home.converted_bytes(stored, *experts.format(spec.layer));
   }
   return 0;
 }
@@ -139,20 +141,32 @@ int64_t bytes_of(WeightUse use, const QuantView& stored, const CpuWeights& home,
 }  // namespace
 
 int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
-                     std::optional<WeightFormat> experts) {
+                     const ExpertsLayout& experts) {
   int64_t bytes = 0;
   for_each_packed(stored, config, [&](const WeightSpec& spec, QuantView& w) {
-    bytes += bytes_of(spec.use, w, home, experts);
+    bytes += bytes_of(spec, w, home, experts);
   });
   return bytes;
 }
 
 std::vector<Slice> expert_slices(const ModelWeights& stored, const ModelConfig& config,
-                                 const CpuWeights& home, std::optional<WeightFormat> experts) {
+                                 const CpuWeights& home, const ExpertsLayout& experts) {
+  if (!experts.node_columns().empty()) {
+    std::vector<Slice> slices;
+    for (const int n : experts.node_columns())
+      slices.push_back({slices.empty() ? 0 : slices.back().first + slices.back().n, n});
+    return slices;
+  }
+  // Cut alike in all layers, so at the multiples of the format with the largest.
   DType dtype = DType::kBF16;
-  for (const LayerWeights& layer : stored.layers)
-    if (!layer.experts.empty()) dtype = layer.experts[0].gate.q.dtype;
-  return home.expert_slices(config.expert_dim, experts ? experts->dtype : dtype);
+  for (int l = 0; l < config.n_layers; ++l) {
+    const LayerWeights& layer = stored.layers[l];
+    if (layer.experts.empty()) continue;
+    const std::optional<WeightFormat>& format = experts.format(l);
+    const DType kept = format ? format->dtype : layer.experts[0].gate.q.dtype;
+    if (CpuWeights::slice_multiple(kept) >= CpuWeights::slice_multiple(dtype)) dtype = kept;
+  }
+  return home.expert_slices(config.expert_dim, dtype);
 }
 
 PackJobs load_jobs(const PackedModel& model, const CpuWeights& home) {
@@ -172,7 +186,7 @@ PackJobs load_jobs(const PackedModel& model, const CpuWeights& home) {
 }
 
 PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
-                           std::optional<WeightFormat> experts) {
+                           const ExpertsLayout& experts) {
   std::unordered_map<std::string, QuantView> sources;
   for_each_packed(stored, config,
                   [&](const WeightSpec& spec, QuantView& w) { sources[spec.name] = w; });
@@ -185,7 +199,7 @@ PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuW
   model.weights.slices = expert_slices(stored, config, home, experts);
   std::vector<int64_t> bytes(home.n_regions());
   for_each_packed(model.weights, config, [&](const WeightSpec& spec, QuantView&) {
-    bytes[CpuWeights::region_of(spec)] += bytes_of(spec.use, part_of(spec), home, experts);
+    bytes[CpuWeights::region_of(spec)] += bytes_of(spec, part_of(spec), home, experts);
   });
   home.allocate(bytes);
 
@@ -196,11 +210,12 @@ PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuW
       slot = home.keep_vector(part);
       return;
     }
-    const Way way = way_of(spec.use, part, experts);
+    const Way way = way_of(spec, part, experts);
     const int region = CpuWeights::region_of(spec);
-    slot = way == Way::kTable     ? home.reserve_table(part)
-           : way == Way::kConvert ? home.reserve_converted(part, *experts, region)
-                                  : home.reserve(part, region);
+    slot = way == Way::kTable ? home.reserve_table(part)
+           : way == Way::kConvert
+               ? home.reserve_converted(part, *experts.format(spec.layer), region)
+               : home.reserve(part, region);
     const auto [at, is_new] = matrix_of.try_emplace(spec.name, model.matrices.size());
     if (is_new) model.matrices.push_back({way, spec.name, sources.at(spec.name), {}});
     model.matrices[at->second].parts.push_back({spec.first_row, part, slot});

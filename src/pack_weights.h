@@ -1,7 +1,6 @@
 // From weights as the checkpoint stores them to weights as the kernels want them, in pieces that
 // any thread may do; and where they lie, for the packed cache.
 #pragma once
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,6 +9,7 @@
 #include "io/load_jobs.h"
 #include "model/weights.h"
 #include "ops/cpu_weights.h"
+#include "ops/experts_layout.h"
 
 namespace tandem {
 
@@ -40,16 +40,16 @@ PackJobs load_jobs(const PackedModel& model, const CpuWeights& home);
 
 // Reserves room in `home` for all of `stored`, widens its vectors at once, and leaves the matrices
 // to load_jobs(). Routed experts are cut to a slice for each node of the home's topology, and
-// converted where a format for them is given.
+// converted where the layout names a format.
 PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
-                           std::optional<WeightFormat> experts = {});
+                           const ExpertsLayout& experts = {});
 // How it cuts them.
 std::vector<Slice> expert_slices(const ModelWeights& stored, const ModelConfig& config,
-                                 const CpuWeights& home, std::optional<WeightFormat> experts);
+                                 const CpuWeights& home, const ExpertsLayout& experts);
 
 // Bytes that reserve_packed() will take, but for what cutting fills up.
 int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
-                     std::optional<WeightFormat> experts);
+                     const ExpertsLayout& experts);
 
 // Where each weight lies in which region of `home`, as bytes for a packed cache; and back: first
 // memory for data of so many bytes, then its views. Both throw PackedError when the manifest does

@@ -70,7 +70,7 @@ struct Model {
   TempDirectory dir;
   std::string cache_directory = dir.file("cache");
   cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
-  std::optional<WeightFormat> experts = {};
+  ExpertsLayout experts = {};
   Topology topology = {};
 };
 
@@ -117,6 +117,44 @@ TEST(LoadWeights, ConvertedExpertsAreKeptConverted) {
   }
   model.experts = {};
   EXPECT_TRUE(model.load().loaded.report.from_cache);
+}
+
+// Layer 0 is dense, layers 1 and 2 have experts of 128 columns.
+TEST(LoadWeights, EachLayerIsKeptInItsFormatAndCutAsItSays) {
+  Model model(kSource / "models/tiny-r1");
+  model.topology = topology_of({1, 1});
+  const std::optional<WeightFormat> int8 = {{DType::kI8}}, int4 = {{DType::kI4, 32}};
+  model.experts = ExpertsLayout({{}, int8, int4}, {0, 128});
+  expect_second_start_reads(model);
+  const auto mixed = model.load();
+  EXPECT_EQ(mixed.loaded.weights.slices, (std::vector<Slice>{{0, 0}, {0, 128}}));
+  const auto& layers = mixed.loaded.weights.layers;
+  EXPECT_EQ(layers[1].experts[16].gate.q.dtype, DType::kI8);
+  EXPECT_EQ(layers[2].experts[16].gate.q.dtype, DType::kI4);
+  // The cache of one order of formats is not that of another, nor that of another cut.
+  const std::string path = model.cache_path();
+  model.experts = ExpertsLayout({{}, int4, int8}, {0, 128});
+  EXPECT_NE(model.cache_path(), path);
+  EXPECT_FALSE(model.load().loaded.report.from_cache);
+  model.experts = ExpertsLayout({{}, int8, int4}, {128, 0});
+  EXPECT_FALSE(model.load().loaded.report.from_cache);
+  // One layer of each is that layer of a model all alike.
+  model.topology = {};
+  model.experts = ExpertsLayout({{}, int8, int4}, {});
+  const auto both = model.load();
+  const auto expect_layer_as_in = [&](int layer, const ExpertsLayout& experts) {
+    model.experts = experts;
+    const auto alike = model.load();
+    const auto bytes = [](const QuantView& w) {
+      return std::string(static_cast<const char*>(w.q.data),
+                         w.q.rows * w.q.cols * bits_of(w.q.dtype) / 8);
+    };
+    for (int e = 0; e < 16; ++e)
+      EXPECT_EQ(bytes(both.loaded.weights.layers[layer].experts[e].down),
+                bytes(alike.loaded.weights.layers[layer].experts[e].down));
+  };
+  expect_layer_as_in(1, *int8);
+  expect_layer_as_in(2, *int4);
 }
 
 // Writes `bytes` into the data of a tensor.

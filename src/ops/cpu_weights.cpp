@@ -46,8 +46,12 @@ int64_t group_of(WeightFormat format, int64_t cols) {
 }  // namespace
 
 std::vector<Slice> CpuWeights::expert_slices(int64_t expert_dim, DType dtype) const {
+  return slices(expert_dim, topology_, slice_multiple(dtype));
+}
+
+int64_t CpuWeights::slice_multiple(DType dtype) {
   const bool in_blocks = dtype == DType::kF8E4M3 || dtype == DType::kI4 || dtype == DType::kI4Words;
-  return slices(expert_dim, topology_, in_blocks ? 128 : 64);
+  return in_blocks ? 128 : 64;
 }
 
 int64_t CpuWeights::next_region(int64_t begin, int64_t bytes) {

@@ -22,6 +22,7 @@ class CpuWeights {
   // The slices of experts of this inner dimension, of this format as stored or converted: whole
   // scale blocks, groups and tiles.
   std::vector<Slice> expert_slices(int64_t expert_dim, DType dtype) const;
+  static int64_t slice_multiple(DType dtype);
   static constexpr int kSharedRegion = 0;
   // Where a weight is kept: an expert's slice with its node.
   static int region_of(const WeightSpec& spec) {
