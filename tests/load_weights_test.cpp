@@ -122,7 +122,7 @@ TEST(LoadWeights, ConvertedExpertsAreKeptConverted) {
 // Layer 0 is dense, layers 1 and 2 have experts of 128 columns.
 TEST(LoadWeights, EachLayerIsKeptInItsFormatAndCutAsItSays) {
   Model model(kSource / "models/tiny-r1");
-  model.topology = topology_of({1, 1});
+  model.topology = test::topology_of({1, 1});
   const std::optional<WeightFormat> int8 = {{DType::kI8}}, int4 = {{DType::kI4, 32}};
   model.experts = ExpertsLayout({{}, int8, int4}, {0, 128});
   expect_second_start_reads(model);
