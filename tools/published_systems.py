@@ -1,0 +1,126 @@
+"""What the planner predicts for machines of which others have published measurements.
+
+    python3 tools/published_systems.py TANDEM            prints the table
+    python3 tools/published_systems.py TANDEM --write    puts it into docs/published_systems.md
+    python3 tools/published_systems.py TANDEM --check    exit status 1 when the page says otherwise
+"""
+import functools
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "published_systems.md"
+BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
+ROUNDING = 0.01  # between processors
+COLUMNS = ["system", "machine", "what", "`tandem plan r1 ..`", "published", "predicted", "predicted / published"]
+
+KT2, KT3, SGLANG = "KTransformers 0.2.1, Q4_K_M", "KTransformers 0.3, INT8", "SGLang, INT8"
+CLUSTER = "SGLang, 96 H100"
+
+
+def rows():
+    """System, machine, what, options, how to read the plan, published."""
+    for tokens, published in ((1024, 13.5), (2048, 13.4), (4096, 13.2), (8192, 12.4)):
+        yield (KT2, "2x6454s-4090", f"decode at {tokens}, tokens/s", f"--experts int4 --prompt {tokens} --output 64 --ctx 16384",
+               "decode_tokens_per_second", 1, published)
+    for tokens, published in ((1024, 186.0), (2048, 255.3), (4096, 252.6), (8192, 195.6)):
+        options = f"--experts int8 --prompt {tokens} --output 64 --ctx 16384"
+        yield KT3, "2x6454s-4090", f"prefill of {tokens}, tokens/s", options, "prefill_tokens_per_second", 1, published
+        yield KT3, "2x6454s-4090", "the same in chunks of 512", options, "prefill_in_512", 1, published
+    options = "--experts int4 --prompt 1024 --output 256"
+    yield "KTransformers, Q4, L40S", "2x9654-5090", "decode, tokens/s", options, "decode_tokens_per_second", 1, 10.8
+    yield "KTransformers, Q4, L40S", "2x9654-5090", "prefill of 1024, tokens/s", options, "prefill_tokens_per_second", 1, 108
+    yield "KTransformers, Q4, L40S", "2x9654-5090", "the same in chunks of 512", options, "prefill_in_512", 1, 108
+    options = "--experts int8 --prompt 1024 --output 1024"
+    yield SGLANG, "2x6980p", "decode, tokens/s", options, "decode_tokens_per_second", 1, 14.7
+    yield SGLANG, "2x6980p", "the same at 1,108 GB/s", options, "decode_at_1108", 1, 14.7
+    yield SGLANG, "2x6980p", "first token of 1,024, s", options, "time_to_first_token_seconds", 1, 1.885
+    options = "--objective throughput --concurrency 0 --user-speed 20 --prompt 2000 --output 1000 --ctx 4096"
+    yield CLUSTER, "12x8xh100", "decode, tokens/s a host", options, "decode_tokens_per_second", 12, 22_300
+    yield CLUSTER, "12x8xh100", "prefill, tokens/s a host", options, "prefill_tokens_per_second", 12, 52_300
+
+
+class Planner:
+    def __init__(self, binary):
+        self.binary = binary
+
+    @functools.lru_cache(maxsize=None)
+    def plan(self, machine, options):
+        command = [self.binary, "plan", "r1", "--json", "--machine", machine, *options.split()]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    def predicted(self, machine, options, key):
+        if key == "prefill_in_512":
+            return self.in_chunks(512, machine, options)["predicted"]["prefill_tokens_per_second"]
+        if key == "decode_at_1108":
+            return self.at_bandwidth(machine, options, 1108e9)["predicted"]["decode_tokens_per_second"]
+        return self.plan(machine, options)["predicted"][key]
+
+    def in_chunks(self, tokens, machine, options):
+        """The same placement, but for the length of prefill's chunks."""
+        placement = self.plan(machine, options)["placement"]
+        placement = {**placement, "prefill": {**placement["prefill"], "chunk_tokens": tokens}}
+        return self.with_file(placement, lambda path: self.plan(machine, f"{options} --placement {path}"))
+
+    def at_bandwidth(self, machine, options, rate):
+        description = self.plan(machine, options)["machine"]
+        scale = rate / description["read_bytes_per_second"]["all"]
+        description = {**description, "read_bytes_per_second": {**description["read_bytes_per_second"], "all": rate}}
+        description["nodes"] = [{**node, "read_bytes_per_second": node["read_bytes_per_second"] * scale}
+                                for node in description["nodes"]]
+        return self.with_file(description, lambda path: self.plan(path, options))
+
+    @staticmethod
+    def with_file(value, use):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(value, file)
+            file.flush()
+            return use(file.name)
+
+
+def table(binary):
+    planner = Planner(binary)
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|---|---|---|---|---:|---:|---:|"]
+    for system, machine, what, options, key, hosts, published in rows():
+        predicted = planner.predicted(machine, options, key) / hosts
+        lines.append(f"| {system} | {machine} | {what} | `{options}` | {figure(published)} | {figure(predicted)} | "
+                     f"{predicted / published:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def figure(number):
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def differs(old, new):
+    """Whether words differ, or numbers by more than rounding."""
+    numbers = re.compile(r"[0-9][0-9,]*\.?[0-9]*")
+    if numbers.sub("#", old) != numbers.sub("#", new):
+        return True
+    pairs = zip((float(n.replace(",", "")) for n in numbers.findall(old)), (float(n.replace(",", "")) for n in numbers.findall(new)))
+    return any(abs(a - b) > ROUNDING * max(a, b) for a, b in pairs)
+
+
+def main():
+    new = table(sys.argv[1])
+    mode = sys.argv[2] if len(sys.argv) > 2 else ""
+    if not mode:
+        print(new, end="")
+        return 0
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    old, after = rest.split(END)
+    if mode == "--write":
+        PAGE.write_text(before + BEGIN + new + END + after, encoding="utf-8")
+        return 0
+    if differs(old, new):
+        print(f"{PAGE.name} is no longer what the planner predicts: make it anew with --write and read its explanations again\n{new}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
