@@ -10,8 +10,11 @@
 #include "bench/layer_bench.h"
 #include "bench/machine_bench.h"
 #include "bench/machine_info.h"
+#include "bench/measured_curves.h"
 #include "bench/mlp_bench.h"
 #include "bench/row_text.h"
+#include "io/json.h"
+#include "io/machine_json.h"
 #include "options.h"
 #include "this_machine.h"
 
@@ -134,10 +137,19 @@ int print_rows(const Options& options, WhatOf what_of, Measure measure) {
 }  // namespace
 
 int bench_machine_command(const Options& options) {
+  constexpr int64_t kMaxRowsBytes = 64 << 20;
   require_sane(options.bench);
-  Team team(options.model.n_threads);
-  MachineSpeed speed(team, memory_for_reading(options.bench, team));
-  nlohmann::ordered_json report = machine_report(speed, options.bench.seconds);
+  const std::string& rows = options.bench.curves;
+  std::vector<EfficiencyCurve> curves;
+  if (!rows.empty())
+    curves =
+        measured_curves(read_text_file(rows, kMaxRowsBytes), rows, cpu::name_of(cpu::best_isa()));
+  nlohmann::ordered_json report =
+      measure_this_machine({.n_threads = options.model.n_threads,
+                            .seconds = options.bench.seconds,
+                            .memory_bytes = static_cast<int64_t>(options.bench.memory_gb * 1e9),
+                            .disk = options.bench.disk});
+  if (!curves.empty()) report["efficiency"] = curves_to_json(curves);
   if (!save_this_machine(report))
     fmt::print(stderr, "warning: cannot keep the measurement in {}\n", this_machine_path());
   const std::string text = options.json ? report.dump() + "\n" : machine_text(report);

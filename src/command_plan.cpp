@@ -1,17 +1,14 @@
 // tandem plan: where every part of a model would live on a machine, how fast it would be, and why.
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "bench/bench_model.h"
-#include "bench/machine_bench.h"
 #include "core/program_files.h"
 #include "io/json.h"
 #include "io/machine_json.h"
+#include "io/new_file.h"
 #include "offload/plan/placement_json.h"
 #include "options.h"
 #include "plan_report.h"
@@ -56,10 +53,7 @@ Machine measured_machine(bool quiet) {
     return *saved;
   }
   if (!quiet) fmt::print(stderr, "measuring this machine, about 10 s\n");
-  constexpr double kSecondsALoop = 0.3;
-  Team team(0);
-  MachineSpeed speed(team, MachineSpeed::enough_bytes(team));
-  nlohmann::ordered_json report = machine_report(speed, kSecondsALoop);
+  nlohmann::ordered_json report = measure_this_machine({});
   save_this_machine(report);
   return machine_from_json(report.dump(), "this machine");
 }
@@ -75,12 +69,6 @@ Machine machine_called(const std::string& name, bool quiet) {
   require(fs::exists(name, ignored), "--machine {}: neither a file nor one of {}", name,
           names_in(folder));
   return machine_from_file(name);
-}
-
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text;
-  require(static_cast<bool>(file.flush()), "cannot write {}: {}", path, std::strerror(errno));
 }
 
 }  // namespace
@@ -107,8 +95,8 @@ int plan_command(const Options& o) {
   const Plan plan = p.placement.empty() ? tandem::plan(request)
                                         : assess(request, placement_from_file(p.placement));
   const std::vector<Change> changes = possible_changes(request, plan);
-  if (!p.out.empty()) write_file(p.out, placement_to_json(plan.placement).dump(2) + "\n");
-  if (!p.plot.empty()) write_file(p.plot, plan_plot(request, plan));
+  if (!p.out.empty()) write_new_file(p.out, placement_to_json(plan.placement).dump(2) + "\n");
+  if (!p.plot.empty()) write_new_file(p.plot, plan_plot(request, plan));
   nlohmann::ordered_json report;
   std::string text;
   if (o.json)

@@ -125,8 +125,17 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
       "format of routed experts: auto (the checkpoint's), fp8, bf16, int8, int4, int4-32, ..";
   const char* format_help = "format of the matrices: auto (the checkpoint's), fp8, bf16, ..";
 
-  add("machine", "read bandwidth of the memory, peak of every arithmetic instruction",
-      bench_machine_command, "  tandem bench machine --json | jq .read_bytes_per_second\n");
+  CLI::App* machine =
+      add("machine", "read bandwidth of memory and disk, peak of every arithmetic instruction",
+          bench_machine_command,
+          "  tandem bench machine --json | jq .read_bytes_per_second\n"
+          "  tandem bench experts --json > rows.json; tandem bench machine --curves rows.json\n");
+  machine->add_option("--disk", b.disk,
+                      "file or model directory to read; without it, a file that is written for "
+                      "that into the cache directory");
+  machine->add_option("--curves", b.curves,
+                      "rows of `tandem bench experts, mlp, attention --json`: `tandem plan` then "
+                      "uses this machine's own efficiencies instead of defaults");
 
   const char* tokens_help = "tokens in a step, a list";
   CLI::App* embed = add("embed", "rows of the embedding table", bench_embed_command,

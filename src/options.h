@@ -32,10 +32,12 @@ struct BenchOptions {
   int new_tokens = 8;  // decoded at each context
   bool skew = false;
   bool variants = false;  // of attention
-  double seconds = 0.3;  // of measuring, a row
-  double memory_gb = 0;  // for weights; 0: a part of what is free
+  double seconds = 0.3;   // of measuring, a row
+  double memory_gb = 0;   // for weights; 0: a part of what is free
   bool csv = false;
-  std::string plot;  // SVG file; empty: none
+  std::string curves;  // machine: file of rows
+  std::string disk;    // machine: what to read
+  std::string plot;    // SVG file; empty: none
 };
 
 struct PlanOptions {

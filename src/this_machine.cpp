@@ -5,10 +5,11 @@
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 
+#include "bench/machine_bench.h"
 #include "core/check.h"
 #include "io/machine_json.h"
+#include "io/new_file.h"
 #include "model_cache.h"
 
 namespace tandem {
@@ -22,7 +23,28 @@ int64_t now() {
       .count();
 }
 
+DiskSpeed disk_speed(const Measuring& how, int n_threads) {
+  constexpr int64_t kFileBytes = 256 << 20;
+  if (!how.disk.empty()) return speed_of_files(how.disk, n_threads, how.seconds);
+  const std::string folder = default_cache_directory();
+  if (folder.empty()) return {0, "neither XDG_CACHE_HOME nor HOME says where to write a file"};
+  const int64_t bytes = how.memory_bytes > 0 ? std::min(kFileBytes, how.memory_bytes) : kFileBytes;
+  return speed_of_folder(folder, bytes, n_threads, how.seconds);
+}
+
 }  // namespace
+
+nlohmann::ordered_json measure_this_machine(const Measuring& how) {
+  const Topology topology = this_topology();
+  const Topology part = with_threads(topology, how.n_threads);
+  const DiskSpeed disk = disk_speed(how, part.n_cores());
+  Team team(part);
+  const int64_t enough = MachineSpeed::enough_bytes(team);
+  MachineSpeed speed(team, how.memory_bytes > 0 ? std::min(enough, how.memory_bytes) : enough);
+  nlohmann::ordered_json report = machine_report(topology, speed, how.seconds);
+  add_disk_and_gpus(report, disk, find_gpus());
+  return report;
+}
 
 std::string this_machine_path() {
   const std::string folder = default_cache_directory();
@@ -32,23 +54,21 @@ std::string this_machine_path() {
 }
 
 bool save_this_machine(nlohmann::ordered_json& report) {
+  const std::optional<Machine> before = saved_this_machine();
+  if (!report.contains("efficiency") && before && !before->curves.empty() &&
+      before->cpu == report["cpu"] && before->isa == report["isa"])
+    report["efficiency"] = curves_to_json(before->curves);
   report["measured_at"] = now();
   const std::string path = this_machine_path();
   if (path.empty()) return false;
   std::error_code ignored;
   fs::create_directories(fs::path(path).parent_path(), ignored);
-  // Whole or not at all, also for a reader at the same time.
-  const std::string temporary = fmt::format("{}.{}", path, getpid());
-  {
-    std::ofstream file(temporary);
-    file << report.dump() << '\n';
-    if (!file.flush()) {
-      fs::remove(temporary, ignored);
-      return false;
-    }
+  try {
+    write_new_file(path, report.dump() + "\n");
+  } catch (const Error&) {
+    return false;
   }
-  fs::rename(temporary, path, ignored);
-  return !ignored;
+  return true;
 }
 
 std::optional<Machine> saved_this_machine() {

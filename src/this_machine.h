@@ -8,10 +8,20 @@
 
 namespace tandem {
 
+struct Measuring {
+  int n_threads = 0;         // 0: one a core
+  double seconds = 0.3;      // a loop
+  int64_t memory_bytes = 0;  // to read from; 0: enough
+  std::string disk = {};  // file or model directory to read; empty: a file in the cache directory
+};
+// What save_this_machine() keeps. No team may exist.
+nlohmann::ordered_json measure_this_machine(const Measuring& how);
+
 // In the cache directory, named after the host; empty when there is no such directory.
 std::string this_machine_path();
 
-// Adds measured_at and writes the report. A place that cannot be written is no error: false.
+// Adds measured_at, and the last measurement's efficiency where this one brings none, and writes
+// the report. A place that cannot be written is no error: false.
 bool save_this_machine(nlohmann::ordered_json& report);
 
 // The last measurement; nothing when there is none or another version wrote it.

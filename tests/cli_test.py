@@ -247,6 +247,60 @@ class Works(unittest.TestCase):
         self.assertEqual(len(simulation), 4)
         self.assertLess(simulation[2]["seconds"], simulation[0]["seconds"], "balancing helps skewed routing")
 
+    def test_record_routing(self):
+        folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        path = folder / "routing.json"
+        question = ("run", "--temp", "0", "-p", "What is 12 + 7?", "--json")
+        report = json.loads(self.ok(*question, "--record-routing", str(path)))
+        self.assertEqual(report["token_ids"], json.loads(self.ok(*question))["token_ids"])
+        statistics = json.loads(path.read_text())
+        self.assertEqual(report["finish_reason"], "stop")  # the end's own token is not computed
+        self.assertEqual(statistics["tokens"], report["prompt_tokens"] + report["generated_tokens"])
+        self.assertEqual([len(row) for row in statistics["counts"]], [16, 16])
+        for row in statistics["counts"]:
+            self.assertEqual(sum(row), 4 * statistics["tokens"])
+        self.assertEqual(os.listdir(folder), ["routing.json"], "nothing else is left")
+        plan = ("--machine", "2x6454s-4090", "--prompt", "64", "--output", "64", "--ctx", "128")
+        self.ok("plan", *plan, "--statistics", str(path))
+        refused = tandem("plan", "v2-lite", *plan, "--statistics", str(path))
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("of another model", refused.stderr)
+
+    def test_placement_is_obeyed(self):
+        folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        env = {"XDG_CACHE_HOME": str(folder)}
+        path = folder / "p.json"
+        self.ok("bench", "machine", "--json", "--seconds", "0.01", "--memory", "0.05", env=env)
+        workload = ("--ctx", "1024", "--prompt", "100", "--output", "100")
+        self.ok("plan", *workload, "--out", str(path), env=env)
+        ask = ("run", "--temp", "0", "-p", "What is 478 + 356?", "--json")
+        plain = json.loads(self.ok(*ask))
+        planned = json.loads(self.ok(*ask, "--placement", str(path)))
+        self.assertEqual(planned["token_ids"], plain["token_ids"])
+        text = ("-f", str(ROOT / "README.md"), "--json", "--ctx", "512")
+        perplexity = json.loads(self.ok("eval", *text))["perplexity"]
+        self.assertEqual(json.loads(self.ok("eval", *text, "--placement", str(path)))["perplexity"], perplexity)
+
+        placement = json.loads(path.read_text())
+        placement["prefill"]["chunk_tokens"] = 700  # longer steps, the same numbers
+        placement["kv"]["tokens"] = 4096
+        path.write_text(json.dumps(placement))
+        longer = ("-f", str(ROOT / "README.md"), "--json", "--ctx", "2048")
+        self.assertAlmostEqual(json.loads(self.ok("eval", *longer, "--placement", str(path)))["perplexity"],
+                               json.loads(self.ok("eval", *longer))["perplexity"], places=3)
+        groups = placement["experts"]["layers"][0]["groups"]
+        groups[0]["format"] = "int4"
+        path.write_text(json.dumps(placement))
+        as_int4 = json.loads(self.ok("eval", *text, "--placement", str(path)))["perplexity"]
+        self.assertEqual(as_int4, json.loads(self.ok("eval", *text, "--experts", "int4"))["perplexity"])
+        placement["experts"]["layers"] = [{"layers": "1-1", "groups": groups},
+                                          {"layers": "2-2", "groups": [{**groups[0], "format": "int8"}]}]
+        path.write_text(json.dumps(placement))
+        mixed = json.loads(self.ok("eval", *text, "--placement", str(path)))["perplexity"]
+        self.assertNotIn(mixed, (perplexity, as_int4))
+
     def test_plan_on_this_machine(self):
         folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, folder)
@@ -257,6 +311,15 @@ class Works(unittest.TestCase):
         result = tandem("plan", env=env)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("this machine as measured just now", result.stderr)
+        self.assertIn("defaults of " + measured["isa"], result.stdout)
+        quick = ("--seconds", "0.01", "--memory", "0.05")
+        rows = pathlib.Path(folder) / "rows.json"
+        rows.write_text(self.ok("bench", "experts", "--config", "v2-lite", "--tokens", "1,8", "--json", *quick[:2], "--memory", "0.3"))
+        curves = json.loads(self.ok("bench", "machine", "--curves", str(rows), "--json", *quick, env=env))["efficiency"]
+        self.assertEqual(len(curves["experts"]["bf16"]), 2)
+        again = json.loads(self.ok("bench", "machine", "--json", *quick, env=env))
+        self.assertEqual(again["efficiency"], curves, "kept until they are measured again")
+        self.assertIn("as measured on this machine for bf16 experts", self.ok("plan", env=env))
         report = json.loads(self.ok("plan", "--json", env=env))
         self.assertEqual(report["machine"]["cores"], measured["cores"])
 
@@ -300,18 +363,45 @@ class Refuses(unittest.TestCase):
         self.refused(["--ctx 0"], *plan, "8xh200", "--ctx", "0")
         self.refused(["fp7"], *plan, "8xh200", "--experts", "fp7")
         self.refused(["objective"], *plan, "8xh200", "--objective", "fun")
+        self.refused(["cannot open"], "bench", "machine", "--curves", "no-such-file")
+        self.refused(["8xh200.json"], "bench", "machine", "--curves", str(ROOT / "machines" / "8xh200.json"))
         self.refused(["cannot open"], *plan, "8xh200", "--placement", "no-such-file")
         self.refused(["cannot open"], *plan, "8xh200", "--statistics", "no-such-file")
         self.refused(["hold experts for each other"], *plan, "2x6454s-4090", "--simulate")
         self.refused(["skew"], "plan", "kimi-k2", "--machine", "16xh800", "--objective", "throughput", "--concurrency", "256",
                      "--ctx", "4096", "--simulate", "--skew", "-1")
-        self.refused(["cannot write"], *plan, "8xh200", "--out", "/no/such/folder/p.json")
+        self.refused(["/no/such", "cannot be written"], *plan, "8xh200", "--out", "/no/such/folder/p.json")
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             machine = json.loads((ROOT / "machines" / "8xh200.json").read_text())
             machine["cores"] = 0
             json.dump(machine, file)
             file.flush()
             self.refused(["cores is 0"], *plan, file.name)
+
+    def test_placement(self):
+        path = pathlib.Path(tempfile.mkdtemp()) / "p.json"
+        self.addCleanup(shutil.rmtree, path.parent)
+        sound = {"backbone": {"format": "fp8", "stages": [{"layers": "0-2", "devices": ["host0.cpu"]}]},
+                 "embedding": {"on": "cpu"}, "head": {"on": "cpu", "replicated": True}, "kv": {"tokens": 512, "type": "bf16"},
+                 "experts": {"layers": [{"layers": "1-2", "groups": [
+                     {"experts": "0-15", "format": "fp8", "owners": ["host0.cpu"]}]}]},
+                 "prefill": {"chunk_tokens": 512, "stream_from_tokens": 0}, "micro_batches": 1}
+        ask = ("run", "-p", "What is 1 + 2?", "--placement", str(path))
+
+        def refused(words, *arguments, **experts):
+            placement = json.loads(json.dumps(sound))
+            placement["experts"]["layers"][0]["groups"][0].update(experts)
+            path.write_text(json.dumps(placement))
+            self.refused(words, *ask, *arguments)
+        path.write_text(json.dumps(sound))
+        self.assertEqual(tandem(*ask, "-n", "1").returncode, 0)
+        refused(["layer 1", "expert 15 has no owner"], experts="0-14")
+        refused(["layer 1", "expert 0 is on host0.gpu3", "runs experts on host0.cpu only"], owners=["host0.gpu3"])
+        refused(["both --placement and --experts int4"], "--experts", "int4")
+        refused(["--ctx 600", "512 tokens"], "--ctx", "600")
+        sound["kv"]["tokens"] = 10**12
+        refused(["host0.cpu holds", "elsewhere"])
+        self.refused(["cannot open"], "run", "-p", "x", "--placement", "/no/such/p.json")
 
     def test_options(self):
         self.refused(["no-such"], "run", "no-such-directory", "-p", "x")
@@ -328,6 +418,8 @@ class Refuses(unittest.TestCase):
         self.refused(["logit-bias"], "run", "-p", "x", "--logit-bias", "five")
         self.refused(["600"], "run", "-p", "x", "--logit-bias", "600=1")
         self.refused(["0 new tokens"], "run", "-p", "x", "-n", "0")
+        self.refused(["/no/such", "cannot be written"], "run", "-p", "x", "--record-routing", "/no/such/folder/r.json")
+        self.refused(["/dev/null", "no plain file"], "run", "-p", "x", "--record-routing", "/dev/null")
 
     def test_pack(self):
         self.refused(["/proc/no-such"], "pack", "--cache", "/proc/no-such")

@@ -56,6 +56,7 @@ bench embed --config r1 --seconds 0.1
 bench layer --config r1 --layers 3 --ctx 4096 --tokens 1,32,512
 
 { echo "["; sed '$!s/$/,/' "$rows"; echo "]"; } > "$folder/report.json"
+"$tandem" bench machine --seconds 0.1 --curves "$folder/report.json" > /dev/null # what `tandem plan` uses from now on
 if command -v python3 > /dev/null; then
   python3 "$here/plot_bench.py" "$folder/report.json"
 fi

@@ -320,7 +320,7 @@ void say_efficiency(const PlanInput& in, const Placement& p, Words& words) {
                             c.format.empty() ? "attention " : c.format + " ", c.work);
   words.push_back(measured.empty()
                       ? fmt::format("how close the CPU's kernels come to these rates: defaults of "
-                                    "{}; nothing was measured on this machine",
+                                    "{}; `tandem bench machine --curves` brings a machine's own",
                                     in.machine.isa)
                       : fmt::format("how close the CPU's kernels come to these rates: as measured "
                                     "on this machine for {}; else defaults of {}",

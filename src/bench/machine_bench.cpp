@@ -43,22 +43,26 @@ void measure_rounds(MachineSpeed& speed, double seconds, std::vector<Rates>& rea
 }
 
 // Nodes by themselves, scaled so that they add up to what all read at a time.
-void add_numa_nodes(Json& report, MachineSpeed& speed, double seconds) {
+void add_numa_nodes(Json& report, const Topology& topology, MachineSpeed& speed, double seconds) {
   constexpr int64_t kNodeBytes = 1 << 30;
-  const NumaSpeed numa = numa_speed(speed.best_read_loop(), kNodeBytes, seconds);
+  const NumaSpeed numa = numa_speed(topology, speed.best_read_loop(), kNodeBytes, seconds);
+  if (!numa.bound)
+    report["notes"].push_back(
+        "memory cannot be bound to NUMA nodes (no right to, as in a container without SYS_NICE): "
+        "rates of single nodes are of memory anywhere");
   double sum = 0;
-  int cores = 0;
   int64_t memory = 0;
   for (const NumaNode& node : numa.nodes) sum += node.read_bytes_per_second;
   const double scale = report["read_bytes_per_second"]["all"].get<double>() / sum;
   for (const NumaNode& node : numa.nodes) {
+    const int64_t bytes = node.memory_bytes > 0
+                              ? node.memory_bytes
+                              : report["memory_bytes"].get<int64_t>() / topology.n_nodes();
     report["nodes"].push_back({{"cores", node.cores},
-                               {"memory_bytes", node.memory_bytes},
+                               {"memory_bytes", bytes},
                                {"read_bytes_per_second", node.read_bytes_per_second * scale}});
-    cores += node.cores;
-    memory += node.memory_bytes;
+    memory += bytes;
   }
-  report["cores"] = cores;
   report["memory_bytes"] = memory;
   report["read_bytes_per_second"]["cross"] =
       std::min(numa.cross_bytes_per_second, report["read_bytes_per_second"]["all"].get<double>());
@@ -66,7 +70,7 @@ void add_numa_nodes(Json& report, MachineSpeed& speed, double seconds) {
 
 }  // namespace
 
-Json machine_report(MachineSpeed& speed, double seconds) {
+Json machine_report(const Topology& topology, MachineSpeed& speed, double seconds) {
   std::vector<Rates> reads, peaks;
   measure_rounds(speed, seconds, reads, peaks);
 
@@ -94,9 +98,9 @@ Json machine_report(MachineSpeed& speed, double seconds) {
   Json report = {{"bench", "machine"},
                  {"cpu", info.cpu},
                  {"isa", cpu::name_of(cpu::best_isa())},
-                 {"sockets", info.n_sockets},
-                 {"numa_nodes", info.n_numa_nodes},
-                 {"cores", n_cores()},
+                 {"sockets", std::min(info.n_sockets, topology.n_nodes())},
+                 {"numa_nodes", topology.n_nodes()},
+                 {"cores", topology.n_cores()},
                  {"threads", speed.team().size()},
                  {"memory_bytes", info.memory_bytes},
                  {"last_level_cache_bytes", info.last_level_cache_bytes},
@@ -104,9 +108,27 @@ Json machine_report(MachineSpeed& speed, double seconds) {
                  {"peak_ops_per_second", best},
                  {"read_loops", read_loops},
                  {"instructions", instructions},
-                 {"gpus", Json::array()}};
-  if (info.n_numa_nodes > 1) add_numa_nodes(report, speed, seconds);
+                 {"gpus", Json::array()},
+                 {"notes", topology.notes}};
+  if (topology.n_nodes() > 1) add_numa_nodes(report, topology, speed, seconds);
   return report;
+}
+
+void add_disk_and_gpus(Json& report, const DiskSpeed& disk, const FoundGpus& found) {
+  report["disk_read_bytes_per_second"] =
+      disk.bytes_per_second > 0 ? Json(disk.bytes_per_second) : Json();
+  report["disk"] = disk.what;
+  for (const GpuInfo& gpu : found.gpus)
+    report["gpus"].push_back({{"name", gpu.name},
+                              {"memory_bytes", gpu.memory_bytes},
+                              {"read_bytes_per_second", nullptr},
+                              {"h2d_bytes_per_second", nullptr},
+                              {"d2h_bytes_per_second", nullptr}});
+  report["notes"].push_back(
+      found.gpus.empty()
+          ? "no GPU: " + found.why_none
+          : "bandwidth, peaks and links of GPUs are not measured by this command: `tandem plan` "
+            "leaves them out until a machine file gives them");
 }
 
 std::string machine_text(const Json& r) {
@@ -125,6 +147,16 @@ std::string machine_text(const Json& r) {
     text +=
         fmt::format("  {:<5}{:<45}{:>12.1f}{:>12.1f}\n", i["type"].get<std::string>(),
                     i["instruction"].get<std::string>(), giga(i["one_core"]), giga(i["all_cores"]));
+  if (r.contains("disk")) {
+    const Json& disk = r["disk_read_bytes_per_second"];
+    text += fmt::format("\n{:<64}{:>12}\n  {}\n", "reading the disk, GB/s",
+                        disk.is_null() ? "not measured" : fmt::format("{:.2f}", giga(disk)),
+                        r["disk"].get<std::string>());
+  }
+  for (const Json& gpu : r["gpus"])
+    text += fmt::format("\nGPU: {}, {:.1f} GB\n", gpu["name"].get<std::string>(),
+                        giga(gpu["memory_bytes"]));
+  for (const Json& note : r["notes"]) text += fmt::format("\n{}\n", note.get<std::string>());
   return text;
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 #include <nlohmann/json.hpp>
 
+#include "bench/disk_speed.h"
+#include "bench/gpu_info.h"
 #include "bench/machine_speed.h"
 
 namespace tandem {
@@ -9,7 +11,13 @@ namespace tandem {
 // Measures every loop for about `seconds` with one thread and with all. Fields as in
 // docs/benchmarks.md; peaks of types that the machine has no instruction for are null. It is a
 // machine's description as io/machine_json.h reads it.
-nlohmann::ordered_json machine_report(MachineSpeed& speed, double seconds);
+// `topology`: all of this machine, asked before there was a team.
+nlohmann::ordered_json machine_report(const Topology& topology, MachineSpeed& speed,
+                                      double seconds);
+
+// What is known of disk and GPUs. Bandwidths of GPUs are not measured here: null.
+void add_disk_and_gpus(nlohmann::ordered_json& report, const DiskSpeed& disk,
+                       const FoundGpus& gpus);
 
 std::string machine_text(const nlohmann::ordered_json& report);
 

@@ -41,7 +41,6 @@ MachineInfo machine_info() {
   constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
   MachineInfo info{.cpu = cpu_name(),
                    .n_sockets = std::max(1, hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PACKAGE)),
-                   .n_numa_nodes = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE),
                    .memory_bytes = std::min(group_limit("/sys/fs/cgroup/memory.max", kNoLimit),
                                             kilobytes("/proc/meminfo", "MemTotal")),
                    .last_level_cache_bytes = 0};

@@ -6,8 +6,8 @@
 namespace tandem {
 
 struct MachineInfo {
-  std::string cpu;                 // "AMD EPYC 9654 96-Core Processor"
-  int n_sockets, n_numa_nodes;     // hwloc
+  std::string cpu;  // "AMD EPYC 9654 96-Core Processor"
+  int n_sockets;
   int64_t memory_bytes;            // or a container's limit if that is less
   int64_t last_level_cache_bytes;  // all of them together; 0 if unknown
 };
