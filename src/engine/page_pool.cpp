@@ -1,0 +1,132 @@
+#include "engine/page_pool.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace tandem {
+namespace {
+
+// One step of a multiplicative hash with the finaliser of SplitMix64 (Steele et al. 2014).
+uint64_t combined(uint64_t hash, uint64_t value) {
+  uint64_t x = (hash ^ value) * 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  return x ^ x >> 27;
+}
+
+uint64_t key_of(uint64_t parent, std::span<const int32_t> tokens) {
+  uint64_t hash = combined(0, parent);
+  for (const int32_t token : tokens) hash = combined(hash, static_cast<uint32_t>(token));
+  return hash;
+}
+
+}  // namespace
+
+PagePool::PagePool(int n_pages, bool keeps) : keeps_(keeps), pages_(n_pages) {
+  free_.reserve(n_pages);
+  for (int page = n_pages - 1; page >= 0; --page) free_.push_back(page);
+}
+
+int32_t PagePool::take() {
+  check(n_available() > 0, "a page is taken only when one is available");
+  if (free_.empty()) {
+    const int32_t page = oldest_;
+    unlink(page);
+    unpublish(pages_[page]);
+    free_.push_back(page);
+  }
+  const int32_t page = free_.back();
+  free_.pop_back();
+  pages_[page].n_users = 1;
+  return page;
+}
+
+std::vector<int32_t> PagePool::match(std::span<const int32_t> tokens, int max_pages) {
+  std::vector<int32_t> found;
+  if (!keeps_) return found;
+  uint64_t parent = kRoot;
+  for (int i = 0; i < max_pages; ++i) {
+    const auto part = tokens.subspan(size_t{kPageSize} * i, kPageSize);
+    const int32_t page = find(key_of(parent, part), parent, part);
+    if (page < 0) break;
+    parent = pages_[page].serial;
+    found.push_back(page);
+  }
+  for (const int32_t page : found) add_user(page);
+  return found;
+}
+
+void PagePool::publish(std::vector<int32_t>& pages, int index, std::span<const int32_t> tokens) {
+  if (!keeps_) return;
+  const uint64_t parent = index == 0 ? kRoot : pages_[pages[index - 1]].serial;
+  Page& page = pages_[pages[index]];
+  if (parent == kUnpublished || page.serial != kUnpublished) return;
+  const uint64_t key = key_of(parent, tokens);
+  if (const int32_t same = find(key, parent, tokens); same >= 0) {
+    add_user(same);
+    remove_user(pages[index]);
+    pages[index] = same;
+    return;
+  }
+  // Another beginning of a text with the same hash keeps its place.
+  if (!index_.emplace(key, pages[index]).second) return;
+  page.serial = ++last_serial_;
+  page.parent = parent;
+  page.key = key;
+  std::copy(tokens.begin(), tokens.end(), page.tokens.begin());
+}
+
+void PagePool::release(std::vector<int32_t>& pages) {
+  for (size_t i = pages.size(); i-- > 0;) remove_user(pages[i]);
+  pages.clear();
+}
+
+void PagePool::forget() {
+  while (oldest_ >= 0) {
+    const int32_t page = oldest_;
+    unlink(page);
+    free_.push_back(page);
+  }
+  for (Page& page : pages_) unpublish(page);
+}
+
+int32_t PagePool::find(uint64_t key, uint64_t parent, std::span<const int32_t> tokens) const {
+  const auto entry = index_.find(key);
+  if (entry == index_.end()) return -1;
+  const Page& page = pages_[entry->second];
+  const bool same =
+      page.parent == parent && std::equal(tokens.begin(), tokens.end(), page.tokens.begin());
+  return same ? entry->second : -1;
+}
+
+void PagePool::add_user(int32_t page) {
+  if (pages_[page].n_users++ == 0) unlink(page);
+}
+
+void PagePool::remove_user(int32_t number) {
+  Page& page = pages_[number];
+  check(page.n_users > 0, "a page that is given back has a user");
+  if (--page.n_users > 0) return;
+  if (page.serial == kUnpublished) return free_.push_back(number);
+  page.older = newest_;
+  page.newer = -1;
+  (newest_ < 0 ? oldest_ : pages_[newest_].newer) = number;
+  newest_ = number;
+  ++n_kept_;
+}
+
+void PagePool::unpublish(Page& page) {
+  if (page.serial == kUnpublished) return;
+  index_.erase(page.key);
+  page.serial = page.parent = kUnpublished;
+}
+
+void PagePool::unlink(int32_t number) {
+  Page& page = pages_[number];
+  (page.older < 0 ? oldest_ : pages_[page.older].newer) = page.newer;
+  (page.newer < 0 ? newest_ : pages_[page.newer].older) = page.older;
+  page.older = page.newer = -1;
+  --n_kept_;
+}
+
+}  // namespace tandem
