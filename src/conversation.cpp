@@ -1,11 +1,9 @@
 #include "conversation.h"
 
 #include <charconv>
-#include <filesystem>
 
 #include "console.h"
 #include "engine/stop_text.h"
-#include "io/json.h"
 
 namespace tandem {
 namespace {
@@ -23,27 +21,6 @@ std::pair<int32_t, float> parse_bias(const std::string& text) {
   return {id, value};
 }
 
-// tokenizer_config.json has one template, or a list of {name, template} of which "default" is
-// meant.
-std::string template_source(const std::string& directory) {
-  const std::filesystem::path folder = directory;
-  if (std::filesystem::exists(folder / "chat_template.jinja"))
-    return read_text(folder / "chat_template.jinja");
-  const std::filesystem::path file = folder / "tokenizer_config.json";
-  require(std::filesystem::exists(file),
-          "{} has no tokenizer_config.json with a chat template: use --raw for plain text",
-          directory);
-  const nlohmann::json config = parse_json(read_text_file(file, int64_t{64} << 20), file.string());
-  nlohmann::json chat_template = member(config, "chat_template");
-  if (chat_template.is_array()) {
-    for (const nlohmann::json& entry : config.at("chat_template"))
-      if (member(entry, "name") == "default") chat_template = member(entry, "template");
-  }
-  require(chat_template.is_string(), "{} has no chat template: use --raw for plain text",
-          file.string());
-  return chat_template.get<std::string>();
-}
-
 }  // namespace
 
 nlohmann::ordered_json first_messages(std::string_view system, std::string_view user) {
@@ -51,33 +28,6 @@ nlohmann::ordered_json first_messages(std::string_view system, std::string_view 
   if (!system.empty()) messages.push_back({{"role", "system"}, {"content", system}});
   messages.push_back({{"role", "user"}, {"content", user}});
   return messages;
-}
-
-ChatFormat::ChatFormat(const std::string& directory, const Tokenizer& tokenizer)
-    : tokenizer_(tokenizer), template_(template_source(directory)) {}
-
-std::vector<int32_t> ChatFormat::prompt(const nlohmann::ordered_json& messages) const {
-  ChatOptions options;
-  options.bos_token = tokenizer_.config().bos_token.value_or("");
-  options.eos_token = tokenizer_.config().eos_token.value_or("");
-  const RenderedChat chat = render_chat_with_ranges(template_, messages, options);
-  return tokenizer_.encode(chat.text, {.literal = chat.content_ranges});
-}
-
-bool opens_thinking(const Tokenizer& tokenizer, std::span<const int32_t> prompt) {
-  const auto open = tokenizer.added_id("<think>"), close = tokenizer.added_id("</think>");
-  if (!open) return false;
-  for (size_t i = prompt.size(); i-- > 0;) {
-    if (prompt[i] == *open) return true;
-    if (close && prompt[i] == *close) return false;
-  }
-  return false;
-}
-
-std::vector<int32_t> raw_prompt(const Tokenizer& tokenizer, std::string_view text) {
-  std::vector<int32_t> ids = tokenizer.encode(text);
-  if (tokenizer.add_bos() && tokenizer.bos()) ids.insert(ids.begin(), *tokenizer.bos());
-  return ids;
 }
 
 Request make_request(const GenerateOptions& options, const Tokenizer& tokenizer,
@@ -135,6 +85,10 @@ const char* name_of(FinishReason reason) {
       return "stop";
     case FinishReason::kLength:
       return "length";
+    case FinishReason::kDeadline:
+      return "deadline";
+    case FinishReason::kFailed:
+      return "failed";
     case FinishReason::kCancelled:
       break;
   }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/generator.h"
-#include "io/chat_template.h"
+#include "io/chat_format.h"
 #include "io/tokenizer.h"
 #include "loaded_model.h"
 #include "options.h"
@@ -14,27 +14,6 @@ namespace tandem {
 
 // [system,] user. No system message when `system` is empty.
 nlohmann::ordered_json first_messages(std::string_view system, std::string_view user);
-
-// The chat template of a checkpoint: tokenizer_config.json's chat_template, or chat_template.jinja.
-class ChatFormat {
- public:
-  // Throws Error when the checkpoint has no template or one that cannot be read.
-  ChatFormat(const std::string& directory, const Tokenizer& tokenizer);
-
-  // Ids of a conversation up to the place where the model is to answer. Control tokens that
-  // somebody typed stay text, where the template lets contents be found again.
-  std::vector<int32_t> prompt(const nlohmann::ordered_json& messages) const;
-
- private:
-  const Tokenizer& tokenizer_;
-  const ChatTemplate template_;
-};
-
-// True when the prompt ends inside <think>: R1's template opens it.
-bool opens_thinking(const Tokenizer& tokenizer, std::span<const int32_t> prompt);
-
-// Ids of a raw text, with BOS where the tokenizer asks for it.
-std::vector<int32_t> raw_prompt(const Tokenizer& tokenizer, std::string_view text);
 
 // One answer: the request as the options describe it.
 Request make_request(const GenerateOptions& options, const Tokenizer& tokenizer,

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "core/program_files.h"
+#include "io/json.h"
 #include "io/weight_store.h"
 #include "model/checkpoint.h"
 #include "pack_weights.h"
@@ -36,6 +37,20 @@ std::optional<CpuParts> placed_by(const ModelOptions& options, const ModelConfig
           "both --placement and --experts {}: the placement says in which format experts are kept",
           options.experts);
   return parts_of_file(options.placement, config, topology, memory_of_machine());
+}
+
+int64_t free_memory() {
+  const std::string text = read_text_file("/proc/meminfo", 1 << 20);
+  const size_t at = text.find("MemAvailable:");
+  return at == std::string::npos ? 0 : std::atoll(text.c_str() + at + 13) * 1024;
+}
+
+int64_t kv_tokens(const ModelOptions& options, const ModelConfig& config, int64_t context,
+                  DType cache_type) {
+  if (options.max_kv_tokens <= context) return context;
+  const auto bytes = static_cast<int64_t>(options.kv_fraction * static_cast<double>(free_memory()));
+  const int64_t fitting = bytes / KvCache::bytes_for(config, kPageSize, cache_type) * kPageSize;
+  return std::clamp(fitting, context, options.max_kv_tokens);
 }
 
 // The format of --experts; nothing: as stored. `other_bytes` is what else the model needs.
@@ -76,8 +91,9 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
       context_(choose_context(options, config_, placed_)) {
   for (const std::string& line : topology_.notes) options.warn(line);
   const DType cache_type = cache_type_for(kernels_);
-  const int max_tokens =
-      static_cast<int>(std::min<int64_t>(placed_ ? placed_->chunk_tokens : kStepTokens, context_));
+  const int max_tokens = static_cast<int>(
+      std::min<int64_t>(placed_ ? placed_->chunk_tokens : options.step_tokens,
+                        std::max(context_, options.max_kv_tokens)));
 
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
@@ -116,7 +132,8 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
   model_ = std::make_unique<DeepSeek>(
       config_, weights_, *ops_, *routed,
       DeepSeek::Limits{max_tokens, std::min(max_tokens, options.max_logits)}, options.attention);
-  cache_ = std::make_unique<KvCache>(config_, context_, cache_type);
+  cache_ = std::make_unique<KvCache>(config_, kv_tokens(options, config_, context_, cache_type),
+                                     cache_type);
 }
 
 cpu::Isa choose_isa(const std::string& option) {

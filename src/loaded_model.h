@@ -15,12 +15,20 @@
 
 namespace tandem {
 
+constexpr int64_t kDefaultContext = 8192;
+constexpr int kStepTokens = 512;  // tokens of a prompt that one step computes
+
 struct ModelOptions {
   std::string directory;
   std::string isa = "auto";  // auto, or a name of cpu::Isa
   int n_threads = 0;         // 0: one a core
-  int64_t context = 0;       // tokens of KV cache; 0: the model's own, at most kDefaultContext
-  int max_logits = 1;        // rows of logits in a step
+  int64_t context = 0;       // tokens of a sequence; 0: the model's own, at most kDefaultContext
+  // Tokens of KV cache for all sequences: at least one context, and more as this part of the memory
+  // that is free once the weights are loaded allows, at most max_kv_tokens.
+  double kv_fraction = 0;
+  int64_t max_kv_tokens = 0;
+  int step_tokens = kStepTokens;  // that one step computes at most
+  int max_logits = 1;             // rows of logits in a step
   AttentionForm attention = AttentionForm::kAuto;
   // Format of the routed experts: auto (as stored, or the first of int8 and int4 that fits the
   // memory) or a name of weight_format().
@@ -33,9 +41,6 @@ struct ModelOptions {
   std::function<void(const std::string&)> warn = [](const std::string&) {};  // takes one line
 };
 
-constexpr int64_t kDefaultContext = 8192;
-constexpr int kStepTokens = 512;  // tokens of a prompt that one step computes
-
 class LoadedModel {
  public:
   using Progress = LoadProgress;
@@ -45,6 +50,7 @@ class LoadedModel {
   DeepSeek& model() { return *model_; }
   KvCache& cache() { return *cache_; }
   const ModelConfig& config() const { return config_; }
+  DType cache_type() const { return cache_->layer(0).dtype; }
   int64_t context() const { return context_; }
   int n_threads() const { return topology_.n_cores(); }
   const char* isa() const { return kernels_.name; }

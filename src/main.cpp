@@ -81,6 +81,39 @@ void add_generate_options(CLI::App& command, Options& o) {
 
 using Command = int (*)(const Options&);
 
+void add_serve_options(CLI::App& serve, Options& o) {
+  ServeOptions& s = o.serve;
+  serve.add_option("--host", s.host, "address to listen on; 0.0.0.0: every one of this machine")
+      ->capture_default_str();
+  serve.add_option("--port", s.port, "port; 0: any that is free")->capture_default_str();
+  serve.add_option("--served-model-name", s.served_model_name,
+                   "the name clients ask for; without it, MODEL as given");
+  serve.add_option("--api-key", s.api_key, "clients must send it: Authorization: Bearer KEY")
+      ->envname("TANDEM_API_KEY");
+  serve.add_option("--max-batch", s.max_batch, "answers computed at a time; others wait")
+      ->capture_default_str();
+  serve
+      .add_option("--chunk", s.chunk,
+                  "tokens of a step: one of every running answer, then of waiting prompts; fewer: "
+                  "steadier streams, slower prompts")
+      ->capture_default_str();
+  serve.add_option("--kv-tokens", s.kv_tokens,
+                   "tokens of KV cache for all answers; 0: as --kv-fraction says");
+  serve
+      .add_option("--kv-fraction", s.kv_fraction,
+                  "part of the memory left after loading that the KV cache may take")
+      ->capture_default_str();
+  serve
+      .add_option("--drain", s.drain_seconds,
+                  "seconds that running answers have to end after SIGTERM")
+      ->capture_default_str();
+  serve.add_flag("--no-prefix-cache", s.no_prefix_cache,
+                 "forget the keys of a prompt when its answer has ended");
+  serve.add_flag("--no-async-output", s.no_async_output,
+                 "make text between the steps, not beside them");
+  serve.add_flag("--log-requests", s.log_requests, "a line on standard error for each answer");
+}
+
 void add_bench(CLI::App& app, Options& o, Command& command) {
   BenchOptions& b = o.bench;
   CLI::App* bench = app.add_subcommand("bench", "measure this machine and the engine on it");
@@ -260,6 +293,7 @@ int dispatch(int argc, char** argv) {
       "  tandem run -p \"What is 478 + 356?\"          the embedded model thinks and answers\n"
       "  tandem run ./DeepSeek-R1 -f question.txt    a checkpoint as it is on Hugging Face\n"
       "  tandem chat ./DeepSeek-V2-Lite-Chat\n"
+      "  tandem serve ./DeepSeek-R1 --port 8000      OpenAI-compatible\n"
       "  tandem inspect ./DeepSeek-R1\n"
       "  tandem plan r1 --machine 2x6454s-4090       would it run there, and how fast\n"
       "`tandem COMMAND --help` tells more.");
@@ -291,6 +325,18 @@ int dispatch(int argc, char** argv) {
       add("chat", "talk; Ctrl-C stops an answer, Ctrl-D leaves", chat_command,
           "  tandem chat\n  tandem chat ./DeepSeek-R1 --ctx 32768 --system \"Answer briefly.\"");
   add_generate_options(*chat, o);
+
+  CLI::App* serve =
+      add("serve", "OpenAI-compatible HTTP server", serve_command,
+          "  tandem serve                                     the embedded model on port 8000\n"
+          "  tandem serve ./DeepSeek-R1 --host 0.0.0.0 --ctx 32768 --api-key SECRET\n"
+          "  tandem serve ./DeepSeek-R1 --max-batch 64 --chunk 256 --kv-tokens 200000\n"
+          "  curl localhost:8000/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", "
+          "\"content\": \"What is 2 + 2?\"}]}'\n"
+          "`--ctx` is the longest that prompt and answer may be together. Text does not depend on "
+          "what\n"
+          "else is computed unless --attention auto is given, which is faster on long prompts.");
+  add_serve_options(*serve, o);
 
   CLI::App* inspect = add(
       "inspect", "configuration, parameter split, bytes; never reads weight data", inspect_command,
@@ -344,6 +390,8 @@ int dispatch(int argc, char** argv) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help
     fail("{}; see tandem --help", e.what());
   }
+  if (serve->parsed() && serve->count("--attention") == 0)
+    o.model.attention = AttentionForm::kAbsorbed;
   if (o.model.directory.empty()) o.model.directory = embedded_model();
   if (!o.model.cache.empty()) o.model.cache_use = CacheUse::kWrite;
   o.model.write_progress = load_progress(o.quiet || o.json, "writing");

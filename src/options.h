@@ -54,6 +54,19 @@ struct PlanOptions {
   double skew = 0.5;  // of the simulated routing
 };
 
+struct ServeOptions {
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  std::string served_model_name;  // empty: the model as given
+  std::string api_key;
+  int max_batch = 256;       // sequences at a time
+  int chunk = 512;           // tokens of a step
+  int64_t kv_tokens = 0;     // of all sequences; 0: what kv_fraction gives
+  double kv_fraction = 0.8;  // of the memory that is free once the weights are loaded
+  int drain_seconds = 30;
+  bool no_prefix_cache = false, no_async_output = false, log_requests = false;
+};
+
 struct Options {
   ModelOptions model;
   GenerateOptions generate;
@@ -74,10 +87,12 @@ struct Options {
 
   BenchOptions bench;
   PlanOptions plan;
+  ServeOptions serve;
 };
 
 int run_command(const Options& options);
 int chat_command(const Options& options);
+int serve_command(const Options& options);
 int inspect_command(const Options& options);
 int tokenize_command(const Options& options);
 int logits_command(const Options& options);

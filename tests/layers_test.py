@@ -1,6 +1,6 @@
 """A file includes only its own folder and folders to the left of it; siblings do not know each other.
 
-core > io, cpu_kernels > model > ops > engine, offload > bench > files beside main.cpp. cpu_kernels include not even core.
+core > io, cpu_kernels > model > ops > engine, offload > bench, server > files beside main.cpp. cpu_kernels include not even core.
 Islands (files of one instruction set) include nothing but their own headers and <immintrin.h>.
 """
 import pathlib
@@ -8,7 +8,7 @@ import re
 import sys
 
 ORDER = {"src/core": 0, "src/io": 1, "cpu_kernels": 1, "src/model": 2, "src/ops": 3, "src/engine": 4, "offload": 4,
-         "src/bench": 5, "src": 6}
+         "src/bench": 5, "src/server": 5, "src": 6}
 
 
 def folder_of(path):

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <utility>
 
+#include "engine/step_arrays.h"
+
 namespace tandem {
 namespace {
 
@@ -34,21 +36,10 @@ struct Generator::Running {
   int n_pending() const { return static_cast<int>(tokens.size()) - n_done; }
 };
 
-// The arrays behind one Batch.
 struct Generator::Step {
-  explicit Step(int max_tokens) {
-    for (auto* v : {&tokens, &positions, &logit_rows}) v->reserve(max_tokens);
-    sequences.reserve(max_tokens);
-    parts.reserve(max_tokens);
-  }
-  void clear() {
-    for (auto* v : {&tokens, &positions, &logit_rows}) v->clear();
-    sequences.clear();
-    parts.clear();
-  }
+  explicit Step(int max_tokens) : arrays(max_tokens) { parts.reserve(max_tokens); }
 
-  std::vector<int32_t> tokens, positions, logit_rows;
-  std::vector<Sequence> sequences;
+  StepArrays arrays;
   std::vector<std::pair<Running*, int>>
       parts;  // how many tokens of whom; in the order of sequences
 };
@@ -64,7 +55,8 @@ Generator::Generator(DeepSeek& model, KvCache& cache, Vocabulary vocabulary, int
 
 std::vector<Completion> Generator::run(std::span<const Request> requests,
                                        const GeneratorHooks& hooks) {
-  for (const Request& request : requests) require_runnable(request);
+  for (const Request& request : requests)
+    require_runnable(request, model_.config().vocab, context_, vocabulary_);
   std::vector<Completion> completions(requests.size(),
                                       Completion{.tokens = {}, .finish = FinishReason::kCancelled});
   std::vector<Running> running;
@@ -78,8 +70,7 @@ std::vector<Completion> Generator::run(std::span<const Request> requests,
     const bool cancelled = hooks.cancelled && hooks.cancelled();
     if (!cancelled) {
       fill(step, running);
-      model_.forward({step.tokens, step.positions, step.sequences, step.logit_rows}, cache_,
-                     logits_);
+      model_.forward(step.arrays.batch(), cache_, logits_);
       int64_t row = 0;
       for (auto& [r, n] : step.parts) {
         r->n_done += n;
@@ -92,21 +83,6 @@ std::vector<Completion> Generator::run(std::span<const Request> requests,
     if (cancelled) break;
   }
   return completions;
-}
-
-void Generator::require_runnable(const Request& request) const {
-  const auto n = static_cast<int64_t>(request.prompt.size());
-  require(n > 0, "the prompt is empty: give at least one token");
-  require(n < context_,
-          "the prompt has {} tokens and the context {}: shorten it or raise --ctx above {}", n,
-          context_, n);
-  require(request.max_new_tokens > 0, "{} new tokens asked for: must be 1 or more",
-          request.max_new_tokens);
-  const int vocab = model_.config().vocab;
-  for (const int32_t token : request.prompt)
-    require(token >= 0 && token < vocab, "token {} is not in the model's vocabulary of {}", token,
-            vocab);
-  validate(request.sampling, vocabulary_);
 }
 
 // Starts waiting requests, in order, while pages for their whole length are free. Returns the
@@ -154,21 +130,15 @@ int64_t Generator::admit(std::span<const Request> requests, size_t& next,
 // Everyone's next tokens: one for those that decode, as much of the prompts as the step has room
 // for.
 void Generator::fill(Step& step, std::vector<Running>& running) const {
-  step.clear();
+  step.arrays.clear();
+  step.parts.clear();
   int room = model_.limits().max_tokens, logits = model_.limits().max_logits;
   const auto take = [&](Running& r, int n) {
-    const auto first = static_cast<int32_t>(step.tokens.size());
-    for (int i = r.n_done; i < r.n_done + n; ++i) {
-      step.tokens.push_back(r.tokens[i]);
-      step.positions.push_back(i);
-    }
-    step.sequences.push_back({first, n, r.n_done + n, r.pages});
-    if (n == r.n_pending()) {
-      step.logit_rows.push_back(first + n - 1);
-      --logits;
-    }
+    const bool last = n == r.n_pending();
+    step.arrays.add(r.tokens, r.pages, r.n_done, n, last);
     step.parts.push_back({&r, n});
     room -= n;
+    logits -= last;
   };
   for (Running& r : running)
     if (r.n_pending() == 1 && room > 0 && logits > 0) take(r, 1);

@@ -6,26 +6,9 @@
 #include <vector>
 
 #include "engine/deepseek.h"
-#include "engine/sampler.h"
+#include "engine/request.h"
 
 namespace tandem {
-
-// Tokens whose keys are in the cache. A request may start from one, and leaves it with what it
-// computed: a conversation then computes only what is new.
-struct KvSequence {
-  std::vector<int32_t> tokens;
-  std::vector<int32_t> pages;
-};
-
-struct Request {
-  std::vector<int32_t> prompt;
-  int max_new_tokens = 0;
-  SamplingParams sampling;
-  std::vector<int32_t> stop_ids;  // end the answer; they are not part of it
-  KvSequence* kv = nullptr;       // reused and kept; null: temporary
-};
-
-enum class FinishReason { kStop, kLength, kCancelled };
 
 struct Completion {
   std::vector<int32_t> tokens;
@@ -54,7 +37,6 @@ class Generator {
  private:
   struct Running;
   struct Step;
-  void require_runnable(const Request& request) const;
   int64_t admit(std::span<const Request> requests, size_t& next, std::vector<Running>& running);
   void fill(Step& step, std::vector<Running>& running) const;
   void take_token(Running& r, int64_t logits_row, const GeneratorHooks& hooks);

@@ -18,6 +18,8 @@ struct SamplingParams {
   float presence_penalty = 0;   // subtracted from the logits of tokens generated before
   float frequency_penalty = 0;  // the same, times how often
   std::vector<std::pair<int32_t, float>> logit_bias;  // token, added to its logit
+  int min_new_tokens = 0;                             // before so many tokens are drawn ..
+  std::vector<int32_t> held_back;                     // .. these are not
   uint64_t seed = 0;
   int n_top_logprobs =
       -1;  // -1: no log-probabilities; else of the chosen token and of so many likeliest

@@ -9,10 +9,10 @@ namespace tandem {
 class StopText {
  public:
   // Empty strings stop nothing.
-  explicit StopText(std::vector<std::string> stops);
+  explicit StopText(std::vector<std::string> stops, bool keeps_stop = false);
 
   // Text that can no longer belong to a stop string. Nothing after one has been met; the stop
-  // string is not part of it.
+  // string is part of it only when it is kept.
   std::string push(std::string_view text);
   // What was held back, when the text ends without a stop string.
   std::string flush();
@@ -20,6 +20,7 @@ class StopText {
 
  private:
   std::vector<std::string> stops_;
+  bool keeps_stop_;
   std::string held_;
   bool stopped_ = false;
 };

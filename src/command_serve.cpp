@@ -1,0 +1,159 @@
+// tandem serve: the HTTP server over the engine. The main thread has the connections, one thread
+// loads the model and computes, one makes text of tokens.
+#include <cstdio>
+#include <exception>
+#include <thread>
+
+#include "console.h"
+#include "conversation.h"
+#include "engine/engine.h"
+#include "io/json.h"
+#include "server/http_server.h"
+
+namespace tandem {
+namespace {
+
+void require_sane(const ServeOptions& s) {
+  require(s.port >= 0 && s.port < 65536, "--port {}: must be between 0 and 65535", s.port);
+  require(s.max_batch >= 1 && s.max_batch <= 65536, "--max-batch {}: must be between 1 and 65536",
+          s.max_batch);
+  require(s.chunk >= 1 && s.chunk <= 65536, "--chunk {}: must be between 1 and 65536", s.chunk);
+  require(s.kv_tokens >= 0, "--kv-tokens {}: must be 0 or more", s.kv_tokens);
+  require(s.kv_fraction > 0 && s.kv_fraction < 1, "--kv-fraction {}: must be between 0 and 1",
+          s.kv_fraction);
+  require(s.drain_seconds >= 0, "--drain {}: must be 0 or more", s.drain_seconds);
+}
+
+ModelOptions model_options(const Options& options) {
+  const ServeOptions& s = options.serve;
+  ModelOptions model = options.model;
+  model.max_logits = s.max_batch;
+  model.step_tokens = std::max(s.chunk, s.max_batch);
+  const ModelConfig config = ModelConfig::from_directory(model.directory);
+  if (model.context == 0) model.context = std::min<int64_t>(config.max_context, kDefaultContext);
+  require(s.kv_tokens == 0 || s.kv_tokens >= model.context,
+          "--kv-tokens {}: one sequence of --ctx {} must fit", s.kv_tokens, model.context);
+  model.kv_fraction = s.kv_tokens > 0 ? 1 : s.kv_fraction;
+  // More than every sequence at its longest would be of no use.
+  model.max_kv_tokens = s.kv_tokens > 0 ? s.kv_tokens : model.context * s.max_batch;
+  return model;
+}
+
+SamplingDefaults defaults_of(const std::string& directory) {
+  const std::string file = directory + "/generation_config.json";
+  if (!std::filesystem::exists(file)) return {};
+  return sampling_defaults(parse_json(read_text_file(file, 1 << 20), file));
+}
+
+// A base model has no template; then there is no chat.
+std::unique_ptr<ChatFormat> chat_format(const Options& options, const Tokenizer& tokenizer) {
+  try {
+    return std::make_unique<ChatFormat>(options.model.directory, tokenizer);
+  } catch (const Error& error) {
+    options.model.warn(fmt::format("/v1/chat/completions is not served: {}", error.what()));
+    return nullptr;
+  }
+}
+
+void print_line(const std::string& line) { fmt::print(stderr, "{}\n", line); }
+
+// Loads the model and computes until the engine is told to stop. The threads that compute are
+// pinned where this one starts them, so all of it happens here.
+class Computing {
+ public:
+  Computing(const Options& options, const Tokenizer& tokenizer, Service& service,
+            HttpServer& server)
+      : options_(options), tokenizer_(tokenizer), service_(service), server_(server) {}
+
+  void run() {
+    try {
+      load_and_run();
+    } catch (...) {
+      failure_ = std::current_exception();
+      server_.stop();
+    }
+  }
+
+  void stop() {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+    if (engine_) engine_->stop();
+  }
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  void load_and_run() {
+    const ServeOptions& s = options_.serve;
+    LoadProgress shown = load_progress(options_.quiet);
+    LoadedModel loaded(model_options(options_), [&](int64_t done, int64_t total, double rate) {
+      if (shown) shown(done, total, rate);
+      service_.loading(total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0);
+    });
+    Engine engine(loaded.model(), loaded.cache(), tokenizer_,
+                  vocabulary_of(tokenizer_, loaded.config().vocab), loaded.context(),
+                  {.max_running = s.max_batch,
+                   .keeps_pages = !s.no_prefix_cache,
+                   .output = s.no_async_output ? nullptr : &output_});
+    {
+      const std::lock_guard lock(mutex_);
+      engine_ = &engine;
+      if (stopped_) return;
+    }
+    if (!options_.quiet) {
+      const int64_t n_tokens = int64_t{engine.counts().scheduler.n_pages} * kPageSize;
+      print_line(fmt::format(
+          "ready: context {}, KV cache of {} tokens ({:.2f} GB), {} threads, {}", loaded.context(),
+          n_tokens, KvCache::bytes_for(loaded.config(), n_tokens, loaded.cache_type()) * 1e-9,
+          loaded.n_threads(), loaded.isa()));
+    }
+    service_.ready(engine);
+    engine.run();
+    output_.finish();
+    const std::lock_guard lock(mutex_);
+    engine_ = nullptr;
+  }
+
+  const Options& options_;
+  const Tokenizer& tokenizer_;
+  Service& service_;
+  HttpServer& server_;
+  OutputThread output_;
+  std::exception_ptr failure_;
+  std::mutex mutex_;
+  Engine* engine_ = nullptr;
+  bool stopped_ = false;
+};
+
+}  // namespace
+
+int serve_command(const Options& options) {
+  const ServeOptions& s = options.serve;
+  require_sane(s);
+  const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
+  Service service(
+      tokenizer, chat_format(options, tokenizer), defaults_of(options.model.directory),
+      {.model_id = s.served_model_name.empty() ? options.model.directory : s.served_model_name,
+       .root = options.model.directory,
+       .api_key = s.api_key,
+       .log = [&](const std::string& line) {
+         if (s.log_requests) print_line(line);
+       }});
+  HttpServer server(service, {.host = s.host,
+                              .port = s.port,
+                              .limits = {},
+                              .most_connections = 0,
+                              .drain = std::chrono::seconds(s.drain_seconds)});
+  if (!options.quiet) print_line(fmt::format("listening on http://{}:{}", s.host, server.port()));
+
+  Computing computing(options, tokenizer, service, server);
+  std::thread thread([&] { computing.run(); });
+  server.run();
+  computing.stop();
+  thread.join();
+  computing.rethrow();
+  return 0;
+}
+
+}  // namespace tandem

@@ -1,0 +1,203 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+namespace tandem {
+namespace {
+
+Scheduler::Limits scheduler_limits(const DeepSeek& model, const KvCache& cache,
+                                   const Engine::Options& options) {
+  return {.n_pages = cache.n_free_pages(),
+          .max_tokens = model.limits().max_tokens,
+          .max_running = std::min(options.max_running, model.limits().max_logits),
+          .keeps_pages = options.keeps_pages};
+}
+
+}  // namespace
+
+Engine::Engine(DeepSeek& model, KvCache& cache, const Tokenizer& tokenizer, Vocabulary vocabulary,
+               int64_t context, Options options)
+    : model_(model),
+      cache_(cache),
+      tokenizer_(tokenizer),
+      vocabulary_(std::move(vocabulary)),
+      context_(context),
+      options_(options),
+      arena_(Arena::padded_bytes(int64_t{model.limits().max_logits} * model.config().vocab *
+                                 size_of(DType::kF32))),
+      logits_(arena_.matrix(model.limits().max_logits, model.config().vocab, DType::kF32)),
+      scheduler_(scheduler_limits(model, cache, options)),
+      step_(model.limits().max_tokens) {
+  require(context <= scheduler_.longest_sequence(),
+          "a context of {} tokens and a KV cache of {}: one sequence must fit; lower --ctx or "
+          "raise --kv-tokens",
+          context, scheduler_.longest_sequence());
+  counts_.scheduler = scheduler_.counts();
+}
+
+void Engine::run() {
+  while (follow_orders()) {
+    end_overdue();
+    run_step();
+    count_step();
+    deliver();
+  }
+  while (!running_.empty()) end(running_.begin()->first, FinishReason::kCancelled);
+  deliver();
+}
+
+// Sleeps while there is nothing to do. False: stop.
+bool Engine::follow_orders() {
+  Orders orders;
+  {
+    std::unique_lock lock(mutex_);
+    ordered_.wait(lock, [&] {
+      return !scheduler_.empty() || !orders_.requests.empty() || orders_.forget || orders_.stop;
+    });
+    std::swap(orders, orders_);
+  }
+  for (auto& [id, request] : orders.requests) {
+    scheduler_.add(id, request.request.prompt);
+    auto answer = std::make_shared<AnswerStream>(tokenizer_, std::move(request.answer));
+    running_.emplace(id, Running{.asked = std::move(request),
+                                 .answer = std::move(answer),
+                                 .sampler = nullptr,
+                                 .n_generated = 0,
+                                 .started = {}});
+  }
+  for (const SequenceId id : orders.aborts) {
+    if (running_.erase(id) > 0) scheduler_.remove(id);
+  }
+  if (orders.forget) scheduler_.forget_pages();
+  return !orders.stop;
+}
+
+void Engine::run_step() {
+  const std::vector<Scheduler::Part>& plan = scheduler_.plan();
+  step_.clear();
+  if (plan.empty()) return;
+  for (const Scheduler::Part& part : plan) {
+    step_.add(scheduler_.tokens(part.id), scheduler_.pages(part.id), part.first, part.n, part.last);
+    Running& r = running_.at(part.id);
+    if (r.started == Clock::time_point()) r.started = Clock::now();
+  }
+  model_.forward(step_.batch(), cache_, logits_);
+
+  std::vector<SequenceId> samples;
+  samples.reserve(step_.n_logits());
+  for (const Scheduler::Part& part : plan)
+    if (part.last) samples.push_back(part.id);
+  scheduler_.computed();
+  for (size_t row = 0; row < samples.size(); ++row) sample(samples[row], static_cast<int64_t>(row));
+}
+
+void Engine::sample(SequenceId id, int64_t logits_row) {
+  Running& r = running_.at(id);
+  const Request& request = r.asked.request;
+  TokenEvent event;
+  try {
+    if (!r.sampler)
+      r.sampler = std::make_unique<Sampler>(request.sampling, vocabulary_, request.prompt);
+    const Sampled sampled =
+        r.sampler->next({logits_.row<float>(logits_row), static_cast<size_t>(vocabulary_.size)});
+    const auto& stops = request.stop_ids;
+    if (std::find(stops.begin(), stops.end(), sampled.token) != stops.end()) {
+      event.finish = FinishReason::kStop;
+    } else {
+      event.token = sampled.token;
+      event.logprob = sampled.logprob;
+      event.top.assign(sampled.top.begin(), sampled.top.end());
+      scheduler_.append(id, sampled.token);
+      const bool full = static_cast<int64_t>(scheduler_.tokens(id).size()) >= context_;
+      if (++r.n_generated == request.max_new_tokens || full) event.finish = FinishReason::kLength;
+    }
+  } catch (const Error& error) {  // of this sequence; the others go on
+    event.finish = FinishReason::kFailed;
+    event.error = error.what();
+  }
+  emit(id, std::move(event));
+}
+
+void Engine::end_overdue() {
+  const auto now = Clock::now();
+  for (auto it = running_.begin(); it != running_.end();) {
+    const auto& [id, r] = *it++;
+    if (r.asked.deadline && *r.asked.deadline <= now) end(id, FinishReason::kDeadline);
+  }
+}
+
+void Engine::end(SequenceId id, FinishReason reason) {
+  TokenEvent event;
+  event.finish = reason;
+  emit(id, std::move(event));
+}
+
+// A sequence whose event ends it is removed.
+void Engine::emit(SequenceId id, TokenEvent event) {
+  const auto it = running_.find(id);
+  event.started = it->second.started;
+  event.cached_tokens = scheduler_.cached_tokens(id);
+  const bool ends = event.finish.has_value();
+  events_.push_back({id, it->second.answer, std::move(event)});
+  if (!ends) return;
+  scheduler_.remove(id);
+  running_.erase(it);
+}
+
+void Engine::deliver() {
+  if (events_.empty()) return;
+  auto events = std::make_shared<std::vector<Event>>(std::move(events_));
+  events_.clear();
+  if (!options_.output) return deliver_now(*events);
+  options_.output->push([this, events] { deliver_now(*events); });
+}
+
+void Engine::deliver_now(const std::vector<Event>& events) {
+  for (const Event& event : events)
+    if (!event.answer->push(event.token) && !event.token.finish) abort(event.id);
+}
+
+void Engine::count_step() {
+  const std::lock_guard lock(mutex_);
+  counts_.scheduler = scheduler_.counts();
+  if (step_.n_tokens() == 0) return;
+  ++counts_.n_steps;
+  counts_.n_computed_tokens += step_.n_tokens();
+  counts_.n_generated_tokens += step_.n_logits();
+  const int size = std::bit_width(static_cast<unsigned>(step_.n_tokens() - 1));
+  ++counts_.steps_of[std::min(size, EngineCounts::kStepSizes - 1)];
+}
+
+SequenceId Engine::submit(EngineRequest request) {
+  require_runnable(request.request, model_.config().vocab, context_, vocabulary_);
+  const std::lock_guard lock(mutex_);
+  orders_.requests.emplace_back(++last_id_, std::move(request));
+  ordered_.notify_one();
+  return last_id_;
+}
+
+void Engine::abort(SequenceId id) {
+  const std::lock_guard lock(mutex_);
+  orders_.aborts.push_back(id);
+}
+
+void Engine::forget_pages() {
+  const std::lock_guard lock(mutex_);
+  orders_.forget = true;
+  ordered_.notify_one();
+}
+
+EngineCounts Engine::counts() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+void Engine::stop() {
+  const std::lock_guard lock(mutex_);
+  orders_.stop = true;
+  ordered_.notify_one();
+}
+
+}  // namespace tandem

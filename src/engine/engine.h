@@ -1,0 +1,110 @@
+// Runs requests as they come, many at a time, until it is stopped. One thread computes: it plans a
+// step, runs the model, samples. Text, stop strings and receivers are the output thread's, at most
+// a few steps behind.
+#pragma once
+#include <array>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "engine/answer_stream.h"
+#include "engine/deepseek.h"
+#include "engine/output_thread.h"
+#include "engine/scheduler.h"
+#include "engine/step_arrays.h"
+
+namespace tandem {
+
+struct EngineRequest {
+  Request request;               // without kv
+  AnswerStream::Options answer;  // on_part is called on the output thread
+  std::optional<Clock::time_point> deadline;
+};
+
+struct EngineCounts {
+  static constexpr int kStepSizes = 16;
+  Scheduler::Counts scheduler;
+  int64_t n_steps = 0;
+  int64_t n_computed_tokens = 0;  // in all steps
+  int64_t n_generated_tokens = 0;
+  std::array<int64_t, kStepSizes> steps_of{};  // of 2^(i-1) + 1 to 2^i tokens
+};
+
+class Engine {
+ public:
+  struct Options {
+    int max_running = 256;           // sequences at a time
+    bool keeps_pages = true;         // prefix cache
+    OutputThread* output = nullptr;  // null: everything happens between the steps
+  };
+
+  // All references outlive the engine; the whole cache is the engine's. The vocabulary may be
+  // smaller than the model's. Throws Error when the context does not fit the cache.
+  Engine(DeepSeek& model, KvCache& cache, const Tokenizer& tokenizer, Vocabulary vocabulary,
+         int64_t context, Options options);
+
+  // From any thread. Throws Error for a request that can never run. Its on_part is called until the
+  // answer has ended, the last time with a FinishReason.
+  SequenceId submit(EngineRequest request);
+  // From any thread: nothing more is computed for it; its on_part may be called a few times yet.
+  void abort(SequenceId id);
+  void forget_pages();  // empties the prefix cache
+  EngineCounts counts() const;
+  int64_t context() const { return context_; }
+
+  // Works until stop(), on the thread that the model's team belongs to.
+  void run();
+  // From any thread. Whoever has not ended gets kCancelled.
+  void stop();
+
+ private:
+  struct Running {
+    EngineRequest asked;
+    std::shared_ptr<AnswerStream> answer;
+    std::unique_ptr<Sampler> sampler;  // made with the first token
+    int n_generated = 0;
+    Clock::time_point started;  // of its first step
+  };
+  struct Event {
+    SequenceId id;
+    std::shared_ptr<AnswerStream> answer;
+    TokenEvent token;
+  };
+  struct Orders {
+    std::vector<std::pair<SequenceId, EngineRequest>> requests;
+    std::vector<SequenceId> aborts;
+    bool forget = false, stop = false;
+  };
+
+  bool follow_orders();
+  void run_step();
+  void sample(SequenceId id, int64_t logits_row);
+  void end_overdue();
+  void end(SequenceId id, FinishReason reason);
+  void emit(SequenceId id, TokenEvent event);
+  void deliver();
+  void deliver_now(const std::vector<Event>& events);
+  void count_step();
+
+  DeepSeek& model_;
+  KvCache& cache_;
+  const Tokenizer& tokenizer_;
+  const Vocabulary vocabulary_;
+  const int64_t context_;
+  const Options options_;
+  Arena arena_;
+  TensorView logits_;  // [max_running, model vocab]
+  Scheduler scheduler_;
+  StepArrays step_;
+  std::map<SequenceId, Running> running_;  // in the scheduler
+  std::vector<Event> events_;              // of this step
+
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable ordered_;
+  Orders orders_;
+  SequenceId last_id_ = 0;
+  EngineCounts counts_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,44 @@
+// The arrays behind one Batch.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "model/batch.h"
+
+namespace tandem {
+
+class StepArrays {
+ public:
+  explicit StepArrays(int max_tokens) {
+    for (auto* v : {&tokens_, &positions_, &logit_rows_}) v->reserve(max_tokens);
+    sequences_.reserve(max_tokens);
+  }
+
+  void clear() {
+    for (auto* v : {&tokens_, &positions_, &logit_rows_}) v->clear();
+    sequences_.clear();
+  }
+
+  // Tokens [first, first + n) of a sequence; `pages` holds them and all before, and outlives the
+  // step.
+  void add(std::span<const int32_t> tokens, std::span<const int32_t> pages, int first, int n,
+           bool wants_logits) {
+    const int begin = n_tokens();
+    for (int i = first; i < first + n; ++i) {
+      tokens_.push_back(tokens[i]);
+      positions_.push_back(i);
+    }
+    sequences_.push_back({begin, n, first + n, pages});
+    if (wants_logits) logit_rows_.push_back(begin + n - 1);
+  }
+
+  int n_tokens() const { return static_cast<int>(tokens_.size()); }
+  int n_logits() const { return static_cast<int>(logit_rows_.size()); }
+  Batch batch() const { return {tokens_, positions_, sequences_, logit_rows_}; }
+
+ private:
+  std::vector<int32_t> tokens_, positions_, logit_rows_;
+  std::vector<Sequence> sequences_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,180 @@
+#include "server/answer_format.h"
+
+#include <algorithm>
+
+namespace tandem {
+namespace {
+
+OrderedJson head_json(const AnswerHead& head, bool chunk) {
+  const char* object = head.endpoint != Endpoint::kChat ? "text_completion"
+                       : chunk                          ? "chat.completion.chunk"
+                                                        : "chat.completion";
+  return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
+}
+
+OrderedJson finish_json(const std::optional<FinishReason>& finish) {
+  return finish ? OrderedJson(finish_name(*finish)) : OrderedJson();
+}
+
+OrderedJson chat_token_json(const TokenText& token) {
+  OrderedJson bytes = OrderedJson::array();
+  for (const char byte : token.bytes) bytes.push_back(static_cast<unsigned char>(byte));
+  return {{"token", token.text}, {"logprob", token.logprob}, {"bytes", std::move(bytes)}};
+}
+
+OrderedJson chat_logprobs(const ChoicePart& part) {
+  if (!part.wants_logprobs) return nullptr;
+  OrderedJson content = OrderedJson::array();
+  for (const TokenReport& report : part.tokens) {
+    OrderedJson token = chat_token_json(report.chosen);
+    OrderedJson top = OrderedJson::array();
+    for (const TokenText& other : report.top) top.push_back(chat_token_json(other));
+    token["top_logprobs"] = std::move(top);
+    content.push_back(std::move(token));
+  }
+  return {{"content", std::move(content)}};
+}
+
+OrderedJson completion_logprobs(const ChoicePart& part) {
+  if (!part.wants_logprobs) return nullptr;
+  OrderedJson offsets = OrderedJson::array(), logprobs = offsets, tokens = offsets, tops = offsets;
+  size_t offset = part.text_offset;
+  for (const TokenReport& report : part.tokens) {
+    offsets.push_back(offset);
+    offset += n_characters(report.chosen.text);
+    logprobs.push_back(report.chosen.logprob);
+    tokens.push_back(report.chosen.text);
+    OrderedJson top = OrderedJson::object();
+    for (const TokenText& other : report.top) top[other.text] = other.logprob;
+    top[report.chosen.text] = report.chosen.logprob;
+    tops.push_back(std::move(top));
+  }
+  return {{"text_offset", std::move(offsets)},
+          {"token_logprobs", std::move(logprobs)},
+          {"tokens", std::move(tokens)},
+          {"top_logprobs", std::move(tops)}};
+}
+
+OrderedJson completion_choice(const ChoicePart& part) {
+  return {{"index", part.index},
+          {"text", part.text},
+          {"logprobs", completion_logprobs(part)},
+          {"finish_reason", finish_json(part.finish)}};
+}
+
+OrderedJson chat_message(const ChoicePart& all) {
+  OrderedJson message = {{"role", "assistant"}, {"content", all.text}};
+  if (!all.reasoning.empty()) message["reasoning_content"] = all.reasoning;
+  return message;
+}
+
+OrderedJson chat_delta(const ChoicePart& part) {
+  OrderedJson delta = OrderedJson::object();
+  if (!part.reasoning.empty()) delta["reasoning_content"] = part.reasoning;
+  if (!part.text.empty()) delta["content"] = part.text;
+  return delta;
+}
+
+OrderedJson chat_choice(const ChoicePart& part, const char* key, OrderedJson message) {
+  return {{"index", part.index},
+          {key, std::move(message)},
+          {"logprobs", chat_logprobs(part)},
+          {"finish_reason", finish_json(part.finish)}};
+}
+
+}  // namespace
+
+OrderedJson usage_json(const Usage& usage) {
+  return {{"prompt_tokens", usage.prompt_tokens},
+          {"completion_tokens", usage.completion_tokens},
+          {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
+          {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
+}
+
+OrderedJson answer_json(const AnswerHead& head, const std::vector<ChoicePart>& choices,
+                        const Usage& usage) {
+  OrderedJson list = OrderedJson::array();
+  for (const ChoicePart& choice : choices)
+    list.push_back(head.endpoint == Endpoint::kChat
+                       ? chat_choice(choice, "message", chat_message(choice))
+                       : completion_choice(choice));
+  OrderedJson json = head_json(head, false);
+  json["choices"] = std::move(list);
+  json["usage"] = usage_json(usage);
+  return json;
+}
+
+OrderedJson chunk_json(const AnswerHead& head, const ChoicePart& part,
+                       const std::optional<Usage>& usage) {
+  OrderedJson json = head_json(head, true);
+  json["choices"] = OrderedJson::array({head.endpoint == Endpoint::kChat
+                                            ? chat_choice(part, "delta", chat_delta(part))
+                                            : completion_choice(part)});
+  if (usage) json["usage"] = usage_json(*usage);
+  return json;
+}
+
+OrderedJson role_chunk_json(const AnswerHead& head, int index) {
+  ChoicePart part;
+  part.index = index;
+  OrderedJson json = head_json(head, true);
+  json["choices"] =
+      OrderedJson::array({chat_choice(part, "delta", {{"role", "assistant"}, {"content", ""}})});
+  return json;
+}
+
+OrderedJson usage_chunk_json(const AnswerHead& head, const Usage& usage) {
+  OrderedJson json = head_json(head, true);
+  json["choices"] = OrderedJson::array();
+  json["usage"] = usage_json(usage);
+  return json;
+}
+
+OrderedJson generate_json(const AnswerHead& head, const ChoicePart& all, const Usage& usage) {
+  OrderedJson finish;
+  if (all.finish) {
+    finish = {{"type", finish_name(*all.finish)}};
+    if (*all.finish == FinishReason::kLength) finish["length"] = usage.completion_tokens;
+  }
+  return {{"text", all.text},
+          {"meta_info",
+           {{"id", head.id},
+            {"finish_reason", std::move(finish)},
+            {"prompt_tokens", usage.prompt_tokens},
+            {"completion_tokens", usage.completion_tokens},
+            {"cached_tokens", usage.cached_tokens}}}};
+}
+
+OrderedJson models_json(const std::string& id, const std::string& root, int64_t context,
+                        int64_t created) {
+  const OrderedJson model = {
+      {"id", id},     {"object", "model"}, {"created", created},      {"owned_by", "tandem"},
+      {"root", root}, {"parent", nullptr}, {"max_model_len", context}};
+  return {{"object", "list"}, {"data", OrderedJson::array({model})}};
+}
+
+size_t n_characters(std::string_view text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; });
+}
+
+const char* finish_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+    case FinishReason::kDeadline:
+    case FinishReason::kFailed:
+      break;
+  }
+  return "abort";
+}
+
+std::string event_of(const OrderedJson& data) { return "data: " + dumped(data) + "\n\n"; }
+
+std::string dumped(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+}  // namespace tandem

@@ -1,0 +1,255 @@
+#include "server/generation.h"
+
+#include <utility>
+
+#include "core/check.h"
+#include "io/chat_format.h"
+#include "server/api_error.h"
+
+namespace tandem {
+namespace {
+
+double seconds(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+}  // namespace
+
+Generation::Generation(Setup setup, Engine& engine, const Tokenizer& tokenizer, Metrics& metrics,
+                       std::function<void(const std::string&)> log)
+    : setup_(std::move(setup)),
+      engine_(engine),
+      tokenizer_(tokenizer),
+      metrics_(metrics),
+      log_(std::move(log)) {
+  for (size_t prompt = 0; prompt < setup_.prompts.size(); ++prompt) {
+    const bool thinks =
+        setup_.splits_reasoning && opens_thinking(tokenizer, setup_.prompts[prompt]);
+    for (int i = 0; i < setup_.request.n; ++i) {
+      Choice choice(thinks);
+      choice.prompt = static_cast<int>(prompt);
+      choice.all.index = static_cast<int>(choices_.size());
+      choice.all.wants_logprobs = setup_.request.wants_logprobs();
+      choices_.push_back(std::move(choice));
+    }
+  }
+  n_unfinished_ = static_cast<int>(choices_.size());
+}
+
+void Generation::start(Send send) {
+  send_ = std::move(send);
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    SequenceId id = 0;
+    try {
+      id = engine_.submit(engine_request(static_cast<int>(i)));
+    } catch (const Error& error) {
+      cancel();
+      throw ApiError(400, error.what());
+    }
+    const std::lock_guard lock(mutex_);
+    ids_.push_back(id);
+    if (cancelled_) engine_.abort(id);
+  }
+}
+
+void Generation::cancel() {
+  const std::lock_guard lock(mutex_);
+  cancelled_ = true;
+  for (const SequenceId id : ids_) engine_.abort(id);
+}
+
+EngineRequest Generation::engine_request(int index) {
+  const GenerationRequest& r = setup_.request;
+  EngineRequest e;
+  e.request.prompt = setup_.prompts[choices_[index].prompt];
+  e.request.max_new_tokens = r.max_tokens.value_or(
+      static_cast<int>(engine_.context() - static_cast<int64_t>(e.request.prompt.size())));
+  e.request.sampling = r.sampling;
+  e.request.sampling.seed += static_cast<uint64_t>(index);
+  if (!r.ignore_eos) e.request.stop_ids = tokenizer_.stop_ids();
+  e.request.stop_ids.insert(e.request.stop_ids.end(), r.stop_ids.begin(), r.stop_ids.end());
+  e.request.sampling.min_new_tokens = r.min_tokens;
+  e.request.sampling.held_back = e.request.stop_ids;
+  e.answer = {.stops = r.stops,
+              .skip_special = r.skip_special,
+              .keeps_stop = r.keeps_stop,
+              .min_new_tokens = r.min_tokens,
+              .on_part = [self = shared_from_this(), index](const AnswerPart& part) {
+                self->take(index, part);
+              }};
+  if (r.timeout_seconds)
+    e.deadline = setup_.received + std::chrono::duration_cast<Clock::duration>(
+                                       std::chrono::duration<double>(*r.timeout_seconds));
+  return e;
+}
+
+void Generation::take(int index, const AnswerPart& part) {
+  if (closed_) return;
+  Choice& choice = choices_[index];
+  measure(choice, part);
+  if (part.finish == FinishReason::kFailed || part.finish == FinishReason::kDeadline ||
+      part.finish == FinishReason::kCancelled)
+    return fail(part);
+  ChoicePart piece = piece_of(choice, part);
+  if (streams()) {
+    stream_piece(choice, piece);
+  } else {
+    collect(choice, std::move(piece));
+  }
+  if (part.finish && --n_unfinished_ == 0) end();
+}
+
+void Generation::measure(Choice& c, const AnswerPart& part) {
+  const auto now = Clock::now();
+  c.n_tokens = part.n_tokens;
+  c.cached_tokens = part.event->cached_tokens;
+  c.started = part.event->started;
+  if (part.event->token) {
+    if (part.n_tokens == 1) {
+      metrics_.first_token(seconds(setup_.received, now));
+      c.first = now;
+    } else {
+      metrics_.next_token(seconds(c.last, now));
+    }
+    c.last = now;
+  }
+  if (!part.finish) return;
+  const bool ran = c.started != Clock::time_point(), answered = c.n_tokens > 0;
+  metrics_.finished({.reason = *part.finish,
+                     .prompt_tokens = static_cast<int>(setup_.prompts[c.prompt].size()),
+                     .generated_tokens = c.n_tokens,
+                     .queue_seconds = ran ? seconds(setup_.received, c.started) : 0,
+                     .prefill_seconds = answered ? seconds(c.started, c.first) : 0,
+                     .decode_seconds = answered ? seconds(c.first, c.last) : 0,
+                     .total_seconds = seconds(setup_.received, now)});
+}
+
+ChoicePart Generation::piece_of(Choice& c, const AnswerPart& part) {
+  ChoicePart piece;
+  piece.index = c.all.index;
+  piece.wants_logprobs = c.all.wants_logprobs;
+  piece.text_offset = c.all.text_offset;
+  piece.finish = part.finish;
+  if (setup_.splits_reasoning) {
+    ReasoningSplitter::Parts split = c.reasoning.push(part.text);
+    piece.reasoning = std::move(split.reasoning);
+    piece.text = std::move(split.content);
+    if (part.finish) {
+      split = c.reasoning.flush();
+      piece.reasoning += split.reasoning;
+      piece.text += split.content;
+    }
+  } else {
+    piece.text = part.text;
+  }
+  if (c.all.wants_logprobs && part.event->token) {
+    piece.tokens.push_back(report_of(*part.event));
+    c.all.text_offset += n_characters(piece.tokens.back().chosen.text);
+  }
+  if (setup_.request.echo && !c.begun)
+    piece.text = tokenizer_.decode(setup_.prompts[c.prompt], true) + piece.text;
+  return piece;
+}
+
+// A chunk without text is sent only where it says something else: clients of /v1/completions time
+// tokens by chunks with text, and take usage from those only.
+void Generation::stream_piece(Choice& c, const ChoicePart& piece) {
+  const GenerationRequest& r = setup_.request;
+  std::string out;
+  if (!std::exchange(c.begun, true) && r.endpoint == Endpoint::kChat)
+    out += event_of(role_chunk_json(setup_.head, piece.index));
+  const bool says_something = !piece.text.empty() || !piece.reasoning.empty() ||
+                              !piece.tokens.empty() || piece.finish.has_value();
+  if (r.endpoint == Endpoint::kGenerate) {
+    c.all.text += piece.text;
+    c.all.finish = piece.finish;
+    if (says_something) out += event_of(generate_json(setup_.head, c.all, usage()));
+  } else if (says_something) {
+    const bool in_all =
+        r.continuous_usage || (!r.include_usage && r.endpoint == Endpoint::kCompletions);
+    const bool in_last = !r.include_usage && piece.finish;
+    std::optional<Usage> shown;
+    if (in_all || in_last) shown = usage();
+    out += event_of(chunk_json(setup_.head, piece, shown));
+  }
+  if (!out.empty()) send_({.status = 200, .bytes = std::move(out), .last = false});
+}
+
+void Generation::collect(Choice& c, ChoicePart piece) {
+  c.begun = true;
+  c.all.text += piece.text;
+  c.all.reasoning += piece.reasoning;
+  c.all.finish = piece.finish;
+  for (TokenReport& token : piece.tokens) c.all.tokens.push_back(std::move(token));
+}
+
+void Generation::end() {
+  Output out{.status = 200, .bytes = {}, .last = true};
+  if (streams()) {
+    if (setup_.request.include_usage) out.bytes = event_of(usage_chunk_json(setup_.head, usage()));
+    out.bytes += kDoneEvent;
+  } else if (setup_.request.endpoint == Endpoint::kGenerate) {
+    out.bytes = dumped(generate_json(setup_.head, choices_.front().all, usage()));
+  } else {
+    std::vector<ChoicePart> all;
+    for (Choice& c : choices_) {
+      c.all.text_offset = 0;
+      all.push_back(std::move(c.all));
+    }
+    out.bytes = dumped(answer_json(setup_.head, all, usage()));
+    choices_.front().all.finish = all.front().finish;
+  }
+  close(choices_.front().all.finish.value_or(FinishReason::kStop));
+  send_(std::move(out));
+}
+
+// One answer of several that fails, fails all.
+void Generation::fail(const AnswerPart& part) {
+  cancel();
+  const ApiError error = part.finish == FinishReason::kDeadline
+                             ? ApiError(504, "the request's time is over", "timeout", "timeout")
+                         : part.finish == FinishReason::kFailed
+                             ? ApiError(500, part.event->error)
+                             : ApiError(503, "the server is stopping", {}, "stopping");
+  Output out{.status = error.status, .bytes = {}, .last = true};
+  out.bytes =
+      streams() ? event_of(error_json(error)) + std::string(kDoneEvent) : dumped(error_json(error));
+  close(*part.finish);
+  send_(std::move(out));
+}
+
+void Generation::close(FinishReason reason) {
+  closed_ = true;
+  const Usage u = usage();
+  const Choice& c = choices_.front();
+  const auto now = Clock::now();
+  log_(fmt::format("{} prompt={} cached={} generated={} answers={} first={:.3f}s total={:.3f}s {}",
+                   setup_.head.id, u.prompt_tokens, u.cached_tokens, u.completion_tokens,
+                   choices_.size(), c.n_tokens > 0 ? seconds(setup_.received, c.first) : 0,
+                   seconds(setup_.received, now), finish_name(reason)));
+}
+
+TokenReport Generation::report_of(const TokenEvent& event) const {
+  TokenReport report{.chosen = token_text(*event.token, event.logprob), .top = {}};
+  for (const TokenLogprob& top : event.top)
+    report.top.push_back(token_text(top.token, top.logprob));
+  return report;
+}
+
+TokenText Generation::token_text(int32_t token, float logprob) const {
+  return {tokenizer_.decode({&token, 1}), std::string(tokenizer_.bytes_of(token)), logprob};
+}
+
+// A prompt counts once, however many answers it gets.
+Usage Generation::usage() const {
+  Usage usage;
+  for (const auto& prompt : setup_.prompts) usage.prompt_tokens += static_cast<int>(prompt.size());
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    usage.completion_tokens += choices_[i].n_tokens;
+    if (i % static_cast<size_t>(setup_.request.n) == 0)
+      usage.cached_tokens += choices_[i].cached_tokens;
+  }
+  return usage;
+}
+
+}  // namespace tandem

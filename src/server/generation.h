@@ -1,0 +1,88 @@
+// A request for generated text under way: its prompts go to the engine, what comes back becomes
+// JSON or server-sent events.
+#pragma once
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "server/answer_format.h"
+#include "server/metrics.h"
+#include "server/reasoning.h"
+
+namespace tandem {
+
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  struct Setup {
+    GenerationRequest request;
+    AnswerHead head;
+    std::vector<std::vector<int32_t>> prompts;
+    bool splits_reasoning = false;
+    Clock::time_point received;
+  };
+  // A part of the HTTP answer: the whole body, or some events of a stream.
+  struct Output {
+    int status = 200;
+    std::string bytes;
+    bool last = false;
+  };
+  using Send = std::function<void(Output)>;
+
+  // References outlive the generation.
+  Generation(Setup setup, Engine& engine, const Tokenizer& tokenizer, Metrics& metrics,
+             std::function<void(const std::string&)> log);
+
+  bool streams() const { return setup_.request.stream; }
+
+  // Hands everything to the engine. `send` is called from the output thread until `last`. Throws
+  // ApiError for what can never run.
+  void start(Send send);
+  // The client has gone.
+  void cancel();
+
+ private:
+  struct Choice {
+    explicit Choice(bool thinks) : reasoning(thinks) {}
+    int prompt;
+    ReasoningSplitter reasoning;
+    ChoicePart all;  // so far; text only where it is needed at the end
+    bool begun = false;
+    int n_tokens = 0, cached_tokens = 0;
+    Clock::time_point started, first, last;
+  };
+
+  EngineRequest engine_request(int index);
+  void take(int index, const AnswerPart& part);
+  void measure(Choice& choice, const AnswerPart& part);
+  ChoicePart piece_of(Choice& choice, const AnswerPart& part);
+  void stream_piece(Choice& choice, const ChoicePart& piece);
+  void collect(Choice& choice, ChoicePart piece);
+  void fail(const AnswerPart& part);
+  void end();
+  void close(FinishReason reason);
+  TokenReport report_of(const TokenEvent& event) const;
+  TokenText token_text(int32_t token, float logprob) const;
+  Usage usage() const;
+
+  const Setup setup_;
+  Engine& engine_;
+  const Tokenizer& tokenizer_;
+  Metrics& metrics_;
+  const std::function<void(const std::string&)> log_;
+
+  // The output thread's, once started.
+  Send send_;
+  std::vector<Choice> choices_;  // [prompts * n]
+  int n_unfinished_ = 0;
+  bool closed_ = false;
+
+  std::mutex mutex_;  // of what follows
+  std::vector<SequenceId> ids_;
+  bool cancelled_ = false;
+};
+
+}  // namespace tandem

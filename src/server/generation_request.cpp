@@ -1,0 +1,225 @@
+#include "server/generation_request.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "server/api_error.h"
+#include "server/request_fields.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kMostAnswers = 128;
+constexpr int kMostPrompts = 1024;
+constexpr int kMostStops = 16;
+constexpr int kMostLogprobs = 20;
+constexpr int64_t kMostTokens = 1 << 30;
+
+void read_sampling(const RequestFields& fields, const SamplingDefaults& defaults,
+                   GenerationRequest& r) {
+  const auto number = [&](const char* key, double min, double max, double missing) {
+    return static_cast<float>(fields.number(key, min, max, missing));
+  };
+  SamplingParams& s = r.sampling;
+  s.temperature = number("temperature", 0, 2, defaults.temperature);
+  s.top_p = number("top_p", 0, 1, defaults.top_p);
+  if (s.top_p == 0) fields.refuse("top_p", "above 0");
+  // -1 is what vLLM's and SGLang's clients send for "all".
+  s.top_k = static_cast<int>(
+      std::max<int64_t>(0, fields.integer("top_k", -1, kMostTokens, defaults.top_k)));
+  s.min_p = number("min_p", 0, 1, 0);
+  s.repetition_penalty = number("repetition_penalty", 0.01, 100, defaults.repetition_penalty);
+  s.presence_penalty = number("presence_penalty", -2, 2, 0);
+  s.frequency_penalty = number("frequency_penalty", -2, 2, 0);
+  const auto seed = fields.integer("seed", std::numeric_limits<int64_t>::min(),
+                                   std::numeric_limits<int64_t>::max());
+  r.has_seed = seed.has_value();
+  s.seed = static_cast<uint64_t>(seed.value_or(0));
+  if (const nlohmann::json* bias = fields.find("logit_bias")) {
+    const char* expected = "an object of token ids with numbers between -100 and 100";
+    if (!bias->is_object()) fields.refuse("logit_bias", expected);
+    for (const auto& [key, value] : bias->items()) {
+      int32_t id = -1;
+      const char* end = key.data() + key.size();
+      const auto parsed = std::from_chars(key.data(), end, id);
+      const bool is_id = parsed.ec == std::errc() && parsed.ptr == end && id >= 0;
+      if (!is_id || !value.is_number() || !(std::abs(value.get<double>()) <= 100))
+        fields.refuse("logit_bias", expected);
+      s.logit_bias.emplace_back(id, value.get<float>());
+    }
+  }
+}
+
+// Fields that mean the same in OpenAI's two endpoints and in SGLang's sampling_params.
+void read_common(const RequestFields& fields, const SamplingDefaults& defaults,
+                 GenerationRequest& r) {
+  read_sampling(fields, defaults, r);
+  r.n = static_cast<int>(fields.integer("n", 1, kMostAnswers, 1));
+  r.stops = fields.texts("stop", kMostStops);
+  r.stop_ids = fields.ids("stop_token_ids");
+  r.ignore_eos = fields.boolean("ignore_eos", false);
+  // Whoever ignores the end counts tokens: those of the end show, or its client misses them.
+  r.skip_special = fields.boolean("skip_special_tokens", !r.ignore_eos);
+  r.keeps_stop =
+      fields.boolean("include_stop_str_in_output", false) || fields.boolean("no_stop_trim", false);
+  const int64_t min = fields.integer("min_tokens", 0, kMostTokens, 0);
+  r.min_tokens = static_cast<int>(fields.integer("min_new_tokens", 0, kMostTokens, min));
+}
+
+void read_openai(const RequestFields& fields, GenerationRequest& r) {
+  r.model = fields.text("model", "");
+  r.stream = fields.boolean("stream", false);
+  const RequestFields stream = fields.object("stream_options");
+  r.include_usage = stream.boolean("include_usage", false);
+  r.continuous_usage = stream.boolean("continuous_usage_stats", false);
+  if (const auto n = fields.integer("max_tokens", 1, kMostTokens))
+    r.max_tokens = static_cast<int>(*n);
+  if (fields.find("timeout")) r.timeout_seconds = fields.number("timeout", 0, 1e6, 0);
+  const std::string format = fields.object("response_format").text("type", "text");
+  if (format != "text")
+    throw ApiError(
+        400,
+        fmt::format("response_format {} is not supported: this server answers in text", format),
+        "response_format", "unsupported");
+  for (const char* key : {"guided_json", "guided_regex", "guided_choice", "guided_grammar"})
+    if (fields.find(key))
+      throw ApiError(400, fmt::format("{} is not supported: answers are not constrained", key), key,
+                     "unsupported");
+}
+
+Prompt one_prompt(const RequestFields& fields, const nlohmann::json& value) {
+  const char* expected = "a text, a list of texts, a list of token ids or a list of such lists";
+  if (value.is_string()) return value.get<std::string>();
+  if (!value.is_array()) fields.refuse("prompt", expected);
+  std::vector<int32_t> ids;
+  for (const nlohmann::json& item : value) {
+    const auto id = id_in(item);
+    if (!id) fields.refuse("prompt", expected);
+    ids.push_back(*id);
+  }
+  return ids;
+}
+
+std::vector<Prompt> read_prompts(const RequestFields& fields) {
+  const nlohmann::json* value = fields.find("prompt");
+  if (!value) fields.refuse("prompt", "given");
+  const bool is_list = value->is_array() && !value->empty() && !value->front().is_number();
+  if (!is_list) return {one_prompt(fields, *value)};
+  if (value->size() > kMostPrompts)
+    fields.refuse("prompt", fmt::format("at most {} prompts", kMostPrompts));
+  std::vector<Prompt> prompts;
+  for (const nlohmann::json& item : *value) prompts.push_back(one_prompt(fields, item));
+  return prompts;
+}
+
+// The chat template says what else is wrong with them.
+void read_messages(const RequestFields& fields, GenerationRequest& r) {
+  const nlohmann::json* value = fields.find("messages");
+  if (!value || !value->is_array() || value->empty())
+    fields.refuse("messages", "a list of messages, at least one");
+  for (size_t i = 0; i < value->size(); ++i) {
+    const std::string path = fmt::format("messages[{}]", i);
+    const RequestFields message((*value)[i], path + ".");
+    if (message.text("role", "").empty()) message.refuse("role", "system, user, assistant or tool");
+    const nlohmann::json* content = message.find("content");
+    if (content && !content->is_string() && !content->is_array())
+      message.refuse("content", "a text or a list of parts");
+  }
+  r.messages = *value;
+  const nlohmann::json* arguments = fields.find("chat_template_kwargs");
+  if (arguments && !arguments->is_object()) fields.refuse("chat_template_kwargs", "an object");
+  r.template_arguments = arguments ? *arguments : nlohmann::json::object();
+  r.add_generation_prompt = fields.boolean("add_generation_prompt", true);
+}
+
+}  // namespace
+
+SamplingDefaults sampling_defaults(const nlohmann::json& config) {
+  SamplingDefaults defaults;
+  const auto read = [&](const char* key, auto& value, double min, double max) {
+    const auto it = config.find(key);
+    if (it == config.end() || !it->is_number()) return;
+    const double v = it->get<double>();
+    if (v >= min && v <= max) value = static_cast<std::remove_reference_t<decltype(value)>>(v);
+  };
+  if (!config.is_object()) return defaults;
+  read("temperature", defaults.temperature, 0, 2);
+  read("top_p", defaults.top_p, 1e-6, 1);
+  read("top_k", defaults.top_k, 0, 1e6);
+  read("repetition_penalty", defaults.repetition_penalty, 0.01, 100);
+  return defaults;
+}
+
+GenerationRequest parse_completion_request(const nlohmann::json& json,
+                                           const SamplingDefaults& defaults) {
+  constexpr int kDefaultTokens = 16;  // OpenAI's
+  const RequestFields fields(json);
+  GenerationRequest r;
+  r.endpoint = Endpoint::kCompletions;
+  read_openai(fields, r);
+  read_common(fields, defaults, r);
+  r.prompts = read_prompts(fields);
+  if (!r.max_tokens) r.max_tokens = kDefaultTokens;
+  r.echo = fields.boolean("echo", false);
+  r.sampling.n_top_logprobs = static_cast<int>(fields.integer("logprobs", 0, kMostLogprobs, -1));
+  if (r.echo && r.wants_logprobs())
+    throw ApiError(400, "echo with logprobs is not supported: only new tokens have logprobs",
+                   "echo", "unsupported");
+  if (!fields.text("suffix", "").empty())
+    throw ApiError(400, "suffix is not supported: this server only appends", "suffix",
+                   "unsupported");
+  if (fields.integer("best_of", 1, kMostAnswers, r.n) != r.n)
+    throw ApiError(400, fmt::format("best_of must be n ({}): answers are not ranked", r.n),
+                   "best_of", "unsupported");
+  return r;
+}
+
+GenerationRequest parse_chat_request(const nlohmann::json& json, const SamplingDefaults& defaults) {
+  const RequestFields fields(json);
+  GenerationRequest r;
+  r.endpoint = Endpoint::kChat;
+  read_openai(fields, r);
+  read_common(fields, defaults, r);
+  read_messages(fields, r);
+  if (const auto n = fields.integer("max_completion_tokens", 1, kMostTokens))
+    r.max_tokens = static_cast<int>(*n);
+  const int top = static_cast<int>(fields.integer("top_logprobs", 0, kMostLogprobs, 0));
+  const bool wants = fields.boolean("logprobs", false);
+  if (top > 0 && !wants) fields.refuse("top_logprobs", "with \"logprobs\": true");
+  r.sampling.n_top_logprobs = wants ? top : -1;
+  r.reasoning = fields.boolean("separate_reasoning", true);
+  const nlohmann::json* tools = fields.find("tools");
+  const nlohmann::json* choice = fields.find("tool_choice");
+  const bool forbidden = choice && *choice == "none";
+  if (tools && !(tools->is_array() && tools->empty()) && !forbidden)
+    throw ApiError(400, "tools are not supported: leave them out or send \"tool_choice\": \"none\"",
+                   "tools", "unsupported");
+  return r;
+}
+
+GenerationRequest parse_generate_request(const nlohmann::json& json,
+                                         const SamplingDefaults& defaults) {
+  constexpr int kDefaultTokens = 128;  // SGLang's
+  const RequestFields fields(json);
+  GenerationRequest r;
+  r.endpoint = Endpoint::kGenerate;
+  const RequestFields sampling = fields.object("sampling_params");
+  read_common(sampling, defaults, r);
+  r.max_tokens =
+      static_cast<int>(sampling.integer("max_new_tokens", 1, kMostTokens, kDefaultTokens));
+  r.stream = fields.boolean("stream", false);
+  if (fields.boolean("return_logprob", false))
+    throw ApiError(400, "return_logprob is not supported here: use /v1/completions with logprobs",
+                   "return_logprob", "unsupported");
+  if (r.n != 1) sampling.refuse("n", "1: use /v1/completions for more");
+  if (fields.find("input_ids")) {
+    r.prompts.push_back(fields.ids("input_ids"));
+  } else {
+    if (!fields.find("text")) fields.refuse("text", "given, or input_ids");
+    r.prompts.push_back(fields.text("text", ""));
+  }
+  return r;
+}
+
+}  // namespace tandem

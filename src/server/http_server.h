@@ -1,0 +1,54 @@
+// Listens, accepts, and ends in order: nothing new is taken, what runs is finished, within a time.
+#pragma once
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "server/connection.h"
+
+namespace tandem {
+
+class HttpServer {
+ public:
+  struct Options {
+    std::string host = "127.0.0.1";
+    int port = 8000;  // 0: any that is free
+    HttpLimits limits;
+    int most_connections = 0;        // 0: as many as the process may open
+    std::chrono::seconds drain{30};  // for what runs when the server is told to end
+  };
+
+  // Listens at once. Throws Error when the address cannot be had. The service outlives it.
+  HttpServer(Service& service, const Options& options);
+
+  int port() const { return acceptor_.local_endpoint().port(); }
+  // Serves until SIGTERM or SIGINT, or stop(). A second signal ends it at once.
+  void run();
+  // From any thread: at once.
+  void stop() { io_.stop(); }
+
+ private:
+  boost::asio::awaitable<void> accept();
+  void add(Connection::Socket socket);
+  void wait_for_signal();
+  void drain();
+  void ended();
+
+  Service& service_;
+  const Options options_;
+  size_t most_connections_;
+  boost::asio::io_context io_{1};
+  boost::asio::thread_pool workers_{2};
+  boost::asio::ip::tcp::acceptor acceptor_;
+  boost::asio::signal_set signals_;
+  boost::asio::steady_timer drained_;
+  std::set<std::shared_ptr<Connection>> connections_;
+  bool draining_ = false;
+};
+
+}  // namespace tandem

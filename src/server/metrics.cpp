@@ -1,0 +1,193 @@
+#include "server/metrics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+namespace tandem {
+namespace {
+
+// vLLM's buckets (v1/metrics/loggers.py).
+constexpr double kFirstToken[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                                  1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
+constexpr double kBetweenTokens[] = {.01, .025, .05, .075, .1,  .15, .2, .3, .4, .5,
+                                     .75, 1,    2.5, 5,    7.5, 10,  20, 40, 80};
+constexpr double kSeconds[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                               30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+constexpr double kTokens[] = {1,   2,    5,    10,   20,    50,    100,   200,
+                              500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
+constexpr int kReasons = 5;
+
+const char* reason_name(int reason) {
+  constexpr std::array<const char*, kReasons> names = {"stop", "length", "abort", "deadline",
+                                                       "error"};
+  return names[reason];
+}
+
+struct Text {
+  std::string labels, out;
+
+  void type(const std::string& name, const char* kind, const char* help) {
+    out += fmt::format("# HELP {} {}\n# TYPE {} {}\n", name, help, name, kind);
+  }
+  template <class Value>
+  void value(const std::string& name, Value v, const std::string& more = {}) {
+    out += fmt::format("{}{{{}{}}} {}\n", name, labels, more.empty() ? "" : "," + more, v);
+  }
+  // One value under our name and vLLM's.
+  template <class Value>
+  void both(const char* kind, const std::string& ours, const std::string& theirs, const char* help,
+            Value v) {
+    for (const std::string& name : {"tandem:" + ours, "vllm:" + theirs}) {
+      type(name, kind, help);
+      value(name, v);
+    }
+  }
+  void histogram(const std::string& name, const char* help, const Histogram& h) {
+    for (const char* prefix : {"tandem:", "vllm:"}) {
+      type(prefix + name, "histogram", help);
+      out += h.text(prefix + name, labels);
+    }
+  }
+};
+
+std::string escaped(const std::string& label) {
+  std::string out;
+  for (const char c : label) {
+    if (c == '\\' || c == '"') out += '\\';
+    out += c == '\n' ? ' ' : c;
+  }
+  return out;
+}
+
+void engine_text(Text& t, const EngineCounts& c) {
+  const Scheduler::Counts& s = c.scheduler;
+  t.both("gauge", "requests_running", "num_requests_running", "Requests that are computed.",
+         s.n_running);
+  t.both("gauge", "requests_waiting", "num_requests_waiting", "Requests that wait for room.",
+         s.n_waiting);
+  t.both("gauge", "kv_cache_usage", "kv_cache_usage_perc",
+         "Part of the KV cache that requests use.",
+         1 - static_cast<double>(s.n_available_pages) / s.n_pages);
+  t.both("counter", "preemptions_total", "num_preemptions_total",
+         "Requests that gave up their pages.", s.n_preemptions);
+  t.both("counter", "generated_tokens_total", "generation_tokens_total", "Tokens generated.",
+         c.n_generated_tokens);
+  t.both("counter", "prefix_cache_queries_total", "prefix_cache_queries_total",
+         "Prompt tokens looked for in the prefix cache.", s.n_prompt_tokens);
+  t.both("counter", "prefix_cache_hits_total", "prefix_cache_hits_total",
+         "Prompt tokens found there.", s.n_cached_tokens);
+  t.type("tandem:steps_total", "counter", "Steps of the model.");
+  t.value("tandem:steps_total", c.n_steps);
+  t.type("vllm:cache_config_info", "gauge", "The KV cache.");
+  t.value("vllm:cache_config_info", 1,
+          fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", kPageSize, s.n_pages));
+
+  for (const char* name : {"tandem:iteration_tokens_total", "vllm:iteration_tokens_total"}) {
+    t.type(name, "histogram", "Tokens of a step.");
+    int64_t sum = 0;
+    for (int i = 0; i < EngineCounts::kStepSizes; ++i) {
+      sum += c.steps_of[i];
+      t.value(std::string(name) + "_bucket", sum, fmt::format("le=\"{}\"", int64_t{1} << i));
+    }
+    t.value(std::string(name) + "_bucket", c.n_steps, "le=\"+Inf\"");
+    t.value(std::string(name) + "_sum", c.n_computed_tokens);
+    t.value(std::string(name) + "_count", c.n_steps);
+  }
+}
+
+}  // namespace
+
+void Histogram::add(double value) {
+  ++counts_[std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin()];
+  ++n_;
+  sum_ += value;
+}
+
+std::string Histogram::text(const std::string& name, const std::string& labels) const {
+  std::string out;
+  int64_t sum = 0;
+  for (size_t i = 0; i < bounds_.size(); ++i) {
+    sum += counts_[i];
+    out += fmt::format("{}_bucket{{{},le=\"{}\"}} {}\n", name, labels, bounds_[i], sum);
+  }
+  out += fmt::format("{}_bucket{{{},le=\"+Inf\"}} {}\n", name, labels, n_);
+  return out + fmt::format("{0}_sum{{{1}}} {2}\n{0}_count{{{1}}} {3}\n", name, labels, sum_, n_);
+}
+
+Metrics::Metrics()
+    : first_token_(kFirstToken),
+      between_tokens_(kBetweenTokens),
+      total_(kSeconds),
+      queue_(kSeconds),
+      prefill_(kSeconds),
+      decode_(kSeconds),
+      prompt_tokens_(kTokens),
+      generated_tokens_(kTokens),
+      n_finished_(kReasons) {}
+
+void Metrics::first_token(double seconds) {
+  const std::lock_guard lock(mutex_);
+  first_token_.add(seconds);
+}
+
+void Metrics::next_token(double seconds) {
+  const std::lock_guard lock(mutex_);
+  between_tokens_.add(seconds);
+}
+
+void Metrics::finished(const Finished& r) {
+  const std::lock_guard lock(mutex_);
+  ++n_finished_[static_cast<int>(r.reason)];
+  n_prompt_tokens_ += r.prompt_tokens;
+  prompt_tokens_.add(r.prompt_tokens);
+  generated_tokens_.add(r.generated_tokens);
+  queue_.add(r.queue_seconds);
+  prefill_.add(r.prefill_seconds);
+  decode_.add(r.decode_seconds);
+  total_.add(r.total_seconds);
+}
+
+void Metrics::answered(int http_status) {
+  const std::lock_guard lock(mutex_);
+  const auto it = std::find_if(n_answered_.begin(), n_answered_.end(),
+                               [&](const auto& entry) { return entry.first == http_status; });
+  if (it == n_answered_.end()) {
+    n_answered_.emplace_back(http_status, 1);
+  } else {
+    ++it->second;
+  }
+}
+
+std::string Metrics::text(const std::string& model, const EngineCounts* counts) const {
+  Text t{.labels = fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model)), .out = {}};
+  t.type("tandem:ready", "gauge", "1 once the model is loaded.");
+  t.value("tandem:ready", counts ? 1 : 0);
+  if (counts) engine_text(t, *counts);
+
+  const std::lock_guard lock(mutex_);
+  t.both("counter", "prompt_tokens_total", "prompt_tokens_total", "Prompt tokens of requests.",
+         n_prompt_tokens_);
+  for (const char* name : {"tandem:requests_total", "vllm:request_success_total"}) {
+    t.type(name, "counter", "Requests that ended.");
+    for (int reason = 0; reason < kReasons; ++reason)
+      t.value(name, n_finished_[reason],
+              fmt::format("finished_reason=\"{}\"", reason_name(reason)));
+  }
+  t.type("tandem:http_responses_total", "counter", "Answers by HTTP status.");
+  for (const auto& [status, n] : n_answered_)
+    t.value("tandem:http_responses_total", n, fmt::format("status=\"{}\"", status));
+  t.histogram("time_to_first_token_seconds", "From request to first token.", first_token_);
+  t.histogram("time_per_output_token_seconds", "Between tokens.", between_tokens_);
+  t.histogram("inter_token_latency_seconds", "Between tokens.", between_tokens_);
+  t.histogram("e2e_request_latency_seconds", "From request to last token.", total_);
+  t.histogram("request_queue_time_seconds", "From request to its first step.", queue_);
+  t.histogram("request_prefill_time_seconds", "From first step to first token.", prefill_);
+  t.histogram("request_decode_time_seconds", "From first token to last.", decode_);
+  t.histogram("request_prompt_tokens", "Of a request.", prompt_tokens_);
+  t.histogram("request_generation_tokens", "Of a request.", generated_tokens_);
+  return std::move(t.out);
+}
+
+}  // namespace tandem

@@ -1,0 +1,55 @@
+// What the server counts, in Prometheus' text format under our names and vLLM's, so that dashboards
+// made for it work.
+#pragma once
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace tandem {
+
+class Histogram {
+ public:
+  explicit Histogram(std::span<const double> bounds)
+      : bounds_(bounds.begin(), bounds.end()), counts_(bounds.size() + 1) {}
+  void add(double value);
+  // Lines of `name`, labels without braces.
+  std::string text(const std::string& name, const std::string& labels) const;
+
+ private:
+  std::vector<double> bounds_;  // of "at most"
+  std::vector<int64_t> counts_;
+  int64_t n_ = 0;
+  double sum_ = 0;
+};
+
+// Thread-safe.
+class Metrics {
+ public:
+  Metrics();
+
+  struct Finished {
+    FinishReason reason;
+    int prompt_tokens, generated_tokens;
+    double queue_seconds, prefill_seconds, decode_seconds, total_seconds;
+  };
+  void first_token(double seconds_since_request);
+  void next_token(double seconds_since_last);
+  void finished(const Finished& request);
+  void answered(int http_status);
+
+  // `counts` is null while the model is loading.
+  std::string text(const std::string& model, const EngineCounts* counts) const;
+
+ private:
+  mutable std::mutex mutex_;
+  Histogram first_token_, between_tokens_, total_, queue_, prefill_, decode_;
+  Histogram prompt_tokens_, generated_tokens_;
+  int64_t n_prompt_tokens_ = 0;
+  std::vector<int64_t> n_finished_;                  // [FinishReason]
+  std::vector<std::pair<int, int64_t>> n_answered_;  // by status
+};
+
+}  // namespace tandem

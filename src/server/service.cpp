@@ -1,0 +1,257 @@
+#include "server/service.h"
+
+#include <fmt/format.h>
+
+#include <random>
+
+#include "core/check.h"
+#include "io/json.h"
+#include "server/api_error.h"
+#include "server/page/page.h"
+#include "server/request_fields.h"
+
+namespace tandem {
+namespace {
+
+constexpr const char* kVersion = "0.1.0";
+
+int64_t now_in_seconds() {
+  return std::chrono::duration_cast<std::chrono::seconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+uint64_t random_number() {
+  thread_local std::mt19937_64 generator{std::random_device{}()};
+  return generator();
+}
+
+// Takes the same time whatever part of the key is right.
+bool same_secret(const std::string& given, const std::string& wanted) {
+  unsigned difference = given.size() == wanted.size() ? 0 : 1;
+  for (size_t i = 0; i < given.size(); ++i)
+    difference |= static_cast<unsigned char>(given[i] ^ wanted[i % wanted.size()]);
+  return difference == 0;
+}
+
+nlohmann::json parsed(const std::string& body) {
+  try {
+    return parse_json(body, "the request's body");
+  } catch (const Error& error) {
+    throw ApiError(400, error.what());
+  }
+}
+
+HttpReply json_reply(const OrderedJson& json) { return {.status = 200, .body = dumped(json)}; }
+
+ApiError not_found(const HttpRequest& request) {
+  return ApiError(404, fmt::format("there is no {} {}", request.method, shown(request.path)));
+}
+
+}  // namespace
+
+Service::Service(const Tokenizer& tokenizer, std::unique_ptr<ChatFormat> chat,
+                 SamplingDefaults defaults, Options options)
+    : tokenizer_(tokenizer),
+      chat_(std::move(chat)),
+      defaults_(defaults),
+      options_(std::move(options)),
+      created_(now_in_seconds()) {}
+
+Service::Answer Service::handle(const HttpRequest& request) {
+  try {
+    return route(request);
+  } catch (const ApiError& error) {
+    return error_reply(error);
+  } catch (const std::exception& error) {
+    return error_reply(ApiError(500, error.what()));
+  }
+}
+
+Service::Answer Service::route(const HttpRequest& request) {
+  if (request.method == "GET" || request.method == "HEAD") return get(request);
+  if (request.method == "POST") return post(request);
+  throw ApiError(405, fmt::format("method {} is not known here: use GET or POST", request.method));
+}
+
+// Who watches over the server needs no key.
+Service::Answer Service::get(const HttpRequest& request) {
+  const std::string& path = request.path;
+  if (path == "/health" || path == "/ping") return health();
+  if (path == "/") return HttpReply{200, std::string(page()), "text/html; charset=utf-8"};
+  if (path == "/version") return json_reply({{"version", kVersion}});
+  if (path == "/metrics") {
+    Engine* engine = engine_;
+    std::optional<EngineCounts> counts;
+    if (engine) counts = engine->counts();
+    return HttpReply{200, metrics_.text(options_.model_id, counts ? &*counts : nullptr),
+                     "text/plain; version=0.0.4; charset=utf-8"};
+  }
+  require_key(request);
+  const std::string models = "/v1/models";
+  if (path == models || path == models + "/" + options_.model_id) {
+    const OrderedJson list =
+        models_json(options_.model_id, options_.root, engine().context(), created_);
+    return json_reply(path == models ? list : list["data"][0]);
+  }
+  if (path == "/get_server_info" || path == "/server_info" || path == "/get_model_info")
+    return server_info();
+  throw not_found(request);
+}
+
+Service::Answer Service::post(const HttpRequest& request) {
+  require_key(request);
+  const std::string& path = request.path;
+  if (path == "/v1/completions")
+    return generation(parse_completion_request(parsed(request.body), defaults_));
+  if (path == "/v1/chat/completions")
+    return generation(parse_chat_request(parsed(request.body), defaults_));
+  if (path == "/generate")
+    return generation(parse_generate_request(parsed(request.body), defaults_));
+  if (path == "/tokenize") return tokenize(parsed(request.body));
+  if (path == "/detokenize") return detokenize(parsed(request.body));
+  if (path == "/flush_cache" || path == "/reset_prefix_cache") {
+    engine().forget_pages();
+    return HttpReply{200, "the prefix cache is emptied\n", "text/plain; charset=utf-8"};
+  }
+  throw not_found(request);
+}
+
+void Service::require_key(const HttpRequest& request) const {
+  if (options_.api_key.empty()) return;
+  if (!same_secret(request.authorization, "Bearer " + options_.api_key))
+    throw ApiError(401, "send the server's key: Authorization: Bearer KEY", {}, "invalid_api_key");
+}
+
+Engine& Service::engine() {
+  if (stopping_) throw ApiError(503, "the server is stopping", {}, "stopping");
+  Engine* engine = engine_;
+  if (!engine)
+    throw ApiError(503,
+                   fmt::format("the model is loading, {:.0f} % are done: try again later",
+                               100 * loaded_part_.load()),
+                   {}, "loading");
+  return *engine;
+}
+
+std::shared_ptr<Generation> Service::generation(GenerationRequest request) {
+  const auto received = Clock::now();
+  Engine& running = engine();
+  if (!request.model.empty() && request.model != options_.model_id)
+    throw ApiError(404,
+                   fmt::format("the model {} is not served here: this is {}", shown(request.model),
+                               shown(options_.model_id)),
+                   "model", "model_not_found");
+  auto prompts = prompts_of(request);
+  for (const auto& prompt : prompts) require_fits(request, prompt.size());
+  if (!request.has_seed) request.sampling.seed = random_number();
+  const char* prefix = request.endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl";
+  const AnswerHead head = {
+      .endpoint = request.endpoint,
+      .id = fmt::format("{}-{:016x}{:016x}", prefix, random_number(), random_number()),
+      .model = options_.model_id,
+      .created = now_in_seconds()};
+  const bool splits = request.endpoint == Endpoint::kChat && request.reasoning &&
+                      tokenizer_.added_id("</think>").has_value();
+  return std::make_shared<Generation>(Generation::Setup{.request = std::move(request),
+                                                        .head = head,
+                                                        .prompts = std::move(prompts),
+                                                        .splits_reasoning = splits,
+                                                        .received = received},
+                                      running, tokenizer_, metrics_, options_.log);
+}
+
+std::vector<std::vector<int32_t>> Service::prompts_of(const GenerationRequest& request) const {
+  if (request.endpoint == Endpoint::kChat) return {chat_prompt(request)};
+  std::vector<std::vector<int32_t>> prompts;
+  for (const Prompt& prompt : request.prompts) {
+    const auto* ids = std::get_if<std::vector<int32_t>>(&prompt);
+    prompts.push_back(ids ? *ids : raw_prompt(tokenizer_, std::get<std::string>(prompt)));
+    if (prompts.back().empty()) throw ApiError(400, "the prompt is empty", "prompt");
+    for (const int32_t id : prompts.back())
+      if (!tokenizer_.has_token(id))
+        throw ApiError(400, fmt::format("token {} is not in the vocabulary", id), "prompt");
+  }
+  return prompts;
+}
+
+std::vector<int32_t> Service::chat_prompt(const GenerationRequest& request) const {
+  if (!chat_)
+    throw ApiError(400, "the model has no chat template: use /v1/completions", "messages");
+  ChatOptions options;
+  options.add_generation_prompt = request.add_generation_prompt;
+  options.extra = request.template_arguments;
+  try {
+    return chat_->prompt(request.messages, options);
+  } catch (const Error& error) {
+    throw ApiError(400, error.what(), "messages");
+  }
+}
+
+void Service::require_fits(const GenerationRequest& request, size_t n_prompt) const {
+  const int64_t context = engine_.load()->context();
+  const auto n = static_cast<int64_t>(n_prompt);
+  const int64_t wanted = request.max_tokens.value_or(1);
+  if (n + wanted <= context) return;
+  throw ApiError(400,
+                 fmt::format("This model's maximum context length is {} tokens. However, you "
+                             "requested {} tokens ({} in the prompt, {} in the completion). Please "
+                             "reduce the length of the prompt or of the completion.",
+                             context, n + wanted, n, wanted),
+                 request.endpoint == Endpoint::kChat ? "messages" : "prompt",
+                 "context_length_exceeded");
+}
+
+HttpReply Service::health() const {
+  if (stopping_) return {503, dumped({{"status", "stopping"}})};
+  if (engine_.load()) return {200, dumped({{"status", "ready"}})};
+  return {503, dumped({{"status", "loading"}, {"loaded", loaded_part_.load()}})};
+}
+
+HttpReply Service::server_info() const {
+  OrderedJson json = {{"model_path", options_.root},
+                      {"served_model_name", options_.model_id},
+                      {"version", kVersion},
+                      {"internal_states", OrderedJson::array({OrderedJson::object()})}};
+  if (Engine* engine = engine_.load()) {
+    const Scheduler::Counts counts = engine->counts().scheduler;
+    json["context_length"] = engine->context();
+    json["kv_tokens"] = int64_t{counts.n_pages} * kPageSize;
+  }
+  return json_reply(json);
+}
+
+HttpReply Service::tokenize(const nlohmann::json& json) const {
+  const RequestFields fields(json);
+  std::vector<int32_t> ids;
+  if (fields.find("messages")) {
+    ids = chat_prompt(parse_chat_request(json, defaults_));
+  } else {
+    if (!fields.find("prompt")) fields.refuse("prompt", "given, or messages");
+    const std::string text = fields.text("prompt", "");
+    ids = fields.boolean("add_special_tokens", true) ? raw_prompt(tokenizer_, text)
+                                                     : tokenizer_.encode(text);
+  }
+  OrderedJson reply = {{"count", ids.size()}, {"tokens", ids}};
+  if (Engine* engine = engine_.load()) reply["max_model_len"] = engine->context();
+  return json_reply(reply);
+}
+
+HttpReply Service::detokenize(const nlohmann::json& json) const {
+  const RequestFields fields(json);
+  if (!fields.find("tokens")) fields.refuse("tokens", "a list of token ids");
+  const std::vector<int32_t> ids = fields.ids("tokens");
+  for (const int32_t id : ids)
+    if (!tokenizer_.has_token(id))
+      throw ApiError(400, fmt::format("token {} is not in the vocabulary", id), "tokens");
+  return json_reply({{"prompt", tokenizer_.decode(ids)}});
+}
+
+HttpReply Service::error_reply(const ApiError& error) {
+  return {.status = error.status,
+          .body = dumped(error_json(error)),
+          .content_type = "application/json",
+          .retry_after_seconds = error.status == 503 ? 5 : 0};
+}
+
+}  // namespace tandem

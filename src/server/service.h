@@ -1,0 +1,80 @@
+// What the server answers to each request, apart from how it travels. Thread-safe.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <string>
+#include <variant>
+
+#include "io/chat_format.h"
+#include "server/api_error.h"
+#include "server/generation.h"
+
+namespace tandem {
+
+struct HttpRequest {
+  std::string method, path;  // path: without what follows a question mark
+  std::string authorization;
+  std::string body;
+};
+
+struct HttpReply {
+  int status = 200;
+  std::string body = {};
+  const char* content_type = "application/json";
+  int retry_after_seconds = 0;  // 0: not said
+};
+
+class Service {
+ public:
+  struct Options {
+    std::string model_id;  // as /v1/models says it
+    std::string root;      // where the model is
+    std::string api_key;   // empty: everybody may ask
+    std::function<void(const std::string&)> log = [](const std::string&) {};  // a line a request
+  };
+
+  // The tokenizer outlives the service. `chat` is null when the checkpoint has no template.
+  Service(const Tokenizer& tokenizer, std::unique_ptr<ChatFormat> chat, SamplingDefaults defaults,
+          Options options);
+
+  // The model is loading, so much of it is there; then it is ready; then nothing new is taken. The
+  // engine outlives whatever was asked of it.
+  void loading(double part) { loaded_part_ = part; }
+  void ready(Engine& engine) { engine_ = &engine; }
+  void stopping() { stopping_ = true; }
+
+  using Answer = std::variant<HttpReply, std::shared_ptr<Generation>>;
+  // Never throws for what a client sends. A Generation is to be started.
+  Answer handle(const HttpRequest& request);
+
+  HttpReply error_reply(const ApiError& error);
+  // Of an answer that has left.
+  void answered(int status) { metrics_.answered(status); }
+
+ private:
+  Answer route(const HttpRequest& request);
+  Answer get(const HttpRequest& request);
+  Answer post(const HttpRequest& request);
+  void require_key(const HttpRequest& request) const;
+  Engine& engine();
+  std::shared_ptr<Generation> generation(GenerationRequest request);
+  std::vector<std::vector<int32_t>> prompts_of(const GenerationRequest& request) const;
+  std::vector<int32_t> chat_prompt(const GenerationRequest& request) const;
+  void require_fits(const GenerationRequest& request, size_t n_prompt) const;
+  HttpReply health() const;
+  HttpReply server_info() const;
+  HttpReply tokenize(const nlohmann::json& json) const;
+  HttpReply detokenize(const nlohmann::json& json) const;
+
+  const Tokenizer& tokenizer_;
+  const std::unique_ptr<ChatFormat> chat_;
+  const SamplingDefaults defaults_;
+  const Options options_;
+  const int64_t created_;
+  Metrics metrics_;
+  std::atomic<double> loaded_part_{0};
+  std::atomic<Engine*> engine_{nullptr};
+  std::atomic<bool> stopping_{false};
+};
+
+}  // namespace tandem

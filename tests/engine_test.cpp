@@ -1,0 +1,267 @@
+// The engine's loop with the embedded model: the same text alone, in a crowd, after preemption,
+// with a prefix from the cache and with both ways of output; stop strings, aborts, deadlines,
+// failures.
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "conversation.h"
+#include "tests/error_of.h"
+
+namespace tandem::test {
+namespace {
+
+const std::string kModel = std::string(TANDEM_SOURCE_DIR) + "/models/tiny-r1";
+
+struct Ending {
+  std::string text;
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  int cached_tokens = 0;
+  FinishReason finish;
+  std::string error;
+};
+
+// An engine on a thread of its own, as the server has it.
+class RunningEngine {
+ public:
+  struct Options {
+    int64_t kv_tokens = 8192;
+    int step_tokens = 128;
+    int max_running = 64;
+    bool async_output = true;
+    bool keeps_pages = true;
+    int64_t context = 2048;
+  };
+
+  explicit RunningEngine(const Options& options) : thread_([this, options] { run(options); }) {
+    engine_ = ready_.get_future().get();
+  }
+  ~RunningEngine() {
+    engine_->stop();
+    thread_.join();
+  }
+  Engine& operator*() { return *engine_; }
+  Engine* operator->() { return engine_; }
+
+  std::future<Ending> submit(EngineRequest request, SequenceId* id = nullptr) {
+    auto promise = std::make_shared<std::promise<Ending>>();
+    auto ending = std::make_shared<Ending>();
+    request.answer.on_part = [promise, ending](const AnswerPart& part) {
+      ending->text += part.text;
+      if (part.event->token) {
+        ending->tokens.push_back(*part.event->token);
+        ending->logprobs.push_back(part.event->logprob);
+      }
+      EXPECT_EQ(part.n_tokens, static_cast<int>(ending->tokens.size()));
+      if (!part.finish) return;
+      ending->finish = *part.finish;
+      ending->cached_tokens = part.event->cached_tokens;
+      ending->error = part.event->error;
+      promise->set_value(*ending);
+    };
+    auto future = promise->get_future();
+    const SequenceId got = engine_->submit(std::move(request));
+    if (id) *id = got;
+    return future;
+  }
+
+ private:
+  void run(const Options& options) {
+    ModelOptions model{.directory = kModel,
+                       .n_threads = 1,
+                       .context = options.context,
+                       .kv_fraction = 1,
+                       .max_kv_tokens = options.kv_tokens,
+                       .step_tokens = options.step_tokens,
+                       .max_logits = options.max_running,
+                       .attention = AttentionForm::kAbsorbed};
+    LoadedModel loaded(model);
+    const Tokenizer tokenizer = Tokenizer::from_directory(kModel);
+    Engine engine(loaded.model(), loaded.cache(), tokenizer,
+                  vocabulary_of(tokenizer, loaded.config().vocab), options.context,
+                  {.max_running = options.max_running,
+                   .keeps_pages = options.keeps_pages,
+                   .output = options.async_output ? &output_ : nullptr});
+    ready_.set_value(&engine);
+    engine.run();
+    output_.finish();
+  }
+
+  OutputThread output_;
+  std::promise<Engine*> ready_;
+  Engine* engine_;
+  std::thread thread_;
+};
+
+const Tokenizer& tokenizer() {
+  static const Tokenizer tokenizer = Tokenizer::from_directory(kModel);
+  return tokenizer;
+}
+
+EngineRequest question(const std::string& text, float temperature = 0, uint64_t seed = 0) {
+  EngineRequest request;
+  request.request.prompt = ChatFormat(kModel, tokenizer()).prompt(first_messages("", text));
+  request.request.max_new_tokens = 160;
+  request.request.sampling.temperature = temperature;
+  request.request.sampling.seed = seed;
+  request.request.stop_ids = tokenizer().stop_ids();
+  return request;
+}
+
+// Long prompts that begin alike, short ones, greedy and not.
+std::vector<EngineRequest> crowd() {
+  std::vector<EngineRequest> requests;
+  std::string long_text = "Tell me. ";
+  for (int i = 0; i < 40; ++i) long_text += fmt::format("What is {} + {}? ", i * 7, 1000 - i);
+  for (int i = 0; i < 24; ++i) {
+    const std::string ask = fmt::format("What is {} + {}?", 100 + 37 * i, 911 - 13 * i);
+    requests.push_back(question(i % 3 == 0 ? long_text + ask : ask, i % 2 == 0 ? 0.0f : 1.5f,
+                                static_cast<uint64_t>(i)));
+    if (i % 4 != 1) continue;
+    requests.back().request.stop_ids.clear();  // these grow
+    requests.back().request.max_new_tokens = 300;
+  }
+  return requests;
+}
+
+std::vector<std::string> texts_of(RunningEngine& engine, bool one_by_one) {
+  std::vector<std::string> texts;
+  std::vector<std::future<Ending>> endings;
+  for (EngineRequest& request : crowd()) {
+    endings.push_back(engine.submit(std::move(request)));
+    if (one_by_one) endings.back().wait();
+  }
+  for (auto& ending : endings) texts.push_back(ending.get().text);
+  return texts;
+}
+
+TEST(Engine, SameTextWhateverHappensAround) {
+  RunningEngine plain({.keeps_pages = false});
+  const auto alone = texts_of(plain, true);
+  EXPECT_NE(alone[2].find("</think>"), std::string::npos) << alone[2];
+  EXPECT_EQ(texts_of(plain, false), alone) << "in a crowd";
+
+  RunningEngine synchronous({.async_output = false, .keeps_pages = false});
+  EXPECT_EQ(texts_of(synchronous, false), alone) << "without output thread";
+
+  RunningEngine caching({});
+  EXPECT_EQ(texts_of(caching, true), alone) << "first time";
+  EXPECT_EQ(texts_of(caching, false), alone) << "with prefixes from the cache";
+  EXPECT_GT(caching->counts().scheduler.n_cached_tokens, 1000);
+
+  for (const bool keeps : {false, true}) {
+    RunningEngine tight({.kv_tokens = 1152,
+                         .step_tokens = 64,
+                         .max_running = 24,
+                         .keeps_pages = keeps,
+                         .context = 1152});
+    EXPECT_EQ(texts_of(tight, false), alone) << "with few pages";
+    EXPECT_GT(tight->counts().scheduler.n_preemptions, 0);
+  }
+}
+
+TEST(Engine, AgreesWithTheGenerator) {
+  LoadedModel loaded({.directory = kModel,
+                      .n_threads = 1,
+                      .context = 2048,
+                      .attention = AttentionForm::kAbsorbed});
+  Generator generator(loaded.model(), loaded.cache(),
+                      vocabulary_of(tokenizer(), loaded.config().vocab), 2048);
+  const auto requests = crowd();
+  std::vector<std::vector<int32_t>> expected;
+  for (const EngineRequest& r : requests)
+    expected.push_back(generator.run({&r.request, 1}, {}).front().tokens);
+  RunningEngine engine({});
+  std::vector<std::future<Ending>> endings;
+  for (const EngineRequest& r : requests) endings.push_back(engine.submit(r));
+  for (size_t i = 0; i < endings.size(); ++i) EXPECT_EQ(endings[i].get().tokens, expected[i]);
+}
+
+TEST(Engine, StopStringsEndTheAnswer) {
+  RunningEngine engine({});
+  EngineRequest request = question("What is 478 + 356?");
+  const std::string whole = engine.submit(request).get().text;
+  request.answer.stops = {"tens"};
+  const Ending stopped = engine.submit(request).get();
+  EXPECT_EQ(stopped.text, whole.substr(0, whole.find("tens")));
+  EXPECT_EQ(stopped.finish, FinishReason::kStop);
+  request.answer.keeps_stop = true;
+  EXPECT_EQ(engine.submit(request).get().text, whole.substr(0, whole.find("tens") + 4));
+  request.answer.min_new_tokens = 150;
+  EXPECT_EQ(engine.submit(request).get().text, whole);
+}
+
+TEST(Engine, EndsByLengthContextAndStopId) {
+  RunningEngine engine({});
+  EngineRequest request = question("What is 12 + 7?");
+  EXPECT_EQ(engine.submit(request).get().finish, FinishReason::kStop);
+  request.request.max_new_tokens = 5;
+  const Ending five = engine.submit(request).get();
+  EXPECT_EQ(five.tokens.size(), 5);
+  EXPECT_EQ(five.finish, FinishReason::kLength);
+  request.request.stop_ids.clear();
+  request.request.max_new_tokens = 100000;
+  const Ending full = engine.submit(request).get();
+  EXPECT_EQ(full.tokens.size() + request.request.prompt.size(), 2048);
+  EXPECT_EQ(full.finish, FinishReason::kLength);
+}
+
+TEST(Engine, HeldBackTokensComeLater) {
+  RunningEngine engine({});
+  EngineRequest request = question("What is 12 + 7?");
+  request.request.sampling.min_new_tokens = 120;
+  request.request.sampling.held_back = request.request.stop_ids;
+  EXPECT_GE(engine.submit(request).get().tokens.size(), 120);
+}
+
+TEST(Engine, AbortedAndOverdueRequestsGiveTheirPagesBack) {
+  RunningEngine engine({});
+  EngineRequest endless = question("What is 12 + 7?");
+  endless.request.stop_ids.clear();
+  endless.request.max_new_tokens = 2000;
+  EngineRequest overdue = endless;
+  overdue.deadline = Clock::now() + std::chrono::milliseconds(30);
+  SequenceId id = 0;
+  auto gone = engine.submit(endless, &id);
+  EXPECT_EQ(engine.submit(overdue).get().finish, FinishReason::kDeadline);
+  engine->abort(id);
+  EXPECT_EQ(engine.submit(question("What is 1 + 1?")).get().finish, FinishReason::kStop);
+  const Scheduler::Counts counts = engine->counts().scheduler;
+  EXPECT_EQ(counts.n_running, 0);
+  EXPECT_EQ(counts.n_waiting, 0);
+  EXPECT_EQ(counts.n_available_pages, counts.n_pages);
+}
+
+TEST(Engine, StopCancelsWhoIsLeft) {
+  std::future<Ending> ending;
+  {
+    RunningEngine engine({});
+    EngineRequest endless = question("What is 12 + 7?");
+    endless.request.stop_ids.clear();
+    endless.request.max_new_tokens = 2000;
+    ending = engine.submit(endless);
+  }
+  EXPECT_EQ(ending.get().finish, FinishReason::kCancelled);
+}
+
+TEST(Engine, RefusesWhatCanNeverRun) {
+  RunningEngine engine({.context = 128});
+  EngineRequest request = question("What is 12 + 7?");
+  request.request.prompt.resize(128, 5);
+  EXPECT_NE(error_of([&] { engine->submit(request); }).find("128 tokens and the context 128"),
+            std::string::npos);
+}
+
+TEST(Engine, LogprobsAreOfTheChosenToken) {
+  RunningEngine engine({});
+  EngineRequest request = question("What is 12 + 7?");
+  request.request.sampling.n_top_logprobs = 2;
+  const Ending ending = engine.submit(request).get();
+  for (const float logprob : ending.logprobs) EXPECT_LE(logprob, 0);
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,421 @@
+"""tandem serve as clients meet it: raw HTTP, a strict copy of how the common serving benchmark reads a stream, the real
+`openai` package where it can be imported, crowds, aborts, slow and broken clients, life cycle.
+
+    python3 tests/serve_test.py PATH_OF_TANDEM
+"""
+import concurrent.futures
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+TANDEM = sys.argv[1] if len(sys.argv) > 1 else "build/tandem"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TINY = str(ROOT / "models" / "tiny-r1")
+QUESTION = "What is 478 + 356?"
+THINKING = "Let me add 478+356.\nones 8+6+0=14 got 4\ntens 7+5+1=13 got 34\nhundreds 4+3+1=8 got 834"
+ANSWER = "The answer is 834."
+
+
+class Server:
+    def __init__(self, *arguments):
+        self.process = subprocess.Popen([TANDEM, "serve", TINY, "--port", "0", *arguments], stderr=subprocess.PIPE, text=True)
+        self.lines = []
+        listening = re.search(r"http://[^:]+:(\d+)", self.process.stderr.readline())
+        if not listening:
+            raise AssertionError(self.process.stderr.read())
+        self.port = int(listening[1])
+        self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True)
+        self.reader.start()
+
+    def wait_ready(self):
+        for _ in range(600):
+            if self.get("/health")[0] == 200:
+                return self
+            time.sleep(0.05)
+        raise AssertionError("not ready")
+
+    def request(self, method, path, body=None, headers=None, timeout=60):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return response.status, dict(response.getheaders()), response.read()
+        finally:
+            connection.close()
+
+    def get(self, path, **more):
+        status, headers, body = self.request("GET", path, **more)
+        return status, json.loads(body) if "json" in headers.get("Content-Type", "") else body.decode()
+
+    def post(self, path, json_body, **more):
+        body = json_body if isinstance(json_body, (bytes, str)) else json.dumps(json_body)
+        status, _, answer = self.request("POST", path, body, **more)
+        return status, json.loads(answer)
+
+    def ok(self, path, json_body):
+        status, answer = self.post(path, json_body)
+        assert status == 200, answer
+        return answer
+
+    def events(self, path, json_body):
+        """The objects of a stream, read line by line as the benchmark does: nothing but `data: ` lines."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            connection.request("POST", path, json.dumps(json_body))
+            response = connection.getresponse()
+            assert response.status == 200, response.read()
+            assert response.getheader("Content-Type").startswith("text/event-stream")
+            done = False
+            for line in response:
+                line = line.strip()
+                if not line:
+                    continue
+                assert not done, "something follows [DONE]"
+                assert line.startswith(b"data: "), line
+                data = line.removeprefix(b"data: ")
+                if data == b"[DONE]":
+                    done = True
+                else:
+                    yield json.loads(data)
+            assert done, "no [DONE]"
+        finally:
+            connection.close()
+
+    def metric(self, name):
+        _, text = self.get("/metrics")
+        return float(re.search(rf"^{re.escape(name)}{{[^}}]*}} (\S+)$", text, re.M)[1])
+
+    def wait_idle(self):
+        for _ in range(400):
+            if self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting") == 0:
+                return
+            time.sleep(0.02)
+        raise AssertionError("still busy")
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(timeout=60)
+        self.reader.join()
+        self.process.stderr.close()
+        return status
+
+
+def benchmark_client(server, prompt, n):
+    """What the benchmark sends to /v1/completions and how it reads the stream: (tokens it believes in, text, chunks)."""
+    text, tokens, chunks = "", n, 0
+    for data in server.events("/v1/completions", {"model": TINY, "prompt": prompt, "temperature": 0.0, "best_of": 1, "max_tokens": n,
+                                                  "stream": True, "ignore_eos": True}):
+        if data["choices"][0]["text"]:
+            chunks += 1
+            text += data["choices"][0]["text"]
+            tokens = (data.get("usage") or {}).get("completion_tokens", tokens)
+    return tokens, text, chunks
+
+
+def chat(text=QUESTION, **more):
+    return {"model": TINY, "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
+
+
+class Serving(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server().wait_ready()
+
+    @classmethod
+    def tearDownClass(cls):
+        assert cls.server.stop() == 0
+
+    def refused(self, path, body, status, *words):
+        got, answer = self.server.post(path, body)
+        self.assertEqual(got, status, answer)
+        self.assertEqual(set(answer["error"]), {"message", "type", "param", "code"})
+        for word in words:
+            self.assertIn(word, answer["error"]["message"])
+        return answer["error"]
+
+    def test_models_publishes_the_path_as_given(self):
+        _, models = self.server.get("/v1/models")
+        self.assertEqual(models["data"][0]["id"], TINY)
+        self.assertEqual(models["data"][0]["max_model_len"], 8192)
+        self.assertEqual(self.server.get("/v1/models/" + TINY)[1]["id"], TINY)
+
+    def test_chat_thinks_apart_from_the_answer(self):
+        answer = self.server.ok("/v1/chat/completions", chat())
+        message = answer["choices"][0]["message"]
+        self.assertEqual(message, {"role": "assistant", "content": ANSWER, "reasoning_content": THINKING})
+        self.assertEqual(answer["choices"][0]["finish_reason"], "stop")
+        usage = answer["usage"]
+        self.assertEqual(usage["total_tokens"], usage["prompt_tokens"] + usage["completion_tokens"])
+        self.assertTrue(answer["id"].startswith("chatcmpl-"))
+
+    def test_chat_stream_is_the_same_text(self):
+        events = list(self.server.events("/v1/chat/completions", chat(stream=True, stream_options={"include_usage": True})))
+        self.assertEqual(events[0]["choices"][0]["delta"], {"role": "assistant", "content": ""})
+        self.assertEqual(events[-1]["choices"], [])
+        deltas = [e["choices"][0]["delta"] for e in events[:-1]]
+        self.assertEqual("".join(d.get("content", "") for d in deltas), ANSWER)
+        self.assertEqual("".join(d.get("reasoning_content", "") for d in deltas), THINKING)
+        self.assertEqual([e["choices"][0]["finish_reason"] for e in events[:-1]][-1], "stop")
+        self.assertEqual(sum("usage" in e for e in events), 1)
+        whole = self.server.ok("/v1/chat/completions", chat())
+        self.assertEqual(events[-1]["usage"]["completion_tokens"], whole["usage"]["completion_tokens"])
+
+    def test_benchmark_client_counts_exactly(self):
+        for n in (1, 7, 300):
+            tokens, text, chunks = benchmark_client(self.server, "Hello world, 12 + 7", n)
+            self.assertEqual(tokens, n)
+            self.assertGreater(len(text), 0)
+            self.assertGreater(chunks, n // 2)
+
+    def test_completion_fields(self):
+        whole = self.server.ok("/v1/completions", {"prompt": "Let me add 478+356.\n", "max_tokens": 40, "temperature": 0})
+        text = whole["choices"][0]["text"]
+        cut = self.server.ok("/v1/completions", {"prompt": "Let me add 478+356.\n", "max_tokens": 40, "temperature": 0, "stop": ["tens"]})
+        self.assertEqual(cut["choices"][0]["text"], text[:text.index("tens")])
+        self.assertEqual(cut["choices"][0]["finish_reason"], "stop")
+        echo = self.server.ok("/v1/completions", {"prompt": "Let me", "max_tokens": 3, "temperature": 0, "echo": True})
+        self.assertTrue(echo["choices"][0]["text"].startswith("Let me"))
+        many = self.server.ok("/v1/completions", {"prompt": ["Let", "One"], "n": 2, "max_tokens": 5, "temperature": 1.5, "seed": 3})
+        self.assertEqual([c["index"] for c in many["choices"]], [0, 1, 2, 3])
+        self.assertEqual(many["usage"]["completion_tokens"], 20)
+        again = self.server.ok("/v1/completions", {"prompt": ["Let", "One"], "n": 2, "max_tokens": 5, "temperature": 1.5, "seed": 3})
+        self.assertEqual(again["choices"], many["choices"])
+        ids = self.server.ok("/tokenize", {"prompt": "Let me"})["tokens"]
+        by_ids = self.server.ok("/v1/completions", {"prompt": ids, "max_tokens": 3, "temperature": 0, "echo": True})
+        self.assertEqual(by_ids["choices"], echo["choices"])
+        biased = self.server.ok("/v1/completions", {"prompt": "a", "max_tokens": 2, "temperature": 0, "logit_bias": {str(ids[-1]): 100}})
+        self.assertEqual(biased["choices"][0]["text"], 2 * self.server.ok("/detokenize", {"tokens": ids[-1:]})["prompt"])
+        least = self.server.ok("/v1/chat/completions", chat("Hello", min_tokens=200, max_tokens=250))
+        self.assertGreaterEqual(least["usage"]["completion_tokens"], 200)
+
+    def test_logprobs(self):
+        c = self.server.ok("/v1/completions", {"prompt": "Let me", "max_tokens": 6, "temperature": 0, "logprobs": 3})["choices"][0]
+        logprobs = c["logprobs"]
+        self.assertEqual("".join(logprobs["tokens"]), c["text"])
+        self.assertEqual(logprobs["text_offset"][1], len(logprobs["tokens"][0]))
+        for token, logprob, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"]):
+            self.assertEqual(max(top.values()), logprob)
+            self.assertEqual(top[token], logprob)
+        c = self.server.ok("/v1/chat/completions", chat(logprobs=True, top_logprobs=2, max_tokens=5))["choices"][0]
+        content = c["logprobs"]["content"]
+        self.assertEqual(len(content), 5)
+        for token in content:
+            self.assertEqual(len(token["top_logprobs"]), 2)
+            self.assertEqual(bytes(token["bytes"]).decode(), token["token"])
+
+    def test_sglang_endpoints(self):
+        answer = self.server.ok("/generate", {"text": "Let me", "sampling_params": {"temperature": 0, "max_new_tokens": 9, "ignore_eos": True}})
+        self.assertEqual(answer["meta_info"]["completion_tokens"], 9)
+        self.assertEqual(answer["meta_info"]["finish_reason"], {"type": "length", "length": 9})
+        texts = [e["text"] for e in self.server.events("/generate", {"text": "Let me", "stream": True, "sampling_params":
+                                                                     {"temperature": 0, "max_new_tokens": 9, "ignore_eos": True}})]
+        self.assertEqual(texts[-1], answer["text"])
+        for before, after in zip(texts, texts[1:]):
+            self.assertTrue(after.startswith(before))
+        self.assertEqual(self.server.get("/get_server_info")[1]["internal_states"], [{}])
+        self.assertEqual(self.server.request("POST", "/flush_cache")[0], 200)
+        self.assertIn("version", self.server.get("/version")[1])
+        self.assertIn("<title>tandem", self.server.get("/")[1])
+
+    def test_refusals_name_what_is_wrong(self):
+        complete, talk = "/v1/completions", "/v1/chat/completions"
+        self.assertEqual(self.refused(talk, chat(temperature="hot"), 400, "temperature", '"hot"')["param"], "temperature")
+        for field, value in (("temperature", 3), ("temperature", -1), ("top_p", 0), ("top_p", 2), ("n", 0), ("n", 1.5), ("max_tokens", 0),
+                             ("max_tokens", "9"), ("seed", "x"), ("stop", 5), ("stop", [1]), ("logit_bias", {"x": 1}), ("logit_bias", []),
+                             ("presence_penalty", 3), ("stream", 1), ("stream_options", []), ("top_logprobs", 2), ("min_p", 2),
+                             ("stop_token_ids", ["a"]), ("chat_template_kwargs", 1), ("model", 7), ("top_k", 1e300)):
+            self.refused(talk, chat(**{field: value}), 400, field)
+        self.refused(talk, {"model": TINY}, 400, "messages")
+        self.refused(talk, {"messages": [{"content": "x"}]}, 400, "messages[0]", "role")
+        self.refused(talk, {"messages": [{"role": "user", "content": 5}]}, 400, "content")
+        self.refused(complete, {"prompt": [[1, "a"]]}, 400, "prompt")
+        self.refused(complete, {"prompt": [99999]}, 400, "99999")
+        self.refused(complete, {"prompt": []}, 400, "prompt")
+        self.refused(complete, {"prompt": "x", "best_of": 3}, 400, "best_of")
+        self.refused(complete, {"prompt": "x", "suffix": "y"}, 400, "suffix")
+        self.refused(complete, [1], 400, "object")
+        self.refused(complete, '{"prompt": ', 400, "body")
+        self.refused(complete, b'{"prompt": "\xff\xfe"}', 400, "UTF-8")
+        self.refused(complete, "[" * 100000, 400)
+        self.refused(talk, chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400, "tools")
+        self.refused(talk, chat(response_format={"type": "json_object"}), 400, "json_object")
+        self.assertEqual(self.refused(complete, {"model": "gpt-4", "prompt": "x"}, 404, "gpt-4")["code"], "model_not_found")
+        error = self.refused(complete, {"prompt": "word " * 3000, "max_tokens": 7000}, 400, "8192", "7000")
+        self.assertEqual(error["code"], "context_length_exceeded")
+        self.refused("/v1/embeddings", {}, 404)
+        self.assertEqual(self.server.request("DELETE", "/v1/models")[0], 405)
+
+    def test_deadline(self):
+        status, answer = self.server.post("/v1/completions", {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "timeout": 0.2})
+        self.assertEqual(status, 504, answer)
+
+    def test_crowd_gets_the_same_text_as_alone(self):
+        prompts = [f"What is {100 + i} + {900 - i}?" for i in range(20)]
+        alone = [self.server.ok("/v1/chat/completions", chat(p, max_tokens=60))["choices"][0]["message"] for p in prompts]
+        with concurrent.futures.ThreadPoolExecutor(200) as pool:
+            crowd = list(pool.map(lambda i: (i % 20, list(self.server.events("/v1/chat/completions", chat(prompts[i % 20], max_tokens=60, stream=True)))),
+                                  range(200)))
+        for i, events in crowd:
+            deltas = [e["choices"][0]["delta"] for e in events]
+            for part in ("content", "reasoning_content"):
+                self.assertEqual("".join(d.get(part) or "" for d in deltas), alone[i].get(part, ""))
+
+    def test_clients_that_go_away_leave_room(self):
+        body = json.dumps({"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True})
+        sockets = []
+        for i in range(50):
+            s = socket.create_connection(("127.0.0.1", self.server.port))
+            s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            sockets.append(s)
+        for s in sockets[:25]:
+            self.assertTrue(s.recv(100).startswith(b"HTTP/1.1 200"))
+        for s in sockets:
+            s.close()
+        self.server.wait_idle()
+        self.assertEqual(self.server.metric("vllm:kv_cache_usage_perc"), 0)
+
+    def test_broken_clients_harm_nobody(self):
+        idle = [socket.create_connection(("127.0.0.1", self.server.port)) for _ in range(300)]
+        for s in idle[:100]:
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Le")  # and no more
+        deaf = socket.create_connection(("127.0.0.1", self.server.port))  # never reads
+        body = json.dumps({"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": True})
+        deaf.sendall(f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        for garbage, status in ((b"\x16\x03\x01\x02\x00\x01\x00", b"400"), (b"GET / HTTP/9.9\r\n\r\n", b"400"), (b"NONSENSE\r\n\r\n", b"400"),
+                                (b"GET / HTTP/1.1\r\nX: " + b"y" * 20000 + b"\r\n\r\n", b"431"),
+                                (b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"400"),
+                                (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzzz\r\n", b"400")):
+            s = socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
+            s.sendall(garbage)
+            self.assertEqual(s.recv(12)[9:], status, garbage[:60])
+            s.close()
+        half = socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
+        half.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        self.assertTrue(half.recv(100).startswith(b"HTTP/1.1 200"))
+        half.sendall(b"GET /version HTTP/1.1\r\n\r\nGET /health HTTP/1.1\r\n\r\n")  # two at once on the same connection
+        time.sleep(0.2)
+        self.assertEqual(half.recv(10000).count(b"HTTP/1.1 200"), 2)
+        self.assertEqual(self.server.ok("/v1/chat/completions", chat())["choices"][0]["message"]["content"], ANSWER)
+        for s in [*idle, deaf, half]:
+            s.close()
+        self.server.wait_idle()
+
+    def test_large_bodies_are_refused(self):
+        status, _, answer = self.server.request("POST", "/v1/completions", b" " * (100 << 20))
+        self.assertEqual(status, 413, answer)
+
+    def test_keys_are_kept_for_the_next_prompt(self):
+        prompt = "What is 1 + 2? " * 100 + "What is 30 + 4?"
+        first = self.server.ok("/v1/chat/completions", chat(prompt, max_tokens=30))
+        again = self.server.ok("/v1/chat/completions", chat(prompt, max_tokens=30))
+        self.assertGreater(again["usage"]["prompt_tokens_details"]["cached_tokens"], 500)
+        self.assertEqual(first["choices"], again["choices"])
+
+    def test_openai_package(self):
+        try:
+            import openai
+        except ImportError:
+            self.skipTest("the openai package is not installed")
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.server.port}/v1", api_key="none", max_retries=0)
+        self.assertEqual(client.models.list().data[0].id, TINY)
+        messages = [{"role": "user", "content": QUESTION}]
+        answer = client.chat.completions.create(model=TINY, messages=messages, temperature=0)
+        self.assertEqual(answer.choices[0].message.content, ANSWER)
+        self.assertEqual(answer.choices[0].message.reasoning_content, THINKING)
+        stream = client.chat.completions.create(model=TINY, messages=messages, temperature=0, stream=True, stream_options={"include_usage": True})
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+        self.assertEqual(text, ANSWER)
+        completion = client.completions.create(model=TINY, prompt="Let me", max_tokens=5, temperature=0, logprobs=1)
+        self.assertEqual(completion.usage.completion_tokens, 5)
+        self.assertEqual(len(completion.choices[0].logprobs.tokens), 5)
+        with self.assertRaises(openai.BadRequestError) as raised:
+            client.chat.completions.create(model=TINY, messages=messages, temperature=1.5, max_tokens=100000)
+        self.assertEqual(raised.exception.code, "context_length_exceeded")
+        with self.assertRaises(openai.NotFoundError):
+            client.completions.create(model="other", prompt="x")
+
+        async def several():
+            import asyncio
+            asynchronous = openai.AsyncOpenAI(base_url=client.base_url, api_key="none")
+            return await asyncio.gather(*[asynchronous.chat.completions.create(model=TINY, messages=messages, temperature=0) for _ in range(8)])
+        import asyncio
+        self.assertEqual({a.choices[0].message.content for a in asyncio.run(several())}, {ANSWER})
+
+
+class LifeCycle(unittest.TestCase):
+    def test_key_and_name(self):
+        server = Server("--api-key", "secret", "--served-model-name", "tiny").wait_ready()
+        try:
+            self.assertEqual(server.get("/v1/models")[0], 401)
+            for key in ("", "Bearer", "Bearer secre", "Bearer secrets", "secret"):
+                self.assertEqual(server.get("/v1/models", headers={"Authorization": key})[0], 401)
+            self.assertEqual(server.get("/v1/models", headers={"Authorization": "Bearer secret"})[1]["data"][0]["id"], "tiny")
+            self.assertEqual(server.get("/health")[0], 200)
+        finally:
+            self.assertEqual(server.stop(), 0)
+
+    def test_few_pages_change_no_text(self):
+        questions = [f"What is {100 + i} + {900 - i}?" for i in range(12)]
+        texts = []
+        for options in (["--no-prefix-cache", "--no-async-output"], ["--ctx", "512", "--kv-tokens", "512", "--chunk", "64", "--max-batch", "16"]):
+            server = Server(*options).wait_ready()
+            with concurrent.futures.ThreadPoolExecutor(12) as pool:
+                texts.append(list(pool.map(lambda q: server.ok("/v1/completions", {"prompt": q, "max_tokens": 200, "temperature": 0, "ignore_eos": True})
+                                           ["choices"], questions)))
+            preempted = server.metric("vllm:num_preemptions_total")
+            self.assertEqual(server.stop(), 0)
+        self.assertEqual(texts[0], texts[1])
+        self.assertGreater(preempted, 0)
+
+    def test_term_lets_answers_end(self):
+        server = Server().wait_ready()
+        result = {}
+
+        def ask():
+            result["events"] = list(server.events("/v1/completions", {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}))
+        client = threading.Thread(target=ask)
+        client.start()
+        while server.metric("vllm:num_requests_running") == 0:
+            time.sleep(0.01)
+        self.assertEqual(server.stop(), 0)
+        client.join()
+        self.assertEqual(result["events"][-1]["choices"][0]["finish_reason"], "length")
+
+    def test_term_ends_what_takes_too_long(self):
+        server = Server("--drain", "0").wait_ready()
+        s = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        body = json.dumps({"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True})
+        s.sendall(f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        s.recv(100)
+        started = time.time()
+        self.assertEqual(server.stop(), 0)
+        self.assertLess(time.time() - started, 5)
+        s.close()
+
+    def test_bad_options(self):
+        for options, words in ((["--port", "99999"], "--port"), (["--max-batch", "0"], "--max-batch"), (["--ctx", "4096", "--kv-tokens", "64"], "--kv-tokens"),
+                               (["--host", "256.1.1.1"], "256.1.1.1")):
+            result = subprocess.run([TANDEM, "serve", TINY, *options], capture_output=True, text=True, check=False, timeout=30)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(words, result.stderr)
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            result = subprocess.run([TANDEM, "serve", TINY, "--port", str(taken.getsockname()[1])], capture_output=True, text=True, check=False,
+                                    timeout=30)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn("cannot listen", result.stderr)
+
+
+if __name__ == "__main__":
+    os.environ.pop("TANDEM_API_KEY", None)
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:])

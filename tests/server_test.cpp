@@ -1,0 +1,234 @@
+// The wire format of the server: requests read, wrong ones refused by name, answers and chunks
+// written, thinking split from the answer, metrics.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "server/answer_format.h"
+#include "server/api_error.h"
+#include "server/generation_request.h"
+#include "server/metrics.h"
+#include "server/reasoning.h"
+
+namespace tandem::test {
+namespace {
+
+using Json = nlohmann::json;
+
+GenerationRequest completion(const std::string& text) {
+  return parse_completion_request(Json::parse(text), {});
+}
+GenerationRequest chat(const std::string& more) {
+  return parse_chat_request(
+      Json::parse(R"({"messages": [{"role": "user", "content": "hi"}])" + more + "}"), {});
+}
+
+template <class Read>
+std::string param_of(Read read, const std::string& text) {
+  try {
+    read(text);
+  } catch (const ApiError& error) {
+    EXPECT_EQ(error.status, 400);
+    return error.param;
+  }
+  return "accepted";
+}
+
+TEST(GenerationRequest, DefaultsAreOpenAis) {
+  const GenerationRequest r = completion(R"({"prompt": "x"})");
+  EXPECT_EQ(r.max_tokens, 16);
+  EXPECT_EQ(r.sampling.temperature, 1);
+  EXPECT_EQ(r.sampling.top_p, 1);
+  EXPECT_EQ(r.n, 1);
+  EXPECT_FALSE(r.stream || r.has_seed || r.ignore_eos || r.wants_logprobs());
+  EXPECT_TRUE(r.skip_special);
+  EXPECT_FALSE(chat("").max_tokens.has_value());
+}
+
+TEST(GenerationRequest, TheModelsDefaultsHoldWhereNothingIsSaid) {
+  const SamplingDefaults defaults = sampling_defaults(Json::parse(
+      R"({"temperature": 0.6, "top_p": 0.95, "top_k": "no", "repetition_penalty": -1})"));
+  EXPECT_FLOAT_EQ(defaults.temperature, 0.6f);
+  EXPECT_EQ(defaults.top_k, 0);
+  EXPECT_EQ(defaults.repetition_penalty, 1);
+  const Json request = Json::parse(R"({"prompt": "x", "temperature": 0.1})");
+  const GenerationRequest r = parse_completion_request(request, defaults);
+  EXPECT_FLOAT_EQ(r.sampling.temperature, 0.1f);
+  EXPECT_FLOAT_EQ(r.sampling.top_p, 0.95f);
+}
+
+TEST(GenerationRequest, WhatTheBenchmarkSends) {
+  const GenerationRequest r = completion(
+      R"({"model": "m", "prompt": "x", "temperature": 0.0, "best_of": 1, "max_tokens": 9,
+          "stream": true, "ignore_eos": true, "lora_path": null, "image_data": null})");
+  EXPECT_TRUE(r.stream && r.ignore_eos);
+  EXPECT_FALSE(r.skip_special) << "tokens of the end are counted by their text";
+  EXPECT_EQ(r.max_tokens, 9);
+}
+
+TEST(GenerationRequest, EveryFormOfPrompt) {
+  EXPECT_EQ(completion(R"({"prompt": "a"})").prompts.size(), 1);
+  EXPECT_EQ(completion(R"({"prompt": ["a", "b"]})").prompts.size(), 2);
+  const auto ids = completion(R"({"prompt": [1, 2.0, 3]})").prompts;
+  ASSERT_EQ(ids.size(), 1);
+  EXPECT_EQ(std::get<std::vector<int32_t>>(ids[0]), (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(completion(R"({"prompt": [[1], [2, 3]]})").prompts.size(), 2);
+  for (const char* wrong : {"5", "{}", "[1, \"a\"]", "[[1], 2]", "[1.5]", "[-1]", "[[[1]]]"})
+    EXPECT_EQ(param_of(completion, std::string(R"({"prompt": )") + wrong + "}"), "prompt") << wrong;
+}
+
+TEST(GenerationRequest, EveryNumberHasARange) {
+  const std::pair<const char*, std::vector<const char*>> fields[] = {
+      {"temperature", {"-0.1", "2.1", "\"1\"", "true", "[]"}},
+      {"top_p", {"0", "1.01", "-1"}},
+      {"top_k", {"-2", "1.5", "1e99"}},
+      {"min_p", {"-0.1", "1.1"}},
+      {"presence_penalty", {"-2.1", "2.1"}},
+      {"frequency_penalty", {"3"}},
+      {"repetition_penalty", {"0", "1000"}},
+      {"n", {"0", "129", "0.5"}},
+      {"max_tokens", {"0", "-1", "1e18"}},
+      {"min_tokens", {"-1"}},
+      {"seed", {"1.5", "\"a\"", "1e30"}},
+      {"logit_bias", {"[]", "{\"a\": 1}", "{\"1\": 101}", "{\"-1\": 1}", "{\"1\": null}"}},
+      {"stop", {"1", "[1]", "{}"}},
+      {"stop_token_ids", {"1", "[\"a\"]", "[1.5]"}},
+      {"ignore_eos", {"1", "\"yes\""}},
+      {"stream", {"1"}},
+      {"stream_options", {"[]", "true"}},
+      {"timeout", {"-1", "\"1\""}}};
+  for (const auto& [key, values] : fields)
+    for (const char* value : values)
+      EXPECT_NE(param_of(chat, fmt::format(", \"{}\": {}", key, value)), "accepted")
+          << key << " " << value;
+  EXPECT_EQ(param_of(chat, R"(, "temperature": 3)"), "temperature");
+  EXPECT_EQ(param_of(completion, R"({"prompt": "a", "logprobs": 21})"), "logprobs");
+  EXPECT_EQ(param_of(chat, R"(, "top_logprobs": 1)"), "top_logprobs");
+}
+
+TEST(GenerationRequest, WhatIsNotThereIsRefused) {
+  EXPECT_EQ(param_of(chat, R"(, "tools": [{"type": "function"}])"), "tools");
+  EXPECT_EQ(param_of(chat, R"(, "tools": [{"type": "function"}], "tool_choice": "none")"),
+            "accepted");
+  EXPECT_EQ(param_of(chat, R"(, "tools": [])"), "accepted");
+  EXPECT_EQ(param_of(chat, R"(, "response_format": {"type": "json_schema"})"), "response_format");
+  EXPECT_EQ(param_of(chat, R"(, "response_format": {"type": "text"})"), "accepted");
+  EXPECT_EQ(param_of(chat, R"(, "guided_json": {})"), "guided_json");
+  EXPECT_EQ(param_of(completion, R"({"prompt": "a", "echo": true, "logprobs": 1})"), "echo");
+  EXPECT_EQ(param_of(completion, R"({"prompt": "a", "n": 2, "best_of": 3})"), "best_of");
+}
+
+TEST(GenerationRequest, FieldsOfAChat) {
+  const GenerationRequest r =
+      chat(R"(, "max_tokens": 5, "max_completion_tokens": 7, "logprobs": true,
+      "top_logprobs": 2, "seed": -1, "stop": "x", "logit_bias": {"3": -100}, "unknown": 1)");
+  EXPECT_EQ(r.max_tokens, 7);
+  EXPECT_EQ(r.sampling.n_top_logprobs, 2);
+  EXPECT_TRUE(r.has_seed);
+  EXPECT_EQ(r.stops, std::vector<std::string>{"x"});
+  EXPECT_EQ(r.sampling.logit_bias, (std::vector<std::pair<int32_t, float>>{{3, -100.0f}}));
+}
+
+constexpr AnswerHead kChat{Endpoint::kChat, {}, {}, 5};
+constexpr Usage kUsage{10, 4, 2};
+
+TEST(AnswerFormat, ErrorsAreNested) {
+  EXPECT_EQ(error_json(ApiError(404, "no", "model", "model_not_found")).dump(),
+            R"({"error":{"message":"no","type":"not_found_error","param":"model",)"
+            R"("code":"model_not_found"}})");
+  EXPECT_EQ(error_json(ApiError(400, "no")).at("error").at("param"), nullptr);
+}
+
+TEST(AnswerFormat, ChunksAsTheirReadersExpect) {
+  const AnswerHead head{Endpoint::kCompletions, "cmpl-1", "m", 5};
+  ChoicePart part;
+  part.text = "hi";
+  EXPECT_EQ(event_of(chunk_json(head, part, {})),
+            "data: {\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":5,\"model\":\"m\","
+            "\"choices\":[{\"index\":0,\"text\":\"hi\",\"logprobs\":null,\"finish_reason\":null}]}"
+            "\n\n");
+  part.finish = FinishReason::kLength;
+  const auto last = chunk_json(head, part, kUsage);
+  EXPECT_EQ(last["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(last["usage"]["completion_tokens"], 4);
+  EXPECT_EQ(last["usage"]["prompt_tokens_details"]["cached_tokens"], 2);
+  EXPECT_TRUE(usage_chunk_json(head, kUsage)["choices"].empty());
+}
+
+TEST(AnswerFormat, ChatDeltasSayOnlyWhatIsNew) {
+  ChoicePart part;
+  part.reasoning = "hm";
+  auto delta = chunk_json(kChat, part, {})["choices"][0]["delta"];
+  EXPECT_EQ(delta.dump(), R"({"reasoning_content":"hm"})");
+  part = {};
+  part.finish = FinishReason::kStop;
+  EXPECT_EQ(chunk_json(kChat, part, {})["choices"][0]["delta"].dump(), "{}");
+  EXPECT_EQ(role_chunk_json(kChat, 1)["choices"][0]["delta"].dump(),
+            R"({"role":"assistant","content":""})");
+  EXPECT_EQ(chunk_json(kChat, part, {})["object"], "chat.completion.chunk");
+  EXPECT_EQ(answer_json(kChat, {part}, kUsage)["object"], "chat.completion");
+}
+
+TEST(AnswerFormat, TextThatIsNotUtf8IsReplaced) {
+  EXPECT_EQ(dumped({{"a", "\xff"}}), "{\"a\":\"\xEF\xBF\xBD\"}");
+}
+
+// However the text is cut, both parts are the same.
+TEST(Reasoning, SplitsAtAnyCut) {
+  struct Case {
+    bool inside;
+    std::string text, reasoning, content;
+  };
+  const Case cases[] = {
+      {true, "\nLet me see.\n</think>\n\nYes.\n", "Let me see.", "Yes.\n"},
+      {true, "a\n\nb < c </thin </think>d", "a\n\nb < c </thin ", "d"},
+      {true, "never ends\n", "never ends\n", ""},
+      {true, "</think>x", "", "x"},
+      {false, "<think>\nhm\n</think>\n\nyes", "hm", "yes"},
+      {false, "just <think> text </think>", "", "just <think> text </think>"},
+      {false, "<thi", "", "<thi"},
+      {false, "", "", ""},
+  };
+  for (const Case& c : cases) {
+    for (size_t piece = 1; piece <= c.text.size() + 1; ++piece) {
+      ReasoningSplitter splitter(c.inside);
+      std::string reasoning, content;
+      const auto take = [&](const ReasoningSplitter::Parts& parts) {
+        reasoning += parts.reasoning;
+        content += parts.content;
+      };
+      for (size_t at = 0; at < c.text.size(); at += piece)
+        take(splitter.push(std::string_view(c.text).substr(at, piece)));
+      take(splitter.flush());
+      EXPECT_EQ(reasoning, c.reasoning) << c.text << " by " << piece;
+      EXPECT_EQ(content, c.content) << c.text << " by " << piece;
+    }
+  }
+}
+
+TEST(Metrics, HistogramsAreCumulative) {
+  const double bounds[] = {1, 2, 5};
+  Histogram h(bounds);
+  for (const double v : {0.5, 1.0, 3.0, 9.0}) h.add(v);
+  EXPECT_EQ(h.text("x", "m=\"1\""),
+            "x_bucket{m=\"1\",le=\"1\"} 2\nx_bucket{m=\"1\",le=\"2\"} 2\n"
+            "x_bucket{m=\"1\",le=\"5\"} 3\nx_bucket{m=\"1\",le=\"+Inf\"} 4\n"
+            "x_sum{m=\"1\"} 13.5\nx_count{m=\"1\"} 4\n");
+}
+
+TEST(Metrics, NamesOfVllmAreThere) {
+  Metrics metrics;
+  metrics.finished({FinishReason::kStop, 10, 3, 0, 0.1, 0.2, 0.3});
+  EngineCounts counts;
+  counts.scheduler.n_pages = 10;
+  counts.scheduler.n_available_pages = 5;
+  const std::string text = metrics.text("a\"b", &counts);
+  for (const char* line : {"vllm:kv_cache_usage_perc{model_name=\"a\\\"b\",engine=\"0\"} 0.5\n",
+                           "vllm:request_success_total{model_name=\"a\\\"b\",engine=\"0\",finished_"
+                           "reason=\"stop\"} 1\n",
+                           "vllm:prompt_tokens_total{model_name=\"a\\\"b\",engine=\"0\"} 10\n",
+                           "# TYPE vllm:time_to_first_token_seconds histogram\n"})
+    EXPECT_NE(text.find(line), std::string::npos) << line;
+}
+
+}  // namespace
+}  // namespace tandem::test
