@@ -177,9 +177,9 @@ class Serving(unittest.TestCase):
             self.assertGreater(chunks, n // 2)
 
     def test_completion_fields(self):
-        whole = self.server.ok("/v1/completions", {"prompt": "Let me add 478+356.\n", "max_tokens": 40, "temperature": 0})
-        text = whole["choices"][0]["text"]
-        cut = self.server.ok("/v1/completions", {"prompt": "Let me add 478+356.\n", "max_tokens": 40, "temperature": 0, "stop": ["tens"]})
+        asked = {"prompt": f"<｜User｜>{QUESTION}<｜Assistant｜><think>\n", "max_tokens": 60, "temperature": 0}
+        text = self.server.ok("/v1/completions", asked)["choices"][0]["text"]
+        cut = self.server.ok("/v1/completions", {**asked, "stop": ["tens"]})
         self.assertEqual(cut["choices"][0]["text"], text[:text.index("tens")])
         self.assertEqual(cut["choices"][0]["finish_reason"], "stop")
         echo = self.server.ok("/v1/completions", {"prompt": "Let me", "max_tokens": 3, "temperature": 0, "echo": True})
@@ -244,7 +244,7 @@ class Serving(unittest.TestCase):
         self.refused(complete, {"prompt": "x", "suffix": "y"}, 400, "suffix")
         self.refused(complete, [1], 400, "object")
         self.refused(complete, '{"prompt": ', 400, "body")
-        self.refused(complete, b'{"prompt": "\xff\xfe"}', 400, "UTF-8")
+        self.refused(complete, b'{"prompt": "\xff\xfe"}', 400, "UTF-")
         self.refused(complete, "[" * 100000, 400)
         self.refused(talk, chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400, "tools")
         self.refused(talk, chat(response_format={"type": "json_object"}), 400, "json_object")
