@@ -214,6 +214,13 @@ TEST(Sampler, HolesHaveNoProbability) {
   EXPECT_EQ(s.top[0].token, 2);
 }
 
+TEST(Sampler, TokensAreHeldBackAtFirst) {
+  SamplingParams p = plain(0);
+  p.min_new_tokens = 2;
+  p.held_back = {1, 4, 99, -1};  // an end that the model does not have holds nothing
+  EXPECT_EQ(draw(p, 4), (std::vector<int32_t>{2, 2, 1, 1}));
+}
+
 TEST(Sampler, LogitsThatAreNotFiniteAreAnError) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {

@@ -35,5 +35,12 @@ TEST(StopText, HoldsBackOnlyWhatMayBeABeginning) {
   EXPECT_EQ(stop.push("more"), "");
 }
 
+TEST(StopText, TheStopStringIsKeptWhereAskedFor) {
+  StopText stop({"ab", "abc", "xyz"}, true);
+  EXPECT_EQ(stop.push("1a"), "1");
+  EXPECT_EQ(stop.push("bcd"), "ab");
+  EXPECT_TRUE(stop.stopped());
+}
+
 }  // namespace
 }  // namespace tandem

@@ -47,9 +47,6 @@ void validate(const SamplingParams& p, const Vocabulary& vocabulary) {
           p.frequency_penalty);
   require(p.n_top_logprobs >= -1 && p.n_top_logprobs <= vocab,
           "{} log-probabilities asked for: the vocabulary has {}", p.n_top_logprobs, vocab);
-  for (const int32_t token : p.held_back)
-    require(token >= 0 && token < vocab, "token {} to hold back: tokens are 0 to {}", token,
-            vocab - 1);
   for (const auto& [token, bias] : p.logit_bias)
     require(token >= 0 && token < vocab && std::isfinite(bias),
             "logit bias {} of token {}: tokens are 0 to {}", bias, token, vocab - 1);
@@ -89,7 +86,8 @@ Sampled Sampler::next(std::span<float> logits) {
     if (!raw_.empty()) raw_[token] = kNever;
   }
   if (n_drawn_ < params_.min_new_tokens)
-    for (const int32_t token : params_.held_back) logits[token] = kNever;
+    for (const int32_t token : params_.held_back)
+      if (token >= 0 && static_cast<size_t>(token) < logits.size()) logits[token] = kNever;
   const int32_t token =
       params_.temperature == 0
           ? static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin())
