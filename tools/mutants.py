@@ -14,12 +14,12 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY = ROOT / "build" / "mutants"
-FOLDERS = ["src", "cpu_kernels", "offload", "tests", "benchmarks", "models", "machines", "docs/measurements"]
+FOLDERS = ["src", "cpu_kernels", "gpu_kernels", "offload", "tests", "benchmarks", "models", "machines", "docs/measurements"]
 FILES = ["CMakeLists.txt"]
 # Cheapest first: a mutant is done with at the first test that fails. Those of its file come before all others.
-TESTS = ["topology_test", "team_test", "plan_rules_test", "assign_test", "placement_test", "cpu_parts_test", "routing_recorder_test", "measured_curves_test", "simulate_test", "machine_test", "plan_test", "rope_test", "router_test", "sampler_test", "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
-         "experts_test", "attention_test", "cpu_kernels_test", "load_weights_test", "model_test", "generator_test", "golden_test"]
-TESTS = ["scheduler_test", "server_test", "topology_test", "team_test", "plan_rules_test", "assign_test", "placement_test", "simulate_test", "machine_test", "plan_test", "rope_test", "router_test", "sampler_test", "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
+TESTS = ["topology_test", "team_test", "scheduler_test", "server_test", "plan_rules_test", "assign_test", "placement_test", "cpu_parts_test",
+         "routing_recorder_test", "measured_curves_test", "simulate_test", "machine_test", "plan_test", "rope_test", "router_test", "sampler_test",
+         "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
          "experts_test", "attention_test", "cpu_kernels_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test"]
 TESTS_OF = {
     "cpu_kernels/amx": ["emulated_byte_products_test", "quantized_weights_test", "cpu_kernels_test"],

@@ -1,0 +1,158 @@
+// runtime.h on CUDA: each function is one or two calls of the CUDA runtime.
+#include "gpu_kernels/runtime.h"
+
+#include <cstring>
+#include <vector>
+
+#include "gpu_kernels/cuda/status.h"
+
+namespace tandem::gpu {
+
+struct Stream::Impl {
+  cudaStream_t stream;
+  std::vector<std::unique_ptr<std::function<void()>>> captured;  // live as long as the stream
+};
+struct Event::Impl {
+  cudaEvent_t event;
+};
+struct Graph::Impl {
+  cudaGraphExec_t exec;
+  ~Impl() { cudaGraphExecDestroy(exec); }
+};
+
+Card open_card() {
+  int driver = 0, n_cards = 0;
+  check_cuda(cudaDriverGetVersion(&driver));
+  require(driver > 0, "no NVIDIA driver is on this machine: install one, or use --device cpu");
+  const cudaError_t status = cudaGetDeviceCount(&n_cards);
+  require(
+      status != cudaErrorInsufficientDriver,
+      "the NVIDIA driver knows CUDA {}.{} and this program was built with {}.{}: install a newer "
+      "driver, or use --device cpu",
+      driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+  require(status == cudaSuccess && n_cards > 0,
+          "no NVIDIA GPU can be used ({}): check nvidia-smi, or use --device cpu",
+          cudaGetErrorString(status));
+  cudaDeviceProp p;
+  check_cuda(cudaGetDeviceProperties(&p, 0));
+  Card card = {.name = p.name,
+               .major = p.major,
+               .minor = p.minor,
+               .n_multiprocessors = p.multiProcessorCount,
+               .memory_bytes = static_cast<int64_t>(p.totalGlobalMem)};
+  require(card.major >= 8,
+          "{} has compute capability {}.{}: 8.0 or newer is needed; use --device cpu", card.name,
+          card.major, card.minor);
+  check_cuda(cudaSetDevice(0));
+  size_t free = 0, total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total));
+  card.free_bytes = static_cast<int64_t>(free);
+  return card;
+}
+
+Buffer::Buffer(int64_t bytes, Site site) : bytes_(bytes), site_(site) {
+  if (bytes == 0) return;
+  const auto n = static_cast<size_t>(bytes);
+  if (site == Site::kDevice) {
+    const cudaError_t status = cudaMalloc(&data_, n);
+    require(status != cudaErrorMemoryAllocation,
+            "the GPU has no {:.2f} GB left: use a smaller --ctx, a smaller model or --device cpu",
+            bytes * 1e-9);
+    check_cuda(status);
+    check_cuda(cudaMemset(data_, 0xff, n));
+    check_cuda(cudaDeviceSynchronize());  // our streams do not wait for the default stream
+  } else {
+    check_cuda(cudaHostAlloc(&data_, n, cudaHostAllocMapped | cudaHostAllocPortable));
+    std::memset(data_, 0xff, n);
+  }
+}
+
+Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(site_, other.site_);
+  return *this;
+}
+
+// What fails here failed before: a lost card also refuses to free.
+Buffer::~Buffer() {
+  if (data_) site_ == Site::kDevice ? cudaFree(data_) : cudaFreeHost(data_);
+}
+
+Event::Event() : impl_(new Impl) {
+  check_cuda(cudaEventCreateWithFlags(&impl_->event, cudaEventDisableTiming));
+}
+Event::~Event() { cudaEventDestroy(impl_->event); }
+void Event::wait() const { check_cuda(cudaEventSynchronize(impl_->event)); }
+
+Stream::Stream() : impl_(new Impl) {
+  check_cuda(cudaStreamCreateWithFlags(&impl_->stream, cudaStreamNonBlocking));
+}
+Stream::~Stream() {
+  cudaStreamSynchronize(impl_->stream);
+  cudaStreamDestroy(impl_->stream);
+}
+
+void Stream::copy(const void* from, int64_t bytes, void* to) {
+  check_cuda(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, impl_->stream));
+}
+
+void Stream::run_on_host(std::function<void()> work) {
+  using Work = std::function<void()>;
+  auto call = std::make_unique<Work>(std::move(work));
+  cudaStreamCaptureStatus status;
+  check_cuda(cudaStreamIsCapturing(impl_->stream, &status));
+  if (status == cudaStreamCaptureStatusActive) {  // runs at every replay
+    check_cuda(cudaLaunchHostFunc(
+        impl_->stream, [](void* p) { (*static_cast<Work*>(p))(); }, call.get()));
+    impl_->captured.push_back(std::move(call));
+  } else {
+    check_cuda(cudaLaunchHostFunc(
+        impl_->stream, [](void* p) { (*std::unique_ptr<Work>(static_cast<Work*>(p)))(); },
+        call.release()));
+  }
+}
+
+void Stream::record(Event& event) {
+  check_cuda(cudaEventRecord(event.impl().event, impl_->stream));
+}
+void Stream::wait_for(const Event& event) {
+  check_cuda(cudaStreamWaitEvent(impl_->stream, event.impl().event, 0));
+}
+void Stream::wait() { check_cuda(cudaStreamSynchronize(impl_->stream)); }
+
+Graph Stream::capture(const std::function<void()>& work) {
+  cudaGraph_t graph;
+  auto result = std::make_shared<Graph::Impl>();
+  check_cuda(cudaStreamBeginCapture(impl_->stream, cudaStreamCaptureModeThreadLocal));
+  work();
+  check_cuda(cudaStreamEndCapture(impl_->stream, &graph));
+  check_cuda(cudaGraphInstantiate(&result->exec, graph, 0));
+  check_cuda(cudaGraphDestroy(graph));
+  return Graph(std::move(result));
+}
+
+void Stream::replay(const Graph& graph) {
+  check_cuda(cudaGraphLaunch(graph.impl().exec, impl_->stream));
+}
+
+void launch_kernel(const void* kernel, const LaunchShape& shape, const Stream& stream,
+                   const void* args) {
+  if (shape.shared_bytes > 48 * 1024)
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shape.shared_bytes)));
+  const dim3 grid(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y),
+                  static_cast<unsigned>(shape.grid_z));
+  const dim3 block(static_cast<unsigned>(shape.threads));
+  const auto shared_bytes = static_cast<size_t>(shape.shared_bytes);
+  void* arguments[] = {const_cast<void*>(args)};
+  check_cuda(shape.co_resident ? cudaLaunchCooperativeKernel(kernel, grid, block, arguments,
+                                                             shared_bytes, stream.impl().stream)
+                               : cudaLaunchKernel(kernel, grid, block, arguments, shared_bytes,
+                                                  stream.impl().stream));
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,15 @@
+// Turns a CUDA error into the project's.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "core/check.h"
+
+namespace tandem::gpu {
+
+// Throws Error. Errors of kernels that ran before come out at any later call.
+inline void check_cuda(cudaError_t status, Caller at = Caller::here()) {
+  require(status == cudaSuccess, "the GPU failed: {} ({}, at {}:{})", cudaGetErrorString(status),
+          cudaGetErrorName(status), at.file, at.line);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,237 @@
+// CUDA C++ for g++: the subset our kernels use, with the names of cuda/device.h. Between two
+// meeting points (barrier, warp collective, load_acquire) a thread runs alone; emulator.cpp
+// switches.
+#pragma once
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "gpu_kernels/emulated/emulator.h"
+#include "gpu_kernels/numbers.h"
+
+// The language's keywords. `extern __shared__` does not compile on purpose: use shared_memory<T>().
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__ static thread_local
+
+// CUDA C++ reinterprets memory through these at will, hence may_alias.
+struct uint3 {
+  unsigned x, y, z;
+};
+using dim3 = uint3;
+struct [[gnu::may_alias]] alignas(8) uint2 {
+  unsigned x, y;
+};
+struct [[gnu::may_alias]] alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct [[gnu::may_alias]] alignas(8) float2 {
+  float x, y;
+};
+struct [[gnu::may_alias]] alignas(16) float4 {
+  float x, y, z, w;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+extern constinit thread_local uint3 threadIdx, blockIdx;
+extern constinit thread_local dim3 blockDim, gridDim;
+constexpr int warpSize = 32;
+
+namespace tandem::gpu::emulated {
+
+inline int lane() { return threadIdx.x % 32; }
+
+template <class T>
+Packet pack(const T& value) {
+  static_assert(sizeof(T) <= sizeof(Packet));
+  Packet p = {};
+  std::memcpy(p.word, &value, sizeof(T));
+  return p;
+}
+
+// Reads are hidden from ThreadSanitizer: collectives move values without ordering memory.
+template <class T>
+__attribute__((no_sanitize("thread"))) T shuffle(unsigned mask, const T& value, int source,
+                                                 Where at) {
+  const Packet* all = exchange(mask, pack(value), false, at);
+  if (!(mask >> source & 1)) fault("shuffle reads a lane outside its mask", at);
+  const Packet taken = all[source];
+  T out;
+  __builtin_memcpy(&out, taken.word, sizeof(T));
+  return out;
+}
+
+}  // namespace tandem::gpu::emulated
+
+inline void __syncthreads(tandem::Caller at = tandem::Caller::here()) {
+  tandem::gpu::emulated::sync_block(at);
+}
+inline void __syncwarp(unsigned mask = ~0u, tandem::Caller at = tandem::Caller::here()) {
+  tandem::gpu::emulated::exchange(mask, {}, true, at);
+}
+
+template <class T>
+T __shfl_sync(unsigned mask, T v, int source, int width = 32,
+              tandem::Caller at = tandem::Caller::here()) {
+  const int lane = tandem::gpu::emulated::lane(), base = lane & ~(width - 1);
+  return tandem::gpu::emulated::shuffle(mask, v, base + (source & (width - 1)), at);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T v, int lane_mask, int width = 32,
+                  tandem::Caller at = tandem::Caller::here()) {
+  const int lane = tandem::gpu::emulated::lane(), source = lane ^ lane_mask;
+  return tandem::gpu::emulated::shuffle(mask, v, source < (lane | (width - 1)) + 1 ? source : lane,
+                                        at);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T v, int delta, int width = 32,
+                   tandem::Caller at = tandem::Caller::here()) {
+  const int lane = tandem::gpu::emulated::lane(), source = lane + delta;
+  return tandem::gpu::emulated::shuffle(mask, v, source <= (lane | (width - 1)) ? source : lane,
+                                        at);
+}
+__attribute__((no_sanitize("thread"))) inline unsigned __ballot_sync(
+    unsigned mask, bool predicate, tandem::Caller at = tandem::Caller::here()) {
+  using namespace tandem::gpu::emulated;
+  const Packet* all = exchange(mask, {{predicate}}, false, at);
+  unsigned bits = 0;
+  for (int i = 0; i < 32; ++i) bits |= (mask >> i & all[i].word[0]) << i;
+  return bits;
+}
+
+// Stronger than the GPU's relaxed order: a missing __threadfence() is not found here.
+template <class T>
+T atomicAdd(T* p, std::type_identity_t<T> v) {
+  return std::atomic_ref<T>(*p).fetch_add(v);
+}
+template <class T>
+T atomicExch(T* p, std::type_identity_t<T> v) {
+  return std::atomic_ref<T>(*p).exchange(v);
+}
+template <class T>
+T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> v) {
+  std::atomic_ref<T>(*p).compare_exchange_strong(expected, v);
+  return expected;
+}
+template <class T>
+T atomicMax(T* p, std::type_identity_t<T> v) {
+  T old = std::atomic_ref<T>(*p).load();
+  while (old < v && !std::atomic_ref<T>(*p).compare_exchange_weak(old, v)) {
+  }
+  return old;
+}
+inline void __threadfence() {}
+inline void __threadfence_system() {}
+
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
+template <class T>
+constexpr T min(T a, std::type_identity_t<T> b) {
+  return b < a ? b : a;
+}
+template <class T>
+constexpr T max(T a, std::type_identity_t<T> b) {
+  return a < b ? b : a;
+}
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float __expf(float x) { return std::exp(x); }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline int __ffs(int v) { return __builtin_ffs(v); }
+
+namespace tandem::gpu {
+
+template <class Args>
+void launch(void (*kernel)(Args), const LaunchShape& shape, const Stream& stream,
+            const std::type_identity_t<Args>& args) {
+  emulated::enqueue(stream, [=] { emulated::run_grid(shape, [&] { kernel(args); }); });
+}
+
+template <class T>
+T& shared_memory(Caller at = Caller::here()) {
+  return *static_cast<T*>(emulated::shared_memory(sizeof(T), at));
+}
+
+inline float to_float(bf16 v) { return widen(v); }
+inline bf16 to_bf16(float v) { return narrow(v); }
+inline float to_float(fp8_e4m3 v) { return widen(v); }
+
+inline void cp_async_16(void* to, const void* from, bool valid,
+                        tandem::Caller at = tandem::Caller::here()) {
+  emulated::check_shared(to, 16, 16, at);
+  if (reinterpret_cast<uintptr_t>(from) % 16) emulated::fault("cp.async source misaligned", at);
+  std::memset(to, 0xff, 16);
+  emulated::push_copy({to, valid ? from : nullptr, 0});
+}
+inline void cp_async_commit() { emulated::close_group(); }
+template <int kPending>
+void cp_async_wait() {
+  for (emulated::PendingCopy c; emulated::pop_copy(kPending, c);) {
+    if (c.from)
+      std::memcpy(c.to, c.from, 16);
+    else
+      std::memset(c.to, 0, 16);
+  }
+}
+
+namespace emulated {
+
+inline void load_matrices(uint32_t (&out)[4], const bf16* row, bool transposed, Where at) {
+  check_shared(row, 16, 16, at);
+  const int l = lane();
+  const bf16* rows[4][2];  // where this lane's two elements of each matrix begin
+  for (int i = 0; i < 4; ++i)
+    for (int e = 0; e < 2; ++e)
+      rows[i][e] = shuffle(~0u, row, 8 * i + (transposed ? l % 4 * 2 + e : l / 4), at);
+  for (int i = 0; i < 4; ++i) {
+    const int column = transposed ? l / 4 : l % 4 * 2;
+    const bf16 low = rows[i][0][column], high = rows[i][1][column + !transposed];
+    out[i] = low.bits | uint32_t{high.bits} << 16;
+  }
+}
+
+}  // namespace emulated
+
+inline void ldmatrix_x4(uint32_t (&out)[4], const bf16* row,
+                        tandem::Caller at = tandem::Caller::here()) {
+  emulated::load_matrices(out, row, false, at);
+}
+inline void ldmatrix_x4_trans(uint32_t (&out)[4], const bf16* row,
+                              tandem::Caller at = tandem::Caller::here()) {
+  emulated::load_matrices(out, row, true, at);
+}
+
+__attribute__((no_sanitize("thread"))) inline void mma_m16n8k16(
+    float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+    tandem::Caller at = tandem::Caller::here()) {
+  using namespace emulated;
+  const Packet* all = exchange(~0u, {{a[0], a[1], a[2], a[3], b0, b1}}, false, at);
+  const auto half = [](uint32_t pair, int k) {
+    return std::bit_cast<float>(k & 1 ? pair & 0xffff0000u : pair << 16);
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane() / 4, column = lane() % 4 * 2 + i % 2, lower = i / 2;
+    for (int k = 0; k < 16; ++k)
+      c[i] += half(all[row * 4 + k % 8 / 2].word[lower + k / 8 * 2], k) *
+              half(all[column * 4 + k % 8 / 2].word[4 + k / 8], k);
+  }
+}
+
+inline uint32_t load_acquire(const uint32_t* p) {
+  emulated::yield();
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+inline void store_release(uint32_t* p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+inline uint32_t add_acq_rel(uint32_t* p, uint32_t v) {
+  return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,339 @@
+// Runs a grid of GPU threads on one CPU thread: a block's threads are fibers that switch at
+// barriers, warp collectives and polls. Blocks run one after another, or each on a CPU thread of
+// its own when the launch says co_resident. Every misuse that a GPU would answer with a hang or
+// garbage aborts.
+//
+// This file is compiled without -fsanitize=thread: the sanitizer then sees fibers as the unordered
+// threads they stand for, and only barriers, __syncwarp and acquire/release order their memory.
+#include "gpu_kernels/emulated/emulator.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gpu_kernels/emulated/device.h"
+#include "gpu_kernels/emulated/fiber.h"
+
+constinit thread_local uint3 threadIdx, blockIdx;
+constinit thread_local dim3 blockDim, gridDim;
+
+namespace tandem::gpu::emulated {
+namespace {
+
+constexpr int64_t kMaxSharedBytes = 99 * 1024;  // the smallest of our targets: sm_89, sm_120
+
+struct Fiber : Context {
+  int thread = 0;
+  bool done = true;
+  bool polling = false;
+  const uint64_t* waits_for = nullptr;  // runnable once this counter has left `seen`
+  uint64_t seen = 0;
+  std::deque<PendingCopy> copies;
+  int copy_group = 0;
+};
+
+// The lanes that meet under one mask. Packets alternate between two tables, because nobody can be
+// two meetings ahead of a lane that still reads.
+struct Meeting {
+  unsigned mask = 0, arrived = 0;
+  uint64_t round = 0;
+  Where at = Caller::here();
+  Packet packets[2][32];
+};
+
+using SharedMemory = std::unique_ptr<void, decltype(&std::free)>;
+
+struct Grid {
+  LaunchShape shape;
+  const std::function<void()>& body;
+  std::vector<SharedMemory> shared;  // of each block, or one that they use in turn
+  uint64_t begin_mark = 0, end_mark = 0;
+};
+
+// From the heap, where AddressSanitizer guards both ends.
+SharedMemory allocate_shared(int64_t bytes) {
+  void* p = nullptr;
+  check(posix_memalign(&p, 128, static_cast<size_t>(bytes)) == 0, "shared memory");
+  return {p, &std::free};
+}
+
+class Block {
+ public:
+  ~Block();
+  void run(Grid& grid, int index);
+
+  void sync(Where at);
+  const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at);
+  void poll();
+
+  Fiber* running = nullptr;
+  std::byte* shared = nullptr;
+  int64_t shared_bytes = 0;
+
+ private:
+  void prepare(int n_threads);
+  bool pass(const std::vector<int>& order);
+  void resume(Fiber& next);
+  void suspend();
+  void wait_until_changed(const uint64_t& counter);
+  void open_barrier();
+  [[noreturn]] void report_deadlock() const;
+  static void fiber_main();
+
+  Context scheduler_;
+  Stacks stacks_;
+  std::vector<Fiber> fibers_;
+  std::array<std::vector<std::unique_ptr<Meeting>>, kMaxThreads / 32> meetings_;  // of each warp
+  Grid* grid_ = nullptr;
+  int n_live_ = 0, n_arrived_ = 0;
+  uint64_t round_ = 0, barrier_marks_[2] = {};
+  Where barrier_at_ = Caller::here();
+};
+
+// A fiber never leaves its CPU thread, so one pointer for each of those finds the block.
+thread_local Block* current = nullptr;
+
+// Forward, reverse and shuffled schedules expose different missing barriers; tests run all three.
+std::vector<int> schedule(int n, uint64_t salt) {
+  static const char* const set = std::getenv("TANDEM_GPU_ORDER");
+  static const std::string order = set ? set : "forward";
+  std::vector<int> ids(n);
+  std::iota(ids.begin(), ids.end(), 0);
+  if (order == "reverse") std::reverse(ids.begin(), ids.end());
+  if (order == "shuffled") std::shuffle(ids.begin(), ids.end(), std::mt19937_64(salt));
+  return ids;
+}
+
+bool same(const Where& a, const Where& b) { return a.line == b.line && a.file == b.file; }
+
+}  // namespace
+
+void run_grid(const LaunchShape& shape, const std::function<void()>& body) {
+  check(shape.threads >= 1 && shape.threads <= kMaxThreads, "threads of a block");
+  check(shape.grid_x >= 1 && shape.grid_y >= 1 && shape.grid_z >= 1 && shape.grid_y <= 65535 &&
+            shape.grid_z <= 65535,
+        "blocks of a grid");
+  check(shape.shared_bytes <= kMaxSharedBytes, "shared memory of a block");
+  Grid grid{shape, body, {}};
+  const int n_blocks = shape.grid_x * shape.grid_y * shape.grid_z;
+  // Freeing or using memory again would order the blocks in the eyes of ThreadSanitizer.
+  const int n_shared = shape.co_resident || under_thread_sanitizer() ? n_blocks : 1;
+  for (int i = 0; i < n_shared; ++i) grid.shared.push_back(allocate_shared(shape.shared_bytes));
+  publish(&grid.begin_mark);
+  if (shape.co_resident) {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < n_blocks; ++i)
+      threads.emplace_back([&grid, i] {
+        Block block;
+        block.run(grid, i);
+        observe(&grid.end_mark);
+      });
+  } else {
+    static thread_local Block block;  // keeps its stacks from launch to launch
+    for (int i : schedule(n_blocks, 0)) block.run(grid, i);
+  }
+  observe(&grid.end_mark);
+}
+
+void Block::run(Grid& grid, int index) {
+  const LaunchShape& shape = grid.shape;
+  current = this;
+  grid_ = &grid;
+  gridDim = {static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y),
+             static_cast<unsigned>(shape.grid_z)};
+  blockDim = {static_cast<unsigned>(shape.threads), 1, 1};
+  const auto i = static_cast<unsigned>(index);
+  blockIdx = {i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y};
+  shared = static_cast<std::byte*>(grid.shared[i % grid.shared.size()].get());
+  shared_bytes = shape.shared_bytes;
+  std::memset(shared, 0xff, static_cast<size_t>(shared_bytes));
+  prepare(shape.threads);
+  std::vector<int> order = schedule(shape.threads, 0);
+  const bool fixed = order == schedule(shape.threads, 1);
+  for (uint64_t salt = 1; n_live_ > 0; ++salt) {
+    if (!pass(order)) report_deadlock();
+    if (!fixed) order = schedule(shape.threads, salt);
+  }
+}
+
+void Block::prepare(int n_threads) {
+  if (fibers_.empty()) {
+    fibers_.reserve(kMaxThreads);  // running fibers are pointed at
+    scheduler_ = this_context();
+  }
+  for (int i = static_cast<int>(fibers_.size()); i < n_threads; ++i) {
+    static_cast<Context&>(fibers_.emplace_back()) = stacks_.make(i, &fiber_main);
+    fibers_.back().thread = i;
+  }
+  for (int i = 0; i < n_threads; ++i) {
+    fibers_[i].done = fibers_[i].polling = false;
+    fibers_[i].waits_for = nullptr;
+  }
+  n_live_ = n_threads;
+  n_arrived_ = 0;
+}
+
+Block::~Block() {
+  for (Fiber& f : fibers_) destroy(f);
+}
+
+// Lets every runnable thread run once. False when none could.
+bool Block::pass(const std::vector<int>& order) {
+  bool ran = false, progress = false;
+  for (int i : order) {
+    Fiber& f = fibers_[i];
+    if (f.done || (f.waits_for && *f.waits_for == f.seen)) continue;
+    f.waits_for = nullptr;
+    f.polling = false;
+    resume(f);
+    ran = true;
+    progress |= !f.polling;
+  }
+  if (ran && !progress) std::this_thread::yield();  // all wait for someone outside the block
+  return ran;
+}
+
+void Block::resume(Fiber& next) {
+  running = &next;
+  threadIdx = {static_cast<unsigned>(next.thread), 0, 0};
+  switch_to(scheduler_, next);
+}
+
+void Block::suspend() { switch_to(*running, scheduler_); }
+
+// A fiber outlives its thread: it goes on with the same thread of the next block.
+void Block::fiber_main() {
+  Block& block = *current;
+  arrived(*block.running, &block.scheduler_);
+  for (;;) {
+    observe(&block.grid_->begin_mark);
+    block.running->copies.clear();
+    block.running->copy_group = 0;
+    block.grid_->body();
+    publish(&block.grid_->end_mark);
+    block.running->done = true;
+    --block.n_live_;
+    if (block.n_arrived_ == block.n_live_) block.open_barrier();  // exited threads do not count
+    block.suspend();
+  }
+}
+
+void Block::wait_until_changed(const uint64_t& counter) {
+  running->waits_for = &counter;
+  running->seen = counter;
+  suspend();
+}
+
+void Block::open_barrier() {
+  n_arrived_ = 0;
+  ++round_;
+}
+
+void Block::sync(Where at) {
+  if (n_arrived_ == 0) barrier_at_ = at;
+  if (!same(at, barrier_at_)) fault("threads of one block meet at different __syncthreads()", at);
+  uint64_t* mark = &barrier_marks_[round_ & 1];  // two: a fast thread may be one round ahead
+  publish(mark);
+  if (++n_arrived_ == n_live_)
+    open_barrier();
+  else
+    wait_until_changed(round_);
+  observe(mark);
+}
+
+const Packet* Block::exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at) {
+  const int lane = running->thread % 32;
+  if (!(mask >> lane & 1)) fault("the mask of a warp collective lacks the calling lane", at);
+  const int n_lanes = std::min(32, static_cast<int>(blockDim.x) - running->thread / 32 * 32);
+  if (n_lanes < 32) mask &= (1u << n_lanes) - 1;
+  auto& warp = meetings_[running->thread / 32];
+  auto it = std::find_if(warp.begin(), warp.end(), [&](auto& m) { return m->mask == mask; });
+  if (it == warp.end()) {
+    it = warp.insert(it, std::make_unique<Meeting>());
+    (*it)->mask = mask;
+  }
+  Meeting& m = **it;
+  if (m.arrived == 0) m.at = at;
+  if (!same(at, m.at)) fault("lanes of one warp meet at different collectives", at);
+  Packet* packets = m.packets[m.round & 1];
+  packets[lane] = mine;
+  if (orders_memory) publish(packets);
+  m.arrived |= 1u << lane;
+  if (m.arrived == mask) {
+    m.arrived = 0;
+    ++m.round;
+  } else {
+    wait_until_changed(m.round);
+  }
+  if (orders_memory) observe(packets);
+  return packets;
+}
+
+void Block::poll() {
+  running->polling = true;
+  suspend();
+}
+
+void Block::report_deadlock() const {
+  std::fprintf(stderr, "deadlock in block (%u, %u, %u):\n", blockIdx.x, blockIdx.y, blockIdx.z);
+  if (n_arrived_)
+    std::fprintf(stderr, "  %d of %d threads wait at __syncthreads(), %s:%u\n", n_arrived_, n_live_,
+                 barrier_at_.file, barrier_at_.line);
+  for (size_t w = 0; w < meetings_.size(); ++w)
+    for (const auto& m : meetings_[w])
+      if (m->arrived)
+        std::fprintf(stderr, "  warp %zu: lanes %08x of %08x meet at %s:%u\n", w, m->arrived,
+                     m->mask, m->at.file, m->at.line);
+  std::abort();
+}
+
+void sync_block(Where at) { current->sync(at); }
+const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at) {
+  return current->exchange(mask, mine, orders_memory, at);
+}
+void yield() { current->poll(); }
+
+void* shared_memory(int64_t bytes, Where at) {
+  if (bytes > current->shared_bytes)
+    fault("launched with less shared memory than the kernel uses", at);
+  return current->shared;
+}
+
+void check_shared(const void* p, int64_t bytes, int64_t alignment, Where at) {
+  const auto* b = static_cast<const std::byte*>(p);
+  if (b < current->shared || b + bytes > current->shared + current->shared_bytes)
+    fault("address outside shared_memory()", at);
+  if (reinterpret_cast<uintptr_t>(p) % alignment) fault("shared address misaligned", at);
+}
+
+void push_copy(PendingCopy copy) {
+  copy.group = current->running->copy_group;
+  current->running->copies.push_back(copy);
+}
+
+void close_group() { ++current->running->copy_group; }
+
+bool pop_copy(int n_pending_groups, PendingCopy& out) {
+  Fiber& f = *current->running;
+  if (f.copies.empty() || f.copies.front().group >= f.copy_group - n_pending_groups) return false;
+  out = f.copies.front();
+  f.copies.pop_front();
+  return true;
+}
+
+void fault(const char* what, Where at) {
+  std::fprintf(stderr, "%s:%u: %s: block (%u, %u, %u) thread %u: %s\n", at.file, at.line,
+               at.function, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, what);
+  std::abort();
+}
+
+}  // namespace tandem::gpu::emulated

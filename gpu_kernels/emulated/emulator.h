@@ -1,0 +1,41 @@
+// The scheduler of emulated GPU threads, as device.h uses it: a block's threads are fibers that run
+// alone until they meet (barrier, warp collective) or poll.
+#pragma once
+#include <cstdint>
+#include <functional>
+
+#include "core/check.h"
+#include "gpu_kernels/runtime.h"
+
+namespace tandem::gpu::emulated {
+
+using Where = Caller;
+
+// What one lane gives to the others in a collective.
+struct alignas(16) Packet {
+  uint32_t word[8];
+};
+
+void run_grid(const LaunchShape& shape, const std::function<void()>& thread_body);
+void enqueue(const Stream& stream, std::function<void()> work);
+
+void sync_block(Where at);
+// Meets the lanes of `mask`; returns the packets of all 32. `orders_memory` for __syncwarp only.
+const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at);
+void yield();
+[[noreturn]] void fault(const char* what, Where at);
+
+void* shared_memory(int64_t bytes, Where at);
+void check_shared(const void* p, int64_t bytes, int64_t alignment, Where at);
+
+// cp.async is as late as it may be: the destination holds NaN until the thread waits.
+struct PendingCopy {
+  void* to;
+  const void* from;  // null: zeros
+  int group;
+};
+void push_copy(PendingCopy copy);
+void close_group();
+bool pop_copy(int n_pending_groups, PendingCopy& out);
+
+}  // namespace tandem::gpu::emulated

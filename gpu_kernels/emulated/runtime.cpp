@@ -1,0 +1,178 @@
+// runtime.h without a GPU. A stream is a CPU thread with a queue, so forgetting to wait is a real
+// race; device memory can be touched only while a stream works, so forgetting to copy is a fault.
+#include "gpu_kernels/runtime.h"
+
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "gpu_kernels/emulated/device.h"
+#include "gpu_kernels/emulated/device_memory.h"
+
+namespace tandem::gpu {
+namespace {
+
+using Work = std::function<void()>;
+
+// Signals once; a stream may wait for it before it is due.
+struct Flag {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool set = false;
+
+  void raise() {
+    const std::lock_guard lock(mutex);
+    set = true;
+    changed.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return set; });
+  }
+};
+
+}  // namespace
+
+struct Graph::Impl {
+  std::vector<Work> work;              // in the order of recording, which respects every event
+  std::vector<Stream::Impl*> streams;  // that record into it
+};
+
+struct Event::Impl {
+  std::shared_ptr<Flag> flag;            // of the last record()
+  std::shared_ptr<Graph::Impl> capture;  // set when that was recorded into a graph
+};
+
+struct Stream::Impl {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Work> queue;
+  bool busy = false, closing = false;
+  std::shared_ptr<Graph::Impl> capture;
+  std::thread worker{[this] { serve(); }};
+
+  void enqueue(Work work) {
+    if (capture) return capture->work.push_back(std::move(work));
+    const std::lock_guard lock(mutex);
+    queue.push_back(std::move(work));
+    changed.notify_all();
+  }
+
+  void join(std::shared_ptr<Graph::Impl> graph) {
+    if (capture == graph) return;
+    graph->streams.push_back(this);
+    capture = std::move(graph);
+  }
+
+  void serve() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return closing || !queue.empty(); });
+      if (queue.empty()) return;
+      busy = true;
+      emulated::open_device_memory();
+      while (!queue.empty()) {
+        const Work work = std::move(queue.front());
+        queue.pop_front();
+        lock.unlock();
+        work();
+        lock.lock();
+      }
+      emulated::close_device_memory();
+      busy = false;
+      changed.notify_all();
+    }
+  }
+};
+
+Card open_card() {
+  const char* bytes = std::getenv("TANDEM_GPU_MEMORY");  // of the card, in bytes
+  const int64_t memory = bytes ? std::atoll(bytes) : int64_t{1} << 30;
+  require(memory > 0, "no NVIDIA GPU can be used (emulated): use --device cpu");
+  return {.name = "emulated GPU",
+          .major = 8,
+          .minor = 9,
+          .n_multiprocessors = 4,
+          .memory_bytes = memory,
+          .free_bytes = memory,
+          .emulated = true};
+}
+
+Buffer::Buffer(int64_t bytes, Site site) : bytes_(bytes), site_(site) {
+  if (bytes > 0) data_ = emulated::allocate(bytes, site);
+}
+
+Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(site_, other.site_);
+  return *this;
+}
+
+Buffer::~Buffer() {
+  if (data_) emulated::release(data_, bytes_, site_);
+}
+
+Event::Event() : impl_(new Impl) {}
+Event::~Event() = default;
+void Event::wait() const {
+  if (impl_->flag) impl_->flag->wait();
+}
+
+Stream::Stream() : impl_(new Impl) {}
+Stream::~Stream() {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->closing = true;
+    impl_->changed.notify_all();
+  }
+  impl_->worker.join();
+}
+
+void Stream::copy(const void* from, int64_t bytes, void* to) {
+  impl_->enqueue([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+}
+
+void Stream::run_on_host(std::function<void()> work) { impl_->enqueue(std::move(work)); }
+
+void Stream::record(Event& event) {
+  event.impl().capture = impl_->capture;
+  if (impl_->capture) return;
+  auto flag = event.impl().flag = std::make_shared<Flag>();
+  impl_->enqueue([flag] { flag->raise(); });
+}
+
+void Stream::wait_for(const Event& event) {
+  if (event.impl().capture) return impl_->join(event.impl().capture);
+  if (auto flag = event.impl().flag) impl_->enqueue([flag] { flag->wait(); });
+}
+
+void Stream::wait() {
+  check(!impl_->capture, "wait() while capturing");
+  std::unique_lock lock(impl_->mutex);
+  impl_->changed.wait(lock, [&] { return impl_->queue.empty() && !impl_->busy; });
+}
+
+Graph Stream::capture(const std::function<void()>& work) {
+  auto graph = std::make_shared<Graph::Impl>();
+  impl_->join(graph);
+  work();
+  for (Impl* stream : graph->streams) stream->capture = nullptr;
+  return Graph(std::move(graph));
+}
+
+void Stream::replay(const Graph& graph) {
+  for (const Work& work : graph.impl().work) impl_->enqueue(work);
+}
+
+namespace emulated {
+void enqueue(const Stream& stream, Work work) { stream.impl().enqueue(std::move(work)); }
+}  // namespace emulated
+
+}  // namespace tandem::gpu

@@ -1,0 +1,51 @@
+# The GPU kernels twice: compiled by g++ and run by an emulator, on every machine, for tests; and,
+# where a CUDA toolkit is found, compiled by nvcc. The include path chooses device.h, the link
+# chooses the runtime; no kernel contains an #if (docs/gpu.md).
+set(TANDEM_CUDA auto CACHE STRING "architectures, e.g. 80;89;90; auto: 89 where nvcc is found; off")
+
+file(GLOB gpu_kernels CONFIGURE_DEPENDS gpu_kernels/*.cu)
+file(GLOB emulator CONFIGURE_DEPENDS gpu_kernels/emulated/*.cpp)
+
+# CUDA C++ puns types and unrolls by pragma. Under policy CMP0119 an explicit LANGUAGE also passes
+# -x c++, which .cu needs; it belongs to the whole project, so the CUDA flavour compiles copies.
+set_source_files_properties(${gpu_kernels} PROPERTIES LANGUAGE CXX)
+add_library(tandem_gpu_emulated STATIC ${emulator} ${gpu_kernels})
+target_include_directories(tandem_gpu_emulated PUBLIC src . gpu_kernels/emulated)
+target_compile_options(tandem_gpu_emulated PUBLIC -Wno-unknown-pragmas -fno-strict-aliasing PRIVATE -O2)
+target_link_libraries(tandem_gpu_emulated PUBLIC fmt::fmt Threads::Threads)
+if(TANDEM_SANITIZE)  # the scheduler stays out of ThreadSanitizer's sight
+  set_source_files_properties(gpu_kernels/emulated/emulator.cpp gpu_kernels/emulated/fiber.cpp
+                              PROPERTIES COMPILE_OPTIONS -fno-sanitize=thread)
+endif()
+
+if(TANDEM_CUDA STREQUAL auto)
+  find_program(TANDEM_NVCC nvcc HINTS /usr/local/cuda/bin)
+  set(architectures 89)
+elseif(TANDEM_CUDA)
+  find_program(TANDEM_NVCC nvcc HINTS /usr/local/cuda/bin REQUIRED)
+  set(architectures ${TANDEM_CUDA})
+endif()
+if(NOT TANDEM_CUDA OR NOT TANDEM_NVCC OR TANDEM_SANITIZE)
+  return()
+endif()
+
+set(CMAKE_CUDA_COMPILER ${TANDEM_NVCC})
+set(CMAKE_CUDA_ARCHITECTURES ${architectures})
+enable_language(CUDA)
+find_package(CUDAToolkit 12.4 REQUIRED)
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc has C++20
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+endif()
+foreach(kernel ${gpu_kernels})
+  get_filename_component(name ${kernel} NAME)
+  configure_file(${kernel} ${CMAKE_BINARY_DIR}/cuda/${name} COPYONLY)
+  list(APPEND cuda_kernels ${CMAKE_BINARY_DIR}/cuda/${name})
+endforeach()
+file(GLOB cuda_runtime CONFIGURE_DEPENDS gpu_kernels/cuda/*.cpp)
+add_library(tandem_gpu_cuda STATIC ${cuda_runtime} ${cuda_kernels})
+set_target_properties(tandem_gpu_cuda PROPERTIES CUDA_STANDARD 20 COMPILE_OPTIONS "")
+target_compile_options(tandem_gpu_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-warn-spills>
+                                               $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>)
+target_include_directories(tandem_gpu_cuda PUBLIC src . PRIVATE gpu_kernels/cuda)
+target_link_libraries(tandem_gpu_cuda PUBLIC fmt::fmt CUDA::cudart_static)

@@ -1,0 +1,28 @@
+// A block norms a row. It reads the row twice: the second time it comes from the nearest cache.
+#include "device.h"
+#include "gpu_kernels/kernels.h"
+#include "gpu_kernels/reduce.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 256;
+
+__global__ void __launch_bounds__(kThreads) rms_norm_kernel(const __grid_constant__ RmsNormArgs a) {
+  const float* x = a.x.data + blockIdx.x * a.x.stride;
+  float* out = a.out.data + blockIdx.x * a.out.stride;
+  float squares = 0;
+  for (int i = threadIdx.x; i < a.dim; i += kThreads) squares += x[i] * x[i];
+  const float sum = block_sum<kThreads>(squares, shared_memory<BlockSums>());
+  const float scale = 1 / sqrtf(sum / a.dim + a.eps);
+  for (int i = threadIdx.x; i < a.dim; i += kThreads) out[i] = x[i] * scale * a.gain[i];
+}
+
+}  // namespace
+
+void rms_norm(const Stream& stream, const RmsNormArgs& a) {
+  launch(rms_norm_kernel,
+         {.grid_x = a.rows, .threads = kThreads, .shared_bytes = sizeof(BlockSums)}, stream, a);
+}
+
+}  // namespace tandem::gpu

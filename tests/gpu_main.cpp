@@ -1,0 +1,20 @@
+// main() of the tests of GPU kernels: says which GPU runs them. Without one: exit status 77,
+// skipped.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "core/check.h"
+#include "gpu_kernels/runtime.h"
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  try {
+    const tandem::gpu::Card card = tandem::gpu::open_card();
+    std::printf("on %s, compute capability %d.%d\n", card.name.c_str(), card.major, card.minor);
+  } catch (const tandem::Error& e) {
+    std::printf("skipped: %s\n", e.what());
+    return 77;
+  }
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,31 @@
+// Brings vectors to the GPU and back, real or emulated.
+#pragma once
+#include <vector>
+
+#include "gpu_kernels/kernels.h"
+
+namespace tandem::gpu {
+
+template <class T>
+Buffer on_gpu(Stream& stream, const std::vector<T>& from) {
+  Buffer to(static_cast<int64_t>(from.size() * sizeof(T)), Site::kDevice);
+  stream.copy(from.data(), to.bytes(), to.as<T>());
+  stream.wait();
+  return to;
+}
+
+// Room for n numbers, which are NaN.
+template <class T>
+Buffer nans_on_gpu(int64_t n) {
+  return Buffer(n * static_cast<int64_t>(sizeof(T)), Site::kDevice);
+}
+
+template <class T>
+std::vector<T> from_gpu(Stream& stream, const Buffer& from) {
+  std::vector<T> to(static_cast<size_t>(from.bytes()) / sizeof(T));
+  stream.copy(from.as<T>(), from.bytes(), to.data());
+  stream.wait();
+  return to;
+}
+
+}  // namespace tandem::gpu
