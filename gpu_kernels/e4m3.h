@@ -1,0 +1,19 @@
+// FP8 weights to BF16 in registers, exactly.
+#pragma once
+#include "packed.h"
+
+namespace tandem::gpu {
+
+// Codes 0 and 1 of a word become `low`, 2 and 3 `high`. A code's sign and magnitude bits, moved to
+// where BF16 has them, read as 2^-120 times its value, subnormals included; the multiplication is
+// exact. The two codes for NaN read as 480 and -480: weights do not contain them.
+__device__ inline void widen_e4m3(uint32_t codes, uint32_t& low, uint32_t& high) {
+  constexpr uint32_t kSigns = 0x80008000, kMagnitudes = 0x07f007f0;
+  constexpr uint32_t kTwoTo120 = 0x7b807b80, kMinusZero = 0x80008000;
+  const uint32_t first = select_bytes(codes, 0, 0x1404);  // code 0 in byte 1, code 1 in byte 3
+  const uint32_t second = select_bytes(codes, 0, 0x3424);
+  low = fma_bf16x2((first & kSigns) | (first >> 4 & kMagnitudes), kTwoTo120, kMinusZero);
+  high = fma_bf16x2((second & kSigns) | (second >> 4 & kMagnitudes), kTwoTo120, kMinusZero);
+}
+
+}  // namespace tandem::gpu

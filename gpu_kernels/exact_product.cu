@@ -1,0 +1,90 @@
+// Products in float. A block has 4 rows of w and 8 tokens; its warps share the columns, 4 a lane.
+#include "core/check.h"
+#include "device.h"
+#include "gpu_kernels/products.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kRows = 4, kTokens = 8;
+
+struct Shared {
+  float sum[kWarps][kRows][kTokens];
+};
+
+// w of one row, columns to column + 3; beyond the last column w may be read up to its 16 bytes.
+template <Number kType>
+__device__ float4 decode(const Weight& w, int64_t row, int column) {
+  const uint8_t* p =
+      static_cast<const uint8_t*>(w.data) + (row * w.stride + column) * bytes_of(kType);
+  if constexpr (kType == Number::kF32) return *reinterpret_cast<const float4*>(p);
+  if constexpr (kType == Number::kBF16) {
+    const uint2 v = *reinterpret_cast<const uint2*>(p);
+    const auto half = [](uint32_t bits) { return to_float(bf16{static_cast<uint16_t>(bits)}); };
+    return {half(v.x), half(v.x >> 16), half(v.y), half(v.y >> 16)};
+  }
+  const uint32_t v = *reinterpret_cast<const uint32_t*>(p);
+  const auto code = [&](int i) { return to_float(fp8_e4m3{static_cast<uint8_t>(v >> 8 * i)}); };
+  const float scale =
+      w.scale[(w.row0 + row) / w.block_rows * w.scale_stride + column / w.block_cols];
+  return {code(0) * scale, code(1) * scale, code(2) * scale, code(3) * scale};
+}
+
+__device__ float4 load_x(const ExactArgs& a, int64_t token, int column) {
+  const float* x = a.x + token * a.x_stride + column;
+  const int n = a.w.cols - column;
+  return {x[0], n > 1 ? x[1] : 0, n > 2 ? x[2] : 0, n > 3 ? x[3] : 0};
+}
+
+template <Number kType>
+__global__ void __launch_bounds__(kThreads) exact_kernel(const __grid_constant__ ExactArgs a) {
+  auto& s = shared_memory<Shared>();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first_row = blockIdx.x * kRows, first_token = blockIdx.y * kTokens;
+  float sum[kRows][kTokens] = {};
+  for (int column = threadIdx.x * 4; column < a.w.cols; column += kThreads * 4) {
+    float4 w[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      w[r] = decode<kType>(a.w, min(first_row + r, a.w.rows - 1), column);
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      if (first_token + t >= a.n_tokens) continue;
+      const float4 x = load_x(a, first_token + t, column);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        sum[r][t] =
+            fmaf(x.w, w[r].w, fmaf(x.z, w[r].z, fmaf(x.y, w[r].y, fmaf(x.x, w[r].x, sum[r][t]))));
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      for (int d = 16; d > 0; d /= 2) sum[r][t] += __shfl_xor_sync(~0u, sum[r][t], d);
+      if (lane == 0) s.sum[warp][r][t] = sum[r][t];
+    }
+  __syncthreads();
+  const int row = first_row + threadIdx.x % kRows, token = first_token + threadIdx.x / kRows;
+  if (threadIdx.x >= kRows * kTokens || row >= a.w.rows || token >= a.n_tokens) return;
+  float total = 0;
+  for (int i = 0; i < kWarps; ++i) total += s.sum[i][threadIdx.x % kRows][threadIdx.x / kRows];
+  a.out[token * a.out_stride + row] = total;
+}
+
+}  // namespace
+
+void exact_product(const Stream& stream, const ExactArgs& a) {
+  check(a.w.type != Number::kF8E4M3 || a.w.block_cols % 4 == 0, "scale blocks of exact_product");
+  launch(a.w.type == Number::kF32    ? exact_kernel<Number::kF32>
+         : a.w.type == Number::kBF16 ? exact_kernel<Number::kBF16>
+                                     : exact_kernel<Number::kF8E4M3>,
+         {.grid_x = (a.w.rows + kRows - 1) / kRows,
+          .grid_y = (a.n_tokens + kTokens - 1) / kTokens,
+          .threads = kThreads,
+          .shared_bytes = sizeof(Shared)},
+         stream, a);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,61 @@
+// Rows on their way in and out of products: rounded to BF16, and the sum of what experts gave.
+#include "device.h"
+#include "gpu_kernels/products.h"
+#include "packed.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 256;
+
+// A thread has 8 columns.
+__global__ void __launch_bounds__(kThreads) round_kernel(const __grid_constant__ RoundArgs a) {
+  const int64_t per_row = a.out_stride / 8, at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (at >= a.n_rows * per_row) return;
+  const int64_t row = at / per_row;
+  const int column = static_cast<int>(at % per_row) * 8;
+  const float* x = a.x + row * a.x_stride + column;
+  float v[8] = {};
+  if (column + 8 <= a.cols && reinterpret_cast<uintptr_t>(x) % 16 == 0) {
+    *reinterpret_cast<float4*>(v) = *reinterpret_cast<const float4*>(x);
+    *reinterpret_cast<float4*>(v + 4) = *reinterpret_cast<const float4*>(x + 4);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (column + i < a.cols) v[i] = x[i];
+  }
+  *reinterpret_cast<uint4*>(a.out + row * a.out_stride + column) = {
+      pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+}
+
+// A thread has one column of one token.
+__global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ CombineArgs a) {
+  const int column = blockIdx.x * kThreads + threadIdx.x;
+  const int64_t token = blockIdx.y;
+  if (column >= a.cols) return;
+  float* y = a.y + token * a.y_stride + column;
+  float sum = a.add ? *y : 0;
+#pragma unroll 4
+  for (int i = 0; i < a.n_active; ++i) {
+    const int32_t row = a.row_of[token * a.n_active + i];
+    if (row >= 0) sum += a.weights[token * a.n_active + i] * a.rows[row * a.row_stride + column];
+  }
+  *y = sum;
+}
+
+}  // namespace
+
+void round_rows(const Stream& stream, const RoundArgs& a) {
+  const int64_t n = a.n_rows * (a.out_stride / 8);
+  launch(round_kernel,
+         {.grid_x = static_cast<int>((n + kThreads - 1) / kThreads), .threads = kThreads}, stream,
+         a);
+}
+
+void combine_experts(const Stream& stream, const CombineArgs& a) {
+  launch(combine_kernel,
+         {.grid_x = (a.cols + kThreads - 1) / kThreads, .grid_y = a.n_tokens, .threads = kThreads},
+         stream, a);
+}
+
+}  // namespace tandem::gpu

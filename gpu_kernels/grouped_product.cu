@@ -1,0 +1,240 @@
+// Routed experts: a block finds the expert and the rows that its number stands for, and has the
+// tile of an ordinary product. Gate and up rows of w alternate in it, so that a lane has both of a
+// column.
+#include "core/check.h"
+#include "device.h"
+#include "gpu_kernels/matrix_tile.h"
+#include "gpu_kernels/products.h"
+
+namespace tandem::gpu {
+namespace {
+
+// Rows [first, first + n) of one expert; n = 0: nothing to do.
+struct RowTile {
+  int expert, first, n;
+};
+
+__device__ RowTile row_tile_of_block(const ExpertRows& rows, int tile_rows);
+__device__ Weight weight_of(const ExpertWeights& w, int expert);
+
+template <class Tile>
+__device__ typename Tile::Sources sources_of(const bf16* x, int64_t x_stride, const int32_t* tokens,
+                                             const RowTile& rows, int columns);
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    gate_up_kernel(const __grid_constant__ GateUpArgs a) {
+  constexpr int kHalf = Tile::kNTiles / 2, kHidden = Tile::kRows / 2;
+  auto& s = shared_memory<typename Tile::Shared>();
+  const RowTile rows = row_tile_of_block(a.rows, Tile::kTokens);
+  if (rows.n == 0) return;
+  const Weight gate = weight_of(a.gate, rows.expert), up = weight_of(a.up, rows.expert);
+  // Of every warp's rows of w, the first half is gate, the second the same rows of up.
+  const auto hidden_of = [&](int row) {
+    return static_cast<int>(blockIdx.y) * kHidden + row / (2 * kHalf * 8) * (kHalf * 8) +
+           row % (kHalf * 8);
+  };
+  auto from = sources_of<Tile>(a.x, a.x_stride, a.tokens, rows, gate.cols);
+#pragma unroll
+  for (int i = 0; i < Tile::kWLoads; ++i) {
+    const int row = Tile::w_row_of_load(i), hidden = hidden_of(row);
+    const void* data = row % (2 * kHalf * 8) < kHalf * 8 ? gate.data : up.data;
+    from.w[i] = hidden < gate.rows ? static_cast<const uint8_t*>(data) +
+                                         hidden * gate.stride * bytes_of(Tile::kType)
+                                   : nullptr;
+  }
+  const int column = hidden_of(Tile::first_row_of_warp()) + threadIdx.x % 4 * 2;
+  typename Tile::Sums sum = {};
+  Tile::multiply(
+      from, 0, (gate.cols + Tile::kColumns - 1) / Tile::kColumns, gate.block_cols / Tile::kColumns,
+      [&](int n, int e, int step) {
+        return scale_at(n < kHalf ? gate : up, column + n % kHalf * 8 + e, step * Tile::kColumns);
+      },
+      s, sum);
+#pragma unroll
+  for (int m = 0; m < Tile::kMTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < kHalf; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const int row = Tile::first_token_of_warp() + m * 16 + threadIdx.x % 32 / 4 + i / 2 * 8;
+        const int64_t c = column + n * 8;
+        float h[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float g = sum[m][n][i + e], u = sum[m][n + kHalf][i + e];
+          h[e] = c + e < gate.rows ? g / (1 + __expf(-g)) * u : 0;
+        }
+        if (row < rows.n && c < a.hidden_stride)
+          *reinterpret_cast<uint32_t*>(a.hidden + (rows.first + row) * a.hidden_stride + c) =
+              pack_bf16(h[0], h[1]);
+      }
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    down_kernel(const __grid_constant__ GroupedDownArgs a) {
+  auto& s = shared_memory<typename Tile::Shared>();
+  const RowTile rows = row_tile_of_block(a.rows, Tile::kTokens);
+  if (rows.n == 0) return;
+  const Weight w = weight_of(a.down, rows.expert);
+  const int first = blockIdx.y * Tile::kRows;
+  auto from = sources_of<Tile>(a.hidden, a.hidden_stride, nullptr, rows, w.cols);
+#pragma unroll
+  for (int i = 0; i < Tile::kWLoads; ++i) {
+    const int row = first + Tile::w_row_of_load(i);
+    from.w[i] = row < w.rows
+                    ? static_cast<const uint8_t*>(w.data) + row * w.stride * bytes_of(Tile::kType)
+                    : nullptr;
+  }
+  const int column = first + Tile::first_row_of_warp() + threadIdx.x % 4 * 2;
+  typename Tile::Sums sum = {};
+  Tile::multiply(
+      from, 0, (w.cols + Tile::kColumns - 1) / Tile::kColumns, w.block_cols / Tile::kColumns,
+      [&](int n, int e, int step) {
+        return scale_at(w, column + n * 8 + e, step * Tile::kColumns);
+      },
+      s, sum);
+#pragma unroll
+  for (int m = 0; m < Tile::kMTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < Tile::kNTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = Tile::first_token_of_warp() + m * 16 + threadIdx.x % 32 / 4 + i / 2 * 8;
+        const int c = column + n * 8 + i % 2;
+        if (row < rows.n && c < w.rows) a.out[(rows.first + row) * a.out_stride + c] = sum[m][n][i];
+      }
+}
+
+// Each expert's rows are cut into tiles. With slots, all experts have equally many; sorted rows
+// have the tiles that they need, and block i the i-th of them: the lanes of a warp add them up.
+__device__ RowTile row_tile_of_block(const ExpertRows& rows, int tile_rows) {
+  const int block = blockIdx.x, lane = threadIdx.x % 32;
+  if (rows.slots > 0) {
+    const int each = (rows.slots + tile_rows - 1) / tile_rows, expert = block / each;
+    const int first = block % each * tile_rows;
+    const int n = min(rows.counts[expert] - first, tile_rows);
+    return {expert, expert * rows.slots + first, max(n, 0)};
+  }
+  int before = 0;  // tiles of the experts before these 32
+  for (int base = 0; base < rows.n_experts; base += 32) {
+    const int expert = min(base + lane, rows.n_experts - 1);
+    const int begin = rows.offsets[expert], end = rows.offsets[expert + 1];
+    const int own = base + lane < rows.n_experts ? (end - begin + tile_rows - 1) / tile_rows : 0;
+    int upto = own;  // tiles of the lanes up to this one
+    for (int d = 1; d < 32; d *= 2) {
+      const int other = __shfl_sync(~0u, upto, max(lane - d, 0));
+      if (lane >= d) upto += other;
+    }
+    const int first = begin + (block - before - (upto - own)) * tile_rows;
+    const bool here = block >= before + upto - own && block < before + upto;
+    const unsigned found = __ballot_sync(~0u, here);
+    if (found) {
+      const int source = __ffs(found) - 1;
+      return {base + source, __shfl_sync(~0u, first, source),
+              __shfl_sync(~0u, min(tile_rows, end - first), source)};
+    }
+    before += __shfl_sync(~0u, upto, 31);
+  }
+  return {0, 0, 0};
+}
+
+__device__ Weight weight_of(const ExpertWeights& w, int expert) {
+  Weight own = w.first;
+  own.data = static_cast<const uint8_t*>(own.data) + expert * w.weight_stride;
+  own.scale += expert * w.scale_stride;
+  return own;
+}
+
+// x of every row; the weights' part is left to the caller.
+template <class Tile>
+__device__ typename Tile::Sources sources_of(const bf16* x, int64_t x_stride, const int32_t* tokens,
+                                             const RowTile& rows, int columns) {
+  typename Tile::Sources from;
+  from.columns = columns;
+#pragma unroll
+  for (int i = 0; i < Tile::kXLoads; ++i) {
+    const int row = Tile::x_row_of_load(i);
+    from.x[i] = nullptr;
+    if (row >= rows.n) continue;
+    const int64_t x_row = tokens ? tokens[rows.first + row] : rows.first + row;
+    from.x[i] = x + x_row * x_stride;
+  }
+  return from;
+}
+
+// ---------------------------------------------------------------------------------- the host's
+// part
+
+// As large as the rows of an average expert fill.
+int tile_rows_of(const ExpertRows& rows) {
+  const int average = rows.slots > 0 ? rows.slots : rows.max_rows / rows.n_experts;
+  return average <= 32 ? 32 : average <= 64 ? 64 : 128;
+}
+
+// At least as many as any routing needs: every tile has a row, and only the last of an expert is
+// not full.
+int n_tiles_of(const ExpertRows& rows, int tile_rows) {
+  if (rows.slots > 0) return rows.n_experts * ((rows.slots + tile_rows - 1) / tile_rows);
+  return min(rows.max_rows, rows.n_experts + rows.max_rows / tile_rows);
+}
+
+template <class Tile, class Args>
+void launch_tile(void (*kernel)(Args), int columns, int columns_of_tile, const Stream& stream,
+                 const Args& a) {
+  launch(kernel,
+         {.grid_x = n_tiles_of(a.rows, Tile::kTokens),
+          .grid_y = (columns + columns_of_tile - 1) / columns_of_tile,
+          .threads = Tile::kThreads,
+          .shared_bytes = sizeof(typename Tile::Shared)},
+         stream, a);
+}
+
+template <class Tile>
+void launch_gate_up(const Stream& stream, const GateUpArgs& a) {
+  launch_tile<Tile>(gate_up_kernel<Tile>, static_cast<int>(a.hidden_stride), Tile::kRows / 2,
+                    stream, a);
+}
+template <class Tile>
+void launch_down(const Stream& stream, const GroupedDownArgs& a) {
+  launch_tile<Tile>(down_kernel<Tile>, a.down.first.rows, Tile::kRows, stream, a);
+}
+
+template <Number kType>
+void gate_up_of_type(const Stream& stream, const GateUpArgs& a) {
+  const int rows = tile_rows_of(a.rows);
+  const auto run = rows == 32   ? launch_gate_up<MatrixTile<kType, 1, 2, 2>>
+                   : rows == 64 ? launch_gate_up<MatrixTile<kType, 2, 2, 4>>
+                                : launch_gate_up<MatrixTile<kType, 2, 4, 4>>;
+  run(stream, a);
+}
+template <Number kType>
+void down_of_type(const Stream& stream, const GroupedDownArgs& a) {
+  const int rows = tile_rows_of(a.rows);
+  const auto run = rows == 32   ? launch_down<MatrixTile<kType, 1, 2, 2>>
+                   : rows == 64 ? launch_down<MatrixTile<kType, 2, 2, 4>>
+                                : launch_down<MatrixTile<kType, 2, 4, 4>>;
+  run(stream, a);
+}
+
+void check_type(const Weight& w) {
+  check(w.type == Number::kBF16 || (w.type == Number::kF8E4M3 && w.block_cols % 64 == 0),
+        "weights of experts");
+}
+
+}  // namespace
+
+void grouped_gate_up(const Stream& stream, const GateUpArgs& a) {
+  check_type(a.gate.first);
+  const bool fp8 = a.gate.first.type == Number::kF8E4M3;
+  (fp8 ? gate_up_of_type<Number::kF8E4M3> : gate_up_of_type<Number::kBF16>)(stream, a);
+}
+
+void grouped_down(const Stream& stream, const GroupedDownArgs& a) {
+  check_type(a.down.first);
+  const bool fp8 = a.down.first.type == Number::kF8E4M3;
+  (fp8 ? down_of_type<Number::kF8E4M3> : down_of_type<Number::kBF16>)(stream, a);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,166 @@
+// Many tokens. Blocks that run together share their part of w, and all of x stays in the level-2
+// cache.
+#include "core/check.h"
+#include "device.h"
+#include "gpu_kernels/matrix_tile.h"
+#include "gpu_kernels/products.h"
+
+namespace tandem::gpu {
+namespace {
+
+struct KernelArgs {
+  MatrixArgs a;
+  int steps_each;  // of 64 columns, a block of blockIdx.z
+};
+
+struct LastBlock {
+  bool is;
+};
+
+template <class Tile>
+__device__ typename Tile::Sources sources_of_block(const MatrixArgs& a);
+template <class Tile>
+__device__ void store(const MatrixArgs& a, const typename Tile::Sums& sum, LastBlock& last);
+__device__ void add_parts(const MatrixArgs& a, int first_token, int n_tokens, int first_row,
+                          int n_rows);
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    matrix_kernel(const __grid_constant__ KernelArgs k) {
+  auto& s = shared_memory<typename Tile::Shared>();
+  const Weight& w = k.a.w;
+  const int n_steps = (w.cols + Tile::kColumns - 1) / Tile::kColumns;
+  const int first = blockIdx.z * k.steps_each, end = min(n_steps, first + k.steps_each);
+  const int row = blockIdx.y * Tile::kRows + Tile::first_row_of_warp() + threadIdx.x % 4 * 2;
+  typename Tile::Sums sum = {};
+  Tile::multiply(
+      sources_of_block<Tile>(k.a), first, end, w.block_cols / Tile::kColumns,
+      [&](int n, int e, int step) { return scale_at(w, row + n * 8 + e, step * Tile::kColumns); },
+      s, sum);
+  __syncthreads();  // before shared memory is used for something else
+  store<Tile>(k.a, sum, reinterpret_cast<LastBlock&>(s));
+}
+
+template <class Tile>
+__device__ typename Tile::Sources sources_of_block(const MatrixArgs& a) {
+  typename Tile::Sources from;
+  from.columns = a.w.cols;
+#pragma unroll
+  for (int i = 0; i < Tile::kXLoads; ++i) {
+    const int token = blockIdx.x * Tile::kTokens + Tile::x_row_of_load(i);
+    from.x[i] = token < a.n_tokens ? a.x + token * a.x_stride : nullptr;
+  }
+#pragma unroll
+  for (int i = 0; i < Tile::kWLoads; ++i) {
+    const int row = blockIdx.y * Tile::kRows + Tile::w_row_of_load(i);
+    from.w[i] = row < a.w.rows ? static_cast<const uint8_t*>(a.w.data) +
+                                     row * a.w.stride * bytes_of(Tile::kType)
+                               : nullptr;
+  }
+  return from;
+}
+
+template <class Tile>
+__device__ void store(const MatrixArgs& a, const typename Tile::Sums& sum, LastBlock& last) {
+  const bool whole = gridDim.z == 1;
+  float* out = whole ? a.out : a.workspace.partial + int64_t{blockIdx.z} * a.n_tokens * a.w.rows;
+  const int64_t stride = whole ? a.out_stride : a.w.rows;
+  const int first_token = blockIdx.x * Tile::kTokens, first_row = blockIdx.y * Tile::kRows;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < Tile::kMTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < Tile::kNTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int token = first_token + Tile::first_token_of_warp() + m * 16 + lane / 4 + i / 2 * 8;
+        const int row = first_row + Tile::first_row_of_warp() + n * 8 + lane % 4 * 2 + i % 2;
+        if (token < a.n_tokens && row < a.w.rows) out[token * stride + row] = sum[m][n][i];
+      }
+  if (whole) return;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    uint32_t* counter = a.workspace.counters + blockIdx.y * gridDim.x + blockIdx.x;
+    last.is = arrive(counter) + 1 == gridDim.z;
+    if (last.is) *counter = 0;
+  }
+  __syncthreads();
+  if (last.is)
+    add_parts(a, first_token, min(Tile::kTokens, a.n_tokens - first_token), first_row,
+              min(Tile::kRows, a.w.rows - first_row));
+}
+
+__device__ void add_parts(const MatrixArgs& a, int first_token, int n_tokens, int first_row,
+                          int n_rows) {
+  const int64_t part = int64_t{a.n_tokens} * a.w.rows;
+  for (int i = threadIdx.x; i < n_tokens * n_rows; i += blockDim.x) {
+    const int64_t token = first_token + i / n_rows, row = first_row + i % n_rows;
+    const float* from = a.workspace.partial + token * a.w.rows + row;
+    float sum = 0;
+#pragma unroll 4
+    for (unsigned split = 0; split < gridDim.z; ++split) sum += from[split * part];
+    a.out[token * a.out_stride + row] = sum;
+  }
+}
+
+// ---------------------------------------------------------------------------------- the host's
+// part
+
+constexpr int kTileRows = 128;  // of w, whatever the tokens
+
+// Few tokens have smaller tiles; if w has too few rows to give every multiprocessor a block, so
+// have many, and blocks share the columns of w.
+struct Plan {
+  int tile_tokens, splits, steps_each;
+};
+
+Plan plan_of(const Weight& w, int n_tokens, int n_multiprocessors) {
+  const int row_tiles = (w.rows + kTileRows - 1) / kTileRows;
+  const auto n_tiles = [&](int tokens) { return (n_tokens + tokens - 1) / tokens * row_tiles; };
+  Plan plan = {n_tokens <= 32 ? 32 : n_tokens <= 64 ? 64 : 128, 1, 0};
+  while (plan.tile_tokens > 32 && n_tiles(plan.tile_tokens) < n_multiprocessors)
+    plan.tile_tokens /= 2;
+  const int n_steps = (w.cols + 63) / 64, tiles = n_tiles(plan.tile_tokens);
+  const int wanted = tiles <= kCounters ? max(1, 2 * n_multiprocessors / tiles) : 1;
+  plan.steps_each = max(8, (n_steps + wanted - 1) / wanted);
+  plan.splits = (n_steps + plan.steps_each - 1) / plan.steps_each;
+  return plan;
+}
+
+template <class Tile>
+void launch_tile(const Stream& stream, const KernelArgs& k, int splits) {
+  static_assert(Tile::kRows == kTileRows);
+  launch(matrix_kernel<Tile>,
+         {.grid_x = (k.a.n_tokens + Tile::kTokens - 1) / Tile::kTokens,
+          .grid_y = (k.a.w.rows + Tile::kRows - 1) / Tile::kRows,
+          .grid_z = splits,
+          .threads = Tile::kThreads,
+          .shared_bytes = sizeof(typename Tile::Shared)},
+         stream, k);
+}
+
+template <Number kType>
+void launch_type(const Stream& stream, const KernelArgs& k, const Plan& plan) {
+  const auto run = plan.tile_tokens == 32   ? launch_tile<MatrixTile<kType, 1, 2, 2>>
+                   : plan.tile_tokens == 64 ? launch_tile<MatrixTile<kType, 2, 2, 4>>
+                                            : launch_tile<MatrixTile<kType, 2, 4, 4>>;
+  run(stream, k, plan.splits);
+}
+
+}  // namespace
+
+void matrix_product(const Stream& stream, const MatrixArgs& a) {
+  const bool fp8 = a.w.type == Number::kF8E4M3;
+  check(fp8 || a.w.type == Number::kBF16, "weights of matrix_product");
+  check(!fp8 || a.w.block_cols % 64 == 0, "scale blocks of matrix_product");
+  const Plan plan = plan_of(a.w, a.n_tokens, a.n_multiprocessors);
+  const auto run = fp8 ? launch_type<Number::kF8E4M3> : launch_type<Number::kBF16>;
+  run(stream, {a, plan.steps_each}, plan);
+}
+
+int64_t matrix_partials(const Weight& w, int n_tokens, int n_multiprocessors) {
+  const Plan plan = plan_of(w, n_tokens, n_multiprocessors);
+  return plan.splits == 1 ? 0 : int64_t{plan.splits} * n_tokens * w.rows;
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,153 @@
+// Products of activations with weights that stay in FP8 or BF16 on the card: launchers only,
+// nothing is allocated. Every pointer is device memory. docs/gpu_kernels.md says why each is as it
+// is.
+#pragma once
+#include "gpu_kernels/numbers.h"
+#include "gpu_kernels/runtime.h"
+
+namespace tandem::gpu {
+
+enum class Number : uint8_t { kF32, kBF16, kF8E4M3 };
+
+constexpr int64_t bytes_of(Number n) { return n == Number::kF32 ? 4 : n == Number::kBF16 ? 2 : 1; }
+
+// A weight matrix, row-major. Rows begin at multiples of 16 bytes, and what lies between the last
+// column and the next multiple of 16 bytes is zero. FP8 has scales:
+// value[r][c] = data[r * stride + c] * scale[(row0 + r) / block_rows * scale_stride + c /
+// block_cols] and contains no NaN. Matrices of block_cols that 64 does not divide work in
+// exact_product() only.
+struct Weight {
+  const void* data;  // [rows, cols]
+  int64_t stride;    // numbers from row to row
+  Number type;
+  int rows, cols;
+  const float* scale = nullptr;
+  int64_t scale_stride = 0;
+  int block_rows = 128, block_cols = 128;
+  int row0 = 0;
+};
+
+// The last of several blocks that share an output adds their parts, always in the same order.
+struct Workspace {
+  float* partial;      // scratch; each launcher says how many
+  uint32_t* counters;  // kCounters; 0 before, and again afterwards
+};
+constexpr int kCounters = 4096;
+
+// out = x w^T for 1 to 16 tokens, at the speed of reading w (FP8 or BF16). Of x, BF16 is used.
+constexpr int kSkinnyTokens = 16;
+struct SkinnyArgs {
+  const float* x;  // [n_tokens, w.cols]
+  Weight w;
+  float* out;  // [n_tokens, w.rows]
+  int64_t x_stride, out_stride;
+  int n_tokens;
+  Workspace workspace;
+  int n_multiprocessors;  // of the card: decides how often columns are split
+};
+void skinny_product(const Stream& stream, const SkinnyArgs& args);
+// Floats of Workspace::partial.
+int64_t skinny_partials(const Weight& w, int n_tokens, int n_multiprocessors);
+
+// out = x w^T with nothing rounded: float activations, weights decoded to float, any type, any
+// scale blocks, any number of tokens. For routers, and what the others do not take.
+struct ExactArgs {
+  const float* x;  // [n_tokens, w.cols]
+  Weight w;
+  float* out;  // [n_tokens, w.rows]
+  int64_t x_stride, out_stride;
+  int n_tokens;
+};
+void exact_product(const Stream& stream, const ExactArgs& args);
+
+// Each head has rows of its own in w (FP8 or BF16), from first_row + head * rows_per_head on:
+// out[t, h] = x[t, h] w_h^T with out_cols rows of w a head or, transposed, x[t, h] w_h with x_cols
+// rows. Any number of tokens. Row t * n_heads + h of x and out belongs to head h. Of x, BF16 is
+// used; transposed, of x times the scale of w.
+struct PerHeadArgs {
+  const float* x;  // [n_tokens * n_heads, x_cols]
+  Weight w;        // cols == x_cols, or out_cols where transposed
+  float* out;      // [n_tokens * n_heads, out_cols]
+  int64_t x_stride, out_stride;
+  int n_tokens, n_heads, x_cols, out_cols, first_row, rows_per_head;
+  bool transposed;
+};
+void per_head_product(const Stream& stream, const PerHeadArgs& args);
+
+// BF16 copies of float rows, filled up with zeros to out_stride: what matrix_product() multiplies.
+struct RoundArgs {
+  const float* x;                // [n_rows, cols]
+  bf16* out;                     // [n_rows, out_stride]
+  int64_t x_stride, out_stride;  // out_stride: a multiple of 8
+  int64_t n_rows;
+  int cols;
+};
+void round_rows(const Stream& stream, const RoundArgs& args);
+
+// out = x w^T for many tokens on tensor cores; w FP8 (decoded to BF16 in registers, exactly) or
+// BF16.
+struct MatrixArgs {
+  const bf16* x;  // [n_tokens, w.cols], as round_rows() leaves it
+  Weight w;
+  float* out;  // [n_tokens, w.rows]
+  int64_t x_stride, out_stride;
+  int n_tokens;
+  Workspace workspace;  // matrix_partials() floats
+  int n_multiprocessors;
+};
+void matrix_product(const Stream& stream, const MatrixArgs& args);
+int64_t matrix_partials(const Weight& w, int n_tokens, int n_multiprocessors);
+
+// Which rows belong to which expert. Either `slots` is 0 and rows are sorted by expert, expert e
+// has rows offsets[e] to offsets[e + 1]; or each expert has `slots` rows of its own, from e * slots
+// on, of which the first counts[e] are used. The grid depends on max_rows or slots only, so both
+// fit a graph.
+struct ExpertRows {
+  const int32_t* offsets = nullptr;  // [n_experts + 1]
+  const int32_t* counts = nullptr;   // [n_experts]
+  int n_experts, slots = 0;
+  int max_rows;  // at least offsets[n_experts]; n_experts * slots
+};
+
+// Experts lie one after the other, `weight_stride` bytes and `scale_stride` floats apart; `first`
+// is the first of them.
+struct ExpertWeights {
+  Weight first;
+  int64_t weight_stride, scale_stride;
+};
+
+// hidden[row] = silu(gate_e x) * (up_e x) in BF16, for the rows of each expert e.
+struct GateUpArgs {
+  const bf16* x;          // [n_tokens, gate.cols]
+  const int32_t* tokens;  // [max_rows], the row of x that each row uses
+  ExpertRows rows;
+  ExpertWeights gate, up;  // equal shapes and scale blocks
+  bf16* hidden;            // [max_rows, hidden_stride]; columns up to hidden_stride become 0
+  int64_t x_stride, hidden_stride;  // multiples of 8
+};
+void grouped_gate_up(const Stream& stream, const GateUpArgs& args);
+
+// out[row] = down_e hidden[row].
+struct GroupedDownArgs {
+  const bf16* hidden;  // [max_rows, down.cols]
+  ExpertRows rows;
+  ExpertWeights down;
+  float* out;  // [max_rows, down.rows]
+  int64_t hidden_stride, out_stride;
+};
+void grouped_down(const Stream& stream, const GroupedDownArgs& args);
+
+// y[t] (+)= sum of weights[t, i] * rows[row_of[t, i]], in the order of i; a negative row is left
+// out.
+struct CombineArgs {
+  const float* rows;
+  const int32_t* row_of;  // [n_tokens, n_active]
+  const float* weights;   // [n_tokens, n_active]
+  float* y;               // [n_tokens, cols]
+  int64_t row_stride, y_stride;
+  int n_tokens, n_active, cols;
+  bool add;  // to what y holds
+};
+void combine_experts(const Stream& stream, const CombineArgs& args);
+
+}  // namespace tandem::gpu

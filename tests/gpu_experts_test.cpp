@@ -1,0 +1,195 @@
+// Routed experts on the card against double precision: both layouts of rows, experts without rows,
+// and the sum over a token's experts.
+#include <memory>
+#include <numeric>
+
+#include "gpu_kernels/products.h"
+#include "tests/check_close.h"
+#include "tests/gpu_weights.h"
+
+namespace tandem::gpu::test {
+namespace {
+
+using tandem::test::expect_close;
+
+constexpr Number kFp8 = Number::kF8E4M3, kBf16 = Number::kBF16;
+
+struct ExpertCase {
+  std::vector<int> counts;  // rows of each expert
+  int slots;                // 0: sorted
+  int dim, hidden;
+  Number type;
+  int spare_rows = 3;  // of the grid, beyond those that exist
+
+  int n_experts() const { return static_cast<int>(counts.size()); }
+  int first_row(int expert) const {
+    return slots > 0 ? expert * slots : std::accumulate(counts.begin(), counts.begin() + expert, 0);
+  }
+  int max_rows() const {
+    return slots > 0 ? n_experts() * slots : first_row(n_experts()) + spare_rows;
+  }
+};
+
+// A sum of n products in float, also truncated.
+double sum_error(int n) { return (n / 16 + 20) * std::exp2(-23); }
+
+class GpuExperts : public ::testing::Test {
+ protected:
+  void run(const ExpertCase& c);
+  void expect_gate_up(const ExpertCase& c);
+  void expect_down(const ExpertCase& c);
+
+  Stream stream_;
+  std::mt19937 rng_{5};
+  std::unique_ptr<RandomWeight> gate_, up_, down_;
+  std::vector<int32_t> tokens_;
+  std::vector<float> x_;  // [n_tokens, dim], rounded
+  std::vector<bf16> hidden_;
+  std::vector<float> out_;
+  static constexpr int kTokens = 11;
+};
+
+int64_t padded(int64_t n) { return (n + 7) / 8 * 8; }
+
+void GpuExperts::run(const ExpertCase& c) {
+  SCOPED_TRACE(testing::Message() << c.n_experts() << " experts, " << c.max_rows() << " rows");
+  // Small weights keep silu's argument, and so its error, in bounds.
+  const WeightCase shape = {.rows = c.hidden,
+                            .cols = c.dim,
+                            .type = c.type,
+                            .scale = (c.type == kFp8 ? 0.01f : 1.f) / std::sqrt(1.f * c.dim),
+                            .n_experts = c.n_experts()};
+  gate_ = std::make_unique<RandomWeight>(stream_, rng_, shape);
+  up_ = std::make_unique<RandomWeight>(stream_, rng_, shape);
+  WeightCase turned = shape;
+  std::swap(turned.rows, turned.cols);
+  down_ = std::make_unique<RandomWeight>(stream_, rng_, turned);
+
+  x_ = random_floats(rng_, kTokens * c.dim, 1);
+  std::vector<bf16> x(kTokens * padded(c.dim), bf16{0});
+  for (int t = 0; t < kTokens; ++t)
+    for (int i = 0; i < c.dim; ++i) x[t * padded(c.dim) + i] = narrow(x_[t * c.dim + i]);
+  tokens_.assign(c.max_rows(), 1 << 30);
+  std::vector<int32_t> offsets = {0}, counts;
+  for (int e = 0; e < c.n_experts(); ++e) {
+    for (int i = 0; i < c.counts[e]; ++i) tokens_[c.first_row(e) + i] = rng_() % kTokens;
+    offsets.push_back(offsets.back() + c.counts[e]);
+    counts.push_back(c.counts[e]);
+  }
+  const OnCard<bf16> x_on_card(stream_, x), hidden(c.max_rows() * padded(c.hidden));
+  const OnCard<int32_t> tokens(stream_, tokens_), first(stream_, offsets), n(stream_, counts);
+  const OnCard<float> out(int64_t{c.max_rows()} * c.dim);
+  const ExpertRows rows = {.offsets = first.data(),
+                           .counts = n.data(),
+                           .n_experts = c.n_experts(),
+                           .slots = c.slots,
+                           .max_rows = c.max_rows()};
+  grouped_gate_up(stream_, {.x = x_on_card.data(),
+                            .tokens = tokens.data(),
+                            .rows = rows,
+                            .gate = gate_->experts(),
+                            .up = up_->experts(),
+                            .hidden = hidden.data(),
+                            .x_stride = padded(c.dim),
+                            .hidden_stride = padded(c.hidden)});
+  grouped_down(stream_, {.hidden = hidden.data(),
+                         .rows = rows,
+                         .down = down_->experts(),
+                         .out = out.data(),
+                         .hidden_stride = padded(c.hidden),
+                         .out_stride = c.dim});
+  hidden_ = hidden.values(stream_);
+  out_ = out.values(stream_);
+  expect_gate_up(c);
+  expect_down(c);
+}
+
+// silu is the float's, whose argument errs by d: silu' < 1.1. Then the product is rounded to BF16.
+void GpuExperts::expect_gate_up(const ExpertCase& c) {
+  std::vector<double> got, want, bound;
+  const double error = sum_error(c.dim);
+  for (int e = 0; e < c.n_experts(); ++e)
+    for (int row = c.first_row(e); row < c.first_row(e) + c.counts[e]; ++row)
+      for (int i = 0; i < c.hidden; ++i) {
+        double g = 0, u = 0, g_size = 0, u_size = 0;
+        for (int k = 0; k < c.dim; ++k) {
+          const double x = rounded(x_[tokens_[row] * c.dim + k]);
+          const double gate = x * gate_->at(e * c.hidden + i, k),
+                       up = x * up_->at(e * c.hidden + i, k);
+          g += gate, u += up, g_size += std::abs(gate), u_size += std::abs(up);
+        }
+        const double silu = g / (1 + std::exp(-g));
+        got.push_back(widen(hidden_[row * padded(c.hidden) + i]));
+        want.push_back(silu * u);
+        bound.push_back(std::abs(silu * u) / 256 +
+                        2 * error * (g_size * std::abs(u) + u_size * std::abs(silu)) + 1e-30);
+      }
+  expect_close(got, want, bound);
+}
+
+void GpuExperts::expect_down(const ExpertCase& c) {
+  std::vector<double> got, want, bound;
+  std::vector<bool> used(c.max_rows(), false);
+  for (int e = 0; e < c.n_experts(); ++e)
+    for (int row = c.first_row(e); row < c.first_row(e) + c.counts[e]; ++row) {
+      used[row] = true;
+      for (int i = 0; i < c.dim; ++i) {
+        double sum = 0, magnitude = 0;
+        for (int k = 0; k < c.hidden; ++k) {
+          const double product =
+              double{widen(hidden_[row * padded(c.hidden) + k])} * down_->at(e * c.dim + i, k);
+          sum += product, magnitude += std::abs(product);
+        }
+        got.push_back(out_[row * c.dim + i]);
+        want.push_back(sum);
+        bound.push_back(magnitude * sum_error(c.hidden) + 1e-30);
+      }
+    }
+  expect_close(got, want, bound);
+  for (int row = 0; row < c.max_rows(); ++row)
+    EXPECT_TRUE(used[row] || std::isnan(out_[row * c.dim])) << "written: row " << row;
+}
+
+TEST_F(GpuExperts, SortedRows) {
+  run({.counts = {0, 3, 0, 40, 1}, .slots = 0, .dim = 136, .hidden = 24, .type = kFp8});
+  run({.counts = {2, 70, 64}, .slots = 0, .dim = 64, .hidden = 72, .type = kFp8});
+  run({.counts = {129, 133}, .slots = 0, .dim = 96, .hidden = 40, .type = kFp8});
+  run({.counts = {5, 0, 33}, .slots = 0, .dim = 72, .hidden = 36, .type = kBf16});
+}
+TEST_F(GpuExperts, ManyExperts) {
+  std::vector<int> counts(70, 0);
+  counts[0] = 1, counts[31] = 2, counts[32] = 1, counts[69] = 35;
+  run({.counts = counts, .slots = 0, .dim = 16, .hidden = 8, .type = kFp8});
+}
+TEST_F(GpuExperts, Slots) {
+  run({.counts = {0, 8, 3}, .slots = 8, .dim = 200, .hidden = 136, .type = kFp8});
+  run({.counts = {35, 40}, .slots = 40, .dim = 64, .hidden = 32, .type = kBf16});
+}
+
+TEST_F(GpuExperts, CombineAddsInTheOrderOfTheExperts) {
+  const std::vector<float> rows = {1e8f, 1, -1e8f, 2, 5, 6, NAN, NAN};  // [4, 2]
+  const std::vector<int32_t> row_of = {0, 2, 1, 2, -1, 1};              // [2, 3]
+  const std::vector<float> weights = {1, 1, 0.5f, 2, NAN, 1};
+  for (const bool add : {false, true}) {
+    const OnCard<float> on_card(stream_, rows), w(stream_, weights);
+    const OnCard<float> y(stream_, std::vector<float>(4, add ? 1.f : NAN));
+    const OnCard<int32_t> ids(stream_, row_of);
+    combine_experts(stream_, {.rows = on_card.data(),
+                              .row_of = ids.data(),
+                              .weights = w.data(),
+                              .y = y.data(),
+                              .row_stride = 2,
+                              .y_stride = 2,
+                              .n_tokens = 2,
+                              .n_active = 3,
+                              .cols = 2,
+                              .add = add});
+    const float one = add ? 1.f : 0.f;
+    EXPECT_EQ(y.values(stream_),
+              (std::vector<float>{((one + 1e8f) + 5) + 0.5f * -1e8f, one + 1 + 6 + 1,
+                                  (one + 10) + -1e8f, one + 12 + 2}));
+  }
+}
+
+}  // namespace
+}  // namespace tandem::gpu::test

@@ -1,0 +1,288 @@
+// Products on the card against double precision: ragged shapes, all FP8 codes, NaN wherever nothing
+// may be read and in every output.
+#include "gpu_kernels/products.h"
+#include "tests/check_close.h"
+#include "tests/gpu_weights.h"
+
+namespace tandem::gpu::test {
+namespace {
+
+using tandem::test::expect_close;
+
+constexpr Number kFp8 = Number::kF8E4M3, kBf16 = Number::kBF16, kFloat = Number::kF32;
+
+// A sum of n products in float, in any order and also truncated as tensor cores do, errs by at most
+// n units of 2^-23 of the sum of magnitudes; blocks of 16 columns are summed before that happens.
+double sum_error(int n) { return (n / 16 + 20) * std::exp2(-23); }
+
+struct Expected {
+  std::vector<double> values, bounds;
+  void add(double value, double magnitude, int n_terms) {
+    values.push_back(value);
+    bounds.push_back(magnitude * sum_error(n_terms) + 1e-37);
+  }
+};
+
+// The numbers of an output of which nothing but [rows, cols] may be written.
+std::vector<float> written(const std::vector<float>& all, int64_t rows, int64_t cols,
+                           int64_t stride) {
+  std::vector<float> out;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const int64_t row = static_cast<int64_t>(i) / stride, col = static_cast<int64_t>(i) % stride;
+    if (row < rows && col < cols)
+      out.push_back(all[i]);
+    else
+      EXPECT_TRUE(std::isnan(all[i])) << "written at " << row << ", " << col;
+  }
+  return out;
+}
+
+class GpuProducts : public ::testing::Test {
+ protected:
+  void skinny(int n_tokens, const WeightCase& c, int n_multiprocessors, int64_t pad = 4);
+  void exact(int n_tokens, const WeightCase& c);
+  void per_head(int n_tokens, int heads, int rows_each, int first, int out, const WeightCase& c);
+  void per_head_transposed(int n_tokens, int heads, int rows_each, int x_cols, const WeightCase& c);
+  void matrix(int n_tokens, const WeightCase& c, int n_multiprocessors);
+
+  Stream stream_;
+  std::mt19937 rng_{11};
+};
+
+void GpuProducts::skinny(int n_tokens, const WeightCase& c, int n_multiprocessors, int64_t pad) {
+  SCOPED_TRACE(testing::Message() << n_tokens << " tokens, " << c.rows << " x " << c.cols);
+  const RandomWeight w(stream_, rng_, c);
+  const Rows x(rng_, n_tokens, c.cols, 1, pad);
+  const int64_t out_stride = c.rows + 3;
+  const OnCard<float> x_on_card(stream_, x.values), out(n_tokens * out_stride);
+  const OnCard<float> partial(skinny_partials(w.view(), n_tokens, n_multiprocessors) + 1);
+  const OnCard<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
+  const SkinnyArgs args = {.x = x_on_card.data(),
+                           .w = w.view(),
+                           .out = out.data(),
+                           .x_stride = x.stride,
+                           .out_stride = out_stride,
+                           .n_tokens = n_tokens,
+                           .workspace = {partial.data(), counters.data()},
+                           .n_multiprocessors = n_multiprocessors};
+  Expected want;
+  for (int t = 0; t < n_tokens; ++t)
+    for (int r = 0; r < c.rows; ++r) {
+      double sum = 0, magnitude = 0;
+      for (int i = 0; i < c.cols; ++i) {
+        const double product = rounded(x.at(t, i)) * w.at(r, i);
+        sum += product;
+        magnitude += std::abs(product);
+      }
+      want.add(sum, magnitude, c.cols);
+    }
+  for (int run = 0; run < 2; ++run) {  // the second finds the counters as the first left them
+    skinny_product(stream_, args);
+    expect_close(written(out.values(stream_), n_tokens, c.rows, out_stride), want.values,
+                 want.bounds);
+  }
+}
+
+TEST_F(GpuProducts, SkinnyFp8) {
+  skinny(1, {.rows = 128, .cols = 256, .type = kFp8}, 1);
+  skinny(3, {.rows = 130, .cols = 200, .type = kFp8, .row0 = 120}, 1);
+  skinny(8, {.rows = 33, .cols = 1024, .type = kFp8, .row0 = 7}, 4);
+  skinny(9, {.rows = 257, .cols = 393, .type = kFp8, .row0 = 64}, 2, 1);
+  skinny(16, {.rows = 16, .cols = 16, .type = kFp8}, 132);
+  skinny(1, {.rows = 1, .cols = 1, .type = kFp8}, 132);
+  skinny(2, {.rows = 40, .cols = 1500, .type = kFp8, .block = 64}, 8);
+}
+TEST_F(GpuProducts, SkinnyFp8ExtremeScales) {
+  skinny(2, {.rows = 24, .cols = 300, .type = kFp8, .scale = 1e-30f}, 4);
+  skinny(2, {.rows = 24, .cols = 300, .type = kFp8, .scale = 1e30f}, 4);
+}
+TEST_F(GpuProducts, SkinnyBf16) {
+  skinny(1, {.rows = 128, .cols = 136, .type = kBf16}, 1);
+  skinny(7, {.rows = 61, .cols = 130, .type = kBf16}, 3, 1);
+  skinny(13, {.rows = 140, .cols = 1100, .type = kBf16}, 4);
+}
+
+void GpuProducts::exact(int n_tokens, const WeightCase& c) {
+  SCOPED_TRACE(testing::Message() << n_tokens << " tokens, " << c.rows << " x " << c.cols);
+  const RandomWeight w(stream_, rng_, c);
+  const Rows x(rng_, n_tokens, c.cols, 1, 1);
+  const int64_t out_stride = c.rows + 1;
+  const OnCard<float> x_on_card(stream_, x.values), out(n_tokens * out_stride);
+  exact_product(stream_, {.x = x_on_card.data(),
+                          .w = w.view(),
+                          .out = out.data(),
+                          .x_stride = x.stride,
+                          .out_stride = out_stride,
+                          .n_tokens = n_tokens});
+  Expected want;
+  for (int t = 0; t < n_tokens; ++t)
+    for (int r = 0; r < c.rows; ++r) {
+      double sum = 0, magnitude = 0;
+      for (int i = 0; i < c.cols; ++i) {
+        sum += double{x.at(t, i)} * w.at(r, i);
+        magnitude += std::abs(x.at(t, i) * w.at(r, i));
+      }
+      want.add(sum, magnitude, c.cols);
+    }
+  expect_close(written(out.values(stream_), n_tokens, c.rows, out_stride), want.values,
+               want.bounds);
+}
+
+TEST_F(GpuProducts, Exact) {
+  exact(1, {.rows = 16, .cols = 64, .type = kFloat});
+  exact(9, {.rows = 7, .cols = 1301, .type = kFloat});
+  exact(3, {.rows = 10, .cols = 133, .type = kBf16});
+  exact(17, {.rows = 37, .cols = 130, .type = kFp8, .row0 = 5, .block = 12});
+}
+
+// x[t, h] w_h^T: heads of rows_each rows, of which `out` from `first` on are used.
+void GpuProducts::per_head(int n_tokens, int heads, int rows_each, int first, int out_cols,
+                           const WeightCase& c) {
+  SCOPED_TRACE(testing::Message() << n_tokens << " tokens, " << heads << " heads");
+  const RandomWeight w(stream_, rng_, c);
+  const Rows x(rng_, n_tokens * heads, c.cols, 1, 4);
+  const int64_t out_stride = out_cols + 1;
+  const OnCard<float> x_on_card(stream_, x.values), out(n_tokens * heads * out_stride);
+  per_head_product(stream_, {.x = x_on_card.data(),
+                             .w = w.view(),
+                             .out = out.data(),
+                             .x_stride = x.stride,
+                             .out_stride = out_stride,
+                             .n_tokens = n_tokens,
+                             .n_heads = heads,
+                             .x_cols = c.cols,
+                             .out_cols = out_cols,
+                             .first_row = first,
+                             .rows_per_head = rows_each,
+                             .transposed = false});
+  Expected want;
+  for (int row = 0; row < n_tokens * heads; ++row)
+    for (int r = 0; r < out_cols; ++r) {
+      double sum = 0, magnitude = 0;
+      for (int i = 0; i < c.cols; ++i) {
+        const double product = rounded(x.at(row, i)) * w.at(first + row % heads * rows_each + r, i);
+        sum += product;
+        magnitude += std::abs(product);
+      }
+      want.add(sum, magnitude, c.cols);
+    }
+  expect_close(written(out.values(stream_), n_tokens * heads, out_cols, out_stride), want.values,
+               want.bounds);
+}
+
+TEST_F(GpuProducts, PerHead) {
+  per_head(1, 3, 160, 32, 128, {.rows = 480, .cols = 512, .type = kFp8});
+  per_head(18, 2, 56, 16, 40, {.rows = 112, .cols = 130, .type = kFp8, .row0 = 100});
+  per_head(5, 4, 20, 4, 16, {.rows = 80, .cols = 136, .type = kBf16});
+}
+
+// x[t, h] w_h: the sum runs over the first x_cols rows of each head.
+void GpuProducts::per_head_transposed(int n_tokens, int heads, int rows_each, int x_cols,
+                                      const WeightCase& c) {
+  SCOPED_TRACE(testing::Message() << n_tokens << " tokens, " << heads << " heads");
+  const RandomWeight w(stream_, rng_, c);
+  const Rows x(rng_, n_tokens * heads, x_cols, 1, 3);
+  const int64_t out_stride = c.cols + 1;
+  const OnCard<float> x_on_card(stream_, x.values), out(n_tokens * heads * out_stride);
+  per_head_product(stream_, {.x = x_on_card.data(),
+                             .w = w.view(),
+                             .out = out.data(),
+                             .x_stride = x.stride,
+                             .out_stride = out_stride,
+                             .n_tokens = n_tokens,
+                             .n_heads = heads,
+                             .x_cols = x_cols,
+                             .out_cols = c.cols,
+                             .first_row = 0,
+                             .rows_per_head = rows_each,
+                             .transposed = true});
+  Expected want;
+  for (int row = 0; row < n_tokens * heads; ++row)
+    for (int col = 0; col < c.cols; ++col) {
+      double sum = 0, magnitude = 0;
+      for (int i = 0; i < x_cols; ++i) {
+        const int r = row % heads * rows_each + i;
+        const double scale = c.type == kFp8 ? w.scale_of(r, col) : 1;
+        const float scaled = x.at(row, i) * static_cast<float>(scale);
+        const double product = rounded(scaled) * w.at(r, col) / scale;
+        sum += product;
+        magnitude += std::abs(product);
+      }
+      want.add(sum, magnitude, x_cols);
+    }
+  expect_close(written(out.values(stream_), n_tokens * heads, c.cols, out_stride), want.values,
+               want.bounds);
+}
+
+TEST_F(GpuProducts, PerHeadTransposed) {
+  per_head_transposed(1, 2, 160, 128, {.rows = 320, .cols = 512, .type = kFp8});
+  per_head_transposed(17, 3, 56, 33, {.rows = 168, .cols = 130, .type = kFp8, .row0 = 90});
+  per_head_transposed(3, 4, 20, 4, {.rows = 80, .cols = 140, .type = kBf16});
+}
+
+void GpuProducts::matrix(int n_tokens, const WeightCase& c, int n_multiprocessors) {
+  SCOPED_TRACE(testing::Message() << n_tokens << " tokens, " << c.rows << " x " << c.cols);
+  const RandomWeight w(stream_, rng_, c);
+  const Rows x(rng_, n_tokens, c.cols, 1, 1);
+  const int64_t x_stride = (c.cols + 7) / 8 * 8 + 8, out_stride = c.rows + 1;
+  const OnCard<float> x_on_card(stream_, x.values), out(n_tokens * out_stride);
+  const OnCard<float> partial(matrix_partials(w.view(), n_tokens, n_multiprocessors) + 1);
+  const OnCard<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
+  const OnCard<bf16> x_rounded(n_tokens * x_stride);
+  round_rows(stream_, {.x = x_on_card.data(),
+                       .out = x_rounded.data(),
+                       .x_stride = x.stride,
+                       .out_stride = x_stride,
+                       .n_rows = n_tokens,
+                       .cols = c.cols});
+  Expected want;
+  for (int t = 0; t < n_tokens; ++t)
+    for (int r = 0; r < c.rows; ++r) {
+      double sum = 0, magnitude = 0;
+      for (int i = 0; i < c.cols; ++i) {
+        const double product = rounded(x.at(t, i)) * w.at(r, i);
+        sum += product;
+        magnitude += std::abs(product);
+      }
+      want.add(sum, magnitude, c.cols);
+    }
+  for (int run = 0; run < 2; ++run) {
+    matrix_product(stream_, {.x = x_rounded.data(),
+                             .w = w.view(),
+                             .out = out.data(),
+                             .x_stride = x_stride,
+                             .out_stride = out_stride,
+                             .n_tokens = n_tokens,
+                             .workspace = {partial.data(), counters.data()},
+                             .n_multiprocessors = n_multiprocessors});
+    expect_close(written(out.values(stream_), n_tokens, c.rows, out_stride), want.values,
+                 want.bounds);
+  }
+}
+
+TEST_F(GpuProducts, MatrixFp8) {
+  matrix(17, {.rows = 130, .cols = 300, .type = kFp8, .row0 = 100}, 1);
+  matrix(33, {.rows = 72, .cols = 136, .type = kFp8, .row0 = 3}, 1);
+  matrix(130, {.rows = 129, .cols = 393, .type = kFp8}, 1);
+  matrix(129, {.rows = 136, .cols = 1100, .type = kFp8, .block = 64}, 12);  // columns are shared
+  matrix(18, {.rows = 24, .cols = 130, .type = kFp8, .scale = 1e30f}, 1);
+}
+TEST_F(GpuProducts, MatrixBf16) {
+  matrix(20, {.rows = 40, .cols = 130, .type = kBf16}, 1);
+  matrix(60, {.rows = 140, .cols = 264, .type = kBf16}, 1);
+  matrix(140, {.rows = 33, .cols = 1032, .type = kBf16}, 1);
+}
+
+TEST_F(GpuProducts, RoundRows) {
+  const Rows x(rng_, 5, 19, 100, 2);
+  const OnCard<float> on_card(stream_, x.values);
+  const OnCard<bf16> out(5 * 24);
+  round_rows(stream_, {on_card.data(), out.data(), x.stride, 24, 5, 19});
+  const std::vector<bf16> got = out.values(stream_);
+  for (int r = 0; r < 5; ++r)
+    for (int c = 0; c < 24; ++c)
+      EXPECT_EQ(got[r * 24 + c].bits, c < 19 ? narrow(x.at(r, c)).bits : 0) << r << ", " << c;
+}
+
+}  // namespace
+}  // namespace tandem::gpu::test
