@@ -33,4 +33,9 @@ inline float widen(fp8_e4m3 v) {
          (exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp(1.0f * mantissa, -9));
 }
 
+// What a matrix on the card may consist of.
+enum class Number : uint8_t { kF32, kBF16, kF8E4M3 };
+
+constexpr int64_t bytes_of(Number n) { return n == Number::kF32 ? 4 : n == Number::kBF16 ? 2 : 1; }
+
 }  // namespace tandem

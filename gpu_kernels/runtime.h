@@ -56,6 +56,8 @@ struct LaunchShape {
 class Event {
  public:
   Event();
+  Event(Event&&) noexcept;
+  Event& operator=(Event&&) noexcept;
   ~Event();
   // Until the work before the last record() is done; at once if there was none.
   void wait() const;

@@ -1,7 +1,9 @@
-// Each small kernel against double precision over odd shapes; outputs are NaN before.
+// Each small kernel against a plain loop over odd shapes; outputs are NaN before, and what lies
+// between the rows is not touched.
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <random>
 
 #include "tests/gpu_memory.h"
@@ -9,49 +11,249 @@
 namespace tandem::gpu {
 namespace {
 
-std::mt19937 rng(7);
+struct Shape {
+  int rows, cols, stride;
+};
+const std::vector<Shape> kShapes = {{1, 1, 1}, {3, 5, 8}, {2, 1025, 1025}, {7, 300, 301}};
 
-std::vector<float> random_floats(int64_t n, float scale) {
-  std::normal_distribution<float> normal(0, scale);
-  std::vector<float> v(static_cast<size_t>(n));
-  for (float& e : v) e = normal(rng);
-  return v;
-}
+// Matrices that come and go between host and GPU.
+class SmallKernels : public testing::Test {
+ protected:
+  std::vector<float> random(Shape s, float scale = 1) {
+    std::normal_distribution<float> normal(0, scale);
+    std::vector<float> v(static_cast<size_t>(s.rows) * s.stride);
+    for (float& e : v) e = normal(rng_);
+    return v;
+  }
+  std::vector<int32_t> random_ints(int n, int below) {
+    std::uniform_int_distribution<int32_t> uniform(0, below - 1);
+    std::vector<int32_t> v(n);
+    for (int32_t& e : v) e = uniform(rng_);
+    return v;
+  }
+  static Matrix matrix(const Buffer& b, Shape s) { return {b.as<float>(), s.stride}; }
+  static Buffer nans(Shape s) { return nans_on_gpu<float>(int64_t{s.rows} * s.stride); }
 
-TEST(RmsNorm, EqualsDoublePrecision) {
-  Stream stream;
-  for (const auto& [rows, dim, stride] : {std::tuple{3, 7168, 7168}, {2, 64, 80}, {1, 5, 5}}) {
-    const auto x = random_floats(int64_t{rows} * stride, 3), gain = random_floats(dim, 1);
-    const Buffer dx = on_gpu(stream, x), dgain = on_gpu(stream, gain);
-    const Buffer out = nans_on_gpu<float>(int64_t{rows} * dim);
-    rms_norm(stream, {.x = {dx.as<float>(), stride},
-                      .gain = dgain.as<float>(),
-                      .out = {out.as<float>(), dim},
-                      .rows = rows,
-                      .dim = dim,
-                      .eps = 1e-6f});
-    rms_norm(stream, {.x = {dx.as<float>(), stride},
-                      .gain = dgain.as<float>(),
-                      .out = {dx.as<float>(), stride},
-                      .rows = rows,
-                      .dim = dim,
-                      .eps = 1e-6f});
-    const auto got = from_gpu<float>(stream, out), in_place = from_gpu<float>(stream, dx);
-    for (int r = 0; r < rows; ++r) {
-      double squares = 0;
-      for (int i = 0; i < dim; ++i) squares += std::pow(x[r * stride + i], 2);
-      const double scale = 1 / std::sqrt(squares / dim + 1e-6);
-      for (int i = 0; i < stride; ++i) {
-        if (i >= dim) {
-          ASSERT_EQ(in_place[r * stride + i], x[r * stride + i]);
-          continue;
-        }
-        const double want = x[r * stride + i] * scale * gain[i];
-        ASSERT_NEAR(got[r * dim + i], want, 1e-5 * std::abs(want));
-        ASSERT_EQ(in_place[r * stride + i], got[r * dim + i]);
+  // The numbers of the shape are within `relative` of want(row, col), all else is untouched.
+  void expect(const Buffer& got, Shape s, const std::vector<float>& before, double relative,
+              const std::function<double(int, int)>& want) {
+    const std::vector<float> values = from_gpu<float>(stream_, got);
+    for (int r = 0; r < s.rows; ++r) {
+      for (int c = 0; c < s.cols; ++c) {
+        const double w = want(r, c);
+        ASSERT_LE(std::abs(values[r * s.stride + c] - w), relative * std::abs(w))
+            << "row " << r << " column " << c << ": " << values[r * s.stride + c] << ", not " << w;
+      }
+      for (int c = s.cols; c < s.stride; ++c) {
+        const float now = values[r * s.stride + c];
+        ASSERT_TRUE(before.empty() ? std::isnan(now) : now == before[r * s.stride + c])
+            << "column " << c << " is beyond the matrix";
       }
     }
   }
+
+  std::mt19937 rng_{7};
+  Stream stream_;
+};
+
+TEST_F(SmallKernels, RmsNorm) {
+  for (const Shape s : {Shape{3, 7168, 7168}, {2, 64, 80}, {1, 5, 5}, {5, 1000, 1000}}) {
+    const auto x = random(s, 3), gain = random({1, s.cols, s.cols});
+    const Buffer dx = on_gpu(stream_, x), dgain = on_gpu(stream_, gain), out = nans(s);
+    RmsNormArgs args = {.x = matrix(dx, s),
+                        .gain = dgain.as<float>(),
+                        .out = matrix(out, s),
+                        .rows = s.rows,
+                        .dim = s.cols,
+                        .eps = 0.01f};
+    rms_norm(stream_, args);
+    args.out = args.x;
+    rms_norm(stream_, args);
+    const auto want = [&](int r, int c) {
+      double squares = 0;
+      for (int i = 0; i < s.cols; ++i) squares += std::pow(x[r * s.stride + i], 2);
+      return x[r * s.stride + c] / std::sqrt(squares / s.cols + 0.01) * gain[c];
+    };
+    const auto each = [&](const Buffer& got, const std::vector<float>& before) {
+      int row = -1;
+      double scale = 0;  // of `row`
+      expect(got, s, before, 1e-5, [&](int r, int c) {
+        if (r != row) {
+          row = r;
+          scale = want(r, 0) / (double{x[r * s.stride]} * gain[0]);
+        }
+        return x[r * s.stride + c] * scale * gain[c];
+      });
+    };
+    each(out, {});
+    each(dx, x);
+  }
+}
+
+TEST_F(SmallKernels, EmbedWidensRows) {
+  constexpr int kVocab = 11, kCols = 300, kStride = 304;
+  const std::vector<int32_t> tokens = {10, 0, 3, 3, 7};
+  const Shape s = {static_cast<int>(tokens.size()), kCols, kCols + 1};
+  const Buffer dtokens = on_gpu(stream_, tokens);
+  const auto f32 = random({kVocab, kCols, kStride});
+  std::vector<bf16> b16;
+  for (const float v : f32) b16.push_back(narrow(v));
+  std::vector<fp8_e4m3> f8;
+  for (const int32_t v : random_ints(kVocab * kStride, 0x7f))
+    f8.push_back({static_cast<uint8_t>(v)});
+
+  const auto run = [&](const auto& table, Number type, const auto& value) {
+    const Buffer dtable = on_gpu(stream_, table), out = nans(s);
+    embed(stream_, {.tokens = dtokens.as<int32_t>(),
+                    .table = dtable.as<void>(),
+                    .table_stride = kStride,
+                    .type = type,
+                    .out = matrix(out, s),
+                    .rows = s.rows,
+                    .cols = s.cols});
+    expect(out, s, {}, 0, [&](int r, int c) { return value(table[tokens[r] * kStride + c]); });
+  };
+  run(f32, Number::kF32, [](float v) { return v; });
+  run(b16, Number::kBF16, [](bf16 v) { return widen(v); });
+  run(f8, Number::kF8E4M3, [](fp8_e4m3 v) { return widen(v); });
+}
+
+TEST_F(SmallKernels, Elementwise) {
+  for (const Shape s : kShapes) {
+    const Shape o = {s.rows, s.cols, s.cols + 3};
+    const auto x = random(s, 20), other = random(o);
+    const Buffer dother = on_gpu(stream_, other);
+    const auto run = [&](auto verb, double relative, auto want) {
+      const Buffer dx = on_gpu(stream_, x);
+      verb(stream_, {matrix(dx, s), matrix(dother, o), s.rows, s.cols});
+      expect(dx, s, x, relative,
+             [&](int r, int c) { return want(x[r * s.stride + c], other[r * o.stride + c]); });
+    };
+    run(add, 0, [](float a, float b) { return a + b; });
+    run(clear, 0, [](float, float) { return 0; });
+    run(silu_mul, 1e-6, [](double a, double b) { return a / (1 + std::exp(-a)) * b; });
+  }
+}
+
+TEST_F(SmallKernels, GatherRows) {
+  for (const Shape s : kShapes) {
+    const auto x = random(s);
+    const std::vector<int32_t> rows = random_ints(9, s.rows);
+    const Shape o = {9, s.cols, s.cols + 2};
+    const Buffer dx = on_gpu(stream_, x), drows = on_gpu(stream_, rows), out = nans(o);
+    gather_rows(stream_, {matrix(dx, s), drows.as<int32_t>(), matrix(out, o), o.rows, o.cols});
+    expect(out, o, {}, 0, [&](int r, int c) { return x[rows[r] * s.stride + c]; });
+  }
+}
+
+TEST_F(SmallKernels, RopeTurnsAdjacentPairs) {
+  constexpr int kTokens = 3, kHeads = 5, kPairs = 7;
+  const Shape s = {kTokens * kHeads, 2 * kPairs, 20};
+  const auto x = random(s);
+  const std::vector<int32_t> positions = {0, 3, 163839};
+  std::vector<float> frequencies;
+  for (int i = 0; i < kPairs; ++i) frequencies.push_back(std::pow(10000.f, -i / 7.f));
+  const Buffer dx = on_gpu(stream_, x), dpositions = on_gpu(stream_, positions),
+               dfrequencies = on_gpu(stream_, frequencies);
+  rope(stream_, {.x = matrix(dx, s),
+                 .positions = dpositions.as<int32_t>(),
+                 .frequencies = dfrequencies.as<float>(),
+                 .amplitude = 1.25f,
+                 .tokens = kTokens,
+                 .rows_per_token = kHeads,
+                 .n_pairs = kPairs});
+  const auto got = from_gpu<float>(stream_, dx);
+  for (int r = 0; r < s.rows; ++r) {
+    for (int i = 0; i < kPairs; ++i) {
+      // The angle is a product of floats, as in the checkpoints' own code.
+      const float angle = static_cast<float>(positions[r / kHeads]) * frequencies[i];
+      const double cos = 1.25 * std::cos(double{angle}), sin = 1.25 * std::sin(double{angle});
+      const double a = x[r * s.stride + 2 * i], b = x[r * s.stride + 2 * i + 1];
+      const double bound = 1e-6 * (std::abs(a) + std::abs(b));
+      ASSERT_NEAR(got[r * s.stride + 2 * i], a * cos - b * sin, bound);
+      ASSERT_NEAR(got[r * s.stride + 2 * i + 1], a * sin + b * cos, bound);
+    }
+    for (int c = s.cols; c < s.stride; ++c) ASSERT_EQ(got[r * s.stride + c], x[r * s.stride + c]);
+  }
+}
+
+TEST_F(SmallKernels, AppendKvRoundsIntoItsRows) {
+  const Shape s = {3, 72, 80};
+  const auto kv = random(s);
+  constexpr int kCacheStride = 80;
+  const std::vector<int32_t> rows = {65, 0, 7};
+  const Buffer dkv = on_gpu(stream_, kv), drows = on_gpu(stream_, rows);
+  const Buffer cache = nans_on_gpu<bf16>(128 * kCacheStride);
+  append_kv(stream_,
+            {matrix(dkv, s), drows.as<int32_t>(), cache.as<bf16>(), kCacheStride, s.rows, s.cols});
+  std::vector<bf16> want(128 * kCacheStride, bf16{0xffff});
+  for (int t = 0; t < s.rows; ++t)
+    for (int c = 0; c < s.cols; ++c)
+      want[rows[t] * kCacheStride + c] = narrow(kv[t * s.stride + c]);
+  const auto got = from_gpu<bf16>(stream_, cache);
+  for (size_t i = 0; i < want.size(); ++i) ASSERT_EQ(got[i].bits, want[i].bits) << i;
+}
+
+TEST_F(SmallKernels, SortPairsGroupsByExpert) {
+  struct Case {
+    int tokens, n_active, n_experts;
+  };
+  for (const auto& [tokens, n_active, n_experts] :
+       {Case{1, 8, 256}, {7, 3, 5}, {600, 8, 64}, {2, 1, 1}, {33, 2, 384}}) {
+    const int pairs = tokens * n_active, stride = n_active + 1;
+    const auto ids = random_ints(tokens * stride, n_experts);
+    const Buffer dids = on_gpu(stream_, ids), offsets = nans_on_gpu<int32_t>(n_experts + 1),
+                 row_of = nans_on_gpu<int32_t>(pairs), tokens_of = nans_on_gpu<int32_t>(pairs);
+    sort_pairs(stream_, {.ids = dids.as<int32_t>(),
+                         .ids_stride = stride,
+                         .offsets = offsets.as<int32_t>(),
+                         .row_of = row_of.as<int32_t>(),
+                         .tokens_of_rows = tokens_of.as<int32_t>(),
+                         .tokens = tokens,
+                         .n_active = n_active,
+                         .n_experts = n_experts});
+    std::vector<int32_t> want_offsets = {0}, want_row_of(pairs), want_tokens;
+    for (int e = 0; e < n_experts; ++e) {
+      for (int pair = 0; pair < pairs; ++pair) {
+        if (ids[pair / n_active * stride + pair % n_active] != e) continue;
+        want_row_of[pair] = static_cast<int32_t>(want_tokens.size());
+        want_tokens.push_back(pair / n_active);
+      }
+      want_offsets.push_back(static_cast<int32_t>(want_tokens.size()));
+    }
+    EXPECT_EQ(from_gpu<int32_t>(stream_, offsets), want_offsets);
+    EXPECT_EQ(from_gpu<int32_t>(stream_, row_of), want_row_of);
+    EXPECT_EQ(from_gpu<int32_t>(stream_, tokens_of), want_tokens);
+  }
+}
+
+TEST_F(SmallKernels, ArgmaxIsTheLowestColumnOfTheLargest) {
+  for (const Shape s : {Shape{1, 1, 1}, {4, 129, 130}, {3, 5000, 5000}}) {
+    auto x = random(s);
+    const int best = s.cols * 2 / 3;
+    for (int r = 0; r < s.rows; ++r) {
+      x[r * s.stride + s.cols - 1] = x[r * s.stride + best] = 9;
+      if (s.stride > s.cols) x[r * s.stride + s.cols] = 100;
+    }
+    const Buffer dx = on_gpu(stream_, x), out = nans_on_gpu<int32_t>(s.rows);
+    argmax(stream_, {matrix(dx, s), out.as<int32_t>(), s.rows, s.cols});
+    EXPECT_EQ(from_gpu<int32_t>(stream_, out), std::vector<int32_t>(s.rows, best));
+  }
+}
+
+TEST_F(SmallKernels, NothingIsDoneForNoRows) {
+  add(stream_, {});
+  clear(stream_, {});
+  silu_mul(stream_, {});
+  rms_norm(stream_, {});
+  gather_rows(stream_, {});
+  embed(stream_, {});
+  rope(stream_, {});
+  append_kv(stream_, {});
+  sort_pairs(stream_, {});
+  argmax(stream_, {});
+  route(stream_, {});
+  stream_.wait();
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ struct Stream::Impl {
 };
 struct Event::Impl {
   cudaEvent_t event;
+  ~Impl() { cudaEventDestroy(event); }
 };
 struct Graph::Impl {
   cudaGraphExec_t exec;
@@ -84,7 +85,9 @@ Buffer::~Buffer() {
 Event::Event() : impl_(new Impl) {
   check_cuda(cudaEventCreateWithFlags(&impl_->event, cudaEventDisableTiming));
 }
-Event::~Event() { cudaEventDestroy(impl_->event); }
+Event::Event(Event&&) noexcept = default;
+Event& Event::operator=(Event&&) noexcept = default;
+Event::~Event() = default;
 void Event::wait() const { check_cuda(cudaEventSynchronize(impl_->event)); }
 
 Stream::Stream() : impl_(new Impl) {

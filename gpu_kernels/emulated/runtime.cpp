@@ -120,6 +120,8 @@ Buffer::~Buffer() {
 }
 
 Event::Event() : impl_(new Impl) {}
+Event::Event(Event&&) noexcept = default;
+Event& Event::operator=(Event&&) noexcept = default;
 Event::~Event() = default;
 void Event::wait() const {
   if (impl_->flag) impl_->flag->wait();

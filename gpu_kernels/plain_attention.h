@@ -1,0 +1,32 @@
+// Absorbed attention of any dimensions, one block a query: the slow twin of the fast kernels, and
+// what small models use. Everything but the cache is float.
+#pragma once
+#include "gpu_kernels/kernels.h"
+
+namespace tandem::gpu {
+
+// Where the keys of each token of a step are.
+struct CachePages {
+  const int32_t* sequence_of;  // [tokens]
+  const int32_t* positions;    // [tokens]; a token sees its own and all before
+  const int32_t* pages;        // [sequences, pages_stride]
+  int64_t pages_stride;
+  int page_size;
+};
+
+// out = sum over keys of softmax(scale * (q . latent + q_rope . key)) latent.
+struct PlainAttentionArgs {
+  Matrix q;           // [tokens * n_heads, rank]
+  Matrix q_rope;      // [tokens * n_heads, rope_dim]
+  const bf16* cache;  // [.., rank + rope_dim]
+  int64_t cache_stride;
+  CachePages at;
+  Matrix out;                 // [tokens * n_heads, rank]
+  int first_token, n_tokens;  // rows of other tokens are left alone
+  int n_heads, rank, rope_dim;
+  float scale;
+};
+void plain_attention(const Stream& stream, const PlainAttentionArgs& args);
+constexpr int kMaxPlainRank = 2048, kMaxPlainDim = 2304;  // of rank, and with rope_dim
+
+}  // namespace tandem::gpu
