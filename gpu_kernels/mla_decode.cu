@@ -1,0 +1,297 @@
+// A block has 64 rows, (token, head) pairs of one sequence, and a share of its context, 16 tokens
+// at a time. Queries stay in registers and the keys of a tile are read from shared memory twice, by
+// 32 rows each: four warps share the columns of the scores, whose parts are added in the softmax,
+// and then the columns of the output. While values are weighted, the scores of the next tile are
+// formed.
+#include "core/check.h"
+#include "device.h"
+#include "gpu_kernels/attention.h"
+#include "gpu_kernels/mla_tiles.h"
+#include "gpu_kernels/softmax.h"
+
+namespace tandem::gpu {
+namespace {
+
+using namespace mla;
+
+// Of one head and token: eight warps as two groups of 32 rows by four of columns.
+using Queries = uint32_t[2][kScoreColumns / 16][4];
+// Element i of [m][n]: row 16 m + lane / 4 + i / 2 * 8, column 8 n + lane % 4 * 2 + i % 2.
+using Sums = float[2][kValueColumns / 8][4];
+
+// What this block computes: rows [first_row, first_row + n_rows) of the sequence, tiles
+// [first_tile, first_tile + n_tiles) of its context.
+struct Work {
+  int64_t row_of_all;  // of q and out, for first_row
+  int first_row, n_rows, n_tiles, n_used_splits;
+  Context context;
+  int before;  // keys that the first token of the sequence sees besides itself
+};
+
+__device__ Work work_of_block(const MlaDecodeArgs& a);
+__device__ void load_queries(const MlaDecodeArgs& a, const Work& w, Queries& q);
+template <class Shared>
+__device__ void score(const Queries& q, int stage, Shared& s);
+template <class Shared>
+__device__ void softmax(const MlaDecodeArgs& a, const Work& w, int tile, RunningSoftmax& state,
+                        Shared& s);
+template <class Shared>
+__device__ void weigh(int stage, const Shared& s, Sums& sum);
+template <class Shared>
+__device__ void store(const MlaDecodeArgs& a, const Work& w, const RunningSoftmax& state, Shared& s,
+                      const Sums& sum);
+
+template <class Tiles>
+__global__ void __launch_bounds__(kThreads, 1)
+    mla_decode_kernel(const __grid_constant__ MlaDecodeArgs a) {
+  using Shared = typename Tiles::Shared;
+  auto& s = shared_memory<Shared>();
+  const Work w = work_of_block(a);
+  if (w.n_tiles <= 0) return;
+  Tiles tiles(w.context, s);
+  Queries q;
+  Sums sum = {};
+  RunningSoftmax state;
+
+  load_queries(a, w, q);
+  tiles.advance(0, s);
+  __syncthreads();
+  score(q, 0, s);
+  for (int tile = 0; tile < w.n_tiles; ++tile) {
+    __syncthreads();
+    softmax(a, w, tile, state, s);
+    tiles.advance(tile + 1, s);
+    __syncthreads();
+    weigh(tile % Tiles::kStages, s, sum);
+    if (tile + 1 < w.n_tiles) score(q, (tile + 1) % Tiles::kStages, s);
+  }
+  store(a, w, state, s, sum);
+}
+
+// A share is at least kMinTiles, so that short contexts do not spend their time on joining.
+__device__ Work work_of_block(const MlaDecodeArgs& a) {
+  const int seq = blockIdx.z, heads = a.n_heads, length = a.sequences.kv_length[seq];
+  const int n_tokens = a.sequences.n_tokens[seq];
+  Work w;
+  w.first_row = blockIdx.y * kRows;
+  w.n_rows = min(kRows, n_tokens * heads - w.first_row);
+  w.row_of_all = int64_t{a.sequences.first_token[seq]} * heads + w.first_row;
+  w.before = length - n_tokens;
+  const int n_tiles = (length + kTile - 1) / kTile;
+  const int each = max(kMinTiles, (n_tiles + a.n_splits - 1) / a.n_splits);
+  w.n_used_splits = (n_tiles + each - 1) / each;
+  const int first = blockIdx.x * each;
+  w.n_tiles = w.n_rows > 0 ? min(each, n_tiles - first) : 0;
+  w.context = {&a.cache, a.sequences.pages + int64_t{seq} * a.sequences.max_pages, first * kTile,
+               min(length, (first + each) * kTile)};
+  return w;
+}
+
+// Fragments of A; the columns of [q | q_rope], zero beyond them and for rows that do not exist.
+__device__ void load_queries(const MlaDecodeArgs& a, const Work& w, Queries& q) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int rank = a.cache.kv_rank, dim = rank + a.cache.rope_dim;
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int k = 0; k < kScoreColumns / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = warp / 4 * 32 + m * 16 + lane / 4 + i % 2 * 8;
+        const int column = warp % 4 * kScoreColumns + k * 16 + lane % 4 * 2 + i / 2 * 8;
+        float2 v = {0, 0};
+        if (row < w.n_rows && column < dim) {
+          const int64_t r = w.row_of_all + row;
+          const float* from = column < rank ? a.q + r * a.q_stride + column
+                                            : a.q_rope + r * a.q_rope_stride + column - rank;
+          v = *reinterpret_cast<const float2*>(from);
+        }
+        q[m][k][i] = pack_bf16(v.x, v.y);
+      }
+}
+
+// This warp's part of scores[32 rows, 16 tokens]: the sum over its columns.
+template <class Shared>
+__device__ void score(const Queries& q, int stage, Shared& s) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float part[2][2][4] = {};
+#pragma unroll
+  for (int k = 0; k < kScoreColumns / 16; ++k) {
+    uint32_t keys[4];
+    ldmatrix_x4(keys, &s.kv[stage][lane / 16 * 8 + lane % 8]
+                           [warp % 4 * kScoreColumns + k * 16 + lane / 8 % 2 * 8]);
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      mma_m16n8k16(part[m][0], q[m][k], keys[0], keys[1]);
+      mma_m16n8k16(part[m][1], q[m][k], keys[2], keys[3]);
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        *reinterpret_cast<float2*>(
+            &s.part[warp % 4][warp / 4 * 32 + m * 16 + lane / 4 + i * 8][n * 8 + lane % 4 * 2]) =
+            make_float2(part[m][n][2 * i], part[m][n][2 * i + 1]);
+}
+
+// Four neighbouring lanes share a row, four tokens each.
+template <class Shared>
+__device__ void softmax(const MlaDecodeArgs& a, const Work& w, int tile, RunningSoftmax& state,
+                        Shared& s) {
+  const int row = threadIdx.x / 4, first = threadIdx.x % 4 * 4;
+  const int visible = w.before + 1 + (w.first_row + row) / a.n_heads;
+  const int n_visible = min(visible, w.context.end) - (w.context.begin + tile * kTile);
+  float v[4] = {};
+#pragma unroll
+  for (int group = 0; group < 4; ++group) {
+    const float4 part = *reinterpret_cast<const float4*>(&s.part[group][row][first]);
+    v[0] += part.x, v[1] += part.y, v[2] += part.z, v[3] += part.w;
+  }
+  float max = state.max;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    v[i] = first + i < n_visible ? v[i] * (a.softmax_scale * kLog2E) : -INFINITY;
+    max = fmaxf(max, v[i]);
+  }
+  for (int d = 2; d > 0; d /= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, d));
+  const float base = finite_max(max), rescale = exp2_approx(state.max - base);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum += v[i] = exp2_approx(v[i] - base);
+  for (int d = 2; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  *reinterpret_cast<uint2*>(&s.weights[row][first]) = {pack_bf16(v[0], v[1]),
+                                                       pack_bf16(v[2], v[3])};
+  if (threadIdx.x % 4 == 0) s.rescale[row] = rescale;
+  state = {max, state.sum * rescale + sum};
+}
+
+// sum[32 rows, 128 columns of this warp] = sum * rescale + weights[32, 16] values[16, 128].
+template <class Shared>
+__device__ void weigh(int stage, const Shared& s, Sums& sum) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const float* rescale = &s.rescale[warp / 4 * 32];
+  if (__ballot_sync(~0u, rescale[lane] != 1)) {  // a maximum has grown
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const float factor[2] = {rescale[m * 16 + lane / 4], rescale[m * 16 + lane / 4 + 8]};
+#pragma unroll
+      for (int n = 0; n < kValueColumns / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[m][n][i] *= factor[i / 2];
+    }
+  }
+  uint32_t weights[2][4];
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+    ldmatrix_x4(weights[m], &s.weights[warp / 4 * 32 + m * 16 + lane % 16][lane / 16 * 8]);
+#pragma unroll
+  for (int n = 0; n < kValueColumns / 8; n += 2) {
+    uint32_t values[4];
+    ldmatrix_x4_trans(values,
+                      &s.kv[stage][lane % 16][warp % 4 * kValueColumns + n * 8 + lane / 16 * 8]);
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      mma_m16n8k16(sum[m][n], weights[m], values[0], values[1]);
+      mma_m16n8k16(sum[m][n + 1], weights[m], values[2], values[3]);
+    }
+  }
+}
+
+// A row that sees none of these tokens has lse = -inf; its part is not used.
+template <class Shared>
+__device__ void store(const MlaDecodeArgs& a, const Work& w, const RunningSoftmax& state, Shared& s,
+                      const Sums& sum) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const bool whole = w.n_used_splits == 1;
+  __syncthreads();  // rescale is read no more
+  if (threadIdx.x % 4 == 0) {
+    const int row = threadIdx.x / 4;
+    s.rescale[row] = state.sum > 0 ? 1 / state.sum : 0;
+    if (!whole && row < w.n_rows)
+      a.partial_lse[blockIdx.x * a.n_rows + w.row_of_all + row] = state.max + log2f(state.sum);
+  }
+  __syncthreads();
+  float* out = whole ? a.out : a.partial + blockIdx.x * a.n_rows * a.cache.kv_rank;
+  const int64_t stride = whole ? a.out_stride : a.cache.kv_rank;
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const int row = warp / 4 * 32 + m * 16 + lane / 4 + i / 2 * 8;
+      if (row >= w.n_rows) continue;
+      const float inverse = s.rescale[row];
+#pragma unroll
+      for (int n = 0; n < kValueColumns / 8; ++n) {
+        const int column = warp % 4 * kValueColumns + n * 8 + lane % 4 * 2;
+        if (column < a.cache.kv_rank)
+          *reinterpret_cast<float2*>(out + (w.row_of_all + row) * stride + column) =
+              make_float2(sum[m][n][i] * inverse, sum[m][n][i + 1] * inverse);
+      }
+    }
+}
+
+constexpr int kCombineThreads = 128;
+
+// One block joins the shares of one row: four columns a thread.
+__global__ void __launch_bounds__(kCombineThreads)
+    mla_combine_kernel(const __grid_constant__ MlaDecodeArgs a) {
+  const int seq = blockIdx.y, row_of_sequence = blockIdx.x;
+  if (row_of_sequence >= a.sequences.n_tokens[seq] * a.n_heads) return;
+  const int n_tiles = (a.sequences.kv_length[seq] + kTile - 1) / kTile;
+  const int each = max(kMinTiles, (n_tiles + a.n_splits - 1) / a.n_splits);
+  const int n_used = (n_tiles + each - 1) / each;
+  if (n_used == 1) return;
+  const int64_t row = int64_t{a.sequences.first_token[seq]} * a.n_heads + row_of_sequence;
+  float max = -INFINITY;
+  for (int i = 0; i < n_used; ++i) max = fmaxf(max, a.partial_lse[i * a.n_rows + row]);
+  for (int column = threadIdx.x * 2; column < a.cache.kv_rank; column += kCombineThreads * 2) {
+    float2 sum = {0, 0};
+    float weights = 0;
+#pragma unroll 4
+    for (int i = 0; i < n_used; ++i) {
+      const float weight = exp2_approx(a.partial_lse[i * a.n_rows + row] - max);
+      const float2 part = *reinterpret_cast<const float2*>(
+          a.partial + (i * a.n_rows + row) * a.cache.kv_rank + column);
+      weights += weight;
+      sum = {sum.x + weight * part.x, sum.y + weight * part.y};
+    }
+    *reinterpret_cast<float2*>(a.out + row * a.out_stride + column) =
+        make_float2(sum.x / weights, sum.y / weights);
+  }
+}
+
+template <class Tiles>
+void launch_decode(const Stream& stream, const MlaDecodeArgs& a) {
+  const int max_rows = a.sequences.max_tokens * a.n_heads;
+  launch(mla_decode_kernel<Tiles>,
+         {.grid_x = a.n_splits,
+          .grid_y = (max_rows + kRows - 1) / kRows,
+          .grid_z = a.sequences.n,
+          .threads = kThreads,
+          .shared_bytes = sizeof(typename Tiles::Shared)},
+         stream, a);
+  if (a.n_splits > 1)
+    launch(mla_combine_kernel,
+           {.grid_x = max_rows, .grid_y = a.sequences.n, .threads = kCombineThreads}, stream, a);
+}
+
+}  // namespace
+
+void mla_decode(const Stream& stream, const MlaDecodeArgs& a) {
+  const LatentCache& c = a.cache;
+  check(c.kv_rank <= kMaxKvRank && c.kv_rank + c.rope_dim <= kMaxCacheDim, "dimensions of MLA");
+  check(c.kv_rank % 2 == 0 && c.rope_dim % 2 == 0, "odd dimensions of MLA");
+  check(!c.fp8 || (c.kv_rank == kMaxKvRank && c.rope_dim == 64), "dimensions of an FP8 cache");
+  check(c.fp8 || c.stride % 8 == 0, "rows of the cache begin at multiples of 16 bytes");
+  (c.fp8 ? launch_decode<Fp8Tiles> : launch_decode<Bf16Tiles>)(stream, a);
+}
+
+int mla_decode_splits(int n_sequences, int max_tokens, int n_heads, int n_multiprocessors) {
+  const int row_blocks = (max_tokens * n_heads + kRows - 1) / kRows;
+  return max(1, n_multiprocessors / (n_sequences * row_blocks));
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,232 @@
+// Attention on the card against double precision: shuffled pages, ragged batches, every form of
+// cache, NaN in whatever no token may see and in every output.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+
+#include "gpu_kernels/attention.h"
+#include "tests/check_close.h"
+#include "tests/gpu_weights.h"
+
+namespace tandem::gpu::test {
+namespace {
+
+using tandem::test::expect_close;
+
+struct Length {
+  int n_tokens, kv_length;  // of a sequence: new tokens, and all of them
+};
+
+struct CacheShape {
+  int kv_rank, rope_dim;
+  bool fp8 = false;
+  int dim() const { return kv_rank + rope_dim; }
+};
+
+// Sequences with interleaved pages; NaN in every row that belongs to nobody, and between rows.
+class RandomCache {
+ public:
+  RandomCache(Stream& stream, std::mt19937& rng, const CacheShape& shape,
+              const std::vector<Length>& lengths)
+      : shape_(shape), stride_(shape.fp8 ? 0 : (shape.dim() + 7) / 8 * 8 + 8) {
+    for (const Length& l : lengths)
+      max_pages_ = std::max(max_pages_, (l.kv_length + kPageTokens - 1) / kPageTokens + 1);
+    pages_.resize(lengths.size() * max_pages_);
+    std::iota(pages_.begin(), pages_.end(), 0);
+    std::shuffle(pages_.begin(), pages_.end(), rng);
+    const int64_t token_bytes = shape.fp8 ? kFp8TokenBytes : stride_ * 2;
+    bytes_.assign(pages_.size() * kPageTokens * token_bytes, 0xff);
+    values_.resize(pages_.size() * kPageTokens * shape.dim(), NAN);
+    for (size_t s = 0; s < lengths.size(); ++s)
+      for (int t = 0; t < lengths[s].kv_length; ++t) {
+        const int64_t row = row_of(s, t);
+        fill_row(rng, bytes_.data() + row * token_bytes, &values_[row * shape.dim()]);
+      }
+    for (size_t i = 0; i < pages_.size(); ++i)  // beyond the sequence: pages that do not exist
+      if (static_cast<int>(i % max_pages_) * kPageTokens >= lengths[i / max_pages_].kv_length)
+        pages_[i] = 1 << 28;
+    on_card_ = std::make_unique<OnCard<uint8_t>>(stream, bytes_);
+    pages_on_card_ = std::make_unique<OnCard<int32_t>>(stream, pages_);
+  }
+
+  const float* row(size_t sequence, int token) const {
+    return &values_[row_of(sequence, token) * shape_.dim()];
+  }
+  LatentCache view() const {
+    return {on_card_->data(), stride_, shape_.kv_rank, shape_.rope_dim, shape_.fp8};
+  }
+  const int32_t* pages() const { return pages_on_card_->data(); }
+  int max_pages() const { return max_pages_; }
+
+ private:
+  int64_t row_of(size_t sequence, int token) const {
+    return int64_t{pages_[sequence * max_pages_ + token / kPageTokens]} * kPageTokens +
+           token % kPageTokens;
+  }
+
+  void fill_row(std::mt19937& rng, uint8_t* row, float* values) {
+    std::normal_distribution<float> normal(0, 1);
+    const auto store_bf16 = [&](int column, uint8_t* to) {
+      const bf16 v = narrow(normal(rng));
+      std::memcpy(to, &v, 2);
+      values[column] = widen(v);
+    };
+    const int latent = shape_.fp8 ? 0 : shape_.kv_rank;
+    for (int i = 0; i < latent; ++i) store_bf16(i, row + 2 * i);
+    for (int i = 0; i < shape_.kv_rank - latent; ++i) {
+      const auto code = static_cast<uint8_t>(rng() & 0xff);
+      row[i] = (code & 0x7f) == 0x7f ? 0 : code;
+      const float scale = 0.002f * (1 + i / 128);
+      std::memcpy(row + shape_.kv_rank + i / 128 * 4, &scale, 4);
+      values[i] = widen(narrow(widen(fp8_e4m3{row[i]}) * scale));
+    }
+    uint8_t* const rope = row + (shape_.fp8 ? kMaxKvRank + 16 : 2 * shape_.kv_rank);
+    for (int i = 0; i < shape_.rope_dim; ++i) store_bf16(shape_.kv_rank + i, rope + 2 * i);
+  }
+
+  CacheShape shape_;
+  int64_t stride_;
+  int max_pages_ = 0;
+  std::vector<int32_t> pages_;
+  std::vector<uint8_t> bytes_;
+  std::vector<float> values_;
+  std::unique_ptr<OnCard<uint8_t>> on_card_;
+  std::unique_ptr<OnCard<int32_t>> pages_on_card_;
+};
+
+// Softmax over scores, and the sum of values of which `value(t)` gives the row. Weights are rounded
+// to BF16 (by 2^-8 of each at most), scores err by score_error, which moves every weight by that
+// factor.
+struct Attended {
+  std::vector<double> values, bounds;
+
+  template <class Value>
+  void add(const std::vector<double>& scores, double score_error, int dim, const Value& value) {
+    const double max = *std::max_element(scores.begin(), scores.end());
+    double sum = 0;
+    for (double s : scores) sum += std::exp(s - max);
+    std::vector<double> out(dim), size(dim);
+    for (size_t t = 0; t < scores.size(); ++t) {
+      const double weight = std::exp(scores[t] - max) / sum;
+      for (int i = 0; i < dim; ++i) {
+        out[i] += weight * value(t)[i];
+        size[i] += weight * std::abs(value(t)[i]);
+      }
+    }
+    for (int i = 0; i < dim; ++i) {
+      values.push_back(out[i]);
+      bounds.push_back(size[i] * (1.02 / 256 + 3 * score_error) + 1e-6);
+    }
+  }
+};
+
+class GpuAttention : public ::testing::Test {
+ protected:
+  void decode(const CacheShape& shape, int heads, const std::vector<Length>& lengths, int n_splits,
+              float scale = 0.1f);
+
+  Stream stream_;
+  std::mt19937 rng_{3};
+};
+
+void GpuAttention::decode(const CacheShape& shape, int heads, const std::vector<Length>& lengths,
+                          int n_splits, float scale) {
+  SCOPED_TRACE(testing::Message() << "rank " << shape.kv_rank << ", " << heads << " heads, "
+                                  << n_splits << " splits");
+  const RandomCache cache(stream_, rng_, shape, lengths);
+  std::vector<int32_t> first, n_tokens, kv_length;
+  int tokens = 1;  // the first belongs to no sequence
+  for (const Length& l : lengths) {
+    first.push_back(tokens);
+    n_tokens.push_back(l.n_tokens);
+    kv_length.push_back(l.kv_length);
+    tokens += l.n_tokens;
+  }
+  const int rows = tokens * heads;
+  const Rows q(rng_, rows, shape.kv_rank, 1, 2), q_rope(rng_, rows, shape.rope_dim, 1, 4);
+  const int64_t out_stride = shape.kv_rank + 2;
+  const OnCard<float> q_on_card(stream_, q.values), rope_on_card(stream_, q_rope.values);
+  const OnCard<float> partial(int64_t{n_splits} * rows * shape.kv_rank), lse(n_splits * rows);
+  const OnCard<float> out(rows * out_stride);
+  const OnCard<int32_t> firsts(stream_, first), ns(stream_, n_tokens), kv(stream_, kv_length);
+  mla_decode(stream_,
+             {.q = q_on_card.data(),
+              .q_rope = rope_on_card.data(),
+              .cache = cache.view(),
+              .sequences = {.first_token = firsts.data(),
+                            .n_tokens = ns.data(),
+                            .kv_length = kv.data(),
+                            .pages = cache.pages(),
+                            .n = static_cast<int>(lengths.size()),
+                            .max_pages = cache.max_pages(),
+                            .max_tokens = *std::max_element(n_tokens.begin(), n_tokens.end()) + 1},
+              .partial = partial.data(),
+              .partial_lse = lse.data(),
+              .out = out.data(),
+              .q_stride = q.stride,
+              .q_rope_stride = q_rope.stride,
+              .out_stride = out_stride,
+              .n_rows = rows,
+              .n_heads = heads,
+              .n_splits = n_splits,
+              .softmax_scale = scale});
+  const std::vector<float> all = out.values(stream_);
+  Attended want;
+  std::vector<float> got;
+  for (size_t s = 0; s < lengths.size(); ++s)
+    for (int r = 0; r < lengths[s].n_tokens * heads; ++r) {
+      const int row = first[s] * heads + r;
+      const int visible = lengths[s].kv_length - lengths[s].n_tokens + 1 + r / heads;
+      std::vector<double> scores(visible);
+      double size = 0;
+      for (int t = 0; t < visible; ++t) {
+        const float* key = cache.row(s, t);
+        double dot = 0, magnitude = 0;
+        for (int i = 0; i < shape.dim(); ++i) {
+          const float v = i < shape.kv_rank ? q.at(row, i) : q_rope.at(row, i - shape.kv_rank);
+          dot += rounded(v) * key[i];
+          magnitude += std::abs(rounded(v) * key[i]);
+        }
+        scores[t] = dot * scale;
+        size = std::max(size, magnitude * scale);
+      }
+      want.add(scores, size * 60 * std::exp2(-23), shape.kv_rank,
+               [&](size_t t) { return cache.row(s, static_cast<int>(t)); });
+      got.insert(got.end(), all.begin() + row * out_stride,
+                 all.begin() + row * out_stride + shape.kv_rank);
+    }
+  expect_close(got, want.values, want.bounds);
+  for (int i = 0; i < heads * out_stride; ++i) ASSERT_TRUE(std::isnan(all[i])) << "written: " << i;
+}
+
+TEST_F(GpuAttention, Decode) {
+  decode({512, 64}, 3, {{1, 1}}, 1);
+  decode({512, 64}, 128, {{1, 70}}, 1);
+  decode({512, 64}, 16, {{1, 300}, {0, 0}, {2, 17}, {5, 129}}, 2);
+}
+TEST_F(GpuAttention, DecodeJoinsShares) {
+  decode({512, 64}, 5, {{1, 600}, {1, 128}, {1, 129}, {3, 384}}, 4);
+  decode({128, 16}, 70, {{2, 1000}}, 3);
+}
+TEST_F(GpuAttention, DecodeOfOtherDimensions) {
+  decode({32, 8}, 4, {{1, 65}, {4, 4}}, 1);
+  decode({130, 16}, 2, {{3, 80}}, 1);
+  decode({140, 32}, 7, {{1, 200}}, 2);
+  decode({8, 8}, 3, {{20, 33}}, 1);
+}
+TEST_F(GpuAttention, DecodeOfSeveralTokensFillsRows) {
+  decode({64, 16}, 16, {{9, 150}, {1, 64}}, 2);
+}
+TEST_F(GpuAttention, DecodeWithLargeScores) {
+  decode({512, 64}, 4, {{2, 100}}, 1, 3.f);
+  decode({512, 64}, 4, {{2, 300}}, 2, 1e-6f);
+}
+TEST_F(GpuAttention, DecodeFp8) {
+  decode({512, 64, true}, 16, {{1, 1}, {2, 300}, {1, 64}}, 2);
+  decode({512, 64, true}, 70, {{1, 33}}, 1);
+}
+
+}  // namespace
+}  // namespace tandem::gpu::test
