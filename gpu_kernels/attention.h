@@ -67,7 +67,6 @@ struct MlaPrefillArgs {
   int n_tokens, kv_length;
   int n_heads, heads_at_once, nope_dim, v_dim;
   float softmax_scale;
-  int n_multiprocessors;
 };
 void mla_prefill(const Stream& stream, const MlaPrefillArgs& args);
 

@@ -75,7 +75,11 @@ __device__ void store(const MatrixArgs& a, const typename Tile::Sums& sum, LastB
       for (int i = 0; i < 4; ++i) {
         const int token = first_token + Tile::first_token_of_warp() + m * 16 + lane / 4 + i / 2 * 8;
         const int row = first_row + Tile::first_row_of_warp() + n * 8 + lane % 4 * 2 + i % 2;
-        if (token < a.n_tokens && row < a.w.rows) out[token * stride + row] = sum[m][n][i];
+        if (token >= a.n_tokens || row >= a.w.rows) continue;
+        if (a.out)
+          out[token * stride + row] = sum[m][n][i];
+        else
+          a.rounded[token * stride + row] = to_bf16(sum[m][n][i]);
       }
   if (whole) return;
   __syncthreads();
@@ -153,7 +157,7 @@ void matrix_product(const Stream& stream, const MatrixArgs& a) {
   const bool fp8 = a.w.type == Number::kF8E4M3;
   check(fp8 || a.w.type == Number::kBF16, "weights of matrix_product");
   check(!fp8 || a.w.block_cols % 64 == 0, "scale blocks of matrix_product");
-  const Plan plan = plan_of(a.w, a.n_tokens, a.n_multiprocessors);
+  const Plan plan = plan_of(a.w, a.n_tokens, a.out ? a.n_multiprocessors : 0);
   const auto run = fp8 ? launch_type<Number::kF8E4M3> : launch_type<Number::kBF16>;
   run(stream, {a, plan.steps_each}, plan);
 }

@@ -89,11 +89,12 @@ void round_rows(const Stream& stream, const RoundArgs& args);
 struct MatrixArgs {
   const bf16* x;  // [n_tokens, w.cols], as round_rows() leaves it
   Weight w;
-  float* out;  // [n_tokens, w.rows]
+  float* out;               // [n_tokens, w.rows]
+  bf16* rounded = nullptr;  // takes the place of out if that is null; columns are then not shared
   int64_t x_stride, out_stride;
   int n_tokens;
   Workspace workspace;  // matrix_partials() floats
-  int n_multiprocessors;
+  int n_multiprocessors = 0;
 };
 void matrix_product(const Stream& stream, const MatrixArgs& args);
 int64_t matrix_partials(const Weight& w, int n_tokens, int n_multiprocessors);

@@ -18,7 +18,7 @@ __device__ inline float finite_max(float max) { return max == -INFINITY ? 0 : ma
 // n_valid on.
 __device__ inline void copy_8(bf16* to, const bf16* from, int n_valid) {
   if (n_valid <= 0 || (n_valid >= 8 && reinterpret_cast<uintptr_t>(from) % 16 == 0)) {
-    cp_async_16(to, from, n_valid > 0);
+    cp_async_16(to, n_valid > 0 ? from : nullptr, n_valid > 0);
   } else {
     for (int i = 0; i < 8; ++i) to[i] = i < n_valid ? from[i] : bf16{0};
   }

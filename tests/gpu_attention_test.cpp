@@ -21,7 +21,7 @@ struct Length {
 
 struct CacheShape {
   int kv_rank, rope_dim;
-  bool fp8 = false;
+  bool fp8 = false, integers = false;  // latents from -2 to 2
   int dim() const { return kv_rank + rope_dim; }
 };
 
@@ -69,7 +69,8 @@ class RandomCache {
   void fill_row(std::mt19937& rng, uint8_t* row, float* values) {
     std::normal_distribution<float> normal(0, 1);
     const auto store_bf16 = [&](int column, uint8_t* to) {
-      const bf16 v = narrow(normal(rng));
+      const bool integer = shape_.integers && column < shape_.kv_rank;
+      const bf16 v = narrow(integer ? float(static_cast<int>(rng() % 5) - 2) : normal(rng));
       std::memcpy(to, &v, 2);
       values[column] = widen(v);
     };
@@ -78,7 +79,8 @@ class RandomCache {
     for (int i = 0; i < shape_.kv_rank - latent; ++i) {
       const auto code = static_cast<uint8_t>(rng() & 0xff);
       row[i] = (code & 0x7f) == 0x7f ? 0 : code;
-      const float scale = 0.002f * (1 + i / 128);
+      if (shape_.integers) row[i] = rng() % 2 ? 0x38 : 0xb8;  // 1 and -1
+      const float scale = shape_.integers ? 1 + i / 128 : 0.002f * (1 + i / 128);
       std::memcpy(row + shape_.kv_rank + i / 128 * 4, &scale, 4);
       values[i] = widen(narrow(widen(fp8_e4m3{row[i]}) * scale));
     }
@@ -126,6 +128,9 @@ class GpuAttention : public ::testing::Test {
  protected:
   void decode(const CacheShape& shape, int heads, const std::vector<Length>& lengths, int n_splits,
               float scale = 0.1f);
+
+  void prefill(const CacheShape& shape, int heads, int nope, int v, const Length& length,
+               int heads_at_once);
 
   Stream stream_;
   std::mt19937 rng_{3};
@@ -226,6 +231,91 @@ TEST_F(GpuAttention, DecodeWithLargeScores) {
 TEST_F(GpuAttention, DecodeFp8) {
   decode({512, 64, true}, 16, {{1, 1}, {2, 300}, {1, 64}}, 2);
   decode({512, 64, true}, 70, {{1, 33}}, 1);
+}
+
+// Integer latents and kv_b make what is restored exact, so that its rounding to BF16 is too.
+void GpuAttention::prefill(const CacheShape& shape, int heads, int nope, int v_dim,
+                           const Length& length, int heads_at_once) {
+  SCOPED_TRACE(testing::Message() << "rank " << shape.kv_rank << ", " << heads << " heads, "
+                                  << length.n_tokens << " of " << length.kv_length);
+  const int head_dim = nope + v_dim, rows = length.n_tokens * heads;
+  const RandomCache cache(stream_, rng_, shape, {length});
+  const RandomWeight kv_b(
+      stream_, rng_,
+      {.rows = heads * head_dim, .cols = shape.kv_rank, .type = Number::kF8E4M3, .integers = true});
+  const Rows q(rng_, rows, nope, 1, 3), q_rope(rng_, rows, shape.rope_dim, 1, 1);
+  const int64_t out_stride = v_dim + 1, latent_stride = (shape.kv_rank + 7) / 8 * 8;
+  const OnCard<float> q_on_card(stream_, q.values), rope_on_card(stream_, q_rope.values);
+  const OnCard<float> out(rows * out_stride);
+  const OnCard<bf16> latents(length.kv_length * latent_stride);
+  const OnCard<bf16> restored(int64_t{length.kv_length} * heads_at_once * head_dim);
+  const float scale = 0.05f / std::sqrt(1.f * shape.kv_rank * (nope + shape.rope_dim));
+  mla_prefill(stream_, {.q = q_on_card.data(),
+                        .q_rope = rope_on_card.data(),
+                        .cache = cache.view(),
+                        .pages = cache.pages(),
+                        .kv_b = kv_b.view(),
+                        .latents = latents.data(),
+                        .restored = restored.data(),
+                        .out = out.data(),
+                        .q_stride = q.stride,
+                        .q_rope_stride = q_rope.stride,
+                        .out_stride = out_stride,
+                        .n_tokens = length.n_tokens,
+                        .kv_length = length.kv_length,
+                        .n_heads = heads,
+                        .heads_at_once = heads_at_once,
+                        .nope_dim = nope,
+                        .v_dim = v_dim,
+                        .softmax_scale = scale});
+  const std::vector<float> all = out.values(stream_);
+  Attended want;
+  std::vector<float> got;
+  for (int h = 0; h < heads; ++h) {
+    std::vector<double> both(int64_t{length.kv_length} * head_dim);  // keys and values
+    for (int t = 0; t < length.kv_length; ++t)
+      for (int i = 0; i < head_dim; ++i) {
+        double sum = 0;
+        for (int k = 0; k < shape.kv_rank; ++k)
+          sum += cache.row(0, t)[k] * kv_b.at(h * head_dim + i, k);
+        both[t * head_dim + i] = rounded(static_cast<float>(sum));
+      }
+    for (int token = 0; token < length.n_tokens; ++token) {
+      const int row = token * heads + h, visible = length.kv_length - length.n_tokens + 1 + token;
+      std::vector<double> scores(visible);
+      double size = 0;
+      for (int t = 0; t < visible; ++t) {
+        double dot = 0, magnitude = 0;
+        for (int i = 0; i < nope + shape.rope_dim; ++i) {
+          const double product = i < nope ? rounded(q.at(row, i)) * both[t * head_dim + i]
+                                          : rounded(q_rope.at(row, i - nope)) *
+                                                cache.row(0, t)[shape.kv_rank + i - nope];
+          dot += product;
+          magnitude += std::abs(product);
+        }
+        scores[t] = dot * scale;
+        size = std::max(size, magnitude * scale);
+      }
+      want.add(scores, size * 60 * std::exp2(-23), v_dim,
+               [&](size_t t) { return &both[t * head_dim + nope]; });
+      got.insert(got.end(), all.begin() + row * out_stride, all.begin() + row * out_stride + v_dim);
+    }
+  }
+  expect_close(got, want.values, want.bounds);
+}
+
+TEST_F(GpuAttention, Prefill) {
+  prefill({512, 64, false, true}, 3, 128, 128, {70, 70}, 2);
+  prefill({512, 64, true, true}, 2, 128, 128, {30, 130}, 2);
+}
+TEST_F(GpuAttention, PrefillBehindPages) {
+  prefill({64, 16, false, true}, 2, 32, 40, {150, 333}, 1);
+}
+TEST_F(GpuAttention, PrefillOfOtherDimensions) {
+  prefill({32, 8, false, true}, 4, 16, 16, {33, 40}, 3);
+  prefill({130, 16, false, true}, 3, 24, 24, {20, 90}, 3);
+  prefill({8, 8, false, true}, 5, 4, 4, {17, 65}, 2);
+  prefill({140, 32, false, true}, 1, 16, 40, {1, 64}, 1);
 }
 
 }  // namespace

@@ -14,8 +14,9 @@ struct WeightCase {
   Number type;
   int row0 = 0;  // where the first row lies in its block of scales
   int block = 128;
-  float scale = 1;    // of the scales
-  int n_experts = 1;  // one after the other
+  float scale = 1;        // of the scales
+  int n_experts = 1;      // one after the other
+  bool integers = false;  // from -4 to 4: sums of products with integers are exact
 };
 
 // All codes but NaN, subnormals among them; scales of both signs; NaN where nobody may read.
@@ -63,15 +64,23 @@ class RandomWeight {
  private:
   int64_t expert_bytes() const { return c_.rows * stride_ * bytes_of(c_.type); }
 
+  static uint8_t code_of(float v) {
+    uint8_t code = 0;
+    while (widen(fp8_e4m3{code}) != v) ++code;
+    return code;
+  }
+
   void fill_row(std::mt19937& rng, int e, int r) {
     uint8_t* const row = bytes_.data() + e * expert_bytes() + r * stride_ * bytes_of(c_.type);
     const int64_t unit = 16 / bytes_of(c_.type);
     std::memset(row, 0, (c_.cols + unit - 1) / unit * 16);
     for (int i = 0; i < c_.cols; ++i) {
       double& value = values_[(int64_t{e} * c_.rows + r) * c_.cols + i];
-      const float random = std::normal_distribution<float>(0, c_.scale)(rng);
+      const float random = c_.integers ? float(static_cast<int>(rng() % 9) - 4)
+                                       : std::normal_distribution<float>(0, c_.scale)(rng);
       if (c_.type == Number::kF8E4M3) {
-        const uint8_t code = rng() & 0xff, kept = (code & 0x7f) == 0x7f ? code - 1 : code;
+        const uint8_t code = c_.integers ? code_of(random) : rng() & 0xff;
+        const uint8_t kept = (code & 0x7f) == 0x7f ? code - 1 : code;
         row[i] = kept;
         const int64_t scale_row = e * scale_rows_ + (c_.row0 + r) / c_.block;
         value = double{widen(fp8_e4m3{kept})} * scales_[scale_row * scale_stride_ + i / c_.block];
