@@ -1,31 +1,12 @@
 // Products of activations with weights that stay in FP8 or BF16 on the card: launchers only,
-// nothing is allocated. Every pointer is device memory. docs/gpu_kernels.md says why each is as it
-// is.
+// nothing is allocated. Every pointer is device memory. FP8 weights contain no NaN, and a block of
+// their scales has a multiple of 64 columns (of 128 in per_head_product(), any multiple of 4 in
+// exact_product()). docs/gpu_kernels.md says why each is as it is.
 #pragma once
-#include "gpu_kernels/numbers.h"
 #include "gpu_kernels/runtime.h"
+#include "gpu_kernels/weight.h"
 
 namespace tandem::gpu {
-
-enum class Number : uint8_t { kF32, kBF16, kF8E4M3 };
-
-constexpr int64_t bytes_of(Number n) { return n == Number::kF32 ? 4 : n == Number::kBF16 ? 2 : 1; }
-
-// A weight matrix, row-major. Rows begin at multiples of 16 bytes, and what lies between the last
-// column and the next multiple of 16 bytes is zero. FP8 has scales:
-// value[r][c] = data[r * stride + c] * scale[(row0 + r) / block_rows * scale_stride + c /
-// block_cols] and contains no NaN. Matrices of block_cols that 64 does not divide work in
-// exact_product() only.
-struct Weight {
-  const void* data;  // [rows, cols]
-  int64_t stride;    // numbers from row to row
-  Number type;
-  int rows, cols;
-  const float* scale = nullptr;
-  int64_t scale_stride = 0;
-  int block_rows = 128, block_cols = 128;
-  int row0 = 0;
-};
 
 // The last of several blocks that share an output adds their parts, always in the same order.
 struct Workspace {
