@@ -34,16 +34,20 @@ Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
           bytes * 1e-9);
 }
 
+Buffer::Buffer(std::span<std::byte> memory, std::shared_ptr<const void> owner)
+    : data_(memory.data()), bytes_(std::ssize(memory)), owner_(std::move(owner)) {}
+
 Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(owner_, other.owner_);
   return *this;
 }
 
 Buffer::~Buffer() {
-  if (data_) munmap(data_, mapped_bytes(bytes_));
+  if (data_ && !owner_) munmap(data_, mapped_bytes(bytes_));
 }
 
 TensorView Arena::matrix(int64_t rows, int64_t cols, DType dtype) {

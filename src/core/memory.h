@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "core/tensor.h"
@@ -14,6 +15,8 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(int64_t bytes);
+  // Memory that `owner` keeps, as that of a GPU: neither zero-filled nor for the host to touch.
+  Buffer(std::span<std::byte> memory, std::shared_ptr<const void> owner);
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
   ~Buffer();
@@ -25,6 +28,7 @@ class Buffer {
  private:
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;
+  std::shared_ptr<const void> owner_;
 };
 
 // Hands out views of one Buffer, front to back, each 64-byte aligned; nothing is freed before the
@@ -33,18 +37,23 @@ class Arena {
  public:
   Arena() = default;
   // For matrices of so many padded_bytes().
-  explicit Arena(int64_t bytes) : buffer_(bytes), memory_(buffer_.span()) {}
+  explicit Arena(int64_t bytes) : Arena(Buffer(bytes)) {}
+  explicit Arena(Buffer buffer) : buffer_(std::move(buffer)), memory_(buffer_.span()) {}
   // The same in memory that another owns.
   explicit Arena(std::span<std::byte> memory) : memory_(memory) {}
   // For a list of matrices, which become views: for_each(visit) calls visit(TensorView&, rows,
-  // cols, dtype) for each; it is run twice.
+  // cols, dtype) for each; it is run twice. allocate(bytes) makes the Buffer.
   template <class ForEach>
   static Arena holding(const ForEach& for_each) {
+    return holding(for_each, [](int64_t bytes) { return Buffer(bytes); });
+  }
+  template <class ForEach, class Allocate>
+  static Arena holding(const ForEach& for_each, const Allocate& allocate) {
     int64_t bytes = 0;
     for_each([&](TensorView&, int64_t rows, int64_t cols, DType dtype) {
       bytes += padded_bytes(rows * cols * bits_of(dtype) / 8);
     });
-    Arena arena(bytes);
+    Arena arena(allocate(bytes));
     for_each([&](TensorView& view, int64_t rows, int64_t cols, DType dtype) {
       view = arena.matrix(rows, cols, dtype);
     });

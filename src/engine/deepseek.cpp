@@ -9,6 +9,7 @@ namespace tandem {
 void DeepSeek::forward(const Batch& batch, KvCache& cache, TensorView logits) {
   Activations a = for_tokens(batch.n());
 
+  ops_.begin(batch);
   ops_.embed(batch.tokens, w_.embed, a.x);
   for (int layer = 0; layer < c_.n_layers; ++layer) {
     const LayerWeights& w = w_.layers[layer];
@@ -27,10 +28,13 @@ void DeepSeek::forward(const Batch& batch, KvCache& cache, TensorView logits) {
   }
 
   if (batch.logit_rows.empty()) return;
-  const TensorView last = a.last.rows_from(0, static_cast<int64_t>(batch.logit_rows.size()));
+  const auto n_logits = static_cast<int64_t>(batch.logit_rows.size());
+  const TensorView last = a.last.rows_from(0, n_logits);
   ops_.gather_rows(a.x, batch.logit_rows, last);
   ops_.rms_norm(last, w_.final_norm, c_.norm_eps, last);
-  ops_.linear(last, w_.head, logits);
+  const TensorView all_logits = a.logits.rows_from(0, n_logits);
+  ops_.linear(last, w_.head, all_logits);
+  ops_.to_host(all_logits, logits);
 }
 
 // Multi-head latent attention (DeepSeek-V2 paper, section 2.1). The cache holds one vector of
@@ -159,6 +163,7 @@ void for_each_activation(Activations& a, const ModelConfig& c, DeepSeek::Limits 
   visit(a.routing.ids, n, c.router.n_active, DType::kI32);
   visit(a.routing.weights, n, c.router.n_active, DType::kF32);
   visit(a.last, limits.max_logits, c.dim, DType::kF32);
+  visit(a.logits, limits.max_logits, c.vocab, DType::kF32);
 }
 
 }  // namespace
@@ -174,8 +179,18 @@ DeepSeek::DeepSeek(const ModelConfig& config, const ModelWeights& weights, Ops& 
       frequencies_(rope_frequencies(config.rope, config.mla.rope_dim)),
       rope_{frequencies_, rope_amplitude(config.rope)},
       softmax_scale_(softmax_scale(config)) {
-  arena_ =
-      Arena::holding([&](auto visit) { for_each_activation(buffers_, config, limits, visit); });
+  arena_ = Arena::holding([&](auto visit) { for_each_activation(buffers_, config, limits, visit); },
+                          [&](int64_t bytes) { return ops.allocate(bytes); });
+}
+
+int64_t DeepSeek::bytes_for(const ModelConfig& config, Limits limits) {
+  Activations unused;
+  int64_t bytes = 0;
+  for_each_activation(unused, config, limits,
+                      [&](TensorView&, int64_t rows, int64_t cols, DType dtype) {
+                        bytes += Arena::padded_bytes(rows * cols * bits_of(dtype) / 8);
+                      });
+  return bytes;
 }
 
 Activations DeepSeek::for_tokens(int n) const {

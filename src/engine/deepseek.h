@@ -28,6 +28,7 @@ struct Activations {
   TensorView scores;    // [n, n_experts]
   Routing routing;      // [n, n_active]
   TensorView last;      // [n_logits, dim] rows that want logits
+  TensorView logits;    // [n_logits, vocab]
 };
 
 class DeepSeek {
@@ -41,8 +42,12 @@ class DeepSeek {
   DeepSeek(const ModelConfig& config, const ModelWeights& weights, Ops& ops, RoutedExperts& experts,
            Limits limits, AttentionForm form);
 
+  // Of activations.
+  static int64_t bytes_for(const ModelConfig& config, Limits limits);
+
   // Runs one step: fills the cache for every token of `batch` and writes one row of `logits`
-  // [n_logits, vocab] a batch.logit_rows.
+  // [n_logits, vocab] a batch.logit_rows, in the host's memory. Without logit_rows the step may
+  // still be under way when this returns; the next one follows it.
   void forward(const Batch& batch, KvCache& cache, TensorView logits);
 
   const ModelConfig& config() const { return c_; }

@@ -16,7 +16,10 @@ constexpr int pages_for(int64_t tokens) {
 class KvCache {
  public:
   // Room for n_tokens tokens, rounded up to pages. dtype: kBF16, or kF32 for the reference.
-  KvCache(const ModelConfig& config, int64_t n_tokens, DType dtype);
+  KvCache(const ModelConfig& config, int64_t n_tokens, DType dtype)
+      : KvCache(config, n_tokens, dtype, Buffer(bytes_for(config, n_tokens, dtype))) {}
+  // The same in memory of bytes_for() bytes, as of a GPU.
+  KvCache(const ModelConfig& config, int64_t n_tokens, DType dtype, Buffer memory);
   static int64_t bytes_for(const ModelConfig& config, int64_t n_tokens, DType dtype);
 
   TensorView layer(int l) const { return layers_[l]; }

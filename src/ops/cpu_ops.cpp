@@ -162,6 +162,10 @@ void CpuOps::route(const RouteArgs& a) {
   });
 }
 
+void CpuOps::to_host(TensorView x, TensorView out) {
+  for (int64_t r = 0; r < x.rows; ++r) std::copy_n(x.row<float>(r), x.cols, out.row<float>(r));
+}
+
 void CpuOps::gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) {
   for (size_t i = 0; i < rows.size(); ++i)
     std::copy_n(x.row<float>(rows[i]), x.cols, out.row<float>(i));

@@ -24,6 +24,9 @@ class CpuOps final : public Ops {
   // Scratch for steps of up to max_tokens tokens. All references outlive the object.
   CpuOps(const cpu::KernelTable& kernels, const ModelConfig& config, int max_tokens, Team& team);
 
+  Buffer allocate(int64_t bytes) override { return Buffer(bytes); }
+  void begin(const Batch&) override {}
+  void to_host(TensorView x, TensorView out) override;
   void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) override;
   void rms_norm(TensorView x, const QuantView& gain, float eps, TensorView out) override;
   void add(TensorView x, TensorView delta) override;

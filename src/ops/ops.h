@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/memory.h"
 #include "core/tensor.h"
 #include "model/batch.h"
 #include "model/config.h"
@@ -57,6 +58,14 @@ constexpr int kPageSize = 64;  // tokens in a page of the cache
 class Ops {
  public:
   virtual ~Ops() = default;
+
+  // Memory of the device for the matrices of the verbs, before the first step. Throws Error when
+  // too little is left.
+  virtual Buffer allocate(int64_t bytes) = 0;
+  // Precedes the other verbs of a step. The spans that they are given are those of `batch`.
+  virtual void begin(const Batch& batch) = 0;
+  // Brings a matrix to the host, and waits for it.
+  virtual void to_host(TensorView x, TensorView out) = 0;
 
   virtual void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) = 0;
   virtual void rms_norm(TensorView x, const QuantView& gain, float eps, TensorView out) = 0;
