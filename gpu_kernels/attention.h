@@ -60,7 +60,7 @@ struct MlaPrefillArgs {
   LatentCache cache;
   const int32_t* pages;  // of the sequence, in order of position
   Weight kv_b;           // [n_heads * (nope_dim + v_dim), kv_rank]
-  bf16* latents;         // scratch [kv_length, kv_rank filled up to a multiple of 8]
+  bf16* latents;         // scratch [kv_length, kv_rank filled up to a multiple of 16]
   bf16* restored;        // scratch [kv_length, heads_at_once * (nope_dim + v_dim)]
   float* out;            // [n_tokens * n_heads, v_dim]
   int64_t q_stride, q_rope_stride, out_stride;

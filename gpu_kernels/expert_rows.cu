@@ -8,24 +8,28 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread has 8 columns.
+// A thread has 16 columns.
 __global__ void __launch_bounds__(kThreads) round_kernel(const __grid_constant__ RoundArgs a) {
-  const int64_t per_row = a.out_stride / 8, at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t per_row = a.out_stride / 16, at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= a.n_rows * per_row) return;
   const int64_t row = at / per_row;
-  const int column = static_cast<int>(at % per_row) * 8;
+  const int column = static_cast<int>(at % per_row) * 16;
   const float* x = a.x + row * a.x_stride + column;
-  float v[8] = {};
-  if (column + 8 <= a.cols && reinterpret_cast<uintptr_t>(x) % 16 == 0) {
-    *reinterpret_cast<float4*>(v) = *reinterpret_cast<const float4*>(x);
-    *reinterpret_cast<float4*>(v + 4) = *reinterpret_cast<const float4*>(x + 4);
+  alignas(16) float v[16] = {};
+  if (column + 16 <= a.cols && reinterpret_cast<uintptr_t>(x) % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < 16; i += 4)
+      *reinterpret_cast<float4*>(v + i) = *reinterpret_cast<const float4*>(x + i);
   } else {
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
+    for (int i = 0; i < 16; ++i)
       if (column + i < a.cols) v[i] = x[i];
   }
-  *reinterpret_cast<uint4*>(a.out + row * a.out_stride + column) = {
-      pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+  auto* const out = reinterpret_cast<uint4*>(a.out + row * a.out_stride + column);
+  out[0] = {pack_bf16(v[0], v[1]), pack_bf16(v[4], v[5]), pack_bf16(v[8], v[9]),
+            pack_bf16(v[12], v[13])};
+  out[1] = {pack_bf16(v[2], v[3]), pack_bf16(v[6], v[7]), pack_bf16(v[10], v[11]),
+            pack_bf16(v[14], v[15])};
 }
 
 // A thread has one column of one token.
@@ -46,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
 }  // namespace
 
 void round_rows(const Stream& stream, const RoundArgs& a) {
-  const int64_t n = a.n_rows * (a.out_stride / 8);
+  const int64_t n = a.n_rows * (a.out_stride / 16);
   launch(round_kernel,
          {.grid_x = static_cast<int>((n + kThreads - 1) / kThreads), .threads = kThreads}, stream,
          a);

@@ -18,11 +18,7 @@ __device__ RowTile row_tile_of_block(const ExpertRows& rows, int tile_rows);
 __device__ Weight weight_of(const ExpertWeights& w, int expert);
 
 template <class Tile>
-__device__ typename Tile::Sources sources_of(const bf16* x, int64_t x_stride, const int32_t* tokens,
-                                             const RowTile& rows, int columns);
-
-template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     gate_up_kernel(const __grid_constant__ GateUpArgs a) {
   constexpr int kHalf = Tile::kNTiles / 2, kHidden = Tile::kRows / 2;
   auto& s = shared_memory<typename Tile::Shared>();
@@ -34,23 +30,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     return static_cast<int>(blockIdx.y) * kHidden + row / (2 * kHalf * 8) * (kHalf * 8) +
            row % (kHalf * 8);
   };
-  auto from = sources_of<Tile>(a.x, a.x_stride, a.tokens, rows, gate.cols);
-#pragma unroll
-  for (int i = 0; i < Tile::kWLoads; ++i) {
-    const int row = Tile::w_row_of_load(i), hidden = hidden_of(row);
-    const void* data = row % (2 * kHalf * 8) < kHalf * 8 ? gate.data : up.data;
-    from.w[i] = hidden < gate.rows ? static_cast<const uint8_t*>(data) +
-                                         hidden * gate.stride * bytes_of(Tile::kType)
-                                   : nullptr;
-  }
+  const auto x_row = [&](int row) {
+    return a.x + a.tokens[rows.first + min(row, rows.n - 1)] * a.x_stride;
+  };
+  const auto w_row = [&](int row) {
+    return typename Tile::WeightRow{row % (2 * kHalf * 8) < kHalf * 8 ? gate : up,
+                                    min(hidden_of(row), gate.rows - 1)};
+  };
   const int column = hidden_of(Tile::first_row_of_warp()) + threadIdx.x % 4 * 2;
   typename Tile::Sums sum = {};
-  Tile::multiply(
-      from, 0, (gate.cols + Tile::kColumns - 1) / Tile::kColumns, gate.block_cols / Tile::kColumns,
-      [&](int n, int e, int step) {
-        return scale_at(n < kHalf ? gate : up, column + n % kHalf * 8 + e, step * Tile::kColumns);
-      },
-      s, sum);
+  Tile::multiply(Tile::sources(gate, x_row, w_row), 0,
+                 (gate.cols + Tile::kColumns - 1) / Tile::kColumns, s, sum);
 #pragma unroll
   for (int m = 0; m < Tile::kMTiles; ++m)
 #pragma unroll
@@ -58,7 +48,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {
         const int row = Tile::first_token_of_warp() + m * 16 + threadIdx.x % 32 / 4 + i / 2 * 8;
-        const int64_t c = column + n * 8;
+        const int c = column + n * 8;
         float h[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -66,35 +56,29 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
           h[e] = c + e < gate.rows ? g / (1 + __expf(-g)) * u : 0;
         }
         if (row < rows.n && c < a.hidden_stride)
-          *reinterpret_cast<uint32_t*>(a.hidden + (rows.first + row) * a.hidden_stride + c) =
-              pack_bf16(h[0], h[1]);
+          *reinterpret_cast<uint32_t*>(a.hidden + (rows.first + row) * a.hidden_stride +
+                                       product_column(c)) = pack_bf16(h[0], h[1]);
       }
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     down_kernel(const __grid_constant__ GroupedDownArgs a) {
   auto& s = shared_memory<typename Tile::Shared>();
   const RowTile rows = row_tile_of_block(a.rows, Tile::kTokens);
   if (rows.n == 0) return;
   const Weight w = weight_of(a.down, rows.expert);
   const int first = blockIdx.y * Tile::kRows;
-  auto from = sources_of<Tile>(a.hidden, a.hidden_stride, nullptr, rows, w.cols);
-#pragma unroll
-  for (int i = 0; i < Tile::kWLoads; ++i) {
-    const int row = first + Tile::w_row_of_load(i);
-    from.w[i] = row < w.rows
-                    ? static_cast<const uint8_t*>(w.data) + row * w.stride * bytes_of(Tile::kType)
-                    : nullptr;
-  }
+  const auto x_row = [&](int row) {
+    return a.hidden + (rows.first + min(row, rows.n - 1)) * a.hidden_stride;
+  };
+  const auto w_row = [&](int row) {
+    return typename Tile::WeightRow{w, min(first + row, w.rows - 1)};
+  };
   const int column = first + Tile::first_row_of_warp() + threadIdx.x % 4 * 2;
   typename Tile::Sums sum = {};
-  Tile::multiply(
-      from, 0, (w.cols + Tile::kColumns - 1) / Tile::kColumns, w.block_cols / Tile::kColumns,
-      [&](int n, int e, int step) {
-        return scale_at(w, column + n * 8 + e, step * Tile::kColumns);
-      },
-      s, sum);
+  Tile::multiply(Tile::sources(w, x_row, w_row), 0, (w.cols + Tile::kColumns - 1) / Tile::kColumns,
+                 s, sum);
 #pragma unroll
   for (int m = 0; m < Tile::kMTiles; ++m)
 #pragma unroll
@@ -145,23 +129,6 @@ __device__ Weight weight_of(const ExpertWeights& w, int expert) {
   own.data = static_cast<const uint8_t*>(own.data) + expert * w.weight_stride;
   own.scale += expert * w.scale_stride;
   return own;
-}
-
-// x of every row; the weights' part is left to the caller.
-template <class Tile>
-__device__ typename Tile::Sources sources_of(const bf16* x, int64_t x_stride, const int32_t* tokens,
-                                             const RowTile& rows, int columns) {
-  typename Tile::Sources from;
-  from.columns = columns;
-#pragma unroll
-  for (int i = 0; i < Tile::kXLoads; ++i) {
-    const int row = Tile::x_row_of_load(i);
-    from.x[i] = nullptr;
-    if (row >= rows.n) continue;
-    const int64_t x_row = tokens ? tokens[rows.first + row] : rows.first + row;
-    from.x[i] = x + x_row * x_stride;
-  }
-  return from;
 }
 
 // ---------------------------------------------------------------------------------- the host's

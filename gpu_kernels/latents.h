@@ -16,12 +16,13 @@ __device__ inline const bf16* rope_key(const LatentCache& c, const int32_t* page
   return reinterpret_cast<const bf16*>(token_bytes(c, pages, token) + latent_bytes);
 }
 
-// Latents of the first n_tokens tokens one after the other, filled up with zeros to out_stride.
+// Latents of the first n_tokens tokens one after the other, as round_rows() would leave them. The
+// rank is even.
 struct GatherLatentsArgs {
   LatentCache cache;
   const int32_t* pages;
   bf16* out;           // [n_tokens, out_stride]
-  int64_t out_stride;  // a multiple of 8
+  int64_t out_stride;  // a multiple of 16
   int n_tokens;
 };
 void gather_latents(const Stream& stream, const GatherLatentsArgs& args);

@@ -18,46 +18,29 @@ struct LastBlock {
 };
 
 template <class Tile>
-__device__ typename Tile::Sources sources_of_block(const MatrixArgs& a);
-template <class Tile>
 __device__ void store(const MatrixArgs& a, const typename Tile::Sums& sum, LastBlock& last);
 __device__ void add_parts(const MatrixArgs& a, int first_token, int n_tokens, int first_row,
                           int n_rows);
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     matrix_kernel(const __grid_constant__ KernelArgs k) {
   auto& s = shared_memory<typename Tile::Shared>();
-  const Weight& w = k.a.w;
-  const int n_steps = (w.cols + Tile::kColumns - 1) / Tile::kColumns;
+  const MatrixArgs& a = k.a;
+  const int n_steps = (a.w.cols + Tile::kColumns - 1) / Tile::kColumns;
   const int first = blockIdx.z * k.steps_each, end = min(n_steps, first + k.steps_each);
-  const int row = blockIdx.y * Tile::kRows + Tile::first_row_of_warp() + threadIdx.x % 4 * 2;
+  const auto x_row = [&](int row) {
+    return a.x +
+           min(static_cast<int>(blockIdx.x) * Tile::kTokens + row, a.n_tokens - 1) * a.x_stride;
+  };
+  const auto w_row = [&](int row) {
+    return typename Tile::WeightRow{
+        a.w, min(static_cast<int>(blockIdx.y) * Tile::kRows + row, a.w.rows - 1)};
+  };
   typename Tile::Sums sum = {};
-  Tile::multiply(
-      sources_of_block<Tile>(k.a), first, end, w.block_cols / Tile::kColumns,
-      [&](int n, int e, int step) { return scale_at(w, row + n * 8 + e, step * Tile::kColumns); },
-      s, sum);
+  Tile::multiply(Tile::sources(a.w, x_row, w_row), first, end, s, sum);
   __syncthreads();  // before shared memory is used for something else
-  store<Tile>(k.a, sum, reinterpret_cast<LastBlock&>(s));
-}
-
-template <class Tile>
-__device__ typename Tile::Sources sources_of_block(const MatrixArgs& a) {
-  typename Tile::Sources from;
-  from.columns = a.w.cols;
-#pragma unroll
-  for (int i = 0; i < Tile::kXLoads; ++i) {
-    const int token = blockIdx.x * Tile::kTokens + Tile::x_row_of_load(i);
-    from.x[i] = token < a.n_tokens ? a.x + token * a.x_stride : nullptr;
-  }
-#pragma unroll
-  for (int i = 0; i < Tile::kWLoads; ++i) {
-    const int row = blockIdx.y * Tile::kRows + Tile::w_row_of_load(i);
-    from.w[i] = row < a.w.rows ? static_cast<const uint8_t*>(a.w.data) +
-                                     row * a.w.stride * bytes_of(Tile::kType)
-                               : nullptr;
-  }
-  return from;
+  store<Tile>(a, sum, reinterpret_cast<LastBlock&>(s));
 }
 
 template <class Tile>

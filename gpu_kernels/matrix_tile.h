@@ -8,9 +8,8 @@
 namespace tandem::gpu {
 
 // Eight warps, kWarpsM of them one below the other; each has kMTiles x kNTiles products of 16
-// tokens by 8 rows of w. In every 64 columns, lane l multiplies columns 16 (l % 4) to 16 (l % 4) +
-// 15 of x with the same ones of w: mma sums over columns in any order, and so a lane's columns are
-// contiguous.
+// tokens by 8 rows of w. Of every 16 columns, lane l multiplies 4 (l % 4) to 4 (l % 4) + 3: one
+// word of FP8. x has its columns in the order of product_column(), which gives lanes just those.
 template <Number kNumber, int kWarpsM, int kMTilesOfWarp, int kNTilesOfWarp>
 struct MatrixTile {
   static constexpr Number kType = kNumber;
@@ -18,68 +17,75 @@ struct MatrixTile {
   static constexpr int kThreads = 256, kWarpsN = 8 / kWarpsM;
   static constexpr int kTokens = kWarpsM * kMTiles * 16;
   static constexpr int kRows = kWarpsN * kNTiles * 8;  // of w
-  static constexpr int kColumns = 64;                  // of a stage
+  static constexpr int kColumns = 64;                  // of a step
   static constexpr int kNumbers = 16 / bytes_of(kType);
   static constexpr int kXChunks = 8, kWChunks = kColumns / kNumbers;  // of 16 bytes, a row
   static constexpr int kXLoads = kTokens * kXChunks / kThreads;
   static constexpr int kWLoads = kRows * kWChunks / kThreads;
   static constexpr int kStageBytes = 16 * (kTokens * kXChunks + kRows * kWChunks);
-  static constexpr int kStages = kStageBytes > 24 * 1024 ? 3 : 4;  // 99 KB at most
+  static constexpr int kStages = kStageBytes > 24 * 1024 ? 3 : 4;  // 97 KB at most
+  static constexpr int kResident = kTokens > 64 ? 1 : 2;
 
   struct Shared {
     uint4 x[kStages][kTokens * kXChunks];
     uint4 w[kStages][kRows * kWChunks];
+    alignas(8) float scale[2][kRows];  // of every second block of columns
   };
-  // Where this thread's chunks of a stage come from, without the column; null: zeros.
+  // Where this thread's chunks of a step come from, its own column included. Rows that do not exist
+  // are copies of others; what they give is not stored.
   struct Sources {
     const bf16* x[kXLoads];
     const uint8_t* w[kWLoads];
-    int columns;
+    const float* scale;  // of row threadIdx.x, the first block of columns
+    int columns, n_blocks, block_steps;
   };
   // Element i of [m][n]: token 16 m + lane / 4 + i / 2 * 8 of the warp, row 8 n + lane % 4 * 2 + i
   // % 2 of the warp.
   using Sums = float[kMTiles][kNTiles][4];
+  struct WeightRow {
+    const Weight& of;
+    int row;
+  };
 
-  __device__ static int x_row_of_load(int load) {
-    return (load * kThreads + threadIdx.x) / kXChunks;
-  }
-  __device__ static int w_row_of_load(int load) {
-    return (load * kThreads + threadIdx.x) / kWChunks;
-  }
   __device__ static int first_token_of_warp() { return threadIdx.x / 32 / kWarpsN * kMTiles * 16; }
   __device__ static int first_row_of_warp() { return threadIdx.x / 32 % kWarpsN * kNTiles * 8; }
 
-  // Eight lanes of a phase read chunks 2 t + p of two neighbouring rows: odd rows exchange
-  // neighbours.
-  template <int kChunks>
-  __device__ static int place(int row, int chunk) {
-    return row * kChunks + (kChunks == 8 ? chunk ^ (row & 1) : chunk);
-  }
-
-  __device__ static void load(const Sources& from, int step, Shared& s) {
-    const int stage = step % kStages, first = step * kColumns;
+  // x_row(r) points to x of the tile's row r, w_row(r) is the WeightRow of the tile's row r.
+  template <class XRow, class WRow>
+  __device__ static Sources sources(const Weight& shape, const XRow& x_row, const WRow& w_row) {
+    Sources from;
 #pragma unroll
-    for (int i = 0; i < kXLoads; ++i) {
-      const int chunk = threadIdx.x % kXChunks, column = first + chunk * 8;
-      const bool valid = from.x[i] && column < from.columns;
-      cp_async_16(&s.x[stage][place<kXChunks>(x_row_of_load(i), chunk)],
-                  valid ? from.x[i] + column : nullptr, valid);
-    }
+    for (int i = 0; i < kXLoads; ++i)
+      from.x[i] = x_row((i * kThreads + threadIdx.x) / kXChunks) + threadIdx.x % kXChunks * 8;
 #pragma unroll
     for (int i = 0; i < kWLoads; ++i) {
-      const int chunk = threadIdx.x % kWChunks, column = first + chunk * kNumbers;
-      const bool valid = from.w[i] && column < from.columns;
-      cp_async_16(&s.w[stage][place<kWChunks>(w_row_of_load(i), chunk)],
-                  valid ? from.w[i] + column * bytes_of(kType) : nullptr, valid);
+      const WeightRow r = w_row((i * kThreads + threadIdx.x) / kWChunks);
+      from.w[i] = static_cast<const uint8_t*>(r.of.data) + r.row * r.of.stride * bytes_of(kType) +
+                  threadIdx.x % kWChunks * 16;
     }
+    from.columns = shape.cols;
+    if constexpr (kType == Number::kF8E4M3) {
+      const WeightRow r = w_row(threadIdx.x % kRows);
+      from.scale = r.of.scale + (r.of.row0 + r.row) / r.of.block_rows * r.of.scale_stride;
+      from.n_blocks = (shape.cols + shape.block_cols - 1) / shape.block_cols;
+      from.block_steps = shape.block_cols / kColumns;
+    }
+    return from;
   }
 
-  // Steps [first, end) of 64 columns. scale_of(n, e, step) is that of row 8 n + lane % 4 * 2 + e of
-  // the warp; sums are scaled whenever it changes, after scale_steps steps.
-  template <class ScaleOf>
-  __device__ static void multiply(const Sources& from, int first, int end, int scale_steps,
-                                  const ScaleOf& scale_of, Shared& s, Sums& sum) {
-    Sums part = {};
+  // Steps [first, end) of 64 columns.
+  __device__ static void multiply(const Sources& from, int first, int end, Shared& s, Sums& sum) {
+    if constexpr (kType == Number::kF8E4M3)
+      multiply_fp8(from, first, end, s, sum);
+    else
+      for_each_step(from, first, end, s, [&](int step) { multiply_stage(s, step % kStages, sum); });
+  }
+
+ private:
+  template <class Multiply>
+  __device__ static void for_each_step(const Sources& from, int first, int end, Shared& s,
+                                       const Multiply& multiply) {
+#pragma unroll
     for (int i = 0; i < kStages - 1; ++i) {
       if (first + i < end) load(from, first + i, s);
       cp_async_commit();
@@ -89,71 +95,100 @@ struct MatrixTile {
       __syncthreads();
       if (step + kStages - 1 < end) load(from, step + kStages - 1, s);
       cp_async_commit();
-      if constexpr (kType == Number::kF8E4M3) {
-        multiply_stage(s, step % kStages, part);
-        if ((step + 1) % scale_steps == 0 || step + 1 == end) add_scaled(step, scale_of, part, sum);
-      } else {
-        multiply_stage(s, step % kStages, sum);
-      }
+      multiply(step);
     }
-    cp_async_wait<0>();
+  }
+
+  // What has been multiplied is scaled at the end of each block of columns. While a block is
+  // multiplied, the scales of the next are under way to shared memory.
+  __device__ static void multiply_fp8(const Sources& from, int first, int end, Shared& s,
+                                      Sums& sum) {
+    Sums part = {};
+    int block = first / from.block_steps, left = (block + 1) * from.block_steps - first;
+    bool entered = true;
+    if (threadIdx.x < kRows) s.scale[block % 2][threadIdx.x] = from.scale[block];
+    for_each_step(from, first, end, s, [&](int step) {
+      const bool carries = entered && threadIdx.x < kRows && block + 1 < from.n_blocks;
+      const float next = carries ? from.scale[block + 1] : 0;
+      multiply_stage(s, step % kStages, part);
+      if (carries) s.scale[(block + 1) % 2][threadIdx.x] = next;
+      entered = --left == 0;
+      if (!entered && step + 1 < end) return;
+      add_scaled(s.scale[block % 2], part, sum);
+      ++block;
+      left = from.block_steps;
+    });
+  }
+
+  // Exchanges chunks so that the eight rows which ldmatrix, or the four which other loads, read at
+  // a time lie in different banks.
+  __device__ static int x_place(int row, int chunk) { return row * kXChunks + (chunk ^ (row & 7)); }
+  __device__ static int w_place(int row, int chunk) {
+    return row * kWChunks + (kWChunks == 4 ? chunk ^ (row / 2 & 3) : chunk ^ (row & 3) * 2);
+  }
+
+  __device__ static void load(const Sources& from, int step, Shared& s) {
+    const int stage = step % kStages, first = step * kColumns;
+    const int x_chunk = threadIdx.x % kXChunks, w_chunk = threadIdx.x % kWChunks;
+    const bool x_valid = first + x_chunk / 2 * 16 < from.columns;
+    const bool w_valid = first + w_chunk * kNumbers < from.columns;
+#pragma unroll
+    for (int i = 0; i < kXLoads; ++i)
+      cp_async_16(&s.x[stage][x_place((i * kThreads + threadIdx.x) / kXChunks, x_chunk)],
+                  from.x[i] + first, x_valid);
+#pragma unroll
+    for (int i = 0; i < kWLoads; ++i)
+      cp_async_16(&s.w[stage][w_place((i * kThreads + threadIdx.x) / kWChunks, w_chunk)],
+                  from.w[i] + first * bytes_of(kType), w_valid);
   }
 
   __device__ static void multiply_stage(const Shared& s, int stage, Sums& sum) {
     const int lane = threadIdx.x % 32;
-    uint4 codes[kNTiles];
-    if constexpr (kType == Number::kF8E4M3)
+    uint32_t codes[kNTiles][4];  // FP8 of four times 16 columns
+    if constexpr (kType == Number::kF8E4M3) {
 #pragma unroll
       for (int n = 0; n < kNTiles; ++n)
-        codes[n] = s.w[stage][place<kWChunks>(first_row_of_warp() + n * 8 + lane / 4, lane % 4)];
+        ldmatrix_x4(codes[n],
+                    reinterpret_cast<const bf16*>(
+                        &s.w[stage][w_place(first_row_of_warp() + n * 8 + lane % 8, lane / 8)]));
+    }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int chunk = lane % 4 * 2 + half;
-      uint4 x[kMTiles][2];
+    for (int k = 0; k < kColumns / 16; ++k) {
+      uint32_t x[kMTiles][4];
 #pragma unroll
       for (int m = 0; m < kMTiles; ++m)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          x[m][i] =
-              s.x[stage][place<kXChunks>(first_token_of_warp() + m * 16 + lane / 4 + i * 8, chunk)];
+        ldmatrix_x4(x[m], reinterpret_cast<const bf16*>(&s.x[stage][x_place(
+                              first_token_of_warp() + m * 16 + lane % 16, 2 * k + lane / 16)]));
 #pragma unroll
       for (int n = 0; n < kNTiles; ++n) {
-        uint4 w;
+        uint2 w;
         if constexpr (kType == Number::kF8E4M3) {
-          widen_e4m3(half ? codes[n].z : codes[n].x, w.x, w.y);
-          widen_e4m3(half ? codes[n].w : codes[n].y, w.z, w.w);
+          widen_e4m3(codes[n][k], w.x, w.y);
         } else {
-          w = s.w[stage][place<kWChunks>(first_row_of_warp() + n * 8 + lane / 4, chunk)];
+          const int row = first_row_of_warp() + n * 8 + lane / 4;
+          w = reinterpret_cast<const uint2*>(
+              &s.w[stage][w_place(row, 2 * k + lane % 4 / 2)])[lane % 2];
         }
 #pragma unroll
-        for (int m = 0; m < kMTiles; ++m) {
-          mma_m16n8k16(sum[m][n], {x[m][0].x, x[m][1].x, x[m][0].y, x[m][1].y}, w.x, w.y);
-          mma_m16n8k16(sum[m][n], {x[m][0].z, x[m][1].z, x[m][0].w, x[m][1].w}, w.z, w.w);
-        }
+        for (int m = 0; m < kMTiles; ++m) mma_m16n8k16(sum[m][n], x[m], w.x, w.y);
       }
     }
   }
 
-  template <class ScaleOf>
-  __device__ static void add_scaled(int step, const ScaleOf& scale_of, Sums& part, Sums& sum) {
+  __device__ static void add_scaled(const float* scale_of_row, Sums& part, Sums& sum) {
 #pragma unroll
     for (int n = 0; n < kNTiles; ++n) {
-      const float scale[2] = {scale_of(n, 0, step), scale_of(n, 1, step)};
+      const int row = first_row_of_warp() + n * 8 + threadIdx.x % 4 * 2;
+      const float2 scale = *reinterpret_cast<const float2*>(scale_of_row + row);
 #pragma unroll
       for (int m = 0; m < kMTiles; ++m)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          sum[m][n][i] += scale[i % 2] * part[m][n][i];
+          sum[m][n][i] += (i % 2 ? scale.y : scale.x) * part[m][n][i];
           part[m][n][i] = 0;
         }
     }
   }
 };
-
-// Rows of w that do not exist have the scale of the last one.
-__device__ inline float scale_at(const Weight& w, int row, int column) {
-  return w.scale[(w.row0 + min(row, w.rows - 1)) / w.block_rows * w.scale_stride +
-                 column / w.block_cols];
-}
 
 }  // namespace tandem::gpu

@@ -55,11 +55,18 @@ struct PerHeadArgs {
 };
 void per_head_product(const Stream& stream, const PerHeadArgs& args);
 
-// BF16 copies of float rows, filled up with zeros to out_stride: what matrix_product() multiplies.
+// Where products of many tokens have a column of x: lanes of tensor cores take 4 columns of FP8 at
+// a time, and so columns 4 t, 4 t + 1 of every 16 come first, 4 t + 2, 4 t + 3 in their second
+// half.
+constexpr int product_column(int column) {
+  return column / 16 * 16 + column / 2 % 2 * 8 + column % 16 / 4 * 2 + column % 2;
+}
+
+// BF16 copies of float rows in the order of product_column(), filled up with zeros to out_stride.
 struct RoundArgs {
   const float* x;                // [n_rows, cols]
   bf16* out;                     // [n_rows, out_stride]
-  int64_t x_stride, out_stride;  // out_stride: a multiple of 8
+  int64_t x_stride, out_stride;  // out_stride: a multiple of 16
   int64_t n_rows;
   int cols;
 };
@@ -103,9 +110,9 @@ struct GateUpArgs {
   const bf16* x;          // [n_tokens, gate.cols]
   const int32_t* tokens;  // [max_rows], the row of x that each row uses
   ExpertRows rows;
-  ExpertWeights gate, up;  // equal shapes and scale blocks
-  bf16* hidden;            // [max_rows, hidden_stride]; columns up to hidden_stride become 0
-  int64_t x_stride, hidden_stride;  // multiples of 8
+  ExpertWeights gate, up;           // equal shapes and scale blocks
+  bf16* hidden;                     // [max_rows, hidden_stride], as round_rows() would leave it
+  int64_t x_stride, hidden_stride;  // multiples of 16
 };
 void grouped_gate_up(const Stream& stream, const GateUpArgs& args);
 

@@ -244,7 +244,7 @@ void GpuAttention::prefill(const CacheShape& shape, int heads, int nope, int v_d
       stream_, rng_,
       {.rows = heads * head_dim, .cols = shape.kv_rank, .type = Number::kF8E4M3, .integers = true});
   const Rows q(rng_, rows, nope, 1, 3), q_rope(rng_, rows, shape.rope_dim, 1, 1);
-  const int64_t out_stride = v_dim + 1, latent_stride = (shape.kv_rank + 7) / 8 * 8;
+  const int64_t out_stride = v_dim + 1, latent_stride = (shape.kv_rank + 15) / 16 * 16;
   const OnCard<float> q_on_card(stream_, q.values), rope_on_card(stream_, q_rope.values);
   const OnCard<float> out(rows * out_stride);
   const OnCard<bf16> latents(length.kv_length * latent_stride);

@@ -49,7 +49,7 @@ class GpuExperts : public ::testing::Test {
   static constexpr int kTokens = 11;
 };
 
-int64_t padded(int64_t n) { return (n + 7) / 8 * 8; }
+int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
 void GpuExperts::run(const ExpertCase& c) {
   SCOPED_TRACE(testing::Message() << c.n_experts() << " experts, " << c.max_rows() << " rows");
@@ -68,7 +68,8 @@ void GpuExperts::run(const ExpertCase& c) {
   x_ = random_floats(rng_, kTokens * c.dim, 1);
   std::vector<bf16> x(kTokens * padded(c.dim), bf16{0});
   for (int t = 0; t < kTokens; ++t)
-    for (int i = 0; i < c.dim; ++i) x[t * padded(c.dim) + i] = narrow(x_[t * c.dim + i]);
+    for (int i = 0; i < c.dim; ++i)
+      x[t * padded(c.dim) + product_column(i)] = narrow(x_[t * c.dim + i]);
   tokens_.assign(c.max_rows(), 1 << 30);
   std::vector<int32_t> offsets = {0}, counts;
   for (int e = 0; e < c.n_experts(); ++e) {
@@ -119,7 +120,7 @@ void GpuExperts::expect_gate_up(const ExpertCase& c) {
           g += gate, u += up, g_size += std::abs(gate), u_size += std::abs(up);
         }
         const double silu = g / (1 + std::exp(-g));
-        got.push_back(widen(hidden_[row * padded(c.hidden) + i]));
+        got.push_back(widen(hidden_[row * padded(c.hidden) + product_column(i)]));
         want.push_back(silu * u);
         bound.push_back(std::abs(silu * u) / 256 +
                         2 * error * (g_size * std::abs(u) + u_size * std::abs(silu)) + 1e-30);
@@ -137,7 +138,8 @@ void GpuExperts::expect_down(const ExpertCase& c) {
         double sum = 0, magnitude = 0;
         for (int k = 0; k < c.hidden; ++k) {
           const double product =
-              double{widen(hidden_[row * padded(c.hidden) + k])} * down_->at(e * c.dim + i, k);
+              double{widen(hidden_[row * padded(c.hidden) + product_column(k)])} *
+              down_->at(e * c.dim + i, k);
           sum += product, magnitude += std::abs(product);
         }
         got.push_back(out_[row * c.dim + i]);

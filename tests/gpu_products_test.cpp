@@ -224,7 +224,7 @@ void GpuProducts::matrix(int n_tokens, const WeightCase& c, int n_multiprocessor
   SCOPED_TRACE(testing::Message() << n_tokens << " tokens, " << c.rows << " x " << c.cols);
   const RandomWeight w(stream_, rng_, c);
   const Rows x(rng_, n_tokens, c.cols, 1, 1);
-  const int64_t x_stride = (c.cols + 7) / 8 * 8 + 8, out_stride = c.rows + 1;
+  const int64_t x_stride = (c.cols + 15) / 16 * 16 + 16, out_stride = c.rows + 1;
   const OnCard<float> x_on_card(stream_, x.values), out(n_tokens * out_stride);
   const OnCard<float> partial(matrix_partials(w.view(), n_tokens, n_multiprocessors) + 1);
   const OnCard<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
@@ -276,12 +276,13 @@ TEST_F(GpuProducts, MatrixBf16) {
 TEST_F(GpuProducts, RoundRows) {
   const Rows x(rng_, 5, 19, 100, 2);
   const OnCard<float> on_card(stream_, x.values);
-  const OnCard<bf16> out(5 * 24);
-  round_rows(stream_, {on_card.data(), out.data(), x.stride, 24, 5, 19});
+  const OnCard<bf16> out(5 * 32);
+  round_rows(stream_, {on_card.data(), out.data(), x.stride, 32, 5, 19});
   const std::vector<bf16> got = out.values(stream_);
   for (int r = 0; r < 5; ++r)
-    for (int c = 0; c < 24; ++c)
-      EXPECT_EQ(got[r * 24 + c].bits, c < 19 ? narrow(x.at(r, c)).bits : 0) << r << ", " << c;
+    for (int c = 0; c < 32; ++c)
+      EXPECT_EQ(got[r * 32 + product_column(c)].bits, c < 19 ? narrow(x.at(r, c)).bits : 0)
+          << r << ", " << c;
 }
 
 }  // namespace
