@@ -25,6 +25,7 @@ constexpr int kGroup = kType == Number::kF8E4M3 ? 4 : 2;
 template <int kTiles>
 struct Shared {
   uint4 x[kMaxSteps][2][kTiles][32];
+  float scale[kMaxSteps][kRows];
   bool last;
 };
 
@@ -52,6 +53,12 @@ struct KernelArgs {
   int n_heads, rows_per_head;
 };
 
+// The column of the first of 8 that a lane multiplies in half p of a step.
+template <Number kType>
+__device__ int column_of(int half, int lane) {
+  return kType == Number::kF8E4M3 ? lane % 4 * 16 + half * 8 : half * 32 + lane % 4 * 8;
+}
+
 __device__ SkinnyArgs args_of_block(const KernelArgs& k);
 __device__ Share share_of_block(const SkinnyArgs& a, int steps_each);
 template <Number kType>
@@ -59,9 +66,10 @@ __device__ void load_group(const Weight& w, const Share& share, int step,
                            const uint8_t* const (&row)[2], Loaded<kType> (&out)[kGroup<kType>]);
 template <Number kType, int kTiles>
 __device__ void stage_x(const SkinnyArgs& a, const Share& share, Shared<kTiles>& s);
+template <int kTiles>
+__device__ void stage_scales(const Weight& w, const Share& share, Shared<kTiles>& s);
 template <Number kType, int kTiles>
-__device__ void multiply(const Weight& w, const Share& share, int step, int row,
-                         const Loaded<kType>& loaded, const Shared<kTiles>& s,
+__device__ void multiply(int step, const Loaded<kType>& loaded, const Shared<kTiles>& s,
                          float (&sum)[kTiles][4]);
 template <int kTiles>
 __device__ void store(const SkinnyArgs& a, int row, const float (&sum)[kTiles][4],
@@ -77,21 +85,27 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_consta
   const int row = blockIdx.x * kRows + warp * 16 + lane / 4;
   const uint8_t* rows[2];
   for (int i = 0; i < 2; ++i)  // rows that do not exist are multiplied as copies, and not stored
-    rows[i] = static_cast<const uint8_t*>(a.w.data) +
-              min(row + 8 * i, a.w.rows - 1) * a.w.stride * bytes_of(kType);
+    rows[i] = static_cast<const uint8_t*>(a.w.data) + (min(row + 8 * i, a.w.rows - 1) * a.w.stride +
+                                                       share.first + column_of<kType>(0, lane)) *
+                                                          bytes_of(kType);
 
-  Loaded<kType> now[kGroup<kType>], next[kGroup<kType>];
+  constexpr int kSteps = kGroup<kType>;
+  Loaded<kType> now[kSteps], next[kSteps];
   float sum[kTiles][4] = {};
+  const auto multiply_group = [&](int step, const Loaded<kType>(&loaded)[kSteps]) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i)
+      if (step + i < share.n_steps) multiply<kType>(step + i, loaded[i], s, sum);
+  };
   load_group<kType>(a.w, share, 0, rows, now);
   stage_x<kType>(a, share, s);
+  if constexpr (kType == Number::kF8E4M3) stage_scales(a.w, share, s);
   __syncthreads();
-  for (int step = 0; step < share.n_steps; step += kGroup<kType>) {
-    load_group<kType>(a.w, share, step + kGroup<kType>, rows, next);
-#pragma unroll
-    for (int i = 0; i < kGroup<kType>; ++i) {
-      if (step + i < share.n_steps) multiply<kType>(a.w, share, step + i, row, now[i], s, sum);
-      now[i] = next[i];
-    }
+  for (int step = 0; step < share.n_steps; step += 2 * kSteps) {
+    load_group<kType>(a.w, share, step + kSteps, rows, next);
+    multiply_group(step, now);
+    load_group<kType>(a.w, share, step + 2 * kSteps, rows, now);
+    multiply_group(step + kSteps, next);
   }
   store(a, row, sum, s);
 }
@@ -113,28 +127,26 @@ __device__ Share share_of_block(const SkinnyArgs& a, int steps_each) {
   return {first * kStep, min(steps_each, n_steps - first)};
 }
 
-// The column of the first of 8 that a lane multiplies in half p of a step.
-template <Number kType>
-__device__ int column_of(int half, int lane) {
-  return kType == Number::kF8E4M3 ? lane % 4 * 16 + half * 8 : half * 32 + lane % 4 * 8;
-}
-
+// `row` points to the lane's first column of the share.
 template <Number kType>
 __device__ void load_group(const Weight& w, const Share& share, int step,
                            const uint8_t* const (&row)[2], Loaded<kType> (&out)[kGroup<kType>]) {
-  const int lane = threadIdx.x % 32;
+  const int first = share.first + step * kStep, lane = threadIdx.x % 32;
+  const bool whole =
+      step + kGroup<kType> <= share.n_steps && first + kGroup<kType> * kStep <= w.cols;
 #pragma unroll
-  for (int i = 0; i < kGroup<kType>; ++i) {
+  for (int i = 0; i < kGroup<kType>; ++i)
 #pragma unroll
     for (int load = 0; load < Loaded<kType>::kLoads; ++load) {
-      const int column = share.first + (step + i) * kStep + column_of<kType>(load, lane);
-      const bool valid = step + i < share.n_steps && column < w.cols;
+      const int column = i * kStep + column_of<kType>(load, 0);
+      const bool valid = whole || (step + i < share.n_steps &&
+                                   first + i * kStep + column_of<kType>(load, lane) < w.cols);
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         out[i].word[r][load] =
-            valid ? load_once_16(row[r] + column * bytes_of(kType)) : uint4{0, 0, 0, 0};
+            valid ? load_once_16(row[r] + (step * kStep + column) * bytes_of(kType))
+                  : uint4{0, 0, 0, 0};
     }
-  }
 }
 
 template <Number kType, int kTiles>
@@ -161,6 +173,17 @@ __device__ void stage_x(const SkinnyArgs& a, const Share& share, Shared<kTiles>&
   }
 }
 
+// Of every step and row: a warp reads eight rows at a time.
+template <int kTiles>
+__device__ void stage_scales(const Weight& w, const Share& share, Shared<kTiles>& s) {
+  for (int i = threadIdx.x; i < share.n_steps * kRows; i += kThreads) {
+    const int step = i / kRows,
+              row = min(static_cast<int>(blockIdx.x) * kRows + i % kRows, w.rows - 1);
+    s.scale[step][i % kRows] = w.scale[(w.row0 + row) / w.block_rows * w.scale_stride +
+                                       (share.first + step * kStep) / w.block_cols];
+  }
+}
+
 // Words 2 i and 2 i + 1 of what was loaded: 4 columns of BF16, for mma i of half p.
 template <Number kType>
 __device__ void columns_of(const uint4 (&word)[Loaded<kType>::kLoads], int half, int i,
@@ -175,8 +198,7 @@ __device__ void columns_of(const uint4 (&word)[Loaded<kType>::kLoads], int half,
 }
 
 template <Number kType, int kTiles>
-__device__ void multiply(const Weight& w, const Share& share, int step, int row,
-                         const Loaded<kType>& loaded, const Shared<kTiles>& s,
+__device__ void multiply(int step, const Loaded<kType>& loaded, const Shared<kTiles>& s,
                          float (&sum)[kTiles][4]) {
   float part[kTiles][4] = {};
 #pragma unroll
@@ -196,12 +218,9 @@ __device__ void multiply(const Weight& w, const Share& share, int step, int row,
   }
   float scale[2] = {1, 1};
   if constexpr (kType == Number::kF8E4M3) {
-    const int column = (share.first + step * kStep) / w.block_cols;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int block = (w.row0 + min(row + 8 * i, w.rows - 1)) / w.block_rows;
-      scale[i] = w.scale[block * w.scale_stride + column];
-    }
+    const float* of_rows = &s.scale[step][threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4];
+    scale[0] = of_rows[0];
+    scale[1] = of_rows[8];
   }
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile)
