@@ -54,17 +54,17 @@ void GpuProducts::skinny(int n_tokens, const WeightCase& c, int n_multiprocessor
   const RandomWeight w(stream_, rng_, c);
   const Rows x(rng_, n_tokens, c.cols, 1, pad);
   const int64_t out_stride = c.rows + 3;
-  const OnCard<float> x_on_card(stream_, x.values), out(n_tokens * out_stride);
+  const OnCard<float> x_on_card(stream_, x.values);
   const OnCard<float> partial(skinny_partials(w.view(), n_tokens, n_multiprocessors) + 1);
   const OnCard<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
-  const SkinnyArgs args = {.x = x_on_card.data(),
-                           .w = w.view(),
-                           .out = out.data(),
-                           .x_stride = x.stride,
-                           .out_stride = out_stride,
-                           .n_tokens = n_tokens,
-                           .workspace = {partial.data(), counters.data()},
-                           .n_multiprocessors = n_multiprocessors};
+  SkinnyArgs args = {.x = x_on_card.data(),
+                     .w = w.view(),
+                     .out = nullptr,
+                     .x_stride = x.stride,
+                     .out_stride = out_stride,
+                     .n_tokens = n_tokens,
+                     .workspace = {partial.data(), counters.data()},
+                     .n_multiprocessors = n_multiprocessors};
   Expected want;
   for (int t = 0; t < n_tokens; ++t)
     for (int r = 0; r < c.rows; ++r) {
@@ -77,6 +77,8 @@ void GpuProducts::skinny(int n_tokens, const WeightCase& c, int n_multiprocessor
       want.add(sum, magnitude, c.cols);
     }
   for (int run = 0; run < 2; ++run) {  // the second finds the counters as the first left them
+    const OnCard<float> out(n_tokens * out_stride);
+    args.out = out.data();
     skinny_product(stream_, args);
     expect_close(written(out.values(stream_), n_tokens, c.rows, out_stride), want.values,
                  want.bounds);
@@ -225,7 +227,7 @@ void GpuProducts::matrix(int n_tokens, const WeightCase& c, int n_multiprocessor
   const RandomWeight w(stream_, rng_, c);
   const Rows x(rng_, n_tokens, c.cols, 1, 1);
   const int64_t x_stride = (c.cols + 15) / 16 * 16 + 16, out_stride = c.rows + 1;
-  const OnCard<float> x_on_card(stream_, x.values), out(n_tokens * out_stride);
+  const OnCard<float> x_on_card(stream_, x.values);
   const OnCard<float> partial(matrix_partials(w.view(), n_tokens, n_multiprocessors) + 1);
   const OnCard<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
   const OnCard<bf16> x_rounded(n_tokens * x_stride);
@@ -247,6 +249,7 @@ void GpuProducts::matrix(int n_tokens, const WeightCase& c, int n_multiprocessor
       want.add(sum, magnitude, c.cols);
     }
   for (int run = 0; run < 2; ++run) {
+    const OnCard<float> out(n_tokens * out_stride);
     matrix_product(stream_, {.x = x_rounded.data(),
                              .w = w.view(),
                              .out = out.data(),

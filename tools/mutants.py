@@ -20,13 +20,16 @@ FILES = ["CMakeLists.txt"]
 TESTS = ["topology_test", "team_test", "scheduler_test", "server_test", "plan_rules_test", "assign_test", "placement_test", "cpu_parts_test",
          "routing_recorder_test", "measured_curves_test", "simulate_test", "machine_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
-         "experts_test", "attention_test", "cpu_kernels_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test"]
+         "experts_test", "attention_test", "cpu_kernels_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test"]
 TESTS_OF = {
     "cpu_kernels/amx": ["emulated_byte_products_test", "quantized_weights_test", "cpu_kernels_test"],
     "cpu_kernels/avx512_int8": ["quantized_weights_test"],
     "cpu_kernels/avx512_i4": ["quantized_weights_test"],
     "cpu_kernels/avx2_int8": ["quantized_weights_test"],
     "cpu_kernels/": ["cpu_kernels_test", "quantized_weights_test"],
+    "gpu_kernels/grouped": ["gpu_experts_test"],
+    "gpu_kernels/mla": ["gpu_attention_test"],
+    "gpu_kernels/": ["gpu_products_test", "gpu_experts_test"],
     "src/ops/cpu_attention": ["attention_test"],
     "src/ops/cpu_weights": ["quantized_weights_test", "experts_test", "load_weights_test"],
     "src/ops/router": ["router_test"],
@@ -264,6 +267,24 @@ MUTANTS = [
     ("several models' rows make one curve", "src/bench/measured_curves.cpp", [("if (s.model == model && at > 0)", "if (at > 0)")]),
     ("curves may descend", "src/io/machine_json.cpp", [("if (!(x > before &&", "if (!(x > 0 * before &&")]),
     ("nodes may contradict the machine's memory", "src/io/machine_json.cpp", [("if (m.memory_bytes() != memory)", "if (false)")]),
+    ("FP8 codes of a word exchanged on the card", "gpu_kernels/e4m3.h", [("0x1404", "0x0414")]),
+    ("skinny product: the second row takes the first one's scale", "gpu_kernels/skinny_product.cu", [("scale[1] = of_rows[8];", "scale[1] = of_rows[0];")]),
+    ("skinny product: counters left as they are", "gpu_kernels/skinny_product.cu", [("    if (s.last) *counter = 0;\n", "")]),
+    ("skinny product: columns of one block forgotten", "gpu_kernels/skinny_product.cu", [("split < gridDim.y; ++split", "split + 1 < gridDim.y; ++split")]),
+    ("per head: scale of the first columns for all", "gpu_kernels/per_head_product.cu", [("blockIdx.x * kColumns / a.w.block_cols", "0")]),
+    ("matrix tile: a copy is used before it is done", "gpu_kernels/matrix_tile.h", [("cp_async_wait<kStages - 2>();", "cp_async_wait<kStages - 1>();")]),
+    ("matrix tile: no barrier between copying and using", "gpu_kernels/matrix_tile.h", [("      cp_async_wait<kStages - 2>();\n      __syncthreads();", "      cp_async_wait<kStages - 2>();")]),
+    ("matrix tile: scales of the next block come too early", "gpu_kernels/matrix_tile.h", [("s.scale[(block + 1) % 2]", "s.scale[block % 2]")]),
+    ("grouped experts: gate and up exchanged", "gpu_kernels/grouped_product.cu", [("g = sum[m][n][i + e], u = sum[m][n + kHalf][i + e]", "u = sum[m][n][i + e], g = sum[m][n + kHalf][i + e]")]),
+    ("grouped experts: a tile reaches into the next expert", "gpu_kernels/grouped_product.cu", [("min(tile_rows, end - first)", "tile_rows")]),
+    ("GPU decode: a token sees its successor", "gpu_kernels/mla_decode.cu", [("w.before + 1 + (w.first_row", "w.before + 2 + (w.first_row")]),
+    ("GPU decode: sums rescaled only where the first row asks", "gpu_kernels/mla_decode.cu", [("rescale[lane] != 1", "rescale[0] != 1")]),
+    ("GPU decode: no barrier between weights and their use", "gpu_kernels/mla_decode.cu", [("    tiles.advance(tile + 1, s);\n    __syncthreads();", "    tiles.advance(tile + 1, s);")]),
+    ("GPU decode: shares joined as if they were equal", "gpu_kernels/mla_decode.cu", [("exp2_approx(a.partial_lse[i * a.n_rows + row] - max);", "1;")]),
+    ("GPU decode: every tile in the first page", "gpu_kernels/mla_tiles.h", [("      page_ = page_of(tile + 1);  // long before it is needed\n", "")]),
+    ("GPU decode: FP8 latents with the first scale alone", "gpu_kernels/mla_tiles.h", [("kMaxKvRank)[chunk / 8]", "kMaxKvRank)[0]")]),
+    ("GPU prefill: a token does not see itself", "gpu_kernels/mla_prefill.cu", [("before + 1 + first_token - tile", "before + first_token - tile")]),
+    ("GPU prefill: later heads take the first heads' scales", "gpu_kernels/mla_prefill.cu", [("    w.row0 += first * head_dim;\n", "")]),
 ]
 
 
@@ -332,7 +353,7 @@ def main():
     options = parser.parse_args()
 
     copy_sources()
-    configured = run(["cmake", "-G", "Ninja", "-S", str(COPY), "-B", str(COPY / "build"), "-DCMAKE_CXX_FLAGS_RELEASE=-O1"])
+    configured = run(["cmake", "-G", "Ninja", "-S", str(COPY), "-B", str(COPY / "build"), "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DTANDEM_CUDA=off"])
     if configured.returncode != 0:
         sys.exit("error: the unchanged copy does not configure")
     build(TESTS)

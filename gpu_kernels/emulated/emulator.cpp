@@ -156,6 +156,7 @@ void Block::run(Grid& grid, int index) {
   shared = static_cast<std::byte*>(grid.shared[i % grid.shared.size()].get());
   shared_bytes = shape.shared_bytes;
   std::memset(shared, 0xff, static_cast<size_t>(shared_bytes));
+  publish(&grid.begin_mark);  // which every thread of the block observes first
   prepare(shape.threads);
   std::vector<int> order = schedule(shape.threads, 0);
   const bool fixed = order == schedule(shape.threads, 1);
