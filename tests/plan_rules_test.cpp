@@ -40,7 +40,7 @@ TEST(SeedRules, MostUsefulExpertParallelAndItsBound) {
 
 TEST(SeedRules, RidgeBatchOfAnExpert) {
   const auto ridge = [](const char* machine, double PeakRates::*peak) {
-    const Gpu& gpu = known_machine(machine).gpus[0];
+    const Gpu gpu = known_machine(machine).gpus[0];
     return ridge_tokens_per_expert(gpu.peak.*peak, gpu.read_bytes_per_second, 1);
   };
   EXPECT_NEAR(ridge("16xh800", &PeakRates::fp8), 295, 1);
