@@ -16,8 +16,8 @@ struct Shared {
 // w of one row, columns to column + 3; beyond the last column w may be read up to its 16 bytes.
 template <Number kType>
 __device__ float4 decode(const Weight& w, int64_t row, int column) {
-  const uint8_t* p =
-      static_cast<const uint8_t*>(w.data) + (row * w.stride + column) * bytes_of(kType);
+  constexpr int kBytes = bytes_of(kType);
+  const uint8_t* p = static_cast<const uint8_t*>(w.data) + (row * w.stride + column) * kBytes;
   if constexpr (kType == Number::kF32) return *reinterpret_cast<const float4*>(p);
   if constexpr (kType == Number::kBF16) {
     const uint2 v = *reinterpret_cast<const uint2*>(p);
