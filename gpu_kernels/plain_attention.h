@@ -16,13 +16,13 @@ struct CachePages {
 
 // out = sum over keys of softmax(scale * (q . latent + q_rope . key)) latent.
 struct PlainAttentionArgs {
-  Matrix q;           // [tokens * n_heads, rank]
-  Matrix q_rope;      // [tokens * n_heads, rope_dim]
+  Matrix q;           // [n_tokens * n_heads, rank]
+  Matrix q_rope;      // [n_tokens * n_heads, rope_dim]
   const bf16* cache;  // [.., rank + rope_dim]
   int64_t cache_stride;
   CachePages at;
-  Matrix out;                 // [tokens * n_heads, rank]
-  int first_token, n_tokens;  // rows of other tokens are left alone
+  Matrix out;                 // [n_tokens * n_heads, rank]
+  int first_token, n_tokens;  // of the step
   int n_heads, rank, rope_dim;
   float scale;
 };

@@ -51,6 +51,7 @@ nlohmann::ordered_json run_report(const LoadedModel& loaded, const Request& requ
           {"peak_rss_bytes", peak_rss_bytes()},
           {"model_bytes", load.bytes},
           {"finish_reason", name_of(c.finish)},
+          {"device", loaded.device()},
           {"isa", loaded.isa()},
           {"threads", loaded.n_threads()}};
 }

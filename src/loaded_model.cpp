@@ -81,6 +81,16 @@ std::optional<WeightFormat> choose_experts(const ModelOptions& options, ModelWei
   return chosen;
 }
 
+// auto falls back to the CPU, and says so.
+bool uses_gpu(const ModelOptions& options) {
+  require(options.device == "auto" || options.device == "cpu" || options.device == "cuda",
+          "--device {}: choose auto, cpu or cuda", options.device);
+  if (options.device != "auto") return options.device == "cuda";
+  const std::string why_not = why_no_gpu();
+  if (!why_not.empty()) options.warn(fmt::format("the CPU computes: {}", why_not));
+  return why_not.empty();
+}
+
 }  // namespace
 
 LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
@@ -90,11 +100,37 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
       placed_(placed_by(options, config_, topology_)),
       context_(choose_context(options, config_, placed_)) {
   for (const std::string& line : topology_.notes) options.warn(line);
-  const DType cache_type = cache_type_for(kernels_);
-  const int max_tokens = static_cast<int>(
-      std::min<int64_t>(placed_ ? placed_->chunk_tokens : options.step_tokens,
-                        std::max(context_, options.max_kv_tokens)));
+  uses_gpu(options) ? load_on_gpu(options, progress) : load_on_cpu(options, progress);
+}
 
+void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progress) {
+  require(options.experts == "auto",
+          "--experts {}: a GPU keeps routed experts as the checkpoint stores them; leave it out",
+          options.experts);
+  require(!placed_ && !options.record_routing,
+          "--placement and recording of routing are for --device cpu: leave them out");
+  const WeightStore store(options.directory);
+  ModelWeights stored = stored_weights(store, config_);
+  const auto max_tokens = static_cast<int>(std::min<int64_t>(options.step_tokens, context_));
+  const DeepSeek::Limits limits = {max_tokens, std::min(max_tokens, options.max_logits)};
+  gpu_ = load_gpu_model(store, stored, config_,
+                        {.max_tokens = limits.max_tokens,
+                         .max_logits = limits.max_logits,
+                         .context = context_,
+                         .n_threads = topology_.n_cores(),
+                         .progress = progress});
+  report_ = gpu_->report();
+  model_ = std::make_unique<DeepSeek>(config_, gpu_->weights(), gpu_->ops(), gpu_->experts(),
+                                      limits, options.attention);
+  const int64_t bytes = KvCache::bytes_for(config_, context_, DType::kBF16);
+  cache_ = std::make_unique<KvCache>(config_, context_, DType::kBF16, gpu_->ops().allocate(bytes));
+}
+
+void LoadedModel::load_on_cpu(const ModelOptions& options, const Progress& progress) {
+  const DType cache_type = cache_type_for(kernels_);
+  const int max_tokens =
+      static_cast<int>(std::min<int64_t>(placed_ ? placed_->chunk_tokens : options.step_tokens,
+                                         std::max(context_, options.max_kv_tokens)));
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
   const ExpertsLayout experts =

@@ -7,6 +7,7 @@
 
 #include "core/team.h"
 #include "engine/deepseek.h"
+#include "gpu_model.h"
 #include "load_weights.h"
 #include "offload/cpu_experts.h"
 #include "offload/routing_recorder.h"
@@ -20,9 +21,10 @@ constexpr int kStepTokens = 512;  // tokens of a prompt that one step computes
 
 struct ModelOptions {
   std::string directory;
-  std::string isa = "auto";  // auto, or a name of cpu::Isa
-  int n_threads = 0;         // 0: one a core
-  int64_t context = 0;       // tokens of a sequence; 0: the model's own, at most kDefaultContext
+  std::string device = "cpu";  // auto, cpu or cuda
+  std::string isa = "auto";    // auto, or a name of cpu::Isa
+  int n_threads = 0;           // 0: one a core
+  int64_t context = 0;         // tokens of a sequence; 0: the model's own, at most kDefaultContext
   // Tokens of KV cache for all sequences: at least one context, and more as this part of the memory
   // that is free once the weights are loaded allows, at most max_kv_tokens.
   double kv_fraction = 0;
@@ -54,11 +56,16 @@ class LoadedModel {
   int64_t context() const { return context_; }
   int n_threads() const { return topology_.n_cores(); }
   const char* isa() const { return kernels_.name; }
+  // The name of the GPU that computes, or cpu.
+  std::string device() const { return gpu_ ? gpu_->card() : "cpu"; }
   const LoadReport& load_report() const { return report_; }
   const RoutingRecorder* routing() const { return recorder_.get(); }  // null: not recorded
   int64_t packed_bytes() const { return static_cast<int64_t>(home_.bytes().size()); }
 
  private:
+  void load_on_gpu(const ModelOptions& options, const Progress& progress);
+  void load_on_cpu(const ModelOptions& options, const Progress& progress);
+
   const ModelConfig config_;
   const cpu::KernelTable kernels_;
   const Topology topology_;               // the part of it that computes
@@ -67,6 +74,7 @@ class LoadedModel {
   CpuWeights home_{kernels_, topology_};
   ModelWeights weights_;
   LoadReport report_;
+  std::unique_ptr<GpuModel> gpu_;  // null: the CPU computes, with what follows
   std::unique_ptr<Team> team_;
   std::unique_ptr<CpuOps> ops_;
   std::unique_ptr<CpuExperts> experts_;

@@ -21,6 +21,11 @@ void add_model_options(CLI::App& command, Options& o) {
                                                       {"absorb", AttentionForm::kAbsorbed}};
   command.add_option("MODEL", o.model.directory,
                      "Hugging Face model directory; without it, the embedded tiny-r1");
+  command
+      .add_option("--device", o.model.device,
+                  "what computes: cpu, cuda (all of the model on one NVIDIA GPU), or auto (the GPU "
+                  "where there is one)")
+      ->capture_default_str();
   command.add_option("--threads", o.model.n_threads, "threads, pinned one to a core; 0: all cores")
       ->capture_default_str();
   command

@@ -1,13 +1,27 @@
 # Tests of GPU kernels, gpu_*_test.cpp, or .cu where they hold kernels of their own: with the
 # emulated GPU, in three orders of its threads; and linked with CUDA as gpu_*_test_cuda, to be run
-# where a GPU is (tests/gpu_check.sh).
+# where a GPU is (tests/gpu_check.sh). gpu_engine_test has the whole program.
+function(link_gpu_test target gpu)
+  if(target MATCHES engine)
+    target_link_libraries(${target} PRIVATE tandem_app_${gpu})
+    target_compile_definitions(${target} PRIVATE TANDEM_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  else()
+    target_link_libraries(${target} PRIVATE tandem_ops tandem_gpu_${gpu})
+  endif()
+  target_link_libraries(${target} PRIVATE GTest::gtest)
+endfunction()
+
 file(GLOB gpu_tests CONFIGURE_DEPENDS gpu_*_test.cpp gpu_*_test.cu)
 foreach(source ${gpu_tests})
   get_filename_component(name ${source} NAME_WE)
   set_source_files_properties(${source} PROPERTIES LANGUAGE CXX)
   add_executable(${name} ${source} gpu_main.cpp)
-  target_link_libraries(${name} PRIVATE tandem_gpu_emulated tandem_ops GTest::gtest)
-  foreach(order forward reverse shuffled)
+  link_gpu_test(${name} emulated)
+  set(orders forward reverse shuffled)
+  if(name MATCHES engine)  # of every kernel on its own all three
+    set(orders shuffled)
+  endif()
+  foreach(order ${orders})
     add_test(NAME ${name}_${order} COMMAND ${name})
     set_tests_properties(${name}_${order} PROPERTIES ENVIRONMENT TANDEM_GPU_ORDER=${order} TIMEOUT ${seconds})
   endforeach()
@@ -20,6 +34,6 @@ foreach(source ${gpu_tests})
     add_executable(${name}_cuda ${source} gpu_main.cpp)
     set_target_properties(${name}_cuda PROPERTIES CUDA_STANDARD 20)
     target_include_directories(${name}_cuda PRIVATE ${CMAKE_SOURCE_DIR}/gpu_kernels/cuda)
-    target_link_libraries(${name}_cuda PRIVATE tandem_gpu_cuda tandem_ops GTest::gtest)
+    link_gpu_test(${name}_cuda cuda)
   endif()
 endforeach()

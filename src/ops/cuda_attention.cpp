@@ -1,0 +1,199 @@
+#include "ops/cuda_attention.h"
+
+#include <algorithm>
+
+#include "gpu_kernels/attention.h"
+#include "ops/cuda_weights.h"
+
+namespace tandem {
+namespace {
+
+static_assert(gpu::kPageTokens == kPageSize);
+
+constexpr int kPlainTokens = 32;               // whose queries are projected at a time
+constexpr int64_t kRestoredBytes = 256 << 20;  // of keys and values, unless a head needs more
+
+// Of the kernel that restores keys and values.
+constexpr int kBlockCols = 64;
+
+bool takes_absorbed(const MlaConfig& m) {
+  return m.kv_rank <= gpu::kMaxKvRank && m.cache_dim() <= gpu::kMaxCacheDim && m.kv_rank % 2 == 0 &&
+         m.rope_dim % 2 == 0;
+}
+
+bool takes_naive(const MlaConfig& m) {
+  return takes_absorbed(m) && (m.nope_dim + 7) / 8 * 8 + m.rope_dim <= gpu::kMaxQkDim &&
+         m.v_dim <= gpu::kMaxVDim && m.nope_dim % 2 == 0 && m.v_dim % 2 == 0;
+}
+
+// (token, head) rows of which parts are kept: each multiprocessor's 64 where the context is shared,
+// or every row once.
+int64_t partial_rows(const MlaConfig& m, CudaLimits limits) {
+  return std::max<int64_t>(int64_t{limits.n_multiprocessors} * 64,
+                           int64_t{limits.max_tokens} * m.n_heads);
+}
+
+int64_t bytes_of_restored_head(const MlaConfig& m, CudaLimits limits) {
+  return limits.context * (m.nope_dim + m.v_dim) * int64_t{sizeof(bf16)};
+}
+
+int heads_at_once(const MlaConfig& m, CudaLimits limits) {
+  const int64_t fit = kRestoredBytes / bytes_of_restored_head(m, limits);
+  return static_cast<int>(std::clamp<int64_t>(fit, 1, m.n_heads));
+}
+
+struct Scratch {
+  int64_t partial, lse, latents, restored, plain;  // bytes
+  int64_t sum() const { return partial + lse + latents + restored + plain; }
+};
+
+Scratch scratch_for(const MlaConfig& m, CudaLimits limits) {
+  const int64_t rows = partial_rows(m, limits), f32 = sizeof(float), b16 = sizeof(bf16);
+  return {.partial = rows * m.kv_rank * f32,
+          .lse = rows * f32,
+          .latents = limits.context * ((m.kv_rank + 7) / 8 * 8) * b16,
+          .restored = bytes_of_restored_head(m, limits) * heads_at_once(m, limits),
+          .plain = 2 * int64_t{kPlainTokens} * m.n_heads * m.kv_rank * f32};
+}
+
+gpu::LatentCache latent_cache(const MlaArgs& a) {
+  return {.data = a.cache.data,
+          .stride = a.cache.stride,
+          .kv_rank = a.mla.kv_rank,
+          .rope_dim = a.mla.rope_dim,
+          .fp8 = false};
+}
+
+gpu::Matrix matrix(TensorView t) { return {static_cast<float*>(t.data), t.stride}; }
+float* floats(TensorView t) { return static_cast<float*>(t.data); }
+
+}  // namespace
+
+CudaAttention::CudaAttention(const MlaConfig& m, CudaLimits limits, const CudaBatch& batch,
+                             CudaProducts& products, gpu::Stream& stream)
+    : limits_(limits),
+      batch_(batch),
+      products_(products),
+      stream_(stream),
+      partial_rows_(partial_rows(m, limits)),
+      heads_at_once_(heads_at_once(m, limits)) {
+  require(
+      m.kv_rank <= gpu::kMaxPlainRank && m.cache_dim() <= gpu::kMaxPlainDim,
+      "kv_lora_rank {} and qk_rope_head_dim {}: attention on a GPU is made for at most {} and {} "
+      "together; use --device cpu",
+      m.kv_rank, m.rope_dim, gpu::kMaxPlainRank, gpu::kMaxPlainDim);
+  const Scratch bytes = scratch_for(m, limits);
+  partial_ = gpu::Buffer(bytes.partial, gpu::Site::kDevice);
+  partial_lse_ = gpu::Buffer(bytes.lse, gpu::Site::kDevice);
+  latents_ = gpu::Buffer(bytes.latents, gpu::Site::kDevice);
+  restored_ = gpu::Buffer(bytes.restored, gpu::Site::kDevice);
+  plain_ = gpu::Buffer(bytes.plain, gpu::Site::kDevice);
+}
+
+int64_t CudaAttention::bytes_for(const MlaConfig& mla, CudaLimits limits) {
+  return scratch_for(mla, limits).sum();
+}
+
+void CudaAttention::absorbed(const MlaArgs& a) {
+  const Sequence &first = a.sequences.front(), &last = a.sequences.back();
+  const int64_t heads = a.mla.n_heads, n_rows = a.q.rows;
+  if (!takes_absorbed(a.mla)) {
+    const int n_tokens = last.first_token + last.n_tokens - first.first_token;
+    const auto rows = [&](TensorView t) {
+      return t.rows_from(first.first_token * heads, n_tokens * heads);
+    };
+    return absorbed_plainly(a, first.first_token, n_tokens, rows(a.q), rows(a.q_rope), rows(a.out));
+  }
+  const gpu::PagedSequences sequences = batch_.sequences(a.sequences);
+  const int wanted = gpu::mla_decode_splits(sequences.n, sequences.max_tokens, a.mla.n_heads,
+                                            limits_.n_multiprocessors);
+  const auto n_splits = static_cast<int>(std::min<int64_t>(wanted, partial_rows_ / n_rows));
+  gpu::mla_decode(stream_, {.q = floats(a.q),
+                            .q_rope = floats(a.q_rope),
+                            .cache = latent_cache(a),
+                            .sequences = sequences,
+                            .partial = partial_.as<float>(),
+                            .partial_lse = partial_lse_.as<float>(),
+                            .out = floats(a.out),
+                            .q_stride = a.q.stride,
+                            .q_rope_stride = a.q_rope.stride,
+                            .out_stride = a.out.stride,
+                            .n_rows = n_rows,
+                            .n_heads = a.mla.n_heads,
+                            .n_splits = n_splits,
+                            .softmax_scale = a.softmax_scale});
+}
+
+void CudaAttention::naive(const MlaArgs& a, const QuantView& kv_b) {
+  const bool restores = takes_naive(a.mla) && for_tensor_cores(gpu_weight(kv_b), kBlockCols);
+  for (const Sequence& s : a.sequences)
+    restores ? restore_and_attend(a, s, kv_b) : naive_through_latents(a, s, kv_b);
+}
+
+void CudaAttention::restore_and_attend(const MlaArgs& a, const Sequence& s, const QuantView& kv_b) {
+  const int64_t first = int64_t{s.first_token} * a.mla.n_heads;
+  const int64_t rows = int64_t{s.n_tokens} * a.mla.n_heads;
+  const auto part = [&](TensorView t) { return t.rows_from(first, rows); };
+  gpu::mla_prefill(stream_, {.q = floats(part(a.q)),
+                             .q_rope = floats(part(a.q_rope)),
+                             .cache = latent_cache(a),
+                             .pages = batch_.sequences({&s, 1}).pages,
+                             .kv_b = gpu_weight(kv_b),
+                             .latents = latents_.as<bf16>(),
+                             .restored = restored_.as<bf16>(),
+                             .out = floats(part(a.out)),
+                             .q_stride = a.q.stride,
+                             .q_rope_stride = a.q_rope.stride,
+                             .out_stride = a.out.stride,
+                             .n_tokens = s.n_tokens,
+                             .kv_length = s.kv_length,
+                             .n_heads = a.mla.n_heads,
+                             .heads_at_once = heads_at_once_,
+                             .nope_dim = a.mla.nope_dim,
+                             .v_dim = a.mla.v_dim,
+                             .softmax_scale = a.softmax_scale});
+}
+
+// The same sums in another order: queries go into the space of the latents, outputs come back.
+void CudaAttention::naive_through_latents(const MlaArgs& a, const Sequence& s,
+                                          const QuantView& kv_b) {
+  const MlaConfig& m = a.mla;
+  const int64_t all = int64_t{kPlainTokens} * m.n_heads;
+  const TensorView scratch = {plain_.as<float>(), 2 * all, m.kv_rank, m.kv_rank, DType::kF32};
+  const auto project = [&](TensorView x, int first_row, bool transposed, TensorView out) {
+    products_.multiply_per_head({.x = x,
+                                 .w = kv_b,
+                                 .n_heads = m.n_heads,
+                                 .first_row = first_row,
+                                 .rows_per_head = m.nope_dim + m.v_dim,
+                                 .transposed = transposed,
+                                 .out = out});
+  };
+  for (int done = 0; done < s.n_tokens; done += kPlainTokens) {
+    const int token = s.first_token + done, n = std::min(kPlainTokens, s.n_tokens - done);
+    const int64_t first = int64_t{token} * m.n_heads, rows = int64_t{n} * m.n_heads;
+    const TensorView q = scratch.rows_from(0, rows), out = scratch.rows_from(all, rows);
+    project(a.q.rows_from(first, rows), 0, true, q);
+    absorbed_plainly(a, token, n, q, a.q_rope.rows_from(first, rows), out);
+    project(out, m.nope_dim, false, a.out.rows_from(first, rows));
+  }
+}
+
+// All matrices begin at the first token.
+void CudaAttention::absorbed_plainly(const MlaArgs& a, int first_token, int n_tokens, TensorView q,
+                                     TensorView q_rope, TensorView out) {
+  gpu::plain_attention(stream_, {.q = matrix(q),
+                                 .q_rope = matrix(q_rope),
+                                 .cache = static_cast<const bf16*>(a.cache.data),
+                                 .cache_stride = a.cache.stride,
+                                 .at = batch_.pages(),
+                                 .out = matrix(out),
+                                 .first_token = first_token,
+                                 .n_tokens = n_tokens,
+                                 .n_heads = a.mla.n_heads,
+                                 .rank = a.mla.kv_rank,
+                                 .rope_dim = a.mla.rope_dim,
+                                 .scale = a.softmax_scale});
+}
+
+}  // namespace tandem

@@ -1,0 +1,42 @@
+// Attention on a GPU, both forms: which kernel takes which dimensions, and the scratch that they
+// need.
+#pragma once
+#include "ops/cuda_batch.h"
+#include "ops/cuda_products.h"
+
+namespace tandem {
+
+struct CudaLimits {
+  int max_tokens;         // of a step
+  int64_t context;        // tokens of a sequence
+  int n_multiprocessors;  // of the card
+};
+
+class CudaAttention {
+ public:
+  // All references outlive the object. Throws Error for dimensions that no kernel takes.
+  CudaAttention(const MlaConfig& mla, CudaLimits limits, const CudaBatch& batch,
+                CudaProducts& products, gpu::Stream& stream);
+  static int64_t bytes_for(const MlaConfig& mla, CudaLimits limits);
+
+  void absorbed(const MlaArgs& args);
+  void naive(const MlaArgs& args, const QuantView& kv_b);
+
+ private:
+  void absorbed_plainly(const MlaArgs& args, int first_token, int n_tokens, TensorView q,
+                        TensorView q_rope, TensorView out);
+  void naive_through_latents(const MlaArgs& args, const Sequence& s, const QuantView& kv_b);
+  void restore_and_attend(const MlaArgs& args, const Sequence& s, const QuantView& kv_b);
+
+  const CudaLimits limits_;
+  const CudaBatch& batch_;
+  CudaProducts& products_;
+  gpu::Stream& stream_;
+  const int64_t partial_rows_;  // for which there is scratch
+  const int heads_at_once_;     // that are restored
+  gpu::Buffer partial_, partial_lse_;
+  gpu::Buffer latents_, restored_;
+  gpu::Buffer plain_;  // [2 * kPlainTokens * heads, kv_rank] queries and outputs among the latents
+};
+
+}  // namespace tandem

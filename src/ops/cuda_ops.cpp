@@ -1,0 +1,156 @@
+#include "ops/cuda_ops.h"
+
+#include <algorithm>
+
+#include "model/rope.h"
+#include "ops/cuda_weights.h"
+
+namespace tandem {
+namespace {
+
+int max_pages(CudaLimits limits) {
+  return static_cast<int>((limits.context + kPageSize - 1) / kPageSize);
+}
+
+gpu::GroupScore group_score(const RouterConfig& r) {
+  if (r.method == TopkMethod::kGreedy || r.n_groups == 1) return gpu::GroupScore::kNone;
+  return r.method == TopkMethod::kNoauxTc ? gpu::GroupScore::kSumOfBestTwo : gpu::GroupScore::kBest;
+}
+
+int rows_of(TensorView t) { return static_cast<int>(t.rows); }
+int cols_of(TensorView t) { return static_cast<int>(t.cols); }
+
+}  // namespace
+
+gpu::Matrix gpu_matrix(TensorView t) { return {static_cast<float*>(t.data), t.stride}; }
+
+CudaOps::CudaOps(const ModelConfig& c, CudaLimits limits, gpu::Stream& stream)
+    : stream_(stream),
+      batch_(limits.max_tokens, max_pages(limits)),
+      products_(c, limits.max_tokens, limits.n_multiprocessors, stream),
+      attention_(c.mla, limits, batch_, products_, stream),
+      frequencies_(int64_t{c.mla.rope_dim} / 2 * int64_t{sizeof(float)}, gpu::Site::kDevice) {
+  require(c.scale_block % 4 == 0,
+          "weight_block_size {}: a GPU takes multiples of 4; use --device cpu", c.scale_block);
+  require(c.router.n_experts <= gpu::kMaxExperts, "{} experts: the router on a GPU knows {}",
+          c.router.n_experts, gpu::kMaxExperts);
+  const std::vector<float> frequencies = rope_frequencies(c.rope, c.mla.rope_dim);
+  stream_.copy(frequencies.data(), frequencies_.bytes(), frequencies_.as<float>());
+  stream_.wait();
+}
+
+// Nothing that a kernel still uses may go.
+CudaOps::~CudaOps() { stream_.wait(); }
+
+int64_t CudaOps::bytes_for(const ModelConfig& c, CudaLimits limits) {
+  return CudaBatch::bytes_for(limits.max_tokens, max_pages(limits)) +
+         CudaProducts::bytes_for(c, limits.max_tokens, limits.n_multiprocessors) +
+         CudaAttention::bytes_for(c.mla, limits);
+}
+
+Buffer CudaOps::allocate(int64_t bytes) {
+  auto owner = std::make_shared<gpu::Buffer>(bytes, gpu::Site::kDevice);
+  return {std::span(owner->as<std::byte>(), static_cast<size_t>(bytes)), owner};
+}
+
+void CudaOps::to_host(TensorView x, TensorView out) {
+  check(x.stride == x.cols && out.stride == out.cols, "dense matrices come to the host");
+  stream_.copy(x.data, x.rows * x.row_bytes(), out.data);
+  stream_.wait();
+}
+
+void CudaOps::embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) {
+  const gpu::Weight w = gpu_weight(table);
+  gpu::embed(stream_, {.tokens = batch_.on_card(tokens),
+                       .table = w.data,
+                       .table_stride = w.stride,
+                       .type = w.type,
+                       .out = gpu_matrix(out),
+                       .rows = rows_of(out),
+                       .cols = cols_of(out)});
+}
+
+void CudaOps::rms_norm(TensorView x, const QuantView& gain, float eps, TensorView out) {
+  gpu::rms_norm(stream_, {.x = gpu_matrix(x),
+                          .gain = static_cast<const float*>(gain.q.data),
+                          .out = gpu_matrix(out),
+                          .rows = rows_of(x),
+                          .dim = cols_of(x),
+                          .eps = eps});
+}
+
+void CudaOps::add(TensorView x, TensorView delta) {
+  gpu::add(stream_, {gpu_matrix(x), gpu_matrix(delta), rows_of(x), cols_of(x)});
+}
+
+void CudaOps::clear(TensorView x) {
+  gpu::clear(stream_, {gpu_matrix(x), {}, rows_of(x), cols_of(x)});
+}
+
+void CudaOps::silu_mul(TensorView gate, TensorView up) {
+  gpu::silu_mul(stream_, {gpu_matrix(gate), gpu_matrix(up), rows_of(gate), cols_of(gate)});
+}
+
+void CudaOps::linear(TensorView x, const QuantView& w, TensorView out) {
+  products_.multiply(x, w, out);
+}
+
+void CudaOps::linear_per_head(const LinearPerHead& args) { products_.multiply_per_head(args); }
+
+void CudaOps::mla_absorbed(const MlaArgs& args) { attention_.absorbed(args); }
+
+void CudaOps::mla_naive(const MlaArgs& args, const QuantView& kv_b) {
+  attention_.naive(args, kv_b);
+}
+
+void CudaOps::rope(TensorView x, std::span<const int32_t> positions, const RopeTable& table) {
+  const auto tokens = static_cast<int>(positions.size());
+  gpu::rope(stream_, {.x = gpu_matrix(x),
+                      .positions = batch_.on_card(positions),
+                      .frequencies = frequencies_.as<float>(),
+                      .amplitude = table.amplitude,
+                      .tokens = tokens,
+                      .rows_per_token = rows_of(x) / tokens,
+                      .n_pairs = static_cast<int>(table.frequencies.size())});
+}
+
+void CudaOps::append_kv(const Batch& batch, TensorView kv, TensorView cache) {
+  check(cache.dtype == DType::kBF16, "the cache is BF16");
+  gpu::append_kv(stream_, {.kv = gpu_matrix(kv),
+                           .rows_of_cache = batch_.rows_of_cache(),
+                           .cache = static_cast<bf16*>(cache.data),
+                           .cache_stride = cache.stride,
+                           .tokens = batch.n(),
+                           .cols = cols_of(kv)});
+}
+
+void CudaOps::route(const RouteArgs& a) {
+  products_.multiply_exactly(a.x, a.w, a.logits);
+  const RouterConfig& r = a.router;
+  const bool normalize = r.normalize && r.n_active > 1;
+  gpu::route(stream_, {.logits = gpu_matrix(a.logits),
+                       .bias = static_cast<const float*>(a.bias.q.data),
+                       .weights = gpu_matrix(a.out.weights),
+                       .ids = static_cast<int32_t*>(a.out.ids.data),
+                       .ids_stride = a.out.ids.stride,
+                       .tokens = rows_of(a.x),
+                       .n_experts = r.n_experts,
+                       .n_active = r.n_active,
+                       .n_groups = r.n_groups,
+                       .n_active_groups = r.n_active_groups,
+                       .scoring = r.scoring == Scoring::kSoftmax ? gpu::RouterScoring::kSoftmax
+                                                                 : gpu::RouterScoring::kSigmoid,
+                       .group_score = group_score(r),
+                       .normalize = normalize,
+                       .scale = normalize && !r.scale_normalized ? 1 : r.scale});
+}
+
+void CudaOps::gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) {
+  gpu::gather_rows(stream_, {.x = gpu_matrix(x),
+                             .rows_of_x = batch_.on_card(rows),
+                             .out = gpu_matrix(out),
+                             .rows = rows_of(out),
+                             .cols = cols_of(out)});
+}
+
+}  // namespace tandem

@@ -1,0 +1,50 @@
+// The backbone on a GPU: every verb enqueues kernels on one stream and returns. Activations are
+// float, the cache is BF16. Runs on the emulated GPU just the same; which it is, the link decides.
+#pragma once
+#include "gpu_kernels/kernels.h"
+#include "ops/cuda_attention.h"
+#include "ops/cuda_batch.h"
+#include "ops/cuda_products.h"
+#include "ops/ops.h"
+
+namespace tandem {
+
+class CudaOps final : public Ops {
+ public:
+  // The stream outlives the object. Throws Error when the card's memory is too little, or the
+  // model's dimensions too large for its kernels.
+  CudaOps(const ModelConfig& config, CudaLimits limits, gpu::Stream& stream);
+  ~CudaOps() override;
+
+  // Of scratch, beside what allocate() is asked for.
+  static int64_t bytes_for(const ModelConfig& config, CudaLimits limits);
+
+  Buffer allocate(int64_t bytes) override;
+  void begin(const Batch& batch) override { batch_.upload(batch, stream_); }
+  void to_host(TensorView x, TensorView out) override;
+  void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) override;
+  void rms_norm(TensorView x, const QuantView& gain, float eps, TensorView out) override;
+  void add(TensorView x, TensorView delta) override;
+  void clear(TensorView x) override;
+  void linear(TensorView x, const QuantView& w, TensorView out) override;
+  void linear_per_head(const LinearPerHead& args) override;
+  void rope(TensorView x, std::span<const int32_t> positions, const RopeTable& table) override;
+  void append_kv(const Batch& batch, TensorView kv, TensorView cache) override;
+  void mla_absorbed(const MlaArgs& args) override;
+  void mla_naive(const MlaArgs& args, const QuantView& kv_b) override;
+  void silu_mul(TensorView gate, TensorView up) override;
+  void route(const RouteArgs& args) override;
+  void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) override;
+
+ private:
+  gpu::Stream& stream_;
+  CudaBatch batch_;
+  CudaProducts products_;
+  CudaAttention attention_;
+  gpu::Buffer frequencies_;  // [rope_dim / 2]
+};
+
+// A matrix of floats, as its kernels take it.
+gpu::Matrix gpu_matrix(TensorView t);
+
+}  // namespace tandem

@@ -1,0 +1,152 @@
+#include "ops/cuda_products.h"
+
+#include <algorithm>
+#include <set>
+
+#include "gpu_kernels/plain_products.h"
+#include "model/weights.h"
+#include "ops/cuda_weights.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kBlockCols = 64;          // of the tensor cores' kernels
+constexpr int kBlockColsPerHead = 128;  // of those per head
+
+int64_t rounded_stride(int64_t cols) { return (cols + 7) / 8 * 8; }
+
+struct Needs {
+  int64_t columns = 0;   // of a row that is rounded
+  int64_t partials = 0;  // floats
+};
+
+// Of every matrix but the experts', in any of its formats.
+Needs needs_of(const ModelConfig& config, int max_tokens, int n_multiprocessors) {
+  ModelConfig dense = config;
+  dense.router.n_experts = std::min(config.router.n_experts, 1);
+  std::set<std::pair<int64_t, int64_t>> shapes = {{config.vocab, config.dim}};
+  ModelWeights unused;
+  for_each_weight(unused, dense, [&](const WeightSpec& spec, const QuantView&) {
+    if (!is_vector(spec.use)) shapes.insert({spec.rows, spec.cols});
+  });
+  Needs needs;
+  for (const auto& [rows, cols] : shapes) {
+    needs.columns = std::max(needs.columns, rounded_stride(cols));
+    for (const Number type : {Number::kBF16, Number::kF8E4M3}) {
+      const gpu::Weight w = {.data = nullptr,
+                             .stride = cols,
+                             .type = type,
+                             .rows = static_cast<int>(rows),
+                             .cols = static_cast<int>(cols)};
+      for (int n = 1; n <= max_tokens; ++n)
+        needs.partials =
+            std::max(needs.partials, n <= gpu::kSkinnyTokens
+                                         ? gpu::skinny_partials(w, n, n_multiprocessors)
+                                         : gpu::matrix_partials(w, n, n_multiprocessors));
+    }
+  }
+  return needs;
+}
+
+int64_t rounded_bytes(const Needs& needs, int max_tokens) {
+  return max_tokens * needs.columns * int64_t{sizeof(bf16)};
+}
+
+constexpr int64_t kCounterBytes = gpu::kCounters * int64_t{sizeof(uint32_t)};
+
+}  // namespace
+
+bool for_tensor_cores(const gpu::Weight& w, int block_cols) {
+  return w.type == Number::kBF16 ||
+         (w.type == Number::kF8E4M3 && w.scale && w.block_cols % block_cols == 0);
+}
+
+CudaProducts::CudaProducts(const ModelConfig& config, int max_tokens, int n_multiprocessors,
+                           gpu::Stream& stream)
+    : stream_(stream),
+      n_multiprocessors_(n_multiprocessors),
+      counters_(kCounterBytes, gpu::Site::kDevice) {
+  const Needs needs = needs_of(config, max_tokens, n_multiprocessors);
+  rounded_ = gpu::Buffer(rounded_bytes(needs, max_tokens), gpu::Site::kDevice);
+  partial_ = gpu::Buffer(needs.partials * int64_t{sizeof(float)}, gpu::Site::kDevice);
+  const std::vector<uint32_t> zeros(gpu::kCounters);
+  stream_.copy(zeros.data(), kCounterBytes, counters_.as<uint32_t>());
+  stream_.wait();
+}
+
+int64_t CudaProducts::bytes_for(const ModelConfig& config, int max_tokens, int n_multiprocessors) {
+  const Needs needs = needs_of(config, max_tokens, n_multiprocessors);
+  return rounded_bytes(needs, max_tokens) + needs.partials * int64_t{sizeof(float)} + kCounterBytes;
+}
+
+void CudaProducts::multiply(TensorView x, const QuantView& weights, TensorView out) {
+  const gpu::Weight w = gpu_weight(weights);
+  const auto n_tokens = static_cast<int>(x.rows);
+  if (!for_tensor_cores(w, kBlockCols)) return multiply_exactly(x, weights, out);
+  if (n_tokens <= gpu::kSkinnyTokens)
+    return gpu::skinny_product(stream_, {.x = static_cast<const float*>(x.data),
+                                         .w = w,
+                                         .out = static_cast<float*>(out.data),
+                                         .x_stride = x.stride,
+                                         .out_stride = out.stride,
+                                         .n_tokens = n_tokens,
+                                         .workspace = workspace(),
+                                         .n_multiprocessors = n_multiprocessors_});
+  const int64_t stride = rounded_stride(x.cols);
+  gpu::round_rows(stream_, {.x = static_cast<const float*>(x.data),
+                            .out = rounded_.as<bf16>(),
+                            .x_stride = x.stride,
+                            .out_stride = stride,
+                            .n_rows = x.rows,
+                            .cols = w.cols});
+  gpu::matrix_product(stream_, {.x = rounded_.as<bf16>(),
+                                .w = w,
+                                .out = static_cast<float*>(out.data),
+                                .x_stride = stride,
+                                .out_stride = out.stride,
+                                .n_tokens = n_tokens,
+                                .workspace = workspace(),
+                                .n_multiprocessors = n_multiprocessors_});
+}
+
+void CudaProducts::multiply_exactly(TensorView x, const QuantView& weights, TensorView out) {
+  gpu::exact_product(stream_, {.x = static_cast<const float*>(x.data),
+                               .w = gpu_weight(weights),
+                               .out = static_cast<float*>(out.data),
+                               .x_stride = x.stride,
+                               .out_stride = out.stride,
+                               .n_tokens = static_cast<int>(x.rows)});
+}
+
+void CudaProducts::multiply_per_head(const LinearPerHead& a) {
+  const gpu::Weight w = gpu_weight(a.w);
+  const auto tokens = static_cast<int>(a.x.rows / a.n_heads);
+  const auto x_cols = static_cast<int>(a.x.cols), out_cols = static_cast<int>(a.out.cols);
+  const auto first_row = static_cast<int>(a.first_row);
+  const auto rows_per_head = static_cast<int>(a.rows_per_head);
+  if (for_tensor_cores(w, kBlockColsPerHead))
+    return gpu::per_head_product(stream_, {.x = static_cast<const float*>(a.x.data),
+                                           .w = w,
+                                           .out = static_cast<float*>(a.out.data),
+                                           .x_stride = a.x.stride,
+                                           .out_stride = a.out.stride,
+                                           .n_tokens = tokens,
+                                           .n_heads = a.n_heads,
+                                           .x_cols = x_cols,
+                                           .out_cols = out_cols,
+                                           .first_row = first_row,
+                                           .rows_per_head = rows_per_head,
+                                           .transposed = a.transposed});
+  gpu::plain_product(stream_, {.x = {static_cast<float*>(a.x.data), a.x.stride},
+                               .w = w,
+                               .out = {static_cast<float*>(a.out.data), a.out.stride},
+                               .tokens = tokens,
+                               .x_cols = x_cols,
+                               .out_cols = out_cols,
+                               .n_heads = a.n_heads,
+                               .first_row = first_row,
+                               .rows_per_head = rows_per_head,
+                               .transposed = a.transposed});
+}
+
+}  // namespace tandem

@@ -1,0 +1,16 @@
+#include "gpu_model.h"
+
+namespace tandem {
+
+std::string why_no_gpu() {
+  return "this program was built without CUDA: install the CUDA toolkit (12.4 or newer) and build "
+         "it "
+         "again, or use --device cpu";
+}
+
+std::unique_ptr<GpuModel> load_gpu_model(const WeightStore&, ModelWeights&, const ModelConfig&,
+                                         const GpuModelOptions&) {
+  fail("{}", why_no_gpu());
+}
+
+}  // namespace tandem

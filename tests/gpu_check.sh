@@ -1,0 +1,66 @@
+#!/bin/sh
+# What there is to see on a machine with an NVIDIA GPU, in under 9 minutes:
+#     tests/gpu_check.sh FOLDER [BUILD]
+# runs every test of BUILD/tests/gpu_*_cuda (in a bundle: of the folder gpu_tests beside this script), compute-sanitizer on
+# the tests of kernels where it is installed, and one answer of tiny-r1 on the CPU and on the GPU. Writes FOLDER/gpu.json
+# and FOLDER/gpu.log. Exit status 1 when anything failed, 77 when there is no GPU.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:?give the folder for gpu.json and gpu.log}
+if [ -d "$here/gpu_tests" ]; then
+  tests="$here/gpu_tests" tandem="$here/tandem" root="$here"
+else
+  root=$(dirname "$here") build=${2:-$(dirname "$here")/build/release}
+  tests="$build/tests" tandem="$build/tandem"
+fi
+export TANDEM_TEST_ROOT="$root"
+[ -d "$root/lib" ] && export LD_LIBRARY_PATH="$root/lib:$root/lib/c++"
+mkdir -p "$out"
+log="$out/gpu.log" json="$out/gpu.json"
+: > "$log"
+command -v nvidia-smi > /dev/null && nvidia-smi >> "$log" 2>&1
+end=$(($(date +%s) + 500))
+failed=0 ran=0 results=""
+
+# measure NAME COMMAND..: one line of the JSON, and everything in the log.
+measure() {
+  name=$1
+  shift
+  left=$((end - $(date +%s)))
+  [ "$left" -gt 5 ] || left=5
+  echo "== $name: $*" >> "$log"
+  start=$(date +%s)
+  timeout "$left" "$@" >> "$log" 2>&1
+  status=$?
+  case $status in
+    0) result=passed ;;
+    77) result=skipped ;;
+    124) result="out of time" failed=1 ;;
+    *) result=failed failed=1 ;;
+  esac
+  [ $status = 77 ] || ran=$((ran + 1))
+  echo "$name: $result, $(($(date +%s) - start)) s"
+  results="$results${results:+,}
+    {\"name\": \"$name\", \"result\": \"$result\", \"seconds\": $(($(date +%s) - start))}"
+}
+
+for test in "$tests"/gpu_*_cuda; do
+  [ -x "$test" ] && measure "$(basename "$test")" "$test"
+done
+if [ $ran -gt 0 ]; then
+  if command -v compute-sanitizer > /dev/null; then
+    for tool in memcheck racecheck synccheck; do
+      for test in "$tests"/gpu_*_cuda; do
+        case $test in *engine*) continue ;; esac
+        measure "$tool $(basename "$test")" compute-sanitizer --tool $tool --error-exitcode 1 "$test"
+      done
+    done
+  fi
+  for device in cpu cuda; do
+    measure "tiny-r1 on $device" "$tandem" run --device $device --temp 0 --json -p "What is 478 + 356?"
+  done
+fi
+card=$(sed -n 's/^on \(.*\), compute capability.*/\1/p' "$log" | head -1)
+printf '{\n  "card": "%s",\n  "date": "%s",\n  "results": [%s\n  ]\n}\n' "$card" "$(date -u +%F)" "$results" > "$json"
+[ $ran -gt 0 ] || exit 77
+exit $failed
