@@ -46,9 +46,10 @@ validate-planner: configure
 	@cmake --build build/release -j$(JOBS) --target tandem
 	@python3 tools/validate_planner.py build/release/tandem docs/planner_validation.md
 
-bundle: configure
-	@cmake --build build/release -j$(JOBS) --target tandem
-	@tools/bundle.sh build/release/tandem build/tandem-bench
+bundle: deps
+	@cmake --preset release -B build/bundle -DTANDEM_CUDA=all > build/configure.log 2>&1 || (cat build/configure.log; exit 1)
+	@cmake --build build/bundle -j$(JOBS) --target tandem gpu_cuda_tests
+	@tools/bundle.sh build/bundle/tandem build/tandem-bench
 
 asan tsan: deps
 	@cmake --preset $@ > build/configure.log 2>&1 || (cat build/configure.log; exit 1)

@@ -1,7 +1,7 @@
 # The GPU kernels twice: compiled by g++ and run by an emulator, on every machine, for tests; and,
 # where a CUDA toolkit is found, compiled by nvcc. The include path chooses device.h, the link
 # chooses the runtime; no kernel contains an #if (docs/gpu.md).
-set(TANDEM_CUDA auto CACHE STRING "architectures, e.g. 80;89;90; auto: 89 where nvcc is found; off")
+set(TANDEM_CUDA auto CACHE STRING "GPU architectures, e.g. 80;90; all that are supported; auto: 89 where nvcc is found; off")
 
 file(GLOB gpu_kernels CONFIGURE_DEPENDS gpu_kernels/*.cu)
 file(GLOB emulator CONFIGURE_DEPENDS gpu_kernels/emulated/*.cpp)
@@ -18,9 +18,12 @@ if(TANDEM_SANITIZE)  # the scheduler stays out of ThreadSanitizer's sight
                               PROPERTIES COMPILE_OPTIONS -fno-sanitize=thread)
 endif()
 
-if(TANDEM_CUDA STREQUAL auto)
+if(TANDEM_CUDA STREQUAL auto OR TANDEM_CUDA STREQUAL all)
   find_program(TANDEM_NVCC nvcc HINTS /usr/local/cuda/bin)
   set(architectures 89)
+  if(TANDEM_CUDA STREQUAL all)
+    set(architectures 80-real 86-real 89-real 90-real 100-real 120)
+  endif()
 elseif(TANDEM_CUDA)
   find_program(TANDEM_NVCC nvcc HINTS /usr/local/cuda/bin REQUIRED)
   set(architectures ${TANDEM_CUDA})

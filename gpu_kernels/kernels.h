@@ -104,12 +104,4 @@ struct SortPairsArgs {
 };
 void sort_pairs(const Stream& stream, const SortPairsArgs& args);
 
-// out[r] = the column of the largest value of row r, the lowest such.
-struct ArgmaxArgs {
-  Matrix x;      // [rows, cols]
-  int32_t* out;  // [rows]
-  int rows, cols;
-};
-void argmax(const Stream& stream, const ArgmaxArgs& args);
-
 }  // namespace tandem::gpu

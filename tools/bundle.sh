@@ -1,8 +1,8 @@
 #!/bin/sh
 # A folder that measures any x86-64 Linux machine without building there:
 #     tools/bundle.sh TANDEM FOLDER
-# It holds the program, the shared libraries it needs besides the C library's own, the models' configurations, and
-# bench_report.sh. FOLDER.tar.gz is the same in one file; on the other machine: tar xf, then FOLDER/measure.
+# It holds the program, the shared libraries it needs besides the C library's own, the models' configurations,
+# bench_report.sh, and, where the program was built with CUDA, the tests of its GPU kernels and gpu_check.sh. FOLDER.tar.gz is the same in one file; on the other machine: tar xf, then FOLDER/measure.
 set -eu
 tandem=$1
 folder=$2
@@ -33,6 +33,14 @@ cat > "$folder/measure" << 'SCRIPT'
 here=$(cd "$(dirname "$0")" && pwd)
 exec "$here/bench_report.sh" "$here/tandem" "$here/measurements"
 SCRIPT
+tests=$(dirname "$tandem")/tests
+if ls "$tests"/gpu_*_cuda > /dev/null 2>&1; then
+  mkdir -p "$folder/gpu_tests" "$folder/tests"
+  cp "$tests"/gpu_*_cuda "$folder/gpu_tests"
+  strip "$folder"/gpu_tests/*
+  cp -r "$root/tests/golden" "$folder/tests"
+  cp "$root/tests/gpu_check.sh" "$folder"
+fi
 chmod +x "$folder/tandem" "$folder/measure" "$folder/bench_report.sh"
 needed=$(cat "$folder"/tandem-program "$folder"/lib/*.so* | grep -ao 'GLIBC_[0-9]*\.[0-9.]*[0-9]' | sort -uV | tail -1)
 tar -C "$(dirname "$folder")" -czf "$folder.tar.gz" "$(basename "$folder")"

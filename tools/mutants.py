@@ -20,8 +20,11 @@ FILES = ["CMakeLists.txt"]
 TESTS = ["topology_test", "team_test", "scheduler_test", "server_test", "plan_rules_test", "assign_test", "placement_test", "cpu_parts_test",
          "routing_recorder_test", "measured_curves_test", "simulate_test", "machine_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
-         "experts_test", "attention_test", "cpu_kernels_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test"]
+         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test"]
 TESTS_OF = {
+    "gpu_kernels/router": ["gpu_router_test"],
+    "gpu_kernels/": ["gpu_kernels_test", "gpu_plain_test"],
+    "src/ops/cuda": ["gpu_engine_test"],
     "cpu_kernels/amx": ["emulated_byte_products_test", "quantized_weights_test", "cpu_kernels_test"],
     "cpu_kernels/avx512_int8": ["quantized_weights_test"],
     "cpu_kernels/avx512_i4": ["quantized_weights_test"],
@@ -285,6 +288,20 @@ MUTANTS = [
     ("GPU decode: FP8 latents with the first scale alone", "gpu_kernels/mla_tiles.h", [("kMaxKvRank)[chunk / 8]", "kMaxKvRank)[0]")]),
     ("GPU prefill: a token does not see itself", "gpu_kernels/mla_prefill.cu", [("before + 1 + first_token - tile", "before + first_token - tile")]),
     ("GPU prefill: later heads take the first heads' scales", "gpu_kernels/mla_prefill.cu", [("    w.row0 += first * head_dim;\n", "")]),
+    ("GPU: sums of a norm miss a warp", "gpu_kernels/reduce.h", [("for (int warp = 0; warp < kThreads / 32; ++warp) sum", "for (int warp = 1; warp < kThreads / 32; ++warp) sum")]),
+    ("GPU: a warp's sum stops at eight lanes", "gpu_kernels/reduce.h", [("for (int distance = 16; distance > 0; distance /= 2) v += ", "for (int distance = 4; distance > 0; distance /= 2) v += ")]),
+    ("GPU: RoPE turns the other way", "gpu_kernels/elementwise.cu", [("p[1] = even * sin + odd * cos;", "p[1] = odd * cos - even * sin;")]),
+    ("GPU: SiLU without its sigmoid", "gpu_kernels/elementwise.cu", [("x / (1 + expf(-x)) * a", "x * a")]),
+    ("GPU: rows of the cache by token, not by page", "src/ops/cuda_batch.cpp", [("s.kv_pages[position / kPageSize] * kPageSize + position % kPageSize;", "position;")]),
+    ("GPU: groups ranked by their best expert", "gpu_kernels/router.cu", [("kind == GroupScore::kSumOfBestTwo && size > 1", "false")]),
+    ("GPU: bias goes into the experts' weights", "gpu_kernels/router.cu", [("s.choice[best] = -INFINITY;\n      ids[k] = best;\n      weights[k] = s.score[best];", "ids[k] = best;\n      weights[k] = s.choice[best];\n      s.choice[best] = -INFINITY;")]),
+    ("GPU: of equal scores the higher expert wins", "gpu_kernels/router.cu", [("a.value == b.value && a.at < b.at", "a.value == b.value && a.at > b.at")]),
+    ("GPU: pairs are sorted without their experts' offsets", "gpu_kernels/sort_pairs.cu", [("for (int e = 0; e < expert; ++e) row += s.count[e];", "")]),
+    ("GPU: attention sees the token after its own", "gpu_kernels/plain_attention.cu", [("n_keys = a.at.positions[token] + 1;", "n_keys = a.at.positions[token] + 2;")]),
+    ("GPU: old keys are not rescaled", "gpu_kernels/plain_attention.cu", [("acc[i] = acc[i] * rescale + tile;", "acc[i] += tile;")]),
+    ("GPU: an expert's scales are the first one's", "gpu_kernels/plain_products.cu", [("if (own.scale) own.scale += expert * w.scale_stride;", "")]),
+    ("GPU: the last rows of a matrix stay behind", "src/ops/cuda_weights.cpp", [("std::min(at_once, n_rows - done), row", "std::min(at_once, n_rows - done) - (n_rows > 1), row")]),
+    ("GPU: sequences of one form begin with the batch's first", "src/ops/cuda_batch.cpp", [(".first_token = at(first_token_) + first,", ".first_token = at(first_token_),")]),
 ]
 
 
