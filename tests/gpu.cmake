@@ -1,6 +1,6 @@
 # Tests of GPU kernels, gpu_*_test.cpp, or .cu where they hold kernels of their own: with the
 # emulated GPU, in three orders of its threads; and linked with CUDA as gpu_*_test_cuda, to be run
-# where a GPU is (tests/gpu_check.sh). gpu_engine_test has the whole program.
+# where a GPU is (target gpu_cuda_tests, tests/gpu_check.sh). gpu_engine_test has the whole program.
 function(link_gpu_test target gpu)
   if(target MATCHES engine)
     target_link_libraries(${target} PRIVATE tandem_app_${gpu})
@@ -32,7 +32,7 @@ foreach(source ${gpu_tests})
       configure_file(${source} ${CMAKE_BINARY_DIR}/cuda/${file} COPYONLY)
       set(source ${CMAKE_BINARY_DIR}/cuda/${file})
     endif()
-    add_executable(${name}_cuda ${source} gpu_main.cpp)
+    add_executable(${name}_cuda EXCLUDE_FROM_ALL ${source} gpu_main.cpp)
     set_target_properties(${name}_cuda PROPERTIES CUDA_STANDARD 20)
     target_include_directories(${name}_cuda PRIVATE ${CMAKE_SOURCE_DIR}/gpu_kernels/cuda)
     link_gpu_test(${name}_cuda cuda)

@@ -17,7 +17,8 @@ struct Args {
 };
 
 // What each lane wrote: result[i][lane].
-std::vector<std::vector<float>> results(void (*kernel)(Args), int n, const std::vector<bf16>& in = {},
+std::vector<std::vector<float>> results(void (*kernel)(Args), int n,
+                                        const std::vector<bf16>& in = {},
                                         int64_t shared_bytes = 0) {
   Stream stream;
   const Buffer out = nans_on_gpu<float>(int64_t{n} * 32);
@@ -103,7 +104,9 @@ TEST(Wrappers, MatricesAreLoadedAndTransposed) {
 __global__ void tensor_core(Args m) {
   const int lane = threadIdx.x;
   const auto a_at = [&](int row, int column) { return uint32_t{m.in[row * 16 + column].bits}; };
-  const auto b_at = [&](int row, int column) { return uint32_t{m.in[256 + row * 8 + column].bits}; };
+  const auto b_at = [&](int row, int column) {
+    return uint32_t{m.in[256 + row * 8 + column].bits};
+  };
   uint32_t a[4], b[2];
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + i % 2 * 8, column = lane % 4 * 2 + i / 2 * 8;

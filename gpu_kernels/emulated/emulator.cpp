@@ -109,7 +109,8 @@ std::vector<int> schedule(int n, uint64_t salt) {
   std::vector<int> ids(n);
   std::iota(ids.begin(), ids.end(), 0);
   if (order == "reverse") std::reverse(ids.begin(), ids.end());
-  if (order == "shuffled") std::shuffle(ids.begin(), ids.end(), std::minstd_rand(static_cast<unsigned>(salt)));
+  if (order == "shuffled")
+    std::shuffle(ids.begin(), ids.end(), std::minstd_rand(static_cast<unsigned>(salt)));
   return ids;
 }
 

@@ -39,8 +39,13 @@ CudaOps::CudaOps(const ModelConfig& c, CudaLimits limits, gpu::Stream& stream)
   stream_.wait();
 }
 
-// Nothing that a kernel still uses may go.
-CudaOps::~CudaOps() { stream_.wait(); }
+// Nothing that a kernel still uses may go. A card that was lost has said so before.
+CudaOps::~CudaOps() {
+  try {
+    stream_.wait();
+  } catch (const Error&) {
+  }
+}
 
 int64_t CudaOps::bytes_for(const ModelConfig& c, CudaLimits limits) {
   return CudaBatch::bytes_for(limits.max_tokens, max_pages(limits)) +
