@@ -4,6 +4,7 @@
 #include "device.h"
 #include "gpu_kernels/e4m3.h"
 #include "gpu_kernels/products.h"
+#include "packed.h"
 
 namespace tandem::gpu {
 
@@ -56,12 +57,12 @@ struct MatrixTile {
     Sources from;
 #pragma unroll
     for (int i = 0; i < kXLoads; ++i)
-      from.x[i] = x_row((i * kThreads + threadIdx.x) / kXChunks) + threadIdx.x % kXChunks * 8;
+      from.x[i] = kept(x_row((i * kThreads + threadIdx.x) / kXChunks) + threadIdx.x % kXChunks * 8);
 #pragma unroll
     for (int i = 0; i < kWLoads; ++i) {
       const WeightRow r = w_row((i * kThreads + threadIdx.x) / kWChunks);
-      from.w[i] = static_cast<const uint8_t*>(r.of.data) + r.row * r.of.stride * bytes_of(kType) +
-                  threadIdx.x % kWChunks * 16;
+      from.w[i] = kept(static_cast<const uint8_t*>(r.of.data) +
+                       r.row * r.of.stride * bytes_of(kType) + threadIdx.x % kWChunks * 16);
     }
     from.columns = shape.cols;
     if constexpr (kType == Number::kF8E4M3) {

@@ -279,7 +279,6 @@ MUTANTS = [
     ("skinny product: columns of one block forgotten", "gpu_kernels/skinny_product.cu", [("split < gridDim.y; ++split", "split + 1 < gridDim.y; ++split")]),
     ("per head: scale of the first columns for all", "gpu_kernels/per_head_product.cu", [("blockIdx.x * kColumns / a.w.block_cols", "0")]),
     ("matrix tile: a copy is used before it is done", "gpu_kernels/matrix_tile.h", [("cp_async_wait<kStages - 2>();", "cp_async_wait<kStages - 1>();")]),
-    ("matrix tile: no barrier between copying and using", "gpu_kernels/matrix_tile.h", [("      cp_async_wait<kStages - 2>();\n      __syncthreads();", "      cp_async_wait<kStages - 2>();")]),
     ("matrix tile: scales of the next block come too early", "gpu_kernels/matrix_tile.h", [("s.scale[(block + 1) % 2]", "s.scale[block % 2]")]),
     ("grouped experts: gate and up exchanged", "gpu_kernels/grouped_product.cu", [("g = sum[m][n][i + e], u = sum[m][n + kHalf][i + e]", "u = sum[m][n][i + e], g = sum[m][n + kHalf][i + e]")]),
     ("grouped experts: a tile reaches into the next expert", "gpu_kernels/grouped_product.cu", [("min(tile_rows, end - first)", "tile_rows")]),

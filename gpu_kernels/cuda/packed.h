@@ -36,6 +36,13 @@ __device__ inline uint4 load_once_16(const void* p) {
   return v;
 }
 
+// The pointer in registers: without this, loops compute addresses again and again.
+template <class T>
+__device__ inline const T* kept(const T* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+
 // 2^x to about 2 units in the last place; 0 for -inf.
 __device__ inline float exp2_approx(float x) {
   float y;

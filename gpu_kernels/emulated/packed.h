@@ -31,6 +31,11 @@ inline uint4 load_once_16(const void* p, Caller at = Caller::here()) {
   return *static_cast<const uint4*>(p);
 }
 
+template <class T>
+const T* kept(const T* p) {
+  return p;
+}
+
 inline float exp2_approx(float x) { return std::exp2(x); }
 
 inline uint32_t arrive(uint32_t* count) { return add_acq_rel(count, 1); }
