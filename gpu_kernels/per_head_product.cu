@@ -94,17 +94,18 @@ __device__ void stage_weights(const Loaded<kType>& loaded, Shared& s) {
   }
 }
 
+// Rows of tokens that do not exist stay as they are: they meet no other's sums.
 template <Number kType>
 __device__ void stage_x(const PerHeadArgs& a, int first_row, Shared& s) {
-  for (int i = threadIdx.x; i < kTokens * kRows; i += kThreads) {
-    const int token = blockIdx.z * kTokens + i / kRows, row = first_row + i % kRows;
+  const int first_token = blockIdx.z * kTokens, n = min(kTokens, a.n_tokens - first_token);
+  const float* const scales = a.w.scale + blockIdx.x * kColumns / a.w.block_cols;
+  for (int i = threadIdx.x; i < n * kRows; i += kThreads) {
+    const int token = first_token + i / kRows, row = first_row + i % kRows;
     float v = 0;
-    if (token < a.n_tokens && row < a.x_cols) {
+    if (row < a.x_cols) {
       v = a.x[(int64_t{token} * a.n_heads + blockIdx.y) * a.x_stride + row];
-      if constexpr (kType == Number::kF8E4M3) {
-        const int block = (a.w.row0 + row_of_head(a) + row) / a.w.block_rows;
-        v *= a.w.scale[block * a.w.scale_stride + blockIdx.x * kColumns / a.w.block_cols];
-      }
+      if constexpr (kType == Number::kF8E4M3)
+        v *= scales[(a.w.row0 + row_of_head(a) + row) / a.w.block_rows * a.w.scale_stride];
     }
     s.x[i / kRows][i % kRows] = to_bf16(v);
   }

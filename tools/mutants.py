@@ -277,7 +277,7 @@ MUTANTS = [
     ("skinny product: the second row takes the first one's scale", "gpu_kernels/skinny_product.cu", [("scale[1] = of_rows[8];", "scale[1] = of_rows[0];")]),
     ("skinny product: counters left as they are", "gpu_kernels/skinny_product.cu", [("    if (s.last) *counter = 0;\n", "")]),
     ("skinny product: columns of one block forgotten", "gpu_kernels/skinny_product.cu", [("split < gridDim.y; ++split", "split + 1 < gridDim.y; ++split")]),
-    ("per head: scale of the first columns for all", "gpu_kernels/per_head_product.cu", [("blockIdx.x * kColumns / a.w.block_cols", "0")]),
+    ("per head: scale of the first columns for all", "gpu_kernels/per_head_product.cu", [("a.w.scale + blockIdx.x * kColumns / a.w.block_cols", "a.w.scale")]),
     ("matrix tile: a copy is used before it is done", "gpu_kernels/matrix_tile.h", [("cp_async_wait<kStages - 2>();", "cp_async_wait<kStages - 1>();")]),
     ("matrix tile: scales of the next block come too early", "gpu_kernels/matrix_tile.h", [("s.scale[(block + 1) % 2]", "s.scale[block % 2]")]),
     ("grouped experts: gate and up exchanged", "gpu_kernels/grouped_product.cu", [("g = sum[m][n][i + e], u = sum[m][n + kHalf][i + e]", "u = sum[m][n][i + e], g = sum[m][n + kHalf][i + e]")]),
