@@ -1,5 +1,5 @@
 // Products in float. A block has 4 rows of w and 8 tokens; its warps share the columns, 4 a lane.
-#include "core/check.h"
+#include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/products.h"
 

@@ -48,7 +48,7 @@ endforeach()
 file(GLOB cuda_runtime CONFIGURE_DEPENDS gpu_kernels/cuda/*.cpp)
 add_library(tandem_gpu_cuda STATIC ${cuda_runtime} ${cuda_kernels})
 set_target_properties(tandem_gpu_cuda PROPERTIES CUDA_STANDARD 20 COMPILE_OPTIONS "")
-target_compile_options(tandem_gpu_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-warn-spills>
+target_compile_options(tandem_gpu_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-warn-spills;--expt-relaxed-constexpr>"
                                                $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>)
 target_include_directories(tandem_gpu_cuda PUBLIC src . PRIVATE gpu_kernels/cuda)
 target_link_libraries(tandem_gpu_cuda PUBLIC fmt::fmt CUDA::cudart_static)

@@ -1,7 +1,7 @@
 // Routed experts: a block finds the expert and the rows that its number stands for, and has the
 // tile of an ordinary product. Gate and up rows of w alternate in it, so that a lane has both of a
 // column.
-#include "core/check.h"
+#include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/matrix_tile.h"
 #include "gpu_kernels/products.h"

@@ -1,6 +1,6 @@
 // Many tokens. Blocks that run together share their part of w, and all of x stays in the level-2
 // cache.
-#include "core/check.h"
+#include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/matrix_tile.h"
 #include "gpu_kernels/products.h"

@@ -3,7 +3,7 @@
 // 32 rows each: four warps share the columns of the scores, whose parts are added in the softmax,
 // and then the columns of the output. While values are weighted, the scores of the next tile are
 // formed.
-#include "core/check.h"
+#include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/attention.h"
 #include "gpu_kernels/mla_tiles.h"

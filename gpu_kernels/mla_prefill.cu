@@ -2,7 +2,7 @@
 // pages, kv_b restores keys and values of some heads for the whole context, and a block attends
 // with 128 tokens of one head, 64 keys at a time; a warp keeps its 16 tokens' scores in registers,
 // where they become the weights of the values.
-#include "core/check.h"
+#include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/attention.h"
 #include "gpu_kernels/latents.h"

@@ -1,7 +1,7 @@
 // out[t, h] = x[t, h] w_h, the sum running over rows of w: a block restores 64 rows of 128 columns
 // to BF16 in shared memory, from where ldmatrix transposes them. The scale of a row goes into x
 // before it is rounded.
-#include "core/check.h"
+#include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/e4m3.h"
 #include "gpu_kernels/skinny_per_head.h"

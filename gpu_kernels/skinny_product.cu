@@ -2,7 +2,7 @@
 // tensor cores, tokens are the 8 columns of B. The columns of w may meet those of x in any order,
 // so a lane multiplies the 16 bytes that it happens to load. x lies in shared memory as the lanes
 // want it. Where w has too few rows to fill the card, blocks share its columns.
-#include "core/check.h"
+#include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/e4m3.h"
 #include "gpu_kernels/skinny_per_head.h"
