@@ -246,13 +246,22 @@ class Serving(unittest.TestCase):
         self.refused(complete, '{"prompt": ', 400, "body")
         self.refused(complete, b'{"prompt": "\xff\xfe"}', 400, "UTF-")
         self.refused(complete, "[" * 100000, 400)
-        self.refused(talk, chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400, "tools")
+        self.refused(talk, chat(tools=[{"type": "function"}]), 400, "tools[0].function.name")
+        self.refused(talk, chat(tool_choice="required"), 400, "tool_choice")
         self.refused(talk, chat(response_format={"type": "json_object"}), 400, "json_object")
         self.assertEqual(self.refused(complete, {"model": "gpt-4", "prompt": "x"}, 404, "gpt-4")["code"], "model_not_found")
         error = self.refused(complete, {"prompt": "word " * 3000, "max_tokens": 7000}, 400, "8192", "7000")
         self.assertEqual(error["code"], "context_length_exceeded")
         self.refused("/v1/embeddings", {}, 404)
         self.assertEqual(self.server.request("DELETE", "/v1/models")[0], 405)
+
+    def test_tools_are_taken(self):
+        tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+        call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": None, "tool_calls": [call]},
+                    {"role": "tool", "tool_call_id": "c", "content": "834"}]
+        self.assertEqual(self.server.ok("/v1/chat/completions", chat(tools=[tool]))["choices"][0]["message"]["content"], ANSWER)
+        self.assertGreater(self.server.ok("/v1/chat/completions", {"messages": messages, "tools": [tool], "max_tokens": 5})["usage"]["prompt_tokens"], 20)
 
     def test_deadline(self):
         status, answer = self.server.post("/v1/completions", {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "timeout": 0.2})

@@ -106,9 +106,8 @@ TEST(GenerationRequest, EveryNumberHasARange) {
 }
 
 TEST(GenerationRequest, WhatIsNotThereIsRefused) {
-  EXPECT_EQ(param_of(chat, R"(, "tools": [{"type": "function"}])"), "tools");
-  EXPECT_EQ(param_of(chat, R"(, "tools": [{"type": "function"}], "tool_choice": "none")"),
-            "accepted");
+  for (const char* choice : {"\"required\"", R"({"type": "function", "function": {"name": "f"}})"})
+    EXPECT_EQ(param_of(chat, fmt::format(R"(, "tool_choice": {})", choice)), "tool_choice");
   EXPECT_EQ(param_of(chat, R"(, "tools": [])"), "accepted");
   EXPECT_EQ(param_of(chat, R"(, "response_format": {"type": "json_schema"})"), "response_format");
   EXPECT_EQ(param_of(chat, R"(, "response_format": {"type": "text"})"), "accepted");
@@ -170,6 +169,72 @@ TEST(AnswerFormat, ChatDeltasSayOnlyWhatIsNew) {
 
 TEST(AnswerFormat, TextThatIsNotUtf8IsReplaced) {
   EXPECT_EQ(dumped({{"a", "\xff"}}), "{\"a\":\"\xEF\xBF\xBD\"}");
+}
+
+TEST(GenerationRequest, ToolsAreFunctions) {
+  const std::string tool = R"({"type": "function", "function": {"name": "f", "parameters": {}}})";
+  const GenerationRequest r = chat(fmt::format(R"(, "tools": [{}])", tool));
+  EXPECT_EQ(r.tools.size(), 1);
+  EXPECT_FALSE(r.skip_special);
+  EXPECT_TRUE(chat(fmt::format(R"(, "tools": [{}], "tool_choice": "none")", tool)).tools.is_null());
+  for (const char* wrong : {"{}", "[5]", R"([{"type": "code"}])", R"([{"type": "function"}])",
+                            R"([{"type": "function", "function": {"name": ""}}])"})
+    EXPECT_NE(param_of(chat, fmt::format(R"(, "tools": {})", wrong)), "accepted") << wrong;
+}
+
+TEST(AnswerFormat, CallsOfTools) {
+  ChoicePart part;
+  part.calls = {{"call_1", "f", "{\"a\": 1}"}};
+  part.first_call = 2;
+  part.called = true;
+  part.finish = FinishReason::kStop;
+  const auto choice = chunk_json(kChat, part, {})["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  EXPECT_EQ(choice["delta"]["tool_calls"].dump(),
+            R"([{"index":2,"id":"call_1","type":"function",)"
+            R"("function":{"name":"f","arguments":"{\"a\": 1}"}}])");
+  const auto whole = answer_json(kChat, {part}, kUsage)["choices"][0]["message"];
+  EXPECT_EQ(whole["content"], nullptr);
+  EXPECT_EQ(whole["tool_calls"][0]["function"]["name"], "f");
+}
+
+TEST(ToolCalls, EveryFormAtAnyCut) {
+  struct Case {
+    std::string text, content, calls;  // calls: id/name/arguments;
+  };
+  const Case cases[] = {
+      {"Let me see.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n"
+       "{\"a\": \"```\"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>put\n"
+       "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+       "Let me see.", "/get/{\"a\": \"```\"};/put/{};"},
+      {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>"
+       "<｜tool▁calls▁end｜>",
+       "", "/get/{\"a\": 1};"},
+      {"<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>"
+       "{\"a\": 1}<|tool_call_end|><|tool_calls_section_end|>",
+       "", "functions.get:0/get/{\"a\": 1};"},
+      {"a < b <｜tool▁calls", "a < b <｜tool▁calls", ""},
+      {"x<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{\"a",
+       "x<｜tool▁call▁begin｜>get<｜tool▁sep｜>{\"a", ""},
+      {"<｜tool▁calls▁begin｜><｜tool▁call▁end｜><｜tool▁calls▁end｜>y", "y", ""},
+      {"", "", ""},
+  };
+  for (const Case& c : cases) {
+    for (size_t piece = 1; piece <= c.text.size() + 1; ++piece) {
+      ToolCallParser parser;
+      std::string content, calls;
+      const auto take = [&](const ToolCallParser::Parts& parts) {
+        content += parts.content;
+        for (const ToolCall& call : parts.calls)
+          calls += call.id + "/" + call.name + "/" + call.arguments + ";";
+      };
+      for (size_t at = 0; at < c.text.size(); at += piece)
+        take(parser.push(std::string_view(c.text).substr(at, piece)));
+      take(parser.flush());
+      EXPECT_EQ(content, c.content) << c.text << " by " << piece;
+      EXPECT_EQ(calls, c.calls) << c.text << " by " << piece;
+    }
+  }
 }
 
 // However the text is cut, both parts are the same.

@@ -5,6 +5,12 @@
 
 namespace tandem {
 
+size_t begun_mark(std::string_view text, std::string_view mark) {
+  for (size_t n = std::min(mark.size() - 1, text.size()); n > 0; --n)
+    if (text.substr(text.size() - n) == mark.substr(0, n)) return n;
+  return 0;
+}
+
 StopText::StopText(std::vector<std::string> stops, bool keeps_stop)
     : stops_(std::move(stops)), keeps_stop_(keeps_stop) {
   std::erase_if(stops_, [](const std::string& s) { return s.empty(); });
@@ -25,10 +31,8 @@ std::string StopText::push(std::string_view text) {
     held_.resize(end + kept);
     return std::exchange(held_, {});
   }
-  size_t keep = 0;  // the longest end of held_ that begins a stop string
-  for (const std::string& stop : stops_)
-    for (size_t n = std::min(stop.size() - 1, held_.size()); n > keep; --n)
-      if (held_.compare(held_.size() - n, n, stop, 0, n) == 0) keep = n;
+  size_t keep = 0;
+  for (const std::string& stop : stops_) keep = std::max(keep, begun_mark(held_, stop));
   std::string out = held_.substr(0, held_.size() - keep);
   held_.erase(0, out.size());
   return out;

@@ -6,6 +6,10 @@
 
 namespace tandem {
 
+// Length of the longest end of `text` that `mark` begins with, 0 to mark.size() - 1. The mark is
+// not empty.
+size_t begun_mark(std::string_view text, std::string_view mark);
+
 class StopText {
  public:
   // Empty strings stop nothing.

@@ -12,8 +12,24 @@ OrderedJson head_json(const AnswerHead& head, bool chunk) {
   return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
 }
 
-OrderedJson finish_json(const std::optional<FinishReason>& finish) {
-  return finish ? OrderedJson(finish_name(*finish)) : OrderedJson();
+OrderedJson finish_json(const ChoicePart& part) {
+  if (!part.finish) return nullptr;
+  if (*part.finish == FinishReason::kStop && part.called) return "tool_calls";
+  return finish_name(*part.finish);
+}
+
+OrderedJson calls_json(const ChoicePart& part, bool with_index) {
+  OrderedJson list = OrderedJson::array();
+  int number = part.first_call;
+  for (const ToolCall& call : part.calls) {
+    OrderedJson json = OrderedJson::object();
+    if (with_index) json["index"] = number++;
+    json["id"] = call.id;
+    json["type"] = "function";
+    json["function"] = {{"name", call.name}, {"arguments", call.arguments}};
+    list.push_back(std::move(json));
+  }
+  return list;
 }
 
 OrderedJson chat_token_json(const TokenText& token) {
@@ -59,12 +75,15 @@ OrderedJson completion_choice(const ChoicePart& part) {
   return {{"index", part.index},
           {"text", part.text},
           {"logprobs", completion_logprobs(part)},
-          {"finish_reason", finish_json(part.finish)}};
+          {"finish_reason", finish_json(part)}};
 }
 
 OrderedJson chat_message(const ChoicePart& all) {
   OrderedJson message = {{"role", "assistant"}, {"content", all.text}};
   if (!all.reasoning.empty()) message["reasoning_content"] = all.reasoning;
+  if (all.calls.empty()) return message;
+  if (all.text.empty()) message["content"] = nullptr;
+  message["tool_calls"] = calls_json(all, false);
   return message;
 }
 
@@ -72,6 +91,7 @@ OrderedJson chat_delta(const ChoicePart& part) {
   OrderedJson delta = OrderedJson::object();
   if (!part.reasoning.empty()) delta["reasoning_content"] = part.reasoning;
   if (!part.text.empty()) delta["content"] = part.text;
+  if (!part.calls.empty()) delta["tool_calls"] = calls_json(part, true);
   return delta;
 }
 
@@ -79,7 +99,7 @@ OrderedJson chat_choice(const ChoicePart& part, const char* key, OrderedJson mes
   return {{"index", part.index},
           {key, std::move(message)},
           {"logprobs", chat_logprobs(part)},
-          {"finish_reason", finish_json(part.finish)}};
+          {"finish_reason", finish_json(part)}};
 }
 
 }  // namespace

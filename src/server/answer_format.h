@@ -8,6 +8,7 @@
 #include "engine/request.h"
 #include "io/tokenizer.h"
 #include "server/generation_request.h"
+#include "server/tool_calls.h"
 
 namespace tandem {
 
@@ -38,6 +39,9 @@ struct ChoicePart {
   int index = 0;
   std::string text;       // completions: the text; chat: the content
   std::string reasoning;  // chat
+  std::vector<ToolCall> calls;
+  int first_call = 0;   // number of the first of `calls` in its answer
+  bool called = false;  // the answer has calls, here or before
   std::vector<TokenReport> tokens;
   size_t text_offset = 0;  // of the first of `tokens`, for completions
   bool wants_logprobs = false;

@@ -142,6 +142,7 @@ ChoicePart Generation::piece_of(Choice& c, const AnswerPart& part) {
   } else {
     piece.text = part.text;
   }
+  if (!setup_.request.tools.is_null()) find_calls(c, piece);
   if (c.all.wants_logprobs && part.event->token) {
     piece.tokens.push_back(report_of(*part.event));
     c.all.text_offset += n_characters(piece.tokens.back().chosen.text);
@@ -149,6 +150,20 @@ ChoicePart Generation::piece_of(Choice& c, const AnswerPart& part) {
   if (setup_.request.echo && !c.begun)
     piece.text = tokenizer_.decode(setup_.prompts[c.prompt], true) + piece.text;
   return piece;
+}
+
+void Generation::find_calls(Choice& c, ChoicePart& piece) const {
+  ToolCallParser::Parts parts = c.tools.push(piece.text);
+  if (piece.finish) parts.content += c.tools.flush().content;
+  piece.text = std::move(parts.content);
+  piece.calls = std::move(parts.calls);
+  piece.first_call = c.n_calls;
+  for (ToolCall& call : piece.calls) {
+    if (call.id.empty())
+      call.id = fmt::format("call_{}_{}_{}", setup_.head.id, piece.index, c.n_calls);
+    ++c.n_calls;
+  }
+  piece.called = c.n_calls > 0;
 }
 
 // A chunk without text is sent only where it says something else: clients of /v1/completions time
@@ -159,7 +174,8 @@ void Generation::stream_piece(Choice& c, const ChoicePart& piece) {
   if (!std::exchange(c.begun, true) && r.endpoint == Endpoint::kChat)
     out += event_of(role_chunk_json(setup_.head, piece.index));
   const bool says_something = !piece.text.empty() || !piece.reasoning.empty() ||
-                              !piece.tokens.empty() || piece.finish.has_value();
+                              !piece.calls.empty() || !piece.tokens.empty() ||
+                              piece.finish.has_value();
   if (r.endpoint == Endpoint::kGenerate) {
     c.all.text += piece.text;
     c.all.finish = piece.finish;
@@ -180,6 +196,8 @@ void Generation::collect(Choice& c, ChoicePart piece) {
   c.all.text += piece.text;
   c.all.reasoning += piece.reasoning;
   c.all.finish = piece.finish;
+  c.all.called = piece.called;
+  for (ToolCall& call : piece.calls) c.all.calls.push_back(std::move(call));
   for (TokenReport& token : piece.tokens) c.all.tokens.push_back(std::move(token));
 }
 

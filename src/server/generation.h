@@ -49,9 +49,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
     explicit Choice(bool thinks) : reasoning(thinks) {}
     int prompt;
     ReasoningSplitter reasoning;
+    ToolCallParser tools;
     ChoicePart all;  // so far; text only where it is needed at the end
     bool begun = false;
-    int n_tokens = 0, cached_tokens = 0;
+    int n_tokens = 0, cached_tokens = 0, n_calls = 0;
     Clock::time_point started, first, last;
   };
 
@@ -59,6 +60,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void take(int index, const AnswerPart& part);
   void measure(Choice& choice, const AnswerPart& part);
   ChoicePart piece_of(Choice& choice, const AnswerPart& part);
+  void find_calls(Choice& choice, ChoicePart& piece) const;
   void stream_piece(Choice& choice, const ChoicePart& piece);
   void collect(Choice& choice, ChoicePart piece);
   void fail(const AnswerPart& part);

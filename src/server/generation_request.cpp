@@ -133,6 +133,30 @@ void read_messages(const RequestFields& fields, GenerationRequest& r) {
   r.add_generation_prompt = fields.boolean("add_generation_prompt", true);
 }
 
+// The model decides whether it calls: nothing forces it.
+void read_tools(const RequestFields& fields, GenerationRequest& r) {
+  const nlohmann::json* tools = fields.find("tools");
+  const nlohmann::json* choice = fields.find("tool_choice");
+  if (choice && *choice != "auto" && *choice != "none")
+    throw ApiError(400,
+                   "tool_choice must be \"auto\" or \"none\": answers are not constrained, so a "
+                   "call cannot be forced",
+                   "tool_choice", "unsupported");
+  if (!tools) return;
+  if (!tools->is_array()) fields.refuse("tools", "a list of functions");
+  for (size_t i = 0; i < tools->size(); ++i) {
+    const RequestFields tool((*tools)[i], fmt::format("tools[{}].", i));
+    if (tool.text("type", "") != "function") tool.refuse("type", "\"function\"");
+    const RequestFields function = tool.object("function");
+    if (function.text("name", "").empty()) function.refuse("name", "the function's name");
+    function.object("parameters");
+  }
+  const bool wanted = !tools->empty() && !(choice && *choice == "none");
+  if (wanted) r.tools = *tools;
+  // The marks around calls may be special tokens; the end of the answer is none of its text.
+  if (wanted) r.skip_special = false;
+}
+
 }  // namespace
 
 SamplingDefaults sampling_defaults(const nlohmann::json& config) {
@@ -189,12 +213,7 @@ GenerationRequest parse_chat_request(const nlohmann::json& json, const SamplingD
   if (top > 0 && !wants) fields.refuse("top_logprobs", "with \"logprobs\": true");
   r.sampling.n_top_logprobs = wants ? top : -1;
   r.reasoning = fields.boolean("separate_reasoning", true);
-  const nlohmann::json* tools = fields.find("tools");
-  const nlohmann::json* choice = fields.find("tool_choice");
-  const bool forbidden = choice && *choice == "none";
-  if (tools && !(tools->is_array() && tools->empty()) && !forbidden)
-    throw ApiError(400, "tools are not supported: leave them out or send \"tool_choice\": \"none\"",
-                   "tools", "unsupported");
+  read_tools(fields, r);
   return r;
 }
 

@@ -20,6 +20,7 @@ struct GenerationRequest {
   std::string model;                                    // empty: whichever is served
   std::vector<Prompt> prompts;                          // not of a chat
   nlohmann::ordered_json messages, template_arguments;  // of a chat
+  nlohmann::ordered_json tools = nullptr;               // null, or an array that is not empty
   bool add_generation_prompt = true;
 
   std::optional<int> max_tokens;  // missing: what the context leaves

@@ -2,17 +2,12 @@
 
 #include <utility>
 
+#include "engine/stop_text.h"
+
 namespace tandem {
 namespace {
 
 constexpr std::string_view kOpen = "<think>", kClose = "</think>";
-
-// Length of the longest end of `text` that `mark` begins with.
-size_t begun_mark(std::string_view text, std::string_view mark) {
-  for (size_t n = std::min(mark.size() - 1, text.size()); n > 0; --n)
-    if (text.substr(text.size() - n) == mark.substr(0, n)) return n;
-  return 0;
-}
 
 }  // namespace
 

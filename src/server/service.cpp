@@ -181,6 +181,7 @@ std::vector<int32_t> Service::chat_prompt(const GenerationRequest& request) cons
   ChatOptions options;
   options.add_generation_prompt = request.add_generation_prompt;
   options.extra = request.template_arguments;
+  options.tools = request.tools;
   try {
     return chat_->prompt(request.messages, options);
   } catch (const Error& error) {

@@ -1,0 +1,11 @@
+// What a person may type after `tandem serve`.
+#pragma once
+#include <CLI/CLI.hpp>
+
+#include "options.h"
+
+namespace tandem {
+
+void add_serve_options(CLI::App& serve, ServeOptions& options);
+
+}  // namespace tandem

@@ -1,0 +1,107 @@
+#include "server/tool_calls.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/stop_text.h"
+
+namespace tandem {
+
+struct ToolCallParser::Marks {
+  std::string_view section_begin, section_end, call_begin, call_end, separator;
+};
+
+// V3 and R1: function SEPARATOR NAME, a line ```json, the arguments, a line ```.
+// V3.1: NAME SEPARATOR arguments.
+const ToolCallParser::Marks ToolCallParser::kDeepSeek = {
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"};
+// functions.NAME:NUMBER SEPARATOR arguments.
+const ToolCallParser::Marks ToolCallParser::kKimi = {
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+    "<|tool_call_end|>", "<|tool_call_argument_begin|>"};
+
+namespace {
+
+std::string trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \n\t");
+  if (begin == std::string_view::npos) return {};
+  return std::string(text.substr(begin, text.find_last_not_of(" \n\t") + 1 - begin));
+}
+
+}  // namespace
+
+ToolCallParser::Parts ToolCallParser::push(std::string_view text) {
+  Parts parts;
+  held_ += text;
+  find_section(parts);
+  while (marks_ && take_call(parts)) find_section(parts);
+  return parts;
+}
+
+ToolCallParser::Parts ToolCallParser::flush() {
+  marks_ = nullptr;
+  return {.content = std::exchange(held_, {}), .calls = {}};
+}
+
+// Gives out what stands before a section, or cannot be the beginning of one.
+void ToolCallParser::find_section(Parts& parts) {
+  if (marks_) return;
+  size_t end = held_.size();
+  for (const Marks* marks : {&kDeepSeek, &kKimi}) {
+    const size_t at = held_.find(marks->section_begin);
+    if (at < end) {
+      end = at;
+      marks_ = marks;
+    }
+  }
+  if (!marks_)
+    end -= std::max(begun_mark(held_, kDeepSeek.section_begin),
+                    begun_mark(held_, kKimi.section_begin));
+  parts.content += held_.substr(0, end);
+  held_.erase(0, end + (marks_ ? marks_->section_begin.size() : 0));
+}
+
+// Takes the next call, or the end of the section, if it is there.
+bool ToolCallParser::take_call(Parts& parts) {
+  const size_t call_end = held_.find(marks_->call_end);
+  const size_t section_end = held_.find(marks_->section_end);
+  if (section_end < call_end) {
+    held_.erase(0, section_end + marks_->section_end.size());
+    marks_ = nullptr;
+    return true;
+  }
+  if (call_end == std::string::npos) return false;
+  const size_t begin = held_.find(marks_->call_begin);
+  if (begin < call_end) {
+    const size_t first = begin + marks_->call_begin.size();
+    parts.calls.push_back(
+        call_in(*marks_, std::string_view(held_).substr(first, call_end - first)));
+  }
+  held_.erase(0, call_end + marks_->call_end.size());
+  return true;
+}
+
+ToolCall ToolCallParser::call_in(const Marks& marks, std::string_view text) {
+  constexpr std::string_view kFence = "```", kJson = "json";
+  const size_t separator = std::min(text.find(marks.separator), text.size());
+  const std::string head = trimmed(text.substr(0, separator));
+  std::string_view rest = text.substr(std::min(text.size(), separator + marks.separator.size()));
+  if (&marks == &kKimi) {
+    const std::string_view prefix = "functions.";
+    std::string name = head.substr(0, head.rfind(':'));
+    if (name.compare(0, prefix.size(), prefix) == 0) name.erase(0, prefix.size());
+    return {.id = head, .name = std::move(name), .arguments = trimmed(rest)};
+  }
+  const size_t fence = rest.find(kFence);
+  const size_t line = rest.find('\n');
+  if (head != "function" || fence == std::string_view::npos || line > fence)
+    return {.id = {}, .name = head, .arguments = trimmed(rest)};
+  std::string name = trimmed(rest.substr(0, line));
+  rest.remove_prefix(fence + kFence.size());
+  if (rest.substr(0, kJson.size()) == kJson) rest.remove_prefix(kJson.size());
+  return {
+      .id = {}, .name = std::move(name), .arguments = trimmed(rest.substr(0, rest.rfind(kFence)))};
+}
+
+}  // namespace tandem
