@@ -8,6 +8,7 @@
 #include "server/generation_request.h"
 #include "server/metrics.h"
 #include "server/reasoning.h"
+#include "server/service.h"
 
 namespace tandem::test {
 namespace {
@@ -268,6 +269,44 @@ TEST(Reasoning, SplitsAtAnyCut) {
       EXPECT_EQ(content, c.content) << c.text << " by " << piece;
     }
   }
+}
+
+class LoadingService : public testing::Test {
+ protected:
+  HttpReply reply(const std::string& method, const std::string& path, const std::string& key = {},
+                  const std::string& body = {}) {
+    return std::get<HttpReply>(service_.handle({method, path, key, body}));
+  }
+
+  const Tokenizer tokenizer_ =
+      Tokenizer::from_directory(std::string(TANDEM_SOURCE_DIR) + "/models/tiny-r1");
+  Service service_{tokenizer_, nullptr, {}, {.model_id = "m", .root = "r", .api_key = "secret"}};
+};
+
+TEST_F(LoadingService, SaysHowFarItIs) {
+  service_.loading(0.43);
+  EXPECT_EQ(reply("GET", "/health").status, 503);
+  EXPECT_EQ(reply("GET", "/health").body, R"({"status":"loading","loaded":0.43})");
+  const HttpReply refused = reply("POST", "/v1/completions", "Bearer secret", R"({"prompt": "x"})");
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_GT(refused.retry_after_seconds, 0);
+  EXPECT_NE(refused.body.find("43 %"), std::string::npos) << refused.body;
+  EXPECT_NE(reply("GET", "/metrics").body.find("tandem:ready{model_name=\"m\",engine=\"0\"} 0"),
+            std::string::npos);
+  EXPECT_EQ(reply("POST", "/tokenize", "Bearer secret", R"({"prompt": "x"})").status, 200);
+  service_.stopping();
+  EXPECT_EQ(reply("GET", "/health").body, R"({"status":"stopping"})");
+}
+
+TEST_F(LoadingService, TheKeyGuardsWhatAsksTheModel) {
+  for (const char* key : {"", "secret", "Bearer ", "Bearer secreT", "Bearer secret "}) {
+    EXPECT_EQ(reply("GET", "/v1/models", key).status, 401) << key;
+    EXPECT_EQ(reply("POST", "/v1/completions", key, "{}").status, 401) << key;
+  }
+  EXPECT_EQ(reply("GET", "/version").status, 200);
+  EXPECT_EQ(reply("PUT", "/version").status, 405);
+  EXPECT_EQ(reply("GET", "/none", "Bearer secret").status, 404);
+  EXPECT_EQ(reply("POST", "/v1/completions", "Bearer secret", "{").status, 400);
 }
 
 TEST(Metrics, HistogramsAreCumulative) {
