@@ -55,6 +55,7 @@ class Loaded final : public GpuModel {
   }
   void require_room(ModelWeights& stored, const ModelConfig& config,
                     const GpuModelOptions& options) const;
+  int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& options) const;
   void load(const WeightStore& store, ModelWeights& stored, const ModelConfig& config,
             const GpuModelOptions& options);
 
@@ -70,28 +71,39 @@ class Loaded final : public GpuModel {
 // Everything that a run allocates on the card, before the first byte is loaded.
 void Loaded::require_room(ModelWeights& stored, const ModelConfig& config,
                           const GpuModelOptions& options) const {
-  constexpr int64_t kContextBytes = 300 << 20;  // what CUDA itself and its modules take
   const int64_t weights = weight_bytes(stored, config);
-  const int64_t scratch = CudaOps::bytes_for(config, limits_of(options)) +
-                          CudaExperts::bytes_for(config, options.max_tokens) +
-                          DeepSeek::bytes_for(config, {options.max_tokens, options.max_logits}) +
-                          (card_.emulated ? 0 : kContextBytes);
-  const int64_t cache = KvCache::bytes_for(config, options.context, DType::kBF16);
-  const int64_t needed = weights + scratch + cache;
+  const int64_t needed = weights + bytes_beside_weights(config, options);
   if (needed <= card_.free_bytes) return;
-  const int64_t left = card_.free_bytes - weights - scratch;
-  const int64_t per_token = KvCache::bytes_for(config, 1 << 20, DType::kBF16) >> 20;
-  const int64_t fits = left / per_token / kPageSize * kPageSize;
+  const auto fits = [&](int64_t context) {
+    GpuModelOptions other = options;
+    other.context = context;
+    return weights + bytes_beside_weights(config, other) <= card_.free_bytes;
+  };
   require(
-      fits <= 0,
-      "{} has {:.2f} GB free and {:.2f} GB are needed: {:.2f} GB of weights, {:.2f} of KV cache "
-      "and {:.2f} of scratch; --ctx {} would fit",
-      card_.name, card_.free_bytes * 1e-9, needed * 1e-9, weights * 1e-9, cache * 1e-9,
-      scratch * 1e-9, fits);
-  fail(
+      fits(kPageSize),
       "{} has {:.2f} GB free and {:.2f} GB are needed, {:.2f} GB of them weights, which do not fit "
       "with any --ctx: use a smaller model or --device cpu",
       card_.name, card_.free_bytes * 1e-9, needed * 1e-9, weights * 1e-9);
+  int64_t low = 1, high = options.context / kPageSize + 1;  // pages that fit, and that do not
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (fits(middle * kPageSize) ? low : high) = middle;
+  }
+  fail(
+      "{} has {:.2f} GB free and {:.2f} GB are needed, {:.2f} GB of them weights, the rest KV "
+      "cache "
+      "and scratch: --ctx {} would fit",
+      card_.name, card_.free_bytes * 1e-9, needed * 1e-9, weights * 1e-9, low * kPageSize);
+}
+
+int64_t Loaded::bytes_beside_weights(const ModelConfig& config,
+                                     const GpuModelOptions& options) const {
+  constexpr int64_t kContextBytes = 300 << 20;  // what CUDA itself and its modules take
+  return CudaOps::bytes_for(config, limits_of(options)) +
+         CudaExperts::bytes_for(config, options.max_tokens) +
+         DeepSeek::bytes_for(config, {options.max_tokens, options.max_logits}) +
+         KvCache::bytes_for(config, options.context, DType::kBF16) +
+         (card_.emulated ? 0 : kContextBytes);
 }
 
 // Reserves room for every tensor, then uploads pieces of them from all threads.
