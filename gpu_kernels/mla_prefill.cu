@@ -228,7 +228,7 @@ void mla_prefill(const Stream& stream, const MlaPrefillArgs& a) {
   check((a.nope_dim + 7) / 8 * 8 + a.cache.rope_dim <= kMaxQkDim && a.v_dim <= kMaxVDim,
         "dimensions of MLA");
   check(a.kv_length >= a.n_tokens && a.kv_b.rows == a.n_heads * head_dim, "shapes of mla_prefill");
-  const int64_t latent_stride = (a.cache.kv_rank + 15) / 16 * 16;
+  const int64_t latent_stride = product_stride(a.cache.kv_rank);
   gather_latents(stream, {a.cache, a.pages, a.latents, latent_stride, a.kv_length});
   for (int first = 0; first < a.n_heads; first += a.heads_at_once) {
     const int n = min(a.heads_at_once, a.n_heads - first);

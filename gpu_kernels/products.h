@@ -62,11 +62,14 @@ constexpr int product_column(int column) {
   return column / 16 * 16 + column / 2 % 2 * 8 + column % 16 / 4 * 2 + column % 2;
 }
 
+// Columns that such rows of x have in memory, zeros behind the last.
+constexpr int64_t product_stride(int64_t cols) { return (cols + 15) / 16 * 16; }
+
 // BF16 copies of float rows in the order of product_column(), filled up with zeros to out_stride.
 struct RoundArgs {
   const float* x;                // [n_rows, cols]
   bf16* out;                     // [n_rows, out_stride]
-  int64_t x_stride, out_stride;  // out_stride: a multiple of 16
+  int64_t x_stride, out_stride;  // out_stride: product_stride() of cols
   int64_t n_rows;
   int cols;
 };

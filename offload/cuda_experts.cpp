@@ -2,6 +2,7 @@
 
 #include "gpu_kernels/kernels.h"
 #include "gpu_kernels/plain_products.h"
+#include "gpu_kernels/products.h"
 #include "ops/cuda_ops.h"
 #include "ops/cuda_weights.h"
 
@@ -9,8 +10,6 @@ namespace tandem {
 namespace {
 
 constexpr int kBlockCols = 64;  // of the scales that tensor cores' kernels take
-
-int64_t filled_up(int64_t cols) { return (cols + 7) / 8 * 8; }
 
 // One matrix of all experts of a layer, which lie at equal distances.
 gpu::ExpertWeights all_of(const std::vector<FfnWeights>& experts, QuantView FfnWeights::*which) {
@@ -41,8 +40,8 @@ Scratch scratch_for(const ModelConfig& c, int max_tokens) {
   if (c.router.n_experts == 0) return {};
   return {.offsets = (c.router.n_experts + 1) * i32,
           .pairs = pairs * i32,
-          .x = max_tokens * filled_up(c.dim) * int64_t{sizeof(bf16)},
-          .hidden = pairs * filled_up(c.expert_dim) * int64_t{sizeof(float)},
+          .x = max_tokens * gpu::product_stride(c.dim) * int64_t{sizeof(bf16)},
+          .hidden = pairs * gpu::product_stride(c.expert_dim) * int64_t{sizeof(float)},
           .rows = pairs * c.dim * int64_t{sizeof(float)}};
 }
 
@@ -92,7 +91,7 @@ void CudaExperts::submit(const ExpertBatch& batch) {
   gpu::round_rows(stream_, {.x = static_cast<const float*>(batch.x.data),
                             .out = x_.as<bf16>(),
                             .x_stride = batch.x.stride,
-                            .out_stride = filled_up(c_.dim),
+                            .out_stride = gpu::product_stride(c_.dim),
                             .n_rows = tokens,
                             .cols = c_.dim});
   gpu::grouped_gate_up(stream_, {.x = x_.as<bf16>(),
@@ -101,8 +100,8 @@ void CudaExperts::submit(const ExpertBatch& batch) {
                                  .gate = layer.gate,
                                  .up = layer.up,
                                  .hidden = hidden_.as<bf16>(),
-                                 .x_stride = filled_up(c_.dim),
-                                 .hidden_stride = filled_up(c_.expert_dim)});
+                                 .x_stride = gpu::product_stride(c_.dim),
+                                 .hidden_stride = gpu::product_stride(c_.expert_dim)});
 }
 
 gpu::ExpertRows CudaExperts::rows_of(int tokens) const {
@@ -121,7 +120,7 @@ void CudaExperts::add_to(TensorView y) {
                               .rows = rows_of(tokens),
                               .down = layer.down,
                               .out = rows_.as<float>(),
-                              .hidden_stride = filled_up(c_.expert_dim),
+                              .hidden_stride = gpu::product_stride(c_.expert_dim),
                               .out_stride = c_.dim});
   gpu::combine_experts(stream_, {.rows = rows_.as<float>(),
                                  .row_of = row_of_.as<int32_t>(),

@@ -198,8 +198,8 @@ int32_t greedy(const std::vector<float>& logits) {
 // Sequences come, go on in changing company, and end; the CPU chooses the tokens for both. Where
 // two experts are as good as each other, rounding decides: such a sequence begins anew.
 TEST(GpuEngine, TwoHundredStepsOfChangingBatchesFollowTheCpu) {
-  constexpr int kSequences = 4, kSteps = 200, kEnd = 40;
-  Conversations cpu("v3_fp8", "cpu", 1, kSequences), gpu("v3_fp8", "cuda", 2, kSequences);
+  constexpr int kSequences = 3, kSteps = 200, kEnd = 40;
+  Conversations cpu("moonlight", "cpu", 1, kSequences), gpu("moonlight", "cuda", 2, kSequences);
   std::mt19937 rng(11);
   std::vector<int32_t> next(kSequences);
   int n_rows = 0, n_ties = 0;
@@ -228,7 +228,7 @@ TEST(GpuEngine, TwoHundredStepsOfChangingBatchesFollowTheCpu) {
       gpu.forget(s);
     }
   }
-  EXPECT_GE(n_rows, 300);
+  EXPECT_GE(n_rows, 250);
   EXPECT_LE(n_ties, n_rows / 50);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gpu_kernels/attention.h"
+#include "gpu_kernels/products.h"
 #include "ops/cuda_weights.h"
 
 namespace tandem {
@@ -51,7 +52,7 @@ Scratch scratch_for(const MlaConfig& m, CudaLimits limits) {
   const int64_t rows = partial_rows(m, limits), f32 = sizeof(float), b16 = sizeof(bf16);
   return {.partial = rows * m.kv_rank * f32,
           .lse = rows * f32,
-          .latents = limits.context * ((m.kv_rank + 7) / 8 * 8) * b16,
+          .latents = limits.context * gpu::product_stride(m.kv_rank) * b16,
           .restored = bytes_of_restored_head(m, limits) * heads_at_once(m, limits),
           .plain = 2 * int64_t{kPlainTokens} * m.n_heads * m.kv_rank * f32};
 }

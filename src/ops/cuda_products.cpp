@@ -13,8 +13,6 @@ namespace {
 constexpr int kBlockCols = 64;          // of the tensor cores' kernels
 constexpr int kBlockColsPerHead = 128;  // of those per head
 
-int64_t rounded_stride(int64_t cols) { return (cols + 7) / 8 * 8; }
-
 struct Needs {
   int64_t columns = 0;   // of a row that is rounded
   int64_t partials = 0;  // floats
@@ -31,7 +29,7 @@ Needs needs_of(const ModelConfig& config, int max_tokens, int n_multiprocessors)
   });
   Needs needs;
   for (const auto& [rows, cols] : shapes) {
-    needs.columns = std::max(needs.columns, rounded_stride(cols));
+    needs.columns = std::max(needs.columns, gpu::product_stride(cols));
     for (const Number type : {Number::kBF16, Number::kF8E4M3}) {
       const gpu::Weight w = {.data = nullptr,
                              .stride = cols,
@@ -92,7 +90,7 @@ void CudaProducts::multiply(TensorView x, const QuantView& weights, TensorView o
                                          .n_tokens = n_tokens,
                                          .workspace = workspace(),
                                          .n_multiprocessors = n_multiprocessors_});
-  const int64_t stride = rounded_stride(x.cols);
+  const int64_t stride = gpu::product_stride(x.cols);
   gpu::round_rows(stream_, {.x = static_cast<const float*>(x.data),
                             .out = rounded_.as<bf16>(),
                             .x_stride = x.stride,
