@@ -25,11 +25,12 @@ void OutputThread::work() {
   for (;;) {
     changed_.wait(lock, [&] { return finished_ || !jobs_.empty(); });
     if (jobs_.empty()) return;
-    const std::function<void()> job = std::exchange(jobs_.front(), {});
+    std::function<void()> job = std::exchange(jobs_.front(), {});
     jobs_.pop_front();
     changed_.notify_all();
     lock.unlock();
     job();
+    job = {};  // what it holds goes before anybody has to wait for it
     lock.lock();
   }
 }
