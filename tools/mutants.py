@@ -232,7 +232,6 @@ MUTANTS = [
      [("page < s.n_done / kPageSize", "page < (s.n_done + kPageSize - 1) / kPageSize && size_t(kPageSize) * (page + 1) <= s.tokens.size()")]),
     ("a page is taken while it can still be found", "src/engine/page_pool.cpp", [("    unpublish(pages_[page]);\n    free_", "    free_")]),
     ("prompts come before decodes", "src/engine/scheduler.cpp", [("  plan_decodes();\n  plan_prompts();", "  plan_prompts();\n  plan_decodes();")]),
-    ("who comes back goes on where it was", "src/engine/scheduler.cpp", [("  youngest->second.n_done = 0;\n", "")]),
     ("a sampler is made anew for each token", "src/engine/engine.cpp", [("if (!r.sampler)", "if (true)")]),
     ("an answer that met its stop string goes on", "src/engine/engine.cpp", [("!event.token.finish) abort(event.id)", "!event.token.finish) {}")]),
     ("an aborted request keeps its pages", "src/engine/engine.cpp",

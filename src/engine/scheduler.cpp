@@ -74,7 +74,6 @@ bool Scheduler::get_page(Sequences::iterator of) {
 void Scheduler::preempt_youngest() {
   const auto youngest = std::prev(running_.end());
   pool_.release(youngest->second.pages);
-  youngest->second.n_done = 0;
   waiting_.insert(running_.extract(youngest));
   ++n_preemptions_;
 }
