@@ -199,7 +199,7 @@ int32_t greedy(const std::vector<float>& logits) {
 // two experts are as good as each other, rounding decides: such a sequence begins anew.
 TEST(GpuEngine, TwoHundredStepsOfChangingBatchesFollowTheCpu) {
   constexpr int kSequences = 3, kSteps = 200, kEnd = 40;
-  Conversations cpu("moonlight", "cpu", 1, kSequences), gpu("moonlight", "cuda", 2, kSequences);
+  Conversations cpu("v2_lite", "cpu", 1, kSequences), gpu("v2_lite", "cuda", 2, kSequences);
   std::mt19937 rng(11);
   std::vector<int32_t> next(kSequences);
   int n_rows = 0, n_ties = 0;
