@@ -1,6 +1,7 @@
 // Products of BF16 activations with BF16 and FP8 weights: VDPBF16PS multiplies two columns of 16
 // rows at a time. FP8 is widened, exactly, block by block in the level-1 cache.
 #include "cpu_kernels/avx512_e4m3.h"
+#include "cpu_kernels/avx512_one_row.h"
 #include "cpu_kernels/avx512_panels.h"
 
 namespace tandem::cpu {
@@ -107,7 +108,47 @@ constexpr Tiles kFewE4m3[] = {kE4m3Pair<1, false>, kE4m3Pair<2, false>, kE4m3Pai
 constexpr int kWidening = 8;  // rows
 constexpr int kMostFew = sizeof(kFewE4m3) / sizeof(Tiles);
 
+struct RowOfBf16 {
+  using Vector = __m512;
+  static constexpr WeightType kType = WeightType::kBF16;
+  static constexpr ScalesOf kScales = ScalesOf::kNothing;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = 1024;
+  static constexpr float kUnit = 1;
+  static constexpr bool kAlways = false;
+
+  [[gnu::always_inline]] void add(const char* x, const char* w, int64_t stride,
+                                  Vector* sums) const {
+    const __m512bh xs = two_columns(x);
+#pragma GCC unroll 4
+    for (int p = 0; p < kGroup; ++p)
+      sums[p] = _mm512_dpbf16_ps(sums[p], xs, (__m512bh)_mm512_load_si512(w + p * stride));
+  }
+};
+
+struct RowOfE4m3 {
+  using Vector = __m512;
+  static constexpr WeightType kType = WeightType::kF8E4M3;
+  static constexpr ScalesOf kScales = ScalesOf::kPanels;
+  static constexpr int kColumns = kWideColumns, kXBytes = 8, kAhead = 2048;
+  static constexpr float kUnit = 1;
+  static constexpr bool kAlways = true;
+  E4m3Table table;
+
+  [[gnu::always_inline]] void add(const char* x, const char* w, int64_t stride,
+                                  Vector* sums) const {
+    const __m512bh x0 = two_columns(x), x1 = two_columns(x + 4);
+#pragma GCC unroll 4
+    for (int p = 0; p < kGroup; ++p) {
+      __m512i first, second;
+      widen_e4m3(table, _mm512_load_si512(w + p * stride), &first, &second);
+      sums[p] = _mm512_dpbf16_ps(sums[p], x0, (__m512bh)first);
+      sums[p] = _mm512_dpbf16_ps(sums[p], x1, (__m512bh)second);
+    }
+  }
+};
+
 void gemm_bf16(const GemmArgs& a) {
+  if (multiply_one_row<RowOfBf16>(a)) return;
   const Order order = {.part = kColumns, .ahead = a.m <= kMaxRows ? kAheadOfFew : kAheadOfMany};
   multiply(a, order, [&a](Block& b, int first, int m, Sum* sums) {
     add_rows(a, kTiles<4>, kTiles<2>, kTiles<1>, kTiles<0>, b, sizeof(bf16), first, m, sums);
@@ -115,6 +156,7 @@ void gemm_bf16(const GemmArgs& a) {
 }
 
 void gemm_e4m3(const GemmArgs& a) {
+  if (multiply_one_row<RowOfE4m3>(a)) return;
   alignas(64) char room[kGroup * kWideBytes];
   const bool few = a.m <= kMostFew;
   const Order order = {.part = kWideColumns,

@@ -1,13 +1,15 @@
 // Products of bytes: VPDPBUSD multiplies four columns of 16 rows at a time. A block of columns is
 // summed in integers, exactly (255 * 128 * 256 < 2^24), then scaled and added as float.
 #include "cpu_kernels/avx512_i4.h"
+#include "cpu_kernels/avx512_one_row.h"
 #include "cpu_kernels/avx512_panels.h"
 
 namespace tandem::cpu {
 namespace {
 
-constexpr int kColumns = 256;     // summed in integers
-constexpr int kFewColumns = 512;  // of INT4 that one tile takes where nothing is widened
+constexpr int kColumns = 256;        // summed in integers
+constexpr int kFewColumns = 512;     // of INT4 that one tile takes where nothing is widened
+constexpr float kI4Unit = 1 / 16.f;  // widen_i4() makes sixteen times the codes
 constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // of one panel
 
 // A sum of four products of bytes is added to each lane.
@@ -103,21 +105,58 @@ constexpr Tiles kFewI4[] = {
 constexpr int kWidening = 8;  // rows
 constexpr int kMostFew = sizeof(kFewI4) / sizeof(Tiles);
 
+struct RowOfI8 {
+  using Vector = Integers;
+  static constexpr WeightType kType = WeightType::kI8;
+  static constexpr ScalesOf kScales = ScalesOf::kRows;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = 1024;
+  static constexpr float kUnit = 1;
+  static constexpr bool kAlways = false;
+
+  [[gnu::always_inline]] void add(const char* x, const char* w, int64_t stride,
+                                  Vector* sums) const {
+    const __m512i xs = four_columns(x);
+#pragma GCC unroll 4
+    for (int p = 0; p < kGroup; ++p) sums[p] = dot(sums[p], xs, _mm512_load_si512(w + p * stride));
+  }
+};
+
+struct RowOfI4 {
+  using Vector = Integers;
+  static constexpr WeightType kType = WeightType::kI4;
+  static constexpr ScalesOf kScales = ScalesOf::kRows;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 8, kAhead = 2048;
+  static constexpr float kUnit = kI4Unit;
+  static constexpr bool kAlways = true;
+
+  [[gnu::always_inline]] void add(const char* x, const char* w, int64_t stride,
+                                  Vector* sums) const {
+    const __m512i x0 = four_columns(x), x1 = four_columns(x + 4);
+#pragma GCC unroll 4
+    for (int p = 0; p < kGroup; ++p) {
+      __m512i first, second;
+      widen_i4(_mm512_load_si512(w + p * stride), &first, &second);
+      sums[p] = dot(dot(sums[p], x0, first), x1, second);
+    }
+  }
+};
+
 void gemm_i8(const GemmArgs& a) {
+  if (multiply_one_row<RowOfI8>(a)) return;
   const Order order = {.part = kColumns, .ahead = a.m <= kMaxRows ? kAheadOfFew : kAheadOfMany};
   multiply(a, order, [&a](Block& b, int first, int m, Sum* sums) {
     add_rows(a, kTiles<4>, kTiles<2>, kTiles<1>, kTiles<0>, b, 1, first, m, sums);
   });
 }
 
-// A step holds sixteen times the codes.
 void gemm_i4(const GemmArgs& a) {
+  if (multiply_one_row<RowOfI4>(a)) return;
   alignas(64) char room[kGroup * kWideBytes];
   const bool few = a.m <= kMostFew;
   const Order order = {.part = kColumns,
                        .block = few ? kFewColumns : kColumns,
                        .ahead = a.m <= kGroupMax ? kAheadOfFew : kAheadOfMany,
-                       .unit = 1 / 16.f};
+                       .unit = kI4Unit};
   multiply(a, order, [&](Block& b, int first, int m, Sum* sums) {
     add_widened_rows<kWidening>(a, kFewI4, kI4Pair<kWidening, true>, kTiles<kTwoInTurns>, kTiles<0>,
                                 b, room, kWideBytes, 1, first, m, sums);

@@ -57,7 +57,7 @@ TEST_P(SameBits, Encode) {
 TEST_P(SameBits, PackAndGemm) {
   for (const DType dtype : kTypes) {
     for (const auto [m, n, k] :
-         {Shape{1, 40, 300}, {2, 17, 129}, {9, 70, 257}, {35, 33, 130}, {1, 3, 5}}) {
+         {Shape{1, 40, 300}, {1, 128, 300}, {2, 17, 129}, {9, 70, 257}, {35, 33, 130}, {1, 3, 5}}) {
       for (const cpu::ActivationType type : activations(native_, dtype)) {
         for (const float deviation : {1.f, 1e-37f}) {
           RandomModel store(with_block(128), dtype);

@@ -1,0 +1,153 @@
+// One row of x with whole groups of panels, which come from memory once: few instructions a line,
+// and little code between one group and the next, while nothing is read. The sums are those of
+// multiply(), bit for bit.
+#pragma once
+#include "cpu_kernels/avx512_panels.h"
+
+namespace tandem::cpu {
+namespace {
+
+enum class ScalesOf { kNothing, kPanels, kRows };
+
+// What multiply_one_row() must know of a type of weight:
+//   kType, kScales  and whose scales it takes
+//   kColumns        of a part, where scales do not change before
+//   kXBytes         of x that a step takes
+//   kUnit           of the sums
+//   kAhead          bytes of each panel that are fetched before the end of those before it
+//   kAlways         whether all is fetched so; else hardware foresees the rest of four panels
+//   Vector          sums of 16 rows in a part
+//   add(x, w, stride, sums)  adds a step of four panels
+
+constexpr int kScaleLines = 4;  // of a panel, fetched with every part that fetches the next group
+
+// Columns of multiply()'s parts; 0 where scales lie otherwise than here.
+template <class Format>
+int part_of(const GemmArgs& a) {
+  const Weight& w = a.w;
+  if ((w.scales == nullptr) != (Format::kScales == ScalesOf::kNothing)) return 0;
+  if (!w.scales) return Format::kColumns;
+  const bool of_rows = w.block_rows == 1;
+  if (w.col0 != 0 || of_rows != (Format::kScales == ScalesOf::kRows)) return 0;
+  if (!of_rows && (w.block_rows % kPanelRows != 0 || w.row0 % kPanelRows != 0)) return 0;
+  if (w.block_cols >= a.k) return Format::kColumns;
+  const bool fits =
+      w.block_cols <= Format::kColumns && w.block_cols % columns_of_step(Format::kType) == 0;
+  return fits ? w.block_cols : 0;
+}
+
+// Those of the first part.
+template <ScalesOf kScales>
+const float* scales_of(const Weight& w, int64_t panel) {
+  if (kScales == ScalesOf::kNothing || !w.scales) return nullptr;
+  return w.scales +
+         (kScales == ScalesOf::kRows ? panel : (w.row0 + panel * kPanelRows) / w.block_rows) *
+             w.scale_stride;
+}
+
+template <ScalesOf kScales>
+__m512 read_scales(const float* from) {
+  if constexpr (kScales == ScalesOf::kNothing) return _mm512_set1_ps(1);
+  return kScales == ScalesOf::kPanels ? _mm512_set1_ps(*from) : _mm512_loadu_ps(from);
+}
+
+template <ScalesOf kScales>
+void fetch_scales(const float* from, int64_t stride) {
+  if (!from) return;
+  for (int p = 0; p < (kScales == ScalesOf::kRows ? kGroup : 1); ++p)
+    prefetch(from + p * stride, kScaleLines * 64);
+}
+
+// n_bytes of steps of four panels; if asked to, as much is fetched at `ahead`.
+template <bool kFetch, class Format>
+[[gnu::always_inline]] inline void add_steps(const Format& format, const char* x, const char* w,
+                                             const char* ahead, int64_t stride, int64_t n_bytes,
+                                             typename Format::Vector* sums) {
+  for (const char* const end = w + n_bytes; w < end; w += kStepBytes, x += Format::kXBytes) {
+    if constexpr (kFetch) {
+#pragma GCC unroll 4
+      for (int p = 0; p < kGroup; ++p) _mm_prefetch(ahead + p * stride, _MM_HINT_T0);
+      ahead += kStepBytes;
+    }
+    format.add(x, w, stride, sums);
+  }
+}
+
+// The sums of a group of panels, as store() has them.
+template <class Format>
+[[gnu::always_inline]] inline void store_row(const GemmArgs& a, int64_t panel, const __m512* sums) {
+  float* const out = a.out + (panel * kPanelRows - a.first_row);
+#pragma GCC unroll 4
+  for (int p = 0; p < kGroup; ++p) {
+    __m512 sum = _mm512_mul_ps(sums[p], _mm512_set1_ps(Format::kUnit));
+    if constexpr (Format::kScales == ScalesOf::kRows) {
+      const float* const offset = a.w.scales + (panel + p + 1) * a.w.scale_stride - kPanelRows;
+      const __m512 scale = _mm512_set1_ps(a.x.scales[a.x.rows ? a.x.rows[0] : 0]);
+      sum = _mm512_mul_ps(_mm512_sub_ps(sum, _mm512_loadu_ps(offset)), scale);
+    }
+    _mm512_storeu_ps(out + p * kPanelRows, sum);
+  }
+}
+
+// False, and nothing done, where x is not one row, w not whole groups, or parts differ in width.
+// Not inlined: the large frames of others would cost it registers.
+template <class Format>
+[[gnu::noinline]] bool multiply_one_row(const GemmArgs& a) {
+  constexpr ScalesOf kScales = Format::kScales;
+  constexpr int kColumnsOfStep = columns_of_step(Format::kType);
+  if (a.m != 1 || a.first_row % kPanelRows != 0 || a.n % kGroupRows != 0) return false;
+  const int part = part_of<Format>(a);
+  if (part == 0) return false;
+
+  const Format format;
+  const int64_t stride = a.w.stride, scale_stride = a.w.scale_stride;
+  const int64_t part_bytes = part / kColumnsOfStep * kStepBytes;
+  const int64_t n_bytes = int64_t{a.k + kColumnsOfStep - 1} / kColumnsOfStep * kStepBytes;
+  const int scale_step = kScales == ScalesOf::kNothing || a.w.block_cols >= a.k ? 0
+                         : kScales == ScalesOf::kRows                           ? kPanelRows
+                                                                                : 1;
+  const int64_t first = a.first_row / kPanelRows, last = first + a.n / kPanelRows;
+  for (int64_t panel = first; panel < last; panel += kGroup) {
+    PanelPlace next = {&a.w, panel + kGroup};
+    if (next.panel >= last && a.next) next = {a.next, a.next_row / kPanelRows};
+    const char* next_w = next.data();
+    const float* next_scale = scales_of<kScales>(*next.w, next.panel);
+    const char* x = x_row(a.x, 0);
+    const char* w = PanelPlace{&a.w, panel}.data();
+    const float* scale[kGroup];
+    __m512 sums[kGroup];
+#pragma GCC unroll 4
+    for (int p = 0; p < kGroup; ++p) {
+      scale[p] = scales_of<kScales>(a.w, panel + p);
+      sums[p] = _mm512_setzero_ps();
+    }
+    for (int64_t left = n_bytes; left > 0;) {
+      const int64_t n = part_bytes < left ? part_bytes : left;
+      left -= n;
+      typename Format::Vector part_sums[1][kGroup];
+      clear(part_sums);
+      if (left >= Format::kAhead) {
+        if (kScales == ScalesOf::kRows && scale_step > 0)
+          for (const float* from : scale) __builtin_prefetch(from + kScalesAhead * kPanelRows);
+        add_steps<Format::kAlways>(format, x, w, w + Format::kAhead, stride, n, part_sums[0]);
+      } else {
+        fetch_scales<kScales>(next_scale, scale_stride);
+        add_steps<true>(format, x, w, next_w, stride, n, part_sums[0]);
+        if (next_scale) next_scale += kScaleLines * kPanelRows;
+        next_w += n;
+      }
+      w += n;
+      x += n / kStepBytes * Format::kXBytes;
+#pragma GCC unroll 4
+      for (int p = 0; p < kGroup; ++p) {
+        sums[p] = _mm512_fmadd_ps(floats(part_sums[0][p]), read_scales<kScales>(scale[p]), sums[p]);
+        scale[p] += scale_step;
+      }
+    }
+    store_row<Format>(a, panel, sums);
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace tandem::cpu
