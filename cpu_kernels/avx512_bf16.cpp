@@ -112,7 +112,7 @@ struct RowOfBf16 {
   using Vector = __m512;
   static constexpr WeightType kType = WeightType::kBF16;
   static constexpr ScalesOf kScales = ScalesOf::kNothing;
-  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = 1024;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = kAheadOfFew;
   static constexpr float kUnit = 1;
   static constexpr bool kAlways = false;
 

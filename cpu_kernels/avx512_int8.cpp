@@ -109,7 +109,7 @@ struct RowOfI8 {
   using Vector = Integers;
   static constexpr WeightType kType = WeightType::kI8;
   static constexpr ScalesOf kScales = ScalesOf::kRows;
-  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = 1024;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 4, kAhead = kAheadOfFew;
   static constexpr float kUnit = 1;
   static constexpr bool kAlways = false;
 

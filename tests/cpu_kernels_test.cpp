@@ -137,6 +137,33 @@ TEST_P(KernelTest, GemmBitsDoNotDependOnTheBatch) {
   }
 }
 
+// One row takes whole groups of panels in a way of its own where scales lie simply, and as all
+// others do where a part of a matrix begins within a block of scales.
+TEST_P(KernelTest, GemmOfOneRowOfAPartOfAMatrix) {
+  const int n = 192, k = 300;
+  for (const DType dtype : kTypes) {
+    for (const auto [row0, col0] : {std::pair{0, 0}, {7, 0}, {112, 0}, {0, 44}, {0, 128}}) {
+      RandomModel store(with_block(128), dtype);
+      const QuantView whole = random_weight(store, row0 + n, k + col0, dtype);
+      const Packed packed(t_, columns_from(store, whole, col0).rows_from(row0, n));
+      const cpu::Weight w = kernel_weight(packed.w);
+      for (const cpu::ActivationType type : activations(t_, dtype)) {
+        Rows x(t_, type, normal(2 * k), 2, k, k);
+        std::vector<float> want(2 * n), got(n + 1, kNaN);
+        t_.gemm({x.view, w, 0, want.data(), n, 2, n, k});
+        const int32_t second = 1;
+        x.view.rows = &second;
+        t_.gemm({x.view, w, 0, got.data(), n, 1, 64, k});
+        t_.gemm({x.view, w, 64, got.data() + 64, n, 1, 128, k});
+        for (int i = 0; i < n; ++i)
+          ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(want[n + i]))
+              << name_of(dtype) << " from " << row0 << ", " << col0 << " column " << i;
+        EXPECT_TRUE(std::isnan(got[n])) << "wrote past the row";
+      }
+    }
+  }
+}
+
 TEST_P(KernelTest, DecodesEveryCode) {
   std::vector<uint8_t> codes;
   for (int c = 0; c < 256; ++c)
