@@ -142,7 +142,7 @@ TEST_P(KernelTest, GemmBitsDoNotDependOnTheBatch) {
 TEST_P(KernelTest, GemmOfOneRowOfAPartOfAMatrix) {
   const int n = 192, k = 300;
   for (const DType dtype : kTypes) {
-    for (const auto [row0, col0] : {std::pair{0, 0}, {7, 0}, {112, 0}, {0, 44}, {0, 128}}) {
+    for (const auto& [row0, col0] : {std::pair{0, 0}, {7, 0}, {112, 0}, {0, 44}, {0, 128}}) {
       RandomModel store(with_block(128), dtype);
       const QuantView whole = random_weight(store, row0 + n, k + col0, dtype);
       const Packed packed(t_, columns_from(store, whole, col0).rows_from(row0, n));
