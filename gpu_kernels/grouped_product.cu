@@ -136,8 +136,7 @@ __device__ Weight weight_of(const ExpertWeights& w, int expert) {
 
 // As large as the rows of an average expert fill.
 int tile_rows_of(const ExpertRows& rows) {
-  const int average = rows.slots > 0 ? rows.slots : rows.max_rows / rows.n_experts;
-  return average <= 32 ? 32 : average <= 64 ? 64 : 128;
+  return tile_tokens_for(rows.slots > 0 ? rows.slots : rows.max_rows / rows.n_experts);
 }
 
 // At least as many as any routing needs: every tile has a row, and only the last of an expert is
@@ -158,33 +157,6 @@ void launch_tile(void (*kernel)(Args), int columns, int columns_of_tile, const S
          stream, a);
 }
 
-template <class Tile>
-void launch_gate_up(const Stream& stream, const GateUpArgs& a) {
-  launch_tile<Tile>(gate_up_kernel<Tile>, static_cast<int>(a.hidden_stride), Tile::kRows / 2,
-                    stream, a);
-}
-template <class Tile>
-void launch_down(const Stream& stream, const GroupedDownArgs& a) {
-  launch_tile<Tile>(down_kernel<Tile>, a.down.first.rows, Tile::kRows, stream, a);
-}
-
-template <Number kType>
-void gate_up_of_type(const Stream& stream, const GateUpArgs& a) {
-  const int rows = tile_rows_of(a.rows);
-  const auto run = rows == 32   ? launch_gate_up<MatrixTile<kType, 1, 2, 2>>
-                   : rows == 64 ? launch_gate_up<MatrixTile<kType, 2, 2, 4>>
-                                : launch_gate_up<MatrixTile<kType, 2, 4, 4>>;
-  run(stream, a);
-}
-template <Number kType>
-void down_of_type(const Stream& stream, const GroupedDownArgs& a) {
-  const int rows = tile_rows_of(a.rows);
-  const auto run = rows == 32   ? launch_down<MatrixTile<kType, 1, 2, 2>>
-                   : rows == 64 ? launch_down<MatrixTile<kType, 2, 2, 4>>
-                                : launch_down<MatrixTile<kType, 2, 4, 4>>;
-  run(stream, a);
-}
-
 void check_type(const Weight& w) {
   check(w.type == Number::kBF16 || (w.type == Number::kF8E4M3 && w.block_cols % 64 == 0),
         "weights of experts");
@@ -194,14 +166,17 @@ void check_type(const Weight& w) {
 
 void grouped_gate_up(const Stream& stream, const GateUpArgs& a) {
   check_type(a.gate.first);
-  const bool fp8 = a.gate.first.type == Number::kF8E4M3;
-  (fp8 ? gate_up_of_type<Number::kF8E4M3> : gate_up_of_type<Number::kBF16>)(stream, a);
+  with_tile(a.gate.first.type, tile_rows_of(a.rows), [&]<class Tile>() {
+    launch_tile<Tile>(gate_up_kernel<Tile>, static_cast<int>(a.hidden_stride), Tile::kRows / 2,
+                      stream, a);
+  });
 }
 
 void grouped_down(const Stream& stream, const GroupedDownArgs& a) {
   check_type(a.down.first);
-  const bool fp8 = a.down.first.type == Number::kF8E4M3;
-  (fp8 ? down_of_type<Number::kF8E4M3> : down_of_type<Number::kBF16>)(stream, a);
+  with_tile(a.down.first.type, tile_rows_of(a.rows), [&]<class Tile>() {
+    launch_tile<Tile>(down_kernel<Tile>, a.down.first.rows, Tile::kRows, stream, a);
+  });
 }
 
 }  // namespace tandem::gpu

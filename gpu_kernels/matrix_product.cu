@@ -104,7 +104,7 @@ struct Plan {
 Plan plan_of(const Weight& w, int n_tokens, int n_multiprocessors) {
   const int row_tiles = (w.rows + kTileRows - 1) / kTileRows;
   const auto n_tiles = [&](int tokens) { return (n_tokens + tokens - 1) / tokens * row_tiles; };
-  Plan plan = {n_tokens <= 32 ? 32 : n_tokens <= 64 ? 64 : 128, 1, 0};
+  Plan plan = {tile_tokens_for(n_tokens), 1, 0};
   while (plan.tile_tokens > 32 && n_tiles(plan.tile_tokens) < n_multiprocessors)
     plan.tile_tokens /= 2;
   const int n_steps = (w.cols + 63) / 64, tiles = n_tiles(plan.tile_tokens);
@@ -126,14 +126,6 @@ void launch_tile(const Stream& stream, const KernelArgs& k, int splits) {
          stream, k);
 }
 
-template <Number kType>
-void launch_type(const Stream& stream, const KernelArgs& k, const Plan& plan) {
-  const auto run = plan.tile_tokens == 32   ? launch_tile<MatrixTile<kType, 1, 2, 2>>
-                   : plan.tile_tokens == 64 ? launch_tile<MatrixTile<kType, 2, 2, 4>>
-                                            : launch_tile<MatrixTile<kType, 2, 4, 4>>;
-  run(stream, k, plan.splits);
-}
-
 }  // namespace
 
 void matrix_product(const Stream& stream, const MatrixArgs& a) {
@@ -141,8 +133,9 @@ void matrix_product(const Stream& stream, const MatrixArgs& a) {
   check(fp8 || a.w.type == Number::kBF16, "weights of matrix_product");
   check(!fp8 || a.w.block_cols % 64 == 0, "scale blocks of matrix_product");
   const Plan plan = plan_of(a.w, a.n_tokens, a.out ? a.n_multiprocessors : 0);
-  const auto run = fp8 ? launch_type<Number::kF8E4M3> : launch_type<Number::kBF16>;
-  run(stream, {a, plan.steps_each}, plan);
+  with_tile(a.w.type, plan.tile_tokens, [&]<class Tile>() {
+    launch_tile<Tile>(stream, {a, plan.steps_each}, plan.splits);
+  });
 }
 
 int64_t matrix_partials(const Weight& w, int n_tokens, int n_multiprocessors) {

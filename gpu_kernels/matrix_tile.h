@@ -192,4 +192,20 @@ struct MatrixTile {
   }
 };
 
+// Tokens of the tile that n fill best.
+inline int tile_tokens_for(int n) { return n <= 32 ? 32 : n <= 64 ? 64 : 128; }
+
+// Calls run<Tile>() with the tile of 32, 64 or 128 tokens for weights of a type, FP8 or BF16.
+template <Number kType, class Run>
+void with_tile_of(int tokens, const Run& run) {
+  if (tokens == 32) return run.template operator()<MatrixTile<kType, 1, 2, 2>>();
+  if (tokens == 64) return run.template operator()<MatrixTile<kType, 2, 2, 4>>();
+  run.template operator()<MatrixTile<kType, 2, 4, 4>>();
+}
+template <class Run>
+void with_tile(Number type, int tokens, const Run& run) {
+  type == Number::kF8E4M3 ? with_tile_of<Number::kF8E4M3>(tokens, run)
+                          : with_tile_of<Number::kBF16>(tokens, run);
+}
+
 }  // namespace tandem::gpu

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace tandem::gpu {
 
@@ -30,8 +31,13 @@ class Buffer {
  public:
   Buffer() = default;
   Buffer(int64_t bytes, Site site);
-  Buffer(Buffer&& other) noexcept;
-  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(site_, other.site_);
+    return *this;
+  }
   ~Buffer();
 
   template <class T>

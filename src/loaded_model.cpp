@@ -1,9 +1,8 @@
 #include "loaded_model.h"
 
-#include <sys/sysinfo.h>
-
 #include <cstdlib>
 
+#include "bench/machine_info.h"
 #include "core/program_files.h"
 #include "io/json.h"
 #include "io/weight_store.h"
@@ -24,31 +23,20 @@ int64_t choose_context(const ModelOptions& options, const ModelConfig& config,
   return placed ? placed->kv_tokens : std::min<int64_t>(config.max_context, kDefaultContext);
 }
 
-int64_t memory_of_machine() {
-  struct sysinfo machine {};
-  sysinfo(&machine);
-  return static_cast<int64_t>(machine.totalram) * machine.mem_unit;
-}
-
 std::optional<CpuParts> placed_by(const ModelOptions& options, const ModelConfig& config,
                                   const Topology& topology) {
   if (options.placement.empty()) return {};
   require(options.experts == "auto",
           "both --placement and --experts {}: the placement says in which format experts are kept",
           options.experts);
-  return parts_of_file(options.placement, config, topology, memory_of_machine());
-}
-
-int64_t free_memory() {
-  const std::string text = read_text_file("/proc/meminfo", 1 << 20);
-  const size_t at = text.find("MemAvailable:");
-  return at == std::string::npos ? 0 : std::atoll(text.c_str() + at + 13) * 1024;
+  return parts_of_file(options.placement, config, topology, machine_info().memory_bytes);
 }
 
 int64_t kv_tokens(const ModelOptions& options, const ModelConfig& config, int64_t context,
                   DType cache_type) {
   if (options.max_kv_tokens <= context) return context;
-  const auto bytes = static_cast<int64_t>(options.kv_fraction * static_cast<double>(free_memory()));
+  const auto bytes =
+      static_cast<int64_t>(options.kv_fraction * static_cast<double>(available_memory_bytes()));
   const int64_t fitting = bytes / KvCache::bytes_for(config, kPageSize, cache_type) * kPageSize;
   return std::clamp(fitting, context, options.max_kv_tokens);
 }
@@ -57,7 +45,7 @@ int64_t kv_tokens(const ModelOptions& options, const ModelConfig& config, int64_
 std::optional<WeightFormat> choose_experts(const ModelOptions& options, ModelWeights& stored,
                                            const ModelConfig& config, const CpuWeights& home,
                                            int64_t other_bytes) {
-  const int64_t memory = memory_of_machine();
+  const int64_t memory = machine_info().memory_bytes;
   const auto bytes = [&](std::optional<WeightFormat> format) {
     return packed_bytes(stored, config, home, format) + other_bytes;
   };

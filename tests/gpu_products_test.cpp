@@ -23,6 +23,23 @@ struct Expected {
   }
 };
 
+// x w^T, x rounded to BF16.
+Expected product_of_rounded(const Rows& x, const RandomWeight& w, int n_tokens,
+                            const WeightCase& c) {
+  Expected want;
+  for (int t = 0; t < n_tokens; ++t)
+    for (int r = 0; r < c.rows; ++r) {
+      double sum = 0, magnitude = 0;
+      for (int i = 0; i < c.cols; ++i) {
+        const double product = rounded(x.at(t, i)) * w.at(r, i);
+        sum += product;
+        magnitude += std::abs(product);
+      }
+      want.add(sum, magnitude, c.cols);
+    }
+  return want;
+}
+
 // The numbers of an output of which nothing but [rows, cols] may be written.
 std::vector<float> written(const std::vector<float>& all, int64_t rows, int64_t cols,
                            int64_t stride) {
@@ -65,17 +82,7 @@ void GpuProducts::skinny(int n_tokens, const WeightCase& c, int n_multiprocessor
                      .n_tokens = n_tokens,
                      .workspace = {partial.data(), counters.data()},
                      .n_multiprocessors = n_multiprocessors};
-  Expected want;
-  for (int t = 0; t < n_tokens; ++t)
-    for (int r = 0; r < c.rows; ++r) {
-      double sum = 0, magnitude = 0;
-      for (int i = 0; i < c.cols; ++i) {
-        const double product = rounded(x.at(t, i)) * w.at(r, i);
-        sum += product;
-        magnitude += std::abs(product);
-      }
-      want.add(sum, magnitude, c.cols);
-    }
+  const Expected want = product_of_rounded(x, w, n_tokens, c);
   for (int run = 0; run < 2; ++run) {  // the second finds the counters as the first left them
     const OnCard<float> out(n_tokens * out_stride);
     args.out = out.data();
@@ -237,17 +244,7 @@ void GpuProducts::matrix(int n_tokens, const WeightCase& c, int n_multiprocessor
                        .out_stride = x_stride,
                        .n_rows = n_tokens,
                        .cols = c.cols});
-  Expected want;
-  for (int t = 0; t < n_tokens; ++t)
-    for (int r = 0; r < c.rows; ++r) {
-      double sum = 0, magnitude = 0;
-      for (int i = 0; i < c.cols; ++i) {
-        const double product = rounded(x.at(t, i)) * w.at(r, i);
-        sum += product;
-        magnitude += std::abs(product);
-      }
-      want.add(sum, magnitude, c.cols);
-    }
+  const Expected want = product_of_rounded(x, w, n_tokens, c);
   for (int run = 0; run < 2; ++run) {
     const OnCard<float> out(n_tokens * out_stride);
     matrix_product(stream_, {.x = x_rounded.data(),

@@ -68,15 +68,6 @@ Buffer::Buffer(int64_t bytes, Site site) : bytes_(bytes), site_(site) {
   }
 }
 
-Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }
-
-Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(site_, other.site_);
-  return *this;
-}
-
 // What fails here failed before: a lost card also refuses to free.
 Buffer::~Buffer() {
   if (data_) site_ == Site::kDevice ? cudaFree(data_) : cudaFreeHost(data_);

@@ -106,15 +106,6 @@ Buffer::Buffer(int64_t bytes, Site site) : bytes_(bytes), site_(site) {
   if (bytes > 0) data_ = emulated::allocate(bytes, site);
 }
 
-Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }
-
-Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(site_, other.site_);
-  return *this;
-}
-
 Buffer::~Buffer() {
   if (data_) emulated::release(data_, bytes_, site_);
 }

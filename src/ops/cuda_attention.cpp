@@ -65,7 +65,6 @@ gpu::LatentCache latent_cache(const MlaArgs& a) {
           .fp8 = false};
 }
 
-gpu::Matrix matrix(TensorView t) { return {static_cast<float*>(t.data), t.stride}; }
 float* floats(TensorView t) { return static_cast<float*>(t.data); }
 
 }  // namespace
@@ -183,12 +182,12 @@ void CudaAttention::naive_through_latents(const MlaArgs& a, const Sequence& s,
 // All matrices begin at the first token.
 void CudaAttention::absorbed_plainly(const MlaArgs& a, int first_token, int n_tokens, TensorView q,
                                      TensorView q_rope, TensorView out) {
-  gpu::plain_attention(stream_, {.q = matrix(q),
-                                 .q_rope = matrix(q_rope),
+  gpu::plain_attention(stream_, {.q = gpu_matrix(q),
+                                 .q_rope = gpu_matrix(q_rope),
                                  .cache = static_cast<const bf16*>(a.cache.data),
                                  .cache_stride = a.cache.stride,
                                  .at = batch_.pages(),
-                                 .out = matrix(out),
+                                 .out = gpu_matrix(out),
                                  .first_token = first_token,
                                  .n_tokens = n_tokens,
                                  .n_heads = a.mla.n_heads,

@@ -22,8 +22,6 @@ int cols_of(TensorView t) { return static_cast<int>(t.cols); }
 
 }  // namespace
 
-gpu::Matrix gpu_matrix(TensorView t) { return {static_cast<float*>(t.data), t.stride}; }
-
 CudaOps::CudaOps(const ModelConfig& c, CudaLimits limits, gpu::Stream& stream)
     : stream_(stream),
       batch_(limits.max_tokens, max_pages(limits)),

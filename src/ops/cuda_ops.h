@@ -44,7 +44,4 @@ class CudaOps final : public Ops {
   gpu::Buffer frequencies_;  // [rope_dim / 2]
 };
 
-// A matrix of floats, as its kernels take it.
-gpu::Matrix gpu_matrix(TensorView t);
-
 }  // namespace tandem

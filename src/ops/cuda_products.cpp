@@ -135,9 +135,9 @@ void CudaProducts::multiply_per_head(const LinearPerHead& a) {
                                            .first_row = first_row,
                                            .rows_per_head = rows_per_head,
                                            .transposed = a.transposed});
-  gpu::plain_product(stream_, {.x = {static_cast<float*>(a.x.data), a.x.stride},
+  gpu::plain_product(stream_, {.x = gpu_matrix(a.x),
                                .w = w,
-                               .out = {static_cast<float*>(a.out.data), a.out.stride},
+                               .out = gpu_matrix(a.out),
                                .tokens = tokens,
                                .x_cols = x_cols,
                                .out_cols = out_cols,

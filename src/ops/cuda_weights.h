@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/memory.h"
+#include "gpu_kernels/kernels.h"
 #include "gpu_kernels/runtime.h"
 #include "gpu_kernels/weight.h"
 #include "model/weights.h"
@@ -56,7 +57,8 @@ class CudaWeights {
   gpu::Stream stream_;  // last: it is waited for before the memory goes
 };
 
-// A matrix on the card, as its kernels take it.
+// Matrices on the card, as their kernels take them: weights, and floats.
 gpu::Weight gpu_weight(const QuantView& on_card);
+inline gpu::Matrix gpu_matrix(TensorView t) { return {static_cast<float*>(t.data), t.stride}; }
 
 }  // namespace tandem
