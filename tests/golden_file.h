@@ -1,7 +1,9 @@
 // Reads the tensors of tests/golden/*/golden.safetensors; a reader of its own, so that the engine's
 // is tested too.
 #pragma once
+#include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -9,6 +11,15 @@
 #include <vector>
 
 namespace tandem::test {
+
+// The folders of a folder of goldens, by name.
+inline std::vector<std::string> golden_families(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.is_directory()) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
 
 class GoldenFile {
  public:

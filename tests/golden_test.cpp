@@ -1,6 +1,5 @@
 // Golden logits of Hugging Face transformers on a tiny random checkpoint of every family
 // (tests/golden/README.md), read from disk as a user's checkpoint is.
-#include <filesystem>
 
 #include "engine/score.h"
 #include "loaded_model.h"
@@ -18,18 +17,10 @@ struct Case {
   AttentionForm form;
 };
 
-std::vector<std::string> families() {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(kGolden))
-    if (entry.is_directory()) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 // t1 has near ties between experts, which only float32 throughout decides as the golden values do.
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const std::string& family : families())
+  for (const std::string& family : golden_families(kGolden))
     for (int isa = 0; isa <= static_cast<int>(cpu::best_isa()); ++isa)
       for (const AttentionForm form : {AttentionForm::kNaive, AttentionForm::kAbsorbed})
         if (family != "t1" || isa == 0)
@@ -89,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(Families, GoldenTest, testing::ValuesIn(cases()), [](co
   return c.family + "_" + c.isa + (c.form == AttentionForm::kNaive ? "_naive" : "_absorbed");
 });
 
-TEST(Golden, EveryFamilyIsThere) { EXPECT_GE(families().size(), 11u); }
+TEST(Golden, EveryFamilyIsThere) { EXPECT_GE(golden_families(kGolden).size(), 11u); }
 
 // Model specification, section 9.6, by its own digits.
 TEST(Golden, T1HasTheLogitsOfTheSpecification) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
 #include <random>
 
 #include "conversation.h"
@@ -23,14 +22,6 @@ const char* const kElsewhere = std::getenv("TANDEM_TEST_ROOT");
 const std::string kRoot = kElsewhere ? kElsewhere : TANDEM_SOURCE_DIR;
 const std::string kGolden = kRoot + "/tests/golden/";
 
-std::vector<std::string> families() {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(kGolden))
-    if (entry.is_directory()) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 struct Case {
   std::string family;
   AttentionForm form;
@@ -39,7 +30,7 @@ struct Case {
 // t1 has near ties between experts, which a cache in BF16 decides otherwise.
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const std::string& family : families())
+  for (const std::string& family : golden_families(kGolden))
     for (const AttentionForm form : {AttentionForm::kNaive, AttentionForm::kAbsorbed})
       if (family != "t1") all.push_back({family, form});
   return all;

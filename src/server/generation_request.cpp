@@ -157,6 +157,16 @@ void read_tools(const RequestFields& fields, GenerationRequest& r) {
   if (wanted) r.skip_special = false;
 }
 
+// What both of OpenAI's endpoints read alike.
+GenerationRequest openai_request(const RequestFields& fields, const SamplingDefaults& defaults,
+                                 Endpoint endpoint) {
+  GenerationRequest r;
+  r.endpoint = endpoint;
+  read_openai(fields, r);
+  read_common(fields, defaults, r);
+  return r;
+}
+
 }  // namespace
 
 SamplingDefaults sampling_defaults(const nlohmann::json& config) {
@@ -179,10 +189,7 @@ GenerationRequest parse_completion_request(const nlohmann::json& json,
                                            const SamplingDefaults& defaults) {
   constexpr int kDefaultTokens = 16;  // OpenAI's
   const RequestFields fields(json);
-  GenerationRequest r;
-  r.endpoint = Endpoint::kCompletions;
-  read_openai(fields, r);
-  read_common(fields, defaults, r);
+  GenerationRequest r = openai_request(fields, defaults, Endpoint::kCompletions);
   r.prompts = read_prompts(fields);
   if (!r.max_tokens) r.max_tokens = kDefaultTokens;
   r.echo = fields.boolean("echo", false);
@@ -201,10 +208,7 @@ GenerationRequest parse_completion_request(const nlohmann::json& json,
 
 GenerationRequest parse_chat_request(const nlohmann::json& json, const SamplingDefaults& defaults) {
   const RequestFields fields(json);
-  GenerationRequest r;
-  r.endpoint = Endpoint::kChat;
-  read_openai(fields, r);
-  read_common(fields, defaults, r);
+  GenerationRequest r = openai_request(fields, defaults, Endpoint::kChat);
   read_messages(fields, r);
   if (const auto n = fields.integer("max_completion_tokens", 1, kMostTokens))
     r.max_tokens = static_cast<int>(*n);
