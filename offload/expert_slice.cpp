@@ -7,7 +7,15 @@
 namespace tandem {
 namespace {
 
-constexpr int kRows = 64;  // output rows that a thread takes at a time
+constexpr int kRows = 64;  // output rows that are computed at a time
+
+// Rows that a thread takes at a time in the second pass, which reads the activations of all groups
+// for them: so many that this is little beside the weights, yet few enough that threads end
+// together.
+int rows_of_second_pass(int64_t rows_of_group, int dim, int n_threads) {
+  const int64_t enough = 8 * rows_of_group / kRows, most = dim / (8 * kRows * n_threads);
+  return static_cast<int>(std::clamp<int64_t>(enough, 1, std::max<int64_t>(1, most))) * kRows;
+}
 
 int width_of(const ModelWeights& weights, const ModelConfig& config, int node) {
   return static_cast<int>(weights.slices.empty() ? config.expert_dim : weights.slices[node].n);
@@ -55,9 +63,11 @@ int64_t ExpertSlice::begin(const ExpertBatch& batch, const ExpertPairs& pairs) {
   n_encoded_tokens_ = encodes ? n_tokens_ : 0;
   tokens_left_ = n_encoded_tokens_;
   pieces_ = (width_ + kRows - 1) / kRows;
-  n_pieces_ = std::ssize(pairs.groups) * pieces_;
-  for (int64_t g = 0; g < std::ssize(pairs.groups); ++g) unfinished_[g] = pieces_ + 1;
-  return n_encoded_tokens_ + n_pieces_ + (c_.dim + kRows - 1) / kRows;
+  const int64_t n_groups = std::ssize(pairs.groups), n_pairs = n_tokens_ * c_.router.n_active;
+  second_rows_ = rows_of_second_pass(n_pairs / std::max<int64_t>(1, n_groups), c_.dim, n_threads_);
+  n_pieces_ = n_groups * pieces_;
+  for (int64_t g = 0; g < n_groups; ++g) unfinished_[g] = pieces_ + 1;
+  return n_encoded_tokens_ + n_pieces_ + (c_.dim + second_rows_ - 1) / second_rows_;
 }
 
 // Tokens to encode, then some rows of one group (first pass), then some rows of every expert
@@ -68,7 +78,7 @@ void ExpertSlice::run(int64_t item, int thread) {
   if (item < n_encoded_tokens_) return encode_token(item);
   float* const room = part_.row<float>(int64_t{thread} * kGroupTokens);
   const int64_t i = item - n_encoded_tokens_;
-  if (i >= n_pieces_) return project(static_cast<int>(i - n_pieces_) * kRows, room);
+  if (i >= n_pieces_) return project(static_cast<int>(i - n_pieces_) * second_rows_, room);
   wait_until([&] { return tokens_left_.load(std::memory_order_acquire) == 0; });
   const Piece piece = piece_at(i);
   // What this thread will probably do next: as many pieces further as the node has threads.
@@ -134,32 +144,45 @@ void ExpertSlice::encode_activated(const ExpertPairs::Group& group) {
 
 // sum[t] = sum over experts of weight * (down act) on some rows of every expert's output.
 void ExpertSlice::project(int first_row, float* part) {
-  const int n_rows = std::min(kRows, c_.dim - first_row);
-  const TensorView& act = act_type_ == cpu::ActivationType::kF32 ? act_ : encoded_act_;
-  for (int t = 0; t < n_tokens_; ++t) std::fill_n(sum_.row<float>(t) + first_row, n_rows, 0.f);
+  const int end = std::min(first_row + second_rows_, c_.dim);
+  for (int t = 0; t < n_tokens_; ++t)
+    std::fill_n(sum_.row<float>(t) + first_row, end - first_row, 0.f);
   const int64_t n_groups = std::ssize(pairs_->groups);
   for (int64_t g = 0; g < n_groups; ++g) {
     wait_until([&] { return unfinished_[g].load(std::memory_order_acquire) == 0; });
-    const ExpertPairs::Group& group = pairs_->groups[g];
-    const bool last = g + 1 == n_groups;
-    const cpu::Weight next = kernel_weight(expert(last ? 0 : g + 1).down);
-    kernels_.gemm(
-        {.x = {act.row_data(group.first), act.row_bytes(), act_type_, nullptr,
-               act_scales_.data() + group.first},
-         .w = kernel_weight(expert(g).down),
-         .first_row = first_row,
-         .out = part,
-         .out_stride = kRows,
-         .m = group.n,
-         .n = n_rows,
-         .k = width_,
-         .next = &next,
-         .next_row = last ? std::min(first_row + kRows * n_threads_, c_.dim - 1) : first_row});
-    for (int i = 0; i < group.n; ++i) {
-      float* to = sum_.row<float>(pairs_->tokens[group.first + i]) + first_row;
-      const float weight = pairs_->weights[group.first + i];
-      for (int r = 0; r < n_rows; ++r) to[r] += weight * part[i * kRows + r];
+    for (int row = first_row; row < end; row += kRows) {
+      const bool last_row = row + kRows >= end, last = last_row && g + 1 == n_groups;
+      // What this thread will probably do after its last product: an item for each thread further.
+      const int next_row = last       ? first_row + second_rows_ * n_threads_
+                           : last_row ? first_row
+                                      : row + kRows;
+      add_output(g, row, last ? 0 : g + last_row, std::min(next_row, c_.dim - 1), part);
     }
+  }
+}
+
+// Adds up to kRows rows of one group's output; its next product is of rows of another.
+void ExpertSlice::add_output(int64_t g, int first_row, int64_t next_group, int next_row,
+                             float* part) {
+  const ExpertPairs::Group& group = pairs_->groups[g];
+  const int n_rows = std::min(kRows, c_.dim - first_row);
+  const TensorView& act = act_type_ == cpu::ActivationType::kF32 ? act_ : encoded_act_;
+  const cpu::Weight next = kernel_weight(expert(next_group).down);
+  kernels_.gemm({.x = {act.row_data(group.first), act.row_bytes(), act_type_, nullptr,
+                       act_scales_.data() + group.first},
+                 .w = kernel_weight(expert(g).down),
+                 .first_row = first_row,
+                 .out = part,
+                 .out_stride = kRows,
+                 .m = group.n,
+                 .n = n_rows,
+                 .k = width_,
+                 .next = &next,
+                 .next_row = next_row});
+  for (int i = 0; i < group.n; ++i) {
+    float* to = sum_.row<float>(pairs_->tokens[group.first + i]) + first_row;
+    const float weight = pairs_->weights[group.first + i];
+    for (int r = 0; r < n_rows; ++r) to[r] += weight * part[i * kRows + r];
   }
 }
 

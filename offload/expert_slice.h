@@ -54,6 +54,7 @@ class ExpertSlice {
   void activate(Piece piece, Piece next, float* up);
   void encode_activated(const ExpertPairs::Group& group);
   void project(int first_row, float* part);
+  void add_output(int64_t group, int first_row, int64_t next_group, int next_row, float* part);
 
   const cpu::KernelTable& kernels_;
   const ModelConfig& c_;
@@ -75,7 +76,8 @@ class ExpertSlice {
   cpu::Activations x_of_pass_;
   cpu::ActivationType x_type_, act_type_;
   int64_t n_tokens_ = 0, n_encoded_tokens_ = 0, n_pieces_ = 0;
-  int pieces_ = 0;                            // of a group
+  int pieces_ = 0;                            // of a group, in the first pass
+  int second_rows_ = 0;                       // of an item of the second pass
   std::atomic<int64_t> tokens_left_;          // to be encoded
   std::vector<std::atomic<int>> unfinished_;  // [groups] pieces of the first pass, and encoding
 };

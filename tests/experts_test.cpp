@@ -146,6 +146,26 @@ TEST(Experts, EveryFormatMatchesDoubleAndEveryBatchTheSameBits) {
   }
 }
 
+// Many rows of few experts: the second pass takes 256 output rows at a time, 64 of them last.
+TEST(Experts, LongItemsOfTheSecondPass) {
+  ModelConfig c = config();
+  c.dim = 8 * 256 + 64;
+  c.expert_dim = 32;
+  Routed routed(c);
+  RandomModel model(c, DType::kF8E4M3);
+  const auto want =
+      expected(routed, c, Converted(cpu::kernels_for(cpu::Isa::kReference), model, {}));
+  const cpu::KernelTable table = cpu::kernels_for(cpu::best_isa());
+  const Converted w(table, model, {});
+  Team team(1);
+  CpuExperts experts(table, c, w.model.weights, kTokens, team);
+  const std::vector<float> got = run(experts, routed.batch(c, 0, kTokens));
+  for (int t = 0; t < kTokens; ++t)
+    expect_close(std::span(got).subspan(t * c.dim, c.dim), want[t], 0.05 * largest(want[t]));
+  const std::vector<float> some = run(experts, routed.batch(c, 7, 1));
+  EXPECT_TRUE(std::equal(some.begin(), some.end(), got.begin() + 7 * c.dim));
+}
+
 // Columns that every node gets some of; scale blocks that cuts do not meet.
 ModelConfig wide_config() {
   ModelConfig c = config();
