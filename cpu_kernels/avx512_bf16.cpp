@@ -11,10 +11,11 @@ void avx512_encode_u8(const EncodeArgs&);
 
 namespace {
 
-constexpr int kColumns = 128;      // summed together where no scale changes
-constexpr int kWideColumns = 128;  // of FP8: 16 KiB of BF16 in a group
-constexpr int kFewColumns = 256;   // of FP8 that one tile takes where nothing is left widened
+constexpr int kColumns = 256;       // summed together where no scale changes: 32 KiB in a group
+constexpr int kScaleColumns = 128;  // of FP8, summed together
+constexpr int kWideColumns = 256;   // of FP8 that a tile takes, widened: 32 KiB in a group
 constexpr int kWideBytes = kWideColumns / 2 * kStepBytes;  // of one panel
+constexpr int kBlockBytes = kColumns / 2 * kStepBytes;     // of BF16, of one panel
 
 // Two columns of a row in every lane.
 __m512bh two_columns(const char* x) {
@@ -129,7 +130,7 @@ struct RowOfE4m3 {
   using Vector = __m512;
   static constexpr WeightType kType = WeightType::kF8E4M3;
   static constexpr ScalesOf kScales = ScalesOf::kPanels;
-  static constexpr int kColumns = kWideColumns, kXBytes = 8, kAhead = 2048;
+  static constexpr int kColumns = kScaleColumns, kXBytes = 8, kAhead = 2048;
   static constexpr float kUnit = 1;
   static constexpr bool kAlways = true;
   E4m3Table table;
@@ -149,7 +150,7 @@ struct RowOfE4m3 {
 
 void gemm_bf16(const GemmArgs& a) {
   if (multiply_one_row<RowOfBf16>(a)) return;
-  const Order order = {.part = kColumns, .ahead = a.m <= kMaxRows ? kAheadOfFew : kAheadOfMany};
+  const Order order = {.part = kColumns, .ahead = a.m <= kMaxRows ? kAheadOfFew : kBlockBytes};
   multiply(a, order, [&a](Block& b, int first, int m, Sum* sums) {
     add_rows(a, kTiles<4>, kTiles<2>, kTiles<1>, kTiles<0>, b, sizeof(bf16), first, m, sums);
   });
@@ -158,9 +159,8 @@ void gemm_bf16(const GemmArgs& a) {
 void gemm_e4m3(const GemmArgs& a) {
   if (multiply_one_row<RowOfE4m3>(a)) return;
   alignas(64) char room[kGroup * kWideBytes];
-  const bool few = a.m <= kMostFew;
-  const Order order = {.part = kWideColumns,
-                       .block = few ? kFewColumns : 0,
+  const Order order = {.part = kScaleColumns,
+                       .block = kWideColumns,
                        .ahead = a.m <= kGroupMax ? kAheadOfFew : kAheadOfMany};
   multiply(a, order, [&](Block& b, int first, int m, Sum* sums) {
     add_widened_rows<kWidening>(a, kFewE4m3, kE4m3Pair<kWidening, true>, kTiles<kTwoInTurns>,

@@ -51,12 +51,15 @@ void fetch_stored(const Block& b, int panel, int s) {
 
 template <int M, int N, class Vector>
 void add_sums(const Vector (&acc)[M][N], const Block& b, int panel, int part, Sum* sums) {
+  // Hidden from GCC 12, which would keep all addresses in vector registers from part to part.
+  float* to = sums[0] + panel * kPanelRows;
+  __asm__("" : "+r"(to));
 #pragma GCC unroll 8
   for (int p = 0; p < N; ++p) {
     const __m512 scale = _mm512_loadu_ps(b.scale[panel + p] + part * kPanelRows);
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
-      float* sum = sums[i] + (panel + p) * kPanelRows;
+      float* sum = to + i * kGroupRows + p * kPanelRows;
       _mm512_store_ps(sum, _mm512_fmadd_ps(floats(acc[i][p]), scale, _mm512_load_ps(sum)));
     }
   }
