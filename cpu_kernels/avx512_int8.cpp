@@ -124,7 +124,7 @@ struct RowOfI8 {
 struct RowOfI4 {
   using Vector = Integers;
   static constexpr WeightType kType = WeightType::kI4;
-  static constexpr ScalesOf kScales = ScalesOf::kRows;
+  static constexpr ScalesOf kScales = ScalesOf::kGroups;
   static constexpr int kColumns = cpu::kColumns, kXBytes = 8, kAhead = 2048;
   static constexpr float kUnit = kI4Unit;
   static constexpr bool kAlways = true;

@@ -7,7 +7,8 @@
 namespace tandem::cpu {
 namespace {
 
-enum class ScalesOf { kNothing, kPanels, kRows };
+enum class ScalesOf { kNothing, kPanels, kRows, kGroups };
+static_assert(kGroup == kScalePanels);
 
 // What multiply_one_row() must know of a type of weight:
 //   kType, kScales  and whose scales it takes
@@ -20,6 +21,8 @@ enum class ScalesOf { kNothing, kPanels, kRows };
 //   add(x, w, stride, sums)  adds a step of four panels
 
 constexpr int kScaleLines = 4;  // of a panel, fetched with every part that fetches the next group
+constexpr int kGroupScales = kScalePanels * kPanelRows / 2;  // of a block, in floats: BF16
+constexpr int kGroupScalesAhead = 8 * kGroupScales;
 
 // Columns of multiply()'s parts; 0 where scales lie otherwise than here.
 template <class Format>
@@ -28,9 +31,9 @@ int part_of(const GemmArgs& a) {
   if ((w.scales == nullptr) != (Format::kScales == ScalesOf::kNothing)) return 0;
   if (!w.scales) return Format::kColumns;
   const bool of_rows = w.block_rows == 1;
-  if (w.col0 != 0 || of_rows != (Format::kScales == ScalesOf::kRows)) return 0;
+  if (w.col0 != 0 || of_rows != (Format::kScales >= ScalesOf::kRows)) return 0;
   if (!of_rows && (w.block_rows % kPanelRows != 0 || w.row0 % kPanelRows != 0)) return 0;
-  if (w.block_cols >= a.k) return Format::kColumns;
+  if (w.block_cols >= a.k && Format::kScales != ScalesOf::kGroups) return Format::kColumns;
   const bool fits =
       w.block_cols <= Format::kColumns && w.block_cols % columns_of_step(Format::kType) == 0;
   return fits ? w.block_cols : 0;
@@ -40,6 +43,9 @@ int part_of(const GemmArgs& a) {
 template <ScalesOf kScales>
 const float* scales_of(const Weight& w, int64_t panel) {
   if (kScales == ScalesOf::kNothing || !w.scales) return nullptr;
+  if (kScales == ScalesOf::kGroups)
+    return w.scales + panel / kScalePanels * w.scale_stride +
+           panel % kScalePanels * kGroupScales / kScalePanels;
   return w.scales +
          (kScales == ScalesOf::kRows ? panel : (w.row0 + panel * kPanelRows) / w.block_rows) *
              w.scale_stride;
@@ -48,6 +54,10 @@ const float* scales_of(const Weight& w, int64_t panel) {
 template <ScalesOf kScales>
 __m512 read_scales(const float* from) {
   if constexpr (kScales == ScalesOf::kNothing) return _mm512_set1_ps(1);
+  if constexpr (kScales == ScalesOf::kGroups) {
+    const __m256i bf16s = _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16s), 16));
+  }
   return kScales == ScalesOf::kPanels ? _mm512_set1_ps(*from) : _mm512_loadu_ps(from);
 }
 
@@ -80,8 +90,8 @@ template <class Format>
 #pragma GCC unroll 4
   for (int p = 0; p < kGroup; ++p) {
     __m512 sum = _mm512_mul_ps(sums[p], _mm512_set1_ps(Format::kUnit));
-    if constexpr (Format::kScales == ScalesOf::kRows) {
-      const float* const offset = a.w.scales + (panel + p + 1) * a.w.scale_stride - kPanelRows;
+    if constexpr (Format::kScales >= ScalesOf::kRows) {
+      const float* const offset = sums_of_rows(a.w, panel + p);
       const __m512 scale = _mm512_set1_ps(a.x.scales[a.x.rows ? a.x.rows[0] : 0]);
       sum = _mm512_mul_ps(_mm512_sub_ps(sum, _mm512_loadu_ps(offset)), scale);
     }
@@ -95,7 +105,8 @@ template <class Format>
 [[gnu::noinline]] bool multiply_one_row(const GemmArgs& a) {
   constexpr ScalesOf kScales = Format::kScales;
   constexpr int kColumnsOfStep = columns_of_step(Format::kType);
-  if (a.m != 1 || a.first_row % kPanelRows != 0 || a.n % kGroupRows != 0) return false;
+  constexpr int kFirst = kScales == ScalesOf::kGroups ? kScalePanels * kPanelRows : kPanelRows;
+  if (a.m != 1 || a.first_row % kFirst != 0 || a.n % kGroupRows != 0) return false;
   const int part = part_of<Format>(a);
   if (part == 0) return false;
 
@@ -105,6 +116,7 @@ template <class Format>
   const int64_t n_bytes = int64_t{a.k + kColumnsOfStep - 1} / kColumnsOfStep * kStepBytes;
   const int scale_step = kScales == ScalesOf::kNothing || a.w.block_cols >= a.k ? 0
                          : kScales == ScalesOf::kRows                           ? kPanelRows
+                         : kScales == ScalesOf::kGroups                         ? kGroupScales
                                                                                 : 1;
   const int64_t first = a.first_row / kPanelRows, last = first + a.n / kPanelRows;
   for (int64_t panel = first; panel < last; panel += kGroup) {
@@ -129,6 +141,8 @@ template <class Format>
       if (left >= Format::kAhead) {
         if (kScales == ScalesOf::kRows && scale_step > 0)
           for (const float* from : scale) __builtin_prefetch(from + kScalesAhead * kPanelRows);
+        if (kScales == ScalesOf::kGroups)
+          prefetch(scale[0] + kGroupScalesAhead, kGroupScales * sizeof(float));
         add_steps<Format::kAlways>(format, x, w, w + Format::kAhead, stride, n, part_sums[0]);
       } else {
         fetch_scales<kScales>(next_scale, scale_stride);

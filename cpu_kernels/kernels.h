@@ -49,11 +49,16 @@ constexpr int64_t row_bytes(WeightType type, int64_t cols) {
   return cols * 4 / columns_of_step(type);
 }
 
+constexpr int kScalePanels = 4;  // whose scales lie together, for kI4
+
 // A weight matrix in the layout made by a table's pack(). value[r][c] = code[r][c] * scale, where
 // scale = scales[(row0 + r) / block_rows * scale_stride + (col0 + c) / block_cols]; no scales: 1.
-// Panels with scales of single rows (block_rows 1, row0 and col0 0) keep them as [panel][column
-// block][16], and after the last block 128 times the sum of each row's values, which the products
-// of kU8 activations subtract; scale_stride is that of panels.
+// Panels of kI8 and kI4 have scales of single rows (block_rows 1, row0 and col0 0), and after the
+// last block of columns 128 times the sum of each row's values, which the products of kU8
+// activations subtract. kI8 has them as [panel][column block][16], floats; scale_stride is that of
+// panels. kI4 has the scales as BF16, and those of four panels together, so that whole groups of
+// panels read one stream: [panel / 4][column block][4][16], the sums as [panel / 4][4][16] floats;
+// scale_stride, in floats, is that of four panels.
 struct Weight {
   const void* data;
   int64_t stride;  // bytes between rows or panels
@@ -103,7 +108,7 @@ struct EncodeArgs {
 };
 
 // One row of weights to kF8E4M3, kI8 or kI4 with a scale for every `group` columns, which divides
-// k.
+// k. Scales of kI4 are numbers of BF16.
 struct QuantizeArgs {
   const float* from;  // [k]
   int64_t k;

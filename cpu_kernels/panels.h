@@ -145,6 +145,14 @@ PanelRange panels_of(const GemmArgs& a) {
   return {first, (skip + a.n + kPanelRows - 1) / kPanelRows, skip};
 }
 
+// 128 times the sum of each row's values, [16], for weights that kU8 activations are multiplied
+// with.
+const float* sums_of_rows(const Weight& w, int64_t panel) {
+  if (w.type != WeightType::kI4) return w.scales + (panel + 1) * w.scale_stride - kPanelRows;
+  return w.scales + (panel / kScalePanels + 1) * w.scale_stride -
+         (kScalePanels - panel % kScalePanels) * kPanelRows;
+}
+
 // Copies what was asked for of the sums of rows [first, first + m) of x, in units of `unit`. From
 // kU8 the offset of its codes is taken off.
 void store(const Sum* sums, float unit, const GemmArgs& a, const PanelRange& range, int first,
@@ -153,8 +161,7 @@ void store(const Sum* sums, float unit, const GemmArgs& a, const PanelRange& ran
   for (int p = 0; p < n_panels; ++p) {
     const int j = (panel + p) * kPanelRows - range.skip;  // of the output
     const int begin = j < 0 ? -j : 0, end = min(kPanelRows, a.n - j);
-    const float* const offset =
-        u8 ? a.w.scales + (range.first + panel + p + 1) * a.w.scale_stride - kPanelRows : nullptr;
+    const float* const offset = u8 ? sums_of_rows(a.w, range.first + panel + p) : nullptr;
     for (int i = first; i < first + m; ++i) {
       const float* const sum = sums[i - first] + p * kPanelRows;
       float* const out = a.out + i * a.out_stride + j;
@@ -192,6 +199,12 @@ class PanelScales {
   PanelScales() = default;
   PanelScales(const Weight& w, int64_t panel) {
     if (!w.scales) return;
+    if (w.type == WeightType::kI4) {
+      kind_ = Kind::kGroups;
+      groups_ = reinterpret_cast<const bf16*>(w.scales + panel / kScalePanels * w.scale_stride) +
+                panel % kScalePanels * kPanelRows;
+      return;
+    }
     if (w.block_rows == 1) {
       kind_ = Kind::kRows;
       rows_[0] = w.scales + panel * w.scale_stride;
@@ -218,12 +231,21 @@ class PanelScales {
       case Kind::kRows:
         __builtin_memcpy(scale, rows_[0] + block * kPanelRows, kPanelRows * sizeof(float));
         return;
+      case Kind::kGroups: {
+        const bf16* const from = groups_ + block * kScalePanels * kPanelRows;
+        for (int r = 0; r < kPanelRows; ++r) {
+          const uint32_t bits = uint32_t{from[r]} << 16;
+          __builtin_memcpy(scale + r, &bits, sizeof(bits));
+        }
+        return;
+      }
       case Kind::kSeveral:
         for (int r = 0; r < kPanelRows; ++r) scale[r] = rows_[r][block];
     }
   }
   // Those of the first blocks are fetched.
   void prefetch_first() const {
+    if (kind_ == Kind::kGroups) return prefetch(groups_, kScalesAhead * 64);
     if (kind_ != Kind::kNone) prefetch(rows_[0], kScalesAhead * 64);
   }
   // [n][16], where they lie or in `room`; those to come are fetched.
@@ -233,13 +255,18 @@ class PanelScales {
       for (int i = 0; i < n; ++i) __builtin_prefetch(scale + (i + kScalesAhead) * kPanelRows);
       return scale;
     }
-    for (int i = 0; i < n; ++i) read(block + i, room[i]);
+    for (int i = 0; i < n; ++i) {
+      read(block + i, room[i]);
+      if (kind_ == Kind::kGroups)
+        __builtin_prefetch(groups_ + (block + i + kScalesAhead) * kScalePanels * kPanelRows);
+    }
     return room[0];
   }
 
  private:
-  enum class Kind { kNone, kOne, kRows, kSeveral } kind_ = Kind::kNone;
+  enum class Kind { kNone, kOne, kRows, kGroups, kSeveral } kind_ = Kind::kNone;
   const float* rows_[kPanelRows];
+  const bf16* groups_;
 };
 
 // The columns of a matrix from left to right, cut where scales change.

@@ -225,6 +225,12 @@ float quantize_i8(const float* from, int n, int8_t* codes, float* scale) {
   return static_cast<float>(sum) * *scale;
 }
 
+float round_to_bf16(float v) {
+  bf16 rounded;
+  encode_bf16({&v, &rounded, 1});
+  return bf16_to_float(rounded);
+}
+
 // The number of the largest magnitude becomes -8; of the codes' scales the one with the least
 // squared error is kept.
 float quantize_i4(const float* from, int n, uint8_t* codes, float* scale) {
@@ -241,7 +247,7 @@ float quantize_i4(const float* from, int n, uint8_t* codes, float* scale) {
     square += static_cast<double>(code * code);
     sum += code;
   }
-  *scale = square > 0 ? static_cast<float>(product / square) : 0;
+  *scale = square > 0 ? round_to_bf16(static_cast<float>(product / square)) : 0;
   return static_cast<float>(sum) * *scale;
 }
 

@@ -50,7 +50,7 @@ TEST(BenchCounts, BytesAndOperationsOfExperts) {
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kF8E4M3}), 3 * (14'680'064 + 896 * 4));
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kBF16}), 88'080'384);
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kI8}), 44'040'192 + (2048 + 2048 + 7168) * 4);
-  EXPECT_EQ(routed_expert_bytes(r1, {DType::kI4, 128}), 22'020'096 + 344'064 * 4);
+  EXPECT_EQ(routed_expert_bytes(r1, {DType::kI4, 128}), 22'020'096 + 344'064 * 2);
   const ModelConfig lite = bench_config("v2-lite");
   EXPECT_EQ(routed_expert_bytes(lite, {DType::kBF16}), 17'301'504);
   // 1408 / 128 = 11 and 2048 / 128 = 16 blocks.

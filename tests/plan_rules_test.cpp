@@ -121,7 +121,7 @@ TEST(PlanCost, BytesOfMatricesAndExperts) {
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kF8E4M3}), 44'050'944);  // model_spec 8
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kBF16}), 88'080'384);
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kI8}), 44'040'192 + (2048 + 2048 + 7168) * 4);
-  EXPECT_EQ(routed_expert_bytes(r1, {DType::kI4, 64}), 44'040'192 / 2 + 44'040'192 / 64 * 4);
+  EXPECT_EQ(routed_expert_bytes(r1, {DType::kI4, 64}), 44'040'192 / 2 + 44'040'192 / 64 * 2);
   EXPECT_EQ(embedding_bytes(r1), 1'853'358'080);
   EXPECT_EQ(kv_layer_bytes(r1), 1152);
   const BackboneBytes moe = backbone_layer_bytes(r1, 3, {DType::kBF16});

@@ -137,11 +137,11 @@ TEST(Plan, SaysWhatIsMissingWhenNothingFits) {
   const std::string refusal =
       error_of([] { Planned("r1", known_machine("desktop-192gb")).plan(); });
   EXPECT_TRUE(says(refusal, "r1 does not fit Desktop"));
-  EXPECT_TRUE(says(refusal, "even with experts in int4, host0.cpu lacks 18"));
-  EXPECT_TRUE(says(refusal, "give it 192 GB more"));
+  EXPECT_TRUE(says(refusal, "even with experts in int4, host0.cpu lacks 167.3 GB"));
+  EXPECT_TRUE(says(refusal, "give it 171 GB more"));
   // The smallest change named is enough, and a GB less is not.
   Machine m = known_machine("desktop-192gb");
-  m.nodes[0].memory_bytes += 192'000'000'000;
+  m.nodes[0].memory_bytes += 171'000'000'000;
   EXPECT_EQ(error_of([&] { Planned("r1", m).plan(); }), "no error");
   m.nodes[0].memory_bytes -= 1'000'000'000;
   EXPECT_NE(error_of([&] { Planned("r1", m).plan(); }), "no error");

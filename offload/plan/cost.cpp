@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kBf16Bytes = 2, kScaleBytes = 4;
+constexpr int64_t kBf16Bytes = 2, kFloatBytes = 4;
 
 }  // namespace
 
@@ -28,11 +28,12 @@ int scale_block_of(const ModelConfig& c) {
 int64_t matrix_bytes(const ModelConfig& c, int64_t rows, int64_t cols, WeightFormat format) {
   const int64_t block = scale_block_of(c);
   const auto blocks = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
-  int64_t scales = 0;
-  if (format.dtype == DType::kF8E4M3) scales = blocks(rows, block) * blocks(cols, block);
-  if (format.dtype == DType::kI8) scales = rows;
-  if (format.dtype == DType::kI4) scales = rows * blocks(cols, format.group);
-  return rows * cols * bits_of(format.dtype) / 8 + scales * kScaleBytes;
+  int64_t scale_bytes = 0;
+  if (format.dtype == DType::kF8E4M3)
+    scale_bytes = blocks(rows, block) * blocks(cols, block) * kFloatBytes;
+  if (format.dtype == DType::kI8) scale_bytes = rows * kFloatBytes;
+  if (format.dtype == DType::kI4) scale_bytes = rows * blocks(cols, format.group) * kBf16Bytes;
+  return rows * cols * bits_of(format.dtype) / 8 + scale_bytes;
 }
 
 int64_t routed_expert_bytes(const ModelConfig& c, WeightFormat format) {
@@ -103,7 +104,7 @@ AttentionWork attention_work(const ModelConfig& c, double queries, double contex
 
 int64_t dispatch_bytes(const ModelConfig& c) {
   constexpr int kScaleColumns = 128;
-  return int64_t{c.router.n_active} * (c.dim + c.dim / kScaleColumns * kScaleBytes);
+  return int64_t{c.router.n_active} * (c.dim + c.dim / kScaleColumns * kFloatBytes);
 }
 
 int64_t combine_bytes(const ModelConfig& c) {

@@ -1,5 +1,6 @@
 #include "ops/cpu_weights.h"
 
+#include <bit>
 #include <cstring>
 
 #include "ops/int4_words.h"
@@ -13,6 +14,9 @@ struct Shape {
   int64_t rows, cols;
 };
 
+constexpr int64_t kScaleRows =
+    cpu::kScalePanels * cpu::kPanelRows;  // of kI4, whose scales are together
+
 int64_t n_panels(int64_t rows) { return (rows + cpu::kPanelRows - 1) / cpu::kPanelRows; }
 
 Shape packed_shape(cpu::Layout layout, int64_t rows, int64_t cols, DType dtype) {
@@ -24,10 +28,11 @@ int64_t bytes_of(Shape shape, DType dtype) {
   return Arena::padded_bytes(shape.rows * shape.cols * bits_of(dtype) / 8);
 }
 
-// Scales of single rows, as cpu::Weight wants them.
-Shape row_scale_shape(cpu::Layout layout, int64_t rows, int64_t n_groups) {
+// Scales of single rows, as cpu::Weight wants them, in floats.
+Shape row_scale_shape(cpu::Layout layout, int64_t rows, int64_t n_groups, DType dtype) {
   if (layout == cpu::Layout::kRows) return {rows, n_groups};
-  return {n_panels(rows), (n_groups + 1) * cpu::kPanelRows};
+  if (dtype != DType::kI4) return {n_panels(rows), (n_groups + 1) * cpu::kPanelRows};
+  return {(rows + kScaleRows - 1) / kScaleRows, n_groups * kScaleRows / 2 + kScaleRows};
 }
 
 int64_t group_of(WeightFormat format, int64_t cols) {
@@ -44,6 +49,36 @@ int64_t group_of(WeightFormat format, int64_t cols) {
 }
 
 }  // namespace
+
+// The scales of one row of a matrix that has several, one a group of columns, and in panels 128
+// times the sum of the row's values, wherever cpu::Weight wants them.
+class CpuWeights::RowScales {
+ public:
+  // Floats, or BF16, `step` of them from one group to the next.
+  RowScales(float* first, int64_t step, float* sum) : floats_(first), step_(step), sum_(sum) {}
+  RowScales(cpu::bf16* first, int64_t step, float* sum) : bf16s_(first), step_(step), sum_(sum) {}
+
+  float get(int64_t group) const {
+    return bf16s_ ? std::bit_cast<float>(uint32_t{bf16s_[group * step_]} << 16)
+                  : floats_[group * step_];
+  }
+  // BF16 takes what is a number of BF16.
+  void set(int64_t group, float scale) const {
+    if (bf16s_) {
+      bf16s_[group * step_] = static_cast<cpu::bf16>(std::bit_cast<uint32_t>(scale) >> 16);
+    } else {
+      floats_[group * step_] = scale;
+    }
+  }
+  bool has_sum() const { return sum_; }
+  void set_sum(float sum) const { *sum_ = 128 * sum; }
+
+ private:
+  float* floats_ = nullptr;
+  cpu::bf16* bf16s_ = nullptr;
+  int64_t step_;
+  float* sum_;
+};
 
 std::vector<Slice> CpuWeights::expert_slices(int64_t expert_dim, DType dtype) const {
   return slices(expert_dim, topology_, slice_multiple(dtype));
@@ -129,13 +164,14 @@ void CpuWeights::pack_words(const void* rows, const QuantView& packed, int64_t f
   const int64_t row_bytes = cpu::row_bytes(cpu::WeightType::kI4, cols);
   std::vector<std::byte> codes(n_rows * row_bytes);
   int4_codes(rows, n_rows * cols, codes.data());
-  for (int64_t r = 0; r < n_rows && kernels_.layout == cpu::Layout::kPanels; ++r) {
+  for (int64_t r = 0; r < n_rows; ++r) {
     const RowScales scales = row_scales(packed, first_row + r);
+    if (!scales.has_sum()) break;
     double sum = 0;
     for (int64_t c = 0; c < cols; c += group)
-      sum += static_cast<double>(scales[c / group]) *
+      sum += static_cast<double>(scales.get(c / group)) *
              static_cast<double>(int4_sum(codes.data() + r * row_bytes + c / 2, group));
-    scales[cols / group] = static_cast<float>(128 * sum);
+    scales.set_sum(static_cast<float>(sum));
   }
   pack(codes.data(), packed, first_row, n_rows);
 }
@@ -148,13 +184,18 @@ void CpuWeights::pack_words_scales(const void* scales, const QuantView& packed) 
         static_cast<const std::byte*>(scales) + r * n_groups * size_of(DType::kBF16);
     kernels_.decode({source, cpu::WeightType::kBF16, row.data(), n_groups});
     const RowScales target = row_scales(packed, r);
-    for (int64_t g = 0; g < n_groups; ++g) target[g] = row[g];
+    for (int64_t g = 0; g < n_groups; ++g) target.set(g, row[g]);
   }
 }
 
 CpuWeights::RowScales CpuWeights::row_scales(const QuantView& packed, int64_t at) const {
-  if (kernels_.layout == cpu::Layout::kRows) return {packed.scale.row<float>(at), 1};
-  return {packed.scale.row<float>(at / cpu::kPanelRows) + at % cpu::kPanelRows, cpu::kPanelRows};
+  if (kernels_.layout == cpu::Layout::kRows) return {packed.scale.row<float>(at), 1, nullptr};
+  const int64_t together = packed.q.dtype == DType::kI4 ? kScaleRows : cpu::kPanelRows;
+  float* const first = packed.scale.row<float>(at / together);
+  float* const sum = first + packed.scale.cols - together + at % together;
+  if (packed.q.dtype == DType::kI4)
+    return {reinterpret_cast<cpu::bf16*>(first) + at % together, together, sum};
+  return {first + at % together, together, sum};
 }
 
 int64_t CpuWeights::converted_bytes(const QuantView& stored, WeightFormat format) const {
@@ -162,7 +203,8 @@ int64_t CpuWeights::converted_bytes(const QuantView& stored, WeightFormat format
   const int64_t codes =
       bytes_of(packed_shape(kernels_.layout, rows, cols, format.dtype), format.dtype);
   if (group == 0) return codes;
-  return codes + bytes_of(row_scale_shape(kernels_.layout, rows, cols / group), DType::kF32);
+  return codes +
+         bytes_of(row_scale_shape(kernels_.layout, rows, cols / group, format.dtype), DType::kF32);
 }
 
 QuantView CpuWeights::reserve_converted(const QuantView& stored, WeightFormat format, int region) {
@@ -175,7 +217,7 @@ QuantView CpuWeights::reserve_converted(const QuantView& stored, WeightFormat fo
           group, cols);
   QuantView packed{.q = reserve_codes(rows, cols, format.dtype, region), .scale = {}};
   if (group == 0) return packed;
-  const Shape shape = row_scale_shape(kernels_.layout, rows, cols / group);
+  const Shape shape = row_scale_shape(kernels_.layout, rows, cols / group, format.dtype);
   packed.scale = regions_[region].matrix(shape.rows, shape.cols, DType::kF32);
   packed.block_rows = 1;
   packed.block_cols = static_cast<int>(group);
@@ -230,8 +272,8 @@ void CpuWeights::quantize(const std::vector<float>& row, std::byte* codes, const
                      .scales = scales.data(),
                      .sum = &sum});
   const RowScales target = row_scales(packed, at);
-  for (int64_t g = 0; g < n_groups; ++g) target[g] = scales[g];
-  if (kernels_.layout == cpu::Layout::kPanels) target[n_groups] = 128 * sum;
+  for (int64_t g = 0; g < n_groups; ++g) target.set(g, scales[g]);
+  if (target.has_sum()) target.set_sum(sum);
 }
 
 int64_t CpuWeights::table_bytes(const QuantView& stored) {

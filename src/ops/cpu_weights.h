@@ -82,13 +82,7 @@ class CpuWeights {
                   std::vector<float>& row) const;
   void quantize(const std::vector<float>& row, std::byte* codes, const QuantView& packed,
                 int64_t at) const;
-  // Scales of one row of `packed`, of which there are several: [n_groups], `step` apart. In panels
-  // 128 times the sum of the row's values follows.
-  struct RowScales {
-    float* first;
-    int64_t step;
-    float& operator[](int64_t group) const { return first[group * step]; }
-  };
+  class RowScales;
   RowScales row_scales(const QuantView& packed, int64_t at) const;
 
   const cpu::KernelTable& kernels_;
