@@ -179,8 +179,8 @@ void bench_attention_variants(const AttentionBench& bench, const cpu::KernelTabl
                                  random_matrix(products_home, config.dim, latents, speed.team())};
   KvCache cache(config, longest, cache_type);
   fill_with_random(cache, config);
-  std::vector<int32_t> pages;
-  for (int i = 0; i < pages_for(longest); ++i) pages.push_back(cache.take_page());
+  std::vector<int32_t> pages(pages_for(longest));
+  for (int32_t& page : pages) page = cache.take_page();
   TensorView h, y;
   const Arena arena = Arena::holding([&](auto visit) {
     visit(h, 1, config.dim, DType::kF32);

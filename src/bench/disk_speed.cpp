@@ -85,6 +85,7 @@ double read_rate(const std::vector<std::string>& paths, int n_threads, double se
   if (pieces.empty()) return 0;
   std::atomic<int64_t> next = 0, bytes = 0;
   std::vector<std::thread> threads;
+  threads.reserve(n_workers);
   const auto start = std::chrono::steady_clock::now();
   const auto spent = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -16,12 +16,14 @@ constexpr int kLegendStep = 20;
 constexpr const char* kColors[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7",
                                    "#E69F00", "#56B4E9", "#000000"};
 
-// From a logarithmic range to pixels.
+// From a logarithmic range, whose ends are powers of `base`, to pixels.
 struct Axis {
-  double first, last, from, to;
+  double base;
+  int first, last;
+  double from, to;
+  double tick(int power) const { return std::pow(base, power); }
   double at(double value) const {
-    const double part =
-        (std::log2(value) - std::log2(first)) / (std::log2(last) - std::log2(first));
+    const double part = (std::log2(value) / std::log2(base) - first) / (last - first);
     return from + part * (to - from);
   }
 };
@@ -37,9 +39,9 @@ struct Range {
 // Powers of `base` around the range, two at least.
 Axis axis_over(Range range, double base, double from, double to) {
   const double step = std::log(base);
-  const double first = std::floor(std::log(range.least) / step + 1e-9);
-  const double last = std::max(std::ceil(std::log(range.most) / step - 1e-9), first + 1);
-  return {std::pow(base, first), std::pow(base, last), from, to};
+  const int first = static_cast<int>(std::floor(std::log(range.least) / step + 1e-9));
+  const int last = static_cast<int>(std::ceil(std::log(range.most) / step - 1e-9));
+  return {base, first, std::max(last, first + 1), from, to};
 }
 
 std::string number(double value) { return fmt::format("{:.6g}", value); }
@@ -83,18 +85,19 @@ std::string svg_of(const LineChart& chart) {
       R"svg(<text x="{2}" y="24" font-size="15">{3}</text>)svg"
       "\n",
       kWidth, kHeight, kLeft, svg_text(chart.title));
-  for (double tick = x.first; tick <= x.last * 1.001; tick *= 2)
+  for (int power = x.first; power <= x.last; ++power)
     svg += fmt::format(
         R"svg(<path d="M{0:.1f} {1:.1f}V{2:.1f}" stroke="#ddd"/><text x="{0:.1f}" y="{3:.1f}" )svg"
         R"svg(text-anchor="middle">{4}</text>)svg"
         "\n",
-        x.at(tick), y.from, y.to, y.from + 18, number(tick));
-  for (double tick = y.first; tick <= y.last * 1.001; tick *= 10)
+        x.at(x.tick(power)), y.from, y.to, y.from + 18, number(x.tick(power)));
+  for (int power = y.first; power <= y.last; ++power)
     svg += fmt::format(
         R"svg(<path d="M{0:.1f} {1:.1f}H{2:.1f}" stroke="#ddd"/><text x="{3:.1f}" y="{4:.1f}" )svg"
         R"svg(text-anchor="end">{5}</text>)svg"
         "\n",
-        x.from, y.at(tick), x.to, x.from - 8, y.at(tick) + 4, number(tick));
+        x.from, y.at(y.tick(power)), x.to, x.from - 8, y.at(y.tick(power)) + 4,
+        number(y.tick(power)));
   svg += fmt::format(
       R"svg(<text x="{:.1f}" y="{}" text-anchor="middle">{}</text>)svg"
       R"svg(<text transform="translate(18 {:.1f}) rotate(-90)" text-anchor="middle">{}</text>)svg"
