@@ -157,8 +157,8 @@ void Block::run(Grid& grid, int index) {
   shared = static_cast<std::byte*>(grid.shared[i % grid.shared.size()].get());
   shared_bytes = shape.shared_bytes;
   std::memset(shared, 0xff, static_cast<size_t>(shared_bytes));
-  publish(&grid.begin_mark);  // which every thread of the block observes first
   prepare(shape.threads);
+  publish(&grid.begin_mark);  // which every thread of the block observes first
   std::vector<int> order = schedule(shape.threads, 0);
   const bool fixed = order == schedule(shape.threads, 1);
   for (uint64_t salt = 1; n_live_ > 0; ++salt) {
