@@ -183,8 +183,8 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
     DeepSeek model(config, weights, ops, experts, {most, 1}, AttentionForm::kAuto);
     KvCache cache(config, longest, cache_type);
     fill_with_random(cache, config);
-    std::vector<int32_t> pages;
-    for (int i = 0; i < pages_for(longest); ++i) pages.push_back(cache.take_page());
+    std::vector<int32_t> pages(pages_for(longest));
+    for (int32_t& page : pages) page = cache.take_page();
     std::mt19937 rng(1);
     for (const int context : bench.contexts) {
       for (const int n : bench.tokens) {
