@@ -104,6 +104,7 @@ class Stream {
   // Records what `work` enqueues, here and on streams that wait for events of this one.
   Graph capture(const std::function<void()>& work);
   void replay(const Graph& graph);
+  bool is_recording() const;
 
   struct Impl;
   Impl& impl() const { return *impl_; }

@@ -100,9 +100,7 @@ void Stream::copy(const void* from, int64_t bytes, void* to) {
 void Stream::run_on_host(std::function<void()> work) {
   using Work = std::function<void()>;
   auto call = std::make_unique<Work>(std::move(work));
-  cudaStreamCaptureStatus status;
-  check_cuda(cudaStreamIsCapturing(impl_->stream, &status));
-  if (status == cudaStreamCaptureStatusActive) {  // runs at every replay
+  if (is_recording()) {  // runs at every replay
     check_cuda(cudaLaunchHostFunc(
         impl_->stream, [](void* p) { (*static_cast<Work*>(p))(); }, call.get()));
     impl_->captured.push_back(std::move(call));
@@ -134,6 +132,12 @@ Graph Stream::capture(const std::function<void()>& work) {
   check_cuda(cudaGraphInstantiate(&result->exec, graph, 0));
   check_cuda(cudaGraphDestroy(graph));
   return Graph(std::move(result));
+}
+
+bool Stream::is_recording() const {
+  cudaStreamCaptureStatus status;
+  check_cuda(cudaStreamIsCapturing(impl_->stream, &status));
+  return status == cudaStreamCaptureStatusActive;
 }
 
 void Stream::replay(const Graph& graph) {

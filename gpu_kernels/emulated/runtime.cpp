@@ -209,6 +209,8 @@ Graph Stream::capture(const std::function<void()>& work) {
   return Graph(std::move(graph));
 }
 
+bool Stream::is_recording() const { return impl_->capture != nullptr; }
+
 void Stream::replay(const Graph& graph) {
   refuse_in_recordings("a graph is replayed in a recording");
   for (const Work& work : graph.impl().work) impl_->enqueue(work);
