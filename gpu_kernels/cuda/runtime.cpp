@@ -1,6 +1,7 @@
 // runtime.h on CUDA: each function is one or two calls of the CUDA runtime.
 #include "gpu_kernels/runtime.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -22,6 +23,8 @@ struct Graph::Impl {
 };
 
 Card open_card() {
+  // A kernel that is loaded at its first launch waits for all that run, also for one that polls.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   int driver = 0, n_cards = 0;
   check_cuda(cudaDriverGetVersion(&driver));
   require(driver > 0, "no NVIDIA driver is on this machine: install one, or use --device cpu");
@@ -117,6 +120,10 @@ void Stream::wait_for(const Event& event) {
   check_cuda(cudaStreamWaitEvent(impl_->stream, event.impl().event, 0));
 }
 void Stream::wait() { check_cuda(cudaStreamSynchronize(impl_->stream)); }
+void Stream::throw_if_failed() const {
+  const cudaError_t status = cudaStreamQuery(impl_->stream);
+  if (status != cudaErrorNotReady) check_cuda(status);
+}
 
 Graph Stream::capture(const std::function<void()>& work) {
   cudaGraph_t graph;
