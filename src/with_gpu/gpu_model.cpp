@@ -51,7 +51,7 @@ class Loaded final : public GpuModel {
 
  private:
   CudaLimits limits_of(const GpuModelOptions& options) const {
-    return {options.max_tokens, options.context, card_.n_multiprocessors};
+    return {options.max_tokens, options.context, card_.n_multiprocessors, options.records};
   }
   void require_room(ModelWeights& stored, const ModelConfig& config,
                     const GpuModelOptions& options) const;
