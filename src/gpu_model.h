@@ -19,6 +19,7 @@ struct GpuModelOptions {
   int max_logits = 1;   // of a step
   int64_t context = 0;  // tokens of KV cache
   int n_threads = 1;    // that load
+  bool records = true;  // decode steps become graphs
   LoadProgress progress = {};
 };
 

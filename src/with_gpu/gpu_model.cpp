@@ -62,7 +62,7 @@ int rows_needed(const CardParts& parts, const GpuModelOptions& options) {
 }
 
 CudaLimits limits_of(const GpuModelOptions& options, const gpu::Card& card) {
-  return {options.max_tokens, options.context, card.n_multiprocessors};
+  return {options.max_tokens, options.context, card.n_multiprocessors, options.records};
 }
 
 int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& options,
