@@ -92,7 +92,8 @@ struct RouterArgs {
 void route(const Stream& stream, const RouterArgs& args);
 
 // Sorts the (token, expert) pairs of a step by expert, tokens in order: pair i of token t becomes
-// row row_of[t, i], and rows offsets[e] to offsets[e + 1] belong to expert e.
+// row row_of[t, i], and rows offsets[e] to offsets[e + 1] belong to expert e. Pairs of negative
+// experts are left out: their row is -1.
 constexpr int kMaxExperts = 1024;
 struct SortPairsArgs {
   const int32_t* ids;  // [tokens, n_active], rows ids_stride apart, below n_experts

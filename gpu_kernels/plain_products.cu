@@ -52,6 +52,7 @@ __global__ void gate_up_kernel(const __grid_constant__ PlainExpertsArgs a) {
   for (int pair = blockIdx.y; pair < a.tokens * a.n_active; pair += gridDim.y) {
     const int token = pair / a.n_active;
     const int expert = a.ids[token * a.ids_stride + pair % a.n_active];
+    if (expert < 0) continue;
     const float* x = a.x.data + token * a.x.stride;
     const float gate = dot(x, of_expert(a.gate, expert), column);
     const float up = dot(x, of_expert(a.up, expert), column);
@@ -66,7 +67,9 @@ __global__ void down_kernel(const __grid_constant__ PlainExpertsArgs a) {
     float sum = 0;
     for (int i = 0; i < a.n_active; ++i) {
       const float* hidden = a.hidden.data + (int64_t{token} * a.n_active + i) * a.hidden.stride;
-      const Weight down = of_expert(a.down, a.ids[token * a.ids_stride + i]);
+      const int expert = a.ids[token * a.ids_stride + i];
+      if (expert < 0) continue;
+      const Weight down = of_expert(a.down, expert);
       sum += a.weights.data[token * a.weights.stride + i] * dot(hidden, down, column);
     }
     a.y.data[token * a.y.stride + column] += sum;

@@ -25,7 +25,8 @@ struct PlainExpertWeights {
   Weight first;
   int64_t bytes_stride, scale_stride;  // bytes of data, floats of scale
 };
-// y[t] += sum over i of weights[t, i] * down(silu(gate x[t]) * up x[t]) of expert ids[t, i].
+// y[t] += sum over i of weights[t, i] * down(silu(gate x[t]) * up x[t]) of expert ids[t, i];
+// negative ones are left out.
 struct PlainExpertsArgs {
   Matrix x;  // [tokens, dim]
   PlainExpertWeights gate, up, down;

@@ -98,10 +98,13 @@ class Stream {
   void wait_for(
       const Event& event);  // may precede the event's work: the stream waits, not the caller
   void wait();
+  // Throws Error if work of this stream has failed, as on a card that was lost.
+  void throw_if_failed() const;
 
   // Records what `work` enqueues, here and on streams that wait for events of this one.
   Graph capture(const std::function<void()>& work);
   void replay(const Graph& graph);
+  bool is_recording() const;
 
   struct Impl;
   Impl& impl() const { return *impl_; }

@@ -42,6 +42,8 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   int row = 0;
   for (int e = 0; e < expert; ++e) row += s.count[e];
+  for (int pair = threadIdx.x; pair < a.tokens * a.n_active; pair += blockDim.x)
+    if (a.ids[pair / a.n_active * a.ids_stride + pair % a.n_active] < 0) a.row_of[pair] = -1;
   if (expert < a.n_experts) a.offsets[expert] = row;
   if (expert == a.n_experts - 1) a.offsets[a.n_experts] = row + count;
   for_own_pairs(a, s, [&](int pair) {

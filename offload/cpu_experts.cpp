@@ -2,11 +2,18 @@
 
 #include <algorithm>
 
+#include "ops/cpu_weights.h"
+
 namespace tandem {
 
 CpuExperts::CpuExperts(const cpu::KernelTable& kernels, const ModelConfig& config,
                        const ModelWeights& weights, int max_tokens, Team& team)
-    : c_(config), team_(team), n_items_(team.n_nodes()), first_of_(config.router.n_experts + 1) {
+    : kernels_(kernels),
+      c_(config),
+      w_(weights),
+      team_(team),
+      n_items_(team.n_nodes()),
+      first_of_(config.router.n_experts + 1) {
   check(std::max<int64_t>(1, std::ssize(weights.slices)) == team.n_nodes(),
         "experts are cut for another team");
   const int64_t pairs = int64_t{max_tokens} * config.router.n_active;
@@ -16,6 +23,12 @@ CpuExperts::CpuExperts(const cpu::KernelTable& kernels, const ModelConfig& confi
   for (int node = 0; node < team.n_nodes(); ++node)
     slices_.push_back(
         std::make_unique<ExpertSlice>(kernels, config, weights, max_tokens, team, node));
+}
+
+cpu::ActivationType CpuExperts::activation(int layer) const {
+  for (const FfnWeights& expert : w_.layers[layer].experts)
+    if (!expert.gate.empty()) return activation_for(kernels_, expert.gate.q.dtype);
+  return cpu::ActivationType::kF32;
 }
 
 void CpuExperts::submit(const ExpertBatch& batch) {
@@ -43,7 +56,10 @@ void CpuExperts::group_by_expert(const ExpertBatch& batch) {
   const int n_active = c_.router.n_active;
   std::fill(first_of_.begin(), first_of_.end(), 0);
   for (int t = 0; t < n_tokens_; ++t)
-    for (int k = 0; k < n_active; ++k) ++first_of_[batch.routing.ids.row<int32_t>(t)[k] + 1];
+    for (int k = 0; k < n_active; ++k) {
+      const int32_t id = batch.routing.ids.row<int32_t>(t)[k];
+      if (id >= 0) ++first_of_[id + 1];
+    }
   for (size_t e = 1; e < first_of_.size(); ++e) first_of_[e] += first_of_[e - 1];
 
   pairs_.groups.clear();
@@ -53,7 +69,9 @@ void CpuExperts::group_by_expert(const ExpertBatch& batch) {
 
   for (int t = 0; t < n_tokens_; ++t)
     for (int k = 0; k < n_active; ++k) {
-      const int at = first_of_[batch.routing.ids.row<int32_t>(t)[k]]++;
+      const int32_t id = batch.routing.ids.row<int32_t>(t)[k];
+      if (id < 0) continue;
+      const int at = first_of_[id]++;
       pairs_.tokens[at] = t;
       pairs_.weights[at] = batch.routing.weights.row<float>(t)[k];
     }

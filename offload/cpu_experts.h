@@ -11,10 +11,18 @@ namespace tandem {
 
 class CpuExperts final : public RoutedExperts {
  public:
-  // `weights` holds the packed experts in a slice for each node of the team; it, like all
-  // references, outlives the object.
+  // `weights` holds the packed experts in a slice for each node of the team, those that are asked
+  // for; it, like all references, outlives the object.
   CpuExperts(const cpu::KernelTable& kernels, const ModelConfig& config,
              const ModelWeights& weights, int max_tokens, Team& team);
+
+  // What they are computed with.
+  const cpu::KernelTable& kernels() const { return kernels_; }
+  const ModelWeights& weights() const { return w_; }
+  Team& team() { return team_; }
+  // What the products of a layer multiply: submit() encodes float rows as this. kF32 for a layer
+  // without experts.
+  cpu::ActivationType activation(int layer) const;
 
   void submit(const ExpertBatch& batch) override;
   // Slices are added in the order of the nodes.
@@ -23,7 +31,9 @@ class CpuExperts final : public RoutedExperts {
  private:
   void group_by_expert(const ExpertBatch& batch);
 
+  const cpu::KernelTable& kernels_;
   const ModelConfig& c_;
+  const ModelWeights& w_;
   Team& team_;
   ExpertPairs pairs_;
   std::vector<std::unique_ptr<ExpertSlice>> slices_;  // [nodes]

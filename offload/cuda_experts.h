@@ -1,40 +1,38 @@
-// Routed experts in the memory of a GPU, all of them, computed on the stream of the backbone.
+// Routed experts in the memory of a GPU, all of them or some of each layer, computed on the stream
+// of the backbone.
 #pragma once
 #include <vector>
 
-#include "gpu_kernels/products.h"
-#include "model/config.h"
 #include "model/weights.h"
-#include "ops/experts.h"
+#include "offload/cuda_expert_rows.h"
 
 namespace tandem {
 
 class CudaExperts final : public RoutedExperts {
  public:
-  // `weights` lie on the card as CudaWeights keeps them, uncut; they and the stream outlive the
-  // object. Throws Error when scratch does not fit the card.
-  CudaExperts(const ModelConfig& config, const ModelWeights& weights, int max_tokens,
+  // `weights` lie on the card as CudaWeights keeps them, uncut, those that are there one after the
+  // other; all references outlive the object. Rows are in use from submit() to add_to().
+  CudaExperts(const ModelConfig& config, const ModelWeights& weights, CudaExpertRows& rows,
               gpu::Stream& stream);
-  static int64_t bytes_for(const ModelConfig& config, int max_tokens);
 
+  // Of each layer: [n_experts] where each stands among those on the card, -1: it is not there.
+  static std::vector<int32_t> places(const std::vector<FfnWeights>& experts);
+
+  // Ids are those places: what is below 0 is left out. They are valid until add_to().
   void submit(const ExpertBatch& batch) override;
   void add_to(TensorView y) override;
 
  private:
   struct Layer {
     gpu::ExpertWeights gate, up, down;
+    int n_experts = 0;
   };
-  gpu::ExpertRows rows_of(int tokens) const;
   void add_plainly(TensorView y);
 
   const ModelConfig& c_;
   gpu::Stream& stream_;
-  std::vector<Layer> layers_;  // empty where a layer has no experts
-  // Pair i of token t is row row_of_[t, i]; rows are sorted by expert.
-  gpu::Buffer offsets_, row_of_, tokens_of_rows_;
-  gpu::Buffer x_;       // BF16 [max_tokens, dim]
-  gpu::Buffer hidden_;  // BF16 [pairs, expert_dim], or float for other kernels than tensor cores'
-  gpu::Buffer rows_;    // [pairs, dim]
+  CudaExpertRows& rows_;
+  std::vector<Layer> layers_;  // empty where a layer has no experts here
   ExpertBatch batch_ = {};
 };
 

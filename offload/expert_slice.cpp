@@ -54,12 +54,16 @@ int64_t ExpertSlice::begin(const ExpertBatch& batch, const ExpertPairs& pairs) {
   experts_ = w_.layers[batch.layer].experts.data() + int64_t{node_} * c_.router.n_experts;
   tokens_ = batch.x;
   n_tokens_ = batch.x.rows;
-  x_type_ = activation_for(kernels_, expert(0).gate.q.dtype);
-  act_type_ = activation_for(kernels_, expert(0).down.q.dtype);
-  const bool encodes = x_type_ != cpu::ActivationType::kF32;
-  x_of_pass_ = encodes
-                   ? cpu::Activations{x_.data, x_.row_bytes(), x_type_, nullptr, x_scales_.data()}
-                   : cpu::Activations{batch.x.data, batch.x.row_bytes(), x_type_};
+  if (!pairs.groups.empty()) {
+    x_type_ = activation_for(kernels_, expert(0).gate.q.dtype);
+    act_type_ = activation_for(kernels_, expert(0).down.q.dtype);
+  }
+  const bool encodes =
+      !pairs.groups.empty() && x_type_ != cpu::ActivationType::kF32 && batch.x.dtype == DType::kF32;
+  x_of_pass_ =
+      encodes
+          ? cpu::Activations{x_.data, x_.row_bytes(), x_type_, nullptr, x_scales_.data()}
+          : cpu::Activations{batch.x.data, batch.x.row_bytes(), x_type_, nullptr, batch.x_scales};
   n_encoded_tokens_ = encodes ? n_tokens_ : 0;
   tokens_left_ = n_encoded_tokens_;
   pieces_ = (width_ + kRows - 1) / kRows;

@@ -74,7 +74,7 @@ class ExpertSlice {
   const FfnWeights* experts_ = nullptr;  // [n_experts]
   TensorView tokens_;                    // [tokens, dim]
   cpu::Activations x_of_pass_;
-  cpu::ActivationType x_type_, act_type_;
+  cpu::ActivationType x_type_{}, act_type_{};
   int64_t n_tokens_ = 0, n_encoded_tokens_ = 0, n_pieces_ = 0;
   int pieces_ = 0;                            // of a group, in the first pass
   int second_rows_ = 0;                       // of an item of the second pass

@@ -14,6 +14,7 @@ class RoutingRecorder final : public RoutedExperts {
 
   void submit(const ExpertBatch& batch) override;
   void add_to(TensorView y) override { experts_.add_to(y); }
+  void follow(int n_tokens) override { experts_.follow(n_tokens); }
 
   const RoutingCounts& counts() const { return counts_; }
 

@@ -70,8 +70,11 @@ int run_command(const Options& options) {
   const bool quiet = options.quiet || options.json;
   std::optional<NewFile> statistics;
   if (!options.record_routing.empty()) statistics.emplace(options.record_routing);
+  std::optional<NewFile> timeline;
+  if (!options.timeline.empty()) timeline.emplace(options.timeline);
   ModelOptions model = options.model;
   model.record_routing = statistics.has_value();
+  model.record_timeline = timeline.has_value();
   LoadedModel loaded(model, load_progress(quiet));
   const Interrupt interrupt;
   AnswerPrinter printer(!g.raw && opens_thinking(tokenizer, prompt));
@@ -86,6 +89,10 @@ int run_command(const Options& options) {
   if (statistics) {
     statistics->write(routing_statistics_json(loaded.config(), loaded.routing()->counts()));
     statistics->close();
+  }
+  if (timeline) {
+    timeline->write(timeline_json(*loaded.timeline()));
+    timeline->close();
   }
 
   if (options.json) {

@@ -1,5 +1,5 @@
-// A checkpoint made ready to run on a GPU. src/with_gpu implements it; src/without_gpu takes its
-// place where the program is built without CUDA. The link decides.
+// A checkpoint made ready to run with its backbone on a GPU. src/with_gpu implements it;
+// src/without_gpu takes its place where the program is built without CUDA. The link decides.
 #pragma once
 #include <memory>
 #include <string>
@@ -8,6 +8,9 @@
 #include "io/load_jobs.h"
 #include "io/weight_store.h"
 #include "load_weights.h"
+#include "offload/cpu_experts.h"
+#include "offload/plan/executed_parts.h"
+#include "offload/timeline.h"
 
 namespace tandem {
 
@@ -16,6 +19,7 @@ struct GpuModelOptions {
   int max_logits = 1;   // of a step
   int64_t context = 0;  // tokens of KV cache
   int n_threads = 1;    // that load
+  bool records = true;  // decode steps become graphs
   LoadProgress progress = {};
 };
 
@@ -27,15 +31,26 @@ class GpuModel {
   virtual const ModelWeights& weights() const = 0;
   virtual const LoadReport& report() const = 0;
   virtual Ops& ops() = 0;
+  // Of the card, and once they are added, of the CPU: those that are not on the card, or none.
   virtual RoutedExperts& experts() = 0;
+  // Both outlive the object; the timeline may be null.
+  virtual void add_cpu_experts(CpuExperts& experts, Timeline* timeline) = 0;
 };
 
 // Why no model can run on a GPU here, in one line; empty: one can.
 std::string why_no_gpu();
+// Of the GPU that would be used. Throws Error when there is none.
+Gpu this_gpu();
 
-// `stored`: stored_weights() of both; `config` outlives the model. Throws Error when no GPU can be
-// used, or when its memory is too small, before anything is loaded.
+// What the card gets: what `placed` says, or else as much as fits it: all of the model, or the
+// backbone and as many experts as possible. `stored`: stored_weights(). Throws Error when its memory
+// is too small; nothing is loaded.
+CardParts choose_card_parts(ModelWeights& stored, const ModelConfig& config,
+                            const GpuModelOptions& options, const std::optional<CardParts>& placed);
+
+// `config` outlives the model. Throws Error when no GPU can be used.
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore& store, ModelWeights& stored,
-                                         const ModelConfig& config, const GpuModelOptions& options);
+                                         const ModelConfig& config, const GpuModelOptions& options,
+                                         const CardParts& parts);
 
 }  // namespace tandem

@@ -52,8 +52,8 @@ class WeightLoader {
       if (!file) return Cache::kNone;
       file->read_header(packed_cache_key(store_, plan_.layout, slices_));
       allocate_for(file->manifest(), file->data_bytes(), home_);
-      loaded_.weights =
-          weights_of(file->manifest(), config_, slices_, home_, plan_.layout.kernels.layout);
+      loaded_.weights = weights_of(file->manifest(), config_, slices_, home_,
+                                   plan_.layout.kernels.layout, plan_.layout.experts);
       file->read(home_.bytes().data(), {plan_.n_threads, plan_.progress});
     } catch (const PackedError& error) {
       if (file) file->discard();
@@ -115,7 +115,9 @@ class WeightLoader {
   void write_cache(const std::string& key) {
     const Clock::time_point start = Clock::now();
     try {
-      write_packed_file(path_, {key, manifest_of(loaded_.weights, config_, home_), home_.bytes()},
+      const std::string manifest =
+          manifest_of(loaded_.weights, config_, home_, plan_.layout.experts);
+      write_packed_file(path_, {key, manifest, home_.bytes()},
                         {plan_.n_threads, plan_.write_progress});
     } catch (const Error& error) {
       if (plan_.cache_use == CacheUse::kRequire) throw;

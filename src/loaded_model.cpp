@@ -1,5 +1,6 @@
 #include "loaded_model.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "bench/machine_info.h"
@@ -13,7 +14,7 @@ namespace tandem {
 namespace {
 
 int64_t choose_context(const ModelOptions& options, const ModelConfig& config,
-                       const std::optional<CpuParts>& placed) {
+                       const std::optional<ExecutedParts>& placed) {
   require(options.context >= 0 && options.context <= (int64_t{1} << 30),
           "--ctx {}: must be between 1 and 2^30", options.context);
   require(!placed || options.context <= placed->kv_tokens,
@@ -23,13 +24,19 @@ int64_t choose_context(const ModelOptions& options, const ModelConfig& config,
   return placed ? placed->kv_tokens : std::min<int64_t>(config.max_context, kDefaultContext);
 }
 
-std::optional<CpuParts> placed_by(const ModelOptions& options, const ModelConfig& config,
-                                  const Topology& topology) {
+std::optional<ExecutedParts> placed_by(const ModelOptions& options, const ModelConfig& config,
+                                       const Topology& topology, bool on_gpu) {
   if (options.placement.empty()) return {};
   require(options.experts == "auto",
           "both --placement and --experts {}: the placement says in which format experts are kept",
           options.experts);
-  return parts_of_file(options.placement, config, topology, machine_info().memory_bytes);
+  ExecutedParts parts = parts_of_file(
+      options.placement, config,
+      {topology, machine_info().memory_bytes, on_gpu ? this_gpu() : std::optional<Gpu>()});
+  require(parts.card.has_value() == on_gpu,
+          "--device {}: the backbone of {} is on the CPU: use --device cpu", options.device,
+          options.placement);
+  return parts;
 }
 
 int64_t kv_tokens(const ModelOptions& options, const ModelConfig& config, int64_t context,
@@ -41,13 +48,24 @@ int64_t kv_tokens(const ModelOptions& options, const ModelConfig& config, int64_
   return std::clamp(fitting, context, options.max_kv_tokens);
 }
 
-// The format of --experts; nothing: as stored. `other_bytes` is what else the model needs.
-std::optional<WeightFormat> choose_experts(const ModelOptions& options, ModelWeights& stored,
-                                           const ModelConfig& config, const CpuWeights& home,
-                                           int64_t other_bytes) {
+// What host memory holds beside other things.
+struct HostPart {
+  const std::vector<std::vector<bool>>& elsewhere;  // as ExpertsLayout has it
+  int64_t other_bytes;                              // beside weights
+};
+
+// In the format of --experts, or as stored.
+ExpertsLayout choose_experts(const ModelOptions& options, ModelWeights& stored,
+                             const ModelConfig& config, const CpuWeights& home,
+                             const HostPart& part) {
   const int64_t memory = machine_info().memory_bytes;
+  const auto layout = [&](std::optional<WeightFormat> format) {
+    ExpertsLayout experts(format);
+    experts.keep_elsewhere(part.elsewhere);
+    return experts;
+  };
   const auto bytes = [&](std::optional<WeightFormat> format) {
-    return packed_bytes(stored, config, home, format) + other_bytes;
+    return packed_bytes(stored, config, home, layout(format)) + part.other_bytes;
   };
   std::optional<WeightFormat> chosen;
   if (options.experts != "auto") chosen = weight_format(options.experts);
@@ -66,7 +84,13 @@ std::optional<WeightFormat> choose_experts(const ModelOptions& options, ModelWei
   if (options.experts == "auto" && chosen)
     options.warn(fmt::format("memory is too small for the experts as stored: they are kept as {}",
                              format_name(*chosen)));
-  return chosen;
+  return layout(chosen);
+}
+
+bool all_on_card(const CardParts& parts) {
+  return std::all_of(parts.experts.begin(), parts.experts.end(), [](const auto& layer) {
+    return std::find(layer.begin(), layer.end(), false) == layer.end();
+  });
 }
 
 // auto falls back to the CPU, and says so.
@@ -85,29 +109,48 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
     : config_(ModelConfig::from_directory(options.directory)),
       kernels_(cpu::kernels_for(choose_isa(options.isa))),
       topology_(with_threads(this_topology(), options.n_threads)),
-      placed_(placed_by(options, config_, topology_)),
+      on_gpu_(uses_gpu(options)),
+      placed_(placed_by(options, config_, topology_, on_gpu_)),
       context_(choose_context(options, config_, placed_)) {
   for (const std::string& line : topology_.notes) options.warn(line);
-  uses_gpu(options) ? load_on_gpu(options, progress) : load_on_cpu(options, progress);
+  on_gpu_ ? load_on_gpu(options, progress) : load_on_cpu(options, progress);
 }
 
+// The backbone, and as many experts as are placed there or fit; the CPU gets the others. All is
+// decided, and memory found to be enough, before anything is loaded.
 void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progress) {
-  require(options.experts == "auto",
-          "--experts {}: a GPU keeps routed experts as the checkpoint stores them; leave it out",
-          options.experts);
-  require(!placed_ && !options.record_routing,
-          "--placement and recording of routing are for --device cpu: leave them out");
+  require(!options.record_routing, "recording of routing is for --device cpu: leave it out");
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
-  const auto max_tokens = static_cast<int>(std::min<int64_t>(options.step_tokens, context_));
+  const int max_tokens = step_tokens(options, context_);
   const DeepSeek::Limits limits = {max_tokens, std::min(max_tokens, options.max_logits)};
-  gpu_ = load_gpu_model(store, stored, config_,
-                        {.max_tokens = limits.max_tokens,
-                         .max_logits = limits.max_logits,
-                         .context = context_,
-                         .n_threads = topology_.n_cores(),
-                         .progress = progress});
+  const GpuModelOptions gpu = {.max_tokens = limits.max_tokens,
+                               .max_logits = limits.max_logits,
+                               .context = context_,
+                               .n_threads = topology_.n_cores(),
+                               .progress = progress};
+  const CardParts parts =
+      choose_card_parts(stored, config_, gpu, placed_ ? placed_->card : std::nullopt);
+  const bool shares = !all_on_card(parts);
+  require(shares || options.experts == "auto",
+          "--experts {}: a GPU keeps routed experts as the checkpoint stores them; leave it out",
+          options.experts);
+  ExpertsLayout on_cpu;
+  if (shares)
+    on_cpu = placed_ ? placed_->experts
+                     : choose_experts(options, stored, config_, home_, {parts.experts, 0});
+
+  gpu_ = load_gpu_model(store, stored, config_, gpu, parts);
   report_ = gpu_->report();
+  if (shares) {
+    const LoadReport host = load_host_weights(options, store, stored, on_cpu, progress);
+    report_.seconds += host.seconds;
+    report_.bytes += host.bytes;
+    start_team(options, max_tokens);
+    if (options.record_timeline) timeline_ = std::make_unique<Timeline>();
+    gpu_->add_cpu_experts(*experts_, timeline_.get());
+  }
+  require(shares || !options.record_timeline, "--timeline: all of the model is on the GPU");
   model_ = std::make_unique<DeepSeek>(config_, gpu_->weights(), gpu_->ops(), gpu_->experts(),
                                       limits, options.attention);
   const int64_t bytes = KvCache::bytes_for(config_, context_, DType::kBF16);
@@ -115,39 +158,18 @@ void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
 }
 
 void LoadedModel::load_on_cpu(const ModelOptions& options, const Progress& progress) {
+  require(!options.record_timeline, "--timeline shows GPU and CPU side by side: use --device cuda");
   const DType cache_type = cache_type_for(kernels_);
-  const int max_tokens =
-      static_cast<int>(std::min<int64_t>(placed_ ? placed_->chunk_tokens : options.step_tokens,
-                                         std::max(context_, options.max_kv_tokens)));
+  const int max_tokens = step_tokens(options, std::max(context_, options.max_kv_tokens));
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
   const ExpertsLayout experts =
       placed_ ? placed_->experts
               : choose_experts(options, stored, config_, home_,
-                               KvCache::bytes_for(config_, context_, cache_type));
-  const LoadPlan plan = {
-      .layout = {kernels_, experts},
-      .cache_directory = options.cache.empty() ? default_cache_directory() : options.cache,
-      .cache_use = options.cache_use,
-      .n_threads = topology_.n_cores(),
-      .progress = progress,
-      .write_progress = options.write_progress,
-      .warn = options.warn};
-  LoadedWeights loaded = load_weights(store, stored, config_, plan, home_);
-  weights_ = std::move(loaded.weights);
-  report_ = std::move(loaded.report);
-  if (!home_.is_bound())
-    options.warn(
-        "the experts' memory cannot be bound to all its NUMA nodes (no right to, as in a container "
-        "without SYS_NICE, or too little room on a node): expect less speed");
-
-  // Not before the weights are there: threads that load would stay on the caller's core.
-  team_ = std::make_unique<Team>(topology_);
-  if (team_->n_unpinned() > 0)
-    options.warn(fmt::format("{} of {} threads cannot be pinned to their cores: expect less speed",
-                             team_->n_unpinned(), team_->size()));
+                               {{}, KvCache::bytes_for(config_, context_, cache_type)});
+  report_ = load_host_weights(options, store, stored, experts, progress);
+  start_team(options, max_tokens);
   ops_ = std::make_unique<CpuOps>(kernels_, config_, max_tokens, *team_);
-  experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, *team_);
   RoutedExperts* routed = experts_.get();
   if (options.record_routing) {
     recorder_ = std::make_unique<RoutingRecorder>(config_, *experts_);
@@ -158,6 +180,40 @@ void LoadedModel::load_on_cpu(const ModelOptions& options, const Progress& progr
       DeepSeek::Limits{max_tokens, std::min(max_tokens, options.max_logits)}, options.attention);
   cache_ = std::make_unique<KvCache>(config_, kv_tokens(options, config_, context_, cache_type),
                                      cache_type);
+}
+
+int LoadedModel::step_tokens(const ModelOptions& options, int64_t most) const {
+  return static_cast<int>(
+      std::min<int64_t>(placed_ ? placed_->chunk_tokens : options.step_tokens, most));
+}
+
+LoadReport LoadedModel::load_host_weights(const ModelOptions& options, const WeightStore& store,
+                                          ModelWeights& stored, const ExpertsLayout& experts,
+                                          const Progress& progress) {
+  const LoadPlan plan = {
+      .layout = {kernels_, experts},
+      .cache_directory = options.cache.empty() ? default_cache_directory() : options.cache,
+      .cache_use = options.cache_use,
+      .n_threads = topology_.n_cores(),
+      .progress = progress,
+      .write_progress = options.write_progress,
+      .warn = options.warn};
+  LoadedWeights loaded = load_weights(store, stored, config_, plan, home_);
+  weights_ = std::move(loaded.weights);
+  if (!home_.is_bound())
+    options.warn(
+        "the experts' memory cannot be bound to all its NUMA nodes (no right to, as in a container "
+        "without SYS_NICE, or too little room on a node): expect less speed");
+  return loaded.report;
+}
+
+// Not before the weights are there: threads that load would stay on the caller's core.
+void LoadedModel::start_team(const ModelOptions& options, int max_tokens) {
+  team_ = std::make_unique<Team>(topology_);
+  if (team_->n_unpinned() > 0)
+    options.warn(fmt::format("{} of {} threads cannot be pinned to their cores: expect less speed",
+                             team_->n_unpinned(), team_->size()));
+  experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, *team_);
 }
 
 cpu::Isa choose_isa(const std::string& option) {

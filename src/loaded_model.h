@@ -39,7 +39,8 @@ struct ModelOptions {
   std::string cache = {};      // folder of the packed cache; empty: default_cache_directory()
   CacheUse cache_use = CacheUse::kRead;
   bool record_routing = false;
-  LoadProgress write_progress = {};                                          // of the packed cache
+  bool record_timeline = false;      // of steps that GPU and CPU share
+  LoadProgress write_progress = {};  // of the packed cache
   std::function<void(const std::string&)> warn = [](const std::string&) {};  // takes one line
 };
 
@@ -56,28 +57,39 @@ class LoadedModel {
   int64_t context() const { return context_; }
   int n_threads() const { return topology_.n_cores(); }
   const char* isa() const { return kernels_.name; }
-  // The name of the GPU that computes, or cpu.
-  std::string device() const { return gpu_ ? gpu_->card() : "cpu"; }
+  // The name of the GPU that computes, or cpu; or both.
+  std::string device() const {
+    if (!gpu_) return "cpu";
+    return experts_ ? gpu_->card() + ", experts also on the cpu" : gpu_->card();
+  }
   const LoadReport& load_report() const { return report_; }
   const RoutingRecorder* routing() const { return recorder_.get(); }  // null: not recorded
+  const Timeline* timeline() const { return timeline_.get(); }        // the same
   int64_t packed_bytes() const { return static_cast<int64_t>(home_.bytes().size()); }
 
  private:
   void load_on_gpu(const ModelOptions& options, const Progress& progress);
   void load_on_cpu(const ModelOptions& options, const Progress& progress);
+  int step_tokens(const ModelOptions& options, int64_t most) const;
+  LoadReport load_host_weights(const ModelOptions& options, const WeightStore& store,
+                               ModelWeights& stored, const ExpertsLayout& experts,
+                               const Progress& progress);
+  void start_team(const ModelOptions& options, int max_tokens);
 
   const ModelConfig config_;
   const cpu::KernelTable kernels_;
-  const Topology topology_;               // the part of it that computes
-  const std::optional<CpuParts> placed_;  // by --placement
+  const Topology topology_;                    // the part of it that computes
+  const bool on_gpu_;                          // the backbone
+  const std::optional<ExecutedParts> placed_;  // by --placement
   const int64_t context_;
   CpuWeights home_{kernels_, topology_};
   ModelWeights weights_;
   LoadReport report_;
-  std::unique_ptr<GpuModel> gpu_;  // null: the CPU computes, with what follows
-  std::unique_ptr<Team> team_;
-  std::unique_ptr<CpuOps> ops_;
-  std::unique_ptr<CpuExperts> experts_;
+  std::unique_ptr<Team> team_;           // null: the GPU computes everything
+  std::unique_ptr<CpuOps> ops_;          // null: the backbone is on the GPU
+  std::unique_ptr<CpuExperts> experts_;  // null: all experts are on the GPU
+  std::unique_ptr<Timeline> timeline_;
+  std::unique_ptr<GpuModel> gpu_;  // null: the CPU computes everything
   std::unique_ptr<RoutingRecorder> recorder_;
   std::unique_ptr<DeepSeek> model_;
   std::unique_ptr<KvCache> cache_;

@@ -23,9 +23,10 @@ void add_model_options(CLI::App& command, Options& o) {
   command.add_option("MODEL", o.model.directory,
                      "Hugging Face model directory; without it, the embedded tiny-r1");
   command
-      .add_option("--device", o.model.device,
-                  "what computes: cpu, cuda (all of the model on one NVIDIA GPU), or auto (the GPU "
-                  "where there is one)")
+      .add_option(
+          "--device", o.model.device,
+          "what computes: cpu, cuda (an NVIDIA GPU, and the CPU the experts that do not fit "
+          "it or are placed there), or auto (the GPU where there is one)")
       ->capture_default_str();
   command.add_option("--threads", o.model.n_threads, "threads, pinned one to a core; 0: all cores")
       ->capture_default_str();
@@ -292,6 +293,8 @@ int dispatch(int argc, char** argv) {
                   "with --json: log-probability of each token and of so many likeliest");
   run->add_option("--record-routing", o.record_routing,
                   "write how often each expert was chosen, for `tandem plan --statistics`");
+  run->add_option("--timeline", o.timeline,
+                  "write when GPU and CPU did what, for a Chrome trace viewer (--device cuda)");
   add_generate_options(*run, o);
 
   CLI::App* chat =

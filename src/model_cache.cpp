@@ -35,8 +35,21 @@ std::string formats_of_layers(const ExpertsLayout& experts) {
 }
 
 // Of a file.
+// Which weights are kept elsewhere, a character each; empty: none.
+std::string elsewhere_text(const ExpertsLayout& experts) {
+  std::string text;
+  for (const auto& layer : experts.elsewhere()) {
+    for (const bool elsewhere : layer) text += elsewhere ? '1' : '0';
+    text += '\n';
+  }
+  return text;
+}
+
 std::string layout_name(const PackedLayout& layout) {
-  const std::string base = layout.kernels.layout == cpu::Layout::kPanels ? "panels" : "rows";
+  std::string base = layout.kernels.layout == cpu::Layout::kPanels ? "panels" : "rows";
+  if (!layout.experts.elsewhere().empty())
+    base += fmt::format("-part-{:08x}",
+                        static_cast<uint32_t>(checksum_of_text(elsewhere_text(layout.experts))));
   if (!layout.experts.of_layers().empty())
     return fmt::format("{}-{:08x}", base,
                        static_cast<uint32_t>(checksum_of_text(formats_of_layers(layout.experts))));
@@ -122,6 +135,8 @@ std::string packed_cache_key(const WeightStore& store, const PackedLayout& layou
                   layout_name(layout), formats_of_layers(layout.experts), layout_checksum(layout),
                   checksum_of_text(read_text_file(config, kMaxConfigBytes)),
                   checksum_of_text(headers_text(store)));
+  if (const std::string elsewhere = elsewhere_text(layout.experts); !elsewhere.empty())
+    key += fmt::format("elsewhere {:016x}\n", checksum_of_text(elsewhere));
   for (const MappedFile& file : store.files()) {
     struct stat status {};
     require(fstat(file.fd(), &status) == 0, "cannot read {}", file.path());

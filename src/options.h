@@ -79,6 +79,7 @@ struct Options {
   bool decode = false, chat = false, stats = false;
 
   std::string record_routing;  // run: file of statistics
+  std::string timeline;        // run: file
 
   std::string out;  // logits
   bool all = false;

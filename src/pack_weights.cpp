@@ -87,13 +87,17 @@ struct StoredWeight {
   int64_t block_rows, block_cols, row0, col0;
 };
 
-// Every matrix and vector, the tied head included, in one order.
+// Every matrix and vector that is kept, the tied head included, in one order.
 template <class Visit>
-void for_each_packed(ModelWeights& weights, const ModelConfig& config, Visit visit) {
-  for_each_weight(weights, config, visit);
+void for_each_packed(ModelWeights& weights, const ModelConfig& config, const ExpertsLayout& experts,
+                     Visit visit) {
+  const auto visit_kept = [&](const WeightSpec& spec, QuantView& slot) {
+    if (experts.keeps(spec)) visit(spec, slot);
+  };
+  for_each_weight(weights, config, visit_kept);
   if (config.tied_head)
-    visit(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, config.vocab, config.dim},
-          weights.head);
+    visit_kept(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, config.vocab, config.dim},
+               weights.head);
 }
 
 StoredView stored_view(const TensorView& view, std::span<const std::byte> region) {
@@ -143,7 +147,7 @@ int64_t bytes_of(const WeightSpec& spec, const QuantView& stored, const CpuWeigh
 int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
                      const ExpertsLayout& experts) {
   int64_t bytes = 0;
-  for_each_packed(stored, config, [&](const WeightSpec& spec, QuantView& w) {
+  for_each_packed(stored, config, experts, [&](const WeightSpec& spec, QuantView& w) {
     bytes += bytes_of(spec, w, home, experts);
   });
   return bytes;
@@ -188,7 +192,7 @@ PackJobs load_jobs(const PackedModel& model, const CpuWeights& home) {
 PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
                            const ExpertsLayout& experts) {
   std::unordered_map<std::string, QuantView> sources;
-  for_each_packed(stored, config,
+  for_each_packed(stored, config, experts,
                   [&](const WeightSpec& spec, QuantView& w) { sources[spec.name] = w; });
   const auto part_of = [&](const WeightSpec& spec) {
     return sources.at(spec.name)
@@ -198,13 +202,13 @@ PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuW
   PackedModel model;
   model.weights.slices = expert_slices(stored, config, home, experts);
   std::vector<int64_t> bytes(home.n_regions());
-  for_each_packed(model.weights, config, [&](const WeightSpec& spec, QuantView&) {
+  for_each_packed(model.weights, config, experts, [&](const WeightSpec& spec, QuantView&) {
     bytes[CpuWeights::region_of(spec)] += bytes_of(spec, part_of(spec), home, experts);
   });
   home.allocate(bytes);
 
   std::unordered_map<std::string, size_t> matrix_of;
-  for_each_packed(model.weights, config, [&](const WeightSpec& spec, QuantView& slot) {
+  for_each_packed(model.weights, config, experts, [&](const WeightSpec& spec, QuantView& slot) {
     const QuantView part = part_of(spec);
     if (is_vector(spec.use)) {
       slot = home.keep_vector(part);
@@ -224,14 +228,14 @@ PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuW
 }
 
 std::string manifest_of(const ModelWeights& packed, const ModelConfig& config,
-                        const CpuWeights& home) {
+                        const CpuWeights& home, const ExpertsLayout& experts) {
   std::string manifest;
   const auto append = [&](const auto& record) {
     manifest.append(reinterpret_cast<const char*>(&record), sizeof record);
   };
   for (int i = 0; i < home.n_regions(); ++i) append(int64_t{std::ssize(home.region(i))});
   ModelWeights weights = packed;
-  for_each_packed(weights, config, [&](const WeightSpec& spec, const QuantView& w) {
+  for_each_packed(weights, config, experts, [&](const WeightSpec& spec, const QuantView& w) {
     const std::span<std::byte> region = home.region(CpuWeights::region_of(spec));
     append(StoredWeight{stored_view(w.q, region), stored_view(w.scale, region), w.block_rows,
                         w.block_cols, w.row0, w.col0});
@@ -254,12 +258,13 @@ void allocate_for(std::string_view manifest, int64_t data_bytes, CpuWeights& hom
 }
 
 ModelWeights weights_of(std::string_view manifest, const ModelConfig& config,
-                        std::vector<Slice> slices, const CpuWeights& home, cpu::Layout layout) {
+                        std::vector<Slice> slices, const CpuWeights& home, cpu::Layout layout,
+                        const ExpertsLayout& experts) {
   ModelWeights weights;
   weights.slices = std::move(slices);
   require_sound(std::ssize(manifest) >= region_table_bytes(home), "its manifest is too short");
   manifest.remove_prefix(region_table_bytes(home));
-  for_each_packed(weights, config, [&](const WeightSpec& spec, QuantView& w) {
+  for_each_packed(weights, config, experts, [&](const WeightSpec& spec, QuantView& w) {
     StoredWeight stored;
     require_sound(manifest.size() >= sizeof stored, "its manifest ends before {}", spec.name);
     std::memcpy(&stored, manifest.data(), sizeof stored);

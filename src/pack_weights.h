@@ -38,12 +38,12 @@ struct PackJobs {
 };
 PackJobs load_jobs(const PackedModel& model, const CpuWeights& home);
 
-// Reserves room in `home` for all of `stored`, widens its vectors at once, and leaves the matrices
-// to load_jobs(). Routed experts are cut to a slice for each node of the home's topology, and
-// converted where the layout names a format.
+// Reserves room in `home` for all of `stored` that the layout keeps there, widens its vectors at
+// once, and leaves the matrices to load_jobs(). Routed experts are cut to a slice for each node of
+// the home's topology, and converted where the layout names a format.
 PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
                            const ExpertsLayout& experts = {});
-// How it cuts them.
+// How it cuts them; that is decided by all of a layer's experts, wherever they are kept.
 std::vector<Slice> expert_slices(const ModelWeights& stored, const ModelConfig& config,
                                  const CpuWeights& home, const ExpertsLayout& experts);
 
@@ -55,9 +55,10 @@ int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuW
 // memory for data of so many bytes, then its views. Both throw PackedError when the manifest does
 // not fit the configuration, the slices or the memory.
 std::string manifest_of(const ModelWeights& packed, const ModelConfig& config,
-                        const CpuWeights& home);
+                        const CpuWeights& home, const ExpertsLayout& experts = {});
 void allocate_for(std::string_view manifest, int64_t data_bytes, CpuWeights& home);
 ModelWeights weights_of(std::string_view manifest, const ModelConfig& config,
-                        std::vector<Slice> slices, const CpuWeights& home, cpu::Layout layout);
+                        std::vector<Slice> slices, const CpuWeights& home, cpu::Layout layout,
+                        const ExpertsLayout& experts = {});
 
 }  // namespace tandem

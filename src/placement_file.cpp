@@ -6,20 +6,22 @@ namespace tandem {
 namespace {
 
 // As much of this machine as tells whether a placement fits.
-Machine machine_of(const Topology& topology, int64_t memory_bytes) {
+Machine machine_of(const Devices& devices) {
   Machine machine;
   machine.name = "this machine";
+  const Topology& topology = devices.topology;
   for (const TopologyNode& node : topology.nodes)
     machine.nodes.push_back(
-        {static_cast<int>(node.cpus.size()), memory_bytes / topology.n_nodes(), 0});
+        {static_cast<int>(node.cpus.size()), devices.memory_bytes / topology.n_nodes(), 0});
+  if (devices.gpu) machine.gpus.push_back(*devices.gpu);
   return machine;
 }
 
 }  // namespace
 
-CpuParts parts_of_file(const std::string& path, const ModelConfig& config, const Topology& topology,
-                       int64_t memory_bytes) {
-  return cpu_parts(config, machine_of(topology, memory_bytes), placement_from_file(path));
+ExecutedParts parts_of_file(const std::string& path, const ModelConfig& config,
+                            const Devices& devices) {
+  return executed_parts(config, machine_of(devices), placement_from_file(path));
 }
 
 }  // namespace tandem

@@ -3,13 +3,20 @@
 #include <string>
 
 #include "core/topology.h"
-#include "offload/plan/cpu_parts.h"
+#include "offload/plan/executed_parts.h"
 
 namespace tandem {
 
-// Throws Error for a placement that is broken, does not suit the model, these nodes or this much
-// memory, or has parts that this program does not run.
-CpuParts parts_of_file(const std::string& path, const ModelConfig& config, const Topology& topology,
-                       int64_t memory_bytes);
+// What there is of this machine.
+struct Devices {
+  const Topology& topology;
+  int64_t memory_bytes;
+  std::optional<Gpu> gpu;
+};
+
+// Throws Error for a placement that is broken, does not suit the model or these devices, or has
+// parts that this program does not run.
+ExecutedParts parts_of_file(const std::string& path, const ModelConfig& config,
+                            const Devices& devices);
 
 }  // namespace tandem

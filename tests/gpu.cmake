@@ -2,7 +2,7 @@
 # emulated GPU, in three orders of its threads; and linked with CUDA as gpu_*_test_cuda, to be run
 # where a GPU is (target gpu_cuda_tests, tests/gpu_check.sh). gpu_engine_test has the whole program.
 function(link_gpu_test target gpu)
-  if(target MATCHES engine)
+  if(target MATCHES "engine|hybrid")
     target_link_libraries(${target} PRIVATE tandem_app_${gpu})
     target_compile_definitions(${target} PRIVATE TANDEM_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   else()

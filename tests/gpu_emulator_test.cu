@@ -133,5 +133,80 @@ TEST(Emulator, FindsAHostThatReadsDeviceMemory) {
   }));
 }
 
+// What a recording may not contain, each beside what it may.
+struct Recording {
+  Stream stream, side;
+  Event fork, join;
+  const Buffer x = nans_on_gpu<int>(kThreads), pinned{kThreads * sizeof(int), Site::kMapped};
+  std::vector<int> pageable = std::vector<int>(kThreads);
+
+  void fork_to_side() {
+    stream.record(fork);
+    side.wait_for(fork);
+    side.copy(pinned.as<int>(), x.bytes(), x.as<int>());
+  }
+  void join_side() {
+    side.record(join);
+    stream.wait_for(join);
+  }
+};
+
+bool found_in_recording(void (*work)(Recording&)) {
+  return found([=] {
+    Recording r;
+    const Graph graph = r.stream.capture([&] { work(r); });
+    r.stream.replay(graph);
+    r.stream.wait();
+  });
+}
+
+TEST(Emulator, AcceptsARightRecording) {
+  EXPECT_FALSE(found_in_recording([](Recording& r) {
+    r.stream.copy(r.pinned.as<int>(), r.x.bytes(), r.x.as<int>());
+    r.fork_to_side();
+    r.join_side();
+    r.stream.copy(r.x.as<int>(), r.x.bytes(), r.pinned.as<int>());
+  }));
+}
+TEST(Emulator, FindsRecordedCopiesOfPageableMemory) {
+  EXPECT_TRUE(found_in_recording(
+      [](Recording& r) { r.stream.copy(r.pageable.data(), r.x.bytes(), r.x.as<int>()); }));
+  EXPECT_TRUE(found_in_recording(
+      [](Recording& r) { r.stream.copy(r.x.as<int>(), r.x.bytes(), r.pageable.data()); }));
+  EXPECT_TRUE(found_in_recording([](Recording& r) {  // its second half is somebody else's
+    r.stream.copy(r.pinned.as<int>() + kThreads / 2, r.x.bytes() + (1 << 12), r.x.as<int>());
+  }));
+}
+TEST(Emulator, FindsWaitingInARecording) {
+  EXPECT_TRUE(found_in_recording([](Recording& r) { r.stream.wait(); }));
+  EXPECT_TRUE(found_in_recording([](Recording& r) { r.side.wait(); }));
+  EXPECT_TRUE(found_in_recording([](Recording& r) { r.fork.wait(); }));
+  EXPECT_TRUE(found_in_recording([](Recording& r) { r.stream.throw_if_failed(); }));
+}
+TEST(Emulator, FindsAllocationInARecording) {
+  EXPECT_TRUE(found_in_recording([](Recording&) { const Buffer b(64, Site::kDevice); }));
+  EXPECT_TRUE(found_in_recording([](Recording&) { const Buffer b(64, Site::kMapped); }));
+}
+TEST(Emulator, FindsAForkWithoutAJoin) {
+  EXPECT_TRUE(found_in_recording([](Recording& r) { r.fork_to_side(); }));
+  EXPECT_TRUE(found_in_recording([](Recording& r) {  // more work after the join
+    r.fork_to_side();
+    r.join_side();
+    r.side.copy(r.x.as<int>(), r.x.bytes(), r.pinned.as<int>());
+  }));
+}
+TEST(Emulator, FindsEventsFromOutsideARecording) {
+  EXPECT_TRUE(found([] {
+    Recording r;
+    r.side.record(r.fork);
+    r.stream.capture([&] { r.stream.wait_for(r.fork); });
+  }));
+  EXPECT_TRUE(found([] {
+    Recording r;
+    r.stream.capture([&] { r.stream.record(r.fork); });
+    r.side.wait_for(r.fork);
+  }));
+}
+
 }  // namespace
 }  // namespace tandem::gpu

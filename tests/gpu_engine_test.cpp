@@ -11,6 +11,7 @@
 #include "engine/score.h"
 #include "gpu_kernels/runtime.h"
 #include "tests/check_close.h"
+#include "tests/conversations.h"
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
 
@@ -105,67 +106,16 @@ TEST(GpuEngine, TinyR1AnswersAsOnTheCpu) {
   EXPECT_EQ(answers(tiny_r1("cuda"), 5), answers(tiny_r1("cpu"), 5));
 }
 
-// Sequences that are advanced by hand on one device, on pages in an order of its own.
-class Conversations {
+// Conversations with a model of a golden family.
+class Loaded : public LoadedModel, public Conversations {
  public:
-  Conversations(const std::string& family, const std::string& device, unsigned seed, int n)
-      : loaded_({.directory = kGolden + family,
-                 .device = device,
-                 .n_threads = 1,
-                 .context = 1024,
-                 .max_logits = 16}),
-        sequences_(n) {
-    while (loaded_.cache().n_free_pages() > 0) pages_.push_back(loaded_.cache().take_page());
-    std::shuffle(pages_.begin(), pages_.end(), std::mt19937(seed));
-  }
-  int vocab() const { return loaded_.config().vocab; }
-  int length(int sequence) const { return sequences_[sequence].length; }
-
-  void forget(int sequence) {
-    Kept& s = sequences_[sequence];
-    pages_.insert(pages_.begin(), s.pages.begin(), s.pages.end());
-    s = {};
-  }
-
-  struct Part {
-    int sequence;
-    std::vector<int32_t> tokens;
-  };
-  // One step; the logits of each part's last token.
-  std::vector<std::vector<float>> step(const std::vector<Part>& parts) {
-    std::vector<int32_t> tokens, positions, rows;
-    std::vector<Sequence> sequences;
-    for (const Part& part : parts) {
-      Kept& s = sequences_[part.sequence];
-      const auto first = static_cast<int32_t>(tokens.size());
-      for (const int32_t token : part.tokens) {
-        tokens.push_back(token);
-        positions.push_back(s.length++);
-      }
-      while (std::ssize(s.pages) < pages_for(s.length)) {
-        s.pages.push_back(pages_.back());
-        pages_.pop_back();
-      }
-      sequences.push_back({first, static_cast<int32_t>(part.tokens.size()), s.length, s.pages});
-      rows.push_back(static_cast<int32_t>(tokens.size()) - 1);
-    }
-    std::vector<float> logits(rows.size() * vocab(), NAN);
-    loaded_.model().forward({tokens, positions, sequences, rows}, loaded_.cache(),
-                            {logits.data(), std::ssize(rows), vocab(), vocab(), DType::kF32});
-    std::vector<std::vector<float>> out;
-    for (size_t r = 0; r < rows.size(); ++r)
-      out.emplace_back(logits.begin() + r * vocab(), logits.begin() + (r + 1) * vocab());
-    return out;
-  }
-
- private:
-  struct Kept {
-    int32_t length = 0;
-    std::vector<int32_t> pages;
-  };
-  LoadedModel loaded_;
-  std::vector<int32_t> pages_;  // that are free
-  std::vector<Kept> sequences_;
+  Loaded(const std::string& family, const std::string& device, unsigned seed, int n)
+      : LoadedModel({.directory = kGolden + family,
+                     .device = device,
+                     .n_threads = 1,
+                     .context = 1024,
+                     .max_logits = 16}),
+        Conversations(LoadedModel::model(), cache(), seed, n) {}
 };
 
 void expect_close_logits(const std::vector<std::vector<float>>& got,
@@ -190,7 +140,7 @@ int32_t greedy(const std::vector<float>& logits) {
 // two experts are as good as each other, rounding decides: such a sequence begins anew.
 TEST(GpuEngine, TwoHundredStepsOfChangingBatchesFollowTheCpu) {
   constexpr int kSequences = 3, kSteps = 200, kEnd = 40;
-  Conversations cpu("v2_lite", "cpu", 1, kSequences), gpu("v2_lite", "cuda", 2, kSequences);
+  Loaded cpu("v2_lite", "cpu", 1, kSequences), gpu("v2_lite", "cuda", 2, kSequences);
   std::mt19937 rng(11);
   std::vector<int32_t> next(kSequences);
   int n_rows = 0, n_ties = 0;
@@ -226,7 +176,7 @@ TEST(GpuEngine, TwoHundredStepsOfChangingBatchesFollowTheCpu) {
 TEST(GpuEngine, ChunksBatchesAndPagesChangeLittle) {
   std::vector<int32_t> prompt;
   for (int i = 0; i < 150; ++i) prompt.push_back((i * 37 + 5) % 128);
-  Conversations whole("v3_1_fp8", "cuda", 1, 2), parts("v3_1_fp8", "cuda", 9, 2);
+  Loaded whole("v3_1_fp8", "cuda", 1, 2), parts("v3_1_fp8", "cuda", 9, 2);
   const auto want = whole.step({{0, prompt}});
   for (const auto& [first, n] : {std::pair{0, 70}, {70, 1}, {71, 17}, {88, 60}}) {
     const auto begin = prompt.begin() + first;

@@ -17,7 +17,7 @@ COPY = ROOT / "build" / "mutants"
 FOLDERS = ["src", "cpu_kernels", "gpu_kernels", "offload", "tests", "benchmarks", "models", "machines", "docs/measurements"]
 FILES = ["CMakeLists.txt"]
 # Cheapest first: a mutant is done with at the first test that fails. Those of its file come before all others.
-TESTS = ["topology_test", "team_test", "scheduler_test", "server_test", "plan_rules_test", "assign_test", "placement_test", "cpu_parts_test",
+TESTS = ["topology_test", "team_test", "scheduler_test", "server_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test",
          "routing_recorder_test", "measured_curves_test", "simulate_test", "machine_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
          "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test"]
@@ -57,10 +57,10 @@ TESTS_OF = {
     "src/core/tensor": ["experts_test"],
     "src/core/topology": ["topology_test"],
     "src/core/team": ["team_test"],
-    "offload/plan/cpu_parts": ["cpu_parts_test"],
+    "offload/plan/executed_parts": ["executed_parts_test"],
     "offload/routing_recorder": ["routing_recorder_test"],
     "src/bench/measured_curves": ["measured_curves_test"],
-    "src/ops/experts_layout": ["cpu_parts_test", "load_weights_test"],
+    "src/ops/experts_layout": ["executed_parts_test", "load_weights_test"],
     "offload/plan/": ["plan_rules_test", "assign_test", "placement_test", "simulate_test", "plan_test"],
     "offload/": ["experts_test"],
     "src/io/json_fields": ["machine_test"],
@@ -270,9 +270,9 @@ MUTANTS = [
     ("links send everything at once", "offload/plan/simulate.cpp", [("free_at = std::max(from, free_at) + seconds;", "free_at = from + seconds;")]),
     ("figures of zero pass", "src/io/json_fields.cpp", [("if (!(number > 0 && number <= max))", "if (!(number >= 0 && number <= max))")]),
     ("unknown fields pass", "src/io/json_fields.cpp", [("require(known_.contains(key),", "require(known_.contains(key) || true,")]),
-    ("an expert on another device passes", "offload/plan/cpu_parts.cpp", [("      for (const Device d : group.owners)\n        require(d == kHere,", "      for (const Device d : group.owners)\n        require(d.host == 0,")]),
-    ("a layer's second format passes", "offload/plan/cpu_parts.cpp", [("require(group.format == first.format,", "require(group.format == first.format || true,")]),
-    ("a format as stored is converted all the same", "offload/plan/cpu_parts.cpp", [("if (format != stored) formats[l] = format;", "formats[l] = format;")]),
+    ("an expert on another device passes", "offload/plan/executed_parts.cpp", [("      for (const Device d : group.owners)\n        require(d == kHere,", "      for (const Device d : group.owners)\n        require(d.host == 0,")]),
+    ("a layer's second format passes", "offload/plan/executed_parts.cpp", [("require(group.format == first.format,", "require(group.format == first.format || true,")]),
+    ("a format as stored is converted all the same", "offload/plan/executed_parts.cpp", [("if (format != stored) formats[l] = format;", "formats[l] = format;")]),
     ("NUMA slices of a placement are not obeyed", "src/pack_weights.cpp", [("if (!experts.node_columns().empty()) {", "if (false) {")]),
     ("every layer gets the first format", "src/ops/experts_layout.h", [("of_layers_.empty() ? all_ : of_layers_[layer];", "of_layers_.empty() ? all_ : of_layers_[layer > 0];")]),
     ("the packed cache forgets the layers' formats", "src/model_cache.cpp", [("for (const auto& format : experts.of_layers()) names += ", "for (const auto& format : experts.of_layers()) if (false) names += ")]),

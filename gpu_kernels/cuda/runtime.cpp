@@ -1,6 +1,7 @@
 // runtime.h on CUDA: each function is one or two calls of the CUDA runtime.
 #include "gpu_kernels/runtime.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -22,6 +23,8 @@ struct Graph::Impl {
 };
 
 Card open_card() {
+  // A kernel that is loaded at its first launch waits for all that run, also for one that polls.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   int driver = 0, n_cards = 0;
   check_cuda(cudaDriverGetVersion(&driver));
   require(driver > 0, "no NVIDIA driver is on this machine: install one, or use --device cpu");
@@ -97,9 +100,7 @@ void Stream::copy(const void* from, int64_t bytes, void* to) {
 void Stream::run_on_host(std::function<void()> work) {
   using Work = std::function<void()>;
   auto call = std::make_unique<Work>(std::move(work));
-  cudaStreamCaptureStatus status;
-  check_cuda(cudaStreamIsCapturing(impl_->stream, &status));
-  if (status == cudaStreamCaptureStatusActive) {  // runs at every replay
+  if (is_recording()) {  // runs at every replay
     check_cuda(cudaLaunchHostFunc(
         impl_->stream, [](void* p) { (*static_cast<Work*>(p))(); }, call.get()));
     impl_->captured.push_back(std::move(call));
@@ -117,6 +118,10 @@ void Stream::wait_for(const Event& event) {
   check_cuda(cudaStreamWaitEvent(impl_->stream, event.impl().event, 0));
 }
 void Stream::wait() { check_cuda(cudaStreamSynchronize(impl_->stream)); }
+void Stream::throw_if_failed() const {
+  const cudaError_t status = cudaStreamQuery(impl_->stream);
+  if (status != cudaErrorNotReady) check_cuda(status);
+}
 
 Graph Stream::capture(const std::function<void()>& work) {
   cudaGraph_t graph;
@@ -127,6 +132,12 @@ Graph Stream::capture(const std::function<void()>& work) {
   check_cuda(cudaGraphInstantiate(&result->exec, graph, 0));
   check_cuda(cudaGraphDestroy(graph));
   return Graph(std::move(result));
+}
+
+bool Stream::is_recording() const {
+  cudaStreamCaptureStatus status;
+  check_cuda(cudaStreamIsCapturing(impl_->stream, &status));
+  return status == cudaStreamCaptureStatusActive;
 }
 
 void Stream::replay(const Graph& graph) {

@@ -19,15 +19,24 @@ constexpr int64_t kPage = 4096;
 int64_t usable_bytes(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 int64_t first_byte(int64_t bytes) { return (usable_bytes(bytes) - bytes) / 256 * 256; }
 
-// All device memory of the process, and how many streams work on it.
+struct Region {
+  size_t bytes;
+  Site site;
+};
+
+// All memory that the process has from here, and how many streams work on it.
 struct DeviceMemory {
   std::mutex mutex;
-  std::map<void*, size_t> regions;
+  std::map<const void*, Region> regions;
   int n_working = 0;
 
-  int rights() const { return n_working > 0 ? PROT_READ | PROT_WRITE : PROT_NONE; }
+  void protect(const void* base, const Region& region) const {
+    if (region.site == Site::kDevice)
+      mprotect(const_cast<void*>(base), region.bytes,
+               n_working > 0 ? PROT_READ | PROT_WRITE : PROT_NONE);
+  }
   void protect_all() {
-    for (const auto& [base, bytes] : regions) mprotect(base, bytes, rights());
+    for (const auto& [base, region] : regions) protect(base, region);
   }
   static DeviceMemory& of_process() {
     static DeviceMemory memory;
@@ -45,23 +54,28 @@ void* allocate(int64_t bytes, Site site) {
           static_cast<double>(bytes) * 1e-9);
   std::memset(base, 0xff, usable);
   mprotect(static_cast<std::byte*>(base) + usable, kPage, PROT_NONE);
-  if (site == Site::kDevice) {
-    DeviceMemory& memory = DeviceMemory::of_process();
-    const std::lock_guard lock(memory.mutex);
-    memory.regions[base] = usable;
-    mprotect(base, usable, memory.rights());
-  }
+  DeviceMemory& memory = DeviceMemory::of_process();
+  const std::lock_guard lock(memory.mutex);
+  memory.protect(base, memory.regions[base] = {usable, site});
   return static_cast<std::byte*>(base) + first_byte(bytes);
 }
 
-void release(void* data, int64_t bytes, Site site) {
+void release(void* data, int64_t bytes) {
   void* base = static_cast<std::byte*>(data) - first_byte(bytes);
-  if (site == Site::kDevice) {
-    DeviceMemory& memory = DeviceMemory::of_process();
-    const std::lock_guard lock(memory.mutex);
-    memory.regions.erase(base);
-  }
+  DeviceMemory& memory = DeviceMemory::of_process();
+  const std::lock_guard lock(memory.mutex);
+  memory.regions.erase(base);
   munmap(base, static_cast<size_t>(usable_bytes(bytes) + kPage));
+}
+
+bool is_allocated(const void* data, int64_t bytes) {
+  DeviceMemory& memory = DeviceMemory::of_process();
+  const std::lock_guard lock(memory.mutex);
+  const auto after = memory.regions.upper_bound(data);
+  if (after == memory.regions.begin()) return false;
+  const auto& [base, region] = *std::prev(after);
+  const auto* const end = static_cast<const std::byte*>(base) + region.bytes;
+  return static_cast<const std::byte*>(data) + bytes <= end;
 }
 
 void open_device_memory() {

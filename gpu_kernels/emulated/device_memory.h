@@ -9,7 +9,9 @@ namespace tandem::gpu::emulated {
 
 // Filled with 0xff. Throws Error when memory is too little.
 void* allocate(int64_t bytes, Site site);
-void release(void* data, int64_t bytes, Site site);
+void release(void* data, int64_t bytes);
+// Whether all of it was allocated here and not released: not memory of the host alone.
+bool is_allocated(const void* data, int64_t bytes);
 
 // Called in pairs by streams that begin and cease to work.
 void open_device_memory();

@@ -2,10 +2,12 @@
 // race; device memory can be touched only while a stream works, so forgetting to copy is a fault.
 #include "gpu_kernels/runtime.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -15,6 +17,11 @@
 
 namespace tandem::gpu {
 namespace {
+
+// Set while this thread records: CUDA refuses what would wait for the card, or allocate.
+thread_local bool recording = false;
+
+void refuse_in_recordings(const char* what) { check(!recording, what); }
 
 using Work = std::function<void()>;
 
@@ -37,14 +44,19 @@ struct Flag {
 
 }  // namespace
 
+// How much of each stream's recorded work something comes after.
+using Seen = std::map<const Stream::Impl*, size_t>;
+
 struct Graph::Impl {
   std::vector<Work> work;              // in the order of recording, which respects every event
-  std::vector<Stream::Impl*> streams;  // that record into it
+  std::vector<Stream::Impl*> streams;  // that record into it, the first one from the beginning
+  bool complete = false;
 };
 
 struct Event::Impl {
   std::shared_ptr<Flag> flag;            // of the last record()
   std::shared_ptr<Graph::Impl> capture;  // set when that was recorded into a graph
+  Seen seen;                             // then: what is before the event
 };
 
 struct Stream::Impl {
@@ -53,10 +65,14 @@ struct Stream::Impl {
   std::deque<Work> queue;
   bool busy = false, closing = false;
   std::shared_ptr<Graph::Impl> capture;
+  Seen seen;  // while capturing: what is before the next work
   std::thread worker{[this] { serve(); }};
 
   void enqueue(Work work) {
-    if (capture) return capture->work.push_back(std::move(work));
+    if (capture) {
+      ++seen[this];
+      return capture->work.push_back(std::move(work));
+    }
     const std::lock_guard lock(mutex);
     queue.push_back(std::move(work));
     changed.notify_all();
@@ -64,8 +80,18 @@ struct Stream::Impl {
 
   void join(std::shared_ptr<Graph::Impl> graph) {
     if (capture == graph) return;
+    check(!capture && !graph->complete, "a stream records into one graph at a time");
     graph->streams.push_back(this);
     capture = std::move(graph);
+    seen = {{this, 0}};
+  }
+
+  // What CUDA says when a recording ends: every stream's work must be before the end.
+  void leave(const Seen& before_end) {
+    const auto at = before_end.find(this);
+    check(at != before_end.end() && at->second == seen[this],
+          "a stream that joined a recording has work that the recording does not wait for");
+    capture = nullptr;
   }
 
   void serve() {
@@ -103,11 +129,13 @@ Card open_card() {
 }
 
 Buffer::Buffer(int64_t bytes, Site site) : bytes_(bytes), site_(site) {
+  refuse_in_recordings("memory is allocated in a recording");
   if (bytes > 0) data_ = emulated::allocate(bytes, site);
 }
 
 Buffer::~Buffer() {
-  if (data_) emulated::release(data_, bytes_, site_);
+  refuse_in_recordings("memory is freed in a recording");
+  if (data_) emulated::release(data_, bytes_);
 }
 
 Event::Event() : impl_(new Impl) {}
@@ -115,6 +143,7 @@ Event::Event(Event&&) noexcept = default;
 Event& Event::operator=(Event&&) noexcept = default;
 Event::~Event() = default;
 void Event::wait() const {
+  refuse_in_recordings("an event is waited for in a recording");
   if (impl_->flag) impl_->flag->wait();
 }
 
@@ -128,7 +157,11 @@ Stream::~Stream() {
   impl_->worker.join();
 }
 
+// A recorded copy happens at every replay, when the host's own memory may hold anything or be gone.
 void Stream::copy(const void* from, int64_t bytes, void* to) {
+  check(
+      !impl_->capture || (emulated::is_allocated(from, bytes) && emulated::is_allocated(to, bytes)),
+      "a recorded copy is between device and mapped memory");
   impl_->enqueue([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
 }
 
@@ -136,31 +169,50 @@ void Stream::run_on_host(std::function<void()> work) { impl_->enqueue(std::move(
 
 void Stream::record(Event& event) {
   event.impl().capture = impl_->capture;
+  event.impl().seen = impl_->seen;
   if (impl_->capture) return;
   auto flag = event.impl().flag = std::make_shared<Flag>();
   impl_->enqueue([flag] { flag->raise(); });
 }
 
 void Stream::wait_for(const Event& event) {
-  if (event.impl().capture) return impl_->join(event.impl().capture);
-  if (auto flag = event.impl().flag) impl_->enqueue([flag] { flag->wait(); });
+  if (event.impl().capture) {
+    impl_->join(event.impl().capture);
+    for (const auto& [stream, n] : event.impl().seen)
+      impl_->seen[stream] = std::max(impl_->seen[stream], n);
+    return;
+  }
+  if (!event.impl().flag) return;
+  check(!impl_->capture, "a recording waits for an event from outside of it");
+  impl_->enqueue([flag = event.impl().flag] { flag->wait(); });
 }
 
 void Stream::wait() {
-  check(!impl_->capture, "wait() while capturing");
+  refuse_in_recordings("a stream is waited for in a recording");
   std::unique_lock lock(impl_->mutex);
   impl_->changed.wait(lock, [&] { return impl_->queue.empty() && !impl_->busy; });
+}
+
+void Stream::throw_if_failed() const {  // failures abort
+  refuse_in_recordings("a stream is asked in a recording");
 }
 
 Graph Stream::capture(const std::function<void()>& work) {
   auto graph = std::make_shared<Graph::Impl>();
   impl_->join(graph);
+  recording = true;
   work();
-  for (Impl* stream : graph->streams) stream->capture = nullptr;
+  recording = false;
+  graph->complete = true;
+  const Seen before_end = impl_->seen;
+  for (Impl* stream : graph->streams) stream->leave(before_end);
   return Graph(std::move(graph));
 }
 
+bool Stream::is_recording() const { return impl_->capture != nullptr; }
+
 void Stream::replay(const Graph& graph) {
+  refuse_in_recordings("a graph is replayed in a recording");
   for (const Work& work : graph.impl().work) impl_->enqueue(work);
 }
 

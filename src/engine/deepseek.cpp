@@ -1,6 +1,7 @@
 #include "engine/deepseek.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "model/rope.h"
 
@@ -8,8 +9,24 @@ namespace tandem {
 
 void DeepSeek::forward(const Batch& batch, KvCache& cache, TensorView logits) {
   Activations a = for_tokens(batch.n());
+  const auto n_logits = static_cast<int64_t>(batch.logit_rows.size());
+  const TensorView all_logits = a.logits.rows_from(0, n_logits);
+  const auto verbs = [&] { layers(batch, cache, a, all_logits); };
 
   ops_.begin(batch);
+  if (!decodes(batch))
+    verbs();
+  else if (ops_.run_decode({a.x.data, cache.layer(0).data}, std::ref(verbs)))  // no copy of verbs,
+    experts_.follow(batch.n());                                                // which allocates
+  if (n_logits > 0) ops_.to_host(all_logits, logits);
+}
+
+bool DeepSeek::decodes(const Batch& batch) const {
+  return std::none_of(batch.sequences.begin(), batch.sequences.end(),
+                      [&](const Sequence& s) { return s.n_tokens != 1 || prefers_naive(s); });
+}
+
+void DeepSeek::layers(const Batch& batch, KvCache& cache, Activations& a, TensorView logits) {
   ops_.embed(batch.tokens, w_.embed, a.x);
   for (int layer = 0; layer < c_.n_layers; ++layer) {
     const LayerWeights& w = w_.layers[layer];
@@ -27,14 +44,11 @@ void DeepSeek::forward(const Batch& batch, KvCache& cache, TensorView logits) {
     ops_.add(a.x, a.y);
   }
 
-  if (batch.logit_rows.empty()) return;
-  const auto n_logits = static_cast<int64_t>(batch.logit_rows.size());
-  const TensorView last = a.last.rows_from(0, n_logits);
+  if (logits.rows == 0) return;
+  const TensorView last = a.last.rows_from(0, logits.rows);
   ops_.gather_rows(a.x, batch.logit_rows, last);
   ops_.rms_norm(last, w_.final_norm, c_.norm_eps, last);
-  const TensorView all_logits = a.logits.rows_from(0, n_logits);
-  ops_.linear(last, w_.head, all_logits);
-  ops_.to_host(all_logits, logits);
+  ops_.linear(last, w_.head, logits);
 }
 
 // Multi-head latent attention (DeepSeek-V2 paper, section 2.1). The cache holds one vector of

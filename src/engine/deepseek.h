@@ -54,6 +54,8 @@ class DeepSeek {
   const Limits& limits() const { return limits_; }
 
  private:
+  bool decodes(const Batch& batch) const;
+  void layers(const Batch& batch, KvCache& cache, Activations& a, TensorView logits);
   void attention(const AttentionWeights& w, const Batch& batch, TensorView cache, Activations& a);
   void absorbed(const AttentionWeights& w, MlaArgs args, Activations& a);
   bool prefers_naive(const Sequence& s) const;

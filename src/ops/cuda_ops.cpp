@@ -24,6 +24,7 @@ int cols_of(TensorView t) { return static_cast<int>(t.cols); }
 
 CudaOps::CudaOps(const ModelConfig& c, CudaLimits limits, gpu::Stream& stream)
     : stream_(stream),
+      records_(limits.records),
       batch_(limits.max_tokens, max_pages(limits)),
       products_(c, limits.max_tokens, limits.n_multiprocessors, stream),
       attention_(c.mla, limits, batch_, products_, stream),
@@ -49,6 +50,19 @@ int64_t CudaOps::bytes_for(const ModelConfig& c, CudaLimits limits) {
   return CudaBatch::bytes_for(limits.max_tokens, max_pages(limits)) +
          CudaProducts::bytes_for(c, limits.max_tokens, limits.n_multiprocessors) +
          CudaAttention::bytes_for(c.mla, limits);
+}
+
+// Not a graph of the next larger size with rows for nobody: these would have experts read.
+bool CudaOps::run_decode(const StepMemory& memory, const std::function<void()>& verbs) {
+  const Step step = {memory, batch_.n_tokens(), batch_.n_logits()};
+  if (!records_ || step.n_tokens > kMaxRecordedTokens) {
+    verbs();
+    return false;
+  }
+  auto known = recorded_.find(step);
+  if (known == recorded_.end()) known = recorded_.emplace(step, stream_.capture(verbs)).first;
+  stream_.replay(known->second);
+  return true;
 }
 
 Buffer CudaOps::allocate(int64_t bytes) {

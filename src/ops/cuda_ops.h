@@ -1,6 +1,8 @@
 // The backbone on a GPU: every verb enqueues kernels on one stream and returns. Activations are
 // float, the cache is BF16. Runs on the emulated GPU just the same; which it is, the link decides.
 #pragma once
+#include <map>
+
 #include "gpu_kernels/kernels.h"
 #include "ops/cuda_attention.h"
 #include "ops/cuda_batch.h"
@@ -21,6 +23,8 @@ class CudaOps final : public Ops {
 
   Buffer allocate(int64_t bytes) override;
   void begin(const Batch& batch) override { batch_.upload(batch, stream_); }
+  bool run_decode(const StepMemory& memory, const std::function<void()>& verbs) override;
+  int n_recorded() const { return static_cast<int>(recorded_.size()); }
   void to_host(TensorView x, TensorView out) override;
   void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) override;
   void rms_norm(TensorView x, const QuantView& gain, float eps, TensorView out) override;
@@ -37,7 +41,18 @@ class CudaOps final : public Ops {
   void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) override;
 
  private:
+  // Up to as many sequences as are multiplied by weights at the speed of reading these: kernels of
+  // larger steps take longer than their launches.
+  static constexpr int kMaxRecordedTokens = gpu::kSkinnyTokens;
+  struct Step {
+    StepMemory memory;
+    int n_tokens, n_logits;
+    auto operator<=>(const Step&) const = default;
+  };
+
   gpu::Stream& stream_;
+  const bool records_;
+  std::map<Step, gpu::Graph> recorded_;
   CudaBatch batch_;
   CudaProducts products_;
   CudaAttention attention_;

@@ -67,8 +67,8 @@ int64_t CudaWeights::bytes_of(const QuantView& stored, WeightUse use) {
   return codes + Arena::padded_bytes(stored.scale.rows * stored.scale.cols * size_of(DType::kF32));
 }
 
-void CudaWeights::allocate(int64_t bytes) {
-  memory_ = gpu::Buffer(bytes, gpu::Site::kDevice);
+void CudaWeights::allocate(int64_t bytes, gpu::Site site) {
+  memory_ = gpu::Buffer(bytes, site);
   arena_ = Arena(std::span(memory_.as<std::byte>(), static_cast<size_t>(bytes)));
 }
 

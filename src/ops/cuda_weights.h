@@ -19,8 +19,8 @@ class CudaWeights {
  public:
   // Bytes that reserve() will take for a weight as the checkpoint stores it.
   static int64_t bytes_of(const QuantView& stored, WeightUse use);
-  // Throws Error when the card has less.
-  void allocate(int64_t bytes);
+  // Throws Error when the card has less. In mapped memory the card reads over the link.
+  void allocate(int64_t bytes, gpu::Site site = gpu::Site::kDevice);
   // Room on the card, whose rows begin at multiples of 16 bytes; vectors are float.
   QuantView reserve(const QuantView& stored, WeightUse use);
 

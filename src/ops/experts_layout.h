@@ -1,10 +1,11 @@
-// How routed experts are kept in host memory: a format for each layer, and how they are cut to NUMA
-// nodes.
+// How routed experts are kept in host memory: which of them, in what format each layer, and how
+// they are cut to NUMA nodes.
 #pragma once
 #include <algorithm>
 #include <optional>
 #include <vector>
 
+#include "model/weights.h"
 #include "ops/weight_format.h"
 
 namespace tandem {
@@ -30,6 +31,15 @@ class ExpertsLayout {
   const std::vector<std::optional<WeightFormat>>& of_layers() const { return of_layers_; }
   const std::vector<int>& node_columns() const { return node_columns_; }
 
+  // [layers][n_experts], nothing for a dense layer: these are kept elsewhere, and so is everything
+  // that is no routed expert.
+  void keep_elsewhere(std::vector<std::vector<bool>> experts) { elsewhere_ = std::move(experts); }
+  const std::vector<std::vector<bool>>& elsewhere() const { return elsewhere_; }
+  bool keeps(const WeightSpec& spec) const {
+    if (elsewhere_.empty()) return true;
+    return spec.use == WeightUse::kExpert && !elsewhere_[spec.layer][spec.expert];
+  }
+
   // Formats other than the stored one, each once.
   std::vector<WeightFormat> conversions() const {
     std::vector<WeightFormat> formats;
@@ -46,6 +56,7 @@ class ExpertsLayout {
   std::optional<WeightFormat> all_;
   std::vector<std::optional<WeightFormat>> of_layers_;
   std::vector<int> node_columns_;
+  std::vector<std::vector<bool>> elsewhere_;
 };
 
 }  // namespace tandem

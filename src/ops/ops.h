@@ -3,6 +3,7 @@
 // verb allocates.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "core/memory.h"
@@ -55,6 +56,12 @@ struct RouteArgs {
 
 constexpr int kPageSize = 64;  // tokens in a page of the cache
 
+// Whose memory the verbs of a step work on.
+struct StepMemory {
+  const void *activations, *cache;
+  auto operator<=>(const StepMemory&) const = default;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -64,6 +71,14 @@ class Ops {
   virtual Buffer allocate(int64_t bytes) = 0;
   // Precedes the other verbs of a step. The spans that they are given are those of `batch`.
   virtual void begin(const Batch& batch) = 0;
+  // Has verbs() call the verbs of a step in which every sequence has one token and none wants the
+  // naive form. They depend on the memory and the numbers of tokens and logit rows alone, so a
+  // device may record them once and repeat them without asking again. True: it repeats them now
+  // (RoutedExperts::follow).
+  virtual bool run_decode(const StepMemory&, const std::function<void()>& verbs) {
+    verbs();
+    return false;
+  }
   // Brings a matrix to the host, and waits for it.
   virtual void to_host(TensorView x, TensorView out) = 0;
 

@@ -1,144 +1,219 @@
 #include "gpu_model.h"
 
+#include <algorithm>
 #include <chrono>
 #include <unordered_map>
 
 #include "model/checkpoint.h"
-#include "offload/cuda_experts.h"
+#include "offload/hybrid_experts.h"
 #include "ops/cuda_ops.h"
 #include "ops/cuda_weights.h"
 
 namespace tandem {
 namespace {
 
-// Every tensor once; a tied head is the embedding, also on the card.
+// What the card computes with: in its own memory, or, of the embedding, in the host's.
+enum class Home { kCard, kHost, kNowhere };
+
+Home home_of(const WeightSpec& spec, const CardParts& parts) {
+  if (spec.use == WeightUse::kEmbedding) return parts.embedding_on_cpu ? Home::kHost : Home::kCard;
+  if (spec.use != WeightUse::kExpert) return Home::kCard;
+  return parts.experts[spec.layer][spec.expert] ? Home::kCard : Home::kNowhere;
+}
+
+// Every tensor that has a home, once; a tied head is the embedding unless that is in host memory.
 template <class Visit>
 void for_each_pair(ModelWeights& stored, ModelWeights& on_card, const ModelConfig& config,
-                   Visit visit) {
+                   const CardParts& parts, Visit visit) {
   std::unordered_map<std::string, QuantView> sources;
   for_each_weight(stored, config,
                   [&](const WeightSpec& spec, QuantView& w) { sources[spec.name] = w; });
   for_each_weight(on_card, config, [&](const WeightSpec& spec, QuantView& w) {
-    visit(spec, sources.at(spec.name), w);
+    const Home home = home_of(spec, parts);
+    if (home != Home::kNowhere) visit(spec, home, sources.at(spec.name), w);
   });
-  if (config.tied_head) on_card.head = on_card.embed;
+  if (!config.tied_head) return;
+  on_card.head = on_card.embed;
+  if (!parts.embedding_on_cpu) return;
+  visit(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, config.vocab, config.dim},
+        Home::kCard, stored.head, on_card.head);
 }
 
-int64_t weight_bytes(ModelWeights& stored, const ModelConfig& config) {
+int64_t weight_bytes(ModelWeights& stored, const ModelConfig& config, const CardParts& parts,
+                     Home where) {
   int64_t bytes = 0;
-  for_each_weight(stored, config, [&](const WeightSpec& spec, QuantView& w) {
-    bytes += CudaWeights::bytes_of(w, spec.use);
-  });
+  ModelWeights unused;
+  for_each_pair(stored, unused, config, parts,
+                [&](const WeightSpec& spec, Home home, const QuantView& from, QuantView&) {
+                  if (home == where) bytes += CudaWeights::bytes_of(from, spec.use);
+                });
   return bytes;
+}
+
+bool any(const CardParts& parts, bool on_card) {
+  return std::any_of(parts.experts.begin(), parts.experts.end(), [&](const auto& layer) {
+    return std::find(layer.begin(), layer.end(), on_card) != layer.end();
+  });
+}
+
+// Of a step, that have experts on the card.
+int rows_needed(const CardParts& parts, const GpuModelOptions& options) {
+  return any(parts, true) || parts.stream_from_tokens > 0 ? options.max_tokens : 0;
+}
+
+CudaLimits limits_of(const GpuModelOptions& options, const gpu::Card& card) {
+  return {options.max_tokens, options.context, card.n_multiprocessors, options.records};
+}
+
+int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& options,
+                             const gpu::Card& card, const CardParts& parts) {
+  constexpr int64_t kContextBytes = 300 << 20;  // what CUDA itself and its modules take
+  return CudaOps::bytes_for(config, limits_of(options, card)) +
+         CudaExpertRows::bytes_for(config, rows_needed(parts, options)) +
+         (any(parts, false) ? HybridExperts::bytes_for(config, options.max_tokens) : 0) +
+         DeepSeek::bytes_for(config, {options.max_tokens, options.max_logits}) +
+         KvCache::bytes_for(config, options.context, DType::kBF16) +
+         (card.emulated ? 0 : kContextBytes);
+}
+
+// The room of a card for one model.
+class Room {
+ public:
+  Room(ModelWeights& stored, const ModelConfig& config, const GpuModelOptions& options)
+      : stored_(stored), config_(config), options_(options), card_(gpu::open_card()) {}
+
+  int64_t left(const CardParts& parts) const { return left(parts, options_.context); }
+  void require_for(const CardParts& parts) const;
+  int64_t expert_bytes() const;
+
+ private:
+  int64_t left(const CardParts& parts, int64_t context) const {
+    GpuModelOptions options = options_;
+    options.context = context;
+    return card_.free_bytes - weight_bytes(stored_, config_, parts, Home::kCard) -
+           bytes_beside_weights(config_, options, card_, parts);
+  }
+
+  ModelWeights& stored_;
+  const ModelConfig& config_;
+  const GpuModelOptions& options_;
+  const gpu::Card card_;
+};
+
+// Everything that a run allocates on the card, before the first byte is loaded.
+void Room::require_for(const CardParts& parts) const {
+  if (left(parts) >= 0) return;
+  const double free = card_.free_bytes * 1e-9, needed = free - left(parts) * 1e-9;
+  const double weights = weight_bytes(stored_, config_, parts, Home::kCard) * 1e-9;
+  require(
+      left(parts, kPageSize) >= 0,
+      "{} has {:.2f} GB free and {:.2f} GB are needed, {:.2f} GB of them weights, which do not fit "
+      "with any --ctx: use a smaller model, a placement with fewer experts on the GPU, or --device "
+      "cpu",
+      card_.name, free, needed, weights);
+  int64_t low = 1, high = options_.context / kPageSize + 1;  // pages that fit, and that do not
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (left(parts, middle * kPageSize) >= 0 ? low : high) = middle;
+  }
+  fail(
+      "{} has {:.2f} GB free and {:.2f} GB are needed, {:.2f} GB of them weights, the rest KV "
+      "cache and scratch: --ctx {} would fit",
+      card_.name, free, needed, weights, low * kPageSize);
+}
+
+// Of the largest.
+int64_t Room::expert_bytes() const {
+  int64_t most = 1;
+  for (const LayerWeights& layer : stored_.layers)
+    for (const FfnWeights& e : layer.experts)
+      most = std::max(most, CudaWeights::bytes_of(e.gate, WeightUse::kExpert) +
+                                CudaWeights::bytes_of(e.up, WeightUse::kExpert) +
+                                CudaWeights::bytes_of(e.down, WeightUse::kExpert));
+  return most;
 }
 
 class Loaded final : public GpuModel {
  public:
   Loaded(const WeightStore& store, ModelWeights& stored, const ModelConfig& config,
-         const GpuModelOptions& options)
-      : card_(gpu::open_card()) {
-    require_room(stored, config, options);
-    load(store, stored, config, options);
-    ops_ = std::make_unique<CudaOps>(config, limits_of(options), stream_);
-    experts_ = std::make_unique<CudaExperts>(config, weights_, options.max_tokens, stream_);
+         const GpuModelOptions& options, const CardParts& parts)
+      : config_(config), max_tokens_(options.max_tokens), card_(gpu::open_card()) {
+    load(store, stored, options, parts);
+    ops_ = std::make_unique<CudaOps>(config, limits_of(options, card_), stream_);
+    rows_ = std::make_unique<CudaExpertRows>(config, rows_needed(parts, options), stream_);
+    card_experts_ = std::make_unique<CudaExperts>(config, weights_, *rows_, stream_);
   }
 
   const std::string& card() const override { return card_.name; }
   const ModelWeights& weights() const override { return weights_; }
   const LoadReport& report() const override { return report_; }
   Ops& ops() override { return *ops_; }
-  RoutedExperts& experts() override { return *experts_; }
+  RoutedExperts& experts() override {
+    if (hybrid_) return *hybrid_;
+    return *card_experts_;
+  }
+  void add_cpu_experts(CpuExperts& experts, Timeline* timeline) override {
+    std::vector<cpu::ActivationType> rows;
+    for (int l = 0; l < config_.n_layers; ++l) rows.push_back(experts.activation(l));
+    hybrid_ = std::make_unique<HybridExperts>(
+        config_, HybridExperts::Parts{weights_, *card_experts_, experts, std::move(rows), stream_},
+        max_tokens_);
+    if (timeline) hybrid_->record(*timeline);
+  }
 
  private:
-  CudaLimits limits_of(const GpuModelOptions& options) const {
-    return {options.max_tokens, options.context, card_.n_multiprocessors};
-  }
-  void require_room(ModelWeights& stored, const ModelConfig& config,
-                    const GpuModelOptions& options) const;
-  int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& options) const;
-  void load(const WeightStore& store, ModelWeights& stored, const ModelConfig& config,
-            const GpuModelOptions& options);
+  void load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
+            const CardParts& parts);
 
+  const ModelConfig& config_;
+  const int max_tokens_;
   const gpu::Card card_;
   gpu::Stream stream_;
-  CudaWeights home_;
+  CudaWeights home_, host_home_;  // host_home_: what the card reads over the link
   ModelWeights weights_;
   LoadReport report_;
   std::unique_ptr<CudaOps> ops_;
-  std::unique_ptr<CudaExperts> experts_;
+  std::unique_ptr<CudaExpertRows> rows_;
+  std::unique_ptr<CudaExperts> card_experts_;
+  std::unique_ptr<HybridExperts> hybrid_;  // null: all experts are on the card
 };
 
-// Everything that a run allocates on the card, before the first byte is loaded.
-void Loaded::require_room(ModelWeights& stored, const ModelConfig& config,
-                          const GpuModelOptions& options) const {
-  const int64_t weights = weight_bytes(stored, config);
-  const int64_t needed = weights + bytes_beside_weights(config, options);
-  if (needed <= card_.free_bytes) return;
-  const auto fits = [&](int64_t context) {
-    GpuModelOptions other = options;
-    other.context = context;
-    return weights + bytes_beside_weights(config, other) <= card_.free_bytes;
-  };
-  require(
-      fits(kPageSize),
-      "{} has {:.2f} GB free and {:.2f} GB are needed, {:.2f} GB of them weights, which do not fit "
-      "with any --ctx: use a smaller model or --device cpu",
-      card_.name, card_.free_bytes * 1e-9, needed * 1e-9, weights * 1e-9);
-  int64_t low = 1, high = options.context / kPageSize + 1;  // pages that fit, and that do not
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    (fits(middle * kPageSize) ? low : high) = middle;
-  }
-  fail(
-      "{} has {:.2f} GB free and {:.2f} GB are needed, {:.2f} GB of them weights, the rest KV "
-      "cache "
-      "and scratch: --ctx {} would fit",
-      card_.name, card_.free_bytes * 1e-9, needed * 1e-9, weights * 1e-9, low * kPageSize);
-}
-
-int64_t Loaded::bytes_beside_weights(const ModelConfig& config,
-                                     const GpuModelOptions& options) const {
-  constexpr int64_t kContextBytes = 300 << 20;  // what CUDA itself and its modules take
-  return CudaOps::bytes_for(config, limits_of(options)) +
-         CudaExperts::bytes_for(config, options.max_tokens) +
-         DeepSeek::bytes_for(config, {options.max_tokens, options.max_logits}) +
-         KvCache::bytes_for(config, options.context, DType::kBF16) +
-         (card_.emulated ? 0 : kContextBytes);
-}
-
 // Reserves room for every tensor, then uploads pieces of them from all threads.
-void Loaded::load(const WeightStore& store, ModelWeights& stored, const ModelConfig& config,
-                  const GpuModelOptions& options) {
+void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
+                  const CardParts& parts) {
   store.require_unchanged();
-  home_.allocate(weight_bytes(stored, config));
+  home_.allocate(weight_bytes(stored, config_, parts, Home::kCard));
+  host_home_.allocate(weight_bytes(stored, config_, parts, Home::kHost), gpu::Site::kMapped);
   std::vector<LoadJob> jobs;
   const auto add = [&](const std::byte* source, int64_t bytes, auto run) {
     jobs.push_back({source, bytes, run});
     report_.bytes += bytes;
   };
-  for_each_pair(stored, weights_, config,
-                [&](const WeightSpec& spec, QuantView from, QuantView& to) {
-                  to = home_.reserve(from, spec.use);
+  for_each_pair(stored, weights_, config_, parts,
+                [&](const WeightSpec& spec, Home home, QuantView from, QuantView& to) {
+                  CudaWeights& memory = home == Home::kCard ? home_ : host_home_;
+                  to = memory.reserve(from, spec.use);
                   const int64_t at_once = rows_per_load_job(from.q.row_bytes());
                   for (int64_t first = 0; first < from.q.rows; first += at_once) {
                     const int64_t n = std::min(at_once, from.q.rows - first);
                     add(from.q.row_data(first), n * from.q.row_bytes(),
-                        [this, from, to, first, n](const std::byte* data) {
-                          home_.upload_rows(data, from, to, first, n);
+                        [&memory, from, to, first, n](const std::byte* data) {
+                          memory.upload_rows(data, from, to, first, n);
                         });
                   }
                   if (to.scale.empty()) return;
                   add(from.scale.row_data(0), from.scale.rows * from.scale.row_bytes(),
-                      [this, from, to, name = spec.name](const std::byte* data) {
+                      [&memory, from, to, name = spec.name](const std::byte* data) {
                         TensorView scales = from.scale;
                         scales.data = const_cast<std::byte*>(data);
                         check_scales(name + "_scale_inv", scales);
-                        home_.upload_scales(data, to);
+                        memory.upload_scales(data, to);
                       });
                 });
   const auto start = std::chrono::steady_clock::now();
   run_load_jobs(store.files(), std::move(jobs), {options.n_threads, options.progress});
   home_.finish();
+  host_home_.finish();
   report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -153,10 +228,40 @@ std::string why_no_gpu() {
   }
 }
 
+Gpu this_gpu() {
+  const gpu::Card card = gpu::open_card();
+  Gpu gpu = {};
+  gpu.name = card.name;
+  gpu.memory_bytes = card.memory_bytes;
+  return gpu;
+}
+
+CardParts choose_card_parts(ModelWeights& stored, const ModelConfig& config,
+                            const GpuModelOptions& options,
+                            const std::optional<CardParts>& placed) {
+  const Room room(stored, config, options);
+  if (placed) {
+    room.require_for(*placed);
+    return *placed;
+  }
+  constexpr int64_t kAll = int64_t{1} << 40;
+  CardParts parts = evenly_on_card(config, kAll);
+  if (room.left(parts) >= 0) return parts;
+  // One expert first, so that what experts need beside their weights is counted.
+  parts = evenly_on_card(config, 1);
+  parts.embedding_on_cpu = room.left(parts) < 0;
+  const bool on_cpu = parts.embedding_on_cpu;
+  parts =
+      evenly_on_card(config, room.left(parts) < 0 ? 0 : 1 + room.left(parts) / room.expert_bytes());
+  parts.embedding_on_cpu = on_cpu;
+  room.require_for(parts);
+  return parts;
+}
+
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore& store, ModelWeights& stored,
-                                         const ModelConfig& config,
-                                         const GpuModelOptions& options) {
-  return std::make_unique<Loaded>(store, stored, config, options);
+                                         const ModelConfig& config, const GpuModelOptions& options,
+                                         const CardParts& parts) {
+  return std::make_unique<Loaded>(store, stored, config, options, parts);
 }
 
 }  // namespace tandem

@@ -8,8 +8,15 @@ std::string why_no_gpu() {
          "again, or use --device cpu";
 }
 
+Gpu this_gpu() { fail("{}", why_no_gpu()); }
+
+CardParts choose_card_parts(ModelWeights&, const ModelConfig&, const GpuModelOptions&,
+                            const std::optional<CardParts>&) {
+  fail("{}", why_no_gpu());
+}
+
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore&, ModelWeights&, const ModelConfig&,
-                                         const GpuModelOptions&) {
+                                         const GpuModelOptions&, const CardParts&) {
   fail("{}", why_no_gpu());
 }
 

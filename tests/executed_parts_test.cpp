@@ -1,5 +1,5 @@
 // What the executor takes from a placement, and what of it is refused.
-#include "offload/plan/cpu_parts.h"
+#include "offload/plan/executed_parts.h"
 
 #include <gtest/gtest.h>
 
@@ -28,9 +28,9 @@ class OnTheCpu : public ::testing::Test {
   }
   Json& layers() { return text_["experts"]["layers"]; }
   Json& group() { return layers()[0]["groups"][0]; }
-  CpuParts parts() const {
-    return cpu_parts(planned_.config, planned_.machine,
-                     placement_from_json(text_.dump(), "p.json"));
+  ExecutedParts parts() const {
+    return executed_parts(planned_.config, planned_.machine,
+                          placement_from_json(text_.dump(), "p.json"));
   }
   std::string refusal() const {
     return error_of([&] { parts(); });
@@ -44,7 +44,7 @@ TEST_F(OnTheCpu, APlanForCpusIsObeyed) {
   text_["kv"]["tokens"] = 5000;
   text_["prefill"]["chunk_tokens"] = 1024;
   text_["experts"]["numa_columns"] = {1152, 896};
-  const CpuParts p = parts();
+  const ExecutedParts p = parts();
   EXPECT_EQ(p.kv_tokens, 5000);
   EXPECT_EQ(p.chunk_tokens, 1024);
   EXPECT_EQ(p.experts.node_columns(), (std::vector<int>{1152, 896}));
@@ -133,6 +133,86 @@ TEST_F(OnTheCpu, MemoryExceededNamesLayerAndExpert) {
   text_["kv"]["tokens"] = 100'000'000;
   EXPECT_TRUE(says(refusal(), "GB elsewhere"));
   EXPECT_FALSE(says(refusal(), "layer"));
+}
+
+// The backbone on the first GPU: what it holds of each layer, and what is left to the CPU.
+class OnBoth : public OnTheCpu {
+ protected:
+  OnBoth() {
+    Machine& m = planned_.machine;
+    m.gpus = {round_machine().gpus[0], round_machine().gpus[0]};
+    text_["backbone"]["stages"][0]["devices"] = {"host0.gpu0"};
+    text_["embedding"]["on"] = "cpu";
+    text_["head"]["on"] = "backbone";
+    layers() = Json::parse(R"([
+        {"layers": "3-9", "groups": [{"experts": "0-9", "format": "fp8", "owners": ["host0.gpu0"]},
+                                 {"experts": "10-255", "format": "int8", "owners": ["host0.cpu"]}]},
+        {"layers": "10-60", "groups": [{"experts": "0-255", "format": "fp8", "owners": ["host0.cpu"]}]}
+        ])");
+  }
+};
+
+TEST_F(OnBoth, ExpertsOfTheCardTakeNoHostMemory) {
+  const ExecutedParts p = parts();
+  ASSERT_TRUE(p.card);
+  EXPECT_TRUE(p.card->embedding_on_cpu);
+  EXPECT_TRUE(p.card->experts[2].empty());
+  for (const int l : {3, 9, 10, 60})
+    for (const int e : {0, 9, 10, 255}) {
+      const bool on_card = l < 10 && e < 10;
+      EXPECT_EQ(p.card->experts[l][e], on_card) << l << ", " << e;
+      EXPECT_EQ(p.experts.keeps({"", l, e, WeightUse::kExpert, 1, 1}), !on_card);
+    }
+  EXPECT_FALSE(p.experts.keeps({"", 3, -1, WeightUse::kShared, 1, 1}));
+  EXPECT_EQ(*p.experts.format(9), weight_format("int8"));
+  EXPECT_FALSE(p.experts.format(10)) << "fp8 as stored";
+}
+
+TEST_F(OnBoth, WhatNoPartRunsIsRefused) {
+  const Json sound = text_;
+  const auto after = [&](auto edit) {
+    text_ = sound;
+    edit();
+    return refusal();
+  };
+  EXPECT_EQ(after([] {}), "no error");
+  EXPECT_TRUE(says(after([&] { group()["owners"] = {"host0.gpu1"}; }),
+                   "expert 0 is on host0.gpu1: this program runs experts on host0.cpu and "
+                   "host0.gpu0 only"));
+  EXPECT_TRUE(says(after([&] {
+                     group()["owners"] = {"host0.cpu", "host0.gpu0"};
+                   }),
+                   "expert 0 has 2 owners"));
+  EXPECT_TRUE(
+      says(after([&] { group()["format"] = "int8"; }), "which keeps experts as stored, fp8"));
+  EXPECT_TRUE(says(after([&] { text_["head"]["on"] = "cpu"; }), "the head is on the CPU"));
+  EXPECT_TRUE(says(after([&] { text_["backbone"]["stages"][0]["devices"] = {"host0.cpu"}; }),
+                   "expert 0 is on host0.gpu0 and the backbone is not"));
+  EXPECT_TRUE(says(after([&] {
+                     text_["backbone"]["stages"][0]["devices"] = {"host0.gpu0", "host0.cpu"};
+                   }),
+                   "the backbone is on several devices"));
+  planned_.machine.gpus[0].memory_bytes = 20'000'000'000;
+  EXPECT_TRUE(says(refusal(), "placement: host0.gpu0 holds 20.00 GB"));
+}
+
+TEST(EvenlyOnCard, FirstLayersGetWhatIsLeftOver) {
+  const ModelConfig c = known_model("r1");
+  const auto counts = [&](int64_t n) {
+    std::vector<int64_t> of_layers;
+    for (const auto& layer : evenly_on_card(c, n).experts)
+      of_layers.push_back(std::count(layer.begin(), layer.end(), true));
+    return of_layers;
+  };
+  const std::vector<int64_t> some = counts(58 * 3 + 2);
+  EXPECT_EQ(some[2], 0);
+  EXPECT_EQ(some[3], 4);
+  EXPECT_EQ(some[4], 4);
+  EXPECT_EQ(some[5], 3);
+  EXPECT_EQ(some[60], 3);
+  EXPECT_EQ(counts(0)[60], 0);
+  EXPECT_EQ(counts(1'000'000)[3], 256);
+  EXPECT_EQ(counts(1'000'000)[60], 256);
 }
 
 }  // namespace

@@ -1,0 +1,13 @@
+// The card's clock.
+#pragma once
+#include <cstdint>
+
+namespace tandem::gpu {
+
+__device__ inline uint64_t nanoseconds() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
+}  // namespace tandem::gpu

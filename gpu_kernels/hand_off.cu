@@ -1,0 +1,95 @@
+// A block has one token. Threads write 8 numbers at a time, so that a warp's stores cross the link
+// as whole packets.
+#include "device.h"
+#include "gpu_kernels/hand_off.h"
+#include "gpu_kernels/reduce.h"
+#include "packed.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 256, kEach = 8;
+
+struct Shared {
+  float max[kThreads / 32];
+};
+
+__device__ void hand_down_pairs(const HandDownArgs& a, int64_t token) {
+  for (int i = threadIdx.x; i < a.n_active; i += kThreads) {
+    const int32_t id = a.ids[token * a.ids_stride + i];
+    const int32_t place = a.place_on_card ? a.place_on_card[id] : -1;
+    a.to.ids[token * a.n_active + i] = place < 0 ? id : -1;
+    a.to.weights[token * a.n_active + i] = a.weights.data[token * a.weights.stride + i];
+    if (a.card_ids) a.card_ids[token * a.n_active + i] = place;
+  }
+}
+
+__device__ float largest_of_row(const float* x, int dim, Shared& s) {
+  float max = 0;
+  for (int c = threadIdx.x; c < dim; c += kThreads) max = fmaxf(max, fabsf(x[c]));
+  max = warp_max(max);
+  if (threadIdx.x % 32 == 0) s.max[threadIdx.x / 32] = max;
+  __syncthreads();
+  for (int warp = 0; warp < kThreads / 32; ++warp) max = fmaxf(max, s.max[warp]);
+  return max;
+}
+
+__device__ uint32_t pack_codes(const float* v, float inverse) {
+  uint32_t word = 0;
+  for (int i = 0; i < 4; ++i)
+    word |= static_cast<uint32_t>(128 + static_cast<int>(rintf(v[i] * inverse))) << 8 * i;
+  return word;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    hand_down_kernel(const __grid_constant__ HandDownArgs a) {
+  const int64_t token = blockIdx.x;
+  const float* x = a.x.data + token * a.x.stride;
+  hand_down_pairs(a, token);
+  float inverse = 0;
+  if (a.type == RowType::kU8) {
+    const float scale = largest_of_row(x, a.dim, shared_memory<Shared>()) / 127;
+    inverse = scale > 0 ? 1 / scale : 0;
+    if (threadIdx.x == 0) a.to.scales[token] = scale;
+  }
+  uint8_t* const row = static_cast<uint8_t*>(a.to.rows) + token * a.to.row_bytes;
+  const int columns = static_cast<int>(a.to.row_bytes / bytes_of(a.type));
+  for (int first = threadIdx.x * kEach; first < columns; first += kThreads * kEach) {
+    float v[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) v[i] = first + i < a.dim ? x[first + i] : 0;
+    uint8_t* const to = row + first * bytes_of(a.type);
+    if (a.type == RowType::kF32) {
+      reinterpret_cast<float4*>(to)[0] = make_float4(v[0], v[1], v[2], v[3]);
+      reinterpret_cast<float4*>(to)[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else if (a.type == RowType::kBF16) {
+      *reinterpret_cast<uint4*>(to) = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
+                                       pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+    } else {
+      *reinterpret_cast<uint2*>(to) = {pack_codes(v, inverse), pack_codes(v + 4, inverse)};
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) place_kernel(const __grid_constant__ PlaceArgs a) {
+  const int pair = blockIdx.x * kThreads + threadIdx.x;
+  if (pair >= a.tokens * a.n_active) return;
+  a.out[pair] = a.place[a.ids[pair / a.n_active * a.ids_stride + pair % a.n_active]];
+}
+
+}  // namespace
+
+void place_experts(const Stream& stream, const PlaceArgs& a) {
+  if (a.tokens == 0) return;
+  launch(place_kernel,
+         {.grid_x = (a.tokens * a.n_active + kThreads - 1) / kThreads, .threads = kThreads}, stream,
+         a);
+}
+
+void hand_down(const Stream& stream, const HandDownArgs& a) {
+  if (a.tokens == 0) return;
+  launch(hand_down_kernel,
+         {.grid_x = a.tokens, .threads = kThreads, .shared_bytes = sizeof(Shared)}, stream, a);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,61 @@
+// Kernels of one thread: any stream and any graph takes them, where cuStreamWaitValue32 in a graph
+// wants batch-mem-op nodes of the driver API. A poll is one read over the link, about a
+// microsecond.
+#include <atomic>
+#include <thread>
+
+#include "device.h"
+#include "gpu_kernels/signals.h"
+
+namespace tandem::gpu {
+namespace {
+
+struct SignalArgs {
+  uint32_t* word;   // mapped
+  uint32_t* count;  // on the card
+};
+
+__global__ void raise_kernel(const __grid_constant__ SignalArgs a) {
+  const uint32_t n = *a.count + 1;
+  *a.count = n;
+  store_release(a.word, n);
+}
+
+__global__ void await_kernel(const __grid_constant__ SignalArgs a) {
+  const uint32_t n = *a.count + 1;
+  while (static_cast<int32_t>(load_acquire(a.word) - n) < 0) {
+  }
+  *a.count = n;
+}
+
+}  // namespace
+
+void SignalToHost::raise(const Stream& stream) {
+  launch(raise_kernel, {.threads = 1}, stream, {word_.as<uint32_t>(), count_.as<uint32_t>()});
+}
+
+bool SignalToHost::take() {
+  const std::atomic_ref<uint32_t> raised(*word_.as<uint32_t>());
+  if (raised.load(std::memory_order_acquire) == n_taken_) return false;
+  ++n_taken_;
+  return true;
+}
+
+void SignalToHost::await(const Stream& stream) {
+  constexpr int kPollsBetweenChecks = 1 << 14;
+  for (int polls = 1; !take(); ++polls) {
+    std::this_thread::yield();
+    if (polls % kPollsBetweenChecks == 0) stream.throw_if_failed();
+  }
+}
+
+void SignalToStream::raise() {
+  const std::atomic_ref<uint32_t> raised(*word_.as<uint32_t>());
+  raised.store(++n_raised_, std::memory_order_release);
+}
+
+void SignalToStream::await(const Stream& stream) {
+  launch(await_kernel, {.threads = 1}, stream, {word_.as<uint32_t>(), count_.as<uint32_t>()});
+}
+
+}  // namespace tandem::gpu

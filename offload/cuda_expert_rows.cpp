@@ -1,0 +1,101 @@
+#include "offload/cuda_expert_rows.h"
+
+#include "gpu_kernels/kernels.h"
+
+namespace tandem {
+namespace {
+
+struct Scratch {
+  int64_t offsets, pairs, x, hidden, rows;  // bytes
+  int64_t sum() const { return offsets + 2 * pairs + x + hidden + rows; }
+};
+
+Scratch scratch_for(const ModelConfig& c, int max_tokens) {
+  const int64_t pairs = int64_t{max_tokens} * c.router.n_active, i32 = sizeof(int32_t);
+  if (c.router.n_experts == 0) return {};
+  return {.offsets = (c.router.n_experts + 1) * i32,
+          .pairs = pairs * i32,
+          .x = max_tokens * gpu::product_stride(c.dim) * int64_t{sizeof(bf16)},
+          .hidden = pairs * gpu::product_stride(c.expert_dim) * int64_t{sizeof(float)},
+          .rows = pairs * c.dim * int64_t{sizeof(float)}};
+}
+
+}  // namespace
+
+CudaExpertRows::CudaExpertRows(const ModelConfig& config, int max_tokens, gpu::Stream& stream)
+    : c_(config), stream_(stream) {
+  const Scratch bytes = scratch_for(config, max_tokens);
+  offsets_ = gpu::Buffer(bytes.offsets, gpu::Site::kDevice);
+  row_of_ = gpu::Buffer(bytes.pairs, gpu::Site::kDevice);
+  tokens_of_rows_ = gpu::Buffer(bytes.pairs, gpu::Site::kDevice);
+  x_ = gpu::Buffer(bytes.x, gpu::Site::kDevice);
+  hidden_ = gpu::Buffer(bytes.hidden, gpu::Site::kDevice);
+  rows_ = gpu::Buffer(bytes.rows, gpu::Site::kDevice);
+}
+
+int64_t CudaExpertRows::bytes_for(const ModelConfig& c, int max_tokens) {
+  return scratch_for(c, max_tokens).sum();
+}
+
+void CudaExpertRows::sort(const ExpertBatch& batch, int n_experts) {
+  weights_ = batch.routing.weights;
+  const TensorView& ids = batch.routing.ids;
+  const auto tokens = static_cast<int>(batch.x.rows);
+  gpu::sort_pairs(stream_, {.ids = static_cast<const int32_t*>(ids.data),
+                            .ids_stride = ids.stride,
+                            .offsets = offsets_.as<int32_t>(),
+                            .row_of = row_of_.as<int32_t>(),
+                            .tokens_of_rows = tokens_of_rows_.as<int32_t>(),
+                            .tokens = tokens,
+                            .n_active = static_cast<int>(ids.cols),
+                            .n_experts = n_experts});
+  gpu::round_rows(stream_, {.x = static_cast<const float*>(batch.x.data),
+                            .out = x_.as<bf16>(),
+                            .x_stride = batch.x.stride,
+                            .out_stride = gpu::product_stride(c_.dim),
+                            .n_rows = tokens,
+                            .cols = c_.dim});
+}
+
+void CudaExpertRows::gate_up(const gpu::ExpertWeights& gate, const gpu::ExpertWeights& up,
+                             Range experts) {
+  gpu::grouped_gate_up(stream_, {.x = x_.as<bf16>(),
+                                 .tokens = tokens_of_rows_.as<int32_t>(),
+                                 .rows = rows_of(experts),
+                                 .gate = gate,
+                                 .up = up,
+                                 .hidden = hidden_.as<bf16>(),
+                                 .x_stride = gpu::product_stride(c_.dim),
+                                 .hidden_stride = gpu::product_stride(c_.expert_dim)});
+}
+
+void CudaExpertRows::down(const gpu::ExpertWeights& down, Range experts) {
+  gpu::grouped_down(stream_, {.hidden = hidden_.as<bf16>(),
+                              .rows = rows_of(experts),
+                              .down = down,
+                              .out = rows_.as<float>(),
+                              .hidden_stride = gpu::product_stride(c_.expert_dim),
+                              .out_stride = c_.dim});
+}
+
+void CudaExpertRows::add_to(TensorView y) {
+  check(weights_.stride == weights_.cols, "weights of a step's experts are dense");
+  gpu::combine_experts(stream_, {.rows = rows_.as<float>(),
+                                 .row_of = row_of_.as<int32_t>(),
+                                 .weights = static_cast<const float*>(weights_.data),
+                                 .y = static_cast<float*>(y.data),
+                                 .row_stride = c_.dim,
+                                 .y_stride = y.stride,
+                                 .n_tokens = static_cast<int>(y.rows),
+                                 .n_active = static_cast<int>(weights_.cols),
+                                 .cols = c_.dim,
+                                 .add = true});
+}
+
+gpu::ExpertRows CudaExpertRows::rows_of(Range experts) const {
+  return {.offsets = offsets_.as<int32_t>() + experts.first,
+          .n_experts = experts.n,
+          .max_rows = static_cast<int>(weights_.rows * weights_.cols)};
+}
+
+}  // namespace tandem

@@ -1,0 +1,268 @@
+#include "offload/hybrid_experts.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "gpu_kernels/stamp.h"
+#include "ops/cuda_weights.h"
+
+namespace tandem {
+namespace {
+
+gpu::RowType row_type(cpu::ActivationType type) {
+  switch (type) {
+    case cpu::ActivationType::kBF16:
+      return gpu::RowType::kBF16;
+    case cpu::ActivationType::kU8:
+      return gpu::RowType::kU8;
+    case cpu::ActivationType::kF32:
+      break;
+  }
+  return gpu::RowType::kF32;
+}
+
+DType dtype_of_rows(gpu::RowType type) {
+  return type == gpu::RowType::kF32    ? DType::kF32
+         : type == gpu::RowType::kBF16 ? DType::kBF16
+                                       : DType::kI8;
+}
+
+int64_t row_bytes(const ModelConfig& c, gpu::RowType type) {
+  return cpu::encoded_columns(c.dim) * bytes_of(type);
+}
+
+gpu::Buffer mapped(int64_t bytes) { return {bytes, gpu::Site::kMapped}; }
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens)
+    : c_(config),
+      card_(parts.on_card),
+      cpu_(parts.on_cpu),
+      stream_(parts.stream),
+      layers_(parts.weights.layers.size()) {
+  const int n_experts = config.router.n_experts;
+  const int64_t pairs = int64_t{max_tokens} * config.router.n_active, word = sizeof(int32_t);
+  std::vector<int32_t> places(layers_.size() * n_experts, -1);
+  int64_t widest = 0;
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    if (!config.is_moe(static_cast<int>(l))) continue;
+    const std::vector<int32_t> of_layer = CudaExperts::places(parts.weights.layers[l].experts);
+    std::copy(of_layer.begin(), of_layer.end(), places.begin() + l * n_experts);
+    const auto elsewhere = std::count(of_layer.begin(), of_layer.end(), -1);
+    layers_[l] = {.on_card = elsewhere<n_experts, .on_cpu = elsewhere> 0};
+    if (!layers_[l].on_cpu) continue;
+    layers_[l].type = row_type(parts.rows_on_cpu[l]);
+    widest = std::max(widest, row_bytes(config, layers_[l].type));
+  }
+  places_ = gpu::Buffer(std::ssize(places) * word, gpu::Site::kDevice);
+  stream_.copy(places.data(), places_.bytes(), places_.as<int32_t>());
+  stream_.wait();
+  card_ids_ = gpu::Buffer(pairs * word, gpu::Site::kDevice);
+  ids_ = mapped(pairs * word);
+  weights_ = mapped(pairs * word);
+  scales_ = mapped(max_tokens * word);
+  rows_ = mapped(max_tokens * widest);
+  sum_ = mapped(max_tokens * int64_t{config.dim} * word);
+}
+
+int64_t HybridExperts::bytes_for(const ModelConfig& c, int max_tokens) {
+  return (int64_t{c.n_layers} * c.router.n_experts + int64_t{max_tokens} * c.router.n_active) *
+         int64_t{sizeof(int32_t)};
+}
+
+void HybridExperts::submit(const ExpertBatch& batch) {
+  require(!failed_, "an earlier step failed between the GPU and the CPU: start the program again");
+  batch_ = batch;
+  const Layer& layer = layers_[batch.layer];
+  ExpertBatch on_card = batch;
+  stamp(batch.layer, kEntered);
+  if (layer.on_cpu) {
+    hand_down(batch);
+    handed_down_.raise(stream_);
+    TensorView& ids = on_card.routing.ids;
+    ids = {card_ids_.as<void>(), ids.rows, ids.cols, ids.cols, DType::kI32};
+  }
+  stamp(batch.layer, kHandedDown);
+  if (layer.on_card) card_.submit(on_card);
+  stamp(batch.layer, kSubmitted);
+}
+
+void HybridExperts::add_to(TensorView y) {
+  const int layer = batch_.layer, n_tokens = static_cast<int>(y.rows);
+  stamp(layer, kOthersDone);
+  if (layers_[layer].on_card) card_.add_to(y);
+  stamp(layer, kCardDone);
+  if (layers_[layer].on_cpu) sum_is_there_.await(stream_);
+  stamp(layer, kSumSeen);
+  if (layers_[layer].on_cpu)
+    gpu::add(stream_, {gpu_matrix(y), {sum_.as<float>(), c_.dim}, n_tokens, c_.dim});
+  stamp(layer, kLeft);
+  if (stream_.is_recording()) return;
+  try {
+    if (layers_[layer].on_cpu) serve(layer, n_tokens);
+  } catch (...) {
+    give_up(1);
+    throw;
+  }
+  if (layer + 1 == std::ssize(layers_)) collect(n_tokens);
+}
+
+void HybridExperts::follow(int n_tokens) {
+  auto n_left = static_cast<int>(std::count_if(layers_.begin(), layers_.end(),
+                                               [](const Layer& layer) { return layer.on_cpu; }));
+  try {
+    require(!failed_,
+            "an earlier step failed between the GPU and the CPU: start the program again");
+    for (int layer = 0; layer < std::ssize(layers_); ++layer) {
+      if (!layers_[layer].on_cpu) continue;
+      serve(layer, n_tokens);
+      --n_left;
+    }
+  } catch (...) {
+    give_up(n_left);
+    throw;
+  }
+  collect(n_tokens);
+}
+
+// The card would wait for ever in so many layers.
+void HybridExperts::give_up(int n_layers) {
+  failed_ = true;
+  for (int i = 0; i < n_layers; ++i) sum_is_there_.raise();
+}
+
+void HybridExperts::hand_down(const ExpertBatch& batch) {
+  const Layer& layer = layers_[batch.layer];
+  const TensorView& ids = batch.routing.ids;
+  const int n_experts = c_.router.n_experts;
+  gpu::hand_down(stream_,
+                 {.x = gpu_matrix(batch.x),
+                  .ids = static_cast<const int32_t*>(ids.data),
+                  .ids_stride = ids.stride,
+                  .weights = gpu_matrix(batch.routing.weights),
+                  .place_on_card = places_.as<int32_t>() + int64_t{batch.layer} * n_experts,
+                  .card_ids = card_ids_.as<int32_t>(),
+                  .to = {.ids = ids_.as<int32_t>(),
+                         .weights = weights_.as<float>(),
+                         .scales = scales_.as<float>(),
+                         .rows = rows_.as<void>(),
+                         .row_bytes = row_bytes(c_, layer.type)},
+                  .type = layer.type,
+                  .tokens = static_cast<int>(batch.x.rows),
+                  .n_active = static_cast<int>(ids.cols),
+                  .dim = c_.dim});
+}
+
+// One layer's part, once the card has handed it down.
+void HybridExperts::serve(int layer, int n_tokens) {
+  const double waits = now();
+  await_card(layer);
+  const double begins = now();
+  cpu_.submit(batch_on_cpu(layer, n_tokens));
+  const TensorView sum = {sum_.as<void>(), n_tokens, c_.dim, c_.dim, DType::kF32};
+  std::memset(sum.data, 0, static_cast<size_t>(sum.rows * sum.row_bytes()));
+  cpu_.add_to(sum);
+  sum_is_there_.raise();
+  if (timeline_) cpu_times_[layer] = {waits, begins, now()};
+}
+
+// Polls for about as long as the card takes for the rest of a layer of decoding, then sleeps
+// between looks.
+void HybridExperts::await_card(int layer) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kPolling = std::chrono::milliseconds(2);
+  constexpr auto kNap = std::chrono::microseconds(50);
+  constexpr int kLooksBetweenClocks = 64;
+  const Clock::time_point start = Clock::now();
+  bool polls = true;
+  for (int look = 1; !handed_down_.take(); ++look) {
+    polls ? _mm_pause() : std::this_thread::sleep_for(kNap);
+    if (look % kLooksBetweenClocks > 0) continue;
+    const auto waited = Clock::now() - start;
+    polls = waited < kPolling;
+    stream_.throw_if_failed();
+    require(waited < patience_,
+            "the GPU has not come to layer {} in {:g} s: it hangs, or another program has it",
+            layer, patience_.count());
+  }
+}
+
+ExpertBatch HybridExperts::batch_on_cpu(int layer, int n_tokens) const {
+  const int n_active = c_.router.n_active;
+  const auto view = [&](const gpu::Buffer& b, int64_t cols, int64_t stride, DType dtype) {
+    return TensorView{b.as<void>(), n_tokens, cols, stride, dtype};
+  };
+  return {
+      .layer = layer,
+      .x = view(rows_, c_.dim, cpu::encoded_columns(c_.dim), dtype_of_rows(layers_[layer].type)),
+      .routing = {view(ids_, n_active, n_active, DType::kI32),
+                  view(weights_, n_active, n_active, DType::kF32)},
+      .x_scales = scales_.as<float>()};
+}
+
+// The clocks are compared once, to within what a stamp takes to arrive.
+void HybridExperts::record(Timeline& timeline) {
+  timeline_ = &timeline;
+  stamps_ = mapped(std::ssize(layers_) * kPoints * int64_t{sizeof(uint64_t)});
+  cpu_times_.resize(layers_.size());
+  stamp(0, kEntered);  // the first start of a kernel takes longer
+  stream_.wait();
+  const double before = now();
+  stamp(0, kEntered);
+  stream_.wait();
+  clock_offset_ = 0;
+  clock_offset_ = (before + now()) / 2 - seconds_of(0, kEntered);
+}
+
+void HybridExperts::stamp(int layer, Point point) {
+  if (timeline_) gpu::stamp(stream_, stamps_.as<uint64_t>() + layer * kPoints + point);
+}
+
+double HybridExperts::seconds_of(int layer, Point point) const {
+  return static_cast<double>(stamps_.as<uint64_t>()[layer * kPoints + point]) * 1e-9 +
+         clock_offset_;
+}
+
+// The last layer is on its way: with a timeline, the step ends here.
+void HybridExperts::collect(int n_tokens) {
+  using Track = Timeline::Track;
+  if (!timeline_) return;
+  stream_.wait();
+  timeline_->start_step(n_tokens);
+  double left = 0;  // the layer before
+  for (int l = 0; l < std::ssize(layers_); ++l) {
+    const Layer& layer = layers_[l];
+    if (!layer.on_card && !layer.on_cpu) continue;
+    const auto on_card = [&](const char* name, Point from, Point to) {
+      timeline_->add(name, Track::kGpu, l, seconds_of(l, from), seconds_of(l, to));
+    };
+    if (left > 0)
+      timeline_->add("attention and router", Track::kGpu, l, left, seconds_of(l, kEntered));
+    left = seconds_of(l, kLeft);
+    if (layer.on_cpu) on_card("hands down", kEntered, kHandedDown);
+    if (layer.on_card) on_card("experts, gate and up", kHandedDown, kSubmitted);
+    on_card("shared expert", kSubmitted, kOthersDone);
+    if (layer.on_card) on_card("experts, down", kOthersDone, kCardDone);
+    if (!layer.on_cpu) continue;
+    on_card("waits for the CPU", kCardDone, kSumSeen);
+    on_card("adds the CPU's sum", kSumSeen, kLeft);
+    const CpuTimes& cpu = cpu_times_[l];
+    timeline_->add("waits for the GPU", Track::kCpu, l, cpu.waits, cpu.begins);
+    timeline_->add("experts", Track::kCpu, l, cpu.begins, cpu.ends);
+    // What is seen later than it was sent, beyond the time that the receiver was busy.
+    const double down = seconds_of(l, kHandedDown), up = cpu.ends;
+    timeline_->add("down", Track::kHandOff, l, std::min(down, cpu.begins), cpu.begins);
+    timeline_->add("up", Track::kHandOff, l, std::min(up, seconds_of(l, kSumSeen)),
+                   seconds_of(l, kSumSeen));
+  }
+}
+
+}  // namespace tandem

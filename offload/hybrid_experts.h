@@ -1,0 +1,97 @@
+// Routed experts of a backbone on a GPU: some on the card, the others in host memory, computed at
+// the same time. One kernel writes what the CPU needs into mapped memory, one reads the sum there;
+// signals in mapped words order them, so that a step may be one recorded graph (docs/hybrid.md).
+#pragma once
+#include <chrono>
+
+#include "cpu_kernels/kernels.h"
+#include "gpu_kernels/hand_off.h"
+#include "gpu_kernels/signals.h"
+#include "offload/cuda_experts.h"
+#include "offload/timeline.h"
+
+namespace tandem {
+
+class HybridExperts final : public RoutedExperts {
+ public:
+  struct Parts {
+    const ModelWeights& weights;  // on the card, with the experts that are there
+    CudaExperts& on_card;
+    RoutedExperts& on_cpu;  // has all others, and takes rows as CpuExperts does
+    // [layers] in which its kernels want rows; any for a layer without.
+    std::vector<cpu::ActivationType> rows_on_cpu;
+    gpu::Stream& stream;
+  };
+  // For steps of up to max_tokens tokens. References outlive the object. One thread, the CPU team's
+  // own, makes all calls.
+  HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens);
+  // On the card.
+  static int64_t bytes_for(const ModelConfig& config, int max_tokens);
+
+  // Enqueues the hand-down, and the card's experts.
+  void submit(const ExpertBatch& batch) override;
+  // Enqueues the sum, then computes the CPU's part, while the card does what was enqueued before:
+  // returns when it is there for the card to read. Throws Error when the card has failed or does
+  // not come to this layer in time; it is not held up by that, and what it computes is of no use
+  // from then on.
+  void add_to(TensorView y) override;
+  // The CPU's part of all layers; throws the same.
+  void follow(int n_tokens) override;
+
+  // From now on, in every step, which then ends in waiting for the card. Recorded steps that exist
+  // are not concerned.
+  void record(Timeline& timeline);
+  // How long the CPU waits for the card.
+  void set_patience(std::chrono::duration<double> patience) { patience_ = patience; }
+
+ private:
+  struct Layer {
+    bool on_card = false, on_cpu = false;
+    gpu::RowType type = gpu::RowType::kF32;
+  };
+  void hand_down(const ExpertBatch& batch);
+  void serve(int layer, int n_tokens);
+  void give_up(int n_layers);
+  void await_card(int layer);
+  ExpertBatch batch_on_cpu(int layer, int n_tokens) const;
+
+  // Places in a layer's work on the card.
+  enum Point {
+    kEntered,
+    kHandedDown,
+    kSubmitted,
+    kOthersDone,
+    kCardDone,
+    kSumSeen,
+    kLeft,
+    kPoints
+  };
+  struct CpuTimes {
+    double waits, begins, ends;
+  };
+  void stamp(int layer, Point point);
+  double seconds_of(int layer, Point point) const;
+  void collect(int n_tokens);
+
+  const ModelConfig& c_;
+  CudaExperts& card_;
+  RoutedExperts& cpu_;
+  gpu::Stream& stream_;
+  std::chrono::duration<double> patience_{60};
+  std::vector<Layer> layers_;
+  gpu::Buffer places_;                         // [layers, n_experts] of CudaExperts
+  gpu::Buffer card_ids_;                       // [max_tokens, n_active]
+  gpu::Buffer ids_, weights_, scales_, rows_;  // mapped, handed down
+  gpu::Buffer sum_;                            // mapped, [max_tokens, dim]
+  gpu::SignalToHost handed_down_;
+  gpu::SignalToStream sum_is_there_;
+  ExpertBatch batch_ = {};  // of the last submit()
+  bool failed_ = false;
+
+  Timeline* timeline_ = nullptr;
+  gpu::Buffer stamps_;               // mapped, [layers, kPoints]
+  std::vector<CpuTimes> cpu_times_;  // [layers]
+  double clock_offset_ = 0;          // the CPU's clock less the card's
+};
+
+}  // namespace tandem

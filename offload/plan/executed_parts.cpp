@@ -1,0 +1,144 @@
+#include "offload/plan/executed_parts.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "offload/plan/cost.h"
+
+namespace tandem {
+namespace {
+
+constexpr Device kCpu{}, kGpu{0, 0};
+
+void require_here(const Machine& machine, const Placement& p);
+void require_executed(const ModelConfig& config, const Placement& p);
+std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer);
+CardParts card_parts(const ModelConfig& config, const Placement& p);
+Device backbone_of(const Placement& p) { return p.stages.front().devices.front(); }
+
+}  // namespace
+
+ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
+                             const Placement& p) {
+  require_here(machine, p);
+  check_placement(config, machine, p);
+  require_executed(config, p);
+  const WeightFormat stored = stored_expert_format(config);
+  std::vector<std::optional<WeightFormat>> formats(config.n_layers);
+  for (int l = 0; l < config.n_layers; ++l) {
+    if (!config.is_moe(l)) continue;
+    const std::optional<WeightFormat> format = cpu_format_of_layer(*experts_of_layer(p, l), l);
+    if (format && *format != stored) formats[l] = format;
+  }
+  // Dense layers, which have no experts, as the layers after them.
+  for (int l = config.n_layers - 2; l >= 0; --l)
+    if (!config.is_moe(l)) formats[l] = formats[l + 1];
+  ExecutedParts parts = {
+      {std::move(formats), p.numa_columns}, p.kv_tokens, p.prefill_chunk_tokens, {}};
+  if (backbone_of(p) == kCpu) return parts;
+  parts.card = card_parts(config, p);
+  parts.experts.keep_elsewhere(parts.card->experts);
+  return parts;
+}
+
+CardParts evenly_on_card(const ModelConfig& config, int64_t n_experts) {
+  CardParts parts = {.experts = std::vector<std::vector<bool>>(config.n_layers)};
+  int64_t n_left = 0;  // layers
+  for (int l = 0; l < config.n_layers; ++l) n_left += config.is_moe(l);
+  for (int l = 0; l < config.n_layers; ++l) {
+    if (!config.is_moe(l)) continue;
+    const int64_t n = std::min<int64_t>((n_experts + n_left - 1) / n_left, config.router.n_experts);
+    parts.experts[l].assign(config.router.n_experts, false);
+    std::fill_n(parts.experts[l].begin(), n, true);
+    n_experts -= n;
+    --n_left;
+  }
+  return parts;
+}
+
+namespace {
+
+// Before anything is said of devices that this machine may have.
+void require_here(const Machine& machine, const Placement& p) {
+  const bool has_gpu = !machine.gpus.empty();
+  const auto runs_on = [&](Device d) { return d == kCpu || (has_gpu && d == kGpu); };
+  const std::string known =
+      has_gpu ? fmt::format("{} and {}", device_name(kCpu), device_name(kGpu)) : device_name(kCpu);
+  for (const Stage& s : p.stages)
+    for (const Device d : s.devices)
+      require(runs_on(d),
+              "placement: layers {}-{} of the backbone are on {}: this program runs them on {} "
+              "only{} (`tandem plan --placement` assesses other places)",
+              s.first, s.last, device_name(d), known, d == kGpu ? ", or with --device cuda" : "");
+  for (const LayerExperts& l : p.layers)
+    for (const ExpertGroup& group : l.groups)
+      for (const Device d : group.owners)
+        require(runs_on(d),
+                "placement: layer {}: expert {} is on {}: this program runs experts on {} only{} "
+                "(`tandem plan --placement` assesses other places)",
+                l.first, group.experts.empty() ? 0 : group.experts.front(), device_name(d), known,
+                d == kGpu ? ", or with --device cuda" : "");
+}
+
+void require_executed(const ModelConfig& config, const Placement& p) {
+  require(p.backbone == stored_format(config),
+          "placement: the backbone is {}: this program keeps it as stored, {}",
+          format_name(p.backbone), format_name(stored_format(config)));
+  require(p.stages.size() == 1 && p.stages[0].devices.size() == 1,
+          "placement: the backbone is on several devices: this program runs it on one");
+  const bool on_gpu = backbone_of(p) == kGpu;
+  require(!on_gpu || !p.head_on_cpu,
+          "placement: the head is on the CPU and the backbone on a GPU: this program runs them on "
+          "one device");
+  require(on_gpu || p.stream_from_tokens == 0,
+          "placement: stream_from_tokens is {}: there is no GPU to bring experts to; make it 0",
+          p.stream_from_tokens);
+  require(p.micro_batches == 1,
+          "placement: micro_batches is {}: this program overlaps none; make it 1", p.micro_batches);
+  const WeightFormat stored = stored_expert_format(config);
+  for (const LayerExperts& l : p.layers)
+    for (const ExpertGroup& group : l.groups) {
+      require(group.owners.size() == 1,
+              "placement: layer {}: expert {} has {} owners: this program runs it in one place",
+              l.first, group.experts.front(), group.owners.size());
+      if (group.owners[0] == kCpu) continue;
+      require(on_gpu,
+              "placement: layer {}: expert {} is on {} and the backbone is not: this program runs "
+              "experts on a GPU beside a backbone there",
+              l.first, group.experts.front(), device_name(kGpu));
+      require(group.format == stored,
+              "placement: layer {}: expert {} is {} on a GPU, which keeps experts as stored, {}",
+              l.first, group.experts.front(), format_name(group.format), format_name(stored));
+    }
+}
+
+// Nothing: the layer has no experts on the CPU.
+std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer) {
+  const ExpertGroup* first = nullptr;
+  for (const ExpertGroup& group : experts.groups) {
+    if (group.owners[0] != kCpu) continue;
+    if (!first) first = &group;
+    require(group.format == first->format,
+            "placement: layer {}: expert {} is {} and expert {} is {}: this program keeps all "
+            "experts of a layer in one format",
+            layer, first->experts.front(), format_name(first->format), group.experts.front(),
+            format_name(group.format));
+  }
+  return first ? first->format : std::optional<WeightFormat>();
+}
+
+CardParts card_parts(const ModelConfig& config, const Placement& p) {
+  CardParts parts = {.embedding_on_cpu = p.embedding_on_cpu,
+                     .stream_from_tokens = p.stream_from_tokens,
+                     .experts = std::vector<std::vector<bool>>(config.n_layers)};
+  for (int l = 0; l < config.n_layers; ++l) {
+    if (!config.is_moe(l)) continue;
+    parts.experts[l].assign(config.router.n_experts, false);
+    for (const ExpertGroup& group : experts_of_layer(p, l)->groups)
+      for (const int e : group.experts) parts.experts[l][e] = group.owners[0] == kGpu;
+  }
+  return parts;
+}
+
+}  // namespace
+}  // namespace tandem

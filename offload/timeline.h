@@ -1,0 +1,41 @@
+// What GPU and CPU did when, in steps that they share: a record of fixed size, and its form for a
+// Chrome trace viewer (chrome://tracing, ui.perfetto.dev).
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tandem {
+
+class Timeline {
+ public:
+  enum class Track : uint8_t { kGpu, kHandOff, kCpu };
+  struct Span {
+    const char* name;  // of a part: lives as long as the program
+    Track track;
+    int layer, step;
+    double begin, end;  // seconds of one clock
+  };
+
+  Timeline() { spans_.reserve(kMaxSpans); }
+
+  void start_step(int n_tokens);
+  // Of the step that was started last. What is beyond the room is left out.
+  void add(const char* name, Track track, int layer, double begin, double end);
+
+  const std::vector<Span>& spans() const { return spans_; }
+  int n_tokens(int step) const { return n_tokens_[step]; }
+  int n_steps() const { return n_steps_; }
+
+ private:
+  static constexpr int kMaxSpans = 1 << 18, kMaxSteps = 1 << 14;
+  std::vector<Span> spans_;
+  std::vector<int> n_tokens_ = std::vector<int>(kMaxSteps);
+  int n_steps_ = 0;
+};
+
+// Spans as trace events; beside them, of steps of as many tokens each, the mean seconds a layer of
+// every part.
+std::string timeline_json(const Timeline& timeline);
+
+}  // namespace tandem

@@ -1,0 +1,71 @@
+// Sequences that are advanced by hand, step by step, on pages of the cache in a random order.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "engine/deepseek.h"
+
+namespace tandem::test {
+
+class Conversations {
+ public:
+  // n of them, which have all pages of the cache.
+  Conversations(DeepSeek& model, KvCache& cache, unsigned seed, int n)
+      : model_(model), cache_(cache), sequences_(n) {
+    while (cache.n_free_pages() > 0) pages_.push_back(cache.take_page());
+    std::shuffle(pages_.begin(), pages_.end(), std::mt19937(seed));
+  }
+  int vocab() const { return model_.config().vocab; }
+  int length(int sequence) const { return sequences_[sequence].length; }
+
+  void forget(int sequence) {
+    Kept& s = sequences_[sequence];
+    pages_.insert(pages_.begin(), s.pages.begin(), s.pages.end());
+    s = {};
+  }
+
+  struct Part {
+    int sequence;
+    std::vector<int32_t> tokens;
+  };
+  // One step; the logits of each part's last token.
+  std::vector<std::vector<float>> step(const std::vector<Part>& parts) {
+    std::vector<int32_t> tokens, positions, rows;
+    std::vector<Sequence> sequences;
+    for (const Part& part : parts) {
+      Kept& s = sequences_[part.sequence];
+      const auto first = static_cast<int32_t>(tokens.size());
+      for (const int32_t token : part.tokens) {
+        tokens.push_back(token);
+        positions.push_back(s.length++);
+      }
+      while (std::ssize(s.pages) < pages_for(s.length)) {
+        s.pages.push_back(pages_.back());
+        pages_.pop_back();
+      }
+      sequences.push_back({first, static_cast<int32_t>(part.tokens.size()), s.length, s.pages});
+      rows.push_back(static_cast<int32_t>(tokens.size()) - 1);
+    }
+    std::vector<float> logits(rows.size() * vocab(), NAN);
+    model_.forward({tokens, positions, sequences, rows}, cache_,
+                   {logits.data(), std::ssize(rows), vocab(), vocab(), DType::kF32});
+    std::vector<std::vector<float>> out;
+    for (size_t r = 0; r < rows.size(); ++r)
+      out.emplace_back(logits.begin() + r * vocab(), logits.begin() + (r + 1) * vocab());
+    return out;
+  }
+
+ private:
+  struct Kept {
+    int32_t length = 0;
+    std::vector<int32_t> pages;
+  };
+  DeepSeek& model_;
+  KvCache& cache_;
+  std::vector<int32_t> pages_;  // that are free
+  std::vector<Kept> sequences_;
+};
+
+}  // namespace tandem::test

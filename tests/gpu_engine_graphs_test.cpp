@@ -1,0 +1,144 @@
+// Decode steps on a GPU as recorded graphs: the same bits as kernel by kernel, one recording for
+// each number of sequences, and no recording of what is not the same every time.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <set>
+
+#include "gpu_model.h"
+#include "io/weight_store.h"
+#include "model/checkpoint.h"
+#include "ops/cuda_ops.h"
+#include "tests/conversations.h"
+#include "tests/golden_file.h"
+
+namespace tandem::test {
+namespace {
+
+// A bundle has the data elsewhere.
+const char* const kElsewhere = std::getenv("TANDEM_TEST_ROOT");
+const std::string kGolden =
+    (kElsewhere ? std::string(kElsewhere) : TANDEM_SOURCE_DIR) + "/tests/golden/";
+
+constexpr int64_t kContext = 1024;
+constexpr DeepSeek::Limits kLimits = {.max_tokens = 64, .max_logits = 32};
+
+class OnGpu {
+ public:
+  OnGpu(const std::string& family, bool records, AttentionForm form = AttentionForm::kAuto)
+      : config_(ModelConfig::from_directory(kGolden + family)),
+        store_(kGolden + family),
+        stored_(stored_weights(store_, config_)),
+        gpu_(load_gpu_model(store_, stored_, config_,
+                            {.max_tokens = kLimits.max_tokens,
+                             .max_logits = kLimits.max_logits,
+                             .context = kContext,
+                             .records = records})),
+        model_(config_, gpu_->weights(), gpu_->ops(), gpu_->experts(), kLimits, form),
+        cache_(config_, kContext, DType::kBF16,
+               gpu_->ops().allocate(KvCache::bytes_for(config_, kContext, DType::kBF16))) {}
+
+  DeepSeek& model() { return model_; }
+  KvCache& cache() { return cache_; }
+  int n_recorded() { return dynamic_cast<CudaOps&>(gpu_->ops()).n_recorded(); }
+
+ private:
+  const ModelConfig config_;
+  const WeightStore store_;
+  ModelWeights stored_;
+  std::unique_ptr<GpuModel> gpu_;
+  DeepSeek model_;
+  KvCache cache_;
+};
+
+void expect_same_bits(const std::vector<std::vector<float>>& a,
+                      const std::vector<std::vector<float>>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    ASSERT_EQ(std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float)), 0);
+    ASSERT_TRUE(std::isfinite(a[i][0]));
+  }
+}
+
+class GpuGraphs : public testing::TestWithParam<std::string> {};
+
+TEST_P(GpuGraphs, TokenByTokenTheSameBits) {
+  const GoldenFile golden(kGolden + GetParam() + "/golden.safetensors");
+  OnGpu recorded(GetParam(), true), eager(GetParam(), false);
+  Conversations a(recorded.model(), recorded.cache(), 3, 1);
+  Conversations b(eager.model(), eager.cache(), 3, 1);
+  int n_steps = 0;
+  for (const int length : {5, 17}) {
+    const std::string name = "tokens_" + std::to_string(length);
+    if (!golden.has(name)) continue;
+    for (const int32_t token : golden.ints(name)) {
+      SCOPED_TRACE(testing::Message() << "of " << length << ", step " << n_steps);
+      expect_same_bits(a.step({{0, {token}}}), b.step({{0, {token}}}));
+      ++n_steps;
+    }
+    a.forget(0);
+    b.forget(0);
+  }
+  EXPECT_GE(n_steps, 5);
+  EXPECT_EQ(recorded.n_recorded(), 1);
+  EXPECT_EQ(eager.n_recorded(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GpuGraphs, testing::ValuesIn(golden_families(kGolden)),
+                         [](const auto& info_of) { return info_of.param; });
+
+// Sequences come with a prompt, go on in changing company past the end of a page, and end.
+TEST(GpuGraphs, TwoHundredStepsOfChangingBatches) {
+  constexpr int kSequences = 3, kSteps = 200, kEnd = 90;
+  OnGpu recorded("v2_lite", true), eager("v2_lite", false);
+  Conversations a(recorded.model(), recorded.cache(), 3, kSequences);
+  Conversations b(eager.model(), eager.cache(), 3, kSequences);
+  std::mt19937 rng(5);
+  std::set<size_t> sizes;
+  int n_decodes = 0;
+  for (int i = 0; i < kSteps; ++i) {
+    SCOPED_TRACE(testing::Message() << "step " << i);
+    std::vector<Conversations::Part> parts;
+    bool decodes = true;
+    for (int s = 0; s < kSequences; ++s) {
+      if (rng() % 3 == 0 && !(parts.empty() && s == kSequences - 1)) continue;
+      if (a.length(s) > kEnd) {
+        a.forget(s);
+        b.forget(s);
+      }
+      std::vector<int32_t> tokens(a.length(s) == 0 && rng() % 4 > 0 ? 2 + rng() % 40 : 1);
+      for (int32_t& token : tokens) token = static_cast<int32_t>(rng() % a.vocab());
+      decodes &= tokens.size() == 1;
+      parts.push_back({s, tokens});
+    }
+    expect_same_bits(a.step(parts), b.step(parts));
+    if (!decodes) continue;
+    sizes.insert(parts.size());
+    ++n_decodes;
+  }
+  EXPECT_GE(n_decodes, 150);
+  EXPECT_EQ(recorded.n_recorded(), static_cast<int>(sizes.size()));
+}
+
+// More sequences than fit a recording, and steps whose form of attention reads lengths on the host.
+TEST(GpuGraphs, OtherStepsAreNotRecorded) {
+  OnGpu gpu("v3_1_fp8", true);
+  Conversations many(gpu.model(), gpu.cache(), 3, 17);
+  std::vector<Conversations::Part> parts;
+  for (int s = 0; s < 17; ++s) parts.push_back({s, {s}});
+  many.step(parts);
+  EXPECT_EQ(gpu.n_recorded(), 0);
+  parts.pop_back();
+  many.step(parts);
+  EXPECT_EQ(gpu.n_recorded(), 1);
+
+  OnGpu naive("v3_1_fp8", true, AttentionForm::kNaive);
+  Conversations one(naive.model(), naive.cache(), 3, 1);
+  one.step({{0, {1}}});
+  one.step({{0, {2}}});
+  EXPECT_EQ(naive.n_recorded(), 0);
+}
+
+}  // namespace
+}  // namespace tandem::test

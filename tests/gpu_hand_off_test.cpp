@@ -1,0 +1,120 @@
+// What the card hands down is what the CPU's kernels would have encoded, and who computes which
+// expert.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+
+#include "cpu_kernels/kernels.h"
+#include "gpu_kernels/hand_off.h"
+#include "tests/gpu_buffers.h"
+
+namespace tandem::gpu::test {
+namespace {
+
+constexpr int kTokens = 5, kActive = 3, kExperts = 9;
+
+struct Routed {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+
+  explicit Routed(std::mt19937& rng) {
+    for (int i = 0; i < kTokens * kActive; ++i) {
+      ids.push_back(static_cast<int32_t>(rng() % kExperts));
+      weights.push_back(0.5f + static_cast<float>(i));
+    }
+  }
+};
+
+void expect_encoded(RowType type, int dim) {
+  SCOPED_TRACE(testing::Message() << dim << " numbers of type " << static_cast<int>(type));
+  Stream stream;
+  std::mt19937 rng(dim);
+  const int64_t stride = dim + 3;
+  std::vector<float> x(kTokens * stride, NAN);
+  for (int t = 0; t < kTokens; ++t)
+    for (int c = 0; c < dim; ++c)
+      x[t * stride + c] = t == 3 ? 0 : std::normal_distribution<float>(0, 1)(rng);
+  const Routed routed(rng);
+  const OnCard<float> x_on_card(stream, x), weights(stream, routed.weights);
+  const OnCard<int32_t> ids(stream, routed.ids);
+
+  const int64_t columns = cpu::encoded_columns(dim), row_bytes = columns * bytes_of(type);
+  const Buffer down_ids(kTokens * kActive * 4, Site::kMapped),
+      rows(kTokens * row_bytes, Site::kMapped), down_weights(kTokens * kActive * 4, Site::kMapped),
+      scales(kTokens * 4, Site::kMapped);
+  hand_down(stream, {.x = {x_on_card.data(), stride},
+                     .ids = ids.data(),
+                     .ids_stride = kActive,
+                     .weights = {weights.data(), kActive},
+                     .place_on_card = nullptr,
+                     .card_ids = nullptr,
+                     .to = {down_ids.as<int32_t>(), down_weights.as<float>(), scales.as<float>(),
+                            rows.as<void>(), row_bytes},
+                     .type = type,
+                     .tokens = kTokens,
+                     .n_active = kActive,
+                     .dim = dim});
+  stream.wait();
+
+  EXPECT_EQ(std::memcmp(down_ids.as<int32_t>(), routed.ids.data(), kTokens * kActive * 4), 0);
+  EXPECT_EQ(std::memcmp(down_weights.as<float>(), routed.weights.data(), kTokens * kActive * 4), 0);
+  const cpu::KernelTable reference = cpu::kernels_for(cpu::Isa::kReference);
+  alignas(64) std::byte want[4096 * 4];
+  for (int t = 0; t < kTokens; ++t) {
+    float scale = 0;
+    std::memset(want, 0, sizeof want);
+    if (type == RowType::kF32)
+      std::memcpy(want, x.data() + t * stride, dim * sizeof(float));
+    else
+      reference.encode(
+          {x.data() + t * stride, dim,
+           type == RowType::kU8 ? cpu::ActivationType::kU8 : cpu::ActivationType::kBF16, want,
+           &scale});
+    EXPECT_EQ(std::memcmp(rows.as<std::byte>() + t * row_bytes, want, row_bytes), 0)
+        << "token " << t;
+    if (type == RowType::kU8) {
+      EXPECT_EQ(scales.as<float>()[t], scale);
+    }
+  }
+}
+
+TEST(HandOff, RowsAreEncodedAsTheCpuDoes) {
+  for (const RowType type : {RowType::kF32, RowType::kBF16, RowType::kU8})
+    for (const int dim : {7168 / 2, 129, 128, 40, 7}) expect_encoded(type, dim);
+}
+
+TEST(HandOff, EveryExpertHasOneHome) {
+  Stream stream;
+  std::mt19937 rng(1);
+  const Routed routed(rng);
+  const std::vector<int32_t> place = {-1, 0, -1, -1, 1, 2, -1, 3, -1};
+  const OnCard<float> x(stream, std::vector<float>(kTokens * 8, 1)),
+      weights(stream, routed.weights);
+  const OnCard<int32_t> ids(stream, routed.ids), place_on_card(stream, place),
+      card_ids(kTokens * kActive);
+  const int64_t row_bytes = cpu::encoded_columns(8) * 2;
+  const Buffer down_ids(kTokens * kActive * 4, Site::kMapped),
+      rows(kTokens * row_bytes, Site::kMapped), down_weights(kTokens * kActive * 4, Site::kMapped);
+  hand_down(stream, {.x = {x.data(), 8},
+                     .ids = ids.data(),
+                     .ids_stride = kActive,
+                     .weights = {weights.data(), kActive},
+                     .place_on_card = place_on_card.data(),
+                     .card_ids = card_ids.data(),
+                     .to = {down_ids.as<int32_t>(), down_weights.as<float>(), nullptr,
+                            rows.as<void>(), row_bytes},
+                     .type = RowType::kBF16,
+                     .tokens = kTokens,
+                     .n_active = kActive,
+                     .dim = 8});
+  const std::vector<int32_t> on_card = card_ids.values(stream);
+  for (int i = 0; i < kTokens * kActive; ++i) {
+    const int32_t id = routed.ids[i];
+    EXPECT_EQ(on_card[i], place[id]);
+    EXPECT_EQ(down_ids.as<int32_t>()[i], place[id] < 0 ? id : -1);
+  }
+}
+
+}  // namespace
+}  // namespace tandem::gpu::test

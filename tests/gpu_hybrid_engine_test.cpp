@@ -1,0 +1,229 @@
+// A backbone on the GPU, real or emulated, and experts on both: wherever the experts and the
+// embedding are, the logits are the CPU's.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "conversation.h"
+#include "engine/score.h"
+#include "offload/plan/cost.h"
+#include "offload/plan/placement_json.h"
+#include "tests/check_close.h"
+#include "tests/error_of.h"
+#include "tests/golden_file.h"
+
+namespace tandem::test {
+namespace {
+
+// A bundle has the data elsewhere.
+const char* const kElsewhere = std::getenv("TANDEM_TEST_ROOT");
+const std::string kRoot = kElsewhere ? kElsewhere : TANDEM_SOURCE_DIR;
+const std::string kGolden = kRoot + "/tests/golden/";
+constexpr int64_t kContext = 192;
+
+// The planner keeps 1 GB of a card for its driver.
+class CardMemory {
+ public:
+  explicit CardMemory(int64_t bytes) {
+    setenv("TANDEM_GPU_MEMORY", std::to_string(bytes).c_str(), 1);
+  }
+  ~CardMemory() { unsetenv("TANDEM_GPU_MEMORY"); }
+};
+constexpr int64_t kEnough = 8'000'000'000;
+
+class PlacementFile {
+ public:
+  explicit PlacementFile(const Placement& placement)
+      : path_(std::filesystem::temp_directory_path() /
+              fmt::format("tandem-placement-{}.json", getpid())) {
+    std::ofstream(path_) << placement_to_json(placement).dump();
+  }
+  ~PlacementFile() { std::filesystem::remove(path_); }
+  std::string path() const { return path_.string(); }
+
+ private:
+  const std::filesystem::path path_;
+};
+
+constexpr Device kCpu{0, -1}, kCard{0, 0};
+
+Placement backbone_on_card(const ModelConfig& c, int64_t kv_tokens) {
+  Placement p;
+  p.backbone = stored_format(c);
+  p.stages = {{0, c.n_layers - 1, {kCard}, 1}};
+  p.kv_tokens = kv_tokens;
+  return p;
+}
+
+// Every expert somewhere, layers with all or none on the card among them.
+Placement random_placement(const ModelConfig& c, std::mt19937& rng) {
+  Placement p = backbone_on_card(c, kContext);
+  p.embedding_on_cpu = rng() % 2;
+  p.prefill_chunk_tokens = 1 + static_cast<int>(rng() % 30);
+  for (int l = 0; l < c.n_layers; ++l) {
+    if (!c.is_moe(l)) continue;
+    ExpertGroup cpu = {{}, stored_expert_format(c), {kCpu}}, card = cpu;
+    card.owners = {kCard};
+    const unsigned in_eight = rng() % 9;  // as many experts are on the card
+    for (int e = 0; e < c.router.n_experts; ++e)
+      (rng() % 8 < in_eight ? card : cpu).experts.push_back(e);
+    LayerExperts layer = {l, l, {}};
+    for (const ExpertGroup& group : {cpu, card})
+      if (!group.experts.empty()) layer.groups.push_back(group);
+    p.layers.push_back(layer);
+  }
+  return p;
+}
+
+std::vector<std::vector<float>> logits_of(LoadedModel& loaded, const std::vector<int32_t>& tokens) {
+  std::vector<std::vector<float>> rows;
+  score(loaded.model(), loaded.cache(), tokens, 0,
+        [&](int64_t, std::span<const float> row) { rows.emplace_back(row.begin(), row.end()); });
+  return rows;
+}
+
+// The longest that it has.
+std::vector<int32_t> golden_tokens(const std::string& directory) {
+  const GoldenFile golden(directory + "/golden.safetensors");
+  for (const char* name : {"tokens_40", "tokens_17", "tokens_5"})
+    if (golden.has(name)) return golden.ints(name);
+  return {};
+}
+
+class Hybrid : public testing::TestWithParam<std::string> {};
+
+// As close as with everything on the card (gpu_engine_test).
+TEST_P(Hybrid, RandomPlacementsGiveTheCpusLogits) {
+  const CardMemory memory(kEnough);
+  const std::string directory = kGolden + GetParam();
+  const std::vector<int32_t> tokens = golden_tokens(directory);
+  ASSERT_GE(tokens.size(), 5u);
+  LoadedModel cpu({.directory = directory, .n_threads = 1, .context = kContext, .max_logits = 40});
+  const auto want = logits_of(cpu, tokens);
+  std::mt19937 rng(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
+  constexpr int kRounds = 3;
+  int n_shared = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    const Placement placement = random_placement(cpu.config(), rng);
+    const std::string text = placement_to_json(placement).dump();
+    SCOPED_TRACE(text);
+    const PlacementFile file(placement);
+    LoadedModel loaded({.directory = directory,
+                        .device = "cuda",
+                        .n_threads = 1,
+                        .max_logits = 40,
+                        .placement = file.path()});
+    n_shared += says(loaded.device(), "experts also on the cpu");
+    const auto got = logits_of(loaded, tokens);
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      SCOPED_TRACE(testing::Message() << "position " << i);
+      expect_close(got[i], want[i], 2e-2 * largest(want[i]));
+    }
+  }
+  EXPECT_GE(n_shared, 1);
+}
+
+// t1 has near ties between experts, which a cache in BF16 decides otherwise.
+std::vector<std::string> families() {
+  std::vector<std::string> all = golden_families(kGolden);
+  std::erase(all, "t1");
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Families, Hybrid, testing::ValuesIn(families()),
+                         [](const auto& info_of) { return info_of.param; });
+
+ModelOptions tiny_r1(const std::string& device) {
+  return {.directory = kRoot + "/models/tiny-r1",
+          .device = device,
+          .n_threads = 1,
+          .context = 256,
+          .max_logits = 3};
+}
+
+// Answers to several questions, greedily, as many at a time as max_logits allows: they come and go.
+std::vector<std::vector<int32_t>> answers(const ModelOptions& options, int n_questions) {
+  LoadedModel loaded(options);
+  const Tokenizer tokenizer = Tokenizer::from_directory(options.directory);
+  const ChatFormat format(options.directory, tokenizer);
+  std::vector<Request> requests;
+  for (int i = 0; i < n_questions; ++i) {
+    GenerateOptions generate;
+    generate.max_new_tokens = 20 - 5 * (i % 3);
+    generate.sampling.temperature = 0;
+    const std::string question = fmt::format("What is {} + {}?", 17 * i + 3, 401 - 9 * i);
+    requests.push_back(
+        make_request(generate, tokenizer, format.prompt(first_messages("", question))));
+  }
+  Generator generator(loaded.model(), loaded.cache(),
+                      vocabulary_of(tokenizer, loaded.config().vocab), loaded.context());
+  std::vector<std::vector<int32_t>> tokens;
+  for (const Completion& c : generator.run(requests, {})) tokens.push_back(c.tokens);
+  return tokens;
+}
+
+TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
+  const CardMemory memory(kEnough);
+  ModelOptions options = tiny_r1("cuda");
+  std::mt19937 rng(3);
+  const ModelConfig config = ModelConfig::from_directory(options.directory);
+  Placement placement = random_placement(config, rng);
+  placement.kv_tokens = options.context;
+  placement.prefill_chunk_tokens = 17;
+  const PlacementFile file(placement);
+  options.placement = file.path();
+  EXPECT_EQ(answers(options, 3), answers(tiny_r1("cpu"), 3));
+}
+
+// Without a placement as many experts as fit are on the card, down to none.
+TEST(HybridEngine, ASmallCardGetsWhatFits) {
+  ModelOptions options = tiny_r1("cuda");
+  const auto want = answers(tiny_r1("cpu"), 1);
+  int n_whole = 0, n_shared = 0, n_refused = 0;
+  for (int64_t bytes = 14'000'000; n_refused == 0; bytes -= 1'000'000) {
+    const CardMemory memory(bytes);
+    std::string device;
+    const std::string error = error_of([&] { device = LoadedModel(options).device(); });
+    n_refused += error != "no error";
+    n_whole += device == "emulated GPU";
+    if (!says(device, "experts also on the cpu")) continue;
+    if (n_shared++ == 0) {
+      EXPECT_EQ(answers(options, 1), want);
+    }
+  }
+  EXPECT_GE(n_whole, 1);
+  EXPECT_GE(n_shared, 1);
+}
+
+TEST(HybridEngine, WhatDoesNotFitOrCannotBeDoneIsRefused) {
+  const std::string directory = kGolden + "v3_fp8";
+  const ModelConfig config = ModelConfig::from_directory(directory);
+  std::mt19937 rng(1);
+  const Placement sound = random_placement(config, rng);
+  const auto refusal = [&](const Placement& placement, const std::string& device) {
+    const PlacementFile file(placement);
+    return error_of([&] {
+      LoadedModel loaded({.directory = directory, .device = device, .placement = file.path()});
+    });
+  };
+  Placement edited = sound;
+  EXPECT_TRUE(says(refusal(sound, "cpu"), "host0.gpu0: this program runs them on host0.cpu only"));
+  {
+    const CardMemory memory(1'000'200'000);  // 200 KB and the driver's
+    EXPECT_TRUE(says(refusal(sound, "cuda"), "placement: host0.gpu0 holds 1.00 GB"));
+  }
+  const CardMemory memory(kEnough);
+  edited.stages[0].devices = {kCpu};
+  edited.embedding_on_cpu = true;
+  for (LayerExperts& layer : edited.layers)
+    for (ExpertGroup& group : layer.groups) group.owners = {kCpu};
+  EXPECT_TRUE(says(refusal(edited, "cuda"), "is on the CPU: use --device cpu"));
+}
+
+}  // namespace
+}  // namespace tandem::test

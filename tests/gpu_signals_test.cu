@@ -1,0 +1,125 @@
+// Signals between a stream and the CPU: either may be late, neither loses one, data comes along.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "device.h"
+#include "gpu_kernels/signals.h"
+#include "tests/gpu_memory.h"
+
+namespace tandem::gpu {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct DoubleArgs {
+  const uint32_t* from;
+  uint32_t* to;
+};
+__global__ void double_it(DoubleArgs a) { a.to[threadIdx.x] = 2 * a.from[threadIdx.x]; }
+
+constexpr int kNumbers = 32;
+
+// The card doubles numbers, the CPU adds one: a round of graph, CPU, graph.
+struct Exchange {
+  Stream stream;
+  Buffer on_card = nans_on_gpu<uint32_t>(kNumbers);
+  Buffer to_cpu{kNumbers * sizeof(uint32_t), Site::kMapped};
+  Buffer from_cpu{kNumbers * sizeof(uint32_t), Site::kMapped};
+  SignalToHost ready;
+  SignalToStream done;
+
+  void enqueue_round() {
+    launch(double_it, {.threads = kNumbers}, stream,
+           {on_card.as<uint32_t>(), to_cpu.as<uint32_t>()});
+    ready.raise(stream);
+    done.await(stream);
+    stream.copy(from_cpu.as<uint32_t>(), from_cpu.bytes(), on_card.as<uint32_t>());
+  }
+  void compute() {
+    for (int i = 0; i < kNumbers; ++i) from_cpu.as<uint32_t>()[i] = to_cpu.as<uint32_t>()[i] + 1;
+  }
+  void start_with(uint32_t value) {
+    const std::vector<uint32_t> values(kNumbers, value);
+    stream.copy(values.data(), on_card.bytes(), on_card.as<uint32_t>());
+    stream.wait();
+  }
+};
+
+TEST(Signals, ALateCpuIsAwaited) {
+  Exchange x;
+  x.start_with(20);
+  x.enqueue_round();
+  x.ready.await(x.stream);
+  std::this_thread::sleep_for(milliseconds(30));
+  x.compute();
+  x.done.raise();
+  EXPECT_EQ(from_gpu<uint32_t>(x.stream, x.on_card), std::vector<uint32_t>(kNumbers, 41));
+}
+
+TEST(Signals, ALateGpuIsAwaited) {
+  Exchange x;
+  x.start_with(20);
+  x.stream.run_on_host([] { std::this_thread::sleep_for(milliseconds(30)); });
+  x.enqueue_round();
+  EXPECT_FALSE(x.ready.take());
+  x.ready.await(x.stream);
+  EXPECT_EQ(x.to_cpu.as<uint32_t>()[7], 40u);
+  EXPECT_FALSE(x.ready.take());
+  x.compute();
+  x.done.raise();
+  EXPECT_EQ(from_gpu<uint32_t>(x.stream, x.on_card), std::vector<uint32_t>(kNumbers, 41));
+}
+
+// Before anybody waits, and several at a time.
+TEST(Signals, EarlyOnesAreKept) {
+  Stream stream;
+  SignalToHost ready;
+  SignalToStream done;
+  for (int i = 0; i < 3; ++i) done.raise();
+  for (int i = 0; i < 3; ++i) done.await(stream);
+  for (int i = 0; i < 3; ++i) ready.raise(stream);
+  stream.wait();
+  for (int i = 0; i < 3; ++i) ready.await(stream);
+  EXPECT_FALSE(ready.take());
+
+  Event passed;
+  std::atomic<bool> over = false;
+  done.await(stream);  // the fourth, for which no raise is left
+  stream.run_on_host([&] { over = true; });
+  stream.record(passed);
+  std::this_thread::sleep_for(milliseconds(30));
+  EXPECT_FALSE(over);
+  done.raise();
+  passed.wait();
+  EXPECT_TRUE(over);
+}
+
+// A recorded graph of several rounds, as of layers, replayed often; both sides are late by turns.
+TEST(Signals, NoneIsLostInGraphs) {
+  constexpr int kRounds = 4, kReplays = 250;
+  Exchange x;
+  x.start_with(0);
+  const Graph graph = x.stream.capture([&] {
+    for (int i = 0; i < kRounds; ++i) x.enqueue_round();
+  });
+  uint32_t want = 0;
+  for (int replay = 0; replay < kReplays; ++replay) {
+    x.stream.replay(graph);
+    for (int i = 0; i < kRounds; ++i) {
+      x.ready.await(x.stream);
+      if (replay % 50 == i) std::this_thread::sleep_for(milliseconds(2));
+      if (replay % 50 == i + 10) x.stream.run_on_host([] { std::this_thread::yield(); });
+      ASSERT_EQ(x.to_cpu.as<uint32_t>()[5], 2 * want) << replay;
+      x.compute();
+      x.done.raise();
+      want = 2 * want + 1;
+    }
+  }
+  EXPECT_EQ(from_gpu<uint32_t>(x.stream, x.on_card), std::vector<uint32_t>(kNumbers, want));
+}
+
+}  // namespace
+}  // namespace tandem::gpu
