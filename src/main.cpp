@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "options.h"
 #include "serve_options.h"
+#include "serving_bench_options.h"
 
 namespace tandem {
 namespace {
@@ -205,6 +206,20 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
   generate->add_option("--format", b.format, format_help)->capture_default_str();
   generate->add_option("-n", b.new_tokens, "tokens to decode at each context")
       ->capture_default_str();
+
+  CLI::App* serving = bench->add_subcommand(
+      "serving", "a server under load, with the command line and report of sglang.bench_serving");
+  serving->footer(
+      "Examples:\n"
+      "  tandem bench serving --backend lmdeploy --port 8000 --dataset-name random --dataset-path "
+      "ShareGPT.json\n"
+      "      --random-range-ratio 1 --random-input-len 1024 --random-output-len 1024 "
+      "--num-prompts 200\n"
+      "  tandem bench serving --backend vllm --dataset-name random-ids --concurrency 1,4,16 --plot "
+      "sweep.svg\n"
+      "  tandem bench serving --backend vllm --dataset-name random-ids --slo-tps-user 20,10\n");
+  serving->callback([&command] { command = bench_serving_command; });
+  add_serving_bench_options(*serving, o);
 }
 
 void add_plan(CLI::App& app, Options& o, Command& command) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/serving/serving_bench.h"
 #include "engine/sampler.h"
 #include "loaded_model.h"
 #include "offload/plan/workload.h"
@@ -89,6 +90,7 @@ struct Options {
   BenchOptions bench;
   PlanOptions plan;
   ServeOptions serve;
+  ServingBenchOptions serving;
 };
 
 int run_command(const Options& options);
@@ -108,5 +110,6 @@ int bench_moe_command(const Options& options);
 int bench_layer_command(const Options& options);
 int bench_attention_command(const Options& options);
 int bench_generate_command(const Options& options);
+int bench_serving_command(const Options& options);
 
 }  // namespace tandem

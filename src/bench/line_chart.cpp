@@ -120,11 +120,15 @@ std::string svg_of(const LineChart& chart) {
         x.to + 16, legend, color, x.to + 44, legend + 4, svg_text(line.name));
     legend += kLegendStep;
   }
-  svg += fmt::format(
-      R"svg(<path d="M{} {}h22" stroke="#555" stroke-dasharray="4 3"/><text x="{}" y="{}">roofline</text>)svg"
-      "\n</svg>\n",
-      x.to + 16, legend, x.to + 44, legend + 4);
-  return svg;
+  const bool has_bounds =
+      std::any_of(chart.lines.begin(), chart.lines.end(),
+                  [](const LineChart::Line& line) { return !line.bounds.empty(); });
+  if (has_bounds)
+    svg += fmt::format(
+        R"svg(<path d="M{} {}h22" stroke="#555" stroke-dasharray="4 3"/><text x="{}" y="{}">roofline</text>)svg"
+        "\n",
+        x.to + 16, legend, x.to + 44, legend + 4);
+  return svg + "</svg>\n";
 }
 
 }  // namespace tandem

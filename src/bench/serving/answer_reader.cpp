@@ -1,0 +1,127 @@
+#include "bench/serving/answer_reader.h"
+
+#include <nlohmann/json.hpp>
+
+#include "core/check.h"
+#include "io/json.h"
+
+namespace tandem {
+namespace {
+
+using nlohmann::json;
+
+json parsed(std::string_view data) {
+  json value = json::parse(data, nullptr, false);
+  require(value.is_object(), "a line is no JSON object: {}", shown(data));
+  return value;
+}
+
+const json& first_choice(const json& event, std::string_view data) {
+  const auto choices = event.find("choices");
+  require(choices != event.end() && choices->is_array() && !choices->empty() &&
+              choices->front().is_object(),
+          "a line has no choice: {}", shown(data));
+  return choices->front();
+}
+
+// Nothing where the field is missing, null or of another type, as an empty text counts for nothing.
+std::string text_in(const json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+void take_usage(const json& event, int& n_tokens) {
+  const auto usage = event.find("usage");
+  if (usage == event.end() || !usage->is_object()) return;
+  const auto n = usage->find("completion_tokens");
+  if (n != usage->end() && n->is_number_integer()) n_tokens = n->get<int>();
+}
+
+std::string_view stripped(std::string_view line) {
+  constexpr std::string_view kSpace = " \t\r\n\v\f";
+  const size_t first = line.find_first_not_of(kSpace);
+  if (first == line.npos) return {};
+  return line.substr(first, line.find_last_not_of(kSpace) - first + 1);
+}
+
+}  // namespace
+
+void AnswerReader::line(std::string_view line, double seconds) {
+  std::string_view data = stripped(line);
+  if (data.empty()) return;
+  if (data.starts_with("data: ")) data.remove_prefix(6);
+  any_ = true;
+  output_.latency = seconds;
+  if (data == "[DONE]") return;
+  switch (api_) {
+    case ServingApi::kCompletions:
+      return completion(data, seconds);
+    case ServingApi::kChat:
+      return chat(data, seconds);
+    case ServingApi::kGenerate:
+      return generate(data, seconds);
+  }
+}
+
+void AnswerReader::finish() {
+  require(any_, "the answer is empty");
+  output_.success = true;
+}
+
+void AnswerReader::completion(std::string_view data, double seconds) {
+  const json event = parsed(data);
+  const json& choice = first_choice(event, data);
+  require(choice.contains("text"), "a line has no text: {}", shown(data));
+  const std::string text = text_in(choice, "text");
+  if (text.empty()) return;
+  count_gap(seconds);
+  output_.text += text;
+  take_usage(event, output_.output_tokens);
+}
+
+void AnswerReader::chat(std::string_view data, double seconds) {
+  const json event = parsed(data);
+  take_usage(event, output_.output_tokens);
+  if (!streams_) {
+    const json& choice = first_choice(event, data);
+    require(choice.contains("message"), "the answer has no message: {}", shown(data));
+    output_.text = text_in(choice["message"], "content");
+    output_.ttft = seconds;
+    return;
+  }
+  if (!event.contains("choices")) return;
+  const json& choice = first_choice(event, data);
+  const auto delta = choice.find("delta");
+  const std::string text =
+      delta != choice.end() && delta->is_object() ? text_in(*delta, "content") : "";
+  if (text.empty()) return;
+  count_gap(seconds);
+  output_.text += text;
+}
+
+// Every event repeats all text so far. Of several tokens at once each counts as a part of the gap.
+void AnswerReader::generate(std::string_view data, double seconds) {
+  const json event = parsed(data);
+  std::string text = text_in(event, "text");
+  if (text.empty()) return;
+  const json about = event.value("meta_info", json::object());
+  require(about.contains("completion_tokens") && about["completion_tokens"].is_number_integer(),
+          "a line has no meta_info.completion_tokens: {}", shown(data));
+  output_.output_tokens = about["completion_tokens"].get<int>();
+  output_.text = std::move(text);
+  const int n_new = output_.output_tokens - counted_tokens_;
+  if (output_.ttft > 0 && n_new == 0) return;
+  count_gap(seconds, n_new);
+  counted_tokens_ = output_.output_tokens;
+}
+
+void AnswerReader::count_gap(double seconds, int n_tokens) {
+  if (output_.ttft == 0) {
+    output_.ttft = seconds;
+  } else {
+    for (int i = 0; i < n_tokens; ++i) output_.itls.push_back((seconds - last_) / n_tokens);
+  }
+  last_ = seconds;
+}
+
+}  // namespace tandem

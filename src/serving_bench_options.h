@@ -1,0 +1,11 @@
+// What a person may type after `tandem bench serving`.
+#pragma once
+#include <CLI/CLI.hpp>
+
+#include "options.h"
+
+namespace tandem {
+
+void add_serving_bench_options(CLI::App& serving, Options& options);
+
+}  // namespace tandem

@@ -1,0 +1,415 @@
+// tandem bench serving: random numbers and requests against Python's and numpy's, the reading of
+// answers, figures and the report's bytes. tests/serving_bench_test.py runs the program.
+#include "bench/serving/serving_bench.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "bench/serving/sharegpt.h"
+#include "core/check.h"
+#include "tests/error_of.h"
+
+namespace tandem {
+namespace {
+
+const std::string kTiny = TANDEM_SOURCE_DIR "/models/tiny-r1";
+
+// Written by Python 3.11 and numpy 2.4.6.
+TEST(PythonRandom, ShufflesAsPythonDoes) {
+  const std::vector<std::pair<uint32_t, std::vector<int>>> orders = {
+      {0, {2, 14, 3, 16, 10, 1, 9, 5, 11, 15, 6, 7, 8, 4, 0, 13, 12}},
+      {1, {10, 5, 15, 14, 9, 0, 8, 13, 3, 6, 11, 12, 7, 1, 16, 2, 4}},
+      {42, {7, 10, 5, 6, 15, 14, 13, 9, 8, 1, 2, 12, 16, 4, 11, 0, 3}},
+      {4294967295, {7, 13, 2, 1, 0, 11, 3, 10, 12, 15, 5, 14, 4, 8, 9, 16, 6}}};
+  const auto ascending = [](int n) {
+    std::vector<int> items(static_cast<size_t>(n));
+    for (int i = 0; i < n; ++i) items[static_cast<size_t>(i)] = i;
+    return items;
+  };
+  for (const auto& [seed, wanted] : orders) {
+    PythonRandom random(seed);
+    std::vector<int> items = ascending(17);
+    random.shuffle(items);
+    EXPECT_EQ(items, wanted) << seed;
+  }
+  PythonRandom random(42);  // past the first 624 words
+  std::vector<int> small = ascending(17), large = ascending(3000);
+  random.shuffle(small);
+  random.shuffle(large);
+  large.resize(5);
+  EXPECT_EQ(large, (std::vector<int>{1842, 1304, 1128, 599, 1122}));
+}
+
+TEST(NumpyRandom, DrawsAsNumpyDoes) {
+  struct Case {
+    uint32_t seed;
+    std::vector<int> lengths, short_lengths, offsets;
+    std::vector<double> gaps;
+  };
+  const std::vector<Case> cases = {
+      {1,
+       {38, 236, 909, 73, 768, 906},
+       {79, 71, 25, 20, 101, 50},
+       {92740, 31959, 90071, 19433},
+       {0x1.206ec916001a2p-3, 0x1.6644ed9c7c3c2p-1, 0x1.81bfca91d15eap-2, 0x1.4238abbf9eb21p-2}},
+      {42,
+       {103, 436, 861, 271, 107, 72},
+       {20, 102, 121, 74, 87, 116},
+       {44131, 60263, 16023, 41090},
+       {0x1.54c69ee8afd38p-8, 0x1.c0749243bb0b5p-1, 0x1.c953725151090p-2, 0x1.e8d50ec33ba92p-5}},
+      {4294967295,
+       {420, 291, 13, 72, 949, 577},
+       {32, 127, 123, 107, 11, 27},
+       {23693, 108982, 120119, 37590},
+       {0x1.11d8a9c4b0998p-3, 0x1.91436bf28cfd5p-4, 0x1.9ad8ac50c182ep-5, 0x1.5b040c3c9d3f0p-1}}};
+  for (const Case& c : cases) {
+    NumpyRandom random(c.seed);
+    EXPECT_EQ(random.integers(1, 1025, 6), c.lengths) << c.seed;
+    EXPECT_EQ(random.integers(0, 129, 6), c.short_lengths) << c.seed;
+    EXPECT_EQ(random.integers(5, 6, 3), (std::vector<int>{5, 5, 5}));  // draws nothing
+    EXPECT_EQ(random.integers(0, 128000, 4), c.offsets) << c.seed;
+    for (const double gap : c.gaps) EXPECT_DOUBLE_EQ(random.exponential(1 / 4.0), gap) << c.seed;
+  }
+}
+
+class TempFile {
+ public:
+  explicit TempFile(const std::string& text)
+      : path_(testing::TempDir() + "serving_" + std::to_string(getpid()) + ".json") {
+    std::ofstream(path_) << text;
+  }
+  ~TempFile() { std::remove(path_.c_str()); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(ShareGpt, ReadsTheFirstTwoTurns) {
+  const TempFile file(R"([
+    {"id": "a", "conversations": [{"from": "human", "value": "1"}, {"value": "2"}, {"value": "3"}]},
+    {"conversations": [{"value": "alone"}]},
+    {"tags": [{"value": "no"}, {"value": "no"}], "meta": {"value": [1.5, null, true]}, "conversation":
+      [{"value": "ä", "more": {"value": "no"}}, {"value": "\n"}]},
+    {"conversations": []}, {}])");
+  using Pairs = std::vector<std::pair<std::string, std::string>>;
+  EXPECT_EQ(read_sharegpt(file.path()), (Pairs{{"1", "2"}, {"ä", "\n"}}));
+}
+
+TEST(ShareGpt, RefusesOtherFiles) {
+  for (const char* text : {"{}", "3", "[", "[{\"conversations\": [{\"value\": 1}, {}]}]"}) {
+    const TempFile file(text);
+    EXPECT_NE(error_of([&] { read_sharegpt(file.path()); }).find(file.path()), std::string::npos)
+        << text;
+  }
+  EXPECT_NE(error_of([] { read_sharegpt("/no/such.json"); }), "no error");
+}
+
+// Drawn by sglang.bench_serving 0.4.9 with --seed 42, 5 prompts, lengths up to 20 and 12, ratio
+// 0.3.
+TEST(Dataset, RandomIdsHasTheOriginalsLengths) {
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTiny);
+  PythonRandom python(42);
+  NumpyRandom numpy(42);
+  DatasetOptions options;
+  options.name = "random-ids";
+  options.n_prompts = 5;
+  options.input_tokens = 20;
+  options.output_tokens = 12;
+  options.range_ratio = 0.3;
+  options.sends_ids = true;
+  const auto requests =
+      make_dataset(options, tokenizer, base_tokens(kTiny, tokenizer), python, numpy);
+  std::vector<int> inputs, outputs, first_ids;
+  for (const ServingRequest& request : requests) {
+    EXPECT_EQ(request.ids.size(), static_cast<size_t>(request.prompt_tokens));
+    inputs.push_back(request.prompt_tokens);
+    outputs.push_back(request.output_tokens);
+    first_ids.push_back(request.ids[0]);
+  }
+  EXPECT_EQ(inputs, (std::vector<int>{12, 9, 18, 20, 16}));
+  EXPECT_EQ(outputs, (std::vector<int>{10, 7, 9, 12, 5}));
+  EXPECT_EQ(first_ids, (std::vector<int>{214, 331, 460, 90, 376}));
+}
+
+// ------------------------------------------------------------------------------------- answers
+
+ServingOutput read(ServingApi api, const std::vector<std::string>& lines, bool streams = true) {
+  ServingOutput output;
+  output.output_tokens = 99;
+  AnswerReader reader(api, streams, output);
+  double now = 0;
+  try {
+    for (const std::string& line : lines) reader.line(line, now += 0.5);
+    reader.finish();
+  } catch (const Error& error) {
+    output.error = error.what();
+  }
+  return output;
+}
+
+TEST(AnswerReader, CompletionsCountTextsAndTheirUsage) {
+  const ServingOutput o = read(
+      ServingApi::kCompletions,
+      {R"(data: {"choices": [{"text": ""}], "usage": {"completion_tokens": 1}})", "",
+       R"(data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": 2}})", "\r",
+       R"(data: {"choices": [{"text": "bc"}], "usage": {"completion_tokens": 5}})",
+       R"(data: {"choices": [{"text": ""}], "usage": {"completion_tokens": 7}})", "data: [DONE]"});
+  EXPECT_TRUE(o.success) << o.error;
+  EXPECT_EQ(o.text, "abc");
+  EXPECT_EQ(o.output_tokens, 5);  // the original looks only beside text
+  EXPECT_EQ(o.ttft, 1.5);
+  EXPECT_EQ(o.itls, std::vector<double>{1});
+  EXPECT_EQ(o.latency, 3.5);
+}
+
+TEST(AnswerReader, WithoutUsageTheTokensAskedForCount) {
+  const ServingOutput o =
+      read(ServingApi::kCompletions, {R"(data: {"choices": [{"text": "a"}], "usage": null})"});
+  EXPECT_TRUE(o.success);
+  EXPECT_EQ(o.output_tokens, 99);
+}
+
+TEST(AnswerReader, WhatBreaksTheOriginalIsAnError) {
+  for (const char* line : {R"(data: {"choices": []})", R"(data: {"error": {"message": "no"}})",
+                           R"(data: {"choices": [{"delta": {}}]})", ": ping", "event: message",
+                           R"(data:{"choices": [{"text": "a"}]})", "data: 3"}) {
+    const ServingOutput o = read(ServingApi::kCompletions, {line, "data: [DONE]"});
+    EXPECT_FALSE(o.success) << line;
+    EXPECT_NE(o.error, "") << line;
+  }
+  EXPECT_EQ(read(ServingApi::kCompletions, {"", "\r"}).error, "the answer is empty");
+  EXPECT_FALSE(read(ServingApi::kChat, {R"(data: {"choices": []})"}).success);
+}
+
+TEST(AnswerReader, ChatsTakeContentsAndAnyUsage) {
+  const ServingOutput o =
+      read(ServingApi::kChat, {R"(data: {"choices": [{"delta": {"role": "assistant"}}]})",
+                               R"(data: {"choices": [{"delta": {"reasoning_content": "hm"}}]})",
+                               R"(data: {"choices": [{"delta": {"content": "a"}}]})",
+                               R"(data: {"choices": [{"delta": {"content": "b"}}]})",
+                               R"(data: {"usage": {"completion_tokens": 4}})", "data: [DONE]"});
+  EXPECT_TRUE(o.success) << o.error;
+  EXPECT_EQ(o.text, "ab");
+  EXPECT_EQ(o.output_tokens, 4);
+  EXPECT_EQ(o.ttft, 1.5);
+  const ServingOutput whole =
+      read(ServingApi::kChat,
+           {R"({"choices": [{"message": {"content": "ab"}}], "usage": {"completion_tokens": 2}})"},
+           false);
+  EXPECT_TRUE(whole.success) << whole.error;
+  EXPECT_EQ(whole.text, "ab");
+  EXPECT_EQ(whole.ttft, whole.latency);
+}
+
+TEST(AnswerReader, GenerateSharesAGapAmongItsTokens) {
+  const ServingOutput o = read(
+      ServingApi::kGenerate, {R"(data: {"text": "a", "meta_info": {"completion_tokens": 1}})",
+                              R"(data: {"text": "abc", "meta_info": {"completion_tokens": 3}})",
+                              R"(data: {"text": "abc", "meta_info": {"completion_tokens": 3}})",
+                              R"(data: {"text": "abcd", "meta_info": {"completion_tokens": 4}})"});
+  EXPECT_TRUE(o.success) << o.error;
+  EXPECT_EQ(o.text, "abcd");
+  EXPECT_EQ(o.itls, (std::vector<double>{0.25, 0.25, 1}));
+  EXPECT_FALSE(read(ServingApi::kGenerate, {R"(data: {"text": "a"})"}).success);
+}
+
+// -------------------------------------------------------------------------------------- figures
+
+TEST(Summary, IsNumpys) {
+  const LatencySummary s = summary_of({0.4, 0.1, 0.2, 0.3});
+  EXPECT_DOUBLE_EQ(s.mean, 250);
+  EXPECT_DOUBLE_EQ(s.median, 250);
+  EXPECT_NEAR(s.deviation, 111.803398874989, 1e-9);
+  EXPECT_NEAR(s.p95, 385, 1e-9);
+  EXPECT_NEAR(s.p99, 397, 1e-9);
+  EXPECT_DOUBLE_EQ(s.most, 400);
+  EXPECT_EQ(summary_of({}).mean, 0);
+  EXPECT_EQ(summary_of({0.5}).p99, 500);
+}
+
+ServingOutput ended(double latency, double ttft, int n_output) {
+  ServingOutput o;
+  o.success = true;
+  o.text = "12";
+  o.latency = latency;
+  o.ttft = ttft;
+  o.prompt_tokens = 10;
+  o.output_tokens = n_output;
+  return o;
+}
+
+TEST(Metrics, CountWhatSucceededAndWhatWasUnderWay) {
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTiny);
+  const auto n_text = static_cast<int64_t>(tokenizer.encode("12").size());
+  std::vector<ServingOutput> outputs = {ended(3, 1, 5), ended(2, 1, 1), {}, {}, {}};
+  outputs[2].error = "refused";
+  outputs[2].prompt_tokens = outputs[2].output_tokens = 1000;
+  outputs[3] = ended(4, 2, 1000);
+  outputs[3].success = false;
+  outputs[3].interrupted = true;
+  outputs[4].interrupted = true;  // before its first text
+  const ServingMetrics m = metrics_of(outputs, 2, tokenizer);
+  EXPECT_EQ(m.completed, 2);
+  EXPECT_EQ(m.failed, 1);
+  EXPECT_EQ(m.interrupted, 2);
+  EXPECT_EQ(m.input_tokens, 30);
+  EXPECT_EQ(m.output_tokens, 6 + n_text);
+  EXPECT_EQ(m.retokenized, 3 * n_text);
+  EXPECT_DOUBLE_EQ(m.requests_per_second(), 1);
+  EXPECT_DOUBLE_EQ(m.concurrency, 4.5);
+  EXPECT_DOUBLE_EQ(m.tpot.most, n_text > 1 ? 2000.0 / static_cast<double>(n_text - 1) : 500);
+}
+
+// The figures and the text of the published run, with the blanks at the ends of its lines.
+TEST(Report, HasTheOriginalsBytes) {
+  const ServingSetup setup = {.backend = "lmdeploy",
+                              .dataset = "random",
+                              .request_rate = INFINITY,
+                              .concurrency = {},
+                              .sharegpt_output_tokens = {},
+                              .input_tokens = 2048,
+                              .output_tokens = 2048,
+                              .range_ratio = 1};
+  ServingMetrics m;
+  m.seconds = 127.11;
+  m.completed = 2000;
+  m.input_tokens = m.output_tokens = 4096000;
+  m.retokenized = 833623;
+  m.concurrency = 1949.99;
+  m.e2e = {.mean = 123932.63, .median = 123990.52};
+  m.ttft = {.mean = 18867.14, .median = 18679.39, .p99 = 33717.70};
+  m.itl = {.mean = 118.64, .median = 127.52, .p95 = 167.02, .p99 = 365.22, .most = 3469.54};
+  EXPECT_EQ(report_text(setup, m), R"(
+============ Serving Benchmark Result ============
+Backend:                                 lmdeploy  
+Traffic request rate:                    inf       
+Max request concurrency:                 not set   
+Successful requests:                     2000      
+Benchmark duration (s):                  127.11    
+Total input tokens:                      4096000   
+Total generated tokens:                  4096000   
+Total generated tokens (retokenized):    833623    
+Request throughput (req/s):              15.73     
+Input token throughput (tok/s):          32224.06  
+Output token throughput (tok/s):         32224.06  
+Total token throughput (tok/s):          64448.12  
+Concurrency:                             1949.99   
+----------------End-to-End Latency----------------
+Mean E2E Latency (ms):                   123932.63 
+Median E2E Latency (ms):                 123990.52 
+---------------Time to First Token----------------
+Mean TTFT (ms):                          18867.14  
+Median TTFT (ms):                        18679.39  
+P99 TTFT (ms):                           33717.70  
+---------------Inter-Token Latency----------------
+Mean ITL (ms):                           118.64    
+Median ITL (ms):                         127.52    
+P95 ITL (ms):                            167.02    
+P99 ITL (ms):                            365.22    
+Max ITL (ms):                            3469.54   
+==================================================
+)");
+  const std::string line = report_json(setup, m);
+  EXPECT_EQ(
+      line.rfind("{\"backend\": \"lmdeploy\", \"dataset_name\": \"random\", \"request_rate\": "
+                 "Infinity, \"max_concurrency\": null, \"sharegpt_output_len\": null, "
+                 "\"random_input_len\": 2048, \"random_output_len\": 2048, "
+                 "\"random_range_ratio\": 1.0, \"duration\": 127.11, \"completed\": 2000, ",
+                 0),
+      0U)
+      << line;
+  const std::string details = report_json(setup, m, std::vector{ended(3, 1, 5)});
+  EXPECT_NE(details.find("\"ttfts\": [1.0], \"itls\": [[]], \"generated_texts\": [\"12\"], "
+                         "\"errors\": [\"\"], \"p95_e2e_latency_ms\": "),
+            std::string::npos)
+      << details;
+}
+
+TEST(Report, ShowsRatesAsPythonDoes) {
+  ServingSetup setup = {.backend = "vllm",
+                        .dataset = "",
+                        .request_rate = 4,
+                        .concurrency = 16,
+                        .sharegpt_output_tokens = {},
+                        .input_tokens = 1,
+                        .output_tokens = 1,
+                        .range_ratio = 0};
+  ServingMetrics m;
+  m.seconds = 1;
+  m.accept_length = 1.8;
+  const std::string text = report_text(setup, m);
+  EXPECT_NE(text.find("Traffic request rate:                    4.0       \n"), std::string::npos);
+  EXPECT_NE(text.find("Max request concurrency:                 16        \n"), std::string::npos);
+  EXPECT_NE(text.find("Accept length:                           1.80      \n"), std::string::npos);
+}
+
+ServingPoint point(int concurrency, double per_second, double tpot_ms) {
+  ServingPoint p{concurrency, {}};
+  p.metrics.seconds = 1;
+  p.metrics.output_tokens = static_cast<int64_t>(per_second);
+  p.metrics.tpot.mean = tpot_ms;
+  return p;
+}
+
+TEST(Sweep, FindsTheParetoFront) {
+  const std::vector<ServingPoint> points = {point(1, 100, 10), point(2, 180, 12), point(4, 170, 15),
+                                            point(8, 400, 20)};
+  const bool wanted[] = {true, true, false, true};
+  for (size_t i = 0; i < points.size(); ++i) EXPECT_EQ(on_pareto_front(points, i), wanted[i]) << i;
+  const std::string svg = sweep_chart("a < b", points);
+  EXPECT_NE(svg.find("a &lt; b"), std::string::npos);
+  EXPECT_EQ(svg.find("roofline"), std::string::npos);
+  EXPECT_EQ(sweep_chart("", {}), "");
+}
+
+TEST(HighestThat, FindsTheLimitInFewTries) {
+  for (const int most : {1, 7, 64, 1000})
+    for (const int limit : {0, 1, 2, 3, 5, 6, 7, 31, 64, 500, 999, 5000}) {
+      int n_tries = 0;
+      const int found = highest_that(most, [&](int n) {
+        EXPECT_GE(n, 1);
+        EXPECT_LE(n, most);
+        ++n_tries;
+        return n <= limit;
+      });
+      const int wanted = std::min(limit, most);
+      EXPECT_LE(found, wanted);
+      EXPECT_GE(found, wanted - std::max(0, wanted / 20)) << most << " " << limit;
+      EXPECT_LE(n_tries, 20);
+    }
+}
+
+TEST(Address, IsReadFromAUrl) {
+  const ServerAddress address = parse_address("http://localhost:8000/prefix/");
+  EXPECT_EQ(address.url(), "http://localhost:8000/prefix");
+  EXPECT_EQ(parse_address("http://a.example").port, "80");
+  for (const char* url : {"https://a", "a:80", "http://:80", "http://a:b", "http://a:123456", ""})
+    EXPECT_NE(error_of([&] { parse_address(url); }), "no error") << url;
+}
+
+TEST(Request, IsWhatTheOriginalSends) {
+  ServingLoadOptions o;
+  o.model = "m";
+  const ServingRequest request = {"hi", {}, 2, 3};
+  EXPECT_EQ(request_body(o, request),
+            R"({"model":"m","prompt":"hi","temperature":0.0,"best_of":1,"max_tokens":3,)"
+            R"("stream":true,"ignore_eos":true})");
+  o.extra_body = {{"top_p", 0.5}, {"stream", false}};
+  o.api = ServingApi::kChat;
+  EXPECT_EQ(request_body(o, request),
+            R"({"model":"m","messages":[{"role":"user","content":"hi"}],"temperature":0.0,)"
+            R"("max_tokens":3,"stream":false,"top_p":0.5})");
+  o.extra_body = nlohmann::ordered_json::object();
+  o.api = ServingApi::kGenerate;
+  EXPECT_EQ(request_body(o, {"", {5, 6}, 2, 3}),
+            R"({"input_ids":[5,6],"sampling_params":{"temperature":0.0,"max_new_tokens":3,)"
+            R"("ignore_eos":true},"stream":true,"lora_path":null,"return_logprob":false,)"
+            R"("logprob_start_len":-1})");
+}
+
+}  // namespace
+}  // namespace tandem
