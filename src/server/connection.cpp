@@ -144,7 +144,7 @@ Connection::Task<void> Connection::generate(const Incoming& incoming,
       [self] { asio::post(self->socket_.get_executor(), [self] { self->signal_.cancel(); }); });
   std::optional<HttpReply> refusal;
   try {
-    generation->start([outbox](Generation::Output o) { outbox->push(std::move(o)); });
+    generation->start([outbox](const Generation::Output& o) { outbox->push(o); });
   } catch (const ApiError& error) {
     refusal = service_.error_reply(error);
   }

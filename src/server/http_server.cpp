@@ -84,7 +84,7 @@ void HttpServer::add(tcp::socket socket) {
   connections_.insert(connection);
   asio::co_spawn(
       io_, [connection] { return connection->serve(); },
-      [this, connection](std::exception_ptr) {
+      [this, connection](const std::exception_ptr&) {
         connection->close();
         connections_.erase(connection);
         ended();

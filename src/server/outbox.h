@@ -16,7 +16,7 @@ class Outbox {
   // Beyond so many bytes that nobody takes, the client counts as gone.
   static constexpr size_t kMostBytes = size_t{4} << 20;
 
-  void push(Generation::Output output) {
+  void push(const Generation::Output& output) {
     bool wakes = false;
     {
       const std::lock_guard lock(mutex_);
