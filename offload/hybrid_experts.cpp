@@ -50,21 +50,28 @@ HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int 
       layers_(parts.weights.layers.size()) {
   const int n_experts = config.router.n_experts;
   const int64_t pairs = int64_t{max_tokens} * config.router.n_active, word = sizeof(int32_t);
-  std::vector<int32_t> places(layers_.size() * n_experts, -1);
+  std::vector<int32_t> places(layers_.size() * n_experts, -1), cpu_places = places;
   int64_t widest = 0;
   for (size_t l = 0; l < layers_.size(); ++l) {
     if (!config.is_moe(static_cast<int>(l))) continue;
     const std::vector<int32_t> of_layer = CudaExperts::places(parts.weights.layers[l].experts);
     std::copy(of_layer.begin(), of_layer.end(), places.begin() + l * n_experts);
-    const auto elsewhere = std::count(of_layer.begin(), of_layer.end(), -1);
+    int32_t elsewhere = 0;
+    for (int e = 0; e < n_experts; ++e)
+      if (of_layer[e] < 0) cpu_places[l * n_experts + e] = elsewhere++;
     layers_[l] = {.on_card = elsewhere<n_experts, .on_cpu = elsewhere> 0};
     if (!layers_[l].on_cpu) continue;
     layers_[l].type = row_type(parts.rows_on_cpu[l]);
     widest = std::max(widest, row_bytes(config, layers_[l].type));
   }
-  places_ = gpu::Buffer(std::ssize(places) * word, gpu::Site::kDevice);
-  stream_.copy(places.data(), places_.bytes(), places_.as<int32_t>());
-  stream_.wait();
+  const auto to_card = [&](const std::vector<int32_t>& numbers) {
+    gpu::Buffer on_card(std::ssize(numbers) * word, gpu::Site::kDevice);
+    stream_.copy(numbers.data(), on_card.bytes(), on_card.as<int32_t>());
+    stream_.wait();
+    return on_card;
+  };
+  places_ = to_card(places);
+  cpu_places_ = to_card(cpu_places);
   card_ids_ = gpu::Buffer(pairs * word, gpu::Site::kDevice);
   ids_ = mapped(pairs * word);
   weights_ = mapped(pairs * word);
@@ -74,7 +81,7 @@ HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int 
 }
 
 int64_t HybridExperts::bytes_for(const ModelConfig& c, int max_tokens) {
-  return (int64_t{c.n_layers} * c.router.n_experts + int64_t{max_tokens} * c.router.n_active) *
+  return (2 * int64_t{c.n_layers} * c.router.n_experts + int64_t{max_tokens} * c.router.n_active) *
          int64_t{sizeof(int32_t)};
 }
 
@@ -84,11 +91,13 @@ void HybridExperts::submit(const ExpertBatch& batch) {
   const Layer& layer = layers_[batch.layer];
   ExpertBatch on_card = batch;
   stamp(batch.layer, kEntered);
-  if (layer.on_cpu) {
+  streamed_ = streaming_ && batch.x.rows >= stream_from_ && !stream_.is_recording();
+  if (layer.on_cpu && !streamed_) {
     hand_down(batch);
     handed_down_.raise(stream_);
-    TensorView& ids = on_card.routing.ids;
-    ids = {card_ids_.as<void>(), ids.rows, ids.cols, ids.cols, DType::kI32};
+    on_card.routing.ids = dense_ids(batch.x.rows);
+  } else if (layer.on_cpu && layer.on_card) {
+    on_card.routing.ids = placed(batch, places_);
   }
   stamp(batch.layer, kHandedDown);
   if (layer.on_card) card_.submit(on_card);
@@ -97,17 +106,24 @@ void HybridExperts::submit(const ExpertBatch& batch) {
 
 void HybridExperts::add_to(TensorView y) {
   const int layer = batch_.layer, n_tokens = static_cast<int>(y.rows);
+  const bool on_cpu = layers_[layer].on_cpu && !streamed_;
   stamp(layer, kOthersDone);
   if (layers_[layer].on_card) card_.add_to(y);
   stamp(layer, kCardDone);
-  if (layers_[layer].on_cpu) sum_is_there_.await(stream_);
-  stamp(layer, kSumSeen);
-  if (layers_[layer].on_cpu)
+  if (on_cpu) {
+    sum_is_there_.await(stream_);
+    stamp(layer, kSumSeen);
     gpu::add(stream_, {gpu_matrix(y), {sum_.as<float>(), c_.dim}, n_tokens, c_.dim});
+  } else {
+    stamp(layer, kSumSeen);
+    if (layers_[layer].on_cpu)
+      streaming_->add_to({layer, batch_.x, {placed(batch_, cpu_places_), batch_.routing.weights}},
+                         y);
+  }
   stamp(layer, kLeft);
   if (stream_.is_recording()) return;
   try {
-    if (layers_[layer].on_cpu) serve(layer, n_tokens);
+    if (on_cpu) serve(layer, n_tokens);
   } catch (...) {
     give_up(1);
     throw;
@@ -116,6 +132,7 @@ void HybridExperts::add_to(TensorView y) {
 }
 
 void HybridExperts::follow(int n_tokens) {
+  streamed_ = false;
   auto n_left = static_cast<int>(std::count_if(layers_.begin(), layers_.end(),
                                                [](const Layer& layer) { return layer.on_cpu; }));
   try {
@@ -137,6 +154,23 @@ void HybridExperts::follow(int n_tokens) {
 void HybridExperts::give_up(int n_layers) {
   failed_ = true;
   for (int i = 0; i < n_layers; ++i) sum_is_there_.raise();
+}
+
+TensorView HybridExperts::dense_ids(int64_t n_tokens) const {
+  const int n_active = c_.router.n_active;
+  return {card_ids_.as<void>(), n_tokens, n_active, n_active, DType::kI32};
+}
+
+TensorView HybridExperts::placed(const ExpertBatch& batch, const gpu::Buffer& places) {
+  const TensorView& ids = batch.routing.ids;
+  gpu::place_experts(stream_,
+                     {.ids = static_cast<const int32_t*>(ids.data),
+                      .ids_stride = ids.stride,
+                      .place = places.as<int32_t>() + int64_t{batch.layer} * c_.router.n_experts,
+                      .out = card_ids_.as<int32_t>(),
+                      .tokens = static_cast<int>(ids.rows),
+                      .n_active = static_cast<int>(ids.cols)});
+  return dense_ids(ids.rows);
 }
 
 void HybridExperts::hand_down(const ExpertBatch& batch) {
@@ -208,6 +242,47 @@ ExpertBatch HybridExperts::batch_on_cpu(int layer, int n_tokens) const {
       .x_scales = scales_.as<float>()};
 }
 
+void HybridExperts::stream_from(int n_tokens, CudaStreaming& streaming) {
+  stream_from_ = n_tokens;
+  streaming_ = &streaming;
+}
+
+int HybridExperts::measured_crossover(int max_tokens, CudaStreaming& streaming) {
+  const int least = std::min(32, max_tokens);
+  const auto first =
+      std::find_if(layers_.begin(), layers_.end(), [](const Layer& layer) { return layer.on_cpu; });
+  const auto layer = static_cast<int>(first - layers_.begin());
+  const int64_t n_active = c_.router.n_active, f32 = sizeof(float);
+  const gpu::Buffer x(max_tokens * c_.dim * f32, gpu::Site::kMapped),
+      y(max_tokens * c_.dim * f32, gpu::Site::kMapped),
+      ids(max_tokens * n_active * f32, gpu::Site::kMapped),
+      weights(max_tokens * n_active * f32, gpu::Site::kMapped);
+  std::fill_n(x.as<float>(), max_tokens * c_.dim, 0.01f);
+  std::fill_n(y.as<float>(), max_tokens * c_.dim, 0.f);
+  std::fill_n(weights.as<float>(), max_tokens * n_active, 1.f);
+  for (int64_t i = 0; i < max_tokens * n_active; ++i)
+    ids.as<int32_t>()[i] = static_cast<int32_t>(i % c_.router.n_experts);
+  const auto seconds = [&](int n, bool streamed) {
+    const auto view = [&](const gpu::Buffer& b, int64_t cols, DType dtype) {
+      return TensorView{b.as<void>(), n, cols, cols, dtype};
+    };
+    stream_from(streamed ? 1 : max_tokens + 1, streaming);
+    const double start = now();
+    submit({layer,
+            view(x, c_.dim, DType::kF32),
+            {view(ids, n_active, DType::kI32), view(weights, n_active, DType::kF32)}});
+    add_to(view(y, c_.dim, DType::kF32));
+    stream_.wait();
+    return now() - start;
+  };
+  int found = 0;
+  for (const bool streamed : {false, true}) seconds(least, streamed);
+  for (int n = least; n <= max_tokens && found == 0; n *= 2)
+    if (seconds(n, true) < seconds(n, false)) found = n;
+  streaming_ = nullptr;
+  return found;
+}
+
 // The clocks are compared once, to within what a stamp takes to arrive.
 void HybridExperts::record(Timeline& timeline) {
   timeline_ = &timeline;
@@ -252,6 +327,10 @@ void HybridExperts::collect(int n_tokens) {
     on_card("shared expert", kSubmitted, kOthersDone);
     if (layer.on_card) on_card("experts, down", kOthersDone, kCardDone);
     if (!layer.on_cpu) continue;
+    if (streamed_) {
+      on_card("experts of host memory", kSumSeen, kLeft);
+      continue;
+    }
     on_card("waits for the CPU", kCardDone, kSumSeen);
     on_card("adds the CPU's sum", kSumSeen, kLeft);
     const CpuTimes& cpu = cpu_times_[l];

@@ -8,6 +8,7 @@
 #include "gpu_kernels/hand_off.h"
 #include "gpu_kernels/signals.h"
 #include "offload/cuda_experts.h"
+#include "offload/cuda_streaming.h"
 #include "offload/timeline.h"
 
 namespace tandem {
@@ -38,6 +39,12 @@ class HybridExperts final : public RoutedExperts {
   // The CPU's part of all layers; throws the same.
   void follow(int n_tokens) override;
 
+  // Steps of so many tokens and more bring the experts of host memory to the card.
+  void stream_from(int n_tokens, CudaStreaming& streaming);
+  // From how many tokens on, up to max_tokens, that is faster, measured here and now with one
+  // layer, whose experts are all used; 0: never.
+  int measured_crossover(int max_tokens, CudaStreaming& streaming);
+
   // From now on, in every step, which then ends in waiting for the card. Recorded steps that exist
   // are not concerned.
   void record(Timeline& timeline);
@@ -49,6 +56,8 @@ class HybridExperts final : public RoutedExperts {
     bool on_card = false, on_cpu = false;
     gpu::RowType type = gpu::RowType::kF32;
   };
+  TensorView dense_ids(int64_t n_tokens) const;
+  TensorView placed(const ExpertBatch& batch, const gpu::Buffer& places);
   void hand_down(const ExpertBatch& batch);
   void serve(int layer, int n_tokens);
   void give_up(int n_layers);
@@ -79,7 +88,8 @@ class HybridExperts final : public RoutedExperts {
   gpu::Stream& stream_;
   std::chrono::duration<double> patience_{60};
   std::vector<Layer> layers_;
-  gpu::Buffer places_;                         // [layers, n_experts] of CudaExperts
+  gpu::Buffer places_;                         // [layers, n_experts] among those of the card
+  gpu::Buffer cpu_places_;                     // the same among those of the CPU
   gpu::Buffer card_ids_;                       // [max_tokens, n_active]
   gpu::Buffer ids_, weights_, scales_, rows_;  // mapped, handed down
   gpu::Buffer sum_;                            // mapped, [max_tokens, dim]
@@ -87,6 +97,9 @@ class HybridExperts final : public RoutedExperts {
   gpu::SignalToStream sum_is_there_;
   ExpertBatch batch_ = {};  // of the last submit()
   bool failed_ = false;
+  CudaStreaming* streaming_ = nullptr;
+  int stream_from_ = 0;
+  bool streamed_ = false;  // the step that submit() was called for
 
   Timeline* timeline_ = nullptr;
   gpu::Buffer stamps_;               // mapped, [layers, kPoints]

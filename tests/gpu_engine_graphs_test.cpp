@@ -34,7 +34,8 @@ class OnGpu {
                             {.max_tokens = kLimits.max_tokens,
                              .max_logits = kLimits.max_logits,
                              .context = kContext,
-                             .records = records})),
+                             .records = records},
+                            evenly_on_card(config_, 1 << 30))),
         model_(config_, gpu_->weights(), gpu_->ops(), gpu_->experts(), kLimits, form),
         cache_(config_, kContext, DType::kBF16,
                gpu_->ops().allocate(KvCache::bytes_for(config_, kContext, DType::kBF16))) {}

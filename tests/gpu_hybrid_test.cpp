@@ -2,6 +2,8 @@
 // for, nothing is lost, and who does not come is said.
 #include <chrono>
 #include <future>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "offload/hybrid_experts.h"
@@ -195,6 +197,109 @@ class Fp8HandOff : public HybridHandOff {
 };
 TEST_F(Fp8HandOff, PartsAddUp) {
   for (const int layer : {1, 2, 3}) run_layer(layer, 5);
+}
+
+// Experts of host memory are brought to the card, more than fit it at a time, layer after layer.
+TEST_F(HybridHandOff, ExpertsAreBroughtToTheCard) {
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, stream_);
+  hybrid_->stream_from(3, streaming);
+  int n_handed_down = 0;
+  interposed_->before = [&] { ++n_handed_down; };
+  for (int round = 0; round < 3; ++round)
+    for (const int layer : {1, 2, 3}) run_layer(layer, 3 + round);
+  EXPECT_EQ(n_handed_down, 0);
+  for (const int layer : {1, 2, 3}) run_layer(layer, 2);
+  EXPECT_EQ(n_handed_down, 2);
+}
+TEST_F(Fp8HandOff, ExpertsAreBroughtToTheCard) {
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, stream_);
+  hybrid_->stream_from(1, streaming);
+  for (int round = 0; round < 3; ++round)
+    for (const int layer : {1, 2, 3}) run_layer(layer, 4);
+}
+TEST_F(ConvertedHandOff, OtherFormatsAreNotBrought) {
+  EXPECT_FALSE(CudaStreaming::takes(*cpu_));
+  EXPECT_TRUE(says(error_of([&] { CudaStreaming(random_.config, *cpu_, *rows_, stream_); }),
+                   "make stream_from_tokens 0"));
+}
+
+TEST_F(HybridHandOff, TheCrossoverIsMeasured) {
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, stream_);
+  const int crossover = hybrid_->measured_crossover(kMaxTokens, streaming);
+  EXPECT_TRUE(crossover == 0 || (crossover >= 1 && crossover <= kMaxTokens)) << crossover;
+  run_layer(1, kMaxTokens);  // as before
+}
+
+// A recorded step goes through its layers without submit() and add_to().
+TEST_F(HybridHandOff, TheCpuFollowsAReplay) {
+  constexpr int kTokens = 2, kReplays = 30;
+  const int dim = random_.config.dim;
+  const std::vector<float> zeros(kTokens * dim, 0.f), weights(kTokens * kActive, 0.5f);
+  const auto &x_card = keep(zeros), &y_card = keep(zeros), &w_card = keep(weights);
+  const auto& ids_card = keep(std::vector<int32_t>{0, 1, 2, 5, 6, 7});
+  const auto matrix = [&](const void* data, int64_t cols, DType dtype) {
+    return TensorView{const_cast<void*>(data), kTokens, cols, cols, dtype};
+  };
+  const gpu::Graph graph = stream_.capture([&] {
+    for (const int layer : {1, 2, 3}) {
+      hybrid_->submit({layer,
+                       matrix(x_card.data(), dim, DType::kF32),
+                       {matrix(ids_card.data(), kActive, DType::kI32),
+                        matrix(w_card.data(), kActive, DType::kF32)}});
+      hybrid_->add_to(matrix(y_card.data(), dim, DType::kF32));
+    }
+  });
+  const std::vector<int32_t> ids = {0, 1, 2, 5, 6, 7};
+  for (int replay = 0; replay < kReplays; ++replay) {
+    const std::vector<float> x = gpu::test::random_floats(rng_, kTokens * dim, 1);
+    stream_.copy(x.data(), kTokens * dim * int64_t{sizeof(float)}, x_card.data());
+    stream_.copy(zeros.data(), kTokens * dim * int64_t{sizeof(float)}, y_card.data());
+    if (replay % 5 == 1) stream_.run_on_host([] { std::this_thread::sleep_for(milliseconds(3)); });
+    stream_.replay(graph);
+    if (replay % 5 == 2) std::this_thread::sleep_for(milliseconds(3));
+    hybrid_->follow(kTokens);
+    const std::vector<float> got = y_card.values(stream_);
+    std::vector<float> y = zeros;
+    for (const int layer : {1, 2, 3}) {
+      reference_->submit({layer,
+                          matrix(x.data(), dim, DType::kF32),
+                          {matrix(ids.data(), kActive, DType::kI32),
+                           matrix(weights.data(), kActive, DType::kF32)}});
+      reference_->add_to(matrix(y.data(), dim, DType::kF32));
+    }
+    expect_close(got, y, 2e-2 * largest(y));
+  }
+  // In the middle of a step the CPU fails: the card is not held up in the layers that follow.
+  int n_calls = 0;
+  interposed_->before = [&] {
+    if (++n_calls == 1) fail("out of everything");
+  };
+  stream_.replay(graph);
+  EXPECT_TRUE(says(error_of([&] { hybrid_->follow(kTokens); }), "out of everything"));
+  stream_.wait();
+}
+
+// What was when: parts of every layer, none of negative length, and as JSON.
+TEST_F(HybridHandOff, ATimelineHasAllParts) {
+  Timeline timeline;
+  hybrid_->record(timeline);
+  for (int step = 0; step < 2; ++step)
+    for (const int layer : {1, 2, 3}) run_layer(layer, 1 + step);
+  EXPECT_EQ(timeline.n_steps(), 2);
+  EXPECT_EQ(timeline.n_tokens(1), 2);
+  std::map<std::string, int> n_spans;
+  for (const Timeline::Span& s : timeline.spans()) {
+    EXPECT_GE(s.end, s.begin) << s.name << " of layer " << s.layer;
+    ++n_spans[s.name];
+  }
+  EXPECT_EQ(n_spans["experts"], 4) << "of the CPU in layers 1 and 2";
+  EXPECT_EQ(n_spans["waits for the CPU"], 4);
+  EXPECT_EQ(n_spans["experts, down"], 4) << "of the card in layers 1 and 3";
+  EXPECT_EQ(n_spans["shared expert"], 6);
+  const auto json = nlohmann::json::parse(timeline_json(timeline));
+  EXPECT_EQ(json["traceEvents"].size(), timeline.spans().size() + 3);
+  EXPECT_EQ(json["mean_seconds_a_layer"].size(), 2u);
+  EXPECT_GT(json["mean_seconds_a_layer"][1]["parts"]["CPU: experts"], 0);
 }
 
 // Short delays fall into the CPU's polling, long ones into its sleep.

@@ -11,10 +11,14 @@ namespace tandem {
 // Of a GPU that has the backbone.
 struct CardParts {
   bool embedding_on_cpu = false;
-  int stream_from_tokens = 0;  // steps this long bring the CPU's experts to the card; 0: none
+  // Steps this long bring the CPU's experts to the card; 0: none, kMeasuredCrossover: as measured
+  // once they are loaded.
+  int stream_from_tokens = 0;
   // [layers][n_experts], nothing for a dense layer: these experts are on the card.
   std::vector<std::vector<bool>> experts;
 };
+
+constexpr int kMeasuredCrossover = -1;
 
 struct ExecutedParts {
   ExpertsLayout experts;  // in host memory

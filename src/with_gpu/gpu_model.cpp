@@ -58,7 +58,7 @@ bool any(const CardParts& parts, bool on_card) {
 
 // Of a step, that have experts on the card.
 int rows_needed(const CardParts& parts, const GpuModelOptions& options) {
-  return any(parts, true) || parts.stream_from_tokens > 0 ? options.max_tokens : 0;
+  return any(parts, true) || parts.stream_from_tokens != 0 ? options.max_tokens : 0;
 }
 
 CudaLimits limits_of(const GpuModelOptions& options, const gpu::Card& card) {
@@ -71,6 +71,7 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
   return CudaOps::bytes_for(config, limits_of(options, card)) +
          CudaExpertRows::bytes_for(config, rows_needed(parts, options)) +
          (any(parts, false) ? HybridExperts::bytes_for(config, options.max_tokens) : 0) +
+         (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config) : 0) +
          DeepSeek::bytes_for(config, {options.max_tokens, options.max_logits}) +
          KvCache::bytes_for(config, options.context, DType::kBF16) +
          (card.emulated ? 0 : kContextBytes);
@@ -85,6 +86,8 @@ class Room {
   int64_t left(const CardParts& parts) const { return left(parts, options_.context); }
   void require_for(const CardParts& parts) const;
   int64_t expert_bytes() const;
+  // An emulated card has no rates.
+  bool measures() const { return !card_.emulated; }
 
  private:
   int64_t left(const CardParts& parts, int64_t context) const {
@@ -137,7 +140,10 @@ class Loaded final : public GpuModel {
  public:
   Loaded(const WeightStore& store, ModelWeights& stored, const ModelConfig& config,
          const GpuModelOptions& options, const CardParts& parts)
-      : config_(config), max_tokens_(options.max_tokens), card_(gpu::open_card()) {
+      : config_(config),
+        max_tokens_(options.max_tokens),
+        stream_from_(parts.stream_from_tokens),
+        card_(gpu::open_card()) {
     load(store, stored, options, parts);
     ops_ = std::make_unique<CudaOps>(config, limits_of(options, card_), stream_);
     rows_ = std::make_unique<CudaExpertRows>(config, rows_needed(parts, options), stream_);
@@ -158,6 +164,12 @@ class Loaded final : public GpuModel {
     hybrid_ = std::make_unique<HybridExperts>(
         config_, HybridExperts::Parts{weights_, *card_experts_, experts, std::move(rows), stream_},
         max_tokens_);
+    if (stream_from_ != 0 && (stream_from_ > 0 || CudaStreaming::takes(experts))) {
+      streaming_ = std::make_unique<CudaStreaming>(config_, experts, *rows_, stream_);
+      const int from =
+          stream_from_ > 0 ? stream_from_ : hybrid_->measured_crossover(max_tokens_, *streaming_);
+      if (from > 0) hybrid_->stream_from(from, *streaming_);
+    }
     if (timeline) hybrid_->record(*timeline);
   }
 
@@ -167,6 +179,7 @@ class Loaded final : public GpuModel {
 
   const ModelConfig& config_;
   const int max_tokens_;
+  const int stream_from_;
   const gpu::Card card_;
   gpu::Stream stream_;
   CudaWeights home_, host_home_;  // host_home_: what the card reads over the link
@@ -175,6 +188,7 @@ class Loaded final : public GpuModel {
   std::unique_ptr<CudaOps> ops_;
   std::unique_ptr<CudaExpertRows> rows_;
   std::unique_ptr<CudaExperts> card_experts_;
+  std::unique_ptr<CudaStreaming> streaming_;
   std::unique_ptr<HybridExperts> hybrid_;  // null: all experts are on the card
 };
 
@@ -249,11 +263,14 @@ CardParts choose_card_parts(ModelWeights& stored, const ModelConfig& config,
   if (room.left(parts) >= 0) return parts;
   // One expert first, so that what experts need beside their weights is counted.
   parts = evenly_on_card(config, 1);
+  const int stream_from = room.measures() ? kMeasuredCrossover : 0;
+  parts.stream_from_tokens = stream_from;
   parts.embedding_on_cpu = room.left(parts) < 0;
   const bool on_cpu = parts.embedding_on_cpu;
   parts =
       evenly_on_card(config, room.left(parts) < 0 ? 0 : 1 + room.left(parts) / room.expert_bytes());
   parts.embedding_on_cpu = on_cpu;
+  parts.stream_from_tokens = stream_from;
   room.require_for(parts);
   return parts;
 }

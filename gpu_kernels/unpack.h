@@ -1,0 +1,22 @@
+// From the panels in which CPU kernels keep weights (cpu_kernels/kernels.h, Layout) to rows, on the
+// card.
+#pragma once
+#include "gpu_kernels/numbers.h"
+#include "gpu_kernels/runtime.h"
+
+namespace tandem::gpu {
+
+struct UnpackArgs {
+  const uint8_t* panels;  // [rows, cols] packed, panel_bytes apart, 16-byte aligned
+  int64_t panel_bytes;
+  Number type;   // kBF16 or kF8E4M3
+  uint8_t* out;  // the rows, row_bytes apart, 16-byte aligned
+  int64_t row_bytes;
+  int rows;
+  // Of a row that are written, a multiple of 16: its numbers, and zeros as far as the panel has
+  // them.
+  int bytes;
+};
+void unpack_panels(const Stream& stream, const UnpackArgs& args);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,55 @@
+"""The schedule of a decode step that GPU and CPU share, from the planner's parts: what the program runs (one micro-batch) and what two
+would bring, against the GPU's and the CPU's parts alone. Prints the table of docs/hybrid.md.
+
+    python3 tools/hybrid_schedule.py build/release/tandem
+"""
+import json
+import subprocess
+import sys
+import tempfile
+
+MACHINES = ["2x6454s-4090", "2x9654-5090", "2x8452y-a100", "threadripper-4090"]
+GPU_PARTS = ["projections", "attention", "router", "shared", "gpu_experts", "overhead"]
+
+
+def plan(tandem, *arguments):
+    done = subprocess.run([tandem, "plan", "r1", "--json", *arguments], capture_output=True, text=True)
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def predicted_with(tandem, arguments, placement, micro_batches):
+    placement["micro_batches"] = micro_batches
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(placement, file)
+        file.flush()
+        return plan(tandem, *arguments, "--placement", file.name)["predicted"]["decode"]
+
+
+def parts_of(decode):
+    """Milliseconds of a step that the GPU and the CPU would take alone."""
+    dense, moe = decode["dense_layer"], decode["moe_layer"]
+    rest = decode["step_seconds"] - dense["layers"] * dense["seconds"] - moe["layers"] * moe["seconds"]
+    gpu = dense["layers"] * dense["seconds"] + rest + moe["layers"] * sum(moe["parts"].get(p, 0) for p in GPU_PARTS)
+    return 1e3 * gpu, 1e3 * moe["layers"] * moe["parts"].get("cpu_experts", 0)
+
+
+def main():
+    tandem = sys.argv[1]
+    print("| machine | sequences | GPU alone | CPU alone | step | / the larger | two micro-batches |")
+    print("|---|---|---|---|---|---|---|")
+    for machine in MACHINES:
+        for n in (1, 8, 32):
+            arguments = ["--machine", machine, "--concurrency", str(n), "--ctx", "4096"]
+            found = plan(tandem, *arguments)
+            if not found or "gpu" not in found["placement"]["backbone"]["stages"][0]["devices"][0]:
+                continue
+            one = predicted_with(tandem, arguments, found["placement"], 1)
+            two = predicted_with(tandem, arguments, found["placement"], 2) if n > 1 else one
+            gpu, cpu = parts_of(one)
+            step, overlapped = 1e3 * one["step_seconds"], 1e3 * two["step_seconds"]
+            print(f"| {machine} | {n} | {gpu:.1f} ms | {cpu:.1f} ms | {step:.1f} ms | {step / max(gpu, cpu):.2f} | "
+                  f"{step / overlapped:.2f} x |")
+
+
+if __name__ == "__main__":
+    main()
