@@ -62,14 +62,11 @@ Placement backbone_on_card(const ModelConfig& c, int64_t kv_tokens) {
 }
 
 // Every expert somewhere, layers with all or none on the card among them.
-Placement random_placement(const ModelConfig& c, std::mt19937& rng) {
+Placement random_placement(const ModelConfig& c, std::mt19937& rng, bool may_stream = false) {
   Placement p = backbone_on_card(c, kContext);
   p.embedding_on_cpu = rng() % 2;
   p.prefill_chunk_tokens = 1 + static_cast<int>(rng() % 30);
-  const WeightFormat stored = stored_expert_format(c);
-  const bool can_stream =
-      stored.dtype == DType::kBF16 || (stored.dtype == DType::kF8E4M3 && c.scale_block % 64 == 0);
-  if (can_stream && rng() % 2) p.stream_from_tokens = 1 + static_cast<int>(rng() % 20);
+  if (may_stream && rng() % 2) p.stream_from_tokens = 1 + static_cast<int>(rng() % 20);
   for (int l = 0; l < c.n_layers; ++l) {
     if (!c.is_moe(l)) continue;
     ExpertGroup cpu = {{}, stored_expert_format(c), {kCpu}}, card = cpu;
@@ -111,10 +108,12 @@ TEST_P(Hybrid, RandomPlacementsGiveTheCpusLogits) {
   LoadedModel cpu({.directory = directory, .n_threads = 1, .context = kContext, .max_logits = 40});
   const auto want = logits_of(cpu, tokens);
   std::mt19937 rng(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
+  // Packed INT4 and FP16 are not brought to the card.
+  const bool may_stream = GetParam() != "kimi_k2_thinking" && GetParam() != "moonlight_tied";
   constexpr int kRounds = 3;
   int n_shared = 0;
   for (int round = 0; round < kRounds; ++round) {
-    const Placement placement = random_placement(cpu.config(), rng);
+    const Placement placement = random_placement(cpu.config(), rng, may_stream);
     const std::string text = placement_to_json(placement).dump();
     SCOPED_TRACE(text);
     const PlacementFile file(placement);
