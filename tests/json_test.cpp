@@ -1,6 +1,7 @@
 // Strict JSON, and untrusted text in messages.
 #include "io/json.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tests/error_of.h"
@@ -39,6 +40,17 @@ TEST(Json, RefusesDeepNesting) {
   std::string objects;
   for (int i = 0; i < 100'000; ++i) objects += R"({"a":)";
   EXPECT_TRUE(says(parse_error(objects), "64 levels"));
+}
+
+TEST(Json, KeepsTheOrderOfKeysWhereItIsAskedFor) {
+  const std::string text = R"({"b":1,"a":{"d":2,"c":3}})";
+  EXPECT_EQ(parse_ordered_json(text, "x").dump(), text);
+  EXPECT_TRUE(says(error_of([&] { parse_ordered_json(R"({"a":1,"a":1})", "x"); }), "twice"));
+  std::string many = "{";
+  for (int i = 0; i < 7000; ++i) many += fmt::format("\"{}\":{},", i, i);
+  many.back() = '}';
+  EXPECT_EQ(parse_json(many, "x").size(), 7000u);
+  EXPECT_TRUE(says(error_of([&] { parse_ordered_json(many, "x"); }), "too many keys"));
 }
 
 TEST(Json, ShowsUntrustedTextOnOneBoundedLine) {

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kMaxDepth = 64;
 constexpr size_t kMaxShown = 100;
+constexpr int64_t kMostComparisons = 20'000'000;  // about 0.1 s
 
 using Json = nlohmann::json;
 
@@ -31,8 +32,9 @@ class Strict {
  public:
   explicit Strict(std::string_view source) : source_(source) {}
 
-  bool operator()(int depth, Json::parse_event_t event, const Json& value) {
-    using Event = Json::parse_event_t;
+  template <class AnyJson>
+  bool operator()(int depth, typename AnyJson::parse_event_t event, const AnyJson& value) {
+    using Event = typename AnyJson::parse_event_t;
     if (event == Event::object_start || event == Event::array_start)
       require(depth < kMaxDepth,
               "{}: nested deeper than {} levels: this is no file of a checkpoint", source_,
@@ -41,16 +43,21 @@ class Strict {
       keys_.resize(depth + 1);
       keys_[depth].clear();
     } else if (event == Event::key) {
-      const auto& key = value.get_ref<const std::string&>();
+      const auto& key = value.template get_ref<const std::string&>();
+      n_comparisons_ += static_cast<int64_t>(keys_[depth - 1].size());
       if (!keys_[depth - 1].insert(key).second)
         fail("{}: the key {} stands twice: remove one", source_, shown(key));
     }
     return true;
   }
 
+  // That an object which searches its keys one by one has made so far.
+  int64_t n_comparisons() const { return n_comparisons_; }
+
  private:
   std::string_view source_;
   std::vector<std::unordered_set<std::string>> keys_;  // [depth of the open object]
+  int64_t n_comparisons_ = 0;
 };
 
 // The parser would take it for the end of the text and not look at the rest.
@@ -88,6 +95,22 @@ Json parse_json(std::string_view text, std::string_view source) {
   }
 }
 
+nlohmann::ordered_json parse_ordered_json(std::string_view text, std::string_view source) {
+  using Ordered = nlohmann::ordered_json;
+  require_no_zero_byte(text, source);
+  try {
+    Strict strict(source);
+    return Ordered::parse(text, [&](int depth, Ordered::parse_event_t event, const Ordered& value) {
+      const bool keep = strict(depth, event, value);
+      require(strict.n_comparisons() <= kMostComparisons,
+              "{}: its objects have too many keys: one may have about {}", source, 6000);
+      return keep;
+    });
+  } catch (const Json::exception& error) {
+    fail("{}: broken JSON: {}", source, json_message(error));
+  }
+}
+
 void scan_json(std::string_view text, std::string_view source, Json::json_sax_t& handler) {
   require_no_zero_byte(text, source);
   Json::sax_parse(text, &handler);
@@ -106,6 +129,10 @@ std::string shown(std::string_view text) { return shown(Json(text.substr(0, kMax
 
 std::string shown(const Json& value) {
   return cut(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+std::string shown(const nlohmann::ordered_json& value) {
+  return cut(value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
 }  // namespace tandem

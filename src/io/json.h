@@ -14,6 +14,9 @@ std::string read_text_file(const std::string& path, int64_t max_bytes);
 // Throws Error for a syntax error, a duplicate key, or nesting beyond 64 levels. `source` is the
 // file's name for the message.
 nlohmann::json parse_json(std::string_view text, std::string_view source);
+// The same with the keys of objects in their order. Such objects look for a key one by one: a text
+// that would take long is refused.
+nlohmann::ordered_json parse_ordered_json(std::string_view text, std::string_view source);
 
 // The same piece by piece, for what is too large for a tree; depth and keys are up to `handler`,
 // which is told of syntax errors.
@@ -27,5 +30,6 @@ std::string shown(std::string_view text);
 inline std::string shown(const std::string& text) { return shown(std::string_view(text)); }
 // The same for a JSON value.
 std::string shown(const nlohmann::json& value);
+std::string shown(const nlohmann::ordered_json& value);
 
 }  // namespace tandem

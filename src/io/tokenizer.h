@@ -50,6 +50,8 @@ class Tokenizer {
   std::string_view bytes_of(int32_t id) const;
   bool has_token(int32_t id) const { return !bytes_of(id).empty(); }
   bool is_special(int32_t id) const;
+  // Stands beside the vocabulary that texts are split into, as "<think>" does.
+  bool is_added(int32_t id) const { return added_index_.count(id) > 0; }
 
   // One more than the largest id. Ids in between may have no token; the model may have more rows.
   int32_t vocab_size() const { return vocab_size_; }

@@ -1,0 +1,88 @@
+// A context-free grammar over bytes: rules that are graphs of nodes, whose edges read a byte, read
+// a token that has no bytes of its own, call a rule or read nothing. Built once, then immutable.
+#pragma once
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace tandem {
+
+class Grammar {
+ public:
+  using Node = int32_t;
+  using Rule = int32_t;
+
+  // Every rule reads at least a byte or a token.
+  Rule add_rule();
+  Node start(Rule rule) const { return rules_[rule].start; }
+  Node end(Rule rule) const { return rules_[rule].end; }
+  // Throws Error when there are too many.
+  Node add_node();
+
+  void bytes(Node from, uint8_t first, uint8_t last, Node to);
+  void token(Node from, int32_t id, Node to);
+  void call(Node from, Rule rule, Node to);
+  void skip(Node from, Node to);
+  // Reads `text`; the node after it.
+  Node text(Node from, std::string_view text);
+  void text(Node from, std::string_view text, Node to) { skip(this->text(from, text), to); }
+  Node called(Node from, Rule rule);
+  Node byte(Node from, char c);
+
+  // The whole text is one `root`. Throws Error when a rule calls itself before it reads anything,
+  // reads nothing, or has no text that ends.
+  void finish(Rule root);
+
+  // All that follows is there after finish().
+  struct ByteEdge {
+    uint8_t first, last;
+    Node to;
+  };
+  struct TokenEdge {
+    int32_t id;
+    Node to;
+  };
+  struct Call {
+    Rule rule;
+    Node back;
+  };
+  // What a node comes to without reading: nodes that read, calls, the end of its rule.
+  struct Reach {
+    std::vector<Node> readers;
+    std::vector<Call> calls;
+    bool ends = false;
+  };
+
+  Rule root() const { return root_; }
+  int n_nodes() const { return static_cast<int>(nodes_.size()); }
+  int n_rules() const { return static_cast<int>(rules_.size()); }
+  const std::vector<ByteEdge>& byte_edges(Node node) const { return nodes_[node].bytes; }
+  const std::vector<TokenEdge>& token_edges(Node node) const { return nodes_[node].tokens; }
+  const Reach& reach(Node node) const { return reach_[node]; }
+  // A rule that another may call before it reads has the larger number.
+  int call_order(Rule rule) const { return call_order_[rule]; }
+
+ private:
+  struct RuleNodes {
+    Node start, end;
+  };
+  struct NodeEdges {
+    std::vector<ByteEdge> bytes;
+    std::vector<TokenEdge> tokens;
+    std::vector<Call> calls;
+    std::vector<Node> skips;
+  };
+
+  void find_reach();
+  void sort_rules();
+  void require_ends() const;
+
+  std::vector<NodeEdges> nodes_;
+  std::vector<RuleNodes> rules_;
+  std::vector<bool> is_end_;  // [node]
+  std::vector<Reach> reach_;
+  std::vector<int> call_order_;  // [rule]
+  Rule root_ = -1;
+};
+
+}  // namespace tandem

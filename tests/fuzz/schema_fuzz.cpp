@@ -1,0 +1,38 @@
+// JSON schemas as grammars: any is compiled or refused by an Error, and a text walked through it
+// never comes to a state from which nothing leads on. The text follows the schema's first zero
+// byte.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "core/check.h"
+#include "io/grammar/schema_grammar.h"
+#include "io/grammar/text_states.h"
+#include "io/json.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace tandem;
+  const std::string_view input(reinterpret_cast<const char*>(data), size);
+  const size_t zero = std::min(input.find('\0'), input.size());
+  Grammar grammar;
+  try {
+    const JsonRules json(grammar);
+    grammar.finish(add_schema(grammar, json, parse_ordered_json(input.substr(0, zero), "schema")));
+  } catch (const Error&) {
+    return 0;
+  }
+  TextStates states(grammar);
+  TextStates::State state = states.begin();
+  for (const char c : input.substr(std::min(zero + 1, input.size()))) {
+    if (states.frames(state).empty() && !states.may_end(state)) std::abort();
+    // What cannot come is replaced by the first byte that can.
+    TextStates::State next = states.after(state, static_cast<uint8_t>(c));
+    for (int b = 0; b < 256 && next == TextStates::kDead; ++b)
+      next = states.after(state, static_cast<uint8_t>(b));
+    if (next == TextStates::kDead) break;
+    state = next;
+  }
+  return 0;
+}

@@ -1,0 +1,446 @@
+// Grammars: what a mask of tokens lets through always fits the schema, what fits is let through,
+// and the mask is what reading every token by itself would give.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "io/grammar/grammar_tokens.h"
+#include "io/grammar/pattern_grammar.h"
+#include "io/grammar/schema_grammar.h"
+#include "io/json.h"
+#include "tests/error_of.h"
+#include "tests/json_validator.h"
+
+namespace tandem::test {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Random = std::mt19937;
+
+const Tokenizer& tokenizer() {
+  static const Tokenizer t = Tokenizer::from_directory(TANDEM_SOURCE_DIR "/models/tiny-r1");
+  return t;
+}
+const TokenTrie& trie() {
+  static const TokenTrie t(tokenizer());
+  return t;
+}
+
+Grammar grammar_of(const Json& schema) {
+  Grammar grammar;
+  const JsonRules json(grammar);
+  grammar.finish(add_schema(grammar, json, schema));
+  return grammar;
+}
+
+Grammar pattern_grammar(const std::string& pattern) {
+  Grammar grammar;
+  const Grammar::Rule root = grammar.add_rule();
+  add_pattern(grammar, grammar.start(root), grammar.end(root), pattern, Writing::kRaw, true);
+  grammar.finish(root);
+  return grammar;
+}
+
+bool accepts(const Grammar& grammar, const std::string& text) {
+  TextStates states(grammar);
+  TextStates::State state = states.begin();
+  for (const char c : text)
+    if (state != TextStates::kDead) state = states.after(state, static_cast<uint8_t>(c));
+  return state != TextStates::kDead && states.may_end(state);
+}
+bool accepts(const std::string& schema, const std::string& text) {
+  return accepts(grammar_of(Json::parse(schema)), text);
+}
+
+int below(Random& random, int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); }
+
+// A schema of what is understood, not too deep.
+Json random_schema(Random& random, int depth) {
+  const auto chance = [&](int n) { return below(random, n) == 0; };
+  const auto inner = [&] { return random_schema(random, depth - 1); };
+  if (depth > 0 && chance(6)) {
+    Json any = Json::array();
+    for (int i = 1 + below(random, 3); i > 0; --i) any.push_back(inner());
+    return {{"anyOf", any}};
+  }
+  switch (below(random, depth > 0 ? 12 : 9)) {
+    case 0: {
+      Json s = {{"type", "string"}};
+      if (chance(2)) s["minLength"] = below(random, 3);
+      if (chance(2)) s["maxLength"] = 3 + below(random, 3);
+      return s;
+    }
+    case 1: {
+      const char* patterns[] = {"^[a-c]{2,4}$", "x+y?",      "^(ab|c\\d)*$",
+                                "\\w-[^a-z]$",  "^\"\\\\.$", "^é{1,2}[\\u4e00-\\u4e10]$"};
+      return {{"type", "string"}, {"pattern", patterns[below(random, 6)]}};
+    }
+    case 2:
+    case 3: {
+      Json s = {{"type", below(random, 2) ? "integer" : "number"}};
+      const int low = below(random, 300) - 150;
+      if (chance(2)) s[chance(2) ? "minimum" : "exclusiveMinimum"] = low;
+      if (chance(2)) s[chance(2) ? "maximum" : "exclusiveMaximum"] = low + 2 + below(random, 200);
+      return s;
+    }
+    case 4:
+      return {{"enum", {"red", "gr\"een", 7, -1.5, nullptr, "ß\n"}}};
+    case 5:
+      return {{"const", chance(2) ? Json("fixed") : Json(12)}};
+    case 6:
+      return {{"type", {"boolean", "null"}}};
+    case 7:
+      return {{"$ref", "#/$defs/leaf"}};
+    case 8:
+      return chance(3) ? Json(true) : Json{{"type", "integer"}, {"nullable", true}};
+    case 9: {
+      Json s = {{"type", "array"}, {"items", inner()}};
+      if (chance(2)) s["minItems"] = below(random, 3);
+      if (chance(2)) s["maxItems"] = 2 + below(random, 2);
+      if (chance(4)) s["prefixItems"] = {inner(), inner()};
+      return s;
+    }
+    default: {
+      Json s = {{"type", "object"}, {"properties", Json::object()}, {"required", Json::array()}};
+      for (const char* name : {"a", "ab", "\"q\"", "long name", "é"}) {
+        if (chance(2)) continue;
+        s["properties"][name] = inner();
+        if (chance(2)) s["required"].push_back(name);
+      }
+      if (chance(3)) s["additionalProperties"] = chance(2) ? inner() : Json(chance(2));
+      return s;
+    }
+  }
+}
+
+Json random_root(Random& random) {
+  Json schema = random_schema(random, 3);
+  if (schema.is_boolean()) schema = Json::object();
+  schema["$defs"]["leaf"] = {{"type", "object"},
+                             {"properties", {{"next", {{"$ref", "#/$defs/leaf"}}}, {"v", true}}},
+                             {"additionalProperties", false}};
+  return schema;
+}
+
+// What a mask lets a random writer write, who prefers to come to an end; nothing if he does not.
+std::optional<std::string> random_text(const GrammarTokens& tokens, Random& random) {
+  TextStates states(tokens.grammar());
+  TextStates::State state = states.begin();
+  std::string text;
+  for (int step = 0; step < 1000; ++step) {
+    if (states.may_end(state) && (states.frames(state).empty() || below(random, 3) == 0))
+      return text;
+    std::vector<uint64_t> bits(mask_words(tokens.vocab_size()));
+    tokens.add_allowed(states, state, bits);
+    std::vector<int32_t> allowed;
+    for (int32_t id = 0; id < tokens.vocab_size(); ++id)
+      if (bits[id / 64] >> id % 64 & 1) allowed.push_back(id);
+    if (allowed.empty()) return text + " .. and nothing may follow";
+    int32_t id = allowed[random() % allowed.size()];
+    std::vector<int32_t> closing;
+    for (const int32_t other : allowed) {
+      const std::string_view bytes = tokenizer().bytes_of(other);
+      if (bytes == "\"" || bytes == "}" || bytes == "]") closing.push_back(other);
+    }
+    if (step > 40 && !closing.empty()) id = closing[random() % closing.size()];
+    for (const char c : tokenizer().bytes_of(id)) {
+      state = states.after(state, static_cast<uint8_t>(c));
+      if (state == TextStates::kDead) return text + " .. a token was let through that is wrong";
+    }
+    text += tokenizer().bytes_of(id);
+  }
+  return {};
+}
+
+TEST(SchemaGrammar, WhatTheMaskLetsThroughFits) {
+  constexpr int kSchemas = 400, kTexts = 5;
+  Random random(1);
+  int n = 0;
+  for (int i = 0; i < kSchemas; ++i) {
+    const Json schema = random_root(random);
+    const GrammarTokens tokens(grammar_of(schema), trie());
+    const JsonValidator validator(schema);
+    for (int k = 0; k < kTexts; ++k) {
+      const auto text = random_text(tokens, random);
+      if (!text) continue;
+      const Json value = Json::parse(*text, nullptr, false);
+      ASSERT_FALSE(value.is_discarded()) << schema << "\n" << *text;
+      ASSERT_TRUE(validator.fits(value)) << schema << "\n" << *text;
+      ++n;
+    }
+  }
+  EXPECT_GT(n, kSchemas * kTexts * 9 / 10);
+}
+
+std::string random_string(Random& random, int min, int max) {
+  const char* characters[] = {"a", "b", "Z", "0", " ", "\"", "\\", "\n", "é", "世", "😀", "/"};
+  std::string text;
+  for (int n = min + below(random, max - min + 1); n > 0; --n)
+    text += characters[below(random, 12)];
+  return text;
+}
+
+// A value that fits, its properties in the schema's order; null: none was found.
+std::optional<Json> random_value(const Json& root, const Json& s, Random& random, int depth) {
+  const auto chance = [&](int n) { return below(random, n) == 0; };
+  if (depth > 12) return {};
+  if (s == true)
+    return random_value(root, {{"type", "array"}, {"items", {{"type", "null"}}}}, random, depth);
+  if (s.value("nullable", false) && chance(3)) return Json();
+  if (s.contains("$ref"))
+    return random_value(root, root.at(Json::json_pointer(s["$ref"].get<std::string>().substr(1))),
+                        random, depth + 1);
+  if (s.contains("const")) return s["const"];
+  if (s.contains("enum")) return s["enum"][below(random, static_cast<int>(s["enum"].size()))];
+  if (s.contains("anyOf"))
+    return random_value(root, s["anyOf"][below(random, static_cast<int>(s["anyOf"].size()))],
+                        random, depth + 1);
+  const Json type = s.value("type", Json("null"));
+  if (type.is_array()) return chance(2) ? Json() : Json(chance(2));
+  if (type == "string") {
+    if (s.contains("pattern")) return {};
+    const int min = s.value("minLength", 0);
+    return random_string(random, min, s.value("maxLength", min + 4));
+  }
+  if (type == "integer" || type == "number") {
+    int low = s.value("minimum", s.value("exclusiveMinimum", -2000) + 1);
+    const int high = s.value("maximum", s.value("exclusiveMaximum", std::max(low, 0) + 2000) - 1);
+    low = std::min(low, high);
+    const int whole = low + below(random, high - low + 1);
+    if (type == "number" && whole < high && whole >= 0) return whole + below(random, 100) / 128.0;
+    return whole;
+  }
+  if (type == "array") {
+    Json value = Json::array();
+    const int min = s.value("minItems", 0),
+              n = min + below(random, s.value("maxItems", min + 2) - min + 1);
+    for (int i = 0; i < n; ++i) {
+      const bool first = s.contains("prefixItems") && i < static_cast<int>(s["prefixItems"].size());
+      const auto item =
+          random_value(root, first ? s["prefixItems"][i] : s["items"], random, depth + 1);
+      if (!item) return {};
+      value.push_back(*item);
+    }
+    return value;
+  }
+  if (type != "object") return Json();
+  Json value = Json::object();
+  for (const auto& [name, property] : s["properties"].items()) {
+    const Json required = s.value("required", Json::array());
+    const bool must = std::find(required.begin(), required.end(), name) != required.end();
+    if (!must && chance(2)) continue;
+    const auto one = random_value(root, property, random, depth + 1);
+    if (!one && must) return {};
+    if (one) value[name] = *one;
+  }
+  const Json more = s.value("additionalProperties", Json(false));
+  if (more != false)
+    for (const char* name : {"other", "abc", "b", "lo"})
+      if (const auto one = random_value(root, more, random, depth + 1); one && chance(2))
+        value[name] = *one;
+  return value;
+}
+
+TEST(SchemaGrammar, WhatFitsIsAccepted) {
+  Random random(2);
+  int n = 0;
+  for (int i = 0; i < 600; ++i) {
+    const Json schema = random_root(random);
+    const Grammar grammar = grammar_of(schema);
+    for (int k = 0; k < 8; ++k) {
+      const auto value = random_value(schema, schema, random, 0);
+      if (!value) continue;
+      ASSERT_TRUE(JsonValidator(schema).fits(*value)) << schema << "\n" << *value;
+      for (const std::string& text : {value->dump(), value->dump(1, '\t'), value->dump(4)})
+        ASSERT_TRUE(accepts(grammar, text)) << schema << "\n" << text;
+      ++n;
+    }
+  }
+  EXPECT_GT(n, 2000);
+}
+
+// The exits, the shared base and the trie change no token.
+TEST(GrammarTokens, AMaskIsWhatEveryTokenByItselfGives) {
+  Random random(3);
+  Grammar base_grammar;
+  const JsonRules json(base_grammar);
+  base_grammar.finish(json.value);
+  const auto base = std::make_shared<GrammarTokens>(base_grammar, trie());
+  for (int i = 0; i < 150; ++i) {
+    const Json schema = random_root(random);
+    const GrammarTokens tokens(grammar_of(schema), trie(), base);
+    TextStates states(tokens.grammar());
+    TextStates::State state = states.begin();
+    for (int step = 0; step < 60 && !states.frames(state).empty(); ++step) {
+      std::vector<uint64_t> bits(mask_words(tokens.vocab_size()));
+      tokens.add_allowed(states, state, bits);
+      std::vector<TextStates::State> next;
+      for (int32_t id = 0; id < tokens.vocab_size(); ++id) {
+        TextStates::State after = state;
+        for (const char c : tokenizer().bytes_of(id))
+          if (after != TextStates::kDead) after = states.after(after, static_cast<uint8_t>(c));
+        const bool takes = tokenizer().has_token(id) && !tokenizer().is_added(id) && after >= 0;
+        ASSERT_EQ(takes, bits[id / 64] >> id % 64 & 1) << schema << tokenizer().bytes_of(id);
+        if (takes) next.push_back(after);
+      }
+      ASSERT_FALSE(next.empty());
+      state = next[random() % next.size()];
+    }
+  }
+}
+
+TEST(SchemaGrammar, TextsWrittenByHand) {
+  const struct {
+    std::string schema;
+    std::vector<std::string> good, bad;
+  } cases[] = {
+      {"{}",
+       {"1", "-0.5e+9", "\"\\ud83d\\ude00\"", "[ ]", "{\"a\":\n  [1, {}]}", "null"},
+       {"", "01", "1.", "+1", "\"\\ud83d\"", "\"\n\"", "\"\xc0\x80\"", "\"\xed\xa0\x80\"", "[1,]",
+        "{\"a\"}", "nul", "[  1]", "1 ", "1e100", "1234567890123456789", "tru e", "\"\\x\""}},
+      {R"({"type":"object"})", {"{}", "{ }", "{\"b\": {}}"}, {"[]", "{\"a\": 1,}"}},
+      {R"({"properties":{"a":{"type":"integer"},"b":{}},"required":["b"]})",
+       {"{\"a\":1,\"b\":[]}", "{\"b\":1}"},
+       {"{}", "{\"a\":1}", "{\"b\":1,\"a\":1}", "{\"a\":\"x\",\"b\":1}", "{\"b\":1,\"c\":1}"}},
+      {R"({"properties":{"ab":{"type":"integer"}},"additionalProperties":{"type":"null"}})",
+       {"{}", "{\"ab\":1}", "{\"a\":null}", "{\"ab\":1,\"abc\":null,\"\":null}", "{\"x\":null}"},
+       {"{\"ab\":null}", "{\"a\":null,\"ab\":1}", "{\"\\u0061b\":null}", "{\"x\":1}"}},
+      {R"({"type":"array","items":{"type":"boolean"},"minItems":1,"maxItems":2})",
+       {"[true]", "[true, false]"},
+       {"[]", "[true,true,true]", "[1]"}},
+      {R"({"type":"array","prefixItems":[{"type":"null"},{"const":1}],"items":false})",
+       {"[]", "[null]", "[null,1]"},
+       {"[1]", "[null,1,1]"}},
+      {R"({"type":"integer","minimum":-12,"exclusiveMaximum":105})",
+       {"-12", "-1", "0", "9", "99", "100", "104"},
+       {"-13", "-0", "105", "1000", "007", "1.5", "1e1"}},
+      {R"({"type":"number","exclusiveMinimum":0,"maximum":1})",
+       {"0.001", "1", "1.00", "0.5"},
+       {"0", "0.0", "-0.5", "1.01", "2"}},
+      {R"({"type":"number","minimum":-3,"exclusiveMaximum":-1})",
+       {"-3", "-3.0", "-2.9", "-1.01"},
+       {"-1", "-1.0", "-3.01", "-0.5", "2"}},
+      {R"({"type":"string","minLength":2,"maxLength":3})",
+       {"\"é世\"", "\"a\\\"\\u00e9\""},
+       {"\"a\"", "\"abcd\""}},
+      {R"({"type":"string","format":"date"})",
+       {"\"2024-02-28\""},
+       {"\"2024-13-01\"", "\"2024-04-31\"", "\"x2024-01-01\""}},
+      {R"({"type":"string","format":"password"})", {"\"anything\""}, {"1"}},
+      {R"({"enum":[{"k":[1,"é"]}]})", {"{\"k\":[1,\"é\"]}"}, {"{\"k\":[1]}"}},
+      {R"({"enum":["a",1,null],"type":["string","null"]})", {"\"a\"", "null"}, {"1", "\"b\""}},
+      {R"({"oneOf":[{"type":"object","properties":{"k":{"const":"a"},"x":{"type":"integer"}},"required":["k","x"]},{"type":"object","properties":{"k":{"const":"b"}},"required":["k"]}]})",
+       {R"({"k":"a","x":1})", R"({"k":"b"})"},
+       {R"({"k":"a"})", R"({"k":"b","x":1})"}},
+      {R"({"$ref":"#/$defs/n","$defs":{"n":{"anyOf":[{"type":"null"},{"type":"object","properties":{"n":{"$ref":"#/$defs/n"}},"required":["n"]}]}}})",
+       {"null", "{\"n\":{\"n\":null}}"},
+       {"{}", "{\"n\":1}"}},
+      {R"({"type":"string","pattern":"^a.c$","description":"d","default":1})",
+       {"\"abc\"", "\"a\\\"c\""},
+       {"\"a\\nc\"", "\"abcd\""}},
+      {R"({"allOf":[{"$ref":"#/$defs/x"}],"$defs":{"x":{"type":"string","nullable":true}}})",
+       {"null", "\"\""},
+       {"1"}},
+      {R"({"type":"object","required":["z"],"additionalProperties":true})",
+       {"{\"z\":1}", "{\"z\":1,\"y\":2}"},
+       {"{}", "{\"y\":2}"}},
+  };
+  for (const auto& c : cases) {
+    for (const std::string& text : c.good) EXPECT_TRUE(accepts(c.schema, text)) << c.schema << text;
+    for (const std::string& text : c.bad) EXPECT_FALSE(accepts(c.schema, text)) << c.schema << text;
+  }
+}
+
+TEST(SchemaGrammar, WhatIsNotUnderstoodIsNamed) {
+  const struct {
+    std::string schema, words;
+  } cases[] = {
+      {R"({"type":"number","multipleOf":3})", "#: \"multipleOf\" is not supported"},
+      {R"({"properties":{"a":{"not":{}}}})", "#/properties/a: \"not\""},
+      {R"({"anyOf":[{"type":"object","patternProperties":{}}]})",
+       "#/anyOf/0: \"patternProperties\""},
+      {R"({"uniqueItems":true})", "uniqueItems"},
+      {R"({"$ref":"https://example.com/x"})", "only those into the schema itself"},
+      {R"({"$ref":"#/$defs/x"})", "points to nothing"},
+      {R"({"$ref":"#"})", "nothing but itself"},
+      {R"({"anyOf":[{"$ref":"#"},{"type":"null"}]})", "nothing but itself"},
+      {R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})",
+       "no text that ends"},
+      {R"({"anyOf":[{}],"type":"object"})", "\"type\" beside \"anyOf\""},
+      {R"({"type":"strange"})", "\"strange\" is not a type"},
+      {R"({"type":[]})", "\"type\" is empty"},
+      {R"({"enum":[]})", "none of its constants"},
+      {R"({"enum":["a"],"type":"integer"})", "none of its constants"},
+      {R"({"enum":5})", "enum is 5"},
+      {"false", "nothing fits false"},
+      {"7", "must be a schema"},
+      {R"({"properties":[]})", "properties is []"},
+      {R"({"required":["a"],"additionalProperties":false})", "\"a\" is required"},
+      {R"({"type":"array","minItems":3,"maxItems":2})", "no array has"},
+      {R"({"type":"array","minItems":-1})", "minItems"},
+      {R"({"type":"array","minItems":99999})", "too large"},
+      {R"({"type":"integer","minimum":5,"maximum":4})", "no integer"},
+      {R"({"type":"number","minimum":0.5})", "not whole"},
+      {R"({"type":"number","minimum":"0"})", "must be a number"},
+      {R"({"type":"string","pattern":"(?=a)b"})", "(?:"},
+      {R"({"type":"string","pattern":"a(b"})", "not closed"},
+      {R"({"type":"string","pattern":"\\p{L}"})", "\\\\p{L}"},
+      {R"({"type":"string","pattern":"a{3,1}"})", "not a count"},
+      {R"({"type":"string","pattern":"[z-a]"})", "range"},
+      {R"({"type":"string","pattern":"((a{1000}){1000}){9}"})", "too large"},
+      {R"({"type":"string","pattern":"a","maxLength":3})", "only one of"},
+      {R"({"oneOf":[{"type":"integer"},{"type":"number"}]})", "oneOf is supported only"},
+      {R"({"allOf":[{},{}]})", "more than one"},
+  };
+  for (const auto& c : cases) {
+    const std::string error = error_of([&] { grammar_of(Json::parse(c.schema)); });
+    EXPECT_TRUE(says(error, c.words)) << c.schema << "\n" << error;
+  }
+}
+
+TEST(PatternGrammar, MatchesWhatTheStandardLibraryMatches) {
+  Random random(4);
+  const char* pieces[] = {"a",      "b",     ".", "[ab]", "[^a]", "\\d",
+                          "(a|bc)", "(?:b)", "c", "1",    "\\w",  "\\\\"};
+  const char* counts[] = {"", "", "", "*", "+", "?", "{2}", "{1,2}", "{2,}"};
+  for (int i = 0; i < 300; ++i) {
+    std::string pattern = "a";
+    for (int n = 1 + below(random, 4); n > 0; --n) {
+      pattern += std::string(pieces[below(random, 12)]) + counts[below(random, 9)];
+      if (below(random, 6) == 0) pattern += "|b";
+    }
+    const Grammar grammar = pattern_grammar(pattern);
+    const std::regex expected(pattern);
+    for (int k = 0; k < 200; ++k) {
+      std::string text = "a";
+      for (int n = below(random, 6); n > 0; --n) text += "abc1\\"[below(random, 5)];
+      ASSERT_EQ(accepts(grammar, text), std::regex_match(text, expected)) << pattern << " " << text;
+    }
+  }
+}
+
+// Every way to read the text would double at each level if the ways did not share their ends.
+TEST(TextStates, AmbiguityDoesNotExplode) {
+  const Grammar grammar = grammar_of(Json::parse(
+      R"({"$ref":"#/$defs/a","$defs":{"a":{"anyOf":[
+          {"type":"array","items":{"$ref":"#/$defs/a"}},
+          {"type":"array","items":{"anyOf":[{"$ref":"#/$defs/a"},{"const":1}]}},
+          {"type":"array","items":{"anyOf":[{"$ref":"#/$defs/a"},{"const":2}]}}]}}})"));
+  TextStates states(grammar);
+  TextStates::State state = states.begin();
+  const auto read = [&](char c, int n) {
+    for (; n > 0; --n) {
+      state = states.after(state, static_cast<uint8_t>(c));
+      ASSERT_NE(state, TextStates::kDead);
+      ASSERT_LT(states.frames(state).size(), 200u);
+    }
+  };
+  read('[', 1000);
+  read('2', 1);
+  read(']', 1000);
+  EXPECT_TRUE(states.may_end(state));
+}
+
+}  // namespace
+}  // namespace tandem::test
