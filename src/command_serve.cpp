@@ -95,7 +95,8 @@ class Computing {
                   vocabulary_of(tokenizer_, loaded.config().vocab), loaded.context(),
                   {.max_running = s.max_batch,
                    .keeps_pages = !s.no_prefix_cache,
-                   .output = s.no_async_output ? nullptr : &output_});
+                   .output = s.no_async_output ? nullptr : &output_,
+                   .masks = s.no_async_output ? nullptr : &masks_});
     {
       const std::lock_guard lock(mutex_);
       engine_ = &engine;
@@ -119,7 +120,7 @@ class Computing {
   const Tokenizer& tokenizer_;
   Service& service_;
   HttpServer& server_;
-  OutputThread output_;
+  OutputThread output_, masks_;
   std::exception_ptr failure_;
   std::mutex mutex_;
   Engine* engine_ = nullptr;

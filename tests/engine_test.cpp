@@ -8,6 +8,7 @@
 #include <future>
 
 #include "conversation.h"
+#include "io/grammar/schema_grammar.h"
 #include "tests/error_of.h"
 
 namespace tandem::test {
@@ -84,13 +85,14 @@ class RunningEngine {
                   vocabulary_of(tokenizer, loaded.config().vocab), options.context,
                   {.max_running = options.max_running,
                    .keeps_pages = options.keeps_pages,
-                   .output = options.async_output ? &output_ : nullptr});
+                   .output = options.async_output ? &output_ : nullptr,
+                   .masks = options.async_output ? &masks_ : nullptr});
     ready_.set_value(&engine);
     engine.run();
     output_.finish();
   }
 
-  OutputThread output_;
+  OutputThread output_, masks_;
   std::promise<Engine*> ready_;
   Engine* engine_;
   std::thread thread_;
@@ -125,6 +127,78 @@ std::vector<EngineRequest> crowd() {
     requests.back().request.max_new_tokens = 300;
   }
   return requests;
+}
+
+// Answers, after thinking, with a list of two or three numbers.
+EngineRequest list_question(int i) {
+  static const TokenTrie trie(tokenizer());
+  static const auto tokens = [] {
+    Grammar grammar;
+    const JsonRules json(grammar);
+    grammar.finish(add_schema(
+        grammar, json,
+        {{"type", "array"}, {"items", {{"type", "integer"}}}, {"minItems", 2}, {"maxItems", 3}}));
+    return std::make_shared<GrammarTokens>(std::move(grammar), trie);
+  }();
+  EngineRequest request = question(fmt::format("What is {} + {}?", 3 * i, 100 - i),
+                                   i % 2 == 0 ? 0.0f : 1.0f, static_cast<uint64_t>(i));
+  request.request.max_new_tokens = 600;
+  request.constraint = std::make_shared<TokenConstraint>(
+      tokens, tokenizer(),
+      TokenConstraint::Options{.after_thinking = true,
+                               .end_tokens = request.request.stop_ids,
+                               .vocabulary = tokenizer().vocab_size()});
+  return request;
+}
+
+TEST(Engine, ConstrainedAnswersAreInTheGrammarAlone_InACrowd_WithEitherThread) {
+  std::vector<std::vector<std::string>> all;
+  for (const bool async : {true, false}) {
+    for (const bool crowded : {true, false}) {
+      RunningEngine engine({.async_output = async});
+      std::vector<std::future<Ending>> others, lists;
+      for (int i = 0; crowded && i < 12; ++i)
+        others.push_back(engine.submit(question(fmt::format("What is {} + 5?", i), 1.0f, i)));
+      for (int i = 0; i < 10; ++i) {
+        lists.push_back(engine.submit(list_question(i)));
+        if (!crowded) lists.back().wait();
+      }
+      std::vector<std::string> texts;
+      for (auto& list : lists) {
+        const Ending ending = list.get();
+        EXPECT_EQ(ending.finish, FinishReason::kStop) << ending.error;
+        texts.push_back(ending.text);
+      }
+      all.push_back(texts);
+    }
+  }
+  for (const std::string& text : all[0]) {
+    const size_t mark = text.find("</think>");
+    ASSERT_NE(mark, std::string::npos) << text;
+    EXPECT_GT(mark, 20u) << "it thinks before";
+    const auto list = nlohmann::json::parse(text.substr(mark + 8), nullptr, false);
+    ASSERT_TRUE(list.is_array()) << text;
+    EXPECT_TRUE(list.size() == 2 || list.size() == 3) << text;
+  }
+  for (const auto& texts : all) EXPECT_EQ(texts, all[0]);
+}
+
+TEST(Engine, ATokenThatCannotComeFailsOnlyItsAnswer) {
+  RunningEngine engine({});
+  EngineRequest request = list_question(0);
+  request.request.prompt = {5};
+  Grammar grammar;
+  const Grammar::Rule rule = grammar.add_rule();
+  grammar.token(grammar.start(rule), tokenizer().vocab_size() + 5, grammar.end(rule));
+  grammar.finish(rule);
+  const TokenTrie trie(tokenizer());
+  request.constraint = std::make_shared<TokenConstraint>(
+      std::make_shared<GrammarTokens>(std::move(grammar), trie), tokenizer(),
+      TokenConstraint::Options{
+          .after_thinking = false, .end_tokens = {}, .vocabulary = tokenizer().vocab_size() + 64});
+  const Ending ending = engine.submit(std::move(request)).get();
+  EXPECT_EQ(ending.finish, FinishReason::kFailed);
+  EXPECT_TRUE(says(ending.error, "no token of the vocabulary may follow")) << ending.error;
 }
 
 std::vector<std::string> texts_of(RunningEngine& engine, bool one_by_one) {

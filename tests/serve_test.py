@@ -248,12 +248,80 @@ class Serving(unittest.TestCase):
         self.refused(complete, "[" * 100000, 400)
         self.refused(talk, chat(tools=[{"type": "function"}]), 400, "tools[0].function.name")
         self.refused(talk, chat(tool_choice="required"), 400, "tool_choice")
-        self.refused(talk, chat(response_format={"type": "json_object"}), 400, "json_object")
+        self.refused(talk, chat(response_format={"type": "xml"}), 400, "xml")
+        self.refused(talk, chat(guided_json={"properties": {"a": {"multipleOf": 2}}}), 400, "#/properties/a", "multipleOf")
+        self.refused(talk, chat(guided_json={"$ref": "#"}), 400, "guided_json")
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]
+        self.refused(talk, chat(tools=tools, tool_choice="required"), 400, "tools[0].function.parameters", "not")
         self.assertEqual(self.refused(complete, {"model": "gpt-4", "prompt": "x"}, 404, "gpt-4")["code"], "model_not_found")
         error = self.refused(complete, {"prompt": "word " * 3000, "max_tokens": 7000}, 400, "8192", "7000")
         self.assertEqual(error["code"], "context_length_exceeded")
         self.refused("/v1/embeddings", {}, 404)
         self.assertEqual(self.server.request("DELETE", "/v1/models")[0], 405)
+
+    def test_answers_have_the_form_asked_for(self):
+        schema = {"type": "object", "additionalProperties": False, "required": ["name", "n", "ok"], "properties": {
+            "name": {"type": "string", "maxLength": 8}, "n": {"type": "integer", "minimum": 0, "maximum": 99},
+            "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}, "ok": {"type": "boolean"}}}
+        response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+        for seed in range(12):
+            answer = self.server.ok("/v1/chat/completions", {**chat(temperature=1, seed=seed, max_tokens=1000), "response_format": response_format})
+            choice = answer["choices"][0]
+            self.assertEqual(choice["finish_reason"], "stop", choice)
+            self.assertGreater(len(choice["message"]["reasoning_content"]), 10)
+            value = json.loads(choice["message"]["content"])
+            self.assertLessEqual({"name", "n", "ok"}, set(value))
+            self.assertLessEqual(set(value), {"name", "n", "tags", "ok"})
+            self.assertTrue(len(value["name"]) <= 8 and 0 <= value["n"] <= 99 and value["ok"] in (True, False))
+            self.assertTrue(set(value.get("tags", [])) <= {"a", "b"})
+        stream = self.server.events("/v1/chat/completions", chat(stream=True, max_tokens=1000, response_format=response_format))
+        text = "".join(e["choices"][0]["delta"].get("content", "") for e in stream)
+        self.assertIn("name", json.loads(text))
+        for more, words in (({"guided_choice": ["red", "green"]}, r"red|green"), ({"structured_outputs": {"regex": r"[a-c]{3}-\d+"}}, r"[a-c]{3}-\d+"),
+                            ({"guided_json": {"type": "array", "items": {"type": "null"}, "maxItems": 2}}, r"\[[^x]*\]\Z")):
+            for ends in ({}, {"ignore_eos": True}):
+                choice = self.server.ok("/v1/completions", {"prompt": "Colour:", "max_tokens": 40, "temperature": 1, "seed": 1, **more, **ends})["choices"][0]
+                self.assertRegex(choice["text"], rf"\A(?:{words})", choice)
+                if "guided_json" in more:
+                    json.loads(choice["text"])
+        both = self.server.ok("/v1/completions", {"prompt": "a", "max_tokens": 9, "guided_choice": ["yes", "no"], "n": 4, "min_tokens": 5})
+        self.assertTrue({c["text"] for c in both["choices"]} <= {"yes", "no"})
+        answer = self.server.ok("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 30, "regex": "(ab){2}"}})
+        self.assertEqual(answer["text"], "abab")
+
+    def test_calls_can_be_forced(self):
+        tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {
+            "unit": {"enum": [name, "K"]}}, "required": ["unit"], "additionalProperties": False}}} for name in ("get", "put")]
+        for choice, names in (("required", {"get", "put"}), ({"type": "function", "function": {"name": "put"}}, {"put"})):
+            for seed in range(4):
+                asked = chat(tools=tools, tool_choice=choice, temperature=1, seed=seed, max_tokens=1000, parallel_tool_calls=seed > 1)
+                answer = self.server.ok("/v1/chat/completions", asked)["choices"][0]
+                self.assertEqual(answer["finish_reason"], "tool_calls", answer)
+                calls = answer["message"]["tool_calls"]
+                if seed <= 1 or choice != "required":
+                    self.assertEqual(len(calls), 1)
+                for call in calls:
+                    name = call["function"]["name"]
+                    self.assertIn(name, names)
+                    self.assertIn(json.loads(call["function"]["arguments"]), ({"unit": name}, {"unit": "K"}))
+                self.assertIsNone(answer["message"]["content"])
+
+    def test_the_description_has_the_paths_that_are_there(self):
+        _, description = self.server.get("/openapi.json")
+        self.assertEqual(description["openapi"], "3.1.0")
+        source = (ROOT / "src/server/service.cpp").read_text(encoding="utf-8")
+        listed = set(re.findall(r'"(/[^"]*)"', source[source.index("kModelsPath ="):source.index("int64_t now_in_seconds")]))
+        described = set(description["paths"])
+        self.assertEqual({path.replace("{model}", "") for path in described}, listed)
+        for path, methods in description["paths"].items():
+            there = {m for m in ("get", "post") if m in methods}
+            for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+                status, headers, body = self.server.request(method, path.replace("{model}", TINY), b"{}" if method == "POST" else None)
+                if method.lower() in there:
+                    self.assertIn(status, (200, 400), (method, path, body))
+                else:
+                    self.assertEqual(status, 405, (method, path))
+                    self.assertEqual(headers["Allow"], "POST" if "post" in there else "GET, HEAD")
 
     def test_tools_are_taken(self):
         tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

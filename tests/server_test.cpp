@@ -13,7 +13,7 @@
 namespace tandem::test {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 GenerationRequest completion(const std::string& text) {
   return parse_completion_request(Json::parse(text), {});
@@ -46,7 +46,7 @@ TEST(GenerationRequest, DefaultsAreOpenAis) {
 }
 
 TEST(GenerationRequest, TheModelsDefaultsHoldWhereNothingIsSaid) {
-  const SamplingDefaults defaults = sampling_defaults(Json::parse(
+  const SamplingDefaults defaults = sampling_defaults(nlohmann::json::parse(
       R"({"temperature": 0.6, "top_p": 0.95, "top_k": "no", "repetition_penalty": -1})"));
   EXPECT_FLOAT_EQ(defaults.temperature, 0.6f);
   EXPECT_EQ(defaults.top_k, 0);
@@ -107,14 +107,75 @@ TEST(GenerationRequest, EveryNumberHasARange) {
 }
 
 TEST(GenerationRequest, WhatIsNotThereIsRefused) {
-  for (const char* choice : {"\"required\"", R"({"type": "function", "function": {"name": "f"}})"})
-    EXPECT_EQ(param_of(chat, fmt::format(R"(, "tool_choice": {})", choice)), "tool_choice");
   EXPECT_EQ(param_of(chat, R"(, "tools": [])"), "accepted");
-  EXPECT_EQ(param_of(chat, R"(, "response_format": {"type": "json_schema"})"), "response_format");
+  EXPECT_EQ(param_of(chat, R"(, "response_format": {"type": "xml"})"), "response_format");
   EXPECT_EQ(param_of(chat, R"(, "response_format": {"type": "text"})"), "accepted");
-  EXPECT_EQ(param_of(chat, R"(, "guided_json": {})"), "guided_json");
+  EXPECT_EQ(param_of(chat, R"(, "guided_grammar": "x")"), "guided_grammar");
   EXPECT_EQ(param_of(completion, R"({"prompt": "a", "echo": true, "logprobs": 1})"), "echo");
   EXPECT_EQ(param_of(completion, R"({"prompt": "a", "n": 2, "best_of": 3})"), "best_of");
+}
+
+TEST(GenerationRequest, EverySpellingOfAForm) {
+  using Kind = AnswerForm::Kind;
+  const struct {
+    const char* more;
+    Kind kind;
+    const char* field;
+  } cases[] = {
+      {R"("response_format": {"type": "json_object"})", Kind::kSchema, "response_format"},
+      {R"("response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": true,
+          "schema": {"type": "string"}}})",
+       Kind::kSchema, "response_format.json_schema.schema"},
+      {R"("response_format": {"type": "json_schema", "json_schema": {"name": "x"}})", Kind::kSchema,
+       "response_format"},
+      {R"("guided_json": {"type": "string"})", Kind::kSchema, "guided_json"},
+      {R"("guided_json": "{\"type\": \"string\"}")", Kind::kSchema, "guided_json"},
+      {R"("structured_outputs": {"json": {"type": "string"}})", Kind::kSchema,
+       "structured_outputs.json"},
+      {R"("structured_outputs": {"json_object": true})", Kind::kSchema,
+       "structured_outputs.json_object"},
+      {R"("guided_regex": "a+")", Kind::kPattern, "guided_regex"},
+      {R"("regex": "a+")", Kind::kPattern, "regex"},
+      {R"("structured_outputs": {"regex": "a+"})", Kind::kPattern, "structured_outputs.regex"},
+      {R"("guided_choice": ["a", "b"])", Kind::kChoice, "guided_choice"},
+      {R"("structured_outputs": {"choice": ["a", "b"]})", Kind::kChoice,
+       "structured_outputs.choice"},
+      {R"("response_format": null)", Kind::kFree, ""},
+  };
+  for (const auto& c : cases) {
+    const AnswerForm form = chat(std::string(", ") + c.more).form;
+    EXPECT_EQ(form.kind, c.kind) << c.more;
+    EXPECT_EQ(form.field, c.field);
+  }
+  EXPECT_EQ(chat(R"(, "guided_json": "{\"type\": \"string\"}")").form.schema["type"], "string");
+  const auto generate = [](const std::string& text) {
+    return parse_generate_request(Json::parse(text), {});
+  };
+  EXPECT_EQ(generate(R"({"text": "x", "sampling_params": {"json_schema": "{}"}})").form.kind,
+            Kind::kSchema);
+  for (const char* wrong :
+       {R"("response_format": 5)", R"("response_format": {"type": "json_schema"})",
+        R"("response_format": {"type": "json_schema", "json_schema": {"schema": 5}})",
+        R"("guided_json": 5)", R"("guided_json": "{")", R"("guided_choice": [])",
+        R"("guided_choice": [""])", R"("guided_choice": [1])", R"("guided_regex": 5)",
+        R"("structured_outputs": {"grammar": "x"})", R"("structured_outputs": [])",
+        R"("guided_regex": "a", "guided_choice": ["a"])"})
+    EXPECT_NE(param_of(chat, std::string(", ") + wrong), "accepted") << wrong;
+}
+
+TEST(GenerationRequest, CallsCanBeForced) {
+  const std::string tools = R"(, "tools": [{"type": "function", "function": {"name": "f"}}])";
+  EXPECT_FALSE(chat(tools).must_call);
+  EXPECT_FALSE(chat(tools + R"(, "tool_choice": "auto")").must_call);
+  const GenerationRequest any = chat(tools + R"(, "tool_choice": "required")");
+  EXPECT_TRUE(any.must_call && any.must_call_name.empty() && any.may_call_many);
+  EXPECT_FALSE(chat(tools + R"(, "parallel_tool_calls": false)").may_call_many);
+  const std::string named = R"(, "tool_choice": {"type": "function", "function": {"name": "f"}})";
+  EXPECT_EQ(chat(tools + named).must_call_name, "f");
+  EXPECT_EQ(param_of(chat, named), "tool_choice") << "without tools";
+  for (const char* wrong : {"\"always\"", "5", "{}", R"({"type": "function"})",
+                            R"({"type": "function", "function": {"name": "g"}})"})
+    EXPECT_NE(param_of(chat, tools + R"(, "tool_choice": )" + wrong), "accepted") << wrong;
 }
 
 TEST(GenerationRequest, FieldsOfAChat) {
@@ -176,6 +237,7 @@ TEST(GenerationRequest, ToolsAreFunctions) {
   const std::string tool = R"({"type": "function", "function": {"name": "f", "parameters": {}}})";
   const GenerationRequest r = chat(fmt::format(R"(, "tools": [{}])", tool));
   EXPECT_EQ(r.tools.size(), 1);
+  EXPECT_EQ(r.tools.dump(), Json::parse("[" + tool + "]").dump()) << "with its keys in order";
   EXPECT_FALSE(r.skip_special);
   EXPECT_TRUE(chat(fmt::format(R"(, "tools": [{}], "tool_choice": "none")", tool)).tools.is_null());
   for (const char* wrong : {"{}", "[5]", R"([{"type": "code"}])", R"([{"type": "function"}])",

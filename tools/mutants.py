@@ -17,7 +17,7 @@ COPY = ROOT / "build" / "mutants"
 FOLDERS = ["src", "cpu_kernels", "gpu_kernels", "offload", "tests", "benchmarks", "models", "machines", "docs/measurements"]
 FILES = ["CMakeLists.txt"]
 # Cheapest first: a mutant is done with at the first test that fails. Those of its file come before all others.
-TESTS = ["topology_test", "team_test", "scheduler_test", "server_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test",
+TESTS = ["topology_test", "team_test", "scheduler_test", "server_test", "grammar_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test",
          "routing_recorder_test", "measured_curves_test", "simulate_test", "machine_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
          "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_hybrid_engine_test"]
@@ -55,6 +55,8 @@ TESTS_OF = {
     "src/engine/engine": ["engine_test"],
     "src/engine/stop_text": ["stop_text_test"],
     "src/server/": ["server_test"],
+    "src/io/grammar/": ["grammar_test"],
+    "src/engine/token_constraint": ["engine_test"],
     "src/engine/deepseek": ["model_test"],
     "src/io/packed": ["packed_cache_test"],
     "src/load_weights": ["load_weights_test"],
@@ -257,6 +259,16 @@ MUTANTS = [
     ("an aborted request keeps its pages", "src/engine/engine.cpp",
      [("if (running_.erase(id) > 0) scheduler_.remove(id);", "running_.erase(id);")]),
     ("half a mark of thinking is given out", "src/server/reasoning.cpp", [("held_.size() - begun_mark(held_, kClose)", "held_.size()")]),
+    ("tokens that go on beyond a rule are not looked at", "src/io/grammar/grammar_tokens.cpp", [("if (tokens.exits.empty()) continue;", "continue;")]),
+    ("a rule's end forgets who called it", "src/io/grammar/text_states.cpp", [("if (callers.size() > n) changed.push_back(all_frames_[id].node);", "")]),
+    ("a property may come again", "src/io/grammar/schema_grammar.cpp", [("if (!begin->is_name) g_.bytes(node,", "g_.bytes(node,")]),
+    ("a required property may be left out", "src/io/grammar/schema_grammar.cpp", [("if (!property.required) {", "if (true) {")]),
+    ("one item too many", "src/io/grammar/schema_grammar.cpp", [("i < n && i != max; ++i", "i < n && i != max + 1; ++i")]),
+    ("quotes in a pattern are not escaped", "src/io/grammar/characters.cpp", [("c < 0x20 || c == '\"' || c == '\\\\'", "c < 0x20 || c == '\\\\'")]),
+    ("an excluded bound is in", "src/io/grammar/number_grammar.cpp", [("const bool has_max = m.max && !m.below_max", "const bool has_max = m.max")]),
+    ("half a pair of surrogates is a character", "src/io/grammar/json_rules.cpp", [("hex(g, d, 0, 7, hex2);", "hex(g, d, 0, 15, hex2);")]),
+    ("a grammar holds while the model thinks", "src/engine/token_constraint.cpp", [("thinking_(options_.after_thinking)", "thinking_(false)")]),
+    ("an answer may end before its text does", "src/engine/token_constraint.cpp", [("set(mask_, token, states_.may_end(state_));", "set(mask_, token, true);")]),
     ("positions start anew in every chunk", "src/engine/step_arrays.h", [("positions_.push_back(i);", "positions_.push_back(i - first);")]),
     ("logits of the token before", "src/engine/step_arrays.h", [("logit_rows_.push_back(begin + n - 1);", "logit_rows_.push_back(begin + n > 1 ? begin + n - 2 : 0);")]),
     ("temperature multiplies", "src/engine/sampler.cpp", [("(logits[t] - max) / params_.temperature", "(logits[t] - max) * params_.temperature")]),

@@ -83,7 +83,9 @@ void Engine::run_step() {
     Running& r = running_.at(part.id);
     if (r.started == Clock::time_point()) r.started = Clock::now();
   }
+  prepare_masks(plan);
   model_.forward(step_.batch(), cache_, logits_);
+  if (masks_ready_.valid()) masks_ready_.get();
 
   std::vector<SequenceId> samples;
   samples.reserve(step_.n_logits());
@@ -93,15 +95,34 @@ void Engine::run_step() {
   for (size_t row = 0; row < samples.size(); ++row) sample(samples[row], static_cast<int64_t>(row));
 }
 
+// Of all that this step samples, beside it.
+void Engine::prepare_masks(const std::vector<Scheduler::Part>& plan) {
+  if (!options_.masks) return;
+  std::vector<std::shared_ptr<TokenConstraint>> constraints;
+  for (const Scheduler::Part& part : plan) {
+    const auto& constraint = running_.at(part.id).asked.constraint;
+    if (part.last && constraint) constraints.push_back(constraint);
+  }
+  if (constraints.empty()) return;
+  const auto done = std::make_shared<std::promise<void>>();
+  masks_ready_ = done->get_future();
+  options_.masks->push([constraints = std::move(constraints), done] {
+    for (const auto& constraint : constraints) constraint->prepare();
+    done->set_value();
+  });
+}
+
 void Engine::sample(SequenceId id, int64_t logits_row) {
   Running& r = running_.at(id);
   const Request& request = r.asked.request;
+  TokenConstraint* const constraint = r.asked.constraint.get();
   TokenEvent event;
   try {
     if (!r.sampler)
       r.sampler = std::make_unique<Sampler>(request.sampling, vocabulary_, request.prompt);
     const Sampled sampled =
-        r.sampler->next({logits_.row<float>(logits_row), static_cast<size_t>(vocabulary_.size)});
+        r.sampler->next({logits_.row<float>(logits_row), static_cast<size_t>(vocabulary_.size)},
+                        constraint ? constraint->allowed() : std::span<const uint64_t>());
     const auto& stops = request.stop_ids;
     if (std::find(stops.begin(), stops.end(), sampled.token) != stops.end()) {
       event.finish = FinishReason::kStop;
@@ -112,6 +133,8 @@ void Engine::sample(SequenceId id, int64_t logits_row) {
       scheduler_.append(id, sampled.token);
       const bool full = static_cast<int64_t>(scheduler_.tokens(id).size()) >= context_;
       if (++r.n_generated == request.max_new_tokens || full) event.finish = FinishReason::kLength;
+      if (constraint) constraint->take(sampled.token);
+      if (constraint && constraint->complete()) event.finish = FinishReason::kStop;
     }
   } catch (const Error& error) {  // of this sequence; the others go on
     event.finish = FinishReason::kFailed;

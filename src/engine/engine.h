@@ -4,6 +4,7 @@
 #pragma once
 #include <array>
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,12 +14,14 @@
 #include "engine/output_thread.h"
 #include "engine/scheduler.h"
 #include "engine/step_arrays.h"
+#include "engine/token_constraint.h"
 
 namespace tandem {
 
 struct EngineRequest {
-  Request request;               // without kv
-  AnswerStream::Options answer;  // on_part is called on the output thread
+  Request request;                              // without kv
+  std::shared_ptr<TokenConstraint> constraint;  // of the answer; null: none
+  AnswerStream::Options answer;                 // on_part is called on the output thread
   std::optional<Clock::time_point> deadline;
 };
 
@@ -37,6 +40,7 @@ class Engine {
     int max_running = 256;           // sequences at a time
     bool keeps_pages = true;         // prefix cache
     OutputThread* output = nullptr;  // null: everything happens between the steps
+    OutputThread* masks = nullptr;   // finds what may come next beside the step; null: after it
   };
 
   // All references outlive the engine; the whole cache is the engine's. The vocabulary may be
@@ -52,6 +56,7 @@ class Engine {
   void forget_pages();  // empties the prefix cache
   EngineCounts counts() const;
   int64_t context() const { return context_; }
+  int vocabulary_size() const { return vocabulary_.size; }
 
   // Works until stop(), on the thread that the model's team belongs to.
   void run();
@@ -80,6 +85,7 @@ class Engine {
   bool follow_orders();
   void run_step();
   void sample(SequenceId id, int64_t logits_row);
+  void prepare_masks(const std::vector<Scheduler::Part>& plan);
   void end_overdue();
   void end(SequenceId id, FinishReason reason);
   void emit(SequenceId id, TokenEvent event);
@@ -99,6 +105,7 @@ class Engine {
   StepArrays step_;
   std::map<SequenceId, Running> running_;  // in the scheduler
   std::vector<Event> events_;              // of this step
+  std::future<void> masks_ready_;
 
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable ordered_;

@@ -73,7 +73,7 @@ Sampler::Sampler(const SamplingParams& params, const Vocabulary& vocabulary,
     if (token < vocab) seen_[token] = 1;
 }
 
-Sampled Sampler::next(std::span<float> logits) {
+Sampled Sampler::next(std::span<float> logits, std::span<const uint64_t> allowed) {
   const bool all_finite =
       std::all_of(logits.begin(), logits.end(), [](float v) { return std::isfinite(v); });
   require(all_finite,
@@ -88,6 +88,7 @@ Sampled Sampler::next(std::span<float> logits) {
   if (n_drawn_ < params_.min_new_tokens)
     for (const int32_t token : params_.held_back)
       if (token >= 0 && static_cast<size_t>(token) < logits.size()) logits[token] = kNever;
+  if (!allowed.empty()) keep_allowed(logits, allowed);
   const int32_t token =
       params_.temperature == 0
           ? static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin())
@@ -98,6 +99,16 @@ Sampled Sampler::next(std::span<float> logits) {
     ++n_generated_[token];
   }
   return raw_.empty() ? Sampled{token, 0, {}} : with_logprobs(token);
+}
+
+void Sampler::keep_allowed(std::span<float> logits, std::span<const uint64_t> allowed) {
+  bool any = false;
+  for (size_t t = 0; t < logits.size(); ++t) {
+    const bool keep = allowed[t / 64] >> t % 64 & 1;
+    if (!keep) logits[t] = kNever;
+    any = any || logits[t] != kNever;
+  }
+  require(any, "no token of the vocabulary may follow here");
 }
 
 void Sampler::penalise(std::span<float> logits) const {

@@ -52,8 +52,9 @@ class Sampler {
   Sampler(const SamplingParams& params, const Vocabulary& vocabulary,
           std::span<const int32_t> prompt);
 
-  // Consumes `logits` [vocabulary.size]. Throws Error if they are not finite.
-  Sampled next(std::span<float> logits);
+  // Consumes `logits` [vocabulary.size]. Only tokens whose bit is set in `allowed` are drawn;
+  // empty: all. Throws Error if the logits are not finite or no token is left.
+  Sampled next(std::span<float> logits, std::span<const uint64_t> allowed = {});
 
  private:
   struct Candidate {
@@ -61,6 +62,7 @@ class Sampler {
     float value;  // logit, then probability relative to the likeliest
   };
   void penalise(std::span<float> logits) const;
+  static void keep_allowed(std::span<float> logits, std::span<const uint64_t> allowed);
   int32_t draw(std::span<const float> logits);
   size_t keep_top_p(size_t n);
   Sampled with_logprobs(int32_t token);

@@ -200,7 +200,7 @@ Connection::Task<void> Connection::reply(const Incoming& incoming, HttpReply who
   std::string more = fmt::format("Content-Length: {}\r\n", whole.body.size());
   if (whole.retry_after_seconds > 0)
     more += fmt::format("Retry-After: {}\r\n", whole.retry_after_seconds);
-  if (whole.status == 405) more += "Allow: GET, HEAD, POST\r\n";
+  if (!whole.allow.empty()) more += fmt::format("Allow: {}\r\n", whole.allow);
   std::string bytes = head_of(whole.status, whole.content_type, more, !closes_);
   if (incoming.request.method != "HEAD") bytes += whole.body;
   if (!co_await write(std::move(bytes))) closes_ = true;

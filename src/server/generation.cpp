@@ -70,6 +70,12 @@ EngineRequest Generation::engine_request(int index) {
   e.request.stop_ids.insert(e.request.stop_ids.end(), r.stop_ids.begin(), r.stop_ids.end());
   e.request.sampling.min_new_tokens = r.min_tokens;
   e.request.sampling.held_back = e.request.stop_ids;
+  if (setup_.grammar)
+    e.constraint = std::make_shared<TokenConstraint>(
+        setup_.grammar, tokenizer_,
+        TokenConstraint::Options{.after_thinking = setup_.thinks_first,
+                                 .end_tokens = e.request.stop_ids,
+                                 .vocabulary = engine_.vocabulary_size()});
   e.answer = {.stops = r.stops,
               .skip_special = r.skip_special,
               .keeps_stop = r.keeps_stop,

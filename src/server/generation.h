@@ -22,6 +22,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
     AnswerHead head;
     std::vector<std::vector<int32_t>> prompts;
     bool splits_reasoning = false;
+    std::shared_ptr<const GrammarTokens> grammar;  // of the answers; null: none
+    bool thinks_first = false;                     // the grammar holds after the thinking
     Clock::time_point received;
   };
   // A part of the HTTP answer: the whole body, or some events of a stream.

@@ -4,6 +4,7 @@
 
 #include <charconv>
 
+#include "io/json.h"
 #include "server/api_error.h"
 #include "server/request_fields.h"
 
@@ -36,7 +37,7 @@ void read_sampling(const RequestFields& fields, const SamplingDefaults& defaults
                                    std::numeric_limits<int64_t>::max());
   r.has_seed = seed.has_value();
   s.seed = static_cast<uint64_t>(seed.value_or(0));
-  if (const nlohmann::json* bias = fields.find("logit_bias")) {
+  if (const nlohmann::ordered_json* bias = fields.find("logit_bias")) {
     const char* expected = "an object of token ids with numbers between -100 and 100";
     if (!bias->is_object()) fields.refuse("logit_bias", expected);
     for (const auto& [key, value] : bias->items()) {
@@ -76,24 +77,15 @@ void read_openai(const RequestFields& fields, GenerationRequest& r) {
   if (const auto n = fields.integer("max_tokens", 1, kMostTokens))
     r.max_tokens = static_cast<int>(*n);
   if (fields.find("timeout")) r.timeout_seconds = fields.number("timeout", 0, 1e6, 0);
-  const std::string format = fields.object("response_format").text("type", "text");
-  if (format != "text")
-    throw ApiError(
-        400,
-        fmt::format("response_format {} is not supported: this server answers in text", format),
-        "response_format", "unsupported");
-  for (const char* key : {"guided_json", "guided_regex", "guided_choice", "guided_grammar"})
-    if (fields.find(key))
-      throw ApiError(400, fmt::format("{} is not supported: answers are not constrained", key), key,
-                     "unsupported");
+  r.form = read_answer_form(fields);
 }
 
-Prompt one_prompt(const RequestFields& fields, const nlohmann::json& value) {
+Prompt one_prompt(const RequestFields& fields, const nlohmann::ordered_json& value) {
   const char* expected = "a text, a list of texts, a list of token ids or a list of such lists";
   if (value.is_string()) return value.get<std::string>();
   if (!value.is_array()) fields.refuse("prompt", expected);
   std::vector<int32_t> ids;
-  for (const nlohmann::json& item : value) {
+  for (const nlohmann::ordered_json& item : value) {
     const auto id = id_in(item);
     if (!id) fields.refuse("prompt", expected);
     ids.push_back(*id);
@@ -102,59 +94,76 @@ Prompt one_prompt(const RequestFields& fields, const nlohmann::json& value) {
 }
 
 std::vector<Prompt> read_prompts(const RequestFields& fields) {
-  const nlohmann::json* value = fields.find("prompt");
+  const nlohmann::ordered_json* value = fields.find("prompt");
   if (!value) fields.refuse("prompt", "given");
   const bool is_list = value->is_array() && !value->empty() && !value->front().is_number();
   if (!is_list) return {one_prompt(fields, *value)};
   if (value->size() > kMostPrompts)
     fields.refuse("prompt", fmt::format("at most {} prompts", kMostPrompts));
   std::vector<Prompt> prompts;
-  for (const nlohmann::json& item : *value) prompts.push_back(one_prompt(fields, item));
+  for (const nlohmann::ordered_json& item : *value) prompts.push_back(one_prompt(fields, item));
   return prompts;
 }
 
 // The chat template says what else is wrong with them.
 void read_messages(const RequestFields& fields, GenerationRequest& r) {
-  const nlohmann::json* value = fields.find("messages");
+  const nlohmann::ordered_json* value = fields.find("messages");
   if (!value || !value->is_array() || value->empty())
     fields.refuse("messages", "a list of messages, at least one");
   for (size_t i = 0; i < value->size(); ++i) {
     const std::string path = fmt::format("messages[{}]", i);
     const RequestFields message((*value)[i], path + ".");
     if (message.text("role", "").empty()) message.refuse("role", "system, user, assistant or tool");
-    const nlohmann::json* content = message.find("content");
+    const nlohmann::ordered_json* content = message.find("content");
     if (content && !content->is_string() && !content->is_array())
       message.refuse("content", "a text or a list of parts");
   }
   r.messages = *value;
-  const nlohmann::json* arguments = fields.find("chat_template_kwargs");
+  const nlohmann::ordered_json* arguments = fields.find("chat_template_kwargs");
   if (arguments && !arguments->is_object()) fields.refuse("chat_template_kwargs", "an object");
-  r.template_arguments = arguments ? *arguments : nlohmann::json::object();
+  r.template_arguments = arguments ? *arguments : nlohmann::ordered_json::object();
   r.add_generation_prompt = fields.boolean("add_generation_prompt", true);
 }
 
-// The model decides whether it calls: nothing forces it.
+// "auto", "none", "required" or {"type": "function", "function": {"name": ..}}.
+void read_tool_choice(const RequestFields& fields, GenerationRequest& r) {
+  const nlohmann::ordered_json* choice = fields.find("tool_choice");
+  if (!choice || *choice == "auto" || *choice == "none") return;
+  const char* expected =
+      "\"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ..}}";
+  if (!choice->is_object() && *choice != "required") fields.refuse("tool_choice", expected);
+  if (r.tools.is_null())
+    throw ApiError(400, "tool_choice asks for a call, but there are no tools", "tool_choice");
+  r.must_call = true;
+  if (*choice == "required") return;
+  const RequestFields named = fields.object("tool_choice");
+  if (named.text("type", "") != "function") named.refuse("type", "\"function\"");
+  r.must_call_name = named.object("function").text("name", "");
+  for (const auto& tool : r.tools)
+    if (tool["function"]["name"] == r.must_call_name) return;
+  throw ApiError(
+      400,
+      fmt::format("tool_choice names {}, which is not among the tools", shown(r.must_call_name)),
+      "tool_choice");
+}
+
 void read_tools(const RequestFields& fields, GenerationRequest& r) {
-  const nlohmann::json* tools = fields.find("tools");
-  const nlohmann::json* choice = fields.find("tool_choice");
-  if (choice && *choice != "auto" && *choice != "none")
-    throw ApiError(400,
-                   "tool_choice must be \"auto\" or \"none\": answers are not constrained, so a "
-                   "call cannot be forced",
-                   "tool_choice", "unsupported");
-  if (!tools) return;
-  if (!tools->is_array()) fields.refuse("tools", "a list of functions");
-  for (size_t i = 0; i < tools->size(); ++i) {
+  const nlohmann::ordered_json* tools = fields.find("tools");
+  const nlohmann::ordered_json* choice = fields.find("tool_choice");
+  r.may_call_many = fields.boolean("parallel_tool_calls", true);
+  if (tools && !tools->is_array()) fields.refuse("tools", "a list of functions");
+  for (size_t i = 0; tools && i < tools->size(); ++i) {
     const RequestFields tool((*tools)[i], fmt::format("tools[{}].", i));
     if (tool.text("type", "") != "function") tool.refuse("type", "\"function\"");
     const RequestFields function = tool.object("function");
     if (function.text("name", "").empty()) function.refuse("name", "the function's name");
     function.object("parameters");
   }
-  const bool wanted = !tools->empty() && !(choice && *choice == "none");
+  const bool wanted = tools && !tools->empty() && !(choice && *choice == "none");
   if (wanted) r.tools = *tools;
   // The marks around calls may be special tokens; the end of the answer is none of its text.
   if (wanted) r.skip_special = false;
+  read_tool_choice(fields, r);
 }
 
 // What both of OpenAI's endpoints read alike.
@@ -185,7 +194,7 @@ SamplingDefaults sampling_defaults(const nlohmann::json& config) {
   return defaults;
 }
 
-GenerationRequest parse_completion_request(const nlohmann::json& json,
+GenerationRequest parse_completion_request(const nlohmann::ordered_json& json,
                                            const SamplingDefaults& defaults) {
   constexpr int kDefaultTokens = 16;  // OpenAI's
   const RequestFields fields(json);
@@ -206,7 +215,8 @@ GenerationRequest parse_completion_request(const nlohmann::json& json,
   return r;
 }
 
-GenerationRequest parse_chat_request(const nlohmann::json& json, const SamplingDefaults& defaults) {
+GenerationRequest parse_chat_request(const nlohmann::ordered_json& json,
+                                     const SamplingDefaults& defaults) {
   const RequestFields fields(json);
   GenerationRequest r = openai_request(fields, defaults, Endpoint::kChat);
   read_messages(fields, r);
@@ -221,7 +231,7 @@ GenerationRequest parse_chat_request(const nlohmann::json& json, const SamplingD
   return r;
 }
 
-GenerationRequest parse_generate_request(const nlohmann::json& json,
+GenerationRequest parse_generate_request(const nlohmann::ordered_json& json,
                                          const SamplingDefaults& defaults) {
   constexpr int kDefaultTokens = 128;  // SGLang's
   const RequestFields fields(json);
@@ -232,6 +242,7 @@ GenerationRequest parse_generate_request(const nlohmann::json& json,
   r.max_tokens =
       static_cast<int>(sampling.integer("max_new_tokens", 1, kMostTokens, kDefaultTokens));
   r.stream = fields.boolean("stream", false);
+  r.form = read_answer_form(sampling);
   if (fields.boolean("return_logprob", false))
     throw ApiError(400, "return_logprob is not supported here: use /v1/completions with logprobs",
                    "return_logprob", "unsupported");

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/sampler.h"
+#include "server/answer_form.h"
 
 namespace tandem {
 
@@ -22,6 +23,11 @@ struct GenerationRequest {
   nlohmann::ordered_json messages, template_arguments;  // of a chat
   nlohmann::ordered_json tools = nullptr;               // null, or an array that is not empty
   bool add_generation_prompt = true;
+  bool must_call = false;      // an answer is calls of tools ..
+  std::string must_call_name;  // .. one of this function, unless it is empty
+  bool may_call_many = true;   // forced calls
+
+  AnswerForm form;
 
   std::optional<int> max_tokens;  // missing: what the context leaves
   int min_tokens = 0;
@@ -51,10 +57,11 @@ struct SamplingDefaults {
 };
 SamplingDefaults sampling_defaults(const nlohmann::json& generation_config);
 
-GenerationRequest parse_completion_request(const nlohmann::json& json,
+GenerationRequest parse_completion_request(const nlohmann::ordered_json& json,
                                            const SamplingDefaults& defaults);
-GenerationRequest parse_chat_request(const nlohmann::json& json, const SamplingDefaults& defaults);
-GenerationRequest parse_generate_request(const nlohmann::json& json,
+GenerationRequest parse_chat_request(const nlohmann::ordered_json& json,
+                                     const SamplingDefaults& defaults);
+GenerationRequest parse_generate_request(const nlohmann::ordered_json& json,
                                          const SamplingDefaults& defaults);
 
 }  // namespace tandem

@@ -11,7 +11,7 @@ namespace tandem {
 namespace {
 
 // 5.0 is a whole number too.
-std::optional<int64_t> whole(const nlohmann::json& value) {
+std::optional<int64_t> whole(const nlohmann::ordered_json& value) {
   if (value.is_number_unsigned()) {
     const auto v = value.get<uint64_t>();
     if (v > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return {};
@@ -24,33 +24,33 @@ std::optional<int64_t> whole(const nlohmann::json& value) {
   return static_cast<int64_t>(v);
 }
 
-const nlohmann::json& nothing() {
-  static const nlohmann::json empty = nlohmann::json::object();
+const nlohmann::ordered_json& nothing() {
+  static const nlohmann::ordered_json empty = nlohmann::ordered_json::object();
   return empty;
 }
 
 }  // namespace
 
-std::optional<int32_t> id_in(const nlohmann::json& value) {
+std::optional<int32_t> id_in(const nlohmann::ordered_json& value) {
   const auto id = whole(value);
   if (!id || *id < 0 || *id > std::numeric_limits<int32_t>::max()) return {};
   return static_cast<int32_t>(*id);
 }
 
-RequestFields::RequestFields(const nlohmann::json& object, std::string path)
+RequestFields::RequestFields(const nlohmann::ordered_json& object, std::string path)
     : object_(object), path_(std::move(path)) {
   if (!object.is_object())
     throw ApiError(400, fmt::format("{} is {}: must be an object",
                                     path_.empty() ? "the request" : path_, shown(object)));
 }
 
-const nlohmann::json* RequestFields::find(const std::string& key) const {
+const nlohmann::ordered_json* RequestFields::find(const std::string& key) const {
   const auto it = object_.find(key);
   return it == object_.end() || it->is_null() ? nullptr : &*it;
 }
 
 double RequestFields::number(const std::string& key, double min, double max, double missing) const {
-  const nlohmann::json* value = find(key);
+  const nlohmann::ordered_json* value = find(key);
   if (!value) return missing;
   const double v = value->is_number() ? value->get<double>() : std::nan("");
   if (!(v >= min && v <= max)) refuse(key, fmt::format("a number between {} and {}", min, max));
@@ -59,7 +59,7 @@ double RequestFields::number(const std::string& key, double min, double max, dou
 
 std::optional<int64_t> RequestFields::integer(const std::string& key, int64_t min,
                                               int64_t max) const {
-  const nlohmann::json* value = find(key);
+  const nlohmann::ordered_json* value = find(key);
   if (!value) return {};
   const auto v = whole(*value);
   if (!v || *v < min || *v > max)
@@ -73,27 +73,27 @@ int64_t RequestFields::integer(const std::string& key, int64_t min, int64_t max,
 }
 
 bool RequestFields::boolean(const std::string& key, bool missing) const {
-  const nlohmann::json* value = find(key);
+  const nlohmann::ordered_json* value = find(key);
   if (!value) return missing;
   if (!value->is_boolean()) refuse(key, "true or false");
   return value->get<bool>();
 }
 
 std::string RequestFields::text(const std::string& key, const std::string& missing) const {
-  const nlohmann::json* value = find(key);
+  const nlohmann::ordered_json* value = find(key);
   if (!value) return missing;
   if (!value->is_string()) refuse(key, "a text");
   return value->get<std::string>();
 }
 
 std::vector<std::string> RequestFields::texts(const std::string& key, size_t most) const {
-  const nlohmann::json* value = find(key);
+  const nlohmann::ordered_json* value = find(key);
   if (!value) return {};
   if (value->is_string()) return {value->get<std::string>()};
   const std::string expected = fmt::format("a text or a list of at most {} texts", most);
   if (!value->is_array() || value->size() > most) refuse(key, expected);
   std::vector<std::string> texts;
-  for (const nlohmann::json& text : *value) {
+  for (const nlohmann::ordered_json& text : *value) {
     if (!text.is_string()) refuse(key, expected);
     texts.push_back(text.get<std::string>());
   }
@@ -101,11 +101,11 @@ std::vector<std::string> RequestFields::texts(const std::string& key, size_t mos
 }
 
 std::vector<int32_t> RequestFields::ids(const std::string& key) const {
-  const nlohmann::json* value = find(key);
+  const nlohmann::ordered_json* value = find(key);
   if (!value) return {};
   if (!value->is_array()) refuse(key, "a list of token ids");
   std::vector<int32_t> ids;
-  for (const nlohmann::json& id : *value) {
+  for (const nlohmann::ordered_json& id : *value) {
     const auto known = id_in(id);
     if (!known) refuse(key, "a list of token ids");
     ids.push_back(*known);
@@ -114,12 +114,12 @@ std::vector<int32_t> RequestFields::ids(const std::string& key) const {
 }
 
 RequestFields RequestFields::object(const std::string& key) const {
-  const nlohmann::json* value = find(key);
+  const nlohmann::ordered_json* value = find(key);
   return RequestFields(value ? *value : nothing(), path_ + key + ".");
 }
 
 void RequestFields::refuse(const std::string& key, const std::string& expected) const {
-  const nlohmann::json* value = find(key);
+  const nlohmann::ordered_json* value = find(key);
   throw ApiError(400,
                  fmt::format("{}{} is {}: must be {}", path_, key,
                              value ? shown(*value) : "missing", expected),

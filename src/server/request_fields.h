@@ -14,10 +14,10 @@ class RequestFields {
  public:
   // `path` leads the names of fields in messages, such as "sampling_params."; empty for the request
   // itself. Throws ApiError when `object` is none. It outlives this.
-  explicit RequestFields(const nlohmann::json& object, std::string path = {});
+  explicit RequestFields(const nlohmann::ordered_json& object, std::string path = {});
 
   // nullptr when missing.
-  const nlohmann::json* find(const std::string& key) const;
+  const nlohmann::ordered_json* find(const std::string& key) const;
 
   double number(const std::string& key, double min, double max, double missing) const;
   int64_t integer(const std::string& key, int64_t min, int64_t max, int64_t missing) const;
@@ -34,11 +34,11 @@ class RequestFields {
   [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;
 
  private:
-  const nlohmann::json& object_;
+  const nlohmann::ordered_json& object_;
   const std::string path_;
 };
 
 // A token id; nothing for anything else.
-std::optional<int32_t> id_in(const nlohmann::json& value);
+std::optional<int32_t> id_in(const nlohmann::ordered_json& value);
 
 }  // namespace tandem

@@ -2,11 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <charconv>
 #include <random>
 
 #include "core/check.h"
 #include "io/json.h"
 #include "server/api_error.h"
+#include "server/openapi.h"
 #include "server/page/page.h"
 #include "server/request_fields.h"
 
@@ -14,6 +18,16 @@ namespace tandem {
 namespace {
 
 constexpr const char* kVersion = "0.1.0";
+constexpr std::string_view kModelsPath = "/v1/models", kModelPath = "/v1/models/";
+
+// All paths; openapi.json says more of them, and serve_test.py compares.
+constexpr std::array<std::string_view, 6> kOpenPaths = {"/",        "/health",  "/ping",
+                                                        "/version", "/metrics", "/openapi.json"};
+constexpr std::array<std::string_view, 4> kGetPaths = {kModelsPath, "/get_server_info",
+                                                       "/server_info", "/get_model_info"};
+constexpr std::array<std::string_view, 7> kPostPaths = {
+    "/v1/completions", "/v1/chat/completions", "/generate",          "/tokenize",
+    "/detokenize",     "/flush_cache",         "/reset_prefix_cache"};
 
 int64_t now_in_seconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(
@@ -34,9 +48,9 @@ bool same_secret(const std::string& given, const std::string& wanted) {
   return difference == 0;
 }
 
-nlohmann::json parsed(const std::string& body) {
+nlohmann::ordered_json parsed(const std::string& body) {
   try {
-    return parse_json(body, "the request's body");
+    return parse_ordered_json(body, "the request's body");
   } catch (const Error& error) {
     throw ApiError(400, error.what());
   }
@@ -44,8 +58,22 @@ nlohmann::json parsed(const std::string& body) {
 
 HttpReply json_reply(const OrderedJson& json) { return {.status = 200, .body = dumped(json)}; }
 
-ApiError not_found(const HttpRequest& request) {
-  return ApiError(404, fmt::format("there is no {} {}", request.method, shown(request.path)));
+bool is_among(std::span<const std::string_view> paths, std::string_view path) {
+  return std::find(paths.begin(), paths.end(), path) != paths.end();
+}
+
+// Clients write an id that has slashes with "%2F".
+std::string percent_decoded(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned value = 0;
+    const char* digits = text.data() + i + 1;
+    const bool escaped = text[i] == '%' && i + 2 < text.size() &&
+                         std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2;
+    out += escaped ? static_cast<char>(value) : text[i];
+    if (escaped) i += 2;
+  }
+  return out;
 }
 
 }  // namespace
@@ -55,6 +83,7 @@ Service::Service(const Tokenizer& tokenizer, std::unique_ptr<ChatFormat> chat,
     : tokenizer_(tokenizer),
       chat_(std::move(chat)),
       defaults_(defaults),
+      grammars_(tokenizer, chat_.get()),
       options_(std::move(options)),
       created_(now_in_seconds()) {}
 
@@ -68,35 +97,32 @@ Service::Answer Service::handle(const HttpRequest& request) {
   }
 }
 
+// A path that is known under another method says so.
 Service::Answer Service::route(const HttpRequest& request) {
-  if (request.method == "GET" || request.method == "HEAD") return get(request);
-  if (request.method == "POST") return post(request);
-  throw ApiError(405, fmt::format("method {} is not known here: use GET or POST", request.method));
+  const bool gets = is_among(kGetPaths, request.path) || is_among(kOpenPaths, request.path) ||
+                    request.path.compare(0, kModelPath.size(), kModelPath) == 0;
+  const bool posts = is_among(kPostPaths, request.path);
+  if (!gets && !posts)
+    throw ApiError(404, fmt::format("there is no {} {}", request.method, shown(request.path)));
+  if (gets && (request.method == "GET" || request.method == "HEAD")) return get(request);
+  if (posts && request.method == "POST") return post(request);
+  HttpReply reply = error_reply(
+      ApiError(405, fmt::format("{} {} is not possible", request.method, shown(request.path))));
+  reply.allow = posts ? "POST" : "GET, HEAD";
+  return reply;
 }
 
 // Who watches over the server needs no key.
 Service::Answer Service::get(const HttpRequest& request) {
   const std::string& path = request.path;
+  if (!is_among(kOpenPaths, path)) require_key(request);
   if (path == "/health" || path == "/ping") return health();
   if (path == "/") return HttpReply{200, std::string(page()), "text/html; charset=utf-8"};
   if (path == "/version") return json_reply({{"version", kVersion}});
-  if (path == "/metrics") {
-    Engine* engine = engine_;
-    std::optional<EngineCounts> counts;
-    if (engine) counts = engine->counts();
-    return HttpReply{200, metrics_.text(options_.model_id, counts ? &*counts : nullptr),
-                     "text/plain; version=0.0.4; charset=utf-8"};
-  }
-  require_key(request);
-  const std::string models = "/v1/models";
-  if (path == models || path == models + "/" + options_.model_id) {
-    const OrderedJson list =
-        models_json(options_.model_id, options_.root, engine().context(), created_);
-    return json_reply(path == models ? list : list["data"][0]);
-  }
-  if (path == "/get_server_info" || path == "/server_info" || path == "/get_model_info")
-    return server_info();
-  throw not_found(request);
+  if (path == "/openapi.json") return HttpReply{200, std::string(openapi())};
+  if (path == "/metrics") return metrics();
+  if (path.compare(0, kModelsPath.size(), kModelsPath) == 0) return models(path);
+  return server_info();
 }
 
 Service::Answer Service::post(const HttpRequest& request) {
@@ -110,11 +136,26 @@ Service::Answer Service::post(const HttpRequest& request) {
     return generation(parse_generate_request(parsed(request.body), defaults_));
   if (path == "/tokenize") return tokenize(parsed(request.body));
   if (path == "/detokenize") return detokenize(parsed(request.body));
-  if (path == "/flush_cache" || path == "/reset_prefix_cache") {
-    engine().forget_pages();
-    return HttpReply{200, "the prefix cache is emptied\n", "text/plain; charset=utf-8"};
-  }
-  throw not_found(request);
+  engine().forget_pages();
+  return HttpReply{200, "the prefix cache is emptied\n", "text/plain; charset=utf-8"};
+}
+
+HttpReply Service::metrics() const {
+  Engine* engine = engine_;
+  std::optional<EngineCounts> counts;
+  if (engine) counts = engine->counts();
+  return {200, metrics_.text(options_.model_id, counts ? &*counts : nullptr),
+          "text/plain; version=0.0.4; charset=utf-8"};
+}
+
+HttpReply Service::models(const std::string& path) {
+  const OrderedJson list =
+      models_json(options_.model_id, options_.root, engine().context(), created_);
+  if (path == kModelsPath) return json_reply(list);
+  const std::string id = path.substr(kModelPath.size());
+  if (id != options_.model_id && percent_decoded(id) != options_.model_id)
+    throw ApiError(404, fmt::format("there is no model {}", shown(id)), "model", "model_not_found");
+  return json_reply(list["data"][0]);
 }
 
 void Service::require_key(const HttpRequest& request) const {
@@ -153,10 +194,15 @@ std::shared_ptr<Generation> Service::generation(GenerationRequest request) {
       .created = now_in_seconds()};
   const bool splits = request.endpoint == Endpoint::kChat && request.reasoning &&
                       tokenizer_.added_id("</think>").has_value();
+  const bool thinks_first =
+      request.endpoint == Endpoint::kChat && opens_thinking(tokenizer_, prompts.front());
+  auto grammar = grammars_.of(request, thinks_first);
   return std::make_shared<Generation>(Generation::Setup{.request = std::move(request),
                                                         .head = head,
                                                         .prompts = std::move(prompts),
                                                         .splits_reasoning = splits,
+                                                        .grammar = std::move(grammar),
+                                                        .thinks_first = thinks_first,
                                                         .received = received},
                                       running, tokenizer_, metrics_, options_.log);
 }
@@ -222,7 +268,7 @@ HttpReply Service::server_info() const {
   return json_reply(json);
 }
 
-HttpReply Service::tokenize(const nlohmann::json& json) const {
+HttpReply Service::tokenize(const nlohmann::ordered_json& json) const {
   const RequestFields fields(json);
   std::vector<int32_t> ids;
   if (fields.find("messages")) {
@@ -238,7 +284,7 @@ HttpReply Service::tokenize(const nlohmann::json& json) const {
   return json_reply(reply);
 }
 
-HttpReply Service::detokenize(const nlohmann::json& json) const {
+HttpReply Service::detokenize(const nlohmann::ordered_json& json) const {
   const RequestFields fields(json);
   if (!fields.find("tokens")) fields.refuse("tokens", "a list of token ids");
   const std::vector<int32_t> ids = fields.ids("tokens");

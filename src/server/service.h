@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "io/chat_format.h"
+#include "server/answer_grammar.h"
 #include "server/api_error.h"
 #include "server/generation.h"
 
@@ -22,6 +23,7 @@ struct HttpReply {
   std::string body = {};
   const char* content_type = "application/json";
   int retry_after_seconds = 0;  // 0: not said
+  std::string allow = {};       // methods, where another one was used
 };
 
 class Service {
@@ -55,6 +57,8 @@ class Service {
   Answer route(const HttpRequest& request);
   Answer get(const HttpRequest& request);
   Answer post(const HttpRequest& request);
+  HttpReply metrics() const;
+  HttpReply models(const std::string& path);
   void require_key(const HttpRequest& request) const;
   Engine& engine();
   std::shared_ptr<Generation> generation(GenerationRequest request);
@@ -63,12 +67,13 @@ class Service {
   void require_fits(const GenerationRequest& request, size_t n_prompt) const;
   HttpReply health() const;
   HttpReply server_info() const;
-  HttpReply tokenize(const nlohmann::json& json) const;
-  HttpReply detokenize(const nlohmann::json& json) const;
+  HttpReply tokenize(const nlohmann::ordered_json& json) const;
+  HttpReply detokenize(const nlohmann::ordered_json& json) const;
 
   const Tokenizer& tokenizer_;
   const std::unique_ptr<ChatFormat> chat_;
   const SamplingDefaults defaults_;
+  AnswerGrammars grammars_;
   const Options options_;
   const int64_t created_;
   Metrics metrics_;

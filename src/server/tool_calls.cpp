@@ -7,19 +7,14 @@
 
 namespace tandem {
 
-struct ToolCallParser::Marks {
-  std::string_view section_begin, section_end, call_begin, call_end, separator;
-};
-
 // V3 and R1: function SEPARATOR NAME, a line ```json, the arguments, a line ```.
 // V3.1: NAME SEPARATOR arguments.
-const ToolCallParser::Marks ToolCallParser::kDeepSeek = {
-    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"};
+const ToolMarks kDeepSeekTools = {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>",
+                                  "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"};
 // functions.NAME:NUMBER SEPARATOR arguments.
-const ToolCallParser::Marks ToolCallParser::kKimi = {
-    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-    "<|tool_call_end|>", "<|tool_call_argument_begin|>"};
+const ToolMarks kKimiTools = {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
+                              "<|tool_call_begin|>", "<|tool_call_end|>",
+                              "<|tool_call_argument_begin|>"};
 
 namespace {
 
@@ -48,7 +43,7 @@ ToolCallParser::Parts ToolCallParser::flush() {
 void ToolCallParser::find_section(Parts& parts) {
   if (marks_) return;
   size_t end = held_.size();
-  for (const Marks* marks : {&kDeepSeek, &kKimi}) {
+  for (const ToolMarks* marks : {&kDeepSeekTools, &kKimiTools}) {
     const size_t at = held_.find(marks->section_begin);
     if (at < end) {
       end = at;
@@ -56,8 +51,8 @@ void ToolCallParser::find_section(Parts& parts) {
     }
   }
   if (!marks_)
-    end -= std::max(begun_mark(held_, kDeepSeek.section_begin),
-                    begun_mark(held_, kKimi.section_begin));
+    end -= std::max(begun_mark(held_, kDeepSeekTools.section_begin),
+                    begun_mark(held_, kKimiTools.section_begin));
   parts.content += held_.substr(0, end);
   held_.erase(0, end + (marks_ ? marks_->section_begin.size() : 0));
 }
@@ -82,12 +77,12 @@ bool ToolCallParser::take_call(Parts& parts) {
   return true;
 }
 
-ToolCall ToolCallParser::call_in(const Marks& marks, std::string_view text) {
+ToolCall ToolCallParser::call_in(const ToolMarks& marks, std::string_view text) {
   constexpr std::string_view kFence = "```", kJson = "json";
   const size_t separator = std::min(text.find(marks.separator), text.size());
   const std::string head = trimmed(text.substr(0, separator));
   std::string_view rest = text.substr(std::min(text.size(), separator + marks.separator.size()));
-  if (&marks == &kKimi) {
+  if (&marks == &kKimiTools) {
     const std::string_view prefix = "functions.";
     std::string name = head.substr(0, head.rfind(':'));
     if (name.compare(0, prefix.size(), prefix) == 0) name.erase(0, prefix.size());

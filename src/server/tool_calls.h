@@ -11,6 +11,12 @@ struct ToolCall {
   std::string name, arguments;
 };
 
+// The marks around calls, each often a token of its own.
+struct ToolMarks {
+  std::string_view section_begin, section_end, call_begin, call_end, separator;
+};
+extern const ToolMarks kDeepSeekTools, kKimiTools;
+
 class ToolCallParser {
  public:
   struct Parts {
@@ -24,13 +30,11 @@ class ToolCallParser {
   Parts flush();
 
  private:
-  struct Marks;
-  static const Marks kDeepSeek, kKimi;
-  static ToolCall call_in(const Marks& marks, std::string_view text);
+  static ToolCall call_in(const ToolMarks& marks, std::string_view text);
   void find_section(Parts& parts);
   bool take_call(Parts& parts);
 
-  const Marks* marks_ = nullptr;  // of the section that the text is in; null: none
+  const ToolMarks* marks_ = nullptr;  // of the section that the text is in; null: none
   std::string held_;
 };
 

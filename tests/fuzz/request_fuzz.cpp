@@ -12,9 +12,9 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tandem;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  nlohmann::json json;
+  nlohmann::ordered_json json;
   try {
-    json = parse_json(text, "request");
+    json = parse_ordered_json(text, "request");
   } catch (const Error&) {
     return 0;
   }
