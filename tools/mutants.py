@@ -18,7 +18,7 @@ FOLDERS = ["src", "cpu_kernels", "gpu_kernels", "offload", "tests", "benchmarks"
 FILES = ["CMakeLists.txt"]
 # Cheapest first: a mutant is done with at the first test that fails. Those of its file come before all others.
 TESTS = ["topology_test", "team_test", "scheduler_test", "server_test", "grammar_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test",
-         "routing_recorder_test", "measured_curves_test", "simulate_test", "machine_test", "plan_test", "rope_test", "router_test", "sampler_test",
+         "routing_recorder_test", "measured_curves_test", "simulate_test", "machine_test", "serving_bench_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
          "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_hybrid_engine_test"]
 TESTS_OF = {
@@ -67,6 +67,7 @@ TESTS_OF = {
     "src/core/team": ["team_test"],
     "offload/plan/executed_parts": ["executed_parts_test"],
     "offload/routing_recorder": ["routing_recorder_test"],
+    "src/bench/serving/": ["serving_bench_test"],
     "src/bench/measured_curves": ["measured_curves_test"],
     "src/ops/experts_layout": ["executed_parts_test", "load_weights_test"],
     "offload/plan/": ["plan_rules_test", "assign_test", "placement_test", "simulate_test", "plan_test"],
@@ -353,6 +354,17 @@ MUTANTS = [
     ("GPU: an expert's scales are the first one's", "gpu_kernels/plain_products.cu", [("if (own.scale) own.scale += expert * w.scale_stride;", "")]),
     ("GPU: the last rows of a matrix stay behind", "src/ops/cuda_weights.cpp", [("std::min(at_once, n_rows - done), row", "std::min(at_once, n_rows - done) - (n_rows > 1), row")]),
     ("GPU: sequences of one form begin with the batch's first", "src/ops/cuda_batch.cpp", [(".first_token = at(first_token_) + first,", ".first_token = at(first_token_),")]),
+    ("Python's shuffle takes the low bits of a word", "src/bench/serving/python_random.cpp", [("words_()) >> unused_bits", "words_()) & (UINT32_MAX >> unused_bits)")]),
+    ("numpy draws for a range of one number", "src/bench/serving/python_random.cpp", [("if (most == 0) return low;", "if (most == 0) words_();")]),
+    ("the seed's state is mixed once too rarely", "src/bench/serving/python_random.cpp", [("for (size_t i = 1; i < n; ++i, step())", "for (size_t i = 2; i < n; ++i, step())")]),
+    ("usage beside empty texts counts", "src/bench/serving/answer_reader.cpp", [("  if (text.empty()) return;\n  count_gap(seconds);\n  output_.text += text;\n  take_usage(event, output_.output_tokens);", "  take_usage(event, output_.output_tokens);\n  if (text.empty()) return;\n  count_gap(seconds);\n  output_.text += text;")]),
+    ("an event without choices is passed over", "src/bench/serving/answer_reader.cpp", [("  const json& choice = first_choice(event, data);\n  require(choice.contains(\"text\")", "  if (!event.contains(\"choices\") || event[\"choices\"].empty()) return;\n  const json& choice = first_choice(event, data);\n  require(choice.contains(\"text\")")]),
+    ("an empty answer is a success", "src/bench/serving/answer_reader.cpp", [("  require(any_, \"the answer is empty\");\n", "")]),
+    ("percentiles take the nearest value", "src/bench/serving/serving_report.cpp", [("(at - static_cast<double>(low))", "0")]),
+    ("interrupted answers count as they were asked", "src/bench/serving/serving_report.cpp", [("o.success ? o.output_tokens : n_text", "o.output_tokens")]),
+    ("a point that ties is off the front", "src/bench/serving/serving_report.cpp", [("other.metrics.output_per_second() > it.output_per_second() &&\n           other.metrics.user_speed() > it.user_speed()", "other.metrics.output_per_second() >= it.output_per_second() &&\n           other.metrics.user_speed() >= it.user_speed()")]),
+    ("the search stops at the first power of two", "src/bench/serving/serving_bench.cpp", [("while (bad - good > std::max(1, good / 20))", "while (false && bad - good > std::max(1, good / 20))")]),
+    ("prompts of one offset are alike", "src/bench/serving/dataset.cpp", [("(static_cast<size_t>(offsets[i]) + i + j) %", "(static_cast<size_t>(offsets[i]) + j) %")]),
 ]
 
 
