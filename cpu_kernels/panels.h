@@ -266,7 +266,7 @@ class PanelScales {
  private:
   enum class Kind { kNone, kOne, kRows, kGroups, kSeveral } kind_ = Kind::kNone;
   const float* rows_[kPanelRows];
-  const bf16* groups_;
+  const bf16* groups_ = nullptr;
 };
 
 // The columns of a matrix from left to right, cut where scales change.
