@@ -12,8 +12,8 @@ constexpr int kMaxKvRank = 512, kMaxCacheDim = 576;  // latent; latent and rope 
 constexpr int kMaxQkDim = 192, kMaxVDim = 128;       // of the naive form, nope filled up to 8
 
 // Rows of [kv_rank latent | rope_dim key], both even. BF16 with stride * 2 bytes a token, stride a
-// multiple of 8; or, for kv_rank 512 and rope_dim 64 only, kFp8TokenBytes a token: 512 FP8 numbers,
-// the 4 float scales of 128 of them each, and the key in BF16.
+// multiple of 8; or kFp8TokenBytes a token: 512 FP8 numbers, the 4 float scales of 128 of them
+// each, and a key of 64 in BF16, zeros behind the numbers that a smaller model has.
 constexpr int kFp8TokenBytes = 656;
 struct LatentCache {
   const void* data;  // [pages, kPageTokens]; what is beyond a sequence is not read
@@ -21,6 +21,18 @@ struct LatentCache {
   int kv_rank, rope_dim;
   bool fp8;
 };
+
+// Writes tokens to a cache in FP8: each 128 latents are divided by their scale, the largest
+// magnitude / 448, and rounded; numbers that are not finite make their block so. Columns that the
+// cache has beyond kv_rank and rope_dim become 0.
+struct AppendFp8Args {
+  const float* kv;  // [tokens, kv_rank + rope_dim]
+  int64_t kv_stride;
+  const int32_t* rows_of_cache;  // [tokens]
+  void* cache;                   // [.., kFp8TokenBytes]
+  int tokens, kv_rank, rope_dim;
+};
+void append_fp8(const Stream& stream, const AppendFp8Args& args);
 
 // Sequence s has the query tokens first_token[s] to first_token[s] + n_tokens[s] - 1, the last of
 // its kv_length[s] tokens in the cache. A token sees itself and what is before it.

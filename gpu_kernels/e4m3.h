@@ -1,4 +1,4 @@
-// FP8 weights to BF16 in registers, exactly.
+// FP8 weights to BF16 in registers, exactly; floats to FP8.
 #pragma once
 #include "packed.h"
 
@@ -14,6 +14,15 @@ __device__ inline void widen_e4m3(uint32_t codes, uint32_t& low, uint32_t& high)
   const uint32_t second = select_bytes(codes, 0, 0x3424);
   low = fma_bf16x2((first & kSigns) | (first >> 4 & kMagnitudes), kTwoTo120, kMinusZero);
   high = fma_bf16x2((second & kSigns) | (second >> 4 & kMagnitudes), kTwoTo120, kMinusZero);
+}
+
+// The nearest code, of two the even one; 448 for what is larger. v is a number.
+__device__ inline uint32_t to_e4m3(float v) {
+  const uint32_t u = __float_as_uint(v), sign = u >> 24 & 0x80;
+  const float magnitude = fabsf(v);
+  if (magnitude < 0x1p-6f) return sign | static_cast<uint32_t>(rintf(magnitude * 0x1p9f));
+  const uint32_t rounded = __float_as_uint(magnitude) + 0x7ffff + (u >> 20 & 1);
+  return sign | min((rounded >> 20) - (120 << 3), 0x7eu);
 }
 
 }  // namespace tandem::gpu

@@ -87,10 +87,11 @@ __device__ Work work_of_block(const MlaDecodeArgs& a) {
   return w;
 }
 
-// Fragments of A; the columns of [q | q_rope], zero beyond them and for rows that do not exist.
+// Fragments of A; the columns of [q | q_rope] where the cache has them, zero elsewhere and for rows
+// that do not exist.
 __device__ void load_queries(const MlaDecodeArgs& a, const Work& w, Queries& q) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int rank = a.cache.kv_rank, dim = rank + a.cache.rope_dim;
+  const int rank = a.cache.kv_rank, key = a.cache.fp8 ? kMaxKvRank : rank;
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -100,10 +101,12 @@ __device__ void load_queries(const MlaDecodeArgs& a, const Work& w, Queries& q) 
         const int row = warp / 4 * 32 + m * 16 + lane / 4 + i % 2 * 8;
         const int column = warp % 4 * kScoreColumns + k * 16 + lane % 4 * 2 + i / 2 * 8;
         float2 v = {0, 0};
-        if (row < w.n_rows && column < dim) {
+        const bool in_latent = column < rank;
+        const bool in_key = column >= key && column < key + a.cache.rope_dim;
+        if (row < w.n_rows && (in_latent || in_key)) {
           const int64_t r = w.row_of_all + row;
-          const float* from = column < rank ? a.q + r * a.q_stride + column
-                                            : a.q_rope + r * a.q_rope_stride + column - rank;
+          const float* from = in_latent ? a.q + r * a.q_stride + column
+                                        : a.q_rope + r * a.q_rope_stride + column - key;
           v = *reinterpret_cast<const float2*>(from);
         }
         q[m][k][i] = pack_bf16(v.x, v.y);
@@ -284,7 +287,7 @@ void mla_decode(const Stream& stream, const MlaDecodeArgs& a) {
   const LatentCache& c = a.cache;
   check(c.kv_rank <= kMaxKvRank && c.kv_rank + c.rope_dim <= kMaxCacheDim, "dimensions of MLA");
   check(c.kv_rank % 2 == 0 && c.rope_dim % 2 == 0, "odd dimensions of MLA");
-  check(!c.fp8 || (c.kv_rank == kMaxKvRank && c.rope_dim == 64), "dimensions of an FP8 cache");
+  check(!c.fp8 || c.rope_dim <= kMaxCacheDim - kMaxKvRank, "dimensions of an FP8 cache");
   check(c.fp8 || c.stride % 8 == 0, "rows of the cache begin at multiples of 16 bytes");
   (c.fp8 ? launch_decode<Fp8Tiles> : launch_decode<Bf16Tiles>)(stream, a);
 }

@@ -15,11 +15,12 @@
 namespace tandem {
 
 struct GpuModelOptions {
-  int max_tokens = 1;   // of a step
-  int max_logits = 1;   // of a step
-  int64_t context = 0;  // tokens of KV cache
-  int n_threads = 1;    // that load
-  bool records = true;  // decode steps become graphs
+  int max_tokens = 1;               // of a step
+  int max_logits = 1;               // of a step
+  int64_t context = 0;              // tokens of KV cache
+  DType cache_type = DType::kBF16;  // or kF8E4M3
+  int n_threads = 1;                // that load
+  bool records = true;              // decode steps become graphs
   LoadProgress progress = {};
 };
 
@@ -43,8 +44,8 @@ std::string why_no_gpu();
 Gpu this_gpu();
 
 // What the card gets: what `placed` says, or else as much as fits it: all of the model, or the
-// backbone and as many experts as possible. `stored`: stored_weights(). Throws Error when its memory
-// is too small; nothing is loaded.
+// backbone and as many experts as possible. `stored`: stored_weights(). Throws Error when its
+// memory is too small; nothing is loaded.
 CardParts choose_card_parts(ModelWeights& stored, const ModelConfig& config,
                             const GpuModelOptions& options, const std::optional<CardParts>& placed);
 

@@ -93,6 +93,12 @@ bool all_on_card(const CardParts& parts) {
   });
 }
 
+// On a GPU. auto is BF16: FP8 costs some accuracy.
+DType gpu_cache_type(const std::string& kv) {
+  require(kv == "auto" || kv == "bf16" || kv == "fp8", "--kv {}: choose auto, bf16 or fp8", kv);
+  return kv == "fp8" ? DType::kF8E4M3 : DType::kBF16;
+}
+
 // auto falls back to the CPU, and says so.
 bool uses_gpu(const ModelOptions& options) {
   require(options.device == "auto" || options.device == "cpu" || options.device == "cuda",
@@ -120,6 +126,7 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
 // decided, and memory found to be enough, before anything is loaded.
 void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progress) {
   require(!options.record_routing, "recording of routing is for --device cpu: leave it out");
+  const DType cache_type = gpu_cache_type(options.kv);
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
   const int max_tokens = step_tokens(options, context_);
@@ -127,6 +134,7 @@ void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
   const GpuModelOptions gpu = {.max_tokens = limits.max_tokens,
                                .max_logits = limits.max_logits,
                                .context = context_,
+                               .cache_type = cache_type,
                                .n_threads = topology_.n_cores(),
                                .progress = progress};
   const CardParts parts =
@@ -153,13 +161,16 @@ void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
   require(shares || !options.record_timeline, "--timeline: all of the model is on the GPU");
   model_ = std::make_unique<DeepSeek>(config_, gpu_->weights(), gpu_->ops(), gpu_->experts(),
                                       limits, options.attention);
-  const int64_t bytes = KvCache::bytes_for(config_, context_, DType::kBF16);
-  cache_ = std::make_unique<KvCache>(config_, context_, DType::kBF16, gpu_->ops().allocate(bytes));
+  const int64_t bytes = KvCache::bytes_for(config_, context_, cache_type);
+  cache_ = std::make_unique<KvCache>(config_, context_, cache_type, gpu_->ops().allocate(bytes));
 }
 
 void LoadedModel::load_on_cpu(const ModelOptions& options, const Progress& progress) {
   require(!options.record_timeline, "--timeline shows GPU and CPU side by side: use --device cuda");
   const DType cache_type = cache_type_for(kernels_);
+  require(options.kv == "auto" || options.kv == (cache_type == DType::kBF16 ? "bf16" : "fp32"),
+          "--kv {}: on the CPU the KV cache is {}; leave it out, or use --device cuda", options.kv,
+          cache_type == DType::kBF16 ? "bf16" : "fp32");
   const int max_tokens = step_tokens(options, std::max(context_, options.max_kv_tokens));
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);

@@ -32,6 +32,7 @@ struct ModelOptions {
   int step_tokens = kStepTokens;  // that one step computes at most
   int max_logits = 1;             // rows of logits in a step
   AttentionForm attention = AttentionForm::kAuto;
+  std::string kv = "auto";  // numbers of the KV cache: auto, bf16 or, on a GPU, fp8
   // Format of the routed experts: auto (as stored, or the first of int8 and int4 that fits the
   // memory) or a name of weight_format().
   std::string experts = "auto";

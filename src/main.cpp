@@ -51,6 +51,11 @@ void add_model_options(CLI::App& command, Options& o) {
       .add_option("--ctx", o.model.context,
                   "tokens of KV cache; 0: the model's own context, at most 8192")
       ->capture_default_str();
+  command
+      .add_option("--kv", o.model.kv,
+                  "numbers of the KV cache: auto, bf16 or, with --device cuda, fp8, which holds "
+                  "1.75 times the tokens at some loss of accuracy")
+      ->capture_default_str();
   command.add_option("--placement", o.model.placement,
                      "file of `tandem plan --out` that says where and how everything is kept");
   command.add_option("--cache", o.model.cache,

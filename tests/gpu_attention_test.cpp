@@ -75,13 +75,14 @@ class RandomCache {
       values[column] = widen(v);
     };
     const int latent = shape_.fp8 ? 0 : shape_.kv_rank;
+    if (shape_.fp8) std::memset(row, 0, kFp8TokenBytes);
     for (int i = 0; i < latent; ++i) store_bf16(i, row + 2 * i);
     for (int i = 0; i < shape_.kv_rank - latent; ++i) {
       const auto code = static_cast<uint8_t>(rng() & 0xff);
       row[i] = (code & 0x7f) == 0x7f ? 0 : code;
       if (shape_.integers) row[i] = rng() % 2 ? 0x38 : 0xb8;  // 1 and -1
       const float scale = shape_.integers ? 1 + i / 128 : 0.002f * (1 + i / 128);
-      std::memcpy(row + shape_.kv_rank + i / 128 * 4, &scale, 4);
+      std::memcpy(row + kMaxKvRank + i / 128 * 4, &scale, 4);
       values[i] = widen(narrow(widen(fp8_e4m3{row[i]}) * scale));
     }
     uint8_t* const rope = row + (shape_.fp8 ? kMaxKvRank + 16 : 2 * shape_.kv_rank);
@@ -231,6 +232,7 @@ TEST_F(GpuAttention, DecodeWithLargeScores) {
 TEST_F(GpuAttention, DecodeFp8) {
   decode({512, 64, true}, 16, {{1, 1}, {2, 300}, {1, 64}}, 2);
   decode({512, 64, true}, 70, {{1, 33}}, 1);
+  decode({130, 16, true}, 3, {{2, 70}}, 1);
 }
 
 // Integer latents and kv_b make what is restored exact, so that its rounding to BF16 is too.

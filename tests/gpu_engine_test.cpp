@@ -185,6 +185,89 @@ TEST(GpuEngine, ChunksBatchesAndPagesChangeLittle) {
   expect_close_logits(parts.step({{0, {prompt.begin() + 148, prompt.end()}}}), want);
 }
 
+// With its latents in FP8, by how much of the largest logit others are off; less than 0 where the
+// model is refused.
+double error_of_fp8_cache(const std::string& family) {
+  ModelOptions options = {.directory = kGolden + family,
+                          .device = "cuda",
+                          .n_threads = 1,
+                          .context = 64,
+                          .max_logits = 40,
+                          .kv = "fp8"};
+  std::unique_ptr<LoadedModel> loaded;
+  if (says(error_of([&] { loaded = std::make_unique<LoadedModel>(options); }), "--kv bf16"))
+    return -1;
+  const GoldenFile golden(kGolden + family + "/golden.safetensors");
+  const auto tokens = golden.ints("tokens_17");
+  const auto want = golden.floats("logits_17");
+  const size_t vocab = loaded->config().vocab;
+  const int64_t first = 17 - static_cast<int64_t>(want.size() / vocab);
+  double most = 0;
+  score(loaded->model(), loaded->cache(), tokens, first,
+        [&](int64_t i, std::span<const float> got) {
+          const std::vector<float> row(want.begin() + (i - first) * vocab,
+                                       want.begin() + (i - first + 1) * vocab);
+          const double off = largest_difference({got.begin(), got.end()}, row) / largest(row);
+          most = std::max(most, off) + 0 * off;
+        });
+  return most;
+}
+
+// Where experts of a model with random weights are almost as good as each other, another one may be
+// chosen, and a logit be far off.
+TEST(GpuEngine, AnFp8CacheCostsLittle) {
+  int n = 0, n_near = 0;
+  for (const std::string& family : golden_families(kGolden)) {
+    if (family == "t1") continue;
+    const double off = error_of_fp8_cache(family);
+    std::printf("FP8 cache, %s: %.4f of the largest logit\n", family.c_str(), off);
+    if (off < 0) continue;
+    ++n;
+    n_near += off < 0.1;
+    EXPECT_LT(off, 0.4) << family;
+    EXPECT_GT(off, 0) << family;
+  }
+  EXPECT_GE(n, 9);
+  EXPECT_GE(n_near, 7);
+
+  ModelOptions options = tiny_r1("cuda");
+  const auto with_bf16 = answers(options, 3);
+  options.kv = "fp8";
+  EXPECT_EQ(answers(options, 3), with_bf16);
+  options.device = "cpu";
+  EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "--device cuda"));
+  options.kv = "int4";
+  options.device = "cuda";
+  EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "choose auto, bf16 or fp8"));
+}
+
+// The card's tokens and, in the same steps, the host's, which log-probabilities ask for.
+TEST(GpuEngine, SampledTokensAreThoseOfTheHost) {
+  ModelOptions options = tiny_r1("cuda");
+  options.max_logits = 4;
+  LoadedModel loaded(options);
+  const Tokenizer tokenizer = Tokenizer::from_directory(options.directory);
+  std::vector<Request> requests;
+  for (const uint64_t seed : {1, 2})
+    for (const int n_top_logprobs : {-1, 0}) {
+      Request& r = requests.emplace_back();
+      r.prompt = {1, 50, 60, 70};
+      r.max_new_tokens = 100;
+      SamplingParams& p = r.sampling;
+      p.temperature = 0.6f;
+      p.top_p = 0.95f;
+      p.seed = seed;
+      p.n_top_logprobs = n_top_logprobs;
+    }
+  Generator generator(loaded.model(), loaded.cache(),
+                      vocabulary_of(tokenizer, loaded.config().vocab), loaded.context());
+  const std::vector<Completion> made = generator.run(requests, {});
+  EXPECT_EQ(made[0].tokens.size(), 100u);
+  EXPECT_EQ(made[0].tokens, made[1].tokens);
+  EXPECT_EQ(made[2].tokens, made[3].tokens);
+  EXPECT_NE(made[0].tokens, made[2].tokens);
+}
+
 TEST(GpuEngine, TooLittleMemoryIsSaidBeforeLoading) {
   if (!gpu::open_card().emulated) GTEST_SKIP() << "a card has the memory that it has";
   setenv("TANDEM_GPU_MEMORY", "300000000", 1);

@@ -20,8 +20,9 @@ FILES = ["CMakeLists.txt"]
 TESTS = ["topology_test", "team_test", "scheduler_test", "server_test", "grammar_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test",
          "routing_recorder_test", "measured_curves_test", "simulate_test", "machine_test", "serving_bench_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
-         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_hybrid_engine_test"]
+         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test"]
 TESTS_OF = {
+    "src/ops/cuda_ops": ["gpu_engine_graphs_test", "gpu_engine_test"],
     "src/ops/cuda": ["gpu_engine_test"],
     "gpu_kernels/hand_off": ["gpu_hand_off_test"],
     "gpu_kernels/unpack": ["gpu_unpack_test"],
@@ -41,6 +42,10 @@ TESTS_OF = {
     "gpu_kernels/sort_pairs": ["gpu_kernels_test"],
     "gpu_kernels/grouped": ["gpu_experts_test"],
     "gpu_kernels/mla": ["gpu_attention_test"],
+    "gpu_kernels/signals": ["gpu_signals_test"],
+    "gpu_kernels/sampling": ["gpu_sampling_test"],
+    "gpu_kernels/append_fp8": ["gpu_kv_test"],
+    "gpu_kernels/e4m3": ["gpu_kv_test", "gpu_products_test"],
     "gpu_kernels/": ["gpu_products_test", "gpu_experts_test"],
     "src/ops/cpu_attention": ["attention_test"],
     "src/ops/cpu_weights": ["quantized_weights_test", "experts_test", "load_weights_test"],
@@ -365,6 +370,20 @@ MUTANTS = [
     ("a point that ties is off the front", "src/bench/serving/serving_report.cpp", [("other.metrics.output_per_second() > it.output_per_second() &&\n           other.metrics.user_speed() > it.user_speed()", "other.metrics.output_per_second() >= it.output_per_second() &&\n           other.metrics.user_speed() >= it.user_speed()")]),
     ("the search stops at the first power of two", "src/bench/serving/serving_bench.cpp", [("while (bad - good > std::max(1, good / 20))", "while (false && bad - good > std::max(1, good / 20))")]),
     ("prompts of one offset are alike", "src/bench/serving/dataset.cpp", [("(static_cast<size_t>(offsets[i]) + i + j) %", "(static_cast<size_t>(offsets[i]) + j) %")]),
+    ("GPU: a stream does not wait for the CPU", "gpu_kernels/signals.cu", [("load_acquire(a.word) - n) < 0)", "load_acquire(a.word) - n) < -1)")]),
+    ("GPU: every raise is the first", "gpu_kernels/signals.cu", [("  *a.count = n;\n  store_release", "  store_release")]),
+    ("GPU: an await is not counted", "gpu_kernels/signals.cu", [("  }\n  *a.count = n;\n", "  }\n")]),
+    ("drawing on the card: of equals the higher token", "gpu_kernels/sampling.cu", [("(0xffffffffu - static_cast<uint32_t>(token))", "static_cast<uint32_t>(token)")]),
+    ("drawing on the card: min-p forgotten", "gpu_kernels/sampling.cu", [("&& w >= how.min_p ?", "?")]),
+    ("drawing on the card: top-p of all tokens, not of top-k", "gpu_kernels/sampling.cu", [("return key_of(w, t) >= of_top_k ? whole(w) : 0;", "return whole(w);")]),
+    ("drawing on the card: top-p keeps one more", "gpu_kernels/sampling.cu", [("for (; s.of_digit[digit] < wanted; --digit)", "for (; s.of_digit[digit] <= wanted && digit > lane * kEach; --digit)")]),
+    ("drawing on the card: the token before the drawn one", "gpu_kernels/sampling.cu", [("for (; s.of_warp[part] <= left; ++part)", "for (; s.of_warp[part] < left; ++part)")]),
+    ("drawing on the card: holes are drawn", "gpu_kernels/sampling.cu", [("row[t] = is_allowed(a, t) ? expf(", "row[t] = true ? expf(")]),
+    ("FP8 cache: ties away from even", "gpu_kernels/e4m3.h", [(" + 0x7ffff + (u >> 20 & 1);", " + 0x80000;")]),
+    ("FP8 cache: scales use half of the range", "gpu_kernels/append_fp8.cu", [("largest / 448 : 1", "largest / 224 : 1")]),
+    ("FP8 cache: what is not a number becomes one", "gpu_kernels/append_fp8.cu", [("fabsf(v[i]) < INFINITY ? fabsf(v[i]) : INFINITY", "fabsf(v[i])")]),
+    ("GPU decode: keys of an FP8 cache behind the latents that are used", "gpu_kernels/mla_decode.cu", [("a.cache.fp8 ? kMaxKvRank : rank;", "rank;")]),
+    ("GPU: one graph for all numbers of sequences", "src/ops/cuda_ops.cpp", [("{memory, batch_.n_tokens(), batch_.n_logits()};", "{memory, 1, 1};")]),
 ]
 
 

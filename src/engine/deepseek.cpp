@@ -7,18 +7,21 @@
 
 namespace tandem {
 
-void DeepSeek::forward(const Batch& batch, KvCache& cache, TensorView logits) {
+void DeepSeek::forward(const Batch& batch, KvCache& cache) {
   Activations a = for_tokens(batch.n());
-  const auto n_logits = static_cast<int64_t>(batch.logit_rows.size());
-  const TensorView all_logits = a.logits.rows_from(0, n_logits);
-  const auto verbs = [&] { layers(batch, cache, a, all_logits); };
+  const auto verbs = [&] { layers(batch, cache, a); };
 
   ops_.begin(batch);
   if (!decodes(batch))
     verbs();
   else if (ops_.run_decode({a.x.data, cache.layer(0).data}, std::ref(verbs)))  // no copy of verbs,
     experts_.follow(batch.n());                                                // which allocates
-  if (n_logits > 0) ops_.to_host(all_logits, logits);
+}
+
+void DeepSeek::forward(const Batch& batch, KvCache& cache, TensorView logits) {
+  forward(batch, cache);
+  const auto n_logits = static_cast<int64_t>(batch.logit_rows.size());
+  if (n_logits > 0) ops_.to_host(buffers_.logits.rows_from(0, n_logits), logits);
 }
 
 bool DeepSeek::decodes(const Batch& batch) const {
@@ -26,7 +29,7 @@ bool DeepSeek::decodes(const Batch& batch) const {
                       [&](const Sequence& s) { return s.n_tokens != 1 || prefers_naive(s); });
 }
 
-void DeepSeek::layers(const Batch& batch, KvCache& cache, Activations& a, TensorView logits) {
+void DeepSeek::layers(const Batch& batch, KvCache& cache, Activations& a) {
   ops_.embed(batch.tokens, w_.embed, a.x);
   for (int layer = 0; layer < c_.n_layers; ++layer) {
     const LayerWeights& w = w_.layers[layer];
@@ -44,11 +47,12 @@ void DeepSeek::layers(const Batch& batch, KvCache& cache, Activations& a, Tensor
     ops_.add(a.x, a.y);
   }
 
-  if (logits.rows == 0) return;
-  const TensorView last = a.last.rows_from(0, logits.rows);
+  if (batch.logit_rows.empty()) return;
+  const auto n_logits = static_cast<int64_t>(batch.logit_rows.size());
+  const TensorView last = a.last.rows_from(0, n_logits);
   ops_.gather_rows(a.x, batch.logit_rows, last);
   ops_.rms_norm(last, w_.final_norm, c_.norm_eps, last);
-  ops_.linear(last, w_.head, logits);
+  ops_.linear(last, w_.head, a.logits.rows_from(0, n_logits));
 }
 
 // Multi-head latent attention (DeepSeek-V2 paper, section 2.1). The cache holds one vector of

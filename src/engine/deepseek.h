@@ -45,17 +45,22 @@ class DeepSeek {
   // Of activations.
   static int64_t bytes_for(const ModelConfig& config, Limits limits);
 
-  // Runs one step: fills the cache for every token of `batch` and writes one row of `logits`
-  // [n_logits, vocab] a batch.logit_rows, in the host's memory. Without logit_rows the step may
-  // still be under way when this returns; the next one follows it.
+  // Runs one step: fills the cache for every token of `batch` and computes one row of logits()
+  // [n_logits, vocab] a batch.logit_rows. The step may still be under way when this returns; what
+  // is asked of ops() follows it.
+  void forward(const Batch& batch, KvCache& cache);
+  // The same, and brings the logits to the host's memory.
   void forward(const Batch& batch, KvCache& cache, TensorView logits);
+  // Of the last step, in the device's memory; [max_logits, vocab].
+  TensorView logits() const { return buffers_.logits; }
+  Ops& ops() { return ops_; }
 
   const ModelConfig& config() const { return c_; }
   const Limits& limits() const { return limits_; }
 
  private:
   bool decodes(const Batch& batch) const;
-  void layers(const Batch& batch, KvCache& cache, Activations& a, TensorView logits);
+  void layers(const Batch& batch, KvCache& cache, Activations& a);
   void attention(const AttentionWeights& w, const Batch& batch, TensorView cache, Activations& a);
   void absorbed(const AttentionWeights& w, MlaArgs args, Activations& a);
   bool prefers_naive(const Sequence& s) const;

@@ -25,9 +25,7 @@ Engine::Engine(DeepSeek& model, KvCache& cache, const Tokenizer& tokenizer, Voca
       vocabulary_(std::move(vocabulary)),
       context_(context),
       options_(options),
-      arena_(Arena::padded_bytes(int64_t{model.limits().max_logits} * model.config().vocab *
-                                 size_of(DType::kF32))),
-      logits_(arena_.matrix(model.limits().max_logits, model.config().vocab, DType::kF32)),
+      chooser_(model, vocabulary_),
       scheduler_(scheduler_limits(model, cache, options)),
       step_(model.limits().max_tokens) {
   require(context <= scheduler_.longest_sequence(),
@@ -84,15 +82,26 @@ void Engine::run_step() {
     if (r.started == Clock::time_point()) r.started = Clock::now();
   }
   prepare_masks(plan);
-  model_.forward(step_.batch(), cache_, logits_);
+  model_.forward(step_.batch(), cache_);
   if (masks_ready_.valid()) masks_ready_.get();
 
   std::vector<SequenceId> samples;
+  std::vector<Sampler*> samplers;
   samples.reserve(step_.n_logits());
-  for (const Scheduler::Part& part : plan)
-    if (part.last) samples.push_back(part.id);
+  samplers.reserve(step_.n_logits());
+  for (const Scheduler::Part& part : plan) {
+    if (!part.last) continue;
+    samples.push_back(part.id);
+    Running& r = running_.at(part.id);
+    const Request& request = r.asked.request;
+    if (!r.sampler)
+      r.sampler = std::make_unique<Sampler>(request.sampling, vocabulary_, request.prompt);
+    if (r.asked.constraint) r.sampler->allow(r.asked.constraint->allowed());
+    samplers.push_back(r.sampler.get());
+  }
   scheduler_.computed();
-  for (size_t row = 0; row < samples.size(); ++row) sample(samples[row], static_cast<int64_t>(row));
+  chooser_.begin(samplers);
+  for (size_t row = 0; row < samples.size(); ++row) sample(samples[row], row);
 }
 
 // Of all that this step samples, beside it.
@@ -112,17 +121,13 @@ void Engine::prepare_masks(const std::vector<Scheduler::Part>& plan) {
   });
 }
 
-void Engine::sample(SequenceId id, int64_t logits_row) {
+void Engine::sample(SequenceId id, size_t logits_row) {
   Running& r = running_.at(id);
   const Request& request = r.asked.request;
   TokenConstraint* const constraint = r.asked.constraint.get();
   TokenEvent event;
   try {
-    if (!r.sampler)
-      r.sampler = std::make_unique<Sampler>(request.sampling, vocabulary_, request.prompt);
-    const Sampled sampled =
-        r.sampler->next({logits_.row<float>(logits_row), static_cast<size_t>(vocabulary_.size)},
-                        constraint ? constraint->allowed() : std::span<const uint64_t>());
+    const Sampled sampled = chooser_.token(logits_row);
     const auto& stops = request.stop_ids;
     if (std::find(stops.begin(), stops.end(), sampled.token) != stops.end()) {
       event.finish = FinishReason::kStop;

@@ -14,6 +14,7 @@
 #include "engine/output_thread.h"
 #include "engine/scheduler.h"
 #include "engine/step_arrays.h"
+#include "engine/token_chooser.h"
 #include "engine/token_constraint.h"
 
 namespace tandem {
@@ -67,7 +68,7 @@ class Engine {
   struct Running {
     EngineRequest asked;
     std::shared_ptr<AnswerStream> answer;
-    std::unique_ptr<Sampler> sampler;  // made with the first token
+    std::unique_ptr<Sampler> sampler;  // made for the first token
     int n_generated = 0;
     Clock::time_point started;  // of its first step
   };
@@ -84,7 +85,7 @@ class Engine {
 
   bool follow_orders();
   void run_step();
-  void sample(SequenceId id, int64_t logits_row);
+  void sample(SequenceId id, size_t logits_row);
   void prepare_masks(const std::vector<Scheduler::Part>& plan);
   void end_overdue();
   void end(SequenceId id, FinishReason reason);
@@ -99,8 +100,7 @@ class Engine {
   const Vocabulary vocabulary_;
   const int64_t context_;
   const Options options_;
-  Arena arena_;
-  TensorView logits_;  // [max_running, model vocab]
+  TokenChooser chooser_;
   Scheduler scheduler_;
   StepArrays step_;
   std::map<SequenceId, Running> running_;  // in the scheduler

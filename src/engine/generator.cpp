@@ -37,11 +37,15 @@ struct Generator::Running {
 };
 
 struct Generator::Step {
-  explicit Step(int max_tokens) : arrays(max_tokens) { parts.reserve(max_tokens); }
+  explicit Step(int max_tokens) : arrays(max_tokens) {
+    parts.reserve(max_tokens);
+    samplers.reserve(max_tokens);
+  }
 
   StepArrays arrays;
   std::vector<std::pair<Running*, int>>
-      parts;  // how many tokens of whom; in the order of sequences
+      parts;                       // how many tokens of whom; in the order of sequences
+  std::vector<Sampler*> samplers;  // of those that get a token
 };
 
 Generator::Generator(DeepSeek& model, KvCache& cache, Vocabulary vocabulary, int64_t context)
@@ -49,9 +53,7 @@ Generator::Generator(DeepSeek& model, KvCache& cache, Vocabulary vocabulary, int
       cache_(cache),
       vocabulary_(std::move(vocabulary)),
       context_(context),
-      arena_(Arena::padded_bytes(int64_t{model.limits().max_logits} * model.config().vocab *
-                                 size_of(DType::kF32))),
-      logits_(arena_.matrix(model.limits().max_logits, model.config().vocab, DType::kF32)) {}
+      chooser_(model, vocabulary_) {}
 
 std::vector<Completion> Generator::run(std::span<const Request> requests,
                                        const GeneratorHooks& hooks) {
@@ -70,10 +72,15 @@ std::vector<Completion> Generator::run(std::span<const Request> requests,
     const bool cancelled = hooks.cancelled && hooks.cancelled();
     if (!cancelled) {
       fill(step, running);
-      model_.forward(step.arrays.batch(), cache_, logits_);
-      int64_t row = 0;
+      model_.forward(step.arrays.batch(), cache_);
+      step.samplers.clear();
       for (auto& [r, n] : step.parts) {
         r->n_done += n;
+        if (r->n_pending() == 0) step.samplers.push_back(&r->sampler);
+      }
+      chooser_.begin(step.samplers);
+      size_t row = 0;
+      for (auto& [r, n] : step.parts) {
         const bool in_prompt = r->completion.tokens.empty();
         if (in_prompt && hooks.on_prefill) hooks.on_prefill(prompt_done += n, prompt_total);
         if (r->n_pending() == 0) take_token(*r, row++, hooks);
@@ -146,10 +153,9 @@ void Generator::fill(Step& step, std::vector<Running>& running) const {
     if (r.n_pending() > 1 && room > 0 && logits > 0) take(r, std::min(room, r.n_pending()));
 }
 
-void Generator::take_token(Running& r, int64_t logits_row, const GeneratorHooks& hooks) {
+void Generator::take_token(Running& r, size_t logits_row, const GeneratorHooks& hooks) {
   Completion& c = r.completion;
-  const Sampled sampled =
-      r.sampler.next({logits_.row<float>(logits_row), static_cast<size_t>(vocabulary_.size)});
+  const Sampled sampled = chooser_.token(logits_row);
   const auto now = Clock::now();
   if (c.tokens.empty()) {
     r.first_token = now;

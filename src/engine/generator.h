@@ -7,6 +7,7 @@
 
 #include "engine/deepseek.h"
 #include "engine/request.h"
+#include "engine/token_chooser.h"
 
 namespace tandem {
 
@@ -39,15 +40,14 @@ class Generator {
   struct Step;
   int64_t admit(std::span<const Request> requests, size_t& next, std::vector<Running>& running);
   void fill(Step& step, std::vector<Running>& running) const;
-  void take_token(Running& r, int64_t logits_row, const GeneratorHooks& hooks);
+  void take_token(Running& r, size_t logits_row, const GeneratorHooks& hooks);
   void retire(bool cancelled, std::vector<Running>& running, std::vector<Completion>& completions);
 
   DeepSeek& model_;
   KvCache& cache_;
   const Vocabulary vocabulary_;
   const int64_t context_;
-  Arena arena_;
-  TensorView logits_;  // [max_logits, model vocab]
+  TokenChooser chooser_;
 };
 
 }  // namespace tandem

@@ -15,7 +15,8 @@ constexpr int pages_for(int64_t tokens) {
 
 class KvCache {
  public:
-  // Room for n_tokens tokens, rounded up to pages. dtype: kBF16, or kF32 for the reference.
+  // Room for n_tokens tokens, rounded up to pages. dtype: kBF16, kF32 for the reference, or
+  // kF8E4M3, whose rows are kFp8TokenBytes and no matrix for anybody but a GPU's kernels.
   KvCache(const ModelConfig& config, int64_t n_tokens, DType dtype)
       : KvCache(config, n_tokens, dtype, Buffer(bytes_for(config, n_tokens, dtype))) {}
   // The same in memory of bytes_for() bytes, as of a GPU.

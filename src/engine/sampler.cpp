@@ -25,6 +25,12 @@ constexpr auto kLikelier = [](const auto& a, const auto& b) {
   return a.value != b.value ? a.value > b.value : a.token < b.token;
 };
 
+void require_finite(bool logits_are) {
+  require(logits_are,
+          "the model's logits are not finite: its weights are damaged or overflow; check the "
+          "checkpoint");
+}
+
 // An extreme penalty makes a token the last choice, not an impossible one.
 float finite(float logit) {
   constexpr float kMax = std::numeric_limits<float>::max();
@@ -73,12 +79,31 @@ Sampler::Sampler(const SamplingParams& params, const Vocabulary& vocabulary,
     if (token < vocab) seen_[token] = 1;
 }
 
-Sampled Sampler::next(std::span<float> logits, std::span<const uint64_t> allowed) {
-  const bool all_finite =
-      std::all_of(logits.begin(), logits.end(), [](float v) { return std::isfinite(v); });
-  require(all_finite,
-          "the model's logits are not finite: its weights are damaged or overflow; check the "
-          "checkpoint");
+double Sampler::uniform(uint64_t seed, int64_t n) {
+  return static_cast<double>(mix(mix(seed) + static_cast<uint64_t>(n)) >> 11) * 0x1p-53;
+}
+
+std::optional<Draw> Sampler::next_draw(int32_t row) const {
+  const bool changes_logits =
+      penalises_ || !params_.logit_bias.empty() || n_drawn_ < params_.min_new_tokens;
+  if (changes_logits || !allowed_.empty() || params_.n_top_logprobs >= 0) return {};
+  return Draw{.row = row,
+              .temperature = params_.temperature,
+              .top_p = params_.top_p,
+              .min_p = params_.min_p,
+              .top_k = params_.top_k,
+              .uniform = uniform(params_.seed, n_drawn_)};
+}
+
+Sampled Sampler::drew(int32_t token) {
+  require_finite(token >= 0);
+  ++n_drawn_;
+  return {token, 0, {}};
+}
+
+Sampled Sampler::next(std::span<float> logits) {
+  require_finite(
+      std::all_of(logits.begin(), logits.end(), [](float v) { return std::isfinite(v); }));
   std::copy_n(logits.begin(), raw_.size(), raw_.begin());
   penalise(logits);
   for (const int32_t token : holes_) {
@@ -88,7 +113,7 @@ Sampled Sampler::next(std::span<float> logits, std::span<const uint64_t> allowed
   if (n_drawn_ < params_.min_new_tokens)
     for (const int32_t token : params_.held_back)
       if (token >= 0 && static_cast<size_t>(token) < logits.size()) logits[token] = kNever;
-  if (!allowed.empty()) keep_allowed(logits, allowed);
+  if (!allowed_.empty()) keep_allowed(logits);
   const int32_t token =
       params_.temperature == 0
           ? static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin())
@@ -101,13 +126,14 @@ Sampled Sampler::next(std::span<float> logits, std::span<const uint64_t> allowed
   return raw_.empty() ? Sampled{token, 0, {}} : with_logprobs(token);
 }
 
-void Sampler::keep_allowed(std::span<float> logits, std::span<const uint64_t> allowed) {
+void Sampler::keep_allowed(std::span<float> logits) {
   bool any = false;
   for (size_t t = 0; t < logits.size(); ++t) {
-    const bool keep = allowed[t / 64] >> t % 64 & 1;
+    const bool keep = allowed_[t / 64] >> t % 64 & 1;
     if (!keep) logits[t] = kNever;
     any = any || logits[t] != kNever;
   }
+  allowed_ = {};
   require(any, "no token of the vocabulary may follow here");
 }
 
@@ -150,8 +176,7 @@ int32_t Sampler::draw(std::span<const float> logits) {
   std::sort(begin, begin + n,
             [](const Candidate& a, const Candidate& b) { return a.token < b.token; });
   for (size_t i = 0; i < n; ++i) sum += candidates_[i].value;
-  const uint64_t bits = mix(mix(params_.seed) + static_cast<uint64_t>(n_drawn_));
-  double left = static_cast<double>(bits >> 11) * 0x1p-53 * sum;
+  double left = uniform(params_.seed, n_drawn_) * sum;
   for (size_t i = 0; i < n; ++i)
     if ((left -= candidates_[i].value) < 0) return candidates_[i].token;
   return candidates_[n - 1].token;

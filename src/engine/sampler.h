@@ -2,9 +2,12 @@
 // the position and the logits, never on other sequences.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
+
+#include "ops/ops.h"
 
 namespace tandem {
 
@@ -52,9 +55,18 @@ class Sampler {
   Sampler(const SamplingParams& params, const Vocabulary& vocabulary,
           std::span<const int32_t> prompt);
 
-  // Consumes `logits` [vocabulary.size]. Only tokens whose bit is set in `allowed` are drawn;
-  // empty: all. Throws Error if the logits are not finite or no token is left.
-  Sampled next(std::span<float> logits, std::span<const uint64_t> allowed = {});
+  // Of the next draw only tokens whose bit is set in `allowed` may come, which lives until then.
+  void allow(std::span<const uint64_t> allowed) { allowed_ = allowed; }
+  // Consumes `logits` [vocabulary.size]. Throws Error if they are not finite or no token is left.
+  Sampled next(std::span<float> logits);
+
+  // The next draw, if it needs no more than the logits: from row `row` of them, by a device. Its
+  // token is then told to drew(), and both together do what next() does.
+  std::optional<Draw> next_draw(int32_t row) const;
+  Sampled drew(int32_t token);
+
+  // Of the n-th draw with a seed, in [0, 1).
+  static double uniform(uint64_t seed, int64_t n);
 
  private:
   struct Candidate {
@@ -62,13 +74,14 @@ class Sampler {
     float value;  // logit, then probability relative to the likeliest
   };
   void penalise(std::span<float> logits) const;
-  static void keep_allowed(std::span<float> logits, std::span<const uint64_t> allowed);
+  void keep_allowed(std::span<float> logits);
   int32_t draw(std::span<const float> logits);
   size_t keep_top_p(size_t n);
   Sampled with_logprobs(int32_t token);
 
   SamplingParams params_;
   std::span<const int32_t> holes_;
+  std::span<const uint64_t> allowed_;  // empty: all
   bool penalises_;
   int64_t n_drawn_ = 0;
   std::vector<int32_t> n_generated_;   // [vocab] only with penalties

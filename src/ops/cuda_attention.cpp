@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-static_assert(gpu::kPageTokens == kPageSize);
+static_assert(gpu::kPageTokens == kPageSize && gpu::kFp8TokenBytes == kFp8TokenBytes);
 
 constexpr int kPlainTokens = 32;               // whose queries are projected at a time
 constexpr int64_t kRestoredBytes = 256 << 20;  // of keys and values, unless a head needs more
@@ -62,7 +62,7 @@ gpu::LatentCache latent_cache(const MlaArgs& a) {
           .stride = a.cache.stride,
           .kv_rank = a.mla.kv_rank,
           .rope_dim = a.mla.rope_dim,
-          .fp8 = false};
+          .fp8 = a.cache.dtype == DType::kF8E4M3};
 }
 
 float* floats(TensorView t) { return static_cast<float*>(t.data); }
@@ -92,6 +92,16 @@ CudaAttention::CudaAttention(const MlaConfig& m, CudaLimits limits, const CudaBa
 
 int64_t CudaAttention::bytes_for(const MlaConfig& mla, CudaLimits limits) {
   return scratch_for(mla, limits).sum();
+}
+
+// What the plain kernels would have to read.
+void CudaAttention::require_fp8_cache(const MlaConfig& m, const QuantView& kv_b) {
+  require(takes_naive(m) && m.rope_dim <= gpu::kMaxCacheDim - gpu::kMaxKvRank &&
+              for_tensor_cores(gpu_weight(kv_b), kBlockCols),
+          "--kv fp8: attention of this model (kv_lora_rank {}, qk_nope_head_dim {}, "
+          "qk_rope_head_dim {}, v_head_dim {}) needs dimensions as DeepSeek's and weights in BF16 "
+          "or FP8; use --kv bf16",
+          m.kv_rank, m.nope_dim, m.rope_dim, m.v_dim);
 }
 
 void CudaAttention::absorbed(const MlaArgs& a) {

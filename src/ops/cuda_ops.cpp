@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "gpu_kernels/sampling.h"
 #include "model/rope.h"
 #include "ops/cuda_weights.h"
 
@@ -25,6 +26,7 @@ int cols_of(TensorView t) { return static_cast<int>(t.cols); }
 CudaOps::CudaOps(const ModelConfig& c, CudaLimits limits, gpu::Stream& stream)
     : stream_(stream),
       records_(limits.records),
+      kv_rank_(c.mla.kv_rank),
       batch_(limits.max_tokens, max_pages(limits)),
       products_(c, limits.max_tokens, limits.n_multiprocessors, stream),
       attention_(c.mla, limits, batch_, products_, stream),
@@ -74,6 +76,35 @@ void CudaOps::to_host(TensorView x, TensorView out) {
   check(x.stride == x.cols && out.stride == out.cols, "dense matrices come to the host");
   stream_.copy(x.data, x.rows * x.row_bytes(), out.data);
   stream_.wait();
+}
+
+bool CudaOps::prepare_draws(std::span<const uint32_t> allowed, int n_tokens, int max_rows) {
+  if (n_tokens > gpu::kMaxDrawTokens) return false;
+  n_drawable_ = n_tokens;
+  allowed_ = gpu::Buffer(static_cast<int64_t>(allowed.size_bytes()), gpu::Site::kDevice);
+  draws_ = gpu::Buffer(max_rows * int64_t{sizeof(gpu::DrawRow)}, gpu::Site::kMapped);
+  drawn_ = gpu::Buffer(max_rows * int64_t{sizeof(int32_t)}, gpu::Site::kMapped);
+  stream_.copy(allowed.data(), allowed_.bytes(), allowed_.as<uint32_t>());
+  stream_.wait();
+  return true;
+}
+
+void CudaOps::draw(TensorView logits, std::span<const Draw> how, std::span<int32_t> tokens) {
+  for (size_t i = 0; i < how.size(); ++i)
+    draws_.as<gpu::DrawRow>()[i] = {.row = how[i].row,
+                                    .temperature = how[i].temperature,
+                                    .top_p = how[i].top_p,
+                                    .min_p = how[i].min_p,
+                                    .top_k = how[i].top_k,
+                                    .uniform = how[i].uniform};
+  gpu::draw(stream_, {.logits = gpu_matrix(logits),
+                      .how = draws_.as<gpu::DrawRow>(),
+                      .allowed = allowed_.as<uint32_t>(),
+                      .tokens = drawn_.as<int32_t>(),
+                      .n = static_cast<int>(how.size()),
+                      .vocab = n_drawable_});
+  stream_.wait();
+  std::copy_n(drawn_.as<int32_t>(), how.size(), tokens.begin());
 }
 
 void CudaOps::embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) {
@@ -132,7 +163,15 @@ void CudaOps::rope(TensorView x, std::span<const int32_t> positions, const RopeT
 }
 
 void CudaOps::append_kv(const Batch& batch, TensorView kv, TensorView cache) {
-  check(cache.dtype == DType::kBF16, "the cache is BF16");
+  if (cache.dtype == DType::kF8E4M3)
+    return gpu::append_fp8(stream_, {.kv = static_cast<const float*>(kv.data),
+                                     .kv_stride = kv.stride,
+                                     .rows_of_cache = batch_.rows_of_cache(),
+                                     .cache = cache.data,
+                                     .tokens = batch.n(),
+                                     .kv_rank = kv_rank_,
+                                     .rope_dim = cols_of(kv) - kv_rank_});
+  check(cache.dtype == DType::kBF16, "the cache is BF16 or FP8");
   gpu::append_kv(stream_, {.kv = gpu_matrix(kv),
                            .rows_of_cache = batch_.rows_of_cache(),
                            .cache = static_cast<bf16*>(cache.data),

@@ -1,5 +1,6 @@
 // The backbone on a GPU: every verb enqueues kernels on one stream and returns. Activations are
-// float, the cache is BF16. Runs on the emulated GPU just the same; which it is, the link decides.
+// float, the cache is BF16 or FP8. Runs on the emulated GPU just the same; which it is, the link
+// decides.
 #pragma once
 #include <map>
 
@@ -26,6 +27,8 @@ class CudaOps final : public Ops {
   bool run_decode(const StepMemory& memory, const std::function<void()>& verbs) override;
   int n_recorded() const { return static_cast<int>(recorded_.size()); }
   void to_host(TensorView x, TensorView out) override;
+  bool prepare_draws(std::span<const uint32_t> allowed, int n_tokens, int max_rows) override;
+  void draw(TensorView logits, std::span<const Draw> how, std::span<int32_t> tokens) override;
   void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) override;
   void rms_norm(TensorView x, const QuantView& gain, float eps, TensorView out) override;
   void add(TensorView x, TensorView delta) override;
@@ -52,11 +55,16 @@ class CudaOps final : public Ops {
 
   gpu::Stream& stream_;
   const bool records_;
+  const int kv_rank_;
   std::map<Step, gpu::Graph> recorded_;
   CudaBatch batch_;
   CudaProducts products_;
   CudaAttention attention_;
   gpu::Buffer frequencies_;  // [rope_dim / 2]
+  int n_drawable_ = 0;       // tokens of a row of logits
+  gpu::Buffer allowed_;      // a bit for each
+  gpu::Buffer draws_;        // mapped: what is asked of each row,
+  gpu::Buffer drawn_;        // and its token
 };
 
 }  // namespace tandem

@@ -55,11 +55,21 @@ struct RouteArgs {
 };
 
 constexpr int kPageSize = 64;  // tokens in a page of the cache
+// Of a token in a cache of FP8, which GPUs know: gpu_kernels/attention.h has its parts.
+constexpr int kFp8TokenBytes = 656;
 
 // Whose memory the verbs of a step work on.
 struct StepMemory {
   const void *activations, *cache;
   auto operator<=>(const StepMemory&) const = default;
+};
+
+// How the token of a row of logits is drawn; engine/sampler.h says what each number means.
+struct Draw {
+  int32_t row;
+  float temperature, top_p, min_p;
+  int32_t top_k;
+  double uniform;  // in [0, 1)
 };
 
 class Ops {
@@ -81,6 +91,14 @@ class Ops {
   }
   // Brings a matrix to the host, and waits for it.
   virtual void to_host(TensorView x, TensorView out) = 0;
+  // Prepares draw() for up to max_rows rows of logits of n_tokens tokens; those may be drawn whose
+  // bit in `allowed` is set. The last call counts. False: this device does not draw.
+  virtual bool prepare_draws(std::span<const uint32_t>, int /*n_tokens*/, int /*max_rows*/) {
+    return false;
+  }
+  // Draws a token for each, -1 where a logit of the row is not finite, and waits for them. Consumes
+  // the rows.
+  virtual void draw(TensorView /*logits*/, std::span<const Draw>, std::span<int32_t> /*tokens*/) {}
 
   virtual void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) = 0;
   virtual void rms_norm(TensorView x, const QuantView& gain, float eps, TensorView out) = 0;

@@ -73,7 +73,7 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
          (any(parts, false) ? HybridExperts::bytes_for(config, options.max_tokens) : 0) +
          (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config) : 0) +
          DeepSeek::bytes_for(config, {options.max_tokens, options.max_logits}) +
-         KvCache::bytes_for(config, options.context, DType::kBF16) +
+         KvCache::bytes_for(config, options.context, options.cache_type) +
          (card.emulated ? 0 : kContextBytes);
 }
 
@@ -224,6 +224,8 @@ void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModel
                         memory.upload_scales(data, to);
                       });
                 });
+  if (options.cache_type == DType::kF8E4M3)
+    CudaAttention::require_fp8_cache(config_.mla, weights_.layers[0].attn.kv_b);
   const auto start = std::chrono::steady_clock::now();
   run_load_jobs(store.files(), std::move(jobs), {options.n_threads, options.progress});
   home_.finish();

@@ -1,0 +1,61 @@
+#include "engine/token_chooser.h"
+
+namespace tandem {
+namespace {
+
+std::vector<uint32_t> bits_of(const Vocabulary& vocabulary) {
+  std::vector<uint32_t> bits((vocabulary.size + 31) / 32, ~0u);
+  for (const int32_t hole : vocabulary.holes)
+    bits[static_cast<size_t>(hole) / 32] &= ~(1u << hole % 32);
+  return bits;
+}
+
+}  // namespace
+
+TokenChooser::TokenChooser(DeepSeek& model, const Vocabulary& vocabulary)
+    : model_(model),
+      vocabulary_size_(vocabulary.size),
+      arena_(Arena::padded_bytes(int64_t{model.limits().max_logits} * model.config().vocab *
+                                 size_of(DType::kF32))),
+      logits_(arena_.matrix(model.limits().max_logits, model.config().vocab, DType::kF32)),
+      device_draws_(model.ops().prepare_draws(bits_of(vocabulary), vocabulary.size,
+                                              model.limits().max_logits)) {
+  rows_.reserve(model.limits().max_logits);
+  draws_.reserve(model.limits().max_logits);
+  drawn_.resize(model.limits().max_logits);
+}
+
+// Rows for the host come first: drawing consumes logits. Neighbours come together.
+void TokenChooser::begin(std::span<Sampler* const> samplers) {
+  rows_.clear();
+  draws_.clear();
+  const TensorView logits = model_.logits();
+  int64_t first = 0;  // of the rows for the host that have not come
+  const auto bring = [&](int64_t end) {
+    if (first < end)
+      model_.ops().to_host(logits.rows_from(first, end - first),
+                           logits_.rows_from(first, end - first));
+    first = end + 1;
+  };
+  for (Sampler* sampler : samplers) {
+    const auto row = static_cast<int32_t>(rows_.size());
+    const auto draw = device_draws_ ? sampler->next_draw(row) : std::optional<Draw>();
+    rows_.push_back({sampler, 0, draw.has_value()});
+    if (!draw) continue;
+    draws_.push_back(*draw);
+    bring(row);
+  }
+  bring(static_cast<int64_t>(rows_.size()));
+  if (draws_.empty()) return;
+  model_.ops().draw(logits, draws_, drawn_);
+  for (size_t i = 0; i < draws_.size(); ++i) rows_[draws_[i].row].drawn = drawn_[i];
+}
+
+Sampled TokenChooser::token(size_t row) {
+  const Row& r = rows_[row];
+  if (r.on_device) return r.sampler->drew(r.drawn);
+  return r.sampler->next(
+      {logits_.row<float>(static_cast<int64_t>(row)), static_cast<size_t>(vocabulary_size_)});
+}
+
+}  // namespace tandem

@@ -1,0 +1,38 @@
+// The next tokens of a step: the device draws them where it can and a request needs no more than
+// the logits; else the logits come to the host, to the request's sampler.
+#pragma once
+#include <vector>
+
+#include "engine/deepseek.h"
+#include "engine/sampler.h"
+
+namespace tandem {
+
+class TokenChooser {
+ public:
+  // The model outlives the object, which allocates all it needs.
+  TokenChooser(DeepSeek& model, const Vocabulary& vocabulary);
+
+  // After forward(): a sampler for each of its rows of logits.
+  void begin(std::span<Sampler* const> samplers);
+  // The token of a row, once. Throws Error if its logits are not finite.
+  Sampled token(size_t row);
+
+ private:
+  struct Row {
+    Sampler* sampler;
+    int32_t drawn;   // by the device, if it
+    bool on_device;  // draws this row
+  };
+
+  DeepSeek& model_;
+  const int vocabulary_size_;
+  Arena arena_;
+  TensorView logits_;  // [max_logits, model vocab], the rows that came to the host
+  bool device_draws_;
+  std::vector<Row> rows_;
+  std::vector<Draw> draws_;
+  std::vector<int32_t> drawn_;
+};
+
+}  // namespace tandem

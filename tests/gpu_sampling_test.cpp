@@ -1,0 +1,138 @@
+// Tokens drawn on the card against the host's sampler.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "engine/sampler.h"
+#include "gpu_kernels/sampling.h"
+#include "tests/gpu_memory.h"
+
+namespace tandem::gpu {
+namespace {
+
+struct Case {
+  SamplingParams params;
+  std::vector<float> logits;
+};
+
+// All of one vocabulary, in one launch, each the n_drawn-th draw of its seed.
+std::vector<int32_t> drawn(const std::vector<Case>& cases, const Vocabulary& vocabulary) {
+  const auto n = static_cast<int64_t>(cases.size()), vocab = int64_t{vocabulary.size};
+  const int64_t stride = vocab + 3;
+  std::vector<float> logits(n * stride, NAN);
+  std::vector<uint32_t> allowed((vocab + 31) / 32, ~0u);
+  for (const int32_t hole : vocabulary.holes) allowed[hole / 32] &= ~(1u << hole % 32);
+  const Buffer rows(n * int64_t{sizeof(DrawRow)}, Site::kMapped), tokens(n * 4, Site::kMapped);
+  for (int64_t i = 0; i < n; ++i) {
+    const SamplingParams& p = cases[i].params;
+    std::copy(cases[i].logits.begin(), cases[i].logits.end(), logits.begin() + i * stride);
+    rows.as<DrawRow>()[i] = {.row = static_cast<int32_t>(i),
+                             .temperature = p.temperature,
+                             .top_p = p.top_p,
+                             .min_p = p.min_p,
+                             .top_k = p.top_k,
+                             .uniform = Sampler::uniform(p.seed, 0)};
+  }
+  Stream stream;
+  const Buffer on_card = on_gpu(stream, logits), mask = on_gpu(stream, allowed);
+  draw(stream, {.logits = {on_card.as<float>(), stride},
+                .how = rows.as<DrawRow>(),
+                .allowed = mask.as<uint32_t>(),
+                .tokens = tokens.as<int32_t>(),
+                .n = static_cast<int>(n),
+                .vocab = vocabulary.size});
+  stream.wait();
+  return {tokens.as<int32_t>(), tokens.as<int32_t>() + n};
+}
+
+int32_t drawn_by_host(Case c, const Vocabulary& vocabulary) {
+  return Sampler(c.params, vocabulary, {}).next(c.logits).token;
+}
+
+// Some logits are equal, some far below the others.
+std::vector<float> random_logits(std::mt19937& rng, int vocab) {
+  std::vector<float> logits(vocab);
+  std::normal_distribution<float> normal(0, 1 + static_cast<float>(rng() % 5));
+  const bool coarse = rng() % 3 == 0;
+  for (float& v : logits) v = coarse ? std::round(normal(rng)) : normal(rng);
+  if (rng() % 4 == 0) logits[rng() % vocab] += 30;
+  if (rng() % 4 == 0) std::fill(logits.begin(), logits.end(), -2.5f);
+  return logits;
+}
+
+SamplingParams random_params(std::mt19937& rng, int vocab) {
+  const auto any = [&](std::initializer_list<float> of) { return of.begin()[rng() % of.size()]; };
+  SamplingParams p;
+  p.temperature = any({0, 0.2f, 0.6f, 1, 3});
+  p.top_p = any({1, 0.95f, 0.5f, 0.01f, 0.999f});
+  p.min_p = any({0, 0, 0.05f, 1});
+  p.top_k = rng() % 2 ? 0 : 1 + static_cast<int>(rng() % (vocab + 2));
+  p.seed = rng();
+  return p;
+}
+
+TEST(Sampling, DrawsWhatTheHostDraws) {
+  std::mt19937 rng(7);
+  int n = 0, n_other = 0;
+  for (const int vocab : {1, 2, 31, 33, 128, 1000, 5003}) {
+    Vocabulary vocabulary = {.size = vocab};
+    for (int i = 0; i < vocab / 10; ++i) vocabulary.holes.push_back(rng() % vocab);
+    std::vector<Case> cases(60);
+    for (Case& c : cases) c = {random_params(rng, vocab), random_logits(rng, vocab)};
+    const std::vector<int32_t> got = drawn(cases, vocabulary);
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const int32_t want = drawn_by_host(cases[i], vocabulary);
+      ++n;
+      n_other += got[i] != want;
+      const SamplingParams& p = cases[i].params;
+      if (open_card().emulated || p.temperature == 0)  // the same exponential
+        EXPECT_EQ(got[i], want) << vocab << " tokens, temperature " << p.temperature << ", top-p "
+                                << p.top_p << ", top-k " << p.top_k << ", min-p " << p.min_p;
+    }
+  }
+  EXPECT_LE(n_other, n / 100);
+}
+
+// A vocabulary as large as R1's, whose likeliest tokens lie anywhere in it.
+TEST(Sampling, DrawsFromALargeVocabulary) {
+  std::mt19937 rng(3);
+  const Vocabulary vocabulary = {.size = 129280};
+  std::vector<Case> cases(4);
+  for (Case& c : cases) {
+    c = {{.temperature = 0.6f, .top_p = 0.95f, .seed = rng()}, random_logits(rng, vocabulary.size)};
+  }
+  cases[1].params.top_k = 50;
+  cases[2].params.temperature = 0;
+  const std::vector<int32_t> got = drawn(cases, vocabulary);
+  for (size_t i = 0; i < cases.size(); ++i)
+    EXPECT_EQ(got[i], drawn_by_host(cases[i], vocabulary)) << i;
+}
+
+// The frequencies of many draws, without the host's sampler.
+TEST(Sampling, FrequenciesAreTheProbabilities) {
+  constexpr int kDraws = 1000;
+  const std::vector<float> logits = {0, std::log(2.0f), std::log(5.0f), std::log(0.01f)};
+  std::vector<Case> cases;
+  for (uint64_t seed = 0; seed < kDraws; ++seed)
+    cases.push_back({{.temperature = 1, .top_p = 0.99f, .seed = seed}, logits});
+  std::vector<double> part(4);
+  for (const int32_t token : drawn(cases, {.size = 4})) part[token] += 1.0 / kDraws;
+  EXPECT_NEAR(part[0], 1.0 / 8, 0.05);
+  EXPECT_NEAR(part[1], 2.0 / 8, 0.05);
+  EXPECT_NEAR(part[2], 5.0 / 8, 0.05);
+  EXPECT_EQ(part[3], 0);
+}
+
+TEST(Sampling, LogitsThatAreNotFiniteAreSaid) {
+  std::vector<Case> cases(4, {{.temperature = 0.5f}, std::vector<float>(100, 1)});
+  cases[0].logits[99] = NAN;
+  cases[1].logits[5] = INFINITY;
+  cases[2].logits[0] = -INFINITY;
+  cases[2].params.temperature = 0;
+  const std::vector<int32_t> got = drawn(cases, {.size = 100});
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(got[i], kNotFinite);
+  EXPECT_GE(got[3], 0);
+}
+
+}  // namespace
+}  // namespace tandem::gpu
