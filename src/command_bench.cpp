@@ -13,6 +13,7 @@
 #include "bench/measured_curves.h"
 #include "bench/mlp_bench.h"
 #include "bench/row_text.h"
+#include "gpu_twins.h"
 #include "io/json.h"
 #include "io/machine_json.h"
 #include "options.h"
@@ -118,7 +119,8 @@ struct LayersOf {
             .contexts = list_or(b.contexts, {4096}),
             .tokens = list_or(b.tokens, kEveryPower),
             .seconds = b.seconds,
-            .memory_bytes = memory_for_weights(b, kModelPart)};
+            .memory_bytes = memory_for_weights(b, kModelPart),
+            .gpus = gpu_twins()};
   }
 };
 
@@ -169,7 +171,8 @@ int bench_experts_command(const Options& options) {
                         .tokens = list_or(b.tokens, {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048}),
                         .skew = b.skew,
                         .seconds = b.seconds,
-                        .memory_bytes = memory};
+                        .memory_bytes = memory,
+                        .gpus = gpu_twins()};
   };
   return print_rows(options, what, bench_experts);
 }
@@ -181,7 +184,8 @@ int bench_embed_command(const Options& options) {
                       .config = config,
                       .tokens = list_or(b.tokens, kEveryPower),
                       .seconds = b.seconds,
-                      .memory_bytes = memory_for_weights(b, kExpertsPart)};
+                      .memory_bytes = memory_for_weights(b, kExpertsPart),
+                      .gpus = gpu_twins()};
   };
   return print_rows(options, what, bench_embed);
 }
@@ -202,7 +206,8 @@ int bench_mlp_command(const Options& options) {
                     .format = backbone_format(b.format, config),
                     .tokens = list_or(b.tokens, {1, 2, 4, 8, 16, 32, 64, 128, 512}),
                     .seconds = b.seconds,
-                    .memory_bytes = memory_for_weights(b, kExpertsPart)};
+                    .memory_bytes = memory_for_weights(b, kExpertsPart),
+                    .gpus = gpu_twins()};
   };
   return print_rows(options, what, bench_mlp);
 }
@@ -215,7 +220,8 @@ int bench_attention_command(const Options& options) {
                           .contexts = list_or(b.contexts, {512, 4096, 16384}),
                           .prompt_tokens = list_or(b.tokens, {kStepTokens}),
                           .seconds = b.seconds,
-                          .memory_bytes = memory_for_weights(b, kExpertsPart)};
+                          .memory_bytes = memory_for_weights(b, kExpertsPart),
+                          .gpus = gpu_twins()};
   };
   return print_rows(options, what, b.variants ? bench_attention_variants : bench_attention);
 }
@@ -238,7 +244,8 @@ int bench_generate_command(const Options& options) {
                               .new_tokens = b.new_tokens,
                               .step_tokens = kStepTokens,
                               .seconds = b.seconds,
-                              .memory_bytes = memory_for_weights(b, kModelPart)};
+                              .memory_bytes = memory_for_weights(b, kModelPart),
+                              .gpus = gpu_twins()};
   cut_model(what);
   MachineSpeed speed = bench.speed();
   const nlohmann::ordered_json report = bench_generate(what, bench.kernels, speed);

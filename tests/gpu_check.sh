@@ -2,8 +2,9 @@
 # What there is to see on a machine with an NVIDIA GPU, in under 9 minutes:
 #     tests/gpu_check.sh FOLDER [BUILD]
 # runs every test of BUILD/tests/gpu_*_cuda (in a bundle: of the folder gpu_tests beside this script), compute-sanitizer on
-# the tests of kernels where it is installed, and one answer of tiny-r1 on the CPU and on the GPU. Writes FOLDER/gpu.json
-# and FOLDER/gpu.log. Exit status 1 when anything failed, 77 when there is no GPU.
+# the tests of kernels where it is installed, one answer of tiny-r1 on the CPU and on the GPU, and benchmarks of R1's shapes with
+# their GPU columns, as many as there is time for. Writes FOLDER/gpu.json, FOLDER/gpu.log and the rows, FOLDER/bench.jsonl.
+# Exit status 1 when anything failed, 77 when there is no GPU.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:?give the folder for gpu.json and gpu.log}
@@ -62,6 +63,20 @@ if [ $ran -gt 0 ]; then
   for device in cpu cuda; do
     measure "tiny-r1 on $device" "$tandem" run --device $device --temp 0 --json -p "What is 478 + 356?"
   done
+  bench() {
+    what=$1
+    shift
+    [ $((end - $(date +%s))) -gt 30 ] || return 0
+    measure "bench $what" sh -c '"$0" bench "$@" --json --seconds 0.1 >> "$ROWS"' "$tandem" "$what" --config r1 --memory 8 "$@"
+  }
+  export ROWS="$out/bench.jsonl"
+  : > "$ROWS"
+  bench embed
+  bench mlp --tokens 1,8,64,512
+  bench attention --ctx 4096,16384
+  bench moe --tokens 1,8,64,512 --layers 1
+  bench layer --tokens 1,8 --ctx 4096 --layers 1
+  bench generate --layers 3 --ctx 1024 --batch 1,8 --tokens 512
 fi
 card=$(sed -n 's/^on \(.*\), compute capability.*/\1/p' "$log" | head -1)
 printf '{\n  "card": "%s",\n  "date": "%s",\n  "results": [%s\n  ]\n}\n' "$card" "$(date -u +%F)" "$results" > "$json"

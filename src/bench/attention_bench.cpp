@@ -8,6 +8,7 @@
 
 #include "bench/attention_variants.h"
 #include "bench/machine_info.h"
+#include "bench/model_on_card.h"
 #include "bench/random_cache.h"
 #include "bench/roofline.h"
 #include "engine/kv_cache.h"
@@ -35,6 +36,12 @@ AttentionCost cost_of_naive(const MlaConfig& m, int64_t context, int64_t n, int6
           2 * (restore + seen * m.n_heads * (m.qk_dim() + m.v_dim))};
 }
 
+namespace {
+
+bool is_kv_b(const WeightSpec& spec) { return spec.name.ends_with(".kv_b_proj.weight"); }
+
+}  // namespace
+
 void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernels,
                      MachineSpeed& speed, const OnRow& on_row) {
   ModelConfig config = bench.config;
@@ -60,26 +67,45 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
   const int64_t kv_b_bytes =
       matrix_bytes(config, int64_t{m.n_heads} * (m.nope_dim + m.v_dim), m.kv_rank, format);
   CpuWeights home(kernels);
-  const ModelWeights weights = random_weights(
-      config, {format, {DType::kBF16}},
-      [](const WeightSpec& spec) { return spec.name.ends_with(".kv_b_proj.weight"); }, home,
-      speed.team());
+  const ModelWeights weights =
+      random_weights(config, {format, {DType::kBF16}}, is_kv_b, home, speed.team());
 
   int most = 1;
   for (const int n : bench.prompt_tokens) most = std::max(most, std::min(n, longest));
   CpuOps ops(kernels, config, most, speed.team());
   const int64_t rows = int64_t{most} * m.n_heads;
   const int widest = std::max({m.kv_rank, m.nope_dim, m.v_dim});
-  TensorView q, out, q_rope;
-  const Arena arena = Arena::holding([&](auto visit) {
-    visit(q, rows, widest, DType::kF32);
-    visit(out, rows, widest, DType::kF32);
-    visit(q_rope, rows, m.rope_dim, DType::kF32);
-  });
+  struct Matrices {
+    TensorView q, out, q_rope;
+  } here, there;
+  const auto views_of = [&](Matrices& a) {
+    return [&a, &m, rows, widest](auto visit) {
+      visit(a.q, rows, widest, DType::kF32);
+      visit(a.out, rows, widest, DType::kF32);
+      visit(a.q_rope, rows, m.rope_dim, DType::kF32);
+    };
+  };
+  const Arena arena = Arena::holding(views_of(here));
+  const ModelOnCard on_card(bench.gpus,
+                            {.config = config,
+                             .formats = {format, {DType::kBF16}},
+                             .wanted = is_kv_b,
+                             .max_tokens = most,
+                             .context = longest},
+                            {most, 1}, longest);
+  Arena arena_there;
+  if (on_card.model())
+    arena_there = Arena::holding(
+        views_of(there), [&](int64_t bytes) { return on_card.twin()->ops().allocate(bytes); });
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
-  for (const TensorView& view : {q, q_rope})
+  for (const TensorView& view : {here.q, here.q_rope})
     for (int64_t i = 0; i < view.rows * view.cols; ++i) view.row<float>(0)[i] = normal(rng);
+
+  if (on_card.model()) {
+    on_card.twin()->to_card(here.q, there.q);
+    on_card.twin()->to_card(here.q_rope, there.q_rope);
+  }
 
   const cpu::PeakLoop peak = peak_of_attention(speed, kernels);
   const int64_t element = size_of(cache_type);
@@ -87,18 +113,20 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
     const LastTokens last(context, n, pages);
     const Batch batch = last.batch();
     const int64_t heads = int64_t{n} * m.n_heads;
-    const auto run = [&](int64_t i) {
+    const auto attend = [&](Ops& of, const ModelWeights& w, const KvCache& kv, const Matrices& a,
+                            int64_t i) {
       const int layer = static_cast<int>(i % config.n_layers);
       const MlaArgs args{batch,
                          batch.sequences,
-                         q.rows_from(0, heads).cols_from(0, naive ? m.nope_dim : m.kv_rank),
-                         q_rope.rows_from(0, heads),
-                         cache.layer(layer),
+                         a.q.rows_from(0, heads).cols_from(0, naive ? m.nope_dim : m.kv_rank),
+                         a.q_rope.rows_from(0, heads),
+                         kv.layer(layer),
                          m,
                          softmax_scale(config),
-                         out.rows_from(0, heads).cols_from(0, naive ? m.v_dim : m.kv_rank)};
-      naive ? ops.mla_naive(args, weights.layers[layer].attn.kv_b) : ops.mla_absorbed(args);
+                         a.out.rows_from(0, heads).cols_from(0, naive ? m.v_dim : m.kv_rank)};
+      naive ? of.mla_naive(args, w.layers[layer].attn.kv_b) : of.mla_absorbed(args);
     };
+    const auto run = [&](int64_t i) { attend(ops, weights, cache, here, i); };
     const AttentionCost cost = naive ? cost_of_naive(m, context, n, element, kv_b_bytes)
                                      : cost_of_absorbed(m, context, element);
     const Work work{{cost.bytes, cost.ops}, run};
@@ -111,7 +139,15 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
                                   {"what", naive ? "prefill, restored" : "decode, absorbed"},
                                   {"tokens", n},
                                   {"context", context}};
-    add_fields(row, measured, peak);
+    GpuSeconds gpu;
+    if (on_card.model()) {
+      GpuTwin& twin = *on_card.twin();
+      twin.ops().begin(batch);
+      gpu.on_card = seconds_on_card(
+          twin, [&](int64_t i) { attend(twin.ops(), twin.weights(), *on_card.cache(), there, i); },
+          bench.seconds);
+    }
+    add_fields(row, measured, peak, gpu);
     on_row(row);
   };
   for (const int context : bench.contexts) {

@@ -11,6 +11,7 @@ struct AttentionBench {
   std::vector<int> prompt_tokens;  // the last of them at once; rows beside decoding
   double seconds;
   int64_t memory_bytes;
+  GpuTwins gpus = {};  // empty: no GPU
 };
 
 // One token against `context` in latent space: it reads the cache once, in BF16.

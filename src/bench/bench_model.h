@@ -38,6 +38,21 @@ int64_t cold_bytes();  // 2 GB, or four times the last-level caches
 // The configuration with fewer experts.
 ModelConfig with_experts(ModelConfig config, int n_experts);
 
+// One tensor at a time as a checkpoint would hold it.
+class RandomTensor {
+ public:
+  RandomTensor(WeightFormats formats, const ModelConfig& config)
+      : formats_(formats), config_(config) {}
+  // A matrix has no data, its scales have, a vector is all there; until the next call.
+  QuantView stored(const WeightSpec& spec);
+  static void write_rows(const QuantView& stored, int64_t first, int64_t n, std::byte* to);
+
+ private:
+  const WeightFormats formats_;
+  const ModelConfig& config_;
+  std::vector<float> numbers_;
+};
+
 // Fills `home` with the tensors for which `wanted` says so, all finite and of the size that trained
 // ones have; the others stay empty. Matrices of one shape and format are equal. Throws Error when
 // the memory does not hold them.

@@ -12,6 +12,50 @@ namespace {
 
 constexpr int kSteps = 64;  // of different tokens, so that rows come from memory
 
+// The same rows there, and what the CPU made brought there.
+class EmbedOnCard {
+ public:
+  EmbedOnCard(const EmbedBench& bench, WeightFormat format, int most) : bench_(bench) {
+    if (!bench.gpus) return;
+    twin_ =
+        bench.gpus({.config = bench.config,
+                    .formats = {format, format},
+                    .wanted = [](const WeightSpec& s) { return s.use == WeightUse::kEmbedding; },
+                    .max_tokens = most});
+    if (!twin_) return;
+    memory_ = Arena(
+        twin_->ops().allocate(Arena::padded_bytes(most * bench.config.dim * size_of(DType::kF32))));
+    out_ = Arena(memory_.memory()).matrix(most, bench.config.dim, DType::kF32);
+    positions_.resize(most);
+  }
+
+  GpuSeconds seconds(const Work& on_cpu, TensorView made,
+                     const std::vector<int32_t>& tokens) const {
+    if (!twin_) return {};
+    const auto n = static_cast<size_t>(made.rows);
+    const TensorView out = out_.rows_from(0, made.rows);
+    const auto copy = [&](int64_t run) {
+      on_cpu.run(run);
+      twin_->to_card(made, out);
+      twin_->wait();
+    };
+    const auto embed = [&](int64_t run) {
+      const std::span<const int32_t> own(tokens.data() + run % kSteps * made.rows, n);
+      twin_->ops().begin({own, std::span(positions_).first(n), {}, {}});
+      twin_->ops().embed(own, twin_->weights().embed, out);
+    };
+    return {seconds_on_card(*twin_, copy, bench_.seconds),
+            seconds_on_card(*twin_, embed, bench_.seconds)};
+  }
+
+ private:
+  const EmbedBench& bench_;
+  std::unique_ptr<GpuTwin> twin_;
+  Arena memory_;
+  TensorView out_;
+  std::vector<int32_t> positions_;
+};
+
 }  // namespace
 
 void bench_embed(const EmbedBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
@@ -37,6 +81,7 @@ void bench_embed(const EmbedBench& bench, const cpu::KernelTable& kernels, Machi
   std::uniform_int_distribution<int32_t> any_token(0, config.vocab - 1);
   std::vector<int32_t> tokens(static_cast<size_t>(most) * kSteps);
   for (int32_t& token : tokens) token = any_token(rng);
+  const EmbedOnCard on_card(bench, format, most);
   for (const int n : bench.tokens) {
     // Rows are read in BF16 and written as float.
     const Work work = {{n * config.dim * (size_of(DType::kBF16) + size_of(DType::kF32)), 0},
@@ -48,7 +93,8 @@ void bench_embed(const EmbedBench& bench, const cpu::KernelTable& kernels, Machi
     nlohmann::ordered_json row = {
         {"bench", "embed"},    {"config", bench.config_name},    {"format", format_name(format)},
         {"isa", kernels.name}, {"threads", speed.team().size()}, {"tokens", n}};
-    add_fields(row, measure(speed, peak, {&work, 1}, bench.seconds)[0], peak);
+    const Measured measured = measure(speed, peak, {&work, 1}, bench.seconds)[0];
+    add_fields(row, measured, peak, on_card.seconds(work, out.rows_from(0, n), tokens));
     on_row(row);
   }
 }

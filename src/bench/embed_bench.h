@@ -10,6 +10,7 @@ struct EmbedBench {
   std::vector<int> tokens;  // a row each
   double seconds;
   int64_t memory_bytes;
+  GpuTwins gpus = {};  // empty: no GPU
 };
 
 void bench_embed(const EmbedBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,

@@ -18,6 +18,18 @@ ExpertsCost cost_of_experts(const ModelConfig& c, WeightFormat format, const Ten
           static_cast<int>(n), *std::max_element(rows.begin(), rows.end())};
 }
 
+double experts_on_card(GpuTwin& twin, std::span<const RandomRouting> steps, int n_layers,
+                       TensorView x, TensorView y, double seconds) {
+  const RoutingsOnCard routings(twin, steps);
+  return seconds_on_card(
+      twin,
+      [&](int64_t run) {
+        twin.experts().submit({static_cast<int>(run % n_layers), x, routings.of_run(run)});
+        twin.experts().add_to(y);
+      },
+      seconds);
+}
+
 void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                    const OnRow& on_row) {
   const Resident resident =
@@ -41,6 +53,16 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
   for (int64_t i = 0; i < most * x.cols; ++i) x.row<float>(0)[i] = normal(rng);
+
+  std::unique_ptr<GpuTwin> twin;
+  if (bench.gpus)
+    twin = bench.gpus({.config = config,
+                       .formats = {{DType::kBF16}, bench.format},
+                       .wanted = [](const WeightSpec& s) { return s.use == WeightUse::kExpert; },
+                       .max_tokens = most});
+  std::vector<Buffer> memory;
+  const TensorView x_there = twin ? on_card(*twin, x, memory) : x,
+                   y_there = twin ? on_card(*twin, y, memory) : y;
 
   const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.format.dtype);
   for (const int n : bench.tokens) {
@@ -71,7 +93,11 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
           {"tokens", n},
           {"rows_per_expert",
            static_cast<double>(int64_t{n} * config.router.n_active) / costs[w].n_experts}};
-      add_fields(row, measured[w], peak);
+      GpuSeconds gpu;
+      if (twin)
+        gpu.on_card = experts_on_card(*twin, steps[w], resident.layers, x_there.rows_from(0, n),
+                                      y_there.rows_from(0, n), bench.seconds);
+      add_fields(row, measured[w], peak, gpu);
       row["rows_of_busiest_expert"] = costs[w].rows_of_busiest;
       row["experts"] = costs[w].n_experts;
       row["resident_experts"] = resident.experts;

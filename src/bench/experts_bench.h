@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "bench/bench_model.h"
+#include "bench/gpu_twin.h"
 #include "bench/machine_speed.h"
+#include "bench/random_routing.h"
 
 namespace tandem {
 
@@ -20,6 +22,7 @@ struct ExpertsBench {
   bool skew;                // one expert takes half of the tokens, beside uniform routing
   double seconds;           // a row
   int64_t memory_bytes;     // for weights
+  GpuTwins gpus = {};       // empty: no GPU
 };
 
 // What a step with this routing must do: read each expert once, multiply every pair's row.
@@ -30,6 +33,10 @@ struct ExpertsCost {
 };
 // ids: [tokens, n_active].
 ExpertsCost cost_of_experts(const ModelConfig& config, WeightFormat format, const TensorView& ids);
+
+// A step of each routing in turn, on layers in turn; x and y [tokens, dim] on the card.
+double experts_on_card(GpuTwin& twin, std::span<const RandomRouting> steps, int n_layers,
+                       TensorView x, TensorView y, double seconds);
 
 void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                    const OnRow& on_row);

@@ -7,6 +7,7 @@
 
 #include "bench/attention_bench.h"
 #include "bench/machine_info.h"
+#include "bench/model_on_card.h"
 #include "bench/prediction.h"
 #include "bench/random_cache.h"
 #include "bench/random_routing.h"
@@ -72,6 +73,13 @@ struct Engine {
   Generator generator;
 };
 
+// What of an engine requests are run by.
+struct Runner {
+  const ModelConfig& config;
+  KvCache& cache;
+  Generator& generator;
+};
+
 std::vector<int32_t> random_tokens(int n, int vocab, std::mt19937& rng) {
   std::vector<int32_t> tokens(n);
   for (int32_t& t : tokens) t = std::uniform_int_distribution<int32_t>(0, vocab - 1)(rng);
@@ -86,8 +94,8 @@ SamplingParams greedy() {
 
 // Times each step that decodes a token of each of `batch` sequences behind `context` tokens that
 // are in the cache already, bursts of the probe between.
-std::vector<double> decode_times(Engine& engine, const GenerateBench& bench, int context, int batch,
-                                 RatesProbe& probe) {
+std::vector<double> decode_times(const Runner& engine, const GenerateBench& bench, int context,
+                                 int batch, RatesProbe& probe) {
   std::mt19937 rng(context);
   std::vector<double> times;
   std::vector<KvSequence> caches(batch);
@@ -124,7 +132,7 @@ std::vector<double> decode_times(Engine& engine, const GenerateBench& bench, int
   return times;
 }
 
-std::vector<double> prefill_times(Engine& engine, const GenerateBench& bench, int n,
+std::vector<double> prefill_times(const Runner& engine, const GenerateBench& bench, int n,
                                   RatesProbe& probe) {
   std::mt19937 rng(n);
   std::vector<double> times;
@@ -216,7 +224,24 @@ StepCost cost_of_step(const ModelConfig& config, WeightFormats formats, int64_t 
 Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
                     MachineSpeed& speed) {
   const ModelConfig config = cut_model(bench);
-  Engine engine(bench, config, kernels, speed.team());
+  Engine cpu(bench, config, kernels, speed.team());
+  const Runner engine = {config, cpu.cache, cpu.generator};
+  const DeepSeek::Limits limits = {bench.step_tokens, most_of(bench.batches)};
+  const ModelOnCard on_card(bench.gpus,
+                            {.config = config,
+                             .formats = bench.formats,
+                             .wanted = [](const WeightSpec&) { return true; },
+                             .max_tokens = bench.step_tokens,
+                             .context = longest_sequence(bench)},
+                            limits, cache_tokens(bench));
+  std::unique_ptr<Generator> generator_there;
+  if (on_card.model())
+    generator_there = std::make_unique<Generator>(
+        *on_card.model(), *on_card.cache(), Vocabulary{config.vocab, {}}, longest_sequence(bench));
+  const auto per_second_there = [&](int n, const auto& times_of) {
+    if (!generator_there) return Json();
+    return Json(n / median(times_of(Runner{config, *on_card.cache(), *generator_there})));
+  };
   const cpu::PeakLoop products = peak_of_products(speed, kernels, bench.formats.experts.dtype);
   const cpu::PeakLoop attention = peak_of_attention(speed, kernels);
   RatesProbe probe(speed, kernels.isa);
@@ -240,7 +265,10 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
                         {"bytes_per_token", cost.bytes() / batch},
                         {"roofline_seconds", roofline},
                         {"roofline_ratio", roofline / seconds},
-                        {"bandwidth_ratio", reading / seconds}});
+                        {"bandwidth_ratio", reading / seconds},
+                        {"gpu_tokens_per_second", per_second_there(batch, [&](const Runner& there) {
+                           return decode_times(there, bench, context, batch, probe);
+                         })}});
       add_prediction(decode.back(),
                      CpuPrediction(config, bench.formats, machine).decode_seconds(batch, context));
     }
@@ -249,7 +277,12 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
   for (const int n : bench.prompts) {
     const int first_burst = probe.n_bursts();
     const double seconds = median(prefill_times(engine, bench, n, probe));
-    prefill.push_back({{"tokens", n}, {"seconds", seconds}, {"tokens_per_second", n / seconds}});
+    prefill.push_back({{"tokens", n},
+                       {"seconds", seconds},
+                       {"tokens_per_second", n / seconds},
+                       {"gpu_tokens_per_second", per_second_there(n, [&](const Runner& there) {
+                          return prefill_times(there, bench, n, probe);
+                        })}});
     add_prediction(prefill.back(), CpuPrediction(config, bench.formats, probe.machine(first_burst))
                                        .prefill_seconds(n, bench.step_tokens));
   }
@@ -266,6 +299,8 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
           {"resident_experts", config.router.n_experts},
           {"prefill_tokens_per_second", prefill.back()["tokens_per_second"]},
           {"decode_tokens_per_second", decode[0]["tokens_per_second"]},
+          {"gpu_prefill_tokens_per_second", prefill.back()["gpu_tokens_per_second"]},
+          {"gpu_decode_tokens_per_second", decode[0]["gpu_tokens_per_second"]},
           {"bytes_per_token", decode[0]["bytes_per_token"]},
           {"roofline_ratio", decode[0]["roofline_ratio"]},
           {"bandwidth_ratio", decode[0]["bandwidth_ratio"]},

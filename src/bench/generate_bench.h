@@ -1,6 +1,7 @@
 // `tandem bench generate`: a cut model with random weights, run end to end by the engine itself.
 #pragma once
 #include "bench/bench_model.h"
+#include "bench/gpu_twin.h"
 #include "bench/machine_speed.h"
 #include "bench/roofline.h"
 
@@ -18,6 +19,7 @@ struct GenerateBench {
   int step_tokens;  // of a prompt that one step computes
   double seconds;
   int64_t memory_bytes;
+  GpuTwins gpus = {};  // empty: no GPU
 };
 
 // The model that will be run. Throws Error when layers, contexts or memory do not allow one.

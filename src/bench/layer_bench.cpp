@@ -5,6 +5,7 @@
 #include <random>
 
 #include "bench/attention_bench.h"
+#include "bench/model_on_card.h"
 #include "bench/random_cache.h"
 #include "bench/random_routing.h"
 #include "engine/deepseek.h"
@@ -89,35 +90,79 @@ LayerCost cost_of_layer(const ModelConfig& config, WeightFormats formats, bool m
   return cost;
 }
 
+namespace {
+
+bool is_of_moe(const WeightSpec& spec) {
+  return spec.use == WeightUse::kExpert || spec.use == WeightUse::kShared ||
+         spec.use == WeightUse::kRouter || spec.use == WeightUse::kRouterBias;
+}
+
+struct MoeMatrices {
+  TensorView x, y, gate, up, scores;
+  Routing unused;
+
+  template <class Visit>
+  void for_each(const ModelConfig& config, int64_t most, Visit visit) {
+    visit(x, most, config.dim, DType::kF32);
+    visit(y, most, config.dim, DType::kF32);
+    visit(gate, most, config.shared_dim(), DType::kF32);
+    visit(up, most, config.shared_dim(), DType::kF32);
+    visit(scores, most, config.router.n_experts, DType::kF32);
+    visit(unused.ids, most, config.router.n_active, DType::kI32);
+    visit(unused.weights, most, config.router.n_active, DType::kF32);
+  }
+};
+
+// The forward pass's mixture_of_experts(), but for the choice of the router, which is computed and
+// not used: so every step has equal cost.
+void run_moe(const ModelConfig& config, Ops& ops, RoutedExperts& experts,
+             const ModelWeights& weights, const MoeMatrices& a, int n, int64_t run,
+             const Routing& routing) {
+  const auto first = [&](TensorView t) { return t.rows_from(0, n); };
+  const int layer = static_cast<int>(run % config.n_layers);
+  const LayerWeights& w = weights.layers[layer];
+  const TensorView h = first(a.x), y = first(a.y), gate = first(a.gate), up = first(a.up);
+  ops.route({h,
+             w.router,
+             w.router_bias,
+             config.router,
+             first(a.scores),
+             {first(a.unused.ids), first(a.unused.weights)}});
+  experts.submit({layer, h, routing});
+  if (config.shared_dim() > 0) {
+    ops.linear(h, w.ffn.gate, gate);
+    ops.linear(h, w.ffn.up, up);
+    ops.silu_mul(gate, up);
+    ops.linear(gate, w.ffn.down, y);
+  }
+  experts.add_to(y);
+}
+
+}  // namespace
+
 void bench_moe(const LayerBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                const OnRow& on_row) {
   const ModelConfig config = only_layers(bench, true, 0);
   CpuWeights home(kernels, speed.team().topology());
-  const ModelWeights weights = random_weights(
-      config, bench.formats,
-      [](const WeightSpec& spec) {
-        return spec.use == WeightUse::kExpert || spec.use == WeightUse::kShared ||
-               spec.use == WeightUse::kRouter || spec.use == WeightUse::kRouterBias;
-      },
-      home, speed.team());
+  const ModelWeights weights = random_weights(config, bench.formats, is_of_moe, home, speed.team());
   const int most = most_of(bench.tokens);
   CpuOps ops(kernels, config, most, speed.team());
   CpuExperts experts(kernels, config, weights, most, speed.team());
-  TensorView x, y, gate, up, scores;
-  Routing unused;
+  MoeMatrices a, a_there;
   const int64_t width = config.shared_dim();
-  const Arena arena = Arena::holding([&](auto visit) {
-    visit(x, most, config.dim, DType::kF32);
-    visit(y, most, config.dim, DType::kF32);
-    visit(gate, most, width, DType::kF32);
-    visit(up, most, width, DType::kF32);
-    visit(scores, most, config.router.n_experts, DType::kF32);
-    visit(unused.ids, most, config.router.n_active, DType::kI32);
-    visit(unused.weights, most, config.router.n_active, DType::kF32);
-  });
+  const Arena arena = Arena::holding([&](auto visit) { a.for_each(config, most, visit); });
+  Arena arena_there;
+  std::unique_ptr<GpuTwin> twin;
+  if (bench.gpus)
+    twin = bench.gpus(
+        {.config = config, .formats = bench.formats, .wanted = is_of_moe, .max_tokens = most});
+  if (twin)
+    arena_there = Arena::holding([&](auto visit) { a_there.for_each(config, most, visit); },
+                                 [&](int64_t bytes) { return twin->ops().allocate(bytes); });
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
-  for (int64_t i = 0; i < most * x.cols; ++i) x.row<float>(0)[i] = normal(rng);
+  for (int64_t i = 0; i < most * a.x.cols; ++i) a.x.row<float>(0)[i] = normal(rng);
+  if (twin) twin->to_card(a.x, a_there.x);
 
   const int64_t shared = matrix_bytes(config, 3 * width, config.dim, bench.formats.backbone);
   const int64_t router = matrix_bytes(config, config.router.n_experts, config.dim, {DType::kBF16});
@@ -129,33 +174,26 @@ void bench_moe(const LayerBench& bench, const cpu::KernelTable& kernels, Machine
     const Cost cost = {
         routed.bytes + shared + router,
         routed.ops + 2 * int64_t{n} * config.dim * (3 * width + config.router.n_experts)};
-    const TensorView h = x.rows_from(0, n), out = y.rows_from(0, n), g = gate.rows_from(0, n),
-                     u = up.rows_from(0, n);
-    // The forward pass's mixture_of_experts(), but for the choice of the router, which is computed
-    // and not used: so every step has equal cost.
     const Work work = {cost, [&](int64_t run) {
-                         const int layer = static_cast<int>(run % config.n_layers);
-                         const LayerWeights& w = weights.layers[layer];
-                         ops.route({h,
-                                    w.router,
-                                    w.router_bias,
-                                    config.router,
-                                    scores.rows_from(0, n),
-                                    {unused.ids.rows_from(0, n), unused.weights.rows_from(0, n)}});
-                         experts.submit({layer, h, routings[run % std::ssize(routings)].routing()});
-                         if (width > 0) {
-                           ops.linear(h, w.ffn.gate, g);
-                           ops.linear(h, w.ffn.up, u);
-                           ops.silu_mul(g, u);
-                           ops.linear(g, w.ffn.down, out);
-                         }
-                         experts.add_to(out);
+                         run_moe(config, ops, experts, weights, a, n, run,
+                                 routings[run % std::ssize(routings)].routing());
                        }};
+    GpuSeconds gpu;
+    if (twin) {
+      const RoutingsOnCard there(*twin, routings);
+      gpu.on_card = seconds_on_card(
+          *twin,
+          [&](int64_t run) {
+            run_moe(config, twin->ops(), twin->experts(), twin->weights(), a_there, n, run,
+                    there.of_run(run));
+          },
+          bench.seconds);
+    }
     nlohmann::ordered_json row = row_of("moe", bench, kernels, speed.team());
     row["tokens"] = n;
     row["rows_per_expert"] =
         static_cast<double>(int64_t{n} * config.router.n_active) / routed.n_experts;
-    add_fields(row, measure(speed, peak, {&work, 1}, bench.seconds)[0], peak);
+    add_fields(row, measure(speed, peak, {&work, 1}, bench.seconds)[0], peak, gpu);
     row["experts"] = routed.n_experts;
     row["resident_experts"] = config.router.n_experts;
     row["resident_layers"] = config.n_layers;
@@ -185,6 +223,14 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
     fill_with_random(cache, config);
     std::vector<int32_t> pages(pages_for(longest));
     for (int32_t& page : pages) page = cache.take_page();
+    const ModelOnCard on_card(
+        bench.gpus,
+        {.config = config,
+         .formats = bench.formats,
+         .wanted = [](const WeightSpec& s) { return s.use != WeightUse::kHead; },
+         .max_tokens = most,
+         .context = longest},
+        {most, 1}, longest);
     std::mt19937 rng(1);
     for (const int context : bench.contexts) {
       for (const int n : bench.tokens) {
@@ -201,7 +247,15 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
         row["what"] = moe ? "MoE layer" : "dense layer";
         row["tokens"] = n;
         row["context"] = context;
-        add_fields(row, measured, peak);
+        GpuSeconds gpu;
+        if (on_card.model())
+          gpu.on_card =
+              seconds_on_card(
+                  *on_card.twin(),
+                  [&](int64_t) { on_card.model()->forward(last.batch(), *on_card.cache()); },
+                  bench.seconds) /
+              config.n_layers;
+        add_fields(row, measured, peak, gpu);
         const double roofline = measured.bounds.seconds(cost.matrices) +
                                 measured.bounds.seconds(cost.experts) +
                                 measured.bounds.seconds(cost.attention);

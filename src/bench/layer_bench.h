@@ -15,6 +15,7 @@ struct LayerBench {
   std::vector<int> tokens;
   double seconds;
   int64_t memory_bytes;
+  GpuTwins gpus = {};  // empty: no GPU
 };
 
 // What one layer must read and compute, part by part; they follow one another.

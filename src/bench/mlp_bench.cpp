@@ -40,6 +40,33 @@ bool is_measured(const WeightSpec& spec) {
          (spec.use == WeightUse::kAttention && spec.name.find(".o_proj.") != std::string::npos);
 }
 
+constexpr const char* kNames[] = {"feed-forward", "gate", "attention output"};
+
+// x: [most, columns] inputs, heads, gate, up, output.
+std::vector<Work> works_of(const MlpBench& bench, const ModelConfig& config, int n, Ops& ops,
+                           const ModelWeights& weights, const TensorView (&x)[5]) {
+  const MatrixBytes matrix = matrix_bytes(bench);
+  const int64_t o_cols = int64_t{config.mla.n_heads} * config.mla.v_dim;
+  const TensorView in = x[0].rows_from(0, n), heads = x[1].rows_from(0, n),
+                   gate = x[2].rows_from(0, n), up = x[3].rows_from(0, n),
+                   out = x[4].rows_from(0, n);
+  const auto layer = [&weights, n_layers = config.n_layers](int64_t run) -> const LayerWeights& {
+    return weights.layers[run % n_layers];
+  };
+  return {{{2 * matrix.gate + matrix.down, 2 * int64_t{3} * config.dim * config.dense_dim * n},
+           [=, &ops](int64_t run) {
+             const FfnWeights& w = layer(run).ffn;
+             ops.linear(in, w.gate, gate);
+             ops.linear(in, w.up, up);
+             ops.silu_mul(gate, up);
+             ops.linear(gate, w.down, out);
+           }},
+          {{matrix.gate, 2 * int64_t{config.dim} * config.dense_dim * n},
+           [=, &ops](int64_t run) { ops.linear(in, layer(run).ffn.gate, gate); }},
+          {{matrix.o, 2 * config.dim * o_cols * n},
+           [=, &ops](int64_t run) { ops.linear(heads, layer(run).attn.o, out); }}};
+}
+
 }  // namespace
 
 void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
@@ -63,28 +90,17 @@ void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSp
     for (int64_t at = 0; at < most * columns[i]; ++at) x[i].row<float>(0)[at] = normal(rng);
 
   const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.format.dtype);
-  const MatrixBytes matrix = matrix_bytes(bench);
-  const int64_t ffn_elements = int64_t{3} * config.dim * config.dense_dim;
+  std::unique_ptr<GpuTwin> twin;
+  if (bench.gpus)
+    twin = bench.gpus({.config = config,
+                       .formats = {bench.format, bench.format},
+                       .wanted = is_measured,
+                       .max_tokens = static_cast<int>(most)});
+  std::vector<Buffer> memory;
+  TensorView x_on_card[5];
+  for (int i = 0; twin && i < 5; ++i) x_on_card[i] = on_card(*twin, x[i], memory);
   for (const int n : bench.tokens) {
-    const TensorView in = x[0].rows_from(0, n), heads = x[1].rows_from(0, n),
-                     gate = x[2].rows_from(0, n), up = x[3].rows_from(0, n),
-                     out = x[4].rows_from(0, n);
-    const auto layer = [&](int64_t run) -> const LayerWeights& {
-      return weights.layers[run % config.n_layers];
-    };
-    const char* names[] = {"feed-forward", "gate", "attention output"};
-    const Work works[] = {{{2 * matrix.gate + matrix.down, 2 * ffn_elements * n},
-                           [&](int64_t run) {
-                             const FfnWeights& w = layer(run).ffn;
-                             ops.linear(in, w.gate, gate);
-                             ops.linear(in, w.up, up);
-                             ops.silu_mul(gate, up);
-                             ops.linear(gate, w.down, out);
-                           }},
-                          {{matrix.gate, 2 * int64_t{config.dim} * config.dense_dim * n},
-                           [&](int64_t run) { ops.linear(in, layer(run).ffn.gate, gate); }},
-                          {{matrix.o, 2 * config.dim * o_cols * n},
-                           [&](int64_t run) { ops.linear(heads, layer(run).attn.o, out); }}};
+    const std::vector<Work> works = works_of(bench, config, n, ops, weights, x);
     const std::vector<Measured> measured = measure(speed, peak, works, bench.seconds);
     for (size_t w = 0; w < measured.size(); ++w) {
       nlohmann::ordered_json row = {{"bench", "mlp"},
@@ -92,9 +108,14 @@ void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSp
                                     {"format", format_name(bench.format)},
                                     {"isa", kernels.name},
                                     {"threads", speed.team().size()},
-                                    {"what", names[w]},
+                                    {"what", kNames[w]},
                                     {"tokens", n}};
-      add_fields(row, measured[w], peak);
+      GpuSeconds gpu;
+      if (twin)
+        gpu.on_card = seconds_on_card(
+            *twin, works_of(bench, config, n, twin->ops(), twin->weights(), x_on_card)[w].run,
+            bench.seconds);
+      add_fields(row, measured[w], peak, gpu);
       on_row(row);
     }
   }

@@ -139,6 +139,19 @@ void add_copies(const TensorView& from, const TensorView& to, int64_t bytes,
 
 }  // namespace
 
+QuantView RandomTensor::stored(const WeightSpec& spec) {
+  return stored_view(spec, format_of(spec.use, formats_), scale_block_of(config_), numbers_);
+}
+
+void RandomTensor::write_rows(const QuantView& stored, int64_t first, int64_t n, std::byte* to) {
+  const int64_t row_bytes = stored.q.row_bytes();
+  if (stored.q.data)  // a vector
+    std::memcpy(to, stored.q.row_data(first), n * row_bytes);
+  else
+    for (int64_t r = 0; r < n; ++r)
+      write_row(to + r * row_bytes, stored.q.dtype, stored.q.cols, Random(first + r));
+}
+
 ModelWeights random_weights(const ModelConfig& config, WeightFormats formats,
                             const std::function<bool(const WeightSpec&)>& wanted, CpuWeights& home,
                             Team& team) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -62,8 +63,15 @@ const cpu::PeakLoop& peak_of_products(const MachineSpeed& speed, const cpu::Kern
 // .. and by which it computes attention.
 const cpu::PeakLoop& peak_of_attention(const MachineSpeed& speed, const cpu::KernelTable& kernels);
 
+// The same work with a GPU; nothing: there is none, or none for this.
+struct GpuSeconds {
+  std::optional<double> with_copy;  // computed by the CPU, brought to the card
+  std::optional<double> on_card;
+};
+
 // seconds, those with a GPU (null: there is none), bytes, ops, roofline_seconds, roofline_ratio and
 // what they were held against.
-void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakLoop& peak);
+void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakLoop& peak,
+                GpuSeconds gpu = {});
 
 }  // namespace tandem

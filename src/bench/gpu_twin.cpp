@@ -1,0 +1,40 @@
+#include "bench/gpu_twin.h"
+
+#include <algorithm>
+
+#include "bench/machine_speed.h"
+
+namespace tandem {
+
+TensorView on_card(GpuTwin& twin, TensorView from, std::vector<Buffer>& memory) {
+  memory.push_back(twin.ops().allocate(Arena::padded_bytes(from.rows * from.row_bytes())));
+  TensorView to = from;
+  to.data = memory.back().data();
+  twin.to_card(from, to);
+  twin.wait();
+  return to;
+}
+
+double seconds_on_card(GpuTwin& twin, const std::function<void(int64_t run)>& run, double seconds) {
+  constexpr int kMinRounds = 3;
+  constexpr double kShortestTiming = 1e-3;
+  int64_t n_runs = 0, repeats = 1;
+  const auto time = [&] {
+    return seconds_of([&] {
+             for (int64_t i = 0; i < repeats; ++i) run(n_runs++);
+             twin.wait();
+           }) /
+           static_cast<double>(repeats);
+  };
+  time();  // of which some is the first time only
+  repeats = std::max<int64_t>(1, static_cast<int64_t>(kShortestTiming / time()));
+  std::vector<double> times;
+  double spent = 0;
+  while (std::ssize(times) < kMinRounds || spent < seconds) {
+    times.push_back(time());
+    spent += times.back() * static_cast<double>(repeats);
+  }
+  return median(times);
+}
+
+}  // namespace tandem

@@ -1,0 +1,58 @@
+// The model of a benchmark a second time, on a GPU: the same shapes and formats, so that the same
+// verbs can be timed there. src/with_gpu makes them.
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "bench/bench_model.h"
+#include "bench/random_routing.h"
+#include "ops/experts.h"
+#include "ops/ops.h"
+
+namespace tandem {
+
+class GpuTwin {
+ public:
+  virtual ~GpuTwin() = default;
+  virtual const ModelWeights& weights() const = 0;
+  virtual Ops& ops() = 0;
+  virtual RoutedExperts& experts() = 0;
+  // Starts to copy a matrix without gaps between its rows.
+  virtual void to_card(TensorView from, TensorView to) = 0;
+  virtual void wait() = 0;
+};
+
+struct GpuTwinOptions {
+  ModelConfig config;
+  WeightFormats formats;
+  std::function<bool(const WeightSpec&)> wanted;  // tensors; the others stay empty
+  int max_tokens = 1;                             // of a step
+  int64_t context = 1;                            // tokens of a sequence
+};
+// Null where there is no GPU, or not for this: too little memory, formats that it does not have.
+using GpuTwins = std::function<std::unique_ptr<GpuTwin>(const GpuTwinOptions&)>;
+
+// A matrix of the host on the card; `memory` keeps it.
+TensorView on_card(GpuTwin& twin, TensorView from, std::vector<Buffer>& memory);
+
+// Routings of steps, on the card.
+class RoutingsOnCard {
+ public:
+  RoutingsOnCard(GpuTwin& twin, std::span<const RandomRouting> steps) {
+    for (const RandomRouting& step : steps) {
+      const Routing r = step.routing();
+      routings_.push_back({on_card(twin, r.ids, memory_), on_card(twin, r.weights, memory_)});
+    }
+  }
+  const Routing& of_run(int64_t run) const { return routings_[run % std::ssize(routings_)]; }
+
+ private:
+  std::vector<Buffer> memory_;
+  std::vector<Routing> routings_;
+};
+
+// Median of a run, of so many together that it takes a millisecond, measured for about `seconds`.
+double seconds_on_card(GpuTwin& twin, const std::function<void(int64_t run)>& run, double seconds);
+
+}  // namespace tandem

@@ -1,0 +1,51 @@
+// A benchmark's model with its forward pass and its cache on a GPU.
+#pragma once
+#include "bench/gpu_twin.h"
+#include "bench/random_cache.h"
+#include "engine/deepseek.h"
+
+namespace tandem {
+
+class ModelOnCard {
+ public:
+  // All is null where there is no GPU for it. The cache is filled with random numbers.
+  ModelOnCard(const GpuTwins& gpus, const GpuTwinOptions& options, DeepSeek::Limits limits,
+              int64_t cache_tokens)
+      : config_(options.config) {
+    if (!gpus || !(twin_ = gpus(options))) return;
+    model_ = std::make_unique<DeepSeek>(config_, twin_->weights(), twin_->ops(), twin_->experts(),
+                                        limits, AttentionForm::kAuto);
+    const int64_t bytes = KvCache::bytes_for(config_, cache_tokens, DType::kBF16);
+    cache_ = std::make_unique<KvCache>(config_, cache_tokens, DType::kBF16,
+                                       twin_->ops().allocate(bytes));
+    fill();
+  }
+
+  GpuTwin* twin() const { return twin_.get(); }
+  DeepSeek* model() const { return model_.get(); }
+  KvCache* cache() const { return cache_.get(); }
+
+ private:
+  // All layers alike.
+  void fill() {
+    ModelConfig one = config_;
+    one.n_layers = 1;
+    const TensorView first = cache_->layer(0);
+    const KvCache made(one, first.rows, DType::kBF16);
+    fill_with_random(made, one);
+    const auto whole = [](TensorView layer) {
+      layer.cols = layer.stride;
+      return layer;
+    };
+    for (int l = 0; l < config_.n_layers; ++l)
+      twin_->to_card(whole(made.layer(0)), whole(cache_->layer(l)));
+    twin_->wait();
+  }
+
+  const ModelConfig config_;
+  std::unique_ptr<GpuTwin> twin_;
+  std::unique_ptr<DeepSeek> model_;
+  std::unique_ptr<KvCache> cache_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,101 @@
+#include <map>
+#include <tuple>
+
+#include "gpu_model.h"
+#include "gpu_twins.h"
+#include "offload/cuda_experts.h"
+#include "ops/cuda_ops.h"
+#include "ops/cuda_weights.h"
+
+namespace tandem {
+namespace {
+
+class Twin final : public GpuTwin {
+ public:
+  Twin(const GpuTwinOptions& options, const gpu::Card& card) : config_(options.config) {
+    fill(options, card.free_bytes);
+    const CudaLimits limits = {options.max_tokens, options.context, card.n_multiprocessors};
+    ops_ = std::make_unique<CudaOps>(config_, limits, stream_);
+    rows_ = std::make_unique<CudaExpertRows>(config_, options.max_tokens, stream_);
+    experts_ = std::make_unique<CudaExperts>(config_, weights_, *rows_, stream_);
+  }
+
+  const ModelWeights& weights() const override { return weights_; }
+  Ops& ops() override { return *ops_; }
+  RoutedExperts& experts() override { return *experts_; }
+  void to_card(TensorView from, TensorView to) override {
+    check(from.stride == from.cols && to.stride == to.cols, "matrices without gaps");
+    stream_.copy(from.data, from.rows * from.row_bytes(), to.data);
+  }
+  void wait() override { stream_.wait(); }
+
+ private:
+  void fill(const GpuTwinOptions& options, int64_t free_bytes);
+  void fill_first(const QuantView& stored, const QuantView& on_card);
+  void copy(const TensorView& from, const TensorView& to) {
+    stream_.copy(from.data, from.rows * from.stride * size_of(from.dtype), to.data);
+  }
+
+  const ModelConfig config_;
+  gpu::Stream stream_;
+  CudaWeights home_;
+  ModelWeights weights_;
+  std::unique_ptr<CudaOps> ops_;
+  std::unique_ptr<CudaExpertRows> rows_;
+  std::unique_ptr<CudaExperts> experts_;
+};
+
+// As on the CPU: matrices of one shape and format are equal.
+void Twin::fill(const GpuTwinOptions& options, int64_t free_bytes) {
+  for (const DType type : {options.formats.backbone.dtype, options.formats.experts.dtype})
+    require(type != DType::kI8 && type != DType::kI4, "a GPU has no integer formats");
+  RandomTensor random(options.formats, config_);
+  int64_t bytes = 0;
+  for_each_weight(weights_, config_, [&](const WeightSpec& spec, QuantView&) {
+    if (options.wanted(spec)) bytes += CudaWeights::bytes_of(random.stored(spec), spec.use);
+  });
+  require(bytes < free_bytes, "the GPU has {:.2f} GB free and weights need {:.2f} GB",
+          static_cast<double>(free_bytes) * 1e-9, static_cast<double>(bytes) * 1e-9);
+  home_.allocate(bytes);
+  std::map<std::tuple<WeightUse, DType, int64_t, int64_t>, QuantView> firsts;
+  for_each_weight(weights_, config_, [&](const WeightSpec& spec, QuantView& slot) {
+    if (!options.wanted(spec)) return;
+    const QuantView stored = random.stored(spec);
+    slot = home_.reserve(stored, spec.use);
+    const auto [first, is_first] =
+        firsts.try_emplace({spec.use, stored.q.dtype, spec.rows, spec.cols}, slot);
+    if (is_first) return fill_first(stored, slot);
+    copy(first->second.q, slot.q);
+    if (!slot.scale.empty()) copy(first->second.scale, slot.scale);
+  });
+  if (config_.tied_head) weights_.head = weights_.embed;
+  stream_.wait();
+}
+
+void Twin::fill_first(const QuantView& stored, const QuantView& on_card) {
+  constexpr int64_t kRowsAtOnce = 256;
+  const int64_t row_bytes = stored.q.row_bytes();
+  std::vector<std::byte> rows(static_cast<size_t>(kRowsAtOnce * row_bytes));
+  for (int64_t first = 0; first < stored.q.rows; first += kRowsAtOnce) {
+    const int64_t n = std::min(kRowsAtOnce, stored.q.rows - first);
+    RandomTensor::write_rows(stored, first, n, rows.data());
+    home_.upload_rows(rows.data(), stored, on_card, first, n);
+  }
+  if (!on_card.scale.empty()) home_.upload_scales(stored.scale.row_data(0), on_card);
+  home_.finish();
+}
+
+}  // namespace
+
+GpuTwins gpu_twins() {
+  if (!why_no_gpu().empty()) return {};
+  return [](const GpuTwinOptions& options) -> std::unique_ptr<GpuTwin> {
+    try {
+      return std::make_unique<Twin>(options, gpu::open_card());
+    } catch (const Error&) {  // does not fit this card
+      return nullptr;
+    }
+  };
+}
+
+}  // namespace tandem

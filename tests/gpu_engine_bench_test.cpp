@@ -1,0 +1,110 @@
+// Benchmarks with a GPU, real or emulated, of a model small enough for either: every row has its
+// times there. How long they are is not the question.
+#include <gtest/gtest.h>
+
+#include "bench/attention_bench.h"
+#include "bench/embed_bench.h"
+#include "bench/generate_bench.h"
+#include "bench/layer_bench.h"
+#include "bench/mlp_bench.h"
+#include "gpu_twins.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+ModelConfig tiny_config() {
+  return ModelConfig::from_json(R"({
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+    "hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 128,
+    "num_hidden_layers": 3, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 2,
+    "q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 2, "topk_group": 1,
+    "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": true, "routed_scaling_factor": 2.5,
+    "vocab_size": 512, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000,
+    "hidden_act": "silu", "tie_word_embeddings": false
+  })",
+                                "tiny");
+}
+
+constexpr double kSeconds = 1e-3;
+constexpr int64_t kMemory = 1 << 28;
+const WeightFormats kFormats = {{DType::kBF16}, {DType::kBF16}};
+
+class GpuBench : public testing::Test {
+ protected:
+  OnRow collect() {
+    return [this](const Json& row) { rows_.push_back(row); };
+  }
+  void expect_times_on_card(size_t n) {
+    EXPECT_EQ(rows_.size(), n);
+    for (const Json& row : rows_) {
+      ASSERT_TRUE(row["gpu_seconds"].is_number()) << row.dump();
+      EXPECT_GT(row["gpu_seconds"].get<double>(), 0);
+    }
+  }
+
+  const cpu::KernelTable kernels_ = cpu::kernels_for(cpu::best_isa());
+  Team team_{1};
+  MachineSpeed speed_{team_, 1 << 20};
+  const ModelConfig config_ = tiny_config();
+  const GpuTwins gpus_ = gpu_twins();
+  std::vector<Json> rows_;
+};
+
+TEST_F(GpuBench, Embed) {
+  bench_embed({"tiny", config_, {1, 5}, kSeconds, kMemory, gpus_}, kernels_, speed_, collect());
+  expect_times_on_card(2);
+  for (const Json& row : rows_) EXPECT_GT(row["cpu_to_gpu_seconds"].get<double>(), 0);
+}
+
+TEST_F(GpuBench, Mlp) {
+  ModelConfig config = config_;
+  bench_mlp({"tiny", config, {DType::kBF16}, {1, 20}, kSeconds, 400000, gpus_}, kernels_, speed_,
+            collect());
+  expect_times_on_card(6);
+}
+
+TEST_F(GpuBench, Experts) {
+  bench_experts({"tiny", config_, {DType::kBF16}, {1, 6}, true, kSeconds, 1 << 20, gpus_}, kernels_,
+                speed_, collect());
+  expect_times_on_card(4);
+}
+
+TEST_F(GpuBench, MoeAndLayer) {
+  const LayerBench bench = {"tiny", config_, 2, kFormats, {65}, {1, 6}, kSeconds, kMemory, gpus_};
+  bench_moe(bench, kernels_, speed_, collect());
+  expect_times_on_card(2);
+  bench_layer(bench, kernels_, speed_, collect());
+  expect_times_on_card(6);
+}
+
+TEST_F(GpuBench, Attention) {
+  ModelConfig config = config_;
+  config.n_layers = 1;
+  bench_attention({"tiny", config, {65}, {4}, kSeconds, 1 << 20, gpus_}, kernels_, speed_,
+                  collect());
+  expect_times_on_card(2);
+}
+
+TEST_F(GpuBench, Generate) {
+  const GenerateBench bench = {"tiny", config_, 2,  kFormats, {65},    {1, 2},
+                               {10},   3,       16, kSeconds, kMemory, gpus_};
+  const Json report = bench_generate(bench, kernels_, speed_);
+  EXPECT_GT(report["gpu_decode_tokens_per_second"].get<double>(), 0);
+  EXPECT_GT(report["gpu_prefill_tokens_per_second"].get<double>(), 0);
+  for (const Json& row : report["decode"]) EXPECT_GT(row["gpu_tokens_per_second"].get<double>(), 0);
+}
+
+// What a card does not have is no row's failure.
+TEST_F(GpuBench, FormatsOfTheCpuAloneHaveNoTimes) {
+  bench_experts({"tiny", config_, weight_format("int8"), {1}, false, kSeconds, 1 << 20, gpus_},
+                kernels_, speed_, collect());
+  ASSERT_EQ(rows_.size(), 1u);
+  EXPECT_TRUE(rows_[0]["gpu_seconds"].is_null());
+}
+
+}  // namespace
+}  // namespace tandem
