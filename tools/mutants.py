@@ -350,7 +350,6 @@ MUTANTS = [
     ("hybrid: the sum is added to the one before", "offload/hybrid_experts.cpp", [("  std::memset(sum.data, 0, static_cast<size_t>(sum.rows * sum.row_bytes()));\n", "")]),
     ("hybrid: a replay is not followed through its last layer", "offload/hybrid_experts.cpp", [("for (int layer = 0; layer < std::ssize(layers_); ++layer) {", "for (int layer = 0; layer + 2 < std::ssize(layers_); ++layer) {")]),
     ("hybrid: experts are brought although they are asked for by global number", "offload/hybrid_experts.cpp", [("{placed(batch_, cpu_places_), batch_.routing.weights}", "{batch_.routing.ids, batch_.routing.weights}")]),
-    ("streaming: the card does not wait for the link", "offload/cuda_streaming.cpp", [("    stream_.wait_for(stage.copied);\n", "")]),
     ("streaming: all experts have the first one's scales", "offload/cuda_streaming.cpp", [(".as<float>() + first * w.scale_stride + before", ".as<float>() + before")]),
     ("a replayed step is not followed", "src/engine/deepseek.cpp", [("experts_.follow(batch.n());", "{}")]),
     ("GPU: pairs are sorted without their experts' offsets", "gpu_kernels/sort_pairs.cu", [("for (int e = 0; e < expert; ++e) row += s.count[e];", "")]),
