@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
+#include <limits>
 
 #include "io/json.h"
 #include "server/api_error.h"
@@ -24,8 +26,9 @@ void read_sampling(const RequestFields& fields, const SamplingDefaults& defaults
   };
   SamplingParams& s = r.sampling;
   s.temperature = number("temperature", 0, 2, defaults.temperature);
-  s.top_p = number("top_p", 0, 1, defaults.top_p);
-  if (s.top_p == 0) fields.refuse("top_p", "above 0");
+  const double top_p = fields.number("top_p", 0, 1, defaults.top_p);
+  if (top_p == 0) fields.refuse("top_p", "above 0");
+  s.top_p = std::max(static_cast<float>(top_p), std::numeric_limits<float>::min());
   // -1 is what vLLM's and SGLang's clients send for "all".
   s.top_k = static_cast<int>(
       std::max<int64_t>(0, fields.integer("top_k", -1, kMostTokens, defaults.top_k)));
@@ -117,6 +120,7 @@ void read_messages(const RequestFields& fields, GenerationRequest& r) {
     const nlohmann::ordered_json* content = message.find("content");
     if (content && !content->is_string() && !content->is_array())
       message.refuse("content", "a text or a list of parts");
+    message.text("tool_call_id", "");
   }
   r.messages = *value;
   const nlohmann::ordered_json* arguments = fields.find("chat_template_kwargs");

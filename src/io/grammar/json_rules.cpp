@@ -76,8 +76,9 @@ void add_unicode_escape(Grammar& g, Node from, Node to) {
   hex(g, low_d, 12, 15, hex2);
 }
 
-void add_character(Grammar& g, Rule rule) {
-  const Node from = g.start(rule), to = g.end(rule);
+}  // namespace
+
+void add_string_character(Grammar& g, Node from, Node to) {
   g.bytes(from, 0x20, '"' - 1, to);
   g.bytes(from, '"' + 1, '\\' - 1, to);
   g.bytes(from, '\\' + 1, 0x7F, to);
@@ -87,6 +88,8 @@ void add_character(Grammar& g, Rule rule) {
     g.bytes(escape, static_cast<uint8_t>(c), static_cast<uint8_t>(c), to);
   add_unicode_escape(g, g.byte(escape, 'u'), to);
 }
+
+namespace {
 
 void add_integer(Grammar& g, Node from, Node to) {
   const Node sign = g.byte(from, '-'), more = g.add_node();
@@ -128,7 +131,6 @@ void add_list(Grammar& g, const JsonRules& json, Rule rule, char open, char clos
 
 JsonRules::JsonRules(Grammar& g)
     : space(g.add_rule()),
-      character(g.add_rule()),
       string(g.add_rule()),
       integer(g.add_rule()),
       number(g.add_rule()),
@@ -138,9 +140,8 @@ JsonRules::JsonRules(Grammar& g)
       object(g.add_rule()),
       array(g.add_rule()) {
   add_space(g, space);
-  add_character(g, character);
   const Node inside = g.byte(g.start(string), '"');
-  g.call(inside, character, inside);
+  add_string_character(g, inside, inside);
   g.bytes(inside, '"', '"', g.end(string));
   add_integer(g, g.start(integer), g.end(integer));
   add_number(g, number);

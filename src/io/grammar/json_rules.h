@@ -14,10 +14,13 @@ struct JsonRules {
   // The grammar is empty.
   explicit JsonRules(Grammar& grammar);
 
-  Grammar::Rule space;      // at least a byte of it
-  Grammar::Rule character;  // of a string, escaped where it must be or may be; well-formed UTF-8
+  Grammar::Rule space;  // at least a byte of it
   Grammar::Rule string, integer, number, boolean, null, value, object, array;
 };
+
+// A character of a string, escaped where it must be or may be; well-formed UTF-8. No rule of its
+// own: most tokens of a vocabulary are within a text, and no caller is to be looked at for them.
+void add_string_character(Grammar& grammar, Grammar::Node from, Grammar::Node to);
 
 // From 1 to `most` digits.
 void add_digits(Grammar& grammar, Grammar::Node from, Grammar::Node to, int most);

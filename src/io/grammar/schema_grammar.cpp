@@ -246,7 +246,7 @@ class SchemaWriter {
   Rule other_name(const std::vector<Property>& properties) {
     const Rule rule = g_.add_rule();
     const Node quote = g_.byte(g_.start(rule), '"'), rest = g_.add_node();
-    g_.call(rest, json_.character, rest);
+    add_string_character(g_, rest, rest);
     g_.bytes(rest, '"', '"', g_.end(rule));
     struct Begin {
       std::map<char32_t, std::unique_ptr<Begin>> next;
@@ -340,9 +340,11 @@ class SchemaWriter {
     }
     for (int i = 0; i < std::max(min, max); ++i) {
       if (i >= min) g_.skip(node, last);
-      node = g_.called(node, json_.character);
+      const Node next = g_.add_node();
+      add_string_character(g_, node, next);
+      node = next;
     }
-    if (max == kNoLimit) g_.call(node, json_.character, node);
+    if (max == kNoLimit) add_string_character(g_, node, node);
     g_.skip(node, last);
   }
 
