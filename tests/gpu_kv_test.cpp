@@ -78,6 +78,16 @@ TEST(Fp8Cache, NumbersAreTheNearest) {
   }
 }
 
+// With a scale of 1: halfway between two codes, the even one.
+TEST(Fp8Cache, TiesGoToEven) {
+  std::vector<float> kv(576, 0);
+  const float ties[] = {448, 17, 19, -17, -19, 0x1.1p-3f, 0x1.3p-3f, 0x1p-10f, 0x3p-10f};
+  const float want[] = {448, 16, 20, -16, -20, 0x1p-3f, 0x1.4p-3f, 0, 0x2p-9f};
+  std::copy(std::begin(ties), std::end(ties), kv.begin());
+  const auto cache = cache_with(kv, {0}, 512, 64, 1);
+  for (size_t i = 0; i < std::size(want); ++i) EXPECT_EQ(widen(cache[0].latent[i]), want[i]) << i;
+}
+
 TEST(Fp8Cache, WhatIsNotFiniteStaysSo) {
   for (const float bad : {NAN, INFINITY, -INFINITY}) {
     std::vector<float> kv(576, 1);

@@ -16,7 +16,8 @@ struct Case {
 };
 
 // All of one vocabulary, in one launch, each the n_drawn-th draw of its seed.
-std::vector<int32_t> drawn(const std::vector<Case>& cases, const Vocabulary& vocabulary) {
+std::vector<int32_t> drawn(const std::vector<Case>& cases, const Vocabulary& vocabulary,
+                           std::optional<double> uniform = {}) {
   const auto n = static_cast<int64_t>(cases.size()), vocab = int64_t{vocabulary.size};
   const int64_t stride = vocab + 3;
   std::vector<float> logits(n * stride, NAN);
@@ -31,7 +32,7 @@ std::vector<int32_t> drawn(const std::vector<Case>& cases, const Vocabulary& voc
                              .top_p = p.top_p,
                              .min_p = p.min_p,
                              .top_k = p.top_k,
-                             .uniform = Sampler::uniform(p.seed, 0)};
+                             .uniform = uniform.value_or(Sampler::uniform(p.seed, 0))};
   }
   Stream stream;
   const Buffer on_card = on_gpu(stream, logits), mask = on_gpu(stream, allowed);
@@ -85,9 +86,10 @@ TEST(Sampling, DrawsWhatTheHostDraws) {
       ++n;
       n_other += got[i] != want;
       const SamplingParams& p = cases[i].params;
-      if (open_card().emulated || p.temperature == 0)  // the same exponential
+      if (open_card().emulated || p.temperature == 0) {  // the same exponential
         EXPECT_EQ(got[i], want) << vocab << " tokens, temperature " << p.temperature << ", top-p "
                                 << p.top_p << ", top-k " << p.top_k << ", min-p " << p.min_p;
+      }
     }
   }
   EXPECT_LE(n_other, n / 100);
@@ -121,6 +123,15 @@ TEST(Sampling, FrequenciesAreTheProbabilities) {
   EXPECT_NEAR(part[1], 2.0 / 8, 0.05);
   EXPECT_NEAR(part[2], 5.0 / 8, 0.05);
   EXPECT_EQ(part[3], 0);
+}
+
+// What has no weight is not drawn, whatever the number.
+TEST(Sampling, TheEndsOfTheRangeDrawPossibleTokens) {
+  std::vector<float> logits(100, -1e6f);
+  logits[40] = logits[70] = 1;
+  const std::vector<Case> cases = {{{.temperature = 1, .top_p = 1}, logits}};
+  EXPECT_EQ(drawn(cases, {.size = 100}, 0.0)[0], 40);
+  EXPECT_EQ(drawn(cases, {.size = 100}, 1 - 0x1p-53)[0], 70);
 }
 
 TEST(Sampling, LogitsThatAreNotFiniteAreSaid) {
