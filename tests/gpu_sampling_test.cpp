@@ -15,6 +15,14 @@ struct Case {
   std::vector<float> logits;
 };
 
+SamplingParams params_of(float temperature, float top_p = 1, uint64_t seed = 0) {
+  SamplingParams p;
+  p.temperature = temperature;
+  p.top_p = top_p;
+  p.seed = seed;
+  return p;
+}
+
 // All of one vocabulary, in one launch, each the n_drawn-th draw of its seed.
 std::vector<int32_t> drawn(const std::vector<Case>& cases, const Vocabulary& vocabulary,
                            std::optional<double> uniform = {}) {
@@ -101,7 +109,7 @@ TEST(Sampling, DrawsFromALargeVocabulary) {
   const Vocabulary vocabulary = {.size = 129280};
   std::vector<Case> cases(4);
   for (Case& c : cases) {
-    c = {{.temperature = 0.6f, .top_p = 0.95f, .seed = rng()}, random_logits(rng, vocabulary.size)};
+    c = {params_of(0.6f, 0.95f, rng()), random_logits(rng, vocabulary.size)};
   }
   cases[1].params.top_k = 50;
   cases[2].params.temperature = 0;
@@ -116,7 +124,7 @@ TEST(Sampling, FrequenciesAreTheProbabilities) {
   const std::vector<float> logits = {0, std::log(2.0f), std::log(5.0f), std::log(0.01f)};
   std::vector<Case> cases;
   for (uint64_t seed = 0; seed < kDraws; ++seed)
-    cases.push_back({{.temperature = 1, .top_p = 0.99f, .seed = seed}, logits});
+    cases.push_back({params_of(1, 0.99f, seed), logits});
   std::vector<double> part(4);
   for (const int32_t token : drawn(cases, {.size = 4})) part[token] += 1.0 / kDraws;
   EXPECT_NEAR(part[0], 1.0 / 8, 0.05);
@@ -129,13 +137,13 @@ TEST(Sampling, FrequenciesAreTheProbabilities) {
 TEST(Sampling, TheEndsOfTheRangeDrawPossibleTokens) {
   std::vector<float> logits(100, -1e6f);
   logits[40] = logits[70] = 1;
-  const std::vector<Case> cases = {{{.temperature = 1, .top_p = 1}, logits}};
+  const std::vector<Case> cases = {{params_of(1), logits}};
   EXPECT_EQ(drawn(cases, {.size = 100}, 0.0)[0], 40);
   EXPECT_EQ(drawn(cases, {.size = 100}, 1 - 0x1p-53)[0], 70);
 }
 
 TEST(Sampling, LogitsThatAreNotFiniteAreSaid) {
-  std::vector<Case> cases(4, {{.temperature = 0.5f}, std::vector<float>(100, 1)});
+  std::vector<Case> cases(4, {params_of(0.5f), std::vector<float>(100, 1)});
   cases[0].logits[99] = NAN;
   cases[1].logits[5] = INFINITY;
   cases[2].logits[0] = -INFINITY;
