@@ -107,7 +107,6 @@ constexpr Tiles kFewE4m3[] = {kE4m3Pair<1, false>, kE4m3Pair<2, false>, kE4m3Pai
                               kE4m3Pair<7, false>, kE4m3Pair<8, false>, kE4m3Pair<9, false>,
                               kE4m3Pair<10, false>};
 constexpr int kWidening = 8;  // rows
-constexpr int kMostFew = sizeof(kFewE4m3) / sizeof(Tiles);
 
 struct RowOfBf16 {
   using Vector = __m512;
