@@ -93,6 +93,7 @@ struct Options {
   ServingBenchOptions serving;
 };
 
+using Command = int (*)(const Options&);
 int run_command(const Options& options);
 int chat_command(const Options& options);
 int serve_command(const Options& options);
