@@ -64,6 +64,7 @@ Topology probe(std::shared_ptr<hwloc_topology> system) {
   if (cores.empty()) cores = objects(handle, HWLOC_OBJ_PU);
 
   std::vector<TopologyNode> found;
+  found.reserve(nodes.size());
   for (const hwloc_obj_t node : nodes)
     found.push_back({static_cast<int>(node->os_index), {}, memory_of(node)});
   for (const hwloc_obj_t core : cores) {
@@ -144,6 +145,7 @@ std::vector<Slice> slices(int64_t n, const Topology& topology, int64_t multiple)
     return std::min(n, (share + cores * multiple / 2) / (cores * multiple) * multiple);
   };
   std::vector<Slice> parts;
+  parts.reserve(topology.n_nodes());
   for (int i = 0; i < topology.n_nodes(); ++i) parts.push_back({cut(i), cut(i + 1) - cut(i)});
   return parts;
 }

@@ -1,5 +1,6 @@
 #include "bench/serving/sharegpt.h"
 
+#include <array>
 #include <optional>
 
 #include "core/check.h"
@@ -65,7 +66,7 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   struct Conversation {
     bool given = false;
     size_t n_turns = 0;
-    std::optional<std::string> turns[2];
+    std::array<std::optional<std::string>, 2> turns;
   };
 
   bool other() {
