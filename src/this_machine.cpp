@@ -56,7 +56,8 @@ std::string this_machine_path() {
 bool save_this_machine(nlohmann::ordered_json& report) {
   const std::optional<Machine> before = saved_this_machine();
   if (!report.contains("efficiency") && before && !before->curves.empty() &&
-      before->cpu == report["cpu"] && before->isa == report["isa"])
+      before->cpu == report["cpu"].get<std::string>() &&
+      before->isa == report["isa"].get<std::string>())
     report["efficiency"] = curves_to_json(before->curves);
   report["measured_at"] = now();
   const std::string path = this_machine_path();
