@@ -12,10 +12,10 @@ namespace tandem {
 struct AnswerForm {
   enum class Kind { kFree, kSchema, kPattern, kChoice };
   Kind kind = Kind::kFree;
-  nlohmann::ordered_json schema;     // of JSON; of any object, {"type": "object"}
-  std::string pattern;               // a regular expression for the whole answer
-  std::vector<std::string> choices;  // one of these
-  std::string field;                 // that asked for it
+  nlohmann::ordered_json schema = {};     // of JSON; of any object, {"type": "object"}
+  std::string pattern = {};               // a regular expression for the whole answer
+  std::vector<std::string> choices = {};  // one of these
+  std::string field = {};                 // that asked for it
 };
 
 // Throws ApiError for a form that is not there, and for two at once.

@@ -76,7 +76,7 @@ std::string refusal_of(const Parser::value_type& reply) {
 
 tcp::resolver::results_type resolve(asio::io_context& io, const ServerAddress& server) {
   error_code error;
-  const auto found = tcp::resolver(io).resolve(server.host, server.port, error);
+  auto found = tcp::resolver(io).resolve(server.host, server.port, error);
   if (error)
     throw std::runtime_error(
         fmt::format("cannot find the host {}: {}", server.host, error.message()));
@@ -143,7 +143,7 @@ class Load {
       ++n_running_;
       asio::co_spawn(
           io_, [this, i] { return ask(requests_[i], result_.outputs[i]); },
-          [this](std::exception_ptr) {
+          [this](const std::exception_ptr&) {
             --n_running_;
             ++n_ended_;
             start_due();

@@ -231,7 +231,8 @@ class SchemaWriter {
         if (is_required) required.erase(it);
         // What is never there may be anything.
         if (value == false && !is_required) continue;
-        properties.push_back({name, rule_of(value, place + "/properties/" + name), is_required});
+        properties.push_back(
+            {name, rule_of(value, fmt::format("{}/properties/{}", place, name)), is_required});
       }
     }
     for (const std::string& name : required) {
