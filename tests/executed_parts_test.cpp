@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "offload/plan/placement_json.h"
 #include "tests/planner_cases.h"
 
@@ -35,6 +37,14 @@ class OnTheCpu : public ::testing::Test {
   std::string refusal() const {
     return error_of([&] { parts(); });
   }
+  // What is said of the text with one edit, which is taken back.
+  std::string after(const std::function<void()>& edit) {
+    const Json sound = text_;
+    edit();
+    const std::string said = refusal();
+    text_ = sound;
+    return said;
+  }
 
   Planned planned_;
   Json text_;
@@ -66,12 +76,6 @@ TEST_F(OnTheCpu, EveryLayerHasItsFormat) {
 }
 
 TEST_F(OnTheCpu, PartsForOthersAreRefused) {
-  const Json sound = text_;
-  const auto after = [&](auto edit) {
-    text_ = sound;
-    edit();
-    return refusal();
-  };
   EXPECT_EQ(after([] {}), "no error");
   // The GPU may exist or not: nothing is said of this machine.
   EXPECT_TRUE(says(after([&] { group()["owners"] = {"host0.gpu0"}; }),
@@ -169,12 +173,6 @@ TEST_F(OnBoth, ExpertsOfTheCardTakeNoHostMemory) {
 }
 
 TEST_F(OnBoth, WhatNoPartRunsIsRefused) {
-  const Json sound = text_;
-  const auto after = [&](auto edit) {
-    text_ = sound;
-    edit();
-    return refusal();
-  };
   EXPECT_EQ(after([] {}), "no error");
   EXPECT_TRUE(says(after([&] { group()["owners"] = {"host0.gpu1"}; }),
                    "expert 0 is on host0.gpu1: this program runs experts on host0.cpu and "

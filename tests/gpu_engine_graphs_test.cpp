@@ -12,14 +12,10 @@
 #include "ops/cuda_ops.h"
 #include "tests/conversations.h"
 #include "tests/golden_file.h"
+#include "tests/whole_models.h"
 
 namespace tandem::test {
 namespace {
-
-// A bundle has the data elsewhere.
-const char* const kElsewhere = std::getenv("TANDEM_TEST_ROOT");
-const std::string kGolden =
-    (kElsewhere ? std::string(kElsewhere) : TANDEM_SOURCE_DIR) + "/tests/golden/";
 
 constexpr int64_t kContext = 1024;
 constexpr DeepSeek::Limits kLimits = {.max_tokens = 64, .max_logits = 32};

@@ -14,14 +14,10 @@
 #include "tests/conversations.h"
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
+#include "tests/whole_models.h"
 
 namespace tandem::test {
 namespace {
-
-// A bundle has the data elsewhere.
-const char* const kElsewhere = std::getenv("TANDEM_TEST_ROOT");
-const std::string kRoot = kElsewhere ? kElsewhere : TANDEM_SOURCE_DIR;
-const std::string kGolden = kRoot + "/tests/golden/";
 
 struct Case {
   std::string family;
@@ -73,35 +69,6 @@ INSTANTIATE_TEST_SUITE_P(Families, GpuGolden, testing::ValuesIn(cases()), [](con
   return c.family + (c.form == AttentionForm::kNaive ? "_naive" : "_absorbed");
 });
 
-ModelOptions tiny_r1(const std::string& device) {
-  return {.directory = kRoot + "/models/tiny-r1",
-          .device = device,
-          .n_threads = 1,
-          .context = 256,
-          .max_logits = 3};
-}
-
-// Answers to several questions, greedily, as many at a time as max_logits allows.
-std::vector<std::vector<int32_t>> answers(const ModelOptions& options, int n_questions) {
-  LoadedModel loaded(options);
-  const Tokenizer tokenizer = Tokenizer::from_directory(options.directory);
-  const ChatFormat format(options.directory, tokenizer);
-  std::vector<Request> requests;
-  for (int i = 0; i < n_questions; ++i) {
-    GenerateOptions generate;
-    generate.max_new_tokens = 20 - 5 * (i % 3);
-    generate.sampling.temperature = 0;
-    const std::string question = fmt::format("What is {} + {}?", 17 * i + 3, 401 - 9 * i);
-    requests.push_back(
-        make_request(generate, tokenizer, format.prompt(first_messages("", question))));
-  }
-  Generator generator(loaded.model(), loaded.cache(),
-                      vocabulary_of(tokenizer, loaded.config().vocab), loaded.context());
-  std::vector<std::vector<int32_t>> tokens;
-  for (const Completion& c : generator.run(requests, {})) tokens.push_back(c.tokens);
-  return tokens;
-}
-
 TEST(GpuEngine, TinyR1AnswersAsOnTheCpu) {
   EXPECT_EQ(answers(tiny_r1("cuda"), 5), answers(tiny_r1("cpu"), 5));
 }
@@ -122,18 +89,6 @@ void expect_close_logits(const std::vector<std::vector<float>>& got,
                          const std::vector<std::vector<float>>& want) {
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i) expect_close(got[i], want[i], 2e-2 * largest(want[i]));
-}
-
-// NaN if any number is.
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double most = 0;
-  for (size_t i = 0; i < a.size(); ++i)
-    most = std::max<double>(std::abs(a[i] - b[i]), most) + 0 * (a[i] - b[i]);
-  return most;
-}
-
-int32_t greedy(const std::vector<float>& logits) {
-  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
 // Sequences come, go on in changing company, and end; the CPU chooses the tokens for both. Where

@@ -17,14 +17,11 @@
 #include "tests/conversations.h"
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
+#include "tests/whole_models.h"
 
 namespace tandem::test {
 namespace {
 
-// A bundle has the data elsewhere.
-const char* const kElsewhere = std::getenv("TANDEM_TEST_ROOT");
-const std::string kRoot = kElsewhere ? kElsewhere : TANDEM_SOURCE_DIR;
-const std::string kGolden = kRoot + "/tests/golden/";
 constexpr int64_t kContext = 192;
 
 // The planner keeps 1 GB of a card for its driver.
@@ -142,35 +139,6 @@ std::vector<std::string> families() {
 INSTANTIATE_TEST_SUITE_P(Families, Hybrid, testing::ValuesIn(families()),
                          [](const auto& info_of) { return info_of.param; });
 
-ModelOptions tiny_r1(const std::string& device) {
-  return {.directory = kRoot + "/models/tiny-r1",
-          .device = device,
-          .n_threads = 1,
-          .context = 256,
-          .max_logits = 3};
-}
-
-// Answers to several questions, greedily, as many at a time as max_logits allows: they come and go.
-std::vector<std::vector<int32_t>> answers(const ModelOptions& options, int n_questions) {
-  LoadedModel loaded(options);
-  const Tokenizer tokenizer = Tokenizer::from_directory(options.directory);
-  const ChatFormat format(options.directory, tokenizer);
-  std::vector<Request> requests;
-  for (int i = 0; i < n_questions; ++i) {
-    GenerateOptions generate;
-    generate.max_new_tokens = 20 - 5 * (i % 3);
-    generate.sampling.temperature = 0;
-    const std::string question = fmt::format("What is {} + {}?", 17 * i + 3, 401 - 9 * i);
-    requests.push_back(
-        make_request(generate, tokenizer, format.prompt(first_messages("", question))));
-  }
-  Generator generator(loaded.model(), loaded.cache(),
-                      vocabulary_of(tokenizer, loaded.config().vocab), loaded.context());
-  std::vector<std::vector<int32_t>> tokens;
-  for (const Completion& c : generator.run(requests, {})) tokens.push_back(c.tokens);
-  return tokens;
-}
-
 TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
   const CardMemory memory(kEnough);
   ModelOptions options = tiny_r1("cuda");
@@ -226,14 +194,9 @@ TEST(HybridEngine, StepsOfChangingBatchesFollowTheCpu) {
     const auto want = cpu.step(parts), got = both.step(parts);
     for (size_t p = 0; p < parts.size(); ++p) {
       const int s = parts[p].sequence;
-      next[s] =
-          static_cast<int32_t>(std::max_element(want[p].begin(), want[p].end()) - want[p].begin());
+      next[s] = greedy(want[p]);
       ++n_rows;
-      double most = 0;
-      for (size_t v = 0; v < want[p].size(); ++v)
-        most = std::max<double>(std::abs(got[p][v] - want[p][v]), most) +
-               0 * (got[p][v] - want[p][v]);  // NaN if any number is
-      if (most < 2e-2 * largest(want[p])) continue;
+      if (largest_difference(got[p], want[p]) < 2e-2 * largest(want[p])) continue;
       ++n_ties;
       cpu.forget(s);
       both.forget(s);

@@ -1,0 +1,60 @@
+// Whole models, as a person would load them, for tests that hold one device against another: where
+// their files are, tiny-r1's answers, and what to say of two rows of logits.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "conversation.h"
+
+namespace tandem::test {
+
+// A bundle has the data elsewhere.
+inline const std::string kRoot =
+    std::getenv("TANDEM_TEST_ROOT") ? std::getenv("TANDEM_TEST_ROOT") : TANDEM_SOURCE_DIR;
+inline const std::string kGolden = kRoot + "/tests/golden/";
+
+inline ModelOptions tiny_r1(const std::string& device) {
+  return {.directory = kRoot + "/models/tiny-r1",
+          .device = device,
+          .n_threads = 1,
+          .context = 256,
+          .max_logits = 3};
+}
+
+// Answers to several questions, greedily, as many at a time as max_logits allows: they come and go.
+inline std::vector<std::vector<int32_t>> answers(const ModelOptions& options, int n_questions) {
+  LoadedModel loaded(options);
+  const Tokenizer tokenizer = Tokenizer::from_directory(options.directory);
+  const ChatFormat format(options.directory, tokenizer);
+  std::vector<Request> requests;
+  for (int i = 0; i < n_questions; ++i) {
+    GenerateOptions generate;
+    generate.max_new_tokens = 20 - 5 * (i % 3);
+    generate.sampling.temperature = 0;
+    const std::string question = fmt::format("What is {} + {}?", 17 * i + 3, 401 - 9 * i);
+    requests.push_back(
+        make_request(generate, tokenizer, format.prompt(first_messages("", question))));
+  }
+  Generator generator(loaded.model(), loaded.cache(),
+                      vocabulary_of(tokenizer, loaded.config().vocab), loaded.context());
+  std::vector<std::vector<int32_t>> tokens;
+  for (const Completion& c : generator.run(requests, {})) tokens.push_back(c.tokens);
+  return tokens;
+}
+
+// NaN if any number is.
+inline double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double most = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    most = std::max<double>(std::abs(a[i] - b[i]), most) + 0 * (a[i] - b[i]);
+  return most;
+}
+
+inline int32_t greedy(const std::vector<float>& logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+}  // namespace tandem::test
