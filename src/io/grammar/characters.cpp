@@ -1,9 +1,8 @@
 #include "io/grammar/characters.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
+#include "io/json_escape.h"
 #include "io/utf8.h"
 
 namespace tandem {
@@ -47,28 +46,6 @@ void add_utf8_range(Grammar& g, Grammar::Node from, Grammar::Node to, char32_t f
     from = next;
   }
 }
-
-std::string json_escape(char32_t c) {
-  switch (c) {
-    case '"':
-    case '\\':
-      return {'\\', static_cast<char>(c)};
-    case '\b':
-      return "\\b";
-    case '\f':
-      return "\\f";
-    case '\n':
-      return "\\n";
-    case '\r':
-      return "\\r";
-    case '\t':
-      return "\\t";
-    default:
-      return fmt::format("\\u{:04x}", static_cast<uint32_t>(c));
-  }
-}
-
-bool needs_escape(char32_t c) { return c < 0x20 || c == '"' || c == '\\'; }
 
 }  // namespace
 
@@ -116,7 +93,7 @@ void add_characters(Grammar& g, Grammar::Node from, Grammar::Node to, const Char
   for (CharacterRange range : set) {
     if (writing == Writing::kJson) {
       for (char32_t c = range.first; c <= std::min<char32_t>(range.last, '\\'); ++c) {
-        if (!needs_escape(c)) continue;
+        if (!needs_json_escape(c)) continue;
         g.text(from, json_escape(c), to);
         if (range.first < c) add_utf8_range(g, from, to, range.first, c - 1);
         range.first = c + 1;

@@ -5,6 +5,7 @@
 
 #include "io/jinja/characters.h"
 #include "io/jinja/operations.h"
+#include "io/json_escape.h"
 #include "io/utf8.h"
 
 namespace tandem::jinja {
@@ -98,28 +99,10 @@ void write_repr(Heap& heap, const Value& value, TextBuilder& out) {
   }
 }
 
-std::string json_escape(char32_t c, bool ensure_ascii) {
-  switch (c) {
-    case '"':
-      return "\\\"";
-    case '\\':
-      return "\\\\";
-    case '\b':
-      return "\\b";
-    case '\f':
-      return "\\f";
-    case '\n':
-      return "\\n";
-    case '\r':
-      return "\\r";
-    case '\t':
-      return "\\t";
-    default:
-      break;
-  }
+std::string escape_of(char32_t c, bool ensure_ascii) {
   const auto code = static_cast<uint32_t>(c);
-  if (code < 0x20 || (ensure_ascii && code >= 0x7F && code < 0x10000))
-    return fmt::format("\\u{:04x}", code);
+  if (needs_json_escape(c) || (ensure_ascii && code >= 0x7F && code < 0x10000))
+    return json_escape(c);
   if (!ensure_ascii || code < 0x10000) return "";  // as it is
   return fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + ((code - 0x10000) >> 10),
                      0xDC00 + ((code - 0x10000) & 0x3FF));
@@ -129,7 +112,7 @@ void write_json_string(std::string_view text, bool ensure_ascii, TextBuilder& ou
   out.add("\"");
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = decode_utf8(text, at);
-    const std::string escape = json_escape(c.value, ensure_ascii);
+    const std::string escape = escape_of(c.value, ensure_ascii);
     out.add(escape.empty() ? text.substr(at, c.n_bytes) : std::string_view(escape));
     at += c.n_bytes;
   }
