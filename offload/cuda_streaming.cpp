@@ -125,15 +125,12 @@ void CudaStreaming::for_each_part(int layer, int expert, Visit visit) const {
 void CudaStreaming::keep_scales(int layer) {
   const std::vector<int>& experts = layers_[layer].experts;
   if (experts.empty()) return;
-  const int64_t each = scales_of(kGate) + scales_of(kUp) + scales_of(kDown);
+  const int64_t each = scales_before(kMatrices);
   std::vector<float> all(each * experts.size());
   for (size_t i = 0; i < experts.size(); ++i)
     for_each_part(layer, experts[i], [&](const Part& part, int64_t) {
       const TensorView& from = part.packed.scale;
-      const int64_t before = part.matrix == kGate ? 0
-                             : part.matrix == kUp ? scales_of(kGate)
-                                                  : 2 * scales_of(kGate);
-      float* const to = all.data() + i * each + before +
+      float* const to = all.data() + i * each + scales_before(part.matrix) +
                         part.first_row / block_ * n_blocks(cols_of(part.matrix), block_) +
                         part.first_col / block_;
       for (int64_t r = 0; r < from.rows; ++r)
@@ -178,7 +175,7 @@ void CudaStreaming::bring(int layer, int first, int n, Stage& stage) {
 }
 
 void CudaStreaming::unpack(int layer, int first, int n, const Stage& stage) {
-  const int64_t size = type_ == Number::kBF16 ? 2 : 1;
+  const int64_t size = number_bytes();
   for (int i = 0; i < n; ++i)
     for_each_part(layer, layers_[layer].experts[first + i], [&](const Part& part, int64_t offset) {
       const TensorView& q = part.packed.q;
@@ -200,27 +197,29 @@ void CudaStreaming::unpack(int layer, int first, int n, const Stage& stage) {
 
 gpu::ExpertWeights CudaStreaming::weights(int layer, Matrix m, int first) const {
   gpu::ExpertWeights w = {.first = {.data = experts_.as<uint8_t>() + offset_of(m),
-                                    .stride = row_bytes(m) / (type_ == Number::kBF16 ? 2 : 1),
+                                    .stride = row_bytes(m) / number_bytes(),
                                     .type = type_,
                                     .rows = static_cast<int>(rows_of(m)),
                                     .cols = static_cast<int>(cols_of(m))},
                           .weight_stride = most_bytes(c_),
                           .scale_stride = 0};
   if (block_ == 0) return w;
-  w.scale_stride = scales_of(kGate) + scales_of(kUp) + scales_of(kDown);
-  const int64_t before = m == kGate ? 0 : m == kUp ? scales_of(kGate) : 2 * scales_of(kGate);
-  w.first.scale = layers_[layer].scales.as<float>() + first * w.scale_stride + before;
+  w.scale_stride = scales_before(kMatrices);
+  w.first.scale = layers_[layer].scales.as<float>() + first * w.scale_stride + scales_before(m);
   w.first.scale_stride = n_blocks(cols_of(m), block_);
   w.first.block_rows = w.first.block_cols = block_;
   return w;
 }
 
 int64_t CudaStreaming::row_bytes(Matrix m) const {
-  return (cols_of(m) * (type_ == Number::kBF16 ? 2 : 1) + 15) / 16 * 16;
+  return (cols_of(m) * number_bytes() + 15) / 16 * 16;
 }
 
-int64_t CudaStreaming::scales_of(Matrix m) const {
-  return n_blocks(rows_of(m), block_) * n_blocks(cols_of(m), block_);
+int64_t CudaStreaming::scales_before(int matrix) const {
+  int64_t n = 0;
+  for (int m = 0; m < matrix; ++m)
+    n += n_blocks(rows_of(Matrix(m)), block_) * n_blocks(cols_of(Matrix(m)), block_);
+  return n;
 }
 
 int64_t CudaStreaming::offset_of(Matrix m) const {

@@ -51,8 +51,9 @@ class CudaStreaming {
   int64_t rows_of(Matrix m) const { return m == kDown ? c_.dim : c_.expert_dim; }
   int64_t cols_of(Matrix m) const { return m == kDown ? c_.expert_dim : c_.dim; }
   int64_t row_bytes(Matrix m) const;
-  int64_t scales_of(Matrix m) const;  // numbers
-  int64_t offset_of(Matrix m) const;  // of an expert's rows
+  int64_t number_bytes() const { return type_ == Number::kBF16 ? 2 : 1; }
+  int64_t scales_before(int matrix) const;  // of an expert's scales; of all: kMatrices
+  int64_t offset_of(Matrix m) const;        // of an expert's rows
 
   const ModelConfig& c_;
   const ModelWeights& w_;

@@ -59,7 +59,8 @@ HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int 
     int32_t elsewhere = 0;
     for (int e = 0; e < n_experts; ++e)
       if (of_layer[e] < 0) cpu_places[l * n_experts + e] = elsewhere++;
-    layers_[l] = {.on_card = elsewhere<n_experts, .on_cpu = elsewhere> 0};
+    layers_[l].on_card = elsewhere < n_experts;
+    layers_[l].on_cpu = elsewhere > 0;
     if (!layers_[l].on_cpu) continue;
     layers_[l].type = row_type(parts.rows_on_cpu[l]);
     widest = std::max(widest, row_bytes(config, layers_[l].type));
