@@ -9,9 +9,26 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kRows = 4, kTokens = 8;
 
+static_assert(kRows * kTokens == 32);  // a sum for each lane of a warp
+
 struct Shared {
-  float sum[kWarps][kRows][kTokens];
+  float sum[kWarps][kRows * kTokens];
 };
+
+// Of 32 numbers in each of 32 lanes, lane i gets the sum of all lanes' number i: every exchange
+// halves how many numbers a lane is still to add, 31 exchanges instead of 5 for each number.
+__device__ float sum_over_lanes(float (&v)[32], int lane) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) {
+    const bool upper = lane & d;
+#pragma unroll
+    for (int i = 0; i < d; ++i) {
+      const float given = upper ? v[i] : v[i + d];
+      v[i] = (upper ? v[i + d] : v[i]) + __shfl_xor_sync(~0u, given, d);
+    }
+  }
+  return v[0];
+}
 
 // w of one row, columns to column + 3; beyond the last column w may be read up to its 16 bytes.
 template <Number kType>
@@ -42,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) exact_kernel(const __grid_constant__
   auto& s = shared_memory<Shared>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first_row = blockIdx.x * kRows, first_token = blockIdx.y * kTokens;
-  float sum[kRows][kTokens] = {};
+  float sum[kRows * kTokens] = {};
   for (int column = threadIdx.x * 4; column < a.w.cols; column += kThreads * 4) {
     float4 w[kRows];
 #pragma unroll
@@ -53,23 +70,18 @@ __global__ void __launch_bounds__(kThreads) exact_kernel(const __grid_constant__
       if (first_token + t >= a.n_tokens) continue;
       const float4 x = load_x(a, first_token + t, column);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r)
-        sum[r][t] =
-            fmaf(x.w, w[r].w, fmaf(x.z, w[r].z, fmaf(x.y, w[r].y, fmaf(x.x, w[r].x, sum[r][t]))));
+      for (int r = 0; r < kRows; ++r) {
+        float& to = sum[r * kTokens + t];
+        to = fmaf(x.w, w[r].w, fmaf(x.z, w[r].z, fmaf(x.y, w[r].y, fmaf(x.x, w[r].x, to))));
+      }
     }
   }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r)
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      for (int d = 16; d > 0; d /= 2) sum[r][t] += __shfl_xor_sync(~0u, sum[r][t], d);
-      if (lane == 0) s.sum[warp][r][t] = sum[r][t];
-    }
+  s.sum[warp][lane] = sum_over_lanes(sum, lane);
   __syncthreads();
-  const int row = first_row + threadIdx.x % kRows, token = first_token + threadIdx.x / kRows;
-  if (threadIdx.x >= kRows * kTokens || row >= a.w.rows || token >= a.n_tokens) return;
+  const int row = first_row + lane / kTokens, token = first_token + lane % kTokens;
+  if (warp > 0 || row >= a.w.rows || token >= a.n_tokens) return;
   float total = 0;
-  for (int i = 0; i < kWarps; ++i) total += s.sum[i][threadIdx.x % kRows][threadIdx.x / kRows];
+  for (int i = 0; i < kWarps; ++i) total += s.sum[i][lane];
   a.out[token * a.out_stride + row] = total;
 }
 

@@ -16,6 +16,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -81,7 +82,10 @@ class Block {
 
  private:
   void prepare(int n_threads);
-  bool pass(const std::vector<int>& order);
+  struct Turn {
+    bool ran = false, progress = false;  // whether any thread did; more than poll
+  };
+  Turn run_each(std::span<const int> threads);
   void resume(Fiber& next);
   void suspend();
   void wait_until_changed(const uint64_t& counter);
@@ -162,7 +166,18 @@ void Block::run(Grid& grid, int index) {
   std::vector<int> order = schedule(shape.threads, 0);
   const bool fixed = order == schedule(shape.threads, 1);
   for (uint64_t salt = 1; n_live_ > 0; ++salt) {
-    if (!pass(order)) report_deadlock();
+    Turn all;
+    for (size_t first = 0; first < order.size(); first += 32) {
+      const std::span warp(order.begin() + first, std::min(order.size(), first + 32) - first);
+      Turn turn;
+      do {
+        turn = run_each(warp);
+        all.ran |= turn.ran;
+        all.progress |= turn.progress;
+      } while (fixed && turn.progress);  // a warp's stacks stay in the cache
+    }
+    if (!all.ran) report_deadlock();
+    if (!all.progress) std::this_thread::yield();  // all wait for someone outside the block
     if (!fixed) order = schedule(shape.threads, salt);
   }
 }
@@ -188,20 +203,19 @@ Block::~Block() {
   for (Fiber& f : fibers_) destroy(f);
 }
 
-// Lets every runnable thread run once. False when none could.
-bool Block::pass(const std::vector<int>& order) {
-  bool ran = false, progress = false;
-  for (int i : order) {
+// Lets those of the threads run once that can.
+Block::Turn Block::run_each(std::span<const int> threads) {
+  Turn turn;
+  for (int i : threads) {
     Fiber& f = fibers_[i];
     if (f.done || (f.waits_for && *f.waits_for == f.seen)) continue;
     f.waits_for = nullptr;
     f.polling = false;
     resume(f);
-    ran = true;
-    progress |= !f.polling;
+    turn.ran = true;
+    turn.progress |= !f.polling;
   }
-  if (ran && !progress) std::this_thread::yield();  // all wait for someone outside the block
-  return ran;
+  return turn;
 }
 
 void Block::resume(Fiber& next) {
