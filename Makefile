@@ -66,10 +66,11 @@ format: deps
 	@tools/install_packages.sh $(LINT_PACKAGES)
 	@git ls-files '*.cpp' '*.h' | xargs clang-format-14 -i
 
-lint: build
+lint: deps
 	@tools/install_packages.sh $(LINT_PACKAGES)
+	@cmake --preset debug > build/configure.log 2>&1 || (cat build/configure.log; exit 1)
 	@git ls-files 'src/*.cpp' 'offload/*.cpp' 'cpu_kernels/*.cpp' | \
-	  xargs -P$(JOBS) -n4 clang-tidy-14 -p build/release --quiet
+	  xargs -P$(JOBS) -n4 clang-tidy-14 -p build/debug --quiet
 
 clean:
 	@rm -rf build

@@ -5,12 +5,12 @@
 namespace tandem {
 namespace {
 
-struct Scratch {
+struct RowScratch {
   int64_t offsets, pairs, x, hidden, rows;  // bytes
   int64_t sum() const { return offsets + 2 * pairs + x + hidden + rows; }
 };
 
-Scratch scratch_for(const ModelConfig& c, int max_tokens) {
+RowScratch scratch_for(const ModelConfig& c, int max_tokens) {
   const int64_t pairs = int64_t{max_tokens} * c.router.n_active, i32 = sizeof(int32_t);
   if (c.router.n_experts == 0) return {};
   return {.offsets = (c.router.n_experts + 1) * i32,
@@ -24,7 +24,7 @@ Scratch scratch_for(const ModelConfig& c, int max_tokens) {
 
 CudaExpertRows::CudaExpertRows(const ModelConfig& config, int max_tokens, gpu::Stream& stream)
     : c_(config), stream_(stream) {
-  const Scratch bytes = scratch_for(config, max_tokens);
+  const RowScratch bytes = scratch_for(config, max_tokens);
   offsets_ = gpu::Buffer(bytes.offsets, gpu::Site::kDevice);
   row_of_ = gpu::Buffer(bytes.pairs, gpu::Site::kDevice);
   tokens_of_rows_ = gpu::Buffer(bytes.pairs, gpu::Site::kDevice);

@@ -19,7 +19,8 @@
 namespace tandem {
 namespace {
 
-constexpr int kMostLayers = 8;  // that are walked through, so that the cache comes from memory
+constexpr int kMostCaches =
+    8;  // layers that are walked through, so that the cache comes from memory
 
 }  // namespace
 
@@ -56,7 +57,7 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
           longest, static_cast<double>(layer_bytes) * 1e-9,
           static_cast<double>(bench.memory_bytes) * 1e-9);
   config.n_layers =
-      static_cast<int>(std::clamp<int64_t>(bench.memory_bytes / layer_bytes, 1, kMostLayers));
+      static_cast<int>(std::clamp<int64_t>(bench.memory_bytes / layer_bytes, 1, kMostCaches));
   config.n_dense_layers = config.n_layers;
   KvCache cache(config, longest, cache_type);
   fill_with_random(cache, config);

@@ -12,6 +12,7 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kMaxConfigBytes = 1 << 20;
+constexpr int kMostLayers = 1000;
 
 // "k2, r1, v2, ..": the configurations in `folder`.
 std::string names_in(const std::string& folder) {
@@ -70,6 +71,11 @@ Resident resident_experts(const ModelConfig& c, WeightFormat format, int64_t bud
   const int64_t layer = fit * bytes;
   const int64_t wanted = std::min((cold + layer - 1) / layer, budget / layer);
   return {static_cast<int>(std::max<int64_t>(1, wanted)), static_cast<int>(fit)};
+}
+
+void check_layers(int n_layers) {
+  require(n_layers >= 1 && n_layers <= kMostLayers, "--layers {}: must be between 1 and {}",
+          n_layers, kMostLayers);
 }
 
 ModelConfig with_experts(ModelConfig c, int n_experts) {

@@ -35,6 +35,7 @@ Resident resident_experts(const ModelConfig& config, WeightFormat format, int64_
                           int64_t cold);
 int64_t cold_bytes();  // 2 GB, or four times the last-level caches
 
+void check_layers(int n_layers);  // 1 to 1000, else throws Error
 // The configuration with fewer experts.
 ModelConfig with_experts(ModelConfig config, int n_experts);
 

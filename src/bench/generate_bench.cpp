@@ -22,7 +22,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMostLayers = 1000;
 constexpr int kMinRounds = 3;
 constexpr int kBurstsOfPrompt = 4;  // a median of three would follow a single disturbance
 
@@ -168,8 +167,7 @@ void add_prediction(Json& row, double seconds) {
 
 ModelConfig cut_model(const GenerateBench& bench) {
   ModelConfig c = bench.config;
-  require(bench.n_layers >= 1 && bench.n_layers <= kMostLayers,
-          "--layers {}: must be between 1 and {}", bench.n_layers, kMostLayers);
+  check_layers(bench.n_layers);
   c.n_layers = bench.n_layers;
   c.n_dense_layers = std::min({1, c.n_dense_layers, c.n_layers});
   c.n_mtp_layers = 0;

@@ -17,13 +17,11 @@ namespace tandem {
 namespace {
 
 constexpr int kVocab = 1024;  // of models whose layers alone are measured
-constexpr int kMostLayers = 1000;
 
 // Only layers with experts, as many of them as fit beside `other_bytes`; or only dense ones.
 ModelConfig only_layers(const LayerBench& bench, bool moe, int64_t other_bytes) {
   ModelConfig c = bench.config;
-  require(bench.n_layers >= 1 && bench.n_layers <= kMostLayers,
-          "--layers {}: must be between 1 and {}", bench.n_layers, kMostLayers);
+  check_layers(bench.n_layers);
   c.vocab = std::min(c.vocab, kVocab);
   c.n_layers = bench.n_layers;
   c.n_dense_layers = moe ? 0 : c.n_layers;

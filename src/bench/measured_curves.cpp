@@ -9,8 +9,6 @@
 namespace tandem {
 namespace {
 
-using Json = nlohmann::json;
-
 // A curve in the making.
 struct Samples {
   std::string model;                         // whose shapes were measured
@@ -18,8 +16,8 @@ struct Samples {
 };
 using Kind = std::pair<std::string, std::string>;  // work, format
 
-std::vector<Json> rows_of(std::string_view text, const std::string& source);
-void add_row(const Json& row, std::map<Kind, Samples>& samples);
+std::vector<nlohmann::json> rows_of(std::string_view text, const std::string& source);
+void add_row(const nlohmann::json& row, std::map<Kind, Samples>& samples);
 
 }  // namespace
 
@@ -27,9 +25,9 @@ std::vector<EfficiencyCurve> measured_curves(std::string_view text, const std::s
                                              const std::string& isa) {
   std::map<Kind, Samples> samples;
   try {
-    for (const Json& row : rows_of(text, source))
+    for (const nlohmann::json& row : rows_of(text, source))
       if (row.is_object() && row.value("isa", "") == isa) add_row(row, samples);
-  } catch (const Json::exception& error) {
+  } catch (const nlohmann::json::exception& error) {
     fail("{}: no row of `tandem bench`: {}", source, json_message(error));
   }
   require(!samples.empty(),
@@ -51,10 +49,10 @@ std::vector<EfficiencyCurve> measured_curves(std::string_view text, const std::s
 
 namespace {
 
-std::vector<Json> rows_of(std::string_view text, const std::string& source) {
+std::vector<nlohmann::json> rows_of(std::string_view text, const std::string& source) {
   const size_t begin = text.find_first_not_of(" \t\r\n");
   if (begin != std::string_view::npos && text[begin] == '[') return parse_json(text, source);
-  std::vector<Json> rows;
+  std::vector<nlohmann::json> rows;
   while (!text.empty()) {
     const std::string_view line = text.substr(0, text.find('\n'));
     if (line.find_first_not_of(" \t\r") != std::string_view::npos)
@@ -69,7 +67,7 @@ std::string format_of_curve(const std::string& format) {
   return format.starts_with("int4") ? "int4" : format;
 }
 
-void add_row(const Json& row, std::map<Kind, Samples>& samples) {
+void add_row(const nlohmann::json& row, std::map<Kind, Samples>& samples) {
   const std::string bench = row.value("bench", ""), what = row.value("what", "");
   const auto add = [&](const std::string& work, const std::string& format, const char* x) {
     const std::string model =

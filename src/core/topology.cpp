@@ -99,8 +99,8 @@ int64_t cores_before(const Topology& topology, int node) {
   return n;
 }
 
-bool bind(const Topology& topology, std::span<std::byte> memory, hwloc_const_bitmap_t nodes,
-          hwloc_membind_policy_t policy) {
+bool bind_pages(const Topology& topology, std::span<std::byte> memory, hwloc_const_bitmap_t nodes,
+                hwloc_membind_policy_t policy) {
   return memory.empty() ||
          hwloc_set_area_membind(topology.system.get(), memory.data(), memory.size(), nodes, policy,
                                 HWLOC_MEMBIND_STRICT | HWLOC_MEMBIND_BYNODESET) == 0;
@@ -169,14 +169,14 @@ bool bind_to_node(const Topology& topology, std::span<std::byte> memory, int nod
   if (!topology.system || (room > 0 && std::ssize(memory) > room)) return false;
   const Bitmap one = empty_bitmap();
   hwloc_bitmap_only(one.get(), topology.nodes[node].index);
-  return bind(topology, memory, one.get(), HWLOC_MEMBIND_BIND);
+  return bind_pages(topology, memory, one.get(), HWLOC_MEMBIND_BIND);
 }
 
 bool bind_to_all_nodes(const Topology& topology, std::span<std::byte> memory) {
   if (!topology.system) return false;
   const Bitmap all = empty_bitmap();
   for (const TopologyNode& node : topology.nodes) hwloc_bitmap_set(all.get(), node.index);
-  return bind(topology, memory, all.get(), HWLOC_MEMBIND_INTERLEAVE);
+  return bind_pages(topology, memory, all.get(), HWLOC_MEMBIND_INTERLEAVE);
 }
 
 }  // namespace tandem

@@ -16,8 +16,6 @@ constexpr int kMaxDepth = 64;
 constexpr size_t kMaxShown = 100;
 constexpr int64_t kMostComparisons = 20'000'000;  // about 0.1 s
 
-using Json = nlohmann::json;
-
 // Cuts before a UTF-8 character that would not fit whole.
 std::string cut(std::string text) {
   if (text.size() <= kMaxShown) return text;
@@ -82,15 +80,16 @@ std::string read_text_file(const std::string& path, int64_t max_bytes) {
   return text;
 }
 
-Json parse_json(std::string_view text, std::string_view source) {
+nlohmann::json parse_json(std::string_view text, std::string_view source) {
   require_no_zero_byte(text, source);
   try {
     // The callback is passed as a function object that keeps its state, hence the lambda.
     Strict strict(source);
-    return Json::parse(text, [&](int depth, Json::parse_event_t event, const Json& value) {
-      return strict(depth, event, value);
-    });
-  } catch (const Json::exception& error) {
+    return nlohmann::json::parse(
+        text, [&](int depth, nlohmann::json::parse_event_t event, const nlohmann::json& value) {
+          return strict(depth, event, value);
+        });
+  } catch (const nlohmann::json::exception& error) {
     fail("{}: broken JSON: {}", source, json_message(error));
   }
 }
@@ -106,17 +105,18 @@ nlohmann::ordered_json parse_ordered_json(std::string_view text, std::string_vie
               "{}: its objects have too many keys: one may have about {}", source, 6000);
       return keep;
     });
-  } catch (const Json::exception& error) {
+  } catch (const nlohmann::json::exception& error) {
     fail("{}: broken JSON: {}", source, json_message(error));
   }
 }
 
-void scan_json(std::string_view text, std::string_view source, Json::json_sax_t& handler) {
+void scan_json(std::string_view text, std::string_view source,
+               nlohmann::json::json_sax_t& handler) {
   require_no_zero_byte(text, source);
-  Json::sax_parse(text, &handler);
+  nlohmann::json::sax_parse(text, &handler);
 }
 
-std::string json_message(const Json::exception& error) {
+std::string json_message(const nlohmann::json::exception& error) {
   std::string_view what = error.what();
   if (const size_t end = what.find("] "); end != what.npos) what.remove_prefix(end + 2);
   std::string line(what);
@@ -125,10 +125,12 @@ std::string json_message(const Json::exception& error) {
   return cut(std::move(line));
 }
 
-std::string shown(std::string_view text) { return shown(Json(text.substr(0, kMaxShown + 4))); }
+std::string shown(std::string_view text) {
+  return shown(nlohmann::json(text.substr(0, kMaxShown + 4)));
+}
 
-std::string shown(const Json& value) {
-  return cut(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+std::string shown(const nlohmann::json& value) {
+  return cut(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 std::string shown(const nlohmann::ordered_json& value) {

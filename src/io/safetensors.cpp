@@ -12,8 +12,6 @@
 namespace tandem {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr StoredType kTypes[] = {
     {"BOOL", 8, {}},
     {"F4", 4, {}},
@@ -48,7 +46,7 @@ const StoredType* find_type(std::string_view name) {
 // Receives the header's JSON piece by piece. The grammar is so small that the place and the field
 // last named say everything about where a piece stands; anything else is refused at once, so deep
 // nesting costs nothing.
-class HeaderReader : public Json::json_sax_t {
+class HeaderReader : public nlohmann::json::json_sax_t {
  public:
   explicit HeaderReader(std::string_view file) : file_(file) {}
 
@@ -114,12 +112,14 @@ class HeaderReader : public Json::json_sax_t {
 
   bool null() override { refuse("null stands where a value should"); }
   bool boolean(bool) override { refuse("true or false stands where neither belongs"); }
-  bool binary(Json::binary_t&) override { refuse("binary data stands where none belongs"); }
+  bool binary(nlohmann::json::binary_t&) override {
+    refuse("binary data stands where none belongs");
+  }
   bool number_integer(int64_t value) override { refuse("the number {} is negative", value); }
   bool number_float(double, const std::string& text) override {
     refuse("{} is no whole number below 2^63", shown(text));
   }
-  bool parse_error(size_t, const std::string&, const Json::exception& error) override {
+  bool parse_error(size_t, const std::string&, const nlohmann::json::exception& error) override {
     fail("{}: broken JSON: {}: download the file again", file_, json_message(error));
   }
 

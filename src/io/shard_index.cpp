@@ -11,13 +11,11 @@
 namespace tandem {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr int64_t kMaxIndexBytes = 1 << 30;
 
 // Receives the JSON piece by piece: R1's index is 8 MB, of which a tree would be slow to build.
 // Everything outside weight_map is passed over.
-class IndexReader : public Json::json_sax_t {
+class IndexReader : public nlohmann::json::json_sax_t {
  public:
   explicit IndexReader(std::string_view source) : source_(source) {}
 
@@ -59,8 +57,8 @@ class IndexReader : public Json::json_sax_t {
   bool number_integer(int64_t) override { return refuse_in_map(); }
   bool number_unsigned(uint64_t) override { return refuse_in_map(); }
   bool number_float(double, const std::string&) override { return refuse_in_map(); }
-  bool binary(Json::binary_t&) override { return refuse_in_map(); }
-  bool parse_error(size_t, const std::string&, const Json::exception& error) override {
+  bool binary(nlohmann::json::binary_t&) override { return refuse_in_map(); }
+  bool parse_error(size_t, const std::string&, const nlohmann::json::exception& error) override {
     fail("{}: broken JSON: {}: download it again", source_, json_message(error));
   }
 

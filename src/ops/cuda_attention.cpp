@@ -15,7 +15,6 @@ constexpr int kPlainTokens = 32;               // whose queries are projected at
 constexpr int64_t kRestoredBytes = 256 << 20;  // of keys and values, unless a head needs more
 
 // Of the kernel that restores keys and values.
-constexpr int kBlockCols = 64;
 
 bool takes_absorbed(const MlaConfig& m) {
   return m.kv_rank <= gpu::kMaxKvRank && m.cache_dim() <= gpu::kMaxCacheDim && m.kv_rank % 2 == 0 &&
@@ -97,7 +96,7 @@ int64_t CudaAttention::bytes_for(const MlaConfig& mla, CudaLimits limits) {
 // What the plain kernels would have to read.
 void CudaAttention::require_fp8_cache(const MlaConfig& m, const QuantView& kv_b) {
   require(takes_naive(m) && m.rope_dim <= gpu::kMaxCacheDim - gpu::kMaxKvRank &&
-              for_tensor_cores(gpu_weight(kv_b), kBlockCols),
+              for_tensor_cores(gpu_weight(kv_b), kTileBlockCols),
           "--kv fp8: attention of this model (kv_lora_rank {}, qk_nope_head_dim {}, "
           "qk_rope_head_dim {}, v_head_dim {}) needs dimensions as DeepSeek's and weights in BF16 "
           "or FP8; use --kv bf16",
@@ -135,7 +134,7 @@ void CudaAttention::absorbed(const MlaArgs& a) {
 }
 
 void CudaAttention::naive(const MlaArgs& a, const QuantView& kv_b) {
-  const bool restores = takes_naive(a.mla) && for_tensor_cores(gpu_weight(kv_b), kBlockCols);
+  const bool restores = takes_naive(a.mla) && for_tensor_cores(gpu_weight(kv_b), kTileBlockCols);
   for (const Sequence& s : a.sequences)
     restores ? restore_and_attend(a, s, kv_b) : naive_through_latents(a, s, kv_b);
 }

@@ -10,8 +10,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kBlockCols = 64;          // of the tensor cores' kernels
-constexpr int kBlockColsPerHead = 128;  // of those per head
+constexpr int kBlockColsPerHead = 128;  // of the tensor cores' kernels per head
 
 struct Needs {
   int64_t columns = 0;   // of a row that is rounded
@@ -80,7 +79,7 @@ int64_t CudaProducts::bytes_for(const ModelConfig& config, int max_tokens, int n
 void CudaProducts::multiply(TensorView x, const QuantView& weights, TensorView out) {
   const gpu::Weight w = gpu_weight(weights);
   const auto n_tokens = static_cast<int>(x.rows);
-  if (!for_tensor_cores(w, kBlockCols)) return multiply_exactly(x, weights, out);
+  if (!for_tensor_cores(w, kTileBlockCols)) return multiply_exactly(x, weights, out);
   if (n_tokens <= gpu::kSkinnyTokens)
     return gpu::skinny_product(stream_, {.x = static_cast<const float*>(x.data),
                                          .w = w,

@@ -30,6 +30,7 @@ class CudaProducts {
   gpu::Buffer partial_, counters_;
 };
 
+constexpr int kTileBlockCols = 64;  // of most kernels for tensor cores
 // Whether kernels for tensor cores take w, whose scale blocks they want in so many columns.
 bool for_tensor_cores(const gpu::Weight& w, int block_cols);
 
