@@ -8,7 +8,7 @@
 .PHONY: all configure build run test deps bench bench-report validate-planner bundle asan tsan fuzz mutants format lint clean
 
 PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev \
-            nlohmann-json3-dev libboost-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev python3 python3-jinja2
+            nlohmann-json3-dev libboost-dev libssl-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev python3 python3-jinja2
 LINT_PACKAGES := clang-format-14 clang-tidy-14
 JOBS := $(shell nproc)
 FUZZ_SECONDS ?= 600

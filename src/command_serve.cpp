@@ -138,15 +138,20 @@ int serve_command(const Options& options) {
       {.model_id = s.served_model_name.empty() ? options.model.directory : s.served_model_name,
        .root = options.model.directory,
        .api_key = s.api_key,
+       .cors_origins = s.cors_origins,
        .log = [&](const std::string& line) {
          if (s.log_requests) print_line(line);
        }});
   HttpServer server(service, {.host = s.host,
                               .port = s.port,
                               .limits = {},
+                              .certificate = s.certificate,
+                              .key = s.key,
                               .most_connections = 0,
                               .drain = std::chrono::seconds(s.drain_seconds)});
-  if (!options.quiet) print_line(fmt::format("listening on http://{}:{}", s.host, server.port()));
+  if (!options.quiet)
+    print_line(fmt::format("listening on {}://{}:{}", s.certificate.empty() ? "http" : "https",
+                           s.host, server.port()));
 
   Computing computing(options, tokenizer, service, server);
   std::thread thread([&] { computing.run(); });

@@ -60,6 +60,8 @@ struct ServeOptions {
   int port = 8000;
   std::string served_model_name;  // empty: the model as given
   std::string api_key;
+  std::string certificate, key;  // PEM files; empty: no TLS
+  std::vector<std::string> cors_origins;
   int max_batch = 256;       // sequences at a time
   int chunk = 512;           // tokens of a step
   int64_t kv_tokens = 0;     // of all sequences; 0: what kv_fraction gives

@@ -10,6 +10,15 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
                    "the name clients ask for; without it, MODEL as given");
   serve.add_option("--api-key", s.api_key, "clients must send it: Authorization: Bearer KEY")
       ->envname("TANDEM_API_KEY");
+  auto* cert = serve.add_option("--cert", s.certificate,
+                                "PEM file of a certificate, and those that signed it: https");
+  auto* key = serve.add_option("--key", s.key, "PEM file of the certificate's private key");
+  cert->needs(key);
+  key->needs(cert);
+  serve
+      .add_option("--cors-origin", s.cors_origins,
+                  "a web page's origin, as https://chat.example, that may read answers; *: any")
+      ->take_all();
   serve.add_option("--max-batch", s.max_batch, "answers computed at a time; others wait")
       ->capture_default_str();
   serve

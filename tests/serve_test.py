@@ -1,112 +1,18 @@
 """tandem serve as clients meet it: raw HTTP, a strict copy of how the common serving benchmark reads a stream, the real
-`openai` package where it can be imported, crowds, aborts, slow and broken clients, life cycle.
+`openai` package where it can be imported, crowds, aborts, slow and broken clients.
 
     python3 tests/serve_test.py PATH_OF_TANDEM
 """
 import concurrent.futures
-import http.client
 import json
 import os
-import pathlib
 import re
-import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 import unittest
 
-TANDEM = sys.argv[1] if len(sys.argv) > 1 else "build/tandem"
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-TINY = str(ROOT / "models" / "tiny-r1")
-QUESTION = "What is 478 + 356?"
-THINKING = "Let me add 478+356.\nones 8+6+0=14 got 4\ntens 7+5+1=13 got 34\nhundreds 4+3+1=8 got 834"
-ANSWER = "The answer is 834."
-
-
-class Server:
-    def __init__(self, *arguments):
-        self.process = subprocess.Popen([TANDEM, "serve", TINY, "--port", "0", *arguments], stderr=subprocess.PIPE, text=True)
-        self.lines = []
-        listening = re.search(r"http://[^:]+:(\d+)", self.process.stderr.readline())
-        if not listening:
-            raise AssertionError(self.process.stderr.read())
-        self.port = int(listening[1])
-        self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True)
-        self.reader.start()
-
-    def wait_ready(self):
-        for _ in range(600):
-            if self.get("/health")[0] == 200:
-                return self
-            time.sleep(0.05)
-        raise AssertionError("not ready")
-
-    def request(self, method, path, body=None, headers=None, timeout=60):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        try:
-            connection.request(method, path, body, headers or {})
-            response = connection.getresponse()
-            return response.status, dict(response.getheaders()), response.read()
-        finally:
-            connection.close()
-
-    def get(self, path, **more):
-        status, headers, body = self.request("GET", path, **more)
-        return status, json.loads(body) if "json" in headers.get("Content-Type", "") else body.decode()
-
-    def post(self, path, json_body, **more):
-        body = json_body if isinstance(json_body, (bytes, str)) else json.dumps(json_body)
-        status, _, answer = self.request("POST", path, body, **more)
-        return status, json.loads(answer)
-
-    def ok(self, path, json_body):
-        status, answer = self.post(path, json_body)
-        assert status == 200, answer
-        return answer
-
-    def events(self, path, json_body):
-        """The objects of a stream, read line by line as the benchmark does: nothing but `data: ` lines."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        try:
-            connection.request("POST", path, json.dumps(json_body))
-            response = connection.getresponse()
-            assert response.status == 200, response.read()
-            assert response.getheader("Content-Type").startswith("text/event-stream")
-            done = False
-            for line in response:
-                line = line.strip()
-                if not line:
-                    continue
-                assert not done, "something follows [DONE]"
-                assert line.startswith(b"data: "), line
-                data = line.removeprefix(b"data: ")
-                if data == b"[DONE]":
-                    done = True
-                else:
-                    yield json.loads(data)
-            assert done, "no [DONE]"
-        finally:
-            connection.close()
-
-    def metric(self, name):
-        _, text = self.get("/metrics")
-        return float(re.search(rf"^{re.escape(name)}{{[^}}]*}} (\S+)$", text, re.M)[1])
-
-    def wait_idle(self):
-        for _ in range(400):
-            if self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting") == 0:
-                return
-            time.sleep(0.02)
-        raise AssertionError("still busy")
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(timeout=60)
-        self.reader.join()
-        self.process.stderr.close()
-        return status
+from running_server import ANSWER, QUESTION, ROOT, THINKING, TINY, Server, chat
 
 
 def benchmark_client(server, prompt, n):
@@ -119,10 +25,6 @@ def benchmark_client(server, prompt, n):
             text += data["choices"][0]["text"]
             tokens = (data.get("usage") or {}).get("completion_tokens", tokens)
     return tokens, text, chunks
-
-
-def chat(text=QUESTION, **more):
-    return {"model": TINY, "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
 
 
 class Serving(unittest.TestCase):
@@ -426,71 +328,6 @@ class Serving(unittest.TestCase):
             return await asyncio.gather(*[asynchronous.chat.completions.create(model=TINY, messages=messages, temperature=0) for _ in range(8)])
         import asyncio
         self.assertEqual({a.choices[0].message.content for a in asyncio.run(several())}, {ANSWER})
-
-
-class LifeCycle(unittest.TestCase):
-    def test_key_and_name(self):
-        server = Server("--api-key", "secret", "--served-model-name", "tiny").wait_ready()
-        try:
-            self.assertEqual(server.get("/v1/models")[0], 401)
-            for key in ("", "Bearer", "Bearer secre", "Bearer secrets", "secret"):
-                self.assertEqual(server.get("/v1/models", headers={"Authorization": key})[0], 401)
-            self.assertEqual(server.get("/v1/models", headers={"Authorization": "Bearer secret"})[1]["data"][0]["id"], "tiny")
-            self.assertEqual(server.get("/health")[0], 200)
-        finally:
-            self.assertEqual(server.stop(), 0)
-
-    def test_few_pages_change_no_text(self):
-        questions = [f"What is {100 + i} + {900 - i}?" for i in range(12)]
-        texts = []
-        for options in (["--no-prefix-cache", "--no-async-output"], ["--ctx", "512", "--kv-tokens", "512", "--chunk", "64", "--max-batch", "16"]):
-            server = Server(*options).wait_ready()
-            with concurrent.futures.ThreadPoolExecutor(12) as pool:
-                texts.append(list(pool.map(lambda q: server.ok("/v1/completions", {"prompt": q, "max_tokens": 200, "temperature": 0, "ignore_eos": True})
-                                           ["choices"], questions)))
-            preempted = server.metric("vllm:num_preemptions_total")
-            self.assertEqual(server.stop(), 0)
-        self.assertEqual(texts[0], texts[1])
-        self.assertGreater(preempted, 0)
-
-    def test_term_lets_answers_end(self):
-        server = Server().wait_ready()
-        result = {}
-
-        def ask():
-            result["events"] = list(server.events("/v1/completions", {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}))
-        client = threading.Thread(target=ask)
-        client.start()
-        while server.metric("vllm:num_requests_running") == 0:
-            time.sleep(0.01)
-        self.assertEqual(server.stop(), 0)
-        client.join()
-        self.assertEqual(result["events"][-1]["choices"][0]["finish_reason"], "length")
-
-    def test_term_ends_what_takes_too_long(self):
-        server = Server("--drain", "0").wait_ready()
-        s = socket.create_connection(("127.0.0.1", server.port), timeout=10)
-        body = json.dumps({"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True})
-        s.sendall(f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-        s.recv(100)
-        started = time.time()
-        self.assertEqual(server.stop(), 0)
-        self.assertLess(time.time() - started, 5)
-        s.close()
-
-    def test_bad_options(self):
-        for options, words in ((["--port", "99999"], "--port"), (["--max-batch", "0"], "--max-batch"), (["--ctx", "4096", "--kv-tokens", "64"], "--kv-tokens"),
-                               (["--host", "256.1.1.1"], "256.1.1.1")):
-            result = subprocess.run([TANDEM, "serve", TINY, *options], capture_output=True, text=True, check=False, timeout=30)
-            self.assertEqual(result.returncode, 2, result.stderr)
-            self.assertIn(words, result.stderr)
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            result = subprocess.run([TANDEM, "serve", TINY, "--port", str(taken.getsockname()[1])], capture_output=True, text=True, check=False,
-                                    timeout=30)
-            self.assertEqual(result.returncode, 2, result.stderr)
-            self.assertIn("cannot listen", result.stderr)
 
 
 if __name__ == "__main__":

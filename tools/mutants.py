@@ -7,6 +7,7 @@ docs/mutants.md with --write. Exit status 1 when a mutant survives or no longer 
 """
 import argparse
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,8 @@ TESTS = ["topology_test", "team_test", "scheduler_test", "server_test", "grammar
 TESTS_OF = {
     "src/ops/cuda_ops": ["gpu_engine_graphs_test", "gpu_engine_test"],
     "src/ops/cuda": ["gpu_engine_test"],
+    "src/server/cors": ["serve_process_test.py"],
+    "src/server/tls": ["serve_process_test.py"],
     "gpu_kernels/hand_off": ["gpu_hand_off_test"],
     "gpu_kernels/unpack": ["gpu_unpack_test"],
     "offload/hybrid": ["gpu_hybrid_test"],
@@ -350,6 +353,10 @@ MUTANTS = [
     ("hybrid: the sum is added to the one before", "offload/hybrid_experts.cpp", [("  std::memset(sum.data, 0, static_cast<size_t>(sum.rows * sum.row_bytes()));\n", "")]),
     ("hybrid: a replay is not followed through its last layer", "offload/hybrid_experts.cpp", [("for (int layer = 0; layer < std::ssize(layers_); ++layer) {", "for (int layer = 0; layer + 2 < std::ssize(layers_); ++layer) {")]),
     ("hybrid: experts are brought although they are asked for by global number", "offload/hybrid_experts.cpp", [("{placed(batch_, cpu_places_), batch_.routing.weights}", "{batch_.routing.ids, batch_.routing.weights}")]),
+    ("pages of any origin may read answers", "src/server/cors.cpp", [("} else if (has(page.origin)) {", "} else {")]),
+    ("a page of one origin is cached for all", "src/server/cors.cpp", [("\\r\\nVary: Origin\\r\\n", "\\r\\n")]),
+    ("TLS ends without a word", "src/server/tls.cpp", [("co_await tls_->async_shutdown(asio::redirect_error(asio::use_awaitable, error));", "socket_.shutdown(Socket::shutdown_send, error);")]),
+    ("plain HTTP at a port for TLS gets no answer", "src/server/tls.cpp", [("if (spoke_plain_http(error))", "if (false)")]),
     ("streaming: all experts have the first one's scales", "offload/cuda_streaming.cpp", [(".as<float>() + first * w.scale_stride + scales_before(m)", ".as<float>() + scales_before(m)")]),
     ("a replayed step is not followed", "src/engine/deepseek.cpp", [("experts_.follow(batch.n());", "{}")]),
     ("GPU: pairs are sorted without their experts' offsets", "gpu_kernels/sort_pairs.cu", [("for (int e = 0; e < expert; ++e) row += s.count[e];", "")]),
@@ -418,12 +425,16 @@ def program(test):
 
 def first_failing_test(tests):
     for test in tests:
-        build([test])
-        result = run([str(program(test)), "--gtest_brief=1", "--gtest_fail_fast"], timeout=600)
+        if test.endswith(".py"):
+            build(["tandem"])
+            command = [sys.executable, str(ROOT / "tests" / test), str(COPY / "build" / "tandem"), "--failfast"]
+        else:
+            build([test])
+            command = [str(program(test)), "--gtest_brief=1", "--gtest_fail_fast"]
+        result = run(command, timeout=600)
         if result.returncode != 0:
-            failed = [line for line in result.stdout.splitlines() if line.startswith("[  FAILED  ]")]
-            case = failed[0].split("]", 1)[1].split(",")[0].split("(")[0].strip() if failed else "aborted"
-            return f"{test}: {case}"
+            failed = re.search(r"^(?:\[  FAILED  \]|FAIL:|ERROR:) ([^\s,(]+)", result.stdout + result.stderr, re.M)
+            return f"{test}: {failed[1] if failed else 'aborted'}"
     return None
 
 
@@ -451,7 +462,7 @@ def main():
     options = parser.parse_args()
 
     copy_sources()
-    configured = run(["cmake", "-G", "Ninja", "-S", str(COPY), "-B", str(COPY / "build"), "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DTANDEM_CUDA=off"])
+    configured = run(["cmake", "-G", "Ninja", "-S", str(COPY), "-B", str(COPY / "build"), "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -DNDEBUG", "-DTANDEM_CUDA=off"])
     if configured.returncode != 0:
         sys.exit("error: the unchanged copy does not configure")
     build(TESTS)

@@ -42,23 +42,23 @@ std::string text_of(boost::beast::string_view view) { return {view.data(), view.
 
 }  // namespace
 
-Connection::Connection(Socket socket, Service& service, asio::thread_pool& workers,
-                       const HttpLimits& limits)
-    : socket_(std::move(socket)),
+Connection::Connection(ClientStream::Socket socket, asio::ssl::context* tls, Service& service,
+                       asio::thread_pool& workers, const HttpLimits& limits)
+    : stream_(std::move(socket), tls),
       service_(service),
       workers_(workers),
       limits_(limits),
-      timer_(socket_.get_executor(), kNever),
-      signal_(socket_.get_executor(), kNever) {
-  error_code ignored;
-  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
-}
+      timer_(stream_.get_executor(), kNever),
+      signal_(stream_.get_executor(), kNever) {}
 
 asio::awaitable<void> Connection::serve() {
   const auto self = shared_from_this();
   asio::co_spawn(
-      socket_.get_executor(), [self] { return self->watch(); }, asio::detached);
-  while (socket_.is_open() && !closes_) {
+      stream_.get_executor(), [self] { return self->watch(); }, asio::detached);
+  limit_time(limits_.write);
+  closes_ = static_cast<bool>(co_await stream_.handshake()) || closes_;
+  no_limit();
+  while (stream_.socket().is_open() && !closes_) {
     const std::optional<Incoming> incoming = co_await read();
     if (!incoming) break;
     busy_ = true;
@@ -66,6 +66,7 @@ asio::awaitable<void> Connection::serve() {
     co_await answer(*incoming);
     busy_ = false;
   }
+  co_await end();
   close();
 }
 
@@ -76,8 +77,8 @@ void Connection::close_soon() {
 
 void Connection::close() {
   error_code ignored;
-  socket_.shutdown(Socket::shutdown_both, ignored);
-  socket_.close(ignored);
+  stream_.socket().shutdown(asio::socket_base::shutdown_both, ignored);
+  stream_.socket().close(ignored);
   timer_.cancel(ignored);
   signal_.cancel(ignored);
 }
@@ -89,12 +90,12 @@ Connection::Task<std::optional<Connection::Incoming>> Connection::read() {
   parser.body_limit(static_cast<uint64_t>(limits_.body_bytes));
   error_code error;
   limit_time(limits_.idle);
-  co_await http::async_read_header(socket_, buffer_, parser, into(error));
+  co_await http::async_read_header(stream_, buffer_, parser, into(error));
   if (!error) {
     limit_time(limits_.body);
     if (parser.get()[http::field::expect] == "100-continue")
       co_await write("HTTP/1.1 100 Continue\r\n\r\n");
-    co_await http::async_read(socket_, buffer_, parser, into(error));
+    co_await http::async_read(stream_, buffer_, parser, into(error));
   }
   no_limit();
   if (error == http::error::body_limit) {
@@ -114,6 +115,8 @@ Connection::Task<std::optional<Connection::Incoming>> Connection::read() {
   incoming.request.method = text_of(message.method_string());
   incoming.request.path = target.substr(0, target.find('?'));
   incoming.request.authorization = text_of(message[http::field::authorization]);
+  incoming.request.page.origin = text_of(message[http::field::origin]);
+  incoming.request.page.asked_method = text_of(message[http::field::access_control_request_method]);
   incoming.request.body = std::move(message.body());
   incoming.keeps_open = message.keep_alive();
   incoming.is_http_10 = message.version() < 11;
@@ -124,7 +127,7 @@ Connection::Task<void> Connection::answer(const Incoming& incoming) {
   std::optional<Service::Answer> answered;
   asio::post(workers_, [&, self = shared_from_this()] {
     Service::Answer answer = service_.handle(incoming.request);
-    asio::post(socket_.get_executor(), [&answered, self, answer = std::move(answer)]() mutable {
+    asio::post(stream_.get_executor(), [&answered, self, answer = std::move(answer)]() mutable {
       answered = std::move(answer);
       self->signal_.cancel();
     });
@@ -141,7 +144,7 @@ Connection::Task<void> Connection::generate(const Incoming& incoming,
                                             std::shared_ptr<Generation> generation) {
   const auto self = shared_from_this();
   const auto outbox = std::make_shared<Outbox>(
-      [self] { asio::post(self->socket_.get_executor(), [self] { self->signal_.cancel(); }); });
+      [self] { asio::post(self->stream_.get_executor(), [self] { self->signal_.cancel(); }); });
   std::optional<HttpReply> refusal;
   try {
     generation->start([outbox](const Generation::Output& o) { outbox->push(o); });
@@ -181,7 +184,7 @@ Connection::Task<void> Connection::generate(const Incoming& incoming,
   if (!open) closes_ = true;
   while (reading_) {
     error_code ignored;
-    socket_.cancel(ignored);
+    stream_.socket().cancel(ignored);
     co_await wait();
   }
   if (gone_) closes_ = true;
@@ -189,15 +192,15 @@ Connection::Task<void> Connection::generate(const Incoming& incoming,
 
 Connection::Task<bool> Connection::begin_stream(const Incoming& incoming) {
   if (incoming.is_http_10) closes_ = true;
-  const std::string more = incoming.is_http_10
-                               ? "Cache-Control: no-cache\r\n"
-                               : "Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n";
+  std::string more = service_.cors(incoming.request) + "Cache-Control: no-cache\r\n";
+  if (!incoming.is_http_10) more += "Transfer-Encoding: chunked\r\n";
   co_return co_await write(head_of(200, "text/event-stream; charset=utf-8", more, !closes_));
 }
 
 Connection::Task<void> Connection::reply(const Incoming& incoming, HttpReply whole) {
   service_.answered(whole.status);
-  std::string more = fmt::format("Content-Length: {}\r\n", whole.body.size());
+  std::string more = service_.cors(incoming.request);
+  more += fmt::format("Content-Length: {}\r\n", whole.body.size());
   if (whole.retry_after_seconds > 0)
     more += fmt::format("Retry-After: {}\r\n", whole.retry_after_seconds);
   if (!whole.allow.empty()) more += fmt::format("Allow: {}\r\n", whole.allow);
@@ -212,17 +215,22 @@ Connection::Task<void> Connection::refuse(const ApiError& error) {
   closes_ = true;
   const Incoming unread;
   co_await reply(unread, service_.error_reply(error));
+  co_await end();
   error_code failed;
-  socket_.shutdown(Socket::shutdown_send, failed);
-  limit_time(std::chrono::seconds(2));
   std::vector<char> dropped(1 << 16);
-  while (!failed) co_await socket_.async_read_some(asio::buffer(dropped), into(failed));
+  while (!failed) co_await stream_.socket().async_read_some(asio::buffer(dropped), into(failed));
+}
+
+// Nothing more is written; the client has a moment to take note.
+Connection::Task<void> Connection::end() {
+  limit_time(std::chrono::seconds(2));
+  co_await stream_.finish();
 }
 
 Connection::Task<bool> Connection::write(std::string bytes) {
   error_code error;
   limit_time(limits_.write);
-  co_await asio::async_write(socket_, asio::buffer(bytes), into(error));
+  co_await asio::async_write(stream_, asio::buffer(bytes), into(error));
   no_limit();
   co_return !error;
 }
@@ -236,7 +244,7 @@ Connection::Task<void> Connection::wait() {
 // Closes the socket when the time limit has passed. Limits come and go with every write, so the
 // timer is set anew only for one that ends earlier.
 Connection::Task<void> Connection::watch() {
-  while (socket_.is_open()) {
+  while (stream_.socket().is_open()) {
     error_code changed;
     co_await timer_.async_wait(into(changed));
     const auto now = Timer::clock_type::now();
@@ -250,7 +258,7 @@ Connection::Task<void> Connection::watch() {
 void Connection::listen_for_end() {
   reading_ = buffer_.size() < kMostPipelinedBytes;
   if (!reading_) return;
-  socket_.async_read_some(buffer_.prepare(4096),
+  stream_.async_read_some(buffer_.prepare(4096),
                           [self = shared_from_this()](error_code error, size_t n) {
                             self->buffer_.commit(n);
                             self->reading_ = false;

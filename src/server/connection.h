@@ -1,7 +1,6 @@
-// One client's TCP connection: requests one after another, each answered whole or as a stream. All
+// One client's connection: requests one after another, each answered whole or as a stream. All
 // of it runs on the thread of the connections.
 #pragma once
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
@@ -9,8 +8,8 @@
 #include <memory>
 #include <optional>
 
-#include "server/awaitable.h"
 #include "server/service.h"
+#include "server/tls.h"
 
 namespace tandem {
 
@@ -23,12 +22,10 @@ struct HttpLimits {
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  using Socket = boost::asio::ip::tcp::socket;
-
   // References outlive the connection. Requests are read and answered until the client goes or is
   // at fault; parsing of their contents happens on `workers`.
-  Connection(Socket socket, Service& service, boost::asio::thread_pool& workers,
-             const HttpLimits& limits);
+  Connection(ClientStream::Socket socket, boost::asio::ssl::context* tls, Service& service,
+             boost::asio::thread_pool& workers, const HttpLimits& limits);
 
   boost::asio::awaitable<void> serve();
   // After the answer that is being given, at once if there is none.
@@ -45,6 +42,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using Task = boost::asio::awaitable<T>;
 
   Task<std::optional<Incoming>> read();
+  Task<void> end();
   Task<void> answer(const Incoming& incoming);
   Task<void> generate(const Incoming& incoming, std::shared_ptr<Generation> generation);
   Task<bool> begin_stream(const Incoming& incoming);
@@ -57,7 +55,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void limit_time(std::chrono::seconds seconds);
   void no_limit();
 
-  Socket socket_;
+  ClientStream stream_;
   Service& service_;
   boost::asio::thread_pool& workers_;
   const HttpLimits limits_;

@@ -37,6 +37,7 @@ HttpServer::HttpServer(Service& service, const Options& options)
       acceptor_(io_),
       signals_(io_),
       drained_(io_) {
+  if (!options.certificate.empty()) tls_ = tls_context(options.certificate, options.key);
   const size_t n_files = raise_file_limit();
   if (most_connections_ == 0)
     most_connections_ = n_files > 2 * kOtherFiles ? n_files - kOtherFiles : kOtherFiles;
@@ -79,8 +80,8 @@ asio::awaitable<void> HttpServer::accept() {
 }
 
 void HttpServer::add(tcp::socket socket) {
-  const auto connection =
-      std::make_shared<Connection>(std::move(socket), service_, workers_, options_.limits);
+  const auto connection = std::make_shared<Connection>(std::move(socket), tls_ ? &*tls_ : nullptr,
+                                                       service_, workers_, options_.limits);
   connections_.insert(connection);
   asio::co_spawn(
       io_, [connection] { return connection->serve(); },

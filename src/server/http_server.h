@@ -19,11 +19,13 @@ class HttpServer {
     std::string host = "127.0.0.1";
     int port = 8000;  // 0: any that is free
     HttpLimits limits;
+    std::string certificate, key;    // PEM files; both or none: plain HTTP
     int most_connections = 0;        // 0: as many as the process may open
     std::chrono::seconds drain{30};  // for what runs when the server is told to end
   };
 
-  // Listens at once. Throws Error when the address cannot be had. The service outlives it.
+  // Listens at once. Throws Error when the address or the certificate cannot be had. The service
+  // outlives it.
   HttpServer(Service& service, const Options& options);
 
   int port() const { return acceptor_.local_endpoint().port(); }
@@ -34,7 +36,7 @@ class HttpServer {
 
  private:
   boost::asio::awaitable<void> accept();
-  void add(Connection::Socket socket);
+  void add(ClientStream::Socket socket);
   void wait_for_signal();
   void drain();
   void ended();
@@ -42,6 +44,7 @@ class HttpServer {
   Service& service_;
   const Options options_;
   size_t most_connections_;
+  std::optional<boost::asio::ssl::context> tls_;
   boost::asio::io_context io_{1};
   boost::asio::thread_pool workers_{2};
   boost::asio::ip::tcp::acceptor acceptor_;

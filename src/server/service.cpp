@@ -106,6 +106,8 @@ Service::Answer Service::route(const HttpRequest& request) {
     throw ApiError(404, fmt::format("there is no {} {}", request.method, shown(request.path)));
   if (gets && (request.method == "GET" || request.method == "HEAD")) return get(request);
   if (posts && request.method == "POST") return post(request);
+  const bool may_ask = !request.page.asked_method.empty() && !cors(request).empty();
+  if (request.method == "OPTIONS" && may_ask) return HttpReply{};
   HttpReply reply = error_reply(
       ApiError(405, fmt::format("{} {} is not possible", request.method, shown(request.path))));
   reply.allow = posts ? "POST" : "GET, HEAD";

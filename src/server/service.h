@@ -8,6 +8,7 @@
 #include "io/chat_format.h"
 #include "server/answer_grammar.h"
 #include "server/api_error.h"
+#include "server/cors.h"
 #include "server/generation.h"
 
 namespace tandem {
@@ -15,6 +16,7 @@ namespace tandem {
 struct HttpRequest {
   std::string method, path;  // path: without what follows a question mark
   std::string authorization;
+  PageOrigin page;
   std::string body;
 };
 
@@ -29,9 +31,10 @@ struct HttpReply {
 class Service {
  public:
   struct Options {
-    std::string model_id;  // as /v1/models says it
-    std::string root;      // where the model is
-    std::string api_key;   // empty: everybody may ask
+    std::string model_id;                   // as /v1/models says it
+    std::string root;                       // where the model is
+    std::string api_key;                    // empty: everybody may ask
+    std::vector<std::string> cors_origins;  // of pages that may read answers
     std::function<void(const std::string&)> log = [](const std::string&) {};  // a line a request
   };
 
@@ -50,6 +53,10 @@ class Service {
   Answer handle(const HttpRequest& request);
 
   HttpReply error_reply(const ApiError& error);
+  // Lines of the head of each answer to this request.
+  std::string cors(const HttpRequest& request) const {
+    return cors_headers(options_.cors_origins, request.page);
+  }
   // Of an answer that has left.
   void answered(int status) { metrics_.answered(status); }
 

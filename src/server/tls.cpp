@@ -1,0 +1,71 @@
+#include "server/tls.h"
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/ssl/error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+
+#include "core/check.h"
+
+namespace tandem {
+namespace {
+
+namespace asio = boost::asio;
+namespace ssl = boost::asio::ssl;
+
+bool spoke_plain_http(const boost::system::error_code& error) {
+  return error.category() == asio::error::get_ssl_category() &&
+         ERR_GET_REASON(static_cast<unsigned long>(error.value())) == SSL_R_HTTP_REQUEST;
+}
+
+constexpr std::string_view kSpeakTls =
+    "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    "this port speaks TLS: its address begins with https://\n";
+
+}  // namespace
+
+ssl::context tls_context(const std::string& certificate, const std::string& key) {
+  ssl::context context(ssl::context::tls_server);
+  boost::system::error_code error;
+  context.set_options(ssl::context::default_workarounds | ssl::context::no_tlsv1 |
+                      ssl::context::no_tlsv1_1);
+  context.use_certificate_chain_file(certificate, error);
+  require(!error, "--cert {}: {}; a PEM file with the server's certificate first is needed",
+          certificate, error.message());
+  context.use_private_key_file(key, ssl::context::pem, error);
+  require(!error, "--key {}: {}; the PEM file of that certificate's private key is needed", key,
+          error.message());
+  return context;
+}
+
+ClientStream::ClientStream(Socket socket, ssl::context* tls) : socket_(std::move(socket)) {
+  Error ignored;
+  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+  if (tls) tls_.emplace(socket_, *tls);
+}
+
+asio::awaitable<ClientStream::Error> ClientStream::handshake() {
+  Error error;
+  if (!tls_) co_return error;
+  co_await tls_->async_handshake(ssl::stream_base::server,
+                                 asio::redirect_error(asio::use_awaitable, error));
+  if (spoke_plain_http(error)) {
+    Error ignored;
+    co_await asio::async_write(socket_, asio::buffer(kSpeakTls),
+                               asio::redirect_error(asio::use_awaitable, ignored));
+  }
+  co_return error;
+}
+
+asio::awaitable<ClientStream::Error> ClientStream::finish() {
+  Error error;
+  if (tls_) {
+    co_await tls_->async_shutdown(asio::redirect_error(asio::use_awaitable, error));
+  } else {
+    socket_.shutdown(Socket::shutdown_send, error);
+  }
+  co_return error;
+}
+
+}  // namespace tandem

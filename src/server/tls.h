@@ -1,0 +1,51 @@
+// Certificates, and the bytes of one client: a TCP socket, or TLS over one.
+#pragma once
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/ssl/stream.hpp>
+#include <optional>
+#include <string>
+
+#include "server/awaitable.h"
+
+namespace tandem {
+
+// TLS 1.2 or newer with the certificate chain and the private key of two PEM files. Throws Error
+// that names the file.
+boost::asio::ssl::context tls_context(const std::string& certificate, const std::string& key);
+
+class ClientStream {
+ public:
+  using Socket = boost::asio::ip::tcp::socket;
+  using executor_type = Socket::executor_type;
+  using Error = boost::system::error_code;
+
+  // `tls` outlives it; null: no TLS.
+  ClientStream(Socket socket, boost::asio::ssl::context* tls);
+  ClientStream(const ClientStream&) = delete;
+
+  executor_type get_executor() { return socket_.get_executor(); }
+  Socket& socket() { return socket_; }  // below TLS
+
+  // Before anything is read or written.
+  boost::asio::awaitable<Error> handshake();
+  // Nothing more will be written.
+  boost::asio::awaitable<Error> finish();
+
+  template <class Buffers, class Token>
+  auto async_read_some(const Buffers& buffers, Token&& token) {
+    if (tls_) return tls_->async_read_some(buffers, std::forward<Token>(token));
+    return socket_.async_read_some(buffers, std::forward<Token>(token));
+  }
+  template <class Buffers, class Token>
+  auto async_write_some(const Buffers& buffers, Token&& token) {
+    if (tls_) return tls_->async_write_some(buffers, std::forward<Token>(token));
+    return socket_.async_write_some(buffers, std::forward<Token>(token));
+  }
+
+ private:
+  Socket socket_;
+  std::optional<boost::asio::ssl::stream<Socket&>> tls_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,196 @@
+"""tandem serve as a process: options, keys, TLS, pages of other origins, signals.
+
+    python3 tests/serve_process_test.py PATH_OF_TANDEM
+"""
+import concurrent.futures
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+from running_server import ANSWER, ROOT, TANDEM, TINY, Server, chat
+
+CERTIFICATES = ROOT / "tests" / "tls"
+
+
+class Tls(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        files = ["--cert", str(CERTIFICATES / "localhost.crt"), "--key", str(CERTIFICATES / "localhost.key")]
+        cls.server = Server(*files, certificate=CERTIFICATES / "localhost.crt").wait_ready()
+
+    @classmethod
+    def tearDownClass(cls):
+        assert cls.server.stop() == 0
+
+    def raw(self):
+        return self.server.trusted.wrap_socket(socket.create_connection(("127.0.0.1", self.server.port), timeout=30), server_hostname="localhost")
+
+    def test_answers_and_streams(self):
+        self.assertEqual(self.server.ok("/v1/chat/completions", chat())["choices"][0]["message"]["content"], ANSWER)
+        deltas = [e["choices"][0]["delta"] for e in self.server.events("/v1/chat/completions", chat(stream=True)) if e["choices"]]
+        self.assertEqual("".join(d.get("content") or "" for d in deltas), ANSWER)
+
+    def test_requests_one_after_another_and_the_end(self):
+        with self.raw() as client:
+            self.assertIn(client.version(), ("TLSv1.2", "TLSv1.3"))
+            body = json.dumps({"prompt": "a", "max_tokens": 50, "ignore_eos": True, "stream": True})
+            request = f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+            # The second comes while the first is answered.
+            client.sendall(request)
+            received = client.recv(100)
+            client.sendall(request.replace(b"1.1\r\n", b"1.1\r\nConnection: close\r\n"))
+            while block := client.recv(1 << 16):  # the end is TLS's own, else Python would raise
+                received += block
+        self.assertEqual(received.count(b"HTTP/1.1 200 OK"), 2)
+        self.assertEqual(received.count(b"data: [DONE]"), 2)
+
+    def test_crowd(self):
+        def ask(i):
+            return self.server.ok("/v1/completions", {"prompt": f"What is {i} + 7?", "max_tokens": 30, "ignore_eos": True})["usage"]["completion_tokens"]
+        with concurrent.futures.ThreadPoolExecutor(40) as pool:
+            self.assertEqual(set(pool.map(ask, range(120))), {30})
+
+    def test_clients_that_go_away_leave_room(self):
+        body = json.dumps({"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True})
+        for _ in range(5):
+            with self.raw() as client:
+                client.sendall(f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+                client.recv(1000)
+        self.server.wait_idle()
+
+    def test_who_does_not_speak_tls(self):
+        for sent in (b"GET /health HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" + bytes(range(256)), b"\x00" * 500):
+            with socket.create_connection(("127.0.0.1", self.server.port), timeout=30) as client:
+                client.sendall(sent)
+                received = b""
+                try:
+                    while block := client.recv(1 << 16):
+                        received += block
+                except ConnectionResetError:
+                    pass
+                if sent.startswith(b"GET"):
+                    self.assertIn(b"https://", received)
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=30) as silent, self.raw() as half:
+            half.sendall(b"GET /hea")
+            self.assertEqual(self.server.get("/health")[0], 200)
+            silent.close()
+
+    def test_bad_certificates(self):
+        good, key = str(CERTIFICATES / "localhost.crt"), str(CERTIFICATES / "localhost.key")
+        for options, words in ((["--cert", good], "--key"), (["--key", key], "--cert"), (["--cert", "/nowhere.crt", "--key", key], "/nowhere.crt"),
+                               (["--cert", key, "--key", key], "PEM"), (["--cert", good, "--key", good], "private key"),
+                               (["--cert", good, "--key", str(CERTIFICATES / "other.key")], "other.key")):
+            result = subprocess.run([TANDEM, "serve", TINY, "--port", "0", *options], capture_output=True, text=True, check=False, timeout=30)
+            self.assertEqual(result.returncode, 2, options)
+            self.assertIn(words, result.stderr)
+            self.assertEqual(result.stderr.count("error:"), 1)
+
+
+class PagesOfOthers(unittest.TestCase):
+    """What a browser asks for before it lets a page read an answer."""
+
+    def heads(self, server, origin):
+        asked = {"Origin": origin}
+        preflight = {**asked, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-stainless-os"}
+        stream = json.dumps({"prompt": "a", "max_tokens": 2, "stream": True})
+        return [server.request("OPTIONS", "/v1/chat/completions", headers=preflight), server.request("GET", "/health", headers=asked),
+                server.request("POST", "/v1/completions", stream, {**asked, "Authorization": "Bearer secret"}),
+                server.request("POST", "/v1/completions", "{", asked)]
+
+    def test_origins(self):
+        server = Server("--api-key", "secret", "--cors-origin", "https://a.example", "--cors-origin", "http://localhost:3000").wait_ready()
+        try:
+            for origin in ("https://a.example", "http://localhost:3000"):
+                answers = self.heads(server, origin)
+                self.assertEqual([a[0] for a in answers], [200, 200, 200, 401])
+                self.assertEqual({(a[1].get("Access-Control-Allow-Origin"), a[1].get("Vary")) for a in answers}, {(origin, "Origin")})
+                self.assertEqual(answers[0][1]["Access-Control-Allow-Headers"], "*, Authorization")
+                self.assertIn("POST", answers[0][1]["Access-Control-Allow-Methods"])
+            for origin in ("https://b.example", "https://a.example.org", "null", "*"):
+                answers = self.heads(server, origin)
+                self.assertEqual([a[0] for a in answers], [405, 200, 200, 401])
+                self.assertFalse([h for a in answers for h in a[1] if h.startswith("Access-Control")])
+        finally:
+            self.assertEqual(server.stop(), 0)
+
+    def test_any_and_none(self):
+        for options, allowed in ((["--cors-origin", "*"], {"*"}), ([], {None})):
+            server = Server(*options).wait_ready()
+            self.assertEqual({a[1].get("Access-Control-Allow-Origin") for a in self.heads(server, "https://a.example")}, allowed)
+            self.assertNotIn("Access-Control-Allow-Origin", server.request("GET", "/health")[1])
+            self.assertEqual(server.stop(), 0)
+
+
+class LifeCycle(unittest.TestCase):
+    def test_key_and_name(self):
+        server = Server("--api-key", "secret", "--served-model-name", "tiny").wait_ready()
+        try:
+            self.assertEqual(server.get("/v1/models")[0], 401)
+            for key in ("", "Bearer", "Bearer secre", "Bearer secrets", "secret"):
+                self.assertEqual(server.get("/v1/models", headers={"Authorization": key})[0], 401)
+            self.assertEqual(server.get("/v1/models", headers={"Authorization": "Bearer secret"})[1]["data"][0]["id"], "tiny")
+            self.assertEqual(server.get("/health")[0], 200)
+        finally:
+            self.assertEqual(server.stop(), 0)
+
+    def test_few_pages_change_no_text(self):
+        questions = [f"What is {100 + i} + {900 - i}?" for i in range(12)]
+        texts = []
+        for options in (["--no-prefix-cache", "--no-async-output"], ["--ctx", "512", "--kv-tokens", "512", "--chunk", "64", "--max-batch", "16"]):
+            server = Server(*options).wait_ready()
+            with concurrent.futures.ThreadPoolExecutor(12) as pool:
+                texts.append(list(pool.map(lambda q: server.ok("/v1/completions", {"prompt": q, "max_tokens": 200, "temperature": 0, "ignore_eos": True})
+                                           ["choices"], questions)))
+            preempted = server.metric("vllm:num_preemptions_total")
+            self.assertEqual(server.stop(), 0)
+        self.assertEqual(texts[0], texts[1])
+        self.assertGreater(preempted, 0)
+
+    def test_term_lets_answers_end(self):
+        server = Server().wait_ready()
+        result = {}
+
+        def ask():
+            result["events"] = list(server.events("/v1/completions", {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}))
+        client = threading.Thread(target=ask)
+        client.start()
+        while server.metric("vllm:num_requests_running") == 0:
+            time.sleep(0.01)
+        self.assertEqual(server.stop(), 0)
+        client.join()
+        self.assertEqual(result["events"][-1]["choices"][0]["finish_reason"], "length")
+
+    def test_term_ends_what_takes_too_long(self):
+        server = Server("--drain", "0").wait_ready()
+        s = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        body = json.dumps({"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True})
+        s.sendall(f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        s.recv(100)
+        started = time.time()
+        self.assertEqual(server.stop(), 0)
+        self.assertLess(time.time() - started, 5)
+        s.close()
+
+    def test_bad_options(self):
+        for options, words in ((["--port", "99999"], "--port"), (["--max-batch", "0"], "--max-batch"), (["--ctx", "4096", "--kv-tokens", "64"], "--kv-tokens"),
+                               (["--host", "256.1.1.1"], "256.1.1.1")):
+            result = subprocess.run([TANDEM, "serve", TINY, *options], capture_output=True, text=True, check=False, timeout=30)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(words, result.stderr)
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            result = subprocess.run([TANDEM, "serve", TINY, "--port", str(taken.getsockname()[1])], capture_output=True, text=True, check=False,
+                                    timeout=30)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn("cannot listen", result.stderr)
+
+
+if __name__ == "__main__":
+    os.environ.pop("TANDEM_API_KEY", None)
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:])
