@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "core/check.h"
 #include "engine/deepseek.h"
 
 namespace tandem::test {
@@ -42,6 +43,7 @@ class Conversations {
         positions.push_back(s.length++);
       }
       while (std::ssize(s.pages) < pages_for(s.length)) {
+        require(!pages_.empty(), "the cache of this test has too few pages");
         s.pages.push_back(pages_.back());
         pages_.pop_back();
       }

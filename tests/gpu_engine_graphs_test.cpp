@@ -17,7 +17,7 @@
 namespace tandem::test {
 namespace {
 
-constexpr int64_t kContext = 1024;
+constexpr int64_t kContext = 17 * kPageSize;  // of 17 sequences
 constexpr DeepSeek::Limits kLimits = {.max_tokens = 64, .max_logits = 32};
 
 class OnGpu {

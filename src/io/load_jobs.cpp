@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <functional>
 #include <utility>
 
@@ -120,7 +121,7 @@ class Loader {
 };
 
 std::string time_left(double seconds) {
-  const auto s = static_cast<int64_t>(std::min(seconds, 359999.0) + 0.5);
+  const auto s = int64_t{std::lround(std::min(seconds, 359999.0))};
   if (s < 60) return fmt::format("{} s left", s);
   if (s < 3600) return fmt::format("{}:{:02} min left", s / 60, s % 60);
   return fmt::format("{}:{:02} h left", s / 3600, s / 60 % 60);
