@@ -70,6 +70,7 @@ uint64_t layout_checksum(const PackedLayout& layout) {
   };
   constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3};
   std::vector<uint16_t> halves;  // the same as bfloat16
+  halves.reserve(numbers.size());
   for (const float number : numbers)
     halves.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(number) >> 16));
   QuantView words = stored(DType::kI4Words);

@@ -152,7 +152,7 @@ class LifeCycle(unittest.TestCase):
         self.assertGreater(preempted, 0)
 
     def test_term_lets_answers_end(self):
-        server = Server().wait_ready()
+        server = Server("--drain", "600").wait_ready()
         result = {}
 
         def ask():

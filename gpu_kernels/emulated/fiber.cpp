@@ -36,6 +36,7 @@ tandem_switch_stack:
 extern "C" {
 [[gnu::weak]] void __sanitizer_start_switch_fiber(void** save, const void* bottom, size_t size);
 [[gnu::weak]] void __sanitizer_finish_switch_fiber(void* saved, const void** bottom, size_t* size);
+[[gnu::weak]] void __asan_unpoison_memory_region(const volatile void* address, size_t size);
 [[gnu::weak]] void* __tsan_get_current_fiber();
 [[gnu::weak]] void* __tsan_create_fiber(unsigned flags);
 [[gnu::weak]] void __tsan_destroy_fiber(void* fiber);
@@ -62,7 +63,11 @@ void observe(void* mark) {
 }
 
 Stacks::~Stacks() {
-  if (memory_) munmap(memory_, kSlot * kMaxThreads);
+  if (!memory_) return;
+  // Fibers end in the middle of their functions; the next mapping here must not inherit their
+  // marks.
+  if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(memory_, kSlot * kMaxThreads);
+  munmap(memory_, kSlot * kMaxThreads);
 }
 
 Context Stacks::make(int i, void (*main)()) {

@@ -56,15 +56,16 @@ class CpuWeights::RowScales {
  public:
   // Floats, or BF16, `step` of them from one group to the next.
   RowScales(float* first, int64_t step, float* sum) : floats_(first), step_(step), sum_(sum) {}
-  RowScales(cpu::bf16* first, int64_t step, float* sum) : bf16s_(first), step_(step), sum_(sum) {}
+  RowScales(cpu::bf16* first, int64_t step, float* sum)
+      : bf16s_(first), is_bf16_(true), step_(step), sum_(sum) {}
 
   float get(int64_t group) const {
-    return bf16s_ ? std::bit_cast<float>(uint32_t{bf16s_[group * step_]} << 16)
-                  : floats_[group * step_];
+    return is_bf16_ ? std::bit_cast<float>(uint32_t{bf16s_[group * step_]} << 16)
+                    : floats_[group * step_];
   }
   // BF16 takes what is a number of BF16.
   void set(int64_t group, float scale) const {
-    if (bf16s_) {
+    if (is_bf16_) {
       bf16s_[group * step_] = static_cast<cpu::bf16>(std::bit_cast<uint32_t>(scale) >> 16);
     } else {
       floats_[group * step_] = scale;
@@ -76,6 +77,7 @@ class CpuWeights::RowScales {
  private:
   float* floats_ = nullptr;
   cpu::bf16* bf16s_ = nullptr;
+  bool is_bf16_ = false;
   int64_t step_;
   float* sum_;
 };
