@@ -16,8 +16,8 @@ namespace tandem {
 struct HttpRequest {
   std::string method, path;  // path: without what follows a question mark
   std::string authorization;
-  PageOrigin page;
   std::string body;
+  PageOrigin page = {};
 };
 
 struct HttpReply {
