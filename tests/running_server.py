@@ -1,4 +1,5 @@
 """`tandem serve` as a process of its own, for tests, and how clients ask it. The first argument of the test is the program."""
+import atexit
 import http.client
 import json
 import pathlib
@@ -22,6 +23,7 @@ class Server:
     def __init__(self, *arguments, certificate=None):
         self.trusted = ssl.create_default_context(cafile=certificate) if certificate else None
         self.process = subprocess.Popen([TANDEM, "serve", TINY, "--port", "0", *arguments], stderr=subprocess.PIPE, text=True)
+        atexit.register(self.process.kill)  # a test that fails leaves nothing running
         self.lines = []
         listening = re.search(r"https?://[^:]+:(\d+)", self.process.stderr.readline())
         if not listening:
