@@ -28,7 +28,8 @@ class Tls(unittest.TestCase):
         assert cls.server.stop() == 0
 
     def raw(self):
-        return self.server.trusted.wrap_socket(socket.create_connection(("127.0.0.1", self.server.port), timeout=30), server_hostname="localhost")
+        plain = socket.create_connection(("127.0.0.1", self.server.port), timeout=30)
+        return self.server.trusted.wrap_socket(plain, server_hostname="localhost", suppress_ragged_eofs=False)
 
     def test_answers_and_streams(self):
         self.assertEqual(self.server.ok("/v1/chat/completions", chat())["choices"][0]["message"]["content"], ANSWER)
