@@ -56,6 +56,7 @@ CudaExperts::CudaExperts(const ModelConfig& config, const ModelWeights& weights,
 
 std::vector<int32_t> CudaExperts::places(const std::vector<FfnWeights>& experts) {
   std::vector<int32_t> places;
+  places.reserve(experts.size());
   int32_t n = 0;
   for (const FfnWeights& e : experts) places.push_back(e.gate.empty() ? -1 : n++);
   return places;

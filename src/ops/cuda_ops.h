@@ -50,7 +50,8 @@ class CudaOps final : public Ops {
   struct Step {
     StepMemory memory;
     int n_tokens, n_logits;
-    auto operator<=>(const Step&) const = default;
+    // clang 14 compares with a zero of its own.
+    auto operator<=>(const Step&) const = default;  // NOLINT(modernize-use-nullptr)
   };
 
   gpu::Stream& stream_;

@@ -61,7 +61,8 @@ constexpr int kFp8TokenBytes = 656;
 // Whose memory the verbs of a step work on.
 struct StepMemory {
   const void *activations, *cache;
-  auto operator<=>(const StepMemory&) const = default;
+  // clang 14 compares with a zero of its own.
+  auto operator<=>(const StepMemory&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 // How the token of a row of logits is drawn; engine/sampler.h says what each number means.

@@ -160,6 +160,7 @@ class Loaded final : public GpuModel {
   }
   void add_cpu_experts(CpuExperts& experts, Timeline* timeline) override {
     std::vector<cpu::ActivationType> rows;
+    rows.reserve(config_.n_layers);
     for (int l = 0; l < config_.n_layers; ++l) rows.push_back(experts.activation(l));
     hybrid_ = std::make_unique<HybridExperts>(
         config_, HybridExperts::Parts{weights_, *card_experts_, experts, std::move(rows), stream_},
