@@ -85,11 +85,14 @@ void add_generate_options(CLI::App& command, Options& o) {
       ->capture_default_str();
   command.add_option("--frequency-penalty", s.frequency_penalty, "the same, times how often")
       ->capture_default_str();
-  command.add_option("--logit-bias", g.logit_bias,
-                     "ID=VALUE added to a token's logit; may be repeated");
+  command
+      .add_option("--logit-bias", g.logit_bias,
+                  "ID=VALUE added to a token's logit; may be repeated")
+      ->allow_extra_args(false);  // MODEL may follow
   command.add_option("--seed", s.seed, "same seed, same text")->capture_default_str();
   command.add_flag("--ignore-eos", g.ignore_eos, "go on after the end of the answer");
-  command.add_option("--stop", g.stops, "end the answer before this text; may be repeated");
+  command.add_option("--stop", g.stops, "end the answer before this text; may be repeated")
+      ->allow_extra_args(false);
 }
 
 void add_plan(CLI::App& app, Options& o, Command& command) {

@@ -17,8 +17,9 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
   key->needs(cert);
   serve
       .add_option("--cors-origin", s.cors_origins,
-                  "a web page's origin, as https://chat.example, that may read answers; *: any")
-      ->take_all();
+                  "a web page's origin, as https://chat.example, that may read answers, *: any; "
+                  "may be repeated")
+      ->allow_extra_args(false);
   serve.add_option("--max-batch", s.max_batch, "answers computed at a time; others wait")
       ->capture_default_str();
   serve

@@ -23,9 +23,9 @@ import threading
 import time
 import unittest
 
-TANDEM = sys.argv[1] if len(sys.argv) > 1 else "build/tandem"
+from running_server import ROOT, Server
+
 SCREENSHOTS = pathlib.Path(sys.argv[3]) if "--screenshots" in sys.argv else None
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "src" / "server" / "page" / "index.html").read_text(encoding="utf-8")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -195,16 +195,14 @@ class Text(unittest.TestCase):
 class WithModel(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = subprocess.Popen([TANDEM, "serve", "--port", "0", "--served-model-name", "tiny-r1"], stderr=subprocess.PIPE, text=True)
-        cls.url = re.search(r"http://\S+", cls.server.stderr.readline())[0]
-        threading.Thread(target=cls.server.stderr.read, daemon=True).start()
+        cls.server = Server("--served-model-name", "tiny-r1")
+        cls.url = f"http://127.0.0.1:{cls.server.port}"
         cls.browser = Browser()
 
     @classmethod
     def tearDownClass(cls):
         cls.browser.close()
-        cls.server.terminate()
-        assert cls.server.wait(timeout=60) == 0
+        assert cls.server.stop() == 0
 
     def test_a_question_and_a_second_one(self):
         browser = self.browser

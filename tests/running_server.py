@@ -2,6 +2,7 @@
 import atexit
 import http.client
 import json
+import os
 import pathlib
 import re
 import signal
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 
-TANDEM = sys.argv[1] if len(sys.argv) > 1 else "build/tandem"
+TANDEM = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else "build/tandem")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TINY = str(ROOT / "models" / "tiny-r1")
 QUESTION = "What is 478 + 356?"

@@ -183,6 +183,9 @@ class LifeCycle(unittest.TestCase):
             result = subprocess.run([TANDEM, "serve", TINY, *options], capture_output=True, text=True, check=False, timeout=30)
             self.assertEqual(result.returncode, 2, result.stderr)
             self.assertIn(words, result.stderr)
+        result = subprocess.run([TANDEM, "serve", "--cors-origin", "https://a.example", "/nowhere"], capture_output=True, text=True, check=False, timeout=30)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("/nowhere", result.stderr)  # an origin is one word: the model may follow
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()

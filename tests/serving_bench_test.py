@@ -16,9 +16,7 @@ import threading
 import time
 import unittest
 
-TANDEM = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else "build/tandem")
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-TINY = str(ROOT / "models" / "tiny-r1")
+from running_server import TANDEM, TINY, Server
 
 
 class MadeUp:
@@ -96,22 +94,6 @@ class MadeUp:
         return None
 
 
-class Real:
-    def __init__(self):
-        self.process = subprocess.Popen([TANDEM, "serve", TINY, "--port", "0"], stderr=subprocess.PIPE, text=True)
-        self.port = int(re.search(r":(\d+)$", self.process.stderr.readline().strip())[1])
-        while "ready" not in self.process.stderr.readline():
-            pass
-        self.reader = threading.Thread(target=self.process.stderr.read, daemon=True)
-        self.reader.start()
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait()
-        self.reader.join()
-        self.process.stderr.close()
-
-
 class Bench(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -140,7 +122,7 @@ class Bench(unittest.TestCase):
         return found[1]
 
     def test_against_the_server(self):
-        server = Real()
+        server = Server().wait_ready()
         self.addCleanup(server.stop)
         for backend, path in (("lmdeploy", "/v1/completions"), ("sglang", "/generate"), ("vllm-chat", "/v1/chat/completions")):
             out, _ = self.bench(server.port, "--backend", backend, "--output-details", "--max-concurrency", "6")

@@ -64,8 +64,7 @@ void observe(void* mark) {
 
 Stacks::~Stacks() {
   if (!memory_) return;
-  // Fibers end in the middle of their functions; the next mapping here must not inherit their
-  // marks.
+  // Fibers never return from their functions: the next mapping here must not inherit the marks.
   if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(memory_, kSlot * kMaxThreads);
   munmap(memory_, kSlot * kMaxThreads);
 }

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <variant>
 
 #include "ops/int4_words.h"
 
@@ -55,29 +56,27 @@ int64_t group_of(WeightFormat format, int64_t cols) {
 class CpuWeights::RowScales {
  public:
   // Floats, or BF16, `step` of them from one group to the next.
-  RowScales(float* first, int64_t step, float* sum) : floats_(first), step_(step), sum_(sum) {}
-  RowScales(cpu::bf16* first, int64_t step, float* sum)
-      : bf16s_(first), is_bf16_(true), step_(step), sum_(sum) {}
+  RowScales(std::variant<float*, cpu::bf16*> first, int64_t step, float* sum)
+      : first_(first), step_(step), sum_(sum) {}
 
   float get(int64_t group) const {
-    return is_bf16_ ? std::bit_cast<float>(uint32_t{bf16s_[group * step_]} << 16)
-                    : floats_[group * step_];
+    if (const auto* floats = std::get_if<float*>(&first_)) return (*floats)[group * step_];
+    return std::bit_cast<float>(uint32_t{std::get<cpu::bf16*>(first_)[group * step_]} << 16);
   }
   // BF16 takes what is a number of BF16.
   void set(int64_t group, float scale) const {
-    if (is_bf16_) {
-      bf16s_[group * step_] = static_cast<cpu::bf16>(std::bit_cast<uint32_t>(scale) >> 16);
+    if (const auto* floats = std::get_if<float*>(&first_)) {
+      (*floats)[group * step_] = scale;
     } else {
-      floats_[group * step_] = scale;
+      std::get<cpu::bf16*>(first_)[group * step_] =
+          static_cast<cpu::bf16>(std::bit_cast<uint32_t>(scale) >> 16);
     }
   }
   bool has_sum() const { return sum_; }
   void set_sum(float sum) const { *sum_ = 128 * sum; }
 
  private:
-  float* floats_ = nullptr;
-  cpu::bf16* bf16s_ = nullptr;
-  bool is_bf16_ = false;
+  std::variant<float*, cpu::bf16*> first_;
   int64_t step_;
   float* sum_;
 };

@@ -14,8 +14,6 @@ static_assert(gpu::kPageTokens == kPageSize && gpu::kFp8TokenBytes == kFp8TokenB
 constexpr int kPlainTokens = 32;               // whose queries are projected at a time
 constexpr int64_t kRestoredBytes = 256 << 20;  // of keys and values, unless a head needs more
 
-// Of the kernel that restores keys and values.
-
 bool takes_absorbed(const MlaConfig& m) {
   return m.kv_rank <= gpu::kMaxKvRank && m.cache_dim() <= gpu::kMaxCacheDim && m.kv_rank % 2 == 0 &&
          m.rope_dim % 2 == 0;
