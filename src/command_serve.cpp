@@ -24,10 +24,13 @@ void require_sane(const ServeOptions& s) {
   require(s.drain_seconds >= 0, "--drain {}: must be 0 or more", s.drain_seconds);
 }
 
+// Of prompts whose tokens all want logits, in a step.
+constexpr int kScoredTokens = 64;
+
 ModelOptions model_options(const Options& options) {
   const ServeOptions& s = options.serve;
   ModelOptions model = options.model;
-  model.max_logits = s.max_batch;
+  model.max_logits = std::max(s.max_batch, kScoredTokens);
   model.step_tokens = std::max(s.chunk, s.max_batch);
   const ModelConfig config = ModelConfig::from_directory(model.directory);
   if (model.context == 0) model.context = std::min<int64_t>(config.max_context, kDefaultContext);

@@ -8,6 +8,7 @@
 #include <future>
 
 #include "conversation.h"
+#include "engine/score.h"
 #include "io/grammar/schema_grammar.h"
 #include "tests/error_of.h"
 
@@ -20,6 +21,7 @@ struct Ending {
   std::string text;
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
+  std::vector<ScoredToken> prompt;
   int cached_tokens = 0;
   FinishReason finish;
   std::string error;
@@ -56,6 +58,7 @@ class RunningEngine {
         ending->tokens.push_back(*part.event->token);
         ending->logprobs.push_back(part.event->logprob);
       }
+      for (const ScoredToken& token : part.event->prompt) ending->prompt.push_back(token);
       EXPECT_EQ(part.n_tokens, static_cast<int>(ending->tokens.size()));
       if (!part.finish) return;
       ending->finish = *part.finish;
@@ -335,6 +338,57 @@ TEST(Engine, LogprobsAreOfTheChosenToken) {
   request.request.sampling.n_top_logprobs = 2;
   const Ending ending = engine.submit(request).get();
   for (const float logprob : ending.logprobs) EXPECT_LE(logprob, 0);
+}
+
+// By score(), in double.
+std::vector<double> expected_logprobs(std::span<const int32_t> tokens) {
+  LoadedModel loaded({.directory = kModel,
+                      .n_threads = 1,
+                      .context = 2048,
+                      .max_logits = 64,
+                      .attention = AttentionForm::kAbsorbed});
+  std::vector<double> logprobs;
+  score(loaded.model(), loaded.cache(), tokens, 0, [&](int64_t i, std::span<const float> logits) {
+    double sum = 0;
+    for (const float logit : logits) sum += std::exp(double{logit});
+    if (i + 1 < static_cast<int64_t>(tokens.size()))
+      logprobs.push_back(logits[tokens[i + 1]] - std::log(sum));
+  });
+  return logprobs;
+}
+
+TEST(Engine, ScoresPromptsAloneAndInACrowdThatIsPreempted) {
+  std::vector<EngineRequest> requests = crowd();
+  RunningEngine tight({.kv_tokens = 1152, .step_tokens = 64, .max_running = 24, .context = 1152});
+  std::vector<std::future<Ending>> endings;
+  for (EngineRequest& r : requests) {
+    r.scores_prompt = true;
+    r.request.sampling.n_top_logprobs = 2;
+    if (endings.size() % 2 == 0) r.request.max_new_tokens = 0;
+    endings.push_back(tight.submit(r));
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const std::vector<int32_t>& prompt = requests[i].request.prompt;
+    const std::vector<double> expected = expected_logprobs(prompt);
+    const Ending ending = endings[i].get();
+    EXPECT_EQ(ending.tokens.empty(), i % 2 == 0);
+    ASSERT_EQ(ending.prompt.size(), prompt.size() - 1);
+    for (size_t t = 0; t < expected.size(); ++t) {
+      const ScoredToken& scored = ending.prompt[t];
+      EXPECT_EQ(scored.token, prompt[t + 1]);
+      EXPECT_NEAR(scored.logprob, expected[t], 1e-3) << i << " " << t;
+      ASSERT_EQ(scored.top.size(), 2);
+      EXPECT_GE(scored.top[0].logprob, std::max(scored.logprob, scored.top[1].logprob));
+    }
+  }
+  EXPECT_GT(tight->counts().scheduler.n_preemptions, 0);
+}
+
+TEST(Engine, OnlyAScoredPromptMayAskForNoToken) {
+  RunningEngine engine({});
+  EngineRequest request = question("What is 12 + 7?");
+  request.request.max_new_tokens = 0;
+  EXPECT_NE(error_of([&] { engine->submit(request); }).find("0 new tokens"), std::string::npos);
 }
 
 }  // namespace

@@ -22,10 +22,13 @@ class Simulation {
   explicit Simulation(const Scheduler::Limits& limits)
       : scheduler(limits), limits_(limits), keys_(size_t{kPageSize} * limits.n_pages) {}
 
-  SequenceId add(std::vector<int32_t> prompt, int n_new) {
+  SequenceId add(std::vector<int32_t> prompt, int n_new, bool all_logits = false) {
     const SequenceId id = ++last_id_;
     wanted_[id] = static_cast<int>(prompt.size()) + n_new;
-    scheduler.add(id, std::move(prompt));
+    expected_logits_[id].assign(wanted_[id] - 1, 1);
+    n_logits_[id].resize(wanted_[id] - 1);
+    if (!all_logits) std::fill_n(expected_logits_[id].begin(), prompt.size() - 1, 0);
+    scheduler.add(id, std::move(prompt), all_logits);
     return id;
   }
 
@@ -56,6 +59,7 @@ class Simulation {
       if (static_cast<int>(scheduler.tokens(part.id).size()) < wanted_.at(part.id)) continue;
       const auto tokens = scheduler.tokens(part.id);
       texts[part.id].assign(tokens.begin(), tokens.end());
+      EXPECT_EQ(n_logits_[part.id], expected_logits_[part.id]) << "how often a token had logits";
       scheduler.remove(part.id);
       end(part.id);
     }
@@ -94,16 +98,20 @@ class Simulation {
   }
 
   void check_plan(const std::vector<Scheduler::Part>& plan, const std::set<SequenceId>& decoding) {
-    int n_tokens = 0;
+    int n_tokens = 0, n_logits = 0;
     std::set<SequenceId> planned;
     for (const Scheduler::Part& part : plan) {
       EXPECT_TRUE(planned.insert(part.id).second) << "twice in a step";
       EXPECT_GT(part.n, 0);
       n_tokens += part.n;
+      n_logits += part.n_logits;
+      for (int i = part.first + part.n - part.n_logits; i < part.first + part.n; ++i)
+        ++n_logits_[part.id].at(i);
       EXPECT_EQ(part.last,
                 part.first + part.n == static_cast<int>(scheduler.tokens(part.id).size()));
     }
     EXPECT_LE(n_tokens, limits_.max_tokens);
+    EXPECT_LE(n_logits, limits_.max_logits);
     EXPECT_LE(scheduler.counts().n_running, limits_.max_running);
     EXPECT_TRUE(planned.count(wanted_.begin()->first)) << "the oldest does not move";
     for (const SequenceId id : decoding)  // a stream waits only for pages
@@ -155,7 +163,8 @@ class Simulation {
 
   const Scheduler::Limits limits_;
   std::vector<uint64_t> keys_;
-  std::map<SequenceId, int> wanted_;  // length at which each ends
+  std::map<SequenceId, int> wanted_;                                   // length at which each ends
+  std::map<SequenceId, std::vector<int>> n_logits_, expected_logits_;  // of each token
   std::set<SequenceId> decoding_;
   SequenceId last_id_ = 0;
 };
@@ -191,6 +200,7 @@ void play_random_trace(int seed) {
   limits.n_pages = 1 + up_to(24);
   limits.max_tokens = 1 + up_to(100);
   limits.max_running = 1 + up_to(std::min(limits.max_tokens, 12));
+  limits.max_logits = limits.max_running + (up_to(2) ? up_to(20) : 0);
   limits.keeps_pages = up_to(4) > 0;
   Simulation simulation(limits);
   const int longest = limits.n_pages * kPageSize;
@@ -204,7 +214,7 @@ void play_random_trace(int seed) {
       const auto prompt = random_prompt(rng, std::min(longest - 1, 300));
       const int n_new = 1 + up_to(std::min<int>(150, longest - static_cast<int>(prompt.size())));
       n_tokens += static_cast<int64_t>(prompt.size()) + n_new;
-      expected[simulation.add(prompt, n_new)] = alone(prompt, n_new);
+      expected[simulation.add(prompt, n_new, up_to(4) == 0)] = alone(prompt, n_new);
     } else if (what == 5 && !simulation.unfinished().empty() && up_to(3) == 0) {
       auto victim = simulation.unfinished().begin();
       std::advance(victim, up_to(static_cast<int>(simulation.unfinished().size())));
@@ -321,6 +331,22 @@ TEST(Scheduler, SequencesThatStartTogetherShareTheirPagesOnceComputed) {
   s.step();
   EXPECT_EQ(s.scheduler.counts().n_available_pages, 16 - 2 - 2);
   s.run();
+}
+
+TEST(Scheduler, APromptWhoseTokensAllWantLogitsSharesTheRowsWithOthers) {
+  Simulation s({.n_pages = 16, .max_tokens = 512, .max_running = 4, .max_logits = 100});
+  s.add(text(300, 1), 1);
+  s.run();
+  s.add(text(10, 2), 20);
+  s.step();
+  const auto scored = s.add(text(300, 1), 1, true);
+  s.add(text(200, 3), 1);
+  const auto plan = s.scheduler.plan();
+  ASSERT_EQ(plan.size(), 3);
+  EXPECT_EQ(plan[1].n, 99) << "a row is the first one's; none of the cached pages is taken";
+  EXPECT_EQ(plan[2].n, 199) << "no row is left for its last token";
+  EXPECT_FALSE(plan[2].last);
+  EXPECT_EQ(s.scheduler.cached_tokens(scored), 0);
 }
 
 TEST(Scheduler, ForgottenPagesAreNotFound) {

@@ -107,12 +107,33 @@ class Serving(unittest.TestCase):
         for token, logprob, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"]):
             self.assertEqual(max(top.values()), logprob)
             self.assertEqual(top[token], logprob)
+        self.check_echoed_logprobs("Let me", c)
         c = self.server.ok("/v1/chat/completions", chat(logprobs=True, top_logprobs=2, max_tokens=5))["choices"][0]
         content = c["logprobs"]["content"]
         self.assertEqual(len(content), 5)
         for token in content:
             self.assertEqual(len(token["top_logprobs"]), 2)
             self.assertEqual(bytes(token["bytes"]).decode(), token["token"])
+
+    def check_echoed_logprobs(self, prompt, answer):
+        """Of a prompt and what was answered, as evaluation harnesses ask for them: those of the answer, and the prompt's own."""
+        ids = self.server.ok("/tokenize", {"prompt": prompt})["tokens"]
+        whole = {"prompt": prompt + answer["text"], "temperature": 0, "echo": True, "logprobs": 3}
+        none = self.server.ok("/v1/completions", {**whole, "max_tokens": 0})
+        self.assertEqual((none["choices"][0]["text"], none["choices"][0]["finish_reason"]), (whole["prompt"], "length"))
+        self.assertEqual(none["usage"]["completion_tokens"], 0)
+        of_none, of_answer = none["choices"][0]["logprobs"], answer["logprobs"]
+        self.assertEqual((of_none["token_logprobs"][0], of_none["top_logprobs"][0]), (None, None))
+        self.assertEqual(of_none["tokens"][len(ids):], of_answer["tokens"])
+        self.assertEqual(of_none["text_offset"][len(ids):], [len(prompt) + o for o in of_answer["text_offset"]])
+        for echoed, told in zip(of_none["token_logprobs"][len(ids):], of_answer["token_logprobs"]):
+            self.assertAlmostEqual(echoed, told, delta=0.02)
+        for stream in (False, True):
+            one = {**whole, "max_tokens": 1, "stream": stream}
+            events = list(self.server.events("/v1/completions", one)) if stream else [self.server.ok("/v1/completions", one)]
+            logprobs = [x for e in events for x in e["choices"][0]["logprobs"]["token_logprobs"]]
+            self.assertEqual(logprobs[:-1], of_none["token_logprobs"])
+            self.assertLess(logprobs[-1], 0)
 
     def test_sglang_endpoints(self):
         answer = self.server.ok("/generate", {"text": "Let me", "sampling_params": {"temperature": 0, "max_new_tokens": 9, "ignore_eos": True}})

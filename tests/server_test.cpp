@@ -111,7 +111,11 @@ TEST(GenerationRequest, WhatIsNotThereIsRefused) {
   EXPECT_EQ(param_of(chat, R"(, "response_format": {"type": "xml"})"), "response_format");
   EXPECT_EQ(param_of(chat, R"(, "response_format": {"type": "text"})"), "accepted");
   EXPECT_EQ(param_of(chat, R"(, "guided_grammar": "x")"), "guided_grammar");
-  EXPECT_EQ(param_of(completion, R"({"prompt": "a", "echo": true, "logprobs": 1})"), "echo");
+  EXPECT_EQ(param_of(completion, R"({"prompt": "a", "max_tokens": 0})"), "max_tokens");
+  EXPECT_EQ(param_of(completion, R"({"prompt": "a", "echo": true, "max_tokens": 0})"),
+            "max_tokens");
+  EXPECT_EQ(
+      completion(R"({"prompt": "a", "echo": true, "logprobs": 0, "max_tokens": 0})").max_tokens, 0);
   EXPECT_EQ(param_of(completion, R"({"prompt": "a", "n": 2, "best_of": 3})"), "best_of");
 }
 

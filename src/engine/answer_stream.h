@@ -14,11 +14,19 @@ namespace tandem {
 
 using Clock = std::chrono::steady_clock;
 
+// A token of a prompt, as the tokens before it foretold it.
+struct ScoredToken {
+  int32_t token;
+  float logprob;
+  std::vector<TokenLogprob> top;
+};
+
 // A token of an answer, or its end.
 struct TokenEvent {
   std::optional<int32_t> token;
   float logprob = 0;
   std::vector<TokenLogprob> top;
+  std::vector<ScoredToken> prompt;  // with the first: the prompt's but its first, if asked for
   std::optional<FinishReason> finish;
   std::string error;          // with FinishReason::kFailed
   int cached_tokens = 0;      // of the prompt, from the prefix cache

@@ -12,6 +12,7 @@ Scheduler::Limits scheduler_limits(const DeepSeek& model, const KvCache& cache,
   return {.n_pages = cache.n_free_pages(),
           .max_tokens = model.limits().max_tokens,
           .max_running = std::min(options.max_running, model.limits().max_logits),
+          .max_logits = model.limits().max_logits,
           .keeps_pages = options.keeps_pages};
 }
 
@@ -57,11 +58,12 @@ bool Engine::follow_orders() {
     std::swap(orders, orders_);
   }
   for (auto& [id, request] : orders.requests) {
-    scheduler_.add(id, request.request.prompt);
+    scheduler_.add(id, request.request.prompt, request.scores_prompt);
     auto answer = std::make_shared<AnswerStream>(tokenizer_, std::move(request.answer));
     running_.emplace(id, Running{.asked = std::move(request),
                                  .answer = std::move(answer),
                                  .sampler = nullptr,
+                                 .prompt = {},
                                  .n_generated = 0,
                                  .started = {}});
   }
@@ -77,7 +79,8 @@ void Engine::run_step() {
   step_.clear();
   if (plan.empty()) return;
   for (const Scheduler::Part& part : plan) {
-    step_.add(scheduler_.tokens(part.id), scheduler_.pages(part.id), part.first, part.n, part.last);
+    step_.add(scheduler_.tokens(part.id), scheduler_.pages(part.id), part.first, part.n,
+              part.n_logits);
     Running& r = running_.at(part.id);
     if (r.started == Clock::time_point()) r.started = Clock::now();
   }
@@ -85,23 +88,32 @@ void Engine::run_step() {
   model_.forward(step_.batch(), cache_);
   if (masks_ready_.valid()) masks_ready_.get();
 
-  std::vector<SequenceId> samples;
-  std::vector<Sampler*> samplers;
-  samples.reserve(step_.n_logits());
-  samplers.reserve(step_.n_logits());
-  for (const Scheduler::Part& part : plan) {
-    if (!part.last) continue;
-    samples.push_back(part.id);
-    Running& r = running_.at(part.id);
-    const Request& request = r.asked.request;
-    if (!r.sampler)
-      r.sampler = std::make_unique<Sampler>(request.sampling, vocabulary_, request.prompt);
-    if (r.asked.constraint) r.sampler->allow(r.asked.constraint->allowed());
-    samplers.push_back(r.sampler.get());
-  }
+  find_rows(plan);
   scheduler_.computed();
+  std::vector<Sampler*> samplers;
+  samplers.reserve(rows_.size());
+  for (const LogitsRow& row : rows_)
+    samplers.push_back(row.samples ? sampler_of(running_.at(row.id)) : nullptr);
   chooser_.begin(samplers);
-  for (size_t row = 0; row < samples.size(); ++row) sample(samples[row], row);
+  for (size_t i = 0; i < rows_.size(); ++i) use_row(rows_[i], i);
+}
+
+// In the order of the step's.
+void Engine::find_rows(const std::vector<Scheduler::Part>& plan) {
+  rows_.clear();
+  for (const Scheduler::Part& part : plan) {
+    const int end = part.first + part.n;
+    for (int i = end - part.n_logits; i < end; ++i)
+      rows_.push_back({part.id, i, part.last && i == end - 1});
+  }
+}
+
+Sampler* Engine::sampler_of(Running& r) {
+  const Request& request = r.asked.request;
+  if (!r.sampler)
+    r.sampler = std::make_unique<Sampler>(request.sampling, vocabulary_, request.prompt);
+  if (r.asked.constraint) r.sampler->allow(r.asked.constraint->allowed());
+  return r.sampler.get();
 }
 
 // Of all that this step samples, beside it.
@@ -121,31 +133,50 @@ void Engine::prepare_masks(const std::vector<Scheduler::Part>& plan) {
   });
 }
 
-void Engine::sample(SequenceId id, size_t logits_row) {
-  Running& r = running_.at(id);
+void Engine::use_row(const LogitsRow& row, size_t index) {
+  const auto it = running_.find(row.id);
+  if (it == running_.end()) return;  // it failed in a row before
+  Running& r = it->second;
+  try {
+    if (row.samples) {
+      emit(row.id, next_event(row.id, r, index));
+    } else {
+      const int32_t token = r.asked.request.prompt[row.position + 1];
+      const Sampled s = chooser_.logprobs(index, token, r.asked.request.sampling.n_top_logprobs);
+      r.prompt.push_back({token, s.logprob, {s.top.begin(), s.top.end()}});
+    }
+  } catch (const Error& error) {  // of this sequence; the others go on
+    TokenEvent failure;
+    failure.finish = FinishReason::kFailed;
+    failure.error = error.what();
+    emit(row.id, std::move(failure));
+  }
+}
+
+TokenEvent Engine::next_event(SequenceId id, Running& r, size_t row) {
   const Request& request = r.asked.request;
   TokenConstraint* const constraint = r.asked.constraint.get();
   TokenEvent event;
-  try {
-    const Sampled sampled = chooser_.token(logits_row);
-    const auto& stops = request.stop_ids;
-    if (std::find(stops.begin(), stops.end(), sampled.token) != stops.end()) {
-      event.finish = FinishReason::kStop;
-    } else {
-      event.token = sampled.token;
-      event.logprob = sampled.logprob;
-      event.top.assign(sampled.top.begin(), sampled.top.end());
-      scheduler_.append(id, sampled.token);
-      const bool full = static_cast<int64_t>(scheduler_.tokens(id).size()) >= context_;
-      if (++r.n_generated == request.max_new_tokens || full) event.finish = FinishReason::kLength;
-      if (constraint) constraint->take(sampled.token);
-      if (constraint && constraint->complete()) event.finish = FinishReason::kStop;
-    }
-  } catch (const Error& error) {  // of this sequence; the others go on
-    event.finish = FinishReason::kFailed;
-    event.error = error.what();
+  event.prompt = std::move(r.prompt);
+  if (request.max_new_tokens == 0) {
+    event.finish = FinishReason::kLength;
+    return event;
   }
-  emit(id, std::move(event));
+  const Sampled sampled = chooser_.token(row);
+  const auto& stops = request.stop_ids;
+  if (std::find(stops.begin(), stops.end(), sampled.token) != stops.end()) {
+    event.finish = FinishReason::kStop;
+    return event;
+  }
+  event.token = sampled.token;
+  event.logprob = sampled.logprob;
+  event.top.assign(sampled.top.begin(), sampled.top.end());
+  scheduler_.append(id, sampled.token);
+  const bool full = static_cast<int64_t>(scheduler_.tokens(id).size()) >= context_;
+  if (++r.n_generated == request.max_new_tokens || full) event.finish = FinishReason::kLength;
+  if (constraint) constraint->take(sampled.token);
+  if (constraint && constraint->complete()) event.finish = FinishReason::kStop;
+  return event;
 }
 
 void Engine::end_overdue() {
@@ -193,13 +224,15 @@ void Engine::count_step() {
   if (step_.n_tokens() == 0) return;
   ++counts_.n_steps;
   counts_.n_computed_tokens += step_.n_tokens();
-  counts_.n_generated_tokens += step_.n_logits();
+  counts_.n_generated_tokens +=
+      std::count_if(rows_.begin(), rows_.end(), [](const LogitsRow& row) { return row.samples; });
   const int size = std::bit_width(static_cast<unsigned>(step_.n_tokens() - 1));
   ++counts_.steps_of[std::min(size, EngineCounts::kStepSizes - 1)];
 }
 
 SequenceId Engine::submit(EngineRequest request) {
-  require_runnable(request.request, model_.config().vocab, context_, vocabulary_);
+  require_runnable(request.request, model_.config().vocab, context_, vocabulary_,
+                   request.scores_prompt ? 0 : 1);
   const std::lock_guard lock(mutex_);
   orders_.requests.emplace_back(++last_id_, std::move(request));
   ordered_.notify_one();

@@ -21,6 +21,7 @@ namespace tandem {
 
 struct EngineRequest {
   Request request;                              // without kv
+  bool scores_prompt = false;                   // with n_top_logprobs; may then ask for no token
   std::shared_ptr<TokenConstraint> constraint;  // of the answer; null: none
   AnswerStream::Options answer;                 // on_part is called on the output thread
   std::optional<Clock::time_point> deadline;
@@ -69,8 +70,15 @@ class Engine {
     EngineRequest asked;
     std::shared_ptr<AnswerStream> answer;
     std::unique_ptr<Sampler> sampler;  // made for the first token
+    std::vector<ScoredToken> prompt;   // as far as it is scored
     int n_generated = 0;
     Clock::time_point started;  // of its first step
+  };
+  // A row of the step's logits: what follows token `position` of a sequence.
+  struct LogitsRow {
+    SequenceId id;
+    int position;
+    bool samples;  // else the prompt says which token follows
   };
   struct Event {
     SequenceId id;
@@ -85,7 +93,10 @@ class Engine {
 
   bool follow_orders();
   void run_step();
-  void sample(SequenceId id, size_t logits_row);
+  void find_rows(const std::vector<Scheduler::Part>& plan);
+  Sampler* sampler_of(Running& r);
+  void use_row(const LogitsRow& row, size_t index);
+  TokenEvent next_event(SequenceId id, Running& r, size_t row);
   void prepare_masks(const std::vector<Scheduler::Part>& plan);
   void end_overdue();
   void end(SequenceId id, FinishReason reason);
@@ -104,6 +115,7 @@ class Engine {
   Scheduler scheduler_;
   StepArrays step_;
   std::map<SequenceId, Running> running_;  // in the scheduler
+  std::vector<LogitsRow> rows_;            // of this step
   std::vector<Event> events_;              // of this step
   std::future<void> masks_ready_;
 

@@ -142,7 +142,7 @@ void Generator::fill(Step& step, std::vector<Running>& running) const {
   int room = model_.limits().max_tokens, logits = model_.limits().max_logits;
   const auto take = [&](Running& r, int n) {
     const bool last = n == r.n_pending();
-    step.arrays.add(r.tokens, r.pages, r.n_done, n, last);
+    step.arrays.add(r.tokens, r.pages, r.n_done, n, last ? 1 : 0);
     step.parts.push_back({&r, n});
     room -= n;
     logits -= last;

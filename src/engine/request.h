@@ -27,6 +27,6 @@ enum class FinishReason { kStop, kLength, kCancelled, kDeadline, kFailed };
 // Throws Error for a request that can never run: empty, longer than the context, a token that is
 // not among the model's `n_tokens`, parameters out of range.
 void require_runnable(const Request& request, int n_tokens, int64_t context,
-                      const Vocabulary& vocabulary);
+                      const Vocabulary& vocabulary, int least_new_tokens = 1);
 
 }  // namespace tandem

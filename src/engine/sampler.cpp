@@ -31,6 +31,11 @@ void require_finite(bool logits_are) {
           "checkpoint");
 }
 
+void require_finite(std::span<const float> logits) {
+  require_finite(
+      std::all_of(logits.begin(), logits.end(), [](float v) { return std::isfinite(v); }));
+}
+
 // An extreme penalty makes a token the last choice, not an impossible one.
 float finite(float logit) {
   constexpr float kMax = std::numeric_limits<float>::max();
@@ -69,8 +74,6 @@ Sampler::Sampler(const SamplingParams& params, const Vocabulary& vocabulary,
   if (params_.n_top_logprobs >= 0) {
     raw_.resize(vocab);
     top_.resize(vocab);
-    params_.n_top_logprobs =
-        std::min(params_.n_top_logprobs, vocab - static_cast<int>(holes_.size()));
   }
   if (!penalises_) return;
   n_generated_.resize(vocab);
@@ -102,14 +105,10 @@ Sampled Sampler::drew(int32_t token) {
 }
 
 Sampled Sampler::next(std::span<float> logits) {
-  require_finite(
-      std::all_of(logits.begin(), logits.end(), [](float v) { return std::isfinite(v); }));
+  require_finite(logits);
   std::copy_n(logits.begin(), raw_.size(), raw_.begin());
   penalise(logits);
-  for (const int32_t token : holes_) {
-    logits[token] = kNever;
-    if (!raw_.empty()) raw_[token] = kNever;
-  }
+  for (const int32_t token : holes_) logits[token] = kNever;
   if (n_drawn_ < params_.min_new_tokens)
     for (const int32_t token : params_.held_back)
       if (token >= 0 && static_cast<size_t>(token) < logits.size()) logits[token] = kNever;
@@ -123,7 +122,8 @@ Sampled Sampler::next(std::span<float> logits) {
     seen_[token] = 1;
     ++n_generated_[token];
   }
-  return raw_.empty() ? Sampled{token, 0, {}} : with_logprobs(token);
+  if (raw_.empty()) return {token, 0, {}};
+  return with_logprobs(raw_, holes_, token, params_.n_top_logprobs, top_);
 }
 
 void Sampler::keep_allowed(std::span<float> logits) {
@@ -198,17 +198,24 @@ size_t Sampler::keep_top_p(size_t n) {
   return n;
 }
 
-Sampled Sampler::with_logprobs(int32_t token) {
-  const float max = *std::max_element(raw_.begin(), raw_.end());
+Sampled with_logprobs(std::span<float> logits, std::span<const int32_t> holes, int32_t token,
+                      int n_top, std::vector<TokenLogprob>& scratch) {
+  require_finite(logits);
+  for (const int32_t hole : holes) logits[hole] = kNever;
+  const float max = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
-  for (const float logit : raw_) sum += std::exp(double{logit} - max);
+  for (const float logit : logits) sum += std::exp(double{logit} - max);
   const float log_sum = static_cast<float>(max + std::log(sum));
-  for (size_t t = 0; t < raw_.size(); ++t) top_[t] = {static_cast<int32_t>(t), raw_[t] - log_sum};
-  std::partial_sort(top_.begin(), top_.begin() + params_.n_top_logprobs, top_.end(),
+  scratch.resize(logits.size());
+  for (size_t t = 0; t < logits.size(); ++t)
+    scratch[t] = {static_cast<int32_t>(t), logits[t] - log_sum};
+  const auto n = std::min(static_cast<size_t>(n_top), logits.size() - holes.size());
+  std::partial_sort(scratch.begin(), scratch.begin() + static_cast<int64_t>(n), scratch.end(),
                     [](const TokenLogprob& a, const TokenLogprob& b) {
                       return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
                     });
-  return {token, raw_[token] - log_sum, std::span(top_).first(params_.n_top_logprobs)};
+  const bool known = static_cast<size_t>(token) < logits.size();
+  return {token, known ? logits[token] - log_sum : kNever, std::span(scratch).first(n)};
 }
 
 }  // namespace tandem

@@ -48,6 +48,12 @@ struct Sampled {
   std::span<const TokenLogprob> top;  // likeliest first; valid until the next draw
 };
 
+// The log-probabilities of `token` and of the n_top likeliest, which `scratch` holds. Consumes
+// `logits` [vocabulary.size]; a token beyond them has -infinity. Throws Error if they are not
+// finite.
+Sampled with_logprobs(std::span<float> logits, std::span<const int32_t> holes, int32_t token,
+                      int n_top, std::vector<TokenLogprob>& scratch);
+
 class Sampler {
  public:
   // Allocates all it needs. The prompt's tokens count for the repetition penalty. The vocabulary
@@ -77,7 +83,6 @@ class Sampler {
   void keep_allowed(std::span<float> logits);
   int32_t draw(std::span<const float> logits);
   size_t keep_top_p(size_t n);
-  Sampled with_logprobs(int32_t token);
 
   SamplingParams params_;
   std::span<const int32_t> holes_;

@@ -13,11 +13,12 @@ Scheduler::Scheduler(const Limits& limits)
   require(limits.max_running > 0 && limits.max_running <= limits.max_tokens,
           "{} sequences at a time and {} tokens a step: each sequence needs a token of a step",
           limits.max_running, limits.max_tokens);
+  check(limits.max_running <= limits.max_logits, "each sequence may want logits");
 }
 
 const std::vector<Scheduler::Part>& Scheduler::plan() {
   check(plan_.empty(), "the last plan has run");
-  n_planned_ = 0;
+  n_planned_ = n_planned_logits_ = 0;
   plan_decodes();
   plan_prompts();
   admit();
@@ -29,31 +30,37 @@ void Scheduler::plan_decodes() {
   for (auto it = running_.begin(); it != running_.end(); ++it) {
     if (it->second.n_pending() != 1) continue;
     if (!get_page(it)) return;  // it was the youngest itself
-    take_part(*it, 1);
+    take_part(*it);
   }
 }
 
 // Those that were let in have all the pages of their prompt.
 void Scheduler::plan_prompts() {
   for (auto& entry : running_)
-    if (entry.second.n_pending() > 1 && room() > 0)
-      take_part(entry, std::min(room(), entry.second.n_pending()));
+    if (entry.second.n_pending() > 1 && has_room()) take_part(entry);
 }
 
 void Scheduler::admit() {
-  while (!waiting_.empty() && room() > 0 &&
+  while (!waiting_.empty() && has_room() &&
          static_cast<int>(running_.size()) < limits_.max_running) {
     const auto oldest = waiting_.begin();
     if (!let_in(oldest->second)) return;
     const auto entry = running_.insert(waiting_.extract(oldest)).position;
-    take_part(*entry, std::min(room(), entry->second.n_pending()));
+    take_part(*entry);
   }
 }
 
-void Scheduler::take_part(Sequences::value_type& entry, int n) {
-  const auto& [id, sequence] = entry;
-  plan_.push_back({id, sequence.n_done, n, n == sequence.n_pending()});
+// As many tokens as there is room for, in tokens and in logits.
+void Scheduler::take_part(Sequences::value_type& entry) {
+  const auto& [id, s] = entry;
+  const int n_without = std::max(0, s.next_logits - s.n_done);
+  const int n = std::min({s.n_pending(), limits_.max_tokens - n_planned_,
+                          n_without + limits_.max_logits - n_planned_logits_});
+  if (n == 0) return;
+  const int n_logits = std::max(0, n - n_without);
+  plan_.push_back({id, s.n_done, n, n_logits, n == s.n_pending()});
   n_planned_ += n;
+  n_planned_logits_ += n_logits;
 }
 
 // Makes sure that there is a page for the last token. False: the sequence had to give up its own.
@@ -79,11 +86,10 @@ void Scheduler::preempt_youngest() {
 }
 
 // Gives a waiting sequence pages for all its tokens and leaves one page for each that runs, so that
-// it is not sent away again at once. A page with the last token stays its own: the token must be
-// computed for its logits.
+// it is not sent away again at once. A page with tokens whose logits are wanted stays its own.
 bool Scheduler::let_in(Sequence& s) {
   const auto n = static_cast<int>(s.tokens.size());
-  s.pages = pool_.match(s.tokens, (n - 1) / kPageSize);
+  s.pages = pool_.match(s.tokens, s.next_logits / kPageSize);
   const auto n_found = static_cast<int>(s.pages.size());
   const int n_missing = pages_for(n) - n_found;
   const int n_left = pool_.n_available() - n_missing;
@@ -107,6 +113,7 @@ void Scheduler::computed() {
     Sequence& s = running_.at(part.id);
     const int first_full = s.n_done / kPageSize;
     s.n_done += part.n;
+    s.next_logits = std::max(s.next_logits, s.n_done);
     for (int page = first_full; page < s.n_done / kPageSize; ++page)
       pool_.publish(s.pages, page,
                     std::span(s.tokens).subspan(size_t{kPageSize} * page, kPageSize));
@@ -114,13 +121,15 @@ void Scheduler::computed() {
   plan_.clear();
 }
 
-void Scheduler::add(SequenceId id, std::vector<int32_t> prompt) {
+void Scheduler::add(SequenceId id, std::vector<int32_t> prompt, bool all_logits) {
   check(!prompt.empty() && static_cast<int64_t>(prompt.size()) <= longest_sequence(),
         "a prompt fits into the cache");
   const bool youngest = (waiting_.empty() || waiting_.rbegin()->first < id) &&
                         (running_.empty() || running_.rbegin()->first < id);
   check(youngest, "ids ascend");
-  waiting_[id].tokens = std::move(prompt);
+  Sequence& s = waiting_[id];
+  s.tokens = std::move(prompt);
+  s.next_logits = all_logits ? 0 : static_cast<int>(s.tokens.size()) - 1;
 }
 
 void Scheduler::append(SequenceId id, int32_t token) {

@@ -25,14 +25,15 @@ class Scheduler {
     int n_pages = 0;          // of the KV cache
     int max_tokens = 512;     // of a step
     int max_running = 256;    // sequences at a time; at most max_tokens
+    int max_logits = 256;     // rows of logits of a step; at least max_running
     bool keeps_pages = true;  // prefix cache: pages of ended sequences are found again
   };
 
-  // Tokens [first, first + n) of a sequence are computed; `last`: none are left after them, so the
-  // last one's logits give the next token.
+  // Tokens [first, first + n) of a sequence are computed, the last n_logits of them with logits;
+  // `last`: none are left after them, so the last one's logits give the next token.
   struct Part {
     SequenceId id;
-    int first, n;
+    int first, n, n_logits;
     bool last;
   };
 
@@ -49,8 +50,9 @@ class Scheduler {
   int64_t longest_sequence() const { return int64_t{limits_.n_pages} * kPageSize; }
 
   // `id` is larger than all before. The prompt is not empty; with what will be appended it is at
-  // most longest_sequence().
-  void add(SequenceId id, std::vector<int32_t> prompt);
+  // most longest_sequence(). `all_logits`: each of its tokens is given logits, once, not only the
+  // last; then no page of it is taken from the prefix cache.
+  void add(SequenceId id, std::vector<int32_t> prompt, bool all_logits = false);
 
   // The next step; empty when nothing is there to do. Each call is followed by computed() before
   // the next.
@@ -77,8 +79,9 @@ class Scheduler {
   struct Sequence {
     std::vector<int32_t> tokens;  // prompt and what was appended
     std::vector<int32_t> pages;
-    int n_done = 0;     // tokens in the cache
-    int n_cached = -1;  // unknown before it is let in
+    int n_done = 0;       // tokens in the cache
+    int next_logits = 0;  // the first token whose logits are wanted and were not yet computed
+    int n_cached = -1;    // unknown before it is let in
     int n_pending() const { return static_cast<int>(tokens.size()) - n_done; }
   };
   using Sequences = std::map<SequenceId, Sequence>;  // by age
@@ -87,17 +90,17 @@ class Scheduler {
   void plan_decodes();
   void plan_prompts();
   void admit();
-  void take_part(Sequences::value_type& entry, int n);
+  void take_part(Sequences::value_type& entry);
   bool get_page(Sequences::iterator of);
   void preempt_youngest();
   bool let_in(Sequence& sequence);
-  int room() const { return limits_.max_tokens - n_planned_; }
+  bool has_room() const { return n_planned_ < limits_.max_tokens; }
 
   const Limits limits_;
   PagePool pool_;
   Sequences running_, waiting_;
   std::vector<Part> plan_;
-  int n_planned_ = 0;  // tokens
+  int n_planned_ = 0, n_planned_logits_ = 0;  // tokens and rows of logits in plan_
   int64_t n_preemptions_ = 0, n_prompt_tokens_ = 0, n_cached_tokens_ = 0;
 };
 

@@ -19,17 +19,17 @@ class StepArrays {
     sequences_.clear();
   }
 
-  // Tokens [first, first + n) of a sequence; `pages` holds them and all before, and outlives the
-  // step.
+  // Tokens [first, first + n) of a sequence, the last n_logits of them with logits; `pages` holds
+  // them and all before, and outlives the step.
   void add(std::span<const int32_t> tokens, std::span<const int32_t> pages, int first, int n,
-           bool wants_logits) {
+           int n_logits) {
     const int begin = n_tokens();
     for (int i = first; i < first + n; ++i) {
       tokens_.push_back(tokens[i]);
       positions_.push_back(i);
     }
     sequences_.push_back({begin, n, first + n, pages});
-    if (wants_logits) logit_rows_.push_back(begin + n - 1);
+    for (int i = n - n_logits; i < n; ++i) logit_rows_.push_back(begin + i);
   }
 
   int n_tokens() const { return static_cast<int>(tokens_.size()); }

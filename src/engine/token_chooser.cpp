@@ -14,7 +14,7 @@ std::vector<uint32_t> bits_of(const Vocabulary& vocabulary) {
 
 TokenChooser::TokenChooser(DeepSeek& model, const Vocabulary& vocabulary)
     : model_(model),
-      vocabulary_size_(vocabulary.size),
+      vocabulary_(vocabulary),
       arena_(Arena::padded_bytes(int64_t{model.limits().max_logits} * model.config().vocab *
                                  size_of(DType::kF32))),
       logits_(arena_.matrix(model.limits().max_logits, model.config().vocab, DType::kF32)),
@@ -39,7 +39,7 @@ void TokenChooser::begin(std::span<Sampler* const> samplers) {
   };
   for (Sampler* sampler : samplers) {
     const auto row = static_cast<int32_t>(rows_.size());
-    const auto draw = device_draws_ ? sampler->next_draw(row) : std::optional<Draw>();
+    const auto draw = device_draws_ && sampler ? sampler->next_draw(row) : std::optional<Draw>();
     rows_.push_back({sampler, 0, draw.has_value()});
     if (!draw) continue;
     draws_.push_back(*draw);
@@ -54,8 +54,11 @@ void TokenChooser::begin(std::span<Sampler* const> samplers) {
 Sampled TokenChooser::token(size_t row) {
   const Row& r = rows_[row];
   if (r.on_device) return r.sampler->drew(r.drawn);
-  return r.sampler->next(
-      {logits_.row<float>(static_cast<int64_t>(row)), static_cast<size_t>(vocabulary_size_)});
+  return r.sampler->next(host_row(row));
+}
+
+Sampled TokenChooser::logprobs(size_t row, int32_t token, int n_top) {
+  return with_logprobs(host_row(row), vocabulary_.holes, token, n_top, scratch_);
 }
 
 }  // namespace tandem

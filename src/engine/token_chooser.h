@@ -10,15 +10,22 @@ namespace tandem {
 
 class TokenChooser {
  public:
-  // The model outlives the object, which allocates all it needs.
+  // Both outlive the object, which allocates all it needs.
   TokenChooser(DeepSeek& model, const Vocabulary& vocabulary);
 
-  // After forward(): a sampler for each of its rows of logits.
+  // After forward(): a sampler for each of its rows of logits; null: the row is for logprobs().
   void begin(std::span<Sampler* const> samplers);
   // The token of a row, once. Throws Error if its logits are not finite.
   Sampled token(size_t row);
+  // What a row says of a token that is known, once. Throws Error as token(); its `top` is valid
+  // until the next call.
+  Sampled logprobs(size_t row, int32_t token, int n_top);
 
  private:
+  std::span<float> host_row(size_t row) const {
+    return {logits_.row<float>(static_cast<int64_t>(row)), static_cast<size_t>(vocabulary_.size)};
+  }
+
   struct Row {
     Sampler* sampler;
     int32_t drawn;   // by the device, if it
@@ -26,13 +33,14 @@ class TokenChooser {
   };
 
   DeepSeek& model_;
-  const int vocabulary_size_;
+  const Vocabulary& vocabulary_;
   Arena arena_;
   TensorView logits_;  // [max_logits, model vocab], the rows that came to the host
   bool device_draws_;
   std::vector<Row> rows_;
   std::vector<Draw> draws_;
   std::vector<int32_t> drawn_;
+  std::vector<TokenLogprob> scratch_;
 };
 
 }  // namespace tandem

@@ -35,7 +35,7 @@ OrderedJson calls_json(const ChoicePart& part, bool with_index) {
 OrderedJson chat_token_json(const TokenText& token) {
   OrderedJson bytes = OrderedJson::array();
   for (const char byte : token.bytes) bytes.push_back(static_cast<unsigned char>(byte));
-  return {{"token", token.text}, {"logprob", token.logprob}, {"bytes", std::move(bytes)}};
+  return {{"token", token.text}, {"logprob", *token.logprob}, {"bytes", std::move(bytes)}};
 }
 
 OrderedJson chat_logprobs(const ChoicePart& part) {
@@ -57,12 +57,17 @@ OrderedJson completion_logprobs(const ChoicePart& part) {
   size_t offset = part.text_offset;
   for (const TokenReport& report : part.tokens) {
     offsets.push_back(offset);
-    offset += n_characters(report.chosen.text);
-    logprobs.push_back(report.chosen.logprob);
+    offset += report.n_shown;
     tokens.push_back(report.chosen.text);
+    if (!report.chosen.logprob) {
+      logprobs.push_back(nullptr);
+      tops.push_back(nullptr);
+      continue;
+    }
+    logprobs.push_back(*report.chosen.logprob);
     OrderedJson top = OrderedJson::object();
-    for (const TokenText& other : report.top) top[other.text] = other.logprob;
-    top[report.chosen.text] = report.chosen.logprob;
+    for (const TokenText& other : report.top) top[other.text] = *other.logprob;
+    top[report.chosen.text] = *report.chosen.logprob;
     tops.push_back(std::move(top));
   }
   return {{"text_offset", std::move(offsets)},

@@ -27,11 +27,12 @@ struct Usage {
 
 struct TokenText {
   std::string text, bytes;
-  float logprob;
+  std::optional<float> logprob;  // none: nothing came before it
 };
 struct TokenReport {  // a token of an answer that asked for log-probabilities
   TokenText chosen;
   std::vector<TokenText> top;
+  size_t n_shown = 0;  // characters that it adds to the text; special tokens may add none
 };
 
 // One answer, or what is new of it in a chunk.

@@ -76,6 +76,7 @@ EngineRequest Generation::engine_request(int index) {
         TokenConstraint::Options{.after_thinking = setup_.thinks_first,
                                  .end_tokens = e.request.stop_ids,
                                  .vocabulary = engine_.vocabulary_size()});
+  e.scores_prompt = r.echo && r.wants_logprobs();
   e.answer = {.stops = r.stops,
               .skip_special = r.skip_special,
               .keeps_stop = r.keeps_stop,
@@ -149,13 +150,23 @@ ChoicePart Generation::piece_of(Choice& c, const AnswerPart& part) {
     piece.text = part.text;
   }
   if (!setup_.request.tools.is_null()) find_calls(c, piece);
-  if (c.all.wants_logprobs && part.event->token) {
-    piece.tokens.push_back(report_of(*part.event));
-    c.all.text_offset += n_characters(piece.tokens.back().chosen.text);
-  }
+  if (c.all.wants_logprobs) add_reports(c, *part.event, piece);
+  for (const TokenReport& report : piece.tokens) c.all.text_offset += report.n_shown;
   if (setup_.request.echo && !c.begun)
     piece.text = tokenizer_.decode(setup_.prompts[c.prompt], true) + piece.text;
   return piece;
+}
+
+// Of the prompt, if it is part of the text, and of the new token.
+void Generation::add_reports(const Choice& c, const TokenEvent& event, ChoicePart& piece) const {
+  if (setup_.request.echo && !c.begun) {
+    piece.tokens.push_back(report_of(setup_.prompts[c.prompt].front(), {}, {}, true));
+    for (const ScoredToken& t : event.prompt)
+      piece.tokens.push_back(report_of(t.token, t.logprob, t.top, true));
+  }
+  if (event.token)
+    piece.tokens.push_back(
+        report_of(*event.token, event.logprob, event.top, setup_.request.skip_special));
 }
 
 void Generation::find_calls(Choice& c, ChoicePart& piece) const {
@@ -253,14 +264,17 @@ void Generation::close(FinishReason reason) {
                    seconds(setup_.received, now), finish_name(reason)));
 }
 
-TokenReport Generation::report_of(const TokenEvent& event) const {
-  TokenReport report{.chosen = token_text(*event.token, event.logprob), .top = {}};
-  for (const TokenLogprob& top : event.top)
-    report.top.push_back(token_text(top.token, top.logprob));
+TokenReport Generation::report_of(int32_t token, std::optional<float> logprob,
+                                  const std::vector<TokenLogprob>& top, bool skips_special) const {
+  TokenReport report{.chosen = token_text(token, logprob), .top = {}};
+  for (const TokenLogprob& t : top) report.top.push_back(token_text(t.token, t.logprob));
+  report.n_shown = n_characters(tokenizer_.decode({&token, 1}, skips_special));
   return report;
 }
 
-TokenText Generation::token_text(int32_t token, float logprob) const {
+TokenText Generation::token_text(int32_t token, std::optional<float> logprob) const {
+  constexpr float kLeast = -9999;  // vLLM's, as JSON has no infinity
+  if (logprob) logprob = std::max(*logprob, kLeast);
   return {tokenizer_.decode({&token, 1}), std::string(tokenizer_.bytes_of(token)), logprob};
 }
 

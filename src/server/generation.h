@@ -68,8 +68,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void fail(const AnswerPart& part);
   void end();
   void close(FinishReason reason);
-  TokenReport report_of(const TokenEvent& event) const;
-  TokenText token_text(int32_t token, float logprob) const;
+  void add_reports(const Choice& choice, const TokenEvent& event, ChoicePart& piece) const;
+  TokenReport report_of(int32_t token, std::optional<float> logprob,
+                        const std::vector<TokenLogprob>& top, bool skips_special) const;
+  TokenText token_text(int32_t token, std::optional<float> logprob) const;
   Usage usage() const;
 
   const Setup setup_;

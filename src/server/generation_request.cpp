@@ -77,7 +77,9 @@ void read_openai(const RequestFields& fields, GenerationRequest& r) {
   const RequestFields stream = fields.object("stream_options");
   r.include_usage = stream.boolean("include_usage", false);
   r.continuous_usage = stream.boolean("continuous_usage_stats", false);
-  if (const auto n = fields.integer("max_tokens", 1, kMostTokens))
+  r.echo = r.endpoint == Endpoint::kCompletions && fields.boolean("echo", false);
+  // Whoever wants the prompt only asks for no token.
+  if (const auto n = fields.integer("max_tokens", r.echo ? 0 : 1, kMostTokens))
     r.max_tokens = static_cast<int>(*n);
   if (fields.find("timeout")) r.timeout_seconds = fields.number("timeout", 0, 1e6, 0);
   r.form = read_answer_form(fields);
@@ -205,11 +207,9 @@ GenerationRequest parse_completion_request(const nlohmann::ordered_json& json,
   GenerationRequest r = openai_request(fields, defaults, Endpoint::kCompletions);
   r.prompts = read_prompts(fields);
   if (!r.max_tokens) r.max_tokens = kDefaultTokens;
-  r.echo = fields.boolean("echo", false);
   r.sampling.n_top_logprobs = static_cast<int>(fields.integer("logprobs", 0, kMostLogprobs, -1));
-  if (r.echo && r.wants_logprobs())
-    throw ApiError(400, "echo with logprobs is not supported: only new tokens have logprobs",
-                   "echo", "unsupported");
+  if (r.max_tokens == 0 && !r.wants_logprobs())
+    fields.refuse("max_tokens", "1 or more, unless logprobs of an echoed prompt are wanted");
   if (!fields.text("suffix", "").empty())
     throw ApiError(400, "suffix is not supported: this server only appends", "suffix",
                    "unsupported");
@@ -252,10 +252,10 @@ GenerationRequest parse_generate_request(const nlohmann::ordered_json& json,
                    "return_logprob", "unsupported");
   if (r.n != 1) sampling.refuse("n", "1: use /v1/completions for more");
   if (fields.find("input_ids")) {
-    r.prompts.push_back(fields.ids("input_ids"));
+    r.prompts.emplace_back(fields.ids("input_ids"));
   } else {
     if (!fields.find("text")) fields.refuse("text", "given, or input_ids");
-    r.prompts.push_back(fields.text("text", ""));
+    r.prompts.emplace_back(fields.text("text", ""));
   }
   return r;
 }

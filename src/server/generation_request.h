@@ -39,7 +39,7 @@ struct GenerationRequest {
   bool ignore_eos = false;
   bool skip_special = true;
   bool keeps_stop = false;  // the stop string is part of the text
-  bool echo = false;        // the prompt is part of the text
+  bool echo = false;        // the prompt is part of the text, and of the log-probabilities
 
   bool stream = false;
   bool include_usage = false;     // a last chunk without choices

@@ -31,10 +31,10 @@ struct HttpReply {
 class Service {
  public:
   struct Options {
-    std::string model_id;                   // as /v1/models says it
-    std::string root;                       // where the model is
-    std::string api_key;                    // empty: everybody may ask
-    std::vector<std::string> cors_origins;  // of pages that may read answers
+    std::string model_id;                        // as /v1/models says it
+    std::string root;                            // where the model is
+    std::string api_key;                         // empty: everybody may ask
+    std::vector<std::string> cors_origins = {};  // of pages that may read answers
     std::function<void(const std::string&)> log = [](const std::string&) {};  // a line a request
   };
 
