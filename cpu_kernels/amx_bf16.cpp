@@ -12,7 +12,7 @@ namespace {
 
 void gemm_by_tiles(const GemmArgs& a) {
   configure_tiles();
-  Room room;
+  Room<Bf16Product> room;
   const E4m3Table table;
   const int per_step = columns_of_step(a.w.type);
   multiply(a, {Bf16Product::kColumns}, [&](Block b, int first, int m, Sum* sums) {

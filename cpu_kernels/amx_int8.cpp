@@ -11,10 +11,11 @@ namespace {
 
 void gemm_by_tiles(const GemmArgs& a) {
   configure_tiles();
-  Room room;
+  Room<ByteProduct> room;
   const int per_step = columns_of_step(a.w.type);
   const float unit = a.w.type == WeightType::kI4 ? 1 / 16.f : 1;
-  const Order order = {.part = ByteProduct::kColumns, .unit = unit};
+  const Order order = {
+      .part = ByteProduct::kColumns, .ahead = Room<ByteProduct>::kBytes, .unit = unit};
   multiply(a, order, [&](Block b, int first, int m, Sum* sums) {
     if (a.w.type == WeightType::kI8) {
       tiles_in_place(b, per_step, room);

@@ -12,13 +12,11 @@ namespace {
 // Up to this many rows of x, vectors multiply: a tile costs as much for one row as for 16. By count
 // of instructions the two meet at 2 rows of FP8.
 constexpr int kFewRows = 2;
-constexpr int kBlockTiles = 4;  // along the columns of a block
-constexpr int kBlockBytes = kBlockTiles * kTileBytes;
 
 // The two kinds of product. A block has kColumns at most: where the scales of FP8 change, and so
 // that all it needs stays in the level-1 cache. multiply_<x tile><w tile>.
 struct Bf16Product {
-  static constexpr int kElementBytes = 2, kColumns = kBlockTiles * kStepBytes / kElementBytes;
+  static constexpr int kElementBytes = 2, kColumns = 128;
   static void multiply_00() { _tile_dpbf16ps(0, 4, 6); }
   static void multiply_01() { _tile_dpbf16ps(1, 4, 7); }
   static void multiply_10() { _tile_dpbf16ps(2, 5, 6); }
@@ -27,7 +25,7 @@ struct Bf16Product {
 };
 
 struct ByteProduct {
-  static constexpr int kElementBytes = 1, kColumns = kBlockTiles * kStepBytes;
+  static constexpr int kElementBytes = 1, kColumns = 512;
   static void multiply_00() { _tile_dpbusd(0, 4, 6); }
   static void multiply_01() { _tile_dpbusd(1, 4, 7); }
   static void multiply_10() { _tile_dpbusd(2, 5, 6); }
@@ -38,31 +36,36 @@ struct ByteProduct {
 // [row of x][row of w] of the four sums: floats, or integers.
 using Results = int32_t[2 * kTileRows][2 * kTileRows];
 
-// What a block of columns needs beside the weights: 28 KiB, for ever in the level-1 cache.
+// What a block of columns needs beside weights that are tiles as they lie: 8 KiB of BF16, 16 KiB of
+// bytes, and results, for ever in the level-1 cache.
+template <class Product>
 struct alignas(64) Room {
-  char w[kGroup][kBlockBytes];
-  char x[2][kBlockBytes];
+  static constexpr int kTiles = Product::kColumns * Product::kElementBytes / kStepBytes;
+  static constexpr int kBytes = kTiles * kTileBytes;
+  char w[kGroup][kBytes];
+  char x[2][kBytes];
   Results results;
 };
 
 // ----------------------------------------------------------------------------- weights as tiles
 
 // BF16 and INT8 lie in memory as B tiles, unless a scale changes within one: then they are copied.
-[[maybe_unused]] void tiles_in_place(Block& b, int columns_per_step, Room& room) {
+template <class Product>
+void tiles_in_place(Block& b, int columns_per_step, Room<Product>& room) {
   const int n_bytes = (b.n + columns_per_step - 1) / columns_per_step * kStepBytes;
   const bool in_place = b.col % (kStepsMultiple * columns_per_step) == 0;
   for (int p = 0; p < b.n_panels; ++p) {
     for (int i = 0; i < n_bytes; i += kStepBytes) _mm_prefetch(b.ahead[p] + i, _MM_HINT_T0);
     if (in_place) continue;
-    __builtin_memset(room.w[p], 0, kBlockBytes);
+    __builtin_memset(room.w[p], 0, room.kBytes);
     __builtin_memcpy(room.w[p], b.w[p], n_bytes);
     b.w[p] = room.w[p];
   }
 }
 
 // FP8 and INT4: widen(step, &first, &second) makes two steps of one.
-template <class Widen>
-void widen_tiles(Block& b, int columns_per_step, Room& room, Widen widen) {
+template <class Product, class Widen>
+void widen_tiles(Block& b, int columns_per_step, Room<Product>& room, Widen widen) {
   const int n_steps = (b.n + columns_per_step - 1) / columns_per_step;
   for (int p = 0; p < b.n_panels; ++p) {
     const char* from = b.w[p];
@@ -83,32 +86,35 @@ void widen_tiles(Block& b, int columns_per_step, Room& room, Widen widen) {
 // ----------------------------------------------------------------------------------- products
 
 // Rows of x as A tiles, by 64 bytes at a time: load(from, tile). Missing rows are 0.
-template <class Load>
-void gather(const GemmArgs& a, int first_byte, int first, int n_rows, char (*to)[kBlockBytes],
+template <int kBytes, class Load>
+void gather(const GemmArgs& a, int first_byte, int first, int n_rows, char (&to)[2][kBytes],
             Load load) {
+  constexpr int kTiles = kBytes / kTileBytes;
   for (int i = 0; i < 2; ++i) {
     char* row = to[i];
     const int n = min(kTileRows, n_rows - i * kTileRows);
     for (int r = 0; r < n; ++r, row += kStepBytes) {
       const char* x = x_row(a.x, first + i * kTileRows + r) + first_byte;
-#pragma GCC unroll 4
-      for (int t = 0; t < kBlockTiles; ++t)
+#pragma GCC unroll 8
+      for (int t = 0; t < kTiles; ++t)
         _mm512_store_si512(row + t * kTileBytes, load(x + t * kStepBytes, t));
     }
     for (; row < to[i] + kTileBytes; row += kStepBytes)
-      for (int t = 0; t < kBlockTiles; ++t)
+      for (int t = 0; t < kTiles; ++t)
         _mm512_store_si512(row + t * kTileBytes, _mm512_setzero_si512());
   }
 }
 
 // The same for n_bytes of each row, with 0 after them.
+template <int kBytes>
 void gather(const GemmArgs& a, int first_byte, int n_bytes, int first, int n_rows,
-            char (*to)[kBlockBytes]) {
-  if (n_bytes == kBlockTiles * kStepBytes)
+            char (&to)[2][kBytes]) {
+  constexpr int kTiles = kBytes / kTileBytes;
+  if (n_bytes == kTiles * kStepBytes)
     return gather(a, first_byte, first, n_rows, to,
                   [](const char* x, int) { return _mm512_loadu_si512(x); });
-  __mmask64 masks[kBlockTiles];
-  for (int t = 0; t < kBlockTiles; ++t) {
+  __mmask64 masks[kTiles];
+  for (int t = 0; t < kTiles; ++t) {
     const int left = n_bytes - t * kStepBytes;
     masks[t] = left <= 0 ? 0 : left < kStepBytes ? (__mmask64{1} << left) - 1 : ~__mmask64{0};
   }
@@ -151,7 +157,7 @@ struct Pending {
 
 // results = x . w for kRowTiles times 16 rows of x and kPanels panels.
 template <class Product, int kRowTiles, int kPanels>
-void tile_product(const char (*x)[kBlockBytes], const char* const* w, int n_tiles,
+void tile_product(const char* const* x, const char* const* w, int n_tiles,
                   Pending<Product>& pending, Results& results) {
   const int rows_per_tile = (2 * kTileRows + n_tiles - 1) / n_tiles;
   _tile_zero(0);
@@ -185,12 +191,14 @@ void tile_product(const char (*x)[kBlockBytes], const char* const* w, int n_tile
 
 // Rows [first, first + m) of x with a block whose weights are tiles.
 template <class Product>
-void add_tiles(const GemmArgs& a, const Block& b, int first, int m, Sum* sums, Room& room) {
+void add_tiles(const GemmArgs& a, const Block& b, int first, int m, Sum* sums,
+               Room<Product>& room) {
   constexpr decltype(&tile_product<Product, 1, 1>) kProducts[2][2] = {
       {tile_product<Product, 1, 1>, tile_product<Product, 1, 2>},
       {tile_product<Product, 2, 1>, tile_product<Product, 2, 2>}};
   const int n_bytes = b.n * Product::kElementBytes;
   const int n_tiles = (n_bytes + kStepBytes - 1) / kStepBytes;
+  const char* const x[2] = {room.x[0], room.x[1]};
   Pending<Product> pending = {room.results[0], sums[0], b.scale, 1, 0};
   for (int i = 0; i < m; i += 2 * kTileRows) {
     const int n_rows = min(2 * kTileRows, m - i);
@@ -198,7 +206,7 @@ void add_tiles(const GemmArgs& a, const Block& b, int first, int m, Sum* sums, R
     order_memory();
     for (int p = 0; p < b.n_panels; p += 2) {
       const int n_panels = min(2, b.n_panels - p);
-      kProducts[n_rows > kTileRows][n_panels - 1](room.x, b.w + p, n_tiles, pending, room.results);
+      kProducts[n_rows > kTileRows][n_panels - 1](x, b.w + p, n_tiles, pending, room.results);
       pending = {room.results[0], sums[i] + p * kPanelRows, b.scale + p, n_panels, n_rows};
     }
   }

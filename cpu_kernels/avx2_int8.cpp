@@ -93,13 +93,14 @@ void spread_i4(const char* from, const char* ahead, int n_steps, char* to) {
 
 void gemm_i4_words(const GemmArgs& a) {
   alignas(64) char room[kGroup * kWideBytes];
-  multiply(a, {.part = kColumns, .block = kColumns}, [&](Block& b, int first, int m, Sum* sums) {
-    for (int p = 0; p < b.n_panels; ++p) {
-      spread_i4(b.w[p], b.ahead[p], b.n / 8, room + p * kWideBytes);
-      b.w[p] = room + p * kWideBytes;
-    }
-    add_rows(a, kI4Tiles, b, 1, first, m, sums);
-  });
+  multiply(a, {.part = kI4Columns, .block = kI4Columns},
+           [&](Block& b, int first, int m, Sum* sums) {
+             for (int p = 0; p < b.n_panels; ++p) {
+               spread_i4(b.w[p], b.ahead[p], b.n / 8, room + p * kWideBytes);
+               b.w[p] = room + p * kWideBytes;
+             }
+             add_rows(a, kI4Tiles, b, 1, first, m, sums);
+           });
 }
 
 void gemm(const GemmArgs& a) {

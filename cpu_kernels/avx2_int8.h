@@ -1,6 +1,6 @@
 // Products of bytes on 256-bit vectors, over the dot product that a file brings: `Dot` adds the
 // sums of four products of unsigned and signed bytes to the lanes of a vector. A block of columns
-// is summed in integers, exactly (255 * 128 * 256 < 2^24), then scaled and added as float.
+// is summed in integers, exactly (255 * 128 * 512 < 2^24), then scaled and added as float.
 #pragma once
 #include <immintrin.h>
 
@@ -9,8 +9,9 @@
 namespace tandem::cpu {
 namespace {
 
-constexpr int kColumns = 256;
-constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // of one panel
+constexpr int kColumns = 512;                            // of INT8, as in every instruction set
+constexpr int kI4Columns = 256;                          // of INT4 that are widened together
+constexpr int kWideBytes = kI4Columns / 4 * kStepBytes;  // of one panel
 
 // Eight 32-bit lanes; GCC 12 keeps arrays of __m256i, whose lanes have 64, in memory.
 using Integers = int __attribute__((vector_size(32)));
@@ -97,15 +98,16 @@ constexpr Tiles kTiles[] = {kPair<Dot, 1, 4, kFirst>, kPair<Dot, 2, 2, kFirst>,
 
 template <class Dot>
 void gemm_i8(const GemmArgs& a) {
-  multiply(a, {kColumns}, [&a](const Block& b, int first, int m, Sum* sums) {
-    add_rows(a, kTiles<Dot, true>, kTiles<Dot, false>, b, 1, first, m, sums);
-  });
+  multiply(a, {.part = kColumns, .ahead = kColumns / 4 * kStepBytes},
+           [&a](const Block& b, int first, int m, Sum* sums) {
+             add_rows(a, kTiles<Dot, true>, kTiles<Dot, false>, b, 1, first, m, sums);
+           });
 }
 
 template <class Dot>
 void gemm_i4(const GemmArgs& a) {
   alignas(64) char room[kGroup * kWideBytes];
-  multiply(a, {.part = kColumns, .block = kColumns, .unit = 1 / 16.f},
+  multiply(a, {.part = kI4Columns, .block = kI4Columns, .unit = 1 / 16.f},
            [&](Block& b, int first, int m, Sum* sums) {
              for (int p = 0; p < b.n_panels; ++p) {
                widen_i4(b.w[p], b.ahead[p], b.n / 8, room + p * kWideBytes);

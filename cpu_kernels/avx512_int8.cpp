@@ -1,5 +1,5 @@
 // Products of bytes: VPDPBUSD multiplies four columns of 16 rows at a time. A block of columns is
-// summed in integers, exactly (255 * 128 * 256 < 2^24), then scaled and added as float.
+// summed in integers, exactly (255 * 128 * 512 < 2^24), then scaled and added as float.
 #include "cpu_kernels/avx512_i4.h"
 #include "cpu_kernels/avx512_one_row.h"
 #include "cpu_kernels/avx512_panels.h"
@@ -7,10 +7,11 @@
 namespace tandem::cpu {
 namespace {
 
-constexpr int kColumns = 256;        // summed in integers
+constexpr int kColumns = 512;        // of INT8 summed in integers: 32 KiB in a group
+constexpr int kI4Columns = 256;      // of INT4 that are widened together
 constexpr int kFewColumns = 512;     // of INT4 that one tile takes where nothing is widened
 constexpr float kI4Unit = 1 / 16.f;  // widen_i4() makes sixteen times the codes
-constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // of one panel
+constexpr int kWideBytes = kI4Columns / 4 * kStepBytes;  // of one panel
 
 // A sum of four products of bytes is added to each lane.
 Integers dot(Integers sum, __m512i x, __m512i w) {
@@ -125,7 +126,7 @@ struct RowOfI4 {
   using Vector = Integers;
   static constexpr WeightType kType = WeightType::kI4;
   static constexpr ScalesOf kScales = ScalesOf::kGroups;
-  static constexpr int kColumns = cpu::kColumns, kXBytes = 8, kAhead = 2048;
+  static constexpr int kColumns = kI4Columns, kXBytes = 8, kAhead = 2048;
   static constexpr float kUnit = kI4Unit;
   static constexpr bool kAlways = true;
 
@@ -143,7 +144,8 @@ struct RowOfI4 {
 
 void gemm_i8(const GemmArgs& a) {
   if (multiply_one_row<RowOfI8>(a)) return;
-  const Order order = {.part = kColumns, .ahead = a.m <= kMaxRows ? kAheadOfFew : kAheadOfMany};
+  const Order order = {.part = kColumns,
+                       .ahead = a.m <= kMaxRows ? kAheadOfFew : kColumns / 4 * kStepBytes};
   multiply(a, order, [&a](Block& b, int first, int m, Sum* sums) {
     add_rows(a, kTiles<4>, kTiles<2>, kTiles<1>, kTiles<0>, b, 1, first, m, sums);
   });
@@ -153,8 +155,8 @@ void gemm_i4(const GemmArgs& a) {
   if (multiply_one_row<RowOfI4>(a)) return;
   alignas(64) char room[kGroup * kWideBytes];
   const bool few = a.m <= kMostFew;
-  const Order order = {.part = kColumns,
-                       .block = few ? kFewColumns : kColumns,
+  const Order order = {.part = kI4Columns,
+                       .block = few ? kFewColumns : kI4Columns,
                        .ahead = a.m <= kGroupMax ? kAheadOfFew : kAheadOfMany,
                        .unit = kI4Unit};
   multiply(a, order, [&](Block& b, int first, int m, Sum* sums) {
