@@ -11,7 +11,14 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kTracks[] = {"GPU", "hand-off", "CPU"};
 
-Json mean_parts(const Timeline& timeline);
+struct Sum {
+  double seconds = 0;
+  int n = 0;
+};
+using Sums = std::map<std::string, Sum>;  // by part
+
+Json mean_parts(const Timeline& timeline, const std::vector<PlannedLayer>& planned);
+Json beside_planned(const Sums& sums, const LayerTime& planned);
 
 }  // namespace
 
@@ -24,7 +31,7 @@ void Timeline::add(const char* name, Track track, int layer, double begin, doubl
     spans_.push_back({name, track, layer, n_steps_ - 1, begin, end});
 }
 
-std::string timeline_json(const Timeline& timeline) {
+std::string timeline_json(const Timeline& timeline, const std::vector<PlannedLayer>& planned) {
   double start = 0;
   for (const Timeline::Span& s : timeline.spans())
     start = start == 0 ? s.begin : std::min(start, s.begin);
@@ -44,17 +51,14 @@ std::string timeline_json(const Timeline& timeline) {
          {"ts", (s.begin - start) * 1e6},
          {"dur", (s.end - s.begin) * 1e6},
          {"args", {{"layer", s.layer}, {"step", s.step}, {"tokens", timeline.n_tokens(s.step)}}}});
-  return Json{{"traceEvents", events}, {"mean_seconds_a_layer", mean_parts(timeline)}}.dump();
+  return Json{{"traceEvents", events}, {"mean_seconds_a_layer", mean_parts(timeline, planned)}}
+      .dump();
 }
 
 namespace {
 
-Json mean_parts(const Timeline& timeline) {
-  struct Sum {
-    double seconds = 0;
-    int n = 0;
-  };
-  std::map<int, std::map<std::string, Sum>> sums;  // by tokens of a step, by part
+Json mean_parts(const Timeline& timeline, const std::vector<PlannedLayer>& planned) {
+  std::map<int, Sums> sums;  // by tokens of a step
   for (const Timeline::Span& s : timeline.spans()) {
     Sum& sum = sums[timeline.n_tokens(s.step)]
                    [std::string(kTracks[static_cast<int>(s.track)]) + ": " + s.name];
@@ -66,8 +70,53 @@ Json mean_parts(const Timeline& timeline) {
     Json of_parts = Json::object();
     for (const auto& [name, sum] : parts) of_parts[name] = sum.seconds / sum.n;
     means.push_back({{"tokens", n_tokens}, {"parts", of_parts}});
+    for (const PlannedLayer& layer : planned)
+      if (layer.tokens == n_tokens)
+        means.back()["beside_planned"] = beside_planned(parts, layer.time);
   }
   return means;
+}
+
+// The planner's parts and the spans that measure them.
+struct Beside {
+  const char* name;
+  std::vector<Part> planned;
+  std::vector<const char*> measured;
+};
+const std::vector<Beside>& comparisons() {
+  static const std::vector<Beside> all = {
+      {"attention_and_router",
+       {Part::kProjections, Part::kAttention, Part::kRouter},
+       {"GPU: attention and router"}},
+      {"shared", {Part::kShared}, {"GPU: shared expert"}},
+      {"gpu_experts", {Part::kGpuExperts}, {"GPU: experts, gate and up", "GPU: experts, down"}},
+      {"cpu_experts", {Part::kCpuExperts}, {"CPU: experts"}},
+      {"streaming", {Part::kStreaming}, {"GPU: experts of host memory"}},
+      {"exchange",
+       {Part::kExchange},
+       {"GPU: hands down", "hand-off: down", "hand-off: up", "GPU: adds the CPU's sum"}}};
+  return all;
+}
+
+// Spans of the GPU follow one another: together they are the layer.
+Json beside_planned(const Sums& sums, const LayerTime& planned) {
+  const int n_layers = sums.at("GPU: shared expert").n;
+  const auto pair_of = [&](double measured, double predicted) {
+    return Json{{"measured", measured / n_layers}, {"predicted", predicted}};
+  };
+  Json pairs = Json::object();
+  for (const Beside& b : comparisons()) {
+    double measured = 0, predicted = 0;
+    for (const char* span : b.measured)
+      if (const auto it = sums.find(span); it != sums.end()) measured += it->second.seconds;
+    for (const Part part : b.planned) predicted += planned[part];
+    if (measured > 0 || predicted > 0) pairs[b.name] = pair_of(measured, predicted);
+  }
+  double layer = 0;
+  for (const auto& [name, sum] : sums)
+    if (name.starts_with("GPU: ")) layer += sum.seconds;
+  pairs["layer"] = pair_of(layer, planned.seconds);
+  return pairs;
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "offload/plan/planned_layers.h"
+
 namespace tandem {
 
 class Timeline {
@@ -35,7 +37,7 @@ class Timeline {
 };
 
 // Spans as trace events; beside them, of steps of as many tokens each, the mean seconds a layer of
-// every part.
-std::string timeline_json(const Timeline& timeline);
+// every part, and where a layer of as many tokens was planned, its parts beside the measured ones.
+std::string timeline_json(const Timeline& timeline, const std::vector<PlannedLayer>& planned = {});
 
 }  // namespace tandem

@@ -95,7 +95,7 @@ int plan_command(const Options& o) {
   const Plan plan = p.placement.empty() ? tandem::plan(request)
                                         : assess(request, placement_from_file(p.placement));
   const std::vector<Change> changes = possible_changes(request, plan);
-  if (!p.out.empty()) write_new_file(p.out, placement_to_json(plan.placement).dump(2) + "\n");
+  if (!p.out.empty()) write_new_file(p.out, placement_file(plan).dump(2) + "\n");
   if (!p.plot.empty()) write_new_file(p.plot, plan_plot(request, plan));
   nlohmann::ordered_json report;
   std::string text;

@@ -5,7 +5,9 @@
 
 #include "console.h"
 #include "conversation.h"
+#include "io/json.h"
 #include "io/new_file.h"
+#include "offload/plan/placement_json.h"
 
 namespace tandem {
 namespace {
@@ -71,7 +73,13 @@ int run_command(const Options& options) {
   std::optional<NewFile> statistics;
   if (!options.record_routing.empty()) statistics.emplace(options.record_routing);
   std::optional<NewFile> timeline;
-  if (!options.timeline.empty()) timeline.emplace(options.timeline);
+  std::vector<PlannedLayer> planned;
+  if (!options.timeline.empty()) {
+    timeline.emplace(options.timeline);
+    const std::string& placement = options.model.placement;
+    if (!placement.empty())
+      planned = planned_layers(read_text_file(placement, kMaxPlacementBytes), placement);
+  }
   ModelOptions model = options.model;
   model.record_routing = statistics.has_value();
   model.record_timeline = timeline.has_value();
@@ -91,7 +99,7 @@ int run_command(const Options& options) {
     statistics->close();
   }
   if (timeline) {
-    timeline->write(timeline_json(*loaded.timeline()));
+    timeline->write(timeline_json(*loaded.timeline(), planned));
     timeline->close();
   }
 

@@ -33,12 +33,18 @@ Json plan_report(const PlanRequest& request, const Plan& plan, const std::vector
           {"machine", machine_to_json(request.machine)},
           {"concurrency", plan.workload.concurrency},
           {"context", plan.workload.context},
-          {"placement", placement_to_json(plan.placement)},
+          {"placement", placement_file(plan)},
           {"memory", memory},
           {"predicted", prediction_report(plan.prediction)},
           {"limit", plan.limit},
           {"reasons", plan.reasons},
           {"changes", bring}};
+}
+
+Json placement_file(const Plan& plan) {
+  Json file = placement_to_json(plan.placement);
+  file["predicted"] = prediction_report(plan.prediction);
+  return file;
 }
 
 Json prediction_report(const Prediction& p) {

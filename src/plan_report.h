@@ -13,6 +13,8 @@ namespace tandem {
 nlohmann::ordered_json plan_report(const PlanRequest& request, const Plan& plan,
                                    const std::vector<Change>& changes);
 nlohmann::ordered_json prediction_report(const Prediction& prediction);
+// The placement, and what is predicted of it.
+nlohmann::ordered_json placement_file(const Plan& plan);
 
 std::string plan_text(const PlanRequest& request, const Plan& plan,
                       const std::vector<Change>& changes);

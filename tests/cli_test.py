@@ -234,6 +234,7 @@ class Works(unittest.TestCase):
         self.assertTrue((folder / "p.svg").read_text().endswith("</svg>\n"))
         report = json.loads(self.ok(*arguments, "--json"))
         self.assertEqual(report["placement"], json.loads((folder / "p.json").read_text()))
+        self.assertEqual(report["placement"]["predicted"], report["predicted"])
         self.assertGreater(report["predicted"]["decode_tokens_per_second"], 5)
         self.assertIn("cpu_experts", report["predicted"]["time_per_layer_seconds"])
         self.assertEqual(set(report["memory"]), {"host0.cpu", "host0.gpu0"})

@@ -11,6 +11,7 @@
 
 #include "conversation.h"
 #include "engine/score.h"
+#include "gpu_kernels/runtime.h"
 #include "offload/plan/cost.h"
 #include "offload/plan/placement_json.h"
 #include "tests/check_close.h"
@@ -156,7 +157,8 @@ TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
 // the tokens for both. Where two experts are as good as each other, rounding decides: such a
 // sequence begins anew.
 TEST(HybridEngine, StepsOfChangingBatchesFollowTheCpu) {
-  constexpr int kSequences = 3, kSteps = 200, kEnd = 40;
+  constexpr int kSequences = 3, kEnd = 40;
+  const int n_steps = gpu::open_card().emulated ? 200 : 1000;  // emulated a step takes 0.1 s
   const CardMemory memory(kEnough);
   const std::string directory = kGolden + "v2_lite";
   const ModelConfig config = ModelConfig::from_directory(directory);
@@ -177,7 +179,7 @@ TEST(HybridEngine, StepsOfChangingBatchesFollowTheCpu) {
   Conversations both(on_both.model(), on_both.cache(), 2, kSequences);
   std::vector<int32_t> next(kSequences);
   int n_rows = 0, n_ties = 0;
-  for (int i = 0; i < kSteps; ++i) {
+  for (int i = 0; i < n_steps; ++i) {
     std::vector<Conversations::Part> parts;
     for (int s = 0; s < kSequences; ++s) {
       if (rng() % 3 == 0 && !(parts.empty() && s == kSequences - 1)) continue;

@@ -296,10 +296,27 @@ TEST_F(HybridHandOff, ATimelineHasAllParts) {
   EXPECT_EQ(n_spans["waits for the CPU"], 4);
   EXPECT_EQ(n_spans["experts, down"], 4) << "of the card in layers 1 and 3";
   EXPECT_EQ(n_spans["shared expert"], 6);
-  const auto json = nlohmann::json::parse(timeline_json(timeline));
+  LayerTime planned;
+  planned[Part::kCpuExperts] = 3;
+  planned[Part::kAttention] = planned[Part::kRouter] = 1;
+  planned.seconds = 7;
+  const auto json = nlohmann::json::parse(timeline_json(timeline, {{2, planned}}));
   EXPECT_EQ(json["traceEvents"].size(), timeline.spans().size() + 3);
-  EXPECT_EQ(json["mean_seconds_a_layer"].size(), 2u);
-  EXPECT_GT(json["mean_seconds_a_layer"][1]["parts"]["CPU: experts"], 0);
+  ASSERT_EQ(json["mean_seconds_a_layer"].size(), 2u);
+  const auto &one = json["mean_seconds_a_layer"][0], &two = json["mean_seconds_a_layer"][1];
+  EXPECT_GT(two["parts"]["CPU: experts"], 0);
+  EXPECT_FALSE(one.contains("beside_planned")) << "nothing was planned of one token";
+  const auto& beside = two["beside_planned"];
+  EXPECT_EQ(beside["cpu_experts"]["predicted"], 3);
+  EXPECT_NEAR(beside["cpu_experts"]["measured"],
+              2. / 3 * two["parts"]["CPU: experts"].get<double>(), 1e-12)
+      << "two of three layers have experts on the CPU";
+  EXPECT_EQ(beside["attention_and_router"]["predicted"], 2);
+  EXPECT_EQ(beside["layer"]["predicted"], 7);
+  double gpu = 0;
+  for (const Timeline::Span& s : timeline.spans())
+    if (s.step == 1 && s.track == Timeline::Track::kGpu) gpu += (s.end - s.begin) / 3;
+  EXPECT_NEAR(beside["layer"]["measured"], gpu, 1e-9);
 }
 
 // Short delays fall into the CPU's polling, long ones into its sleep.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "offload/plan/placement_json.h"
+#include "offload/plan/planned_layers.h"
 #include "tests/planner_cases.h"
 
 namespace tandem {
@@ -38,6 +39,26 @@ class Edited : public ::testing::Test {
 TEST_F(Edited, UnchangedIsSound) {
   EXPECT_EQ(refusal([](Json&) {}), "no error");
   EXPECT_EQ(placement_to_json(placement_from_json(text_.dump(), "p.json")), text_);
+}
+
+// What was predicted stands in the file for --timeline; the placement does not depend on it.
+TEST_F(Edited, KeepsWhatWasPredicted) {
+  EXPECT_TRUE(planned_layers(text_.dump(), "p.json").empty());
+  nlohmann::ordered_json file = text_;
+  file["predicted"] = nlohmann::ordered_json::parse(
+      R"({"decode": {"tokens": 1, "moe_layer":
+            {"layers": 58, "seconds": 0.002, "parts": {"router": 0.001, "cpu_experts": 0.0015}}},
+          "prefill": {"tokens": 512, "dense_layer": {"seconds": 1}}, "load_seconds": null})");
+  EXPECT_EQ(placement_to_json(placement_from_json(file.dump(), "p.json")), text_);
+  const std::vector<PlannedLayer> layers = planned_layers(file.dump(), "p.json");
+  ASSERT_EQ(layers.size(), 1u) << "a chunk has no MoE layer here";
+  EXPECT_EQ(layers[0].tokens, 1);
+  EXPECT_EQ(layers[0].time.seconds, 0.002);
+  EXPECT_EQ(layers[0].time[Part::kCpuExperts], 0.0015);
+  EXPECT_EQ(layers[0].time[Part::kShared], 0);
+  file["predicted"]["decode"]["moe_layer"]["parts"]["router"] = "1 ms";
+  EXPECT_TRUE(says(error_of([&] { planned_layers(file.dump(), "p.json"); }),
+                   "p.json: predicted: decode: moe_layer: parts: router is \"1 ms\""));
 }
 
 TEST_F(Edited, NamesLayerAndExpert) {

@@ -11,7 +11,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kMaxFileBytes = 64 << 20;
 constexpr int kMaxLayers = 1 << 16, kMaxExperts = 1 << 16, kMaxDevices = 1 << 16;
 constexpr int kMaxTokens = 1 << 30;
 const char* const kBackbone = "backbone";
@@ -74,12 +73,13 @@ Placement placement_from_json(std::string_view text, const std::string& source) 
   p.stream_from_tokens = prefill.integer("stream_from_tokens", 0, kMaxTokens);
   prefill.refuse_others();
   p.micro_batches = fields.integer("micro_batches", 1, 2);
+  fields.ignore("predicted");  // planned_layers.h
   fields.refuse_others();
   return p;
 }
 
 Placement placement_from_file(const std::string& path) {
-  return placement_from_json(read_text_file(path, kMaxFileBytes), path);
+  return placement_from_json(read_text_file(path, kMaxPlacementBytes), path);
 }
 
 std::string ranges_text(const std::vector<int>& numbers) {

@@ -14,6 +14,7 @@ nlohmann::ordered_json placement_to_json(const Placement& placement);
 // machine is check_placement()'s matter.
 Placement placement_from_json(std::string_view text, const std::string& source);
 Placement placement_from_file(const std::string& path);
+constexpr int64_t kMaxPlacementBytes = 64 << 20;  // of a file
 
 // "0-3,7" <-> 0, 1, 2, 3, 7. Numbers ascend and are below `end`.
 std::string ranges_text(const std::vector<int>& numbers);
