@@ -74,6 +74,8 @@ Extensions extensions_here() {
   return {.avx_vnni = cpu_has(Feature::kAvxVnni), .avx512_bf16 = cpu_has(Feature::kAvx512Bf16)};
 }
 
+#ifndef __SANITIZE_THREAD__  // then thread_sanitizer.cpp
 KernelTable kernels_for(Isa isa) { return table_of(isa, extensions_here()); }
+#endif
 
 }  // namespace tandem::cpu

@@ -151,7 +151,7 @@ MUTANTS = [
     ("panels: columns begin in the first scale block", "cpu_kernels/panels.h", [("next_ = w.col0 / width_;", "next_ = 0;")]),
     ("scales of a part converted as if it were the whole", "src/ops/cpu_weights.cpp", [("(stored.col0 + c) / stored.block_cols", "c / stored.block_cols")]),
     ("panels: one scale for rows of two blocks", "cpu_kernels/panels.h", [("if (first == last) return", "if (first <= last) return")]),
-    ("panels: scale of the wrong group of columns", "cpu_kernels/panels.h", [("rows_[0] + block * kPanelRows,", "rows_[0] + 0 * block,")]),
+    ("panels: scale of the wrong group of columns", "cpu_kernels/panels.h", [("groups_ + block * kScalePanels * kPanelRows;", "groups_ + 0 * block;")]),
     ("panels: a scale reaches into the next block", "cpu_kernels/panels.h", [("const int taken = min(n, left_);", "const int taken = n;")]),
     ("panels: rows of x from the wrong place", "cpu_kernels/panels.h", [("x_row(a.x, first + i + r)", "x_row(a.x, i + r)")]),
     ("panels: rows before the first one not skipped", "cpu_kernels/panels.h", [("const int skip = static_cast<int>(a.first_row % kPanelRows);", "const int skip = 0;")]),
