@@ -105,8 +105,7 @@ template <class Format>
 [[gnu::noinline]] bool multiply_one_row(const GemmArgs& a) {
   constexpr ScalesOf kScales = Format::kScales;
   constexpr int kColumnsOfStep = columns_of_step(Format::kType);
-  constexpr int kFirst = kScales == ScalesOf::kGroups ? kScalePanels * kPanelRows : kPanelRows;
-  if (a.m != 1 || a.first_row % kFirst != 0 || a.n % kGroupRows != 0) return false;
+  if (a.m != 1 || a.first_row % kPanelRows != 0 || a.n % kGroupRows != 0) return false;
   const int part = part_of<Format>(a);
   if (part == 0) return false;
 
