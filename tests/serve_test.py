@@ -160,6 +160,7 @@ class Serving(unittest.TestCase):
         self.refused(talk, {"model": TINY}, 400, "messages")
         self.refused(talk, {"messages": [{"content": "x"}]}, 400, "messages[0]", "role")
         self.refused(talk, {"messages": [{"role": "user", "content": 5}]}, 400, "content")
+        self.refused(talk, {"messages": [{"role": "assistant", "tool_calls": {}}]}, 400, "messages[0].tool_calls")
         self.refused(complete, {"prompt": [[1, "a"]]}, 400, "prompt")
         self.refused(complete, {"prompt": [99999]}, 400, "99999")
         self.refused(complete, {"prompt": []}, 400, "prompt")

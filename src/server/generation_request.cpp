@@ -122,6 +122,8 @@ void read_messages(const RequestFields& fields, GenerationRequest& r) {
     const nlohmann::ordered_json* content = message.find("content");
     if (content && !content->is_string() && !content->is_array())
       message.refuse("content", "a text or a list of parts");
+    const nlohmann::ordered_json* calls = message.find("tool_calls");
+    if (calls && !calls->is_array()) message.refuse("tool_calls", "a list of calls");
     message.text("tool_call_id", "");
   }
   r.messages = *value;
