@@ -8,7 +8,7 @@
 .PHONY: all configure build run test deps bench bench-report validate-planner bundle asan tsan fuzz mutants format lint clean
 
 PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev \
-            nlohmann-json3-dev libboost-dev libssl-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev python3 python3-jinja2
+            nlohmann-json3-dev libboost-dev libssl-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev python3 python3-venv python3-jinja2
 LINT_PACKAGES := clang-format-14 clang-tidy-14
 JOBS := $(shell nproc)
 FUZZ_SECONDS ?= 600
@@ -21,6 +21,7 @@ run: configure
 	@./build/release/tandem run --temp 0 -p "What is 478 + 356?"
 
 test: build
+	@tools/client_packages.sh
 	@tools/fuzz.sh 3
 	@ctest --test-dir build/release --output-on-failure -j$(JOBS)
 

@@ -1,5 +1,5 @@
 """tandem serve as clients meet it: raw HTTP, a strict copy of how the common serving benchmark reads a stream, the real
-`openai` package where it can be imported, crowds, aborts, slow and broken clients.
+`openai` package where it could be installed, crowds, aborts, slow and broken clients.
 
     python3 tests/serve_test.py PATH_OF_TANDEM
 """
@@ -13,6 +13,9 @@ import time
 import unittest
 
 from running_server import ANSWER, QUESTION, ROOT, THINKING, TINY, Server, chat
+
+# Of tools/client_packages.sh; before older packages of this machine.
+sys.path.insert(1, str(ROOT / f"build/clients/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"))
 
 
 def benchmark_client(server, prompt, n):
