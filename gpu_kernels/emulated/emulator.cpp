@@ -69,6 +69,10 @@ SharedMemory allocate_shared(int64_t bytes) {
 
 class Block {
  public:
+  // Room that grew within a fiber would look like a race to ThreadSanitizer.
+  Block() {
+    for (auto& warp : meetings_) warp.reserve(kMostMasks);
+  }
   ~Block();
   void run(Grid& grid, int index);
 
@@ -93,6 +97,7 @@ class Block {
   [[noreturn]] void report_deadlock() const;
   static void fiber_main();
 
+  static constexpr int kMostMasks = 32;  // with which lanes of a warp usually meet
   Context scheduler_;
   Stacks stacks_;
   std::vector<Fiber> fibers_;
