@@ -210,18 +210,22 @@ void HybridExperts::serve(int layer, int n_tokens) {
 }
 
 // Polls for about as long as the card takes for the rest of a layer of decoding, then sleeps
-// between looks.
+// between looks. Time in which this program was stopped (Ctrl-Z) is none of the card's.
 void HybridExperts::await_card(int layer) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kPolling = std::chrono::milliseconds(2);
   constexpr auto kNap = std::chrono::microseconds(50);
   constexpr int kLooksBetweenClocks = 64;
-  const Clock::time_point start = Clock::now();
+  constexpr Clock::duration kMostAtOnce = std::chrono::milliseconds(100);
+  Clock::time_point last = Clock::now();
+  Clock::duration waited{};
   bool polls = true;
   for (int look = 1; !handed_down_.take(); ++look) {
     polls ? _mm_pause() : std::this_thread::sleep_for(kNap);
     if (look % kLooksBetweenClocks > 0) continue;
-    const auto waited = Clock::now() - start;
+    const Clock::time_point now = Clock::now();
+    waited += std::min(now - last, kMostAtOnce);
+    last = now;
     polls = waited < kPolling;
     stream_.throw_if_failed();
     require(waited < patience_,

@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -94,6 +95,11 @@ struct Stream::Impl {
     capture = nullptr;
   }
 
+  void wait() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return queue.empty() && !busy; });
+  }
+
   void serve() {
     std::unique_lock lock(mutex);
     for (;;) {
@@ -115,6 +121,20 @@ struct Stream::Impl {
   }
 };
 
+namespace {
+
+// All that exist.
+struct Streams {
+  std::mutex mutex;
+  std::set<Stream::Impl*> all;
+};
+Streams& streams() {
+  static Streams streams;
+  return streams;
+}
+
+}  // namespace
+
 Card open_card() {
   const char* bytes = std::getenv("TANDEM_GPU_MEMORY");  // of the card, in bytes
   const int64_t memory = bytes ? std::atoll(bytes) : int64_t{1} << 30;
@@ -133,9 +153,15 @@ Buffer::Buffer(int64_t bytes, Site site) : bytes_(bytes), site_(site) {
   if (bytes > 0) data_ = emulated::allocate(bytes, site);
 }
 
+// Waits for all streams, as cudaFree() does: work that an error left under way may use the memory.
 Buffer::~Buffer() {
   refuse_in_recordings("memory is freed in a recording");
-  if (data_) emulated::release(data_, bytes_);
+  if (!data_) return;
+  {
+    const std::lock_guard lock(streams().mutex);
+    for (Stream::Impl* stream : streams().all) stream->wait();
+  }
+  emulated::release(data_, bytes_);
 }
 
 Event::Event() : impl_(new Impl) {}
@@ -147,8 +173,15 @@ void Event::wait() const {
   if (impl_->flag) impl_->flag->wait();
 }
 
-Stream::Stream() : impl_(new Impl) {}
+Stream::Stream() : impl_(new Impl) {
+  const std::lock_guard lock(streams().mutex);
+  streams().all.insert(impl_.get());
+}
 Stream::~Stream() {
+  {
+    const std::lock_guard lock(streams().mutex);
+    streams().all.erase(impl_.get());
+  }
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->closing = true;
@@ -189,8 +222,7 @@ void Stream::wait_for(const Event& event) {
 
 void Stream::wait() {
   refuse_in_recordings("a stream is waited for in a recording");
-  std::unique_lock lock(impl_->mutex);
-  impl_->changed.wait(lock, [&] { return impl_->queue.empty() && !impl_->busy; });
+  impl_->wait();
 }
 
 void Stream::throw_if_failed() const {  // failures abort
