@@ -434,7 +434,10 @@ def first_failing_test(tests):
         else:
             build([test])
             command = [str(program(test)), "--gtest_brief=1", "--gtest_fail_fast"]
-        result = run(command, timeout=600)
+        try:
+            result = run(command, timeout=300)
+        except subprocess.TimeoutExpired:
+            return f"{test}: hangs"
         if result.returncode != 0:
             failed = re.search(r"^(?:\[  FAILED  \]|FAIL:|ERROR:) ([^\s,(]+)", result.stdout + result.stderr, re.M)
             return f"{test}: {failed[1] if failed else 'aborted'}"
