@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <set>
 
@@ -186,6 +187,8 @@ std::vector<int32_t> alone(std::vector<int32_t> tokens, int n_new) {
 std::vector<int32_t> random_prompt(std::mt19937& rng, int longest) {
   const auto up_to = [&](int n) { return static_cast<int>(rng() % n); };
   std::vector<int32_t> prompt = text(1 + up_to(longest), up_to(3));
+  if (prompt.size() > kPageSize && up_to(4) == 0)  // the same pages behind another one
+    std::ranges::copy(text(kPageSize, up_to(3)), prompt.begin());
   if (up_to(3) == 0) return prompt;
   prompt.resize(std::max(1, static_cast<int>(prompt.size()) - up_to(40)));
   for (int n = up_to(60); n > 0 && static_cast<int>(prompt.size()) < longest; --n)
@@ -347,6 +350,24 @@ TEST(Scheduler, APromptWhoseTokensAllWantLogitsSharesTheRowsWithOthers) {
   EXPECT_EQ(plan[2].n, 199) << "no row is left for its last token";
   EXPECT_FALSE(plan[2].last);
   EXPECT_EQ(s.scheduler.cached_tokens(scored), 0);
+}
+
+TEST(Scheduler, AFoundPageHasTheSamePagesBeforeIt) {
+  Simulation s({.n_pages = 16, .max_tokens = 512, .max_running = 4});
+  const auto prompt = [](int first_page, int second_page) {
+    std::vector<int32_t> tokens = text(kPageSize, first_page);
+    for (const int32_t token : text(kPageSize, second_page)) tokens.push_back(token);
+    tokens.push_back(1);
+    return tokens;
+  };
+  for (const int first_page : {1, 2}) {
+    s.add(prompt(first_page, 10 + first_page), 1);
+    s.run();
+  }
+  const auto mixed = s.add(prompt(2, 11), 1);
+  s.step();
+  EXPECT_EQ(s.scheduler.counts().n_cached_tokens, kPageSize) << "the second page stood elsewhere";
+  EXPECT_EQ(s.n_ended[mixed], 1);
 }
 
 TEST(Scheduler, ForgottenPagesAreNotFound) {
