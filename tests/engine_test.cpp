@@ -271,6 +271,17 @@ TEST(Engine, StopStringsEndTheAnswer) {
   EXPECT_EQ(engine.submit(request).get().text, whole);
 }
 
+TEST(Engine, NothingIsComputedAfterAStopString) {
+  RunningEngine engine({});
+  EngineRequest request = question("What is 12 + 7?");
+  request.request.stop_ids.clear();
+  request.request.max_new_tokens = 1900;
+  request.answer.stops = {"ones"};
+  EXPECT_EQ(engine.submit(request).get().finish, FinishReason::kStop);
+  while (engine->counts().scheduler.n_running > 0) std::this_thread::yield();
+  EXPECT_LT(engine->counts().n_generated_tokens, 1000) << "a few steps until it is told";
+}
+
 TEST(Engine, EndsByLengthContextAndStopId) {
   RunningEngine engine({});
   EngineRequest request = question("What is 12 + 7?");

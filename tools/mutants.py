@@ -289,7 +289,7 @@ MUTANTS = [
     ("tensor parallel ranks share the latent cache", "offload/plan/placement.cpp",
      [("at(d).kv_bytes += kv;", "at(d).kv_bytes += kv / stage.tp;")]),
     ("dispatch in BF16", "offload/plan/cost.cpp", [("(c.dim + c.dim / kScaleColumns * kFloatBytes)", "(2 * c.dim + 0 * kScaleColumns)")]),
-    ("INT4 scales left out of an expert's bytes", "offload/plan/cost.cpp", [("scale_bytes = rows * blocks(cols, format.group) * kBf16Bytes;", "scales = 0;")]),
+    ("INT4 scales left out of an expert's bytes", "offload/plan/cost.cpp", [("scale_bytes = rows * blocks(cols, format.group) * kBf16Bytes;", "scale_bytes = 0;")]),
     ("more hot experts than fit", "offload/plan/assign.cpp", [("    --slots[top.seat];\n", "")]),
     ("an exact search that gives up too early", "offload/plan/assign.cpp", [("if (least >= best_) return;", "if (least * 1.2 >= best_) return;")]),
     ("an expert without owner passes", "offload/plan/placement.cpp", [("require(owned[e], ", "require(owned[e] || true, ")]),
