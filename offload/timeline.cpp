@@ -98,17 +98,23 @@ const std::vector<Beside>& comparisons() {
   return all;
 }
 
-// Spans of the GPU follow one another: together they are the layer.
+Sum sum_of(const Sums& sums, const char* part) {
+  const auto it = sums.find(part);
+  return it == sums.end() ? Sum() : it->second;
+}
+
+// Spans of the GPU follow one another: together they are the layer. Null where there was no room
+// for a whole one.
 Json beside_planned(const Sums& sums, const LayerTime& planned) {
-  const int n_layers = sums.at("GPU: shared expert").n;
+  const int n_layers = sum_of(sums, "GPU: shared expert").n;
+  if (n_layers == 0) return nullptr;
   const auto pair_of = [&](double measured, double predicted) {
     return Json{{"measured", measured / n_layers}, {"predicted", predicted}};
   };
   Json pairs = Json::object();
   for (const Beside& b : comparisons()) {
     double measured = 0, predicted = 0;
-    for (const char* span : b.measured)
-      if (const auto it = sums.find(span); it != sums.end()) measured += it->second.seconds;
+    for (const char* span : b.measured) measured += sum_of(sums, span).seconds;
     for (const Part part : b.planned) predicted += planned[part];
     if (measured > 0 || predicted > 0) pairs[b.name] = pair_of(measured, predicted);
   }

@@ -352,12 +352,7 @@ TEST(Engine, LogprobsAreOfTheChosenToken) {
 }
 
 // By score(), in double.
-std::vector<double> expected_logprobs(std::span<const int32_t> tokens) {
-  LoadedModel loaded({.directory = kModel,
-                      .n_threads = 1,
-                      .context = 2048,
-                      .max_logits = 64,
-                      .attention = AttentionForm::kAbsorbed});
+std::vector<double> expected_logprobs(LoadedModel& loaded, std::span<const int32_t> tokens) {
   std::vector<double> logprobs;
   score(loaded.model(), loaded.cache(), tokens, 0, [&](int64_t i, std::span<const float> logits) {
     double sum = 0;
@@ -378,9 +373,14 @@ TEST(Engine, ScoresPromptsAloneAndInACrowdThatIsPreempted) {
     if (endings.size() % 2 == 0) r.request.max_new_tokens = 0;
     endings.push_back(tight.submit(r));
   }
+  LoadedModel loaded({.directory = kModel,
+                      .n_threads = 1,
+                      .context = 2048,
+                      .max_logits = 64,
+                      .attention = AttentionForm::kAbsorbed});
   for (size_t i = 0; i < requests.size(); ++i) {
     const std::vector<int32_t>& prompt = requests[i].request.prompt;
-    const std::vector<double> expected = expected_logprobs(prompt);
+    const std::vector<double> expected = expected_logprobs(loaded, prompt);
     const Ending ending = endings[i].get();
     EXPECT_EQ(ending.tokens.empty(), i % 2 == 0);
     ASSERT_EQ(ending.prompt.size(), prompt.size() - 1);

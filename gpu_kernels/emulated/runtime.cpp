@@ -179,15 +179,13 @@ Stream::Stream() : impl_(new Impl) {
 }
 Stream::~Stream() {
   {
-    const std::lock_guard lock(streams().mutex);
-    streams().all.erase(impl_.get());
-  }
-  {
     const std::lock_guard lock(impl_->mutex);
     impl_->closing = true;
     impl_->changed.notify_all();
   }
   impl_->worker.join();
+  const std::lock_guard lock(streams().mutex);
+  streams().all.erase(impl_.get());
 }
 
 // A recorded copy happens at every replay, when the host's own memory may hold anything or be gone.
