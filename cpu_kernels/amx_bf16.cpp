@@ -19,8 +19,9 @@ void gemm_by_tiles(const GemmArgs& a) {
     if (a.w.type == WeightType::kBF16) {
       tiles_in_place(b, per_step, room);
     } else {
-      widen_tiles(b, per_step, room,
-                  [&](__m512i step, __m512i* w0, __m512i* w1) { widen_e4m3(table, step, w0, w1); });
+      widen_tiles(b, per_step, room, [&](int, int, __m512i step, __m512i* w0, __m512i* w1) {
+        widen_e4m3(table, step, w0, w1);
+      });
     }
     add_tiles<Bf16Product>(a, b, first, m, sums, room);
   });

@@ -19,8 +19,19 @@ void gemm_by_tiles(const GemmArgs& a) {
   multiply(a, order, [&](Block b, int first, int m, Sum* sums) {
     if (a.w.type == WeightType::kI8) {
       tiles_in_place(b, per_step, room);
+    } else if (a.w.type == WeightType::kI4) {
+      widen_tiles(b, per_step, room, [](int, int, __m512i step, __m512i* low, __m512i* high) {
+        widen_i4(step, low, high);
+      });
     } else {
-      widen_tiles(b, per_step, room, widen_i4);
+      const int group = b.group / per_step, shift = __builtin_ctz(group);
+      Multipliers of_group;
+      widen_tiles(b, per_step, room,
+                  [&](int panel, int s, __m512i step, __m512i* low, __m512i* high) {
+                    if ((s & (group - 1)) == 0)
+                      of_group = multipliers_of(b.multipliers[panel] + (s >> shift) * kMultipliers);
+                    widen_i4(step, of_group, low, high);
+                  });
     }
     add_tiles<ByteProduct>(a, b, first, m, sums, room);
   });

@@ -63,7 +63,7 @@ void tiles_in_place(Block& b, int columns_per_step, Room<Product>& room) {
   }
 }
 
-// FP8 and INT4: widen(step, &first, &second) makes two steps of one.
+// FP8 and INT4: widen(panel, s, step, &first, &second) makes two steps of step s of a panel.
 template <class Product, class Widen>
 void widen_tiles(Block& b, int columns_per_step, Room<Product>& room, Widen widen) {
   const int n_steps = (b.n + columns_per_step - 1) / columns_per_step;
@@ -73,7 +73,7 @@ void widen_tiles(Block& b, int columns_per_step, Room<Product>& room, Widen wide
     for (int s = 0; s < n_steps; ++s, from += kStepBytes, to += 2 * kStepBytes) {
       _mm_prefetch(b.ahead[p] + s * kStepBytes, _MM_HINT_T0);
       __m512i first, second;
-      widen(_mm512_load_si512(from), &first, &second);
+      widen(p, s, _mm512_load_si512(from), &first, &second);
       _mm512_store_si512(to, first);
       _mm512_store_si512(to + kStepBytes, second);
     }

@@ -277,6 +277,7 @@ void decode(const DecodeArgs& a) {
       return widen<LoadE4m3>(a.from, a.n, a.to);
     case WeightType::kI8:
     case WeightType::kI4:
+    case WeightType::kI4TwoLevel:
       break;  // exist packed only
   }
 }

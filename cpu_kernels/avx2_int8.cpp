@@ -28,6 +28,12 @@ struct WordDot {
 constexpr int kStepsInWords = 8;                    // 8 * 2 * 255 * 8 = 32,640 < 2^15
 constexpr int kColumnsInWords = 4 * kStepsInWords;  // divides every group
 
+// A lane's number in both of its words.
+__m256i words_of(__m256i lanes) {
+  return _mm256_or_si256(_mm256_slli_epi32(lanes, 16),
+                         _mm256_and_si256(lanes, _mm256_set1_epi32(0xffff)));
+}
+
 // The sums of kStepsInWords steps. M rows of 2 accumulators, 2 of weights and 1 of x: 15 registers.
 template <int M>
 void sum_in_words(const char* const* x, const char* w, int first, Words (&acc)[M][2]) {
@@ -46,32 +52,39 @@ void sum_in_words(const char* const* x, const char* w, int first, Words (&acc)[M
     step(s, [](Words& sum, Words products) { sum += products; });
 }
 
-template <int M>
+// With two levels of scales the widening multiplies by the row's multiplier, otherwise by one.
+template <int M, bool kTwoLevel>
 void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
-  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i times[2] = {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
   for (int part = 0, s = 0; part < b.n / b.part; ++part) {
     Integers total[M][1][2] = {};
     for (int c = 0; c < b.part; c += kColumnsInWords, s += kStepsInWords) {
+      if (kTwoLevel && c % b.group == 0)
+        for (int h = 0; h < 2; ++h)
+          times[h] =
+              words_of(multipliers_of(b.multipliers[panel] + c / b.group * kMultipliers + h * 8));
       Words acc[M][2];
       sum_in_words<M>(x, b.w[panel], s, acc);
 #pragma GCC unroll 8
       for (int r = 0; r < M; ++r)
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h)
-          total[r][0][h] += (Integers)_mm256_madd_epi16((__m256i)acc[r][h], ones);
+          total[r][0][h] += (Integers)_mm256_madd_epi16((__m256i)acc[r][h], times[h]);
     }
     add_sums<M, 1>(total, b, panel, part, sums);
   }
 }
 
-template <int M>
+template <int M, bool kTwoLevel>
 void group_i4(const char* const* x, const Block& b, int, Sum* sums) {
-  for (int p = 0; p < kGroup; ++p) tile_i4<M>(x, b, p, sums);
+  for (int p = 0; p < kGroup; ++p) tile_i4<M, kTwoLevel>(x, b, p, sums);
 }
 
-constexpr Tiles kI4Tiles[] = {{tile_i4<1>, group_i4<1>}, {tile_i4<2>, group_i4<2>},
-                              {tile_i4<3>, group_i4<3>}, {tile_i4<4>, group_i4<4>},
-                              {tile_i4<5>, group_i4<5>}, {tile_i4<6>, group_i4<6>}};
+template <int M, bool kTwoLevel>
+constexpr Tiles kI4Pair = {tile_i4<M, kTwoLevel>, group_i4<M, kTwoLevel>};
+template <bool kTwoLevel>
+constexpr Tiles kI4Tiles[] = {kI4Pair<1, kTwoLevel>, kI4Pair<2, kTwoLevel>, kI4Pair<3, kTwoLevel>,
+                              kI4Pair<4, kTwoLevel>, kI4Pair<5, kTwoLevel>, kI4Pair<6, kTwoLevel>};
 
 // INT4 steps to twice as many steps of bytes.
 void spread_i4(const char* from, const char* ahead, int n_steps, char* to) {
@@ -91,21 +104,24 @@ void spread_i4(const char* from, const char* ahead, int n_steps, char* to) {
   }
 }
 
+template <bool kTwoLevel>
 void gemm_i4_words(const GemmArgs& a) {
+  constexpr int kPart = kTwoLevel ? kColumns : kI4Columns;
   alignas(64) char room[kGroup * kWideBytes];
-  multiply(a, {.part = kI4Columns, .block = kI4Columns},
-           [&](Block& b, int first, int m, Sum* sums) {
-             for (int p = 0; p < b.n_panels; ++p) {
-               spread_i4(b.w[p], b.ahead[p], b.n / 8, room + p * kWideBytes);
-               b.w[p] = room + p * kWideBytes;
-             }
-             add_rows(a, kI4Tiles, b, 1, first, m, sums);
-           });
+  multiply(a, {.part = kPart, .block = kPart}, [&](Block& b, int first, int m, Sum* sums) {
+    for (int p = 0; p < b.n_panels; ++p) {
+      spread_i4(b.w[p], b.ahead[p], b.n / 8, room + p * kWideBytes);
+      b.w[p] = room + p * kWideBytes;
+    }
+    add_rows(a, kI4Tiles<kTwoLevel>, b, 1, first, m, sums);
+  });
 }
 
 void gemm(const GemmArgs& a) {
   if (a.x.type != ActivationType::kU8) return avx2_gemm(a);
-  a.w.type == WeightType::kI8 ? gemm_i8<WordDot>(a) : gemm_i4_words(a);
+  a.w.type == WeightType::kI8           ? gemm_i8<WordDot>(a)
+  : a.w.type == WeightType::kI4TwoLevel ? gemm_i4_words<true>(a)
+                                        : gemm_i4_words<false>(a);
 }
 
 // The first n of 8 floats, zeros after them.
@@ -133,6 +149,7 @@ void encode(const EncodeArgs& a) {
 void install_avx2_int8(KernelTable& t) {
   t.activation[static_cast<int>(WeightType::kI8)] = ActivationType::kU8;
   t.activation[static_cast<int>(WeightType::kI4)] = ActivationType::kU8;
+  t.activation[static_cast<int>(WeightType::kI4TwoLevel)] = ActivationType::kU8;
   t.encode = encode;
   t.gemm = gemm;
 }

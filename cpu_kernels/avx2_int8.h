@@ -9,14 +9,19 @@
 namespace tandem::cpu {
 namespace {
 
-constexpr int kColumns = 512;                            // of INT8, as in every instruction set
-constexpr int kI4Columns = 256;                          // of INT4 that are widened together
-constexpr int kWideBytes = kI4Columns / 4 * kStepBytes;  // of one panel
+constexpr int kColumns = 512;    // summed in integers, as in every instruction set
+constexpr int kI4Columns = 256;  // of kI4 that are widened together
+constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // of one panel
 
 // Eight 32-bit lanes; GCC 12 keeps arrays of __m256i, whose lanes have 64, in memory.
 using Integers = int __attribute__((vector_size(32)));
 
 __m256i load(const char* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
+
+// Of eight rows, a lane each.
+__m256i multipliers_of(const int8_t* of_rows) {
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(of_rows)));
+}
 
 // Four columns of a row in every lane.
 __m256i four_columns(const char* x) {
@@ -87,6 +92,32 @@ void widen_i4(const char* from, const char* ahead, int n_steps, char* to) {
   }
 }
 
+// The same for codes with multipliers, which become whole INT8: avx512_i4.h says how.
+void widen_i4(const char* from, const char* ahead, const int8_t* multipliers, int group_steps,
+              int n_steps, char* to) {
+  const __m256i low = _mm256_set1_epi8(0x0f);
+  for (int s = 0; s < n_steps; s += group_steps, multipliers += kMultipliers) {
+    for (int h = 0; h < kStepBytes; h += 32) {
+      const __m256i m = multipliers_of(multipliers + h / 4);
+      const __m256i negative = _mm256_srai_epi32(m, 31), magnitude = _mm256_abs_epi32(m);
+      const __m256i times = _mm256_or_si256(magnitude, _mm256_slli_epi32(magnitude, 16));
+      const __m256i bytes = _mm256_or_si256(times, _mm256_slli_epi32(times, 8));
+      const __m256i less =
+          _mm256_sub_epi8(_mm256_slli_epi16(bytes, 3), _mm256_and_si256(bytes, negative));
+      const __m256i flip = _mm256_xor_si256(_mm256_set1_epi8(static_cast<char>(0x88)), negative);
+      for (int i = s; i < s + group_steps; ++i) {
+        if (h == 0) _mm_prefetch(ahead + i * kStepBytes, _MM_HINT_T0);
+        const __m256i codes = _mm256_xor_si256(load(from + i * kStepBytes + h), flip);
+        const __m256i first = _mm256_and_si256(codes, low);
+        const __m256i second = _mm256_and_si256(_mm256_srli_epi16(codes, 4), low);
+        auto* const out = reinterpret_cast<__m256i*>(to + i * 2 * kStepBytes + h);
+        _mm256_store_si256(out, _mm256_sub_epi8(_mm256_mullo_epi16(first, times), less));
+        _mm256_store_si256(out + 2, _mm256_sub_epi8(_mm256_mullo_epi16(second, times), less));
+      }
+    }
+  }
+}
+
 template <class Dot, int M, int N, bool kFirst>
 constexpr Tiles kPair = {tile<Dot, M, 1, kFirst>, tile_of_group<Dot, M, N, kFirst>};
 
@@ -118,8 +149,23 @@ void gemm_i4(const GemmArgs& a) {
 }
 
 template <class Dot>
+void gemm_i4_two_level(const GemmArgs& a) {
+  alignas(64) char room[kGroup * kWideBytes];
+  multiply(a, {.part = kColumns}, [&](Block& b, int first, int m, Sum* sums) {
+    for (int p = 0; p < b.n_panels; ++p) {
+      char* const to = room + p * kWideBytes;
+      widen_i4(b.w[p], b.ahead[p], b.multipliers[p], b.group / 8, b.n / 8, to);
+      b.w[p] = to;
+    }
+    add_rows(a, kTiles<Dot, false>, b, 1, first, m, sums);
+  });
+}
+
+template <class Dot>
 void gemm_int8(const GemmArgs& a) {
-  a.w.type == WeightType::kI8 ? gemm_i8<Dot>(a) : gemm_i4<Dot>(a);
+  a.w.type == WeightType::kI8           ? gemm_i8<Dot>(a)
+  : a.w.type == WeightType::kI4TwoLevel ? gemm_i4_two_level<Dot>(a)
+                                        : gemm_i4<Dot>(a);
 }
 
 }  // namespace

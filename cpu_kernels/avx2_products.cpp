@@ -273,6 +273,7 @@ void avx2_gemm(const GemmArgs& a) {
       return gemm<E4m3>(a);
     case WeightType::kI8:
     case WeightType::kI4:
+    case WeightType::kI4TwoLevel:
       return;  // multiply bytes only
   }
 }
@@ -352,6 +353,7 @@ void gemm_transposed(const GemmArgs& a) {
       return gemm_transposed<E4m3>(a);
     case WeightType::kI8:
     case WeightType::kI4:
+    case WeightType::kI4TwoLevel:
       return;  // multiply bytes only
   }
 }

@@ -7,11 +7,9 @@
 namespace tandem::cpu {
 namespace {
 
-constexpr int kColumns = 512;        // of INT8 summed in integers: 32 KiB in a group
-constexpr int kI4Columns = 256;      // of INT4 that are widened together
-constexpr int kFewColumns = 512;     // of INT4 that one tile takes where nothing is widened
-constexpr float kI4Unit = 1 / 16.f;  // widen_i4() makes sixteen times the codes
-constexpr int kWideBytes = kI4Columns / 4 * kStepBytes;  // of one panel
+constexpr int kColumns = 512;        // summed in integers or widened together: 32 KiB in a group
+constexpr float kI4Unit = 1 / 16.f;  // widen_i4() without multipliers makes sixteen times the codes
+constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // of one panel
 
 // A sum of four products of bytes is added to each lane.
 Integers dot(Integers sum, __m512i x, __m512i w) {
@@ -48,33 +46,44 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
 }
 
 // Widens in registers and, if asked to, leaves the INT8 steps in the room for them: the products
-// hide the cost of widening.
-template <int M, int N, bool kKeep>
+// hide the cost of widening. Groups of two levels' scales share a part.
+template <int M, int N, bool kKeep, bool kTwoLevel>
 void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
-  const int n_parts = b.n / b.part, n_steps = b.part / 8;
-  for (int part = 0, s = 0; part < n_parts; ++part) {
+  const int n_parts = b.n / b.part, group = (kTwoLevel ? b.group : b.part) / 8;
+  for (int part = 0, s = 0, g = 0; part < n_parts; ++part) {
     Integers acc[M][N];
     clear(acc);
-    for (const int end = s + n_steps; s < end; ++s) {
-      fetch_stored<N, kKeep>(b, panel, s);
-      __m512i first[N], second[N];
+    for (const int end = s + b.part / 8; s < end; ++g) {
+      Multipliers m[N];
+      if constexpr (kTwoLevel)
 #pragma GCC unroll 8
-      for (int p = 0; p < N; ++p) {
-        const char* from = b.w[panel + p] + s * kStepBytes;
-        widen_i4(_mm512_load_si512(from), &first[p], &second[p]);
-        if constexpr (kKeep) {
-          char* to = b.wide + (panel + p) * kWideBytes + s * 2 * kStepBytes;
-          _mm512_store_si512(to, first[p]);
-          _mm512_store_si512(to + kStepBytes, second[p]);
+        for (int p = 0; p < N; ++p)
+          m[p] = multipliers_of(b.multipliers[panel + p] + g * kMultipliers);
+      for (const int end_of_group = s + group; s < end_of_group; ++s) {
+        fetch_stored<N, kKeep>(b, panel, s);
+        __m512i first[N], second[N];
+#pragma GCC unroll 8
+        for (int p = 0; p < N; ++p) {
+          const __m512i step = _mm512_load_si512(b.w[panel + p] + s * kStepBytes);
+          if constexpr (kTwoLevel) {
+            widen_i4(step, m[p], &first[p], &second[p]);
+          } else {
+            widen_i4(step, &first[p], &second[p]);
+          }
+          if constexpr (kKeep) {
+            char* to = b.wide + (panel + p) * kWideBytes + s * 2 * kStepBytes;
+            _mm512_store_si512(to, first[p]);
+            _mm512_store_si512(to + kStepBytes, second[p]);
+          }
         }
-      }
 #pragma GCC unroll 16
-      for (int i = 0; i < M; ++i) {
-        const __m512i x0 = four_columns(x[i] + s * 8), x1 = four_columns(x[i] + s * 8 + 4);
+        for (int i = 0; i < M; ++i) {
+          const __m512i x0 = four_columns(x[i] + s * 8), x1 = four_columns(x[i] + s * 8 + 4);
 #pragma GCC unroll 8
-        for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], x0, first[p]);
+          for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], x0, first[p]);
 #pragma GCC unroll 8
-        for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], x1, second[p]);
+          for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], x1, second[p]);
+        }
       }
     }
     add_sums<M, N>(acc, b, panel, part, sums);
@@ -91,20 +100,23 @@ constexpr int kMaxRows = sizeof(kTiles<0>) / sizeof(Tiles);
 
 // More rows leave registers for two panels only.
 constexpr int kGroupMax = 3;
-template <int M, bool kKeep>
+template <int M, bool kKeep, bool kTwoLevel>
 void tile_i4_of_group(const char* const* x, const Block& b, int, Sum* sums) {
   constexpr int N = M <= kGroupMax ? kGroup : kGroup / 2;
-  for (int p = 0; p < kGroup; p += N) tile_i4<M, N, kKeep>(x, b, p, sums);
+  for (int p = 0; p < kGroup; p += N) tile_i4<M, N, kKeep, kTwoLevel>(x, b, p, sums);
 }
 
-template <int M, bool kKeep>
-constexpr Tiles kI4Pair = {tile_i4<M, 1, kKeep>, tile_i4_of_group<M, kKeep>};
+template <int M, bool kKeep, bool kTwoLevel>
+constexpr Tiles kI4Pair = {tile_i4<M, 1, kKeep, kTwoLevel>, tile_i4_of_group<M, kKeep, kTwoLevel>};
 
-constexpr Tiles kFewI4[] = {
-    kI4Pair<1, false>, kI4Pair<2, false>, kI4Pair<3, false>, kI4Pair<4, false>, kI4Pair<5, false>,
-    kI4Pair<6, false>, kI4Pair<7, false>, kI4Pair<8, false>, kI4Pair<9, false>, kI4Pair<10, false>};
+template <bool kTwoLevel>
+constexpr Tiles kFewI4[] = {kI4Pair<1, false, kTwoLevel>, kI4Pair<2, false, kTwoLevel>,
+                            kI4Pair<3, false, kTwoLevel>, kI4Pair<4, false, kTwoLevel>,
+                            kI4Pair<5, false, kTwoLevel>, kI4Pair<6, false, kTwoLevel>,
+                            kI4Pair<7, false, kTwoLevel>, kI4Pair<8, false, kTwoLevel>,
+                            kI4Pair<9, false, kTwoLevel>, kI4Pair<10, false, kTwoLevel>};
 constexpr int kWidening = 8;  // rows
-constexpr int kMostFew = sizeof(kFewI4) / sizeof(Tiles);
+constexpr int kMostFew = sizeof(kFewI4<false>) / sizeof(Tiles);
 
 struct RowOfI8 {
   using Vector = Integers;
@@ -122,11 +134,12 @@ struct RowOfI8 {
   }
 };
 
+template <ScalesOf kScalesOf>
 struct RowOfI4 {
   using Vector = Integers;
   static constexpr WeightType kType = WeightType::kI4;
-  static constexpr ScalesOf kScales = ScalesOf::kGroups;
-  static constexpr int kColumns = kI4Columns, kXBytes = 8, kAhead = 2048;
+  static constexpr ScalesOf kScales = kScalesOf;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 8, kAhead = 2048;
   static constexpr float kUnit = kI4Unit;
   static constexpr bool kAlways = true;
 
@@ -151,17 +164,18 @@ void gemm_i8(const GemmArgs& a) {
   });
 }
 
+template <bool kTwoLevel>
 void gemm_i4(const GemmArgs& a) {
-  if (multiply_one_row<RowOfI4>(a)) return;
+  if (multiply_one_row<RowOfI4<kTwoLevel ? ScalesOf::kTwoLevels : ScalesOf::kGroups>>(a)) return;
   alignas(64) char room[kGroup * kWideBytes];
-  const bool few = a.m <= kMostFew;
-  const Order order = {.part = kI4Columns,
-                       .block = few ? kFewColumns : kI4Columns,
+  const Order order = {.part = kColumns,
+                       .block = kColumns,
                        .ahead = a.m <= kGroupMax ? kAheadOfFew : kAheadOfMany,
-                       .unit = kI4Unit};
+                       .unit = kTwoLevel ? 1 : kI4Unit};
   multiply(a, order, [&](Block& b, int first, int m, Sum* sums) {
-    add_widened_rows<kWidening>(a, kFewI4, kI4Pair<kWidening, true>, kTiles<kTwoInTurns>, kTiles<0>,
-                                b, room, kWideBytes, 1, first, m, sums);
+    add_widened_rows<kWidening>(a, kFewI4<kTwoLevel>, kI4Pair<kWidening, true, kTwoLevel>,
+                                kTiles<kTwoInTurns>, kTiles<0>, b, room, kWideBytes, 1, first, m,
+                                sums);
   });
 }
 
@@ -173,7 +187,11 @@ __m512 load_floats(const float* from, int n) {
 
 }  // namespace
 
-void avx512_gemm_int8(const GemmArgs& a) { a.w.type == WeightType::kI8 ? gemm_i8(a) : gemm_i4(a); }
+void avx512_gemm_int8(const GemmArgs& a) {
+  a.w.type == WeightType::kI8           ? gemm_i8(a)
+  : a.w.type == WeightType::kI4TwoLevel ? gemm_i4<true>(a)
+                                        : gemm_i4<false>(a);
+}
 
 void avx512_encode_u8(const EncodeArgs& a) {
   __m512 max = _mm512_setzero_ps();
@@ -192,6 +210,7 @@ void avx512_encode_u8(const EncodeArgs& a) {
 void install_avx512_int8(KernelTable& t) {
   t.activation[static_cast<int>(WeightType::kI8)] = ActivationType::kU8;
   t.activation[static_cast<int>(WeightType::kI4)] = ActivationType::kU8;
+  t.activation[static_cast<int>(WeightType::kI4TwoLevel)] = ActivationType::kU8;
   t.encode = avx512_encode_u8;
 }
 

@@ -7,12 +7,13 @@
 namespace tandem::cpu {
 namespace {
 
-enum class ScalesOf { kNothing, kPanels, kRows, kGroups };
+enum class ScalesOf { kNothing, kPanels, kRows, kGroups, kTwoLevels };
 static_assert(kGroup == kScalePanels);
 
 // What multiply_one_row() must know of a type of weight:
 //   kType, kScales  and whose scales it takes
-//   kColumns        of a part, where scales do not change before
+//   kColumns        of a part, where scales do not change before; of kTwoLevels a part is a group,
+//                   and sums are of kColumns
 //   kXBytes         of x that a step takes
 //   kUnit           of the sums
 //   kAhead          bytes of each panel that are fetched before the end of those before it
@@ -28,12 +29,13 @@ constexpr int kGroupScalesAhead = 8 * kGroupScales;
 template <class Format>
 int part_of(const GemmArgs& a) {
   const Weight& w = a.w;
+  if ((w.type == WeightType::kI4TwoLevel) != (Format::kScales == ScalesOf::kTwoLevels)) return 0;
   if ((w.scales == nullptr) != (Format::kScales == ScalesOf::kNothing)) return 0;
   if (!w.scales) return Format::kColumns;
   const bool of_rows = w.block_rows == 1;
   if (w.col0 != 0 || of_rows != (Format::kScales >= ScalesOf::kRows)) return 0;
   if (!of_rows && (w.block_rows % kPanelRows != 0 || w.row0 % kPanelRows != 0)) return 0;
-  if (w.block_cols >= a.k && Format::kScales != ScalesOf::kGroups) return Format::kColumns;
+  if (w.block_cols >= a.k && Format::kScales < ScalesOf::kGroups) return Format::kColumns;
   const bool fits =
       w.block_cols <= Format::kColumns && w.block_cols % columns_of_step(Format::kType) == 0;
   return fits ? w.block_cols : 0;
@@ -43,6 +45,8 @@ int part_of(const GemmArgs& a) {
 template <ScalesOf kScales>
 const float* scales_of(const Weight& w, int64_t panel) {
   if (kScales == ScalesOf::kNothing || !w.scales) return nullptr;
+  if (kScales == ScalesOf::kTwoLevels)  // as floats, of which their bytes fill whole ones
+    return reinterpret_cast<const float*>(two_level_multipliers(w, panel));
   if (kScales == ScalesOf::kGroups)
     return w.scales + panel / kScalePanels * w.scale_stride +
            panel % kScalePanels * kGroupScales / kScalePanels;
@@ -66,6 +70,17 @@ void fetch_scales(const float* from, int64_t stride) {
   if (!from) return;
   for (int p = 0; p < (kScales == ScalesOf::kRows ? kGroup : 1); ++p)
     prefetch(from + p * stride, kScaleLines * 64);
+}
+
+// Adds a group's sums, times the rows' multipliers.
+[[maybe_unused]] void add_multiples(const Integers* sums, const float* const* multipliers,
+                                    Integers* to) {
+#pragma GCC unroll 4
+  for (int p = 0; p < kGroup; ++p) {
+    const __m512i m =
+        _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(multipliers[p])));
+    to[p] += (Integers)_mm512_mullo_epi32((__m512i)sums[p], m);
+  }
 }
 
 // n_bytes of steps of four panels; if asked to, as much is fetched at `ahead`.
@@ -116,7 +131,8 @@ template <class Format>
   const int scale_step = kScales == ScalesOf::kNothing || a.w.block_cols >= a.k ? 0
                          : kScales == ScalesOf::kRows                           ? kPanelRows
                          : kScales == ScalesOf::kGroups                         ? kGroupScales
-                                                                                : 1;
+                         : kScales == ScalesOf::kTwoLevels ? kMultipliers / sizeof(float)
+                                                           : 1;
   const int64_t first = a.first_row / kPanelRows, last = first + a.n / kPanelRows;
   for (int64_t panel = first; panel < last; panel += kGroup) {
     PanelPlace next = {&a.w, panel + kGroup};
@@ -132,6 +148,12 @@ template <class Format>
       scale[p] = scales_of<kScales>(a.w, panel + p);
       sums[p] = _mm512_setzero_ps();
     }
+    typename Format::Vector block_sums[1][kGroup];  // of kTwoLevels
+    int block_left = Format::kColumns;
+    if constexpr (kScales == ScalesOf::kTwoLevels) {
+      clear(block_sums);
+      for (int p = 0; p < kGroup; ++p) __builtin_prefetch(two_level_scales(a.w, panel + p));
+    }
     for (int64_t left = n_bytes; left > 0;) {
       const int64_t n = part_bytes < left ? part_bytes : left;
       left -= n;
@@ -142,6 +164,8 @@ template <class Format>
           for (const float* from : scale) __builtin_prefetch(from + kScalesAhead * kPanelRows);
         if (kScales == ScalesOf::kGroups)
           prefetch(scale[0] + kGroupScalesAhead, kGroupScales * sizeof(float));
+        if (kScales == ScalesOf::kTwoLevels)
+          __builtin_prefetch(scale[0] + kScalesAhead * scale_step);
         add_steps<Format::kAlways>(format, x, w, w + Format::kAhead, stride, n, part_sums[0]);
       } else {
         fetch_scales<kScales>(next_scale, scale_stride);
@@ -151,10 +175,24 @@ template <class Format>
       }
       w += n;
       x += n / kStepBytes * Format::kXBytes;
+      if constexpr (kScales == ScalesOf::kTwoLevels) {
+        add_multiples(part_sums[0], scale, block_sums[0]);
+        for (const float*& from : scale) from += scale_step;
+        block_left -= part;
+        if (block_left > 0 && left > 0) continue;
 #pragma GCC unroll 4
-      for (int p = 0; p < kGroup; ++p) {
-        sums[p] = _mm512_fmadd_ps(floats(part_sums[0][p]), read_scales<kScales>(scale[p]), sums[p]);
-        scale[p] += scale_step;
+        for (int p = 0; p < kGroup; ++p)
+          sums[p] = _mm512_fmadd_ps(floats(block_sums[0][p]),
+                                    _mm512_loadu_ps(two_level_scales(a.w, panel + p)), sums[p]);
+        clear(block_sums);
+        block_left = Format::kColumns;
+      } else {
+#pragma GCC unroll 4
+        for (int p = 0; p < kGroup; ++p) {
+          sums[p] =
+              _mm512_fmadd_ps(floats(part_sums[0][p]), read_scales<kScales>(scale[p]), sums[p]);
+          scale[p] += scale_step;
+        }
       }
     }
     store_row<Format>(a, panel, sums);

@@ -82,6 +82,7 @@ void widen_panel(WeightType type, const char* from, int n, __m512* to) {
       }
       case WeightType::kI8:
       case WeightType::kI4:
+      case WeightType::kI4TwoLevel:
         break;  // multiply bytes only
     }
   }

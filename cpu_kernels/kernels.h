@@ -19,8 +19,12 @@ enum class WeightType : uint8_t {
   kF8E4M3,
   kI8,
   kI4,  // two's complement; of 8 columns in 4 bytes, byte b holds column b low and 4 + b high
+  kI4TwoLevel,  // the same codes; a group's scale is an integer times the scale of its row
 };
-constexpr int kNumWeightTypes = 6;
+constexpr int kNumWeightTypes = 7;
+constexpr bool is_i4(WeightType type) {
+  return type == WeightType::kI4 || type == WeightType::kI4TwoLevel;
+}
 
 // How a table stores matrices.
 enum class Layout : uint8_t {
@@ -36,7 +40,7 @@ constexpr int kPanelRows = 16, kStepBytes = 64, kStepsMultiple = 16;
 
 // Columns that one step of a panel holds.
 constexpr int columns_of_step(WeightType type) {
-  constexpr int kColumns[kNumWeightTypes] = {1, 2, 2, 4, 4, 8};
+  constexpr int kColumns[kNumWeightTypes] = {1, 2, 2, 4, 4, 8, 8};
   return kColumns[static_cast<int>(type)];
 }
 constexpr int64_t panel_bytes(WeightType type, int64_t cols) {
@@ -44,21 +48,24 @@ constexpr int64_t panel_bytes(WeightType type, int64_t cols) {
   return (cols + columns - 1) / columns * kStepsMultiple * kStepBytes;
 }
 
-// Bytes of a row of [.., cols] as pack() reads it; cols is a multiple of 8 for kI4.
+// Bytes of a row of [.., cols] as pack() reads it; cols is a multiple of 8 for INT4.
 constexpr int64_t row_bytes(WeightType type, int64_t cols) {
   return cols * 4 / columns_of_step(type);
 }
 
-constexpr int kScalePanels = 4;  // whose scales lie together, for kI4
+constexpr int kScalePanels = 4;     // whose scales lie together, for INT4
+constexpr int kMaxMultiplier = 15;  // of kI4TwoLevel: 8 * 15 fits a byte
 
 // A weight matrix in the layout made by a table's pack(). value[r][c] = code[r][c] * scale, where
 // scale = scales[(row0 + r) / block_rows * scale_stride + (col0 + c) / block_cols]; no scales: 1.
-// Panels of kI8 and kI4 have scales of single rows (block_rows 1, row0 and col0 0), and after the
-// last block of columns 128 times the sum of each row's values, which the products of kU8
-// activations subtract. kI8 has them as [panel][column block][16], floats; scale_stride is that of
-// panels. kI4 has the scales as BF16, and those of four panels together, so that whole groups of
-// panels read one stream: [panel / 4][column block][4][16], the sums as [panel / 4][4][16] floats;
-// scale_stride, in floats, is that of four panels.
+// Panels of bytes and INT4 have scales of single rows (block_rows 1, row0 and col0 0), and after
+// them 128 times the sum of each row's values, which the products of kU8 activations subtract. kI8
+// has them as [panel][column block][16], floats; scale_stride is that of panels. INT4 has those of
+// four panels together, so that whole groups of panels read one stream, its sums as
+// [panel / 4][4][16] floats, and scale_stride, in floats, is that of four panels: of kI4
+// [panel / 4][column block][4][16] BF16; of kI4TwoLevel [panel / 4][column block][4][16]
+// multipliers of a byte, from -15 to 15, and then [panel / 4][4][16] floats, the rows' own scales;
+// its block_cols divides 512.
 struct Weight {
   const void* data;
   int64_t stride;  // bytes between rows or panels
@@ -81,7 +88,7 @@ struct PackArgs {
 enum class ActivationType : uint8_t {
   kF32,
   kBF16,
-  kU8,  // 128 + round(x / scale), scale = max |x| / 127 of the row; only with kI8 and kI4
+  kU8,  // 128 + round(x / scale), scale = max |x| / 127 of the row; only with kI8 and INT4
 };
 constexpr int kActivationMultiple = 128;
 
@@ -107,22 +114,23 @@ struct EncodeArgs {
   float* scale = nullptr;  // kU8
 };
 
-// One row of weights to kF8E4M3, kI8 or kI4 with a scale for every `group` columns, which divides
-// k. Scales of kI4 are numbers of BF16.
+// One row of weights to kF8E4M3, kI8 or INT4 with a scale for every `group` columns, which divides
+// k. Scales of kI4 are numbers of BF16, those of kI4TwoLevel multiples of row_scale.
 struct QuantizeArgs {
   const float* from;  // [k]
   int64_t k;
   WeightType type;
   int group;
-  void* codes;    // a row as pack() reads it
-  float* scales;  // [k / group]
-  float* sum;     // of the values that the codes stand for; not for kF8E4M3
+  void* codes;                 // a row as pack() reads it
+  float* scales;               // [k / group]
+  float* sum;                  // of the values that the codes stand for; not for kF8E4M3
+  float* row_scale = nullptr;  // kI4TwoLevel
 };
 
 // gemm: out[i][j] = sum_c x[row(i)][c] * w[first_row + j][c], i < m, j < n, c < k. The sum of one
 // output is formed in an order that depends on k alone: results do not change with the batch or
 // with the split among threads. x has the type that the table's activation[w.type] asks for, or is
-// float; kI8 and kI4 multiply only what the table asks for. gemm_transposed: out[i][c] = sum_j
+// float; bytes and INT4 multiply only what the table asks for. gemm_transposed: out[i][c] = sum_j
 // x[row(i)][j] * w[first_row + j][c]; x is float.
 struct GemmArgs {
   Activations x;       // [.., k]; transposed: [.., n]

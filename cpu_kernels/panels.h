@@ -32,6 +32,9 @@ struct Block {
   int part;                    // columns of a part, of which there may be kMaxParts
   char* wide;                  // room for the same steps widened, where a tile makes them
   int fetch;                   // the first panel that a tile fetches for, where tiles share that
+  // kI4TwoLevel: [n / group][4][16], of every panel from its own 16 on.
+  const int8_t* multipliers[kGroup];
+  int group;
 };
 constexpr int kMaxParts = 16;
 
@@ -148,9 +151,19 @@ PanelRange panels_of(const GemmArgs& a) {
 // 128 times the sum of each row's values, [16], for weights that kU8 activations are multiplied
 // with.
 const float* sums_of_rows(const Weight& w, int64_t panel) {
-  if (w.type != WeightType::kI4) return w.scales + (panel + 1) * w.scale_stride - kPanelRows;
+  if (!is_i4(w.type)) return w.scales + (panel + 1) * w.scale_stride - kPanelRows;
   return w.scales + (panel / kScalePanels + 1) * w.scale_stride -
          (kScalePanels - panel % kScalePanels) * kPanelRows;
+}
+
+// kI4TwoLevel: the rows' own scales, [16], and the multipliers of the first group.
+const float* two_level_scales(const Weight& w, int64_t panel) {
+  return sums_of_rows(w, panel) - kScalePanels * kPanelRows;
+}
+constexpr int kMultipliers = kScalePanels * kPanelRows;  // of a group of columns
+const int8_t* two_level_multipliers(const Weight& w, int64_t panel) {
+  return reinterpret_cast<const int8_t*>(w.scales + panel / kScalePanels * w.scale_stride) +
+         panel % kScalePanels * kPanelRows;
 }
 
 // Copies what was asked for of the sums of rows [first, first + m) of x, in units of `unit`. From
@@ -205,6 +218,11 @@ class PanelScales {
                 panel % kScalePanels * kPanelRows;
       return;
     }
+    if (w.type == WeightType::kI4TwoLevel) {
+      kind_ = Kind::kRows;
+      rows_[0] = two_level_scales(w, panel);
+      return;
+    }
     if (w.block_rows == 1) {
       kind_ = Kind::kRows;
       rows_[0] = w.scales + panel * w.scale_stride;
@@ -232,11 +250,11 @@ class PanelScales {
         __builtin_memcpy(scale, rows_[0] + block * kPanelRows, kPanelRows * sizeof(float));
         return;
       case Kind::kGroups: {
-        const bf16* const from = groups_ + block * kScalePanels * kPanelRows;
-        for (int r = 0; r < kPanelRows; ++r) {
-          const uint32_t bits = uint32_t{from[r]} << 16;
-          __builtin_memcpy(scale + r, &bits, sizeof(bits));
-        }
+        uint16_t half[kPanelRows];
+        uint32_t bits[kPanelRows];
+        __builtin_memcpy(half, groups_ + block * kScalePanels * kPanelRows, sizeof(half));
+        for (int r = 0; r < kPanelRows; ++r) bits[r] = uint32_t{half[r]} << 16;
+        __builtin_memcpy(scale, bits, sizeof(bits));
         return;
       }
       case Kind::kSeveral:
@@ -273,7 +291,7 @@ class PanelScales {
 class ScaleColumns {
  public:
   explicit ScaleColumns(const Weight& w) {
-    if (!w.scales) return;
+    if (!w.scales || w.type == WeightType::kI4TwoLevel) return;
     width_ = w.block_cols;
     next_ = w.col0 / width_;
     left_ = width_ - w.col0 % width_;
@@ -321,10 +339,12 @@ void multiply(const GemmArgs& a, const Order& order, AddBlock add_block) {
   const PanelRange range = panels_of(a);
   const int step_shift = __builtin_ctz(columns_of_step(a.w.type));
   const int64_t panel_end = panel_bytes(a.w.type, a.k);
+  const bool two_level = a.w.type == WeightType::kI4TwoLevel;
   for (int panel = 0; panel < range.n; panel += kGroup) {
     const int n_panels = min(kGroup, range.n - panel);
     Block b;
     b.n_panels = n_panels;
+    b.group = a.w.block_cols;
     const char* base[kGroup];
     PanelPlace after[kGroup];
     PanelScales scales[kGroup];
@@ -352,6 +372,17 @@ void multiply(const GemmArgs& a, const Order& order, AddBlock add_block) {
             prefetch(after[p].data(), kAheadOfFew);
             PanelScales(*after[p].w, after[p].panel).prefetch_first();
           }
+          if (two_level) {
+            const int64_t group = b.col / b.group;
+            b.multipliers[p] =
+                two_level_multipliers(a.w, range.first + panel + p) + group * kMultipliers;
+          }
+        }
+        if (two_level) {
+          const int8_t* const then = last
+                                         ? two_level_multipliers(*after[0].w, after[0].panel)
+                                         : b.multipliers[0] + int64_t{b.n / b.group} * kMultipliers;
+          prefetch(then, min(order.part, a.k) / b.group * kMultipliers);
         }
         add_block(b, first, m, sums);
       }

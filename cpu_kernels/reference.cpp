@@ -9,6 +9,8 @@
 #include "cpu_kernels/kernels.h"
 
 namespace tandem::cpu {
+
+void quantize_two_level(const QuantizeArgs&);
 namespace {
 
 float bf16_to_float(bf16 v) { return std::bit_cast<float>(uint32_t{v} << 16); }
@@ -54,7 +56,8 @@ float element(const void* data, WeightType type, int64_t i) {
       return e4m3_to_float(static_cast<const uint8_t*>(data)[i]);
     case WeightType::kI8:
       return static_cast<const int8_t*>(data)[i];
-    case WeightType::kI4: {
+    case WeightType::kI4:
+    case WeightType::kI4TwoLevel: {
       const uint8_t pair = static_cast<const uint8_t*>(data)[i / 8 * 4 + i % 4];
       return static_cast<int8_t>(i % 8 < 4 ? pair << 4 : pair) >> 4;
     }
@@ -252,6 +255,7 @@ float quantize_i4(const float* from, int n, uint8_t* codes, float* scale) {
 }
 
 void quantize(const QuantizeArgs& a) {
+  if (a.type == WeightType::kI4TwoLevel) return quantize_two_level(a);
   *a.sum = 0;
   for (int64_t c = 0; c < a.k; c += a.group) {
     char* const codes = static_cast<char*>(a.codes) + row_bytes(a.type, c);

@@ -110,8 +110,8 @@ StoredView stored_view(const TensorView& view, std::span<const std::byte> region
 TensorView view_of(const StoredView& stored, std::span<std::byte> region, int64_t rows_of_stride) {
   if (stored.at == -1) return {};
   const int64_t bytes = std::ssize(region);
-  const bool typed = stored.dtype >= 0 && stored.dtype <= static_cast<int64_t>(DType::kI4);
-  const auto dtype = typed ? static_cast<DType>(stored.dtype) : DType::kI4;
+  const bool typed = stored.dtype >= 0 && stored.dtype <= static_cast<int64_t>(DType::kI4TwoLevel);
+  const auto dtype = typed ? static_cast<DType>(stored.dtype) : DType::kI4TwoLevel;
   const int64_t n_strides =
       stored.rows / rows_of_stride + (stored.rows % rows_of_stride > 0 ? 1 : 0);
   require_sound(typed && stored.at >= 0 && stored.at <= bytes && stored.cols > 0 && n_strides > 0 &&

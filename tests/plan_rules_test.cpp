@@ -122,6 +122,8 @@ TEST(PlanCost, BytesOfMatricesAndExperts) {
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kBF16}), 88'080'384);
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kI8}), 44'040'192 + (2048 + 2048 + 7168) * 4);
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kI4, 64}), 44'040'192 / 2 + 44'040'192 / 64 * 2);
+  EXPECT_EQ(routed_expert_bytes(r1, {DType::kI4TwoLevel, 64}),
+            44'040'192 / 2 + 44'040'192 / 64 + (2048 + 2048 + 7168) * 4);
   EXPECT_EQ(embedding_bytes(r1), 1'853'358'080);
   EXPECT_EQ(kv_layer_bytes(r1), 1152);
   const BackboneBytes moe = backbone_layer_bytes(r1, 3, {DType::kBF16});
@@ -162,7 +164,8 @@ TEST(Efficiency, IsTheTableBetweenItsPoints) {
   EXPECT_DOUBLE_EQ(f8(1000), 0.77);
   EXPECT_NEAR(f8(std::sqrt(2.6 * 4.8)), (0.86 + 0.90) / 2, 1e-9);
   for (const char* kind : {"reference", "avx2", "avx512", "amx", "gpu"})
-    for (const DType format : {DType::kF8E4M3, DType::kBF16, DType::kI8, DType::kI4})
+    for (const DType format :
+         {DType::kF8E4M3, DType::kBF16, DType::kI8, DType::kI4, DType::kI4TwoLevel})
       for (double x = 1; x < 1e6; x *= 1.7) {
         for (const Product product : {Product::kExperts, Product::kDense})
           EXPECT_GT(product_ratio(kind, product, format, x), 0);

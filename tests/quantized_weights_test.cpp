@@ -18,9 +18,10 @@ struct Case {
   WeightFormat format;
   double step;  // largest error of a number, in scales; of FP8 relative
 };
-constexpr Case kCases[] = {{{DType::kI8}, 0.5001},        {{DType::kI4, 32}, 1.3},
-                           {{DType::kI4, 64}, 1.3},       {{DType::kI4, 128}, 1.3},
-                           {{DType::kF8E4M3, 128}, 0.07}, {{DType::kBF16}, 0.004}};
+constexpr Case kCases[] = {
+    {{DType::kI8}, 0.5001},         {{DType::kI4, 32}, 1.3},       {{DType::kI4, 64}, 1.3},
+    {{DType::kI4, 128}, 1.3},       {{DType::kI4TwoLevel, 32}, 2}, {{DType::kI4TwoLevel, 64}, 2},
+    {{DType::kI4TwoLevel, 128}, 2}, {{DType::kF8E4M3, 128}, 0.07}, {{DType::kBF16}, 0.004}};
 
 struct Converted {
   CpuWeights home;
@@ -118,21 +119,49 @@ TEST(QuantizedWeights, CodesStandForTheStoredNumbers) {
 }
 
 TEST(QuantizedWeights, Int4UsesAllSixteenCodesAndZerosStayZero) {
+  for (const DType dtype : {DType::kI4, DType::kI4TwoLevel}) {
+    RandomModel store = random_model(DType::kF32);
+    QuantView stored = store.matrix(16, 256, DType::kF32);
+    std::memset(stored.q.row_data(3), 0, 256 * 4);
+    std::memset(stored.q.row_data(4), 0, 32 * 4);
+    const Converted converted(kReference, stored, {dtype, 32});
+    int used[16] = {};
+    for (int r = 0; r < 16; ++r)
+      for (int c = 0; c < 256; ++c) {
+        const double v = value_of(converted.w, r, c);
+        if (r == 3 || (r == 4 && c < 32)) {
+          ASSERT_EQ(v, 0);
+        } else {
+          ++used[std::lrint(v / converted.w.scale.row<float>(r)[c / 32]) + 8];
+        }
+      }
+    for (int code = 0; code < 16; ++code) EXPECT_GT(used[code], 0) << code - 8;
+  }
+}
+
+// Groups of a row differ by up to fifteen times in scale; what is smaller still shares the smallest
+// multiplier. The kernels' layout holds the same multiples as the reference's.
+TEST(QuantizedWeights, TwoLevelsScalesAreMultiplesOfTheRowsOwn) {
   RandomModel store = random_model(DType::kF32);
-  QuantView stored = store.matrix(16, 256, DType::kF32);
-  std::memset(stored.q.row_data(3), 0, 256 * 4);
-  const Converted converted(kReference, stored, {DType::kI4, 32});
-  int used[16] = {};
-  for (int r = 0; r < 16; ++r)
-    for (int c = 0; c < 256; ++c) {
-      const double v = value_of(converted.w, r, c);
-      if (r == 3) {
-        ASSERT_EQ(v, 0);
-      } else {
-        ++used[std::lrint(v / converted.w.scale.row<float>(r)[c / 32]) + 8];
+  QuantView stored = store.matrix(32, 512, DType::kF32);
+  for (int r = 0; r < 32; ++r)
+    for (int c = 0; c < 512; ++c)
+      stored.q.row<float>(r)[c] *= std::ldexp(1.f, r % 2 ? 0 : -(c / 64));
+  const Converted rows(kReference, stored, {DType::kI4TwoLevel, 64});
+  for (const NamedTable& t : all_tables()) {
+    if (t.kernels.layout != cpu::Layout::kPanels) continue;
+    const Converted panels(t.kernels, stored, {DType::kI4TwoLevel, 64});
+    for (int r = 0; r < 32; ++r) {
+      const auto* of_four = reinterpret_cast<const int8_t*>(panels.w.scale.row<float>(0));
+      const float own = panels.w.scale.row<float>(0)[8 * 64 / 4 + r];
+      for (int g = 0; g < 8; ++g) {
+        const int multiplier = of_four[g * 64 + r];
+        ASSERT_EQ(rows.w.scale.row<float>(r)[g], own * static_cast<float>(multiplier));
+        ASSERT_TRUE(multiplier != 0 && std::abs(multiplier) <= 15) << r << " group " << g;
+        ASSERT_TRUE(r % 2 == 1 || g < 7 || std::abs(multiplier) == 1) << r;
       }
     }
-  for (int code = 0; code < 16; ++code) EXPECT_GT(used[code], 0) << code - 8;
+  }
 }
 
 struct Shape {

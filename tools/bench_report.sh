@@ -46,7 +46,7 @@ bench mlp --config r1 --format fp8 --tokens 1,8,64,512
 for format in int8 int4 bf16; do
   bench experts --config r1 --experts $format --tokens 1,4,16,64,128,512
 done
-bench experts --config k2 --experts int4-32 --tokens 1,8,64,512
+bench experts --config k2 --experts int4-32-bf16 --tokens 1,8,64,512
 bench experts --config v2-lite --experts bf16 --tokens 1,8,64,512
 bench mlp --config r1 --format bf16 --tokens 1,8,64,512
 bench generate --config v2-lite --layers 6 --ctx 1024

@@ -30,10 +30,10 @@ std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
   changes.push_back(try_change(r, "256 GB more memory", [](Machine& m, Workload&) {
     m.nodes[0].memory_bytes += kMoreMemory;
   }));
-  if (stored_expert_format(r.config).dtype != DType::kI4 && plan.placement.layers.size() > 0)
+  if (!is_i4(stored_expert_format(r.config).dtype) && plan.placement.layers.size() > 0)
     changes.push_back(try_change(r, "experts in int4", [](Machine&, Workload& w) {
       constexpr int kGroup = 64;
-      w.experts = WeightFormat{DType::kI4, kGroup};
+      w.experts = WeightFormat{DType::kI4TwoLevel, kGroup};
     }));
   return changes;
 }

@@ -33,6 +33,8 @@ int64_t matrix_bytes(const ModelConfig& c, int64_t rows, int64_t cols, WeightFor
     scale_bytes = blocks(rows, block) * blocks(cols, block) * kFloatBytes;
   if (format.dtype == DType::kI8) scale_bytes = rows * kFloatBytes;
   if (format.dtype == DType::kI4) scale_bytes = rows * blocks(cols, format.group) * kBf16Bytes;
+  if (format.dtype == DType::kI4TwoLevel)
+    scale_bytes = rows * (blocks(cols, format.group) + kFloatBytes);
   return rows * cols * bits_of(format.dtype) / 8 + scale_bytes;
 }
 

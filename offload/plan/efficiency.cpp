@@ -32,8 +32,10 @@ std::string_view format_of_curve(DType format) {
       return "fp8";
     case DType::kI8:
       return "int8";
-    case DType::kI4:
+    case DType::kI4TwoLevel:
       return "int4";
+    case DType::kI4:
+      return "int4-bf16";
     default:
       return "bf16";
   }

@@ -75,7 +75,7 @@ std::vector<WeightFormat> formats_to_try(const PlanRequest& r) {
   const WeightFormat stored = stored_expert_format(r.config);
   std::vector<WeightFormat> formats = {stored};
   if (stored.dtype == DType::kBF16) formats.push_back({DType::kI8});
-  if (stored.dtype != DType::kI4) formats.push_back({DType::kI4, kInt4Group});
+  if (!is_i4(stored.dtype)) formats.push_back({DType::kI4TwoLevel, kInt4Group});
   return formats;
 }
 

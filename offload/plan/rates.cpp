@@ -43,6 +43,7 @@ double peak_for(const Rates& rates, DType format, bool gpu) {
     case DType::kI8:
       return p.int8 > 0 ? p.int8 : wide;
     case DType::kI4:
+    case DType::kI4TwoLevel:
       return !gpu && p.int8 > 0 ? p.int8 : wide;
     case DType::kF32:
       return p.fp32;

@@ -44,7 +44,7 @@ ModelConfig bench_config(const std::string& name) {
 WeightFormat backbone_format(const std::string& name, const ModelConfig& config) {
   if (name == "auto") return stored_format(config);
   const WeightFormat format = weight_format(name);
-  require(format.dtype != DType::kI8 && format.dtype != DType::kI4,
+  require(format.dtype != DType::kI8 && !is_i4(format.dtype),
           "--format {}: integers are for routed experts alone, see --experts", name);
   return format;
 }

@@ -62,9 +62,10 @@ std::vector<nlohmann::json> rows_of(std::string_view text, const std::string& so
   return rows;
 }
 
-// int4-32 and int4-128 as int4: of groups the planner's curves know nothing.
+// Of groups the planner's curves know nothing.
 std::string format_of_curve(const std::string& format) {
-  return format.starts_with("int4") ? "int4" : format;
+  if (!format.starts_with("int4")) return format;
+  return format.ends_with("-bf16") ? "int4-bf16" : "int4";
 }
 
 void add_row(const nlohmann::json& row, std::map<Kind, Samples>& samples) {

@@ -36,9 +36,7 @@ WeightFormat format_of(WeightUse use, const WeightFormats& formats) {
   return {DType::kF32};
 }
 
-bool is_integer(WeightFormat format) {
-  return format.dtype == DType::kI8 || format.dtype == DType::kI4;
-}
+bool is_integer(WeightFormat format) { return format.dtype == DType::kI8 || is_i4(format.dtype); }
 
 // xorshift64*, Vigna 2016
 class Random {

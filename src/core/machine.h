@@ -40,7 +40,7 @@ struct Link {
 struct EfficiencyCurve {
   std::string work;    // experts, dense: x are rows of activations; absorbed, restored: attention,
                        // x are tokens in the cache
-  std::string format;  // fp8, bf16, int8 or int4; of attention: empty
+  std::string format;  // fp8, bf16, int8, int4 or int4-bf16; of attention: empty
   std::vector<std::pair<double, double>> points;  // at least one
 };
 

@@ -10,14 +10,30 @@
 namespace tandem {
 
 // kI4Words exists in checkpoints only (compressed-tensors, pack_to_int32): 32-bit words of eight
-// numbers, each plus 8, the first in the lowest bits. kI4 is how kernels keep them (kernels.h).
-enum class DType : uint8_t { kF32, kF16, kBF16, kF8E4M3, kI32, kI64, kI8, kI4, kI4Words };
+// numbers, each plus 8, the first in the lowest bits. kI4 is how kernels keep them; kI4TwoLevel is
+// INT4 of our own making (kernels.h).
+enum class DType : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kF8E4M3,
+  kI32,
+  kI64,
+  kI8,
+  kI4,
+  kI4TwoLevel,
+  kI4Words
+};
+
+// Codes of four bits, as kernels keep them.
+constexpr bool is_i4(DType t) { return t == DType::kI4 || t == DType::kI4TwoLevel; }
 
 constexpr int64_t size_of(DType t) {
   switch (t) {
     case DType::kI8:
       return 1;
     case DType::kI4:
+    case DType::kI4TwoLevel:
     case DType::kI4Words:
       break;
     case DType::kI64:
@@ -35,14 +51,12 @@ constexpr int64_t size_of(DType t) {
   return 0;
 }
 
-constexpr int64_t bits_of(DType t) {
-  return t == DType::kI4 || t == DType::kI4Words ? 4 : 8 * size_of(t);
-}
+constexpr int64_t bits_of(DType t) { return is_i4(t) || t == DType::kI4Words ? 4 : 8 * size_of(t); }
 
 // The name safetensors gives it: "F8_E4M3", "BF16", ..
 constexpr std::string_view name_of(DType t) {
-  constexpr std::string_view kNames[] = {"F32", "F16", "BF16", "F8_E4M3",  "I32",
-                                         "I64", "I8",  "I4",   "I4 in I32"};
+  constexpr std::string_view kNames[] = {"F32", "F16", "BF16", "F8_E4M3",      "I32",
+                                         "I64", "I8",  "I4",   "I4 two-level", "I4 in I32"};
   return kNames[static_cast<int>(t)];
 }
 

@@ -187,7 +187,8 @@ void read_curves(JsonFields fields, Machine& m) {
   for (const char* work : {"experts", "dense"}) {
     if (!fields.has(work)) continue;
     JsonFields formats = fields.object(work);
-    for (const char* format : {"fp8", "bf16", "int8", "int4"}) add(formats, format, work, format);
+    for (const char* format : {"fp8", "bf16", "int8", "int4", "int4-bf16"})
+      add(formats, format, work, format);
     formats.refuse_others();
   }
   for (const char* work : {"absorbed", "restored"}) add(fields, work, work, "");

@@ -1,6 +1,7 @@
 #include "ops/cpu_weights.h"
 
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <variant>
 
@@ -16,7 +17,7 @@ struct Shape {
 };
 
 constexpr int64_t kScaleRows =
-    cpu::kScalePanels * cpu::kPanelRows;  // of kI4, whose scales are together
+    cpu::kScalePanels * cpu::kPanelRows;  // of INT4, whose scales are together
 
 int64_t n_panels(int64_t rows) { return (rows + cpu::kPanelRows - 1) / cpu::kPanelRows; }
 
@@ -32,8 +33,10 @@ int64_t bytes_of(Shape shape, DType dtype) {
 // Scales of single rows, as cpu::Weight wants them, in floats.
 Shape row_scale_shape(cpu::Layout layout, int64_t rows, int64_t n_groups, DType dtype) {
   if (layout == cpu::Layout::kRows) return {rows, n_groups};
-  if (dtype != DType::kI4) return {n_panels(rows), (n_groups + 1) * cpu::kPanelRows};
-  return {(rows + kScaleRows - 1) / kScaleRows, n_groups * kScaleRows / 2 + kScaleRows};
+  if (!is_i4(dtype)) return {n_panels(rows), (n_groups + 1) * cpu::kPanelRows};
+  const int64_t of_groups =
+      dtype == DType::kI4 ? n_groups * kScaleRows / 2 : n_groups * kScaleRows / 4 + kScaleRows;
+  return {(rows + kScaleRows - 1) / kScaleRows, of_groups + kScaleRows};
 }
 
 int64_t group_of(WeightFormat format, int64_t cols) {
@@ -41,6 +44,7 @@ int64_t group_of(WeightFormat format, int64_t cols) {
     case DType::kI8:
       return cols;
     case DType::kI4:
+    case DType::kI4TwoLevel:
       return format.group;
     case DType::kF8E4M3:
       return 128;
@@ -55,28 +59,40 @@ int64_t group_of(WeightFormat format, int64_t cols) {
 // times the sum of the row's values, wherever cpu::Weight wants them.
 class CpuWeights::RowScales {
  public:
-  // Floats, or BF16, `step` of them from one group to the next.
-  RowScales(std::variant<float*, cpu::bf16*> first, int64_t step, float* sum)
+  struct TwoLevels {
+    int8_t* multipliers;
+    float* row_scale;
+  };
+  // Floats, BF16 or multipliers, `step` of them from one group to the next.
+  RowScales(std::variant<float*, cpu::bf16*, TwoLevels> first, int64_t step, float* sum)
       : first_(first), step_(step), sum_(sum) {}
 
+  // Of BF16.
   float get(int64_t group) const {
-    if (const auto* floats = std::get_if<float*>(&first_)) return (*floats)[group * step_];
     return std::bit_cast<float>(uint32_t{std::get<cpu::bf16*>(first_)[group * step_]} << 16);
   }
-  // BF16 takes what is a number of BF16.
-  void set(int64_t group, float scale) const {
-    if (const auto* floats = std::get_if<float*>(&first_)) {
-      (*floats)[group * step_] = scale;
-    } else {
-      std::get<cpu::bf16*>(first_)[group * step_] =
-          static_cast<cpu::bf16>(std::bit_cast<uint32_t>(scale) >> 16);
-    }
+  // BF16 takes what is a number of BF16, two levels what is a multiple of `row_scale`.
+  void set(std::span<const float> scales, float row_scale) const {
+    for (size_t g = 0; g < scales.size(); ++g) set(static_cast<int64_t>(g), scales[g], row_scale);
+    if (const auto* two = std::get_if<TwoLevels>(&first_)) *two->row_scale = row_scale;
   }
   bool has_sum() const { return sum_; }
   void set_sum(float sum) const { *sum_ = 128 * sum; }
 
  private:
-  std::variant<float*, cpu::bf16*> first_;
+  void set(int64_t group, float scale, float row_scale) const {
+    if (const auto* floats = std::get_if<float*>(&first_)) {
+      (*floats)[group * step_] = scale;
+    } else if (const auto* two = std::get_if<TwoLevels>(&first_)) {
+      two->multipliers[group * step_] =
+          static_cast<int8_t>(row_scale > 0 ? std::lrint(scale / row_scale) : 0);
+    } else {
+      std::get<cpu::bf16*>(first_)[group * step_] =
+          static_cast<cpu::bf16>(std::bit_cast<uint32_t>(scale) >> 16);
+    }
+  }
+
+  std::variant<float*, cpu::bf16*, TwoLevels> first_;
   int64_t step_;
   float* sum_;
 };
@@ -86,7 +102,7 @@ std::vector<Slice> CpuWeights::expert_slices(int64_t expert_dim, DType dtype) co
 }
 
 int64_t CpuWeights::slice_multiple(DType dtype) {
-  const bool in_blocks = dtype == DType::kF8E4M3 || dtype == DType::kI4 || dtype == DType::kI4Words;
+  const bool in_blocks = dtype == DType::kF8E4M3 || is_i4(dtype) || dtype == DType::kI4Words;
   return in_blocks ? 128 : 64;
 }
 
@@ -184,18 +200,20 @@ void CpuWeights::pack_words_scales(const void* scales, const QuantView& packed) 
     const auto* source =
         static_cast<const std::byte*>(scales) + r * n_groups * size_of(DType::kBF16);
     kernels_.decode({source, cpu::WeightType::kBF16, row.data(), n_groups});
-    const RowScales target = row_scales(packed, r);
-    for (int64_t g = 0; g < n_groups; ++g) target.set(g, row[g]);
+    row_scales(packed, r).set(row, 0);
   }
 }
 
 CpuWeights::RowScales CpuWeights::row_scales(const QuantView& packed, int64_t at) const {
   if (kernels_.layout == cpu::Layout::kRows) return {packed.scale.row<float>(at), 1, nullptr};
-  const int64_t together = packed.q.dtype == DType::kI4 ? kScaleRows : cpu::kPanelRows;
+  const int64_t together = is_i4(packed.q.dtype) ? kScaleRows : cpu::kPanelRows;
   float* const first = packed.scale.row<float>(at / together);
   float* const sum = first + packed.scale.cols - together + at % together;
   if (packed.q.dtype == DType::kI4)
     return {reinterpret_cast<cpu::bf16*>(first) + at % together, together, sum};
+  if (packed.q.dtype == DType::kI4TwoLevel)
+    return {RowScales::TwoLevels{reinterpret_cast<int8_t*>(first) + at % together, sum - together},
+            together, sum};
   return {first + at % together, together, sum};
 }
 
@@ -264,16 +282,17 @@ void CpuWeights::quantize(const std::vector<float>& row, std::byte* codes, const
                           int64_t at) const {
   const int64_t n_groups = packed.q.cols / packed.block_cols;
   std::vector<float> scales(n_groups);
-  float sum;
+  float sum, row_scale = 0;
   kernels_.quantize({.from = row.data(),
                      .k = packed.q.cols,
                      .type = kernel_type(packed.q.dtype),
                      .group = packed.block_cols,
                      .codes = codes,
                      .scales = scales.data(),
-                     .sum = &sum});
+                     .sum = &sum,
+                     .row_scale = &row_scale});
   const RowScales target = row_scales(packed, at);
-  for (int64_t g = 0; g < n_groups; ++g) target.set(g, scales[g]);
+  target.set(scales, row_scale);
   if (target.has_sum()) target.set_sum(sum);
 }
 
@@ -310,6 +329,8 @@ cpu::WeightType kernel_type(DType dtype) {
       return cpu::WeightType::kI8;
     case DType::kI4:
       return cpu::WeightType::kI4;
+    case DType::kI4TwoLevel:
+      return cpu::WeightType::kI4TwoLevel;
     case DType::kI32:
     case DType::kI64:
     case DType::kI4Words:

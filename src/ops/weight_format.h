@@ -6,7 +6,8 @@
 
 namespace tandem {
 
-// INT8 has a scale a row, INT4 a scale a row and `group` columns. FP8 has the scales of the
+// INT8 has a scale a row, INT4 a scale a row and `group` columns: a multiple of the row's
+// (kI4TwoLevel), or BF16 as in checkpoints that hold INT4 (kI4). FP8 has the scales of the
 // checkpoint's blocks or, where it is made from other numbers, one a row and 128 columns.
 struct WeightFormat {
   DType dtype;
@@ -14,8 +15,8 @@ struct WeightFormat {
   bool operator==(const WeightFormat&) const = default;
 };
 
-// The format called fp8, bf16, fp16, fp32, int8, int4 (groups of 64), int4-32 or int4-128. Throws
-// Error for another name.
+// The format called fp8, bf16, fp16, fp32, int8, int4 (groups of 64), int4-32, int4-128, or
+// int4-32-bf16, -64-, -128-. Throws Error for another name.
 WeightFormat weight_format(const std::string& name);
 std::string format_name(WeightFormat format);
 

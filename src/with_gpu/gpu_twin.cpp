@@ -48,7 +48,7 @@ class Twin final : public GpuTwin {
 // As on the CPU: matrices of one shape and format are equal.
 void Twin::fill(const GpuTwinOptions& options, int64_t free_bytes) {
   for (const DType type : {options.formats.backbone.dtype, options.formats.experts.dtype})
-    require(type != DType::kI8 && type != DType::kI4, "a GPU has no integer formats");
+    require(type != DType::kI8 && !is_i4(type), "a GPU has no integer formats");
   RandomTensor random(options.formats, config_);
   int64_t bytes = 0;
   for_each_weight(weights_, config_, [&](const WeightSpec& spec, QuantView&) {

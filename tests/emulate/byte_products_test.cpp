@@ -8,8 +8,13 @@
 namespace tandem::test {
 namespace {
 
-constexpr WeightFormat kFormats[] = {
-    {DType::kI8}, {DType::kI4, 32}, {DType::kI4, 64}, {DType::kI4, 128}};
+constexpr WeightFormat kFormats[] = {{DType::kI8},
+                                     {DType::kI4, 32},
+                                     {DType::kI4, 64},
+                                     {DType::kI4, 128},
+                                     {DType::kI4TwoLevel, 32},
+                                     {DType::kI4TwoLevel, 64},
+                                     {DType::kI4TwoLevel, 128}};
 
 std::vector<NamedTable> byte_tables() {
   std::vector<NamedTable> tables;
