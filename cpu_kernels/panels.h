@@ -179,8 +179,15 @@ void store(const Sum* sums, float unit, const GemmArgs& a, const PanelRange& ran
       const float* const sum = sums[i - first] + p * kPanelRows;
       float* const out = a.out + i * a.out_stride + j;
       const float scale = u8 ? a.x.scales[a.x.rows ? a.x.rows[i] : i] : 1;
-      for (int r = begin; r < end; ++r)
-        out[r] = u8 ? (sum[r] * unit - offset[r]) * scale : sum[r] * unit;
+      const auto store_rows = [&](int from, int to) {
+        for (int r = from; r < to; ++r)
+          out[r] = u8 ? (sum[r] * unit - offset[r]) * scale : sum[r] * unit;
+      };
+      if (end - begin == kPanelRows) {
+        store_rows(0, kPanelRows);  // of a length known to the compiler
+      } else {
+        store_rows(begin, end);
+      }
     }
   }
 }
@@ -371,6 +378,8 @@ void multiply(const GemmArgs& a, const Order& order, AddBlock add_block) {
           if (last) {
             prefetch(after[p].data(), kAheadOfFew);
             PanelScales(*after[p].w, after[p].panel).prefetch_first();
+            if (a.x.type == ActivationType::kU8)
+              __builtin_prefetch(sums_of_rows(a.w, range.first + panel + p));
           }
           if (two_level) {
             const int64_t group = b.col / b.group;

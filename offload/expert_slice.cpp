@@ -8,6 +8,7 @@ namespace tandem {
 namespace {
 
 constexpr int kRows = 64;  // output rows that are computed at a time
+constexpr int kFloatsOfLine = 64 / sizeof(float);
 
 // Rows that a thread takes at a time in the second pass, which reads the activations of all groups
 // for them: so many that this is little beside the weights, yet few enough that threads end
@@ -172,6 +173,11 @@ void ExpertSlice::add_output(int64_t g, int first_row, int64_t next_group, int n
   const int n_rows = std::min(kRows, c_.dim - first_row);
   const TensorView& act = act_type_ == cpu::ActivationType::kF32 ? act_ : encoded_act_;
   const cpu::Weight next = kernel_weight(expert(next_group).down);
+  // No hardware foresees where tokens' sums lie, and weights have passed since they were last added
+  // to.
+  for (int i = 0; i < group.n; ++i)
+    for (int r = 0; r < n_rows; r += kFloatsOfLine)
+      __builtin_prefetch(sum_.row<float>(pairs_->tokens[group.first + i]) + first_row + r, 1);
   kernels_.gemm({.x = {act.row_data(group.first), act.row_bytes(), act_type_, nullptr,
                        act_scales_.data() + group.first},
                  .w = kernel_weight(expert(g).down),
