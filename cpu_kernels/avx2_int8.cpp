@@ -34,72 +34,123 @@ __m256i words_of(__m256i lanes) {
                          _mm256_and_si256(lanes, _mm256_set1_epi32(0xffff)));
 }
 
-// The sums of kStepsInWords steps. M rows of 2 accumulators, 2 of weights and 1 of x: 15 registers.
-template <int M>
-void sum_in_words(const char* const* x, const char* w, int first, Words (&acc)[M][2]) {
-  const auto step = [&](int s, auto take) {
-    const __m256i low = load(w + s * kStepBytes), high = load(w + s * kStepBytes + 32);
-#pragma GCC unroll 8
-    for (int r = 0; r < M; ++r) {
-      const __m256i xs = four_columns(x[r] + s * 4);
-      take(acc[r][0], (Words)_mm256_maddubs_epi16(xs, low));
-      take(acc[r][1], (Words)_mm256_maddubs_epi16(xs, high));
-    }
-  };
-  step(first, [](Words& sum, Words products) { sum = products; });
-#pragma GCC unroll 1
-  for (int s = first + 1; s < first + kStepsInWords; ++s)
-    step(s, [](Words& sum, Words products) { sum += products; });
-}
-
-// With two levels of scales the widening multiplies by the row's multiplier, otherwise by one.
-template <int M, bool kTwoLevel>
-void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
-  __m256i times[2] = {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
-  for (int part = 0, s = 0; part < b.n / b.part; ++part) {
-    Integers total[M][1][2] = {};
-    for (int c = 0; c < b.part; c += kColumnsInWords, s += kStepsInWords) {
-      if (kTwoLevel && c % b.group == 0)
-        for (int h = 0; h < 2; ++h)
-          times[h] =
-              words_of(multipliers_of(b.multipliers[panel] + c / b.group * kMultipliers + h * 8));
-      Words acc[M][2];
-      sum_in_words<M>(x, b.w[panel], s, acc);
-#pragma GCC unroll 8
-      for (int r = 0; r < M; ++r)
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; ++h)
-          total[r][0][h] += (Integers)_mm256_madd_epi16((__m256i)acc[r][h], times[h]);
-    }
-    add_sums<M, 1>(total, b, panel, part, sums);
-  }
-}
-
-template <int M, bool kTwoLevel>
-void group_i4(const char* const* x, const Block& b, int, Sum* sums) {
-  for (int p = 0; p < kGroup; ++p) tile_i4<M, kTwoLevel>(x, b, p, sums);
-}
-
-template <int M, bool kTwoLevel>
-constexpr Tiles kI4Pair = {tile_i4<M, kTwoLevel>, group_i4<M, kTwoLevel>};
-template <bool kTwoLevel>
-constexpr Tiles kI4Tiles[] = {kI4Pair<1, kTwoLevel>, kI4Pair<2, kTwoLevel>, kI4Pair<3, kTwoLevel>,
-                              kI4Pair<4, kTwoLevel>, kI4Pair<5, kTwoLevel>, kI4Pair<6, kTwoLevel>};
-
-// INT4 steps to twice as many steps of bytes.
-void spread_i4(const char* from, const char* ahead, int n_steps, char* to) {
+// The bytes of half an INT4 step: columns 0 to 3 and 4 to 7 of eight rows.
+struct Halves {
+  __m256i first, second;
+};
+Halves bytes_of(__m256i pairs) {
   const __m256i lower = _mm256_set1_epi8(15);
   const __m256i codes = _mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1, 0,
                                          1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+  return {_mm256_shuffle_epi8(codes, _mm256_and_si256(pairs, lower)),
+          _mm256_shuffle_epi8(codes, _mm256_and_si256(_mm256_srli_epi16(pairs, 4), lower))};
+}
+
+// The sums of kStepsInWords steps of bytes: M rows of x with N panels, in 2 MN accumulators of 16
+// registers. Weights are operands in memory: of two panels each broadcast of x serves four
+// products.
+struct FromBytes {
+  template <int M, int N>
+  static void sum(const char* const* x, const Block& b, int panel, int c, Words (&acc)[M][N][2]) {
+    const auto step = [&](int s, auto take) {
+#pragma GCC unroll 8
+      for (int r = 0; r < M; ++r) {
+        const __m256i xs = four_columns(x[r] + s * 4);
+#pragma GCC unroll 2
+        for (int p = 0; p < N; ++p)
+#pragma GCC unroll 2
+          for (int h = 0; h < 2; ++h)
+            take(acc[r][p][h],
+                 (Words)_mm256_maddubs_epi16(xs, load(b.w[panel + p] + s * kStepBytes + h * 32)));
+      }
+    };
+    const int first = c / 4;
+    step(first, [](Words& sum, Words products) { sum = products; });
+#pragma GCC unroll 1
+    for (int s = first + 1; s < first + kStepsInWords; ++s)
+      step(s, [](Words& sum, Words products) { sum += products; });
+  }
+};
+
+// The same of a panel of codes, which become bytes in registers.
+struct FromCodes {
+  template <int M, int N>
+  static void sum(const char* const* x, const Block& b, int panel, int c, Words (&acc)[M][N][2]) {
+    static_assert(N == 1);
+    const auto step = [&](int s, auto take) {
+      _mm_prefetch(b.ahead[panel] + s * kStepBytes, _MM_HINT_T0);
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        const Halves w = bytes_of(load(b.w[panel] + s * kStepBytes + h * 32));
+#pragma GCC unroll 8
+        for (int r = 0; r < M; ++r) {
+          const Words products = (Words)_mm256_maddubs_epi16(four_columns(x[r] + s * 8), w.first);
+          take(acc[r][0][h], products,
+               (Words)_mm256_maddubs_epi16(four_columns(x[r] + s * 8 + 4), w.second));
+        }
+      }
+    };
+    const int first = c / 8;
+    step(first, [](Words& sum, Words low, Words high) { sum = low + high; });
+#pragma GCC unroll 1
+    for (int s = first + 1; s < first + kStepsInWords / 2; ++s)
+      step(s, [](Words& sum, Words low, Words high) { sum += low + high; });
+  }
+};
+
+// With two levels of scales the widening multiplies by the row's multiplier, otherwise by one.
+template <class From, int M, int N, bool kTwoLevel>
+void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
+  __m256i times[N][2];
+  for (auto& of_panel : times) of_panel[0] = of_panel[1] = _mm256_set1_epi16(1);
+  for (int part = 0, at = 0; part < b.n / b.part; ++part) {
+    Integers total[M][N][2] = {};
+    for (int c = 0; c < b.part; c += kColumnsInWords, at += kColumnsInWords) {
+      if (kTwoLevel && c % b.group == 0)
+        for (int p = 0; p < N; ++p)
+          for (int h = 0; h < 2; ++h)
+            times[p][h] = words_of(
+                multipliers_of(b.multipliers[panel + p] + c / b.group * kMultipliers + h * 8));
+      Words acc[M][N][2];
+      From::template sum<M, N>(x, b, panel, at, acc);
+#pragma GCC unroll 8
+      for (int r = 0; r < M; ++r)
+#pragma GCC unroll 2
+        for (int p = 0; p < N; ++p)
+#pragma GCC unroll 2
+          for (int h = 0; h < 2; ++h)
+            total[r][p][h] += (Integers)_mm256_madd_epi16((__m256i)acc[r][p][h], times[p][h]);
+    }
+    add_sums<M, N>(total, b, panel, part, sums);
+  }
+}
+
+template <class From, int M, int N, bool kTwoLevel>
+void group_i4(const char* const* x, const Block& b, int, Sum* sums) {
+  for (int p = 0; p < kGroup; p += N) tile_i4<From, M, N, kTwoLevel>(x, b, p, sums);
+}
+
+template <class From, int M, int N, bool kTwoLevel>
+constexpr Tiles kI4Pair = {tile_i4<From, M, 1, kTwoLevel>, group_i4<From, M, N, kTwoLevel>};
+template <bool kTwoLevel>
+constexpr Tiles kI4Tiles[] = {kI4Pair<FromBytes, 1, 2, kTwoLevel>,
+                              kI4Pair<FromBytes, 2, 2, kTwoLevel>,
+                              kI4Pair<FromBytes, 3, 2, kTwoLevel>};
+template <bool kTwoLevel>
+constexpr Tiles kFewI4[] = {
+    kI4Pair<FromCodes, 1, 1, kTwoLevel>, kI4Pair<FromCodes, 2, 1, kTwoLevel>,
+    kI4Pair<FromCodes, 3, 1, kTwoLevel>, kI4Pair<FromCodes, 4, 1, kTwoLevel>};
+constexpr int kMostFew = 4;
+
+// INT4 steps to twice as many steps of bytes.
+void spread_i4(const char* from, const char* ahead, int n_steps, char* to) {
   for (int s = 0; s < n_steps; ++s, from += kStepBytes, to += 2 * kStepBytes) {
     _mm_prefetch(ahead + s * kStepBytes, _MM_HINT_T0);
     for (int h = 0; h < kStepBytes; h += 32) {
-      const __m256i pairs = load(from + h);
-      const __m256i first = _mm256_and_si256(pairs, lower);
-      const __m256i second = _mm256_and_si256(_mm256_srli_epi16(pairs, 4), lower);
+      const Halves w = bytes_of(load(from + h));
       auto* const out = reinterpret_cast<__m256i*>(to + h);
-      _mm256_store_si256(out, _mm256_shuffle_epi8(codes, first));
-      _mm256_store_si256(out + 2, _mm256_shuffle_epi8(codes, second));
+      _mm256_store_si256(out, w.first);
+      _mm256_store_si256(out + 2, w.second);
     }
   }
 }
@@ -107,8 +158,13 @@ void spread_i4(const char* from, const char* ahead, int n_steps, char* to) {
 template <bool kTwoLevel>
 void gemm_i4_words(const GemmArgs& a) {
   constexpr int kPart = kTwoLevel ? kColumns : kI4Columns;
+  const Order order = {.part = kPart, .block = kPart};
+  if (a.m <= kMostFew)
+    return multiply(a, order, [&](Block& b, int first, int m, Sum* sums) {
+      add_rows(a, kFewI4<kTwoLevel>, b, 1, first, m, sums);
+    });
   alignas(64) char room[kGroup * kWideBytes];
-  multiply(a, {.part = kPart, .block = kPart}, [&](Block& b, int first, int m, Sum* sums) {
+  multiply(a, order, [&](Block& b, int first, int m, Sum* sums) {
     for (int p = 0; p < b.n_panels; ++p) {
       spread_i4(b.w[p], b.ahead[p], b.n / 8, room + p * kWideBytes);
       b.w[p] = room + p * kWideBytes;
