@@ -1,6 +1,9 @@
 #include "core/team.h"
 
 #include <immintrin.h>
+#include <sys/resource.h>
+
+#include <chrono>
 
 #include "core/check.h"
 
@@ -12,6 +15,17 @@ namespace {
 constexpr int kSpins = 1000;
 
 constexpr uint64_t kGeneration = uint64_t{1} << 32;
+
+int64_t nanoseconds() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// How often the operating system took the core from this thread.
+int64_t preemptions() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_nivcsw;
+}
 
 }  // namespace
 
@@ -25,6 +39,7 @@ Team::Team(const Topology& topology)
       pin_(topology, topology.nodes[0].cpus[0]) {
   for (int node = 0; node < n_nodes(); ++node)
     for (int thread = 0; thread < size_of_node(node); ++thread) places_.push_back({node, thread});
+  turns_.resize(places_.size());
   std::atomic<int> n_ready{1}, n_pinned{pin_.holds() ? 1 : 0};
   const auto n_threads = static_cast<int>(places_.size());
   for (int thread = 1; thread < n_threads; ++thread)
@@ -70,8 +85,14 @@ void Team::run_node_items(std::span<const int64_t> n_items, Call call, void* wor
 
 // One item of the current job, if any is left.
 bool Team::claim_and_run(int thread) {
-  return for_all_.claim_and_run(thread) ||
-         (n_nodes() > 1 && for_node_[places_[thread].node].claim_and_run(thread));
+  if (!for_all_.claim_and_run(thread) &&
+      !(n_nodes() > 1 && for_node_[places_[thread].node].claim_and_run(thread)))
+    return false;
+  if (turns_[thread].item_ended(nanoseconds(), preemptions)) {
+    std::this_thread::yield();
+    turns_[thread].yielded(nanoseconds());
+  }
+  return true;
 }
 
 void Team::wake_sleepers() {

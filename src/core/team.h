@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/core_turns.h"
 #include "core/topology.h"
 
 namespace tandem {
@@ -88,8 +89,11 @@ class Team {
   void serve(int thread);
   void wake_sleepers();
 
+  struct alignas(64) Turns : CoreTurns {};  // a line of the cache each
+
   const Topology topology_;
   std::vector<Place> places_;  // [threads]
+  std::vector<Turns> turns_;   // [threads]
   Queue for_all_;
   const std::unique_ptr<Queue[]> for_node_;  // [nodes]
   std::atomic<uint32_t> wake_{0};            // changes when there is work for sleepers, or the end

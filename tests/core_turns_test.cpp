@@ -1,0 +1,93 @@
+// A core that another process wants too, simulated: the operating system takes it after a slice,
+// with an item in hand, or gets it between two items.
+#include "core/core_turns.h"
+
+#include <gtest/gtest.h>
+
+namespace tandem::test {
+namespace {
+
+constexpr int64_t kMicrosecond = 1'000, kMillisecond = 1'000'000;
+
+struct Core {
+  CoreTurns turns;
+  bool is_wanted = true;  // by another process, which keeps it for a slice
+  int64_t slice = 4 * kMillisecond;
+  int64_t now = 0, slice_began = 0, preemptions = 0;
+  int64_t items = 0, items_put_aside = 0, yields = 0;
+
+  void run(int64_t item) {
+    now += item;
+    ++items;
+    if (is_wanted && now - slice_began > slice) {  // within this item
+      ++preemptions;
+      ++items_put_aside;
+      slice_began = now += slice;
+    }
+    if (!turns.item_ended(now, [&] { return preemptions; })) return;
+    ++yields;
+    now += is_wanted ? slice / 2 : kMicrosecond;
+    slice_began = now;
+    turns.yielded(now);
+  }
+  void run_for(int64_t duration, int64_t item) {
+    for (const int64_t end = now + duration; now < end;) run(item);
+  }
+};
+
+TEST(CoreTurns, AQuietCoreIsNeverGivenAway) {
+  Core core;
+  core.is_wanted = false;
+  for (const int64_t item : {kMicrosecond, 100 * kMicrosecond, 5 * kMillisecond})
+    core.run_for(kMillisecond * 1000, item);
+  EXPECT_EQ(core.yields, 0);
+}
+
+TEST(CoreTurns, ASharedCoreIsGivenAwayBetweenItems) {
+  for (const int64_t slice : {3 * kMillisecond, 4 * kMillisecond, 12 * kMillisecond})
+    for (const int64_t item : {3 * kMicrosecond, 15 * kMicrosecond, 300 * kMicrosecond}) {
+      Core core;
+      core.slice = slice;
+      core.run_for(1000 * kMillisecond, item);
+      EXPECT_EQ(core.items_put_aside, 1) << slice << " " << item;  // by which it is noticed
+      EXPECT_GT(core.yields, 80);
+    }
+}
+
+TEST(CoreTurns, AnItemLongerThanASliceIsPutAsideAllTheSame) {
+  Core core;
+  core.run_for(1000 * kMillisecond, 5 * kMillisecond);
+  EXPECT_GT(core.items_put_aside, 50);
+  EXPECT_LE(core.yields, core.items);
+}
+
+TEST(CoreTurns, TheCoreIsKeptAgainWhenTheOtherHasGone) {
+  Core core;
+  core.run_for(100 * kMillisecond, 15 * kMicrosecond);
+  core.is_wanted = false;
+  const int64_t before = core.yields;
+  core.run_for(1000 * kMillisecond, 15 * kMicrosecond);
+  EXPECT_EQ(core.yields, before + 1);
+  core.is_wanted = true;
+  core.slice_began = core.now;
+  core.run_for(1000 * kMillisecond, 15 * kMicrosecond);
+  EXPECT_EQ(core.items_put_aside, 2);
+  EXPECT_GT(core.yields, before + 100);
+}
+
+// A long item alone, or a pause between jobs, is no reason.
+TEST(CoreTurns, LongItemsWithoutAPreemptionKeepTheCore) {
+  CoreTurns turns;
+  int asked = 0;
+  const auto preemptions = [&] { return int64_t{0 * ++asked}; };
+  for (int64_t now = 0; now < 1000 * kMillisecond; now += 10 * kMillisecond)
+    EXPECT_FALSE(turns.item_ended(now, preemptions));
+  EXPECT_GT(asked, 90);
+  const int before = asked;
+  for (int64_t i = 0, now = 1000 * kMillisecond; i < 1000; ++i, now += kMicrosecond)
+    EXPECT_FALSE(turns.item_ended(now, preemptions));
+  EXPECT_LE(asked, before + 1);  // it costs a call of the operating system
+}
+
+}  // namespace
+}  // namespace tandem::test
