@@ -32,10 +32,26 @@ cpu::ActivationType CpuExperts::activation(int layer) const {
 }
 
 void CpuExperts::submit(const ExpertBatch& batch) {
+  begin(batch);
+  compute_below(c_.router.n_experts);
+}
+
+void CpuExperts::begin(const ExpertBatch& batch) {
   n_tokens_ = static_cast<int>(batch.x.rows);
+  n_computed_ = 0;
   group_by_expert(batch);
-  for (size_t node = 0; node < slices_.size(); ++node)
-    n_items_[node] = slices_[node]->begin(batch, pairs_);
+  for (const auto& slice : slices_) slice->begin(batch, pairs_);
+}
+
+void CpuExperts::compute_below(int expert) {
+  const std::span<const ExpertPairs::Group> rest = std::span(pairs_.groups).subspan(n_computed_);
+  const auto end = std::find_if(rest.begin(), rest.end(), [&](const ExpertPairs::Group& group) {
+    return group.expert >= expert;
+  });
+  const auto groups = rest.first(end - rest.begin());
+  if (groups.empty() && n_computed_ > 0) return;
+  n_computed_ += groups.size();
+  for (size_t node = 0; node < slices_.size(); ++node) n_items_[node] = slices_[node]->take(groups);
   team_.run_on_nodes(n_items_,
                      [&](int node, int64_t item, int thread) { slices_[node]->run(item, thread); });
 }

@@ -25,6 +25,11 @@ class CpuExperts final : public RoutedExperts {
   cpu::ActivationType activation(int layer) const;
 
   void submit(const ExpertBatch& batch) override;
+  // The same in parts, between which other work may be done: begin(), then compute_below() with
+  // ascending numbers, the last n_experts. Each computes the experts below the number that were not
+  // computed before; the sum is the same to the bit.
+  void begin(const ExpertBatch& batch);
+  void compute_below(int expert);
   // Slices are added in the order of the nodes.
   void add_to(TensorView y) override;
 
@@ -39,6 +44,7 @@ class CpuExperts final : public RoutedExperts {
   std::vector<std::unique_ptr<ExpertSlice>> slices_;  // [nodes]
   std::vector<int64_t> n_items_;                      // [nodes]
   std::vector<int32_t> first_of_;                     // [n_experts + 1]
+  size_t n_computed_ = 0;                             // groups of pairs
   int n_tokens_ = 0;
 };
 

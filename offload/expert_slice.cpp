@@ -49,26 +49,35 @@ ExpertSlice::ExpertSlice(const cpu::KernelTable& kernels, const ModelConfig& con
   if (team.n_nodes() > 1) bind_to_node(team.topology(), arena_.memory(), node);
 }
 
-int64_t ExpertSlice::begin(const ExpertBatch& batch, const ExpertPairs& pairs) {
-  if (is_empty()) return 0;
+void ExpertSlice::begin(const ExpertBatch& batch, const ExpertPairs& pairs) {
+  if (is_empty()) return;
   pairs_ = &pairs;
   experts_ = w_.layers[batch.layer].experts.data() + int64_t{node_} * c_.router.n_experts;
   tokens_ = batch.x;
   n_tokens_ = batch.x.rows;
   if (!pairs.groups.empty()) {
-    x_type_ = activation_for(kernels_, expert(0).gate.q.dtype);
-    act_type_ = activation_for(kernels_, expert(0).down.q.dtype);
+    const FfnWeights& some = experts_[pairs.groups[0].expert];
+    x_type_ = activation_for(kernels_, some.gate.q.dtype);
+    act_type_ = activation_for(kernels_, some.down.q.dtype);
   }
-  const bool encodes =
+  encodes_ =
       !pairs.groups.empty() && x_type_ != cpu::ActivationType::kF32 && batch.x.dtype == DType::kF32;
   x_of_pass_ =
-      encodes
+      encodes_
           ? cpu::Activations{x_.data, x_.row_bytes(), x_type_, nullptr, x_scales_.data()}
           : cpu::Activations{batch.x.data, batch.x.row_bytes(), x_type_, nullptr, batch.x_scales};
-  n_encoded_tokens_ = encodes ? n_tokens_ : 0;
+}
+
+int64_t ExpertSlice::take(std::span<const ExpertPairs::Group> groups) {
+  if (is_empty()) return 0;
+  is_first_ = groups.data() == pairs_->groups.data();
+  groups_ = groups;
+  n_encoded_tokens_ = encodes_ && is_first_ ? n_tokens_ : 0;
   tokens_left_ = n_encoded_tokens_;
   pieces_ = (width_ + kRows - 1) / kRows;
-  const int64_t n_groups = std::ssize(pairs.groups), n_pairs = n_tokens_ * c_.router.n_active;
+  const int64_t n_groups = std::ssize(groups);
+  int64_t n_pairs = 0;
+  for (const ExpertPairs::Group& group : groups) n_pairs += group.n;
   second_rows_ = rows_of_second_pass(n_pairs / std::max<int64_t>(1, n_groups), c_.dim, n_threads_);
   n_pieces_ = n_groups * pieces_;
   for (int64_t g = 0; g < n_groups; ++g) unfinished_[g] = pieces_ + 1;
@@ -90,7 +99,7 @@ void ExpertSlice::run(int64_t item, int thread) {
   activate(piece, piece_at(std::min(i + n_threads_, n_pieces_ - 1)), room);
   std::atomic<int>& unfinished = unfinished_[piece.group];
   if (unfinished.fetch_sub(1, std::memory_order_acq_rel) > 2) return;
-  encode_activated(pairs_->groups[piece.group]);
+  encode_activated(groups_[piece.group]);
   unfinished.store(0, std::memory_order_release);
 }
 
@@ -99,7 +108,7 @@ ExpertSlice::Piece ExpertSlice::piece_at(int64_t item) const {
 }
 
 const FfnWeights& ExpertSlice::expert(int64_t group) const {
-  return experts_[pairs_->groups[group].expert];
+  return experts_[groups_[group].expert];
 }
 
 void ExpertSlice::encode_token(int64_t token) {
@@ -110,7 +119,7 @@ void ExpertSlice::encode_token(int64_t token) {
 
 // act = silu(gate x) * (up x) on some rows of one group's expert, for its tokens.
 void ExpertSlice::activate(Piece piece, Piece next, float* up) {
-  const ExpertPairs::Group& group = pairs_->groups[piece.group];
+  const ExpertPairs::Group& group = groups_[piece.group];
   const FfnWeights& weights = expert(piece.group);
   const int first_row = piece.first_row;
   const int n_rows = std::min(kRows, width_ - first_row);
@@ -150,9 +159,9 @@ void ExpertSlice::encode_activated(const ExpertPairs::Group& group) {
 // sum[t] = sum over experts of weight * (down act) on some rows of every expert's output.
 void ExpertSlice::project(int first_row, float* part) {
   const int end = std::min(first_row + second_rows_, c_.dim);
-  for (int t = 0; t < n_tokens_; ++t)
+  for (int t = 0; is_first_ && t < n_tokens_; ++t)
     std::fill_n(sum_.row<float>(t) + first_row, end - first_row, 0.f);
-  const int64_t n_groups = std::ssize(pairs_->groups);
+  const int64_t n_groups = std::ssize(groups_);
   for (int64_t g = 0; g < n_groups; ++g) {
     wait_until([&] { return unfinished_[g].load(std::memory_order_acquire) == 0; });
     for (int row = first_row; row < end; row += kRows) {
@@ -169,7 +178,7 @@ void ExpertSlice::project(int first_row, float* part) {
 // Adds up to kRows rows of one group's output; its next product is of rows of another.
 void ExpertSlice::add_output(int64_t g, int first_row, int64_t next_group, int next_row,
                              float* part) {
-  const ExpertPairs::Group& group = pairs_->groups[g];
+  const ExpertPairs::Group& group = groups_[g];
   const int n_rows = std::min(kRows, c_.dim - first_row);
   const TensorView& act = act_type_ == cpu::ActivationType::kF32 ? act_ : encoded_act_;
   const cpu::Weight next = kernel_weight(expert(next_group).down);

@@ -2,6 +2,7 @@
 // two passes, without a word to other nodes.
 #pragma once
 #include <atomic>
+#include <span>
 #include <vector>
 
 #include "core/memory.h"
@@ -31,14 +32,15 @@ class ExpertSlice {
   ExpertSlice(const cpu::KernelTable& kernels, const ModelConfig& config,
               const ModelWeights& weights, int max_tokens, const Team& team, int node);
 
-  // Prepares a layer: how many items run() is to be called for. Items are pieces of work that may
-  // wait for earlier ones.
-  int64_t begin(const ExpertBatch& batch, const ExpertPairs& pairs);
+  void begin(const ExpertBatch& batch, const ExpertPairs& pairs);
+  // Prepares some of the layer's groups, ascending from call to call: how many items run() is to be
+  // called for. Items are pieces of work that may wait for earlier ones.
+  int64_t take(std::span<const ExpertPairs::Group> groups);
   // thread: of the node
   void run(int64_t item, int thread);
 
-  // sum of weight * expert(x) over this slice, [tokens, dim], once every item has run; the slice
-  // may be empty.
+  // sum of weight * expert(x) over this slice and the groups taken, [tokens, dim], once every item
+  // has run; the slice may be empty.
   const TensorView& sum() const { return sum_; }
   bool is_empty() const { return width_ == 0; }
 
@@ -71,10 +73,13 @@ class ExpertSlice {
 
   // The layer that is computed.
   const ExpertPairs* pairs_ = nullptr;
-  const FfnWeights* experts_ = nullptr;  // [n_experts]
-  TensorView tokens_;                    // [tokens, dim]
+  std::span<const ExpertPairs::Group> groups_;  // those that were taken last
+  bool is_first_ = false;                       // they are the layer's first
+  const FfnWeights* experts_ = nullptr;         // [n_experts]
+  TensorView tokens_;                           // [tokens, dim]
   cpu::Activations x_of_pass_;
   cpu::ActivationType x_type_{}, act_type_{};
+  bool encodes_ = false;  // the tokens, before the first pass
   int64_t n_tokens_ = 0, n_encoded_tokens_ = 0, n_pieces_ = 0;
   int pieces_ = 0;                            // of a group, in the first pass
   int second_rows_ = 0;                       // of an item of the second pass

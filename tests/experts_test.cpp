@@ -168,6 +168,30 @@ TEST(Experts, LongItemsOfTheSecondPass) {
   EXPECT_TRUE(std::equal(some.begin(), some.end(), got.begin() + 7 * c.dim));
 }
 
+// In parts, empty ones among them, and each part over all nodes.
+TEST(Experts, InPartsTheSameBits) {
+  const ModelConfig c = config();
+  Routed routed(c);
+  for (const DType stored_as : {DType::kBF16, DType::kF8E4M3}) {
+    RandomModel model(c, stored_as);
+    const cpu::KernelTable table = cpu::kernels_for(cpu::best_isa());
+    const Topology topology = topology_of({1, 1});
+    const Converted w(table, model, {}, topology);
+    Team team(topology);
+    CpuExperts experts(table, c, w.model.weights, kTokens, team);
+    const ExpertBatch batch = routed.batch(c, 0, kTokens);
+    const std::vector<float> want = run(experts, batch);
+    for (const std::vector<int>& below :
+         {std::vector<int>{1, 2, 6}, {0, 0, 3, 3, 6}, {5, 6, 6}, {6}}) {
+      std::vector<float> y(want.size(), 0.f);
+      experts.begin(batch);
+      for (const int expert : below) experts.compute_below(expert);
+      experts.add_to({y.data(), batch.x.rows, c.dim, c.dim, DType::kF32});
+      EXPECT_EQ(y, want);
+    }
+  }
+}
+
 // Columns that every node gets some of; scale blocks that cuts do not meet.
 ModelConfig wide_config() {
   ModelConfig c = config();
