@@ -1,36 +1,57 @@
-// Experts of host memory that are brought to the card for a long step, a few at a time: while some
-// are computed the next are on their way, also those of the next layer. Panels are copied as the
-// CPU keeps them and become rows on the card.
+// Experts of host memory in a long step: some are brought to the card, two at a time, and computed
+// there, while the CPU computes the others (expert_division.h). Panels are copied as the CPU keeps
+// them and become rows on the card.
 #pragma once
 #include <array>
+#include <span>
 #include <vector>
 
 #include "offload/cpu_experts.h"
 #include "offload/cuda_expert_rows.h"
+#include "offload/expert_division.h"
 
 namespace tandem {
 
 class CudaStreaming {
  public:
-  // All references outlive the object. Throws Error for experts that cannot be brought (takes()),
-  // and when the card has too little memory.
+  // For steps of up to max_tokens tokens. All references outlive the object. Throws Error for
+  // experts that cannot be brought (takes()), and when the card has too little memory.
   CudaStreaming(const ModelConfig& config, CpuExperts& experts, CudaExpertRows& rows,
-                gpu::Stream& stream);
+                int max_tokens, gpu::Stream& stream);
   // On the card.
-  static int64_t bytes_for(const ModelConfig& config);
+  static int64_t bytes_for(const ModelConfig& config, int max_tokens);
   // In panels, BF16 or FP8 with the checkpoint's blocks.
   static bool takes(const CpuExperts& experts);
 
-  // y += sum of weight * expert(x). Ids are places among the layer's experts in host memory, -1
-  // for others. Returns when all is enqueued; the team has copied.
-  void add_to(const ExpertBatch& batch, TensorView y);
+  // Measured here and now with the experts of one layer, for steps of up to so many tokens.
+  ExpertRates measured_rates(int max_tokens);
+  // What experts are divided by from now on. Before the first step.
+  void divide_by(const ExpertRates& rates) { rates_ = rates; }
+
+  // What can be done of a layer before it is known who is asked for: sends experts that it brought
+  // in the step before, with the most rows, on their way.
+  void bring_ahead(int layer);
+  // The same tokens for both.
+  struct Shared {
+    ExpertBatch on_card;  // ids of all experts
+    ExpertBatch on_cpu;   // in host memory, as CpuExperts takes it, without the ids of those that
+                          // live on the card; ids of those that are brought become -1
+    TensorView sum;       // [tokens, dim] in mapped memory, for the CPU's part
+  };
+  // y += sum of weight * expert(x) over the experts in host memory. Returns when the CPU's part is
+  // done and the card's is enqueued; bring_ahead() came before.
+  void add_to(const Shared& step, TensorView y);
+  const Division& division() const { return division_; }  // of the last layer
 
  private:
-  static constexpr int kAtOnce = 2, kStages = 2;
+  static constexpr int kAtOnce = 2, kStages = 2;  // any two lie at an equal distance
   enum Matrix { kGate, kUp, kDown, kMatrices };
   struct Layer {
-    std::vector<int> experts;  // in host memory
+    std::vector<int> experts;  // in host memory, ascending
     gpu::Buffer scales;        // [experts][kMatrices][rows, columns] in blocks
+    // Those that will be brought in the next step too, whole stages of them.
+    std::array<int, kAtOnce * kStages> likely;
+    int n_likely = 0;
   };
   struct Stage {
     gpu::Buffer pinned, panels;  // in host memory, and on the card
@@ -44,10 +65,23 @@ class CudaStreaming {
   };
   template <class Visit>
   void for_each_part(int layer, int expert, Visit visit) const;
+  using Experts = std::span<const int>;  // up to kAtOnce of a layer
   void keep_scales(int layer);
-  void bring(int layer, int first, int n, Stage& stage);
-  void unpack(int layer, int first, int n, const Stage& stage);
-  gpu::ExpertWeights weights(int layer, Matrix matrix, int first) const;
+  ExpertRates bring_rates(int layer);
+  void divide(const ExpertBatch& on_cpu);
+  void sort_on_card(const ExpertBatch& batch);
+  Stage& stage(int64_t i) { return stages_[(first_stage_ + i) % kStages]; }
+  void bring(int layer, Experts experts, Stage& stage);
+  int64_t copy_panels(int layer, Experts experts, Stage& stage);
+  void send(int64_t bytes, Stage& stage);
+  void compute(int layer, Experts experts, Stage& stage, int first);
+  double cpu_seconds_of(int expert) const;
+  void compute_on_cpu(double share);
+  void hand_up(const TensorView& sum, TensorView y);
+  void keep_likely(int layer);
+  void unpack(int layer, Experts experts, const Stage& stage);
+  gpu::ExpertWeights weights(int layer, Matrix matrix, Experts experts) const;
+  int64_t place_of(int layer, int expert) const;  // among those in host memory
   int64_t rows_of(Matrix m) const { return m == kDown ? c_.dim : c_.expert_dim; }
   int64_t cols_of(Matrix m) const { return m == kDown ? c_.expert_dim : c_.dim; }
   int64_t row_bytes(Matrix m) const;
@@ -56,6 +90,7 @@ class CudaStreaming {
   int64_t offset_of(Matrix m) const;        // of an expert's rows
 
   const ModelConfig& c_;
+  CpuExperts& cpu_;
   const ModelWeights& w_;
   Team& team_;
   CudaExpertRows& rows_;
@@ -65,8 +100,17 @@ class CudaStreaming {
   std::vector<Layer> layers_;
   gpu::Buffer experts_;  // on the card, [kAtOnce], rows
   std::array<Stage, kStages> stages_;
-  int next_stage_ = 0;
+  int64_t first_stage_ = 0;  // of the layer
   gpu::Stream copies_;
+
+  ExpertRates rates_;
+  Division division_;
+  std::vector<int> rows_asked_;  // [n_experts] of host memory, in this layer
+  bool any_on_cpu_ = false;
+  double cpu_seconds_ = 0, cpu_seconds_done_ = 0;  // as expected
+  int next_on_cpu_ = 0;
+  gpu::Buffer places_;  // mapped, [n_experts] among those that are brought
+  gpu::Buffer ids_;     // on the card, [max_tokens, n_active], those places
 };
 
 }  // namespace tandem

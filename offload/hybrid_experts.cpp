@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "gpu_kernels/stamp.h"
+#include "offload/cuda_even_batch.h"
 #include "ops/cuda_weights.h"
 
 namespace tandem {
@@ -50,29 +52,22 @@ HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int 
       layers_(parts.weights.layers.size()) {
   const int n_experts = config.router.n_experts;
   const int64_t pairs = int64_t{max_tokens} * config.router.n_active, word = sizeof(int32_t);
-  std::vector<int32_t> places(layers_.size() * n_experts, -1), cpu_places = places;
+  std::vector<int32_t> places(layers_.size() * n_experts, -1);
   int64_t widest = 0;
   for (size_t l = 0; l < layers_.size(); ++l) {
     if (!config.is_moe(static_cast<int>(l))) continue;
     const std::vector<int32_t> of_layer = CudaExperts::places(parts.weights.layers[l].experts);
     std::copy(of_layer.begin(), of_layer.end(), places.begin() + l * n_experts);
-    int32_t elsewhere = 0;
-    for (int e = 0; e < n_experts; ++e)
-      if (of_layer[e] < 0) cpu_places[l * n_experts + e] = elsewhere++;
+    const auto elsewhere = std::count(of_layer.begin(), of_layer.end(), -1);
     layers_[l].on_card = elsewhere < n_experts;
     layers_[l].on_cpu = elsewhere > 0;
     if (!layers_[l].on_cpu) continue;
     layers_[l].type = row_type(parts.rows_on_cpu[l]);
     widest = std::max(widest, row_bytes(config, layers_[l].type));
   }
-  const auto to_card = [&](const std::vector<int32_t>& numbers) {
-    gpu::Buffer on_card(std::ssize(numbers) * word, gpu::Site::kDevice);
-    stream_.copy(numbers.data(), on_card.bytes(), on_card.as<int32_t>());
-    stream_.wait();
-    return on_card;
-  };
-  places_ = to_card(places);
-  cpu_places_ = to_card(cpu_places);
+  places_ = gpu::Buffer(std::ssize(places) * word, gpu::Site::kDevice);
+  stream_.copy(places.data(), places_.bytes(), places_.as<int32_t>());
+  stream_.wait();
   card_ids_ = gpu::Buffer(pairs * word, gpu::Site::kDevice);
   ids_ = mapped(pairs * word);
   weights_ = mapped(pairs * word);
@@ -82,7 +77,7 @@ HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int 
 }
 
 int64_t HybridExperts::bytes_for(const ModelConfig& c, int max_tokens) {
-  return (2 * int64_t{c.n_layers} * c.router.n_experts + int64_t{max_tokens} * c.router.n_active) *
+  return (int64_t{c.n_layers} * c.router.n_experts + int64_t{max_tokens} * c.router.n_active) *
          int64_t{sizeof(int32_t)};
 }
 
@@ -93,12 +88,10 @@ void HybridExperts::submit(const ExpertBatch& batch) {
   ExpertBatch on_card = batch;
   stamp(batch.layer, kEntered);
   streamed_ = streaming_ && batch.x.rows >= stream_from_ && !stream_.is_recording();
-  if (layer.on_cpu && !streamed_) {
+  if (layer.on_cpu) {
     hand_down(batch);
     handed_down_.raise(stream_);
     on_card.routing.ids = dense_ids(batch.x.rows);
-  } else if (layer.on_cpu && layer.on_card) {
-    on_card.routing.ids = placed(batch, places_);
   }
   stamp(batch.layer, kHandedDown);
   if (layer.on_card) card_.submit(on_card);
@@ -117,9 +110,7 @@ void HybridExperts::add_to(TensorView y) {
     gpu::add(stream_, {gpu_matrix(y), {sum_.as<float>(), c_.dim}, n_tokens, c_.dim});
   } else {
     stamp(layer, kSumSeen);
-    if (layers_[layer].on_cpu)
-      streaming_->add_to({layer, batch_.x, {placed(batch_, cpu_places_), batch_.routing.weights}},
-                         y);
+    if (layers_[layer].on_cpu) share(layer, y);
   }
   stamp(layer, kLeft);
   if (stream_.is_recording()) return;
@@ -162,18 +153,6 @@ TensorView HybridExperts::dense_ids(int64_t n_tokens) const {
   return {card_ids_.as<void>(), n_tokens, n_active, n_active, DType::kI32};
 }
 
-TensorView HybridExperts::placed(const ExpertBatch& batch, const gpu::Buffer& places) {
-  const TensorView& ids = batch.routing.ids;
-  gpu::place_experts(stream_,
-                     {.ids = static_cast<const int32_t*>(ids.data),
-                      .ids_stride = ids.stride,
-                      .place = places.as<int32_t>() + int64_t{batch.layer} * c_.router.n_experts,
-                      .out = card_ids_.as<int32_t>(),
-                      .tokens = static_cast<int>(ids.rows),
-                      .n_active = static_cast<int>(ids.cols)});
-  return dense_ids(ids.rows);
-}
-
 void HybridExperts::hand_down(const ExpertBatch& batch) {
   const Layer& layer = layers_[batch.layer];
   const TensorView& ids = batch.routing.ids;
@@ -202,10 +181,27 @@ void HybridExperts::serve(int layer, int n_tokens) {
   await_card(layer);
   const double begins = now();
   cpu_.submit(batch_on_cpu(layer, n_tokens));
-  const TensorView sum = {sum_.as<void>(), n_tokens, c_.dim, c_.dim, DType::kF32};
+  const TensorView sum = sum_for(n_tokens);
   std::memset(sum.data, 0, static_cast<size_t>(sum.rows * sum.row_bytes()));
   cpu_.add_to(sum);
   sum_is_there_.raise();
+  if (timeline_) cpu_times_[layer] = {waits, begins, now()};
+}
+
+// The same, of a layer whose experts are divided. What waits on the card waits for the link, so it
+// is not held up by an error.
+void HybridExperts::share(int layer, TensorView y) {
+  const auto n_tokens = static_cast<int>(y.rows);
+  streaming_->bring_ahead(layer);
+  const double waits = now();
+  try {
+    await_card(layer);
+  } catch (...) {
+    failed_ = true;
+    throw;
+  }
+  const double begins = now();
+  streaming_->add_to({batch_, batch_on_cpu(layer, n_tokens), sum_for(n_tokens)}, y);
   if (timeline_) cpu_times_[layer] = {waits, begins, now()};
 }
 
@@ -234,6 +230,10 @@ void HybridExperts::await_card(int layer) {
   }
 }
 
+TensorView HybridExperts::sum_for(int n_tokens) const {
+  return {sum_.as<void>(), n_tokens, c_.dim, c_.dim, DType::kF32};
+}
+
 ExpertBatch HybridExperts::batch_on_cpu(int layer, int n_tokens) const {
   const int n_active = c_.router.n_active;
   const auto view = [&](const gpu::Buffer& b, int64_t cols, int64_t stride, DType dtype) {
@@ -257,26 +257,14 @@ int HybridExperts::measured_crossover(int max_tokens, CudaStreaming& streaming) 
   const auto first =
       std::find_if(layers_.begin(), layers_.end(), [](const Layer& layer) { return layer.on_cpu; });
   const auto layer = static_cast<int>(first - layers_.begin());
-  const int64_t n_active = c_.router.n_active, f32 = sizeof(float);
-  const gpu::Buffer x(max_tokens * c_.dim * f32, gpu::Site::kMapped),
-      y(max_tokens * c_.dim * f32, gpu::Site::kMapped),
-      ids(max_tokens * n_active * f32, gpu::Site::kMapped),
-      weights(max_tokens * n_active * f32, gpu::Site::kMapped);
-  std::fill_n(x.as<float>(), max_tokens * c_.dim, 0.01f);
-  std::fill_n(y.as<float>(), max_tokens * c_.dim, 0.f);
-  std::fill_n(weights.as<float>(), max_tokens * n_active, 1.f);
-  for (int64_t i = 0; i < max_tokens * n_active; ++i)
-    ids.as<int32_t>()[i] = static_cast<int32_t>(i % c_.router.n_experts);
+  std::vector<int> all(c_.router.n_experts);
+  std::iota(all.begin(), all.end(), 0);
+  const EvenBatch batch(c_, max_tokens, all);
   const auto seconds = [&](int n, bool streamed) {
-    const auto view = [&](const gpu::Buffer& b, int64_t cols, DType dtype) {
-      return TensorView{b.as<void>(), n, cols, cols, dtype};
-    };
     stream_from(streamed ? 1 : max_tokens + 1, streaming);
     const double start = now();
-    submit({layer,
-            view(x, c_.dim, DType::kF32),
-            {view(ids, n_active, DType::kI32), view(weights, n_active, DType::kF32)}});
-    add_to(view(y, c_.dim, DType::kF32));
+    submit(batch.of(layer, n));
+    add_to(batch.y(n));
     stream_.wait();
     return now() - start;
   };
@@ -332,14 +320,15 @@ void HybridExperts::collect(int n_tokens) {
     on_card("shared expert", kSubmitted, kOthersDone);
     if (layer.on_card) on_card("experts, down", kOthersDone, kCardDone);
     if (!layer.on_cpu) continue;
+    const CpuTimes& cpu = cpu_times_[l];
+    timeline_->add("waits for the GPU", Track::kCpu, l, cpu.waits, cpu.begins);
     if (streamed_) {
       on_card("experts of host memory", kSumSeen, kLeft);
+      timeline_->add("copies and experts", Track::kCpu, l, cpu.begins, cpu.ends);
       continue;
     }
     on_card("waits for the CPU", kCardDone, kSumSeen);
     on_card("adds the CPU's sum", kSumSeen, kLeft);
-    const CpuTimes& cpu = cpu_times_[l];
-    timeline_->add("waits for the GPU", Track::kCpu, l, cpu.waits, cpu.begins);
     timeline_->add("experts", Track::kCpu, l, cpu.begins, cpu.ends);
     // What is seen later than it was sent, beyond the time that the receiver was busy.
     const double down = seconds_of(l, kHandedDown), up = cpu.ends;

@@ -39,7 +39,8 @@ class HybridExperts final : public RoutedExperts {
   // The CPU's part of all layers; throws the same.
   void follow(int n_tokens) override;
 
-  // Steps of so many tokens and more bring the experts of host memory to the card.
+  // Steps of so many tokens and more bring experts of host memory to the card, as `streaming`
+  // divides them.
   void stream_from(int n_tokens, CudaStreaming& streaming);
   // From how many tokens on, up to max_tokens, that is faster, measured here and now with one
   // layer, whose experts are all used; 0: never.
@@ -57,9 +58,10 @@ class HybridExperts final : public RoutedExperts {
     gpu::RowType type = gpu::RowType::kF32;
   };
   TensorView dense_ids(int64_t n_tokens) const;
-  TensorView placed(const ExpertBatch& batch, const gpu::Buffer& places);
   void hand_down(const ExpertBatch& batch);
   void serve(int layer, int n_tokens);
+  void share(int layer, TensorView y);
+  TensorView sum_for(int n_tokens) const;
   void give_up(int n_layers);
   void await_card(int layer);
   ExpertBatch batch_on_cpu(int layer, int n_tokens) const;
@@ -89,7 +91,6 @@ class HybridExperts final : public RoutedExperts {
   std::chrono::duration<double> patience_{60};
   std::vector<Layer> layers_;
   gpu::Buffer places_;                         // [layers, n_experts] among those of the card
-  gpu::Buffer cpu_places_;                     // the same among those of the CPU
   gpu::Buffer card_ids_;                       // [max_tokens, n_active]
   gpu::Buffer ids_, weights_, scales_, rows_;  // mapped, handed down
   gpu::Buffer sum_;                            // mapped, [max_tokens, dim]

@@ -148,9 +148,13 @@ TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
   Placement placement = random_placement(config, rng);
   placement.kv_tokens = options.context;
   placement.prefill_chunk_tokens = 17;
-  const PlacementFile file(placement);
-  options.placement = file.path();
-  EXPECT_EQ(answers(options, 3), answers(tiny_r1("cpu"), 3));
+  const auto want = answers(tiny_r1("cpu"), 3);
+  for (const int stream_from : {0, 9}) {
+    placement.stream_from_tokens = stream_from;
+    const PlacementFile file(placement);
+    options.placement = file.path();
+    EXPECT_EQ(answers(options, 3), want) << "streamed from " << stream_from << " tokens on";
+  }
 }
 
 // Sequences come, go on in changing company, and end, in recorded steps and others; the CPU chooses

@@ -19,9 +19,9 @@ FOLDERS = ["src", "cpu_kernels", "gpu_kernels", "offload", "tests", "benchmarks"
 FILES = ["CMakeLists.txt"]
 # Cheapest first: a mutant is done with at the first test that fails. Those of its file come before all others.
 TESTS = ["topology_test", "team_test", "scheduler_test", "server_test", "grammar_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test",
-         "routing_recorder_test", "measured_curves_test", "simulate_test", "machine_test", "serving_bench_test", "plan_test", "rope_test", "router_test", "sampler_test",
+         "routing_recorder_test", "measured_curves_test", "expert_division_test", "simulate_test", "machine_test", "serving_bench_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
-         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test"]
+         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "gpu_hybrid_streaming_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test"]
 TESTS_OF = {
     "src/ops/cuda_ops": ["gpu_engine_graphs_test", "gpu_engine_test"],
     "src/ops/cuda": ["gpu_engine_test"],
@@ -30,6 +30,8 @@ TESTS_OF = {
     "gpu_kernels/hand_off": ["gpu_hand_off_test"],
     "gpu_kernels/unpack": ["gpu_unpack_test"],
     "offload/hybrid": ["gpu_hybrid_test"],
+    "offload/expert_division": ["expert_division_test"],
+    "offload/cuda_streaming": ["gpu_hybrid_streaming_test"],
     "offload/cuda": ["gpu_hybrid_test"],
     "offload/timeline": ["gpu_hybrid_test"],
     "src/with_gpu/": ["gpu_hybrid_engine_test"],
@@ -355,12 +357,20 @@ MUTANTS = [
     ("hybrid: a failed step is forgotten", "offload/hybrid_experts.cpp", [("  failed_ = true;\n", "")]),
     ("hybrid: the sum is added to the one before", "offload/hybrid_experts.cpp", [("  std::memset(sum.data, 0, static_cast<size_t>(sum.rows * sum.row_bytes()));\n", "")]),
     ("hybrid: a replay is not followed through its last layer", "offload/hybrid_experts.cpp", [("for (int layer = 0; layer < std::ssize(layers_); ++layer) {", "for (int layer = 0; layer + 2 < std::ssize(layers_); ++layer) {")]),
-    ("hybrid: experts are brought although they are asked for by global number", "offload/hybrid_experts.cpp", [("{placed(batch_, cpu_places_), batch_.routing.weights}", "{batch_.routing.ids, batch_.routing.weights}")]),
+    ("streaming: the CPU computes what is brought, too", "offload/cuda_streaming.cpp", [("if (places[id] >= 0) id = -1;", "(void)id;")]),
+    ("streaming: the CPU's part is not added", "offload/cuda_streaming.cpp", [("if (any_on_cpu_) hand_up(step.sum, y);", "if (any_on_cpu_) cpu_.compute_below(c_.router.n_experts);")]),
+    ("streaming: the sum is added to the one before", "offload/cuda_streaming.cpp", [("[&](int64_t t, int) { std::fill_n(sum.row<float>(t), c_.dim, 0.f); }", "[&](int64_t, int) {}")]),
+    ("streaming: experts with few rows are brought ahead", "offload/cuda_streaming.cpp", [("return rows_asked_[a] > rows_asked_[b];", "return rows_asked_[a] < rows_asked_[b];")]),
+    ("streaming: two experts have the scales of one", "offload/cuda_streaming.cpp", [("w.scale_stride = (place_of(layer, experts.back()) - first) * each;", "w.scale_stride = 0;")]),
+    ("experts in parts: each clears the sum", "offload/expert_slice.cpp", [("is_first_ && t < n_tokens_", "t < n_tokens_")]),
+    ("division: experts with few rows are brought", "offload/expert_division.cpp", [("rows[a] > rows[b] : a < b", "rows[a] < rows[b] : a < b")]),
+    ("division: the team copies for nothing", "offload/expert_division.cpp", [("cpu += rates.copy_seconds - ", "cpu -= ")]),
+    ("division: the link brings again what is ahead", "offload/expert_division.cpp", [("double link = 0, card = 0, cpu = 0;", "double link = rates.link_seconds * static_cast<double>(ahead.size()), card = 0, cpu = 0;")]),
     ("pages of any origin may read answers", "src/server/cors.cpp", [("} else if (has(page.origin)) {", "} else {")]),
     ("a page of one origin is cached for all", "src/server/cors.cpp", [("\\r\\nVary: Origin\\r\\n", "\\r\\n")]),
     ("TLS ends without a word", "src/server/tls.cpp", [("co_await tls_->async_shutdown(asio::redirect_error(asio::use_awaitable, error));", "socket_.shutdown(Socket::shutdown_send, error);")]),
     ("plain HTTP at a port for TLS gets no answer", "src/server/tls.cpp", [("if (spoke_plain_http(error))", "if (false)")]),
-    ("streaming: all experts have the first one's scales", "offload/cuda_streaming.cpp", [(".as<float>() + first * w.scale_stride + scales_before(m)", ".as<float>() + scales_before(m)")]),
+    ("streaming: all experts have the first one's scales", "offload/cuda_streaming.cpp", [(".as<float>() + first * each + scales_before(m)", ".as<float>() + scales_before(m)")]),
     ("a replayed step is not followed", "src/engine/deepseek.cpp", [("experts_.follow(batch.n());", "{}")]),
     ("GPU: pairs are sorted without their experts' offsets", "gpu_kernels/sort_pairs.cu", [("for (int e = 0; e < expert; ++e) row += s.count[e];", "")]),
     ("GPU: attention sees the token after its own", "gpu_kernels/plain_attention.cu", [("n_keys = a.at.positions[token] + 1;", "n_keys = a.at.positions[token] + 2;")]),

@@ -71,7 +71,8 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
   return CudaOps::bytes_for(config, limits_of(options, card)) +
          CudaExpertRows::bytes_for(config, rows_needed(parts, options)) +
          (any(parts, false) ? HybridExperts::bytes_for(config, options.max_tokens) : 0) +
-         (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config) : 0) +
+         (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config, options.max_tokens)
+                                        : 0) +
          DeepSeek::bytes_for(config, {options.max_tokens, options.max_logits}) +
          KvCache::bytes_for(config, options.context, options.cache_type) +
          (card.emulated ? 0 : kContextBytes);
@@ -136,6 +137,11 @@ int64_t Room::expert_bytes() const {
   return most;
 }
 
+// An emulated card's own rates mean nothing; with these both sides get some experts.
+ExpertRates rates_of_no_card() {
+  return {.link_seconds = 1, .copy_seconds = 0.1, .card = {{{1, 0.1}}}, .cpu = {{{1, 0.25}}}};
+}
+
 class Loaded final : public GpuModel {
  public:
   Loaded(const WeightStore& store, ModelWeights& stored, const ModelConfig& config,
@@ -166,7 +172,9 @@ class Loaded final : public GpuModel {
         config_, HybridExperts::Parts{weights_, *card_experts_, experts, std::move(rows), stream_},
         max_tokens_);
     if (stream_from_ != 0 && (stream_from_ > 0 || CudaStreaming::takes(experts))) {
-      streaming_ = std::make_unique<CudaStreaming>(config_, experts, *rows_, stream_);
+      streaming_ = std::make_unique<CudaStreaming>(config_, experts, *rows_, max_tokens_, stream_);
+      streaming_->divide_by(card_.emulated ? rates_of_no_card()
+                                           : streaming_->measured_rates(max_tokens_));
       const int from =
           stream_from_ > 0 ? stream_from_ : hybrid_->measured_crossover(max_tokens_, *streaming_);
       if (from > 0) hybrid_->stream_from(from, *streaming_);

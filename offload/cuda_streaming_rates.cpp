@@ -1,0 +1,71 @@
+// What bringing an expert to the card costs, and computing it here or there.
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "offload/cuda_even_batch.h"
+#include "offload/cuda_streaming.h"
+
+namespace tandem {
+namespace {
+
+// Of the second time: the first one touches memory and starts kernels that were never used.
+template <class Work>
+double seconds_of(Work work) {
+  using Clock = std::chrono::steady_clock;
+  work();
+  const Clock::time_point start = Clock::now();
+  work();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+ExpertRates CudaStreaming::measured_rates(int max_tokens) {
+  const auto found = std::find_if(layers_.begin(), layers_.end(),
+                                  [](const Layer& layer) { return !layer.experts.empty(); });
+  const auto layer = static_cast<int>(found - layers_.begin());
+  const std::vector<int>& experts = found->experts;
+  const auto n_experts = static_cast<int>(experts.size());
+  ExpertRates rates = bring_rates(layer);
+
+  std::vector<int> places(n_experts);
+  std::iota(places.begin(), places.end(), 0);
+  const EvenBatch by_number(c_, max_tokens, experts), by_place(c_, max_tokens, places);
+  constexpr int kStep = 4;  // times as many tokens
+  const int n_active = c_.router.n_active, least = (n_experts + n_active - 1) / n_active;
+  for (int n = std::min(least, max_tokens);; n = std::min(n * kStep, max_tokens)) {
+    const int used = std::min(n_experts, n * n_active),
+              rows = std::max(1, (n * n_active + n_experts / 2) / n_experts);
+    const auto of_one = [&](auto work) {
+      return SecondsByRows::Point{rows, seconds_of(work) / used};
+    };
+    rates.cpu.points.push_back(of_one([&] { cpu_.submit(by_number.of(layer, n)); }));
+    rates.card.points.push_back(of_one([&] {
+      rows_.sort(by_place.of(layer, n), n_experts);
+      for (int first = 0; first < used; first += kAtOnce)
+        compute(layer, Experts(experts).subspan(first, std::min(kAtOnce, used - first)), stages_[0],
+                first);
+      stream_.wait();
+    }));
+    if (n == max_tokens) return rates;
+  }
+}
+
+// Of some experts of the layer, one stage after the other.
+ExpertRates CudaStreaming::bring_rates(int layer) {
+  const std::vector<int>& all = layers_[layer].experts;
+  const Experts experts = Experts(all).first(std::min<size_t>(all.size(), kAtOnce));
+  const auto n = static_cast<double>(experts.size());
+  int64_t bytes = 0;
+  ExpertRates rates = {};
+  rates.copy_seconds = seconds_of([&] { bytes = copy_panels(layer, experts, stages_[0]); }) / n;
+  rates.link_seconds = seconds_of([&] {
+                         send(bytes, stages_[0]);
+                         copies_.wait();
+                       }) /
+                       n;
+  return rates;
+}
+
+}  // namespace tandem

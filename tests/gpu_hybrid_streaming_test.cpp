@@ -1,0 +1,157 @@
+// Experts of host memory that are brought to the card, real or emulated, beside those that the CPU
+// computes meanwhile.
+#include "tests/error_of.h"
+#include "tests/hybrid_layers.h"
+
+namespace tandem::test {
+namespace {
+
+ExpertRates rates_of(double link, double cpu_row) {
+  return {link, link / 10, {{{1, link / 10}}}, {{{1, cpu_row}}}};
+}
+const ExpertRates kAllToTheCard = rates_of(1e-9, 1), kAllToTheCpu = rates_of(1e9, 1e-9);
+
+// Experts of host memory are brought to the card, more than fit it at a time, layer after layer.
+TEST_F(HybridHandOff, ExpertsAreBroughtToTheCard) {
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
+  streaming.divide_by(kAllToTheCard);
+  hybrid_->stream_from(3, streaming);
+  int n_handed_down = 0;
+  interposed_->before = [&] { ++n_handed_down; };
+  for (int round = 0; round < 3; ++round)
+    for (const int layer : {1, 2, 3}) {
+      run_layer(layer, 3 + round);
+      if (layer == 2) {
+        EXPECT_GE(streaming.division().n_on_card, 3) << "all that were asked for";
+      }
+    }
+  EXPECT_EQ(n_handed_down, 0);
+  for (const int layer : {1, 2, 3}) run_layer(layer, 2);
+  EXPECT_EQ(n_handed_down, 2);
+}
+TEST_F(Fp8HandOff, ExpertsAreBroughtToTheCard) {
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
+  streaming.divide_by(kAllToTheCard);
+  hybrid_->stream_from(1, streaming);
+  for (int round = 0; round < 3; ++round)
+    for (const int layer : {1, 2, 3}) run_layer(layer, 4);
+}
+
+// Whoever computes them, from all on one side to all on the other, and whatever is on its way
+// because of the step before.
+template <class Fixture>
+class Divided : public Fixture {
+ protected:
+  void any_division() {
+    CudaStreaming streaming(this->random_.config, *this->cpu_, *this->rows_, kMaxTokens,
+                            this->stream_);
+    this->hybrid_->stream_from(1, streaming);
+    std::mt19937 rng(9);
+    std::vector<int> n_brought(kExperts + 1);
+    int n_shared = 0;
+    for (int round = 0; round < 96; ++round) {
+      const bool all_to_cpu = round / 2 % 8 < 3, all_to_card = round / 2 % 8 == 5;
+      streaming.divide_by(all_to_cpu    ? kAllToTheCpu
+                          : all_to_card ? kAllToTheCard
+                                        : rates_of(1, 0.05 * (1. + rng() % 40)));
+      const int layer = 1 + round % 2;
+      SCOPED_TRACE(testing::Message() << "round " << round << ", layer " << layer);
+      this->run_layer(layer, 1 + static_cast<int>(rng() % kMaxTokens));
+      const int n = streaming.division().n_on_card;
+      ++n_brought[n];
+      n_shared += n > 0 && !all_to_cpu && !all_to_card;
+    }
+    EXPECT_GE(std::count_if(n_brought.begin(), n_brought.end(), [](int n) { return n > 0; }), 5);
+    EXPECT_GE(n_brought[0], 3);
+    EXPECT_GE(n_shared, 20);
+  }
+};
+using DividedBf16 = Divided<HybridHandOff>;
+using DividedFp8 = Divided<Fp8HandOff>;
+TEST_F(DividedBf16, AnyDivisionGivesTheSameSum) { any_division(); }
+TEST_F(DividedFp8, AnyDivisionGivesTheSameSum) { any_division(); }
+
+// Those with the most rows in one step are on their way in the next before it is known who is asked
+// for; they are fewer once nothing is worth it.
+TEST_F(HybridHandOff, LikelyExpertsAreBroughtAhead) {
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
+  hybrid_->stream_from(1, streaming);
+  const auto brought = [&](const ExpertRates& rates, std::vector<int32_t> asked) {
+    streaming.divide_by(rates);
+    asked_ = std::move(asked);
+    run_layer(2, kMaxTokens);
+    const auto begin = streaming.division().order.begin();
+    return std::vector<int>(begin, begin + streaming.division().n_on_card);
+  };
+  using Ids = std::vector<int>;
+  EXPECT_EQ(brought(kAllToTheCard, {0, 1, 2}), (Ids{0, 1, 2}));
+  EXPECT_EQ(brought(kAllToTheCard, {5, 6, 7}), (Ids{0, 1, 5, 6, 7}));
+  Ids ahead = brought(kAllToTheCpu, {3, 4, 2});
+  ahead.resize(3);
+  std::sort(ahead.begin(), ahead.end());
+  EXPECT_EQ(ahead, (Ids{5, 6, 7}));
+  EXPECT_EQ(brought(kAllToTheCpu, {3, 4, 2}).size(), 2u);
+  EXPECT_EQ(brought(kAllToTheCpu, {3, 4, 2}).size(), 0u);
+}
+
+TEST_F(HybridHandOff, ATimelineHasBothParts) {
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
+  streaming.divide_by(rates_of(1, 0.5));
+  hybrid_->stream_from(1, streaming);
+  Timeline timeline;
+  hybrid_->record(timeline);
+  for (const int layer : {1, 2, 3}) run_layer(layer, kMaxTokens);
+  std::map<std::string, int> n_spans;
+  for (const Timeline::Span& s : timeline.spans()) {
+    EXPECT_GE(s.end, s.begin) << s.name << " of layer " << s.layer;
+    ++n_spans[s.name];
+  }
+  EXPECT_EQ(n_spans["copies and experts"], 2);
+  EXPECT_EQ(n_spans["experts of host memory"], 2);
+  EXPECT_EQ(n_spans["waits for the GPU"], 2);
+  EXPECT_EQ(n_spans["adds the CPU's sum"], 0) << "a part of those";
+}
+
+// What the CPU keeps is the CPU engine's to the bit, in parts or at once.
+TEST_F(HybridHandOff, WhatIsNotBroughtIsExact) {
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
+  streaming.divide_by(kAllToTheCpu);
+  hybrid_->stream_from(1, streaming);
+  bound_ = 1e-12;
+  for (const int n : {1, kMaxTokens}) run_layer(2, n);
+  EXPECT_EQ(streaming.division().n_on_card, 0);
+}
+
+TEST_F(HybridHandOff, RatesAreMeasured) {
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
+  const ExpertRates rates = streaming.measured_rates(kMaxTokens);
+  EXPECT_GT(rates.link_seconds, 0);
+  EXPECT_GT(rates.copy_seconds, 0);
+  for (const SecondsByRows& s : {rates.card, rates.cpu}) {
+    ASSERT_EQ(s.points.size(), 2u) << "of 2 tokens, who use all five experts, and of 6";
+    EXPECT_EQ(s.points[0].rows, 1);
+    EXPECT_EQ(s.points[1].rows, 4) << "18 by 5";
+    EXPECT_GT(std::min(s.points[0].seconds, s.points[1].seconds), 0);
+  }
+  streaming.divide_by(rates);
+  hybrid_->stream_from(1, streaming);
+  for (const int layer : {1, 2, 3}) run_layer(layer, kMaxTokens);
+}
+
+TEST_F(ConvertedHandOff, OtherFormatsAreNotBrought) {
+  EXPECT_FALSE(CudaStreaming::takes(*cpu_));
+  EXPECT_TRUE(
+      says(error_of([&] { CudaStreaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_); }),
+           "make stream_from_tokens 0"));
+}
+
+TEST_F(HybridHandOff, TheCrossoverIsMeasured) {
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
+  streaming.divide_by(streaming.measured_rates(kMaxTokens));
+  const int crossover = hybrid_->measured_crossover(kMaxTokens, streaming);
+  EXPECT_TRUE(crossover == 0 || (crossover >= 1 && crossover <= kMaxTokens)) << crossover;
+  run_layer(1, kMaxTokens);  // as before
+}
+
+}  // namespace
+}  // namespace tandem::test
