@@ -1,5 +1,9 @@
 // Experts of host memory that are brought to the card, real or emulated, beside those that the CPU
 // computes meanwhile.
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
 #include "tests/error_of.h"
 #include "tests/hybrid_layers.h"
 
@@ -110,6 +114,35 @@ TEST_F(HybridHandOff, ATimelineHasBothParts) {
   EXPECT_EQ(n_spans["experts of host memory"], 2);
   EXPECT_EQ(n_spans["waits for the GPU"], 2);
   EXPECT_EQ(n_spans["adds the CPU's sum"], 0) << "a part of those";
+}
+
+// Of an emulated card's streams that are made while it lives.
+class LateCopies {
+ public:
+  LateCopies() { setenv("TANDEM_GPU_COPY_DELAY", "3000", 1); }
+  ~LateCopies() { unsetenv("TANDEM_GPU_COPY_DELAY"); }
+};
+
+// A link that is late, and then a card that is: each waits for the other, and the team for the
+// link.
+TEST_F(HybridHandOff, ALateLinkIsAwaited) {
+  const LateCopies late;
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
+  hybrid_->stream_from(1, streaming);
+  for (int round = 0; round < 4; ++round) {
+    streaming.divide_by(round % 2 == 0 ? kAllToTheCard : rates_of(1, 0.5));
+    for (const int layer : {1, 2}) run_layer(layer, kMaxTokens);
+  }
+}
+TEST_F(HybridHandOff, ALateCardIsAwaitedByTheLink) {
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
+  streaming.divide_by(kAllToTheCard);
+  hybrid_->stream_from(1, streaming);
+  const auto delay = [&] {
+    stream_.run_on_host([] { std::this_thread::sleep_for(std::chrono::milliseconds(10)); });
+  };
+  for (int round = 0; round < 4; ++round)
+    for (const int layer : {1, 2}) run_layer(layer, kMaxTokens, delay);
 }
 
 // What the CPU keeps is the CPU engine's to the bit, in parts or at once.

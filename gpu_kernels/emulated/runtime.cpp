@@ -3,6 +3,7 @@
 #include "gpu_kernels/runtime.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -60,7 +61,15 @@ struct Event::Impl {
   Seen seen;                             // then: what is before the event
 };
 
+// How late copies of a new stream are, for tests: what should wait for them and does not is then
+// early for sure.
+std::chrono::microseconds copy_delay() {
+  const char* microseconds = std::getenv("TANDEM_GPU_COPY_DELAY");
+  return std::chrono::microseconds(microseconds ? std::atoll(microseconds) : 0);
+}
+
 struct Stream::Impl {
+  const std::chrono::microseconds late_by = copy_delay();
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Work> queue;
@@ -193,7 +202,10 @@ void Stream::copy(const void* from, int64_t bytes, void* to) {
   check(
       !impl_->capture || (emulated::is_allocated(from, bytes) && emulated::is_allocated(to, bytes)),
       "a recorded copy is between device and mapped memory");
-  impl_->enqueue([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+  impl_->enqueue([=, late_by = impl_->late_by] {
+    if (late_by.count() > 0) std::this_thread::sleep_for(late_by);
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+  });
 }
 
 void Stream::run_on_host(std::function<void()> work) { impl_->enqueue(std::move(work)); }
