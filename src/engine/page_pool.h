@@ -33,6 +33,11 @@ class PagePool {
   // and pages[index] changes; the keys are the same.
   void publish(std::vector<int32_t>& pages, int index, std::span<const int32_t> tokens);
 
+  // Whether match() would still find the page if one user less had it, while the others do.
+  bool stays(int32_t page) const {
+    return pages_[page].n_users > 1 && pages_[page].serial != kUnpublished;
+  }
+
   // One user less each. What they remember is given up from the last to the first.
   void release(std::vector<int32_t>& pages);
 

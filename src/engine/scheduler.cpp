@@ -1,5 +1,6 @@
 #include "engine/scheduler.h"
 
+#include <numeric>
 #include <utility>
 
 #include "core/check.h"
@@ -14,11 +15,14 @@ Scheduler::Scheduler(const Limits& limits)
           "{} sequences at a time and {} tokens a step: each sequence needs a token of a step",
           limits.max_running, limits.max_tokens);
   check(limits.max_running <= limits.max_logits, "each sequence may want logits");
+  free_host_pages_.resize(limits.n_host_pages);
+  std::iota(free_host_pages_.rbegin(), free_host_pages_.rend(), 0);
 }
 
 const std::vector<Scheduler::Part>& Scheduler::plan() {
   check(plan_.empty(), "the last plan has run");
   n_planned_ = n_planned_logits_ = 0;
+  copies_.clear();
   plan_decodes();
   plan_prompts();
   admit();
@@ -80,9 +84,29 @@ bool Scheduler::get_page(Sequences::iterator of) {
 
 void Scheduler::preempt_youngest() {
   const auto youngest = std::prev(running_.end());
+  swap_out(youngest->second);
   pool_.release(youngest->second.pages);
   waiting_.insert(running_.extract(youngest));
   ++n_preemptions_;
+}
+
+// If that pays and there is room. Its first pages are not copied as long as others use them too.
+void Scheduler::swap_out(Sequence& s) {
+  const int n_used = pages_for(s.n_done);
+  int first = 0;
+  while (first < n_used && pool_.stays(s.pages[first])) ++first;
+  const int n = n_used - first;
+  if (n == 0 || n > static_cast<int>(free_host_pages_.size()) ||
+      !swapping_pays(n, s.n_done - first * kPageSize, rates_))
+    return;
+  s.first_swapped = first;
+  for (int page = first; page < n_used; ++page) {
+    s.host_pages.push_back(free_host_pages_.back());
+    free_host_pages_.pop_back();
+    copies_.push_back({s.pages[page], s.host_pages.back(), true});
+  }
+  ++n_swapped_;
+  ++n_swaps_out_;
 }
 
 // Gives a waiting sequence pages for all its tokens and leaves one page for each that runs, so that
@@ -99,7 +123,7 @@ bool Scheduler::let_in(Sequence& s) {
     return false;
   }
   for (int i = 0; i < n_missing; ++i) s.pages.push_back(pool_.take());
-  s.n_done = n_found * kPageSize;
+  swap_in(s, n_found);
   if (s.n_cached < 0) {
     s.n_cached = s.n_done;
     n_prompt_tokens_ += n;
@@ -108,15 +132,40 @@ bool Scheduler::let_in(Sequence& s) {
   return true;
 }
 
+// Sets how many tokens are in the cache. Pages that were found need not come from host memory;
+// those before its first may be lost, as their other users have ended: then it is of no use.
+void Scheduler::swap_in(Sequence& s, int n_found) {
+  const int n_swapped = s.host_pages.empty() || n_found < s.first_swapped ? 0 : s.n_done;
+  s.n_done = std::max(n_found * kPageSize, n_swapped);
+  if (n_swapped > 0) {
+    for (int page = n_found; page < pages_for(n_swapped); ++page)
+      copies_.push_back({s.pages[page], s.host_pages[page - s.first_swapped], false});
+    publish(s, n_found);
+    ++n_swaps_in_;
+  }
+  release_host_pages(s);
+}
+
+void Scheduler::release_host_pages(Sequence& s) {
+  if (s.host_pages.empty()) return;
+  --n_swapped_;
+  free_host_pages_.insert(free_host_pages_.end(), s.host_pages.rbegin(), s.host_pages.rend());
+  s.host_pages.clear();
+}
+
+// Its full pages from `first` on can be found.
+void Scheduler::publish(Sequence& s, int first) {
+  for (int page = first; page < s.n_done / kPageSize; ++page)
+    pool_.publish(s.pages, page, std::span(s.tokens).subspan(size_t{kPageSize} * page, kPageSize));
+}
+
 void Scheduler::computed() {
   for (const Part& part : plan_) {
     Sequence& s = running_.at(part.id);
     const int first_full = s.n_done / kPageSize;
     s.n_done += part.n;
     s.next_logits = std::max(s.next_logits, s.n_done);
-    for (int page = first_full; page < s.n_done / kPageSize; ++page)
-      pool_.publish(s.pages, page,
-                    std::span(s.tokens).subspan(size_t{kPageSize} * page, kPageSize));
+    publish(s, first_full);
   }
   plan_.clear();
 }
@@ -146,7 +195,10 @@ void Scheduler::remove(SequenceId id) {
     running_.erase(it);
     return;
   }
-  check(waiting_.erase(id) == 1, "only a sequence that is there is removed");
+  const auto it = waiting_.find(id);
+  check(it != waiting_.end(), "only a sequence that is there is removed");
+  release_host_pages(it->second);
+  waiting_.erase(it);
 }
 
 const Scheduler::Sequence& Scheduler::at(SequenceId id) const {
@@ -159,7 +211,12 @@ Scheduler::Counts Scheduler::counts() const {
           .n_waiting = static_cast<int>(waiting_.size()),
           .n_pages = pool_.n_pages(),
           .n_available_pages = pool_.n_available(),
+          .n_host_pages = limits_.n_host_pages,
+          .n_free_host_pages = static_cast<int>(free_host_pages_.size()),
+          .n_swapped = n_swapped_,
           .n_preemptions = n_preemptions_,
+          .n_swaps_out = n_swaps_out_,
+          .n_swaps_in = n_swaps_in_,
           .n_prompt_tokens = n_prompt_tokens_,
           .n_cached_tokens = n_cached_tokens_};
 }

@@ -5,7 +5,8 @@
 // A step holds the next token of every sequence that decodes, then pieces of prompts, oldest first,
 // up to a budget: no stream waits longer than one such step. Sequences are let in by age while
 // pages for what they hold are available; when pages run out, the youngest gives up its pages and
-// is computed again later. The oldest never loses its own, so it always ends.
+// is computed again later, or its pages are kept in host memory where that is cheaper. The oldest
+// never loses its own, so it always ends.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "engine/page_pool.h"
+#include "engine/swapping.h"
 
 namespace tandem {
 
@@ -23,6 +25,7 @@ class Scheduler {
  public:
   struct Limits {
     int n_pages = 0;          // of the KV cache
+    int n_host_pages = 0;     // for sequences that give up theirs; 0: they are computed again
     int max_tokens = 512;     // of a step
     int max_running = 256;    // sequences at a time; at most max_tokens
     int max_logits = 256;     // rows of logits of a step; at least max_running
@@ -40,7 +43,9 @@ class Scheduler {
   struct Counts {
     int n_running = 0, n_waiting = 0;
     int n_pages = 0, n_available_pages = 0;
+    int n_host_pages = 0, n_free_host_pages = 0, n_swapped = 0;  // sequences in host memory
     int64_t n_preemptions = 0;
+    int64_t n_swaps_out = 0, n_swaps_in = 0;           // sequences to host memory and back
     int64_t n_prompt_tokens = 0, n_cached_tokens = 0;  // looked for and found in the prefix cache
   };
 
@@ -54,9 +59,14 @@ class Scheduler {
   // last; then no page of it is taken from the prefix cache.
   void add(SequenceId id, std::vector<int32_t> prompt, bool all_logits = false);
 
+  // What swapping costs from now on; before, nothing is swapped.
+  void set_rates(const SwapRates& rates) { rates_ = rates; }
+
   // The next step; empty when nothing is there to do. Each call is followed by computed() before
   // the next.
   const std::vector<Part>& plan();
+  // What is to be copied before the last plan runs, in this order.
+  std::span<const PageCopy> copies() const { return copies_; }
   // The plan has run: its tokens are in the cache.
   void computed();
 
@@ -70,6 +80,7 @@ class Scheduler {
   bool empty() const { return running_.empty() && waiting_.empty(); }
   std::span<const int32_t> tokens(SequenceId id) const { return at(id).tokens; }
   std::span<const int32_t> pages(SequenceId id) const { return at(id).pages; }
+  std::span<const int32_t> host_pages(SequenceId id) const { return at(id).host_pages; }
   // Of its prompt, found in the prefix cache when it was first let in.
   int cached_tokens(SequenceId id) const { return std::max(0, at(id).n_cached); }
   Counts counts() const;
@@ -79,7 +90,9 @@ class Scheduler {
   struct Sequence {
     std::vector<int32_t> tokens;  // prompt and what was appended
     std::vector<int32_t> pages;
-    int n_done = 0;       // tokens in the cache
+    std::vector<int32_t> host_pages;  // while it waits: of pages first_swapped to that of n_done
+    int first_swapped = 0;            // those before stayed on the card, with other users
+    int n_done = 0;                   // tokens in the cache
     int next_logits = 0;  // the first token whose logits are wanted and were not yet computed
     int n_cached = -1;    // unknown before it is let in
     int n_pending() const { return static_cast<int>(tokens.size()) - n_done; }
@@ -93,15 +106,24 @@ class Scheduler {
   void take_part(Sequences::value_type& entry);
   bool get_page(Sequences::iterator of);
   void preempt_youngest();
+  void swap_out(Sequence& sequence);
   bool let_in(Sequence& sequence);
+  void swap_in(Sequence& sequence, int n_found);
+  void release_host_pages(Sequence& sequence);
+  void publish(Sequence& sequence, int first);
   bool has_room() const { return n_planned_ < limits_.max_tokens; }
 
   const Limits limits_;
   PagePool pool_;
   Sequences running_, waiting_;
+  std::vector<int32_t> free_host_pages_;  // taken from the back
+  SwapRates rates_;
   std::vector<Part> plan_;
+  std::vector<PageCopy> copies_;
   int n_planned_ = 0, n_planned_logits_ = 0;  // tokens and rows of logits in plan_
   int64_t n_preemptions_ = 0, n_prompt_tokens_ = 0, n_cached_tokens_ = 0;
+  int n_swapped_ = 0;
+  int64_t n_swaps_out_ = 0, n_swaps_in_ = 0;
 };
 
 }  // namespace tandem
