@@ -98,6 +98,7 @@ class Computing {
                   vocabulary_of(tokenizer_, loaded.config().vocab), loaded.context(),
                   {.max_running = s.max_batch,
                    .keeps_pages = !s.no_prefix_cache,
+                   .host_pages = loaded.host_pages(),
                    .output = s.no_async_output ? nullptr : &output_,
                    .masks = s.no_async_output ? nullptr : &masks_});
     {
@@ -107,10 +108,13 @@ class Computing {
     }
     if (!options_.quiet) {
       const int64_t n_tokens = int64_t{engine.counts().scheduler.n_pages} * kPageSize;
-      print_line(fmt::format(
-          "ready: context {}, KV cache of {} tokens ({:.2f} GB), {} threads, {}", loaded.context(),
-          n_tokens, KvCache::bytes_for(loaded.config(), n_tokens, loaded.cache_type()) * 1e-9,
-          loaded.n_threads(), loaded.isa()));
+      const int64_t n_on_host = int64_t{engine.counts().scheduler.n_host_pages} * kPageSize;
+      print_line(
+          fmt::format("ready: context {}, KV cache of {} tokens ({:.2f} GB){}, {} threads, {}",
+                      loaded.context(), n_tokens,
+                      KvCache::bytes_for(loaded.config(), n_tokens, loaded.cache_type()) * 1e-9,
+                      n_on_host > 0 ? fmt::format(", of {} in host memory", n_on_host) : "",
+                      loaded.n_threads(), loaded.isa()));
     }
     service_.ready(engine);
     engine.run();

@@ -163,6 +163,16 @@ void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
                                       limits, options.attention);
   const int64_t bytes = KvCache::bytes_for(config_, context_, cache_type);
   cache_ = std::make_unique<KvCache>(config_, context_, cache_type, gpu_->ops().allocate(bytes));
+  add_host_pages(options);
+}
+
+// Of what is free with everything else in its place.
+void LoadedModel::add_host_pages(const ModelOptions& options) {
+  const int n = host_pages_for({.card_pages = cache_->n_free_pages(),
+                                .most_pages = options.max_kv_tokens / kPageSize,
+                                .page_bytes = KvCache::bytes_for(config_, kPageSize, cache_type()),
+                                .memory_bytes = available_memory_bytes()});
+  if (n > 0) host_pages_ = std::make_unique<HostPages>(gpu_->ops(), *cache_, n);
 }
 
 void LoadedModel::load_on_cpu(const ModelOptions& options, const Progress& progress) {

@@ -7,6 +7,7 @@
 
 #include "core/team.h"
 #include "engine/deepseek.h"
+#include "engine/host_pages.h"
 #include "gpu_model.h"
 #include "load_weights.h"
 #include "offload/cpu_experts.h"
@@ -26,7 +27,8 @@ struct ModelOptions {
   int n_threads = 0;           // 0: one a core
   int64_t context = 0;         // tokens of a sequence; 0: the model's own, at most kDefaultContext
   // Tokens of KV cache for all sequences: at least one context, and more as this part of the memory
-  // that is free once the weights are loaded allows, at most max_kv_tokens.
+  // that is free once the weights are loaded allows, at most max_kv_tokens. A GPU has one context,
+  // and pages of host memory for what is more (host_pages_for()).
   double kv_fraction = 0;
   int64_t max_kv_tokens = 0;
   int step_tokens = kStepTokens;  // that one step computes at most
@@ -53,6 +55,7 @@ class LoadedModel {
 
   DeepSeek& model() { return *model_; }
   KvCache& cache() { return *cache_; }
+  HostPages* host_pages() { return host_pages_.get(); }  // null: none
   const ModelConfig& config() const { return config_; }
   DType cache_type() const { return cache_->layer(0).dtype; }
   int64_t context() const { return context_; }
@@ -71,6 +74,7 @@ class LoadedModel {
  private:
   void load_on_gpu(const ModelOptions& options, const Progress& progress);
   void load_on_cpu(const ModelOptions& options, const Progress& progress);
+  void add_host_pages(const ModelOptions& options);
   int step_tokens(const ModelOptions& options, int64_t most) const;
   LoadReport load_host_weights(const ModelOptions& options, const WeightStore& store,
                                ModelWeights& stored, const ExpertsLayout& experts,
@@ -94,6 +98,7 @@ class LoadedModel {
   std::unique_ptr<RoutingRecorder> recorder_;
   std::unique_ptr<DeepSeek> model_;
   std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<HostPages> host_pages_;  // of a cache on the GPU, for several sequences
 };
 
 // The instruction set of --isa or the environment variable TANDEM_ISA. Throws Error for an unknown

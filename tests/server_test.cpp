@@ -391,8 +391,13 @@ TEST(Metrics, NamesOfVllmAreThere) {
   EngineCounts counts;
   counts.scheduler.n_pages = 10;
   counts.scheduler.n_available_pages = 5;
+  counts.scheduler.n_host_pages = 8;
+  counts.scheduler.n_free_host_pages = 2;
+  counts.scheduler.n_swaps_in = 4;
   const std::string text = metrics.text("a\"b", &counts);
   for (const char* line : {"vllm:kv_cache_usage_perc{model_name=\"a\\\"b\",engine=\"0\"} 0.5\n",
+                           "vllm:cpu_cache_usage_perc{model_name=\"a\\\"b\",engine=\"0\"} 0.75\n",
+                           "swaps_total{model_name=\"a\\\"b\",engine=\"0\",direction=\"in\"} 4\n",
                            "vllm:request_success_total{model_name=\"a\\\"b\",engine=\"0\",finished_"
                            "reason=\"stop\"} 1\n",
                            "vllm:prompt_tokens_total{model_name=\"a\\\"b\",engine=\"0\"} 10\n",

@@ -10,6 +10,7 @@ namespace {
 Scheduler::Limits scheduler_limits(const DeepSeek& model, const KvCache& cache,
                                    const Engine::Options& options) {
   return {.n_pages = cache.n_free_pages(),
+          .n_host_pages = options.host_pages ? options.host_pages->n_pages() : 0,
           .max_tokens = model.limits().max_tokens,
           .max_running = std::min(options.max_running, model.limits().max_logits),
           .max_logits = model.limits().max_logits,
@@ -77,7 +78,9 @@ bool Engine::follow_orders() {
 void Engine::run_step() {
   const std::vector<Scheduler::Part>& plan = scheduler_.plan();
   step_.clear();
+  copy_pages();
   if (plan.empty()) return;
+  const auto start = Clock::now();
   for (const Scheduler::Part& part : plan) {
     step_.add(scheduler_.tokens(part.id), scheduler_.pages(part.id), part.first, part.n,
               part.n_logits);
@@ -96,6 +99,17 @@ void Engine::run_step() {
     samplers.push_back(row.samples ? sampler_of(running_.at(row.id)) : nullptr);
   chooser_.begin(samplers);
   for (size_t i = 0; i < rows_.size(); ++i) use_row(rows_[i], i);
+  speed_.add(step_.n_tokens(), std::chrono::duration<double>(Clock::now() - start).count(),
+             !rows_.empty());
+}
+
+// Those that the plan gives up or gets back. The next plan knows what has been measured.
+void Engine::copy_pages() {
+  if (!options_.host_pages) return;
+  options_.host_pages->copy(scheduler_.copies());
+  SwapRates rates = options_.host_pages->rates();
+  rates.computed_tokens_per_second = speed_.tokens_per_second();
+  scheduler_.set_rates(rates);
 }
 
 // In the order of the step's.

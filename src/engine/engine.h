@@ -11,6 +11,7 @@
 
 #include "engine/answer_stream.h"
 #include "engine/deepseek.h"
+#include "engine/host_pages.h"
 #include "engine/output_thread.h"
 #include "engine/scheduler.h"
 #include "engine/step_arrays.h"
@@ -39,10 +40,11 @@ struct EngineCounts {
 class Engine {
  public:
   struct Options {
-    int max_running = 256;           // sequences at a time
-    bool keeps_pages = true;         // prefix cache
-    OutputThread* output = nullptr;  // null: everything happens between the steps
-    OutputThread* masks = nullptr;   // finds what may come next beside the step; null: after it
+    int max_running = 256;            // sequences at a time
+    bool keeps_pages = true;          // prefix cache
+    HostPages* host_pages = nullptr;  // of the cache; null: who gives way is computed again
+    OutputThread* output = nullptr;   // null: everything happens between the steps
+    OutputThread* masks = nullptr;    // finds what may come next beside the step; null: after it
   };
 
   // All references outlive the engine; the whole cache is the engine's. The vocabulary may be
@@ -93,6 +95,7 @@ class Engine {
 
   bool follow_orders();
   void run_step();
+  void copy_pages();
   void find_rows(const std::vector<Scheduler::Part>& plan);
   Sampler* sampler_of(Running& r);
   void use_row(const LogitsRow& row, size_t index);
@@ -114,6 +117,7 @@ class Engine {
   TokenChooser chooser_;
   Scheduler scheduler_;
   StepArrays step_;
+  ComputingSpeed speed_;
   std::map<SequenceId, Running> running_;  // in the scheduler
   std::vector<LogitsRow> rows_;            // of this step
   std::vector<Event> events_;              // of this step

@@ -25,6 +25,11 @@ KvCache::KvCache(const ModelConfig& config, int64_t n_tokens, DType dtype, Buffe
   for (int page = n_pages - 1; page >= 0; --page) free_.push_back(page);
 }
 
+std::span<std::byte> KvCache::page(int layer, int32_t page) const {
+  const TensorView rows = layers_[layer].rows_from(int64_t{page} * kPageSize, kPageSize);
+  return {rows.row_data(0), static_cast<size_t>(rows.rows * rows.row_bytes())};
+}
+
 int32_t KvCache::take_page() {
   check(!free_.empty(), "a page is taken only when one is free");
   const int32_t page = free_.back();

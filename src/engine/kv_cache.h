@@ -24,6 +24,9 @@ class KvCache {
   static int64_t bytes_for(const ModelConfig& config, int64_t n_tokens, DType dtype);
 
   TensorView layer(int l) const { return layers_[l]; }
+  int n_layers() const { return static_cast<int>(layers_.size()); }
+  // The bytes of a page in a layer, of the same number in all.
+  std::span<std::byte> page(int layer, int32_t page) const;
   int n_free_pages() const { return static_cast<int>(free_.size()); }
   int32_t take_page();  // one must be free
   void give_back(std::vector<int32_t>& pages);

@@ -18,6 +18,11 @@ gpu::GroupScore group_score(const RouterConfig& r) {
   return r.method == TopkMethod::kNoauxTc ? gpu::GroupScore::kSumOfBestTwo : gpu::GroupScore::kBest;
 }
 
+Buffer owned(int64_t bytes, gpu::Site site) {
+  auto owner = std::make_shared<gpu::Buffer>(bytes, site);
+  return {std::span(owner->as<std::byte>(), static_cast<size_t>(bytes)), owner};
+}
+
 int rows_of(TensorView t) { return static_cast<int>(t.rows); }
 int cols_of(TensorView t) { return static_cast<int>(t.cols); }
 
@@ -67,10 +72,9 @@ bool CudaOps::run_decode(const StepMemory& memory, const std::function<void()>& 
   return true;
 }
 
-Buffer CudaOps::allocate(int64_t bytes) {
-  auto owner = std::make_shared<gpu::Buffer>(bytes, gpu::Site::kDevice);
-  return {std::span(owner->as<std::byte>(), static_cast<size_t>(bytes)), owner};
-}
+Buffer CudaOps::allocate(int64_t bytes) { return owned(bytes, gpu::Site::kDevice); }
+
+Buffer CudaOps::allocate_on_host(int64_t bytes) { return owned(bytes, gpu::Site::kMapped); }
 
 void CudaOps::to_host(TensorView x, TensorView out) {
   check(x.stride == x.cols && out.stride == out.cols, "dense matrices come to the host");

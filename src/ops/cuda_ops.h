@@ -26,6 +26,9 @@ class CudaOps final : public Ops {
   void begin(const Batch& batch) override { batch_.upload(batch, stream_); }
   bool run_decode(const StepMemory& memory, const std::function<void()>& verbs) override;
   int n_recorded() const { return static_cast<int>(recorded_.size()); }
+  Buffer allocate_on_host(int64_t bytes) override;
+  void copy(const void* from, int64_t bytes, void* to) override { stream_.copy(from, bytes, to); }
+  void wait() override { stream_.wait(); }
   void to_host(TensorView x, TensorView out) override;
   bool prepare_draws(std::span<const uint32_t> allowed, int n_tokens, int max_rows) override;
   void draw(TensorView logits, std::span<const Draw> how, std::span<int32_t> tokens) override;

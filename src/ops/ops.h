@@ -90,6 +90,14 @@ class Ops {
     verbs();
     return false;
   }
+  // Memory of the host for copy(), before the first step; empty where the device works in the
+  // host's memory anyway. Throws Error when too little is left.
+  virtual Buffer allocate_on_host(int64_t /*bytes*/) { return {}; }
+  // Enqueues a copy between memory of allocate() and of allocate_on_host(), in the order of the
+  // verbs.
+  virtual void copy(const void* /*from*/, int64_t /*bytes*/, void* /*to*/) {}
+  // Until all that was enqueued is done.
+  virtual void wait() {}
   // Brings a matrix to the host, and waits for it.
   virtual void to_host(TensorView x, TensorView out) = 0;
   // Prepares draw() for up to max_rows rows of logits of n_tokens tokens; those may be drawn whose

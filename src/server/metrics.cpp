@@ -72,6 +72,14 @@ void engine_text(Text& t, const EngineCounts& c) {
          1 - static_cast<double>(s.n_available_pages) / s.n_pages);
   t.both("counter", "preemptions_total", "num_preemptions_total",
          "Requests that gave up their pages.", s.n_preemptions);
+  t.both("gauge", "requests_swapped", "num_requests_swapped",
+         "Waiting requests whose pages are in host memory.", s.n_swapped);
+  t.both("gauge", "host_kv_cache_usage", "cpu_cache_usage_perc",
+         "Part of the pages in host memory that requests use.",
+         s.n_host_pages > 0 ? 1 - static_cast<double>(s.n_free_host_pages) / s.n_host_pages : 0.0);
+  t.type("tandem:swaps_total", "counter", "Requests whose pages went to host memory or came back.");
+  t.value("tandem:swaps_total", s.n_swaps_out, "direction=\"out\"");
+  t.value("tandem:swaps_total", s.n_swaps_in, "direction=\"in\"");
   t.both("counter", "generated_tokens_total", "generation_tokens_total", "Tokens generated.",
          c.n_generated_tokens);
   t.both("counter", "prefix_cache_queries_total", "prefix_cache_queries_total",

@@ -1,0 +1,36 @@
+// Pages of host memory for sequences that give up theirs of a card's cache. Copies what the
+// scheduler decides.
+#pragma once
+#include <span>
+
+#include "engine/kv_cache.h"
+#include "engine/swapping.h"
+
+namespace tandem {
+
+class HostPages {
+ public:
+  // The references outlive the object. Reserves the memory of n_pages pages, which is more than
+  // none, and measures the link by copying some. Before the first step; throws Error when too
+  // little memory is left.
+  HostPages(Ops& ops, const KvCache& cache, int n_pages);
+
+  int n_pages() const { return n_pages_; }
+  // All but the speed of computing.
+  const SwapRates& rates() const { return rates_; }
+
+  // Enqueues the copies, in this order, before the steps that follow.
+  void copy(std::span<const PageCopy> copies);
+
+ private:
+  double seconds_to_copy(int n_pages, bool to_host);
+
+  Ops& ops_;
+  const KvCache& cache_;
+  const int n_pages_;
+  const int64_t layer_bytes_;  // of a page
+  SwapRates rates_;
+  Buffer memory_;  // [n_pages][layers], each a layer's page
+};
+
+}  // namespace tandem
