@@ -7,6 +7,9 @@
 
 namespace tandem {
 
+// counts[expert] += how often a token chose it. ids: [tokens, n_active]
+void count_choices(const TensorView& ids, std::vector<int64_t>& counts);
+
 class RoutingRecorder final : public RoutedExperts {
  public:
   // References outlive the object.

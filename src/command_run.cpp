@@ -95,7 +95,7 @@ int run_command(const Options& options) {
   };
   const Answer answer = generate(loaded, tokenizer, request, g.stops, on_text, on_token);
   if (statistics) {
-    statistics->write(routing_statistics_json(loaded.config(), loaded.routing()->counts()));
+    statistics->write(routing_statistics_json(loaded.config(), *loaded.routing()));
     statistics->close();
   }
   if (timeline) {

@@ -10,6 +10,7 @@
 #include "load_weights.h"
 #include "offload/cpu_experts.h"
 #include "offload/plan/executed_parts.h"
+#include "offload/plan/workload.h"
 #include "offload/timeline.h"
 
 namespace tandem {
@@ -36,6 +37,9 @@ class GpuModel {
   virtual RoutedExperts& experts() = 0;
   // Both outlive the object; the timeline may be null.
   virtual void add_cpu_experts(CpuExperts& experts, Timeline* timeline) = 0;
+  // From now on, whichever experts there are then: experts() counts.
+  virtual void record_routing() = 0;
+  virtual const RoutingCounts* routing() const = 0;  // null: not recorded
 };
 
 // Why no model can run on a GPU here, in one line; empty: one can.

@@ -125,7 +125,6 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
 // The backbone, and as many experts as are placed there or fit; the CPU gets the others. All is
 // decided, and memory found to be enough, before anything is loaded.
 void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progress) {
-  require(!options.record_routing, "recording of routing is for --device cpu: leave it out");
   const DType cache_type = gpu_cache_type(options.kv);
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
@@ -159,6 +158,7 @@ void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
     gpu_->add_cpu_experts(*experts_, timeline_.get());
   }
   require(shares || !options.record_timeline, "--timeline: all of the model is on the GPU");
+  if (options.record_routing) gpu_->record_routing();
   model_ = std::make_unique<DeepSeek>(config_, gpu_->weights(), gpu_->ops(), gpu_->experts(),
                                       limits, options.attention);
   const int64_t bytes = KvCache::bytes_for(config_, context_, cache_type);

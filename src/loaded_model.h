@@ -67,8 +67,11 @@ class LoadedModel {
     return experts_ ? gpu_->card() + ", experts also on the cpu" : gpu_->card();
   }
   const LoadReport& load_report() const { return report_; }
-  const RoutingRecorder* routing() const { return recorder_.get(); }  // null: not recorded
-  const Timeline* timeline() const { return timeline_.get(); }        // the same
+  const RoutingCounts* routing() const {  // null: not recorded
+    if (gpu_) return gpu_->routing();
+    return recorder_ ? &recorder_->counts() : nullptr;
+  }
+  const Timeline* timeline() const { return timeline_.get(); }  // the same
   int64_t packed_bytes() const { return static_cast<int64_t>(home_.bytes().size()); }
 
  private:

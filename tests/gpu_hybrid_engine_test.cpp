@@ -157,6 +157,39 @@ TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
   }
 }
 
+// Prompts in chunks, streamed ones among them, and decoding, recorded and not; with experts on both
+// and with all on the card.
+TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
+  const CardMemory memory(kEnough);
+  ModelOptions options = tiny_r1("cpu");
+  options.record_routing = true;
+  const auto counts = [](const ModelOptions& of) {
+    LoadedModel loaded(of);
+    EXPECT_EQ(says(loaded.device(), "experts also on the cpu"), !of.placement.empty());
+    const Tokenizer tokenizer = Tokenizer::from_directory(of.directory);
+    const ChatFormat format(of.directory, tokenizer);
+    GenerateOptions generate;
+    generate.max_new_tokens = 12;
+    generate.sampling.temperature = 0;
+    const std::vector<int32_t> prompt = format.prompt(first_messages("", "What is 12 + 7?"));
+    const Answer answer = tandem::generate(
+        loaded, tokenizer, make_request(generate, tokenizer, prompt), {}, [](auto) {});
+    EXPECT_GE(answer.completion.tokens.size(), 2u);
+    return loaded.routing()->of_layer;
+  };
+  const auto want = counts(options);
+  options.device = "cuda";
+  EXPECT_EQ(counts(options), want);
+  std::mt19937 rng(3);
+  Placement placement = random_placement(ModelConfig::from_directory(options.directory), rng);
+  placement.kv_tokens = options.context;
+  placement.prefill_chunk_tokens = 9;
+  placement.stream_from_tokens = 6;
+  const PlacementFile file(placement);
+  options.placement = file.path();
+  EXPECT_EQ(counts(options), want);
+}
+
 // Sequences come, go on in changing company, and end, in recorded steps and others; the CPU chooses
 // the tokens for both. Where two experts are as good as each other, rounding decides: such a
 // sequence begins anew.

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "model/checkpoint.h"
+#include "offload/cuda_routing_recorder.h"
 #include "offload/hybrid_experts.h"
 #include "ops/cuda_ops.h"
 #include "ops/cuda_weights.h"
@@ -161,6 +162,7 @@ class Loaded final : public GpuModel {
   const LoadReport& report() const override { return report_; }
   Ops& ops() override { return *ops_; }
   RoutedExperts& experts() override {
+    if (recorder_) return *recorder_;
     if (hybrid_) return *hybrid_;
     return *card_experts_;
   }
@@ -181,6 +183,12 @@ class Loaded final : public GpuModel {
     }
     if (timeline) hybrid_->record(*timeline);
   }
+  void record_routing() override {
+    recorder_ = std::make_unique<CudaRoutingRecorder>(config_, experts(), max_tokens_, stream_);
+  }
+  const RoutingCounts* routing() const override {
+    return recorder_ ? &recorder_->counts() : nullptr;
+  }
 
  private:
   void load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
@@ -199,6 +207,7 @@ class Loaded final : public GpuModel {
   std::unique_ptr<CudaExperts> card_experts_;
   std::unique_ptr<CudaStreaming> streaming_;
   std::unique_ptr<HybridExperts> hybrid_;  // null: all experts are on the card
+  std::unique_ptr<CudaRoutingRecorder> recorder_;
 };
 
 // Reserves room for every tensor, then uploads pieces of them from all threads.
