@@ -1,84 +1,23 @@
 // A backbone on the GPU, real or emulated, and experts on both: wherever the experts and the
 // embedding are, the logits are the CPU's.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <random>
 
 #include "conversation.h"
 #include "engine/score.h"
 #include "gpu_kernels/runtime.h"
-#include "offload/plan/cost.h"
 #include "offload/plan/placement_json.h"
 #include "tests/check_close.h"
 #include "tests/conversations.h"
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
+#include "tests/hybrid_placements.h"
 #include "tests/whole_models.h"
 
 namespace tandem::test {
 namespace {
-
-constexpr int64_t kContext = 192;
-
-// The planner keeps 1 GB of a card for its driver.
-class CardMemory {
- public:
-  explicit CardMemory(int64_t bytes) {
-    setenv("TANDEM_GPU_MEMORY", std::to_string(bytes).c_str(), 1);
-  }
-  ~CardMemory() { unsetenv("TANDEM_GPU_MEMORY"); }
-};
-constexpr int64_t kEnough = 8'000'000'000;
-
-class PlacementFile {
- public:
-  explicit PlacementFile(const Placement& placement)
-      : path_(std::filesystem::temp_directory_path() /
-              fmt::format("tandem-placement-{}.json", getpid())) {
-    std::ofstream(path_) << placement_to_json(placement).dump();
-  }
-  ~PlacementFile() { std::filesystem::remove(path_); }
-  std::string path() const { return path_.string(); }
-
- private:
-  const std::filesystem::path path_;
-};
-
-constexpr Device kCpu{0, -1}, kCard{0, 0};
-
-Placement backbone_on_card(const ModelConfig& c, int64_t kv_tokens) {
-  Placement p;
-  p.backbone = stored_format(c);
-  p.stages = {{0, c.n_layers - 1, {kCard}, 1}};
-  p.kv_tokens = kv_tokens;
-  return p;
-}
-
-// Every expert somewhere, layers with all or none on the card among them.
-Placement random_placement(const ModelConfig& c, std::mt19937& rng, bool may_stream = false) {
-  Placement p = backbone_on_card(c, kContext);
-  p.embedding_on_cpu = rng() % 2;
-  p.prefill_chunk_tokens = 1 + static_cast<int>(rng() % 30);
-  if (may_stream && rng() % 2) p.stream_from_tokens = 1 + static_cast<int>(rng() % 20);
-  for (int l = 0; l < c.n_layers; ++l) {
-    if (!c.is_moe(l)) continue;
-    ExpertGroup cpu = {{}, stored_expert_format(c), {kCpu}}, card = cpu;
-    card.owners = {kCard};
-    const unsigned in_eight = rng() % 9;  // as many experts are on the card
-    for (int e = 0; e < c.router.n_experts; ++e)
-      (rng() % 8 < in_eight ? card : cpu).experts.push_back(e);
-    LayerExperts layer = {l, l, {}};
-    for (const ExpertGroup& group : {cpu, card})
-      if (!group.experts.empty()) layer.groups.push_back(group);
-    p.layers.push_back(layer);
-  }
-  return p;
-}
 
 std::vector<std::vector<float>> logits_of(LoadedModel& loaded, const std::vector<int32_t>& tokens) {
   std::vector<std::vector<float>> rows;

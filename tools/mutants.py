@@ -21,7 +21,7 @@ FILES = ["CMakeLists.txt"]
 TESTS = ["topology_test", "team_test", "scheduler_test", "server_test", "grammar_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test",
          "routing_recorder_test", "measured_curves_test", "expert_division_test", "simulate_test", "machine_test", "serving_bench_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
-         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "gpu_hybrid_streaming_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test"]
+         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "gpu_hybrid_streaming_test", "gpu_hybrid_allocations_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test"]
 TESTS_OF = {
     "src/ops/cuda_ops": ["gpu_engine_graphs_test", "gpu_engine_test"],
     "src/ops/cuda": ["gpu_engine_test"],
@@ -29,8 +29,8 @@ TESTS_OF = {
     "src/server/tls": ["serve_process_test.py"],
     "gpu_kernels/hand_off": ["gpu_hand_off_test"],
     "gpu_kernels/unpack": ["gpu_unpack_test"],
-    "offload/hybrid": ["gpu_hybrid_test"],
-    "offload/expert_division": ["expert_division_test"],
+    "offload/hybrid": ["gpu_hybrid_test", "gpu_hybrid_allocations_test"],
+    "offload/expert_division": ["expert_division_test", "gpu_hybrid_allocations_test"],
     "offload/cuda_streaming": ["gpu_hybrid_streaming_test"],
     "offload/cuda_routing": ["gpu_hybrid_engine_test"],
     "offload/cuda": ["gpu_hybrid_test"],
@@ -368,6 +368,8 @@ MUTANTS = [
     ("GPU: the choices of replayed steps are not counted", "offload/cuda_routing_recorder.cpp", [("  experts_.follow(n_tokens);\n  count(n_tokens);", "  experts_.follow(n_tokens);")]),
     ("GPU: choices are counted while a step is recorded", "offload/cuda_routing_recorder.cpp", [(" && !stream_.is_recording()", "")]),
     ("GPU: choices of all layers are one's", "offload/cuda_routing_recorder.cpp", [("int64_t{layer} * max_tokens_ * n_active", "int64_t{0} * layer * max_tokens_ * n_active")]),
+    ("hybrid: a decode step allocates", "offload/hybrid_experts.cpp", [("cpu_.submit(batch_on_cpu(layer, n_tokens));", "cpu_.submit(*std::make_unique<ExpertBatch>(batch_on_cpu(layer, n_tokens)));")]),
+    ("streaming: a division allocates", "offload/expert_division.cpp", [("order.resize(rows.size());", "order = std::vector<int>(rows.size());")]),
     ("streaming: two experts have the scales of one", "offload/cuda_streaming.cpp", [("w.scale_stride = (place_of(layer, experts.back()) - first) * each;", "w.scale_stride = 0;")]),
     ("experts in parts: each clears the sum", "offload/expert_slice.cpp", [("is_first_ && t < n_tokens_", "t < n_tokens_")]),
     ("division: experts with few rows are brought", "offload/expert_division.cpp", [("rows[a] > rows[b] : a < b", "rows[a] < rows[b] : a < b")]),

@@ -154,6 +154,7 @@ namespace tandem::gpu {
 template <class Args>
 void launch(void (*kernel)(Args), const LaunchShape& shape, const Stream& stream,
             const std::type_identity_t<Args>& args) {
+  const emulated::InDriver driver;
   emulated::enqueue(stream, [=] { emulated::run_grid(shape, [&] { kernel(args); }); });
 }
 

@@ -111,6 +111,8 @@ class Block {
 // A fiber never leaves its CPU thread, so one pointer for each of those finds the block.
 thread_local Block* current = nullptr;
 
+constinit thread_local int driver_depth = 0;
+
 // Forward, reverse and shuffled schedules expose different missing barriers; tests run all three.
 std::vector<int> schedule(int n, uint64_t salt) {
   static const char* const set = std::getenv("TANDEM_GPU_ORDER");
@@ -126,6 +128,10 @@ std::vector<int> schedule(int n, uint64_t salt) {
 bool same(const Where& a, const Where& b) { return a.line == b.line && a.file == b.file; }
 
 }  // namespace
+
+InDriver::InDriver() { ++driver_depth; }
+InDriver::~InDriver() { --driver_depth; }
+bool in_driver() { return driver_depth > 0; }
 
 void run_grid(const LaunchShape& shape, const std::function<void()>& body) {
   check(shape.threads >= 1 && shape.threads <= kMaxThreads, "threads of a block");
@@ -143,6 +149,7 @@ void run_grid(const LaunchShape& shape, const std::function<void()>& body) {
     std::vector<std::jthread> threads;
     for (int i = 0; i < n_blocks; ++i)
       threads.emplace_back([&grid, i] {
+        const InDriver driver;
         Block block;
         block.run(grid, i);
         observe(&grid.end_mark);

@@ -19,6 +19,16 @@ struct alignas(16) Packet {
 void run_grid(const LaunchShape& shape, const std::function<void()>& thread_body);
 void enqueue(const Stream& stream, std::function<void()> work);
 
+// While one lives, what its thread allocates is the emulator's own, as a driver's memory would be
+// the driver's. Threads of the emulator are always in it.
+class InDriver {
+ public:
+  InDriver();
+  ~InDriver();
+  InDriver(const InDriver&) = delete;
+};
+bool in_driver();  // this thread
+
 void sync_block(Where at);
 // Meets the lanes of `mask`; returns the packets of all 32. `orders_memory` for __syncwarp only.
 const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at);

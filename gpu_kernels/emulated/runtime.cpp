@@ -110,6 +110,7 @@ struct Stream::Impl {
   }
 
   void serve() {
+    const emulated::InDriver driver;
     std::unique_lock lock(mutex);
     for (;;) {
       changed.wait(lock, [&] { return closing || !queue.empty(); });
@@ -199,6 +200,7 @@ Stream::~Stream() {
 
 // A recorded copy happens at every replay, when the host's own memory may hold anything or be gone.
 void Stream::copy(const void* from, int64_t bytes, void* to) {
+  const emulated::InDriver driver;
   check(
       !impl_->capture || (emulated::is_allocated(from, bytes) && emulated::is_allocated(to, bytes)),
       "a recorded copy is between device and mapped memory");
@@ -208,9 +210,13 @@ void Stream::copy(const void* from, int64_t bytes, void* to) {
   });
 }
 
-void Stream::run_on_host(std::function<void()> work) { impl_->enqueue(std::move(work)); }
+void Stream::run_on_host(std::function<void()> work) {
+  const emulated::InDriver driver;
+  impl_->enqueue(std::move(work));
+}
 
 void Stream::record(Event& event) {
+  const emulated::InDriver driver;
   event.impl().capture = impl_->capture;
   event.impl().seen = impl_->seen;
   if (impl_->capture) return;
@@ -219,6 +225,7 @@ void Stream::record(Event& event) {
 }
 
 void Stream::wait_for(const Event& event) {
+  const emulated::InDriver driver;
   if (event.impl().capture) {
     impl_->join(event.impl().capture);
     for (const auto& [stream, n] : event.impl().seen)
@@ -254,6 +261,7 @@ Graph Stream::capture(const std::function<void()>& work) {
 bool Stream::is_recording() const { return impl_->capture != nullptr; }
 
 void Stream::replay(const Graph& graph) {
+  const emulated::InDriver driver;
   refuse_in_recordings("a graph is replayed in a recording");
   for (const Work& work : graph.impl().work) impl_->enqueue(work);
 }
