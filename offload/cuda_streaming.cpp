@@ -137,9 +137,7 @@ void CudaStreaming::divide(const ExpertBatch& on_cpu) {
 
   auto* const places = places_.as<int32_t>();
   std::fill_n(places, c_.router.n_experts, -1);
-  for (int i = 0; i < division_.n_on_card; ++i) {
-    places[division_.order[i]] = i;
-  }
+  for (int i = 0; i < division_.n_on_card; ++i) places[division_.order[i]] = i;
   for_each_id([&](int32_t& id) {
     if (places[id] >= 0) id = -1;
   });

@@ -1,7 +1,6 @@
 // What bringing an expert to the card costs, and computing it here or there.
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 
 #include "offload/cuda_even_batch.h"
 #include "offload/cuda_streaming.h"
@@ -29,9 +28,9 @@ ExpertRates CudaStreaming::measured_rates(int max_tokens) {
   const auto n_experts = static_cast<int>(experts.size());
   ExpertRates rates = bring_rates(layer);
 
-  std::vector<int> places(n_experts);
-  std::iota(places.begin(), places.end(), 0);
-  const EvenBatch by_number(c_, max_tokens, experts), by_place(c_, max_tokens, places);
+  const EvenBatch batch(c_, max_tokens, experts);
+  for (int i = 0; i < n_experts; ++i) places_.as<int32_t>()[experts[i]] = i;
+  division_.n_on_card = n_experts;
   constexpr int kStep = 4;  // times as many tokens
   const int n_active = c_.router.n_active, least = (n_experts + n_active - 1) / n_active;
   for (int n = std::min(least, max_tokens);; n = std::min(n * kStep, max_tokens)) {
@@ -40,9 +39,9 @@ ExpertRates CudaStreaming::measured_rates(int max_tokens) {
     const auto of_one = [&](auto work) {
       return SecondsByRows::Point{rows, seconds_of(work) / used};
     };
-    rates.cpu.points.push_back(of_one([&] { cpu_.submit(by_number.of(layer, n)); }));
+    rates.cpu.points.push_back(of_one([&] { cpu_.submit(batch.of(layer, n)); }));
+    sort_on_card(batch.of(layer, n));
     rates.card.points.push_back(of_one([&] {
-      rows_.sort(by_place.of(layer, n), n_experts);
       for (int first = 0; first < used; first += kAtOnce)
         compute(layer, Experts(experts).subspan(first, std::min(kAtOnce, used - first)), stages_[0],
                 first);
@@ -52,7 +51,7 @@ ExpertRates CudaStreaming::measured_rates(int max_tokens) {
   }
 }
 
-// Of some experts of the layer, one stage after the other.
+// Of what fits a stage.
 ExpertRates CudaStreaming::bring_rates(int layer) {
   const std::vector<int>& all = layers_[layer].experts;
   const Experts experts = Experts(all).first(std::min<size_t>(all.size(), kAtOnce));
