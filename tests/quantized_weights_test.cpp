@@ -164,6 +164,27 @@ TEST(QuantizedWeights, TwoLevelsScalesAreMultiplesOfTheRowsOwn) {
   }
 }
 
+// Relative error of normal numbers, root of the mean square.
+double error_as(WeightFormat format) {
+  RandomModel store = random_model(DType::kF32);
+  const QuantView stored = store.matrix(64, 2048, DType::kF32);
+  const Converted converted(kReference, stored, format);
+  double error = 0, all = 0;
+  for (int r = 0; r < 64; ++r)
+    for (int c = 0; c < 2048; ++c) {
+      const double want = value(stored, r, c), off = value_of(converted.w, r, c) - want;
+      error += off * off;
+      all += want * want;
+    }
+  return std::sqrt(error / all);
+}
+
+TEST(QuantizedWeights, TwoLevelsLoseLessThanAScaleForEachGroup) {
+  for (const int group : {32, 64, 128})
+    EXPECT_LT(error_as({DType::kI4TwoLevel, group}), 0.992 * error_as({DType::kI4, group}))
+        << group;
+}
+
 struct Shape {
   int m, n, k;
 };

@@ -35,6 +35,7 @@ void HostPages::copy(std::span<const PageCopy> copies) {
 // Of the first pages, which come back as they went.
 double HostPages::seconds_to_copy(int n_pages, bool to_host) {
   std::vector<PageCopy> copies;
+  copies.reserve(n_pages);
   for (int page = 0; page < n_pages; ++page) copies.push_back({page, page, to_host});
   ops_.wait();
   const auto start = std::chrono::steady_clock::now();
