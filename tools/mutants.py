@@ -18,10 +18,10 @@ COPY = ROOT / "build" / "mutants"
 FOLDERS = ["src", "cpu_kernels", "gpu_kernels", "offload", "tests", "benchmarks", "models", "machines", "docs/measurements"]
 FILES = ["CMakeLists.txt"]
 # Cheapest first: a mutant is done with at the first test that fails. Those of its file come before all others.
-TESTS = ["topology_test", "team_test", "scheduler_test", "server_test", "grammar_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test",
+TESTS = ["topology_test", "team_test", "scheduler_test", "swapping_test", "server_test", "grammar_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test",
          "routing_recorder_test", "measured_curves_test", "expert_division_test", "simulate_test", "machine_test", "serving_bench_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
-         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "gpu_hybrid_streaming_test", "gpu_hybrid_allocations_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test"]
+         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "gpu_hybrid_streaming_test", "gpu_hybrid_allocations_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test", "gpu_engine_swap_test"]
 TESTS_OF = {
     "src/ops/cuda_ops": ["gpu_engine_graphs_test", "gpu_engine_test"],
     "src/ops/cuda": ["gpu_engine_test"],
@@ -64,8 +64,10 @@ TESTS_OF = {
     "src/engine/sampler": ["sampler_test"],
     "src/engine/generator": ["generator_test"],
     "src/engine/step_arrays": ["generator_test"],
-    "src/engine/scheduler": ["scheduler_test"],
-    "src/engine/page_pool": ["scheduler_test"],
+    "src/engine/scheduler": ["scheduler_test", "swapping_test"],
+    "src/engine/page_pool": ["scheduler_test", "swapping_test"],
+    "src/engine/swapping": ["swapping_test"],
+    "src/engine/host_pages": ["gpu_engine_swap_test"],
     "src/engine/engine": ["engine_test"],
     "src/engine/stop_text": ["stop_text_test"],
     "src/server/": ["server_test"],
@@ -284,6 +286,16 @@ MUTANTS = [
      [("page < s.n_done / kPageSize", "page < (s.n_done + kPageSize - 1) / kPageSize && size_t(kPageSize) * (page + 1) <= s.tokens.size()")]),
     ("a page is taken while it can still be found", "src/engine/page_pool.cpp", [("    unpublish(pages_[page]);\n    free_", "    free_")]),
     ("prompts come before decodes", "src/engine/scheduler.cpp", [("  plan_decodes();\n  plan_prompts();", "  plan_prompts();\n  plan_decodes();")]),
+    ("swapping: another page of host memory comes back", "src/engine/scheduler.cpp", [("page - s.first_swapped]", "page - n_found]")]),
+    ("swapping: pages that came back cannot be found", "src/engine/scheduler.cpp", [("    publish(s, n_found);\n", "")]),
+    ("swapping: shared pages that were lost are not missed", "src/engine/scheduler.cpp", [("s.host_pages.empty() || n_found < s.first_swapped ? 0", "s.host_pages.empty() ? 0")]),
+    ("swapping: the last page does not come back", "src/engine/scheduler.cpp", [("page < pages_for(n_swapped)", "page < n_swapped / kPageSize")]),
+    ("swapping: an aborted request keeps its pages of host memory", "src/engine/scheduler.cpp", [("  release_host_pages(it->second);\n", "")]),
+    ("swapping: pages of the card that are shared count as kept when they cannot be found", "src/engine/page_pool.h",
+     [("pages_[page].n_users > 1 && pages_[page].serial != kUnpublished", "pages_[page].n_users > 1")]),
+    ("swapping: the way back costs nothing", "src/engine/swapping.cpp", [(" + bytes / r.to_card_bytes_per_second", "")]),
+    ("swapping: a step that was only enqueued counts as computed", "src/engine/swapping.cpp", [("  if (!waited) return;\n", "")]),
+    ("swapping: all layers of a page at one place", "src/engine/host_pages.cpp", [(", host += layer_bytes_)", ")")]),
     ("a sampler is made anew for each token", "src/engine/engine.cpp", [("if (!r.sampler)", "if (true)")]),
     ("an answer that met its stop string goes on", "src/engine/engine.cpp", [("!event.token.finish) abort(event.id)", "!event.token.finish) {}")]),
     ("an aborted request keeps its pages", "src/engine/engine.cpp",
