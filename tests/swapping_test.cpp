@@ -111,16 +111,17 @@ TEST(Swapping, AnAbortedSequenceLeavesHostMemory) {
 class SharedBeginning : public testing::Test {
  protected:
   SharedBeginning() {
-    s_.scheduler.set_rates(kR1);
     for (const int i : {0, 1}) {
       prompts_[i] = text(2 * kPageSize, 1);
       prompts_[i].push_back(i);
       s_.add(prompts_[i], n_new_[i]);
       s_.step();
     }
-    while (s_.scheduler.counts().n_swapped == 0 && s_.step()) {
+  }
+  void until_it_gives_way(const SwapRates& rates) {
+    s_.scheduler.set_rates(rates);
+    while (s_.scheduler.counts().n_preemptions == 0 && s_.step()) {
     }
-    EXPECT_EQ(s_.n_copied_out, 2);
   }
   const std::array<int, 2> n_new_ = {200, 150};
   std::array<std::vector<int32_t>, 2> prompts_;
@@ -129,6 +130,8 @@ class SharedBeginning : public testing::Test {
 };
 
 TEST_F(SharedBeginning, StaysOnTheCard) {
+  until_it_gives_way(kR1);
+  EXPECT_EQ(s_.n_copied_out, 2);
   s_.run();
   EXPECT_EQ(s_.n_copied_in, 2);
   EXPECT_EQ(s_.scheduler.counts().n_swaps_in, 1);
@@ -136,11 +139,29 @@ TEST_F(SharedBeginning, StaysOnTheCard) {
 }
 
 TEST_F(SharedBeginning, IsComputedAgainWhenItIsLost) {
+  until_it_gives_way(kR1);
+  EXPECT_EQ(s_.n_copied_out, 2);
   s_.scheduler.forget_pages();
   s_.run();
   EXPECT_EQ(s_.n_copied_in, 0);
   EXPECT_EQ(s_.scheduler.counts().n_swaps_in, 0);
   EXPECT_EQ(s_.texts[2], alone(prompts_[1], n_new_[1]));
+}
+
+TEST_F(SharedBeginning, IsCopiedWhenItCouldNotBeFound) {
+  s_.scheduler.forget_pages();
+  until_it_gives_way(kR1);
+  EXPECT_EQ(s_.n_copied_out, 4);
+  s_.run();
+  EXPECT_EQ(s_.n_copied_in, 4);
+  EXPECT_EQ(s_.texts[2], alone(prompts_[1], n_new_[1]));
+}
+
+TEST_F(SharedBeginning, WouldNotBeComputedAgain) {
+  until_it_gives_way(
+      {1, 1, 1, 48});  // two pages take as long as 192 tokens: not the 127 of its own
+  EXPECT_EQ(s_.scheduler.counts().n_preemptions, 1);
+  EXPECT_EQ(s_.scheduler.counts().n_swaps_out, 0);
 }
 
 // What came back can be found like what was computed.
