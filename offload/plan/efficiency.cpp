@@ -41,17 +41,19 @@ std::string_view format_of_curve(DType format) {
   }
 }
 
-// avx512: docs/measurements/amd-epyc-family-26-model-2, `bench experts`, `mlp` and `attention` of
-// R1, but INT8 of one row and INT4 of 16 from the report before, which were 0.96 and 0.45 (now 1.01
-// and 0.41); 128 rows an expert: docs/kernels.md, less what a layer does beside its products. The
-// other instruction sets share it until a machine has been measured; reference is not made for
+// avx512: `bench experts`, `mlp` and `attention` of R1 on an AMD EPYC (family 26, model 2), the
+// quietest of several reports; INT4 from docs/measurements and single runs beside it, with BF16
+// scales of K2; 128 rows an expert: docs/kernels.md, less what a layer does beside its products.
+// The other instruction sets share it until a machine has been measured; reference is not made for
 // speed.
 constexpr Point kAvx512ExpertsF8[] = {{1, 0.97}, {2.6, 0.86}, {4.8, 0.90}, {19, 0.77}, {76, 0.77}};
 constexpr Point kAvx512ExpertsBf16[] = {
     {1, 0.97}, {1.1, 0.92}, {4.9, 0.87}, {9.8, 0.82}, {39, 0.81}};
 constexpr Point kAvx512ExpertsI8[] = {{1, 0.96},   {1.3, 0.90}, {2.6, 0.89},
                                       {4.8, 0.83}, {19, 0.68},  {128, 0.78}};
-constexpr Point kAvx512ExpertsI4[] = {{1, 0.92}, {2.3, 0.84}, {4.1, 0.78}, {16, 0.45}, {128, 0.64}};
+constexpr Point kAvx512ExpertsI4[] = {{1, 0.92}, {2.3, 0.84}, {4.1, 0.78}, {16, 0.60}, {128, 0.75}};
+constexpr Point kAvx512ExpertsI4Bf16[] = {
+    {1, 0.88}, {1.1, 0.81}, {1.8, 0.70}, {10.7, 0.48}, {128, 0.64}};
 constexpr Point kAvx512DenseF8[] = {{1, 0.97}, {8, 0.82}, {64, 0.81}, {512, 0.89}};
 constexpr Point kAvx512DenseBf16[] = {{1, 0.98}, {8, 0.87}, {64, 0.86}, {512, 0.75}};
 constexpr Point kAvx512Absorbed[] = {{512, 0.47}, {4096, 0.77}, {16384, 0.83}};
@@ -59,9 +61,10 @@ constexpr Point kAvx512Restored[] = {{512, 0.67}, {4096, 0.72}, {16384, 0.68}};
 
 // amx: no such machine has been measured. One row: SGLang reached 85 % of the bandwidth on a Xeon
 // 6980P. Many rows: 31 to 35 % of the peak are what kt-kernel reaches, 75 % what a loop over the
-// L2 cache can reach; assumed is the middle.
+// L2 cache can reach; assumed is the middle. INT4 with BF16 scales of 32 columns: docs/amx.md.
 constexpr Point kAmxExperts[] = {{1, 0.80}, {4, 0.70}, {16, 0.60}, {64, 0.45}, {256, 0.50}};
 constexpr Point kAmxExpertsI4[] = {{1, 0.65}, {4, 0.55}, {16, 0.45}, {64, 0.40}, {256, 0.50}};
+constexpr Point kAmxExpertsI4Bf16[] = {{1, 0.65}, {4, 0.50}, {16, 0.35}, {64, 0.20}};
 constexpr Point kAmxDense[] = {{1, 0.85}, {8, 0.60}, {64, 0.50}, {512, 0.50}};
 constexpr Point kAmxAbsorbed[] = {{512, 0.15}, {4096, 0.35}, {16384, 0.45}};
 constexpr Point kAmxRestored[] = {{512, 0.30}, {4096, 0.40}};
@@ -86,12 +89,15 @@ double product_ratio(std::string_view kind, Product product, DType format, doubl
   const bool experts = product == Product::kExperts;
   if (kind == "amx") {
     if (!experts) return at(kAmxDense, rows);
-    return format == DType::kI4 ? at(kAmxExpertsI4, rows) : at(kAmxExperts, rows);
+    if (format == DType::kI4) return at(kAmxExpertsI4Bf16, rows);
+    return format == DType::kI4TwoLevel ? at(kAmxExpertsI4, rows) : at(kAmxExperts, rows);
   }
   switch (format) {
     case DType::kI8:
       return at(kAvx512ExpertsI8, rows);
     case DType::kI4:
+      return at(kAvx512ExpertsI4Bf16, rows);
+    case DType::kI4TwoLevel:
       return at(kAvx512ExpertsI4, rows);
     case DType::kF8E4M3:
       return experts ? at(kAvx512ExpertsF8, rows) : at(kAvx512DenseF8, rows);
