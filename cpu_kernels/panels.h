@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cpu_kernels/kernels.h"
+#include "cpu_kernels/row_scales.h"
 
 namespace tandem::cpu {
 namespace {
@@ -146,24 +146,6 @@ PanelRange panels_of(const GemmArgs& a) {
   const int64_t first = a.first_row / kPanelRows;
   const int skip = static_cast<int>(a.first_row % kPanelRows);
   return {first, (skip + a.n + kPanelRows - 1) / kPanelRows, skip};
-}
-
-// 128 times the sum of each row's values, [16], for weights that kU8 activations are multiplied
-// with.
-const float* sums_of_rows(const Weight& w, int64_t panel) {
-  if (!is_i4(w.type)) return w.scales + (panel + 1) * w.scale_stride - kPanelRows;
-  return w.scales + (panel / kScalePanels + 1) * w.scale_stride -
-         (kScalePanels - panel % kScalePanels) * kPanelRows;
-}
-
-// kI4TwoLevel: the rows' own scales, [16], and the multipliers of the first group.
-const float* two_level_scales(const Weight& w, int64_t panel) {
-  return sums_of_rows(w, panel) - kScalePanels * kPanelRows;
-}
-constexpr int kMultipliers = kScalePanels * kPanelRows;  // of a group of columns
-const int8_t* two_level_multipliers(const Weight& w, int64_t panel) {
-  return reinterpret_cast<const int8_t*>(w.scales + panel / kScalePanels * w.scale_stride) +
-         panel % kScalePanels * kPanelRows;
 }
 
 // Copies what was asked for of the sums of rows [first, first + m) of x, in units of `unit`. From

@@ -172,7 +172,7 @@ MUTANTS = [
     ("panels: parts across a block of scales cut before it", "cpu_kernels/panels.h", [("if (n < part || (width_ > 0 && (part != width_ || left_ != width_))) return 0;", "if (n < part) return 0;")]),
     ("AVX-512 all parts have the scales of the first", "cpu_kernels/avx512_panels.h", [("b.scale[panel + p] + part * kPanelRows", "b.scale[panel + p] + 0 * part")]),
     ("one row: the sums of the panel before subtracted", "cpu_kernels/avx512_one_row.h", [("sums_of_rows(a.w, panel + p)", "sums_of_rows(a.w, panel)")]),
-    ("panels of INT4: row sums of the last panel of four", "cpu_kernels/panels.h", [("(kScalePanels - panel % kScalePanels) * kPanelRows", "kPanelRows")]),
+    ("panels of INT4: row sums of the last panel of four", "cpu_kernels/row_scales.h", [("(kScalePanels - panel % kScalePanels) * kPanelRows", "kPanelRows")]),
     ("panels of INT4: scales of the first panel of four", "cpu_kernels/panels.h", [("panel % kScalePanels * kPanelRows;", "0;")]),
     ("one row: all parts have the scales of the first", "cpu_kernels/avx512_one_row.h", [("        scale[p] += scale_step;\n", "")]),
     ("one row: scales of the first rows", "cpu_kernels/avx512_one_row.h", [("(w.row0 + panel * kPanelRows) / w.block_rows", "w.row0 / w.block_rows")]),
