@@ -16,32 +16,35 @@ CudaRoutingRecorder::CudaRoutingRecorder(const ModelConfig& config, RoutedExpert
 void CudaRoutingRecorder::submit(const ExpertBatch& batch) {
   const TensorView& ids = batch.routing.ids;
   check(ids.stride == ids.cols && ids.cols == c_.router.n_active, "a step's choices are dense");
-  layer_ = batch.layer;
-  stream_.copy(ids.data, ids.rows * ids.row_bytes(), ids_of(layer_, ids.rows).data);
+  stream_.copy(ids.data, ids.rows * ids.row_bytes(),
+               ids_of(batch.layer, batch.first_row, ids.rows).data);
   experts_.submit(batch);
 }
 
-void CudaRoutingRecorder::add_to(TensorView y) {
-  experts_.add_to(y);
-  if (layer_ + 1 == c_.n_layers && !stream_.is_recording()) count(y.rows);
+void CudaRoutingRecorder::add_to(TensorView y) { experts_.add_to(y); }
+
+void CudaRoutingRecorder::add_rest_to(int layer, int first_row, TensorView y) {
+  experts_.add_rest_to(layer, first_row, y);
+  if (layer + 1 == c_.n_layers && !stream_.is_recording()) count(first_row, y.rows);
 }
 
-void CudaRoutingRecorder::follow(int n_tokens) {
-  experts_.follow(n_tokens);
-  count(n_tokens);
+void CudaRoutingRecorder::follow(const StepParts& step) {
+  experts_.follow(step);
+  for (const Batch& part : step) count(part.first_row(), part.n());
 }
 
-TensorView CudaRoutingRecorder::ids_of(int layer, int64_t n_tokens) const {
+TensorView CudaRoutingRecorder::ids_of(int layer, int64_t first_row, int64_t n_tokens) const {
   const int n_active = c_.router.n_active;
-  return {ids_.as<int32_t>() + int64_t{layer} * max_tokens_ * n_active, n_tokens, n_active,
-          n_active, DType::kI32};
+  return {ids_.as<int32_t>() + (int64_t{layer} * max_tokens_ + first_row) * n_active, n_tokens,
+          n_active, n_active, DType::kI32};
 }
 
-// The last layer is on its way: the step ends here.
-void CudaRoutingRecorder::count(int64_t n_tokens) {
+// Of rows that have come through the last layer.
+void CudaRoutingRecorder::count(int64_t first_row, int64_t n_tokens) {
   stream_.wait();
   for (int layer = 0; layer < c_.n_layers; ++layer)
-    if (c_.is_moe(layer)) count_choices(ids_of(layer, n_tokens), counts_.of_layer[layer]);
+    if (c_.is_moe(layer))
+      count_choices(ids_of(layer, first_row, n_tokens), counts_.of_layer[layer]);
 }
 
 }  // namespace tandem

@@ -17,20 +17,21 @@ class CudaRoutingRecorder final : public RoutedExperts {
 
   void submit(const ExpertBatch& batch) override;
   void add_to(TensorView y) override;
-  void follow(int n_tokens) override;
+  void add_rest_to(int layer, int first_row, TensorView y) override;
+  bool wants_halves(int n_sequences) const override { return experts_.wants_halves(n_sequences); }
+  void follow(const StepParts& step) override;
 
   const RoutingCounts& counts() const { return counts_; }
 
  private:
-  TensorView ids_of(int layer, int64_t n_tokens) const;
-  void count(int64_t n_tokens);
+  TensorView ids_of(int layer, int64_t first_row, int64_t n_tokens) const;
+  void count(int64_t first_row, int64_t n_tokens);
 
   const ModelConfig& c_;
   RoutedExperts& experts_;
   gpu::Stream& stream_;
   const int max_tokens_;
   gpu::Buffer ids_;  // mapped, [layers, max_tokens, n_active]
-  int layer_ = 0;    // of the last submit()
   RoutingCounts counts_;
 };
 

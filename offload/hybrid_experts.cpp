@@ -84,68 +84,88 @@ int64_t HybridExperts::bytes_for(const ModelConfig& c, int max_tokens) {
 void HybridExperts::submit(const ExpertBatch& batch) {
   require(!failed_, "an earlier step failed between the GPU and the CPU: start the program again");
   batch_ = batch;
+  ++n_open_;
   const Layer& layer = layers_[batch.layer];
+  const int half = batch.first_row > 0 ? 1 : 0;
   ExpertBatch on_card = batch;
-  stamp(batch.layer, kEntered);
-  streamed_ = streaming_ && batch.x.rows >= stream_from_ && !stream_.is_recording();
+  stamp(batch.layer, half, kEntered);
   if (layer.on_cpu) {
     hand_down(batch);
     handed_down_.raise(stream_);
     on_card.routing.ids = dense_ids(batch.x.rows);
   }
-  stamp(batch.layer, kHandedDown);
+  stamp(batch.layer, half, kHandedDown);
   if (layer.on_card) card_.submit(on_card);
-  stamp(batch.layer, kSubmitted);
+  stamp(batch.layer, half, kSubmitted);
+}
+
+bool HybridExperts::streams(int64_t n_tokens) const {
+  return streaming_ && n_tokens >= stream_from_ && !stream_.is_recording();
+}
+
+bool HybridExperts::wants_halves(int n_sequences) const {
+  return halve_from_ > 0 && n_sequences >= halve_from_ && !streams(n_sequences);
 }
 
 void HybridExperts::add_to(TensorView y) {
-  const int layer = batch_.layer, n_tokens = static_cast<int>(y.rows);
-  const bool on_cpu = layers_[layer].on_cpu && !streamed_;
-  stamp(layer, kOthersDone);
+  const int layer = batch_.layer, half = batch_.first_row > 0 ? 1 : 0;
+  stamp(layer, half, kOthersDone);
   if (layers_[layer].on_card) card_.add_to(y);
-  stamp(layer, kCardDone);
-  if (on_cpu) {
-    sum_is_there_.await(stream_);
-    stamp(layer, kSumSeen);
-    gpu::add(stream_, {gpu_matrix(y), {sum_.as<float>(), c_.dim}, n_tokens, c_.dim});
-  } else {
-    stamp(layer, kSumSeen);
-    if (layers_[layer].on_cpu) share(layer, y);
-  }
-  stamp(layer, kLeft);
+  stamp(layer, half, kCardDone);
+  streamed_ = streams(y.rows);
+  if (!streamed_ || !layers_[layer].on_cpu) return;
+  stamp(layer, half, kSumSeen);
+  share(layer, y);
+}
+
+void HybridExperts::add_rest_to(int layer, int first_row, TensorView y) {
+  const Rows rows = {first_row, static_cast<int>(y.rows)};
+  const int half = rows.half();
+  const bool on_cpu = layers_[layer].on_cpu && !streams(rows.n);
+  stamp(layer, half, kAwaits);
+  if (on_cpu) sum_is_there_.await(stream_);
+  if (!streams(rows.n)) stamp(layer, half, kSumSeen);
+  if (on_cpu)
+    gpu::add(stream_, {gpu_matrix(y), {sum_for(rows).row<float>(0), c_.dim}, rows.n, c_.dim});
+  stamp(layer, half, kLeft);
+  --n_open_;
   if (stream_.is_recording()) return;
   try {
-    if (on_cpu) serve(layer, n_tokens);
+    if (on_cpu) serve(layer, rows);
   } catch (...) {
     give_up(1);
     throw;
   }
-  if (layer + 1 == std::ssize(layers_)) collect(n_tokens);
+  if (layer + 1 == std::ssize(layers_) && n_open_ == 0) collect(rows.first + rows.n, half + 1);
 }
 
-void HybridExperts::follow(int n_tokens) {
+void HybridExperts::follow(const StepParts& step) {
   streamed_ = false;
-  auto n_left = static_cast<int>(std::count_if(layers_.begin(), layers_.end(),
-                                               [](const Layer& layer) { return layer.on_cpu; }));
+  auto n_left =
+      step.n * static_cast<int>(std::count_if(layers_.begin(), layers_.end(),
+                                              [](const Layer& layer) { return layer.on_cpu; }));
   try {
     require(!failed_,
             "an earlier step failed between the GPU and the CPU: start the program again");
     for (int layer = 0; layer < std::ssize(layers_); ++layer) {
       if (!layers_[layer].on_cpu) continue;
-      serve(layer, n_tokens);
-      --n_left;
+      for (const Batch& part : step) {
+        serve(layer, {part.first_row(), part.n()});
+        --n_left;
+      }
     }
   } catch (...) {
     give_up(n_left);
     throw;
   }
-  collect(n_tokens);
+  const Batch& last = step.at[step.n - 1];
+  collect(last.first_row() + last.n(), step.n);
 }
 
-// The card would wait for ever in so many layers.
-void HybridExperts::give_up(int n_layers) {
+// The card would wait for ever for so many.
+void HybridExperts::give_up(int n_sums) {
   failed_ = true;
-  for (int i = 0; i < n_layers; ++i) sum_is_there_.raise();
+  for (int i = 0; i < n_sums; ++i) sum_is_there_.raise();
 }
 
 TensorView HybridExperts::dense_ids(int64_t n_tokens) const {
@@ -157,6 +177,7 @@ void HybridExperts::hand_down(const ExpertBatch& batch) {
   const Layer& layer = layers_[batch.layer];
   const TensorView& ids = batch.routing.ids;
   const int n_experts = c_.router.n_experts;
+  const ExpertBatch to = batch_on_cpu(batch.layer, {batch.first_row, static_cast<int>(ids.rows)});
   gpu::hand_down(stream_,
                  {.x = gpu_matrix(batch.x),
                   .ids = static_cast<const int32_t*>(ids.data),
@@ -164,10 +185,10 @@ void HybridExperts::hand_down(const ExpertBatch& batch) {
                   .weights = gpu_matrix(batch.routing.weights),
                   .place_on_card = places_.as<int32_t>() + int64_t{batch.layer} * n_experts,
                   .card_ids = card_ids_.as<int32_t>(),
-                  .to = {.ids = ids_.as<int32_t>(),
-                         .weights = weights_.as<float>(),
-                         .scales = scales_.as<float>(),
-                         .rows = rows_.as<void>(),
+                  .to = {.ids = to.routing.ids.row<int32_t>(0),
+                         .weights = to.routing.weights.row<float>(0),
+                         .scales = scales_.as<float>() + batch.first_row,
+                         .rows = to.x.data,
                          .row_bytes = row_bytes(c_, layer.type)},
                   .type = layer.type,
                   .tokens = static_cast<int>(batch.x.rows),
@@ -176,22 +197,22 @@ void HybridExperts::hand_down(const ExpertBatch& batch) {
 }
 
 // One layer's part, once the card has handed it down.
-void HybridExperts::serve(int layer, int n_tokens) {
+void HybridExperts::serve(int layer, Rows rows) {
   const double waits = now();
   await_card(layer);
   const double begins = now();
-  cpu_.submit(batch_on_cpu(layer, n_tokens));
-  const TensorView sum = sum_for(n_tokens);
+  cpu_.submit(batch_on_cpu(layer, rows));
+  const TensorView sum = sum_for(rows);
   std::memset(sum.data, 0, static_cast<size_t>(sum.rows * sum.row_bytes()));
   cpu_.add_to(sum);
   sum_is_there_.raise();
-  if (timeline_) cpu_times_[layer] = {waits, begins, now()};
+  if (timeline_) cpu_times(layer, rows.half()) = {waits, begins, now()};
 }
 
 // The same, of a layer whose experts are divided. What waits on the card waits for the link, so it
 // is not held up by an error.
 void HybridExperts::share(int layer, TensorView y) {
-  const auto n_tokens = static_cast<int>(y.rows);
+  const Rows rows = {batch_.first_row, static_cast<int>(y.rows)};
   streaming_->bring_ahead(layer);
   const double waits = now();
   try {
@@ -201,8 +222,8 @@ void HybridExperts::share(int layer, TensorView y) {
     throw;
   }
   const double begins = now();
-  streaming_->add_to({batch_, batch_on_cpu(layer, n_tokens), sum_for(n_tokens)}, y);
-  if (timeline_) cpu_times_[layer] = {waits, begins, now()};
+  streaming_->add_to({batch_, batch_on_cpu(layer, rows), sum_for(rows)}, y);
+  if (timeline_) cpu_times(layer, rows.half()) = {waits, begins, now()};
 }
 
 // Polls for about as long as the card takes for the rest of a layer of decoding, then sleeps
@@ -230,21 +251,24 @@ void HybridExperts::await_card(int layer) {
   }
 }
 
-TensorView HybridExperts::sum_for(int n_tokens) const {
-  return {sum_.as<void>(), n_tokens, c_.dim, c_.dim, DType::kF32};
+TensorView HybridExperts::sum_for(Rows rows) const {
+  return {sum_.as<float>() + int64_t{rows.first} * c_.dim, rows.n, c_.dim, c_.dim, DType::kF32};
 }
 
-ExpertBatch HybridExperts::batch_on_cpu(int layer, int n_tokens) const {
+// Where a layer's rows are handed down to.
+ExpertBatch HybridExperts::batch_on_cpu(int layer, Rows rows) const {
   const int n_active = c_.router.n_active;
   const auto view = [&](const gpu::Buffer& b, int64_t cols, int64_t stride, DType dtype) {
-    return TensorView{b.as<void>(), n_tokens, cols, stride, dtype};
+    return TensorView{b.as<void>(), int64_t{rows.first} + rows.n, cols, stride, dtype}.rows_from(
+        rows.first, rows.n);
   };
   return {
       .layer = layer,
       .x = view(rows_, c_.dim, cpu::encoded_columns(c_.dim), dtype_of_rows(layers_[layer].type)),
       .routing = {view(ids_, n_active, n_active, DType::kI32),
                   view(weights_, n_active, n_active, DType::kF32)},
-      .x_scales = scales_.as<float>()};
+      .first_row = rows.first,
+      .x_scales = scales_.as<float>() + rows.first};
 }
 
 void HybridExperts::stream_from(int n_tokens, CudaStreaming& streaming) {
@@ -265,6 +289,7 @@ int HybridExperts::measured_crossover(int max_tokens, CudaStreaming& streaming) 
     const double start = now();
     submit(batch.of(layer, n));
     add_to(batch.y(n));
+    add_rest_to(layer, 0, batch.y(n));
     stream_.wait();
     return now() - start;
   };
@@ -279,62 +304,69 @@ int HybridExperts::measured_crossover(int max_tokens, CudaStreaming& streaming) 
 // The clocks are compared once, to within what a stamp takes to arrive.
 void HybridExperts::record(Timeline& timeline) {
   timeline_ = &timeline;
-  stamps_ = mapped(std::ssize(layers_) * kPoints * int64_t{sizeof(uint64_t)});
-  cpu_times_.resize(layers_.size());
-  stamp(0, kEntered);  // the first start of a kernel takes longer
+  stamps_ = mapped(2 * std::ssize(layers_) * kPoints * int64_t{sizeof(uint64_t)});
+  cpu_times_.resize(2 * layers_.size());
+  stamp(0, 0, kEntered);  // the first start of a kernel takes longer
   stream_.wait();
   const double before = now();
-  stamp(0, kEntered);
+  stamp(0, 0, kEntered);
   stream_.wait();
   clock_offset_ = 0;
-  clock_offset_ = (before + now()) / 2 - seconds_of(0, kEntered);
+  clock_offset_ = (before + now()) / 2 - seconds_of(0, 0, kEntered);
 }
 
-void HybridExperts::stamp(int layer, Point point) {
-  if (timeline_) gpu::stamp(stream_, stamps_.as<uint64_t>() + layer * kPoints + point);
+void HybridExperts::stamp(int layer, int half, Point point) {
+  const int64_t at = (half * std::ssize(layers_) + layer) * kPoints + point;
+  if (timeline_) gpu::stamp(stream_, stamps_.as<uint64_t>() + at);
 }
 
-double HybridExperts::seconds_of(int layer, Point point) const {
-  return static_cast<double>(stamps_.as<uint64_t>()[layer * kPoints + point]) * 1e-9 +
-         clock_offset_;
+double HybridExperts::seconds_of(int layer, int half, Point point) const {
+  const int64_t at = (half * std::ssize(layers_) + layer) * kPoints + point;
+  return static_cast<double>(stamps_.as<uint64_t>()[at]) * 1e-9 + clock_offset_;
 }
 
 // The last layer is on its way: with a timeline, the step ends here.
-void HybridExperts::collect(int n_tokens) {
-  using Track = Timeline::Track;
+void HybridExperts::collect(int n_tokens, int n_parts) {
   if (!timeline_) return;
   stream_.wait();
   timeline_->start_step(n_tokens);
+  for (int half = 0; half < n_parts; ++half) collect_half(half);
+}
+
+void HybridExperts::collect_half(int half) {
+  using Track = Timeline::Track;
   double left = 0;  // the layer before
   for (int l = 0; l < std::ssize(layers_); ++l) {
     const Layer& layer = layers_[l];
     if (!layer.on_card && !layer.on_cpu) continue;
-    const auto on_card = [&](const char* name, Point from, Point to) {
-      timeline_->add(name, Track::kGpu, l, seconds_of(l, from), seconds_of(l, to));
+    const auto at = [&](Point point) { return seconds_of(l, half, point); };
+    const auto add = [&](const char* name, Track track, double begin, double end) {
+      timeline_->add({name, track, l, half, begin, end});
     };
-    if (left > 0)
-      timeline_->add("attention and router", Track::kGpu, l, left, seconds_of(l, kEntered));
-    left = seconds_of(l, kLeft);
+    const auto on_card = [&](const char* name, Point from, Point to) {
+      add(name, Track::kGpu, at(from), at(to));
+    };
+    if (left > 0) add("attention and router", Track::kGpu, left, at(kEntered));
+    left = at(kLeft);
     if (layer.on_cpu) on_card("hands down", kEntered, kHandedDown);
     if (layer.on_card) on_card("experts, gate and up", kHandedDown, kSubmitted);
     on_card("shared expert", kSubmitted, kOthersDone);
     if (layer.on_card) on_card("experts, down", kOthersDone, kCardDone);
     if (!layer.on_cpu) continue;
-    const CpuTimes& cpu = cpu_times_[l];
-    timeline_->add("waits for the GPU", Track::kCpu, l, cpu.waits, cpu.begins);
+    const CpuTimes& cpu = cpu_times(l, half);
+    add("waits for the GPU", Track::kCpu, cpu.waits, cpu.begins);
     if (streamed_) {
       on_card("experts of host memory", kSumSeen, kLeft);
-      timeline_->add("copies and experts", Track::kCpu, l, cpu.begins, cpu.ends);
+      add("copies and experts", Track::kCpu, cpu.begins, cpu.ends);
       continue;
     }
-    on_card("waits for the CPU", kCardDone, kSumSeen);
+    on_card("waits for the CPU", kAwaits, kSumSeen);
     on_card("adds the CPU's sum", kSumSeen, kLeft);
-    timeline_->add("experts", Track::kCpu, l, cpu.begins, cpu.ends);
+    add("experts", Track::kCpu, cpu.begins, cpu.ends);
     // What is seen later than it was sent, beyond the time that the receiver was busy.
-    const double down = seconds_of(l, kHandedDown), up = cpu.ends;
-    timeline_->add("down", Track::kHandOff, l, std::min(down, cpu.begins), cpu.begins);
-    timeline_->add("up", Track::kHandOff, l, std::min(up, seconds_of(l, kSumSeen)),
-                   seconds_of(l, kSumSeen));
+    const double down = std::max(at(kHandedDown), cpu.waits), up = std::max(cpu.ends, at(kAwaits));
+    add("down", Track::kHandOff, std::min(down, cpu.begins), cpu.begins);
+    add("up", Track::kHandOff, std::min(up, at(kSumSeen)), at(kSumSeen));
   }
 }
 

@@ -31,13 +31,20 @@ class HybridExperts final : public RoutedExperts {
 
   // Enqueues the hand-down, and the card's experts.
   void submit(const ExpertBatch& batch) override;
-  // Enqueues the sum, then computes the CPU's part, while the card does what was enqueued before:
-  // returns when it is there for the card to read. Throws Error when the card has failed or does
-  // not come to this layer in time; it is not held up by that, and what it computes is of no use
-  // from then on.
+  // Enqueues the card's own part; of a layer that is streamed computes all.
   void add_to(TensorView y) override;
+  // Enqueues the CPU's sum, then computes it, while the card does what was enqueued before: returns
+  // when it is there for the card to read. Throws Error when the card has failed or does not come
+  // to this layer in time; it is not held up by that, and what it computes is of no use from then
+  // on.
+  void add_rest_to(int layer, int first_row, TensorView y) override;
+  bool wants_halves(int n_sequences) const override;
   // The CPU's part of all layers; throws the same.
-  void follow(int n_tokens) override;
+  void follow(const StepParts& step) override;
+
+  // Steps in which so many sequences and more decode go in two halves, so that the card has one
+  // while the CPU has the other; 0: none.
+  void halve_from(int n_sequences) { halve_from_ = n_sequences; }
 
   // Steps of so many tokens and more bring experts of host memory to the card, as `streaming`
   // divides them.
@@ -57,14 +64,20 @@ class HybridExperts final : public RoutedExperts {
     bool on_card = false, on_cpu = false;
     gpu::RowType type = gpu::RowType::kF32;
   };
+  // Of a step.
+  struct Rows {
+    int first, n;
+    int half() const { return first > 0 ? 1 : 0; }
+  };
+  bool streams(int64_t n_tokens) const;
   TensorView dense_ids(int64_t n_tokens) const;
   void hand_down(const ExpertBatch& batch);
-  void serve(int layer, int n_tokens);
+  void serve(int layer, Rows rows);
   void share(int layer, TensorView y);
-  TensorView sum_for(int n_tokens) const;
-  void give_up(int n_layers);
+  TensorView sum_for(Rows rows) const;
+  void give_up(int n_sums);
   void await_card(int layer);
-  ExpertBatch batch_on_cpu(int layer, int n_tokens) const;
+  ExpertBatch batch_on_cpu(int layer, Rows rows) const;
 
   // Places in a layer's work on the card.
   enum Point {
@@ -73,6 +86,7 @@ class HybridExperts final : public RoutedExperts {
     kSubmitted,
     kOthersDone,
     kCardDone,
+    kAwaits,
     kSumSeen,
     kLeft,
     kPoints
@@ -80,9 +94,11 @@ class HybridExperts final : public RoutedExperts {
   struct CpuTimes {
     double waits, begins, ends;
   };
-  void stamp(int layer, Point point);
-  double seconds_of(int layer, Point point) const;
-  void collect(int n_tokens);
+  void stamp(int layer, int half, Point point);
+  double seconds_of(int layer, int half, Point point) const;
+  CpuTimes& cpu_times(int layer, int half) { return cpu_times_[half * layers_.size() + layer]; }
+  void collect(int n_tokens, int n_parts);
+  void collect_half(int half);
 
   const ModelConfig& c_;
   CudaExperts& card_;
@@ -97,14 +113,16 @@ class HybridExperts final : public RoutedExperts {
   gpu::SignalToHost handed_down_;
   gpu::SignalToStream sum_is_there_;
   ExpertBatch batch_ = {};  // of the last submit()
+  int halve_from_ = 0;
+  int n_open_ = 0;  // submitted, without add_rest_to() yet
   bool failed_ = false;
   CudaStreaming* streaming_ = nullptr;
   int stream_from_ = 0;
-  bool streamed_ = false;  // the step that submit() was called for
+  bool streamed_ = false;  // the step of the last add_to()
 
   Timeline* timeline_ = nullptr;
-  gpu::Buffer stamps_;               // mapped, [layers, kPoints]
-  std::vector<CpuTimes> cpu_times_;  // [layers]
+  gpu::Buffer stamps_;               // mapped, [2, layers, kPoints]
+  std::vector<CpuTimes> cpu_times_;  // [2, layers]
   double clock_offset_ = 0;          // the CPU's clock less the card's
 };
 

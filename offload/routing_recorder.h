@@ -17,7 +17,11 @@ class RoutingRecorder final : public RoutedExperts {
 
   void submit(const ExpertBatch& batch) override;
   void add_to(TensorView y) override { experts_.add_to(y); }
-  void follow(int n_tokens) override { experts_.follow(n_tokens); }
+  void add_rest_to(int layer, int first_row, TensorView y) override {
+    experts_.add_rest_to(layer, first_row, y);
+  }
+  bool wants_halves(int n_sequences) const override { return experts_.wants_halves(n_sequences); }
+  void follow(const StepParts& step) override { experts_.follow(step); }
 
   const RoutingCounts& counts() const { return counts_; }
 

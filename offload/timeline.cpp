@@ -26,9 +26,9 @@ void Timeline::start_step(int n_tokens) {
   if (n_steps_ < kMaxSteps) n_tokens_[n_steps_++] = n_tokens;
 }
 
-void Timeline::add(const char* name, Track track, int layer, double begin, double end) {
-  if (std::ssize(spans_) < kMaxSpans && n_steps_ < kMaxSteps)
-    spans_.push_back({name, track, layer, n_steps_ - 1, begin, end});
+void Timeline::add(Span span) {
+  span.step = n_steps_ - 1;
+  if (std::ssize(spans_) < kMaxSpans && n_steps_ < kMaxSteps) spans_.push_back(span);
 }
 
 std::string timeline_json(const Timeline& timeline, const std::vector<PlannedLayer>& planned) {
@@ -43,14 +43,17 @@ std::string timeline_json(const Timeline& timeline, const std::vector<PlannedLay
                       {"tid", track},
                       {"args", {{"name", kTracks[track]}}}});
   for (const Timeline::Span& s : timeline.spans())
-    events.push_back(
-        {{"name", s.name},
-         {"ph", "X"},
-         {"pid", 0},
-         {"tid", static_cast<int>(s.track)},
-         {"ts", (s.begin - start) * 1e6},
-         {"dur", (s.end - s.begin) * 1e6},
-         {"args", {{"layer", s.layer}, {"step", s.step}, {"tokens", timeline.n_tokens(s.step)}}}});
+    events.push_back({{"name", s.name},
+                      {"ph", "X"},
+                      {"pid", 0},
+                      {"tid", static_cast<int>(s.track)},
+                      {"ts", (s.begin - start) * 1e6},
+                      {"dur", (s.end - s.begin) * 1e6},
+                      {"args",
+                       {{"layer", s.layer},
+                        {"half", s.half},
+                        {"step", s.step},
+                        {"tokens", timeline.n_tokens(s.step)}}}});
   return Json{{"traceEvents", events}, {"mean_seconds_a_layer", mean_parts(timeline, planned)}}
       .dump();
 }
@@ -63,7 +66,7 @@ Json mean_parts(const Timeline& timeline, const std::vector<PlannedLayer>& plann
     Sum& sum = sums[timeline.n_tokens(s.step)]
                    [std::string(kTracks[static_cast<int>(s.track)]) + ": " + s.name];
     sum.seconds += s.end - s.begin;
-    ++sum.n;
+    if (s.half == 0) ++sum.n;  // layers
   }
   Json means = Json::array();
   for (const auto& [n_tokens, parts] : sums) {

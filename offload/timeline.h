@@ -15,15 +15,17 @@ class Timeline {
   struct Span {
     const char* name;  // of a part: lives as long as the program
     Track track;
-    int layer, step;
+    int layer;
+    int half;           // of a step in two, else 0
     double begin, end;  // seconds of one clock
+    int step = 0;
   };
 
   Timeline() { spans_.reserve(kMaxSpans); }
 
   void start_step(int n_tokens);
   // Of the step that was started last. What is beyond the room is left out.
-  void add(const char* name, Track track, int layer, double begin, double end);
+  void add(Span span);
 
   const std::vector<Span>& spans() const { return spans_; }
   int n_tokens(int step) const { return n_tokens_[step]; }

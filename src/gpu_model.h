@@ -16,9 +16,13 @@
 namespace tandem {
 
 struct GpuModelOptions {
-  int max_tokens = 1;               // of a step
-  int max_logits = 1;               // of a step
-  int64_t context = 0;              // tokens of KV cache
+  int max_tokens = 1;   // of a step
+  int max_logits = 1;   // of a step
+  int64_t context = 0;  // tokens of a sequence
+  // Of KV cache, for all sequences: at least one context, and more as this part of the memory that
+  // is left allows, at most so many tokens.
+  double kv_fraction = 0;
+  int64_t most_kv_tokens = 0;
   DType cache_type = DType::kBF16;  // or kF8E4M3
   int n_threads = 1;                // that load
   bool records = true;              // decode steps become graphs
@@ -47,10 +51,15 @@ std::string why_no_gpu();
 // Of the GPU that would be used. Throws Error when there is none.
 Gpu this_gpu();
 
+struct CardShare {
+  CardParts parts;
+  int64_t kv_tokens;  // of the cache
+};
+
 // What the card gets: what `placed` says, or else as much as fits it: all of the model, or the
-// backbone and as many experts as possible. `stored`: stored_weights(). Throws Error when its
-// memory is too small; nothing is loaded.
-CardParts choose_card_parts(ModelWeights& stored, const ModelConfig& config,
+// backbone, some cache for more sequences than one and as many experts as possible. `stored`:
+// stored_weights(). Throws Error when its memory is too small; nothing is loaded.
+CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
                             const GpuModelOptions& options, const std::optional<CardParts>& placed);
 
 // `config` outlives the model. Throws Error when no GPU can be used.

@@ -1,6 +1,7 @@
 #include "loaded_model.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 
 #include "bench/machine_info.h"
@@ -93,6 +94,17 @@ bool all_on_card(const CardParts& parts) {
   });
 }
 
+// A piece of work takes milliseconds. Threads that hang cannot be ended, nor the GPU's waiting for
+// them, but with the program.
+constexpr std::chrono::seconds kTeamPatience(60);
+[[noreturn]] void end_program() {
+  fmt::print(stderr,
+             "error: a thread that computes experts has ended no piece of work for {} s, and the "
+             "GPU waits for it: the program ends; start it again\n",
+             kTeamPatience.count());
+  std::_Exit(2);
+}
+
 // On a GPU. auto is BF16: FP8 costs some accuracy.
 DType gpu_cache_type(const std::string& kv) {
   require(kv == "auto" || kv == "bf16" || kv == "fp8", "--kv {}: choose auto, bf16 or fp8", kv);
@@ -128,16 +140,20 @@ void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
   const DType cache_type = gpu_cache_type(options.kv);
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
-  const int max_tokens = step_tokens(options, context_);
+  const int max_tokens = step_tokens(options, std::max(context_, options.max_kv_tokens));
   const DeepSeek::Limits limits = {max_tokens, std::min(max_tokens, options.max_logits)};
   const GpuModelOptions gpu = {.max_tokens = limits.max_tokens,
                                .max_logits = limits.max_logits,
                                .context = context_,
+                               .kv_fraction = placed_ ? 1 : options.kv_fraction,
+                               .most_kv_tokens = options.max_kv_tokens == 0 ? 0
+                                                 : placed_                  ? placed_->kv_tokens
+                                                                            : options.max_kv_tokens,
                                .cache_type = cache_type,
                                .n_threads = topology_.n_cores(),
                                .progress = progress};
-  const CardParts parts =
-      choose_card_parts(stored, config_, gpu, placed_ ? placed_->card : std::nullopt);
+  const auto [parts, kv_tokens] =
+      choose_card_share(stored, config_, gpu, placed_ ? placed_->card : std::nullopt);
   const bool shares = !all_on_card(parts);
   require(shares || options.experts == "auto",
           "--experts {}: a GPU keeps routed experts as the checkpoint stores them; leave it out",
@@ -161,8 +177,8 @@ void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
   if (options.record_routing) gpu_->record_routing();
   model_ = std::make_unique<DeepSeek>(config_, gpu_->weights(), gpu_->ops(), gpu_->experts(),
                                       limits, options.attention);
-  const int64_t bytes = KvCache::bytes_for(config_, context_, cache_type);
-  cache_ = std::make_unique<KvCache>(config_, context_, cache_type, gpu_->ops().allocate(bytes));
+  const int64_t bytes = KvCache::bytes_for(config_, kv_tokens, cache_type);
+  cache_ = std::make_unique<KvCache>(config_, kv_tokens, cache_type, gpu_->ops().allocate(bytes));
   add_host_pages(options);
 }
 
@@ -235,6 +251,7 @@ void LoadedModel::start_team(const ModelOptions& options, int max_tokens) {
     options.warn(fmt::format("{} of {} threads cannot be pinned to their cores: expect less speed",
                              team_->n_unpinned(), team_->size()));
   experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, *team_);
+  if (on_gpu_) watch_ = std::make_unique<TeamWatch>(*team_, kTeamPatience, end_program);
 }
 
 cpu::Isa choose_isa(const std::string& option) {

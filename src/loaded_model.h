@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "core/team.h"
+#include "core/team_watch.h"
 #include "engine/deepseek.h"
 #include "engine/host_pages.h"
 #include "gpu_model.h"
@@ -27,8 +27,8 @@ struct ModelOptions {
   int n_threads = 0;           // 0: one a core
   int64_t context = 0;         // tokens of a sequence; 0: the model's own, at most kDefaultContext
   // Tokens of KV cache for all sequences: at least one context, and more as this part of the memory
-  // that is free once the weights are loaded allows, at most max_kv_tokens. A GPU has one context,
-  // and pages of host memory for what is more (host_pages_for()).
+  // that is free once the weights are loaded allows, at most max_kv_tokens. With a GPU it is the
+  // GPU's memory, and pages of host memory are there for what is more (host_pages_for()).
   double kv_fraction = 0;
   int64_t max_kv_tokens = 0;
   int step_tokens = kStepTokens;  // that one step computes at most
@@ -94,6 +94,7 @@ class LoadedModel {
   ModelWeights weights_;
   LoadReport report_;
   std::unique_ptr<Team> team_;           // null: the GPU computes everything
+  std::unique_ptr<TeamWatch> watch_;     // of a team that a GPU waits for
   std::unique_ptr<CpuOps> ops_;          // null: the backbone is on the GPU
   std::unique_ptr<CpuExperts> experts_;  // null: all experts are on the GPU
   std::unique_ptr<Timeline> timeline_;

@@ -109,8 +109,8 @@ TEST_P(Attention, BothFormsMatchSoftmaxInDouble) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     std::vector<float> absorbed(rows * rank, kNaN), naive(rows * m.v_dim, kNaN);
     MlaArgs args{
-        {}, step.sequences, matrix(latent_q, rank), matrix(rope_q, m.rope_dim), step.cache(dtype),
-        m,  kScale,         matrix(absorbed, rank)};
+        step.sequences, matrix(latent_q, rank), matrix(rope_q, m.rope_dim), step.cache(dtype), m,
+        kScale,         matrix(absorbed, rank)};
     ops.mla_absorbed(args);
     args.q = matrix(nope_q, m.nope_dim);
     args.out = matrix(naive, m.v_dim);
@@ -182,14 +182,8 @@ TEST_P(Attention, BitsDoNotDependOnTheStep) {
                           std::vector<float>& out) {
     Team team(n_threads);
     CpuOps ops(t_, step.c, step.n_tokens, team);
-    ops.mla_absorbed({{},
-                      sequences,
-                      matrix(q, rank),
-                      matrix(q_rope, rope),
-                      step.cache(dtype),
-                      step.c.mla,
-                      kScale,
-                      matrix(out, rank)});
+    ops.mla_absorbed({sequences, matrix(q, rank), matrix(q_rope, rope), step.cache(dtype),
+                      step.c.mla, kScale, matrix(out, rank)});
   };
   std::vector<float> together(rows * rank, kNaN), alone(rows * rank, kNaN);
   attend(0, step.sequences, together);
@@ -211,14 +205,8 @@ TEST_P(Attention, RestoredBitsDoNotDependOnTheStep) {
                           std::vector<float>& out) {
     Team team(n_threads);
     CpuOps ops(t_, step.c, step.n_tokens, team);
-    ops.mla_naive({{},
-                   sequences,
-                   matrix(q, m.nope_dim),
-                   matrix(q_rope, m.rope_dim),
-                   step.cache(cache_type_for(t_)),
-                   m,
-                   kScale,
-                   matrix(out, m.v_dim)},
+    ops.mla_naive({sequences, matrix(q, m.nope_dim), matrix(q_rope, m.rope_dim),
+                   step.cache(cache_type_for(t_)), m, kScale, matrix(out, m.v_dim)},
                   kv_b.w);
   };
   std::vector<float> together(rows * m.v_dim, kNaN), alone(rows * m.v_dim, kNaN);

@@ -97,7 +97,8 @@ TEST_F(OnTheCpu, PartsForOthersAreRefused) {
   EXPECT_TRUE(says(after([&] { text_["backbone"]["format"] = "bf16"; }),
                    "the backbone is bf16: this program keeps it as stored, fp8"));
   EXPECT_TRUE(says(after([&] { text_["prefill"]["stream_from_tokens"] = 64; }), "make it 0"));
-  EXPECT_TRUE(says(after([&] { text_["micro_batches"] = 2; }), "overlaps none"));
+  EXPECT_TRUE(
+      says(after([&] { text_["micro_batches"] = 2; }), "no GPU that the CPU could overlap with"));
   EXPECT_TRUE(says(after([&] {
                      Json other = group();
                      group()["experts"] = "0-9";
@@ -170,6 +171,16 @@ TEST_F(OnBoth, ExpertsOfTheCardTakeNoHostMemory) {
   EXPECT_FALSE(p.experts.keeps({"", 3, -1, WeightUse::kShared, 1, 1}));
   EXPECT_EQ(*p.experts.format(9), weight_format("int8"));
   EXPECT_FALSE(p.experts.format(10)) << "fp8 as stored";
+}
+
+TEST_F(OnBoth, HalvesAreAsPlaced) {
+  EXPECT_EQ(parts().card->halve_from_sequences, 0);
+  text_["micro_batches_from_sequences"] = 7;
+  EXPECT_EQ(parts().card->halve_from_sequences, 0);
+  text_["micro_batches"] = 2;
+  EXPECT_EQ(parts().card->halve_from_sequences, 7);
+  text_.erase("micro_batches_from_sequences");
+  EXPECT_EQ(parts().card->halve_from_sequences, 2);
 }
 
 TEST_F(OnBoth, WhatNoPartRunsIsRefused) {

@@ -6,6 +6,8 @@
 #include <set>
 
 #include "engine/engine.h"
+#include "gpu_kernels/runtime.h"
+#include "tests/error_of.h"
 #include "tests/whole_models.h"
 
 namespace tandem::test {
@@ -52,6 +54,47 @@ void fill_with_noise(LoadedModel& loaded, unsigned seed) {
       loaded.model().ops().copy(noise.data(), std::ssize(noise), to.data());
       loaded.model().ops().wait();
     }
+}
+
+// More sequences than one have room on the card, as much as is asked for and fits beside the
+// weights; where experts share the card, they get the rest.
+TEST(GpuCache, TakesWhatTheCardHasLeft) {
+  if (!gpu::open_card().emulated) GTEST_SKIP() << "a card has the memory that it has";
+  const auto pages = [](double fraction, int64_t kv_tokens, int64_t memory, bool shared) {
+    setenv("TANDEM_GPU_MEMORY", std::to_string(memory).c_str(), 1);
+    ModelOptions options = options_for(kFewTokens, kv_tokens);
+    options.kv_fraction = fraction;
+    LoadedModel loaded(options);
+    unsetenv("TANDEM_GPU_MEMORY");
+    EXPECT_EQ(loaded.device().find("experts also on the cpu") != std::string::npos, shared);
+    return loaded.cache().n_free_pages();
+  };
+  constexpr int64_t kPlenty = 8'000'000'000;
+  EXPECT_EQ(pages(0, 0, kPlenty, false), 5);
+  EXPECT_EQ(pages(0.8, 0, kPlenty, false), 5) << "one sequence at a time";
+  EXPECT_EQ(pages(0.8, 40 * kPageSize, kPlenty, false), 40);
+  // The least memory in which all of the model is on the card, then less.
+  const auto is_shared = [](int64_t memory) {
+    setenv("TANDEM_GPU_MEMORY", std::to_string(memory).c_str(), 1);
+    const LoadedModel loaded(options_for(kFewTokens, 0));
+    unsetenv("TANDEM_GPU_MEMORY");
+    return loaded.device().find("experts also on the cpu") != std::string::npos;
+  };
+  int64_t whole = kPlenty, less = 1'000'000;
+  while (whole - less > 20'000) {
+    const int64_t middle = (whole + less) / 2;
+    bool fits = false;
+    error_of([&] { fits = !is_shared(middle); });
+    (fits ? whole : less) = middle;
+  }
+  const int64_t page =
+      KvCache::bytes_for(ModelConfig::from_directory(kGolden + "v2_lite"), kPageSize, DType::kBF16);
+  const int few = pages(0.8, 4000 * kPageSize, whole + 20 * page, false);
+  EXPECT_GE(few, 5 + 15);
+  EXPECT_LE(few, 5 + 20 + 20'000 / page);
+  const int beside_experts = pages(0.8, 4000 * kPageSize, whole - 20'000, true);
+  EXPECT_GT(beside_experts, 5);
+  EXPECT_EQ(pages(1, 6 * kPageSize, whole - 20'000, true), 6) << "as asked for";
 }
 
 TEST(GpuSwap, PagesComeBackBitByBit_ElsewhereToo) {

@@ -29,6 +29,7 @@ Placement shared_placement(const ModelConfig& c, int stream_from) {
   Placement p = backbone_on_card(c, kContext);
   p.prefill_chunk_tokens = 64;
   p.stream_from_tokens = stream_from;
+  p.micro_batches = 2;
   for (int l = 0; l < c.n_layers; ++l) {
     if (!c.is_moe(l)) continue;
     ExpertGroup cpu = {{}, stored_expert_format(c), {kCpu}}, card = cpu;
@@ -53,17 +54,28 @@ class SharedSteps {
     }
     length_ += n_tokens;
     const Sequence sequence{0, n_tokens, length_, pages_};
-    const int32_t last = n_tokens - 1;
-    const int64_t vocab = std::ssize(logits_), before = n_allocations;
-    loaded_.model().forward({tokens, positions, {&sequence, 1}, {&last, 1}}, loaded_.cache(),
-                            {logits_.data(), 1, vocab, vocab, DType::kF32});
-    return n_allocations - before;
+    return allocations_of({tokens, positions, {&sequence, 1}, {}});
+  }
+  // Of two sequences, which go through the layers in turn.
+  int64_t allocations_of_halves() {
+    const int32_t position = length_++;
+    const std::vector<int32_t> tokens = {1, 2}, positions = {position, position};
+    const std::vector<Sequence> sequences = {{0, 1, length_, pages_}, {1, 1, length_, others_}};
+    return allocations_of({tokens, positions, sequences, {}});
   }
 
  private:
+  int64_t allocations_of(Batch batch) {
+    const int32_t last = batch.n() - 1;
+    batch.logit_rows = {&last, 1};
+    const int64_t vocab = std::ssize(logits_), before = n_allocations;
+    loaded_.model().forward(batch, loaded_.cache(), {logits_.data(), 1, vocab, vocab, DType::kF32});
+    return n_allocations - before;
+  }
+
   LoadedModel loaded_;
   std::vector<float> logits_;
-  const std::vector<int32_t> pages_ = {0, 1, 2};
+  const std::vector<int32_t> pages_ = {0, 1, 2}, others_ = {1, 2, 0};
   int length_ = 0;
 };
 
@@ -81,6 +93,8 @@ TEST(HybridAllocations, NothingIsAllocatedInASharedStep) {
       steps.allocations_of(1);   // is recorded
       EXPECT_EQ(steps.allocations_of(16), 0) << "in a step of a prompt";
       for (int i = 0; i < 5; ++i) EXPECT_EQ(steps.allocations_of(1), 0) << "in a decode step";
+      steps.allocations_of_halves();
+      for (int i = 0; i < 5; ++i) EXPECT_EQ(steps.allocations_of_halves(), 0) << "in halves";
     }
   const int64_t before = n_allocations;
   free(malloc(1));

@@ -87,6 +87,7 @@ TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
   Placement placement = random_placement(config, rng);
   placement.kv_tokens = options.context;
   placement.prefill_chunk_tokens = 17;
+  placement.micro_batches = 2;
   const auto want = answers(tiny_r1("cpu"), 3);
   for (const int stream_from : {0, 9}) {
     placement.stream_from_tokens = stream_from;
@@ -143,6 +144,8 @@ TEST(HybridEngine, StepsOfChangingBatchesFollowTheCpu) {
   placement.kv_tokens = 1024;
   placement.prefill_chunk_tokens = 64;
   placement.stream_from_tokens = 25;  // some steps
+  placement.micro_batches = 2;
+  placement.micro_batches_from_sequences = 3;  // two go in one part
   const PlacementFile file(placement);
   ModelOptions options = {
       .directory = directory, .n_threads = 1, .context = 1024, .max_logits = kSequences};

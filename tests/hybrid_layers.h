@@ -130,6 +130,7 @@ class HybridHandOff : public testing::Test {
     hybrid_->submit(batch(x_card.data(), ids_card.data(), w_card.data()));
     if (between) between();
     hybrid_->add_to(matrix(y_card.data(), dim, DType::kF32));
+    hybrid_->add_rest_to(layer, 0, matrix(y_card.data(), dim, DType::kF32));
     const std::vector<float> got = y_card.values(stream_);
     reference_->submit(batch(x.data(), ids.data(), weights.data()));
     reference_->add_to(matrix(y.data(), dim, DType::kF32));

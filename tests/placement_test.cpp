@@ -122,6 +122,8 @@ TEST_F(Edited, RefusesSlipsOfThePen) {
   EXPECT_TRUE(says(refusal([](Json& p) { group(p)["owners"] = {"gpu0"}; }),
                    "\"gpu0\" is no device: expected host0.cpu or host0.gpu0"));
   EXPECT_TRUE(says(refusal([](Json& p) { p["micro_batches"] = 3; }), "micro_batches is 3"));
+  EXPECT_TRUE(says(refusal([](Json& p) { p["micro_batches_from_sequences"] = 1; }),
+                   "micro_batches_from_sequences is 1"));
   for (const char* bad : {"", "5-3", "3,3", "x", "1-", "-1", "1,,2", "1-2-3", "99999999999", "1;2"})
     EXPECT_TRUE(says(refusal([&](Json& p) { group(p)["experts"] = bad; }), "expected ascending"))
         << bad;

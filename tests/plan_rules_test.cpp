@@ -234,7 +234,8 @@ TEST(LayerTime, ExpectedDistinctExperts) {
   EXPECT_EQ(chance_of_use(1, 5), 1);
 }
 
-TEST(LayerTime, StreamingTakesTheLinksTimeAndHidesTheRest) {
+// Link and CPU end together; four experts are under way before the router has run.
+TEST(LayerTime, AStreamedChunksExpertsAreDivided) {
   const ModelConfig r1 = known_model("r1");
   const Machine m = round_machine();
   const RoutingStatistics routing(r1);
@@ -244,12 +245,28 @@ TEST(LayerTime, StreamingTakesTheLinksTimeAndHidesTheRest) {
   p.stream_from_tokens = 2000;
   const StepShape chunk = {4096, 4096, true, 1};
   const LayerTime t = LayerModel(in, p, chunk).layer(p.stages[0], 3, &p.layers[0]);
-  const double used = 256 * chance_of_use(8.0 / 256, 4096);
-  EXPECT_NEAR(t[Part::kStreaming], used * 44'050'944 / 10e9, 1e-9);
-  EXPECT_EQ(t[Part::kCpuExperts], 0);
-  EXPECT_EQ(t.seconds, t[Part::kStreaming]);
   p.stream_from_tokens = 5000;
-  EXPECT_GT(LayerModel(in, p, chunk).layer(p.stages[0], 3, &p.layers[0])[Part::kCpuExperts], 0);
+  const LayerTime here = LayerModel(in, p, chunk).layer(p.stages[0], 3, &p.layers[0]);
+  EXPECT_EQ(here[Part::kStreaming], 0);
+  const double used = 256 * chance_of_use(8.0 / 256, 4096), bytes = used * 44'050'944;
+  const double link = bytes / 10e9, copy = 3 * bytes / 100e9, cpu = here[Part::kCpuExperts];
+  const double brought = t[Part::kStreaming] / link;
+  EXPECT_GT(brought, 0.5);
+  EXPECT_LT(brought, 0.9);
+  EXPECT_NEAR(t[Part::kCpuExperts], (1 - brought) * cpu + brought * copy, 1e-9);
+  const double router =
+      t[Part::kProjections] + t[Part::kAttention] + t[Part::kRouter] + t[Part::kOverhead];
+  EXPECT_NEAR(t.seconds, router + t[Part::kStreaming] - 4 / used * link, 1e-9);
+  EXPECT_NEAR(t.seconds, router + t[Part::kExchange] + t[Part::kCpuExperts], 1e-9);
+  EXPECT_LT(t.seconds, here.seconds);
+  EXPECT_LT(t[Part::kGpuExperts] + t[Part::kShared], t[Part::kStreaming]);
+  // Few tokens: copying an expert takes the CPU longer than computing it.
+  p.stream_from_tokens = 1;
+  const LayerTime few = LayerModel(in, p, {32, 32, true, 1}).layer(p.stages[0], 3, &p.layers[0]);
+  EXPECT_EQ(few[Part::kStreaming], 0);
+  // No kernel of a GPU reads them.
+  p.layers[0].groups[0].format = {DType::kI8};
+  EXPECT_EQ(LayerModel(in, p, chunk).layer(p.stages[0], 3, &p.layers[0])[Part::kStreaming], 0);
 }
 
 // Two ranks of experts and backbone each, everything even: half of a rank's tokens stay.
@@ -292,6 +309,10 @@ TEST(LayerTime, ExpertParallelByHand) {
   }();
   EXPECT_NEAR(two.seconds, std::max(half.seconds, 2 * (half.seconds - half[Part::kExchange])),
               1e-12);
+  // Of fewer sequences than it is said to pay for, as one.
+  p.micro_batches_from_sequences = 33;
+  EXPECT_EQ(LayerModel(in, p, {32, 1024, false, 2}).layer(p.stages[0], 3, &p.layers[0]).seconds,
+            t.seconds);
 }
 
 }  // namespace

@@ -62,6 +62,36 @@ TEST(Plan, EveryModelOnEveryMachineIsSoundOrRefusedInTime) {
   EXPECT_GT(n_plans, 60);
 }
 
+// Long contexts make the card's part as long as the CPU's: then halves overlap, from as many
+// sequences on as it pays.
+TEST(Plan, HalvesOverlapWhereCardAndCpuTakeAsLongAsEachOther) {
+  Machine machine = known_machine("2x9654-5090");
+  machine.gpus[0].memory_bytes = 400'000'000'000;
+  Workload w;
+  w.context = 32768;
+  w.prompt_tokens = 28000;
+  w.output_tokens = 4000;
+  w.concurrency = 16;
+  w.objective = Objective::kThroughput;
+  const Planned planned("r1", machine, w);
+  const Plan plan = planned.plan();
+  ASSERT_EQ(plan.placement.micro_batches, 2);
+  EXPECT_TRUE(says(all_reasons(plan), "two micro-batches overlap"));
+  const int from = plan.placement.micro_batches_from_sequences;
+  ASSERT_GT(from, 2) << "with few each half reads nearly all that the whole does";
+  ASSERT_LE(from, 16);
+  const auto step = [&](int n, int micro_batches) {
+    Placement p = plan.placement;
+    p.micro_batches = micro_batches;
+    p.micro_batches_from_sequences = 2;
+    const PlanInput in = {planned.config, planned.machine, w, planned.routing};
+    return predict_step(in, p, {static_cast<double>(n), 30000, false, 1}).step_seconds;
+  };
+  EXPECT_LT(step(from, 2), step(from, 1));
+  EXPECT_GE(step(from - 1, 2), step(from - 1, 1));
+  EXPECT_LT(step(16, 2), 0.9 * step(16, 1));
+}
+
 TEST(Plan, R1WithItsBackboneEmbeddingAndCacheOnOne4090) {
   Workload w;
   w.context = 32768;

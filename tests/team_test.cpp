@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "core/check.h"
+#include "core/team_watch.h"
 #include "tests/topologies.h"
 
 namespace tandem {
@@ -129,6 +130,23 @@ TEST(Team, SleepsWhenIdle) {
   const double before = processor_seconds();
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_LT(processor_seconds() - before, 0.02);
+}
+
+// The watch is called for an item that does not end, once, and not for many that do.
+TEST(TeamWatch, SeesAnItemThatDoesNotEnd) {
+  constexpr std::chrono::milliseconds kPatience(400);
+  Team team(test::topology_of({2}));
+  std::atomic<int> n_hangs{0};
+  const TeamWatch watch(team, kPatience, [&] { ++n_hangs; });
+  team.run(16, [&](int64_t, int) { std::this_thread::sleep_for(kPatience / 8); });
+  std::this_thread::sleep_for(2 * kPatience);  // idle
+  EXPECT_EQ(n_hangs, 0);
+  const auto start = std::chrono::steady_clock::now();
+  team.run(2, [&](int64_t item, int) {
+    while (item == 1 && n_hangs == 0) std::this_thread::sleep_for(kPatience / 16);
+  });
+  EXPECT_GE(std::chrono::steady_clock::now() - start, kPatience / 2);
+  EXPECT_EQ(n_hangs, 1);
 }
 
 TEST(Team, LetsItsCallerGoWhenItEnds) {

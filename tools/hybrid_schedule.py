@@ -1,5 +1,5 @@
-"""The schedule of a decode step that GPU and CPU share, from the planner's parts: what the program runs (one micro-batch) and what two
-would bring, against the GPU's and the CPU's parts alone. Prints the table of docs/hybrid.md.
+"""The schedule of a decode step that GPU and CPU share, from the planner's parts: in one micro-batch, against the GPU's and the CPU's
+parts alone, and in two. Prints the table of docs/hybrid.md.
 
     python3 tools/hybrid_schedule.py build/release/tandem
 """
@@ -18,7 +18,7 @@ def plan(tandem, *arguments):
 
 
 def predicted_with(tandem, arguments, placement, micro_batches):
-    placement["micro_batches"] = micro_batches
+    placement |= {"micro_batches": micro_batches, "micro_batches_from_sequences": 2}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(placement, file)
         file.flush()
@@ -35,11 +35,12 @@ def parts_of(decode):
 
 def main():
     tandem = sys.argv[1]
-    print("| machine | sequences | GPU alone | CPU alone | step | / the larger | two micro-batches |")
-    print("|---|---|---|---|---|---|---|")
+    print("| machine | sequences | context | GPU alone | CPU alone | step | / the larger | two micro-batches |")
+    print("|---|---|---|---|---|---|---|---|")
     for machine in MACHINES:
-        for n in (1, 8, 32):
-            arguments = ["--machine", machine, "--concurrency", str(n), "--ctx", "4096"]
+        for n, context in ((1, 1536), (8, 1536), (32, 1536), (8, 15360)):
+            arguments = ["--machine", machine, "--concurrency", str(n), "--ctx", str(context + 1024), "--prompt", str(context - 512),
+                         "--output", "1024"]
             found = plan(tandem, *arguments)
             if not found or "gpu" not in found["placement"]["backbone"]["stages"][0]["devices"][0]:
                 continue
@@ -47,7 +48,7 @@ def main():
             two = predicted_with(tandem, arguments, found["placement"], 2) if n > 1 else one
             gpu, cpu = parts_of(one)
             step, overlapped = 1e3 * one["step_seconds"], 1e3 * two["step_seconds"]
-            print(f"| {machine} | {n} | {gpu:.1f} ms | {cpu:.1f} ms | {step:.1f} ms | {step / max(gpu, cpu):.2f} | "
+            print(f"| {machine} | {n} | {context:,} | {gpu:.1f} ms | {cpu:.1f} ms | {step:.1f} ms | {step / max(gpu, cpu):.2f} | "
                   f"{step / overlapped:.2f} x |")
 
 

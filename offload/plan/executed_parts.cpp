@@ -93,8 +93,10 @@ void require_executed(const ModelConfig& config, const Placement& p) {
   require(on_gpu || p.stream_from_tokens == 0,
           "placement: stream_from_tokens is {}: there is no GPU to bring experts to; make it 0",
           p.stream_from_tokens);
-  require(p.micro_batches == 1,
-          "placement: micro_batches is {}: this program overlaps none; make it 1", p.micro_batches);
+  require(
+      on_gpu || p.micro_batches == 1,
+      "placement: micro_batches is {}: there is no GPU that the CPU could overlap with; make it 1",
+      p.micro_batches);
   const WeightFormat stored = stored_expert_format(config);
   for (const LayerExperts& l : p.layers)
     for (const ExpertGroup& group : l.groups) {
@@ -128,9 +130,11 @@ std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int
 }
 
 CardParts card_parts(const ModelConfig& config, const Placement& p) {
-  CardParts parts = {.embedding_on_cpu = p.embedding_on_cpu,
-                     .stream_from_tokens = p.stream_from_tokens,
-                     .experts = std::vector<std::vector<bool>>(config.n_layers)};
+  CardParts parts = {
+      .embedding_on_cpu = p.embedding_on_cpu,
+      .stream_from_tokens = p.stream_from_tokens,
+      .halve_from_sequences = p.micro_batches == 2 ? p.micro_batches_from_sequences : 0,
+      .experts = std::vector<std::vector<bool>>(config.n_layers)};
   for (int l = 0; l < config.n_layers; ++l) {
     if (!config.is_moe(l)) continue;
     parts.experts[l].assign(config.router.n_experts, false);

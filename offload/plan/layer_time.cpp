@@ -12,6 +12,9 @@ namespace {
 constexpr double kBf16Bytes = 2;
 constexpr double kHandOffSeconds = 10e-6;  // GPU to CPU or back, beside the copy: assumed
 
+// Others have no kernel there (CudaStreaming).
+bool comes_to_gpus(DType format) { return format == DType::kBF16 || format == DType::kF8E4M3; }
+
 }  // namespace
 
 LayerModel::LayerModel(const PlanInput& input, const Placement& placement, StepShape shape)
@@ -19,9 +22,9 @@ LayerModel::LayerModel(const PlanInput& input, const Placement& placement, StepS
 
 LayerTime LayerModel::layer(const Stage& stage, int layer, const LayerExperts* experts) const {
   const double tokens = shape_.tokens_per_replica;
-  if (p_.micro_batches == 2 && tokens >= 2 && experts && !shape_.prefill)
-    return overlapped(stage, layer, experts, tokens);
-  return chain(stage, layer, experts, tokens);
+  const bool halves =
+      p_.micro_batches == 2 && tokens >= p_.micro_batches_from_sequences && !shape_.prefill;
+  return halves ? overlapped(stage, layer, experts, tokens) : chain(stage, layer, experts, tokens);
 }
 
 LayerTime LayerModel::backbone(const Stage& stage, int layer) const {
@@ -38,18 +41,34 @@ LayerTime LayerModel::chain(const Stage& stage, int layer, const LayerExperts* e
   const ExpertTimes e = expert_times(stage, layer, *experts, tokens);
   t[Part::kGpuExperts] = e.gpu;
   t[Part::kCpuExperts] = e.cpu;
-  t[Part::kStreaming] = e.streaming;
   t[Part::kExchange] = exchange_seconds(stage, e, tokens);
-  // Streaming runs ahead into the layers before; the rest of a layer hides behind it.
-  if (e.streaming > 0) {
-    t.seconds = std::max(t.seconds + t[Part::kShared] + e.streamed_compute, e.streaming);
-    return t;
-  }
-  if (e.other == 0)
+  if (e.streamed.n > 0)
+    add_divided(e, t);
+  else if (e.other == 0)
     t.seconds += t[Part::kShared] + t[Part::kExchange] + e.own;
   else
     t.seconds += std::max(t[Part::kShared] + e.own, t[Part::kExchange] + e.other);
   return t;
+}
+
+// A streamed chunk's experts, divided so that link, GPU and CPU end together (expert_division.h);
+// some are on their way while the backbone is busy.
+void LayerModel::add_divided(const ExpertTimes& e, LayerTime& t) {
+  const auto& all = e.streamed;
+  const double ahead = std::min(t.seconds, all.link * std::min(1.0, kStreamedExperts / all.n));
+  const double before = t[Part::kShared] + e.own;  // on the GPU
+  const double saved = all.cpu - all.copy;         // by the CPU
+  // Of the experts, those that are brought: as many as are there when the CPU has done the others.
+  const auto until = [&](double seconds_of_all, double head_start) {
+    const double cpu = t[Part::kExchange] + all.cpu + head_start;
+    return saved <= 0 ? 0 : std::clamp(cpu / (seconds_of_all + saved), 0.0, 1.0);
+  };
+  const double brought = std::min(until(all.link, ahead), until(all.gpu, -before));
+  t[Part::kStreaming] = brought * all.link;
+  t[Part::kGpuExperts] += brought * all.gpu;
+  t[Part::kCpuExperts] = all.cpu - brought * saved;
+  t.seconds += std::max({before + brought * all.gpu, brought * all.link - ahead,
+                         t[Part::kExchange] + t[Part::kCpuExperts]});
 }
 
 // Two halves in turn: while one's experts are elsewhere, the other has the backbone. What is
@@ -57,14 +76,19 @@ LayerTime LayerModel::chain(const Stage& stage, int layer, const LayerExperts* e
 LayerTime LayerModel::overlapped(const Stage& stage, int layer, const LayerExperts* experts,
                                  double tokens) const {
   const LayerTime half = chain(stage, layer, experts, tokens / 2);
-  const ExpertTimes e = expert_times(stage, layer, *experts, tokens / 2);
   LayerTime t = half;
   for (double& part : t.parts) part *= 2;
+  t.seconds *= 2;
+  if (!experts) return t;  // a dense layer: nothing is elsewhere
+  const ExpertTimes e = expert_times(stage, layer, *experts, tokens / 2);
   double backbone = e.own;
   for (const Part part : {Part::kProjections, Part::kAttention, Part::kRouter, Part::kShared,
                           Part::kAllReduce, Part::kOverhead})
     backbone += half[part];
-  t.seconds = std::max(2 * std::max({backbone, half[Part::kExchange], e.other}), half.seconds);
+  // With the CPU the backbone's own kernels exchange, with other GPUs those of the network.
+  const double link = e.to_near > 0 || e.to_far > 0 ? half[Part::kExchange] : 0;
+  backbone += half[Part::kExchange] - link;
+  t.seconds = std::max(2 * std::max({backbone, link, e.other}), half.seconds);
   return t;
 }
 
@@ -118,8 +142,8 @@ LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
   ExpertTimes e;
   for (size_t i = 0; i < loads.size(); ++i) {
     const ExpertLoad& load = loads[i];
-    if (stream && load.owner.is_cpu()) {
-      add_streamed(stage, load, e);
+    if (stream && load.owner.is_cpu() && comes_to_gpus(load.format)) {
+      add_streamed(stage, load, cpu, e);
       continue;
     }
     const bool own = is_own[i];
@@ -137,17 +161,20 @@ LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
 }
 
 // The host's GPUs of the stage bring different experts.
-void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, ExpertTimes& e) const {
+void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const Rates& cpu,
+                              ExpertTimes& e) const {
   double n_gpus = 0;
   for (const Device d : stage.devices) n_gpus += d.host == load.owner.host ? 1 : 0;
   n_gpus = std::max(1.0, n_gpus);
   const Rates gpu = rates_of(in_.machine, stage.devices[0], {});
-  e.streaming += load.bytes / (in_.machine.gpus[0].h2d_bytes_per_second * n_gpus);
-  const double seconds =
-      std::max(load.bytes / gpu.read_bytes_per_second, load.stream_op_seconds) / n_gpus /
-      product_ratio(gpu.kind, Product::kExperts, load.format, load.rows / load.used);
-  e.streamed_compute += seconds;
-  e.gpu += seconds;
+  e.streamed.n += load.used;
+  e.streamed.link += load.bytes / (in_.machine.gpus[0].h2d_bytes_per_second * n_gpus);
+  // Read, and written to memory that is read for that, too.
+  e.streamed.copy = std::max(e.streamed.copy, 3 * load.bytes / cpu.read_bytes_per_second);
+  e.streamed.cpu = std::max(e.streamed.cpu, busiest_seconds(cpu, load, 1));
+  e.streamed.gpu += std::max(load.bytes / gpu.read_bytes_per_second, load.stream_op_seconds) /
+                    n_gpus /
+                    product_ratio(gpu.kind, Product::kExperts, load.format, load.rows / load.used);
 }
 
 // Of one replica's tokens, the parts that go to its host's CPUs, to other GPUs of its host, and to
@@ -178,7 +205,7 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
   const Machine& m = in_.machine;
   const bool gpu_backbone = !stage.devices[0].is_cpu();
   double seconds = 0;
-  if (e.to_cpu > 0 && gpu_backbone && e.streaming == 0) {
+  if (e.to_cpu > 0 && gpu_backbone) {
     const Gpu& gpu = m.gpus[0];
     const double bytes = tokens * in_.config.dim * kBf16Bytes;
     seconds +=

@@ -21,7 +21,12 @@ class LayerModel {
     double own = 0;    // on devices of the backbone
     double other = 0;  // elsewhere
     double gpu = 0, cpu = 0;
-    double streaming = 0, streamed_compute = 0;
+    // Of the CPU's experts in a streamed chunk, were they all brought to the GPUs: the link's time,
+    // the CPU's for copying them to pinned memory, the GPUs' for computing them; and the CPU's, did
+    // it compute them all. n: experts.
+    struct {
+      double n = 0, link = 0, copy = 0, gpu = 0, cpu = 0;
+    } streamed;
     double to_cpu = 0, to_near = 0, to_far = 0;  // parts of a replica's tokens that leave it
     int n_owners = 1;
     bool sliced = false;
@@ -32,7 +37,9 @@ class LayerModel {
   void add_backbone(const Stage& stage, int layer, double tokens, LayerTime& t) const;
   ExpertTimes expert_times(const Stage& stage, int layer, const LayerExperts& experts,
                            double tokens) const;
-  void add_streamed(const Stage& stage, const ExpertLoad& load, ExpertTimes& e) const;
+  void add_streamed(const Stage& stage, const ExpertLoad& load, const Rates& cpu,
+                    ExpertTimes& e) const;
+  static void add_divided(const ExpertTimes& e, LayerTime& t);
   void add_ways(const Stage& stage, const std::vector<ExpertLoad>& loads, ExpertTimes& e) const;
   double exchange_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const;
   double all_reduce_seconds(const Stage& stage, double tokens) const;

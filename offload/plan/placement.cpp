@@ -52,6 +52,9 @@ void check_placement(const ModelConfig& config, const Machine& machine, const Pl
           p.prefill_chunk_tokens, p.stream_from_tokens, p.kv_tokens);
   require(p.micro_batches == 1 || p.micro_batches == 2,
           "placement: {} micro-batches: must be 1 or 2", p.micro_batches);
+  require(p.micro_batches_from_sequences >= 2,
+          "placement: micro-batches from {} sequences on: must be 2 or more",
+          p.micro_batches_from_sequences);
   for (const DeviceMemory& m : memory_by_device(config, machine, p))
     require(m.free_bytes() >= 0,
             "placement: {} holds {:.2f} GB and gets {:.2f} GB of weights, {:.2f} GB of KV cache, "

@@ -57,7 +57,8 @@ struct Placement {
   int prefill_chunk_tokens = 512;
   // Chunks from so many tokens on bring the experts of CPUs to the backbone's GPU; 0: never.
   int stream_from_tokens = 0;
-  int micro_batches = 1;  // 2: one half's experts are computed under the other's attention
+  int micro_batches = 1;  // 2: one half's experts are computed under the other's attention,
+  int micro_batches_from_sequences = 2;  // in a replica's steps of so many and more
 };
 
 struct DeviceMemory {

@@ -46,7 +46,8 @@ Json placement_to_json(const Placement& p) {
       {"experts", experts},
       {"prefill",
        {{"chunk_tokens", p.prefill_chunk_tokens}, {"stream_from_tokens", p.stream_from_tokens}}},
-      {"micro_batches", p.micro_batches}};
+      {"micro_batches", p.micro_batches},
+      {"micro_batches_from_sequences", p.micro_batches_from_sequences}};
 }
 
 Placement placement_from_json(std::string_view text, const std::string& source) {
@@ -73,6 +74,7 @@ Placement placement_from_json(std::string_view text, const std::string& source) 
   p.stream_from_tokens = prefill.integer("stream_from_tokens", 0, kMaxTokens);
   prefill.refuse_others();
   p.micro_batches = fields.integer("micro_batches", 1, 2);
+  p.micro_batches_from_sequences = fields.integer("micro_batches_from_sequences", 2, kMaxTokens, 2);
   fields.ignore("predicted");  // planned_layers.h
   fields.refuse_others();
   return p;

@@ -27,6 +27,7 @@ std::vector<WeightFormat> formats_to_try(const PlanRequest& r);
 void compare(const PlanRequest& r, Placement& p, Best& best);
 void compare_with(const PlanRequest& r, Placement& p, Workload w, Best& best);
 int largest_concurrency(const PlanRequest& r, const Placement& p);
+int least_halved(const PlanInput& in, Placement p);
 bool meets(const Workload& w, const Prediction& p);
 [[noreturn]] void refuse(const PlanRequest& r, const Best& best, WeightFormat format);
 
@@ -49,6 +50,9 @@ Plan plan(const PlanRequest& r) {
   best.placement->machine = r.machine.name;
   PlanRequest served = r;
   served.workload = best.workload;
+  if (best.placement->micro_batches == 2)
+    best.placement->micro_batches_from_sequences =
+        least_halved({r.config, r.machine, best.workload, r.routing}, *best.placement);
   return assess(served, *best.placement);
 }
 
@@ -125,6 +129,27 @@ int largest_concurrency(const PlanRequest& r, const Placement& p) {
       if (std::find(s.devices.begin(), s.devices.end(), m.device) != s.devices.end())
         sequences = std::min(sequences, m.free_bytes() / (a_layer * (s.last - s.first + 1)));
   return static_cast<int>(std::clamp<int64_t>(sequences * p.stages[0].dp(), 0, kMostConcurrency));
+}
+
+// From how many sequences a replica on halves are faster, where they are with all.
+int least_halved(const PlanInput& in, Placement p) {
+  const auto seconds = [&](int n, int micro_batches) {
+    Workload w = in.workload;
+    w.concurrency = n * p.stages[0].dp();
+    p.micro_batches = micro_batches;
+    return predict({in.config, in.machine, w, in.routing}, p).decode.step_seconds;
+  };
+  int fewest = 2;
+  int most =
+      static_cast<int>(std::max<int64_t>(2, sequences_a_replica(p, in.workload.concurrency)));
+  while (fewest < most) {
+    const int middle = fewest + (most - fewest) / 2;
+    if (seconds(middle, 2) < seconds(middle, 1))
+      most = middle;
+    else
+      fewest = middle + 1;
+  }
+  return most;
 }
 
 bool meets(const Workload& w, const Prediction& p) {

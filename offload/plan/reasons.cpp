@@ -271,8 +271,8 @@ void say_prefill(const PlanInput& in, const Placement& p, const Prediction& now,
       Placement without = p;
       without.stream_from_tokens = 0;
       text += fmt::format(
-          "; from {} tokens on, bringing a layer's experts to the GPU at {:.0f} GB/s beats "
-          "computing them on the CPU ({:.1f} tokens/s instead of {:.1f})",
+          "; from {} tokens on, bringing some of a layer's experts to the GPU at {:.0f} GB/s beats "
+          "computing all on the CPU ({:.1f} tokens/s instead of {:.1f})",
           p.stream_from_tokens, giga(in.machine.gpus[0].h2d_bytes_per_second),
           now.prefill.tokens_per_second, predict(in, without).prefill.tokens_per_second);
     } else {

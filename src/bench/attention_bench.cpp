@@ -117,8 +117,7 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
     const auto attend = [&](Ops& of, const ModelWeights& w, const KvCache& kv, const Matrices& a,
                             int64_t i) {
       const int layer = static_cast<int>(i % config.n_layers);
-      const MlaArgs args{batch,
-                         batch.sequences,
+      const MlaArgs args{batch.sequences,
                          a.q.rows_from(0, heads).cols_from(0, naive ? m.nope_dim : m.kv_rank),
                          a.q_rope.rows_from(0, heads),
                          kv.layer(layer),

@@ -223,8 +223,7 @@ void AttentionVariants::attend_absorbed(bool copies, bool materialized) {
 MlaArgs AttentionVariants::args(TensorView cache) const {
   const MlaConfig& m = c_.mla;
   const TensorView q = q_.reshape(m.n_heads, m.qk_dim());
-  return {batch_,
-          batch_.sequences,
+  return {batch_.sequences,
           q.cols_from(0, m.nope_dim),
           q.cols_from(m.nope_dim, m.rope_dim),
           cache,

@@ -95,6 +95,15 @@ bool Team::claim_and_run(int thread) {
   return true;
 }
 
+Team::Progress Team::progress() const {
+  Progress all = for_all_.progress();
+  for (int node = 0; node < n_nodes(); ++node) {
+    const Progress one = for_node_[node].progress();
+    all = {all.has_work || one.has_work, all.events + one.events};
+  }
+  return all;
+}
+
 void Team::wake_sleepers() {
   if (n_asleep_.load() == 0) return;
   ++wake_;
@@ -153,6 +162,13 @@ void Team::Queue::wait() const {
   wait_until([&] {
     return n_done_.load(std::memory_order_acquire) >= n_items_.load(std::memory_order_relaxed);
   });
+}
+
+// The two numbers may be of different moments: who looks again and again is not misled.
+Team::Progress Team::Queue::progress() const {
+  const auto n_done = static_cast<uint64_t>(n_done_.load(std::memory_order_relaxed));
+  const bool has_work = n_done < static_cast<uint64_t>(n_items_.load(std::memory_order_relaxed));
+  return {has_work, ticket_.load(std::memory_order_relaxed) + n_done};
 }
 
 void wait_a_turn(int turn) {

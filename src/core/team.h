@@ -35,6 +35,14 @@ class Team {
   int size_of_node(int node) const { return static_cast<int>(topology_.nodes[node].cpus.size()); }
   int n_unpinned() const { return n_unpinned_; }
 
+  // From any thread: whether items are left or under way, and a number that changes whenever one
+  // begins or ends.
+  struct Progress {
+    bool has_work;
+    uint64_t events;
+  };
+  Progress progress() const;
+
   // Calls work(item, thread) once for every item in [0, n_items), thread in [0, size()), and
   // returns when all are done. Items are claimed in ascending order. Only one thread may call it at
   // a time; work may not call it.
@@ -70,6 +78,7 @@ class Team {
     void publish(int64_t n_items, Call call, void* work);
     bool claim_and_run(int thread);
     void wait() const;
+    Progress progress() const;
 
    private:
     // Generation of the job in the upper half, next item in the lower: a claim of an old job's item

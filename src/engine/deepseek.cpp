@@ -8,14 +8,16 @@
 namespace tandem {
 
 void DeepSeek::forward(const Batch& batch, KvCache& cache) {
-  Activations a = for_tokens(batch.n());
-  const auto verbs = [&] { layers(batch, cache, a); };
+  check(batch.n() > 0 && batch.n() <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
+  const StepParts parts = parts_of(batch);
+  const auto verbs = [&] { layers(batch, parts, cache); };
+  const StepForm form = {buffers_.x.data, cache.layer(0).data, parts.at[0].n()};
 
   ops_.begin(batch);
   if (!decodes(batch))
     verbs();
-  else if (ops_.run_decode({a.x.data, cache.layer(0).data}, std::ref(verbs)))  // no copy of verbs,
-    experts_.follow(batch.n());                                                // which allocates
+  else if (ops_.run_decode(form, std::ref(verbs)))  // no copy of verbs, which allocates
+    experts_.follow(parts);
 }
 
 void DeepSeek::forward(const Batch& batch, KvCache& cache, TensorView logits) {
@@ -29,39 +31,65 @@ bool DeepSeek::decodes(const Batch& batch) const {
                       [&](const Sequence& s) { return s.n_tokens != 1 || prefers_naive(s); });
 }
 
-void DeepSeek::layers(const Batch& batch, KvCache& cache, Activations& a) {
-  ops_.embed(batch.tokens, w_.embed, a.x);
-  for (int layer = 0; layer < c_.n_layers; ++layer) {
-    const LayerWeights& w = w_.layers[layer];
-
-    ops_.rms_norm(a.x, w.attn_norm, c_.norm_eps, a.h);
-    attention(w.attn, batch, cache.layer(layer), a);
-    ops_.add(a.x, a.y);
-
-    ops_.rms_norm(a.x, w.ffn_norm, c_.norm_eps, a.h);
-    if (c_.is_moe(layer)) {
-      mixture_of_experts(layer, a);
-    } else {
-      feed_forward(w.ffn, a);
+// Of one part or of two in turn: then one's experts are computed elsewhere while the other has the
+// backbone's device.
+void DeepSeek::layers(const Batch& step, const StepParts& parts, KvCache& cache) {
+  const TensorView x = rows_of(step).x;
+  ops_.embed(step.tokens, w_.embed, x);
+  for (int layer = 0; layer < c_.n_layers; ++layer)
+    for (const Batch& part : parts) {
+      if (layer > 0) end_layer(layer - 1, part);
+      begin_layer(layer, part, cache.layer(layer));
     }
-    ops_.add(a.x, a.y);
-  }
+  for (const Batch& part : parts) end_layer(c_.n_layers - 1, part);
 
-  if (batch.logit_rows.empty()) return;
-  const auto n_logits = static_cast<int64_t>(batch.logit_rows.size());
-  const TensorView last = a.last.rows_from(0, n_logits);
-  ops_.gather_rows(a.x, batch.logit_rows, last);
+  if (step.logit_rows.empty()) return;
+  const auto n_logits = static_cast<int64_t>(step.logit_rows.size());
+  const TensorView last = buffers_.last.rows_from(0, n_logits);
+  ops_.gather_rows(x, step.logit_rows, last);
   ops_.rms_norm(last, w_.final_norm, c_.norm_eps, last);
-  ops_.linear(last, w_.head, a.logits.rows_from(0, n_logits));
+  ops_.linear(last, w_.head, buffers_.logits.rows_from(0, n_logits));
+}
+
+void DeepSeek::begin_layer(int layer, const Batch& part, TensorView cache) {
+  const LayerWeights& w = w_.layers[layer];
+  Activations a = rows_of(part);
+
+  ops_.rms_norm(a.x, w.attn_norm, c_.norm_eps, a.h);
+  attention(w.attn, part, cache, a);
+  ops_.add(a.x, a.y);
+
+  ops_.rms_norm(a.x, w.ffn_norm, c_.norm_eps, a.h);
+  if (c_.is_moe(layer)) {
+    mixture_of_experts(layer, part, a);
+  } else {
+    feed_forward(w.ffn, a);
+  }
+}
+
+void DeepSeek::end_layer(int layer, const Batch& part) {
+  const Activations a = rows_of(part);
+  if (c_.is_moe(layer)) experts_.add_rest_to(layer, part.first_row(), a.y);
+  ops_.add(a.x, a.y);
+}
+
+// Sequences that decode can be divided anywhere: in the middle.
+StepParts DeepSeek::parts_of(const Batch& step) const {
+  const size_t n = step.sequences.size();
+  if (n < 2 || !decodes(step) || !experts_.wants_halves(static_cast<int>(n))) return {{step}, 1};
+  const auto part = [&](size_t first, size_t count) {
+    return Batch{step.tokens.subspan(first, count), step.positions.subspan(first, count),
+                 step.sequences.subspan(first, count), step.logit_rows};
+  };
+  return {{part(0, (n + 1) / 2), part((n + 1) / 2, n / 2)}, 2};
 }
 
 // Multi-head latent attention (DeepSeek-V2 paper, section 2.1). The cache holds one vector of
 // kv_rank + rope_dim a token, shared by all heads. Consecutive sequences that want the same form go
 // together.
-void DeepSeek::attention(const AttentionWeights& w, const Batch& batch, TensorView cache,
+void DeepSeek::attention(const AttentionWeights& w, const Batch& part, TensorView cache,
                          Activations& a) {
   const MlaConfig& m = c_.mla;
-  const int heads = batch.n() * m.n_heads;
 
   if (m.q_rank > 0) {
     ops_.linear(a.h, w.q_a, a.q_a);
@@ -70,38 +98,40 @@ void DeepSeek::attention(const AttentionWeights& w, const Batch& batch, TensorVi
   } else {
     ops_.linear(a.h, w.q, a.q);
   }
-  const TensorView q = a.q.reshape(heads, m.qk_dim());  // a head is [nope | rope]
-  const TensorView q_rope = q.cols_from(m.nope_dim, m.rope_dim);
-  ops_.rope(q_rope, batch.positions, rope_);
+  // A head is [nope | rope].
+  const TensorView q = a.q.reshape(int64_t{part.n()} * m.n_heads, m.qk_dim());
+  ops_.rope(q.cols_from(m.nope_dim, m.rope_dim), part.positions, rope_);
 
   ops_.linear(a.h, w.kv_a, a.kv);
   const TensorView latent = a.kv.cols_from(0, m.kv_rank);
   ops_.rms_norm(latent, w.kv_a_norm, c_.latent_norm_eps, latent);
-  ops_.rope(a.kv.cols_from(m.kv_rank, m.rope_dim), batch.positions, rope_);
-  ops_.append_kv(batch, a.kv, cache);
+  ops_.rope(a.kv.cols_from(m.kv_rank, m.rope_dim), part.positions, rope_);
+  ops_.append_kv(part, a.kv, cache);
 
-  for (auto rest = batch.sequences; !rest.empty();) {
+  // The step's rows, as far as this part.
+  const int64_t n = part.first_row() + part.n(), heads = n * m.n_heads;
+  const TensorView all_q = buffers_.q.rows_from(0, n).reshape(heads, m.qk_dim());
+  for (auto rest = part.sequences; !rest.empty();) {
     const bool naive = prefers_naive(rest.front());
     const auto end = std::find_if(rest.begin(), rest.end(),
                                   [&](const Sequence& s) { return prefers_naive(s) != naive; });
     const auto run = rest.first(end - rest.begin());
     rest = rest.subspan(run.size());
-    const MlaArgs args{batch,
-                       run,
-                       q.cols_from(0, m.nope_dim),
-                       q_rope,
+    const MlaArgs args{run,
+                       all_q.cols_from(0, m.nope_dim),
+                       all_q.cols_from(m.nope_dim, m.rope_dim),
                        cache,
                        m,
                        softmax_scale_,
-                       a.o.reshape(heads, m.v_dim)};
-    naive ? ops_.mla_naive(args, w.kv_b) : absorbed(w, args, a);
+                       buffers_.o.rows_from(0, n).reshape(heads, m.v_dim)};
+    naive ? ops_.mla_naive(args, w.kv_b) : absorbed(w, args);
   }
   ops_.linear(a.o, w.o, a.y);
 }
 
 // Queries go into the space of the latents through the key rows of kv_b, outputs come back through
 // its value rows. Head h of kv_b is nope_dim key rows, then v_dim value rows.
-void DeepSeek::absorbed(const AttentionWeights& w, MlaArgs args, Activations& a) {
+void DeepSeek::absorbed(const AttentionWeights& w, MlaArgs args) {
   const MlaConfig& m = c_.mla;
   const int64_t first = int64_t{args.sequences.front().first_token} * m.n_heads;
   const Sequence& last = args.sequences.back();
@@ -115,11 +145,11 @@ void DeepSeek::absorbed(const AttentionWeights& w, MlaArgs args, Activations& a)
                         .first_row = 0,
                         .rows_per_head = rows_per_head,
                         .transposed = true,
-                        .out = a.q_latent.rows_from(first, n)});
-  args.q = a.q_latent;
-  args.out = a.o_latent;
+                        .out = buffers_.q_latent.rows_from(first, n)});
+  args.q = buffers_.q_latent.rows_from(0, args.q.rows);
+  args.out = buffers_.o_latent.rows_from(0, args.q.rows);
   ops_.mla_absorbed(args);
-  ops_.linear_per_head({.x = a.o_latent.rows_from(first, n),
+  ops_.linear_per_head({.x = buffers_.o_latent.rows_from(first, n),
                         .w = w.kv_b,
                         .n_heads = m.n_heads,
                         .first_row = m.nope_dim,
@@ -146,11 +176,11 @@ void DeepSeek::feed_forward(const FfnWeights& w, Activations& a) {
   ops_.linear(gate, w.down, a.y);
 }
 
-void DeepSeek::mixture_of_experts(int layer, Activations& a) {
+void DeepSeek::mixture_of_experts(int layer, const Batch& part, Activations& a) {
   const LayerWeights& w = w_.layers[layer];
   ops_.route({a.h, w.router, w.router_bias, c_.router, a.scores, a.routing});
 
-  experts_.submit({layer, a.h, a.routing});
+  experts_.submit({layer, a.h, a.routing, part.first_row()});
   if (c_.n_shared_experts > 0) {
     feed_forward(w.ffn, a);  // overlaps with the routed experts
   } else {
@@ -211,14 +241,12 @@ int64_t DeepSeek::bytes_for(const ModelConfig& config, Limits limits) {
   return bytes;
 }
 
-Activations DeepSeek::for_tokens(int n) const {
-  check(n > 0 && n <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
+// [part.n(), ..]
+Activations DeepSeek::rows_of(const Batch& part) const {
   Activations a = buffers_;
   for (TensorView* t : {&a.x, &a.h, &a.y, &a.q_a, &a.q, &a.kv, &a.o, &a.gate, &a.up, &a.scores,
                         &a.routing.ids, &a.routing.weights})
-    *t = t->rows_from(0, n);
-  a.q_latent = a.q_latent.rows_from(0, int64_t{n} * c_.mla.n_heads);
-  a.o_latent = a.o_latent.rows_from(0, int64_t{n} * c_.mla.n_heads);
+    *t = t->rows_from(part.first_row(), part.n());
   return a;
 }
 

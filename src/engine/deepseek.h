@@ -13,7 +13,7 @@ namespace tandem {
 
 enum class AttentionForm { kAuto, kNaive, kAbsorbed };
 
-// Scratch matrices for the largest step; a step uses the first n rows.
+// Scratch matrices for the largest step; a step uses the first n rows, a part of it its own.
 struct Activations {
   TensorView x;         // [n, dim] residual stream
   TensorView h;         // [n, dim] normalised input of a sub-layer
@@ -60,13 +60,16 @@ class DeepSeek {
 
  private:
   bool decodes(const Batch& batch) const;
-  void layers(const Batch& batch, KvCache& cache, Activations& a);
-  void attention(const AttentionWeights& w, const Batch& batch, TensorView cache, Activations& a);
-  void absorbed(const AttentionWeights& w, MlaArgs args, Activations& a);
+  StepParts parts_of(const Batch& step) const;
+  void layers(const Batch& step, const StepParts& parts, KvCache& cache);
+  void begin_layer(int layer, const Batch& part, TensorView cache);
+  void end_layer(int layer, const Batch& part);
+  void attention(const AttentionWeights& w, const Batch& part, TensorView cache, Activations& a);
+  void absorbed(const AttentionWeights& w, MlaArgs args);
   bool prefers_naive(const Sequence& s) const;
   void feed_forward(const FfnWeights& w, Activations& a);
-  void mixture_of_experts(int layer, Activations& a);
-  Activations for_tokens(int n) const;
+  void mixture_of_experts(int layer, const Batch& part, Activations& a);
+  Activations rows_of(const Batch& part) const;
 
   const ModelConfig& c_;
   const ModelWeights& w_;

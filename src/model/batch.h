@@ -1,6 +1,7 @@
 // What one step of the model computes: the tokens, where each one sits in its sequence, and which
 // rows want logits.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -21,6 +22,18 @@ struct Batch {
   std::span<const Sequence> sequences;  // cover all tokens, in order
   std::span<const int32_t> logit_rows;  // rows of x that the sampler needs
   int n() const { return static_cast<int>(tokens.size()); }
+  // 0, but in a part of a step
+  int first_row() const { return sequences.front().first_token; }
+};
+
+// A step, or its two halves that go through the layers in turn (micro-batches). A half has the
+// tokens, positions and sequences of its own; these keep their first_token, and logit_rows are the
+// step's.
+struct StepParts {
+  std::array<Batch, 2> at;
+  int n = 1;
+  const Batch* begin() const { return at.data(); }
+  const Batch* end() const { return at.data() + n; }
 };
 
 // Experts chosen for each token.

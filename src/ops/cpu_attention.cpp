@@ -49,11 +49,12 @@ TensorView CpuOps::page_of(const MlaArgs& a, const Sequence& s, int page) {
 void CpuOps::append_kv(const Batch& batch, TensorView kv, TensorView cache) {
   for (const Sequence& s : batch.sequences) {
     for (int t = s.first_token; t < s.first_token + s.n_tokens; ++t) {
-      const int64_t row = cache_row(s, batch.positions[t]);
+      const int i = t - batch.first_row();
+      const int64_t row = cache_row(s, batch.positions[i]);
       if (cache.dtype == DType::kF32)
-        std::copy_n(kv.row<float>(t), kv.cols, cache.row<float>(row));
+        std::copy_n(kv.row<float>(i), kv.cols, cache.row<float>(row));
       else
-        kernels_.encode_bf16({kv.row<float>(t), cache.row<cpu::bf16>(row), kv.cols});
+        kernels_.encode_bf16({kv.row<float>(i), cache.row<cpu::bf16>(row), kv.cols});
     }
   }
 }

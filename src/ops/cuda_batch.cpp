@@ -1,6 +1,7 @@
 #include "ops/cuda_batch.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "ops/ops.h"
 
@@ -68,11 +69,14 @@ void CudaBatch::check_fits(const Batch& batch) const {
 }
 
 const int32_t* CudaBatch::on_card(std::span<const int32_t> of_batch) const {
-  const int32_t* data = of_batch.data();
-  if (data == batch_.positions.data()) return at(positions_);
-  if (data == batch_.tokens.data()) return at(tokens_);
-  check(data == batch_.logit_rows.data(), "only lists of the step's batch are on the card");
-  return at(logit_rows_);
+  const auto within = [&](std::span<const int32_t> list) {
+    return std::less_equal<>()(list.data(), of_batch.data()) &&
+           std::less<>()(of_batch.data(), list.data() + list.size());
+  };
+  if (within(batch_.positions)) return at(positions_) + (of_batch.data() - batch_.positions.data());
+  if (within(batch_.tokens)) return at(tokens_) + (of_batch.data() - batch_.tokens.data());
+  check(within(batch_.logit_rows), "only lists of the step's batch are on the card");
+  return at(logit_rows_) + (of_batch.data() - batch_.logit_rows.data());
 }
 
 gpu::PagedSequences CudaBatch::sequences(std::span<const Sequence> of_batch) const {

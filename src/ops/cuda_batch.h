@@ -26,9 +26,13 @@ class CudaBatch {
   int n_tokens() const { return batch_.n(); }
   int n_logits() const { return static_cast<int>(batch_.logit_rows.size()); }
 
-  // The same numbers on the card as in a span of the batch that was uploaded last.
+  // The same numbers on the card as in a span of the batch that was uploaded last, or in part of
+  // one.
   const int32_t* on_card(std::span<const int32_t> of_batch) const;
-  const int32_t* rows_of_cache() const { return at(rows_of_cache_); }  // [tokens]
+  // [tokens of that batch or of a part of it]
+  const int32_t* rows_of_cache(const Batch& part) const {
+    return at(rows_of_cache_) + part.first_row();
+  }
   gpu::CachePages pages() const;
   // Consecutive sequences of the batch.
   gpu::PagedSequences sequences(std::span<const Sequence> of_batch) const;

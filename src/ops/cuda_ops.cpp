@@ -60,8 +60,8 @@ int64_t CudaOps::bytes_for(const ModelConfig& c, CudaLimits limits) {
 }
 
 // Not a graph of the next larger size with rows for nobody: these would have experts read.
-bool CudaOps::run_decode(const StepMemory& memory, const std::function<void()>& verbs) {
-  const Step step = {memory, batch_.n_tokens(), batch_.n_logits()};
+bool CudaOps::run_decode(const StepForm& form, const std::function<void()>& verbs) {
+  const Step step = {form, batch_.n_tokens(), batch_.n_logits()};
   if (!records_ || step.n_tokens > kMaxRecordedTokens) {
     verbs();
     return false;
@@ -170,14 +170,14 @@ void CudaOps::append_kv(const Batch& batch, TensorView kv, TensorView cache) {
   if (cache.dtype == DType::kF8E4M3)
     return gpu::append_fp8(stream_, {.kv = static_cast<const float*>(kv.data),
                                      .kv_stride = kv.stride,
-                                     .rows_of_cache = batch_.rows_of_cache(),
+                                     .rows_of_cache = batch_.rows_of_cache(batch),
                                      .cache = cache.data,
                                      .tokens = batch.n(),
                                      .kv_rank = kv_rank_,
                                      .rope_dim = cols_of(kv) - kv_rank_});
   check(cache.dtype == DType::kBF16, "the cache is BF16 or FP8");
   gpu::append_kv(stream_, {.kv = gpu_matrix(kv),
-                           .rows_of_cache = batch_.rows_of_cache(),
+                           .rows_of_cache = batch_.rows_of_cache(batch),
                            .cache = static_cast<bf16*>(cache.data),
                            .cache_stride = cache.stride,
                            .tokens = batch.n(),

@@ -24,7 +24,7 @@ class CudaOps final : public Ops {
 
   Buffer allocate(int64_t bytes) override;
   void begin(const Batch& batch) override { batch_.upload(batch, stream_); }
-  bool run_decode(const StepMemory& memory, const std::function<void()>& verbs) override;
+  bool run_decode(const StepForm& form, const std::function<void()>& verbs) override;
   int n_recorded() const { return static_cast<int>(recorded_.size()); }
   Buffer allocate_on_host(int64_t bytes) override;
   void copy(const void* from, int64_t bytes, void* to) override { stream_.copy(from, bytes, to); }
@@ -51,7 +51,7 @@ class CudaOps final : public Ops {
   // larger steps take longer than their launches.
   static constexpr int kMaxRecordedTokens = gpu::kSkinnyTokens;
   struct Step {
-    StepMemory memory;
+    StepForm form;
     int n_tokens, n_logits;
     // clang 14 compares with a zero of its own.
     auto operator<=>(const Step&) const = default;  // NOLINT(modernize-use-nullptr)

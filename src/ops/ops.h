@@ -30,10 +30,10 @@ struct RopeTable {
   float amplitude;
 };
 
-// Causal attention of some sequences of a batch over the paged cache, which holds [kv_rank latent |
-// rope_dim key] a token. Rows of sequences that are not named are left alone.
+// Causal attention of some sequences of a step over the paged cache, which holds [kv_rank latent |
+// rope_dim key] a token. Rows of sequences that are not named are left alone; the matrices
+// begin with the step's first.
 struct MlaArgs {
-  const Batch& batch;
   std::span<const Sequence> sequences;
   TensorView q;       // [tokens * heads, kv_rank] absorbed, [tokens * heads, nope_dim] naive
   TensorView q_rope;  // [tokens * heads, rope_dim]
@@ -58,11 +58,12 @@ constexpr int kPageSize = 64;  // tokens in a page of the cache
 // Of a token in a cache of FP8, which GPUs know: gpu_kernels/attention.h has its parts.
 constexpr int kFp8TokenBytes = 656;
 
-// Whose memory the verbs of a step work on.
-struct StepMemory {
+// What else the verbs of a step depend on: whose memory they work on, and in which parts.
+struct StepForm {
   const void *activations, *cache;
+  int n_in_first_part;
   // clang 14 compares with a zero of its own.
-  auto operator<=>(const StepMemory&) const = default;  // NOLINT(modernize-use-nullptr)
+  auto operator<=>(const StepForm&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 // How the token of a row of logits is drawn; engine/sampler.h says what each number means.
@@ -80,13 +81,14 @@ class Ops {
   // Memory of the device for the matrices of the verbs, before the first step. Throws Error when
   // too little is left.
   virtual Buffer allocate(int64_t bytes) = 0;
-  // Precedes the other verbs of a step. The spans that they are given are those of `batch`.
+  // Precedes the other verbs of a step. The spans that they are given are those of `batch`, or
+  // parts of them.
   virtual void begin(const Batch& batch) = 0;
   // Has verbs() call the verbs of a step in which every sequence has one token and none wants the
-  // naive form. They depend on the memory and the numbers of tokens and logit rows alone, so a
-  // device may record them once and repeat them without asking again. True: it repeats them now
+  // naive form. They depend on the form and the numbers of tokens and logit rows alone, so a device
+  // may record them once and repeat them without asking again. True: it repeats them now
   // (RoutedExperts::follow).
-  virtual bool run_decode(const StepMemory&, const std::function<void()>& verbs) {
+  virtual bool run_decode(const StepForm&, const std::function<void()>& verbs) {
     verbs();
     return false;
   }
@@ -118,6 +120,7 @@ class Ops {
   // Rotates the adjacent pairs (2i, 2i + 1) of each row, in place. Several rows may belong to one
   // token.
   virtual void rope(TensorView x, std::span<const int32_t> positions, const RopeTable& table) = 0;
+  // kv: [batch.n(), kv_rank + rope_dim]
   virtual void append_kv(const Batch& batch, TensorView kv, TensorView cache) = 0;
   // Attention in the space of the latents: scores are q.c + q_rope.k_rope, the output is the sum of
   // latents c.

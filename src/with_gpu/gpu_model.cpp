@@ -67,7 +67,7 @@ CudaLimits limits_of(const GpuModelOptions& options, const gpu::Card& card) {
 }
 
 int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& options,
-                             const gpu::Card& card, const CardParts& parts) {
+                             const gpu::Card& card, const CardParts& parts, int64_t kv_tokens) {
   constexpr int64_t kContextBytes = 300 << 20;  // what CUDA itself and its modules take
   return CudaOps::bytes_for(config, limits_of(options, card)) +
          CudaExpertRows::bytes_for(config, rows_needed(parts, options)) +
@@ -75,7 +75,7 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
          (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config, options.max_tokens)
                                         : 0) +
          DeepSeek::bytes_for(config, {options.max_tokens, options.max_logits}) +
-         KvCache::bytes_for(config, options.context, options.cache_type) +
+         KvCache::bytes_for(config, kv_tokens, options.cache_type) +
          (card.emulated ? 0 : kContextBytes);
 }
 
@@ -85,18 +85,24 @@ class Room {
   Room(ModelWeights& stored, const ModelConfig& config, const GpuModelOptions& options)
       : stored_(stored), config_(config), options_(options), card_(gpu::open_card()) {}
 
+  // With room for one sequence, or for so many tokens of cache.
   int64_t left(const CardParts& parts) const { return left(parts, options_.context); }
+  int64_t left(const CardParts& parts, int64_t kv_tokens) const {
+    return left(parts, options_.context, kv_tokens);
+  }
+  // Of cache, when `fraction` of what is left is for it.
+  int64_t kv_tokens(const CardParts& parts, double fraction) const;
   void require_for(const CardParts& parts) const;
   int64_t expert_bytes() const;
   // An emulated card has no rates.
   bool measures() const { return !card_.emulated; }
 
  private:
-  int64_t left(const CardParts& parts, int64_t context) const {
+  int64_t left(const CardParts& parts, int64_t context, int64_t kv_tokens) const {
     GpuModelOptions options = options_;
     options.context = context;
     return card_.free_bytes - weight_bytes(stored_, config_, parts, Home::kCard) -
-           bytes_beside_weights(config_, options, card_, parts);
+           bytes_beside_weights(config_, options, card_, parts, kv_tokens);
   }
 
   ModelWeights& stored_;
@@ -111,7 +117,7 @@ void Room::require_for(const CardParts& parts) const {
   const double free = card_.free_bytes * 1e-9, needed = free - left(parts) * 1e-9;
   const double weights = weight_bytes(stored_, config_, parts, Home::kCard) * 1e-9;
   require(
-      left(parts, kPageSize) >= 0,
+      left(parts, kPageSize, kPageSize) >= 0,
       "{} has {:.2f} GB free and {:.2f} GB are needed, {:.2f} GB of them weights, which do not fit "
       "with any --ctx: use a smaller model, a placement with fewer experts on the GPU, or --device "
       "cpu",
@@ -119,12 +125,20 @@ void Room::require_for(const CardParts& parts) const {
   int64_t low = 1, high = options_.context / kPageSize + 1;  // pages that fit, and that do not
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
-    (left(parts, middle * kPageSize) >= 0 ? low : high) = middle;
+    const int64_t tokens = middle * kPageSize;
+    (left(parts, tokens, tokens) >= 0 ? low : high) = middle;
   }
   fail(
       "{} has {:.2f} GB free and {:.2f} GB are needed, {:.2f} GB of them weights, the rest KV "
       "cache and scratch: --ctx {} would fit",
       card_.name, free, needed, weights, low * kPageSize);
+}
+
+int64_t Room::kv_tokens(const CardParts& parts, double fraction) const {
+  const int64_t page = KvCache::bytes_for(config_, kPageSize, options_.cache_type);
+  const double bytes = fraction * static_cast<double>(std::max<int64_t>(0, left(parts)));
+  const int64_t more = static_cast<int64_t>(bytes) / page * kPageSize;
+  return std::min(options_.context + more, std::max(options_.context, options_.most_kv_tokens));
 }
 
 // Of the largest.
@@ -150,6 +164,7 @@ class Loaded final : public GpuModel {
       : config_(config),
         max_tokens_(options.max_tokens),
         stream_from_(parts.stream_from_tokens),
+        halve_from_(parts.halve_from_sequences),
         card_(gpu::open_card()) {
     load(store, stored, options, parts);
     ops_ = std::make_unique<CudaOps>(config, limits_of(options, card_), stream_);
@@ -173,6 +188,7 @@ class Loaded final : public GpuModel {
     hybrid_ = std::make_unique<HybridExperts>(
         config_, HybridExperts::Parts{weights_, *card_experts_, experts, std::move(rows), stream_},
         max_tokens_);
+    hybrid_->halve_from(halve_from_);
     if (stream_from_ != 0 && (stream_from_ > 0 || CudaStreaming::takes(experts))) {
       streaming_ = std::make_unique<CudaStreaming>(config_, experts, *rows_, max_tokens_, stream_);
       streaming_->divide_by(card_.emulated ? rates_of_no_card()
@@ -196,7 +212,7 @@ class Loaded final : public GpuModel {
 
   const ModelConfig& config_;
   const int max_tokens_;
-  const int stream_from_;
+  const int stream_from_, halve_from_;
   const gpu::Card card_;
   gpu::Stream stream_;
   CudaWeights home_, host_home_;  // host_home_: what the card reads over the link
@@ -270,29 +286,31 @@ Gpu this_gpu() {
   return gpu;
 }
 
-CardParts choose_card_parts(ModelWeights& stored, const ModelConfig& config,
+CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
                             const GpuModelOptions& options,
                             const std::optional<CardParts>& placed) {
   const Room room(stored, config, options);
   if (placed) {
     room.require_for(*placed);
-    return *placed;
+    return {*placed, room.kv_tokens(*placed, options.kv_fraction)};
   }
   constexpr int64_t kAll = int64_t{1} << 40;
   CardParts parts = evenly_on_card(config, kAll);
-  if (room.left(parts) >= 0) return parts;
+  if (room.left(parts) >= 0) return {parts, room.kv_tokens(parts, options.kv_fraction)};
   // One expert first, so that what experts need beside their weights is counted.
   parts = evenly_on_card(config, 1);
   const int stream_from = room.measures() ? kMeasuredCrossover : 0;
   parts.stream_from_tokens = stream_from;
   parts.embedding_on_cpu = room.left(parts) < 0;
   const bool on_cpu = parts.embedding_on_cpu;
-  parts =
-      evenly_on_card(config, room.left(parts) < 0 ? 0 : 1 + room.left(parts) / room.expert_bytes());
+  // Half for sequences, half for experts, unless so much cache is asked for.
+  const double fraction = options.kv_fraction < 1 ? options.kv_fraction / 2 : 1;
+  const int64_t kv_tokens = room.kv_tokens(parts, fraction), left = room.left(parts, kv_tokens);
+  parts = evenly_on_card(config, left < 0 ? 0 : 1 + left / room.expert_bytes());
   parts.embedding_on_cpu = on_cpu;
   parts.stream_from_tokens = stream_from;
   room.require_for(parts);
-  return parts;
+  return {parts, kv_tokens};
 }
 
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore& store, ModelWeights& stored,

@@ -12,7 +12,7 @@ std::string why_no_gpu() {
 
 Gpu this_gpu() { fail("{}", why_no_gpu()); }
 
-CardParts choose_card_parts(ModelWeights&, const ModelConfig&, const GpuModelOptions&,
+CardShare choose_card_share(ModelWeights&, const ModelConfig&, const GpuModelOptions&,
                             const std::optional<CardParts>&) {
   fail("{}", why_no_gpu());
 }

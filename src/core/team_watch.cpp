@@ -1,0 +1,33 @@
+#include "core/team_watch.h"
+
+namespace tandem {
+
+TeamWatch::TeamWatch(const Team& team, std::chrono::milliseconds patience,
+                     std::function<void()> on_hang)
+    : team_(team), thread_([this, patience, on_hang = std::move(on_hang)] {
+        look(patience / kLooks, on_hang);
+      }) {}
+
+TeamWatch::~TeamWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  stopped_.notify_one();
+  thread_.join();
+}
+
+// A stopped program does not look.
+void TeamWatch::look(std::chrono::milliseconds between, const std::function<void()>& on_hang) {
+  std::unique_lock lock(mutex_);
+  Team::Progress last = team_.progress();
+  int n_alike = 0;
+  while (!stopped_.wait_for(lock, between, [&] { return stop_; })) {
+    const Team::Progress now = team_.progress();
+    n_alike = now.has_work && now.events == last.events ? n_alike + 1 : 0;
+    last = now;
+    if (n_alike == kLooks) on_hang();
+  }
+}
+
+}  // namespace tandem
