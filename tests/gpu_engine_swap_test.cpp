@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "gpu_kernels/runtime.h"
 #include "tests/error_of.h"
+#include "tests/hybrid_placements.h"
 #include "tests/whole_models.h"
 
 namespace tandem::test {
@@ -142,7 +143,7 @@ using Lengths = std::vector<std::pair<int, int>>;
 // On five pages the third gives way with a full page, for the second pages of the others.
 const Lengths kThree = {{63, 8}, {62, 8}, {61, 8}};
 // On four pages the second gives way amid its second page, for the third of the first.
-const Lengths kTwo = {{60, 72}, {10, 75}};
+const Lengths kTwo = {{100, 32}, {50, 40}};
 
 struct Play {
   ModelOptions options = options_for(kFewTokens, 6 * kFewTokens);
@@ -225,6 +226,23 @@ TEST(GpuSwap, TheSameTextAfterGivingWayAmidAPage) {
   constexpr int64_t kFour = 4 * kPageSize;
   expect_swapped_once(play({.options = options_for(kFour, 6 * kFour), .lengths = kTwo}),
                       play({.options = options_for(6 * kFour, 0), .lengths = kTwo}));
+}
+
+// Pages come and go between steps that the CPU shares, in halves at that.
+TEST(GpuSwap, TheSameTextWithExpertsOnTheCpu) {
+  const CardMemory memory(kEnough);
+  std::mt19937 rng(4);
+  Placement placement = random_placement(ModelConfig::from_directory(kGolden + "v2_lite"), rng);
+  placement.prefill_chunk_tokens = 256;
+  placement.micro_batches = 2;
+  const auto play_shared = [&](ModelOptions options) {
+    placement.kv_tokens = options.context;
+    const PlacementFile file(placement);
+    options.placement = file.path();
+    return play({.options = options});
+  };
+  expect_swapped_once(play_shared(options_for(kFewTokens, 6 * kFewTokens)),
+                      play_shared(options_for(6 * kFewTokens, 0)));
 }
 
 // The third has two pages, host memory one.

@@ -117,9 +117,9 @@ class HybridSteps : public HybridHandOff {
 };
 
 TEST_F(HybridSteps, HalvesGiveTheSameSum) {
-  for (int round = 0; round < 12; ++round) {
-    const auto card = std::chrono::microseconds(round % 3 == 1 ? 100 * round : 0);
-    const auto cpu = std::chrono::microseconds(round % 3 == 2 ? 100 * round : 0);
+  for (int round = 0; round < 6; ++round) {
+    const auto card = std::chrono::microseconds(round % 3 == 1 ? 200 * round : 0);
+    const auto cpu = std::chrono::microseconds(round % 3 == 2 ? 200 * round : 0);
     before_hand_down_ = [=] { std::this_thread::sleep_for(card); };
     interposed_->before = [=] { std::this_thread::sleep_for(cpu); };
     start();
@@ -191,7 +191,7 @@ TEST_F(HybridSteps, HalvesOverlap) {
 
 // A recorded step goes through its layers without submit() and add_to().
 TEST_F(HybridSteps, TheCpuFollowsAReplay) {
-  constexpr int kReplays = 30;
+  constexpr int kReplays = 12;
   const gpu::Graph one = stream_.capture([&] { enqueue(1); });
   const gpu::Graph two = stream_.capture([&] { enqueue(2); });
   for (int replay = 0; replay < kReplays; ++replay) {

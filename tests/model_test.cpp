@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "tests/check_close.h"
+#include "tests/conversations.h"
 #include "tests/naive_deepseek.h"
 #include "tests/random_model.h"
 
@@ -197,6 +198,71 @@ TEST_P(ModelTest, ThreadsDoNotChangeABit) {
   };
   const auto one = run_with(1);
   for (int n = 2; n <= std::min(n_cores(), 8); ++n) EXPECT_EQ(run_with(n), one) << n;
+}
+
+// Has sums only when they are asked for last, as those of another device, and wants halves.
+class Elsewhere final : public RoutedExperts {
+ public:
+  struct Call {
+    char what;
+    int layer, first_row;
+    bool operator==(const Call&) const = default;
+  };
+  Elsewhere(RoutedExperts& experts, int max_tokens, int dim)
+      : experts_(experts), dim_(dim), sums_(max_tokens * dim) {}
+
+  void submit(const ExpertBatch& batch) override {
+    calls.push_back({'s', batch.layer, batch.first_row});
+    const TensorView sum = sums_of(batch.first_row, batch.x.rows);
+    std::fill_n(sum.row<float>(0), batch.x.rows * dim_, 0.f);
+    experts_.submit(batch);
+    experts_.add_to(sum);
+  }
+  void add_to(TensorView) override {}
+  void add_rest_to(int layer, int first_row, TensorView y) override {
+    calls.push_back({'r', layer, first_row});
+    const TensorView sum = sums_of(first_row, y.rows);
+    for (int64_t t = 0; t < y.rows; ++t)
+      for (int i = 0; i < dim_; ++i) y.row<float>(t)[i] += sum.row<float>(t)[i];
+  }
+  bool wants_halves(int n_sequences) const override { return n_sequences >= 3; }
+
+  std::vector<Call> calls;
+
+ private:
+  TensorView sums_of(int first, int64_t n) {
+    return {&sums_[first * dim_], n, dim_, dim_, DType::kF32};
+  }
+  RoutedExperts& experts_;
+  const int dim_;
+  std::vector<float> sums_;
+};
+
+// In two halves a layer of one is under way while the other begins; no bit changes by that.
+TEST_P(ModelTest, HalvesTakeTurns) {
+  TestEngine engine(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16),
+      twin(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16);
+  const ModelConfig& c = model_.config;
+  Elsewhere elsewhere(twin.experts, 256, c.dim);
+  DeepSeek halved(c, twin.packed.weights, twin.ops, elsewhere, {256, 256}, AttentionForm::kAuto);
+  Conversations one(engine.model, engine.cache, 1, 5), two(halved, twin.cache, 2, 5);
+  std::vector<Conversations::Part> step;
+  for (int s = 0; s < 5; ++s) step.push_back({s, prompt(9 + 20 * s, c.vocab, s)});
+  EXPECT_EQ(one.step(step), two.step(step)) << "prompts";
+  for (const int n : {5, 4, 3, 2}) {
+    step.clear();
+    for (int s = 0; s < n; ++s) step.push_back({s, {17 * s + n}});
+    elsewhere.calls.clear();
+    EXPECT_EQ(one.step(step), two.step(step)) << n;
+    std::vector<Elsewhere::Call> expected;
+    const std::vector<int> parts = n >= 3 ? std::vector<int>{0, (n + 1) / 2} : std::vector<int>{0};
+    for (int l = 0; l <= c.n_layers; ++l)
+      for (const int first : parts) {
+        if (l > 0 && c.is_moe(l - 1)) expected.push_back({'r', l - 1, first});
+        if (l < c.n_layers && c.is_moe(l)) expected.push_back({'s', l, first});
+      }
+    EXPECT_EQ(elsewhere.calls, expected) << n;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, ModelTest,
