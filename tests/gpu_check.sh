@@ -74,6 +74,7 @@ if [ $ran -gt 0 ]; then
   bench embed
   bench mlp --tokens 1,8,64,512
   bench attention --ctx 4096,16384
+  bench attention --variants --ctx 4096
   bench moe --tokens 1,8,64,512 --layers 1
   bench layer --tokens 1,8 --ctx 4096 --layers 1
   bench generate --layers 3 --ctx 1024 --batch 1,8 --tokens 512

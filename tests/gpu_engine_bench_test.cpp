@@ -2,6 +2,7 @@
 // times there. How long they are is not the question.
 #include <gtest/gtest.h>
 
+#include "attention_variant_case.h"
 #include "bench/attention_bench.h"
 #include "bench/embed_bench.h"
 #include "bench/generate_bench.h"
@@ -87,6 +88,72 @@ TEST_F(GpuBench, Attention) {
   bench_attention({"tiny", config, {65}, {4}, kSeconds, 1 << 20, gpus_}, kernels_, speed_,
                   collect());
   expect_times_on_card(2);
+}
+
+TEST_F(GpuBench, AttentionVariants) {
+  bench_attention_variants({"tiny", config_, {65, 3}, {}, kSeconds, 1 << 22, gpus_}, kernels_,
+                           speed_, collect());
+  expect_times_on_card(2 * kNumAttentionVariants);
+}
+
+// In the pages of a cache that holds more, with real products where the benchmark has random ones.
+TEST_F(GpuBench, AttentionVariantsAgree) {
+  const ModelConfig config = small_attention_config();
+  const auto wanted = [](const WeightSpec& spec) { return spec.layer == 0; };
+  CpuWeights home(kernels_);
+  const ModelWeights weights = random_weights(config, kFormats, wanted, home, team_);
+  const AttentionWeights& w = weights.layers[0].attn;
+  const AttentionProducts products(kernels_, config, w, team_);
+  constexpr int kContext = 150;
+  const std::unique_ptr<GpuTwin> twin =
+      gpus_({.config = config,
+             .formats = kFormats,
+             .wanted = wanted,
+             .max_tokens = AttentionVariants::max_tokens(config.mla),
+             .context = kContext});
+  ASSERT_TRUE(twin);
+  const auto matrix = [&](const TensorView& floats) {
+    const Arena memory(Buffer(Arena::padded_bytes(floats.rows * floats.cols * 2)));
+    const TensorView rows = {memory.memory().data(), floats.rows, floats.cols, floats.cols,
+                             DType::kBF16};
+    for (int64_t r = 0; r < rows.rows; ++r)
+      kernels_.encode_bf16({floats.row<float>(r), rows.row<cpu::bf16>(r), rows.cols});
+    return twin->repeated(rows, rows.rows);
+  };
+  const Materialized materialized{matrix(products.q_latent), matrix(products.q_rope),
+                                  matrix(products.out)};
+
+  const KvCache cache(config, kContext + 2 * kPageSize, DType::kBF16);
+  fill_with_random(cache, config);
+  const std::vector<int32_t> pages = {3, 0, 1};
+  const CacheOfHeads heads =
+      cache_of_heads(kernels_, config, w.kv_b, cache.layer(0), pages, kContext, team_);
+  TensorView h, y;
+  const Arena arena = Arena::holding([&](auto visit) {
+    visit(h, 1, config.dim, DType::kF32);
+    visit(y, kNumAttentionVariants, config.dim, DType::kF32);
+  });
+  fill_with_normal(h);
+  std::vector<Buffer> memory;
+  const auto there = [&](const TensorView& rows) {
+    TensorView whole = rows;
+    whole.cols = rows.stride;
+    return on_card(*twin, whole, memory).cols_from(0, rows.cols);
+  };
+  const TensorView h_there = there(h), y_there = there(y);
+  AttentionVariants variants(config, twin->weights().layers[0].attn, materialized,
+                             there(cache.layer(0)), pages, there(heads.rows), kContext,
+                             twin->ops());
+  for (int v = 0; v < kNumAttentionVariants; ++v)
+    variants.run(static_cast<AttentionVariant>(v), h_there, y_there.rows_from(v, 1));
+  twin->ops().to_host(y_there, y);
+  expect_equal_rows(y, 2e-2f);
+
+  CpuOps ops(kernels_, config, AttentionVariants::max_tokens(config.mla), team_);
+  const Materialized none;
+  AttentionVariants here(config, w, none, cache.layer(0), pages, heads.rows, kContext, ops);
+  here.run(AttentionVariant::kACCME, h, y.rows_from(1, 1));
+  expect_equal_rows(y, 2e-2f);
 }
 
 TEST_F(GpuBench, Generate) {

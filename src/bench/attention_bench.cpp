@@ -1,12 +1,8 @@
 #include "bench/attention_bench.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstring>
 #include <random>
 
-#include "bench/attention_variants.h"
 #include "bench/machine_info.h"
 #include "bench/model_on_card.h"
 #include "bench/random_cache.h"
@@ -154,97 +150,6 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
     measure_one(context, 1, false);
     for (const int n : bench.prompt_tokens)
       if (n <= context) measure_one(context, n, true);
-  }
-}
-
-namespace {
-
-// A matrix of equal random panels, BF16.
-QuantView random_matrix(CpuWeights& home, int64_t rows, int64_t cols, Team& team) {
-  std::vector<cpu::bf16> panel(kPackRows * cols);
-  std::mt19937 rng(1);
-  const float scale = 1 / std::sqrt(static_cast<float>(cols));
-  std::normal_distribution<float> normal(0, scale);
-  for (cpu::bf16& number : panel)
-    number = static_cast<cpu::bf16>(std::bit_cast<uint32_t>(normal(rng)) >> 16);
-  const QuantView matrix =
-      home.reserve({.q = {nullptr, rows, cols, cols, DType::kBF16}, .scale = {}});
-  team.run((rows + kPackRows - 1) / kPackRows, [&](int64_t i, int) {
-    home.pack(panel.data(), matrix, i * kPackRows, std::min(kPackRows, rows - i * kPackRows));
-  });
-  return matrix;
-}
-
-}  // namespace
-
-void bench_attention_variants(const AttentionBench& bench, const cpu::KernelTable& kernels,
-                              MachineSpeed& speed, const OnRow& on_row) {
-  ModelConfig config = bench.config;
-  const MlaConfig& m = config.mla;
-  require(m.q_rank > 0, "--variants: {} has no q_lora_rank; choose r1, v3, v2, or k2",
-          bench.config_name);
-  config.n_layers = config.n_dense_layers = 1;
-  const WeightFormat format = backbone_format("auto", config);
-  const DType cache_type = cache_type_for(kernels);
-  const int longest = *std::max_element(bench.contexts.begin(), bench.contexts.end());
-  const int64_t most_bytes =
-      int64_t{longest} * m.n_heads * (m.qk_dim() + m.v_dim) * size_of(cache_type);
-  require(
-      most_bytes <= bench.memory_bytes,
-      "--ctx {}: keys and values of every head need {:.2f} GB and {:.2f} GB may be used; choose "
-      "a shorter context or raise --memory",
-      longest, static_cast<double>(most_bytes) * 1e-9,
-      static_cast<double>(bench.memory_bytes) * 1e-9);
-
-  CpuWeights home(kernels), products_home(kernels);
-  const ModelWeights weights = random_weights(
-      config, {format, {DType::kBF16}},
-      [](const WeightSpec& spec) {
-        return spec.use == WeightUse::kAttention || spec.name.ends_with("a_layernorm.weight");
-      },
-      home, speed.team());
-  const int64_t latents = int64_t{m.n_heads} * m.kv_rank, rope = int64_t{m.n_heads} * m.rope_dim;
-  const auto bytes_of = [&](int64_t rows, int64_t cols) {
-    return products_home.packed_bytes(
-        {.q = {nullptr, rows, cols, cols, DType::kBF16}, .scale = {}});
-  };
-  products_home.allocate(bytes_of(latents, m.q_rank) + bytes_of(rope, m.q_rank) +
-                         bytes_of(config.dim, latents));
-  const Materialized products = {random_matrix(products_home, latents, m.q_rank, speed.team()),
-                                 random_matrix(products_home, rope, m.q_rank, speed.team()),
-                                 random_matrix(products_home, config.dim, latents, speed.team())};
-  KvCache cache(config, longest, cache_type);
-  fill_with_random(cache, config);
-  std::vector<int32_t> pages(pages_for(longest));
-  for (int32_t& page : pages) page = cache.take_page();
-  TensorView h, y;
-  const Arena arena = Arena::holding([&](auto visit) {
-    visit(h, 1, config.dim, DType::kF32);
-    visit(y, 1, config.dim, DType::kF32);
-  });
-  std::mt19937 rng(1);
-  std::normal_distribution<float> normal;
-  for (int64_t i = 0; i < config.dim; ++i) h.row<float>(0)[i] = normal(rng);
-
-  const cpu::PeakLoop peak = peak_of_attention(speed, kernels);
-  for (const int context : bench.contexts) {
-    AttentionVariants variants(kernels, config, weights.layers[0].attn, products, cache,
-                               std::span(pages).first(pages_for(context)), context, speed.team());
-    for (int v = 0; v < kNumAttentionVariants; ++v) {
-      const auto variant = static_cast<AttentionVariant>(v);
-      const Work work = {cost_of_variant(variant, config, format, context, size_of(cache_type)),
-                         [&](int64_t) { variants.run(variant, h, y); }};
-      nlohmann::ordered_json row = {{"bench", "attention"},
-                                    {"config", bench.config_name},
-                                    {"format", format_name(format)},
-                                    {"isa", kernels.name},
-                                    {"threads", speed.team().size()},
-                                    {"what", name_of(variant)},
-                                    {"tokens", 1},
-                                    {"context", context}};
-      add_fields(row, measure(speed, peak, {&work, 1}, bench.seconds)[0], peak);
-      on_row(row);
-    }
   }
 }
 

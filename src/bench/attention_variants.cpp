@@ -1,61 +1,135 @@
 #include "bench/attention_variants.h"
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
+#include <numeric>
 
 #include "bench/attention_bench.h"
 #include "offload/plan/cost.h"
 #include "ops/cpu_weights.h"
 
 namespace tandem {
+namespace {
+
+int64_t cols_of_head(const MlaConfig& m) { return m.qk_dim() + m.v_dim; }
+
+// Rows begin at multiples of 16 bytes, as in every cache.
+int64_t stride_of_head(const MlaConfig& m) { return (cols_of_head(m) + 7) / 8 * 8; }
+
+std::vector<int32_t> ascending(int64_t n) {
+  std::vector<int32_t> numbers(n);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
+std::vector<Sequence> sequences_of(std::span<const int32_t> pages,
+                                   std::span<const int32_t> pages_of_heads, int n_heads,
+                                   int context) {
+  std::vector<Sequence> sequences = {{0, 1, context, pages}};
+  for (int head = 0; head < n_heads; ++head)
+    sequences.push_back(
+        {1 + head, 1, context, pages_of_heads.subspan(head * pages.size(), pages.size())});
+  return sequences;
+}
+
+}  // namespace
 
 const char* name_of(AttentionVariant variant) {
   constexpr const char* kNames[kNumAttentionVariants] = {"CD", "CC", "A_CC", "A_CC_ME", "AM_CC_ME"};
   return kNames[static_cast<int>(variant)];
 }
 
-AttentionVariants::AttentionVariants(const cpu::KernelTable& kernels, const ModelConfig& config,
-                                     const AttentionWeights& weights,
-                                     const Materialized& materialized, const KvCache& cache,
-                                     std::span<const int32_t> pages, int context, Team& team)
-    : kernels_(kernels),
-      c_(config),
-      w_(weights),
-      m_(materialized),
-      team_(team),
-      ops_(kernels, config, kPageSize, team),
-      context_(context),
-      cache_(cache.layer(0)),
-      pages_(pages.begin(), pages.end()),
-      sequence_{0, 1, context, pages_},
-      token_{0},
-      positions_{context - 1},
-      batch_{token_, positions_, {&sequence_, 1}, {}},
-      frequencies_(rope_frequencies(config.rope, config.mla.rope_dim)) {
-  const MlaConfig& m = c_.mla;
-  const int64_t heads = m.n_heads;
-  arena_ = Arena::holding([&](auto visit) {
-    visit(q_a_, 1, m.q_rank, DType::kF32);
-    visit(q_, 1, heads * m.qk_dim(), DType::kF32);
-    visit(q_latent_, heads, m.kv_rank, DType::kF32);
-    visit(q_rope_, heads, m.rope_dim, DType::kF32);
-    visit(q_together_, heads, m.cache_dim(), DType::kF32);
-    visit(kv_, kPageSize, m.cache_dim(), DType::kF32);
-    visit(restored_, kPageSize, heads * (m.nope_dim + m.v_dim), DType::kF32);
-    visit(o_latent_, heads, m.kv_rank, DType::kF32);
-    visit(o_, 1, heads * m.v_dim, DType::kF32);
-    visit(decompressed_, heads * context, m.qk_dim() + m.v_dim, cache_.dtype);
-    visit(copy_, cache_.rows, cache_.cols, cache_.dtype);
+int64_t bytes_of_cache_of_heads(const MlaConfig& m, int context, DType type) {
+  return int64_t{m.n_heads} * pages_for(context) * kPageSize * stride_of_head(m) * size_of(type);
+}
+
+CacheOfHeads cache_of_heads(const cpu::KernelTable& kernels, const ModelConfig& config,
+                            const QuantView& kv_b, TensorView latents,
+                            std::span<const int32_t> pages, int context, Team& team) {
+  const MlaConfig& m = config.mla;
+  const int64_t tokens_of_head = std::ssize(pages) * kPageSize, cols = m.nope_dim + m.v_dim;
+  CpuOps ops(kernels, config, kPageSize, team);
+  TensorView kv, restored;
+  const Arena scratch = Arena::holding([&](auto visit) {
+    visit(kv, kPageSize, m.cache_dim(), DType::kF32);
+    visit(restored, kPageSize, m.n_heads * cols, DType::kF32);
   });
+  CacheOfHeads cache;
+  cache.arena = Arena::holding([&](auto visit) {
+    visit(cache.rows, m.n_heads * tokens_of_head, stride_of_head(m), latents.dtype);
+  });
+  cache.rows.cols = cols_of_head(m);
+  const auto store = [&](const float* from, const TensorView& to, int64_t row) {
+    if (to.dtype == DType::kF32)
+      std::copy_n(from, to.cols, to.row<float>(row));
+    else
+      kernels.encode_bf16({from, to.row<cpu::bf16>(row), to.cols});
+  };
+  const TensorView k_and_v = cache.rows.cols_from(0, cols),
+                   k_rope = cache.rows.cols_from(cols, m.rope_dim);
   for (int first = 0; first < context; first += kPageSize) {
     const int64_t n = std::min(kPageSize, context - first);
-    const TensorView rows = cache_.rows_from(int64_t{pages_[first / kPageSize]} * kPageSize, n);
+    const TensorView rows = latents.rows_from(int64_t{pages[first / kPageSize]} * kPageSize, n);
     for (int64_t r = 0; r < n; ++r)
-      kernels_.decode({rows.row_data(r), kernel_type(rows.dtype), kv_.row<float>(r), rows.cols});
-    ops_.linear(kv_.rows_from(0, n).cols_from(0, m.kv_rank), w_.kv_b, restored_.rows_from(0, n));
-    store_decompressed(restored_.rows_from(0, n), first);
+      kernels.decode({rows.row_data(r), kernel_type(rows.dtype), kv.row<float>(r), rows.cols});
+    ops.linear(kv.rows_from(0, n).cols_from(0, m.kv_rank), kv_b, restored.rows_from(0, n));
+    team.run(m.n_heads, [&](int64_t head, int) {
+      for (int64_t r = 0; r < n; ++r) {
+        const int64_t row = head * tokens_of_head + first + r;
+        store(restored.row<float>(r) + head * cols, k_and_v, row);
+        store(kv.row<float>(r) + m.kv_rank, k_rope, row);
+      }
+    });
   }
+  return cache;
+}
+
+AttentionVariants::AttentionVariants(const ModelConfig& config, const AttentionWeights& weights,
+                                     const Materialized& materialized, TensorView latents,
+                                     std::span<const int32_t> pages, TensorView heads, int context,
+                                     Ops& ops)
+    : c_(config),
+      w_(weights),
+      m_(materialized),
+      ops_(ops),
+      latents_(latents),
+      heads_(heads),
+      pages_(pages.begin(), pages.end()),
+      pages_of_heads_(ascending(config.mla.n_heads * std::ssize(pages))),
+      tokens_(max_tokens(config.mla), 0),
+      positions_(max_tokens(config.mla), context - 1),
+      sequences_(sequences_of(pages_, pages_of_heads_, config.mla.n_heads, context)),
+      token_{std::span(tokens_).first(1),
+             std::span(positions_).first(1),
+             std::span(sequences_).first(1),
+             {}},
+      token_of_heads_{std::span(tokens_).subspan(1),
+                      std::span(positions_).subspan(1),
+                      std::span(sequences_).subspan(1),
+                      {}},
+      frequencies_(rope_frequencies(config.rope, config.mla.rope_dim)) {
+  const MlaConfig& m = c_.mla;
+  check(m.nope_dim + m.v_dim <= m.kv_rank, "scratch of attention is as wide as the latents");
+  const int64_t n = m.n_heads, cols = m.nope_dim + m.v_dim;
+  arena_ = Arena::holding(
+      [&](auto visit) {
+        visit(q_a_, 1, m.q_rank, DType::kF32);
+        visit(q_, 1, n * m.qk_dim(), DType::kF32);
+        visit(q_latent_, n, m.kv_rank, DType::kF32);
+        visit(q_rope_, n, m.rope_dim, DType::kF32);
+        visit(q_together_, n, m.cache_dim(), DType::kF32);
+        visit(kv_, 1, m.cache_dim(), DType::kF32);
+        visit(restored_, 1, n * cols, DType::kF32);
+        visit(o_latent_, n, m.kv_rank, DType::kF32);
+        visit(o_, 1, n * m.v_dim, DType::kF32);
+        // Row 0 is that of the sequence of latents, and stays unused.
+        visit(q_of_heads_, 1 + n, cols_of_head(m), DType::kF32);
+        visit(kv_of_heads_, n, cols_of_head(m), DType::kF32);
+        visit(o_of_heads_, 1 + n, cols, DType::kF32);
+        visit(copy_, latents.rows, latents.stride, latents.dtype);
+      },
+      [&](int64_t bytes) { return ops.allocate(bytes); });
+  copy_.cols = latents.cols;
+  ops_.begin({tokens_, positions_, sequences_, {}});
 }
 
 void AttentionVariants::run(AttentionVariant variant, TensorView h, TensorView y) {
@@ -66,11 +140,11 @@ void AttentionVariants::run(AttentionVariant variant, TensorView h, TensorView y
   append_latent(h);
   switch (variant) {
     case AttentionVariant::kCD:
-      append_decompressed();
-      attend_decompressed();
+      append_to_heads();
+      attend_heads();
       break;
     case AttentionVariant::kCC:
-      ops_.mla_naive(args(cache_), w_.kv_b);
+      ops_.mla_naive(args(latents_), w_.kv_b);
       break;
     case AttentionVariant::kACC:
     case AttentionVariant::kACCME:
@@ -86,95 +160,64 @@ void AttentionVariants::run(AttentionVariant variant, TensorView h, TensorView y
 
 void AttentionVariants::project_query(bool materialized) {
   const MlaConfig& m = c_.mla;
-  const RopeTable rope{frequencies_, rope_amplitude(c_.rope)};
   if (materialized) {
     ops_.linear(q_a_, m_.q_latent, q_latent_.reshape(1, q_latent_.rows * q_latent_.cols));
     ops_.linear(q_a_, m_.q_rope, q_rope_.reshape(1, q_rope_.rows * q_rope_.cols));
-    ops_.rope(q_rope_, positions_, rope);
+    ops_.rope(q_rope_, token_.positions, rope());
     return;
   }
   ops_.linear(q_a_, w_.q_b, q_);
-  ops_.rope(q_.reshape(m.n_heads, m.qk_dim()).cols_from(m.nope_dim, m.rope_dim), positions_, rope);
+  ops_.rope(q_.reshape(m.n_heads, m.qk_dim()).cols_from(m.nope_dim, m.rope_dim), token_.positions,
+            rope());
 }
 
 void AttentionVariants::append_latent(TensorView h) {
   const MlaConfig& m = c_.mla;
-  const TensorView kv = kv_.rows_from(0, 1), latent = kv.cols_from(0, m.kv_rank);
-  ops_.linear(h, w_.kv_a, kv);
+  const TensorView latent = kv_.cols_from(0, m.kv_rank);
+  ops_.linear(h, w_.kv_a, kv_);
   ops_.rms_norm(latent, w_.kv_a_norm, c_.latent_norm_eps, latent);
-  ops_.rope(kv.cols_from(m.kv_rank, m.rope_dim), positions_,
-            {frequencies_, rope_amplitude(c_.rope)});
-  ops_.append_kv(batch_, kv, cache_);
+  ops_.rope(kv_.cols_from(m.kv_rank, m.rope_dim), token_.positions, rope());
+  ops_.append_kv(token_, kv_, latents_);
 }
 
-void AttentionVariants::append_decompressed() {
-  const TensorView restored = restored_.rows_from(0, 1);
-  ops_.linear(kv_.rows_from(0, 1).cols_from(0, c_.mla.kv_rank), w_.kv_b, restored);
-  store_decompressed(restored, context_ - 1);
+void AttentionVariants::copy(TensorView from, TensorView to) {
+  ops_.clear(to);
+  ops_.add(to, from);
 }
 
-// Of the latents in kv_ and what they were restored to, both of the tokens from `first` on.
-void AttentionVariants::store_decompressed(TensorView restored, int first) {
+void AttentionVariants::append_to_heads() {
   const MlaConfig& m = c_.mla;
-  const auto store = [&](const float* from, const TensorView& to, int64_t row) {
-    if (to.dtype == DType::kF32)
-      std::copy_n(from, to.cols, to.row<float>(row));
-    else
-      kernels_.encode_bf16({from, to.row<cpu::bf16>(row), to.cols});
-  };
-  const TensorView k = decompressed_.cols_from(0, m.nope_dim),
-                   k_rope = decompressed_.cols_from(m.nope_dim, m.rope_dim),
-                   v = decompressed_.cols_from(m.qk_dim(), m.v_dim);
-  team_.run(m.n_heads, [&](int64_t head, int) {
-    for (int64_t r = 0; r < restored.rows; ++r) {
-      const float* const from = restored.row<float>(r) + head * (m.nope_dim + m.v_dim);
-      const int64_t row = head * context_ + first + r;
-      store(from, k, row);
-      store(kv_.row<float>(r) + m.kv_rank, k_rope, row);
-      store(from + m.nope_dim, v, row);
-    }
-  });
+  const int64_t cols = m.nope_dim + m.v_dim;
+  ops_.linear(kv_.cols_from(0, m.kv_rank), w_.kv_b, restored_);
+  copy(restored_.reshape(m.n_heads, cols), kv_of_heads_.cols_from(0, cols));
+  TensorView key_for_all = kv_.cols_from(m.kv_rank, m.rope_dim);
+  key_for_all.rows = m.n_heads;
+  key_for_all.stride = 0;
+  copy(key_for_all, kv_of_heads_.cols_from(cols, m.rope_dim));
+  ops_.append_kv(token_of_heads_, kv_of_heads_, heads_);
 }
 
-void AttentionVariants::attend_decompressed() {
+// To the absorbed form a head's key and value are one latent: the query is 0 where the value is,
+// and of the output the part of the key is not used. That costs operations, and no bytes.
+void AttentionVariants::attend_heads() {
   const MlaConfig& m = c_.mla;
+  const int cols = m.nope_dim + m.v_dim;
   const TensorView q = q_.reshape(m.n_heads, m.qk_dim());
-  const bool bf16 = decompressed_.dtype == DType::kBF16;
-  team_.run(m.n_heads, [&](int64_t head, int) {
-    std::vector<cpu::KeyBlock> blocks;
-    for (int first = 0; first < context_; first += cpu::kMaxKeys) {
-      const int n = std::min(cpu::kMaxKeys, context_ - first);
-      const TensorView rows = decompressed_.rows_from(head * context_ + first, n);
-      blocks.push_back({rows.data, rows.cols_from(m.nope_dim, m.rope_dim).data,
-                        rows.cols_from(m.qk_dim(), m.v_dim).data, n, n});
-    }
-    float* const out = o_.row<float>(0) + head * m.v_dim;
-    std::fill_n(out, m.v_dim, 0.f);
-    float max = -std::numeric_limits<float>::infinity(), sum = 0;
-    const int64_t stride = decompressed_.row_bytes();
-    kernels_.attend({.type = bf16 ? cpu::ActivationType::kBF16 : cpu::ActivationType::kF32,
-                     .q = q.row<float>(head),
-                     .q_rope = q.row<float>(head) + m.nope_dim,
-                     .q_stride = q.stride,
-                     .q_rope_stride = q.stride,
-                     .blocks = blocks.data(),
-                     .n_blocks = static_cast<int>(blocks.size()),
-                     .k_stride = stride,
-                     .k_rope_stride = stride,
-                     .v_stride = stride,
-                     .n_queries = 1,
-                     .dim = m.nope_dim,
-                     .rope_dim = m.rope_dim,
-                     .v_dim = m.v_dim,
-                     .first_query = 0,
-                     .queries_per_token = 1,
-                     .scale = softmax_scale(c_),
-                     .out = out,
-                     .out_stride = m.v_dim,
-                     .max = &max,
-                     .sum = &sum});
-    for (int i = 0; i < m.v_dim; ++i) out[i] /= sum;
-  });
+  const TensorView q_of_heads = q_of_heads_.rows_from(1, m.n_heads);
+  ops_.clear(q_of_heads);
+  ops_.add(q_of_heads.cols_from(0, m.nope_dim), q.cols_from(0, m.nope_dim));
+  ops_.add(q_of_heads.cols_from(cols, m.rope_dim), q.cols_from(m.nope_dim, m.rope_dim));
+  const MlaConfig one_head = {.n_heads = 1,
+                              .q_rank = 0,
+                              .kv_rank = cols,
+                              .nope_dim = m.nope_dim,
+                              .rope_dim = m.rope_dim,
+                              .v_dim = m.v_dim};
+  ops_.mla_absorbed({token_of_heads_.sequences, q_of_heads_.cols_from(0, cols),
+                     q_of_heads_.cols_from(cols, m.rope_dim), heads_, one_head, softmax_scale(c_),
+                     o_of_heads_});
+  copy(o_of_heads_.rows_from(1, m.n_heads).cols_from(m.nope_dim, m.v_dim),
+       o_.reshape(m.n_heads, m.v_dim));
 }
 
 void AttentionVariants::attend_absorbed(bool copies, bool materialized) {
@@ -187,7 +230,7 @@ void AttentionVariants::attend_absorbed(bool copies, bool materialized) {
                                    .rows_per_head = m.nope_dim + m.v_dim,
                                    .transposed = true,
                                    .out = q_latent_};
-  MlaArgs a = args(cache_);
+  MlaArgs a = args(latents_);
   a.q = q_latent_;
   a.out = o_latent_;
   if (materialized) {
@@ -196,18 +239,11 @@ void AttentionVariants::attend_absorbed(bool copies, bool materialized) {
     ops_.linear_per_head(through_kv_b);
   }
   if (copies) {
-    for (int head = 0; head < m.n_heads; ++head) {
-      float* const to = q_together_.row<float>(head);
-      std::copy_n(q_latent_.row<float>(head), m.kv_rank, to);
-      std::copy_n(q.row<float>(head) + m.nope_dim, m.rope_dim, to + m.kv_rank);
-    }
-    team_.run(std::ssize(pages_), [&](int64_t page, int) {
-      const TensorView from = cache_.rows_from(int64_t{pages_[page]} * kPageSize, kPageSize);
-      std::memcpy(copy_.row_data(int64_t{pages_[page]} * kPageSize), from.data,
-                  kPageSize * from.row_bytes());
-    });
     a.q = q_together_.cols_from(0, m.kv_rank);
     a.q_rope = q_together_.cols_from(m.kv_rank, m.rope_dim);
+    copy(q_latent_, a.q);
+    copy(q.cols_from(m.nope_dim, m.rope_dim), a.q_rope);
+    copy_latents();
     a.cache = copy_;
   }
   ops_.mla_absorbed(a);
@@ -220,13 +256,23 @@ void AttentionVariants::attend_absorbed(bool copies, bool materialized) {
   ops_.linear_per_head(back);
 }
 
-MlaArgs AttentionVariants::args(TensorView cache) const {
+// Pages that follow one another together.
+void AttentionVariants::copy_latents() {
+  for (size_t i = 0, n = 0; i < pages_.size(); i += n) {
+    for (n = 1; i + n < pages_.size() && pages_[i + n] == pages_[i + n - 1] + 1;) ++n;
+    const int64_t row = int64_t{pages_[i]} * kPageSize,
+                  n_rows = static_cast<int64_t>(n) * kPageSize;
+    ops_.copy(latents_.row_data(row), n_rows * latents_.row_bytes(), copy_.row_data(row));
+  }
+}
+
+MlaArgs AttentionVariants::args(TensorView latents) const {
   const MlaConfig& m = c_.mla;
   const TensorView q = q_.reshape(m.n_heads, m.qk_dim());
-  return {batch_.sequences,
+  return {token_.sequences,
           q.cols_from(0, m.nope_dim),
           q.cols_from(m.nope_dim, m.rope_dim),
-          cache,
+          latents,
           m,
           softmax_scale(c_),
           o_.reshape(m.n_heads, m.v_dim)};

@@ -6,11 +6,14 @@
 //   A_CC_ME   the same without the copies: what the engine does
 //   AM_CC_ME  the matrices on both sides of the latents multiplied beforehand
 #pragma once
-#include "bench/experts_bench.h"
 #include "bench/roofline.h"
+#include "core/team.h"
 #include "engine/kv_cache.h"
+#include "model/batch.h"
 #include "model/rope.h"
+#include "model/weights.h"
 #include "ops/cpu_ops.h"
+#include "ops/weight_format.h"
 
 namespace tandem {
 
@@ -25,13 +28,28 @@ struct Materialized {
   QuantView o;         // [dim, heads * kv_rank]
 };
 
-// One layer and one sequence whose last token is computed. Models with q_lora_rank only.
+// What CD caches, as pages of a latent cache are: every head is a sequence of its own, of
+// kPageSize-token pages in order, and its token is [nope_dim key | v_dim value | rope_dim key].
+struct CacheOfHeads {
+  Arena arena;
+  TensorView rows;  // [heads * pages * kPageSize, nope_dim + v_dim + rope_dim]
+};
+// Restored by kv_b from the latents, both the host's, in the same type.
+CacheOfHeads cache_of_heads(const cpu::KernelTable& kernels, const ModelConfig& config,
+                            const QuantView& kv_b, TensorView latents,
+                            std::span<const int32_t> pages, int context, Team& team);
+int64_t bytes_of_cache_of_heads(const MlaConfig& mla, int context, DType type);
+
+// One layer and one sequence whose last token is computed, on any device. Models with q_lora_rank,
+// and with heads that are no wider than the latents.
 class AttentionVariants {
  public:
-  // Fills the cache of CD from that of the latents. All references outlive the object.
-  AttentionVariants(const cpu::KernelTable& kernels, const ModelConfig& config,
-                    const AttentionWeights& weights, const Materialized& materialized,
-                    const KvCache& cache, std::span<const int32_t> pages, int context, Team& team);
+  // Begins a step of `ops`, which was made for steps of max_tokens(). Weights and caches are on its
+  // device. All references outlive the object.
+  AttentionVariants(const ModelConfig& config, const AttentionWeights& weights,
+                    const Materialized& materialized, TensorView latents,
+                    std::span<const int32_t> pages, TensorView heads, int context, Ops& ops);
+  static int max_tokens(const MlaConfig& mla) { return 1 + mla.n_heads; }
 
   // y = attention of h, both [1, dim], as the variant does it.
   void run(AttentionVariant variant, TensorView h, TensorView y);
@@ -39,29 +57,28 @@ class AttentionVariants {
  private:
   void project_query(bool materialized);
   void append_latent(TensorView h);
-  void append_decompressed();
-  void attend_decompressed();
+  void append_to_heads();
+  void attend_heads();
   void attend_absorbed(bool copies, bool materialized);
-  void store_decompressed(TensorView restored, int first);
-  MlaArgs args(TensorView cache) const;
+  void copy_latents();
+  void copy(TensorView from, TensorView to);
+  MlaArgs args(TensorView latents) const;
+  RopeTable rope() const { return {frequencies_, rope_amplitude(c_.rope)}; }
 
-  const cpu::KernelTable& kernels_;
   const ModelConfig& c_;
   const AttentionWeights& w_;
   const Materialized& m_;
-  Team& team_;
-  CpuOps ops_;
-  const int context_;
-  const TensorView cache_;
-  const std::vector<int32_t> pages_;
-  const Sequence sequence_;
-  const std::vector<int32_t> token_, positions_;
-  const Batch batch_;
+  Ops& ops_;
+  const TensorView latents_, heads_;
+  const std::vector<int32_t> pages_, pages_of_heads_;
+  const std::vector<int32_t> tokens_, positions_;
+  const std::vector<Sequence> sequences_;  // that of the latents, then those of the heads
+  const Batch token_, token_of_heads_;     // parts of the step
   const std::vector<float> frequencies_;
   Arena arena_;
   TensorView q_a_, q_, q_latent_, q_rope_, q_together_, kv_, restored_, o_latent_, o_;
-  TensorView decompressed_;  // [heads * context, nope + rope + v]
-  TensorView copy_;          // of the cache
+  TensorView q_of_heads_, kv_of_heads_, o_of_heads_;
+  TensorView copy_;  // of latents_
 };
 
 // Beside the weights, what a step reads and writes of caches, and all its operations.

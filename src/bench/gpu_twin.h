@@ -18,6 +18,8 @@ class GpuTwin {
   virtual const ModelWeights& weights() const = 0;
   virtual Ops& ops() = 0;
   virtual RoutedExperts& experts() = 0;
+  // A matrix of n_rows rows on the card, in BF16 as those given, which are repeated.
+  virtual QuantView repeated(TensorView rows, int64_t n_rows) = 0;
   // Starts to copy a matrix without gaps between its rows.
   virtual void to_card(TensorView from, TensorView to) = 0;
   virtual void wait() = 0;

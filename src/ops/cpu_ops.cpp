@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "ops/cpu_weights.h"
 #include "ops/router.h"
@@ -50,6 +51,15 @@ CpuOps::CpuOps(const cpu::KernelTable& kernels, const ModelConfig& c, int max_to
           m.kv_rank, m.nope_dim, m.rope_dim, m.v_dim, cpu::kMaxKeyDim, cpu::kMaxValueDim);
   arena_ = Arena::holding([&](auto visit) { for_each_scratch(c, max_tokens, visit); });
   parts_.reserve(part_out_.rows / kPartRows);
+}
+
+void CpuOps::copy(const void* from, int64_t bytes, void* to) {
+  constexpr int64_t kAtOnce = 1 << 16;
+  for_each((bytes + kAtOnce - 1) / kAtOnce, bytes, [&](int64_t i, int) {
+    const int64_t first = i * kAtOnce;
+    std::memcpy(static_cast<std::byte*>(to) + first, static_cast<const std::byte*>(from) + first,
+                std::min(kAtOnce, bytes - first));
+  });
 }
 
 void CpuOps::embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) {

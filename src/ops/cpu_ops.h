@@ -26,6 +26,7 @@ class CpuOps final : public Ops {
 
   Buffer allocate(int64_t bytes) override { return Buffer(bytes); }
   void begin(const Batch&) override {}
+  void copy(const void* from, int64_t bytes, void* to) override;
   void to_host(TensorView x, TensorView out) override;
   void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) override;
   void rms_norm(TensorView x, const QuantView& gain, float eps, TensorView out) override;

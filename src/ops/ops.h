@@ -95,9 +95,9 @@ class Ops {
   // Memory of the host for copy(), before the first step; empty where the device works in the
   // host's memory anyway. Throws Error when too little is left.
   virtual Buffer allocate_on_host(int64_t /*bytes*/) { return {}; }
-  // Enqueues a copy between memory of allocate() and of allocate_on_host(), in the order of the
-  // verbs.
-  virtual void copy(const void* /*from*/, int64_t /*bytes*/, void* /*to*/) {}
+  // Enqueues a copy within memory of allocate(), or between it and that of allocate_on_host(), in
+  // the order of the verbs.
+  virtual void copy(const void* from, int64_t bytes, void* to) = 0;
   // Until all that was enqueued is done.
   virtual void wait() {}
   // Brings a matrix to the host, and waits for it.

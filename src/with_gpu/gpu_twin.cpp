@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <tuple>
 
@@ -23,6 +24,7 @@ class Twin final : public GpuTwin {
   const ModelWeights& weights() const override { return weights_; }
   Ops& ops() override { return *ops_; }
   RoutedExperts& experts() override { return *experts_; }
+  QuantView repeated(TensorView rows, int64_t n_rows) override;
   void to_card(TensorView from, TensorView to) override {
     check(from.stride == from.cols && to.stride == to.cols, "matrices without gaps");
     stream_.copy(from.data, from.rows * from.row_bytes(), to.data);
@@ -39,11 +41,24 @@ class Twin final : public GpuTwin {
   const ModelConfig config_;
   gpu::Stream stream_;
   CudaWeights home_;
+  std::vector<std::unique_ptr<CudaWeights>> repeated_;
   ModelWeights weights_;
   std::unique_ptr<CudaOps> ops_;
   std::unique_ptr<CudaExpertRows> rows_;
   std::unique_ptr<CudaExperts> experts_;
 };
+
+QuantView Twin::repeated(TensorView rows, int64_t n_rows) {
+  check(rows.dtype == DType::kBF16 && rows.stride == rows.cols, "rows of BF16 without gaps");
+  const QuantView all = {.q = {nullptr, n_rows, rows.cols, rows.cols, rows.dtype}, .scale = {}};
+  CudaWeights& home = *repeated_.emplace_back(std::make_unique<CudaWeights>());
+  home.allocate(CudaWeights::bytes_of(all, WeightUse::kAttention));
+  const QuantView matrix = home.reserve(all, WeightUse::kAttention);
+  for (int64_t first = 0; first < n_rows; first += rows.rows)
+    home.upload_rows(rows.row_data(0), all, matrix, first, std::min(rows.rows, n_rows - first));
+  home.finish();
+  return matrix;
+}
 
 // As on the CPU: matrices of one shape and format are equal.
 void Twin::fill(const GpuTwinOptions& options, int64_t free_bytes) {

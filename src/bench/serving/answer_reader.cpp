@@ -8,15 +8,13 @@
 namespace tandem {
 namespace {
 
-using nlohmann::json;
-
-json parsed(std::string_view data) {
-  json value = json::parse(data, nullptr, false);
+nlohmann::json parsed(std::string_view data) {
+  nlohmann::json value = nlohmann::json::parse(data, nullptr, false);
   require(value.is_object(), "a line is no JSON object: {}", shown(data));
   return value;
 }
 
-const json& first_choice(const json& event, std::string_view data) {
+const nlohmann::json& first_choice(const nlohmann::json& event, std::string_view data) {
   const auto choices = event.find("choices");
   require(choices != event.end() && choices->is_array() && !choices->empty() &&
               choices->front().is_object(),
@@ -25,12 +23,12 @@ const json& first_choice(const json& event, std::string_view data) {
 }
 
 // Nothing where the field is missing, null or of another type, as an empty text counts for nothing.
-std::string text_in(const json& object, const char* name) {
+std::string text_in(const nlohmann::json& object, const char* name) {
   const auto found = object.find(name);
   return found != object.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-void take_usage(const json& event, int& n_tokens) {
+void take_usage(const nlohmann::json& event, int& n_tokens) {
   const auto usage = event.find("usage");
   if (usage == event.end() || !usage->is_object()) return;
   const auto n = usage->find("completion_tokens");
@@ -69,8 +67,8 @@ void AnswerReader::finish() {
 }
 
 void AnswerReader::completion(std::string_view data, double seconds) {
-  const json event = parsed(data);
-  const json& choice = first_choice(event, data);
+  const nlohmann::json event = parsed(data);
+  const nlohmann::json& choice = first_choice(event, data);
   require(choice.contains("text"), "a line has no text: {}", shown(data));
   const std::string text = text_in(choice, "text");
   if (text.empty()) return;
@@ -80,17 +78,17 @@ void AnswerReader::completion(std::string_view data, double seconds) {
 }
 
 void AnswerReader::chat(std::string_view data, double seconds) {
-  const json event = parsed(data);
+  const nlohmann::json event = parsed(data);
   take_usage(event, output_.output_tokens);
   if (!streams_) {
-    const json& choice = first_choice(event, data);
+    const nlohmann::json& choice = first_choice(event, data);
     require(choice.contains("message"), "the answer has no message: {}", shown(data));
     output_.text = text_in(choice["message"], "content");
     output_.ttft = seconds;
     return;
   }
   if (!event.contains("choices")) return;
-  const json& choice = first_choice(event, data);
+  const nlohmann::json& choice = first_choice(event, data);
   const auto delta = choice.find("delta");
   const std::string text =
       delta != choice.end() && delta->is_object() ? text_in(*delta, "content") : "";
@@ -101,10 +99,10 @@ void AnswerReader::chat(std::string_view data, double seconds) {
 
 // Every event repeats all text so far. Of several tokens at once each counts as a part of the gap.
 void AnswerReader::generate(std::string_view data, double seconds) {
-  const json event = parsed(data);
+  const nlohmann::json event = parsed(data);
   std::string text = text_in(event, "text");
   if (text.empty()) return;
-  const json about = event.value("meta_info", json::object());
+  const nlohmann::json about = event.value("meta_info", nlohmann::json::object());
   require(about.contains("completion_tokens") && about["completion_tokens"].is_number_integer(),
           "a line has no meta_info.completion_tokens: {}", shown(data));
   output_.output_tokens = about["completion_tokens"].get<int>();
