@@ -78,7 +78,7 @@ struct FromCodes {
   static void sum(const char* const* x, const Block& b, int panel, int c, Words (&acc)[M][N][2]) {
     static_assert(N == 1);
     const auto step = [&](int s, auto take) {
-      _mm_prefetch(b.ahead[panel] + s * kStepBytes, _MM_HINT_T0);
+      fetch_weights(b.ahead[panel] + s * kStepBytes);
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) {
         const Halves w = bytes_of(load(b.w[panel] + s * kStepBytes + h * 32));
@@ -145,7 +145,7 @@ constexpr int kMostFew = 4;
 // INT4 steps to twice as many steps of bytes.
 void spread_i4(const char* from, const char* ahead, int n_steps, char* to) {
   for (int s = 0; s < n_steps; ++s, from += kStepBytes, to += 2 * kStepBytes) {
-    _mm_prefetch(ahead + s * kStepBytes, _MM_HINT_T0);
+    fetch_weights(ahead + s * kStepBytes);
     for (int h = 0; h < kStepBytes; h += 32) {
       const Halves w = bytes_of(load(from + h));
       auto* const out = reinterpret_cast<__m256i*>(to + h);

@@ -58,7 +58,7 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
       for (int p = 0; p < N; ++p) {
         const char* from = b.w[panel + p] + s * kStepBytes;
-        if (kFirst) _mm_prefetch(b.ahead[panel + p] + s * kStepBytes, _MM_HINT_T0);
+        if (kFirst) fetch_weights(b.ahead[panel + p] + s * kStepBytes);
         const __m256i low = load(from), high = load(from + 32);
 #pragma GCC unroll 8
         for (int i = 0; i < M; ++i) {
@@ -81,7 +81,7 @@ void tile_of_group(const char* const* x, const Block& b, int, Sum* sums) {
 void widen_i4(const char* from, const char* ahead, int n_steps, char* to) {
   const __m256i upper = _mm256_set1_epi8(static_cast<char>(0xf0));
   for (int s = 0; s < n_steps; ++s, from += kStepBytes, to += 2 * kStepBytes) {
-    _mm_prefetch(ahead + s * kStepBytes, _MM_HINT_T0);
+    fetch_weights(ahead + s * kStepBytes);
     for (int h = 0; h < kStepBytes; h += 32) {
       const __m256i codes = load(from + h);
       const __m256i first = _mm256_and_si256(_mm256_slli_epi16(codes, 4), upper);
@@ -106,7 +106,7 @@ void widen_i4(const char* from, const char* ahead, const int8_t* multipliers, in
           _mm256_sub_epi8(_mm256_slli_epi16(bytes, 3), _mm256_and_si256(bytes, negative));
       const __m256i flip = _mm256_xor_si256(_mm256_set1_epi8(static_cast<char>(0x88)), negative);
       for (int i = s; i < s + group_steps; ++i) {
-        if (h == 0) _mm_prefetch(ahead + i * kStepBytes, _MM_HINT_T0);
+        if (h == 0) fetch_weights(ahead + i * kStepBytes);
         const __m256i codes = _mm256_xor_si256(load(from + i * kStepBytes + h), flip);
         const __m256i first = _mm256_and_si256(codes, low);
         const __m256i second = _mm256_and_si256(_mm256_srli_epi16(codes, 4), low);

@@ -189,7 +189,7 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
     for (int p = 0; p < N; ++p) {
       const char* from = b.w[panel + p] + s;
-      _mm_prefetch(b.ahead[panel + p] + s, _MM_HINT_T0);
+      fetch_weights(b.ahead[panel + p] + s);
       Column w[Type::kColumns];
       Type::widen(from, w);
 #pragma GCC unroll 8

@@ -129,7 +129,7 @@ struct RowOfE4m3 {
   using Vector = __m512;
   static constexpr WeightType kType = WeightType::kF8E4M3;
   static constexpr ScalesOf kScales = ScalesOf::kPanels;
-  static constexpr int kColumns = kScaleColumns, kXBytes = 8, kAhead = 2048;
+  static constexpr int kColumns = kScaleColumns, kXBytes = 8, kAhead = 4096;
   static constexpr float kUnit = 1;
   static constexpr bool kAlways = true;
   E4m3Table table;
@@ -149,7 +149,7 @@ struct RowOfE4m3 {
 
 void gemm_bf16(const GemmArgs& a) {
   if (multiply_one_row<RowOfBf16>(a)) return;
-  const Order order = {.part = kColumns, .ahead = a.m <= kMaxRows ? kAheadOfFew : kBlockBytes};
+  const Order order = {.part = kColumns, .ahead = a.m <= kMaxRows ? kAheadOfFew : 2 * kBlockBytes};
   multiply(a, order, [&a](Block& b, int first, int m, Sum* sums) {
     add_rows(a, kTiles<4>, kTiles<2>, kTiles<1>, kTiles<0>, b, sizeof(bf16), first, m, sums);
   });

@@ -139,7 +139,7 @@ struct RowOfI4 {
   using Vector = Integers;
   static constexpr WeightType kType = WeightType::kI4;
   static constexpr ScalesOf kScales = kScalesOf;
-  static constexpr int kColumns = cpu::kColumns, kXBytes = 8, kAhead = 2048;
+  static constexpr int kColumns = cpu::kColumns, kXBytes = 8, kAhead = 4096;
   static constexpr float kUnit = kI4Unit;
   static constexpr bool kAlways = true;
 
@@ -158,7 +158,7 @@ struct RowOfI4 {
 void gemm_i8(const GemmArgs& a) {
   if (multiply_one_row<RowOfI8>(a)) return;
   const Order order = {.part = kColumns,
-                       .ahead = a.m <= kMaxRows ? kAheadOfFew : kColumns / 4 * kStepBytes};
+                       .ahead = a.m <= kMaxRows ? kAheadOfFew : kColumns / 2 * kStepBytes};
   multiply(a, order, [&a](Block& b, int first, int m, Sum* sums) {
     add_rows(a, kTiles<4>, kTiles<2>, kTiles<1>, kTiles<0>, b, 1, first, m, sums);
   });

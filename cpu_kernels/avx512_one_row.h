@@ -91,7 +91,7 @@ template <bool kFetch, class Format>
   for (const char* const end = w + n_bytes; w < end; w += kStepBytes, x += Format::kXBytes) {
     if constexpr (kFetch) {
 #pragma GCC unroll 4
-      for (int p = 0; p < kGroup; ++p) _mm_prefetch(ahead + p * stride, _MM_HINT_T0);
+      for (int p = 0; p < kGroup; ++p) fetch_weights(ahead + p * stride);
       ahead += kStepBytes;
     }
     format.add(x, w, stride, sums);

@@ -28,13 +28,11 @@ constexpr int kTwoInTurns = -1;
 template <int N, int kFetch>
 void fetch_ahead(const Block& b, int panel, int s) {
   if constexpr (N == kGroup && kFetch == kTwoInTurns)
-    _mm_prefetch(b.ahead[2 + (s & 1)] + (s >> 1) * kStepBytes, _MM_HINT_T0);
+    fetch_weights(b.ahead[2 + (s & 1)] + (s >> 1) * kStepBytes);
   if constexpr (N == kGroup)
 #pragma GCC unroll 4
-    for (int p = 0; p < kFetch; ++p)
-      _mm_prefetch(b.ahead[b.fetch + p] + s * kStepBytes, _MM_HINT_T0);
-  if constexpr (N < kGroup && kFetch > 0)
-    _mm_prefetch(b.ahead[panel] + s * kStepBytes, _MM_HINT_T0);
+    for (int p = 0; p < kFetch; ++p) fetch_weights(b.ahead[b.fetch + p] + s * kStepBytes);
+  if constexpr (N < kGroup && kFetch > 0) fetch_weights(b.ahead[panel] + s * kStepBytes);
 }
 
 // What a tile that widens fetches at step s: for its panels, or if two such tiles leave widened
@@ -42,10 +40,10 @@ void fetch_ahead(const Block& b, int panel, int s) {
 template <int N, bool kKeep>
 void fetch_stored(const Block& b, int panel, int s) {
   if constexpr (kKeep && N == kGroup / 2) {
-    _mm_prefetch(b.ahead[panel / 2] + s * kStepBytes, _MM_HINT_T0);
+    fetch_weights(b.ahead[panel / 2] + s * kStepBytes);
   } else {
 #pragma GCC unroll 4
-    for (int p = panel; p < panel + N; ++p) _mm_prefetch(b.ahead[p] + s * kStepBytes, _MM_HINT_T0);
+    for (int p = panel; p < panel + N; ++p) fetch_weights(b.ahead[p] + s * kStepBytes);
   }
 }
 

