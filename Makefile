@@ -49,7 +49,7 @@ validate-planner: configure
 
 bundle: deps
 	@cmake --preset release -B build/bundle -DTANDEM_CUDA=all > build/configure.log 2>&1 || (cat build/configure.log; exit 1)
-	@cmake --build build/bundle -j$(JOBS) --target tandem gpu_cuda_tests
+	@cmake --build build/bundle -j$(JOBS) --target tandem gpu_tests_cuda
 	@tools/bundle.sh build/bundle/tandem build/tandem-bench
 
 asan tsan: deps

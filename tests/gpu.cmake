@@ -1,8 +1,8 @@
 # Tests of GPU kernels, gpu_*_test.cpp, or .cu where they hold kernels of their own: with the
-# emulated GPU, in three orders of its threads; and linked with CUDA as gpu_*_test_cuda, to be run
-# where a GPU is (target gpu_cuda_tests, tests/gpu_check.sh). gpu_engine_test has the whole program.
-function(link_gpu_test target gpu)
-  if(target MATCHES "engine|hybrid")
+# emulated GPU, in three orders of its threads; and linked with CUDA, all together, as
+# gpu_tests_cuda, to be run where a GPU is (tests/gpu_check.sh). gpu_engine_test has the whole program.
+function(link_gpu_test target name gpu)
+  if(name MATCHES "engine|hybrid")
     target_link_libraries(${target} PRIVATE tandem_app_${gpu})
     target_compile_definitions(${target} PRIVATE TANDEM_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   else()
@@ -13,7 +13,6 @@ endfunction()
 
 add_library(gpu_main OBJECT gpu_main.cpp)
 target_link_libraries(gpu_main PRIVATE tandem_io GTest::gtest)
-add_custom_target(gpu_cuda_tests)  # none without CUDA
 file(GLOB gpu_tests CONFIGURE_DEPENDS gpu_*_test.cpp gpu_*_test.cu)
 if(TANDEM_SANITIZE)  # brings a malloc of its own
   list(FILTER gpu_tests EXCLUDE REGEX allocations_test)
@@ -22,7 +21,7 @@ foreach(source ${gpu_tests})
   get_filename_component(name ${source} NAME_WE)
   set_source_files_properties(${source} PROPERTIES LANGUAGE CXX)
   add_executable(${name} ${source} $<TARGET_OBJECTS:gpu_main>)
-  link_gpu_test(${name} emulated)
+  link_gpu_test(${name} ${name} emulated)
   set(orders forward reverse shuffled)
   set(cost 1)  # seconds: the longest first, so that they end while others run
   if(name MATCHES "engine|hybrid")
@@ -40,16 +39,18 @@ foreach(source ${gpu_tests})
     set_tests_properties(${name}_${order} PROPERTIES ENVIRONMENT TANDEM_GPU_ORDER=${order} TIMEOUT ${seconds}
                                                          COST ${cost})
   endforeach()
-  if(TARGET tandem_gpu_cuda AND NOT name MATCHES "gpu_emulator_test|gpu_hybrid_allocations_test")
+  if(NOT name MATCHES "gpu_emulator_test|gpu_hybrid_allocations_test")
     get_filename_component(file ${source} NAME)
     if(file MATCHES "cu$")
       configure_file(${source} ${CMAKE_BINARY_DIR}/cuda/${file} COPYONLY)
       set(source ${CMAKE_BINARY_DIR}/cuda/${file})
     endif()
-    add_executable(${name}_cuda EXCLUDE_FROM_ALL ${source} $<TARGET_OBJECTS:gpu_main>)
-    set_target_properties(${name}_cuda PROPERTIES CUDA_STANDARD 20)
-    target_include_directories(${name}_cuda PRIVATE ${CMAKE_SOURCE_DIR}/gpu_kernels/cuda)
-    link_gpu_test(${name}_cuda cuda)
-    add_dependencies(gpu_cuda_tests ${name}_cuda)
+    list(APPEND cuda_tests ${source})
   endif()
 endforeach()
+if(TARGET tandem_gpu_cuda)
+  add_executable(gpu_tests_cuda EXCLUDE_FROM_ALL ${cuda_tests} $<TARGET_OBJECTS:gpu_main>)
+  set_target_properties(gpu_tests_cuda PROPERTIES CUDA_STANDARD 20)
+  target_include_directories(gpu_tests_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/gpu_kernels/cuda)
+  link_gpu_test(gpu_tests_cuda engine cuda)
+endif()

@@ -1,23 +1,23 @@
 #!/bin/sh
 # What there is to see on a machine with an NVIDIA GPU, in under 9 minutes:
 #     tests/gpu_check.sh FOLDER [BUILD]
-# runs every test of BUILD/tests/gpu_*_cuda (in a bundle: of the folder gpu_tests beside this script), compute-sanitizer on
-# the tests of kernels where it is installed, one answer of tiny-r1 on the CPU and on the GPU, and benchmarks of R1's shapes with
+# runs every test of BUILD/tests/gpu_tests_cuda (in a bundle: beside this script), compute-sanitizer on the tests of kernels
+# where it is installed, one answer of tiny-r1 on the CPU and on the GPU, and benchmarks of R1's shapes with
 # their GPU columns, as many as there is time for. Writes FOLDER/gpu.json, FOLDER/gpu.log and the rows, FOLDER/bench.jsonl.
 # Exit status 1 when anything failed, 77 when there is no GPU.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:?give the folder for gpu.json and gpu.log}
-if [ -d "$here/gpu_tests" ]; then
-  tests="$here/gpu_tests" tandem="$here/tandem" root="$here"
+if [ -x "$here/gpu_tests_cuda" ]; then
+  tests="$here/gpu_tests_cuda" tandem="$here/tandem" root="$here"
 else
   root=$(dirname "$here") build=${2:-$(dirname "$here")/build/release}
-  tests="$build/tests" tandem="$build/tandem"
+  tests="$build/tests/gpu_tests_cuda" tandem="$build/tandem"
 fi
 export TANDEM_TEST_ROOT="$root"
 if [ -d "$root/lib" ]; then  # a bundle's; the machine's own C++ library, if it will do
   export LD_LIBRARY_PATH="$root/lib"
-  "$tests"/gpu_kernels_test_cuda --gtest_list_tests > /dev/null 2>&1 || LD_LIBRARY_PATH="$root/lib:$root/lib/c++"
+  "$tests" --help > /dev/null 2>&1 || LD_LIBRARY_PATH="$root/lib:$root/lib/c++"
 fi
 mkdir -p "$out"
 log="$out/gpu.log" json="$out/gpu.json"
@@ -48,15 +48,23 @@ measure() {
     {\"name\": \"$name\", \"result\": \"$result\", \"seconds\": $(($(date +%s) - start))}"
 }
 
-for test in "$tests"/gpu_*_cuda; do
-  [ -x "$test" ] && measure "$(basename "$test")" "$test"
+suites=$("$tests" --gtest_list_tests 2>> "$log")
+if [ $? = 77 ]; then
+  echo "$suites"
+  exit 77
+fi
+suites=$(echo "$suites" | sed -n 's/^\([A-Za-z].*[.]\).*$/\1/p')
+for suite in $suites; do
+  measure "${suite%.}" "$tests" --gtest_filter="$suite*"
 done
 if [ $ran -gt 0 ]; then
   if command -v compute-sanitizer > /dev/null; then
     for tool in memcheck racecheck synccheck; do
-      for test in "$tests"/gpu_*_cuda; do
-        case $test in *engine*) continue ;; esac
-        measure "$tool $(basename "$test")" compute-sanitizer --tool $tool --error-exitcode 1 "$test"
+      for suite in $suites; do
+        case $suite in # whole models
+          *Engine* | *Golden* | *Graphs* | *Swap* | GpuBench* | GpuCache* | Hybrid.*) continue ;;
+        esac
+        measure "$tool ${suite%.}" compute-sanitizer --tool $tool --error-exitcode 1 "$tests" --gtest_filter="$suite*"
       done
     done
   fi

@@ -33,11 +33,10 @@ cat > "$folder/measure" << 'SCRIPT'
 here=$(cd "$(dirname "$0")" && pwd)
 exec "$here/bench_report.sh" "$here/tandem" "$here/measurements"
 SCRIPT
-tests=$(dirname "$tandem")/tests
-if ls "$tests"/gpu_*_cuda > /dev/null 2>&1; then
-  mkdir -p "$folder/gpu_tests" "$folder/tests"
-  cp "$tests"/gpu_*_cuda "$folder/gpu_tests"
-  strip "$folder"/gpu_tests/*
+tests=$(dirname "$tandem")/tests/gpu_tests_cuda
+if [ -x "$tests" ]; then
+  mkdir -p "$folder/tests"
+  strip -o "$folder/gpu_tests_cuda" "$tests"
   cp -r "$root/tests/golden" "$folder/tests"
   cp "$root/tests/gpu_check.sh" "$folder"
 fi
