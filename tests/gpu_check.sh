@@ -53,7 +53,7 @@ if [ $? = 77 ]; then
   echo "$suites"
   exit 77
 fi
-suites=$(echo "$suites" | sed -n 's/^\([A-Za-z].*[.]\).*$/\1/p')
+suites=$(echo "$suites" | sed -n 's/^\([A-Za-z][A-Za-z0-9_/]*[.]\).*$/\1/p')
 for suite in $suites; do
   measure "${suite%.}" "$tests" --gtest_filter="$suite*"
 done
