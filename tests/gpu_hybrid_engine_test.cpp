@@ -36,13 +36,17 @@ std::vector<int32_t> golden_tokens(const std::string& directory) {
 
 class Hybrid : public testing::TestWithParam<std::string> {};
 
-// As close as with everything on the card (gpu_engine_test).
+// Those of the kernels in float, as close as with everything on the card (gpu_engine_test).
 TEST_P(Hybrid, RandomPlacementsGiveTheCpusLogits) {
   const CardMemory memory(kEnough);
   const std::string directory = kGolden + GetParam();
   const std::vector<int32_t> tokens = golden_tokens(directory);
   ASSERT_GE(tokens.size(), 5u);
-  LoadedModel cpu({.directory = directory, .n_threads = 1, .context = kContext, .max_logits = 40});
+  LoadedModel cpu({.directory = directory,
+                   .isa = "reference",
+                   .n_threads = 1,
+                   .context = kContext,
+                   .max_logits = 40});
   const auto want = logits_of(cpu, tokens);
   std::mt19937 rng(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
   // Packed INT4 and FP16 are not brought to the card.

@@ -28,7 +28,7 @@ def main():
 def measure(binary, model, layers, form):
     print(f"{model}, experts in {form}", file=sys.stderr)
     return json.loads(run(binary, "generate", "--config", model, "--layers", str(layers), "--experts", form, "--batch",
-                          BATCHES, "--ctx", CONTEXTS, "--tokens", PROMPTS, "-n", "4", "--seconds", "0.5"))
+                          BATCHES, "--ctx", CONTEXTS, "--tokens", PROMPTS, "-n", "8", "--seconds", "1"))
 
 
 def run(binary, *arguments):
@@ -58,7 +58,7 @@ def page(machine, cells):
         "# Predicted and measured",
         "",
         f"`make validate-planner` on {machine['cpu']} ({machine['isa']}, {machine['threads']} threads): models cut to a few layers with random "
-        "weights, run by the engine; the planner's cost model with the rates that were measured in the same run.",
+        "weights, run by the engine; the planner's cost model with the rates that were measured right before and after each step.",
         "",
         summary(cells) + f" (wanted: median {USUAL:.0%}, none above {MOST:.0%}).",
         "",

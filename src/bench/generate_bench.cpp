@@ -24,6 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kMinRounds = 3;
 constexpr int kBurstsOfPrompt = 4;  // a median of three would follow a single disturbance
+constexpr double kFirstBurst = 0.02;
 
 int most_of(const std::vector<int>& values) {
   return *std::max_element(values.begin(), values.end());
@@ -91,12 +92,24 @@ SamplingParams greedy() {
   return params;
 }
 
+// A step, or a prompt, and the bursts right before and after it.
+struct TimedRun {
+  double seconds;
+  int first_burst, end_burst;
+};
+
+double median_seconds(const std::vector<TimedRun>& runs) {
+  std::vector<double> seconds;
+  for (const TimedRun& run : runs) seconds.push_back(run.seconds);
+  return median(std::move(seconds));
+}
+
 // Times each step that decodes a token of each of `batch` sequences behind `context` tokens that
 // are in the cache already, bursts of the probe between.
-std::vector<double> decode_times(const Runner& engine, const GenerateBench& bench, int context,
-                                 int batch, RatesProbe& probe) {
+std::vector<TimedRun> decode_runs(const Runner& engine, const GenerateBench& bench, int context,
+                                  int batch, RatesProbe& probe) {
   std::mt19937 rng(context);
-  std::vector<double> times;
+  std::vector<TimedRun> runs;
   std::vector<KvSequence> caches(batch);
   for (KvSequence& kv : caches)
     for (int i = 0; i < pages_for(context); ++i) kv.pages.push_back(engine.cache.take_page());
@@ -116,8 +129,9 @@ std::vector<double> decode_times(const Runner& engine, const GenerateBench& benc
     const auto on_token = [&](int i, const Sampled&) {
       if (i + 1 < batch) return true;
       const double seconds = std::chrono::duration<double>(Clock::now() - last).count();
-      if (!first) times.push_back(seconds);
-      probe.burst(first ? 0 : seconds);
+      const int burst = probe.n_bursts();
+      probe.burst(first ? kFirstBurst : seconds);
+      if (!first) runs.push_back({seconds, burst - 1, burst + 1});
       first = false;
       last = Clock::now();
       return true;
@@ -128,25 +142,28 @@ std::vector<double> decode_times(const Runner& engine, const GenerateBench& benc
     spent += std::chrono::duration<double>(Clock::now() - start).count();
   }
   for (KvSequence& kv : caches) engine.cache.give_back(kv.pages);
-  return times;
+  return runs;
 }
 
-std::vector<double> prefill_times(const Runner& engine, const GenerateBench& bench, int n,
-                                  RatesProbe& probe) {
+std::vector<TimedRun> prefill_runs(const Runner& engine, const GenerateBench& bench, int n,
+                                   RatesProbe& probe) {
   std::mt19937 rng(n);
-  std::vector<double> times;
+  std::vector<TimedRun> runs;
   double spent = 0;
+  probe.burst(kFirstBurst);
   for (int round = 0; round < kMinRounds || spent < bench.seconds; ++round) {
     const Request request{.prompt = random_tokens(n, engine.config.vocab, rng),
                           .max_new_tokens = 1,
                           .sampling = greedy(),
                           .stop_ids = {},
                           .kv = nullptr};
-    times.push_back(engine.generator.run({&request, 1}, {})[0].prefill_seconds);
-    spent += times.back();
-    for (int i = 0; i < kBurstsOfPrompt; ++i) probe.burst(times.back() / kBurstsOfPrompt);
+    const double seconds = engine.generator.run({&request, 1}, {})[0].prefill_seconds;
+    const int before = std::max(0, probe.n_bursts() - (round == 0 ? 1 : kBurstsOfPrompt));
+    for (int i = 0; i < kBurstsOfPrompt; ++i) probe.burst(seconds / kBurstsOfPrompt);
+    runs.push_back({seconds, before, probe.n_bursts()});
+    spent += seconds;
   }
-  return times;
+  return runs;
 }
 
 // What a kind of product is bound by when all rates are those of `machine`.
@@ -157,10 +174,17 @@ Bounds bounds_of(const Machine& machine, const cpu::PeakLoop& peak) {
   return {machine.nodes[0].read_bytes_per_second, ops};
 }
 
-// What the planner expects, and by which part of the measured time it is off.
-void add_prediction(Json& row, double seconds) {
-  row["predicted_seconds"] = seconds;
-  row["prediction_error"] = seconds / row["seconds"].get<double>() - 1;
+// What the planner expects, and by which part of the measured time it is off: the median over the
+// runs, each held against what predict(machine) says with the rates right before and after it.
+template <class Predict>
+void add_prediction(Json& row, const std::vector<TimedRun>& runs, const RatesProbe& probe,
+                    const Predict& predict) {
+  std::vector<double> ratios;
+  for (const TimedRun& run : runs)
+    ratios.push_back(predict(probe.machine(run.first_burst, run.end_burst)) / run.seconds);
+  const double ratio = median(std::move(ratios));
+  row["predicted_seconds"] = row["seconds"].get<double>() * ratio;
+  row["prediction_error"] = ratio - 1;
 }
 
 }  // namespace
@@ -236,9 +260,9 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
   if (on_card.model())
     generator_there = std::make_unique<Generator>(
         *on_card.model(), *on_card.cache(), Vocabulary{config.vocab, {}}, longest_sequence(bench));
-  const auto per_second_there = [&](int n, const auto& times_of) {
+  const auto per_second_there = [&](int n, const auto& runs_of) {
     if (!generator_there) return Json();
-    return Json(n / median(times_of(Runner{config, *on_card.cache(), *generator_there})));
+    return Json(n / median_seconds(runs_of(Runner{config, *on_card.cache(), *generator_there})));
   };
   const cpu::PeakLoop products = peak_of_products(speed, kernels, bench.formats.experts.dtype);
   const cpu::PeakLoop attention = peak_of_attention(speed, kernels);
@@ -248,8 +272,9 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
   for (const int context : bench.contexts) {
     for (const int batch : bench.batches) {
       const int first_burst = probe.n_bursts();
-      const double seconds = median(decode_times(engine, bench, context, batch, probe));
-      const Machine machine = probe.machine(first_burst);
+      const std::vector<TimedRun> runs = decode_runs(engine, bench, context, batch, probe);
+      const double seconds = median_seconds(runs);
+      const Machine machine = probe.machine(first_burst, probe.n_bursts());
       const StepCost cost =
           cost_of_step(config, bench.formats, context, batch, size_of(cache_type_for(kernels)));
       const Bounds bounds = bounds_of(machine, products);
@@ -265,27 +290,29 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
                         {"roofline_ratio", roofline / seconds},
                         {"bandwidth_ratio", reading / seconds},
                         {"gpu_tokens_per_second", per_second_there(batch, [&](const Runner& there) {
-                           return decode_times(there, bench, context, batch, probe);
+                           return decode_runs(there, bench, context, batch, probe);
                          })}});
-      add_prediction(decode.back(),
-                     CpuPrediction(config, bench.formats, machine).decode_seconds(batch, context));
+      add_prediction(decode.back(), runs, probe, [&](const Machine& rates) {
+        return CpuPrediction(config, bench.formats, rates).decode_seconds(batch, context);
+      });
     }
   }
   Json prefill = Json::array();
   for (const int n : bench.prompts) {
-    const int first_burst = probe.n_bursts();
-    const double seconds = median(prefill_times(engine, bench, n, probe));
+    const std::vector<TimedRun> runs = prefill_runs(engine, bench, n, probe);
+    const double seconds = median_seconds(runs);
     prefill.push_back({{"tokens", n},
                        {"seconds", seconds},
                        {"tokens_per_second", n / seconds},
                        {"gpu_tokens_per_second", per_second_there(n, [&](const Runner& there) {
-                          return prefill_times(there, bench, n, probe);
+                          return prefill_runs(there, bench, n, probe);
                         })}});
-    add_prediction(prefill.back(), CpuPrediction(config, bench.formats, probe.machine(first_burst))
-                                       .prefill_seconds(n, bench.step_tokens));
+    add_prediction(prefill.back(), runs, probe, [&](const Machine& rates) {
+      return CpuPrediction(config, bench.formats, rates).prefill_seconds(n, bench.step_tokens);
+    });
   }
 
-  const Bounds bounds = bounds_of(probe.machine(0), products);
+  const Bounds bounds = bounds_of(probe.machine(0, probe.n_bursts()), products);
   return {{"bench", "generate"},
           {"config", bench.config_name},
           {"isa", kernels.name},

@@ -67,10 +67,10 @@ void RatesProbe::burst(double seconds) {
                       .int8 = peak(cpu::Arithmetic::kInt8)}});
 }
 
-Machine RatesProbe::machine(int first_burst) const {
+Machine RatesProbe::machine(int first, int end) const {
   const auto median_of = [&](auto rate) {
     std::vector<double> values;
-    for (size_t i = first_burst; i < bursts_.size(); ++i) values.push_back(rate(bursts_[i]));
+    for (int i = first; i < end; ++i) values.push_back(rate(bursts_[i]));
     return median(std::move(values));
   };
   Machine machine;

@@ -36,8 +36,8 @@ class RatesProbe {
   // About `seconds` in all, within bounds.
   void burst(double seconds);
   int n_bursts() const { return static_cast<int>(bursts_.size()); }
-  // One node with these cores and the medians of all bursts from one on.
-  Machine machine(int first_burst) const;
+  // One node with these cores and the medians of the bursts [first, end).
+  Machine machine(int first, int end) const;
 
  private:
   struct Rates {

@@ -158,13 +158,14 @@ void DeepSeek::absorbed(const AttentionWeights& w, MlaArgs args) {
                         .out = out.rows_from(first, n)});
 }
 
-// Restoring keys and values pays once a chunk has more queries than kv_rank (nope + v) / (2 kv_rank
-// - nope - v), about 171 for the DeepSeek dimensions: the operations of both forms are then equal.
+// Whichever form takes fewer operations. The absorbed one brings every query through kv_b, and the
+// naive one every key, but a pair of query and key costs it less.
 bool DeepSeek::prefers_naive(const Sequence& s) const {
   const MlaConfig& m = c_.mla;
   if (form_ != AttentionForm::kAuto) return form_ == AttentionForm::kNaive;
-  const int64_t saved = 2 * m.kv_rank - m.nope_dim - m.v_dim;
-  return s.n_tokens * saved > int64_t{m.kv_rank} * (m.nope_dim + m.v_dim);
+  const int64_t n = s.n_tokens, pairs = n * s.kv_length - n * (n - 1) / 2;
+  const int64_t saved = pairs * (2 * m.kv_rank - m.nope_dim - m.v_dim);
+  return n > 1 && saved > (s.kv_length - n) * m.kv_rank * (m.nope_dim + m.v_dim);
 }
 
 void DeepSeek::feed_forward(const FfnWeights& w, Activations& a) {
