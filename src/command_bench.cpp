@@ -226,6 +226,17 @@ int bench_attention_command(const Options& options) {
   return print_rows(options, what, b.variants ? bench_attention_variants : bench_attention);
 }
 
+namespace {
+
+// What `tandem plan` uses as well.
+std::vector<EfficiencyCurve> saved_curves(const cpu::KernelTable& kernels) {
+  const std::optional<Machine> saved = saved_this_machine();
+  if (!saved || saved->isa != kernels.name || saved->cpu != machine_info().cpu) return {};
+  return saved->curves;
+}
+
+}  // namespace
+
 int bench_generate_command(const Options& options) {
   const BenchOptions& b = options.bench;
   require_sane(b);
@@ -245,7 +256,8 @@ int bench_generate_command(const Options& options) {
                               .step_tokens = kStepTokens,
                               .seconds = b.seconds,
                               .memory_bytes = memory_for_weights(b, kModelPart),
-                              .gpus = gpu_twins()};
+                              .gpus = gpu_twins(),
+                              .curves = saved_curves(bench.kernels)};
   cut_model(what);
   MachineSpeed speed = bench.speed();
   const nlohmann::ordered_json report = bench_generate(what, bench.kernels, speed);

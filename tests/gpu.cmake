@@ -27,7 +27,7 @@ foreach(source ${gpu_tests})
   if(name MATCHES "engine|hybrid")
     set(cost 60)
   endif()
-  if(name MATCHES "engine|allocations" OR TANDEM_SANITIZE MATCHES thread)  # of every kernel on its own all three
+  if(name MATCHES "engine|hybrid" OR TANDEM_SANITIZE MATCHES thread)  # of every kernel on its own all three
     set(orders reverse)
   endif()
   # ThreadSanitizer sees missing barriers in any order, and needs ten minutes for each of these.

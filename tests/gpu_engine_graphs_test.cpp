@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Families, GpuGraphs, testing::ValuesIn(golden_families(
 
 // Sequences come with a prompt, go on in changing company past the end of a page, and end.
 TEST(GpuGraphs, StepsOfChangingBatches) {
-  constexpr int kSequences = 3, kSteps = 100, kEnd = 70;
+  constexpr int kSequences = 3, kSteps = 50, kEnd = 70;
   OnGpu recorded("v2_lite", true), eager("v2_lite", false);
   Conversations a(recorded.model(), recorded.cache(), 3, kSequences);
   Conversations b(eager.model(), eager.cache(), 3, kSequences);
@@ -103,7 +103,7 @@ TEST(GpuGraphs, StepsOfChangingBatches) {
         a.forget(s);
         b.forget(s);
       }
-      std::vector<int32_t> tokens(a.length(s) == 0 && rng() % 4 > 0 ? 2 + rng() % 40 : 1);
+      std::vector<int32_t> tokens(a.length(s) == 0 && rng() % 4 > 0 ? 40 + rng() % 20 : 1);
       for (int32_t& token : tokens) token = static_cast<int32_t>(rng() % a.vocab());
       decodes &= tokens.size() == 1;
       parts.push_back({s, tokens});
@@ -113,7 +113,7 @@ TEST(GpuGraphs, StepsOfChangingBatches) {
     sizes.insert(parts.size());
     ++n_decodes;
   }
-  EXPECT_GE(n_decodes, 75);
+  EXPECT_GE(n_decodes, 35);
   EXPECT_EQ(recorded.n_recorded(), static_cast<int>(sizes.size()));
 }
 

@@ -148,6 +148,12 @@ TEST(PlanCost, AttentionTakesTheFormWithFewerOperations) {
   EXPECT_TRUE(decode.absorbed);
   EXPECT_EQ(decode.bytes, 4096 * 1152);
   EXPECT_EQ(decode.ops, 33'554'432.0 + 4096 * 278'528.0);
+  // Ends of prompts of other lengths; a fresh one never brings more queries than keys through kv_b.
+  EXPECT_FALSE(attention_work(r1, 2, 2).absorbed);
+  EXPECT_FALSE(attention_work(r1, 128, 128).absorbed);
+  EXPECT_FALSE(attention_work(r1, 128, 321).absorbed);
+  EXPECT_TRUE(attention_work(r1, 128, 322).absorbed);
+  EXPECT_TRUE(attention_work(r1, 1, 2).absorbed);
   EXPECT_TRUE(attention_work(r1, 150, 4096).absorbed);
   EXPECT_FALSE(attention_work(r1, 200, 4096).absorbed);
   // 512 queries at the end of 512 tokens see 512 * 513 / 2 pairs.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/tensor.h"
+#include "model/attention_form.h"
 #include "model/parameters.h"
 
 namespace tandem {
@@ -100,8 +101,8 @@ AttentionWork attention_work(const ModelConfig& c, double queries, double contex
   const double kv_b = 2.0 * a.kv_rank * heads * (a.nope_dim + a.v_dim);
   const double absorbed = kv_b * queries + 2 * heads * (2 * a.kv_rank + a.rope_dim) * visible;
   const double restored = kv_b * context + 2 * heads * (a.qk_dim() + a.v_dim) * visible;
-  return {context * static_cast<double>(kv_layer_bytes(c)), std::min(absorbed, restored),
-          absorbed <= restored};
+  const bool naive = naive_is_cheaper(a, queries, context);
+  return {context * static_cast<double>(kv_layer_bytes(c)), naive ? restored : absorbed, !naive};
 }
 
 int64_t dispatch_bytes(const ModelConfig& c) {

@@ -266,7 +266,7 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
   };
   const cpu::PeakLoop products = peak_of_products(speed, kernels, bench.formats.experts.dtype);
   const cpu::PeakLoop attention = peak_of_attention(speed, kernels);
-  RatesProbe probe(speed, kernels.isa);
+  RatesProbe probe(speed, kernels.isa, bench.curves);
 
   Json decode = Json::array();
   for (const int context : bench.contexts) {

@@ -4,6 +4,7 @@
 #include "bench/gpu_twin.h"
 #include "bench/machine_speed.h"
 #include "bench/roofline.h"
+#include "core/machine.h"
 
 namespace tandem {
 
@@ -20,6 +21,8 @@ struct GenerateBench {
   double seconds;
   int64_t memory_bytes;
   GpuTwins gpus = {};  // empty: no GPU
+  // Of this machine, for what is predicted; empty: those of its instruction set.
+  std::vector<EfficiencyCurve> curves = {};
 };
 
 // The model that will be run. Throws Error when layers, contexts or memory do not allow one.

@@ -75,6 +75,7 @@ Machine RatesProbe::machine(int first, int end) const {
   };
   Machine machine;
   machine.isa = cpu::name_of(isa_);
+  machine.curves = curves_;
   machine.nodes = {{speed_.team().size(), machine_info().memory_bytes,
                     median_of([](const Rates& r) { return r.read; })}};
   machine.one_thread_read_bytes_per_second =

@@ -32,11 +32,12 @@ class CpuPrediction {
 // how fast a shared machine reads and multiplies changes within seconds.
 class RatesProbe {
  public:
-  RatesProbe(MachineSpeed& speed, cpu::Isa isa) : speed_(speed), isa_(isa) {}
+  RatesProbe(MachineSpeed& speed, cpu::Isa isa, std::vector<EfficiencyCurve> curves)
+      : speed_(speed), isa_(isa), curves_(std::move(curves)) {}
   // About `seconds` in all, within bounds.
   void burst(double seconds);
   int n_bursts() const { return static_cast<int>(bursts_.size()); }
-  // One node with these cores and the medians of the bursts [first, end).
+  // One node with these cores and curves and the medians of the bursts [first, end).
   Machine machine(int first, int end) const;
 
  private:
@@ -46,6 +47,7 @@ class RatesProbe {
   };
   MachineSpeed& speed_;
   const cpu::Isa isa_;
+  const std::vector<EfficiencyCurve> curves_;
   std::vector<Rates> bursts_;
 };
 

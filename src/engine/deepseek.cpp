@@ -158,14 +158,9 @@ void DeepSeek::absorbed(const AttentionWeights& w, MlaArgs args) {
                         .out = out.rows_from(first, n)});
 }
 
-// Whichever form takes fewer operations. The absorbed one brings every query through kv_b, and the
-// naive one every key, but a pair of query and key costs it less.
 bool DeepSeek::prefers_naive(const Sequence& s) const {
-  const MlaConfig& m = c_.mla;
   if (form_ != AttentionForm::kAuto) return form_ == AttentionForm::kNaive;
-  const int64_t n = s.n_tokens, pairs = n * s.kv_length - n * (n - 1) / 2;
-  const int64_t saved = pairs * (2 * m.kv_rank - m.nope_dim - m.v_dim);
-  return n > 1 && saved > (s.kv_length - n) * m.kv_rank * (m.nope_dim + m.v_dim);
+  return naive_is_cheaper(c_.mla, s.n_tokens, s.kv_length);
 }
 
 void DeepSeek::feed_forward(const FfnWeights& w, Activations& a) {

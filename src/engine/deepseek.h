@@ -5,13 +5,12 @@
 
 #include "core/memory.h"
 #include "engine/kv_cache.h"
+#include "model/attention_form.h"
 #include "model/weights.h"
 #include "ops/experts.h"
 #include "ops/ops.h"
 
 namespace tandem {
-
-enum class AttentionForm { kAuto, kNaive, kAbsorbed };
 
 // Scratch matrices for the largest step; a step uses the first n rows, a part of it its own.
 struct Activations {
