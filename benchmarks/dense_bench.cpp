@@ -98,8 +98,8 @@ void run() {
     const auto measured =
         measure(speed, peak_of_products(speed, kernels, DType::kBF16), works, kSeconds);
     fmt::print("| {} | {:.2f} | {:.0f} % | {:.2f} | {:.0f} % | {:.2f}x |\n", n,
-               measured[0].seconds * 1e3, measured[0].roofline_ratio() * 1e2,
-               measured[1].seconds * 1e3, measured[1].roofline_ratio() * 1e2,
+               measured[0].seconds * 1e3, measured[0].roofline_ratio * 1e2,
+               measured[1].seconds * 1e3, measured[1].roofline_ratio * 1e2,
                measured[1].seconds / measured[0].seconds);
     std::fflush(stdout);
   }

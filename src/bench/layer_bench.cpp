@@ -238,9 +238,12 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
           token = std::uniform_int_distribution<int32_t>(0, config.vocab - 1)(rng);
         const LayerCost cost =
             cost_of_layer(config, bench.formats, moe, context, n, size_of(cache_type));
-        const Work work = {sum_of(cost), [&](int64_t) { model.forward(last.batch(), cache, {}); }};
+        const Work work = {sum_of(cost),
+                           [&](int64_t) { model.forward(last.batch(), cache, {}); },
+                           {cost.matrices, cost.experts, cost.attention}};
         Measured measured = measure(speed, peak, {&work, 1}, bench.seconds)[0];
         measured.seconds /= config.n_layers;
+        measured.roofline_ratio *= config.n_layers;
         nlohmann::ordered_json row = row_of("layer", bench, kernels, speed.team());
         row["what"] = moe ? "MoE layer" : "dense layer";
         row["tokens"] = n;
@@ -254,11 +257,6 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
                   bench.seconds) /
               config.n_layers;
         add_fields(row, measured, peak, gpu);
-        const double roofline = measured.bounds.seconds(cost.matrices) +
-                                measured.bounds.seconds(cost.experts) +
-                                measured.bounds.seconds(cost.attention);
-        row["roofline_seconds"] = roofline;
-        row["roofline_ratio"] = roofline / measured.seconds;
         row["resident_experts"] = config.router.n_experts;
         row["resident_layers"] = config.n_layers;
         on_row(row);

@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kMinRounds = 3;
+constexpr int kMinRounds = 4;             // the first only says how many runs to time together
 constexpr double kShortestTiming = 1e-3;  // of runs that are timed together
 constexpr double kLongestBurst = 0.05;
 
@@ -24,35 +24,51 @@ void RooflineProbe::burst(double seconds) {
   op_rates_.push_back(speed_.ops_per_second(peak_, Threads::kAll, each));
 }
 
-Bounds RooflineProbe::bounds() const { return {median(read_rates_), median(op_rates_)}; }
+Bounds RooflineProbe::bounds(int first, int end) const {
+  const auto median_of = [&](const std::vector<double>& rates) {
+    return median({rates.begin() + first, rates.begin() + end});
+  };
+  return {median_of(read_rates_), median_of(op_rates_)};
+}
 
 std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
                               std::span<const Work> works, double seconds) {
+  struct Timings {
+    std::vector<double> seconds, ratios;
+    int64_t n_runs = 0, repeats = 1;
+  };
+  const auto roofline = [](const Work& work, const Bounds& bounds) {
+    if (work.parts.empty()) return bounds.seconds(work.cost);
+    double sum = 0;
+    for (const Cost& part : work.parts) sum += bounds.seconds(part);
+    return sum;
+  };
   RooflineProbe probe(speed, peak);
-  std::vector<std::vector<double>> times(works.size());
-  std::vector<int64_t> n_runs(works.size(), 0), repeats(works.size(), 1);
-  double spent = 0, last_round = 0;
+  std::vector<Timings> timings(works.size());
+  double spent = 0;
+  probe.burst(0);
   for (int round = 0; round < kMinRounds || spent < seconds * static_cast<double>(works.size());
        ++round) {
-    probe.burst(last_round);
-    last_round = 0;
     for (size_t w = 0; w < works.size(); ++w) {
+      Timings& t = timings[w];
       const double time = seconds_of([&] {
-        for (int64_t i = 0; i < repeats[w]; ++i) works[w].run(n_runs[w]++);
+        for (int64_t i = 0; i < t.repeats; ++i) works[w].run(t.n_runs++);
       });
+      probe.burst(time);
       spent += time;
-      last_round += time;
-      times[w].push_back(time / static_cast<double>(repeats[w]));
       if (round == 0) {
-        // The first run only says how many to time together.
-        repeats[w] = std::max<int64_t>(1, static_cast<int64_t>(kShortestTiming / time));
-        times[w].clear();
+        t.repeats = std::max<int64_t>(1, static_cast<int64_t>(kShortestTiming / time));
+        continue;
       }
+      const Bounds beside = probe.bounds(probe.n_bursts() - 2, probe.n_bursts());
+      t.seconds.push_back(time / static_cast<double>(t.repeats));
+      t.ratios.push_back(roofline(works[w], beside) / t.seconds.back());
     }
   }
   std::vector<Measured> measured;
   for (size_t w = 0; w < works.size(); ++w)
-    measured.push_back({median(times[w]), works[w].cost, probe.bounds()});
+    measured.push_back(
+        {median(timings[w].seconds), works[w].cost, probe.bounds(), median(timings[w].ratios)});
   return measured;
 }
 
@@ -86,7 +102,7 @@ void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakL
   row["bytes"] = m.cost.bytes;
   row["ops"] = m.cost.ops;
   row["roofline_seconds"] = m.roofline_seconds();
-  row["roofline_ratio"] = m.roofline_ratio();
+  row["roofline_ratio"] = m.roofline_ratio;
   row["bytes_per_second"] = static_cast<double>(m.cost.bytes) / m.seconds;
   row["ops_per_second"] = static_cast<double>(m.cost.ops) / m.seconds;
   row["read_bytes_per_second"] = m.bounds.read_bytes_per_second;

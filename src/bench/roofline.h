@@ -19,10 +19,11 @@ struct Cost {
 struct Work {
   Cost cost;
   std::function<void(int64_t run)>
-      run;  // run 0, 1, ..: to walk through weights that are not cached
+      run;                       // run 0, 1, ..: to walk through weights that are not cached
+  std::vector<Cost> parts = {};  // of the cost, that follow one another; none: it is one
 };
 
-// What the machine did in the same minute. Medians.
+// What the machine did beside it. Medians.
 struct Bounds {
   double read_bytes_per_second = 0, ops_per_second = 0;
   // The larger of bytes / bandwidth and ops / peak.
@@ -33,8 +34,10 @@ struct Measured {
   double seconds = 0;  // median of a run
   Cost cost;
   Bounds bounds;
-  double roofline_seconds() const { return bounds.seconds(cost); }
-  double roofline_ratio() const { return roofline_seconds() / seconds; }
+  // Median over the runs, each held against the bursts right before and after it: how fast a shared
+  // machine reads and multiplies changes within seconds.
+  double roofline_ratio = 0;
+  double roofline_seconds() const { return roofline_ratio * seconds; }
 };
 
 // Bursts of reading and of the instruction that the products in question use.
@@ -43,7 +46,9 @@ class RooflineProbe {
   RooflineProbe(MachineSpeed& speed, const cpu::PeakLoop& peak) : speed_(speed), peak_(peak) {}
   // As long as what it stands beside, `seconds`, but no longer than a person would wait.
   void burst(double seconds);
-  Bounds bounds() const;
+  int n_bursts() const { return static_cast<int>(read_rates_.size()); }
+  Bounds bounds() const { return bounds(0, n_bursts()); }
+  Bounds bounds(int first, int end) const;
   const char* instruction() const { return peak_.instruction; }
   Team& team() { return speed_.team(); }
 
@@ -53,7 +58,8 @@ class RooflineProbe {
   std::vector<double> read_rates_, op_rates_;
 };
 
-// Runs all works and the bursts in turn until each work had about `seconds`, three times at least.
+// Runs all works in turn, a burst after each, until each work had about `seconds`, three times at
+// least.
 std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
                               std::span<const Work> works, double seconds);
 
