@@ -189,14 +189,14 @@ class Bench(unittest.TestCase):
         self.assertEqual(self.lines()[-1]["interrupted"], 20)
 
     def test_sweep_and_search(self):
-        server = MadeUp(speed=150)
-        out, _ = self.bench(server.port, "--concurrency", "1,3", "--slo-tps-user", "25", "--max-concurrency", "12", "--plot", "sweep.svg",
+        server = MadeUp(speed=60)
+        out, _ = self.bench(server.port, "--concurrency", "1,3", "--slo-tps-user", "10", "--max-concurrency", "12", "--plot", "sweep.svg",
                             "--random-output-len", "6")
         rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if re.match(r"\| +\d", line)]
         self.assertEqual([int(row[0]) for row in rows][:3], [1, 2, 3])
         self.assertTrue(all(row[8] == "0" for row in rows))
         self.assertIn("yes", {row[9] for row in rows})
-        found = re.search(r"25 tokens/s for each user: up to (\d+) at once", out)
+        found = re.search(r"10 tokens/s for each user: up to (\d+) at once", out)
         self.assertTrue(found and 2 <= int(found[1]) <= 6, out)
         svg = pathlib.Path(self.folder.name, "sweep.svg").read_text()
         self.assertTrue(svg.startswith("<svg") and svg.count("<circle") == len(rows))
