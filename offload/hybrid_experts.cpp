@@ -86,7 +86,7 @@ void HybridExperts::submit(const ExpertBatch& batch) {
   batch_ = batch;
   ++n_open_;
   const Layer& layer = layers_[batch.layer];
-  const int half = batch.first_row > 0 ? 1 : 0;
+  const int half = rows_of(batch).half();
   ExpertBatch on_card = batch;
   stamp(batch.layer, half, kEntered);
   if (layer.on_cpu) {
@@ -108,7 +108,7 @@ bool HybridExperts::wants_halves(int n_sequences) const {
 }
 
 void HybridExperts::add_to(TensorView y) {
-  const int layer = batch_.layer, half = batch_.first_row > 0 ? 1 : 0;
+  const int layer = batch_.layer, half = rows_of(batch_).half();
   stamp(layer, half, kOthersDone);
   if (layers_[layer].on_card) card_.add_to(y);
   stamp(layer, half, kCardDone);
@@ -121,10 +121,10 @@ void HybridExperts::add_to(TensorView y) {
 void HybridExperts::add_rest_to(int layer, int first_row, TensorView y) {
   const Rows rows = {first_row, static_cast<int>(y.rows)};
   const int half = rows.half();
-  const bool on_cpu = layers_[layer].on_cpu && !streams(rows.n);
+  const bool streamed = streams(rows.n), on_cpu = layers_[layer].on_cpu && !streamed;
   stamp(layer, half, kAwaits);
   if (on_cpu) sum_is_there_.await(stream_);
-  if (!streams(rows.n)) stamp(layer, half, kSumSeen);
+  if (!streamed) stamp(layer, half, kSumSeen);
   if (on_cpu)
     gpu::add(stream_, {gpu_matrix(y), {sum_for(rows).row<float>(0), c_.dim}, rows.n, c_.dim});
   stamp(layer, half, kLeft);
@@ -177,7 +177,7 @@ void HybridExperts::hand_down(const ExpertBatch& batch) {
   const Layer& layer = layers_[batch.layer];
   const TensorView& ids = batch.routing.ids;
   const int n_experts = c_.router.n_experts;
-  const ExpertBatch to = batch_on_cpu(batch.layer, {batch.first_row, static_cast<int>(ids.rows)});
+  const ExpertBatch to = batch_on_cpu(batch.layer, rows_of(batch));
   gpu::hand_down(stream_,
                  {.x = gpu_matrix(batch.x),
                   .ids = static_cast<const int32_t*>(ids.data),
@@ -212,7 +212,7 @@ void HybridExperts::serve(int layer, Rows rows) {
 // The same, of a layer whose experts are divided. What waits on the card waits for the link, so it
 // is not held up by an error.
 void HybridExperts::share(int layer, TensorView y) {
-  const Rows rows = {batch_.first_row, static_cast<int>(y.rows)};
+  const Rows rows = rows_of(batch_);
   streaming_->bring_ahead(layer);
   const double waits = now();
   try {
@@ -316,13 +316,11 @@ void HybridExperts::record(Timeline& timeline) {
 }
 
 void HybridExperts::stamp(int layer, int half, Point point) {
-  const int64_t at = (half * std::ssize(layers_) + layer) * kPoints + point;
-  if (timeline_) gpu::stamp(stream_, stamps_.as<uint64_t>() + at);
+  if (timeline_) gpu::stamp(stream_, stamp_at(layer, half, point));
 }
 
 double HybridExperts::seconds_of(int layer, int half, Point point) const {
-  const int64_t at = (half * std::ssize(layers_) + layer) * kPoints + point;
-  return static_cast<double>(stamps_.as<uint64_t>()[at]) * 1e-9 + clock_offset_;
+  return static_cast<double>(*stamp_at(layer, half, point)) * 1e-9 + clock_offset_;
 }
 
 // The last layer is on its way: with a timeline, the step ends here.

@@ -69,6 +69,7 @@ class HybridExperts final : public RoutedExperts {
     int first, n;
     int half() const { return first > 0 ? 1 : 0; }
   };
+  static Rows rows_of(const ExpertBatch& b) { return {b.first_row, static_cast<int>(b.x.rows)}; }
   bool streams(int64_t n_tokens) const;
   TensorView dense_ids(int64_t n_tokens) const;
   void hand_down(const ExpertBatch& batch);
@@ -94,6 +95,9 @@ class HybridExperts final : public RoutedExperts {
   struct CpuTimes {
     double waits, begins, ends;
   };
+  uint64_t* stamp_at(int layer, int half, Point point) const {
+    return stamps_.as<uint64_t>() + (half * std::ssize(layers_) + layer) * kPoints + point;
+  }
   void stamp(int layer, int half, Point point);
   double seconds_of(int layer, int half, Point point) const;
   CpuTimes& cpu_times(int layer, int half) { return cpu_times_[half * layers_.size() + layer]; }

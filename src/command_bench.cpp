@@ -136,6 +136,13 @@ int print_rows(const Options& options, WhatOf what_of, Measure measure) {
   return rows.finish();
 }
 
+// What `tandem plan` uses as well.
+std::vector<EfficiencyCurve> saved_curves(const cpu::KernelTable& kernels) {
+  const std::optional<Machine> saved = saved_this_machine();
+  if (!saved || saved->isa != kernels.name || saved->cpu != machine_info().cpu) return {};
+  return saved->curves;
+}
+
 }  // namespace
 
 int bench_machine_command(const Options& options) {
@@ -225,17 +232,6 @@ int bench_attention_command(const Options& options) {
   };
   return print_rows(options, what, b.variants ? bench_attention_variants : bench_attention);
 }
-
-namespace {
-
-// What `tandem plan` uses as well.
-std::vector<EfficiencyCurve> saved_curves(const cpu::KernelTable& kernels) {
-  const std::optional<Machine> saved = saved_this_machine();
-  if (!saved || saved->isa != kernels.name || saved->cpu != machine_info().cpu) return {};
-  return saved->curves;
-}
-
-}  // namespace
 
 int bench_generate_command(const Options& options) {
   const BenchOptions& b = options.bench;

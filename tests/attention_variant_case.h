@@ -3,8 +3,6 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "bench/attention_variants.h"
 #include "bench/bench_model.h"
 #include "bench/random_cache.h"
@@ -93,12 +91,6 @@ struct AttentionProducts {
   Arena arena;
   TensorView q_latent, q_rope, out;
 };
-
-inline void fill_with_normal(TensorView x) {
-  std::mt19937 rng(1);
-  std::normal_distribution<float> normal;
-  for (int64_t i = 0; i < x.rows * x.cols; ++i) x.row<float>(0)[i] = normal(rng);
-}
 
 // Row v is what variant v computed.
 inline void expect_equal_rows(TensorView y, float tolerance) {

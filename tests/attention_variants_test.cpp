@@ -21,11 +21,11 @@ void expect_all_equal(cpu::Isa isa, float tolerance) {
   const KvCache cache(config, kContext, cache_type_for(kernels));
   fill_with_random(cache, config);
   const std::vector<int32_t> pages = {2, 0, 1};
-  const CacheOfHeads heads =
+  const KvCache heads =
       cache_of_heads(kernels, config, w.kv_b, cache.layer(0), pages, kContext, team);
   CpuOps ops(kernels, config, AttentionVariants::max_tokens(config.mla), team);
-  AttentionVariants variants(config, w, materialized, cache.layer(0), pages, heads.rows, kContext,
-                             ops);
+  AttentionVariants variants(config, w, materialized, cache.layer(0), pages, heads.layer(0),
+                             kContext, ops);
   TensorView h, y;
   const Arena arena = Arena::holding([&](auto visit) {
     visit(h, 1, config.dim, DType::kF32);

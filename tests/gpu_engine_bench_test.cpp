@@ -126,7 +126,7 @@ TEST_F(GpuBench, AttentionVariantsAgree) {
   const KvCache cache(config, kContext + 2 * kPageSize, DType::kBF16);
   fill_with_random(cache, config);
   const std::vector<int32_t> pages = {3, 0, 1};
-  const CacheOfHeads heads =
+  const KvCache heads =
       cache_of_heads(kernels_, config, w.kv_b, cache.layer(0), pages, kContext, team_);
   TensorView h, y;
   const Arena arena = Arena::holding([&](auto visit) {
@@ -135,14 +135,10 @@ TEST_F(GpuBench, AttentionVariantsAgree) {
   });
   fill_with_normal(h);
   std::vector<Buffer> memory;
-  const auto there = [&](const TensorView& rows) {
-    TensorView whole = rows;
-    whole.cols = rows.stride;
-    return on_card(*twin, whole, memory).cols_from(0, rows.cols);
-  };
+  const auto there = [&](const TensorView& here) { return on_card(*twin, here, memory); };
   const TensorView h_there = there(h), y_there = there(y);
   AttentionVariants variants(config, twin->weights().layers[0].attn, materialized,
-                             there(cache.layer(0)), pages, there(heads.rows), kContext,
+                             there(cache.layer(0)), pages, there(heads.layer(0)), kContext,
                              twin->ops());
   for (int v = 0; v < kNumAttentionVariants; ++v)
     variants.run(static_cast<AttentionVariant>(v), h_there, y_there.rows_from(v, 1));
@@ -151,7 +147,7 @@ TEST_F(GpuBench, AttentionVariantsAgree) {
 
   CpuOps ops(kernels_, config, AttentionVariants::max_tokens(config.mla), team_);
   const Materialized none;
-  AttentionVariants here(config, w, none, cache.layer(0), pages, heads.rows, kContext, ops);
+  AttentionVariants here(config, w, none, cache.layer(0), pages, heads.layer(0), kContext, ops);
   here.run(AttentionVariant::kACCME, h, y.rows_from(1, 1));
   expect_equal_rows(y, 2e-2f);
 }

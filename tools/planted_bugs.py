@@ -371,6 +371,6 @@ MUTANTS = [
     ("variants: all heads have the first head's pages", "src/bench/attention_variants.cpp", [("subspan(head * pages.size(), pages.size())", "subspan(0, pages.size())")]),
     ("variants: CD's token has the last token's rope key", "src/bench/attention_variants.cpp", [("  copy(key_for_all, kv_of_heads_.cols_from(cols, m.rope_dim));\n", "")]),
     ("variants: a copy leaves the last page out", "src/bench/attention_variants.cpp", [("n_rows * latents_.row_bytes(), copy_", "(n_rows - 1) * latents_.row_bytes(), copy_")]),
-    ("attention's form: a fresh prompt is absorbed", "src/model/attention_form.h", [("(kv_length - n_queries) * m.kv_rank", "kv_length * m.kv_rank")]),
+    ("attention's form: a fresh prompt is absorbed", "src/model/attention_form.h", [("return ops.naive < ops.absorbed;", "return kv_length > n_queries && ops.naive < ops.absorbed;")]),
     ("bench: parts that follow one another are one", "src/bench/roofline.cpp", [("if (work.parts.empty()) return", "return")]),
 ]

@@ -95,14 +95,10 @@ TokenOps token_ops(const ModelConfig& c) {
 }
 
 AttentionWork attention_work(const ModelConfig& c, double queries, double context) {
-  const MlaConfig& a = c.mla;
-  const double heads = a.n_heads;
-  const double visible = queries * context - queries * (queries - 1) / 2;  // (query, key) pairs
-  const double kv_b = 2.0 * a.kv_rank * heads * (a.nope_dim + a.v_dim);
-  const double absorbed = kv_b * queries + 2 * heads * (2 * a.kv_rank + a.rope_dim) * visible;
-  const double restored = kv_b * context + 2 * heads * (a.qk_dim() + a.v_dim) * visible;
-  const bool naive = naive_is_cheaper(a, queries, context);
-  return {context * static_cast<double>(kv_layer_bytes(c)), naive ? restored : absorbed, !naive};
+  const AttentionOps ops = attention_ops(c.mla, queries, context);
+  const bool naive = naive_is_cheaper(c.mla, queries, context);
+  return {context * static_cast<double>(kv_layer_bytes(c)), naive ? ops.naive : ops.absorbed,
+          !naive};
 }
 
 int64_t dispatch_bytes(const ModelConfig& c) {

@@ -1,13 +1,13 @@
 #include "bench/attention_bench.h"
 
 #include <algorithm>
-#include <random>
 
 #include "bench/machine_info.h"
 #include "bench/model_on_card.h"
 #include "bench/random_cache.h"
 #include "bench/roofline.h"
 #include "engine/kv_cache.h"
+#include "model/attention_form.h"
 #include "model/rope.h"
 #include "offload/plan/cost.h"
 #include "ops/cpu_ops.h"
@@ -27,10 +27,8 @@ AttentionCost cost_of_absorbed(const MlaConfig& m, int64_t context, int64_t elem
 
 AttentionCost cost_of_naive(const MlaConfig& m, int64_t context, int64_t n, int64_t element_bytes,
                             int64_t kv_b_bytes) {
-  const int64_t seen = n * (context - n) + n * (n + 1) / 2;  // pairs of query and key
-  const int64_t restore = context * m.kv_rank * m.n_heads * (m.nope_dim + m.v_dim);
-  return {context * m.cache_dim() * element_bytes + kv_b_bytes,
-          2 * (restore + seen * m.n_heads * (m.qk_dim() + m.v_dim))};
+  const AttentionOps ops = attention_ops(m, static_cast<double>(n), static_cast<double>(context));
+  return {context * m.cache_dim() * element_bytes + kv_b_bytes, static_cast<int64_t>(ops.naive)};
 }
 
 namespace {
@@ -94,11 +92,8 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
   if (on_card.model())
     arena_there = Arena::holding(
         views_of(there), [&](int64_t bytes) { return on_card.twin()->ops().allocate(bytes); });
-  std::mt19937 rng(1);
-  std::normal_distribution<float> normal;
-  for (const TensorView& view : {here.q, here.q_rope})
-    for (int64_t i = 0; i < view.rows * view.cols; ++i) view.row<float>(0)[i] = normal(rng);
-
+  fill_with_normal(here.q);
+  fill_with_normal(here.q_rope);
   if (on_card.model()) {
     on_card.twin()->to_card(here.q, there.q);
     on_card.twin()->to_card(here.q_rope, there.q_rope);

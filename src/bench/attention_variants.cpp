@@ -10,10 +10,9 @@
 namespace tandem {
 namespace {
 
-int64_t cols_of_head(const MlaConfig& m) { return m.qk_dim() + m.v_dim; }
-
-// Rows begin at multiples of 16 bytes, as in every cache.
-int64_t stride_of_head(const MlaConfig& m) { return (cols_of_head(m) + 7) / 8 * 8; }
+int64_t tokens_of_heads(const MlaConfig& m, int context) {
+  return int64_t{m.n_heads} * pages_for(context) * kPageSize;
+}
 
 std::vector<int32_t> ascending(int64_t n) {
   std::vector<int32_t> numbers(n);
@@ -38,13 +37,21 @@ const char* name_of(AttentionVariant variant) {
   return kNames[static_cast<int>(variant)];
 }
 
-int64_t bytes_of_cache_of_heads(const MlaConfig& m, int context, DType type) {
-  return int64_t{m.n_heads} * pages_for(context) * kPageSize * stride_of_head(m) * size_of(type);
+ModelConfig config_of_heads(const ModelConfig& config) {
+  ModelConfig c = config;
+  c.n_layers = 1;
+  c.mla.n_heads = 1;
+  c.mla.kv_rank = c.mla.nope_dim + c.mla.v_dim;
+  return c;
 }
 
-CacheOfHeads cache_of_heads(const cpu::KernelTable& kernels, const ModelConfig& config,
-                            const QuantView& kv_b, TensorView latents,
-                            std::span<const int32_t> pages, int context, Team& team) {
+int64_t bytes_of_cache_of_heads(const ModelConfig& c, int context, DType type) {
+  return KvCache::bytes_for(config_of_heads(c), tokens_of_heads(c.mla, context), type);
+}
+
+KvCache cache_of_heads(const cpu::KernelTable& kernels, const ModelConfig& config,
+                       const QuantView& kv_b, TensorView latents, std::span<const int32_t> pages,
+                       int context, Team& team) {
   const MlaConfig& m = config.mla;
   const int64_t tokens_of_head = std::ssize(pages) * kPageSize, cols = m.nope_dim + m.v_dim;
   CpuOps ops(kernels, config, kPageSize, team);
@@ -53,19 +60,15 @@ CacheOfHeads cache_of_heads(const cpu::KernelTable& kernels, const ModelConfig& 
     visit(kv, kPageSize, m.cache_dim(), DType::kF32);
     visit(restored, kPageSize, m.n_heads * cols, DType::kF32);
   });
-  CacheOfHeads cache;
-  cache.arena = Arena::holding([&](auto visit) {
-    visit(cache.rows, m.n_heads * tokens_of_head, stride_of_head(m), latents.dtype);
-  });
-  cache.rows.cols = cols_of_head(m);
+  KvCache cache(config_of_heads(config), tokens_of_heads(m, context), latents.dtype);
   const auto store = [&](const float* from, const TensorView& to, int64_t row) {
     if (to.dtype == DType::kF32)
       std::copy_n(from, to.cols, to.row<float>(row));
     else
       kernels.encode_bf16({from, to.row<cpu::bf16>(row), to.cols});
   };
-  const TensorView k_and_v = cache.rows.cols_from(0, cols),
-                   k_rope = cache.rows.cols_from(cols, m.rope_dim);
+  const TensorView k_and_v = cache.layer(0).cols_from(0, cols),
+                   k_rope = cache.layer(0).cols_from(cols, m.rope_dim);
   for (int first = 0; first < context; first += kPageSize) {
     const int64_t n = std::min(kPageSize, context - first);
     const TensorView rows = latents.rows_from(int64_t{pages[first / kPageSize]} * kPageSize, n);
@@ -88,6 +91,7 @@ AttentionVariants::AttentionVariants(const ModelConfig& config, const AttentionW
                                      std::span<const int32_t> pages, TensorView heads, int context,
                                      Ops& ops)
     : c_(config),
+      head_(config_of_heads(config).mla),
       w_(weights),
       m_(materialized),
       ops_(ops),
@@ -108,8 +112,8 @@ AttentionVariants::AttentionVariants(const ModelConfig& config, const AttentionW
                       {}},
       frequencies_(rope_frequencies(config.rope, config.mla.rope_dim)) {
   const MlaConfig& m = c_.mla;
-  check(m.nope_dim + m.v_dim <= m.kv_rank, "scratch of attention is as wide as the latents");
-  const int64_t n = m.n_heads, cols = m.nope_dim + m.v_dim;
+  check(head_.kv_rank <= m.kv_rank, "scratch of attention is as wide as the latents");
+  const int64_t n = m.n_heads;
   arena_ = Arena::holding(
       [&](auto visit) {
         visit(q_a_, 1, m.q_rank, DType::kF32);
@@ -118,13 +122,13 @@ AttentionVariants::AttentionVariants(const ModelConfig& config, const AttentionW
         visit(q_rope_, n, m.rope_dim, DType::kF32);
         visit(q_together_, n, m.cache_dim(), DType::kF32);
         visit(kv_, 1, m.cache_dim(), DType::kF32);
-        visit(restored_, 1, n * cols, DType::kF32);
+        visit(restored_, 1, n * head_.kv_rank, DType::kF32);
         visit(o_latent_, n, m.kv_rank, DType::kF32);
         visit(o_, 1, n * m.v_dim, DType::kF32);
         // Row 0 is that of the sequence of latents, and stays unused.
-        visit(q_of_heads_, 1 + n, cols_of_head(m), DType::kF32);
-        visit(kv_of_heads_, n, cols_of_head(m), DType::kF32);
-        visit(o_of_heads_, 1 + n, cols, DType::kF32);
+        visit(q_of_heads_, 1 + n, head_.cache_dim(), DType::kF32);
+        visit(kv_of_heads_, n, head_.cache_dim(), DType::kF32);
+        visit(o_of_heads_, 1 + n, head_.kv_rank, DType::kF32);
         visit(copy_, latents.rows, latents.stride, latents.dtype);
       },
       [&](int64_t bytes) { return ops.allocate(bytes); });
@@ -187,7 +191,7 @@ void AttentionVariants::copy(TensorView from, TensorView to) {
 
 void AttentionVariants::append_to_heads() {
   const MlaConfig& m = c_.mla;
-  const int64_t cols = m.nope_dim + m.v_dim;
+  const int64_t cols = head_.kv_rank;
   ops_.linear(kv_.cols_from(0, m.kv_rank), w_.kv_b, restored_);
   copy(restored_.reshape(m.n_heads, cols), kv_of_heads_.cols_from(0, cols));
   TensorView key_for_all = kv_.cols_from(m.kv_rank, m.rope_dim);
@@ -201,20 +205,14 @@ void AttentionVariants::append_to_heads() {
 // and of the output the part of the key is not used. That costs operations, and no bytes.
 void AttentionVariants::attend_heads() {
   const MlaConfig& m = c_.mla;
-  const int cols = m.nope_dim + m.v_dim;
+  const int cols = head_.kv_rank;
   const TensorView q = q_.reshape(m.n_heads, m.qk_dim());
   const TensorView q_of_heads = q_of_heads_.rows_from(1, m.n_heads);
   ops_.clear(q_of_heads);
   ops_.add(q_of_heads.cols_from(0, m.nope_dim), q.cols_from(0, m.nope_dim));
   ops_.add(q_of_heads.cols_from(cols, m.rope_dim), q.cols_from(m.nope_dim, m.rope_dim));
-  const MlaConfig one_head = {.n_heads = 1,
-                              .q_rank = 0,
-                              .kv_rank = cols,
-                              .nope_dim = m.nope_dim,
-                              .rope_dim = m.rope_dim,
-                              .v_dim = m.v_dim};
   ops_.mla_absorbed({token_of_heads_.sequences, q_of_heads_.cols_from(0, cols),
-                     q_of_heads_.cols_from(cols, m.rope_dim), heads_, one_head, softmax_scale(c_),
+                     q_of_heads_.cols_from(cols, m.rope_dim), heads_, head_, softmax_scale(c_),
                      o_of_heads_});
   copy(o_of_heads_.rows_from(1, m.n_heads).cols_from(m.nope_dim, m.v_dim),
        o_.reshape(m.n_heads, m.v_dim));

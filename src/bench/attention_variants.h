@@ -28,17 +28,14 @@ struct Materialized {
   QuantView o;         // [dim, heads * kv_rank]
 };
 
-// What CD caches, as pages of a latent cache are: every head is a sequence of its own, of
-// kPageSize-token pages in order, and its token is [nope_dim key | v_dim value | rope_dim key].
-struct CacheOfHeads {
-  Arena arena;
-  TensorView rows;  // [heads * pages * kPageSize, nope_dim + v_dim + rope_dim]
-};
-// Restored by kv_b from the latents, both the host's, in the same type.
-CacheOfHeads cache_of_heads(const cpu::KernelTable& kernels, const ModelConfig& config,
-                            const QuantView& kv_b, TensorView latents,
-                            std::span<const int32_t> pages, int context, Team& team);
-int64_t bytes_of_cache_of_heads(const MlaConfig& mla, int context, DType type);
+// A latent cache as CD would have it: every head is a sequence of its own, whose pages follow one
+// another, and its "latent" is [nope_dim key | v_dim value].
+ModelConfig config_of_heads(const ModelConfig& config);
+// What it holds of a context, restored by kv_b from the latents, both the host's, in the same type.
+KvCache cache_of_heads(const cpu::KernelTable& kernels, const ModelConfig& config,
+                       const QuantView& kv_b, TensorView latents, std::span<const int32_t> pages,
+                       int context, Team& team);
+int64_t bytes_of_cache_of_heads(const ModelConfig& config, int context, DType type);
 
 // One layer and one sequence whose last token is computed, on any device. Models with q_lora_rank,
 // and with heads that are no wider than the latents.
@@ -66,6 +63,7 @@ class AttentionVariants {
   RopeTable rope() const { return {frequencies_, rope_amplitude(c_.rope)}; }
 
   const ModelConfig& c_;
+  const MlaConfig head_;  // of the caches of heads
   const AttentionWeights& w_;
   const Materialized& m_;
   Ops& ops_;

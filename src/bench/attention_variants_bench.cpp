@@ -103,16 +103,12 @@ class VariantsOnCard {
     try {
       const auto pages = latents_->pages_of(context);
       std::vector<Buffer> memory;
-      const auto cache = [&](const TensorView& rows) {
-        TensorView whole = rows;
-        whole.cols = rows.stride;
-        return on_card(*twin_, whole, memory).cols_from(0, rows.cols);
-      };
-      const TensorView heads = cache(
-          cache_of_heads(kernels, config_, kv_b, latents_->rows(), pages, context, team).rows);
-      const TensorView h_there = on_card(*twin_, h, memory), y_there = on_card(*twin_, h, memory);
+      const auto there = [&](const TensorView& here) { return on_card(*twin_, here, memory); };
+      const TensorView heads = there(
+          cache_of_heads(kernels, config_, kv_b, latents_->rows(), pages, context, team).layer(0));
+      const TensorView h_there = there(h), y_there = there(h);
       AttentionVariants variants(config_, twin_->weights().layers[0].attn, materialized_,
-                                 cache(latents_->rows()), pages, heads, context, twin_->ops());
+                                 there(latents_->rows()), pages, heads, context, twin_->ops());
       for (int v = 0; v < kNumAttentionVariants; ++v)
         seconds[v].on_card = seconds_on_card(
             *twin_,
@@ -147,7 +143,7 @@ void bench_attention_variants(const AttentionBench& bench, const cpu::KernelTabl
   const WeightFormats formats = {backbone_format("auto", config), {DType::kBF16}};
   const DType cache_type = cache_type_for(kernels);
   const int longest = *std::max_element(bench.contexts.begin(), bench.contexts.end());
-  const int64_t most_bytes = bytes_of_cache_of_heads(m, longest, cache_type);
+  const int64_t most_bytes = bytes_of_cache_of_heads(config, longest, cache_type);
   require(
       most_bytes <= bench.memory_bytes,
       "--ctx {}: keys and values of every head need {:.2f} GB and {:.2f} GB may be used; choose "
@@ -168,18 +164,16 @@ void bench_attention_variants(const AttentionBench& bench, const cpu::KernelTabl
     visit(h, 1, config.dim, DType::kF32);
     visit(y, 1, config.dim, DType::kF32);
   });
-  std::mt19937 rng(1);
-  std::normal_distribution<float> normal;
-  for (int64_t i = 0; i < config.dim; ++i) h.row<float>(0)[i] = normal(rng);
+  fill_with_normal(h);
   const VariantsOnCard card(bench, config, formats, longest, panels);
 
   const cpu::PeakLoop peak = peak_of_attention(speed, kernels);
   for (const int context : bench.contexts) {
     const auto on_card = card.seconds(context, kernels, attention.kv_b, h, team);
     const auto pages = latents.pages_of(context);
-    const CacheOfHeads heads =
+    const KvCache heads =
         cache_of_heads(kernels, config, attention.kv_b, latents.rows(), pages, context, team);
-    AttentionVariants variants(config, attention, products, latents.rows(), pages, heads.rows,
+    AttentionVariants variants(config, attention, products, latents.rows(), pages, heads.layer(0),
                                context, ops);
     for (int v = 0; v < kNumAttentionVariants; ++v) {
       const auto variant = static_cast<AttentionVariant>(v);

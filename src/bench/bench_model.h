@@ -54,6 +54,9 @@ class RandomTensor {
   std::vector<float> numbers_;
 };
 
+// Numbers of deviation 1, as normalised activations are; x has no gaps between its rows.
+void fill_with_normal(TensorView x);
+
 // Fills `home` with the tensors for which `wanted` says so, all finite and of the size that trained
 // ones have; the others stay empty. Matrices of one shape and format are equal. Throws Error when
 // the memory does not hold them.

@@ -50,9 +50,8 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
     visit(x, most, config.dim, DType::kF32);
     visit(y, most, config.dim, DType::kF32);
   });
-  std::mt19937 rng(1);
-  std::normal_distribution<float> normal;
-  for (int64_t i = 0; i < most * x.cols; ++i) x.row<float>(0)[i] = normal(rng);
+  fill_with_normal(x);
+  std::mt19937 rng(1);  // of routings
 
   std::unique_ptr<GpuTwin> twin;
   if (bench.gpus)

@@ -150,6 +150,7 @@ std::vector<TimedRun> prefill_runs(const Runner& engine, const GenerateBench& be
   std::mt19937 rng(n);
   std::vector<TimedRun> runs;
   double spent = 0;
+  int before = probe.n_bursts();
   probe.burst(kFirstBurst);
   for (int round = 0; round < kMinRounds || spent < bench.seconds; ++round) {
     const Request request{.prompt = random_tokens(n, engine.config.vocab, rng),
@@ -158,9 +159,10 @@ std::vector<TimedRun> prefill_runs(const Runner& engine, const GenerateBench& be
                           .stop_ids = {},
                           .kv = nullptr};
     const double seconds = engine.generator.run({&request, 1}, {})[0].prefill_seconds;
-    const int before = std::max(0, probe.n_bursts() - (round == 0 ? 1 : kBurstsOfPrompt));
+    const int after = probe.n_bursts();
     for (int i = 0; i < kBurstsOfPrompt; ++i) probe.burst(seconds / kBurstsOfPrompt);
     runs.push_back({seconds, before, probe.n_bursts()});
+    before = after;
     spent += seconds;
   }
   return runs;

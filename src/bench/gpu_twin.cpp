@@ -10,7 +10,7 @@ TensorView on_card(GpuTwin& twin, TensorView from, std::vector<Buffer>& memory) 
   memory.push_back(twin.ops().allocate(Arena::padded_bytes(from.rows * from.row_bytes())));
   TensorView to = from;
   to.data = memory.back().data();
-  twin.to_card(from, to);
+  twin.to_card(whole_rows(from), whole_rows(to));
   twin.wait();
   return to;
 }

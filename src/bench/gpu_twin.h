@@ -35,7 +35,12 @@ struct GpuTwinOptions {
 // Null where there is no GPU, or not for this: too little memory, formats that it does not have.
 using GpuTwins = std::function<std::unique_ptr<GpuTwin>(const GpuTwinOptions&)>;
 
-// A matrix of the host on the card; `memory` keeps it.
+// A matrix with what lies between its rows, which begins at the first of these.
+inline TensorView whole_rows(TensorView m) {
+  m.cols = m.stride;
+  return m;
+}
+// A matrix of the host on the card, whole rows; `memory` keeps it.
 TensorView on_card(GpuTwin& twin, TensorView from, std::vector<Buffer>& memory);
 
 // Routings of steps, on the card.

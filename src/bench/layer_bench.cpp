@@ -157,9 +157,8 @@ void bench_moe(const LayerBench& bench, const cpu::KernelTable& kernels, Machine
   if (twin)
     arena_there = Arena::holding([&](auto visit) { a_there.for_each(config, most, visit); },
                                  [&](int64_t bytes) { return twin->ops().allocate(bytes); });
-  std::mt19937 rng(1);
-  std::normal_distribution<float> normal;
-  for (int64_t i = 0; i < most * a.x.cols; ++i) a.x.row<float>(0)[i] = normal(rng);
+  fill_with_normal(a.x);
+  std::mt19937 rng(1);  // of routings
   if (twin) twin->to_card(a.x, a_there.x);
 
   const int64_t shared = matrix_bytes(config, 3 * width, config.dim, bench.formats.backbone);

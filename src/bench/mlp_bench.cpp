@@ -1,7 +1,6 @@
 #include "bench/mlp_bench.h"
 
 #include <algorithm>
-#include <random>
 
 #include "bench/roofline.h"
 #include "offload/plan/cost.h"
@@ -84,10 +83,8 @@ void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSp
   const Arena arena = Arena::holding([&](auto visit) {
     for (int i = 0; i < 5; ++i) visit(x[i], most, columns[i], DType::kF32);
   });
-  std::mt19937 rng(1);
-  std::normal_distribution<float> normal;
-  for (int i = 0; i < 2; ++i)
-    for (int64_t at = 0; at < most * columns[i]; ++at) x[i].row<float>(0)[at] = normal(rng);
+  fill_with_normal(x[0]);
+  fill_with_normal(x[1]);
 
   const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.format.dtype);
   std::unique_ptr<GpuTwin> twin;

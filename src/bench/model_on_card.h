@@ -33,12 +33,8 @@ class ModelOnCard {
     const TensorView first = cache_->layer(0);
     const KvCache made(one, first.rows, DType::kBF16);
     fill_with_random(made, one);
-    const auto whole = [](TensorView layer) {
-      layer.cols = layer.stride;
-      return layer;
-    };
     for (int l = 0; l < config_.n_layers; ++l)
-      twin_->to_card(whole(made.layer(0)), whole(cache_->layer(l)));
+      twin_->to_card(whole_rows(made.layer(0)), whole_rows(cache_->layer(l)));
     twin_->wait();
   }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <numeric>
+#include <random>
 #include <tuple>
 
 #include "bench/bench_model.h"
@@ -148,6 +149,12 @@ void RandomTensor::write_rows(const QuantView& stored, int64_t first, int64_t n,
   else
     for (int64_t r = 0; r < n; ++r)
       write_row(to + r * row_bytes, stored.q.dtype, stored.q.cols, Random(first + r));
+}
+
+void fill_with_normal(TensorView x) {
+  std::mt19937 rng(1);
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < x.rows * x.cols; ++i) x.row<float>(0)[i] = normal(rng);
 }
 
 ModelWeights random_weights(const ModelConfig& config, WeightFormats formats,

@@ -18,18 +18,34 @@ double Bounds::seconds(Cost cost) const {
                   static_cast<double>(cost.ops) / ops_per_second);
 }
 
-void RooflineProbe::burst(double seconds) {
-  const double each = std::min(seconds, kLongestBurst) / 2;
-  read_rates_.push_back(speed_.read_bytes_per_second(speed_.best_read_loop(), Threads::kAll, each));
-  op_rates_.push_back(speed_.ops_per_second(peak_, Threads::kAll, each));
-}
+namespace {
 
-Bounds RooflineProbe::bounds(int first, int end) const {
-  const auto median_of = [&](const std::vector<double>& rates) {
-    return median({rates.begin() + first, rates.begin() + end});
-  };
-  return {median_of(read_rates_), median_of(op_rates_)};
-}
+// Bursts of reading and of the instruction that the products in question use.
+class RooflineProbe {
+ public:
+  RooflineProbe(MachineSpeed& speed, const cpu::PeakLoop& peak) : speed_(speed), peak_(peak) {}
+  // As long as what it stands beside, `seconds`, within bounds.
+  void burst(double seconds) {
+    const double each = std::min(seconds, kLongestBurst) / 2;
+    read_rates_.push_back(
+        speed_.read_bytes_per_second(speed_.best_read_loop(), Threads::kAll, each));
+    op_rates_.push_back(speed_.ops_per_second(peak_, Threads::kAll, each));
+  }
+  Bounds bounds() const { return {median(read_rates_), median(op_rates_)}; }
+  Bounds bounds_of_last(int n) const {
+    const auto median_of = [&](const std::vector<double>& rates) {
+      return median({rates.end() - n, rates.end()});
+    };
+    return {median_of(read_rates_), median_of(op_rates_)};
+  }
+
+ private:
+  MachineSpeed& speed_;
+  const cpu::PeakLoop peak_;
+  std::vector<double> read_rates_, op_rates_;
+};
+
+}  // namespace
 
 std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
                               std::span<const Work> works, double seconds) {
@@ -60,7 +76,7 @@ std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
         t.repeats = std::max<int64_t>(1, static_cast<int64_t>(kShortestTiming / time));
         continue;
       }
-      const Bounds beside = probe.bounds(probe.n_bursts() - 2, probe.n_bursts());
+      const Bounds beside = probe.bounds_of_last(2);
       t.seconds.push_back(time / static_cast<double>(t.repeats));
       t.ratios.push_back(roofline(works[w], beside) / t.seconds.back());
     }

@@ -40,24 +40,6 @@ struct Measured {
   double roofline_seconds() const { return roofline_ratio * seconds; }
 };
 
-// Bursts of reading and of the instruction that the products in question use.
-class RooflineProbe {
- public:
-  RooflineProbe(MachineSpeed& speed, const cpu::PeakLoop& peak) : speed_(speed), peak_(peak) {}
-  // As long as what it stands beside, `seconds`, but no longer than a person would wait.
-  void burst(double seconds);
-  int n_bursts() const { return static_cast<int>(read_rates_.size()); }
-  Bounds bounds() const { return bounds(0, n_bursts()); }
-  Bounds bounds(int first, int end) const;
-  const char* instruction() const { return peak_.instruction; }
-  Team& team() { return speed_.team(); }
-
- private:
-  MachineSpeed& speed_;
-  const cpu::PeakLoop peak_;
-  std::vector<double> read_rates_, op_rates_;
-};
-
 // Runs all works in turn, a burst after each, until each work had about `seconds`, three times at
 // least.
 std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
