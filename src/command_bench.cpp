@@ -13,6 +13,7 @@
 #include "bench/measured_curves.h"
 #include "bench/mlp_bench.h"
 #include "bench/row_text.h"
+#include "console.h"
 #include "gpu_twins.h"
 #include "io/json.h"
 #include "io/machine_json.h"
@@ -179,7 +180,8 @@ int bench_experts_command(const Options& options) {
                         .skew = b.skew,
                         .seconds = b.seconds,
                         .memory_bytes = memory,
-                        .gpus = gpu_twins()};
+                        .gpus = gpu_twins(),
+                        .progress = show_measuring};
   };
   return print_rows(options, what, bench_experts);
 }

@@ -49,6 +49,13 @@ void show_prefill(int64_t done, int64_t total) {
   std::fflush(stderr);
 }
 
+void show_measuring(double done, double of) {
+  if (!isatty(STDERR_FILENO)) return;
+  const std::string line = done >= of ? "" : fmt::format("measured {:.0f} of {:.0f} s", done, of);
+  std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());
+  std::fflush(stderr);
+}
+
 AnswerPrinter::AnswerPrinter(bool starts_thinking)
     : colours_(isatty(STDOUT_FILENO)), thinking_(starts_thinking) {
   if (thinking_ && colours_) std::fputs(kDim, stdout);

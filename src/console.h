@@ -24,6 +24,9 @@ LoadProgress load_progress(bool quiet, const std::string& what = "loading");
 // Shows how much of a long prompt is computed; the line is erased when it is done.
 void show_prefill(int64_t done, int64_t total);
 
+// Shows how much of a measurement is done; the line is erased at its end.
+void show_measuring(double done_seconds, double of_seconds);
+
 // Writes an answer as it comes: what stands before </think> dimmed, if standard output is a
 // terminal.
 class AnswerPrinter {

@@ -94,7 +94,7 @@ TEST(Machine, RefusesFiguresThatCannotBe) {
 TEST(Machine, CurvesOfMeasuredEfficiency) {
   Json machine = described("2x6980p");
   machine["efficiency"] = Json::parse(
-      R"({"experts": {"fp8": [[1, 0.9], [4, 0.8]], "int4": [[1, 0.5]]}, "absorbed": [[512, 1]]})");
+      R"({"experts": {"fp8": [[1, 0.9], [4, 0.8]], "int4": [[1, 0.5]]}, "absorbed": [[512, 1.5]]})");
   const Machine m = machine_from_json(machine.dump(), "m.json");
   ASSERT_EQ(m.curves.size(), 3u);
   EXPECT_EQ(m.curves[0].work + m.curves[0].format, "expertsfp8");
@@ -107,7 +107,7 @@ TEST(Machine, CurvesOfMeasuredEfficiency) {
                    fmt::format(R"({{"efficiency": {{"dense": {{"bf16": {}}}}}}})", curve).c_str());
   };
   EXPECT_EQ(r("[[1, 0.5], [2, 0.4]]"), "no error");
-  for (const char* bad : {"[]", "[1, 0.5]", "[[1]]", "[[0, 0.5]]", "[[1, 0]]", "[[1, 1.1]]",
+  for (const char* bad : {"[]", "[1, 0.5]", "[[1]]", "[[0, 0.5]]", "[[1, 0]]", "[[1, 2.1]]",
                           "[[2, 0.5], [1, 0.5]]", "[[1, 0.5], [1, 0.5]]", "[[1, \"x\"]]", "7"})
     EXPECT_TRUE(says(r(bad), "m.json: efficiency: dense: bf16 is ")) << bad;
   EXPECT_TRUE(says(refusal("2x6980p", R"({"efficiency": {"dense": {"fp7": [[1, 1]]}}})"),

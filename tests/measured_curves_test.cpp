@@ -22,22 +22,22 @@ const EfficiencyCurve& curve(const std::vector<EfficiencyCurve>& curves, const s
 
 TEST(MeasuredCurves, RowsByHand) {
   const std::string rows =
-      R"({"bench": "experts", "config": "r1", "format": "fp8", "isa": "avx512", "routing": "uniform", "rows_per_expert": 4, "roofline_ratio": 0.5}
-{"bench": "experts", "config": "r1", "format": "fp8", "isa": "avx512", "routing": "skewed", "rows_per_expert": 9, "roofline_ratio": 0.1}
+      R"({"bench": "experts", "config": "r1", "format": "fp8", "isa": "avx512", "routing": "uniform", "rows_per_expert": 4, "unhidden_ratio": 0.5}
+{"bench": "experts", "config": "r1", "format": "fp8", "isa": "avx512", "routing": "skewed", "rows_per_expert": 9, "unhidden_ratio": 0.1}
 
-{"bench": "experts", "config": "r1", "format": "fp8", "isa": "avx512", "routing": "uniform", "rows_per_expert": 1, "roofline_ratio": 1.25}
-{"bench": "experts", "config": "k2", "format": "fp8", "isa": "avx512", "routing": "uniform", "rows_per_expert": 2, "roofline_ratio": 0.9}
-{"bench": "experts", "config": "r1", "format": "fp8", "isa": "avx2", "routing": "uniform", "rows_per_expert": 2, "roofline_ratio": 0.3}
-{"bench": "experts", "config": "k2", "format": "int4-32", "isa": "avx512", "routing": "uniform", "rows_per_expert": 1, "roofline_ratio": 0.7}
-{"bench": "mlp", "config": "r1", "format": "bf16", "isa": "avx512", "what": "gate", "tokens": 8, "roofline_ratio": 0.6}
-{"bench": "mlp", "config": "r1", "format": "bf16", "isa": "avx512", "what": "feed-forward", "tokens": 8, "roofline_ratio": 0.8}
-{"bench": "attention", "config": "r1", "format": "BF16", "isa": "avx512", "what": "decode, absorbed", "context": 512, "roofline_ratio": 0.4}
-{"bench": "attention", "config": "r1", "format": "BF16", "isa": "avx512", "what": "A_CC", "context": 4096, "roofline_ratio": 0.3}
+{"bench": "experts", "config": "r1", "format": "fp8", "isa": "avx512", "routing": "uniform", "rows_per_expert": 1, "unhidden_ratio": 2.25}
+{"bench": "experts", "config": "k2", "format": "fp8", "isa": "avx512", "routing": "uniform", "rows_per_expert": 2, "unhidden_ratio": 0.9}
+{"bench": "experts", "config": "r1", "format": "fp8", "isa": "avx2", "routing": "uniform", "rows_per_expert": 2, "unhidden_ratio": 0.3}
+{"bench": "experts", "config": "k2", "format": "int4-32", "isa": "avx512", "routing": "uniform", "rows_per_expert": 1, "unhidden_ratio": 0.7}
+{"bench": "mlp", "config": "r1", "format": "bf16", "isa": "avx512", "what": "gate", "tokens": 8, "unhidden_ratio": 0.6}
+{"bench": "mlp", "config": "r1", "format": "bf16", "isa": "avx512", "what": "feed-forward", "tokens": 8, "unhidden_ratio": 0.8}
+{"bench": "attention", "config": "r1", "format": "BF16", "isa": "avx512", "what": "decode, absorbed", "context": 512, "unhidden_ratio": 0.4}
+{"bench": "attention", "config": "r1", "format": "BF16", "isa": "avx512", "what": "A_CC", "context": 4096, "unhidden_ratio": 0.3}
 {"bench": "machine", "isa": "avx512"}
 )";
   const auto curves = measured_curves(rows, "rows.json", "avx512");
   ASSERT_EQ(curves.size(), 4u);
-  EXPECT_EQ(curve(curves, "experts", "fp8").points, (Points{{1, 1.0}, {4, 0.5}}));
+  EXPECT_EQ(curve(curves, "experts", "fp8").points, (Points{{1, 2.0}, {4, 0.5}}));
   EXPECT_EQ(curve(curves, "experts", "int4").points, (Points{{1, 0.7}}));
   EXPECT_EQ(curve(curves, "dense", "bf16").points, (Points{{8, 0.7}}));
   EXPECT_EQ(curve(curves, "absorbed", "").points, (Points{{512, 0.4}}));
@@ -45,7 +45,7 @@ TEST(MeasuredCurves, RowsByHand) {
 
 TEST(MeasuredCurves, AReportOfThisRepository) {
   const std::string path =
-      TANDEM_SOURCE_DIR "/docs/measurements/amd-epyc-family-26-model-2/report.json";
+      TANDEM_SOURCE_DIR "/docs/measurements/amd-epyc-family-25-model-17/report.json";
   const auto curves = measured_curves(read_text_file(path, 1 << 22), path, "avx512");
   for (const char* format : {"fp8", "bf16", "int8", "int4"})
     EXPECT_GE(curve(curves, "experts", format).points.size(), 5u) << format;

@@ -45,28 +45,29 @@ std::string_view format_of_curve(DType format) {
 // quietest of several reports; INT4 from docs/measurements and single runs beside it, with BF16
 // scales of K2; 128 rows an expert: docs/kernels.md, less what a layer does beside its products.
 // The other instruction sets share it until a machine has been measured; reference is not made for
-// speed.
-constexpr Point kAvx512ExpertsF8[] = {{1, 0.97}, {2.6, 0.86}, {4.8, 0.90}, {19, 0.77}, {76, 0.77}};
+// speed. Those reports held times against the longer of reading and arithmetic; here both count.
+constexpr Point kAvx512ExpertsF8[] = {{1, 1.06}, {2.6, 1.06}, {4.8, 1.24}, {19, 1.20}, {76, 0.87}};
 constexpr Point kAvx512ExpertsBf16[] = {
-    {1, 0.97}, {1.1, 0.92}, {4.9, 0.87}, {9.8, 0.82}, {39, 0.81}};
-constexpr Point kAvx512ExpertsI8[] = {{1, 0.96},   {1.3, 0.90}, {2.6, 0.89},
-                                      {4.8, 0.83}, {19, 0.68},  {128, 0.78}};
-constexpr Point kAvx512ExpertsI4[] = {{1, 0.92}, {2.3, 0.84}, {4.1, 0.78}, {16, 0.60}, {128, 0.75}};
+    {1, 1.04}, {1.1, 0.99}, {4.9, 1.20}, {9.8, 1.36}, {39, 1.15}};
+constexpr Point kAvx512ExpertsI8[] = {{1, 1.00},   {1.3, 0.95}, {2.6, 1.07},
+                                      {4.8, 1.11}, {19, 1.20},  {128, 0.86}};
+constexpr Point kAvx512ExpertsI4[] = {{1, 1.05}, {2.3, 1.12}, {4.1, 1.24}, {16, 0.84}, {128, 0.79}};
 constexpr Point kAvx512ExpertsI4Bf16[] = {
-    {1, 0.88}, {1.1, 0.81}, {1.8, 0.70}, {10.7, 0.48}, {128, 0.64}};
-constexpr Point kAvx512DenseF8[] = {{1, 0.97}, {8, 0.82}, {64, 0.81}, {512, 0.89}};
-constexpr Point kAvx512DenseBf16[] = {{1, 0.98}, {8, 0.87}, {64, 0.86}, {512, 0.75}};
-constexpr Point kAvx512Absorbed[] = {{512, 0.47}, {4096, 0.77}, {16384, 0.83}};
+    {1, 0.99}, {1.1, 0.92}, {1.8, 0.86}, {10.7, 0.84}, {128, 0.68}};
+constexpr Point kAvx512DenseF8[] = {{1, 1.06}, {8, 1.46}, {64, 0.95}, {512, 0.93}};
+constexpr Point kAvx512DenseBf16[] = {{1, 1.06}, {8, 1.24}, {64, 1.11}, {512, 0.78}};
+constexpr Point kAvx512Absorbed[] = {{512, 0.50}, {4096, 0.83}, {16384, 0.89}};
 constexpr Point kAvx512Restored[] = {{512, 0.67}, {4096, 0.72}, {16384, 0.68}};
 
 // amx: no such machine has been measured. One row: SGLang reached 85 % of the bandwidth on a Xeon
 // 6980P. Many rows: 31 to 35 % of the peak are what kt-kernel reaches, 75 % what a loop over the
-// L2 cache can reach; assumed is the middle. INT4 with BF16 scales of 32 columns: docs/amx.md.
-constexpr Point kAmxExperts[] = {{1, 0.80}, {4, 0.70}, {16, 0.60}, {64, 0.45}, {256, 0.50}};
-constexpr Point kAmxExpertsI4[] = {{1, 0.65}, {4, 0.55}, {16, 0.45}, {64, 0.40}, {256, 0.50}};
-constexpr Point kAmxExpertsI4Bf16[] = {{1, 0.65}, {4, 0.50}, {16, 0.35}, {64, 0.20}};
-constexpr Point kAmxDense[] = {{1, 0.85}, {8, 0.60}, {64, 0.50}, {512, 0.50}};
-constexpr Point kAmxAbsorbed[] = {{512, 0.15}, {4096, 0.35}, {16384, 0.45}};
+// L2 cache can reach; assumed is the middle, of the peak of a Xeon 6454S. INT4 with BF16 scales of
+// 32 columns: docs/amx.md.
+constexpr Point kAmxExperts[] = {{1, 0.81}, {4, 0.72}, {16, 0.67}, {64, 0.65}, {256, 0.79}};
+constexpr Point kAmxExpertsI4[] = {{1, 0.65}, {4, 0.56}, {16, 0.50}, {64, 0.56}, {256, 0.80}};
+constexpr Point kAmxExpertsI4Bf16[] = {{1, 0.65}, {4, 0.51}, {16, 0.38}, {64, 0.28}};
+constexpr Point kAmxDense[] = {{1, 0.86}, {8, 0.63}, {64, 0.72}, {512, 0.64}};
+constexpr Point kAmxAbsorbed[] = {{512, 0.27}, {4096, 0.64}, {16384, 0.82}};
 constexpr Point kAmxRestored[] = {{512, 0.30}, {4096, 0.40}};
 
 // gpu: DeepGEMM on H800 reads 0.5 to 0.8 of 3.35 TB/s at 64 rows, does 0.5 to 0.7 of 1,979 TFLOPS

@@ -1,6 +1,7 @@
-// How close products and attention come to the roofline of their device: the part of the time that
-// is not lost, by number of rows. A machine's own curves first, then one table of defaults, each
-// curve with its origin.
+// How close products and attention come to what their device could do: the time of reading and
+// arithmetic together (rates.h), over the time they take, by number of rows. A CPU that hides some
+// of one behind the other comes above 1. A machine's own curves first, then one table of defaults,
+// each curve with its origin.
 #pragma once
 #include <span>
 #include <string_view>
@@ -14,8 +15,7 @@ enum class Product { kExperts, kDense };
 using Curves = std::span<const EfficiencyCurve>;
 
 // Of products with matrices kept as `format`, on a device of `kind`: an instruction set, or "gpu".
-// `rows`: of activations, an expert or altogether. The roofline is the larger of bytes / read
-// bandwidth and operations / peak of the arithmetic in which the format is multiplied.
+// `rows`: of activations, an expert or altogether.
 double product_ratio(std::string_view kind, Product product, DType format, double rows,
                      Curves measured = {});
 

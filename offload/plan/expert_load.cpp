@@ -76,7 +76,7 @@ double busiest_seconds(const Rates& rates, const ExpertLoad& load, int n_alike) 
   if (load.used <= 0) return 0;
   const double used = largest(load.used, load.variance, n_alike, 1, load.experts);
   const double rows = largest(load.rows, load.rows, n_alike, used, 1e300);
-  return std::max(load.bytes / rates.read_bytes_per_second * used / load.used,
+  return together(rates, load.bytes / rates.read_bytes_per_second * used / load.used,
                   load.op_seconds * rows / load.rows) /
          product_ratio(rates.kind, Product::kExperts, load.format, rows / used, rates.measured);
 }

@@ -108,7 +108,7 @@ void LayerModel::add_backbone(const Stage& stage, int layer, double tokens, Laye
   const AttentionWork work = attention_work(c, queries, shape_.context);
   const double n = tokens / queries;
   t[Part::kAttention] =
-      std::max(n * work.bytes / rates.read_bytes_per_second,
+      together(rates, n * work.bytes / rates.read_bytes_per_second,
                n * work.ops / tp / peak_for(rates, DType::kBF16, !device.is_cpu())) /
       attention_ratio(rates.kind, work.absorbed, shape_.context, rates.measured);
   if (c.is_moe(layer)) {
@@ -172,7 +172,7 @@ void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const 
   // Read, and written to memory that is read for that, too.
   e.streamed.copy = std::max(e.streamed.copy, 3 * load.bytes / cpu.read_bytes_per_second);
   e.streamed.cpu = std::max(e.streamed.cpu, busiest_seconds(cpu, load, 1));
-  e.streamed.gpu += std::max(load.bytes / gpu.read_bytes_per_second, load.stream_op_seconds) /
+  e.streamed.gpu += together(gpu, load.bytes / gpu.read_bytes_per_second, load.stream_op_seconds) /
                     n_gpus /
                     product_ratio(gpu.kind, Product::kExperts, load.format, load.rows / load.used);
 }

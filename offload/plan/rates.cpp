@@ -52,9 +52,13 @@ double peak_for(const Rates& rates, DType format, bool gpu) {
   }
 }
 
+double together(const Rates& r, double read_seconds, double op_seconds) {
+  return r.kind == "gpu" ? std::max(read_seconds, op_seconds) : read_seconds + op_seconds;
+}
+
 double product_seconds(const Rates& r, Product product, DType format, ProductWork work) {
   const double peak = peak_for(r, format, r.kind == "gpu");
-  return std::max(work.bytes / r.read_bytes_per_second, work.ops / peak) /
+  return together(r, work.bytes / r.read_bytes_per_second, work.ops / peak) /
          product_ratio(r.kind, product, format, work.rows, r.measured);
 }
 

@@ -22,6 +22,10 @@ Rates rates_of(const Machine& machine, Device device, const std::vector<int>& nu
 // The peak of the arithmetic in which a device multiplies weights kept as `format`.
 double peak_for(const Rates& rates, DType format, bool gpu);
 
+// What reading and arithmetic take together where nothing is lost: a GPU hides the shorter behind
+// the longer, a CPU's core does one after the other (docs/planner.md has the measurements).
+double together(const Rates& rates, double read_seconds, double op_seconds);
+
 // What a product must move and compute, and how many rows of activations each of its matrices gets.
 struct ProductWork {
   double bytes, ops, rows;

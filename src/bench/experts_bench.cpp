@@ -4,7 +4,6 @@
 #include <random>
 
 #include "bench/random_routing.h"
-#include "bench/roofline.h"
 #include "offload/cpu_experts.h"
 #include "offload/plan/cost.h"
 
@@ -64,46 +63,52 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
                    y_there = twin ? on_card(*twin, y, memory) : y;
 
   const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.format.dtype);
+  struct Case {
+    int n;
+    bool skew;
+    std::vector<RandomRouting> steps;
+    ExpertsCost cost;
+  };
+  std::vector<Case> cases;
   for (const int n : bench.tokens) {
-    std::vector<std::vector<RandomRouting>> steps;  // uniform, skewed
-    std::vector<Work> works;
-    std::vector<ExpertsCost> costs;
     for (const bool skew : {false, true}) {
       if (skew && !bench.skew) break;
-      steps.push_back(routings_of_equal_cost(config.router, n, skew, rng));
-      costs.push_back(cost_of_experts(config, bench.format, steps.back()[0].routing().ids));
-      works.push_back(
-          {{costs.back().bytes, costs.back().ops}, [&, which = steps.size() - 1](int64_t run) {
-             const auto& own = steps[which];
-             experts.submit({static_cast<int>(run % resident.layers), x.rows_from(0, n),
-                             own[run % std::ssize(own)].routing()});
-             experts.add_to(y.rows_from(0, n));
-           }});
+      std::vector<RandomRouting> steps = routings_of_equal_cost(config.router, n, skew, rng);
+      const ExpertsCost cost = cost_of_experts(config, bench.format, steps[0].routing().ids);
+      cases.push_back({n, skew, std::move(steps), cost});
     }
-    const std::vector<Measured> measured = measure(speed, peak, works, bench.seconds);
-    for (size_t w = 0; w < works.size(); ++w) {
-      nlohmann::ordered_json row = {
-          {"bench", "experts"},
-          {"config", bench.config_name},
-          {"format", format_name(bench.format)},
-          {"isa", kernels.name},
-          {"threads", speed.team().size()},
-          {"routing", w == 0 ? "uniform" : "skewed"},
-          {"tokens", n},
-          {"rows_per_expert",
-           static_cast<double>(int64_t{n} * config.router.n_active) / costs[w].n_experts}};
-      GpuSeconds gpu;
-      if (twin)
-        gpu.on_card = experts_on_card(*twin, steps[w], resident.layers, x_there.rows_from(0, n),
-                                      y_there.rows_from(0, n), bench.seconds);
-      add_fields(row, measured[w], peak, gpu);
-      row["rows_of_busiest_expert"] = costs[w].rows_of_busiest;
-      row["experts"] = costs[w].n_experts;
-      row["resident_experts"] = resident.experts;
-      row["resident_layers"] = resident.layers;
-      if (w == 1) row["seconds_over_uniform"] = measured[1].seconds / measured[0].seconds;
-      on_row(row);
-    }
+  }
+  std::vector<Work> works;
+  for (const Case& c : cases)
+    works.push_back({{c.cost.bytes, c.cost.ops}, [&](int64_t run) {
+                       experts.submit({static_cast<int>(run % resident.layers), x.rows_from(0, c.n),
+                                       c.steps[run % std::ssize(c.steps)].routing()});
+                       experts.add_to(y.rows_from(0, c.n));
+                     }});
+  const std::vector<Measured> measured = measure(speed, peak, works, bench.seconds, bench.progress);
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const Case& c = cases[i];
+    nlohmann::ordered_json row = {
+        {"bench", "experts"},
+        {"config", bench.config_name},
+        {"format", format_name(bench.format)},
+        {"isa", kernels.name},
+        {"threads", speed.team().size()},
+        {"routing", c.skew ? "skewed" : "uniform"},
+        {"tokens", c.n},
+        {"rows_per_expert",
+         static_cast<double>(int64_t{c.n} * config.router.n_active) / c.cost.n_experts}};
+    GpuSeconds gpu;
+    if (twin)
+      gpu.on_card = experts_on_card(*twin, c.steps, resident.layers, x_there.rows_from(0, c.n),
+                                    y_there.rows_from(0, c.n), bench.seconds);
+    add_fields(row, measured[i], peak, gpu);
+    row["rows_of_busiest_expert"] = c.cost.rows_of_busiest;
+    row["experts"] = c.cost.n_experts;
+    row["resident_experts"] = resident.experts;
+    row["resident_layers"] = resident.layers;
+    if (c.skew) row["seconds_over_uniform"] = measured[i].seconds / measured[i - 1].seconds;
+    on_row(row);
   }
 }
 

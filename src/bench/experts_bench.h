@@ -9,6 +9,7 @@
 #include "bench/gpu_twin.h"
 #include "bench/machine_speed.h"
 #include "bench/random_routing.h"
+#include "bench/roofline.h"
 
 namespace tandem {
 
@@ -23,6 +24,7 @@ struct ExpertsBench {
   double seconds;           // a row
   int64_t memory_bytes;     // for weights
   GpuTwins gpus = {};       // empty: no GPU
+  MeasuringProgress progress = {};
 };
 
 // What a step with this routing must do: read each expert once, multiply every pair's row.

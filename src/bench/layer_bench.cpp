@@ -243,6 +243,7 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
         Measured measured = measure(speed, peak, {&work, 1}, bench.seconds)[0];
         measured.seconds /= config.n_layers;
         measured.roofline_ratio *= config.n_layers;
+        measured.unhidden_ratio *= config.n_layers;
         nlohmann::ordered_json row = row_of("layer", bench, kernels, speed.team());
         row["what"] = moe ? "MoE layer" : "dense layer";
         row["tokens"] = n;

@@ -41,7 +41,7 @@ std::vector<EfficiencyCurve> measured_curves(std::string_view text, const std::s
       double sum = 0;
       for (const double ratio : ratios) sum += ratio;
       curves.back().points.emplace_back(
-          x, std::clamp(sum / static_cast<double>(ratios.size()), 1e-3, 1.0));
+          x, std::clamp(sum / static_cast<double>(ratios.size()), 1e-3, kMostEfficiency));
     }
   }
   return curves;
@@ -75,7 +75,7 @@ void add_row(const nlohmann::json& row, std::map<Kind, Samples>& samples) {
         row.at("config").get<std::string>() + " " + row.at("format").get<std::string>();
     Samples& s = samples.try_emplace({work, format}, Samples{model, {}}).first->second;
     const double at = row.at(x).get<double>();
-    if (s.model == model && at > 0) s.at[at].push_back(row.at("roofline_ratio").get<double>());
+    if (s.model == model && at > 0) s.at[at].push_back(row.at("unhidden_ratio").get<double>());
   };
   if (bench == "experts" && row.value("routing", "") == "uniform")
     add("experts", format_of_curve(row.at("format")), "rows_per_expert");

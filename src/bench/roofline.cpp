@@ -7,15 +7,20 @@
 namespace tandem {
 namespace {
 
-constexpr int kMinRounds = 4;             // the first only says how many runs to time together
+constexpr int kMinRounds = 3;
 constexpr double kShortestTiming = 1e-3;  // of runs that are timed together
-constexpr double kLongestBurst = 0.05;
+constexpr double kLongestBurst = 0.1;
 
 }  // namespace
 
 double Bounds::seconds(Cost cost) const {
   return std::max(static_cast<double>(cost.bytes) / read_bytes_per_second,
                   static_cast<double>(cost.ops) / ops_per_second);
+}
+
+double Bounds::unhidden_seconds(Cost cost) const {
+  return static_cast<double>(cost.bytes) / read_bytes_per_second +
+         static_cast<double>(cost.ops) / ops_per_second;
 }
 
 namespace {
@@ -48,9 +53,10 @@ class RooflineProbe {
 }  // namespace
 
 std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
-                              std::span<const Work> works, double seconds) {
+                              std::span<const Work> works, double seconds,
+                              const MeasuringProgress& progress) {
   struct Timings {
-    std::vector<double> seconds, ratios;
+    std::vector<double> seconds, ratios, unhidden;
     int64_t n_runs = 0, repeats = 1;
   };
   const auto roofline = [](const Work& work, const Bounds& bounds) {
@@ -61,30 +67,43 @@ std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
   };
   RooflineProbe probe(speed, peak);
   std::vector<Timings> timings(works.size());
-  double spent = 0;
+  const auto time_runs = [&](size_t w) {
+    Timings& t = timings[w];
+    const double time = seconds_of([&] {
+      for (int64_t i = 0; i < t.repeats; ++i) works[w].run(t.n_runs++);
+    });
+    probe.burst(time);
+    return time;
+  };
   probe.burst(0);
+  double spent = 0, expected = 0;
+  for (size_t w = 0; w < works.size(); ++w) {
+    const double time = time_runs(w);
+    timings[w].repeats = std::max<int64_t>(1, static_cast<int64_t>(kShortestTiming / time));
+    expected += std::max(kMinRounds * time, seconds);
+  }
   for (int round = 0; round < kMinRounds || spent < seconds * static_cast<double>(works.size());
        ++round) {
     for (size_t w = 0; w < works.size(); ++w) {
-      Timings& t = timings[w];
-      const double time = seconds_of([&] {
-        for (int64_t i = 0; i < t.repeats; ++i) works[w].run(t.n_runs++);
-      });
-      probe.burst(time);
-      spent += time;
-      if (round == 0) {
-        t.repeats = std::max<int64_t>(1, static_cast<int64_t>(kShortestTiming / time));
-        continue;
+      double turn = 0;
+      while (turn == 0 || turn < seconds / kMinRounds) {
+        const double time = time_runs(w);
+        turn += time;
+        const Bounds beside = probe.bounds_of_last(2);
+        Timings& t = timings[w];
+        t.seconds.push_back(time / static_cast<double>(t.repeats));
+        t.ratios.push_back(roofline(works[w], beside) / t.seconds.back());
+        t.unhidden.push_back(beside.unhidden_seconds(works[w].cost) / t.seconds.back());
       }
-      const Bounds beside = probe.bounds_of_last(2);
-      t.seconds.push_back(time / static_cast<double>(t.repeats));
-      t.ratios.push_back(roofline(works[w], beside) / t.seconds.back());
+      spent += turn;
+      if (progress) progress(spent, std::max(spent, expected));
     }
   }
+  if (progress) progress(spent, spent);
   std::vector<Measured> measured;
   for (size_t w = 0; w < works.size(); ++w)
-    measured.push_back(
-        {median(timings[w].seconds), works[w].cost, probe.bounds(), median(timings[w].ratios)});
+    measured.push_back({median(timings[w].seconds), works[w].cost, probe.bounds(),
+                        median(timings[w].ratios), median(timings[w].unhidden)});
   return measured;
 }
 
@@ -119,6 +138,7 @@ void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakL
   row["ops"] = m.cost.ops;
   row["roofline_seconds"] = m.roofline_seconds();
   row["roofline_ratio"] = m.roofline_ratio;
+  row["unhidden_ratio"] = m.unhidden_ratio;
   row["bytes_per_second"] = static_cast<double>(m.cost.bytes) / m.seconds;
   row["ops_per_second"] = static_cast<double>(m.cost.ops) / m.seconds;
   row["read_bytes_per_second"] = m.bounds.read_bytes_per_second;

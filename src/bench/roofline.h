@@ -28,6 +28,8 @@ struct Bounds {
   double read_bytes_per_second = 0, ops_per_second = 0;
   // The larger of bytes / bandwidth and ops / peak.
   double seconds(Cost cost) const;
+  // Both, one after the other.
+  double unhidden_seconds(Cost cost) const;
 };
 
 struct Measured {
@@ -37,13 +39,18 @@ struct Measured {
   // Median over the runs, each held against the bursts right before and after it: how fast a shared
   // machine reads and multiplies changes within seconds.
   double roofline_ratio = 0;
+  double unhidden_ratio = 0;  // the same of unhidden_seconds()
   double roofline_seconds() const { return roofline_ratio * seconds; }
 };
 
-// Runs all works in turn, a burst after each, until each work had about `seconds`, three times at
-// least.
+// Runs all works in turn, bursts between, until each work had about `seconds`, three times at
+// least. A work's turn is as long as any other's: what a neighbour of this machine does for some
+// seconds is in a part of each one's runs. Progress is said after every turn: seconds of works done
+// and about how many there are.
+using MeasuringProgress = std::function<void(double done, double of)>;
 std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
-                              std::span<const Work> works, double seconds);
+                              std::span<const Work> works, double seconds,
+                              const MeasuringProgress& progress = {});
 
 // The instruction by which a table multiplies weights of a format.
 const cpu::PeakLoop& peak_of_products(const MachineSpeed& speed, const cpu::KernelTable& kernels,
@@ -57,7 +64,7 @@ struct GpuSeconds {
   std::optional<double> on_card;
 };
 
-// seconds, those with a GPU (null: there is none), bytes, ops, roofline_seconds, roofline_ratio and
+// seconds, those with a GPU (null: there is none), bytes, ops, roofline_seconds, both ratios and
 // what they were held against.
 void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakLoop& peak,
                 GpuSeconds gpu = {});

@@ -35,8 +35,10 @@ struct Link {
   double latency_seconds = 0;
 };
 
-// How much of its roofline one kind of work on the CPUs reaches, as `tandem bench` measured it:
-// pairs of x and a ratio up to 1, x ascending.
+// How fast one kind of work on the CPUs is, as `tandem bench` measured it: pairs of x, ascending,
+// and the time of reading and arithmetic, one after the other, over the time it takes. At most 2:
+// two equal ones, one hidden behind the other.
+constexpr double kMostEfficiency = 2;
 struct EfficiencyCurve {
   std::string work;    // experts, dense: x are rows of activations; absorbed, restored: attention,
                        // x are tokens in the cache

@@ -168,8 +168,8 @@ EfficiencyCurve read_curve(JsonFields& fields, const std::string& key) {
         point.is_array() && point.size() == 2 && point[0].is_number() && point[1].is_number();
     const double x = pair ? point[0].get<double>() : 0, ratio = pair ? point[1].get<double>() : 0;
     const double before = curve.points.empty() ? 0 : curve.points.back().first;
-    if (!(x > before && x <= kMostX && ratio > 0 && ratio <= 1))
-      fields.refuse(key, "expected pairs of an ascending number above 0 and a ratio up to 1");
+    if (!(x > before && x <= kMostX && ratio > 0 && ratio <= kMostEfficiency))
+      fields.refuse(key, "expected pairs of an ascending number above 0 and a ratio up to 2");
     curve.points.emplace_back(x, ratio);
   }
   if (curve.points.empty()) fields.refuse(key, "expected at least one pair");
