@@ -226,8 +226,9 @@ void HybridExperts::share(int layer, TensorView y) {
   if (timeline_) cpu_times(layer, rows.half()) = {waits, begins, now()};
 }
 
-// Polls for about as long as the card takes for the rest of a layer of decoding, then sleeps
-// between looks. Time in which this program was stopped (Ctrl-Z) is none of the card's.
+// Polls, and the whole team with it, for about as long as the card takes for the rest of a layer of
+// decoding, then sleeps between looks. Time in which this program was stopped (Ctrl-Z) is none of
+// the card's.
 void HybridExperts::await_card(int layer) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kPolling = std::chrono::milliseconds(2);
@@ -236,6 +237,7 @@ void HybridExperts::await_card(int layer) {
   constexpr Clock::duration kMostAtOnce = std::chrono::milliseconds(100);
   Clock::time_point last = Clock::now();
   Clock::duration waited{};
+  Team::Awake awake(team_);
   bool polls = true;
   for (int look = 1; !handed_down_.take(); ++look) {
     polls ? _mm_pause() : std::this_thread::sleep_for(kNap);
@@ -243,7 +245,10 @@ void HybridExperts::await_card(int layer) {
     const Clock::time_point now = Clock::now();
     waited += std::min(now - last, kMostAtOnce);
     last = now;
-    polls = waited < kPolling;
+    if (polls && waited >= kPolling) {
+      polls = false;
+      awake.end();
+    }
     stream_.throw_if_failed();
     require(waited < patience_,
             "the GPU has not come to layer {} in {:g} s: it hangs, or another program has it",

@@ -4,6 +4,7 @@
 #pragma once
 #include <chrono>
 
+#include "core/team.h"
 #include "cpu_kernels/kernels.h"
 #include "gpu_kernels/hand_off.h"
 #include "gpu_kernels/signals.h"
@@ -56,6 +57,8 @@ class HybridExperts final : public RoutedExperts {
   // From now on, in every step, which then ends in waiting for the card. Recorded steps that exist
   // are not concerned.
   void record(Timeline& timeline);
+  // While the CPU polls for the card, the threads that compute its part do so as well.
+  void keep_awake(Team& team) { team_ = &team; }
   // How long the CPU waits for the card.
   void set_patience(std::chrono::duration<double> patience) { patience_ = patience; }
 
@@ -118,7 +121,8 @@ class HybridExperts final : public RoutedExperts {
   gpu::SignalToStream sum_is_there_;
   ExpertBatch batch_ = {};  // of the last submit()
   int halve_from_ = 0;
-  int n_open_ = 0;  // submitted, without add_rest_to() yet
+  Team* team_ = nullptr;  // kept awake
+  int n_open_ = 0;        // submitted, without add_rest_to() yet
   bool failed_ = false;
   CudaStreaming* streaming_ = nullptr;
   int stream_from_ = 0;

@@ -94,6 +94,8 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
                       "instead, the five orders of computing one token's attention with its "
                       "projections: CD, CC, A_CC, A_CC_ME, AM_CC_ME");
   add_rows(attention, "lengths of prompts that end there, a list");
+  attention->add_option("--batch", b.batches, "sequences decoded at a time, a list")
+      ->delimiter(',');
 
   CLI::App* moe =
       add("moe", "a MoE layer's feed-forward part: router, shared experts, routed experts",

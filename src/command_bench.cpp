@@ -14,6 +14,7 @@
 #include "bench/mlp_bench.h"
 #include "bench/row_text.h"
 #include "console.h"
+#include "gpu_rates.h"
 #include "gpu_twins.h"
 #include "io/json.h"
 #include "io/machine_json.h"
@@ -74,16 +75,24 @@ struct Bench {
   Team team;
 };
 
+// What the card can do: its memory, and BF16 as its kernels multiply. Nothing without a card.
+std::optional<Bounds> bounds_of_card(double seconds) {
+  if (!gpu_twins()) return {};
+  const Gpu card = measured_gpu(seconds);
+  return Bounds{card.read_bytes_per_second, card.peak.bf16};
+}
+
 // Prints rows as they come, and draws them all at the end.
 class Rows {
  public:
-  explicit Rows(const Options& o) : options_(o) {
+  explicit Rows(const Options& o) : options_(o), card_(bounds_of_card(o.bench.seconds)) {
     if (o.bench.plot.empty()) return;
     plot_.open(o.bench.plot);
     require(plot_.is_open(), "--plot {}: cannot be written", o.bench.plot);
   }
   OnRow printer() {
-    return [this](const nlohmann::ordered_json& row) {
+    return [this](nlohmann::ordered_json row) {
+      row["gpu_roofline_ratio"] = card_ratio(row);
       const bool first = rows_.empty();
       const std::string text = options_.json ? row.dump() + "\n"
                                : options_.bench.csv
@@ -103,7 +112,13 @@ class Rows {
   }
 
  private:
+  nlohmann::ordered_json card_ratio(const nlohmann::ordered_json& row) const {
+    if (!card_ || row["gpu_seconds"].is_null()) return {};
+    return card_->seconds({row["bytes"], row["ops"]}) / row["gpu_seconds"].get<double>();
+  }
+
   const Options& options_;
+  const std::optional<Bounds> card_;
   std::ofstream plot_;
   std::vector<nlohmann::ordered_json> rows_;
 };
@@ -223,11 +238,14 @@ int bench_mlp_command(const Options& options) {
 
 int bench_attention_command(const Options& options) {
   const BenchOptions& b = options.bench;
+  require(!b.variants || b.batches.empty(),
+          "--variants are of one sequence's token: leave --batch out");
   const auto what = [&](const ModelConfig& config) {
     return AttentionBench{.config_name = b.config,
                           .config = config,
                           .contexts = list_or(b.contexts, {512, 4096, 16384}),
                           .prompt_tokens = list_or(b.tokens, {kStepTokens}),
+                          .batches = list_or(b.batches, {1}),
                           .seconds = b.seconds,
                           .memory_bytes = memory_for_weights(b, kExpertsPart),
                           .gpus = gpu_twins()};
@@ -258,7 +276,15 @@ int bench_generate_command(const Options& options) {
                               .curves = saved_curves(bench.kernels)};
   cut_model(what);
   MachineSpeed speed = bench.speed();
-  const nlohmann::ordered_json report = bench_generate(what, bench.kernels, speed);
+  const std::optional<Bounds> card = bounds_of_card(b.seconds);
+  nlohmann::ordered_json report = bench_generate(what, bench.kernels, speed);
+  for (auto& row : report["decode"])
+    row["gpu_roofline_ratio"] =
+        card && row["gpu_tokens_per_second"].is_number()
+            ? nlohmann::ordered_json(row["bytes_per_token"].get<double>() *
+                                     row["gpu_tokens_per_second"].get<double>() /
+                                     card->read_bytes_per_second)
+            : nlohmann::ordered_json();
   const std::string text = options.json ? report.dump() + "\n" : generate_text(report);
   std::fputs(text.c_str(), stdout);
   return 0;

@@ -8,6 +8,7 @@
 
 #include "bench/machine_bench.h"
 #include "core/check.h"
+#include "gpu_rates.h"
 #include "io/machine_json.h"
 #include "io/new_file.h"
 #include "model_cache.h"
@@ -32,6 +33,17 @@ DiskSpeed disk_speed(const Measuring& how, int n_threads) {
   return speed_of_folder(folder, bytes, n_threads, how.seconds);
 }
 
+FoundGpus gpus_with_rates(double seconds) {
+  FoundGpus found = find_gpus();
+  if (found.gpus.empty()) return found;
+  try {
+    found.rates = measured_gpu(seconds);
+  } catch (const Error& error) {
+    found.why_no_rates = error.what();
+  }
+  return found;
+}
+
 }  // namespace
 
 nlohmann::ordered_json measure_this_machine(const Measuring& how) {
@@ -42,7 +54,7 @@ nlohmann::ordered_json measure_this_machine(const Measuring& how) {
   const int64_t enough = MachineSpeed::enough_bytes(team);
   MachineSpeed speed(team, how.memory_bytes > 0 ? std::min(enough, how.memory_bytes) : enough);
   nlohmann::ordered_json report = machine_report(topology, speed, how.seconds);
-  add_disk_and_gpus(report, disk, find_gpus());
+  add_disk_and_gpus(report, disk, gpus_with_rates(how.seconds));
   return report;
 }
 

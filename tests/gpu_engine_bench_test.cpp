@@ -85,13 +85,13 @@ TEST_F(GpuBench, MoeAndLayer) {
 TEST_F(GpuBench, Attention) {
   ModelConfig config = config_;
   config.n_layers = 1;
-  bench_attention({"tiny", config, {65}, {4}, kSeconds, 1 << 20, gpus_}, kernels_, speed_,
+  bench_attention({"tiny", config, {65}, {4}, {1, 2}, kSeconds, 1 << 20, gpus_}, kernels_, speed_,
                   collect());
-  expect_times_on_card(2);
+  expect_times_on_card(3);
 }
 
 TEST_F(GpuBench, AttentionVariants) {
-  bench_attention_variants({"tiny", config_, {65, 3}, {}, kSeconds, 1 << 22, gpus_}, kernels_,
+  bench_attention_variants({"tiny", config_, {65, 3}, {}, {}, kSeconds, 1 << 22, gpus_}, kernels_,
                            speed_, collect());
   expect_times_on_card(2 * kNumAttentionVariants);
 }

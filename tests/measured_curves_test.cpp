@@ -32,6 +32,7 @@ TEST(MeasuredCurves, RowsByHand) {
 {"bench": "mlp", "config": "r1", "format": "bf16", "isa": "avx512", "what": "gate", "tokens": 8, "unhidden_ratio": 0.6}
 {"bench": "mlp", "config": "r1", "format": "bf16", "isa": "avx512", "what": "feed-forward", "tokens": 8, "unhidden_ratio": 0.8}
 {"bench": "attention", "config": "r1", "format": "BF16", "isa": "avx512", "what": "decode, absorbed", "context": 512, "unhidden_ratio": 0.4}
+{"bench": "attention", "config": "r1", "format": "BF16", "isa": "avx512", "what": "decode, absorbed", "tokens": 4, "context": 512, "unhidden_ratio": 0.9}
 {"bench": "attention", "config": "r1", "format": "BF16", "isa": "avx512", "what": "A_CC", "context": 4096, "unhidden_ratio": 0.3}
 {"bench": "machine", "isa": "avx512"}
 )";

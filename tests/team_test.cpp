@@ -132,6 +132,24 @@ TEST(Team, SleepsWhenIdle) {
   EXPECT_LT(processor_seconds() - before, 0.02);
 }
 
+TEST(Team, PollsWhileWorkIsExpected) {
+  Team team(test::topology_of({2}));
+  const auto processor_seconds_of = [](double seconds) {
+    const double before = processor_seconds();
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    return processor_seconds() - before;
+  };
+  processor_seconds_of(0.02);  // until all sleep
+  {
+    const Team::Awake awake(&team);
+    EXPECT_GT(processor_seconds_of(0.2), 0.05);
+    team.run(5, [](int64_t, int) {});
+    EXPECT_GT(processor_seconds_of(0.2), 0.05) << "not after work either";
+  }
+  processor_seconds_of(0.02);
+  EXPECT_LT(processor_seconds_of(0.2), 0.02);
+}
+
 // The watch is called for an item that does not end, once, and not for many that do.
 TEST(TeamWatch, SeesAnItemThatDoesNotEnd) {
   constexpr std::chrono::milliseconds kPatience(400);

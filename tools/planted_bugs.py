@@ -373,4 +373,10 @@ MUTANTS = [
     ("variants: a copy leaves the last page out", "src/bench/attention_variants.cpp", [("n_rows * latents_.row_bytes(), copy_", "(n_rows - 1) * latents_.row_bytes(), copy_")]),
     ("attention's form: a fresh prompt is absorbed", "src/model/attention_form.h", [("return ops.naive < ops.absorbed;", "return kv_length > n_queries && ops.naive < ops.absorbed;")]),
     ("bench: parts that follow one another are one", "src/bench/roofline.cpp", [("if (work.parts.empty()) return", "return")]),
+    ("a team that expects work goes to sleep", "src/core/team.cpp", [(" || n_awake_.load(std::memory_order_relaxed) > 0", "")]),
+    ("a GPU's reading is measured without its tail", "gpu_kernels/probes.cu", [("  for (; i < a.n; i += step) take(load_once_16(a.data + i));\n", "")]),
+    ("planner: a core hides reading behind arithmetic", "offload/plan/rates.cpp", [('r.kind == "gpu" ? std::max', 'r.kind != "reference" ? std::max')]),
+    ("several sequences' attention counts as one's", "src/bench/measured_curves.cpp", [(' && row.value("tokens", 1) == 1', "")]),
+    ("a sequence of a benchmark has another one's pages", "src/bench/random_cache.h", [("pages.subspan(s * own, own)", "pages.subspan(0, own)")]),
+    ("bench: the second GPU has the rates of the first", "src/bench/machine_bench.cpp", [('report["gpus"].empty() && found.rates', "found.rates")]),
 ]

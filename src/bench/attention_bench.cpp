@@ -44,18 +44,20 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
   const int longest = *std::max_element(bench.contexts.begin(), bench.contexts.end());
   const DType cache_type = cache_type_for(kernels);
   config.n_layers = 1;
-  const int64_t layer_bytes = KvCache::bytes_for(config, longest, cache_type);
+  const int most_sequences = *std::max_element(bench.batches.begin(), bench.batches.end());
+  const int64_t cache_tokens = int64_t{most_sequences} * pages_for(longest) * kPageSize;
+  const int64_t layer_bytes = KvCache::bytes_for(config, cache_tokens, cache_type);
   require(layer_bytes <= bench.memory_bytes,
-          "--ctx {}: the cache of one layer needs {:.2f} GB and {:.2f} GB may be used; choose a "
-          "shorter context or raise --memory",
-          longest, static_cast<double>(layer_bytes) * 1e-9,
+          "--ctx {} --batch {}: the cache of one layer needs {:.2f} GB and {:.2f} GB may be used; "
+          "choose a shorter context, fewer sequences or raise --memory",
+          longest, most_sequences, static_cast<double>(layer_bytes) * 1e-9,
           static_cast<double>(bench.memory_bytes) * 1e-9);
   config.n_layers =
       static_cast<int>(std::clamp<int64_t>(bench.memory_bytes / layer_bytes, 1, kMostCaches));
   config.n_dense_layers = config.n_layers;
-  KvCache cache(config, longest, cache_type);
+  KvCache cache(config, cache_tokens, cache_type);
   fill_with_random(cache, config);
-  std::vector<int32_t> pages(pages_for(longest));
+  std::vector<int32_t> pages(most_sequences * pages_for(longest));
   for (int32_t& page : pages) page = cache.take_page();
 
   const WeightFormat format = backbone_format("auto", config);
@@ -65,7 +67,7 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
   const ModelWeights weights =
       random_weights(config, {format, {DType::kBF16}}, is_kv_b, home, speed.team());
 
-  int most = 1;
+  int most = most_sequences;
   for (const int n : bench.prompt_tokens) most = std::max(most, std::min(n, longest));
   CpuOps ops(kernels, config, most, speed.team());
   const int64_t rows = int64_t{most} * m.n_heads;
@@ -87,7 +89,7 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
                              .wanted = is_kv_b,
                              .max_tokens = most,
                              .context = longest},
-                            {most, 1}, longest);
+                            {most, 1}, cache_tokens);
   Arena arena_there;
   if (on_card.model())
     arena_there = Arena::holding(
@@ -101,10 +103,11 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
 
   const cpu::PeakLoop peak = peak_of_attention(speed, kernels);
   const int64_t element = size_of(cache_type);
-  const auto measure_one = [&](int context, int n, bool naive) {
-    const LastTokens last(context, n, pages);
+  // The last n tokens of each of some sequences.
+  const auto measure_one = [&](int context, int n, int n_sequences, bool naive) {
+    const LastTokens last(context, n, pages, n_sequences);
     const Batch batch = last.batch();
-    const int64_t heads = int64_t{n} * m.n_heads;
+    const int64_t heads = int64_t{n_sequences} * n * m.n_heads;
     const auto attend = [&](Ops& of, const ModelWeights& w, const KvCache& kv, const Matrices& a,
                             int64_t i) {
       const int layer = static_cast<int>(i % config.n_layers);
@@ -120,7 +123,7 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
     const auto run = [&](int64_t i) { attend(ops, weights, cache, here, i); };
     const AttentionCost cost = naive ? cost_of_naive(m, context, n, element, kv_b_bytes)
                                      : cost_of_absorbed(m, context, element);
-    const Work work{{cost.bytes, cost.ops}, run};
+    const Work work{{n_sequences * cost.bytes, n_sequences * cost.ops}, run};
     const Measured measured = measure(speed, peak, {&work, 1}, bench.seconds)[0];
     nlohmann::ordered_json row = {{"bench", "attention"},
                                   {"config", bench.config_name},
@@ -128,7 +131,7 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
                                   {"isa", kernels.name},
                                   {"threads", speed.team().size()},
                                   {"what", naive ? "prefill, restored" : "decode, absorbed"},
-                                  {"tokens", n},
+                                  {"tokens", n_sequences * n},
                                   {"context", context}};
     GpuSeconds gpu;
     if (on_card.model()) {
@@ -142,9 +145,9 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
     on_row(row);
   };
   for (const int context : bench.contexts) {
-    measure_one(context, 1, false);
+    for (const int n_sequences : bench.batches) measure_one(context, 1, n_sequences, false);
     for (const int n : bench.prompt_tokens)
-      if (n <= context) measure_one(context, n, true);
+      if (n <= context) measure_one(context, n, 1, true);
   }
 }
 

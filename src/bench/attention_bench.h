@@ -9,6 +9,7 @@ struct AttentionBench {
   ModelConfig config;
   std::vector<int> contexts;       // tokens in the cache
   std::vector<int> prompt_tokens;  // the last of them at once; rows beside decoding
+  std::vector<int> batches;        // sequences that decode at a time
   double seconds;
   int64_t memory_bytes;
   GpuTwins gpus = {};  // empty: no GPU

@@ -1,8 +1,11 @@
 // Which GPUs the CUDA driver of this machine knows, for machines and builds with and without it.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "core/machine.h"
 
 namespace tandem {
 
@@ -13,7 +16,9 @@ struct GpuInfo {
 
 struct FoundGpus {
   std::vector<GpuInfo> gpus;
-  std::string why_none;  // "no CUDA driver"; empty when there are some
+  std::string why_none = {};      // "no CUDA driver"; empty when there are some
+  std::optional<Gpu> rates = {};  // of the first one, as measured
+  std::string why_no_rates = {};
 };
 
 // Opens the driver's library; nothing of this program is linked to it.

@@ -16,13 +16,19 @@ TensorView on_card(GpuTwin& twin, TensorView from, std::vector<Buffer>& memory) 
 }
 
 double seconds_on_card(GpuTwin& twin, const std::function<void(int64_t run)>& run, double seconds) {
+  return seconds_of_runs(
+      run, [&] { twin.wait(); }, seconds);
+}
+
+double seconds_of_runs(const std::function<void(int64_t run)>& run,
+                       const std::function<void()>& wait, double seconds) {
   constexpr int kMinRounds = 3;
   constexpr double kShortestTiming = 1e-3;
   int64_t n_runs = 0, repeats = 1;
   const auto time = [&] {
     return seconds_of([&] {
              for (int64_t i = 0; i < repeats; ++i) run(n_runs++);
-             twin.wait();
+             wait();
            }) /
            static_cast<double>(repeats);
   };

@@ -61,5 +61,8 @@ class RoutingsOnCard {
 
 // Median of a run, of so many together that it takes a millisecond, measured for about `seconds`.
 double seconds_on_card(GpuTwin& twin, const std::function<void(int64_t run)>& run, double seconds);
+// .. of whatever is done when `wait` returns.
+double seconds_of_runs(const std::function<void(int64_t run)>& run,
+                       const std::function<void()>& wait, double seconds);
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 
 #include "bench/machine_info.h"
 #include "bench/numa_speed.h"
+#include "io/machine_json.h"
 
 namespace tandem {
 namespace {
@@ -114,25 +115,53 @@ Json machine_report(const Topology& topology, MachineSpeed& speed, double second
   return report;
 }
 
+namespace {
+
+Json unmeasured(const GpuInfo& gpu) {
+  return {{"name", gpu.name},
+          {"memory_bytes", gpu.memory_bytes},
+          {"read_bytes_per_second", nullptr},
+          {"h2d_bytes_per_second", nullptr},
+          {"d2h_bytes_per_second", nullptr}};
+}
+
+}  // namespace
+
 void add_disk_and_gpus(Json& report, const DiskSpeed& disk, const FoundGpus& found) {
   report["disk_read_bytes_per_second"] =
       disk.bytes_per_second > 0 ? Json(disk.bytes_per_second) : Json();
   report["disk"] = disk.what;
   for (const GpuInfo& gpu : found.gpus)
-    report["gpus"].push_back({{"name", gpu.name},
-                              {"memory_bytes", gpu.memory_bytes},
-                              {"read_bytes_per_second", nullptr},
-                              {"h2d_bytes_per_second", nullptr},
-                              {"d2h_bytes_per_second", nullptr}});
-  report["notes"].push_back(
-      found.gpus.empty()
-          ? "no GPU: " + found.why_none
-          : "bandwidth, peaks and links of GPUs are not measured by this command: `tandem plan` "
-            "leaves them out until a machine file gives them");
+    report["gpus"].push_back(report["gpus"].empty() && found.rates ? gpu_to_json(*found.rates)
+                                                                   : unmeasured(gpu));
+  if (found.gpus.empty())
+    report["notes"].push_back("no GPU: " + found.why_none);
+  else if (!found.rates)
+    report["notes"].push_back("GPUs are not measured (" + found.why_no_rates +
+                              "): `tandem plan` leaves them out until a machine file gives rates");
 }
 
+namespace {
+
+double giga(const Json& rate) { return rate.get<double>() * 1e-9; }
+
+std::string gpu_text(const Json& gpu) {
+  std::string text = fmt::format("\nGPU: {}, {:.1f} GB\n", gpu["name"].get<std::string>(),
+                                 giga(gpu["memory_bytes"]));
+  if (gpu["read_bytes_per_second"].is_null()) return text;
+  return text +
+         fmt::format(
+             "  reads {:.0f} GB/s; {:.1f} Tflop/s float, {:.1f} Tflop/s BF16 (mma)\n"
+             "  link, GB/s: {:.1f} to the GPU, {:.1f} from it; pageable {:.1f}, {:.1f}\n",
+             giga(gpu["read_bytes_per_second"]), giga(gpu["peak_ops_per_second"]["fp32"]) * 1e-3,
+             giga(gpu["peak_ops_per_second"]["bf16"]) * 1e-3, giga(gpu["h2d_bytes_per_second"]),
+             giga(gpu["d2h_bytes_per_second"]), giga(gpu["h2d_pageable_bytes_per_second"]),
+             giga(gpu["d2h_pageable_bytes_per_second"]));
+}
+
+}  // namespace
+
 std::string machine_text(const Json& r) {
-  const auto giga = [](const Json& rate) { return rate.get<double>() * 1e-9; };
   std::string text = fmt::format(
       "{}\n{} cores, {} threads, {} NUMA node(s), instruction set {}\n\n"
       "{:<52}{:>12}{:>12}\n",
@@ -153,9 +182,7 @@ std::string machine_text(const Json& r) {
                         disk.is_null() ? "not measured" : fmt::format("{:.2f}", giga(disk)),
                         r["disk"].get<std::string>());
   }
-  for (const Json& gpu : r["gpus"])
-    text += fmt::format("\nGPU: {}, {:.1f} GB\n", gpu["name"].get<std::string>(),
-                        giga(gpu["memory_bytes"]));
+  for (const Json& gpu : r["gpus"]) text += gpu_text(gpu);
   for (const Json& note : r["notes"]) text += fmt::format("\n{}\n", note.get<std::string>());
   return text;
 }

@@ -15,7 +15,7 @@ namespace tandem {
 nlohmann::ordered_json machine_report(const Topology& topology, MachineSpeed& speed,
                                       double seconds);
 
-// What is known of disk and GPUs. Bandwidths of GPUs are not measured here: null.
+// What is known of disk and GPUs; rates of a GPU that was not measured are null.
 void add_disk_and_gpus(nlohmann::ordered_json& report, const DiskSpeed& disk,
                        const FoundGpus& gpus);
 

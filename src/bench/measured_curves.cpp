@@ -80,7 +80,8 @@ void add_row(const nlohmann::json& row, std::map<Kind, Samples>& samples) {
   if (bench == "experts" && row.value("routing", "") == "uniform")
     add("experts", format_of_curve(row.at("format")), "rows_per_expert");
   if (bench == "mlp") add("dense", row.at("format"), "tokens");
-  if (bench == "attention" && what == "decode, absorbed") add("absorbed", "", "context");
+  if (bench == "attention" && what == "decode, absorbed" && row.value("tokens", 1) == 1)
+    add("absorbed", "", "context");
   if (bench == "attention" && what == "prefill, restored") add("restored", "", "context");
 }
 

@@ -8,16 +8,21 @@
 
 namespace tandem {
 
-// One sequence whose last `n` of `context` tokens are computed, all of them token 0.
+// Sequences whose last `n` of `context` tokens are computed, all of them token 0. Each has an equal
+// part of the pages.
 struct LastTokens {
-  LastTokens(int context, int n, std::span<const int32_t> pages)
-      : tokens(n, 0), positions(n), sequence{0, n, context, pages} {
-    for (int i = 0; i < n; ++i) positions[i] = context - n + i;
+  LastTokens(int context, int n, std::span<const int32_t> pages, int n_sequences = 1)
+      : tokens(n_sequences * n, 0), positions(tokens.size()) {
+    const size_t own = pages.size() / n_sequences;
+    for (int s = 0; s < n_sequences; ++s) {
+      for (int i = 0; i < n; ++i) positions[s * n + i] = context - n + i;
+      sequences.push_back({s * n, n, context, pages.subspan(s * own, own)});
+    }
   }
-  Batch batch() const { return {tokens, positions, {&sequence, 1}, {}}; }
+  Batch batch() const { return {tokens, positions, sequences, {}}; }
 
   std::vector<int32_t> tokens, positions;
-  Sequence sequence;
+  std::vector<Sequence> sequences;
 };
 
 // Numbers between -1 and 1 in every page.

@@ -115,15 +115,15 @@ void Team::serve(int thread) {
   while (!stop_.load(std::memory_order_relaxed)) {
     if (claim_and_run(thread)) {
       spins = 0;
-    } else if (++spins < kSpins) {
+    } else if (++spins < kSpins || n_awake_.load(std::memory_order_relaxed) > 0) {
       _mm_pause();
     } else {
-      // Announce the sleep, then look once more: a job published in between is seen, one published
-      // later wakes us.
+      // Announce the sleep, then look once more: a job published, or Awake made, in between is
+      // seen; one that comes later wakes us.
       const uint32_t before = wake_.load();
       ++n_asleep_;
       const bool work_left = claim_and_run(thread);
-      if (!work_left && !stop_) wake_.wait(before);
+      if (!work_left && !stop_ && n_awake_ == 0) wake_.wait(before);
       --n_asleep_;
       spins = 0;
     }

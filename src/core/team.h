@@ -43,6 +43,27 @@ class Team {
   };
   Progress progress() const;
 
+  // Until its end, idle threads poll and do not sleep: for a caller that waits for what brings work
+  // to all of them soon, and then at once. Null: no team, no effect.
+  class Awake {
+   public:
+    explicit Awake(Team* team) : team_(team) {
+      if (!team_) return;
+      ++team_->n_awake_;
+      team_->wake_sleepers();
+    }
+    ~Awake() { end(); }
+    Awake(const Awake&) = delete;
+    Awake& operator=(const Awake&) = delete;
+    void end() {
+      if (team_) --team_->n_awake_;
+      team_ = nullptr;
+    }
+
+   private:
+    Team* team_;
+  };
+
   // Calls work(item, thread) once for every item in [0, n_items), thread in [0, size()), and
   // returns when all are done. Items are claimed in ascending order. Only one thread may call it at
   // a time; work may not call it.
@@ -107,6 +128,7 @@ class Team {
   const std::unique_ptr<Queue[]> for_node_;  // [nodes]
   std::atomic<uint32_t> wake_{0};            // changes when there is work for sleepers, or the end
   std::atomic<int> n_asleep_{0};
+  std::atomic<int> n_awake_{0};  // objects
   std::atomic<bool> stop_{false};
   const Pin pin_;  // of the caller
   int n_unpinned_ = 0;

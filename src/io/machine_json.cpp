@@ -28,7 +28,6 @@ Link read_link(JsonFields& fields, const std::string& key);
 void require_consistent(const Machine& m, const std::string& source);
 Json peak_to_json(const PeakRates& peak, bool gpu);
 Json link_to_json(const Link& link);
-Json gpu_to_json(const Gpu& gpu);
 
 }  // namespace
 
@@ -214,9 +213,9 @@ void read_gpus(JsonFields& fields, Machine& m) {
           .h2d_pageable_bytes_per_second = gpu.positive("h2d_pageable_bytes_per_second", kMaxRate),
           .d2h_pageable_bytes_per_second = gpu.positive("d2h_pageable_bytes_per_second", kMaxRate)};
     gpu.refuse_others();
-    if (g.h2d_pageable_bytes_per_second > kRounding * g.h2d_bytes_per_second)
+    if (m.measured_at == 0 && g.h2d_pageable_bytes_per_second > kRounding * g.h2d_bytes_per_second)
       gpu.refuse("h2d_pageable_bytes_per_second", "more than pinned memory: exchange the two");
-    if (g.d2h_pageable_bytes_per_second > kRounding * g.d2h_bytes_per_second)
+    if (m.measured_at == 0 && g.d2h_pageable_bytes_per_second > kRounding * g.d2h_bytes_per_second)
       gpu.refuse("d2h_pageable_bytes_per_second", "more than pinned memory: exchange the two");
     if (!m.gpus.empty() && (m.gpus[0].name != g.name || m.gpus[0].memory_bytes != g.memory_bytes))
       gpu.refuse("name", fmt::format("the GPUs of a host must be alike and the first is {}: "
@@ -267,6 +266,8 @@ Json link_to_json(const Link& link) {
   return {{"bytes_per_second", link.bytes_per_second}, {"latency_seconds", link.latency_seconds}};
 }
 
+}  // namespace
+
 Json gpu_to_json(const Gpu& gpu) {
   return {{"name", gpu.name},
           {"memory_bytes", gpu.memory_bytes},
@@ -278,5 +279,4 @@ Json gpu_to_json(const Gpu& gpu) {
           {"d2h_pageable_bytes_per_second", gpu.d2h_pageable_bytes_per_second}};
 }
 
-}  // namespace
 }  // namespace tandem

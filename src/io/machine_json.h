@@ -14,6 +14,9 @@ namespace tandem {
 Machine machine_from_json(std::string_view text, const std::string& source);
 Machine machine_from_file(const std::string& path);
 
+// An entry of `gpus`.
+nlohmann::ordered_json gpu_to_json(const Gpu& gpu);
+
 // What machine_from_json() reads, and of it the field `efficiency`.
 nlohmann::ordered_json machine_to_json(const Machine& machine);
 nlohmann::ordered_json curves_to_json(const std::vector<EfficiencyCurve>& curves);

@@ -188,6 +188,7 @@ class Loaded final : public GpuModel {
     hybrid_ = std::make_unique<HybridExperts>(
         config_, HybridExperts::Parts{weights_, *card_experts_, experts, std::move(rows), stream_},
         max_tokens_);
+    hybrid_->keep_awake(experts.team());
     hybrid_->halve_from(halve_from_);
     if (stream_from_ != 0 && (stream_from_ > 0 || CudaStreaming::takes(experts))) {
       streaming_ = std::make_unique<CudaStreaming>(config_, experts, *rows_, max_tokens_, stream_);

@@ -1,5 +1,6 @@
 #include "gpu_model.h"
 
+#include "gpu_rates.h"
 #include "gpu_twins.h"
 
 namespace tandem {
@@ -21,6 +22,8 @@ std::unique_ptr<GpuModel> load_gpu_model(const WeightStore&, ModelWeights&, cons
                                          const GpuModelOptions&, const CardParts&) {
   fail("{}", why_no_gpu());
 }
+
+Gpu measured_gpu(double) { fail("{}", why_no_gpu()); }
 
 GpuTwins gpu_twins() { return {}; }
 

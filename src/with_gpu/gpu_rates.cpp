@@ -1,0 +1,76 @@
+#include "gpu_rates.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "bench/gpu_twin.h"
+#include "gpu_kernels/probes.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kLeast = 1 << 20, kMostRead = 1 << 30, kMostCopied = 256 << 20;  // bytes
+constexpr int kBlocksEach = 8;        // of a multiprocessor
+constexpr double kLongEnough = 5e-3;  // seconds of a run, which a launch is nothing of
+
+// Units a second of work(n), which does about n of them, n between least and most: as many as take
+// long enough, so that the emulator, too, is done with it.
+double rate_of(gpu::Stream& stream, int64_t least, int64_t most, double seconds,
+               const std::function<int64_t(int64_t n)>& work) {
+  int64_t done = 0;
+  const auto seconds_of_run = [&](int64_t n) {
+    return seconds_of_runs([&](int64_t) { done = work(n); }, [&] { stream.wait(); }, seconds);
+  };
+  const double first = seconds_of_run(least);
+  const double times =
+      std::clamp(kLongEnough / first, 1.0, static_cast<double>(most) / static_cast<double>(least));
+  const int64_t n = static_cast<int64_t>(times) * least;
+  const double time = n == least ? first : seconds_of_run(n);
+  return static_cast<double>(done) / time;
+}
+
+}  // namespace
+
+Gpu measured_gpu(double seconds) {
+  const gpu::Card card = gpu::open_card();
+  gpu::Stream stream;
+  const int blocks = kBlocksEach * card.n_multiprocessors;
+  const gpu::Buffer out(sizeof(float), gpu::Site::kDevice);
+  const auto most = [&](int64_t bytes) {
+    return std::clamp(card.free_bytes / 4 / kLeast * kLeast, kLeast, bytes);
+  };
+  Gpu g{};
+  g.name = card.name;
+  g.memory_bytes = card.memory_bytes;
+  {
+    const gpu::Buffer memory(most(kMostRead), gpu::Site::kDevice);
+    g.read_bytes_per_second = rate_of(stream, kLeast, memory.bytes(), seconds, [&](int64_t bytes) {
+      gpu::read_once(stream, memory.as<std::byte>(), bytes, blocks, out.as<uint32_t>());
+      return bytes;
+    });
+  }
+  constexpr int kMostRounds = 1 << 20;
+  g.peak.bf16 = rate_of(stream, 1, kMostRounds, seconds, [&](int64_t rounds) {
+    return gpu::multiply_bf16(stream, blocks, static_cast<int>(rounds), out.as<float>());
+  });
+  g.peak.fp32 = rate_of(stream, 1, kMostRounds, seconds, [&](int64_t rounds) {
+    return gpu::multiply_f32(stream, blocks, static_cast<int>(rounds), out.as<float>());
+  });
+
+  const gpu::Buffer there(most(kMostCopied), gpu::Site::kDevice);
+  const gpu::Buffer pinned(there.bytes(), gpu::Site::kMapped);
+  std::vector<std::byte> pageable(there.bytes());
+  const auto copy = [&](const std::byte* from, std::byte* to) {
+    return rate_of(stream, kLeast, there.bytes(), seconds, [&](int64_t bytes) {
+      stream.copy(from, bytes, to);
+      return bytes;
+    });
+  };
+  g.h2d_bytes_per_second = copy(pinned.as<std::byte>(), there.as<std::byte>());
+  g.d2h_bytes_per_second = copy(there.as<std::byte>(), pinned.as<std::byte>());
+  g.h2d_pageable_bytes_per_second = copy(pageable.data(), there.as<std::byte>());
+  g.d2h_pageable_bytes_per_second = copy(there.as<std::byte>(), pageable.data());
+  return g;
+}
+
+}  // namespace tandem

@@ -1,0 +1,78 @@
+// `tandem bench machine` with a GPU, real or emulated: rates that the planner can use.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "bench/machine_bench.h"
+#include "gpu_kernels/probes.h"
+#include "gpu_rates.h"
+#include "io/machine_json.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// A thread whose words are the magic one tells: so each word of the buffer is read by somebody.
+TEST(GpuProbes, EveryWordIsRead) {
+  constexpr int64_t kWords = 4 * (3 * 256 * 5 + 7);  // no multiple of what the threads take
+  constexpr uint32_t kMagic = 0x2c0ffee5;
+  gpu::Stream stream;
+  const gpu::Buffer data(kWords * 4, gpu::Site::kDevice), host(kWords * 4, gpu::Site::kMapped);
+  const gpu::Buffer out(4, gpu::Site::kDevice), found(4, gpu::Site::kMapped);
+  const auto words = host.as<uint32_t>();
+  const auto written = [&](int64_t magic_at) {
+    std::memset(words, 0, host.bytes());
+    if (magic_at >= 0) words[magic_at] = kMagic;
+    *found.as<uint32_t>() = 0;
+    stream.copy(words, host.bytes(), data.as<uint32_t>());
+    stream.copy(found.as<uint32_t>(), 4, out.as<uint32_t>());
+    gpu::read_once(stream, data.as<uint32_t>(), data.bytes(), 3, out.as<uint32_t>());
+    stream.copy(out.as<uint32_t>(), 4, found.as<uint32_t>());
+    stream.wait();
+    return *found.as<uint32_t>();
+  };
+  EXPECT_EQ(written(-1), 0u);
+  for (const int64_t at :
+       {int64_t{0}, int64_t{3 * 256 * 4}, kWords / 2 + 1, kWords - 29, kWords - 1})
+    EXPECT_EQ(written(at), kMagic) << at;
+}
+
+TEST(GpuProbes, CountWhatTheyMultiply) {
+  gpu::Stream stream;
+  const gpu::Buffer out(4, gpu::Site::kDevice);
+  // 2 blocks of 8 warps, 3 rounds of 8 products [16, 16] x [16, 8].
+  EXPECT_EQ(gpu::multiply_bf16(stream, 2, 3, out.as<float>()), 2 * 8 * 3 * 8 * 4096);
+  // 2 blocks of 256 threads, 3 rounds of 128 multiplications and additions.
+  EXPECT_EQ(gpu::multiply_f32(stream, 2, 3, out.as<float>()), 2 * 256 * 3 * 128 * 2);
+  stream.wait();
+}
+
+TEST(GpuRates, AreWhatThePlannerReads) {
+  const Gpu gpu = measured_gpu(1e-3);
+  for (const double rate : {gpu.read_bytes_per_second, gpu.peak.fp32, gpu.peak.bf16,
+                            gpu.h2d_bytes_per_second, gpu.d2h_bytes_per_second,
+                            gpu.h2d_pageable_bytes_per_second, gpu.d2h_pageable_bytes_per_second}) {
+    EXPECT_GT(rate, 1e3);
+    EXPECT_LT(rate, 1e17);
+  }
+  EXPECT_EQ(gpu.peak.fp8, 0) << "no kernel multiplies FP8";
+
+  const FoundGpus found = {.gpus = {{gpu.name, gpu.memory_bytes}, {"another", 1 << 30}},
+                           .rates = gpu};
+  Json report =
+      Json::parse(R"({"cpu": "a", "isa": "avx512", "sockets": 1, "numa_nodes": 1, "cores": 2,
+    "memory_bytes": 1000000000000, "read_bytes_per_second": {"one_thread": 1e10, "all": 2e10},
+    "peak_ops_per_second": {"fp32": 1e11, "bf16": null, "int8": null}, "gpus": [], "notes": [],
+    "measured_at": 1})");
+  add_disk_and_gpus(report, {1e9, "a disk"}, found);
+  const Machine m = machine_from_json(report.dump(), "report");
+  ASSERT_EQ(m.gpus.size(), 1u);
+  EXPECT_EQ(m.n_unmeasured_gpus, 1);
+  EXPECT_EQ(m.gpus[0].h2d_bytes_per_second, gpu.h2d_bytes_per_second);
+  EXPECT_EQ(m.gpus[0].peak.bf16, gpu.peak.bf16);
+  EXPECT_EQ(m.gpus[0].memory_bytes, gpu.memory_bytes);
+}
+
+}  // namespace
+}  // namespace tandem
