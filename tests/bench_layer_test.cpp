@@ -138,6 +138,8 @@ TEST(RowText, MarkdownCsvAndChart) {
               {"gpu_seconds", nullptr}};
   row["roofline_seconds"] = 0.01;
   row["roofline_ratio"] = 0.8;
+  row["bytes"] = 25000000;
+  row["ops"] = 125;
   row["bytes_per_second"] = row["ops_per_second"] = 2e9;
   row["read_bytes_per_second"] = row["peak_ops_per_second"] = 1e10;
   row["instruction"] = "vfmadd231ps ymm";
@@ -145,6 +147,7 @@ TEST(RowText, MarkdownCsvAndChart) {
   EXPECT_TRUE(says(head, "| tokens |"));
   EXPECT_TRUE(says(line, "| uniform  |      4 |"));
   EXPECT_TRUE(says(line, "12.5 |  no GPU |")) << line;
+  EXPECT_TRUE(says(line, "       25 |  0.000125 |")) << line;
   EXPECT_TRUE(says(line, " 80 % |"));
   EXPECT_EQ(csv_header(row).rfind("bench,config,format,", 0), 0u);
   EXPECT_TRUE(says(csv_text(row), "\"uniform\",4,1,0.0125,,0.01")) << "null is an empty field";
@@ -159,11 +162,14 @@ TEST(RowText, MarkdownCsvAndChart) {
 
   Json later = row;
   later["tokens"] = 64;
+  later["gpu_seconds"] = 0.001;
   const Json rows[] = {row, later, skewed};
   const std::string svg = rows_chart(rows);
   EXPECT_EQ(svg.rfind("<svg", 0), 0u);
   EXPECT_TRUE(says(svg, ">fp8 uniform<"));
   EXPECT_TRUE(says(svg, ">fp8 skewed<"));
+  EXPECT_TRUE(says(svg, ">fp8 uniform, GPU<"));
+  EXPECT_FALSE(says(svg, ">fp8 skewed, GPU<"));
   EXPECT_EQ(svg.find("nan"), std::string::npos);
 }
 

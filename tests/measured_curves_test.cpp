@@ -34,14 +34,17 @@ TEST(MeasuredCurves, RowsByHand) {
 {"bench": "attention", "config": "r1", "format": "BF16", "isa": "avx512", "what": "decode, absorbed", "context": 512, "unhidden_ratio": 0.4}
 {"bench": "attention", "config": "r1", "format": "BF16", "isa": "avx512", "what": "decode, absorbed", "tokens": 4, "context": 512, "unhidden_ratio": 0.9}
 {"bench": "attention", "config": "r1", "format": "BF16", "isa": "avx512", "what": "A_CC", "context": 4096, "unhidden_ratio": 0.3}
+{"bench": "attention", "config": "r1", "format": "BF16", "isa": "avx512", "what": "prefill, restored", "tokens": 512, "context": 4096, "unhidden_ratio": 0.6}
+{"bench": "attention", "config": "r1", "format": "BF16", "isa": "avx512", "what": "prefill, restored", "tokens": 64, "context": 4096, "unhidden_ratio": 0.2}
 {"bench": "machine", "isa": "avx512"}
 )";
   const auto curves = measured_curves(rows, "rows.json", "avx512");
-  ASSERT_EQ(curves.size(), 4u);
+  ASSERT_EQ(curves.size(), 5u);
   EXPECT_EQ(curve(curves, "experts", "fp8").points, (Points{{1, 2.0}, {4, 0.5}}));
   EXPECT_EQ(curve(curves, "experts", "int4").points, (Points{{1, 0.7}}));
   EXPECT_EQ(curve(curves, "dense", "bf16").points, (Points{{8, 0.7}}));
   EXPECT_EQ(curve(curves, "absorbed", "").points, (Points{{512, 0.4}}));
+  EXPECT_EQ(curve(curves, "restored", "").points, (Points{{4096, 0.6}}));
 }
 
 TEST(MeasuredCurves, AReportOfThisRepository) {

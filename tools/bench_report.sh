@@ -40,7 +40,7 @@ bench() {
 bench machine
 bench experts --config r1 --experts fp8 --tokens 1,4,16,64,128,512 --skew
 bench generate --config r1 --layers 5 --experts fp8 --ctx 1024,16384
-bench attention --config r1
+bench attention --config r1 --tokens 512
 bench attention --config r1 --variants --ctx 4096
 bench mlp --config r1 --format fp8 --tokens 1,8,64,512
 for format in int8 int4 bf16; do
@@ -50,9 +50,10 @@ bench experts --config k2 --experts int4-32-bf16 --tokens 1,8,64,512
 bench experts --config v2-lite --experts bf16 --tokens 1,8,64,512
 bench mlp --config r1 --format bf16 --tokens 1,8,64,512
 bench generate --config v2-lite --layers 6 --ctx 1024
-bench attention --config v2-lite --ctx 4096
+bench attention --config v2-lite --ctx 4096 --tokens 512
 bench experts --config r1 --experts fp8 --tokens 2,8,32,2048
 bench embed --config r1 --seconds 0.1
+bench moe --config r1 --layers 1 --tokens 1,16,128 --seconds 0.2
 bench layer --config r1 --layers 3 --ctx 4096 --tokens 1,32,512
 
 { echo "["; sed '$!s/$/,/' "$rows"; echo "]"; } > "$folder/report.json"

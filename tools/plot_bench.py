@@ -26,7 +26,9 @@ def markdown(rows):
     parts += kernels("Embedding", rows["embed"], ["tokens", "ms", "GB/s", "of the roofline"])
     parts += kernels("Dense products", rows["mlp"], ["what", "tokens", "ms", "GB/s", "Gop/s", "of the roofline"])
     parts += kernels("Attention", rows["attention"],
-                     ["what", "tokens", "context", "ms", "GB/s", "Gop/s", "of the roofline"])
+                     ["what", "tokens", "context", "ms", "MB", "Mop", "GB/s", "Gop/s", "of the roofline"])
+    parts += kernels("MoE part of a layer", rows["moe"],
+                     ["tokens", "rows an expert", "ms", "GB/s", "Gop/s", "of the roofline"])
     parts += kernels("Layers", rows["layer"], ["what", "tokens", "context", "ms", "GB/s", "Gop/s", "of the roofline"])
     parts += [generate(g) for g in rows["generate"]]
     if rows["left out"]:
@@ -52,6 +54,8 @@ COLUMNS = {
     "context": lambda r: str(r["context"]),
     "rows an expert": lambda r: f"{r['rows_per_expert']:.1f}",
     "ms": lambda r: f"{r['seconds'] * 1e3:.3f}",
+    "MB": lambda r: f"{r['bytes'] * 1e-6:.4g}",
+    "Mop": lambda r: f"{r['ops'] * 1e-6:.4g}",
     "GB/s": lambda r: giga(r["bytes_per_second"]),
     "Gop/s": lambda r: giga(r["ops_per_second"]),
     "of the roofline": lambda r: f"{r['roofline_ratio'] * 100:.0f} %",

@@ -9,6 +9,8 @@
 namespace tandem {
 namespace {
 
+constexpr int kChunk = 512;  // as the engine computes prompts
+
 // A curve in the making.
 struct Samples {
   std::string model;                         // whose shapes were measured
@@ -82,7 +84,8 @@ void add_row(const nlohmann::json& row, std::map<Kind, Samples>& samples) {
   if (bench == "mlp") add("dense", row.at("format"), "tokens");
   if (bench == "attention" && what == "decode, absorbed" && row.value("tokens", 1) == 1)
     add("absorbed", "", "context");
-  if (bench == "attention" && what == "prefill, restored") add("restored", "", "context");
+  if (bench == "attention" && what == "prefill, restored" && row.value("tokens", 0) == kChunk)
+    add("restored", "", "context");
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // The way of a number from a row to a cell.
-enum class Form { kText, kWhole, kTenths, kGiga, kMilliseconds, kGpu, kPercent, kTimes };
+enum class Form { kText, kWhole, kTenths, kMega, kGiga, kMilliseconds, kGpu, kPercent, kTimes };
 
 struct Column {
   const char* key;
@@ -28,6 +28,8 @@ constexpr Column kColumns[] = {
     {"seconds", "CPU ms", Form::kMilliseconds, 9},
     {"cpu_to_gpu_seconds", "CPU + copy to GPU ms", Form::kGpu, 20},
     {"gpu_seconds", "GPU ms", Form::kGpu, 7},
+    {"bytes", "MB", Form::kMega, 8},
+    {"ops", "Mop", Form::kMega, 9},
     {"bytes_per_second", "GB/s", Form::kGiga, 7},
     {"ops_per_second", "Gop/s", Form::kGiga, 7},
     {"roofline_ratio", "of the roofline", Form::kPercent, 15},
@@ -44,6 +46,8 @@ std::string cell(const Json& row, const Column& column) {
       return fmt::format("{}", value.get<int64_t>());
     case Form::kTenths:
       return fmt::format("{:.1f}", value.get<double>());
+    case Form::kMega:
+      return fmt::format("{:.4g}", value.get<double>() * 1e-6);
     case Form::kGiga:
       return fmt::format("{:.1f}", value.get<double>() * 1e-9);
     case Form::kGpu:
@@ -134,17 +138,24 @@ std::string rows_chart(std::span<const Json> rows) {
       .x_label = "tokens",
       .y_label = "milliseconds",
       .lines = {}};
-  for (const Json& row : rows) {
-    const std::string name = series_name(row);
+  const auto line_of = [&](const std::string& name) -> LineChart::Line& {
     auto found = std::find_if(chart.lines.begin(), chart.lines.end(),
                               [&](const LineChart::Line& l) { return l.name == name; });
-    if (found == chart.lines.end()) {
-      chart.lines.push_back({name, {}, {}});
-      found = chart.lines.end() - 1;
-    }
-    const double x = row["tokens"].get<double>();
-    found->points.push_back({x, row["seconds"].get<double>() * 1e3});
-    found->bounds.push_back({x, row["roofline_seconds"].get<double>() * 1e3});
+    return found == chart.lines.end() ? chart.lines.emplace_back(LineChart::Line{name, {}, {}})
+                                      : *found;
+  };
+  for (const Json& row : rows) {
+    const std::string name = series_name(row);
+    const auto point = [&](const char* key) {
+      return std::pair(row["tokens"].get<double>(), row[key].get<double>() * 1e3);
+    };
+    LineChart::Line& cpu = line_of(name);
+    cpu.points.push_back(point("seconds"));
+    cpu.bounds.push_back(point("roofline_seconds"));
+    for (const auto& [key, device] :
+         {std::pair("cpu_to_gpu_seconds", ", CPU and copy"), {"gpu_seconds", ", GPU"}})
+      if (row.contains(key) && row[key].is_number())
+        line_of(name + device).points.push_back(point(key));
   }
   return svg_of(chart);
 }

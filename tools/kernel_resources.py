@@ -1,0 +1,77 @@
+"""Registers, spills and static shared memory of the GPU kernels as ptxas counts them, and how many blocks of 256 threads
+(or of as many as the table below says) their registers leave to a multiprocessor.
+
+    python3 tools/kernel_resources.py [FILE.cu ..]        default: all; the tiles of products take minutes each
+
+Prints a Markdown table, a row a kernel and a column an architecture: registers, warps by registers of the most warps
+that a multiprocessor takes. Exit status 1 when a kernel spills.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WARPS = {"80": 64, "86": 48, "89": 48, "90": 64, "100": 64, "120": 48}  # of a multiprocessor, CUDA C++ Programming Guide
+REGISTERS = 65536
+THREADS = {  # of a block, where not 256
+    "append_fp8": 128, "draw": 1024, "gather_latents": 32, "mla_combine": 128, "plain_attention": 128, "plain_experts": 64,
+    "plain_product": 64, "raise": 32, "await": 32, "stamp": 32, "route": 32,
+}
+
+
+def main():
+    files = [pathlib.Path(f) for f in sys.argv[1:]] or sorted((ROOT / "gpu_kernels").glob("*.cu"))
+    rows = {}
+    spills = False
+    for file in files:
+        for name, arch, registers, spilled in compiled(file):
+            rows.setdefault(name, {})[arch] = registers
+            if spilled:
+                print(f"{name} spills {spilled} bytes on sm_{arch}", file=sys.stderr)
+                spills = True
+    print("| kernel | threads | " + " | ".join(f"sm_{a}" for a in WARPS) + " |")
+    print("|---|---:|" + "---:|" * len(WARPS))
+    for name, by_arch in rows.items():
+        cells = [f"{by_arch[a]}, {warps(name, by_arch[a], a)}/{WARPS[a]}" for a in WARPS]
+        print(f"| `{name}` | {threads_of(name)} | " + " | ".join(cells) + " |")
+    return 1 if spills else 0
+
+
+def threads_of(name):
+    return THREADS.get(name.split("<")[0], 256)
+
+
+# Registers go to warps in pieces of 256, warps to blocks whole.
+def warps(name, registers, arch):
+    block = max(1, threads_of(name) // 32)
+    by_registers = REGISTERS // (-(-registers * 32 // 256) * 256)
+    most = min(by_registers, WARPS[arch]) // block * block
+    return min(most, 32 * block)
+
+
+def compiled(file):
+    for arch in WARPS:
+        command = ["nvcc", "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-cubin", "-o", "/dev/null",
+                   f"-I{ROOT}", f"-I{ROOT}/src", f"-I{ROOT}/gpu_kernels/cuda", f"-arch=sm_{arch}", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"error: {' '.join(command)}\n{done.stderr}")
+        name, spilled = "", 0
+        for line in done.stderr.splitlines():
+            if found := re.search(r"Compiling entry function '(\w+)'", line):
+                name = demangled(found[1])
+            elif found := re.search(r"(\d+) bytes spill stores", line):
+                spilled = int(found[1])
+            elif found := re.search(r"Used (\d+) registers", line):
+                yield name, arch, int(found[1]), spilled
+
+
+def demangled(name):
+    plain = subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\w+?)(?:_kernel)?(<.*>)?\(", plain.replace("(anonymous namespace)::", "").replace("tandem::gpu::", ""))
+    return found[1] + (found[2] or "").replace(", ", ",")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
