@@ -22,6 +22,7 @@ std::string plan_text(const PlanRequest& request, const Plan& plan,
 // The same layers with and without balancing of experts and overlap of two batches.
 struct SimulatedVariant {
   bool balanced, two_batches;
+  int n_copies;  // of hot experts, beside the one of each
   Simulation simulation;
 };
 std::vector<SimulatedVariant> simulate_variants(SimulatedCluster cluster);

@@ -7,14 +7,22 @@ namespace tandem {
 using Json = nlohmann::ordered_json;
 
 std::vector<SimulatedVariant> simulate_variants(SimulatedCluster cluster) {
-  constexpr int kLayers = 4;
+  constexpr int kLayers = 4, kUsualCopies = 32;  // of the hottest experts: DeepSeek-V3, 3.4
   cluster.n_layers = kLayers;
+  const int placed_copies = cluster.n_redundant;
   std::vector<SimulatedVariant> variants;
   for (const bool balanced : {false, true})
     for (const bool two_batches : {false, true}) {
       cluster.balanced = balanced;
       cluster.two_batches = two_batches;
-      variants.push_back({balanced, two_batches, simulate(cluster)});
+      cluster.n_redundant = placed_copies;
+      variants.push_back({balanced, two_batches, placed_copies, simulate(cluster)});
+      if (!balanced || placed_copies > 0) continue;
+      // Copies spread the hottest experts' rows, and are read.
+      cluster.n_redundant = kUsualCopies;
+      Simulation copied = simulate(cluster);
+      if (copied.seconds < variants.back().simulation.seconds)
+        variants.back() = {balanced, two_batches, kUsualCopies, std::move(copied)};
     }
   return variants;
 }
@@ -30,6 +38,7 @@ Json simulation_report(const std::vector<SimulatedVariant>& variants) {
                         {"combine_end_seconds", l.combine_end},
                         {"balance", l.balance}});
     report.push_back({{"balanced", v.balanced},
+                      {"copies", v.n_copies},
                       {"two_batches", v.two_batches},
                       {"seconds", v.simulation.seconds},
                       {"compute_share", v.simulation.compute_share},
@@ -42,10 +51,12 @@ Json simulation_report(const std::vector<SimulatedVariant>& variants) {
 std::string simulation_text(const SimulatedCluster& cluster,
                             const std::vector<SimulatedVariant>& variants) {
   std::string text = fmt::format(
-      "simulated: {} ranks, {} tokens each, routing with skew {:g}; when the last rank is done\n",
-      cluster.n_ranks, cluster.tokens_per_rank, cluster.skew);
+      "simulated: {} ranks, {} of them with a backbone and {} tokens, routing with skew {:g}; when "
+      "the last rank is done\n",
+      cluster.n_ranks, cluster.n_backbone_ranks, cluster.tokens_per_rank, cluster.skew);
   for (const SimulatedVariant& v : variants)
-    text += fmt::format("\n{}, {}\n{}", v.balanced ? "experts dealt by use" : "experts as placed",
+    text += fmt::format("\nexperts {}, {} copies of hot ones, {}\n{}",
+                        v.balanced ? "dealt by use" : "as placed", v.n_copies,
                         v.two_batches ? "two batches overlap" : "one batch",
                         simulation_text(v.simulation));
   return text;

@@ -369,7 +369,7 @@ class Refuses(unittest.TestCase):
         self.refused(["8xh200.json"], "bench", "machine", "--curves", str(ROOT / "machines" / "8xh200.json"))
         self.refused(["cannot open"], *plan, "8xh200", "--placement", "no-such-file")
         self.refused(["cannot open"], *plan, "8xh200", "--statistics", "no-such-file")
-        self.refused(["hold experts for each other"], *plan, "2x6454s-4090", "--simulate")
+        self.refused(["spread over GPUs, or over the CPUs of several hosts"], *plan, "2x6454s-4090", "--simulate")
         self.refused(["skew"], "plan", "kimi-k2", "--machine", "16xh800", "--objective", "throughput", "--concurrency", "256",
                      "--ctx", "4096", "--simulate", "--skew", "-1")
         self.refused(["/no/such", "cannot be written"], *plan, "8xh200", "--out", "/no/such/folder/p.json")

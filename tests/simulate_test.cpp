@@ -56,6 +56,45 @@ TEST(Simulate, TwoRanksWaitForMessages) {
   EXPECT_DOUBLE_EQ(first.balance, 1);
 }
 
+// One rank has the tokens, two have an expert each, as CPUs: reading, then rows.
+TEST(Simulate, BackboneAndExpertsApart) {
+  SimulatedCluster c;
+  c.n_ranks = 3;
+  c.n_backbone_ranks = 1;
+  c.n_experts = c.top_k = 2;
+  c.owners = {{1}, {2}};
+  c.n_layers = 2;
+  c.tokens_per_rank = 4;
+  c.backbone_seconds = 1;
+  c.expert_seconds = 2;
+  c.expert_seconds_per_row = 0.5;  // 4 rows: 2 s more
+  c.reading_hides = false;
+  c.link_bytes_per_second = 10;
+  c.dispatch_bytes = 5;   // 4 copies to each: 2 s, one after the other
+  c.combine_bytes = 7.5;  // 3 s, each its own link
+  const Simulation s = simulate(c);
+  const SimulatedLayer& first = s.layers[0];
+  EXPECT_DOUBLE_EQ(first.backbone_end, 1);
+  EXPECT_DOUBLE_EQ(first.dispatch_end, 1 + 2 + 2);
+  EXPECT_DOUBLE_EQ(first.experts_end, 5 + 4);
+  EXPECT_DOUBLE_EQ(first.combine_end, 9 + 3);
+  EXPECT_DOUBLE_EQ(s.seconds, 2 * 12);
+  EXPECT_DOUBLE_EQ(first.balance, 1) << "of those that hold experts";
+  EXPECT_DOUBLE_EQ(s.compute_share, (2 * 1 + 2 * 4 + 2 * 4) / 3.0 / 24);
+  // The first expert's rank is of the same host: only the other's rows use the link.
+  c.link_of = {0, 0, 1};
+  const Simulation near = simulate(c);
+  EXPECT_DOUBLE_EQ(near.layers[0].dispatch_end, 1 + 2);
+  EXPECT_DOUBLE_EQ(near.layers[0].combine_end, 3 + 4 + 3);
+  c.reading_hides = true;
+  EXPECT_DOUBLE_EQ(simulate(c).layers[0].combine_end, 3 + 2 + 3);
+  // Dealt anew, experts stay where experts are.
+  c.balanced = true;
+  EXPECT_DOUBLE_EQ(simulate(c).layers[0].backbone_end, 1);
+  c.n_backbone_ranks = 4;
+  EXPECT_TRUE(says(error_of([&] { simulate(c); }), "3 ranks with 4 backbones"));
+}
+
 // Backbone 1, experts 1, each message 1 for a half: alone a half takes 4 a layer, of which 2 are
 // computing. Two halves keep the rank computing from the first to the last message.
 TEST(Simulate, TwoBatchesHideMessages) {
@@ -137,13 +176,24 @@ TEST(Simulate, AgreesWithThePredictionWhereAllIsEven) {
   c.n_layers = 4;
   EXPECT_NEAR(simulate(c).seconds / 4, plan.prediction.decode.moe.seconds,
               0.25 * plan.prediction.decode.moe.seconds);
+  // Roles apart: experts on the CPUs of 32 hosts that have a backbone each.
+  w.concurrency = 256;
+  const Planned home("r1", known_machine("home-32x4090"), w);
+  const Plan at_home = home.plan();
+  ASSERT_TRUE(at_home.placement.layers[0].groups[0].owners[0].is_cpu());
+  c = cluster_of({home.config, home.machine, at_home.workload, home.routing}, at_home.placement, 0);
+  EXPECT_EQ(c.n_ranks, 64);
+  EXPECT_EQ(c.n_backbone_ranks, 32);
+  c.n_layers = 4;
+  EXPECT_NEAR(simulate(c).seconds / 4, at_home.prediction.decode.moe.seconds,
+              0.25 * at_home.prediction.decode.moe.seconds);
   EXPECT_TRUE(says(
       error_of([&] {
         const Planned one("r1", known_machine("2x6454s-4090"));
         const Plan single = one.plan();
         cluster_of({one.config, one.machine, single.workload, one.routing}, single.placement, 0);
       }),
-      "hold experts for each other"));
+      "spread over GPUs, or over the CPUs of several hosts"));
 }
 
 TEST(Simulate, RefusesWhatCannotBe) {

@@ -11,8 +11,6 @@
 
 #include "core/check.h"
 #include "offload/plan/assign.h"
-#include "offload/plan/cost.h"
-#include "offload/plan/layer_time.h"
 
 namespace tandem {
 namespace {
@@ -34,9 +32,20 @@ void require_sound(const SimulatedCluster& c) {
               (c.balanced || static_cast<int>(c.owners.size()) == c.n_experts),
           "a simulation of {} of {} experts with owners of {}", c.top_k, c.n_experts,
           c.owners.size());
+  require(c.n_backbone_ranks >= 0 && c.n_backbone_ranks <= c.n_ranks &&
+              (c.link_of.empty() || static_cast<int>(c.link_of.size()) == c.n_ranks),
+          "a simulation of {} ranks with {} backbones and links of {}", c.n_ranks,
+          c.n_backbone_ranks, c.link_of.size());
   require(c.link_bytes_per_second > 0 && c.skew >= 0 && c.skew <= 10,
           "a simulation with links of {} B/s and a skew of {}: must be above 0, and 0 to 10",
           c.link_bytes_per_second, c.skew);
+}
+
+int backbones(const SimulatedCluster& c) {
+  return c.n_backbone_ranks > 0 ? c.n_backbone_ranks : c.n_ranks;
+}
+int first_with_experts(const SimulatedCluster& c) {
+  return backbones(c) < c.n_ranks ? backbones(c) : 0;
 }
 
 // One half (or all) of the tokens in one layer: copies[from][to], and the experts' seconds there.
@@ -62,7 +71,10 @@ class Router {
     std::vector<double> shares(c_.n_experts);
     for (int i = 0; i < c_.n_experts; ++i)
       shares[order_[i]] = std::min(1.0, c_.top_k * std::pow(1.0 + i, -c_.skew) / sum);
-    owners_ = deal_experts(shares, c_.n_ranks, c_.n_redundant);
+    const int first = first_with_experts(c_);
+    owners_ = deal_experts(shares, c_.n_ranks - first, c_.n_redundant);
+    for (auto& ranks : owners_)
+      for (int& rank : ranks) rank += first;
   }
   Exchange exchange(int tokens) {
     Exchange x{std::vector<std::vector<int>>(c_.n_ranks, std::vector<int>(c_.n_ranks, 0)),
@@ -71,7 +83,7 @@ class Router {
     for (int e = 0; e < c_.n_experts; ++e) rows[e].assign(owners_[e].size(), 0);
     std::vector<bool> taken(c_.n_experts, false);
     std::vector<int> chosen;
-    for (int rank = 0; rank < c_.n_ranks; ++rank)
+    for (int rank = 0; rank < backbones(c_); ++rank)
       for (int token = 0; token < tokens; ++token) {
         chosen.clear();
         while (static_cast<int>(chosen.size()) < c_.top_k) {
@@ -89,13 +101,16 @@ class Router {
       }
     for (int e = 0; e < c_.n_experts; ++e)
       for (size_t o = 0; o < rows[e].size(); ++o)
-        if (rows[e][o] > 0)
-          x.expert_seconds[owners_[e][o]] +=
-              std::max(c_.expert_seconds, rows[e][o] * c_.expert_seconds_per_row);
+        if (rows[e][o] > 0) x.expert_seconds[owners_[e][o]] += seconds_of_expert(rows[e][o]);
     return x;
   }
 
  private:
+  double seconds_of_expert(int rows) const {
+    const double computing = rows * c_.expert_seconds_per_row;
+    return c_.reading_hides ? std::max(c_.expert_seconds, computing)
+                            : c_.expert_seconds + computing;
+  }
   int draw() {
     const double at = std::uniform_real_distribution<double>(0, cumulative_.back())(rng_);
     const auto place = std::upper_bound(cumulative_.begin(), cumulative_.end(), at);
@@ -122,7 +137,13 @@ struct Resource {
 class Player {
  public:
   explicit Player(const SimulatedCluster& c)
-      : c_(c), router_(c), compute_(c.n_ranks), link_(c.n_ranks), result_() {}
+      : c_(c), router_(c), link_of_(c.link_of), compute_(c.n_ranks), result_() {
+    if (link_of_.empty()) {
+      link_of_.resize(c.n_ranks);
+      std::iota(link_of_.begin(), link_of_.end(), 0);
+    }
+    link_.resize(*std::max_element(link_of_.begin(), link_of_.end()) + 1);
+  }
 
   Simulation run() {
     n_halves_ = c_.two_batches && c_.tokens_per_rank >= 2 ? 2 : 1;
@@ -131,10 +152,10 @@ class Player {
       router_.next_layer();
       exchanges_.emplace_back();
       for (int h = 0; h < n_halves_; ++h) exchanges_[l].push_back(router_.exchange(tokens_of(h)));
-      waiting_.emplace_back(n_halves_, Waiting(c_.n_ranks));
+      waiting_.emplace_back(n_halves_, Waiting(c_.n_ranks, backbones(c_)));
     }
     for (int h = 0; h < n_halves_; ++h)
-      for (int rank = 0; rank < c_.n_ranks; ++rank) at(0, [=, this] { backbone(0, h, rank); });
+      for (int rank = 0; rank < backbones(c_); ++rank) at(0, [=, this] { backbone(0, h, rank); });
     while (!events_.empty()) {
       const Event event = events_.top();
       events_.pop();
@@ -156,7 +177,7 @@ class Player {
   };
   // Messages that a rank still waits for.
   struct Waiting {
-    explicit Waiting(int n) : dispatches(n, n), combines(n, n) {}
+    Waiting(int n, int n_backbones) : dispatches(n, n_backbones), combines(n_backbones, n) {}
     std::vector<int> dispatches, combines;
   };
 
@@ -181,10 +202,10 @@ class Player {
       }
     });
   }
-  // Nothing to send, and what stays, arrives at once.
+  // Nothing to send, and what stays in a host, arrives at once.
   void send(int from, int to, double bytes, std::function<void()> arrived) {
-    if (from == to || bytes == 0) return at(now_, std::move(arrived));
-    const double sent = link_[from].run(now_, bytes / c_.link_bytes_per_second);
+    if (link_of_[from] == link_of_[to] || bytes == 0) return at(now_, std::move(arrived));
+    const double sent = link_[link_of_[from]].run(now_, bytes / c_.link_bytes_per_second);
     at(sent + c_.link_latency_seconds, std::move(arrived));
   }
   void dispatched(int layer, int half, int rank) {
@@ -193,8 +214,8 @@ class Player {
     const double end = compute_[rank].run(now_, exchanges_[layer][half].expert_seconds[rank]);
     raise(result_.layers[layer].experts_end, end);
     at(end, [=, this] {
-      for (int i = 1; i <= c_.n_ranks; ++i) {
-        const int to = (rank + i) % c_.n_ranks;
+      for (int i = 1; i <= backbones(c_); ++i) {
+        const int to = (rank + i) % backbones(c_);
         const int copies = exchanges_[layer][half].copies[to][rank];
         send(rank, to, copies * c_.combine_bytes, [=, this] { combined(layer, half, to); });
       }
@@ -212,21 +233,23 @@ class Player {
     for (const Resource& r : compute_) computing += r.busy;
     for (const Resource& r : link_) sending += r.busy;
     result_.compute_share = computing / c_.n_ranks / result_.seconds;
-    result_.link_share = sending / c_.n_ranks / result_.seconds;
+    result_.link_share = sending / std::ssize(link_) / result_.seconds;
     for (int l = 0; l < c_.n_layers; ++l) {
       std::vector<double> all(c_.n_ranks, 0);
       for (const Exchange& x : exchanges_[l])
         for (int rank = 0; rank < c_.n_ranks; ++rank) all[rank] += x.expert_seconds[rank];
       const double largest = *std::max_element(all.begin(), all.end());
       if (largest > 0)
-        result_.layers[l].balance =
-            std::accumulate(all.begin(), all.end(), 0.0) / c_.n_ranks / largest;
+        result_.layers[l].balance = std::accumulate(all.begin(), all.end(), 0.0) /
+                                    (c_.n_ranks - first_with_experts(c_)) / largest;
     }
   }
 
   const SimulatedCluster& c_;
   Router router_;
-  std::vector<Resource> compute_, link_;          // [ranks]
+  std::vector<int> link_of_;                      // [ranks]
+  std::vector<Resource> compute_;                 // [ranks]
+  std::vector<Resource> link_;                    // by link_of_
   std::vector<std::vector<Exchange>> exchanges_;  // [layers][halves]
   std::vector<std::vector<Waiting>> waiting_;     // [layers][halves]
   std::priority_queue<Event> events_;
@@ -241,57 +264,6 @@ class Player {
 Simulation simulate(const SimulatedCluster& cluster) {
   require_sound(cluster);
   return Player(cluster).run();
-}
-
-SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew) {
-  const Stage& stage = p.stages[0];
-  const int n = static_cast<int>(stage.devices.size());
-  SimulatedCluster c{.n_ranks = n,
-                     .n_experts = in.config.router.n_experts,
-                     .top_k = in.config.router.n_active,
-                     .owners = std::vector<std::vector<int>>(in.config.router.n_experts),
-                     .skew = skew};
-  bool suits = p.stages.size() == 1 && stage.tp == 1 && n > 1 && !p.layers.empty();
-  if (suits)
-    for (const ExpertGroup& group : p.layers[0].groups)
-      for (const Device d : group.owners) {
-        const auto at = std::find(stage.devices.begin(), stage.devices.end(), d);
-        suits &= at != stage.devices.end() && !d.is_cpu() && !group.sliced;
-        for (const int e : group.experts)
-          c.owners[e].push_back(static_cast<int>(at - stage.devices.begin()));
-      }
-  require(suits,
-          "a simulation is of replicas on GPUs that hold experts for each other (expert parallel), "
-          "and this placement is not: ask for --objective throughput and more --concurrency");
-  for (const auto& ranks : c.owners) c.n_redundant += static_cast<int>(ranks.size()) - 1;
-
-  c.tokens_per_rank = std::max(1, in.workload.concurrency / n);
-  c.two_batches = p.micro_batches == 2;
-  const double context = in.workload.prompt_tokens + in.workload.output_tokens / 2.0;
-  const int layer = p.layers[0].first;
-  const auto backbone = [&](double tokens) {
-    const LayerTime t = LayerModel(in, p, {tokens, context, false, 1}).backbone(stage, layer);
-    return t.seconds;
-  };
-  const double tokens = c.tokens_per_rank, fewer = tokens / 2;
-  c.backbone_seconds_per_token = (backbone(tokens) - backbone(fewer)) / (tokens - fewer);
-  c.backbone_seconds = backbone(tokens) - tokens * c.backbone_seconds_per_token;
-  const WeightFormat format = p.layers[0].groups[0].format;
-  const Rates gpu = rates_of(in.machine, stage.devices[0], {});
-  const double rows = std::max(1.0, tokens * n * c.top_k / c.n_experts);
-  const double ratio = product_ratio(gpu.kind, Product::kExperts, format.dtype, rows);
-  c.expert_seconds = static_cast<double>(routed_expert_bytes(in.config, format)) /
-                     gpu.read_bytes_per_second / ratio;
-  c.expert_seconds_per_row =
-      token_ops(in.config).expert / peak_for(gpu, format.dtype, true) / ratio;
-  const bool one_host = stage.devices.front().host == stage.devices.back().host;
-  const Link link = one_host ? in.machine.gpu_link : in.machine.network;
-  c.link_bytes_per_second =
-      link.bytes_per_second / (one_host ? 1.0 : static_cast<double>(in.machine.gpus.size()));
-  c.link_latency_seconds = link.latency_seconds;
-  c.dispatch_bytes = static_cast<double>(dispatch_bytes(in.config)) / c.top_k;
-  c.combine_bytes = static_cast<double>(combine_bytes(in.config)) / c.top_k;
-  return c;
 }
 
 std::string simulation_text(const Simulation& s) {

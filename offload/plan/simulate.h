@@ -12,6 +12,9 @@ namespace tandem {
 
 struct SimulatedCluster {
   int n_ranks = 1, n_layers = 1;
+  // The first of them have the backbone, and tokens; 0: all. If only some have it the others hold
+  // the experts.
+  int n_backbone_ranks = 0;
   int tokens_per_rank = 1;
   int n_experts = 1, top_k = 1;
   std::vector<std::vector<int>> owners;  // [experts] ranks; a token goes to the least loaded copy
@@ -25,11 +28,14 @@ struct SimulatedCluster {
   bool two_batches = false;  // the halves of a rank's tokens overlap
 
   // Kernel times. The backbone's: a part that does not depend on the tokens and one for each; a
-  // used expert's: reading it, or its rows if they take longer.
+  // used expert's: reading it, or its rows if they take longer; both where the one does not hide
+  // the other, on CPUs.
   double backbone_seconds = 0, backbone_seconds_per_token = 0;
   double expert_seconds = 0, expert_seconds_per_row = 0;
-  double link_bytes_per_second = 1e9, link_latency_seconds = 0;  // a rank's, out
-  double dispatch_bytes = 0, combine_bytes = 0;                  // of one copy of a token
+  bool reading_hides = true;
+  double link_bytes_per_second = 1e9, link_latency_seconds = 0;  // out
+  std::vector<int> link_of = {};  // [ranks]; those of one link are one host. Empty: a link a rank
+  double dispatch_bytes = 0, combine_bytes = 0;  // of one copy of a token
 };
 
 // When the last rank was done with each part of a layer (of its later half).
@@ -48,7 +54,8 @@ struct Simulation {
 Simulation simulate(const SimulatedCluster& cluster);
 
 // A placement's ranks with the kernel times that predict() has for them; experts as placed, routing
-// skewed. Throws Error when the placement is not of replicas that hold experts for each other.
+// skewed. Throws Error when the placement is not of replicas whose experts are spread over GPUs, or
+// over the CPUs of several hosts.
 SimulatedCluster cluster_of(const PlanInput& input, const Placement& placement, double skew);
 
 std::string simulation_text(const Simulation& simulation);
