@@ -76,16 +76,17 @@ struct Bench {
 };
 
 // What the card can do: its memory, and BF16 as its kernels multiply. Nothing without a card.
-std::optional<Bounds> bounds_of_card(double seconds) {
+std::optional<Bounds> bounds_of_card() {
+  constexpr double kSeconds = 0.05;
   if (!gpu_twins()) return {};
-  const Gpu card = measured_gpu(seconds);
+  const Gpu card = measured_gpu(kSeconds);
   return Bounds{card.read_bytes_per_second, card.peak.bf16};
 }
 
 // Prints rows as they come, and draws them all at the end.
 class Rows {
  public:
-  explicit Rows(const Options& o) : options_(o), card_(bounds_of_card(o.bench.seconds)) {
+  explicit Rows(const Options& o) : options_(o), card_(bounds_of_card()) {
     if (o.bench.plot.empty()) return;
     plot_.open(o.bench.plot);
     require(plot_.is_open(), "--plot {}: cannot be written", o.bench.plot);
@@ -276,7 +277,7 @@ int bench_generate_command(const Options& options) {
                               .curves = saved_curves(bench.kernels)};
   cut_model(what);
   MachineSpeed speed = bench.speed();
-  const std::optional<Bounds> card = bounds_of_card(b.seconds);
+  const std::optional<Bounds> card = bounds_of_card();
   nlohmann::ordered_json report = bench_generate(what, bench.kernels, speed);
   for (auto& row : report["decode"])
     row["gpu_roofline_ratio"] =

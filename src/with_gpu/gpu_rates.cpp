@@ -18,14 +18,12 @@ constexpr double kLongEnough = 5e-3;  // seconds of a run, which a launch is not
 double rate_of(gpu::Stream& stream, int64_t least, int64_t most, double seconds,
                const std::function<int64_t(int64_t n)>& work) {
   int64_t done = 0;
-  const auto seconds_of_run = [&](int64_t n) {
-    return seconds_of_runs([&](int64_t) { done = work(n); }, [&] { stream.wait(); }, seconds);
+  const auto seconds_of_run = [&](int64_t n, double for_seconds) {
+    return seconds_of_runs([&](int64_t) { done = work(n); }, [&] { stream.wait(); }, for_seconds);
   };
-  const double first = seconds_of_run(least);
-  const double times =
-      std::clamp(kLongEnough / first, 1.0, static_cast<double>(most) / static_cast<double>(least));
-  const int64_t n = static_cast<int64_t>(times) * least;
-  const double time = n == least ? first : seconds_of_run(n);
+  const double times = std::clamp(kLongEnough / seconds_of_run(least, 0), 1.0,
+                                  static_cast<double>(most) / static_cast<double>(least));
+  const double time = seconds_of_run(static_cast<int64_t>(times) * least, seconds);
   return static_cast<double>(done) / time;
 }
 
