@@ -4,12 +4,13 @@
 set(TANDEM_CUDA auto CACHE STRING "GPU architectures, e.g. 80;90; all that are supported; auto: 89 where nvcc is found; off")
 
 file(GLOB gpu_kernels CONFIGURE_DEPENDS gpu_kernels/*.cu)
+file(GLOB gpu_decisions CONFIGURE_DEPENDS gpu_kernels/*.cpp)
 file(GLOB emulator CONFIGURE_DEPENDS gpu_kernels/emulated/*.cpp)
 
 # CUDA C++ puns types and unrolls by pragma. Under policy CMP0119 an explicit LANGUAGE also passes
 # -x c++, which .cu needs; it belongs to the whole project, so the CUDA flavour compiles copies.
 set_source_files_properties(${gpu_kernels} PROPERTIES LANGUAGE CXX)
-add_library(tandem_gpu_emulated STATIC ${emulator} ${gpu_kernels})
+add_library(tandem_gpu_emulated STATIC ${emulator} ${gpu_decisions} ${gpu_kernels})
 target_include_directories(tandem_gpu_emulated PUBLIC src . gpu_kernels/emulated)
 target_compile_options(tandem_gpu_emulated PUBLIC -Wno-unknown-pragmas -fno-strict-aliasing PRIVATE -O2)
 target_link_libraries(tandem_gpu_emulated PUBLIC fmt::fmt Threads::Threads)
@@ -51,8 +52,8 @@ foreach(kernel ${gpu_kernels})
   configure_file(${kernel} ${CMAKE_BINARY_DIR}/cuda/${name} COPYONLY)
   list(APPEND cuda_kernels ${CMAKE_BINARY_DIR}/cuda/${name})
 endforeach()
-file(GLOB cuda_runtime CONFIGURE_DEPENDS gpu_kernels/cuda/*.cpp)
-add_library(tandem_gpu_cuda STATIC ${cuda_runtime} ${cuda_kernels})
+file(GLOB cuda_runtime CONFIGURE_DEPENDS gpu_kernels/cuda/*.cpp gpu_kernels/cuda/*.cu)
+add_library(tandem_gpu_cuda STATIC ${cuda_runtime} ${gpu_decisions} ${cuda_kernels})
 set_target_properties(tandem_gpu_cuda PROPERTIES CUDA_STANDARD 20 COMPILE_OPTIONS "")
 target_compile_options(tandem_gpu_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-warn-spills;--expt-relaxed-constexpr>"
                                                $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>)

@@ -42,7 +42,7 @@ bool SignalToHost::take() {
 }
 
 void SignalToHost::await(const Stream& stream) {
-  constexpr int kPollsBetweenChecks = 1 << 14;
+  constexpr int kPollsBetweenChecks = 1 << 8;
   for (int polls = 1; !take(); ++polls) {
     std::this_thread::yield();
     if (polls % kPollsBetweenChecks == 0) stream.throw_if_failed();

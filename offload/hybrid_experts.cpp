@@ -7,6 +7,7 @@
 #include <numeric>
 #include <thread>
 
+#include "core/run_error.h"
 #include "gpu_kernels/stamp.h"
 #include "offload/cuda_even_batch.h"
 #include "ops/cuda_weights.h"
@@ -82,7 +83,8 @@ int64_t HybridExperts::bytes_for(const ModelConfig& c, int max_tokens) {
 }
 
 void HybridExperts::submit(const ExpertBatch& batch) {
-  require(!failed_, "an earlier step failed between the GPU and the CPU: start the program again");
+  require_run(!failed_,
+              "an earlier step failed between the GPU and the CPU: start the program again");
   batch_ = batch;
   ++n_open_;
   const Layer& layer = layers_[batch.layer];
@@ -145,8 +147,8 @@ void HybridExperts::follow(const StepParts& step) {
       step.n * static_cast<int>(std::count_if(layers_.begin(), layers_.end(),
                                               [](const Layer& layer) { return layer.on_cpu; }));
   try {
-    require(!failed_,
-            "an earlier step failed between the GPU and the CPU: start the program again");
+    require_run(!failed_,
+                "an earlier step failed between the GPU and the CPU: start the program again");
     for (int layer = 0; layer < std::ssize(layers_); ++layer) {
       if (!layers_[layer].on_cpu) continue;
       for (const Batch& part : step) {
@@ -250,9 +252,9 @@ void HybridExperts::await_card(int layer) {
       awake.end();
     }
     stream_.throw_if_failed();
-    require(waited < patience_,
-            "the GPU has not come to layer {} in {:g} s: it hangs, or another program has it",
-            layer, patience_.count());
+    require_run(waited < patience_,
+                "the GPU has not come to layer {} in {:g} s: it hangs, or another program has it",
+                layer, patience_.count());
   }
 }
 

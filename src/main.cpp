@@ -10,7 +10,7 @@
 
 #include "bench_options.h"
 #include "console.h"
-#include "core/check.h"
+#include "core/run_error.h"
 #include "options.h"
 #include "serve_options.h"
 
@@ -272,6 +272,8 @@ int main(int argc, char** argv) {
   setenv("HWLOC_HIDE_ERRORS", "2", 0);
   try {
     return tandem::dispatch(argc, argv);
+  } catch (const tandem::RunError& e) {
+    std::fprintf(stderr, "error: %s\n", e.what());
   } catch (const tandem::Error& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
     return 2;

@@ -5,13 +5,20 @@
 #include <cstdio>
 
 #include "core/check.h"
+#include "gpu_kernels/card_check.h"
 #include "gpu_kernels/runtime.h"
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   try {
     const tandem::gpu::Card card = tandem::gpu::open_card();
-    std::printf("on %s, compute capability %d.%d\n", card.name.c_str(), card.major, card.minor);
+    std::printf("on %s, compute capability %d.%d", card.name.c_str(), card.major, card.minor);
+    const tandem::gpu::CudaVersions cuda = tandem::gpu::cuda_versions();
+    if (!card.emulated)
+      std::printf(", built with CUDA %s, driver for CUDA %s",
+                  tandem::gpu::version_text(cuda.toolkit).c_str(),
+                  tandem::gpu::version_text(cuda.driver).c_str());
+    std::puts("");
   } catch (const tandem::Error& e) {
     std::printf("skipped: %s\n", e.what());
     return 77;

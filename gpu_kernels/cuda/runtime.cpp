@@ -1,10 +1,13 @@
 // runtime.h on CUDA: each function is one or two calls of the CUDA runtime.
 #include "gpu_kernels/runtime.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <vector>
 
+#include "gpu_kernels/cuda/probe.h"
 #include "gpu_kernels/cuda/status.h"
 
 namespace tandem::gpu {
@@ -22,36 +25,70 @@ struct Graph::Impl {
   ~Impl() { cudaGraphExecDestroy(exec); }
 };
 
+namespace {
+
+// What a call tells that needs them.
+CardFacts::Kernels kernels_after(cudaError_t status) {
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction ||
+      status == cudaErrorInvalidKernelImage)
+    return CardFacts::Kernels::kForOthers;
+  if (status == cudaErrorUnsupportedPtxVersion) return CardFacts::Kernels::kPtxTooNew;
+  check_cuda(status);
+  return CardFacts::Kernels::kThere;
+}
+
+// Asks no further than the first problem. The card becomes this process's.
+CardFacts ask_cuda() {
+  CardFacts facts;
+  facts.toolkit = CUDART_VERSION;
+  if (cudaDriverGetVersion(&facts.driver) != cudaSuccess || facts.driver == 0) return facts;
+  const cudaError_t status = cudaGetDeviceCount(&facts.n_cards);
+  if (status == cudaErrorInsufficientDriver) {
+    facts.count = CardFacts::Count::kDriverTooOld;
+  } else if (status != cudaSuccess) {
+    facts.count = CardFacts::Count::kFailed;
+    facts.count_error = cudaGetErrorString(status);
+  } else if (memory_option() && *memory_option() <= 0) {
+    facts.n_cards = 0;
+  }
+  if (status != cudaSuccess || facts.n_cards == 0) return facts;
+  cudaDeviceProp p;
+  check_cuda(cudaGetDeviceProperties(&p, 0));
+  facts.name = p.name;
+  facts.major = p.major;
+  facts.minor = p.minor;
+  if (!why_not(facts).empty()) return facts;
+  facts.kernels = kernels_after(cudaSetDevice(0));
+  cudaFuncAttributes attributes;
+  if (why_not(facts).empty())
+    facts.kernels = kernels_after(cudaFuncGetAttributes(&attributes, any_kernel()));
+  return facts;
+}
+
+}  // namespace
+
 Card open_card() {
   // A kernel that is loaded at its first launch waits for all that run, also for one that polls.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  int driver = 0, n_cards = 0;
-  check_cuda(cudaDriverGetVersion(&driver));
-  require(driver > 0, "no NVIDIA driver is on this machine: install one, or use --device cpu");
-  const cudaError_t status = cudaGetDeviceCount(&n_cards);
-  require(
-      status != cudaErrorInsufficientDriver,
-      "the NVIDIA driver knows CUDA {}.{} and this program was built with {}.{}: install a newer "
-      "driver, or use --device cpu",
-      driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
-  require(status == cudaSuccess && n_cards > 0,
-          "no NVIDIA GPU can be used ({}): check nvidia-smi, or use --device cpu",
-          cudaGetErrorString(status));
-  cudaDeviceProp p;
-  check_cuda(cudaGetDeviceProperties(&p, 0));
-  Card card = {.name = p.name,
-               .major = p.major,
-               .minor = p.minor,
-               .n_multiprocessors = p.multiProcessorCount,
-               .memory_bytes = static_cast<int64_t>(p.totalGlobalMem)};
-  require(card.major >= 8,
-          "{} has compute capability {}.{}: 8.0 or newer is needed; use --device cpu", card.name,
-          card.major, card.minor);
-  check_cuda(cudaSetDevice(0));
+  const CardFacts facts = ask_cuda();
+  const std::string problem = why_not(facts);
+  require(problem.empty(), "{}", problem);
+  int n_multiprocessors = 0;
+  check_cuda(cudaDeviceGetAttribute(&n_multiprocessors, cudaDevAttrMultiProcessorCount, 0));
   size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total));
-  card.free_bytes = static_cast<int64_t>(free);
-  return card;
+  const int64_t most = memory_option().value_or(std::numeric_limits<int64_t>::max());
+  return {.name = facts.name,
+          .major = facts.major,
+          .minor = facts.minor,
+          .n_multiprocessors = n_multiprocessors,
+          .memory_bytes = std::min(static_cast<int64_t>(total), most),
+          .free_bytes = std::min(static_cast<int64_t>(free), most)};
+}
+
+CudaVersions cuda_versions() {
+  const CardFacts facts = ask_cuda();
+  return {facts.driver, facts.toolkit};
 }
 
 Buffer::Buffer(int64_t bytes, Site site) : bytes_(bytes), site_(site) {
@@ -127,7 +164,14 @@ Graph Stream::capture(const std::function<void()>& work) {
   cudaGraph_t graph;
   auto result = std::make_shared<Graph::Impl>();
   check_cuda(cudaStreamBeginCapture(impl_->stream, cudaStreamCaptureModeThreadLocal));
-  work();
+  try {
+    work();
+  } catch (...) {  // as when the card is lost: the stream must not go on recording
+    graph = nullptr;
+    cudaStreamEndCapture(impl_->stream, &graph);
+    if (graph) cudaGraphDestroy(graph);
+    throw;
+  }
   check_cuda(cudaStreamEndCapture(impl_->stream, &graph));
   check_cuda(cudaGraphInstantiate(&result->exec, graph, 0));
   check_cuda(cudaGraphDestroy(graph));

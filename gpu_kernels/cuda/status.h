@@ -2,18 +2,15 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
-#include "core/check.h"
+#include "core/run_error.h"
+#include "gpu_kernels/card_check.h"
 
 namespace tandem::gpu {
 
-// Throws Error. Errors of kernels that ran before come out at any later call.
+// Throws RunError. Errors of kernels that ran before come out at any later call.
 inline void check_cuda(cudaError_t status, Caller at = Caller::here()) {
-  require(
-      status != cudaErrorNoKernelImageForDevice,
-      "this program was built for other GPUs than this one: build it with -DTANDEM_CUDA=all, or "
-      "use --device cpu");
-  require(status == cudaSuccess, "the GPU failed: {} ({}, at {}:{})", cudaGetErrorString(status),
-          cudaGetErrorName(status), at.file, at.line);
+  if (status != cudaSuccess)
+    throw RunError(failure_text(cudaGetErrorString(status), cudaGetErrorName(status), at));
 }
 
 }  // namespace tandem::gpu

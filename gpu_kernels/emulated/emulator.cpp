@@ -23,6 +23,7 @@
 
 #include "gpu_kernels/emulated/device.h"
 #include "gpu_kernels/emulated/fiber.h"
+#include "gpu_kernels/emulated/loss.h"
 
 constinit thread_local uint3 threadIdx, blockIdx;
 constinit thread_local dim3 blockDim, gridDim;
@@ -86,6 +87,7 @@ class Block {
 
  private:
   void prepare(int n_threads);
+  void abandon();
   struct Turn {
     bool ran = false, progress = false;  // whether any thread did; more than poll
   };
@@ -189,7 +191,10 @@ void Block::run(Grid& grid, int index) {
       } while (fixed && turn.progress);  // a warp's stacks stay in the cache
     }
     if (!all.ran) report_deadlock();
-    if (!all.progress) std::this_thread::yield();  // all wait for someone outside the block
+    if (!all.progress) {  // all wait for someone outside the block
+      if (is_lost()) return abandon();
+      std::this_thread::yield();
+    }
     if (!fixed) order = schedule(shape.threads, salt);
   }
 }
@@ -209,6 +214,13 @@ void Block::prepare(int n_threads) {
   }
   n_live_ = n_threads;
   n_arrived_ = 0;
+}
+
+// What a kernel has begun stays undone.
+void Block::abandon() {
+  for (Fiber& f : fibers_) destroy(f);
+  fibers_.clear();
+  for (auto& warp : meetings_) warp.clear();
 }
 
 Block::~Block() {

@@ -14,8 +14,11 @@
 #include <thread>
 #include <vector>
 
+#include "core/check.h"
+#include "gpu_kernels/card_check.h"
 #include "gpu_kernels/emulated/device.h"
 #include "gpu_kernels/emulated/device_memory.h"
+#include "gpu_kernels/emulated/loss.h"
 
 namespace tandem::gpu {
 namespace {
@@ -72,19 +75,31 @@ struct Stream::Impl {
   const std::chrono::microseconds late_by = copy_delay();
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Work> queue;
+  struct Item {
+    Work run;
+    bool is_flag;  // done on a lost card too: whoever waits for it goes on to find the error
+  };
+  std::deque<Item> queue;
   bool busy = false, closing = false;
   std::shared_ptr<Graph::Impl> capture;
   Seen seen;  // while capturing: what is before the next work
   std::thread worker{[this] { serve(); }};
 
   void enqueue(Work work) {
+    emulated::throw_if_lost();
     if (capture) {
       ++seen[this];
       return capture->work.push_back(std::move(work));
     }
+    push({std::move(work), false});
+  }
+  void enqueue_flag(Work work) {
+    emulated::throw_if_lost();
+    push({std::move(work), true});
+  }
+  void push(Item item) {
     const std::lock_guard lock(mutex);
-    queue.push_back(std::move(work));
+    queue.push_back(std::move(item));
     changed.notify_all();
   }
 
@@ -118,10 +133,10 @@ struct Stream::Impl {
       busy = true;
       emulated::open_device_memory();
       while (!queue.empty()) {
-        const Work work = std::move(queue.front());
+        const Item item = std::move(queue.front());
         queue.pop_front();
         lock.unlock();
-        work();
+        if (item.is_flag || !emulated::loss_strikes()) item.run();
         lock.lock();
       }
       emulated::close_device_memory();
@@ -146,20 +161,31 @@ Streams& streams() {
 }  // namespace
 
 Card open_card() {
-  const char* bytes = std::getenv("TANDEM_GPU_MEMORY");  // of the card, in bytes
-  const int64_t memory = bytes ? std::atoll(bytes) : int64_t{1} << 30;
-  require(memory > 0, "no NVIDIA GPU can be used (emulated): use --device cpu");
-  return {.name = "emulated GPU",
-          .major = 8,
-          .minor = 9,
+  const int64_t memory = memory_option().value_or(int64_t{1} << 30);
+  const CardFacts facts = {.driver = 12040,
+                           .toolkit = 12040,
+                           .count_error = "",
+                           .n_cards = memory > 0 ? 1 : 0,
+                           .name = "emulated GPU",
+                           .major = 8,
+                           .minor = 9};
+  const std::string problem = why_not(facts);
+  require(problem.empty(), "{}", problem);
+  emulated::plan_loss();
+  return {.name = facts.name,
+          .major = facts.major,
+          .minor = facts.minor,
           .n_multiprocessors = 4,
           .memory_bytes = memory,
           .free_bytes = memory,
           .emulated = true};
 }
 
+CudaVersions cuda_versions() { return {}; }
+
 Buffer::Buffer(int64_t bytes, Site site) : bytes_(bytes), site_(site) {
   refuse_in_recordings("memory is allocated in a recording");
+  emulated::throw_if_lost();
   if (bytes > 0) data_ = emulated::allocate(bytes, site);
 }
 
@@ -181,6 +207,7 @@ Event::~Event() = default;
 void Event::wait() const {
   refuse_in_recordings("an event is waited for in a recording");
   if (impl_->flag) impl_->flag->wait();
+  emulated::throw_if_lost();
 }
 
 Stream::Stream() : impl_(new Impl) {
@@ -221,7 +248,7 @@ void Stream::record(Event& event) {
   event.impl().seen = impl_->seen;
   if (impl_->capture) return;
   auto flag = event.impl().flag = std::make_shared<Flag>();
-  impl_->enqueue([flag] { flag->raise(); });
+  impl_->enqueue_flag([flag] { flag->raise(); });
 }
 
 void Stream::wait_for(const Event& event) {
@@ -234,23 +261,31 @@ void Stream::wait_for(const Event& event) {
   }
   if (!event.impl().flag) return;
   check(!impl_->capture, "a recording waits for an event from outside of it");
-  impl_->enqueue([flag = event.impl().flag] { flag->wait(); });
+  impl_->enqueue_flag([flag = event.impl().flag] { flag->wait(); });
 }
 
 void Stream::wait() {
   refuse_in_recordings("a stream is waited for in a recording");
   impl_->wait();
+  emulated::throw_if_lost();
 }
 
-void Stream::throw_if_failed() const {  // failures abort
+void Stream::throw_if_failed() const {  // other failures abort
   refuse_in_recordings("a stream is asked in a recording");
+  emulated::throw_if_lost();
 }
 
 Graph Stream::capture(const std::function<void()>& work) {
   auto graph = std::make_shared<Graph::Impl>();
   impl_->join(graph);
   recording = true;
-  work();
+  try {
+    work();
+  } catch (...) {
+    recording = false;
+    for (Impl* stream : graph->streams) stream->capture = nullptr;
+    throw;
+  }
   recording = false;
   graph->complete = true;
   const Seen before_end = impl_->seen;

@@ -1,0 +1,52 @@
+#include "gpu_kernels/card_check.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+
+namespace tandem::gpu {
+
+std::string why_not(const CardFacts& f) {
+  if (f.driver <= 0) return "no NVIDIA driver is on this machine: install one, or use --device cpu";
+  if (f.count == CardFacts::Count::kDriverTooOld)
+    return fmt::format(
+        "the NVIDIA driver knows CUDA {} and this program was built with {}: install a newer "
+        "driver, or use --device cpu",
+        version_text(f.driver), version_text(f.toolkit));
+  if (f.count == CardFacts::Count::kFailed || f.n_cards <= 0)
+    return fmt::format("no NVIDIA GPU can be used ({}): check nvidia-smi, or use --device cpu",
+                       f.count_error.empty() ? "the driver finds none" : f.count_error);
+  if (f.major < 8)
+    return fmt::format("{} has compute capability {}.{}: 8.0 or newer is needed; use --device cpu",
+                       f.name, f.major, f.minor);
+  if (f.kernels == CardFacts::Kernels::kForOthers)
+    return fmt::format(
+        "this program was built for other GPUs than {} (compute capability {}.{}): build it with "
+        "-DTANDEM_CUDA=all, or use --device cpu",
+        f.name, f.major, f.minor);
+  if (f.kernels == CardFacts::Kernels::kPtxTooNew)
+    return fmt::format(
+        "the NVIDIA driver knows CUDA {}, too old to compile this program's PTX of CUDA {} for {}: "
+        "install a newer driver, or use --device cpu",
+        version_text(f.driver), version_text(f.toolkit), f.name);
+  return "";
+}
+
+std::string version_text(int cuda_version) {
+  return fmt::format("{}.{}", cuda_version / 1000, cuda_version % 1000 / 10);
+}
+
+std::string failure_text(const char* what, const char* name, Caller at) {
+  return fmt::format(
+      "the GPU failed: {} ({}, at {}:{}): check nvidia-smi and dmesg, then start the program "
+      "again, or use --device cpu",
+      what, name, at.file, at.line);
+}
+
+std::optional<int64_t> memory_option() {
+  const char* bytes = std::getenv("TANDEM_GPU_MEMORY");
+  if (!bytes) return {};
+  return std::atoll(bytes);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,8 @@
+// Stands for every kernel of the program.
+#pragma once
+
+namespace tandem::gpu {
+
+const void* any_kernel();
+
+}  // namespace tandem::gpu

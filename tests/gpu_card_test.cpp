@@ -1,0 +1,77 @@
+// What is said of a machine without a card that can be used, case by case.
+#include <gtest/gtest.h>
+
+#include "gpu_kernels/card_check.h"
+#include "tests/error_of.h"
+
+namespace tandem::gpu {
+namespace {
+
+CardFacts sound() {
+  CardFacts facts;
+  facts.driver = 12040;
+  facts.toolkit = 13000;  // newer, which the driver did not object to
+  facts.n_cards = 1;
+  facts.name = "NVIDIA H200";
+  facts.major = 9;
+  return facts;
+}
+
+TEST(CardCheck, ASoundCardIsTaken) { EXPECT_EQ(why_not(sound()), ""); }
+
+// Each names what to do, in one line.
+void expect_refused(const CardFacts& facts, std::initializer_list<const char*> parts) {
+  const std::string why = why_not(facts);
+  EXPECT_EQ(why.find('\n'), std::string::npos) << why;
+  for (const char* part : parts) EXPECT_TRUE(says(why, part));
+  EXPECT_TRUE(says(why, "use --device cpu"));
+}
+
+TEST(CardCheck, NoDriver) {
+  expect_refused({}, {"no NVIDIA driver is on this machine", "install one"});
+}
+
+TEST(CardCheck, ADriverOlderThanTheToolkit) {
+  CardFacts facts = sound();
+  facts.driver = 11080;
+  facts.count = CardFacts::Count::kDriverTooOld;
+  facts.n_cards = 0;
+  expect_refused(facts, {"driver knows CUDA 11.8", "built with 13.0", "install a newer driver"});
+}
+
+TEST(CardCheck, NoCard) {
+  CardFacts facts;
+  facts.driver = 12040;
+  expect_refused(facts, {"the driver finds none", "nvidia-smi"});
+  facts.count = CardFacts::Count::kFailed;
+  facts.count_error = "no CUDA-capable device is detected";
+  expect_refused(facts, {"no CUDA-capable device is detected", "nvidia-smi"});
+  facts.n_cards = 1;  // a count that failed is not believed
+  expect_refused(facts, {"no CUDA-capable device is detected"});
+}
+
+TEST(CardCheck, AnOldCard) {
+  CardFacts facts = sound();
+  facts.name = "Tesla V100";
+  facts.major = 7;
+  facts.minor = 5;
+  expect_refused(facts, {"Tesla V100 has compute capability 7.5", "8.0 or newer is needed"});
+}
+
+TEST(CardCheck, ACardThatTheProgramWasNotBuiltFor) {
+  CardFacts facts = sound();
+  facts.kernels = CardFacts::Kernels::kForOthers;
+  expect_refused(facts,
+                 {"built for other GPUs than NVIDIA H200 (compute capability 9.0)", "TANDEM_CUDA"});
+  facts.kernels = CardFacts::Kernels::kPtxTooNew;
+  expect_refused(facts, {"knows CUDA 12.4", "PTX of CUDA 13.0", "install a newer driver"});
+}
+
+TEST(CardCheck, AFailureNamesItsPlace) {
+  const std::string said = failure_text("unknown error", "cudaErrorUnknown", {"x.cpp", 7, "f"});
+  EXPECT_TRUE(says(said, "the GPU failed: unknown error (cudaErrorUnknown, at x.cpp:7)"));
+  EXPECT_TRUE(says(said, "start the program again, or use --device cpu"));
+}
+
+}  // namespace
+}  // namespace tandem::gpu
