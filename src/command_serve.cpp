@@ -1,5 +1,6 @@
 // tandem serve: the HTTP server over the engine. The main thread has the connections, one thread
 // loads the model and computes, one makes text of tokens.
+#include <condition_variable>
 #include <cstdio>
 #include <exception>
 #include <thread>
@@ -80,6 +81,7 @@ class Computing {
   void stop() {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
+    changed_.notify_all();
     if (engine_) engine_->stop();
   }
   void rethrow() const {
@@ -117,10 +119,22 @@ class Computing {
                       loaded.n_threads(), loaded.isa()));
     }
     service_.ready(engine);
-    engine.run();
+    try {
+      engine.run();
+    } catch (...) {
+      failure_ = std::current_exception();
+      server_.end();
+      await_stop();
+    }
     output_.finish();
     const std::lock_guard lock(mutex_);
     engine_ = nullptr;
+  }
+
+  // Until the server is gone, whose answers refer to the engine.
+  void await_stop() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stopped_; });
   }
 
   const Options& options_;
@@ -130,6 +144,7 @@ class Computing {
   OutputThread output_, masks_;
   std::exception_ptr failure_;
   std::mutex mutex_;
+  std::condition_variable changed_;
   Engine* engine_ = nullptr;
   bool stopped_ = false;
 };

@@ -4,6 +4,8 @@
 #include <bit>
 #include <utility>
 
+#include "core/run_error.h"
+
 namespace tandem {
 namespace {
 
@@ -38,11 +40,16 @@ Engine::Engine(DeepSeek& model, KvCache& cache, const Tokenizer& tokenizer, Voca
 }
 
 void Engine::run() {
-  while (follow_orders()) {
-    end_overdue();
-    run_step();
-    count_step();
-    deliver();
+  try {
+    while (follow_orders()) {
+      end_overdue();
+      run_step();
+      count_step();
+      deliver();
+    }
+  } catch (const std::exception& error) {
+    fail_all(error.what());
+    throw;
   }
   while (!running_.empty()) end(running_.begin()->first, FinishReason::kCancelled);
   deliver();
@@ -130,6 +137,25 @@ Sampler* Engine::sampler_of(Running& r) {
   return r.sampler.get();
 }
 
+// Nothing is computed any more: whoever waits for an answer is told why.
+void Engine::fail_all(const std::string& why) {
+  Orders late;
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = why;
+    std::swap(late, orders_);
+  }
+  TokenEvent failure;
+  failure.finish = FinishReason::kFailed;
+  failure.error = why;
+  for (auto& [id, r] : running_) events_.push_back({id, r.answer, failure});
+  running_.clear();
+  for (auto& [id, request] : late.requests)
+    events_.push_back(
+        {id, std::make_shared<AnswerStream>(tokenizer_, std::move(request.answer)), failure});
+  deliver();
+}
+
 // Of all that this step samples, beside it.
 void Engine::prepare_masks(const std::vector<Scheduler::Part>& plan) {
   if (!options_.masks) return;
@@ -159,6 +185,8 @@ void Engine::use_row(const LogitsRow& row, size_t index) {
       const Sampled s = chooser_.logprobs(index, token, r.asked.request.sampling.n_top_logprobs);
       r.prompt.push_back({token, s.logprob, {s.top.begin(), s.top.end()}});
     }
+  } catch (const RunError&) {
+    throw;
   } catch (const Error& error) {  // of this sequence; the others go on
     TokenEvent failure;
     failure.finish = FinishReason::kFailed;
@@ -248,6 +276,7 @@ SequenceId Engine::submit(EngineRequest request) {
   require_runnable(request.request, model_.config().vocab, context_, vocabulary_,
                    request.scores_prompt ? 0 : 1);
   const std::lock_guard lock(mutex_);
+  require_run(failure_.empty(), "{}", failure_);
   orders_.requests.emplace_back(++last_id_, std::move(request));
   ordered_.notify_one();
   return last_id_;

@@ -52,8 +52,8 @@ class Engine {
   Engine(DeepSeek& model, KvCache& cache, const Tokenizer& tokenizer, Vocabulary vocabulary,
          int64_t context, Options options);
 
-  // From any thread. Throws Error for a request that can never run. Its on_part is called until the
-  // answer has ended, the last time with a FinishReason.
+  // From any thread. Throws Error for a request that can never run, RunError once run() failed. Its
+  // on_part is called until the answer has ended, the last time with a FinishReason.
   SequenceId submit(EngineRequest request);
   // From any thread: nothing more is computed for it; its on_part may be called a few times yet.
   void abort(SequenceId id);
@@ -62,7 +62,8 @@ class Engine {
   int64_t context() const { return context_; }
   int vocabulary_size() const { return vocabulary_.size; }
 
-  // Works until stop(), on the thread that the model's team belongs to.
+  // Works until stop(), on the thread that the model's team belongs to. Throws what the model does,
+  // such as RunError when the GPU is lost: whoever has not ended, or asks then, is told.
   void run();
   // From any thread. Whoever has not ended gets kCancelled.
   void stop();
@@ -104,6 +105,7 @@ class Engine {
   void end_overdue();
   void end(SequenceId id, FinishReason reason);
   void emit(SequenceId id, TokenEvent event);
+  void fail_all(const std::string& why);
   void deliver();
   void deliver_now(const std::vector<Event>& events);
   void count_step();
@@ -126,6 +128,7 @@ class Engine {
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable ordered_;
   Orders orders_;
+  std::string failure_;  // why run() has ended; empty: it has not failed
   SequenceId last_id_ = 0;
   EngineCounts counts_;
 };

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "core/check.h"
+#include "core/run_error.h"
 #include "io/chat_format.h"
 #include "server/api_error.h"
 
@@ -42,6 +42,9 @@ void Generation::start(Send send) {
     SequenceId id = 0;
     try {
       id = engine_.submit(engine_request(static_cast<int>(i)));
+    } catch (const RunError& error) {
+      cancel();
+      throw ApiError(503, error.what(), {}, "failed");
     } catch (const Error& error) {
       cancel();
       throw ApiError(400, error.what());

@@ -4,6 +4,7 @@
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
@@ -98,6 +99,12 @@ void HttpServer::wait_for_signal() {
     if (draining_) return io_.stop();
     drain();
     wait_for_signal();
+  });
+}
+
+void HttpServer::end() {
+  asio::post(io_, [this] {
+    if (!draining_) drain();
   });
 }
 

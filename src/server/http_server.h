@@ -33,6 +33,8 @@ class HttpServer {
   void run();
   // From any thread: at once.
   void stop() { io_.stop(); }
+  // From any thread, as SIGTERM: what runs is answered.
+  void end();
 
  private:
   boost::asio::awaitable<void> accept();

@@ -1,0 +1,154 @@
+// A card that is lost in mid-run: one clear error wherever it happens, nobody waits for ever, and
+// everything can be destroyed. Real cards are not lost at will: on the emulated one only.
+#include <atomic>
+#include <future>
+#include <random>
+#include <thread>
+
+#include "engine/engine.h"
+#include "gpu_kernels/signals.h"
+#include "tests/hybrid_placements.h"
+#include "tests/lost_card.h"
+#include "tests/whole_models.h"
+
+namespace tandem::test {
+namespace {
+
+using gpu::Buffer, gpu::Event, gpu::Site, gpu::Stream;
+
+class GpuEngineLost : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!gpu::open_card().emulated) GTEST_SKIP() << "a card that works is not lost";
+  }
+};
+
+TEST_F(GpuEngineLost, EveryCallSaysSo) {
+  const LostAfter lost(2);
+  gpu::open_card();
+  Stream stream;
+  Event event, before;
+  const Buffer on_card(4, Site::kDevice), mapped(4, Site::kMapped);
+  std::atomic<int> n_run = 0;
+  const gpu::Graph graph = stream.capture([&] { stream.run_on_host([&] { ++n_run; }); });
+  stream.run_on_host([&] { ++n_run; });
+  stream.record(before);
+  EXPECT_EQ(error_of([&] { stream.wait(); }), "no error");
+  stream.run_on_host([&] { ++n_run; });
+  EXPECT_TRUE(says(error_of([&] { stream.wait(); }), kLost));
+  const std::function<void()> calls[] = {
+      [&] { stream.wait(); },
+      [&] { stream.throw_if_failed(); },
+      [&] { stream.copy(on_card.as<float>(), 4, mapped.as<float>()); },
+      [&] { stream.run_on_host([&] { ++n_run; }); },
+      [&] { stream.record(event); },
+      [&] { stream.wait_for(before); },
+      [&] { before.wait(); },
+      [&] { stream.replay(graph); },
+      [&] { stream.capture([&] { stream.run_on_host([&] { ++n_run; }); }); },
+      [&] { Buffer(4, Site::kDevice); }};
+  for (const auto& call : calls) EXPECT_TRUE(says(error_of(call), kLost));
+  EXPECT_FALSE(stream.is_recording());
+  EXPECT_EQ(n_run, 1) << "nothing runs on a lost card";
+}
+
+// Its own stream's work, and another's that polls for a CPU that never comes.
+TEST_F(GpuEngineLost, NobodyWaitsForEver) {
+  const LostAfter lost(4);
+  gpu::open_card();
+  Stream polls, fails;
+  gpu::SignalToStream never;
+  gpu::SignalToHost ready;
+  Event event;
+  never.await(polls);
+  polls.record(event);
+  ready.raise(polls);
+  for (int i = 0; i < 3; ++i) fails.run_on_host([] {});
+  EXPECT_TRUE(says(error_of([&] { ready.await(polls); }), kLost));
+  EXPECT_TRUE(says(error_of([&] { event.wait(); }), kLost));
+  EXPECT_TRUE(says(error_of([&] { polls.wait(); }), kLost));
+}
+
+ModelOptions small_model(const std::string& device = "cuda") {
+  ModelOptions options = tiny_r1(device);
+  options.directory = kGolden + "v2_lite";
+  return options;
+}
+
+Request request_of(int n_prompt, int vocab) {
+  Request r;
+  for (int t = 0; t < n_prompt; ++t) r.prompt.push_back(t * 7 % vocab);
+  r.max_new_tokens = 6;
+  r.sampling.temperature = 0;
+  return r;
+}
+
+// Loads, computes prompts in chunks and decodes, recorded.
+void generate_with(const ModelOptions& options) {
+  LoadedModel loaded(options);
+  const int vocab = loaded.config().vocab;
+  const Tokenizer tokenizer = Tokenizer::from_directory(kRoot + "/models/tiny-r1");
+  Generator generator(loaded.model(), loaded.cache(), vocabulary_of(tokenizer, vocab),
+                      loaded.context());
+  const std::vector<Request> requests = {request_of(20, vocab), request_of(3, vocab)};
+  for (const Completion& c : generator.run(requests, {})) EXPECT_EQ(c.tokens.size(), 6u);
+}
+
+TEST_F(GpuEngineLost, InARun) {
+  expect_every_loss_is_said([] { generate_with(small_model()); });
+}
+
+TEST_F(GpuEngineLost, WithExpertsOnBoth) {
+  const CardMemory memory(kEnough);
+  std::mt19937 rng(4);
+  ModelOptions options = small_model();
+  Placement placement = random_placement(ModelConfig::from_directory(options.directory), rng);
+  placement.kv_tokens = options.context;
+  placement.prefill_chunk_tokens = 9;
+  placement.micro_batches = 2;
+  for (const int stream_from : {0, 6}) {
+    placement.stream_from_tokens = stream_from;
+    const PlacementFile file(placement);
+    options.placement = file.path();
+    expect_every_loss_is_said([&] { generate_with(options); });
+  }
+}
+
+// Whoever waits for an answer is told, whoever asks later too, with either way of output.
+void serve_until_lost(int64_t n, bool async) {
+  SCOPED_TRACE(testing::Message() << "lost at piece " << n);
+  LoadedModel loaded(small_model());
+  const Tokenizer tokenizer = Tokenizer::from_directory(kRoot + "/models/tiny-r1");
+  OutputThread output;
+  Engine engine(loaded.model(), loaded.cache(), tokenizer,
+                vocabulary_of(tokenizer, loaded.config().vocab), loaded.context(),
+                {.max_running = 2, .output = async ? &output : nullptr});
+  const LostAfter lost(n);
+  gpu::open_card();
+  constexpr int kAnswers = 4;  // two of which wait for the others
+  std::vector<std::string> errors(kAnswers);
+  for (int i = 0; i < kAnswers; ++i) {
+    EngineRequest r;
+    r.request = request_of(5 + i, loaded.config().vocab);
+    r.request.max_new_tokens = 200;
+    r.answer.on_part = [&, i](const AnswerPart& part) {
+      if (!part.finish) return;
+      EXPECT_EQ(*part.finish, FinishReason::kFailed);
+      errors[i] += part.event->error;
+    };
+    engine.submit(std::move(r));
+  }
+  EXPECT_THROW(engine.run(), RunError);
+  output.finish();
+  for (const std::string& error : errors) EXPECT_TRUE(says(error, kLost));
+  EngineRequest late;
+  late.request = request_of(3, loaded.config().vocab);
+  EXPECT_TRUE(says(error_of([&] { engine.submit(std::move(late)); }), kLost));
+}
+
+TEST_F(GpuEngineLost, AnswersOfAnEngineEndWithTheError) {
+  for (const int64_t n : {1, 2, 40, 300, 1500}) serve_until_lost(n, n % 2 == 0);
+}
+
+}  // namespace
+}  // namespace tandem::test
