@@ -58,7 +58,8 @@ struct CardShare {
 
 // What the card gets: what `placed` says, or else as much as fits it: all of the model, or the
 // backbone, some cache for more sequences than one and as many experts as possible. `stored`:
-// stored_weights(). Throws Error when its memory is too small; nothing is loaded.
+// stored_weights(). Throws Error when its memory is too small or its kernels do not take the model;
+// nothing is loaded.
 CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
                             const GpuModelOptions& options, const std::optional<CardParts>& placed);
 

@@ -102,7 +102,7 @@ constexpr std::chrono::seconds kTeamPatience(60);
              "error: a thread that computes experts has ended no piece of work for {} s, and the "
              "GPU waits for it: the program ends; start it again\n",
              kTeamPatience.count());
-  std::_Exit(2);
+  std::_Exit(1);
 }
 
 // On a GPU. auto is BF16: FP8 costs some accuracy.
@@ -131,12 +131,13 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
       placed_(placed_by(options, config_, topology_, on_gpu_)),
       context_(choose_context(options, config_, placed_)) {
   for (const std::string& line : topology_.notes) options.warn(line);
-  on_gpu_ ? load_on_gpu(options, progress) : load_on_cpu(options, progress);
+  on_gpu_ = on_gpu_ && load_on_gpu(options, progress);
+  if (!on_gpu_) load_on_cpu(options, progress);
 }
 
 // The backbone, and as many experts as are placed there or fit; the CPU gets the others. All is
-// decided, and memory found to be enough, before anything is loaded.
-void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progress) {
+// decided, and memory found to be enough, before anything is loaded. False: the CPU is to compute.
+bool LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progress) {
   const DType cache_type = gpu_cache_type(options.kv);
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
@@ -152,12 +153,10 @@ void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
                                .cache_type = cache_type,
                                .n_threads = topology_.n_cores(),
                                .progress = progress};
-  const auto [parts, kv_tokens] =
-      choose_card_share(stored, config_, gpu, placed_ ? placed_->card : std::nullopt);
+  const std::optional<CardShare> share = share_of_card(options, stored, gpu);
+  if (!share) return false;
+  const auto& [parts, kv_tokens] = *share;
   const bool shares = !all_on_card(parts);
-  require(shares || options.experts == "auto",
-          "--experts {}: a GPU keeps routed experts as the checkpoint stores them; leave it out",
-          options.experts);
   ExpertsLayout on_cpu;
   if (shares)
     on_cpu = placed_ ? placed_->experts
@@ -180,6 +179,26 @@ void LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
   const int64_t bytes = KvCache::bytes_for(config_, kv_tokens, cache_type);
   cache_ = std::make_unique<KvCache>(config_, kv_tokens, cache_type, gpu_->ops().allocate(bytes));
   add_host_pages(options);
+  return true;
+}
+
+// With --device auto, what the GPU does not take the CPU computes, and a line says why; a placement
+// that names the GPU stands.
+std::optional<CardShare> LoadedModel::share_of_card(const ModelOptions& options,
+                                                    ModelWeights& stored,
+                                                    const GpuModelOptions& gpu) const {
+  try {
+    CardShare share =
+        choose_card_share(stored, config_, gpu, placed_ ? placed_->card : std::nullopt);
+    require(options.experts == "auto" || !all_on_card(share.parts),
+            "--experts {}: a GPU keeps routed experts as the checkpoint stores them; leave it out",
+            options.experts);
+    return share;
+  } catch (const Error& why) {
+    if (options.device != "auto" || placed_) throw;
+    options.warn(fmt::format("the CPU computes: {}", why.what()));
+    return {};
+  }
 }
 
 // Of what is free with everything else in its place.

@@ -75,7 +75,9 @@ class LoadedModel {
   int64_t packed_bytes() const { return static_cast<int64_t>(home_.bytes().size()); }
 
  private:
-  void load_on_gpu(const ModelOptions& options, const Progress& progress);
+  bool load_on_gpu(const ModelOptions& options, const Progress& progress);
+  std::optional<CardShare> share_of_card(const ModelOptions& options, ModelWeights& stored,
+                                         const GpuModelOptions& gpu) const;
   void load_on_cpu(const ModelOptions& options, const Progress& progress);
   void add_host_pages(const ModelOptions& options);
   int step_tokens(const ModelOptions& options, int64_t most) const;
@@ -87,7 +89,7 @@ class LoadedModel {
   const ModelConfig config_;
   const cpu::KernelTable kernels_;
   const Topology topology_;                    // the part of it that computes
-  const bool on_gpu_;                          // the backbone
+  bool on_gpu_;                                // the backbone
   const std::optional<ExecutedParts> placed_;  // by --placement
   const int64_t context_;
   CpuWeights home_{kernels_, topology_};

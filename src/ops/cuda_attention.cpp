@@ -74,17 +74,21 @@ CudaAttention::CudaAttention(const MlaConfig& m, CudaLimits limits, const CudaBa
       stream_(stream),
       partial_rows_(partial_rows(m, limits)),
       heads_at_once_(heads_at_once(m, limits)) {
-  require(
-      m.kv_rank <= gpu::kMaxPlainRank && m.cache_dim() <= gpu::kMaxPlainDim,
-      "kv_lora_rank {} and qk_rope_head_dim {}: attention on a GPU is made for at most {} and {} "
-      "together; use --device cpu",
-      m.kv_rank, m.rope_dim, gpu::kMaxPlainRank, gpu::kMaxPlainDim);
+  require_takes(m);
   const Scratch bytes = scratch_for(m, limits);
   partial_ = gpu::Buffer(bytes.partial, gpu::Site::kDevice);
   partial_lse_ = gpu::Buffer(bytes.lse, gpu::Site::kDevice);
   latents_ = gpu::Buffer(bytes.latents, gpu::Site::kDevice);
   restored_ = gpu::Buffer(bytes.restored, gpu::Site::kDevice);
   plain_ = gpu::Buffer(bytes.plain, gpu::Site::kDevice);
+}
+
+void CudaAttention::require_takes(const MlaConfig& m) {
+  require(
+      m.kv_rank <= gpu::kMaxPlainRank && m.cache_dim() <= gpu::kMaxPlainDim,
+      "kv_lora_rank {} and qk_rope_head_dim {}: attention on a GPU is made for at most {} and {} "
+      "together; use --device cpu",
+      m.kv_rank, m.rope_dim, gpu::kMaxPlainRank, gpu::kMaxPlainDim);
 }
 
 int64_t CudaAttention::bytes_for(const MlaConfig& mla, CudaLimits limits) {

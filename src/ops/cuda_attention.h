@@ -19,6 +19,8 @@ class CudaAttention {
   CudaAttention(const MlaConfig& mla, CudaLimits limits, const CudaBatch& batch,
                 CudaProducts& products, gpu::Stream& stream);
   static int64_t bytes_for(const MlaConfig& mla, CudaLimits limits);
+  // Throws Error for dimensions that no kernel takes.
+  static void require_takes(const MlaConfig& mla);
   // Throws Error where attention cannot read a cache in FP8, as with these weights kv_b.
   static void require_fp8_cache(const MlaConfig& mla, const QuantView& kv_b);
 

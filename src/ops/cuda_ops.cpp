@@ -36,10 +36,7 @@ CudaOps::CudaOps(const ModelConfig& c, CudaLimits limits, gpu::Stream& stream)
       products_(c, limits.max_tokens, limits.n_multiprocessors, stream),
       attention_(c.mla, limits, batch_, products_, stream),
       frequencies_(int64_t{c.mla.rope_dim} / 2 * int64_t{sizeof(float)}, gpu::Site::kDevice) {
-  require(c.scale_block % 4 == 0,
-          "weight_block_size {}: a GPU takes multiples of 4; use --device cpu", c.scale_block);
-  require(c.router.n_experts <= gpu::kMaxExperts, "{} experts: the router on a GPU knows {}",
-          c.router.n_experts, gpu::kMaxExperts);
+  require_takes(c);
   const std::vector<float> frequencies = rope_frequencies(c.rope, c.mla.rope_dim);
   stream_.copy(frequencies.data(), frequencies_.bytes(), frequencies_.as<float>());
   stream_.wait();
@@ -51,6 +48,15 @@ CudaOps::~CudaOps() {
     stream_.wait();
   } catch (const Error&) {
   }
+}
+
+void CudaOps::require_takes(const ModelConfig& c) {
+  require(c.scale_block % 4 == 0,
+          "weight_block_size {}: a GPU takes multiples of 4; use --device cpu", c.scale_block);
+  require(c.router.n_experts <= gpu::kMaxExperts,
+          "{} experts: the router on a GPU knows {}; use --device cpu", c.router.n_experts,
+          gpu::kMaxExperts);
+  CudaAttention::require_takes(c.mla);
 }
 
 int64_t CudaOps::bytes_for(const ModelConfig& c, CudaLimits limits) {

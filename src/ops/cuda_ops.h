@@ -19,6 +19,8 @@ class CudaOps final : public Ops {
   CudaOps(const ModelConfig& config, CudaLimits limits, gpu::Stream& stream);
   ~CudaOps() override;
 
+  // Throws Error for a model that the kernels do not take.
+  static void require_takes(const ModelConfig& config);
   // Of scratch, beside what allocate() is asked for.
   static int64_t bytes_for(const ModelConfig& config, CudaLimits limits);
 

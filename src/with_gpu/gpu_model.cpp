@@ -290,6 +290,7 @@ Gpu this_gpu() {
 CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
                             const GpuModelOptions& options,
                             const std::optional<CardParts>& placed) {
+  CudaOps::require_takes(config);
   const Room room(stored, config, options);
   if (placed) {
     room.require_for(*placed);

@@ -1,0 +1,99 @@
+// --device auto: what the GPU does not take, the CPU computes, and one line says why; --device cuda
+// refuses it.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "gpu_kernels/runtime.h"
+#include "tests/error_of.h"
+#include "tests/fake_checkpoint.h"
+#include "tests/hybrid_placements.h"
+#include "tests/whole_models.h"
+
+namespace tandem::test {
+namespace {
+
+void expect_fallback(ModelOptions options, const std::string& why) {
+  std::vector<std::string> lines;
+  options.warn = [&](const std::string& line) { lines.push_back(line); };
+  options.device = "auto";
+  EXPECT_EQ(LoadedModel(options).device(), "cpu");
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_TRUE(says(lines[0], "the CPU computes: "));
+  EXPECT_TRUE(says(lines[0], why));
+  EXPECT_EQ(lines[0].find('\n'), std::string::npos);
+  options.device = "cuda";
+  EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), why));
+  EXPECT_EQ(lines.size(), 1u);
+}
+
+TEST(GpuEngineFallback, ACardThatTakesAllIsUsed) {
+  const CardMemory memory(kEnough);
+  std::string said;
+  ModelOptions options = tiny_r1("auto");
+  options.warn = [&](const std::string& line) { said += line; };
+  EXPECT_NE(LoadedModel(options).device(), "cpu");
+  EXPECT_EQ(said, "");
+}
+
+TEST(GpuEngineFallback, TooLittleMemory) {
+  const CardMemory memory(1'000'000);
+  expect_fallback(tiny_r1(""), "do not fit with any --ctx");
+  ModelOptions options = tiny_r1("auto");
+  EXPECT_EQ(answers(options, 1), answers(tiny_r1("cpu"), 1));
+}
+
+TEST(GpuEngineFallback, TooLittleMemoryForTheContext) {
+  const int64_t for_cuda = gpu::open_card().emulated ? 0 : int64_t{300} << 20;
+  const CardMemory memory(for_cuda + 60'000'000);
+  ModelOptions options = tiny_r1("");
+  options.context = 200'000;
+  expect_fallback(options, "would fit");
+}
+
+TEST(GpuEngineFallback, NoCard) {
+  const CardMemory memory(0);
+  expect_fallback(tiny_r1(""), "no NVIDIA GPU can be used");
+}
+
+TEST(GpuEngineFallback, ExpertsInAnotherFormat) {
+  const CardMemory memory(kEnough);
+  ModelOptions options = tiny_r1("");
+  options.experts = "int8";
+  expect_fallback(options, "--experts int8");
+}
+
+// More experts than the router's kernel knows.
+TEST(GpuEngineFallback, AModelThatTheKernelsDoNotTake) {
+  const CardMemory memory(kEnough);
+  const TempDirectory directory;
+  std::ifstream golden(kGolden + "v2_lite/config.json");
+  auto json = nlohmann::json::parse(golden);
+  json["n_routed_experts"] = 1032;
+  json["num_hidden_layers"] = 2;
+  directory.write("config.json", json.dump());
+  write_checkpoint(directory.path(), tensors_of(ModelConfig::from_directory(directory.path())), 1);
+  ModelOptions options = tiny_r1("");
+  options.directory = directory.path();
+  expect_fallback(options, "1032 experts");
+}
+
+// What a person has said of the GPU stands.
+TEST(GpuEngineFallback, APlacementOnTheCardDoesNotFallBack) {
+  std::mt19937 rng(1);
+  ModelOptions options = tiny_r1("auto");
+  options.directory = kGolden + "v3_fp8";
+  options.context = kContext;
+  const PlacementFile file(random_placement(ModelConfig::from_directory(options.directory), rng));
+  options.placement = file.path();
+  std::string said;
+  options.warn = [&](const std::string& line) { said += line; };
+  const CardMemory memory(1'000'200'000);  // 200 KB and the driver's
+  EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "host0.gpu0 holds 1.00 GB"));
+  EXPECT_EQ(said, "");
+}
+
+}  // namespace
+}  // namespace tandem::test
