@@ -1,10 +1,11 @@
 #!/bin/sh
 # What there is to see on a machine with an NVIDIA GPU, in under 9 minutes:
 #     tests/gpu_check.sh FOLDER [BUILD]
-# runs every test of BUILD/tests/gpu_tests_cuda (in a bundle: beside this script), compute-sanitizer on the tests of kernels
-# where it is installed, one answer of tiny-r1 on the CPU and on the GPU, and benchmarks of R1's shapes with
-# their GPU columns, as many as there is time for. Writes FOLDER/gpu.json, FOLDER/gpu.log and the rows, FOLDER/bench.jsonl.
-# Exit status 1 when anything failed, 77 when there is no GPU.
+# runs every test of BUILD/tests/gpu_tests_cuda (in a bundle: beside this script), one answer of tiny-r1 on the CPU and
+# on the GPU, benchmarks of R1's shapes with their GPU columns, and compute-sanitizer on the tests of kernels with what
+# time is left. Writes FOLDER/gpu.json, in it the card, the driver and every row of the benchmarks, and FOLDER/gpu.log.
+# Once the time is over nothing starts any more: what is left is "not run". Exit status 1 when a test or tiny-r1 did not
+# pass, or anything else failed; 77 when there is no GPU. GPU_CHECK_SECONDS: another limit.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:?give the folder for gpu.json and gpu.log}
@@ -15,79 +16,140 @@ else
   tests="$build/tests/gpu_tests_cuda" tandem="$build/tandem"
 fi
 export TANDEM_TEST_ROOT="$root"
+total=${GPU_CHECK_SECONDS:-520}
+end=$(($(date +%s) + total))
+grace=$((total / 100 + 1)) # from the request to end to the end
 if [ -d "$root/lib" ]; then  # a bundle's; the machine's own C++ library, if it will do
   export LD_LIBRARY_PATH="$root/lib"
-  "$tests" --help > /dev/null 2>&1 || LD_LIBRARY_PATH="$root/lib:$root/lib/c++"
+  timeout -k "$grace" 20 "$tests" --help > /dev/null 2>&1 || LD_LIBRARY_PATH="$root/lib:$root/lib/c++"
 fi
 mkdir -p "$out"
-log="$out/gpu.log" json="$out/gpu.json"
+log="$out/gpu.log" json="$out/gpu.json" rows="$out/bench.jsonl"
+export ROWS="$rows"
 : > "$log"
-command -v nvidia-smi > /dev/null && nvidia-smi >> "$log" 2>&1
-end=$(($(date +%s) + 500))
+: > "$rows"
 failed=0 ran=0 results=""
+
+# record NAME RESULT SECONDS
+record() {
+  echo "$1: $2, $3 s"
+  results="$results${results:+,}
+    {\"name\": \"$1\", \"result\": \"$2\", \"seconds\": $3}"
+}
+
+# phase SECONDS REQUIRED: what follows has so much time, at least 3 s, and no item of it more than half; REQUIRED is 1 if
+# the check fails when that is too little.
+phase() {
+  now=$(date +%s)
+  phase_end=$((now + ($1 > 3 ? $1 : 3))) required=$2
+  [ $phase_end -le $end ] || phase_end=$end
+  most=$(((phase_end - now + 1) / 2))
+}
+# share PARTS: so many 520ths of all the time.
+share() { echo $((total * $1 / 520)); }
 
 # measure NAME COMMAND..: one line of the JSON, and everything in the log.
 measure() {
   name=$1
   shift
-  left=$((end - $(date +%s)))
-  [ "$left" -gt 5 ] || left=5
-  echo "== $name: $*" >> "$log"
   start=$(date +%s)
-  timeout "$left" "$@" >> "$log" 2>&1
+  left=$((phase_end - start))
+  [ $left -le $most ] || left=$most
+  if [ $left -le 0 ]; then
+    [ "$required" = 0 ] || failed=1
+    record "$name" "not run" 0
+    return
+  fi
+  echo "== $name: $*" >> "$log"
+  timeout -k "$grace" "$left" "$@" >> "$log" 2>&1
   status=$?
   case $status in
     0) result=passed ;;
     77) result=skipped ;;
-    124) result="out of time" failed=1 ;;
+    124 | 137)
+      result="out of time"
+      [ "$required" = 0 ] || failed=1
+      ;;
     *) result=failed failed=1 ;;
   esac
   [ $status = 77 ] || ran=$((ran + 1))
-  echo "$name: $result, $(($(date +%s) - start)) s"
-  results="$results${results:+,}
-    {\"name\": \"$name\", \"result\": \"$result\", \"seconds\": $(($(date +%s) - start))}"
+  record "$name" "$result" $(($(date +%s) - start))
 }
 
-suites=$("$tests" --gtest_list_tests 2>> "$log")
-if [ $? = 77 ]; then
-  echo "$suites"
-  exit 77
+# text SED_EXPRESSION: what it finds first in the log, as a JSON string.
+text() { printf '"%s"' "$(sed -n "$1" "$log" | head -1 | tr -d '"\\' | tr -cd '[:print:]')"; }
+
+finish() {
+  {
+    printf '{\n  "card": %s,\n' "$(text 's/^on \(.*\), compute capability.*/\1/p')"
+    printf '  "compute_capability": %s,\n' "$(text 's/^on .*, compute capability \([0-9.]*\).*/\1/p')"
+    printf '  "cuda": {"program": %s, "driver": %s},\n' "$(text 's/^on .*, built with CUDA \([0-9.]*\).*/\1/p')" \
+      "$(text 's/^on .*, driver for CUDA \([0-9.]*\).*/\1/p')"
+    printf '  "driver_version": %s,\n' "$(text 's/.*Driver Version: *\([0-9.]*\).*/\1/p')"
+    printf '  "date": "%s",\n  "seconds": %s,\n' "$(date -u +%F)" $(($(date +%s) - end + total))
+    printf '  "results": [%s\n  ],\n' "$results"
+    # A row that a program was ended in the middle of has no end.
+    printf '  "benchmarks": [\n%s\n  ]\n}\n' "$(sed -n 's/^{.*}$/    &/p' "$rows" | sed '$!s/$/,/')"
+  } > "$json"
+  [ $ran -gt 0 ] || exit 77
+  exit $failed
+}
+
+if command -v nvidia-smi > /dev/null; then timeout -k "$grace" 20 nvidia-smi >> "$log" 2>&1; fi
+suites=$(timeout -k "$grace" 60 "$tests" --gtest_list_tests 2>> "$log")
+status=$?
+printf '%s\n' "$suites" >> "$log"
+if [ $status != 0 ]; then
+  printf '%s\n' "$suites"
+  [ $status = 77 ] || ran=1 failed=1
+  [ $status = 77 ] && record "list of tests" skipped 0 || record "list of tests" failed 0
+  finish
 fi
-suites=$(echo "$suites" | sed -n 's/^\([A-Za-z][A-Za-z0-9_/]*[.]\).*$/\1/p')
+suites=$(printf '%s\n' "$suites" | sed -n 's/^\([A-Za-z][A-Za-z0-9_/]*[.]\).*$/\1/p')
+phase "$(share 200)" 1
 for suite in $suites; do
   measure "${suite%.}" "$tests" --gtest_filter="$suite*"
 done
-if [ $ran -gt 0 ]; then
-  if command -v compute-sanitizer > /dev/null; then
-    for tool in memcheck racecheck synccheck; do
-      for suite in $suites; do
-        case $suite in # whole models
-          *Engine* | *Golden* | *Graphs* | *Swap* | GpuBench* | GpuCache* | Hybrid.*) continue ;;
-        esac
-        measure "$tool ${suite%.}" compute-sanitizer --tool $tool --error-exitcode 1 "$tests" --gtest_filter="$suite*"
-      done
+[ $ran -gt 0 ] || finish
+
+phase "$(share 30)" 1
+for device in cpu cuda; do
+  measure "tiny-r1 on $device" "$tandem" run --device $device --temp 0 --json -p "What is 478 + 356?"
+done
+
+# What has a target first (docs/gpu_kernels.md).
+phase "$(share 150)" 0
+bench() {
+  what=$1
+  shift
+  measure "bench $what $*" \
+    sh -c '"$0" bench "$@" --json >> "$ROWS"' "$tandem" "$what" --config r1 --memory 8 --seconds 0.1 "$@"
+  [ -z "$(tail -c 1 "$rows")" ] || echo >> "$rows" # of one that was ended
+}
+bench attention --ctx 4096,16384,65536 --tokens 1
+bench mlp --tokens 1,8,512
+bench generate --layers 3 --ctx 4096 --batch 1,8 --tokens 512
+bench moe --tokens 1,512 --layers 1
+bench attention --ctx 8192 --tokens 512
+bench layer --tokens 1,8 --ctx 4096 --layers 1
+bench embed --tokens 1,64,512
+bench attention --variants --ctx 4096
+
+if command -v compute-sanitizer > /dev/null; then
+  n_left=4
+  for tool in memcheck racecheck synccheck initcheck; do # half of what is left each; the last all
+    left=$((end - $(date +%s)))
+    [ $n_left = 1 ] || left=$((left / 2))
+    n_left=$((n_left - 1))
+    phase $left 0
+    for suite in $suites; do
+      case $suite in # whole models
+        *Engine* | *Golden* | *Graphs* | *Swap* | GpuBench* | GpuCache* | Families/*) continue ;;
+      esac
+      measure "$tool ${suite%.}" compute-sanitizer --tool $tool --error-exitcode 1 "$tests" --gtest_filter="$suite*"
     done
-  fi
-  for device in cpu cuda; do
-    measure "tiny-r1 on $device" "$tandem" run --device $device --temp 0 --json -p "What is 478 + 356?"
   done
-  bench() {
-    what=$1
-    shift
-    [ $((end - $(date +%s))) -gt 30 ] || return 0
-    measure "bench $what" sh -c '"$0" bench "$@" --json --seconds 0.1 >> "$ROWS"' "$tandem" "$what" --config r1 --memory 8 "$@"
-  }
-  export ROWS="$out/bench.jsonl"
-  : > "$ROWS"
-  bench embed
-  bench mlp --tokens 1,8,64,512
-  bench attention --ctx 4096,16384
-  bench attention --variants --ctx 4096
-  bench moe --tokens 1,8,64,512 --layers 1
-  bench layer --tokens 1,8 --ctx 4096 --layers 1
-  bench generate --layers 3 --ctx 1024 --batch 1,8 --tokens 512
+else
+  record compute-sanitizer "not installed" 0
 fi
-card=$(sed -n 's/^on \(.*\), compute capability.*/\1/p' "$log" | head -1)
-printf '{\n  "card": "%s",\n  "date": "%s",\n  "results": [%s\n  ]\n}\n' "$card" "$(date -u +%F)" "$results" > "$json"
-[ $ran -gt 0 ] || exit 77
-exit $failed
+finish
