@@ -60,7 +60,6 @@ void fill_with_noise(LoadedModel& loaded, unsigned seed) {
 // More sequences than one have room on the card, as much as is asked for and fits beside the
 // weights; where experts share the card, they get the rest.
 TEST(GpuCache, TakesWhatTheCardHasLeft) {
-  if (!gpu::open_card().emulated) GTEST_SKIP() << "a card has the memory that it has";
   const auto pages = [](double fraction, int64_t kv_tokens, int64_t memory, bool shared) {
     setenv("TANDEM_GPU_MEMORY", std::to_string(memory).c_str(), 1);
     ModelOptions options = options_for(kFewTokens, kv_tokens);
@@ -93,6 +92,8 @@ TEST(GpuCache, TakesWhatTheCardHasLeft) {
   const int few = pages(0.8, 4000 * kPageSize, whole + 20 * page, false);
   EXPECT_GE(few, 5 + 15);
   EXPECT_LE(few, 5 + 20 + 20'000 / page);
+  // A real card wants room to bring experts there, more than all of those of so small a model.
+  if (!gpu::open_card().emulated) return;
   const int beside_experts = pages(0.8, 4000 * kPageSize, whole - 20'000, true);
   EXPECT_GT(beside_experts, 5);
   EXPECT_EQ(pages(1, 6 * kPageSize, whole - 20'000, true), 6) << "as asked for";
