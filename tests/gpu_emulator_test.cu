@@ -1,10 +1,13 @@
-// The emulator must object to wrong kernels: each is run in a process of its own, which has to die
-// in at least one order of the threads.
+// The emulator must object to wrong kernels, and say where: each is run in a process of its own,
+// which has to die in at least one order of the threads, with the right words.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
+#include <regex>
+#include <string>
 
 #include "device.h"
 #include "tests/gpu_memory.h"
@@ -47,6 +50,7 @@ __global__ void two_different_barriers(Args a) {
     __syncthreads();
   a.out[threadIdx.x] = 1;
 }
+constexpr int kShuffleLine = __LINE__ + 3;
 __global__ void lanes_missing_from_a_shuffle(Args a) {
   a.out[threadIdx.x] = 1;
   if (threadIdx.x % 2) a.out[threadIdx.x] = __shfl_xor_sync(~0u, 1, 2);
@@ -64,6 +68,7 @@ __global__ void reads_before_the_copy_is_done(Args a) {
   cp_async_commit();
   a.out[threadIdx.x] = to_float(s.rows[threadIdx.x][0]) == 0;
 }
+constexpr int kMisalignedLine = __LINE__ + 4;
 __global__ void misaligned_ldmatrix(Args a) {
   Shared& s = shared_memory<Shared>();
   uint32_t v[4];
@@ -85,52 +90,111 @@ void expect_ones(void (*kernel)(Args), int64_t shared_bytes) {
   for (const int v : from_gpu<int>(stream, out)) check(v == 1, "result");
 }
 
+// What a process that runs it says when it dies; nothing when it does not.
 template <class Run>
-bool dies(const char* order, Run run) {
+std::string last_words(const char* order, Run run) {
+  std::array<int, 2> ends = {};
+  check(pipe(ends.data()) == 0, "a pipe");
   const pid_t child = fork();
   if (child == 0) {
     setenv("TANDEM_GPU_ORDER", order, 1);
-    std::freopen("/dev/null", "w", stderr);
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[0]);
     run();
     _exit(0);
   }
+  close(ends[1]);
+  std::string words;
+  std::array<char, 4096> some = {};
+  for (ssize_t n; (n = read(ends[0], some.data(), some.size())) > 0;) words.append(some.data(), n);
+  close(ends[0]);
   int status = 0;
   waitpid(child, &status, 0);
-  return status != 0;
+  if (status == 0) return {};
+  return words.empty() ? "not a word" : words;
+}
+
+// It dies in some order, and whenever it does with these words (a sanitizer's own are as good).
+template <class Run>
+testing::AssertionResult found(Run run, const std::string& pattern) {
+  const std::regex expected(pattern + "|Sanitizer: ");
+  int n_deaths = 0;
+  for (const char* order : {"forward", "reverse"}) {
+    const std::string words = last_words(order, run);
+    if (words.empty()) continue;
+    ++n_deaths;
+    if (!std::regex_search(words, expected))
+      return testing::AssertionFailure()
+             << "\"" << words << "\" does not say \"" << pattern << "\"";
+  }
+  if (n_deaths > 0) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "it lives";
+}
+
+testing::AssertionResult found_in(void (*kernel)(Args), const std::string& pattern,
+                                  int64_t shared_bytes = sizeof(Shared)) {
+  return found([=] { expect_ones(kernel, shared_bytes); }, pattern);
 }
 
 template <class Run>
-bool found(Run run) {
-  const bool forward = dies("forward", run), reverse = dies("reverse", run);
-  return forward || reverse;
+testing::AssertionResult accepted(Run run) {
+  for (const char* order : {"forward", "reverse"}) {
+    const std::string words = last_words(order, run);
+    if (!words.empty()) return testing::AssertionFailure() << words;
+  }
+  return testing::AssertionSuccess();
 }
 
-bool found_in(void (*kernel)(Args), int64_t shared_bytes = sizeof(Shared)) {
-  return found([=] { expect_ones(kernel, shared_bytes); });
+// By a kernel of this file: the line, its name, the block and the thread.
+std::string fault_in(const char* kernel, const std::string& what, int line = 0) {
+  return "gpu_emulator_test.cu:" + (line > 0 ? std::to_string(line) : "[0-9]+") + ": " + kernel +
+         ": block \\(0, 0, 0\\) thread [0-9]+: " + what;
 }
+const std::string kWrongResult = "check failed: result";
 
-TEST(Emulator, AcceptsARightKernel) { EXPECT_FALSE(found_in(right)); }
+TEST(Emulator, AcceptsARightKernel) {
+  EXPECT_TRUE(accepted([] { expect_ones(right, sizeof(Shared)); }));
+}
 TEST(Emulator, FindsMissingBarriers) {
-  EXPECT_TRUE(found_in(reads_next_without_barrier));
-  EXPECT_TRUE(found_in(reads_previous_without_barrier));
+  EXPECT_TRUE(found_in(reads_next_without_barrier, kWrongResult));
+  EXPECT_TRUE(found_in(reads_previous_without_barrier, kWrongResult));
 }
 TEST(Emulator, FindsThreadsThatNeverMeet) {
-  EXPECT_TRUE(found_in(two_different_barriers));
-  EXPECT_TRUE(found_in(lanes_missing_from_a_shuffle));
-  EXPECT_TRUE(found_in(barrier_that_some_never_reach));
+  EXPECT_TRUE(found_in(two_different_barriers,
+                       fault_in("two_different_barriers",
+                                "threads of one block meet at different __syncthreads\\(\\)")));
+  EXPECT_TRUE(found_in(lanes_missing_from_a_shuffle,
+                       "deadlock in block \\(0, 0, 0\\):\n"
+                       "  warp 0: lanes aaaaaaaa of ffffffff meet at .*gpu_emulator_test.cu:" +
+                           std::to_string(kShuffleLine)));
+  EXPECT_TRUE(found_in(barrier_that_some_never_reach,
+                       fault_in("barrier_that_some_never_reach",
+                                "threads of one block meet at different __syncthreads\\(\\)")));
 }
-TEST(Emulator, FindsUnfinishedCopies) { EXPECT_TRUE(found_in(reads_before_the_copy_is_done)); }
+TEST(Emulator, FindsUnfinishedCopies) {
+  EXPECT_TRUE(found_in(reads_before_the_copy_is_done, kWrongResult));
+}
 TEST(Emulator, FindsWrongAddresses) {
-  EXPECT_TRUE(found_in(misaligned_ldmatrix));
-  EXPECT_TRUE(found_in(copies_to_no_shared_memory));
-  EXPECT_TRUE(found_in(writes_past_the_buffer));
+  EXPECT_TRUE(
+      found_in(misaligned_ldmatrix,
+               fault_in("misaligned_ldmatrix", "shared address misaligned", kMisalignedLine)));
+  EXPECT_TRUE(
+      found_in(copies_to_no_shared_memory,
+               fault_in("copies_to_no_shared_memory", "address outside shared_memory\\(\\)")));
+  EXPECT_TRUE(found_in(writes_past_the_buffer,
+                       "block \\(0, 0, 0\\) thread [0-9]+, which last met others at no line:0, "
+                       "touches what is behind a buffer, at 0x[0-9a-f]+: addr2line -fe "));
 }
-TEST(Emulator, FindsTooLittleSharedMemory) { EXPECT_TRUE(found_in(right, 64)); }
+TEST(Emulator, FindsTooLittleSharedMemory) {
+  EXPECT_TRUE(found_in(right, fault_in("right", "launched with less shared memory"), 64));
+}
 TEST(Emulator, FindsAHostThatReadsDeviceMemory) {
-  EXPECT_TRUE(found([] {
-    const Buffer buffer(256, Site::kDevice);
-    if (*buffer.as<volatile int>() == 0) std::puts("zero");
-  }));
+  EXPECT_TRUE(found(
+      [] {
+        const Buffer buffer(256, Site::kDevice);
+        if (*buffer.as<volatile int>() == 0) std::puts("zero");
+      },
+      "the host touches device memory while no stream works"));
 }
 
 // What a recording may not contain, each beside what it may.
@@ -151,61 +215,84 @@ struct Recording {
   }
 };
 
-bool found_in_recording(void (*work)(Recording&)) {
-  return found([=] {
-    Recording r;
-    const Graph graph = r.stream.capture([&] { work(r); });
-    r.stream.replay(graph);
-    r.stream.wait();
-  });
+void record_and_replay(void (*work)(Recording&)) {
+  Recording r;
+  const Graph graph = r.stream.capture([&] { work(r); });
+  r.stream.replay(graph);
+  r.stream.wait();
+}
+
+testing::AssertionResult found_in_recording(void (*work)(Recording&), const std::string& what) {
+  return found([=] { record_and_replay(work); }, "runtime.cpp:[0-9]+: .*check failed: " + what);
 }
 
 TEST(Emulator, AcceptsARightRecording) {
-  EXPECT_FALSE(found_in_recording([](Recording& r) {
-    r.stream.copy(r.pinned.as<int>(), r.x.bytes(), r.x.as<int>());
-    r.fork_to_side();
-    r.join_side();
-    r.stream.copy(r.x.as<int>(), r.x.bytes(), r.pinned.as<int>());
+  EXPECT_TRUE(accepted([] {
+    record_and_replay([](Recording& r) {
+      r.stream.copy(r.pinned.as<int>(), r.x.bytes(), r.x.as<int>());
+      r.fork_to_side();
+      r.join_side();
+      r.stream.copy(r.x.as<int>(), r.x.bytes(), r.pinned.as<int>());
+    });
   }));
 }
 TEST(Emulator, FindsRecordedCopiesOfPageableMemory) {
+  const std::string pageable = "a recorded copy is between device and mapped memory";
   EXPECT_TRUE(found_in_recording(
-      [](Recording& r) { r.stream.copy(r.pageable.data(), r.x.bytes(), r.x.as<int>()); }));
+      [](Recording& r) { r.stream.copy(r.pageable.data(), r.x.bytes(), r.x.as<int>()); },
+      pageable));
   EXPECT_TRUE(found_in_recording(
-      [](Recording& r) { r.stream.copy(r.x.as<int>(), r.x.bytes(), r.pageable.data()); }));
-  EXPECT_TRUE(found_in_recording([](Recording& r) {  // its second half is somebody else's
-    r.stream.copy(r.pinned.as<int>() + kThreads / 2, r.x.bytes() + (1 << 12), r.x.as<int>());
-  }));
+      [](Recording& r) { r.stream.copy(r.x.as<int>(), r.x.bytes(), r.pageable.data()); },
+      pageable));
+  EXPECT_TRUE(found_in_recording(
+      [](Recording& r) {  // its second half is somebody else's
+        r.stream.copy(r.pinned.as<int>() + kThreads / 2, r.x.bytes() + (1 << 12), r.x.as<int>());
+      },
+      pageable));
 }
 TEST(Emulator, FindsWaitingInARecording) {
-  EXPECT_TRUE(found_in_recording([](Recording& r) { r.stream.wait(); }));
-  EXPECT_TRUE(found_in_recording([](Recording& r) { r.side.wait(); }));
-  EXPECT_TRUE(found_in_recording([](Recording& r) { r.fork.wait(); }));
-  EXPECT_TRUE(found_in_recording([](Recording& r) { r.stream.throw_if_failed(); }));
+  EXPECT_TRUE(found_in_recording([](Recording& r) { r.stream.wait(); },
+                                 "a stream is waited for in a recording"));
+  EXPECT_TRUE(found_in_recording([](Recording& r) { r.side.wait(); },
+                                 "a stream is waited for in a recording"));
+  EXPECT_TRUE(found_in_recording([](Recording& r) { r.fork.wait(); },
+                                 "an event is waited for in a recording"));
+  EXPECT_TRUE(found_in_recording([](Recording& r) { r.stream.throw_if_failed(); },
+                                 "a stream is asked in a recording"));
 }
 TEST(Emulator, FindsAllocationInARecording) {
-  EXPECT_TRUE(found_in_recording([](Recording&) { const Buffer b(64, Site::kDevice); }));
-  EXPECT_TRUE(found_in_recording([](Recording&) { const Buffer b(64, Site::kMapped); }));
+  EXPECT_TRUE(found_in_recording([](Recording&) { const Buffer b(64, Site::kDevice); },
+                                 "memory is allocated in a recording"));
+  EXPECT_TRUE(found_in_recording([](Recording&) { const Buffer b(64, Site::kMapped); },
+                                 "memory is allocated in a recording"));
 }
 TEST(Emulator, FindsAForkWithoutAJoin) {
-  EXPECT_TRUE(found_in_recording([](Recording& r) { r.fork_to_side(); }));
-  EXPECT_TRUE(found_in_recording([](Recording& r) {  // more work after the join
-    r.fork_to_side();
-    r.join_side();
-    r.side.copy(r.x.as<int>(), r.x.bytes(), r.pinned.as<int>());
-  }));
+  constexpr char kLeft[] =
+      "a stream that joined a recording has work that the recording does not wait for";
+  EXPECT_TRUE(found_in_recording([](Recording& r) { r.fork_to_side(); }, kLeft));
+  EXPECT_TRUE(found_in_recording(
+      [](Recording& r) {  // more work after the join
+        r.fork_to_side();
+        r.join_side();
+        r.side.copy(r.x.as<int>(), r.x.bytes(), r.pinned.as<int>());
+      },
+      kLeft));
 }
 TEST(Emulator, FindsEventsFromOutsideARecording) {
-  EXPECT_TRUE(found([] {
-    Recording r;
-    r.side.record(r.fork);
-    r.stream.capture([&] { r.stream.wait_for(r.fork); });
-  }));
-  EXPECT_TRUE(found([] {
-    Recording r;
-    r.stream.capture([&] { r.stream.record(r.fork); });
-    r.side.wait_for(r.fork);
-  }));
+  EXPECT_TRUE(found(
+      [] {
+        Recording r;
+        r.side.record(r.fork);
+        r.stream.capture([&] { r.stream.wait_for(r.fork); });
+      },
+      "a recording waits for an event from outside of it"));
+  EXPECT_TRUE(found(
+      [] {
+        Recording r;
+        r.stream.capture([&] { r.stream.record(r.fork); });
+        r.side.wait_for(r.fork);
+      },
+      "a stream records into one graph at a time"));
 }
 
 }  // namespace

@@ -1,13 +1,20 @@
 #include "gpu_kernels/emulated/device_memory.h"
 
+#include <dlfcn.h>
 #include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <csignal>
 #include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <mutex>
 
 #include "core/check.h"
+#include "gpu_kernels/emulated/emulator.h"
 
 namespace tandem::gpu::emulated {
 namespace {
@@ -38,15 +45,52 @@ struct DeviceMemory {
   void protect_all() {
     for (const auto& [base, region] : regions) protect(base, region);
   }
+  // What an address that faults belongs to.
+  const char* name_of(const void* address) {
+    const std::lock_guard lock(mutex);
+    const auto after = regions.upper_bound(address);
+    if (after == regions.begin()) return "no memory of the card";
+    const auto& [base, region] = *std::prev(after);
+    const auto* const end = static_cast<const std::byte*>(base) + region.bytes;
+    if (address < end) return "device memory while no stream works";
+    return address < end + kPage ? "what is behind a buffer" : "no memory of the card";
+  }
   static DeviceMemory& of_process() {
     static DeviceMemory memory;
     return memory;
   }
 };
 
+// Says who it was, and ends the program as without.
+void report_bad_address(int, siginfo_t* info, void* context) {
+  const auto at = static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP];
+  Dl_info program = {};
+  dladdr(reinterpret_cast<void*>(at), &program);
+  char who[300], line[800];
+  name_running_thread(who, sizeof who);
+  const int n =
+      std::snprintf(line, sizeof line, "%s touches %s, at %p: addr2line -fe %s %#llx\n", who,
+                    DeviceMemory::of_process().name_of(info->si_addr), info->si_addr,
+                    program.dli_fname ? program.dli_fname : "?",
+                    static_cast<long long>(at) - reinterpret_cast<long long>(program.dli_fbase));
+  if (n > 0) (void)!write(STDERR_FILENO, line, std::min(static_cast<size_t>(n), sizeof line - 1));
+}
+
+// Unless somebody else listens, as sanitizers do.
+bool listen_to_bad_addresses() {
+  struct sigaction action = {}, before = {};
+  sigaction(SIGSEGV, nullptr, &before);
+  if (before.sa_handler != SIG_DFL) return false;
+  action.sa_sigaction = report_bad_address;
+  action.sa_flags = static_cast<int>(SA_SIGINFO | SA_RESETHAND);
+  sigaction(SIGSEGV, &action, nullptr);
+  return true;
+}
+
 }  // namespace
 
 void* allocate(int64_t bytes, Site site) {
+  [[maybe_unused]] static const bool listens = listen_to_bad_addresses();
   const auto usable = static_cast<size_t>(usable_bytes(bytes));
   void* base = mmap(nullptr, usable + kPage, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -19,6 +19,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gpu_kernels/emulated/device.h"
@@ -39,6 +40,7 @@ struct Fiber : Context {
   bool polling = false;
   const uint64_t* waits_for = nullptr;  // runnable once this counter has left `seen`
   uint64_t seen = 0;
+  Where last_met = {};  // others, at a barrier or a collective
   std::deque<PendingCopy> copies;
   int copy_group = 0;
 };
@@ -80,8 +82,9 @@ class Block {
   void sync(Where at);
   const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at);
   void poll();
+  void copy(PendingCopy copy);
 
-  Fiber* running = nullptr;
+  Fiber* running = nullptr;  // null: none
   std::byte* shared = nullptr;
   int64_t shared_bytes = 0;
 
@@ -107,6 +110,7 @@ class Block {
   Grid* grid_ = nullptr;
   int n_live_ = 0, n_arrived_ = 0;
   uint64_t round_ = 0, barrier_marks_[2] = {};
+  int64_t n_copies_ = 0, n_collectives_ = 0;  // of this run
   Where barrier_at_ = Caller::here();
 };
 
@@ -134,6 +138,11 @@ bool same(const Where& a, const Where& b) { return a.line == b.line && a.file ==
 InDriver::InDriver() { ++driver_depth; }
 InDriver::~InDriver() { --driver_depth; }
 bool in_driver() { return driver_depth > 0; }
+
+Counts& counts() {
+  static Counts counts;
+  return counts;
+}
 
 void run_grid(const LaunchShape& shape, const std::function<void()>& body) {
   check(shape.threads >= 1 && shape.threads <= kMaxThreads, "threads of a block");
@@ -197,6 +206,8 @@ void Block::run(Grid& grid, int index) {
     }
     if (!fixed) order = schedule(shape.threads, salt);
   }
+  counts().copies += std::exchange(n_copies_, 0);
+  counts().collectives += std::exchange(n_collectives_, 0);
 }
 
 void Block::prepare(int n_threads) {
@@ -246,6 +257,7 @@ void Block::resume(Fiber& next) {
   running = &next;
   threadIdx = {static_cast<unsigned>(next.thread), 0, 0};
   switch_to(scheduler_, next);
+  running = nullptr;
 }
 
 void Block::suspend() { switch_to(*running, scheduler_); }
@@ -256,6 +268,7 @@ void Block::fiber_main() {
   arrived(*block.running, &block.scheduler_);
   for (;;) {
     observe(&block.grid_->begin_mark);
+    block.running->last_met = {};
     block.running->copies.clear();
     block.running->copy_group = 0;
     block.grid_->body();
@@ -279,6 +292,7 @@ void Block::open_barrier() {
 }
 
 void Block::sync(Where at) {
+  running->last_met = at;
   if (n_arrived_ == 0) barrier_at_ = at;
   if (!same(at, barrier_at_)) fault("threads of one block meet at different __syncthreads()", at);
   uint64_t* mark = &barrier_marks_[round_ & 1];  // two: a fast thread may be one round ahead
@@ -292,6 +306,8 @@ void Block::sync(Where at) {
 
 const Packet* Block::exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at) {
   const int lane = running->thread % 32;
+  ++n_collectives_;
+  running->last_met = at;
   if (!(mask >> lane & 1)) fault("the mask of a warp collective lacks the calling lane", at);
   const int n_lanes = std::min(32, static_cast<int>(blockDim.x) - running->thread / 32 * 32);
   if (n_lanes < 32) mask &= (1u << n_lanes) - 1;
@@ -321,6 +337,12 @@ const Packet* Block::exchange(unsigned mask, const Packet& mine, bool orders_mem
 void Block::poll() {
   running->polling = true;
   suspend();
+}
+
+void Block::copy(PendingCopy copy) {
+  n_copies_ += copy.from != nullptr;
+  copy.group = running->copy_group;
+  running->copies.push_back(copy);
 }
 
 void Block::report_deadlock() const {
@@ -355,10 +377,7 @@ void check_shared(const void* p, int64_t bytes, int64_t alignment, Where at) {
   if (reinterpret_cast<uintptr_t>(p) % alignment) fault("shared address misaligned", at);
 }
 
-void push_copy(PendingCopy copy) {
-  copy.group = current->running->copy_group;
-  current->running->copies.push_back(copy);
-}
+void push_copy(PendingCopy copy) { current->copy(copy); }
 
 void close_group() { ++current->running->copy_group; }
 
@@ -368,6 +387,16 @@ bool pop_copy(int n_pending_groups, PendingCopy& out) {
   out = f.copies.front();
   f.copies.pop_front();
   return true;
+}
+
+void name_running_thread(char* to, size_t n) {
+  if (!current || !current->running) {
+    std::snprintf(to, n, "the host");
+    return;
+  }
+  const Where& met = current->running->last_met;
+  std::snprintf(to, n, "block (%u, %u, %u) thread %u, which last met others at %s:%u,", blockIdx.x,
+                blockIdx.y, blockIdx.z, threadIdx.x, met.file ? met.file : "no line", met.line);
 }
 
 void fault(const char* what, Where at) {

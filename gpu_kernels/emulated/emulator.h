@@ -1,6 +1,7 @@
 // The scheduler of emulated GPU threads, as device.h uses it: a block's threads are fibers that run
 // alone until they meet (barrier, warp collective) or poll.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -29,11 +30,22 @@ class InDriver {
 };
 bool in_driver();  // this thread
 
+// What was done since the program began. Tests see by differences what a step or a kernel costs.
+struct Counts {
+  std::atomic<int64_t> buffers = 0;      // that were allocated
+  std::atomic<int64_t> waits = 0;        // of the host for the card, as to free a buffer
+  std::atomic<int64_t> copies = 0;       // cp.async of 16 bytes, those that read memory
+  std::atomic<int64_t> collectives = 0;  // of a lane: shuffles, matrix loads, products
+};
+Counts& counts();
+
 void sync_block(Where at);
 // Meets the lanes of `mask`; returns the packets of all 32. `orders_memory` for __syncwarp only.
 const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at);
 void yield();
 [[noreturn]] void fault(const char* what, Where at);
+// Into to[n]: the emulated thread that runs on this one, or the host.
+void name_running_thread(char* to, size_t n);
 
 void* shared_memory(int64_t bytes, Where at);
 void check_shared(const void* p, int64_t bytes, int64_t alignment, Where at);

@@ -186,13 +186,16 @@ CudaVersions cuda_versions() { return {}; }
 Buffer::Buffer(int64_t bytes, Site site) : bytes_(bytes), site_(site) {
   refuse_in_recordings("memory is allocated in a recording");
   emulated::throw_if_lost();
-  if (bytes > 0) data_ = emulated::allocate(bytes, site);
+  if (bytes <= 0) return;
+  ++emulated::counts().buffers;
+  data_ = emulated::allocate(bytes, site);
 }
 
 // Waits for all streams, as cudaFree() does: work that an error left under way may use the memory.
 Buffer::~Buffer() {
   refuse_in_recordings("memory is freed in a recording");
   if (!data_) return;
+  ++emulated::counts().waits;
   {
     const std::lock_guard lock(streams().mutex);
     for (Stream::Impl* stream : streams().all) stream->wait();
@@ -206,6 +209,7 @@ Event& Event::operator=(Event&&) noexcept = default;
 Event::~Event() = default;
 void Event::wait() const {
   refuse_in_recordings("an event is waited for in a recording");
+  ++emulated::counts().waits;
   if (impl_->flag) impl_->flag->wait();
   emulated::throw_if_lost();
 }
@@ -266,6 +270,7 @@ void Stream::wait_for(const Event& event) {
 
 void Stream::wait() {
   refuse_in_recordings("a stream is waited for in a recording");
+  ++emulated::counts().waits;
   impl_->wait();
   emulated::throw_if_lost();
 }
