@@ -22,6 +22,7 @@ struct ExpertCase {
   int spare_rows = 3;  // of the grid, beyond those that exist
 
   int n_experts() const { return static_cast<int>(counts.size()); }
+  int64_t out_stride() const { return dim + 5; }
   int first_row(int expert) const {
     return slots > 0 ? expert * slots : std::accumulate(counts.begin(), counts.begin() + expert, 0);
   }
@@ -79,7 +80,7 @@ void GpuExperts::run(const ExpertCase& c) {
   }
   const OnCard<bf16> x_on_card(stream_, x), hidden(c.max_rows() * padded(c.hidden));
   const OnCard<int32_t> tokens(stream_, tokens_), first(stream_, offsets), n(stream_, counts);
-  const OnCard<float> out(int64_t{c.max_rows()} * c.dim);
+  const OnCard<float> out(c.max_rows() * c.out_stride());
   const ExpertRows rows = {.offsets = first.data(),
                            .counts = n.data(),
                            .n_experts = c.n_experts(),
@@ -98,7 +99,7 @@ void GpuExperts::run(const ExpertCase& c) {
                          .down = down_->experts(),
                          .out = out.data(),
                          .hidden_stride = padded(c.hidden),
-                         .out_stride = c.dim});
+                         .out_stride = c.out_stride()});
   hidden_ = hidden.values(stream_);
   out_ = out.values(stream_);
   expect_gate_up(c);
@@ -142,14 +143,16 @@ void GpuExperts::expect_down(const ExpertCase& c) {
               down_->at(e * c.dim + i, k);
           sum += product, magnitude += std::abs(product);
         }
-        got.push_back(out_[row * c.dim + i]);
+        got.push_back(out_[row * c.out_stride() + i]);
         want.push_back(sum);
         bound.push_back(magnitude * sum_error(c.hidden) + 1e-30);
       }
     }
   expect_close(got, want, bound);
   for (int row = 0; row < c.max_rows(); ++row)
-    EXPECT_TRUE(used[row] || std::isnan(out_[row * c.dim])) << "written: row " << row;
+    for (int64_t i = used[row] ? c.dim : 0; i < c.out_stride(); ++i)
+      ASSERT_TRUE(std::isnan(out_[row * c.out_stride() + i]))
+          << "written: column " << i << " of row " << row;
 }
 
 TEST_F(GpuExperts, SortedRows) {
@@ -190,6 +193,44 @@ TEST_F(GpuExperts, CombineAddsInTheOrderOfTheExperts) {
     EXPECT_EQ(y.values(stream_),
               (std::vector<float>{((one + 1e8f) + 5) + 0.5f * -1e8f, one + 1 + 6 + 1,
                                   (one + 10) + -1e8f, one + 12 + 2}));
+  }
+}
+
+// Odd columns, several blocks of them, rows with room behind; whole numbers, so that sums are
+// exact.
+TEST_F(GpuExperts, CombineOfManyColumns) {
+  for (const int cols : {255, 257, 1025}) {
+    constexpr int kRowsOfY = 3, kActive = 8, kRows = 20;
+    const int64_t row_stride = cols + 3, y_stride = cols + 1;
+    const auto some = [&](int64_t n) {
+      std::vector<float> v(n);
+      for (float& e : v) e = static_cast<float>(static_cast<int>(rng_() % 15) - 7);
+      return v;
+    };
+    const auto rows = some(kRows * row_stride), weights = some(kRowsOfY * kActive),
+               before = some(kRowsOfY * y_stride);
+    std::vector<int32_t> row_of;
+    for (int i = 0; i < kRowsOfY * kActive; ++i)
+      row_of.push_back(static_cast<int32_t>(rng_() % (kRows + 1)) - 1);
+    const OnCard<float> on_card(stream_, rows), w(stream_, weights), y(stream_, before);
+    const OnCard<int32_t> ids(stream_, row_of);
+    combine_experts(stream_, {.rows = on_card.data(),
+                              .row_of = ids.data(),
+                              .weights = w.data(),
+                              .y = y.data(),
+                              .row_stride = row_stride,
+                              .y_stride = y_stride,
+                              .n_tokens = kRowsOfY,
+                              .n_active = kActive,
+                              .cols = cols,
+                              .add = true});
+    std::vector<float> want = before;
+    for (int t = 0; t < kRowsOfY; ++t)
+      for (int i = 0; i < kActive; ++i)
+        for (int c = 0; c < cols; ++c)
+          if (const int32_t row = row_of[t * kActive + i]; row >= 0)
+            want[t * y_stride + c] += weights[t * kActive + i] * rows[row * row_stride + c];
+    EXPECT_EQ(y.values(stream_), want) << cols << " columns";
   }
 }
 

@@ -2,11 +2,14 @@
 // expert.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "cpu_kernels/kernels.h"
 #include "gpu_kernels/hand_off.h"
+#include "gpu_kernels/stamp.h"
 #include "tests/gpu_buffers.h"
 
 namespace tandem::gpu::test {
@@ -114,6 +117,62 @@ TEST(HandOff, EveryExpertHasOneHome) {
     EXPECT_EQ(on_card[i], place[id]);
     EXPECT_EQ(down_ids.as<int32_t>()[i], place[id] < 0 ? id : -1);
   }
+}
+
+// Of one block and of several, from rows with room behind.
+TEST(HandOff, ExpertsArePlaced) {
+  Stream stream;
+  std::mt19937 rng(2);
+  struct Case {
+    int tokens, n_active, stride;
+  };
+  for (const auto& [tokens, n_active, stride] :
+       {Case{1, 1, 1}, {5, 3, 4}, {97, 8, 8}, {64, 8, 11}}) {
+    SCOPED_TRACE(testing::Message() << tokens << " tokens with " << n_active);
+    std::vector<int32_t> place(256), ids(tokens * stride, 1 << 30), want;  // 1 << 30: nobody's
+    for (int32_t& p : place) p = static_cast<int32_t>(rng() % 100) - 1;
+    for (int t = 0; t < tokens; ++t)
+      for (int i = 0; i < n_active; ++i) {
+        ids[t * stride + i] = static_cast<int32_t>(rng() % place.size());
+        want.push_back(place[ids[t * stride + i]]);
+      }
+    want.insert(want.end(), 3, -1);
+    const OnCard<int32_t> on_card(stream, ids), places(stream, place);
+    const OnCard<int32_t> out(stream, std::vector<int32_t>(want.size(), -1));
+    place_experts(stream, {.ids = on_card.data(),
+                           .ids_stride = stride,
+                           .place = places.data(),
+                           .out = out.data(),
+                           .tokens = tokens,
+                           .n_active = n_active});
+    EXPECT_EQ(out.values(stream), want);
+  }
+  place_experts(stream, {});
+  stream.wait();
+}
+
+// The card's clock goes as ours does, also where stamps are recorded.
+TEST(HandOff, StampsAreNanoseconds) {
+  using std::chrono::steady_clock, std::chrono::milliseconds;
+  Stream stream;
+  const Buffer stamps(3 * 8, Site::kMapped);
+  auto* const at = stamps.as<uint64_t>();
+  const Graph graph = stream.capture([&] {
+    stamp(stream, at);
+    stamp(stream, at + 1);
+  });
+  stream.replay(graph);
+  stream.wait();
+  const uint64_t first = at[0];
+  EXPECT_LE(first, at[1]);
+  EXPECT_EQ(at[2], ~uint64_t{0}) << "written behind";
+  const auto before = steady_clock::now();
+  std::this_thread::sleep_for(milliseconds(20));
+  stream.replay(graph);
+  stream.wait();
+  const std::chrono::nanoseconds passed = steady_clock::now() - before;
+  EXPECT_GE(at[0] - first, 19'000'000u);
+  EXPECT_LE(at[0] - first, static_cast<uint64_t>(passed.count()) + 50'000'000u);
 }
 
 }  // namespace

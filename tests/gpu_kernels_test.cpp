@@ -147,51 +147,66 @@ TEST_F(SmallKernels, GatherRows) {
 }
 
 TEST_F(SmallKernels, RopeTurnsAdjacentPairs) {
-  constexpr int kTokens = 3, kHeads = 5, kPairs = 7;
-  const Shape s = {kTokens * kHeads, 2 * kPairs, 20};
-  const auto x = random(s);
-  const std::vector<int32_t> positions = {0, 3, 163839};
-  std::vector<float> frequencies;
-  for (int i = 0; i < kPairs; ++i) frequencies.push_back(std::pow(10000.f, -i / 7.f));
-  const Buffer dx = on_gpu(stream_, x), dpositions = on_gpu(stream_, positions),
-               dfrequencies = on_gpu(stream_, frequencies);
-  rope(stream_, {.x = matrix(dx, s),
-                 .positions = dpositions.as<int32_t>(),
-                 .frequencies = dfrequencies.as<float>(),
-                 .amplitude = 1.25f,
-                 .tokens = kTokens,
-                 .rows_per_token = kHeads,
-                 .n_pairs = kPairs});
-  const auto got = from_gpu<float>(stream_, dx);
-  for (int r = 0; r < s.rows; ++r) {
-    for (int i = 0; i < kPairs; ++i) {
-      // The angle is a product of floats, as in the checkpoints' own code.
-      const float angle = static_cast<float>(positions[r / kHeads]) * frequencies[i];
-      const double cos = 1.25 * std::cos(double{angle}), sin = 1.25 * std::sin(double{angle});
-      const double a = x[r * s.stride + 2 * i], b = x[r * s.stride + 2 * i + 1];
-      const double bound = 1e-6 * (std::abs(a) + std::abs(b));
-      ASSERT_NEAR(got[r * s.stride + 2 * i], a * cos - b * sin, bound);
-      ASSERT_NEAR(got[r * s.stride + 2 * i + 1], a * sin + b * cos, bound);
+  struct Case {
+    std::vector<int32_t> positions;
+    int heads, pairs, stride;
+  };
+  for (const auto& [positions, heads, pairs, stride] :
+       {Case{{0, 3, 163839}, 5, 7, 20}, {{70000}, 128, 32, 192}, {{5, 4096}, 1, 1, 2}}) {
+    SCOPED_TRACE(testing::Message() << heads << " heads of " << pairs << " pairs");
+    const int tokens = static_cast<int>(positions.size());
+    const Shape s = {tokens * heads, 2 * pairs, stride};
+    const auto x = random(s);
+    std::vector<float> frequencies;
+    for (int i = 0; i < pairs; ++i)
+      frequencies.push_back(std::pow(10000.f, -static_cast<float>(i) / static_cast<float>(pairs)));
+    const Buffer dx = on_gpu(stream_, x), dpositions = on_gpu(stream_, positions),
+                 dfrequencies = on_gpu(stream_, frequencies);
+    rope(stream_, {.x = matrix(dx, s),
+                   .positions = dpositions.as<int32_t>(),
+                   .frequencies = dfrequencies.as<float>(),
+                   .amplitude = 1.25f,
+                   .tokens = tokens,
+                   .rows_per_token = heads,
+                   .n_pairs = pairs});
+    const auto got = from_gpu<float>(stream_, dx);
+    for (int r = 0; r < s.rows; ++r) {
+      for (int i = 0; i < pairs; ++i) {
+        // The angle is a product of floats, as in the checkpoints' own code.
+        const float angle = static_cast<float>(positions[r / heads]) * frequencies[i];
+        const double cos = 1.25 * std::cos(double{angle}), sin = 1.25 * std::sin(double{angle});
+        const double a = x[r * s.stride + 2 * i], b = x[r * s.stride + 2 * i + 1];
+        const double bound = 1e-6 * (std::abs(a) + std::abs(b));
+        ASSERT_NEAR(got[r * s.stride + 2 * i], a * cos - b * sin, bound);
+        ASSERT_NEAR(got[r * s.stride + 2 * i + 1], a * sin + b * cos, bound);
+      }
+      for (int c = s.cols; c < s.stride; ++c) ASSERT_EQ(got[r * s.stride + c], x[r * s.stride + c]);
     }
-    for (int c = s.cols; c < s.stride; ++c) ASSERT_EQ(got[r * s.stride + c], x[r * s.stride + c]);
   }
 }
 
 TEST_F(SmallKernels, AppendKvRoundsIntoItsRows) {
-  const Shape s = {3, 72, 80};
-  const auto kv = random(s);
-  constexpr int kCacheStride = 80;
-  const std::vector<int32_t> rows = {65, 0, 7};
-  const Buffer dkv = on_gpu(stream_, kv), drows = on_gpu(stream_, rows);
-  const Buffer cache = nans_on_gpu<bf16>(128 * kCacheStride);
-  append_kv(stream_,
-            {matrix(dkv, s), drows.as<int32_t>(), cache.as<bf16>(), kCacheStride, s.rows, s.cols});
-  std::vector<bf16> want(128 * kCacheStride, bf16{0xffff});
-  for (int t = 0; t < s.rows; ++t)
-    for (int c = 0; c < s.cols; ++c)
-      want[rows[t] * kCacheStride + c] = narrow(kv[t * s.stride + c]);
-  const auto got = from_gpu<bf16>(stream_, cache);
-  for (size_t i = 0; i < want.size(); ++i) ASSERT_EQ(got[i].bits, want[i].bits) << i;
+  struct Case {
+    Shape kv;
+    int cache_stride;
+    std::vector<int32_t> rows;
+  };
+  for (const auto& [s, cache_stride, rows] : {Case{{3, 72, 80}, 80, {65, 0, 7}},
+                                              {{1, 3, 3}, 8, {127}},
+                                              {{5, 576, 601}, 584, {1, 126, 63, 64, 2}}}) {
+    SCOPED_TRACE(testing::Message() << s.rows << " rows of " << s.cols);
+    const auto kv = random(s);
+    const Buffer dkv = on_gpu(stream_, kv), drows = on_gpu(stream_, rows);
+    const Buffer cache = nans_on_gpu<bf16>(int64_t{128} * cache_stride);
+    append_kv(stream_, {matrix(dkv, s), drows.as<int32_t>(), cache.as<bf16>(), cache_stride, s.rows,
+                        s.cols});
+    std::vector<bf16> want(128 * cache_stride, bf16{0xffff});
+    for (int t = 0; t < s.rows; ++t)
+      for (int c = 0; c < s.cols; ++c)
+        want[rows[t] * cache_stride + c] = narrow(kv[t * s.stride + c]);
+    const auto got = from_gpu<bf16>(stream_, cache);
+    for (size_t i = 0; i < want.size(); ++i) ASSERT_EQ(got[i].bits, want[i].bits) << i;
+  }
 }
 
 TEST_F(SmallKernels, SortPairsGroupsByExpert) {
