@@ -1,0 +1,98 @@
+// What attention does for a token grows with the sequence, not with the longest that there may be:
+// counted, which only the emulated GPU does.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "gpu_kernels/attention.h"
+#include "gpu_kernels/emulated/emulator.h"
+#include "tests/gpu_buffers.h"
+
+namespace tandem::gpu::test {
+namespace {
+
+constexpr int kHeads = 16, kRank = 512, kRope = 64, kStride = kRank + kRope;
+constexpr int kMaxLength = 4096;
+
+struct Work {
+  int64_t copies;       // of 16 bytes of the cache
+  int64_t collectives;  // of lanes: tensor cores, their loads, shuffles
+};
+
+// Of one token of a sequence, with tables of pages for so many tokens.
+class Decode {
+ public:
+  explicit Decode(bool fp8) : fp8_(fp8) {
+    std::mt19937 rng(1);
+    const std::vector<uint8_t> bytes(kMaxLength * token_bytes(), 0x38);  // of numbers near 1
+    cache_ = std::make_unique<OnCard<uint8_t>>(stream_, bytes);
+    q_ = std::make_unique<OnCard<float>>(stream_, random_floats(rng, kHeads * kStride, 1));
+  }
+
+  Work of(int length, int longest, int n_splits) {
+    std::vector<int32_t> page_list(longest / kPageTokens);
+    std::iota(page_list.begin(), page_list.end(), 0);
+    const OnCard<int32_t> one(stream_, std::vector<int32_t>{1}),
+        first(stream_, std::vector<int32_t>{0}), kv(stream_, std::vector<int32_t>{length}),
+        pages(stream_, page_list);
+    const OnCard<float> partial(int64_t{n_splits} * kHeads * kRank), lse(n_splits * kHeads),
+        out(kHeads * kRank);
+    const emulated::Counts& counts = emulated::counts();
+    const int64_t copies = counts.copies, collectives = counts.collectives;
+    mla_decode(stream_, {.q = q_->data(),
+                         .q_rope = q_->data() + kRank,
+                         .cache = {cache_->data(), kStride, kRank, kRope, fp8_},
+                         .sequences = {.first_token = first.data(),
+                                       .n_tokens = one.data(),
+                                       .kv_length = kv.data(),
+                                       .pages = pages.data(),
+                                       .n = 1,
+                                       .max_pages = static_cast<int>(page_list.size()),
+                                       .max_tokens = 1},
+                         .partial = partial.data(),
+                         .partial_lse = lse.data(),
+                         .out = out.data(),
+                         .q_stride = kStride,
+                         .q_rope_stride = kStride,
+                         .out_stride = kRank,
+                         .n_rows = kHeads,
+                         .n_heads = kHeads,
+                         .n_splits = n_splits,
+                         .softmax_scale = 0.01f});
+    for (const float v : out.values(stream_)) EXPECT_TRUE(std::isfinite(v));
+    return {counts.copies - copies, counts.collectives - collectives};
+  }
+  // Copies that its numbers need.
+  int64_t copies_of(int length) const { return length * (fp8_ ? 40 : kStride / 8); }
+
+ private:
+  int64_t token_bytes() const { return fp8_ ? kFp8TokenBytes : kStride * 2; }
+
+  const bool fp8_;
+  Stream stream_;
+  std::unique_ptr<OnCard<uint8_t>> cache_;
+  std::unique_ptr<OnCard<float>> q_;
+};
+
+TEST(DecodeCost, GrowsWithTheContextNotWithItsMaximum) {
+  constexpr int kSplits = 4;
+  for (const bool fp8 : {false, true}) {
+    SCOPED_TRACE(fp8 ? "FP8" : "BF16");
+    Decode decode(fp8);
+    const Work one = decode.of(64, 64, kSplits), same = decode.of(64, kMaxLength, kSplits),
+               all = decode.of(kMaxLength, kMaxLength, kSplits);
+    EXPECT_EQ(one.copies, decode.copies_of(64));
+    EXPECT_EQ(all.copies, decode.copies_of(kMaxLength));
+    EXPECT_EQ(same.copies, one.copies);
+    EXPECT_EQ(same.collectives, one.collectives);
+    const double ratio = static_cast<double>(all.collectives) / same.collectives;
+    EXPECT_GT(ratio, 0.8 * kMaxLength / 64);
+    EXPECT_LT(ratio, 1.2 * kMaxLength / 64);
+  }
+}
+
+}  // namespace
+}  // namespace tandem::gpu::test
