@@ -126,7 +126,8 @@ bench() {
     sh -c '"$0" bench "$@" --json >> "$ROWS"' "$tandem" "$what" --config r1 --memory 8 --seconds 0.1 "$@"
   [ -z "$(tail -c 1 "$rows")" ] || echo >> "$rows" # of one that was ended
 }
-bench attention --ctx 4096,16384,65536 --tokens 1
+measure "bench machine" sh -c '"$0" bench machine --json --seconds 0.1 >> "$ROWS"' "$tandem"
+bench attention --ctx 4096,16384,65536 --batch 1,4,16 --tokens 1
 bench mlp --tokens 1,8,512
 bench generate --layers 3 --ctx 4096 --batch 1,8 --tokens 512
 bench moe --tokens 1,512 --layers 1

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "bench/machine_bench.h"
-#include "gpu_kernels/probes.h"
+#include "gpu_kernels/peaks.h"
 #include "gpu_rates.h"
 #include "io/machine_json.h"
 

@@ -374,7 +374,7 @@ MUTANTS = [
     ("attention's form: a fresh prompt is absorbed", "src/model/attention_form.h", [("return ops.naive < ops.absorbed;", "return kv_length > n_queries && ops.naive < ops.absorbed;")]),
     ("bench: parts that follow one another are one", "src/bench/roofline.cpp", [("if (work.parts.empty()) return", "return")]),
     ("a team that expects work goes to sleep", "src/core/team.cpp", [(" || n_awake_.load(std::memory_order_relaxed) > 0", "")]),
-    ("a GPU's reading is measured without its tail", "gpu_kernels/probes.cu", [("  for (; i < a.n; i += step) take(load_once_16(a.data + i));\n", "")]),
+    ("a GPU's reading is measured without its tail", "gpu_kernels/peaks.cu", [("  for (; i < a.n; i += step) take(load_once_16(a.data + i));\n", "")]),
     ("planner: a core hides reading behind arithmetic", "offload/plan/rates.cpp", [('r.kind == "gpu" ? std::max', 'r.kind != "reference" ? std::max')]),
     ("several sequences' attention counts as one's", "src/bench/measured_curves.cpp", [(' && row.value("tokens", 1) == 1', "")]),
     ("a sequence of a benchmark has another one's pages", "src/bench/random_cache.h", [("pages.subspan(s * own, own)", "pages.subspan(0, own)")]),

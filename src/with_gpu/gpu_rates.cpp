@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "bench/gpu_twin.h"
-#include "gpu_kernels/probes.h"
+#include "gpu_kernels/peaks.h"
 
 namespace tandem {
 namespace {

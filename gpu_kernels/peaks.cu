@@ -1,5 +1,5 @@
 #include "device.h"
-#include "gpu_kernels/probes.h"
+#include "gpu_kernels/peaks.h"
 #include "packed.h"
 
 namespace tandem::gpu {
