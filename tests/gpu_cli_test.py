@@ -1,0 +1,90 @@
+"""The program where a GPU is missing, too small or lost in mid-run: one clear line, the right status, an answer with auto.
+
+    python3 tests/gpu_cli_test.py PATH_OF_TANDEM_WITH_THE_EMULATED_GPU PATH_OF_TANDEM
+"""
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+from running_server import QUESTION, TANDEM, Server
+
+PRODUCT = os.path.abspath(sys.argv[2])
+LOST = r"the GPU failed: unspecified launch failure \(cudaErrorLaunchFailure, at .*\): check nvidia-smi .*--device cpu"
+
+
+def run(program, *arguments, command="run", **env):
+    return subprocess.run([program, command, *arguments, "-q", "-p", QUESTION, "--temp", "0", "-n", "6"], capture_output=True,
+                          text=True, check=False, timeout=300, env={**os.environ, **env})
+
+
+def has_card():
+    return shutil.which("nvidia-smi") is not None and subprocess.run(["nvidia-smi", "-L"], check=False).returncode == 0
+
+
+class Case(unittest.TestCase):
+    def refused(self, result, status, why):
+        self.assertEqual(result.returncode, status, result)
+        self.assertRegex(result.stderr, rf"\Aerror: .*{why}.*\n\Z")
+
+    def falls_back(self, result, why):
+        self.assertEqual(result.returncode, 0, result)
+        self.assertRegex(result.stderr, rf"\Awarning: the CPU computes: .*{why}.*\n\Z")
+        self.assertEqual(result.stdout, run(PRODUCT).stdout)
+
+
+@unittest.skipIf(has_card(), "a card is here")
+class WithoutACard(Case):
+    def test_cuda_is_refused(self):
+        self.refused(run(PRODUCT, "--device", "cuda"), 2, "use --device cpu")
+
+    def test_auto_answers(self):
+        self.falls_back(run(PRODUCT, "--device", "auto"), "use --device cpu")
+
+
+class EmulatedCard(Case):
+    def test_it_answers(self):
+        for device in ("cuda", "auto"):
+            result = run(TANDEM, "--device", device)
+            self.assertEqual((result.returncode, result.stderr), (0, ""))
+            self.assertEqual(result.stdout, run(PRODUCT).stdout)
+
+    def test_no_card(self):
+        self.refused(run(TANDEM, "--device", "cuda", TANDEM_GPU_MEMORY="0"), 2, "no NVIDIA GPU can be used")
+        self.falls_back(run(TANDEM, "--device", "auto", TANDEM_GPU_MEMORY="0"), "no NVIDIA GPU can be used")
+
+    def test_too_little_memory(self):
+        self.refused(run(TANDEM, "--device", "cuda", TANDEM_GPU_MEMORY="1000000"), 2, "do not fit with any --ctx")
+        self.falls_back(run(TANDEM, "--device", "auto", TANDEM_GPU_MEMORY="1000000"), "do not fit with any --ctx")
+
+    def test_lost_while_loading_or_running(self):
+        for n in ("1", "100", "500"):
+            self.refused(run(TANDEM, "--device", "cuda", TANDEM_GPU_LOST_AFTER=n), 1, LOST)
+
+    def test_a_server_tells_its_clients_and_ends(self):
+        os.environ["TANDEM_GPU_LOST_AFTER"] = "1000"
+        try:
+            server = Server("--device", "cuda", "--ctx", "512", "--max-batch", "8").wait_ready()
+        finally:
+            del os.environ["TANDEM_GPU_LOST_AFTER"]
+        ask = {"prompt": QUESTION, "max_tokens": 400, "ignore_eos": True}
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            whole = pool.submit(server.post, "/v1/completions", ask, timeout=300)
+            pieces = list(server.events("/v1/completions", {**ask, "stream": True}))
+        status, answer = whole.result()
+        self.assertEqual(status, 500)
+        self.assertRegex(answer["error"]["message"], LOST)
+        self.assertGreater(len(pieces), 1)
+        self.assertRegex(pieces[-1]["error"]["message"], LOST)
+        self.assertEqual(server.process.wait(timeout=60), 1)
+        server.reader.join()
+        errors = [line for line in server.lines if line.startswith("error: ")]
+        self.assertEqual(len(errors), 1, server.lines)
+        self.assertTrue(re.search(LOST, errors[0]))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=1)
