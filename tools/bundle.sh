@@ -40,7 +40,20 @@ if [ -x "$tests" ]; then
   cp -r "$root/tests/golden" "$folder/tests"
   cp "$root/tests/gpu_check.sh" "$folder"
 fi
+# The least driver of each major version of the toolkit: https://docs.nvidia.com/deploy/cuda-compatibility, table 1.
+nvcc=$(sed -n 's/^TANDEM_NVCC:[A-Z]*=//p' "$(dirname "$tandem")/CMakeCache.txt")
+driver=""
+case $("${nvcc:-false}" --version 2> /dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p') in
+  12.*) driver=", and for its GPU an NVIDIA driver 525 or newer" ;;
+  13.*) driver=", and for its GPU an NVIDIA driver 580 or newer" ;;
+  ?*) driver=", and for its GPU an NVIDIA driver as new as $("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/CUDA \1/p')" ;;
+esac
 chmod +x "$folder/tandem" "$folder/measure" "$folder/bench_report.sh"
 needed=$(cat "$folder"/tandem-program "$folder"/lib/*.so* | grep -ao 'GLIBC_[0-9]*\.[0-9.]*[0-9]' | sort -uV | tail -1)
 tar -C "$(dirname "$folder")" -czf "$folder.tar.gz" "$(basename "$folder")"
-echo "$folder.tar.gz: needs x86-64 Linux with ${needed}"
+megabytes=$(($(wc -c < "$folder.tar.gz") / 1000000 + 1))
+echo "$folder.tar.gz: $megabytes MB; needs x86-64 Linux with ${needed}$driver"
+if [ $megabytes -gt 60 ]; then
+  echo "error: $folder.tar.gz has $megabytes MB: 60 are allowed; leave something out" >&2
+  exit 1
+fi
