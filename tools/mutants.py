@@ -23,11 +23,16 @@ FILES = ["CMakeLists.txt"]
 TESTS = ["topology_test", "team_test", "scheduler_test", "swapping_test", "server_test", "grammar_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test",
          "routing_recorder_test", "measured_curves_test", "expert_division_test", "simulate_test", "machine_test", "serving_bench_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
-         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "gpu_hybrid_streaming_test", "gpu_hybrid_allocations_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test", "gpu_engine_swap_test"]
+         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "gpu_hybrid_streaming_test", "gpu_hybrid_allocations_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test", "gpu_engine_swap_test", "gpu_card_test", "gpu_engine_fallback_test", "gpu_engine_lost_test"]
 TESTS_OF = {
     "src/ops/cuda_batch": ["gpu_hybrid_engine_test"],
     "src/ops/cuda_ops": ["gpu_engine_graphs_test", "gpu_engine_test"],
     "src/ops/cuda": ["gpu_engine_test"],
+    "src/main.cpp": ["gpu_cli_test.py"],
+    "src/command_serve": ["gpu_cli_test.py"],
+    "src/loaded_model": ["gpu_engine_fallback_test"],
+    "gpu_kernels/card_check": ["gpu_card_test"],
+    "tests/gpu_check": ["gpu_check_test.py"],
     "src/server/cors": ["serve_process_test.py"],
     "src/server/tls": ["serve_process_test.py"],
     "gpu_kernels/hand_off": ["gpu_hand_off_test"],
@@ -38,7 +43,7 @@ TESTS_OF = {
     "offload/cuda_routing": ["gpu_hybrid_engine_test"],
     "offload/cuda": ["gpu_hybrid_test"],
     "offload/timeline": ["gpu_hybrid_test"],
-    "src/with_gpu/": ["gpu_engine_swap_test", "gpu_hybrid_engine_test"],
+    "src/with_gpu/": ["gpu_engine_fallback_test", "gpu_engine_swap_test", "gpu_hybrid_engine_test"],
     "src/core/team_watch": ["team_test"],
     "src/bench/attention_variants": ["attention_variants_test"],
     "src/bench/roofline": ["bench_test"],
@@ -78,7 +83,7 @@ TESTS_OF = {
     "src/engine/page_pool": ["scheduler_test", "swapping_test"],
     "src/engine/swapping": ["swapping_test"],
     "src/engine/host_pages": ["gpu_engine_swap_test"],
-    "src/engine/engine": ["engine_test"],
+    "src/engine/engine": ["engine_test", "gpu_engine_lost_test"],
     "src/engine/stop_text": ["stop_text_test"],
     "src/server/": ["server_test"],
     "src/io/grammar/": ["grammar_test"],
@@ -102,6 +107,10 @@ TESTS_OF = {
 }
 
 
+# The arguments of a script, if they are not the program.
+PROGRAMS_OF = {"gpu_cli_test.py": ["tests/tandem_emulated", "tandem"], "gpu_check_test.py": []}
+
+
 def run(command, **more):
     return subprocess.run(command, capture_output=True, text=True, check=False, **more)
 
@@ -122,6 +131,8 @@ def copy_sources():
 
 
 def build(tests):
+    if not tests:
+        return
     built = run(["cmake", "--build", str(COPY / "build"), "--target", *tests])
     if built.returncode != 0:
         raise ValueError(f"does not compile: {built.stdout[-400:]}")
@@ -135,8 +146,10 @@ def program(test):
 def first_failing_test(tests):
     for test in tests:
         if test.endswith(".py"):
-            build(["tandem"])
-            command = [sys.executable, str(ROOT / "tests" / test), str(COPY / "build" / "tandem"), "--failfast"]
+            programs = PROGRAMS_OF.get(test, ["tandem"])
+            build(programs)
+            paths = [str(COPY / "build" / p) for p in programs]
+            command = [sys.executable, str(COPY / "tests" / test), *paths, "--failfast"]
         else:
             build([test])
             command = [str(program(test)), "--gtest_brief=1", "--gtest_fail_fast"]
