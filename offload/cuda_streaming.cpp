@@ -75,6 +75,10 @@ CudaStreaming::CudaStreaming(const ModelConfig& config, CpuExperts& experts, Cud
     for (int e = 0; e < std::min<int64_t>(std::ssize(all), config.router.n_experts); ++e)
       if (!all[e].gate.empty()) layers_[l].experts.push_back(e);
     if (block_ > 0) keep_scales(static_cast<int>(l));
+    if (panel_bytes_ > 0 || layers_[l].experts.empty()) continue;
+    for_each_part(
+        static_cast<int>(l), layers_[l].experts[0],
+        [&](const Part& part, int64_t offset) { panel_bytes_ = offset + padded(part.bytes); });
   }
   for (Stage& stage : stages_) {
     stage.pinned = gpu::Buffer(kAtOnce * most_bytes(config), gpu::Site::kMapped);
@@ -264,7 +268,7 @@ int64_t CudaStreaming::copy_panels(int layer, Experts experts, Stage& stage) {
   int64_t used = 0;
   for (size_t i = 0; i < experts.size(); ++i)
     for_each_part(layer, experts[i], [&](const Part& part, int64_t offset) {
-      const int64_t at = static_cast<int64_t>(i) * most_bytes(c_) + offset;
+      const int64_t at = static_cast<int64_t>(i) * panel_bytes_ + offset;
       check(n_pieces < kMostPieces, "parts of some experts");
       pieces[n_pieces++] = {part.packed.q.row_data(0), stage.pinned.as<std::byte>() + at,
                             part.bytes};
@@ -283,6 +287,7 @@ void CudaStreaming::send(int64_t bytes, Stage& stage) {
   copies_.wait_for(stage.unpacked);
   copies_.copy(stage.pinned.as<std::byte>(), bytes, stage.panels.as<std::byte>());
   copies_.record(stage.copied);
+  bytes_brought_ += bytes;
 }
 
 void CudaStreaming::unpack(int layer, Experts experts, const Stage& stage) {
@@ -290,19 +295,19 @@ void CudaStreaming::unpack(int layer, Experts experts, const Stage& stage) {
   for (size_t i = 0; i < experts.size(); ++i)
     for_each_part(layer, experts[i], [&](const Part& part, int64_t offset) {
       const TensorView& q = part.packed.q;
-      const int64_t stride = row_bytes(part.matrix),
-                    from = static_cast<int64_t>(i) * most_bytes(c_);
+      const int64_t stride = row_bytes(part.matrix), at = static_cast<int64_t>(i);
       // Behind the last column zeros fill the row up.
       const bool last = part.first_col + q.cols == cols_of(part.matrix);
       const int64_t bytes = last ? stride - part.first_col * size : q.cols * size;
-      gpu::unpack_panels(stream_, {.panels = stage.panels.as<uint8_t>() + from + offset,
-                                   .panel_bytes = q.row_bytes(),
-                                   .type = type_,
-                                   .out = experts_.as<uint8_t>() + from + offset_of(part.matrix) +
-                                          part.first_row * stride + part.first_col * size,
-                                   .row_bytes = stride,
-                                   .rows = static_cast<int>(q.rows),
-                                   .bytes = static_cast<int>(bytes)});
+      gpu::unpack_panels(
+          stream_, {.panels = stage.panels.as<uint8_t>() + at * panel_bytes_ + offset,
+                    .panel_bytes = q.row_bytes(),
+                    .type = type_,
+                    .out = experts_.as<uint8_t>() + at * most_bytes(c_) + offset_of(part.matrix) +
+                           part.first_row * stride + part.first_col * size,
+                    .row_bytes = stride,
+                    .rows = static_cast<int>(q.rows),
+                    .bytes = static_cast<int>(bytes)});
     });
 }
 

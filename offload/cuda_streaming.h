@@ -41,7 +41,8 @@ class CudaStreaming {
   // y += sum of weight * expert(x) over the experts in host memory. Returns when the CPU's part is
   // done and the card's is enqueued; bring_ahead() came before.
   void add_to(const Shared& step, TensorView y);
-  const Division& division() const { return division_; }  // of the last layer
+  const Division& division() const { return division_; }    // of the last layer
+  int64_t bytes_brought() const { return bytes_brought_; }  // so far
 
  private:
   static constexpr int kAtOnce = 2, kStages = 2;  // any two lie at an equal distance
@@ -96,12 +97,14 @@ class CudaStreaming {
   CudaExpertRows& rows_;
   gpu::Stream& stream_;
   Number type_;
-  int block_;  // rows and columns of a scale; 0: none
+  int block_;                // rows and columns of a scale; 0: none
+  int64_t panel_bytes_ = 0;  // of an expert in a stage
   std::vector<Layer> layers_;
   gpu::Buffer experts_;  // on the card, [kAtOnce], rows
   std::array<Stage, kStages> stages_;
   int64_t first_stage_ = 0;  // of the layer
   gpu::Stream copies_;
+  int64_t bytes_brought_ = 0;
 
   ExpertRates rates_;
   Division division_;

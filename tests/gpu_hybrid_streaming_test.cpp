@@ -88,7 +88,9 @@ TEST_F(HybridHandOff, LikelyExpertsAreBroughtAhead) {
     return std::vector<int>(begin, begin + streaming.division().n_on_card);
   };
   using Ids = std::vector<int>;
+  constexpr int64_t kExpertBytes = int64_t{3} * 128 * 128 * sizeof(uint16_t);
   EXPECT_EQ(brought(kAllToTheCard, {0, 1, 2}), (Ids{0, 1, 2}));
+  EXPECT_EQ(streaming.bytes_brought(), 3 * kExpertBytes) << "and nothing between them";
   EXPECT_EQ(brought(kAllToTheCard, {5, 6, 7}), (Ids{0, 1, 5, 6, 7}));
   Ids ahead = brought(kAllToTheCpu, {3, 4, 2});
   ahead.resize(3);
