@@ -25,10 +25,12 @@ CpuExperts::CpuExperts(const cpu::KernelTable& kernels, const ModelConfig& confi
         std::make_unique<ExpertSlice>(kernels, config, weights, max_tokens, team, node));
 }
 
-cpu::ActivationType CpuExperts::activation(int layer) const {
-  for (const FfnWeights& expert : w_.layers[layer].experts)
-    if (!expert.gate.empty()) return activation_for(kernels_, expert.gate.q.dtype);
-  return cpu::ActivationType::kF32;
+std::vector<cpu::ActivationType> CpuExperts::activations() const {
+  std::vector<cpu::ActivationType> types(w_.layers.size(), cpu::ActivationType::kF32);
+  for (size_t l = 0; l < types.size(); ++l)
+    for (const FfnWeights& expert : w_.layers[l].experts)
+      if (!expert.gate.empty()) types[l] = activation_for(kernels_, expert.gate.q.dtype);
+  return types;
 }
 
 void CpuExperts::submit(const ExpertBatch& batch) {

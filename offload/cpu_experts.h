@@ -20,9 +20,9 @@ class CpuExperts final : public RoutedExperts {
   const cpu::KernelTable& kernels() const { return kernels_; }
   const ModelWeights& weights() const { return w_; }
   Team& team() { return team_; }
-  // What the products of a layer multiply: submit() encodes float rows as this. kF32 for a layer
+  // What the products of each layer multiply: submit() encodes float rows as this. kF32 for a layer
   // without experts.
-  cpu::ActivationType activation(int layer) const;
+  std::vector<cpu::ActivationType> activations() const;
 
   void submit(const ExpertBatch& batch) override;
   // The same in parts, between which other work may be done: begin(), then compute_below() with

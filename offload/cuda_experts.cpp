@@ -65,6 +65,7 @@ std::vector<int32_t> CudaExperts::places(const std::vector<FfnWeights>& experts)
 void CudaExperts::submit(const ExpertBatch& batch) {
   batch_ = batch;
   const Layer& layer = layers_[batch.layer];
+  if (layer.n_experts == 0) return;
   if (!for_tensor_cores(layer.gate) || !for_tensor_cores(layer.down)) return;
   rows_.sort(batch, layer.n_experts);
   rows_.gate_up(layer.gate, layer.up, {0, layer.n_experts});
@@ -72,6 +73,7 @@ void CudaExperts::submit(const ExpertBatch& batch) {
 
 void CudaExperts::add_to(TensorView y) {
   const Layer& layer = layers_[batch_.layer];
+  if (layer.n_experts == 0) return;
   if (!for_tensor_cores(layer.gate) || !for_tensor_cores(layer.down)) return add_plainly(y);
   rows_.down(layer.down, {0, layer.n_experts});
   rows_.add_to(y);

@@ -126,6 +126,20 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
   generate->add_option("-n", b.new_tokens, "tokens to decode at each context")
       ->capture_default_str();
 
+  CLI::App* hybrid =
+      add("hybrid", "steps that a GPU and the CPU share, beside what each takes alone",
+          bench_hybrid_command,
+          "  tandem bench hybrid --config r1 --layers 5 --batch 1,8,32 --ctx 4096\n");
+  add_model(hybrid);
+  add_contexts(hybrid);
+  hybrid->add_option("--tokens", b.tokens, "tokens of steps that bring experts to the GPU, a list")
+      ->delimiter(',');
+  hybrid->add_option("--batch", b.batches, "sequences decoded at a time, a list")->delimiter(',');
+  hybrid->add_option("--layers", b.layers, "the first is dense, the others have experts")
+      ->capture_default_str();
+  hybrid->add_option("--experts", b.experts, experts_help)->capture_default_str();
+  hybrid->add_option("--format", b.format, format_help)->capture_default_str();
+
   CLI::App* serving = bench->add_subcommand(
       "serving", "a server under load, with the command line and report of sglang.bench_serving");
   serving->footer(

@@ -1,12 +1,14 @@
 // tandem bench: measures this machine and the engine's kernels on it.
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "bench/attention_bench.h"
 #include "bench/embed_bench.h"
 #include "bench/experts_bench.h"
 #include "bench/generate_bench.h"
+#include "bench/hybrid_bench.h"
 #include "bench/layer_bench.h"
 #include "bench/machine_bench.h"
 #include "bench/machine_info.h"
@@ -14,6 +16,7 @@
 #include "bench/mlp_bench.h"
 #include "bench/row_text.h"
 #include "console.h"
+#include "gpu_model.h"
 #include "gpu_rates.h"
 #include "gpu_twins.h"
 #include "io/json.h"
@@ -76,10 +79,10 @@ struct Bench {
 };
 
 // What the card can do: its memory, and BF16 as its kernels multiply. Nothing without a card.
+constexpr double kCardSeconds = 0.05;  // a rate
 std::optional<Bounds> bounds_of_card() {
-  constexpr double kSeconds = 0.05;
   if (!gpu_twins()) return {};
-  const Gpu card = measured_gpu(kSeconds);
+  const Gpu card = measured_gpu(kCardSeconds);
   return Bounds{card.read_bytes_per_second, card.peak.bf16};
 }
 
@@ -287,6 +290,35 @@ int bench_generate_command(const Options& options) {
                                      card->read_bytes_per_second)
             : nlohmann::ordered_json();
   const std::string text = options.json ? report.dump() + "\n" : generate_text(report);
+  std::fputs(text.c_str(), stdout);
+  return 0;
+}
+
+int bench_hybrid_command(const Options& options) {
+  const BenchOptions& b = options.bench;
+  require_sane(b);
+  require_list("--tokens", b.tokens, kStepTokens);
+  Bench bench(options);
+  const std::string why_not = why_no_gpu();
+  require(why_not.empty(), "bench hybrid needs a GPU: {}", why_not);
+  const Gpu card = measured_gpu(kCardSeconds);
+  const HybridBench what = {
+      .config_name = b.config,
+      .card = card.name,
+      .config = bench.config,
+      .n_layers = b.layers,
+      .formats = {backbone_format(b.format, bench.config), expert_format(b.experts, bench.config)},
+      .contexts = list_or(b.contexts, {4096}),
+      .batches = list_or(b.batches, {1, 8, 16, 32}),
+      .prompts = list_or(b.tokens, {kStepTokens}),
+      .seconds = b.seconds,
+      .memory_bytes = memory_for_weights(b, kModelPart),
+      .gpus = gpu_twins(),
+      .curves = saved_curves(bench.kernels),
+      .rates = card};
+  MachineSpeed speed = bench.speed();
+  const nlohmann::ordered_json report = bench_hybrid(what, bench.kernels, speed);
+  const std::string text = options.json ? report.dump() + "\n" : hybrid_text(report);
   std::fputs(text.c_str(), stdout);
   return 0;
 }

@@ -2,10 +2,13 @@
 // times there. How long they are is not the question.
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "attention_variant_case.h"
 #include "bench/attention_bench.h"
 #include "bench/embed_bench.h"
 #include "bench/generate_bench.h"
+#include "bench/hybrid_bench.h"
 #include "bench/layer_bench.h"
 #include "bench/mlp_bench.h"
 #include "gpu_twins.h"
@@ -159,6 +162,96 @@ TEST_F(GpuBench, Generate) {
   EXPECT_GT(report["gpu_decode_tokens_per_second"].get<double>(), 0);
   EXPECT_GT(report["gpu_prefill_tokens_per_second"].get<double>(), 0);
   for (const Json& row : report["decode"]) EXPECT_GT(row["gpu_tokens_per_second"].get<double>(), 0);
+}
+
+class HybridBenchOnCard : public GpuBench {
+ protected:
+  HybridBench bench(int n_layers, std::vector<int> batches, std::vector<int> prompts) const {
+    return {.config_name = "tiny",
+            .card = "made up",
+            .config = config_,
+            .n_layers = n_layers,
+            .formats = kFormats,
+            .contexts = {65},
+            .batches = std::move(batches),
+            .prompts = std::move(prompts),
+            .seconds = kSeconds,
+            .memory_bytes = kMemory,
+            .gpus = gpus_};
+  }
+};
+
+TEST_F(HybridBenchOnCard, EveryRowHasItsParts) {
+  const Json report = bench_hybrid(bench(2, {1, 3}, {8}), kernels_, speed_);
+  EXPECT_EQ(report["resident_experts"], 8);
+  ASSERT_EQ(report["decode"].size(), 2u);
+  for (const Json& row : report["decode"]) {
+    const int n = row["batch"].get<int>();
+    for (const char* field : {"seconds", "tokens_per_second", "gpu_seconds", "cpu_seconds"})
+      EXPECT_GT(row[field].get<double>(), 0) << field;
+    EXPECT_EQ(row["halves_seconds"].is_number(), n > 1);
+    EXPECT_EQ(row["halves_gain"].is_number(), n > 1);
+    EXPECT_TRUE(row["predicted_seconds"].is_null()) << "nothing is known of this card";
+    EXPECT_TRUE(row["prediction_error"].is_null());
+  }
+  ASSERT_EQ(report["prefill"].size(), 1u);
+  const Json& streamed = report["prefill"][0];
+  EXPECT_EQ(streamed["tokens"], 8);
+  EXPECT_GT(streamed["cpu_experts_seconds"].get<double>(), 0);
+  EXPECT_NEAR(streamed["link_ratio"].get<double>(),
+              streamed["bytes_brought"].get<double>() / streamed["seconds"].get<double>() /
+                  streamed["copy_bytes_per_second"].get<double>(),
+              1e-9);
+  EXPECT_LE(streamed["crossover_tokens"].get<int>(), 8);
+  EXPECT_NE(hybrid_text(report).find("made up"), std::string::npos);
+}
+
+TEST_F(HybridBenchOnCard, IsPredictedWhereTheCardIsKnown) {
+  Gpu gpu = {};
+  gpu.name = "made up";
+  gpu.memory_bytes = int64_t{1} << 34;
+  gpu.read_bytes_per_second = 1e12;
+  gpu.peak = {1e13, 1e14, 2e14, 2e14};
+  gpu.h2d_bytes_per_second = gpu.d2h_bytes_per_second = gpu.h2d_pageable_bytes_per_second =
+      gpu.d2h_pageable_bytes_per_second = 1e10;
+  HybridBench what = bench(2, {1}, {4});
+  what.rates = gpu;
+  const Json report = bench_hybrid(what, kernels_, speed_);
+  for (const Json& row : {report["decode"][0], report["prefill"][0]}) {
+    EXPECT_GT(row["predicted_seconds"].get<double>(), 0);
+    EXPECT_NEAR(row["prediction_error"].get<double>(),
+                row["predicted_seconds"].get<double>() / row["seconds"].get<double>() - 1, 1e-9);
+  }
+}
+
+// A CPU whose part of a layer takes 20 ms more: in its own part, in the step and in each half of
+// it, and never where the CPU has no part.
+TEST_F(HybridBenchOnCard, ASlowCpuIsInItsPartAndInTheStep) {
+  constexpr std::chrono::milliseconds kSleep(20);
+  constexpr double kOfLayer = 20e-3;
+  constexpr int kLayers = 2, kRemembered = 4, kRounds = 1 + 3;
+  int n_calls = 0;
+  HybridBench what = bench(1 + kLayers, {4}, {});
+  what.before_cpu = [&] {
+    ++n_calls;
+    std::this_thread::sleep_for(kSleep);
+  };
+  const Json row = bench_hybrid(what, kernels_, speed_)["decode"][0];
+  EXPECT_GE(row["cpu_seconds"].get<double>(), kLayers * kOfLayer);
+  EXPECT_GE(row["seconds"].get<double>(), kLayers * kOfLayer);
+  EXPECT_GE(row["halves_seconds"].get<double>(), 2 * kLayers * kOfLayer);
+  EXPECT_EQ(n_calls, kLayers * (kRemembered + kRounds * (1 + 2 + 1)))
+      << "of the step, its halves and the CPU alone";
+}
+
+TEST(HybridRow, IsOfItsParts) {
+  ModelConfig config = tiny_config();  // two MoE layers
+  const HybridSteps::Decode m = {.step = 12, .halves = 8, .no_cpu = 7, .gpu = 6, .cpu = 10};
+  const Json row = decode_row(m, config, 100, 4);
+  EXPECT_DOUBLE_EQ(row["over_larger_part"].get<double>(), 1.2);
+  EXPECT_DOUBLE_EQ(row["halves_gain"].get<double>(), 1.5);
+  EXPECT_DOUBLE_EQ(row["hand_off_seconds"].get<double>(), 0.5);
+  EXPECT_DOUBLE_EQ(row["tokens_per_second"].get<double>(), 1. / 3);
 }
 
 // What a card does not have is no row's failure.

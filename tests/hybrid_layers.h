@@ -72,11 +72,10 @@ class HybridHandOff : public testing::Test {
     interposed_ = std::make_unique<Interposed>(*cpu_);
     rows_ = std::make_unique<CudaExpertRows>(random_.config, kMaxTokens, stream_);
     card_experts_ = std::make_unique<CudaExperts>(random_.config, card_weights_, *rows_, stream_);
-    std::vector<cpu::ActivationType> rows;
-    for (int l = 0; l < kLayers; ++l) rows.push_back(cpu_->activation(l));
     hybrid_ = std::make_unique<HybridExperts>(
         random_.config,
-        HybridExperts::Parts{card_weights_, *card_experts_, *interposed_, rows, stream_},
+        HybridExperts::Parts{card_weights_, *card_experts_, *interposed_, cpu_->activations(),
+                             stream_},
         kMaxTokens);
   }
 

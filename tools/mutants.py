@@ -47,6 +47,7 @@ TESTS_OF = {
     "src/core/team_watch": ["team_test"],
     "src/bench/attention_variants": ["attention_variants_test"],
     "src/bench/roofline": ["bench_test"],
+    "src/bench/hybrid": ["gpu_engine_bench_test"],
     "src/model/attention_form": ["plan_rules_test"],
     "src/engine/deepseek": ["model_test"],
     "offload/plan/layer_time": ["plan_rules_test", "plan_test"],

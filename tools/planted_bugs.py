@@ -393,4 +393,11 @@ MUTANTS = [
     ("gpu_check: goes on after the deadline", "tests/gpu_check.sh", [("if [ $left -le 0 ]; then", "[ $left -gt 0 ] || left=1\n  if [ $left -le 0 ]; then")]),
     ("gpu_check: what hangs is asked only", "tests/gpu_check.sh", [("timeout -k \"$grace\" \"$left\"", "timeout \"$left\"")]),
     ("gpu_check: half a row is a row", "tests/gpu_check.sh", [("sed -n 's/^{.*}$/    &/p'", "sed -n 's/^{.*$/    &/p'")]),
+    ("bench hybrid: a CPU without work computes", "src/bench/hybrid_steps.cpp", [("CpuPart::Does::kNothing : CpuPart::Does::kAll", "CpuPart::Does::kAll : CpuPart::Does::kAll")]),
+    ("bench hybrid: the CPU alone has nothing to do", "src/bench/hybrid_steps.cpp", [("if (does == Does::kRemembers) remember(batch);", "")]),
+    ("bench hybrid: two micro-batches are one", "src/bench/hybrid_steps.cpp", [("kind == kHalves ? 2 : 0", "kind == kHalves ? 0 : 0")]),
+    ("bench hybrid: the card alone shares", "src/bench/hybrid_steps.cpp", [("kind == kGpu ? *card_.model() : model_", "kind == kGpu ? model_ : model_")]),
+    ("bench hybrid: over the smaller part", "src/bench/hybrid_bench.cpp", [("m.step / std::max(m.gpu, m.cpu)", "m.step / std::min(m.gpu, m.cpu)")]),
+    ("bench hybrid: the hand-off of all layers", "src/bench/hybrid_bench.cpp", [("(m.no_cpu - m.gpu) / moe_layers(config)", "(m.no_cpu - m.gpu)")]),
+    ("streaming: a gap crosses the link", "offload/cuda_streaming.cpp", [("static_cast<int64_t>(i) * panel_bytes_ + offset;", "static_cast<int64_t>(i) * most_bytes(c_) + offset;"), ("at * panel_bytes_ + offset,", "at * most_bytes(c_) + offset,")]),
 ]

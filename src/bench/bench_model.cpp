@@ -73,6 +73,10 @@ Resident resident_experts(const ModelConfig& c, WeightFormat format, int64_t bud
   return {static_cast<int>(std::max<int64_t>(1, wanted)), static_cast<int>(fit)};
 }
 
+int most_of(const std::vector<int>& values) {
+  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
+}
+
 void check_layers(int n_layers) {
   require(n_layers >= 1 && n_layers <= kMostLayers, "--layers {}: must be between 1 and {}",
           n_layers, kMostLayers);
@@ -81,6 +85,20 @@ void check_layers(int n_layers) {
 ModelConfig with_experts(ModelConfig c, int n_experts) {
   c.router.n_experts = n_experts;
   return c;
+}
+
+ModelConfig with_layers(ModelConfig c, int n_layers) {
+  check_layers(n_layers);
+  c.n_layers = n_layers;
+  c.n_dense_layers = std::min({1, c.n_dense_layers, c.n_layers});
+  c.n_mtp_layers = 0;
+  return c;
+}
+
+ModelConfig with_resident_experts(const ModelConfig& c, WeightFormat format, int64_t budget) {
+  int moe = 0;
+  for (int l = 0; l < c.n_layers; ++l) moe += c.is_moe(l) ? 1 : 0;
+  return with_experts(c, moe == 0 ? 0 : resident_experts(c, format, budget / moe, 0).experts);
 }
 
 }  // namespace tandem

@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "core/team.h"
 #include "model/weights.h"
@@ -35,9 +36,15 @@ Resident resident_experts(const ModelConfig& config, WeightFormat format, int64_
                           int64_t cold);
 int64_t cold_bytes();  // 2 GB, or four times the last-level caches
 
+int most_of(const std::vector<int>& values);  // 0: there are none
+
 void check_layers(int n_layers);  // 1 to 1000, else throws Error
 // The configuration with fewer experts.
 ModelConfig with_experts(ModelConfig config, int n_experts);
+// With fewer layers, the first of them dense if the model has such.
+ModelConfig with_layers(ModelConfig config, int n_layers);
+// With as many experts in each layer as `budget` bytes hold, in all layers together.
+ModelConfig with_resident_experts(const ModelConfig& config, WeightFormat format, int64_t budget);
 
 // One tensor at a time as a checkpoint would hold it.
 class RandomTensor {

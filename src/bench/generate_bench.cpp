@@ -26,10 +26,6 @@ constexpr int kMinRounds = 3;
 constexpr int kBurstsOfPrompt = 4;  // a median of three would follow a single disturbance
 constexpr double kFirstBurst = 0.02;
 
-int most_of(const std::vector<int>& values) {
-  return *std::max_element(values.begin(), values.end());
-}
-
 int64_t longest_sequence(const GenerateBench& bench) {
   return std::max(most_of(bench.contexts) + bench.new_tokens, most_of(bench.prompts)) + 1;
 }
@@ -192,11 +188,7 @@ void add_prediction(Json& row, const std::vector<TimedRun>& runs, const RatesPro
 }  // namespace
 
 ModelConfig cut_model(const GenerateBench& bench) {
-  ModelConfig c = bench.config;
-  check_layers(bench.n_layers);
-  c.n_layers = bench.n_layers;
-  c.n_dense_layers = std::min({1, c.n_dense_layers, c.n_layers});
-  c.n_mtp_layers = 0;
+  const ModelConfig c = with_layers(bench.config, bench.n_layers);
   const int64_t cache = KvCache::bytes_for(c, cache_tokens(bench), DType::kBF16);
   const int64_t left = bench.memory_bytes - backbone_bytes(c, bench.formats) - cache;
   require(
@@ -205,10 +197,7 @@ ModelConfig cut_model(const GenerateBench& bench) {
       "used; choose fewer --layers, a shorter --ctx or raise --memory",
       c.n_layers, cache_tokens(bench), static_cast<double>(bench.memory_bytes - left) * 1e-9,
       static_cast<double>(bench.memory_bytes) * 1e-9);
-  int moe = 0;
-  for (int l = 0; l < c.n_layers; ++l) moe += c.is_moe(l) ? 1 : 0;
-  if (moe == 0) return with_experts(c, 0);
-  return with_experts(c, resident_experts(c, bench.formats.experts, left / moe, 0).experts);
+  return with_resident_experts(c, bench.formats.experts, left);
 }
 
 StepCost cost_of_step(const ModelConfig& config, WeightFormats formats, int64_t context,
@@ -295,7 +284,7 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
                            return decode_runs(there, bench, context, batch, probe);
                          })}});
       add_prediction(decode.back(), runs, probe, [&](const Machine& rates) {
-        return CpuPrediction(config, bench.formats, rates).decode_seconds(batch, context);
+        return StepPrediction(config, bench.formats, rates).decode_seconds(batch, context);
       });
     }
   }
@@ -310,7 +299,7 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
                           return prefill_runs(there, bench, n, probe);
                         })}});
     add_prediction(prefill.back(), runs, probe, [&](const Machine& rates) {
-      return CpuPrediction(config, bench.formats, rates).prefill_seconds(n, bench.step_tokens);
+      return StepPrediction(config, bench.formats, rates).prefill_seconds(n, bench.step_tokens);
     });
   }
 

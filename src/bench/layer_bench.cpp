@@ -52,10 +52,6 @@ Cost sum_of(const LayerCost& cost) {
           cost.matrices.ops + cost.experts.ops + cost.attention.ops};
 }
 
-int most_of(const std::vector<int>& values) {
-  return *std::max_element(values.begin(), values.end());
-}
-
 }  // namespace
 
 LayerCost cost_of_layer(const ModelConfig& config, WeightFormats formats, bool moe, int64_t context,

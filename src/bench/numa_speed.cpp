@@ -11,7 +11,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kPieceBytes = 1 << 20;
+constexpr int64_t kNodePieceBytes = 1 << 20;
 
 // All cores of `node` walk through the memory together.
 double read_rate(const Topology& topology, int node, const Buffer& memory,
@@ -24,15 +24,15 @@ double read_rate(const Topology& topology, int node, const Buffer& memory,
     threads.emplace_back([&, cpu] {
       const Pin pin(topology, cpu);
       do
-        loop.run(memory.data() + next++ % (memory.bytes() / kPieceBytes) * kPieceBytes,
-                 kPieceBytes);
+        loop.run(memory.data() + next++ % (memory.bytes() / kNodePieceBytes) * kNodePieceBytes,
+                 kNodePieceBytes);
       while (!stop);
     });
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   stop = true;
   for (std::thread& thread : threads) thread.join();
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-  return static_cast<double>(next * kPieceBytes) / spent.count();
+  return static_cast<double>(next * kNodePieceBytes) / spent.count();
 }
 
 }  // namespace
@@ -40,7 +40,7 @@ double read_rate(const Topology& topology, int node, const Buffer& memory,
 NumaSpeed numa_speed(const Topology& topology, const cpu::ReadLoop& loop, int64_t bytes,
                      double seconds) {
   const int n = topology.n_nodes();
-  bytes = std::max(kPieceBytes, bytes / kPieceBytes * kPieceBytes);
+  bytes = std::max(kNodePieceBytes, bytes / kNodePieceBytes * kNodePieceBytes);
   NumaSpeed speed;
   for (int i = 0; i < n; ++i) {
     const Buffer memory(bytes);

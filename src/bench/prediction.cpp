@@ -8,12 +8,12 @@
 namespace tandem {
 namespace {
 
-constexpr Device kCpu{};
+constexpr Device kCpu{}, kGpu{0, 0};
 
-Placement all_on_cpu(const ModelConfig& config, WeightFormats formats) {
+Placement experts_on_cpu(const ModelConfig& config, WeightFormats formats, Device backbone) {
   Placement p;
   p.backbone = formats.backbone;
-  p.stages = {{0, config.n_layers - 1, {kCpu}, 1}};
+  p.stages = {{0, config.n_layers - 1, {backbone}, 1}};
   std::vector<int> all(config.router.n_experts);
   std::iota(all.begin(), all.end(), 0);
   for (int l = 0; l < config.n_layers; ++l)
@@ -23,30 +23,42 @@ Placement all_on_cpu(const ModelConfig& config, WeightFormats formats) {
 
 }  // namespace
 
-CpuPrediction::CpuPrediction(const ModelConfig& config, WeightFormats formats,
-                             const Machine& machine)
-    : config_(config), machine_(machine), placement_(all_on_cpu(config, formats)) {}
+StepPrediction::StepPrediction(const ModelConfig& config, WeightFormats formats,
+                               const Machine& machine)
+    : config_(config),
+      machine_(machine),
+      placement_(experts_on_cpu(config, formats, machine.gpus.empty() ? kCpu : kGpu)) {}
 
-double CpuPrediction::decode_seconds(int batch, int context) const {
-  return step_seconds(batch, context, false);
+double StepPrediction::decode_seconds(int batch, int context) const {
+  return step(batch, context, false).step_seconds;
 }
 
-double CpuPrediction::prefill_seconds(int n, int step_tokens) const {
+double StepPrediction::prefill_seconds(int n, int step_tokens) const {
   double seconds = 0;
   for (int first = 0; first < n; first += step_tokens) {
     const int tokens = std::min(step_tokens, n - first);
-    seconds += step_seconds(tokens, first + tokens, true);
+    seconds += step(tokens, first + tokens, true).step_seconds;
   }
   return seconds;
 }
 
-double CpuPrediction::step_seconds(double tokens, double context, bool prefill) const {
+double StepPrediction::shared_decode_seconds(int batch, int context) const {
+  const Phase phase = step(batch, context, false);
+  return phase.step_seconds - phase.head_seconds;
+}
+
+double StepPrediction::streamed_seconds(int n) {
+  placement_.stream_from_tokens = n;
+  const Phase phase = step(n, n, true);
+  return phase.step_seconds - phase.head_seconds;
+}
+
+Phase StepPrediction::step(double tokens, double context, bool prefill) const {
   Workload workload;
   workload.context = static_cast<int64_t>(context);
   const RoutingStatistics uniform(config_);
   return predict_step({config_, machine_, workload, uniform}, placement_,
-                      {tokens, context, prefill, 1})
-      .step_seconds;
+                      {tokens, context, prefill, 1});
 }
 
 void RatesProbe::burst(double seconds) {

@@ -1,5 +1,5 @@
-// What the planner's model of costs says of a model on this machine's CPUs, with the rates that
-// were measured beside it, to hold against what was measured.
+// What the planner's model of costs says of a model on this machine, with the rates that were
+// measured beside it, to hold against what was measured.
 #pragma once
 #include <vector>
 
@@ -10,18 +10,24 @@
 
 namespace tandem {
 
-class CpuPrediction {
+class StepPrediction {
  public:
-  // `config` outlives it.
-  CpuPrediction(const ModelConfig& config, WeightFormats formats, const Machine& machine);
+  // Of the CPUs alone, or, where the machine has a GPU, of a backbone there and experts on the
+  // CPUs. `config` outlives it.
+  StepPrediction(const ModelConfig& config, WeightFormats formats, const Machine& machine);
 
   // A step of one token of each of `batch` sequences at the end of `context`.
   double decode_seconds(int batch, int context) const;
   // A prompt of n tokens in steps of up to step_tokens.
   double prefill_seconds(int n, int step_tokens) const;
 
+  // Without logits, shared by GPU and CPUs: a token of each of `batch` sequences,
+  double shared_decode_seconds(int batch, int context) const;
+  // and n tokens of a prompt, with experts brought to the GPU.
+  double streamed_seconds(int n);
+
  private:
-  double step_seconds(double tokens, double context, bool prefill) const;
+  Phase step(double tokens, double context, bool prefill) const;
 
   const ModelConfig& config_;
   const Machine machine_;

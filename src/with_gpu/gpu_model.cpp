@@ -182,11 +182,9 @@ class Loaded final : public GpuModel {
     return *card_experts_;
   }
   void add_cpu_experts(CpuExperts& experts, Timeline* timeline) override {
-    std::vector<cpu::ActivationType> rows;
-    rows.reserve(config_.n_layers);
-    for (int l = 0; l < config_.n_layers; ++l) rows.push_back(experts.activation(l));
     hybrid_ = std::make_unique<HybridExperts>(
-        config_, HybridExperts::Parts{weights_, *card_experts_, experts, std::move(rows), stream_},
+        config_,
+        HybridExperts::Parts{weights_, *card_experts_, experts, experts.activations(), stream_},
         max_tokens_);
     hybrid_->keep_awake(experts.team());
     hybrid_->halve_from(halve_from_);

@@ -4,12 +4,51 @@
 
 #include "gpu_model.h"
 #include "gpu_twins.h"
-#include "offload/cuda_experts.h"
+#include "offload/hybrid_experts.h"
 #include "ops/cuda_ops.h"
 #include "ops/cuda_weights.h"
 
 namespace tandem {
 namespace {
+
+class Shared final : public HybridTwin {
+ public:
+  struct Parts {
+    const ModelConfig& config;
+    const ModelWeights& weights;
+    CudaExperts& on_card;
+    CudaExpertRows& rows;
+    gpu::Stream& stream;
+  };
+  Shared(const Parts& parts, CpuExperts& experts, RoutedExperts& on_cpu, int max_tokens)
+      : parts_(parts),
+        experts_(experts),
+        max_tokens_(max_tokens),
+        hybrid_(parts.config,
+                {parts.weights, parts.on_card, on_cpu, experts.activations(), parts.stream},
+                max_tokens) {
+    hybrid_.keep_awake(experts.team());
+  }
+
+  RoutedExperts& experts() override { return hybrid_; }
+  void halve_from(int n_sequences) override { hybrid_.halve_from(n_sequences); }
+  std::optional<int> measure_crossover(int max_tokens) override {
+    if (!CudaStreaming::takes(experts_)) return {};
+    streaming_ = std::make_unique<CudaStreaming>(parts_.config, experts_, parts_.rows, max_tokens_,
+                                                 parts_.stream);
+    streaming_->divide_by(streaming_->measured_rates(max_tokens));
+    return hybrid_.measured_crossover(max_tokens, *streaming_);
+  }
+  void stream_from(int n_tokens) override { hybrid_.stream_from(n_tokens, *streaming_); }
+  int64_t bytes_brought() const override { return streaming_->bytes_brought(); }
+
+ private:
+  const Parts parts_;
+  CpuExperts& experts_;
+  const int max_tokens_;
+  std::unique_ptr<CudaStreaming> streaming_;
+  HybridExperts hybrid_;
+};
 
 class Twin final : public GpuTwin {
  public:
@@ -24,6 +63,11 @@ class Twin final : public GpuTwin {
   const ModelWeights& weights() const override { return weights_; }
   Ops& ops() override { return *ops_; }
   RoutedExperts& experts() override { return *experts_; }
+  std::unique_ptr<HybridTwin> share(CpuExperts& experts, RoutedExperts& on_cpu,
+                                    int max_tokens) override {
+    return std::make_unique<Shared>(Shared::Parts{config_, weights_, *experts_, *rows_, stream_},
+                                    experts, on_cpu, max_tokens);
+  }
   QuantView repeated(TensorView rows, int64_t n_rows) override;
   void to_card(TensorView from, TensorView to) override {
     check(from.stride == from.cols && to.stride == to.cols, "matrices without gaps");

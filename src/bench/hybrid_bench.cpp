@@ -1,0 +1,171 @@
+#include "bench/hybrid_bench.h"
+
+#include <algorithm>
+
+#include "bench/prediction.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kBurst = 0.02;
+
+int moe_layers(const ModelConfig& config) {
+  int n = 0;
+  for (int l = 0; l < config.n_layers; ++l) n += config.is_moe(l) ? 1 : 0;
+  return n;
+}
+
+// Null where the card's rates are unknown.
+void add_prediction(Json& row, const std::optional<double>& predicted) {
+  row["predicted_seconds"] = predicted ? Json(*predicted) : Json();
+  row["prediction_error"] =
+      predicted ? Json(*predicted / row["seconds"].get<double>() - 1) : Json();
+}
+
+Json prefill_row(const HybridSteps::Prefill& p, int n) {
+  const double brought = static_cast<double>(p.bytes) / p.streamed;
+  return {{"tokens", n},
+          {"seconds", p.streamed},
+          {"tokens_per_second", n / p.streamed},
+          {"cpu_experts_seconds", p.on_cpu},
+          {"bytes_brought", p.bytes},
+          {"bytes_per_second", brought},
+          {"copy_bytes_per_second", p.copy_bytes_per_second},
+          {"link_ratio", brought / p.copy_bytes_per_second},
+          {"crossover_tokens", p.crossover}};
+}
+
+std::string ms(const Json& seconds) {
+  return seconds.is_null() ? "-" : fmt::format("{:.3f}", seconds.get<double>() * 1e3);
+}
+std::string percent(const Json& part) {
+  return part.is_null() ? "-" : fmt::format("{:.0f} %", part.get<double>() * 100);
+}
+std::string fold(const Json& factor) {
+  return factor.is_null() ? "-" : fmt::format("{:.2f} x", factor.get<double>());
+}
+
+}  // namespace
+
+Json decode_row(const HybridSteps::Decode& m, const ModelConfig& config, int context, int n) {
+  return {{"context", context},
+          {"batch", n},
+          {"seconds", m.step},
+          {"tokens_per_second", n / m.step},
+          {"gpu_seconds", m.gpu},
+          {"cpu_seconds", m.cpu},
+          {"over_larger_part", m.step / std::max(m.gpu, m.cpu)},
+          {"halves_seconds", n > 1 ? Json(m.halves) : Json()},
+          {"halves_gain", n > 1 ? Json(m.step / m.halves) : Json()},
+          {"hand_off_seconds", (m.no_cpu - m.gpu) / moe_layers(config)}};
+}
+
+Json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed) {
+  const ModelConfig config = with_resident_experts(with_layers(bench.config, bench.n_layers),
+                                                   bench.formats.experts, bench.memory_bytes);
+  require(moe_layers(config) > 0, "--layers {}: the first layer is dense, choose at least 2",
+          bench.n_layers);
+  CpuWeights home(kernels, speed.team().topology());
+  const ModelWeights weights = random_weights(
+      config, bench.formats, [](const WeightSpec& spec) { return spec.use == WeightUse::kExpert; },
+      home, speed.team());
+  const DeepSeek::Limits limits = {std::max(most_of(bench.batches), most_of(bench.prompts)), 1};
+  CpuExperts experts(kernels, config, weights, limits.max_tokens, speed.team());
+  const int longest = std::max(most_of(bench.contexts), most_of(bench.prompts));
+  const ModelOnCard card(bench.gpus,
+                         {.config = config,
+                          .formats = {bench.formats.backbone, bench.formats.backbone},
+                          .wanted =
+                              [](const WeightSpec& s) {
+                                return s.use != WeightUse::kExpert && s.use != WeightUse::kHead;
+                              },
+                          .max_tokens = limits.max_tokens,
+                          .context = longest},
+                         limits, int64_t{most_of(bench.batches)} * pages_for(longest) * kPageSize);
+  require(card.model() != nullptr,
+          "{} layers without routed experts, and the caches, do not fit {}: choose fewer --layers, "
+          "a shorter --ctx or a smaller --batch",
+          config.n_layers, bench.card);
+  HybridSteps steps({config, experts, card, limits, bench.before_cpu});
+
+  RatesProbe probe(speed, kernels.isa, bench.curves);
+  // What measure() takes, and a prediction with the CPU's rates beside it.
+  const auto with_prediction = [&](const auto& measure) {
+    const int first = probe.n_bursts();
+    if (bench.rates) probe.burst(kBurst);
+    const auto measured = measure();
+    std::optional<StepPrediction> prediction;
+    if (bench.rates) {
+      probe.burst(kBurst);
+      Machine machine = probe.machine(first, probe.n_bursts());
+      machine.gpus = {*bench.rates};
+      prediction.emplace(config, bench.formats, machine);
+    }
+    return std::pair(measured, std::move(prediction));
+  };
+  Json decode = Json::array(), prefill = Json::array();
+  for (const int context : bench.contexts)
+    for (const int n : bench.batches) {
+      auto [measured, prediction] =
+          with_prediction([&] { return steps.decode(context, n, bench.seconds); });
+      std::optional<double> one;
+      if (prediction) one = prediction->shared_decode_seconds(n, context);
+      decode.push_back(decode_row(measured, config, context, n));
+      add_prediction(decode.back(), one);
+    }
+  for (const int n : bench.prompts) {
+    auto [measured, prediction] = with_prediction([&] { return steps.prefill(n, bench.seconds); });
+    if (!measured) break;
+    std::optional<double> streamed;
+    if (prediction) streamed = prediction->streamed_seconds(n);
+    prefill.push_back(prefill_row(*measured, n));
+    add_prediction(prefill.back(), streamed);
+  }
+  return {{"bench", "hybrid"},
+          {"config", bench.config_name},
+          {"card", bench.card},
+          {"isa", kernels.name},
+          {"threads", speed.team().size()},
+          {"layers", config.n_layers},
+          {"dense_layers", config.n_dense_layers},
+          {"experts", format_name(bench.formats.experts)},
+          {"format", format_name(bench.formats.backbone)},
+          {"resident_experts", config.router.n_experts},
+          {"decode", decode},
+          {"prefill", prefill}};
+}
+
+std::string hybrid_text(const Json& r) {
+  std::string text = fmt::format(
+      "{} cut to {} layers ({} dense), {} of its experts a layer, experts {} on {} threads ({}), "
+      "the rest {} on {}\n",
+      r["config"].get<std::string>(), r["layers"].get<int>(), r["dense_layers"].get<int>(),
+      r["resident_experts"].get<int>(), r["experts"].get<std::string>(), r["threads"].get<int>(),
+      r["isa"].get<std::string>(), r["format"].get<std::string>(), r["card"].get<std::string>());
+  text += fmt::format("\n{:>8}{:>7}{:>11}{:>11}{:>11}{:>12}{:>15}{:>8}{:>16}{:>14}{:>7}\n",
+                      "context", "batch", "step ms", "GPU alone", "CPU alone", "/ larger",
+                      "two parts ms", "gain", "hand-off us", "predicted ms", "off");
+  for (const Json& d : r["decode"])
+    text += fmt::format("{:>8}{:>7}{:>11}{:>11}{:>11}{:>12}{:>15}{:>8}{:>16.1f}{:>14}{:>7}\n",
+                        d["context"].get<int>(), d["batch"].get<int>(), ms(d["seconds"]),
+                        ms(d["gpu_seconds"]), ms(d["cpu_seconds"]), fold(d["over_larger_part"]),
+                        ms(d["halves_seconds"]), fold(d["halves_gain"]),
+                        d["hand_off_seconds"].get<double>() * 1e6, ms(d["predicted_seconds"]),
+                        percent(d["prediction_error"]));
+  if (r["prefill"].empty()) return text;
+  text += fmt::format("\n{:>8}{:>14}{:>16}{:>11}{:>11}{:>9}{:>11}{:>14}{:>7}\n", "prompt",
+                      "streamed ms", "CPU experts ms", "GB/s", "copy GB/s", "of it", "crossover",
+                      "predicted ms", "off");
+  for (const Json& p : r["prefill"])
+    text += fmt::format("{:>8}{:>14}{:>16}{:>11.2f}{:>11.2f}{:>9}{:>11}{:>14}{:>7}\n",
+                        p["tokens"].get<int>(), ms(p["seconds"]), ms(p["cpu_experts_seconds"]),
+                        p["bytes_per_second"].get<double>() * 1e-9,
+                        p["copy_bytes_per_second"].get<double>() * 1e-9, percent(p["link_ratio"]),
+                        p["crossover_tokens"].get<int>(), ms(p["predicted_seconds"]),
+                        percent(p["prediction_error"]));
+  return text;
+}
+
+}  // namespace tandem

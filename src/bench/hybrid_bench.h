@@ -1,0 +1,37 @@
+// `tandem bench hybrid`: steps that a GPU and the CPU share, of a cut model with random weights.
+#pragma once
+#include <nlohmann/json.hpp>
+
+#include "bench/hybrid_steps.h"
+#include "bench/machine_speed.h"
+#include "core/machine.h"
+
+namespace tandem {
+
+struct HybridBench {
+  std::string config_name, card;  // card: its name
+  ModelConfig config;
+  int n_layers;  // the first is dense, the others have experts
+  WeightFormats formats;
+  std::vector<int> contexts;  // at which is decoded
+  std::vector<int> batches;   // sequences that are decoded at a time
+  std::vector<int> prompts;   // tokens of a streamed step
+  double seconds;             // a row
+  int64_t memory_bytes;       // for experts
+  GpuTwins gpus;
+  // For what is predicted: of this machine, and the card's rates; nothing: unknown.
+  std::vector<EfficiencyCurve> curves = {};
+  std::optional<Gpu> rates = {};
+  std::function<void()> before_cpu = {};  // HybridSteps
+};
+
+// A row of what was measured of a decode step, as the report has it.
+nlohmann::ordered_json decode_row(const HybridSteps::Decode& measured, const ModelConfig& config,
+                                  int context, int n_sequences);
+
+// Fields as in docs/benchmarks.md. Throws Error when host or card have too little memory.
+nlohmann::ordered_json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels,
+                                    MachineSpeed& speed);
+std::string hybrid_text(const nlohmann::ordered_json& report);
+
+}  // namespace tandem

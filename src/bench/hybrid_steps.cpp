@@ -1,0 +1,206 @@
+#include "bench/hybrid_steps.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "bench/machine_speed.h"
+#include "bench/random_cache.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kLeastRounds = 3;
+constexpr int kSteps = 4;  // with different tokens, so that their experts come from memory
+
+// Next tokens of sequences at the end of `context`, kSteps times.
+class DecodeSteps {
+ public:
+  DecodeSteps(KvCache& cache, int vocab, int context, int n) : cache_(cache) {
+    std::mt19937 rng(context + n);
+    for (std::vector<int32_t>& tokens : tokens_)
+      for (int i = 0; i < n; ++i)
+        tokens.push_back(std::uniform_int_distribution<int32_t>(0, vocab - 1)(rng));
+    pages_.resize(n);
+    positions_.assign(n, context - 1);
+    for (int i = 0; i < n; ++i) {
+      for (int p = 0; p < pages_for(context); ++p) pages_[i].push_back(cache.take_page());
+      sequences_.push_back({i, 1, context, pages_[i]});
+    }
+  }
+  ~DecodeSteps() {
+    for (std::vector<int32_t>& pages : pages_) cache_.give_back(pages);
+  }
+  DecodeSteps(const DecodeSteps&) = delete;
+  DecodeSteps& operator=(const DecodeSteps&) = delete;
+
+  Batch at(int step) const { return {tokens_[step], positions_, sequences_, {}}; }
+
+ private:
+  KvCache& cache_;
+  std::array<std::vector<int32_t>, kSteps> tokens_;
+  std::vector<int32_t> positions_;
+  std::vector<std::vector<int32_t>> pages_;
+  std::vector<Sequence> sequences_;
+};
+
+TensorView copy_of(const TensorView& from, std::vector<Buffer>& memory) {
+  TensorView to = from;
+  const int64_t bytes = from.rows * from.stride * size_of(from.dtype);
+  to.data = memory.emplace_back(bytes).data();
+  std::memcpy(to.data, from.data, static_cast<size_t>(bytes));
+  return to;
+}
+
+}  // namespace
+
+// The CPU's experts on the way to them, as a shared step asks for them.
+class CpuPart final : public RoutedExperts {
+ public:
+  enum class Does { kAll, kRemembers, kNothing };
+  CpuPart(CpuExperts& experts, std::function<void()> before, const ModelConfig& config, int rows)
+      : experts_(experts), before_(std::move(before)) {
+    arena_ = Arena::holding([&](auto visit) { visit(sum_, rows, config.dim, DType::kF32); });
+  }
+
+  void submit(const ExpertBatch& batch) override {
+    if (does == Does::kNothing) return;
+    if (does == Does::kRemembers) remember(batch);
+    if (before_) before_();
+    experts_.submit(batch);
+  }
+  void add_to(TensorView y) override {
+    if (does != Does::kNothing) experts_.add_to(y);
+  }
+
+  // All that was asked for while it did, once more.
+  struct Asked {
+    std::vector<ExpertBatch> batches;
+    std::vector<Buffer> memory;
+  };
+  Asked take_remembered() { return std::move(asked_); }
+  void repeat(const Asked& asked) {
+    for (const ExpertBatch& batch : asked.batches) {
+      submit(batch);
+      const TensorView sum = sum_.rows_from(0, batch.x.rows);
+      std::memset(sum.data, 0, static_cast<size_t>(sum.rows * sum.row_bytes()));
+      add_to(sum);
+    }
+  }
+
+  Does does = Does::kAll;
+
+ private:
+  void remember(const ExpertBatch& batch) {
+    ExpertBatch& kept = asked_.batches.emplace_back(batch);
+    kept.x = copy_of(batch.x, asked_.memory);
+    kept.routing.ids = copy_of(batch.routing.ids, asked_.memory);
+    kept.routing.weights = copy_of(batch.routing.weights, asked_.memory);
+    const TensorView scales = {const_cast<float*>(batch.x_scales), batch.x.rows, 1, 1, DType::kF32};
+    kept.x_scales = copy_of(scales, asked_.memory).row<float>(0);
+  }
+
+  CpuExperts& experts_;
+  const std::function<void()> before_;
+  Arena arena_;
+  TensorView sum_;
+  Asked asked_;
+};
+
+HybridSteps::HybridSteps(const Parts& p)
+    : config_(p.config),
+      card_(p.card),
+      ops_(p.card.twin()->ops()),
+      limits_(p.limits),
+      cpu_(new CpuPart(p.experts, p.before_cpu, p.config, p.limits.max_tokens)),
+      shared_(p.card.twin()->share(p.experts, *cpu_, p.limits.max_tokens)),
+      model_(p.config, p.card.twin()->weights(), ops_, shared_->experts(), p.limits,
+             AttentionForm::kAuto) {}
+
+HybridSteps::~HybridSteps() = default;
+
+void HybridSteps::forward(DeepSeek& model, const Batch& batch) {
+  model.forward(batch, *card_.cache());
+  ops_.wait();
+}
+
+HybridSteps::Decode HybridSteps::decode(int context, int n_sequences, double seconds) {
+  const DecodeSteps steps(*card_.cache(), config_.vocab, context, n_sequences);
+  std::vector<CpuPart::Asked> asked;
+  shared_->halve_from(0);
+  for (int i = 0; i < kSteps; ++i) {
+    cpu_->does = CpuPart::Does::kRemembers;
+    forward(model_, steps.at(i));
+    asked.push_back(cpu_->take_remembered());
+  }
+
+  // In turns, so that a disturbance is in all of them.
+  enum Kind { kStep, kHalves, kNoCpu, kGpu, kCpu, kKinds };
+  std::array<std::vector<double>, kKinds> times;
+  const auto run = [&](Kind kind, int step) {
+    cpu_->does = kind == kNoCpu ? CpuPart::Does::kNothing : CpuPart::Does::kAll;
+    shared_->halve_from(kind == kHalves ? 2 : 0);
+    return seconds_of([&] {
+      if (kind == kCpu)
+        cpu_->repeat(asked[step]);
+      else
+        forward(kind == kGpu ? *card_.model() : model_, steps.at(step));
+    });
+  };
+  for (int kind = 0; kind < kKinds; ++kind) run(Kind(kind), 0);  // records, starts kernels
+  double spent = 0;
+  for (int round = 0; round < kLeastRounds || spent < seconds; ++round)
+    for (int kind = 0; kind < kKinds; ++kind) {
+      times[kind].push_back(run(Kind(kind), round % kSteps));
+      spent += times[kind].back();
+    }
+  return {median(times[kStep]), median(times[kHalves]), median(times[kNoCpu]), median(times[kGpu]),
+          median(times[kCpu])};
+}
+
+std::optional<HybridSteps::Prefill> HybridSteps::prefill(int n, double seconds) {
+  constexpr int64_t kCopied = 32 << 20;
+  cpu_->does = CpuPart::Does::kAll;
+  if (!crossover_) crossover_ = shared_->measure_crossover(limits_.max_tokens);
+  if (!crossover_) return {};
+  std::vector<int32_t> pages;
+  for (int i = 0; i < pages_for(n); ++i) pages.push_back(card_.cache()->take_page());
+  LastTokens prompt(n, n, pages);
+  std::mt19937 rng(n);
+  for (int32_t& token : prompt.tokens)
+    token = std::uniform_int_distribution<int32_t>(0, config_.vocab - 1)(rng);
+  const Buffer pinned = ops_.allocate_on_host(kCopied), there = ops_.allocate(kCopied);
+
+  std::vector<double> streamed, on_cpu, copies;
+  int64_t bytes = 0;
+  const auto chunk = [&](int from) {
+    shared_->stream_from(from);
+    const int64_t before = shared_->bytes_brought();
+    const double taken = seconds_of([&] { forward(model_, prompt.batch()); });
+    bytes = shared_->bytes_brought() - before;
+    return taken;
+  };
+  const auto copy = [&] {
+    return seconds_of([&] {
+      ops_.copy(pinned.data(), kCopied, there.data());
+      ops_.wait();
+    });
+  };
+  const int never = limits_.max_tokens + 1;
+  chunk(never);
+  chunk(n);  // now it is known which experts are likely
+  copy();
+  double spent = 0;
+  for (int round = 0; round < kLeastRounds || spent < seconds; ++round) {
+    on_cpu.push_back(chunk(never));
+    copies.push_back(copy());
+    streamed.push_back(chunk(n));
+    spent += on_cpu.back() + copies.back() + streamed.back();
+  }
+  shared_->stream_from(never);
+  card_.cache()->give_back(pages);
+  return Prefill{median(streamed), median(on_cpu), bytes,
+                 static_cast<double>(kCopied) / median(copies), *crossover_};
+}
+
+}  // namespace tandem
