@@ -89,7 +89,7 @@ std::optional<Bounds> bounds_of_card() {
 // Prints rows as they come, and draws them all at the end.
 class Rows {
  public:
-  explicit Rows(const Options& o) : options_(o), card_(bounds_of_card()) {
+  Rows(const Options& o, std::optional<Bounds> card) : options_(o), card_(card) {
     if (o.bench.plot.empty()) return;
     plot_.open(o.bench.plot);
     require(plot_.is_open(), "--plot {}: cannot be written", o.bench.plot);
@@ -148,9 +148,10 @@ struct LayersOf {
 template <class WhatOf, class Measure>
 int print_rows(const Options& options, WhatOf what_of, Measure measure) {
   require_sane(options.bench);
-  Bench bench(options);
+  const std::optional<Bounds> card = bounds_of_card();
+  Bench bench(options);  // after the driver's threads, which would stay on the team's first core
   const auto what = what_of(bench.config);
-  Rows rows(options);
+  Rows rows(options, card);
   MachineSpeed speed = bench.speed();
   measure(what, bench.kernels, speed, rows.printer());
   return rows.finish();
@@ -262,6 +263,7 @@ int bench_generate_command(const Options& options) {
   require_sane(b);
   require(b.new_tokens >= 2 && b.new_tokens <= kMostTokens, "-n {}: must be between 2 and {}",
           b.new_tokens, kMostTokens);
+  const std::optional<Bounds> card = bounds_of_card();
   Bench bench(options);
   const WeightFormats formats = {backbone_format(b.format, bench.config),
                                  expert_format(b.experts, bench.config)};
@@ -280,7 +282,6 @@ int bench_generate_command(const Options& options) {
                               .curves = saved_curves(bench.kernels)};
   cut_model(what);
   MachineSpeed speed = bench.speed();
-  const std::optional<Bounds> card = bounds_of_card();
   nlohmann::ordered_json report = bench_generate(what, bench.kernels, speed);
   for (auto& row : report["decode"])
     row["gpu_roofline_ratio"] =
@@ -298,10 +299,10 @@ int bench_hybrid_command(const Options& options) {
   const BenchOptions& b = options.bench;
   require_sane(b);
   require_list("--tokens", b.tokens, kStepTokens);
-  Bench bench(options);
   const std::string why_not = why_no_gpu();
   require(why_not.empty(), "bench hybrid needs a GPU: {}", why_not);
   const Gpu card = measured_gpu(kCardSeconds);
+  Bench bench(options);  // after the driver's threads, which would stay on the team's first core
   const HybridBench what = {
       .config_name = b.config,
       .card = card.name,
