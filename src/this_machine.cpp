@@ -50,11 +50,12 @@ nlohmann::ordered_json measure_this_machine(const Measuring& how) {
   const Topology topology = this_topology();
   const Topology part = with_threads(topology, how.n_threads);
   const DiskSpeed disk = disk_speed(how, part.n_cores());
+  const FoundGpus gpus = gpus_with_rates(how.seconds);  // before the team pins this thread
   Team team(part);
   const int64_t enough = MachineSpeed::enough_bytes(team);
   MachineSpeed speed(team, how.memory_bytes > 0 ? std::min(enough, how.memory_bytes) : enough);
   nlohmann::ordered_json report = machine_report(topology, speed, how.seconds);
-  add_disk_and_gpus(report, disk, gpus_with_rates(how.seconds));
+  add_disk_and_gpus(report, disk, gpus);
   return report;
 }
 
