@@ -1,5 +1,6 @@
 // The hand-off between the GPU, real or emulated, and the CPU's experts: whoever is late is waited
 // for, nothing is lost, and who does not come is said.
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <map>
@@ -68,6 +69,7 @@ class HybridSteps : public HybridHandOff {
            rows(x_card_, dim_, DType::kF32),
            {rows(ids_card_, kActive, DType::kI32), rows(weights_card_, kActive, DType::kF32)},
            part.first_row()});
+      if (between_) between_();
       hybrid_->add_to(rows(y_card_, dim_, DType::kF32));
     };
     const auto end = [&](int layer, const Batch& part) {
@@ -104,6 +106,7 @@ class HybridSteps : public HybridHandOff {
   }
 
   std::vector<int> layers_ = {1, 2, 3};
+  std::function<void()> between_;  // enqueues what the forward pass has there: the shared expert
   const int dim_ = random_.config.dim;
   const std::vector<int32_t> ids_ = {0, 1, 2, 5, 6, 7, 1, 3, 4, 0, 2, 7, 3, 4, 5, 6, 1, 0};
   const std::vector<float> zeros_ = std::vector<float>(kTokens * dim_, 0.f),
@@ -187,6 +190,40 @@ TEST_F(HybridSteps, HalvesOverlap) {
   double best = 0;  // another program may have taken the time of one
   for (int i = 0; i < 3 && best < 1.3; ++i) best = std::max(best, seconds(1) / seconds(2));
   EXPECT_GE(best, 1.3);
+}
+
+// The CPU's part is not done before the card has done what it got between submit() and add_to(), of
+// both halves: so the card must not wait for the CPU before that. In steps kernel by kernel and in
+// recorded ones.
+TEST_F(HybridSteps, TheSharedExpertRunsWhileTheCpuComputes) {
+  std::atomic<int> n_done = 0;  // shared experts
+  int n_begun = 0, n_late = 0, n_parts = 1;
+  between_ = [&] { stream_.run_on_host([&] { ++n_done; }); };
+  interposed_->before = [&] {
+    const int n_before_await = n_begun++ + n_parts;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(n_late > 0 ? 0 : 5);
+    while (n_done < n_before_await && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    n_late += n_done < n_before_await;
+  };
+  for (const bool recorded : {false, true})
+    for (n_parts = 1; n_parts <= 2; ++n_parts) {
+      SCOPED_TRACE(testing::Message() << n_parts << " parts" << (recorded ? ", recorded" : ""));
+      n_done = n_begun = 0;
+      start();
+      if (recorded) {
+        const gpu::Graph graph = stream_.capture([&] { enqueue(n_parts); });
+        stream_.replay(graph);
+        hybrid_->follow(parts(n_parts));
+        expect_sum();
+      } else {
+        enqueue(n_parts);
+        expect_sum();
+      }
+      EXPECT_EQ(n_begun, 2 * n_parts) << "layers 1 and 2 have experts on the CPU";
+      EXPECT_EQ(n_done, 3 * n_parts);
+      EXPECT_EQ(n_late, 0) << "the card waited for the CPU before the shared expert";
+    }
 }
 
 // A recorded step goes through its layers without submit() and add_to().
