@@ -1,9 +1,11 @@
-// Memory is decided before the first step also where GPU and CPU share it: such a step allocates
-// nothing. Only with the emulated GPU, which says what is its own.
+// Memory is decided before the first step: a decode step allocates nothing, neither on the host nor
+// of the card, and waits for the card once, for its logits; also where GPU and CPU share it. Only
+// with the emulated GPU, which says what is its own, and counts.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <ostream>
 
 #include "conversation.h"
 #include "gpu_kernels/emulated/emulator.h"
@@ -40,37 +42,60 @@ Placement shared_placement(const ModelConfig& c, int stream_from) {
   return p;
 }
 
-class SharedSteps {
+struct Cost {
+  int64_t allocations = 0;  // of host memory
+  int64_t buffers = 0;      // of the card's, and of pinned memory
+  int64_t waits = 0;        // of the host for the card
+
+  static Cost so_far() {
+    const gpu::emulated::Counts& counts = gpu::emulated::counts();
+    return {n_allocations, counts.buffers, counts.waits};
+  }
+  Cost operator-(const Cost& other) const {
+    return {allocations - other.allocations, buffers - other.buffers, waits - other.waits};
+  }
+  bool operator==(const Cost&) const = default;
+  friend std::ostream& operator<<(std::ostream& out, const Cost& c) {
+    return out << c.allocations << " allocations, " << c.buffers << " buffers, " << c.waits
+               << " waits";
+  }
+};
+constexpr Cost kLogitsAwaited = {.waits = 1};
+
+class Steps {
  public:
-  SharedSteps(const ModelOptions& options) : loaded_(options), logits_(loaded_.config().vocab) {
-    EXPECT_TRUE(says(loaded_.device(), "experts also on the cpu"));
+  Steps(const ModelOptions& options, bool shared)
+      : loaded_(options), logits_(loaded_.config().vocab) {
+    EXPECT_EQ(says(loaded_.device(), "experts also on the cpu"), shared);
   }
-  // Of tokens from here on; how much it allocates.
-  int64_t allocations_of(int n_tokens) {
-    std::vector<int32_t> tokens(n_tokens), positions(n_tokens);
-    for (int i = 0; i < n_tokens; ++i) {
-      tokens[i] = (7 * i + 3) % loaded_.config().vocab;
-      positions[i] = length_ + i;
-    }
+  // Of one sequence, which goes on.
+  Cost of_prompt(int n_tokens) {
     length_ += n_tokens;
-    const Sequence sequence{0, n_tokens, length_, pages_};
-    return allocations_of({tokens, positions, {&sequence, 1}, {}});
+    return of({{0, n_tokens, length_, pages_}});
   }
-  // Of two sequences, which go through the layers in turn.
-  int64_t allocations_of_halves() {
-    const int32_t position = length_++;
-    const std::vector<int32_t> tokens = {1, 2}, positions = {position, position};
-    const std::vector<Sequence> sequences = {{0, 1, length_, pages_}, {1, 1, length_, others_}};
-    return allocations_of({tokens, positions, sequences, {}});
+  // Of a token of each sequence; they share pages.
+  Cost of_decode(int n_sequences) {
+    ++length_;
+    std::vector<Sequence> sequences;
+    for (int s = 0; s < n_sequences; ++s)
+      sequences.push_back({s, 1, length_, s % 2 ? others_ : pages_});
+    return of(sequences);
   }
 
  private:
-  int64_t allocations_of(Batch batch) {
-    const int32_t last = batch.n() - 1;
-    batch.logit_rows = {&last, 1};
-    const int64_t vocab = std::ssize(logits_), before = n_allocations;
+  Cost of(const std::vector<Sequence>& sequences) {
+    std::vector<int32_t> tokens, positions;
+    for (const Sequence& s : sequences)
+      for (int i = 0; i < s.n_tokens; ++i) {
+        tokens.push_back((7 * i + 3) % loaded_.config().vocab);
+        positions.push_back(s.kv_length - s.n_tokens + i);
+      }
+    const auto last = static_cast<int32_t>(tokens.size()) - 1;
+    const Batch batch = {tokens, positions, sequences, {&last, 1}};
+    const int64_t vocab = std::ssize(logits_);
+    const Cost before = Cost::so_far();
     loaded_.model().forward(batch, loaded_.cache(), {logits_.data(), 1, vocab, vocab, DType::kF32});
-    return n_allocations - before;
+    return Cost::so_far() - before;
   }
 
   LoadedModel loaded_;
@@ -79,26 +104,49 @@ class SharedSteps {
   int length_ = 0;
 };
 
+// Recorded, in halves where two sequences may go so, and kernel by kernel, as 17 sequences do.
+void expect_nothing_but_logits(Steps& steps) {
+  for (const int n : {1, 2, 17}) {
+    SCOPED_TRACE(testing::Message() << n << " sequences");
+    steps.of_decode(n);  // the first of its kind: threads start, a graph is recorded
+    for (int i = 0; i < (n < 17 ? 3 : 1); ++i) EXPECT_EQ(steps.of_decode(n), kLogitsAwaited);
+  }
+}
+
 TEST(HybridAllocations, NothingIsAllocatedInASharedStep) {
   const CardMemory memory(kEnough);
-  for (const char* family : {"v3_fp8", "v2_lite"})
-    for (const int stream_from : {0, 8}) {
-      SCOPED_TRACE(testing::Message() << family << ", streamed from " << stream_from);
-      const std::string directory = kGolden + family;
-      const PlacementFile file(
-          shared_placement(ModelConfig::from_directory(directory), stream_from));
-      SharedSteps steps(
-          {.directory = directory, .device = "cuda", .n_threads = 2, .placement = file.path()});
-      steps.allocations_of(16);  // the first of their kinds, which start threads
-      steps.allocations_of(1);   // is recorded
-      EXPECT_EQ(steps.allocations_of(16), 0) << "in a step of a prompt";
-      for (int i = 0; i < 5; ++i) EXPECT_EQ(steps.allocations_of(1), 0) << "in a decode step";
-      steps.allocations_of_halves();
-      for (int i = 0; i < 5; ++i) EXPECT_EQ(steps.allocations_of_halves(), 0) << "in halves";
+  for (const auto& [family, stream_from] : {std::pair{"v3_fp8", 20}, {"v2_lite", 0}}) {
+    SCOPED_TRACE(testing::Message() << family << ", streamed from " << stream_from);
+    const std::string directory = kGolden + family;
+    const PlacementFile file(shared_placement(ModelConfig::from_directory(directory), stream_from));
+    Steps steps(
+        {.directory = directory, .device = "cuda", .n_threads = 2, .placement = file.path()}, true);
+    steps.of_prompt(20);  // the first of its kind
+    const Cost prompt = steps.of_prompt(20);
+    EXPECT_EQ(prompt.allocations, 0) << "in a step of a prompt";
+    EXPECT_EQ(prompt.buffers, 0) << "in a step of a prompt";
+    if (stream_from == 0) {  // else the team waits for the link
+      EXPECT_EQ(prompt.waits, 1) << "in a step of a prompt";
     }
-  const int64_t before = n_allocations;
+    expect_nothing_but_logits(steps);
+  }
+  Cost before = Cost::so_far();
   free(malloc(1));
-  EXPECT_EQ(n_allocations - before, 1) << "the counter counts";
+  EXPECT_EQ(Cost::so_far() - before, (Cost{.allocations = 1})) << "the counters count";
+  gpu::Stream stream;
+  before = Cost::so_far();
+  stream.wait();
+  const gpu::Buffer buffer(1, gpu::Site::kMapped);
+  EXPECT_EQ(Cost::so_far().buffers - before.buffers, 1);
+  EXPECT_EQ(Cost::so_far().waits - before.waits, 1);
+}
+
+TEST(HybridAllocations, NorInAStepOfTheCardAlone) {
+  Steps steps({.directory = kGolden + "v2_lite", .device = "cuda", .n_threads = 1, .context = 192},
+              false);
+  steps.of_prompt(20);
+  EXPECT_EQ(steps.of_prompt(20), kLogitsAwaited) << "in a step of a prompt";
+  expect_nothing_but_logits(steps);
 }
 
 }  // namespace

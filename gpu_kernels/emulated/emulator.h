@@ -32,8 +32,9 @@ bool in_driver();  // this thread
 
 // What was done since the program began. Tests see by differences what a step or a kernel costs.
 struct Counts {
-  std::atomic<int64_t> buffers = 0;      // that were allocated
-  std::atomic<int64_t> waits = 0;        // of the host for the card, as to free a buffer
+  std::atomic<int64_t> buffers = 0;  // that were allocated
+  // Of the host for the card, as to free a buffer; not for events that are over.
+  std::atomic<int64_t> waits = 0;
   std::atomic<int64_t> copies = 0;       // cp.async of 16 bytes, those that read memory
   std::atomic<int64_t> collectives = 0;  // of a lane: shuffles, matrix loads, products
 };
