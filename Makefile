@@ -3,9 +3,10 @@
 # make bench-report  measures this machine in under 8 minutes, into docs/measurements/
 # make bundle        the same for machines that cannot build: build/tandem-bench.tar.gz
 # make validate-planner  predictions against this machine, into docs/planner_validation.md
+# make hybrid-schedule   a step shared by a card that is a delay and this CPU's experts, for docs/hybrid.md
 # The rest: bench, asan, tsan, fuzz, mutants, format, lint. Everything is built below build/.
 # make and make build also build tests and benchmarks
-.PHONY: all configure build run test deps bench bench-report validate-planner bundle asan tsan fuzz mutants format lint clean
+.PHONY: all configure build run test deps bench bench-report validate-planner hybrid-schedule bundle asan tsan fuzz mutants format lint clean
 
 PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev \
             nlohmann-json3-dev libboost-dev libssl-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev python3 python3-venv python3-jinja2
@@ -46,6 +47,10 @@ bench-report: configure
 validate-planner: configure
 	@cmake --build build/release -j$(JOBS) --target tandem
 	@python3 tools/validate_planner.py build/release/tandem docs/planner_validation.md
+
+hybrid-schedule: configure
+	@cmake --build build/release -j$(JOBS) --target hybrid_schedule
+	@build/release/benchmarks/hybrid_schedule
 
 bundle: deps
 	@cmake --preset release -B build/bundle -DTANDEM_CUDA=all > build/configure.log 2>&1 || (cat build/configure.log; exit 1)

@@ -1,5 +1,6 @@
 """The schedule of a decode step that GPU and CPU share, from the planner's parts: in one micro-batch, against the GPU's and the CPU's
-parts alone, and in two. Prints the table of docs/hybrid.md.
+parts alone, and in two. Prints the table "Schedule, computed" of docs/hybrid.md. Every number is computed from figures of data
+sheets in machines/*.json, the CPU's too: nothing in it is measured (`make hybrid-schedule` has a measured CPU).
 
     python3 tools/hybrid_schedule.py build/release/tandem
 """
@@ -35,7 +36,7 @@ def parts_of(decode):
 
 def main():
     tandem = sys.argv[1]
-    print("| machine | sequences | context | GPU alone | CPU alone | step | / the larger | two micro-batches |")
+    print("| machine | sequences | context | GPU alone (computed) | CPU alone (computed) | step (computed) | / the larger | two micro-batches |")
     print("|---|---|---|---|---|---|---|---|")
     for machine in MACHINES:
         for n, context in ((1, 1536), (8, 1536), (32, 1536), (8, 15360)):
