@@ -21,6 +21,8 @@ class Conversations {
   int vocab() const { return model_.config().vocab; }
   int length(int sequence) const { return sequences_[sequence].length; }
 
+  const std::vector<int32_t>& pages(int sequence) const { return sequences_[sequence].pages; }
+
   void forget(int sequence) {
     Kept& s = sequences_[sequence];
     pages_.insert(pages_.begin(), s.pages.begin(), s.pages.end());

@@ -1,17 +1,15 @@
 // The whole engine on a GPU, real or emulated: golden logits of every family, tiny-r1's answers,
-// and what must not change them: chunks, batches, pages.
+// tokens drawn there. What must not change them is in gpu_engine_batches_test.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <random>
 
 #include "conversation.h"
 #include "engine/score.h"
 #include "gpu_kernels/runtime.h"
 #include "tests/check_close.h"
-#include "tests/conversations.h"
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
 #include "tests/whole_models.h"
@@ -71,73 +69,6 @@ INSTANTIATE_TEST_SUITE_P(Families, GpuGolden, testing::ValuesIn(cases()), [](con
 
 TEST(GpuEngine, TinyR1AnswersAsOnTheCpu) {
   EXPECT_EQ(answers(tiny_r1("cuda"), 5), answers(tiny_r1("cpu"), 5));
-}
-
-// Conversations with a model of a golden family.
-class Loaded : public LoadedModel, public Conversations {
- public:
-  Loaded(const std::string& family, const std::string& device, unsigned seed, int n)
-      : LoadedModel({.directory = kGolden + family,
-                     .device = device,
-                     .n_threads = 1,
-                     .context = 1024,
-                     .max_logits = 16}),
-        Conversations(LoadedModel::model(), cache(), seed, n) {}
-};
-
-void expect_close_logits(const std::vector<std::vector<float>>& got,
-                         const std::vector<std::vector<float>>& want) {
-  ASSERT_EQ(got.size(), want.size());
-  for (size_t i = 0; i < got.size(); ++i) expect_close(got[i], want[i], 2e-2 * largest(want[i]));
-}
-
-// Sequences come, go on in changing company, and end; the CPU chooses the tokens for both. Where
-// two experts are as good as each other, rounding decides: such a sequence begins anew.
-TEST(GpuEngine, TwoHundredStepsOfChangingBatchesFollowTheCpu) {
-  constexpr int kSequences = 3, kSteps = 200, kEnd = 40;
-  Loaded cpu("v2_lite", "cpu", 1, kSequences), gpu("v2_lite", "cuda", 2, kSequences);
-  std::mt19937 rng(11);
-  std::vector<int32_t> next(kSequences);
-  int n_rows = 0, n_ties = 0;
-  for (int i = 0; i < kSteps; ++i) {
-    std::vector<Conversations::Part> parts;
-    for (int s = 0; s < kSequences; ++s) {
-      if (rng() % 2 && !(parts.empty() && s == kSequences - 1)) continue;
-      if (cpu.length(s) > kEnd) {
-        cpu.forget(s);
-        gpu.forget(s);
-      }
-      std::vector<int32_t> tokens = {next[s]};
-      if (cpu.length(s) == 0)
-        for (size_t n = rng() % 20; tokens.size() <= n;)
-          tokens.push_back(static_cast<int32_t>(rng() % cpu.vocab()));
-      parts.push_back({s, tokens});
-    }
-    const auto want = cpu.step(parts), got = gpu.step(parts);
-    for (size_t p = 0; p < parts.size(); ++p) {
-      const int s = parts[p].sequence;
-      next[s] = greedy(want[p]);
-      ++n_rows;
-      if (largest_difference(got[p], want[p]) < 2e-2 * largest(want[p])) continue;
-      ++n_ties;
-      cpu.forget(s);
-      gpu.forget(s);
-    }
-  }
-  EXPECT_GE(n_rows, 250);
-  EXPECT_LE(n_ties, n_rows / 50);
-}
-
-TEST(GpuEngine, ChunksBatchesAndPagesChangeLittle) {
-  std::vector<int32_t> prompt;
-  for (int i = 0; i < 150; ++i) prompt.push_back((i * 37 + 5) % 128);
-  Loaded whole("v3_1_fp8", "cuda", 1, 2), parts("v3_1_fp8", "cuda", 9, 2);
-  const auto want = whole.step({{0, prompt}});
-  for (const auto& [first, n] : {std::pair{0, 70}, {70, 1}, {71, 17}, {88, 60}}) {
-    const auto begin = prompt.begin() + first;
-    parts.step({{1, {prompt[first], 3}}, {0, {begin, begin + n}}});  // a second one goes along
-  }
-  expect_close_logits(parts.step({{0, {prompt.begin() + 148, prompt.end()}}}), want);
 }
 
 // With its latents in FP8, by how much of the largest logit others are off; less than 0 where the

@@ -1,0 +1,150 @@
+// What must not change what the engine says on a GPU, real or emulated: chunks, batches, pages; and
+// the CPU engine's tokens over many steps of changing batches.
+#include <gtest/gtest.h>
+
+#include "tests/changing_batches.h"
+#include "tests/check_close.h"
+
+namespace tandem::test {
+namespace {
+
+class Loaded : public LoadedModel, public Conversations {
+ public:
+  Loaded(const ModelOptions& options, unsigned seed, int n)
+      : LoadedModel(options), Conversations(LoadedModel::model(), cache(), seed, n) {}
+};
+
+ModelOptions golden_on(const std::string& device, const std::string& family,
+                       AttentionForm form = AttentionForm::kAuto) {
+  return {.directory = kGolden + family,
+          .device = device,
+          .n_threads = 1,
+          .context = 1024,
+          .max_logits = 16,
+          .attention = form};
+}
+
+TEST(GpuEngineBatches, TwoHundredStepsGiveTheCpusTokens) {
+  constexpr int kSequences = 3;
+  Loaded cpu(golden_on("cpu", "v2_lite"), 1, kSequences),
+      gpu(golden_on("cuda", "v2_lite"), 2, kSequences);
+  const Followed seen =
+      follow(cpu, gpu,
+             {.seed = 11,
+              .n_sequences = kSequences,
+              .n_steps = 200,
+              .end = 80,  // past the end of a page
+              .out_of = 2,
+              .prompt = [&](std::mt19937& rng) { return random_prompt(rng, cpu.vocab()); }});
+  EXPECT_GE(seen.n_decoded, 250);
+  EXPECT_LE(seen.n_far, seen.n_rows / 50);
+  EXPECT_LE(seen.n_near, seen.n_rows / 50);
+}
+
+// A trained model knows what it wants.
+TEST(GpuEngineBatches, StepsOfTinyR1GiveTheCpusTokens) {
+  constexpr int kSequences = 2;
+  const auto options = [](const char* device) {
+    ModelOptions o = tiny_r1(device);
+    o.context = 512;
+    return o;
+  };
+  Loaded cpu(options("cpu"), 1, kSequences), gpu(options("cuda"), 2, kSequences);
+  const Sums sums(options("cpu").directory);
+  const Followed seen = follow(cpu, gpu,
+                               {.seed = 5,
+                                .n_sequences = kSequences,
+                                .n_steps = 50,
+                                .end = 120,
+                                .out_of = 4,
+                                .prompt = std::ref(sums),
+                                .last_tokens = sums.last_tokens()});
+  EXPECT_GE(seen.n_decoded, 50);
+  EXPECT_LE(seen.n_far, 1);
+  EXPECT_LE(seen.n_near, 1);
+}
+
+struct Case {
+  std::string family;
+  AttentionForm form;
+  double bound;  // of the largest logit
+};
+
+class GpuInvariance : public testing::TestWithParam<Case> {
+ protected:
+  GpuInvariance() {
+    for (int i = 0; i < 80; ++i) prompt_.push_back((i * 37 + 5) % 128);
+  }
+  std::unique_ptr<Loaded> load(unsigned seed) const {
+    return std::make_unique<Loaded>(golden_on("cuda", GetParam().family, GetParam().form), seed, 2);
+  }
+  std::vector<int32_t> part(int first, int n) const {
+    return {prompt_.begin() + first, prompt_.begin() + first + n};
+  }
+  // Rows of the prompt in these pieces and of some tokens after it, one by one; a second sequence
+  // goes along with `company`.
+  std::vector<std::vector<float>> rows(Loaded& on, const std::vector<int>& pieces, bool company) {
+    std::vector<std::vector<float>> all;
+    const auto step = [&](const std::vector<int32_t>& tokens) {
+      std::vector<Conversations::Part> parts;
+      if (company) parts.push_back({1, {tokens[0], 3}});
+      parts.push_back({0, tokens});
+      all.push_back(on.step(parts).back());
+    };
+    int done = 0;
+    for (const int n : pieces) {
+      step(part(done, n));
+      done += n;
+    }
+    for (int i = 0; i < 2; ++i) step({i * 11});
+    on.forget(0);
+    on.forget(1);
+    return all;
+  }
+  static double furthest(const std::vector<std::vector<float>>& got,
+                         const std::vector<std::vector<float>>& want) {
+    EXPECT_EQ(got.size(), want.size());
+    double most = 0;
+    for (size_t i = 0; i < got.size(); ++i)
+      most = std::max(most, largest_difference(got[i], want[i]) / largest(want[i]));
+    return most;
+  }
+
+  std::vector<int32_t> prompt_;
+};
+
+const std::vector<int> kPieces = {66, 1, 13};
+
+TEST_P(GpuInvariance, ChunksCompanyAndPages) {
+  const auto on = load(1), elsewhere = load(9);
+  const auto alone = rows(*on, kPieces, false), together = rows(*on, kPieces, true);
+  expect_same_bits(rows(*elsewhere, kPieces, true), together);  // also on pages that hold numbers
+  on->step({{0, part(0, 65)}});
+  elsewhere->step({{0, part(0, 65)}});
+  EXPECT_NE(on->pages(0), elsewhere->pages(0));
+  on->forget(0);
+
+  auto whole = rows(*on, {80}, false);
+  for (const int n : {67, 66}) {  // where the chunks end
+    whole.insert(whole.begin(), on->step({{0, part(0, n)}})[0]);
+    on->forget(0);
+  }
+  const double by_chunks = furthest(alone, whole), by_company = furthest(together, alone);
+  std::printf("%s: chunks %.2g, company %.2g of the largest logit\n", GetParam().family.c_str(),
+              by_chunks, by_company);
+  EXPECT_LT(by_chunks, GetParam().bound);
+  EXPECT_LT(by_company, GetParam().bound);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GpuInvariance,
+                         testing::Values(Case{"v3_1_fp8", AttentionForm::kAbsorbed, 1e-3},
+                                         Case{"v2_lite", AttentionForm::kAbsorbed, 1e-3},
+                                         Case{"v2_lite", AttentionForm::kNaive, 1e-3}),
+                         [](const auto& info_of) {
+                           const Case& c = info_of.param;
+                           return c.family +
+                                  (c.form == AttentionForm::kNaive ? "_naive" : "_absorbed");
+                         });
+
+}  // namespace
+}  // namespace tandem::test
