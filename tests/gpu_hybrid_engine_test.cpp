@@ -7,10 +7,8 @@
 
 #include "conversation.h"
 #include "engine/score.h"
-#include "gpu_kernels/runtime.h"
 #include "offload/plan/placement_json.h"
 #include "tests/check_close.h"
-#include "tests/conversations.h"
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
 #include "tests/hybrid_placements.h"
@@ -132,63 +130,6 @@ TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
   const PlacementFile file(placement);
   options.placement = file.path();
   EXPECT_EQ(counts(options), want);
-}
-
-// Sequences come, go on in changing company, and end, in recorded steps and others; the CPU chooses
-// the tokens for both. Where two experts are as good as each other, rounding decides: such a
-// sequence begins anew.
-TEST(HybridEngine, StepsOfChangingBatchesFollowTheCpu) {
-  constexpr int kSequences = 3, kEnd = 40;
-  const int n_steps = gpu::open_card().emulated ? 200 : 1000;  // emulated a step takes 0.1 s
-  const CardMemory memory(kEnough);
-  const std::string directory = kGolden + "v2_lite";
-  const ModelConfig config = ModelConfig::from_directory(directory);
-  std::mt19937 rng(12);
-  Placement placement = random_placement(config, rng);
-  placement.kv_tokens = 1024;
-  placement.prefill_chunk_tokens = 64;
-  placement.stream_from_tokens = 25;  // some steps
-  placement.micro_batches = 2;
-  placement.micro_batches_from_sequences = 3;  // two go in one part
-  const PlacementFile file(placement);
-  ModelOptions options = {
-      .directory = directory, .n_threads = 1, .context = 1024, .max_logits = kSequences};
-  LoadedModel on_cpu(options);
-  options.device = "cuda";
-  options.placement = file.path();
-  LoadedModel on_both(options);
-  EXPECT_TRUE(says(on_both.device(), "experts also on the cpu"));
-  Conversations cpu(on_cpu.model(), on_cpu.cache(), 1, kSequences);
-  Conversations both(on_both.model(), on_both.cache(), 2, kSequences);
-  std::vector<int32_t> next(kSequences);
-  int n_rows = 0, n_ties = 0;
-  for (int i = 0; i < n_steps; ++i) {
-    std::vector<Conversations::Part> parts;
-    for (int s = 0; s < kSequences; ++s) {
-      if (rng() % 3 == 0 && !(parts.empty() && s == kSequences - 1)) continue;
-      if (cpu.length(s) > kEnd) {
-        cpu.forget(s);
-        both.forget(s);
-      }
-      std::vector<int32_t> tokens = {next[s]};
-      if (cpu.length(s) == 0)
-        for (size_t n = rng() % 20; tokens.size() <= n;)
-          tokens.push_back(static_cast<int32_t>(rng() % cpu.vocab()));
-      parts.push_back({s, tokens});
-    }
-    const auto want = cpu.step(parts), got = both.step(parts);
-    for (size_t p = 0; p < parts.size(); ++p) {
-      const int s = parts[p].sequence;
-      next[s] = greedy(want[p]);
-      ++n_rows;
-      if (largest_difference(got[p], want[p]) < 2e-2 * largest(want[p])) continue;
-      ++n_ties;
-      cpu.forget(s);
-      both.forget(s);
-    }
-  }
-  EXPECT_GE(n_rows, 300);
-  EXPECT_LE(n_ties, n_rows / 50);
 }
 
 // Without a placement as many experts as fit are on the card, down to none.

@@ -150,7 +150,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(server.peak, 2)
         self.assertEqual(report["max_concurrency"], 2)
         for name in ("median_tpot_ms", "median_itl_ms", "median_ttft_ms"):
-            self.assertGreaterEqual(report[name], 19)
+            self.assertGreaterEqual(report[name], 10)  # 20, less what comes together after the host has stood still
             self.assertLess(report[name], 80, name)
         self.assertEqual(len(server.requests), 7)
         head, body = server.requests[0]
