@@ -24,9 +24,10 @@ TESTS = ["topology_test", "team_test", "scheduler_test", "swapping_test", "serve
          "routing_recorder_test", "measured_curves_test", "expert_division_test", "simulate_test", "machine_test", "serving_bench_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
          "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "gpu_hybrid_streaming_test", "gpu_hybrid_allocations_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test", "gpu_engine_swap_test", "gpu_card_test", "gpu_engine_fallback_test", "gpu_engine_lost_test"]
+         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_decode_cost_test", "gpu_packed_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "gpu_hybrid_streaming_test", "gpu_hybrid_allocations_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test", "gpu_engine_swap_test", "gpu_engine_both_test", "gpu_engine_batches_test", "gpu_hybrid_steps_test"]
 TESTS_OF = {
-    "src/ops/cuda_batch": ["gpu_hybrid_engine_test"],
-    "src/ops/cuda_ops": ["gpu_engine_graphs_test", "gpu_engine_test"],
+    "src/ops/cuda_batch": ["gpu_hybrid_engine_test", "gpu_hybrid_allocations_test", "gpu_engine_batches_test"],
+    "src/ops/cuda_ops": ["gpu_engine_graphs_test", "gpu_engine_test", "gpu_hybrid_allocations_test"],
     "src/ops/cuda": ["gpu_engine_test"],
     "src/main.cpp": ["gpu_cli_test.py"],
     "src/command_serve": ["gpu_cli_test.py"],
@@ -36,6 +37,7 @@ TESTS_OF = {
     "src/server/cors": ["serve_process_test.py"],
     "src/server/tls": ["serve_process_test.py"],
     "gpu_kernels/hand_off": ["gpu_hand_off_test"],
+    "gpu_kernels/stamp": ["gpu_hand_off_test"],
     "gpu_kernels/unpack": ["gpu_unpack_test"],
     "offload/hybrid": ["gpu_hybrid_test", "gpu_hybrid_allocations_test"],
     "offload/expert_division": ["expert_division_test", "gpu_hybrid_allocations_test"],
@@ -49,7 +51,7 @@ TESTS_OF = {
     "src/bench/roofline": ["bench_test"],
     "src/bench/hybrid": ["gpu_engine_bench_test"],
     "src/model/attention_form": ["plan_rules_test"],
-    "src/engine/deepseek": ["model_test"],
+    "src/engine/deepseek": ["model_test", "gpu_engine_both_test"],
     "offload/plan/layer_time": ["plan_rules_test", "plan_test"],
     "offload/plan/plan.": ["plan_test"],
     "cpu_kernels/amx": ["emulated_byte_products_test", "quantized_weights_test", "cpu_kernels_test"],
@@ -66,7 +68,7 @@ TESTS_OF = {
     "gpu_kernels/elementwise": ["gpu_kernels_test"],
     "gpu_kernels/sort_pairs": ["gpu_kernels_test"],
     "gpu_kernels/grouped": ["gpu_experts_test"],
-    "gpu_kernels/mla": ["gpu_attention_test"],
+    "gpu_kernels/mla": ["gpu_attention_test", "gpu_decode_cost_test"],
     "gpu_kernels/signals": ["gpu_signals_test"],
     "gpu_kernels/sampling": ["gpu_sampling_test"],
     "gpu_kernels/append_fp8": ["gpu_kv_test"],
