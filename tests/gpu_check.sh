@@ -133,7 +133,7 @@ bench hybrid --layers 3 --ctx 4096 --batch 1,8,16,32 --tokens 512
 bench generate --layers 3 --ctx 4096 --batch 1,8 --tokens 512
 bench moe --tokens 1,512 --layers 1
 bench attention --ctx 8192 --tokens 512
-bench attention --ctx 65536 --tokens 1 # the CPU takes long to restore so many keys; decoding is the first row
+bench attention --ctx 65536 --batch 1,16 --tokens 1 # the CPU takes long to restore so many keys; decoding is the first row
 bench layer --tokens 1,8 --ctx 4096 --layers 1
 bench embed --tokens 1,64,512
 bench attention --variants --ctx 4096
