@@ -33,7 +33,7 @@ TEST(GpuEngineBatches, TwoHundredStepsGiveTheCpusTokens) {
              {.seed = 11,
               .n_sequences = kSequences,
               .n_steps = 200,
-              .end = 80,  // past the end of a page
+              .end = 80,
               .out_of = 2,
               .prompt = [&](std::mt19937& rng) { return random_prompt(rng, cpu.vocab()); }});
   EXPECT_GE(seen.n_decoded, 250);

@@ -86,7 +86,7 @@ TEST(HybridSteps, AThousandStepsGiveTheCpusTokens) {
              {.seed = 12,
               .n_sequences = kSequences,
               .n_steps = kSteps,
-              .end = 80,  // past the end of a page
+              .end = 80,
               .out_of = 3,
               .prompt = [&](std::mt19937& rng) { return random_prompt(rng, on.cpu.vocab()); }});
   EXPECT_GE(seen.n_decoded, kSteps * 3 / 2);

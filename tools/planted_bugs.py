@@ -409,5 +409,4 @@ MUTANTS = [
     ("GPU: experts are placed as if rows had no room behind", "gpu_kernels/hand_off.cu", [("a.ids[pair / a.n_active * a.ids_stride + pair % a.n_active]", "a.ids[pair]")]),
     ("GPU: every block combines the first columns", "gpu_kernels/expert_rows.cu", [("const int column = blockIdx.x * kThreads + threadIdx.x;\n  const int64_t token", "const int column = threadIdx.x;\n  const int64_t token")]),
     ("GPU: stamps in microseconds", "gpu_kernels/stamp.cu", [("*a.mapped = nanoseconds();", "*a.mapped = nanoseconds() / 1000;")]),
-    ("GPU: every page of a sequence is its first", "src/ops/cuda_batch.cpp", [("std::copy_n(s.kv_pages.begin(), n_pages, pages);", "std::fill_n(pages, n_pages, s.kv_pages[0]);")]),
 ]
