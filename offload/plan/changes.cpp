@@ -1,3 +1,4 @@
+#include <cmath>
 #include <functional>
 
 #include "core/check.h"
@@ -16,25 +17,54 @@ Change try_change(const PlanRequest& r, std::string what,
 }  // namespace
 
 std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
+  const ModelConfig& c = r.config;
+  const Placement& p = plan.placement;
+  // The machine changes and the format stays, or the other way round.
+  PlanRequest held = r;
+  bool on_cpu = p.stages[0].devices[0].is_cpu();
+  for (const LayerExperts& l : p.layers)
+    for (const ExpertGroup& g : l.groups) {
+      held.workload.experts = g.format;
+      on_cpu |= g.owners[0].is_cpu();
+    }
+  const std::string each = r.machine.hosts > 1 ? " in each host" : "";
   std::vector<Change> changes;
   if (!r.machine.gpus.empty())
-    changes.push_back(try_change(r, "another " + r.machine.gpus[0].name, [](Machine& m, Workload&) {
-      m.gpus.push_back(m.gpus[0]);
-      if (m.gpu_link.bytes_per_second == 0) m.gpu_link = {m.gpus[0].d2h_bytes_per_second, 10e-6};
-    }));
-  changes.push_back(try_change(r, "memory that is a quarter faster", [](Machine& m, Workload&) {
-    for (NumaNode& node : m.nodes) node.read_bytes_per_second *= kFasterMemory;
-    m.cross_read_bytes_per_second *= kFasterMemory;
-    m.one_thread_read_bytes_per_second *= kFasterMemory;
-  }));
-  changes.push_back(try_change(r, "256 GB more memory", [](Machine& m, Workload&) {
+    changes.push_back(
+        try_change(held, "another " + r.machine.gpus[0].name + each, [](Machine& m, Workload&) {
+          m.gpus.push_back(m.gpus[0]);
+          if (m.gpu_link.bytes_per_second == 0)
+            m.gpu_link = {m.gpus[0].d2h_bytes_per_second, 10e-6};
+        }));
+  if (on_cpu)
+    changes.push_back(
+        try_change(held, "memory that is a quarter faster" + each, [](Machine& m, Workload&) {
+          for (NumaNode& node : m.nodes) node.read_bytes_per_second *= kFasterMemory;
+          m.cross_read_bytes_per_second *= kFasterMemory;
+          m.one_thread_read_bytes_per_second *= kFasterMemory;
+        }));
+  else
+    changes.push_back(
+        try_change(held, "GPU memory that is a quarter faster", [](Machine& m, Workload&) {
+          for (Gpu& gpu : m.gpus) gpu.read_bytes_per_second *= kFasterMemory;
+        }));
+  changes.push_back(try_change(held, "256 GB more memory" + each, [](Machine& m, Workload&) {
     m.nodes[0].memory_bytes += kMoreMemory;
   }));
-  if (!is_i4(stored_expert_format(r.config).dtype) && plan.placement.layers.size() > 0)
+  const bool int4 = held.workload.experts && is_i4(held.workload.experts->dtype);
+  if (!is_i4(stored_expert_format(c).dtype) && !int4 && !p.layers.empty())
     changes.push_back(try_change(r, "experts in int4", [](Machine&, Workload& w) {
       constexpr int kGroup = 64;
       w.experts = WeightFormat{DType::kI4TwoLevel, kGroup};
     }));
+  // What changes nothing, to a percent, is not said.
+  const auto same = [](const Phase& a, const Phase& b) {
+    return std::abs(a.tokens_per_second / b.tokens_per_second - 1) < 0.005;
+  };
+  std::erase_if(changes, [&](const Change& change) {
+    return change.fits && same(change.prediction.decode, plan.prediction.decode) &&
+           same(change.prediction.prefill, plan.prediction.prefill);
+  });
   return changes;
 }
 

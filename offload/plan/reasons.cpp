@@ -234,7 +234,8 @@ void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words) 
   if (homes.sliced)
     words.push_back(fmt::format("experts tensor parallel: each of {} devices has {} of {} columns",
                                 p.stages[0].tp, c.expert_dim / p.stages[0].tp, c.expert_dim));
-  if (homes.sliced || homes.n_owners < 2 || (homes.on_cpu > 0 && homes.on_gpu > 0)) return;
+  if (homes.sliced || homes.n_owners < 2 || p.stages.size() > 1) return;
+  if (homes.on_cpu > 0 && homes.on_gpu > 0) return;
   const bool gpu = homes.on_gpu > 0;
   const Rates rates = rates_of(in.machine, {0, gpu ? 0 : -1}, p.numa_columns);
   words.push_back(fmt::format(
