@@ -338,15 +338,18 @@ class Works(unittest.TestCase):
 class Refuses(unittest.TestCase):
     """Every bad input: exit status 2 (or 1), nothing on standard output, one line that begins with "error: "."""
 
-    def refused(self, words, *arguments, **more):
+    def refused(self, words, *arguments, statuses=(1, 2), **more):
         result = tandem(*arguments, **more)
-        self.assertIn(result.returncode, (1, 2), result)
+        self.assertIn(result.returncode, statuses, result)
         self.assertEqual(result.stdout, "")
         lines = result.stderr.splitlines()
         self.assertEqual(len(lines), 1, result.stderr)
         self.assertTrue(lines[0].startswith("error: "), lines[0])
         for word in words:
             self.assertIn(word, lines[0])
+
+    def refused_by_plan(self, words, *arguments):
+        self.refused(words, "plan", *arguments, statuses=(2,))
 
     def damaged(self, change):
         """A copy of tiny-r1 that `change(folder)` has damaged."""
@@ -358,27 +361,27 @@ class Refuses(unittest.TestCase):
         return str(model)
 
     def test_plan(self):
-        plan = ("plan", "r1", "--machine")
-        self.refused(["no-such-model", "moonlight"], "plan", "no-such-model", "--machine", "8xh200")
-        self.refused(["no-such", "8xh200"], *plan, "no-such")
-        self.refused(["does not fit", "lacks", "GB more"], *plan, "desktop-192gb")
-        self.refused(["--ctx 0"], *plan, "8xh200", "--ctx", "0")
-        self.refused(["fp7"], *plan, "8xh200", "--experts", "fp7")
-        self.refused(["objective"], *plan, "8xh200", "--objective", "fun")
+        plan = ("r1", "--machine")
+        self.refused_by_plan(["no-such-model", "moonlight"], "no-such-model", "--machine", "8xh200")
+        self.refused_by_plan(["no-such", "8xh200"], *plan, "no-such")
+        self.refused_by_plan(["does not fit", "lacks", "GB more"], *plan, "desktop-192gb")
+        self.refused_by_plan(["--ctx 0"], *plan, "8xh200", "--ctx", "0")
+        self.refused_by_plan(["fp7"], *plan, "8xh200", "--experts", "fp7")
+        self.refused_by_plan(["objective"], *plan, "8xh200", "--objective", "fun")
         self.refused(["cannot open"], "bench", "machine", "--curves", "no-such-file")
         self.refused(["8xh200.json"], "bench", "machine", "--curves", str(ROOT / "machines" / "8xh200.json"))
-        self.refused(["cannot open"], *plan, "8xh200", "--placement", "no-such-file")
-        self.refused(["cannot open"], *plan, "8xh200", "--statistics", "no-such-file")
-        self.refused(["spread over GPUs, or over the CPUs of several hosts"], *plan, "2x6454s-4090", "--simulate")
-        self.refused(["skew"], "plan", "kimi-k2", "--machine", "16xh800", "--objective", "throughput", "--concurrency", "256",
+        self.refused_by_plan(["cannot open"], *plan, "8xh200", "--placement", "no-such-file")
+        self.refused_by_plan(["cannot open"], *plan, "8xh200", "--statistics", "no-such-file")
+        self.refused_by_plan(["spread over GPUs, or over the CPUs of several hosts"], *plan, "2x6454s-4090", "--simulate")
+        self.refused_by_plan(["skew"], "kimi-k2", "--machine", "16xh800", "--objective", "throughput", "--concurrency", "256",
                      "--ctx", "4096", "--simulate", "--skew", "-1")
-        self.refused(["/no/such", "cannot be written"], *plan, "8xh200", "--out", "/no/such/folder/p.json")
+        self.refused_by_plan(["/no/such", "cannot be written"], *plan, "8xh200", "--out", "/no/such/folder/p.json")
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             machine = json.loads((ROOT / "machines" / "8xh200.json").read_text())
             machine["cores"] = 0
             json.dump(machine, file)
             file.flush()
-            self.refused(["cores is 0"], *plan, file.name)
+            self.refused_by_plan(["cores is 0"], *plan, file.name)
 
     def test_placement(self):
         path = pathlib.Path(tempfile.mkdtemp()) / "p.json"
