@@ -72,14 +72,12 @@ double least_score(const PlanInput& in, const Placement& placement) {
   return least;
 }
 
-// Seats are assigned exactly by the time that experts take in decoding (assign_test). A prediction
-// also has prompts, and a shared expert beside those of the GPU: by it a better home may exist.
-TEST(PlanOptimality, NoOtherHomeOfExpertsIsMuchFaster) {
+TEST(PlanOptimality, NoOtherHomeOfExpertsIsFaster) {
   std::mt19937 rng(5);
-  int n_equal = 0, n_on_both = 0;
+  int n_on_both = 0;
   constexpr int kRounds = 40;
   for (int round = 0; round < kRounds; ++round) {
-    const int n_devices = 2 + round % 2, n_experts = n_devices == 2 ? 12 : 7;
+    const int n_devices = 2 + round % 2, n_experts = n_devices == 2 ? 12 : 8;
     const ModelConfig config = small_model(n_experts);
     const Machine machine = random_machine(config, n_devices - 1, rng);
     const RoutingStatistics routing = random_statistics(config, rng);
@@ -87,10 +85,8 @@ TEST(PlanOptimality, NoOtherHomeOfExpertsIsMuchFaster) {
     const Plan plan = tandem::plan({"small", config, machine, w, routing});
     n_on_both += plan.placement.layers[0].groups.size() > 1;
     const double least = least_score({config, machine, plan.workload, routing}, plan.placement);
-    EXPECT_LE(plan.prediction.score, least * 1.02) << "round " << round;
-    n_equal += plan.prediction.score <= least * (1 + 1e-9);
+    EXPECT_LE(plan.prediction.score, least * (1 + 1e-9)) << "round " << round;
   }
-  EXPECT_GE(n_equal, kRounds / 3);
   EXPECT_GE(n_on_both, kRounds / 3);
 }
 

@@ -1,71 +1,86 @@
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "offload/plan/assign.h"
 #include "offload/plan/candidates.h"
 #include "offload/plan/cost.h"
+#include "offload/plan/hot_experts.h"
 #include "offload/plan/rates.h"
 #include "offload/plan/rules.h"
 
 namespace tandem {
 namespace {
 
-// Which devices compute the backbone.
+// Which devices compute the backbone, and the hosts whose CPUs hold experts.
 struct Layout {
+  int hosts;
   std::vector<Device> devices;
   int tp;
 };
 
 std::vector<Layout> backbone_layouts(const PlanInput& in);
-std::vector<LayerExperts> all_on_cpus(const PlanInput& in, WeightFormat format);
-void move_hot_experts(const PlanInput& in, WeightFormat format, Placement& p);
-LayerExperts seated(const PlanInput& in, WeightFormat format, int layer, size_t n_seats,
-                    const std::vector<int>& owners);
-std::vector<LayerExperts> seat_by_use(const PlanInput& in, WeightFormat format,
-                                      const std::vector<int>& moe_layers,
-                                      const std::vector<ExpertSeat>& seats, double tokens);
-std::vector<LayerExperts> seat_alike(const PlanInput& in, WeightFormat format,
-                                     const std::vector<int>& moe_layers,
-                                     const std::vector<ExpertSeat>& seats, double tokens);
+std::vector<LayerExperts> all_on_cpus(const PlanInput& in, WeightFormat format, int hosts);
+void visit_cpu_details(const PlanInput& in, Placement& p, int64_t home, const Contest& contest);
+
+// Placements of one layout with some experts on the host's GPUs.
+class HotCandidates {
+ public:
+  HotCandidates(const PlanInput& in, WeightFormat format, const Placement& layout,
+                Contest& contest);
+  void visit();
+
+ private:
+  struct Home {
+    int64_t id;
+    std::vector<LayerExperts> layers;
+  };
+  std::vector<std::vector<HotSeat>> divisions() const;
+  void visit_with(const std::vector<HotSeat>& seats);
+  const Home& home(int64_t n, const std::vector<HotSeat>& seats);
+  double speed(int64_t n, const std::vector<HotSeat>& seats);
+  int64_t fastest(const std::vector<HotSeat>& seats);
+  int64_t room(const std::vector<HotSeat>& seats);
+  void enter(int64_t n, const std::vector<HotSeat>& seats);
+
+  const PlanInput& in_;
+  const WeightFormat format_;
+  Placement p_;
+  const std::vector<LayerExperts> on_cpus_;
+  Contest& contest_;
+  HotExperts hot_;
+  int64_t n_moe_ = 0;
+  std::map<int64_t, Home> homes_;  // by experts that have left, of one division
+};
 
 }  // namespace
 
-void visit_cpu_candidates(const PlanInput& in, WeightFormat format, const VisitPlacement& visit) {
+void visit_cpu_candidates(const PlanInput& in, WeightFormat format, Contest& contest) {
   Placement p;
   p.backbone = stored_format(in.config);
   p.numa_columns = numa_slices(in.config, in.machine);
-  const std::vector<LayerExperts> on_cpus = all_on_cpus(in, format);
-  const auto visit_with = [&](const Placement& skeleton) {
-    Placement copy = skeleton;
-    visit(copy);
-  };
+  std::vector<LayerExperts> on_cpus;
+  int hosts = 0;
   for (const Layout& layout : backbone_layouts(in)) {
     p.stages = {{0, in.config.n_layers - 1, layout.devices, layout.tp}};
+    p.layers.clear();
+    // As if experts took no time.
+    const double promise = contest.promise(p, ++contest.n_homes, in.routing);
+    if (std::isfinite(promise) && contest.hopeless(promise)) continue;
+    if (layout.hosts != hosts) on_cpus = all_on_cpus(in, format, hosts = layout.hosts);
     p.layers = on_cpus;
-    const bool gpu = !layout.devices[0].is_cpu();
-    const int threshold = gpu ? least_streamed_chunk(in, p) : 0;
-    for (const int chunk : prefill_chunks(in.workload))
-      for (const bool embedding_on_cpu : {false, true})
-        for (const bool head_on_cpu : {false, true})
-          for (const int micro_batches : {1, 2})
-            for (const int stream_from : {0, threshold}) {
-              if (!gpu && (!embedding_on_cpu || !head_on_cpu || micro_batches > 1)) continue;
-              if (stream_from == 0 && threshold > 0 && chunk >= threshold &&
-                  in.workload.prompt_tokens >= threshold)
-                continue;  // slower by definition of the threshold
-              p.prefill_chunk_tokens = chunk;
-              p.embedding_on_cpu = embedding_on_cpu;
-              p.head_on_cpu = head_on_cpu;
-              p.micro_batches = micro_batches;
-              p.stream_from_tokens = stream_from;
-              p.layers = on_cpus;
-              visit_with(p);
-              if (in.machine.gpus.empty() || in.machine.hosts > 1) continue;
-              move_hot_experts(in, format, p);
-              visit_with(p);
-              p.layers = on_cpus;
-            }
+    visit_cpu_details(in, p, ++contest.n_homes, contest);
+    if (in.machine.gpus.empty() || layout.hosts > 1 || in.config.router.n_experts == 0) continue;
+    if (layout.devices[0].is_cpu()) continue;
+    HotCandidates(in, format, p, contest).visit();
   }
+}
+
+std::vector<int> host_counts(const Machine& m) {
+  std::vector<int> counts;
+  for (int n = 1; n < m.hosts; n += std::max(1, n / 8)) counts.push_back(n);
+  counts.push_back(m.hosts);
+  return counts;
 }
 
 int64_t sequences_a_replica(const Placement& p, int concurrency) {
@@ -123,46 +138,53 @@ int least_streamed_chunk(const PlanInput& in, const Placement& p) {
 
 namespace {
 
+// Of chunks that stream from here on; the mean chunk of a prompt does.
+int streamed_from(const Placement& p, const Workload& w) {
+  const int chunks = (w.prompt_tokens + p.prefill_chunk_tokens - 1) / p.prefill_chunk_tokens;
+  return w.prompt_tokens / chunks;
+}
+
+// Any number of hosts, and of each one GPU or any number of them.
 std::vector<Layout> backbone_layouts(const PlanInput& in) {
-  const Machine& m = in.machine;
-  const int gpus = static_cast<int>(m.gpus.size());
+  const int gpus = static_cast<int>(in.machine.gpus.size());
   std::vector<Layout> layouts;
-  std::vector<Device> cpus, all, first;
-  for (int host = 0; host < m.hosts; ++host) {
-    cpus.push_back({host, -1});
-    for (int gpu = 0; gpu < gpus; ++gpu) all.push_back({host, gpu});
-    if (gpus > 0) first.push_back({host, 0});
-  }
-  layouts.push_back({{cpus[0]}, 1});
-  if (m.hosts > 1) layouts.push_back({cpus, 1});
-  if (gpus == 0) return layouts;
-  layouts.push_back({{{0, 0}}, 1});
-  if (m.hosts > 1) layouts.push_back({first, 1});
-  if (gpus > 1) {
-    layouts.push_back({all, 1});
-    if (!tensor_parallel_refusal(in.config, gpus)) layouts.push_back({all, gpus});
+  for (const int hosts : host_counts(in.machine)) {
+    const auto of_each = [&](int first, int n) {
+      std::vector<Device> devices;
+      for (int host = 0; host < hosts; ++host)
+        for (int i = 0; i < n; ++i) devices.push_back({host, first + i});
+      return devices;
+    };
+    layouts.push_back({hosts, {{0, -1}}, 1});
+    if (hosts > 1) layouts.push_back({hosts, of_each(-1, 1), 1});
+    if (gpus > 0 && hosts > 1) layouts.push_back({hosts, {{0, 0}}, 1});
+    for (int n = 1; n <= gpus; ++n) {
+      layouts.push_back({hosts, of_each(0, n), 1});
+      if (n > 1 && !tensor_parallel_refusal(in.config, n))
+        layouts.push_back({hosts, of_each(0, n), n});
+    }
   }
   return layouts;
 }
 
 // On every host's CPUs an even part.
-std::vector<LayerExperts> all_on_cpus(const PlanInput& in, WeightFormat format) {
+std::vector<LayerExperts> all_on_cpus(const PlanInput& in, WeightFormat format, int hosts) {
   const ModelConfig& c = in.config;
   std::vector<LayerExperts> layers;
   if (c.router.n_experts == 0) return layers;
   int first = 0;
   while (first < c.n_layers && !c.is_moe(first)) ++first;
-  const int last_alike = in.routing.uniform() || in.machine.hosts == 1 ? c.n_layers - 1 : first;
+  const int last_alike = in.routing.uniform() || hosts == 1 ? c.n_layers - 1 : first;
   for (int l = first; l < c.n_layers; ++l) {
     if (!c.is_moe(l)) continue;
     const int last = std::max(l, last_alike);
     LayerExperts layer = {l, last, {}};
     std::vector<double> shares(c.router.n_experts);
     for (int e = 0; e < c.router.n_experts; ++e) shares[e] = in.routing.share(l, e);
-    const auto owners = deal_experts(shares, in.machine.hosts, 0);
-    layer.groups.resize(in.machine.hosts);
+    const auto owners = deal_experts(shares, hosts, 0);
+    layer.groups.resize(hosts);
     for (int e = 0; e < c.router.n_experts; ++e) layer.groups[owners[e][0]].experts.push_back(e);
-    for (int host = 0; host < in.machine.hosts; ++host) {
+    for (int host = 0; host < hosts; ++host) {
       layer.groups[host].format = format;
       layer.groups[host].owners = {{host, -1}};
     }
@@ -173,84 +195,142 @@ std::vector<LayerExperts> all_on_cpus(const PlanInput& in, WeightFormat format) 
   return layers;
 }
 
-// One host: what is free of its GPUs takes experts, as many as fit and as long as that helps.
-void move_hot_experts(const PlanInput& in, WeightFormat format, Placement& p) {
-  const ModelConfig& c = in.config;
-  const Workload& w = in.workload;
-  p.kv_tokens = w.context * sequences_a_replica(p, w.concurrency);
-  const int64_t expert = routed_expert_bytes(c, format);
-  const double tokens = std::max(1, w.concurrency);
-  const auto seconds = [&](Device d) {
-    const double rows = std::max(1.0, tokens * c.router.n_active / c.router.n_experts);
-    return product_seconds(rates_of(in.machine, d, p.numa_columns), Product::kExperts, format.dtype,
-                           {static_cast<double>(expert), rows * token_ops(c).expert, rows});
-  };
-  std::vector<ExpertSeat> seats = {{seconds({0, -1}), int64_t{1} << 40}};
-  for (const DeviceMemory& m : memory_by_device(c, in.machine, p)) {
-    if (m.device.is_cpu()) continue;
-    seats.push_back({seconds(m.device), std::max<int64_t>(0, m.free_bytes() / expert)});
-  }
-  p.kv_tokens = 0;
-  std::vector<int> moe_layers;
-  for (int l = 0; l < c.n_layers; ++l)
-    if (c.is_moe(l)) moe_layers.push_back(l);
-  p.layers = in.routing.uniform() ? seat_alike(in, format, moe_layers, seats, tokens)
-                                  : seat_by_use(in, format, moe_layers, seats, tokens);
+template <class Visit>
+void for_each_pace(const PlanInput& in, Placement& p, Visit visit) {
+  const bool gpu = !p.stages[0].devices[0].is_cpu();
+  for (const int chunk : prefill_chunks(in.workload))
+    for (const int micro_batches : {1, 2})
+      for (const bool streamed : {false, true}) {
+        if (!gpu && (micro_batches > 1 || streamed)) continue;
+        if (micro_batches > 1 && in.workload.concurrency == 1) continue;
+        p.prefill_chunk_tokens = chunk;
+        p.micro_batches = micro_batches;
+        p.stream_from_tokens = streamed ? streamed_from(p, in.workload) : 0;
+        visit();
+      }
 }
 
-LayerExperts seated(const PlanInput& in, WeightFormat format, int layer, size_t n_seats,
-                    const std::vector<int>& owners) {
-  LayerExperts l = {layer, layer, {}};
-  for (int seat = 0; seat < static_cast<int>(n_seats); ++seat) {
-    ExpertGroup group = {{}, format, {{0, seat - 1}}};
-    for (int e = 0; e < in.config.router.n_experts; ++e)
-      if (owners[e] == seat) group.experts.push_back(e);
-    if (!group.experts.empty()) l.groups.push_back(std::move(group));
-  }
-  return l;
-}
-
-std::vector<LayerExperts> seat_by_use(const PlanInput& in, WeightFormat format,
-                                      const std::vector<int>& moe_layers,
-                                      const std::vector<ExpertSeat>& seats, double tokens) {
-  std::vector<std::vector<double>> uses;
-  for (const int l : moe_layers) {
-    uses.emplace_back();
-    for (int e = 0; e < in.config.router.n_experts; ++e)
-      uses.back().push_back(chance_of_use(in.routing.share(l, e), tokens));
-  }
-  const auto owners = assign_experts(uses, seats);
-  std::vector<LayerExperts> layers;
-  for (size_t i = 0; i < moe_layers.size(); ++i)
-    layers.push_back(seated(in, format, moe_layers[i], seats.size(), owners[i]));
-  return layers;
-}
-
-// Every layer gets the same part of the seats' room, the first ones what is left over.
-std::vector<LayerExperts> seat_alike(const PlanInput& in, WeightFormat format,
-                                     const std::vector<int>& moe_layers,
-                                     const std::vector<ExpertSeat>& seats, double tokens) {
-  const int n_experts = in.config.router.n_experts;
-  const std::vector<double> uses(n_experts, chance_of_use(in.routing.share(0, 0), tokens));
-  const auto n_layers = static_cast<int64_t>(moe_layers.size());
-  std::vector<LayerExperts> layers;
-  std::vector<int64_t> before;
-  for (int64_t i = 0; i < n_layers; ++i) {
-    std::vector<ExpertSeat> part = seats;
-    std::vector<int64_t> slots;
-    for (size_t s = 1; s < seats.size(); ++s) {
-      part[s].slots = seats[s].slots / n_layers + (i < seats[s].slots % n_layers ? 1 : 0);
-      slots.push_back(std::min<int64_t>(part[s].slots, n_experts));
+template <class Visit>
+void for_each_table(Placement& p, Visit visit) {
+  const bool gpu = !p.stages[0].devices[0].is_cpu();
+  for (const bool embedding_on_cpu : {false, true})
+    for (const bool head_on_cpu : {false, true}) {
+      if (!gpu && (!embedding_on_cpu || !head_on_cpu)) continue;
+      p.embedding_on_cpu = embedding_on_cpu;
+      p.head_on_cpu = head_on_cpu;
+      visit();
     }
-    if (i > 0 && slots == before) {
-      layers.back().last = moe_layers[i];
-      continue;
-    }
-    before = slots;
-    layers.push_back(
-        seated(in, format, moe_layers[i], seats.size(), assign_experts({uses}, part)[0]));
+}
+
+void visit_cpu_details(const PlanInput& in, Placement& p, int64_t home, const Contest& contest) {
+  for_each_pace(in, p, [&] {
+    for_each_table(p, [&] {
+      p.kv_tokens = 0;
+      contest.enter(p, home);
+    });
+  });
+}
+
+HotCandidates::HotCandidates(const PlanInput& in, WeightFormat format, const Placement& layout,
+                             Contest& contest)
+    : in_(in),
+      format_(format),
+      p_(layout),
+      on_cpus_(layout.layers),
+      contest_(contest),
+      hot_(in, format, std::max(1, in.workload.concurrency)) {
+  for (int l = 0; l < in.config.n_layers; ++l) n_moe_ += in.config.is_moe(l) ? 1 : 0;
+}
+
+void HotCandidates::visit() {
+  for (const std::vector<HotSeat>& seats : divisions()) {
+    homes_.clear();
+    visit_with(seats);
   }
-  return layers;
+}
+
+// GPUs of the backbone alike; beside only one of them, the others may take all, or leave it less
+// than their part since it has the shared experts to compute, or less room.
+std::vector<std::vector<HotSeat>> HotCandidates::divisions() const {
+  std::vector<HotSeat> own;
+  for (const Device d : p_.stages[0].devices) own.push_back({d, 1});
+  std::vector<std::vector<HotSeat>> all = {own};
+  const auto n = static_cast<int>(in_.machine.gpus.size());
+  if (own.size() > 1) return all;
+  for (int gpus = 2; gpus <= n; ++gpus)
+    for (const double part : {0.0, 0.25, 0.5, 0.75, 1.0}) {
+      if (gpus < n && part != 0 && part != 1) continue;
+      std::vector<HotSeat> seats = {{own[0].gpu, part}};
+      for (int gpu = 1; gpu < gpus; ++gpu) seats.push_back({{0, gpu}, 1});
+      if (part == 0) seats.erase(seats.begin());
+      all.push_back(std::move(seats));
+    }
+  return all;
+}
+
+void HotCandidates::visit_with(const std::vector<HotSeat>& seats) {
+  for_each_pace(in_, p_, [&] {
+    const int64_t best = in_.workload.concurrency > 0 ? fastest(seats) : hot_.size();
+    for_each_table(p_, [&] {
+      const int64_t most = std::min(room(seats), hot_.size());
+      if (most <= 0) return;
+      const int64_t n = std::min(best, most / n_moe_ * n_moe_);
+      for (const int64_t one : {n, most, most - n_moe_})
+        if (one > 0 && (one != most - n_moe_ || (seats.size() > 1 && in_.workload.concurrency > 0)))
+          enter(one, seats);
+      // Some room for caches where their number is open.
+      if (in_.workload.concurrency == 0)
+        for (int64_t some = n_moe_; some < most; some *= 2) enter(some, seats);
+    });
+  });
+}
+
+const HotCandidates::Home& HotCandidates::home(int64_t n, const std::vector<HotSeat>& seats) {
+  const auto [it, is_new] = homes_.try_emplace(n);
+  if (is_new) it->second = {++contest_.n_homes, hot_.first(n, seats)};
+  return it->second;
+}
+
+double HotCandidates::speed(int64_t n, const std::vector<HotSeat>& seats) {
+  const Home& h = home(n, seats);
+  p_.layers = h.layers;
+  return contest_.score(p_, h.id);
+}
+
+// How many experts there should be on the GPUs had these the room: the time falls with each until
+// it rises.
+int64_t HotCandidates::fastest(const std::vector<HotSeat>& seats) {
+  int64_t low = 0, high = in_.config.router.n_experts;  // a layer
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (speed(middle * n_moe_, seats) <= speed((middle + 1) * n_moe_, seats))
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  // Without any on the CPU nothing is handed over.
+  return speed(hot_.size(), seats) < speed(low * n_moe_, seats) ? hot_.size() : low * n_moe_;
+}
+
+int64_t HotCandidates::room(const std::vector<HotSeat>& seats) {
+  p_.kv_tokens = in_.workload.context * sequences_a_replica(p_, in_.workload.concurrency);
+  p_.layers = on_cpus_;
+  const auto expert = static_cast<double>(routed_expert_bytes(in_.config, format_));
+  double parts = 0, most = 1e15;
+  for (const HotSeat& seat : seats) parts += seat.part;
+  for (const DeviceMemory& m : memory_by_device(in_.config, in_.machine, p_))
+    for (const HotSeat& seat : seats)
+      if (seat.gpu == m.device)
+        most = std::min(
+            most, std::floor(static_cast<double>(m.free_bytes()) / expert) * parts / seat.part);
+  return static_cast<int64_t>(std::floor(most + 1e-9));
+}
+
+void HotCandidates::enter(int64_t n, const std::vector<HotSeat>& seats) {
+  const Home& h = home(n, seats);
+  p_.layers = h.layers;
+  p_.kv_tokens = 0;
+  contest_.enter(p_, h.id);
 }
 
 }  // namespace

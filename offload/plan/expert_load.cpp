@@ -16,16 +16,22 @@ struct Use {
 Use use_of(const PlanInput& in, const ExpertGroup& group, int layer, double tokens) {
   const double replicas = group.sliced ? 1 : static_cast<double>(group.owners.size());
   Use use;
-  const auto add = [&](double share, double n) {
-    const double chance = chance_of_use(share / replicas, tokens);
+  const auto add = [&](double share, double chance, double n) {
     use.used += n * chance;
     use.variance += n * chance * (1 - chance);
     use.rows += n * tokens * share / replicas;
   };
   if (in.routing.uniform())
-    add(in.routing.share(layer, 0), static_cast<double>(group.experts.size()));
+    add(in.routing.share(layer, 0), chance_of_use(in.routing.share(layer, 0) / replicas, tokens),
+        static_cast<double>(group.experts.size()));
   else
-    for (const int e : group.experts) add(in.routing.share(layer, e), 1);
+    for (const int e : group.experts) {
+      const double share = in.routing.share(layer, e);
+      add(share,
+          replicas == 1 ? in.routing.chance(layer, e, tokens)
+                        : chance_of_use(share / replicas, tokens),
+          1);
+    }
   return use;
 }
 
@@ -70,6 +76,12 @@ std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
     }
   }
   return loads;
+}
+
+bool alike(const ExpertLoad& a, const ExpertLoad& b) {
+  return a.owner.is_cpu() == b.owner.is_cpu() && a.experts == b.experts && a.used == b.used &&
+         a.variance == b.variance && a.rows == b.rows && a.bytes == b.bytes &&
+         a.op_seconds == b.op_seconds && a.format == b.format;
 }
 
 double busiest_seconds(const Rates& rates, const ExpertLoad& load, int n_alike) {

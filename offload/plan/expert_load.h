@@ -23,6 +23,9 @@ std::vector<ExpertLoad> expert_loads(const PlanInput& input, const Placement& pl
                                      const LayerExperts& experts, int layer, double tokens,
                                      Device backbone);
 
+// Whether two owners have the same to do.
+bool alike(const ExpertLoad& a, const ExpertLoad& b);
+
 // Of the busiest of `n_alike` owners whose expected load is `load`.
 double busiest_seconds(const Rates& rates, const ExpertLoad& load, int n_alike);
 

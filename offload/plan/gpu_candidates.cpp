@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cmath>
+#include <map>
 
 #include "offload/plan/assign.h"
 #include "offload/plan/candidates.h"
@@ -10,128 +12,165 @@ namespace {
 
 constexpr int kUsualRedundancy = 32;  // DeepSeek's own deployments
 
-std::vector<std::vector<Device>> gpu_subsets(const Machine& m);
-std::vector<LayerExperts> dealt(const PlanInput& in, WeightFormat format,
-                                const std::vector<Device>& ranks, int n_redundant);
-void visit_tensor_parallel(const PlanInput& in, WeightFormat format,
-                           const std::vector<Device>& gpus, const VisitPlacement& visit);
-void visit_expert_parallel(const PlanInput& in, WeightFormat format,
-                           const std::vector<Device>& gpus, const VisitPlacement& visit);
-void visit_roles(const PlanInput& in, WeightFormat format, const std::vector<Device>& gpus,
-                 const VisitPlacement& visit);
-void visit_details(const PlanInput& in, Placement& p, const VisitPlacement& visit);
-std::vector<int> tensor_parallel_ways(const PlanInput& in, size_t n_gpus);
+constexpr size_t kMostDealt = 6;
+
+// The same number of GPUs of each of some hosts.
+struct Subset {
+  int hosts, a_host;
+  std::vector<Device> gpus;
+};
+
+// What is decided before chunks, micro-batches, embedding and head.
+struct Base {
+  Subset subset;
+  enum { kTensorParallel, kExpertParallel, kRoles } kind;
+  int tp = 1;           // of the backbone
+  int n_redundant = 0;  // experts
+  int n_ranks = 0;      // that hold experts
+};
+
+// Experts dealt to ranks by their number: for some subsets the same.
+class Dealer {
+ public:
+  Dealer(const PlanInput& in, WeightFormat format) : in_(in), format_(format) {}
+  std::vector<LayerExperts> dealt(const std::vector<Device>& ranks, int n_redundant);
+
+ private:
+  using Owners = std::vector<std::vector<int>>;
+  const PlanInput& in_;
+  WeightFormat format_;
+  std::map<std::pair<size_t, int>, std::vector<Owners>> known_;  // of each layer that differs
+};
+
+std::vector<Subset> gpu_subsets(const Machine& m);
+void add_bases(const PlanInput& in, WeightFormat format, const Subset& s, std::vector<Base>& bases);
+Placement placed(const PlanInput& in, WeightFormat format, const Base& base, Dealer& dealer);
+void place_stages(const PlanInput& in, WeightFormat format, const Base& base, Placement& p);
+void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home, const Contest& contest);
+std::vector<int> tensor_parallel_ways(const PlanInput& in, const Subset& s);
+std::vector<LayerExperts> in_groups(const PlanInput& in, WeightFormat format,
+                                    const std::vector<Device>& ranks,
+                                    const std::vector<std::vector<std::vector<int>>>& owners);
 
 }  // namespace
 
-void visit_gpu_candidates(const PlanInput& in, WeightFormat format, const VisitPlacement& visit) {
-  for (const std::vector<Device>& gpus : gpu_subsets(in.machine)) {
-    visit_tensor_parallel(in, format, gpus, visit);
-    if (gpus.size() == 1 || in.config.router.n_experts == 0) continue;
-    visit_expert_parallel(in, format, gpus, visit);
-    visit_roles(in, format, gpus, visit);
+// The most promising first, until none can win. With statistics the promise is that of even
+// routing, and the best few are dealt by use.
+void visit_gpu_candidates(const PlanInput& in, WeightFormat format, Contest& contest) {
+  std::vector<Base> bases;
+  for (const Subset& subset : gpu_subsets(in.machine)) add_bases(in, format, subset, bases);
+  const RoutingStatistics even(in.config);
+  const PlanInput evenly = {in.config, in.machine, in.workload, even};
+  Dealer even_dealer(evenly, format), dealer(in, format);
+  struct Entry {
+    double promise;
+    int64_t home;
+    const Base* base;
+  };
+  std::vector<Entry> entries;
+  for (const Base& base : bases) {
+    Placement p = placed(evenly, format, base, even_dealer);
+    const int64_t home = ++contest.n_homes;
+    const double promise = contest.promise(p, home, even);
+    if (std::isfinite(promise)) entries.push_back({promise, home, &base});
+  }
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry& a, const Entry& b) { return a.promise < b.promise; });
+  if (!in.routing.uniform() && entries.size() > kMostDealt) entries.resize(kMostDealt);
+  for (const Entry& e : entries) {
+    if (in.routing.uniform() && contest.hopeless(e.promise)) break;
+    Placement p = placed(in, format, *e.base, in.routing.uniform() ? even_dealer : dealer);
+    visit_gpu_details(in, p, in.routing.uniform() ? e.home : ++contest.n_homes, contest);
   }
 }
 
 namespace {
 
-// Powers of two within a host, then powers of two of whole hosts, and all.
-std::vector<std::vector<Device>> gpu_subsets(const Machine& m) {
-  const int a_host = static_cast<int>(m.gpus.size());
-  std::vector<int> sizes;
-  for (int n = 1; n < a_host; n *= 2) sizes.push_back(n);
-  for (int hosts = 1; hosts < m.hosts; hosts *= 2) sizes.push_back(a_host * hosts);
-  sizes.push_back(a_host * m.hosts);
-  std::vector<std::vector<Device>> subsets;
-  for (const int size : sizes) {
-    if (size == 0) continue;
-    std::vector<Device> gpus;
-    gpus.reserve(size);
-    for (int i = 0; i < size; ++i) gpus.push_back({i / a_host, i % a_host});
-    subsets.push_back(std::move(gpus));
-  }
+std::vector<Subset> gpu_subsets(const Machine& m) {
+  std::vector<Subset> subsets;
+  for (const int hosts : host_counts(m))
+    for (int a_host = 1; a_host <= static_cast<int>(m.gpus.size()); ++a_host) {
+      Subset s = {hosts, a_host, {}};
+      for (int i = 0; i < hosts * a_host; ++i) s.gpus.push_back({i / a_host, i % a_host});
+      subsets.push_back(std::move(s));
+    }
   return subsets;
 }
 
-std::vector<int> tensor_parallel_ways(const PlanInput& in, size_t n_gpus) {
+// Neighbours of one host.
+std::vector<int> tensor_parallel_ways(const PlanInput& in, const Subset& s) {
   std::vector<int> ways;
-  for (int t = 1; t <= static_cast<int>(std::min(n_gpus, in.machine.gpus.size())); t *= 2)
-    if (n_gpus % t == 0 && !tensor_parallel_refusal(in.config, t)) ways.push_back(t);
+  for (int t = 1; t <= s.a_host; t *= 2)
+    if (s.a_host % t == 0 && !tensor_parallel_refusal(in.config, t)) ways.push_back(t);
   return ways;
 }
 
-// One replica: layers cut into a pipeline of stages, each shared by neighbours, experts too.
-void visit_tensor_parallel(const PlanInput& in, WeightFormat format,
-                           const std::vector<Device>& gpus, const VisitPlacement& visit) {
+void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
+               std::vector<Base>& bases) {
   const ModelConfig& c = in.config;
-  for (const int tp : tensor_parallel_ways(in, gpus.size())) {
-    const int pp = static_cast<int>(gpus.size()) / tp;
-    if (pp > c.n_layers) continue;
-    if (tp > 1 && split_refusal("expert FFN", c.expert_dim, tp) && c.router.n_experts > 0) continue;
-    Placement p;
-    p.backbone = stored_format(c);
-    for (int s = 0; s < pp; ++s) {
-      const int first = c.n_layers * s / pp, last = c.n_layers * (s + 1) / pp - 1;
-      const std::vector<Device> devices(gpus.begin() + s * tp, gpus.begin() + (s + 1) * tp);
-      p.stages.push_back({first, last, devices, tp});
-      int moe = first;
-      while (moe <= last && !c.is_moe(moe)) ++moe;
-      if (moe > last) continue;
-      ExpertGroup group = {{}, format, devices, tp > 1};
-      for (int e = 0; e < c.router.n_experts; ++e) group.experts.push_back(e);
-      p.layers.push_back({moe, last, {group}});
-    }
-    visit_details(in, p, visit);
-  }
-}
-
-// Every GPU has a part of the backbone's replicas and of the experts.
-void visit_expert_parallel(const PlanInput& in, WeightFormat format,
-                           const std::vector<Device>& gpus, const VisitPlacement& visit) {
-  const ModelConfig& c = in.config;
-  const int n = static_cast<int>(gpus.size());
-  std::vector<int> redundancies = {0};
-  const int slots = (c.router.n_experts + kUsualRedundancy + n - 1) / n;
-  const int filled = slots * n - c.router.n_experts;
-  if (filled > 0 && filled <= c.router.n_experts * (n - 1)) redundancies.push_back(filled);
-  for (const int n_redundant : redundancies) {
-    Placement p;
-    p.backbone = stored_format(c);
-    p.layers = dealt(in, format, gpus, n_redundant);
-    for (const int tp : tensor_parallel_ways(in, gpus.size())) {
-      p.stages = {{0, c.n_layers - 1, gpus, tp}};
-      visit_details(in, p, visit);
-    }
-  }
-}
-
-// The last GPUs only hold experts, the others only the backbone and the KV cache.
-void visit_roles(const PlanInput& in, WeightFormat format, const std::vector<Device>& gpus,
-                 const VisitPlacement& visit) {
-  const ModelConfig& c = in.config;
-  const int n = static_cast<int>(gpus.size());
+  const int n = static_cast<int>(s.gpus.size()), n_experts = c.router.n_experts;
+  const std::vector<int> ways = tensor_parallel_ways(in, s);
+  // One replica: layers cut into a pipeline of stages, each shared by neighbours, experts too.
+  for (const int tp : ways)
+    if (n / tp <= c.n_layers &&
+        (tp == 1 || n_experts == 0 || !split_refusal("expert FFN", c.expert_dim, tp)))
+      bases.push_back({s, Base::kTensorParallel, tp});
+  if (n == 1 || n_experts == 0) return;
+  // Every GPU has a part of the backbone's replicas and of the experts.
+  const int filled = (n_experts + kUsualRedundancy + n - 1) / n * n - n_experts;
+  for (const int n_redundant : {0, filled})
+    if (n_redundant == 0 || (filled > 0 && filled <= n_experts * (n - 1)))
+      for (const int tp : ways) bases.push_back({s, Base::kExpertParallel, tp, n_redundant, n});
+  // The last GPUs only hold experts, the others only the backbone and the KV cache.
   int n_moe = 0;
   for (int l = 0; l < c.n_layers; ++l) n_moe += c.is_moe(l) ? 1 : 0;
   const int64_t a_gpu =
       in.machine.gpus[0].memory_bytes - reserved_bytes(in.machine.gpus[0].memory_bytes, false);
   const int64_t slots = a_gpu / std::max<int64_t>(1, n_moe * routed_expert_bytes(c, format));
   if (slots == 0) return;
-  const int least = static_cast<int>((c.router.n_experts + slots - 1) / slots);
+  const int least = static_cast<int>((n_experts + slots - 1) / slots);
   std::vector<int> counts;
   for (const int experts : {n / 2, n * 5 / 8, n * 3 / 4, n * 7 / 8, n - 4, n - 3, n - 2, n - 1})
     if (experts >= least && experts < n &&
         std::find(counts.begin(), counts.end(), experts) == counts.end())
       counts.push_back(experts);
-  for (const int experts : counts) {
-    Placement p;
-    p.backbone = stored_format(c);
-    p.layers = dealt(in, format, {gpus.end() - experts, gpus.end()}, 0);
-    p.stages = {{0, c.n_layers - 1, {gpus.begin(), gpus.end() - experts}, 1}};
-    visit_details(in, p, visit);
+  for (const int experts : counts) bases.push_back({s, Base::kRoles, 1, 0, experts});
+}
+
+Placement placed(const PlanInput& in, WeightFormat format, const Base& base, Dealer& dealer) {
+  const std::vector<Device>& gpus = base.subset.gpus;
+  Placement p;
+  p.backbone = stored_format(in.config);
+  const int last = in.config.n_layers - 1;
+  if (base.kind == Base::kTensorParallel) {
+    place_stages(in, format, base, p);
+  } else {
+    const auto first_rank = gpus.end() - base.n_ranks;
+    p.layers = dealer.dealt({first_rank, gpus.end()}, base.n_redundant);
+    p.stages = {{0, last, base.kind == Base::kRoles ? std::vector(gpus.begin(), first_rank) : gpus,
+                 base.tp}};
+  }
+  return p;
+}
+
+void place_stages(const PlanInput& in, WeightFormat format, const Base& base, Placement& p) {
+  const ModelConfig& c = in.config;
+  const int tp = base.tp, pp = static_cast<int>(base.subset.gpus.size()) / tp;
+  for (int s = 0; s < pp; ++s) {
+    const int first = c.n_layers * s / pp, last = c.n_layers * (s + 1) / pp - 1;
+    const auto begin = base.subset.gpus.begin() + s * tp;
+    const std::vector<Device> devices(begin, begin + tp);
+    p.stages.push_back({first, last, devices, tp});
+    int moe = first;
+    while (moe <= last && !c.is_moe(moe)) ++moe;
+    if (moe > last) continue;
+    ExpertGroup group = {{}, format, devices, tp > 1};
+    for (int e = 0; e < c.router.n_experts; ++e) group.experts.push_back(e);
+    p.layers.push_back({moe, last, {group}});
   }
 }
 
-void visit_details(const PlanInput& in, Placement& p, const VisitPlacement& visit) {
+void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home, const Contest& contest) {
   const bool many = p.stages.size() > 1 || p.stages[0].devices.size() > 1;
   for (const int chunk : prefill_chunks(in.workload))
     for (const bool head_replicated : {true, false})
@@ -144,26 +183,39 @@ void visit_details(const PlanInput& in, Placement& p, const VisitPlacement& visi
           p.embedding_on_cpu = embedding_on_cpu;
           p.micro_batches = micro_batches;
           p.kv_tokens = 0;
-          visit(p);
+          contest.enter(p, home);
         }
 }
 
-std::vector<LayerExperts> dealt(const PlanInput& in, WeightFormat format,
-                                const std::vector<Device>& ranks, int n_redundant) {
+std::vector<LayerExperts> Dealer::dealt(const std::vector<Device>& ranks, int n_redundant) {
+  const ModelConfig& c = in_.config;
+  const auto [known, is_new] = known_.try_emplace({ranks.size(), n_redundant});
+  if (is_new)
+    for (int l = 0; l < c.n_layers; ++l) {
+      if (!c.is_moe(l)) continue;
+      std::vector<double> shares(c.router.n_experts);
+      for (int e = 0; e < c.router.n_experts; ++e) shares[e] = in_.routing.share(l, e);
+      known->second.push_back(deal_experts(shares, static_cast<int>(ranks.size()), n_redundant));
+      if (in_.routing.uniform()) break;
+    }
+  return in_groups(in_, format_, ranks, known->second);
+}
+
+// Experts with the same owners form a group; the first owner finds it.
+std::vector<LayerExperts> in_groups(const PlanInput& in, WeightFormat format,
+                                    const std::vector<Device>& ranks,
+                                    const std::vector<std::vector<std::vector<int>>>& owners) {
   const ModelConfig& c = in.config;
   std::vector<LayerExperts> layers;
   for (int l = 0; l < c.n_layers; ++l) {
     if (!c.is_moe(l)) continue;
     LayerExperts layer = {l, in.routing.uniform() ? c.n_layers - 1 : l, {}};
-    std::vector<double> shares(c.router.n_experts);
-    for (int e = 0; e < c.router.n_experts; ++e) shares[e] = in.routing.share(l, e);
-    const auto owners = deal_experts(shares, static_cast<int>(ranks.size()), n_redundant);
-    // Experts with the same owners form a group; the first owner finds it.
+    const auto& of_layer = owners[layers.size()];
     std::vector<std::vector<size_t>> groups_of(ranks.size());
     for (int e = 0; e < c.router.n_experts; ++e) {
       std::vector<Device> devices;
-      for (const int rank : owners[e]) devices.push_back(ranks[rank]);
-      auto& known = groups_of[owners[e][0]];
+      for (const int rank : of_layer[e]) devices.push_back(ranks[rank]);
+      auto& known = groups_of[of_layer[e][0]];
       const auto found = std::find_if(known.begin(), known.end(),
                                       [&](size_t g) { return layer.groups[g].owners == devices; });
       if (found != known.end()) {

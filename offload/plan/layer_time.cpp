@@ -12,6 +12,13 @@ namespace {
 constexpr double kBf16Bytes = 2;
 constexpr double kHandOffSeconds = 10e-6;  // GPU to CPU or back, beside the copy: assumed
 
+// Devices that share a host's network.
+double of_first_host(const Stage& stage) {
+  double n = 0;
+  for (const Device d : stage.devices) n += d.host == stage.devices[0].host ? 1 : 0;
+  return n;
+}
+
 // Others have no kernel there (CudaStreaming).
 bool comes_to_gpus(DType format) { return format == DType::kBF16 || format == DType::kF8E4M3; }
 
@@ -148,6 +155,7 @@ LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
     }
     const bool own = is_own[i];
     const int n_alike = own ? n_own : static_cast<int>(loads.size()) - n_own;
+    if (i > 0 && own == is_own[i - 1] && alike(load, loads[i - 1])) continue;
     const double seconds =
         busiest_seconds(load.owner.is_cpu() ? cpu : gpu, load, sliced ? 1 : n_alike);
     double& where = own ? e.own : e.other;
@@ -219,9 +227,8 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
   if (e.to_near > 0 && gpu_backbone)
     near = 2 * m.gpu_link.latency_seconds + bytes * e.to_near / m.gpu_link.bytes_per_second;
   if (e.to_far > 0) {
-    double a_host = 0;  // replicas that share its network
-    for (const Device d : stage.devices) a_host += d.host == stage.devices[0].host ? 1 : 0;
-    a_host = std::min(a_host / stage.tp, shape_.replicas);
+    // Replicas that share its network.
+    const double a_host = std::min(of_first_host(stage) / stage.tp, shape_.replicas);
     far = 2 * m.network.latency_seconds +
           bytes * e.to_far * std::max(1.0, a_host) / m.network.bytes_per_second;
   }
@@ -234,8 +241,7 @@ double LayerModel::all_reduce_seconds(const Stage& stage, double tokens) const {
   const Machine& m = in_.machine;
   const bool same_host = stage.devices[0].host == stage.devices[stage.tp - 1].host;
   const Link link = same_host ? m.gpu_link
-                              : Link{m.network.bytes_per_second /
-                                         std::max<double>(1, static_cast<double>(m.gpus.size())),
+                              : Link{m.network.bytes_per_second / of_first_host(stage),
                                      m.network.latency_seconds};
   const double bytes = 2 * (stage.tp - 1.0) / stage.tp * tokens * in_.config.dim * kBf16Bytes;
   return 2 * (2 * link.latency_seconds + bytes / link.bytes_per_second);
@@ -279,11 +285,9 @@ double head_seconds(const PlanInput& in, const Placement& p, double rows, double
   const auto n = static_cast<double>(stage.devices.size());
   const double total = rows * n_replicas;
   const bool one_host = stage.devices.front().host == stage.devices.back().host;
-  const Link link =
-      one_host
-          ? in.machine.gpu_link
-          : Link{in.machine.network.bytes_per_second / static_cast<double>(in.machine.gpus.size()),
-                 in.machine.network.latency_seconds};
+  const Link link = one_host ? in.machine.gpu_link
+                             : Link{in.machine.network.bytes_per_second / of_first_host(stage),
+                                    in.machine.network.latency_seconds};
   const double bytes = total * c.dim * kBf16Bytes + rows * c.vocab * sizeof(float);
   const double exchange = n > 1 ? 2 * link.latency_seconds + bytes / link.bytes_per_second : 0;
   return product(gpu, 1 / n, total) + exchange;

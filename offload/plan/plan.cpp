@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "offload/plan/candidates.h"
 #include "offload/plan/cost.h"
+#include "offload/plan/every_home.h"
 #include "offload/plan/reasons.h"
 
 namespace tandem {
@@ -15,45 +16,72 @@ namespace {
 
 constexpr int kMostConcurrency = 1 << 16;
 
-struct Best {
+// Candidates come here; the best stays.
+class Winner {
+ public:
+  Winner(const PlanRequest& request, const Workload& wanted) : r_(request), w_(wanted) {}
+  void enter(Placement& p, int64_t home);
+  double promise(Placement& p, int64_t home, const RoutingStatistics& routing);
+  bool hopeless(double score) const;
+  double score(const Placement& p, int64_t home) {
+    return speed(p, home, w_.concurrency, r_.routing).score;
+  }
+
   std::optional<Placement> placement;
   Workload workload;
   Prediction prediction;
   int64_t least_missing = std::numeric_limits<int64_t>::max();  // bytes, of what does not fit
   Device fullest;                                               // then
+
+ private:
+  void enter_with(Placement& p, int64_t home, int concurrency);
+  bool fits(Placement& p, int concurrency);
+  int largest_concurrency(const Placement& p) const;
+  Prediction speed(const Placement& p, int64_t home, int concurrency,
+                   const RoutingStatistics& routing);
+  std::vector<int> concurrencies(const Placement& p, int64_t home);
+
+  const PlanRequest& r_;
+  const Workload w_;
+  StepMemo memo_;
 };
 
 std::vector<WeightFormat> formats_to_try(const PlanRequest& r);
-void compare(const PlanRequest& r, Placement& p, Best& best);
-void compare_with(const PlanRequest& r, Placement& p, Workload w, Best& best);
-int largest_concurrency(const PlanRequest& r, const Placement& p);
 int least_halved(const PlanInput& in, Placement p);
 bool meets(const Workload& w, const Prediction& p);
-[[noreturn]] void refuse(const PlanRequest& r, const Best& best, WeightFormat format);
+[[noreturn]] void refuse(const PlanRequest& r, const Winner& best, WeightFormat format);
 
 }  // namespace
 
 Plan plan(const PlanRequest& r) {
   require_sound(r.workload, r.config);
   const std::vector<WeightFormat> formats = formats_to_try(r);
-  Best best;
+  Workload w = r.workload;
+  if (w.concurrency == 0 && w.objective == Objective::kLatency) w.concurrency = 1;
+  std::optional<Winner> best;
   for (const WeightFormat format : formats) {
-    best = {};
-    const auto visit = [&](Placement& p) { compare(r, p, best); };
-    const PlanInput in = {r.config, r.machine, r.workload, r.routing};
-    visit_cpu_candidates(in, format, visit);
-    if (!r.machine.gpus.empty()) visit_gpu_candidates(in, format, visit);
-    if (best.placement) break;
+    best.emplace(r, w);
+    Contest contest = {[&](Placement& p, int64_t home) { best->enter(p, home); },
+                       [&](Placement& p, int64_t home, const RoutingStatistics& routing) {
+                         return best->promise(p, home, routing);
+                       },
+                       [&](const Placement& p, int64_t home) { return best->score(p, home); },
+                       [&](double score) { return best->hopeless(score); }};
+    const PlanInput in = {r.config, r.machine, w, r.routing};
+    if (!r.machine.gpus.empty()) visit_gpu_candidates(in, format, contest);
+    visit_cpu_candidates(in, format, contest);
+    if (best->placement) break;
   }
-  if (!best.placement) refuse(r, best, formats.back());
-  best.placement->model = r.model_name;
-  best.placement->machine = r.machine.name;
+  if (!best->placement) refuse(r, *best, formats.back());
+  best->placement->model = r.model_name;
+  best->placement->machine = r.machine.name;
   PlanRequest served = r;
-  served.workload = best.workload;
-  if (best.placement->micro_batches == 2)
-    best.placement->micro_batches_from_sequences =
-        least_halved({r.config, r.machine, best.workload, r.routing}, *best.placement);
-  return assess(served, *best.placement);
+  served.workload = best->workload;
+  try_every_home({r.config, r.machine, best->workload, r.routing}, *best->placement);
+  if (best->placement->micro_batches == 2)
+    best->placement->micro_batches_from_sequences =
+        least_halved({r.config, r.machine, best->workload, r.routing}, *best->placement);
+  return assess(served, *best->placement);
 }
 
 Plan assess(const PlanRequest& r, const Placement& placement) {
@@ -83,52 +111,120 @@ std::vector<WeightFormat> formats_to_try(const PlanRequest& r) {
   return formats;
 }
 
-void compare(const PlanRequest& r, Placement& p, Best& best) {
-  Workload w = r.workload;
-  if (w.concurrency > 0) return compare_with(r, p, w, best);
-  w.concurrency = w.objective == Objective::kLatency ? 1 : std::max(1, largest_concurrency(r, p));
-  // The more at a time, the more tokens a second and the fewer for each.
-  int fewest = 1, largest = w.tokens_per_second_per_user > 0 ? w.concurrency : 1;
-  while (fewest < largest) {
-    w.concurrency = fewest + (largest - fewest + 1) / 2;
-    if (meets(w, predict({r.config, r.machine, w, r.routing}, p)))
-      fewest = w.concurrency;
-    else
-      largest = w.concurrency - 1;
-  }
-  if (w.tokens_per_second_per_user > 0) w.concurrency = fewest;
-  compare_with(r, p, w, best);
+Prediction Winner::speed(const Placement& p, int64_t home, int concurrency,
+                         const RoutingStatistics& routing) {
+  Workload w = w_;
+  w.concurrency = concurrency;
+  return memo_.speed({r_.config, r_.machine, w, routing}, p, home);
 }
 
-void compare_with(const PlanRequest& r, Placement& p, Workload w, Best& best) {
-  p.kv_tokens = w.context * sequences_a_replica(p, w.concurrency);
+void Winner::enter(Placement& p, int64_t home) {
+  if (w_.concurrency > 0) return enter_with(p, home, w_.concurrency);
+  for (const int n : concurrencies(p, home)) enter_with(p, home, n);
+}
+
+void Winner::enter_with(Placement& p, int64_t home, int concurrency) {
+  if (!fits(p, concurrency)) return;
+  Prediction then = speed(p, home, concurrency, r_.routing);
+  if (placement) {
+    const bool ours = meets(w_, then), theirs = meets(w_, prediction);
+    if (ours != theirs ? theirs : then.score >= prediction.score) return;
+  }
+  placement = p;
+  workload = w_;
+  workload.concurrency = concurrency;
+  prediction = std::move(then);
+}
+
+bool Winner::fits(Placement& p, int concurrency) {
+  p.kv_tokens = w_.context * sequences_a_replica(p, concurrency);
   int64_t missing = 0;
-  Device fullest;
-  for (const DeviceMemory& m : memory_by_device(r.config, r.machine, p))
-    if (-m.free_bytes() > missing) missing = -m.free_bytes(), fullest = m.device;
-  if (missing > 0) {
-    if (missing < best.least_missing) best.least_missing = missing, best.fullest = fullest;
-    return;
-  }
-  const Prediction prediction = predict({r.config, r.machine, w, r.routing}, p);
-  if (best.placement) {
-    const bool ours = meets(w, prediction), theirs = meets(best.workload, best.prediction);
-    if (ours != theirs ? theirs : prediction.score >= best.prediction.score) return;
-  }
-  best.placement = p;
-  best.workload = w;
-  best.prediction = prediction;
+  Device device;
+  for (const DeviceMemory& m : memory_by_device(r_.config, r_.machine, p))
+    if (-m.free_bytes() > missing) missing = -m.free_bytes(), device = m.device;
+  const bool whole = !p.layers.empty() || r_.config.router.n_experts == 0;
+  if (whole && missing > 0 && missing < least_missing) least_missing = missing, fullest = device;
+  return missing == 0;
+}
+
+bool Winner::hopeless(double score) const {
+  return std::isinf(score) || (placement && meets(w_, prediction) && score >= prediction.score);
+}
+
+// As if embedding and head took no time, with what takes the least memory.
+double Winner::promise(Placement& p, int64_t home, const RoutingStatistics& routing) {
+  p.embedding_on_cpu = true;
+  p.head_on_cpu = p.stages[0].devices[0].is_cpu();
+  p.head_replicated = false;
+  p.prefill_chunk_tokens = prefill_chunks(w_)[0];
+  double least = std::numeric_limits<double>::infinity();
+  const bool on_cpu = !p.layers.empty() && p.layers[0].groups[0].owners[0].is_cpu();
+  int most = w_.concurrency;
+  p.kv_tokens = 0;
+  if (most == 0) most = largest_concurrency(p);
+  if (fits(p, std::max(1, most)))
+    for (const int chunk : prefill_chunks(w_))
+      for (const int micro_batches : {1, 2})
+        for (const int from : {0, 1}) {
+          if ((micro_batches == 2 && most == 1) || (from == 1 && !on_cpu)) continue;
+          for (int n = w_.concurrency > 0 ? most : 1;; n = std::min(2 * n, most)) {
+            p.prefill_chunk_tokens = chunk;
+            p.micro_batches = micro_batches;
+            p.stream_from_tokens = from;
+            const Prediction then = speed(p, home, n, routing);
+            const auto alone = [](const Phase& phase) {
+              return 1 - (phase.embedding_seconds + phase.head_seconds) / phase.step_seconds;
+            };
+            const double step = then.decode.step_seconds * alone(then.decode);
+            if (step * w_.tokens_per_second_per_user <= 1) {
+              const double decode = w_.output_tokens * step;
+              const double prompts =
+                  n * double{1} * w_.prompt_tokens / then.prefill.tokens_per_second;
+              least = std::min(
+                  least, w_.objective == Objective::kLatency
+                             ? decode + then.time_to_first_token_seconds * alone(then.prefill)
+                             : (decode + prompts * alone(then.prefill)) / w_.output_tokens / n);
+            } else if (least > 1e300 && n == 1) {
+              least = 1e300;  // fits, too slow for a user
+            }
+            if (n == most) break;
+          }
+        }
+  p.head_replicated = true;
+  return least;
 }
 
 // How many sequences the memory of every device of the backbone has room for.
-int largest_concurrency(const PlanRequest& r, const Placement& p) {
-  const int64_t a_layer = r.workload.context * kv_layer_bytes(r.config);
+int Winner::largest_concurrency(const Placement& p) const {
+  const int64_t a_layer = w_.context * kv_layer_bytes(r_.config);
   int64_t sequences = kMostConcurrency;
-  for (const DeviceMemory& m : memory_by_device(r.config, r.machine, p))
+  for (const DeviceMemory& m : memory_by_device(r_.config, r_.machine, p))
     for (const Stage& s : p.stages)
       if (std::find(s.devices.begin(), s.devices.end(), m.device) != s.devices.end())
         sequences = std::min(sequences, m.free_bytes() / (a_layer * (s.last - s.first + 1)));
   return static_cast<int>(std::clamp<int64_t>(sequences * p.stages[0].dp(), 0, kMostConcurrency));
+}
+
+// Numbers of sequences to try: doubling up to what there is room for, and the largest with which
+// each user still gets the speed wanted, to a 64th.
+std::vector<int> Winner::concurrencies(const Placement& p, int64_t home) {
+  const int most = std::max(1, largest_concurrency(p));
+  std::vector<int> all = {1};
+  const auto fast = [&](int n) { return meets(w_, speed(p, home, n, r_.routing)); };
+  while (all.back() < most && fast(std::min(2 * all.back(), most)))
+    all.push_back(std::min(2 * all.back(), most));
+  const int fewest = all.back(), step = std::max(1, fewest / 64);
+  if (fewest == most) return all;
+  int low = 0, high = (std::min(2 * fewest, most) - fewest) / step;
+  while (low < high) {
+    const int middle = low + (high - low + 1) / 2;
+    if (fast(fewest + middle * step))
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  if (low > 0) all.push_back(fewest + low * step);
+  return all;
 }
 
 // From how many sequences a replica on halves are faster, where they are with all.
@@ -140,8 +236,7 @@ int least_halved(const PlanInput& in, Placement p) {
     return predict({in.config, in.machine, w, in.routing}, p).decode.step_seconds;
   };
   int fewest = 2;
-  int most =
-      static_cast<int>(std::max<int64_t>(2, sequences_a_replica(p, in.workload.concurrency)));
+  int most = std::max(2, in.workload.concurrency / p.stages[0].dp());
   while (fewest < most) {
     const int middle = fewest + (most - fewest) / 2;
     if (seconds(middle, 2) < seconds(middle, 1))
@@ -156,7 +251,7 @@ bool meets(const Workload& w, const Prediction& p) {
   return p.tokens_per_second_per_user >= w.tokens_per_second_per_user;
 }
 
-void refuse(const PlanRequest& r, const Best& best, WeightFormat format) {
+void refuse(const PlanRequest& r, const Winner& best, WeightFormat format) {
   const double missing = static_cast<double>(best.least_missing) * 1e-9;
   // Of what is added a part is kept in reserve too.
   constexpr int64_t kProbe = int64_t{1} << 40;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "offload/plan/cost.h"
 #include "offload/plan/layer_time.h"
@@ -9,8 +10,12 @@
 namespace tandem {
 namespace {
 
-double prefill_seconds(const PlanInput& in, const Placement& p, Prediction& out);
+using Step = std::function<Phase(const StepShape& shape)>;
+
+void predict_speed(const PlanInput& in, const Placement& p, const Step& step, Prediction& out);
+double prefill_seconds(const PlanInput& in, const Placement& p, const Step& step, Prediction& out);
 void add_layers(const PlanInput& in, const Placement& p, const StepShape& shape, Phase& phase);
+void finish(const PlanInput& in, const Placement& p, const StepShape& shape, Phase& phase);
 double load_seconds(const Machine& machine, const Prediction& prediction);
 
 }  // namespace
@@ -23,23 +28,56 @@ const char* name_of(Part part) {
 }
 
 Prediction predict(const PlanInput& in, const Placement& p) {
-  const Workload& w = in.workload;
   Prediction out;
   out.memory = memory_by_device(in.config, in.machine, p);
   out.load_seconds = load_seconds(in.machine, out);
+  predict_speed(
+      in, p, [&](const StepShape& shape) { return predict_step(in, p, shape); }, out);
+  return out;
+}
 
+Phase predict_step(const PlanInput& in, const Placement& p, StepShape shape) {
+  Phase phase;
+  add_layers(in, p, shape, phase);
+  finish(in, p, shape, phase);
+  return phase;
+}
+
+Prediction StepMemo::speed(const PlanInput& in, const Placement& p, int64_t home) {
+  Prediction out;
+  predict_speed(
+      in, p, [&](const StepShape& shape) { return step(in, p, shape, home); }, out);
+  return out;
+}
+
+Phase StepMemo::step(const PlanInput& in, const Placement& p, StepShape shape, int64_t home) {
+  const bool streamed = shape.prefill && streams(p, shape.tokens_per_replica);
+  const Key key = {home,          shape.tokens_per_replica,
+                   shape.context, shape.replicas,
+                   shape.prefill, shape.prefill ? 1 : p.micro_batches,
+                   streamed};
+  const auto [known, is_new] = layers_.try_emplace(key);
+  if (is_new) add_layers(in, p, shape, known->second);
+  Phase phase = known->second;
+  finish(in, p, shape, phase);
+  return phase;
+}
+
+namespace {
+
+void predict_speed(const PlanInput& in, const Placement& p, const Step& step, Prediction& out) {
+  const Workload& w = in.workload;
   const double replicas = p.stages.front().dp();
   const double stages = static_cast<double>(p.stages.size());
   // In a pipeline the sequences form as many groups as there are stages.
   const double a_replica = std::max(1.0, w.concurrency / replicas / stages);
   const double active = std::min<double>(replicas, w.concurrency);
-  out.decode =
-      predict_step(in, p, {a_replica, w.prompt_tokens + w.output_tokens / 2.0, false, active});
+  out.decode = step({a_replica, w.prompt_tokens + w.output_tokens / 2.0, false, active});
   out.decode.tokens = w.concurrency;
   out.decode.tokens_per_second = w.concurrency / out.decode.step_seconds;
   out.tokens_per_second_per_user = 1 / out.decode.step_seconds;
 
-  out.time_to_first_token_seconds = prefill_seconds(in, p, out);
+  out.time_to_first_token_seconds = prefill_seconds(in, p, step, out);
   out.request_seconds = out.time_to_first_token_seconds + w.output_tokens * out.decode.step_seconds;
   const double all_prompts =
       double{1} * w.concurrency * w.prompt_tokens / out.prefill.tokens_per_second;
@@ -47,14 +85,12 @@ Prediction predict(const PlanInput& in, const Placement& p) {
                                  (all_prompts + w.output_tokens * out.decode.step_seconds);
   out.score =
       w.objective == Objective::kLatency ? out.request_seconds : 1 / out.output_tokens_per_second;
-  return out;
 }
 
-Phase predict_step(const PlanInput& in, const Placement& p, StepShape shape) {
-  Phase phase;
+// What a step has beside its layers.
+void finish(const PlanInput& in, const Placement& p, const StepShape& shape, Phase& phase) {
   phase.tokens = shape.tokens_per_replica * shape.replicas;
   phase.streamed = shape.prefill && streams(p, shape.tokens_per_replica);
-  add_layers(in, p, shape, phase);
   phase.embedding_seconds = embedding_seconds(in, p, shape.tokens_per_replica);
   const double rows = shape.prefill ? 1 : shape.tokens_per_replica;
   phase.head_seconds = head_seconds(in, p, rows, shape.replicas);
@@ -62,19 +98,16 @@ Phase predict_step(const PlanInput& in, const Placement& p, StepShape shape) {
                        phase.embedding_seconds + phase.head_seconds +
                        pipeline_seconds(in, p, shape.tokens_per_replica);
   phase.tokens_per_second = phase.tokens / phase.step_seconds;
-  return phase;
 }
 
-namespace {
-
 // Seconds of one prompt; fills in the prefill phase with its mean step.
-double prefill_seconds(const PlanInput& in, const Placement& p, Prediction& out) {
+double prefill_seconds(const PlanInput& in, const Placement& p, const Step& step, Prediction& out) {
   const Workload& w = in.workload;
   const double chunk = std::min(p.prefill_chunk_tokens, w.prompt_tokens);
   const double n_chunks = std::ceil(w.prompt_tokens / chunk);
   const double mean = w.prompt_tokens / n_chunks;  // tokens a chunk
   const double active = std::min<double>(p.stages.front().dp(), w.concurrency);
-  out.prefill = predict_step(in, p, {mean, (w.prompt_tokens + mean) / 2, true, active});
+  out.prefill = step({mean, (w.prompt_tokens + mean) / 2, true, active});
   const double alone = n_chunks * out.prefill.step_seconds;
   // Stages work on different chunks at a time as far as there are any.
   const double in_flight =

@@ -2,7 +2,9 @@
 // need not come from plan().
 #pragma once
 #include <array>
+#include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "offload/plan/placement.h"
@@ -72,5 +74,18 @@ struct StepShape {
   double replicas;  // that have tokens
 };
 Phase predict_step(const PlanInput& input, const Placement& placement, StepShape shape);
+
+// The layers' times of steps, for placements that differ only in embedding, head, chunks and
+// micro-batches: those with the same stages and experts are given the same `home`.
+class StepMemo {
+ public:
+  // As predict(), without memory and load time.
+  Prediction speed(const PlanInput& input, const Placement& placement, int64_t home);
+
+ private:
+  using Key = std::tuple<int64_t, double, double, double, bool, int, bool>;
+  Phase step(const PlanInput& input, const Placement& placement, StepShape shape, int64_t home);
+  std::map<Key, Phase> layers_;
+};
 
 }  // namespace tandem

@@ -92,7 +92,10 @@ RoutingStatistics::RoutingStatistics(const ModelConfig& c, std::string_view text
     require(std::abs(sum - c.router.n_active) < 0.01 * c.router.n_active,
             "{}: counts[{}] add up to {:.2f} experts a token, and the model chooses {}", source,
             row, sum, c.router.n_active);
+    std::vector<double> logs;
+    for (const double share : shares) logs.push_back(std::log1p(-std::min(share, 1.0)));
     shares_.push_back(std::move(shares));
+    log_rest_.push_back(std::move(logs));
   }
 }
 

@@ -1,6 +1,7 @@
 // What a machine shall be used for, and what is known of the model's routing: the inputs of plan()
 // beside the model and the machine.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -36,6 +37,10 @@ struct RoutingCounts {
 // The text that RoutingStatistics reads. Every MoE layer saw the same tokens, at least one.
 std::string routing_statistics_json(const ModelConfig& config, const RoutingCounts& counts);
 
+// Probability that one of `tokens` tokens goes to an expert with this share: model_spec's
+// E(1-(1-k/E)^n) for one expert.
+double chance_of_use(double share, double tokens);
+
 // How often each expert is chosen, a token: of a layer's experts these add up to n_active.
 class RoutingStatistics {
  public:
@@ -49,15 +54,17 @@ class RoutingStatistics {
   double share(int layer, int expert) const {
     return uniform() ? even_ : shares_[row_of_[layer]][expert];
   }
+  // chance_of_use(share(layer, expert), tokens), quickly.
+  double chance(int layer, int expert, double tokens) const {
+    return uniform() ? chance_of_use(even_, tokens)
+                     : -std::expm1(tokens * log_rest_[row_of_[layer]][expert]);
+  }
 
  private:
   double even_ = 0;
-  std::vector<int> row_of_;                  // [layers] in shares_
-  std::vector<std::vector<double>> shares_;  // [MoE layers][experts]; empty: all alike
+  std::vector<int> row_of_;                    // [layers] in shares_
+  std::vector<std::vector<double>> shares_;    // [MoE layers][experts]; empty: all alike
+  std::vector<std::vector<double>> log_rest_;  // log(1 - share)
 };
-
-// Probability that one of `tokens` tokens goes to an expert with this share: model_spec's
-// E(1-(1-k/E)^n) for one expert.
-double chance_of_use(double share, double tokens);
 
 }  // namespace tandem

@@ -1,0 +1,44 @@
+#include "offload/plan/every_home.h"
+
+#include <algorithm>
+
+namespace tandem {
+
+void try_every_home(const PlanInput& in, Placement& placement) {
+  constexpr int64_t kMostWays = 10'000;  // 3 devices and 8 experts, 2 and 13
+  const int n_devices = static_cast<int>(in.machine.gpus.size()) + 1;
+  if (in.machine.hosts > 1 || n_devices == 1 || placement.layers.empty()) return;
+  std::vector<int> layers;
+  for (int l = 0; l < in.config.n_layers; ++l)
+    if (in.config.is_moe(l)) layers.push_back(l);
+  const int n_experts = in.config.router.n_experts;
+  int64_t ways = 1;
+  for (size_t i = 0; i < layers.size() * n_experts && ways <= kMostWays; ++i) ways *= n_devices;
+  if (ways > kMostWays) return;
+  for (const LayerExperts& l : placement.layers)
+    for (const ExpertGroup& g : l.groups)
+      if (g.owners.size() > 1) return;
+  const WeightFormat format = placement.layers[0].groups[0].format;
+  double least = predict(in, placement).score;
+  Placement other = placement;
+  for (int64_t way = 0; way < ways; ++way) {
+    other.layers.clear();
+    int64_t rest = way;
+    for (const int l : layers) {
+      std::vector<ExpertGroup> groups;
+      for (int d = 0; d < n_devices; ++d) groups.push_back({{}, format, {{0, d - 1}}});
+      for (int e = 0; e < n_experts; ++e, rest /= n_devices)
+        groups[rest % n_devices].experts.push_back(e);
+      std::erase_if(groups, [](const ExpertGroup& g) { return g.experts.empty(); });
+      other.layers.push_back({l, l, std::move(groups)});
+    }
+    const Prediction then = predict(in, other);
+    const bool fits = std::all_of(then.memory.begin(), then.memory.end(),
+                                  [](const DeviceMemory& m) { return m.free_bytes() >= 0; });
+    if (!fits || then.score >= least) continue;
+    least = then.score;
+    placement.layers = other.layers;
+  }
+}
+
+}  // namespace tandem
