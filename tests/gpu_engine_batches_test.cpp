@@ -132,6 +132,9 @@ TEST_P(GpuInvariance, ChunksCompanyAndPages) {
   const double by_chunks = furthest(alone, whole), by_company = furthest(together, alone);
   std::printf("%s: chunks %.2g, company %.2g of the largest logit\n", GetParam().family.c_str(),
               by_chunks, by_company);
+  Loaded cpu(golden_on("cpu", GetParam().family, GetParam().form), 1, 2);
+  EXPECT_LT(furthest(alone, rows(cpu, kPieces, false)), 2e-2)
+      << "the CPU's, past the end of a page";
   EXPECT_LT(by_chunks, GetParam().bound);
   EXPECT_LT(by_company, GetParam().bound);
 }

@@ -7,6 +7,7 @@
 
 #include "conversation.h"
 #include "engine/score.h"
+#include "gpu_kernels/runtime.h"
 #include "offload/plan/placement_json.h"
 #include "tests/check_close.h"
 #include "tests/error_of.h"
