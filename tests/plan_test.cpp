@@ -177,6 +177,66 @@ TEST(Plan, SaysWhatIsMissingWhenNothingFits) {
   EXPECT_NE(error_of([&] { Planned("r1", m).plan(); }), "no error");
 }
 
+TEST(Plan, SaysWhichWorkloadWouldFit) {
+  const auto refusal = [](const Workload& w) {
+    return error_of([&] { Planned("r1", known_machine("8xh200"), w).plan(); });
+  };
+  Machine m = known_machine("2x6980p");
+  m.nodes.resize(1);
+  m.nodes[0].memory_bytes = 800'000'000'000;
+  const auto on_small = [&](const Workload& w) {
+    return error_of([&] { Planned("r1", m, w).plan(); });
+  };
+  Workload w;
+  w.experts = WeightFormat{DType::kF8E4M3};
+  w.context = 16384;
+  EXPECT_EQ(refusal(w), "no error");
+  w.concurrency = 1000;
+  const std::string many = on_small(w);
+  const auto at = many.find("--concurrency ");
+  ASSERT_NE(at, std::string::npos) << many;
+  w.concurrency = std::stoi(many.substr(at + 14));
+  EXPECT_EQ(on_small(w), "no error");
+  ++w.concurrency;
+  EXPECT_TRUE(says(on_small(w), "does not fit"));
+  // INT4 is only offered where it would do.
+  EXPECT_TRUE(says(on_small(w), "--experts int4"));
+  w.concurrency = 1 << 19;
+  EXPECT_FALSE(says(on_small(w), "--experts int4"));
+}
+
+// CPU time of one call each, three times what they take on an idle core and more.
+TEST(Plan, ThroughputOpenConcurrencyAndStatisticsInTime) {
+  constexpr double kSeconds = TANDEM_SANITIZED ? 300 : 2;
+  Workload open = throughput_of_clusters();
+  open.tokens_per_second_per_user = 20;
+  Workload many = throughput_of_clusters();
+  many.concurrency = 64;
+  for (const char* machine : {"2x6454s-4090", "8xh200", "12x8xh100"})
+    for (const Workload& w : {open, many}) {
+      const Planned planned("r1", known_machine(machine), w);
+      const std::clock_t start = std::clock();
+      planned.plan();
+      EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, kSeconds) << machine;
+    }
+  // Every layer's experts used differently.
+  const ModelConfig config = known_model("r1");
+  RoutingCounts counts(config);
+  constexpr int kExperts = 256, kTurn = 37;
+  for (int l = 0; l < config.n_layers; ++l)
+    for (int e = 0; e < static_cast<int>(counts.of_layer[l].size()); ++e)
+      counts.of_layer[l][e] = 40 + (e * kTurn + l) % kExperts / 8;
+  const RoutingStatistics measured(config, routing_statistics_json(config, counts), "s.json");
+  Workload eight;
+  eight.concurrency = 8;
+  for (const char* name : {"2x6454s-4090", "8xh200", "12x8xh100"}) {
+    const Machine machine = known_machine(name);
+    const std::clock_t start = std::clock();
+    tandem::plan({"r1", config, machine, eight, measured});
+    EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, kSeconds) << name;
+  }
+}
+
 TEST(Plan, TakesTheWidestFormatThatFits) {
   const auto format = [](const char* model, const char* machine) {
     return format_name(

@@ -49,39 +49,27 @@ class Winner {
 std::vector<WeightFormat> formats_to_try(const PlanRequest& r);
 int least_halved(const PlanInput& in, Placement p);
 bool meets(const Workload& w, const Prediction& p);
-[[noreturn]] void refuse(const PlanRequest& r, const Winner& best, WeightFormat format);
+Winner best_of(const PlanRequest& r, const std::vector<WeightFormat>& formats);
+std::string smaller_workload(const PlanRequest& r, const std::vector<WeightFormat>& formats);
+[[noreturn]] void refuse(const PlanRequest& r, const Winner& best,
+                         const std::vector<WeightFormat>& formats);
 
 }  // namespace
 
 Plan plan(const PlanRequest& r) {
   require_sound(r.workload, r.config);
   const std::vector<WeightFormat> formats = formats_to_try(r);
-  Workload w = r.workload;
-  if (w.concurrency == 0 && w.objective == Objective::kLatency) w.concurrency = 1;
-  std::optional<Winner> best;
-  for (const WeightFormat format : formats) {
-    best.emplace(r, w);
-    Contest contest = {[&](Placement& p, int64_t home) { best->enter(p, home); },
-                       [&](Placement& p, int64_t home, const RoutingStatistics& routing) {
-                         return best->promise(p, home, routing);
-                       },
-                       [&](const Placement& p, int64_t home) { return best->score(p, home); },
-                       [&](double score) { return best->hopeless(score); }};
-    const PlanInput in = {r.config, r.machine, w, r.routing};
-    if (!r.machine.gpus.empty()) visit_gpu_candidates(in, format, contest);
-    visit_cpu_candidates(in, format, contest);
-    if (best->placement) break;
-  }
-  if (!best->placement) refuse(r, *best, formats.back());
-  best->placement->model = r.model_name;
-  best->placement->machine = r.machine.name;
+  Winner best = best_of(r, formats);
+  if (!best.placement) refuse(r, best, formats);
+  best.placement->model = r.model_name;
+  best.placement->machine = r.machine.name;
   PlanRequest served = r;
-  served.workload = best->workload;
-  try_every_home({r.config, r.machine, best->workload, r.routing}, *best->placement);
-  if (best->placement->micro_batches == 2)
-    best->placement->micro_batches_from_sequences =
-        least_halved({r.config, r.machine, best->workload, r.routing}, *best->placement);
-  return assess(served, *best->placement);
+  served.workload = best.workload;
+  try_every_home({r.config, r.machine, best.workload, r.routing}, *best.placement);
+  if (best.placement->micro_batches == 2)
+    best.placement->micro_batches_from_sequences =
+        least_halved({r.config, r.machine, best.workload, r.routing}, *best.placement);
+  return assess(served, *best.placement);
 }
 
 Plan assess(const PlanRequest& r, const Placement& placement) {
@@ -99,6 +87,27 @@ Plan assess(const PlanRequest& r, const Placement& placement) {
 }
 
 namespace {
+
+// Of the first format in which anything fits; without a placement if none does.
+Winner best_of(const PlanRequest& r, const std::vector<WeightFormat>& formats) {
+  Workload w = r.workload;
+  if (w.concurrency == 0 && w.objective == Objective::kLatency) w.concurrency = 1;
+  std::optional<Winner> best;
+  for (const WeightFormat format : formats) {
+    best.emplace(r, w);
+    Contest contest = {[&](Placement& p, int64_t home) { best->enter(p, home); },
+                       [&](Placement& p, int64_t home, const RoutingStatistics& routing) {
+                         return best->promise(p, home, routing);
+                       },
+                       [&](const Placement& p, int64_t home) { return best->score(p, home); },
+                       [&](double score) { return best->hopeless(score); }};
+    const PlanInput in = {r.config, r.machine, w, r.routing};
+    if (!r.machine.gpus.empty()) visit_gpu_candidates(in, format, contest);
+    visit_cpu_candidates(in, format, contest);
+    if (best->placement) break;
+  }
+  return std::move(*best);
+}
 
 // As stored, then what the engine would convert to at load.
 std::vector<WeightFormat> formats_to_try(const PlanRequest& r) {
@@ -251,19 +260,51 @@ bool meets(const Workload& w, const Prediction& p) {
   return p.tokens_per_second_per_user >= w.tokens_per_second_per_user;
 }
 
-void refuse(const PlanRequest& r, const Winner& best, WeightFormat format) {
+void refuse(const PlanRequest& r, const Winner& best, const std::vector<WeightFormat>& formats) {
   const double missing = static_cast<double>(best.least_missing) * 1e-9;
   // Of what is added a part is kept in reserve too.
   constexpr int64_t kProbe = int64_t{1} << 40;
   const bool cpu = best.fullest.is_cpu();
   const double kept =
       static_cast<double>(reserved_bytes(2 * kProbe, cpu) - reserved_bytes(kProbe, cpu)) / kProbe;
+  constexpr int kInt4Group = 64;
+  const WeightFormat int4 = {DType::kI4TwoLevel, kInt4Group};
+  const bool smaller = r.workload.experts && !is_i4(formats.back().dtype) &&
+                       best_of(r, {int4}).placement.has_value();
   fail(
       "{} does not fit {} with {} tokens of context: even with experts in {}, {} lacks {:.1f} GB; "
-      "give it {:.0f} GB more, or choose a smaller model{}",
-      r.model_name, r.machine.name, r.workload.context, format_name(format),
+      "give it {:.0f} GB more, or choose a smaller model{}{}",
+      r.model_name, r.machine.name, r.workload.context, format_name(formats.back()),
       device_name(best.fullest), missing, std::ceil(missing / (1 - kept)),
-      r.workload.experts ? " or --experts int4" : "");
+      smaller ? " or --experts int4" : "", smaller_workload(r, formats));
+}
+
+// The most sequences that would fit or, if there is but one, the longest context; nothing if none.
+std::string smaller_workload(const PlanRequest& r, const std::vector<WeightFormat>& formats) {
+  const auto fits = [&](int concurrency, int64_t context) {
+    PlanRequest smaller = r;
+    smaller.workload.concurrency = concurrency;
+    smaller.workload.context = context;
+    return best_of(smaller, {formats.back()}).placement.has_value();
+  };
+  const auto most = [](int64_t fitting, int64_t too_many, const auto& fit) {
+    while (too_many - fitting > 1) {
+      const int64_t middle = (fitting + too_many) / 2;
+      (fit(middle) ? fitting : too_many) = middle;
+    }
+    return fitting;
+  };
+  const Workload& w = r.workload;
+  if (w.concurrency > 1 && fits(1, w.context))
+    return fmt::format(" or --concurrency {}", most(1, w.concurrency, [&](int64_t n) {
+                         return fits(static_cast<int>(n), w.context);
+                       }));
+  constexpr int64_t kStep = 256;
+  const int64_t least = (int64_t{w.prompt_tokens} + w.output_tokens + kStep - 1) / kStep;
+  if (least * kStep >= w.context || !fits(w.concurrency, least * kStep)) return {};
+  return fmt::format(" or --ctx {}",
+                     kStep * most(least, (w.context + kStep - 1) / kStep,
+                                  [&](int64_t n) { return fits(w.concurrency, n * kStep); }));
 }
 
 }  // namespace
