@@ -228,7 +228,7 @@ MUTANTS = [
     ("dispatch in BF16", "offload/plan/cost.cpp", [("(c.dim + c.dim / kScaleColumns * kFloatBytes)", "(2 * c.dim + 0 * kScaleColumns)")]),
     ("INT4 scales left out of an expert's bytes", "offload/plan/cost.cpp", [("scale_bytes = rows * blocks(cols, format.group) * kBf16Bytes;", "scale_bytes = 0;")]),
     ("fewer hot experts than help", "offload/plan/cpu_candidates.cpp", [("for (const int64_t one : {n, most,", "for (const int64_t one : {n / 2, most / 2,")]),
-    ("GPUs of a host in powers of two only", "offload/plan/gpu_candidates.cpp", [("a_host <= static_cast<int>(m.gpus.size()); ++a_host) {", "a_host <= static_cast<int>(m.gpus.size()); a_host *= 2) {")]),
+    ("all GPUs of a host or none", "offload/plan/gpu_candidates.cpp", [("for (int a_host = 1; a_host <=", "for (int a_host = static_cast<int>(m.gpus.size()); a_host <=")]),
     ("homes of few experts are not tried", "offload/plan/every_home.cpp", [("if (!fits || then.score >= least) continue;", "continue;")]),
     ("an expert without owner passes", "offload/plan/placement.cpp", [("require(owned[e], ", "require(owned[e] || true, ")]),
     ("exceeded memory passes", "offload/plan/placement.cpp", [("require(m.free_bytes() >= 0,", "require(m.free_bytes() >= 0 || true,")]),
