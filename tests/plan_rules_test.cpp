@@ -244,6 +244,35 @@ TEST(LayerTime, ExpectedDistinctExperts) {
   EXPECT_EQ(chance_of_use(1, 5), 1);
 }
 
+TEST(Statistics, RefusesThoseOfAnotherModel) {
+  const ModelConfig r1 = known_model("r1");
+  const auto refusal = [&](const char* text) {
+    return error_of([&] { RoutingStatistics(r1, text, "s.json"); });
+  };
+  EXPECT_TRUE(says(refusal(R"({"layers": 27, "experts": 64, "tokens": 9, "counts": []})"),
+                   "27 layers with 64 experts, and the model has 61 with 256"));
+  EXPECT_TRUE(says(refusal(R"({"layers": 61, "experts": 256, "tokens": 9, "counts": []})"),
+                   "counts of 0 layers, and 58 have experts"));
+  EXPECT_TRUE(
+      says(refusal(R"({"layers": 61, "experts": 256, "tokens": 0, "counts": []})"), "tokens is 0"));
+  // As many layers and experts, but another model.
+  const ModelConfig lite = known_model("v2-lite"), moonlight = known_model("moonlight");
+  ASSERT_EQ(lite.n_layers, moonlight.n_layers);
+  ASSERT_EQ(lite.router.n_experts, moonlight.router.n_experts);
+  RoutingCounts counts(moonlight);
+  for (auto& layer : counts.of_layer)
+    for (size_t e = 0; e < layer.size(); ++e) layer[e] = 6;
+  const std::string recorded = routing_statistics_json(moonlight, counts);
+  EXPECT_EQ(error_of([&] { RoutingStatistics(moonlight, recorded, "s.json"); }), "no error");
+  EXPECT_TRUE(says(error_of([&] { RoutingStatistics(lite, recorded, "s.json"); }),
+                   "s.json: statistics of another model: \"DeepseekV3ForCausalLM, 27 layers"));
+  nlohmann::json zeros = {{"layers", 61}, {"experts", 256}, {"tokens", 9}};
+  zeros["counts"] = std::vector<std::vector<int>>(58, std::vector<int>(256, 0));
+  EXPECT_TRUE(says(refusal(zeros.dump().c_str()), "add up to 0.00 experts a token"));
+  zeros["counts"][0][7] = 10;
+  EXPECT_TRUE(says(refusal(zeros.dump().c_str()), "expected a number 0 .. tokens"));
+}
+
 // Link and CPU end together; four experts are under way before the router has run.
 TEST(LayerTime, AStreamedChunksExpertsAreDivided) {
   const ModelConfig r1 = known_model("r1");

@@ -145,24 +145,6 @@ TEST(Plan, HotExpertsAreThoseMeasuredHot) {
             planned.plan().prediction.decode.tokens_per_second);
 }
 
-TEST(Plan, RefusesStatisticsOfAnotherModel) {
-  const ModelConfig r1 = known_model("r1");
-  const auto refusal = [&](const char* text) {
-    return error_of([&] { RoutingStatistics(r1, text, "s.json"); });
-  };
-  EXPECT_TRUE(says(refusal(R"({"layers": 27, "experts": 64, "tokens": 9, "counts": []})"),
-                   "27 layers with 64 experts, and the model has 61 with 256"));
-  EXPECT_TRUE(says(refusal(R"({"layers": 61, "experts": 256, "tokens": 9, "counts": []})"),
-                   "counts of 0 layers, and 58 have experts"));
-  EXPECT_TRUE(
-      says(refusal(R"({"layers": 61, "experts": 256, "tokens": 0, "counts": []})"), "tokens is 0"));
-  nlohmann::json zeros = {{"layers", 61}, {"experts", 256}, {"tokens", 9}};
-  zeros["counts"] = std::vector<std::vector<int>>(58, std::vector<int>(256, 0));
-  EXPECT_TRUE(says(refusal(zeros.dump().c_str()), "add up to 0.00 experts a token"));
-  zeros["counts"][0][7] = 10;
-  EXPECT_TRUE(says(refusal(zeros.dump().c_str()), "expected a number 0 .. tokens"));
-}
-
 TEST(Plan, SaysWhatIsMissingWhenNothingFits) {
   const std::string refusal =
       error_of([] { Planned("r1", known_machine("desktop-192gb")).plan(); });

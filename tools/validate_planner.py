@@ -28,7 +28,7 @@ def main():
 def measure(binary, model, layers, form):
     print(f"{model}, experts in {form}", file=sys.stderr)
     return json.loads(run(binary, "generate", "--config", model, "--layers", str(layers), "--experts", form, "--batch",
-                          BATCHES, "--ctx", CONTEXTS, "--tokens", PROMPTS, "-n", "8", "--seconds", "3"))
+                          BATCHES, "--ctx", CONTEXTS, "--tokens", PROMPTS, "-n", "8", "--seconds", "2"))
 
 
 def run(binary, *arguments):

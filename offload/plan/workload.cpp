@@ -1,5 +1,7 @@
 #include "offload/plan/workload.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -36,6 +38,17 @@ RoutingCounts::RoutingCounts(const ModelConfig& c) : of_layer(c.n_layers) {
     if (c.is_moe(l)) of_layer[l].resize(c.router.n_experts);
 }
 
+namespace {
+
+// What tells models apart whose routers have as many experts.
+std::string name_of_shapes(const ModelConfig& c) {
+  return fmt::format("{}, {} layers of {}, {} of {} experts of {}, vocabulary of {}",
+                     c.architecture, c.n_layers, c.dim, c.router.n_active, c.router.n_experts,
+                     c.expert_dim, c.vocab);
+}
+
+}  // namespace
+
 std::string routing_statistics_json(const ModelConfig& c, const RoutingCounts& counts) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   int64_t chosen = 0;
@@ -44,7 +57,8 @@ std::string routing_statistics_json(const ModelConfig& c, const RoutingCounts& c
     chosen = std::accumulate(row.begin(), row.end(), int64_t{0});
     rows.push_back(row);
   }
-  return nlohmann::ordered_json{{"layers", c.n_layers},
+  return nlohmann::ordered_json{{"model", name_of_shapes(c)},
+                                {"layers", c.n_layers},
                                 {"experts", c.router.n_experts},
                                 {"tokens", chosen / std::max(1, c.router.n_active)},
                                 {"counts", rows}}
@@ -65,11 +79,14 @@ RoutingStatistics::RoutingStatistics(const ModelConfig& c, std::string_view text
   const int experts = fields.integer("experts", 1, 1 << 20);
   const double tokens = fields.positive("tokens", 1e18);
   const auto& counts = fields.list("counts", 1 << 20);
+  const std::string model = fields.text("model", name_of_shapes(c));
   fields.refuse_others();
   require(layers == c.n_layers && experts == c.router.n_experts,
           "{}: statistics of {} layers with {} experts, and the model has {} with {}: they are of "
           "another model",
           source, layers, experts, c.n_layers, c.router.n_experts);
+  require(model == name_of_shapes(c), "{}: statistics of another model: {}, and this one is {}",
+          source, shown(model), name_of_shapes(c));
   row_of_.assign(c.n_layers, -1);
   int n_moe = 0;
   for (int l = 0; l < c.n_layers; ++l)

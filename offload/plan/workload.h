@@ -46,8 +46,9 @@ class RoutingStatistics {
  public:
   // Every expert alike.
   explicit RoutingStatistics(const ModelConfig& config);
-  // {"layers": .., "experts": .., "tokens": .., "counts": [[..] per MoE layer]}. Throws Error when
-  // it is broken or of another model.
+  // {"model": shapes, as --record-routing writes them, or missing, "layers": .., "experts": ..,
+  // "tokens": .., "counts": [[..] per MoE layer]}. Throws Error when it is broken or of another
+  // model.
   RoutingStatistics(const ModelConfig& config, std::string_view json, const std::string& source);
 
   bool uniform() const { return shares_.empty(); }

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "io/machine_json.h"
 #include "offload/plan/placement_json.h"
+#include "offload/plan/planned_layers.h"
 #include "offload/plan/predict.h"
 
 namespace {
@@ -29,9 +30,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tandem;
   const ModelConfig config;  // R1's shapes
   const Machine machine = two_gpus();
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
   try {
-    const Placement p =
-        placement_from_json({reinterpret_cast<const char*>(data), size}, "placement.json");
+    for (const PlannedLayer& layer : planned_layers(text, "placement.json"))
+      check(std::isfinite(layer.time.seconds), "seconds of a layer");
+  } catch (const Error&) {  // the placement may be sound all the same
+  }
+  try {
+    const Placement p = placement_from_json(text, "placement.json");
     check_placement(config, machine, p);
     const Workload workload;
     const RoutingStatistics routing(config);
