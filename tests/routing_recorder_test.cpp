@@ -46,7 +46,9 @@ TEST(RoutingRecorder, CountsEveryChoiceAndPassesItOn) {
   EXPECT_EQ(recorder.counts().of_layer, expected);
 
   const std::string text = routing_statistics_json(config, recorder.counts());
-  EXPECT_EQ(text, "{\"layers\":3,\"experts\":4,\"tokens\":3,\"counts\":[[3,1,1,1],[0,3,0,3]]}\n");
+  EXPECT_EQ(text, R"({"model":"DeepseekV3ForCausalLM, 3 layers of 7168, 2 of 4 experts of 2048, )"
+                  R"(vocabulary of 129280","layers":3,"experts":4,"tokens":3,)"
+                  "\"counts\":[[3,1,1,1],[0,3,0,3]]}\n");
   const RoutingStatistics read(config, text, "s.json");
   EXPECT_DOUBLE_EQ(read.share(1, 0), 1);
   EXPECT_DOUBLE_EQ(read.share(1, 3), 1.0 / 3);
