@@ -82,7 +82,7 @@ struct Bench {
 constexpr double kCardSeconds = 0.05;  // a rate
 std::optional<Bounds> bounds_of_card() {
   if (!gpu_twins()) return {};
-  const Gpu card = measured_gpu(kCardSeconds);
+  const Gpu card = measured_gpu_bounds(kCardSeconds);
   return Bounds{card.read_bytes_per_second, card.peak.bf16};
 }
 

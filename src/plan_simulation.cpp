@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "offload/plan/assign.h"
 #include "plan_report.h"
 
 namespace tandem {
@@ -7,7 +8,7 @@ namespace tandem {
 using Json = nlohmann::ordered_json;
 
 std::vector<SimulatedVariant> simulate_variants(SimulatedCluster cluster) {
-  constexpr int kLayers = 4, kUsualCopies = 32;  // of the hottest experts: DeepSeek-V3, 3.4
+  constexpr int kLayers = 4;
   cluster.n_layers = kLayers;
   const int placed_copies = cluster.n_redundant;
   std::vector<SimulatedVariant> variants;
@@ -19,10 +20,10 @@ std::vector<SimulatedVariant> simulate_variants(SimulatedCluster cluster) {
       variants.push_back({balanced, two_batches, placed_copies, simulate(cluster)});
       if (!balanced || placed_copies > 0) continue;
       // Copies spread the hottest experts' rows, and are read.
-      cluster.n_redundant = kUsualCopies;
+      cluster.n_redundant = kUsualRedundancy;
       Simulation copied = simulate(cluster);
       if (copied.seconds < variants.back().simulation.seconds)
-        variants.back() = {balanced, two_batches, kUsualCopies, std::move(copied)};
+        variants.back() = {balanced, two_batches, kUsualRedundancy, std::move(copied)};
     }
   return variants;
 }

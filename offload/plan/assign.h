@@ -4,6 +4,8 @@
 
 namespace tandem {
 
+constexpr int kUsualRedundancy = 32;  // copies of hot experts: DeepSeek-V3, 3.4
+
 // Experts of one layer dealt to ranks so that loads are even (expert parallelism): owners[expert]
 // are ranks. `n_redundant` second, third, .. copies go where a copy's load is highest; no rank gets
 // the same expert twice or more than its even part of all copies, rounded up. n_redundant is at

@@ -53,10 +53,8 @@ std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
   }));
   const bool int4 = held.workload.experts && is_i4(held.workload.experts->dtype);
   if (!is_i4(stored_expert_format(c).dtype) && !int4 && !p.layers.empty())
-    changes.push_back(try_change(r, "experts in int4", [](Machine&, Workload& w) {
-      constexpr int kGroup = 64;
-      w.experts = WeightFormat{DType::kI4TwoLevel, kGroup};
-    }));
+    changes.push_back(
+        try_change(r, "experts in int4", [](Machine&, Workload& w) { w.experts = kNarrowest; }));
   // What changes nothing, to a percent, is not said.
   const auto same = [](const Phase& a, const Phase& b) {
     return std::abs(a.tokens_per_second / b.tokens_per_second - 1) < 0.005;

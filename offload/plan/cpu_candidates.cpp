@@ -2,6 +2,7 @@
 #include <cmath>
 #include <map>
 
+#include "model/parameters.h"
 #include "offload/plan/assign.h"
 #include "offload/plan/candidates.h"
 #include "offload/plan/cost.h"
@@ -49,7 +50,7 @@ class HotCandidates {
   const std::vector<LayerExperts> on_cpus_;
   Contest& contest_;
   HotExperts hot_;
-  int64_t n_moe_ = 0;
+  const int64_t n_moe_;
   std::map<int64_t, Home> homes_;  // by experts that have left, of one division
 };
 
@@ -238,9 +239,8 @@ HotCandidates::HotCandidates(const PlanInput& in, WeightFormat format, const Pla
       p_(layout),
       on_cpus_(layout.layers),
       contest_(contest),
-      hot_(in, format, std::max(1, in.workload.concurrency)) {
-  for (int l = 0; l < in.config.n_layers; ++l) n_moe_ += in.config.is_moe(l) ? 1 : 0;
-}
+      hot_(in, format, std::max(1, in.workload.concurrency)),
+      n_moe_(moe_layers(in.config)) {}
 
 void HotCandidates::visit() {
   for (const std::vector<HotSeat>& seats : divisions()) {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <map>
 
+#include "model/parameters.h"
 #include "offload/plan/assign.h"
 #include "offload/plan/candidates.h"
 #include "offload/plan/cost.h"
@@ -9,8 +10,6 @@
 
 namespace tandem {
 namespace {
-
-constexpr int kUsualRedundancy = 32;  // DeepSeek's own deployments
 
 constexpr size_t kMostDealt = 6;
 
@@ -122,11 +121,10 @@ void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
     if (n_redundant == 0 || (filled > 0 && filled <= n_experts * (n - 1)))
       for (const int tp : ways) bases.push_back({s, Base::kExpertParallel, tp, n_redundant, n});
   // The last GPUs only hold experts, the others only the backbone and the KV cache.
-  int n_moe = 0;
-  for (int l = 0; l < c.n_layers; ++l) n_moe += c.is_moe(l) ? 1 : 0;
   const int64_t a_gpu =
       in.machine.gpus[0].memory_bytes - reserved_bytes(in.machine.gpus[0].memory_bytes, false);
-  const int64_t slots = a_gpu / std::max<int64_t>(1, n_moe * routed_expert_bytes(c, format));
+  const int64_t slots =
+      a_gpu / std::max<int64_t>(1, moe_layers(c) * routed_expert_bytes(c, format));
   if (slots == 0) return;
   const int least = static_cast<int>((n_experts + slots - 1) / slots);
   std::vector<int> counts;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "model/parameters.h"
 #include "offload/plan/cost.h"
 #include "offload/plan/rules.h"
 
@@ -111,8 +112,7 @@ std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& 
   add_table(p.stages.front(), p.embedding_on_cpu, true);
   if (!c.tied_head) add_table(p.stages.back(), p.head_on_cpu, p.head_replicated);
   for (const LayerExperts& l : p.layers) {
-    int n_moe = 0;
-    for (int layer = l.first; layer <= l.last; ++layer) n_moe += c.is_moe(layer) ? 1 : 0;
+    const int n_moe = moe_layers(c, l.first, l.last);
     for (const ExpertGroup& g : l.groups) {
       const int64_t bytes = routed_expert_bytes(c, g.format) *
                             static_cast<int64_t>(g.experts.size()) * n_moe /

@@ -112,11 +112,10 @@ Winner best_of(const PlanRequest& r, const std::vector<WeightFormat>& formats) {
 // As stored, then what the engine would convert to at load.
 std::vector<WeightFormat> formats_to_try(const PlanRequest& r) {
   if (r.workload.experts) return {*r.workload.experts};
-  constexpr int kInt4Group = 64;
   const WeightFormat stored = stored_expert_format(r.config);
   std::vector<WeightFormat> formats = {stored};
   if (stored.dtype == DType::kBF16) formats.push_back({DType::kI8});
-  if (!is_i4(stored.dtype)) formats.push_back({DType::kI4TwoLevel, kInt4Group});
+  if (!is_i4(stored.dtype)) formats.push_back(kNarrowest);
   return formats;
 }
 
@@ -267,10 +266,8 @@ void refuse(const PlanRequest& r, const Winner& best, const std::vector<WeightFo
   const bool cpu = best.fullest.is_cpu();
   const double kept =
       static_cast<double>(reserved_bytes(2 * kProbe, cpu) - reserved_bytes(kProbe, cpu)) / kProbe;
-  constexpr int kInt4Group = 64;
-  const WeightFormat int4 = {DType::kI4TwoLevel, kInt4Group};
   const bool smaller = r.workload.experts && !is_i4(formats.back().dtype) &&
-                       best_of(r, {int4}).placement.has_value();
+                       best_of(r, {kNarrowest}).placement.has_value();
   fail(
       "{} does not fit {} with {} tokens of context: even with experts in {}, {} lacks {:.1f} GB; "
       "give it {:.0f} GB more, or choose a smaller model{}{}",

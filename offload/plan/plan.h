@@ -5,6 +5,9 @@
 
 namespace tandem {
 
+// To which experts are narrowed where nothing wider fits.
+constexpr WeightFormat kNarrowest{DType::kI4TwoLevel, 64};
+
 struct Plan {
   Placement placement;
   Workload workload;  // with the concurrency decided on

@@ -91,8 +91,7 @@ ExpertHomes homes_of(const ModelConfig& c, const Placement& p) {
   ExpertHomes homes;
   std::vector<Device> owners;
   for (const LayerExperts& l : p.layers) {
-    int64_t n_layers = 0;
-    for (int layer = l.first; layer <= l.last; ++layer) n_layers += c.is_moe(layer) ? 1 : 0;
+    const int64_t n_layers = moe_layers(c, l.first, l.last);
     for (const ExpertGroup& g : l.groups) {
       const auto n = n_layers * static_cast<int64_t>(g.experts.size());
       (g.owners[0].is_cpu() ? homes.on_cpu : homes.on_gpu) += n;

@@ -6,6 +6,7 @@
 #include "bench/machine_info.h"
 #include "core/program_files.h"
 #include "io/json.h"
+#include "model/parameters.h"
 #include "offload/plan/cost.h"
 
 namespace tandem {
@@ -96,9 +97,19 @@ ModelConfig with_layers(ModelConfig c, int n_layers) {
 }
 
 ModelConfig with_resident_experts(const ModelConfig& c, WeightFormat format, int64_t budget) {
-  int moe = 0;
-  for (int l = 0; l < c.n_layers; ++l) moe += c.is_moe(l) ? 1 : 0;
+  const int moe = moe_layers(c);
   return with_experts(c, moe == 0 ? 0 : resident_experts(c, format, budget / moe, 0).experts);
+}
+
+void add_cut_model(nlohmann::ordered_json& report, const char* isa, int n_threads,
+                   const ModelConfig& c, WeightFormats formats) {
+  report["isa"] = isa;
+  report["threads"] = n_threads;
+  report["layers"] = c.n_layers;
+  report["dense_layers"] = c.n_dense_layers;
+  report["experts"] = format_name(formats.experts);
+  report["format"] = format_name(formats.backbone);
+  report["resident_experts"] = c.router.n_experts;
 }
 
 }  // namespace tandem

@@ -2,6 +2,7 @@
 // with random weights.
 #pragma once
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,10 @@ ModelConfig with_experts(ModelConfig config, int n_experts);
 ModelConfig with_layers(ModelConfig config, int n_layers);
 // With as many experts in each layer as `budget` bytes hold, in all layers together.
 ModelConfig with_resident_experts(const ModelConfig& config, WeightFormat format, int64_t budget);
+
+// What a report says of a cut model and of what runs it.
+void add_cut_model(nlohmann::ordered_json& report, const char* isa, int n_threads,
+                   const ModelConfig& config, WeightFormats formats);
 
 // One tensor at a time as a checkpoint would hold it.
 class RandomTensor {

@@ -12,6 +12,7 @@
 #include "bench/random_cache.h"
 #include "bench/random_routing.h"
 #include "engine/generator.h"
+#include "model/parameters.h"
 #include "offload/cpu_experts.h"
 #include "offload/plan/cost.h"
 #include "ops/cpu_ops.h"
@@ -76,12 +77,6 @@ struct Runner {
   Generator& generator;
 };
 
-std::vector<int32_t> random_tokens(int n, int vocab, std::mt19937& rng) {
-  std::vector<int32_t> tokens(n);
-  for (int32_t& t : tokens) t = std::uniform_int_distribution<int32_t>(0, vocab - 1)(rng);
-  return tokens;
-}
-
 SamplingParams greedy() {
   SamplingParams params;
   params.temperature = 0;
@@ -107,8 +102,7 @@ std::vector<TimedRun> decode_runs(const Runner& engine, const GenerateBench& ben
   std::mt19937 rng(context);
   std::vector<TimedRun> runs;
   std::vector<KvSequence> caches(batch);
-  for (KvSequence& kv : caches)
-    for (int i = 0; i < pages_for(context); ++i) kv.pages.push_back(engine.cache.take_page());
+  for (KvSequence& kv : caches) kv.pages = take_pages(engine.cache, pages_for(context));
   double spent = 0;
   for (int round = 0; round < kMinRounds || spent < bench.seconds; ++round) {
     std::vector<Request> requests;
@@ -203,13 +197,12 @@ ModelConfig cut_model(const GenerateBench& bench) {
 StepCost cost_of_step(const ModelConfig& config, WeightFormats formats, int64_t context,
                       int64_t batch, int64_t cache_element_bytes) {
   StepCost cost;
-  int64_t moe_layers = 0;
-  for (int l = 0; l < config.n_layers; ++l) moe_layers += config.is_moe(l) ? 1 : 0;
-  if (moe_layers > 0) {
-    const double experts = static_cast<double>(moe_layers) * expected_experts(config.router, batch);
+  const int64_t n_moe = moe_layers(config);
+  if (n_moe > 0) {
+    const double experts = static_cast<double>(n_moe) * expected_experts(config.router, batch);
     const auto bytes = static_cast<double>(routed_expert_bytes(config, formats.experts));
-    cost.experts = {std::llround(experts * bytes), 6 * moe_layers * batch * config.router.n_active *
-                                                       config.dim * config.expert_dim};
+    cost.experts = {std::llround(experts * bytes),
+                    6 * n_moe * batch * config.router.n_active * config.dim * config.expert_dim};
   }
   ModelWeights unused;
   for_each_weight(unused, config, [&](const WeightSpec& spec, QuantView&) {
@@ -304,27 +297,21 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
   }
 
   const Bounds bounds = bounds_of(probe.machine(0, probe.n_bursts()), products);
-  return {{"bench", "generate"},
-          {"config", bench.config_name},
-          {"isa", kernels.name},
-          {"threads", speed.team().size()},
-          {"layers", config.n_layers},
-          {"dense_layers", config.n_dense_layers},
-          {"experts", format_name(bench.formats.experts)},
-          {"format", format_name(bench.formats.backbone)},
-          {"resident_experts", config.router.n_experts},
-          {"prefill_tokens_per_second", prefill.back()["tokens_per_second"]},
-          {"decode_tokens_per_second", decode[0]["tokens_per_second"]},
-          {"gpu_prefill_tokens_per_second", prefill.back()["gpu_tokens_per_second"]},
-          {"gpu_decode_tokens_per_second", decode[0]["gpu_tokens_per_second"]},
-          {"bytes_per_token", decode[0]["bytes_per_token"]},
-          {"roofline_ratio", decode[0]["roofline_ratio"]},
-          {"bandwidth_ratio", decode[0]["bandwidth_ratio"]},
-          {"read_bytes_per_second", bounds.read_bytes_per_second},
-          {"peak_ops_per_second", bounds.ops_per_second},
-          {"instruction", products.instruction},
-          {"decode", decode},
-          {"prefill", prefill}};
+  Json report = {{"bench", "generate"}, {"config", bench.config_name}};
+  add_cut_model(report, kernels.name, speed.team().size(), config, bench.formats);
+  report.update({{"prefill_tokens_per_second", prefill.back()["tokens_per_second"]},
+                 {"decode_tokens_per_second", decode[0]["tokens_per_second"]},
+                 {"gpu_prefill_tokens_per_second", prefill.back()["gpu_tokens_per_second"]},
+                 {"gpu_decode_tokens_per_second", decode[0]["gpu_tokens_per_second"]},
+                 {"bytes_per_token", decode[0]["bytes_per_token"]},
+                 {"roofline_ratio", decode[0]["roofline_ratio"]},
+                 {"bandwidth_ratio", decode[0]["bandwidth_ratio"]},
+                 {"read_bytes_per_second", bounds.read_bytes_per_second},
+                 {"peak_ops_per_second", bounds.ops_per_second},
+                 {"instruction", products.instruction},
+                 {"decode", decode},
+                 {"prefill", prefill}});
+  return report;
 }
 
 std::string generate_text(const Json& r) {

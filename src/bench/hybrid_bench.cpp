@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "bench/prediction.h"
+#include "model/parameters.h"
 
 namespace tandem {
 namespace {
@@ -10,12 +11,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr double kBurst = 0.02;
-
-int moe_layers(const ModelConfig& config) {
-  int n = 0;
-  for (int l = 0; l < config.n_layers; ++l) n += config.is_moe(l) ? 1 : 0;
-  return n;
-}
 
 // Null where the card's rates are unknown.
 void add_prediction(Json& row, const std::optional<double>& predicted) {
@@ -123,18 +118,11 @@ Json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels, Mac
     prefill.push_back(prefill_row(*measured, n));
     add_prediction(prefill.back(), streamed);
   }
-  return {{"bench", "hybrid"},
-          {"config", bench.config_name},
-          {"card", bench.card},
-          {"isa", kernels.name},
-          {"threads", speed.team().size()},
-          {"layers", config.n_layers},
-          {"dense_layers", config.n_dense_layers},
-          {"experts", format_name(bench.formats.experts)},
-          {"format", format_name(bench.formats.backbone)},
-          {"resident_experts", config.router.n_experts},
-          {"decode", decode},
-          {"prefill", prefill}};
+  Json report = {{"bench", "hybrid"}, {"config", bench.config_name}, {"card", bench.card}};
+  add_cut_model(report, kernels.name, speed.team().size(), config, bench.formats);
+  report["decode"] = decode;
+  report["prefill"] = prefill;
+  return report;
 }
 
 std::string hybrid_text(const Json& r) {

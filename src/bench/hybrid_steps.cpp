@@ -16,32 +16,24 @@ constexpr int kSteps = 4;  // with different tokens, so that their experts come 
 // Next tokens of sequences at the end of `context`, kSteps times.
 class DecodeSteps {
  public:
-  DecodeSteps(KvCache& cache, int vocab, int context, int n) : cache_(cache) {
+  DecodeSteps(KvCache& cache, int vocab, int context, int n)
+      : cache_(cache), pages_(take_pages(cache, n * pages_for(context))) {
     std::mt19937 rng(context + n);
-    for (std::vector<int32_t>& tokens : tokens_)
-      for (int i = 0; i < n; ++i)
-        tokens.push_back(std::uniform_int_distribution<int32_t>(0, vocab - 1)(rng));
-    pages_.resize(n);
-    positions_.assign(n, context - 1);
-    for (int i = 0; i < n; ++i) {
-      for (int p = 0; p < pages_for(context); ++p) pages_[i].push_back(cache.take_page());
-      sequences_.push_back({i, 1, context, pages_[i]});
+    for (int i = 0; i < kSteps; ++i) {
+      steps_.emplace_back(context, 1, pages_, n);
+      steps_.back().tokens = random_tokens(n, vocab, rng);
     }
   }
-  ~DecodeSteps() {
-    for (std::vector<int32_t>& pages : pages_) cache_.give_back(pages);
-  }
+  ~DecodeSteps() { cache_.give_back(pages_); }
   DecodeSteps(const DecodeSteps&) = delete;
   DecodeSteps& operator=(const DecodeSteps&) = delete;
 
-  Batch at(int step) const { return {tokens_[step], positions_, sequences_, {}}; }
+  Batch at(int step) const { return steps_[step].batch(); }
 
  private:
   KvCache& cache_;
-  std::array<std::vector<int32_t>, kSteps> tokens_;
-  std::vector<int32_t> positions_;
-  std::vector<std::vector<int32_t>> pages_;
-  std::vector<Sequence> sequences_;
+  std::vector<int32_t> pages_;
+  std::vector<LastTokens> steps_;
 };
 
 TensorView copy_of(const TensorView& from, std::vector<Buffer>& memory) {
@@ -163,12 +155,10 @@ std::optional<HybridSteps::Prefill> HybridSteps::prefill(int n, double seconds) 
   cpu_->does = CpuPart::Does::kAll;
   if (!crossover_) crossover_ = shared_->measure_crossover(limits_.max_tokens);
   if (!crossover_) return {};
-  std::vector<int32_t> pages;
-  for (int i = 0; i < pages_for(n); ++i) pages.push_back(card_.cache()->take_page());
+  std::vector<int32_t> pages = take_pages(*card_.cache(), pages_for(n));
   LastTokens prompt(n, n, pages);
   std::mt19937 rng(n);
-  for (int32_t& token : prompt.tokens)
-    token = std::uniform_int_distribution<int32_t>(0, config_.vocab - 1)(rng);
+  prompt.tokens = random_tokens(n, config_.vocab, rng);
   const Buffer pinned = ops_.allocate_on_host(kCopied), there = ops_.allocate(kCopied);
 
   std::vector<double> streamed, on_cpu, copies;

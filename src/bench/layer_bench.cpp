@@ -214,8 +214,7 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
     DeepSeek model(config, weights, ops, experts, {most, 1}, AttentionForm::kAuto);
     KvCache cache(config, longest, cache_type);
     fill_with_random(cache, config);
-    std::vector<int32_t> pages(pages_for(longest));
-    for (int32_t& page : pages) page = cache.take_page();
+    const std::vector<int32_t> pages = take_pages(cache, pages_for(longest));
     const ModelOnCard on_card(
         bench.gpus,
         {.config = config,
@@ -229,8 +228,7 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
       for (const int n : bench.tokens) {
         if (n > context) continue;
         LastTokens last(context, n, pages);
-        for (int32_t& token : last.tokens)
-          token = std::uniform_int_distribution<int32_t>(0, config.vocab - 1)(rng);
+        last.tokens = random_tokens(n, config.vocab, rng);
         const LayerCost cost =
             cost_of_layer(config, bench.formats, moe, context, n, size_of(cache_type));
         const Work work = {sum_of(cost),

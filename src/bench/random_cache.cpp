@@ -1,11 +1,22 @@
 #include "bench/random_cache.h"
 
 #include <bit>
-#include <random>
 
 #include "cpu_kernels/kernels.h"
 
 namespace tandem {
+
+std::vector<int32_t> random_tokens(int n, int vocab, std::mt19937& rng) {
+  std::vector<int32_t> tokens(n);
+  for (int32_t& t : tokens) t = std::uniform_int_distribution<int32_t>(0, vocab - 1)(rng);
+  return tokens;
+}
+
+std::vector<int32_t> take_pages(KvCache& cache, int n) {
+  std::vector<int32_t> pages(n);
+  for (int32_t& page : pages) page = cache.take_page();
+  return pages;
+}
 
 void fill_with_random(const KvCache& cache, const ModelConfig& config) {
   std::minstd_rand rng(1);

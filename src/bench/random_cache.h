@@ -1,5 +1,6 @@
 // A KV cache as after a long prompt, without computing one.
 #pragma once
+#include <random>
 #include <span>
 #include <vector>
 
@@ -7,6 +8,9 @@
 #include "model/batch.h"
 
 namespace tandem {
+
+std::vector<int32_t> random_tokens(int n, int vocab, std::mt19937& rng);
+std::vector<int32_t> take_pages(KvCache& cache, int n);
 
 // Sequences whose last `n` of `context` tokens are computed, all of them token 0. Each has an equal
 // part of the pages.

@@ -1,6 +1,15 @@
 #include "model/parameters.h"
 
 namespace tandem {
+
+int moe_layers(const ModelConfig& c, int first, int last) {
+  int n = 0;
+  for (int layer = first; layer <= last; ++layer) n += c.is_moe(layer) ? 1 : 0;
+  return n;
+}
+
+int moe_layers(const ModelConfig& c) { return moe_layers(c, 0, c.n_layers - 1); }
+
 namespace {
 
 void count_mtp(const ModelConfig& config, ParameterCounts& counts);

@@ -1,11 +1,15 @@
-// How many parameters a model has and how many bytes a token takes in its KV cache, from the
-// configuration alone.
+// How many layers and parameters a model has and how many bytes a token takes in its KV cache, from
+// the configuration alone.
 #pragma once
 #include <cstdint>
 
 #include "model/config.h"
 
 namespace tandem {
+
+// Layers with experts from `first` to `last`, and of all.
+int moe_layers(const ModelConfig& config, int first, int last);
+int moe_layers(const ModelConfig& config);
 
 struct LayerParameters {
   int64_t attention = 0;       // with the norms of the latents

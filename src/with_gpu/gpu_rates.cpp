@@ -27,35 +27,47 @@ double rate_of(gpu::Stream& stream, int64_t least, int64_t most, double seconds,
   return static_cast<double>(done) / time;
 }
 
+// Of the memory that is free.
+int64_t most_bytes(const gpu::Card& card, int64_t bytes) {
+  return std::clamp(card.free_bytes / 4 / kLeast * kLeast, kLeast, bytes);
+}
+
+using Multiply = int64_t (*)(const gpu::Stream& stream, int blocks, int rounds, float* out);
+double multiply_rate(const gpu::Card& card, gpu::Stream& stream, double seconds,
+                     Multiply multiply) {
+  constexpr int kMostRounds = 1 << 20;
+  const gpu::Buffer out(sizeof(float), gpu::Site::kDevice);
+  return rate_of(stream, 1, kMostRounds, seconds, [&](int64_t rounds) {
+    return multiply(stream, kBlocksEach * card.n_multiprocessors, static_cast<int>(rounds),
+                    out.as<float>());
+  });
+}
+
 }  // namespace
 
-Gpu measured_gpu(double seconds) {
+Gpu measured_gpu_bounds(double seconds) {
   const gpu::Card card = gpu::open_card();
   gpu::Stream stream;
-  const int blocks = kBlocksEach * card.n_multiprocessors;
-  const gpu::Buffer out(sizeof(float), gpu::Site::kDevice);
-  const auto most = [&](int64_t bytes) {
-    return std::clamp(card.free_bytes / 4 / kLeast * kLeast, kLeast, bytes);
-  };
   Gpu g{};
   g.name = card.name;
   g.memory_bytes = card.memory_bytes;
-  {
-    const gpu::Buffer memory(most(kMostRead), gpu::Site::kDevice);
-    g.read_bytes_per_second = rate_of(stream, kLeast, memory.bytes(), seconds, [&](int64_t bytes) {
-      gpu::read_once(stream, memory.as<std::byte>(), bytes, blocks, out.as<uint32_t>());
-      return bytes;
-    });
-  }
-  constexpr int kMostRounds = 1 << 20;
-  g.peak.bf16 = rate_of(stream, 1, kMostRounds, seconds, [&](int64_t rounds) {
-    return gpu::multiply_bf16(stream, blocks, static_cast<int>(rounds), out.as<float>());
+  const gpu::Buffer memory(most_bytes(card, kMostRead), gpu::Site::kDevice);
+  const gpu::Buffer out(sizeof(uint32_t), gpu::Site::kDevice);
+  g.read_bytes_per_second = rate_of(stream, kLeast, memory.bytes(), seconds, [&](int64_t bytes) {
+    gpu::read_once(stream, memory.as<std::byte>(), bytes, kBlocksEach * card.n_multiprocessors,
+                   out.as<uint32_t>());
+    return bytes;
   });
-  g.peak.fp32 = rate_of(stream, 1, kMostRounds, seconds, [&](int64_t rounds) {
-    return gpu::multiply_f32(stream, blocks, static_cast<int>(rounds), out.as<float>());
-  });
+  g.peak.bf16 = multiply_rate(card, stream, seconds, gpu::multiply_bf16);
+  return g;
+}
 
-  const gpu::Buffer there(most(kMostCopied), gpu::Site::kDevice);
+Gpu measured_gpu(double seconds) {
+  Gpu g = measured_gpu_bounds(seconds);
+  const gpu::Card card = gpu::open_card();
+  gpu::Stream stream;
+  g.peak.fp32 = multiply_rate(card, stream, seconds, gpu::multiply_f32);
+  const gpu::Buffer there(most_bytes(card, kMostCopied), gpu::Site::kDevice);
   const gpu::Buffer pinned(there.bytes(), gpu::Site::kMapped);
   std::vector<std::byte> pageable(there.bytes());
   const auto copy = [&](const std::byte* from, std::byte* to) {

@@ -24,6 +24,7 @@ std::unique_ptr<GpuModel> load_gpu_model(const WeightStore&, ModelWeights&, cons
 }
 
 Gpu measured_gpu(double) { fail("{}", why_no_gpu()); }
+Gpu measured_gpu_bounds(double) { fail("{}", why_no_gpu()); }
 
 GpuTwins gpu_twins() { return {}; }
 
