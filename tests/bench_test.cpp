@@ -14,11 +14,15 @@
 #include "bench/machine_info.h"
 #include "bench/mlp_bench.h"
 #include "bench/random_cache.h"
+#include "bench/random_routing.h"
 #include "bench/roofline.h"
+#include "engine/deepseek.h"
 #include "io/machine_json.h"
 #include "model/parameters.h"
 #include "offload/cpu_experts.h"
 #include "offload/plan/cost.h"
+#include "offload/routing_recorder.h"
+#include "ops/cpu_ops.h"
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"
 #include "tests/small_config.h"
@@ -143,6 +147,32 @@ TEST(BenchModel, RandomWeightsGiveFiniteNumbers) {
     EXPECT_GT(squares, 0) << name;
     EXPECT_LT(squares, 100 * config.dim) << name;
   }
+}
+
+// As the planner and the counts of bytes assume. Attention makes the tokens of a prompt alike.
+TEST(BenchModel, TokensOfAPromptChooseTheirExpertsIndependently) {
+  constexpr int kTokens = 16, kPrompts = 8;
+  const ModelConfig config = small_r1();
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
+  Team team(0);
+  CpuWeights home(kernels);
+  const ModelWeights weights = random_weights(
+      config, {{DType::kBF16}, {DType::kBF16}}, [](const WeightSpec&) { return true; }, home, team);
+  CpuOps ops(kernels, config, kTokens, team);
+  CpuExperts experts(kernels, config, weights, kTokens, team);
+  KvCache cache(config, kTokens, cache_type_for(kernels));
+  const std::vector<int32_t> pages = take_pages(cache, pages_for(kTokens));
+  LastTokens last(kTokens, kTokens, pages);
+  std::mt19937 rng(1);
+  double used = 0;
+  for (int i = 0; i < kPrompts; ++i) {
+    RoutingRecorder recorder(config, experts);
+    DeepSeek model(config, weights, ops, recorder, {kTokens, 1}, AttentionForm::kAuto);
+    last.tokens = random_tokens(kTokens, config.vocab, rng);
+    model.forward(last.batch(), cache, {});
+    for (const int64_t n : recorder.counts().of_layer.back()) used += n > 0 ? 1 : 0;
+  }
+  EXPECT_NEAR(used / kPrompts, expected_experts(config.router, kTokens), 1);
 }
 
 TEST(BenchRoofline, TheSlowerOfReadingAndComputing) {

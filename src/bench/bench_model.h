@@ -58,7 +58,8 @@ class RandomTensor {
       : formats_(formats), config_(config) {}
   // A matrix has no data, its scales have, a vector is all there; until the next call.
   QuantView stored(const WeightSpec& spec);
-  static void write_rows(const QuantView& stored, int64_t first, int64_t n, std::byte* to);
+  static void write_rows(const QuantView& stored, WeightUse use, int64_t first, int64_t n,
+                         std::byte* to);
 
  private:
   const WeightFormats formats_;
@@ -70,8 +71,9 @@ class RandomTensor {
 void fill_with_normal(TensorView x);
 
 // Fills `home` with the tensors for which `wanted` says so, all finite and of the size that trained
-// ones have; the others stay empty. Matrices of one shape and format are equal. Throws Error when
-// the memory does not hold them.
+// ones have; the others stay empty. Matrices of one shape and format are equal. Random tokens
+// choose their experts independently of each other. Throws Error when the memory does not hold
+// them.
 ModelWeights random_weights(const ModelConfig& config, WeightFormats formats,
                             const std::function<bool(const WeightSpec&)>& wanted, CpuWeights& home,
                             Team& team);

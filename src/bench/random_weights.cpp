@@ -64,10 +64,18 @@ uint16_t half_of(float value) {
   return static_cast<uint16_t>((bits >> 16 & 0x8000) | rebiased);
 }
 
-// A row as a checkpoint stores it, of the deviation 1 / sqrt(cols) that keeps activations as large
-// as they are. FP8 codes are of any size: their scales see to that.
-void write_row(std::byte* to, DType dtype, int64_t cols, Random random) {
-  const float largest = std::sqrt(3.f / static_cast<float>(cols));
+// The largest number of a matrix. 1 / sqrt(cols) is the deviation that keeps activations as large
+// as they are. Embeddings are far larger than what layers add to them: the tokens of a prompt,
+// which attention makes alike, then choose their experts independently of each other.
+float largest_of(WeightUse use, int64_t cols) {
+  constexpr float kEmbeddingDeviation = 32;
+  const float deviation =
+      use == WeightUse::kEmbedding ? kEmbeddingDeviation : 1 / std::sqrt(static_cast<float>(cols));
+  return std::sqrt(3.f) * deviation;
+}
+
+// A row as a checkpoint stores it. FP8 codes are of any size: their scales see to that.
+void write_row(std::byte* to, DType dtype, int64_t cols, float largest, Random random) {
   for (int64_t i = 0; i < cols; ++i, to += size_of(dtype)) {
     const float value = random.uniform() * largest;
     if (dtype == DType::kF8E4M3) {
@@ -108,11 +116,13 @@ void fill_first(const QuantView& stored, const QuantView& packed, WeightUse use,
                 const CpuWeights& home, Team& team) {
   if (!stored.scale.empty()) CpuWeights::pack_scales(stored.scale.data, packed);
   const int64_t row_bytes = stored.q.row_bytes(), n_rows = stored.q.rows;
+  const float largest = largest_of(use, stored.q.cols);
   team.run((n_rows + kPackRows - 1) / kPackRows, [&](int64_t i, int) {
     const int64_t first = i * kPackRows, n = std::min(kPackRows, n_rows - first);
     std::vector<std::byte> rows(n * row_bytes);
     for (int64_t r = 0; r < n; ++r)
-      write_row(rows.data() + r * row_bytes, stored.q.dtype, stored.q.cols, Random(first + r));
+      write_row(rows.data() + r * row_bytes, stored.q.dtype, stored.q.cols, largest,
+                Random(first + r));
     if (use == WeightUse::kEmbedding)
       std::memcpy(packed.q.row_data(first), rows.data(), n * row_bytes);
     else if (stored.q.dtype == packed.q.dtype)
@@ -142,13 +152,15 @@ QuantView RandomTensor::stored(const WeightSpec& spec) {
   return stored_view(spec, format_of(spec.use, formats_), scale_block_of(config_), numbers_);
 }
 
-void RandomTensor::write_rows(const QuantView& stored, int64_t first, int64_t n, std::byte* to) {
+void RandomTensor::write_rows(const QuantView& stored, WeightUse use, int64_t first, int64_t n,
+                              std::byte* to) {
   const int64_t row_bytes = stored.q.row_bytes();
   if (stored.q.data)  // a vector
     std::memcpy(to, stored.q.row_data(first), n * row_bytes);
   else
     for (int64_t r = 0; r < n; ++r)
-      write_row(to + r * row_bytes, stored.q.dtype, stored.q.cols, Random(first + r));
+      write_row(to + r * row_bytes, stored.q.dtype, stored.q.cols, largest_of(use, stored.q.cols),
+                Random(first + r));
 }
 
 void fill_with_normal(TensorView x) {

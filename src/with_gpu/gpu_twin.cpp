@@ -77,7 +77,7 @@ class Twin final : public GpuTwin {
 
  private:
   void fill(const GpuTwinOptions& options, int64_t free_bytes);
-  void fill_first(const QuantView& stored, const QuantView& on_card);
+  void fill_first(const QuantView& stored, WeightUse use, const QuantView& on_card);
   void copy(const TensorView& from, const TensorView& to) {
     stream_.copy(from.data, from.rows * from.stride * size_of(from.dtype), to.data);
   }
@@ -123,7 +123,7 @@ void Twin::fill(const GpuTwinOptions& options, int64_t free_bytes) {
     slot = home_.reserve(stored, spec.use);
     const auto [first, is_first] =
         firsts.try_emplace({spec.use, stored.q.dtype, spec.rows, spec.cols}, slot);
-    if (is_first) return fill_first(stored, slot);
+    if (is_first) return fill_first(stored, spec.use, slot);
     copy(first->second.q, slot.q);
     if (!slot.scale.empty()) copy(first->second.scale, slot.scale);
   });
@@ -131,13 +131,13 @@ void Twin::fill(const GpuTwinOptions& options, int64_t free_bytes) {
   stream_.wait();
 }
 
-void Twin::fill_first(const QuantView& stored, const QuantView& on_card) {
+void Twin::fill_first(const QuantView& stored, WeightUse use, const QuantView& on_card) {
   constexpr int64_t kRowsAtOnce = 256;
   const int64_t row_bytes = stored.q.row_bytes();
   std::vector<std::byte> rows(static_cast<size_t>(kRowsAtOnce * row_bytes));
   for (int64_t first = 0; first < stored.q.rows; first += kRowsAtOnce) {
     const int64_t n = std::min(kRowsAtOnce, stored.q.rows - first);
-    RandomTensor::write_rows(stored, first, n, rows.data());
+    RandomTensor::write_rows(stored, use, first, n, rows.data());
     home_.upload_rows(rows.data(), stored, on_card, first, n);
   }
   if (!on_card.scale.empty()) home_.upload_scales(stored.scale.row_data(0), on_card);
