@@ -5,6 +5,8 @@
 
 #include <ctime>
 #include <filesystem>
+#include <functional>
+#include <optional>
 
 #include "offload/plan/candidates.h"
 #include "offload/plan/cost.h"
@@ -34,6 +36,18 @@ int64_t experts_on_gpu(const Plan& plan) {
   return n;
 }
 
+// CPU seconds of a call in this process of one thread: the first below `wanted`, or the least of
+// three, as a neighbour on the same core can double them.
+double cpu_seconds(double wanted, const std::function<void()>& call) {
+  double least = 1e9;
+  for (int i = 0; i < 3 && least >= wanted; ++i) {
+    const std::clock_t start = std::clock();
+    call();
+    least = std::min(least, static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
+  }
+  return least;
+}
+
 TEST(Plan, EveryModelOnEveryMachineIsSoundOrRefusedInTime) {
   constexpr double kSeconds = TANDEM_SANITIZED ? 100 : 0.1;
   int n_plans = 0;
@@ -43,20 +57,20 @@ TEST(Plan, EveryModelOnEveryMachineIsSoundOrRefusedInTime) {
       Workload w;
       w.context = 4096;
       const Planned planned(model, known_machine(machine), w);
-      const std::clock_t start = std::clock();  // of this process, which has one thread
-      try {
-        const Plan plan = planned.plan();
-        EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, kSeconds);
+      std::optional<Plan> plan;
+      std::string refusal;
+      EXPECT_LT(cpu_seconds(kSeconds, [&] { refusal = error_of([&] { plan = planned.plan(); }); }),
+                kSeconds);
+      if (plan) {
         ++n_plans;
-        check_placement(planned.config, planned.machine, plan.placement);
-        EXPECT_GT(plan.prediction.decode.tokens_per_second, 0);
-        EXPECT_GT(plan.prediction.prefill.tokens_per_second, 0);
-        for (const DeviceMemory& m : plan.prediction.memory) EXPECT_GE(m.free_bytes(), 0);
-        const auto json = placement_to_json(plan.placement);
+        check_placement(planned.config, planned.machine, plan->placement);
+        EXPECT_GT(plan->prediction.decode.tokens_per_second, 0);
+        EXPECT_GT(plan->prediction.prefill.tokens_per_second, 0);
+        for (const DeviceMemory& m : plan->prediction.memory) EXPECT_GE(m.free_bytes(), 0);
+        const auto json = placement_to_json(plan->placement);
         EXPECT_EQ(placement_to_json(placement_from_json(json.dump(), "p")), json);
-      } catch (const Error& error) {
-        EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, kSeconds);
-        EXPECT_TRUE(says(error.what(), "does not fit"));
+      } else {
+        EXPECT_TRUE(says(refusal, "does not fit")) << refusal;
       }
     }
   EXPECT_GT(n_plans, 60);
@@ -187,7 +201,7 @@ TEST(Plan, SaysWhichWorkloadWouldFit) {
   EXPECT_FALSE(says(on_small(w), "--experts int4"));
 }
 
-// CPU time of one call each, three times what they take on an idle core and more.
+// Three times what they take on an idle core and more.
 TEST(Plan, ThroughputOpenConcurrencyAndStatisticsInTime) {
   constexpr double kSeconds = TANDEM_SANITIZED ? 300 : 2;
   Workload open = throughput_of_clusters();
@@ -197,9 +211,7 @@ TEST(Plan, ThroughputOpenConcurrencyAndStatisticsInTime) {
   for (const char* machine : {"2x6454s-4090", "8xh200", "12x8xh100"})
     for (const Workload& w : {open, many}) {
       const Planned planned("r1", known_machine(machine), w);
-      const std::clock_t start = std::clock();
-      planned.plan();
-      EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, kSeconds) << machine;
+      EXPECT_LT(cpu_seconds(kSeconds, [&] { planned.plan(); }), kSeconds) << machine;
     }
   // Every layer's experts used differently.
   const ModelConfig config = known_model("r1");
@@ -213,9 +225,8 @@ TEST(Plan, ThroughputOpenConcurrencyAndStatisticsInTime) {
   eight.concurrency = 8;
   for (const char* name : {"2x6454s-4090", "8xh200", "12x8xh100"}) {
     const Machine machine = known_machine(name);
-    const std::clock_t start = std::clock();
-    tandem::plan({"r1", config, machine, eight, measured});
-    EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, kSeconds) << name;
+    const auto call = [&] { tandem::plan({"r1", config, machine, eight, measured}); };
+    EXPECT_LT(cpu_seconds(kSeconds, call), kSeconds) << name;
   }
 }
 

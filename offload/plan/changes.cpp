@@ -1,5 +1,6 @@
 #include <cmath>
 #include <functional>
+#include <future>
 
 #include "core/check.h"
 #include "offload/plan/cost.h"
@@ -13,6 +14,24 @@ constexpr int64_t kMoreMemory = 256'000'000'000;
 
 Change try_change(const PlanRequest& r, std::string what,
                   const std::function<void(Machine&, Workload&)>& apply);
+
+// Changes planned side by side.
+class Trials {
+ public:
+  void add(const PlanRequest& r, std::string what, std::function<void(Machine&, Workload&)> apply) {
+    trials_.push_back(std::async(std::launch::async, [&r, what, apply = std::move(apply)] {
+      return try_change(r, what, apply);
+    }));
+  }
+  std::vector<Change> results() {
+    std::vector<Change> changes;
+    for (std::future<Change>& trial : trials_) changes.push_back(trial.get());
+    return changes;
+  }
+
+ private:
+  std::vector<std::future<Change>> trials_;
+};
 
 }  // namespace
 
@@ -28,33 +47,28 @@ std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
       on_cpu |= g.owners[0].is_cpu();
     }
   const std::string each = r.machine.hosts > 1 ? " in each host" : "";
-  std::vector<Change> changes;
+  Trials trials;
   if (!r.machine.gpus.empty())
-    changes.push_back(
-        try_change(held, "another " + r.machine.gpus[0].name + each, [](Machine& m, Workload&) {
-          m.gpus.push_back(m.gpus[0]);
-          if (m.gpu_link.bytes_per_second == 0)
-            m.gpu_link = {m.gpus[0].d2h_bytes_per_second, 10e-6};
-        }));
+    trials.add(held, "another " + r.machine.gpus[0].name + each, [](Machine& m, Workload&) {
+      m.gpus.push_back(m.gpus[0]);
+      if (m.gpu_link.bytes_per_second == 0) m.gpu_link = {m.gpus[0].d2h_bytes_per_second, 10e-6};
+    });
   if (on_cpu)
-    changes.push_back(
-        try_change(held, "memory that is a quarter faster" + each, [](Machine& m, Workload&) {
-          for (NumaNode& node : m.nodes) node.read_bytes_per_second *= kFasterMemory;
-          m.cross_read_bytes_per_second *= kFasterMemory;
-          m.one_thread_read_bytes_per_second *= kFasterMemory;
-        }));
+    trials.add(held, "memory that is a quarter faster" + each, [](Machine& m, Workload&) {
+      for (NumaNode& node : m.nodes) node.read_bytes_per_second *= kFasterMemory;
+      m.cross_read_bytes_per_second *= kFasterMemory;
+      m.one_thread_read_bytes_per_second *= kFasterMemory;
+    });
   else
-    changes.push_back(
-        try_change(held, "GPU memory that is a quarter faster", [](Machine& m, Workload&) {
-          for (Gpu& gpu : m.gpus) gpu.read_bytes_per_second *= kFasterMemory;
-        }));
-  changes.push_back(try_change(held, "256 GB more memory" + each, [](Machine& m, Workload&) {
-    m.nodes[0].memory_bytes += kMoreMemory;
-  }));
+    trials.add(held, "GPU memory that is a quarter faster", [](Machine& m, Workload&) {
+      for (Gpu& gpu : m.gpus) gpu.read_bytes_per_second *= kFasterMemory;
+    });
+  trials.add(held, "256 GB more memory" + each,
+             [](Machine& m, Workload&) { m.nodes[0].memory_bytes += kMoreMemory; });
   const bool int4 = held.workload.experts && is_i4(held.workload.experts->dtype);
   if (!is_i4(stored_expert_format(c).dtype) && !int4 && !p.layers.empty())
-    changes.push_back(
-        try_change(r, "experts in int4", [](Machine&, Workload& w) { w.experts = kNarrowest; }));
+    trials.add(r, "experts in int4", [](Machine&, Workload& w) { w.experts = kNarrowest; });
+  std::vector<Change> changes = trials.results();
   // What changes nothing, to a percent, is not said.
   const auto same = [](const Phase& a, const Phase& b) {
     return std::abs(a.tokens_per_second / b.tokens_per_second - 1) < 0.005;

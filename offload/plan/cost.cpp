@@ -44,7 +44,7 @@ int64_t routed_expert_bytes(const ModelConfig& c, WeightFormat format) {
          matrix_bytes(c, c.dim, c.expert_dim, format);
 }
 
-BackboneBytes backbone_layer_bytes(const ModelConfig& c, int layer, WeightFormat format) {
+BackboneBytes backbone_layer_bytes(const ModelConfig& c, bool moe, WeightFormat format) {
   const MlaConfig& a = c.mla;
   const auto matrix = [&](int64_t rows, int64_t cols) {
     return matrix_bytes(c, rows, cols, format);
@@ -57,7 +57,7 @@ BackboneBytes backbone_layer_bytes(const ModelConfig& c, int layer, WeightFormat
                                : matrix(a.q_rank, c.dim) + matrix(heads * a.qk_dim(), a.q_rank);
   b.norms = (2 * c.dim + a.q_rank + a.kv_rank) * kBf16Bytes;
   const auto ffn = [&](int64_t width) { return 2 * matrix(width, c.dim) + matrix(c.dim, width); };
-  if (!c.is_moe(layer)) {
+  if (!moe) {
     b.dense = ffn(c.dense_dim);
     return b;
   }

@@ -19,12 +19,12 @@ int scale_block_of(const ModelConfig& config);
 int64_t matrix_bytes(const ModelConfig& config, int64_t rows, int64_t cols, WeightFormat format);
 int64_t routed_expert_bytes(const ModelConfig& config, WeightFormat format);
 
-// Of one layer, or of all.
+// Of one layer, with experts or without, or of all.
 struct BackboneBytes {
   int64_t attention = 0, dense = 0, shared = 0, router = 0, norms = 0;
   int64_t total() const { return attention + dense + shared + router + norms; }
 };
-BackboneBytes backbone_layer_bytes(const ModelConfig& config, int layer, WeightFormat format);
+BackboneBytes backbone_layer_bytes(const ModelConfig& config, bool moe, WeightFormat format);
 int64_t embedding_bytes(const ModelConfig& config);  // BF16; the head weighs the same
 // One token in the cache of one layer, BF16.
 int64_t kv_layer_bytes(const ModelConfig& config);

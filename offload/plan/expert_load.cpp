@@ -13,7 +13,9 @@ struct Use {
   double used = 0, variance = 0, rows = 0;
 };
 
-Use use_of(const PlanInput& in, const ExpertGroup& group, int layer, double tokens) {
+template <class EvenChance>
+Use use_of(const PlanInput& in, const ExpertGroup& group, int layer, double tokens,
+           const EvenChance& even_chance) {
   const double replicas = group.sliced ? 1 : static_cast<double>(group.owners.size());
   Use use;
   const auto add = [&](double share, double chance, double n) {
@@ -22,7 +24,7 @@ Use use_of(const PlanInput& in, const ExpertGroup& group, int layer, double toke
     use.rows += n * tokens * share / replicas;
   };
   if (in.routing.uniform())
-    add(in.routing.share(layer, 0), chance_of_use(in.routing.share(layer, 0) / replicas, tokens),
+    add(in.routing.share(layer, 0), even_chance(replicas),
         static_cast<double>(group.experts.size()));
   else
     for (const int e : group.experts) {
@@ -51,9 +53,17 @@ std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
   const double expert_ops = token_ops(in.config).expert;
   const Rates cpu = rates_of(in.machine, {0, -1}, p.numa_columns);
   const Rates gpu = n_gpus > 0 ? rates_of(in.machine, {0, 0}, {}) : cpu;
+  // Of even routing: most groups have as many owners as the one before.
+  double known_replicas = 0, known_chance = 0;
+  const auto even_chance = [&](double replicas) {
+    if (replicas != known_replicas)
+      known_chance = chance_of_use(in.routing.share(layer, 0) / replicas, tokens);
+    known_replicas = replicas;
+    return known_chance;
+  };
   std::vector<ExpertLoad> loads;
   for (const ExpertGroup& group : experts.groups) {
-    const Use use = use_of(in, group, layer, tokens);
+    const Use use = use_of(in, group, layer, tokens, even_chance);
     const double slices = group.sliced ? static_cast<double>(group.owners.size()) : 1;
     const auto bytes = static_cast<double>(routed_expert_bytes(in.config, group.format)) / slices;
     const double ops = use.rows * expert_ops / slices;

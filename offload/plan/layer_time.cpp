@@ -103,7 +103,7 @@ void LayerModel::add_backbone(const Stage& stage, int layer, double tokens, Laye
   const ModelConfig& c = in_.config;
   const Device device = stage.devices[0];
   const Rates rates = rates_of(in_.machine, device, p_.numa_columns);
-  const BackboneBytes bytes = backbone_layer_bytes(c, layer, p_.backbone);
+  const BackboneBytes bytes = backbone_layer_bytes(c, c.is_moe(layer), p_.backbone);
   const TokenOps ops = token_ops(c);
   const double tp = stage.tp;
   const auto dense = [&](int64_t weights, double token_ops) {

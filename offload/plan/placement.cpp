@@ -87,11 +87,12 @@ std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& 
                         .capacity_bytes = capacity});
     }
   const auto at = [&](Device d) -> DeviceMemory& { return memory[index_of(machine, d)]; };
+  const int64_t moe = backbone_layer_bytes(c, true, p.backbone).total();
+  const int64_t dense = backbone_layer_bytes(c, false, p.backbone).total();
   for (const Stage& stage : p.stages) {
-    int64_t weights = 0;
-    for (int l = stage.first; l <= stage.last; ++l)
-      weights += backbone_layer_bytes(c, l, p.backbone).total();
-    const int64_t kv = p.kv_tokens * kv_layer_bytes(c) * (stage.last - stage.first + 1);
+    const int64_t n = stage.last - stage.first + 1, n_moe = moe_layers(c, stage.first, stage.last);
+    const int64_t weights = n_moe * moe + (n - n_moe) * dense;
+    const int64_t kv = p.kv_tokens * kv_layer_bytes(c) * n;
     for (const Device d : stage.devices) {
       const int value_bytes = d.is_cpu() ? 4 : 2;
       at(d).weights_bytes += weights / stage.tp;

@@ -132,12 +132,12 @@ void Winner::enter(Placement& p, int64_t home) {
 }
 
 void Winner::enter_with(Placement& p, int64_t home, int concurrency) {
-  if (!fits(p, concurrency)) return;
   Prediction then = speed(p, home, concurrency, r_.routing);
   if (placement) {
     const bool ours = meets(w_, then), theirs = meets(w_, prediction);
     if (ours != theirs ? theirs : then.score >= prediction.score) return;
   }
+  if (!fits(p, concurrency)) return;
   placement = p;
   workload = w_;
   workload.concurrency = concurrency;

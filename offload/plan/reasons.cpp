@@ -109,7 +109,7 @@ ExpertHomes homes_of(const ModelConfig& c, const Placement& p) {
 void say_backbone(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
   int64_t bytes = 0;
   for (int l = 0; l < in.config.n_layers; ++l)
-    bytes += backbone_layer_bytes(in.config, l, p.backbone).total();
+    bytes += backbone_layer_bytes(in.config, in.config.is_moe(l), p.backbone).total();
   const Stage& s = p.stages[0];
   std::string text =
       fmt::format("backbone ({} in {}, {:.2f} GB) on {}", "attention, dense and shared FFN",

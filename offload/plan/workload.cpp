@@ -101,8 +101,8 @@ RoutingStatistics::RoutingStatistics(const ModelConfig& c, std::string_view text
     double sum = 0;
     for (const auto& count : counts[row]) {
       const double n = count.is_number() ? count.get<double>() : -1;
-      require(n >= 0 && n <= tokens, "{}: counts[{}] has {}: expected a number 0 .. tokens", source,
-              row, shown(count));
+      if (n < 0 || n > tokens)
+        fail("{}: counts[{}] has {}: expected a number 0 .. tokens", source, row, shown(count));
       shares.push_back(n / tokens);
       sum += shares.back();
     }

@@ -57,6 +57,7 @@ class RoutingStatistics {
   }
   // chance_of_use(share(layer, expert), tokens), quickly.
   double chance(int layer, int expert, double tokens) const {
+    if (tokens == 1) return share(layer, expert);
     return uniform() ? chance_of_use(even_, tokens)
                      : -std::expm1(tokens * log_rest_[row_of_[layer]][expert]);
   }
