@@ -105,10 +105,15 @@ constexpr std::chrono::seconds kTeamPatience(60);
   std::_Exit(1);
 }
 
-// On a GPU. auto is BF16: FP8 costs some accuracy.
-DType gpu_cache_type(const std::string& kv) {
+// On a GPU. auto is BF16, as FP8 costs some accuracy, or as placed.
+DType gpu_cache_type(const ModelOptions& options, const std::optional<ExecutedParts>& placed) {
+  const std::string& kv = options.kv;
   require(kv == "auto" || kv == "bf16" || kv == "fp8", "--kv {}: choose auto, bf16 or fp8", kv);
-  return kv == "fp8" ? DType::kF8E4M3 : DType::kBF16;
+  if (kv == "auto") return placed ? placed->kv_type : DType::kBF16;
+  const DType type = kv == "fp8" ? DType::kF8E4M3 : DType::kBF16;
+  require(!placed || placed->kv_type == type,
+          "both --placement and --kv {}: {} has a KV cache of another type", kv, options.placement);
+  return type;
 }
 
 // auto falls back to the CPU, and says so.
@@ -138,7 +143,7 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
 // The backbone, and as many experts as are placed there or fit; the CPU gets the others. All is
 // decided, and memory found to be enough, before anything is loaded. False: the CPU is to compute.
 bool LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progress) {
-  const DType cache_type = gpu_cache_type(options.kv);
+  const DType cache_type = gpu_cache_type(options, placed_);
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
   const int max_tokens = step_tokens(options, std::max(context_, options.max_kv_tokens));

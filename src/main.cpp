@@ -130,6 +130,10 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
                    "format of routed experts: auto (as stored, or the widest that fits), fp8, "
                    "bf16, int8, int4, int4-32 or int4-128")
       ->capture_default_str();
+  plan->add_option("--kv", p.kv,
+                   "type of the KV cache: auto (bf16, or fp8 where only that lets GPUs compute "
+                   "attention), bf16 or fp8")
+      ->capture_default_str();
   plan->add_option("--statistics", p.statistics,
                    "JSON file of how often each expert is used: the most used go to GPUs");
   plan->add_option("--placement", p.placement, "assess the placement of this file");

@@ -46,7 +46,7 @@ struct PlanOptions {
   std::string machine;                // file or name; empty: this one
   std::string placement;              // file to assess; empty: decide
   std::string statistics, out, plot;  // files
-  std::string experts = "auto";
+  std::string experts = "auto", kv = "auto";
   int64_t context = 8192;
   int concurrency = 1, prompt_tokens = 1024, output_tokens = 1024;
   Objective objective = Objective::kLatency;

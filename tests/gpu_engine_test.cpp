@@ -12,6 +12,7 @@
 #include "tests/check_close.h"
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
+#include "tests/hybrid_placements.h"
 #include "tests/whole_models.h"
 
 namespace tandem::test {
@@ -99,6 +100,20 @@ double error_of_fp8_cache(const std::string& family) {
   return most;
 }
 
+void expect_a_placement_to_decide(ModelOptions options) {
+  const CardMemory memory(kEnough);
+  std::mt19937 rng(1);
+  Placement placement = random_placement(ModelConfig::from_directory(options.directory), rng);
+  placement.kv_tokens = options.context;
+  placement.kv_type = DType::kF8E4M3;
+  const PlacementFile file(placement);
+  options.placement = file.path();
+  options.kv = "auto";
+  EXPECT_EQ(LoadedModel(options).cache().layer(0).dtype, DType::kF8E4M3);
+  options.kv = "bf16";
+  EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "a KV cache of another type"));
+}
+
 // Where experts of a model with random weights are almost as good as each other, another one may be
 // chosen, and a logit be far off.
 TEST(GpuEngine, AnFp8CacheCostsLittle) {
@@ -120,6 +135,7 @@ TEST(GpuEngine, AnFp8CacheCostsLittle) {
   const auto with_bf16 = answers(options, 3);
   options.kv = "fp8";
   EXPECT_EQ(answers(options, 3), with_bf16);
+  expect_a_placement_to_decide(options);
   options.device = "cpu";
   EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "--device cuda"));
   options.kv = "int4";

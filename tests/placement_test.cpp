@@ -61,6 +61,20 @@ TEST_F(Edited, KeepsWhatWasPredicted) {
                    "p.json: predicted: decode: moe_layer: parts: router is \"1 ms\""));
 }
 
+TEST_F(Edited, KeepsTheCacheInFp8OnGpusAlone) {
+  const auto fp8 = [](Json& p) { p["kv"]["type"] = "fp8"; };
+  EXPECT_EQ(refusal(fp8), "no error");
+  text_["kv"]["type"] = "fp8";
+  EXPECT_EQ(placement_to_json(placement_from_json(text_.dump(), "p.json")), text_);
+  EXPECT_TRUE(says(refusal([](Json& p) { p["backbone"]["stages"][0]["devices"] = {"host0.cpu"}; }),
+                   "must be bf16, as a CPU computes attention"));
+  // Of 131,072 tokens BF16 takes 9.2 GB, FP8 5.2.
+  const auto long_context = [](Json& p) { p["kv"]["tokens"] = 131'072; };
+  EXPECT_EQ(refusal(long_context), "no error");
+  text_["kv"]["type"] = "bf16";
+  EXPECT_TRUE(says(refusal(long_context), "9.21 GB of KV cache"));
+}
+
 TEST_F(Edited, NamesLayerAndExpert) {
   const int first = planned_.config.n_dense_layers;
   const auto r = [&](const std::function<void(Json&)>& edit) { return refusal(edit); };
@@ -117,7 +131,7 @@ TEST_F(Edited, RefusesSlipsOfThePen) {
   EXPECT_TRUE(says(refusal([](Json& p) { p["embedding"]["on"] = "gpu"; }),
                    "p.json: embedding: on is \"gpu\": expected cpu or backbone"));
   EXPECT_TRUE(says(refusal([](Json& p) { p.erase("kv"); }), "kv is missing"));
-  EXPECT_TRUE(says(refusal([](Json& p) { p["kv"]["type"] = "fp8"; }), "expected bf16"));
+  EXPECT_TRUE(says(refusal([](Json& p) { p["kv"]["type"] = "fp4"; }), "expected bf16 or fp8"));
   EXPECT_TRUE(says(refusal([](Json& p) { group(p)["format"] = "fp7"; }), "fp7"));
   EXPECT_TRUE(says(refusal([](Json& p) { group(p)["owners"] = {"gpu0"}; }),
                    "\"gpu0\" is no device: expected host0.cpu or host0.gpu0"));

@@ -124,6 +124,33 @@ TEST(Plan, R1WithItsBackboneEmbeddingAndCacheOnOne4090) {
   EXPECT_TRUE(says(plan.limit, "cpu experts"));
 }
 
+// 9.2 GB in BF16 have no room beside the backbone, 5.2 in FP8 have.
+TEST(Plan, ALongContextIsKeptInFp8WhereOnlyThatLetsTheCardCompute) {
+  Workload w;
+  w.context = 131'072;
+  const Planned planned("r1", known_machine("2x6454s-4090"), w);
+  const Plan plan = planned.plan();
+  EXPECT_EQ(plan.placement.kv_type, DType::kF8E4M3);
+  EXPECT_EQ(plan.placement.stages[0].devices, (std::vector<Device>{{0, 0}}));
+  EXPECT_EQ(plan.prediction.memory[1].kv_bytes, int64_t{131'072} * 61 * 656);
+  EXPECT_TRUE(says(all_reasons(plan), "KV cache in FP8"));
+  EXPECT_TRUE(says(all_reasons(plan), "in BF16 it would take 9.21 GB"));
+  w.kv = DType::kBF16;
+  const Plan in_bf16 = Planned("r1", known_machine("2x6454s-4090"), w).plan();
+  EXPECT_TRUE(in_bf16.placement.stages[0].devices[0].is_cpu());
+  EXPECT_LT(in_bf16.prediction.decode.tokens_per_second, plan.prediction.decode.tokens_per_second);
+  // Where BF16 fits it stays, unless FP8 is asked for.
+  w.kv = {};
+  w.context = 32768;
+  EXPECT_EQ(Planned("r1", known_machine("2x6454s-4090"), w).plan().placement.kv_type, DType::kBF16);
+  w.kv = DType::kF8E4M3;
+  const Plan asked = Planned("r1", known_machine("2x6454s-4090"), w).plan();
+  EXPECT_EQ(asked.placement.kv_type, DType::kF8E4M3);
+  EXPECT_FALSE(says(all_reasons(asked), "does not fit there"));
+  EXPECT_TRUE(says(error_of([&] { Planned("r1", known_machine("2x6980p"), w).plan(); }),
+                   "only GPUs compute with it"));
+}
+
 TEST(Plan, WithoutMoreMemoryTheNextExpertWouldNotFit) {
   Workload w;
   w.context = 8192;

@@ -3,6 +3,7 @@
 #include <future>
 
 #include "core/check.h"
+#include "model/parameters.h"
 #include "offload/plan/cost.h"
 #include "offload/plan/plan.h"
 
@@ -40,6 +41,7 @@ std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
   const Placement& p = plan.placement;
   // The machine changes and the format stays, or the other way round.
   PlanRequest held = r;
+  held.workload.kv = p.kv_type;
   bool on_cpu = p.stages[0].devices[0].is_cpu();
   for (const LayerExperts& l : p.layers)
     for (const ExpertGroup& g : l.groups) {
@@ -65,6 +67,8 @@ std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
     });
   trials.add(held, "256 GB more memory" + each,
              [](Machine& m, Workload&) { m.nodes[0].memory_bytes += kMoreMemory; });
+  if (!p.stages[0].devices[0].is_cpu() && p.kv_type == DType::kBF16 && takes_fp8_cache(c.mla))
+    trials.add(held, "KV cache in fp8", [](Machine&, Workload& w) { w.kv = DType::kF8E4M3; });
   const bool int4 = held.workload.experts && is_i4(held.workload.experts->dtype);
   if (!is_i4(stored_expert_format(c).dtype) && !int4 && !p.layers.empty())
     trials.add(r, "experts in int4", [](Machine&, Workload& w) { w.experts = kNarrowest; });

@@ -69,8 +69,6 @@ BackboneBytes backbone_layer_bytes(const ModelConfig& c, bool moe, WeightFormat 
 
 int64_t embedding_bytes(const ModelConfig& c) { return int64_t{c.vocab} * c.dim * kBf16Bytes; }
 
-int64_t kv_layer_bytes(const ModelConfig& c) { return c.mla.cache_dim() * kBf16Bytes; }
-
 int64_t activation_values_per_token(const ModelConfig& c) {
   const int64_t stream = 4 * c.dim;
   const int64_t heads = int64_t{c.mla.n_heads} * (2 * c.mla.qk_dim() + c.mla.kv_rank + c.mla.v_dim);
@@ -97,8 +95,8 @@ TokenOps token_ops(const ModelConfig& c) {
 AttentionWork attention_work(const ModelConfig& c, double queries, double context) {
   const AttentionOps ops = attention_ops(c.mla, queries, context);
   const bool naive = naive_is_cheaper(c.mla, queries, context);
-  return {context * static_cast<double>(kv_layer_bytes(c)), naive ? ops.naive : ops.absorbed,
-          !naive};
+  const auto bytes = static_cast<double>(kv_layer_bytes(c, DType::kBF16));
+  return {context * bytes, naive ? ops.naive : ops.absorbed, !naive};
 }
 
 int64_t dispatch_bytes(const ModelConfig& c) {

@@ -26,8 +26,6 @@ struct BackboneBytes {
 };
 BackboneBytes backbone_layer_bytes(const ModelConfig& config, bool moe, WeightFormat format);
 int64_t embedding_bytes(const ModelConfig& config);  // BF16; the head weighs the same
-// One token in the cache of one layer, BF16.
-int64_t kv_layer_bytes(const ModelConfig& config);
 
 // What a token needs of activations while it passes through a layer, in numbers of 4 bytes on a CPU
 // and of 2 on a GPU: residual stream and norms, queries and head outputs, the wider of dense FFN
@@ -42,8 +40,8 @@ struct TokenOps {
 TokenOps token_ops(const ModelConfig& config);
 
 // Attention over the cache, of `queries` tokens that end at position `context`: whichever of the
-// two forms has fewer operations (model_spec 3.7), with its products of kv_b. Bytes are those of
-// the cache.
+// two forms has fewer operations (model_spec 3.7), with its products of kv_b. Bytes are those of a
+// cache in BF16: one in FP8, which is decoded to that, is taken to be no faster.
 struct AttentionWork {
   double bytes = 0, ops = 0;
   bool absorbed = true;

@@ -60,9 +60,11 @@ void visit_cpu_candidates(const PlanInput& in, WeightFormat format, Contest& con
   Placement p;
   p.backbone = stored_format(in.config);
   p.numa_columns = numa_slices(in.config, in.machine);
+  p.kv_type = in.workload.kv.value_or(DType::kBF16);
   std::vector<LayerExperts> on_cpus;
   int hosts = 0;
   for (const Layout& layout : backbone_layouts(in)) {
+    if (p.kv_type != DType::kBF16 && layout.devices[0].is_cpu()) continue;
     p.stages = {{0, in.config.n_layers - 1, layout.devices, layout.tp}};
     p.layers.clear();
     // As if experts took no time.

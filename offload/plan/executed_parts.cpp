@@ -34,7 +34,7 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
   for (int l = config.n_layers - 2; l >= 0; --l)
     if (!config.is_moe(l)) formats[l] = formats[l + 1];
   ExecutedParts parts = {
-      {std::move(formats), p.numa_columns}, p.kv_tokens, p.prefill_chunk_tokens, {}};
+      {std::move(formats), p.numa_columns}, p.kv_tokens, p.kv_type, p.prefill_chunk_tokens, {}};
   if (backbone_of(p) == kCpu) return parts;
   parts.card = card_parts(config, p);
   parts.experts.keep_elsewhere(parts.card->experts);

@@ -25,6 +25,7 @@ constexpr int kMeasuredCrossover = -1;
 struct ExecutedParts {
   ExpertsLayout experts;  // in host memory
   int64_t kv_tokens;
+  DType kv_type;
   int chunk_tokens;               // of a prompt that one step computes
   std::optional<CardParts> card;  // nothing: CPUs compute everything
 };

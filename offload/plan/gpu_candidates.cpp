@@ -139,6 +139,7 @@ Placement placed(const PlanInput& in, WeightFormat format, const Base& base, Dea
   const std::vector<Device>& gpus = base.subset.gpus;
   Placement p;
   p.backbone = stored_format(in.config);
+  p.kv_type = in.workload.kv.value_or(DType::kBF16);
   const int last = in.config.n_layers - 1;
   if (base.kind == Base::kTensorParallel) {
     place_stages(in, format, base, p);

@@ -51,6 +51,12 @@ void check_placement(const ModelConfig& config, const Machine& machine, const Pl
           "placement: chunks of {} tokens, streamed from {}, and {} tokens of KV: must not be less "
           "than 1, 0 and 1",
           p.prefill_chunk_tokens, p.stream_from_tokens, p.kv_tokens);
+  const bool gpus_attend = std::none_of(p.stages.begin(), p.stages.end(),
+                                        [](const Stage& s) { return s.devices[0].is_cpu(); });
+  require(
+      p.kv_type == DType::kBF16 || (gpus_attend && takes_fp8_cache(config.mla)),
+      "placement: KV cache in fp8: must be bf16, as {}",
+      gpus_attend ? "this model's latents are larger than DeepSeek's" : "a CPU computes attention");
   require(p.micro_batches == 1 || p.micro_batches == 2,
           "placement: {} micro-batches: must be 1 or 2", p.micro_batches);
   require(p.micro_batches_from_sequences >= 2,
@@ -92,7 +98,7 @@ std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& 
   for (const Stage& stage : p.stages) {
     const int64_t n = stage.last - stage.first + 1, n_moe = moe_layers(c, stage.first, stage.last);
     const int64_t weights = n_moe * moe + (n - n_moe) * dense;
-    const int64_t kv = p.kv_tokens * kv_layer_bytes(c) * n;
+    const int64_t kv = p.kv_tokens * kv_layer_bytes(c, p.kv_type) * n;
     for (const Device d : stage.devices) {
       const int value_bytes = d.is_cpu() ? 4 : 2;
       at(d).weights_bytes += weights / stage.tp;

@@ -51,7 +51,8 @@ struct Placement {
   bool embedding_on_cpu = false;  // else on the devices of the first stage
   bool head_on_cpu = false;       // else on those of the last
   bool head_replicated = true;    // each replica has all of it (DP head), else all devices share it
-  int64_t kv_tokens = 0;          // of KV cache in each replica, BF16, where attention is computed
+  int64_t kv_tokens = 0;          // of KV cache in each replica, where attention is computed
+  DType kv_type = DType::kBF16;   // or, where those are GPUs, FP8
   std::vector<LayerExperts> layers;
   std::vector<int> numa_columns;  // of every CPU expert's intermediate size, a NUMA node; empty: -
   int prefill_chunk_tokens = 512;

@@ -15,6 +15,7 @@ constexpr int kMaxLayers = 1 << 16, kMaxExperts = 1 << 16, kMaxDevices = 1 << 16
 constexpr int kMaxTokens = 1 << 30;
 const char* const kBackbone = "backbone";
 const char* const kCpu = "cpu";
+const char *const kBf16 = "bf16", *const kFp8 = "fp8";
 
 Json stage_to_json(const Stage& stage);
 Json layers_to_json(const LayerExperts& layers);
@@ -42,7 +43,7 @@ Json placement_to_json(const Placement& p) {
       {"backbone", {{"format", format_name(p.backbone)}, {"stages", stages}}},
       {"embedding", {{"on", p.embedding_on_cpu ? kCpu : kBackbone}}},
       {"head", {{"on", p.head_on_cpu ? kCpu : kBackbone}, {"replicated", p.head_replicated}}},
-      {"kv", {{"tokens", p.kv_tokens}, {"type", "bf16"}}},
+      {"kv", {{"tokens", p.kv_tokens}, {"type", p.kv_type == DType::kBF16 ? kBf16 : kFp8}}},
       {"experts", experts},
       {"prefill",
        {{"chunk_tokens", p.prefill_chunk_tokens}, {"stream_from_tokens", p.stream_from_tokens}}},
@@ -66,7 +67,9 @@ Placement placement_from_json(std::string_view text, const std::string& source) 
   head.refuse_others();
   JsonFields kv = fields.object("kv");
   p.kv_tokens = kv.whole("tokens", 1, int64_t{1} << 40);
-  if (kv.text("type") != "bf16") kv.refuse("type", "expected bf16");
+  const std::string type = kv.text("type");
+  if (type != kBf16 && type != kFp8) kv.refuse("type", "expected bf16 or fp8");
+  p.kv_type = type == kFp8 ? DType::kF8E4M3 : DType::kBF16;
   kv.refuse_others();
   if (fields.has("experts")) read_experts(fields.object("experts"), p);
   JsonFields prefill = fields.object("prefill");

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/check.h"
+#include "model/parameters.h"
 #include "offload/plan/candidates.h"
 #include "offload/plan/cost.h"
 #include "offload/plan/every_home.h"
@@ -23,6 +24,7 @@ class Winner {
   void enter(Placement& p, int64_t home);
   double promise(Placement& p, int64_t home, const RoutingStatistics& routing);
   bool hopeless(double score) const;
+  bool beats(const Prediction& then) const;
   double score(const Placement& p, int64_t home) {
     return speed(p, home, w_.concurrency, r_.routing).score;
   }
@@ -50,6 +52,7 @@ std::vector<WeightFormat> formats_to_try(const PlanRequest& r);
 int least_halved(const PlanInput& in, Placement p);
 bool meets(const Workload& w, const Prediction& p);
 Winner best_of(const PlanRequest& r, const std::vector<WeightFormat>& formats);
+Winner best_in(const PlanRequest& r, WeightFormat format, DType kv);
 std::string smaller_workload(const PlanRequest& r, const std::vector<WeightFormat>& formats);
 [[noreturn]] void refuse(const PlanRequest& r, const Winner& best,
                          const std::vector<WeightFormat>& formats);
@@ -58,6 +61,11 @@ std::string smaller_workload(const PlanRequest& r, const std::vector<WeightForma
 
 Plan plan(const PlanRequest& r) {
   require_sound(r.workload, r.config);
+  require(
+      r.workload.kv != DType::kF8E4M3 || (!r.machine.gpus.empty() && takes_fp8_cache(r.config.mla)),
+      "a KV cache in fp8: {}; choose bf16",
+      r.machine.gpus.empty() ? "only GPUs compute with it, and " + r.machine.name + " has none"
+                             : r.model_name + " has larger latents than DeepSeek's");
   const std::vector<WeightFormat> formats = formats_to_try(r);
   Winner best = best_of(r, formats);
   if (!best.placement) refuse(r, best, formats);
@@ -88,25 +96,39 @@ Plan assess(const PlanRequest& r, const Placement& placement) {
 
 namespace {
 
-// Of the first format in which anything fits; without a placement if none does.
+// Of the first format in which anything fits; without a placement if none does. Where a cache in
+// BF16 leaves the backbone no room on GPUs, one in FP8 may.
 Winner best_of(const PlanRequest& r, const std::vector<WeightFormat>& formats) {
-  Workload w = r.workload;
-  if (w.concurrency == 0 && w.objective == Objective::kLatency) w.concurrency = 1;
+  const bool fp8 = !r.workload.kv && !r.machine.gpus.empty() && takes_fp8_cache(r.config.mla);
   std::optional<Winner> best;
   for (const WeightFormat format : formats) {
-    best.emplace(r, w);
-    Contest contest = {[&](Placement& p, int64_t home) { best->enter(p, home); },
-                       [&](Placement& p, int64_t home, const RoutingStatistics& routing) {
-                         return best->promise(p, home, routing);
-                       },
-                       [&](const Placement& p, int64_t home) { return best->score(p, home); },
-                       [&](double score) { return best->hopeless(score); }};
-    const PlanInput in = {r.config, r.machine, w, r.routing};
-    if (!r.machine.gpus.empty()) visit_gpu_candidates(in, format, contest);
-    visit_cpu_candidates(in, format, contest);
+    best.emplace(best_in(r, format, r.workload.kv.value_or(DType::kBF16)));
+    const bool on_gpus = best->placement && !best->placement->stages[0].devices[0].is_cpu();
+    if (fp8 && !on_gpus) {
+      Winner other = best_in(r, format, DType::kF8E4M3);
+      if (other.placement && (!best->placement || best->beats(other.prediction)))
+        best.emplace(std::move(other));
+    }
     if (best->placement) break;
   }
   return std::move(*best);
+}
+
+Winner best_in(const PlanRequest& r, WeightFormat format, DType kv) {
+  Workload w = r.workload;
+  if (w.concurrency == 0 && w.objective == Objective::kLatency) w.concurrency = 1;
+  w.kv = kv;
+  Winner best(r, w);
+  Contest contest = {[&](Placement& p, int64_t home) { best.enter(p, home); },
+                     [&](Placement& p, int64_t home, const RoutingStatistics& routing) {
+                       return best.promise(p, home, routing);
+                     },
+                     [&](const Placement& p, int64_t home) { return best.score(p, home); },
+                     [&](double score) { return best.hopeless(score); }};
+  const PlanInput in = {r.config, r.machine, w, r.routing};
+  if (!r.machine.gpus.empty()) visit_gpu_candidates(in, format, contest);
+  visit_cpu_candidates(in, format, contest);
+  return best;
 }
 
 // As stored, then what the engine would convert to at load.
@@ -133,15 +155,19 @@ void Winner::enter(Placement& p, int64_t home) {
 
 void Winner::enter_with(Placement& p, int64_t home, int concurrency) {
   Prediction then = speed(p, home, concurrency, r_.routing);
-  if (placement) {
-    const bool ours = meets(w_, then), theirs = meets(w_, prediction);
-    if (ours != theirs ? theirs : then.score >= prediction.score) return;
-  }
+  if (placement && !beats(then)) return;
   if (!fits(p, concurrency)) return;
   placement = p;
   workload = w_;
   workload.concurrency = concurrency;
+  workload.kv = r_.workload.kv;
   prediction = std::move(then);
+}
+
+// Whether what is predicted is better than the best so far.
+bool Winner::beats(const Prediction& then) const {
+  const bool new_meets = meets(w_, then), old_meets = meets(w_, prediction);
+  return new_meets != old_meets ? new_meets : then.score < prediction.score;
 }
 
 bool Winner::fits(Placement& p, int concurrency) {
@@ -204,7 +230,7 @@ double Winner::promise(Placement& p, int64_t home, const RoutingStatistics& rout
 
 // How many sequences the memory of every device of the backbone has room for.
 int Winner::largest_concurrency(const Placement& p) const {
-  const int64_t a_layer = w_.context * kv_layer_bytes(r_.config);
+  const int64_t a_layer = w_.context * kv_layer_bytes(r_.config, p.kv_type);
   int64_t sequences = kMostConcurrency;
   for (const DeviceMemory& m : memory_by_device(r_.config, r_.machine, p))
     for (const Stage& s : p.stages)

@@ -171,11 +171,15 @@ void say_head(const PlanInput& in, const Placement& p, const Prediction& now, Wo
 
 void say_cache(const PlanInput& in, const Placement& p, Words& words) {
   const Stage& s = p.stages[0];
-  const int64_t a_token = kv_bytes_per_token(in.config);
+  const int64_t a_token = kv_bytes_per_token(in.config, p.kv_type);
+  const bool fp8 = p.kv_type == DType::kF8E4M3;
   std::string text = fmt::format(
-      "KV cache in BF16 where attention is computed: {} tokens x {} B = {:.2f} GB in each of {} "
+      "KV cache in {} where attention is computed: {} tokens x {} B = {:.2f} GB in each of {} "
       "replica(s)",
-      p.kv_tokens, a_token, giga(p.kv_tokens * a_token), s.dp());
+      fp8 ? "FP8" : "BF16", p.kv_tokens, a_token, giga(p.kv_tokens * a_token), s.dp());
+  if (fp8 && !in.workload.kv)
+    text += fmt::format("; in BF16 it would take {:.2f} GB, and does not fit there",
+                        giga(p.kv_tokens * kv_bytes_per_token(in.config)));
   if (s.tp > 1)
     text += fmt::format(
         "; the latent is one head, so the {} ranks of a replica each hold all of it", s.tp);

@@ -24,6 +24,7 @@ struct Workload {
   Objective objective = Objective::kLatency;
   double tokens_per_second_per_user = 0;  // wanted at least; 0: any
   std::optional<WeightFormat> experts;    // nothing: as stored, or the largest smaller that fits
+  std::optional<DType> kv;  // BF16 or FP8; nothing: BF16, or FP8 where only that keeps it on GPUs
 };
 
 // Throws Error naming the figure.

@@ -1,5 +1,7 @@
 #include "engine/kv_cache.h"
 
+#include "model/parameters.h"
+
 namespace tandem {
 namespace {
 

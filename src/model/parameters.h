@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/tensor.h"
 #include "model/config.h"
 
 namespace tandem {
@@ -47,7 +48,13 @@ LayerParameters count_layer_parameters(const ModelConfig& config, bool moe);
 
 ParameterCounts count_parameters(const ModelConfig& config);
 
-// Bytes of one token in the KV cache, all layers of the main model, in BF16.
-int64_t kv_bytes_per_token(const ModelConfig& config);
+// Of a token and layer in a cache of FP8, which GPUs know: gpu_kernels/attention.h has its parts.
+constexpr int kFp8TokenBytes = 656;
+// Whether latents fit into that, as all DeepSeek models' do.
+bool takes_fp8_cache(const MlaConfig& mla);
+// Bytes of one token in the KV cache of one layer, in BF16 or FP8, and of all layers of the main
+// model.
+int64_t kv_layer_bytes(const ModelConfig& config, DType type);
+int64_t kv_bytes_per_token(const ModelConfig& config, DType type = DType::kBF16);
 
 }  // namespace tandem

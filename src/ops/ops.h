@@ -55,8 +55,6 @@ struct RouteArgs {
 };
 
 constexpr int kPageSize = 64;  // tokens in a page of the cache
-// Of a token in a cache of FP8, which GPUs know: gpu_kernels/attention.h has its parts.
-constexpr int kFp8TokenBytes = 656;
 
 // What else the verbs of a step depend on: whose memory they work on, and in which parts.
 struct StepForm {
