@@ -69,11 +69,12 @@ std::string plan_text(const PlanRequest& request, const Plan& plan,
   std::string text = fmt::format(
       "{} on {}\n{} sequence(s) of {} tokens, prompts of {}, answers of {}\n\n"
       "predicted   decode {:.2f} tokens/s ({:.2f} a user, {:.2f} ms a step)\n"
-      "            prefill {:.1f} tokens/s, first token after {:.2f} s\n",
+      "            prefill {:.1f} tokens/s, first token after {:.2f} s\n"
+      "            a request takes {:.1f} s; all together {:.2f} tokens/s of answers\n",
       request.model_name, request.machine.name, plan.workload.concurrency, plan.workload.context,
       plan.workload.prompt_tokens, plan.workload.output_tokens, p.decode.tokens_per_second,
       p.tokens_per_second_per_user, p.decode.step_seconds * 1e3, p.prefill.tokens_per_second,
-      p.time_to_first_token_seconds);
+      p.time_to_first_token_seconds, p.request_seconds, p.output_tokens_per_second);
   if (p.load_seconds > 0)
     text += fmt::format("            loading at least {:.0f} s\n", p.load_seconds);
   text += fmt::format("limit       {}\n\n{}\n{}\n", plan.limit, memory_table(p), parts_table(p));

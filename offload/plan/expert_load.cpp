@@ -23,17 +23,20 @@ Use use_of(const PlanInput& in, const ExpertGroup& group, int layer, double toke
     use.variance += n * chance * (1 - chance);
     use.rows += n * tokens * share / replicas;
   };
-  if (in.routing.uniform())
+  if (in.routing.uniform()) {
     add(in.routing.share(layer, 0), even_chance(replicas),
         static_cast<double>(group.experts.size()));
-  else
-    for (const int e : group.experts) {
-      const double share = in.routing.share(layer, e);
-      add(share,
-          replicas == 1 ? in.routing.chance(layer, e, tokens)
-                        : chance_of_use(share / replicas, tokens),
-          1);
-    }
+    return use;
+  }
+  const std::vector<double>* known =
+      in.known ? &in.known->of(in.routing, layer, tokens, in.config.router.n_experts) : nullptr;
+  for (const int e : group.experts) {
+    const double share = in.routing.share(layer, e);
+    const double chance = replicas != 1 ? chance_of_use(share / replicas, tokens)
+                          : known       ? (*known)[e]
+                                        : in.routing.chance(layer, e, tokens);
+    add(share, chance, 1);
+  }
   return use;
 }
 

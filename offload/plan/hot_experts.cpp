@@ -69,25 +69,25 @@ LayerExperts HotExperts::layer(int i, int64_t n, const std::vector<HotSeat>& sea
   groups[0].owners = {{0, -1}};
   for (size_t s = 0; s < seats.size(); ++s) groups[s + 1].owners = {seats[s].gpu};
   std::vector<double> load(seats.size(), 0);
-  for (int64_t j = 0; j < static_cast<int64_t>(order.size()); ++j) {
-    const int e = order[j];
+  std::vector<size_t> group_of(order.size(), 0);
+  const size_t first_seat = i * seats.size() / layers_.size();
+  for (int64_t j = 0; j < std::min<int64_t>(n, std::ssize(order)); ++j) {
+    const double use = uniform ? 1 : chance_[i][order[j]];
+    double least = 0;
     size_t to = 0;
-    if (j < n) {
-      const double use = uniform ? 1 : chance_[i][e];
-      double least = 0;
-      for (size_t turn = 0; turn < seats.size(); ++turn) {
-        const size_t s = (turn + i * seats.size() / layers_.size()) % seats.size();
-        if (seats[s].part <= 0) continue;
-        const double then = (load[s] + use) / seats[s].part;
-        if (to == 0 || then < least - 1e-12) least = then, to = s + 1;
-      }
-      load[to - 1] += use;
+    for (size_t turn = 0; turn < seats.size(); ++turn) {
+      const size_t s =
+          first_seat + turn < seats.size() ? first_seat + turn : first_seat + turn - seats.size();
+      if (seats[s].part <= 0) continue;
+      const double then = (load[s] + use) / seats[s].part;
+      if (to == 0 || then < least - 1e-12) least = then, to = s + 1;
     }
-    groups[to].experts.push_back(e);
+    load[to - 1] += use;
+    group_of[order[j]] = to;
   }
+  for (size_t e = 0; e < group_of.size(); ++e)
+    groups[group_of[e]].experts.push_back(static_cast<int>(e));
   std::erase_if(groups, [](const ExpertGroup& g) { return g.experts.empty(); });
-  if (!uniform)
-    for (ExpertGroup& g : groups) std::sort(g.experts.begin(), g.experts.end());
   return {layers_[i], layers_[i], std::move(groups)};
 }
 

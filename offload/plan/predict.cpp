@@ -57,10 +57,22 @@ Phase StepMemo::step(const PlanInput& in, const Placement& p, StepShape shape, i
                    shape.prefill, shape.prefill ? 1 : p.micro_batches,
                    streamed};
   const auto [known, is_new] = layers_.try_emplace(key);
-  if (is_new) add_layers(in, p, shape, known->second);
+  if (is_new) {
+    PlanInput with = in;
+    with.known = &chances_;
+    add_layers(with, p, shape, known->second);
+  }
   Phase phase = known->second;
   finish(in, p, shape, phase);
   return phase;
+}
+
+const std::vector<double>& KnownChances::of(const RoutingStatistics& routing, int layer,
+                                            double tokens, int n_experts) {
+  std::vector<double>& chances = known_[{layer, tokens}];
+  if (chances.empty())
+    for (int e = 0; e < n_experts; ++e) chances.push_back(routing.chance(layer, e, tokens));
+  return chances;
 }
 
 namespace {

@@ -57,12 +57,23 @@ struct Prediction {
   double score = 0;  // seconds a request or, for throughput, an output token: less is better
 };
 
+// What routing.chance() says of a layer's experts, kept for who asks again and again.
+class KnownChances {
+ public:
+  const std::vector<double>& of(const RoutingStatistics& routing, int layer, double tokens,
+                                int n_experts);
+
+ private:
+  std::map<std::pair<int, double>, std::vector<double>> known_;
+};
+
 // The placement is sound (check_placement) but may not fit the memory.
 struct PlanInput {
   const ModelConfig& config;
   const Machine& machine;
   const Workload& workload;  // concurrency at least 1
   const RoutingStatistics& routing;
+  KnownChances* known = nullptr;  // of this routing; null: computed each time
 };
 Prediction predict(const PlanInput& input, const Placement& placement);
 
@@ -86,6 +97,7 @@ class StepMemo {
   using Key = std::tuple<int64_t, double, double, double, bool, int, bool>;
   Phase step(const PlanInput& input, const Placement& placement, StepShape shape, int64_t home);
   std::map<Key, Phase> layers_;
+  KnownChances chances_;  // with the routing that is not even
 };
 
 }  // namespace tandem
