@@ -14,8 +14,8 @@
 namespace tandem::test {
 namespace {
 
-constexpr int64_t kContext = 17 * kPageSize;  // of 17 sequences
-constexpr DeepSeek::Limits kLimits = {.max_tokens = 64, .max_logits = 32};
+constexpr int64_t kContext = 33 * kPageSize;  // of 33 sequences
+constexpr DeepSeek::Limits kLimits = {.max_tokens = 64, .max_logits = 33};
 
 class OnGpu {
  public:
@@ -81,12 +81,25 @@ TEST(GpuGraphs, StepsOfChangingBatches) {
   EXPECT_EQ(recorded.n_recorded(), static_cast<int>(sizes.size()));
 }
 
+// More tokens than the products of few rows take.
+TEST(GpuGraphs, StepsOfManySequences) {
+  OnGpu recorded("v3_1_fp8", true), eager("v3_1_fp8", false);
+  constexpr int kMany = 17;
+  Conversations a(recorded.model(), recorded.cache(), 3, kMany);
+  Conversations b(eager.model(), eager.cache(), 3, kMany);
+  std::vector<Conversations::Part> parts;
+  for (int s = 0; s < kMany; ++s) parts.push_back({s, {s}});
+  for (int step = 0; step < 2; ++step) expect_same_bits(a.step(parts), b.step(parts));
+  EXPECT_EQ(recorded.n_recorded(), 1);
+}
+
 // More sequences than fit a recording, and steps whose form of attention reads lengths on the host.
 TEST(GpuGraphs, OtherStepsAreNotRecorded) {
   OnGpu gpu("v3_1_fp8", true);
-  Conversations many(gpu.model(), gpu.cache(), 3, 17);
+  constexpr int kTooMany = 33;
+  Conversations many(gpu.model(), gpu.cache(), 3, kTooMany);
   std::vector<Conversations::Part> parts;
-  for (int s = 0; s < 17; ++s) parts.push_back({s, {s}});
+  for (int s = 0; s < kTooMany; ++s) parts.push_back({s, {s}});
   many.step(parts);
   EXPECT_EQ(gpu.n_recorded(), 0);
   parts.pop_back();

@@ -49,9 +49,8 @@ class CudaOps final : public Ops {
   void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) override;
 
  private:
-  // Up to as many sequences as are multiplied by weights at the speed of reading these: kernels of
-  // larger steps take longer than their launches.
-  static constexpr int kMaxRecordedTokens = gpu::kSkinnyTokens;
+  // Kernels of larger steps take longer than their launches.
+  static constexpr int kMaxRecordedTokens = 32;
   struct Step {
     StepForm form;
     int n_tokens, n_logits;
