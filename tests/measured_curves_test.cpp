@@ -47,6 +47,13 @@ TEST(MeasuredCurves, RowsByHand) {
   EXPECT_EQ(curve(curves, "restored", "").points, (Points{{4096, 0.6}}));
 }
 
+// Of a report that lacks rows, or was edited: no curve without points.
+TEST(MeasuredCurves, RowsOfNoTokensAreNone) {
+  const std::string row =
+      R"({"bench": "experts", "config": "r1", "format": "fp8", "isa": "avx512", "routing": "uniform", "rows_per_expert": 0, "unhidden_ratio": 0.5})";
+  EXPECT_TRUE(says(error_of([&] { measured_curves(row, "rows.json", "avx512"); }), "no row of"));
+}
+
 TEST(MeasuredCurves, AReportOfThisRepository) {
   const std::string path =
       TANDEM_SOURCE_DIR "/docs/measurements/amd-epyc-family-25-model-17/report.json";

@@ -75,9 +75,10 @@ void add_row(const nlohmann::json& row, std::map<Kind, Samples>& samples) {
   const auto add = [&](const std::string& work, const std::string& format, const char* x) {
     const std::string model =
         row.at("config").get<std::string>() + " " + row.at("format").get<std::string>();
+    const double at = row.at(x).get<double>(), ratio = row.at("unhidden_ratio").get<double>();
+    if (at <= 0) return;
     Samples& s = samples.try_emplace({work, format}, Samples{model, {}}).first->second;
-    const double at = row.at(x).get<double>();
-    if (s.model == model && at > 0) s.at[at].push_back(row.at("unhidden_ratio").get<double>());
+    if (s.model == model) s.at[at].push_back(ratio);
   };
   if (bench == "experts" && row.value("routing", "") == "uniform")
     add("experts", format_of_curve(row.at("format")), "rows_per_expert");
