@@ -30,11 +30,14 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
     sub->add_flag("--json", o.json, "one JSON object a row on standard output");
     return sub;
   };
-  const auto add_model = [&](CLI::App* sub) {
+  const auto add_shapes = [&](CLI::App* sub) {
     sub->add_option("--config", b.config,
                     "shapes of which model: r1, v3, v2, v2-lite, k2, moonlight, .., or a "
                     "config.json or model directory")
         ->capture_default_str();
+  };
+  const auto add_model = [&](CLI::App* sub) {
+    add_shapes(sub);
     sub->add_option("--isa", o.model.isa, "instruction set: auto, or a name")
         ->capture_default_str();
   };
@@ -125,6 +128,12 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
   generate->add_option("--format", b.format, format_help)->capture_default_str();
   generate->add_option("-n", b.new_tokens, "tokens to decode at each context")
       ->capture_default_str();
+
+  CLI::App* kernels =
+      add("kernels", "small kernels of a GPU beside the bytes that they move",
+          bench_kernels_command, "  tandem bench kernels --config r1 --tokens 1,8,512\n");
+  add_shapes(kernels);
+  kernels->add_option("--tokens", b.tokens, tokens_help)->delimiter(',');
 
   CLI::App* hybrid =
       add("hybrid", "steps that a GPU and the CPU share, beside what each takes alone",

@@ -9,6 +9,7 @@
 #include "bench/experts_bench.h"
 #include "bench/generate_bench.h"
 #include "bench/hybrid_bench.h"
+#include "bench/kernels_bench.h"
 #include "bench/layer_bench.h"
 #include "bench/machine_bench.h"
 #include "bench/machine_info.h"
@@ -16,6 +17,7 @@
 #include "bench/mlp_bench.h"
 #include "bench/row_text.h"
 #include "console.h"
+#include "gpu_benches.h"
 #include "gpu_model.h"
 #include "gpu_rates.h"
 #include "gpu_twins.h"
@@ -292,6 +294,32 @@ int bench_generate_command(const Options& options) {
             : nlohmann::ordered_json();
   const std::string text = options.json ? report.dump() + "\n" : generate_text(report);
   std::fputs(text.c_str(), stdout);
+  return 0;
+}
+
+int bench_kernels_command(const Options& options) {
+  constexpr int64_t kColdBytes = 256 << 20;  // more than a card's caches
+  const BenchOptions& b = options.bench;
+  require_sane(b);
+  KernelsBench what = {.config_name = b.config,
+                       .config = bench_config(b.config),
+                       .tokens = list_or(b.tokens, {1, 8, 512}),
+                       .seconds = b.seconds};
+  what.timer = small_kernel_timer(
+      what.config, *std::max_element(what.tokens.begin(), what.tokens.end()), kColdBytes);
+  if (what.timer) {
+    const Gpu card = measured_gpu_bounds(kCardSeconds);
+    what.card = card.name;
+    what.read_bytes_per_second = card.read_bytes_per_second;
+  }
+  bool first = true;
+  bench_kernels(what, [&](const nlohmann::ordered_json& row) {
+    const std::string text =
+        options.json ? row.dump() + "\n" : (first ? kernels_header(row) : "") + kernels_text(row);
+    first = false;
+    std::fputs(text.c_str(), stdout);
+    std::fflush(stdout);
+  });
   return 0;
 }
 

@@ -135,7 +135,8 @@ class GpuCheck(unittest.TestCase):
         rows = run.json["benchmarks"]
         self.assertEqual(len(rows), 2 * len(benches))
         self.assertTrue(any("65536" in row.get("all", "") for row in rows), rows)
-        self.assertEqual({row["bench"] for row in rows}, {"machine", "embed", "mlp", "moe", "attention", "layer", "hybrid", "generate"})
+        self.assertEqual({row["bench"] for row in rows}, {"machine", "embed", "mlp", "moe", "attention", "layer", "hybrid", "generate",
+                                                       "kernels"})
         self.assertIn("Driver Version", run.log)
 
     def test_without_a_gpu_it_is_skipped(self):

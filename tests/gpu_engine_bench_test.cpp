@@ -9,8 +9,10 @@
 #include "bench/embed_bench.h"
 #include "bench/generate_bench.h"
 #include "bench/hybrid_bench.h"
+#include "bench/kernels_bench.h"
 #include "bench/layer_bench.h"
 #include "bench/mlp_bench.h"
+#include "gpu_benches.h"
 #include "gpu_twins.h"
 
 namespace tandem {
@@ -162,6 +164,52 @@ TEST_F(GpuBench, Generate) {
   EXPECT_GT(report["gpu_decode_tokens_per_second"].get<double>(), 0);
   EXPECT_GT(report["gpu_prefill_tokens_per_second"].get<double>(), 0);
   for (const Json& row : report["decode"]) EXPECT_GT(row["gpu_tokens_per_second"].get<double>(), 0);
+}
+
+TEST_F(GpuBench, SmallKernels) {
+  const std::vector<int> tokens = {1, 5};
+  const KernelsBench bench = {.config_name = "tiny",
+                              .config = config_,
+                              .tokens = tokens,
+                              .seconds = kSeconds,
+                              .timer = small_kernel_timer(config_, 5, 1 << 20),
+                              .card = "made up",
+                              .read_bytes_per_second = 1e12};
+  bench_kernels(bench, collect());
+  expect_times_on_card(2 * static_cast<size_t>(SmallKernel::kKernels));
+  for (const Json& row : rows_) {
+    const double moving = row["bytes"].get<double>() / 1e12, seconds = row["gpu_seconds"];
+    EXPECT_GT(moving, 0);
+    EXPECT_DOUBLE_EQ(row["bound_seconds"].get<double>(), moving + 3e-6);
+    EXPECT_DOUBLE_EQ(row["ratio"].get<double>(), seconds / (moving + 3e-6));
+    EXPECT_EQ(row["within_target"].get<bool>(), seconds <= 1.3 * moving + 3e-6);
+    EXPECT_NE((kernels_header(row) + kernels_text(row)).find(row["what"]), std::string::npos);
+  }
+}
+
+TEST_F(GpuBench, SmallKernelsWithoutACard) {
+  bench_kernels({.config_name = "tiny", .config = config_, .tokens = {4}, .seconds = kSeconds},
+                collect());
+  for (const Json& row : rows_) {
+    EXPECT_TRUE(row["gpu_seconds"].is_null());
+    EXPECT_FALSE(row.contains("ratio"));
+  }
+  EXPECT_NE(kernels_header(rows_.at(0)).find("no GPU"), std::string::npos);
+}
+
+// The sums of docs/gpu.md's table, in MB, for 512 tokens of R1.
+TEST(SmallKernelBytes, OfR1) {
+  const ModelConfig r1;
+  const std::pair<SmallKernel, double> kWanted[] = {
+      {SmallKernel::kEmbed, 22.0},      {SmallKernel::kNorm, 29.4},
+      {SmallKernel::kRope, 33.6},       {SmallKernel::kAppend, 1.77},
+      {SmallKernel::kAppendFp8, 1.52},  {SmallKernel::kRoute, 0.558},
+      {SmallKernel::kSortPairs, 0.050}, {SmallKernel::kGather, 29.4},
+      {SmallKernel::kRound, 22.0},      {SmallKernel::kCombine, 146.8},
+      {SmallKernel::kSiluMul, 113.2},   {SmallKernel::kAdd, 44.0}};
+  for (const auto& [kernel, mb] : kWanted)
+    EXPECT_NEAR(static_cast<double>(bytes_of(kernel, r1, 512)) * 1e-6, mb, mb * 0.01)
+        << name_of(kernel);
 }
 
 class HybridBenchOnCard : public GpuBench {

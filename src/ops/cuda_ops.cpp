@@ -28,6 +28,21 @@ int cols_of(TensorView t) { return static_cast<int>(t.cols); }
 
 }  // namespace
 
+gpu::RouterArgs router_form(const RouterConfig& r) {
+  const bool normalize = r.normalize && r.n_active > 1;
+  gpu::RouterArgs args = {};
+  args.n_experts = r.n_experts;
+  args.n_active = r.n_active;
+  args.n_groups = r.n_groups;
+  args.n_active_groups = r.n_active_groups;
+  args.scoring =
+      r.scoring == Scoring::kSoftmax ? gpu::RouterScoring::kSoftmax : gpu::RouterScoring::kSigmoid;
+  args.group_score = group_score(r);
+  args.normalize = normalize;
+  args.scale = normalize && !r.scale_normalized ? 1 : r.scale;
+  return args;
+}
+
 CudaOps::CudaOps(const ModelConfig& c, CudaLimits limits, gpu::Stream& stream)
     : stream_(stream),
       records_(limits.records),
@@ -192,23 +207,14 @@ void CudaOps::append_kv(const Batch& batch, TensorView kv, TensorView cache) {
 
 void CudaOps::route(const RouteArgs& a) {
   products_.multiply_exactly(a.x, a.w, a.logits);
-  const RouterConfig& r = a.router;
-  const bool normalize = r.normalize && r.n_active > 1;
-  gpu::route(stream_, {.logits = gpu_matrix(a.logits),
-                       .bias = static_cast<const float*>(a.bias.q.data),
-                       .weights = gpu_matrix(a.out.weights),
-                       .ids = static_cast<int32_t*>(a.out.ids.data),
-                       .ids_stride = a.out.ids.stride,
-                       .tokens = rows_of(a.x),
-                       .n_experts = r.n_experts,
-                       .n_active = r.n_active,
-                       .n_groups = r.n_groups,
-                       .n_active_groups = r.n_active_groups,
-                       .scoring = r.scoring == Scoring::kSoftmax ? gpu::RouterScoring::kSoftmax
-                                                                 : gpu::RouterScoring::kSigmoid,
-                       .group_score = group_score(r),
-                       .normalize = normalize,
-                       .scale = normalize && !r.scale_normalized ? 1 : r.scale});
+  gpu::RouterArgs args = router_form(a.router);
+  args.logits = gpu_matrix(a.logits);
+  args.bias = static_cast<const float*>(a.bias.q.data);
+  args.weights = gpu_matrix(a.out.weights);
+  args.ids = static_cast<int32_t*>(a.out.ids.data);
+  args.ids_stride = a.out.ids.stride;
+  args.tokens = rows_of(a.x);
+  gpu::route(stream_, args);
 }
 
 void CudaOps::gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) {

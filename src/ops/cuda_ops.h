@@ -12,6 +12,9 @@
 
 namespace tandem {
 
+// How a model's router chooses; what and how many tokens is left open.
+gpu::RouterArgs router_form(const RouterConfig& router);
+
 class CudaOps final : public Ops {
  public:
   // The stream outlives the object. Throws Error when the card's memory is too little, or the

@@ -1,5 +1,6 @@
 #include "gpu_model.h"
 
+#include "gpu_benches.h"
 #include "gpu_rates.h"
 #include "gpu_twins.h"
 
@@ -27,5 +28,7 @@ Gpu measured_gpu(double) { fail("{}", why_no_gpu()); }
 Gpu measured_gpu_bounds(double) { fail("{}", why_no_gpu()); }
 
 GpuTwins gpu_twins() { return {}; }
+
+SmallKernelTimer small_kernel_timer(const ModelConfig&, int, int64_t) { return {}; }
 
 }  // namespace tandem

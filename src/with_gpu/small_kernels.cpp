@@ -1,0 +1,248 @@
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "bench/gpu_twin.h"
+#include "gpu_benches.h"
+#include "gpu_kernels/attention.h"
+#include "gpu_kernels/kernels.h"
+#include "gpu_model.h"
+#include "model/rope.h"
+#include "ops/cuda_ops.h"
+#include "random_on_card.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kLaunches = 32;          // of a recorded graph
+constexpr int64_t kTableRows = 16384;  // of the embedding: as many as no cache holds
+
+// Of a launch, in floats.
+struct Floats {
+  int64_t x = 0, other = 0, out = 0;
+  int64_t sum() const { return x + other + out; }
+};
+
+class SmallKernelsOnCard {
+ public:
+  SmallKernelsOnCard(const ModelConfig& config, int most_tokens, int64_t cold_bytes);
+  std::optional<double> seconds(SmallKernel kernel, int n, double for_seconds);
+
+ private:
+  Floats floats_of(SmallKernel kernel, int64_t n) const;
+  // What it finds by index; of the embedding for all launches.
+  std::vector<int32_t> indices_of(SmallKernel kernel, int n) const;
+  struct Operands {
+    float *x, *other, *out;
+    const int32_t* indices;
+  };
+  void launch(SmallKernel kernel, int n, const Operands& at);
+
+  const ModelConfig c_;
+  const int64_t table_rows_;
+  gpu::Stream stream_;
+  gpu::Buffer pool_, table_, frequencies_, indices_;
+};
+
+constexpr int64_t padded(int64_t floats) { return (floats + 63) / 64 * 64; }
+
+SmallKernelsOnCard::SmallKernelsOnCard(const ModelConfig& config, int most_tokens,
+                                       int64_t cold_bytes)
+    : c_(config), table_rows_(std::min<int64_t>(config.vocab, kTableRows)) {
+  const gpu::Card card = gpu::open_card();
+  int64_t largest = 0;
+  for (int k = 0; k < static_cast<int>(SmallKernel::kKernels); ++k)
+    if (has(c_, static_cast<SmallKernel>(k)))
+      largest = std::max(largest, floats_of(static_cast<SmallKernel>(k), most_tokens).sum());
+  pool_ = gpu::Buffer(std::min(card.free_bytes / 2, cold_bytes + largest * 4), gpu::Site::kDevice);
+  table_ = gpu::Buffer(table_rows_ * c_.dim * int64_t{sizeof(bf16)}, gpu::Site::kDevice);
+  fill_with_random(stream_, Number::kF32, pool_);
+  fill_with_random(stream_, Number::kBF16, table_);
+  const std::vector<float> frequencies = rope_frequencies(c_.rope, c_.mla.rope_dim);
+  frequencies_ = gpu::Buffer(std::ssize(frequencies) * 4, gpu::Site::kDevice);
+  stream_.copy(frequencies.data(), frequencies_.bytes(), frequencies_.as<float>());
+  const int64_t pairs = int64_t{most_tokens} * std::max(c_.router.n_active, kLaunches);
+  indices_ = gpu::Buffer(pairs * 4, gpu::Site::kDevice);
+  stream_.wait();
+}
+
+std::optional<double> SmallKernelsOnCard::seconds(SmallKernel kernel, int n, double for_seconds) {
+  const Floats of = floats_of(kernel, n);
+  const int64_t n_sets = std::min<int64_t>(pool_.bytes() / 4 / of.sum(), kLaunches);
+  if (n_sets == 0) return {};
+  const std::vector<int32_t> indices = indices_of(kernel, n);
+  stream_.copy(indices.data(), std::ssize(indices) * 4, indices_.as<int32_t>());
+  const int64_t next_indices = kernel == SmallKernel::kEmbed ? n : 0;
+  const auto nth = [&](int i) {
+    float* const x = pool_.as<float>() + i % n_sets * of.sum();
+    launch(kernel, n,
+           {x, x + of.x, x + of.x + of.other, indices_.as<int32_t>() + i * next_indices});
+  };
+  const gpu::Graph graph = stream_.capture([&] {
+    for (int i = 0; i < kLaunches; ++i) nth(i);
+  });
+  return seconds_of_runs([&](int64_t) { stream_.replay(graph); }, [&] { stream_.wait(); },
+                         for_seconds) /
+         kLaunches;
+}
+
+Floats SmallKernelsOnCard::floats_of(SmallKernel kernel, int64_t n) const {
+  const int64_t dim = padded(n * c_.dim), kv = padded(n * (c_.mla.kv_rank + c_.mla.rope_dim));
+  const int64_t pairs = n * c_.router.n_active, experts = c_.router.n_experts;
+  switch (kernel) {
+    case SmallKernel::kEmbed:
+      return {.out = dim};
+    case SmallKernel::kNorm:
+      return {.x = dim, .other = padded(c_.dim), .out = dim};
+    case SmallKernel::kRope:
+      return {.x = padded(n * c_.mla.n_heads * (c_.mla.nope_dim + c_.mla.rope_dim))};
+    case SmallKernel::kAppend:
+      return {.x = kv, .out = kv};
+    case SmallKernel::kAppendFp8:
+      return {.x = kv, .out = padded(n * gpu::kFp8TokenBytes / 4)};
+    case SmallKernel::kRoute:
+      return {.x = padded(n * experts), .other = padded(experts), .out = 2 * padded(pairs)};
+    case SmallKernel::kSortPairs:
+      return {.out = padded(experts + 1) + 2 * padded(pairs)};
+    case SmallKernel::kGather:
+      return {.x = dim, .out = dim};
+    case SmallKernel::kRound:
+      return {.x = dim, .out = padded(n * gpu::product_stride(c_.dim) / 2)};
+    case SmallKernel::kCombine:
+      return {.x = padded(pairs * c_.dim), .other = padded(pairs), .out = dim};
+    case SmallKernel::kSiluMul:
+      return {.x = padded(n * c_.dense_dim), .other = padded(n * c_.dense_dim)};
+    case SmallKernel::kAdd:
+      return {.x = dim, .other = dim};
+    case SmallKernel::kKernels:
+      break;
+  }
+  return {};
+}
+
+std::vector<int32_t> SmallKernelsOnCard::indices_of(SmallKernel kernel, int n) const {
+  std::mt19937 rng(n);
+  std::vector<int32_t> all(n);
+  std::iota(all.begin(), all.end(), 0);  // positions, rows of a cache
+  if (kernel == SmallKernel::kGather) std::shuffle(all.begin(), all.end(), rng);
+  if (kernel == SmallKernel::kEmbed) {
+    all.resize(int64_t{kLaunches} * n);
+    for (int32_t& token : all) token = static_cast<int32_t>(rng() % table_rows_);
+  }
+  if (kernel == SmallKernel::kCombine) {
+    all.resize(int64_t{n} * c_.router.n_active);
+    std::iota(all.begin(), all.end(), 0);
+    std::shuffle(all.begin(), all.end(), rng);
+  }
+  if (kernel == SmallKernel::kSortPairs) {
+    std::vector<int32_t> experts(c_.router.n_experts);
+    std::iota(experts.begin(), experts.end(), 0);
+    all.clear();
+    for (int t = 0; t < n; ++t) {
+      std::shuffle(experts.begin(), experts.end(), rng);
+      all.insert(all.end(), experts.begin(), experts.begin() + c_.router.n_active);
+    }
+  }
+  return all;
+}
+
+void SmallKernelsOnCard::launch(SmallKernel kernel, int n, const Operands& at) {
+  const int dim = c_.dim, n_active = c_.router.n_active;
+  const int kv = c_.mla.kv_rank + c_.mla.rope_dim, head = c_.mla.nope_dim + c_.mla.rope_dim;
+  const auto ids = reinterpret_cast<int32_t*>(at.out);
+  const int64_t pairs = padded(int64_t{n} * n_active);
+  switch (kernel) {
+    case SmallKernel::kEmbed:
+      return gpu::embed(stream_, {.tokens = at.indices,
+                                  .table = table_.as<void>(),
+                                  .table_stride = dim,
+                                  .type = Number::kBF16,
+                                  .out = {at.out, dim},
+                                  .rows = n,
+                                  .cols = dim});
+    case SmallKernel::kNorm:
+      return gpu::rms_norm(stream_, {{at.x, dim}, at.other, {at.out, dim}, n, dim, c_.norm_eps});
+    case SmallKernel::kRope:
+      return gpu::rope(stream_, {.x = {at.x + c_.mla.nope_dim, head},
+                                 .positions = at.indices,
+                                 .frequencies = frequencies_.as<float>(),
+                                 .amplitude = rope_amplitude(c_.rope),
+                                 .tokens = n,
+                                 .rows_per_token = c_.mla.n_heads,
+                                 .n_pairs = c_.mla.rope_dim / 2});
+    case SmallKernel::kAppend:
+      return gpu::append_kv(stream_, {.kv = {at.x, kv},
+                                      .rows_of_cache = at.indices,
+                                      .cache = reinterpret_cast<bf16*>(at.out),
+                                      .cache_stride = kv,
+                                      .tokens = n,
+                                      .cols = kv});
+    case SmallKernel::kAppendFp8:
+      return gpu::append_fp8(stream_, {.kv = at.x,
+                                       .kv_stride = kv,
+                                       .rows_of_cache = at.indices,
+                                       .cache = at.out,
+                                       .tokens = n,
+                                       .kv_rank = c_.mla.kv_rank,
+                                       .rope_dim = c_.mla.rope_dim});
+    case SmallKernel::kRoute: {
+      gpu::RouterArgs args = router_form(c_.router);
+      args.logits = {at.x, c_.router.n_experts};
+      args.bias = c_.router.has_bias() ? at.other : nullptr;
+      args.weights = {at.out + pairs, n_active};
+      args.ids = ids;
+      args.ids_stride = n_active;
+      args.tokens = n;
+      return gpu::route(stream_, args);
+    }
+    case SmallKernel::kSortPairs:
+      return gpu::sort_pairs(stream_, {.ids = at.indices,
+                                       .ids_stride = n_active,
+                                       .offsets = ids + 2 * pairs,
+                                       .row_of = ids,
+                                       .tokens_of_rows = ids + pairs,
+                                       .tokens = n,
+                                       .n_active = n_active,
+                                       .n_experts = c_.router.n_experts});
+    case SmallKernel::kGather:
+      return gpu::gather_rows(stream_, {{at.x, dim}, at.indices, {at.out, dim}, n, dim});
+    case SmallKernel::kRound:
+      return gpu::round_rows(stream_, {.x = at.x,
+                                       .out = reinterpret_cast<bf16*>(at.out),
+                                       .x_stride = dim,
+                                       .out_stride = gpu::product_stride(dim),
+                                       .n_rows = n,
+                                       .cols = dim});
+    case SmallKernel::kCombine:
+      return gpu::combine_experts(stream_, {.rows = at.x,
+                                            .row_of = at.indices,
+                                            .weights = at.other,
+                                            .y = at.out,
+                                            .row_stride = dim,
+                                            .y_stride = dim,
+                                            .n_tokens = n,
+                                            .n_active = n_active,
+                                            .cols = dim,
+                                            .add = true});
+    case SmallKernel::kSiluMul:
+      return gpu::silu_mul(stream_,
+                           {{at.x, c_.dense_dim}, {at.other, c_.dense_dim}, n, c_.dense_dim});
+    case SmallKernel::kAdd:
+      return gpu::add(stream_, {{at.x, dim}, {at.other, dim}, n, dim});
+    case SmallKernel::kKernels:
+      return;
+  }
+}
+
+}  // namespace
+
+SmallKernelTimer small_kernel_timer(const ModelConfig& config, int most_tokens,
+                                    int64_t cold_bytes) {
+  if (!why_no_gpu().empty()) return {};
+  const auto kernels = std::make_shared<SmallKernelsOnCard>(config, most_tokens, cold_bytes);
+  return [kernels](SmallKernel kernel, int n, double seconds) {
+    return kernels->seconds(kernel, n, seconds);
+  };
+}
+
+}  // namespace tandem
