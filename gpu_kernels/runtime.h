@@ -105,6 +105,8 @@ class Stream {
   Graph capture(const std::function<void()>& work);
   void replay(const Graph& graph);
   bool is_recording() const;
+  // The driver's, for a library that enqueues work of its own; null: emulated.
+  void* handle() const;
 
   struct Impl;
   Impl& impl() const { return *impl_; }

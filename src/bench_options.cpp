@@ -135,6 +135,14 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
   add_shapes(kernels);
   kernels->add_option("--tokens", b.tokens, tokens_help)->delimiter(',');
 
+  CLI::App* products =
+      add("products", "a GPU's products of many rows, beside cuBLAS where it is installed",
+          bench_products_command, "  tandem bench products --config r1 --tokens 512,4096\n");
+  add_shapes(products);
+  products->add_option("--tokens", b.tokens, "rows of a product, an expert's too, a list")
+      ->delimiter(',');
+  products->add_option("--format", b.format, format_help)->capture_default_str();
+
   CLI::App* hybrid =
       add("hybrid", "steps that a GPU and the CPU share, beside what each takes alone",
           bench_hybrid_command,

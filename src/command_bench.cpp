@@ -15,6 +15,7 @@
 #include "bench/machine_info.h"
 #include "bench/measured_curves.h"
 #include "bench/mlp_bench.h"
+#include "bench/products_bench.h"
 #include "bench/row_text.h"
 #include "console.h"
 #include "gpu_benches.h"
@@ -128,6 +129,18 @@ class Rows {
   std::ofstream plot_;
   std::vector<nlohmann::ordered_json> rows_;
 };
+
+// Rows that have a table of their own, as they come.
+using RowText = std::string (*)(const nlohmann::ordered_json& row);
+OnRow table_printer(const Options& options, RowText header, RowText text) {
+  return [&options, header, text, first = true](const nlohmann::ordered_json& row) mutable {
+    const std::string line =
+        options.json ? row.dump() + "\n" : (first ? header(row) : "") + text(row);
+    first = false;
+    std::fputs(line.c_str(), stdout);
+    std::fflush(stdout);
+  };
+}
 
 const std::vector<int> kEveryPower = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048};
 
@@ -312,14 +325,29 @@ int bench_kernels_command(const Options& options) {
     what.card = card.name;
     what.read_bytes_per_second = card.read_bytes_per_second;
   }
-  bool first = true;
-  bench_kernels(what, [&](const nlohmann::ordered_json& row) {
-    const std::string text =
-        options.json ? row.dump() + "\n" : (first ? kernels_header(row) : "") + kernels_text(row);
-    first = false;
-    std::fputs(text.c_str(), stdout);
-    std::fflush(stdout);
-  });
+  bench_kernels(what, table_printer(options, kernels_header, kernels_text));
+  return 0;
+}
+
+int bench_products_command(const Options& options) {
+  constexpr int kFewestRows = 17;  // fewer are another kernel's
+  const BenchOptions& b = options.bench;
+  require_sane(b);
+  const ModelConfig config = bench_config(b.config);
+  ProductsBench what = {.config_name = b.config,
+                        .config = config,
+                        .format = backbone_format(b.format, config),
+                        .tokens = list_or(b.tokens, {512, 2048}),
+                        .seconds = b.seconds};
+  for (const int n : what.tokens)
+    require(n >= kFewestRows, "--tokens {}: at least {}; `bench mlp` has fewer", n, kFewestRows);
+  what.timer = product_timer(what.config, what.format, what.cublas);
+  if (what.timer) {
+    const Gpu card = measured_gpu_bounds(kCardSeconds);
+    what.card = card.name;
+    what.peak_ops_per_second = card.peak.bf16;
+  }
+  bench_products(what, table_printer(options, products_header, products_text));
   return 0;
 }
 

@@ -1,7 +1,8 @@
-// What is measured of the card alone, for `tandem bench kernels`. src/with_gpu implements it;
-// src/without_gpu takes its place where the program is built without CUDA.
+// What is measured of the card alone, for `tandem bench kernels` and `products`. src/with_gpu
+// implements it; src/without_gpu takes its place where the program is built without CUDA.
 #pragma once
 #include "bench/kernels_bench.h"
+#include "bench/products_bench.h"
 
 namespace tandem {
 
@@ -9,5 +10,10 @@ namespace tandem {
 // walk through matrices of at least cold_bytes together, so that these come from memory. Empty
 // where no GPU can be used.
 SmallKernelTimer small_kernel_timer(const ModelConfig& config, int most_tokens, int64_t cold_bytes);
+
+// Products with weights of `format`, FP8 or BF16, and the same in BF16 by cuBLAS, where the machine
+// has that: `cublas` becomes its version, or why not. Of grouped products cuBLAS computes one
+// expert's after the other. Empty where no GPU can be used.
+ProductTimer product_timer(const ModelConfig& config, WeightFormat format, std::string& cublas);
 
 }  // namespace tandem

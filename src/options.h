@@ -114,6 +114,7 @@ int bench_layer_command(const Options& options);
 int bench_attention_command(const Options& options);
 int bench_generate_command(const Options& options);
 int bench_kernels_command(const Options& options);
+int bench_products_command(const Options& options);
 int bench_hybrid_command(const Options& options);
 int bench_serving_command(const Options& options);
 

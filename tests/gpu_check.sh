@@ -129,6 +129,8 @@ bench() {
 measure "bench machine" sh -c '"$0" bench machine --json --seconds 0.1 >> "$ROWS"' "$tandem"
 bench attention --ctx 4096,16384 --batch 1,4,16 --tokens 1
 bench mlp --tokens 1,8,512
+bench products --tokens 512,4096
+bench products --tokens 512,4096 --format bf16
 bench kernels --tokens 1,8,512
 bench hybrid --layers 3 --ctx 4096 --batch 1,8,16,32 --tokens 512
 bench generate --layers 3 --ctx 4096 --batch 1,8 --tokens 512

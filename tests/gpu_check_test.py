@@ -136,7 +136,7 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(len(rows), 2 * len(benches))
         self.assertTrue(any("65536" in row.get("all", "") for row in rows), rows)
         self.assertEqual({row["bench"] for row in rows}, {"machine", "embed", "mlp", "moe", "attention", "layer", "hybrid", "generate",
-                                                       "kernels"})
+                                                       "kernels", "products"})
         self.assertIn("Driver Version", run.log)
 
     def test_without_a_gpu_it_is_skipped(self):

@@ -12,7 +12,9 @@
 #include "bench/kernels_bench.h"
 #include "bench/layer_bench.h"
 #include "bench/mlp_bench.h"
+#include "bench/products_bench.h"
 #include "gpu_benches.h"
+#include "gpu_kernels/runtime.h"
 #include "gpu_twins.h"
 
 namespace tandem {
@@ -210,6 +212,59 @@ TEST(SmallKernelBytes, OfR1) {
   for (const auto& [kernel, mb] : kWanted)
     EXPECT_NEAR(static_cast<double>(bytes_of(kernel, r1, 512)) * 1e-6, mb, mb * 0.01)
         << name_of(kernel);
+}
+
+TEST_F(GpuBench, Products) {
+  for (const DType type : {DType::kBF16, DType::kF8E4M3}) {
+    rows_.clear();
+    ProductsBench bench = {.config_name = "tiny",
+                           .config = config_,
+                           .format = {type},
+                           .tokens = {17, 40},
+                           .seconds = kSeconds,
+                           .card = "made up",
+                           .peak_ops_per_second = 1e12};
+    bench.timer = product_timer(config_, bench.format, bench.cublas);
+    bench_products(bench, collect());
+    expect_times_on_card(2 * 5);
+    for (const Json& row : rows_) {
+      EXPECT_EQ(row["cublas_ratio"].is_number(), row["cublas_seconds"].is_number());
+      if (gpu::open_card().emulated) {
+        EXPECT_EQ(row["cublas"], "not installed");
+        EXPECT_TRUE(row["cublas_seconds"].is_null());
+      }
+      EXPECT_NE((products_header(row) + products_text(row)).find(row["cublas"]), std::string::npos);
+    }
+    // 40 rows for each of 8 experts of [128, 128], gate and up.
+    EXPECT_EQ(rows_.at(7)["ops"], 2 * 40 * 8 * 2 * 128 * 128);
+  }
+}
+
+// A card that takes 2 ms for what cuBLAS takes 1 ms, and has no room for more than 100 rows.
+TEST_F(GpuBench, ProductsBesideCublas) {
+  ProductsBench bench = {.config_name = "tiny",
+                         .config = config_,
+                         .format = {DType::kBF16},
+                         .tokens = {100, 200},
+                         .seconds = kSeconds,
+                         .timer =
+                             [](const ManyRowsProduct&, int n, double) {
+                               return n > 100 ? ProductTimes{} : ProductTimes{2e-3, 1e-3};
+                             },
+                         .card = "made up",
+                         .cublas = "130100",
+                         .peak_ops_per_second = 1e12};
+  bench_products(bench, collect());
+  EXPECT_EQ(rows_.at(0)["cublas_ratio"], 0.5);
+  EXPECT_DOUBLE_EQ(rows_.at(0)["ops_per_second"], 2. * 100 * 128 * 128 / 2e-3);
+  EXPECT_NE(products_text(rows_.at(0)).find("50 %"), std::string::npos);
+  EXPECT_TRUE(rows_.at(1)["gpu_seconds"].is_null());
+  EXPECT_NE(products_text(rows_.at(1)).find("no room"), std::string::npos);
+  rows_.clear();
+  bench.timer = {};
+  bench_products(bench, collect());
+  EXPECT_FALSE(rows_.at(0).contains("cublas"));
+  EXPECT_NE(products_header(rows_.at(0)).find("no GPU"), std::string::npos);
 }
 
 class HybridBenchOnCard : public GpuBench {

@@ -184,6 +184,8 @@ bool Stream::is_recording() const {
   return status == cudaStreamCaptureStatusActive;
 }
 
+void* Stream::handle() const { return impl_->stream; }
+
 void Stream::replay(const Graph& graph) {
   check_cuda(cudaGraphLaunch(graph.impl().exec, impl_->stream));
 }

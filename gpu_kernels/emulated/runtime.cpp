@@ -306,6 +306,8 @@ Graph Stream::capture(const std::function<void()>& work) {
 
 bool Stream::is_recording() const { return impl_->capture != nullptr; }
 
+void* Stream::handle() const { return nullptr; }
+
 void Stream::replay(const Graph& graph) {
   const emulated::InDriver driver;
   refuse_in_recordings("a graph is replayed in a recording");

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "bench/roofline.h"
 #include "core/check.h"
 
 namespace tandem {
@@ -11,8 +12,6 @@ using Json = nlohmann::ordered_json;
 
 // By which a kernel may be slower than its bytes.
 constexpr double kSlack = 1.3;
-
-Json or_null(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
 
 // bytes / bandwidth, whatever else a row says.
 void add_bound(Json& row, int64_t bytes, double bandwidth, const std::optional<double>& seconds) {

@@ -126,11 +126,12 @@ const cpu::PeakLoop& peak_of_attention(const MachineSpeed& speed, const cpu::Ker
   return speed.best_peak_loop(bf16 ? cpu::Arithmetic::kBF16 : cpu::Arithmetic::kF32, kernels.isa);
 }
 
+nlohmann::ordered_json or_null(std::optional<double> value) {
+  return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
+}
+
 void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakLoop& peak,
                 GpuSeconds gpu) {
-  const auto or_null = [](std::optional<double> v) {
-    return v ? nlohmann::ordered_json(*v) : nlohmann::ordered_json();
-  };
   row["seconds"] = m.seconds;
   row["cpu_to_gpu_seconds"] = or_null(gpu.with_copy);
   row["gpu_seconds"] = or_null(gpu.on_card);

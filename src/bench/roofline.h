@@ -64,6 +64,9 @@ struct GpuSeconds {
   std::optional<double> on_card;
 };
 
+// A number, or null.
+nlohmann::ordered_json or_null(std::optional<double> value);
+
 // seconds, those with a GPU (null: there is none), bytes, ops, roofline_seconds, both ratios and
 // what they were held against.
 void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakLoop& peak,

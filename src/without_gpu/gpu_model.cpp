@@ -30,5 +30,6 @@ Gpu measured_gpu_bounds(double) { fail("{}", why_no_gpu()); }
 GpuTwins gpu_twins() { return {}; }
 
 SmallKernelTimer small_kernel_timer(const ModelConfig&, int, int64_t) { return {}; }
+ProductTimer product_timer(const ModelConfig&, WeightFormat, std::string&) { return {}; }
 
 }  // namespace tandem

@@ -1,0 +1,208 @@
+#include <algorithm>
+#include <numeric>
+
+#include "bench/gpu_twin.h"
+#include "cublas.h"
+#include "gpu_benches.h"
+#include "gpu_kernels/products.h"
+#include "gpu_model.h"
+#include "random_on_card.h"
+
+namespace tandem {
+namespace {
+
+using Kind = ManyRowsProduct::Kind;
+
+// Random numbers for one product; what is not asked for is empty.
+class Operands {
+ public:
+  Operands(const ManyRowsProduct& p, int n, Number type, const ModelConfig& config,
+           int n_multiprocessors, gpu::Stream& stream);
+  static int64_t bytes_for(const ManyRowsProduct& p, int n, Number type);
+
+  void multiply(gpu::Stream& stream);
+  void multiply(Cublas& blas);  // weights that are BF16
+
+ private:
+  gpu::Buffer random(int64_t bytes, Number type) {
+    gpu::Buffer buffer(bytes, gpu::Site::kDevice);
+    fill_with_random(stream_, type, buffer);
+    return buffer;
+  }
+  gpu::Weight weight(int64_t first_row) const;
+  gpu::ExpertWeights experts(int64_t first_row) const;
+
+  const ManyRowsProduct p_;
+  const int n_, n_multiprocessors_;
+  const Number type_;
+  const int block_;
+  const int64_t stride_, out_cols_, rows_of_x_;
+  gpu::Stream& stream_;
+  gpu::Buffer x_, w_, scales_, out_, partial_, counters_, offsets_, tokens_;
+};
+
+// Of one expert; gate's and up's lie one after the other, as one matrix to cuBLAS.
+int64_t matrix_rows(const ManyRowsProduct& p) {
+  return p.kind == Kind::kGateUp ? 2 * p.rows : p.rows;
+}
+int64_t rows_of_x(const ManyRowsProduct& p, int n) {
+  return int64_t{n} * (p.kind == Kind::kDown ? p.n_experts : 1);
+}
+int64_t out_bytes(const ManyRowsProduct& p, int n) {
+  return int64_t{n} * p.n_experts * gpu::product_stride(matrix_rows(p)) * int64_t{sizeof(float)};
+}
+
+int64_t Operands::bytes_for(const ManyRowsProduct& p, int n, Number type) {
+  const int64_t cols = gpu::product_stride(p.cols);
+  return p.n_experts * matrix_rows(p) * cols * bytes_of(type) +
+         rows_of_x(p, n) * cols * int64_t{sizeof(bf16)} + out_bytes(p, n);
+}
+
+Operands::Operands(const ManyRowsProduct& p, int n, Number type, const ModelConfig& config,
+                   int n_multiprocessors, gpu::Stream& stream)
+    : p_(p),
+      n_(n),
+      n_multiprocessors_(n_multiprocessors),
+      type_(type),
+      block_(config.scale_block > 0 ? config.scale_block : 128),
+      stride_(gpu::product_stride(p.cols)),
+      out_cols_(gpu::product_stride(matrix_rows(p))),
+      rows_of_x_(rows_of_x(p, n)),
+      stream_(stream) {
+  x_ = random(rows_of_x_ * stride_ * int64_t{sizeof(bf16)}, Number::kBF16);
+  w_ = random(p.n_experts * matrix_rows(p) * stride_ * bytes_of(type), type);
+  out_ = gpu::Buffer(out_bytes(p, n), gpu::Site::kDevice);
+  if (type == Number::kF8E4M3)
+    scales_ = random((p.n_experts * matrix_rows(p) / block_ + 1) * (stride_ / block_ + 1) *
+                         int64_t{sizeof(float)},
+                     Number::kF32);
+  const auto upload = [&](const auto& values) {
+    gpu::Buffer buffer(std::ssize(values) * 4, gpu::Site::kDevice);
+    stream.copy(values.data(), buffer.bytes(), buffer.as<void>());
+    stream.wait();
+    return buffer;
+  };
+  if (p.kind == Kind::kDense) {
+    partial_ =
+        gpu::Buffer(gpu::matrix_partials(weight(0), n, n_multiprocessors) * int64_t{sizeof(float)},
+                    gpu::Site::kDevice);
+    counters_ = upload(std::vector<uint32_t>(gpu::kCounters));
+    return;
+  }
+  std::vector<int32_t> offsets(p.n_experts + 1), tokens(int64_t{n} * p.n_experts);
+  for (int e = 0; e <= p.n_experts; ++e) offsets[e] = e * n;
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i % n);
+  offsets_ = upload(offsets);
+  tokens_ = upload(tokens);
+}
+
+// Experts' scales are nobody's in particular: blocks of one row of blocks each.
+gpu::Weight Operands::weight(int64_t first_row) const {
+  return {.data = w_.as<std::byte>() + first_row * stride_ * bytes_of(type_),
+          .stride = stride_,
+          .type = type_,
+          .rows = p_.rows,
+          .cols = p_.cols,
+          .scale = scales_.as<float>(),
+          .scale_stride = stride_ / block_ + 1,
+          .block_rows = block_,
+          .block_cols = block_};
+}
+
+gpu::ExpertWeights Operands::experts(int64_t first_row) const {
+  return {.first = weight(first_row),
+          .weight_stride = matrix_rows(p_) * stride_ * bytes_of(type_),
+          .scale_stride = 0};
+}
+
+void Operands::multiply(gpu::Stream& stream) {
+  const gpu::ExpertRows rows = {
+      .offsets = offsets_.as<int32_t>(), .n_experts = p_.n_experts, .max_rows = n_ * p_.n_experts};
+  switch (p_.kind) {
+    case Kind::kDense:
+      return gpu::matrix_product(stream,
+                                 {.x = x_.as<bf16>(),
+                                  .w = weight(0),
+                                  .out = out_.as<float>(),
+                                  .x_stride = stride_,
+                                  .out_stride = out_cols_,
+                                  .n_tokens = n_,
+                                  .workspace = {partial_.as<float>(), counters_.as<uint32_t>()},
+                                  .n_multiprocessors = n_multiprocessors_});
+    case Kind::kGateUp:
+      return gpu::grouped_gate_up(stream, {.x = x_.as<bf16>(),
+                                           .tokens = tokens_.as<int32_t>(),
+                                           .rows = rows,
+                                           .gate = experts(0),
+                                           .up = experts(p_.rows),
+                                           .hidden = out_.as<bf16>(),
+                                           .x_stride = stride_,
+                                           .hidden_stride = gpu::product_stride(p_.rows)});
+    case Kind::kDown:
+      return gpu::grouped_down(stream, {.hidden = x_.as<bf16>(),
+                                        .rows = rows,
+                                        .down = experts(0),
+                                        .out = out_.as<float>(),
+                                        .hidden_stride = stride_,
+                                        .out_stride = out_cols_});
+  }
+}
+
+void Operands::multiply(Cublas& blas) {
+  const int64_t rows = matrix_rows(p_);
+  for (int e = 0; e < p_.n_experts; ++e)
+    blas.multiply({.x = x_.as<bf16>() + (p_.kind == Kind::kDown ? e * n_ * stride_ : 0),
+                   .w = w_.as<bf16>() + e * rows * stride_,
+                   .out = out_.as<bf16>() + e * n_ * out_cols_,
+                   .x_stride = stride_,
+                   .w_stride = stride_,
+                   .out_stride = out_cols_,
+                   .n = n_,
+                   .rows = static_cast<int>(rows),
+                   .cols = p_.cols});
+}
+
+class ProductsOnCard {
+ public:
+  ProductsOnCard(const ModelConfig& config, Number type, std::string& cublas)
+      : config_(config), type_(type) {
+    cublas = "not installed";
+    if (!card_.emulated) blas_ = Cublas::open(Cublas::usual_names(), stream_.handle(), cublas);
+    if (blas_) cublas = fmt::format("{}", blas_->version());
+  }
+
+  ProductTimes times(const ManyRowsProduct& p, int n, double seconds) {
+    const auto timed = [&](Number type, const auto& multiply) -> std::optional<double> {
+      if (Operands::bytes_for(p, n, type) > card_.free_bytes * 3 / 4) return {};
+      Operands operands(p, n, type, config_, card_.n_multiprocessors, stream_);
+      return seconds_of_runs([&](int64_t) { multiply(operands); }, [&] { stream_.wait(); },
+                             seconds);
+    };
+    ProductTimes times;
+    times.ours = timed(type_, [&](Operands& o) { o.multiply(stream_); });
+    if (blas_) times.cublas = timed(Number::kBF16, [&](Operands& o) { o.multiply(*blas_); });
+    return times;
+  }
+
+ private:
+  const ModelConfig config_;
+  const Number type_;
+  const gpu::Card card_ = gpu::open_card();
+  gpu::Stream stream_;
+  std::unique_ptr<Cublas> blas_;
+};
+
+}  // namespace
+
+ProductTimer product_timer(const ModelConfig& config, WeightFormat format, std::string& cublas) {
+  require(format.dtype == DType::kBF16 || format.dtype == DType::kF8E4M3,
+          "--format {}: a GPU's products of many rows take fp8 and bf16", format_name(format));
+  if (!why_no_gpu().empty()) return {};
+  const Number type = format.dtype == DType::kBF16 ? Number::kBF16 : Number::kF8E4M3;
+  const auto products = std::make_shared<ProductsOnCard>(config, type, cublas);
+  return [products](const ManyRowsProduct& p, int n, double seconds) {
+    return products->times(p, n, seconds);
+  };
+}
+
+}  // namespace tandem
