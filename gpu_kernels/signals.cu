@@ -1,5 +1,5 @@
-// Kernels of one thread: any stream and any graph takes them, where cuStreamWaitValue32 in a graph
-// wants batch-mem-op nodes of the driver API. A poll is one read over the link, about a
+// Kernels of one thread: any stream and any graph takes them (docs/hybrid.md compares them with
+// the driver's operations of stream_flags.h). A poll is one read over the link, about a
 // microsecond.
 #include <atomic>
 #include <thread>

@@ -372,7 +372,8 @@ int bench_hybrid_command(const Options& options) {
       .memory_bytes = memory_for_weights(b, kModelPart),
       .gpus = gpu_twins(),
       .curves = saved_curves(bench.kernels),
-      .rates = card};
+      .rates = card,
+      .hand_offs = measured_hand_offs(kCardSeconds)};
   MachineSpeed speed = bench.speed();
   const nlohmann::ordered_json report = bench_hybrid(what, bench.kernels, speed);
   const std::string text = options.json ? report.dump() + "\n" : hybrid_text(report);

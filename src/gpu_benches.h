@@ -1,6 +1,8 @@
-// What is measured of the card alone, for `tandem bench kernels` and `products`. src/with_gpu
-// implements it; src/without_gpu takes its place where the program is built without CUDA.
+// What is measured of the card alone, for `tandem bench kernels`, `products` and `hybrid`.
+// src/with_gpu implements it; src/without_gpu takes its place where the program is built without
+// CUDA.
 #pragma once
+#include "bench/hybrid_bench.h"
 #include "bench/kernels_bench.h"
 #include "bench/products_bench.h"
 
@@ -15,5 +17,10 @@ SmallKernelTimer small_kernel_timer(const ModelConfig& config, int most_tokens, 
 // has that: `cublas` becomes its version, or why not. Of grouped products cuBLAS computes one
 // expert's after the other. Empty where no GPU can be used.
 ProductTimer product_timer(const ModelConfig& config, WeightFormat format, std::string& cublas);
+
+// What handing a layer's work to the CPU and back costs, each way for about `seconds`: 32 layers of
+// one small kernel with a hand-off to a CPU that answers at once, less the same without. Throws
+// Error when no GPU can be used.
+HandOffs measured_hand_offs(double seconds);
 
 }  // namespace tandem

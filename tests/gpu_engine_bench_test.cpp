@@ -307,6 +307,22 @@ TEST_F(HybridBenchOnCard, EveryRowHasItsParts) {
               1e-9);
   EXPECT_LE(streamed["crossover_tokens"].get<int>(), 8);
   EXPECT_NE(hybrid_text(report).find("made up"), std::string::npos);
+  EXPECT_FALSE(report.contains("hand_off")) << "nothing was measured of it";
+}
+
+// What a hand-off costs is a difference, which on an emulated card may be anything.
+TEST_F(HybridBenchOnCard, HandOffsOfBothKinds) {
+  HybridBench what = bench(2, {1}, {});
+  what.hand_offs = measured_hand_offs(kSeconds);
+  EXPECT_TRUE(what.hand_offs->kernels.recorded && what.hand_offs->kernels.enqueued);
+  EXPECT_TRUE(what.hand_offs->memory_operations.enqueued);
+  what.hand_offs->memory_operations.recorded = {};
+  const Json report = bench_hybrid(what, kernels_, speed_);
+  const Json& kernels = report["hand_off"]["kernels"];
+  EXPECT_EQ(kernels["recorded_seconds"], *what.hand_offs->kernels.recorded);
+  EXPECT_EQ(kernels["why_not"], "");
+  EXPECT_TRUE(report["hand_off"]["memory_operations"]["recorded_seconds"].is_null());
+  EXPECT_NE(hybrid_text(report).find("refused"), std::string::npos);
 }
 
 TEST_F(HybridBenchOnCard, IsPredictedWhereTheCardIsKnown) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "bench/prediction.h"
+#include "bench/roofline.h"
 #include "model/parameters.h"
 
 namespace tandem {
@@ -17,6 +18,12 @@ void add_prediction(Json& row, const std::optional<double>& predicted) {
   row["predicted_seconds"] = predicted ? Json(*predicted) : Json();
   row["prediction_error"] =
       predicted ? Json(*predicted / row["seconds"].get<double>() - 1) : Json();
+}
+
+Json way_row(const HandOffs::Way& way) {
+  return {{"recorded_seconds", or_null(way.recorded)},
+          {"enqueued_seconds", or_null(way.enqueued)},
+          {"why_not", way.why_not}};
 }
 
 Json prefill_row(const HybridSteps::Prefill& p, int n) {
@@ -120,6 +127,9 @@ Json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels, Mac
   }
   Json report = {{"bench", "hybrid"}, {"config", bench.config_name}, {"card", bench.card}};
   add_cut_model(report, kernels.name, speed.team().size(), config, bench.formats);
+  if (bench.hand_offs)
+    report["hand_off"] = {{"kernels", way_row(bench.hand_offs->kernels)},
+                          {"memory_operations", way_row(bench.hand_offs->memory_operations)}};
   report["decode"] = decode;
   report["prefill"] = prefill;
   return report;
@@ -142,6 +152,16 @@ std::string hybrid_text(const Json& r) {
                         ms(d["halves_seconds"]), fold(d["halves_gain"]),
                         d["hand_off_seconds"].get<double>() * 1e6, ms(d["predicted_seconds"]),
                         percent(d["prediction_error"]));
+  if (r.contains("hand_off")) {
+    const auto us = [&](const char* way, const char* how) {
+      const Json& seconds = r["hand_off"][way][how];
+      return seconds.is_null() ? "refused" : fmt::format("{:.2f}", seconds.get<double>() * 1e6);
+    };
+    text += fmt::format("\n{:>26}{:>12}{:>12}\n", "empty hand-off, us", "recorded", "one by one");
+    for (const char* way : {"kernels", "memory_operations"})
+      text += fmt::format("{:>26}{:>12}{:>12}\n", way, us(way, "recorded_seconds"),
+                          us(way, "enqueued_seconds"));
+  }
   if (r["prefill"].empty()) return text;
   text += fmt::format("\n{:>8}{:>14}{:>16}{:>11}{:>11}{:>9}{:>11}{:>14}{:>7}\n", "prompt",
                       "streamed ms", "CPU experts ms", "GB/s", "copy GB/s", "of it", "crossover",

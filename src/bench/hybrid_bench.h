@@ -8,6 +8,17 @@
 
 namespace tandem {
 
+// Seconds of a hand-off to the CPU and back, by the kernels of signals.h, as the engine does, and
+// by the driver's stream memory operations (stream_flags.h); in a recorded graph, as a decode step
+// has it, and enqueued one by one.
+struct HandOffs {
+  struct Way {
+    std::optional<double> recorded, enqueued;  // nothing: refused
+    std::string why_not = "";                  // the first refusal
+  };
+  Way kernels, memory_operations;
+};
+
 struct HybridBench {
   std::string config_name, card;  // card: its name
   ModelConfig config;
@@ -22,7 +33,8 @@ struct HybridBench {
   // For what is predicted: of this machine, and the card's rates; nothing: unknown.
   std::vector<EfficiencyCurve> curves = {};
   std::optional<Gpu> rates = {};
-  std::function<void()> before_cpu = {};  // HybridSteps
+  std::function<void()> before_cpu = {};   // HybridSteps
+  std::optional<HandOffs> hand_offs = {};  // measured; nothing: not
 };
 
 // A row of what was measured of a decode step, as the report has it.

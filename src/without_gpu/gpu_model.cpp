@@ -31,5 +31,6 @@ GpuTwins gpu_twins() { return {}; }
 
 SmallKernelTimer small_kernel_timer(const ModelConfig&, int, int64_t) { return {}; }
 ProductTimer product_timer(const ModelConfig&, WeightFormat, std::string&) { return {}; }
+HandOffs measured_hand_offs(double) { fail("{}", why_no_gpu()); }
 
 }  // namespace tandem
