@@ -1,3 +1,4 @@
+#include "clock.h"
 #include "device.h"
 #include "gpu_kernels/peaks.h"
 #include "packed.h"
@@ -65,6 +66,16 @@ __global__ void multiply_f32_kernel(const __grid_constant__ MultiplyArgs a) {
   if (all == kNever) *a.out = all;
 }
 
+struct IdleArgs {
+  int64_t cycles;
+};
+
+__global__ void idle_kernel(const __grid_constant__ IdleArgs a) {
+  const int64_t end = cycles() + a.cycles;
+  while (cycles() < end) {
+  }
+}
+
 }  // namespace
 
 void read_once(const Stream& stream, const void* data, int64_t bytes, int blocks, uint32_t* out) {
@@ -80,6 +91,10 @@ int64_t multiply_bf16(const Stream& stream, int blocks, int rounds, float* out) 
 int64_t multiply_f32(const Stream& stream, int blocks, int rounds, float* out) {
   launch(multiply_f32_kernel, {.grid_x = blocks, .threads = kThreads}, stream, {rounds, out});
   return int64_t{blocks} * kThreads * rounds * kSums * kChains * 2;
+}
+
+void idle_cycles(const Stream& stream, int64_t cycles) {
+  launch(idle_kernel, {.threads = 1}, stream, {cycles});
 }
 
 }  // namespace tandem::gpu

@@ -13,4 +13,7 @@ void read_once(const Stream& stream, const void* data, int64_t bytes, int blocks
 int64_t multiply_bf16(const Stream& stream, int blocks, int rounds, float* out);
 int64_t multiply_f32(const Stream& stream, int blocks, int rounds, float* out);
 
+// One thread does nothing for so many cycles of its multiprocessor.
+void idle_cycles(const Stream& stream, int64_t cycles);
+
 }  // namespace tandem::gpu

@@ -80,6 +80,7 @@ class Graph {
  public:
   struct Impl;
   explicit Graph(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  int n_nodes() const;  // kernels, copies and whatever else was recorded
   Impl& impl() const { return *impl_; }
 
  private:

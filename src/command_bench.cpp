@@ -373,7 +373,8 @@ int bench_hybrid_command(const Options& options) {
       .gpus = gpu_twins(),
       .curves = saved_curves(bench.kernels),
       .rates = card,
-      .hand_offs = measured_hand_offs(kCardSeconds)};
+      .hand_offs = measured_hand_offs(kCardSeconds),
+      .kernel_gap = measured_kernel_gap(kCardSeconds)};
   MachineSpeed speed = bench.speed();
   const nlohmann::ordered_json report = bench_hybrid(what, bench.kernels, speed);
   const std::string text = options.json ? report.dump() + "\n" : hybrid_text(report);

@@ -23,4 +23,14 @@ ProductTimer product_timer(const ModelConfig& config, WeightFormat format, std::
 // Error when no GPU can be used.
 HandOffs measured_hand_offs(double seconds);
 
+// Seconds in which the card does nothing between a kernel of a recorded graph and the one that
+// waits for it: what is left of kernels of one thread when their length goes to 0. About `seconds`.
+// Nothing: noise was more. Throws Error when no GPU can be used.
+std::optional<double> measured_kernel_gap(double seconds);
+// That of kernels of so many cycles, of which one after the other takes so many seconds.
+struct TimedKernels {
+  double cycles, seconds;
+};
+double gap_between(TimedKernels shorter, TimedKernels longer);
+
 }  // namespace tandem

@@ -117,7 +117,7 @@ for device in cpu cuda; do
   measure "tiny-r1 on $device" "$tandem" run --device $device --temp 0 --json -p "What is 478 + 356?"
 done
 
-# What has a target first (docs/gpu_kernels.md).
+# What has a target first (docs/gpu.md).
 phase "$(share 150)" 0
 bench() {
   what=$1
@@ -129,14 +129,14 @@ bench() {
 measure "bench machine" sh -c '"$0" bench machine --json --seconds 0.1 >> "$ROWS"' "$tandem"
 bench attention --ctx 4096,16384 --batch 1,4,16 --tokens 1
 bench mlp --tokens 1,8,512
-bench products --tokens 512,4096
-bench products --tokens 512,4096 --format bf16
 bench kernels --tokens 1,8,512
+bench products --tokens 512,4096
 bench hybrid --layers 3 --ctx 4096 --batch 1,8,16,32 --tokens 512
-bench generate --layers 3 --ctx 4096 --batch 1,8 --tokens 512
-bench moe --tokens 1,512 --layers 1
 bench attention --ctx 8192 --tokens 512
 bench attention --ctx 65536 --batch 1,16 --tokens 1 # the CPU takes long to restore so many keys; decoding is the first row
+bench products --tokens 512,4096 --format bf16
+bench generate --layers 3 --ctx 4096 --batch 1,8 --tokens 512
+bench moe --tokens 1,512 --layers 1
 bench layer --tokens 1,8 --ctx 4096 --layers 1
 bench embed --tokens 1,64,512
 bench attention --variants --ctx 4096

@@ -9,12 +9,9 @@
 #include "bench/embed_bench.h"
 #include "bench/generate_bench.h"
 #include "bench/hybrid_bench.h"
-#include "bench/kernels_bench.h"
 #include "bench/layer_bench.h"
 #include "bench/mlp_bench.h"
-#include "bench/products_bench.h"
 #include "gpu_benches.h"
-#include "gpu_kernels/runtime.h"
 #include "gpu_twins.h"
 
 namespace tandem {
@@ -168,105 +165,6 @@ TEST_F(GpuBench, Generate) {
   for (const Json& row : report["decode"]) EXPECT_GT(row["gpu_tokens_per_second"].get<double>(), 0);
 }
 
-TEST_F(GpuBench, SmallKernels) {
-  const std::vector<int> tokens = {1, 5};
-  const KernelsBench bench = {.config_name = "tiny",
-                              .config = config_,
-                              .tokens = tokens,
-                              .seconds = kSeconds,
-                              .timer = small_kernel_timer(config_, 5, 1 << 20),
-                              .card = "made up",
-                              .read_bytes_per_second = 1e12};
-  bench_kernels(bench, collect());
-  expect_times_on_card(2 * static_cast<size_t>(SmallKernel::kKernels));
-  for (const Json& row : rows_) {
-    const double moving = row["bytes"].get<double>() / 1e12, seconds = row["gpu_seconds"];
-    EXPECT_GT(moving, 0);
-    EXPECT_DOUBLE_EQ(row["bound_seconds"].get<double>(), moving + 3e-6);
-    EXPECT_DOUBLE_EQ(row["ratio"].get<double>(), seconds / (moving + 3e-6));
-    EXPECT_EQ(row["within_target"].get<bool>(), seconds <= 1.3 * moving + 3e-6);
-    EXPECT_NE((kernels_header(row) + kernels_text(row)).find(row["what"]), std::string::npos);
-  }
-}
-
-TEST_F(GpuBench, SmallKernelsWithoutACard) {
-  bench_kernels({.config_name = "tiny", .config = config_, .tokens = {4}, .seconds = kSeconds},
-                collect());
-  for (const Json& row : rows_) {
-    EXPECT_TRUE(row["gpu_seconds"].is_null());
-    EXPECT_FALSE(row.contains("ratio"));
-  }
-  EXPECT_NE(kernels_header(rows_.at(0)).find("no GPU"), std::string::npos);
-}
-
-// The sums of docs/gpu.md's table, in MB, for 512 tokens of R1.
-TEST(SmallKernelBytes, OfR1) {
-  const ModelConfig r1;
-  const std::pair<SmallKernel, double> kWanted[] = {
-      {SmallKernel::kEmbed, 22.0},      {SmallKernel::kNorm, 29.4},
-      {SmallKernel::kRope, 33.6},       {SmallKernel::kAppend, 1.77},
-      {SmallKernel::kAppendFp8, 1.52},  {SmallKernel::kRoute, 0.558},
-      {SmallKernel::kSortPairs, 0.050}, {SmallKernel::kGather, 29.4},
-      {SmallKernel::kRound, 22.0},      {SmallKernel::kCombine, 146.8},
-      {SmallKernel::kSiluMul, 113.2},   {SmallKernel::kAdd, 44.0}};
-  for (const auto& [kernel, mb] : kWanted)
-    EXPECT_NEAR(static_cast<double>(bytes_of(kernel, r1, 512)) * 1e-6, mb, mb * 0.01)
-        << name_of(kernel);
-}
-
-TEST_F(GpuBench, Products) {
-  for (const DType type : {DType::kBF16, DType::kF8E4M3}) {
-    rows_.clear();
-    ProductsBench bench = {.config_name = "tiny",
-                           .config = config_,
-                           .format = {type},
-                           .tokens = {17, 40},
-                           .seconds = kSeconds,
-                           .card = "made up",
-                           .peak_ops_per_second = 1e12};
-    bench.timer = product_timer(config_, bench.format, bench.cublas);
-    bench_products(bench, collect());
-    expect_times_on_card(2 * 5);
-    for (const Json& row : rows_) {
-      EXPECT_EQ(row["cublas_ratio"].is_number(), row["cublas_seconds"].is_number());
-      if (gpu::open_card().emulated) {
-        EXPECT_EQ(row["cublas"], "not installed");
-        EXPECT_TRUE(row["cublas_seconds"].is_null());
-      }
-      EXPECT_NE((products_header(row) + products_text(row)).find(row["cublas"]), std::string::npos);
-    }
-    // 40 rows for each of 8 experts of [128, 128], gate and up.
-    EXPECT_EQ(rows_.at(7)["ops"], 2 * 40 * 8 * 2 * 128 * 128);
-  }
-}
-
-// A card that takes 2 ms for what cuBLAS takes 1 ms, and has no room for more than 100 rows.
-TEST_F(GpuBench, ProductsBesideCublas) {
-  ProductsBench bench = {.config_name = "tiny",
-                         .config = config_,
-                         .format = {DType::kBF16},
-                         .tokens = {100, 200},
-                         .seconds = kSeconds,
-                         .timer =
-                             [](const ManyRowsProduct&, int n, double) {
-                               return n > 100 ? ProductTimes{} : ProductTimes{2e-3, 1e-3};
-                             },
-                         .card = "made up",
-                         .cublas = "130100",
-                         .peak_ops_per_second = 1e12};
-  bench_products(bench, collect());
-  EXPECT_EQ(rows_.at(0)["cublas_ratio"], 0.5);
-  EXPECT_DOUBLE_EQ(rows_.at(0)["ops_per_second"], 2. * 100 * 128 * 128 / 2e-3);
-  EXPECT_NE(products_text(rows_.at(0)).find("50 %"), std::string::npos);
-  EXPECT_TRUE(rows_.at(1)["gpu_seconds"].is_null());
-  EXPECT_NE(products_text(rows_.at(1)).find("no room"), std::string::npos);
-  rows_.clear();
-  bench.timer = {};
-  bench_products(bench, collect());
-  EXPECT_FALSE(rows_.at(0).contains("cublas"));
-  EXPECT_NE(products_header(rows_.at(0)).find("no GPU"), std::string::npos);
-}
-
 class HybridBenchOnCard : public GpuBench {
  protected:
   HybridBench bench(int n_layers, std::vector<int> batches, std::vector<int> prompts) const {
@@ -314,6 +212,7 @@ TEST_F(HybridBenchOnCard, EveryRowHasItsParts) {
 TEST_F(HybridBenchOnCard, HandOffsOfBothKinds) {
   HybridBench what = bench(2, {1}, {});
   what.hand_offs = measured_hand_offs(kSeconds);
+  what.kernel_gap = 1e-6;
   EXPECT_TRUE(what.hand_offs->kernels.recorded && what.hand_offs->kernels.enqueued);
   EXPECT_TRUE(what.hand_offs->memory_operations.enqueued);
   what.hand_offs->memory_operations.recorded = {};
@@ -323,6 +222,10 @@ TEST_F(HybridBenchOnCard, HandOffsOfBothKinds) {
   EXPECT_EQ(kernels["why_not"], "");
   EXPECT_TRUE(report["hand_off"]["memory_operations"]["recorded_seconds"].is_null());
   EXPECT_NE(hybrid_text(report).find("refused"), std::string::npos);
+  const Json& row = report["decode"][0];
+  EXPECT_GT(row["gpu_nodes"].get<int>(), 10 * 2) << "of each of 2 layers";
+  EXPECT_DOUBLE_EQ(row["gpu_idle_share"].get<double>(),
+                   row["gpu_nodes"].get<int>() * 1e-6 / row["gpu_seconds"].get<double>());
 }
 
 TEST_F(HybridBenchOnCard, IsPredictedWhereTheCardIsKnown) {
@@ -365,12 +268,47 @@ TEST_F(HybridBenchOnCard, ASlowCpuIsInItsPartAndInTheStep) {
 
 TEST(HybridRow, IsOfItsParts) {
   ModelConfig config = tiny_config();  // two MoE layers
-  const HybridSteps::Decode m = {.step = 12, .halves = 8, .no_cpu = 7, .gpu = 6, .cpu = 10};
-  const Json row = decode_row(m, config, 100, 4);
+  HybridBench bench = {};
+  bench.formats = kFormats;
+  HybridSteps::Decode m = {
+      .step = 12, .halves = 8, .no_cpu = 7, .gpu = 6, .cpu = 10, .gpu_nodes = 30};
+  Json row = decode_row(m, bench, config, 100, 4);
   EXPECT_DOUBLE_EQ(row["over_larger_part"].get<double>(), 1.2);
   EXPECT_DOUBLE_EQ(row["halves_gain"].get<double>(), 1.5);
   EXPECT_DOUBLE_EQ(row["hand_off_seconds"].get<double>(), 0.5);
   EXPECT_DOUBLE_EQ(row["tokens_per_second"].get<double>(), 1. / 3);
+  EXPECT_TRUE(row["gpu_roofline_ratio"].is_null()) << "nothing is known of the card";
+  EXPECT_TRUE(row["gpu_idle_share"].is_null());
+
+  bench.kernel_gap = 0.01;
+  row = decode_row(m, bench, config, 100, 4);
+  EXPECT_DOUBLE_EQ(row["gpu_idle_share"].get<double>(), 0.05);
+  m.gpu_nodes = 0;
+  EXPECT_TRUE(decode_row(m, bench, config, 100, 4)["gpu_idle_share"].is_null()) << "no graph";
+}
+
+// Of a card that reads 1 MB/s and multiplies for nothing, and where the cache is nearly all of it.
+TEST(HybridRow, HoldsTheCardsPartAgainstItsRoofline) {
+  const ModelConfig config = tiny_config();
+  HybridBench bench = {};
+  bench.formats = kFormats;
+  bench.rates = Gpu{};
+  bench.rates->read_bytes_per_second = 1e6;
+  bench.rates->peak.bf16 = 1e30;
+  const HybridSteps::Decode m = {.step = 1, .halves = 1, .no_cpu = 1, .gpu = 2, .cpu = 1};
+  const auto seconds = [&](int context, int n) {
+    return decode_row(m, bench, config, context, n)["gpu_roofline_ratio"].get<double>() * m.gpu;
+  };
+  // 3 layers, [64 latent | 16 key] in BF16.
+  EXPECT_NEAR(seconds(1001, 2) - seconds(1, 2), 2 * 1000 * 3 * 160e-6, 1e-9);
+  // A sequence more reads a row of the embedding and its cache more, and no matrix.
+  EXPECT_NEAR(seconds(1, 2) - seconds(1, 1), (128 * 2 + 3 * 160) * 1e-6, 1e-9);
+  // Weights in BF16: attention's of 3 layers, a dense layer's, of two others a router and a shared
+  // expert; no head. 5,920 bytes are norms, biases, a row of the embedding and the cache.
+  constexpr int kAttention = 64 * 128 + 96 * 64 + 80 * 128 + 128 * 64 + 128 * 64;
+  constexpr int kFfn = 3 * 128 * 128, kRouter = 8 * 128;
+  EXPECT_NEAR(seconds(1, 1), (2 * (3 * kAttention + kFfn + 2 * (kRouter + kFfn)) + 5920) * 1e-6,
+              1e-9);
 }
 
 // What a card does not have is no row's failure.

@@ -1,6 +1,7 @@
 // `tandem bench machine` with a GPU, real or emulated: rates that the planner can use.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 
 #include "bench/machine_bench.h"
@@ -46,6 +47,16 @@ TEST(GpuProbes, CountWhatTheyMultiply) {
   // 2 blocks of 256 threads, 3 rounds of 128 multiplications and additions.
   EXPECT_EQ(gpu::multiply_f32(stream, 2, 3, out.as<float>()), 2 * 256 * 3 * 128 * 2);
   stream.wait();
+}
+
+TEST(GpuProbes, IdleKernelsTakeTheirTime) {
+  gpu::Stream stream;
+  gpu::idle_cycles(stream, 1000);
+  stream.wait();
+  const auto start = std::chrono::steady_clock::now();
+  gpu::idle_cycles(stream, 20'000'000);  // 5 ms at 4 GHz
+  stream.wait();
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(5));
 }
 
 TEST(GpuRates, AreWhatThePlannerReads) {

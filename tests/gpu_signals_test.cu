@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <optional>
 #include <thread>
 
-#include "core/run_error.h"
 #include "device.h"
 #include "gpu_kernels/signals.h"
 #include "gpu_kernels/stream_flags.h"
@@ -182,7 +182,7 @@ TEST(StreamFlags, NoneIsLostInGraphs) {
     graph = f.x.stream.capture([&] {
       for (int i = 0; i < kRounds; ++i) f.enqueue_round(i);
     });
-  } catch (const RunError& e) {  // a driver that does not record them
+  } catch (const std::exception& e) {  // a driver that does not record them
     GTEST_SKIP() << e.what();
   }
   uint32_t want = 0;

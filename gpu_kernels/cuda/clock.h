@@ -1,4 +1,4 @@
-// The card's clock.
+// The card's clocks.
 #pragma once
 #include <cstdint>
 
@@ -7,6 +7,13 @@ namespace tandem::gpu {
 __device__ inline uint64_t nanoseconds() {
   uint64_t t;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
+// Of this multiprocessor.
+__device__ inline int64_t cycles() {
+  int64_t t;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(t));
   return t;
 }
 

@@ -22,6 +22,7 @@ struct Event::Impl {
 };
 struct Graph::Impl {
   cudaGraphExec_t exec;
+  size_t n_nodes = 0;
   ~Impl() { cudaGraphExecDestroy(exec); }
 };
 
@@ -173,10 +174,13 @@ Graph Stream::capture(const std::function<void()>& work) {
     throw;
   }
   check_cuda(cudaStreamEndCapture(impl_->stream, &graph));
+  check_cuda(cudaGraphGetNodes(graph, nullptr, &result->n_nodes));
   check_cuda(cudaGraphInstantiate(&result->exec, graph, 0));
   check_cuda(cudaGraphDestroy(graph));
   return Graph(std::move(result));
 }
+
+int Graph::n_nodes() const { return static_cast<int>(impl_->n_nodes); }
 
 bool Stream::is_recording() const {
   cudaStreamCaptureStatus status;

@@ -304,6 +304,8 @@ Graph Stream::capture(const std::function<void()>& work) {
   return Graph(std::move(graph));
 }
 
+int Graph::n_nodes() const { return static_cast<int>(impl_->work.size()); }
+
 bool Stream::is_recording() const { return impl_->capture != nullptr; }
 
 void* Stream::handle() const { return nullptr; }

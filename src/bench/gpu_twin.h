@@ -40,6 +40,8 @@ class GpuTwin {
                                             int max_tokens) = 0;
   // A matrix of n_rows rows on the card, in BF16 as those given, which are repeated.
   virtual QuantView repeated(TensorView rows, int64_t n_rows) = 0;
+  // Kernels and copies of the recorded graph that the last step was; 0: it was none.
+  virtual int n_nodes_of_last_step() const = 0;
   // Starts to copy a matrix without gaps between its rows.
   virtual void to_card(TensorView from, TensorView to) = 0;
   virtual void wait() = 0;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "bench/generate_bench.h"
 #include "bench/prediction.h"
 #include "bench/roofline.h"
 #include "model/parameters.h"
+#include "offload/plan/cost.h"
 
 namespace tandem {
 namespace {
@@ -18,6 +20,15 @@ void add_prediction(Json& row, const std::optional<double>& predicted) {
   row["predicted_seconds"] = predicted ? Json(*predicted) : Json();
   row["prediction_error"] =
       predicted ? Json(*predicted / row["seconds"].get<double>() - 1) : Json();
+}
+
+// The card's part of a step at its own rates: matrices, then the cache. Logits are not computed.
+double backbone_seconds(const HybridBench& bench, const ModelConfig& config, int context, int n) {
+  const Bounds card = {bench.rates->read_bytes_per_second, bench.rates->peak.bf16};
+  StepCost cost = cost_of_step(config, bench.formats, context, n, size_of(DType::kBF16));
+  cost.backbone.bytes -= matrix_bytes(config, config.vocab, config.dim, {DType::kBF16});
+  cost.backbone.ops -= 2 * int64_t{n} * config.vocab * config.dim;
+  return card.seconds(cost.backbone) + card.seconds(cost.attention);
 }
 
 Json way_row(const HandOffs::Way& way) {
@@ -51,7 +62,11 @@ std::string fold(const Json& factor) {
 
 }  // namespace
 
-Json decode_row(const HybridSteps::Decode& m, const ModelConfig& config, int context, int n) {
+Json decode_row(const HybridSteps::Decode& m, const HybridBench& bench, const ModelConfig& config,
+                int context, int n) {
+  std::optional<double> roofline, idle;
+  if (bench.rates) roofline = backbone_seconds(bench, config, context, n) / m.gpu;
+  if (bench.kernel_gap && m.gpu_nodes > 0) idle = *bench.kernel_gap * m.gpu_nodes / m.gpu;
   return {{"context", context},
           {"batch", n},
           {"seconds", m.step},
@@ -61,7 +76,10 @@ Json decode_row(const HybridSteps::Decode& m, const ModelConfig& config, int con
           {"over_larger_part", m.step / std::max(m.gpu, m.cpu)},
           {"halves_seconds", n > 1 ? Json(m.halves) : Json()},
           {"halves_gain", n > 1 ? Json(m.step / m.halves) : Json()},
-          {"hand_off_seconds", (m.no_cpu - m.gpu) / moe_layers(config)}};
+          {"hand_off_seconds", (m.no_cpu - m.gpu) / moe_layers(config)},
+          {"gpu_roofline_ratio", or_null(roofline)},
+          {"gpu_nodes", m.gpu_nodes},
+          {"gpu_idle_share", or_null(idle)}};
 }
 
 Json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed) {
@@ -114,7 +132,7 @@ Json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels, Mac
           with_prediction([&] { return steps.decode(context, n, bench.seconds); });
       std::optional<double> one;
       if (prediction) one = prediction->shared_decode_seconds(n, context);
-      decode.push_back(decode_row(measured, config, context, n));
+      decode.push_back(decode_row(measured, bench, config, context, n));
       add_prediction(decode.back(), one);
     }
   for (const int n : bench.prompts) {
@@ -127,6 +145,7 @@ Json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels, Mac
   }
   Json report = {{"bench", "hybrid"}, {"config", bench.config_name}, {"card", bench.card}};
   add_cut_model(report, kernels.name, speed.team().size(), config, bench.formats);
+  report["gpu_kernel_gap_seconds"] = or_null(bench.kernel_gap);
   if (bench.hand_offs)
     report["hand_off"] = {{"kernels", way_row(bench.hand_offs->kernels)},
                           {"memory_operations", way_row(bench.hand_offs->memory_operations)}};
@@ -142,16 +161,18 @@ std::string hybrid_text(const Json& r) {
       r["config"].get<std::string>(), r["layers"].get<int>(), r["dense_layers"].get<int>(),
       r["resident_experts"].get<int>(), r["experts"].get<std::string>(), r["threads"].get<int>(),
       r["isa"].get<std::string>(), r["format"].get<std::string>(), r["card"].get<std::string>());
-  text += fmt::format("\n{:>8}{:>7}{:>11}{:>11}{:>11}{:>12}{:>15}{:>8}{:>16}{:>14}{:>7}\n",
-                      "context", "batch", "step ms", "GPU alone", "CPU alone", "/ larger",
-                      "two parts ms", "gain", "hand-off us", "predicted ms", "off");
+  text += fmt::format(
+      "\n{:>8}{:>7}{:>11}{:>11}{:>11}{:>12}{:>15}{:>8}{:>16}{:>14}{:>7}{:>14}{:>10}\n", "context",
+      "batch", "step ms", "GPU alone", "CPU alone", "/ larger", "two parts ms", "gain",
+      "hand-off us", "predicted ms", "off", "GPU roofline", "GPU idle");
   for (const Json& d : r["decode"])
-    text += fmt::format("{:>8}{:>7}{:>11}{:>11}{:>11}{:>12}{:>15}{:>8}{:>16.1f}{:>14}{:>7}\n",
-                        d["context"].get<int>(), d["batch"].get<int>(), ms(d["seconds"]),
-                        ms(d["gpu_seconds"]), ms(d["cpu_seconds"]), fold(d["over_larger_part"]),
-                        ms(d["halves_seconds"]), fold(d["halves_gain"]),
-                        d["hand_off_seconds"].get<double>() * 1e6, ms(d["predicted_seconds"]),
-                        percent(d["prediction_error"]));
+    text += fmt::format(
+        "{:>8}{:>7}{:>11}{:>11}{:>11}{:>12}{:>15}{:>8}{:>16.1f}{:>14}{:>7}{:>14}{:>10}\n",
+        d["context"].get<int>(), d["batch"].get<int>(), ms(d["seconds"]), ms(d["gpu_seconds"]),
+        ms(d["cpu_seconds"]), fold(d["over_larger_part"]), ms(d["halves_seconds"]),
+        fold(d["halves_gain"]), d["hand_off_seconds"].get<double>() * 1e6,
+        ms(d["predicted_seconds"]), percent(d["prediction_error"]),
+        percent(d["gpu_roofline_ratio"]), percent(d["gpu_idle_share"]));
   if (r.contains("hand_off")) {
     const auto us = [&](const char* way, const char* how) {
       const Json& seconds = r["hand_off"][way][how];

@@ -35,11 +35,13 @@ struct HybridBench {
   std::optional<Gpu> rates = {};
   std::function<void()> before_cpu = {};   // HybridSteps
   std::optional<HandOffs> hand_offs = {};  // measured; nothing: not
+  // Measured seconds between a kernel of a recorded graph and the next; nothing: not.
+  std::optional<double> kernel_gap = {};
 };
 
 // A row of what was measured of a decode step, as the report has it.
-nlohmann::ordered_json decode_row(const HybridSteps::Decode& measured, const ModelConfig& config,
-                                  int context, int n_sequences);
+nlohmann::ordered_json decode_row(const HybridSteps::Decode& measured, const HybridBench& bench,
+                                  const ModelConfig& config, int context, int n_sequences);
 
 // Fields as in docs/benchmarks.md. Throws Error when host or card have too little memory.
 nlohmann::ordered_json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels,

@@ -139,15 +139,19 @@ HybridSteps::Decode HybridSteps::decode(int context, int n_sequences, double sec
         forward(kind == kGpu ? *card_.model() : model_, steps.at(step));
     });
   };
-  for (int kind = 0; kind < kKinds; ++kind) run(Kind(kind), 0);  // records, starts kernels
+  int gpu_nodes = 0;
+  for (int kind = 0; kind < kKinds; ++kind) {  // records, starts kernels
+    run(Kind(kind), 0);
+    if (kind == kGpu) gpu_nodes = card_.twin()->n_nodes_of_last_step();
+  }
   double spent = 0;
   for (int round = 0; round < kLeastRounds || spent < seconds; ++round)
     for (int kind = 0; kind < kKinds; ++kind) {
       times[kind].push_back(run(Kind(kind), round % kSteps));
       spent += times[kind].back();
     }
-  return {median(times[kStep]), median(times[kHalves]), median(times[kNoCpu]), median(times[kGpu]),
-          median(times[kCpu])};
+  return {median(times[kStep]), median(times[kHalves]), median(times[kNoCpu]),
+          median(times[kGpu]),  median(times[kCpu]),    gpu_nodes};
 }
 
 std::optional<HybridSteps::Prefill> HybridSteps::prefill(int n, double seconds) {

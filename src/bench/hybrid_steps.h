@@ -27,11 +27,12 @@ class HybridSteps {
   // Medians of steps that decode a token of each sequence, without embedding's and head's host
   // work: logits are not computed.
   struct Decode {
-    double step;    // in one part
-    double halves;  // in two micro-batches; of one sequence the same as `step`
-    double no_cpu;  // the CPU hands a sum up at once
-    double gpu;     // without routed experts and hand-off
-    double cpu;     // the same experts of the same tokens, without the card
+    double step;        // in one part
+    double halves;      // in two micro-batches; of one sequence the same as `step`
+    double no_cpu;      // the CPU hands a sum up at once
+    double gpu;         // without routed experts and hand-off
+    double cpu;         // the same experts of the same tokens, without the card
+    int gpu_nodes = 0;  // kernels of the graph that `gpu` is; 0: it is none
   };
   // For about `seconds`, the five in turn.
   Decode decode(int context, int n_sequences, double seconds);

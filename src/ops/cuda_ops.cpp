@@ -83,12 +83,14 @@ int64_t CudaOps::bytes_for(const ModelConfig& c, CudaLimits limits) {
 // Not a graph of the next larger size with rows for nobody: these would have experts read.
 bool CudaOps::run_decode(const StepForm& form, const std::function<void()>& verbs) {
   const Step step = {form, batch_.n_tokens(), batch_.n_logits()};
+  n_nodes_of_last_step_ = 0;
   if (!records_ || step.n_tokens > kMaxRecordedTokens) {
     verbs();
     return false;
   }
   auto known = recorded_.find(step);
   if (known == recorded_.end()) known = recorded_.emplace(step, stream_.capture(verbs)).first;
+  n_nodes_of_last_step_ = known->second.n_nodes();
   stream_.replay(known->second);
   return true;
 }

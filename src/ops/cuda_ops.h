@@ -31,6 +31,8 @@ class CudaOps final : public Ops {
   void begin(const Batch& batch) override { batch_.upload(batch, stream_); }
   bool run_decode(const StepForm& form, const std::function<void()>& verbs) override;
   int n_recorded() const { return static_cast<int>(recorded_.size()); }
+  // Of the graph that was the last step; 0: it was none.
+  int n_nodes_of_last_step() const { return n_nodes_of_last_step_; }
   Buffer allocate_on_host(int64_t bytes) override;
   void copy(const void* from, int64_t bytes, void* to) override { stream_.copy(from, bytes, to); }
   void wait() override { stream_.wait(); }
@@ -65,6 +67,7 @@ class CudaOps final : public Ops {
   const bool records_;
   const int kv_rank_;
   std::map<Step, gpu::Graph> recorded_;
+  int n_nodes_of_last_step_ = 0;
   CudaBatch batch_;
   CudaProducts products_;
   CudaAttention attention_;

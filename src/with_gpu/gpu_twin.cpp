@@ -69,6 +69,7 @@ class Twin final : public GpuTwin {
                                     experts, on_cpu, max_tokens);
   }
   QuantView repeated(TensorView rows, int64_t n_rows) override;
+  int n_nodes_of_last_step() const override { return ops_->n_nodes_of_last_step(); }
   void to_card(TensorView from, TensorView to) override {
     check(from.stride == from.cols && to.stride == to.cols, "matrices without gaps");
     stream_.copy(from.data, from.rows * from.row_bytes(), to.data);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <thread>
 
 #include "bench/machine_speed.h"
 #include "core/run_error.h"
@@ -14,7 +15,7 @@ namespace tandem {
 namespace {
 
 constexpr int kRounds = 32;                  // hand-offs of a step
-constexpr int kPollsBetweenLooks = 1 << 16;  // whether the card has failed
+constexpr int kPollsBetweenLooks = 1 << 12;  // whether the card has failed; some 100 us
 constexpr int kFewestSteps = 5;
 
 // Both sides of a hand-off; a step has kRounds of them, in order.
@@ -109,7 +110,9 @@ class HandOffClock {
         for (int round = 0; hand_off && round < kRounds; ++round) {
           for (int64_t polls = 1; !hand_off->take(round); ++polls) {
             _mm_pause();
-            if (polls % kPollsBetweenLooks == 0) stream_.throw_if_failed();
+            if (polls % kPollsBetweenLooks != 0) continue;
+            std::this_thread::yield();
+            stream_.throw_if_failed();
           }
           hand_off->give_back(round);
         }

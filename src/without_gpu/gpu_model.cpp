@@ -31,6 +31,7 @@ GpuTwins gpu_twins() { return {}; }
 
 SmallKernelTimer small_kernel_timer(const ModelConfig&, int, int64_t) { return {}; }
 ProductTimer product_timer(const ModelConfig&, WeightFormat, std::string&) { return {}; }
+std::optional<double> measured_kernel_gap(double) { fail("{}", why_no_gpu()); }
 HandOffs measured_hand_offs(double) { fail("{}", why_no_gpu()); }
 
 }  // namespace tandem

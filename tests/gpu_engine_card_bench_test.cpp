@@ -1,0 +1,149 @@
+// Benchmarks of a card's kernels alone, real or emulated: every row has its numbers, and says what
+// it does not have. How long kernels take is not the question.
+#include <gtest/gtest.h>
+
+#include "gpu_benches.h"
+#include "gpu_kernels/runtime.h"
+#include "tests/small_config.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kSeconds = 1e-3;
+
+class CardBench : public testing::Test {
+ protected:
+  OnRow collect() {
+    return [this](const Json& row) { rows_.push_back(row); };
+  }
+  void expect_times_on_card(size_t n) {
+    EXPECT_EQ(rows_.size(), n);
+    for (const Json& row : rows_) {
+      ASSERT_TRUE(row["gpu_seconds"].is_number()) << row.dump();
+      EXPECT_GT(row["gpu_seconds"].get<double>(), 0);
+    }
+  }
+
+  static ModelConfig smaller_r1() {
+    ModelConfig c = small_r1();
+    c.dim = c.dense_dim = 128;
+    return c;
+  }
+
+  const ModelConfig config_ = smaller_r1();
+  std::vector<Json> rows_;
+};
+
+TEST_F(CardBench, SmallKernels) {
+  const std::vector<int> tokens = {1, 5};
+  const KernelsBench bench = {.config_name = "small",
+                              .config = config_,
+                              .tokens = tokens,
+                              .seconds = kSeconds,
+                              .timer = small_kernel_timer(config_, 5, 1 << 20),
+                              .card = "made up",
+                              .read_bytes_per_second = 1e12};
+  bench_kernels(bench, collect());
+  expect_times_on_card(2 * static_cast<size_t>(SmallKernel::kKernels));
+  for (const Json& row : rows_) {
+    const double moving = row["bytes"].get<double>() / 1e12, seconds = row["gpu_seconds"];
+    EXPECT_GT(moving, 0);
+    EXPECT_DOUBLE_EQ(row["bound_seconds"].get<double>(), moving + 3e-6);
+    EXPECT_DOUBLE_EQ(row["ratio"].get<double>(), seconds / (moving + 3e-6));
+    EXPECT_EQ(row["within_target"].get<bool>(), seconds <= 1.3 * moving + 3e-6);
+    EXPECT_NE((kernels_header(row) + kernels_text(row)).find(row["what"]), std::string::npos);
+  }
+}
+
+TEST_F(CardBench, SmallKernelsWithoutACard) {
+  bench_kernels({.config_name = "small", .config = config_, .tokens = {4}, .seconds = kSeconds},
+                collect());
+  for (const Json& row : rows_) {
+    EXPECT_TRUE(row["gpu_seconds"].is_null());
+    EXPECT_FALSE(row.contains("ratio"));
+  }
+  EXPECT_NE(kernels_header(rows_.at(0)).find("no GPU"), std::string::npos);
+}
+
+// The sums of docs/gpu.md's table, in MB, for 512 tokens of R1.
+TEST(SmallKernelBytes, OfR1) {
+  const ModelConfig r1;
+  const std::pair<SmallKernel, double> kWanted[] = {
+      {SmallKernel::kEmbed, 22.0},      {SmallKernel::kNorm, 29.4},
+      {SmallKernel::kRope, 33.6},       {SmallKernel::kAppend, 1.77},
+      {SmallKernel::kAppendFp8, 1.52},  {SmallKernel::kRoute, 0.558},
+      {SmallKernel::kSortPairs, 0.050}, {SmallKernel::kGather, 29.4},
+      {SmallKernel::kRound, 22.0},      {SmallKernel::kCombine, 146.8},
+      {SmallKernel::kSiluMul, 113.2},   {SmallKernel::kAdd, 44.0}};
+  for (const auto& [kernel, mb] : kWanted)
+    EXPECT_NEAR(static_cast<double>(bytes_of(kernel, r1, 512)) * 1e-6, mb, mb * 0.01)
+        << name_of(kernel);
+}
+
+TEST_F(CardBench, Products) {
+  for (const DType type : {DType::kBF16, DType::kF8E4M3}) {
+    rows_.clear();
+    ProductsBench bench = {.config_name = "small",
+                           .config = config_,
+                           .format = {type},
+                           .tokens = {17, 40},
+                           .seconds = kSeconds,
+                           .card = "made up",
+                           .peak_ops_per_second = 1e12};
+    bench.timer = product_timer(config_, bench.format, bench.cublas);
+    bench_products(bench, collect());
+    expect_times_on_card(2 * 5);
+    for (const Json& row : rows_) {
+      EXPECT_EQ(row["cublas_ratio"].is_number(), row["cublas_seconds"].is_number());
+      if (gpu::open_card().emulated) {
+        EXPECT_EQ(row["cublas"], "not installed");
+        EXPECT_TRUE(row["cublas_seconds"].is_null());
+      }
+      EXPECT_NE((products_header(row) + products_text(row)).find(row["cublas"]), std::string::npos);
+    }
+    // 40 rows for each of 8 experts of [128, 128], gate and up.
+    EXPECT_EQ(rows_.at(7)["ops"], 2 * 40 * 8 * 2 * 128 * 128);
+  }
+}
+
+// A card that takes 2 ms for what cuBLAS takes 1 ms, and has no room for more than 100 rows.
+TEST_F(CardBench, ProductsBesideCublas) {
+  ProductsBench bench = {.config_name = "small",
+                         .config = config_,
+                         .format = {DType::kBF16},
+                         .tokens = {100, 200},
+                         .seconds = kSeconds,
+                         .timer =
+                             [](const ManyRowsProduct&, int n, double) {
+                               return n > 100 ? ProductTimes{} : ProductTimes{2e-3, 1e-3};
+                             },
+                         .card = "made up",
+                         .cublas = "130100",
+                         .peak_ops_per_second = 1e12};
+  bench_products(bench, collect());
+  EXPECT_EQ(rows_.at(0)["cublas_ratio"], 0.5);
+  EXPECT_DOUBLE_EQ(rows_.at(0)["ops_per_second"], 2. * 100 * 128 * 128 / 2e-3);
+  EXPECT_NE(products_text(rows_.at(0)).find("50 %"), std::string::npos);
+  EXPECT_TRUE(rows_.at(1)["gpu_seconds"].is_null());
+  EXPECT_NE(products_text(rows_.at(1)).find("no room"), std::string::npos);
+  rows_.clear();
+  bench.timer = {};
+  bench_products(bench, collect());
+  EXPECT_FALSE(rows_.at(0).contains("cublas"));
+  EXPECT_NE(products_header(rows_.at(0)).find("no GPU"), std::string::npos);
+}
+
+TEST(KernelGap, IsWhatIsLeftOfKernelsWithoutLength) {
+  EXPECT_DOUBLE_EQ(gap_between({1000, 1.5e-6}, {5000, 3.5e-6}), 1e-6);  // 2 GHz
+  EXPECT_NEAR(gap_between({1000, 0.5e-6}, {5000, 2.5e-6}), 0, 1e-15);
+  const std::optional<double> gap = measured_kernel_gap(kSeconds);  // nothing on a busy machine
+  if (gap) {
+    EXPECT_GT(*gap, 0);
+    EXPECT_LT(*gap, 0.1);
+  }
+}
+
+}  // namespace
+}  // namespace tandem
