@@ -3,7 +3,9 @@
     python3 tests/gpu_cli_test.py PATH_OF_TANDEM_WITH_THE_EMULATED_GPU PATH_OF_TANDEM
 """
 import concurrent.futures
+import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -12,6 +14,7 @@ import unittest
 
 from running_server import QUESTION, TANDEM, Server
 
+MODEL = pathlib.Path(__file__).resolve().parent.parent / "models" / "tiny-r1"
 PRODUCT = os.path.abspath(sys.argv[2])
 LOST = r"the GPU failed: unspecified launch failure \(cudaErrorLaunchFailure, at .*\): check nvidia-smi .*--device cpu"
 
@@ -63,6 +66,20 @@ class EmulatedCard(Case):
     def test_lost_while_loading_or_running(self):
         for n in ("1", "100", "500"):
             self.refused(run(TANDEM, "--device", "cuda", TANDEM_GPU_LOST_AFTER=n), 1, LOST)
+
+    def test_benchmarks_of_the_card(self):
+        for what, tokens in (("kernels", "2"), ("products", "17")):
+            arguments = (TANDEM, "bench", what, "--config", str(MODEL), "--tokens", tokens, "--seconds", "0.001")
+            result = subprocess.run([*arguments, "--json"], capture_output=True, text=True, check=True, timeout=300)
+            rows = [json.loads(line) for line in result.stdout.splitlines()]
+            self.assertGreater(len(rows), 3)
+            for row in rows:
+                self.assertEqual((row["bench"], row["card"]), (what, "emulated GPU"))
+                self.assertGreater(row["gpu_seconds"], 0)
+            without = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300,
+                                     env={**os.environ, "TANDEM_GPU_MEMORY": "0"})
+            self.assertIn("no GPU", without.stdout)
+            self.assertEqual(len(without.stdout.splitlines()), len(rows) + 4)
 
     def test_a_server_tells_its_clients_and_ends(self):
         os.environ["TANDEM_GPU_LOST_AFTER"] = "1000"
