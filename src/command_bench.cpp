@@ -373,12 +373,14 @@ int bench_hybrid_command(const Options& options) {
       .gpus = gpu_twins(),
       .curves = saved_curves(bench.kernels),
       .rates = card,
-      .hand_offs = measured_hand_offs(kCardSeconds),
       .kernel_gap = measured_kernel_gap(kCardSeconds)};
   MachineSpeed speed = bench.speed();
-  const nlohmann::ordered_json report = bench_hybrid(what, bench.kernels, speed);
-  const std::string text = options.json ? report.dump() + "\n" : hybrid_text(report);
-  std::fputs(text.c_str(), stdout);
+  const auto print = [&](const nlohmann::ordered_json& report, RowText text) {
+    std::fputs((options.json ? report.dump() + "\n" : text(report)).c_str(), stdout);
+    std::fflush(stdout);
+  };
+  print(bench_hybrid(what, bench.kernels, speed), hybrid_text);
+  print(hand_off_row(measured_hand_offs(kCardSeconds), card.name), hand_off_text);
   return 0;
 }
 

@@ -135,6 +135,20 @@ TEST_F(CardBench, ProductsBesideCublas) {
   EXPECT_NE(products_header(rows_.at(0)).find("no GPU"), std::string::npos);
 }
 
+// What it costs is a difference, which on an emulated card may be anything.
+TEST(HandOffRow, HasBothKinds) {
+  HandOffs measured = measured_hand_offs(kSeconds);
+  EXPECT_TRUE(measured.kernels.recorded && measured.kernels.enqueued);
+  EXPECT_EQ(measured.kernels.why_not, "");
+  EXPECT_TRUE(measured.memory_operations.enqueued) << measured.memory_operations.why_not;
+  measured.memory_operations.recorded = {};
+  const Json row = hand_off_row(measured, "made up");
+  EXPECT_EQ(row["kernels"]["recorded_seconds"], *measured.kernels.recorded);
+  EXPECT_EQ(row["memory_operations"]["enqueued_seconds"], *measured.memory_operations.enqueued);
+  EXPECT_TRUE(row["memory_operations"]["recorded_seconds"].is_null());
+  EXPECT_NE(hand_off_text(row).find("refused"), std::string::npos);
+}
+
 TEST(KernelGap, IsWhatIsLeftOfKernelsWithoutLength) {
   EXPECT_DOUBLE_EQ(gap_between({1000, 1.5e-6}, {5000, 3.5e-6}), 1e-6);  // 2 GHz
   EXPECT_NEAR(gap_between({1000, 0.5e-6}, {5000, 2.5e-6}), 0, 1e-15);

@@ -146,9 +146,6 @@ Json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels, Mac
   Json report = {{"bench", "hybrid"}, {"config", bench.config_name}, {"card", bench.card}};
   add_cut_model(report, kernels.name, speed.team().size(), config, bench.formats);
   report["gpu_kernel_gap_seconds"] = or_null(bench.kernel_gap);
-  if (bench.hand_offs)
-    report["hand_off"] = {{"kernels", way_row(bench.hand_offs->kernels)},
-                          {"memory_operations", way_row(bench.hand_offs->memory_operations)}};
   report["decode"] = decode;
   report["prefill"] = prefill;
   return report;
@@ -173,16 +170,6 @@ std::string hybrid_text(const Json& r) {
         fold(d["halves_gain"]), d["hand_off_seconds"].get<double>() * 1e6,
         ms(d["predicted_seconds"]), percent(d["prediction_error"]),
         percent(d["gpu_roofline_ratio"]), percent(d["gpu_idle_share"]));
-  if (r.contains("hand_off")) {
-    const auto us = [&](const char* way, const char* how) {
-      const Json& seconds = r["hand_off"][way][how];
-      return seconds.is_null() ? "refused" : fmt::format("{:.2f}", seconds.get<double>() * 1e6);
-    };
-    text += fmt::format("\n{:>26}{:>12}{:>12}\n", "empty hand-off, us", "recorded", "one by one");
-    for (const char* way : {"kernels", "memory_operations"})
-      text += fmt::format("{:>26}{:>12}{:>12}\n", way, us(way, "recorded_seconds"),
-                          us(way, "enqueued_seconds"));
-  }
   if (r["prefill"].empty()) return text;
   text += fmt::format("\n{:>8}{:>14}{:>16}{:>11}{:>11}{:>9}{:>11}{:>14}{:>7}\n", "prompt",
                       "streamed ms", "CPU experts ms", "GB/s", "copy GB/s", "of it", "crossover",
@@ -194,6 +181,25 @@ std::string hybrid_text(const Json& r) {
                         p["copy_bytes_per_second"].get<double>() * 1e-9, percent(p["link_ratio"]),
                         p["crossover_tokens"].get<int>(), ms(p["predicted_seconds"]),
                         percent(p["prediction_error"]));
+  return text;
+}
+
+Json hand_off_row(const HandOffs& m, const std::string& card) {
+  return {{"bench", "hand-off"},
+          {"card", card},
+          {"kernels", way_row(m.kernels)},
+          {"memory_operations", way_row(m.memory_operations)}};
+}
+
+std::string hand_off_text(const Json& row) {
+  const auto us = [](const Json& seconds) {
+    return seconds.is_null() ? "refused" : fmt::format("{:.2f}", seconds.get<double>() * 1e6);
+  };
+  std::string text =
+      fmt::format("\n{:>26}{:>12}{:>12}\n", "hand-off alone, us", "recorded", "one by one");
+  for (const char* way : {"kernels", "memory_operations"})
+    text += fmt::format("{:>26}{:>12}{:>12}\n", way, us(row[way]["recorded_seconds"]),
+                        us(row[way]["enqueued_seconds"]));
   return text;
 }
 

@@ -33,8 +33,7 @@ struct HybridBench {
   // For what is predicted: of this machine, and the card's rates; nothing: unknown.
   std::vector<EfficiencyCurve> curves = {};
   std::optional<Gpu> rates = {};
-  std::function<void()> before_cpu = {};   // HybridSteps
-  std::optional<HandOffs> hand_offs = {};  // measured; nothing: not
+  std::function<void()> before_cpu = {};  // HybridSteps
   // Measured seconds between a kernel of a recorded graph and the next; nothing: not.
   std::optional<double> kernel_gap = {};
 };
@@ -47,5 +46,9 @@ nlohmann::ordered_json decode_row(const HybridSteps::Decode& measured, const Hyb
 nlohmann::ordered_json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels,
                                     MachineSpeed& speed);
 std::string hybrid_text(const nlohmann::ordered_json& report);
+
+// Its own row, as what hand-offs cost is measured without a model.
+nlohmann::ordered_json hand_off_row(const HandOffs& measured, const std::string& card);
+std::string hand_off_text(const nlohmann::ordered_json& row);
 
 }  // namespace tandem
