@@ -20,13 +20,13 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     v[i] = first + i < a.kv_rank ? kv[first + i] : 0;
-    largest = fmaxf(largest, fabsf(v[i]) < INFINITY ? fabsf(v[i]) : INFINITY);
+    largest = fmaxf(largest, e4m3_magnitude(v[i]));
   }
   largest = warp_max(largest);
-  const float scale = largest > 0 ? largest / 448 : 1;  // infinite: the block decodes to NaN
+  const float scale = e4m3_scale(largest);
   uint32_t codes = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) codes |= scale < INFINITY ? to_e4m3(v[i] / scale) << 8 * i : 0;
+  for (int i = 0; i < 4; ++i) codes |= to_e4m3(v[i], scale) << 8 * i;
   reinterpret_cast<uint32_t*>(out)[threadIdx.x] = codes;
   if (threadIdx.x % 32 == 0) reinterpret_cast<float*>(out + kMaxKvRank)[block] = scale;
   if (threadIdx.x < kMaxRope)

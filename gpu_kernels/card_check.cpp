@@ -32,6 +32,11 @@ std::string why_not(const CardFacts& f) {
   return "";
 }
 
+bool has_fp8_mma(const CardFacts& f) {
+  constexpr int kFirst = 89;
+  return 10 * f.major + f.minor >= kFirst && f.compiled_for >= kFirst;
+}
+
 std::string version_text(int cuda_version) {
   return fmt::format("{}.{}", cuda_version / 1000, cuda_version % 1000 / 10);
 }
@@ -47,6 +52,11 @@ std::optional<int64_t> memory_option() {
   const char* bytes = std::getenv("TANDEM_GPU_MEMORY");
   if (!bytes) return {};
   return std::atoll(bytes);
+}
+
+int capability_option() {
+  const char* capability = std::getenv("TANDEM_GPU_CAPABILITY");
+  return capability ? std::atoi(capability) : 89;
 }
 
 }  // namespace tandem::gpu

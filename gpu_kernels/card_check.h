@@ -22,10 +22,15 @@ struct CardFacts {
   std::string name;                   // of the first
   int major = 0, minor = 0;           // its compute capability
   Kernels kernels = Kernels::kThere;  // of this program, for it
+  int compiled_for = 0;               // 10 * major + minor of their PTX; a card may be newer
 };
 
 // In one line, with what to do; empty: it can be used.
 std::string why_not(const CardFacts& facts);
+
+// Whether kernels with FP8 mma run, which begins with compute capability 8.9: the card's, and that
+// for which the program was compiled.
+bool has_fp8_mma(const CardFacts& facts);
 
 // As in CardFacts; 0 where the card is emulated.
 struct CudaVersions {
@@ -40,5 +45,7 @@ std::string failure_text(const char* what, const char* name, Caller at);
 
 // Bytes that a card may seem to have, for tests: TANDEM_GPU_MEMORY. At 0 there is no card.
 std::optional<int64_t> memory_option();
+// 10 * major + minor that an emulated card has, for tests: TANDEM_GPU_CAPABILITY.
+int capability_option();
 
 }  // namespace tandem::gpu

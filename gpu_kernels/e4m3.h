@@ -25,4 +25,14 @@ __device__ inline uint32_t to_e4m3(float v) {
   return sign | min((rounded >> 20) - (120 << 3), 0x7eu);
 }
 
+// A block of numbers with one scale: by the largest magnitude, where what is not finite counts as
+// infinite and makes all of the block NaN. Zeros have 1.
+__device__ inline float e4m3_magnitude(float v) {
+  return fabsf(v) < INFINITY ? fabsf(v) : INFINITY;
+}
+__device__ inline float e4m3_scale(float largest) { return largest > 0 ? largest / 448 : 1; }
+__device__ inline uint32_t to_e4m3(float v, float scale) {
+  return scale < INFINITY ? to_e4m3(v / scale) : 0;
+}
+
 }  // namespace tandem::gpu

@@ -1,7 +1,6 @@
 // Routed experts: a block finds the expert and the rows that its number stands for, and has the
 // tile of an ordinary product. Gate and up rows of w alternate in it, so that a lane has both of a
 // column.
-#include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/matrix_tile.h"
 #include "gpu_kernels/products.h"
@@ -31,7 +30,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
            row % (kHalf * 8);
   };
   const auto x_row = [&](int row) {
-    return a.x + a.tokens[rows.first + min(row, rows.n - 1)] * a.x_stride;
+    return Tile::x_row(a.x, a.x_stride, a.x_fp8, a.tokens[rows.first + min(row, rows.n - 1)]);
   };
   const auto w_row = [&](int row) {
     return typename Tile::WeightRow{row % (2 * kHalf * 8) < kHalf * 8 ? gate : up,
@@ -70,7 +69,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   const Weight w = weight_of(a.down, rows.expert);
   const int first = blockIdx.y * Tile::kRows;
   const auto x_row = [&](int row) {
-    return a.hidden + (rows.first + min(row, rows.n - 1)) * a.hidden_stride;
+    return Tile::x_row(a.hidden, a.hidden_stride, a.hidden_fp8, rows.first + min(row, rows.n - 1));
   };
   const auto w_row = [&](int row) {
     return typename Tile::WeightRow{w, min(first + row, w.rows - 1)};
@@ -157,24 +156,17 @@ void launch_tile(void (*kernel)(Args), int columns, int columns_of_tile, const S
          stream, a);
 }
 
-void check_type(const Weight& w) {
-  check(w.type == Number::kBF16 || (w.type == Number::kF8E4M3 && w.block_cols % 64 == 0),
-        "weights of experts");
-}
-
 }  // namespace
 
 void grouped_gate_up(const Stream& stream, const GateUpArgs& a) {
-  check_type(a.gate.first);
-  with_tile(a.gate.first.type, tile_rows_of(a.rows), [&]<class Tile>() {
+  with_tile(a.gate.first, a.x_fp8, tile_rows_of(a.rows), [&]<class Tile>() {
     launch_tile<Tile>(gate_up_kernel<Tile>, static_cast<int>(a.hidden_stride), Tile::kRows / 2,
                       stream, a);
   });
 }
 
 void grouped_down(const Stream& stream, const GroupedDownArgs& a) {
-  check_type(a.down.first);
-  with_tile(a.down.first.type, tile_rows_of(a.rows), [&]<class Tile>() {
+  with_tile(a.down.first, a.hidden_fp8, tile_rows_of(a.rows), [&]<class Tile>() {
     launch_tile<Tile>(down_kernel<Tile>, a.down.first.rows, Tile::kRows, stream, a);
   });
 }

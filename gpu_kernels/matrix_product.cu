@@ -1,6 +1,5 @@
 // Many tokens. Blocks that run together share their part of w, and all of x stays in the level-2
 // cache.
-#include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/matrix_tile.h"
 #include "gpu_kernels/products.h"
@@ -30,8 +29,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   const int n_steps = (a.w.cols + Tile::kColumns - 1) / Tile::kColumns;
   const int first = blockIdx.z * k.steps_each, end = min(n_steps, first + k.steps_each);
   const auto x_row = [&](int row) {
-    return a.x +
-           min(static_cast<int>(blockIdx.x) * Tile::kTokens + row, a.n_tokens - 1) * a.x_stride;
+    return Tile::x_row(a.x, a.x_stride, a.x_fp8,
+                       min(static_cast<int>(blockIdx.x) * Tile::kTokens + row, a.n_tokens - 1));
   };
   const auto w_row = [&](int row) {
     return typename Tile::WeightRow{
@@ -129,11 +128,8 @@ void launch_tile(const Stream& stream, const KernelArgs& k, int splits) {
 }  // namespace
 
 void matrix_product(const Stream& stream, const MatrixArgs& a) {
-  const bool fp8 = a.w.type == Number::kF8E4M3;
-  check(fp8 || a.w.type == Number::kBF16, "weights of matrix_product");
-  check(!fp8 || a.w.block_cols % 64 == 0, "scale blocks of matrix_product");
   const Plan plan = plan_of(a.w, a.n_tokens, a.out ? a.n_multiprocessors : 0);
-  with_tile(a.w.type, plan.tile_tokens, [&]<class Tile>() {
+  with_tile(a.w, a.x_fp8, plan.tile_tokens, [&]<class Tile>() {
     launch_tile<Tile>(stream, {a, plan.steps_each}, plan.splits);
   });
 }

@@ -1,6 +1,8 @@
 // A block's tile of x w^T on tensor cores: x and w come through several stages of shared memory by
-// cp.async, FP8 is decoded in registers. What is a row of x and of w is the caller's business.
+// cp.async. FP8 weights are decoded in registers for x in BF16, and multiplied as they are with x
+// in FP8. What is a row of x and of w is the caller's business.
 #pragma once
+#include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/e4m3.h"
 #include "gpu_kernels/products.h"
@@ -10,34 +12,41 @@ namespace tandem::gpu {
 
 // Eight warps, kWarpsM of them one below the other; each has kMTiles x kNTiles products of 16
 // tokens by 8 rows of w. Of every 16 columns, lane l multiplies 4 (l % 4) to 4 (l % 4) + 3: one
-// word of FP8. x has its columns in the order of product_column(), which gives lanes just those.
-template <Number kNumber, int kWarpsM, int kMTilesOfWarp, int kNTilesOfWarp>
+// word of FP8. BF16 x has its columns in the order of product_column(), which gives lanes just
+// those.
+template <Number kXNumber, Number kNumber, int kWarpsM, int kMTilesOfWarp, int kNTilesOfWarp>
 struct MatrixTile {
-  static constexpr Number kType = kNumber;
+  static constexpr Number kXType = kXNumber, kType = kNumber;
+  static constexpr bool kFp8X = kXType == Number::kF8E4M3;
+  static_assert(!kFp8X || kType == Number::kF8E4M3);
   static constexpr int kMTiles = kMTilesOfWarp, kNTiles = kNTilesOfWarp;
   static constexpr int kThreads = 256, kWarpsN = 8 / kWarpsM;
   static constexpr int kTokens = kWarpsM * kMTiles * 16;
   static constexpr int kRows = kWarpsN * kNTiles * 8;  // of w
   static constexpr int kColumns = 64;                  // of a step
-  static constexpr int kNumbers = 16 / bytes_of(kType);
-  static constexpr int kXChunks = 8, kWChunks = kColumns / kNumbers;  // of 16 bytes, a row
-  static constexpr int kXLoads = kTokens * kXChunks / kThreads;
+  static constexpr int kXNumbers = 16 / bytes_of(kXType), kNumbers = 16 / bytes_of(kType);
+  static constexpr int kXChunks = kColumns / kXNumbers;  // of 16 bytes, a row
+  static constexpr int kWChunks = kColumns / kNumbers;
+  static constexpr int kXLoads = (kTokens * kXChunks + kThreads - 1) / kThreads;
   static constexpr int kWLoads = kRows * kWChunks / kThreads;
   static constexpr int kStageBytes = 16 * (kTokens * kXChunks + kRows * kWChunks);
   static constexpr int kStages = kStageBytes > 24 * 1024 ? 3 : 4;  // 97 KB at most
   static constexpr int kResident = kTokens > 64 ? 1 : 2;
+  // Of a block of columns: one for each row of w, and where x is FP8, for each token.
+  static constexpr int kScales = kRows + (kFp8X ? kTokens : 0);
+  static_assert(kScales <= kThreads);
 
   struct Shared {
     uint4 x[kStages][kTokens * kXChunks];
     uint4 w[kStages][kRows * kWChunks];
-    alignas(8) float scale[2][kRows];  // of every second block of columns
+    alignas(8) float scale[2][kScales];  // of every second block of columns
   };
   // Where this thread's chunks of a step come from, its own column included. Rows that do not exist
   // are copies of others; what they give is not stored.
   struct Sources {
-    const bf16* x[kXLoads];
+    const uint8_t* x[kXLoads];
     const uint8_t* w[kWLoads];
-    const float* scale;  // of row threadIdx.x, the first block of columns
+    const float* scale;  // number threadIdx.x of kScales, the first block of columns
     int columns, n_blocks, block_steps;
   };
   // Element i of [m][n]: token 16 m + lane / 4 + i / 2 * 8 of the warp, row 8 n + lane % 4 * 2 + i
@@ -47,17 +56,31 @@ struct MatrixTile {
     const Weight& of;
     int row;
   };
+  struct XRow {
+    const void* data;
+    const float* scale;  // of each block of columns, if x is FP8
+  };
+
+  // Row `row` of whichever of both the tile multiplies.
+  __device__ static XRow x_row(const bf16* x, int64_t stride, const Fp8Rows& fp8, int64_t row) {
+    if constexpr (kFp8X)
+      return {fp8.codes + row * fp8.stride, fp8.scales + row * fp8.scale_stride};
+    else
+      return {x + row * stride, nullptr};
+  }
 
   __device__ static int first_token_of_warp() { return threadIdx.x / 32 / kWarpsN * kMTiles * 16; }
   __device__ static int first_row_of_warp() { return threadIdx.x / 32 % kWarpsN * kNTiles * 8; }
 
-  // x_row(r) points to x of the tile's row r, w_row(r) is the WeightRow of the tile's row r.
-  template <class XRow, class WRow>
-  __device__ static Sources sources(const Weight& shape, const XRow& x_row, const WRow& w_row) {
+  // x_of(r) is the XRow of the tile's row r, w_row(r) the WeightRow of the tile's row r.
+  template <class XOf, class WRow>
+  __device__ static Sources sources(const Weight& shape, const XOf& x_of, const WRow& w_row) {
     Sources from;
 #pragma unroll
     for (int i = 0; i < kXLoads; ++i)
-      from.x[i] = kept(x_row((i * kThreads + threadIdx.x) / kXChunks) + threadIdx.x % kXChunks * 8);
+      from.x[i] =
+          kept(static_cast<const uint8_t*>(x_of((i * kThreads + threadIdx.x) / kXChunks).data) +
+               threadIdx.x % kXChunks * 16);
 #pragma unroll
     for (int i = 0; i < kWLoads; ++i) {
       const WeightRow r = w_row((i * kThreads + threadIdx.x) / kWChunks);
@@ -68,6 +91,8 @@ struct MatrixTile {
     if constexpr (kType == Number::kF8E4M3) {
       const WeightRow r = w_row(threadIdx.x % kRows);
       from.scale = r.of.scale + (r.of.row0 + r.row) / r.of.block_rows * r.of.scale_stride;
+      if constexpr (kFp8X)
+        if (threadIdx.x >= kRows) from.scale = x_of((threadIdx.x - kRows) % kTokens).scale;
       from.n_blocks = (shape.cols + shape.block_cols - 1) / shape.block_cols;
       from.block_steps = shape.block_cols / kColumns;
     }
@@ -107,11 +132,14 @@ struct MatrixTile {
     Sums part = {};
     int block = first / from.block_steps, left = (block + 1) * from.block_steps - first;
     bool entered = true;
-    if (threadIdx.x < kRows) s.scale[block % 2][threadIdx.x] = from.scale[block];
+    if (threadIdx.x < kScales) s.scale[block % 2][threadIdx.x] = from.scale[block];
     for_each_step(from, first, end, s, [&](int step) {
-      const bool carries = entered && threadIdx.x < kRows && block + 1 < from.n_blocks;
+      const bool carries = entered && threadIdx.x < kScales && block + 1 < from.n_blocks;
       const float next = carries ? from.scale[block + 1] : 0;
-      multiply_stage(s, step % kStages, part);
+      if constexpr (kFp8X)
+        multiply_codes(s, step % kStages, part);
+      else
+        multiply_stage(s, step % kStages, part);
       if (carries) s.scale[(block + 1) % 2][threadIdx.x] = next;
       entered = --left == 0;
       if (!entered && step + 1 < end) return;
@@ -123,7 +151,9 @@ struct MatrixTile {
 
   // Exchanges chunks so that the eight rows which ldmatrix, or the four which other loads, read at
   // a time lie in different banks.
-  __device__ static int x_place(int row, int chunk) { return row * kXChunks + (chunk ^ (row & 7)); }
+  __device__ static int x_place(int row, int chunk) {
+    return row * kXChunks + (kXChunks == 4 ? chunk ^ (row / 2 & 3) : chunk ^ (row & 7));
+  }
   __device__ static int w_place(int row, int chunk) {
     return row * kWChunks + (kWChunks == 4 ? chunk ^ (row / 2 & 3) : chunk ^ (row & 3) * 2);
   }
@@ -131,12 +161,14 @@ struct MatrixTile {
   __device__ static void load(const Sources& from, int step, Shared& s) {
     const int stage = step % kStages, first = step * kColumns;
     const int x_chunk = threadIdx.x % kXChunks, w_chunk = threadIdx.x % kWChunks;
-    const bool x_valid = first + x_chunk / 2 * 16 < from.columns;
+    const bool x_valid = first + x_chunk * kXNumbers / 16 * 16 < from.columns;
     const bool w_valid = first + w_chunk * kNumbers < from.columns;
+    if (kTokens * kXChunks >= kThreads || threadIdx.x < kTokens * kXChunks) {
 #pragma unroll
-    for (int i = 0; i < kXLoads; ++i)
-      cp_async_16(&s.x[stage][x_place((i * kThreads + threadIdx.x) / kXChunks, x_chunk)],
-                  from.x[i] + first, x_valid);
+      for (int i = 0; i < kXLoads; ++i)
+        cp_async_16(&s.x[stage][x_place((i * kThreads + threadIdx.x) / kXChunks, x_chunk)],
+                    from.x[i] + first * bytes_of(kXType), x_valid);
+    }
 #pragma unroll
     for (int i = 0; i < kWLoads; ++i)
       cp_async_16(&s.w[stage][w_place((i * kThreads + threadIdx.x) / kWChunks, w_chunk)],
@@ -176,16 +208,45 @@ struct MatrixTile {
     }
   }
 
-  __device__ static void add_scaled(const float* scale_of_row, Sums& part, Sums& sum) {
+  // The same of x in FP8: 32 columns of all tokens and 16 rows of w at a time. Not unrolled, which
+  // where mma of FP8 is not the card's own instruction takes more registers than there are.
+  __device__ static void multiply_codes(const Shared& s, int stage, Sums& sum) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int chunk = 0; chunk < kXChunks; chunk += 2) {
+      uint32_t x[kMTiles][4];
+#pragma unroll
+      for (int m = 0; m < kMTiles; ++m)
+        ldmatrix_x4(x[m], reinterpret_cast<const bf16*>(&s.x[stage][x_place(
+                              first_token_of_warp() + m * 16 + lane % 16, chunk + lane / 16)]));
+#pragma unroll
+      for (int n = 0; n < kNTiles; n += 2) {
+        uint32_t w[4];
+        const int row = first_row_of_warp() + n * 8 + lane / 16 * 8 + lane % 8;
+        ldmatrix_x4(w,
+                    reinterpret_cast<const bf16*>(&s.w[stage][w_place(row, chunk + lane / 8 % 2)]));
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) {
+          mma_m16n8k32_e4m3(sum[m][n], x[m], w[0], w[1]);
+          mma_m16n8k32_e4m3(sum[m][n + 1], x[m], w[2], w[3]);
+        }
+      }
+    }
+  }
+
+  __device__ static void add_scaled(const float* scales, Sums& part, Sums& sum) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < kNTiles; ++n) {
-      const int row = first_row_of_warp() + n * 8 + threadIdx.x % 4 * 2;
-      const float2 scale = *reinterpret_cast<const float2*>(scale_of_row + row);
+      const int row = first_row_of_warp() + n * 8 + lane % 4 * 2;
+      const float2 of_row = *reinterpret_cast<const float2*>(scales + row);
 #pragma unroll
       for (int m = 0; m < kMTiles; ++m)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          sum[m][n][i] += (i % 2 ? scale.y : scale.x) * part[m][n][i];
+          if constexpr (kFp8X)
+            part[m][n][i] *= scales[kRows + first_token_of_warp() + m * 16 + i / 2 * 8 + lane / 4];
+          sum[m][n][i] += (i % 2 ? of_row.y : of_row.x) * part[m][n][i];
           part[m][n][i] = 0;
         }
     }
@@ -195,17 +256,25 @@ struct MatrixTile {
 // Tokens of the tile that n fill best.
 inline int tile_tokens_for(int n) { return n <= 32 ? 32 : n <= 64 ? 64 : 128; }
 
-// Calls run<Tile>() with the tile of 32, 64 or 128 tokens for weights of a type, FP8 or BF16.
-template <Number kType, class Run>
+// Calls run<Tile>() with the tile of 32, 64 or 128 tokens for x and weights of these types.
+template <Number kXType, Number kType, class Run>
 void with_tile_of(int tokens, const Run& run) {
-  if (tokens == 32) return run.template operator()<MatrixTile<kType, 1, 2, 2>>();
-  if (tokens == 64) return run.template operator()<MatrixTile<kType, 2, 2, 4>>();
-  run.template operator()<MatrixTile<kType, 2, 4, 4>>();
+  if (tokens == 32) return run.template operator()<MatrixTile<kXType, kType, 1, 2, 2>>();
+  if (tokens == 64) return run.template operator()<MatrixTile<kXType, kType, 2, 2, 4>>();
+  run.template operator()<MatrixTile<kXType, kType, 2, 4, 4>>();
 }
+
+// .. for weights w, FP8 or BF16, and x in FP8 if that is there, otherwise in BF16.
 template <class Run>
-void with_tile(Number type, int tokens, const Run& run) {
-  type == Number::kF8E4M3 ? with_tile_of<Number::kF8E4M3>(tokens, run)
-                          : with_tile_of<Number::kBF16>(tokens, run);
+void with_tile(const Weight& w, const Fp8Rows& x, int tokens, const Run& run) {
+  if (x.codes) {
+    check(takes_fp8_rows(w), "weights that multiply activations in FP8");
+    return with_tile_of<Number::kF8E4M3, Number::kF8E4M3>(tokens, run);
+  }
+  check(w.type == Number::kBF16 || (w.type == Number::kF8E4M3 && w.block_cols % 64 == 0),
+        "weights on tensor cores");
+  w.type == Number::kF8E4M3 ? with_tile_of<Number::kBF16, Number::kF8E4M3>(tokens, run)
+                            : with_tile_of<Number::kBF16, Number::kBF16>(tokens, run);
 }
 
 }  // namespace tandem::gpu

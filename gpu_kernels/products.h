@@ -75,10 +75,37 @@ struct RoundArgs {
 };
 void round_rows(const Stream& stream, const RoundArgs& args);
 
+// Rows in FP8 with their columns in order: value[r][c] = codes[r * stride + c] * scales[r *
+// scale_stride + c / 128].
+struct Fp8Rows {
+  fp8_e4m3* codes = nullptr;  // [n_rows, stride]; null: there are none
+  float* scales = nullptr;    // [n_rows, scale_stride]
+  int64_t stride = 0, scale_stride = 0;
+};
+constexpr int kFp8Block = 128;  // columns of a scale
+
+// FP8 copies of float rows, filled up with zeros to the next multiple of 16 columns; out.stride is
+// one. As act_quant() of DeepSeek-V3's inference/kernel.py: the largest of a block becomes 448. A
+// block of zeros stays so, one with a number that is not finite becomes NaN.
+struct RoundFp8Args {
+  const float* x;  // [n_rows, cols]
+  Fp8Rows out;
+  int64_t x_stride, n_rows;
+  int cols;
+};
+void round_rows_fp8(const Stream& stream, const RoundFp8Args& args);
+
+// Whether products take their x in FP8 with these weights, on a card with Card::fp8_mma.
+inline bool takes_fp8_rows(const Weight& w) {
+  return w.type == Number::kF8E4M3 && w.scale && w.block_cols == kFp8Block;
+}
+
 // out = x w^T for many tokens on tensor cores; w FP8 (decoded to BF16 in registers, exactly) or
-// BF16.
+// BF16; or FP8 with x in FP8 too, where mma sums blocks of 128 columns (on a card with fewer bits
+// than a float has), which floats add up.
 struct MatrixArgs {
-  const bf16* x;  // [n_tokens, w.cols], as round_rows() leaves it
+  const bf16* x;       // [n_tokens, w.cols], as round_rows() leaves it
+  Fp8Rows x_fp8 = {};  // takes the place of x if it is there; takes_fp8_rows(w)
   Weight w;
   float* out;               // [n_tokens, w.rows]
   bf16* rounded = nullptr;  // takes the place of out if that is null; columns are then not shared
@@ -111,6 +138,7 @@ struct ExpertWeights {
 // hidden[row] = silu(gate_e x) * (up_e x) in BF16, for the rows of each expert e.
 struct GateUpArgs {
   const bf16* x;          // [n_tokens, gate.cols]
+  Fp8Rows x_fp8 = {};     // or in its place
   const int32_t* tokens;  // [max_rows], the row of x that each row uses
   ExpertRows rows;
   ExpertWeights gate, up;           // equal shapes and scale blocks
@@ -119,9 +147,21 @@ struct GateUpArgs {
 };
 void grouped_gate_up(const Stream& stream, const GateUpArgs& args);
 
+// FP8 copies of what grouped_gate_up() left, of the rows of these experts only, as
+// round_rows_fp8() makes them.
+struct RoundHiddenArgs {
+  const bf16* hidden;  // [max_rows, hidden_stride]
+  ExpertRows rows;
+  Fp8Rows out;  // [max_rows]
+  int64_t hidden_stride;
+  int cols;
+};
+void round_hidden_fp8(const Stream& stream, const RoundHiddenArgs& args);
+
 // out[row] = down_e hidden[row].
 struct GroupedDownArgs {
-  const bf16* hidden;  // [max_rows, down.cols]
+  const bf16* hidden;       // [max_rows, down.cols]
+  Fp8Rows hidden_fp8 = {};  // or in its place
   ExpertRows rows;
   ExpertWeights down;
   float* out;  // [max_rows, down.rows]

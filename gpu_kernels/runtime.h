@@ -13,6 +13,7 @@ namespace tandem::gpu {
 struct Card {
   std::string name;
   int major = 0, minor = 0;  // compute capability
+  bool fp8_mma = false;      // its tensor cores take FP8, and so does what the program has for it
   int n_multiprocessors = 0;
   int64_t memory_bytes = 0, free_bytes = 0;
   bool emulated = false;

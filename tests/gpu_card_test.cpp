@@ -19,6 +19,18 @@ CardFacts sound() {
 
 TEST(CardCheck, ASoundCardIsTaken) { EXPECT_EQ(why_not(sound()), ""); }
 
+TEST(CardCheck, Fp8NeedsACardAndKernelsForIt) {
+  CardFacts facts = sound();
+  facts.compiled_for = 89;
+  EXPECT_TRUE(has_fp8_mma(facts));
+  facts.compiled_for = 80;  // by the driver, from its PTX
+  EXPECT_FALSE(has_fp8_mma(facts));
+  facts.major = 8, facts.minor = 9, facts.compiled_for = 89;
+  EXPECT_TRUE(has_fp8_mma(facts));
+  facts.minor = 6, facts.compiled_for = 86;
+  EXPECT_FALSE(has_fp8_mma(facts));
+}
+
 // Each names what to do, in one line.
 void expect_refused(const CardFacts& facts, std::initializer_list<const char*> parts) {
   const std::string why = why_not(facts);

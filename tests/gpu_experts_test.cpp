@@ -5,6 +5,7 @@
 
 #include "gpu_kernels/products.h"
 #include "tests/check_close.h"
+#include "tests/gpu_fp8_rows.h"
 #include "tests/gpu_weights.h"
 
 namespace tandem::gpu::test {
@@ -19,7 +20,8 @@ struct ExpertCase {
   int slots;                // 0: sorted
   int dim, hidden;
   Number type;
-  int spare_rows = 3;  // of the grid, beyond those that exist
+  int spare_rows = 3;     // of the grid, beyond those that exist
+  bool fp8_rows = false;  // of activations
 
   int n_experts() const { return static_cast<int>(counts.size()); }
   int64_t out_stride() const { return dim + 5; }
@@ -32,20 +34,25 @@ struct ExpertCase {
 };
 
 // A sum of n products in float, also truncated.
-double sum_error(int n) { return (n / 16 + 20) * std::exp2(-23); }
+double sum_error(int n, bool fp8_rows) {
+  return fp8_rows ? fp8_sum_error(n) : (n / 16 + 20) * std::exp2(-23);
+}
 
 class GpuExperts : public ::testing::Test {
  protected:
   void run(const ExpertCase& c);
   void expect_gate_up(const ExpertCase& c);
+  void expect_hidden_fp8(const ExpertCase& c);
   void expect_down(const ExpertCase& c);
 
   Stream stream_;
   std::mt19937 rng_{5};
   std::unique_ptr<RandomWeight> gate_, up_, down_;
   std::vector<int32_t> tokens_;
-  std::vector<float> x_;  // [n_tokens, dim], rounded
+  std::vector<float> x_;        // [n_tokens, dim]
+  std::vector<double> used_x_;  // the same as it is multiplied
   std::vector<bf16> hidden_;
+  Fp8Numbers hidden_fp8_;  // where it is multiplied so
   std::vector<float> out_;
   static constexpr int kTokens = 11;
 };
@@ -79,6 +86,8 @@ void GpuExperts::run(const ExpertCase& c) {
     counts.push_back(c.counts[e]);
   }
   const OnCard<bf16> x_on_card(stream_, x), hidden(c.max_rows() * padded(c.hidden));
+  const OnCard<float> x_float(stream_, x_);
+  const Fp8RowsOnCard x_fp8(kTokens, c.dim, 0), hidden_fp8(c.max_rows(), c.hidden, 0);
   const OnCard<int32_t> tokens(stream_, tokens_), first(stream_, offsets), n(stream_, counts);
   const OnCard<float> out(c.max_rows() * c.out_stride());
   const ExpertRows rows = {.offsets = first.data(),
@@ -86,7 +95,14 @@ void GpuExperts::run(const ExpertCase& c) {
                            .n_experts = c.n_experts(),
                            .slots = c.slots,
                            .max_rows = c.max_rows()};
-  grouped_gate_up(stream_, {.x = x_on_card.data(),
+  used_x_.clear();
+  if (c.fp8_rows) round_rows_fp8(stream_, {x_float.data(), x_fp8.view(), c.dim, kTokens, c.dim});
+  const Fp8Numbers rounded_x = x_fp8.values(stream_);
+  for (int t = 0; t < kTokens; ++t)
+    for (int i = 0; i < c.dim; ++i)
+      used_x_.push_back(c.fp8_rows ? rounded_x.at(t, i) : rounded(x_[t * c.dim + i]));
+  grouped_gate_up(stream_, {.x = c.fp8_rows ? nullptr : x_on_card.data(),
+                            .x_fp8 = c.fp8_rows ? x_fp8.view() : Fp8Rows{},
                             .tokens = tokens.data(),
                             .rows = rows,
                             .gate = gate_->experts(),
@@ -94,28 +110,37 @@ void GpuExperts::run(const ExpertCase& c) {
                             .hidden = hidden.data(),
                             .x_stride = padded(c.dim),
                             .hidden_stride = padded(c.hidden)});
-  grouped_down(stream_, {.hidden = hidden.data(),
+  if (c.fp8_rows)
+    round_hidden_fp8(stream_, {.hidden = hidden.data(),
+                               .rows = rows,
+                               .out = hidden_fp8.view(),
+                               .hidden_stride = padded(c.hidden),
+                               .cols = c.hidden});
+  grouped_down(stream_, {.hidden = c.fp8_rows ? nullptr : hidden.data(),
+                         .hidden_fp8 = c.fp8_rows ? hidden_fp8.view() : Fp8Rows{},
                          .rows = rows,
                          .down = down_->experts(),
                          .out = out.data(),
                          .hidden_stride = padded(c.hidden),
                          .out_stride = c.out_stride()});
+  hidden_fp8_ = hidden_fp8.values(stream_);
   hidden_ = hidden.values(stream_);
   out_ = out.values(stream_);
   expect_gate_up(c);
+  if (c.fp8_rows) expect_hidden_fp8(c);
   expect_down(c);
 }
 
 // silu is the float's, whose argument errs by d: silu' < 1.1. Then the product is rounded to BF16.
 void GpuExperts::expect_gate_up(const ExpertCase& c) {
   std::vector<double> got, want, bound;
-  const double error = sum_error(c.dim);
+  const double error = sum_error(c.dim, c.fp8_rows);
   for (int e = 0; e < c.n_experts(); ++e)
     for (int row = c.first_row(e); row < c.first_row(e) + c.counts[e]; ++row)
       for (int i = 0; i < c.hidden; ++i) {
         double g = 0, u = 0, g_size = 0, u_size = 0;
         for (int k = 0; k < c.dim; ++k) {
-          const double x = rounded(x_[tokens_[row] * c.dim + k]);
+          const double x = used_x_[tokens_[row] * c.dim + k];
           const double gate = x * gate_->at(e * c.hidden + i, k),
                        up = x * up_->at(e * c.hidden + i, k);
           g += gate, u += up, g_size += std::abs(gate), u_size += std::abs(up);
@@ -129,6 +154,32 @@ void GpuExperts::expect_gate_up(const ExpertCase& c) {
   expect_close(got, want, bound);
 }
 
+// Of rows that exist exactly what the host makes of them; others keep their NaN.
+void GpuExperts::expect_hidden_fp8(const ExpertCase& c) {
+  const Fp8Numbers& got = hidden_fp8_;
+  std::vector<bool> used(c.max_rows(), false);
+  for (int e = 0; e < c.n_experts(); ++e)
+    for (int i = 0; i < c.counts[e]; ++i) used[c.first_row(e) + i] = true;
+  for (int row = 0; row < c.max_rows(); ++row)
+    for (int64_t first = 0; first < c.hidden; first += kFp8Block) {
+      const auto value = [&](int64_t i) {
+        return widen(hidden_[row * padded(c.hidden) + product_column(static_cast<int>(i))]);
+      };
+      const int64_t end = std::min<int64_t>(first + kFp8Block, c.hidden);
+      const float scale = got.scales[row * got.scale_stride + first / kFp8Block];
+      float largest = 0;
+      for (int64_t i = first; i < end; ++i) largest = std::max(largest, std::abs(value(i)));
+      if (!used[row]) {
+        ASSERT_TRUE(std::isnan(scale)) << "written: row " << row;
+        continue;
+      }
+      ASSERT_EQ(scale, largest > 0 ? largest / 448 : 1) << row;
+      for (int64_t i = first; i < end; ++i)
+        ASSERT_EQ(got.codes[row * got.stride + i].bits, nearest_e4m3(value(i) / scale).bits)
+            << row << ", " << i;
+    }
+}
+
 void GpuExperts::expect_down(const ExpertCase& c) {
   std::vector<double> got, want, bound;
   std::vector<bool> used(c.max_rows(), false);
@@ -138,14 +189,15 @@ void GpuExperts::expect_down(const ExpertCase& c) {
       for (int i = 0; i < c.dim; ++i) {
         double sum = 0, magnitude = 0;
         for (int k = 0; k < c.hidden; ++k) {
-          const double product =
-              double{widen(hidden_[row * padded(c.hidden) + product_column(k)])} *
-              down_->at(e * c.dim + i, k);
+          const double hidden = c.fp8_rows
+                                    ? hidden_fp8_.at(row, k)
+                                    : widen(hidden_[row * padded(c.hidden) + product_column(k)]);
+          const double product = hidden * down_->at(e * c.dim + i, k);
           sum += product, magnitude += std::abs(product);
         }
         got.push_back(out_[row * c.out_stride() + i]);
         want.push_back(sum);
-        bound.push_back(magnitude * sum_error(c.hidden) + 1e-30);
+        bound.push_back(magnitude * sum_error(c.hidden, c.fp8_rows) + 1e-30);
       }
     }
   expect_close(got, want, bound);
@@ -169,6 +221,22 @@ TEST_F(GpuExperts, ManyExperts) {
 TEST_F(GpuExperts, Slots) {
   run({.counts = {0, 8, 3}, .slots = 8, .dim = 200, .hidden = 136, .type = kFp8});
   run({.counts = {35, 40}, .slots = 40, .dim = 64, .hidden = 32, .type = kBf16});
+}
+
+TEST_F(GpuExperts, Fp8Rows) {
+  if (!open_card().fp8_mma) GTEST_SKIP() << "no FP8 mma";
+  const auto fp8 = [&](const std::vector<int>& counts, int slots, int dim, int hidden) {
+    run({.counts = counts,
+         .slots = slots,
+         .dim = dim,
+         .hidden = hidden,
+         .type = kFp8,
+         .fp8_rows = true});
+  };
+  fp8({0, 3, 0, 40, 1}, 0, 136, 24);
+  fp8({2, 70, 64}, 0, 64, 200);
+  fp8({129, 133}, 0, 96, 40);
+  fp8({0, 8, 3}, 8, 200, 136);
 }
 
 TEST_F(GpuExperts, CombineAddsInTheOrderOfTheExperts) {

@@ -134,6 +134,63 @@ TEST(Wrappers, TensorCoreMultiplies) {
     });
 }
 
+// a[16, 32] is the first 512 bytes of in, row by row, b[32, 8] the 256 behind, column by column.
+__global__ void fp8_tensor_core(Args m) {
+  const int lane = threadIdx.x;
+  const auto* a_codes = reinterpret_cast<const uint8_t*>(m.in);
+  const auto* b_codes = a_codes + 16 * 32;
+  const auto word = [](const uint8_t* codes) {
+    return codes[0] | codes[1] << 8 | codes[2] << 16 | static_cast<uint32_t>(codes[3]) << 24;
+  };
+  uint32_t a[4], b[2];
+  for (int i = 0; i < 4; ++i)
+    a[i] = word(a_codes + (lane / 4 + i % 2 * 8) * 32 + i / 2 * 16 + lane % 4 * 4);
+  for (int i = 0; i < 2; ++i) b[i] = word(b_codes + lane / 4 * 32 + i * 16 + lane % 4 * 4);
+  float c[4] = {1, 2, 3, 4};
+  mma_m16n8k32_e4m3(c, a, b[0], b[1]);
+  for (int i = 0; i < 4; ++i) m.out[i * 32 + lane] = c[i];
+}
+
+// `code` gives each of 768; sums may err by so much of the sum of magnitudes.
+void expect_fp8_products(const std::function<uint8_t(int)>& code, double error) {
+  std::vector<bf16> in;  // two codes each
+  for (int i = 0; i < 768; i += 2)
+    in.push_back({static_cast<uint16_t>(code(i) | code(i + 1) << 8)});
+  const auto value = [&](int i) { return double{widen(fp8_e4m3{code(i)})}; };
+  const auto got = results(fp8_tensor_core, 4, in);
+  for (int i = 0; i < 4; ++i)
+    for (int lane = 0; lane < 32; ++lane) {
+      const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+      double sum = 1 + i, magnitude = sum;
+      for (int k = 0; k < 32; ++k) {
+        const double product = value(row * 32 + k) * value(512 + column * 32 + k);
+        sum += product;
+        magnitude += std::abs(product);
+      }
+      EXPECT_NEAR(got[i][lane], sum, error * magnitude) << row << ", " << column;
+    }
+}
+
+// Whole numbers from -8 to 8, whose sums any accumulator holds; then every finite code, subnormals
+// among them. An emulated card sums floats, a real one at least 13 bits behind the point.
+TEST(Wrappers, TensorCoreMultipliesFp8) {
+  if (!open_card().fp8_mma) GTEST_SKIP() << "no FP8 mma";
+  const uint8_t whole[] = {0, 0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c, 0x4e, 0x50};  // 0 to 8
+  expect_fp8_products(
+      [&](int i) {
+        return static_cast<uint8_t>(whole[i * 31 % 37 % 9] | (i * 7 % 5 < 2 ? 0x80 : 0));
+      },
+      0);
+  const double error = open_card().emulated ? 32 * 0x1p-24 : 0x1p-12;
+  for (int shift = 0; shift < 254; shift += 23)
+    expect_fp8_products(
+        [&](int i) {
+          const auto code = static_cast<uint8_t>(i * 89 + shift + i / 256);
+          return static_cast<uint8_t>((code & 0x7f) == 0x7f ? code - 1 : code);
+        },
+        error);
+}
+
 struct Copies {
   alignas(16) bf16 rows[2][32][8];
 };

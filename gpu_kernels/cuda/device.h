@@ -83,6 +83,22 @@ __device__ inline void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// c[16, 8] += a[16, 32] b[32, 8] of FP8 (e4m3), fragments as in PTX ISA "mma.m16n8k32", f32
+// accumulation of fewer bits than a float has. From compute capability 8.9 on (Card::fp8_mma); what
+// is compiled for less ends the kernel with an error.
+__device__ inline void mma_m16n8k32_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+#if __CUDA_ARCH__ >= 890
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  __trap();
+#endif
+}
+
 // Words shared with the CPU or between blocks. A loop that waits for one calls load_acquire(),
 // which is also where the emulator lets other threads run.
 __device__ inline uint32_t load_acquire(const uint32_t* p) {

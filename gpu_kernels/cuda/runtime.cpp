@@ -63,6 +63,7 @@ CardFacts ask_cuda() {
   cudaFuncAttributes attributes;
   if (why_not(facts).empty())
     facts.kernels = kernels_after(cudaFuncGetAttributes(&attributes, any_kernel()));
+  if (why_not(facts).empty()) facts.compiled_for = attributes.ptxVersion;
   return facts;
 }
 
@@ -82,6 +83,7 @@ Card open_card() {
   return {.name = facts.name,
           .major = facts.major,
           .minor = facts.minor,
+          .fp8_mma = has_fp8_mma(facts),
           .n_multiprocessors = n_multiprocessors,
           .memory_bytes = std::min(static_cast<int64_t>(total), most),
           .free_bytes = std::min(static_cast<int64_t>(free), most)};

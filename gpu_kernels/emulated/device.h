@@ -2,6 +2,7 @@
 // meeting points (barrier, warp collective, load_acquire) a thread runs alone; emulator.cpp
 // switches.
 #pragma once
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -187,6 +188,16 @@ void cp_async_wait() {
 
 namespace emulated {
 
+// widen() of all codes, looked up: kernels on tensor cores multiply millions.
+inline float value_of_e4m3(uint32_t code) {
+  static const auto values = [] {
+    std::array<float, 256> all;
+    for (int i = 0; i < 256; ++i) all[i] = widen(fp8_e4m3{static_cast<uint8_t>(i)});
+    return all;
+  }();
+  return values[code];
+}
+
 inline void load_matrices(uint32_t (&out)[4], const bf16* row, bool transposed, Where at) {
   check_shared(row, 16, 16, at);
   const int l = lane();
@@ -225,6 +236,22 @@ __attribute__((no_sanitize("thread"))) inline void mma_m16n8k16(
     for (int k = 0; k < 16; ++k)
       c[i] += half(all[row * 4 + k % 8 / 2].word[lower + k / 8 * 2], k) *
               half(all[column * 4 + k % 8 / 2].word[4 + k / 8], k);
+  }
+}
+
+// Lane l has bytes 4 (l % 4) to 4 (l % 4) + 3 of each 16: of row l / 4 or l / 4 + 8 of a, of column
+// l / 4 of b. Products are exact in float; sums are rounded to it.
+__attribute__((no_sanitize("thread"))) inline void mma_m16n8k32_e4m3(
+    float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+    tandem::Caller at = tandem::Caller::here()) {
+  using namespace emulated;
+  const Packet* all = exchange(~0u, {{a[0], a[1], a[2], a[3], b0, b1}}, false, at);
+  const auto code = [](uint32_t word, int k) { return word >> k % 4 * 8 & 0xff; };
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane() / 4, column = lane() % 4 * 2 + i % 2, lower = i / 2;
+    for (int k = 0; k < 32; ++k)
+      c[i] += value_of_e4m3(code(all[row * 4 + k % 16 / 4].word[lower + k / 16 * 2], k)) *
+              value_of_e4m3(code(all[column * 4 + k % 16 / 4].word[4 + k / 16], k));
   }
 }
 

@@ -171,14 +171,16 @@ Card open_card() {
                            .count_error = "",
                            .n_cards = memory > 0 ? 1 : 0,
                            .name = "emulated GPU",
-                           .major = 8,
-                           .minor = 9};
+                           .major = capability_option() / 10,
+                           .minor = capability_option() % 10,
+                           .compiled_for = capability_option()};
   const std::string problem = why_not(facts);
   require(problem.empty(), "{}", problem);
   emulated::plan_loss();
   return {.name = facts.name,
           .major = facts.major,
           .minor = facts.minor,
+          .fp8_mma = has_fp8_mma(facts),
           .n_multiprocessors = 4,
           .memory_bytes = memory,
           .free_bytes = memory,

@@ -1,0 +1,63 @@
+// Rows of FP8 with scales on the card, what they are worth, and how far a sum of their products may
+// be off.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "gpu_kernels/products.h"
+#include "tests/gpu_buffers.h"
+
+namespace tandem::gpu::test {
+
+struct Fp8Numbers {
+  std::vector<fp8_e4m3> codes;
+  std::vector<float> scales;
+  int64_t stride, scale_stride;
+  double at(int64_t row, int64_t col) const {
+    return double{widen(codes[row * stride + col])} * scales[row * scale_stride + col / kFp8Block];
+  }
+};
+
+// NaN at first, in `pad` columns and a scale behind each row for good.
+class Fp8RowsOnCard {
+ public:
+  Fp8RowsOnCard(int64_t n_rows, int cols, int64_t pad)
+      : cols_(cols),
+        stride_(product_stride(cols) + pad),
+        scale_stride_((cols + kFp8Block - 1) / kFp8Block + 1),
+        codes_(n_rows * stride_),
+        scales_(n_rows * scale_stride_) {}
+  Fp8Rows view() const { return {codes_.data(), scales_.data(), stride_, scale_stride_}; }
+  Fp8Numbers values(Stream& stream) const {
+    return {codes_.values(stream), scales_.values(stream), stride_, scale_stride_};
+  }
+
+ private:
+  int cols_;
+  int64_t stride_, scale_stride_;
+  OnCard<fp8_e4m3> codes_;
+  OnCard<float> scales_;
+};
+
+// Of all codes the nearest to v; of two the even one.
+inline fp8_e4m3 nearest_e4m3(float v) {
+  const uint8_t sign = std::signbit(v) ? 0x80 : 0;
+  uint8_t best = 0;
+  for (uint8_t code = 0; code < 0x7f; ++code) {
+    const float off = std::abs(widen(fp8_e4m3{code}) - std::abs(v));
+    const float least = std::abs(widen(fp8_e4m3{best}) - std::abs(v));
+    if (off < least || (off == least && code % 2 == 0)) best = code;
+  }
+  return {static_cast<uint8_t>(best | sign)};
+}
+
+// Of the sum of magnitudes of n products: those of a block are summed by four mma, each of which
+// may cut 13 bits behind the point of its largest on a card and rounds as floats do on an emulated
+// one; floats then add up the blocks, each scaled twice.
+inline double fp8_sum_error(int n) {
+  const double of_block = open_card().emulated ? 128 * 0x1p-24 : 5 * 0x1p-13;
+  return of_block + (static_cast<double>(n) / kFp8Block + 4) * 0x1p-23;
+}
+
+}  // namespace tandem::gpu::test
