@@ -39,6 +39,13 @@ struct MultiplyArgs {
   float* out;
 };
 
+__device__ void store_if_never(const float (&sums)[kSums][4], const MultiplyArgs& a) {
+  float all = 0;
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) all += sums[i][0] + sums[i][1] + sums[i][2] + sums[i][3];
+  if (all == kNever) *a.out = all;
+}
+
 __global__ void multiply_bf16_kernel(const __grid_constant__ MultiplyArgs a) {
   const uint32_t one = 0x3f803f80u + threadIdx.x % 32;  // pairs of numbers about 1
   const uint32_t left[4] = {one, one + 1, one + 2, one + 3};
@@ -47,10 +54,18 @@ __global__ void multiply_bf16_kernel(const __grid_constant__ MultiplyArgs a) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) mma_m16n8k16(sums[i], left, one + i, one - i);
   }
-  float all = 0;
+  store_if_never(sums, a);
+}
+
+__global__ void multiply_fp8_kernel(const __grid_constant__ MultiplyArgs a) {
+  const uint32_t one = 0x38383838u + threadIdx.x % 8;  // four numbers about 1
+  const uint32_t left[4] = {one, one + 1, one + 2, one + 3};
+  float sums[kSums][4] = {};
+  for (int round = 0; round < a.rounds; ++round) {
 #pragma unroll
-  for (int i = 0; i < kSums; ++i) all += sums[i][0] + sums[i][1] + sums[i][2] + sums[i][3];
-  if (all == kNever) *a.out = all;
+    for (int i = 0; i < kSums; ++i) mma_m16n8k32_e4m3(sums[i], left, one + i, one - i);
+  }
+  store_if_never(sums, a);
 }
 
 __global__ void multiply_f32_kernel(const __grid_constant__ MultiplyArgs a) {
@@ -86,6 +101,11 @@ void read_once(const Stream& stream, const void* data, int64_t bytes, int blocks
 int64_t multiply_bf16(const Stream& stream, int blocks, int rounds, float* out) {
   launch(multiply_bf16_kernel, {.grid_x = blocks, .threads = kThreads}, stream, {rounds, out});
   return int64_t{blocks} * kWarps * rounds * kSums * (16 * 8 * 16 * 2);
+}
+
+int64_t multiply_fp8(const Stream& stream, int blocks, int rounds, float* out) {
+  launch(multiply_fp8_kernel, {.grid_x = blocks, .threads = kThreads}, stream, {rounds, out});
+  return int64_t{blocks} * kWarps * rounds * kSums * (16 * 8 * 32 * 2);
 }
 
 int64_t multiply_f32(const Stream& stream, int blocks, int rounds, float* out) {

@@ -1,6 +1,7 @@
 #include "offload/cuda_expert_rows.h"
 
 #include "gpu_kernels/kernels.h"
+#include "ops/cuda_products.h"
 
 namespace tandem {
 namespace {
@@ -22,8 +23,9 @@ RowScratch scratch_for(const ModelConfig& c, int max_tokens) {
 
 }  // namespace
 
-CudaExpertRows::CudaExpertRows(const ModelConfig& config, int max_tokens, gpu::Stream& stream)
-    : c_(config), stream_(stream) {
+CudaExpertRows::CudaExpertRows(const ModelConfig& config, int max_tokens, gpu::Stream& stream,
+                               bool fp8_activations)
+    : c_(config), stream_(stream), fp8_activations_(fp8_activations) {
   const RowScratch bytes = scratch_for(config, max_tokens);
   offsets_ = gpu::Buffer(bytes.offsets, gpu::Site::kDevice);
   row_of_ = gpu::Buffer(bytes.pairs, gpu::Site::kDevice);
@@ -37,7 +39,7 @@ int64_t CudaExpertRows::bytes_for(const ModelConfig& c, int max_tokens) {
   return scratch_for(c, max_tokens).sum();
 }
 
-void CudaExpertRows::sort(const ExpertBatch& batch, int n_experts) {
+void CudaExpertRows::sort(const ExpertBatch& batch, int n_experts, const gpu::Weight& like) {
   weights_ = batch.routing.weights;
   const TensorView& ids = batch.routing.ids;
   const auto tokens = static_cast<int>(batch.x.rows);
@@ -49,17 +51,35 @@ void CudaExpertRows::sort(const ExpertBatch& batch, int n_experts) {
                             .tokens = tokens,
                             .n_active = static_cast<int>(ids.cols),
                             .n_experts = n_experts});
-  gpu::round_rows(stream_, {.x = static_cast<const float*>(batch.x.data),
+  x_fp8_ = hidden_fp8_ = {};
+  if (rounds_to_fp8(fp8_activations_, like, tokens)) {
+    const int64_t pairs = ids.rows * ids.cols;
+    x_fp8_ = fp8_rows_in(x_.as<void>(), tokens, c_.dim);
+    hidden_fp8_ = fp8_rows_in(hidden_.as<bf16>() + pairs * gpu::product_stride(c_.expert_dim),
+                              pairs, c_.expert_dim);
+  }
+  round(batch.x);
+}
+
+void CudaExpertRows::round(TensorView x) {
+  if (x_fp8_.codes)
+    return gpu::round_rows_fp8(stream_, {.x = static_cast<const float*>(x.data),
+                                         .out = x_fp8_,
+                                         .x_stride = x.stride,
+                                         .n_rows = x.rows,
+                                         .cols = c_.dim});
+  gpu::round_rows(stream_, {.x = static_cast<const float*>(x.data),
                             .out = x_.as<bf16>(),
-                            .x_stride = batch.x.stride,
+                            .x_stride = x.stride,
                             .out_stride = gpu::product_stride(c_.dim),
-                            .n_rows = tokens,
+                            .n_rows = x.rows,
                             .cols = c_.dim});
 }
 
 void CudaExpertRows::gate_up(const gpu::ExpertWeights& gate, const gpu::ExpertWeights& up,
                              Range experts) {
   gpu::grouped_gate_up(stream_, {.x = x_.as<bf16>(),
+                                 .x_fp8 = x_fp8_,
                                  .tokens = tokens_of_rows_.as<int32_t>(),
                                  .rows = rows_of(experts),
                                  .gate = gate,
@@ -70,7 +90,14 @@ void CudaExpertRows::gate_up(const gpu::ExpertWeights& gate, const gpu::ExpertWe
 }
 
 void CudaExpertRows::down(const gpu::ExpertWeights& down, Range experts) {
+  if (hidden_fp8_.codes)
+    gpu::round_hidden_fp8(stream_, {.hidden = hidden_.as<bf16>(),
+                                    .rows = rows_of(experts),
+                                    .out = hidden_fp8_,
+                                    .hidden_stride = gpu::product_stride(c_.expert_dim),
+                                    .cols = c_.expert_dim});
   gpu::grouped_down(stream_, {.hidden = hidden_.as<bf16>(),
+                              .hidden_fp8 = hidden_fp8_,
                               .rows = rows_of(experts),
                               .down = down,
                               .out = rows_.as<float>(),

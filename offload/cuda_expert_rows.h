@@ -10,11 +10,14 @@ namespace tandem {
 class CudaExpertRows {
  public:
   // The stream outlives the object. Throws Error when scratch does not fit the card.
-  CudaExpertRows(const ModelConfig& config, int max_tokens, gpu::Stream& stream);
+  // `fp8_activations` as in CudaLimits.
+  CudaExpertRows(const ModelConfig& config, int max_tokens, gpu::Stream& stream,
+                 bool fp8_activations = false);
   static int64_t bytes_for(const ModelConfig& config, int max_tokens);
 
-  // One of x and ids below n_experts for each row; negative ids are left out.
-  void sort(const ExpertBatch& batch, int n_experts);
+  // One of x and ids below n_experts for each row; negative ids are left out. `like`: a matrix of
+  // the format and blocks of all that the rows will meet.
+  void sort(const ExpertBatch& batch, int n_experts, const gpu::Weight& like);
   // Of experts [first, first + n), which lie one after the other.
   struct Range {
     int first, n;
@@ -28,15 +31,20 @@ class CudaExpertRows {
 
  private:
   gpu::ExpertRows rows_of(Range experts) const;
+  void round(TensorView x);
 
   const ModelConfig& c_;
   gpu::Stream& stream_;
+  const bool fp8_activations_;
   // Pair i of token t is row row_of_[t, i].
   gpu::Buffer offsets_, row_of_, tokens_of_rows_;
-  gpu::Buffer x_;       // BF16 [max_tokens, dim]
-  gpu::Buffer hidden_;  // BF16 [pairs, expert_dim], or float for other kernels than tensor cores'
-  gpu::Buffer rows_;    // [pairs, dim]
-  TensorView weights_;  // of the pairs that were sorted
+  gpu::Buffer x_;  // BF16 or FP8 [max_tokens, dim]
+  // BF16 [pairs, expert_dim], behind it the same in FP8; or float for other kernels than tensor
+  // cores'.
+  gpu::Buffer hidden_;
+  gpu::Buffer rows_;                 // [pairs, dim]
+  TensorView weights_;               // of the pairs that were sorted
+  gpu::Fp8Rows x_fp8_, hidden_fp8_;  // of those, or nothing
 };
 
 }  // namespace tandem

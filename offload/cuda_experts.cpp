@@ -67,7 +67,7 @@ void CudaExperts::submit(const ExpertBatch& batch) {
   const Layer& layer = layers_[batch.layer];
   if (layer.n_experts == 0) return;
   if (!for_tensor_cores(layer.gate) || !for_tensor_cores(layer.down)) return;
-  rows_.sort(batch, layer.n_experts);
+  rows_.sort(batch, layer.n_experts, layer.gate.first);
   rows_.gate_up(layer.gate, layer.up, {0, layer.n_experts});
 }
 

@@ -167,7 +167,8 @@ void CudaStreaming::sort_on_card(const ExpertBatch& batch) {
                                .tokens = static_cast<int>(ids.rows),
                                .n_active = static_cast<int>(ids.cols)});
   const TensorView placed = {ids_.as<void>(), ids.rows, ids.cols, ids.cols, DType::kI32};
-  rows_.sort({batch.layer, batch.x, {placed, batch.routing.weights}}, division_.n_on_card);
+  rows_.sort({batch.layer, batch.x, {placed, batch.routing.weights}}, division_.n_on_card,
+             weights(batch.layer, kGate, Experts(division_.order).first(1)).first);
 }
 
 void CudaStreaming::compute(int layer, Experts experts, Stage& stage, int first) {

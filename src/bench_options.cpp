@@ -49,6 +49,11 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
   const auto add_contexts = [&](CLI::App* sub) {
     sub->add_option("--ctx", b.contexts, "tokens in the KV cache, a list")->delimiter(',');
   };
+  const auto add_activations = [&](CLI::App* sub) {
+    sub->add_option("--activations", o.model.activations,
+                    "of products of many tokens on the GPU: bf16, or fp8 with weights in FP8")
+        ->capture_default_str();
+  };
   const char* experts_help =
       "format of routed experts: auto (the checkpoint's), fp8, bf16, int8, int4, int4-32, ..";
   const char* format_help = "format of the matrices: auto (the checkpoint's), fp8, bf16, ..";
@@ -85,6 +90,7 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
   add_model(mlp);
   add_rows(mlp, tokens_help);
   mlp->add_option("--format", b.format, format_help)->capture_default_str();
+  add_activations(mlp);
 
   CLI::App* attention =
       add("attention", "attention over the KV cache, for one token and for a prompt",
@@ -112,6 +118,7 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
         ->capture_default_str();
     sub->add_option("--experts", b.experts, experts_help)->capture_default_str();
     sub->add_option("--format", b.format, format_help)->capture_default_str();
+    add_activations(sub);
   }
   add_contexts(layer);
 
@@ -126,6 +133,7 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
       ->capture_default_str();
   generate->add_option("--experts", b.experts, experts_help)->capture_default_str();
   generate->add_option("--format", b.format, format_help)->capture_default_str();
+  add_activations(generate);
   generate->add_option("-n", b.new_tokens, "tokens to decode at each context")
       ->capture_default_str();
 

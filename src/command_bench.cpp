@@ -81,12 +81,26 @@ struct Bench {
   Team team;
 };
 
-// What the card can do: its memory, and BF16 as its kernels multiply. Nothing without a card.
+// --activations, of a card that is there and takes them.
+bool with_fp8_activations(const Options& options) {
+  const bool fp8 = fp8_activations(options.model.activations);
+  if (fp8) require_fp8_card();
+  return fp8;
+}
+
+// What the card can do: its memory, and BF16 or FP8 as its kernels multiply. Nothing without a
+// card.
 constexpr double kCardSeconds = 0.05;  // a rate
-std::optional<Bounds> bounds_of_card() {
+std::optional<Bounds> bounds_of_card(bool fp8) {
   if (!gpu_twins()) return {};
-  const Gpu card = measured_gpu_bounds(kCardSeconds);
-  return Bounds{card.read_bytes_per_second, card.peak.bf16};
+  const Gpu card = measured_gpu_bounds(kCardSeconds, fp8);
+  return Bounds{card.read_bytes_per_second, fp8 ? card.peak.fp8 : card.peak.bf16};
+}
+
+void require_fp8(const WeightFormat& format) {
+  require(format.dtype == DType::kF8E4M3,
+          "--activations fp8: weights are {}: leave it out, or use a model or --format in FP8",
+          format_name(format));
 }
 
 // Prints rows as they come, and draws them all at the end.
@@ -145,17 +159,22 @@ OnRow table_printer(const Options& options, RowText header, RowText text) {
 const std::vector<int> kEveryPower = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048};
 
 struct LayersOf {
-  const BenchOptions& b;
+  const Options& options;
   LayerBench operator()(const ModelConfig& config) const {
+    const BenchOptions& b = options.bench;
+    const bool fp8 = with_fp8_activations(options);
+    const WeightFormats formats = {backbone_format(b.format, config),
+                                   expert_format(b.experts, config)};
+    if (fp8) require_fp8(formats.backbone);
     return {.config_name = b.config,
             .config = config,
             .n_layers = b.layers,
-            .formats = {backbone_format(b.format, config), expert_format(b.experts, config)},
+            .formats = formats,
             .contexts = list_or(b.contexts, {4096}),
             .tokens = list_or(b.tokens, kEveryPower),
             .seconds = b.seconds,
             .memory_bytes = memory_for_weights(b, kModelPart),
-            .gpus = gpu_twins()};
+            .gpus = gpu_twins(fp8)};
   }
 };
 
@@ -163,7 +182,7 @@ struct LayersOf {
 template <class WhatOf, class Measure>
 int print_rows(const Options& options, WhatOf what_of, Measure measure) {
   require_sane(options.bench);
-  const std::optional<Bounds> card = bounds_of_card();
+  const std::optional<Bounds> card = bounds_of_card(with_fp8_activations(options));
   Bench bench(options);  // after the driver's threads, which would stay on the team's first core
   const auto what = what_of(bench.config);
   Rows rows(options, card);
@@ -235,23 +254,26 @@ int bench_embed_command(const Options& options) {
 }
 
 int bench_moe_command(const Options& options) {
-  return print_rows(options, LayersOf{options.bench}, bench_moe);
+  return print_rows(options, LayersOf{options}, bench_moe);
 }
 
 int bench_layer_command(const Options& options) {
-  return print_rows(options, LayersOf{options.bench}, bench_layer);
+  return print_rows(options, LayersOf{options}, bench_layer);
 }
 
 int bench_mlp_command(const Options& options) {
   const BenchOptions& b = options.bench;
   const auto what = [&](const ModelConfig& config) {
+    const bool fp8 = with_fp8_activations(options);
+    const WeightFormat format = backbone_format(b.format, config);
+    if (fp8) require_fp8(format);
     return MlpBench{.config_name = b.config,
                     .config = config,
-                    .format = backbone_format(b.format, config),
+                    .format = format,
                     .tokens = list_or(b.tokens, kEveryPower),
                     .seconds = b.seconds,
                     .memory_bytes = memory_for_weights(b, kExpertsPart),
-                    .gpus = gpu_twins()};
+                    .gpus = gpu_twins(fp8)};
   };
   return print_rows(options, what, bench_mlp);
 }
@@ -278,10 +300,12 @@ int bench_generate_command(const Options& options) {
   require_sane(b);
   require(b.new_tokens >= 2 && b.new_tokens <= kMostTokens, "-n {}: must be between 2 and {}",
           b.new_tokens, kMostTokens);
-  const std::optional<Bounds> card = bounds_of_card();
+  const bool fp8 = with_fp8_activations(options);
+  const std::optional<Bounds> card = bounds_of_card(fp8);
   Bench bench(options);
   const WeightFormats formats = {backbone_format(b.format, bench.config),
                                  expert_format(b.experts, bench.config)};
+  if (fp8) require_fp8(formats.backbone);
   const GenerateBench what = {.config_name = b.config,
                               .config = bench.config,
                               .n_layers = b.layers,
@@ -293,7 +317,7 @@ int bench_generate_command(const Options& options) {
                               .step_tokens = kStepTokens,
                               .seconds = b.seconds,
                               .memory_bytes = memory_for_weights(b, kModelPart),
-                              .gpus = gpu_twins(),
+                              .gpus = gpu_twins(fp8),
                               .curves = saved_curves(bench.kernels)};
   cut_model(what);
   MachineSpeed speed = bench.speed();

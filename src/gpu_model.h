@@ -24,6 +24,7 @@ struct GpuModelOptions {
   double kv_fraction = 0;
   int64_t most_kv_tokens = 0;
   DType cache_type = DType::kBF16;  // or kF8E4M3
+  bool fp8_activations = false;     // in products of many tokens with FP8 weights
   int n_threads = 1;                // that load
   bool records = true;              // decode steps become graphs
   LoadProgress progress = {};
@@ -50,6 +51,10 @@ class GpuModel {
 std::string why_no_gpu();
 // Of the GPU that would be used. Throws Error when there is none.
 Gpu this_gpu();
+
+// Throws Error where the GPU that would be used does not multiply FP8 by FP8, for --activations
+// fp8.
+void require_fp8_card();
 
 struct CardShare {
   CardParts parts;

@@ -5,7 +5,7 @@
 
 namespace tandem {
 
-// Empty where no GPU can be used.
-GpuTwins gpu_twins();
+// Empty where no GPU can be used. fp8_activations: as GpuModelOptions has it.
+GpuTwins gpu_twins(bool fp8_activations = false);
 
 }  // namespace tandem

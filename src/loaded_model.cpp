@@ -156,6 +156,7 @@ bool LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
                                                  : placed_                  ? placed_->kv_tokens
                                                                             : options.max_kv_tokens,
                                .cache_type = cache_type,
+                               .fp8_activations = fp8_activations(options.activations),
                                .n_threads = topology_.n_cores(),
                                .progress = progress};
   const std::optional<CardShare> share = share_of_card(options, stored, gpu);
@@ -221,6 +222,8 @@ void LoadedModel::load_on_cpu(const ModelOptions& options, const Progress& progr
   require(options.kv == "auto" || options.kv == (cache_type == DType::kBF16 ? "bf16" : "fp32"),
           "--kv {}: on the CPU the KV cache is {}; leave it out, or use --device cuda", options.kv,
           cache_type == DType::kBF16 ? "bf16" : "fp32");
+  require(!fp8_activations(options.activations),
+          "--activations fp8: the CPU does not round them so; leave it out, or use --device cuda");
   const int max_tokens = step_tokens(options, std::max(context_, options.max_kv_tokens));
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
@@ -276,6 +279,11 @@ void LoadedModel::start_team(const ModelOptions& options, int max_tokens) {
                              team_->n_unpinned(), team_->size()));
   experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, *team_);
   if (on_gpu_) watch_ = std::make_unique<TeamWatch>(*team_, kTeamPatience, end_program);
+}
+
+bool fp8_activations(const std::string& option) {
+  require(option == "bf16" || option == "fp8", "--activations {}: choose bf16 or fp8", option);
+  return option == "fp8";
 }
 
 cpu::Isa choose_isa(const std::string& option) {

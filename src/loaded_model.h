@@ -34,7 +34,8 @@ struct ModelOptions {
   int step_tokens = kStepTokens;  // that one step computes at most
   int max_logits = 1;             // rows of logits in a step
   AttentionForm attention = AttentionForm::kAuto;
-  std::string kv = "auto";  // numbers of the KV cache: auto, bf16 or, on a GPU, fp8
+  std::string kv = "auto";           // numbers of the KV cache: auto, bf16 or, on a GPU, fp8
+  std::string activations = "bf16";  // on a GPU, in products of many tokens: bf16 or fp8
   // Format of the routed experts: auto (as stored, or the first of int8 and int4 that fits the
   // memory) or a name of weight_format().
   std::string experts = "auto";
@@ -106,6 +107,9 @@ class LoadedModel {
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<HostPages> host_pages_;  // of a cache on the GPU, for several sequences
 };
+
+// Whether --activations says fp8. Throws Error for another name than that and bf16.
+bool fp8_activations(const std::string& option);
 
 // The instruction set of --isa or the environment variable TANDEM_ISA. Throws Error for an unknown
 // one and for one that this machine lacks, naming what it has.

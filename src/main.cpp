@@ -56,6 +56,12 @@ void add_model_options(CLI::App& command, Options& o) {
                   "numbers of the KV cache: auto, bf16 or, with --device cuda, fp8, which holds "
                   "1.75 times the tokens at some loss of accuracy")
       ->capture_default_str();
+  command
+      .add_option("--activations", o.model.activations,
+                  "in what products of many tokens round activations on a GPU: bf16, or fp8, which "
+                  "tensor cores of compute capability 8.9 and 12.0 multiply twice as fast with FP8 "
+                  "weights, at some loss of accuracy")
+      ->capture_default_str();
   command.add_option("--placement", o.model.placement,
                      "file of `tandem plan --out` that says where and how everything is kept");
   command.add_option("--cache", o.model.cache,

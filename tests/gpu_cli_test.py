@@ -24,6 +24,10 @@ def run(program, *arguments, command="run", **env):
                           text=True, check=False, timeout=300, env={**os.environ, **env})
 
 
+def called(*command, **env):
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, **env})
+
+
 def has_card():
     return shutil.which("nvidia-smi") is not None and subprocess.run(["nvidia-smi", "-L"], check=False).returncode == 0
 
@@ -62,6 +66,24 @@ class EmulatedCard(Case):
     def test_too_little_memory(self):
         self.refused(run(TANDEM, "--device", "cuda", TANDEM_GPU_MEMORY="1000000"), 2, "do not fit with any --ctx")
         self.falls_back(run(TANDEM, "--device", "auto", TANDEM_GPU_MEMORY="1000000"), "do not fit with any --ctx")
+
+    def test_fp8_activations(self):
+        fp8 = ("--device", "cuda", "--activations", "fp8")
+        result = run(TANDEM, *fp8)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertEqual(result.stdout, run(PRODUCT).stdout)
+        self.refused(run(TANDEM, *fp8, TANDEM_GPU_CAPABILITY="86"), 2, "emulated GPU has compute capability 8.6.*leave it out")
+        self.refused(run(TANDEM, "--activations", "fp8"), 2, "the CPU does not.*--device cuda")
+        self.refused(run(TANDEM, "--device", "cuda", "--activations", "int8"), 2, "--activations int8: choose bf16 or fp8")
+        bf16 = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden", "v2_lite")
+        logits = called(TANDEM, "logits", bf16, "--tokens", "1,2", "--out", "never_written.npy", "-q", *fp8)
+        self.refused(logits, 2, "no FP8 weights.*leave it out")
+
+    def test_benchmarks_with_fp8_activations(self):
+        bench = ("bench", "mlp", "--config", "moonlight", "--activations", "fp8")
+        self.refused(called(TANDEM, *bench, TANDEM_GPU_CAPABILITY="80"), 2, "compute capability 8.0.*leave it out")
+        self.refused(called(TANDEM, *bench), 2, "weights are bf16: leave it out")
+        self.refused(called(TANDEM, *bench, TANDEM_GPU_MEMORY="0"), 2, "no NVIDIA GPU can be used")
 
     def test_lost_while_loading_or_running(self):
         for n in ("1", "100", "500"):

@@ -44,6 +44,8 @@ TEST(GpuProbes, CountWhatTheyMultiply) {
   const gpu::Buffer out(4, gpu::Site::kDevice);
   // 2 blocks of 8 warps, 3 rounds of 8 products [16, 16] x [16, 8].
   EXPECT_EQ(gpu::multiply_bf16(stream, 2, 3, out.as<float>()), 2 * 8 * 3 * 8 * 4096);
+  if (gpu::open_card().fp8_mma)  // [16, 32] x [32, 8]
+    EXPECT_EQ(gpu::multiply_fp8(stream, 2, 3, out.as<float>()), 2 * 8 * 3 * 8 * 8192);
   // 2 blocks of 256 threads, 3 rounds of 128 multiplications and additions.
   EXPECT_EQ(gpu::multiply_f32(stream, 2, 3, out.as<float>()), 2 * 256 * 3 * 128 * 2);
   stream.wait();
@@ -67,7 +69,8 @@ TEST(GpuRates, AreWhatThePlannerReads) {
     EXPECT_GT(rate, 1e3);
     EXPECT_LT(rate, 1e17);
   }
-  EXPECT_EQ(gpu.peak.fp8, 0) << "no kernel multiplies FP8";
+  EXPECT_EQ(gpu.peak.fp8, 0)
+      << "the planner would believe that FP8 is multiplied unless asked not to";
 
   const FoundGpus found = {.gpus = {{gpu.name, gpu.memory_bytes}, {"another", 1 << 30}},
                            .rates = gpu};

@@ -63,9 +63,30 @@ inline Vec norm(const Vec& x, const QuantView& gain, double eps) {
   return y;
 }
 
+// Rounded to the nearest of e4m3, each 128 with a scale that makes the largest of them 448.
+inline Vec rounded_to_e4m3(Vec x) {
+  constexpr size_t kBlock = 128;
+  for (size_t first = 0; first < x.size(); first += kBlock) {
+    const size_t end = std::min(x.size(), first + kBlock);
+    double most = 0;
+    for (size_t i = first; i < end; ++i) most = std::max(most, std::abs(x[i]));
+    for (size_t i = first; i < end; ++i) {
+      if (x[i] == 0) continue;
+      const double v = x[i] / most * 448;  // 3 bits behind the point; subnormals are 2^-9 apart
+      const double unit = std::exp2(std::max(-9, std::ilogb(v) - 3));
+      x[i] = std::nearbyint(v / unit) * unit * most / 448;
+    }
+  }
+  return x;
+}
+
 class NaiveDeepSeek {
  public:
-  NaiveDeepSeek(const ModelConfig& config, const ModelWeights& weights) : c_(config), w_(weights) {
+  // With fp8_activations, what FP8 weights multiply is rounded; but latents, which they restore to
+  // keys and values.
+  NaiveDeepSeek(const ModelConfig& config, const ModelWeights& weights,
+                bool fp8_activations = false)
+      : c_(config), w_(weights), fp8_activations_(fp8_activations) {
     set_up_yarn();
   }
 
@@ -98,11 +119,15 @@ class NaiveDeepSeek {
       for (size_t i = 0; i < x[t].size(); ++i) x[t][i] += y[t][i];
   }
 
-  static Vec ffn(const FfnWeights& w, const Vec& x) {
-    Vec g = mul(w.gate, x);
-    const Vec u = mul(w.up, x);
+  Vec linear(const QuantView& w, const Vec& x) const {
+    return mul(w, fp8_activations_ && w.q.dtype == DType::kF8E4M3 ? rounded_to_e4m3(x) : x);
+  }
+
+  Vec ffn(const FfnWeights& w, const Vec& x) const {
+    Vec g = linear(w.gate, x);
+    const Vec u = linear(w.up, x);
     for (size_t i = 0; i < g.size(); ++i) g[i] *= u[i] / (1 + std::exp(-g[i]));
-    return mul(w.down, g);
+    return linear(w.down, g);
   }
 
   void set_up_yarn() {
@@ -144,9 +169,9 @@ class NaiveDeepSeek {
     const size_t n = h.size();
     std::vector<Vec> q(n), kv(n), k_rope(n), out(n);
     for (size_t t = 0; t < n; ++t) {
-      q[t] = m.q_rank ? mul(w.q_b, norm(mul(w.q_a, h[t]), w.q_a_norm, c_.latent_norm_eps))
-                      : mul(w.q, h[t]);
-      const Vec a = mul(w.kv_a, h[t]);
+      q[t] = m.q_rank ? linear(w.q_b, norm(linear(w.q_a, h[t]), w.q_a_norm, c_.latent_norm_eps))
+                      : linear(w.q, h[t]);
+      const Vec a = linear(w.kv_a, h[t]);
       const Vec latent =
           norm(Vec(a.begin(), a.begin() + m.kv_rank), w.kv_a_norm, c_.latent_norm_eps);
       kv[t] = mul(w.kv_b, latent);
@@ -172,7 +197,7 @@ class NaiveDeepSeek {
             o[head * m.v_dim + j] +=
                 p[s] / sum * kv[s][head * (m.nope_dim + m.v_dim) + m.nope_dim + j];
       }
-      out[t] = mul(w.o, o);
+      out[t] = linear(w.o, o);
     }
     return out;
   }
@@ -231,6 +256,7 @@ class NaiveDeepSeek {
 
   const ModelConfig& c_;
   const ModelWeights& w_;
+  const bool fp8_activations_;
   Vec frequency_;
   double scale_ = 1, amplitude_ = 1;
 };

@@ -6,13 +6,6 @@
 
 namespace tandem {
 
-struct CudaLimits {
-  int max_tokens;         // of a step
-  int64_t context;        // tokens of a sequence
-  int n_multiprocessors;  // of the card
-  bool records = true;    // steps of few sequences that decode become graphs
-};
-
 class CudaAttention {
  public:
   // All references outlive the object. Throws Error for dimensions that no kernel takes.

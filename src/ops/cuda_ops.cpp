@@ -48,7 +48,7 @@ CudaOps::CudaOps(const ModelConfig& c, CudaLimits limits, gpu::Stream& stream)
       records_(limits.records),
       kv_rank_(c.mla.kv_rank),
       batch_(limits.max_tokens, max_pages(limits)),
-      products_(c, limits.max_tokens, limits.n_multiprocessors, stream),
+      products_(c, limits, stream),
       attention_(c.mla, limits, batch_, products_, stream),
       frequencies_(int64_t{c.mla.rope_dim} / 2 * int64_t{sizeof(float)}, gpu::Site::kDevice) {
   require_takes(c);
@@ -76,8 +76,7 @@ void CudaOps::require_takes(const ModelConfig& c) {
 
 int64_t CudaOps::bytes_for(const ModelConfig& c, CudaLimits limits) {
   return CudaBatch::bytes_for(limits.max_tokens, max_pages(limits)) +
-         CudaProducts::bytes_for(c, limits.max_tokens, limits.n_multiprocessors) +
-         CudaAttention::bytes_for(c.mla, limits);
+         CudaProducts::bytes_for(c, limits) + CudaAttention::bytes_for(c.mla, limits);
 }
 
 // Not a graph of the next larger size with rows for nobody: these would have experts read.

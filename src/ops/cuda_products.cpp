@@ -58,22 +58,33 @@ bool for_tensor_cores(const gpu::Weight& w, int block_cols) {
          (w.type == Number::kF8E4M3 && w.scale && w.block_cols % block_cols == 0);
 }
 
-CudaProducts::CudaProducts(const ModelConfig& config, int max_tokens, int n_multiprocessors,
-                           gpu::Stream& stream)
-    : stream_(stream),
-      n_multiprocessors_(n_multiprocessors),
-      counters_(kCounterBytes, gpu::Site::kDevice) {
-  const Needs needs = needs_of(config, max_tokens, n_multiprocessors);
-  rounded_ = gpu::Buffer(rounded_bytes(needs, max_tokens), gpu::Site::kDevice);
+bool rounds_to_fp8(bool wanted, const gpu::Weight& w, int64_t n_tokens) {
+  return wanted && n_tokens > gpu::kSkinnyTokens && gpu::takes_fp8_rows(w);
+}
+
+gpu::Fp8Rows fp8_rows_in(void* memory, int64_t n_rows, int64_t cols) {
+  const int64_t stride = gpu::product_stride(cols);
+  auto* const codes = static_cast<fp8_e4m3*>(memory);
+  return {.codes = codes,
+          .scales = reinterpret_cast<float*>(codes + n_rows * stride),
+          .stride = stride,
+          .scale_stride = (cols + gpu::kFp8Block - 1) / gpu::kFp8Block};
+}
+
+CudaProducts::CudaProducts(const ModelConfig& config, CudaLimits limits, gpu::Stream& stream)
+    : stream_(stream), limits_(limits), counters_(kCounterBytes, gpu::Site::kDevice) {
+  const Needs needs = needs_of(config, limits.max_tokens, limits.n_multiprocessors);
+  rounded_ = gpu::Buffer(rounded_bytes(needs, limits.max_tokens), gpu::Site::kDevice);
   partial_ = gpu::Buffer(needs.partials * int64_t{sizeof(float)}, gpu::Site::kDevice);
   const std::vector<uint32_t> zeros(gpu::kCounters);
   stream_.copy(zeros.data(), kCounterBytes, counters_.as<uint32_t>());
   stream_.wait();
 }
 
-int64_t CudaProducts::bytes_for(const ModelConfig& config, int max_tokens, int n_multiprocessors) {
-  const Needs needs = needs_of(config, max_tokens, n_multiprocessors);
-  return rounded_bytes(needs, max_tokens) + needs.partials * int64_t{sizeof(float)} + kCounterBytes;
+int64_t CudaProducts::bytes_for(const ModelConfig& config, CudaLimits limits) {
+  const Needs needs = needs_of(config, limits.max_tokens, limits.n_multiprocessors);
+  return rounded_bytes(needs, limits.max_tokens) + needs.partials * int64_t{sizeof(float)} +
+         kCounterBytes;
 }
 
 void CudaProducts::multiply(TensorView x, const QuantView& weights, TensorView out) {
@@ -88,22 +99,35 @@ void CudaProducts::multiply(TensorView x, const QuantView& weights, TensorView o
                                          .out_stride = out.stride,
                                          .n_tokens = n_tokens,
                                          .workspace = workspace(),
-                                         .n_multiprocessors = n_multiprocessors_});
-  const int64_t stride = gpu::product_stride(x.cols);
-  gpu::round_rows(stream_, {.x = static_cast<const float*>(x.data),
-                            .out = rounded_.as<bf16>(),
-                            .x_stride = x.stride,
-                            .out_stride = stride,
-                            .n_rows = x.rows,
-                            .cols = w.cols});
-  gpu::matrix_product(stream_, {.x = rounded_.as<bf16>(),
-                                .w = w,
-                                .out = static_cast<float*>(out.data),
-                                .x_stride = stride,
-                                .out_stride = out.stride,
-                                .n_tokens = n_tokens,
-                                .workspace = workspace(),
-                                .n_multiprocessors = n_multiprocessors_});
+                                         .n_multiprocessors = limits_.n_multiprocessors});
+  gpu::MatrixArgs product = {.x = rounded_.as<bf16>(),
+                             .w = w,
+                             .out = static_cast<float*>(out.data),
+                             .x_stride = gpu::product_stride(x.cols),
+                             .out_stride = out.stride,
+                             .n_tokens = n_tokens,
+                             .workspace = workspace(),
+                             .n_multiprocessors = limits_.n_multiprocessors};
+  if (rounds_to_fp8(limits_.fp8_activations, w, n_tokens))
+    product.x_fp8 = rounded_to_fp8(x);
+  else
+    gpu::round_rows(stream_, {.x = static_cast<const float*>(x.data),
+                              .out = rounded_.as<bf16>(),
+                              .x_stride = x.stride,
+                              .out_stride = product.x_stride,
+                              .n_rows = x.rows,
+                              .cols = w.cols});
+  gpu::matrix_product(stream_, product);
+}
+
+gpu::Fp8Rows CudaProducts::rounded_to_fp8(TensorView x) {
+  const gpu::Fp8Rows rows = fp8_rows_in(rounded_.as<void>(), x.rows, x.cols);
+  gpu::round_rows_fp8(stream_, {.x = static_cast<const float*>(x.data),
+                                .out = rows,
+                                .x_stride = x.stride,
+                                .n_rows = x.rows,
+                                .cols = static_cast<int>(x.cols)});
+  return rows;
 }
 
 void CudaProducts::multiply_exactly(TensorView x, const QuantView& weights, TensorView out) {

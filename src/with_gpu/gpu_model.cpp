@@ -63,7 +63,11 @@ int rows_needed(const CardParts& parts, const GpuModelOptions& options) {
 }
 
 CudaLimits limits_of(const GpuModelOptions& options, const gpu::Card& card) {
-  return {options.max_tokens, options.context, card.n_multiprocessors, options.records};
+  return {.max_tokens = options.max_tokens,
+          .context = options.context,
+          .n_multiprocessors = card.n_multiprocessors,
+          .records = options.records,
+          .fp8_activations = options.fp8_activations};
 }
 
 int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& options,
@@ -168,7 +172,8 @@ class Loaded final : public GpuModel {
         card_(gpu::open_card()) {
     load(store, stored, options, parts);
     ops_ = std::make_unique<CudaOps>(config, limits_of(options, card_), stream_);
-    rows_ = std::make_unique<CudaExpertRows>(config, rows_needed(parts, options), stream_);
+    rows_ = std::make_unique<CudaExpertRows>(config, rows_needed(parts, options), stream_,
+                                             options.fp8_activations);
     card_experts_ = std::make_unique<CudaExperts>(config, weights_, *rows_, stream_);
   }
 
@@ -224,6 +229,17 @@ class Loaded final : public GpuModel {
   std::unique_ptr<HybridExperts> hybrid_;  // null: all experts are on the card
   std::unique_ptr<CudaRoutingRecorder> recorder_;
 };
+
+// That activations in FP8 meet.
+void require_fp8_weights(ModelWeights& stored, const ModelConfig& config) {
+  bool any = false;
+  for_each_weight(stored, config, [&](const WeightSpec&, const QuantView& w) {
+    any |= w.q.dtype == DType::kF8E4M3 && w.block_cols == gpu::kFp8Block;
+  });
+  require(any,
+          "--activations fp8: the model has no FP8 weights in blocks of {} columns: leave it out",
+          gpu::kFp8Block);
+}
 
 // Reserves room for every tensor, then uploads pieces of them from all threads.
 void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
@@ -285,10 +301,23 @@ Gpu this_gpu() {
   return gpu;
 }
 
+void require_fp8_card() {
+  const gpu::Card card = gpu::open_card();
+  require(
+      card.fp8_mma,
+      "--activations fp8: {} has compute capability {}.{}, and FP8 on tensor cores needs 8.9 or "
+      "newer and a program built for that: leave it out",
+      card.name, card.major, card.minor);
+}
+
 CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
                             const GpuModelOptions& options,
                             const std::optional<CardParts>& placed) {
   CudaOps::require_takes(config);
+  if (options.fp8_activations) {
+    require_fp8_card();
+    require_fp8_weights(stored, config);
+  }
   const Room room(stored, config, options);
   if (placed) {
     room.require_for(*placed);

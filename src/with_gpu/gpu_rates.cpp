@@ -45,7 +45,7 @@ double multiply_rate(const gpu::Card& card, gpu::Stream& stream, double seconds,
 
 }  // namespace
 
-Gpu measured_gpu_bounds(double seconds) {
+Gpu measured_gpu_bounds(double seconds, bool with_fp8) {
   const gpu::Card card = gpu::open_card();
   gpu::Stream stream;
   Gpu g{};
@@ -59,6 +59,7 @@ Gpu measured_gpu_bounds(double seconds) {
     return bytes;
   });
   g.peak.bf16 = multiply_rate(card, stream, seconds, gpu::multiply_bf16);
+  if (with_fp8) g.peak.fp8 = multiply_rate(card, stream, seconds, gpu::multiply_fp8);
   return g;
 }
 

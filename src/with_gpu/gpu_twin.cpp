@@ -52,11 +52,15 @@ class Shared final : public HybridTwin {
 
 class Twin final : public GpuTwin {
  public:
-  Twin(const GpuTwinOptions& options, const gpu::Card& card) : config_(options.config) {
+  Twin(const GpuTwinOptions& options, const gpu::Card& card, bool fp8_activations)
+      : config_(options.config) {
     fill(options, card.free_bytes);
-    const CudaLimits limits = {options.max_tokens, options.context, card.n_multiprocessors};
+    const CudaLimits limits = {.max_tokens = options.max_tokens,
+                               .context = options.context,
+                               .n_multiprocessors = card.n_multiprocessors,
+                               .fp8_activations = fp8_activations};
     ops_ = std::make_unique<CudaOps>(config_, limits, stream_);
-    rows_ = std::make_unique<CudaExpertRows>(config_, options.max_tokens, stream_);
+    rows_ = std::make_unique<CudaExpertRows>(config_, options.max_tokens, stream_, fp8_activations);
     experts_ = std::make_unique<CudaExperts>(config_, weights_, *rows_, stream_);
   }
 
@@ -147,11 +151,11 @@ void Twin::fill_first(const QuantView& stored, WeightUse use, const QuantView& o
 
 }  // namespace
 
-GpuTwins gpu_twins() {
+GpuTwins gpu_twins(bool fp8_activations) {
   if (!why_no_gpu().empty()) return {};
-  return [](const GpuTwinOptions& options) -> std::unique_ptr<GpuTwin> {
+  return [fp8_activations](const GpuTwinOptions& options) -> std::unique_ptr<GpuTwin> {
     try {
-      return std::make_unique<Twin>(options, gpu::open_card());
+      return std::make_unique<Twin>(options, gpu::open_card(), fp8_activations);
     } catch (const Error&) {  // does not fit this card
       return nullptr;
     }

@@ -14,6 +14,8 @@ std::string why_no_gpu() {
 
 Gpu this_gpu() { fail("{}", why_no_gpu()); }
 
+void require_fp8_card() { fail("{}", why_no_gpu()); }
+
 CardShare choose_card_share(ModelWeights&, const ModelConfig&, const GpuModelOptions&,
                             const std::optional<CardParts>&) {
   fail("{}", why_no_gpu());
@@ -25,9 +27,9 @@ std::unique_ptr<GpuModel> load_gpu_model(const WeightStore&, ModelWeights&, cons
 }
 
 Gpu measured_gpu(double) { fail("{}", why_no_gpu()); }
-Gpu measured_gpu_bounds(double) { fail("{}", why_no_gpu()); }
+Gpu measured_gpu_bounds(double, bool) { fail("{}", why_no_gpu()); }
 
-GpuTwins gpu_twins() { return {}; }
+GpuTwins gpu_twins(bool) { return {}; }
 
 SmallKernelTimer small_kernel_timer(const ModelConfig&, int, int64_t) { return {}; }
 ProductTimer product_timer(const ModelConfig&, WeightFormat, std::string&) { return {}; }

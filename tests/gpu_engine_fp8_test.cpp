@@ -1,0 +1,99 @@
+// Whole models whose products round activations to FP8 on a GPU, real or emulated: as far from
+// exact ones as a naive model that rounds likewise, and not without being asked to.
+#include <gtest/gtest.h>
+
+#include "engine/score.h"
+#include "gpu_kernels/runtime.h"
+#include "load_weights.h"
+#include "model/checkpoint.h"
+#include "tests/check_close.h"
+#include "tests/golden_file.h"
+#include "tests/naive_deepseek.h"
+#include "tests/whole_models.h"
+
+namespace tandem::test {
+namespace {
+
+constexpr int kTokens = 17;  // one more than a step has whose products are not rounded
+
+std::vector<int32_t> some_tokens(int n) {
+  std::vector<int32_t> tokens(n);
+  for (int i = 0; i < n; ++i) tokens[i] = 3 + i * 37 % 200;
+  return tokens;
+}
+
+// Of every position.
+std::vector<std::vector<float>> logits_on_card(ModelOptions options, const char* activations,
+                                               const std::vector<int32_t>& tokens) {
+  options.device = "cuda";
+  options.n_threads = 1;
+  options.context = 64;
+  options.max_logits = 40;
+  options.activations = activations;
+  LoadedModel loaded(options);
+  std::vector<std::vector<float>> rows;
+  score(loaded.model(), loaded.cache(), tokens, 0,
+        [&](int64_t, std::span<const float> row) { rows.emplace_back(row.begin(), row.end()); });
+  return rows;
+}
+
+// Where a number lies between two codes, a difference of 10^-3 turns it into one of 10^-1: after
+// some layers two models that round are as far from each other as from an exact one. Parts of a
+// layer are held to what rounding gives by gpu_hybrid_fp8_test.
+//
+// The median position's largest difference, as a part of its largest logit. Not the worst: where
+// two experts are almost as good as each other, another one may be chosen.
+template <class A, class B>
+double off(const std::vector<A>& got, const std::vector<B>& want) {
+  std::vector<double> each;
+  for (size_t t = 0; t < want.size(); ++t) {
+    double most = 0;
+    for (size_t i = 0; i < want[t].size(); ++i)
+      most = std::max(most, std::abs(double(got[t][i]) - want[t][i]));
+    each.push_back(most / largest(want[t]));
+  }
+  std::nth_element(each.begin(), each.begin() + each.size() / 2, each.end());
+  return each[each.size() / 2];
+}
+
+void expect_rounded(const std::string& directory, const std::vector<int32_t>& tokens) {
+  SCOPED_TRACE(directory);
+  const WeightStore store(directory);
+  const ModelConfig config = ModelConfig::from_directory(directory);
+  const ModelWeights weights = stored_weights(store, config);
+  const auto exact = NaiveDeepSeek(config, weights).logits(tokens);
+  const auto rounded = NaiveDeepSeek(config, weights, true).logits(tokens);
+  const auto bf16 = logits_on_card({.directory = directory}, "bf16", tokens);
+  const auto fp8 = logits_on_card({.directory = directory}, "fp8", tokens);
+  std::printf("%s: off by %.4f with FP8, %.4f by rounding so alone, %.4f with BF16\n",
+              directory.c_str(), off(fp8, exact), off(rounded, exact), off(bf16, exact));
+  EXPECT_LT(off(fp8, exact), 1.5 * off(rounded, exact));
+  EXPECT_GT(off(fp8, exact), 3 * off(bf16, exact));
+}
+
+TEST(GpuEngineFp8, ModelsAreAsFarOffAsRoundingMakesThem) {
+  if (!gpu::open_card().fp8_mma) GTEST_SKIP() << "no FP8 mma";
+  for (const char* family : {"kimi_k2", "v3_1_fp8", "v3_fp8"})
+    expect_rounded(kGolden + family,
+                   GoldenFile(kGolden + family + "/golden.safetensors").ints("tokens_17"));
+  expect_rounded(kRoot + "/models/tiny-r1", some_tokens(kTokens));
+}
+
+TEST(GpuEngineFp8, StepsOfFewTokensAreWhatTheyWere) {
+  if (!gpu::open_card().fp8_mma) GTEST_SKIP() << "no FP8 mma";
+  const ModelOptions tiny = tiny_r1("cuda");
+  const auto few = some_tokens(kTokens - 1), more = some_tokens(kTokens);
+  EXPECT_EQ(logits_on_card(tiny, "fp8", few), logits_on_card(tiny, "bf16", few));
+  EXPECT_NE(logits_on_card(tiny, "fp8", more), logits_on_card(tiny, "bf16", more));
+}
+
+TEST(GpuEngineFp8, TinyR1AnswersAsWithout) {
+  if (!gpu::open_card().fp8_mma) GTEST_SKIP() << "no FP8 mma";
+  ModelOptions options = tiny_r1("cuda");
+  const auto want = answers(options, 5);
+  options.activations = "fp8";
+  EXPECT_EQ(answers(options, 5), want);
+}
+
+}  // namespace
+}  // namespace tandem::test
