@@ -137,6 +137,11 @@ bench attention --ctx 65536 --batch 1,16 --tokens 1 # the CPU takes long to rest
 bench products --tokens 512,4096 --format bf16
 bench generate --layers 3 --ctx 4096 --batch 1,8 --tokens 512
 bench moe --tokens 1,512 --layers 1
+capability=$(sed -n 's/^on .*, compute capability \([0-9]*\)\.\([0-9]*\).*/\1\2/p' "$log" | head -1)
+if [ "${capability:-0}" -ge 89 ]; then
+  bench mlp --tokens 512 --activations fp8
+  bench moe --tokens 512 --layers 1 --activations fp8
+fi
 bench layer --tokens 1,8 --ctx 4096 --layers 1
 bench embed --tokens 1,64,512
 bench attention --variants --ctx 4096

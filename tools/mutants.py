@@ -23,10 +23,11 @@ FILES = ["CMakeLists.txt"]
 TESTS = ["topology_test", "team_test", "scheduler_test", "swapping_test", "server_test", "grammar_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test",
          "routing_recorder_test", "measured_curves_test", "expert_division_test", "simulate_test", "machine_test", "serving_bench_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
-         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_decode_cost_test", "gpu_packed_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "gpu_hybrid_streaming_test", "gpu_hybrid_allocations_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test", "gpu_engine_swap_test", "gpu_engine_both_test", "gpu_engine_batches_test", "gpu_hybrid_steps_test", "gpu_card_test", "gpu_engine_fallback_test", "gpu_engine_lost_test", "gpu_engine_bench_test", "gpu_engine_rates_test", "bench_machine_test", "bench_test"]
+         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_fp8_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_decode_cost_test", "gpu_packed_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_hybrid_test", "gpu_hybrid_fp8_test", "gpu_hybrid_streaming_test", "gpu_hybrid_allocations_test", "load_weights_test", "model_test", "generator_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_fp8_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test", "gpu_engine_swap_test", "gpu_engine_both_test", "gpu_engine_batches_test", "gpu_hybrid_steps_test", "gpu_card_test", "gpu_engine_fallback_test", "gpu_engine_lost_test", "gpu_engine_bench_test", "gpu_engine_rates_test", "bench_machine_test", "bench_test"]
 TESTS_OF = {
     "src/ops/cuda_batch": ["gpu_hybrid_engine_test", "gpu_hybrid_allocations_test", "gpu_engine_batches_test"],
     "src/ops/cuda_ops": ["gpu_engine_graphs_test", "gpu_engine_test", "gpu_hybrid_allocations_test"],
+    "src/ops/cuda_products": ["gpu_hybrid_fp8_test"],
     "src/ops/cuda": ["gpu_engine_test"],
     "src/bench/random_weights": ["bench_test"],
     "src/main.cpp": ["gpu_cli_test.py"],
@@ -43,6 +44,7 @@ TESTS_OF = {
     "offload/expert_division": ["expert_division_test", "gpu_hybrid_allocations_test"],
     "offload/cuda_streaming": ["gpu_hybrid_streaming_test"],
     "offload/cuda_routing": ["gpu_hybrid_engine_test"],
+    "offload/cuda_expert_rows": ["gpu_hybrid_fp8_test"],
     "offload/cuda": ["gpu_hybrid_test"],
     "offload/timeline": ["gpu_hybrid_test"],
     "src/with_gpu/cublas": ["gpu_engine_cublas_test"],
@@ -84,6 +86,8 @@ TESTS_OF = {
     "gpu_kernels/sampling": ["gpu_sampling_test"],
     "gpu_kernels/append_fp8": ["gpu_kv_test"],
     "gpu_kernels/e4m3": ["gpu_kv_test", "gpu_products_test"],
+    "gpu_kernels/fp8_rows": ["gpu_fp8_products_test", "gpu_experts_test"],
+    "gpu_kernels/matrix_tile": ["gpu_products_test", "gpu_fp8_products_test", "gpu_experts_test"],
     "gpu_kernels/": ["gpu_products_test", "gpu_experts_test"],
     "src/ops/cpu_attention": ["attention_test"],
     "src/ops/cpu_weights": ["quantized_weights_test", "experts_test", "load_weights_test"],
