@@ -53,10 +53,10 @@ inline fp8_e4m3 nearest_e4m3(float v) {
 }
 
 // Of the sum of magnitudes of n products: those of a block are summed by four mma, each of which
-// may cut 13 bits behind the point of its largest on a card and rounds as floats do on an emulated
-// one; floats then add up the blocks, each scaled twice.
+// may cut every product 13 bits behind the point of its largest on a card, and rounds as floats do
+// on an emulated one; floats then add up the blocks, each scaled twice.
 inline double fp8_sum_error(int n) {
-  const double of_block = open_card().emulated ? 128 * 0x1p-24 : 5 * 0x1p-13;
+  const double of_block = open_card().emulated ? 128 * 0x1p-24 : 16 * 0x1p-13;
   return of_block + (static_cast<double>(n) / kFp8Block + 4) * 0x1p-23;
 }
 
