@@ -103,6 +103,11 @@ void require_fp8(const WeightFormat& format) {
           format_name(format));
 }
 
+// What --activations changed, on the card.
+void name_activations(const Options& options, nlohmann::ordered_json& row) {
+  if (options.model.activations != "bf16") row["gpu_activations"] = options.model.activations;
+}
+
 // Prints rows as they come, and draws them all at the end.
 class Rows {
  public:
@@ -114,6 +119,7 @@ class Rows {
   OnRow printer() {
     return [this](nlohmann::ordered_json row) {
       row["gpu_roofline_ratio"] = card_ratio(row);
+      name_activations(options_, row);
       const bool first = rows_.empty();
       const std::string text = options_.json ? row.dump() + "\n"
                                : options_.bench.csv
@@ -329,6 +335,7 @@ int bench_generate_command(const Options& options) {
                                      row["gpu_tokens_per_second"].get<double>() /
                                      card->read_bytes_per_second)
             : nlohmann::ordered_json();
+  name_activations(options, report);
   const std::string text = options.json ? report.dump() + "\n" : generate_text(report);
   std::fputs(text.c_str(), stdout);
   return 0;
