@@ -156,6 +156,7 @@ class StatedCard final : public GpuTwin {
     return shared;
   }
   QuantView repeated(TensorView, int64_t) override { fail("a stated card has no memory"); }
+  int n_nodes_of_last_step() const override { return 0; }
   void to_card(TensorView, TensorView) override {}
   void wait() override { stream_.wait(); }
 
