@@ -2,6 +2,10 @@
 
 #include <string>
 
+#include "bench/bench_model.h"
+#include "bench/machine_info.h"
+#include "core/check.h"
+#include "loaded_model.h"
 #include "serving_bench_options.h"
 
 namespace tandem {
@@ -178,6 +182,27 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
       "  tandem bench serving --backend vllm --dataset-name random-ids --slo-tps-user 20,10\n");
   serving->callback([&command] { command = bench_serving_command; });
   add_serving_bench_options(*serving, o);
+}
+
+void require_list(const char* option, const std::vector<int>& values, int most) {
+  for (const int n : values)
+    require(n >= 1 && n <= most, "{} {}: must be between 1 and {}", option, n, most);
+}
+
+void require_sane(const BenchOptions& b) {
+  constexpr int kMostContext = 1 << 24;
+  require(b.seconds > 0 && b.seconds <= 3600, "--seconds {}: must be above 0 and at most 3600",
+          b.seconds);
+  const double free_gb = static_cast<double>(available_memory_bytes()) * 1e-9;
+  require(b.memory_gb >= 0 && b.memory_gb <= free_gb,
+          "--memory {}: must be between 0 and the {:.1f} GB that are free", b.memory_gb, free_gb);
+  require_list("--tokens", b.tokens, kMostTokens);
+  require_list("--ctx", b.contexts, kMostContext);
+  require_list("--batch", b.batches, kStepTokens);
+}
+
+std::vector<int> list_or(const std::vector<int>& given, const std::vector<int>& usual) {
+  return given.empty() ? usual : given;
 }
 
 }  // namespace tandem

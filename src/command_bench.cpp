@@ -9,14 +9,13 @@
 #include "bench/experts_bench.h"
 #include "bench/generate_bench.h"
 #include "bench/hybrid_bench.h"
-#include "bench/kernels_bench.h"
 #include "bench/layer_bench.h"
 #include "bench/machine_bench.h"
 #include "bench/machine_info.h"
 #include "bench/measured_curves.h"
 #include "bench/mlp_bench.h"
-#include "bench/products_bench.h"
 #include "bench/row_text.h"
+#include "bench_options.h"
 #include "console.h"
 #include "gpu_benches.h"
 #include "gpu_model.h"
@@ -33,24 +32,6 @@ namespace {
 // Part of the free memory that weights may take.
 constexpr double kExpertsPart = 0.4, kModelPart = 0.6;
 
-constexpr int kMostTokens = 1 << 16, kMostContext = 1 << 24;
-
-void require_list(const char* option, const std::vector<int>& values, int most) {
-  for (const int n : values)
-    require(n >= 1 && n <= most, "{} {}: must be between 1 and {}", option, n, most);
-}
-
-void require_sane(const BenchOptions& b) {
-  require(b.seconds > 0 && b.seconds <= 3600, "--seconds {}: must be above 0 and at most 3600",
-          b.seconds);
-  const double free_gb = static_cast<double>(available_memory_bytes()) * 1e-9;
-  require(b.memory_gb >= 0 && b.memory_gb <= free_gb,
-          "--memory {}: must be between 0 and the {:.1f} GB that are free", b.memory_gb, free_gb);
-  require_list("--tokens", b.tokens, kMostTokens);
-  require_list("--ctx", b.contexts, kMostContext);
-  require_list("--batch", b.batches, kStepTokens);
-}
-
 int64_t memory_for_weights(const BenchOptions& b, double part) {
   return b.memory_gb > 0
              ? static_cast<int64_t>(b.memory_gb * 1e9)
@@ -60,10 +41,6 @@ int64_t memory_for_weights(const BenchOptions& b, double part) {
 int64_t memory_for_reading(const BenchOptions& b, const Team& team) {
   const int64_t enough = MachineSpeed::enough_bytes(team);
   return b.memory_gb > 0 ? std::min(enough, static_cast<int64_t>(b.memory_gb * 1e9)) : enough;
-}
-
-std::vector<int> list_or(const std::vector<int>& given, const std::vector<int>& usual) {
-  return given.empty() ? usual : given;
 }
 
 // What every measurement of kernels stands on. Options are checked before anything is measured.
@@ -90,7 +67,6 @@ bool with_fp8_activations(const Options& options) {
 
 // What the card can do: its memory, and BF16 or FP8 as its kernels multiply. Nothing without a
 // card.
-constexpr double kCardSeconds = 0.05;  // a rate
 std::optional<Bounds> bounds_of_card(bool fp8) {
   if (!gpu_twins()) return {};
   const Gpu card = measured_gpu_bounds(kCardSeconds, fp8);
@@ -149,18 +125,6 @@ class Rows {
   std::ofstream plot_;
   std::vector<nlohmann::ordered_json> rows_;
 };
-
-// Rows that have a table of their own, as they come.
-using RowText = std::string (*)(const nlohmann::ordered_json& row);
-OnRow table_printer(const Options& options, RowText header, RowText text) {
-  return [&options, header, text, first = true](const nlohmann::ordered_json& row) mutable {
-    const std::string line =
-        options.json ? row.dump() + "\n" : (first ? header(row) : "") + text(row);
-    first = false;
-    std::fputs(line.c_str(), stdout);
-    std::fflush(stdout);
-  };
-}
 
 const std::vector<int> kEveryPower = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048};
 
@@ -341,47 +305,6 @@ int bench_generate_command(const Options& options) {
   return 0;
 }
 
-int bench_kernels_command(const Options& options) {
-  constexpr int64_t kColdBytes = 256 << 20;  // more than a card's caches
-  const BenchOptions& b = options.bench;
-  require_sane(b);
-  KernelsBench what = {.config_name = b.config,
-                       .config = bench_config(b.config),
-                       .tokens = list_or(b.tokens, {1, 8, 512}),
-                       .seconds = b.seconds};
-  what.timer = small_kernel_timer(
-      what.config, *std::max_element(what.tokens.begin(), what.tokens.end()), kColdBytes);
-  if (what.timer) {
-    const Gpu card = measured_gpu_bounds(kCardSeconds);
-    what.card = card.name;
-    what.read_bytes_per_second = card.read_bytes_per_second;
-  }
-  bench_kernels(what, table_printer(options, kernels_header, kernels_text));
-  return 0;
-}
-
-int bench_products_command(const Options& options) {
-  constexpr int kFewestRows = 17;  // fewer are another kernel's
-  const BenchOptions& b = options.bench;
-  require_sane(b);
-  const ModelConfig config = bench_config(b.config);
-  ProductsBench what = {.config_name = b.config,
-                        .config = config,
-                        .format = backbone_format(b.format, config),
-                        .tokens = list_or(b.tokens, {512, 2048}),
-                        .seconds = b.seconds};
-  for (const int n : what.tokens)
-    require(n >= kFewestRows, "--tokens {}: at least {}; `bench mlp` has fewer", n, kFewestRows);
-  what.timer = product_timer(what.config, what.format, what.cublas);
-  if (what.timer) {
-    const Gpu card = measured_gpu_bounds(kCardSeconds);
-    what.card = card.name;
-    what.peak_ops_per_second = card.peak.bf16;
-  }
-  bench_products(what, table_printer(options, products_header, products_text));
-  return 0;
-}
-
 int bench_hybrid_command(const Options& options) {
   const BenchOptions& b = options.bench;
   require_sane(b);
@@ -406,7 +329,8 @@ int bench_hybrid_command(const Options& options) {
       .rates = card,
       .kernel_gap = measured_kernel_gap(kCardSeconds)};
   MachineSpeed speed = bench.speed();
-  const auto print = [&](const nlohmann::ordered_json& report, RowText text) {
+  const auto print = [&](const nlohmann::ordered_json& report,
+                         std::string (*text)(const nlohmann::ordered_json&)) {
     std::fputs((options.json ? report.dump() + "\n" : text(report)).c_str(), stdout);
     std::fflush(stdout);
   };
