@@ -156,13 +156,17 @@ struct FlagExchange {
 TEST(StreamFlags, EitherSideIsAwaited) {
   ASSERT_EQ(why_no_stream_flags(), "");
   FlagExchange f;
-  f.x.stream.run_on_host([] { std::this_thread::sleep_for(milliseconds(30)); });
+  std::atomic<bool> may_begin = false, over = false;
+  f.x.stream.run_on_host([&] {
+    while (!may_begin) std::this_thread::yield();
+  });
   f.enqueue_round(0);
   Event passed;
-  std::atomic<bool> over = false;
   f.x.stream.run_on_host([&] { over = true; });
   f.x.stream.record(passed);
-  EXPECT_EQ(*f.ready(0), 0u) << "before the work";
+  std::this_thread::sleep_for(milliseconds(30));
+  EXPECT_EQ(std::atomic_ref(*f.ready(0)).load(), 0u) << "before the work";
+  may_begin = true;
   f.await(0);
   std::this_thread::sleep_for(milliseconds(30));
   EXPECT_FALSE(over) << "before the CPU";
