@@ -87,9 +87,7 @@ int plan_command(const Options& o) {
                        .experts = {},
                        .kv = {}};
   if (p.experts != "auto") workload.experts = weight_format(p.experts);
-  require(p.kv == "auto" || p.kv == "bf16" || p.kv == "fp8", "--kv {}: choose auto, bf16 or fp8",
-          p.kv);
-  if (p.kv != "auto") workload.kv = p.kv == "fp8" ? DType::kF8E4M3 : DType::kBF16;
+  workload.kv = wanted_cache_type(p.kv);
   const RoutingStatistics routing =
       p.statistics.empty()
           ? RoutingStatistics(config)

@@ -107,13 +107,12 @@ constexpr std::chrono::seconds kTeamPatience(60);
 
 // On a GPU. auto is BF16, as FP8 costs some accuracy, or as placed.
 DType gpu_cache_type(const ModelOptions& options, const std::optional<ExecutedParts>& placed) {
-  const std::string& kv = options.kv;
-  require(kv == "auto" || kv == "bf16" || kv == "fp8", "--kv {}: choose auto, bf16 or fp8", kv);
-  if (kv == "auto") return placed ? placed->kv_type : DType::kBF16;
-  const DType type = kv == "fp8" ? DType::kF8E4M3 : DType::kBF16;
-  require(!placed || placed->kv_type == type,
-          "both --placement and --kv {}: {} has a KV cache of another type", kv, options.placement);
-  return type;
+  const std::optional<DType> type = wanted_cache_type(options.kv);
+  if (!type) return placed ? placed->kv_type : DType::kBF16;
+  require(!placed || placed->kv_type == *type,
+          "both --placement and --kv {}: {} has a KV cache of another type", options.kv,
+          options.placement);
+  return *type;
 }
 
 // auto falls back to the CPU, and says so.
@@ -279,6 +278,13 @@ void LoadedModel::start_team(const ModelOptions& options, int max_tokens) {
                              team_->n_unpinned(), team_->size()));
   experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, *team_);
   if (on_gpu_) watch_ = std::make_unique<TeamWatch>(*team_, kTeamPatience, end_program);
+}
+
+std::optional<DType> wanted_cache_type(const std::string& option) {
+  require(option == "auto" || option == "bf16" || option == "fp8",
+          "--kv {}: choose auto, bf16 or fp8", option);
+  if (option == "auto") return {};
+  return option == "fp8" ? DType::kF8E4M3 : DType::kBF16;
 }
 
 bool fp8_activations(const std::string& option) {

@@ -108,6 +108,10 @@ class LoadedModel {
   std::unique_ptr<HostPages> host_pages_;  // of a cache on the GPU, for several sequences
 };
 
+// What --kv says of a GPU's cache; nothing: auto. Throws Error for another name than auto, bf16 and
+// fp8.
+std::optional<DType> wanted_cache_type(const std::string& option);
+
 // Whether --activations says fp8. Throws Error for another name than that and bf16.
 bool fp8_activations(const std::string& option);
 

@@ -12,6 +12,7 @@
 #include "bench/layer_bench.h"
 #include "bench/mlp_bench.h"
 #include "gpu_twins.h"
+#include "tests/bench_rows.h"
 
 namespace tandem {
 namespace {
@@ -37,25 +38,13 @@ constexpr double kSeconds = 1e-3;
 constexpr int64_t kMemory = 1 << 28;
 const WeightFormats kFormats = {{DType::kBF16}, {DType::kBF16}};
 
-class GpuBench : public testing::Test {
+class GpuBench : public BenchRows {
  protected:
-  OnRow collect() {
-    return [this](const Json& row) { rows_.push_back(row); };
-  }
-  void expect_times_on_card(size_t n) {
-    EXPECT_EQ(rows_.size(), n);
-    for (const Json& row : rows_) {
-      ASSERT_TRUE(row["gpu_seconds"].is_number()) << row.dump();
-      EXPECT_GT(row["gpu_seconds"].get<double>(), 0);
-    }
-  }
-
   const cpu::KernelTable kernels_ = cpu::kernels_for(cpu::best_isa());
   Team team_{1};
   MachineSpeed speed_{team_, 1 << 20};
   const ModelConfig config_ = tiny_config();
   const GpuTwins gpus_ = gpu_twins();
-  std::vector<Json> rows_;
 };
 
 TEST_F(GpuBench, Embed) {

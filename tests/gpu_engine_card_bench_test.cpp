@@ -4,6 +4,7 @@
 
 #include "gpu_benches.h"
 #include "gpu_kernels/runtime.h"
+#include "tests/bench_rows.h"
 #include "tests/small_config.h"
 
 namespace tandem {
@@ -13,19 +14,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kSeconds = 1e-3;
 
-class CardBench : public testing::Test {
+class CardBench : public BenchRows {
  protected:
-  OnRow collect() {
-    return [this](const Json& row) { rows_.push_back(row); };
-  }
-  void expect_times_on_card(size_t n) {
-    EXPECT_EQ(rows_.size(), n);
-    for (const Json& row : rows_) {
-      ASSERT_TRUE(row["gpu_seconds"].is_number()) << row.dump();
-      EXPECT_GT(row["gpu_seconds"].get<double>(), 0);
-    }
-  }
-
   static ModelConfig smaller_r1() {
     ModelConfig c = small_r1();
     c.dim = c.dense_dim = 128;
@@ -33,7 +23,6 @@ class CardBench : public testing::Test {
   }
 
   const ModelConfig config_ = smaller_r1();
-  std::vector<Json> rows_;
 };
 
 TEST_F(CardBench, SmallKernels) {

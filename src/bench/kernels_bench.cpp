@@ -4,6 +4,7 @@
 
 #include "bench/roofline.h"
 #include "core/check.h"
+#include "model/parameters.h"
 
 namespace tandem {
 namespace {
@@ -43,8 +44,8 @@ bool has(const ModelConfig& config, SmallKernel kernel) {
 // Activations are float, the cache and the embedding BF16 (docs/gpu.md); every number is moved
 // once, whatever a cache may hold of it already.
 int64_t bytes_of(SmallKernel kernel, const ModelConfig& c, int64_t n) {
-  constexpr int64_t kFloat = 4, kBf16 = 2, kIndex = 4, kFp8Token = 656;
-  const int64_t kv = c.mla.kv_rank + c.mla.rope_dim, dim = c.dim;
+  constexpr int64_t kFloat = 4, kBf16 = 2, kIndex = 4;
+  const int64_t kv = c.mla.cache_dim(), dim = c.dim;
   const int64_t pairs = n * c.router.n_active, experts = c.router.n_experts;
   switch (kernel) {
     case SmallKernel::kEmbed:
@@ -57,7 +58,7 @@ int64_t bytes_of(SmallKernel kernel, const ModelConfig& c, int64_t n) {
     case SmallKernel::kAppend:
       return n * (kIndex + kv * (kFloat + kBf16));
     case SmallKernel::kAppendFp8:
-      return n * (kIndex + kv * kFloat + kFp8Token);
+      return n * (kIndex + kv * kFloat + kFp8TokenBytes);
     case SmallKernel::kRoute:
       return n * experts * kFloat + (c.router.has_bias() ? experts * kFloat : 0) +
              pairs * (kIndex + kFloat);

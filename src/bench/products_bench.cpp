@@ -19,8 +19,7 @@ std::vector<ManyRowsProduct> products_of(const ModelConfig& c) {
       {"gate", Kind::kDense, c.dense_dim, c.dim},
       {"attention output", Kind::kDense, c.dim, c.mla.n_heads * c.mla.v_dim}};
   if (c.mla.q_rank > 0)
-    all.push_back(
-        {"queries", Kind::kDense, c.mla.n_heads * (c.mla.nope_dim + c.mla.rope_dim), c.mla.q_rank});
+    all.push_back({"queries", Kind::kDense, c.mla.n_heads * c.mla.qk_dim(), c.mla.q_rank});
   if (c.router.n_experts > 0) {
     const int n = std::min(kGroupedExperts, c.router.n_experts);
     all.push_back({"experts' gate, up", Kind::kGateUp, c.expert_dim, c.dim, n});

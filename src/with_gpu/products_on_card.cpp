@@ -6,6 +6,7 @@
 #include "gpu_benches.h"
 #include "gpu_kernels/products.h"
 #include "gpu_model.h"
+#include "offload/plan/cost.h"
 #include "random_on_card.h"
 
 namespace tandem {
@@ -64,7 +65,7 @@ Operands::Operands(const ManyRowsProduct& p, int n, Number type, const ModelConf
       n_(n),
       n_multiprocessors_(n_multiprocessors),
       type_(type),
-      block_(config.scale_block > 0 ? config.scale_block : 128),
+      block_(scale_block_of(config)),
       stride_(gpu::product_stride(p.cols)),
       out_cols_(gpu::product_stride(matrix_rows(p))),
       rows_of_x_(rows_of_x(p, n)),

@@ -87,7 +87,7 @@ std::optional<double> SmallKernelsOnCard::seconds(SmallKernel kernel, int n, dou
 }
 
 Floats SmallKernelsOnCard::floats_of(SmallKernel kernel, int64_t n) const {
-  const int64_t dim = padded(n * c_.dim), kv = padded(n * (c_.mla.kv_rank + c_.mla.rope_dim));
+  const int64_t dim = padded(n * c_.dim), kv = padded(n * c_.mla.cache_dim());
   const int64_t pairs = n * c_.router.n_active, experts = c_.router.n_experts;
   switch (kernel) {
     case SmallKernel::kEmbed:
@@ -95,7 +95,7 @@ Floats SmallKernelsOnCard::floats_of(SmallKernel kernel, int64_t n) const {
     case SmallKernel::kNorm:
       return {.x = dim, .other = padded(c_.dim), .out = dim};
     case SmallKernel::kRope:
-      return {.x = padded(n * c_.mla.n_heads * (c_.mla.nope_dim + c_.mla.rope_dim))};
+      return {.x = padded(n * c_.mla.n_heads * c_.mla.qk_dim())};
     case SmallKernel::kAppend:
       return {.x = kv, .out = kv};
     case SmallKernel::kAppendFp8:
@@ -148,7 +148,7 @@ std::vector<int32_t> SmallKernelsOnCard::indices_of(SmallKernel kernel, int n) c
 
 void SmallKernelsOnCard::launch(SmallKernel kernel, int n, const Operands& at) {
   const int dim = c_.dim, n_active = c_.router.n_active;
-  const int kv = c_.mla.kv_rank + c_.mla.rope_dim, head = c_.mla.nope_dim + c_.mla.rope_dim;
+  const int kv = c_.mla.cache_dim(), head = c_.mla.qk_dim();
   const auto ids = reinterpret_cast<int32_t*>(at.out);
   const int64_t pairs = padded(int64_t{n} * n_active);
   switch (kernel) {

@@ -1,0 +1,27 @@
+// Rows of a benchmark, for tests of what they say.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "bench/experts_bench.h"
+
+namespace tandem {
+
+class BenchRows : public testing::Test {
+ protected:
+  OnRow collect() {
+    return [this](const nlohmann::ordered_json& row) { rows_.push_back(row); };
+  }
+  void expect_times_on_card(size_t n) {
+    EXPECT_EQ(rows_.size(), n);
+    for (const nlohmann::ordered_json& row : rows_) {
+      ASSERT_TRUE(row["gpu_seconds"].is_number()) << row.dump();
+      EXPECT_GT(row["gpu_seconds"].get<double>(), 0);
+    }
+  }
+
+  std::vector<nlohmann::ordered_json> rows_;
+};
+
+}  // namespace tandem
