@@ -1,0 +1,84 @@
+"""Many mutants in one text, each behind a number, and what chooses it at run time.
+
+TANDEM_MUTANT is the number of the mutant that is on; where a mutant stands that is passed, its byte in the file that
+TANDEM_REACHED names becomes 1. No function is called, so that an island gains no symbol (tests/islands_test.sh).
+"""
+import dataclasses
+
+# Stands for "this mutant is on" in Site.schema.
+ON = "\0"
+MOST_MUTANTS = 65536
+DECLARATIONS = 'extern "C" int tandem_mutant; extern "C" bool* tandem_reached;\n'
+RUNTIME = """#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+namespace {
+constexpr int kMostMutants = MOST;
+bool nowhere[kMostMutants];
+}  // namespace
+
+extern "C" {
+int tandem_mutant = 0;
+bool* tandem_reached = nowhere;
+}
+
+// Before every other initialiser of the program.
+__attribute__((constructor(101))) static void choose_mutant() {
+  if (const char* number = std::getenv("TANDEM_MUTANT")) tandem_mutant = std::atoi(number);
+  const char* path = std::getenv("TANDEM_REACHED");
+  const int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+  if (file < 0) return;
+  void* bytes = mmap(nullptr, kMostMutants, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (bytes != MAP_FAILED) tandem_reached = static_cast<bool*>(bytes);
+  close(file);
+}
+""".replace("MOST", str(MOST_MUTANTS))
+# Included by CMake behind project(): every program has the choice in it.
+CMAKE = """add_library(tandem_mutation STATIC ${CMAKE_CURRENT_LIST_DIR}/runtime.cpp)
+set_target_properties(tandem_mutation PROPERTIES POSITION_INDEPENDENT_CODE ON)
+link_libraries(tandem_mutation)
+"""
+
+
+@dataclasses.dataclass
+class Site:
+    kind: str
+    start: int  # bytes of the file
+    end: int
+    changed: list  # each a slip that can stand in place of file[start:end]
+    schema: list  # for each slip: code that is the original, or the slip where ON
+    in_constexpr: bool = False
+
+
+def is_on(mutant):
+    chosen = f"(tandem_reached[{mutant.number}] = true, tandem_mutant == {mutant.number})"
+    if mutant.site.in_constexpr:  # what the compiler evaluates stays as it was
+        return f"(!__builtin_is_constant_evaluated() && {chosen})"
+    return chosen
+
+
+def planted(text, mutants):
+    """`text` with all mutants, and for each the first and last line of the result that it changes."""
+    out, at, lines = DECLARATIONS, 0, {}
+    for mutant in sorted(mutants, key=lambda m: m.site.start):
+        site = mutant.site
+        out += text[at:site.start]
+        first = out.count("\n") + 1
+        out += site.schema[mutant.choice].replace(ON, is_on(mutant))
+        lines[mutant.number] = first, out.count("\n") + 1
+        at = site.end
+    return out + text[at:], lines
+
+
+def one_line_diff(text, mutant):
+    """The lines that a mutant changes, before and after, each made one line."""
+    site = mutant.site
+    start = text.rfind("\n", 0, site.start) + 1
+    end = text.find("\n", site.end)
+    end = len(text) if end < 0 else end
+    before = text[start:end]
+    after = text[start:site.start] + site.changed[mutant.choice] + text[site.end:end]
+    return " ".join(before.split()), " ".join(after.split())
