@@ -4,15 +4,19 @@
 # make bundle        the same for machines that cannot build: build/tandem-bench.tar.gz
 # make validate-planner  predictions against this machine, into docs/planner_validation.md
 # make hybrid-schedule   a step shared by a card that is a delay and this CPU's experts, for docs/hybrid.md
+# make mutation-score    what the tests notice of 100 random slips (SEED=1); more in tools/mutation_score.py
+# make install       the program and its models below PREFIX (/usr/local); DESTDIR stages them for a package
 # The rest: bench, asan, tsan, fuzz, mutants, format, lint. Everything is built below build/.
 # make and make build also build tests and benchmarks
-.PHONY: all configure build run test deps bench bench-report validate-planner hybrid-schedule bundle asan tsan fuzz mutants format lint clean
+.PHONY: all configure build run test install deps bench bench-report validate-planner hybrid-schedule bundle asan tsan fuzz mutants mutation-score format lint clean
 
 PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev \
             nlohmann-json3-dev libboost-dev libssl-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev python3 python3-venv python3-jinja2
 LINT_PACKAGES := clang-format-14 clang-tidy-14
 JOBS := $(shell nproc)
 FUZZ_SECONDS ?= 600
+SEED ?= 1
+PREFIX ?= /usr/local
 
 all: build
 
@@ -25,6 +29,11 @@ test: build
 	@tools/client_packages.sh
 	@tools/fuzz.sh 3
 	@ctest --test-dir build/release --output-on-failure -j$(JOBS)
+
+install: deps
+	@cmake --preset release -DCMAKE_INSTALL_PREFIX=$(PREFIX) > build/configure.log 2>&1 || (cat build/configure.log; exit 1)
+	@cmake --build build/release -j$(JOBS) --target tandem
+	@DESTDIR="$(DESTDIR)" cmake --install build/release
 
 configure: deps
 	@cmake --preset release > build/configure.log 2>&1 || (cat build/configure.log; exit 1)
@@ -67,6 +76,9 @@ fuzz: deps
 
 mutants: build
 	@python3 tools/mutants.py
+
+mutation-score: deps
+	@python3 tools/mutation_score.py --seed $(SEED)
 
 format: deps
 	@tools/install_packages.sh $(LINT_PACKAGES)

@@ -30,9 +30,9 @@ __device__ void for_columns(int rows, int cols, Work work) {
 }
 
 LaunchShape shape_for(int rows, int cols) {
-  constexpr int kMaxGridY = 65535, kColumns = kThreads * kEach;
+  constexpr int kColumns = kThreads * kEach;
   return {.grid_x = (cols + kColumns - 1) / kColumns,
-          .grid_y = rows < kMaxGridY ? rows : kMaxGridY,
+          .grid_y = min(rows, kMaxGridYz),
           .threads = kThreads};
 }
 

@@ -57,9 +57,18 @@ void round_rows(const Stream& stream, const RoundArgs& a) {
 }
 
 void combine_experts(const Stream& stream, const CombineArgs& a) {
-  launch(combine_kernel,
-         {.grid_x = (a.cols + kThreads - 1) / kThreads, .grid_y = a.n_tokens, .threads = kThreads},
-         stream, a);
+  for (int first = 0; first < a.n_tokens; first += kMaxGridYz) {
+    CombineArgs part = a;
+    part.row_of += int64_t{first} * a.n_active;
+    part.weights += int64_t{first} * a.n_active;
+    part.y += first * a.y_stride;
+    part.n_tokens = min(a.n_tokens - first, kMaxGridYz);
+    launch(combine_kernel,
+           {.grid_x = (a.cols + kThreads - 1) / kThreads,
+            .grid_y = part.n_tokens,
+            .threads = kThreads},
+           stream, part);
+  }
 }
 
 }  // namespace tandem::gpu

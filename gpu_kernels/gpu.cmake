@@ -1,7 +1,8 @@
 # The GPU kernels twice: compiled by g++ and run by an emulator, on every machine, for tests; and,
 # where a CUDA toolkit is found, compiled by nvcc. The include path chooses device.h, the link
 # chooses the runtime; no kernel contains an #if (docs/gpu.md).
-set(TANDEM_CUDA auto CACHE STRING "GPU architectures, e.g. 80;90; all that are supported; auto: 89 where nvcc is found; off")
+set(TANDEM_CUDA auto CACHE STRING "GPU architectures, e.g. 80;90; all that are supported; auto: by this machine; off")
+include(gpu_kernels/architectures.cmake)
 
 file(GLOB gpu_kernels CONFIGURE_DEPENDS gpu_kernels/*.cu)
 file(GLOB gpu_decisions CONFIGURE_DEPENDS gpu_kernels/*.cpp)
@@ -19,15 +20,10 @@ if(TANDEM_SANITIZE)  # the scheduler stays out of ThreadSanitizer's sight
                               PROPERTIES COMPILE_OPTIONS -fno-sanitize=thread)
 endif()
 
-if(TANDEM_CUDA STREQUAL auto OR TANDEM_CUDA STREQUAL all)
+if(TANDEM_CUDA STREQUAL auto)
   find_program(TANDEM_NVCC nvcc HINTS /usr/local/cuda/bin)
-  set(architectures 89)
-  if(TANDEM_CUDA STREQUAL all)
-    set(architectures 80-real 86-real 89-real 90-real 100-real 120)
-  endif()
 elseif(TANDEM_CUDA)
   find_program(TANDEM_NVCC nvcc HINTS /usr/local/cuda/bin REQUIRED)
-  set(architectures ${TANDEM_CUDA})
 endif()
 if(NOT TANDEM_CUDA OR NOT TANDEM_NVCC OR TANDEM_SANITIZE)
   return()
@@ -37,6 +33,17 @@ string(REGEX MATCH "release ([0-9.]+)" found "${nvcc_says}")
 if(TANDEM_CUDA STREQUAL auto AND (NOT found OR CMAKE_MATCH_1 VERSION_LESS 12.4))
   message(STATUS "${TANDEM_NVCC} is not of CUDA 12.4 or newer: this build has no GPU")
   return()
+endif()
+
+find_program(TANDEM_NVIDIA_SMI nvidia-smi)
+ask_nvcc(${TANDEM_NVCC} known)
+ask_driver("${TANDEM_NVIDIA_SMI}" here)
+cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
+choose_architectures("${TANDEM_CUDA}" "${known}" "${here}" ${cores} architectures note problem)
+if(problem)
+  message(FATAL_ERROR "${problem}")
+elseif(note)
+  message(STATUS "${note}")
 endif()
 
 set(CMAKE_CUDA_COMPILER ${TANDEM_NVCC})

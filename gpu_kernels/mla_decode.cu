@@ -73,14 +73,14 @@ __device__ Work work_of_block(const MlaDecodeArgs& a) {
   const int seq = blockIdx.z, heads = a.n_heads, length = a.sequences.kv_length[seq];
   const int n_tokens = a.sequences.n_tokens[seq];
   Work w;
-  w.first_row = blockIdx.y * kRows;
+  w.first_row = blockIdx.x * kRows;
   w.n_rows = min(kRows, n_tokens * heads - w.first_row);
   w.row_of_all = int64_t{a.sequences.first_token[seq]} * heads + w.first_row;
   w.before = length - n_tokens;
   const int n_tiles = (length + kTile - 1) / kTile;
   const int each = max(kMinTiles, (n_tiles + a.n_splits - 1) / a.n_splits);
   w.n_used_splits = (n_tiles + each - 1) / each;
-  const int first = blockIdx.x * each;
+  const int first = blockIdx.y * each;
   w.n_tiles = w.n_rows > 0 ? min(each, n_tiles - first) : 0;
   w.context = {&a.cache, a.sequences.pages + int64_t{seq} * a.sequences.max_pages, first * kTile,
                min(length, (first + each) * kTile)};
@@ -214,10 +214,10 @@ __device__ void store(const MlaDecodeArgs& a, const Work& w, const RunningSoftma
     const int row = threadIdx.x / 4;
     s.rescale[row] = state.sum > 0 ? 1 / state.sum : 0;
     if (!whole && row < w.n_rows)
-      a.partial_lse[blockIdx.x * a.n_rows + w.row_of_all + row] = state.max + log2f(state.sum);
+      a.partial_lse[blockIdx.y * a.n_rows + w.row_of_all + row] = state.max + log2f(state.sum);
   }
   __syncthreads();
-  float* out = whole ? a.out : a.partial + blockIdx.x * a.n_rows * a.cache.kv_rank;
+  float* out = whole ? a.out : a.partial + blockIdx.y * a.n_rows * a.cache.kv_rank;
   const int64_t stride = whole ? a.out_stride : a.cache.kv_rank;
 #pragma unroll
   for (int m = 0; m < 2; ++m)
@@ -270,8 +270,8 @@ template <class Tiles>
 void launch_decode(const Stream& stream, const MlaDecodeArgs& a) {
   const int max_rows = a.sequences.max_tokens * a.n_heads;
   launch(mla_decode_kernel<Tiles>,
-         {.grid_x = a.n_splits,
-          .grid_y = (max_rows + kRows - 1) / kRows,
+         {.grid_x = (max_rows + kRows - 1) / kRows,
+          .grid_y = a.n_splits,
           .grid_z = a.sequences.n,
           .threads = kThreads,
           .shared_bytes = sizeof(typename Tiles::Shared)},
@@ -289,12 +289,23 @@ void mla_decode(const Stream& stream, const MlaDecodeArgs& a) {
   check(c.kv_rank % 2 == 0 && c.rope_dim % 2 == 0, "odd dimensions of MLA");
   check(!c.fp8 || c.rope_dim <= kMaxCacheDim - kMaxKvRank, "dimensions of an FP8 cache");
   check(c.fp8 || c.stride % 8 == 0, "rows of the cache begin at multiples of 16 bytes");
-  (c.fp8 ? launch_decode<Fp8Tiles> : launch_decode<Bf16Tiles>)(stream, a);
+  const auto run = c.fp8 ? &launch_decode<Fp8Tiles> : &launch_decode<Bf16Tiles>;
+  const PagedSequences& all = a.sequences;
+  for (int first = 0; first < all.n; first += kMaxGridYz) {
+    MlaDecodeArgs part = a;
+    part.sequences.first_token += first;
+    part.sequences.n_tokens += first;
+    part.sequences.kv_length += first;
+    part.sequences.pages += int64_t{first} * all.max_pages;
+    part.sequences.n = min(all.n - first, kMaxGridYz);
+    run(stream, part);
+  }
 }
 
 int mla_decode_splits(int n_sequences, int max_tokens, int n_heads, int n_multiprocessors) {
   const int row_blocks = (max_tokens * n_heads + kRows - 1) / kRows;
-  return max(1, n_multiprocessors / (n_sequences * row_blocks));
+  const int64_t blocks = int64_t{n_sequences} * row_blocks;
+  return max(1, static_cast<int>(n_multiprocessors / blocks));
 }
 
 }  // namespace tandem::gpu

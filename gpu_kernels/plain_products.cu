@@ -77,9 +77,8 @@ __global__ void down_kernel(const __grid_constant__ PlainExpertsArgs a) {
 }
 
 LaunchShape shape_for(int rows, int cols) {
-  constexpr int kMaxGridY = 65535;
   return {.grid_x = (cols + kThreads - 1) / kThreads,
-          .grid_y = rows < kMaxGridY ? rows : kMaxGridY,
+          .grid_y = min(rows, kMaxGridYz),
           .threads = kThreads};
 }
 

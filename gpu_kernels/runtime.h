@@ -53,6 +53,8 @@ class Buffer {
   Site site_ = Site::kDevice;
 };
 
+// Blocks that CUDA allows along y and along z; along x it allows 2^31 - 1.
+constexpr int kMaxGridYz = 65535;
 struct LaunchShape {
   int grid_x = 1, grid_y = 1, grid_z = 1;
   int threads = 128;         // a block

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <thread>
 
+#include "clock.h"
 #include "device.h"
 #include "gpu_kernels/signals.h"
 
@@ -26,6 +27,18 @@ __global__ void await_kernel(const __grid_constant__ SignalArgs a) {
   while (static_cast<int32_t>(load_acquire(a.word) - n) < 0) {
   }
   *a.count = n;
+}
+
+struct ProbeArgs {
+  uint32_t *raised, *seen;  // mapped
+  uint64_t patience_nanoseconds;
+};
+
+__global__ void probe_kernel(const __grid_constant__ ProbeArgs a) {
+  const uint64_t end = nanoseconds() + a.patience_nanoseconds;
+  while (load_acquire(a.raised) == 0)
+    if (nanoseconds() > end) return;
+  store_release(a.seen, 1);
 }
 
 }  // namespace
@@ -56,6 +69,25 @@ void SignalToStream::raise() {
 
 void SignalToStream::await(const Stream& stream) {
   launch(await_kernel, {.threads = 1}, stream, {word_.as<uint32_t>(), count_.as<uint32_t>()});
+}
+
+// The raise follows the launch at once, unless the launch waits for a kernel that has lost
+// patience.
+std::string why_no_hand_off(Stream& stream) {
+  constexpr uint64_t kPatience = 2'000'000'000;
+  const Buffer words(2 * sizeof(uint32_t), Site::kMapped);
+  const std::atomic_ref<uint32_t> raised(words.as<uint32_t>()[0]), seen(words.as<uint32_t>()[1]);
+  raised = 0;
+  seen = 0;
+  launch(probe_kernel, {.threads = 1}, stream,
+         {words.as<uint32_t>(), words.as<uint32_t>() + 1, kPatience});
+  raised.store(1, std::memory_order_release);
+  stream.wait();
+  if (seen == 1) return "";
+  return "launches of kernels wait for the kernels (CUDA_LAUNCH_BLOCKING, or a tool that runs one "
+         "at "
+         "a time), so a GPU that shares a model with the CPU would wait for ever: unset "
+         "CUDA_LAUNCH_BLOCKING, run without the tool, or use --device cpu";
 }
 
 }  // namespace tandem::gpu

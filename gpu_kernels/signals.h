@@ -3,6 +3,8 @@
 // reset, so none is lost. What was written before a raise, in mapped memory too, is seen after its
 // await.
 #pragma once
+#include <string>
+
 #include "gpu_kernels/runtime.h"
 
 namespace tandem::gpu {
@@ -37,5 +39,10 @@ class SignalToStream {
   Buffer count_{sizeof(uint32_t), Site::kDevice};  // how many raises were awaited, less one
   uint32_t n_raised_ = ~0u;
 };
+
+// Why no stream can await this process: with CUDA_LAUNCH_BLOCKING, and under tools that run one
+// kernel at a time, a launch returns when its kernel has ended, and a kernel that awaits a raise of
+// the launching thread never does. In one line, with what to do; empty: launches return at once.
+std::string why_no_hand_off(Stream& stream);
 
 }  // namespace tandem::gpu

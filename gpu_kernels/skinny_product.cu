@@ -321,17 +321,22 @@ void skinny_per_head(const Stream& stream, const PerHeadArgs& p) {
   w.data = static_cast<const uint8_t*>(w.data) + p.first_row * w.stride * bytes_of(w.type);
   w.row0 += p.first_row;
   w.rows = p.out_cols;
-  const SkinnyArgs a = {.x = p.x,
-                        .w = w,
-                        .out = p.out,
-                        .x_stride = p.x_stride * p.n_heads,
-                        .out_stride = p.out_stride * p.n_heads,
-                        .n_tokens = p.n_tokens,
-                        .workspace = {},
-                        .n_multiprocessors = 1};
-  const int token_tiles = (p.n_tokens + kSkinnyTokens - 1) / kSkinnyTokens;
-  launch_skinny(stream, {a, kMaxSteps, p.n_heads, p.rows_per_head},
-                {.grid_x = (p.out_cols + kRows - 1) / kRows, .grid_z = token_tiles * p.n_heads});
+  const int64_t x_stride = p.x_stride * p.n_heads, out_stride = p.out_stride * p.n_heads;
+  const int tiles_at_once = kMaxGridYz / p.n_heads, tokens_at_once = tiles_at_once * kSkinnyTokens;
+  for (int first = 0; first < p.n_tokens; first += tokens_at_once) {
+    const int n_tokens = min(p.n_tokens - first, tokens_at_once);
+    const int n_tiles = (n_tokens + kSkinnyTokens - 1) / kSkinnyTokens;
+    const SkinnyArgs a = {.x = p.x + first * x_stride,
+                          .w = w,
+                          .out = p.out + first * out_stride,
+                          .x_stride = x_stride,
+                          .out_stride = out_stride,
+                          .n_tokens = n_tokens,
+                          .workspace = {},
+                          .n_multiprocessors = 1};
+    launch_skinny(stream, {a, kMaxSteps, p.n_heads, p.rows_per_head},
+                  {.grid_x = (p.out_cols + kRows - 1) / kRows, .grid_z = n_tiles * p.n_heads});
+  }
 }
 
 }  // namespace tandem::gpu

@@ -51,6 +51,8 @@ HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int 
       cpu_(parts.on_cpu),
       stream_(parts.stream),
       layers_(parts.weights.layers.size()) {
+  const std::string no_hand_off = gpu::why_no_hand_off(stream_);
+  require(no_hand_off.empty(), "{}", no_hand_off);
   const int n_experts = config.router.n_experts;
   const int64_t pairs = int64_t{max_tokens} * config.router.n_active, word = sizeof(int32_t);
   std::vector<int32_t> places(layers_.size() * n_experts, -1);

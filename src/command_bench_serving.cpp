@@ -1,4 +1,4 @@
-// tandem bench serving: loads a server as sglang.bench_serving does, and reports as it does.
+// tandem bench serving: loads a server as sglang.benchmark.serving does, and reports as it did.
 #include <unistd.h>
 
 #include <cstdio>

@@ -35,19 +35,18 @@ int chat_command(const Options& options) {
   LoadedModel loaded(options.model, load_progress(options.quiet));
   nlohmann::ordered_json messages = first_messages(g.system, "");
   messages.erase(messages.size() - 1);
-  KvSequence kv;
+  Engine engine = engine_for(loaded, tokenizer);  // its prefix cache keeps the turns before
   GenerateOptions turn = g;
 
   const Interrupt interrupt;
   for (std::string line; read_line(line);) {
     if (line.empty()) continue;
     messages.push_back({{"role", "user"}, {"content", line}});
-    Request request = make_request(turn, tokenizer, format.prompt(messages));
-    request.kv = &kv;
+    const Request request = make_request(turn, tokenizer, format.prompt(messages));
     AnswerPrinter printer(opens_thinking(tokenizer, request.prompt));
     Answer answer;
     try {
-      answer = generate(loaded, tokenizer, request, g.stops,
+      answer = generate(engine, tokenizer, request, g.stops,
                         [&](std::string_view piece) { printer.print(piece); });
     } catch (const Error& error) {  // the conversation goes on without this turn
       std::fprintf(stderr, "error: %s\n", error.what());

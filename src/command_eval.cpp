@@ -8,7 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "console.h"
-#include "engine/score.h"
+#include "engine/completion.h"
+#include "io/json.h"
 #include "io/tokenizer.h"
 #include "options.h"
 
@@ -44,19 +45,29 @@ double divergence(std::span<const float> p, std::span<const float> q) {
   return sum;
 }
 
+// Windows have nothing in common: no prefix cache.
+struct Scored {
+  Scored(const ModelOptions& options, const LoadProgress& progress) : loaded(options, progress) {}
+  LoadedModel loaded;
+  Engine engine{loaded.model(),
+                loaded.cache(),
+                {loaded.config().vocab, {}},
+                loaded.context(),
+                {.max_running = 1, .keeps_pages = false}};
+};
+
 // One window of the text: every token but the first is predicted from those before it.
-void evaluate(LoadedModel& model, LoadedModel* other, std::span<const int32_t> tokens,
-              Totals& totals) {
-  const size_t vocab = model.config().vocab;
+void evaluate(Scored& model, Scored* other, std::span<const int32_t> tokens, Totals& totals) {
+  const size_t vocab = model.loaded.config().vocab;
   std::vector<float> kept;
-  score(model.model(), model.cache(), tokens, 0, [&](int64_t i, std::span<const float> logits) {
+  score(model.engine, tokens, 0, [&](int64_t i, std::span<const float> logits) {
     if (i + 1 == static_cast<int64_t>(tokens.size())) return;
     totals.negative_log_likelihood += log_sum_exp(logits) - logits[tokens[i + 1]];
     ++totals.n_predicted;
     if (other) kept.insert(kept.end(), logits.begin(), logits.end());
   });
   if (!other) return;
-  score(other->model(), other->cache(), tokens, 0, [&](int64_t i, std::span<const float> logits) {
+  score(other->engine, tokens, 0, [&](int64_t i, std::span<const float> logits) {
     if (i + 1 == static_cast<int64_t>(tokens.size())) return;
     const std::span<const float> mine(kept.data() + i * vocab, vocab);
     totals.divergence += divergence(mine, logits);
@@ -83,8 +94,9 @@ int eval_command(const Options& options) {
           tokens.size());
 
   const bool quiet = options.quiet || options.json || !isatty(2);
-  LoadedModel model(model_options, load_progress(quiet));
-  std::unique_ptr<LoadedModel> other;
+  Scored model(model_options, load_progress(quiet));
+  std::unique_ptr<Scored> other;
+  if (!options.against.empty()) require_folder(options.against);
   require(options.against.empty() || options.against_experts.empty(),
           "--against and --against-experts: choose one");
   const bool other_format = !options.against_experts.empty();
@@ -95,17 +107,18 @@ int eval_command(const Options& options) {
     other_options.placement.clear();  // speaks of the first
     (other_format ? other_options.experts : other_options.directory) =
         other_format ? options.against_experts : options.against;
-    other = std::make_unique<LoadedModel>(other_options, load_progress(quiet));
-    require(other->config().vocab == model.config().vocab,
+    other = std::make_unique<Scored>(other_options, load_progress(quiet));
+    require(other->loaded.config().vocab == model.loaded.config().vocab,
             "{} has {} tokens and {} has {}: their predictions cannot be compared",
-            options.model.directory, model.config().vocab, other_name, other->config().vocab);
+            options.model.directory, model.loaded.config().vocab, other_name,
+            other->loaded.config().vocab);
   }
 
   Totals totals;
   std::vector<int32_t> window;
   const auto n = static_cast<int64_t>(tokens.size());
   const bool bos = tokenizer.add_bos() && tokenizer.bos();
-  const int64_t step = model.context() - (bos ? 1 : 0);
+  const int64_t step = model.loaded.context() - (bos ? 1 : 0);
   for (int64_t at = 0; at < n; at += step) {
     window.clear();
     if (bos) window.push_back(*tokenizer.bos());
@@ -120,7 +133,7 @@ int eval_command(const Options& options) {
   const auto count = static_cast<double>(totals.n_predicted);
   nlohmann::ordered_json report = {
       {"tokens", totals.n_predicted},
-      {"window", model.context()},
+      {"window", model.loaded.context()},
       {"perplexity", std::exp(totals.negative_log_likelihood / count)}};
   if (other) {
     report["mean_kl_divergence"] = totals.divergence / count;
@@ -131,7 +144,7 @@ int eval_command(const Options& options) {
     return 0;
   }
   std::printf("perplexity %.4f over %ld tokens in windows of %ld\n",
-              report["perplexity"].get<double>(), totals.n_predicted, model.context());
+              report["perplexity"].get<double>(), totals.n_predicted, model.loaded.context());
   if (other)
     std::printf("against %s: mean KL divergence %.3g nats, top-1 agreement %.2f %%\n",
                 other_name.c_str(), report["mean_kl_divergence"].get<double>(),

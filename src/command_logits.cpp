@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "console.h"
-#include "engine/score.h"
+#include "engine/completion.h"
 #include "npy.h"
 #include "options.h"
 
@@ -52,7 +52,9 @@ int logits_command(const Options& options) {
   LoadedModel loaded(model_options, load_progress(options.quiet));
   const int64_t vocab = loaded.config().vocab;
   NpyWriter file(options.out, options.all ? std::vector{n, vocab} : std::vector{vocab});
-  score(loaded.model(), loaded.cache(), tokens, options.all ? 0 : n - 1,
+  Engine engine(loaded.model(), loaded.cache(), {loaded.config().vocab, {}}, loaded.context(),
+                {.max_running = 1});
+  score(engine, tokens, options.all ? 0 : n - 1,
         [&](int64_t, std::span<const float> logits) { file.write(logits); });
   file.close();
   if (options.json) {

@@ -22,15 +22,6 @@ namespace fs = std::filesystem;
 constexpr int64_t kMaxStatisticsBytes = 256 << 20;
 
 // Files in `folder` without ".json", sorted.
-std::string names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored))
-    names.push_back(entry.path().stem().string());
-  std::sort(names.begin(), names.end());
-  return fmt::format("{}", fmt::join(names, ", "));
-}
-
 // A model directory, a config.json, or a name of models/configs.
 ModelConfig model_called(const std::string& name) {
   std::error_code ignored;
@@ -38,7 +29,8 @@ ModelConfig model_called(const std::string& name) {
   const std::string folder = program_file("models/configs");
   const std::string known = name == "kimi-k2" ? "k2" : name;
   require(fs::exists(name, ignored) || fs::exists(folder + "/" + known + ".json", ignored),
-          "{}: neither a model directory nor one of {}", name, names_in(folder));
+          "{} does not exist, and it is none of {}", name,
+          names_of_program_files("models/configs"));
   return bench_config(known);
 }
 
@@ -66,8 +58,8 @@ Machine machine_called(const std::string& name, bool quiet) {
   const std::string known = folder + "/" + name + ".json";
   if (name.find('/') == std::string::npos && fs::exists(known, ignored))
     return machine_from_file(known);
-  require(fs::exists(name, ignored), "--machine {}: neither a file nor one of {}", name,
-          names_in(folder));
+  require(fs::exists(name, ignored), "--machine {} does not exist, and it is none of {}", name,
+          names_of_program_files("machines"));
   return machine_from_file(name);
 }
 

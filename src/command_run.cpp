@@ -26,14 +26,14 @@ int64_t peak_rss_bytes() {
   return usage.ru_maxrss * 1024;
 }
 
-nlohmann::ordered_json logprob_of(const Tokenizer& tokenizer, const Sampled& sampled) {
+nlohmann::ordered_json logprob_of(const Tokenizer& tokenizer, const TokenEvent& event) {
   nlohmann::ordered_json top = nlohmann::ordered_json::array();
   const auto entry = [&](int32_t token, float logprob) {
     return nlohmann::ordered_json{
         {"id", token}, {"token", tokenizer.decode({&token, 1})}, {"logprob", logprob}};
   };
-  for (const TokenLogprob& t : sampled.top) top.push_back(entry(t.token, t.logprob));
-  auto chosen = entry(sampled.token, sampled.logprob);
+  for (const TokenLogprob& t : event.top) top.push_back(entry(t.token, t.logprob));
+  auto chosen = entry(*event.token, event.logprob);
   chosen["top"] = std::move(top);
   return chosen;
 }
@@ -90,10 +90,11 @@ int run_command(const Options& options) {
   const auto on_text = [&](std::string_view piece) {
     if (!options.json) printer.print(piece);
   };
-  const auto on_token = [&](const Sampled& sampled) {
-    if (g.sampling.n_top_logprobs >= 0) logprobs.push_back(logprob_of(tokenizer, sampled));
+  const auto on_token = [&](const TokenEvent& event) {
+    if (g.sampling.n_top_logprobs >= 0) logprobs.push_back(logprob_of(tokenizer, event));
   };
-  const Answer answer = generate(loaded, tokenizer, request, g.stops, on_text, on_token);
+  Engine engine = engine_for(loaded, tokenizer);
+  const Answer answer = generate(engine, tokenizer, request, g.stops, on_text, on_token);
   if (statistics) {
     statistics->write(routing_statistics_json(loaded.config(), *loaded.routing()));
     statistics->close();

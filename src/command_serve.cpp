@@ -7,7 +7,7 @@
 
 #include "console.h"
 #include "conversation.h"
-#include "engine/engine.h"
+#include "engine/completion.h"
 #include "io/json.h"
 #include "server/http_server.h"
 
@@ -16,9 +16,10 @@ namespace {
 
 void require_sane(const ServeOptions& s) {
   require(s.port >= 0 && s.port < 65536, "--port {}: must be between 0 and 65535", s.port);
-  require(s.max_batch >= 1 && s.max_batch <= 65536, "--max-batch {}: must be between 1 and 65536",
-          s.max_batch);
-  require(s.chunk >= 1 && s.chunk <= 65536, "--chunk {}: must be between 1 and 65536", s.chunk);
+  require(s.max_batch >= 1 && s.max_batch <= kMostStepTokens,
+          "--max-batch {}: must be between 1 and {}", s.max_batch, kMostStepTokens);
+  require(s.chunk >= 1 && s.chunk <= kMostStepTokens, "--chunk {}: must be between 1 and {}",
+          s.chunk, kMostStepTokens);
   require(s.kv_tokens >= 0, "--kv-tokens {}: must be 0 or more", s.kv_tokens);
   require(s.kv_fraction > 0 && s.kv_fraction < 1, "--kv-fraction {}: must be between 0 and 1",
           s.kv_fraction);
@@ -59,7 +60,11 @@ std::unique_ptr<ChatFormat> chat_format(const Options& options, const Tokenizer&
   }
 }
 
-void print_line(const std::string& line) { fmt::print(stderr, "{}\n", line); }
+// A line that cannot be written, as on a full disk, is left out: answers matter more.
+void print_line(const std::string& line) {
+  const std::string ended = line + "\n";
+  std::fwrite(ended.data(), 1, ended.size(), stderr);
+}
 
 // Loads the model and computes until the engine is told to stop. The threads that compute are
 // pinned where this one starts them, so all of it happens here.
@@ -96,8 +101,9 @@ class Computing {
       if (shown) shown(done, total, rate);
       service_.loading(total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0);
     });
-    Engine engine(loaded.model(), loaded.cache(), tokenizer_,
-                  vocabulary_of(tokenizer_, loaded.config().vocab), loaded.context(),
+    const Vocabulary vocabulary = vocabulary_of(tokenizer_, loaded.config().vocab);
+    warm_up(loaded.model(), loaded.cache(), vocabulary, loaded.context());
+    Engine engine(loaded.model(), loaded.cache(), vocabulary, loaded.context(),
                   {.max_running = s.max_batch,
                    .keeps_pages = !s.no_prefix_cache,
                    .host_pages = loaded.host_pages(),

@@ -5,10 +5,11 @@
 
 #include <atomic>
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 #include <iterator>
+#include <limits>
 
+#include "io/json.h"
 #include "io/load_jobs.h"
 
 namespace tandem {
@@ -98,11 +99,7 @@ void AnswerPrinter::write(std::string_view text) {
 
 std::string read_text(const std::string& path) {
   if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  require(file.good() || (file.eof() && !file.bad()),
-          "{} cannot be read: check that it is a file and readable", path);
-  return text;
+  return read_text_file(path, std::numeric_limits<int64_t>::max());
 }
 
 }  // namespace tandem

@@ -3,7 +3,7 @@
 #include <charconv>
 
 #include "console.h"
-#include "engine/stop_text.h"
+#include "engine/answer_stream.h"
 
 namespace tandem {
 namespace {
@@ -35,8 +35,7 @@ Request make_request(const GenerateOptions& options, const Tokenizer& tokenizer,
   Request request{.prompt = std::move(prompt),
                   .max_new_tokens = options.max_new_tokens,
                   .sampling = options.sampling,
-                  .stop_ids = {},
-                  .kv = nullptr};
+                  .stop_ids = {}};
   if (!options.ignore_eos) request.stop_ids = tokenizer.stop_ids();
   for (const std::string& bias : options.logit_bias)
     request.sampling.logit_bias.push_back(parse_bias(bias));
@@ -50,32 +49,37 @@ Vocabulary vocabulary_of(const Tokenizer& tokenizer, int model_vocab) {
   return vocabulary;
 }
 
-Answer generate(LoadedModel& loaded, const Tokenizer& tokenizer, const Request& request,
+Engine engine_for(LoadedModel& loaded, const Tokenizer& tokenizer) {
+  return {loaded.model(),
+          loaded.cache(),
+          vocabulary_of(tokenizer, loaded.config().vocab),
+          loaded.context(),
+          {.host_pages = loaded.host_pages()}};
+}
+
+Answer generate(Engine& engine, const Tokenizer& tokenizer, const Request& request,
                 const std::vector<std::string>& stops,
                 const std::function<void(std::string_view)>& on_text,
-                const std::function<void(const Sampled&)>& on_token) {
-  Generator generator(loaded.model(), loaded.cache(),
-                      vocabulary_of(tokenizer, loaded.config().vocab), loaded.context());
-  StreamDecoder decoder(tokenizer);
-  StopText stop(stops);
+                const std::function<void(const TokenEvent&)>& on_token) {
   Answer answer;
-  const auto emit = [&](std::string_view text) {
-    answer.text += text;
-    if (on_text) on_text(text);
+  const auto emit = [&](const AnswerPart& part) {
+    answer.text += part.text;
+    if (on_text) on_text(part.text);
   };
-  const GeneratorHooks hooks{.on_token =
-                                 [&](int, const Sampled& sampled) {
-                                   if (on_token) on_token(sampled);
-                                   emit(stop.push(decoder.push(sampled.token)));
-                                   return !stop.stopped();
-                                 },
-                             .cancelled = Interrupt::pending,
-                             .on_prefill = show_prefill};
-  answer.completion = std::move(generator.run({&request, 1}, hooks).front());
-  if (!stop.stopped()) {
-    emit(stop.push(decoder.flush()));
-    emit(stop.flush());
-  }
+  AnswerStream stream(tokenizer, {.stops = stops, .on_part = emit});
+  const CompletionHooks hooks{.on_token =
+                                  [&](int, const TokenEvent& event) {
+                                    if (on_token) on_token(event);
+                                    TokenEvent token;
+                                    token.token = event.token;
+                                    return stream.push(token);
+                                  },
+                              .cancelled = Interrupt::pending,
+                              .on_prefill = show_prefill};
+  answer.completion = std::move(complete(engine, {&request, 1}, hooks).front());
+  TokenEvent end;
+  end.finish = answer.completion.finish;
+  stream.push(end);
   return answer;
 }
 

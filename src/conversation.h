@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/generator.h"
+#include "engine/completion.h"
 #include "io/chat_format.h"
 #include "io/tokenizer.h"
 #include "loaded_model.h"
@@ -22,6 +22,9 @@ Request make_request(const GenerateOptions& options, const Tokenizer& tokenizer,
 // What a model with so many rows of logits may say.
 Vocabulary vocabulary_of(const Tokenizer& tokenizer, int model_vocab);
 
+// What a loaded model needs to answer one request at a time.
+Engine engine_for(LoadedModel& loaded, const Tokenizer& tokenizer);
+
 struct Answer {
   std::string text;
   Completion completion;
@@ -29,10 +32,10 @@ struct Answer {
 
 // Runs one request. `on_text` gets text as it becomes certain: complete characters, no part of a
 // stop string.
-Answer generate(LoadedModel& loaded, const Tokenizer& tokenizer, const Request& request,
+Answer generate(Engine& engine, const Tokenizer& tokenizer, const Request& request,
                 const std::vector<std::string>& stops,
                 const std::function<void(std::string_view)>& on_text,
-                const std::function<void(const Sampled&)>& on_token = {});
+                const std::function<void(const TokenEvent&)>& on_token = {});
 
 const char* name_of(FinishReason reason);  // "stop", "length", "cancelled"
 

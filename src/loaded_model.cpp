@@ -208,7 +208,7 @@ std::optional<CardShare> LoadedModel::share_of_card(const ModelOptions& options,
 
 // Of what is free with everything else in its place.
 void LoadedModel::add_host_pages(const ModelOptions& options) {
-  const int n = host_pages_for({.card_pages = cache_->n_free_pages(),
+  const int n = host_pages_for({.card_pages = cache_->n_pages(),
                                 .most_pages = options.max_kv_tokens / kPageSize,
                                 .page_bytes = KvCache::bytes_for(config_, kPageSize, cache_type()),
                                 .memory_bytes = available_memory_bytes()});
@@ -311,10 +311,12 @@ cpu::Isa choose_isa(const std::string& option) {
 }
 
 std::string embedded_model() {
-  const std::string config = program_file("models/tiny-r1/config.json");
-  require(!config.empty(),
-          "the embedded model models/tiny-r1 is not beside the program: name a model directory");
-  return config.substr(0, config.rfind('/'));
+  const std::string folder = program_file("models/tiny-r1");
+  require(!folder.empty(),
+          "the embedded model is missing (looked for {}): install the program with `make install`, "
+          "or name a model directory",
+          fmt::join(program_file_places("models/tiny-r1"), ", "));
+  return folder;
 }
 
 }  // namespace tandem

@@ -119,7 +119,7 @@ bool fp8_activations(const std::string& option);
 // one and for one that this machine lacks, naming what it has.
 cpu::Isa choose_isa(const std::string& option);
 
-// Where models/tiny-r1 is: beside the program, or in a folder above it.
+// Where models/tiny-r1 is. Throws Error that names the places where it was looked for.
 std::string embedded_model();
 
 }  // namespace tandem

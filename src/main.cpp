@@ -11,6 +11,7 @@
 #include "bench_options.h"
 #include "console.h"
 #include "core/run_error.h"
+#include "io/json.h"
 #include "options.h"
 #include "serve_options.h"
 
@@ -172,7 +173,11 @@ int dispatch(int argc, char** argv) {
   const auto add = [&](const char* name, const char* what, Command function, const char* examples) {
     CLI::App* sub = app.add_subcommand(name, what);
     sub->footer(std::string("Examples:\n") + examples);
-    sub->callback([&command, function] { command = function; });
+    sub->callback([&command, &o, function] {
+      command = function;
+      if (o.model.directory.empty()) o.model.directory = embedded_model();
+      require_folder(o.model.directory);
+    });
     add_model_options(*sub, o);
     return sub;
   };
@@ -266,7 +271,6 @@ int dispatch(int argc, char** argv) {
   }
   if (serve->parsed() && serve->count("--attention") == 0)
     o.model.attention = AttentionForm::kAbsorbed;
-  if (o.model.directory.empty()) o.model.directory = embedded_model();
   if (!o.model.cache.empty()) o.model.cache_use = CacheUse::kWrite;
   o.model.write_progress = load_progress(o.quiet || o.json, "writing");
   o.model.warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); };

@@ -55,7 +55,8 @@ void add_serving_bench_options(CLI::App& serving, Options& options) {
                    "let answers end where the model ends them");
   serving.add_option("--extra-request-body", o.extra_request_body,
                      "JSON object whose fields are added to each request");
-  serving.add_flag("--flush-cache", o.flush_cache, "POST /flush_cache before measuring");
+  serving.add_flag("--flush-cache", o.flush_cache,
+                   "empty the server's prefix cache before measuring");
   serving.add_option("--output-file", o.output_file,
                      "a line of JSON is appended; without it, BACKEND_MMDD_N_IN_OUT.jsonl");
   serving.add_flag("--output-details", o.output_details, "with lists of every request in it");

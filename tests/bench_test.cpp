@@ -161,7 +161,7 @@ TEST(BenchModel, TokensOfAPromptChooseTheirExpertsIndependently) {
   CpuOps ops(kernels, config, kTokens, team);
   CpuExperts experts(kernels, config, weights, kTokens, team);
   KvCache cache(config, kTokens, cache_type_for(kernels));
-  const std::vector<int32_t> pages = take_pages(cache, pages_for(kTokens));
+  const std::vector<int32_t> pages = first_pages(pages_for(kTokens));
   LastTokens last(kTokens, kTokens, pages);
   std::mt19937 rng(1);
   double used = 0;

@@ -335,6 +335,46 @@ class Works(unittest.TestCase):
         self.assertTrue(out.endswith("\n"))
 
 
+class Installed(unittest.TestCase):
+    """The program away from the source tree, with what `make install` puts beside it and without."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def run_at(self, program, *arguments):
+        return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=120)
+
+    def test_installed(self):
+        build = pathlib.Path(TANDEM).resolve().parent
+        subprocess.run(["cmake", "--install", str(build)], env={**os.environ, "DESTDIR": self.folder}, check=True, capture_output=True)
+        (program,) = pathlib.Path(self.folder).rglob("bin/tandem")
+        result = self.run_at(program, "run", "-q", "--temp", "0", "-p", "What is 12 + 7?")
+        self.assertIn("The answer is 19.", result.stdout, result.stderr)
+        result = self.run_at(program, "plan", "kimi-k2", "--machine", "12x8xh100", "--objective", "throughput", "--concurrency", "256")
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+    def test_a_lone_copy_says_where_it_looked(self):
+        home = os.path.join(self.folder, "1", "2", "3", "4")
+        os.makedirs(home)
+        program = shutil.copy(os.path.realpath(TANDEM), home)
+        result = self.run_at(program, "run", "-p", "x")
+        if result.returncode == 0:
+            self.skipTest("an installation on this machine was found")
+        self.assertEqual(result.returncode, 2)
+        self.assertRegex(result.stderr, r"^error: the embedded model is missing .*`make install`.*\n$")
+        for place in (home, os.path.join(self.folder, "1"), os.path.join(self.folder, "1", "2", "3", "share", "tandem")):
+            self.assertIn(os.path.join(place, "models", "tiny-r1"), result.stderr)
+        self.assertIn(os.path.join(home, "machines"), self.run_at(program, "plan", TINY, "--machine", "8xh200").stderr)
+        self.assertIn(os.path.join(home, "models", "configs"), self.run_at(program, "bench", "experts", "--config", "r1").stderr)
+
+    def test_a_lone_copy_needs_no_embedded_model_where_another_is_named(self):
+        program = shutil.copy(os.path.realpath(TANDEM), self.folder)
+        for command in (("inspect", TINY), ("plan", str(ROOT / "models/configs/r1.json"), "--machine", str(ROOT / "machines/8xh200.json"))):
+            result = self.run_at(program, *command)
+            self.assertEqual((result.returncode, result.stderr), (0, ""))
+
+
 class Refuses(unittest.TestCase):
     """Every bad input: exit status 2 (or 1), nothing on standard output, one line that begins with "error: "."""
 
@@ -460,6 +500,42 @@ class Refuses(unittest.TestCase):
 
     def test_no_memory(self):
         self.refused(["memory"], "run", "-p", "x", "--ctx", "1000000000")
+
+    def test_wrong_folders(self):
+        folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        (folder / "empty").mkdir()
+        (folder / "file").write_text("{}")
+        (folder / "loop").symlink_to("loop")
+        (folder / "other").mkdir()
+        (folder / "other" / "file").write_text("{}")
+        wrong = {"nope": "does not exist", "file/nope": "does not exist", "file": "is not a folder", "empty": "is empty",
+                 "loop": "cannot be read"}
+        if os.geteuid() != 0:  # root may read everything
+            (folder / "locked").mkdir(mode=0)
+            wrong["locked"] = "cannot be read"
+        text = ("-f", str(ROOT / "README.md"))
+        tokens = ("--tokens", "1", "--out", str(folder / "x.npy"))
+        commands = [("run",), ("run", "-p", "x"), ("chat",), ("serve", "--port", "0"), ("inspect",), ("tokenize", "-p", "x"),
+                    ("logits", *tokens), ("eval", *text), ("pack",)]
+        for name, word in wrong.items():
+            path = str(folder / name)
+            for command, *options in commands:
+                self.refused([path + " ", word], command, path, *options, statuses=(2,))
+            self.refused([path + " ", word], "eval", *text, "--against", path, statuses=(2,))
+        for name in ("nope", "empty", "file", "loop"):
+            self.refused_by_plan([str(folder / name)], str(folder / name), "--machine", "8xh200")
+            self.refused_by_plan([str(folder / name)], "r1", "--machine", str(folder / name))
+            self.refused([str(folder / name)], "bench", "experts", "--config", str(folder / name))
+        for command in ("inspect", "pack", "logits"):
+            options = tokens if command == "logits" else ()
+            self.refused([str(folder / "other"), "has no config.json"], command, str(folder / "other"), *options)
+
+    def test_folders_for_files(self):
+        for command in (("run", "-f"), ("tokenize", "-f"), ("eval", "-f"), ("logits", "--out", "x.npy", "--tokens")):
+            at = "@" if command[0] == "logits" else ""
+            self.refused(["/no/such: No such file or directory"], *command, at + "/no/such")
+            self.refused([f"{ROOT}: Is a directory"], *command, at + str(ROOT))
 
     def test_damaged_checkpoints(self):
         def cut(model):

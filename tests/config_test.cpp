@@ -261,7 +261,11 @@ TEST_F(Directory, GenerationConfigWins) {
 
 TEST_F(Directory, NamesTheFileAtFault) {
   const auto error = [&] { return message([&] { read(); }); };
-  EXPECT_NE(error().find((path_ / "config.json").string()), std::string::npos) << error();
+  EXPECT_NE(error().find(path_.string() + " is empty"), std::string::npos) << error();
+  write("tokenizer.json", "{}");
+  const std::string missing = error();
+  EXPECT_NE(missing.find(path_.string()), std::string::npos) << missing;
+  EXPECT_NE(missing.find("config.json"), std::string::npos) << missing;
   write("config.json", family("v3").dump());
   write("generation_config.json", R"({"eos_token_id": 200000})");
   EXPECT_NE(error().find("generation_config.json: eos_token_id is 200000"), std::string::npos)

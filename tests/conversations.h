@@ -15,7 +15,7 @@ class Conversations {
   // n of them, which have all pages of the cache.
   Conversations(DeepSeek& model, KvCache& cache, unsigned seed, int n)
       : model_(model), cache_(cache), sequences_(n) {
-    while (cache.n_free_pages() > 0) pages_.push_back(cache.take_page());
+    for (int page = cache.n_pages() - 1; page >= 0; --page) pages_.push_back(page);
     std::shuffle(pages_.begin(), pages_.end(), std::mt19937(seed));
   }
   int vocab() const { return model_.config().vocab; }
@@ -35,30 +35,19 @@ class Conversations {
   };
   // One step; the logits of each part's last token.
   std::vector<std::vector<float>> step(const std::vector<Part>& parts) {
-    std::vector<int32_t> tokens, positions, rows;
-    std::vector<Sequence> sequences;
-    for (const Part& part : parts) {
-      Kept& s = sequences_[part.sequence];
-      const auto first = static_cast<int32_t>(tokens.size());
-      for (const int32_t token : part.tokens) {
-        tokens.push_back(token);
-        positions.push_back(s.length++);
-      }
-      while (std::ssize(s.pages) < pages_for(s.length)) {
-        require(!pages_.empty(), "the cache of this test has too few pages");
-        s.pages.push_back(pages_.back());
-        pages_.pop_back();
-      }
-      sequences.push_back({first, static_cast<int32_t>(part.tokens.size()), s.length, s.pages});
-      rows.push_back(static_cast<int32_t>(tokens.size()) - 1);
-    }
-    std::vector<float> logits(rows.size() * vocab(), NAN);
-    model_.forward({tokens, positions, sequences, rows}, cache_,
-                   {logits.data(), std::ssize(rows), vocab(), vocab(), DType::kF32});
+    const Arrays a = arrays_of(parts);
+    std::vector<float> logits(a.rows.size() * vocab(), NAN);
+    model_.forward({a.tokens, a.positions, a.sequences, a.rows}, cache_,
+                   {logits.data(), std::ssize(a.rows), vocab(), vocab(), DType::kF32});
     std::vector<std::vector<float>> out;
-    for (size_t r = 0; r < rows.size(); ++r)
+    for (size_t r = 0; r < a.rows.size(); ++r)
       out.emplace_back(logits.begin() + r * vocab(), logits.begin() + (r + 1) * vocab());
     return out;
+  }
+  // One step of which no logits are wanted, so that a device may still be at it afterwards.
+  void step_without_logits(const std::vector<Part>& parts) {
+    const Arrays a = arrays_of(parts);
+    model_.forward({a.tokens, a.positions, a.sequences, {}}, cache_);
   }
 
  private:
@@ -66,6 +55,30 @@ class Conversations {
     int32_t length = 0;
     std::vector<int32_t> pages;
   };
+  struct Arrays {
+    std::vector<int32_t> tokens, positions, rows;
+    std::vector<Sequence> sequences;
+  };
+  Arrays arrays_of(const std::vector<Part>& parts) {
+    Arrays a;
+    for (const Part& part : parts) {
+      Kept& s = sequences_[part.sequence];
+      const auto first = static_cast<int32_t>(a.tokens.size());
+      for (const int32_t token : part.tokens) {
+        a.tokens.push_back(token);
+        a.positions.push_back(s.length++);
+      }
+      while (std::ssize(s.pages) < pages_for(s.length)) {
+        require(!pages_.empty(), "the cache of this test has too few pages");
+        s.pages.push_back(pages_.back());
+        pages_.pop_back();
+      }
+      a.sequences.push_back({first, static_cast<int32_t>(part.tokens.size()), s.length, s.pages});
+      a.rows.push_back(static_cast<int32_t>(a.tokens.size()) - 1);
+    }
+    return a;
+  }
+
   DeepSeek& model_;
   KvCache& cache_;
   std::vector<int32_t> pages_;  // that are free

@@ -2,6 +2,8 @@
 // against double precision. Bounds come from the arithmetic: a sum of k products in float
 // errs by at most k eps sum |x||w|, and by about sqrt(k) of that when errors are independent; 4
 // sqrt(k) is used.
+#include <sys/mman.h>
+
 #include "tests/check_close.h"
 #include "tests/kernel_cases.h"
 #include "tests/kernel_tables.h"
@@ -21,10 +23,11 @@ class KernelTest : public testing::TestWithParam<NamedTable> {
   }
 };
 
+// 352 columns are two blocks of 128 and three tiles of 32 for AMX.
 TEST_P(KernelTest, GemmOfEveryTypeAndShape) {
-  const Shape shapes[] = {{1, 8, 64},    {1, 1, 1},     {2, 3, 7},    {3, 8, 512},    {4, 9, 513},
-                          {5, 17, 129},  {7, 32, 640},  {33, 5, 100}, {31, 24, 1030}, {6, 75, 255},
-                          {1, 130, 384}, {300, 20, 70}, {19, 40, 128}};
+  const Shape shapes[] = {{1, 8, 64},    {1, 1, 1},     {2, 3, 7},     {3, 8, 512},    {4, 9, 513},
+                          {5, 17, 129},  {7, 32, 640},  {33, 5, 100},  {31, 24, 1030}, {6, 75, 255},
+                          {1, 130, 384}, {300, 20, 70}, {19, 40, 128}, {33, 34, 352}};
   for (const DType dtype : kTypes) {
     for (const auto [m, n, k] : shapes) {
       for (const cpu::ActivationType type : activations(t_, dtype)) {
@@ -161,6 +164,62 @@ TEST_P(KernelTest, GemmOfOneRowOfAPartOfAMatrix) {
         EXPECT_TRUE(std::isnan(got[n])) << "wrote past the row";
       }
     }
+  }
+}
+
+// Memory of which only the pages that are written take any.
+class SparseMemory {
+ public:
+  explicit SparseMemory(int64_t n_bytes)
+      : n_bytes_(static_cast<size_t>(n_bytes)),
+        data_(mmap(nullptr, n_bytes_, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+  SparseMemory(const SparseMemory&) = delete;
+  ~SparseMemory() {
+    if (exists()) munmap(data_, n_bytes_);
+  }
+  bool exists() const { return data_ != MAP_FAILED; }
+  void* data() const { return data_; }
+
+ private:
+  const size_t n_bytes_;
+  void* const data_;
+};
+
+// The last rows of a matrix of more than 4 GiB are packed and multiplied as those of a small one: a
+// place that is kept in 32 bits leads to zeros. (Kimi-K2's head has 2.3 GB.)
+TEST_P(KernelTest, RowsBehindFourGibibytes) {
+  constexpr int kRows = 80, kCols = 300, kMost = 3;
+  const bool panels = t_.layout == cpu::Layout::kPanels;
+  for (const DType dtype : kTypes) {
+    RandomModel store(with_block(128), dtype);
+    QuantView stored = random_weight(store, kRows, kCols, dtype);
+    stored.scale = {};
+    const Packed small(t_, stored);
+    cpu::Weight w = kernel_weight(small.w);
+    w.scales = nullptr;
+    const int64_t n_before = (int64_t{1} << 32) / w.stride + 1;  // rows or panels
+    const int64_t first_row = n_before * (panels ? cpu::kPanelRows : 1);
+    const SparseMemory room((n_before + kRows) * w.stride);
+    ASSERT_TRUE(room.exists());
+    t_.pack({stored.q.row_data(0), room.data(), w.type, first_row, kRows, kCols});
+    cpu::Weight large = w;
+    large.data = room.data();
+    for (const cpu::ActivationType type : activations(t_, dtype)) {
+      const Rows x(t_, type, normal(kMost * kCols), kMost, kCols, kCols);
+      for (const auto& [m, n] : {std::pair{1, 64}, {1, kRows}, {kMost, kRows}}) {
+        std::vector<float> want(m * n, kNaN), got(m * n, kNaN);
+        t_.gemm({x.view, w, 0, want.data(), n, m, n, kCols});
+        t_.gemm({x.view, large, first_row, got.data(), n, m, n, kCols});
+        EXPECT_EQ(got, want) << name_of(dtype) << " " << m << "x" << n;
+      }
+    }
+    const std::vector<float> x = normal(kRows);
+    const cpu::Activations rows = {x.data(), kRows * 4, cpu::ActivationType::kF32};
+    std::vector<float> want(kCols, kNaN), got(kCols, kNaN);
+    t_.gemm_transposed({rows, w, 0, want.data(), kCols, 1, kRows, kCols});
+    t_.gemm_transposed({rows, large, first_row, got.data(), kCols, 1, kRows, kCols});
+    EXPECT_EQ(got, want) << name_of(dtype) << " transposed";
   }
 }
 

@@ -5,12 +5,15 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
+#include <utility>
 
 #include "conversation.h"
-#include "engine/score.h"
+#include "engine/answer_stream.h"
 #include "io/grammar/schema_grammar.h"
 #include "tests/error_of.h"
+#include "tests/plain_engine.h"
 
 namespace tandem::test {
 namespace {
@@ -27,6 +30,22 @@ struct Ending {
   std::string error;
 };
 
+const Tokenizer& tokenizer() {
+  static const Tokenizer tokenizer = Tokenizer::from_directory(kModel);
+  return tokenizer;
+}
+
+// A request whose answer is wanted as text.
+struct Asked : EngineRequest {
+  AnswerStream::Options answer;
+};
+
+EngineRequest with_text(Asked asked) {
+  const auto stream = std::make_shared<AnswerStream>(tokenizer(), std::move(asked.answer));
+  asked.on_event = [stream](const TokenEvent& event) { return stream->push(event); };
+  return asked;
+}
+
 // An engine on a thread of its own, as the server has it.
 class RunningEngine {
  public:
@@ -37,6 +56,7 @@ class RunningEngine {
     bool async_output = true;
     bool keeps_pages = true;
     int64_t context = 2048;
+    bool warms_up = false;
   };
 
   explicit RunningEngine(const Options& options) : thread_([this, options] { run(options); }) {
@@ -49,7 +69,7 @@ class RunningEngine {
   Engine& operator*() { return *engine_; }
   Engine* operator->() { return engine_; }
 
-  std::future<Ending> submit(EngineRequest request, SequenceId* id = nullptr) {
+  std::future<Ending> submit(Asked request, SequenceId* id = nullptr) {
     auto promise = std::make_shared<std::promise<Ending>>();
     auto ending = std::make_shared<Ending>();
     request.answer.on_part = [promise, ending](const AnswerPart& part) {
@@ -67,7 +87,7 @@ class RunningEngine {
       promise->set_value(*ending);
     };
     auto future = promise->get_future();
-    const SequenceId got = engine_->submit(std::move(request));
+    const SequenceId got = engine_->submit(with_text(std::move(request)));
     if (id) *id = got;
     return future;
   }
@@ -83,9 +103,10 @@ class RunningEngine {
                        .max_logits = options.max_running,
                        .attention = AttentionForm::kAbsorbed};
     LoadedModel loaded(model);
-    const Tokenizer tokenizer = Tokenizer::from_directory(kModel);
-    Engine engine(loaded.model(), loaded.cache(), tokenizer,
-                  vocabulary_of(tokenizer, loaded.config().vocab), options.context,
+    const Vocabulary vocabulary = vocabulary_of(tokenizer(), loaded.config().vocab);
+    if (options.warms_up) warm_up(loaded.model(), loaded.cache(), vocabulary, options.context);
+    Engine engine(loaded.model(), loaded.cache(), vocabulary_of(tokenizer(), loaded.config().vocab),
+                  options.context,
                   {.max_running = options.max_running,
                    .keeps_pages = options.keeps_pages,
                    .output = options.async_output ? &output_ : nullptr,
@@ -101,13 +122,8 @@ class RunningEngine {
   std::thread thread_;
 };
 
-const Tokenizer& tokenizer() {
-  static const Tokenizer tokenizer = Tokenizer::from_directory(kModel);
-  return tokenizer;
-}
-
-EngineRequest question(const std::string& text, float temperature = 0, uint64_t seed = 0) {
-  EngineRequest request;
+Asked question(const std::string& text, float temperature = 0, uint64_t seed = 0) {
+  Asked request;
   request.request.prompt = ChatFormat(kModel, tokenizer()).prompt(first_messages("", text));
   request.request.max_new_tokens = 160;
   request.request.sampling.temperature = temperature;
@@ -117,8 +133,8 @@ EngineRequest question(const std::string& text, float temperature = 0, uint64_t 
 }
 
 // Long prompts that begin alike, short ones, greedy and not.
-std::vector<EngineRequest> crowd() {
-  std::vector<EngineRequest> requests;
+std::vector<Asked> crowd() {
+  std::vector<Asked> requests;
   std::string long_text = "Tell me. ";
   for (int i = 0; i < 40; ++i) long_text += fmt::format("What is {} + {}? ", i * 7, 1000 - i);
   for (int i = 0; i < 24; ++i) {
@@ -133,7 +149,7 @@ std::vector<EngineRequest> crowd() {
 }
 
 // Answers, after thinking, with a list of two or three numbers.
-EngineRequest list_question(int i) {
+Asked list_question(int i) {
   static const TokenTrie trie(tokenizer());
   static const auto tokens = [] {
     Grammar grammar;
@@ -143,8 +159,8 @@ EngineRequest list_question(int i) {
         {{"type", "array"}, {"items", {{"type", "integer"}}}, {"minItems", 2}, {"maxItems", 3}}));
     return std::make_shared<GrammarTokens>(std::move(grammar), trie);
   }();
-  EngineRequest request = question(fmt::format("What is {} + {}?", 3 * i, 100 - i),
-                                   i % 2 == 0 ? 0.0f : 1.0f, static_cast<uint64_t>(i));
+  Asked request = question(fmt::format("What is {} + {}?", 3 * i, 100 - i),
+                           i % 2 == 0 ? 0.0f : 1.0f, static_cast<uint64_t>(i));
   request.request.max_new_tokens = 600;
   request.constraint = std::make_shared<TokenConstraint>(
       tokens, tokenizer(),
@@ -188,7 +204,7 @@ TEST(Engine, ConstrainedAnswersAreInTheGrammarAlone_InACrowd_WithEitherThread) {
 
 TEST(Engine, ATokenThatCannotComeFailsOnlyItsAnswer) {
   RunningEngine engine({});
-  EngineRequest request = list_question(0);
+  Asked request = list_question(0);
   request.request.prompt = {5};
   Grammar grammar;
   const Grammar::Rule rule = grammar.add_rule();
@@ -207,7 +223,7 @@ TEST(Engine, ATokenThatCannotComeFailsOnlyItsAnswer) {
 std::vector<std::string> texts_of(RunningEngine& engine, bool one_by_one) {
   std::vector<std::string> texts;
   std::vector<std::future<Ending>> endings;
-  for (EngineRequest& request : crowd()) {
+  for (Asked& request : crowd()) {
     endings.push_back(engine.submit(std::move(request)));
     if (one_by_one) endings.back().wait();
   }
@@ -240,26 +256,49 @@ TEST(Engine, SameTextWhateverHappensAround) {
   }
 }
 
-TEST(Engine, AgreesWithTheGenerator) {
+TEST(Engine, WarmingUpLeavesNothingBehind) {
+  RunningEngine cold({}), warm({.warms_up = true});
+  EXPECT_EQ(warm->counts().n_steps, 0);
+  EXPECT_EQ(warm->counts().n_computed_tokens, 0);
+  EXPECT_EQ(warm->counts().n_generated_tokens, 0);
+  EXPECT_EQ(warm->counts().scheduler.n_prompt_tokens, 0);
+  EXPECT_EQ(warm->counts().scheduler.n_available_pages, cold->counts().scheduler.n_pages);
+  for (int i = 0; i < 2; ++i) {
+    Asked same;  // tokens that warming up has computed, over a page
+    for (int id = 0; id < 100; ++id) same.request.prompt.push_back(id);
+    same.request.max_new_tokens = 20;
+    SequenceId of_cold = 0, of_warm = 0;
+    const Ending expected = cold.submit(same, &of_cold).get();
+    const Ending ending = warm.submit(std::move(same), &of_warm).get();
+    EXPECT_EQ(ending.tokens, expected.tokens);
+    EXPECT_EQ(ending.cached_tokens, i == 0 ? 0 : 99);
+    EXPECT_EQ(of_warm, of_cold);
+  }
+  EXPECT_EQ(texts_of(warm, true), texts_of(cold, true));
+}
+
+TEST(Engine, AgreesWithEachSequenceAlone) {
   LoadedModel loaded({.directory = kModel,
                       .n_threads = 1,
                       .context = 2048,
                       .attention = AttentionForm::kAbsorbed});
-  Generator generator(loaded.model(), loaded.cache(),
-                      vocabulary_of(tokenizer(), loaded.config().vocab), 2048);
-  const auto requests = crowd();
-  std::vector<std::vector<int32_t>> expected;
-  for (const EngineRequest& r : requests)
-    expected.push_back(generator.run({&r.request, 1}, {}).front().tokens);
+  std::vector<Asked> requests = crowd();
   RunningEngine engine({});
   std::vector<std::future<Ending>> endings;
-  for (const EngineRequest& r : requests) endings.push_back(engine.submit(r));
-  for (size_t i = 0; i < endings.size(); ++i) EXPECT_EQ(endings[i].get().tokens, expected[i]);
+  for (Asked& r : requests) {
+    r.request.stop_ids.clear();
+    r.request.max_new_tokens = 100;
+    endings.push_back(engine.submit(r));
+  }
+  const Vocabulary vocabulary = vocabulary_of(tokenizer(), loaded.config().vocab);
+  for (size_t i = 0; i < endings.size(); ++i)
+    EXPECT_EQ(endings[i].get().tokens, generated_alone(loaded.model(), loaded.cache(), vocabulary,
+                                                       requests[i].request, 2048));
 }
 
 TEST(Engine, StopStringsEndTheAnswer) {
   RunningEngine engine({});
-  EngineRequest request = question("What is 478 + 356?");
+  Asked request = question("What is 478 + 356?");
   const std::string whole = engine.submit(request).get().text;
   request.answer.stops = {"tens"};
   const Ending stopped = engine.submit(request).get();
@@ -273,7 +312,7 @@ TEST(Engine, StopStringsEndTheAnswer) {
 
 TEST(Engine, NothingIsComputedAfterAStopString) {
   RunningEngine engine({});
-  EngineRequest request = question("What is 12 + 7?");
+  Asked request = question("What is 12 + 7?");
   request.request.stop_ids.clear();
   request.request.max_new_tokens = 1900;
   request.answer.stops = {"ones"};
@@ -284,7 +323,7 @@ TEST(Engine, NothingIsComputedAfterAStopString) {
 
 TEST(Engine, EndsByLengthContextAndStopId) {
   RunningEngine engine({});
-  EngineRequest request = question("What is 12 + 7?");
+  Asked request = question("What is 12 + 7?");
   EXPECT_EQ(engine.submit(request).get().finish, FinishReason::kStop);
   request.request.max_new_tokens = 5;
   const Ending five = engine.submit(request).get();
@@ -299,7 +338,7 @@ TEST(Engine, EndsByLengthContextAndStopId) {
 
 TEST(Engine, HeldBackTokensComeLater) {
   RunningEngine engine({});
-  EngineRequest request = question("What is 12 + 7?");
+  Asked request = question("What is 12 + 7?");
   request.request.sampling.min_new_tokens = 120;
   request.request.sampling.held_back = request.request.stop_ids;
   EXPECT_GE(engine.submit(request).get().tokens.size(), 120);
@@ -307,10 +346,10 @@ TEST(Engine, HeldBackTokensComeLater) {
 
 TEST(Engine, AbortedAndOverdueRequestsGiveTheirPagesBack) {
   RunningEngine engine({});
-  EngineRequest endless = question("What is 12 + 7?");
+  Asked endless = question("What is 12 + 7?");
   endless.request.stop_ids.clear();
   endless.request.max_new_tokens = 2000;
-  EngineRequest overdue = endless;
+  Asked overdue = endless;
   overdue.deadline = Clock::now() + std::chrono::milliseconds(30);
   SequenceId id = 0;
   auto gone = engine.submit(endless, &id);
@@ -323,11 +362,52 @@ TEST(Engine, AbortedAndOverdueRequestsGiveTheirPagesBack) {
   EXPECT_EQ(counts.n_available_pages, counts.n_pages);
 }
 
+// Both orders reach the engine between the same two steps, as on_part is called there.
+TEST(Engine, ARequestThatIsAbortedAtOnceIsNotComputed) {
+  RunningEngine engine({.async_output = false});
+  Asked endless = question("What is 12 + 7?");
+  endless.request.stop_ids.clear();
+  endless.request.max_new_tokens = 1500;
+  Asked first = question("What is 1 + 1?");
+  std::atomic<int> n_parts_of_aborted = 0;
+  bool submitted = false;
+  std::promise<void> ended;
+  first.answer.on_part = [&](const AnswerPart& part) {
+    if (!std::exchange(submitted, true)) {
+      endless.answer.on_part = [&](const AnswerPart&) { ++n_parts_of_aborted; };
+      engine->abort(engine->submit(with_text(endless)));
+    }
+    if (part.finish) ended.set_value();
+  };
+  engine->submit(with_text(first));
+  ended.get_future().wait();
+  EXPECT_EQ(n_parts_of_aborted, 0);
+  EXPECT_EQ(engine->counts().scheduler.n_running, 0);
+}
+
+TEST(Engine, ADeadlineHoldsInTheQueueToo) {
+  RunningEngine engine({.max_running = 1});
+  Asked endless = question("What is 12 + 7?");
+  endless.request.stop_ids.clear();
+  endless.request.max_new_tokens = 1900;
+  SequenceId id = 0;
+  auto running = engine.submit(endless, &id);
+  while (engine->counts().n_generated_tokens == 0) std::this_thread::yield();
+  Asked queued = question("What is 1 + 1?");
+  queued.deadline = Clock::now();
+  const Ending ending = engine.submit(queued).get();
+  EXPECT_EQ(ending.finish, FinishReason::kDeadline);
+  EXPECT_TRUE(ending.tokens.empty());
+  EXPECT_EQ(running.wait_for(std::chrono::seconds(0)), std::future_status::timeout)
+      << "the request before it still runs";
+  engine->abort(id);
+}
+
 TEST(Engine, StopCancelsWhoIsLeft) {
   std::future<Ending> ending;
   {
     RunningEngine engine({});
-    EngineRequest endless = question("What is 12 + 7?");
+    Asked endless = question("What is 12 + 7?");
     endless.request.stop_ids.clear();
     endless.request.max_new_tokens = 2000;
     ending = engine.submit(endless);
@@ -337,7 +417,7 @@ TEST(Engine, StopCancelsWhoIsLeft) {
 
 TEST(Engine, RefusesWhatCanNeverRun) {
   RunningEngine engine({.context = 128});
-  EngineRequest request = question("What is 12 + 7?");
+  Asked request = question("What is 12 + 7?");
   request.request.prompt.resize(128, 5);
   EXPECT_NE(error_of([&] { engine->submit(request); }).find("128 tokens and the context 128"),
             std::string::npos);
@@ -345,7 +425,7 @@ TEST(Engine, RefusesWhatCanNeverRun) {
 
 TEST(Engine, LogprobsAreOfTheChosenToken) {
   RunningEngine engine({});
-  EngineRequest request = question("What is 12 + 7?");
+  Asked request = question("What is 12 + 7?");
   request.request.sampling.n_top_logprobs = 2;
   const Ending ending = engine.submit(request).get();
   for (const float logprob : ending.logprobs) EXPECT_LE(logprob, 0);
@@ -364,11 +444,11 @@ std::vector<double> expected_logprobs(LoadedModel& loaded, std::span<const int32
 }
 
 TEST(Engine, ScoresPromptsAloneAndInACrowdThatIsPreempted) {
-  std::vector<EngineRequest> requests = crowd();
+  std::vector<Asked> requests = crowd();
   RunningEngine tight({.kv_tokens = 1152, .step_tokens = 64, .max_running = 24, .context = 1152});
   std::vector<std::future<Ending>> endings;
-  for (EngineRequest& r : requests) {
-    r.scores_prompt = true;
+  for (Asked& r : requests) {
+    r.first_scored = 0;
     r.request.sampling.n_top_logprobs = 2;
     if (endings.size() % 2 == 0) r.request.max_new_tokens = 0;
     endings.push_back(tight.submit(r));
@@ -397,7 +477,7 @@ TEST(Engine, ScoresPromptsAloneAndInACrowdThatIsPreempted) {
 
 TEST(Engine, OnlyAScoredPromptMayAskForNoToken) {
   RunningEngine engine({});
-  EngineRequest request = question("What is 12 + 7?");
+  Asked request = question("What is 12 + 7?");
   request.request.max_new_tokens = 0;
   EXPECT_NE(error_of([&] { engine->submit(request); }).find("0 new tokens"), std::string::npos);
 }

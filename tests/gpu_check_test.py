@@ -7,6 +7,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -23,7 +24,7 @@ TESTS = """#!/bin/bash
 echo 'on NVIDIA "H200" 1\\0, compute capability 9.0, built with CUDA 12.8, driver for CUDA 13.0'
 case "$1" in
   --gtest_list_tests)
-    for suite in Wrappers. Families/Hybrid. Families/GpuGolden. GpuSwap. HybridSteps. GpuProducts.; do
+    for suite in Wrappers. Families/Hybrid. Families/GpuGolden. GpuSwap. HybridSteps. GpuProducts. HybridBenchOnCard. HandOffRow.; do
       echo "$suite"; echo "  One"; echo "  Two  # GetParam() = 1"
     done
     exit ;;
@@ -60,7 +61,7 @@ SMI = """#!/bin/bash
 echo "| NVIDIA-SMI 575.51   Driver Version: 575.51.03   CUDA Version: 13.0 |"
 """
 KERNEL_SUITES = ["Wrappers", "HybridSteps", "GpuProducts"]
-SUITES = ["Wrappers", "Families/Hybrid", "Families/GpuGolden", "GpuSwap", "HybridSteps", "GpuProducts"]
+SUITES = ["Wrappers", "Families/Hybrid", "Families/GpuGolden", "GpuSwap", "HybridSteps", "GpuProducts", "HybridBenchOnCard", "HandOffRow"]
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 
 
@@ -116,6 +117,18 @@ def all_cases():
         return {name: run.result() for name, run in runs.items()}
 
 
+class Suites(unittest.TestCase):
+    def test_each_has_one_fixture(self):
+        """All tests for the GPU are one program, where GoogleTest refuses a suite with tests of several classes."""
+        files, kinds = {}, {}
+        for path in sorted((ROOT / "tests").glob("gpu_*_test.c*")):
+            for kind, suite, name in re.findall(r"^(TEST(?:_F|_P)?)\((\w+), (\w+)\)", path.read_text(), re.M):
+                self.assertEqual(files.setdefault((suite, name), path.name), path.name, f"{suite}.{name} twice")
+                if kind != "TEST_P":  # whose suites have the name of an instance before theirs
+                    self.assertEqual(kinds.setdefault(suite, kind), kind, f"{suite}: {path.name}")
+        self.assertGreater(len(kinds), 25)
+
+
 class GpuCheck(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -130,7 +143,8 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(run.json["driver_version"], "575.51.03")
         wanted = SUITES + ["tiny-r1 on cpu", "tiny-r1 on cuda"] + [f"{t} {s}" for t in TOOLS for s in KERNEL_SUITES]
         benches = [name for name in run.results if name.startswith("bench ")]
-        self.assertEqual(list(run.results), wanted[:8] + benches + wanted[8:])
+        n_before = len(SUITES) + 2
+        self.assertEqual(list(run.results), wanted[:n_before] + benches + wanted[n_before:])
         self.assertEqual(set(run.results.values()), {"passed"}, run.results)
         rows = run.json["benchmarks"]
         self.assertEqual(len(rows), 2 * len(benches))

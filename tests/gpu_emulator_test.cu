@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <limits>
 #include <regex>
 #include <string>
 
@@ -188,6 +189,34 @@ TEST(Emulator, FindsWrongAddresses) {
 TEST(Emulator, FindsTooLittleSharedMemory) {
   EXPECT_TRUE(found_in(right, fault_in("right", "launched with less shared memory"), 64));
 }
+
+// Launched by this file, in grids of which two blocks are run.
+__global__ void nothing(Args) {}
+void launch_nothing(const LaunchShape& shape) {
+  setenv("TANDEM_GPU_BLOCKS", "1", 1);
+  Stream stream;
+  launch(nothing, shape, stream, {});
+  stream.wait();
+}
+TEST(Emulator, FindsShapesThatCudaRefuses) {
+  constexpr int kMost = std::numeric_limits<int>::max();
+  const auto refused = [](const LaunchShape& shape, const std::string& what) {
+    return found([=] { launch_nothing(shape); },
+                 "gpu_emulator_test.cu:[0-9]+: launch_nothing: check failed: " + what);
+  };
+  const std::string limits = " blocks: CUDA takes 1 to 2147483647 x 65535 x 65535";
+  EXPECT_TRUE(
+      accepted([] { launch_nothing({.grid_x = kMost, .grid_y = 65535, .threads = 1024}); }));
+  EXPECT_TRUE(accepted([] { launch_nothing({.grid_z = 65535, .shared_bytes = 99 << 10}); }));
+  EXPECT_TRUE(refused({.grid_x = 0}, "a grid of 0 x 1 x 1" + limits));
+  EXPECT_TRUE(refused({.grid_y = 65536}, "a grid of 1 x 65536 x 1" + limits));
+  EXPECT_TRUE(refused({.grid_z = 65536}, "a grid of 1 x 1 x 65536" + limits));
+  EXPECT_TRUE(refused({.grid_z = -1}, "a grid of 1 x 1 x -1" + limits));
+  EXPECT_TRUE(refused({.threads = 1025}, "a block of 1025 threads"));
+  EXPECT_TRUE(refused({.threads = 0}, "a block of 0 threads"));
+  EXPECT_TRUE(refused({.shared_bytes = (99 << 10) + 1}, "101377 bytes of shared memory"));
+}
+
 TEST(Emulator, FindsAHostThatReadsDeviceMemory) {
   EXPECT_TRUE(found(
       [] {

@@ -64,6 +64,21 @@ TEST(GpuEngineBatches, StepsOfTinyR1GiveTheCpusTokens) {
   EXPECT_LE(seen.n_near, 1);
 }
 
+// The host prepares the next chunk while the card is still at the ones before.
+TEST(GpuEngineBatches, ChunksWithoutLogitsAreThoseThatWait) {
+  constexpr int kChunk = 9, kChunks = 6;
+  Loaded gpu(golden_on("cuda", "v2_lite"), 3, 1);
+  std::mt19937 rng(7);
+  std::vector<std::vector<int32_t>> chunks(kChunks, std::vector<int32_t>(kChunk));
+  for (auto& chunk : chunks)
+    for (int32_t& token : chunk) token = static_cast<int32_t>(rng() % gpu.vocab());
+  std::vector<std::vector<float>> waited;
+  for (const auto& chunk : chunks) waited = gpu.step({{0, chunk}});
+  gpu.forget(0);
+  for (int i = 0; i + 1 < kChunks; ++i) gpu.step_without_logits({{0, chunks[i]}});
+  expect_same_bits(gpu.step({{0, chunks.back()}}), waited);
+}
+
 struct Case {
   std::string family;
   AttentionForm form;

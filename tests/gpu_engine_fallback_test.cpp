@@ -80,6 +80,27 @@ TEST(GpuEngineFallback, AModelThatTheKernelsDoNotTake) {
   expect_fallback(options, "1032 experts");
 }
 
+// A GPU that shares the experts with the CPU would wait for ever in the first step.
+TEST(GpuEngineFallback, LaunchesThatWait) {
+  if (!gpu::open_card().emulated) GTEST_SKIP() << "CUDA reads CUDA_LAUNCH_BLOCKING once";
+  const auto device_with = [](int64_t bytes) {  // empty: refused
+    const CardMemory memory(bytes);
+    std::string device;
+    error_of([&] { device = LoadedModel(tiny_r1("cuda")).device(); });
+    return device;
+  };
+  int64_t little = 5'000'000;  // the first that has room for some of the model
+  while (device_with(little).empty()) little += 200'000;
+  ASSERT_TRUE(says(device_with(little), "experts also on the cpu"));
+  setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+  EXPECT_EQ(device_with(kEnough), "emulated GPU") << "with all of the model";
+  {
+    const CardMemory memory(little);
+    expect_fallback(tiny_r1(""), "unset CUDA_LAUNCH_BLOCKING");
+  }
+  unsetenv("CUDA_LAUNCH_BLOCKING");
+}
+
 // What a person has said of the GPU stands.
 TEST(GpuEngineFallback, APlacementOnTheCardDoesNotFallBack) {
   std::mt19937 rng(1);

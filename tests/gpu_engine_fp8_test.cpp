@@ -2,13 +2,13 @@
 // exact ones as a naive model that rounds likewise, and not without being asked to.
 #include <gtest/gtest.h>
 
-#include "engine/score.h"
 #include "gpu_kernels/runtime.h"
 #include "load_weights.h"
 #include "model/checkpoint.h"
 #include "tests/check_close.h"
 #include "tests/golden_file.h"
 #include "tests/naive_deepseek.h"
+#include "tests/plain_engine.h"
 #include "tests/whole_models.h"
 
 namespace tandem::test {

@@ -88,10 +88,9 @@ void generate_with(const ModelOptions& options) {
   LoadedModel loaded(options);
   const int vocab = loaded.config().vocab;
   const Tokenizer tokenizer = Tokenizer::from_directory(kRoot + "/models/tiny-r1");
-  Generator generator(loaded.model(), loaded.cache(), vocabulary_of(tokenizer, vocab),
-                      loaded.context());
+  Engine engine = engine_for(loaded, tokenizer);
   const std::vector<Request> requests = {request_of(20, vocab), request_of(3, vocab)};
-  for (const Completion& c : generator.run(requests, {})) EXPECT_EQ(c.tokens.size(), 6u);
+  for (const Completion& c : complete(engine, requests)) EXPECT_EQ(c.tokens.size(), 6u);
 }
 
 TEST_F(GpuEngineLost, InARun) {
@@ -120,9 +119,8 @@ void serve_until_lost(int64_t n, bool async) {
   LoadedModel loaded(small_model());
   const Tokenizer tokenizer = Tokenizer::from_directory(kRoot + "/models/tiny-r1");
   OutputThread output;
-  Engine engine(loaded.model(), loaded.cache(), tokenizer,
-                vocabulary_of(tokenizer, loaded.config().vocab), loaded.context(),
-                {.max_running = 2, .output = async ? &output : nullptr});
+  Engine engine(loaded.model(), loaded.cache(), vocabulary_of(tokenizer, loaded.config().vocab),
+                loaded.context(), {.max_running = 2, .output = async ? &output : nullptr});
   const LostAfter lost(n);
   gpu::open_card();
   constexpr int kAnswers = 4;  // two of which wait for the others
@@ -131,10 +129,10 @@ void serve_until_lost(int64_t n, bool async) {
     EngineRequest r;
     r.request = request_of(5 + i, loaded.config().vocab);
     r.request.max_new_tokens = 200;
-    r.answer.on_part = [&, i](const AnswerPart& part) {
-      if (!part.finish) return;
-      EXPECT_EQ(*part.finish, FinishReason::kFailed);
-      errors[i] += part.event->error;
+    r.on_event = [&, i](const TokenEvent& event) {
+      if (event.finish) EXPECT_EQ(*event.finish, FinishReason::kFailed);
+      errors[i] += event.error;
+      return true;
     };
     engine.submit(std::move(r));
   }

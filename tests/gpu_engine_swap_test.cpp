@@ -33,7 +33,7 @@ using Bytes = std::vector<std::byte>;
 
 // Of every page, in all layers.
 std::vector<Bytes> read(LoadedModel& loaded) {
-  std::vector<Bytes> pages(loaded.cache().n_free_pages());
+  std::vector<Bytes> pages(loaded.cache().n_pages());
   for (size_t page = 0; page < pages.size(); ++page)
     for (int l = 0; l < loaded.cache().n_layers(); ++l) {
       const auto from = loaded.cache().page(l, static_cast<int32_t>(page));
@@ -47,7 +47,7 @@ std::vector<Bytes> read(LoadedModel& loaded) {
 
 void fill_with_noise(LoadedModel& loaded, unsigned seed) {
   std::mt19937 rng(seed);
-  for (int page = 0; page < loaded.cache().n_free_pages(); ++page)
+  for (int page = 0; page < loaded.cache().n_pages(); ++page)
     for (int l = 0; l < loaded.cache().n_layers(); ++l) {
       const auto to = loaded.cache().page(l, page);
       Bytes noise(to.size());
@@ -67,7 +67,7 @@ TEST(GpuCache, TakesWhatTheCardHasLeft) {
     LoadedModel loaded(options);
     unsetenv("TANDEM_GPU_MEMORY");
     EXPECT_EQ(loaded.device().find("experts also on the cpu") != std::string::npos, shared);
-    return loaded.cache().n_free_pages();
+    return loaded.cache().n_pages();
   };
   constexpr int64_t kPlenty = 8'000'000'000;
   EXPECT_EQ(pages(0, 0, kPlenty, false), 5);
@@ -100,6 +100,7 @@ TEST(GpuCache, TakesWhatTheCardHasLeft) {
 }
 
 TEST(GpuSwap, PagesComeBackBitByBit_ElsewhereToo) {
+  using Way = PageCopy::Way;
   for (const char* kv : {"bf16", "fp8"}) {
     SCOPED_TRACE(kv);
     LoadedModel loaded(options_for(kFewTokens, 3 * kFewTokens, kv));
@@ -113,10 +114,14 @@ TEST(GpuSwap, PagesComeBackBitByBit_ElsewhereToo) {
 
     fill_with_noise(loaded, 1);
     const std::vector<Bytes> first = read(loaded);
-    host.copy(std::vector<PageCopy>{{0, 7, true}, {1, 0, true}, {3, 2, true}});
+    for (const PageCopy& copy :
+         {PageCopy{0, 7, Way::kToHost}, {1, 0, Way::kToHost}, {3, 2, Way::kToHost}})
+      host.copy(copy);
     fill_with_noise(loaded, 2);
     const std::vector<Bytes> second = read(loaded);
-    host.copy(std::vector<PageCopy>{{3, 7, false}, {0, 2, false}, {2, 0, false}});
+    for (const PageCopy& copy :
+         {PageCopy{3, 7, Way::kFromHost}, {0, 2, Way::kFromHost}, {2, 0, Way::kFromHost}})
+      host.copy(copy);
     const std::vector<Bytes> third = read(loaded);
     EXPECT_EQ(third[3], first[0]);
     EXPECT_EQ(third[0], first[3]);
@@ -164,7 +169,7 @@ Played play(const Play& how) {
   const int vocab = loaded.config().vocab;
   const Tokenizer tokenizer = Tokenizer::from_directory(kRoot + "/models/tiny-r1");
   Engine engine(
-      loaded.model(), loaded.cache(), tokenizer, vocabulary_of(tokenizer, vocab), loaded.context(),
+      loaded.model(), loaded.cache(), vocabulary_of(tokenizer, vocab), loaded.context(),
       {.max_running = 4, .keeps_pages = how.keeps_pages, .host_pages = loaded.host_pages()});
   const auto n_answers = static_cast<int>(how.lengths.size());
   Played played;
@@ -177,15 +182,16 @@ Played play(const Play& how) {
     r.request.max_new_tokens = n_new;
     r.request.sampling.temperature = i % 2 == 0 ? 0.0f : 0.8f;
     r.request.sampling.seed = i;
-    r.answer.on_part = [&, i](const AnswerPart& part) {
-      if (part.event->token) played.tokens[i].push_back(*part.event->token);
-      if (part.finish) left.erase(i);
+    r.on_event = [&, i](const TokenEvent& event) {
+      if (event.token) played.tokens[i].push_back(*event.token);
+      if (event.finish) left.erase(i);
       if (left.empty()) engine.stop();
-      if (!how.aborts || left.size() == 1 || left.count(i) == 0) return;
-      if (engine.counts().scheduler.n_swapped == 0) return;
+      if (!how.aborts || left.size() == 1 || left.count(i) == 0) return true;
+      if (engine.counts().scheduler.n_swapped == 0) return true;
       for (const int other : left)
         if (other != i) engine.abort(other + 1);
       left = {played.survivor = i};
+      return true;
     };
     left.insert(i);
     EXPECT_EQ(engine.submit(std::move(r)), static_cast<SequenceId>(i + 1));

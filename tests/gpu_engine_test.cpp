@@ -7,12 +7,12 @@
 #include <cstdlib>
 
 #include "conversation.h"
-#include "engine/score.h"
 #include "gpu_kernels/runtime.h"
 #include "tests/check_close.h"
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
 #include "tests/hybrid_placements.h"
+#include "tests/plain_engine.h"
 #include "tests/whole_models.h"
 
 namespace tandem::test {
@@ -161,9 +161,8 @@ TEST(GpuEngine, SampledTokensAreThoseOfTheHost) {
       p.seed = seed;
       p.n_top_logprobs = n_top_logprobs;
     }
-  Generator generator(loaded.model(), loaded.cache(),
-                      vocabulary_of(tokenizer, loaded.config().vocab), loaded.context());
-  const std::vector<Completion> made = generator.run(requests, {});
+  Engine engine = engine_for(loaded, tokenizer);
+  const std::vector<Completion> made = complete(engine, requests);
   EXPECT_EQ(made[0].tokens.size(), 25u);
   EXPECT_EQ(made[0].tokens, made[1].tokens);
   EXPECT_EQ(made[2].tokens, made[3].tokens);

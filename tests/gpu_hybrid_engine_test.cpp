@@ -6,13 +6,13 @@
 #include <random>
 
 #include "conversation.h"
-#include "engine/score.h"
 #include "gpu_kernels/runtime.h"
 #include "offload/plan/placement_json.h"
 #include "tests/check_close.h"
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
 #include "tests/hybrid_placements.h"
+#include "tests/plain_engine.h"
 #include "tests/whole_models.h"
 
 namespace tandem::test {
@@ -115,8 +115,9 @@ TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
     generate.max_new_tokens = 12;
     generate.sampling.temperature = 0;
     const std::vector<int32_t> prompt = format.prompt(first_messages("", "What is 12 + 7?"));
+    Engine engine = engine_for(loaded, tokenizer);
     const Answer answer = tandem::generate(
-        loaded, tokenizer, make_request(generate, tokenizer, prompt), {}, [](auto) {});
+        engine, tokenizer, make_request(generate, tokenizer, prompt), {}, [](auto) {});
     EXPECT_GE(answer.completion.tokens.size(), 2u);
     return loaded.routing()->of_layer;
   };

@@ -76,7 +76,7 @@ constexpr int kSteps = 50;
 constexpr int kSteps = 1000;
 #endif
 
-TEST(HybridSteps, AThousandStepsGiveTheCpusTokens) {
+TEST(HybridEngineSteps, AThousandStepsGiveTheCpusTokens) {
   constexpr int kSequences = 3;
   const Shallow model("v2_lite", 2);
   Both on({.directory = model.path(), .n_threads = 1, .context = 1024, .max_logits = kSequences},
@@ -95,7 +95,7 @@ TEST(HybridSteps, AThousandStepsGiveTheCpusTokens) {
 }
 
 // A trained model knows what it wants.
-TEST(HybridSteps, TinyR1GivesTheCpusTokens) {
+TEST(HybridEngineSteps, TinyR1GivesTheCpusTokens) {
   constexpr int kSequences = 2;
   ModelOptions options = tiny_r1("cpu");
   options.context = 512;

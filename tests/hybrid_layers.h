@@ -72,6 +72,10 @@ class HybridHandOff : public testing::Test {
     interposed_ = std::make_unique<Interposed>(*cpu_);
     rows_ = std::make_unique<CudaExpertRows>(random_.config, kMaxTokens, stream_);
     card_experts_ = std::make_unique<CudaExperts>(random_.config, card_weights_, *rows_, stream_);
+  }
+  void SetUp() override {
+    const std::string why_not = gpu::why_no_hand_off(stream_);
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
     hybrid_ = std::make_unique<HybridExperts>(
         random_.config,
         HybridExperts::Parts{card_weights_, *card_experts_, *interposed_, cpu_->activations(),

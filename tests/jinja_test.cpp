@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 std::string render(std::string_view source, const Json& context = Json::object()) {
-  return Template(source).render(context);
+  return Template(source).render(context).text;
 }
 
 std::string error_of(std::string_view source, const Json& context = Json::object()) {
@@ -71,6 +71,11 @@ TEST(Jinja, WhatOnlyThisInterpreterDoes) {
   EXPECT_EQ(render("{% set _ = xs.append(4) %}{{ xs }}", {{"xs", {1}}}), "[1, 4]");
   EXPECT_EQ(render("{{ strftime_now('%Y')|length }}"), "4");
   EXPECT_EQ(render("{{ range(3) }}"), "[0, 1, 2]");
+}
+
+TEST(Jinja, ReprEscapesWhatIsNotPrintable) {
+  EXPECT_EQ(render("{{ [x] }}", {{"x", "a\u00ADé\u0378\u0600一\u2028\uE000\U0001FA77\U000E0001"}}),
+            R"(['a\xadé\u0378\u0600一\u2028\ue000🩷\U000e0001'])");
 }
 
 TEST(Jinja, KeysKeepTheirOrder) {

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <ctime>
+
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"
 
@@ -40,6 +42,29 @@ TEST(Json, RefusesDeepNesting) {
   std::string objects;
   for (int i = 0; i < 100'000; ++i) objects += R"({"a":)";
   EXPECT_TRUE(says(parse_error(objects), "64 levels"));
+}
+
+// Processor time, as others share the machine.
+double parsing_seconds(const std::string& text) {
+  const std::clock_t start = std::clock();
+  parse_json(text, "x");
+  parse_ordered_json(text, "x");
+  return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+}
+
+// Four times the text takes four times as long; a quadratic step would make it sixteen.
+TEST(Json, TakesLinearTime) {
+  std::string keys = "{";
+  for (int i = 0; i < 5000; ++i) keys += fmt::format("\"{}\":0,", i);
+  keys.back() = '}';
+  for (const std::string& item : {std::string("{\"role\":\"user\"}"), std::string("[]")}) {
+    const auto many = [&](int n) {
+      std::string text = "[" + keys;
+      for (int i = 0; i < n; ++i) text += "," + item;
+      return text + "]";
+    };
+    EXPECT_LT(parsing_seconds(many(160'000)), 8 * parsing_seconds(many(40'000)) + 0.05) << item;
+  }
 }
 
 TEST(Json, KeepsTheOrderOfKeysWhereItIsAskedFor) {

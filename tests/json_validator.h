@@ -33,6 +33,11 @@ class JsonValidator {
     if (s.contains("anyOf") && count(v, s["anyOf"]) == 0) return false;
     if (s.contains("oneOf") && count(v, s["oneOf"]) != 1) return false;
     if (s.contains("allOf") && count(v, s["allOf"]) != s["allOf"].size()) return false;
+    if (s.contains("not") && fits(v, s["not"])) return false;
+    if (s.contains("if")) {
+      const char* then = fits(v, s["if"]) ? "then" : "else";
+      if (s.contains(then) && !fits(v, s[then])) return false;
+    }
     if (v.is_object()) return object_fits(v, s);
     if (v.is_array()) return array_fits(v, s);
     if (v.is_string()) return string_fits(v, s);
@@ -58,10 +63,26 @@ class JsonValidator {
   bool object_fits(const SchemaJson& v, const SchemaJson& s) const {
     for (const auto& name : s.value("required", SchemaJson::array()))
       if (!v.contains(name.get<std::string>())) return false;
+    if (s.contains("minProperties") && v.size() < s["minProperties"]) return false;
+    if (s.contains("maxProperties") && v.size() > s["maxProperties"]) return false;
+    const SchemaJson dependent = s.value("dependentRequired", SchemaJson::object());
+    for (const auto& [name, others] : dependent.items())
+      for (const SchemaJson& other : others)
+        if (v.contains(name) && !v.contains(other.get<std::string>())) return false;
+    const SchemaJson dependent_schemas = s.value("dependentSchemas", SchemaJson::object());
+    for (const auto& [name, schema] : dependent_schemas.items())
+      if (v.contains(name) && !fits(v, schema)) return false;
     const SchemaJson properties = s.value("properties", SchemaJson::object());
+    const SchemaJson patterns = s.value("patternProperties", SchemaJson::object());
     for (const auto& [name, value] : v.items()) {
-      const bool known = properties.contains(name);
+      bool known = properties.contains(name);
       if (known && !fits(value, properties[name])) return false;
+      if (s.contains("propertyNames") && !fits(SchemaJson(name), s["propertyNames"])) return false;
+      for (const auto& [pattern, schema] : patterns.items()) {
+        if (!std::regex_search(wide(name), std::wregex(wide(pattern)))) continue;
+        known = true;
+        if (!fits(value, schema)) return false;
+      }
       if (!known && s.contains("additionalProperties") && !fits(value, s["additionalProperties"]))
         return false;
     }
@@ -75,6 +96,15 @@ class JsonValidator {
     for (size_t i = 0; i < v.size(); ++i)
       if (!fits(v[i], i < prefix.size() ? prefix[i] : s.value("items", SchemaJson(true))))
         return false;
+    if (s.contains("contains")) {
+      const size_t n =
+          std::count_if(v.begin(), v.end(), [&](auto& item) { return fits(item, s["contains"]); });
+      if (n < s.value("minContains", 1U) || n > s.value("maxContains", 1000U)) return false;
+    }
+    if (s.value("uniqueItems", false))
+      for (size_t a = 0; a < v.size(); ++a)
+        for (size_t b = 0; b < a; ++b)
+          if (equal(v[a], v[b])) return false;
     return true;
   }
 
@@ -99,6 +129,10 @@ class JsonValidator {
   }
 
   static bool number_fits(double v, const SchemaJson& s) {
+    if (s.contains("multipleOf")) {
+      const double times = v / s["multipleOf"].get<double>();
+      if (std::abs(times - std::round(times)) > 1e-9) return false;
+    }
     return (!s.contains("minimum") || v >= s["minimum"].get<double>()) &&
            (!s.contains("maximum") || v <= s["maximum"].get<double>()) &&
            (!s.contains("exclusiveMinimum") || v > s["exclusiveMinimum"].get<double>()) &&

@@ -26,7 +26,9 @@ import unittest
 from running_server import ROOT, Server
 
 SCREENSHOTS = pathlib.Path(sys.argv[3]) if "--screenshots" in sys.argv else None
-PAGE = (ROOT / "src" / "server" / "page" / "index.html").read_text(encoding="utf-8")
+FOLDER = ROOT / "src" / "server" / "page"
+PAGE = re.sub(r'<script src="(\w+\.js)"></script>', lambda found: f"<script>\n{(FOLDER / found[1]).read_text(encoding='utf-8')}</script>",
+              (FOLDER / "index.html").read_text(encoding="utf-8"))  # as CMake puts it together
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -135,13 +137,14 @@ class MadeUp(http.server.BaseHTTPRequestHandler):
     """The page, and for a question an answer that was put down for it."""
     answers = {}
     asked = []
+    model = "made-up"
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
         if self.path == "/":
             self.reply(200, PAGE.encode(), "text/html; charset=utf-8")
         else:
-            self.reply(200, b'{"data": [{"id": "made-up"}]}')
+            self.reply(200, json.dumps({"data": [{"id": MadeUp.model}]}).encode())
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -154,11 +157,12 @@ class MadeUp(http.server.BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         try:
-            for part in answer:
-                self.wfile.write(b"data: " + json.dumps(part).encode() + b"\n\n")
+            for part in answer:  # one event, or several in one piece
+                events = part if isinstance(part, list) else [part]
+                self.wfile.write(b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events))
                 self.wfile.flush()
             self.wfile.write(b"data: [DONE]\n\n")
-        except BrokenPipeError:
+        except ConnectionError:
             pass
         self.close_connection = True
 
@@ -177,17 +181,68 @@ def said(text, size=7):
     return [{"choices": [{"delta": {"content": text[i:i + size]}}]} for i in range(0, len(text), size)]
 
 
+def after(seconds, parts):
+    for part in parts:
+        time.sleep(seconds)
+        yield part
+
+
+RANDOM_FORMULAS = r"""(() => {
+  let state = 7;  // mulberry32
+  const below = (n) => {
+    state = (state + 0x6D2B79F5) | 0;
+    let word = Math.imul(state ^ (state >>> 15), 1 | state);
+    word = (word + Math.imul(word ^ (word >>> 7), 61 | word)) ^ word;
+    return ((word ^ (word >>> 14)) >>> 0) % n;
+  };
+  const one = (list) => list[below(list.length)];
+  const commands = [kIdentifiers, kOperators, kLargeOperators, kIntegrals, kFunctions, kFunctionsWithLimits, kSpaces, kAccents, kWideAccents,
+    kArrowsWithText, kSizes, kVariants, kVariantsOfTheRest, kTextCommands, kWithoutEffect, kPassedOn, kCommands, kCommands, kCommands]
+    .flatMap((table) => [...table.keys()]).concat("constructor", "toString", "__proto__", "right", "end", "cr", "href", "nosuch").map((name) => "\\" + name);
+  const signs = [..."{{}}^_&[]()$'|` 12xyα中😀\n\\~\"%#<>\0", "\\\\", "$$", "\\(", "\\)", "\\[", "\\]", "\n\n", "```\n", "2.5", "\ud800", "\uFFFF",
+    "\u{F0041}", "\u{FFFFF}", "<script>", "<b>", "](javascript:x)", "**", "\n- ", "\n> ", "[4pt]"];
+  const piece = () => [() => one(signs), () => one(signs), () => one(commands), () => one(commands) + one(["{", "{a}", "{a}{b}", "[2]{c}"]),
+    () => one(["\\begin{", "\\end{"]) + one([...kEnvironments.keys(), "nosuch"]) + "}", () => "{" + piece() + "}"][below(6)]();
+  const names = new Set("math mrow mi mn mo mtext mspace mfrac msqrt mroot msub msup msubsup munder mover munderover mtable mtr mtd mphantom".split(" "));
+  const attributes = new Set(("display class stretchy lspace rspace fence form width linethickness displaystyle movablelimits largeop mathvariant accent " +
+    "minsize maxsize symmetric mathsize").split(" "));
+  const html = new Set("div p h3 h4 h5 h6 ol ul li blockquote pre code span strong em del hr table thead tbody tr th td a button".split(" "));
+  const bad = [];
+  let made = 0, refused = 0;
+  for (let i = 0; i < 5000 && bad.length < 5; ++i) {
+    let text = "";
+    for (let n = 1 + below(i % 3 ? 8 : 40); n > 0; --n) text += piece();
+    try {
+      const node = formula(text, i % 2 === 0);
+      node ? ++made : ++refused;
+      if (shownFormulas(hideFormulas(text)) !== text.replace(/[\u{F0000}-\u{FFFFF}\uFFFF]/gu, "\uFFFD")) bad.push([text, "lost"]);
+      const box = element("div", {}, ...markdown(hideFormulas(text)), ...withFormulas(hideFormulas(text)));
+      if (/[\u{F0000}-\u{FFFFF}]/u.test(box.textContent)) bad.push([text, "private characters"]);
+      if (node) box.append(node);
+      for (const inside of box.querySelectorAll("*")) {
+        const isMath = inside.namespaceURI === "http://www.w3.org/1998/Math/MathML";
+        if (!(isMath ? names : html).has(inside.localName)) bad.push([text, inside.localName]);
+        for (const {name} of inside.attributes) if (isMath && !attributes.has(name)) bad.push([text, name]);
+      }
+    } catch (error) {
+      bad.push([text, String(error).slice(0, 200)]);
+    }
+  }
+  return JSON.stringify({made, refused, bad});
+})()"""
+
+
 class Text(unittest.TestCase):
     def test_names_nothing_from_elsewhere(self):
         self.assertEqual(re.findall(r'(?:src|href|action)="(?!data:,")[^"]*"', PAGE), [])
         self.assertNotRegex(PAGE, r"@import|url\(|innerHTML|insertAdjacent|document\.write|eval\(|\son\w+=")
 
     def test_policy_allows_exactly_its_own_style_and_script(self):
-        for tag in ("style", "script"):
+        for tag, n in (("style", 1), ("script", 4)):
             inside = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE, re.S)
-            self.assertEqual(len(inside), 1)
-            wanted = "sha256-" + base64.b64encode(hashlib.sha256(inside[0].encode()).digest()).decode()
-            self.assertIn(f"{tag}-src '{wanted}'", PAGE, "put this hash into the page")
+            self.assertEqual(len(inside), n)
+            wanted = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in inside]
+            self.assertIn(f"{tag}-src {' '.join(wanted)};", PAGE, "put these hashes into the page")
         self.assertIn("default-src 'none'; connect-src 'self'", PAGE)
 
 
@@ -221,11 +276,12 @@ class WithModel(unittest.TestCase):
         self.assertIn("The answer is 19.", browser.ended())
         self.assertEqual(browser.run("document.querySelectorAll('#messages > li').length"), 4)
         self.assertEqual(browser.problems, [])
-        browser.screenshot("page_wide.png")
         browser.size(390, 700, dark=True)
-        browser.run("document.querySelector('.thinking').open = true; document.getElementById('scroller').scrollTop = 0")
+        browser.run("document.querySelector('.thinking').open = true")
         self.assertLessEqual(browser.run("document.documentElement.scrollWidth"), 390)
-        browser.screenshot("page_phone.png")
+
+    def test_the_program_has_this_page(self):
+        self.assertTrue(self.server.get("/")[1] == PAGE, "build the program again")
 
 
 @unittest.skipUnless(CHROMIUM, "no chromium here")
@@ -287,6 +343,104 @@ class WithMadeUpAnswers(unittest.TestCase):
         self.browser.run("document.querySelector('.code button').click()")
         self.browser.wait("/Copied|Not copied/.test(document.querySelector('.code button').textContent)")
 
+    def test_formulas(self):
+        self.browser.size(1000, 760)
+        self.answer("Where is x² − 5x + 6 zero?", after(0.02, [
+            *({"choices": [{"delta": {"reasoning_content": text}}]} for text in ("By the formula, ", r"\(x = \frac{5 \pm \sqrt{25 - 24}}{2}\).")),
+            *said("The roots of \\(x^2 - 5x + 6\\) are\n\\[\nx_{1,2} = \\frac{-b \\pm \\sqrt{b^2 - 4ac}}{2a} = \\frac{5 \\pm 1}{2},\n\\]\n"
+                  "so with\n\n$$\\begin{pmatrix} 3 & 0 \\\\ 0 & 2 \\end{pmatrix}, \\qquad f(x) = \\begin{cases} 1 & \\text{if } x > 0 \\\\ 0 & \\text{otherwise} "
+                  "\\end{cases}, \\qquad \\sum_{k=0}^{\\infty} \\frac{1}{2^k} = 2$$\n\nthe answer is\n\n\\[\\boxed{x = 2 \\text{ or } x = 3}\\]\n\n"
+                  "A book costs $5 and a pen \\$2, for any $n$ of them.")]))
+        self.assertEqual(self.count("math"), 5)
+        self.assertEqual(self.count("math[display=block] .boxed"), 1)
+        border, width, height = self.browser.run("((e) => [getComputedStyle(e).borderTopWidth, e.getBoundingClientRect().width, "
+                                                 "e.getBoundingClientRect().height])(document.querySelector('.text .boxed'))")
+        self.assertEqual(border, "1px")
+        self.assertTrue(80 < width < 300 and 18 < height < 60, (width, height))
+        self.assertEqual(self.browser.run("document.querySelectorAll('.thinking math').length"), 1)
+        text = self.browser.run("document.querySelector('.assistant .text').innerText")
+        self.assertNotIn("\\", text)
+        self.assertIn("costs $5 and a pen $2, for any", text)
+        self.assertEqual(self.browser.problems, [])
+        self.browser.run("document.getElementById('scroller').scrollTop = 0")
+        self.browser.screenshot("page_wide.png")
+        self.browser.size(390, 760, dark=True)
+        self.browser.run("document.querySelector('.thinking').open = true")
+        self.assertLessEqual(self.browser.run("document.getElementById('scroller').scrollWidth"), 390)
+        self.browser.screenshot("page_phone.png")
+
+    def test_where_formulas_stand(self):
+        def shown(text):  # formulas in brackets
+            return self.browser.run(f"""(() => {{ const box = element("div", {{}}, ...markdown(hideFormulas({json.dumps(text)})));
+                for (const math of box.querySelectorAll("math")) math.replaceWith("[" + math.textContent + "]");
+                return box.textContent; }})()""")
+        for text, wanted in (
+                (r"\(a\) \[b\] $c$ $$d$$", "[a] [b] [c] [d]"), (r"$a$$b$", "$a$$b$"), (r"\(a\)\(b\)", "[a][b]"),
+                ("$5 and $10, US$5/US$10, $5-$10", "$5 and $10, US$5/US$10, $5-$10"), ("5$ or 6$", "5$ or 6$"), ("from $5 to 10$.", "from $5 to 10$."),
+                ("$HOME/$PATH, a $x $y", "$HOME/$PATH, a $x $y"), ("$5 and $x$", "$5 and [x]"), (r"\$5 and $x$", "$5 and [x]"), ("$5$", "[5]"),
+                ("$a\nb$", "$a\nb$"), ("$ a$ $a $", "$ a$ $a $"),
+                (r"`\(a\)` and ``$`b`$``", r"\(a\) and $`b`$"), ("```\n\\(a\\)\n```\n$b$", "textCopy\\(a\\)[b]"), ("~~~\n$a$", "textCopy$a$"),
+                ("a ` b $c$\n\nd ` $e$", "a ` b [c]d ` [e]"),
+                ("\\[\na\n- b\n# c\n\\]", "[a−b#c]"), ("\\[ a\n\nb \\]", "\\[ a\n\nb \\]".replace("\n\n", "")), (r"\[ a", r"\[ a"), (r"\( a $", r"\( a $"),
+                (r"**\(a_1\) and** _\(b_2\)_", "[a1] and [b2]"), ("- \\(a\\)\n  - \\[b\\]\n1. $c$", "[a][b][c]"), ("> $a$", "[a]"),
+                ("| $|a|$ | b |\n|---|---|\n| \\(c\\) | d |", "[|a|]b[c]d"), ("### On $a*b*c$", "On [a∗b∗c]"),
+                ("\\begin{align*}\na &= b \\\\\n&= c\n\\end{align*}", "[a=b=c]"), ("\\begin{verse}a\\end{verse}", "\\begin{verse}a\\end{verse}"),
+                (r"[\(a\)](https://a.example/)", r"\(a\)"), (r"\\(a\\)", r"\\(a\\)"), (r"\[ \frac{1} \]", r"\[ \frac{1} \]"), (r"\(\)", r"\(\)"),
+                ("a\U000F0041\U000FFFFFb", "a\uFFFD\uFFFDb")):
+            self.assertEqual(shown(text), wanted, text)
+
+    def test_what_formulas_become(self):
+        def mathml(text):
+            made = self.browser.run(f"formula({json.dumps(text)}, false)?.innerHTML ?? null")
+            return made and re.sub(r' (stretchy="false"|xmlns="[^"]*"|form="\w+"|fence="true"|displaystyle="true")', "", made)
+        i, o, n = (lambda tag: lambda text: f"<{tag}>{text}</{tag}>")("mi"), lambda text: f"<mo>{text}</mo>", lambda text: f"<mn>{text}</mn>"
+        high = lambda text: f'<mo stretchy="true">{text}</mo>'
+        for text, wanted in (
+                ("x^2", f"<msup>{i('x')}{n(2)}</msup>"), ("x_{i+1}^2", f"<msubsup>{i('x')}<mrow>{i('i')}{o('+')}{n(1)}</mrow>{n(2)}</msubsup>"),
+                ("x^12", f"<mrow><msup>{i('x')}{n(1)}</msup>{n(2)}</mrow>"), (r"\frac12", f"<mfrac>{n(1)}{n(2)}</mfrac>"),
+                (r"\frac{a}{b}", f"<mfrac>{i('a')}{i('b')}</mfrac>"), ("3.14", n("3.14")), ("1,2", f"<mrow>{n(1)}{o(',')}{n(2)}</mrow>"),
+                (r"\sqrt[3]{8}", f"<mroot>{n(8)}{n(3)}</mroot>"), (r"\sqrt x", f"<msqrt>{i('x')}</msqrt>"),
+                (r"\boxed{42}", f'<mrow class="boxed">{n(42)}</mrow>'), (r"\text{if $x$}", f"<mrow><mtext>if\u00a0</mtext>{i('x')}</mrow>".replace("\u00a0", "&nbsp;")),
+                (r"a \le b", f"<mrow>{i('a')}{o('≤')}{i('b')}</mrow>"), (r"\alpha\times\infty", f"<mrow>{i('α')}{o('×')}<mi mathvariant=\"normal\">∞</mi></mrow>"),
+                (r"\left( a \right]", f"<mrow>{high('(')}{i('a')}{high(']')}</mrow>"), (r"\left. a \right|", f"<mrow><mrow></mrow>{i('a')}{high('|')}</mrow>"),
+                (r"\mathbb{R} \mathbf{x} \mathcal O \mathrm{sin}", f"<mrow>{i('ℝ')}{i('𝐱')}{i('𝒪')}<mi mathvariant=\"normal\">sin</mi></mrow>"),
+                (r"\sum_{i}^n", f'<munderover><mo movablelimits="true" largeop="true">∑</mo>{i("i")}{i("n")}</munderover>'),
+                (r"\int_0^1", f'<msubsup><mo largeop="true">∫</mo>{n(0)}{n(1)}</msubsup>'), ("f''", f"<msup>{i('f')}{o('′′')}</msup>"),
+                (r"\hat x", f'<mover accent="true">{i("x")}{o("^")}</mover>'), (r"\not=", o("≠")), (r"50\%", f"<mrow>{n(50)}{o('%')}</mrow>"),
+                (r"\nosuch{a}", f"<mrow><mtext>\\nosuch</mtext>{i('a')}</mrow>"), (r"\constructor\__proto__", None),
+                (r"a & b \\ c", f'<mtable class="aligned"><mtr><mtd class="r">{i("a")}</mtd><mtd class="l">{i("b")}</mtd></mtr>'
+                                f'<mtr><mtd class="r">{i("c")}</mtd></mtr></mtable>'),
+                (r"\begin{bmatrix}1\\[4pt]2\\\end{bmatrix}", f'<mrow>{high("[")}<mtable class="matrix"><mtr><mtd class="c">{n(1)}</mtd></mtr>'
+                                                            f'<mtr><mtd class="c">{n(2)}</mtd></mtr></mtable>{high("]")}</mrow>'),
+                (r"\begin{array}{l|r}a&b\end{array}", f'<mtable class="matrix"><mtr><mtd class="l">{i("a")}</mtd><mtd class="r">{i("b")}</mtd></mtr></mtable>'),
+                ("{", None), ("}", None), (r"\frac{1}", None), (r"\left(", None), (r"\begin{matrix}", None), (r"\begin{a}\end{a}", None),
+                (r"\begin{matrix}\end{pmatrix}", None), ("a & b }", None), (r"\sqrt[", None), (r"\text{", None), (r"\right)", None), ("", None)):
+            self.assertEqual(mathml(text), wanted, text)
+
+    def test_formulas_hold_any_text(self):
+        """Random strings: no exception, only elements and attributes of MathML Core, nothing private shown, nothing lost."""
+        result = json.loads(self.browser.run(RANDOM_FORMULAS))
+        self.assertEqual(result["bad"], [])
+        self.assertGreater(result["made"], 500)
+        self.assertGreater(result["refused"], 500)
+        self.assertEqual(self.browser.problems, [])
+
+    def test_formulas_take_linear_time(self):
+        """What is quadratic needs minutes for 100,000 characters."""
+        for piece in ("{", "}", "\\sqrt", "\\hat{", "x^", "x_", "\\(", "\\[", "\\(a\\)", "$", "$a ", "$1 ab ", "$$a", "`", "` ``", "\n```", "\\begin{align}", "\\left(", "a&",
+                      "\\\\", "'", "_{", "\n\n\\(", "\n\n`", "\\text{", "\\frac", "1", "1.", "a ", "\\mathrm{ab", "\\begin{pmatrix}1&2\\\\\\end{pmatrix}",
+                      "\\\\[1", "\\not", "\\end{a", "\n ", "\\sqrt[", "\\unknown"):
+            seconds = self.browser.run(f"""(() => {{ const text = {json.dumps(piece)}.repeat(1e5 / {len(piece)}), before = performance.now();
+                formula(text, true); formula("{{" + text + "}}", true); shownFormulas(hideFormulas(text));
+                return (performance.now() - before) / 1000; }})()""")
+            self.assertLess(seconds, 5, piece)
+
+    def test_what_is_too_deep_is_text(self):
+        for deep in ("> " * 20000, "".join(" " * i + "- x\n" for i in range(300)), "\\(" + "{" * 20000 + "}" * 20000 + "\\)"):
+            self.answer("deep", said(deep, 1000))
+            self.assertEqual(self.browser.problems, [])
+            self.assertTrue(self.browser.run("document.querySelector('.assistant:last-child .text').textContent.length > 0"))
+
     def test_what_is_sent(self):
         self.browser.run("for (const [name, value] of Object.entries({temperature: 0.5, top_p: 0.9, max_tokens: 7, seed: 3, system: 'Be brief.', "
                          "key: 'secret'})) { const e = document.getElementById(name); e.value = value; e.dispatchEvent(new Event('change')); }")
@@ -302,7 +456,10 @@ class WithMadeUpAnswers(unittest.TestCase):
         self.browser.run("localStorage.clear(); sessionStorage.clear()")
 
     def test_errors_are_shown_and_the_question_comes_back(self):
-        self.assertIn("400: the prompt is too long <b>", self.answer("long", (400, "the prompt is too long <b>")))
+        text = self.answer("long", (400, "the prompt is too long <b>"))
+        self.assertIn("400: the prompt is too long <b>", text)
+        self.assertNotIn("waiting", text)
+        self.assertEqual(self.browser.run("document.querySelector('.assistant .figures').textContent"), "")
         self.assertEqual(self.browser.run("document.getElementById('question').value"), "long")
         self.assertEqual(self.browser.run("document.querySelector('[role=alert]').children.length"), 0)
         self.browser.run("document.getElementById('question').value = ''")
@@ -310,6 +467,33 @@ class WithMadeUpAnswers(unittest.TestCase):
         self.browser.run("document.getElementById('question').value = ''")
         self.assertIn("broke", self.answer("half", [*said("half an"), {"error": {"message": "it broke"}}]))
         self.assertIn("half an", self.browser.run("document.querySelector('.assistant:last-child .text').textContent"))
+
+    def test_figures(self):
+        text = self.answer("one", said("yes"))
+        self.assertRegex(text, r"\b1 token · first after \d+ ms")
+        text = self.answer("burst", after(0.5, [said("x" * 5000, 1)]))
+        self.assertRegex(text, r"5000 tokens · [\d.]+ tokens/s")
+        self.assertLess(float(re.search(r"([\d.]+) tokens/s", text)[1]), 5000 / 0.5)
+        text = self.answer("thought in a burst", after(0.3, [[{"choices": [{"delta": {"reasoning_content": "hm"}}]}, *said("yes")]]))
+        self.assertGreaterEqual(float(re.search(r"Thought for ([\d.]+) s", text)[1]), 0.3)
+        text = self.answer("two bursts", after(0.25, [said("x" * 3000, 1), said("x" * 3000, 1)]))
+        self.assertLess(float(re.search(r"([\d.]+) tokens/s", text)[1]), 6000 / 0.25)
+        text = self.answer("stream", after(0.05, said("x" * 40, 2)))
+        rate = float(re.search(r"20 tokens · ([\d.]+) tokens/s", text)[1])
+        self.assertTrue(5 < rate < 22, rate)
+
+    def test_the_header_shows_the_whole_name(self):
+        self.addCleanup(setattr, MadeUp, "model", MadeUp.model)
+        for model, shown in (("/a/long/path/that/leads/to/the/models/of/this/machine/DeepSeek-R1-Distill-Qwen-32B/", "DeepSeek-R1-Distill-Qwen-32B"),
+                             ("deepseek-ai/DeepSeek-R1", "DeepSeek-R1"), ("r1", "r1"), ("x" * 60, "x" * 60)):
+            MadeUp.model = model
+            self.browser.size(320, 600)
+            self.browser.open(f"http://127.0.0.1:{self.server.server_port}/")
+            self.assertEqual(self.browser.run("document.getElementById('model').textContent"), shown)
+            self.assertEqual(self.browser.run("document.getElementById('model').title"), model)
+            self.assertTrue(self.browser.run("((e) => e.scrollWidth <= e.clientWidth && e.getBoundingClientRect().right <= 320)"
+                                             "(document.getElementById('model'))"), model)
+            self.assertEqual(self.browser.run("[...document.querySelectorAll('header > *')].filter((e) => e.getBoundingClientRect().right > 320).length"), 0)
 
     def test_stop_and_new_chat(self):
         def slowly():

@@ -106,6 +106,32 @@ TEST_F(Edited, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(says(refusal([](Json& p) { group(p)["owners"] = {"host0.gpu0"}; }), "GB elsewhere"));
 }
 
+// GPUs of a host share what is on its CPU.
+TEST(MemoryByDevice, ATableOnTheCpuIsThereOnceAHost) {
+  const ModelConfig r1 = known_model("r1");
+  Machine m = round_machine();
+  m.hosts = 2;
+  m.gpus.push_back(m.gpus[0]);
+  Placement p = r1_with_experts_on_the_cpu();
+  p.stages = {{0, 60, {{0, 0}, {0, 1}, {1, 0}, {1, 1}}, 1}};
+  const auto weights = [&](bool embedding_on_cpu, bool head_on_cpu) {
+    p.embedding_on_cpu = embedding_on_cpu;
+    p.head_on_cpu = head_on_cpu;
+    std::vector<int64_t> bytes;
+    for (const DeviceMemory& d : memory_by_device(r1, m, p)) bytes.push_back(d.weights_bytes);
+    return bytes;  // of the first host's CPU and two GPUs, then of the second's
+  };
+  constexpr int64_t kTable = int64_t{129'280} * 7168 * 2;
+  const auto moved = [&](const std::vector<int64_t>& to_cpu, const std::vector<int64_t>& on_gpus) {
+    std::vector<int64_t> difference;
+    for (size_t i = 0; i < to_cpu.size(); ++i) difference.push_back(to_cpu[i] - on_gpus[i]);
+    return difference;
+  };
+  const std::vector<int64_t> one_table = {kTable, -kTable, -kTable, kTable, -kTable, -kTable};
+  EXPECT_EQ(moved(weights(true, false), weights(false, false)), one_table);
+  EXPECT_EQ(moved(weights(true, true), weights(true, false)), one_table);
+}
+
 TEST_F(Edited, RefusesStagesSplitsAndSlices) {
   EXPECT_TRUE(says(refusal([](Json& p) { p["backbone"]["stages"][0]["layers"] = "0-59"; }),
                    "layer 60 has no stage"));
@@ -135,6 +161,8 @@ TEST_F(Edited, RefusesSlipsOfThePen) {
   EXPECT_TRUE(says(refusal([](Json& p) { group(p)["format"] = "fp7"; }), "fp7"));
   EXPECT_TRUE(says(refusal([](Json& p) { group(p)["owners"] = {"gpu0"}; }),
                    "\"gpu0\" is no device: expected host0.cpu or host0.gpu0"));
+  EXPECT_TRUE(says(refusal([](Json& p) { p["prefill"]["chunk_tokens"] = 65'537; }),
+                   "chunk_tokens is 65537"));
   EXPECT_TRUE(says(refusal([](Json& p) { p["micro_batches"] = 3; }), "micro_batches is 3"));
   EXPECT_TRUE(says(refusal([](Json& p) { p["micro_batches_from_sequences"] = 1; }),
                    "micro_batches_from_sequences is 1"));

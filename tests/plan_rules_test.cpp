@@ -354,5 +354,33 @@ TEST(LayerTime, ExpertParallelByHand) {
             t.seconds);
 }
 
+// R1's rows of 7168 are summed by all GPUs of a tensor-parallel group: over the link of a host
+// where one host has the group, however many hosts the stage has, otherwise over the host's share
+// of the network.
+TEST(LayerTime, AllReduceByHand) {
+  const ModelConfig r1 = known_model("r1");
+  Machine m = round_machine();
+  m.hosts = 2;
+  m.gpus.push_back(m.gpus[0]);
+  m.gpu_link = {100e9, 5e-6};
+  m.network = {10e9, 20e-6};
+  const RoutingStatistics routing(r1);
+  const Workload w;
+  const PlanInput in = {r1, m, w, routing};
+  const auto all_reduce = [&](const std::vector<Device>& devices, int tp) {
+    Placement p = r1_with_experts_on_the_cpu();
+    p.stages = {{0, 60, devices, tp}};
+    return LayerModel(in, p, {32, 1024, false, 1}).backbone(p.stages[0], 3)[Part::kAllReduce];
+  };
+  const double rows = 32 * 7168 * 2;  // bytes
+  const std::vector<Device> one_host = {{0, 0}, {0, 1}};
+  const std::vector<Device> two_hosts = {{0, 0}, {0, 1}, {1, 0}, {1, 1}};
+  EXPECT_EQ(all_reduce(two_hosts, 1), 0);
+  const double near = 2 * (2 * 5e-6 + rows / 100e9);
+  EXPECT_NEAR(all_reduce(one_host, 2), near, 1e-12);
+  EXPECT_NEAR(all_reduce(two_hosts, 2), near, 1e-12) << "two replicas, a host each";
+  EXPECT_NEAR(all_reduce(two_hosts, 4), 2 * (2 * 20e-6 + 1.5 * rows / (10e9 / 2)), 1e-12);
+}
+
 }  // namespace
 }  // namespace tandem

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -39,6 +40,18 @@ class Server:
                 return self
             time.sleep(0.05)
         raise AssertionError("not ready")
+
+    def wait_listening(self):
+        for _ in range(600):
+            with socket.socket() as client:
+                if client.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.05)
+        raise AssertionError("not listening")
+
+    def resident_bytes(self):
+        with open(f"/proc/{self.process.pid}/statm", encoding="utf-8") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def connect(self, timeout):
         if self.trusted:
@@ -76,19 +89,21 @@ class Server:
             response = connection.getresponse()
             assert response.status == 200, response.read()
             assert response.getheader("Content-Type").startswith("text/event-stream")
-            done = False
+            done = failed = False
             for line in response:
                 line = line.strip()
                 if not line:
                     continue
-                assert not done, "something follows [DONE]"
+                assert not done and not failed, "something follows [DONE] or an error"
                 assert line.startswith(b"data: "), line
                 data = line.removeprefix(b"data: ")
                 if data == b"[DONE]":
                     done = True
                 else:
-                    yield json.loads(data)
-            assert done, "no [DONE]"
+                    event = json.loads(data)
+                    failed = "error" in event
+                    yield event
+            assert done or failed, "no [DONE]"
         finally:
             connection.close()
 

@@ -10,7 +10,7 @@ namespace {
 
 // What all traces did with host memory.
 struct Swaps {
-  int64_t n_in = 0, n_copied_out = 0, n_copied_in = 0;
+  int64_t n_in = 0, n_copied_out = 0, n_copied_in = 0, n_copied_within = 0;
 };
 
 void play_random_trace(int seed, Swaps& swaps) {
@@ -63,6 +63,7 @@ void play_random_trace(int seed, Swaps& swaps) {
   swaps.n_in += simulation.scheduler.counts().n_swaps_in;
   swaps.n_copied_out += simulation.n_copied_out;
   swaps.n_copied_in += simulation.n_copied_in;
+  swaps.n_copied_within += simulation.n_copied_within;
 }
 
 TEST(Scheduler, RandomTraces) {
@@ -73,6 +74,7 @@ TEST(Scheduler, RandomTraces) {
   }
   EXPECT_GT(swaps.n_in, 400);
   EXPECT_GT(swaps.n_copied_in, 500);
+  EXPECT_GT(swaps.n_copied_within, 500);
   EXPECT_GT(swaps.n_copied_out, swaps.n_copied_in) << "some are found on the card, some aborted";
 }
 
@@ -127,33 +129,68 @@ TEST(Scheduler, ARepeatedPromptIsFoundAndNotComputedAgain) {
   EXPECT_EQ(s.n_computed, 300);
   const auto again = s.add(text(300, 1), 2);
   s.step();
-  EXPECT_EQ(s.scheduler.cached_tokens(again), 256);
+  EXPECT_EQ(s.scheduler.cached_tokens(again), 299);
   s.run();
-  EXPECT_EQ(s.n_computed, 300 + 45);
-  // A prompt of whole pages computes its last page again: its last token's logits are needed.
+  EXPECT_EQ(s.n_computed, 300 + 2) << "its last token's logits are needed";
+  // Of a whole page too all but the last token is taken.
   s.add(text(256, 1), 1);
   s.run();
-  EXPECT_EQ(s.n_computed, 300 + 45 + 64);
-  EXPECT_EQ(s.scheduler.counts().n_cached_tokens, 256 + 192);
+  EXPECT_EQ(s.n_computed, 300 + 2 + 1);
+  EXPECT_EQ(s.scheduler.counts().n_cached_tokens, 299 + 255);
   EXPECT_EQ(s.scheduler.counts().n_prompt_tokens, 300 + 300 + 256);
 }
 
 TEST(Scheduler, PagesThatWereNotUsedForLongestAreGivenUpFirst) {
-  Simulation s({.n_pages = 8, .max_tokens = 512, .max_running = 1});
+  Simulation s({.n_pages = 9, .max_tokens = 512, .max_running = 1});
   const auto play = [&](int n, int seed) {
     const auto id = s.add(text(n, seed), 1);
     s.step();
     return s.n_ended[id];
   };
-  play(193, 1);  // 3 pages kept, 1 empty again
-  play(193, 2);  // 3 more
+  play(193, 1);  // 3 full pages and a begun one are kept
+  play(193, 2);  // 4 more
   play(193, 1);  // used again: now younger than those of 2
   EXPECT_EQ(s.scheduler.counts().n_cached_tokens, 192);
-  play(193, 3);  // takes two empty ones and the last pages of 2
+  play(193, 3);  // takes the empty one and the last three pages of 2
   play(193, 1);
   EXPECT_EQ(s.scheduler.counts().n_cached_tokens, 2 * 192);
   play(193, 2);
   EXPECT_EQ(s.scheduler.counts().n_cached_tokens, 2 * 192 + 64);
+}
+
+TEST(Scheduler, APageThatBeginsAlikeIsCopied) {
+  Simulation s({.n_pages = 16, .max_tokens = 512, .max_running = 4});
+  std::vector<int32_t> prompt = text(100, 1);
+  s.add(prompt, 1);
+  s.run();
+  prompt.resize(90);
+  prompt.push_back(16);  // which no text has
+  for (const int32_t token : text(30, 2)) prompt.push_back(token);
+  const auto other = s.add(prompt, 1);
+  s.step();
+  EXPECT_EQ(s.scheduler.counts().n_cached_tokens, 90) << "a page and the beginning of the next";
+  EXPECT_EQ(s.n_copied_within, 1);
+  EXPECT_EQ(s.n_ended[other], 1);
+  prompt.resize(110);
+  s.add(prompt, 1);
+  s.step();
+  EXPECT_EQ(s.scheduler.counts().n_cached_tokens, 90 + 109) << "the better of two is chosen";
+  s.add({16, 1, 2}, 1);
+  s.step();
+  EXPECT_EQ(s.scheduler.counts().n_cached_tokens, 90 + 109) << "nothing in common";
+}
+
+TEST(Scheduler, WhatIsAssumedToBeCachedIsFound) {
+  Scheduler scheduler({.n_pages = 6, .max_tokens = 512, .max_running = 4});
+  const std::vector<int32_t> long_text = text(150, 1), too_long = text(500, 2);
+  scheduler.assume_cached(long_text);
+  scheduler.add(1, long_text);
+  ASSERT_EQ(scheduler.plan().size(), 1);
+  EXPECT_EQ(scheduler.cached_tokens(1), 149);
+  scheduler.computed();
+  scheduler.remove(1);
+  scheduler.assume_cached(too_long);  // as far as there are pages
+  EXPECT_EQ(scheduler.counts().n_available_pages, 6);
 }
 
 TEST(Scheduler, SequencesThatStartTogetherShareTheirPagesOnceComputed) {

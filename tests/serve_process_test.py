@@ -5,6 +5,8 @@
 import concurrent.futures
 import json
 import os
+import re
+import select
 import socket
 import subprocess
 import sys
@@ -40,7 +42,7 @@ class Tls(unittest.TestCase):
         with self.raw() as client:
             self.assertIn(client.version(), ("TLSv1.2", "TLSv1.3"))
             body = json.dumps({"prompt": "a", "max_tokens": 50, "ignore_eos": True, "stream": True})
-            request = f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+            request = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
             # The second comes while the first is answered.
             client.sendall(request)
             received = client.recv(100)
@@ -60,7 +62,7 @@ class Tls(unittest.TestCase):
         body = json.dumps({"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True})
         for _ in range(5):
             with self.raw() as client:
-                client.sendall(f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+                client.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
                 client.recv(1000)
         self.server.wait_idle()
 
@@ -170,12 +172,72 @@ class LifeCycle(unittest.TestCase):
         server = Server("--drain", "0").wait_ready()
         s = socket.create_connection(("127.0.0.1", server.port), timeout=10)
         body = json.dumps({"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True})
-        s.sendall(f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         s.recv(100)
         started = time.time()
         self.assertEqual(server.stop(), 0)
         self.assertLess(time.time() - started, 5)
         s.close()
+
+    def test_the_first_request_takes_no_longer_than_the_next(self):
+        first, second = [], []
+        for _ in range(5):
+            server = Server().wait_ready()
+            self.assertEqual(server.metric("tandem:generated_tokens_total"), 0)  # what warms up is not counted
+            self.assertEqual(server.metric("vllm:prefix_cache_queries_total"), 0)
+            taken = [0]
+            for prompt in "ab":
+                server.ok("/v1/completions", {"prompt": prompt, "max_tokens": 1, "ignore_eos": True})
+                taken.append(server.metric("vllm:time_to_first_token_seconds_sum"))
+            first.append(taken[1])
+            second.append(taken[2] - taken[1])
+            self.assertEqual(server.stop(), 0)
+        self.assertLess(min(first), 3 * min(second) + 0.0005, (first, second))
+
+    def test_a_log_that_cannot_be_written_ends_nothing(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            server = Server.__new__(Server)
+            server.trusted, server.port = None, port
+            server.process = subprocess.Popen([TANDEM, "serve", TINY, "--quiet", "--log-requests", "--port", str(port)], stderr=full)
+        try:
+            server.wait_listening()
+            server.wait_ready()
+            for _ in range(3):
+                server.ok("/v1/completions", {"prompt": "a", "max_tokens": 2})
+        finally:
+            server.process.terminate()
+            self.assertEqual(server.process.wait(timeout=60), 0)
+
+    def test_memory_is_bounded_and_comes_back(self):
+        server = Server().wait_ready()
+        try:
+            with open(f"/proc/{server.process.pid}/maps", encoding="utf-8") as maps:
+                if re.search(r"lib[at]san", maps.read()):
+                    self.skipTest("sanitizers keep memory")
+            before = server.resident_bytes()
+            body = b'{"prompt":[' + b'"",' * 5_000_000 + b'""]}'
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                self.assertEqual(set(pool.map(lambda _: server.post("/v1/completions", body)[0], range(4))), {400})
+            self.assertLess(server.resident_bytes() - before, 100 << 20)
+            # Bodies that are sent nearly whole and never end: 300 MB, of which the server takes 256 MiB.
+            clients = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(20)]
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {16 << 20}\r\n\r\n".encode()
+            with concurrent.futures.ThreadPoolExecutor(20) as pool:
+                list(pool.map(lambda client: client.sendall(head + bytes(15 << 20)), clients))
+            refused = [c for c in clients if select.select([c], [], [], 0.5)[0]]
+            self.assertTrue(2 <= len(refused) <= 4, len(refused))
+            for client in refused:
+                self.assertTrue(client.recv(4096).startswith(b"HTTP/1.1 503 "))
+            self.assertEqual(server.ok("/v1/completions", {"prompt": "a", "max_tokens": 1})["usage"]["completion_tokens"], 1)
+            for client in clients:
+                client.close()
+            self.assertEqual(server.post("/v1/completions", body)[0], 400)
+            self.assertLess(server.resident_bytes() - before, 100 << 20)
+        finally:
+            self.assertEqual(server.stop(), 0)
 
     def test_bad_options(self):
         for options, words in ((["--port", "99999"], "--port"), (["--max-batch", "0"], "--max-batch"), (["--ctx", "4096", "--kv-tokens", "64"], "--kv-tokens"),

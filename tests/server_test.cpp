@@ -8,6 +8,7 @@
 #include "server/generation_request.h"
 #include "server/metrics.h"
 #include "server/reasoning.h"
+#include "server/request_reader.h"
 #include "server/service.h"
 
 namespace tandem::test {
@@ -193,6 +194,112 @@ TEST(GenerationRequest, FieldsOfAChat) {
   EXPECT_EQ(r.sampling.logit_bias, (std::vector<std::pair<int32_t, float>>{{3, -100.0f}}));
 }
 
+Json messages_of(const std::string& messages) {
+  return parse_chat_request({{"messages", Json::parse(messages)}}, {}).messages;
+}
+
+TEST(ChatMessages, AreReadAsOpenAisDescriptionHasThem) {
+  const std::string call =
+      R"({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}})";
+  const std::string calls = R"("tool_calls": [)" + call + "]";
+  const std::pair<std::string, std::string> cases[] = {
+      {R"({"role": "user", "content": "x", "name": "Ada"})",
+       R"({"role":"user","content":"x","name":"Ada"})"},
+      {R"({"role": "developer", "content": [{"type": "text", "text": "x", "cache_control": {}}]})",
+       R"({"role":"developer","content":[{"type":"text","text":"x"}]})"},
+      {R"({"role": "assistant", "content": null, )" + calls + "}",
+       R"({"role":"assistant","content":null,"tool_calls":[{"id":"c","type":"function",)"
+       R"("function":{"name":"f","arguments":"{}"}}]})"},
+      {R"({"role": "assistant", )" + calls + "}",
+       R"({"role":"assistant","content":null,"tool_calls":[{"id":"c","type":"function",)"
+       R"("function":{"name":"f","arguments":"{}"}}]})"},
+      {R"({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f",
+           "arguments": {"a": 1}}}]})",
+       R"({"role":"assistant","content":null,"tool_calls":[{"function":{"name":"f",)"
+       R"("arguments":{"a":1}},"type":"function"}]})"},
+      {R"({"role": "assistant", "content": "a", "name": null, "refusal": null, "audio": null,
+           "function_call": null, "tool_calls": null})",
+       R"({"role":"assistant","content":"a"})"},
+      {R"({"role": "assistant", "content": "a", "tool_calls": []})",
+       R"({"role":"assistant","content":"a"})"},
+      {R"({"role": "assistant", "content": null, "refusal": "No."})",
+       R"({"role":"assistant","content":"No."})"},
+      {R"({"role": "assistant", "content": "a", "refusal": "No."})",
+       R"({"role":"assistant","content":"a\nNo."})"},
+      {R"({"role": "assistant", "content": [{"type": "text", "text": "a"},
+                                            {"type": "refusal", "refusal": "No."}]})",
+       R"({"role":"assistant","content":[{"type":"text","text":"a"},{"type":"text","text":"No."}]})"},
+      {R"({"role": "assistant", "content": null, "reasoning_content": "hm"})",
+       R"({"role":"assistant","reasoning_content":"hm","content":""})"},
+      {R"({"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "3"}]})",
+       R"({"role":"tool","tool_call_id":"c","content":[{"type":"text","text":"3"}]})"},
+  };
+  for (const auto& [given, wanted] : cases)
+    EXPECT_EQ(messages_of("[" + given + "]").dump(), "[" + wanted + "]") << given;
+}
+
+TEST(ChatMessages, WrongOnesAreNamed) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"content": "x"})", "role"},
+      {R"({"role": "", "content": "x"})", "role"},
+      {R"({"role": "user"})", "content"},
+      {R"({"role": "user", "content": null})", "content"},
+      {R"({"role": "tool", "content": null})", "content"},
+      {R"({"role": "assistant", "content": null})", "content"},
+      {R"({"role": "assistant", "content": null, "tool_calls": []})", "content"},
+      {R"({"role": "user", "content": 5})", "content"},
+      {R"({"role": "user", "content": []})", "content"},
+      {R"({"role": "user", "content": {"type": "text", "text": "x"}})", "content"},
+      {R"({"role": "user", "content": [{"text": "x"}]})", "content[0].type"},
+      {R"({"role": "user", "content": [{"type": "text"}]})", "content[0].text"},
+      {R"({"role": "user", "content": [{"type": "text", "text": 1}]})", "content[0].text"},
+      {R"({"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]})",
+       "content[1].type"},
+      {R"({"role": "user", "content": [{"type": "input_audio"}]})", "content[0].type"},
+      {R"({"role": "user", "content": [{"type": "file"}]})", "content[0].type"},
+      {R"({"role": "user", "content": [{"type": "refusal", "refusal": "x"}]})", "content[0].type"},
+      {R"({"role": "user", "content": "x", "name": 5})", "name"},
+      {R"({"role": "tool", "content": "x", "tool_call_id": 5})", "tool_call_id"},
+      {R"({"role": "assistant", "refusal": 5})", "refusal"},
+      {R"({"role": "assistant", "reasoning_content": 5})", "reasoning_content"},
+      {R"({"role": "assistant", "content": null, "audio": {"id": "x"}})", "audio"},
+      {R"({"role": "assistant", "function_call": {"name": "f", "arguments": ""}})",
+       "function_call"},
+      {R"({"role": "assistant", "tool_calls": {}})", "tool_calls"},
+      {R"({"role": "assistant", "tool_calls": [{}]})", "tool_calls[0].function.name"},
+      {R"({"role": "assistant", "tool_calls": [{"type": "custom"}]})", "tool_calls[0].type"},
+      {R"({"role": "assistant", "tool_calls": [{"id": 1}]})", "tool_calls[0].id"},
+      {R"({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]})",
+       "tool_calls[0].function.arguments"},
+  };
+  for (const auto& [given, param] : cases)
+    EXPECT_EQ(param_of(messages_of,
+                       std::string("[{\"role\": \"user\", \"content\": \"\"}, ") + given + "]"),
+              std::string("messages[1].") + param)
+        << given;
+  const auto message_of = [](const std::string& part) {
+    try {
+      messages_of(R"([{"role": "user", "content": [)" + part + "]}]");
+    } catch (const ApiError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_EQ(message_of(R"({"type": "image_url", "image_url": {"url": "x"}})"),
+            "messages[0].content[0].type is \"image_url\": must be \"text\": this model reads text "
+            "only");
+}
+
+TEST(ChatMessages, ThereIsABoundOnTheirNumber) {
+  const auto many = [](size_t n) {
+    const Json message = {{"role", "user"}, {"content", ""}};
+    return "{\"messages\": " + Json(std::vector<Json>(n, message)).dump() + "}";
+  };
+  const auto read = [](const std::string& text) { parse_chat_request(Json::parse(text), {}); };
+  EXPECT_EQ(param_of(read, many(16'384)), "accepted");
+  EXPECT_EQ(param_of(read, many(16'385)), "messages");
+}
+
 constexpr AnswerHead kChat{Endpoint::kChat, {}, {}, 5};
 constexpr Usage kUsage{10, 4, 2};
 
@@ -281,8 +388,29 @@ TEST(ToolCalls, EveryFormAtAnyCut) {
        "{\"a\": 1}<|tool_call_end|><|tool_calls_section_end|>",
        "", "functions.get:0/get/{\"a\": 1};"},
       {"a < b <｜tool▁calls", "a < b <｜tool▁calls", ""},
-      {"x<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{\"a",
-       "x<｜tool▁call▁begin｜>get<｜tool▁sep｜>{\"a", ""},
+      {"x<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{\"a", "x", "/get/{\"a;"},
+      {"x<｜tool▁calls▁begin｜>", "x", ""},
+      {"x<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>ge", "x", ""},
+      {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>", "", "/get/;"},
+      {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{}<｜tool▁call", "",
+       "/get/{};"},
+      {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>ge", "", ""},
+      {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n", "", "/get/;"},
+      {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```js", "", "/get/;"},
+      {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n{\"a\": "
+       "\"```",
+       "", "/get/{\"a\": \"```;"},
+      {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n{}\n``", "",
+       "/get/{};"},
+      {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n{}\n```", "",
+       "/get/{};"},
+      {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{}<｜tool▁call▁end｜>\n"
+       "<｜tool▁call▁begin｜>put<｜tool▁sep｜>{",
+       "", "/get/{};/put/{;"},
+      {"<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>"
+       "{\"a\"",
+       "", "functions.get:0/get/{\"a\";"},
+      {"<|tool_calls_section_begin|><|tool_call_begin|>functions.ge", "", ""},
       {"<｜tool▁calls▁begin｜><｜tool▁call▁end｜><｜tool▁calls▁end｜>y", "y", ""},
       {"", "", ""},
   };
@@ -335,6 +463,65 @@ TEST(Reasoning, SplitsAtAnyCut) {
       EXPECT_EQ(content, c.content) << c.text << " by " << piece;
     }
   }
+}
+
+// All of a request, or the refusal, where the bytes come in pieces of this size.
+std::string read_in_pieces(const std::string& bytes, size_t piece) {
+  RequestReader reader(100);
+  size_t there = 0, taken = 0;
+  try {
+    while (!reader.is_complete() && (there < bytes.size() || taken < there)) {
+      const size_t n = reader.take(std::string_view(bytes).substr(taken, there - taken));
+      if (n == 0) there = std::min(there + piece, bytes.size());
+      taken += n;
+      if (n == 0 && taken == there) return "not complete";
+    }
+  } catch (const ApiError& error) {
+    return fmt::format("{}: {}", error.status, error.what());
+  }
+  const ReceivedRequest r = reader.release();
+  return fmt::format("{} {} key={} origin={} body={} keeps={} left={}", r.request.method,
+                     r.request.path, r.request.authorization, r.request.page.origin, r.request.body,
+                     r.keeps_open, bytes.size() - taken);
+}
+
+TEST(RequestReader, TheSameAtAnyCut) {
+  const std::string chunked =
+      "POST /a?b HTTP/1.1\r\nHost: x\r\nAuthorization: k\r\nTransfer-Encoding: chunked\r\n\r\n"
+      "3;x=y\r\nabc\r\n2\r\nde\r\n0\r\n";
+  const std::pair<std::string, std::string> cases[] = {
+      {"GET / HTTP/1.1\r\nHost: x\r\nOrigin: o\r\n\r\nGET /",
+       "GET / key= origin=o body= keeps=true left=5"},
+      {"POST / HTTP/1.0\r\nContent-Length: 3\r\n\r\nabcd",
+       "POST / key= origin= body=abc keeps=false left=1"},
+      {chunked + "\r\nXY", "POST /a key=k origin= body=abcde keeps=true left=2"},
+      // Fields behind a body are not the head's.
+      {chunked + "Authorization: other\r\nOrigin: o\r\nConnection: close\r\n\r\n",
+       "POST /a key=k origin= body=abcde keeps=true left=0"}};
+  for (const auto& [bytes, expected] : cases)
+    for (const size_t piece : {1, 2, 3, 7, 1000}) EXPECT_EQ(read_in_pieces(bytes, piece), expected);
+}
+
+TEST(RequestReader, RefusalsAtAnyCut) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\n\r\n",
+       "413: the body is longer than 100 bytes"},
+      {"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n",
+       "413: the body is longer"},
+      {"GET / HTTP/1.1\r\nX: " + std::string(20000, 'y'), "431: the head is longer than 16384"},
+      {"GET / HTTP/1.1\r\n\r\n", "400: the head has 0 fields Host"},
+      {"GET / HTTP/1.1\r\nHost: a, b\r\n\r\n", "400: the field Host is \"a, b\""},
+      {"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n",
+       "400: the field Transfer-Encoding is \"xchunked\""},
+      {"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", "400: HTTP/1.0 has no"},
+      {"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1,1\r\n\r\na",
+       "400: the field Content-Length is \"1,1\""},
+      {"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\na",
+       "400: the head has several"},
+      {"GET / HTTP/2.0\r\n\r\n", "400: this is not HTTP"}};
+  for (const auto& [bytes, expected] : cases)
+    for (const size_t piece : {1, 2, 7, 1000, 100000})
+      EXPECT_EQ(read_in_pieces(bytes, piece).substr(0, expected.size()), expected) << piece;
 }
 
 class LoadingService : public testing::Test {

@@ -108,31 +108,84 @@ TEST(ShareGpt, RefusesOtherFiles) {
   EXPECT_NE(error_of([] { read_sharegpt("/no/such.json"); }), "no error");
 }
 
-// Drawn by sglang.bench_serving 0.4.9 with --seed 42, 5 prompts, lengths up to 20 and 12, ratio
-// 0.3.
-TEST(Dataset, RandomIdsHasTheOriginalsLengths) {
+// The requests of --seed 42.
+std::vector<ServingRequest> dataset(const DatasetOptions& options) {
   const Tokenizer tokenizer = Tokenizer::from_directory(kTiny);
   PythonRandom python(42);
   NumpyRandom numpy(42);
+  return make_dataset(options, tokenizer, base_tokens(kTiny, tokenizer), python, numpy);
+}
+
+// Drawn by sglang.benchmark.serving 0.5.23; the second shows that no answer has no token.
+TEST(Dataset, RandomIdsHasTheOriginalsLengths) {
+  struct Case {
+    int n_prompts, input_tokens, output_tokens;
+    double range_ratio;
+    std::vector<int> inputs, outputs, first_ids;
+  };
+  const Case cases[] = {
+      {5, 20, 12, 0.3, {12, 9, 18, 20, 16}, {10, 7, 9, 12, 5}, {214, 331, 460, 90, 376}},
+      {8,
+       3,
+       2,
+       0,
+       {3, 1, 3, 3, 1, 1, 3, 2},
+       {1, 1, 1, 1, 2, 1, 2, 2},
+       {151, 131, 151, 311, 261, 348, 2, 420}}};
+  for (const Case& c : cases) {
+    DatasetOptions options;
+    options.name = "random-ids";
+    options.n_prompts = c.n_prompts;
+    options.input_tokens = c.input_tokens;
+    options.output_tokens = c.output_tokens;
+    options.range_ratio = c.range_ratio;
+    options.sends_ids = true;
+    std::vector<int> inputs, outputs, first_ids;
+    for (const ServingRequest& request : dataset(options)) {
+      EXPECT_EQ(request.ids.size(), static_cast<size_t>(request.prompt_tokens));
+      inputs.push_back(request.prompt_tokens);
+      outputs.push_back(request.output_tokens);
+      first_ids.push_back(request.ids.at(0));
+    }
+    EXPECT_EQ(inputs, c.inputs);
+    EXPECT_EQ(outputs, c.outputs);
+    EXPECT_EQ(first_ids, c.first_ids);
+  }
+}
+
+// Drawn by sglang.benchmark.serving 0.5.23 with transformers 5.19, whose tokenizer of this model
+// puts no beginning of sentence before a text.
+TEST(Dataset, ConversationsAreTheOriginals) {
+  nlohmann::json conversations = nlohmann::json::array();
+  for (int i = 0; i < 5; ++i) {
+    const std::string sum = std::to_string(i + 12);
+    const nlohmann::json first = {{"value", "What is " + std::to_string(i) + " + 12?"}},
+                         second = {{"value", sum + sum + sum}};
+    conversations.push_back({{"conversations", nlohmann::json::array({first, second})}});
+  }
+  const TempFile file(conversations.dump());
   DatasetOptions options;
-  options.name = "random-ids";
-  options.n_prompts = 5;
+  options.name = "sharegpt";
+  options.path = file.path();
+  options.n_prompts = 4;
+  std::vector<std::string> prompts;
+  for (const ServingRequest& request : dataset(options)) {
+    EXPECT_EQ(request.prompt_tokens, 9) << request.prompt;
+    EXPECT_EQ(request.output_tokens, 6) << request.prompt;
+    prompts.push_back(request.prompt);
+  }
+  EXPECT_EQ(prompts, (std::vector<std::string>{"What is 3 + 12?", "What is 1 + 12?",
+                                               "What is 2 + 12?", "What is 4 + 12?"}));
+  options.name = "random";
+  options.n_prompts = 3;
   options.input_tokens = 20;
   options.output_tokens = 12;
-  options.range_ratio = 0.3;
-  options.sends_ids = true;
-  const auto requests =
-      make_dataset(options, tokenizer, base_tokens(kTiny, tokenizer), python, numpy);
-  std::vector<int> inputs, outputs, first_ids;
-  for (const ServingRequest& request : requests) {
-    EXPECT_EQ(request.ids.size(), static_cast<size_t>(request.prompt_tokens));
-    inputs.push_back(request.prompt_tokens);
-    outputs.push_back(request.output_tokens);
-    first_ids.push_back(request.ids[0]);
-  }
-  EXPECT_EQ(inputs, (std::vector<int>{12, 9, 18, 20, 16}));
-  EXPECT_EQ(outputs, (std::vector<int>{10, 7, 9, 12, 5}));
-  EXPECT_EQ(first_ids, (std::vector<int>{214, 331, 460, 90, 376}));
+  options.range_ratio = 0.5;
+  prompts.clear();
+  for (const ServingRequest& request : dataset(options)) prompts.push_back(request.prompt);
+  EXPECT_EQ(prompts,
+            (std::vector<std::string>{"What is 3 + 12?What is 3 + 1", "What is 1 + 12?What is 1",
+                                      "What is 2 + 12?What is 2 + 12?What is"}));
 }
 
 // ------------------------------------------------------------------------------------- answers
@@ -182,27 +235,44 @@ TEST(AnswerReader, WhatBreaksTheOriginalIsAnError) {
     EXPECT_NE(o.error, "") << line;
   }
   EXPECT_EQ(read(ServingApi::kCompletions, {"", "\r"}).error, "the answer is empty");
-  EXPECT_FALSE(read(ServingApi::kChat, {R"(data: {"choices": []})"}).success);
+  EXPECT_FALSE(read(ServingApi::kChat, {R"(data: {"choices": [3]})"}).success);
 }
 
-TEST(AnswerReader, ChatsTakeContentsAndAnyUsage) {
+TEST(AnswerReader, ChatsCountThinkingAsTextAndTakeAnyUsage) {
   const ServingOutput o =
-      read(ServingApi::kChat, {R"(data: {"choices": [{"delta": {"role": "assistant"}}]})",
-                               R"(data: {"choices": [{"delta": {"reasoning_content": "hm"}}]})",
-                               R"(data: {"choices": [{"delta": {"content": "a"}}]})",
-                               R"(data: {"choices": [{"delta": {"content": "b"}}]})",
-                               R"(data: {"usage": {"completion_tokens": 4}})", "data: [DONE]"});
+      read(ServingApi::kChat,
+           {R"(data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]})",
+            R"(data: {"choices": [{"delta": {"reasoning_content": "hm", "reasoning": "hm"}}]})",
+            R"(data: {"choices": [{"delta": {"reasoning_content": "", "reasoning": "so"}}]})",
+            R"(data: {"choices": [{"delta": {"reasoning_content": ".", "content": "a"}}]})",
+            R"(data: {"choices": [{"delta": {"reasoning_content": null, "content": "b"}}]})",
+            R"(data: {"choices": [{"delta": null}]})", R"(data: {"choices": [], "usage": null})",
+            R"(data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 6}})",
+            R"(data: {"usage": {"prompt_tokens": 0}})", "data: [DONE]"});
   EXPECT_TRUE(o.success) << o.error;
-  EXPECT_EQ(o.text, "ab");
-  EXPECT_EQ(o.output_tokens, 4);
-  EXPECT_EQ(o.ttft, 1.5);
+  EXPECT_EQ(o.text, "hmso.ab");
+  EXPECT_EQ(o.output_tokens, 6);
+  EXPECT_EQ(o.server_prompt_tokens, 7);
+  EXPECT_EQ(o.ttft, 1);
+  EXPECT_EQ(o.itls, (std::vector<double>{0.5, 0.5, 0.5}));
   const ServingOutput whole =
       read(ServingApi::kChat,
-           {R"({"choices": [{"message": {"content": "ab"}}], "usage": {"completion_tokens": 2}})"},
+           {R"({"choices": [{"message": {"content": "ab", "reasoning_content": "hm "}}], )"
+            R"("usage": {"prompt_tokens": 9, "completion_tokens": 2}})"},
            false);
   EXPECT_TRUE(whole.success) << whole.error;
-  EXPECT_EQ(whole.text, "ab");
+  EXPECT_EQ(whole.text, "hm ab");
+  EXPECT_EQ(whole.server_prompt_tokens, 9);
   EXPECT_EQ(whole.ttft, whole.latency);
+}
+
+TEST(AnswerReader, TakesTheServersCountOfThePrompt) {
+  const std::pair<ServingApi, const char*> lines[] = {
+      {ServingApi::kCompletions, R"({"choices": [{"text": "a"}], "usage": {"prompt_tokens": 7}})"},
+      {ServingApi::kChat, R"({"choices": [], "usage": {"prompt_tokens": 7}})"},
+      {ServingApi::kGenerate, R"({"meta_info": {"prompt_tokens": 7}})"}};
+  for (const auto& [api, line] : lines) EXPECT_EQ(read(api, {line}).server_prompt_tokens, 7);
+  EXPECT_EQ(read(ServingApi::kGenerate, {"{}"}).server_prompt_tokens, 0);
 }
 
 TEST(AnswerReader, GenerateSharesAGapAmongItsTokens) {
@@ -327,6 +397,10 @@ Max ITL (ms):                            3469.54
                          "\"errors\": [\"\"], \"p95_e2e_latency_ms\": "),
             std::string::npos)
       << details;
+  ServingOutput counted = ended(3, 1, 5);
+  counted.server_prompt_tokens = 12;  // with the marks of the chat template
+  const std::string lengths = report_json(setup, m, std::vector{ended(3, 1, 5), counted});
+  EXPECT_NE(lengths.find("\"input_lens\": [10, 12]"), std::string::npos) << lengths;
 }
 
 TEST(Report, ShowsRatesAsPythonDoes) {
@@ -396,19 +470,25 @@ TEST(Request, IsWhatTheOriginalSends) {
   o.model = "m";
   const ServingRequest request = {"hi", {}, 2, 3};
   EXPECT_EQ(request_body(o, request),
-            R"({"model":"m","prompt":"hi","temperature":0.0,"best_of":1,"max_tokens":3,)"
-            R"("stream":true,"ignore_eos":true})");
-  o.extra_body = {{"top_p", 0.5}, {"stream", false}};
+            R"({"model":"m","prompt":"hi","best_of":1,"max_tokens":3,"stream":true,)"
+            R"("temperature":0.0,"ignore_eos":true})");
   o.api = ServingApi::kChat;
   EXPECT_EQ(request_body(o, request),
-            R"({"model":"m","messages":[{"role":"user","content":"hi"}],"temperature":0.0,)"
-            R"("max_tokens":3,"stream":false,"top_p":0.5})");
+            R"({"model":"m","messages":[{"role":"user","content":"hi"}],)"
+            R"("max_completion_tokens":3,"stream":true,"temperature":0.0,"ignore_eos":true})");
+  o.ignore_eos = false;
+  o.extra_body = {{"top_p", 0.5}, {"temperature", 1.0}, {"stream", false}};
+  EXPECT_EQ(request_body(o, request),
+            R"({"model":"m","messages":[{"role":"user","content":"hi"}],)"
+            R"("max_completion_tokens":3,"stream":false,"temperature":1.0,"ignore_eos":false,)"
+            R"("top_p":0.5})");
   o.extra_body = nlohmann::ordered_json::object();
+  o.ignore_eos = true;
   o.api = ServingApi::kGenerate;
   EXPECT_EQ(request_body(o, {"", {5, 6}, 2, 3}),
             R"({"input_ids":[5,6],"sampling_params":{"temperature":0.0,"max_new_tokens":3,)"
             R"("ignore_eos":true},"stream":true,"lora_path":null,"return_logprob":false,)"
-            R"("logprob_start_len":-1})");
+            R"("return_routed_experts":false,"logprob_start_len":-1})");
 }
 
 }  // namespace

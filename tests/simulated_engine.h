@@ -34,7 +34,8 @@ class Simulation {
     expected_logits_[id].assign(wanted_[id] - 1, 1);
     n_logits_[id].resize(wanted_[id] - 1);
     if (!all_logits) std::fill_n(expected_logits_[id].begin(), prompt.size() - 1, 0);
-    scheduler.add(id, std::move(prompt), all_logits);
+    const int n_scored = all_logits ? static_cast<int>(prompt.size()) : 1;
+    scheduler.add(id, std::move(prompt), n_scored);
     return id;
   }
 
@@ -90,7 +91,8 @@ class Simulation {
   const std::map<SequenceId, int>& unfinished() const { return wanted_; }
 
   Scheduler scheduler;
-  int64_t n_steps = 0, n_computed = 0, n_copied_out = 0, n_copied_in = 0;  // n_copied: pages
+  int64_t n_steps = 0, n_computed = 0, n_copied_out = 0, n_copied_in = 0,
+          n_copied_within = 0;  // pages
   std::map<SequenceId, std::vector<int32_t>> texts;
   std::map<SequenceId, int> n_ended;
 
@@ -132,11 +134,16 @@ class Simulation {
 
   // What came back is spoilt in host memory.
   void copy(const PageCopy& c) {
+    const bool within = c.way == PageCopy::Way::kWithin;
     ASSERT_TRUE(c.page >= 0 && c.page < limits_.n_pages);
-    ASSERT_TRUE(c.host_page >= 0 && c.host_page < limits_.n_host_pages);
+    ASSERT_TRUE(c.other >= 0 && c.other < (within ? limits_.n_pages : limits_.n_host_pages));
     const auto card = keys_.begin() + kPageSize * c.page;
-    const auto host = host_keys_.begin() + kPageSize * c.host_page;
-    if (c.to_host) {
+    const auto host = (within ? keys_.begin() : host_keys_.begin()) + kPageSize * c.other;
+    if (within) {
+      ASSERT_EQ(users_of(c.page), 1) << "a shared page is written";
+      std::copy_n(host, kPageSize, card);
+      ++n_copied_within;
+    } else if (c.way == PageCopy::Way::kToHost) {
       std::copy_n(card, kPageSize, host);
       ++n_copied_out;
     } else {

@@ -55,10 +55,9 @@ class TinyR1 : public testing::Test {
     generate.sampling.temperature = 0;
     for (const auto& messages : conversations)
       requests.push_back(make_request(generate, tokenizer_, format_.prompt(messages)));
-    Generator generator(loaded.model(), loaded.cache(),
-                        vocabulary_of(tokenizer_, loaded.config().vocab), loaded.context());
+    Engine engine = engine_for(loaded, tokenizer_);
     std::vector<std::string> texts;
-    for (const Completion& c : generator.run(requests, {}))
+    for (const Completion& c : complete(engine, requests))
       texts.push_back(tokenizer_.decode(c.tokens));
     return texts;
   }

@@ -242,6 +242,26 @@ TEST(SplitPattern, MeansWhatOnigurumaMeans) {
   EXPECT_EQ(split(R"(x*)", "axb"), "a|x|b");  // an empty match cuts and takes nothing
   EXPECT_EQ(split(R"( )", "a b  c", true), "a|b|c");
   EXPECT_EQ(split(R"(\p{^L}+)", "a1b"), "a|1|b");
+  EXPECT_EQ(split(R"(.+)", "a\r\nb"), "a\r|\n|b");
+  EXPECT_EQ(split(R"(^a|x$)", "a\nax\nxa"), "a|\n|a|x|\nxa");
+  EXPECT_EQ(split(R"([--/]+)", ",-./0"), ",|-./|0");
+  EXPECT_EQ(split(R"([a-c-e]+)", "db-ef"), "d|b-e|f");
+  EXPECT_EQ(split(R"([ab-]+)", "a-bc"), "a-b|c");
+  EXPECT_EQ(split(R"([\x{61}-\x{63}\u0064]+)", "xabcde"), "x|abcd|e");
+}
+
+TEST(SplitPattern, HasOnigurumasSetsOfSets) {
+  EXPECT_EQ(split(R"([[ab]c]+)", "abcd"), "abc|d");
+  EXPECT_EQ(split(R"([^a[b]]+)", "abcd"), "ab|cd");
+  EXPECT_EQ(split(R"([a-d&&[^b]]+)", "abcde"), "a|b|cd|e");
+  EXPECT_EQ(split(R"([ab&&bc]+)", "abc"), "a|b|c");
+  EXPECT_EQ(split(R"([^a-y&&[^b]]+)", "abz"), "a|bz");
+  EXPECT_EQ(split(R"([\p{L}&&\p{Lu}&&[^A]]+)", "aABC"), "aA|BC");
+}
+
+TEST(SplitPattern, WhereCaseMakesNoDifference) {
+  EXPECT_EQ(split(R"((?i:[k-s]x)y)", "kXy\u212AxysxY\u017Fxy"), "kXy|\u212Axy|sxY|\u017Fxy");
+  EXPECT_EQ(split(R"((?i:a(b)\x{63})d)", "aBCdabcD"), "aBCd|abcD");
 }
 
 TEST(SplitPattern, TheLinearFormOfSpacesAtTheEndIsTheSame) {
@@ -260,12 +280,14 @@ TEST(SplitPattern, TakesMoreMemoryForALongText) {
 
 TEST(SplitPattern, RefusesWhatCouldMeanSomethingElse) {
   for (const char* pattern :
-       {"\\w",   "\\b",    "\\h",        "\\R",       "\\X",   "\\K",   "\\1",   "(?<a>b)",
-        "(?m)a", "(*UTF)", "a{,3}",      "a{1}+",     "a{2}?", "{",     "[[a]]", "[[:alpha:]]",
-        "[]",    "[a",     "\\p{Foo}",   "\\p{L&}",   "\\pL",  "\\x41", "\\u12", "(",
-        "a)",    "[a&&b]", "[^a&&[^b]]", "[a&&[^b]]", "\\",    "+",     "[z-a]", "\xFF"}) {
+       {"\\w",         "\\b",         "\\h",     "\\R",       "\\X",        "\\K",     "\\1",
+        "(?<a>b)",     "(?m)a",       "(*UTF)",  "a{,3}",     "a{1}+",      "a{2}?",   "{",
+        "[[a]",        "[[:alpha:]]", "[]",      "[a",        "\\p{Foo}",   "\\p{L&}", "\\pL",
+        "\\x41",       "\\u12",       "(",       "a)",        "[a&&]",      "[&&a]",   "[a-\\d]",
+        "\\",          "+",           "[z-a]",   "\xFF",      "[\\d-a]",    "[a[]]",   "\\uD800",
+        "\\x{110000}", "(?i:é)",      "(?i:ss)", "(?i:[^a])", "(?i:\\p{L})"}) {
     try {
-      Regex regex(pattern);
+      Splits splits({{pattern}});
       ADD_FAILURE() << pattern << " was taken";
     } catch (const Error& error) {
       EXPECT_EQ(std::string_view(error.what()).find('\n'), std::string_view::npos) << error.what();

@@ -54,6 +54,16 @@ TEST(Utf8, EveryScalarValueSurvives) {
   }
 }
 
+TEST(Utf8, SkipsCodePoints) {
+  const std::string text = "abcdefghijklmnopé的😀x12345678y的zabcdefg";
+  std::vector<size_t> begins;
+  for (size_t at = 0; at < text.size(); at += decode_utf8(text, at).n_bytes) begins.push_back(at);
+  begins.push_back(text.size());
+  for (size_t from = 0; from < begins.size(); ++from)
+    for (size_t n = 0; from + n < begins.size(); ++n)
+      ASSERT_EQ(skip_code_points(text, begins[from], n), begins[from + n]) << from << " " << n;
+}
+
 // Unicode 15, tables 3-8 to 3-11: one U+FFFD for each maximal ill-formed part.
 TEST(Utf8, ReplacesAsTheStandardShows) {
   EXPECT_EQ(replaced("a\xF1\x80\x80\xE1\x80\xC2"

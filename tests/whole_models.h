@@ -38,10 +38,9 @@ inline std::vector<std::vector<int32_t>> answers(const ModelOptions& options, in
     requests.push_back(
         make_request(generate, tokenizer, format.prompt(first_messages("", question))));
   }
-  Generator generator(loaded.model(), loaded.cache(),
-                      vocabulary_of(tokenizer, loaded.config().vocab), loaded.context());
+  Engine engine = engine_for(loaded, tokenizer);
   std::vector<std::vector<int32_t>> tokens;
-  for (const Completion& c : generator.run(requests, {})) tokens.push_back(c.tokens);
+  for (const Completion& c : complete(engine, requests)) tokens.push_back(c.tokens);
   return tokens;
 }
 

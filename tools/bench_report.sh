@@ -4,6 +4,7 @@
 # writes FOLDER/<cpu>/report.json (every row of `tandem bench`), and with Python 3 report.md and plots beside it.
 # What does not fit into the time or the memory is left out, and the report says so.
 set -eu
+case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
 tandem=$1
 here=$(cd "$(dirname "$0")" && pwd)
 budget=${BENCH_SECONDS:-450}

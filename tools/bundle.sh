@@ -4,6 +4,7 @@
 # It holds the program, the shared libraries it needs besides the C library's own, the models' configurations,
 # bench_report.sh, and, where the program was built with CUDA, the tests of its GPU kernels and gpu_check.sh. FOLDER.tar.gz is the same in one file; on the other machine: tar xf, then FOLDER/measure.
 set -eu
+case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
 tandem=$1
 folder=$2
 root=$(cd "$(dirname "$0")/.." && pwd)

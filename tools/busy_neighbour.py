@@ -3,11 +3,11 @@
 Alternates a quiet and a busy run of `tandem bench experts`; the busy one shares the last core with a process that never
 sleeps. Prints the share of the quiet speed that is left: on n cores 1 - 1 / (2 n) if work is shared out perfectly.
 """
+import argparse
 import json
 import os
 import statistics
 import subprocess
-import sys
 
 TOKENS = [1, 8, 128]
 ROUNDS = 3
@@ -24,8 +24,11 @@ def busy(core):
 
 
 def main():
-    tandem, experts = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "fp8"
-    command = [tandem, "bench", "experts", "--json", "--config", "r1", "--experts", experts, "--tokens",
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tandem", metavar="TANDEM")
+    parser.add_argument("experts", metavar="FORMAT", nargs="?", default="fp8")
+    args = parser.parse_args()
+    command = [args.tandem, "bench", "experts", "--json", "--config", "r1", "--experts", args.experts, "--tokens",
                ",".join(map(str, TOKENS))]
     ratios = {n: [] for n in TOKENS}
     for _ in range(ROUNDS):

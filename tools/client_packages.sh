@@ -1,14 +1,21 @@
 #!/bin/sh
-# The openai package for tests/serve_test.py, in a virtual environment below build/. Where no package index can be reached,
-# that test is skipped.
+# Python packages that only tests and tools need, each in a virtual environment below build/: openai for tests/serve_test.py,
+# libclang for tools/mutation_score.py. Where no package index can be reached, their tests are skipped.
 set -eu
+case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
 cd "$(dirname "$0")/.."
-folder=build/clients
-[ ! -e "$folder/complete" ] || exit 0
-echo "installing the openai package into $folder"
 mkdir -p build
-if python3 -m venv "$folder" >build/clients.log 2>&1 && "$folder/bin/pip" install -q openai==3.54.0 >>build/clients.log 2>&1; then
-  touch "$folder/complete"
-else
-  echo "it cannot be installed ($(tail -n 1 build/clients.log)): its test is skipped"
-fi
+
+install() {
+  folder=build/$1
+  [ ! -e "$folder/complete" ] || return 0
+  echo "installing $2 into $folder"
+  if python3 -m venv "$folder" >build/$1.log 2>&1 && "$folder/bin/pip" install -q "$2" >>build/$1.log 2>&1; then
+    touch "$folder/complete"
+  else
+    echo "it cannot be installed ($(tail -n 1 build/$1.log)): its test is skipped"
+  fi
+}
+
+install clients openai==3.54.0
+install libclang libclang==18.1.1

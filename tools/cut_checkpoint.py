@@ -3,12 +3,12 @@ from memory where no R1 is at hand: 3 layers (1 dense), 16 experts, tiny-r1's vo
 
     python3 tools/cut_checkpoint.py FOLDER
 """
+import argparse
 import json
 import pathlib
 import random
 import shutil
 import struct
-import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 N_LAYERS, N_DENSE, N_EXPERTS, VOCAB = 3, 1, 16, 512
@@ -17,7 +17,9 @@ BYTES = {"F8_E4M3": 1, "BF16": 2, "F32": 4}
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="FOLDER", type=pathlib.Path)
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((ROOT / "models/configs/r1.json").read_text(encoding="utf-8"))
     config.update(num_hidden_layers=N_LAYERS, first_k_dense_replace=N_DENSE, n_routed_experts=N_EXPERTS, vocab_size=VOCAB, num_nextn_predict_layers=0)

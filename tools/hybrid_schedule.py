@@ -4,9 +4,9 @@ sheets in machines/*.json, the CPU's too: nothing in it is measured (`make hybri
 
     python3 tools/hybrid_schedule.py build/release/tandem
 """
+import argparse
 import json
 import subprocess
-import sys
 import tempfile
 
 MACHINES = ["2x6454s-4090", "2x9654-5090", "2x8452y-a100", "threadripper-4090"]
@@ -35,7 +35,9 @@ def parts_of(decode):
 
 
 def main():
-    tandem = sys.argv[1]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tandem", metavar="TANDEM")
+    tandem = parser.parse_args().tandem
     print("| machine | sequences | context | GPU alone (computed) | CPU alone (computed) | step (computed) | / the larger | two micro-batches |")
     print("|---|---|---|---|---|---|---|---|")
     for machine in MACHINES:

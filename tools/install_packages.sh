@@ -1,6 +1,8 @@
 #!/bin/sh
-# Installs the Debian or Ubuntu packages that are named and missing, and says which.
+# Installs the Debian or Ubuntu packages that are named and missing, and says which:
+#     tools/install_packages.sh PACKAGE ..
 set -eu
+case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
 missing=""
 for package in "$@"; do
   dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"

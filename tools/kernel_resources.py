@@ -6,6 +6,7 @@
 Prints a Markdown table, a row a kernel and a column an architecture: registers, warps by registers of the most warps
 that a multiprocessor takes. Exit status 1 when a kernel spills.
 """
+import argparse
 import pathlib
 import re
 import subprocess
@@ -21,7 +22,9 @@ THREADS = {  # of a block, where not 256
 
 
 def main():
-    files = [pathlib.Path(f) for f in sys.argv[1:]] or sorted((ROOT / "gpu_kernels").glob("*.cu"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", metavar="FILE.cu", nargs="*", type=pathlib.Path)
+    files = parser.parse_args().files or sorted((ROOT / "gpu_kernels").glob("*.cu"))
     rows = {}
     spills = False
     for file in files:

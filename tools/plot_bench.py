@@ -4,6 +4,7 @@
 
 Writes report.md, experts.png and attention.png beside the report.
 """
+import argparse
 import collections
 import json
 import pathlib
@@ -11,7 +12,9 @@ import sys
 
 
 def main():
-    path = pathlib.Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", metavar="REPORT.json", type=pathlib.Path)
+    path = parser.parse_args().path
     rows = collections.defaultdict(list)
     for row in json.loads(path.read_text(encoding="utf-8")):
         rows[row["bench"]].append(row)

@@ -4,6 +4,7 @@
     python3 tools/published_systems.py TANDEM --write    puts it into docs/published_systems.md
     python3 tools/published_systems.py TANDEM --check    exit status 1 when the page says otherwise
 """
+import argparse
 import functools
 import json
 import pathlib
@@ -105,15 +106,20 @@ def differs(old, new):
 
 
 def main():
-    new = table(sys.argv[1])
-    mode = sys.argv[2] if len(sys.argv) > 2 else ""
-    if not mode:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tandem", metavar="TANDEM")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--write", action="store_true")
+    modes.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    new = table(args.tandem)
+    if not (args.write or args.check):
         print(new, end="")
         return 0
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
     old, after = rest.split(END)
-    if mode == "--write":
+    if args.write:
         PAGE.write_text(before + BEGIN + new + END + after, encoding="utf-8")
         return 0
     if differs(old, new):

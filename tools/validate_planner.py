@@ -6,6 +6,7 @@ Runs `tandem bench generate` on cut models and writes a table of every cell: seq
 length of the prompt, measured and predicted time, and by which part the prediction is off. Cells that are too far off are
 measured once more by themselves, since neighbours of a shared machine may spoil one; both results are in the table.
 """
+import argparse
 import json
 import pathlib
 import statistics
@@ -18,7 +19,11 @@ MOST, USUAL = 0.25, 0.10  # how far off a cell and the median may be
 
 
 def main():
-    binary, output = sys.argv[1], pathlib.Path(sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary", metavar="TANDEM")
+    parser.add_argument("output", metavar="OUTPUT.md", type=pathlib.Path)
+    args = parser.parse_args()
+    binary, output = args.binary, args.output
     cells = [cell for model, layers, forms in MODELS for form in forms for cell in measure(binary, model, layers, form)]
     for cell in cells:
         if abs(error_of(cell)) > MOST:

@@ -44,3 +44,46 @@ print("bind_tools:", [ (x["name"],sorted(x["args"])) for x in m.tool_calls])
 async def s2():
     r=await llm.abatch(["What is 1 + 2?"]*4); print("abatch:", {x.content for x in r})
 asyncio.run(s2())
+def text(*texts): return [{"type":"text","text":t} for t in texts]
+def ask(*messages,**more): return client.chat.completions.create(model=model,messages=messages,temperature=0,**more).choices[0].message
+print("parts:", ask({"role":"user","content":text("What is 478 + 356?")}).content)
+print("developer:", ask({"role":"developer","content":text("Be","terse.")},*q).content is not None)
+asked=ask(*q,tools=tools,tool_choice="required",parallel_tool_calls=False)
+called=asked.model_dump()  # with its null fields
+print("tool result:", ask(*q,called,{"role":"tool","tool_call_id":called["tool_calls"][0]["id"],"content":text("834")},tools=tools,max_tokens=9) is not None)
+for part in ({"type":"image_url","image_url":{"url":"data:,"}},{"type":"input_audio","input_audio":{"data":"","format":"wav"}}):
+    try: ask({"role":"user","content":[part]}); print("taken")
+    except openai.BadRequestError as e: print("refused:", e.body["message"])
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+print("langchain messages:", llm.invoke([SystemMessage(text("Be terse.")),HumanMessage(text("What is 478 + 356?")),m,
+    *[ToolMessage("834",tool_call_id=c["id"]) for c in m.tool_calls],AIMessage(text("834.")),HumanMessage("What is 1 + 2?")]).content is not None)
+import os
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"]="True"
+import litellm
+print("litellm", importlib.metadata.version("litellm"))
+lite=dict(model="openai/"+model,api_base=base,api_key="none",temperature=0)
+r=litellm.completion(messages=[{"role":"developer","content":text("Be terse.")},{"role":"user","content":text("What is 478 + 356?")}],**lite)
+print("parts and developer:", r.choices[0].message.content is not None)
+r=litellm.completion(messages=q,tools=tools,tool_choice="required",**lite).choices[0].message
+print("tool result:", litellm.completion(messages=[*q,r,*[{"role":"tool","tool_call_id":c.id,"content":"834"} for c in r.tool_calls]],tools=tools,max_tokens=9,**lite) is not None)
+import agents
+agents.set_tracing_disabled(True)
+print("openai-agents", importlib.metadata.version("openai-agents"))
+@agents.function_tool
+def plus(a:int,b:int)->str:
+    "Adds."
+    return str(a+b)
+agent=agents.Agent(name="a",instructions="Be terse.",tools=[plus],model=agents.OpenAIChatCompletionsModel(model=model,openai_client=openai.AsyncOpenAI(base_url=base,api_key="none")),
+    model_settings=agents.ModelSettings(temperature=0,tool_choice="required"))
+r=agents.Runner.run_sync(agent,[{"role":"developer","content":"Be kind."},{"role":"user","content":[{"type":"input_text","text":"What is 478 + 356?"}]}])
+print("run with a tool:", sorted({type(i).__name__ for i in r.new_items}))
+from pydantic_ai import Agent, BinaryContent
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+print("pydantic-ai", importlib.metadata.version("pydantic-ai-slim"))
+remote=OpenAIChatModel(model,provider=OpenAIProvider(base_url=base,api_key="none"))
+plain=Agent(remote,system_prompt=["Be terse.","Be kind."],model_settings={"temperature":0})
+r=plain.run_sync(["What is","478 + 356?"]); print("parts:", r.output is not None)
+r=plain.run_sync("What is 1 + 2?",message_history=r.all_messages()); print("history:", r.output)
+typed=Agent(remote,output_type=Sum,model_settings={"temperature":0})
+print("output by a tool:", repr(typed.run_sync("What is 478 + 356?").output))

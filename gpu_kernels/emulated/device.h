@@ -154,9 +154,12 @@ namespace tandem::gpu {
 
 template <class Args>
 void launch(void (*kernel)(Args), const LaunchShape& shape, const Stream& stream,
-            const std::type_identity_t<Args>& args) {
+            const std::type_identity_t<Args>& args, Caller at = Caller::here()) {
   const emulated::InDriver driver;
-  emulated::enqueue(stream, [=] { emulated::run_grid(shape, [&] { kernel(args); }); });
+  emulated::check_shape(shape, at);
+  emulated::enqueue_kernel(stream, [=, n_at_ends = emulated::blocks_option()] {
+    emulated::run_grid(shape, n_at_ends, [&] { kernel(args); });
+  });
 }
 
 template <class T>

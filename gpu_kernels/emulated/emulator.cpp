@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -59,7 +60,8 @@ using SharedMemory = std::unique_ptr<void, decltype(&std::free)>;
 struct Grid {
   LaunchShape shape;
   const std::function<void()>& body;
-  std::vector<SharedMemory> shared;  // of each block, or one that they use in turn
+  std::vector<int64_t> blocks;       // that run, in this order
+  std::vector<SharedMemory> shared;  // of each of them, or one that they use in turn
   uint64_t begin_mark = 0, end_mark = 0;
 };
 
@@ -77,7 +79,7 @@ class Block {
     for (auto& warp : meetings_) warp.reserve(kMostMasks);
   }
   ~Block();
-  void run(Grid& grid, int index);
+  void run(Grid& grid, size_t nth);
 
   void sync(Where at);
   const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at);
@@ -120,14 +122,28 @@ thread_local Block* current = nullptr;
 constinit thread_local int driver_depth = 0;
 
 // Forward, reverse and shuffled schedules expose different missing barriers; tests run all three.
-std::vector<int> schedule(int n, uint64_t salt) {
+template <class Id>
+void put_in_order(std::vector<Id>& ids, uint64_t salt) {
   static const char* const set = std::getenv("TANDEM_GPU_ORDER");
   static const std::string order = set ? set : "forward";
-  std::vector<int> ids(n);
-  std::iota(ids.begin(), ids.end(), 0);
   if (order == "reverse") std::reverse(ids.begin(), ids.end());
   if (order == "shuffled")
     std::shuffle(ids.begin(), ids.end(), std::minstd_rand(static_cast<unsigned>(salt)));
+}
+std::vector<int> schedule(int n, uint64_t salt) {
+  std::vector<int> ids(n);
+  std::iota(ids.begin(), ids.end(), 0);
+  put_in_order(ids, salt);
+  return ids;
+}
+
+// The first and the last n_at_ends of n blocks.
+std::vector<int64_t> blocks_to_run(int64_t n, int64_t n_at_ends) {
+  std::vector<int64_t> ids;
+  const int64_t n_first = std::min(n, n_at_ends);
+  for (int64_t i = 0; i < n_first; ++i) ids.push_back(i);
+  for (int64_t i = std::max(n_first, n - n_first); i < n; ++i) ids.push_back(i);
+  put_in_order(ids, 0);
   return ids;
 }
 
@@ -144,21 +160,39 @@ Counts& counts() {
   return counts;
 }
 
-void run_grid(const LaunchShape& shape, const std::function<void()>& body) {
-  check(shape.threads >= 1 && shape.threads <= kMaxThreads, "threads of a block");
-  check(shape.grid_x >= 1 && shape.grid_y >= 1 && shape.grid_z >= 1 && shape.grid_y <= 65535 &&
-            shape.grid_z <= 65535,
-        "blocks of a grid");
-  check(shape.shared_bytes <= kMaxSharedBytes, "shared memory of a block");
-  Grid grid{shape, body, {}};
-  const int n_blocks = shape.grid_x * shape.grid_y * shape.grid_z;
+void check_shape(const LaunchShape& s, Where at) {
+  const auto require = [&](bool ok, const char* format, auto... values) {
+    if (ok) return;
+    std::array<char, 160> what = {};
+    std::snprintf(what.data(), what.size(), format, values...);
+    check(false, what.data(), at);
+  };
+  require(s.grid_x >= 1 && s.grid_y >= 1 && s.grid_z >= 1 && s.grid_y <= kMaxGridYz &&
+              s.grid_z <= kMaxGridYz,
+          "a grid of %d x %d x %d blocks: CUDA takes 1 to 2147483647 x 65535 x 65535", s.grid_x,
+          s.grid_y, s.grid_z);
+  require(s.threads >= 1 && s.threads <= kMaxThreads, "a block of %d threads: CUDA takes 1 to %d",
+          s.threads, kMaxThreads);
+  require(s.shared_bytes >= 0 && s.shared_bytes <= kMaxSharedBytes,
+          "%lld bytes of shared memory: a block has up to %lld",
+          static_cast<long long>(s.shared_bytes), static_cast<long long>(kMaxSharedBytes));
+}
+
+int64_t blocks_option() {
+  const char* set = std::getenv("TANDEM_GPU_BLOCKS");
+  return set ? std::atoll(set) : std::numeric_limits<int64_t>::max();
+}
+
+void run_grid(const LaunchShape& shape, int64_t n_at_ends, const std::function<void()>& body) {
+  const int64_t n_blocks = int64_t{shape.grid_x} * shape.grid_y * shape.grid_z;
+  Grid grid{shape, body, blocks_to_run(n_blocks, n_at_ends), {}};
   // Freeing or using memory again would order the blocks in the eyes of ThreadSanitizer.
-  const int n_shared = shape.co_resident || under_thread_sanitizer() ? n_blocks : 1;
-  for (int i = 0; i < n_shared; ++i) grid.shared.push_back(allocate_shared(shape.shared_bytes));
+  const size_t n_shared = shape.co_resident || under_thread_sanitizer() ? grid.blocks.size() : 1;
+  for (size_t i = 0; i < n_shared; ++i) grid.shared.push_back(allocate_shared(shape.shared_bytes));
   publish(&grid.begin_mark);
   if (shape.co_resident) {
     std::vector<std::jthread> threads;
-    for (int i = 0; i < n_blocks; ++i)
+    for (size_t i = 0; i < grid.blocks.size(); ++i)
       threads.emplace_back([&grid, i] {
         const InDriver driver;
         Block block;
@@ -167,21 +201,23 @@ void run_grid(const LaunchShape& shape, const std::function<void()>& body) {
       });
   } else {
     static thread_local Block block;  // keeps its stacks from launch to launch
-    for (int i : schedule(n_blocks, 0)) block.run(grid, i);
+    for (size_t i = 0; i < grid.blocks.size(); ++i) block.run(grid, i);
   }
   observe(&grid.end_mark);
 }
 
-void Block::run(Grid& grid, int index) {
+void Block::run(Grid& grid, size_t nth) {
   const LaunchShape& shape = grid.shape;
   current = this;
   grid_ = &grid;
   gridDim = {static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y),
              static_cast<unsigned>(shape.grid_z)};
   blockDim = {static_cast<unsigned>(shape.threads), 1, 1};
-  const auto i = static_cast<unsigned>(index);
-  blockIdx = {i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y};
-  shared = static_cast<std::byte*>(grid.shared[i % grid.shared.size()].get());
+  const auto i = static_cast<uint64_t>(grid.blocks[nth]);
+  blockIdx = {static_cast<unsigned>(i % gridDim.x),
+              static_cast<unsigned>(i / gridDim.x % gridDim.y),
+              static_cast<unsigned>(i / gridDim.x / gridDim.y)};
+  shared = static_cast<std::byte*>(grid.shared[nth % grid.shared.size()].get());
   shared_bytes = shape.shared_bytes;
   std::memset(shared, 0xff, static_cast<size_t>(shared_bytes));
   prepare(shape.threads);

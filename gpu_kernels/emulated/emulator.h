@@ -17,8 +17,15 @@ struct alignas(16) Packet {
   uint32_t word[8];
 };
 
-void run_grid(const LaunchShape& shape, const std::function<void()>& thread_body);
+// Aborts where CUDA would not launch on the smallest of our targets.
+void check_shape(const LaunchShape& shape, Where at);
+// How many blocks run at each end of a grid that is launched now: all, or as many as
+// TANDEM_GPU_BLOCKS says, for tests of grids that are too large to be emulated whole.
+int64_t blocks_option();
+void run_grid(const LaunchShape& shape, int64_t n_at_ends,
+              const std::function<void()>& thread_body);
 void enqueue(const Stream& stream, std::function<void()> work);
+void enqueue_kernel(const Stream& stream, std::function<void()> work);
 
 // While one lives, what its thread allocates is the emulator's own, as a driver's memory would be
 // the driver's. Threads of the emulator are always in it.

@@ -75,6 +75,12 @@ std::chrono::microseconds copy_delay() {
   return std::chrono::microseconds(microseconds ? std::atoll(microseconds) : 0);
 }
 
+// As CUDA's: a launch, also of a graph, returns when its kernels have ended.
+bool blocking_option() {
+  const char* set = std::getenv("CUDA_LAUNCH_BLOCKING");
+  return set && std::strcmp(set, "0") != 0;
+}
+
 struct Stream::Impl {
   const std::chrono::microseconds late_by = copy_delay();
   std::mutex mutex;
@@ -126,6 +132,9 @@ struct Stream::Impl {
   void wait() {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return queue.empty() && !busy; });
+  }
+  void wait_if_blocking() {
+    if (!capture && blocking_option()) wait();
   }
 
   void serve() {
@@ -316,10 +325,15 @@ void Stream::replay(const Graph& graph) {
   const emulated::InDriver driver;
   refuse_in_recordings("a graph is replayed in a recording");
   for (const Work& work : graph.impl().work) impl_->enqueue(work);
+  impl_->wait_if_blocking();
 }
 
 namespace emulated {
 void enqueue(const Stream& stream, Work work) { stream.impl().enqueue(std::move(work)); }
+void enqueue_kernel(const Stream& stream, Work work) {
+  stream.impl().enqueue(std::move(work));
+  stream.impl().wait_if_blocking();
+}
 }  // namespace emulated
 
 }  // namespace tandem::gpu

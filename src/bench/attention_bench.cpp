@@ -57,7 +57,7 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
   config.n_dense_layers = config.n_layers;
   KvCache cache(config, cache_tokens, cache_type);
   fill_with_random(cache, config);
-  const std::vector<int32_t> pages = take_pages(cache, most_sequences * pages_for(longest));
+  const std::vector<int32_t> pages = first_pages(most_sequences * pages_for(longest));
 
   const WeightFormat format = backbone_format("auto", config);
   const int64_t kv_b_bytes =

@@ -63,9 +63,9 @@ bool is_needed(const WeightSpec& spec) {
 
 // The latents of one layer, and the pages of its only sequence.
 struct Latents {
-  Latents(const ModelConfig& config, int longest, DType type) : cache(config, longest, type) {
+  Latents(const ModelConfig& config, int longest, DType type)
+      : cache(config, longest, type), pages(first_pages(pages_for(longest))) {
     fill_with_random(cache, config);
-    for (int i = pages_for(longest); i > 0; --i) pages.push_back(cache.take_page());
   }
   std::span<const int32_t> pages_of(int context) const {
     return std::span(pages).first(pages_for(context));

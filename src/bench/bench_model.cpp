@@ -15,16 +15,6 @@ namespace {
 constexpr int64_t kMaxConfigBytes = 1 << 20;
 constexpr int kMostLayers = 1000;
 
-// "k2, r1, v2, ..": the configurations in `folder`.
-std::string names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
-    names.push_back(entry.path().stem().string());
-  std::sort(names.begin(), names.end());
-  return fmt::format("{}", fmt::join(names, ", "));
-}
-
 }  // namespace
 
 ModelConfig bench_config(const std::string& name) {
@@ -36,9 +26,8 @@ ModelConfig bench_config(const std::string& name) {
   if (!folder.empty() && !is_path && fs::exists(named, ignored))
     return ModelConfig::from_json(read_text_file(named, kMaxConfigBytes), named);
   if (fs::is_directory(name, ignored)) return ModelConfig::from_directory(name);
-  require(fs::exists(name, ignored),
-          "--config {}: neither a file, nor a model directory, nor one of {}", name,
-          folder.empty() ? "models/configs, which is not beside the program" : names_in(folder));
+  require(fs::exists(name, ignored), "--config {} does not exist, and it is none of {}", name,
+          names_of_program_files("models/configs"));
   return ModelConfig::from_json(read_text_file(name, kMaxConfigBytes), name);
 }
 

@@ -11,7 +11,7 @@
 #include "bench/prediction.h"
 #include "bench/random_cache.h"
 #include "bench/random_routing.h"
-#include "engine/generator.h"
+#include "engine/completion.h"
 #include "model/parameters.h"
 #include "offload/cpu_experts.h"
 #include "offload/plan/cost.h"
@@ -21,7 +21,6 @@ namespace tandem {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
 
 constexpr int kMinRounds = 3;
 constexpr int kBurstsOfPrompt = 4;  // a median of three would follow a single disturbance
@@ -43,10 +42,10 @@ int64_t backbone_bytes(const ModelConfig& config, WeightFormats formats) {
   return cost.backbone.bytes + int64_t{config.vocab} * config.dim * size_of(DType::kBF16);
 }
 
-// The engine over random weights.
-struct Engine {
-  Engine(const GenerateBench& bench, const ModelConfig& c, const cpu::KernelTable& kernels,
-         Team& team)
+// Random weights on the CPU.
+struct CpuModel {
+  CpuModel(const GenerateBench& bench, const ModelConfig& c, const cpu::KernelTable& kernels,
+           Team& team)
       : config(c),
         home(kernels, team.topology()),
         weights(random_weights(
@@ -55,8 +54,7 @@ struct Engine {
         experts(kernels, config, weights, bench.step_tokens, team),
         model(config, weights, ops, experts, {bench.step_tokens, most_of(bench.batches)},
               AttentionForm::kAuto),
-        cache(config, cache_tokens(bench), cache_type_for(kernels)),
-        generator(model, cache, {config.vocab, {}}, longest_sequence(bench)) {
+        cache(config, cache_tokens(bench), cache_type_for(kernels)) {
     fill_with_random(cache, config);
   }
 
@@ -67,20 +65,18 @@ struct Engine {
   CpuExperts experts;
   DeepSeek model;
   KvCache cache;
-  Generator generator;
 };
 
-// What of an engine requests are run by.
-struct Runner {
-  const ModelConfig& config;
-  KvCache& cache;
-  Generator& generator;
-};
+std::unique_ptr<Engine> engine_for(DeepSeek& model, KvCache& cache, const GenerateBench& bench) {
+  const int vocab = model.config().vocab;
+  return std::make_unique<Engine>(model, cache, Vocabulary{vocab, {}}, longest_sequence(bench),
+                                  Engine::Options{});
+}
 
-SamplingParams greedy() {
+Request greedy(std::vector<int32_t> prompt, int n_new) {
   SamplingParams params;
   params.temperature = 0;
-  return params;
+  return {.prompt = std::move(prompt), .max_new_tokens = n_new, .sampling = params, .stop_ids = {}};
 }
 
 // A step, or a prompt, and the bursts right before and after it.
@@ -97,45 +93,39 @@ double median_seconds(const std::vector<TimedRun>& runs) {
 
 // Times each step that decodes a token of each of `batch` sequences behind `context` tokens that
 // are in the cache already, bursts of the probe between.
-std::vector<TimedRun> decode_runs(const Runner& engine, const GenerateBench& bench, int context,
+std::vector<TimedRun> decode_runs(Engine& engine, const GenerateBench& bench, int context,
                                   int batch, RatesProbe& probe) {
   std::mt19937 rng(context);
   std::vector<TimedRun> runs;
-  std::vector<KvSequence> caches(batch);
-  for (KvSequence& kv : caches) kv.pages = take_pages(engine.cache, pages_for(context));
   double spent = 0;
   for (int round = 0; round < kMinRounds || spent < bench.seconds; ++round) {
-    std::vector<Request> requests;
-    for (KvSequence& kv : caches) {
-      kv.tokens = random_tokens(context, engine.config.vocab, rng);
-      requests.push_back({.prompt = kv.tokens,
-                          .max_new_tokens = bench.new_tokens,
-                          .sampling = greedy(),
-                          .stop_ids = {},
-                          .kv = &kv});
-    }
-    Clock::time_point last;
-    bool first = true;
-    const auto on_token = [&](int i, const Sampled&) {
-      if (i + 1 < batch) return true;
-      const double seconds = std::chrono::duration<double>(Clock::now() - last).count();
-      const int burst = probe.n_bursts();
-      probe.burst(first ? kFirstBurst : seconds);
-      if (!first) runs.push_back({seconds, burst - 1, burst + 1});
-      first = false;
-      last = Clock::now();
+    int n_drawn = 0, n_ended = 0;
+    const auto count = [&](const TokenEvent& event) {
+      n_drawn += event.token.has_value();
+      n_ended += event.finish.has_value();
       return true;
     };
-    const GeneratorHooks hooks{.on_token = on_token, .cancelled = {}, .on_prefill = {}};
-    const auto start = Clock::now();
-    engine.generator.run(requests, hooks);
-    spent += std::chrono::duration<double>(Clock::now() - start).count();
+    for (int i = 0; i < batch; ++i) {
+      std::vector<int32_t> prompt = random_tokens(context, engine.vocabulary_size(), rng);
+      engine.assume_cached(prompt);
+      engine.submit({.request = greedy(std::move(prompt), bench.new_tokens), .on_event = count});
+    }
+    while (n_drawn < batch) engine.step();
+    probe.burst(kFirstBurst);
+    while (n_ended < batch) {
+      const auto start = Clock::now();
+      engine.step();
+      const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+      const int burst = probe.n_bursts();
+      probe.burst(seconds);
+      runs.push_back({seconds, burst - 1, burst + 1});
+      spent += seconds;
+    }
   }
-  for (KvSequence& kv : caches) engine.cache.give_back(kv.pages);
   return runs;
 }
 
-std::vector<TimedRun> prefill_runs(const Runner& engine, const GenerateBench& bench, int n,
+std::vector<TimedRun> prefill_runs(Engine& engine, const GenerateBench& bench, int n,
                                    RatesProbe& probe) {
   std::mt19937 rng(n);
   std::vector<TimedRun> runs;
@@ -143,12 +133,8 @@ std::vector<TimedRun> prefill_runs(const Runner& engine, const GenerateBench& be
   int before = probe.n_bursts();
   probe.burst(kFirstBurst);
   for (int round = 0; round < kMinRounds || spent < bench.seconds; ++round) {
-    const Request request{.prompt = random_tokens(n, engine.config.vocab, rng),
-                          .max_new_tokens = 1,
-                          .sampling = greedy(),
-                          .stop_ids = {},
-                          .kv = nullptr};
-    const double seconds = engine.generator.run({&request, 1}, {})[0].prefill_seconds;
+    const Request request = greedy(random_tokens(n, engine.vocabulary_size(), rng), 1);
+    const double seconds = complete(engine, {&request, 1})[0].prefill_seconds;
     const int after = probe.n_bursts();
     for (int i = 0; i < kBurstsOfPrompt; ++i) probe.burst(seconds / kBurstsOfPrompt);
     runs.push_back({seconds, before, probe.n_bursts()});
@@ -230,8 +216,8 @@ StepCost cost_of_step(const ModelConfig& config, WeightFormats formats, int64_t 
 Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
                     MachineSpeed& speed) {
   const ModelConfig config = cut_model(bench);
-  Engine cpu(bench, config, kernels, speed.team());
-  const Runner engine = {config, cpu.cache, cpu.generator};
+  CpuModel cpu(bench, config, kernels, speed.team());
+  const std::unique_ptr<Engine> engine = engine_for(cpu.model, cpu.cache, bench);
   const DeepSeek::Limits limits = {bench.step_tokens, most_of(bench.batches)};
   const ModelOnCard on_card(bench.gpus,
                             {.config = config,
@@ -240,13 +226,11 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
                              .max_tokens = bench.step_tokens,
                              .context = longest_sequence(bench)},
                             limits, cache_tokens(bench));
-  std::unique_ptr<Generator> generator_there;
-  if (on_card.model())
-    generator_there = std::make_unique<Generator>(
-        *on_card.model(), *on_card.cache(), Vocabulary{config.vocab, {}}, longest_sequence(bench));
+  std::unique_ptr<Engine> engine_there;
+  if (on_card.model()) engine_there = engine_for(*on_card.model(), *on_card.cache(), bench);
   const auto per_second_there = [&](int n, const auto& runs_of) {
-    if (!generator_there) return Json();
-    return Json(n / median_seconds(runs_of(Runner{config, *on_card.cache(), *generator_there})));
+    if (!engine_there) return Json();
+    return Json(n / median_seconds(runs_of(*engine_there)));
   };
   const cpu::PeakLoop products = peak_of_products(speed, kernels, bench.formats.experts.dtype);
   const cpu::PeakLoop attention = peak_of_attention(speed, kernels);
@@ -256,7 +240,7 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
   for (const int context : bench.contexts) {
     for (const int batch : bench.batches) {
       const int first_burst = probe.n_bursts();
-      const std::vector<TimedRun> runs = decode_runs(engine, bench, context, batch, probe);
+      const std::vector<TimedRun> runs = decode_runs(*engine, bench, context, batch, probe);
       const double seconds = median_seconds(runs);
       const Machine machine = probe.machine(first_burst, probe.n_bursts());
       const StepCost cost =
@@ -273,7 +257,7 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
                         {"roofline_seconds", roofline},
                         {"roofline_ratio", roofline / seconds},
                         {"bandwidth_ratio", reading / seconds},
-                        {"gpu_tokens_per_second", per_second_there(batch, [&](const Runner& there) {
+                        {"gpu_tokens_per_second", per_second_there(batch, [&](Engine& there) {
                            return decode_runs(there, bench, context, batch, probe);
                          })}});
       add_prediction(decode.back(), runs, probe, [&](const Machine& rates) {
@@ -283,12 +267,12 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
   }
   Json prefill = Json::array();
   for (const int n : bench.prompts) {
-    const std::vector<TimedRun> runs = prefill_runs(engine, bench, n, probe);
+    const std::vector<TimedRun> runs = prefill_runs(*engine, bench, n, probe);
     const double seconds = median_seconds(runs);
     prefill.push_back({{"tokens", n},
                        {"seconds", seconds},
                        {"tokens_per_second", n / seconds},
-                       {"gpu_tokens_per_second", per_second_there(n, [&](const Runner& there) {
+                       {"gpu_tokens_per_second", per_second_there(n, [&](Engine& there) {
                           return prefill_runs(there, bench, n, probe);
                         })}});
     add_prediction(prefill.back(), runs, probe, [&](const Machine& rates) {

@@ -16,23 +16,20 @@ constexpr int kSteps = 4;  // with different tokens, so that their experts come 
 // Next tokens of sequences at the end of `context`, kSteps times.
 class DecodeSteps {
  public:
-  DecodeSteps(KvCache& cache, int vocab, int context, int n)
-      : cache_(cache), pages_(take_pages(cache, n * pages_for(context))) {
+  DecodeSteps(int vocab, int context, int n) : pages_(first_pages(n * pages_for(context))) {
     std::mt19937 rng(context + n);
     for (int i = 0; i < kSteps; ++i) {
       steps_.emplace_back(context, 1, pages_, n);
       steps_.back().tokens = random_tokens(n, vocab, rng);
     }
   }
-  ~DecodeSteps() { cache_.give_back(pages_); }
   DecodeSteps(const DecodeSteps&) = delete;
   DecodeSteps& operator=(const DecodeSteps&) = delete;
 
   Batch at(int step) const { return steps_[step].batch(); }
 
  private:
-  KvCache& cache_;
-  std::vector<int32_t> pages_;
+  const std::vector<int32_t> pages_;
   std::vector<LastTokens> steps_;
 };
 
@@ -117,7 +114,7 @@ void HybridSteps::forward(DeepSeek& model, const Batch& batch) {
 }
 
 HybridSteps::Decode HybridSteps::decode(int context, int n_sequences, double seconds) {
-  const DecodeSteps steps(*card_.cache(), config_.vocab, context, n_sequences);
+  const DecodeSteps steps(config_.vocab, context, n_sequences);
   std::vector<CpuPart::Asked> asked;
   shared_->halve_from(0);
   for (int i = 0; i < kSteps; ++i) {
@@ -159,7 +156,7 @@ std::optional<HybridSteps::Prefill> HybridSteps::prefill(int n, double seconds) 
   cpu_->does = CpuPart::Does::kAll;
   if (!crossover_) crossover_ = shared_->measure_crossover(limits_.max_tokens);
   if (!crossover_) return {};
-  std::vector<int32_t> pages = take_pages(*card_.cache(), pages_for(n));
+  const std::vector<int32_t> pages = first_pages(pages_for(n));
   LastTokens prompt(n, n, pages);
   std::mt19937 rng(n);
   prompt.tokens = random_tokens(n, config_.vocab, rng);
@@ -192,7 +189,6 @@ std::optional<HybridSteps::Prefill> HybridSteps::prefill(int n, double seconds) 
     spent += on_cpu.back() + copies.back() + streamed.back();
   }
   shared_->stream_from(never);
-  card_.cache()->give_back(pages);
   return Prefill{median(streamed), median(on_cpu), bytes,
                  static_cast<double>(kCopied) / median(copies), *crossover_};
 }

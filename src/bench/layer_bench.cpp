@@ -214,7 +214,7 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
     DeepSeek model(config, weights, ops, experts, {most, 1}, AttentionForm::kAuto);
     KvCache cache(config, longest, cache_type);
     fill_with_random(cache, config);
-    const std::vector<int32_t> pages = take_pages(cache, pages_for(longest));
+    const std::vector<int32_t> pages = first_pages(pages_for(longest));
     const ModelOnCard on_card(
         bench.gpus,
         {.config = config,

@@ -10,7 +10,7 @@
 namespace tandem {
 
 std::vector<int32_t> random_tokens(int n, int vocab, std::mt19937& rng);
-std::vector<int32_t> take_pages(KvCache& cache, int n);
+std::vector<int32_t> first_pages(int n);  // 0 to n - 1
 
 // Sequences whose last `n` of `context` tokens are computed, all of them token 0. Each has an equal
 // part of the pages.

@@ -1,16 +1,48 @@
 #include "core/program_files.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <filesystem>
 
 namespace tandem {
 
-std::string program_file(const std::string& name) {
-  namespace fs = std::filesystem;
+namespace fs = std::filesystem;
+
+std::vector<std::string> program_file_places(const std::string& name) {
   std::error_code ignored;
-  fs::path folder = fs::read_symlink("/proc/self/exe", ignored).parent_path();
-  for (int up = 0; up <= 3 && !folder.empty(); ++up, folder = folder.parent_path())
-    if (fs::exists(folder / name, ignored)) return (folder / name).string();
+  const fs::path home = fs::read_symlink("/proc/self/exe", ignored).parent_path();
+  std::vector<std::string> places;
+  const auto add = [&](const fs::path& folder) {
+    const std::string place = (folder / name).string();
+    if (std::find(places.begin(), places.end(), place) == places.end()) places.push_back(place);
+  };
+  fs::path folder = home;
+  for (int up = 0; up <= 3 && !folder.empty(); ++up, folder = folder.parent_path()) add(folder);
+  if (!home.empty()) add(home.parent_path() / "share/tandem");
+  add(TANDEM_DATA_FOLDER);
+  return places;
+}
+
+std::string program_file(const std::string& name) {
+  std::error_code ignored;
+  for (const std::string& place : program_file_places(name))
+    if (fs::exists(place, ignored)) return place;
   return {};
+}
+
+std::string names_of_program_files(const std::string& name) {
+  const std::string folder = program_file(name);
+  if (folder.empty())
+    return fmt::format("{}, which is missing (looked for {})", name,
+                       fmt::join(program_file_places(name), ", "));
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored))
+    names.push_back(entry.path().stem().string());
+  std::sort(names.begin(), names.end());
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 }  // namespace tandem

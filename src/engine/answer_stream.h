@@ -1,8 +1,8 @@
 // From the tokens of one answer to its text as it becomes certain: complete characters, no part of
 // a stop string.
 #pragma once
-#include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,27 +11,6 @@
 #include "io/tokenizer.h"
 
 namespace tandem {
-
-using Clock = std::chrono::steady_clock;
-
-// A token of a prompt, as the tokens before it foretold it.
-struct ScoredToken {
-  int32_t token;
-  float logprob;
-  std::vector<TokenLogprob> top;
-};
-
-// A token of an answer, or its end.
-struct TokenEvent {
-  std::optional<int32_t> token;
-  float logprob = 0;
-  std::vector<TokenLogprob> top;
-  std::vector<ScoredToken> prompt;  // with the first: the prompt's but its first, if asked for
-  std::optional<FinishReason> finish;
-  std::string error;          // with FinishReason::kFailed
-  int cached_tokens = 0;      // of the prompt, from the prefix cache
-  Clock::time_point started;  // when the first of the prompt was computed
-};
 
 // What the receiver of an answer is told, a call a token.
 struct AnswerPart {
@@ -57,7 +36,7 @@ class AnswerStream {
         decoder_(tokenizer, options_.skip_special),
         stop_(options_.stops, options_.keeps_stop) {}
 
-  // False: the answer has ended; later events are ignored.
+  // False: the answer has ended; later events are ignored. Made for EngineRequest::on_event.
   bool push(const TokenEvent& event);
 
  private:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <climits>
 #include <utility>
 
 #include "core/run_error.h"
@@ -11,21 +12,21 @@ namespace {
 
 Scheduler::Limits scheduler_limits(const DeepSeek& model, const KvCache& cache,
                                    const Engine::Options& options) {
-  return {.n_pages = cache.n_free_pages(),
+  const int most = std::min(model.limits().max_tokens, model.limits().max_logits);
+  return {.n_pages = cache.n_pages(),
           .n_host_pages = options.host_pages ? options.host_pages->n_pages() : 0,
           .max_tokens = model.limits().max_tokens,
-          .max_running = std::min(options.max_running, model.limits().max_logits),
+          .max_running = std::min(options.max_running, most),
           .max_logits = model.limits().max_logits,
           .keeps_pages = options.keeps_pages};
 }
 
 }  // namespace
 
-Engine::Engine(DeepSeek& model, KvCache& cache, const Tokenizer& tokenizer, Vocabulary vocabulary,
-               int64_t context, Options options)
+Engine::Engine(DeepSeek& model, KvCache& cache, Vocabulary vocabulary, int64_t context,
+               Options options)
     : model_(model),
       cache_(cache),
-      tokenizer_(tokenizer),
       vocabulary_(std::move(vocabulary)),
       context_(context),
       options_(options),
@@ -39,37 +40,56 @@ Engine::Engine(DeepSeek& model, KvCache& cache, const Tokenizer& tokenizer, Voca
   counts_.scheduler = scheduler_.counts();
 }
 
+bool Engine::step() {
+  take_orders();
+  end_overdue();
+  const Plan& plan = schedule();
+  const bool computes = !plan.empty();
+  if (computes) {
+    const auto start = Clock::now();
+    forward(plan);
+    sample(plan);
+    speed_.add(step_.n_tokens(), std::chrono::duration<double>(Clock::now() - start).count(),
+               !rows_.empty());
+  }
+  count_step();
+  deliver();
+  return computes;
+}
+
 void Engine::run() {
   try {
-    while (follow_orders()) {
-      end_overdue();
-      run_step();
-      count_step();
-      deliver();
-    }
+    while (wait_for_orders()) step();
   } catch (const std::exception& error) {
     fail_all(error.what());
     throw;
   }
+  take_orders();
   while (!running_.empty()) end(running_.begin()->first, FinishReason::kCancelled);
   deliver();
 }
 
 // Sleeps while there is nothing to do. False: stop.
-bool Engine::follow_orders() {
+bool Engine::wait_for_orders() {
+  std::unique_lock lock(mutex_);
+  ordered_.wait(lock, [&] {
+    return !scheduler_.empty() || !orders_.requests.empty() || orders_.forget || stopped_;
+  });
+  return !stopped_;
+}
+
+void Engine::take_orders() {
   Orders orders;
   {
-    std::unique_lock lock(mutex_);
-    ordered_.wait(lock, [&] {
-      return !scheduler_.empty() || !orders_.requests.empty() || orders_.forget || orders_.stop;
-    });
+    const std::lock_guard lock(mutex_);
     std::swap(orders, orders_);
   }
   for (auto& [id, request] : orders.requests) {
-    scheduler_.add(id, request.request.prompt, request.scores_prompt);
-    auto answer = std::make_shared<AnswerStream>(tokenizer_, std::move(request.answer));
+    const auto n = static_cast<int>(request.request.prompt.size());
+    scheduler_.add(id, request.request.prompt, n - request.first_scored.value_or(n - 1));
+    auto receiver = std::make_shared<Receiver>(std::move(request.on_event));
     running_.emplace(id, Running{.asked = std::move(request),
-                                 .answer = std::move(answer),
+                                 .receiver = std::move(receiver),
                                  .sampler = nullptr,
                                  .prompt = {},
                                  .n_generated = 0,
@@ -79,48 +99,58 @@ bool Engine::follow_orders() {
     if (running_.erase(id) > 0) scheduler_.remove(id);
   }
   if (orders.forget) scheduler_.forget_pages();
-  return !orders.stop;
 }
 
-void Engine::run_step() {
-  const std::vector<Scheduler::Part>& plan = scheduler_.plan();
+const Engine::Plan& Engine::schedule() {
+  const Plan& plan = scheduler_.plan();
   step_.clear();
   copy_pages();
-  if (plan.empty()) return;
-  const auto start = Clock::now();
-  for (const Scheduler::Part& part : plan) {
+  for (const Scheduler::Part& part : plan)
     step_.add(scheduler_.tokens(part.id), scheduler_.pages(part.id), part.first, part.n,
               part.n_logits);
+  return plan;
+}
+
+void Engine::forward(const Plan& plan) {
+  for (const Scheduler::Part& part : plan) {
     Running& r = running_.at(part.id);
     if (r.started == Clock::time_point()) r.started = Clock::now();
   }
   prepare_masks(plan);
   model_.forward(step_.batch(), cache_);
   if (masks_ready_.valid()) masks_ready_.get();
+}
 
+void Engine::sample(const Plan& plan) {
   find_rows(plan);
   scheduler_.computed();
   std::vector<Sampler*> samplers;
   samplers.reserve(rows_.size());
-  for (const LogitsRow& row : rows_)
-    samplers.push_back(row.samples ? sampler_of(running_.at(row.id)) : nullptr);
+  for (const LogitsRow& row : rows_) samplers.push_back(sampler_of(row));
   chooser_.begin(samplers);
   for (size_t i = 0; i < rows_.size(); ++i) use_row(rows_[i], i);
-  speed_.add(step_.n_tokens(), std::chrono::duration<double>(Clock::now() - start).count(),
-             !rows_.empty());
 }
 
-// Those that the plan gives up or gets back. The next plan knows what has been measured.
+// Those that the plan gives up, gets back or begins with. The next plan knows what was measured.
 void Engine::copy_pages() {
+  for (const PageCopy& copy : scheduler_.copies()) {
+    if (copy.way != PageCopy::Way::kWithin) {
+      options_.host_pages->copy(copy);
+      continue;
+    }
+    for (int layer = 0; layer < cache_.n_layers(); ++layer) {
+      const std::span<std::byte> from = cache_.page(layer, copy.other);
+      model_.ops().copy(from.data(), std::ssize(from), cache_.page(layer, copy.page).data());
+    }
+  }
   if (!options_.host_pages) return;
-  options_.host_pages->copy(scheduler_.copies());
   SwapRates rates = options_.host_pages->rates();
   rates.computed_tokens_per_second = speed_.tokens_per_second();
   scheduler_.set_rates(rates);
 }
 
-// In the order of the step's.
-void Engine::find_rows(const std::vector<Scheduler::Part>& plan) {
+// In the order of the step's logits.
+void Engine::find_rows(const Plan& plan) {
   rows_.clear();
   for (const Scheduler::Part& part : plan) {
     const int end = part.first + part.n;
@@ -129,15 +159,18 @@ void Engine::find_rows(const std::vector<Scheduler::Part>& plan) {
   }
 }
 
-Sampler* Engine::sampler_of(Running& r) {
+// Null where no token is drawn.
+Sampler* Engine::sampler_of(const LogitsRow& row) {
+  Running& r = running_.at(row.id);
   const Request& request = r.asked.request;
+  if (!row.is_last || request.max_new_tokens == 0) return nullptr;
   if (!r.sampler)
     r.sampler = std::make_unique<Sampler>(request.sampling, vocabulary_, request.prompt);
   if (r.asked.constraint) r.sampler->allow(r.asked.constraint->allowed());
   return r.sampler.get();
 }
 
-// Nothing is computed any more: whoever waits for an answer is told why.
+// Nothing is computed any more: unfinished requests fail with the reason.
 void Engine::fail_all(const std::string& why) {
   Orders late;
   {
@@ -148,16 +181,15 @@ void Engine::fail_all(const std::string& why) {
   TokenEvent failure;
   failure.finish = FinishReason::kFailed;
   failure.error = why;
-  for (auto& [id, r] : running_) events_.push_back({id, r.answer, failure});
+  for (auto& [id, r] : running_) events_.push_back({id, r.receiver, failure});
   running_.clear();
   for (auto& [id, request] : late.requests)
-    events_.push_back(
-        {id, std::make_shared<AnswerStream>(tokenizer_, std::move(request.answer)), failure});
+    events_.push_back({id, std::make_shared<Receiver>(std::move(request.on_event)), failure});
   deliver();
 }
 
-// Of all that this step samples, beside it.
-void Engine::prepare_masks(const std::vector<Scheduler::Part>& plan) {
+// What may follow in the sequences that this step samples, found while it is computed.
+void Engine::prepare_masks(const Plan& plan) {
   if (!options_.masks) return;
   std::vector<std::shared_ptr<TokenConstraint>> constraints;
   for (const Scheduler::Part& part : plan) {
@@ -178,13 +210,8 @@ void Engine::use_row(const LogitsRow& row, size_t index) {
   if (it == running_.end()) return;  // it failed in a row before
   Running& r = it->second;
   try {
-    if (row.samples) {
-      emit(row.id, next_event(row.id, r, index));
-    } else {
-      const int32_t token = r.asked.request.prompt[row.position + 1];
-      const Sampled s = chooser_.logprobs(index, token, r.asked.request.sampling.n_top_logprobs);
-      r.prompt.push_back({token, s.logprob, {s.top.begin(), s.top.end()}});
-    }
+    score_row(row, index, r);
+    if (row.is_last) emit(row.id, next_event(row.id, r, index));
   } catch (const RunError&) {
     throw;
   } catch (const Error& error) {  // of this sequence; the others go on
@@ -193,6 +220,17 @@ void Engine::use_row(const LogitsRow& row, size_t index) {
     failure.error = error.what();
     emit(row.id, std::move(failure));
   }
+}
+
+void Engine::score_row(const LogitsRow& row, size_t index, Running& r) {
+  const auto& prompt = r.asked.request.prompt;
+  const bool in_prompt = row.position < static_cast<int>(prompt.size());
+  if (!in_prompt || row.position < r.asked.first_scored.value_or(INT_MAX)) return;
+  if (r.asked.on_logits) return r.asked.on_logits(row.position, chooser_.logits(index));
+  if (row.is_last) return;
+  const int32_t token = prompt[row.position + 1];
+  const Sampled s = chooser_.logprobs(index, token, r.asked.request.sampling.n_top_logprobs);
+  r.prompt.push_back({token, s.logprob, {s.top.begin(), s.top.end()}});
 }
 
 TokenEvent Engine::next_event(SequenceId id, Running& r, size_t row) {
@@ -241,7 +279,7 @@ void Engine::emit(SequenceId id, TokenEvent event) {
   event.started = it->second.started;
   event.cached_tokens = scheduler_.cached_tokens(id);
   const bool ends = event.finish.has_value();
-  events_.push_back({id, it->second.answer, std::move(event)});
+  events_.push_back({id, it->second.receiver, std::move(event)});
   if (!ends) return;
   scheduler_.remove(id);
   running_.erase(it);
@@ -257,7 +295,7 @@ void Engine::deliver() {
 
 void Engine::deliver_now(const std::vector<Event>& events) {
   for (const Event& event : events)
-    if (!event.answer->push(event.token) && !event.token.finish) abort(event.id);
+    if (!(*event.receiver)(event.token) && !event.token.finish) abort(event.id);
 }
 
 void Engine::count_step() {
@@ -267,14 +305,14 @@ void Engine::count_step() {
   ++counts_.n_steps;
   counts_.n_computed_tokens += step_.n_tokens();
   counts_.n_generated_tokens +=
-      std::count_if(rows_.begin(), rows_.end(), [](const LogitsRow& row) { return row.samples; });
+      std::count_if(rows_.begin(), rows_.end(), [](const LogitsRow& row) { return row.is_last; });
   const int size = std::bit_width(static_cast<unsigned>(step_.n_tokens() - 1));
   ++counts_.steps_of[std::min(size, EngineCounts::kStepSizes - 1)];
 }
 
 SequenceId Engine::submit(EngineRequest request) {
-  require_runnable(request.request, model_.config().vocab, context_, vocabulary_,
-                   request.scores_prompt ? 0 : 1);
+  require_runnable(request, model_.config().vocab, context_, vocabulary_);
+  check(!request.on_logits || request.request.max_new_tokens == 0, "logits or an answer");
   const std::lock_guard lock(mutex_);
   require_run(failure_.empty(), "{}", failure_);
   orders_.requests.emplace_back(++last_id_, std::move(request));
@@ -300,7 +338,7 @@ EngineCounts Engine::counts() const {
 
 void Engine::stop() {
   const std::lock_guard lock(mutex_);
-  orders_.stop = true;
+  stopped_ = true;
   ordered_.notify_one();
 }
 

@@ -1,6 +1,5 @@
-// Runs requests as they come, many at a time, until it is stopped. One thread computes: it plans a
-// step, runs the model, samples. Text, stop strings and receivers are the output thread's, at most
-// a few steps behind.
+// Runs requests, many at a time, in one loop: schedule, forward, sample, deliver. Whoever owns the
+// thread turns it: `serve` by run(), every other command by step().
 #pragma once
 #include <array>
 #include <condition_variable>
@@ -9,24 +8,16 @@
 #include <memory>
 #include <mutex>
 
-#include "engine/answer_stream.h"
 #include "engine/deepseek.h"
 #include "engine/host_pages.h"
 #include "engine/output_thread.h"
+#include "engine/request.h"
 #include "engine/scheduler.h"
 #include "engine/step_arrays.h"
 #include "engine/token_chooser.h"
 #include "engine/token_constraint.h"
 
 namespace tandem {
-
-struct EngineRequest {
-  Request request;                              // without kv
-  bool scores_prompt = false;                   // with n_top_logprobs; may then ask for no token
-  std::shared_ptr<TokenConstraint> constraint;  // of the answer; null: none
-  AnswerStream::Options answer;                 // on_part is called on the output thread
-  std::optional<Clock::time_point> deadline;
-};
 
 struct EngineCounts {
   static constexpr int kStepSizes = 16;
@@ -40,38 +31,48 @@ struct EngineCounts {
 class Engine {
  public:
   struct Options {
-    int max_running = 256;            // sequences at a time
+    int max_running = 256;            // sequences at a time, as far as the model's limits allow
     bool keeps_pages = true;          // prefix cache
-    HostPages* host_pages = nullptr;  // of the cache; null: who gives way is computed again
-    OutputThread* output = nullptr;   // null: everything happens between the steps
+    HostPages* host_pages = nullptr;  // of the cache; null: preempted sequences are recomputed
+    OutputThread* output = nullptr;   // null: events are delivered between the steps
     OutputThread* masks = nullptr;    // finds what may come next beside the step; null: after it
   };
 
   // All references outlive the engine; the whole cache is the engine's. The vocabulary may be
   // smaller than the model's. Throws Error when the context does not fit the cache.
-  Engine(DeepSeek& model, KvCache& cache, const Tokenizer& tokenizer, Vocabulary vocabulary,
-         int64_t context, Options options);
+  Engine(DeepSeek& model, KvCache& cache, Vocabulary vocabulary, int64_t context, Options options);
 
   // From any thread. Throws Error for a request that can never run, RunError once run() failed. Its
-  // on_part is called until the answer has ended, the last time with a FinishReason.
+  // on_event is called until the answer has ended, the last time with a FinishReason.
   SequenceId submit(EngineRequest request);
-  // From any thread: nothing more is computed for it; its on_part may be called a few times yet.
+  // From any thread: nothing more is computed for it; its on_event may be called a few times yet.
   void abort(SequenceId id);
   void forget_pages();  // empties the prefix cache
   EngineCounts counts() const;
   int64_t context() const { return context_; }
   int vocabulary_size() const { return vocabulary_.size; }
 
-  // Works until stop(), on the thread that the model's team belongs to. Throws what the model does,
-  // such as RunError when the GPU is lost: whoever has not ended, or asks then, is told.
+  // One turn of the loop, on the thread that the model's team belongs to: takes in what was
+  // submitted and aborted, computes a step, delivers its tokens. False: there was nothing to
+  // compute. Throws what the model does, such as RunError when the GPU is lost.
+  bool step();
+  // Tokens of a running sequence whose keys are in the cache. On the thread of step().
+  int n_computed(SequenceId id) const { return scheduler_.n_computed(id); }
+  // The prefix cache finds these tokens as if they had been computed, with whatever numbers the
+  // cache holds: for benchmarks of long contexts. On the thread of step().
+  void assume_cached(std::span<const int32_t> tokens) { scheduler_.assume_cached(tokens); }
+
+  // Steps until stop(), and sleeps while there is nothing to do. Throws what step() throws: then
+  // unfinished and later requests fail with its message.
   void run();
-  // From any thread. Whoever has not ended gets kCancelled.
+  // From any thread. Unfinished requests get kCancelled.
   void stop();
 
  private:
+  using Receiver = std::function<bool(const TokenEvent&)>;
   struct Running {
     EngineRequest asked;
-    std::shared_ptr<AnswerStream> answer;
+    std::shared_ptr<Receiver> receiver;
     std::unique_ptr<Sampler> sampler;  // made for the first token
     std::vector<ScoredToken> prompt;   // as far as it is scored
     int n_generated = 0;
@@ -81,38 +82,43 @@ class Engine {
   struct LogitsRow {
     SequenceId id;
     int position;
-    bool samples;  // else the prompt says which token follows
+    bool is_last;  // the answer's next token is drawn from it; else the prompt has the token
   };
   struct Event {
     SequenceId id;
-    std::shared_ptr<AnswerStream> answer;
+    std::shared_ptr<Receiver> receiver;
     TokenEvent token;
   };
   struct Orders {
     std::vector<std::pair<SequenceId, EngineRequest>> requests;
     std::vector<SequenceId> aborts;
-    bool forget = false, stop = false;
+    bool forget = false;
   };
+  using Plan = std::vector<Scheduler::Part>;
 
-  bool follow_orders();
-  void run_step();
-  void copy_pages();
-  void find_rows(const std::vector<Scheduler::Part>& plan);
-  Sampler* sampler_of(Running& r);
-  void use_row(const LogitsRow& row, size_t index);
-  TokenEvent next_event(SequenceId id, Running& r, size_t row);
-  void prepare_masks(const std::vector<Scheduler::Part>& plan);
+  bool wait_for_orders();
+  void take_orders();
   void end_overdue();
+  const Plan& schedule();
+  void forward(const Plan& plan);
+  void sample(const Plan& plan);
+  void deliver();
+
+  void copy_pages();
+  void find_rows(const Plan& plan);
+  Sampler* sampler_of(const LogitsRow& row);
+  void use_row(const LogitsRow& row, size_t index);
+  void score_row(const LogitsRow& row, size_t index, Running& r);
+  TokenEvent next_event(SequenceId id, Running& r, size_t row);
+  void prepare_masks(const Plan& plan);
   void end(SequenceId id, FinishReason reason);
   void emit(SequenceId id, TokenEvent event);
   void fail_all(const std::string& why);
-  void deliver();
   void deliver_now(const std::vector<Event>& events);
   void count_step();
 
   DeepSeek& model_;
   KvCache& cache_;
-  const Tokenizer& tokenizer_;
   const Vocabulary vocabulary_;
   const int64_t context_;
   const Options options_;
@@ -128,6 +134,7 @@ class Engine {
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable ordered_;
   Orders orders_;
+  bool stopped_ = false;
   std::string failure_;  // why run() has ended; empty: it has not failed
   SequenceId last_id_ = 0;
   EngineCounts counts_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <vector>
 
 namespace tandem {
 
@@ -15,31 +14,28 @@ HostPages::HostPages(Ops& ops, const KvCache& cache, int n_pages)
   memory_ = ops.allocate_on_host(n_pages * rates_.page_bytes);
 
   constexpr int kMeasured = 16;  // 72 MB of R1's
-  const int n = std::min({kMeasured, n_pages, cache.n_free_pages()});
+  const int n = std::min({kMeasured, n_pages, cache.n_pages()});
   const double bytes = static_cast<double>(n) * static_cast<double>(rates_.page_bytes);
   seconds_to_copy(n, true);  // the first time is slower
   rates_.to_host_bytes_per_second = bytes / seconds_to_copy(n, true);
   rates_.to_card_bytes_per_second = bytes / seconds_to_copy(n, false);
 }
 
-void HostPages::copy(std::span<const PageCopy> copies) {
-  for (const PageCopy& c : copies) {
-    std::byte* host = memory_.data() + c.host_page * rates_.page_bytes;
-    for (int layer = 0; layer < cache_.n_layers(); ++layer, host += layer_bytes_) {
-      std::byte* const card = cache_.page(layer, c.page).data();
-      c.to_host ? ops_.copy(card, layer_bytes_, host) : ops_.copy(host, layer_bytes_, card);
-    }
+void HostPages::copy(const PageCopy& c) {
+  std::byte* host = memory_.data() + c.other * rates_.page_bytes;
+  for (int layer = 0; layer < cache_.n_layers(); ++layer, host += layer_bytes_) {
+    std::byte* const page = cache_.page(layer, c.page).data();
+    c.way == PageCopy::Way::kToHost ? ops_.copy(page, layer_bytes_, host)
+                                    : ops_.copy(host, layer_bytes_, page);
   }
 }
 
 // Of the first pages, which come back as they went.
 double HostPages::seconds_to_copy(int n_pages, bool to_host) {
-  std::vector<PageCopy> copies;
-  copies.reserve(n_pages);
-  for (int page = 0; page < n_pages; ++page) copies.push_back({page, page, to_host});
+  const auto way = to_host ? PageCopy::Way::kToHost : PageCopy::Way::kFromHost;
   ops_.wait();
   const auto start = std::chrono::steady_clock::now();
-  copy(copies);
+  for (int page = 0; page < n_pages; ++page) copy({page, page, way});
   ops_.wait();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

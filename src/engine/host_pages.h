@@ -1,8 +1,6 @@
 // Pages of host memory for sequences that give up theirs of a card's cache. Copies what the
 // scheduler decides.
 #pragma once
-#include <span>
-
 #include "engine/kv_cache.h"
 #include "engine/swapping.h"
 
@@ -19,8 +17,8 @@ class HostPages {
   // All but the speed of computing.
   const SwapRates& rates() const { return rates_; }
 
-  // Enqueues the copies, in this order, before the steps that follow.
-  void copy(std::span<const PageCopy> copies);
+  // Enqueues a copy to or from host memory before the steps that follow.
+  void copy(const PageCopy& copy);
 
  private:
   double seconds_to_copy(int n_pages, bool to_host);

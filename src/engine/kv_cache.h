@@ -1,5 +1,5 @@
-// Paged latent cache: one matrix a layer, [n_pages * page_size, kv_rank + rope_dim], and the pages
-// that are free.
+// Paged latent cache: one matrix a layer, [n_pages * page_size, kv_rank + rope_dim]. Who has which
+// page is PagePool's to say.
 #pragma once
 #include <vector>
 
@@ -27,14 +27,12 @@ class KvCache {
   int n_layers() const { return static_cast<int>(layers_.size()); }
   // The bytes of a page in a layer, of the same number in all.
   std::span<std::byte> page(int layer, int32_t page) const;
-  int n_free_pages() const { return static_cast<int>(free_.size()); }
-  int32_t take_page();  // one must be free
-  void give_back(std::vector<int32_t>& pages);
+  int n_pages() const { return n_pages_; }
 
  private:
   Arena arena_;
   std::vector<TensorView> layers_;
-  std::vector<int32_t> free_;  // taken from the back
+  int n_pages_;
 };
 
 }  // namespace tandem

@@ -1,6 +1,7 @@
 #include "engine/page_pool.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/check.h"
 
@@ -32,7 +33,7 @@ int32_t PagePool::take() {
   if (free_.empty()) {
     const int32_t page = oldest_;
     unlink(page);
-    unpublish(pages_[page]);
+    unpublish(page);
     free_.push_back(page);
   }
   const int32_t page = free_.back();
@@ -58,9 +59,8 @@ std::vector<int32_t> PagePool::match(std::span<const int32_t> tokens, int max_pa
 
 void PagePool::publish(std::vector<int32_t>& pages, int index, std::span<const int32_t> tokens) {
   if (!keeps_) return;
-  const uint64_t parent = index == 0 ? kRoot : pages_[pages[index - 1]].serial;
-  Page& page = pages_[pages[index]];
-  if (parent == kUnpublished || page.serial != kUnpublished) return;
+  const uint64_t parent = serial_before(pages, index);
+  if (parent == kUnpublished || pages_[pages[index]].serial != kUnpublished) return;
   const uint64_t key = key_of(parent, tokens);
   if (const int32_t same = find(key, parent, tokens); same >= 0) {
     add_user(same);
@@ -70,10 +70,34 @@ void PagePool::publish(std::vector<int32_t>& pages, int index, std::span<const i
   }
   // Another beginning of a text with the same hash keeps its place.
   if (!index_.emplace(key, pages[index]).second) return;
-  page.serial = ++last_serial_;
-  page.parent = parent;
-  page.key = key;
-  std::copy(tokens.begin(), tokens.end(), page.tokens.begin());
+  pages_[pages[index]].key = key;
+  enter(pages[index], parent, tokens);
+}
+
+std::pair<int32_t, int> PagePool::match_begun(const std::vector<int32_t>& pages, int n_found,
+                                              std::span<const int32_t> tokens) const {
+  constexpr int kMostLookedAt = 64;
+  std::pair<int32_t, int> best = {-1, 0};
+  const auto newest = newest_child_.find(serial_before(pages, n_found));
+  int32_t number = newest == newest_child_.end() ? -1 : newest->second;
+  for (int i = 0; number >= 0 && i < kMostLookedAt; ++i) {
+    const Page& page = pages_[number];
+    const auto end = page.tokens.begin() + page.n_tokens;
+    const auto differs = std::mismatch(tokens.begin(), tokens.end(), page.tokens.begin(), end);
+    const auto n = static_cast<int>(differs.first - tokens.begin());
+    if (n > best.second) best = {number, n};
+    number = page.older_sibling;
+  }
+  return best;
+}
+
+void PagePool::publish_begun(const std::vector<int32_t>& pages, int index,
+                             std::span<const int32_t> tokens) {
+  if (!keeps_ || tokens.empty()) return;
+  const uint64_t parent = serial_before(pages, index);
+  if (parent == kUnpublished || pages_[pages[index]].serial != kUnpublished) return;
+  if (match_begun(pages, index, tokens).second == std::ssize(tokens)) return;
+  enter(pages[index], parent, tokens);
 }
 
 void PagePool::release(std::vector<int32_t>& pages) {
@@ -87,7 +111,7 @@ void PagePool::forget() {
     unlink(page);
     free_.push_back(page);
   }
-  for (Page& page : pages_) unpublish(page);
+  for (int32_t page = 0; page < n_pages(); ++page) unpublish(page);
 }
 
 int32_t PagePool::find(uint64_t key, uint64_t parent, std::span<const int32_t> tokens) const {
@@ -115,9 +139,35 @@ void PagePool::remove_user(int32_t number) {
   ++n_kept_;
 }
 
-void PagePool::unpublish(Page& page) {
+// kUnpublished when the page before is not known itself.
+uint64_t PagePool::serial_before(const std::vector<int32_t>& pages, int index) const {
+  return index == 0 ? kRoot : pages_[pages[index - 1]].serial;
+}
+
+void PagePool::enter(int32_t number, uint64_t parent, std::span<const int32_t> tokens) {
+  Page& page = pages_[number];
+  page.serial = ++last_serial_;
+  page.parent = parent;
+  page.n_tokens = static_cast<int>(tokens.size());
+  std::copy(tokens.begin(), tokens.end(), page.tokens.begin());
+  const auto [newest, is_first] = newest_child_.emplace(parent, number);
+  if (is_first) return;
+  page.older_sibling = std::exchange(newest->second, number);
+  pages_[page.older_sibling].newer_sibling = number;
+}
+
+void PagePool::unpublish(int32_t number) {
+  Page& page = pages_[number];
   if (page.serial == kUnpublished) return;
-  index_.erase(page.key);
+  if (page.n_tokens == kPageSize) index_.erase(page.key);
+  if (page.newer_sibling >= 0)
+    pages_[page.newer_sibling].older_sibling = page.older_sibling;
+  else if (page.older_sibling >= 0)
+    newest_child_[page.parent] = page.older_sibling;
+  else
+    newest_child_.erase(page.parent);
+  if (page.older_sibling >= 0) pages_[page.older_sibling].newer_sibling = page.newer_sibling;
+  page.older_sibling = page.newer_sibling = -1;
   page.serial = page.parent = kUnpublished;
 }
 

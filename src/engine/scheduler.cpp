@@ -103,7 +103,7 @@ void Scheduler::swap_out(Sequence& s) {
   for (int page = first; page < n_used; ++page) {
     s.host_pages.push_back(free_host_pages_.back());
     free_host_pages_.pop_back();
-    copies_.push_back({s.pages[page], s.host_pages.back(), true});
+    copies_.push_back({s.pages[page], s.host_pages.back(), PageCopy::Way::kToHost});
   }
   ++n_swapped_;
   ++n_swaps_out_;
@@ -124,6 +124,7 @@ bool Scheduler::let_in(Sequence& s) {
   }
   for (int i = 0; i < n_missing; ++i) s.pages.push_back(pool_.take());
   swap_in(s, n_found);
+  begin_page(s, n_found);
   if (s.n_cached < 0) {
     s.n_cached = s.n_done;
     n_prompt_tokens_ += n;
@@ -139,11 +140,24 @@ void Scheduler::swap_in(Sequence& s, int n_found) {
   s.n_done = std::max(n_found * kPageSize, n_swapped);
   if (n_swapped > 0) {
     for (int page = n_found; page < pages_for(n_swapped); ++page)
-      copies_.push_back({s.pages[page], s.host_pages[page - s.first_swapped], false});
+      copies_.push_back(
+          {s.pages[page], s.host_pages[page - s.first_swapped], PageCopy::Way::kFromHost});
     publish(s, n_found);
     ++n_swaps_in_;
   }
   release_host_pages(s);
+}
+
+// The first page that was not found may begin like another one, whose keys are copied. Others may
+// take that page in the same step, but write to it only after the copy.
+void Scheduler::begin_page(Sequence& s, int n_found) {
+  const int first = n_found * kPageSize;
+  if (s.n_done > first || s.next_logits <= first) return;
+  const std::span<const int32_t> tokens = std::span(s.tokens).subspan(first, s.next_logits - first);
+  const auto [page, n] = pool_.match_begun(s.pages, n_found, tokens);
+  if (n == 0) return;
+  copies_.push_back({s.pages[n_found], page, PageCopy::Way::kWithin});
+  s.n_done = first + n;
 }
 
 void Scheduler::release_host_pages(Sequence& s) {
@@ -159,6 +173,15 @@ void Scheduler::publish(Sequence& s, int first) {
     pool_.publish(s.pages, page, std::span(s.tokens).subspan(size_t{kPageSize} * page, kPageSize));
 }
 
+// The sequence has ended. Another one may begin with its last page too, which is not full.
+void Scheduler::release_pages(Sequence& s) {
+  const int n_full = s.n_done / kPageSize;
+  pool_.publish_begun(
+      s.pages, n_full,
+      std::span(s.tokens).subspan(size_t{kPageSize} * n_full, s.n_done % kPageSize));
+  pool_.release(s.pages);
+}
+
 void Scheduler::computed() {
   for (const Part& part : plan_) {
     Sequence& s = running_.at(part.id);
@@ -170,7 +193,7 @@ void Scheduler::computed() {
   plan_.clear();
 }
 
-void Scheduler::add(SequenceId id, std::vector<int32_t> prompt, bool all_logits) {
+void Scheduler::add(SequenceId id, std::vector<int32_t> prompt, int n_scored) {
   check(!prompt.empty() && static_cast<int64_t>(prompt.size()) <= longest_sequence(),
         "a prompt fits into the cache");
   const bool youngest = (waiting_.empty() || waiting_.rbegin()->first < id) &&
@@ -178,7 +201,17 @@ void Scheduler::add(SequenceId id, std::vector<int32_t> prompt, bool all_logits)
   check(youngest, "ids ascend");
   Sequence& s = waiting_[id];
   s.tokens = std::move(prompt);
-  s.next_logits = all_logits ? 0 : static_cast<int>(s.tokens.size()) - 1;
+  s.next_logits = static_cast<int>(s.tokens.size()) - n_scored;
+}
+
+void Scheduler::assume_cached(std::span<const int32_t> tokens) {
+  Sequence s;
+  s.tokens.assign(tokens.begin(), tokens.end());
+  s.n_done = static_cast<int>(
+      std::min<int64_t>(std::ssize(tokens), int64_t{pool_.n_available()} * kPageSize));
+  for (int i = 0; i < pages_for(s.n_done); ++i) s.pages.push_back(pool_.take());
+  publish(s, 0);
+  release_pages(s);
 }
 
 void Scheduler::append(SequenceId id, int32_t token) {
@@ -191,7 +224,7 @@ void Scheduler::append(SequenceId id, int32_t token) {
 void Scheduler::remove(SequenceId id) {
   check(plan_.empty(), "nothing is removed while a plan runs");
   if (const auto it = running_.find(id); it != running_.end()) {
-    pool_.release(it->second.pages);
+    release_pages(it->second);
     running_.erase(it);
     return;
   }

@@ -55,9 +55,12 @@ class Scheduler {
   int64_t longest_sequence() const { return int64_t{limits_.n_pages} * kPageSize; }
 
   // `id` is larger than all before. The prompt is not empty; with what will be appended it is at
-  // most longest_sequence(). `all_logits`: each of its tokens is given logits, once, not only the
-  // last; then no page of it is taken from the prefix cache.
-  void add(SequenceId id, std::vector<int32_t> prompt, bool all_logits = false);
+  // most longest_sequence(). Its last n_scored tokens, at least one, are given logits, once each;
+  // no page of theirs is taken from the prefix cache.
+  void add(SequenceId id, std::vector<int32_t> prompt, int n_scored = 1);
+  // The prefix cache holds these tokens, as far as pages are available, as if a sequence had
+  // computed them and ended.
+  void assume_cached(std::span<const int32_t> tokens);
 
   // What swapping costs from now on; before, nothing is swapped.
   void set_rates(const SwapRates& rates) { rates_ = rates; }
@@ -78,6 +81,7 @@ class Scheduler {
 
   bool contains(SequenceId id) const { return running_.count(id) + waiting_.count(id) > 0; }
   bool empty() const { return running_.empty() && waiting_.empty(); }
+  int n_computed(SequenceId id) const { return at(id).n_done; }  // tokens in the cache
   std::span<const int32_t> tokens(SequenceId id) const { return at(id).tokens; }
   std::span<const int32_t> pages(SequenceId id) const { return at(id).pages; }
   std::span<const int32_t> host_pages(SequenceId id) const { return at(id).host_pages; }
@@ -91,7 +95,7 @@ class Scheduler {
     std::vector<int32_t> tokens;  // prompt and what was appended
     std::vector<int32_t> pages;
     std::vector<int32_t> host_pages;  // while it waits: of pages first_swapped to that of n_done
-    int first_swapped = 0;            // those before stayed on the card, with other users
+    int first_swapped = 0;            // those before stayed in the cache, with other users
     int n_done = 0;                   // tokens in the cache
     int next_logits = 0;  // the first token whose logits are wanted and were not yet computed
     int n_cached = -1;    // unknown before it is let in
@@ -109,8 +113,10 @@ class Scheduler {
   void swap_out(Sequence& sequence);
   bool let_in(Sequence& sequence);
   void swap_in(Sequence& sequence, int n_found);
+  void begin_page(Sequence& sequence, int n_found);
   void release_host_pages(Sequence& sequence);
   void publish(Sequence& sequence, int first);
+  void release_pages(Sequence& sequence);
   bool has_room() const { return n_planned_ < limits_.max_tokens; }
 
   const Limits limits_;

@@ -5,10 +5,12 @@
 
 namespace tandem {
 
-// A page of the card's cache goes to a page of host memory, or back.
+// A page of the cache goes to a page of host memory, comes from one, or begins as another page of
+// the cache.
 struct PageCopy {
-  int32_t page, host_page;
-  bool to_host;
+  enum class Way { kToHost, kFromHost, kWithin };
+  int32_t page, other;
+  Way way;
 };
 
 // As measured; 0: unknown.

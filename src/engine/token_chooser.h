@@ -13,10 +13,15 @@ class TokenChooser {
   // Both outlive the object, which allocates all it needs.
   TokenChooser(DeepSeek& model, const Vocabulary& vocabulary);
 
-  // After forward(): a sampler for each of its rows of logits; null: the row is for logprobs().
+  // After forward(): a sampler for each of its rows of logits; null: the row is for logits() and
+  // logprobs().
   void begin(std::span<Sampler* const> samplers);
   // The token of a row, once. Throws Error if its logits are not finite.
   Sampled token(size_t row);
+  // A row [model's vocabulary] that begin() was given no sampler for.
+  std::span<const float> logits(size_t row) const {
+    return {logits_.row<float>(static_cast<int64_t>(row)), static_cast<size_t>(logits_.cols)};
+  }
   // What a row says of a token that is known, once. Throws Error as token(); its `top` is valid
   // until the next call.
   Sampled logprobs(size_t row, int32_t token, int n_top);

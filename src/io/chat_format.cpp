@@ -38,8 +38,8 @@ std::vector<int32_t> ChatFormat::prompt(const nlohmann::ordered_json& messages,
                                         ChatOptions options) const {
   options.bos_token = tokenizer_.config().bos_token.value_or("");
   options.eos_token = tokenizer_.config().eos_token.value_or("");
-  const RenderedChat chat = render_chat_with_ranges(template_, messages, options);
-  return tokenizer_.encode(chat.text, {.literal = chat.content_ranges});
+  const RenderedChat chat = render_chat(template_, messages, options);
+  return tokenizer_.encode(chat.text, {.literal = chat.given});
 }
 
 bool opens_thinking(const Tokenizer& tokenizer, std::span<const int32_t> prompt) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "io/chat_template.h"
+#include "io/tokenizer.h"
 
 namespace tandem {
 
@@ -14,9 +15,9 @@ class ChatFormat {
   // Throws Error when the checkpoint has no template or one that cannot be read.
   ChatFormat(const std::string& directory, const Tokenizer& tokenizer);
 
-  // Ids of a conversation up to the place where the model is to answer. Control tokens that
-  // somebody typed stay text, where the template lets contents be found again. The options' BOS and
-  // EOS are the tokenizer's. Throws Error for what the template refuses.
+  // Ids of a conversation up to the place where the model is to answer. Only what the template
+  // itself writes becomes a control token: in whatever came with the messages, they stay text. The
+  // options' BOS and EOS are the tokenizer's. Throws Error for what the template refuses.
   std::vector<int32_t> prompt(const nlohmann::ordered_json& messages,
                               ChatOptions options = {}) const;
 

@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "io/chat_roles.h"
 #include "io/jinja/template.h"
-#include "io/tokenizer.h"
 
 namespace tandem {
 
@@ -14,15 +14,14 @@ namespace tandem {
 class ChatTemplate {
  public:
   // `source` is Jinja, as in tokenizer_config.json. Throws Error naming the line.
-  explicit ChatTemplate(std::string_view source) : template_(source) {}
+  explicit ChatTemplate(std::string_view source) : template_(source), roles_(template_, source) {}
 
-  // `context` is an object. Throws Error naming the line, also for what the template refuses.
-  std::string render(const nlohmann::ordered_json& context) const {
-    return template_.render(context);
-  }
+  const jinja::Template& jinja() const { return template_; }
+  const ChatRoles& roles() const { return roles_; }
 
  private:
   jinja::Template template_;
+  ChatRoles roles_;
 };
 
 struct ChatOptions {
@@ -32,24 +31,18 @@ struct ChatOptions {
   std::string bos_token, eos_token;
 };
 
-// `messages` is a list of objects with a role and a content: a text, null, absent, or a list of
-// {"type": "text", "text": ..}. Throws Error naming the message that is not.
-std::string render_chat(const ChatTemplate& chat_template, const nlohmann::ordered_json& messages,
-                        const ChatOptions& options);
-
 struct RenderedChat {
   std::string text;
-  // Parts of `text` that came from contents of messages other than the assistant's; ascending,
-  // disjoint. As EncodeOptions::literal they keep "<|end|>" typed by a user from being a token.
-  // White space at the ends of a content is outside.
-  std::vector<ByteRange> content_ranges;
-  bool has_ranges = true;  // false: the template hides where contents went, so there are none
+  // Parts of `text` that came from messages, tools and `extra`, whatever the template did with
+  // them: contents, names, roles, calls. Ascending, disjoint. As EncodeOptions::literal they keep
+  // "<|end|>" that somebody typed from being a token.
+  std::vector<ByteRange> given;
 };
 
-// Renders twice, with and without marks around contents, and trusts the marks only when they come
-// back in pairs and the texts agree otherwise.
-RenderedChat render_chat_with_ranges(const ChatTemplate& chat_template,
-                                     const nlohmann::ordered_json& messages,
-                                     const ChatOptions& options);
+// `messages` is a list of objects with a role and a content: a text, null, absent, or a list of
+// {"type": "text", "text": ..}. They are adapted to the template first (ChatRoles). Throws Error
+// naming the message that is not so, and for what the template refuses.
+RenderedChat render_chat(const ChatTemplate& chat_template, const nlohmann::ordered_json& messages,
+                         const ChatOptions& options);
 
 }  // namespace tandem

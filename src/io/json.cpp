@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <unordered_set>
 #include <vector>
@@ -12,7 +13,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kMaxDepth = 64;
+constexpr size_t kMaxDepth = 64;
 constexpr size_t kMaxShown = 100;
 constexpr int64_t kMostComparisons = 20'000'000;  // about 0.1 s
 
@@ -24,39 +25,60 @@ std::string cut(std::string text) {
   return text.substr(0, end) + "..";
 }
 
-// Called by the parser at every key, start and end; nlohmann's own parser takes the last of two
-// equal keys and any depth.
-class Strict {
+// What nlohmann's own parser lets pass: it takes the last of two equal keys and any depth. A pass
+// of its own, as the parser's callback makes arrays of objects take quadratic time: it looks
+// through an array at the end of each of its objects.
+class Strict : public nlohmann::json::json_sax_t {
  public:
   explicit Strict(std::string_view source) : source_(source) {}
 
-  template <class AnyJson>
-  bool operator()(int depth, typename AnyJson::parse_event_t event, const AnyJson& value) {
-    using Event = typename AnyJson::parse_event_t;
-    if (event == Event::object_start || event == Event::array_start)
-      require(depth < kMaxDepth,
-              "{}: nested deeper than {} levels: this is no file of a checkpoint", source_,
-              kMaxDepth);
-    if (event == Event::object_start) {
-      keys_.resize(depth + 1);
-      keys_[depth].clear();
-    } else if (event == Event::key) {
-      const auto& key = value.template get_ref<const std::string&>();
-      n_comparisons_ += static_cast<int64_t>(keys_[depth - 1].size());
-      if (!keys_[depth - 1].insert(key).second)
-        fail("{}: the key {} stands twice: remove one", source_, shown(key));
-    }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return open(); }
+  bool start_array(size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& key) override {
+    std::unordered_set<std::string>& known = keys_.back();
+    n_comparisons_ += static_cast<int64_t>(known.size());
+    if (!known.insert(key).second)
+      fail("{}: the key {} stands twice: remove one", source_, shown(key));
     return true;
   }
+  bool parse_error(size_t, const std::string&, const nlohmann::json::exception& error) override {
+    fail("{}: broken JSON: {}", source_, json_message(error));
+  }
 
-  // That an object which searches its keys one by one has made so far.
+  // That an object which searches its keys one by one would make.
   int64_t n_comparisons() const { return n_comparisons_; }
 
  private:
+  bool open() {
+    require(keys_.size() < kMaxDepth, "{}: nested deeper than {} levels", source_, kMaxDepth);
+    keys_.emplace_back();
+    return true;
+  }
+  bool close() {
+    keys_.pop_back();
+    return true;
+  }
+
   std::string_view source_;
-  std::vector<std::unordered_set<std::string>> keys_;  // [depth of the open object]
+  std::vector<std::unordered_set<std::string>> keys_;  // of each open object or array
   int64_t n_comparisons_ = 0;
 };
+
+// Throws Error for what is no strict JSON, and returns the comparisons of keys in its objects.
+int64_t check_strict(std::string_view text, std::string_view source) {
+  Strict strict(source);
+  nlohmann::json::sax_parse(text, &strict);
+  return strict.n_comparisons();
+}
 
 // The parser would take it for the end of the text and not look at the rest.
 void require_no_zero_byte(std::string_view text, std::string_view source) {
@@ -80,34 +102,30 @@ std::string read_text_file(const std::string& path, int64_t max_bytes) {
   return text;
 }
 
+void require_folder(const std::string& path) {
+  namespace fs = std::filesystem;
+  constexpr std::string_view kWanted = "name the folder of a checkpoint";
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  require(status.type() != fs::file_type::not_found, "{} does not exist: {}", path, kWanted);
+  require(!error, "{} cannot be read ({}): {}", path, error.message(), kWanted);
+  require(fs::is_directory(status), "{} is not a folder: {}", path, kWanted);
+  const fs::directory_iterator entries(path, error);
+  require(!error, "{} cannot be read ({}): {}", path, error.message(), kWanted);
+  require(entries != fs::directory_iterator(), "{} is empty: {}", path, kWanted);
+}
+
 nlohmann::json parse_json(std::string_view text, std::string_view source) {
   require_no_zero_byte(text, source);
-  try {
-    // The callback is passed as a function object that keeps its state, hence the lambda.
-    Strict strict(source);
-    return nlohmann::json::parse(
-        text, [&](int depth, nlohmann::json::parse_event_t event, const nlohmann::json& value) {
-          return strict(depth, event, value);
-        });
-  } catch (const nlohmann::json::exception& error) {
-    fail("{}: broken JSON: {}", source, json_message(error));
-  }
+  check_strict(text, source);
+  return nlohmann::json::parse(text);
 }
 
 nlohmann::ordered_json parse_ordered_json(std::string_view text, std::string_view source) {
-  using Ordered = nlohmann::ordered_json;
   require_no_zero_byte(text, source);
-  try {
-    Strict strict(source);
-    return Ordered::parse(text, [&](int depth, Ordered::parse_event_t event, const Ordered& value) {
-      const bool keep = strict(depth, event, value);
-      require(strict.n_comparisons() <= kMostComparisons,
-              "{}: its objects have too many keys: one may have about {}", source, 6000);
-      return keep;
-    });
-  } catch (const nlohmann::json::exception& error) {
-    fail("{}: broken JSON: {}", source, json_message(error));
-  }
+  require(check_strict(text, source) <= kMostComparisons,
+          "{}: its objects have too many keys: one may have about {}", source, 6000);
+  return nlohmann::ordered_json::parse(text);
 }
 
 void scan_json(std::string_view text, std::string_view source,

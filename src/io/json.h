@@ -1,5 +1,5 @@
-// Strict JSON for the files of a checkpoint: whatever is broken becomes one Error of one line that
-// names the file.
+// A checkpoint's folder, and strict JSON for its files and the requests of clients: whatever is
+// broken becomes one Error of one line that names its source.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -11,8 +11,11 @@ namespace tandem {
 // The whole file. Throws Error when it cannot be read or is longer than max_bytes.
 std::string read_text_file(const std::string& path, int64_t max_bytes);
 
-// Throws Error for a syntax error, a duplicate key, or nesting beyond 64 levels. `source` is the
-// file's name for the message.
+// Throws Error unless `path` is a folder that can be read and is not empty.
+void require_folder(const std::string& path);
+
+// Throws Error for a syntax error, a duplicate key, or nesting beyond 64 levels. `source` is named
+// in the message.
 nlohmann::json parse_json(std::string_view text, std::string_view source);
 // The same with the keys of objects in their order. Such objects look for a key one by one: a text
 // that would take long is refused.

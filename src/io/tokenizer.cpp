@@ -34,6 +34,7 @@ auto naming(const fs::path& path, const Act& act) {
 }  // namespace
 
 Tokenizer Tokenizer::from_directory(const fs::path& directory) {
+  require_folder(directory.string());
   const fs::path hugging_face = directory / "tokenizer.json";
   const fs::path tiktoken = directory / "tiktoken.model";
   const fs::path config_file = directory / "tokenizer_config.json";

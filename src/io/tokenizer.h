@@ -17,10 +17,6 @@
 
 namespace tandem {
 
-struct ByteRange {
-  size_t begin, end;
-};
-
 struct EncodeOptions {
   bool added_tokens = true;  // recognise added tokens that are written in the text
   // Where added tokens are text like any other even so: what a user wrote. Ascending, disjoint. A

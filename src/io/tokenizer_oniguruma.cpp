@@ -1,7 +1,7 @@
-// Oniguruma's syntax to PCRE2's. Whatever could mean something else in PCRE2 is either rewritten or
-// refused.
+// Oniguruma's syntax taken apart. Whatever could mean something else in PCRE2 is either given a
+// form that means the same or refused.
 #include <algorithm>
-#include <array>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -12,46 +12,59 @@
 namespace tandem {
 namespace {
 
-// Unicode's White_Space, and everything else. PCRE2's own \s also has U+180E.
-constexpr std::string_view kSpace =
-    R"(\x09-\x0D\x20\x85\xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
-constexpr std::string_view kNotSpace =
-    R"(\x00-\x08\x0E-\x1F\x21-\x84\x86-\x9F\xA1-\x{167F}\x{1681}-\x{1FFF}\x{200B}-\x{2027})"
-    R"(\x{202A}-\x{202E}\x{2030}-\x{205E}\x{2060}-\x{2FFF}\x{3001}-\x{10FFFF})";
+bool is_ascii_letter(char32_t c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); }
+bool is_ascii_digit(char32_t c) { return c >= '0' && c <= '9'; }
 
-constexpr std::array<std::string_view, 30> kCategories = {
-    "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe",
-    "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co", "Cn"};
+CharacterSet one(char32_t c) { return {{c, c}}; }
 
-class Translator {
+void add(CharacterSet& set, const CharacterSet& more) {
+  set.insert(set.end(), more.begin(), more.end());
+  set = normalised(std::move(set));
+}
+
+class Parser {
  public:
-  explicit Translator(std::string_view pattern) : pattern_(pattern) {}
+  explicit Parser(std::string_view pattern) : pattern_(pattern) {
+    require(find_invalid_utf8(pattern) == std::string_view::npos,
+            "the split pattern {} is not valid UTF-8", shown(pattern));
+    out_.source = pattern;
+  }
 
-  std::string run() {
-    while (!at_end()) translate_one();
+  SplitPattern run() {
+    while (!at_end()) parse_one();
     return std::move(out_);
   }
 
  private:
-  void translate_one();
-  void translate_group();
-  void translate_braces();
-  void translate_class();
-  std::string class_items();
-  std::string class_difference(std::string_view items);
-  std::string escape(bool in_class);
-  std::string property(bool negated);
-  std::string code_point(size_t min_digits, size_t max_digits, bool braces_allowed);
+  void parse_one();
+  void parse_group();
+  void parse_repeat();
+  CharacterSet parse_set();
+  CharacterSet set_items();
+  char32_t set_range_end(char32_t first);
+  CharacterSet escape();
+  CharacterSet property(bool negated);
+  char32_t code_point(size_t min_digits, size_t max_digits, bool braces);
+  void put_literal(char32_t c);
+  void put(const CharacterSet& set);
+  void put(std::string_view syntax);
+  CharacterSet both_cases(const CharacterSet& set) const;
 
   bool at_end() const { return at_ == pattern_.size(); }
   bool starts(std::string_view text) const { return pattern_.substr(at_).starts_with(text); }
-  char take() {
+  bool skip(std::string_view text) {
+    const bool found = starts(text);
+    if (found) at_ += text.size();
+    return found;
+  }
+  char32_t take() {
     if (at_end()) refuse("an unfinished construct at its end");
-    return pattern_[at_++];
+    const CodePoint c = decode_utf8(pattern_, at_);
+    at_ += c.n_bytes;
+    return c.value;
   }
   void expect(std::string_view text, std::string_view what) {
-    if (!starts(text)) refuse(what);
-    at_ += text.size();
+    if (!skip(text)) refuse(what);
   }
   [[noreturn]] void refuse(std::string_view what) const {
     fail("the split pattern {} has {} (near byte {}), which is not supported", shown(pattern_),
@@ -60,42 +73,53 @@ class Translator {
 
   std::string_view pattern_;
   size_t at_ = 0;
-  std::string out_;
+  // [open groups, the whole pattern first] whether case makes no difference there
+  std::vector<bool> caseless_ = {false};
+  char32_t literal_before_ = 0;  // where a literal character comes just before
+  SplitPattern out_;
 };
 
-void Translator::translate_one() {
-  switch (const char c = take()) {
+void Parser::parse_one() {
+  const char32_t before = std::exchange(literal_before_, 0);
+  switch (const char32_t c = take()) {
     case '\\':
-      out_ += escape(false);
-      break;
+      return put(caseless_.back() ? both_cases(escape()) : escape());
     case '[':
-      translate_class();
-      break;
+      return put(parse_set());
+    case '.':
+      return put(inverted(one('\n')));
     case '(':
-      translate_group();
-      break;
+      return parse_group();
+    case ')':
+      if (caseless_.size() == 1) refuse("a ')' without '('");
+      caseless_.pop_back();
+      return put(")");
     case '{':
-      translate_braces();
-      break;
+      return parse_repeat();
+    case '|':
+    case '*':
+    case '+':
+    case '?':
+    case '^':
+    case '$':
+      return put(std::string(1, static_cast<char>(c)));
     default:
-      out_ += c;
+      literal_before_ = before;
+      put_literal(c);
   }
 }
 
-void Translator::translate_group() {
-  out_ += '(';
+void Parser::parse_group() {
   if (starts("*")) refuse("a group that starts with '*'");  // a verb in PCRE2
-  if (!starts("?")) return;
-  for (const std::string_view kind : {"?:", "?=", "?!", "?<=", "?<!", "?>", "?i:"})
-    if (starts(kind)) {
-      at_ += kind.size();
-      out_ += kind;
-      return;
-    }
-  refuse("a group of an unknown kind");
+  std::string_view kind;
+  for (const std::string_view known : {"?:", "?=", "?!", "?<=", "?<!", "?>", "?i:"})
+    if (kind.empty() && skip(known)) kind = known;
+  if (starts("?")) refuse("a group of an unknown kind");
+  caseless_.push_back(caseless_.back() || kind == "?i:");
+  put(fmt::format("({}", kind == "?i:" ? "?:" : kind));
 }
 
-void Translator::translate_braces() {
+void Parser::parse_repeat() {
   const size_t close = pattern_.find('}', at_);
   if (close == std::string_view::npos) refuse("a '{' without '}'");
   const std::string_view count = pattern_.substr(at_, close - at_);
@@ -105,136 +129,162 @@ void Translator::translate_braces() {
   at_ = close + 1;
   // A second quantifier there, possessive or lazy in PCRE2.
   if (starts("+") || starts("?")) refuse("a quantifier after a repeat count");
-  out_.append("{").append(count).append("}");
+  put(fmt::format("{{{}}}", count));
 }
 
-void Translator::translate_class() {
-  const bool negated = starts("^");
-  if (negated) ++at_;
-  std::string items = class_items();
-  if (starts("&&")) {
-    if (negated) refuse("a negated set with '&&'");
-    items = class_difference(items);
-  }
+// Whose "[" has been taken. "&&" binds looser than anything else: [ab&&cd] is what [ab] and [cd]
+// share.
+CharacterSet Parser::parse_set() {
+  const bool negated = skip("^");
+  CharacterSet set = set_items();
+  while (skip("&&")) set = intersection(set, set_items());
   expect("]", "a set without ']'");
-  if (items.empty()) refuse("an empty set");
-  out_ += items.starts_with("^") ? "[" + items + "]" : (negated ? "[^" : "[") + items + "]";
+  if (caseless_.back()) {
+    if (negated) refuse("a negated set where case makes no difference");
+    set = both_cases(set);
+  }
+  return negated ? inverted(set) : set;
 }
 
 // Everything up to "]" or "&&".
-std::string Translator::class_items() {
-  std::string items;
-  while (!at_end() && !starts("]") && !starts("&&")) {
-    if (starts("[")) refuse("a set inside a set");
-    const char c = take();
-    if (c == '\\')
-      items += escape(true);
-    else if (c == '^')
-      items += "\\^";
-    else
-      items += c;
+CharacterSet Parser::set_items() {
+  CharacterSet set;
+  bool empty = true;
+  for (; !at_end() && !starts("]") && !starts("&&"); empty = false) {
+    if (starts("[:")) refuse("a POSIX bracket");
+    if (skip("[")) {
+      add(set, parse_set());
+      continue;
+    }
+    const char32_t c = take();
+    CharacterSet item = c == '\\' ? escape() : one(c);
+    const bool is_character = item.size() == 1 && item[0].first == item[0].last;
+    const bool is_range = starts("-") && !starts("-]") && !starts("-&&");
+    if (is_range) {
+      ++at_;
+      if (!is_character) refuse("a range of characters that begins with a set");
+      item[0].last = set_range_end(item[0].first);
+      if (skip("-")) add(set, one('-'));  // [a-c-e]
+    }
+    add(set, item);
   }
-  return items;
+  if (empty) refuse("an empty set");
+  return set;
 }
 
-// [A&&[^B]] is "neither outside A nor in B"; the outside of general categories is the other general
-// categories.
-std::string Translator::class_difference(std::string_view items) {
-  expect("&&[^", "'&&' that is not followed by '[^'");
-  const std::string subtracted = class_items();
-  expect("]", "a set without ']'");
-  std::vector<std::string_view> outside(kCategories.begin(), kCategories.end());
-  while (!items.empty()) {
-    const size_t close = items.find('}');
-    if (!items.starts_with("\\p{") || close == std::string_view::npos)
-      refuse("'&&' on a set of more than general categories");
-    const std::string_view name = items.substr(3, close - 3);
-    if (name.size() > 2) refuse("'&&' on a set of more than general categories");
-    std::erase_if(outside, [&](std::string_view category) { return category.starts_with(name); });
-    items.remove_prefix(close + 1);
-  }
-  std::string complement = "^";
-  for (const std::string_view category : outside) complement += fmt::format("\\p{{{}}}", category);
-  return complement + subtracted;
+char32_t Parser::set_range_end(char32_t first) {
+  const char32_t c = take();
+  if (c == '[') refuse("a range of characters that ends with a set");
+  const CharacterSet end = c == '\\' ? escape() : one(c);
+  if (end.size() != 1 || end[0].first != end[0].last)
+    refuse("a range of characters that ends with a set");
+  if (end[0].first < first) refuse("a range of characters that ends before it begins");
+  return end[0].first;
 }
 
 // The escape whose backslash has been taken.
-std::string Translator::escape(bool in_class) {
-  const char c = take();
-  const auto unit = static_cast<unsigned char>(c);
-  if (unit >= 0x80) return std::string(1, c);
-  const bool alphanumeric =
-      (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
-  if (!alphanumeric) return unit < 0x20 || c == ' ' ? std::string(1, c) : std::string("\\") + c;
+CharacterSet Parser::escape() {
+  const char32_t c = take();
+  if (!is_ascii_letter(c) && !is_ascii_digit(c)) return one(c);
   switch (c) {
     case 'n':
+      return one('\n');
     case 'r':
+      return one('\r');
     case 't':
+      return one('\t');
     case 'f':
-      return std::string("\\") + c;
+      return one('\f');
     case 'v':
-      return "\\x0B";
+      return one('\v');
     case 's':
-    case 'S': {
-      const std::string items(c == 's' ? kSpace : kNotSpace);
-      return in_class ? items : "[" + items + "]";
-    }
+      return white_space();
+    case 'S':
+      return inverted(white_space());
     case 'd':
-      return "\\p{Nd}";
+      return *characters_with("Nd");
     case 'D':
-      return "\\P{Nd}";
+      return inverted(*characters_with("Nd"));
     case 'p':
     case 'P':
       return property(c == 'P');
     case 'u':
-      return code_point(4, 4, false);
+      return one(code_point(4, 4, false));
     case 'x':
-      return code_point(1, 8, true);
+      return one(code_point(1, 8, true));
     default:
-      refuse(fmt::format("the escape \\{}", c));
+      refuse(fmt::format("the escape \\{}", static_cast<char>(c)));
   }
 }
 
-std::string Translator::property(bool negated) {
+CharacterSet Parser::property(bool negated) {
   expect("{", "a property without '{'");
-  if (starts("^")) {
-    ++at_;
-    negated = !negated;
-  }
+  if (skip("^")) negated = !negated;
   const size_t close = pattern_.find('}', at_);
   if (close == std::string_view::npos) refuse("a property without '}'");
   const std::string_view name = pattern_.substr(at_, close - at_);
+  const std::optional<CharacterSet> set = characters_with(name);
+  if (!set)
+    refuse(fmt::format("the property {}, which is no general category and no script", shown(name)));
   at_ = close + 1;
-  const bool is_category = std::any_of(kCategories.begin(), kCategories.end(), [&](auto category) {
-    return category == name || category.substr(0, 1) == name;
-  });
-  const bool is_word = !name.empty() && name.find_first_not_of(
-                                            "ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghij"
-                                            "klmnopqrstuvwxyz") == name.npos;
-  if (!is_category && (!is_word || name.size() < 3)) refuse("a property of an unknown form");
-  return fmt::format("\\{}{{{}{}}}", negated ? 'P' : 'p', is_category ? "" : "sc:", name);
+  return negated ? inverted(*set) : *set;
 }
 
-std::string Translator::code_point(size_t min_digits, size_t max_digits, bool braces) {
+char32_t Parser::code_point(size_t min_digits, size_t max_digits, bool braces) {
   constexpr std::string_view kHex = "0123456789abcdefABCDEF";
   if (braces) expect("{", "\\x without '{'");
   const size_t end = std::min(pattern_.find_first_not_of(kHex, at_), pattern_.size());
   const size_t n = std::min(end - at_, max_digits);
   if (n < min_digits) refuse("a code point with too few digits");
-  const std::string digits(pattern_.substr(at_, n));
+  const auto value =
+      static_cast<char32_t>(std::stoul(std::string(pattern_.substr(at_, n)), nullptr, 16));
   at_ += n;
   if (braces) expect("}", "\\x{ without '}'");
-  return "\\x{" + digits + "}";
+  if (value > kLastCharacter || (value >= 0xD800 && value < 0xE000))
+    refuse("a code point that is no character");
+  return value;
+}
+
+// Where case makes no difference Oniguruma takes some ligatures for the letters they consist of.
+void Parser::put_literal(char32_t c) {
+  if (caseless_.back() && is_ascii_letter(c)) {
+    const std::string pair = {static_cast<char>(literal_before_ | 0x20),
+                              static_cast<char>(c | 0x20)};
+    for (const char* ligature : {"ff", "fi", "fl", "ss", "st"})
+      if (pair == ligature) refuse(fmt::format("\"{}\" where case makes no difference", ligature));
+  }
+  put(caseless_.back() ? both_cases(one(c)) : one(c));
+  literal_before_ = c;
+}
+
+void Parser::put(const CharacterSet& set) { out_.parts.push_back({"", set, true}); }
+
+void Parser::put(std::string_view syntax) {
+  out_.parts.push_back({std::string(syntax), {}, false});
+}
+
+// Beside their other ASCII letter, "s" and "k" have one outside ASCII each.
+CharacterSet Parser::both_cases(const CharacterSet& set) const {
+  CharacterSet both = set;
+  for (const CharacterRange& range : set) {
+    if (range.last >= 0x80) refuse("a character outside ASCII where case makes no difference");
+    for (char32_t c = range.first; c <= range.last; ++c) {
+      if (is_ascii_letter(c)) both.push_back({c ^ 0x20, c ^ 0x20});
+      if ((c | 0x20) == 's') both.push_back({0x17F, 0x17F});
+      if ((c | 0x20) == 'k') both.push_back({0x212A, 0x212A});
+    }
+  }
+  return normalised(std::move(both));
 }
 
 }  // namespace
 
-std::string translate_oniguruma(std::string_view pattern) {
+SplitPattern parse_oniguruma(std::string_view pattern) {
   // The same matches, but linear: without the look-behind every space of a run inside a line starts
   // a search to the end of the run. A leftmost match never starts inside a run, because the start
   // of the run would match too.
-  if (pattern == R"(\s+$)") return fmt::format("(?<![{0}])[{0}]+$", kSpace);
-  return Translator(pattern).run();
+  if (pattern == R"(\s+$)") return Parser(R"((?<!\s)\s+$)").run();
+  return Parser(pattern).run();
 }
 
 }  // namespace tandem

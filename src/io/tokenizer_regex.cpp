@@ -31,19 +31,18 @@ pcre2_match_context* match_context(const std::shared_ptr<void>& p) {
 
 }  // namespace
 
-Regex::Regex(std::string_view pattern) : pattern_(pattern) {
-  const std::string translated = translate_oniguruma(pattern);
+Regex::Regex(const SplitPattern& pattern, const SymbolTable& symbols) : source_(pattern.source) {
+  const std::string translated = symbols.over_symbols(pattern);
   const std::unique_ptr<pcre2_compile_context, decltype(&pcre2_compile_context_free)> context(
       pcre2_compile_context_create(nullptr), pcre2_compile_context_free);
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   PCRE2_SIZE offset = 0;
-  pcre2_code* compiled =
-      pcre2_compile(units(translated), translated.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE,
-                    &error, &offset, context.get());
+  pcre2_code* compiled = pcre2_compile(units(translated), translated.size(), PCRE2_MULTILINE,
+                                       &error, &offset, context.get());
   if (compiled == nullptr)
-    fail("the split pattern {} is not usable: {} near byte {}", shown(pattern), error_text(error),
-         offset);
+    fail("the split pattern {} is not usable: {}", shown(std::string_view(source_)),
+         error_text(error));
   code_ = std::shared_ptr<void>(compiled,
                                 [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
   // Where the system forbids new machine code this fails, and pcre2_match interprets the pattern
@@ -57,12 +56,12 @@ RegexMatcher::RegexMatcher(const Regex& regex)
       }) {}
 
 Match RegexMatcher::find(std::string_view subject, size_t start) {
-  const int n = pcre2_match(code(regex_.code_), units(subject), subject.size(), start,
-                            PCRE2_NO_UTF_CHECK, match_data(data_), match_context(context_));
+  const int n = pcre2_match(code(regex_.code_), units(subject), subject.size(), start, 0,
+                            match_data(data_), match_context(context_));
   if (n >= 0) return matched();
   if (n == PCRE2_ERROR_NOMATCH) return {std::string_view::npos, std::string_view::npos};
   if (n == PCRE2_ERROR_JIT_STACKLIMIT) return find_with_more_memory(subject, start);
-  fail("the split pattern {} cannot split this text: {}", shown_pattern(), error_text(n));
+  fail_to_split(subject, n);
 }
 
 // The default JIT stack is 32 KiB. Patterns that repeat a group need some of it for every
@@ -70,8 +69,7 @@ Match RegexMatcher::find(std::string_view subject, size_t start) {
 Match RegexMatcher::find_with_more_memory(std::string_view subject, size_t start) {
   const size_t bytes = (size_t{1} << 20) + 256 * subject.size();
   if (bytes >= size_t{1} << 32)
-    fail("a text of {} bytes is too long for the split pattern {}: cut it", subject.size(),
-         shown_pattern());
+    fail("a text of {} bytes is too long to be split into tokens: shorten it", subject.size());
   context_.reset();
   stack_ = std::shared_ptr<void>(
       pcre2_jit_stack_create(size_t{1} << 20, bytes, nullptr),
@@ -81,15 +79,23 @@ Match RegexMatcher::find_with_more_memory(std::string_view subject, size_t start
   });
   require(stack_ && context_, "no memory to split a text of {} bytes: cut it", subject.size());
   pcre2_jit_stack_assign(match_context(context_), nullptr, stack_.get());
-  const int n = pcre2_match(code(regex_.code_), units(subject), subject.size(), start,
-                            PCRE2_NO_UTF_CHECK, match_data(data_), match_context(context_));
+  const int n = pcre2_match(code(regex_.code_), units(subject), subject.size(), start, 0,
+                            match_data(data_), match_context(context_));
   if (n == PCRE2_ERROR_NOMATCH) return {std::string_view::npos, std::string_view::npos};
-  if (n < 0)
-    fail("the split pattern {} cannot split this text: {}", shown_pattern(), error_text(n));
+  if (n < 0) fail_to_split(subject, n);
   return matched();
 }
 
-std::string RegexMatcher::shown_pattern() const { return shown(std::string_view(regex_.pattern_)); }
+void RegexMatcher::fail_to_split(std::string_view subject, int error) const {
+  if (error == PCRE2_ERROR_MATCHLIMIT)
+    fail(
+        "a text of {} bytes cannot be split into tokens: a stretch of it, such as white space, is "
+        "millions of characters long: shorten it",
+        subject.size());
+  fail("the split pattern {} cannot split this text: {}", shown_pattern(), error_text(error));
+}
+
+std::string RegexMatcher::shown_pattern() const { return shown(std::string_view(regex_.source_)); }
 
 Match RegexMatcher::matched() const {
   const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(match_data(data_));

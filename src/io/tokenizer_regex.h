@@ -1,33 +1,69 @@
-// The regular expressions of tokenizer files: written for Oniguruma, run by PCRE2's compiler.
+// The regular expressions of tokenizer files: written for Oniguruma, run by PCRE2's compiler. PCRE2
+// never sees a character of the text: it sees symbols, one byte for all characters that the
+// patterns treat alike, so which characters are letters is decided by our table (unicode.h) and
+// nowhere else.
 #pragma once
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "io/unicode.h"
 
 namespace tandem {
 
-// Rewrites an Oniguruma pattern (its Ruby syntax) as a PCRE2 pattern with the same matches under
-// PCRE2_UTF, PCRE2_UCP and PCRE2_MULTILINE. Throws Error naming any construct whose meaning differs
-// and that is not translated. What changes: \s is exactly Unicode's White_Space; script names mean
-// the Script property, not Script_Extensions; \uHHHH; \v; and set intersection, [A&&[^B]], where A
-// consists of general categories.
-std::string translate_oniguruma(std::string_view pattern);
+struct SplitPattern {
+  struct Part {
+    std::string syntax;  // what means the same in Oniguruma and PCRE2; empty for a set
+    CharacterSet set;    // any one character of these
+    bool is_set = false;
+  };
+  std::string source;  // in Oniguruma's syntax
+  std::vector<Part> parts;
+};
+
+// Reads an Oniguruma pattern (its Ruby syntax). Throws Error naming any construct that PCRE2 would
+// take for something else or that is not supported.
+SplitPattern parse_oniguruma(std::string_view pattern);
+
+// Characters as the sets of some patterns tell them apart. Immutable and thread-safe.
+class SymbolTable {
+ public:
+  // Throws Error when the sets tell more than 256 kinds of characters apart.
+  explicit SymbolTable(const std::vector<SplitPattern>& patterns);
+
+  // A byte for each character of well-formed UTF-8. "\n" is the only character that becomes "\n",
+  // as
+  // "^" and "$" look for it.
+  std::string symbols_of(std::string_view text) const;
+
+  // `pattern` over symbols, in PCRE2's syntax. It names no character and no property.
+  std::string over_symbols(const SplitPattern& pattern) const;
+
+ private:
+  std::string write(const CharacterSet& set) const;
+
+  std::vector<uint8_t> symbols_;    // [code point]
+  std::vector<char32_t> examples_;  // [symbol] a character that becomes it
+};
 
 struct Match {
-  size_t begin, end;  // bytes; begin == npos: no match
+  size_t begin, end;  // symbols; begin == npos: no match
 };
 
 // A compiled pattern. Immutable and thread-safe; a RegexMatcher holds the working memory of one
 // thread.
 class Regex {
  public:
-  // `pattern` in Oniguruma's syntax. Throws Error with the pattern and the position of its mistake.
-  explicit Regex(std::string_view pattern);
+  // Throws Error with the pattern and what is wrong with it.
+  Regex(const SplitPattern& pattern, const SymbolTable& symbols);
 
  private:
   friend class RegexMatcher;
-  std::string pattern_;
+  std::string source_;
   std::shared_ptr<void> code_;  // pcre2_code
 };
 
@@ -35,13 +71,14 @@ class RegexMatcher {
  public:
   explicit RegexMatcher(const Regex& regex);
 
-  // Leftmost match in `subject` (well-formed UTF-8) at or after byte `start`. Throws Error when the
-  // pattern needs too much backtracking for this subject.
+  // Leftmost match in `subject`, which consists of symbols, at or after `start`. Throws Error when
+  // the pattern needs too much backtracking for this subject.
   Match find(std::string_view subject, size_t start);
 
  private:
   Match find_with_more_memory(std::string_view subject, size_t start);
   Match matched() const;
+  [[noreturn]] void fail_to_split(std::string_view subject, int error) const;
   std::string shown_pattern() const;
 
   const Regex& regex_;

@@ -3,37 +3,62 @@
 #include "io/utf8.h"
 
 namespace tandem {
+namespace {
 
-Splits::Splits(const std::vector<SplitRule>& rules) {
-  for (const SplitRule& rule : rules) rules_.push_back({Regex(rule.pattern), rule.remove_matches});
+std::vector<SplitPattern> patterns_of(const std::vector<SplitRule>& rules) {
+  std::vector<SplitPattern> patterns;
+  for (const SplitRule& rule : rules) patterns.push_back(parse_oniguruma(rule.pattern));
+  return patterns;
 }
+
+}  // namespace
+
+Splits::Splits(const std::vector<SplitRule>& rules) : Splits(rules, patterns_of(rules)) {}
+
+Splits::Splits(const std::vector<SplitRule>& rules, const std::vector<SplitPattern>& patterns)
+    : symbols_(patterns) {
+  for (size_t i = 0; i < rules.size(); ++i)
+    rules_.push_back({Regex(patterns[i], symbols_), rules[i].remove_matches});
+}
+
+// Pieces are ranges of symbols, and come from left to right.
+struct Splits::Walk {
+  std::string_view text;
+  const char* symbols;  // of `text`
+  const Sink& sink;
+  std::vector<RegexMatcher> matchers = {};
+  size_t n_symbols = 0, n_bytes = 0;  // before the end of the last piece
+
+  void take(std::string_view piece) {
+    const auto begin = static_cast<size_t>(piece.data() - symbols);
+    const size_t from = skip_code_points(text, n_bytes, begin - n_symbols);
+    n_bytes = skip_code_points(text, from, piece.size());
+    n_symbols = begin + piece.size();
+    sink(text.substr(from, n_bytes - from));
+  }
+};
 
 void Splits::split(std::string_view text, const Sink& sink) const {
-  std::vector<RegexMatcher> matchers;
-  for (const Rule& rule : rules_) matchers.emplace_back(rule.regex);
-  split_from(0, text, matchers, sink);
+  const std::string symbols = symbols_.symbols_of(text);
+  Walk walk{text, symbols.data(), sink};
+  for (const Rule& rule : rules_) walk.matchers.emplace_back(rule.regex);
+  split_from(0, symbols, walk);
 }
 
-void Splits::split_from(size_t rule, std::string_view piece, std::vector<RegexMatcher>& matchers,
-                        const Sink& sink) const {
+void Splits::split_from(size_t rule, std::string_view piece, Walk& walk) const {
   if (piece.empty()) return;
-  if (rule == rules_.size()) {
-    sink(piece);
-    return;
-  }
+  if (rule == rules_.size()) return walk.take(piece);
   size_t gap = 0, start = 0;
   while (start <= piece.size()) {
-    const Match match = matchers[rule].find(piece, start);
+    const Match match = walk.matchers[rule].find(piece, start);
     if (match.begin == std::string_view::npos) break;
-    split_from(rule + 1, piece.substr(gap, match.begin - gap), matchers, sink);
+    split_from(rule + 1, piece.substr(gap, match.begin - gap), walk);
     if (!rules_[rule].remove_matches)
-      split_from(rule + 1, piece.substr(match.begin, match.end - match.begin), matchers, sink);
+      split_from(rule + 1, piece.substr(match.begin, match.end - match.begin), walk);
     gap = start = match.end;
-    if (match.begin < match.end) continue;
-    // An empty match cuts here; the next search starts one character on.
-    start += match.end < piece.size() ? decode_utf8(piece, match.end).n_bytes : 1;
+    if (match.begin == match.end) ++start;  // an empty match cuts here; the next search is one on
   }
-  split_from(rule + 1, piece.substr(gap), matchers, sink);
+  split_from(rule + 1, piece.substr(gap), walk);
 }
 
 }  // namespace tandem

@@ -29,13 +29,16 @@ class Splits {
   void split(std::string_view text, const Sink& sink) const;
 
  private:
+  Splits(const std::vector<SplitRule>& rules, const std::vector<SplitPattern>& patterns);
+
   struct Rule {
     Regex regex;
     bool remove_matches;
   };
-  void split_from(size_t rule, std::string_view piece, std::vector<RegexMatcher>& matchers,
-                  const Sink& sink) const;
+  struct Walk;
+  void split_from(size_t rule, std::string_view piece, Walk& walk) const;
 
+  SymbolTable symbols_;
   std::vector<Rule> rules_;
 };
 

@@ -1,5 +1,7 @@
 #include "io/utf8.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace tandem {
@@ -14,10 +16,11 @@ struct Scan {
 // well-formed character.
 Scan scan_character(std::string_view text, size_t at);
 
-bool is_ascii_word(const char* eight_bytes) {
+// How many of them are ASCII before the first that is not.
+size_t leading_ascii(const char* eight_bytes) {
   uint64_t word;
   std::memcpy(&word, eight_bytes, sizeof word);
-  return (word & 0x8080808080808080u) == 0;
+  return static_cast<size_t>(std::countr_zero(word & 0x8080808080808080u)) / 8;
 }
 
 }  // namespace
@@ -25,7 +28,7 @@ bool is_ascii_word(const char* eight_bytes) {
 size_t find_invalid_utf8(std::string_view text) {
   size_t at = 0;
   while (at < text.size()) {
-    if (at + 8 <= text.size() && is_ascii_word(text.data() + at)) {
+    if (at + 8 <= text.size() && leading_ascii(text.data() + at) == 8) {
       at += 8;
       continue;
     }
@@ -88,6 +91,21 @@ void append_utf8(std::string& out, char32_t code_point) {
     put(0x80 | (code_point >> 6 & 0x3F));
     put(0x80 | (code_point & 0x3F));
   }
+}
+
+size_t skip_code_points(std::string_view text, size_t at, size_t n) {
+  while (n > 0) {
+    if (at + 8 <= text.size()) {
+      const size_t n_ascii = std::min(n, leading_ascii(text.data() + at));
+      at += n_ascii;
+      n -= n_ascii;
+      if (n == 0 || n_ascii == 8) continue;
+    }
+    const auto lead = static_cast<unsigned char>(text[at]);
+    at += lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    --n;
+  }
+  return at;
 }
 
 size_t count_code_points(std::string_view text) {

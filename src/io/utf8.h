@@ -8,6 +8,10 @@
 
 namespace tandem {
 
+struct ByteRange {  // of a text
+  size_t begin, end;
+};
+
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U+FFFD
 
 // Byte offset of the first byte of `text` that is not part of well-formed UTF-8 (Unicode table 3-7:
@@ -24,6 +28,10 @@ CodePoint decode_utf8(std::string_view text, size_t at);
 
 // Appends one scalar value: at most U+10FFFF and no surrogate.
 void append_utf8(std::string& out, char32_t code_point);
+
+// Byte offset of the `n`-th code point after byte `at`, where one begins. `text` must be
+// well-formed and have as many.
+size_t skip_code_points(std::string_view text, size_t at, size_t n);
 
 // Number of code points of a well-formed text.
 size_t count_code_points(std::string_view text);

@@ -9,6 +9,8 @@
 
 namespace tandem {
 
+constexpr int kMostStepTokens = 1 << 16;  // that any option allows
+
 struct Sequence {
   int32_t first_token;                // index into Batch::tokens
   int32_t n_tokens;                   // 1 when decoding, more when prefilling

@@ -48,8 +48,12 @@ void check_sizes(const ModelConfig& config, std::string_view source);
 }  // namespace
 
 ModelConfig ModelConfig::from_directory(const std::string& directory) {
+  require_folder(directory);
   const std::filesystem::path folder(directory);
   const std::string path = (folder / "config.json").string();
+  std::error_code unreadable;
+  require(std::filesystem::exists(path, unreadable) || unreadable,
+          "{} has no config.json: name the folder of a checkpoint", directory);
   ModelConfig config = from_json(read_text_file(path, kMaxFileBytes), path);
   const std::string generation = (folder / "generation_config.json").string();
   if (std::filesystem::exists(generation))

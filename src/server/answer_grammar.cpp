@@ -11,6 +11,7 @@ namespace tandem {
 namespace {
 
 constexpr size_t kMostKept = 32;
+constexpr int kMostKeptNodes = 500'000;  // of about 400 bytes
 
 std::shared_ptr<const GrammarTokens> json_tokens(const TokenTrie& trie) {
   Grammar grammar;
@@ -73,7 +74,13 @@ std::shared_ptr<const GrammarTokens> AnswerGrammars::of(const GenerationRequest&
   const auto tokens = std::make_shared<GrammarTokens>(build(request, after_thinking), trie_, json_);
   const std::lock_guard lock(mutex_);
   kept_.push_front({std::move(key), tokens});
-  if (kept_.size() > kMostKept) kept_.pop_back();
+  int n_nodes = 0;
+  auto it = kept_.begin();
+  for (size_t i = 0; it != kept_.end() && i < kMostKept; ++i, ++it) {
+    n_nodes += it->tokens->grammar().n_nodes();
+    if (n_nodes > kMostKeptNodes && i > 0) break;
+  }
+  kept_.erase(it, kept_.end());
   return tokens;
 }
 
@@ -110,7 +117,7 @@ Grammar::Rule AnswerGrammars::form_rule(Grammar& g, const JsonRules& json,
     const Rule rule = g.add_rule();
     for (const std::string& choice : form.choices) g.text(g.start(rule), choice, g.end(rule));
     if (form.kind == AnswerForm::Kind::kPattern)
-      add_pattern(g, g.start(rule), g.end(rule), form.pattern, Writing::kRaw, true);
+      add_pattern(g, g.start(rule), g.end(rule), form.pattern, Writing::kRaw);
     return rule;
   } catch (const Error& error) {
     refuse(form.field, error.what());

@@ -1,6 +1,7 @@
 #include "server/connection.h"
 
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -8,10 +9,9 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
-#include <boost/beast/http.hpp>
+#include <boost/beast/http/status.hpp>
 
 #include "server/api_error.h"
-#include "server/outbox.h"
 
 namespace tandem {
 namespace {
@@ -20,8 +20,11 @@ namespace asio = boost::asio;
 namespace http = boost::beast::http;
 using boost::system::error_code;
 
-constexpr uint32_t kMostHeadBytes = 16 << 10;
-constexpr size_t kMostPipelinedBytes = 64 << 10;
+// The most that may be received and not read yet: the requests behind the one that is answered, the
+// line before a chunk, all fields behind the last one.
+constexpr size_t kMostBufferedBytes = 64 << 10;
+constexpr size_t kSmallPiece = 4 << 10;  // read at once, unless a body is there that may be long
+constexpr size_t kLargeBody = 1 << 20;
 constexpr auto kNever = asio::steady_timer::time_point::max();
 
 auto into(error_code& error) { return asio::redirect_error(asio::use_awaitable, error); }
@@ -38,36 +41,41 @@ std::string framed(const std::string& bytes) {
   return bytes.empty() ? "" : fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes);
 }
 
-std::string text_of(boost::beast::string_view view) { return {view.data(), view.size()}; }
-
 }  // namespace
 
-Connection::Connection(ClientStream::Socket socket, asio::ssl::context* tls, Service& service,
-                       asio::thread_pool& workers, const HttpLimits& limits)
-    : stream_(std::move(socket), tls),
-      service_(service),
-      workers_(workers),
-      limits_(limits),
+Connection::Connection(ClientStream::Socket socket, ConnectionHub& hub)
+    : stream_(std::move(socket), hub.tls),
+      hub_(hub),
       timer_(stream_.get_executor(), kNever),
       signal_(stream_.get_executor(), kNever) {}
 
 asio::awaitable<void> Connection::serve() {
+  try {
+    co_await converse();
+  } catch (const std::exception&) {  // such as too little memory; nothing can be said any more
+  }
+  close();
+}
+
+Connection::Task<void> Connection::converse() {
   const auto self = shared_from_this();
   asio::co_spawn(
-      stream_.get_executor(), [self] { return self->watch(); }, asio::detached);
-  limit_time(limits_.write);
+      stream_.get_executor(), [self] { return self->watch(); },
+      [self](const std::exception_ptr& failure) {
+        if (failure) self->close();
+      });
+  limit_time(hub_.limits.write);
   closes_ = static_cast<bool>(co_await stream_.handshake()) || closes_;
   no_limit();
   while (stream_.socket().is_open() && !closes_) {
-    const std::optional<Incoming> incoming = co_await read();
+    std::optional<ReceivedRequest> incoming = co_await read();
     if (!incoming) break;
     busy_ = true;
     closes_ = closes_ || !incoming->keeps_open;
-    co_await answer(*incoming);
+    co_await answer(std::move(*incoming));
     busy_ = false;
   }
   co_await end();
-  close();
 }
 
 void Connection::close_soon() {
@@ -83,56 +91,79 @@ void Connection::close() {
   signal_.cancel(ignored);
 }
 
-// Nothing when the connection is over. A request that cannot be read is answered here.
-Connection::Task<std::optional<Connection::Incoming>> Connection::read() {
-  http::request_parser<http::string_body> parser;
-  parser.header_limit(kMostHeadBytes);
-  parser.body_limit(static_cast<uint64_t>(limits_.body_bytes));
-  error_code error;
-  limit_time(limits_.idle);
-  co_await http::async_read_header(stream_, buffer_, parser, into(error));
-  if (!error) {
-    limit_time(limits_.body);
-    if (parser.get()[http::field::expect] == "100-continue")
-      co_await write("HTTP/1.1 100 Continue\r\n\r\n");
-    co_await http::async_read(stream_, buffer_, parser, into(error));
+// Nothing when the connection is over. A request that is refused is answered here.
+Connection::Task<std::optional<ReceivedRequest>> Connection::read() {
+  std::optional<ApiError> refusal;
+  try {
+    co_return co_await read_request();
+  } catch (const ApiError& error) {
+    refusal = error;
   }
-  no_limit();
-  if (error == http::error::body_limit) {
-    co_await refuse(
-        ApiError(413, fmt::format("the body is longer than {} bytes", limits_.body_bytes)));
-  } else if (error == http::error::header_limit) {
-    co_await refuse(ApiError(431, fmt::format("the head is longer than {} bytes", kMostHeadBytes)));
-  } else if (error.category() == make_error_code(http::error::end_of_stream).category() &&
-             error != http::error::end_of_stream && error != http::error::partial_message) {
-    co_await refuse(ApiError(400, "this is not HTTP: " + error.message()));
-  }
-  if (error) co_return std::nullopt;
-
-  auto message = parser.release();
-  const std::string target = text_of(message.target());
-  Incoming incoming;
-  incoming.request.method = text_of(message.method_string());
-  incoming.request.path = target.substr(0, target.find('?'));
-  incoming.request.authorization = text_of(message[http::field::authorization]);
-  incoming.request.page.origin = text_of(message[http::field::origin]);
-  incoming.request.page.asked_method = text_of(message[http::field::access_control_request_method]);
-  incoming.request.body = std::move(message.body());
-  incoming.keeps_open = message.keep_alive();
-  incoming.is_http_10 = message.version() < 11;
-  co_return incoming;
+  release_body();
+  co_await refuse(*refusal);
+  co_return std::nullopt;
 }
 
-Connection::Task<void> Connection::answer(const Incoming& incoming) {
+// Reads by itself and not by Beast's operations: what those throw, such as for a field that is too
+// long, leaves io_context::run().
+Connection::Task<std::optional<ReceivedRequest>> Connection::read_request() {
+  RequestReader reader(hub_.limits.body_bytes);
+  limit_time(hub_.limits.idle);
+  if (buffer_.size() == 0) buffer_.shrink_to_fit();
+  while (!reader.is_complete()) {
+    const bool had_head = reader.has_head();
+    const auto bytes = buffer_.data();
+    const size_t n = reader.take({static_cast<const char*>(bytes.data()), bytes.size()});
+    buffer_.consume(n);
+    hold_body(reader.body_bytes());
+    if (!had_head && reader.has_head()) {
+      co_await begin_body(reader);
+    } else if (n == 0 &&
+               !co_await receive(reader.body_bytes() > 0 ? kMostBufferedBytes : kSmallPiece)) {
+      co_return std::nullopt;
+    }
+  }
+  no_limit();
+  co_return reader.release();
+}
+
+Connection::Task<void> Connection::begin_body(const RequestReader& reader) {
+  if (reader.waits_for_continue() && !reader.is_complete())
+    co_await write("HTTP/1.1 100 Continue\r\n\r\n");
+  limit_time(hub_.limits.body);
+}
+
+// More bytes into buffer_. False: none will come.
+Connection::Task<bool> Connection::receive(size_t most_bytes) {
+  const size_t room = kMostBufferedBytes - buffer_.size();
+  if (room == 0)
+    throw ApiError(431, fmt::format("the fields behind the body, or the line before a chunk of it, "
+                                    "are longer than {} bytes",
+                                    kMostBufferedBytes));
+  error_code error;
+  const auto to = buffer_.prepare(std::min(room, most_bytes));
+  buffer_.commit(co_await stream_.async_read_some(to, into(error)));
+  co_return !error;
+}
+
+// So many bytes of a body are there. Clients that send much and never end it must not take all
+// memory, nor refuse small requests to others.
+void Connection::hold_body(int64_t bytes) {
+  const int64_t counted = std::max(bytes - static_cast<int64_t>(kMostBufferedBytes), int64_t{0});
+  const int64_t all = hub_.bodies_bytes + counted - held_bytes_;
+  if (counted > held_bytes_ && all > hub_.limits.all_bodies_bytes)
+    throw ApiError(503, "too many large requests at a time: try again later", {}, "busy");
+  hub_.bodies_bytes = all;
+  held_bytes_ = counted;
+}
+
+void Connection::release_body() { hub_.bodies_bytes -= std::exchange(held_bytes_, 0); }
+
+Connection::Task<void> Connection::answer(ReceivedRequest incoming) {
   std::optional<Service::Answer> answered;
-  asio::post(workers_, [&, self = shared_from_this()] {
-    Service::Answer answer = service_.handle(incoming.request);
-    asio::post(stream_.get_executor(), [&answered, self, answer = std::move(answer)]() mutable {
-      answered = std::move(answer);
-      self->signal_.cancel();
-    });
-  });
+  ask(incoming.request, answered);
   while (!answered) co_await wait();
+  release_body();
   if (auto* whole = std::get_if<HttpReply>(&*answered)) {
     co_await reply(incoming, std::move(*whole));
   } else {
@@ -140,7 +171,26 @@ Connection::Task<void> Connection::answer(const Incoming& incoming) {
   }
 }
 
-Connection::Task<void> Connection::generate(const Incoming& incoming,
+// A worker answers, and takes the body.
+void Connection::ask(HttpRequest& request, std::optional<Service::Answer>& answered) {
+  const bool large = request.body.size() > kLargeBody;
+  auto work = [&, large, self = shared_from_this()] {
+    Service::Answer answer = hub_.service.handle(request);
+    std::string().swap(request.body);
+    if (large) malloc_trim(0);  // glibc would keep what the values of JSON took
+    asio::post(stream_.get_executor(), [&answered, self, answer = std::move(answer)]() mutable {
+      answered = std::move(answer);
+      self->signal_.cancel();
+    });
+  };
+  if (large) {
+    asio::post(hub_.large, std::move(work));
+  } else {
+    asio::post(hub_.workers, std::move(work));
+  }
+}
+
+Connection::Task<void> Connection::generate(const ReceivedRequest& incoming,
                                             std::shared_ptr<Generation> generation) {
   const auto self = shared_from_this();
   const auto outbox = std::make_shared<Outbox>(
@@ -149,7 +199,10 @@ Connection::Task<void> Connection::generate(const Incoming& incoming,
   try {
     generation->start([outbox](const Generation::Output& o) { outbox->push(o); });
   } catch (const ApiError& error) {
-    refusal = service_.error_reply(error);
+    refusal = hub_.service.error_reply(error);
+  } catch (const std::exception& error) {
+    generation->cancel();
+    refusal = hub_.service.error_reply(ApiError(500, error.what()));
   }
   if (refusal) {
     co_await reply(incoming, std::move(*refusal));
@@ -157,30 +210,12 @@ Connection::Task<void> Connection::generate(const Incoming& incoming,
   }
 
   listen_for_end();
-  bool begun = false, open = true, last = false;
-  while (open && !last) {
-    Generation::Output output = outbox->take();
-    last = output.last;
-    if (gone_ || outbox->full()) {
-      open = false;
-    } else if (last && !begun && (!generation->streams() || output.status != 200)) {
-      HttpReply whole;
-      whole.status = output.status;
-      whole.body = std::move(output.bytes);
-      co_await reply(incoming, std::move(whole));
-    } else if (!output.bytes.empty()) {
-      if (!begun) open = co_await begin_stream(incoming);
-      begun = true;
-      const bool chunked = !incoming.is_http_10;
-      std::string bytes = chunked ? framed(output.bytes) : std::move(output.bytes);
-      if (chunked && last) bytes += "0\r\n\r\n";
-      open = open && co_await write(std::move(bytes));
-      if (last) service_.answered(200);
-    } else if (!last) {
-      co_await wait();
-    }
+  bool open = false;
+  try {
+    open = co_await pass_on(incoming, *outbox);
+  } catch (const std::exception&) {  // as if the client had gone
   }
-  if (!last) generation->cancel();
+  if (!open) generation->cancel();
   if (!open) closes_ = true;
   while (reading_) {
     error_code ignored;
@@ -190,16 +225,45 @@ Connection::Task<void> Connection::generate(const Incoming& incoming,
   if (gone_) closes_ = true;
 }
 
-Connection::Task<bool> Connection::begin_stream(const Incoming& incoming) {
+// Until the last of the answer is sent. False: nothing more can be sent.
+Connection::Task<bool> Connection::pass_on(const ReceivedRequest& incoming, Outbox& outbox) {
+  const bool chunked = !incoming.is_http_10;
+  bool begun = false, open = true, last = false;
+  while (open && !last) {
+    Generation::Output output = outbox.take();
+    last = output.last;
+    if (gone_ || outbox.full()) {
+      open = false;
+    } else if (last && output.is_whole) {
+      HttpReply whole;
+      whole.status = output.status;
+      whole.body = std::move(output.bytes);
+      co_await reply(incoming, std::move(whole));
+    } else if (!output.bytes.empty()) {
+      if (!begun) open = co_await begin_stream(incoming);
+      begun = true;
+      std::string bytes = chunked ? framed(output.bytes) : std::move(output.bytes);
+      if (chunked && last) bytes += "0\r\n\r\n";
+      if (output.breaks_off) closes_ = true;
+      open = open && co_await write(std::move(bytes));
+      if (last) hub_.service.answered(200);
+    } else if (!last) {
+      co_await wait();
+    }
+  }
+  co_return open;
+}
+
+Connection::Task<bool> Connection::begin_stream(const ReceivedRequest& incoming) {
   if (incoming.is_http_10) closes_ = true;
-  std::string more = service_.cors(incoming.request) + "Cache-Control: no-cache\r\n";
+  std::string more = hub_.service.cors(incoming.request) + "Cache-Control: no-cache\r\n";
   if (!incoming.is_http_10) more += "Transfer-Encoding: chunked\r\n";
   co_return co_await write(head_of(200, "text/event-stream; charset=utf-8", more, !closes_));
 }
 
-Connection::Task<void> Connection::reply(const Incoming& incoming, HttpReply whole) {
-  service_.answered(whole.status);
-  std::string more = service_.cors(incoming.request);
+Connection::Task<void> Connection::reply(const ReceivedRequest& incoming, HttpReply whole) {
+  hub_.service.answered(whole.status);
+  std::string more = hub_.service.cors(incoming.request);
   more += fmt::format("Content-Length: {}\r\n", whole.body.size());
   if (whole.retry_after_seconds > 0)
     more += fmt::format("Retry-After: {}\r\n", whole.retry_after_seconds);
@@ -213,11 +277,11 @@ Connection::Task<void> Connection::reply(const Incoming& incoming, HttpReply who
 // while: closing at once would make its system throw the answer away.
 Connection::Task<void> Connection::refuse(const ApiError& error) {
   closes_ = true;
-  const Incoming unread;
-  co_await reply(unread, service_.error_reply(error));
+  const ReceivedRequest unread;
+  co_await reply(unread, hub_.service.error_reply(error));
   co_await end();
   error_code failed;
-  std::vector<char> dropped(1 << 16);
+  std::vector<char> dropped(kSmallPiece);
   while (!failed) co_await stream_.socket().async_read_some(asio::buffer(dropped), into(failed));
 }
 
@@ -229,7 +293,7 @@ Connection::Task<void> Connection::end() {
 
 Connection::Task<bool> Connection::write(std::string bytes) {
   error_code error;
-  limit_time(limits_.write);
+  limit_time(hub_.limits.write);
   co_await asio::async_write(stream_, asio::buffer(bytes), into(error));
   no_limit();
   co_return !error;
@@ -256,9 +320,10 @@ Connection::Task<void> Connection::watch() {
 // While an answer is being made, the only news from a client is that it has gone, or its next
 // requests, which are kept for later.
 void Connection::listen_for_end() {
-  reading_ = buffer_.size() < kMostPipelinedBytes;
+  const size_t room = kMostBufferedBytes - buffer_.size();
+  reading_ = room > 0;
   if (!reading_) return;
-  stream_.async_read_some(buffer_.prepare(4096),
+  stream_.async_read_some(buffer_.prepare(std::min(room, kSmallPiece)),
                           [self = shared_from_this()](error_code error, size_t n) {
                             self->buffer_.commit(n);
                             self->reading_ = false;

@@ -79,27 +79,41 @@ EngineRequest Generation::engine_request(int index) {
         TokenConstraint::Options{.after_thinking = setup_.thinks_first,
                                  .end_tokens = e.request.stop_ids,
                                  .vocabulary = engine_.vocabulary_size()});
-  e.scores_prompt = r.echo && r.wants_logprobs();
-  e.answer = {.stops = r.stops,
-              .skip_special = r.skip_special,
-              .keeps_stop = r.keeps_stop,
-              .min_new_tokens = r.min_tokens,
-              .on_part = [self = shared_from_this(), index](const AnswerPart& part) {
-                self->take(index, part);
-              }};
+  if (r.echo && r.wants_logprobs()) e.first_scored = 0;
+  const auto take = [self = shared_from_this(), index](const AnswerPart& part) {
+    self->take(index, part);
+  };
+  const AnswerStream::Options answer = {.stops = r.stops,
+                                        .skip_special = r.skip_special,
+                                        .keeps_stop = r.keeps_stop,
+                                        .min_new_tokens = r.min_tokens,
+                                        .on_part = take};
+  e.on_event = [stream = std::make_shared<AnswerStream>(tokenizer_, answer)](
+                   const TokenEvent& event) { return stream->push(event); };
   if (r.timeout_seconds)
     e.deadline = setup_.received + std::chrono::duration_cast<Clock::duration>(
                                        std::chrono::duration<double>(*r.timeout_seconds));
   return e;
 }
 
+// On a thread that all answers share: what is thrown for one ends that one.
 void Generation::take(int index, const AnswerPart& part) {
   if (closed_) return;
-  Choice& choice = choices_[index];
+  try {
+    add(choices_[index], part);
+  } catch (const std::exception& error) {
+    fail(FinishReason::kFailed, ApiError(500, error.what()));
+  }
+}
+
+void Generation::add(Choice& choice, const AnswerPart& part) {
   measure(choice, part);
-  if (part.finish == FinishReason::kFailed || part.finish == FinishReason::kDeadline ||
-      part.finish == FinishReason::kCancelled)
-    return fail(part);
+  if (part.finish == FinishReason::kFailed)
+    return fail(*part.finish, ApiError(500, part.event->error));
+  if (part.finish == FinishReason::kDeadline)
+    return fail(*part.finish, ApiError(504, "the request's time is over", "timeout", "timeout"));
+  if (part.finish == FinishReason::kCancelled)
+    return fail(*part.finish, ApiError(503, "the server is stopping", {}, "stopping"));
   ChoicePart piece = piece_of(choice, part);
   if (streams()) {
     stream_piece(choice, piece);
@@ -152,7 +166,7 @@ ChoicePart Generation::piece_of(Choice& c, const AnswerPart& part) {
   } else {
     piece.text = part.text;
   }
-  if (!setup_.request.tools.is_null()) find_calls(c, piece);
+  if (setup_.finds_calls) find_calls(c, piece);
   if (c.all.wants_logprobs) add_reports(c, *part.event, piece);
   for (const TokenReport& report : piece.tokens) c.all.text_offset += report.n_shown;
   if (setup_.request.echo && !c.begun)
@@ -174,7 +188,11 @@ void Generation::add_reports(const Choice& c, const TokenEvent& event, ChoicePar
 
 void Generation::find_calls(Choice& c, ChoicePart& piece) const {
   ToolCallParser::Parts parts = c.tools.push(piece.text);
-  if (piece.finish) parts.content += c.tools.flush().content;
+  if (piece.finish) {
+    ToolCallParser::Parts rest = c.tools.flush();
+    parts.content += rest.content;
+    for (ToolCall& call : rest.calls) parts.calls.push_back(std::move(call));
+  }
   piece.text = std::move(parts.content);
   piece.calls = std::move(parts.calls);
   piece.first_call = c.n_calls;
@@ -208,7 +226,12 @@ void Generation::stream_piece(Choice& c, const ChoicePart& piece) {
     if (in_all || in_last) shown = usage();
     out += event_of(chunk_json(setup_.head, piece, shown));
   }
-  if (!out.empty()) send_({.status = 200, .bytes = std::move(out), .last = false});
+  if (!out.empty()) send_events(std::move(out));
+}
+
+void Generation::send_events(std::string events) {
+  sent_events_ = true;
+  send_({.status = 200, .bytes = std::move(events)});
 }
 
 void Generation::collect(Choice& c, ChoicePart piece) {
@@ -222,7 +245,7 @@ void Generation::collect(Choice& c, ChoicePart piece) {
 }
 
 void Generation::end() {
-  Output out{.status = 200, .bytes = {}, .last = true};
+  Output out{.status = 200, .bytes = {}, .last = true, .is_whole = !streams()};
   if (streams()) {
     if (setup_.request.include_usage) out.bytes = event_of(usage_chunk_json(setup_.head, usage()));
     out.bytes += kDoneEvent;
@@ -242,17 +265,18 @@ void Generation::end() {
 }
 
 // One answer of several that fails, fails all.
-void Generation::fail(const AnswerPart& part) {
+void Generation::fail(FinishReason reason, const ApiError& error) {
   cancel();
-  const ApiError error = part.finish == FinishReason::kDeadline
-                             ? ApiError(504, "the request's time is over", "timeout", "timeout")
-                         : part.finish == FinishReason::kFailed
-                             ? ApiError(500, part.event->error)
-                             : ApiError(503, "the server is stopping", {}, "stopping");
-  Output out{.status = error.status, .bytes = {}, .last = true};
-  out.bytes =
-      streams() ? event_of(error_json(error)) + std::string(kDoneEvent) : dumped(error_json(error));
-  close(*part.finish);
+  Output out{.status = 200, .bytes = {}, .last = true};
+  if (sent_events_) {
+    out.breaks_off = true;
+    out.bytes = event_of(error_json(error));
+  } else {
+    out.is_whole = true;
+    out.status = error.status;
+    out.bytes = dumped(error_json(error));
+  }
+  close(reason);
   send_(std::move(out));
 }
 

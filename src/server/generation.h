@@ -8,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/answer_stream.h"
 #include "engine/engine.h"
 #include "server/answer_format.h"
+#include "server/api_error.h"
 #include "server/metrics.h"
 #include "server/reasoning.h"
 
@@ -22,23 +24,25 @@ class Generation : public std::enable_shared_from_this<Generation> {
     AnswerHead head;
     std::vector<std::vector<int32_t>> prompts;
     bool splits_reasoning = false;
+    bool finds_calls = false;                      // of tools
     std::shared_ptr<const GrammarTokens> grammar;  // of the answers; null: none
     bool thinks_first = false;                     // the grammar holds after the thinking
     Clock::time_point received;
   };
-  // A part of the HTTP answer: the whole body, or some events of a stream.
+  // A part of the HTTP answer: the whole body, or some events of a stream. What fails before the
+  // first event is a whole body that says so.
   struct Output {
     int status = 200;
     std::string bytes;
     bool last = false;
+    bool is_whole = false;
+    bool breaks_off = false;  // the last event is an error, and the connection ends behind it
   };
   using Send = std::function<void(Output)>;
 
   // References outlive the generation.
   Generation(Setup setup, Engine& engine, const Tokenizer& tokenizer, Metrics& metrics,
              std::function<void(const std::string&)> log);
-
-  bool streams() const { return setup_.request.stream; }
 
   // Hands everything to the engine. `send` is called from the output thread until `last`. Throws
   // ApiError for what can never run.
@@ -59,13 +63,16 @@ class Generation : public std::enable_shared_from_this<Generation> {
   };
 
   EngineRequest engine_request(int index);
+  bool streams() const { return setup_.request.stream; }
   void take(int index, const AnswerPart& part);
+  void add(Choice& choice, const AnswerPart& part);
   void measure(Choice& choice, const AnswerPart& part);
   ChoicePart piece_of(Choice& choice, const AnswerPart& part);
   void find_calls(Choice& choice, ChoicePart& piece) const;
   void stream_piece(Choice& choice, const ChoicePart& piece);
   void collect(Choice& choice, ChoicePart piece);
-  void fail(const AnswerPart& part);
+  void send_events(std::string events);
+  void fail(FinishReason reason, const ApiError& error);
   void end();
   void close(FinishReason reason);
   void add_reports(const Choice& choice, const TokenEvent& event, ChoicePart& piece) const;
@@ -84,7 +91,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Send send_;
   std::vector<Choice> choices_;  // [prompts * n]
   int n_unfinished_ = 0;
-  bool closed_ = false;
+  bool closed_ = false, sent_events_ = false;
 
   std::mutex mutex_;  // of what follows
   std::vector<SequenceId> ids_;

@@ -8,6 +8,7 @@
 
 #include "io/json.h"
 #include "server/api_error.h"
+#include "server/chat_messages.h"
 #include "server/request_fields.h"
 
 namespace tandem {
@@ -111,22 +112,8 @@ std::vector<Prompt> read_prompts(const RequestFields& fields) {
 }
 
 // The chat template says what else is wrong with them.
-void read_messages(const RequestFields& fields, GenerationRequest& r) {
-  const nlohmann::ordered_json* value = fields.find("messages");
-  if (!value || !value->is_array() || value->empty())
-    fields.refuse("messages", "a list of messages, at least one");
-  for (size_t i = 0; i < value->size(); ++i) {
-    const std::string path = fmt::format("messages[{}]", i);
-    const RequestFields message((*value)[i], path + ".");
-    if (message.text("role", "").empty()) message.refuse("role", "system, user, assistant or tool");
-    const nlohmann::ordered_json* content = message.find("content");
-    if (content && !content->is_string() && !content->is_array())
-      message.refuse("content", "a text or a list of parts");
-    const nlohmann::ordered_json* calls = message.find("tool_calls");
-    if (calls && !calls->is_array()) message.refuse("tool_calls", "a list of calls");
-    message.text("tool_call_id", "");
-  }
-  r.messages = *value;
+void read_conversation(const RequestFields& fields, GenerationRequest& r) {
+  r.messages = read_chat_messages(fields);
   const nlohmann::ordered_json* arguments = fields.find("chat_template_kwargs");
   if (arguments && !arguments->is_object()) fields.refuse("chat_template_kwargs", "an object");
   r.template_arguments = arguments ? *arguments : nlohmann::ordered_json::object();
@@ -208,6 +195,7 @@ GenerationRequest parse_completion_request(const nlohmann::ordered_json& json,
   const RequestFields fields(json);
   GenerationRequest r = openai_request(fields, defaults, Endpoint::kCompletions);
   r.prompts = read_prompts(fields);
+  r.add_special_tokens = fields.boolean("add_special_tokens", true);
   if (!r.max_tokens) r.max_tokens = kDefaultTokens;
   r.sampling.n_top_logprobs = static_cast<int>(fields.integer("logprobs", 0, kMostLogprobs, -1));
   if (r.max_tokens == 0 && !r.wants_logprobs())
@@ -225,7 +213,7 @@ GenerationRequest parse_chat_request(const nlohmann::ordered_json& json,
                                      const SamplingDefaults& defaults) {
   const RequestFields fields(json);
   GenerationRequest r = openai_request(fields, defaults, Endpoint::kChat);
-  read_messages(fields, r);
+  read_conversation(fields, r);
   if (const auto n = fields.integer("max_completion_tokens", 1, kMostTokens))
     r.max_tokens = static_cast<int>(*n);
   const int top = static_cast<int>(fields.integer("top_logprobs", 0, kMostLogprobs, 0));

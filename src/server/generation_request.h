@@ -23,9 +23,10 @@ struct GenerationRequest {
   nlohmann::ordered_json messages, template_arguments;  // of a chat
   nlohmann::ordered_json tools = nullptr;               // null, or an array that is not empty
   bool add_generation_prompt = true;
-  bool must_call = false;      // an answer is calls of tools ..
-  std::string must_call_name;  // .. one of this function, unless it is empty
-  bool may_call_many = true;   // forced calls
+  bool add_special_tokens = true;  // BOS before a prompt that is a text, where the model wants it
+  bool must_call = false;          // an answer is calls of tools ..
+  std::string must_call_name;      // .. one of this function, unless it is empty
+  bool may_call_many = true;       // forced calls
 
   AnswerForm form;
 

@@ -32,13 +32,14 @@ size_t raise_file_limit() {
 }  // namespace
 
 HttpServer::HttpServer(Service& service, const Options& options)
-    : service_(service),
-      options_(options),
+    : options_(options),
       most_connections_(options.most_connections),
+      hub_{.service = service, .workers = workers_.get_executor(), .limits = options.limits},
       acceptor_(io_),
       signals_(io_),
       drained_(io_) {
-  if (!options.certificate.empty()) tls_ = tls_context(options.certificate, options.key);
+  if (!options.certificate.empty())
+    hub_.tls = &tls_.emplace(tls_context(options.certificate, options.key));
   const size_t n_files = raise_file_limit();
   if (most_connections_ == 0)
     most_connections_ = n_files > 2 * kOtherFiles ? n_files - kOtherFiles : kOtherFiles;
@@ -62,8 +63,19 @@ void HttpServer::run() {
   wait_for_signal();
   asio::co_spawn(
       io_, [this] { return accept(); }, asio::detached);
-  io_.run();
+  run_handlers();
   workers_.join();
+}
+
+// What a handler throws in spite of all is the end of what it handled: its connection goes with the
+// coroutine that waits for it.
+void HttpServer::run_handlers() {
+  while (!io_.stopped()) {
+    try {
+      io_.run();
+    } catch (const std::exception&) {
+    }
+  }
 }
 
 asio::awaitable<void> HttpServer::accept() {
@@ -72,7 +84,11 @@ asio::awaitable<void> HttpServer::accept() {
     tcp::socket socket(io_);
     co_await acceptor_.async_accept(socket, asio::redirect_error(asio::use_awaitable, error));
     if (!error && connections_.size() < most_connections_) {
-      add(std::move(socket));
+      try {
+        auto entry = std::make_unique<Entry>(*this, std::move(socket));
+        asio::co_spawn(io_, serve(std::move(entry)), asio::detached);
+      } catch (const std::exception&) {  // no memory is left: others have to go first
+      }
     } else if (error && acceptor_.is_open()) {  // no files are left: others have to go first
       asio::steady_timer pause(io_, std::chrono::milliseconds(50));
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
@@ -80,17 +96,8 @@ asio::awaitable<void> HttpServer::accept() {
   }
 }
 
-void HttpServer::add(tcp::socket socket) {
-  const auto connection = std::make_shared<Connection>(std::move(socket), tls_ ? &*tls_ : nullptr,
-                                                       service_, workers_, options_.limits);
-  connections_.insert(connection);
-  asio::co_spawn(
-      io_, [connection] { return connection->serve(); },
-      [this, connection](const std::exception_ptr&) {
-        connection->close();
-        connections_.erase(connection);
-        ended();
-      });
+asio::awaitable<void> HttpServer::serve(std::unique_ptr<Entry> entry) {
+  co_await entry->connection().serve();
 }
 
 void HttpServer::wait_for_signal() {
@@ -110,7 +117,7 @@ void HttpServer::end() {
 
 void HttpServer::drain() {
   draining_ = true;
-  service_.stopping();
+  hub_.service.stopping();
   error_code ignored;
   acceptor_.close(ignored);
   const auto connections = connections_;
@@ -120,6 +127,18 @@ void HttpServer::drain() {
     if (!error) io_.stop();
   });
   ended();
+}
+
+HttpServer::Entry::Entry(HttpServer& server, tcp::socket socket)
+    : server_(server), connection_(std::make_shared<Connection>(std::move(socket), server.hub_)) {
+  server_.connections_.insert(connection_);
+}
+
+HttpServer::Entry::~Entry() {
+  if (server_.io_.stopped()) return;  // all of the server goes
+  connection_->close();
+  server_.connections_.erase(connection_);
+  server_.ended();
 }
 
 void HttpServer::ended() {

@@ -37,18 +37,32 @@ class HttpServer {
   void end();
 
  private:
+  // A connection among `connections_`, as long as its coroutine lives, however that ends.
+  class Entry {
+   public:
+    Entry(HttpServer& server, ClientStream::Socket socket);
+    ~Entry();
+    Entry(const Entry&) = delete;
+    Connection& connection() { return *connection_; }
+
+   private:
+    HttpServer& server_;
+    const std::shared_ptr<Connection> connection_;
+  };
+
   boost::asio::awaitable<void> accept();
-  void add(ClientStream::Socket socket);
+  boost::asio::awaitable<void> serve(std::unique_ptr<Entry> entry);
+  void run_handlers();
   void wait_for_signal();
   void drain();
   void ended();
 
-  Service& service_;
   const Options options_;
   size_t most_connections_;
   std::optional<boost::asio::ssl::context> tls_;
-  boost::asio::io_context io_{1};
   boost::asio::thread_pool workers_{2};
+  ConnectionHub hub_;  // outlives the connections, which io_ may still have when it goes
+  boost::asio::io_context io_{1};
   boost::asio::ip::tcp::acceptor acceptor_;
   boost::asio::signal_set signals_;
   boost::asio::steady_timer drained_;

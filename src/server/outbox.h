@@ -20,9 +20,11 @@ class Outbox {
     bool wakes = false;
     {
       const std::lock_guard lock(mutex_);
+      all_.bytes += output.bytes;
       all_.status = output.status;
       all_.last = output.last;
-      all_.bytes += output.bytes;
+      all_.is_whole = output.is_whole;
+      all_.breaks_off = output.breaks_off;
       full_ = full_ || (!output.last && all_.bytes.size() > kMostBytes);
       wakes = !std::exchange(woken_, true);
     }

@@ -17,6 +17,9 @@
 namespace tandem {
 namespace {
 
+// Every answer takes memory from the start, whether it runs or waits.
+constexpr size_t kMostAnswersInAll = 4096;
+
 constexpr const char* kVersion = "0.1.0";
 constexpr std::string_view kModelsPath = "/v1/models", kModelPath = "/v1/models/";
 
@@ -87,7 +90,15 @@ Service::Service(const Tokenizer& tokenizer, std::unique_ptr<ChatFormat> chat,
       options_(std::move(options)),
       created_(now_in_seconds()) {}
 
-Service::Answer Service::handle(const HttpRequest& request) {
+Service::Answer Service::handle(const HttpRequest& request) noexcept {
+  try {
+    return answer_or_error(request);
+  } catch (const std::exception&) {  // too little memory even to say so
+    return HttpReply{.status = 500};
+  }
+}
+
+Service::Answer Service::answer_or_error(const HttpRequest& request) {
   try {
     return route(request);
   } catch (const ApiError& error) {
@@ -185,6 +196,12 @@ std::shared_ptr<Generation> Service::generation(GenerationRequest request) {
                    fmt::format("the model {} is not served here: this is {}", shown(request.model),
                                shown(options_.model_id)),
                    "model", "model_not_found");
+  const size_t n_answers = std::max<size_t>(request.prompts.size(), 1) * request.n;
+  if (n_answers > kMostAnswersInAll)
+    throw ApiError(400,
+                   fmt::format("this asks for {} answers: a request may ask for {}", n_answers,
+                               kMostAnswersInAll),
+                   request.n > 1 ? "n" : "prompt");
   auto prompts = prompts_of(request);
   for (const auto& prompt : prompts) require_fits(request, prompt.size());
   if (!request.has_seed) request.sampling.seed = random_number();
@@ -199,10 +216,16 @@ std::shared_ptr<Generation> Service::generation(GenerationRequest request) {
   const bool thinks_first =
       request.endpoint == Endpoint::kChat && opens_thinking(tokenizer_, prompts.front());
   auto grammar = grammars_.of(request, thinks_first);
+  const bool finds_calls = !request.tools.is_null();
+  // What the prompts and the grammar were made of may be large, and an answer may take long.
+  request.messages = request.template_arguments = request.tools = nullptr;
+  request.prompts.clear();
+  request.form = {};
   return std::make_shared<Generation>(Generation::Setup{.request = std::move(request),
                                                         .head = head,
                                                         .prompts = std::move(prompts),
                                                         .splits_reasoning = splits,
+                                                        .finds_calls = finds_calls,
                                                         .grammar = std::move(grammar),
                                                         .thinks_first = thinks_first,
                                                         .received = received},
@@ -214,13 +237,22 @@ std::vector<std::vector<int32_t>> Service::prompts_of(const GenerationRequest& r
   std::vector<std::vector<int32_t>> prompts;
   for (const Prompt& prompt : request.prompts) {
     const auto* ids = std::get_if<std::vector<int32_t>>(&prompt);
-    prompts.push_back(ids ? *ids : raw_prompt(tokenizer_, std::get<std::string>(prompt)));
+    prompts.push_back(ids ? *ids
+                          : text_prompt(std::get<std::string>(prompt), request.add_special_tokens));
     if (prompts.back().empty()) throw ApiError(400, "the prompt is empty", "prompt");
     for (const int32_t id : prompts.back())
       if (!tokenizer_.has_token(id))
         throw ApiError(400, fmt::format("token {} is not in the vocabulary", id), "prompt");
   }
   return prompts;
+}
+
+std::vector<int32_t> Service::text_prompt(const std::string& text, bool add_special_tokens) const {
+  try {
+    return add_special_tokens ? raw_prompt(tokenizer_, text) : tokenizer_.encode(text);
+  } catch (const Error& error) {
+    throw ApiError(400, error.what(), "prompt");
+  }
 }
 
 std::vector<int32_t> Service::chat_prompt(const GenerationRequest& request) const {
@@ -273,13 +305,13 @@ HttpReply Service::server_info() const {
 HttpReply Service::tokenize(const nlohmann::ordered_json& json) const {
   const RequestFields fields(json);
   std::vector<int32_t> ids;
-  if (fields.find("messages")) {
+  const bool add_special_tokens = fields.boolean("add_special_tokens", true);
+  const std::string prompt = fields.text("prompt", "");
+  if (fields.find("messages")) {  // the chat template says which special tokens there are
     ids = chat_prompt(parse_chat_request(json, defaults_));
   } else {
     if (!fields.find("prompt")) fields.refuse("prompt", "given, or messages");
-    const std::string text = fields.text("prompt", "");
-    ids = fields.boolean("add_special_tokens", true) ? raw_prompt(tokenizer_, text)
-                                                     : tokenizer_.encode(text);
+    ids = text_prompt(prompt, add_special_tokens);
   }
   OrderedJson reply = {{"count", ids.size()}, {"tokens", ids}};
   if (Engine* engine = engine_.load()) reply["max_model_len"] = engine->context();

@@ -49,8 +49,8 @@ class Service {
   void stopping() { stopping_ = true; }
 
   using Answer = std::variant<HttpReply, std::shared_ptr<Generation>>;
-  // Never throws for what a client sends. A Generation is to be started.
-  Answer handle(const HttpRequest& request);
+  // A Generation is to be started.
+  Answer handle(const HttpRequest& request) noexcept;
 
   HttpReply error_reply(const ApiError& error);
   // Lines of the head of each answer to this request.
@@ -61,6 +61,7 @@ class Service {
   void answered(int status) { metrics_.answered(status); }
 
  private:
+  Answer answer_or_error(const HttpRequest& request);
   Answer route(const HttpRequest& request);
   Answer get(const HttpRequest& request);
   Answer post(const HttpRequest& request);
@@ -70,6 +71,7 @@ class Service {
   Engine& engine();
   std::shared_ptr<Generation> generation(GenerationRequest request);
   std::vector<std::vector<int32_t>> prompts_of(const GenerationRequest& request) const;
+  std::vector<int32_t> text_prompt(const std::string& text, bool add_special_tokens) const;
   std::vector<int32_t> chat_prompt(const GenerationRequest& request) const;
   void require_fits(const GenerationRequest& request, size_t n_prompt) const;
   HttpReply health() const;

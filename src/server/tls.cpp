@@ -7,6 +7,7 @@
 #include <boost/asio/write.hpp>
 
 #include "core/check.h"
+#include "io/json.h"
 
 namespace tandem {
 namespace {
@@ -19,6 +20,7 @@ bool spoke_plain_http(const boost::system::error_code& error) {
          ERR_GET_REASON(static_cast<unsigned long>(error.value())) == SSL_R_HTTP_REQUEST;
 }
 
+constexpr int64_t kMaxPemBytes = 1 << 20;
 constexpr std::string_view kSpeakTls =
     "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
     "this port speaks TLS: its address begins with https://\n";
@@ -30,10 +32,11 @@ ssl::context tls_context(const std::string& certificate, const std::string& key)
   boost::system::error_code error;
   context.set_options(ssl::context::default_workarounds | ssl::context::no_tlsv1 |
                       ssl::context::no_tlsv1_1);
-  context.use_certificate_chain_file(certificate, error);
+  context.use_certificate_chain(asio::buffer(read_text_file(certificate, kMaxPemBytes)), error);
   require(!error, "--cert {}: {}; a PEM file with the server's certificate first is needed",
           certificate, error.message());
-  context.use_private_key_file(key, ssl::context::pem, error);
+  context.use_private_key(asio::buffer(read_text_file(key, kMaxPemBytes)), ssl::context::pem,
+                          error);
   require(!error, "--key {}: {}; the PEM file of that certificate's private key is needed", key,
           error.message());
   return context;

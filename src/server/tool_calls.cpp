@@ -35,8 +35,17 @@ ToolCallParser::Parts ToolCallParser::push(std::string_view text) {
 }
 
 ToolCallParser::Parts ToolCallParser::flush() {
-  marks_ = nullptr;
-  return {.content = std::exchange(held_, {}), .calls = {}};
+  const ToolMarks* marks = std::exchange(marks_, nullptr);
+  const std::string rest = std::exchange(held_, {});
+  if (!marks) return {.content = rest, .calls = {}};
+  const size_t begin = rest.find(marks->call_begin);
+  if (begin == rest.npos)
+    return {.content = trimmed(rest.substr(0, rest.size() - begun_mark(rest, marks->call_begin))),
+            .calls = {}};
+  Parts parts;
+  const std::string_view call = std::string_view(rest).substr(begin + marks->call_begin.size());
+  if (auto cut = cut_call_in(*marks, call)) parts.calls.push_back(*std::move(cut));
+  return parts;
 }
 
 // Gives out what stands before a section, or cannot be the beginning of one.
@@ -97,6 +106,24 @@ ToolCall ToolCallParser::call_in(const ToolMarks& marks, std::string_view text) 
   if (rest.substr(0, kJson.size()) == kJson) rest.remove_prefix(kJson.size());
   return {
       .id = {}, .name = std::move(name), .arguments = trimmed(rest.substr(0, rest.rfind(kFence)))};
+}
+
+// Completes what V3 and R1 write around the arguments of a call, so that call_in() can read it.
+std::optional<ToolCall> ToolCallParser::cut_call_in(const ToolMarks& marks, std::string_view text) {
+  constexpr std::string_view kOpening = "```json\n", kClosing = "\n```";
+  text.remove_suffix(begun_mark(text, marks.call_end));
+  const size_t separator = text.find(marks.separator);
+  if (separator == text.npos) return {};
+  if (&marks == &kKimiTools || trimmed(text.substr(0, separator)) != "function")
+    return call_in(marks, text);
+  const size_t line = text.find('\n', separator);
+  if (line == text.npos) return {};
+  const std::string_view fenced = text.substr(line + 1);
+  std::string whole(text);
+  if (kOpening.starts_with(fenced)) whole += kOpening.substr(fenced.size());
+  whole.erase(whole.size() - begun_mark(whole, kClosing));
+  if (!whole.ends_with(kClosing)) whole += kClosing;
+  return call_in(marks, whole);
 }
 
 }  // namespace tandem

@@ -1,5 +1,6 @@
 // Calls of tools in the text of an answer, as DeepSeek-V3 and R1, V3.1 and Kimi-K2 write them.
 #pragma once
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,11 +27,13 @@ class ToolCallParser {
 
   // Of a text that arrives in pieces.
   Parts push(std::string_view text);
-  // When the text ends: what was held back. A call that was not finished is content.
+  // When the text ends: what was held back. A call that was cut has the arguments that there are;
+  // one without a whole name is left out.
   Parts flush();
 
  private:
   static ToolCall call_in(const ToolMarks& marks, std::string_view text);
+  static std::optional<ToolCall> cut_call_in(const ToolMarks& marks, std::string_view text);
   void find_section(Parts& parts);
   bool take_call(Parts& parts);
 

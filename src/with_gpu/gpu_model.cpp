@@ -310,6 +310,14 @@ void require_fp8_card() {
       card.name, card.major, card.minor);
 }
 
+// Before loading, which takes minutes.
+void require_hand_off(const CardParts& parts) {
+  if (!any(parts, false)) return;
+  gpu::Stream stream;
+  const std::string why_not = gpu::why_no_hand_off(stream);
+  require(why_not.empty(), "{}", why_not);
+}
+
 CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
                             const GpuModelOptions& options,
                             const std::optional<CardParts>& placed) {
@@ -321,6 +329,7 @@ CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
   const Room room(stored, config, options);
   if (placed) {
     room.require_for(*placed);
+    require_hand_off(*placed);
     return {*placed, room.kv_tokens(*placed, options.kv_fraction)};
   }
   constexpr int64_t kAll = int64_t{1} << 40;
@@ -339,6 +348,7 @@ CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
   parts.embedding_on_cpu = on_cpu;
   parts.stream_from_tokens = stream_from;
   room.require_for(parts);
+  require_hand_off(parts);
   return {parts, kv_tokens};
 }
 

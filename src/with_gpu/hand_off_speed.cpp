@@ -70,6 +70,8 @@ class HandOffClock {
  public:
   explicit HandOffClock(double seconds) : seconds_(seconds) { gpu::open_card(); }
 
+  std::string why_no_hand_off() { return gpu::why_no_hand_off(stream_); }
+
   HandOffs::Way way(HandOff& by, const std::string& why_not) {
     HandOffs::Way way = {{}, {}, why_not};
     if (!why_not.empty()) return way;
@@ -136,8 +138,10 @@ HandOffs measured_hand_offs(double seconds) {
   HandOffClock clock(seconds);
   BySignals signals;
   ByFlags flags;
-  return {.kernels = clock.way(signals, ""),
-          .memory_operations = clock.way(flags, gpu::why_no_stream_flags())};
+  const std::string why_not = clock.why_no_hand_off();
+  return {.kernels = clock.way(signals, why_not),
+          .memory_operations =
+              clock.way(flags, why_not.empty() ? gpu::why_no_stream_flags() : why_not)};
 }
 
 }  // namespace tandem

@@ -22,6 +22,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     try {
       const GenerationRequest request = parse(json, {});
       if (request.n < 1 || request.sampling.temperature < 0) std::abort();
+      if (request.endpoint != Endpoint::kChat) continue;
+      // What was read can be read again, and is the same.
+      const auto again = parse_chat_request({{"messages", request.messages}}, {});
+      if (again.messages != request.messages) std::abort();
     } catch (const ApiError& error) {
       if (error.status != 400) std::abort();
     }

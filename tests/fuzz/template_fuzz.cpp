@@ -1,4 +1,5 @@
 // Any bytes as a template, and as messages: must render or throw Error.
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -17,6 +18,20 @@ const char* const kContext = R"({
   "add_generation_prompt": true, "bos_token": "<s>", "eos_token": "</s>",
   "n": 3, "x": 1.5, "s": "a b\nc", "xs": [3, 1, 2], "d": {"b": 1, "a": "z"}})";
 
+const tandem::ChatTemplate kPrintsAll("{{ messages|tojson }}");
+
+// As the tokenizer wants them: ascending, disjoint, none empty, at the bounds of characters.
+void check_ranges(const tandem::jinja::Template::Text& rendered) {
+  size_t done = 0;
+  for (const tandem::ByteRange& range : rendered.given) {
+    if (range.begin < done || range.begin >= range.end || range.end > rendered.text.size())
+      std::abort();
+    const std::string_view part(rendered.text.data() + range.begin, range.end - range.begin);
+    if (tandem::find_invalid_utf8(part) != part.npos) std::abort();
+    done = range.end;
+  }
+}
+
 }  // namespace
 
 // Up to a zero byte: the template. Behind it: messages as JSON.
@@ -27,13 +42,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Json context = Json::parse(kContext);
   const tandem::jinja::Limits limits{.steps = 50'000, .bytes = 1 << 20};
   try {
-    tandem::jinja::Template(source).render(context, limits);
+    check_ranges(tandem::jinja::Template(source).render(context, Json::object(), limits));
   } catch (const tandem::Error&) {
   }
   if (end == std::string_view::npos) return 0;
   const Json messages = Json::parse(input.substr(end + 1), nullptr, false);
   try {
-    tandem::render_chat_with_ranges(tandem::ChatTemplate("{{ messages|tojson }}"), messages, {});
+    tandem::render_chat(kPrintsAll, messages, {});
+    tandem::render_chat(tandem::ChatTemplate(source), messages, {});
   } catch (const tandem::Error&) {
   }
   return 0;

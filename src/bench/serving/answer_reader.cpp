@@ -1,6 +1,6 @@
 #include "bench/serving/answer_reader.h"
 
-#include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/check.h"
 #include "io/json.h"
@@ -28,11 +28,20 @@ std::string text_in(const nlohmann::json& object, const char* name) {
   return found != object.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-void take_usage(const nlohmann::json& event, int& n_tokens) {
-  const auto usage = event.find("usage");
-  if (usage == event.end() || !usage->is_object()) return;
-  const auto n = usage->find("completion_tokens");
-  if (n != usage->end() && n->is_number_integer()) n_tokens = n->get<int>();
+// A chat's thinking is text like its content; servers call it by one of two names.
+std::string chat_text_in(const nlohmann::json& message) {
+  std::string reasoning = text_in(message, "reasoning_content");
+  if (reasoning.empty()) reasoning = text_in(message, "reasoning");
+  return reasoning + text_in(message, "content");
+}
+
+// The event's object `name` need not be there, nor say it.
+std::optional<int> count_in(const nlohmann::json& event, const char* name, const char* field) {
+  const auto counts = event.find(name);
+  if (counts == event.end() || !counts->is_object()) return {};
+  const auto n = counts->find(field);
+  if (n == counts->end() || !n->is_number_integer()) return {};
+  return n->get<int>();
 }
 
 std::string_view stripped(std::string_view line) {
@@ -68,30 +77,32 @@ void AnswerReader::finish() {
 
 void AnswerReader::completion(std::string_view data, double seconds) {
   const nlohmann::json event = parsed(data);
+  take_prompt_tokens(event, "usage");
   const nlohmann::json& choice = first_choice(event, data);
   require(choice.contains("text"), "a line has no text: {}", shown(data));
   const std::string text = text_in(choice, "text");
   if (text.empty()) return;
   count_gap(seconds);
   output_.text += text;
-  take_usage(event, output_.output_tokens);
+  take_output_tokens(event);
 }
 
 void AnswerReader::chat(std::string_view data, double seconds) {
   const nlohmann::json event = parsed(data);
-  take_usage(event, output_.output_tokens);
+  take_output_tokens(event);
+  take_prompt_tokens(event, "usage");
   if (!streams_) {
     const nlohmann::json& choice = first_choice(event, data);
     require(choice.contains("message"), "the answer has no message: {}", shown(data));
-    output_.text = text_in(choice["message"], "content");
+    output_.text = chat_text_in(choice["message"]);
     output_.ttft = seconds;
     return;
   }
-  if (!event.contains("choices")) return;
+  const auto choices = event.find("choices");
+  if (choices == event.end() || choices->empty()) return;  // usage alone
   const nlohmann::json& choice = first_choice(event, data);
   const auto delta = choice.find("delta");
-  const std::string text =
-      delta != choice.end() && delta->is_object() ? text_in(*delta, "content") : "";
+  const std::string text = delta != choice.end() && delta->is_object() ? chat_text_in(*delta) : "";
   if (text.empty()) return;
   count_gap(seconds);
   output_.text += text;
@@ -100,6 +111,7 @@ void AnswerReader::chat(std::string_view data, double seconds) {
 // Every event repeats all text so far. Of several tokens at once each counts as a part of the gap.
 void AnswerReader::generate(std::string_view data, double seconds) {
   const nlohmann::json event = parsed(data);
+  take_prompt_tokens(event, "meta_info");
   std::string text = text_in(event, "text");
   if (text.empty()) return;
   const nlohmann::json about = event.value("meta_info", nlohmann::json::object());
@@ -111,6 +123,16 @@ void AnswerReader::generate(std::string_view data, double seconds) {
   if (output_.ttft > 0 && n_new == 0) return;
   count_gap(seconds, n_new);
   counted_tokens_ = output_.output_tokens;
+}
+
+void AnswerReader::take_output_tokens(const nlohmann::json& event) {
+  output_.output_tokens =
+      count_in(event, "usage", "completion_tokens").value_or(output_.output_tokens);
+}
+
+void AnswerReader::take_prompt_tokens(const nlohmann::json& event, const char* name) {
+  const int n = count_in(event, name, "prompt_tokens").value_or(0);
+  if (n > 0) output_.server_prompt_tokens = n;
 }
 
 void AnswerReader::count_gap(double seconds, int n_tokens) {

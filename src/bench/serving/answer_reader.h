@@ -1,6 +1,7 @@
-// Reads a server's answer line by line and takes its times, exactly as sglang.bench_serving 0.4.9
-// does: what breaks that client is an error here.
+// Reads a server's answer line by line and takes its times, exactly as sglang.benchmark.serving
+// 0.5.23 does: what breaks that client is an error here.
 #pragma once
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,13 +12,14 @@ enum class ServingApi { kCompletions, kChat, kGenerate };  // OpenAI's two, SGLa
 
 struct ServingOutput {
   bool success = false;
-  bool interrupted = false;  // by the person in front: neither success nor failure
-  std::string text, error;   // error: empty or why there is no success
-  double latency = 0;        // seconds from before connecting to the last line
-  double ttft = 0;           // to the first text; 0: there was none
-  std::vector<double> itls;  // between texts, seconds
-  int prompt_tokens = 0;     // as asked
-  int output_tokens = 0;     // as the server says, else as asked
+  bool interrupted = false;      // by the person in front: neither success nor failure
+  std::string text, error;       // error: empty or why there is no success
+  double latency = 0;            // seconds from before connecting to the last line
+  double ttft = 0;               // to the first text; 0: there was none
+  std::vector<double> itls;      // between texts, seconds
+  int prompt_tokens = 0;         // as asked
+  int server_prompt_tokens = 0;  // as the server says; 0: it does not say
+  int output_tokens = 0;         // as the server says, else as asked
 };
 
 class AnswerReader {
@@ -36,6 +38,8 @@ class AnswerReader {
   void completion(std::string_view data, double seconds);
   void chat(std::string_view data, double seconds);
   void generate(std::string_view data, double seconds);
+  void take_output_tokens(const nlohmann::json& event);
+  void take_prompt_tokens(const nlohmann::json& event, const char* name);
   void count_gap(double seconds, int n_tokens = 1);
 
   const ServingApi api_;

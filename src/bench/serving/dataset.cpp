@@ -5,7 +5,6 @@
 
 #include "bench/serving/sharegpt.h"
 #include "core/check.h"
-#include "io/chat_format.h"
 #include "io/json.h"
 
 namespace tandem {
@@ -39,10 +38,10 @@ std::vector<ServingRequest> sharegpt(const DatasetOptions& o, const Tokenizer& t
   for (auto& [first, second] : shuffled_turns(o, python)) {
     if (requests.size() == static_cast<size_t>(o.n_prompts)) break;
     std::string prompt = with_suffix(std::move(first), o.prompt_suffix);
-    const auto n_prompt = static_cast<int>(raw_prompt(tokenizer, prompt).size());
+    const auto n_prompt = static_cast<int>(tokenizer.encode(prompt).size());
     const int n_output = o.sharegpt_output_tokens
                              ? *o.sharegpt_output_tokens
-                             : static_cast<int>(raw_prompt(tokenizer, second).size());
+                             : static_cast<int>(tokenizer.encode(second).size());
     if (n_prompt < 2 || n_output < 2) continue;
     if (o.sharegpt_context && n_prompt + n_output > *o.sharegpt_context) continue;
     requests.push_back({std::move(prompt), {}, n_prompt, n_output});
@@ -66,7 +65,7 @@ std::vector<ServingRequest> random_texts(const DatasetOptions& o, const Tokenize
   for (const auto& [first, second] : shuffled_turns(o, python)) {
     const size_t i = requests.size();
     if (i == inputs.size()) break;
-    const std::vector<int32_t> once = raw_prompt(tokenizer, first);
+    const std::vector<int32_t> once = tokenizer.encode(first);
     if (once.empty()) continue;
     std::vector<int32_t> ids(static_cast<size_t>(inputs[i]));
     for (size_t j = 0; j < ids.size(); ++j) ids[j] = once[j % once.size()];
@@ -91,7 +90,10 @@ std::vector<ServingRequest> random_ids(const DatasetOptions& o, const Tokenizer&
   return requests;
 }
 
-int part_of(int most, double ratio) { return static_cast<int>(most * ratio); }
+std::vector<int> random_lengths(int most, const DatasetOptions& o, NumpyRandom& numpy) {
+  const int least = static_cast<int>(most * o.range_ratio);
+  return numpy.integers(std::max(least, 1), most + 1, o.n_prompts);
+}
 
 }  // namespace
 
@@ -99,10 +101,8 @@ std::vector<ServingRequest> make_dataset(const DatasetOptions& o, const Tokenize
                                          int n_base_tokens, PythonRandom& python,
                                          NumpyRandom& numpy) {
   if (o.name == "sharegpt") return sharegpt(o, tokenizer, python);
-  const std::vector<int> inputs = numpy.integers(
-      std::max(part_of(o.input_tokens, o.range_ratio), 1), o.input_tokens + 1, o.n_prompts);
-  const std::vector<int> outputs =
-      numpy.integers(part_of(o.output_tokens, o.range_ratio), o.output_tokens + 1, o.n_prompts);
+  const std::vector<int> inputs = random_lengths(o.input_tokens, o, numpy);
+  const std::vector<int> outputs = random_lengths(o.output_tokens, o, numpy);
   if (o.name == "random") return random_texts(o, tokenizer, python, inputs, outputs);
   check(o.name == "random-ids", "a data set's name");
   return random_ids(o, tokenizer, n_base_tokens, numpy, inputs, outputs);

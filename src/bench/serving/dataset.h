@@ -1,5 +1,5 @@
-// What a serving benchmark asks: the same prompts, lengths and order as sglang.bench_serving
-// 0.4.9 draws for the same seed.
+// What a serving benchmark asks: the same prompts, lengths and order as sglang.benchmark.serving
+// 0.5.23 draws for the same seed.
 #pragma once
 #include <optional>
 #include <string>

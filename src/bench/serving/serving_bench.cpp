@@ -146,11 +146,11 @@ ServingBench::ServingBench(const ServingBenchOptions& options,
 }
 
 ServingBench::Run ServingBench::run(std::optional<int> concurrency, size_t n_requests) {
+  load_.most_at_once = concurrency.value_or(0);
   if (options_.warmup_requests > 0) warm_up();
-  if (options_.flush_cache) ask_server(load_, "POST", "/flush_cache");
+  if (options_.flush_cache) flush_cache();
   std::this_thread::sleep_for(std::chrono::seconds(1));  // the original's
 
-  load_.most_at_once = concurrency.value_or(0);
   NumpyRandom gaps = numpy_;  // the same in every run
   const ServingLoadResult result = run_load(load_, std::span(requests_).first(n_requests), gaps);
   ServingMetrics metrics = metrics_of(result.outputs, result.seconds, *tokenizer_);
@@ -197,7 +197,6 @@ void ServingBench::warm_up() {
   for (ServingRequest& request : first) request.output_tokens = std::min(request.output_tokens, 32);
   ServingLoadOptions load = load_;
   load.rate = std::numeric_limits<double>::infinity();
-  load.most_at_once = 0;
   load.shows_progress = false;
   NumpyRandom unused(0);
   const ServingLoadResult result = run_load(load, first, unused);
@@ -211,10 +210,21 @@ void ServingBench::warm_up() {
                    options_.warmup_requests));
 }
 
+void ServingBench::flush_cache() const {
+  const char* path = options_.backend.starts_with("vllm")     ? "/reset_prefix_cache"
+                     : options_.backend.starts_with("sglang") ? "/flush_cache?timeout=60.0"
+                                                              : "/flush_cache";
+  const ServerReply reply = ask_server(load_, "POST", path);
+  if (reply.status >= 400)
+    throw std::runtime_error(fmt::format("--flush-cache: {}{} answers {} {}: {}",
+                                         load_.server.url(), path, reply.status, reply.reason,
+                                         shown(reply.body)));
+}
+
 // Only SGLang says it.
 std::optional<double> ServingBench::accept_length() const {
   if (!backend_of(options_.backend).is_sglang) return {};
-  const ServerReply reply = ask_server(load_, "GET", "/get_server_info");
+  const ServerReply reply = ask_server(load_, "GET", "/server_info");
   const auto json = nlohmann::json::parse(reply.body, nullptr, false);
   for (const char* path : {"/decode/0/internal_states/0/avg_spec_accept_length",
                            "/internal_states/0/avg_spec_accept_length"}) {

@@ -1,4 +1,4 @@
-// `tandem bench serving`: sglang.bench_serving's command line and report against any
+// `tandem bench serving`: the command line of sglang.benchmark.serving and a report against any
 // OpenAI-compatible server, at one load, at several, or at the highest that keeps users fast.
 #pragma once
 #include <functional>
@@ -22,7 +22,7 @@ struct ServingBenchOptions {
   double request_rate = std::numeric_limits<double>::infinity();
   std::optional<int> max_concurrency;
   int warmup_requests = 1;
-  uint32_t seed = 1;
+  uint32_t seed = 42;
   bool disable_stream = false, return_logprob = false, disable_ignore_eos = false;
   bool flush_cache = false, output_details = false, disable_tqdm = false;
   std::string extra_request_body;  // a JSON object
@@ -59,6 +59,7 @@ class ServingBench {
  private:
   void ask_for_model();
   void warm_up();
+  void flush_cache() const;
   std::optional<double> accept_length() const;
 
   const ServingBenchOptions& options_;

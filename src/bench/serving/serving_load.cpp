@@ -271,18 +271,21 @@ std::string request_body(const ServingLoadOptions& o, const ServingRequest& r) {
     body["stream"] = o.streams;
     body["lora_path"] = nullptr;
     body["return_logprob"] = o.logprobs;
+    body["return_routed_experts"] = false;
     body["logprob_start_len"] = -1;
   } else {
     body["model"] = o.model;
-    if (o.api == ServingApi::kChat)
+    if (o.api == ServingApi::kChat) {
       body["messages"] = nlohmann::ordered_json::array({{{"role", "user"}, {"content", r.prompt}}});
-    else
+      body["max_completion_tokens"] = r.output_tokens;
+    } else {
       body["prompt"] = r.prompt;
-    body["temperature"] = 0.0;
-    if (o.api == ServingApi::kCompletions) body["best_of"] = 1;
-    body["max_tokens"] = r.output_tokens;
+      body["best_of"] = 1;
+      body["max_tokens"] = r.output_tokens;
+    }
     body["stream"] = o.streams;
-    if (o.api == ServingApi::kCompletions) body["ignore_eos"] = o.ignore_eos;
+    body["temperature"] = 0.0;
+    body["ignore_eos"] = o.ignore_eos;
   }
   for (const auto& [name, value] : o.extra_body.items()) body[name] = value;
   return body.dump();

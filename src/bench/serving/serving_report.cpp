@@ -190,7 +190,8 @@ std::string report_json(const ServingSetup& setup, const ServingMetrics& metrics
        {"input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors"})
     json[list] = Json::array();
   for (const ServingOutput& o : outputs) {
-    json["input_lens"].push_back(o.prompt_tokens);
+    json["input_lens"].push_back(o.server_prompt_tokens > 0 ? o.server_prompt_tokens
+                                                            : o.prompt_tokens);
     json["output_lens"].push_back(o.success ? o.output_tokens : 0);
     json["ttfts"].push_back(o.ttft);
     json["itls"].push_back(o.itls);

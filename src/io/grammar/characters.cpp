@@ -1,6 +1,7 @@
 #include "io/grammar/characters.h"
 
 #include <algorithm>
+#include <map>
 
 #include "io/json_escape.h"
 #include "io/utf8.h"
@@ -8,14 +9,30 @@
 namespace tandem {
 namespace {
 
-constexpr char32_t kLast = 0x10FFFF;
-constexpr char32_t kSurrogates[] = {0xD800, 0xDFFF};
+// Reads any continuation bytes and comes to one node.
+class Continuations {
+ public:
+  Continuations(Grammar& grammar, Grammar::Node to) : g_(grammar), before_{to} {}
+
+  Grammar::Node before(size_t n_bytes) {
+    while (before_.size() <= n_bytes) {
+      const Grammar::Node node = g_.add_node();
+      g_.bytes(node, 0x80, 0xBF, before_.back());
+      before_.push_back(node);
+    }
+    return before_[n_bytes];
+  }
+
+ private:
+  Grammar& g_;
+  std::vector<Grammar::Node> before_;  // [bytes that are left]
+};
 
 // Characters of one length in UTF-8 whose bytes are a product of ranges: all but the first bytes
 // that differ are any continuation.
-void add_utf8_range(Grammar& g, Grammar::Node from, Grammar::Node to, char32_t first,
+void add_utf8_range(Grammar& g, Grammar::Node from, Continuations& to, char32_t first,
                     char32_t last) {
-  constexpr char32_t kEnds[] = {0x7F, 0x7FF, 0xFFFF, kLast};
+  constexpr char32_t kEnds[] = {0x7F, 0x7FF, 0xFFFF, kLastCharacter};
   int n = 0;  // continuation bytes
   while (first > kEnds[n]) ++n;
   if (last > kEnds[n]) {
@@ -35,15 +52,35 @@ void add_utf8_range(Grammar& g, Grammar::Node from, Grammar::Node to, char32_t f
     }
   }
   constexpr uint8_t kLead[] = {0, 0xC0, 0xE0, 0xF0};
+  const auto any_from = [&](int i) {  // the bytes from the i-th last on are any continuation
+    const char32_t mask = (char32_t{1} << 6 * i) - 1;
+    return (first & mask) == 0 && (last & mask) == mask;
+  };
   for (int i = n; i >= 0; --i) {
     const auto byte = [&](char32_t c) {
       const uint8_t bits = i == n ? kLead[n] : 0x80;
       const char32_t kept = c >> 6 * i;
       return static_cast<uint8_t>(bits | (i == n ? kept : kept & 0x3F));
     };
-    const Grammar::Node next = i == 0 ? to : g.add_node();
+    const Grammar::Node next = any_from(i) ? to.before(i) : g.add_node();
     g.bytes(from, byte(first), byte(last), next);
+    if (any_from(i)) return;
     from = next;
+  }
+}
+
+// Texts of which none begins with another, those with a common beginning together.
+void add_texts(Grammar& g, Grammar::Node from, Grammar::Node to,
+               const std::vector<std::string>& texts) {
+  std::map<std::string, Grammar::Node> begun = {{"", from}};
+  for (const std::string& text : texts) {
+    Grammar::Node node = from;
+    for (size_t n = 1; n < text.size(); ++n) {
+      const auto [it, is_new] = begun.try_emplace(text.substr(0, n));
+      if (is_new) it->second = g.byte(node, text[n - 1]);
+      node = it->second;
+    }
+    g.bytes(node, static_cast<uint8_t>(text.back()), static_cast<uint8_t>(text.back()), to);
   }
 }
 
@@ -59,48 +96,38 @@ std::u32string characters_of(std::string_view text) {
   return characters;
 }
 
-CharacterSet normalised(CharacterSet set) {
-  std::sort(set.begin(), set.end(), [](auto& a, auto& b) { return a.first < b.first; });
-  CharacterSet out;
-  const auto push = [&](char32_t first, char32_t last) {
-    if (first > last) return;
-    if (!out.empty() && first <= out.back().last + 1) {
-      out.back().last = std::max(out.back().last, last);
-    } else {
-      out.push_back({first, last});
+void CharacterWriter::write(Grammar::Node from, Grammar::Node to, const CharacterSet& set) {
+  static const CharacterSet kParts[] = {{{0, 0x1F}}, {{0x80, 0xD7FF}, {0xE000, kLastCharacter}}};
+  CharacterSet rest = set;
+  for (int i = 0; i < 2; ++i) {
+    const CharacterSet& part = kParts[i];
+    if (intersection(set, part) != part) continue;
+    const auto [it, is_new] = whole_parts_.try_emplace({to, i}, -1);
+    if (is_new) {
+      it->second = g_.add_node();
+      write_part(it->second, to, part);
     }
-  };
-  for (const CharacterRange& range : set) {
-    push(range.first, std::min<char32_t>(range.last, kSurrogates[0] - 1));
-    push(std::max<char32_t>(range.first, kSurrogates[1] + 1), std::min(range.last, kLast));
+    g_.skip(from, it->second);
+    rest = intersection(rest, inverted(part));
   }
-  return out;
+  write_part(from, to, rest);
 }
 
-CharacterSet inverted(const CharacterSet& set) {
-  CharacterSet out;
-  char32_t next = 0;
-  for (const CharacterRange& range : normalised(set)) {
-    if (range.first > next) out.push_back({next, range.first - 1});
-    next = range.last + 1;
-  }
-  if (next <= kLast) out.push_back({next, kLast});
-  return normalised(std::move(out));
-}
-
-void add_characters(Grammar& g, Grammar::Node from, Grammar::Node to, const CharacterSet& set,
-                    Writing writing) {
+void CharacterWriter::write_part(Grammar::Node from, Grammar::Node to, const CharacterSet& set) {
+  std::vector<std::string> escapes;
+  Continuations end(g_, to);
   for (CharacterRange range : set) {
-    if (writing == Writing::kJson) {
+    if (writing_ == Writing::kJson) {
       for (char32_t c = range.first; c <= std::min<char32_t>(range.last, '\\'); ++c) {
         if (!needs_json_escape(c)) continue;
-        g.text(from, json_escape(c), to);
-        if (range.first < c) add_utf8_range(g, from, to, range.first, c - 1);
+        escapes.push_back(json_escape(c));
+        if (range.first < c) add_utf8_range(g_, from, end, range.first, c - 1);
         range.first = c + 1;
       }
     }
-    if (range.first <= range.last) add_utf8_range(g, from, to, range.first, range.last);
+    if (range.first <= range.last) add_utf8_range(g_, from, end, range.first, range.last);
   }
+  add_texts(g_, from, to, escapes);
 }
 
 }  // namespace tandem

@@ -20,6 +20,11 @@ Grammar::Rule Grammar::add_rule() {
   return static_cast<Rule>(rules_.size()) - 1;
 }
 
+Grammar::Rule Grammar::add_rule_within(Rule rule, Node start) {
+  rules_.push_back({start, end(rule)});
+  return static_cast<Rule>(rules_.size()) - 1;
+}
+
 Grammar::Node Grammar::add_node() {
   require(nodes_.size() < kMostNodes, "it is too large: more than {} states", kMostNodes);
   nodes_.emplace_back();
@@ -56,11 +61,11 @@ Grammar::Node Grammar::byte(Node from, char c) {
 
 void Grammar::finish(Rule root) {
   root_ = root;
+  leave_out_dead_ends();
   find_reach();
   for (const RuleNodes& rule : rules_)
     require(!reach_[rule.start].ends, "a part of it may be empty");
   sort_rules();
-  require_ends();
 }
 
 void Grammar::find_reach() {
@@ -117,7 +122,26 @@ void Grammar::sort_rules() {
 }
 
 // A node from which no text comes to its end would have a model write for ever.
-void Grammar::require_ends() const {
+void Grammar::leave_out_dead_ends() {
+  const std::vector<bool> ends = nodes_that_end();
+  if (!ends[start(root_)]) {
+    // The last is the innermost, which the others are empty for.
+    std::string why = "what fits would have to hold itself";
+    for (const auto& [rule, reason] : reasons_)
+      if (!ends[start(rule)]) why = reason;
+    fail("nothing fits it: {}", why);
+  }
+  for (NodeEdges& node : nodes_) {
+    std::erase_if(node.bytes, [&](const ByteEdge& edge) { return !ends[edge.to]; });
+    std::erase_if(node.tokens, [&](const TokenEdge& edge) { return !ends[edge.to]; });
+    std::erase_if(node.skips, [&](Node to) { return !ends[to]; });
+    std::erase_if(node.calls,
+                  [&](const Call& call) { return !ends[call.back] || !ends[start(call.rule)]; });
+  }
+}
+
+// [node] Whether a text comes from there to the end of its rule.
+std::vector<bool> Grammar::nodes_that_end() const {
   std::vector<std::vector<Node>> before(nodes_.size());         // without calls
   std::vector<std::vector<Call>> calls_back_to(nodes_.size());  // .back: the caller
   std::vector<std::vector<Call>> calls_of(rules_.size());       // .rule: the caller
@@ -151,8 +175,7 @@ void Grammar::require_ends() const {
       for (const Call& call : calls_of[rule])
         if (ends[call.back]) find(call.rule);
   }
-  for (const bool end : ends)
-    require(end, "a part of it has no text that ends: it always holds itself, or nothing fits");
+  return ends;
 }
 
 }  // namespace tandem

@@ -2,7 +2,9 @@
 // a token that has no bytes of its own, call a rule or read nothing. Built once, then immutable.
 #pragma once
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tandem {
@@ -14,6 +16,8 @@ class Grammar {
 
   // Every rule reads at least a byte or a token.
   Rule add_rule();
+  // From any node of another rule to that rule's end: both share the nodes.
+  Rule add_rule_within(Rule rule, Node start);
   Node start(Rule rule) const { return rules_[rule].start; }
   Node end(Rule rule) const { return rules_[rule].end; }
   // Throws Error when there are too many.
@@ -29,8 +33,11 @@ class Grammar {
   Node called(Node from, Rule rule);
   Node byte(Node from, char c);
 
-  // The whole text is one `root`. Throws Error when a rule calls itself before it reads anything,
-  // reads nothing, or has no text that ends.
+  // Why a rule has no text, if it has none, for the message of finish().
+  void explain(Rule rule, std::string why) { reasons_.emplace_back(rule, std::move(why)); }
+
+  // The whole text is one `root`. What leads to no text is left out. Throws Error when a rule calls
+  // itself before it reads anything or reads nothing, or when no text is left.
   void finish(Rule root);
 
   // All that follows is there after finish().
@@ -73,15 +80,17 @@ class Grammar {
     std::vector<Node> skips;
   };
 
+  std::vector<bool> nodes_that_end() const;
+  void leave_out_dead_ends();
   void find_reach();
   void sort_rules();
-  void require_ends() const;
 
   std::vector<NodeEdges> nodes_;
   std::vector<RuleNodes> rules_;
   std::vector<bool> is_end_;  // [node]
   std::vector<Reach> reach_;
   std::vector<int> call_order_;  // [rule]
+  std::vector<std::pair<Rule, std::string>> reasons_;
   Rule root_ = -1;
 };
 

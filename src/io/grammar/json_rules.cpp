@@ -138,7 +138,10 @@ JsonRules::JsonRules(Grammar& g)
       null(g.add_rule()),
       value(g.add_rule()),
       object(g.add_rule()),
-      array(g.add_rule()) {
+      array(g.add_rule()),
+      characters(
+          g, [&](Node from, Node to) { add_string_character(g, from, to); },
+          [&](Node from, Node to) { g.bytes(from, '"', '"', to); }) {
   add_space(g, space);
   const Node inside = g.byte(g.start(string), '"');
   add_string_character(g, inside, inside);

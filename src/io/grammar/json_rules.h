@@ -1,7 +1,7 @@
 // The rules of JSON itself (RFC 8259), which every grammar of JSON begins with: their nodes have
 // the same numbers in all of them.
 #pragma once
-#include "io/grammar/grammar.h"
+#include "io/grammar/repetition.h"
 
 namespace tandem {
 
@@ -16,6 +16,7 @@ struct JsonRules {
 
   Grammar::Rule space;  // at least a byte of it
   Grammar::Rule string, integer, number, boolean, null, value, object, array;
+  Repetition characters;  // of a string, after its first quotation mark, and the last mark
 };
 
 // A character of a string, escaped where it must be or may be; well-formed UTF-8. No rule of its

@@ -1,127 +1,215 @@
 #include "io/grammar/number_grammar.h"
 
 #include <algorithm>
-#include <string>
+#include <map>
+#include <tuple>
 
 #include "core/check.h"
-#include "io/grammar/json_rules.h"
 
 namespace tandem {
 namespace {
 
 using Node = Grammar::Node;
-using Bound = std::optional<int64_t>;
 
-void digit(Grammar& g, Node from, char first, char last, Node to) {
-  if (first <= last) g.bytes(from, static_cast<uint8_t>(first), static_cast<uint8_t>(last), to);
-}
+constexpr int kMostWholeDigits = 20;     // those of 2^64
+constexpr int kMostFractionDigits = 32;  // as of any number
+constexpr int kExactDigits = 15;         // of decimals that doubles tell apart
 
-Node any_digits(Grammar& g, Node from, size_t n) {
-  for (; n > 0; --n) {
-    const Node next = g.add_node();
-    digit(g, from, '0', '9', next);
-    from = next;
-  }
-  return from;
-}
-
-// Numbers of as many digits as both ends have.
-void add_same_length(Grammar& g, Node from, Node to, const std::string& first,
-                     const std::string& last) {
-  const bool any =
-      first == std::string(first.size(), '0') && last == std::string(first.size(), '9');
-  if (any) return g.skip(any_digits(g, from, first.size()), to);
-  const std::string rest_first = first.substr(1), rest_last = last.substr(1);
-  const size_t n = rest_first.size();
-  if (first[0] == last[0])
-    return add_same_length(g, g.byte(from, first[0]), to, rest_first, rest_last);
-  add_same_length(g, g.byte(from, first[0]), to, rest_first, std::string(n, '9'));
-  add_same_length(g, g.byte(from, last[0]), to, std::string(n, '0'), rest_last);
-  if (last[0] - first[0] < 2) return;
-  const Node between = g.add_node();
-  digit(g, from, static_cast<char>(first[0] + 1), static_cast<char>(last[0] - 1), between);
-  g.skip(any_digits(g, between, n), to);
-}
-
-// Whole numbers from first >= 0 to last, if there is one, without leading zeros.
-void add_whole(Grammar& g, Node from, Node to, int64_t first, Bound last) {
-  if (last && *last < first) return;
-  const std::string low = std::to_string(first);
-  const std::string high = last ? std::to_string(*last) : std::string(JsonRules::kWholeDigits, '9');
-  for (size_t n = low.size(); n <= high.size(); ++n) {
-    const std::string smallest = n == 1 ? "0" : "1" + std::string(n - 1, '0');
-    add_same_length(g, from, to, n == low.size() ? low : smallest,
-                    n == high.size() ? high : std::string(n, '9'));
-  }
-}
-
-enum class Fraction { kAny, kZero, kNotZero };
-
-void add_fraction(Grammar& g, Node from, Node to, Fraction fraction) {
-  const Node point = g.byte(from, '.');
-  if (fraction != Fraction::kNotZero) g.skip(from, to);
-  if (fraction == Fraction::kAny) return add_digits(g, point, to, JsonRules::kFractionDigits);
-  const Node end = g.add_node();
-  digit(g, point, '0', '0', fraction == Fraction::kZero ? end : point);
-  if (fraction == Fraction::kNotZero) digit(g, point, '1', '9', end);
-  digit(g, end, '0', fraction == Fraction::kZero ? '0' : '9', end);
-  g.skip(end, to);
-}
-
+// The numbers from min to max, none negative, that are multiples of `modulus` units of the last
+// digit that the fraction may have.
 struct Magnitudes {
-  int64_t min;
-  Bound max;
-  bool above_min, below_max;
+  Decimal min, max;
+  bool has_max, above_min, below_max, fractional;
+  bool any_fraction;  // otherwise of at most n_fraction digits
+  int n_fraction;     // digits
+  int64_t modulus;
 };
 
-void add_decimals(Grammar& g, Node from, Node to, const Magnitudes& m) {
-  const auto whole = [&](int64_t first, Bound last, Fraction fraction) {
-    if (last && *last < first) return;
-    const Node point = g.add_node();
-    add_whole(g, from, point, first, last);
-    add_fraction(g, point, to, fraction);
+// Digits are compared with the bounds' from the left: a number is tight to a bound while its digits
+// are the bound's.
+class DigitWriter {
+ public:
+  DigitWriter(Grammar& grammar, Node end, const Magnitudes& m) : g_(grammar), end_(end), m_(m) {}
+
+  void write(Node from) {
+    const auto least = static_cast<int>(m_.min.whole.size());
+    const auto most = m_.has_max ? static_cast<int>(m_.max.whole.size())
+                                 : std::max(JsonRules::kWholeDigits, least);
+    for (int n = least; n <= std::min(most, kMostWholeDigits); ++n) {
+      State first = {.n_whole = n, .at = 0};
+      first.tight_min = n == static_cast<int>(m_.min.whole.size());
+      first.tight_max = m_.has_max && n == static_cast<int>(m_.max.whole.size());
+      g_.skip(from, node_of(first));
+      while (!open_.empty()) {
+        const auto [state, node] = open_.back();
+        open_.pop_back();
+        go_on(state, node);
+      }
+    }
+  }
+
+ private:
+  struct State {
+    int n_whole;  // digits before the point
+    int at;       // digits read
+    bool tight_min = false, tight_max = false, not_whole = false, after_point = false;
+    int64_t remainder = 0;
   };
-  const Bound before_max = m.max ? Bound(*m.max - 1) : Bound();
-  if (m.above_min && (!m.max || *m.max > m.min)) whole(m.min, m.min, Fraction::kNotZero);
-  whole(m.above_min ? m.min + 1 : m.min, before_max, Fraction::kAny);
-  const bool has_max = m.max && !m.below_max && (*m.max > m.min || !m.above_min);
-  if (has_max) whole(*m.max, *m.max, Fraction::kZero);
+
+  int n_fraction(int n_whole) const {
+    if (!m_.any_fraction) return m_.n_fraction;
+    const size_t of_bounds = std::max(m_.min.fraction.size(), m_.max.fraction.size());
+    return std::min(std::max(kExactDigits - n_whole, static_cast<int>(of_bounds)),
+                    kMostFractionDigits);
+  }
+
+  static char digit_of(const Decimal& bound, int at) {
+    const auto i = static_cast<size_t>(at);
+    if (i < bound.whole.size()) return bound.whole[i];
+    const size_t k = i - bound.whole.size();
+    return k < bound.fraction.size() ? bound.fraction[k] : '0';
+  }
+  // Whether the bound has nothing but zeros from there on.
+  static bool zeros_from(const Decimal& bound, int at) {
+    const std::string digits = bound.whole + bound.fraction;
+    return digits.find_first_not_of('0', std::min<size_t>(at, digits.size())) == digits.npos;
+  }
+
+  // What follows does not depend on the number of digits before, unless a bound is near.
+  Node node_of(State state) {
+    const bool is_free = !state.tight_min && !state.tight_max;
+    const int left = state.n_whole - state.at;
+    const bool is_first = state.at == 0;
+    const auto key = std::make_tuple(is_free && !m_.any_fraction ? -1 : state.n_whole, left,
+                                     is_first, state.tight_min, state.tight_max, state.not_whole,
+                                     state.after_point, state.remainder);
+    const auto [it, is_new] = nodes_.try_emplace(key, -1);
+    if (is_new) {
+      it->second = g_.add_node();
+      open_.emplace_back(state, it->second);
+    }
+    return it->second;
+  }
+
+  void go_on(const State& state, Node node) {
+    const int left = state.n_whole - state.at;
+    if (left > 0) return read_digit(state, node);
+    if (state.after_point) {
+      if (left < 0 && may_end(state)) g_.skip(node, end_);
+      if (-left < n_fraction(state.n_whole)) read_digit(state, node);
+      return;
+    }
+    if (may_end(state)) g_.skip(node, end_);
+    if (n_fraction(state.n_whole) == 0) return;
+    State after = state;
+    after.after_point = true;
+    g_.bytes(node, '.', '.', node_of(after));
+  }
+
+  bool may_end(const State& state) const {
+    if (state.tight_min && (m_.above_min || !zeros_from(m_.min, state.at))) return false;
+    if (state.tight_max && m_.below_max && zeros_from(m_.max, state.at)) return false;
+    if (m_.fractional && !state.not_whole) return false;
+    int64_t remainder = state.remainder;
+    for (int i = state.at - state.n_whole; i < m_.n_fraction; ++i)
+      remainder = remainder * 10 % m_.modulus;
+    return remainder == 0;
+  }
+
+  void read_digit(const State& state, Node node) {
+    const bool leads = state.at == 0 && state.n_whole > 1;
+    const char least = state.tight_min ? digit_of(m_.min, state.at) : leads ? '1' : '0';
+    const char most = state.tight_max ? digit_of(m_.max, state.at) : '9';
+    for (char digit = least; digit <= most; ++digit) {
+      State next = state;
+      ++next.at;
+      next.tight_min = state.tight_min && digit == least;
+      next.tight_max = state.tight_max && digit == most;
+      next.not_whole = state.not_whole || (m_.fractional && state.after_point && digit != '0');
+      next.remainder = (state.remainder * 10 + (digit - '0')) % m_.modulus;
+      const auto byte = static_cast<uint8_t>(digit);
+      g_.bytes(node, byte, byte, node_of(next));
+    }
+  }
+
+  Grammar& g_;
+  const Node end_;
+  const Magnitudes& m_;
+  std::map<std::tuple<int, int, bool, bool, bool, bool, bool, int64_t>, Node> nodes_;
+  std::vector<std::pair<State, Node>> open_;
+};
+
+Decimal without_sign(Decimal value) {
+  value.negative = false;
+  return value;
+}
+
+// The magnitudes of the set's numbers with this sign; none when they are all of the other. Zero has
+// no sign.
+std::optional<Magnitudes> magnitudes(const NumberSet& set, bool negative) {
+  const auto& near = negative ? set.max : set.min;
+  const auto& far = negative ? set.min : set.max;
+  const bool without_near = negative ? set.below_max : set.above_min;
+  const bool without_far = negative ? set.above_min : set.below_max;
+  if (far && !far->is_zero() && far->negative != negative) return {};
+  if (far && far->is_zero() && (negative || without_far)) return {};
+  Magnitudes m = {};
+  const bool from_zero = !near || near->is_zero() || near->negative != negative;
+  if (!from_zero) m.min = without_sign(*near);
+  if (far) m.max = without_sign(*far);
+  m.has_max = far.has_value();
+  const bool is_bound = near && near->is_zero() && without_near;
+  m.above_min = from_zero ? negative || is_bound : without_near;
+  m.below_max = without_far;
+  return m;
+}
+
+// Multiples of a step with zeros at its end: multiples of what stands before them, with the zeros.
+void shift(Magnitudes& m, int n_zeros) {
+  const auto reduce = [&](Decimal& bound, bool& is_out, bool is_max) {
+    const Decimal exact = shifted(bound, n_zeros);
+    bound = exact;
+    bound.fraction.clear();
+    // A bound between two whole numbers: the one below is out as a least one, in as a greatest one.
+    if (!exact.fraction.empty()) is_out = !is_max;
+  };
+  reduce(m.min, m.above_min, false);
+  if (m.has_max) reduce(m.max, m.below_max, true);
+}
+
+void add_magnitudes(Grammar& g, Node from, Node to, Magnitudes m, const NumberSet& set) {
+  const DecimalStep step = set.step.value_or(DecimalStep{});
+  m.fractional = set.fractional;
+  m.any_fraction = !set.step;
+  m.modulus = step.digits;
+  m.n_fraction = std::max(0, -step.exponent);
+  if (step.exponent <= 0) return DigitWriter(g, to, m).write(from);
+  const bool has_zero = m.min.is_zero() && !m.above_min;
+  if (has_zero) g.bytes(from, '0', '0', to);
+  shift(m, step.exponent);
+  if (m.min.is_zero()) m.above_min = true;
+  const Node zeros = g.add_node();
+  DigitWriter(g, zeros, m).write(from);
+  g.text(zeros, std::string(static_cast<size_t>(step.exponent), '0'), to);
 }
 
 }  // namespace
 
-void add_integers(Grammar& g, Grammar::Rule rule, const NumberBounds& bounds) {
-  Bound min = bounds.min, max = bounds.max;
-  if (min && bounds.above_min) ++*min;
-  if (max && bounds.below_max) --*max;
-  require(!min || !max || *min <= *max, "no integer is between its bounds");
-  if (!max || *max >= 0)
-    add_whole(g, g.start(rule), g.end(rule), std::max<int64_t>(0, min.value_or(0)), max);
-  if (min && *min >= 0) return;
-  add_whole(g, g.byte(g.start(rule), '-'), g.end(rule), max && *max < 0 ? -*max : 1,
-            min ? Bound(-*min) : Bound());
-}
-
-void add_numbers(Grammar& g, Grammar::Rule rule, const NumberBounds& b) {
-  const bool some =
-      !b.min || !b.max || *b.min < *b.max || (*b.min == *b.max && !b.above_min && !b.below_max);
-  require(some, "no number is between its bounds");
-  const bool has_positive = !b.max || *b.max > 0 || (*b.max == 0 && !b.below_max);
-  if (has_positive) {
-    const bool from_zero = !b.min || *b.min < 0;
-    add_decimals(g, g.start(rule), g.end(rule),
-                 {.min = from_zero ? 0 : *b.min,
-                  .max = b.max,
-                  .above_min = !from_zero && b.above_min,
-                  .below_max = b.below_max});
+void add_numbers(Grammar& g, const JsonRules& json, Grammar::Rule rule, const NumberSet& set) {
+  const bool has_bounds = set.min || set.max || set.fractional;
+  const bool of_step = set.step && (set.step->digits != 1 || set.step->exponent != 0);
+  if (!has_bounds && !of_step)
+    return g.call(g.start(rule), set.step ? json.integer : json.number, g.end(rule));
+  if (set.step) {
+    require(set.step->digits <= kMostStepDigits,
+            "multiples of a step of more than {} (without zeros at its end) are not supported",
+            kMostStepDigits);
+    require(std::abs(set.step->exponent) < kMostWholeDigits,
+            "multiples of a step with more than {} zeros are not supported", kMostWholeDigits);
   }
-  if (b.min && *b.min >= 0) return;
-  const bool to_zero = !b.max || *b.max >= 0;  // "-0" is left out
-  add_decimals(g, g.byte(g.start(rule), '-'), g.end(rule),
-               {.min = to_zero ? 0 : -*b.max,
-                .max = b.min ? Bound(-*b.min) : Bound(),
-                .above_min = to_zero || b.below_max,
-                .below_max = b.above_min});
+  if (const auto m = magnitudes(set, false)) add_magnitudes(g, g.start(rule), g.end(rule), *m, set);
+  if (const auto m = magnitudes(set, true))
+    add_magnitudes(g, g.byte(g.start(rule), '-'), g.end(rule), *m, set);
 }
 
 }  // namespace tandem

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "core/check.h"
-#include "io/grammar/characters.h"
 #include "io/json.h"
 #include "io/utf8.h"
 
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kMostRepeats = 10'000;
 constexpr int kMostDepth = 64;
+constexpr size_t kMostSkips = 2'000'000;
 
-const CharacterSet kAny = {{0, 0xD7FF}, {0xE000, 0x10FFFF}};
 const CharacterSet kDigits = {{'0', '9'}};
 const CharacterSet kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 const CharacterSet kSpace = {{'\t', '\r'},     {' ', ' '},       {0xA0, 0xA0},     {0x1680, 0x1680},
@@ -33,24 +33,46 @@ class PatternParser {
  public:
   explicit PatternParser(std::string_view pattern) : text_(characters_of(pattern)) {}
 
+  struct Alternative;
+  struct Ahead {
+    std::vector<Alternative> alternatives;
+    bool excluded;  // "(?!": else "(?="
+  };
   struct Alternative {
+    std::vector<Ahead> ahead;  // after "^"
     std::vector<Part> parts;
     bool at_begin = false, at_end = false;  // "^" and "$"
   };
   std::vector<Alternative> parse() {
-    std::vector<Alternative> all;
-    do {
-      Alternative a;
-      while (take('^')) a.at_begin = true;
-      a.parts = sequence(0);
-      while (take('$')) a.at_end = true;
-      all.push_back(std::move(a));
-    } while (take('|'));
+    std::vector<Alternative> all = alternatives(0);
     require(done(), "{} is not supported here", shown_here());
     return all;
   }
 
  private:
+  std::vector<Alternative> alternatives(int depth) {
+    require(depth < kMostDepth, "its groups are nested deeper than {} levels", kMostDepth);
+    std::vector<Alternative> all;
+    do {
+      Alternative a;
+      while (take('^')) a.at_begin = true;
+      while (a.at_begin && (begins("(?=") || begins("(?!"))) {
+        const bool excluded = text_[at_ + 2] == '!';
+        at_ += 3;
+        a.ahead.push_back({alternatives(depth + 1), excluded});
+        require(take(')'), "a group is not closed, or holds an anchor");
+      }
+      a.parts = sequence(depth);
+      while (take('$')) a.at_end = true;
+      all.push_back(std::move(a));
+    } while (take('|'));
+    return all;
+  }
+
+  bool begins(std::string_view with) const {
+    return std::equal(with.begin(), with.end(), text_.begin() + static_cast<ptrdiff_t>(at_),
+                      text_.begin() + static_cast<ptrdiff_t>(std::min(text_.size(), at_ + 3)));
+  }
   bool done() const { return at_ == text_.size(); }
   char32_t peek() const { return done() ? 0 : text_[at_]; }
   bool take(char32_t c) {
@@ -86,7 +108,9 @@ class PatternParser {
     switch (c) {
       case '(':
         if (take('?')) {
-          require(take(':'), "groups of the form (?.. other than (?: are not supported");
+          require(take(':'),
+                  "groups of the form (?.. other than (?: are not supported, and (?= and (?! only "
+                  "after ^");
         }
         do part.alternatives.push_back(sequence(depth + 1));
         while (take('|'));
@@ -231,69 +255,145 @@ class PatternParser {
   size_t at_ = 0;
 };
 
-class PatternWriter {
+// An automaton with steps that read nothing, as an expression is written down.
+class Draft {
  public:
-  PatternWriter(Grammar& grammar, Writing writing) : g_(grammar), writing_(writing) {}
+  int32_t add_state() {
+    require(states_.size() < kMostTextEdges, "it is too large: more than {} states",
+            kMostTextEdges);
+    states_.push_back({});
+    return static_cast<int32_t>(states_.size()) - 1;
+  }
+  void skip(int32_t from, int32_t to) { states_[from].skips.push_back(to); }
+  void read(int32_t from, const CharacterSet& set, int32_t to) {
+    states_[from].edges.push_back({set, to});
+  }
 
-  Grammar::Node any(Grammar::Node from) {
-    const Grammar::Node loop = g_.add_node();
-    g_.skip(from, loop);
-    add_characters(g_, loop, loop, kAny, writing_);
+  int32_t any(int32_t from) {
+    const int32_t loop = add_state();
+    skip(from, loop);
+    read(loop, kAnyCharacter, loop);
     return loop;
   }
 
-  Grammar::Node sequence(Grammar::Node from, const std::vector<Part>& parts) {
+  int32_t sequence(int32_t from, const std::vector<Part>& parts) {
     for (const Part& part : parts) from = repeated(from, part);
     return from;
   }
 
+  TextAutomaton without_skips(int32_t start, int32_t end) const {
+    TextAutomaton automaton;
+    std::vector<int32_t> ids(states_.size(), -1), found = {start};
+    ids[start] = 0;
+    std::vector<int32_t> seen_from(states_.size(), -1);
+    size_t n_edges = 0, n_reached = 0;
+    for (size_t i = 0; i < found.size(); ++i) {
+      const std::vector<int32_t> reached = reach(found[i], seen_from);
+      n_reached += reached.size();
+      require(n_reached <= kMostSkips, "it is too large: too many parts that may be left out");
+      for (const int32_t state : reached) {
+        auto& to = automaton.states[i];
+        to.accepts = to.accepts || state == end;
+        for (const TextAutomaton::Edge& edge : states_[state].edges) {
+          require(++n_edges <= kMostTextEdges, "it is too large: more than {} steps",
+                  kMostTextEdges);
+          if (ids[edge.to] < 0) {
+            ids[edge.to] = static_cast<int32_t>(found.size());
+            found.push_back(edge.to);
+          }
+          to.edges.push_back({edge.set, ids[edge.to]});
+        }
+      }
+      automaton.states.resize(found.size());
+    }
+    return automaton;
+  }
+
  private:
-  Grammar::Node repeated(Grammar::Node from, const Part& part) {
+  struct State {
+    std::vector<TextAutomaton::Edge> edges;
+    std::vector<int32_t> skips;
+  };
+
+  // What a state comes to without reading. `seen_from` holds the last state that each was reached
+  // from.
+  std::vector<int32_t> reach(int32_t from, std::vector<int32_t>& seen_from) const {
+    std::vector<int32_t> reached = {from};
+    seen_from[from] = from;
+    for (size_t i = 0; i < reached.size(); ++i)
+      for (const int32_t to : states_[reached[i]].skips)
+        if (std::exchange(seen_from[to], from) != from) reached.push_back(to);
+    return reached;
+  }
+
+  int32_t repeated(int32_t from, const Part& part) {
     for (int i = 0; i < part.min; ++i) from = once(from, part);
-    const Grammar::Node end = g_.add_node();
+    const int32_t end = add_state();
     if (part.max > kMostRepeats) {
-      const Grammar::Node loop = g_.add_node();
-      g_.skip(from, loop);
-      g_.skip(once(loop, part), loop);
-      g_.skip(loop, end);
+      const int32_t loop = add_state();
+      skip(from, loop);
+      skip(once(loop, part), loop);
+      skip(loop, end);
       return end;
     }
     for (int i = part.min; i < part.max; ++i) {
-      g_.skip(from, end);
+      skip(from, end);
       from = once(from, part);
     }
-    g_.skip(from, end);
+    skip(from, end);
     return end;
   }
 
-  Grammar::Node once(Grammar::Node from, const Part& part) {
-    const Grammar::Node to = g_.add_node();
-    if (part.alternatives.empty()) add_characters(g_, from, to, part.set, writing_);
+  int32_t once(int32_t from, const Part& part) {
+    const int32_t to = add_state();
+    if (part.alternatives.empty()) read(from, part.set, to);
     for (const auto& alternative : part.alternatives) {
-      const Grammar::Node begin = g_.add_node();
-      g_.skip(from, begin);
-      g_.skip(sequence(begin, alternative), to);
+      const int32_t begin = add_state();
+      skip(from, begin);
+      skip(sequence(begin, alternative), to);
     }
     return to;
   }
 
-  Grammar& g_;
-  const Writing writing_;
+  std::vector<State> states_;
 };
+
+TextAutomaton automaton_of(const std::vector<PatternParser::Alternative>& alternatives, bool whole);
+
+TextAutomaton automaton_of(const PatternParser::Alternative& alternative, bool whole) {
+  Draft draft;
+  const int32_t start = draft.add_state();
+  int32_t state = start;
+  if (!whole && !alternative.at_begin) state = draft.any(state);
+  state = draft.sequence(state, alternative.parts);
+  if (!whole && !alternative.at_end) state = draft.any(state);
+  TextAutomaton texts = draft.without_skips(start, state);
+  for (const PatternParser::Ahead& ahead : alternative.ahead) {
+    std::vector<PatternParser::Alternative> from_here = ahead.alternatives;
+    for (PatternParser::Alternative& a : from_here) a.at_begin = true;
+    const TextAutomaton seen = automaton_of(from_here, false);
+    texts = intersection(texts, ahead.excluded ? complement(seen) : seen);
+  }
+  return texts;
+}
+
+TextAutomaton automaton_of(const std::vector<PatternParser::Alternative>& alternatives,
+                           bool whole) {
+  TextAutomaton all = automaton_of(alternatives.front(), whole);
+  for (size_t i = 1; i < alternatives.size(); ++i)
+    all = union_of(all, automaton_of(alternatives[i], whole));
+  return all;
+}
 
 }  // namespace
 
+TextAutomaton pattern_automaton(std::string_view pattern, bool whole) {
+  return automaton_of(PatternParser(pattern).parse(), whole);
+}
+
 void add_pattern(Grammar& g, Grammar::Node from, Grammar::Node to, std::string_view pattern,
-                 Writing writing, bool whole) {
-  PatternWriter writer(g, writing);
-  for (const auto& alternative : PatternParser(pattern).parse()) {
-    Grammar::Node node = g.add_node();
-    g.skip(from, node);
-    if (!whole && !alternative.at_begin) node = writer.any(node);
-    node = writer.sequence(node, alternative.parts);
-    if (!whole && !alternative.at_end) node = writer.any(node);
-    g.skip(node, to);
-  }
+                 Writing writing) {
+  add_texts_of(g, from, to, pattern_automaton(pattern, true), writing);
 }
 
 }  // namespace tandem

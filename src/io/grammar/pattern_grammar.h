@@ -2,17 +2,18 @@
 #pragma once
 #include <string_view>
 
-#include "io/grammar/grammar.h"
+#include "io/grammar/text_automaton.h"
 
 namespace tandem {
 
-enum class Writing { kRaw, kJson };  // kJson: as inside the quotes of a JSON string
+// The texts that match. Whole: the expression is the whole text; otherwise it may stand anywhere in
+// it where "^" and "$" do not say more. Understood are characters, ".", classes, \d \w \s and their
+// opposites, groups, alternatives, quantifiers, and what is ahead, (?= and (?!, right after "^";
+// throws Error for anything else, and for what is broken.
+TextAutomaton pattern_automaton(std::string_view pattern, bool whole);
 
-// Texts that match come from `from` to `to`. Whole: the expression is the whole text; otherwise it
-// may stand anywhere in it where "^" and "$" do not say more. Understood are characters, ".",
-// classes, \d \w \s and their opposites, groups, alternatives and greedy quantifiers; throws Error
-// for anything else, and for what is broken.
+// Texts that match as a whole come from `from` to `to`.
 void add_pattern(Grammar& grammar, Grammar::Node from, Grammar::Node to, std::string_view pattern,
-                 Writing writing, bool whole);
+                 Writing writing);
 
 }  // namespace tandem

@@ -7,15 +7,13 @@
 
 namespace tandem {
 
-// The rule of a value that `schema` describes. Of all texts that fit, the grammar has those whose
-// properties stand in the schema's order, which is how a model is asked to write, and whose white
-// space is that of JsonRules; where a schema says what objects, arrays, texts or numbers look like
-// but has no "type", only such values; additional properties only where the schema asks for them.
+// The rule of a value that `schema` describes. Of all texts that fit, the grammar has those that a
+// model is asked to write: properties in the schema's order, the white space of JsonRules, no
+// properties but those that are described unless the schema asks for others; where a schema says
+// what objects, arrays, texts or numbers look like but has no "type", only such values.
 //
-// Understood: type, enum, const, properties, required, additionalProperties, items, prefixItems,
-// minItems, maxItems, pattern, minLength, maxLength, format (of dates, times, UUIDs, IPv4
-// addresses), minimum and its like, anyOf, allOf of one, $ref within the schema, nullable. Throws
-// Error for anything else that would change what fits, naming the place and the keyword.
+// docs/schemas.md lists what is understood. Throws Error for what is not, naming the place and the
+// keyword. Where nothing fits, Grammar::finish() throws.
 Grammar::Rule add_schema(Grammar& grammar, const JsonRules& json,
                          const nlohmann::ordered_json& schema);
 

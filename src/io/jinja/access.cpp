@@ -34,7 +34,8 @@ Value loop_attribute(Heap& heap, const Loop& loop, const String& name) {
 Value character(Heap& heap, const String& text, size_t index) {
   if (!text.is_ascii()) heap.spend_steps(text.text.size() / 64);
   const size_t at = byte_of_char(text, index);
-  return heap.string(text.text.substr(at, decode_utf8(text.text, at).n_bytes));
+  return heap.part(text,
+                   std::string_view(text.text).substr(at, decode_utf8(text.text, at).n_bytes));
 }
 
 struct Steps {
@@ -94,7 +95,7 @@ Items iterate(Heap& heap, const Value& value) {
     const std::string_view text = value.text();
     for (size_t at = 0; at < text.size();) {
       const size_t n_bytes = decode_utf8(text, at).n_bytes;
-      items.push_back(heap.string(std::string(text.substr(at, n_bytes))));
+      items.push_back(heap.part(*value.string, text.substr(at, n_bytes)));
       at += n_bytes;
     }
   }
@@ -165,7 +166,7 @@ Value get_slice(Heap& heap, const Value& value, const Value& start, const Value&
     const size_t last =
         at.stop <= at.start ? first : byte_of_char(*value.string, static_cast<size_t>(at.stop));
     heap.spend_steps(last / 64);
-    return heap.string(value.string->text.substr(first, last - first));
+    return heap.part(*value.string, value.text().substr(first, last - first));
   }
   const Items all = iterate(heap, value);
   Items items;
@@ -176,7 +177,7 @@ Value get_slice(Heap& heap, const Value& value, const Value& start, const Value&
   if (value.is(Kind::kList)) return heap.list(std::move(items));
   if (value.is(Kind::kTuple)) return heap.tuple(std::move(items));
   TextBuilder text(heap);
-  for (const Value& item : items) text.add(item.text());
+  for (const Value& item : items) text.add(*item.string);
   return text.value();
 }
 

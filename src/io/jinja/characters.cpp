@@ -1,5 +1,6 @@
 #include "io/jinja/characters.h"
 
+#include "io/unicode.h"
 #include "io/utf8.h"
 
 namespace tandem::jinja {
@@ -49,11 +50,15 @@ bool is_space(char32_t c) {
 }
 
 bool is_printable(char32_t c) {
-  if (c == ' ') return true;
-  return !(c < 32 || between(c, 0x7F, 0xA0) || c == 0xAD || is_space(c) ||
-           between(c, 0x200B, 0x200F) || between(c, 0x202A, 0x202E) || between(c, 0x2060, 0x206F) ||
-           between(c, 0xE000, 0xF8FF) || c == 0xFEFF || between(c, 0xFFF0, 0xFFFB) ||
-           (c & 0xFFFE) == 0xFFFE || c >= 0xE0000);
+  static const CharacterSet kPrintable = [] {
+    CharacterSet all = {{' ', ' '}};
+    for (const char* category : {"L", "M", "N", "P", "S"}) {
+      const CharacterSet some = *characters_with(category);
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    return normalised(std::move(all));
+  }();
+  return contains(kPrintable, c);
 }
 
 char32_t to_upper(char32_t c) {

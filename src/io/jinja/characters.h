@@ -9,7 +9,7 @@
 namespace tandem::jinja {
 
 bool is_space(char32_t c);
-bool is_printable(char32_t c);  // as repr sees it; unassigned characters count as printable
+bool is_printable(char32_t c);  // as repr of a Python with Unicode 16 (3.14) sees it
 
 // Case of ASCII, Latin-1, Latin Extended-A, Greek and Cyrillic letters; others stay as they are.
 char32_t to_upper(char32_t c);

@@ -170,8 +170,7 @@ Value Renderer::evaluate_test(const Expr& expr) {
 Value Renderer::evaluate_concat(const Expr& expr) {
   const Items parts = evaluate_parts(expr);
   TextBuilder text(heap_);
-  for (const Value& part : parts)
-    text.add(part.is(Kind::kString) ? part.text() : to_text(heap_, part));
+  for (const Value& part : parts) write_text(heap_, part, text);
   return text.value();
 }
 

@@ -58,7 +58,9 @@ Value strftime_now(Heap& heap, const Arguments& arguments) {
   require(n > 0 || format.empty(), "strftime_now: the date is longer than {} bytes", text.size());
   const std::string_view made(text.data(), n);
   require(find_invalid_utf8(made) == made.npos, "strftime_now: the date is not UTF-8");
-  return heap.string(std::string(made));
+  TextBuilder date(heap);
+  date.add(made, !bound[0].string->given.empty());
+  return date.value();
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ Value strip_method(Heap& heap, const Value& self, const Arguments& arguments) {
   const Items bound = arguments.bind("strip", {"chars"});
   const String* set = text_or_null(bound[0], "strip");
   heap.spend_steps(self.text().size() * (set ? set->text.size() : 1) / 64);
-  return heap.string(std::string(strip(self.text(), side, set)));
+  return heap.part(*self.string, strip(self.text(), side, set));
 }
 
 template <bool from_right>
@@ -48,8 +48,8 @@ Value split_method(Heap& heap, const Value& self, const Arguments& arguments) {
   const Items bound = arguments.bind("split", {"sep", "maxsplit"});
   const String* separator = text_or_null(bound[0], "split");
   const int64_t most = integer_or(bound[1], -1, "split");
-  return heap.list(from_right ? split_right(heap, self.text(), separator, most)
-                              : split(heap, self.text(), separator, most));
+  return heap.list(from_right ? split_right(heap, *self.string, separator, most)
+                              : split(heap, *self.string, separator, most));
 }
 
 // Calls `matches` with the part of self between start and end, and each text asked for.
@@ -104,24 +104,22 @@ Value index_of_text(Heap& heap, const Value& self, const Arguments& arguments) {
 
 Value replace_method(Heap& heap, const Value& self, const Arguments& arguments) {
   const Items bound = arguments.bind("replace", {"old", "new", "count"});
-  return heap.string(replace(heap, self.text(), text_argument(bound[0], "replace").text,
-                             text_argument(bound[1], "replace").text,
-                             integer_or(bound[2], -1, "replace")));
+  return replace(heap, *self.string, text_argument(bound[0], "replace").text,
+                 text_argument(bound[1], "replace"), integer_or(bound[2], -1, "replace"));
 }
 
 template <std::string (*change)(std::string_view)>
 Value change_method(Heap& heap, const Value& self, const Arguments& arguments) {
   arguments.bind("upper", {});
-  heap.spend_bytes(self.text().size());
-  return heap.string(change(self.text()));
+  return changed(heap, *self.string, change);
 }
 
 Value join_method(Heap& heap, const Value& self, const Arguments& arguments) {
   const Items parts = iterate(heap, arguments.bind("join", {"items"})[0]);
   TextBuilder out(heap);
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (i > 0) out.add(self.text());
-    out.add(text_argument(parts[i], "join").text);
+    if (i > 0) out.add(*self.string);
+    out.add(text_argument(parts[i], "join"));
   }
   return out.value();
 }
@@ -136,7 +134,7 @@ Value count_text(Heap& heap, const Value& self, const Arguments& arguments) {
 
 Value split_lines(Heap& heap, const Value& self, const Arguments& arguments) {
   const Items bound = arguments.bind("splitlines", {"keepends"});
-  return heap.list(lines_of(heap, self.text(), is_true(bound[0])));
+  return heap.list(lines_of(heap, *self.string, is_true(bound[0])));
 }
 
 Value is_digit(Heap&, const Value& self, const Arguments& arguments) {

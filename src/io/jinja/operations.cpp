@@ -44,7 +44,7 @@ Value repeat(Heap& heap, const Value& value, int64_t times) {
   if (value.is(Kind::kString)) {
     TextBuilder text(heap);
     if (value.text().empty()) return value;
-    for (uint64_t i = 0; i < n; ++i) text.add(value.text());
+    for (uint64_t i = 0; i < n; ++i) text.add(*value.string);
     return text.value();
   }
   Items items;
@@ -58,8 +58,8 @@ Value repeat(Heap& heap, const Value& value, int64_t times) {
 Value add(Heap& heap, const Value& a, const Value& b) {
   if (a.is(Kind::kString)) {
     TextBuilder text(heap);
-    text.add(a.text());
-    text.add(b.text());
+    text.add(*a.string);
+    text.add(*b.string);
     return text.value();
   }
   heap.spend_bytes((a.items->size() + b.items->size()) * sizeof(Value));

@@ -33,9 +33,10 @@ Value get_item(Heap& heap, const Value& value, const Value& key);         // val
 Value get_slice(Heap& heap, const Value& value, const Value& start, const Value& stop,
                 const Value& step);
 
-std::string to_text(Heap& heap, const Value& value);  // str(value)
-std::string format_real(double value);                // as Python prints it
-Value string_from(Heap& heap, const Value& value);    // str(value), shared when it is one
+void write_text(Heap& heap, const Value& value, TextBuilder& out);  // str(value)
+std::string to_text(Heap& heap, const Value& value);                // the same, alone
+std::string format_real(double value);                              // as Python prints it
+Value string_from(Heap& heap, const Value& value);  // str(value), shared when it is one
 
 struct JsonStyle {
   bool ensure_ascii = false;
@@ -43,7 +44,8 @@ struct JsonStyle {
   std::string item_separator = ", ", key_separator = ": ";
   bool sort_keys = false;
 };
-std::string to_json(Heap& heap, const Value& value, const JsonStyle& style);
-Value value_from_json(Heap& heap, const nlohmann::ordered_json& json);
+Value to_json(Heap& heap, const Value& value, const JsonStyle& style);
+// `given`: its texts and keys come from the context and not from the template.
+Value value_from_json(Heap& heap, const nlohmann::ordered_json& json, bool given);
 
 }  // namespace tandem::jinja

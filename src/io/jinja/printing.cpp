@@ -31,17 +31,22 @@ std::string escaped(char32_t c) {
   return code < 0x10000 ? fmt::format("\\u{:04x}", code) : fmt::format("\\U{:08x}", code);
 }
 
-void write_quoted(std::string_view text, TextBuilder& out) {
+void write_quoted(const String& whole, TextBuilder& out) {
+  const std::string_view text = whole.text;
   const bool has_single = text.find('\'') != std::string_view::npos;
   const char quote = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
-  out.add(1, quote);
-  for (size_t at = 0; at < text.size();) {
-    const CodePoint c = decode_utf8(text, at);
-    if (c.value == '\\' || c.value == static_cast<char32_t>(quote)) out.add(1, '\\');
-    out.add(is_printable(c.value) ? std::string(text.substr(at, c.n_bytes)) : escaped(c.value));
-    at += c.n_bytes;
-  }
-  out.add(1, quote);
+  const std::string_view around(&quote, 1);
+  out.add(around);
+  for_each_stretch(whole, [&](std::string_view stretch, bool given) {
+    for (size_t at = 0; at < stretch.size();) {
+      const CodePoint c = decode_utf8(stretch, at);
+      if (c.value == '\\' || c.value == static_cast<char32_t>(quote)) out.add("\\", given);
+      out.add(is_printable(c.value) ? std::string(stretch.substr(at, c.n_bytes)) : escaped(c.value),
+              given);
+      at += c.n_bytes;
+    }
+  });
+  out.add(around);
 }
 
 void write_entries(Heap& heap, const Entries& entries, TextBuilder& out) {
@@ -81,7 +86,7 @@ void write_repr(Heap& heap, const Value& value, TextBuilder& out) {
     case Kind::kFloat:
       return out.add(format_real(value.real));
     case Kind::kString:
-      return write_quoted(value.text(), out);
+      return write_quoted(*value.string, out);
     case Kind::kList:
     case Kind::kTuple:
       return write_items(heap, value, out);
@@ -108,14 +113,16 @@ std::string escape_of(char32_t c, bool ensure_ascii) {
                      0xDC00 + ((code - 0x10000) & 0x3FF));
 }
 
-void write_json_string(std::string_view text, bool ensure_ascii, TextBuilder& out) {
+void write_json_string(const String& text, bool ensure_ascii, TextBuilder& out) {
   out.add("\"");
-  for (size_t at = 0; at < text.size();) {
-    const CodePoint c = decode_utf8(text, at);
-    const std::string escape = escape_of(c.value, ensure_ascii);
-    out.add(escape.empty() ? text.substr(at, c.n_bytes) : std::string_view(escape));
-    at += c.n_bytes;
-  }
+  for_each_stretch(text, [&](std::string_view stretch, bool given) {
+    for (size_t at = 0; at < stretch.size();) {
+      const CodePoint c = decode_utf8(stretch, at);
+      const std::string escape = escape_of(c.value, ensure_ascii);
+      out.add(escape.empty() ? stretch.substr(at, c.n_bytes) : std::string_view(escape), given);
+      at += c.n_bytes;
+    }
+  });
   out.add("\"");
 }
 
@@ -126,7 +133,7 @@ std::string json_real(double value) {
 }
 
 void write_json_key(Heap& heap, const Value& key, const JsonStyle& style, TextBuilder& out) {
-  if (key.is(Kind::kString)) return write_json_string(key.text(), style.ensure_ascii, out);
+  if (key.is(Kind::kString)) return write_json_string(*key.string, style.ensure_ascii, out);
   require(key.is_number() || key.is(Kind::kNone), "tojson: a key cannot be {}", type_name(key));
   out.add("\"");
   write_json(heap, key, style, 0, out);
@@ -173,7 +180,7 @@ void write_json(Heap& heap, const Value& value, const JsonStyle& style, size_t l
     case Kind::kFloat:
       return out.add(json_real(value.real));
     case Kind::kString:
-      return write_json_string(value.text(), style.ensure_ascii, out);
+      return write_json_string(*value.string, style.ensure_ascii, out);
     case Kind::kList:
     case Kind::kTuple: {
       out.add("[");
@@ -200,20 +207,25 @@ Value number_from_json(const nlohmann::ordered_json& json) {
   return integer(json.get<int64_t>());
 }
 
-Value string_from_json(Heap& heap, const std::string& text) {
+Value string_from_json(Heap& heap, const std::string& text, bool given) {
   const size_t bad = find_invalid_utf8(text);
   require(bad == std::string_view::npos, "a text is not UTF-8 at byte {}", bad);
-  return heap.string(text);
+  TextBuilder made(heap);
+  made.add(text, given);
+  return made.value();
 }
 
 }  // namespace
 
+void write_text(Heap& heap, const Value& value, TextBuilder& out) {
+  if (value.is(Kind::kString)) return out.add(*value.string);
+  if (!value.is(Kind::kUndefined)) write_repr(heap, value, out);
+}
+
 std::string to_text(Heap& heap, const Value& value) {
-  if (value.is(Kind::kString)) return std::string(value.text());
-  if (value.is(Kind::kUndefined)) return "";
   TextBuilder out(heap);
-  write_repr(heap, value, out);
-  return out.take();
+  write_text(heap, value, out);
+  return out.take_text();
 }
 
 std::string format_real(double value) {
@@ -224,29 +236,32 @@ std::string format_real(double value) {
 }
 
 Value string_from(Heap& heap, const Value& value) {
-  return value.is(Kind::kString) ? value : heap.string(to_text(heap, value));
+  if (value.is(Kind::kString)) return value;
+  TextBuilder out(heap);
+  write_text(heap, value, out);
+  return out.value();
 }
 
-std::string to_json(Heap& heap, const Value& value, const JsonStyle& style) {
+Value to_json(Heap& heap, const Value& value, const JsonStyle& style) {
   TextBuilder out(heap);
   write_json(heap, value, style, 0, out);
-  return out.take();
+  return out.value();
 }
 
-Value value_from_json(Heap& heap, const nlohmann::ordered_json& json) {
+Value value_from_json(Heap& heap, const nlohmann::ordered_json& json, bool given) {
   const Heap::Nested nested(heap);
   if (json.is_null() || json.is_discarded() || json.is_binary()) return none();
   if (json.is_boolean()) return boolean(json.get<bool>());
   if (json.is_number()) return number_from_json(json);
-  if (json.is_string()) return string_from_json(heap, json.get_ref<const std::string&>());
+  if (json.is_string()) return string_from_json(heap, json.get_ref<const std::string&>(), given);
   if (json.is_array()) {
     Items items;
-    for (const auto& item : json) items.push_back(value_from_json(heap, item));
+    for (const auto& item : json) items.push_back(value_from_json(heap, item, given));
     return heap.list(std::move(items));
   }
   Entries entries;
   for (const auto& [key, item] : json.items())
-    entries.emplace_back(string_from_json(heap, key), value_from_json(heap, item));
+    entries.emplace_back(string_from_json(heap, key, given), value_from_json(heap, item, given));
   return heap.dict(std::move(entries));
 }
 

@@ -8,7 +8,7 @@
 
 namespace tandem::jinja {
 
-std::string Renderer::run(const Block& block, const Entries& context) {
+TextBuilder Renderer::run(const Block& block, const Entries& context) {
   try {
     const InScope globals(*this, nullptr);
     for (const auto& [name, function] : global_functions(heap_)) assign_name(name, function);
@@ -34,11 +34,10 @@ Renderer::Flow Renderer::execute(const Stmt& stmt) {
   line_ = stmt.line;
   switch (stmt.kind) {
     case StmtKind::kText:
-      heap_.spend_bytes(stmt.text.size());
-      out_ += stmt.text;
+      out_.add(stmt.text);
       return Flow::kNext;
     case StmtKind::kPrint:
-      print(evaluate(*stmt.value));
+      write_text(heap_, evaluate(*stmt.value), out_);
       return Flow::kNext;
     case StmtKind::kIf:
       return execute_if(stmt);
@@ -64,15 +63,6 @@ Renderer::Flow Renderer::execute(const Stmt& stmt) {
       break;
   }
   return Flow::kContinue;
-}
-
-void Renderer::print(const Value& value) {
-  if (value.is(Kind::kString)) {
-    heap_.spend_bytes(value.text().size());
-    out_ += value.text();
-  } else {
-    out_ += to_text(heap_, value);
-  }
 }
 
 Renderer::Flow Renderer::execute_if(const Stmt& stmt) {
@@ -165,22 +155,22 @@ Value Renderer::call_macro(const Stmt& stmt, const Scope* closure, const Argumen
   require(n_named == arguments.named.size(), "macro {} has no argument of a name that was given",
           stmt.text);
   const int line = line_;
-  std::string text = captured(stmt.blocks[0]);
+  const Value text = captured(stmt.blocks[0]);
   line_ = line;
-  return heap_.string(std::move(text));
+  return text;
 }
 
-std::string Renderer::captured(const Block& block) {
-  std::string outer = std::exchange(out_, {});
+Value Renderer::captured(const Block& block) {
+  TextBuilder outer = std::exchange(out_, TextBuilder(heap_));
   execute(block);
-  return std::exchange(out_, std::move(outer));
+  return std::exchange(out_, std::move(outer)).value();
 }
 
 Value Renderer::captured_set_block(const Stmt& stmt) {
   Value text;
   {
     const InScope inner(*this, scope_);
-    text = heap_.string(captured(stmt.blocks[0]));
+    text = captured(stmt.blocks[0]);
   }
   if (!stmt.value) return text;
   block_text_ = text;

@@ -12,10 +12,10 @@ namespace tandem::jinja {
 
 class Renderer {
  public:
-  explicit Renderer(Heap& heap) : heap_(heap) {}
+  explicit Renderer(Heap& heap) : heap_(heap), out_(heap) {}
 
   // Throws Error "chat template line N: ..".
-  std::string run(const Block& block, const Entries& context);
+  TextBuilder run(const Block& block, const Entries& context);
 
  private:
   enum class Flow { kNext, kBreak, kContinue };
@@ -45,10 +45,9 @@ class Renderer {
   void execute_macro(const Stmt& stmt);
   void assign(const Expr& target, const Value& value);
   void assign_name(std::string_view name, const Value& value);
-  void print(const Value& value);
   Items items_of_loop(const Stmt& stmt);
   Value call_macro(const Stmt& stmt, const Scope* closure, const Arguments& arguments);
-  std::string captured(const Block& block);
+  Value captured(const Block& block);
   Value captured_set_block(const Stmt& stmt);
 
   Value evaluate(const Expr& expr);
@@ -68,7 +67,7 @@ class Renderer {
   Heap& heap_;
   std::deque<Scope> scopes_;
   Scope* scope_ = nullptr;
-  std::string out_;
+  TextBuilder out_;
   Value block_text_;  // that filters of a set block start from
   int line_ = 1;      // of what is being evaluated, for messages
 };

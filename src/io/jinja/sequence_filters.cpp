@@ -24,7 +24,7 @@ Value attribute_of(Heap& heap, const Value& value, const Value& attribute) {
           type_name(attribute));
   const String dot = make_string(".");
   Value held = value;
-  for (const Value& part : split(heap, attribute.text(), &dot, -1)) {
+  for (const Value& part : split(heap, *attribute.string, &dot, -1)) {
     const auto index = parse_integer(part.text(), 10);
     held = get_item(heap, held, index ? integer(*index) : part);
   }
@@ -43,13 +43,12 @@ Value length(Heap&, const Arguments& arguments) {
 
 Value join(Heap& heap, const Arguments& arguments) {
   const Items bound = arguments.bind("join", {"value", "d", "attribute"});
-  const std::string separator = to_text(heap, bound[1]);
+  const Value separator = string_from(heap, bound[1]);
   const Items items = iterate(heap, bound[0]);
   TextBuilder out(heap);
   for (size_t i = 0; i < items.size(); ++i) {
-    if (i > 0) out.add(separator);
-    const Value part = attribute_of(heap, items[i], bound[2]);
-    out.add(part.is(Kind::kString) ? std::string(part.text()) : to_text(heap, part));
+    if (i > 0) out.add(*separator.string);
+    write_text(heap, attribute_of(heap, items[i], bound[2]), out);
   }
   return out.value();
 }
@@ -70,7 +69,7 @@ Value reverse(Heap& heap, const Arguments& arguments) {
   std::reverse(items.begin(), items.end());
   if (!value.is(Kind::kString)) return heap.list(std::move(items));
   TextBuilder text(heap);
-  for (const Value& item : items) text.add(item.text());
+  for (const Value& item : items) text.add(*item.string);
   return text.value();
 }
 

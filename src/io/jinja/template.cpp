@@ -14,10 +14,18 @@ Template::Template(Template&&) noexcept = default;
 Template& Template::operator=(Template&&) noexcept = default;
 Template::~Template() = default;
 
-std::string Template::render(const nlohmann::ordered_json& context, const Limits& limits) const {
-  require(context.is_object(), "the context of a chat template must be a JSON object");
+Template::Text Template::render(const nlohmann::ordered_json& context,
+                                const nlohmann::ordered_json& constants,
+                                const Limits& limits) const {
+  require(context.is_object() && constants.is_object(),
+          "the context of a chat template must be a JSON object");
   Heap heap(limits);
-  return Renderer(heap).run(parsed_->block, *value_from_json(heap, context).entries);
+  Entries variables = *value_from_json(heap, constants, false).entries;
+  const Entries& given = *value_from_json(heap, context, true).entries;
+  variables.insert(variables.end(), given.begin(), given.end());
+  TextBuilder out = Renderer(heap).run(parsed_->block, variables);
+  std::vector<ByteRange> ranges = out.take_given();
+  return {out.take_text(), std::move(ranges)};
 }
 
 }  // namespace tandem::jinja

@@ -20,9 +20,16 @@ class Template {
   Template& operator=(Template&&) noexcept;
   ~Template();
 
-  // `context` is an object: the template's variables. Throws Error naming the line; for what
-  // the template refuses by raise_exception(text) the message ends with that text.
-  std::string render(const nlohmann::ordered_json& context, const Limits& limits = {}) const;
+  struct Text {
+    std::string text;
+    std::vector<ByteRange> given;  // what the context brought: ascending, disjoint
+  };
+  // `context` is an object: the template's variables. `constants` is one, too, of variables that
+  // count as the template's own words. Throws Error naming the line; for what the template
+  // refuses by raise_exception(text) the message ends with that text.
+  Text render(const nlohmann::ordered_json& context,
+              const nlohmann::ordered_json& constants = nlohmann::ordered_json::object(),
+              const Limits& limits = {}) const;
 
  private:
   struct Parsed;

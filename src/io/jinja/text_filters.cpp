@@ -46,7 +46,7 @@ Value tojson(Heap& heap, const Arguments& arguments) {
     style.item_separator = separator_of(bound[3], 0);
     style.key_separator = separator_of(bound[3], 1);
   }
-  return heap.string(to_json(heap, bound[0], style));
+  return to_json(heap, bound[0], style);
 }
 
 Value trim(Heap& heap, const Arguments& arguments) {
@@ -54,39 +54,34 @@ Value trim(Heap& heap, const Arguments& arguments) {
   const bool has_set = bound[1].is(Kind::kString);
   const Value text = string_from(heap, bound[0]);
   heap.spend_steps(text.text().size() * (has_set ? bound[1].text().size() : 1) / 64);
-  return heap.string(
-      std::string(strip(text.text(), Side::kBoth, has_set ? bound[1].string : nullptr)));
+  return heap.part(*text.string,
+                   strip(text.text(), Side::kBoth, has_set ? bound[1].string : nullptr));
 }
 
 template <std::string (*change)(std::string_view)>
 Value change_text(Heap& heap, const Arguments& arguments) {
   const Items bound = arguments.bind("upper", {"value"});
-  const Value text = string_from(heap, bound[0]);
-  heap.spend_bytes(text.text().size());
-  return heap.string(change(text.text()));
+  return changed(heap, *string_from(heap, bound[0]).string, change);
 }
 
 Value replace_text(Heap& heap, const Arguments& arguments) {
   const Items bound = arguments.bind("replace", {"value", "old", "new", "count"});
   const Value text = string_from(heap, bound[0]), from = string_from(heap, bound[1]);
   const Value to = string_from(heap, bound[2]);
-  return heap.string(
-      replace(heap, text.text(), from.text(), to.text(), integer_or(bound[3], -1, "replace")));
+  return replace(heap, *text.string, from.text(), *to.string, integer_or(bound[3], -1, "replace"));
 }
 
 Value indent(Heap& heap, const Arguments& arguments) {
   const Items bound = arguments.bind("indent", {"value", "width", "first", "blank"});
-  std::string step;
-  if (bound[1].is(Kind::kString)) {
-    step = bound[1].text();
-  } else {
-    const int64_t width = std::max<int64_t>(integer_or(bound[1], 4, "indent"), 0);
+  Value step = bound[1];
+  if (!step.is(Kind::kString)) {
+    const int64_t width = std::max<int64_t>(integer_or(step, 4, "indent"), 0);
     heap.spend_bytes(static_cast<uint64_t>(width));
-    step.assign(static_cast<size_t>(width), ' ');
+    step = heap.string(std::string(static_cast<size_t>(width), ' '));
   }
   const Value text = string_from(heap, bound[0]);
   heap.spend_bytes(text.text().size());
-  return heap.string(indent_lines(heap, text.text(), step, is_true(bound[2]), is_true(bound[3])));
+  return indent_lines(heap, *text.string, *step.string, is_true(bound[2]), is_true(bound[3]));
 }
 
 Value string(Heap& heap, const Arguments& arguments) {

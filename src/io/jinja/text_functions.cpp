@@ -28,25 +28,25 @@ size_t rfind_space(std::string_view text) {  // end of the last space, or 0
   return end;
 }
 
-Items split_at_spaces(Heap& heap, std::string_view text, int64_t most) {
+Items split_at_spaces(Heap& heap, const String& whole, int64_t most) {
   Items parts;
-  text = strip(text, Side::kLeft);
+  std::string_view text = strip(whole.text, Side::kLeft);
   while (!text.empty()) {
     const bool is_rest = most >= 0 && static_cast<int64_t>(parts.size()) == most;
     const size_t end = is_rest ? text.size() : find_space(text, 0);
-    parts.push_back(heap.string(std::string(text.substr(0, end))));
+    parts.push_back(heap.part(whole, text.substr(0, end)));
     text = strip(text.substr(end), Side::kLeft);
   }
   return parts;
 }
 
-Items split_right_at_spaces(Heap& heap, std::string_view text, int64_t most) {
+Items split_right_at_spaces(Heap& heap, const String& whole, int64_t most) {
   Items parts;
-  text = strip(text, Side::kRight);
+  std::string_view text = strip(whole.text, Side::kRight);
   while (!text.empty()) {
     const bool is_rest = most >= 0 && static_cast<int64_t>(parts.size()) == most;
     const size_t begin = is_rest ? 0 : rfind_space(text);
-    parts.push_back(heap.string(std::string(text.substr(begin))));
+    parts.push_back(heap.part(whole, text.substr(begin)));
     text = strip(text.substr(0, begin), Side::kRight);
   }
   std::reverse(parts.begin(), parts.end());
@@ -86,39 +86,42 @@ size_t line_break(std::string_view text, size_t at) {
 
 }  // namespace
 
-Items split(Heap& heap, std::string_view text, const String* separator, int64_t most) {
-  heap.spend_steps(text.size() / 16);
-  if (!separator) return split_at_spaces(heap, text, most);
+Items split(Heap& heap, const String& whole, const String* separator, int64_t most) {
+  heap.spend_steps(whole.text.size() / 16);
+  if (!separator) return split_at_spaces(heap, whole, most);
   require(!separator->text.empty(), "split: the separator is empty");
+  const std::string_view text = whole.text;
   Items parts;
   size_t begin = 0;
   while (most < 0 || static_cast<int64_t>(parts.size()) < most) {
     const size_t at = text.find(separator->text, begin);
     if (at == std::string_view::npos) break;
-    parts.push_back(heap.string(std::string(text.substr(begin, at - begin))));
+    parts.push_back(heap.part(whole, text.substr(begin, at - begin)));
     begin = at + separator->text.size();
   }
-  parts.push_back(heap.string(std::string(text.substr(begin))));
+  parts.push_back(heap.part(whole, text.substr(begin)));
   return parts;
 }
 
-Items split_right(Heap& heap, std::string_view text, const String* separator, int64_t most) {
-  heap.spend_steps(text.size() / 16);
-  if (!separator) return split_right_at_spaces(heap, text, most);
+Items split_right(Heap& heap, const String& whole, const String* separator, int64_t most) {
+  heap.spend_steps(whole.text.size() / 16);
+  if (!separator) return split_right_at_spaces(heap, whole, most);
   require(!separator->text.empty(), "rsplit: the separator is empty");
+  std::string_view text = whole.text;
   Items parts;
   while (most < 0 || static_cast<int64_t>(parts.size()) < most) {
     const size_t at = text.rfind(separator->text);
     if (at == std::string_view::npos) break;
-    parts.push_back(heap.string(std::string(text.substr(at + separator->text.size()))));
+    parts.push_back(heap.part(whole, text.substr(at + separator->text.size())));
     text = text.substr(0, at);
   }
-  parts.push_back(heap.string(std::string(text)));
+  parts.push_back(heap.part(whole, text));
   std::reverse(parts.begin(), parts.end());
   return parts;
 }
 
-Items lines_of(Heap& heap, std::string_view text, bool keep_ends) {
+Items lines_of(Heap& heap, const String& whole, bool keep_ends) {
+  const std::string_view text = whole.text;
   heap.spend_steps(text.size() / 16);
   Items lines;
   size_t begin = 0;
@@ -129,16 +132,17 @@ Items lines_of(Heap& heap, std::string_view text, bool keep_ends) {
       continue;
     }
     const size_t end = keep_ends ? at + n_break : at;
-    lines.push_back(heap.string(std::string(text.substr(begin, end - begin))));
+    lines.push_back(heap.part(whole, text.substr(begin, end - begin)));
     at += n_break;
     begin = at;
   }
-  if (begin < text.size()) lines.push_back(heap.string(std::string(text.substr(begin))));
+  if (begin < text.size()) lines.push_back(heap.part(whole, text.substr(begin)));
   return lines;
 }
 
-std::string replace(Heap& heap, std::string_view text, std::string_view from, std::string_view to,
-                    int64_t most) {
+Value replace(Heap& heap, const String& whole, std::string_view from, const String& to,
+              int64_t most) {
+  const std::string_view text = whole.text;
   TextBuilder out(heap);
   size_t begin = 0;
   for (int64_t n = 0; most < 0 || n < most; ++n) {
@@ -146,17 +150,17 @@ std::string replace(Heap& heap, std::string_view text, std::string_view from, st
     if (!from.empty()) {
       at = text.find(from, begin);
       if (at == std::string_view::npos) break;
-      out.add(text.substr(begin, at - begin));
+      out.add(whole, text.substr(begin, at - begin));
     } else if (n > 0) {  // an empty text occurs between all characters and at both ends
       if (begin == text.size()) break;
       at = begin + decode_utf8(text, begin).n_bytes;
-      out.add(text.substr(begin, at - begin));
+      out.add(whole, text.substr(begin, at - begin));
     }
     out.add(to);
     begin = at + from.size();
   }
-  out.add(text.substr(begin));
-  return out.take();
+  out.add(whole, text.substr(begin));
+  return out.value();
 }
 
 size_t occurrences(std::string_view text, std::string_view wanted) {
@@ -172,17 +176,25 @@ std::string title_of_str(std::string_view text) {
 
 std::string title_of_filter(std::string_view text) { return title(text, starts_word); }
 
-std::string indent_lines(Heap& heap, std::string_view text, std::string_view indent, bool first,
-                         bool blank) {
-  TextBuilder out(heap);
+Value indent_lines(Heap& heap, const String& text, const String& indent, bool first, bool blank) {
+  TextBuilder out(heap), ended(heap);
   if (first) out.add(indent);
-  const Items lines = lines_of(heap, std::string(text) + "\n", false);
+  ended.add(text);
+  ended.add("\n");
+  const Items lines = lines_of(heap, *ended.value().string, false);
   for (size_t i = 0; i < lines.size(); ++i) {
     if (i > 0) out.add("\n");
     if (i > 0 && (blank || !lines[i].text().empty())) out.add(indent);
-    out.add(lines[i].text());
+    out.add(*lines[i].string);
   }
-  return out.take();
+  return out.value();
+}
+
+Value changed(Heap& heap, const String& text, std::string (*change)(std::string_view)) {
+  heap.spend_bytes(text.text.size());
+  TextBuilder out(heap);
+  out.add(change(text.text), !text.given.empty());
+  return out.value();
 }
 
 Items entry_tuples(Heap& heap, const Value& dict) {

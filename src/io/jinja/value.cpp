@@ -14,7 +14,7 @@ Value string_of(const String& text) { return {.kind = Kind::kString, .string = &
 
 String make_string(std::string text) {
   const size_t n_chars = count_code_points(text);
-  return {std::move(text), n_chars};
+  return {std::move(text), n_chars, {}};
 }
 
 Items Arguments::bind(std::string_view function,
@@ -44,9 +44,15 @@ void Heap::spend_bytes(uint64_t n) {
   spend_steps(n / 64);
 }
 
-Value Heap::string(std::string text) {
-  spend_bytes(sizeof(String) + text.size());
-  return string_of(strings_.emplace_back(make_string(std::move(text))));
+Value Heap::string(std::string text, std::vector<ByteRange> given) {
+  spend_bytes(sizeof(String) + text.size() + given.size() * sizeof(ByteRange));
+  String& made = strings_.emplace_back(make_string(std::move(text)));
+  made.given = std::move(given);
+  return string_of(made);
+}
+
+Value Heap::part(const String& of, std::string_view part) {
+  return string(std::string(part), given_in(of, part));
 }
 
 Items* Heap::keep(Items items) {
@@ -72,6 +78,41 @@ Value Heap::loop(const Loop& loop) {
 
 Value Heap::undefined(std::string name) {
   return {.kind = Kind::kUndefined, .string = string(std::move(name)).string};
+}
+
+std::vector<ByteRange> given_in(const String& of, std::string_view part) {
+  const auto begin = static_cast<size_t>(part.data() - of.text.data()), end = begin + part.size();
+  std::vector<ByteRange> ranges;
+  if (part.empty()) return ranges;
+  auto range = std::lower_bound(of.given.begin(), of.given.end(), begin,
+                                [](const ByteRange& r, size_t at) { return r.end <= at; });
+  for (; range != of.given.end() && range->begin < end; ++range)
+    ranges.push_back({std::max(range->begin, begin) - begin, std::min(range->end, end) - begin});
+  return ranges;
+}
+
+void TextBuilder::add(std::string_view text, bool given) {
+  heap_->spend_bytes(text.size());
+  const size_t begin = text_.size();
+  text_ += text;
+  if (!given || text.empty()) return;
+  if (!given_.empty() && given_.back().end == begin) {
+    given_.back().end = text_.size();
+  } else {
+    heap_->spend_bytes(sizeof(ByteRange));
+    given_.push_back({begin, text_.size()});
+  }
+}
+
+void TextBuilder::add(const String& of, std::string_view part) {
+  if (of.given.empty()) return add(part);
+  size_t done = 0;
+  for (const ByteRange& range : given_in(of, part)) {
+    add(part.substr(done, range.begin - done));
+    add(part.substr(range.begin, range.end - range.begin), true);
+    done = range.end;
+  }
+  add(part.substr(done));
 }
 
 Heap::Nested::Nested(Heap& heap) : heap_(heap) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "io/utf8.h"
 
 namespace tandem::jinja {
 
@@ -35,6 +36,9 @@ using Entries = std::vector<std::pair<Value, Value>>;  // keys in the order of i
 struct String {
   std::string text;    // well-formed UTF-8
   size_t n_chars = 0;  // code points
+  // Parts of `text` that the context brought, as against what the template wrote: ascending,
+  // disjoint, none empty. Whatever is made of a text keeps them.
+  std::vector<ByteRange> given = {};
   bool is_ascii() const { return n_chars == text.size(); }
 };
 
@@ -105,7 +109,8 @@ class Heap {
   void spend_steps(uint64_t n);
   void spend_bytes(uint64_t n);
 
-  Value string(std::string text);
+  Value string(std::string text, std::vector<ByteRange> given = {});
+  Value part(const String& of, std::string_view part);  // `part` lies in of.text
   Value list(Items items) { return {.kind = Kind::kList, .items = keep(std::move(items))}; }
   Value tuple(Items items) { return {.kind = Kind::kTuple, .items = keep(std::move(items))}; }
   Value dict(Entries entries) { return {.kind = Kind::kDict, .entries = keep(std::move(entries))}; }
@@ -142,24 +147,39 @@ class Heap {
   std::deque<Loop> loops_;
 };
 
+// The ranges of `part`, which lies in of.text, counted from its beginning.
+std::vector<ByteRange> given_in(const String& of, std::string_view part);
+
 // A text that grows within the heap's bounds.
 class TextBuilder {
  public:
-  explicit TextBuilder(Heap& heap) : heap_(heap) {}
-  void add(std::string_view text) {
-    heap_.spend_bytes(text.size());
-    text_ += text;
-  }
-  void add(size_t n, char c) {
-    heap_.spend_bytes(n);
-    text_.append(n, c);
-  }
-  Value value() { return heap_.string(std::move(text_)); }
-  std::string take() { return std::move(text_); }
+  explicit TextBuilder(Heap& heap) : heap_(&heap) {}
+
+  void add(std::string_view text, bool given = false);
+  void add(const String& of, std::string_view part);  // `part` lies in of.text
+  void add(const String& text) { add(text, text.text); }
+
+  Value value() { return heap_->string(std::move(text_), std::move(given_)); }
+  std::string take_text() { return std::move(text_); }
+  std::vector<ByteRange> take_given() { return std::move(given_); }
 
  private:
-  Heap& heap_;
+  Heap* heap_;
   std::string text_;
+  std::vector<ByteRange> given_;
 };
+
+// Calls f(stretch, given) for the stretches of a text that the context brought and those between.
+template <class F>
+void for_each_stretch(const String& text, F f) {
+  const std::string_view all = text.text;
+  size_t done = 0;
+  for (const ByteRange& range : text.given) {
+    if (done < range.begin) f(all.substr(done, range.begin - done), false);
+    f(all.substr(range.begin, range.end - range.begin), true);
+    done = range.end;
+  }
+  if (done < all.size()) f(all.substr(done), false);
+}
 
 }  // namespace tandem::jinja

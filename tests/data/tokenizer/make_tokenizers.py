@@ -8,6 +8,7 @@ Writes v3/, v2/, pairs/ (tokenizer.json in the form of DeepSeek-V3's, DeepSeek-V
 ignore_merges) and kimi/ (tiktoken.model), each with tokenizer_config.json and vectors.json: a list of {"text", "ids",
 "literal_ids" (added tokens taken as plain text), "decoded", "decoded_without_special"}.
 """
+import argparse
 import base64
 import json
 import random
@@ -65,6 +66,7 @@ def encode(text): return [vocabulary[piece] for piece in split(text) if piece in
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     corpus = [line + "\n" for line in CORPUS.split("\n")] * 4
     texts = make_texts(random.Random(20240607), 260)
     alphabet = [c for _, c in sorted(byte_characters().items(), key=lambda item: item[1])]

@@ -1,0 +1,26 @@
+// Grammars of schemas, and whether a text is in a grammar, read byte by byte.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "io/grammar/schema_grammar.h"
+#include "io/grammar/text_states.h"
+
+namespace tandem::test {
+
+inline Grammar grammar_of(const nlohmann::ordered_json& schema) {
+  Grammar grammar;
+  const JsonRules json(grammar);
+  grammar.finish(add_schema(grammar, json, schema));
+  return grammar;
+}
+
+inline bool accepts(const Grammar& grammar, const std::string& text) {
+  TextStates states(grammar);
+  TextStates::State state = states.begin();
+  for (const char c : text)
+    if (state != TextStates::kDead) state = states.after(state, static_cast<uint8_t>(c));
+  return state != TextStates::kDead && states.may_end(state);
+}
+
+}  // namespace tandem::test
