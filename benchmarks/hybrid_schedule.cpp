@@ -93,7 +93,7 @@ class Schedule {
 
   HybridSteps::Decode print_row(int n, StatedRates card) {
     Timeline timeline;
-    const DeepSeek::Limits limits = {kMost, 1};
+    const StepLimits limits = {kMost, 1};
     const ModelOnCard on_card(
         [&](const GpuTwinOptions& options) {
           return std::make_unique<StatedCard>(options, card, card_cpu_, timeline);

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "engine/deepseek.h"
+#include "engine/step_runner.h"
 #include "io/load_jobs.h"
 #include "io/weight_store.h"
 #include "load_weights.h"
@@ -37,12 +37,13 @@ class GpuModel {
   virtual const std::string& card() const = 0;  // its name
   virtual const ModelWeights& weights() const = 0;
   virtual const LoadReport& report() const = 0;
+  virtual Device& device() = 0;
   virtual Ops& ops() = 0;
   // Of the card, and once they are added, of the CPU: those that are not on the card, or none.
-  virtual RoutedExperts& experts() = 0;
+  virtual ExpertPool& experts() = 0;
   // Both outlive the object; the timeline may be null.
   virtual void add_cpu_experts(CpuExperts& experts, Timeline* timeline) = 0;
-  // From now on, whichever experts there are then: experts() counts.
+  // From now on, once all experts are added.
   virtual void record_routing() = 0;
   virtual const RoutingCounts* routing() const = 0;  // null: not recorded
 };

@@ -146,7 +146,7 @@ bool LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
   const int max_tokens = step_tokens(options, std::max(context_, options.max_kv_tokens));
-  const DeepSeek::Limits limits = {max_tokens, std::min(max_tokens, options.max_logits)};
+  const StepLimits limits = {max_tokens, std::min(max_tokens, options.max_logits)};
   const GpuModelOptions gpu = {.max_tokens = limits.max_tokens,
                                .max_logits = limits.max_logits,
                                .context = context_,
@@ -179,10 +179,12 @@ bool LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
   }
   require(shares || !options.record_timeline, "--timeline: all of the model is on the GPU");
   if (options.record_routing) gpu_->record_routing();
-  model_ = std::make_unique<DeepSeek>(config_, gpu_->weights(), gpu_->ops(), gpu_->experts(),
-                                      limits, options.attention);
+  model_ = std::make_unique<StepRunner>(
+      ModelParts{config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()}, limits,
+      options.attention);
   const int64_t bytes = KvCache::bytes_for(config_, kv_tokens, cache_type);
-  cache_ = std::make_unique<KvCache>(config_, kv_tokens, cache_type, gpu_->ops().allocate(bytes));
+  cache_ =
+      std::make_unique<KvCache>(config_, kv_tokens, cache_type, gpu_->device().allocate(bytes));
   add_host_pages(options);
   return true;
 }
@@ -212,7 +214,7 @@ void LoadedModel::add_host_pages(const ModelOptions& options) {
                                 .most_pages = options.max_kv_tokens / kPageSize,
                                 .page_bytes = KvCache::bytes_for(config_, kPageSize, cache_type()),
                                 .memory_bytes = available_memory_bytes()});
-  if (n > 0) host_pages_ = std::make_unique<HostPages>(gpu_->ops(), *cache_, n);
+  if (n > 0) host_pages_ = std::make_unique<HostPages>(gpu_->device(), *cache_, n);
 }
 
 void LoadedModel::load_on_cpu(const ModelOptions& options, const Progress& progress) {
@@ -232,15 +234,15 @@ void LoadedModel::load_on_cpu(const ModelOptions& options, const Progress& progr
                                {{}, KvCache::bytes_for(config_, context_, cache_type)});
   report_ = load_host_weights(options, store, stored, experts, progress);
   start_team(options, max_tokens);
+  device_ = std::make_unique<CpuDevice>(*team_);
   ops_ = std::make_unique<CpuOps>(kernels_, config_, max_tokens, *team_);
-  RoutedExperts* routed = experts_.get();
   if (options.record_routing) {
-    recorder_ = std::make_unique<RoutingRecorder>(config_, *experts_);
-    routed = recorder_.get();
+    recorder_ = std::make_unique<RoutingRecorder>(config_);
+    experts_->observe(recorder_.get());
   }
-  model_ = std::make_unique<DeepSeek>(
-      config_, weights_, *ops_, *routed,
-      DeepSeek::Limits{max_tokens, std::min(max_tokens, options.max_logits)}, options.attention);
+  model_ = std::make_unique<StepRunner>(
+      ModelParts{config_, weights_, *device_, *ops_, *experts_},
+      StepLimits{max_tokens, std::min(max_tokens, options.max_logits)}, options.attention);
   cache_ = std::make_unique<KvCache>(config_, kv_tokens(options, config_, context_, cache_type),
                                      cache_type);
 }

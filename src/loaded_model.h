@@ -6,8 +6,8 @@
 #include <string>
 
 #include "core/team_watch.h"
-#include "engine/deepseek.h"
 #include "engine/host_pages.h"
+#include "engine/step_runner.h"
 #include "gpu_model.h"
 #include "load_weights.h"
 #include "offload/cpu_experts.h"
@@ -54,7 +54,7 @@ class LoadedModel {
   // Throws Error for anything wrong with the options, the checkpoint or the memory.
   explicit LoadedModel(const ModelOptions& options, const Progress& progress = {});
 
-  DeepSeek& model() { return *model_; }
+  StepRunner& model() { return *model_; }
   KvCache& cache() { return *cache_; }
   HostPages* host_pages() { return host_pages_.get(); }  // null: none
   const ModelConfig& config() const { return config_; }
@@ -96,14 +96,15 @@ class LoadedModel {
   CpuWeights home_{kernels_, topology_};
   ModelWeights weights_;
   LoadReport report_;
-  std::unique_ptr<Team> team_;           // null: the GPU computes everything
-  std::unique_ptr<TeamWatch> watch_;     // of a team that a GPU waits for
-  std::unique_ptr<CpuOps> ops_;          // null: the backbone is on the GPU
-  std::unique_ptr<CpuExperts> experts_;  // null: all experts are on the GPU
+  std::unique_ptr<Team> team_;                 // null: the GPU computes everything
+  std::unique_ptr<TeamWatch> watch_;           // of a team that a GPU waits for
+  std::unique_ptr<CpuDevice> device_;          // null: the backbone is on the GPU
+  std::unique_ptr<CpuOps> ops_;                // the same
+  std::unique_ptr<RoutingRecorder> recorder_;  // of a backbone on the CPU; null: none
+  std::unique_ptr<CpuExperts> experts_;        // null: all experts are on the GPU
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<GpuModel> gpu_;  // null: the CPU computes everything
-  std::unique_ptr<RoutingRecorder> recorder_;
-  std::unique_ptr<DeepSeek> model_;
+  std::unique_ptr<StepRunner> model_;
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<HostPages> host_pages_;  // of a cache on the GPU, for several sequences
 };

@@ -126,7 +126,7 @@ std::string memory_table(const Prediction& p) {
                        giga(m.kv_bytes), giga(m.activation_bytes), giga(m.free_bytes()),
                        giga(m.capacity_bytes));
   };
-  std::vector<std::pair<std::string, std::pair<Device, int>>> lines;  // numbers: first, how many
+  std::vector<std::pair<std::string, std::pair<DeviceId, int>>> lines;  // numbers: first, how many
   for (const DeviceMemory& m : p.memory) {
     const std::string line = numbers(m);
     bool found = false;

@@ -38,8 +38,8 @@ std::vector<Bytes> read(LoadedModel& loaded) {
     for (int l = 0; l < loaded.cache().n_layers(); ++l) {
       const auto from = loaded.cache().page(l, static_cast<int32_t>(page));
       Bytes part(from.size());
-      loaded.model().ops().copy(from.data(), std::ssize(part), part.data());
-      loaded.model().ops().wait();
+      loaded.model().device().copy(from.data(), std::ssize(part), part.data());
+      loaded.model().device().wait();
       pages[page].insert(pages[page].end(), part.begin(), part.end());
     }
   return pages;
@@ -52,8 +52,8 @@ void fill_with_noise(LoadedModel& loaded, unsigned seed) {
       const auto to = loaded.cache().page(l, page);
       Bytes noise(to.size());
       for (std::byte& b : noise) b = static_cast<std::byte>(rng());
-      loaded.model().ops().copy(noise.data(), std::ssize(noise), to.data());
-      loaded.model().ops().wait();
+      loaded.model().device().copy(noise.data(), std::ssize(noise), to.data());
+      loaded.model().device().wait();
     }
 }
 

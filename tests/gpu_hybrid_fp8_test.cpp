@@ -104,8 +104,7 @@ void GpuFp8Activations::expect_experts(int n_tokens, int at_once, bool rounded) 
                              {matrix(chosen, n_tokens, kActive, DType::kI32),
                               matrix(factors, n_tokens, kActive, DType::kF32)}};
   if (at_once == kExperts) {
-    experts.submit(batch);
-    experts.add_to(out);
+    experts.add_to(experts.submit(batch), out);
   } else {
     const std::vector<FfnWeights>& all = on_card_.layers[1].experts;
     const auto some = [&](QuantView FfnWeights::*which, int first) {
@@ -114,12 +113,13 @@ void GpuFp8Activations::expect_experts(int n_tokens, int at_once, bool rounded) 
           gpu_weight(a), b.q.row_data(0) - a.q.row_data(0),
           static_cast<float*>(b.scale.data) - static_cast<float*>(a.scale.data)};
     };
-    rows.sort(batch, kExperts, gpu_weight(all[0].gate));
+    const CudaExpertRows::Sorted sorted = rows.sort(batch, kExperts, gpu_weight(all[0].gate));
     for (int first = 0; first < kExperts; first += at_once) {
-      rows.gate_up(some(&FfnWeights::gate, first), some(&FfnWeights::up, first), {first, at_once});
-      rows.down(some(&FfnWeights::down, first), {first, at_once});
+      rows.gate_up(sorted, some(&FfnWeights::gate, first), some(&FfnWeights::up, first),
+                   {first, at_once});
+      rows.down(sorted, some(&FfnWeights::down, first), {first, at_once});
     }
-    rows.add_to(out);
+    rows.add_to(sorted, out);
   }
   std::vector<double> want;
   for (int t = 0; t < n_tokens; ++t) {

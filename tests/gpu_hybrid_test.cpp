@@ -39,8 +39,8 @@ TEST_F(Fp8HandOff, PartsAddUp) {
   for (const int layer : {1, 2, 3}) run_layer(layer, 5);
 }
 
-// A step of six tokens through all layers, in one part or in halves that take turns, as the forward
-// pass has them; `before_hand_down_` is the card's work before a layer's experts.
+// A step of six tokens through all layers, as one micro-batch or as two that take turns like those
+// of the forward pass; `before_hand_down_` is the GPU's work before a layer's experts.
 class HybridSteps : public HybridHandOff {
  protected:
   HybridSteps() = default;
@@ -48,7 +48,7 @@ class HybridSteps : public HybridHandOff {
 
   static constexpr int kTokens = 6;
 
-  StepParts parts(int n) const {
+  MicroBatches parts(int n) const {
     if (n == 1) return {{part(0, kTokens)}, 1};
     return {{part(0, 4), part(4, 2)}, 2};
   }
@@ -64,25 +64,26 @@ class HybridSteps : public HybridHandOff {
                           cols, dtype}
             .rows_from(part.first_row(), part.n());
       };
-      hybrid_->submit(
+      tickets_[part.first_row() > 0] = hybrid_->submit(
           {layer,
            rows(x_card_, dim_, DType::kF32),
            {rows(ids_card_, kActive, DType::kI32), rows(weights_card_, kActive, DType::kF32)},
            part.first_row()});
       if (between_) between_();
-      hybrid_->add_to(rows(y_card_, dim_, DType::kF32));
+      hybrid_->waits(tickets_[part.first_row() > 0]);
     };
-    const auto end = [&](int layer, const Batch& part) {
+    const auto end = [&](const Batch& part) {
       const TensorView y = {const_cast<float*>(y_card_.data()), kTokens, dim_, dim_, DType::kF32};
-      hybrid_->add_rest_to(layer, part.first_row(), y.rows_from(part.first_row(), part.n()));
+      hybrid_->add_to(tickets_[part.first_row() > 0], y.rows_from(part.first_row(), part.n()));
     };
-    const StepParts step = parts(n_parts);
+    const MicroBatches step = parts(n_parts);
     for (size_t i = 0; i < layers_.size(); ++i)
       for (const Batch& part : step) {
-        if (i > 0) end(layers_[i - 1], part);
+        if (i > 0) end(part);
         begin(layers_[i], part);
       }
-    for (const Batch& part : step) end(layers_.back(), part);
+    for (const Batch& part : step) end(part);
+    if (!stream_.is_recording()) hybrid_->end_step(step);
   }
   void start() {
     x_ = gpu::test::random_floats(rng_, kTokens * dim_, 1);
@@ -96,16 +97,17 @@ class HybridSteps : public HybridHandOff {
       return TensorView{const_cast<void*>(data), kTokens, cols, cols, dtype};
     };
     for (const int layer : {1, 2, 3}) {
-      reference_->submit({layer,
-                          matrix(x_.data(), dim_, DType::kF32),
-                          {matrix(ids_.data(), kActive, DType::kI32),
-                           matrix(weights_.data(), kActive, DType::kF32)}});
-      reference_->add_to(matrix(y.data(), dim_, DType::kF32));
+      const Ticket ticket = reference_->submit({layer,
+                                                matrix(x_.data(), dim_, DType::kF32),
+                                                {matrix(ids_.data(), kActive, DType::kI32),
+                                                 matrix(weights_.data(), kActive, DType::kF32)}});
+      reference_->add_to(ticket, matrix(y.data(), dim_, DType::kF32));
     }
     expect_close(got, y, 2e-2 * largest(y));
   }
 
   std::vector<int> layers_ = {1, 2, 3};
+  Ticket tickets_[ExpertPool::kMostTickets] = {};
   std::function<void()> between_;  // enqueues what the forward pass has there: the shared expert
   const int dim_ = random_.config.dim;
   const std::vector<int32_t> ids_ = {0, 1, 2, 5, 6, 7, 1, 3, 4, 0, 2, 7, 3, 4, 5, 6, 1, 0};
@@ -119,7 +121,7 @@ class HybridSteps : public HybridHandOff {
   std::vector<float> x_;
 };
 
-TEST_F(HybridSteps, HalvesGiveTheSameSum) {
+TEST_F(HybridSteps, MicroBatchesGiveTheSameSum) {
   for (int round = 0; round < 6; ++round) {
     const auto card = std::chrono::microseconds(round % 3 == 1 ? 200 * round : 0);
     const auto cpu = std::chrono::microseconds(round % 3 == 2 ? 200 * round : 0);
@@ -136,7 +138,7 @@ class ConvertedSteps : public HybridSteps {
  protected:
   ConvertedSteps() : HybridSteps(WeightFormat{DType::kI8}) {}
 };
-TEST_F(ConvertedSteps, HalvesGiveTheSameSum) {
+TEST_F(ConvertedSteps, MicroBatchesGiveTheSameSum) {
   for (const int n_parts : {1, 2, 2}) {
     start();
     enqueue(n_parts);
@@ -144,7 +146,7 @@ TEST_F(ConvertedSteps, HalvesGiveTheSameSum) {
   }
 }
 
-TEST_F(HybridSteps, HalvesOnTheTimeline) {
+TEST_F(HybridSteps, MicroBatchesOnTheTimeline) {
   Timeline timeline;
   hybrid_->record(timeline);
   for (const int n_parts : {1, 2}) {
@@ -163,7 +165,7 @@ TEST_F(HybridSteps, HalvesOnTheTimeline) {
     EXPECT_EQ(n_spans[fmt::format("shared expert {}", part)], 3);
   }
   EXPECT_EQ(n_spans["experts 0 1"], 0);
-  // The mean of a layer has both of its halves.
+  // The mean of a layer has both of its micro-batches.
   double gpu = 0;
   for (const Timeline::Span& s : timeline.spans())
     if (s.step == 1 && std::string(s.name) == "shared expert") gpu += (s.end - s.begin) / 3;
@@ -175,8 +177,9 @@ TEST_F(HybridSteps, HalvesOnTheTimeline) {
   EXPECT_NEAR(json["mean_seconds_a_layer"][0]["parts"]["GPU: shared expert"], gpu, 1e-9);
 }
 
-// Where card and CPU take as long as each other, halves take little more than half of the time.
-TEST_F(HybridSteps, HalvesOverlap) {
+// Where GPU and CPU take as long as each other, two micro-batches take little more than half of the
+// time.
+TEST_F(HybridSteps, MicroBatchesOverlap) {
   layers_.assign(8, 2);  // no experts on the card, whose kernels are slow where it is emulated
   const auto seconds = [&](int n_parts) {
     const auto busy = milliseconds(24 / n_parts);
@@ -192,9 +195,9 @@ TEST_F(HybridSteps, HalvesOverlap) {
   EXPECT_GE(best, 1.3);
 }
 
-// The CPU's part is not done before the card has done what it got between submit() and add_to(), of
-// both halves: so the card must not wait for the CPU before that. In steps kernel by kernel and in
-// recorded ones.
+// The CPU's part is not done before the GPU has done what it got between submit() and waits(), of
+// both micro-batches: so the GPU must not wait for the CPU before that. In steps kernel by kernel
+// and in recorded ones.
 TEST_F(HybridSteps, TheSharedExpertRunsWhileTheCpuComputes) {
   std::atomic<int> n_done = 0;  // shared experts
   int n_begun = 0, n_late = 0, n_parts = 1;
@@ -257,8 +260,10 @@ TEST_F(HybridSteps, TheCpuFollowsAReplay) {
 TEST_F(HybridHandOff, ATimelineHasAllParts) {
   Timeline timeline;
   hybrid_->record(timeline);
-  for (int step = 0; step < 2; ++step)
+  for (int step = 0; step < 2; ++step) {
     for (const int layer : {1, 2, 3}) run_layer(layer, 1 + step);
+    end_step(1 + step);
+  }
   EXPECT_EQ(timeline.n_steps(), 2);
   EXPECT_EQ(timeline.n_tokens(1), 2);
   std::map<std::string, int> n_spans;
@@ -310,7 +315,8 @@ TEST_F(HybridHandOff, ACardThatDoesNotComeIsSaid) {
   std::promise<void> release;
   std::shared_future<void> released = release.get_future().share();
   before_hand_down_ = [released] { released.wait(); };
-  hybrid_->set_patience(milliseconds(100));
+  patience_ = milliseconds(100);
+  SetUp();
   const auto start = std::chrono::steady_clock::now();
   const std::string said = error_of([&] { run_layer(1, 2); });
   EXPECT_TRUE(says(said, "the GPU has not come to layer 1 in 0.1 s"));

@@ -367,14 +367,14 @@ TEST(LayerTime, AllReduceByHand) {
   const RoutingStatistics routing(r1);
   const Workload w;
   const PlanInput in = {r1, m, w, routing};
-  const auto all_reduce = [&](const std::vector<Device>& devices, int tp) {
+  const auto all_reduce = [&](const std::vector<DeviceId>& devices, int tp) {
     Placement p = r1_with_experts_on_the_cpu();
     p.stages = {{0, 60, devices, tp}};
     return LayerModel(in, p, {32, 1024, false, 1}).backbone(p.stages[0], 3)[Part::kAllReduce];
   };
   const double rows = 32 * 7168 * 2;  // bytes
-  const std::vector<Device> one_host = {{0, 0}, {0, 1}};
-  const std::vector<Device> two_hosts = {{0, 0}, {0, 1}, {1, 0}, {1, 1}};
+  const std::vector<DeviceId> one_host = {{0, 0}, {0, 1}};
+  const std::vector<DeviceId> two_hosts = {{0, 0}, {0, 1}, {1, 0}, {1, 1}};
   EXPECT_EQ(all_reduce(two_hosts, 1), 0);
   const double near = 2 * (2 * 5e-6 + rows / 100e9);
   EXPECT_NEAR(all_reduce(one_host, 2), near, 1e-12);

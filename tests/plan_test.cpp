@@ -59,7 +59,7 @@ TEST(Plan, R1WithItsBackboneEmbeddingAndCacheOnOne4090) {
   w.context = 32768;
   const Plan plan = Planned("r1", known_machine("2x6454s-4090"), w).plan();
   const Placement& p = plan.placement;
-  EXPECT_EQ(p.stages[0].devices, (std::vector<Device>{{0, 0}}));
+  EXPECT_EQ(p.stages[0].devices, (std::vector<DeviceId>{{0, 0}}));
   EXPECT_EQ(p.numa_columns, (std::vector<int>{1024, 1024}));
   EXPECT_EQ(p.kv_tokens, 32768);
   // Either the embedding fits too, or the plan says what moved.
@@ -79,7 +79,7 @@ TEST(Plan, ALongContextIsKeptInFp8WhereOnlyThatLetsTheCardCompute) {
   const Planned planned("r1", known_machine("2x6454s-4090"), w);
   const Plan plan = planned.plan();
   EXPECT_EQ(plan.placement.kv_type, DType::kF8E4M3);
-  EXPECT_EQ(plan.placement.stages[0].devices, (std::vector<Device>{{0, 0}}));
+  EXPECT_EQ(plan.placement.stages[0].devices, (std::vector<DeviceId>{{0, 0}}));
   EXPECT_EQ(plan.prediction.memory[1].kv_bytes, int64_t{131'072} * 61 * 656);
   EXPECT_TRUE(says(all_reasons(plan), "KV cache in FP8"));
   EXPECT_TRUE(says(all_reasons(plan), "in BF16 it would take 9.21 GB"));

@@ -16,7 +16,7 @@ namespace {
 // Which devices compute the backbone, and the hosts whose CPUs hold experts.
 struct Layout {
   int hosts;
-  std::vector<Device> devices;
+  std::vector<DeviceId> devices;
   int tp;
 };
 
@@ -153,7 +153,7 @@ std::vector<Layout> backbone_layouts(const PlanInput& in) {
   std::vector<Layout> layouts;
   for (const int hosts : host_counts(in.machine)) {
     const auto of_each = [&](int first, int n) {
-      std::vector<Device> devices;
+      std::vector<DeviceId> devices;
       for (int host = 0; host < hosts; ++host)
         for (int i = 0; i < n; ++i) devices.push_back({host, first + i});
       return devices;
@@ -255,7 +255,7 @@ void HotCandidates::visit() {
 // than their part since it has the shared experts to compute, or less room.
 std::vector<std::vector<HotSeat>> HotCandidates::divisions() const {
   std::vector<HotSeat> own;
-  for (const Device d : p_.stages[0].devices) own.push_back({d, 1});
+  for (const DeviceId d : p_.stages[0].devices) own.push_back({d, 1});
   std::vector<std::vector<HotSeat>> all = {own};
   const auto n = static_cast<int>(in_.machine.gpus.size());
   if (own.size() > 1) return all;

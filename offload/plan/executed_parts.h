@@ -14,8 +14,8 @@ struct CardParts {
   // Steps this long bring the CPU's experts to the card; 0: none, kMeasuredCrossover: as measured
   // once they are loaded.
   int stream_from_tokens = 0;
-  // Steps in which so many sequences and more decode go in two halves; 0: none.
-  int halve_from_sequences = 0;
+  // Sequences of a decode step that has two micro-batches; 0: none has.
+  int micro_batches_from_sequences = 0;
   // [layers][n_experts], nothing for a dense layer: these experts are on the card.
   std::vector<std::vector<bool>> experts;
 };

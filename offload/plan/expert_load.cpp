@@ -50,7 +50,7 @@ double largest(double mean, double variance, double n, double least, double most
 
 std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
                                      const LayerExperts& experts, int layer, double tokens,
-                                     Device backbone) {
+                                     DeviceId backbone) {
   const int n_gpus = static_cast<int>(in.machine.gpus.size());
   std::vector<int> index(static_cast<size_t>(in.machine.hosts) * (n_gpus + 1), -1);
   const double expert_ops = token_ops(in.config).expert;
@@ -70,7 +70,7 @@ std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
     const double slices = group.sliced ? static_cast<double>(group.owners.size()) : 1;
     const auto bytes = static_cast<double>(routed_expert_bytes(in.config, group.format)) / slices;
     const double ops = use.rows * expert_ops / slices;
-    for (const Device d : group.owners) {
+    for (const DeviceId d : group.owners) {
       int& i = index[d.host * (n_gpus + 1) + d.gpu + 1];
       if (i < 0) {
         i = static_cast<int>(loads.size());

@@ -8,7 +8,7 @@
 namespace tandem {
 
 struct ExpertLoad {
-  Device owner;
+  DeviceId owner;
   double experts = 0;             // it holds
   double used = 0, variance = 0;  // of them in this step: expected number, and its variance
   double bytes = 0;               // of those, expected
@@ -21,7 +21,7 @@ struct ExpertLoad {
 // In the order in which the groups name the owners. Replicas share an expert's tokens.
 std::vector<ExpertLoad> expert_loads(const PlanInput& input, const Placement& placement,
                                      const LayerExperts& experts, int layer, double tokens,
-                                     Device backbone);
+                                     DeviceId backbone);
 
 // Whether two owners have the same to do.
 bool alike(const ExpertLoad& a, const ExpertLoad& b);

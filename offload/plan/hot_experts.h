@@ -8,7 +8,7 @@ namespace tandem {
 
 // A GPU and its part of the experts that leave.
 struct HotSeat {
-  Device gpu;
+  DeviceId gpu;
   double part;
 };
 

@@ -15,7 +15,7 @@ constexpr double kHandOffSeconds = 10e-6;  // GPU to CPU or back, beside the cop
 // Devices that share a host's network.
 double of_first_host(const Stage& stage) {
   double n = 0;
-  for (const Device d : stage.devices) n += d.host == stage.devices[0].host ? 1 : 0;
+  for (const DeviceId d : stage.devices) n += d.host == stage.devices[0].host ? 1 : 0;
   return n;
 }
 
@@ -101,7 +101,7 @@ LayerTime LayerModel::overlapped(const Stage& stage, int layer, const LayerExper
 
 void LayerModel::add_backbone(const Stage& stage, int layer, double tokens, LayerTime& t) const {
   const ModelConfig& c = in_.config;
-  const Device device = stage.devices[0];
+  const DeviceId device = stage.devices[0];
   const Rates rates = rates_of(in_.machine, device, p_.numa_columns);
   const BackboneBytes bytes = backbone_layer_bytes(c, c.is_moe(layer), p_.backbone);
   const TokenOps ops = token_ops(c);
@@ -132,11 +132,11 @@ void LayerModel::add_backbone(const Stage& stage, int layer, double tokens, Laye
 
 LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
                                                  const LayerExperts& experts, double tokens) const {
-  const Device backbone = stage.devices[0];
+  const DeviceId backbone = stage.devices[0];
   const std::vector<ExpertLoad> loads =
       expert_loads(in_, p_, experts, layer, tokens * shape_.replicas, backbone);
   const bool stream = shape_.prefill && !backbone.is_cpu() && streams(p_, tokens);
-  std::vector<Device> sorted = stage.devices;
+  std::vector<DeviceId> sorted = stage.devices;
   std::sort(sorted.begin(), sorted.end());
   std::vector<bool> is_own;
   is_own.reserve(loads.size());
@@ -172,7 +172,7 @@ LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
 void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const Rates& cpu,
                               ExpertTimes& e) const {
   double n_gpus = 0;
-  for (const Device d : stage.devices) n_gpus += d.host == load.owner.host ? 1 : 0;
+  for (const DeviceId d : stage.devices) n_gpus += d.host == load.owner.host ? 1 : 0;
   n_gpus = std::max(1.0, n_gpus);
   const Rates gpu = rates_of(in_.machine, stage.devices[0], {});
   e.streamed.n += load.used;
@@ -189,7 +189,7 @@ void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const 
 // other hosts.
 void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loads,
                           ExpertTimes& e) const {
-  const Device backbone = stage.devices[0];
+  const DeviceId backbone = stage.devices[0];
   double all = 0, cpu = 0, near = 0, far = 0;
   for (const ExpertLoad& load : loads) {
     all += load.rows;
@@ -252,7 +252,7 @@ bool streams(const Placement& p, double chunk_tokens) {
 }
 
 double embedding_seconds(const PlanInput& in, const Placement& p, double tokens) {
-  const Device device = p.stages.front().devices[0];
+  const DeviceId device = p.stages.front().devices[0];
   const double bytes = tokens * in.config.dim * kBf16Bytes;
   if (!p.embedding_on_cpu && !device.is_cpu())
     return 2 * bytes / in.machine.gpus[device.gpu].read_bytes_per_second;
@@ -267,7 +267,7 @@ double embedding_seconds(const PlanInput& in, const Placement& p, double tokens)
 double head_seconds(const PlanInput& in, const Placement& p, double rows, double n_replicas) {
   const ModelConfig& c = in.config;
   const Stage& stage = p.stages.back();
-  const Device device = stage.devices[0];
+  const DeviceId device = stage.devices[0];
   const double ops = token_ops(c).head;
   const auto all = static_cast<double>(embedding_bytes(c));
   const auto product = [&](const Rates& rates, double share, double n) {

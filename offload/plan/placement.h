@@ -11,22 +11,22 @@
 
 namespace tandem {
 
-// Something with memory that computes.
-struct Device {
+// A GPU, or the CPUs of a host.
+struct DeviceId {
   int host = 0;
   int gpu = -1;  // of the host; -1: its CPUs and their memory
   bool is_cpu() const { return gpu < 0; }
   // clang-tidy 14 takes the comparison's own 0 for a null pointer.
-  auto operator<=>(const Device&) const = default;  // NOLINT(modernize-use-nullptr)
+  auto operator<=>(const DeviceId&) const = default;  // NOLINT(modernize-use-nullptr)
 };
-std::string device_name(Device device);  // "host0.cpu", "host3.gpu5"
+std::string device_name(DeviceId device);  // "host0.cpu", "host3.gpu5"
 
 // Some experts of a layer with the same home.
 struct ExpertGroup {
   std::vector<int> experts;  // ascending
   WeightFormat format;
-  std::vector<Device> owners;  // each holds all of every expert: more than one are replicas
-  bool sliced = false;         // the owners hold equal slices instead (tensor parallel)
+  std::vector<DeviceId> owners;  // each holds all of every expert: more than one are replicas
+  bool sliced = false;           // the owners hold equal slices instead (tensor parallel)
 };
 
 // MoE layers first .. last, whose experts live alike. Dense layers between them have none.
@@ -39,7 +39,7 @@ struct LayerExperts {
 // share each layer (tensor parallel). More than one stage is a pipeline.
 struct Stage {
   int first, last;
-  std::vector<Device> devices;
+  std::vector<DeviceId> devices;
   int tp = 1;
   int dp() const { return static_cast<int>(devices.size()) / tp; }
 };
@@ -63,7 +63,7 @@ struct Placement {
 };
 
 struct DeviceMemory {
-  Device device;
+  DeviceId device;
   int64_t weights_bytes = 0, kv_bytes = 0, activation_bytes = 0, reserve_bytes = 0;
   int64_t capacity_bytes = 0;
   int64_t free_bytes() const {

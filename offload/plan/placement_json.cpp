@@ -20,15 +20,15 @@ const char *const kBf16 = "bf16", *const kFp8 = "fp8";
 
 Json stage_to_json(const Stage& stage);
 Json layers_to_json(const LayerExperts& layers);
-Json names_of(const std::vector<Device>& devices);
+Json names_of(const std::vector<DeviceId>& devices);
 void read_backbone(JsonFields fields, Placement& p);
 bool read_on_cpu(JsonFields& fields, const std::string& key);
 void read_experts(JsonFields fields, Placement& p);
 LayerExperts read_layers(JsonFields fields);
 ExpertGroup read_group(JsonFields fields);
-std::vector<Device> read_devices(JsonFields& fields, const std::string& key);
+std::vector<DeviceId> read_devices(JsonFields& fields, const std::string& key);
 void read_span(JsonFields& fields, int& first, int& last);
-Device parse_device(const nlohmann::json& name, const std::string& where);
+DeviceId parse_device(const nlohmann::json& name, const std::string& where);
 
 }  // namespace
 
@@ -147,9 +147,9 @@ Json layers_to_json(const LayerExperts& l) {
   return {{"layers", fmt::format("{}-{}", l.first, l.last)}, {"groups", groups}};
 }
 
-Json names_of(const std::vector<Device>& devices) {
+Json names_of(const std::vector<DeviceId>& devices) {
   Json names = Json::array();
-  for (const Device d : devices) names.push_back(device_name(d));
+  for (const DeviceId d : devices) names.push_back(device_name(d));
   return names;
 }
 
@@ -207,8 +207,8 @@ ExpertGroup read_group(JsonFields fields) {
   return g;
 }
 
-std::vector<Device> read_devices(JsonFields& fields, const std::string& key) {
-  std::vector<Device> devices;
+std::vector<DeviceId> read_devices(JsonFields& fields, const std::string& key) {
+  std::vector<DeviceId> devices;
   for (const auto& name : fields.list(key, kMaxDevices))
     devices.push_back(parse_device(name, fields.path() + ": " + key));
   return devices;
@@ -223,7 +223,7 @@ void read_span(JsonFields& fields, int& first, int& last) {
     fields.refuse("layers", "expected one range like \"3-60\"");
 }
 
-Device parse_device(const nlohmann::json& name, const std::string& where) {
+DeviceId parse_device(const nlohmann::json& name, const std::string& where) {
   const std::string text = name.is_string() ? name.get<std::string>() : std::string();
   const char *at = text.data(), *const stop = at + text.size();
   const auto number_after = [&](std::string_view word) {

@@ -33,7 +33,7 @@ class Winner {
   Workload workload;
   Prediction prediction;
   int64_t least_missing = std::numeric_limits<int64_t>::max();  // bytes, of what does not fit
-  Device fullest;                                               // then
+  DeviceId fullest;                                             // then
 
  private:
   void enter_with(Placement& p, int64_t home, int concurrency);
@@ -173,7 +173,7 @@ bool Winner::beats(const Prediction& then) const {
 bool Winner::fits(Placement& p, int concurrency) {
   p.kv_tokens = w_.context * sequences_a_replica(p, concurrency);
   int64_t missing = 0;
-  Device device;
+  DeviceId device;
   for (const DeviceMemory& m : memory_by_device(r_.config, r_.machine, p))
     if (-m.free_bytes() > missing) missing = -m.free_bytes(), device = m.device;
   const bool whole = !p.layers.empty() || r_.config.router.n_experts == 0;

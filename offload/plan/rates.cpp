@@ -27,7 +27,7 @@ double cpu_read_rate(const Machine& m, const std::vector<int>& columns) {
 
 }  // namespace
 
-Rates rates_of(const Machine& m, Device device, const std::vector<int>& numa_columns) {
+Rates rates_of(const Machine& m, DeviceId device, const std::vector<int>& numa_columns) {
   if (device.is_cpu())
     return {cpu_read_rate(m, numa_columns), m.peak, m.isa, m.curves, kCpuLayerSeconds};
   const Gpu& gpu = m.gpus[device.gpu];

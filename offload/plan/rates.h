@@ -17,7 +17,7 @@ struct Rates {
 
 // `numa_columns` as in Placement: slices read their own node's memory; without them every node
 // reads from all.
-Rates rates_of(const Machine& machine, Device device, const std::vector<int>& numa_columns);
+Rates rates_of(const Machine& machine, DeviceId device, const std::vector<int>& numa_columns);
 
 // The peak of the arithmetic in which a device multiplies weights kept as `format`.
 double peak_for(const Rates& rates, DType format, bool gpu);

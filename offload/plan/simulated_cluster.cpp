@@ -9,10 +9,10 @@ namespace tandem {
 namespace {
 
 // The backbone's devices, then others that own experts.
-std::vector<Device> ranks_of(const Placement& p) {
-  std::vector<Device> ranks = p.stages[0].devices;
+std::vector<DeviceId> ranks_of(const Placement& p) {
+  std::vector<DeviceId> ranks = p.stages[0].devices;
   for (const ExpertGroup& group : p.layers[0].groups)
-    for (const Device d : group.owners)
+    for (const DeviceId d : group.owners)
       if (std::find(ranks.begin(), ranks.end(), d) == ranks.end()) ranks.push_back(d);
   return ranks;
 }
@@ -21,13 +21,13 @@ bool suits(const Placement& p) {
   if (p.stages.size() != 1 || p.stages[0].tp != 1 || p.layers.empty()) return false;
   const std::vector<ExpertGroup>& groups = p.layers[0].groups;
   const bool on_gpus = std::all_of(groups.begin(), groups.end(), [](const ExpertGroup& g) {
-    return std::none_of(g.owners.begin(), g.owners.end(), [](Device d) { return d.is_cpu(); });
+    return std::none_of(g.owners.begin(), g.owners.end(), [](DeviceId d) { return d.is_cpu(); });
   });
   const bool on_cpus = std::all_of(groups.begin(), groups.end(), [](const ExpertGroup& g) {
     return !g.sliced &&
-           std::all_of(g.owners.begin(), g.owners.end(), [](Device d) { return d.is_cpu(); });
+           std::all_of(g.owners.begin(), g.owners.end(), [](DeviceId d) { return d.is_cpu(); });
   });
-  const std::vector<Device> ranks = ranks_of(p);
+  const std::vector<DeviceId> ranks = ranks_of(p);
   const bool several_hosts = ranks.front().host != ranks.back().host;
   return ranks.size() > 1 && !ranks[0].is_cpu() && (on_gpus || (on_cpus && several_hosts));
 }
@@ -40,7 +40,7 @@ SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew
           "several hosts, and this placement is not: ask for --objective throughput and more "
           "--concurrency, or another machine");
   const Stage& stage = p.stages[0];
-  const std::vector<Device> ranks = ranks_of(p);
+  const std::vector<DeviceId> ranks = ranks_of(p);
   const auto n = static_cast<int>(stage.devices.size());
   SimulatedCluster c{.n_ranks = static_cast<int>(ranks.size()),
                      .n_backbone_ranks = n,
@@ -50,7 +50,7 @@ SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew
                      .skew = skew};
   const std::vector<ExpertGroup>& groups = p.layers[0].groups;
   for (const ExpertGroup& group : groups)
-    for (const Device d : group.owners)
+    for (const DeviceId d : group.owners)
       for (const int e : group.experts)
         c.owners[e].push_back(
             static_cast<int>(std::find(ranks.begin(), ranks.end(), d) - ranks.begin()));
@@ -68,7 +68,7 @@ SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew
   c.backbone_seconds_per_token = (backbone(tokens) - backbone(fewer)) / (tokens - fewer);
   c.backbone_seconds = backbone(tokens) - tokens * c.backbone_seconds_per_token;
 
-  const Device owner = groups[0].owners[0];
+  const DeviceId owner = groups[0].owners[0];
   const WeightFormat format = groups[0].format;
   const Rates rates = rates_of(in.machine, owner, p.numa_columns);
   const double rows = std::max(1.0, tokens * n * c.top_k / c.n_experts);
@@ -85,7 +85,7 @@ SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew
   c.link_bytes_per_second = link.bytes_per_second;
   c.link_latency_seconds = link.latency_seconds;
   if (owner.is_cpu())
-    for (const Device d : ranks) c.link_of.push_back(d.host);
+    for (const DeviceId d : ranks) c.link_of.push_back(d.host);
   else if (!one_host)
     c.link_bytes_per_second /= static_cast<double>(in.machine.gpus.size());
   c.dispatch_bytes = static_cast<double>(dispatch_bytes(in.config)) / c.top_k;

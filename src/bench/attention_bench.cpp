@@ -92,7 +92,7 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
   Arena arena_there;
   if (on_card.model())
     arena_there = Arena::holding(
-        views_of(there), [&](int64_t bytes) { return on_card.twin()->ops().allocate(bytes); });
+        views_of(there), [&](int64_t bytes) { return on_card.twin()->device().allocate(bytes); });
   fill_with_normal(here.q);
   fill_with_normal(here.q_rope);
   if (on_card.model()) {

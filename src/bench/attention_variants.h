@@ -13,6 +13,7 @@
 #include "model/rope.h"
 #include "model/weights.h"
 #include "ops/cpu_ops.h"
+#include "ops/device.h"
 #include "ops/weight_format.h"
 
 namespace tandem {
@@ -41,11 +42,12 @@ int64_t bytes_of_cache_of_heads(const ModelConfig& config, int context, DType ty
 // and with heads that are no wider than the latents.
 class AttentionVariants {
  public:
-  // Begins a step of `ops`, which was made for steps of max_tokens(). Weights and caches are on its
-  // device. All references outlive the object.
+  // Begins a step of `ops` of the device, which was made for steps of max_tokens(). Weights and
+  // caches are on its device. All references outlive the object.
   AttentionVariants(const ModelConfig& config, const AttentionWeights& weights,
                     const Materialized& materialized, TensorView latents,
-                    std::span<const int32_t> pages, TensorView heads, int context, Ops& ops);
+                    std::span<const int32_t> pages, TensorView heads, int context, Ops& ops,
+                    Device& device);
   static int max_tokens(const MlaConfig& mla) { return 1 + mla.n_heads; }
 
   // y = attention of h, both [1, dim], as the variant does it.
@@ -67,6 +69,7 @@ class AttentionVariants {
   const AttentionWeights& w_;
   const Materialized& m_;
   Ops& ops_;
+  Device& device_;
   const TensorView latents_, heads_;
   const std::vector<int32_t> pages_, pages_of_heads_;
   const std::vector<int32_t> tokens_, positions_;

@@ -8,6 +8,7 @@
 #include "bench/bench_model.h"
 #include "bench/random_routing.h"
 #include "offload/cpu_experts.h"
+#include "ops/device.h"
 #include "ops/ops.h"
 
 namespace tandem {
@@ -17,9 +18,9 @@ namespace tandem {
 class HybridTwin {
  public:
   virtual ~HybridTwin() = default;
-  virtual RoutedExperts& experts() = 0;
-  // Steps in which so many sequences and more decode go in two halves; 0: none.
-  virtual void halve_from(int n_sequences) = 0;
+  virtual ExpertPool& experts() = 0;
+  // Steps in which so many sequences and more decode have two micro-batches; 0: none.
+  virtual void micro_batches_from(int n_sequences) = 0;
   // Prepares to bring experts to the card in steps of up to max_tokens, at rates that are measured
   // here and now: from how many tokens on that is faster, 0: never. Nothing: not in their format.
   virtual std::optional<int> measure_crossover(int max_tokens) = 0;
@@ -32,11 +33,12 @@ class GpuTwin {
  public:
   virtual ~GpuTwin() = default;
   virtual const ModelWeights& weights() const = 0;
+  virtual Device& device() = 0;
   virtual Ops& ops() = 0;
-  virtual RoutedExperts& experts() = 0;
+  virtual ExpertPool& experts() = 0;
   // The routed experts of all layers, none of which is on the card; `on_cpu` takes what is handed
   // down to `experts`, and all outlive the result. For steps of up to max_tokens.
-  virtual std::unique_ptr<HybridTwin> share(CpuExperts& experts, RoutedExperts& on_cpu,
+  virtual std::unique_ptr<HybridTwin> share(CpuExperts& experts, ExpertPool& on_cpu,
                                             int max_tokens) = 0;
   // A matrix of n_rows rows on the card, in BF16 as those given, which are repeated.
   virtual QuantView repeated(TensorView rows, int64_t n_rows) = 0;

@@ -18,7 +18,7 @@ class HybridSteps {
     const ModelConfig& config;
     CpuExperts& experts;
     const ModelOnCard& card;
-    DeepSeek::Limits limits;
+    StepLimits limits;
     std::function<void()> before_cpu = {};  // in every layer: a slower CPU, for tests
   };
   explicit HybridSteps(const Parts& parts);
@@ -48,15 +48,15 @@ class HybridSteps {
   std::optional<Prefill> prefill(int n, double seconds);
 
  private:
-  void forward(DeepSeek& model, const Batch& batch);
+  void forward(StepRunner& model, const Batch& batch);
 
   const ModelConfig& config_;
   const ModelOnCard& card_;
-  Ops& ops_;
-  const DeepSeek::Limits limits_;
+  Device& device_;
+  const StepLimits limits_;
   const std::unique_ptr<CpuPart> cpu_;
   const std::unique_ptr<HybridTwin> shared_;
-  DeepSeek model_;  // that shares; the card's own has no routed experts
+  StepRunner model_;  // that shares; the card's own has no routed experts
   std::optional<int> crossover_;
 };
 

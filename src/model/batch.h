@@ -24,18 +24,19 @@ struct Batch {
   std::span<const Sequence> sequences;  // cover all tokens, in order
   std::span<const int32_t> logit_rows;  // rows of x that the sampler needs
   int n() const { return static_cast<int>(tokens.size()); }
-  // 0, but in a part of a step
+  // Of the step, the row that the first token of this batch has: 0 but in a second micro-batch.
   int first_row() const { return sequences.front().first_token; }
 };
 
-// A step, or its two halves that go through the layers in turn (micro-batches). A half has the
+// A step, or the two micro-batches that go through the layers in turn. A micro-batch has the
 // tokens, positions and sequences of its own; these keep their first_token, and logit_rows are the
 // step's.
-struct StepParts {
+struct MicroBatches {
   std::array<Batch, 2> at;
   int n = 1;
   const Batch* begin() const { return at.data(); }
   const Batch* end() const { return at.data() + n; }
+  int n_tokens() const { return at[n - 1].first_row() + at[n - 1].n(); }
 };
 
 // Experts chosen for each token.
