@@ -1,5 +1,5 @@
 // Attention in BF16 with float sums, all but its two products, which vectors or tiles bring
-// (docs/kernels.md). Queries are packed once, keys read as they lie in the cache, values packed a
+// (docs/cpu_attention.md). Queries are packed once, keys read as they lie in the cache, values packed a
 // few columns at a time.
 #pragma once
 #include <immintrin.h>

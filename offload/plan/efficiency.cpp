@@ -43,9 +43,10 @@ std::string_view format_of_curve(DType format) {
 
 // avx512: `bench experts`, `mlp` and `attention` of R1 on an AMD EPYC (family 26, model 2), the
 // quietest of several reports; INT4 from docs/measurements and single runs beside it, with BF16
-// scales of K2; 128 rows an expert: docs/kernels.md, less what a layer does beside its products.
-// The other instruction sets share it until a machine has been measured; reference is not made for
-// speed. Those reports held times against the longer of reading and arithmetic; here both count.
+// scales of K2; 128 rows an expert: docs/measurements/cpu_kernels.md, less what a layer does beside
+// its products. The other instruction sets share it until a machine has been measured; reference is
+// not made for speed. Those reports held times against the longer of reading and arithmetic; here
+// both count.
 constexpr Point kAvx512ExpertsF8[] = {{1, 1.06}, {2.6, 1.06}, {4.8, 1.24}, {19, 1.20}, {76, 0.87}};
 constexpr Point kAvx512ExpertsBf16[] = {
     {1, 1.04}, {1.1, 0.99}, {4.9, 1.20}, {9.8, 1.36}, {39, 1.15}};
