@@ -32,7 +32,7 @@ class CoreTurns {
   }
 
  private:
-  // ns. kTurn stays below the slice of 2.8 to 4 ms that Linux grants, which it checks every 1 to
+  // In ns. kTurn is below the slice of 2.8 to 4 ms that Linux grants, which it checks every 1 to
   // 4 ms (EEVDF, base_slice_ns).
   static constexpr int64_t kTurn = 2'000'000, kLong = 500'000, kNobody = 100'000;
 

@@ -15,7 +15,7 @@
 
 namespace tandem {
 
-// Physical cores this process is allowed to run on.
+// Number of physical cores that this process may run on.
 int n_cores();
 
 class Team {

@@ -46,7 +46,7 @@ class Tokenizer {
   std::string_view bytes_of(int32_t id) const;
   bool has_token(int32_t id) const { return !bytes_of(id).empty(); }
   bool is_special(int32_t id) const;
-  // Whether `id` is an added token, such as "<think>", and not part of the BPE vocabulary.
+  // Whether `id` is an added token, such as "<think>", which byte-pair merges do not produce.
   bool is_added(int32_t id) const { return added_index_.count(id) > 0; }
 
   // One more than the largest id. Ids below it may have no token; the model's embedding may have

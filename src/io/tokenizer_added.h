@@ -22,7 +22,7 @@ class AddedTokenTrie {
   void insert(std::string_view text, int32_t id);
 
   struct Found {
-    size_t begin = std::string_view::npos, end = 0;  // bytes
+    size_t begin = std::string_view::npos, end = 0;  // byte offsets
     int32_t id = -1;
   };
   // The leftmost token in `text` at or after byte `start`, the longest of those that begin at the

@@ -50,7 +50,7 @@ class SymbolTable {
 };
 
 struct Match {
-  size_t begin, end;  // symbols; begin == npos: no match
+  size_t begin, end;  // offsets in symbols; begin is npos if there is no match
 };
 
 // A compiled pattern. Immutable and thread-safe; a RegexMatcher holds the working memory of one

@@ -8,7 +8,7 @@ namespace tandem {
 namespace {
 
 struct Scan {
-  size_t n_bytes;  // of the character, or of the maximal ill-formed part (at least 1)
+  size_t n_bytes;  // length of the character or of the maximal ill-formed part; at least 1
   enum { kComplete, kInvalid, kIncomplete } state;
 };
 

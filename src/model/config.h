@@ -20,7 +20,7 @@ struct RouterConfig {
   bool normalize = true;  // norm_topk_prob
   float scale = 2.5f;     // routed_scaling_factor
   bool scale_normalized =
-      true;  // V3 scales always, DeepseekV2ForCausalLM only weights that were not renormalised
+      true;  // multiply normalised weights by `scale` as well; false for DeepseekV2ForCausalLM
   bool has_bias() const { return method == TopkMethod::kNoauxTc; }
 };
 

@@ -10,7 +10,7 @@ namespace tandem {
 
 class Outbox {
  public:
-  // `wake` is called from the output thread by the first push() after each take().
+  // `wake` is called on the output thread by the first push(), and by the first after each take().
   explicit Outbox(std::function<void()> wake) : wake_(std::move(wake)) {}
 
   // A client that leaves more bytes than this unread is treated as disconnected.

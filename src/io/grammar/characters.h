@@ -1,4 +1,4 @@
-// Adds to a grammar what reads one character of a set.
+// Adds nodes and edges to a grammar that read one character of a set.
 #pragma once
 #include <map>
 #include <string>
