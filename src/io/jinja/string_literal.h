@@ -16,7 +16,7 @@ std::optional<std::string> decode_string_literal(std::string_view text);
 size_t number_length(std::string_view text, bool may_be_real);
 
 // Accepts underscores between digits and the prefixes 0x, 0o, 0b. nullopt for an integer beyond 64
-// bits.
+// bits, a float out of range, and anything that is not a number.
 std::optional<Value> parse_number(std::string_view text);
 
 // Accepts digits of `base` 2..36 without a prefix, an optional sign, and underscores between
