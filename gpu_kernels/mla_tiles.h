@@ -53,7 +53,7 @@ class Bf16Tiles {
     if (first < c_.end) {
       const auto* rows = static_cast<const bf16*>(c_.cache->data) +
                          (page_ * kPageTokens + first % kPageTokens) * c_.cache->stride;
-      page_ = page_of(tile + 1);  // prefetched long before use
+      page_ = page_of(tile + 1);  // long before it is needed
       constexpr int kChunks = kMaxCacheDim / 8;
       for (int i = threadIdx.x; i < kTile * kChunks; i += kThreads) {
         const int row = i / kChunks, column = i % kChunks * 8;

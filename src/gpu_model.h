@@ -42,7 +42,7 @@ class GpuModel {
   virtual RoutedExperts& experts() = 0;
   // Both must outlive the object; the timeline may be null.
   virtual void add_cpu_experts(CpuExperts& experts, Timeline* timeline) = 0;
-  // Starts counting the choices of experts; call after adding CPU experts.
+  // From now on experts() counts the choices of experts. Call after add_cpu_experts().
   virtual void record_routing() = 0;
   virtual const RoutingCounts* routing() const = 0;  // null: not recorded
 };

@@ -18,7 +18,7 @@ std::string grouped(int64_t n) {
   return text;
 }
 
-// Two or three significant digits with the fitting unit: "688.6 GB", "36.63 B".
+// Three or four significant digits with a fitting unit: "688.6 GB", "36.63 B".
 std::string scaled(int64_t n, bool bytes) {
   constexpr const char* kUnits[2][5] = {{"", " k", " M", " B", " T"},
                                         {" bytes", " kB", " MB", " GB", " TB"}};

@@ -35,9 +35,9 @@ struct LoadedWeights {
   LoadReport report;
 };
 
-// `stored`: stored_weights() of `store` and `config`. Throws Error for scales that are not finite,
-// too little memory, and with CacheUse::kRequire for a cache that cannot be written. An invalid
-// cache causes a warning and is packed again.
+// `stored`: stored_weights() of `store` and `config`. Throws Error for invalid scales
+// (load_jobs()), too little memory, and with CacheUse::kRequire for a cache that cannot be written.
+// An invalid cache causes a warning and is packed again.
 LoadedWeights load_weights(const WeightStore& store, ModelWeights& stored,
                            const ModelConfig& config, const LoadPlan& plan, CpuWeights& home);
 

@@ -15,7 +15,7 @@ struct Contest {
   // Enters a complete placement, which need not fit. The placement may be modified.
   std::function<void(Placement&, int64_t home)> enter;
   // A lower bound of the score over all chunks, micro-batch counts and placements of embedding and
-  // head; infinite if none of them fits. Modifies exactly these fields.
+  // head; infinite if none of them fits. Modifies those fields, kv_tokens and stream_from_tokens.
   std::function<double(Placement&, int64_t home, const RoutingStatistics&)> promise;
   // The score with the workload's concurrency, whether the placement fits or not.
   std::function<double(const Placement&, int64_t home)> score;

@@ -250,8 +250,8 @@ class Player {
   std::vector<int> link_of_;                      // [ranks]
   std::vector<Resource> compute_;                 // [ranks]
   std::vector<Resource> link_;                    // by link_of_
-  std::vector<std::vector<Exchange>> exchanges_;  // [layers][halves]
-  std::vector<std::vector<Waiting>> waiting_;     // [layers][halves]
+  std::vector<std::vector<Exchange>> exchanges_;  // [layers][micro-batches]
+  std::vector<std::vector<Waiting>> waiting_;     // [layers][micro-batches]
   std::priority_queue<Event> events_;
   int64_t n_events_ = 0;
   int n_halves_ = 1;

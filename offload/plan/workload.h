@@ -43,7 +43,7 @@ std::string routing_statistics_json(const ModelConfig& config, const RoutingCoun
 // E(1-(1-k/E)^n) for one expert.
 double chance_of_use(double share, double tokens);
 
-// Chosen experts per token: a layer's shares add up to n_active.
+// How often each expert is chosen per token: the shares of a layer's experts add up to n_active.
 class RoutingStatistics {
  public:
   // Even routing.
