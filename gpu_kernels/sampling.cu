@@ -1,5 +1,5 @@
-// One block draws the token of a row. Tokens are not sorted: those that a filter keeps have keys
-// above a threshold, which is determined byte by byte from sums over all keys with the same leading
+// One block draws the token of a row. Tokens are not sorted: a filter keeps those whose keys reach
+// a threshold, which is determined byte by byte from sums over all keys with the same leading
 // bytes.
 #include "core/invariant.h"
 #include "device.h"

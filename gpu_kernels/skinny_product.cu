@@ -29,7 +29,7 @@ struct Shared {
   bool last;
 };
 
-// What a lane loads per step: rows lane / 4 and lane / 4 + 8 of the warp's 16. FP8 needs one word
+// What a lane loads per step: rows lane / 4 and lane / 4 + 8 of the warp's 16. FP8 needs one uint4
 // per row, BF16 two.
 template <Number kType>
 struct Loaded {

@@ -1,5 +1,5 @@
 // tandem serve: the HTTP server for the engine. The main thread serves connections, one thread
-// loads the model and computes, one converts tokens to text.
+// loads the model and computes, one converts tokens to text, and one computes grammar masks.
 #include <condition_variable>
 #include <cstdio>
 #include <exception>

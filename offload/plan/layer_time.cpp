@@ -64,7 +64,7 @@ void LayerModel::add_divided(const ExpertTimes& e, LayerTime& t) {
   const auto& all = e.streamed;
   const double ahead = std::min(t.seconds, all.link * std::min(1.0, kStreamedExperts / all.n));
   const double before = t[Part::kShared] + e.own;  // seconds on the GPU
-  const double saved = all.cpu - all.copy;         // CPU seconds per streamed share
+  const double saved = all.cpu - all.copy;         // CPU seconds saved if all are streamed
   // The fraction of the experts that has arrived when the CPU has computed the others.
   const auto until = [&](double seconds_of_all, double head_start) {
     const double cpu = t[Part::kExchange] + all.cpu + head_start;

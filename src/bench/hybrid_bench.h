@@ -34,7 +34,7 @@ struct HybridBench {
   std::vector<EfficiencyCurve> curves = {};
   std::optional<Gpu> rates = {};
   std::function<void()> before_cpu = {};  // HybridSteps
-  // Measured seconds between consecutive kernels of a recorded graph; empty: not measured.
+  // Measured idle seconds between consecutive kernels of a recorded graph; empty: not measured.
   std::optional<double> kernel_gap = {};
 };
 

@@ -15,7 +15,7 @@ struct NumaSpeed {
 };
 
 // Each node's memory, at most `bytes`, is read for `seconds` by its own cores, and then by those of
-// the node half the nodes further on.
+// node (i + n / 2) mod n.
 NumaSpeed numa_speed(const Topology& topology, const cpu::ReadLoop& loop, int64_t bytes,
                      double seconds);
 
