@@ -1,6 +1,6 @@
-// The two products of attention by TDPBF16PS, 32 rows by 32 columns at a time. Keys are A tiles as
-// they lie in the cache, packed queries and values B tiles, rows of weights A tiles. docs/amx.md
-// counts what the loops issue.
+// The two products of attention with TDPBF16PS, 32 rows by 32 columns at a time. A tiles are read
+// from the cache's keys and from rows of weights, B tiles from packed queries and values.
+// docs/amx.md counts the loops' instructions.
 #include "cpu_kernels/amx_config.h"
 #include "cpu_kernels/avx512_attention.h"
 
@@ -19,8 +19,8 @@ struct Rows {
   int64_t stride;
 };
 
-// Tiles 0 to 3 += rows . w over n_tiles times 32 columns. w: packed, of kPanels panels. With fewer
-// rows or panels, tiles are left out.
+// Tiles 0 to 3 += rows . w over n_tiles times 32 columns. w is packed, with kPanels panels. Smaller
+// products use fewer tiles.
 template <int kRowTiles, int kPanels>
 void multiply(Rows rows, const PanelSteps* w, int n_tiles, Ahead ahead) {
   for (int t = 0; t < n_tiles; ++t, rows.data += kStepBytes, w += kTileRows) {
@@ -53,7 +53,7 @@ void store_tiles(float* out, int64_t stride) {
   }
 }
 
-// A copy of the last keys of a block, for tiles that would read past them; the rest is zero.
+// A zero-padded copy of the last keys of a block, for tiles that would read past its end.
 struct LastKeys {
   alignas(64) char k[kTileKeys][kMaxKeyDim * sizeof(bf16)] = {};
   alignas(64) char k_rope[kTileKeys][kMaxKeyDim * sizeof(bf16)] = {};
@@ -114,7 +114,7 @@ struct TileProducts {
       return score(a, {keys.k[0], sizeof(keys.k[0])}, {keys.k_rope[0], sizeof(keys.k_rope[0])},
                    {nullptr, 0}, i * kMaxKeys + key, panel, n_panels, s);
     }
-    // Queries that come four panels at a time fetch the next keys together.
+    // Each group of four query panels fetches an equal part of the next keys.
     const int64_t n_parts = (b.n_queries + kTogether - 1) / kTogether;
     const int64_t fetched = kTileKeys * a.k_stride / n_parts;
     const Ahead ahead = {next_key(a, b, i, key) + panel / kPanelsTogether * fetched, fetched};
@@ -149,7 +149,7 @@ struct TileProducts {
   }
 };
 
-// Tiles take whole 32 columns; all checkpoints have them.
+// Tiles take multiples of 32 columns, which all known checkpoints have; others use vectors.
 void attend(const AttendArgs& a) {
   if (a.type == ActivationType::kF32 || a.dim % kTileColumns != 0 || a.rope_dim % kTileColumns != 0)
     return avx512_attend(a);

@@ -1,5 +1,5 @@
-// Products of BF16 activations with BF16 and FP8 weights by AMX. FP8 is widened, exactly, block by
-// block in the level-1 cache.
+// AMX products of BF16 activations with BF16 and FP8 weights. FP8 is widened exactly, block by
+// block, in the level-1 cache.
 #include "cpu_kernels/amx_tiles.h"
 #include "cpu_kernels/avx512_e4m3.h"
 
@@ -28,18 +28,16 @@ void gemm_by_tiles(const GemmArgs& a) {
   _tile_release();
 }
 
-// ---------------------------------------------------------------------------------- few rows
-
-// Subnormal numbers become zero, as in the tiles whatever MXCSR says.
+// Flushes subnormal numbers to zero, as tile products do regardless of MXCSR.
 __m512 flush(__m512 v) {
   const __m512 least = _mm512_set1_ps(0x1p-126f);
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(_mm512_abs_ps(v), least, _CMP_NLT_UQ), v);
 }
 
-// The sums of a tile product as Intel's manual has TDPBF16PS form them, from +0: even and odd
-// columns apart, one rounding a product, then even + odd, then that added to the tile; subnormals
-// are zero throughout. VDPBF16PS adds its odd product before its even one, so a zero in place of
-// either leaves the other alone, and the bits are those of the tiles.
+// Forms sums like TDPBF16PS according to Intel's manual, from +0: even and odd columns are summed
+// separately with one rounding per product, then even + odd is added to the tile; subnormals are
+// zero throughout. VDPBF16PS adds the odd product before the even one; with zero in place of either
+// the other sum is unchanged, so the result is bit-identical to the tiles.
 template <int M, int N>
 struct TileSums {
   __m512 even[M][N] = {}, odd[M][N] = {}, all[M][N] = {};
@@ -127,7 +125,7 @@ void gemm(const GemmArgs& a) {
 
 }  // namespace
 
-// Keeps the rest of AVX-512 with BF16.
+// The other AVX-512 kernels with BF16 stay installed.
 void install_amx(KernelTable& t) { t.gemm = gemm; }
 
 }  // namespace tandem::cpu

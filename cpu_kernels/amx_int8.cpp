@@ -1,5 +1,5 @@
-// Products of bytes by AMX: INT8 weights as they lie in memory, INT4 widened block by block. A
-// block of columns is summed in integers, exactly, so its bits are those of the vector kernel.
+// AMX products of bytes: INT8 weights are used as stored, INT4 is widened block by block. Sums of a
+// block of columns are exact integers, so results are bit-identical to the vector kernel.
 #include "cpu_kernels/amx_tiles.h"
 #include "cpu_kernels/avx512_i4.h"
 

@@ -1,5 +1,5 @@
-// Products by the tiles of AMX: 32 rows of x with 32 of w at a time. docs/amx.md counts what the
-// loop issues.
+// AMX tile products: 32 rows of x by 32 rows of w at a time. docs/amx.md counts the loop's
+// instructions.
 #pragma once
 #include <immintrin.h>
 
@@ -9,12 +9,12 @@
 namespace tandem::cpu {
 namespace {
 
-// Up to this many rows of x, vectors multiply: a tile costs as much for one row as for 16. By count
-// of instructions the two meet at 2 rows of FP8.
+// Up to this many rows of x use vector instructions: a tile costs as much for one row as for 16. By
+// instruction count the two are equal at 2 rows of FP8.
 constexpr int kFewRows = 2;
 
-// The two kinds of product. A block has kColumns at most: where the scales of FP8 change, and so
-// that all it needs stays in the level-1 cache. multiply_<x tile><w tile>.
+// The two kinds of product. A block has at most kColumns columns: FP8 scales change there, and its
+// data fits the level-1 cache. multiply_<x tile><w tile>.
 struct Bf16Product {
   static constexpr int kElementBytes = 2, kColumns = 128;
   static void multiply_00() { _tile_dpbf16ps(0, 4, 6); }
@@ -33,11 +33,11 @@ struct ByteProduct {
   static __m512 result(__m512i r) { return _mm512_cvtepi32_ps(r); }
 };
 
-// [row of x][row of w] of the four sums: floats, or integers.
+// [row of x][row of w] of the four accumulators: floats, or integers.
 using Results = int32_t[2 * kTileRows][2 * kTileRows];
 
-// What a block of columns needs beside weights that are tiles as they lie: 8 KiB of BF16, 16 KiB of
-// bytes, and results, for ever in the level-1 cache.
+// Buffers of a block of columns: widened weights, tiles of x, and results. With weights used in
+// place, tiles of x (8 KiB of BF16 or 16 KiB of bytes) and results stay in the level-1 cache.
 template <class Product>
 struct alignas(64) Room {
   static constexpr int kTiles = Product::kColumns * Product::kElementBytes / kStepBytes;
@@ -47,9 +47,7 @@ struct alignas(64) Room {
   Results results;
 };
 
-// ----------------------------------------------------------------------------- weights as tiles
-
-// BF16 and INT8 lie in memory as B tiles, unless a scale changes within one: then they are copied.
+// BF16 and INT8 weights are stored as B tiles. Tiles within which a scale changes are copied.
 template <class Product>
 void tiles_in_place(Block& b, int columns_per_step, Room<Product>& room) {
   const int n_bytes = (b.n + columns_per_step - 1) / columns_per_step * kStepBytes;
@@ -63,7 +61,7 @@ void tiles_in_place(Block& b, int columns_per_step, Room<Product>& room) {
   }
 }
 
-// FP8 and INT4: widen(panel, s, step, &first, &second) makes two steps of step s of a panel.
+// For FP8 and INT4: widen(panel, s, step, &first, &second) makes two steps of step s of a panel.
 template <class Product, class Widen>
 void widen_tiles(Block& b, int columns_per_step, Room<Product>& room, Widen widen) {
   const int n_steps = (b.n + columns_per_step - 1) / columns_per_step;
@@ -83,9 +81,7 @@ void widen_tiles(Block& b, int columns_per_step, Room<Product>& room, Widen wide
   }
 }
 
-// ----------------------------------------------------------------------------------- products
-
-// Rows of x as A tiles, by 64 bytes at a time: load(from, tile). Missing rows are 0.
+// Copies rows of x to A tiles in units of 64 bytes: load(from, tile). Missing rows are 0.
 template <int kBytes, class Load>
 void gather(const GemmArgs& a, int first_byte, int first, int n_rows, char (&to)[2][kBytes],
             Load load) {
@@ -105,7 +101,7 @@ void gather(const GemmArgs& a, int first_byte, int first, int n_rows, char (&to)
   }
 }
 
-// The same for n_bytes of each row, with 0 after them.
+// Copies n_bytes of each row, followed by zeros.
 template <int kBytes>
 void gather(const GemmArgs& a, int first_byte, int n_bytes, int first, int n_rows,
             char (&to)[2][kBytes]) {
@@ -122,11 +118,11 @@ void gather(const GemmArgs& a, int first_byte, int n_bytes, int first, int n_row
          [&](const char* x, int t) { return _mm512_maskz_loadu_epi8(masks[t], x); });
 }
 
-// Results of a product on their way to the sums. They are added while the next product runs, when
-// the vector units have nothing else to do, and before its own results take their place.
+// Results of a product that are not yet added to the sums. They are added during the next product,
+// while the vector units are idle, and before its results overwrite them.
 template <class Product>
 struct Pending {
-  const int32_t* results;  // [n_rows][2 panels], left to add
+  const int32_t* results;  // [n_rows][2 panels], still to be added
   float* sums;             // of the first panel
   const float* const* scales;
   int n_panels, n_rows;
@@ -189,7 +185,7 @@ void tile_product(const char* const* x, const char* const* w, int n_tiles,
   order_memory();
 }
 
-// Rows [first, first + m) of x with a block whose weights are tiles.
+// Adds a block whose weights are tiles to the sums of rows [first, first + m) of x.
 template <class Product>
 void add_tiles(const GemmArgs& a, const Block& b, int first, int m, Sum* sums,
                Room<Product>& room) {

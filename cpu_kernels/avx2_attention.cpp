@@ -7,8 +7,8 @@ namespace {
 
 int min(int a, int b) { return a < b ? a : b; }
 
-// Eight E4M3 codes. Magnitude << 7 and sign << 8 is the half-precision number 2^-8 times the value,
-// subnormals included; vcvtph2ps converts it exactly. The code of NaN is refused by the loader.
+// Widens eight E4M3 codes. (magnitude << 7 | sign << 8) is the half-precision number 2^-8 times the
+// value, subnormals included; vcvtph2ps converts it exactly. The loader refuses the code of NaN.
 __m256 widen_e4m3(__m128i codes) {
   const __m128i wide = _mm_cvtepu8_epi16(codes);
   const __m128i magnitude = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));
@@ -74,8 +74,7 @@ void accumulate(const float* const* x, const float* w, int64_t w_stride, int n,
   }
 }
 
-// The sums over the lanes of four vectors; each is formed in the same order whatever stands beside
-// it.
+// Sums over the lanes of four vectors; the order of each sum does not depend on the other vectors.
 __m128 sum_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
   const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   return _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
@@ -101,7 +100,7 @@ __m256 exp(__m256 x) {
   return _mm256_mul_ps(p, _mm256_castsi256_ps(power));
 }
 
-// A block of keys as float.
+// A block of keys and values as float.
 struct Keys {
   const float *k, *k_rope, *v;
   int64_t k_stride, k_rope_stride, v_stride;
@@ -132,8 +131,8 @@ void scores(const AttendArgs& a, const Keys& b, int query, int n_keys, float (*s
   }
 }
 
-// Turns one query's scores into exp(score - max) and 0 where it does not see; returns the factor by
-// which what was summed before must shrink.
+// Replaces one query's scores by exp(score - max), and by 0 for keys that it does not see. Returns
+// the factor that rescales its previous sums.
 float soften(float* score, int visible, float scale, float* max, float* sum) {
   const __m256 none = _mm256_set1_ps(-__builtin_inff());
   __m256 top = _mm256_set1_ps(*max);
@@ -200,7 +199,7 @@ void attend_queries(const AttendArgs& a, const Keys& b, int query) {
   blend_values<M>(a, b, query, n_keys, p, shrink);
 }
 
-// Rows of BF16 to dense rows of float.
+// Widens rows of BF16 to dense rows of float.
 void widen_rows(const void* rows, int64_t stride, int n_rows, int n, float* to) {
   for (int j = 0; j < n_rows; ++j)
     widen<LoadBf16>(static_cast<const char*>(rows) + j * stride, n, to + j * n);
@@ -217,7 +216,7 @@ void attend_widened(const AttendArgs& a, const KeyBlock& block) {
   float* const rope_keys = keys + kMaxKeys * a.dim;
   widen_rows(block.k, a.k_stride, block.n_keys, a.dim, keys);
   widen_rows(block.k_rope, a.k_rope_stride, block.n_keys, a.rope_dim, rope_keys);
-  const bool same = block.v == block.k && a.v_dim <= a.dim;  // values are the keys' beginnings
+  const bool same = block.v == block.k && a.v_dim <= a.dim;  // values are a prefix of the keys
   if (!same) widen_rows(block.v, a.v_stride, block.n_keys, a.v_dim, values);
   attend_block(a, {keys, rope_keys, same ? keys : values, a.dim, a.rope_dim, same ? a.dim : a.v_dim,
                    block.n_keys, block.visible});
@@ -239,8 +238,6 @@ void avx2_attend(const AttendArgs& a) {
 }
 
 namespace {
-
-// -------------------------------------------------------------------------------------------------------
 
 void rms_norm(const RmsNormArgs& a) {
   __m256 acc[1][1] = {};
@@ -278,7 +275,7 @@ void decode(const DecodeArgs& a) {
     case WeightType::kI8:
     case WeightType::kI4:
     case WeightType::kI4TwoLevel:
-      break;  // exist packed only
+      break;  // only exist packed
   }
 }
 

@@ -1,6 +1,6 @@
-// Bytes without VNNI. VPMADDUBSW adds two products in 16 bits and saturates: of no use for 8-bit
-// weights, whose even and odd bytes are widened and multiplied as words; but with 4-bit codes eight
-// of its results can be added before they must be widened.
+// Byte products without VNNI. VPMADDUBSW adds two products in 16 bits and saturates, so 8-bit
+// weights are split into even and odd bytes, widened and multiplied as words. With 4-bit codes
+// eight of its results can be added before they must be widened.
 #include "cpu_kernels/avx2_int8.h"
 
 #include "cpu_kernels/avx2_lanes.h"
@@ -28,7 +28,7 @@ struct WordDot {
 constexpr int kStepsInWords = 8;                    // 8 * 2 * 255 * 8 = 32,640 < 2^15
 constexpr int kColumnsInWords = 4 * kStepsInWords;  // divides every group
 
-// A lane's number in both of its words.
+// Copies the number in each 32-bit lane to both of its words.
 __m256i words_of(__m256i lanes) {
   return _mm256_or_si256(_mm256_slli_epi32(lanes, 16),
                          _mm256_and_si256(lanes, _mm256_set1_epi32(0xffff)));
@@ -46,8 +46,8 @@ Halves bytes_of(__m256i pairs) {
           _mm256_shuffle_epi8(codes, _mm256_and_si256(_mm256_srli_epi16(pairs, 4), lower))};
 }
 
-// The sums of kStepsInWords steps of bytes: M rows of x with N panels, in 2 MN accumulators of 16
-// registers. Weights are operands in memory: of two panels each broadcast of x serves four
+// Sums of kStepsInWords steps of bytes, for M rows of x and N panels, in 2 MN accumulators of the
+// 16 registers. Weights are memory operands; with two panels each broadcast of x serves four
 // products.
 struct FromBytes {
   template <int M, int N>
@@ -72,7 +72,7 @@ struct FromBytes {
   }
 };
 
-// The same of a panel of codes, which become bytes in registers.
+// Sums of one panel of codes, which become bytes in registers.
 struct FromCodes {
   template <int M, int N>
   static void sum(const char* const* x, const Block& b, int panel, int c, Words (&acc)[M][N][2]) {
@@ -98,7 +98,7 @@ struct FromCodes {
   }
 };
 
-// With two levels of scales the widening multiplies by the row's multiplier, otherwise by one.
+// With two-level scales, widening multiplies by the row's multiplier, otherwise by one.
 template <class From, int M, int N, bool kTwoLevel>
 void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
   __m256i times[N][2];
@@ -142,7 +142,7 @@ constexpr Tiles kFewI4[] = {
     kI4Pair<FromCodes, 3, 1, kTwoLevel>, kI4Pair<FromCodes, 4, 1, kTwoLevel>};
 constexpr int kMostFew = 4;
 
-// INT4 steps to twice as many steps of bytes.
+// Widens INT4 steps to twice as many steps of bytes.
 void spread_i4(const char* from, const char* ahead, int n_steps, char* to) {
   for (int s = 0; s < n_steps; ++s, from += kStepBytes, to += 2 * kStepBytes) {
     fetch_weights(ahead + s * kStepBytes);
@@ -180,7 +180,7 @@ void gemm(const GemmArgs& a) {
                                         : gemm_i4_words<false>(a);
 }
 
-// The first n of 8 floats, zeros after them.
+// The first n of 8 floats, padded with zeros.
 __m256 load_floats(const float* from, int n) { return _mm256_maskload_ps(from, lane_mask(n)); }
 
 void encode(const EncodeArgs& a) {

@@ -1,6 +1,6 @@
-// Products of bytes on 256-bit vectors, over the dot product that a file brings: `Dot` adds the
-// sums of four products of unsigned and signed bytes to the lanes of a vector. A block of columns
-// is summed in integers, exactly (255 * 128 * 512 < 2^24), then scaled and added as float.
+// Byte products on 256-bit vectors. `Dot`, given by the including file, adds sums of four products
+// of unsigned and signed bytes to the lanes of a vector. A block of columns is summed in exact
+// integers (255 * 128 * 512 < 2^24), then scaled and added as float.
 #pragma once
 #include <immintrin.h>
 
@@ -10,20 +10,20 @@ namespace tandem::cpu {
 namespace {
 
 constexpr int kColumns = 512;    // summed in integers, as in every instruction set
-constexpr int kI4Columns = 256;  // of kI4 that are widened together
-constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // of one panel
+constexpr int kI4Columns = 256;  // kI4 columns widened together
+constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // per panel
 
-// Eight 32-bit lanes; GCC 12 keeps arrays of __m256i, whose lanes have 64, in memory.
+// Eight 32-bit lanes; GCC 12 keeps arrays of __m256i, which has 64-bit lanes, in memory.
 using Integers = int __attribute__((vector_size(32)));
 
 __m256i load(const char* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
 
-// Of eight rows, a lane each.
+// Multipliers of eight rows, one per lane.
 __m256i multipliers_of(const int8_t* of_rows) {
   return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(of_rows)));
 }
 
-// Four columns of a row in every lane.
+// Four columns of a row, broadcast to every lane.
 __m256i four_columns(const char* x) {
   int columns;
   __builtin_memcpy(&columns, x, 4);
@@ -77,7 +77,7 @@ void tile_of_group(const char* const* x, const Block& b, int, Sum* sums) {
   for (int p = 0; p < kGroup; p += N) tile<Dot, M, N, kFirst>(x, b, p, sums);
 }
 
-// Sixteen times the codes of INT4 steps, to twice as many INT8 steps.
+// Widens INT4 steps to twice as many INT8 steps of 16 times the codes.
 void widen_i4(const char* from, const char* ahead, int n_steps, char* to) {
   const __m256i upper = _mm256_set1_epi8(static_cast<char>(0xf0));
   for (int s = 0; s < n_steps; ++s, from += kStepBytes, to += 2 * kStepBytes) {
@@ -92,7 +92,7 @@ void widen_i4(const char* from, const char* ahead, int n_steps, char* to) {
   }
 }
 
-// The same for codes with multipliers, which become whole INT8: avx512_i4.h says how.
+// Widens codes times multipliers, which are exact INT8; avx512_i4.h explains the arithmetic.
 void widen_i4(const char* from, const char* ahead, const int8_t* multipliers, int group_steps,
               int n_steps, char* to) {
   const __m256i low = _mm256_set1_epi8(0x0f);
@@ -121,7 +121,7 @@ void widen_i4(const char* from, const char* ahead, const int8_t* multipliers, in
 template <class Dot, int M, int N, bool kFirst>
 constexpr Tiles kPair = {tile<Dot, M, 1, kFirst>, tile_of_group<Dot, M, N, kFirst>};
 
-// kFirst: of the rows that read a block first, and so fetch what comes after it.
+// kFirst: tiles of the first rows that read a block; they prefetch what follows it.
 template <class Dot, bool kFirst>
 constexpr Tiles kTiles[] = {kPair<Dot, 1, 4, kFirst>, kPair<Dot, 2, 2, kFirst>,
                             kPair<Dot, 3, 1, kFirst>, kPair<Dot, 4, 1, kFirst>,

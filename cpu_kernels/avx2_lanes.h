@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kLanes = 8;
 
-// The first n of 8 lanes.
+// Mask of the first n of 8 lanes.
 __m256i lane_mask(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }

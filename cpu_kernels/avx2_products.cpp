@@ -1,6 +1,5 @@
-// Products of float activations with AVX2, FMA and F16C, over panels. While the first rows of x are
-// multiplied the weights are widened in registers and left as float in the level-1 cache, where all
-// other rows find them.
+// Products of float activations over panels with AVX2, FMA and F16C. The first rows of x widen the
+// weights in registers and store them as float in the level-1 cache, for all other rows.
 #include "cpu_kernels/avx2_lanes.h"
 #include "cpu_kernels/panels.h"
 
@@ -8,14 +7,12 @@ namespace tandem::cpu {
 namespace {
 
 constexpr int kColumns = 64;                       // 16 KiB of float in a group
-constexpr int kWideBytes = kColumns * kStepBytes;  // of one panel: steps of one column
+constexpr int kWideBytes = kColumns * kStepBytes;  // per panel, in steps of one column
 
 // Sixteen rows of one column.
 struct Column {
   __m256 low, high;
 };
-
-// ------------------------------------------------------------------------------- packing
 
 void transpose(__m256i (&r)[8]) {
   __m256i t[8];
@@ -43,7 +40,7 @@ __m256i load_bytes(const char* from, int64_t n) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(tail));
 }
 
-// The order of the words in 16 bytes of an FP8 step.
+// Reorders the words in each 16 bytes of an FP8 step.
 __m256i exchange_words(__m256i step) {
   const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
   return _mm256_shuffle_epi8(step, _mm256_broadcastsi128_si256(order));
@@ -71,8 +68,6 @@ void pack(const PackArgs& a) {
   }
   _mm_sfence();
 }
-
-// ------------------------------------------------------------------- widening of one step
 
 __m256i load(const char* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
 
@@ -104,7 +99,7 @@ __m256 high_halves(__m256i v) { return _mm256_cvtph_ps(_mm256_extracti128_si256(
 struct F16 {
   static constexpr int kColumns = 2;
   static constexpr float kLift = 1, kUnit = 1;
-  // Eight numbers of the first column, then eight of the second.
+  // Orders eight numbers of the first column before eight of the second.
   static __m256i sort(__m256i v) {
     const __m128i even_odd = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     return _mm256_permute4x64_epi64(_mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(even_odd)),
@@ -117,9 +112,9 @@ struct F16 {
   }
 };
 
-// Sign and magnitude of an E4M3 code, moved into place, are a BF16 number and so a float: 2^-120
-// times the value, subnormals included. Lest products be subnormal, x is lifted by 2^48, or a
-// weight that is kept; the unit of the sums makes up for the rest.
+// Sign and magnitude of an E4M3 code, shifted into place, form a BF16 number and so a float: 2^-120
+// times the value, subnormals included. To avoid subnormal products, x or a stored weight is
+// multiplied by 2^48; the unit of the sums makes up for the rest.
 struct E4m3 {
   static constexpr int kColumns = 4;
   static constexpr float kLift = 0x1p48f, kUnit = 0x1p72f;
@@ -144,15 +139,13 @@ struct E4m3 {
   }
 };
 
-// A sum with 0: multiplying subnormal numbers is slow where adding their product is not.
+// Multiplies with an addition of 0: a multiplication of subnormal numbers is slow, an FMA is not.
 template <class Type>
 Column lift(const Column& w) {
   if constexpr (Type::kLift == 1) return w;
   const __m256 factor = _mm256_set1_ps(Type::kLift), zero = _mm256_setzero_ps();
   return {_mm256_fmadd_ps(w.low, factor, zero), _mm256_fmadd_ps(w.high, factor, zero)};
 }
-
-// --------------------------------------------------------------------------------- tiles
 
 template <int M, int N>
 void add_sums(const Column (&acc)[M][N], const Block& b, int panel, Sum* sums) {
@@ -175,7 +168,7 @@ void add_product(Column& acc, const Column& w, const char* x) {
   acc.high = _mm256_fmadd_ps(xs, w.high, acc.high);
 }
 
-// Widens and, if asked to, leaves the columns in the room for them. Few rows take several panels so
+// Widens columns and, if kKeep, stores them in b.wide. Few rows take several panels at a time so
 // that sums do not wait for each other.
 template <class Type, int M, int N, bool kKeep>
 void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
@@ -185,7 +178,7 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
     for (int p = 0; p < N; ++p) acc[i][p] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
   for (int c = 0, s = 0; c < b.n; c += Type::kColumns, s += kStepBytes) {
-    const int left = b.n - c;  // x ends where the weights do
+    const int left = b.n - c;  // x ends at the same column as the weights
 #pragma GCC unroll 8
     for (int p = 0; p < N; ++p) {
       const char* from = b.w[panel + p] + s;
@@ -225,9 +218,7 @@ constexpr Tiles kWide[] = {kPair<F32, 1, 4, false>, kPair<F32, 2, 2, false>,
                            kPair<F32, 3, 2, false>, kPair<F32, 4, 1, false>,
                            kPair<F32, 5, 1, false>, kPair<F32, 6, 1, false>};
 
-// ------------------------------------------------------------------------------ products
-
-// The columns of a block of a few rows of x, lifted.
+// Multiplies a block of columns of a few rows of x by `factor`.
 void lift_rows(const GemmArgs& a, const Block& b, float factor, float (*to)[kColumns]) {
   for (int i = 0; i < a.m; ++i) {
     const float* x = reinterpret_cast<const float*>(x_row(a.x, i)) + b.col;
@@ -274,7 +265,7 @@ void avx2_gemm(const GemmArgs& a) {
     case WeightType::kI8:
     case WeightType::kI4:
     case WeightType::kI4TwoLevel:
-      return;  // multiply bytes only
+      return;  // for byte products only
   }
 }
 
@@ -292,14 +283,14 @@ __m256 sum_lanes(const __m256 (&v)[8]) {
   return s[0];
 }
 
-// x of 8 rows of w that begin at output row j, with their scales; 0 where it was not asked for.
+// x for 8 rows of w that begin at output row j, times their scales; 0 for rows not requested.
 __m256 x_of_rows(const float* x, int j, int n, const float* scale) {
   const __m256i asked = _mm256_andnot_si256(lane_mask(-j), lane_mask(n - j));
   return _mm256_mul_ps(_mm256_maskload_ps(x + j, asked), _mm256_load_ps(scale));
 }
 
-// 8 columns of some panels at a time, widened once for all rows of x: lanes are rows of w, so their
-// sum is formed at the end.
+// Takes 8 columns of some panels at a time, widened once for all rows of x. Lanes are rows of w, so
+// lanes are summed at the end.
 template <class Type>
 void gemm_transposed(const GemmArgs& a) {
   constexpr int kPanels = 16, kWidth = 8;
@@ -354,7 +345,7 @@ void gemm_transposed(const GemmArgs& a) {
     case WeightType::kI8:
     case WeightType::kI4:
     case WeightType::kI4TwoLevel:
-      return;  // multiply bytes only
+      return;  // for byte products only
   }
 }
 

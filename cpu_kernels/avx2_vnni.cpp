@@ -1,4 +1,4 @@
-// Bytes with AVX-VNNI: one instruction for four products a lane.
+// Byte products with AVX-VNNI: one instruction per four products in a lane.
 #include "cpu_kernels/avx2_int8.h"
 
 namespace tandem::cpu {

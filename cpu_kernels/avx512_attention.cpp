@@ -1,5 +1,5 @@
-// The two products of attention by VDPBF16PS. Scores come as [key][query]: a key is what x is in a
-// product, 4 bytes broadcast from where they lie in the cache, and so is a row of weights.
+// The two products of attention with VDPBF16PS. Scores are [key][query]: a key takes the place of x
+// in a product, broadcast 4 bytes at a time from the cache, and so does a row of weights.
 #include "cpu_kernels/avx512_attention.h"
 
 #include "cpu_kernels/avx512_panels.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kBlendedQueries = 4;
 
-// The rows of keys [key, key + M), or the last one in place of those that are not there.
+// Finds the rows of keys [key, key + M); the last key takes the place of missing ones.
 template <int M>
 void find_rows(const void* rows, int64_t stride, const KeyBlock& block, int key, const char** out) {
   out[0] = bytes(rows) + key * stride;
@@ -41,8 +41,8 @@ void multiply(const char* const* x, const PanelSteps* w, int n_steps, const Ahea
   }
 }
 
-// Scores of keys [key, key + M) and the queries of N panels. Not inlined, like blend(): the
-// addresses of the rows need all registers.
+// Computes the scores of keys [key, key + M) for the queries of N panels. Not inlined, like
+// blend(): the row addresses need all registers.
 template <int M, int N>
 [[gnu::noinline]] void score(const AttendArgs& a, const KeyBlock& block, const Ahead& ahead,
                              int key, int panel, float (*out)[kTogether], Scratch& s) {
@@ -60,7 +60,7 @@ template <int M, int N>
     for (int p = 0; p < N; ++p) _mm512_store_ps(out[key + i] + p * kPanelRows, acc[i][p]);
 }
 
-// out += weights . values for the queries from `query` on and N panels of columns.
+// Adds weights . values for the queries from `query` on and N panels of columns.
 template <int N>
 [[gnu::noinline]] void blend(int query, int column, int n_pairs, Scratch& s) {
   const char* weights[kBlendedQueries];
@@ -94,7 +94,7 @@ struct VectorProducts {
     }
   }
 
-  // Few queries take more keys at a time: sums enough to hide what a product takes.
+  // Fewer queries take more keys at a time: enough sums to hide the product's latency.
   static void score(const AttendArgs& a, const Blocks& b, int panel, Scratch& s) {
     const int left = b.n_queries - panel * kPanelRows;
     if (left <= kPanelRows) return score<16, 1>(a, b, panel, s);
@@ -114,7 +114,7 @@ struct VectorProducts {
 }  // namespace
 
 void avx512_attend(const AttendArgs& a) {
-  // An odd dimension does not come in pairs of columns.
+  // Products take pairs of columns, so odd dimensions use AVX2.
   if (a.type == ActivationType::kF32 || a.dim % 2 != 0 || a.rope_dim % 2 != 0)
     return avx2_attend(a);
   attend_with<VectorProducts>(a);

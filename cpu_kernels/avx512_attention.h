@@ -1,6 +1,6 @@
-// Attention in BF16 with float sums, all but its two products, which vectors or tiles bring
-// (docs/kernels.md). Queries are packed once, keys read as they lie in the cache, values packed a
-// few columns at a time.
+// BF16 attention with float sums, except its two products, which the including file provides with
+// vectors or tiles (docs/cpu_attention.md). Queries are packed once, keys are read in place from
+// the cache, values are packed a few columns at a time.
 #pragma once
 #include <immintrin.h>
 
@@ -12,16 +12,16 @@ namespace {
 
 constexpr int kQueries = 128;  // packed together
 constexpr int kQueryPanels = kQueries / kPanelRows;
-constexpr int kMaxSteps = (kMaxKeyDim + 64) / 2;  // both parts filled up to 32 columns
-constexpr int kBlocks = 2;                        // of keys that share a softmax
+constexpr int kMaxSteps = (kMaxKeyDim + 64) / 2;  // both parts padded to 32 columns
+constexpr int kBlocks = 2;                        // key blocks that share a softmax
 constexpr int kSlots = kBlocks * kMaxKeys;        // key i of block b has slot b * kMaxKeys + i
 constexpr int kPairs = kSlots / 2;
-constexpr int kTileKeys = 32;  // whose weights are made together
-// Panels of 16 queries, or 16 columns of values, that are multiplied together.
+constexpr int kTileKeys = 32;  // keys whose weights are computed together
+// Panels of 16 queries, or of 16 columns of values, that are multiplied together.
 constexpr int kPanelsTogether = 4, kTogether = kPanelsTogether * kPanelRows;
-constexpr int kOutStride = kMaxValueDim + kPanelRows;  // no power of 2: rows lie in all sets
+constexpr int kOutStride = kMaxValueDim + kPanelRows;  // not a power of 2: rows use all cache sets
 
-// The same step of all of them.
+// The same step of kPanelsTogether panels.
 using PanelSteps = char[kPanelsTogether][kStepBytes];
 
 struct Scratch {
@@ -31,42 +31,40 @@ struct Scratch {
   alignas(64) PanelSteps values[kPairs];
   alignas(64) float out[kQueries][kOutStride];
   alignas(64) float max[kQueries], sum[kQueries];
-  alignas(64) int token[kQueries];  // of each query, from that of the first visible key on
+  alignas(64) int token[kQueries];  // a query sees visible + token keys of a block
 };
 
-// Some of the blocks of keys, those that come after them, and the queries that are packed.
+// A range of key blocks, the blocks that follow it, and the number of packed queries.
 struct Blocks {
-  const KeyBlock *blocks, *next;  // next: as many, or null
+  const KeyBlock *blocks, *next;  // next: equally many, or null
   int n;
   int n_queries;
 };
 
-// The first n of 32 lanes, n of any size.
+// Mask of the first n of 32 lanes, for any n.
 __mmask32 mask_of(int n) {
   if (n >= 32) return ~__mmask32{0};
   return (__mmask32{1} << (n < 0 ? 0 : n)) - 1;
 }
 
-// How many keys of a block a query sees.
+// Number of keys of a block that a query sees.
 int keys_seen(const KeyBlock& block, int token) {
   const int seen = min(block.visible + token, block.n_keys);
   return seen < 0 ? 0 : seen;
 }
 
-// Slots from the first to the last that a query sees.
+// Number of slots up to the last one that a query sees.
 int slots_seen(const Blocks& b, int token) {
   for (int i = b.n - 1; i >= 0; --i)
     if (const int seen = keys_seen(b.blocks[i], token)) return i * kMaxKeys + seen;
   return 0;
 }
 
-// The first step of the second part of packed queries.
+// The step at which the rope part of packed queries begins.
 int rope_step(const AttendArgs& a) { return (a.dim + 31) / 32 * 16; }
 
-// ------------------------------------------------------------------------------- packing
-
-// [queries, dim] to steps of 16 queries and two columns, from step `at` of each panel on; as many
-// panels as are scored together, filled up with zeros.
+// Packs queries [n_queries, dim] into steps of 16 queries and two columns, from step `at` of each
+// panel. The number of panels is rounded up to kPanelsTogether, padded with zeros.
 void pack_queries(const float* q, int64_t stride, int n_queries, int dim, int at, Scratch& s) {
   const int n_panels = (n_queries + kTogether - 1) / kTogether * kPanelsTogether;
   for (int p = 0; p < n_panels; ++p)
@@ -88,8 +86,8 @@ void pack_queries(const float* q, int64_t stride, int n_queries, int dim, int at
     }
 }
 
-// Columns [column, column + 64) of the values to steps of 16 columns and two keys; keys and columns
-// that are not there are zero.
+// Packs columns [column, column + 64) of the values into steps of 16 columns and two keys. Missing
+// keys and columns are zero.
 void pack_values(const AttendArgs& a, const Blocks& b, int column, Scratch& s) {
   alignas(64) uint16_t order[2][32];
   for (int i = 0; i < 32; ++i) {
@@ -115,15 +113,12 @@ void pack_values(const AttendArgs& a, const Blocks& b, int column, Scratch& s) {
   }
 }
 
-// ------------------------------------------------------------------------------- softmax
-
-// e^x within 2^-20 for x <= 0, at least 2^-126: 2^n times a polynomial for the rest, which
-// interpolates (2^r - 1) / r at the Chebyshev nodes of [-1/2, 1/2]. N at a time, step by step: one
-// after the other they would wait for themselves.
+// e^x within 2^-20 for x <= 0, at least 2^-126: 2^n times a polynomial that interpolates (2^r - 1)
+// / r at the Chebyshev nodes of [-1/2, 1/2]. Interleaves N vectors step by step to hide latency.
 template <int N>
 [[gnu::always_inline]] inline void exp(__m512 (&x)[N]) {
   constexpr float kLog2E = 1.44269504088896341f;
-  constexpr float kToInteger = 0x1.8p23f;  // a sum with it has n in its lowest bits
+  constexpr float kToInteger = 0x1.8p23f;  // adding it moves n to the lowest bits
   constexpr float kTerms[] = {9.666368515384533e-3f, 5.5503810137964744e-2f, 2.4022349038020385e-1f,
                               6.931471805599453e-1f, 1};
   const auto each = [](auto step) {
@@ -146,7 +141,7 @@ template <int N>
   });
 }
 
-// The scores of 16 queries, [slot][16], with how many keys of each block they see.
+// The scores of 16 queries, [slot][16], with the number of keys of each block that they see.
 struct Scores {
   const float (*at)[kTogether];
   int some[kBlocks], all[kBlocks];  // keys that at least one query sees, and that all see
@@ -186,9 +181,9 @@ __m512 largest(const Scores& scores, int n_blocks) {
   return _mm512_max_ps(max, odd);
 }
 
-// The weights of 32 slots from `tile` on, as rows of pairs of keys; zero for keys that are not
-// seen, of which there are none if kAll. Returns the sums of the rounded weights: so the output is
-// a mean, whatever the rounding.
+// Computes the weights of 32 slots from `tile` on, as rows of pairs of keys; zero for keys that are
+// not seen (none if kAll). Returns the sums of the rounded weights, so that the output is a mean
+// regardless of rounding.
 template <bool kAll>
 __m512 weigh(const AttendArgs& a, const Scores& scores, int tile, __m512 max, int query,
              Scratch& s) {
@@ -221,7 +216,7 @@ __m512 weigh(const AttendArgs& a, const Scores& scores, int tile, __m512 max, in
   return sum;
 }
 
-// out of the queries with a new maximum *= what their weights have shrunk by.
+// Rescales the output of queries with a new maximum.
 void rescale(const AttendArgs& a, int query, __mmask16 which, const float* shrink, Scratch& s) {
   for (int i = 0; i < kPanelRows; ++i) {
     if ((which >> i & 1) == 0) continue;
@@ -233,7 +228,7 @@ void rescale(const AttendArgs& a, int query, __mmask16 which, const float* shrin
   }
 }
 
-// Turns the scores of 16 queries into weights and updates maxima, sums and what was summed before.
+// Turns the scores of 16 queries into weights, and updates maxima, sums and previous outputs.
 void soften(const AttendArgs& a, const Blocks& b, int query, Scratch& s) {
   const Scores scores = scores_of(b, query, s);
   const __m512 before = _mm512_load_ps(s.max + query);
@@ -245,7 +240,7 @@ void soften(const AttendArgs& a, const Blocks& b, int query, Scratch& s) {
     const auto weigh_tile = all ? weigh<true> : weigh<false>;
     sum = _mm512_add_ps(sum, weigh_tile(a, scores, tile, max, query, s));
   }
-  // A query that had seen nothing has nothing to shrink.
+  // A query that has seen no key has nothing to rescale.
   const __m512 nothing = _mm512_set1_ps(-__builtin_inff());
   const __mmask16 grown =
       _mm512_cmp_ps_mask(before, nothing, _CMP_GT_OQ) & _mm512_cmp_ps_mask(before, max, _CMP_LT_OQ);
@@ -259,22 +254,20 @@ void soften(const AttendArgs& a, const Blocks& b, int query, Scratch& s) {
   _mm512_store_ps(s.max + query, max);
 }
 
-// ---------------------------------------------------------------------------------- order
-
-// Where to fetch the next blocks' keys, and how many bytes with every step of a product: all of
-// them at once would keep the product's own loads waiting.
+// Where to prefetch the keys of the next blocks, and how many bytes per step of a product: one
+// burst would delay the product's own loads.
 struct Ahead {
   const char* at;
   int64_t per_step;
 };
 
-// The key of the next blocks that lies as key `key` of block i does in these. Without next ones,
-// the key itself: a fetch that costs nothing.
+// The key at the same position in the next blocks. Without next blocks it is the key itself, which
+// costs nothing to prefetch.
 const char* next_key(const AttendArgs& a, const Blocks& b, int i, int key) {
   return bytes((b.next ? b.next : b.blocks)[i].k) + key * a.k_stride;
 }
 
-// Packs queries [first, first + n) and takes up their sums.
+// Packs queries [first, first + n) and loads their running maxima, sums and outputs.
 void begin(const AttendArgs& a, int first, int n, Scratch& s) {
   pack_queries(a.q + first * a.q_stride, a.q_stride, n, a.dim, 0, s);
   pack_queries(a.q_rope + first * a.q_rope_stride, a.q_rope_stride, n, a.rope_dim, rope_step(a), s);
@@ -297,9 +290,9 @@ void end(const AttendArgs& a, int first, int n, const Scratch& s) {
     __builtin_memcpy(a.out + (first + i) * a.out_stride, s.out[i], a.v_dim * sizeof(float));
 }
 
-// Products::score(a, blocks, panel, s): the scores of kPanelsTogether panels of queries with all
-// slots that one of them sees. Products::blend(a, blocks, column, s): s.out += weights . values,
-// for the columns of s.values from `column` on.
+// Products::score(a, blocks, panel, s) computes the scores of kPanelsTogether panels of queries for
+// all slots that any of them sees. Products::blend(a, blocks, column, s) adds weights . values to
+// s.out for the columns in s.values, which begin at `column`.
 template <class Products>
 void attend_blocks(const AttendArgs& a, const Blocks& b, Scratch& s) {
   if (slots_seen(b, s.token[b.n_queries - 1]) == 0) return;

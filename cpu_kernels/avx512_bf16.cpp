@@ -1,5 +1,5 @@
 // Products of BF16 activations with BF16 and FP8 weights: VDPBF16PS multiplies two columns of 16
-// rows at a time. FP8 is widened, exactly, block by block in the level-1 cache.
+// rows at a time. FP8 is widened exactly, block by block, in the level-1 cache.
 #include "cpu_kernels/avx512_e4m3.h"
 #include "cpu_kernels/avx512_one_row.h"
 #include "cpu_kernels/avx512_panels.h"
@@ -11,13 +11,13 @@ void avx512_encode_u8(const EncodeArgs&);
 
 namespace {
 
-constexpr int kColumns = 256;       // summed together where no scale changes: 32 KiB in a group
-constexpr int kScaleColumns = 128;  // of FP8, summed together
-constexpr int kWideColumns = 256;   // of FP8 that a tile takes, widened: 32 KiB in a group
-constexpr int kWideBytes = kWideColumns / 2 * kStepBytes;  // of one panel
-constexpr int kBlockBytes = kColumns / 2 * kStepBytes;     // of BF16, of one panel
+constexpr int kColumns = 256;       // summed together where no scale changes: 32 KiB per group
+constexpr int kScaleColumns = 128;  // FP8 columns summed together
+constexpr int kWideColumns = 256;   // FP8 columns of a tile, widened: 32 KiB per group
+constexpr int kWideBytes = kWideColumns / 2 * kStepBytes;  // per panel
+constexpr int kBlockBytes = kColumns / 2 * kStepBytes;     // BF16, per panel
 
-// Two columns of a row in every lane.
+// Two columns of a row, broadcast to every lane.
 __m512bh two_columns(const char* x) {
   int columns;
   __builtin_memcpy(&columns, x, 4);
@@ -47,8 +47,8 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
   }
 }
 
-// Widens in registers and, if asked to, leaves the BF16 steps in the room for them: the products
-// hide the cost of widening.
+// Widens in registers and, if kKeep, stores the BF16 steps in b.wide. The products hide the cost of
+// widening.
 template <int M, int N, bool kKeep>
 void tile_e4m3(const char* const* x, const Block& b, int panel, Sum* sums) {
   const E4m3Table table;

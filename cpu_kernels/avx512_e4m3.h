@@ -1,4 +1,4 @@
-// E4M3 to BF16 by table, exactly, for the AVX-512 product files.
+// Exact conversion of E4M3 to BF16 by table, for the AVX-512 product files.
 #pragma once
 #include <immintrin.h>
 
@@ -7,8 +7,8 @@
 namespace tandem::cpu {
 namespace {
 
-// The magnitude bits of an E4M3 code choose the two bytes of its value in BF16, which holds every
-// one exactly.
+// The magnitude bits of an E4M3 code index the two bytes of its value in BF16, which represents
+// every E4M3 value exactly.
 struct E4m3Bytes {
   uint8_t low[128], high[128];
 };
@@ -40,7 +40,7 @@ struct E4m3Table {
   __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
 };
 
-// One FP8 step to two BF16 steps.
+// Widens one FP8 step to two BF16 steps.
 void widen_e4m3(const E4m3Table& t, __m512i codes, __m512i* first, __m512i* second) {
   const __m512i low = _mm512_permutex2var_epi8(t.low0, codes, t.low1);
   const __m512i magnitude = _mm512_permutex2var_epi8(t.high0, codes, t.high1);

@@ -1,20 +1,20 @@
-// INT4 as INT8.
+// Widening of INT4 to INT8.
 #pragma once
 #include <immintrin.h>
 
 namespace tandem::cpu {
 namespace {
 
-// Sixteen times the codes of an INT4 step, to two INT8 steps.
+// Widens an INT4 step to two INT8 steps of 16 times the codes.
 void widen_i4(__m512i step, __m512i* first, __m512i* second) {
   const __m512i high = _mm512_set1_epi8(static_cast<char>(0xf0));
   *first = _mm512_and_si512(_mm512_slli_epi16(step, 4), high);
   *second = _mm512_and_si512(step, high);
 }
 
-// What makes INT8 of a step's codes when every row has a multiplier m: (code + 8) * m - 8 * m, and
-// for negative ones (7 - code) * -m + 7 * m. Both first factors are below 16, so products of two
-// neighbouring bytes fit one multiplication of words.
+// Constants that turn codes into INT8 where every row has a multiplier m: (code + 8) * m - 8 * m,
+// and for negative m (7 - code) * -m + 7 * m. Both first factors are below 16, so the products of
+// two neighbouring bytes fit one word multiplication.
 struct Multipliers {
   __m512i flip, times, less;
 };
@@ -31,7 +31,7 @@ Multipliers multipliers_of(const int8_t* of_rows) {
           words, _mm512_mask_sub_epi32(eight, negative, eight, bytes)};
 }
 
-// An INT4 step to two INT8 steps: codes times multipliers.
+// Widens an INT4 step to two INT8 steps of codes times multipliers.
 void widen_i4(__m512i step, const Multipliers& m, __m512i* first, __m512i* second) {
   const __m512i low = _mm512_set1_epi8(0x0f);
   constexpr int kFlipThenAnd = 0x28;  // (a ^ b) & c

@@ -1,5 +1,5 @@
 // Products of bytes: VPDPBUSD multiplies four columns of 16 rows at a time. A block of columns is
-// summed in integers, exactly (255 * 128 * 512 < 2^24), then scaled and added as float.
+// summed in exact integers (255 * 128 * 512 < 2^24), then scaled and added as float.
 #include "cpu_kernels/avx512_i4.h"
 #include "cpu_kernels/avx512_one_row.h"
 #include "cpu_kernels/avx512_panels.h"
@@ -7,16 +7,16 @@
 namespace tandem::cpu {
 namespace {
 
-constexpr int kColumns = 512;        // summed in integers or widened together: 32 KiB in a group
-constexpr float kI4Unit = 1 / 16.f;  // widen_i4() without multipliers makes sixteen times the codes
-constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // of one panel
+constexpr int kColumns = 512;        // summed in integers or widened together: 32 KiB per group
+constexpr float kI4Unit = 1 / 16.f;  // widen_i4() without multipliers yields 16 times the codes
+constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // per panel
 
-// A sum of four products of bytes is added to each lane.
+// Adds sums of four products of bytes to each lane.
 Integers dot(Integers sum, __m512i x, __m512i w) {
   return (Integers)_mm512_dpbusd_epi32((__m512i)sum, x, w);
 }
 
-// Four columns of a row in every lane.
+// Four columns of a row, broadcast to every lane.
 __m512i four_columns(const char* x) {
   int columns;
   __builtin_memcpy(&columns, x, 4);
@@ -45,8 +45,8 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
   }
 }
 
-// Widens in registers and, if asked to, leaves the INT8 steps in the room for them: the products
-// hide the cost of widening. Groups of two levels' scales share a part.
+// Widens in registers and, if kKeep, stores the INT8 steps in b.wide. The products hide the cost of
+// widening. With two-level scales a part spans several groups.
 template <int M, int N, bool kKeep, bool kTwoLevel>
 void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
   const int n_parts = b.n / b.part, group = (kTwoLevel ? b.group : b.part) / 8;
@@ -179,7 +179,7 @@ void gemm_i4(const GemmArgs& a) {
   });
 }
 
-// The first n of 16 floats, zeros after them.
+// The first n of 16 floats, padded with zeros.
 __m512 load_floats(const float* from, int n) {
   const int left = n < 0 ? 0 : min(n, 16);
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << left) - 1), from);

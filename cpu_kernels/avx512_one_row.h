@@ -1,6 +1,6 @@
-// One row of x with whole groups of panels, which come from memory once: few instructions a line,
-// and little code between one group and the next, while nothing is read. The sums are those of
-// multiply(), bit for bit.
+// Products of one row of x with whole groups of panels, which are read from memory once. The code
+// has few instructions per cache line, and little between groups, where nothing is read. Sums are
+// bit-identical to multiply().
 #pragma once
 #include "cpu_kernels/avx512_panels.h"
 
@@ -10,22 +10,22 @@ namespace {
 enum class ScalesOf { kNothing, kPanels, kRows, kGroups, kTwoLevels };
 static_assert(kGroup == kScalePanels);
 
-// What multiply_one_row() must know of a type of weight:
-//   kType, kScales  and whose scales it takes
-//   kColumns        of a part, where scales do not change before; of kTwoLevels a part is a group,
-//                   and sums are of kColumns
-//   kXBytes         of x that a step takes
-//   kUnit           of the sums
-//   kAhead          bytes of each panel that are fetched before the end of those before it
-//   kAlways         whether all is fetched so; else hardware foresees the rest of four panels
+// Parameters of a weight format for multiply_one_row():
+//   kType, kScales  the weight type and the layout of its scales
+//   kColumns        columns of a part at most; scales do not change within a part. kTwoLevels: a
+//                   part is a group, and sums span kColumns
+//   kXBytes         bytes of x that a step takes
+//   kUnit           unit of the sums
+//   kAhead          prefetch distance: the last kAhead bytes of a panel fetch the next group
+//   kAlways         true: earlier bytes are prefetched too; false: left to the hardware
 //   Vector          sums of 16 rows in a part
 //   add(x, w, stride, sums)  adds a step of four panels
 
-constexpr int kScaleLines = 4;  // of a panel, fetched with every part that fetches the next group
-constexpr int kGroupScales = kScalePanels * kPanelRows / 2;  // of a block, in floats: BF16
+constexpr int kScaleLines = 4;  // cache lines per panel and part that fetches the next group
+constexpr int kGroupScales = kScalePanels * kPanelRows / 2;  // per block, BF16 in floats
 constexpr int kGroupScalesAhead = 8 * kGroupScales;
 
-// Columns of multiply()'s parts; 0 where scales lie otherwise than here.
+// Columns of multiply()'s parts; 0 if the scales have another layout.
 template <class Format>
 int part_of(const GemmArgs& a) {
   const Weight& w = a.w;
@@ -41,11 +41,11 @@ int part_of(const GemmArgs& a) {
   return fits ? w.block_cols : 0;
 }
 
-// Those of the first part.
+// The scales of the first part.
 template <ScalesOf kScales>
 const float* scales_of(const Weight& w, int64_t panel) {
   if (kScales == ScalesOf::kNothing || !w.scales) return nullptr;
-  if (kScales == ScalesOf::kTwoLevels)  // as floats, of which their bytes fill whole ones
+  if (kScales == ScalesOf::kTwoLevels)  // their bytes fill whole floats
     return reinterpret_cast<const float*>(two_level_multipliers(w, panel));
   if (kScales == ScalesOf::kGroups)
     return w.scales + panel / kScalePanels * w.scale_stride +
@@ -72,7 +72,7 @@ void fetch_scales(const float* from, int64_t stride) {
     prefetch(from + p * stride, kScaleLines * 64);
 }
 
-// Adds a group's sums, times the rows' multipliers.
+// Adds a group's sums times the rows' multipliers.
 [[maybe_unused]] void add_multiples(const Integers* sums, const float* const* multipliers,
                                     Integers* to) {
 #pragma GCC unroll 4
@@ -83,7 +83,7 @@ void fetch_scales(const float* from, int64_t stride) {
   }
 }
 
-// n_bytes of steps of four panels; if asked to, as much is fetched at `ahead`.
+// Adds n_bytes of steps of four panels; if kFetch, fetches as many bytes at `ahead`.
 template <bool kFetch, class Format>
 [[gnu::always_inline]] inline void add_steps(const Format& format, const char* x, const char* w,
                                              const char* ahead, int64_t stride, int64_t n_bytes,
@@ -98,7 +98,7 @@ template <bool kFetch, class Format>
   }
 }
 
-// The sums of a group of panels, as store() has them.
+// Stores the sums of a group of panels like store().
 template <class Format>
 [[gnu::always_inline]] inline void store_row(const GemmArgs& a, int64_t panel, const __m512* sums) {
   float* const out = a.out + (panel * kPanelRows - a.first_row);
@@ -114,8 +114,8 @@ template <class Format>
   }
 }
 
-// False, and nothing done, where x is not one row, w not whole groups, or parts differ in width.
-// Not inlined: the large frames of others would cost it registers.
+// Returns false, without effect, unless x is one row, w has whole groups, and all parts are equally
+// wide. Not inlined: the large frames of callers would cost it registers.
 template <class Format>
 [[gnu::noinline]] bool multiply_one_row(const GemmArgs& a) {
   constexpr ScalesOf kScales = Format::kScales;
@@ -148,7 +148,7 @@ template <class Format>
       scale[p] = scales_of<kScales>(a.w, panel + p);
       sums[p] = _mm512_setzero_ps();
     }
-    typename Format::Vector block_sums[1][kGroup];  // of kTwoLevels
+    typename Format::Vector block_sums[1][kGroup];  // for kTwoLevels
     int block_left = Format::kColumns;
     if constexpr (kScales == ScalesOf::kTwoLevels) {
       clear(block_sums);

@@ -1,4 +1,4 @@
-// What the AVX-512 tiles share: how they begin and how they end.
+// Common parts of the AVX-512 tiles: clearing and adding sums, and prefetching.
 #pragma once
 #include <immintrin.h>
 
@@ -7,7 +7,7 @@
 namespace tandem::cpu {
 namespace {
 
-// Sixteen 32-bit lanes; GCC 12 keeps arrays of __m512i, whose lanes have 64, in memory.
+// Sixteen 32-bit lanes; GCC 12 keeps arrays of __m512i, which has 64-bit lanes, in memory.
 using Integers = int __attribute__((vector_size(64)));
 
 [[maybe_unused]] __m512 floats(__m512 v) { return v; }
@@ -21,8 +21,9 @@ void clear(Vector (&acc)[M][N]) {
     for (int p = 0; p < N; ++p) acc[i][p] = Vector{};
 }
 
-// What a tile fetches at step s: for that many panels of a group, from b.fetch on; or the last two
-// panels' stored steps in turns, while it reads widened ones, two for each.
+// kFetch of a tile is the number of panels that it fetches at each step, from panel b.fetch on; or
+// this value: it reads widened steps, two per stored step, and fetches stored steps of the last two
+// panels alternately.
 constexpr int kTwoInTurns = -1;
 
 template <int N, int kFetch>
@@ -35,8 +36,8 @@ void fetch_ahead(const Block& b, int panel, int s) {
   if constexpr (N < kGroup && kFetch > 0) fetch_weights(b.ahead[panel] + s * kStepBytes);
 }
 
-// What a tile that widens fetches at step s: for its panels, or if two such tiles leave widened
-// steps, for the first two panels of the group, one each.
+// Fetches step s for a tile that widens: one step of each of its panels. Where two such tiles leave
+// widened steps (kKeep), each fetches for one of the group's first two panels.
 template <int N, bool kKeep>
 void fetch_stored(const Block& b, int panel, int s) {
   if constexpr (kKeep && N == kGroup / 2) {
@@ -49,7 +50,7 @@ void fetch_stored(const Block& b, int panel, int s) {
 
 template <int M, int N, class Vector>
 void add_sums(const Vector (&acc)[M][N], const Block& b, int panel, int part, Sum* sums) {
-  // Hidden from GCC 12, which would keep all addresses in vector registers from part to part.
+  // Hides the address from GCC 12, which would keep all addresses in vector registers across parts.
   float* to = sums[0] + panel * kPanelRows;
   __asm__("" : "+r"(to));
 #pragma GCC unroll 8

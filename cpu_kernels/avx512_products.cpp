@@ -1,5 +1,5 @@
 // Packing for AVX-512, and its products of float activations. Blocks of weights are widened to
-// float in the level-1 cache and used there for all rows of x.
+// float in the level-1 cache and used for all rows of x.
 #include "cpu_kernels/avx512_e4m3.h"
 #include "cpu_kernels/avx512_panels.h"
 #include "cpu_kernels/avx512_transpose.h"
@@ -7,18 +7,16 @@
 namespace tandem::cpu {
 namespace {
 
-constexpr int kColumns = 64;  // widened together: 16 KiB of float in a group
+constexpr int kColumns = 64;  // widened together: 16 KiB of float per group
 
-// -------------------------------------------------------------------------------- packing
-
-// The order of the words in 16 bytes of an FP8 step.
+// Reorders the words in each 16 bytes of an FP8 step.
 __m512i exchange_words(__m512i step) {
   const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
   return _mm512_shuffle_epi8(step, _mm512_broadcast_i32x4(order));
 }
 
-// Loops of constant length, so that the steps stay in registers: a store to the stack between
-// streaming stores flushes their half-filled line, and packing is five times slower.
+// Loops have constant length so that steps stay in registers: a store to the stack between
+// streaming stores flushes their half-filled line, which makes packing five times slower.
 void pack(const PackArgs& a) {
   const int64_t row_size = row_bytes(a.type, a.cols);
   const int64_t stride = panel_bytes(a.type, a.cols);
@@ -43,9 +41,7 @@ void pack(const PackArgs& a) {
   _mm_sfence();
 }
 
-// ------------------------------------------------------------------------- widening to float
-
-using Floats = __m512[kColumns];  // of one panel
+using Floats = __m512[kColumns];  // per panel
 
 void widen_bf16(__m512i step, __m512* to) {
   to[0] = _mm512_castsi512_ps(_mm512_slli_epi32(step, 16));
@@ -57,7 +53,7 @@ void widen_f16(__m512i step, __m512* to) {
   to[1] = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(step, 16)));
 }
 
-// Whole steps that hold n columns, without their scale.
+// Widens whole steps that hold n columns, without scales.
 void widen_panel(WeightType type, const char* from, int n, __m512* to) {
   const int per_step = columns_of_step(type);
   const E4m3Table e4m3;
@@ -83,12 +79,10 @@ void widen_panel(WeightType type, const char* from, int n, __m512* to) {
       case WeightType::kI8:
       case WeightType::kI4:
       case WeightType::kI4TwoLevel:
-        break;  // multiply bytes only
+        break;  // for byte products only
     }
   }
 }
-
-// --------------------------------------------------------------------------------- products
 
 template <int M, int N>
 void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
@@ -140,14 +134,14 @@ __m512 sum_lanes(const __m512 (&v)[16]) {
   return s[0];
 }
 
-// x of 16 rows of w that begin at output row j; 0 where it was not asked for.
+// x for 16 rows of w that begin at output row j; 0 for rows not requested.
 __m512 x_of_panel(const float* x, int j, int n) {
   const int begin = j < 0 ? -j : 0, end = min(kPanelRows, n - j);
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << end) - (1u << begin)), x + j);
 }
 
-// 16 columns of some panels at a time, widened once for all rows of x: lanes are rows of w, so
-// their sum is formed at the end.
+// Takes 16 columns of some panels at a time, widened once for all rows of x. Lanes are rows of w,
+// so lanes are summed at the end.
 void gemm_transposed(const GemmArgs& a) {
   constexpr int kPanels = 16;
   const PanelRange range = panels_of(a);

@@ -1,11 +1,10 @@
-// Rows to columns, for packing and for sums over lanes.
+// Transposition of 16 x 16 words, for packing and for sums over lanes.
 #pragma once
 #include <immintrin.h>
 
 namespace tandem::cpu {
 namespace {
 
-// Rows of 16 words become columns.
 [[gnu::always_inline]] inline void transpose(__m512i (&r)[16]) {
   __m512i t[16];
   for (int i = 0; i < 16; i += 2) {

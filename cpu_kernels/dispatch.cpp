@@ -1,4 +1,4 @@
-// Chooses kernels for this machine. The only place that asks what the CPU can do.
+// Chooses kernels for this machine. Only this file queries CPU features.
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -9,14 +9,14 @@
 namespace tandem::cpu {
 namespace {
 
-// What Ice Lake, Zen 4 and their successors have in common.
+// The features common to Ice Lake, Zen 4 and their successors.
 bool has_avx512() {
   return cpu_has(Feature::kAvx512Vnni) && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi");
 }
 
-// The kernel keeps tiles from a process until it asks for them (Documentation/arch/x86/xstate.rst);
-// asking again changes nothing.
+// Linux denies tile data to a process until it requests permission
+// (Documentation/arch/x86/xstate.rst); repeated requests have no effect.
 bool may_use_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -25,7 +25,7 @@ bool may_use_tiles() {
 struct Leaf7 {
   unsigned eax = 0, edx = 0;
 };
-// Of cpuid: GCC 12 has no names for what it tells.
+// Reads cpuid leaf 7: GCC 12 has no names for these features.
 Leaf7 leaf7(unsigned subleaf) {
   Leaf7 leaf;
   unsigned ebx, ecx;
@@ -39,7 +39,7 @@ bool cpu_has(Feature feature) {
   switch (feature) {
     case Feature::kBaseline:
       return true;
-    case Feature::kAvx2:  // every CPU with both has F16C too, which clang 14 cannot ask for
+    case Feature::kAvx2:  // every CPU with both has F16C too, which clang 14 cannot query
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     case Feature::kAvxVnni:
       return cpu_has(Feature::kAvx2) && (leaf7(1).eax >> 4 & 1);

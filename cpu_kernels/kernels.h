@@ -8,7 +8,7 @@ namespace tandem::cpu {
 
 using bf16 = uint16_t;  // bit pattern of a bfloat16
 
-// Instruction sets, each one a superset of those before it.
+// Instruction sets, each a superset of those before it.
 enum class Isa : uint8_t { kReference, kAvx2, kAvx512, kAmx };
 constexpr int kNumIsas = 4;
 
@@ -18,27 +18,27 @@ enum class WeightType : uint8_t {
   kBF16,
   kF8E4M3,
   kI8,
-  kI4,  // two's complement; of 8 columns in 4 bytes, byte b holds column b low and 4 + b high
-  kI4TwoLevel,  // the same codes; a group's scale is an integer times the scale of its row
+  kI4,  // two's complement; per 8 columns in 4 bytes, byte b holds column b low and 4 + b high
+  kI4TwoLevel,  // the same codes; a group's scale is an integer times the row's scale
 };
 constexpr int kNumWeightTypes = 7;
 constexpr bool is_i4(WeightType type) {
   return type == WeightType::kI4 || type == WeightType::kI4TwoLevel;
 }
 
-// How a table stores matrices.
+// Storage of weight matrices in a kernel table.
 enum class Layout : uint8_t {
   kRows,  // as in the checkpoint
-  // Panels of 16 rows, the last filled up with zeros. A panel is a list of 64-byte steps: 4 bytes
-  // of every row, which hold as many neighbouring columns as fit, padded with zeros to a multiple
-  // of 16 steps. Sixteen such steps are one B tile of AMX, and one step feeds a dot product of
-  // VNNI. FP8 exchanges the middle words of every 16 bytes, [row][column pair] for [column
-  // pair][row], so that widening leaves BF16 steps.
+  // Panels of 16 rows, the last padded with zeros. A panel is a list of 64-byte steps. A step has 4
+  // bytes of every row, which hold as many neighbouring columns as fit; the number of steps is
+  // padded with zeros to a multiple of 16. Sixteen steps are one B tile of AMX, and one step feeds
+  // a VNNI dot product. FP8 swaps the middle words of every 16 bytes, [row][column pair] for
+  // [column pair][row], so that widening yields BF16 steps.
   kPanels,
 };
 constexpr int kPanelRows = 16, kStepBytes = 64, kStepsMultiple = 16;
 
-// Columns that one step of a panel holds.
+// Columns per step of a panel.
 constexpr int columns_of_step(WeightType type) {
   constexpr int kColumns[kNumWeightTypes] = {1, 2, 2, 4, 4, 8, 8};
   return kColumns[static_cast<int>(type)];
@@ -48,24 +48,23 @@ constexpr int64_t panel_bytes(WeightType type, int64_t cols) {
   return (cols + columns - 1) / columns * kStepsMultiple * kStepBytes;
 }
 
-// Bytes of a row of [.., cols] as pack() reads it; cols is a multiple of 8 for INT4.
+// Bytes of a row of [.., cols] as pack() reads it. For INT4, cols is a multiple of 8.
 constexpr int64_t row_bytes(WeightType type, int64_t cols) {
   return cols * 4 / columns_of_step(type);
 }
 
-constexpr int kScalePanels = 4;     // whose scales lie together, for INT4
+constexpr int kScalePanels = 4;     // panels whose INT4 scales are interleaved
 constexpr int kMaxMultiplier = 15;  // of kI4TwoLevel: 8 * 15 fits a byte
 
 // A weight matrix in the layout made by a table's pack(). value[r][c] = code[r][c] * scale, where
 // scale = scales[(row0 + r) / block_rows * scale_stride + (col0 + c) / block_cols]; no scales: 1.
-// Panels of bytes and INT4 have scales of single rows (block_rows 1, row0 and col0 0), and after
-// them 128 times the sum of each row's values, which the products of kU8 activations subtract. kI8
-// has them as [panel][column block][16], floats; scale_stride is that of panels. INT4 has those of
-// four panels together, so that whole groups of panels read one stream, its sums as
-// [panel / 4][4][16] floats, and scale_stride, in floats, is that of four panels: of kI4
-// [panel / 4][column block][4][16] BF16; of kI4TwoLevel [panel / 4][column block][4][16]
-// multipliers of a byte, from -15 to 15, and then [panel / 4][4][16] floats, the rows' own scales;
-// its block_cols divides 512.
+// Panels of bytes and INT4 have scales per row (block_rows 1, row0 and col0 0), followed by 128
+// times the sum of each row's values, which products with kU8 activations subtract. kI8 scales are
+// floats [panel][column block][16]; scale_stride is that of a panel. INT4 interleaves the scales of
+// four panels, so that whole groups of panels read one stream; the row sums are [panel / 4][4][16]
+// floats, and scale_stride, in floats, is that of four panels. kI4 scales are [panel / 4][column
+// block][4][16] BF16. kI4TwoLevel has [panel / 4][column block][4][16] one-byte multipliers from
+// -15 to 15, then [panel / 4][4][16] floats, the rows' own scales; its block_cols divides 512.
 struct Weight {
   const void* data;
   int64_t stride;  // bytes between rows or panels
@@ -75,16 +74,17 @@ struct Weight {
   int block_rows, block_cols, row0, col0;
 };
 
-// Copies rows of a row-major checkpoint matrix into the table's layout; the type stays.
+// Copies rows of a row-major checkpoint matrix into the table's layout, without changing their
+// type.
 struct PackArgs {
   const void* from;  // rows first_row .. first_row + n_rows of [rows, cols], dense, at any address
-  void* to;          // [rows, cols] packed, of which these rows are written
+  void* to;          // [rows, cols] packed; only these rows are written
   WeightType type;
   // Panels: first_row is a multiple of 16, and so is n_rows unless these are the last rows.
   int64_t first_row, n_rows, cols;
 };
 
-// What a product multiplies: float rows as they are, or rows made by encode().
+// Activations of a product: float rows, or rows made by encode().
 enum class ActivationType : uint8_t {
   kF32,
   kBF16,
@@ -92,7 +92,7 @@ enum class ActivationType : uint8_t {
 };
 constexpr int kActivationMultiple = 128;
 
-// Columns of an encoded row of n.
+// Columns of a row of n after encoding.
 constexpr int64_t encoded_columns(int64_t n) {
   return (n + kActivationMultiple - 1) / kActivationMultiple * kActivationMultiple;
 }
@@ -102,10 +102,10 @@ struct Activations {
   int64_t stride;  // bytes between rows
   ActivationType type;
   const int32_t* rows = nullptr;  // [m] rows to use; null: 0, 1, .. m - 1
-  const float* scales = nullptr;  // kU8: of every row
+  const float* scales = nullptr;  // kU8: scale of every row
 };
 
-// One row.
+// Encodes one row.
 struct EncodeArgs {
   const float* from;  // [k]
   int k;
@@ -114,8 +114,8 @@ struct EncodeArgs {
   float* scale = nullptr;  // kU8
 };
 
-// One row of weights to kF8E4M3, kI8 or INT4 with a scale for every `group` columns, which divides
-// k. Scales of kI4 are numbers of BF16, those of kI4TwoLevel multiples of row_scale.
+// Quantizes one row of weights to kF8E4M3, kI8 or INT4 with a scale per `group` columns, which
+// divides k. kI4 scales are BF16 values, kI4TwoLevel scales are multiples of row_scale.
 struct QuantizeArgs {
   const float* from;  // [k]
   int64_t k;
@@ -123,15 +123,14 @@ struct QuantizeArgs {
   int group;
   void* codes;                 // a row as pack() reads it
   float* scales;               // [k / group]
-  float* sum;                  // of the values that the codes stand for; not for kF8E4M3
+  float* sum;                  // of the dequantized values; not for kF8E4M3
   float* row_scale = nullptr;  // kI4TwoLevel
 };
 
-// gemm: out[i][j] = sum_c x[row(i)][c] * w[first_row + j][c], i < m, j < n, c < k. The sum of one
-// output is formed in an order that depends on k alone: results do not change with the batch or
-// with the split among threads. x has the type that the table's activation[w.type] asks for, or is
-// float; bytes and INT4 multiply only what the table asks for. gemm_transposed: out[i][c] = sum_j
-// x[row(i)][j] * w[first_row + j][c]; x is float.
+// gemm: out[i][j] = sum_c x[row(i)][c] * w[first_row + j][c], i < m, j < n, c < k. The order of
+// each sum depends on k alone, so results do not change with the batch or with the split among
+// threads. x is float or the table's activation[w.type]; INT8 and INT4 weights take only the
+// latter. gemm_transposed: out[i][c] = sum_j x[row(i)][j] * w[first_row + j][c]; x is float.
 struct GemmArgs {
   Activations x;       // [.., k]; transposed: [.., n]
   Weight w;            // [.., k]
@@ -139,7 +138,7 @@ struct GemmArgs {
   float* out;          // [m, n]; transposed: [m, k]
   int64_t out_stride;  // elements between rows
   int m, n, k;
-  // What will be multiplied after this, of the same type and k: its beginning is prefetched.
+  // The product that follows, of the same type and k; its first weights are prefetched.
   const Weight* next = nullptr;
   int64_t next_row = 0;
 };
@@ -154,10 +153,9 @@ struct KeyBlock {
 };
 constexpr int kMaxKeys = 64;
 
-// Blocks of keys against some queries, with the running softmax of FlashAttention (Dao et al. 2022,
-// algorithm 1). Scores have two parts, q.k + q_rope.k_rope (multi-head latent attention,
-// DeepSeek-V2 paper, section 2.1). The sum of one query is formed in an order that depends on the
-// blocks alone.
+// Attention of some queries over blocks of keys, with the running softmax of FlashAttention (Dao et
+// al. 2022, algorithm 1). Scores have two parts, q.k + q_rope.k_rope (multi-head latent attention,
+// DeepSeek-V2 paper, section 2.1). The order of a query's sums depends on the blocks alone.
 struct AttendArgs {
   ActivationType type;      // of keys and values: kF32 or kBF16
   const float *q, *q_rope;  // [n_queries, dim], [n_queries, rope_dim]
@@ -168,12 +166,12 @@ struct AttendArgs {
   int n_queries, dim, rope_dim, v_dim;
   int first_query, queries_per_token;
   float scale;
-  float* out;  // [n_queries, v_dim] sum of exp(score - max) * v so far
+  float* out;  // [n_queries, v_dim] running sum of exp(score - max) * v
   int64_t out_stride;
   float *max,
       *sum;  // [n_queries] of the scores seen so far; before the first block -infinity and 0
 };
-constexpr int kMaxKeyDim = 576, kMaxValueDim = 512;  // largest dim + rope_dim, and v_dim
+constexpr int kMaxKeyDim = 576, kMaxValueDim = 512;  // limits of dim + rope_dim, and of v_dim
 
 // out = x / sqrt(mean(x^2) + eps) * gain
 struct RmsNormArgs {
@@ -208,7 +206,7 @@ struct KernelTable {
   Isa isa;
   const char* name;
   Layout layout;
-  ActivationType activation[kNumWeightTypes];  // the fastest for each type of weight
+  ActivationType activation[kNumWeightTypes];  // the fastest for each weight type
   ActivationType attention;  // keys and values that attend() reads fastest, kF32 or kBF16
   void (*pack)(const PackArgs&);
   void (*quantize)(const QuantizeArgs&);
@@ -222,8 +220,8 @@ struct KernelTable {
   void (*encode_bf16)(const EncodeBf16Args&);
 };
 
-// The best instruction set of this machine, and its kernels. Asking for a set that the machine
-// lacks is a bug of the caller: compare with best_isa() first.
+// The best instruction set of this machine, and its kernels. Callers must not request a set above
+// best_isa().
 Isa best_isa();
 const char* name_of(Isa isa);
 KernelTable kernels_for(Isa isa);

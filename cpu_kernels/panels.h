@@ -1,5 +1,5 @@
-// The order of every product over panels of weights (kernels.h, Layout::kPanels). Each instruction
-// set's files include it and bring their own tiles.
+// Loop structure of all products over panels of weights (kernels.h, Layout::kPanels). The files of
+// each instruction set include it and add their own tiles.
 #pragma once
 #include <cstdint>
 
@@ -9,8 +9,8 @@ namespace tandem::cpu {
 namespace {
 
 constexpr int kGroup = 4;                        // panels computed together
-constexpr int kGroupRows = kGroup * kPanelRows;  // their rows, output columns
-constexpr int kChunk = 256;                      // rows of x for which sums are kept
+constexpr int kGroupRows = kGroup * kPanelRows;  // rows of a group: output columns
+constexpr int kChunk = 256;                      // rows of x with sums in memory at a time
 
 int min(int a, int b) { return a < b ? a : b; }
 
@@ -23,36 +23,36 @@ const char* x_row(const Activations& x, int i) {
 // Sums of one row of x with the rows of a group of panels.
 using Sum = float[kGroupRows];
 
-// A block of columns of some panels, in parts each of whose rows has one scale.
+// A block of columns of some panels, divided into parts in which every row has one scale.
 struct Block {
   const float* scale[kGroup];  // [n / part][16]
   const char* w[kGroup];       // the first step
-  const char* ahead[kGroup];   // what to prefetch when the first step is read, and so on
+  const char* ahead[kGroup];   // address to prefetch with the first step; later steps follow
   int n_panels, col, n;        // columns [col, col + n)
-  int part;                    // columns of a part, of which there may be kMaxParts
-  char* wide;                  // room for the same steps widened, where a tile makes them
-  int fetch;                   // the first panel that a tile fetches for, where tiles share that
-  // kI4TwoLevel: [n / group][4][16], of every panel from its own 16 on.
+  int part;                    // columns of a part; a block has at most kMaxParts parts
+  char* wide;                  // buffer for the block's widened steps
+  int fetch;                   // first panel that a tile fetches, where tiles share the fetching
+  // kI4TwoLevel: [n / group][4][16], offset to the panel's own 16.
   const int8_t* multipliers[kGroup];
   int group;
 };
 constexpr int kMaxParts = 16;
 
-// sums[i] += scale * x[i] . w, part by part, for the rows of x that a tile is made for, at the
-// block's first column, and for panels from `panel` on: one, or all of a group.
+// sums[i] += scale * x[i] . w, part by part, for a fixed number of rows of x, which begin at the
+// block's first column, and for one panel, `panel`, or all of a group.
 using Tile = void (*)(const char* const* x, const Block& b, int panel, Sum* sums);
 struct Tiles {
   Tile one, group;
 };
 
-// Fetches n bytes of some rows of x from `offset` on: rows lie anywhere, no hardware foresees them.
+// Prefetches n bytes of some rows of x from `offset` on: hardware does not predict gathered rows.
 void prefetch_rows(const Activations& x, int first, int m, int64_t offset, int n) {
   for (int i = first; i < first + m; ++i)
     for (int c = 0; c < n; c += 64) __builtin_prefetch(x_row(x, i) + offset + c);
 }
 
-// Fetches what is multiplied after the rows before `after`: the next rows of this chunk, or its
-// first ones with the next block.
+// Prefetches the rows of x that are multiplied after those before `after`: the next rows of this
+// chunk, or its first rows at the next block.
 template <int kMaxRows>
 void prefetch_next_rows(const GemmArgs& a, const Block& b, int element_bytes, int after) {
   const int chunk = (after - 1) / kChunk * kChunk, end = min(a.m, chunk + kChunk);
@@ -63,8 +63,8 @@ void prefetch_next_rows(const GemmArgs& a, const Block& b, int element_bytes, in
                 b.n * element_bytes);
 }
 
-// Rows [first, first + m) of x with one block, in n_tiles of about the same size;
-// tiles_of(tile, rows) computes them.
+// Multiplies rows [first, first + m) of x with one block, in n_tiles of about equal size;
+// tiles_of(tile, rows) selects the kernel.
 template <int kMaxRows, class TilesOf>
 void add_tiles_of(const GemmArgs& a, const Block& b, int element_bytes, int first, int m, Sum* sums,
                   int n_tiles, TilesOf tiles_of) {
@@ -83,7 +83,7 @@ void add_tiles_of(const GemmArgs& a, const Block& b, int element_bytes, int firs
   }
 }
 
-// The same by as few tiles as possible; those for 1, 2, .. kMaxRows rows are given.
+// Multiplies with as few tiles as possible. `tiles` has kernels for 1, 2, .. kMaxRows rows.
 template <int kMaxRows>
 void add_rows(const GemmArgs& a, const Tiles (&tiles)[kMaxRows], const Block& b, int element_bytes,
               int first, int m, Sum* sums) {
@@ -91,7 +91,7 @@ void add_rows(const GemmArgs& a, const Tiles (&tiles)[kMaxRows], const Block& b,
                          [&](int, int rows) -> const Tiles& { return tiles[rows - 1]; });
 }
 
-// The same when the first tile also fetches what comes after the block.
+// Multiplies likewise; the first tile also prefetches what follows the block.
 template <int kMaxRows>
 void add_rows(const GemmArgs& a, const Tiles (&fetching)[kMaxRows], const Tiles (&tiles)[kMaxRows],
               const Block& b, int element_bytes, int first, int m, Sum* sums) {
@@ -100,8 +100,8 @@ void add_rows(const GemmArgs& a, const Tiles (&fetching)[kMaxRows], const Tiles 
       [&](int tile, int rows) -> const Tiles& { return (tile == 0 ? fetching : tiles)[rows - 1]; });
 }
 
-// The same when that is shared out, to tiles that fetch for 4, 2 or 1 panels: a burst of all of it
-// would hold up the rows of x.
+// Multiplies likewise; the first tiles share the prefetching, each for 4, 2 or 1 panels: a single
+// burst would delay the rows of x.
 template <int kMaxRows>
 void add_rows(const GemmArgs& a, const Tiles (&fetch4)[kMaxRows], const Tiles (&fetch2)[kMaxRows],
               const Tiles (&fetch1)[kMaxRows], const Tiles (&tiles)[kMaxRows], Block& b,
@@ -116,8 +116,9 @@ void add_rows(const GemmArgs& a, const Tiles (&fetch4)[kMaxRows], const Tiles (&
                          });
 }
 
-// The same for weights that are widened: `few` rows widen in registers; of more, kWidening leave
-// the widened steps in `room`, panel_bytes a panel, for all others, the first of which fetch.
+// Multiplies rows with weights that are widened. Up to kFew rows widen in registers. Of more rows,
+// the first kWidening store the widened steps in `room`, panel_bytes per panel, for the others, the
+// first of which prefetch.
 template <int kWidening, int kFew, int kMaxRows>
 void add_widened_rows(const GemmArgs& a, const Tiles (&few)[kFew], const Tiles& widening,
                       const Tiles (&fetching)[kMaxRows], const Tiles (&tiles)[kMaxRows], Block& b,
@@ -136,7 +137,7 @@ void fill(float* to, float value) {
   for (int r = 0; r < kPanelRows; ++r) to[r] = value;
 }
 
-// Panels that cover the rows asked for; the first `skip` rows of the first were not.
+// Panels that cover the requested rows; the first `skip` rows of the first panel are not requested.
 struct PanelRange {
   int64_t first;
   int n, skip;
@@ -148,13 +149,13 @@ PanelRange panels_of(const GemmArgs& a) {
   return {first, (skip + a.n + kPanelRows - 1) / kPanelRows, skip};
 }
 
-// Copies what was asked for of the sums of rows [first, first + m) of x, in units of `unit`. From
-// kU8 the offset of its codes is taken off.
+// Stores the requested sums of rows [first, first + m) of x, times `unit`. With kU8 activations the
+// offset of the codes is subtracted.
 void store(const Sum* sums, float unit, const GemmArgs& a, const PanelRange& range, int first,
            int m, int panel, int n_panels) {
   const bool u8 = a.x.type == ActivationType::kU8;
   for (int p = 0; p < n_panels; ++p) {
-    const int j = (panel + p) * kPanelRows - range.skip;  // of the output
+    const int j = (panel + p) * kPanelRows - range.skip;  // output column
     const int begin = j < 0 ? -j : 0, end = min(kPanelRows, a.n - j);
     const float* const offset = u8 ? sums_of_rows(a.w, range.first + panel + p) : nullptr;
     for (int i = first; i < first + m; ++i) {
@@ -166,7 +167,7 @@ void store(const Sum* sums, float unit, const GemmArgs& a, const PanelRange& ran
           out[r] = u8 ? (sum[r] * unit - offset[r]) * scale : sum[r] * unit;
       };
       if (end - begin == kPanelRows) {
-        store_rows(0, kPanelRows);  // of a length known to the compiler
+        store_rows(0, kPanelRows);  // length known to the compiler
       } else {
         store_rows(begin, end);
       }
@@ -174,12 +175,12 @@ void store(const Sum* sums, float unit, const GemmArgs& a, const PanelRange& ran
   }
 }
 
-// Between what is read and what is fetched: bytes of a panel when one tile takes all rows of x, and
-// when several do (then at least what a block has of a panel); 64-byte lines of scales of rows.
+// Prefetch distances: bytes of a panel when one tile takes all rows of x, and when several do (at
+// least a block's bytes of a panel); 64-byte lines of row scales.
 constexpr int kAheadOfFew = 2048, kAheadOfMany = 8192, kScalesAhead = 8;
 
-// Weights to come go to the level-2 cache: the few buffers in which level 1 waits for memory stay
-// free for what is read now, and more is under way. Where memory answers slowly that is worth a
+// Prefetches weights into the level-2 cache: the few line fill buffers of level 1 stay free for
+// what is read now, and more requests are in flight. With high memory latency this gains up to a
 // third.
 [[maybe_unused]] void fetch_weights(const char* from) { __builtin_prefetch(from, 0, 2); }
 
@@ -193,14 +194,14 @@ struct PanelPlace {
   const char* data() const { return bytes(w->data) + panel * w->stride; }
 };
 
-// What is read after a panel: the same of the next group, or of the next product, or nothing new.
+// The panel read after this one: of the next group, of the next product, or again the last panel.
 PanelPlace panel_after(const GemmArgs& a, const PanelRange& range, int panel) {
   if (panel + kGroup < range.n || !a.next)
     return {&a.w, range.first + min(panel + kGroup, range.n - 1)};
   return {a.next, a.next_row / kPanelRows + panel % kGroup};
 }
 
-// The scales of a panel, one block of columns after another.
+// Iterates over the scales of a panel by column block.
 class PanelScales {
  public:
   PanelScales() = default;
@@ -233,7 +234,7 @@ class PanelScales {
     }
   }
 
-  // Those of 16 rows in a block of columns.
+  // Reads the scales of 16 rows in a column block.
   void read(int block, float* scale) const {
     switch (kind_) {
       case Kind::kNone:
@@ -255,12 +256,12 @@ class PanelScales {
         for (int r = 0; r < kPanelRows; ++r) scale[r] = rows_[r][block];
     }
   }
-  // Those of the first blocks are fetched.
+  // Prefetches the scales of the first blocks.
   void prefetch_first() const {
     if (kind_ == Kind::kGroups) return prefetch(groups_, kScalesAhead * 64);
     if (kind_ != Kind::kNone) prefetch(rows_[0], kScalesAhead * 64);
   }
-  // [n][16], where they lie or in `room`; those to come are fetched.
+  // Returns [n][16] scales, in place or in `room`, and prefetches later ones.
   const float* read(int block, int n, float (*room)[kPanelRows]) const {
     if (kind_ == Kind::kRows) {
       const float* const scale = rows_[0] + block * kPanelRows;
@@ -281,7 +282,7 @@ class PanelScales {
   const bf16* groups_ = nullptr;
 };
 
-// The columns of a matrix from left to right, cut where scales change.
+// Divides the columns of a matrix, left to right, where scales change.
 class ScaleColumns {
  public:
   explicit ScaleColumns(const Weight& w) {
@@ -290,7 +291,7 @@ class ScaleColumns {
     next_ = w.col0 / width_;
     left_ = width_ - w.col0 % width_;
   }
-  // How many columns, at most n, come next with the scales of block().
+  // Takes at most n columns that share the scales of block(); returns their number.
   int take(int n) {
     block_ = next_;
     if (width_ == 0) return n;
@@ -302,8 +303,8 @@ class ScaleColumns {
     }
     return taken;
   }
-  // How many of the next n come in parts as wide as the one taken last, if all have the scales of a
-  // block of their own, or none.
+  // Takes as many as possible of the next n columns in parts as wide as the last one, if each part
+  // has a block of scales of its own, or there are none; returns the number of columns.
   int take_parts(int part, int n) {
     if (n < part || (width_ > 0 && (part != width_ || left_ != width_))) return 0;
     const int n_parts = min(n / part, kMaxParts - 1);
@@ -316,16 +317,16 @@ class ScaleColumns {
   int width_ = 0, block_ = 0, next_ = 0, left_ = 0;
 };
 
-// How columns are summed: at most `part` in one unscaled sum. Tiles take one part, or several of up
-// to `block` columns. Weights are fetched `ahead` bytes before they are read. Sums are in units of
-// `unit`.
+// Summation order: at most `part` columns form one unscaled sum. Tiles take one part, or several of
+// up to `block` columns in total. Weights are prefetched `ahead` bytes before they are read. Sums
+// are in units of `unit`.
 struct Order {
   int part, block = 0, ahead = kAheadOfMany;
   float unit = 1;
 };
 
-// The order of every product: a group of panels, a chunk of rows of x, blocks of columns.
-// add_block(block, first, m, sums) adds the block's part to the sums of rows [first, first + m).
+// The loops of every product: groups of panels, chunks of rows of x, blocks of columns.
+// add_block(block, first, m, sums) adds the block to the sums of rows [first, first + m).
 template <class AddBlock>
 void multiply(const GemmArgs& a, const Order& order, AddBlock add_block) {
   alignas(64) Sum sums[kChunk];

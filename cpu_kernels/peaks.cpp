@@ -1,4 +1,4 @@
-// The loops that any x86-64 runs, and the list of all.
+// The loops for any x86-64, and the list of all islands.
 #include "cpu_kernels/peaks.h"
 
 #include <immintrin.h>

@@ -1,6 +1,5 @@
-// Loops that find out what one core can do at most: read memory, or repeat one arithmetic
-// instruction on registers. They compute nothing of use; the products of the engine are judged by
-// their speed.
+// Loops that measure the peak of one core: memory reads, or one arithmetic instruction repeated on
+// registers. Their results are unused; the engine's products are compared with their speed.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +10,7 @@ constexpr int kNumArithmetics = 3;
 
 enum class Feature : uint8_t {
   kBaseline,  // any x86-64
-  kAvx2,      // with FMA
+  kAvx2,      // including FMA
   kAvxVnni,
   kAvx512,  // F and BW
   kAvx512Vnni,
@@ -20,13 +19,13 @@ enum class Feature : uint8_t {
   kAmxBf16,
 };
 
-// One instruction, or the shortest sequence that multiplies and adds, on enough independent
-// registers to hide its latency.
+// One instruction, or the shortest multiply-add sequence, on enough independent registers to hide
+// its latency.
 struct PeakLoop {
   const char* instruction;
   Arithmetic type;
   Feature needs;
-  int64_t ops_per_round;  // a multiplication and an addition are two
+  int64_t ops_per_round;  // a multiplication and an addition count as two
   void (*run)(int64_t n_rounds);
 };
 
@@ -45,11 +44,11 @@ struct SpeedLoops {
   int n_reads;
 };
 
-// All loops of the program, a list an island. Run only those whose feature the CPU has.
+// The loops of one island; run only those whose feature the CPU has.
 constexpr int kNumSpeedLoops = 4;
 SpeedLoops speed_loops(int island);
 
-// Asks the system for the tiles of AMX, which it keeps from a process until then.
+// Also requests the AMX tiles, which Linux denies to a process until then.
 bool cpu_has(Feature feature);
 
 }  // namespace tandem::cpu

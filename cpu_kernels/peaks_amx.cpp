@@ -1,4 +1,4 @@
-// Peaks of AMX: four accumulators, so that a product of 16 cycles and 52 of latency never waits.
+// AMX peaks: four accumulators hide a tile product's latency (52 cycles at one product per 16).
 #include <immintrin.h>
 
 #include "cpu_kernels/peaks.h"
@@ -14,7 +14,7 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// Numbers other than zero: products with zero take less power, and the clock would be too high.
+// Operands are not zero: products with zero use less power, which would raise the clock.
 void set_up_tiles() {
   alignas(64) uint8_t numbers[kTileRows * kTileBytes];
   for (uint8_t& n : numbers) n = 0x3f;
@@ -23,7 +23,7 @@ void set_up_tiles() {
     config.row_bytes[t] = kTileBytes;
     config.rows[t] = kTileRows;
   }
-  // GCC 12 believes that the instruction reads 8 bytes of the 64.
+  // GCC 12 assumes that the instruction reads only 8 of the 64 bytes.
   __asm__ volatile("" : : "r"(&config), "r"(&numbers) : "memory");
   _tile_loadconfig(&config);
   _tile_zero(0);
@@ -56,7 +56,7 @@ void dot_bf16(int64_t n_rounds) {
   _tile_release();
 }
 
-constexpr int64_t kOutputs = 4 * kTileRows * 16;  // of one round
+constexpr int64_t kOutputs = 4 * kTileRows * 16;  // per round
 constexpr PeakLoop kPeaks[] = {
     {"tdpbf16ps", Arithmetic::kBF16, Feature::kAmxBf16, kOutputs * 32 * 2, dot_bf16},
     {"tdpbusd", Arithmetic::kInt8, Feature::kAmxInt8, kOutputs * 64 * 2, dot_int8},

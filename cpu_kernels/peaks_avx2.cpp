@@ -6,9 +6,10 @@
 namespace tandem::cpu {
 namespace {
 
-constexpr int kChains = 12;  // 4 cycles of latency on 2 to 3 ports, with registers left for inputs
+// Hides 4 cycles of latency on 2 to 3 ports, and leaves registers for inputs.
+constexpr int kChains = 12;
 
-// The instructions are written as such: equal chains of intrinsics would be merged into one.
+// Assembly, because compilers would merge equal chains of intrinsics into one.
 void fma_f32(int64_t n_rounds) {
   __m256 sum[kChains] = {};
   const __m256 a = _mm256_set1_ps(0.5f), b = _mm256_set1_ps(0.25f);
@@ -29,7 +30,7 @@ void multiply_pairs_int8(int64_t n_rounds) {
           : "xmm15");
 }
 
-// Products of pairs of small codes fit 16 bits eight times over, and are widened once.
+// Eight sums of pairs of products of small codes fit 16 bits before one widening.
 constexpr int kNarrowChains = 10, kNarrowProducts = 8;
 
 void multiply_eight_pairs_int8(int64_t n_rounds) {
@@ -58,11 +59,11 @@ void dot_int8(int64_t n_rounds) {
       __asm__ volatile("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
 }
 
-// n_streams walks through equal parts of the range at once, fetching each kAhead bytes ahead of
-// itself (0: not), into level 1 or, of kLocality 2, level 2.
+// Reads n_streams equal parts of the range alternately, each prefetching kAhead bytes ahead (0:
+// none) into level 1, or with kLocality 2 into level 2.
 template <int n_streams, int kAhead, int kLocality = 3>
 void read(const void* from, int64_t bytes) {
-  constexpr int kStep = 256;  // bytes that a stream advances by
+  constexpr int kStep = 256;  // bytes per turn of a stream
   const auto* base = static_cast<const char*>(from);
   const int64_t part = bytes / n_streams;
   __m256i sum[4] = {};

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kChains = 16;
 
-// The instructions are written as such: equal chains of intrinsics would be merged into one.
+// Assembly, because compilers would merge equal chains of intrinsics into one.
 void fma_f32(int64_t n_rounds) {
   __m512 sum[kChains] = {};
   const __m512 a = _mm512_set1_ps(0.5f), b = _mm512_set1_ps(0.25f);
@@ -32,7 +32,7 @@ void dot_int8(int64_t n_rounds) {
 
 template <int n_streams, int kAhead, int kLocality = 3>
 void read(const void* from, int64_t bytes) {
-  constexpr int kStep = 256;  // bytes that a stream advances by
+  constexpr int kStep = 256;  // bytes per turn of a stream
   const auto* base = static_cast<const char*>(from);
   const int64_t part = bytes / n_streams;
   __m512i sum[4] = {};

@@ -1,5 +1,5 @@
-// The truth: scalar kernels that a reader can check by eye. Tests compare every other instruction
-// set with these.
+// The reference: scalar kernels simple enough to verify by reading. Tests compare every other
+// instruction set with them.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -35,7 +35,7 @@ float e4m3_to_float(uint8_t v) {
   return v >> 7 ? -value : value;
 }
 
-// Checkpoints align nothing.
+// Tensors in checkpoints may be unaligned.
 template <class T>
 T load(const void* data, int64_t i) {
   T value;
@@ -122,7 +122,7 @@ float dot(const float* a, const float* b, int n) {
   return sum;
 }
 
-// Number c of row i of keys or values.
+// Column c of row i of keys or values.
 float number(const AttendArgs& a, const void* rows, int64_t stride, int i, int c) {
   const WeightType type = a.type == ActivationType::kF32 ? WeightType::kF32 : WeightType::kBF16;
   return element(static_cast<const char*>(rows) + i * stride, type, c);
@@ -201,9 +201,7 @@ void encode(const EncodeArgs& a) {
   std::fill(to + a.k, to + padded, uint8_t{128});
 }
 
-// ------------------------------------------------------------------------ weight formats
-
-// To nearest, ties to even, saturating at 448; below 2^-6 the step is 2^-9.
+// Rounds to nearest, ties to even, saturating at 448; the step below 2^-6 is 2^-9.
 uint8_t float_to_e4m3(float v) {
   const float magnitude = std::min(std::fabs(v), 448.f);
   const uint8_t sign = std::signbit(v) ? 0x80 : 0;
@@ -219,7 +217,7 @@ void quantize_e4m3(const float* from, int n, uint8_t* codes, float* scale) {
   for (int i = 0; i < n; ++i) codes[i] = float_to_e4m3(from[i] * inverse);
 }
 
-// Returns the sum of the values.
+// Returns the sum of the dequantized values.
 float quantize_i8(const float* from, int n, int8_t* codes, float* scale) {
   *scale = max_magnitude(from, n) / 127;
   const float inverse = *scale > 0 ? 1 / *scale : 0;
@@ -234,8 +232,8 @@ float round_to_bf16(float v) {
   return bf16_to_float(rounded);
 }
 
-// The number of the largest magnitude becomes -8; of the codes' scales the one with the least
-// squared error is kept.
+// The value with the largest magnitude maps to code -8; then the scale with the least squared error
+// for these codes is stored.
 float quantize_i4(const float* from, int n, uint8_t* codes, float* scale) {
   const float max = max_magnitude(from, n);
   const float sign = std::find(from, from + n, max) != from + n ? -1.f : 1.f;

@@ -14,7 +14,7 @@ void install_avx512_attention(KernelTable&);
 void install_amx(KernelTable&);
 void install_amx_attention(KernelTable&);
 
-// Each instruction set keeps the kernels of the one before and replaces what it does better.
+// Each instruction set keeps the previous set's kernels and replaces those it improves.
 KernelTable table_of(Isa isa, const Extensions& has) {
   KernelTable table;
   install_reference(table);

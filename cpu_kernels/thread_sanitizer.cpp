@@ -1,11 +1,11 @@
-// In builds with ThreadSanitizer only. It looks at a vector byte by byte, which makes the kernels a
-// hundred times slower, so they are compiled without it, and each call says here what it reads and
-// writes of memory that other threads write. Of weights, which are written once, a byte a panel.
+// For builds with ThreadSanitizer. Instrumented vector kernels are a hundred times slower, so they
+// are compiled without it, and each call reports here the shared memory that it reads and writes.
+// Weights are written once, so one byte per panel is reported.
 #include "cpu_kernels/tables.h"
 
 #ifdef __SANITIZE_THREAD__
 
-extern "C" {  // of its runtime
+extern "C" {  // of the ThreadSanitizer runtime
 void __tsan_read_range(const void* from, unsigned long n_bytes);
 void __tsan_write_range(void* to, unsigned long n_bytes);
 }
@@ -41,7 +41,8 @@ void sees_product(const GemmArgs& a, Layout layout, int x_columns, int out_colum
   writes_rows(a.out, a.m, a.out_stride, out_columns);
 }
 
-// The functions of one table, which have no room for anything but their arguments.
+// Wrappers of one table. The table is static because kernel functions take nothing but their
+// arguments.
 template <Isa kIsa>
 struct Seen {
   static const KernelTable& table() {

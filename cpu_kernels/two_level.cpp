@@ -1,4 +1,4 @@
-// INT4 with two levels of scales, an integer a group and a float a row.
+// INT4 quantization with two levels of scales, an integer per group and a float per row.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,18 +12,18 @@ void quantize_two_level(const QuantizeArgs&);
 
 namespace {
 
-constexpr int kLanes = 8;  // of sums that a compiler may keep in vectors; divides every group
+constexpr int kLanes = 8;  // partial sums that a compiler can vectorize; divides every group size
 
-// x[i] / scale in codes.
+// x / scale rounded to a code, as float.
 float code_of(float x, float inverse) {
-  constexpr float kRound = 0x1.8p23f;  // makes a sum round to an integer, ties to even
+  constexpr float kRound = 0x1.8p23f;  // adding it rounds to an integer, ties to even
   return std::min(std::max(-8.f, x * inverse), 7.f) + kRound - kRound;  // NaN becomes -8
 }
 
 // Sums of x * code and code * code.
 struct Fit {
   float x_codes, codes_codes;
-  // What the squared error is less than the sum of x * x.
+  // The reduction of the squared error from the sum of x * x.
   float gain(float scale) const { return scale * (2 * x_codes - scale * codes_codes); }
 };
 
@@ -49,8 +49,8 @@ struct Choice {
   Fit fit = {0, 0};
 };
 
-// The multiplier with the least squared error, of those by which the largest magnitude becomes
-// about 8; a negative one lets it be -8 when it is positive.
+// The multiplier with the least squared error among those that map the largest magnitude to about
+// 8. A negative one maps a positive extreme to -8.
 Choice choose(const float* x, int n, float largest, float row_scale) {
   const int about = static_cast<int>(largest / (8 * row_scale));
   Choice best;
@@ -74,8 +74,8 @@ float largest_of(const float* x, int64_t n) {
 
 }  // namespace
 
-// Multipliers first, for a scale of the row by which the largest group has the largest of them;
-// then the scale with the least squared error for the codes that came of it.
+// First chooses multipliers, with a row scale that gives the largest group the largest multiplier;
+// then the row scale with the least squared error for the resulting codes.
 void quantize_two_level(const QuantizeArgs& a) {
   const float first_scale =
       std::max(largest_of(a.from, a.k) / (8 * kMaxMultiplier), std::numeric_limits<float>::min());

@@ -1,4 +1,4 @@
-// A block has one token, a warp 128 of its latents.
+// One block per token, one warp per 128 latents.
 #include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/attention.h"

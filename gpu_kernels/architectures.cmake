@@ -1,7 +1,7 @@
 # For which GPUs kernels are compiled, decided from what was asked for, what nvcc knows and which
 # GPUs are here. Numbers are 10 * compute capability. tests/architectures_test.cmake has the cases.
 
-# Those of which the kernels' registers were looked at (docs/gpu.md).
+# Those of which the kernels' registers were looked at (docs/measurements/gpu_kernels.md).
 set(TANDEM_CUDA_TARGETS 80 86 89 90 100 120)
 # All targets take nvcc 13.0 five to six minutes of a core, one of them two.
 set(TANDEM_CORES_FOR_ALL_TARGETS 8)

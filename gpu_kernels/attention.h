@@ -1,5 +1,5 @@
-// Multi-head latent attention on the card, both forms, over pages of the latent cache. Every
-// pointer is device memory. docs/gpu_kernels.md says why the kernels are as they are.
+// Multi-head latent attention on the GPU, absorbed and naive form, over pages of the latent cache.
+// Every pointer is device memory. docs/gpu_kernels.md gives the reasons for the kernels' design.
 #pragma once
 #include "gpu_kernels/numbers.h"
 #include "gpu_kernels/products.h"
@@ -9,22 +9,22 @@ namespace tandem::gpu {
 
 constexpr int kPageTokens = 64;
 constexpr int kMaxKvRank = 512, kMaxCacheDim = 576;  // latent; latent and rope key
-constexpr int kMaxQkDim = 192, kMaxVDim = 128;       // of the naive form, nope filled up to 8
+constexpr int kMaxQkDim = 192, kMaxVDim = 128;       // naive form, nope padded to a multiple of 8
 
-// Rows of [kv_rank latent | rope_dim key], both even. BF16 with stride * 2 bytes a token, stride a
-// multiple of 8; or kFp8TokenBytes a token: 512 FP8 numbers, the 4 float scales of 128 of them
-// each, and a key of 64 in BF16, zeros behind the numbers that a smaller model has.
+// Rows of [kv_rank latent | rope_dim key], both even. BF16 rows take stride * 2 bytes per token,
+// stride a multiple of 8. FP8 rows take kFp8TokenBytes per token: 512 FP8 numbers, 4 float scales
+// for 128 of them each, and a BF16 key of 64; smaller models are padded with zeros.
 constexpr int kFp8TokenBytes = 656;
 struct LatentCache {
-  const void* data;  // [pages, kPageTokens]; what is beyond a sequence is not read
+  const void* data;  // [pages, kPageTokens]; tokens beyond a sequence are not read
   int64_t stride;
   int kv_rank, rope_dim;
   bool fp8;
 };
 
-// Writes tokens to a cache in FP8: each 128 latents are divided by their scale, the largest
-// magnitude / 448, and rounded; numbers that are not finite make their block so. Columns that the
-// cache has beyond kv_rank and rope_dim become 0.
+// Writes tokens to an FP8 cache: each 128 latents are divided by their scale, the largest magnitude
+// / 448, and rounded; a block with a number that is not finite becomes NaN. Columns of the cache
+// beyond kv_rank and rope_dim become 0.
 struct AppendFp8Args {
   const float* kv;  // [tokens, kv_rank + rope_dim]
   int64_t kv_stride;
@@ -34,19 +34,20 @@ struct AppendFp8Args {
 };
 void append_fp8(const Stream& stream, const AppendFp8Args& args);
 
-// Sequence s has the query tokens first_token[s] to first_token[s] + n_tokens[s] - 1, the last of
-// its kv_length[s] tokens in the cache. A token sees itself and what is before it.
+// Sequence s has query tokens first_token[s] to first_token[s] + n_tokens[s] - 1, the last of its
+// kv_length[s] tokens in the cache. A token attends to itself and all earlier tokens.
 struct PagedSequences {
   const int32_t* first_token;  // [n]
-  const int32_t* n_tokens;     // [n]; 0: nothing to do
+  const int32_t* n_tokens;     // [n]; 0: no queries
   const int32_t* kv_length;    // [n]
   const int32_t* pages;        // [n, max_pages], in order of position
   int n, max_pages;
-  int max_tokens;  // of a sequence: decides the grid
+  int max_tokens;  // per sequence: sets the grid size
 };
 
-// Absorbed form, for few tokens a sequence. Scores are q c + q_rope k_rope, the output is the sum
-// of latents c. Up to n_splits blocks share the context of a sequence, a second kernel joins them.
+// Absorbed form, for few tokens per sequence. Scores are q c + q_rope k_rope, the output is the
+// weighted sum of latents c. Up to n_splits blocks share the context of a sequence; a second kernel
+// combines them.
 struct MlaDecodeArgs {
   const float* q;       // [tokens * n_heads, kv_rank]
   const float* q_rope;  // [tokens * n_heads, rope_dim]
@@ -56,23 +57,23 @@ struct MlaDecodeArgs {
   float* partial_lse;  // scratch [n_splits, tokens * n_heads]: log2 of the sum of exponentials
   float* out;          // [tokens * n_heads, kv_rank]
   int64_t q_stride, q_rope_stride, out_stride;  // even
-  int64_t n_rows;                               // tokens * n_heads, of all sequences
+  int64_t n_rows;                               // tokens * n_heads over all sequences
   int n_heads, n_splits;
   float softmax_scale;
 };
 void mla_decode(const Stream& stream, const MlaDecodeArgs& args);
-// The splits that fill a card.
+// The number of splits that fills a GPU.
 int mla_decode_splits(int n_sequences, int max_tokens, int n_heads, int n_multiprocessors);
 
-// Naive form, for many tokens of one sequence: keys and values of some heads at a time are restored
-// from the latents by kv_b, whose rows are [nope_dim keys | v_dim values] a head.
+// Naive form, for many tokens of one sequence: kv_b restores keys and values of some heads at a
+// time from the latents. Its rows are [nope_dim keys | v_dim values] per head.
 struct MlaPrefillArgs {
   const float* q;       // [n_tokens * n_heads, nope_dim]
   const float* q_rope;  // [n_tokens * n_heads, rope_dim]
   LatentCache cache;
   const int32_t* pages;  // of the sequence, in order of position
   Weight kv_b;           // [n_heads * (nope_dim + v_dim), kv_rank]
-  bf16* latents;         // scratch [kv_length, kv_rank filled up to a multiple of 16]
+  bf16* latents;         // scratch [kv_length, kv_rank rounded up to a multiple of 16]
   bf16* restored;        // scratch [kv_length, heads_at_once * (nope_dim + v_dim)]
   float* out;            // [n_tokens * n_heads, v_dim]
   int64_t q_stride, q_rope_stride, out_stride;

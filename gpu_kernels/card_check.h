@@ -1,5 +1,5 @@
-// Which card can be used, decided from what CUDA says without a call of CUDA, and what is said of
-// one that fails: tests have every case on any machine.
+// Decides whether a GPU can be used, from facts that CUDA reports but without calling CUDA, so that
+// tests cover every case on any machine; and words failures of a GPU.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -9,43 +9,44 @@
 
 namespace tandem::gpu {
 
-// In the order in which CUDA is asked: what follows a problem is not known.
+// In the order in which CUDA is queried; after the first problem, later fields are unset.
 struct CardFacts {
   enum class Count : uint8_t { kDone, kDriverTooOld, kFailed };
   enum class Kernels : uint8_t { kThere, kForOthers, kPtxTooNew };
 
-  int driver = 0;   // CUDA version that the driver knows, 1000 * major + 10 * minor; 0: no driver
-  int toolkit = 0;  // that the program was built with, likewise
+  // CUDA version that the driver supports, 1000 * major + 10 * minor; 0: no driver.
+  int driver = 0;
+  int toolkit = 0;  // CUDA version of the build, likewise
   Count count = Count::kDone;
-  std::string count_error;  // CUDA's words for kFailed
+  std::string count_error;  // CUDA's message for kFailed
   int n_cards = 0;
-  std::string name;                   // of the first
+  std::string name;                   // of the first GPU
   int major = 0, minor = 0;           // its compute capability
-  Kernels kernels = Kernels::kThere;  // of this program, for it
-  int compiled_for = 0;               // 10 * major + minor of their PTX; a card may be newer
+  Kernels kernels = Kernels::kThere;  // whether the program's kernels run on this GPU
+  int compiled_for = 0;               // 10 * major + minor of the kernels' PTX; a GPU may be newer
 };
 
-// In one line, with what to do; empty: it can be used.
+// Why the GPU cannot be used and what to do, in one line; empty if it can be used.
 std::string why_not(const CardFacts& facts);
 
-// Whether kernels with FP8 mma run, which begins with compute capability 8.9: the card's, and that
-// for which the program was compiled.
+// True if kernels with FP8 mma run, which needs compute capability 8.9 of both the GPU and the
+// program's PTX.
 bool has_fp8_mma(const CardFacts& facts);
 
-// As in CardFacts; 0 where the card is emulated.
+// As in CardFacts; 0 on the emulated GPU.
 struct CudaVersions {
   int driver = 0, toolkit = 0;
 };
 CudaVersions cuda_versions();
-// "13.0" of 13000.
+// "13.0" for 13000.
 std::string version_text(int cuda_version);
 
-// What is said of work that failed on the card: CUDA's words and name for the error.
+// The message for work that failed on the GPU, from CUDA's message and name for the error.
 std::string failure_text(const char* what, const char* name, Caller at);
 
-// Bytes that a card may seem to have, for tests: TANDEM_GPU_MEMORY. At 0 there is no card.
+// For tests: limits the GPU memory to TANDEM_GPU_MEMORY bytes. 0 means that there is no GPU.
 std::optional<int64_t> memory_option();
-// 10 * major + minor that an emulated card has, for tests: TANDEM_GPU_CAPABILITY.
+// For tests: the emulated GPU's compute capability, 10 * major + minor, from TANDEM_GPU_CAPABILITY.
 int capability_option();
 
 }  // namespace tandem::gpu

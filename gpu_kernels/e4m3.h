@@ -1,12 +1,12 @@
-// FP8 weights to BF16 in registers, exactly; floats to FP8.
+// Exact widening of FP8 weights to BF16 in registers, and rounding of floats to FP8.
 #pragma once
 #include "packed.h"
 
 namespace tandem::gpu {
 
-// Codes 0 and 1 of a word become `low`, 2 and 3 `high`. A code's sign and magnitude bits, moved to
-// where BF16 has them, read as 2^-120 times its value, subnormals included; the multiplication is
-// exact. The two codes for NaN read as 480 and -480: weights do not contain them.
+// Widens codes 0 and 1 of a word to `low`, codes 2 and 3 to `high`. A code's sign and magnitude
+// bits, shifted to their BF16 positions, read as 2^-120 times its value, subnormals included; the
+// multiplication is exact. The two NaN codes read as 480 and -480: weights contain none.
 __device__ inline void widen_e4m3(uint32_t codes, uint32_t& low, uint32_t& high) {
   constexpr uint32_t kSigns = 0x80008000, kMagnitudes = 0x07f007f0;
   constexpr uint32_t kTwoTo120 = 0x7b807b80, kMinusZero = 0x80008000;
@@ -16,7 +16,7 @@ __device__ inline void widen_e4m3(uint32_t codes, uint32_t& low, uint32_t& high)
   high = fma_bf16x2((second & kSigns) | (second >> 4 & kMagnitudes), kTwoTo120, kMinusZero);
 }
 
-// The nearest code, of two the even one; 448 for what is larger. v is a number.
+// The nearest code, ties to even, saturating at 448. v must not be NaN.
 __device__ inline uint32_t to_e4m3(float v) {
   const uint32_t u = __float_as_uint(v), sign = u >> 24 & 0x80;
   const float magnitude = fabsf(v);
@@ -25,8 +25,8 @@ __device__ inline uint32_t to_e4m3(float v) {
   return sign | min((rounded >> 20) - (120 << 3), 0x7eu);
 }
 
-// A block of numbers with one scale: by the largest magnitude, where what is not finite counts as
-// infinite and makes all of the block NaN. Zeros have 1.
+// The scale of a block follows from its largest magnitude. Numbers that are not finite count as
+// infinite and make the whole block NaN. A block of zeros has scale 1.
 __device__ inline float e4m3_magnitude(float v) {
   return fabsf(v) < INFINITY ? fabsf(v) : INFINITY;
 }

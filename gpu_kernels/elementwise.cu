@@ -1,4 +1,4 @@
-// Kernels that treat every number for itself. blockIdx.x walks along a row, blockIdx.y over rows.
+// Element-wise kernels. blockIdx.x indexes columns, blockIdx.y rows.
 #include "device.h"
 #include "gpu_kernels/kernels.h"
 
@@ -6,7 +6,7 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kEach = 4;  // columns of a thread, so that several loads are under way
+constexpr int kEach = 4;  // columns per thread, so that several loads are in flight
 
 struct Column {
   int first, row;
@@ -17,8 +17,7 @@ __device__ Column column_of_thread() {
           static_cast<int>(blockIdx.y)};
 }
 
-// Calls work(row, column) for the columns of this thread, in rows blockIdx.y, blockIdx.y +
-// gridDim.y, ..
+// Calls work(row, column) for this thread's columns, in rows blockIdx.y, blockIdx.y + gridDim.y, ..
 template <class Work>
 __device__ void for_columns(int rows, int cols, Work work) {
   const Column at = column_of_thread();
@@ -79,8 +78,8 @@ __global__ void append_kernel(const __grid_constant__ AppendArgs a) {
   });
 }
 
-// A thread turns one pair. The sine of the whole angle, as the CPU computes it: positions reach
-// 10^5, where fast sines are no numbers worth having.
+// A thread rotates one pair. Uses the precise sincosf of the full angle, like the CPU: at positions
+// around 10^5 fast sines are useless.
 __global__ void rope_kernel(const __grid_constant__ RopeArgs a) {
   for_columns(a.tokens, a.rows_per_token * a.n_pairs, [&](int token, int i) {
     const int pair = i % a.n_pairs;

@@ -1,4 +1,5 @@
-// Products in float. A block has 4 rows of w and 8 tokens; its warps share the columns, 4 a lane.
+// Float products. A block computes 4 rows of w for 8 tokens; its warps share the columns, 4 per
+// lane.
 #include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/products.h"
@@ -9,14 +10,14 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kRows = 4, kTokens = 8;
 
-static_assert(kRows * kTokens == 32);  // a sum for each lane of a warp
+static_assert(kRows * kTokens == 32);  // one sum per lane of a warp
 
 struct Shared {
   float sum[kWarps][kRows * kTokens];
 };
 
-// Of 32 numbers in each of 32 lanes, lane i gets the sum of all lanes' number i: every exchange
-// halves how many numbers a lane is still to add, 31 exchanges instead of 5 for each number.
+// Of 32 numbers in each lane, lane i gets the sum of number i over all lanes. Every exchange halves
+// the remaining numbers: 31 exchanges instead of 5 per number.
 __device__ float sum_over_lanes(float (&v)[32], int lane) {
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) {
@@ -30,7 +31,7 @@ __device__ float sum_over_lanes(float (&v)[32], int lane) {
   return v[0];
 }
 
-// w of one row, columns to column + 3; beyond the last column w may be read up to its 16 bytes.
+// Columns column to column + 3 of a row of w; past the last column, reads end within its 16 bytes.
 template <Number kType>
 __device__ float4 decode(const Weight& w, int64_t row, int column) {
   constexpr int kBytes = bytes_of(kType);

@@ -1,4 +1,4 @@
-// Rows on their way in and out of products: rounded to BF16, and the sum of what experts gave.
+// Rounding of product inputs to BF16, and the weighted sum of expert outputs.
 #include "device.h"
 #include "gpu_kernels/products.h"
 #include "packed.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread has 16 columns.
+// Each thread rounds 16 columns.
 __global__ void __launch_bounds__(kThreads) round_kernel(const __grid_constant__ RoundArgs a) {
   const int64_t per_row = a.out_stride / 16, at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= a.n_rows * per_row) return;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const __grid_constant__
             pack_bf16(v[14], v[15])};
 }
 
-// A thread has one column of one token.
+// Each thread sums one column of one token.
 __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ CombineArgs a) {
   const int column = blockIdx.x * kThreads + threadIdx.x;
   const int64_t token = blockIdx.y;

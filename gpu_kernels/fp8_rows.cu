@@ -1,4 +1,4 @@
-// Activations in FP8: eight threads have the 128 columns of a scale.
+// Rounding of activations to FP8: eight threads share the 128 columns of a scale.
 #include "device.h"
 #include "gpu_kernels/e4m3.h"
 #include "gpu_kernels/products.h"
@@ -20,7 +20,7 @@ __device__ Place place_of_thread(int cols) {
   return {at / per_row, static_cast<int>(at % per_row) * kEach};
 }
 
-// Every lane of a warp calls it; v is 0 where there is nothing.
+// All lanes of a warp must call it; v is 0 beyond the data.
 __device__ void store_rounded(const float (&v)[kEach], Place at, bool exists, int cols,
                               const Fp8Rows& out) {
   float largest = 0;

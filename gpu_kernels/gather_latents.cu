@@ -26,7 +26,7 @@ __device__ uint4 latents_of(const GatherLatentsArgs& a, const uint8_t* token, in
   return {pair(v.x, column), pair(v.y, column + 2), pair(v.z, column + 4), pair(v.w, column + 6)};
 }
 
-// A block has one token, a thread 16 columns.
+// One block per token, 16 columns per thread.
 __global__ void __launch_bounds__(kThreads)
     gather_latents_kernel(const __grid_constant__ GatherLatentsArgs a) {
   const int token = blockIdx.x, column = threadIdx.x * 16;

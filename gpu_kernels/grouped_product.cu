@@ -1,6 +1,6 @@
-// Routed experts: a block finds the expert and the rows that its number stands for, and has the
-// tile of an ordinary product. Gate and up rows of w alternate in it, so that a lane has both of a
-// column.
+// Products of routed experts: a block determines its expert and rows from its index, then computes
+// an ordinary product tile. Gate and up rows of w alternate in the tile, so that a lane has both
+// values of a column.
 #include "device.h"
 #include "gpu_kernels/matrix_tile.h"
 #include "gpu_kernels/products.h"
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   const RowTile rows = row_tile_of_block(a.rows, Tile::kTokens);
   if (rows.n == 0) return;
   const Weight gate = weight_of(a.gate, rows.expert), up = weight_of(a.up, rows.expert);
-  // Of every warp's rows of w, the first half is gate, the second the same rows of up.
+  // The first half of each warp's rows of w is gate, the second half the same rows of up.
   const auto hidden_of = [&](int row) {
     return static_cast<int>(blockIdx.y) * kHidden + row / (2 * kHalf * 8) * (kHalf * 8) +
            row % (kHalf * 8);
@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
       }
 }
 
-// Each expert's rows are cut into tiles. With slots, all experts have equally many; sorted rows
-// have the tiles that they need, and block i the i-th of them: the lanes of a warp add them up.
+// Divides each expert's rows into tiles. With slots, all experts have equally many tiles. Sorted
+// rows have as many as needed, and block i takes the i-th; the lanes of a warp form a prefix sum.
 __device__ RowTile row_tile_of_block(const ExpertRows& rows, int tile_rows) {
   const int block = blockIdx.x, lane = threadIdx.x % 32;
   if (rows.slots > 0) {
@@ -100,12 +100,12 @@ __device__ RowTile row_tile_of_block(const ExpertRows& rows, int tile_rows) {
     const int n = min(rows.counts[expert] - first, tile_rows);
     return {expert, expert * rows.slots + first, max(n, 0)};
   }
-  int before = 0;  // tiles of the experts before these 32
+  int before = 0;  // tiles of experts before these 32
   for (int base = 0; base < rows.n_experts; base += 32) {
     const int expert = min(base + lane, rows.n_experts - 1);
     const int begin = rows.offsets[expert], end = rows.offsets[expert + 1];
     const int own = base + lane < rows.n_experts ? (end - begin + tile_rows - 1) / tile_rows : 0;
-    int upto = own;  // tiles of the lanes up to this one
+    int upto = own;  // tiles of lanes up to this one
     for (int d = 1; d < 32; d *= 2) {
       const int other = __shfl_sync(~0u, upto, max(lane - d, 0));
       if (lane >= d) upto += other;
@@ -130,16 +130,13 @@ __device__ Weight weight_of(const ExpertWeights& w, int expert) {
   return own;
 }
 
-// ---------------------------------------------------------------------------------- the host's
-// part
-
-// As large as the rows of an average expert fill.
+// A tile as tall as the rows of an average expert.
 int tile_rows_of(const ExpertRows& rows) {
   return tile_tokens_for(rows.slots > 0 ? rows.slots : rows.max_rows / rows.n_experts);
 }
 
-// At least as many as any routing needs: every tile has a row, and only the last of an expert is
-// not full.
+// An upper bound for any routing: every tile has a row, and only the last of each expert is not
+// full.
 int n_tiles_of(const ExpertRows& rows, int tile_rows) {
   if (rows.slots > 0) return rows.n_experts * ((rows.slots + tile_rows - 1) / tile_rows);
   return min(rows.max_rows, rows.n_experts + rows.max_rows / tile_rows);

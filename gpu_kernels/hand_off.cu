@@ -1,5 +1,5 @@
-// A block has one token. Threads write 8 numbers at a time, so that a warp's stores cross the link
-// as whole packets.
+// One block per token. Each thread writes 8 numbers at a time, so that a warp's stores cross the
+// link as full packets.
 #include "device.h"
 #include "gpu_kernels/hand_off.h"
 #include "gpu_kernels/reduce.h"

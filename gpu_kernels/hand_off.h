@@ -1,23 +1,23 @@
-// What the CPU needs to compute a layer's routed experts, written into mapped memory by one kernel:
-// no copy beside it, and nothing in its arguments that changes from step to step.
+// Writes what the CPU needs to compute a layer's routed experts into mapped memory, in one kernel:
+// no other copies, and no arguments that change between steps.
 #pragma once
 #include "gpu_kernels/kernels.h"
 
 namespace tandem::gpu {
 
-// How rows are encoded, exactly as the CPU's kernels encode them (cpu_kernels/kernels.h, encode()):
-// kBF16 to nearest even; kU8 is 128 + round(x / scale), scale = max |x| / 127 of the row.
+// Encoding of rows, bit-identical to the CPU kernels' encode() (cpu_kernels/kernels.h): kBF16
+// rounds to nearest even; kU8 is 128 + round(x / scale), scale = max |x| / 127 of the row.
 enum class RowType : uint8_t { kF32, kBF16, kU8 };
 constexpr int64_t bytes_of(RowType t) {
   return t == RowType::kF32 ? 4 : t == RowType::kBF16 ? 2 : 1;
 }
 
-// Mapped memory for a layer's tokens.
+// Mapped memory for the tokens of a layer.
 struct HandedDown {
-  int32_t* ids;       // [tokens, n_active] experts of the CPU, -1 for those of the card
+  int32_t* ids;       // [tokens, n_active] experts; -1 for those on the GPU
   float* weights;     // [tokens, n_active]
   float* scales;      // [tokens], kU8
-  void* rows;         // [tokens, row_bytes], zeros (kU8: 128) behind the last number
+  void* rows;         // [tokens, row_bytes], padded with zeros (kU8: 128)
   int64_t row_bytes;  // a multiple of 32
 };
 
@@ -26,9 +26,10 @@ struct HandDownArgs {
   const int32_t* ids;  // [tokens, n_active], rows ids_stride apart
   int64_t ids_stride;
   Matrix weights;  // [tokens, n_active]
-  // Where each expert stands among those of the card, -1: on the CPU; null: all are on the CPU.
+  // Index of each expert among those on the GPU, -1 for those on the CPU; null: all are on the CPU.
   const int32_t* place_on_card;  // [n_experts]
-  int32_t* card_ids;  // [tokens, n_active], on the card: those places, out; null where that is
+  // [tokens, n_active] in GPU memory, out: values of place_on_card. Null if place_on_card is null.
+  int32_t* card_ids;
   HandedDown to;
   RowType type;
   int tokens, n_active, dim;

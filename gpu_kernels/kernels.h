@@ -1,6 +1,7 @@
 // Launchers of the small GPU kernels: plain structs in, work enqueued on the stream, nothing
-// allocated. Activations are float (docs/gpu.md says why), rows a stride of elements apart; every
-// pointer is device memory unless it says otherwise. Nothing is done for 0 rows.
+// allocated. Activations are float (docs/gpu.md gives the reasons), with a stride in elements
+// between rows. Every pointer is device memory unless stated otherwise. Launches with 0 rows do
+// nothing.
 #pragma once
 #include "gpu_kernels/numbers.h"
 #include "gpu_kernels/runtime.h"
@@ -17,7 +18,7 @@ struct Matrix {
 struct EmbedArgs {
   const int32_t* tokens;  // [rows]
   const void* table;      // [vocab, cols]
-  int64_t table_stride;   // numbers from row to row
+  int64_t table_stride;   // elements from row to row
   Number type;
   Matrix out;  // [rows, cols]
   int rows, cols;
@@ -57,7 +58,7 @@ struct RopeArgs {
   Matrix x;                  // [tokens * rows_per_token, 2 * n_pairs]
   const int32_t* positions;  // [tokens]
   const float* frequencies;  // [n_pairs]
-  float amplitude;           // of what comes out
+  float amplitude;           // factor of the result
   int tokens, rows_per_token, n_pairs;
 };
 void rope(const Stream& stream, const RopeArgs& args);
@@ -72,13 +73,13 @@ struct AppendArgs {
 };
 void append_kv(const Stream& stream, const AppendArgs& args);
 
-// Chooses n_active experts of each token as model_spec's router does: the CPU's route_token() is
-// the slow twin. Equal scores: the lower index wins.
+// Chooses n_active experts per token as model_spec's router does; route_token() is the CPU
+// reference. Of equal scores the lower index wins.
 enum class RouterScoring : uint8_t { kSoftmax, kSigmoid };
-enum class GroupScore : uint8_t { kNone, kBest, kSumOfBestTwo };  // kNone: groups do not matter
+enum class GroupScore : uint8_t { kNone, kBest, kSumOfBestTwo };  // kNone: groups have no effect
 struct RouterArgs {
   Matrix logits;      // [tokens, n_experts]
-  const float* bias;  // [n_experts] added for the choice only; null: none
+  const float* bias;  // [n_experts] added for selection only; null: none
   Matrix weights;     // [tokens, n_active], out
   int32_t* ids;       // [tokens, n_active], rows ids_stride apart, out; best first
   int64_t ids_stride;
@@ -86,14 +87,15 @@ struct RouterArgs {
   int n_groups, n_active_groups;
   RouterScoring scoring;
   GroupScore group_score;
-  bool normalize;  // weights of a token sum to 1, before
-  float scale;     // is applied
+  // Normalizes each token's weights to sum 1 before scaling.
+  bool normalize;
+  float scale;  // factor of the weights
 };
 void route(const Stream& stream, const RouterArgs& args);
 
-// Sorts the (token, expert) pairs of a step by expert, tokens in order: pair i of token t becomes
-// row row_of[t, i], and rows offsets[e] to offsets[e + 1] belong to expert e. Pairs of negative
-// experts are left out: their row is -1.
+// Sorts the (token, expert) pairs of a step by expert, then by token: pair i of token t becomes row
+// row_of[t, i], and rows offsets[e] to offsets[e + 1] - 1 belong to expert e. Pairs with negative
+// experts are skipped: their row is -1.
 constexpr int kMaxExperts = 1024;
 struct SortPairsArgs {
   const int32_t* ids;  // [tokens, n_active], rows ids_stride apart, below n_experts

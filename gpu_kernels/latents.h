@@ -1,4 +1,4 @@
-// Single tokens of the latent cache, in either of its forms.
+// Access to single tokens of the latent cache, in BF16 or FP8.
 #pragma once
 #include "device.h"
 #include "gpu_kernels/attention.h"
@@ -16,8 +16,7 @@ __device__ inline const bf16* rope_key(const LatentCache& c, const int32_t* page
   return reinterpret_cast<const bf16*>(token_bytes(c, pages, token) + latent_bytes);
 }
 
-// Latents of the first n_tokens tokens one after the other, as round_rows() would leave them. The
-// rank is even.
+// Gathers the latents of the first n_tokens tokens in the layout of round_rows(). The rank is even.
 struct GatherLatentsArgs {
   LatentCache cache;
   const int32_t* pages;

@@ -1,5 +1,5 @@
-// Many tokens. Blocks that run together share their part of w, and all of x stays in the level-2
-// cache.
+// Products of many tokens. Concurrent blocks share their part of w, and all of x stays in the
+// level-2 cache.
 #include "device.h"
 #include "gpu_kernels/matrix_tile.h"
 #include "gpu_kernels/products.h"
@@ -9,7 +9,7 @@ namespace {
 
 struct KernelArgs {
   MatrixArgs a;
-  int steps_each;  // of 64 columns, a block of blockIdx.z
+  int steps_each;  // of 64 columns, per block of blockIdx.z
 };
 
 struct LastBlock {
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   };
   typename Tile::Sums sum = {};
   Tile::multiply(Tile::sources(a.w, x_row, w_row), first, end, s, sum);
-  __syncthreads();  // before shared memory is used for something else
+  __syncthreads();  // shared memory is reused below
   store<Tile>(a, sum, reinterpret_cast<LastBlock&>(s));
 }
 
@@ -89,13 +89,10 @@ __device__ void add_parts(const MatrixArgs& a, int first_token, int n_tokens, in
   }
 }
 
-// ---------------------------------------------------------------------------------- the host's
-// part
+constexpr int kTileRows = 128;  // rows of w, for any number of tokens
 
-constexpr int kTileRows = 128;  // of w, whatever the tokens
-
-// Few tokens have smaller tiles; if w has too few rows to give every multiprocessor a block, so
-// have many, and blocks share the columns of w.
+// Fewer tokens use smaller tiles; so do many tokens if w has too few rows to occupy every
+// multiprocessor, and then blocks also split the columns of w.
 struct Plan {
   int tile_tokens, splits, steps_each;
 };

@@ -1,6 +1,6 @@
-// A block's tile of x w^T on tensor cores: x and w come through several stages of shared memory by
-// cp.async. FP8 weights are decoded in registers for x in BF16, and multiplied as they are with x
-// in FP8. What is a row of x and of w is the caller's business.
+// A block's tile of x w^T on tensor cores. x and w pass through several stages of shared memory
+// with cp.async. FP8 weights are decoded in registers for BF16 x, and multiplied directly with FP8
+// x. The caller defines the rows of x and of w.
 #pragma once
 #include "core/invariant.h"
 #include "device.h"
@@ -10,10 +10,10 @@
 
 namespace tandem::gpu {
 
-// Eight warps, kWarpsM of them one below the other; each has kMTiles x kNTiles products of 16
+// Eight warps, kWarpsM of them along the tokens. Each computes kMTiles x kNTiles products of 16
 // tokens by 8 rows of w. Of every 16 columns, lane l multiplies 4 (l % 4) to 4 (l % 4) + 3: one
-// word of FP8. BF16 x has its columns in the order of product_column(), which gives lanes just
-// those.
+// word of FP8. BF16 x has its columns in the order of product_column(), which gives each lane these
+// columns.
 template <Number kXNumber, Number kNumber, int kWarpsM, int kMTilesOfWarp, int kNTilesOfWarp>
 struct MatrixTile {
   static constexpr Number kXType = kXNumber, kType = kNumber;
@@ -23,31 +23,31 @@ struct MatrixTile {
   static constexpr int kThreads = 256, kWarpsN = 8 / kWarpsM;
   static constexpr int kTokens = kWarpsM * kMTiles * 16;
   static constexpr int kRows = kWarpsN * kNTiles * 8;  // of w
-  static constexpr int kColumns = 64;                  // of a step
+  static constexpr int kColumns = 64;                  // per step
   static constexpr int kXNumbers = 16 / bytes_of(kXType), kNumbers = 16 / bytes_of(kType);
-  static constexpr int kXChunks = kColumns / kXNumbers;  // of 16 bytes, a row
+  static constexpr int kXChunks = kColumns / kXNumbers;  // of 16 bytes, per row
   static constexpr int kWChunks = kColumns / kNumbers;
   static constexpr int kXLoads = (kTokens * kXChunks + kThreads - 1) / kThreads;
   static constexpr int kWLoads = kRows * kWChunks / kThreads;
   static constexpr int kStageBytes = 16 * (kTokens * kXChunks + kRows * kWChunks);
-  // 97 KB at most; 64 tokens of FP8 in less, for two blocks in 100.
+  // At most 97 KB per block; less for 64 tokens of FP8, so that two blocks fit 100 KB.
   static constexpr int kStages = kStageBytes > 24 * 1024 || (kFp8X && kTokens == 64) ? 3 : 4;
   static constexpr int kResident = kTokens > 64 ? 1 : 2;
-  // Of a block of columns: one for each row of w, and where x is FP8, for each token.
+  // Scales per block of columns: one per row of w and, if x is FP8, one per token.
   static constexpr int kScales = kRows + (kFp8X ? kTokens : 0);
   static_assert(kScales <= kThreads);
 
   struct Shared {
     uint4 x[kStages][kTokens * kXChunks];
     uint4 w[kStages][kRows * kWChunks];
-    alignas(8) float scale[2][kScales];  // of every second block of columns
+    alignas(8) float scale[2][kScales];  // alternating blocks of columns
   };
-  // Where this thread's chunks of a step come from, its own column included. Rows that do not exist
-  // are copies of others; what they give is not stored.
+  // Addresses of this thread's chunks in a step, including its own column. Missing rows are copies
+  // of others; their results are not stored.
   struct Sources {
     const uint8_t* x[kXLoads];
     const uint8_t* w[kWLoads];
-    const float* scale;  // number threadIdx.x of kScales, the first block of columns
+    const float* scale;  // element threadIdx.x of kScales, first block of columns
     int columns, n_blocks, block_steps;
   };
   // Element i of [m][n]: token 16 m + lane / 4 + i / 2 * 8 of the warp, row 8 n + lane % 4 * 2 + i
@@ -59,10 +59,10 @@ struct MatrixTile {
   };
   struct XRow {
     const void* data;
-    const float* scale;  // of each block of columns, if x is FP8
+    const float* scale;  // per block of columns, if x is FP8
   };
 
-  // Row `row` of whichever of both the tile multiplies.
+  // Row `row` of x or of fp8, whichever the tile multiplies.
   __device__ static XRow x_row(const bf16* x, int64_t stride, const Fp8Rows& fp8, int64_t row) {
     if constexpr (kFp8X)
       return {fp8.codes + row * fp8.stride, fp8.scales + row * fp8.scale_stride};
@@ -73,7 +73,7 @@ struct MatrixTile {
   __device__ static int first_token_of_warp() { return threadIdx.x / 32 / kWarpsN * kMTiles * 16; }
   __device__ static int first_row_of_warp() { return threadIdx.x / 32 % kWarpsN * kNTiles * 8; }
 
-  // x_of(r) is the XRow of the tile's row r, w_row(r) the WeightRow of the tile's row r.
+  // x_of(r) is the XRow and w_row(r) the WeightRow of the tile's row r.
   template <class XOf, class WRow>
   __device__ static Sources sources(const Weight& shape, const XOf& x_of, const WRow& w_row) {
     Sources from;
@@ -100,7 +100,7 @@ struct MatrixTile {
     return from;
   }
 
-  // Steps [first, end) of 64 columns.
+  // Multiplies steps [first, end) of 64 columns.
   __device__ static void multiply(const Sources& from, int first, int end, Shared& s, Sums& sum) {
     if constexpr (kType == Number::kF8E4M3)
       multiply_fp8(from, first, end, s, sum);
@@ -126,8 +126,8 @@ struct MatrixTile {
     }
   }
 
-  // What has been multiplied is scaled at the end of each block of columns. While a block is
-  // multiplied, the scales of the next are under way to shared memory.
+  // Sums are scaled at the end of each block of columns. While a block is multiplied, the scales of
+  // the next one are loaded.
   __device__ static void multiply_fp8(const Sources& from, int first, int end, Shared& s,
                                       Sums& sum) {
     Sums part = {};
@@ -150,8 +150,8 @@ struct MatrixTile {
     });
   }
 
-  // Exchanges chunks so that the eight rows which ldmatrix, or the four which other loads, read at
-  // a time lie in different banks.
+  // Swizzles chunks so that the eight rows that ldmatrix reads at a time, or the four that other
+  // loads read, lie in different banks.
   __device__ static int x_place(int row, int chunk) {
     return row * kXChunks + (kXChunks == 4 ? chunk ^ (row / 2 & 3) : chunk ^ (row & 7));
   }
@@ -178,7 +178,7 @@ struct MatrixTile {
 
   __device__ static void multiply_stage(const Shared& s, int stage, Sums& sum) {
     const int lane = threadIdx.x % 32;
-    uint32_t codes[kNTiles][4];  // FP8 of four times 16 columns
+    uint32_t codes[kNTiles][4];  // FP8, of four times 16 columns
     if constexpr (kType == Number::kF8E4M3) {
 #pragma unroll
       for (int n = 0; n < kNTiles; ++n)
@@ -209,8 +209,8 @@ struct MatrixTile {
     }
   }
 
-  // The same of x in FP8: 32 columns of all tokens and 16 rows of w at a time. Not unrolled, which
-  // where mma of FP8 is not the card's own instruction takes more registers than there are.
+  // Multiplies FP8 x: 32 columns of all tokens and 16 rows of w at a time. Not unrolled: where FP8
+  // mma is emulated by other instructions, unrolling would exceed the registers.
   __device__ static void multiply_codes(const Shared& s, int stage, Sums& sum) {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -254,7 +254,7 @@ struct MatrixTile {
   }
 };
 
-// Tokens of the tile that n fill best.
+// The tile size in tokens that n tokens fill best.
 inline int tile_tokens_for(int n) { return n <= 32 ? 32 : n <= 64 ? 64 : 128; }
 
 // Calls run<Tile>() with the tile of 32, 64 or 128 tokens for x and weights of these types.
@@ -265,7 +265,7 @@ void with_tile_of(int tokens, const Run& run) {
   run.template operator()<MatrixTile<kXType, kType, 2, 4, 4>>();
 }
 
-// .. for weights w, FP8 or BF16, and x in FP8 if that is there, otherwise in BF16.
+// Likewise for weights w, FP8 or BF16, and x in FP8 if given, otherwise in BF16.
 template <class Run>
 void with_tile(const Weight& w, const Fp8Rows& x, int tokens, const Run& run) {
   if (x.codes) {

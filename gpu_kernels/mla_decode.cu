@@ -1,8 +1,8 @@
-// A block has 64 rows, (token, head) pairs of one sequence, and a share of its context, 16 tokens
-// at a time. Queries stay in registers and the keys of a tile are read from shared memory twice, by
-// 32 rows each: four warps share the columns of the scores, whose parts are added in the softmax,
-// and then the columns of the output. While values are weighted, the scores of the next tile are
-// formed.
+// Each block computes 64 rows, (token, head) pairs of one sequence, over a part of its context, 16
+// tokens at a time. Queries stay in registers. The keys of a tile are read from shared memory
+// twice, by 32 rows each: four warps split the columns of the scores, whose partial sums are added
+// in the softmax, and then the columns of the output. While values are weighted, the next tile's
+// scores are computed.
 #include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/attention.h"
@@ -14,18 +14,18 @@ namespace {
 
 using namespace mla;
 
-// Of one head and token: eight warps as two groups of 32 rows by four of columns.
+// Per warp: eight warps are two groups of 32 rows by four groups of columns.
 using Queries = uint32_t[2][kScoreColumns / 16][4];
 // Element i of [m][n]: row 16 m + lane / 4 + i / 2 * 8, column 8 n + lane % 4 * 2 + i % 2.
 using Sums = float[2][kValueColumns / 8][4];
 
-// What this block computes: rows [first_row, first_row + n_rows) of the sequence, tiles
-// [first_tile, first_tile + n_tiles) of its context.
+// The work of this block: rows [first_row, first_row + n_rows) of the sequence, n_tiles tiles of
+// its context.
 struct Work {
-  int64_t row_of_all;  // of q and out, for first_row
+  int64_t row_of_all;  // row of q and out for first_row
   int first_row, n_rows, n_tiles, n_used_splits;
   Context context;
-  int before;  // keys that the first token of the sequence sees besides itself
+  int before;  // keys that the first token of the sequence sees in addition to itself
 };
 
 __device__ Work work_of_block(const MlaDecodeArgs& a);
@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   store(a, w, state, s, sum);
 }
 
-// A share is at least kMinTiles, so that short contexts do not spend their time on joining.
+// A share of the context has at least kMinTiles tiles, so that short contexts avoid the cost of
+// combining.
 __device__ Work work_of_block(const MlaDecodeArgs& a) {
   const int seq = blockIdx.z, heads = a.n_heads, length = a.sequences.kv_length[seq];
   const int n_tokens = a.sequences.n_tokens[seq];
@@ -87,8 +88,8 @@ __device__ Work work_of_block(const MlaDecodeArgs& a) {
   return w;
 }
 
-// Fragments of A; the columns of [q | q_rope] where the cache has them, zero elsewhere and for rows
-// that do not exist.
+// Loads A fragments of [q | q_rope], each column where the cache has it; zero elsewhere and for
+// missing rows.
 __device__ void load_queries(const MlaDecodeArgs& a, const Work& w, Queries& q) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int rank = a.cache.kv_rank, key = a.cache.fp8 ? kMaxKvRank : rank;
@@ -113,7 +114,7 @@ __device__ void load_queries(const MlaDecodeArgs& a, const Work& w, Queries& q) 
       }
 }
 
-// This warp's part of scores[32 rows, 16 tokens]: the sum over its columns.
+// This warp's partial sum, over its columns, of scores[32 rows, 16 tokens].
 template <class Shared>
 __device__ void score(const Queries& q, int stage, Shared& s) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -140,7 +141,7 @@ __device__ void score(const Queries& q, int stage, Shared& s) {
             make_float2(part[m][n][2 * i], part[m][n][2 * i + 1]);
 }
 
-// Four neighbouring lanes share a row, four tokens each.
+// Four adjacent lanes share a row, four tokens each.
 template <class Shared>
 __device__ void softmax(const MlaDecodeArgs& a, const Work& w, int tile, RunningSoftmax& state,
                         Shared& s) {
@@ -203,13 +204,13 @@ __device__ void weigh(int stage, const Shared& s, Sums& sum) {
   }
 }
 
-// A row that sees none of these tokens has lse = -inf; its part is not used.
+// A row that sees none of these tokens has lse = -inf, and its part is not used.
 template <class Shared>
 __device__ void store(const MlaDecodeArgs& a, const Work& w, const RunningSoftmax& state, Shared& s,
                       const Sums& sum) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const bool whole = w.n_used_splits == 1;
-  __syncthreads();  // rescale is read no more
+  __syncthreads();  // all reads of rescale are done
   if (threadIdx.x % 4 == 0) {
     const int row = threadIdx.x / 4;
     s.rescale[row] = state.sum > 0 ? 1 / state.sum : 0;
@@ -238,7 +239,7 @@ __device__ void store(const MlaDecodeArgs& a, const Work& w, const RunningSoftma
 
 constexpr int kCombineThreads = 128;
 
-// One block joins the shares of one row: four columns a thread.
+// One block combines the splits of one row: four columns per thread.
 __global__ void __launch_bounds__(kCombineThreads)
     mla_combine_kernel(const __grid_constant__ MlaDecodeArgs a) {
   const int seq = blockIdx.y, row_of_sequence = blockIdx.x;

@@ -1,7 +1,7 @@
 // Attention of many tokens of one sequence in the naive form. Latents are gathered from their
-// pages, kv_b restores keys and values of some heads for the whole context, and a block attends
-// with 128 tokens of one head, 64 keys at a time; a warp keeps its 16 tokens' scores in registers,
-// where they become the weights of the values.
+// pages, and kv_b restores keys and values of some heads for the whole context. A block attends
+// with 128 tokens of one head, 64 keys at a time. A warp keeps the scores of its 16 tokens in
+// registers, where they become the weights of the values.
 #include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/attention.h"
@@ -12,9 +12,9 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTokens = 128, kWarpTokens = 16;  // of a block and of a warp
+constexpr int kTokens = 128, kWarpTokens = 16;  // per block and per warp
 constexpr int kKeys = 64, kStages = 2;
-// Odd numbers of 16-byte units: no conflicts.
+// Odd numbers of 16-byte units avoid bank conflicts.
 constexpr int kKeyRow = kMaxQkDim + 8, kValueRow = kMaxVDim + 8;
 
 struct Shared {
@@ -24,7 +24,7 @@ struct Shared {
 
 struct KernelArgs {
   MlaPrefillArgs a;
-  int first_head, n_heads;  // of those that are restored
+  int first_head, n_heads;  // of the restored heads
 };
 
 using Queries = uint32_t[kMaxQkDim / 16][4];
@@ -35,7 +35,7 @@ using Sums = float[kMaxVDim / 8][4];
 
 // Keys are [nope | zeros up to a multiple of 8 | rope].
 struct Head {
-  int index, of_group;  // of all heads, of those that are restored
+  int index, of_group;  // among all heads; among the restored heads
   int rope_column;
 };
 
@@ -55,10 +55,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const MlaPrefillArgs& a = k.a;
   const Head head = {k.first_head + static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.x),
                      (a.nope_dim + 7) / 8 * 8};
-  // The last tokens see most keys, and begin first.
+  // The last tokens see the most keys and start first.
   const int block_token = (gridDim.y - 1 - blockIdx.y) * kTokens;
   const int first_token = block_token + threadIdx.x / 32 * kWarpTokens;
-  const int before = a.kv_length - a.n_tokens;  // keys that the first token sees besides itself
+  const int before = a.kv_length - a.n_tokens;  // keys before the sequence's first query token
   const int n_keys = before + min(a.n_tokens, block_token + kTokens);
   const int n_tiles = (n_keys + kKeys - 1) / kKeys;
   Queries q;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cp_async_commit();
     cp_async_wait<1>();
     __syncthreads();
-    const int n_visible = before + 1 + first_token - tile * kKeys;  // to the warp's first token
+    const int n_visible = before + 1 + first_token - tile * kKeys;  // for the warp's first token
     if (n_visible + kWarpTokens > 1) {
       Scores scores = {};
       score(q, tile % kStages, s, scores);
@@ -146,8 +146,8 @@ __device__ void score(const Queries& q, int stage, const Shared& s, Scores& scor
     }
 }
 
-// Scores become weights; what was summed before is reduced to the new maximum. The warp's token r
-// sees n_visible + r of these keys. Four lanes share the rows lane / 4 and lane / 4 + 8.
+// Turns scores into weights and rescales previous sums to the new maximum. The warp's token r sees
+// n_visible + r of these keys. Four lanes share the rows lane / 4 and lane / 4 + 8.
 __device__ void softmax(int n_visible, float scale, RunningSoftmax (&state)[2], Scores& scores,
                         Sums& sum) {
   const int lane = threadIdx.x % 32;
@@ -174,7 +174,7 @@ __device__ void softmax(int n_visible, float scale, RunningSoftmax (&state)[2], 
         v = exp2_approx(v - base);
         added += v;
       }
-    state[half] = {max, state[half].sum * rescale + added};  // of this lane's keys
+    state[half] = {max, state[half].sum * rescale + added};  // sum over this lane's keys
 #pragma unroll
     for (int n = 0; n < kMaxVDim / 8; ++n)
 #pragma unroll
@@ -182,7 +182,7 @@ __device__ void softmax(int n_visible, float scale, RunningSoftmax (&state)[2], 
   }
 }
 
-// The accumulators of two products of scores are the A fragment of one of values.
+// The accumulators of two score products form the A fragment of a value product.
 __device__ void weigh(const Scores& weights, int stage, const Shared& s, Sums& sum) {
   const int lane = threadIdx.x % 32;
 #pragma unroll

@@ -1,5 +1,5 @@
-// Tiles of 16 tokens of the latent cache on their way into shared memory, as BF16 or decoded from
-// FP8: what mla_decode.cu multiplies.
+// Loads tiles of 16 tokens of the latent cache into shared memory for mla_decode.cu, as BF16 or
+// decoded from FP8.
 #pragma once
 #include "device.h"
 #include "gpu_kernels/attention.h"
@@ -11,8 +11,8 @@ namespace tandem::gpu::mla {
 constexpr int kThreads = 256;
 constexpr int kRows = 64, kTile = 16;
 constexpr int kMinTiles = 8;
-constexpr int kScoreColumns = kMaxCacheDim / 4, kValueColumns = kMaxKvRank / 4;  // of a warp
-constexpr int kRowNumbers = kMaxCacheDim + 8;  // an odd number of 16-byte units: no conflicts
+constexpr int kScoreColumns = kMaxCacheDim / 4, kValueColumns = kMaxKvRank / 4;  // per warp
+constexpr int kRowNumbers = kMaxCacheDim + 8;  // odd in 16-byte units: no bank conflicts
 
 // Tokens [begin, end) of a sequence; begin is a multiple of kTile, so a tile lies in one page.
 struct Context {
@@ -26,12 +26,13 @@ struct TileMemory {
   alignas(16) bf16 kv[kStages][kTile][kRowNumbers];
   alignas(16) float part[4][kRows][kTile + 4];  // scores of each group of columns
   alignas(16) bf16 weights[kRows][kTile + 8];
-  float rescale[kRows];  // of what was summed before this tile; at last 1 / sum
+  // Factors of the sums before this tile; at the end 1 / sum.
+  float rescale[kRows];
 };
 
-// Both kinds: after advance(t) and a barrier all threads see tile t, and later ones are under way.
-// Tiles beyond the context are asked for too, and not copied. Rows beyond it become zeros: weight 0
-// times whatever the cache holds could be NaN.
+// Interface of both kinds: after advance(t) and a barrier all threads see tile t, and later tiles
+// are in flight. Tiles beyond the context may be requested and are not copied. Rows beyond it
+// become zeros: weight 0 times stale cache contents could be NaN.
 class Bf16Tiles {
  public:
   static constexpr int kStages = 4, kAhead = 2;
@@ -71,7 +72,7 @@ class Bf16Tiles {
   int64_t page_;
 };
 
-// A thread decodes what it has copied itself. Its scales travel in registers.
+// Each thread decodes what it copied; scales stay in registers.
 class Fp8Tiles {
  public:
   static constexpr int kStages = 2;

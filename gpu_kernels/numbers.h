@@ -1,5 +1,5 @@
-// Storage types of the low-precision formats and their host conversions. No CUDA header is needed,
-// so CPU-only machines build every kernel; device code converts with to_float() and to_bf16() of
+// Storage types of the low-precision formats and their host conversions. Needs no CUDA header, so
+// CPU-only machines compile every kernel; device code converts with to_float() and to_bf16() of
 // device.h.
 #pragma once
 #include <bit>
@@ -33,7 +33,7 @@ inline float widen(fp8_e4m3 v) {
          (exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp(1.0f * mantissa, -9));
 }
 
-// What a matrix on the card may consist of.
+// Element types of matrices on the GPU.
 enum class Number : uint8_t { kF32, kBF16, kF8E4M3 };
 
 constexpr int64_t bytes_of(Number n) { return n == Number::kF32 ? 4 : n == Number::kBF16 ? 2 : 1; }

@@ -7,10 +7,10 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kUnderWay = 4;        // loads of a thread
+constexpr int kUnderWay = 4;        // loads in flight per thread
 constexpr int kSums = 8;            // independent chains of a warp's mma, or of a thread
-constexpr int kChains = 16;         // how often a round walks along a thread's sums
-constexpr float kNever = 1.25e30f;  // no sum comes to it, which the compiler cannot know
+constexpr int kChains = 16;         // passes over a thread's sums per round
+constexpr float kNever = 1.25e30f;  // no sum reaches it, which the compiler cannot know
 
 struct ReadArgs {
   const uint4* data;
@@ -47,7 +47,7 @@ __device__ void store_if_never(const float (&sums)[kSums][4], const MultiplyArgs
 }
 
 __global__ void multiply_bf16_kernel(const __grid_constant__ MultiplyArgs a) {
-  const uint32_t one = 0x3f803f80u + threadIdx.x % 32;  // pairs of numbers about 1
+  const uint32_t one = 0x3f803f80u + threadIdx.x % 32;  // pairs of numbers near 1
   const uint32_t left[4] = {one, one + 1, one + 2, one + 3};
   float sums[kSums][4] = {};
   for (int round = 0; round < a.rounds; ++round) {
@@ -58,7 +58,7 @@ __global__ void multiply_bf16_kernel(const __grid_constant__ MultiplyArgs a) {
 }
 
 __global__ void multiply_fp8_kernel(const __grid_constant__ MultiplyArgs a) {
-  const uint32_t one = 0x38383838u + threadIdx.x % 8;  // four numbers about 1
+  const uint32_t one = 0x38383838u + threadIdx.x % 8;  // four numbers near 1
   const uint32_t left[4] = {one, one + 1, one + 2, one + 3};
   float sums[kSums][4] = {};
   for (int round = 0; round < a.rounds; ++round) {

@@ -1,6 +1,5 @@
-// out[t, h] = x[t, h] w_h, the sum running over rows of w: a block restores 64 rows of 128 columns
-// to BF16 in shared memory, from where ldmatrix transposes them. The scale of a row goes into x
-// before it is rounded.
+// out[t, h] = x[t, h] w_h, summed over rows of w: a block decodes 64 rows of 128 columns to BF16 in
+// shared memory, where ldmatrix transposes them. The scale of a row multiplies x before rounding.
 #include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/e4m3.h"
@@ -10,16 +9,16 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTokens = 16, kColumns = 128;  // of a block; each warp has 16 columns
-constexpr int kRows = 64;                    // of w at a time
-constexpr int kPad = 8;                      // an odd number of 16-byte units a row: no conflicts
+constexpr int kTokens = 16, kColumns = 128;  // per block; each warp has 16 columns
+constexpr int kRows = 64;                    // rows of w at a time
+constexpr int kPad = 8;                      // odd in 16-byte units: no bank conflicts
 
 struct Shared {
   alignas(16) bf16 x[kTokens][kRows + kPad];
   alignas(16) bf16 w[kRows][kColumns + kPad];
 };
 
-// 16 bytes of every thread are a row's kThreads-th part, kLoads times.
+// A thread loads 16 bytes of a row at a time, kLoads times.
 template <Number kType>
 struct Loaded {
   static constexpr int kPerRow = kColumns * int{bytes_of(kType)} / 16;
@@ -94,7 +93,7 @@ __device__ void stage_weights(const Loaded<kType>& loaded, Shared& s) {
   }
 }
 
-// Rows of tokens that do not exist stay as they are: they meet no other's sums.
+// Rows of missing tokens are not written: they do not affect other sums.
 template <Number kType>
 __device__ void stage_x(const PerHeadArgs& a, int first_row, Shared& s) {
   const int first_token = blockIdx.z * kTokens, n = min(kTokens, a.n_tokens - first_token);

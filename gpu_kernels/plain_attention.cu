@@ -5,7 +5,7 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr int kThreads = 128;  // and keys at a time
+constexpr int kThreads = 128;  // also the keys of a tile
 constexpr int kColumns = kMaxPlainRank / kThreads;
 
 struct Shared {
@@ -30,7 +30,8 @@ __device__ float dot(const float* q, const bf16* key, int dim) {
   return sum;
 }
 
-// A thread scores one key of a tile, then sums columns threadIdx.x, threadIdx.x + 128, .. of all.
+// A thread scores one key of a tile, then sums columns threadIdx.x, threadIdx.x + 128, .. over all
+// keys.
 __global__ void __launch_bounds__(kThreads)
     plain_attention_kernel(const __grid_constant__ PlainAttentionArgs a) {
   Shared& s = shared_memory<Shared>();

@@ -1,14 +1,14 @@
-// Absorbed attention of any dimensions, one block a query: the slow twin of the fast kernels, and
-// what small models use. Everything but the cache is float.
+// Absorbed attention of any dimensions, one block per query: the reference for the fast kernels,
+// also used for small models. Everything but the cache is float.
 #pragma once
 #include "gpu_kernels/kernels.h"
 
 namespace tandem::gpu {
 
-// Where the keys of each token of a step are.
+// The location of the keys of a step's tokens.
 struct CachePages {
   const int32_t* sequence_of;  // [tokens]
-  const int32_t* positions;    // [tokens]; a token sees its own and all before
+  const int32_t* positions;    // [tokens]; a token sees its own position and all earlier ones
   const int32_t* pages;        // [sequences, pages_stride]
   int64_t pages_stride;
   int page_size;
@@ -22,11 +22,11 @@ struct PlainAttentionArgs {
   int64_t cache_stride;
   CachePages at;
   Matrix out;                 // [n_tokens * n_heads, rank]
-  int first_token, n_tokens;  // of the step
+  int first_token, n_tokens;  // in the step
   int n_heads, rank, rope_dim;
   float scale;
 };
 void plain_attention(const Stream& stream, const PlainAttentionArgs& args);
-constexpr int kMaxPlainRank = 2048, kMaxPlainDim = 2304;  // of rank, and with rope_dim
+constexpr int kMaxPlainRank = 2048, kMaxPlainDim = 2304;  // of rank, and of rank + rope_dim
 
 }  // namespace tandem::gpu

@@ -20,7 +20,7 @@ __device__ float dot(const float* x, const Weight& w, int64_t row) {
   return sum;
 }
 
-// blockIdx.x walks along a row of the output, blockIdx.y over rows.
+// blockIdx.x indexes output columns, blockIdx.y rows.
 __device__ int column_of_thread() { return static_cast<int>(blockIdx.x * kThreads + threadIdx.x); }
 
 __global__ void product_kernel(const __grid_constant__ PlainProductArgs a) {

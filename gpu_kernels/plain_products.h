@@ -1,14 +1,13 @@
-// Products of any weights and shapes in float: the slow twins of the fast kernels, and what
-// computes matrices that those do not take. Each output is one thread's sum, in the order of the
-// columns.
+// Float products of any weights and shapes: the references for the fast kernels, also used for
+// matrices that those do not support. One thread sums each output in the order of the columns.
 #pragma once
 #include "gpu_kernels/kernels.h"
 #include "gpu_kernels/weight.h"
 
 namespace tandem::gpu {
 
-// Head h of every token is multiplied by its own rows of w, which begin at first_row + h *
-// rows_per_head: out[t, h] = x[t, h] w_h^T with out_cols rows of w a head, or, transposed, out[t,
+// Multiplies head h of every token by its own rows of w, which begin at first_row + h *
+// rows_per_head: out[t, h] = x[t, h] w_h^T with out_cols rows of w per head, or, transposed, out[t,
 // h] = x[t, h] w_h with x_cols rows. A plain product has one head and all rows.
 struct PlainProductArgs {
   Matrix x;  // [tokens * n_heads, x_cols]
@@ -20,13 +19,13 @@ struct PlainProductArgs {
 };
 void plain_product(const Stream& stream, const PlainProductArgs& args);
 
-// The experts of a layer: expert e has the first one's matrices `e` strides further on.
+// The experts of a layer: matrices of expert e are e strides after those of the first.
 struct PlainExpertWeights {
   Weight first;
   int64_t bytes_stride, scale_stride;  // bytes of data, floats of scale
 };
 // y[t] += sum over i of weights[t, i] * down(silu(gate x[t]) * up x[t]) of expert ids[t, i];
-// negative ones are left out.
+// negative ids are skipped.
 struct PlainExpertsArgs {
   Matrix x;  // [tokens, dim]
   PlainExpertWeights gate, up, down;

@@ -20,7 +20,7 @@ struct BlockSums {
   float of_warp[32];
 };
 
-// Every thread gets the sum, added in the same order. `s` may be used again after a barrier.
+// Every thread gets the sum, in a fixed order of additions. `s` may be reused after a barrier.
 template <int kThreads>
 __device__ float block_sum(float v, BlockSums& s) {
   v = warp_sum(v);

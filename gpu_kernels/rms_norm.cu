@@ -1,4 +1,4 @@
-// A block norms a row. It reads the row twice: the second time it comes from the nearest cache.
+// One block normalizes one row. It reads the row twice; the second read hits the cache.
 #include "device.h"
 #include "gpu_kernels/kernels.h"
 #include "gpu_kernels/reduce.h"

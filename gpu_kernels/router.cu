@@ -1,5 +1,5 @@
-// A warp chooses the experts of one token. Scores lie in shared memory; lane l looks after experts
-// l, l + 32, ..
+// A warp chooses the experts of one token. Scores are in shared memory; lane l handles experts l, l
+// + 32, ..
 #include "device.h"
 #include "gpu_kernels/kernels.h"
 #include "gpu_kernels/reduce.h"
@@ -8,18 +8,18 @@ namespace tandem::gpu {
 namespace {
 
 struct Shared {
-  float score[kMaxExperts];   // what becomes the weights
-  float choice[kMaxExperts];  // what decides; -inf once out
+  float score[kMaxExperts];   // becomes the weights
+  float choice[kMaxExperts];  // used for selection; -inf once excluded
   float group[kMaxExperts];
 };
 
-// A value and where it was found.
+// A value and its index.
 struct Found {
   float value;
   int at;
 };
 
-// The best of all lanes, by `better`, a strict order of values and places.
+// The best of all lanes by `better`, a strict order of values and indices.
 template <class Better>
 __device__ Found best_of_warp(Found mine, Better better) {
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -30,7 +30,7 @@ __device__ Found best_of_warp(Found mine, Better better) {
   return mine;
 }
 
-// The largest, the first of equals; some index if all are NaN.
+// The largest value, the first of equals; any index if all are NaN.
 __device__ Found argmax_of_warp(const float* values, int n) {
   const auto better = [](const Found& a, const Found& b) {
     return a.value > b.value || (a.value == b.value && a.at < b.at);
@@ -41,7 +41,7 @@ __device__ Found argmax_of_warp(const float* values, int n) {
   return best_of_warp(best, better);
 }
 
-// The smallest, the last of equals.
+// The smallest value, the last of equals.
 __device__ Found last_argmin_of_warp(const float* values, int n) {
   const auto better = [](const Found& a, const Found& b) {
     return a.value < b.value || (a.value == b.value && a.at > b.at);
@@ -74,7 +74,7 @@ __device__ float score_of_group(const float* choice, int size, GroupScore kind) 
   return kind == GroupScore::kSumOfBestTwo && size > 1 ? first + second : first;
 }
 
-// Takes the experts of the worst groups out of the choice, until n_active_groups are left.
+// Excludes the experts of the worst groups until n_active_groups are left.
 __device__ void keep_best_groups(const RouterArgs& a, Shared& s) {
   const int size = a.n_experts / a.n_groups;
   for (int g = threadIdx.x; g < a.n_groups; g += 32)

@@ -1,5 +1,5 @@
-// The engine's view of one GPU: memory, ordered work, graphs. Two implementations, chosen when
-// linking: cuda/runtime.cpp and emulated/runtime.cpp. Kernels are launched with launch() of
+// The engine's interface to one GPU: memory, ordered work, graphs. Two implementations are selected
+// at link time: cuda/runtime.cpp and emulated/runtime.cpp. Kernels are launched with launch() of
 // device.h.
 #pragma once
 #include <cstdint>
@@ -13,21 +13,21 @@ namespace tandem::gpu {
 struct Card {
   std::string name;
   int major = 0, minor = 0;  // compute capability
-  bool fp8_mma = false;      // its tensor cores take FP8, and so does what the program has for it
+  bool fp8_mma = false;      // whether both the tensor cores and the program's kernels support FP8
   int n_multiprocessors = 0;
   int64_t memory_bytes = 0, free_bytes = 0;
   bool emulated = false;
 };
 
-// The card that this process uses from now on. Throws Error when there is none: no driver, one that
-// is older than the toolkit, no card, one that is older than compute capability 8.0.
+// Selects the GPU that this process uses from now on. Throws Error if there is none: no driver, a
+// driver older than the toolkit, no GPU, or one older than compute capability 8.0.
 Card open_card();
 
 // kMapped is pinned host memory that the GPU reads and writes at the same address.
 enum class Site : uint8_t { kDevice, kMapped };
 
-// Filled with 0xff (NaN in every float format) so that reading before writing shows. Throws Error
-// when memory is too little.
+// Filled with 0xff (NaN in every float format) so that reads before writes are noticed. Throws
+// Error when memory is exhausted.
 class Buffer {
  public:
   Buffer() = default;
@@ -53,13 +53,13 @@ class Buffer {
   Site site_ = Site::kDevice;
 };
 
-// Blocks that CUDA allows along y and along z; along x it allows 2^31 - 1.
+// CUDA's limit of blocks along y and along z; along x it is 2^31 - 1.
 constexpr int kMaxGridYz = 65535;
 struct LaunchShape {
   int grid_x = 1, grid_y = 1, grid_z = 1;
-  int threads = 128;         // a block
-  int64_t shared_bytes = 0;  // dynamic shared memory of a block
-  bool co_resident = false;  // all blocks run at the same time, so they may wait for each other
+  int threads = 128;         // per block
+  int64_t shared_bytes = 0;  // dynamic shared memory per block
+  bool co_resident = false;  // all blocks run concurrently, so they may wait for each other
 };
 
 class Event {
@@ -68,7 +68,7 @@ class Event {
   Event(Event&&) noexcept;
   Event& operator=(Event&&) noexcept;
   ~Event();
-  // Until the work before the last record() is done; at once if there was none.
+  // Waits until the work before the last record() is done; returns at once if there was none.
   void wait() const;
   struct Impl;
   Impl& impl() const { return *impl_; }
@@ -77,20 +77,20 @@ class Event {
   std::unique_ptr<Impl> impl_;
 };
 
-// A recorded sequence of work. Arguments are those of the recording; what varies between replays
-// (lengths, step numbers) lives in memory.
+// A recorded sequence of work. Arguments are those of the recording; values that vary between
+// replays (lengths, step numbers) are in memory.
 class Graph {
  public:
   struct Impl;
   explicit Graph(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-  int n_nodes() const;  // kernels, copies and whatever else was recorded
+  int n_nodes() const;  // number of recorded kernels, copies and other operations
   Impl& impl() const { return *impl_; }
 
  private:
   std::shared_ptr<Impl> impl_;
 };
 
-// Everything but wait() returns at once; work on one stream runs in order.
+// All functions except wait() return at once; work on one stream runs in order.
 class Stream {
  public:
   Stream();
@@ -100,16 +100,16 @@ class Stream {
   void run_on_host(std::function<void()> work);
   void record(Event& event);
   void wait_for(
-      const Event& event);  // may precede the event's work: the stream waits, not the caller
+      const Event& event);  // the event's work may be unfinished: the stream waits, not the caller
   void wait();
-  // Throws Error if work of this stream has failed, as on a card that was lost.
+  // Throws Error if work of this stream has failed, for example because the GPU was lost.
   void throw_if_failed() const;
 
-  // Records what `work` enqueues, here and on streams that wait for events of this one.
+  // Records what `work` enqueues on this stream and on streams that wait for its events.
   Graph capture(const std::function<void()>& work);
   void replay(const Graph& graph);
   bool is_recording() const;
-  // The driver's, for a library that enqueues work of its own; null: emulated.
+  // The driver's stream, for libraries that enqueue their own work; null if emulated.
   void* handle() const;
 
   struct Impl;

@@ -1,6 +1,6 @@
-// A block draws the token of a row. Tokens are never sorted: those that a filter keeps are the ones
-// whose keys reach a threshold, which is found byte by byte from sums over all that share its
-// beginning.
+// One block draws the token of a row. Tokens are not sorted: a filter keeps those whose keys reach
+// a threshold, which is determined byte by byte from sums over all keys with the same leading
+// bytes.
 #include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/sampling.h"
@@ -14,7 +14,7 @@ using Sum = unsigned long long;
 
 struct Best {
   float value;
-  int32_t token;  // kNotFinite spoils the row
+  int32_t token;  // kNotFinite invalidates the row
 };
 
 struct Shared {
@@ -22,7 +22,8 @@ struct Shared {
   Best best[kWarps];
   Sum of_warp[kWarps];
   Sum of_digit[kDigits];
-  Sum prefix, wanted;  // of the threshold, as far as it is known; what is to be reached beyond it
+  // Known leading bytes of the threshold; sum still to be reached by keys with this prefix.
+  Sum prefix, wanted;
   bool found;
 };
 
@@ -36,7 +37,7 @@ template <class Measure>
 __device__ int32_t draw_from(const float* weights, int vocab, double uniform, Measure measure,
                              Shared& s);
 
-// Likelier tokens have larger keys, of equals the lower one.
+// More likely tokens have larger keys; of equally likely ones the lower token has.
 __device__ Sum key_of(float weight, int token) {
   return Sum{__float_as_uint(weight)} << 32 | (0xffffffffu - static_cast<uint32_t>(token));
 }
@@ -111,13 +112,13 @@ __device__ Sum warp_total(Sum v) {
   return v;
 }
 
-// Of tokens [begin, end); every thread gets it.
+// The sum over tokens [begin, end), for every thread.
 template <class Measure>
 __device__ Sum sum_of(const float* weights, int begin, int end, Measure measure, Shared& s) {
   Sum sum = 0;
   for (int t = begin + threadIdx.x; t < end; t += kThreads) sum += measure(weights[t], t);
   sum = warp_total(sum);
-  __syncthreads();  // whoever reads the last sums
+  __syncthreads();  // other threads may still read the last sums
   if (threadIdx.x % 32 == 0) s.of_warp[threadIdx.x / 32] = sum;
   __syncthreads();
   sum = 0;
@@ -125,16 +126,16 @@ __device__ Sum sum_of(const float* weights, int begin, int end, Measure measure,
   return sum;
 }
 
-// One warp: the digit at which sums from the highest one down reach what is wanted. A lane has
-// eight of them. Nothing more is to be found where all of a digit's tokens are wanted, or it
-// has but one.
+// Called by one warp: finds the digit at which sums, from the highest digit down, reach the wanted
+// sum. Each lane has eight digits. The search ends when all tokens of a digit are wanted, or when
+// it has only one.
 template <class Measure>
 __device__ void choose_digit(int shift, Measure measure, Shared& s) {
   constexpr int kEach = kDigits / 32;
   const int lane = threadIdx.x;
   Sum own = 0;
   for (int i = 0; i < kEach; ++i) own += s.of_digit[lane * kEach + i];
-  Sum reached = own;  // with all higher lanes
+  Sum reached = own;  // including all higher lanes
   for (int d = 1; d < 32; d *= 2) {
     const Sum higher = __shfl_down_sync(~0u, reached, d);
     if (lane + d < 32) reached += higher;
@@ -148,12 +149,12 @@ __device__ void choose_digit(int shift, Measure measure, Shared& s) {
   s.prefix = s.prefix << 8 | static_cast<Sum>(digit);
   s.wanted = wanted;
   s.found = s.of_digit[digit] == wanted;
-  if (shift == 32)  // the weight is known
+  if (shift == 32)  // the weight is determined
     s.found |= s.of_digit[digit] == measure(__uint_as_float(static_cast<uint32_t>(s.prefix)), 0);
 }
 
-// A key that just so many tokens reach that their measures reach `wanted`, which all together do.
-// Tokens without measure may reach it too.
+// A key that exactly the top tokens reach whose measures are needed for a sum of `wanted`, which
+// the total must reach. Tokens of measure 0 may reach it too.
 template <class Measure>
 __device__ Sum threshold(const float* weights, int vocab, Sum wanted, Measure measure, Shared& s) {
   if (threadIdx.x == 0) s.prefix = 0, s.wanted = wanted, s.found = false;
@@ -177,8 +178,8 @@ __device__ Sum threshold(const float* weights, int vocab, Sum wanted, Measure me
   return key;
 }
 
-// The first token at which the sum passes its uniform part of the whole: the range is divided among
-// the warps until a part is one token.
+// The first token at which the running sum exceeds `uniform` times the total. The range is divided
+// among the warps until a part is one token.
 template <class Measure>
 __device__ int32_t draw_from(const float* weights, int vocab, double uniform, Measure measure,
                              Shared& s) {

@@ -1,6 +1,5 @@
-// Kernels of one thread: any stream and any graph takes them (docs/hybrid.md compares them with
-// the driver's operations of stream_flags.h). A poll is one read over the link, about a
-// microsecond.
+// Kernels of one thread, which any stream and graph accepts (docs/hybrid.md compares them with the
+// driver's operations of stream_flags.h). A poll is one read over the link, about a microsecond.
 #include <atomic>
 #include <thread>
 
@@ -13,7 +12,7 @@ namespace {
 
 struct SignalArgs {
   uint32_t* word;   // mapped
-  uint32_t* count;  // on the card
+  uint32_t* count;  // in GPU memory
 };
 
 __global__ void raise_kernel(const __grid_constant__ SignalArgs a) {
@@ -71,8 +70,8 @@ void SignalToStream::await(const Stream& stream) {
   launch(await_kernel, {.threads = 1}, stream, {word_.as<uint32_t>(), count_.as<uint32_t>()});
 }
 
-// The raise follows the launch at once, unless the launch waits for a kernel that has lost
-// patience.
+// The host raises right after the launch. If launches block, the launch returns only after the
+// probe kernel has timed out.
 std::string why_no_hand_off(Stream& stream) {
   constexpr uint64_t kPatience = 2'000'000'000;
   const Buffer words(2 * sizeof(uint32_t), Site::kMapped);

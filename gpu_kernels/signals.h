@@ -1,6 +1,6 @@
-// Counts by which a stream and the CPU wait for each other without a call of the driver, also
-// within a recorded graph. The n-th await ends with the n-th raise, whichever is first: nothing is
-// reset, so none is lost. What was written before a raise, in mapped memory too, is seen after its
+// Counters with which a stream and the CPU wait for each other without driver calls, also within a
+// recorded graph. The n-th await ends with the n-th raise, in either order: counters are never
+// reset, so no raise is lost. Writes before a raise, also to mapped memory, are visible after its
 // await.
 #pragma once
 #include <string>
@@ -9,40 +9,40 @@
 
 namespace tandem::gpu {
 
-// One side raises from one stream, the other awaits on one thread.
+// One stream raises, one host thread awaits.
 class SignalToHost {
  public:
-  // Enqueues the raise. The object outlives the work, and every graph that recorded it.
+  // Enqueues a raise. The object must outlive the work and every graph that recorded it.
   void raise(const Stream& stream);
-  // The host: takes a raise if there is one.
+  // For the host: consumes a raise if there is one.
   bool take();
-  // The host: takes the next raise once it has come. Throws Error when work of `stream` has failed,
-  // which never raises then.
+  // For the host: waits for the next raise. Throws Error if work of `stream` has failed, since it
+  // then never raises.
   void await(const Stream& stream);
 
  private:
-  Buffer word_{sizeof(uint32_t), Site::kMapped};   // how often it was raised, less one
-  Buffer count_{sizeof(uint32_t), Site::kDevice};  // the same: the card does not read over the link
-  uint32_t n_taken_ = ~0u;                         // as both buffers begin
+  Buffer word_{sizeof(uint32_t), Site::kMapped};   // number of raises, less one
+  Buffer count_{sizeof(uint32_t), Site::kDevice};  // the same; the GPU avoids reads over the link
+  uint32_t n_taken_ = ~0u;                         // the initial value of both buffers
 };
 
 class SignalToStream {
  public:
-  // The host.
+  // For the host.
   void raise();
-  // Enqueues: what follows on the stream begins once the next raise has come. A host that gives up
-  // must raise all the same: the card polls for ever.
+  // Enqueues a wait for the next raise. A host that gives up must still raise, because the GPU
+  // polls without a time limit.
   void await(const Stream& stream);
 
  private:
-  Buffer word_{sizeof(uint32_t), Site::kMapped};   // how often it was raised, less one
-  Buffer count_{sizeof(uint32_t), Site::kDevice};  // how many raises were awaited, less one
+  Buffer word_{sizeof(uint32_t), Site::kMapped};   // number of raises, less one
+  Buffer count_{sizeof(uint32_t), Site::kDevice};  // number of awaited raises, less one
   uint32_t n_raised_ = ~0u;
 };
 
-// Why no stream can await this process: with CUDA_LAUNCH_BLOCKING, and under tools that run one
-// kernel at a time, a launch returns when its kernel has ended, and a kernel that awaits a raise of
-// the launching thread never does. In one line, with what to do; empty: launches return at once.
+// Why streams cannot await this process, in one line with what to do; empty if they can. With
+// CUDA_LAUNCH_BLOCKING, and under tools that run one kernel at a time, a launch returns when its
+// kernel has ended; a kernel that awaits a raise of the launching thread then never ends.
 std::string why_no_hand_off(Stream& stream);
 
 }  // namespace tandem::gpu

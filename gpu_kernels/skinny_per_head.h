@@ -1,4 +1,4 @@
-// per_head_product() where heads multiply rows of their own: skinny_product() once for each head.
+// per_head_product() for heads that multiply their own rows: skinny_product() for each head.
 #pragma once
 #include "gpu_kernels/products.h"
 

@@ -1,7 +1,7 @@
-// Few tokens: w is read once, 16 bytes a lane straight into registers, and is the A operand of the
-// tensor cores, tokens are the 8 columns of B. The columns of w may meet those of x in any order,
-// so a lane multiplies the 16 bytes that it happens to load. x lies in shared memory as the lanes
-// want it. Where w has too few rows to fill the card, blocks share its columns.
+// Products of few tokens. w is read once, 16 bytes per lane directly into registers, and is the A
+// operand of the tensor cores; tokens are the 8 columns of B. The sum allows any order of columns,
+// so a lane multiplies whichever 16 bytes it loads, and x is stored in shared memory to match.
+// Where w has too few rows to fill the GPU, blocks split its columns.
 #include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/e4m3.h"
@@ -11,17 +11,17 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kRows = kWarps * 16;  // of w a block
+constexpr int kRows = kWarps * 16;  // rows of w per block
 constexpr int kStep = 64;           // columns that a warp multiplies at a time
-constexpr int kMaxSteps = 16;       // of a block
-constexpr int kResident = 2;        // blocks of a multiprocessor
-constexpr int kOverheadSteps = 3;   // time of a block beyond its steps, in steps
+constexpr int kMaxSteps = 16;       // per block
+constexpr int kResident = 2;        // blocks per multiprocessor
+constexpr int kOverheadSteps = 3;   // fixed time of a block, in steps
 
-// Steps whose weights are under way while as many are multiplied: 128 bytes a lane.
+// Steps whose weights are loaded while as many are multiplied: 128 bytes per lane.
 template <Number kType>
 constexpr int kGroup = kType == Number::kF8E4M3 ? 4 : 2;
 
-// x of step s, half p, tile of 8 tokens i, lane l: 8 columns of token 8 i + l / 4.
+// x of step s, half p, tile i of 8 tokens, lane l: 8 columns of token 8 i + l / 4.
 template <int kTiles>
 struct Shared {
   uint4 x[kMaxSteps][2][kTiles][32];
@@ -29,15 +29,15 @@ struct Shared {
   bool last;
 };
 
-// What a lane loads of one step: rows lane / 4 and 8 more of the warp's 16. FP8 needs one word4 a
-// row, BF16 two.
+// What a lane loads per step: rows lane / 4 and lane / 4 + 8 of the warp's 16. FP8 needs one uint4
+// per row, BF16 two.
 template <Number kType>
 struct Loaded {
   static constexpr int kLoads = kType == Number::kF8E4M3 ? 1 : 2;
   uint4 word[2][kLoads];
 };
 
-// Columns first to first + n_steps * kStep of w.
+// Columns [first, first + n_steps * kStep) of w.
 struct Share {
   int first, n_steps;
 };
@@ -46,14 +46,14 @@ struct Plan {
   int row_blocks, splits, steps_each;
 };
 
-// blockIdx.z is a head and up to 16 tokens of it.
+// blockIdx.z selects a head and up to 16 of its tokens.
 struct KernelArgs {
-  SkinnyArgs a;  // of head 0
+  SkinnyArgs a;  // for head 0
   int steps_each;
   int n_heads, rows_per_head;
 };
 
-// The column of the first of 8 that a lane multiplies in half p of a step.
+// The first of the 8 columns that a lane multiplies in half p of a step.
 template <Number kType>
 __device__ int column_of(int half, int lane) {
   return kType == Number::kF8E4M3 ? lane % 4 * 16 + half * 8 : half * 32 + lane % 4 * 8;
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_consta
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = blockIdx.x * kRows + warp * 16 + lane / 4;
   const uint8_t* rows[2];
-  for (int i = 0; i < 2; ++i)  // rows that do not exist are multiplied as copies, and not stored
+  for (int i = 0; i < 2; ++i)  // missing rows are copies and not stored
     rows[i] = static_cast<const uint8_t*>(a.w.data) + (min(row + 8 * i, a.w.rows - 1) * a.w.stride +
                                                        share.first + column_of<kType>(0, lane)) *
                                                           bytes_of(kType);
@@ -173,7 +173,7 @@ __device__ void stage_x(const SkinnyArgs& a, const Share& share, Shared<kTiles>&
   }
 }
 
-// Of every step and row: a warp reads eight rows at a time.
+// Stages the scales of every step and row: a warp reads eight rows at a time.
 template <int kTiles>
 __device__ void stage_scales(const Weight& w, const Share& share, Shared<kTiles>& s) {
   for (int i = threadIdx.x; i < share.n_steps * kRows; i += kThreads) {
@@ -184,7 +184,7 @@ __device__ void stage_scales(const Weight& w, const Share& share, Shared<kTiles>
   }
 }
 
-// Words 2 i and 2 i + 1 of what was loaded: 4 columns of BF16, for mma i of half p.
+// Words 2 i and 2 i + 1 of the loaded data: 4 columns of BF16, for mma i of half p.
 template <Number kType>
 __device__ void columns_of(const uint4 (&word)[Loaded<kType>::kLoads], int half, int i,
                            uint32_t& first, uint32_t& second) {
@@ -228,8 +228,8 @@ __device__ void multiply(int step, const Loaded<kType>& loaded, const Shared<kTi
     for (int i = 0; i < 4; ++i) sum[tile][i] += scale[i / 2] * part[tile][i];
 }
 
-// Element i of sum[tile]: row lane / 4 + i / 2 * 8 of the warp, token 8 tile + lane % 4 * 2 + i
-// % 2.
+// Element i of sum[tile]: row lane / 4 + i / 2 * 8 of the warp, token 8 tile + lane % 4 * 2 + i %
+// 2.
 template <int kTiles>
 __device__ void store(const SkinnyArgs& a, int row, const float (&sum)[kTiles][4],
                       Shared<kTiles>& s) {
@@ -268,8 +268,8 @@ __device__ void add_parts(const SkinnyArgs& a) {
   }
 }
 
-// Chooses the steps of a block so that the last wave of blocks is full: all waves take the least
-// time.
+// Chooses the steps per block that minimize the total time of all waves of blocks: a nearly empty
+// last wave takes as long as a full one.
 Plan plan_of(const Weight& w, int n_multiprocessors) {
   const int n_steps = (w.cols + kStep - 1) / kStep, row_blocks = (w.rows + kRows - 1) / kRows;
   Plan best = {row_blocks, 0, 0};

@@ -1,4 +1,4 @@
-// What both attention kernels do with keys and scores.
+// Softmax and key loading shared by both attention kernels.
 #pragma once
 #include "packed.h"
 
@@ -11,10 +11,10 @@ struct RunningSoftmax {
   float max = -INFINITY, sum = 0;
 };
 
-// What scores are reduced by before they become exponents: 0 where all are -inf, which then give 0.
+// What to subtract from scores before exponentiation: 0 where all are -inf, so that they yield 0.
 __device__ inline float finite_max(float max) { return max == -INFINITY ? 0 : max; }
 
-// Eight numbers into shared memory, where they are after cp_async_wait and a barrier; zeros from
+// Copies eight numbers to shared memory, visible after cp_async_wait and a barrier; zeros from
 // n_valid on.
 __device__ inline void copy_8(bf16* to, const bf16* from, int n_valid) {
   if (n_valid <= 0 || (n_valid >= 8 && reinterpret_cast<uintptr_t>(from) % 16 == 0)) {

@@ -1,10 +1,10 @@
-// When the card comes to a place in a stream's work, also within a recorded graph.
+// Timestamps in a stream's work, also within a recorded graph.
 #pragma once
 #include "gpu_kernels/runtime.h"
 
 namespace tandem::gpu {
 
-// Writes the card's clock, in nanoseconds, to mapped memory.
+// Writes the GPU clock, in nanoseconds, to mapped memory.
 void stamp(const Stream& stream, uint64_t* mapped);
 
 }  // namespace tandem::gpu

@@ -1,5 +1,5 @@
-// A block has 64 steps of one panel, 16 rows of 256 bytes: through shared memory, so that both
-// sides are read and written 16 bytes at a time.
+// Each block converts 64 steps of one panel, 16 rows of 256 bytes, through shared memory, so that
+// reads and writes are 16 bytes wide.
 #include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/unpack.h"
@@ -8,13 +8,13 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 256, kRows = 16, kStepBytes = 64, kSteps = 64;
-constexpr int kBytes = kSteps * kStepBytes / kRows;  // of a row
+constexpr int kBytes = kSteps * kStepBytes / kRows;  // per row
 
 struct Shared {
   uint4 units[kSteps * kStepBytes / 16];
 };
 
-// The 4 bytes of a row in a step. FP8 keeps the first halves of 4 rows before their second ones.
+// The 4 bytes of a row in a step. FP8 stores the first halves of 4 rows before their second halves.
 __device__ uint32_t word_of(const Shared& s, int step, int row, bool fp8) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(s.units) + step * kStepBytes + row / 4 * 16;
   if (!fp8) return *reinterpret_cast<const uint32_t*>(bytes + row % 4 * 4);
@@ -24,9 +24,9 @@ __device__ uint32_t word_of(const Shared& s, int step, int row, bool fp8) {
 
 __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant__ UnpackArgs a) {
   Shared& s = shared_memory<Shared>();
-  const int first = blockIdx.x * kBytes;  // byte of a row
+  const int first = blockIdx.x * kBytes;  // byte within a row
   const int panel = blockIdx.y, t = threadIdx.x;
-  const int64_t at = int64_t{first} * kRows + t * 16;  // of the panel
+  const int64_t at = int64_t{first} * kRows + t * 16;  // byte within the panel
   if (at < a.panel_bytes)
     s.units[t] = *reinterpret_cast<const uint4*>(a.panels + panel * a.panel_bytes + at);
   __syncthreads();

@@ -1,5 +1,5 @@
-// From the panels in which CPU kernels keep weights (cpu_kernels/kernels.h, Layout) to rows, on the
-// card.
+// Converts weights on the GPU from the panels of the CPU kernels (cpu_kernels/kernels.h, Layout) to
+// rows.
 #pragma once
 #include "gpu_kernels/numbers.h"
 #include "gpu_kernels/runtime.h"
@@ -13,8 +13,7 @@ struct UnpackArgs {
   uint8_t* out;  // the rows, row_bytes apart, 16-byte aligned
   int64_t row_bytes;
   int rows;
-  // Of a row that are written, a multiple of 16: its numbers, and zeros as far as the panel has
-  // them.
+  // Bytes written per row, a multiple of 16: its numbers, and padding as far as the panel has it.
   int bytes;
 };
 void unpack_panels(const Stream& stream, const UnpackArgs& args);

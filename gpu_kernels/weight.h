@@ -1,16 +1,15 @@
-// A weight matrix on the card, and how one of its numbers is decoded.
+// A weight matrix on the GPU.
 #pragma once
 #include "gpu_kernels/numbers.h"
 
 namespace tandem::gpu {
 
-// A weight matrix, row-major. Rows begin at multiples of 16 bytes, and what lies between the last
-// column and the next multiple of 16 bytes is zero. FP8 has scales:
-// value[r][c] = data[r * stride + c] * scale[(row0 + r) / block_rows * scale_stride + c /
-// block_cols]
+// A row-major weight matrix. Rows begin at multiples of 16 bytes; padding between the last column
+// and the next multiple of 16 bytes is zero. FP8 has scales: value[r][c] = data[r * stride + c] *
+// scale[(row0 + r) / block_rows * scale_stride + c / block_cols].
 struct Weight {
   const void* data;  // [rows, cols]
-  int64_t stride;    // numbers from row to row
+  int64_t stride;    // elements from row to row
   Number type;
   int rows, cols;
   const float* scale = nullptr;

@@ -1,4 +1,4 @@
-// What a person may type after `tandem bench`.
+// Command-line options of `tandem bench`.
 #pragma once
 #include <CLI/CLI.hpp>
 
@@ -6,16 +6,16 @@
 
 namespace tandem {
 
-// `command` becomes what was typed.
+// `command` is set to the chosen subcommand.
 void add_bench(CLI::App& app, Options& options, Command& command);
 
-// Throw Error for what cannot be measured with.
+// Throw Error for values that cannot be measured with.
 void require_sane(const BenchOptions& options);
 void require_list(const char* option, const std::vector<int>& values, int most);
-// What was typed, or what is usual.
+// `given`, or `usual` if it is empty.
 std::vector<int> list_or(const std::vector<int>& given, const std::vector<int>& usual);
 
 constexpr int kMostTokens = 1 << 16;
-constexpr double kCardSeconds = 0.05;  // of measuring a rate of a GPU
+constexpr double kCardSeconds = 0.05;  // time to measure one rate of a GPU
 
 }  // namespace tandem

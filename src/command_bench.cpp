@@ -29,7 +29,7 @@
 namespace tandem {
 namespace {
 
-// Part of the free memory that weights may take.
+// Fractions of the free memory that weights may take.
 constexpr double kExpertsPart = 0.4, kModelPart = 0.6;
 
 int64_t memory_for_weights(const BenchOptions& b, double part) {
@@ -43,7 +43,7 @@ int64_t memory_for_reading(const BenchOptions& b, const Team& team) {
   return b.memory_gb > 0 ? std::min(enough, static_cast<int64_t>(b.memory_gb * 1e9)) : enough;
 }
 
-// What every measurement of kernels stands on. Options are checked before anything is measured.
+// What every kernel measurement needs. The constructor checks options before anything is measured.
 struct Bench {
   explicit Bench(const Options& o)
       : options(o.bench),
@@ -58,15 +58,15 @@ struct Bench {
   Team team;
 };
 
-// --activations, of a card that is there and takes them.
+// True if --activations is fp8; throws Error unless a GPU supports it.
 bool with_fp8_activations(const Options& options) {
   const bool fp8 = fp8_activations(options.model.activations);
   if (fp8) require_fp8_card();
   return fp8;
 }
 
-// What the card can do: its memory, and BF16 or FP8 as its kernels multiply. Nothing without a
-// card.
+// The GPU's memory bandwidth and its BF16 or FP8 peak, as its kernels multiply. Empty without a
+// GPU.
 std::optional<Bounds> bounds_of_card(bool fp8) {
   if (!gpu_twins()) return {};
   const Gpu card = measured_gpu_bounds(kCardSeconds, fp8);
@@ -79,12 +79,12 @@ void require_fp8(const WeightFormat& format) {
           format_name(format));
 }
 
-// What --activations changed, on the card.
+// Records --activations in the row unless it is the default.
 void name_activations(const Options& options, nlohmann::ordered_json& row) {
   if (options.model.activations != "bf16") row["gpu_activations"] = options.model.activations;
 }
 
-// Prints rows as they come, and draws them all at the end.
+// Prints rows as they arrive and plots them all at the end.
 class Rows {
  public:
   Rows(const Options& o, std::optional<Bounds> card) : options_(o), card_(card) {
@@ -148,12 +148,13 @@ struct LayersOf {
   }
 };
 
-// Options are checked, by what_of(config) too, before anything is measured.
+// All options, including those read by what_of(config), are checked before anything is measured.
 template <class WhatOf, class Measure>
 int print_rows(const Options& options, WhatOf what_of, Measure measure) {
   require_sane(options.bench);
   const std::optional<Bounds> card = bounds_of_card(with_fp8_activations(options));
-  Bench bench(options);  // after the driver's threads, which would stay on the team's first core
+  // Created after the driver's threads, which would otherwise inherit the team's pinned core.
+  Bench bench(options);
   const auto what = what_of(bench.config);
   Rows rows(options, card);
   MachineSpeed speed = bench.speed();
@@ -161,7 +162,7 @@ int print_rows(const Options& options, WhatOf what_of, Measure measure) {
   return rows.finish();
 }
 
-// What `tandem plan` uses as well.
+// The curves that `tandem plan` uses as well.
 std::vector<EfficiencyCurve> saved_curves(const cpu::KernelTable& kernels) {
   const std::optional<Machine> saved = saved_this_machine();
   if (!saved || saved->isa != kernels.name || saved->cpu != machine_info().cpu) return {};
@@ -312,7 +313,8 @@ int bench_hybrid_command(const Options& options) {
   const std::string why_not = why_no_gpu();
   require(why_not.empty(), "bench hybrid needs a GPU: {}", why_not);
   const Gpu card = measured_gpu(kCardSeconds);
-  Bench bench(options);  // after the driver's threads, which would stay on the team's first core
+  // Created after the driver's threads, which would otherwise inherit the team's pinned core.
+  Bench bench(options);
   const HybridBench what = {
       .config_name = b.config,
       .card = card.name,

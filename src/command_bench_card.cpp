@@ -12,7 +12,7 @@
 namespace tandem {
 namespace {
 
-// Rows that have a table of their own, as they come.
+// Prints rows as they arrive, in a table with its own columns.
 using RowText = std::string (*)(const nlohmann::ordered_json& row);
 OnRow table_printer(const Options& options, RowText header, RowText text) {
   return [&options, header, text, first = true](const nlohmann::ordered_json& row) mutable {
@@ -27,7 +27,7 @@ OnRow table_printer(const Options& options, RowText header, RowText text) {
 }  // namespace
 
 int bench_kernels_command(const Options& options) {
-  constexpr int64_t kColdBytes = 256 << 20;  // more than a card's caches
+  constexpr int64_t kColdBytes = 256 << 20;  // more than the caches of a GPU
   const BenchOptions& b = options.bench;
   require_sane(b);
   KernelsBench what = {.config_name = b.config,
@@ -46,7 +46,7 @@ int bench_kernels_command(const Options& options) {
 }
 
 int bench_products_command(const Options& options) {
-  constexpr int kFewestRows = 17;  // fewer are another kernel's
+  constexpr int kFewestRows = 17;  // fewer use another kernel
   const BenchOptions& b = options.bench;
   require_sane(b);
   const ModelConfig config = bench_config(b.config);

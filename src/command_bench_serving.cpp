@@ -1,4 +1,4 @@
-// tandem bench serving: loads a server as sglang.benchmark.serving does, and reports as it did.
+// tandem bench serving: loads a server like sglang.benchmark.serving, with the same report.
 #include <unistd.h>
 
 #include <cstdio>
@@ -11,12 +11,12 @@
 namespace tandem {
 namespace {
 
-// Several runs against one server: at given loads, or at those a search asks for.
+// Runs against one server: at given loads, or at those that a search chooses.
 class Runs {
  public:
   Runs(ServingBench& bench, bool json) : bench_(bench), json_(json) {}
 
-  // At most once for each concurrency.
+  // Runs at most once per concurrency.
   const ServingMetrics& at(int concurrency) {
     const auto found = std::find_if(points_.begin(), points_.end(), [&](const ServingPoint& p) {
       return p.concurrency == concurrency;
@@ -33,7 +33,7 @@ class Runs {
     return points_.back().metrics;
   }
 
-  // Every user of a hundred but one keeps that speed, and nothing fails.
+  // The highest concurrency at which 99 % of users get that speed and no request fails.
   int highest_at(double tokens_per_second, int most) {
     return highest_that(most, [&](int concurrency) {
       if (interrupted_) return false;

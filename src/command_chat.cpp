@@ -1,5 +1,5 @@
-// tandem chat: a conversation on the terminal. Its keys stay in the cache, so each turn computes
-// only what is new.
+// tandem chat: a conversation on the terminal. Keys of earlier turns stay in the cache, so each
+// turn computes only its new tokens.
 #include <unistd.h>
 
 #include <cstdio>
@@ -11,7 +11,7 @@
 namespace tandem {
 namespace {
 
-// A line, or nothing at the end of input. Ctrl-C gives an empty line.
+// Reads a line; false at the end of input. Ctrl-C yields an empty line.
 bool read_line(std::string& line) {
   const bool terminal = isatty(STDIN_FILENO);
   if (terminal) std::fputs("\n> ", stdout);
@@ -35,7 +35,7 @@ int chat_command(const Options& options) {
   LoadedModel loaded(options.model, load_progress(options.quiet));
   nlohmann::ordered_json messages = first_messages(g.system, "");
   messages.erase(messages.size() - 1);
-  Engine engine = engine_for(loaded, tokenizer);  // its prefix cache keeps the turns before
+  Engine engine = engine_for(loaded, tokenizer);  // its prefix cache keeps earlier turns
   GenerateOptions turn = g;
 
   const Interrupt interrupt;
@@ -48,7 +48,7 @@ int chat_command(const Options& options) {
     try {
       answer = generate(engine, tokenizer, request, g.stops,
                         [&](std::string_view piece) { printer.print(piece); });
-    } catch (const Error& error) {  // the conversation goes on without this turn
+    } catch (const Error& error) {  // the conversation continues without this turn
       std::fprintf(stderr, "error: %s\n", error.what());
       messages.erase(messages.size() - 1);
       continue;

@@ -1,4 +1,4 @@
-// tandem eval: perplexity of a text; how far a second model's predictions are from the first's.
+// tandem eval: perplexity of a text, and the divergence of a second model's predictions.
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ double divergence(std::span<const float> p, std::span<const float> q) {
   return sum;
 }
 
-// Windows have nothing in common: no prefix cache.
+// Windows share no prefix, so the prefix cache is off.
 struct Scored {
   Scored(const ModelOptions& options, const LoadProgress& progress) : loaded(options, progress) {}
   LoadedModel loaded;
@@ -56,7 +56,7 @@ struct Scored {
                 {.max_running = 1, .keeps_pages = false}};
 };
 
-// One window of the text: every token but the first is predicted from those before it.
+// Scores one window of the text: every token but the first is predicted from those before it.
 void evaluate(Scored& model, Scored* other, std::span<const int32_t> tokens, Totals& totals) {
   const size_t vocab = model.loaded.config().vocab;
   std::vector<float> kept;
@@ -104,7 +104,7 @@ int eval_command(const Options& options) {
       other_format ? "experts as " + options.against_experts : options.against;
   if (!other_name.empty()) {
     ModelOptions other_options = model_options;
-    other_options.placement.clear();  // speaks of the first
+    other_options.placement.clear();  // describes the first model
     (other_format ? other_options.experts : other_options.directory) =
         other_format ? options.against_experts : options.against;
     other = std::make_unique<Scored>(other_options, load_progress(quiet));

@@ -1,4 +1,4 @@
-// tandem inspect: what a checkpoint is, without reading its weights.
+// tandem inspect: describes a checkpoint without reading its weights.
 #include <cstdio>
 
 #include "inspect.h"

@@ -1,4 +1,4 @@
-// tandem logits: the model's numbers, for comparison with other implementations.
+// tandem logits: prints the model's logits, for comparison with other implementations.
 #include <charconv>
 #include <nlohmann/json.hpp>
 

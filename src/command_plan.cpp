@@ -1,4 +1,4 @@
-// tandem plan: where every part of a model would live on a machine, how fast it would be, and why.
+// tandem plan: placement of a model on a machine, predicted speed, and reasons.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -21,8 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMaxStatisticsBytes = 256 << 20;
 
-// Files in `folder` without ".json", sorted.
-// A model directory, a config.json, or a name of models/configs.
+// A model directory, a config.json, or a name in models/configs.
 ModelConfig model_called(const std::string& name) {
   std::error_code ignored;
   if (fs::is_directory(name, ignored)) return ModelConfig::from_directory(name);
@@ -50,7 +49,7 @@ Machine measured_machine(bool quiet) {
   return machine_from_json(report.dump(), "this machine");
 }
 
-// A file, a name of machines/, or this machine.
+// A file, a name in machines/, or this machine.
 Machine machine_called(const std::string& name, bool quiet) {
   if (name.empty()) return measured_machine(quiet);
   std::error_code ignored;

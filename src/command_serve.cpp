@@ -1,5 +1,5 @@
-// tandem serve: the HTTP server over the engine. The main thread has the connections, one thread
-// loads the model and computes, one makes text of tokens.
+// tandem serve: the HTTP server for the engine. The main thread serves connections, one thread
+// loads the model and computes, one converts tokens to text, and one computes grammar masks.
 #include <condition_variable>
 #include <cstdio>
 #include <exception>
@@ -26,7 +26,7 @@ void require_sane(const ServeOptions& s) {
   require(s.drain_seconds >= 0, "--drain {}: must be 0 or more", s.drain_seconds);
 }
 
-// Of prompts whose tokens all want logits, in a step.
+// Tokens per step of prompts that need logits for all tokens.
 constexpr int kScoredTokens = 64;
 
 ModelOptions model_options(const Options& options) {
@@ -39,7 +39,7 @@ ModelOptions model_options(const Options& options) {
   require(s.kv_tokens == 0 || s.kv_tokens >= model.context,
           "--kv-tokens {}: one sequence of --ctx {} must fit", s.kv_tokens, model.context);
   model.kv_fraction = s.kv_tokens > 0 ? 1 : s.kv_fraction;
-  // More than every sequence at its longest would be of no use.
+  // The cache never needs more than every sequence at full length.
   model.max_kv_tokens = s.kv_tokens > 0 ? s.kv_tokens : model.context * s.max_batch;
   return model;
 }
@@ -50,7 +50,7 @@ SamplingDefaults defaults_of(const std::string& directory) {
   return sampling_defaults(parse_json(read_text_file(file, 1 << 20), file));
 }
 
-// A base model has no template; then there is no chat.
+// A base model has no chat template; then chat is not served.
 std::unique_ptr<ChatFormat> chat_format(const Options& options, const Tokenizer& tokenizer) {
   try {
     return std::make_unique<ChatFormat>(options.model.directory, tokenizer);
@@ -60,14 +60,14 @@ std::unique_ptr<ChatFormat> chat_format(const Options& options, const Tokenizer&
   }
 }
 
-// A line that cannot be written, as on a full disk, is left out: answers matter more.
+// Ignores errors of writing, such as a full disk: serving goes on.
 void print_line(const std::string& line) {
   const std::string ended = line + "\n";
   std::fwrite(ended.data(), 1, ended.size(), stderr);
 }
 
-// Loads the model and computes until the engine is told to stop. The threads that compute are
-// pinned where this one starts them, so all of it happens here.
+// Loads the model and computes until the engine is told to stop. All of it runs on one thread,
+// because a Team pins the thread that creates it.
 class Computing {
  public:
   Computing(const Options& options, const Tokenizer& tokenizer, Service& service,
@@ -137,7 +137,7 @@ class Computing {
     engine_ = nullptr;
   }
 
-  // Until the server is gone, whose answers refer to the engine.
+  // Waits until the server has stopped, because its answers refer to the engine.
   void await_stop() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return stopped_; });

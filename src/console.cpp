@@ -18,14 +18,14 @@ namespace {
 constexpr std::string_view kEndOfThinking = "</think>";
 constexpr const char *kDim = "\033[2m", *kPlain = "\033[0m", *kEraseLine = "\r\033[K";
 
-std::atomic<bool> interrupted{false};  // the only way from a signal handler
+std::atomic<bool> interrupted{false};  // the only state that the signal handler changes
 
 }  // namespace
 
 Interrupt::Interrupt() {
   struct sigaction action {};
   action.sa_handler = [](int) { interrupted = true; };
-  sigaction(SIGINT, &action, nullptr);  // no SA_RESTART: a read of the terminal returns
+  sigaction(SIGINT, &action, nullptr);  // no SA_RESTART: a read from the terminal returns
 }
 
 Interrupt::~Interrupt() { signal(SIGINT, SIG_DFL); }

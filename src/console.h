@@ -1,5 +1,4 @@
-// The terminal: progress lines, dimmed thinking, Ctrl-C. Nothing of it shows when output is a file
-// or a pipe.
+// The terminal: progress lines, dimmed thinking, Ctrl-C. None of it is written to a file or a pipe.
 #pragma once
 #include <string>
 #include <string_view>
@@ -8,7 +7,7 @@
 
 namespace tandem {
 
-// Ctrl-C sets a flag while one of these lives, instead of ending the program.
+// While an object exists, Ctrl-C sets a flag instead of ending the program.
 class Interrupt {
  public:
   Interrupt();
@@ -17,34 +16,32 @@ class Interrupt {
   static void clear();
 };
 
-// Progress of loading (or of `what`) on standard error, when that is a terminal and `quiet` is
-// false.
+// Progress of loading (or of `what`) on standard error, if that is a terminal and `quiet` is false.
 LoadProgress load_progress(bool quiet, const std::string& what = "loading");
 
-// Shows how much of a long prompt is computed; the line is erased when it is done.
+// Shows how much of a long prompt is computed; the line is erased at the end.
 void show_prefill(int64_t done, int64_t total);
 
 // Shows how much of a measurement is done; the line is erased at its end.
 void show_measuring(double done_seconds, double of_seconds);
 
-// Writes an answer as it comes: what stands before </think> dimmed, if standard output is a
-// terminal.
+// Writes an answer as it arrives. Text before </think> is dimmed if standard output is a terminal.
 class AnswerPrinter {
  public:
   explicit AnswerPrinter(bool starts_thinking);
   void print(std::string_view text);
-  void finish();  // ends the last line; errors of writing become an Error
+  void finish();  // ends the last line; throws Error if writing fails
 
  private:
   void write(std::string_view text);
 
   const bool colours_;
   bool thinking_;
-  std::string held_;  // may become </think>
+  std::string held_;  // possible beginning of </think>
   char last_ = '\n';
 };
 
-// The whole of a file, or of standard input for "-". Throws Error when it cannot be read.
+// The contents of a file, or of standard input for "-". Throws Error when it cannot be read.
 std::string read_text(const std::string& path);
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// From what a person says to token ids, and from a completion to what is kept of it.
+// From user input to token ids, and from a completion to its text.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,17 +12,17 @@
 
 namespace tandem {
 
-// [system,] user. No system message when `system` is empty.
+// [system,] user. Without a system message if `system` is empty.
 nlohmann::ordered_json first_messages(std::string_view system, std::string_view user);
 
-// One answer: the request as the options describe it.
+// A request for one answer according to the options.
 Request make_request(const GenerateOptions& options, const Tokenizer& tokenizer,
                      std::vector<int32_t> prompt);
 
-// What a model with so many rows of logits may say.
+// The tokens that a model with model_vocab rows of logits may generate.
 Vocabulary vocabulary_of(const Tokenizer& tokenizer, int model_vocab);
 
-// What a loaded model needs to answer one request at a time.
+// An engine that answers one request at a time.
 Engine engine_for(LoadedModel& loaded, const Tokenizer& tokenizer);
 
 struct Answer {
@@ -30,8 +30,8 @@ struct Answer {
   Completion completion;
 };
 
-// Runs one request. `on_text` gets text as it becomes certain: complete characters, no part of a
-// stop string.
+// Runs one request. `on_text` gets text as soon as it is final: complete characters, and no part of
+// a possible stop string.
 Answer generate(Engine& engine, const Tokenizer& tokenizer, const Request& request,
                 const std::vector<std::string>& stops,
                 const std::function<void(std::string_view)>& on_text,
@@ -39,11 +39,11 @@ Answer generate(Engine& engine, const Tokenizer& tokenizer, const Request& reque
 
 const char* name_of(FinishReason reason);  // "stop", "length", "cancelled"
 
-// One line: speeds of a completion.
+// The speeds of a completion, in one line.
 std::string timings(const LoadedModel& loaded, const Request& request,
                     const Completion& completion);
 
-double prefill_rate(const Request& request, const Completion& completion);  // tokens a second
+double prefill_rate(const Request& request, const Completion& completion);  // tokens per second
 double decode_rate(const Completion& completion);
 
 }  // namespace tandem

@@ -1,6 +1,5 @@
-// What is measured of the card alone, for `tandem bench kernels`, `products` and `hybrid`.
-// src/with_gpu implements it; src/without_gpu takes its place where the program is built without
-// CUDA.
+// Measurements of the GPU alone, for `tandem bench kernels`, `products` and `hybrid`. Implemented
+// in src/with_gpu; src/without_gpu replaces it in builds without CUDA.
 #pragma once
 #include "bench/hybrid_bench.h"
 #include "bench/kernels_bench.h"
@@ -8,26 +7,27 @@
 
 namespace tandem {
 
-// Small kernels of a model's shapes for up to most_tokens tokens; launches that follow one another
-// walk through matrices of at least cold_bytes together, so that these come from memory. Empty
-// where no GPU can be used.
+// Times small kernels with a model's shapes for up to most_tokens tokens. Consecutive launches
+// cycle through matrices of at least cold_bytes in total, so that these come from memory. Empty if
+// no GPU can be used.
 SmallKernelTimer small_kernel_timer(const ModelConfig& config, int most_tokens, int64_t cold_bytes);
 
-// Products with weights of `format`, FP8 or BF16, and the same in BF16 by cuBLAS, where the machine
-// has that: `cublas` becomes its version, or why not. Of grouped products cuBLAS computes one
-// expert's after the other. Empty where no GPU can be used.
+// Times products with weights of `format`, FP8 or BF16, and the same in BF16 with cuBLAS if
+// available: `cublas` is set to its version, or to why it is missing. cuBLAS computes grouped
+// products one expert after another. Empty if no GPU can be used.
 ProductTimer product_timer(const ModelConfig& config, WeightFormat format, std::string& cublas);
 
-// What handing a layer's work to the CPU and back costs, each way for about `seconds`: 32 layers of
-// one small kernel with a hand-off to a CPU that answers at once, less the same without. Throws
-// Error when no GPU can be used.
+// The cost of handing a layer's work to the CPU and back, each way measured for about `seconds`: 32
+// layers of one small kernel with a hand-off to a CPU that answers at once, minus the same without.
+// Throws Error when no GPU can be used.
 HandOffs measured_hand_offs(double seconds);
 
-// Seconds in which the card does nothing between a kernel of a recorded graph and the one that
-// waits for it: what is left of kernels of one thread when their length goes to 0. About `seconds`.
-// Nothing: noise was more. Throws Error when no GPU can be used.
+// Idle seconds of the GPU between a kernel of a recorded graph and the next one, which waits for
+// it: the time of one-thread kernels, extrapolated to length 0. Takes about `seconds`. Empty if
+// noise exceeds the gap. Throws Error when no GPU can be used.
 std::optional<double> measured_kernel_gap(double seconds);
-// That of kernels of so many cycles, of which one after the other takes so many seconds.
+// Consecutive kernels of `cycles` cycles that take `seconds` each; gap_between() extrapolates to 0
+// cycles.
 struct TimedKernels {
   double cycles, seconds;
 };

@@ -1,11 +1,11 @@
-// What benchmarks time beside the CPU. src/with_gpu implements it; src/without_gpu takes its place
-// where the program is built without CUDA.
+// The GPU models that benchmarks time next to the CPU. Implemented in src/with_gpu; src/without_gpu
+// replaces it in builds without CUDA.
 #pragma once
 #include "bench/gpu_twin.h"
 
 namespace tandem {
 
-// Empty where no GPU can be used. fp8_activations: as GpuModelOptions has it.
+// Empty if no GPU can be used. fp8_activations: as in GpuModelOptions.
 GpuTwins gpu_twins(bool fp8_activations = false);
 
 }  // namespace tandem

@@ -77,7 +77,7 @@ std::string_view class_of(WeightUse use) {
   return "";
 }
 
-// Scales count for the weights that they scale.
+// Scales are counted with the weights that they scale.
 Json bytes_by_class(ModelWeights& weights, const ModelConfig& config, int64_t total) {
   constexpr std::string_view kClasses[] = {"routed_experts", "attention", "shared_experts",
                                            "dense_mlp",      "embedding", "head",

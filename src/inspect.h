@@ -1,5 +1,5 @@
-// What `tandem inspect` says: a checkpoint's configuration, the split of its parameters, and where
-// its bytes are. Reads headers only, never weights.
+// The report of `tandem inspect`: a checkpoint's configuration, its parameters and bytes by class.
+// Reads headers only, never weights.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

@@ -11,14 +11,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// 1234567 as "1,234,567".
+// Formats 1234567 as "1,234,567".
 std::string grouped(int64_t n) {
   std::string text = std::to_string(n);
   for (int64_t i = static_cast<int64_t>(text.size()) - 3; i > 0; i -= 3) text.insert(i, ",");
   return text;
 }
 
-// Three digits and the unit that fits: "688.6 GB", "36.63 B".
+// Three or four significant digits with a fitting unit: "688.6 GB", "36.63 B".
 std::string scaled(int64_t n, bool bytes) {
   constexpr const char* kUnits[2][5] = {{"", " k", " M", " B", " T"},
                                         {" bytes", " kB", " MB", " GB", " TB"}};
@@ -33,7 +33,7 @@ std::string plural(int64_t n, const char* what) {
   return fmt::format("{} {}{}", grouped(n), what, n == 1 ? "" : "s");
 }
 
-// A table of named shares of `total`, the largest first, those of nothing left out.
+// A table of named shares of `total`, largest first, without empty ones.
 std::string share_table(const Json& parts, int64_t total, bool bytes) {
   constexpr int kBarWidth = 18;
   std::vector<std::pair<std::string, int64_t>> rows;

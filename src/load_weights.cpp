@@ -28,7 +28,7 @@ class WeightLoader {
     if (found == Cache::kRead) return std::move(loaded_);
     const bool writes =
         found == Cache::kUnsound || (!path_.empty() && plan_.cache_use != CacheUse::kRead);
-    // Taken first: what changes while it is packed does not have this key.
+    // Computed before packing: a checkpoint that changes during packing then has another key.
     const std::string key =
         writes ? packed_cache_key(store_, plan_.layout, slices_) : std::string();
     pack();
@@ -83,7 +83,7 @@ class WeightLoader {
     loaded_.weights = packed.weights;
   }
 
-  // The shapes that stand beside packed INT4.
+  // Checks the shapes that checkpoints store with packed INT4.
   void add_shape_jobs(std::vector<LoadJob>& jobs) const {
     for_each_weight(stored_, config_, [&](const WeightSpec& spec, const QuantView&) {
       if (spec.group == 0) return;
@@ -101,7 +101,7 @@ class WeightLoader {
     return bytes;
   }
 
-  // Jobs after others that read `bytes_before`.
+  // Runs jobs that follow others, which read `bytes_before`.
   void run(std::vector<LoadJob> jobs, int64_t bytes_before, Clock::time_point start) const {
     if (jobs.empty()) return;
     LoadProgress progress;
@@ -132,8 +132,8 @@ class WeightLoader {
   const ModelConfig& config_;
   const LoadPlan& plan_;
   CpuWeights& home_;
-  std::vector<Slice> slices_;  // of experts
-  std::string path_;           // of the cache; empty: none
+  std::vector<Slice> slices_;  // of the experts
+  std::string path_;           // of the packed cache; empty: none
   LoadedWeights loaded_;
 };
 

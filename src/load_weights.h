@@ -1,5 +1,5 @@
-// Brings the weights of a checkpoint into memory as the kernels want them: from the packed cache
-// where there is a sound one, else from the checkpoint itself.
+// Loads the weights of a checkpoint in the kernels' layout: from a valid packed cache if there is
+// one, else from the checkpoint.
 #pragma once
 #include <functional>
 #include <string>
@@ -18,15 +18,15 @@ struct LoadPlan {
   CacheUse cache_use = CacheUse::kRead;
   int n_threads = 1;
   LoadProgress progress = {}, write_progress = {};
-  std::function<void(const std::string&)> warn = [](const std::string&) {};  // takes one line
+  std::function<void(const std::string&)> warn = [](const std::string&) {};  // called with one line
 };
 
 struct LoadReport {
   double seconds = 0;
   int64_t bytes = 0;         // read, from the checkpoint or from the packed cache
-  std::string cache = {};    // the packed cache that was read or written; empty: none
-  bool from_cache = false;   // it was read
-  double write_seconds = 0;  // for writing it
+  std::string cache = {};    // path of the packed cache that was read or written; empty: none
+  bool from_cache = false;   // whether that cache was read
+  double write_seconds = 0;  // to write the cache
   double bytes_per_second() const { return seconds > 0 ? static_cast<double>(bytes) / seconds : 0; }
 };
 
@@ -35,9 +35,9 @@ struct LoadedWeights {
   LoadReport report;
 };
 
-// `stored`: stored_weights() of both. Throws Error for scales that are no numbers, too little
-// memory, and with CacheUse::kRequire for a cache that cannot be written. A cache that is not sound
-// is a warning; it is packed again.
+// `stored`: stored_weights() of `store` and `config`. Throws Error for invalid scales
+// (load_jobs()), too little memory, and with CacheUse::kRequire for a cache that cannot be written.
+// An invalid cache causes a warning and is packed again.
 LoadedWeights load_weights(const WeightStore& store, ModelWeights& stored,
                            const ModelConfig& config, const LoadPlan& plan, CpuWeights& home);
 

@@ -49,13 +49,13 @@ int64_t kv_tokens(const ModelOptions& options, const ModelConfig& config, int64_
   return std::clamp(fitting, context, options.max_kv_tokens);
 }
 
-// What host memory holds beside other things.
+// What host memory holds besides the CPU's experts.
 struct HostPart {
-  const std::vector<std::vector<bool>>& elsewhere;  // as ExpertsLayout has it
-  int64_t other_bytes;                              // beside weights
+  const std::vector<std::vector<bool>>& elsewhere;  // as in ExpertsLayout
+  int64_t other_bytes;                              // besides weights
 };
 
-// In the format of --experts, or as stored.
+// The layout in the format of --experts, or as stored.
 ExpertsLayout choose_experts(const ModelOptions& options, ModelWeights& stored,
                              const ModelConfig& config, const CpuWeights& home,
                              const HostPart& part) {
@@ -94,8 +94,8 @@ bool all_on_card(const CardParts& parts) {
   });
 }
 
-// A piece of work takes milliseconds. Threads that hang cannot be ended, nor the GPU's waiting for
-// them, but with the program.
+// Watchdog limit: a job takes milliseconds. Neither a hung thread nor the GPU that waits for it can
+// be stopped without ending the program.
 constexpr std::chrono::seconds kTeamPatience(60);
 [[noreturn]] void end_program() {
   fmt::print(stderr,
@@ -105,7 +105,7 @@ constexpr std::chrono::seconds kTeamPatience(60);
   std::_Exit(1);
 }
 
-// On a GPU. auto is BF16, as FP8 costs some accuracy, or as placed.
+// The cache type on a GPU: as placed, else BF16 for auto because FP8 costs some accuracy.
 DType gpu_cache_type(const ModelOptions& options, const std::optional<ExecutedParts>& placed) {
   const std::optional<DType> type = wanted_cache_type(options.kv);
   if (!type) return placed ? placed->kv_type : DType::kBF16;
@@ -115,7 +115,7 @@ DType gpu_cache_type(const ModelOptions& options, const std::optional<ExecutedPa
   return *type;
 }
 
-// auto falls back to the CPU, and says so.
+// auto falls back to the CPU with a warning.
 bool uses_gpu(const ModelOptions& options) {
   require(options.device == "auto" || options.device == "cpu" || options.device == "cuda",
           "--device {}: choose auto, cpu or cuda", options.device);
@@ -139,8 +139,9 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
   if (!on_gpu_) load_on_cpu(options, progress);
 }
 
-// The backbone, and as many experts as are placed there or fit; the CPU gets the others. All is
-// decided, and memory found to be enough, before anything is loaded. False: the CPU is to compute.
+// Places the backbone and as many experts as are placed there or fit on the GPU, and the others on
+// the CPU. Decides everything and checks memory before loading. Returns false if the CPU is to
+// compute.
 bool LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progress) {
   const DType cache_type = gpu_cache_type(options, placed_);
   const WeightStore store(options.directory);
@@ -189,8 +190,8 @@ bool LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
   return true;
 }
 
-// With --device auto, what the GPU does not take the CPU computes, and a line says why; a placement
-// that names the GPU stands.
+// With --device auto, a model that the GPU does not support runs on the CPU with a warning, unless
+// a placement names the GPU.
 std::optional<CardShare> LoadedModel::share_of_card(const ModelOptions& options,
                                                     ModelWeights& stored,
                                                     const GpuModelOptions& gpu) const {
@@ -208,7 +209,7 @@ std::optional<CardShare> LoadedModel::share_of_card(const ModelOptions& options,
   }
 }
 
-// Of what is free with everything else in its place.
+// Uses the memory that is free after everything else is allocated.
 void LoadedModel::add_host_pages(const ModelOptions& options) {
   const int n = host_pages_for({.card_pages = cache_->n_pages(),
                                 .most_pages = options.max_kv_tokens / kPageSize,
@@ -272,7 +273,7 @@ LoadReport LoadedModel::load_host_weights(const ModelOptions& options, const Wei
   return loaded.report;
 }
 
-// Not before the weights are there: threads that load would stay on the caller's core.
+// Called after loading: threads created later would inherit this thread's CPU affinity.
 void LoadedModel::start_team(const ModelOptions& options, int max_tokens) {
   team_ = std::make_unique<Team>(topology_);
   if (team_->n_unpinned() > 0)

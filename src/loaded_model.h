@@ -1,5 +1,4 @@
-// A checkpoint made ready to run: everything is built here, in order, and lives as long as this
-// object.
+// A checkpoint ready to run. Everything is built here, in order, and lives as long as this object.
 #pragma once
 #include <functional>
 #include <memory>
@@ -18,40 +17,40 @@
 namespace tandem {
 
 constexpr int64_t kDefaultContext = 8192;
-constexpr int kStepTokens = 512;  // tokens of a prompt that one step computes
+constexpr int kStepTokens = 512;  // tokens of a prompt per step
 
 struct ModelOptions {
   std::string directory;
   std::string device = "cpu";  // auto, cpu or cuda
   std::string isa = "auto";    // auto, or a name of cpu::Isa
-  int n_threads = 0;           // 0: one a core
-  int64_t context = 0;         // tokens of a sequence; 0: the model's own, at most kDefaultContext
-  // Tokens of KV cache for all sequences: at least one context, and more as this part of the memory
-  // that is free once the weights are loaded allows, at most max_kv_tokens. With a GPU it is the
-  // GPU's memory, and pages of host memory are there for what is more (host_pages_for()).
+  int n_threads = 0;           // 0: one per core
+  int64_t context = 0;         // tokens per sequence; 0: the model's own, at most kDefaultContext
+  // Tokens of KV cache for all sequences: at least one context, and more as this fraction of the
+  // free memory after loading allows, up to max_kv_tokens. With a GPU this is GPU memory; pages in
+  // host memory hold the rest (host_pages_for()).
   double kv_fraction = 0;
   int64_t max_kv_tokens = 0;
-  int step_tokens = kStepTokens;  // that one step computes at most
-  int max_logits = 1;             // rows of logits in a step
+  int step_tokens = kStepTokens;  // maximum tokens per step
+  int max_logits = 1;             // rows of logits per step
   AttentionForm attention = AttentionForm::kAuto;
-  std::string kv = "auto";           // numbers of the KV cache: auto, bf16 or, on a GPU, fp8
-  std::string activations = "bf16";  // on a GPU, in products of many tokens: bf16 or fp8
+  std::string kv = "auto";           // KV cache type: auto, bf16 or, on a GPU, fp8
+  std::string activations = "bf16";  // GPU products of many tokens: bf16 or fp8
   // Format of the routed experts: auto (as stored, or the first of int8 and int4 that fits the
   // memory) or a name of weight_format().
   std::string experts = "auto";
-  std::string placement = {};  // file that decides on experts, context and steps instead
+  std::string placement = {};  // file that sets experts, context and steps instead
   std::string cache = {};      // folder of the packed cache; empty: default_cache_directory()
   CacheUse cache_use = CacheUse::kRead;
   bool record_routing = false;
-  bool record_timeline = false;      // of steps that GPU and CPU share
+  bool record_timeline = false;      // of steps shared by GPU and CPU
   LoadProgress write_progress = {};  // of the packed cache
-  std::function<void(const std::string&)> warn = [](const std::string&) {};  // takes one line
+  std::function<void(const std::string&)> warn = [](const std::string&) {};  // called with one line
 };
 
 class LoadedModel {
  public:
   using Progress = LoadProgress;
-  // Throws Error for anything wrong with the options, the checkpoint or the memory.
+  // Throws Error for invalid options or checkpoints, and for too little memory.
   explicit LoadedModel(const ModelOptions& options, const Progress& progress = {});
 
   StepRunner& model() { return *model_; }
@@ -62,7 +61,7 @@ class LoadedModel {
   int64_t context() const { return context_; }
   int n_threads() const { return topology_.n_cores(); }
   const char* isa() const { return kernels_.name; }
-  // The name of the GPU that computes, or cpu; or both.
+  // The name of the GPU that computes, "cpu", or both.
   std::string device() const {
     if (!gpu_) return "cpu";
     return experts_ ? gpu_->card() + ", experts also on the cpu" : gpu_->card();
@@ -72,7 +71,7 @@ class LoadedModel {
     if (gpu_) return gpu_->routing();
     return recorder_ ? &recorder_->counts() : nullptr;
   }
-  const Timeline* timeline() const { return timeline_.get(); }  // the same
+  const Timeline* timeline() const { return timeline_.get(); }  // null: not recorded
   int64_t packed_bytes() const { return static_cast<int64_t>(home_.bytes().size()); }
 
  private:
@@ -89,15 +88,15 @@ class LoadedModel {
 
   const ModelConfig config_;
   const cpu::KernelTable kernels_;
-  const Topology topology_;                    // the part of it that computes
-  bool on_gpu_;                                // the backbone
-  const std::optional<ExecutedParts> placed_;  // by --placement
+  const Topology topology_;                    // the part that computes
+  bool on_gpu_;                                // true: the backbone is on the GPU
+  const std::optional<ExecutedParts> placed_;  // from --placement
   const int64_t context_;
   CpuWeights home_{kernels_, topology_};
   ModelWeights weights_;
   LoadReport report_;
   std::unique_ptr<Team> team_;                 // null: the GPU computes everything
-  std::unique_ptr<TeamWatch> watch_;           // of a team that a GPU waits for
+  std::unique_ptr<TeamWatch> watch_;           // for a team that a GPU waits for
   std::unique_ptr<CpuDevice> device_;          // null: the backbone is on the GPU
   std::unique_ptr<CpuOps> ops_;                // the same
   std::unique_ptr<RoutingRecorder> recorder_;  // of a backbone on the CPU; null: none
@@ -106,21 +105,21 @@ class LoadedModel {
   std::unique_ptr<GpuModel> gpu_;  // null: the CPU computes everything
   std::unique_ptr<StepRunner> model_;
   std::unique_ptr<KvCache> cache_;
-  std::unique_ptr<HostPages> host_pages_;  // of a cache on the GPU, for several sequences
+  std::unique_ptr<HostPages> host_pages_;  // for a cache on the GPU and several sequences
 };
 
-// What --kv says of a GPU's cache; nothing: auto. Throws Error for another name than auto, bf16 and
-// fp8.
+// The type of a GPU's cache according to --kv; empty: auto. Throws Error for names other than auto,
+// bf16 and fp8.
 std::optional<DType> wanted_cache_type(const std::string& option);
 
-// Whether --activations says fp8. Throws Error for another name than that and bf16.
+// True if --activations is fp8. Throws Error for names other than fp8 and bf16.
 bool fp8_activations(const std::string& option);
 
 // The instruction set of --isa or the environment variable TANDEM_ISA. Throws Error for an unknown
-// one and for one that this machine lacks, naming what it has.
+// one, and for one that this machine lacks, naming the available ones.
 cpu::Isa choose_isa(const std::string& option);
 
-// Where models/tiny-r1 is. Throws Error that names the places where it was looked for.
+// The path of models/tiny-r1. Throws Error naming the places that were searched.
 std::string embedded_model();
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
-// The command line of tandem. Exit status: 0 done, 1 failed while running, 2 the user's input was
-// wrong.
+// The command line of tandem. Exit status: 0 success, 1 failure while running, 2 invalid user
+// input.
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
@@ -274,7 +274,7 @@ int dispatch(int argc, char** argv) {
   if (!o.model.cache.empty()) o.model.cache_use = CacheUse::kWrite;
   o.model.write_progress = load_progress(o.quiet || o.json, "writing");
   o.model.warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); };
-  signal(SIGXFSZ, SIG_IGN);  // writing beyond the limit of file sizes is an error like a full disk
+  signal(SIGXFSZ, SIG_IGN);  // exceeding the file size limit is an error like a full disk
   return command(o);
 }
 
@@ -282,7 +282,7 @@ int dispatch(int argc, char** argv) {
 }  // namespace tandem
 
 int main(int argc, char** argv) {
-  // hwloc complains on standard error where a container has no /sys, then finds the cores without.
+  // In containers without /sys hwloc prints errors on standard error, but still finds the cores.
   setenv("HWLOC_HIDE_ERRORS", "2", 0);
   try {
     return tandem::dispatch(argc, argv);

@@ -34,8 +34,7 @@ std::string formats_of_layers(const ExpertsLayout& experts) {
   return names;
 }
 
-// Of a file.
-// Which weights are kept elsewhere, a character each; empty: none.
+// The experts that are kept elsewhere, one character each; empty if there are none.
 std::string elsewhere_text(const ExpertsLayout& experts) {
   std::string text;
   for (const auto& layer : experts.elsewhere()) {
@@ -57,10 +56,10 @@ std::string layout_name(const PackedLayout& layout) {
   return format ? base + "-" + format_text(format) : base;
 }
 
-// What the table makes of a few numbers of each type: a layout that changes changes the key, and
-// nobody needs to remember a version.
+// Checksum of what the table makes of a few numbers of each type: a changed layout changes the key
+// without a version number.
 uint64_t layout_checksum(const PackedLayout& layout) {
-  constexpr int64_t kRows = 33, kCols = 384;  // parts of panels; groups of every size
+  constexpr int64_t kRows = 33, kCols = 384;  // partial panels; groups of every size
   constexpr int kGroup = 32;
   std::vector<float> numbers(kRows * kCols);
   std::mt19937 random(1);
@@ -69,7 +68,7 @@ uint64_t layout_checksum(const PackedLayout& layout) {
     return QuantView{.q = {numbers.data(), kRows, kCols, kCols, type}, .scale = {}};
   };
   constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3};
-  std::vector<uint16_t> halves;  // the same as bfloat16
+  std::vector<uint16_t> halves;  // the same numbers as BF16
   halves.reserve(numbers.size());
   for (const float number : numbers)
     halves.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(number) >> 16));

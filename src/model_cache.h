@@ -1,4 +1,4 @@
-// The packed cache of one model: where its file lies and everything its bytes depend on
+// The packed cache of a model: the path of its file and everything that its bytes depend on
 // (docs/packed_cache.md).
 #pragma once
 #include <string>
@@ -11,27 +11,27 @@
 namespace tandem {
 
 enum class CacheUse {
-  kRead,     // where there is one; one that is not sound is made anew
-  kWrite,    // and make it where there is none; a place that cannot be written is a warning
-  kRequire,  // the same, as an error
+  kRead,     // read an existing cache; repack an invalid one
+  kWrite,    // also create a missing one; warn if that fails
+  kRequire,  // like kWrite, but fail with an error
 };
 
-// In which form the weights are kept.
+// The form in which weights are kept.
 struct PackedLayout {
   const cpu::KernelTable& kernels;
   ExpertsLayout experts = {};
 };
 
-// XDG_CACHE_HOME/tandem, or .cache/tandem in the home directory; empty when neither is known.
+// XDG_CACHE_HOME/tandem, or .cache/tandem in the home directory; empty if both are unknown.
 std::string default_cache_directory();
 
-// One file for each model directory and layout: what replaces a cache takes its place.
+// One file per model directory and layout; a new cache replaces the old one.
 std::string packed_cache_path(const std::string& cache_directory,
                               const std::string& model_directory, const PackedLayout& layout);
 
-// Lines that name the packed bytes: the layout, how experts are cut, config.json, every tensor's
-// name, type, shape and place, and each file's name, size and time of change. Opens config.json;
-// reads no weights.
+// Lines that identify the packed bytes: the layout, the expert slices, config.json, every tensor's
+// name, type, shape and position, and every file's name, size and modification time. Opens
+// config.json; reads no weights.
 std::string packed_cache_key(const WeightStore& store, const PackedLayout& layout,
                              const std::vector<Slice>& slices);
 

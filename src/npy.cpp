@@ -5,7 +5,7 @@
 namespace tandem {
 namespace {
 
-// Magic, version, length of the header, the header padded with spaces to a multiple of 64 bytes.
+// Magic, version, header length, and the header padded with spaces to a multiple of 64 bytes.
 std::string npy_header(const std::vector<int64_t>& shape) {
   std::string dict = fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({},), }}",
                                  fmt::join(shape, ", "));

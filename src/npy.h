@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-// Writes rows one after another; close() makes the file. Throws Error when it cannot be written.
+// Writes rows sequentially; close() completes the file. Throws Error when it cannot be written.
 class NpyWriter {
  public:
   NpyWriter(const std::string& path, const std::vector<int64_t>& shape);

@@ -1,4 +1,4 @@
-// What a person types, as data. main.cpp fills it; each command reads what concerns it.
+// Command-line options as data. main.cpp fills them in; each command reads those that concern it.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -24,26 +24,26 @@ struct GenerateOptions {
 
 struct BenchOptions {
   std::string config = "r1";     // a name of models/configs, or a file or directory
-  std::string experts = "auto";  // format of routed experts
+  std::string experts = "auto";  // of routed experts
   std::string format = "auto";   // of all other matrices
   std::vector<int> tokens;       // rows of a product, or lengths of prompts
   std::vector<int> contexts;     // tokens in the cache
-  std::vector<int> batches;      // sequences at a time
+  std::vector<int> batches;      // sequences per step
   int layers = 5;
   int new_tokens = 8;  // decoded at each context
   bool skew = false;
   bool variants = false;  // of attention
-  double seconds = 0.3;   // of measuring, a row
-  double memory_gb = 0;   // for weights; 0: a part of what is free
+  double seconds = 0.3;   // of measuring, per row
+  double memory_gb = 0;   // for weights; 0: a fraction of the free memory
   bool csv = false;
   std::string curves;  // machine: file of rows
-  std::string disk;    // machine: what to read
+  std::string disk;    // machine: file or directory to read
   std::string plot;    // SVG file; empty: none
 };
 
 struct PlanOptions {
-  std::string model;                  // directory, file or name; empty: the embedded one
-  std::string machine;                // file or name; empty: this one
+  std::string model;                  // directory, file or name; empty: the embedded model
+  std::string machine;                // file or name; empty: this machine
   std::string placement;              // file to assess; empty: decide
   std::string statistics, out, plot;  // files
   std::string experts = "auto", kv = "auto";
@@ -62,10 +62,10 @@ struct ServeOptions {
   std::string api_key;
   std::string certificate, key;  // PEM files; empty: no TLS
   std::vector<std::string> cors_origins;
-  int max_batch = 256;       // sequences at a time
-  int chunk = 512;           // tokens of a step
-  int64_t kv_tokens = 0;     // of all sequences; 0: what kv_fraction gives
-  double kv_fraction = 0.8;  // of the memory that is free once the weights are loaded
+  int max_batch = 256;       // concurrent sequences
+  int chunk = 512;           // tokens per step
+  int64_t kv_tokens = 0;     // for all sequences; 0: set by kv_fraction
+  double kv_fraction = 0.8;  // of the memory that is free after loading
   int drain_seconds = 30;
   bool no_prefix_cache = false, no_async_output = false, log_requests = false;
 };

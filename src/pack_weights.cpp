@@ -25,7 +25,7 @@ int64_t rows_of_job(const PackedMatrix& m) {
   return std::max(rows_per_load_job(m.stored.q.row_bytes()) / kPackRows, int64_t{1}) * kPackRows;
 }
 
-// Rows of `row_bytes` that stand `stride` bytes apart, one after another: themselves, or a copy.
+// Rows of `row_bytes`, `stride` bytes apart, as contiguous rows: in place, or copied to `room`.
 const std::byte* dense(const std::byte* from, int64_t stride, int64_t n_rows, int64_t row_bytes,
                        std::vector<std::byte>& room) {
   if (row_bytes == stride) return from;
@@ -37,7 +37,7 @@ const std::byte* dense(const std::byte* from, int64_t stride, int64_t n_rows, in
 
 int64_t dense_row_bytes(const TensorView& view) { return view.cols * bits_of(view.dtype) / 8; }
 
-// `data`: rows of m.stored from first_row on, as many as a job has.
+// `data`: rows of m.stored from first_row on, as many as one job packs.
 void pack_rows(const CpuWeights& home, const PackedMatrix& m, int64_t first_row,
                const std::byte* data) {
   const int64_t end = std::min(first_row + rows_of_job(m), m.stored.q.rows);
@@ -78,7 +78,7 @@ void pack_scales(const CpuWeights& home, const PackedMatrix& m, const std::byte*
   }
 }
 
-// A view in which offsets stand for addresses; -1: there is none.
+// A view with an offset instead of an address; -1: empty.
 struct StoredView {
   int64_t at, rows, cols, stride, dtype;
 };
@@ -87,7 +87,7 @@ struct StoredWeight {
   int64_t block_rows, block_cols, row0, col0;
 };
 
-// Every matrix and vector that is kept, the tied head included, in one order.
+// Visits every kept matrix and vector, including a tied head, in a fixed order.
 template <class Visit>
 void for_each_packed(ModelWeights& weights, const ModelConfig& config, const ExpertsLayout& experts,
                      Visit visit) {
@@ -106,7 +106,7 @@ StoredView stored_view(const TensorView& view, std::span<const std::byte> region
           view.stride, static_cast<int64_t>(view.dtype)};
 }
 
-// `rows_of_stride`: rows that lie in one stride.
+// `rows_of_stride`: rows that share one stride.
 TensorView view_of(const StoredView& stored, std::span<std::byte> region, int64_t rows_of_stride) {
   if (stored.at == -1) return {};
   const int64_t bytes = std::ssize(region);
@@ -121,12 +121,12 @@ TensorView view_of(const StoredView& stored, std::span<std::byte> region, int64_
   return {region.data() + stored.at, stored.rows, stored.cols, stored.stride, dtype};
 }
 
-// A manifest begins with the bytes of each region.
+// A manifest begins with the sizes of all regions.
 int64_t region_table_bytes(const CpuWeights& home) {
   return home.n_regions() * static_cast<int64_t>(sizeof(int64_t));
 }
 
-// Of a weight, packed.
+// Bytes of a packed weight.
 int64_t bytes_of(const WeightSpec& spec, const QuantView& stored, const CpuWeights& home,
                  const ExpertsLayout& experts) {
   if (is_vector(spec.use)) return CpuWeights::vector_bytes(stored);
@@ -161,7 +161,7 @@ std::vector<Slice> expert_slices(const ModelWeights& stored, const ModelConfig& 
       slices.push_back({slices.empty() ? 0 : slices.back().first + slices.back().n, n});
     return slices;
   }
-  // Cut alike in all layers, so at the multiples of the format with the largest.
+  // All layers are cut alike, at the largest multiple that any layer's format requires.
   DType dtype = DType::kBF16;
   for (int l = 0; l < config.n_layers; ++l) {
     const LayerWeights& layer = stored.layers[l];

@@ -1,5 +1,5 @@
-// From weights as the checkpoint stores them to weights as the kernels want them, in pieces that
-// any thread may do; and where they lie, for the packed cache.
+// Converts weights from the checkpoint's layout to the kernels' layout, in jobs that any thread may
+// run; and records their location for the packed cache.
 #pragma once
 #include <span>
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace tandem {
 
-// A matrix of the checkpoint and what becomes of it: one matrix, or one a slice.
+// A matrix of the checkpoint and its packed form: one matrix, or one per slice.
 struct PackedMatrix {
   enum class Way { kTable, kPack, kPackWords, kConvert } way;
   std::string name;
@@ -26,34 +26,35 @@ struct PackedMatrix {
 };
 
 struct PackedModel {
-  ModelWeights weights;  // valid once all load_jobs() have run
+  ModelWeights weights;  // valid after all load_jobs() have run
   std::vector<PackedMatrix> matrices;
 };
 
-// Some rows of a matrix each, or all scales of one; the latter throw Error when a scale is NaN,
-// infinite or negative. `model` and `home` must outlive them.
+// Each job packs some rows of a matrix, or all scales of one; the latter throws Error when a scale
+// is NaN, infinite or negative. `model` and `home` must outlive the jobs.
 struct PackJobs {
-  std::vector<LoadJob> first;  // all of these before any of `rest`: scales that packed INT4 needs
+  std::vector<LoadJob> first;  // to run before any of `rest`: scales that INT4 packing needs
   std::vector<LoadJob> rest;
 };
 PackJobs load_jobs(const PackedModel& model, const CpuWeights& home);
 
-// Reserves room in `home` for all of `stored` that the layout keeps there, widens its vectors at
-// once, and leaves the matrices to load_jobs(). Routed experts are cut to a slice for each node of
-// the home's topology, and converted where the layout names a format.
+// Reserves memory in `home` for all of `stored` that the layout keeps there, widens vectors at
+// once, and leaves matrices to load_jobs(). Routed experts are cut into a slice per node of the
+// home's topology, and converted if the layout names a format.
 PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
                            const ExpertsLayout& experts = {});
-// How it cuts them; that is decided by all of a layer's experts, wherever they are kept.
+// The slices that reserve_packed() uses; they depend on all experts, wherever they are kept.
 std::vector<Slice> expert_slices(const ModelWeights& stored, const ModelConfig& config,
                                  const CpuWeights& home, const ExpertsLayout& experts);
 
-// Bytes that reserve_packed() will take, but for what cutting fills up.
+// Bytes that reserve_packed() will take, without the padding of slices.
 int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
                      const ExpertsLayout& experts);
 
-// Where each weight lies in which region of `home`, as bytes for a packed cache; and back: first
-// memory for data of so many bytes, then its views. Both throw PackedError when the manifest does
-// not fit the configuration, the slices or the memory.
+// The location of each weight in the regions of `home`, serialized for a packed cache; and the
+// inverse: allocate_for() allocates memory for data_bytes bytes, weights_of() returns the views.
+// Both throw PackedError when the manifest does not match the configuration, the slices or the
+// memory.
 std::string manifest_of(const ModelWeights& packed, const ModelConfig& config,
                         const CpuWeights& home, const ExpertsLayout& experts = {});
 void allocate_for(std::string_view manifest, int64_t data_bytes, CpuWeights& home);

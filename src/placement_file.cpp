@@ -5,7 +5,7 @@
 namespace tandem {
 namespace {
 
-// As much of this machine as tells whether a placement fits.
+// The parts of this machine's description that decide whether a placement fits.
 Machine machine_of(const Devices& devices) {
   Machine machine;
   machine.name = "this machine";

@@ -1,4 +1,4 @@
-// --placement: a file that says where every part of a model lives, as the loader obeys it.
+// Reads the file of --placement for the loader.
 #pragma once
 #include <string>
 
@@ -7,14 +7,14 @@
 
 namespace tandem {
 
-// What there is of this machine.
+// The devices of this machine.
 struct Devices {
   const Topology& topology;
   int64_t memory_bytes;
   std::optional<Gpu> gpu;
 };
 
-// Throws Error for a placement that is broken, does not suit the model or these devices, or has
+// Throws Error for a placement that is malformed, does not suit the model or these devices, or has
 // parts that this program does not run.
 ExecutedParts parts_of_file(const std::string& path, const ModelConfig& config,
                             const Devices& devices);

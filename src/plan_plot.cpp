@@ -26,7 +26,7 @@ std::string box(double x, double y, double width, const char* colour, const std:
       x, y, std::max(0.0, width), kBar, colour, svg_text(title));
 }
 
-// One bar a device, each its whole memory.
+// One bar per device, showing all of its memory.
 std::string memory_bars(const Prediction& p, double& y) {
   std::string svg = label(20, y, "Memory by device: weights, KV cache, activations, reserve", true);
   y += kLine;
@@ -60,8 +60,8 @@ std::string memory_bars(const Prediction& p, double& y) {
   return svg;
 }
 
-// What computes the backbone in one lane, what runs beside it in the next; the layer ends where
-// the later of the two does.
+// The backbone's parts in one lane, concurrent parts in the next; the layer ends with the later
+// one.
 std::string layer_lanes(const LayerTime& layer, const std::string& name, double& y) {
   std::string svg = label(20, y, fmt::format("{}: {:.3f} ms", name, layer.seconds * 1e3), true);
   y += kLine / 2;
@@ -86,7 +86,7 @@ std::string layer_lanes(const LayerTime& layer, const std::string& name, double&
   add(Part::kShared, backbone, 0);
   if (beside) {
     svg += label(20, y + kLine + kBar - 4, "beside it");
-    if (layer[Part::kStreaming] > 0) other = kLeft;  // runs ahead
+    if (layer[Part::kStreaming] > 0) other = kLeft;  // starts before the others
     for (const Part part : {Part::kExchange, Part::kCpuExperts, Part::kStreaming})
       add(part, other, kLine);
     add(Part::kGpuExperts, backbone, 0);

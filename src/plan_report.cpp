@@ -117,7 +117,7 @@ Json change_report(const Change& change) {
   return report;
 }
 
-// Devices that hold the same stand in one line.
+// Devices with equal contents share a line.
 std::string memory_table(const Prediction& p) {
   std::string text = fmt::format("{:<30}{:>9}{:>9}{:>13}{:>9}{:>9}\n", "memory, GB", "weights",
                                  "KV", "activations", "free", "of");
@@ -126,7 +126,7 @@ std::string memory_table(const Prediction& p) {
                        giga(m.kv_bytes), giga(m.activation_bytes), giga(m.free_bytes()),
                        giga(m.capacity_bytes));
   };
-  std::vector<std::pair<std::string, std::pair<DeviceId, int>>> lines;  // numbers: first, how many
+  std::vector<std::pair<std::string, std::pair<DeviceId, int>>> lines;  // first device, count
   for (const DeviceMemory& m : p.memory) {
     const std::string line = numbers(m);
     bool found = false;

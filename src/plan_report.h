@@ -1,4 +1,4 @@
-// A plan as `tandem plan` prints it: JSON, tables in words, and a drawing.
+// A plan as `tandem plan` prints it: JSON, text tables, and a plot.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -9,20 +9,20 @@
 
 namespace tandem {
 
-// Fields as in docs/planner.md.
+// Fields are listed in docs/planner.md.
 nlohmann::ordered_json plan_report(const PlanRequest& request, const Plan& plan,
                                    const std::vector<Change>& changes);
 nlohmann::ordered_json prediction_report(const Prediction& prediction);
-// The placement, and what is predicted of it.
+// The placement and its prediction.
 nlohmann::ordered_json placement_file(const Plan& plan);
 
 std::string plan_text(const PlanRequest& request, const Plan& plan,
                       const std::vector<Change>& changes);
 
-// The same layers with and without balancing of experts and overlap of two batches.
+// A simulation with or without balanced experts and overlap of two micro-batches.
 struct SimulatedVariant {
   bool balanced, two_batches;
-  int n_copies;  // of hot experts, beside the one of each
+  int n_copies;  // extra replicas of hot experts
   Simulation simulation;
 };
 std::vector<SimulatedVariant> simulate_variants(SimulatedCluster cluster);
@@ -30,7 +30,7 @@ nlohmann::ordered_json simulation_report(const std::vector<SimulatedVariant>& va
 std::string simulation_text(const SimulatedCluster& cluster,
                             const std::vector<SimulatedVariant>& variants);
 
-// An SVG: memory by device, and one layer's parts as a timeline, of decoding and of prefill.
+// SVG of the memory by device, and of one layer's parts as a timeline, for decode and prefill.
 std::string plan_plot(const PlanRequest& request, const Plan& plan);
 
 }  // namespace tandem

@@ -19,7 +19,7 @@ std::vector<SimulatedVariant> simulate_variants(SimulatedCluster cluster) {
       cluster.n_redundant = placed_copies;
       variants.push_back({balanced, two_batches, placed_copies, simulate(cluster)});
       if (!balanced || placed_copies > 0) continue;
-      // Copies spread the hottest experts' rows, and are read.
+      // Replicas spread the rows of the hottest experts, but must be read too.
       cluster.n_redundant = kUsualRedundancy;
       Simulation copied = simulate(cluster);
       if (copied.seconds < variants.back().simulation.seconds)

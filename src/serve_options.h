@@ -1,4 +1,4 @@
-// What a person may type after `tandem serve`.
+// Command-line options of `tandem serve`.
 #pragma once
 #include <CLI/CLI.hpp>
 

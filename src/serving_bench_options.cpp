@@ -5,7 +5,7 @@ namespace tandem {
 void add_serving_bench_options(CLI::App& serving, Options& options) {
   ServingBenchOptions& o = options.serving;
   DatasetOptions& d = o.dataset;
-  // As the original's parser: scripts put their own options behind usual ones.
+  // Like the original's parser, the last of repeated options wins: scripts append overrides.
   serving.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   serving
       .add_option("--backend", o.backend,

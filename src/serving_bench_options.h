@@ -1,4 +1,4 @@
-// What a person may type after `tandem bench serving`.
+// Command-line options of `tandem bench serving`.
 #pragma once
 #include <CLI/CLI.hpp>
 

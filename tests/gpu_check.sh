@@ -118,7 +118,7 @@ for device in cpu cuda; do
   measure "tiny-r1 on $device" "$tandem" run --device $device --temp 0 --json -p "What is 478 + 356?"
 done
 
-# What has a target first (docs/gpu.md).
+# What has a target first (docs/gpu_benchmarks.md).
 phase "$(share 150)" 0
 bench() {
   what=$1

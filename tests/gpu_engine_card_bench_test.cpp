@@ -56,7 +56,7 @@ TEST_F(CardBench, SmallKernelsWithoutACard) {
   EXPECT_NE(kernels_header(rows_.at(0)).find("no GPU"), std::string::npos);
 }
 
-// The sums of docs/gpu.md's table, in MB, for 512 tokens of R1.
+// The sums of docs/measurements/gpu_kernels.md, in MB, for 512 tokens of R1.
 TEST(SmallKernelBytes, OfR1) {
   const ModelConfig r1;
   const std::pair<SmallKernel, double> kWanted[] = {

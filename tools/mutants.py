@@ -1,7 +1,7 @@
 """Plants bugs one by one and shows that the tests catch every one.
 
 A copy of the sources below build/mutants is changed, built and tested; the checkout is never touched. Writes the table
-docs/mutants.md with --write. Exit status 1 when a mutant survives or no longer applies.
+docs/measurements/planted_bugs.md with --write. Exit status 1 when a mutant survives or no longer applies.
 
     python3 tools/mutants.py [--only NAME] [--write]
 """
@@ -209,7 +209,7 @@ def try_mutant(path, changes):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="part of a mutant's name")
-    parser.add_argument("--write", action="store_true", help="write docs/mutants.md")
+    parser.add_argument("--write", action="store_true", help="write docs/measurements/planted_bugs.md")
     options = parser.parse_args()
 
     copy_sources()
@@ -236,10 +236,10 @@ def main():
         print(f"{number}/{len(chosen)} {name}: {caught or 'SURVIVED'} ({left:.0f} s left)", flush=True)
     print(f"{len(chosen) - missed} of {len(chosen)} caught")
     if options.write:
-        table = "\n".join(["# Mutation check", "",
-                           f"`make mutants` plants these bugs one by one; the tests caught {len(chosen) - missed} of {len(chosen)}.",
+        table = "\n".join(["# Planted bugs and the tests that caught them", "",
+                           f"`make mutants`, {time.strftime('%Y-%m-%d')}: the tests caught {len(chosen) - missed} of {len(chosen)}.",
                            "", "| planted bug | in | caught first by |", "|---|---|---|", *rows, ""])
-        (ROOT / "docs" / "mutants.md").write_text(table, encoding="utf-8")
+        (ROOT / "docs" / "measurements" / "planted_bugs.md").write_text(table, encoding="utf-8")
     return 1 if missed else 0
 
 

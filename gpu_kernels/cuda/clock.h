@@ -1,4 +1,4 @@
-// The card's clocks.
+// Clocks of the GPU.
 #pragma once
 #include <cstdint>
 
@@ -10,7 +10,7 @@ __device__ inline uint64_t nanoseconds() {
   return t;
 }
 
-// Of this multiprocessor.
+// The clock of this multiprocessor.
 __device__ inline int64_t cycles() {
   int64_t t;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(t));

@@ -1,5 +1,5 @@
-// What a kernel file may use beyond CUDA C++ itself: one thin function for each PTX instruction we
-// need, and launch(). emulated/device.h offers the same names to g++; the include path chooses.
+// What a kernel file may use beyond CUDA C++: one thin function per PTX instruction, and launch().
+// emulated/device.h offers the same names to g++; the include path selects one.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
@@ -43,8 +43,8 @@ __device__ inline uint32_t shared_address(const void* p) {
 }
 }  // namespace detail
 
-// Starts a copy of 16 bytes from global to shared memory, both 16-byte aligned; writes zeros, and
-// reads nothing, when not `valid`.
+// Starts a copy of 16 bytes from global to shared memory, both 16-byte aligned. If not `valid`,
+// writes zeros and reads nothing.
 __device__ inline void cp_async_16(void* to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(detail::shared_address(to)),
                "l"(from), "r"(valid ? 16 : 0)
@@ -57,15 +57,15 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Loads four 8x8 bf16 matrices from shared memory; lane 8 i + r points at row r of matrix i.
-// Lane l receives elements (l / 4, 2 (l % 4)) and the next one of that row, of each matrix.
+// Loads four 8x8 bf16 matrices from shared memory; lane 8 i + r points at row r of matrix i. Of
+// each matrix, lane l receives elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1).
 __device__ inline void ldmatrix_x4(uint32_t (&out)[4], const bf16* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                : "r"(detail::shared_address(row))
                : "memory");
 }
-// The same of the transposed matrices.
+// Like ldmatrix_x4(), of the transposed matrices.
 __device__ inline void ldmatrix_x4_trans(uint32_t (&out)[4], const bf16* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -84,8 +84,8 @@ __device__ inline void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint3
 }
 
 // c[16, 8] += a[16, 32] b[32, 8] of FP8 (e4m3), fragments as in PTX ISA "mma.m16n8k32", f32
-// accumulation of fewer bits than a float has. From compute capability 8.9 on (Card::fp8_mma); what
-// is compiled for less ends the kernel with an error.
+// accumulation with fewer bits than a float. Needs compute capability 8.9 (Card::fp8_mma); code
+// compiled for less traps.
 __device__ inline void mma_m16n8k32_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {
 #if __CUDA_ARCH__ >= 890
@@ -99,8 +99,8 @@ __device__ inline void mma_m16n8k32_e4m3(float (&c)[4], const uint32_t (&a)[4], 
 #endif
 }
 
-// Words shared with the CPU or between blocks. A loop that waits for one calls load_acquire(),
-// which is also where the emulator lets other threads run.
+// Words shared with the CPU or between blocks. A polling loop must call load_acquire(), where the
+// emulator switches to other threads.
 __device__ inline uint32_t load_acquire(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");

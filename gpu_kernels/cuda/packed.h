@@ -1,5 +1,5 @@
-// Words of packed small numbers, and loads of weights that are read once: what the matrix kernels
-// need beyond device.h. emulated/packed.h has the same names.
+// Words of packed small numbers, and streaming loads of weights, for the matrix kernels.
+// emulated/packed.h has the same names.
 #pragma once
 #include "device.h"
 
@@ -8,14 +8,14 @@ namespace tandem::gpu {
 __device__ inline float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float bf16_high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-// Both rounded to nearest even.
+// Rounds both to nearest even.
 __device__ inline uint32_t pack_bf16(float low, float high) {
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// a * b + c of both halves; exact for subnormal a, which BF16 multiplication before sm_90 lacks.
+// a * b + c of both halves; exact for subnormal a, unlike BF16 multiplication before sm_90.
 __device__ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t out;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
@@ -27,7 +27,7 @@ __device__ inline uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t se
   return __byte_perm(low, high, selector);
 }
 
-// 16 bytes that nobody reads again: they leave the level-1 cache to others.
+// Loads 16 bytes that are read once, without allocating a level-1 cache line.
 __device__ inline uint4 load_once_16(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -36,7 +36,7 @@ __device__ inline uint4 load_once_16(const void* p) {
   return v;
 }
 
-// The pointer in registers: without this, loops compute addresses again and again.
+// Keeps the pointer in registers; otherwise loops recompute addresses.
 template <class T>
 __device__ inline const T* kept(const T* p) {
   asm volatile("" : "+l"(p));

@@ -1,5 +1,5 @@
-// A kernel that does nothing: whether the card has it says whether it has the others, which are
-// compiled for the same architectures.
+// An empty kernel. All kernels are compiled for the same architectures, so if the GPU can load this
+// one it can load the others.
 #include "gpu_kernels/cuda/probe.h"
 
 namespace tandem::gpu {

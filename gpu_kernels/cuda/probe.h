@@ -1,4 +1,4 @@
-// Stands for every kernel of the program.
+// A kernel that represents all kernels of the program.
 #pragma once
 
 namespace tandem::gpu {

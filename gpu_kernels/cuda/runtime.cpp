@@ -1,4 +1,4 @@
-// runtime.h on CUDA: each function is one or two calls of the CUDA runtime.
+// Implements runtime.h with CUDA: each function is one or two calls of the CUDA runtime.
 #include "gpu_kernels/runtime.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ struct Graph::Impl {
 
 namespace {
 
-// What a call tells that needs them.
+// Derives the kernels' state from the result of a call that loads them.
 CardFacts::Kernels kernels_after(cudaError_t status) {
   if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction ||
       status == cudaErrorInvalidKernelImage)
@@ -38,7 +38,7 @@ CardFacts::Kernels kernels_after(cudaError_t status) {
   return CardFacts::Kernels::kThere;
 }
 
-// Asks no further than the first problem. The card becomes this process's.
+// Queries CUDA up to the first problem. Sets the GPU for this process.
 CardFacts ask_cuda() {
   CardFacts facts;
   facts.toolkit = CUDART_VERSION;
@@ -70,7 +70,8 @@ CardFacts ask_cuda() {
 }  // namespace
 
 Card open_card() {
-  // A kernel that is loaded at its first launch waits for all that run, also for one that polls.
+  // Loads kernels eagerly: a lazy load at first launch waits for all running kernels, even a
+  // polling one.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   const CardFacts facts = ask_cuda();
   const std::string problem = why_not(facts);
@@ -111,7 +112,7 @@ Buffer::Buffer(int64_t bytes, Site site) : bytes_(bytes), site_(site) {
   }
 }
 
-// What fails here failed before: a lost card also refuses to free.
+// Errors are ignored: they were reported before, and a lost GPU also refuses to free memory.
 Buffer::~Buffer() {
   if (data_) site_ == Site::kDevice ? cudaFree(data_) : cudaFreeHost(data_);
 }
@@ -169,7 +170,7 @@ Graph Stream::capture(const std::function<void()>& work) {
   check_cuda(cudaStreamBeginCapture(impl_->stream, cudaStreamCaptureModeThreadLocal));
   try {
     work();
-  } catch (...) {  // as when the card is lost: the stream must not go on recording
+  } catch (...) {  // for example when the GPU is lost: ends the stream's recording
     graph = nullptr;
     cudaStreamEndCapture(impl_->stream, &graph);
     if (graph) cudaGraphDestroy(graph);

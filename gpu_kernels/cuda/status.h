@@ -1,4 +1,4 @@
-// Turns a CUDA error into the project's.
+// Turns a CUDA error into a RunError.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -7,7 +7,7 @@
 
 namespace tandem::gpu {
 
-// Throws RunError. Errors of kernels that ran before come out at any later call.
+// Throws RunError. Any later call may report errors of kernels that ran before.
 inline void check_cuda(cudaError_t status, Caller at = Caller::here()) {
   if (status != cudaSuccess)
     throw RunError(failure_text(cudaGetErrorString(status), cudaGetErrorName(status), at));

@@ -1,5 +1,5 @@
-// stream_flags.h by cuStreamBatchMemOp() of CUDA 11.7 and newer, which no module parameter has to
-// enable. The driver's library is the one that the runtime has opened.
+// Implements stream_flags.h with cuStreamBatchMemOp() of CUDA 11.7 and newer, which needs no kernel
+// module parameter. Uses the driver library that the runtime has opened.
 #include "gpu_kernels/stream_flags.h"
 
 #include <cuda.h>
@@ -23,7 +23,7 @@ Operations operations() {
   return found;
 }
 
-// The card knows mapped memory by the host's address.
+// The GPU addresses mapped memory by the host's address.
 CUdeviceptr address(const uint32_t* word) { return reinterpret_cast<CUdeviceptr>(word); }
 
 CUstreamBatchMemOpParams writing(const uint32_t* word, uint32_t value) {
@@ -31,7 +31,7 @@ CUstreamBatchMemOpParams writing(const uint32_t* word, uint32_t value) {
   op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
   op.writeValue.address = address(word);
   op.writeValue.value = value;
-  op.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // after a barrier
+  op.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // includes a memory barrier
   return op;
 }
 

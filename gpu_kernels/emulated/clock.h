@@ -1,4 +1,4 @@
-// The names of cuda/clock.h for g++.
+// Emulation of cuda/clock.h for g++.
 #pragma once
 #include <chrono>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// CUDA C++ for g++: the subset our kernels use, with the names of cuda/device.h. Between two
-// meeting points (barrier, warp collective, load_acquire) a thread runs alone; emulator.cpp
+// CUDA C++ for g++: the subset that the kernels use, with the names of cuda/device.h. A thread runs
+// alone until its next synchronisation (barrier, warp collective, load_acquire), where emulator.cpp
 // switches.
 #pragma once
 #include <array>
@@ -12,7 +12,7 @@
 #include "gpu_kernels/emulated/emulator.h"
 #include "gpu_kernels/numbers.h"
 
-// The language's keywords. `extern __shared__` does not compile on purpose: use shared_memory<T>().
+// CUDA keywords. `extern __shared__` does not compile on purpose: use shared_memory<T>().
 #define __global__
 #define __device__
 #define __host__
@@ -21,7 +21,7 @@
 #define __grid_constant__
 #define __shared__ static thread_local
 
-// CUDA C++ reinterprets memory through these at will, hence may_alias.
+// CUDA code reinterprets memory through these types, hence may_alias.
 struct uint3 {
   unsigned x, y, z;
 };
@@ -57,7 +57,7 @@ Packet pack(const T& value) {
   return p;
 }
 
-// Reads are hidden from ThreadSanitizer: collectives move values without ordering memory.
+// Reads are hidden from ThreadSanitizer: collectives exchange values without ordering memory.
 template <class T>
 __attribute__((no_sanitize("thread"))) T shuffle(unsigned mask, const T& value, int source,
                                                  Where at) {
@@ -107,7 +107,7 @@ __attribute__((no_sanitize("thread"))) inline unsigned __ballot_sync(
   return bits;
 }
 
-// Stronger than the GPU's relaxed order: a missing __threadfence() is not found here.
+// Stronger than the GPU's relaxed order, so a missing __threadfence() goes unnoticed here.
 template <class T>
 T atomicAdd(T* p, std::type_identity_t<T> v) {
   return std::atomic_ref<T>(*p).fetch_add(v);
@@ -191,7 +191,7 @@ void cp_async_wait() {
 
 namespace emulated {
 
-// widen() of all codes, looked up: kernels on tensor cores multiply millions.
+// widen() by table, since tensor core kernels multiply millions of codes.
 inline float value_of_e4m3(uint32_t code) {
   static const auto values = [] {
     std::array<float, 256> all;
@@ -204,7 +204,7 @@ inline float value_of_e4m3(uint32_t code) {
 inline void load_matrices(uint32_t (&out)[4], const bf16* row, bool transposed, Where at) {
   check_shared(row, 16, 16, at);
   const int l = lane();
-  const bf16* rows[4][2];  // where this lane's two elements of each matrix begin
+  const bf16* rows[4][2];  // start of this lane's two elements of each matrix
   for (int i = 0; i < 4; ++i)
     for (int e = 0; e < 2; ++e)
       rows[i][e] = shuffle(~0u, row, 8 * i + (transposed ? l % 4 * 2 + e : l / 4), at);
@@ -242,8 +242,8 @@ __attribute__((no_sanitize("thread"))) inline void mma_m16n8k16(
   }
 }
 
-// Lane l has bytes 4 (l % 4) to 4 (l % 4) + 3 of each 16: of row l / 4 or l / 4 + 8 of a, of column
-// l / 4 of b. Products are exact in float; sums are rounded to it.
+// Lane l holds bytes 4 (l % 4) to 4 (l % 4) + 3 of each 16: of rows l / 4 and l / 4 + 8 of a, and
+// of column l / 4 of b. Products are exact in float; sums are rounded to float.
 __attribute__((no_sanitize("thread"))) inline void mma_m16n8k32_e4m3(
     float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
     tandem::Caller at = tandem::Caller::here()) {

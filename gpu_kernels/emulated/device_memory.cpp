@@ -21,8 +21,8 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 
-// The slack of rounding up to pages lies before the data, so that the data ends at the page that
-// faults (cudaMalloc's 256-byte alignment permitting).
+// Slack from rounding up to pages precedes the data, so that the data ends at the guard page (as
+// far as cudaMalloc's 256-byte alignment permits).
 int64_t usable_bytes(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 int64_t first_byte(int64_t bytes) { return (usable_bytes(bytes) - bytes) / 256 * 256; }
 
@@ -31,7 +31,7 @@ struct Region {
   Site site;
 };
 
-// All memory that the process has from here, and how many streams work on it.
+// All emulated memory of the process, and the number of streams that work on it.
 struct DeviceMemory {
   std::mutex mutex;
   std::map<const void*, Region> regions;
@@ -45,7 +45,7 @@ struct DeviceMemory {
   void protect_all() {
     for (const auto& [base, region] : regions) protect(base, region);
   }
-  // What an address that faults belongs to.
+  // Describes the memory at a faulting address.
   const char* name_of(const void* address) {
     const std::lock_guard lock(mutex);
     const auto after = regions.upper_bound(address);
@@ -61,7 +61,7 @@ struct DeviceMemory {
   }
 };
 
-// Says who it was, and ends the program as without.
+// Reports the faulting thread and address; the default action then ends the program.
 void report_bad_address(int, siginfo_t* info, void* context) {
   const auto at = static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP];
   Dl_info program = {};
@@ -76,7 +76,7 @@ void report_bad_address(int, siginfo_t* info, void* context) {
   if (n > 0) (void)!write(STDERR_FILENO, line, std::min(static_cast<size_t>(n), sizeof line - 1));
 }
 
-// Unless somebody else listens, as sanitizers do.
+// Installs the handler unless another one is installed, as by sanitizers.
 bool listen_to_bad_addresses() {
   struct sigaction action = {}, before = {};
   sigaction(SIGSEGV, nullptr, &before);

@@ -1,5 +1,5 @@
-// Memory of the emulated GPU. Device memory faults when it is touched while no stream works: the
-// host must copy, and wait. A page that faults follows every allocation.
+// Memory of the emulated GPU. Device memory faults when it is accessed while no stream works, so
+// the host must copy and wait. A guard page follows every allocation.
 #pragma once
 #include <cstdint>
 
@@ -7,13 +7,13 @@
 
 namespace tandem::gpu::emulated {
 
-// Filled with 0xff. Throws Error when memory is too little.
+// Filled with 0xff. Throws Error when memory is exhausted.
 void* allocate(int64_t bytes, Site site);
 void release(void* data, int64_t bytes);
-// Whether all of it was allocated here and not released: not memory of the host alone.
+// True if the whole range was allocated here and not released; false for ordinary host memory.
 bool is_allocated(const void* data, int64_t bytes);
 
-// Called in pairs by streams that begin and cease to work.
+// Called in pairs by a stream that starts and stops working.
 void open_device_memory();
 void close_device_memory();
 

@@ -1,10 +1,9 @@
-// Runs a grid of GPU threads on one CPU thread: a block's threads are fibers that switch at
-// barriers, warp collectives and polls. Blocks run one after another, or each on a CPU thread of
-// its own when the launch says co_resident. Every misuse that a GPU would answer with a hang or
-// garbage aborts.
+// Runs a grid of GPU threads on one CPU thread: threads of a block are fibers that switch at
+// barriers, warp collectives and polls. Blocks run one after another, or each on its own CPU thread
+// if the launch is co_resident. Misuse that would make a GPU hang or compute garbage aborts.
 //
-// This file is compiled without -fsanitize=thread: the sanitizer then sees fibers as the unordered
-// threads they stand for, and only barriers, __syncwarp and acquire/release order their memory.
+// This file is compiled without -fsanitize=thread: the sanitizer then sees fibers as unordered
+// threads, and only barriers, __syncwarp and acquire/release order their memory.
 #include "gpu_kernels/emulated/emulator.h"
 
 #include <algorithm>
@@ -33,21 +32,21 @@ constinit thread_local dim3 blockDim, gridDim;
 namespace tandem::gpu::emulated {
 namespace {
 
-constexpr int64_t kMaxSharedBytes = 99 * 1024;  // the smallest of our targets: sm_89, sm_120
+constexpr int64_t kMaxSharedBytes = 99 * 1024;  // of the weakest supported GPUs: sm_89, sm_120
 
 struct Fiber : Context {
   int thread = 0;
   bool done = true;
   bool polling = false;
-  const uint64_t* waits_for = nullptr;  // runnable once this counter has left `seen`
+  const uint64_t* waits_for = nullptr;  // runnable once this counter differs from `seen`
   uint64_t seen = 0;
-  Where last_met = {};  // others, at a barrier or a collective
+  Where last_met = {};  // the last barrier or collective
   std::deque<PendingCopy> copies;
   int copy_group = 0;
 };
 
-// The lanes that meet under one mask. Packets alternate between two tables, because nobody can be
-// two meetings ahead of a lane that still reads.
+// Lanes that synchronise under one mask. Packets alternate between two tables: no lane can be two
+// rounds ahead of a lane that still reads.
 struct Meeting {
   unsigned mask = 0, arrived = 0;
   uint64_t round = 0;
@@ -60,12 +59,12 @@ using SharedMemory = std::unique_ptr<void, decltype(&std::free)>;
 struct Grid {
   LaunchShape shape;
   const std::function<void()>& body;
-  std::vector<int64_t> blocks;       // that run, in this order
-  std::vector<SharedMemory> shared;  // of each of them, or one that they use in turn
+  std::vector<int64_t> blocks;       // blocks that run, in this order
+  std::vector<SharedMemory> shared;  // one for each of them, or one in turn
   uint64_t begin_mark = 0, end_mark = 0;
 };
 
-// From the heap, where AddressSanitizer guards both ends.
+// Heap memory, where AddressSanitizer guards both ends.
 SharedMemory allocate_shared(int64_t bytes) {
   void* p = nullptr;
   check(posix_memalign(&p, 128, static_cast<size_t>(bytes)) == 0, "shared memory");
@@ -74,7 +73,7 @@ SharedMemory allocate_shared(int64_t bytes) {
 
 class Block {
  public:
-  // Room that grew within a fiber would look like a race to ThreadSanitizer.
+  // Reserves memory, since growth within a fiber would look like a race to ThreadSanitizer.
   Block() {
     for (auto& warp : meetings_) warp.reserve(kMostMasks);
   }
@@ -94,7 +93,7 @@ class Block {
   void prepare(int n_threads);
   void abandon();
   struct Turn {
-    bool ran = false, progress = false;  // whether any thread did; more than poll
+    bool ran = false, progress = false;  // whether any thread ran; whether any did more than poll
   };
   Turn run_each(std::span<const int> threads);
   void resume(Fiber& next);
@@ -104,11 +103,11 @@ class Block {
   [[noreturn]] void report_deadlock() const;
   static void fiber_main();
 
-  static constexpr int kMostMasks = 32;  // with which lanes of a warp usually meet
+  static constexpr int kMostMasks = 32;  // distinct masks of a warp, usually
   Context scheduler_;
   Stacks stacks_;
   std::vector<Fiber> fibers_;
-  std::array<std::vector<std::unique_ptr<Meeting>>, kMaxThreads / 32> meetings_;  // of each warp
+  std::array<std::vector<std::unique_ptr<Meeting>>, kMaxThreads / 32> meetings_;  // per warp
   Grid* grid_ = nullptr;
   int n_live_ = 0, n_arrived_ = 0;
   uint64_t round_ = 0, barrier_marks_[2] = {};
@@ -116,7 +115,7 @@ class Block {
   Where barrier_at_ = Caller::here();
 };
 
-// A fiber never leaves its CPU thread, so one pointer for each of those finds the block.
+// A fiber never leaves its CPU thread, so one thread-local pointer finds the block.
 thread_local Block* current = nullptr;
 
 constinit thread_local int driver_depth = 0;
@@ -186,7 +185,7 @@ int64_t blocks_option() {
 void run_grid(const LaunchShape& shape, int64_t n_at_ends, const std::function<void()>& body) {
   const int64_t n_blocks = int64_t{shape.grid_x} * shape.grid_y * shape.grid_z;
   Grid grid{shape, body, blocks_to_run(n_blocks, n_at_ends), {}};
-  // Freeing or using memory again would order the blocks in the eyes of ThreadSanitizer.
+  // Freed or reused memory would order the blocks in the eyes of ThreadSanitizer.
   const size_t n_shared = shape.co_resident || under_thread_sanitizer() ? grid.blocks.size() : 1;
   for (size_t i = 0; i < n_shared; ++i) grid.shared.push_back(allocate_shared(shape.shared_bytes));
   publish(&grid.begin_mark);
@@ -200,7 +199,7 @@ void run_grid(const LaunchShape& shape, int64_t n_at_ends, const std::function<v
         observe(&grid.end_mark);
       });
   } else {
-    static thread_local Block block;  // keeps its stacks from launch to launch
+    static thread_local Block block;  // keeps its stacks between launches
     for (size_t i = 0; i < grid.blocks.size(); ++i) block.run(grid, i);
   }
   observe(&grid.end_mark);
@@ -221,7 +220,7 @@ void Block::run(Grid& grid, size_t nth) {
   shared_bytes = shape.shared_bytes;
   std::memset(shared, 0xff, static_cast<size_t>(shared_bytes));
   prepare(shape.threads);
-  publish(&grid.begin_mark);  // which every thread of the block observes first
+  publish(&grid.begin_mark);  // observed first by every thread of the block
   std::vector<int> order = schedule(shape.threads, 0);
   const bool fixed = order == schedule(shape.threads, 1);
   for (uint64_t salt = 1; n_live_ > 0; ++salt) {
@@ -233,10 +232,10 @@ void Block::run(Grid& grid, size_t nth) {
         turn = run_each(warp);
         all.ran |= turn.ran;
         all.progress |= turn.progress;
-      } while (fixed && turn.progress);  // a warp's stacks stay in the cache
+      } while (fixed && turn.progress);  // keeps a warp's stacks in the cache
     }
     if (!all.ran) report_deadlock();
-    if (!all.progress) {  // all wait for someone outside the block
+    if (!all.progress) {  // all wait for an event outside the block
       if (is_lost()) return abandon();
       std::this_thread::yield();
     }
@@ -248,7 +247,7 @@ void Block::run(Grid& grid, size_t nth) {
 
 void Block::prepare(int n_threads) {
   if (fibers_.empty()) {
-    fibers_.reserve(kMaxThreads);  // running fibers are pointed at
+    fibers_.reserve(kMaxThreads);  // pointers to running fibers must stay valid
     scheduler_ = this_context();
   }
   for (int i = static_cast<int>(fibers_.size()); i < n_threads; ++i) {
@@ -263,7 +262,7 @@ void Block::prepare(int n_threads) {
   n_arrived_ = 0;
 }
 
-// What a kernel has begun stays undone.
+// Discards unfinished threads after the GPU is lost.
 void Block::abandon() {
   for (Fiber& f : fibers_) destroy(f);
   fibers_.clear();
@@ -274,7 +273,7 @@ Block::~Block() {
   for (Fiber& f : fibers_) destroy(f);
 }
 
-// Lets those of the threads run once that can.
+// Runs each of the threads that is ready once.
 Block::Turn Block::run_each(std::span<const int> threads) {
   Turn turn;
   for (int i : threads) {
@@ -298,7 +297,7 @@ void Block::resume(Fiber& next) {
 
 void Block::suspend() { switch_to(*running, scheduler_); }
 
-// A fiber outlives its thread: it goes on with the same thread of the next block.
+// A fiber outlives its GPU thread and continues with the same thread of the next block.
 void Block::fiber_main() {
   Block& block = *current;
   arrived(*block.running, &block.scheduler_);

@@ -1,5 +1,5 @@
-// The scheduler of emulated GPU threads, as device.h uses it: a block's threads are fibers that run
-// alone until they meet (barrier, warp collective) or poll.
+// The scheduler of emulated GPU threads, for device.h: threads of a block are fibers that run alone
+// until they synchronise (barrier, warp collective) or poll.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -12,53 +12,55 @@ namespace tandem::gpu::emulated {
 
 using Where = Caller;
 
-// What one lane gives to the others in a collective.
+// What one lane contributes to a collective.
 struct alignas(16) Packet {
   uint32_t word[8];
 };
 
-// Aborts where CUDA would not launch on the smallest of our targets.
+// Aborts where CUDA would refuse the launch on the weakest supported GPU.
 void check_shape(const LaunchShape& shape, Where at);
-// How many blocks run at each end of a grid that is launched now: all, or as many as
-// TANDEM_GPU_BLOCKS says, for tests of grids that are too large to be emulated whole.
+// For tests of large grids: how many blocks run at each end of a grid, from TANDEM_GPU_BLOCKS; all
+// blocks if unset.
 int64_t blocks_option();
 void run_grid(const LaunchShape& shape, int64_t n_at_ends,
               const std::function<void()>& thread_body);
 void enqueue(const Stream& stream, std::function<void()> work);
 void enqueue_kernel(const Stream& stream, std::function<void()> work);
 
-// While one lives, what its thread allocates is the emulator's own, as a driver's memory would be
-// the driver's. Threads of the emulator are always in it.
+// While an object exists, allocations of its thread count as the emulator's own, like a driver's
+// memory. Emulator threads always hold one.
 class InDriver {
  public:
   InDriver();
   ~InDriver();
   InDriver(const InDriver&) = delete;
 };
-bool in_driver();  // this thread
+bool in_driver();  // true for this thread
 
-// What was done since the program began. Tests see by differences what a step or a kernel costs.
+// Counters since the program began. Tests use differences to measure the cost of a step or a
+// kernel.
 struct Counts {
-  std::atomic<int64_t> buffers = 0;  // that were allocated
-  // Of the host for the card, as to free a buffer; not for events that are over.
+  std::atomic<int64_t> buffers = 0;  // allocations
+  // Waits of the host for the GPU, such as to free a buffer; not for events that have passed.
   std::atomic<int64_t> waits = 0;
-  std::atomic<int64_t> copies = 0;       // cp.async of 16 bytes, those that read memory
-  std::atomic<int64_t> collectives = 0;  // of a lane: shuffles, matrix loads, products
+  std::atomic<int64_t> copies = 0;       // cp.async of 16 bytes that read memory
+  std::atomic<int64_t> collectives = 0;  // per lane: shuffles, matrix loads, mma
 };
 Counts& counts();
 
 void sync_block(Where at);
-// Meets the lanes of `mask`; returns the packets of all 32. `orders_memory` for __syncwarp only.
+// Synchronises the lanes of `mask`; returns the packets of all 32. `orders_memory` is for
+// __syncwarp.
 const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at);
 void yield();
 [[noreturn]] void fault(const char* what, Where at);
-// Into to[n]: the emulated thread that runs on this one, or the host.
+// Writes to to[n] the name of the emulated thread that runs on this CPU thread, or "the host".
 void name_running_thread(char* to, size_t n);
 
 void* shared_memory(int64_t bytes, Where at);
 void check_shared(const void* p, int64_t bytes, int64_t alignment, Where at);
 
-// cp.async is as late as it may be: the destination holds NaN until the thread waits.
+// cp.async completes as late as allowed: the destination holds NaN until the thread waits.
 struct PendingCopy {
   void* to;
   const void* from;  // null: zeros

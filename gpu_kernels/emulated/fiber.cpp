@@ -1,12 +1,12 @@
-// Compiled without -fsanitize=thread, as emulator.cpp is.
+// Compiled without -fsanitize=thread, like emulator.cpp.
 #include "gpu_kernels/emulated/fiber.h"
 
 #include <sys/mman.h>
 
 #include "core/check.h"
 
-// Saves the callee-saved registers on the running stack and continues on another one. Ends with a
-// jump, not a return: the CPU predicts returns by the caller, and would always be wrong.
+// Saves the callee-saved registers on the current stack and continues on another one. Ends with a
+// jump, because a return would always be mispredicted.
 extern "C" void tandem_switch_stack(void** save, void* load);
 asm(R"(
   .text
@@ -32,7 +32,7 @@ tandem_switch_stack:
   .size tandem_switch_stack, . - tandem_switch_stack
 )");
 
-// Present only in sanitized programs.
+// Defined only in sanitized programs.
 extern "C" {
 [[gnu::weak]] void __sanitizer_start_switch_fiber(void** save, const void* bottom, size_t size);
 [[gnu::weak]] void __sanitizer_finish_switch_fiber(void* saved, const void** bottom, size_t* size);
@@ -64,7 +64,8 @@ void observe(void* mark) {
 
 Stacks::~Stacks() {
   if (!memory_) return;
-  // Fibers never return from their functions: the next mapping here must not inherit the marks.
+  // Fibers never return from their functions; the next mapping here must not inherit poisoned
+  // regions.
   if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(memory_, kSlot * kMaxThreads);
   munmap(memory_, kSlot * kMaxThreads);
 }
@@ -78,9 +79,8 @@ Context Stacks::make(int i, void (*main)()) {
   }
   std::byte* slot = memory_ + static_cast<size_t>(i) * kSlot;
   mprotect(slot, kPage, PROT_NONE);
-  // As tandem_switch_stack leaves it: six registers, where to continue, a return address for the
-  // ABI. The tops are staggered: at equal offsets in their pages they would fight for the same
-  // cache sets.
+  // The layout that tandem_switch_stack expects: six registers, the entry point, a return address
+  // for the ABI. Stack tops are staggered, since equal page offsets would share cache sets.
   void** top = reinterpret_cast<void**>(slot + kSlot - static_cast<size_t>(i) % 32 * 128);
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(main);

@@ -1,13 +1,13 @@
-// Stacks that take turns on one CPU thread. The sanitizers are told of every switch;
-// ThreadSanitizer is told that a switch orders no memory, so that it sees the GPU's threads as what
-// they are.
+// Stacks that take turns on one CPU thread. Sanitizers are notified of every switch;
+// ThreadSanitizer is told that a switch does not order memory, so that it treats the fibers as
+// concurrent threads.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace tandem::gpu::emulated {
 
-// A stack, where it was left, and what the sanitizers must know of it.
+// A stack, its saved stack pointer, and the sanitizers' state.
 struct Context {
   void* stack_pointer = nullptr;
   const void* bottom = nullptr;
@@ -16,31 +16,31 @@ struct Context {
   void* tsan = nullptr;
 };
 
-constexpr int kMaxThreads = 1024;  // of a block
+constexpr int kMaxThreads = 1024;  // per block
 
-// Room for the stacks of one block, each above a page that faults; pages become real when touched.
+// The stacks of one block, each above a guard page; pages are allocated when touched.
 class Stacks {
  public:
   Stacks() = default;
   ~Stacks();
   Stacks(const Stacks&) = delete;
-  // The stack of thread i, at whose first switch `main` begins; `main` never returns.
+  // The stack of thread i. The first switch to it calls `main`, which never returns.
   Context make(int i, void (*main)());
 
  private:
   std::byte* memory_ = nullptr;
 };
 
-// The context of the caller, to switch back to.
+// The context of the caller.
 Context this_context();
 void destroy(Context& context);
 
 void switch_to(Context& from, Context& to);
-// The first statement on a new stack, and of each return to one.
+// Must be the first statement on a new stack, and after each switch back to one.
 void arrived(Context& here, Context* first_from);
 
 bool under_thread_sanitizer();
-// Order memory between fibers in the eyes of ThreadSanitizer.
+// Tell ThreadSanitizer about memory order between fibers.
 void publish(void* mark);
 void observe(void* mark);
 

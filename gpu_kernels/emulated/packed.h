@@ -1,4 +1,4 @@
-// The names of cuda/packed.h for g++.
+// Emulation of cuda/packed.h for g++.
 #pragma once
 #include <cmath>
 

@@ -1,5 +1,5 @@
-// runtime.h without a GPU. A stream is a CPU thread with a queue, so forgetting to wait is a real
-// race; device memory can be touched only while a stream works, so forgetting to copy is a fault.
+// Implements runtime.h without a GPU. A stream is a CPU thread with a queue, so a missing wait is a
+// real race. Device memory is accessible only while a stream works, so a missing copy is a fault.
 #include "gpu_kernels/runtime.h"
 
 #include <algorithm>
@@ -23,14 +23,14 @@
 namespace tandem::gpu {
 namespace {
 
-// Set while this thread records: CUDA refuses what would wait for the card, or allocate.
+// Set while this thread records: CUDA then refuses to allocate or to wait for the GPU.
 thread_local bool recording = false;
 
 void refuse_in_recordings(const char* what) { check(!recording, what); }
 
 using Work = std::function<void()>;
 
-// Signals once; a stream may wait for it before it is due.
+// Signals once; a stream may wait for it before it is signalled.
 struct Flag {
   std::mutex mutex;
   std::condition_variable changed;
@@ -53,29 +53,29 @@ struct Flag {
 
 }  // namespace
 
-// How much of each stream's recorded work something comes after.
+// The number of recorded work items per stream that precede a point.
 using Seen = std::map<const Stream::Impl*, size_t>;
 
 struct Graph::Impl {
-  std::vector<Work> work;              // in the order of recording, which respects every event
-  std::vector<Stream::Impl*> streams;  // that record into it, the first one from the beginning
+  std::vector<Work> work;              // in the order of recording, which respects all events
+  std::vector<Stream::Impl*> streams;  // streams recording into it, the starting one first
   bool complete = false;
 };
 
 struct Event::Impl {
-  std::shared_ptr<Flag> flag;            // of the last record()
-  std::shared_ptr<Graph::Impl> capture;  // set when that was recorded into a graph
-  Seen seen;                             // then: what is before the event
+  std::shared_ptr<Flag> flag;            // set by the last record()
+  std::shared_ptr<Graph::Impl> capture;  // set if the last record() was captured
+  Seen seen;                             // if captured: work that precedes the event
 };
 
-// How late copies of a new stream are, for tests: what should wait for them and does not is then
-// early for sure.
+// Delay of copies on a new stream, for tests: work that fails to wait for a copy then runs before
+// it.
 std::chrono::microseconds copy_delay() {
   const char* microseconds = std::getenv("TANDEM_GPU_COPY_DELAY");
   return std::chrono::microseconds(microseconds ? std::atoll(microseconds) : 0);
 }
 
-// As CUDA's: a launch, also of a graph, returns when its kernels have ended.
+// CUDA's setting: launches, also of graphs, return after their kernels have ended.
 bool blocking_option() {
   const char* set = std::getenv("CUDA_LAUNCH_BLOCKING");
   return set && std::strcmp(set, "0") != 0;
@@ -87,12 +87,12 @@ struct Stream::Impl {
   std::condition_variable changed;
   struct Item {
     Work run;
-    bool is_flag;  // done on a lost card too: whoever waits for it goes on to find the error
+    bool is_flag;  // also runs on a lost GPU, so that waiters continue and find the error
   };
   std::deque<Item> queue;
   bool busy = false, closing = false;
   std::shared_ptr<Graph::Impl> capture;
-  Seen seen;  // while capturing: what is before the next work
+  Seen seen;  // while capturing: work that precedes the next item
   std::thread worker{[this] { serve(); }};
 
   void enqueue(Work work) {
@@ -121,7 +121,7 @@ struct Stream::Impl {
     seen = {{this, 0}};
   }
 
-  // What CUDA says when a recording ends: every stream's work must be before the end.
+  // Checks CUDA's condition for ending a recording: all work of every stream precedes the end.
   void leave(const Seen& before_end) {
     const auto at = before_end.find(this);
     check(at != before_end.end() && at->second == seen[this],
@@ -161,7 +161,7 @@ struct Stream::Impl {
 
 namespace {
 
-// All that exist.
+// All existing streams.
 struct Streams {
   std::mutex mutex;
   std::set<Stream::Impl*> all;
@@ -206,7 +206,7 @@ Buffer::Buffer(int64_t bytes, Site site) : bytes_(bytes), site_(site) {
   data_ = emulated::allocate(bytes, site);
 }
 
-// Waits for all streams, as cudaFree() does: work that an error left under way may use the memory.
+// Waits for all streams, like cudaFree(): work still queued after an error may use the memory.
 Buffer::~Buffer() {
   refuse_in_recordings("memory is freed in a recording");
   if (!data_) return;
@@ -246,7 +246,7 @@ Stream::~Stream() {
   streams().all.erase(impl_.get());
 }
 
-// A recorded copy happens at every replay, when the host's own memory may hold anything or be gone.
+// A recorded copy runs at every replay, when ordinary host memory may have changed or been freed.
 void Stream::copy(const void* from, int64_t bytes, void* to) {
   const emulated::InDriver driver;
   check(

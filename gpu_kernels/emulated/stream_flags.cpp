@@ -1,4 +1,4 @@
-// stream_flags.h: the stream's thread writes, and polls.
+// Implements stream_flags.h: the stream's thread writes and polls.
 #include "gpu_kernels/stream_flags.h"
 
 #include <atomic>

@@ -39,13 +39,13 @@ Owners deal_experts(const std::vector<double>& shares, int n_ranks, int n_redund
   }
   std::vector<double> a_copy(n);
   for (int e = 0; e < n; ++e) a_copy[e] = shares[e] / copies[e];
-  // An expert with many copies has the fewest ranks to choose from.
+  // An expert with many replicas has the fewest ranks to choose from and is assigned first.
   std::vector<int> order = by_share(a_copy);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return copies[a] > copies[b]; });
 
   const int slots = (n + n_redundant + n_ranks - 1) / n_ranks;
   // Ranks with room, the least loaded first.
-  using Rank = std::tuple<double, int, int>;  // load, copies held, number
+  using Rank = std::tuple<double, int, int>;  // load, replicas held, number
   std::priority_queue<Rank, std::vector<Rank>, std::greater<>> ranks;
   for (int rank = 0; rank < n_ranks; ++rank) ranks.push({0, 0, rank});
   Owners owners(n);

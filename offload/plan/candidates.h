@@ -1,7 +1,7 @@
-// Placements worth comparing. Their kv_tokens are 0: how many sequences to serve is decided with
-// each. Which are offered follows from the model, the counts of hosts and GPUs, and memory, not
-// from rates; and all that a machine is offered, a larger one is too: so more of anything is never
-// slower.
+// Candidate placements. Their kv_tokens are 0: the number of sequences is decided for each
+// candidate. Candidates follow from the model, the counts of hosts and GPUs, and memory, not from
+// rates. A larger machine is offered every candidate of a smaller one, so more hardware is never
+// predicted to be slower.
 #pragma once
 #include <functional>
 
@@ -9,40 +9,41 @@
 
 namespace tandem {
 
-// What is done with candidates. A `home` names stages and experts: those alike in both share it.
+// Receives the candidates. `home` identifies stages and experts: placements with the same home
+// share both.
 struct Contest {
-  // Of a placement that is whole; it need not fit. It may be changed.
+  // Enters a complete placement, which need not fit. The placement may be modified.
   std::function<void(Placement&, int64_t home)> enter;
-  // Changes what is named. The least score with any chunk, micro-batches, embedding and head, or
-  // less; infinite if none of them fits.
+  // A lower bound of the score over all chunks, micro-batch counts and placements of embedding and
+  // head; infinite if none of them fits. Modifies those fields, kv_tokens and stream_from_tokens.
   std::function<double(Placement&, int64_t home, const RoutingStatistics&)> promise;
-  // Its score with the workload's concurrency, whether it fits or not.
+  // The score with the workload's concurrency, whether the placement fits or not.
   std::function<double(const Placement&, int64_t home)> score;
-  // Whether a score cannot win any more.
+  // True if a placement with this score cannot win any more.
   std::function<bool(double score)> hopeless;
   int64_t n_homes = 0;
 };
 
-// Experts in the memory of CPUs, what is left of GPUs for the hottest.
+// Visits placements with experts in CPU memory and the hottest ones in the remaining GPU memory.
 void visit_cpu_candidates(const PlanInput& input, WeightFormat experts, Contest& contest);
-// Everything on GPUs but what `embedding_on_cpu` says.
+// Visits placements with everything on GPUs, except the embedding where `embedding_on_cpu` is set.
 void visit_gpu_candidates(const PlanInput& input, WeightFormat experts, Contest& contest);
 
-// Some hosts of a machine: all counts up to 16, then about every eighth larger, and all.
+// Host counts to try: all up to 16, then steps of about an eighth, and the machine's own count.
 std::vector<int> host_counts(const Machine& machine);
 
-// Sequences of `concurrency` that one replica of the backbone serves.
+// Sequences per replica of the backbone for a total of `concurrency`, rounded up.
 int64_t sequences_a_replica(const Placement& placement, int concurrency);
 
-// Columns of an expert for each NUMA node, in proportion to bandwidth; empty for one node, or where
-// there are fewer blocks than nodes.
+// Columns of an expert for each NUMA node, in proportion to bandwidth. Empty for one node, and
+// where there are fewer blocks of kSplitMultiple columns than nodes.
 std::vector<int> numa_slices(const ModelConfig& config, const Machine& machine);
 
-// Chunks of prompts worth trying, ascending.
+// Prefill chunk sizes to try, in tokens, ascending.
 std::vector<int> prefill_chunks(const Workload& workload);
 
-// The shortest chunk, a multiple of 64 tokens, for which bringing CPU experts to the GPU is faster
-// than computing them where they are; 0: none up to 16,384.
+// The shortest chunk, a multiple of 64 tokens, for which streaming CPU experts to the GPU is faster
+// than computing them on the CPU; 0 if there is none up to 16,384.
 int least_streamed_chunk(const PlanInput& input, const Placement& placement);
 
 }  // namespace tandem

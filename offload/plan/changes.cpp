@@ -16,7 +16,7 @@ constexpr int64_t kMoreMemory = 256'000'000'000;
 Change try_change(const PlanRequest& r, std::string what,
                   const std::function<void(Machine&, Workload&)>& apply);
 
-// Changes planned side by side.
+// Plans several changes concurrently.
 class Trials {
  public:
   void add(const PlanRequest& r, std::string what, std::function<void(Machine&, Workload&)> apply) {
@@ -39,7 +39,7 @@ class Trials {
 std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
   const ModelConfig& c = r.config;
   const Placement& p = plan.placement;
-  // The machine changes and the format stays, or the other way round.
+  // Changes of the machine keep the format; changes of the format keep the machine.
   PlanRequest held = r;
   held.workload.kv = p.kv_type;
   bool on_cpu = p.stages[0].devices[0].is_cpu();
@@ -73,7 +73,7 @@ std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
   if (!is_i4(stored_expert_format(c).dtype) && !int4 && !p.layers.empty())
     trials.add(r, "experts in int4", [](Machine&, Workload& w) { w.experts = kNarrowest; });
   std::vector<Change> changes = trials.results();
-  // What changes nothing, to a percent, is not said.
+  // Changes with less than half a percent of effect are not reported.
   const auto same = [](const Phase& a, const Phase& b) {
     return std::abs(a.tokens_per_second / b.tokens_per_second - 1) < 0.005;
   };

@@ -13,7 +13,7 @@
 namespace tandem {
 namespace {
 
-// Which devices compute the backbone, and the hosts whose CPUs hold experts.
+// Devices that compute the backbone, and the number of hosts whose CPUs hold experts.
 struct Layout {
   int hosts;
   std::vector<DeviceId> devices;
@@ -51,7 +51,7 @@ class HotCandidates {
   Contest& contest_;
   HotExperts hot_;
   const int64_t n_moe_;
-  std::map<int64_t, Home> homes_;  // by experts that have left, of one division
+  std::map<int64_t, Home> homes_;  // by number of experts on GPUs
 };
 
 }  // namespace
@@ -67,7 +67,7 @@ void visit_cpu_candidates(const PlanInput& in, WeightFormat format, Contest& con
     if (p.kv_type != DType::kBF16 && layout.devices[0].is_cpu()) continue;
     p.stages = {{0, in.config.n_layers - 1, layout.devices, layout.tp}};
     p.layers.clear();
-    // As if experts took no time.
+    // A bound that assumes experts take no time.
     const double promise = contest.promise(p, ++contest.n_homes, in.routing);
     if (std::isfinite(promise) && contest.hopeless(promise)) continue;
     if (layout.hosts != hosts) on_cpus = all_on_cpus(in, format, hosts = layout.hosts);
@@ -96,7 +96,7 @@ std::vector<int> numa_slices(const ModelConfig& c, const Machine& m) {
   if (m.nodes.size() == 1 || c.router.n_experts == 0 || c.expert_dim % kSplitMultiple != 0 ||
       blocks < static_cast<int>(m.nodes.size()))
     return {};
-  // One block after the other to the node that would finish it first.
+  // Each block goes to the node that would finish it first.
   std::vector<int> columns(m.nodes.size(), 0);
   for (int i = 0; i < blocks; ++i) {
     size_t best = 0;
@@ -128,7 +128,7 @@ int least_streamed_chunk(const PlanInput& in, const Placement& p) {
     return predict_step(in, with, shape).moe.seconds < here;
   };
   if (!faster(kMost)) return 0;
-  int least = kStep, most = kMost;  // the answer is within
+  int least = kStep, most = kMost;  // the answer is in this interval
   while (least < most) {
     const int middle = (least + most) / 2 / kStep * kStep;
     if (faster(middle))
@@ -141,13 +141,14 @@ int least_streamed_chunk(const PlanInput& in, const Placement& p) {
 
 namespace {
 
-// Of chunks that stream from here on; the mean chunk of a prompt does.
+// Threshold that streams all chunks of a prompt: the length of its mean chunk.
 int streamed_from(const Placement& p, const Workload& w) {
   const int chunks = (w.prompt_tokens + p.prefill_chunk_tokens - 1) / p.prefill_chunk_tokens;
   return w.prompt_tokens / chunks;
 }
 
-// Any number of hosts, and of each one GPU or any number of them.
+// Backbone layouts for every count of hosts: the first host's CPU, the CPUs of all hosts, the first
+// GPU, or some GPUs of each host.
 std::vector<Layout> backbone_layouts(const PlanInput& in) {
   const int gpus = static_cast<int>(in.machine.gpus.size());
   std::vector<Layout> layouts;
@@ -170,7 +171,7 @@ std::vector<Layout> backbone_layouts(const PlanInput& in) {
   return layouts;
 }
 
-// On every host's CPUs an even part.
+// Experts divided evenly over the CPUs of all hosts.
 std::vector<LayerExperts> all_on_cpus(const PlanInput& in, WeightFormat format, int hosts) {
   const ModelConfig& c = in.config;
   std::vector<LayerExperts> layers;
@@ -251,8 +252,9 @@ void HotCandidates::visit() {
   }
 }
 
-// GPUs of the backbone alike; beside only one of them, the others may take all, or leave it less
-// than their part since it has the shared experts to compute, or less room.
+// How GPUs share the hot experts. GPUs of the backbone share evenly. Beside a single backbone GPU,
+// the others may take all, or leave it less than an even part: it also computes the shared experts
+// and has less memory left.
 std::vector<std::vector<HotSeat>> HotCandidates::divisions() const {
   std::vector<HotSeat> own;
   for (const DeviceId d : p_.stages[0].devices) own.push_back({d, 1});
@@ -280,7 +282,7 @@ void HotCandidates::visit_with(const std::vector<HotSeat>& seats) {
       for (const int64_t one : {n, most, most - n_moe_})
         if (one > 0 && (one != most - n_moe_ || (seats.size() > 1 && in_.workload.concurrency > 0)))
           enter(one, seats);
-      // Some room for caches where their number is open.
+      // Smaller numbers leave memory for KV caches when the number of sequences is open.
       if (in_.workload.concurrency == 0)
         for (int64_t some = n_moe_; some < most; some *= 2) enter(some, seats);
     });
@@ -299,10 +301,10 @@ double HotCandidates::speed(int64_t n, const std::vector<HotSeat>& seats) {
   return contest_.score(p_, h.id);
 }
 
-// How many experts there should be on the GPUs had these the room: the time falls with each until
-// it rises.
+// The fastest number of experts on the GPUs, ignoring memory: the time falls with each until it
+// rises.
 int64_t HotCandidates::fastest(const std::vector<HotSeat>& seats) {
-  int64_t low = 0, high = in_.config.router.n_experts;  // a layer
+  int64_t low = 0, high = in_.config.router.n_experts;  // experts per layer
   while (low < high) {
     const int64_t middle = (low + high) / 2;
     if (speed(middle * n_moe_, seats) <= speed((middle + 1) * n_moe_, seats))
@@ -310,7 +312,7 @@ int64_t HotCandidates::fastest(const std::vector<HotSeat>& seats) {
     else
       low = middle + 1;
   }
-  // Without any on the CPU nothing is handed over.
+  // With all experts on GPUs, no exchange with the CPU is needed.
   return speed(hot_.size(), seats) < speed(low * n_moe_, seats) ? hot_.size() : low * n_moe_;
 }
 

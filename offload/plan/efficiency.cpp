@@ -8,7 +8,7 @@ namespace {
 
 using Point = std::pair<double, double>;  // x, ratio
 
-// Between points straight in log(x), constant beyond them. x ascends.
+// Interpolates linearly in log(x) between points, constant beyond them. x ascends.
 double at(std::span<const Point> curve, double x) {
   if (x <= curve.front().first) return curve.front().second;
   for (size_t i = 1; i < curve.size(); ++i) {
@@ -42,10 +42,10 @@ std::string_view format_of_curve(DType format) {
 }
 
 // avx512: `bench experts`, `mlp` and `attention` of R1 on an AMD EPYC (family 26, model 2), the
-// quietest of several reports; INT4 from docs/measurements and single runs beside it, with BF16
-// scales of K2; 128 rows an expert: docs/kernels.md, less what a layer does beside its products.
-// The other instruction sets share it until a machine has been measured; reference is not made for
-// speed. Those reports held times against the longer of reading and arithmetic; here both count.
+// quietest of several reports. INT4: docs/measurements and single runs, with the BF16 scales of K2.
+// 128 rows per expert: docs/measurements/cpu_kernels.md, less a layer's work outside its products.
+// The other instruction sets share these curves until measured; "reference" is not built for speed.
+// The reports divided by the longer of reading and arithmetic; here the sum of both is used.
 constexpr Point kAvx512ExpertsF8[] = {{1, 1.06}, {2.6, 1.06}, {4.8, 1.24}, {19, 1.20}, {76, 0.87}};
 constexpr Point kAvx512ExpertsBf16[] = {
     {1, 1.04}, {1.1, 0.99}, {4.9, 1.20}, {9.8, 1.36}, {39, 1.15}};
@@ -60,9 +60,9 @@ constexpr Point kAvx512Absorbed[] = {{512, 0.50}, {4096, 0.83}, {16384, 0.89}};
 constexpr Point kAvx512Restored[] = {{512, 0.67}, {4096, 0.72}, {16384, 0.68}};
 
 // amx: no such machine has been measured. One row: SGLang reached 85 % of the bandwidth on a Xeon
-// 6980P. Many rows: 31 to 35 % of the peak are what kt-kernel reaches, 75 % what a loop over the
-// L2 cache can reach; assumed is the middle, of the peak of a Xeon 6454S. INT4 with BF16 scales of
-// 32 columns: docs/amx.md.
+// 6980P. Many rows: kt-kernel reaches 31 to 35 % of the peak and a loop over the L2 cache can reach
+// 75 %; the curves assume the middle, at the peak of a Xeon 6454S. INT4 with BF16 scales per 32
+// columns: docs/amx.md.
 constexpr Point kAmxExperts[] = {{1, 0.81}, {4, 0.72}, {16, 0.67}, {64, 0.65}, {256, 0.79}};
 constexpr Point kAmxExpertsI4[] = {{1, 0.65}, {4, 0.56}, {16, 0.50}, {64, 0.56}, {256, 0.80}};
 constexpr Point kAmxExpertsI4Bf16[] = {{1, 0.65}, {4, 0.51}, {16, 0.38}, {64, 0.28}};
@@ -70,8 +70,9 @@ constexpr Point kAmxDense[] = {{1, 0.86}, {8, 0.63}, {64, 0.72}, {512, 0.64}};
 constexpr Point kAmxAbsorbed[] = {{512, 0.27}, {4096, 0.64}, {16384, 0.82}};
 constexpr Point kAmxRestored[] = {{512, 0.30}, {4096, 0.40}};
 
-// gpu: DeepGEMM on H800 reads 0.5 to 0.8 of 3.35 TB/s at 64 rows, does 0.5 to 0.7 of 1,979 TFLOPS
-// at 4,096; FlashMLA reads 0.9 and does 0.67 (their published tables). One row: assumed.
+// gpu: DeepGEMM on H800 reads at 0.5 to 0.8 of 3.35 TB/s with 64 rows and computes at 0.5 to 0.7 of
+// 1,979 TFLOPS with 4,096; FlashMLA reads at 0.9 and computes at 0.67 (published tables). The value
+// for one row is assumed.
 constexpr Point kGpuProducts[] = {{1, 0.70}, {64, 0.65}, {256, 0.45}, {4096, 0.60}};
 constexpr Point kGpuAbsorbed[] = {{512, 0.40}, {4096, 0.67}};
 constexpr Point kGpuRestored[] = {{512, 0.40}, {4096, 0.50}};

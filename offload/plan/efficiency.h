@@ -1,7 +1,6 @@
-// How close products and attention come to what their device could do: the time of reading and
-// arithmetic together (rates.h), over the time they take, by number of rows. A CPU that hides some
-// of one behind the other comes above 1. A machine's own curves first, then one table of defaults,
-// each curve with its origin.
+// Efficiency of products and attention: ideal time of reading and arithmetic (together(), rates.h)
+// over measured time, by number of rows. A CPU that overlaps part of the two exceeds 1. The
+// machine's own curves take precedence over a table of defaults; each default states its origin.
 #pragma once
 #include <span>
 #include <string_view>
@@ -14,12 +13,13 @@ namespace tandem {
 enum class Product { kExperts, kDense };
 using Curves = std::span<const EfficiencyCurve>;
 
-// Of products with matrices kept as `format`, on a device of `kind`: an instruction set, or "gpu".
-// `rows`: of activations, an expert or altogether.
+// Efficiency of products with matrices stored as `format` on a device of `kind`, an instruction set
+// or "gpu". `rows` are activation rows: per expert for kExperts, of the whole batch for kDense.
 double product_ratio(std::string_view kind, Product product, DType format, double rows,
                      Curves measured = {});
 
-// Of attention over the cache, in absorbed form by the tokens in the cache, or restored.
+// Efficiency of attention over a cache of `context` tokens, in absorbed form or with restored keys
+// and values.
 double attention_ratio(std::string_view kind, bool absorbed, double context, Curves measured = {});
 
 }  // namespace tandem

@@ -1,11 +1,12 @@
-// Models of so few experts that every home of each can be tried.
+// Exhaustive search over expert placements, for models with few experts.
 #pragma once
 #include "offload/plan/predict.h"
 
 namespace tandem {
 
-// The experts of a placement where the score is least, of all ways to give each to one device of
-// the only host, where these are few; all else stays. Experts that are sliced or copied stay, too.
+// Replaces the placement's experts by the assignment with the least score among all assignments of
+// whole experts to the devices of a single host, if there are at most 10,000. Everything else
+// stays, and so do placements with sliced or replicated experts.
 void try_every_home(const PlanInput& input, Placement& placement);
 
 }  // namespace tandem

@@ -30,7 +30,7 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
     const std::optional<WeightFormat> format = cpu_format_of_layer(*experts_of_layer(p, l), l);
     if (format && *format != stored) formats[l] = format;
   }
-  // Dense layers, which have no experts, as the layers after them.
+  // Dense layers, which have no experts, take the format of the next layer.
   for (int l = config.n_layers - 2; l >= 0; --l)
     if (!config.is_moe(l)) formats[l] = formats[l + 1];
   ExecutedParts parts = {
@@ -58,7 +58,8 @@ CardParts evenly_on_card(const ModelConfig& config, int64_t n_experts) {
 
 namespace {
 
-// Before anything is said of devices that this machine may have.
+// Runs before check_placement: a device that this program cannot use is refused as such, whether
+// the machine has it or not.
 void require_here(const Machine& machine, const Placement& p) {
   const bool has_gpu = !machine.gpus.empty();
   const auto runs_on = [&](DeviceId d) { return d == kCpu || (has_gpu && d == kGpu); };
@@ -114,7 +115,7 @@ void require_executed(const ModelConfig& config, const Placement& p) {
     }
 }
 
-// Nothing: the layer has no experts on the CPU.
+// The format of the layer's CPU experts; empty if it has none.
 std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer) {
   const ExpertGroup* first = nullptr;
   for (const ExpertGroup& group : experts.groups) {

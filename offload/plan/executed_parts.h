@@ -1,5 +1,5 @@
-// What the executor obeys of a placement: all of it, as long as everything is on the CPUs of one
-// host, or the backbone on its first GPU and experts on both.
+// The part of a placement that the executor runs: everything on the CPUs of one host, or the
+// backbone on its first GPU and experts on both.
 #pragma once
 #include <optional>
 
@@ -8,15 +8,15 @@
 
 namespace tandem {
 
-// Of a GPU that has the backbone.
+// What is placed on the GPU when it holds the backbone.
 struct CardParts {
   bool embedding_on_cpu = false;
-  // Steps this long bring the CPU's experts to the card; 0: none, kMeasuredCrossover: as measured
-  // once they are loaded.
+  // Steps of at least so many tokens stream the CPU's experts to the GPU. 0: none.
+  // kMeasuredCrossover: the threshold is measured once the experts are loaded.
   int stream_from_tokens = 0;
-  // Sequences of a decode step that has two micro-batches; 0: none has.
+  // Decode steps of at least so many sequences run as two micro-batches; 0: none.
   int micro_batches_from_sequences = 0;
-  // [layers][n_experts], nothing for a dense layer: these experts are on the card.
+  // [layers][n_experts], empty for a dense layer: true for experts on the GPU.
   std::vector<std::vector<bool>> experts;
 };
 
@@ -26,18 +26,18 @@ struct ExecutedParts {
   ExpertsLayout experts;  // in host memory
   int64_t kv_tokens;
   DType kv_type;
-  int chunk_tokens;               // of a prompt that one step computes
-  std::optional<CardParts> card;  // nothing: CPUs compute everything
+  int chunk_tokens;               // tokens of a prompt per step
+  std::optional<CardParts> card;  // empty: the CPUs compute everything
 };
 
-// Throws Error for a placement that is not sound (check_placement), and for what no part of this
-// program runs yet, naming the layers or the layer and expert: GPUs that `machine` lacks or that
-// are not its first, experts on a GPU without the backbone, other hosts, several formats within a
-// layer's CPU experts.
+// Throws Error for a placement that is not sound (check_placement), and for what the executor does
+// not support, naming the layers or the layer and expert: GPUs that `machine` lacks or that are not
+// its first, experts on a GPU without the backbone, other hosts, several formats among a layer's
+// CPU experts.
 ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
                              const Placement& placement);
 
-// So many experts on the card, as evenly many of each layer as possible, the first ones.
+// Places `n_experts` experts on the GPU, distributed evenly over the layers, lowest indices first.
 CardParts evenly_on_card(const ModelConfig& config, int64_t n_experts);
 
 }  // namespace tandem

@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-// Used experts of a group: expected number and variance; rows of tokens.
+// Use of a group's experts in one step: expected number used, its variance, and rows of tokens.
 struct Use {
   double used = 0, variance = 0, rows = 0;
 };
@@ -40,7 +40,7 @@ Use use_of(const PlanInput& in, const ExpertGroup& group, int layer, double toke
   return use;
 }
 
-// A normal distribution's largest of n draws, within what is possible.
+// Estimated largest of n draws from a normal distribution, clamped to [least, most].
 double largest(double mean, double variance, double n, double least, double most) {
   if (n <= 1) return mean;
   return std::clamp(mean + std::sqrt(2 * variance * std::log(n)), std::min(least, most), most);
@@ -56,7 +56,7 @@ std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
   const double expert_ops = token_ops(in.config).expert;
   const Rates cpu = rates_of(in.machine, {0, -1}, p.numa_columns);
   const Rates gpu = n_gpus > 0 ? rates_of(in.machine, {0, 0}, {}) : cpu;
-  // Of even routing: most groups have as many owners as the one before.
+  // Caches the chance under even routing: most groups have as many owners as the one before.
   double known_replicas = 0, known_chance = 0;
   const auto even_chance = [&](double replicas) {
     if (replicas != known_replicas)

@@ -13,22 +13,22 @@ namespace {
 
 constexpr size_t kMostDealt = 6;
 
-// The same number of GPUs of each of some hosts.
+// The first GPUs of some hosts, the same number of each.
 struct Subset {
   int hosts, a_host;
   std::vector<DeviceId> gpus;
 };
 
-// What is decided before chunks, micro-batches, embedding and head.
+// What is chosen before chunks, micro-batches, embedding and head.
 struct Base {
   Subset subset;
   enum { kTensorParallel, kExpertParallel, kRoles } kind;
   int tp = 1;           // of the backbone
-  int n_redundant = 0;  // experts
-  int n_ranks = 0;      // that hold experts
+  int n_redundant = 0;  // replicas of experts
+  int n_ranks = 0;      // ranks that hold experts
 };
 
-// Experts dealt to ranks by their number: for some subsets the same.
+// Assigns experts to ranks; caches assignments by number of ranks, which several subsets share.
 class Dealer {
  public:
   Dealer(const PlanInput& in, WeightFormat format) : in_(in), format_(format) {}
@@ -38,7 +38,7 @@ class Dealer {
   using Owners = std::vector<std::vector<int>>;
   const PlanInput& in_;
   WeightFormat format_;
-  std::map<std::pair<size_t, int>, std::vector<Owners>> known_;  // of each layer that differs
+  std::map<std::pair<size_t, int>, std::vector<Owners>> known_;  // of each distinct layer
 };
 
 std::vector<Subset> gpu_subsets(const Machine& m);
@@ -53,8 +53,8 @@ std::vector<LayerExperts> in_groups(const PlanInput& in, WeightFormat format,
 
 }  // namespace
 
-// The most promising first, until none can win. With statistics the promise is that of even
-// routing, and the best few are dealt by use.
+// Candidates are visited in order of their bound until none can win. With routing statistics the
+// bounds assume even routing, and the best few are assigned by use.
 void visit_gpu_candidates(const PlanInput& in, WeightFormat format, Contest& contest) {
   std::vector<Base> bases;
   for (const Subset& subset : gpu_subsets(in.machine)) add_bases(in, format, subset, bases);
@@ -96,7 +96,7 @@ std::vector<Subset> gpu_subsets(const Machine& m) {
   return subsets;
 }
 
-// Neighbours of one host.
+// Splits among consecutive GPUs of one host.
 std::vector<int> tensor_parallel_ways(const PlanInput& in, const Subset& s) {
   std::vector<int> ways;
   for (int t = 1; t <= s.a_host; t *= 2)
@@ -109,18 +109,18 @@ void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
   const ModelConfig& c = in.config;
   const int n = static_cast<int>(s.gpus.size()), n_experts = c.router.n_experts;
   const std::vector<int> ways = tensor_parallel_ways(in, s);
-  // One replica: layers cut into a pipeline of stages, each shared by neighbours, experts too.
+  // One replica: a pipeline of stages, each layer and its experts split over consecutive GPUs.
   for (const int tp : ways)
     if (n / tp <= c.n_layers &&
         (tp == 1 || n_experts == 0 || !split_refusal("expert FFN", c.expert_dim, tp)))
       bases.push_back({s, Base::kTensorParallel, tp});
   if (n == 1 || n_experts == 0) return;
-  // Every GPU has a part of the backbone's replicas and of the experts.
+  // Every GPU holds a part of the backbone's replicas and of the experts.
   const int filled = (n_experts + kUsualRedundancy + n - 1) / n * n - n_experts;
   for (const int n_redundant : {0, filled})
     if (n_redundant == 0 || (filled > 0 && filled <= n_experts * (n - 1)))
       for (const int tp : ways) bases.push_back({s, Base::kExpertParallel, tp, n_redundant, n});
-  // The last GPUs only hold experts, the others only the backbone and the KV cache.
+  // The last GPUs hold only experts, the others only the backbone and the KV cache.
   const int64_t a_gpu =
       in.machine.gpus[0].memory_bytes - reserved_bytes(in.machine.gpus[0].memory_bytes, false);
   const int64_t slots =
@@ -200,7 +200,7 @@ std::vector<LayerExperts> Dealer::dealt(const std::vector<DeviceId>& ranks, int 
   return in_groups(in_, format_, ranks, known->second);
 }
 
-// Experts with the same owners form a group; the first owner finds it.
+// Experts with the same owners form a group, found through the first owner.
 std::vector<LayerExperts> in_groups(const PlanInput& in, WeightFormat format,
                                     const std::vector<DeviceId>& ranks,
                                     const std::vector<std::vector<std::vector<int>>>& owners) {

@@ -31,7 +31,7 @@ std::vector<LayerExperts> HotExperts::first(int64_t n, const std::vector<HotSeat
   const auto n_layers = static_cast<int64_t>(layers_.size());
   std::vector<LayerExperts> layers;
   if (in_.routing.uniform()) {
-    // Every layer alike, the first ones one more; the seats take turns with the first expert.
+    // Layers get equal numbers, the first `more` one extra; the seat of the first expert rotates.
     const int64_t each = n / n_layers, more = n % n_layers;
     const auto n_seats = static_cast<int64_t>(seats.size());
     const auto first_seat = [&](int64_t i) { return i * n_seats / n_layers; };
@@ -46,7 +46,7 @@ std::vector<LayerExperts> HotExperts::first(int64_t n, const std::vector<HotSeat
     return layers;
   }
   const double least = n == 0 ? 2 : chances_[n - 1];
-  int64_t left = n;  // of those with the least chance, as many as are still to go
+  int64_t left = n;  // how many experts of exactly the chance `least` are still to be taken
   left -= std::lower_bound(chances_.begin(), chances_.end(), least, std::greater<>()) -
           chances_.begin();
   for (int i = 0; i < n_layers; ++i) {

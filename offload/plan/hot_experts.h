@@ -1,4 +1,5 @@
-// Which experts leave a host's CPUs for its GPUs: the most used first, in one order of all layers.
+// Selects the experts that move from a host's CPUs to its GPUs: the most used first, in one order
+// over all layers.
 #pragma once
 #include <vector>
 
@@ -6,7 +7,7 @@
 
 namespace tandem {
 
-// A GPU and its part of the experts that leave.
+// A GPU and its relative share of the experts that move.
 struct HotSeat {
   DeviceId gpu;
   double part;
@@ -14,11 +15,12 @@ struct HotSeat {
 
 class HotExperts {
  public:
-  // Used by `tokens` a step.
+  // Ranks experts by their chance of use in a step of `tokens` tokens.
   HotExperts(const PlanInput& input, WeightFormat format, double tokens);
-  // Of all layers.
+  // Number of experts in all layers.
   int64_t size() const { return size_; }
-  // The first `n` of them on the seats, so that every seat's use is its part; the rest on the CPU.
+  // Places the first `n` experts on the seats, each layer's use in proportion to the seats' parts,
+  // and the rest on the CPU.
   std::vector<LayerExperts> first(int64_t n, const std::vector<HotSeat>& seats) const;
 
  private:
@@ -26,10 +28,10 @@ class HotExperts {
 
   const PlanInput& in_;
   WeightFormat format_;
-  std::vector<int> layers_;                  // with experts
-  std::vector<std::vector<double>> chance_;  // of each layer's experts, with statistics
-  std::vector<std::vector<int>> order_;  // of each, hottest first; without statistics one for all
-  std::vector<double> chances_;          // of all layers' experts, falling
+  std::vector<int> layers_;                  // MoE layers
+  std::vector<std::vector<double>> chance_;  // [MoE layers][experts]; empty under even routing
+  std::vector<std::vector<int>> order_;      // [MoE layers] experts, hottest first; one row if even
+  std::vector<double> chances_;              // of all layers' experts, descending
   int64_t size_;
 };
 

@@ -10,16 +10,16 @@ namespace tandem {
 namespace {
 
 constexpr double kBf16Bytes = 2;
-constexpr double kHandOffSeconds = 10e-6;  // GPU to CPU or back, beside the copy: assumed
+constexpr double kHandOffSeconds = 10e-6;  // GPU to CPU or back, without the copy: assumed
 
-// Devices that share a host's network.
+// Number of the stage's devices that share the first host's network.
 double of_first_host(const Stage& stage) {
   double n = 0;
   for (const DeviceId d : stage.devices) n += d.host == stage.devices[0].host ? 1 : 0;
   return n;
 }
 
-// Others have no kernel there (CudaStreaming).
+// CudaStreaming has kernels for these formats only.
 bool comes_to_gpus(DType format) { return format == DType::kBF16 || format == DType::kF8E4M3; }
 
 }  // namespace
@@ -58,14 +58,14 @@ LayerTime LayerModel::chain(const Stage& stage, int layer, const LayerExperts* e
   return t;
 }
 
-// A streamed chunk's experts, divided so that link, GPU and CPU end together (expert_division.h);
-// some are on their way while the backbone is busy.
+// Divides a streamed chunk's experts so that link, GPU and CPU end together (expert_division.h).
+// Streaming of the first kStreamedExperts starts while the backbone is still computing.
 void LayerModel::add_divided(const ExpertTimes& e, LayerTime& t) {
   const auto& all = e.streamed;
   const double ahead = std::min(t.seconds, all.link * std::min(1.0, kStreamedExperts / all.n));
-  const double before = t[Part::kShared] + e.own;  // on the GPU
-  const double saved = all.cpu - all.copy;         // by the CPU
-  // Of the experts, those that are brought: as many as are there when the CPU has done the others.
+  const double before = t[Part::kShared] + e.own;  // seconds on the GPU
+  const double saved = all.cpu - all.copy;         // CPU seconds saved if all are streamed
+  // The fraction of the experts that has arrived when the CPU has computed the others.
   const auto until = [&](double seconds_of_all, double head_start) {
     const double cpu = t[Part::kExchange] + all.cpu + head_start;
     return saved <= 0 ? 0 : std::clamp(cpu / (seconds_of_all + saved), 0.0, 1.0);
@@ -78,21 +78,22 @@ void LayerModel::add_divided(const ExpertTimes& e, LayerTime& t) {
                          t[Part::kExchange] + t[Part::kCpuExperts]});
 }
 
-// Two halves in turn: while one's experts are elsewhere, the other has the backbone. What is
-// busiest sets the pace, but a half cannot be faster than its own chain.
+// Two alternating micro-batches: while the experts of one are computed elsewhere, the other uses
+// the backbone. The busiest resource sets the pace, but no micro-batch is faster than its own
+// chain.
 LayerTime LayerModel::overlapped(const Stage& stage, int layer, const LayerExperts* experts,
                                  double tokens) const {
   const LayerTime half = chain(stage, layer, experts, tokens / 2);
   LayerTime t = half;
   for (double& part : t.parts) part *= 2;
   t.seconds *= 2;
-  if (!experts) return t;  // a dense layer: nothing is elsewhere
+  if (!experts) return t;  // a dense layer overlaps nothing
   const ExpertTimes e = expert_times(stage, layer, *experts, tokens / 2);
   double backbone = e.own;
   for (const Part part : {Part::kProjections, Part::kAttention, Part::kRouter, Part::kShared,
                           Part::kAllReduce, Part::kOverhead})
     backbone += half[part];
-  // With the CPU the backbone's own kernels exchange, with other GPUs those of the network.
+  // The backbone's own kernels do the exchange with the CPU; the network does it with other GPUs.
   const double link = e.to_near > 0 || e.to_far > 0 ? half[Part::kExchange] : 0;
   backbone += half[Part::kExchange] - link;
   t.seconds = std::max(2 * std::max({backbone, link, e.other}), half.seconds);
@@ -168,7 +169,7 @@ LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
   return e;
 }
 
-// The host's GPUs of the stage bring different experts.
+// The stage's GPUs on this host each stream different experts.
 void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const Rates& cpu,
                               ExpertTimes& e) const {
   double n_gpus = 0;
@@ -177,7 +178,7 @@ void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const 
   const Rates gpu = rates_of(in_.machine, stage.devices[0], {});
   e.streamed.n += load.used;
   e.streamed.link += load.bytes / (in_.machine.gpus[0].h2d_bytes_per_second * n_gpus);
-  // Read, and written to memory that is read for that, too.
+  // Copying reads the source, reads the destination for ownership, and writes it.
   e.streamed.copy = std::max(e.streamed.copy, 3 * load.bytes / cpu.read_bytes_per_second);
   e.streamed.cpu = std::max(e.streamed.cpu, busiest_seconds(cpu, load, 1));
   e.streamed.gpu += together(gpu, load.bytes / gpu.read_bytes_per_second, load.stream_op_seconds) /
@@ -185,8 +186,8 @@ void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const 
                     product_ratio(gpu.kind, Product::kExperts, load.format, load.rows / load.used);
 }
 
-// Of one replica's tokens, the parts that go to its host's CPUs, to other GPUs of its host, and to
-// other hosts.
+// Fractions of one replica's expert rows that go to its host's CPUs, to other GPUs of its host, and
+// to other hosts.
 void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loads,
                           ExpertTimes& e) const {
   const DeviceId backbone = stage.devices[0];
@@ -206,8 +207,9 @@ void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loa
   e.n_owners = static_cast<int>(loads.size());
 }
 
-// Tokens out and sums back. Between a GPU and its host's CPUs in BF16 over the host link; between
-// ranks as dispatch_bytes() and combine_bytes(), counting every copy as DeepEP's figures do.
+// Seconds to send tokens out and sums back: between a GPU and its host's CPUs as BF16 over the host
+// link; between ranks as dispatch_bytes() and combine_bytes(), every copy counted as in DeepEP's
+// figures.
 double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, double tokens) const {
   if (e.sliced) return 0;
   const Machine& m = in_.machine;
@@ -219,7 +221,8 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
     seconds +=
         2 * kHandOffSeconds + bytes / gpu.d2h_bytes_per_second + bytes / gpu.h2d_bytes_per_second;
   }
-  // What a backbone rank sends or, if those are fewer, an expert rank gets.
+  // Load of the busier side: a backbone rank that sends or, if those are fewer, an expert rank that
+  // receives.
   const double busier = std::max(1.0, shape_.replicas / e.n_owners);
   const double bytes =
       busier * tokens * static_cast<double>(dispatch_bytes(in_.config) + combine_bytes(in_.config));
@@ -227,7 +230,7 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
   if (e.to_near > 0 && gpu_backbone)
     near = 2 * m.gpu_link.latency_seconds + bytes * e.to_near / m.gpu_link.bytes_per_second;
   if (e.to_far > 0) {
-    // Replicas that share its network.
+    // Replicas that share the host's network.
     const double a_host = std::min(of_first_host(stage) / stage.tp, shape_.replicas);
     far = 2 * m.network.latency_seconds +
           bytes * e.to_far * std::max(1.0, a_host) / m.network.bytes_per_second;
@@ -235,7 +238,7 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
   return seconds + std::max(near, far);
 }
 
-// Two a layer, after attention and after the FFN, each as reduce-scatter and all-gather.
+// Two per layer, after attention and after the FFN, each as reduce-scatter and all-gather.
 double LayerModel::all_reduce_seconds(const Stage& stage, double tokens) const {
   if (stage.tp == 1) return 0;
   const Machine& m = in_.machine;
@@ -281,7 +284,7 @@ double head_seconds(const PlanInput& in, const Placement& p, double rows, double
   }
   const Rates gpu = rates_of(in.machine, device, {});
   if (p.head_replicated) return product(gpu, 1.0 / stage.tp, rows);
-  // Hidden rows to everybody, logits of a share back.
+  // Every device receives all hidden rows and returns its share of the logits.
   const auto n = static_cast<double>(stage.devices.size());
   const double total = rows * n_replicas;
   const bool one_host = stage.devices.front().host == stage.devices.back().host;

@@ -1,4 +1,4 @@
-// One layer's parts in seconds; predict.cpp adds them up.
+// Predicted seconds of one layer's parts; predict.cpp adds them up.
 #pragma once
 #include "offload/plan/expert_load.h"
 #include "offload/plan/predict.h"
@@ -6,28 +6,30 @@
 
 namespace tandem {
 
-// Of one placement and one shape of step.
+// Times of layers for one placement and one step shape.
 class LayerModel {
  public:
   LayerModel(const PlanInput& input, const Placement& placement, StepShape shape);
-  // `experts`: null in a dense layer.
+  // `experts` is null in a dense layer.
   LayerTime layer(const Stage& stage, int layer, const LayerExperts* experts) const;
-  // The same without routed experts and what belongs to them.
+  // The layer without routed experts and their exchange.
   LayerTime backbone(const Stage& stage, int layer) const;
 
  private:
   // Experts of one layer as the busiest device of each kind sees them.
   struct ExpertTimes {
     double own = 0;    // on devices of the backbone
-    double other = 0;  // elsewhere
+    double other = 0;  // on other devices
     double gpu = 0, cpu = 0;
-    // Of the CPU's experts in a streamed chunk, were they all brought to the GPUs: the link's time,
-    // the CPU's for copying them to pinned memory, the GPUs' for computing them; and the CPU's, did
-    // it compute them all. n: experts.
+    // The CPU's experts in a streamed chunk, if all were streamed to the GPUs: number, seconds on
+    // the link, of the CPU copying them to pinned memory, and of the GPUs computing them; `cpu`:
+    // seconds if the CPU computed them all.
     struct {
       double n = 0, link = 0, copy = 0, gpu = 0, cpu = 0;
     } streamed;
-    double to_cpu = 0, to_near = 0, to_far = 0;  // parts of a replica's tokens that leave it
+    // Fractions of a replica's tokens that go to its host's CPUs, to its host's other GPUs, and to
+    // other hosts.
+    double to_cpu = 0, to_near = 0, to_far = 0;
     int n_owners = 1;
     bool sliced = false;
   };
@@ -49,14 +51,14 @@ class LayerModel {
   const StepShape shape_;
 };
 
-// Whether a chunk's experts are brought to the GPU.
+// True if a chunk of this length streams its experts to the GPU.
 bool streams(const Placement& placement, double chunk_tokens);
 
 double embedding_seconds(const PlanInput& input, const Placement& placement, double tokens);
-// `rows` of logits in each of `n_replicas`.
+// Seconds of the output head for `rows` rows of logits in each of `n_replicas`.
 double head_seconds(const PlanInput& input, const Placement& placement, double rows,
                     double n_replicas);
-// Handing a step's tokens from stage to stage.
+// Seconds to send a step's tokens from stage to stage.
 double pipeline_seconds(const PlanInput& input, const Placement& placement, double tokens);
 
 }  // namespace tandem

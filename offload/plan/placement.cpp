@@ -102,7 +102,7 @@ std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& 
     for (const DeviceId d : stage.devices) {
       const int value_bytes = d.is_cpu() ? 4 : 2;
       at(d).weights_bytes += weights / stage.tp;
-      at(d).kv_bytes += kv;  // the latent is one head: every rank of a split has all of it
+      at(d).kv_bytes += kv;  // the latent has one head: every tensor-parallel rank stores all of it
       at(d).activation_bytes +=
           p.prefill_chunk_tokens * activation_values_per_token(c) * value_bytes / stage.tp;
     }
@@ -167,7 +167,7 @@ void check_layer(const ModelConfig& c, const Machine& machine, const Placement& 
   const LayerExperts* l = experts_of_layer(p, layer);
   require(l != nullptr, "placement: layer {}: no owner of expert 0 nor of any other: name them",
           layer);
-  if (layer > l->first && c.is_moe(layer - 1)) return;  // checked as the layer before
+  if (layer > l->first && c.is_moe(layer - 1)) return;  // checked with an earlier layer
   std::vector<bool> owned(c.router.n_experts, false);
   for (const ExpertGroup& group : l->groups) {
     check_group(c, machine, group, layer);
@@ -219,7 +219,7 @@ void check_numa(const ModelConfig& c, const Machine& machine, const Placement& p
           c.expert_dim);
 }
 
-// Of the experts that a device owns: visit(layer, expert, bytes).
+// Calls visit(layer, expert, bytes) for the experts that a device owns.
 template <class Visit>
 void for_each_expert_on(DeviceId device, const ModelConfig& c, const Placement& p, Visit visit) {
   for (const LayerExperts& l : p.layers)
@@ -232,7 +232,7 @@ void for_each_expert_on(DeviceId device, const ModelConfig& c, const Placement& 
       }
 }
 
-// Where a device that has too little memory is full; nothing when even no expert would have room.
+// Says where a device exceeds its memory; empty if it has no room for any expert.
 std::string first_without_room(const ModelConfig& c, const Placement& p, const DeviceMemory& m) {
   int64_t room = m.free_bytes();
   for_each_expert_on(m.device, c, p, [&](int, int, int64_t bytes) { room += bytes; });

@@ -1,5 +1,5 @@
-// Where every part of a model lives: what plan() decides, a person may edit (placement_json.h) and
-// a loader obeys. Data, and the checks that it is whole and fits.
+// The device of every part of a model: decided by plan(), editable by a user (placement_json.h),
+// followed by a loader. Data, and checks that a placement is complete and fits.
 #pragma once
 #include <compare>
 #include <string>
@@ -11,32 +11,33 @@
 
 namespace tandem {
 
-// A GPU, or the CPUs of a host.
+// A GPU, or the CPUs of a host with their memory.
 struct DeviceId {
   int host = 0;
-  int gpu = -1;  // of the host; -1: its CPUs and their memory
+  int gpu = -1;  // index within the host; -1: its CPUs
   bool is_cpu() const { return gpu < 0; }
-  // clang-tidy 14 takes the comparison's own 0 for a null pointer.
+  // clang-tidy 14 takes the defaulted comparison's 0 for a null pointer.
   auto operator<=>(const DeviceId&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 std::string device_name(DeviceId device);  // "host0.cpu", "host3.gpu5"
 
-// Some experts of a layer with the same home.
+// Experts of a layer with the same owners.
 struct ExpertGroup {
   std::vector<int> experts;  // ascending
   WeightFormat format;
-  std::vector<DeviceId> owners;  // each holds all of every expert: more than one are replicas
+  std::vector<DeviceId> owners;  // each holds every expert of the group whole; several are replicas
   bool sliced = false;           // the owners hold equal slices instead (tensor parallel)
 };
 
-// MoE layers first .. last, whose experts live alike. Dense layers between them have none.
+// MoE layers first .. last with identical expert placement. Dense layers in the range have no
+// experts.
 struct LayerExperts {
   int first, last;
   std::vector<ExpertGroup> groups;
 };
 
-// Layers first .. last of the backbone: devices in replicas (data parallel) of `tp` neighbours that
-// share each layer (tensor parallel). More than one stage is a pipeline.
+// Layers first .. last of the backbone. `devices` form data-parallel replicas of `tp` consecutive
+// devices, which share each layer (tensor parallel). Several stages form a pipeline.
 struct Stage {
   int first, last;
   std::vector<DeviceId> devices;
@@ -45,21 +46,25 @@ struct Stage {
 };
 
 struct Placement {
-  std::string model, machine;  // names, for people
+  std::string model, machine;  // names, for display only
   WeightFormat backbone;       // attention, dense layers, shared experts
   std::vector<Stage> stages;
   bool embedding_on_cpu = false;  // else on the devices of the first stage
-  bool head_on_cpu = false;       // else on those of the last
-  bool head_replicated = true;    // each replica has all of it (DP head), else all devices share it
-  int64_t kv_tokens = 0;          // of KV cache in each replica, where attention is computed
-  DType kv_type = DType::kBF16;   // or, where those are GPUs, FP8
+  bool head_on_cpu = false;       // else on the devices of the last stage
+  // true: each replica holds the whole head (DP head); false: all devices of the stage share it.
+  bool head_replicated = true;
+  int64_t kv_tokens = 0;         // KV cache tokens in each replica
+  DType kv_type = DType::kBF16;  // BF16, or FP8 where the backbone is on GPUs
   std::vector<LayerExperts> layers;
-  std::vector<int> numa_columns;  // of every CPU expert's intermediate size, a NUMA node; empty: -
+  // Columns of every CPU expert's intermediate dimension per NUMA node; empty: experts not sliced.
+  std::vector<int> numa_columns;
   int prefill_chunk_tokens = 512;
-  // Chunks from so many tokens on bring the experts of CPUs to the backbone's GPU; 0: never.
+  // Chunks of at least so many tokens stream CPU experts to the backbone's GPU; 0: never.
   int stream_from_tokens = 0;
-  int micro_batches = 1;  // 2: one half's experts are computed under the other's attention,
-  int micro_batches_from_sequences = 2;  // in a replica's steps of so many and more
+  // 2: experts of one micro-batch are computed during the attention of the other.
+  int micro_batches = 1;
+  // Least sequences per replica in a decode step for two micro-batches.
+  int micro_batches_from_sequences = 2;
 };
 
 struct DeviceMemory {
@@ -71,20 +76,20 @@ struct DeviceMemory {
   }
 };
 
-// Of every device of the machine, hosts in order, each its CPU first. The placement's devices
-// exist.
+// Memory of every device of the machine, in order of hosts, each host's CPU first. The placement's
+// devices must exist.
 std::vector<DeviceMemory> memory_by_device(const ModelConfig& config, const Machine& machine,
                                            const Placement& placement);
-// What a device keeps for the operating system or the driver.
+// Bytes reserved for the operating system or the driver.
 int64_t reserved_bytes(int64_t capacity, bool cpu);
 
-// Throws Error naming layer and expert or the device: an expert nobody or two groups own, a device
-// that does not exist, layers without a stage, splits that are refused, memory exceeded.
+// Throws Error naming layer and expert or the device: an expert with no owner or in two groups, a
+// device that does not exist, layers without a stage, unsupported splits, memory exceeded.
 void check_placement(const ModelConfig& config, const Machine& machine, const Placement& placement);
 
-// The entry for a layer; null: no experts.
+// The entry of a layer; null if it has no experts.
 const LayerExperts* experts_of_layer(const Placement& placement, int layer);
 
-constexpr int kStreamedExperts = 4;  // in flight to a GPU at a time
+constexpr int kStreamedExperts = 4;  // streamed to a GPU at a time
 
 }  // namespace tandem

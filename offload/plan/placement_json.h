@@ -1,4 +1,4 @@
-// A placement as JSON that a person can read and edit (docs/planner.md lists the fields).
+// JSON form of a placement for reading and editing (docs/planner.md lists the fields).
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,13 +10,13 @@ namespace tandem {
 
 nlohmann::ordered_json placement_to_json(const Placement& placement);
 
-// Throws Error for broken JSON, a missing, unknown or wrong field. Whether it suits a model and a
-// machine is check_placement()'s matter.
+// Throws Error for broken JSON and for a missing, unknown or wrong field. check_placement() checks
+// whether the placement suits a model and a machine.
 Placement placement_from_json(std::string_view text, const std::string& source);
 Placement placement_from_file(const std::string& path);
-constexpr int64_t kMaxPlacementBytes = 64 << 20;  // of a file
+constexpr int64_t kMaxPlacementBytes = 64 << 20;  // size limit of a file
 
-// "0-3,7" <-> 0, 1, 2, 3, 7. Numbers ascend and are below `end`.
+// Converts between 0, 1, 2, 3, 7 and "0-3,7". Numbers ascend and are below `end`.
 std::string ranges_text(const std::vector<int>& numbers);
 std::vector<int> parse_ranges(const std::string& text, int end, const std::string& where);
 

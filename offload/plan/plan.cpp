@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMostConcurrency = 1 << 16;
 
-// Candidates come here; the best stays.
+// Keeps the best candidate entered so far.
 class Winner {
  public:
   Winner(const PlanRequest& request, const Workload& wanted) : r_(request), w_(wanted) {}
@@ -32,8 +32,9 @@ class Winner {
   std::optional<Placement> placement;
   Workload workload;
   Prediction prediction;
-  int64_t least_missing = std::numeric_limits<int64_t>::max();  // bytes, of what does not fit
-  DeviceId fullest;                                             // then
+  // Bytes that the candidate closest to fitting lacks, and the device that lacks them.
+  int64_t least_missing = std::numeric_limits<int64_t>::max();
+  DeviceId fullest;
 
  private:
   void enter_with(Placement& p, int64_t home, int concurrency);
@@ -96,8 +97,8 @@ Plan assess(const PlanRequest& r, const Placement& placement) {
 
 namespace {
 
-// Of the first format in which anything fits; without a placement if none does. Where a cache in
-// BF16 leaves the backbone no room on GPUs, one in FP8 may.
+// The best placement in the first format in which any fits; without a placement if none does. An
+// FP8 cache is tried where a BF16 cache leaves the backbone no room on GPUs.
 Winner best_of(const PlanRequest& r, const std::vector<WeightFormat>& formats) {
   const bool fp8 = !r.workload.kv && !r.machine.gpus.empty() && takes_fp8_cache(r.config.mla);
   std::optional<Winner> best;
@@ -131,7 +132,7 @@ Winner best_in(const PlanRequest& r, WeightFormat format, DType kv) {
   return best;
 }
 
-// As stored, then what the engine would convert to at load.
+// The stored format, then the formats that the engine converts to while loading.
 std::vector<WeightFormat> formats_to_try(const PlanRequest& r) {
   if (r.workload.experts) return {*r.workload.experts};
   const WeightFormat stored = stored_expert_format(r.config);
@@ -164,7 +165,7 @@ void Winner::enter_with(Placement& p, int64_t home, int concurrency) {
   prediction = std::move(then);
 }
 
-// Whether what is predicted is better than the best so far.
+// True if the prediction is better than the best so far.
 bool Winner::beats(const Prediction& then) const {
   const bool new_meets = meets(w_, then), old_meets = meets(w_, prediction);
   return new_meets != old_meets ? new_meets : then.score < prediction.score;
@@ -185,7 +186,7 @@ bool Winner::hopeless(double score) const {
   return std::isinf(score) || (placement && meets(w_, prediction) && score >= prediction.score);
 }
 
-// As if embedding and head took no time, with what takes the least memory.
+// Assumes that embedding and head take no time and the least memory.
 double Winner::promise(Placement& p, int64_t home, const RoutingStatistics& routing) {
   p.embedding_on_cpu = true;
   p.head_on_cpu = p.stages[0].devices[0].is_cpu();
@@ -219,7 +220,7 @@ double Winner::promise(Placement& p, int64_t home, const RoutingStatistics& rout
                              ? decode + then.time_to_first_token_seconds * alone(then.prefill)
                              : (decode + prompts * alone(then.prefill)) / w_.output_tokens / n);
             } else if (least > 1e300 && n == 1) {
-              least = 1e300;  // fits, too slow for a user
+              least = 1e300;  // fits, but too slow for each user
             }
             if (n == most) break;
           }
@@ -228,7 +229,7 @@ double Winner::promise(Placement& p, int64_t home, const RoutingStatistics& rout
   return least;
 }
 
-// How many sequences the memory of every device of the backbone has room for.
+// Most sequences for which every device of the backbone has memory.
 int Winner::largest_concurrency(const Placement& p) const {
   const int64_t a_layer = w_.context * kv_layer_bytes(r_.config, p.kv_type);
   int64_t sequences = kMostConcurrency;
@@ -239,8 +240,8 @@ int Winner::largest_concurrency(const Placement& p) const {
   return static_cast<int>(std::clamp<int64_t>(sequences * p.stages[0].dp(), 0, kMostConcurrency));
 }
 
-// Numbers of sequences to try: doubling up to what there is room for, and the largest with which
-// each user still gets the speed wanted, to a 64th.
+// Concurrencies to try: powers of two while the memory suffices and each user gets the wanted
+// speed, then the largest of those that do, to 1/64.
 std::vector<int> Winner::concurrencies(const Placement& p, int64_t home) {
   const int most = std::max(1, largest_concurrency(p));
   std::vector<int> all = {1};
@@ -261,7 +262,8 @@ std::vector<int> Winner::concurrencies(const Placement& p, int64_t home) {
   return all;
 }
 
-// From how many sequences a replica on halves are faster, where they are with all.
+// Fewest sequences per replica from which two micro-batches are faster; they must be faster with
+// all sequences.
 int least_halved(const PlanInput& in, Placement p) {
   const auto seconds = [&](int n, int micro_batches) {
     Workload w = in.workload;
@@ -287,7 +289,7 @@ bool meets(const Workload& w, const Prediction& p) {
 
 void refuse(const PlanRequest& r, const Winner& best, const std::vector<WeightFormat>& formats) {
   const double missing = static_cast<double>(best.least_missing) * 1e-9;
-  // Of what is added a part is kept in reserve too.
+  // A part of added memory is reserved too.
   constexpr int64_t kProbe = int64_t{1} << 40;
   const bool cpu = best.fullest.is_cpu();
   const double kept =
@@ -302,7 +304,7 @@ void refuse(const PlanRequest& r, const Winner& best, const std::vector<WeightFo
       smaller ? " or --experts int4" : "", smaller_workload(r, formats));
 }
 
-// The most sequences that would fit or, if there is but one, the longest context; nothing if none.
+// The most sequences that fit or, with a single one, the longest context; empty if none does.
 std::string smaller_workload(const PlanRequest& r, const std::vector<WeightFormat>& formats) {
   const auto fits = [&](int concurrency, int64_t context) {
     PlanRequest smaller = r;

@@ -1,19 +1,19 @@
-// The planner: which placement of a model on a machine serves a workload best, by prediction, and
-// why. Pure functions; docs/planner.md describes the model of costs.
+// The planner: the placement of a model on a machine with the best predicted score for a workload,
+// with reasons. Pure functions; docs/planner.md describes the cost model.
 #pragma once
 #include "offload/plan/predict.h"
 
 namespace tandem {
 
-// To which experts are narrowed where nothing wider fits.
+// The format of experts tried last, when no wider one fits.
 constexpr WeightFormat kNarrowest{DType::kI4TwoLevel, 64};
 
 struct Plan {
   Placement placement;
-  Workload workload;  // with the concurrency decided on
+  Workload workload;  // with the chosen concurrency
   Prediction prediction;
   std::string limit;                 // what bounds decoding, in words
-  std::vector<std::string> reasons;  // one a decision, with numbers
+  std::vector<std::string> reasons;  // one per decision, with numbers
 };
 
 struct PlanRequest {
@@ -24,15 +24,15 @@ struct PlanRequest {
   const RoutingStatistics& routing;
 };
 
-// The fastest placement that fits, with the widest format of experts that fits. Throws Error when
-// the workload is not sound, or nothing fits: with what is missing in GB and the smallest change
-// that would fit.
+// The fastest placement that fits, with the widest expert format that fits. Throws Error when the
+// workload is not sound, and when nothing fits: the message states what is missing in GB and the
+// smallest change that would fit.
 Plan plan(const PlanRequest& request);
 
-// The same for a placement that exists; throws Error when it is not sound (check_placement).
+// Predicts and explains a given placement. Throws Error when it is not sound (check_placement).
 Plan assess(const PlanRequest& request, const Placement& placement);
 
-// What one change to the machine or the format would bring.
+// Predicted effect of one change to the machine or the format.
 struct Change {
   std::string what;   // "experts in int4"
   bool fits = false;  // false: `refusal` says why not

@@ -1,5 +1,5 @@
-// What plan() expected of a model as it is placed. A placement's file keeps it beside the
-// placement, under "predicted", to stand beside what is measured when the placement runs.
+// The prediction of plan() for a placement. A placement file stores it under "predicted", for
+// comparison with measurements when the placement runs.
 #pragma once
 #include <string>
 #include <string_view>
@@ -9,14 +9,14 @@
 
 namespace tandem {
 
-// The mean MoE layer of a step of so many tokens.
+// The mean MoE layer of a step of `tokens` tokens.
 struct PlannedLayer {
   double tokens;
   LayerTime time;
 };
 
-// Of decoding and of a chunk of a prompt; empty: the file says nothing. Throws Error for wrong
-// fields.
+// The layers of a decode step and of a prefill chunk; empty if the file has no prediction. Throws
+// Error for wrong fields.
 std::vector<PlannedLayer> planned_layers(std::string_view placement, const std::string& source);
 
 }  // namespace tandem

@@ -81,7 +81,7 @@ void predict_speed(const PlanInput& in, const Placement& p, const Step& step, Pr
   const Workload& w = in.workload;
   const double replicas = p.stages.front().dp();
   const double stages = static_cast<double>(p.stages.size());
-  // In a pipeline the sequences form as many groups as there are stages.
+  // In a pipeline the sequences form one group per stage.
   const double a_replica = std::max(1.0, w.concurrency / replicas / stages);
   const double active = std::min<double>(replicas, w.concurrency);
   out.decode = step({a_replica, w.prompt_tokens + w.output_tokens / 2.0, false, active});
@@ -99,7 +99,7 @@ void predict_speed(const PlanInput& in, const Placement& p, const Step& step, Pr
       w.objective == Objective::kLatency ? out.request_seconds : 1 / out.output_tokens_per_second;
 }
 
-// What a step has beside its layers.
+// Adds what a step has besides its layers.
 void finish(const PlanInput& in, const Placement& p, const StepShape& shape, Phase& phase) {
   phase.tokens = shape.tokens_per_replica * shape.replicas;
   phase.streamed = shape.prefill && streams(p, shape.tokens_per_replica);
@@ -112,16 +112,16 @@ void finish(const PlanInput& in, const Placement& p, const StepShape& shape, Pha
   phase.tokens_per_second = phase.tokens / phase.step_seconds;
 }
 
-// Seconds of one prompt; fills in the prefill phase with its mean step.
+// Returns the seconds of one prompt and sets the prefill phase to its mean step.
 double prefill_seconds(const PlanInput& in, const Placement& p, const Step& step, Prediction& out) {
   const Workload& w = in.workload;
   const double chunk = std::min(p.prefill_chunk_tokens, w.prompt_tokens);
   const double n_chunks = std::ceil(w.prompt_tokens / chunk);
-  const double mean = w.prompt_tokens / n_chunks;  // tokens a chunk
+  const double mean = w.prompt_tokens / n_chunks;  // tokens per chunk
   const double active = std::min<double>(p.stages.front().dp(), w.concurrency);
   out.prefill = step({mean, (w.prompt_tokens + mean) / 2, true, active});
   const double alone = n_chunks * out.prefill.step_seconds;
-  // Stages work on different chunks at a time as far as there are any.
+  // Stages process different chunks concurrently while there are enough chunks.
   const double in_flight =
       std::min<double>(static_cast<double>(p.stages.size()), n_chunks * w.concurrency / active);
   out.prefill.tokens_per_second *= in_flight;
@@ -136,7 +136,7 @@ void add_layers(const PlanInput& in, const Placement& p, const StepShape& shape,
   const LayerModel model(in, p, shape);
   for (const Stage& stage : p.stages)
     for (int l = stage.first; l <= stage.last;) {
-      // Without statistics, layers that live alike take alike.
+      // Without statistics, layers with the same placement take the same time.
       int end = l + 1;
       const LayerExperts* home = in.config.is_moe(l) ? experts_of_layer(p, l) : nullptr;
       const int last_alike = home ? std::min(home->last, stage.last) : stage.last;

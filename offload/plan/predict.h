@@ -1,4 +1,4 @@
-// How fast a model would run as it is placed, and where the time would go. Pure: the placement
+// Predicted speed of a model in a given placement, and where the time goes. Pure; the placement
 // need not come from plan().
 #pragma once
 #include <array>
@@ -20,25 +20,25 @@ enum class Part {
   kShared,
   kGpuExperts,
   kCpuExperts,
-  kStreaming,  // of experts to the GPU
-  kExchange,   // of tokens between backbone and experts
-  kAllReduce,  // of tensor-parallel parts
-  kOverhead,   // starting kernels
+  kStreaming,  // experts to the GPU
+  kExchange,   // of tokens, between backbone and experts
+  kAllReduce,  // tensor-parallel sums
+  kOverhead,   // kernel launches
 };
 constexpr int kNumParts = 11;
 const char* name_of(Part part);  // "cpu_experts"
 
 struct LayerTime {
-  std::array<double, kNumParts> parts{};  // seconds each takes by itself; some overlap
-  double seconds = 0;                     // from one layer's start to the next one's
+  std::array<double, kNumParts> parts{};  // seconds of each part by itself; some overlap
+  double seconds = 0;                     // from the start of one layer to the start of the next
   double& operator[](Part p) { return parts[static_cast<int>(p)]; }
   double operator[](Part p) const { return parts[static_cast<int>(p)]; }
 };
 
-// One step: every sequence's next token, or a chunk of prompts.
+// One step: the next token of every sequence, or a chunk of prompts.
 struct Phase {
-  double tokens = 0;     // of all replicas
-  LayerTime dense, moe;  // the mean of such layers
+  double tokens = 0;     // over all replicas
+  LayerTime dense, moe;  // means over the layers of the kind
   int n_dense = 0, n_moe = 0;
   double embedding_seconds = 0, head_seconds = 0;
   double step_seconds = 0;
@@ -49,15 +49,15 @@ struct Phase {
 struct Prediction {
   Phase decode, prefill;
   double time_to_first_token_seconds = 0;  // of a request alone
-  double request_seconds = 0;              // with all others beside it
-  double output_tokens_per_second = 0;     // of all requests, their prompts' time included
+  double request_seconds = 0;              // with all other requests running
+  double output_tokens_per_second = 0;     // of all requests, including their prefill time
   double tokens_per_second_per_user = 0;
-  double load_seconds = 0;  // 0: the disk is unknown
+  double load_seconds = 0;  // 0: disk speed unknown
   std::vector<DeviceMemory> memory;
-  double score = 0;  // seconds a request or, for throughput, an output token: less is better
+  double score = 0;  // seconds per request or, for throughput, per output token: less is better
 };
 
-// What routing.chance() says of a layer's experts, kept for who asks again and again.
+// Caches routing.chance() of a layer's experts.
 class KnownChances {
  public:
   const std::vector<double>& of(const RoutingStatistics& routing, int layer, double tokens,
@@ -67,37 +67,37 @@ class KnownChances {
   std::map<std::pair<int, double>, std::vector<double>> known_;
 };
 
-// The placement is sound (check_placement) but may not fit the memory.
+// The placement must be sound (check_placement) but need not fit the memory.
 struct PlanInput {
   const ModelConfig& config;
   const Machine& machine;
   const Workload& workload;  // concurrency at least 1
   const RoutingStatistics& routing;
-  KnownChances* known = nullptr;  // of this routing; null: computed each time
+  KnownChances* known = nullptr;  // cache for this routing; null: computed each time
 };
 Prediction predict(const PlanInput& input, const Placement& placement);
 
-// One step of `tokens` in each replica: next tokens of as many sequences that end at `context`, or
-// `prefill` of one.
+// One step of `tokens_per_replica` tokens in each replica: the next tokens of as many sequences
+// that end at `context`, or a prefill chunk of one sequence.
 struct StepShape {
   double tokens_per_replica, context;
   bool prefill;
-  double replicas;  // that have tokens
+  double replicas;  // number of replicas that have tokens
 };
 Phase predict_step(const PlanInput& input, const Placement& placement, StepShape shape);
 
-// The layers' times of steps, for placements that differ only in embedding, head, chunks and
-// micro-batches: those with the same stages and experts are given the same `home`.
+// Caches layer times of steps, for placements that differ only in embedding, head, chunks and
+// micro-batches. Placements with the same stages and experts must have the same `home`.
 class StepMemo {
  public:
-  // As predict(), without memory and load time.
+  // Like predict(), without memory and load time.
   Prediction speed(const PlanInput& input, const Placement& placement, int64_t home);
 
  private:
   using Key = std::tuple<int64_t, double, double, double, bool, int, bool>;
   Phase step(const PlanInput& input, const Placement& placement, StepShape shape, int64_t home);
   std::map<Key, Phase> layers_;
-  KnownChances chances_;  // with the routing that is not even
+  KnownChances chances_;  // for routing that is not even
 };
 
 }  // namespace tandem

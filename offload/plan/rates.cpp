@@ -5,14 +5,14 @@
 namespace tandem {
 namespace {
 
-// Assumed: about a dozen kernels replayed from a graph, and a dozen jobs of a thread team.
+// Assumed: about a dozen kernels launched from a graph, and a dozen jobs of a thread team.
 constexpr double kGpuLayerSeconds = 25e-6, kCpuLayerSeconds = 20e-6;
 
 double cpu_read_rate(const Machine& m, const std::vector<int>& columns) {
   const auto n = static_cast<double>(m.nodes.size());
   if (m.nodes.size() == 1) return m.read_bytes_per_second();
   if (!columns.empty()) {
-    double sum = 0, slowest = 0;  // columns; seconds to read a byte a column
+    double sum = 0, slowest = 0;  // columns; seconds to read one byte per column
     for (size_t i = 0; i < columns.size(); ++i) {
       sum += columns[i];
       slowest = std::max(slowest, columns[i] / m.nodes[i].read_bytes_per_second);

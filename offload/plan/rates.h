@@ -1,4 +1,4 @@
-// How fast one device of a machine does a part's work.
+// Speed of one device of a machine.
 #pragma once
 #include <string>
 
@@ -10,23 +10,23 @@ namespace tandem {
 struct Rates {
   double read_bytes_per_second;
   PeakRates peak;
-  std::string kind;          // of efficiency.h
-  Curves measured;           // of the machine, which outlives this
-  double per_layer_seconds;  // starting a layer's kernels, or waking the team
+  std::string kind;          // as in efficiency.h
+  Curves measured;           // curves of the machine, which must outlive this
+  double per_layer_seconds;  // overhead: kernel launches on a GPU, thread team wake-ups on a CPU
 };
 
-// `numa_columns` as in Placement: slices read their own node's memory; without them every node
-// reads from all.
+// `numa_columns` as in Placement: with slices each node reads its own memory; without them every
+// node reads from all nodes.
 Rates rates_of(const Machine& machine, DeviceId device, const std::vector<int>& numa_columns);
 
-// The peak of the arithmetic in which a device multiplies weights kept as `format`.
+// The arithmetic peak of a device for weights stored as `format`.
 double peak_for(const Rates& rates, DType format, bool gpu);
 
-// What reading and arithmetic take together where nothing is lost: a GPU hides the shorter behind
-// the longer, a CPU's core does one after the other (docs/planner.md has the measurements).
+// Ideal seconds of reading and arithmetic: a GPU overlaps them, a CPU core does one after the other
+// (docs/planner.md has the measurements).
 double together(const Rates& rates, double read_seconds, double op_seconds);
 
-// What a product must move and compute, and how many rows of activations each of its matrices gets.
+// Bytes and operations of a product, and the rows of activations of each of its matrices.
 struct ProductWork {
   double bytes, ops, rows;
 };

@@ -20,9 +20,9 @@ double giga(double n) { return n * 1e-9; }
 double giga(int64_t n) { return static_cast<double>(n) * 1e-9; }
 double milli(double seconds) { return seconds * 1e3; }
 
-// Where the experts of all layers are, by kind of owner.
+// Where the experts of all layers are, by kind of device.
 struct ExpertHomes {
-  int64_t on_cpu = 0, on_gpu = 0, copies = 0;  // (layer, expert) pairs; second copies
+  int64_t on_cpu = 0, on_gpu = 0, copies = 0;  // (layer, expert) pairs; extra replicas
   int n_owners = 0;
   bool sliced = false;
   WeightFormat format = {DType::kBF16};
@@ -310,7 +310,7 @@ void say_wish(const PlanInput& in, const Prediction& now, Words& words) {
       now.tokens_per_second_per_user >= wanted ? "at least" : "less than", wanted));
 }
 
-// Of CPUs only: of GPUs nothing is measured yet.
+// Reports efficiencies of CPUs only: none of a GPU has been measured.
 void say_efficiency(const PlanInput& in, const Placement& p, Words& words) {
   if (in.machine.n_unmeasured_gpus > 0)
     words.push_back(

@@ -1,5 +1,5 @@
-// A placement's decisions in words, each with the numbers that speak for it: what the other choice
-// would cost is predicted, not remembered.
+// Explains a placement's decisions, each with numbers: the cost of every alternative is predicted
+// anew.
 #pragma once
 #include "offload/plan/predict.h"
 

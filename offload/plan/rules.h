@@ -1,4 +1,4 @@
-// Rules that bound any placement, each a formula of the model's shapes and one device's rates.
+// Rules that bound any placement, as formulas of the model's shapes and one device's rates.
 #pragma once
 #include <optional>
 #include <string>
@@ -8,20 +8,21 @@
 
 namespace tandem {
 
-// Replicas of the backbone from which on an expert's batch is at least one replica's: E / top_k.
+// Replicas of the backbone from which each expert's batch is at least one replica's: E / top_k.
 double least_dp_for_compute_bound(const ModelConfig& config);
-// More ranks than routed experts and the shared one have nothing of their own to compute.
+// Expert-parallel ranks beyond this number, routed plus shared experts, have nothing to compute.
 int most_useful_ep(const ModelConfig& config);
-// Below this no amount of expert parallelism brings a layer: reading one expert, a byte a weight.
+// Lower bound of a layer's time under any expert parallelism: reading one expert at a byte per
+// weight.
 double one_expert_read_seconds(const ModelConfig& config, double read_bytes_per_second);
-// Tokens an expert must get before its arithmetic takes as long as reading it.
+// Tokens per expert at which its arithmetic takes as long as reading it.
 double ridge_tokens_per_expert(double ops_per_second, double read_bytes_per_second,
                                double bytes_per_weight);
 
-constexpr int kSplitMultiple = 128;  // columns of a scale block and of a kernel's tile
-// Why `width` (of the part called `what`) cannot be cut `ways`; nothing: it can.
+constexpr int kSplitMultiple = 128;  // columns per scale block and per kernel tile
+// Why `width` (of the part called `what`) cannot be split `ways`; empty if it can.
 std::optional<std::string> split_refusal(const char* what, int width, int ways);
-// The first of a model's tensor-parallel splits that is refused.
+// The first refused tensor-parallel split of a model; empty if there is none.
 std::optional<std::string> tensor_parallel_refusal(const ModelConfig& config, int ways);
 
 }  // namespace tandem

@@ -48,7 +48,7 @@ int first_with_experts(const SimulatedCluster& c) {
   return backbones(c) < c.n_ranks ? backbones(c) : 0;
 }
 
-// One half (or all) of the tokens in one layer: copies[from][to], and the experts' seconds there.
+// One micro-batch in one layer: copies[from][to] of tokens, and each rank's expert seconds.
 struct Exchange {
   std::vector<std::vector<int>> copies;
   std::vector<double> expert_seconds;
@@ -60,7 +60,7 @@ class Router {
       : c_(c), rng_(c.seed), order_(c.n_experts), owners_(c.owners) {
     std::iota(order_.begin(), order_.end(), 0);
   }
-  // A layer's popularity; call before its exchanges.
+  // Draws a layer's popularity; call before its exchanges.
   void next_layer() {
     std::shuffle(order_.begin(), order_.end(), rng_);
     cumulative_.clear();
@@ -124,7 +124,7 @@ class Router {
   std::vector<std::vector<int>> owners_;
 };
 
-// Does one thing at a time, in the order in which they are asked for.
+// Serves one request at a time, in order of arrival.
 struct Resource {
   double free_at = 0, busy = 0;
   double run(double from, double seconds) {
@@ -169,13 +169,13 @@ class Player {
  private:
   struct Event {
     double time;
-    int64_t number;  // equal times in the order in which they were asked for
+    int64_t number;  // events at equal times run in the order in which they were scheduled
     std::function<void()> action;
     bool operator<(const Event& o) const {
       return time != o.time ? time > o.time : number > o.number;
     }
   };
-  // Messages that a rank still waits for.
+  // Messages that each rank still waits for.
   struct Waiting {
     Waiting(int n, int n_backbones) : dispatches(n, n_backbones), combines(n_backbones, n) {}
     std::vector<int> dispatches, combines;
@@ -196,13 +196,13 @@ class Player {
     raise(result_.layers[layer].backbone_end, end);
     at(end, [=, this] {
       for (int i = 1; i <= c_.n_ranks; ++i) {
-        const int to = (rank + i) % c_.n_ranks;  // everybody begins with another; itself last
+        const int to = (rank + i) % c_.n_ranks;  // receivers differ; itself last
         const int copies = exchanges_[layer][half].copies[rank][to];
         send(rank, to, copies * c_.dispatch_bytes, [=, this] { dispatched(layer, half, to); });
       }
     });
   }
-  // Nothing to send, and what stays in a host, arrives at once.
+  // Empty messages, and messages within a host, arrive at once.
   void send(int from, int to, double bytes, std::function<void()> arrived) {
     if (link_of_[from] == link_of_[to] || bytes == 0) return at(now_, std::move(arrived));
     const double sent = link_[link_of_[from]].run(now_, bytes / c_.link_bytes_per_second);
@@ -250,8 +250,8 @@ class Player {
   std::vector<int> link_of_;                      // [ranks]
   std::vector<Resource> compute_;                 // [ranks]
   std::vector<Resource> link_;                    // by link_of_
-  std::vector<std::vector<Exchange>> exchanges_;  // [layers][halves]
-  std::vector<std::vector<Waiting>> waiting_;     // [layers][halves]
+  std::vector<std::vector<Exchange>> exchanges_;  // [layers][micro-batches]
+  std::vector<std::vector<Waiting>> waiting_;     // [layers][micro-batches]
   std::priority_queue<Event> events_;
   int64_t n_events_ = 0;
   int n_halves_ = 1;

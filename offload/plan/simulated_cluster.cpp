@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-// The backbone's devices, then others that own experts.
+// The backbone's devices, then other devices that own experts.
 std::vector<DeviceId> ranks_of(const Placement& p) {
   std::vector<DeviceId> ranks = p.stages[0].devices;
   for (const ExpertGroup& group : p.layers[0].groups)

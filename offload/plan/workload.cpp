@@ -40,7 +40,7 @@ RoutingCounts::RoutingCounts(const ModelConfig& c) : of_layer(c.n_layers) {
 
 namespace {
 
-// What tells models apart whose routers have as many experts.
+// Identifies the model by its shapes: routers of different models may have equally many experts.
 std::string name_of_shapes(const ModelConfig& c) {
   return fmt::format("{}, {} layers of {}, {} of {} experts of {}, vocabulary of {}",
                      c.architecture, c.n_layers, c.dim, c.router.n_active, c.router.n_experts,

@@ -15,8 +15,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kMostCaches =
-    8;  // layers that are walked through, so that the cache comes from memory
+constexpr int kMostCaches = 8;  // layers in rotation, so that the cache is read from memory
 
 }  // namespace
 
@@ -102,7 +101,7 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
 
   const cpu::PeakLoop peak = peak_of_attention(speed, kernels);
   const int64_t element = size_of(cache_type);
-  // The last n tokens of each of some sequences.
+  // Measures the last n tokens of each of n_sequences sequences.
   const auto measure_one = [&](int context, int n, int n_sequences, bool naive) {
     const LastTokens last(context, n, pages, n_sequences);
     const Batch batch = last.batch();

@@ -126,7 +126,7 @@ AttentionVariants::AttentionVariants(const ModelConfig& config, const AttentionW
         visit(restored_, 1, n * head_.kv_rank, DType::kF32);
         visit(o_latent_, n, m.kv_rank, DType::kF32);
         visit(o_, 1, n * m.v_dim, DType::kF32);
-        // Row 0 is that of the sequence of latents, and stays unused.
+        // Row 0 belongs to the sequence of latents and is unused.
         visit(q_of_heads_, 1 + n, head_.cache_dim(), DType::kF32);
         visit(kv_of_heads_, n, head_.cache_dim(), DType::kF32);
         visit(o_of_heads_, 1 + n, head_.kv_rank, DType::kF32);
@@ -202,8 +202,8 @@ void AttentionVariants::append_to_heads() {
   ops_.append_kv(token_of_heads_, kv_of_heads_, heads_);
 }
 
-// To the absorbed form a head's key and value are one latent: the query is 0 where the value is,
-// and of the output the part of the key is not used. That costs operations, and no bytes.
+// In absorbed form a head's key and value are one latent: the query is 0 at the value's columns,
+// and the key's part of the output is unused. This adds operations, but no bytes.
 void AttentionVariants::attend_heads() {
   const MlaConfig& m = c_.mla;
   const int cols = head_.kv_rank;
@@ -255,7 +255,7 @@ void AttentionVariants::attend_absorbed(bool copies, bool materialized) {
   ops_.linear_per_head(back);
 }
 
-// Pages that follow one another together.
+// Copies runs of consecutive pages at once.
 void AttentionVariants::copy_latents() {
   for (size_t i = 0, n = 0; i < pages_.size(); i += n) {
     for (n = 1; i + n < pages_.size() && pages_[i + n] == pages_[i + n - 1] + 1;) ++n;
@@ -294,7 +294,7 @@ Cost cost_of_variant(AttentionVariant variant, const ModelConfig& config, Weight
   } else {
     matrix(heads * m.qk_dim(), m.q_rank, format);
     matrix(config.dim, heads * m.v_dim, format);
-    matrix(kv_b_rows, m.kv_rank, format);  // once, whether for one token or in two halves
+    matrix(kv_b_rows, m.kv_rank, format);  // once, for one token as well as in two halves
   }
   const AttentionCost absorbed = cost_of_absorbed(m, context, element_bytes);
   const int64_t decompressed = context * heads * (m.qk_dim() + m.v_dim);

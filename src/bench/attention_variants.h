@@ -1,10 +1,12 @@
-// Five ways to compute one token's multi-head latent attention, projections included (the names are
-// those of madsys' DeepSeek-V2 profile): what is cached, and which matrices are multiplied when.
+// Five ways to compute one token's multi-head latent attention, projections included. They differ
+// in what is cached and when matrices are multiplied; the names are those of madsys' DeepSeek-V2
+// profile.
 //   CD        keys and values of every head are cached
 //   CC        latents are cached; keys and values of all tokens are restored in every step
-//   A_CC      latents are cached; queries go into their space; queries and keys are copied together
-//   A_CC_ME   the same without the copies: what the engine does
-//   AM_CC_ME  the matrices on both sides of the latents multiplied beforehand
+//   A_CC      latents are cached; queries are projected to latent space; queries and keys are
+//             copied together
+//   A_CC_ME   like A_CC without the copies: the engine's form
+//   AM_CC_ME  the matrices on both sides of the latents are multiplied in advance
 #pragma once
 #include "bench/roofline.h"
 #include "core/team.h"
@@ -22,35 +24,35 @@ enum class AttentionVariant { kCD, kCC, kACC, kACCME, kAMCCME };
 constexpr int kNumAttentionVariants = 5;
 const char* name_of(AttentionVariant variant);
 
-// The products that AM_CC_ME makes beforehand.
+// The matrices that AM_CC_ME multiplies in advance.
 struct Materialized {
   QuantView q_latent;  // [heads * kv_rank, q_rank]
   QuantView q_rope;    // [heads * rope_dim, q_rank]: the rope rows of q_b
   QuantView o;         // [dim, heads * kv_rank]
 };
 
-// A latent cache as CD would have it: every head is a sequence of its own, whose pages follow one
-// another, and its "latent" is [nope_dim key | v_dim value].
+// The configuration of CD's cache: every head is a sequence with consecutive pages, and its
+// "latent" is [nope_dim key | v_dim value].
 ModelConfig config_of_heads(const ModelConfig& config);
-// What it holds of a context, restored by kv_b from the latents, both the host's, in the same type.
+// CD's cache of a context, restored by kv_b from the latents. Both are in host memory, in one type.
 KvCache cache_of_heads(const cpu::KernelTable& kernels, const ModelConfig& config,
                        const QuantView& kv_b, TensorView latents, std::span<const int32_t> pages,
                        int context, Team& team);
 int64_t bytes_of_cache_of_heads(const ModelConfig& config, int context, DType type);
 
-// One layer and one sequence whose last token is computed, on any device. Models with q_lora_rank,
-// and with heads that are no wider than the latents.
+// One layer and one sequence whose last token is computed, on any device. Models must have a
+// q_lora_rank, and heads that are no wider than the latents.
 class AttentionVariants {
  public:
-  // Begins a step of `ops` of the device, which was made for steps of max_tokens(). Weights and
-  // caches are on its device. All references outlive the object.
+  // Begins a step of `ops`, which must support steps of max_tokens(). Weights and caches are on
+  // `device`, which `ops` belong to. All references must outlive the object.
   AttentionVariants(const ModelConfig& config, const AttentionWeights& weights,
                     const Materialized& materialized, TensorView latents,
                     std::span<const int32_t> pages, TensorView heads, int context, Ops& ops,
                     Device& device);
   static int max_tokens(const MlaConfig& mla) { return 1 + mla.n_heads; }
 
-  // y = attention of h, both [1, dim], as the variant does it.
+  // y = attention of h by the variant, both [1, dim].
   void run(AttentionVariant variant, TensorView h, TensorView y);
 
  private:
@@ -65,7 +67,7 @@ class AttentionVariants {
   RopeTable rope() const { return {frequencies_, rope_amplitude(c_.rope)}; }
 
   const ModelConfig& c_;
-  const MlaConfig head_;  // of the caches of heads
+  const MlaConfig head_;  // of the per-head caches
   const AttentionWeights& w_;
   const Materialized& m_;
   Ops& ops_;
@@ -73,7 +75,7 @@ class AttentionVariants {
   const TensorView latents_, heads_;
   const std::vector<int32_t> pages_, pages_of_heads_;
   const std::vector<int32_t> tokens_, positions_;
-  const std::vector<Sequence> sequences_;  // that of the latents, then those of the heads
+  const std::vector<Sequence> sequences_;  // the sequence of latents, then those of the heads
   const Batch token_, token_of_heads_;     // parts of the step
   const std::vector<float> frequencies_;
   Arena arena_;
@@ -82,7 +84,7 @@ class AttentionVariants {
   TensorView copy_;  // of latents_
 };
 
-// Beside the weights, what a step reads and writes of caches, and all its operations.
+// Bytes of weights and caches that a step reads and writes, and all its operations.
 Cost cost_of_variant(AttentionVariant variant, const ModelConfig& config, WeightFormat format,
                      int64_t context, int64_t cache_element_bytes);
 

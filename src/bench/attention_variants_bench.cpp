@@ -1,5 +1,5 @@
-// `tandem bench attention --variants`: a row for each order of computing one token's attention, on
-// the CPU and on a card.
+// `tandem bench attention --variants`: a row per way to compute one token's attention, on the CPU
+// and on a GPU.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -15,7 +15,7 @@
 namespace tandem {
 namespace {
 
-// A matrix whose rows repeat those of a panel of random BF16 numbers.
+// A matrix that repeats the rows of a panel of random BF16 numbers.
 struct RepeatedPanel {
   RepeatedPanel(int64_t rows, int64_t cols) : n_rows(rows), numbers(kPackRows * cols) {
     std::mt19937 rng(1);
@@ -61,7 +61,7 @@ bool is_needed(const WeightSpec& spec) {
   return spec.use == WeightUse::kAttention || spec.name.ends_with("a_layernorm.weight");
 }
 
-// The latents of one layer, and the pages of its only sequence.
+// The latents of one layer, and the pages of its single sequence.
 struct Latents {
   Latents(const ModelConfig& config, int longest, DType type)
       : cache(config, longest, type), pages(first_pages(pages_for(longest))) {
@@ -93,7 +93,7 @@ class VariantsOnCard {
     latents_ = std::make_unique<Latents>(config, longest, DType::kBF16);
   }
 
-  // Of each variant; nothing where there is no card, or one whose memory is too little.
+  // Seconds of each variant; empty without a GPU, or if its memory is too small.
   std::array<GpuSeconds, kNumAttentionVariants> seconds(int context,
                                                         const cpu::KernelTable& kernels,
                                                         const QuantView& kv_b, TensorView h,
@@ -115,7 +115,7 @@ class VariantsOnCard {
             *twin_,
             [&](int64_t) { variants.run(static_cast<AttentionVariant>(v), h_there, y_there); },
             seconds_);
-    } catch (const Error&) {  // too little memory
+    } catch (const Error&) {  // too little GPU memory
     }
     return seconds;
   }

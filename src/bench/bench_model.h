@@ -1,5 +1,5 @@
-// Models that exist only to be measured: the shapes of a released one, cut to what fits the memory,
-// with random weights.
+// Models for measurements only: the shapes of a released model, reduced to fit the memory, with
+// random weights.
 #pragma once
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -12,51 +12,52 @@
 
 namespace tandem {
 
-// The configuration called `name` (r1, v3, v2-lite, k2, ..), which the program brings along, or
-// that of a file or model directory. Throws Error for an unknown name, listing those known.
+// The configuration called `name` (r1, v3, v2-lite, k2, ..) that comes with the program, or that of
+// a file or model directory. Throws Error for an unknown name, listing the known ones.
 ModelConfig bench_config(const std::string& name);
 
 struct WeightFormats {
-  WeightFormat backbone;  // attention, dense layers, shared experts; the rest is BF16
+  WeightFormat backbone;  // attention, dense layers, shared experts; other tensors are BF16
   WeightFormat experts;
 };
-// "auto" is the checkpoint's own format; INT8 and INT4 are for experts alone. Throw Error for an
+// "auto" is the checkpoint's own format; only experts may be INT8 or INT4. Throw Error for an
 // unknown name.
 WeightFormat backbone_format(const std::string& name, const ModelConfig& config);
 WeightFormat expert_format(const std::string& name, const ModelConfig& config);
 
-// How much of a model's experts is kept.
+// The number of experts that are kept.
 struct Resident {
-  int layers;   // that have experts
-  int experts;  // of each
+  int layers;   // MoE layers
+  int experts;  // per layer
 };
-// As many experts as `budget` bytes hold, of one layer, or of as many layers as make `cold` bytes,
-// so that weights come from memory and not from a cache. The number of experts is a multiple of the
-// router's groups. Throws Error when not even twice the experts that a token needs fit.
+// The experts of one layer that fit in `budget` bytes, in as many layers as reach `cold` bytes, so
+// that weights come from memory and not from a cache. The number of experts is a multiple of the
+// router's groups. Throws Error when fewer fit than twice the experts that a token needs.
 Resident resident_experts(const ModelConfig& config, WeightFormat format, int64_t budget,
                           int64_t cold);
 int64_t cold_bytes();  // 2 GB, or four times the last-level caches
 
-int most_of(const std::vector<int>& values);  // 0: there are none
+int most_of(const std::vector<int>& values);  // the largest value; 0 if empty
 
-void check_layers(int n_layers);  // 1 to 1000, else throws Error
+void check_layers(int n_layers);  // throws Error unless 1 to 1000
 // The configuration with fewer experts.
 ModelConfig with_experts(ModelConfig config, int n_experts);
-// With fewer layers, the first of them dense if the model has such.
+// The configuration with fewer layers, the first of them dense if the model has dense layers.
 ModelConfig with_layers(ModelConfig config, int n_layers);
-// With as many experts in each layer as `budget` bytes hold, in all layers together.
+// The configuration with as many experts per layer as fit in `budget` bytes for all layers.
 ModelConfig with_resident_experts(const ModelConfig& config, WeightFormat format, int64_t budget);
 
-// What a report says of a cut model and of what runs it.
+// Adds the fields that describe a reduced model and what runs it.
 void add_cut_model(nlohmann::ordered_json& report, const char* isa, int n_threads,
                    const ModelConfig& config, WeightFormats formats);
 
-// One tensor at a time as a checkpoint would hold it.
+// Generates one tensor at a time as a checkpoint would store it.
 class RandomTensor {
  public:
   RandomTensor(WeightFormats formats, const ModelConfig& config)
       : formats_(formats), config_(config) {}
-  // A matrix has no data, its scales have, a vector is all there; until the next call.
+  // The result is valid until the next call. A matrix has scales but no data, a vector has its
+  // data.
   QuantView stored(const WeightSpec& spec);
   static void write_rows(const QuantView& stored, WeightUse use, int64_t first, int64_t n,
                          std::byte* to);
@@ -67,13 +68,13 @@ class RandomTensor {
   std::vector<float> numbers_;
 };
 
-// Numbers of deviation 1, as normalised activations are; x has no gaps between its rows.
+// Fills x, whose rows are contiguous, with normal numbers of deviation 1, like normalised
+// activations.
 void fill_with_normal(TensorView x);
 
-// Fills `home` with the tensors for which `wanted` says so, all finite and of the size that trained
-// ones have; the others stay empty. Matrices of one shape and format are equal. Random tokens
-// choose their experts independently of each other. Throws Error when the memory does not hold
-// them.
+// Fills `home` with finite random tensors of realistic magnitude where `wanted` returns true; the
+// others stay empty. Matrices of one shape and format are equal. Random tokens choose their experts
+// independently of each other. Throws Error when memory is insufficient.
 ModelWeights random_weights(const ModelConfig& config, WeightFormats formats,
                             const std::function<bool(const WeightSpec&)>& wanted, CpuWeights& home,
                             Team& team);

@@ -63,8 +63,8 @@ std::vector<std::string> files_of(const std::string& path) {
   return files;
 }
 
-// All files over and over, by as many threads and in pieces as large as when a model is loaded; 0
-// when nothing can be read past the page cache.
+// Reads all files repeatedly, with the threads and read sizes of model loading; 0 if the page cache
+// cannot be bypassed.
 double read_rate(const std::vector<std::string>& paths, int n_threads, double seconds) {
   struct Piece {
     const DirectFile* file;
@@ -104,7 +104,7 @@ double read_rate(const std::vector<std::string>& paths, int n_threads, double se
   return static_cast<double>(bytes) / spent();
 }
 
-// Of numbers that no disk can compress, on the disk when this returns.
+// Writes numbers that no disk can compress; they are on the disk when this returns.
 bool write_file(const std::string& path, int64_t bytes) {
   const int fd = open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
   if (fd < 0) return false;

@@ -1,4 +1,4 @@
-// How fast the disk under a model is read, past the page cache, as loading does.
+// Read speed of the disk that holds a model, bypassing the page cache as loading does.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,10 +11,10 @@ struct DiskSpeed {
 };
 
 // Reads a file, or the *.safetensors of a folder, for about `seconds`. Throws Error when there are
-// none. Ask before there are teams: threads start where the caller may run.
+// none. Call before creating teams: new threads inherit the caller's CPU affinity.
 DiskSpeed speed_of_files(const std::string& path, int n_threads, double seconds);
 
-// The same of a file of so many bytes that is written into the folder first and removed after.
+// Reads a temporary file of `bytes` bytes in the folder likewise.
 DiskSpeed speed_of_folder(const std::string& folder, int64_t bytes, int n_threads, double seconds);
 
 }  // namespace tandem

@@ -10,9 +10,9 @@
 namespace tandem {
 namespace {
 
-constexpr int kSteps = 64;  // of different tokens, so that rows come from memory
+constexpr int kSteps = 64;  // with different tokens, so that rows come from memory
 
-// The same rows there, and what the CPU made brought there.
+// The same rows from the GPU's table, and the CPU's result copied to the GPU.
 class EmbedOnCard {
  public:
   EmbedOnCard(const EmbedBench& bench, WeightFormat format, int most) : bench_(bench) {
@@ -83,7 +83,7 @@ void bench_embed(const EmbedBench& bench, const cpu::KernelTable& kernels, Machi
   for (int32_t& token : tokens) token = any_token(rng);
   const EmbedOnCard on_card(bench, format, most);
   for (const int n : bench.tokens) {
-    // Rows are read in BF16 and written as float.
+    // Rows are read as BF16 and written as float.
     const Work work = {{n * config.dim * (size_of(DType::kBF16) + size_of(DType::kF32)), 0},
                        [&](int64_t run) {
                          const int64_t first = run % kSteps * n;

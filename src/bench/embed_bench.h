@@ -7,7 +7,7 @@ namespace tandem {
 struct EmbedBench {
   std::string config_name;
   ModelConfig config;
-  std::vector<int> tokens;  // a row each
+  std::vector<int> tokens;  // one row per count
   double seconds;
   int64_t memory_bytes;
   GpuTwins gpus = {};  // empty: no GPU

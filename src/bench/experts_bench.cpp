@@ -51,7 +51,7 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
     visit(y, most, config.dim, DType::kF32);
   });
   fill_with_normal(x);
-  std::mt19937 rng(1);  // of routings
+  std::mt19937 rng(1);  // for the routings
 
   std::unique_ptr<GpuTwin> twin;
   if (bench.gpus)

@@ -19,24 +19,25 @@ struct ExpertsBench {
   std::string config_name;
   ModelConfig config;
   WeightFormat format;
-  std::vector<int> tokens;  // a row each
-  bool skew;                // one expert takes half of the tokens, beside uniform routing
-  double seconds;           // a row
+  std::vector<int> tokens;  // one row per count
+  bool skew;                // also measure routing where one expert takes half of the tokens
+  double seconds;           // per row
   int64_t memory_bytes;     // for weights
   GpuTwins gpus = {};       // empty: no GPU
   MeasuringProgress progress = {};
 };
 
-// What a step with this routing must do: read each expert once, multiply every pair's row.
+// The minimum work of a step with this routing: read each used expert once, multiply the row of
+// every (token, expert) pair.
 struct ExpertsCost {
   int64_t bytes, ops;
-  int n_experts;        // different ones
-  int rows_of_busiest;  // tokens of the expert that most go to
+  int n_experts;        // distinct experts
+  int rows_of_busiest;  // tokens of the most used expert
 };
 // ids: [tokens, n_active].
 ExpertsCost cost_of_experts(const ModelConfig& config, WeightFormat format, const TensorView& ids);
 
-// A step of each routing in turn, on layers in turn; x and y [tokens, dim] on the card.
+// Median seconds of a step, over the routings and layers in turn; x and y [tokens, dim] on the GPU.
 double experts_on_card(GpuTwin& twin, std::span<const RandomRouting> steps, int n_layers,
                        TensorView x, TensorView y, double seconds);
 

@@ -23,20 +23,20 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kMinRounds = 3;
-constexpr int kBurstsOfPrompt = 4;  // a median of three would follow a single disturbance
+constexpr int kBurstsOfPrompt = 4;  // a median of three could follow a single disturbance
 constexpr double kFirstBurst = 0.02;
 
 int64_t longest_sequence(const GenerateBench& bench) {
   return std::max(most_of(bench.contexts) + bench.new_tokens, most_of(bench.prompts)) + 1;
 }
 
-// Of all sequences that are in it at a time.
+// For all sequences that decode concurrently.
 int64_t cache_tokens(const GenerateBench& bench) {
   const int64_t pages = pages_for(static_cast<int>(longest_sequence(bench)));
   return most_of(bench.batches) * pages * kPageSize;
 }
 
-// Bytes of what is not an expert.
+// Bytes of everything but the experts.
 int64_t backbone_bytes(const ModelConfig& config, WeightFormats formats) {
   const StepCost cost = cost_of_step(config, formats, 0, 1, 0);
   return cost.backbone.bytes + int64_t{config.vocab} * config.dim * size_of(DType::kBF16);
@@ -81,7 +81,7 @@ Request greedy(std::vector<int32_t> prompt, int n_new) {
   return {.prompt = std::move(prompt), .max_new_tokens = n_new, .sampling = params, .stop_ids = {}};
 }
 
-// A step, or a prompt, and the bursts right before and after it.
+// A step, or a prompt, with the bursts right before and after it.
 struct TimedRun {
   double seconds;
   int first_burst, end_burst;
@@ -93,8 +93,8 @@ double median_seconds(const std::vector<TimedRun>& runs) {
   return median(std::move(seconds));
 }
 
-// Times each step that decodes a token of each of `batch` sequences behind `context` tokens that
-// are in the cache already, bursts of the probe between.
+// Times each step that decodes a token of each of `batch` sequences after `context` cached tokens,
+// with bursts of the probe in between.
 std::vector<TimedRun> decode_runs(Engine& engine, const GenerateBench& bench, int context,
                                   int batch, RatesProbe& probe) {
   std::mt19937 rng(context);
@@ -146,7 +146,7 @@ std::vector<TimedRun> prefill_runs(Engine& engine, const GenerateBench& bench, i
   return runs;
 }
 
-// What a kind of product is bound by when all rates are those of `machine`.
+// The bounds of a kind of product at the rates of `machine`.
 Bounds bounds_of(const Machine& machine, const cpu::PeakLoop& peak) {
   const double ops = peak.type == cpu::Arithmetic::kInt8   ? machine.peak.int8
                      : peak.type == cpu::Arithmetic::kBF16 ? machine.peak.bf16
@@ -154,8 +154,8 @@ Bounds bounds_of(const Machine& machine, const cpu::PeakLoop& peak) {
   return {machine.nodes[0].read_bytes_per_second, ops};
 }
 
-// What the planner expects, and by which part of the measured time it is off: the median over the
-// runs, each held against what predict(machine) says with the rates right before and after it.
+// Adds the planner's prediction and its relative error: the median over the runs, each compared
+// with predict(machine) at the rates measured right before and after it.
 template <class Predict>
 void add_prediction(Json& row, const std::vector<TimedRun>& runs, const RatesProbe& probe,
                     const Predict& predict) {
@@ -201,7 +201,7 @@ StepCost cost_of_step(const ModelConfig& config, WeightFormats formats, int64_t 
       return;
     }
     if (spec.use == WeightUse::kEmbedding) {
-      cost.backbone.bytes += batch * cols * size_of(DType::kBF16);  // a row of it each
+      cost.backbone.bytes += batch * cols * size_of(DType::kBF16);  // one row per sequence
       if (!config.tied_head) return;
     }
     const bool bf16 = spec.use == WeightUse::kEmbedding || spec.use == WeightUse::kHead ||

@@ -13,7 +13,7 @@ FoundGpus find_gpus(const char* library) {
   };
   const std::unique_ptr<void, Close> driver(dlopen(library, RTLD_NOW | RTLD_LOCAL));
   if (!driver) return {{}, "no CUDA driver"};
-  // CUDA Driver API: every function returns 0 for success; a device is an int.
+  // CUDA driver API: every function returns 0 for success; a device is an int.
   const auto function = [&]<class... Args>(const char* name, int (*&pointer)(Args...)) {
     pointer = reinterpret_cast<int (*)(Args...)>(dlsym(driver.get(), name));
     return pointer != nullptr;

@@ -1,4 +1,4 @@
-// Which GPUs the CUDA driver of this machine knows, for machines and builds with and without it.
+// The GPUs that this machine's CUDA driver reports, for machines and builds with and without CUDA.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -16,12 +16,12 @@ struct GpuInfo {
 
 struct FoundGpus {
   std::vector<GpuInfo> gpus;
-  std::string why_none = {};      // "no CUDA driver"; empty when there are some
-  std::optional<Gpu> rates = {};  // of the first one, as measured
+  std::string why_none = {};      // "no CUDA driver"; empty if there are GPUs
+  std::optional<Gpu> rates = {};  // of the first GPU, measured
   std::string why_no_rates = {};
 };
 
-// Opens the driver's library; nothing of this program is linked to it.
+// Opens the driver's library at run time; the program is not linked to it.
 FoundGpus find_gpus(const char* library = "libcuda.so.1");
 
 }  // namespace tandem

@@ -32,7 +32,7 @@ double seconds_of_runs(const std::function<void(int64_t run)>& run,
            }) /
            static_cast<double>(repeats);
   };
-  time();  // of which some is the first time only
+  time();  // warm-up
   repeats = std::max<int64_t>(1, static_cast<int64_t>(kShortestTiming / time()));
   std::vector<double> times;
   double spent = 0;

@@ -1,5 +1,5 @@
-// The model of a benchmark a second time, on a GPU: the same shapes and formats, so that the same
-// verbs can be timed there. src/with_gpu makes them.
+// A copy of a benchmark's model on a GPU, with the same shapes and formats, so that the same
+// operations can be timed there. Implemented in src/with_gpu.
 #pragma once
 #include <functional>
 #include <memory>
@@ -13,20 +13,21 @@
 
 namespace tandem {
 
-// A twin's routed experts in host memory, computed by the CPU in the twin's steps (HybridExperts),
-// with what a benchmark varies.
+// Routed experts in host memory that the CPU computes in the GPU model's steps (HybridExperts),
+// with the settings that a benchmark varies.
 class HybridTwin {
  public:
   virtual ~HybridTwin() = default;
   virtual ExpertPool& experts() = 0;
-  // Steps in which so many sequences and more decode have two micro-batches; 0: none.
+  // Decode steps of at least so many sequences run as two micro-batches; 0: none.
   virtual void micro_batches_from(int n_sequences) = 0;
-  // Prepares to bring experts to the card in steps of up to max_tokens, at rates that are measured
-  // here and now: from how many tokens on that is faster, 0: never. Nothing: not in their format.
+  // Prepares to stream experts to the GPU in steps of up to max_tokens, and measures the rates.
+  // Returns the number of tokens from which streaming is faster, 0: never; empty if their format
+  // cannot be streamed.
   virtual std::optional<int> measure_crossover(int max_tokens) = 0;
-  // Once it was measured: in steps of so many tokens and more.
+  // Sets the threshold in tokens for streaming; call after measure_crossover().
   virtual void stream_from(int n_tokens) = 0;
-  virtual int64_t bytes_brought() const = 0;  // so far
+  virtual int64_t bytes_brought() const = 0;  // bytes streamed so far
 };
 
 class GpuTwin {
@@ -36,15 +37,15 @@ class GpuTwin {
   virtual Device& device() = 0;
   virtual Ops& ops() = 0;
   virtual ExpertPool& experts() = 0;
-  // The routed experts of all layers, none of which is on the card; `on_cpu` takes what is handed
-  // down to `experts`, and all outlive the result. For steps of up to max_tokens.
+  // The routed experts of all layers, none on the GPU. `on_cpu` receives what is submitted to
+  // `experts`; all must outlive the result. For steps of up to max_tokens.
   virtual std::unique_ptr<HybridTwin> share(CpuExperts& experts, ExpertPool& on_cpu,
                                             int max_tokens) = 0;
-  // A matrix of n_rows rows on the card, in BF16 as those given, which are repeated.
+  // A BF16 matrix of n_rows rows on the GPU that repeats the given rows.
   virtual QuantView repeated(TensorView rows, int64_t n_rows) = 0;
-  // Kernels and copies of the recorded graph that the last step was; 0: it was none.
+  // Kernels and copies in the graph of the last step; 0 if it was not recorded.
   virtual int n_nodes_of_last_step() const = 0;
-  // Starts to copy a matrix without gaps between its rows.
+  // Starts to copy a matrix with contiguous rows to the GPU.
   virtual void to_card(TensorView from, TensorView to) = 0;
   virtual void wait() = 0;
 };
@@ -52,22 +53,22 @@ class GpuTwin {
 struct GpuTwinOptions {
   ModelConfig config;
   WeightFormats formats;
-  std::function<bool(const WeightSpec&)> wanted;  // tensors; the others stay empty
-  int max_tokens = 1;                             // of a step
-  int64_t context = 1;                            // tokens of a sequence
+  std::function<bool(const WeightSpec&)> wanted;  // tensors to load; the others stay empty
+  int max_tokens = 1;                             // per step
+  int64_t context = 1;                            // tokens per sequence
 };
-// Null where there is no GPU, or not for this: too little memory, formats that it does not have.
+// Returns null without a GPU, or if it lacks memory or a format.
 using GpuTwins = std::function<std::unique_ptr<GpuTwin>(const GpuTwinOptions&)>;
 
-// A matrix with what lies between its rows, which begins at the first of these.
+// The matrix extended to its stride, including the padding between rows; it must begin at column 0.
 inline TensorView whole_rows(TensorView m) {
   m.cols = m.stride;
   return m;
 }
-// A matrix of the host on the card, whole rows; `memory` keeps it.
+// Copies a matrix with whole rows from the host to the GPU; `memory` owns the copy.
 TensorView on_card(GpuTwin& twin, TensorView from, std::vector<Buffer>& memory);
 
-// Routings of steps, on the card.
+// Routings of steps, in GPU memory.
 class RoutingsOnCard {
  public:
   RoutingsOnCard(GpuTwin& twin, std::span<const RandomRouting> steps) {
@@ -83,9 +84,9 @@ class RoutingsOnCard {
   std::vector<Routing> routings_;
 };
 
-// Median of a run, of so many together that it takes a millisecond, measured for about `seconds`.
+// Median seconds of a run. Runs are timed in groups of at least a millisecond, for about `seconds`.
 double seconds_on_card(GpuTwin& twin, const std::function<void(int64_t run)>& run, double seconds);
-// .. of whatever is done when `wait` returns.
+// Likewise, for work that is done when `wait` returns.
 double seconds_of_runs(const std::function<void(int64_t run)>& run,
                        const std::function<void()>& wait, double seconds);
 

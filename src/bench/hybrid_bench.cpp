@@ -15,14 +15,14 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kBurst = 0.02;
 
-// Null where the card's rates are unknown.
+// Null where the GPU's rates are unknown.
 void add_prediction(Json& row, const std::optional<double>& predicted) {
   row["predicted_seconds"] = predicted ? Json(*predicted) : Json();
   row["prediction_error"] =
       predicted ? Json(*predicted / row["seconds"].get<double>() - 1) : Json();
 }
 
-// The card's part of a step at its own rates: matrices, then the cache. Logits are not computed.
+// The GPU's part of a step at its own rates: matrices, then the cache. Logits are not computed.
 double backbone_seconds(const HybridBench& bench, const ModelConfig& config, int context, int n) {
   const Bounds card = {bench.rates->read_bytes_per_second, bench.rates->peak.bf16};
   StepCost cost = cost_of_step(config, bench.formats, context, n, size_of(DType::kBF16));
@@ -111,7 +111,7 @@ Json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels, Mac
   HybridSteps steps({config, experts, card, limits, bench.before_cpu});
 
   RatesProbe probe(speed, kernels.isa, bench.curves);
-  // What measure() takes, and a prediction with the CPU's rates beside it.
+  // Returns the result of measure(), and a prediction with the CPU rates measured around it.
   const auto with_prediction = [&](const auto& measure) {
     const int first = probe.n_bursts();
     if (bench.rates) probe.burst(kBurst);

@@ -1,4 +1,4 @@
-// `tandem bench hybrid`: steps that a GPU and the CPU share, of a cut model with random weights.
+// `tandem bench hybrid`: steps shared by a GPU and the CPU, of a reduced model with random weights.
 #pragma once
 #include <nlohmann/json.hpp>
 
@@ -8,46 +8,46 @@
 
 namespace tandem {
 
-// Seconds of a hand-off to the CPU and back, by the kernels of signals.h, as the engine does, and
-// by the driver's stream memory operations (stream_flags.h); in a recorded graph, as a decode step
-// has it, and enqueued one by one.
+// Seconds of a hand-off to the CPU and back: with the kernels of signals.h, as in the engine, and
+// with the driver's stream memory operations (stream_flags.h); in a recorded graph, as in a decode
+// step, and enqueued one by one.
 struct HandOffs {
   struct Way {
-    std::optional<double> recorded, enqueued;  // nothing: refused
+    std::optional<double> recorded, enqueued;  // empty: refused
     std::string why_not = "";                  // the first refusal
   };
   Way kernels, memory_operations;
 };
 
 struct HybridBench {
-  std::string config_name, card;  // card: its name
+  std::string config_name, card;  // card: name of the GPU
   ModelConfig config;
   int n_layers;  // the first is dense, the others have experts
   WeightFormats formats;
-  std::vector<int> contexts;  // at which is decoded
-  std::vector<int> batches;   // sequences that are decoded at a time
-  std::vector<int> prompts;   // tokens of a streamed step
-  double seconds;             // a row
+  std::vector<int> contexts;  // at which tokens are decoded
+  std::vector<int> batches;   // decoding sequences
+  std::vector<int> prompts;   // tokens per streamed step
+  double seconds;             // per row
   int64_t memory_bytes;       // for experts
   GpuTwins gpus;
-  // For what is predicted: of this machine, and the card's rates; nothing: unknown.
+  // For the prediction: this machine's curves and the GPU's rates; empty: unknown.
   std::vector<EfficiencyCurve> curves = {};
   std::optional<Gpu> rates = {};
   std::function<void()> before_cpu = {};  // HybridSteps
-  // Measured seconds between a kernel of a recorded graph and the next; nothing: not.
+  // Measured idle seconds between consecutive kernels of a recorded graph; empty: not measured.
   std::optional<double> kernel_gap = {};
 };
 
-// A row of what was measured of a decode step, as the report has it.
+// A report row of a measured decode step.
 nlohmann::ordered_json decode_row(const HybridSteps::Decode& measured, const HybridBench& bench,
                                   const ModelConfig& config, int context, int n_sequences);
 
-// Fields as in docs/benchmarks.md. Throws Error when host or card have too little memory.
+// Fields are listed in docs/benchmarks.md. Throws Error when host or GPU memory is insufficient.
 nlohmann::ordered_json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels,
                                     MachineSpeed& speed);
 std::string hybrid_text(const nlohmann::ordered_json& report);
 
-// Its own row, as what hand-offs cost is measured without a model.
+// A separate row, since the cost of hand-offs is measured without a model.
 nlohmann::ordered_json hand_off_row(const HandOffs& measured, const std::string& card);
 std::string hand_off_text(const nlohmann::ordered_json& row);
 

@@ -13,7 +13,7 @@ namespace {
 constexpr int kLeastRounds = 3;
 constexpr int kSteps = 4;  // with different tokens, so that their experts come from memory
 
-// Next tokens of sequences at the end of `context`, kSteps times.
+// kSteps steps with the next tokens of sequences at the end of `context`.
 class DecodeSteps {
  public:
   DecodeSteps(int vocab, int context, int n) : pages_(first_pages(n * pages_for(context))) {
@@ -43,7 +43,7 @@ TensorView copy_of(const TensorView& from, std::vector<Buffer>& memory) {
 
 }  // namespace
 
-// The CPU's experts on the way to them, as a shared step asks for them.
+// Intercepts the expert batches that a shared step submits to the CPU.
 class CpuPart final : public ExpertPool {
  public:
   enum class Does { kAll, kRemembers, kNothing };
@@ -56,7 +56,7 @@ class CpuPart final : public ExpertPool {
     if (does != Does::kNothing) experts_.add_to(ticket, y);
   }
 
-  // All that was asked for while it did, once more.
+  // The batches recorded in mode kRemembers, for repetition.
   struct Asked {
     std::vector<ExpertBatch> batches;
     std::vector<Buffer> memory;
@@ -124,7 +124,7 @@ HybridSteps::Decode HybridSteps::decode(int context, int n_sequences, double sec
     asked.push_back(cpu_->take_remembered());
   }
 
-  // In turns, so that a disturbance is in all of them.
+  // In turns, so that a disturbance affects all of them.
   enum Kind { kStep, kHalves, kNoCpu, kGpu, kCpu, kKinds };
   std::array<std::vector<double>, kKinds> times;
   const auto run = [&](Kind kind, int step) {
@@ -138,7 +138,7 @@ HybridSteps::Decode HybridSteps::decode(int context, int n_sequences, double sec
     });
   };
   int gpu_nodes = 0;
-  for (int kind = 0; kind < kKinds; ++kind) {  // records, starts kernels
+  for (int kind = 0; kind < kKinds; ++kind) {  // warm-up: records graphs, loads kernels
     run(Kind(kind), 0);
     if (kind == kGpu) gpu_nodes = card_.twin()->n_nodes_of_last_step();
   }
@@ -180,7 +180,7 @@ std::optional<HybridSteps::Prefill> HybridSteps::prefill(int n, double seconds) 
   };
   const int never = limits_.max_tokens + 1;
   chunk(never);
-  chunk(n);  // now it is known which experts are likely
+  chunk(n);  // warm-up: streaming learns which experts are likely
   copy();
   double spent = 0;
   for (int round = 0; round < kLeastRounds || spent < seconds; ++round) {

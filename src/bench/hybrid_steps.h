@@ -1,5 +1,5 @@
-// Steps of a model whose backbone a card has and whose routed experts the CPU has, timed beside
-// what each of them takes without the other.
+// Steps of a model with its backbone on a GPU and its routed experts on the CPU, and the time that
+// each takes without the other.
 #pragma once
 #include <functional>
 #include <optional>
@@ -13,38 +13,39 @@ class CpuPart;
 
 class HybridSteps {
  public:
-  // All references outlive the object; so does `card`, on which no routed expert is.
+  // All references must outlive the object, and so must `card`, which has no routed experts.
   struct Parts {
     const ModelConfig& config;
     CpuExperts& experts;
     const ModelOnCard& card;
     StepLimits limits;
-    std::function<void()> before_cpu = {};  // in every layer: a slower CPU, for tests
+    // Called in every layer; simulates a slower CPU in tests.
+    std::function<void()> before_cpu = {};
   };
   explicit HybridSteps(const Parts& parts);
   ~HybridSteps();
 
-  // Medians of steps that decode a token of each sequence, without embedding's and head's host
-  // work: logits are not computed.
+  // Median seconds of steps that decode a token per sequence. Logits are not computed, so the
+  // host's work for embedding and head is not included.
   struct Decode {
-    double step;        // in one part
-    double halves;      // in two micro-batches; of one sequence the same as `step`
-    double no_cpu;      // the CPU hands a sum up at once
-    double gpu;         // without routed experts and hand-off
-    double cpu;         // the same experts of the same tokens, without the card
-    int gpu_nodes = 0;  // kernels of the graph that `gpu` is; 0: it is none
+    double step;        // as one batch
+    double halves;      // as two micro-batches; equals `step` for one sequence
+    double no_cpu;      // the CPU returns at once without computing
+    double gpu;         // without routed experts and hand-offs
+    double cpu;         // the same experts for the same tokens, without the GPU
+    int gpu_nodes = 0;  // kernels in the graph of `gpu`; 0: not recorded
   };
-  // For about `seconds`, the five in turn.
+  // Measures for about `seconds`, the five kinds in turn.
   Decode decode(int context, int n_sequences, double seconds);
 
   // Medians of steps with the first n tokens of a prompt.
   struct Prefill {
-    double streamed, on_cpu;       // experts brought to the card, and all computed by the CPU
-    int64_t bytes;                 // brought in one
-    double copy_bytes_per_second;  // of pinned memory to the card, beside it
-    int crossover;                 // tokens from which on streaming is faster; 0: never
+    double streamed, on_cpu;       // experts streamed to the GPU; all computed by the CPU
+    int64_t bytes;                 // streamed in one step
+    double copy_bytes_per_second;  // pinned memory to the GPU, measured in between
+    int crossover;                 // tokens from which streaming is faster; 0: never
   };
-  // Nothing where the card does not take experts in this format.
+  // Empty if experts of this format cannot be streamed.
   std::optional<Prefill> prefill(int n, double seconds);
 
  private:
@@ -56,7 +57,7 @@ class HybridSteps {
   const StepLimits limits_;
   const std::unique_ptr<CpuPart> cpu_;
   const std::unique_ptr<HybridTwin> shared_;
-  StepRunner model_;  // that shares; the card's own has no routed experts
+  StepRunner model_;  // with shared experts; the GPU's own model has none
   std::optional<int> crossover_;
 };
 

@@ -11,10 +11,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// By which a kernel may be slower than its bytes.
+// Allowed ratio of a kernel's time to the time of moving its bytes.
 constexpr double kSlack = 1.3;
 
-// bytes / bandwidth, whatever else a row says.
+// bytes / bandwidth, regardless of other fields of the row.
 void add_bound(Json& row, int64_t bytes, double bandwidth, const std::optional<double>& seconds) {
   const double moving = static_cast<double>(bytes) / bandwidth;
   const double bound = moving + kLaunchSeconds, target = kSlack * moving + kLaunchSeconds;
@@ -41,8 +41,8 @@ bool has(const ModelConfig& config, SmallKernel kernel) {
   return !of_experts || config.router.n_experts > 0;
 }
 
-// Activations are float, the cache and the embedding BF16 (docs/gpu.md); every number is moved
-// once, whatever a cache may hold of it already.
+// Activations are float, the cache and the embedding BF16 (docs/gpu.md). Every number is moved
+// once, regardless of cache hits.
 int64_t bytes_of(SmallKernel kernel, const ModelConfig& c, int64_t n) {
   constexpr int64_t kFloat = 4, kBf16 = 2, kIndex = 4;
   const int64_t kv = c.mla.cache_dim(), dim = c.dim;
@@ -52,7 +52,7 @@ int64_t bytes_of(SmallKernel kernel, const ModelConfig& c, int64_t n) {
       return n * (kIndex + dim * (kBf16 + kFloat));
     case SmallKernel::kNorm:
       return n * dim * 2 * kFloat + dim * kFloat;
-    case SmallKernel::kRope:  // of all heads' queries, in place
+    case SmallKernel::kRope:  // queries of all heads, in place
       return n * (kIndex + int64_t{c.mla.n_heads} * c.mla.rope_dim * 2 * kFloat) +
              c.mla.rope_dim / 2 * kFloat;
     case SmallKernel::kAppend:
@@ -68,7 +68,7 @@ int64_t bytes_of(SmallKernel kernel, const ModelConfig& c, int64_t n) {
       return n * (kIndex + dim * 2 * kFloat);
     case SmallKernel::kRound:
       return n * dim * (kFloat + kBf16);
-    case SmallKernel::kCombine:  // a row a pair, and what is added to
+    case SmallKernel::kCombine:  // one row per pair, and the sum that is read and written
       return pairs * (dim * kFloat + kIndex + kFloat) + n * dim * 2 * kFloat;
     case SmallKernel::kSiluMul:
       return n * c.dense_dim * 3 * kFloat;

@@ -1,4 +1,4 @@
-// `tandem bench kernels`: the card's small kernels, which move bytes and compute next to nothing.
+// `tandem bench kernels`: the GPU's small kernels, which move bytes and compute little.
 #pragma once
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -25,13 +25,13 @@ enum class SmallKernel : uint8_t {
   kKernels
 };
 const char* name_of(SmallKernel kernel);
-// Whether a model has it.
+// Whether the model uses the kernel.
 bool has(const ModelConfig& config, SmallKernel kernel);
-// What it must read and write for so many tokens.
+// Bytes that the kernel must read and write for n_tokens tokens.
 int64_t bytes_of(SmallKernel kernel, const ModelConfig& config, int64_t n_tokens);
 
-// Seconds of one on the card among others of its kind in a recorded graph, measured for about
-// `seconds`. Nothing: its matrices do not fit the card.
+// Seconds of one kernel among others of its kind in a recorded graph, measured for about `seconds`.
+// Empty if its matrices do not fit in GPU memory.
 using SmallKernelTimer =
     std::function<std::optional<double>(SmallKernel kernel, int n_tokens, double seconds)>;
 
@@ -39,17 +39,17 @@ struct KernelsBench {
   std::string config_name;
   ModelConfig config;
   std::vector<int> tokens;
-  double seconds;  // a row
-  // Empty, and no card's name and bandwidth: no GPU.
+  double seconds;  // per row
+  // Without a GPU: timer and name empty, bandwidth 0.
   SmallKernelTimer timer = {};
   std::string card = "";
   double read_bytes_per_second = 0;
 };
 
-// A launch, and a node of a graph, cost so much before the first byte has come.
+// Time of a launch, or of a graph node, before its first byte arrives.
 constexpr double kLaunchSeconds = 3e-6;
 
-// Rows as docs/benchmarks.md has them.
+// Rows are described in docs/benchmarks.md.
 void bench_kernels(const KernelsBench& bench, const OnRow& on_row);
 std::string kernels_header(const nlohmann::ordered_json& row);
 std::string kernels_text(const nlohmann::ordered_json& row);

@@ -16,9 +16,9 @@
 namespace tandem {
 namespace {
 
-constexpr int kVocab = 1024;  // of models whose layers alone are measured
+constexpr int kVocab = 1024;  // for models of which only layers are measured
 
-// Only layers with experts, as many of them as fit beside `other_bytes`; or only dense ones.
+// Only MoE layers, with as many experts as fit besides `other_bytes`; or only dense layers.
 ModelConfig only_layers(const LayerBench& bench, bool moe, int64_t other_bytes) {
   ModelConfig c = bench.config;
   check_layers(bench.n_layers);
@@ -107,8 +107,8 @@ struct MoeMatrices {
   }
 };
 
-// The forward pass's mixture_of_experts(), but for the choice of the router, which is computed and
-// not used: so every step has equal cost.
+// Runs the MoE part of DeepSeek::forward with a given routing. The router's choice is
+// computed but not used, so that every step has equal cost.
 void run_moe(const ModelConfig& config, Ops& ops, ExpertPool& experts, const ModelWeights& weights,
              const MoeMatrices& a, int n, int64_t run, const Routing& routing) {
   const auto first = [&](TensorView t) { return t.rows_from(0, n); };
@@ -153,7 +153,7 @@ void bench_moe(const LayerBench& bench, const cpu::KernelTable& kernels, Machine
     arena_there = Arena::holding([&](auto visit) { a_there.for_each(config, most, visit); },
                                  [&](int64_t bytes) { return twin->device().allocate(bytes); });
   fill_with_normal(a.x);
-  std::mt19937 rng(1);  // of routings
+  std::mt19937 rng(1);  // for the routings
   if (twin) twin->to_card(a.x, a_there.x);
 
   const int64_t shared = matrix_bytes(config, 3 * width, config.dim, bench.formats.backbone);

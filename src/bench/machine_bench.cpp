@@ -16,10 +16,10 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kTypes[cpu::kNumArithmetics] = {"fp32", "bf16", "int8"};
 
 struct Rates {
-  std::vector<double> one, all;  // a round each
+  std::vector<double> one, all;  // one per round
 };
 
-// All loops in turn, round after round, so that a slow moment of the machine hits all alike.
+// All loops in turn, round after round, so that a slow moment affects all of them equally.
 void measure_rounds(MachineSpeed& speed, double seconds, std::vector<Rates>& reads,
                     std::vector<Rates>& peaks) {
   constexpr int kMinRounds = 3;
@@ -43,7 +43,7 @@ void measure_rounds(MachineSpeed& speed, double seconds, std::vector<Rates>& rea
   }
 }
 
-// Nodes by themselves, scaled so that they add up to what all read at a time.
+// Rates of single nodes, scaled to add up to the rate of all nodes together.
 void add_numa_nodes(Json& report, const Topology& topology, MachineSpeed& speed, double seconds) {
   constexpr int64_t kNodeBytes = 1 << 30;
   const NumaSpeed numa = numa_speed(topology, speed.best_read_loop(), kNodeBytes, seconds);

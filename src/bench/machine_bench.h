@@ -1,4 +1,4 @@
-// `tandem bench machine`: what a roofline is made of.
+// `tandem bench machine`: the measurements that rooflines are based on.
 #pragma once
 #include <nlohmann/json.hpp>
 
@@ -8,14 +8,14 @@
 
 namespace tandem {
 
-// Measures every loop for about `seconds` with one thread and with all. Fields as in
-// docs/benchmarks.md; peaks of types that the machine has no instruction for are null. It is a
-// machine's description as io/machine_json.h reads it.
-// `topology`: all of this machine, asked before there was a team.
+// Measures every loop for about `seconds`, with one thread and with all. Fields are listed in
+// docs/benchmarks.md; peaks of types without an instruction on this machine are null. The report is
+// a machine description for io/machine_json.h. `topology` must cover the whole machine, so query it
+// before creating a team.
 nlohmann::ordered_json machine_report(const Topology& topology, MachineSpeed& speed,
                                       double seconds);
 
-// What is known of disk and GPUs; rates of a GPU that was not measured are null.
+// Adds disk and GPUs; rates of a GPU that was not measured are null.
 void add_disk_and_gpus(nlohmann::ordered_json& report, const DiskSpeed& disk,
                        const FoundGpus& gpus);
 

@@ -18,7 +18,7 @@ std::string cpu_name() {
   return "unknown";
 }
 
-// The number after `key` in a file of lines "key: number kB", in bytes; -1 if it is not there.
+// The number after `key` in a file of lines "key: number kB", in bytes; -1 if missing.
 int64_t kilobytes(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);)
@@ -26,7 +26,7 @@ int64_t kilobytes(const std::string& path, const std::string& key) {
   return -1;
 }
 
-// A control group's number, or `missing` where there is none or it says "max".
+// The number in a control group's file, or `missing` if there is none or it says "max".
 int64_t group_limit(const std::string& path, int64_t missing) {
   int64_t bytes = 0;
   return std::ifstream(path) >> bytes ? bytes : missing;

@@ -9,13 +9,13 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kPieceBytes = 1 << 20;  // read at a time, 50 to 100 us
-constexpr int64_t kBurstPieces = 64;      // of a thread in a burst
+constexpr int64_t kPieceBytes = 1 << 20;  // per read, 50 to 100 us
+constexpr int64_t kBurstPieces = 64;      // per thread and burst
 constexpr double kPeakPieceSeconds = 1e-4;
-constexpr int64_t kPeakPieces = 16;  // of a thread in a burst
+constexpr int64_t kPeakPieces = 16;  // per thread and burst
 constexpr int kTrials = 5;
 
-// The instruction set whose kernels may use a feature.
+// The lowest instruction set whose kernels may use a feature.
 cpu::Isa isa_of(cpu::Feature feature) {
   switch (feature) {
     case cpu::Feature::kBaseline:
@@ -34,7 +34,7 @@ cpu::Isa isa_of(cpu::Feature feature) {
   return cpu::Isa::kReference;
 }
 
-// Rounds that take about kPeakPieceSeconds.
+// The number of rounds that take about kPeakPieceSeconds.
 int64_t rounds_of_piece(const cpu::PeakLoop& loop, double ops_per_second) {
   const double rounds =
       ops_per_second * kPeakPieceSeconds / static_cast<double>(loop.ops_per_round);
@@ -86,8 +86,8 @@ MachineSpeed::MachineSpeed(Team& team, int64_t bytes)
   }
 }
 
-// Every thread writes its own slice, so that the pages are of its own NUMA node. An item waits
-// until all have begun: then no thread can have taken two.
+// Every thread writes its own slice, so that the pages are on its NUMA node. Each item waits until
+// all have started, so that no thread takes two.
 void MachineSpeed::touch() {
   const int64_t slice_bytes = pieces_per_thread_ * kPieceBytes;
   std::atomic<int> n_begun = 0;
@@ -115,7 +115,7 @@ const std::byte* MachineSpeed::next_piece(int thread) {
   return slice.data + slice.next * kPieceBytes;
 }
 
-// piece(thread), n_pieces at a time for each thread.
+// Calls piece(thread) n_pieces times per thread, repeatedly.
 template <class Piece>
 double MachineSpeed::pieces_per_second(int64_t n_pieces, Threads threads, double seconds,
                                        Piece piece) {

@@ -1,5 +1,5 @@
-// How fast this machine reads memory and multiplies, found out by short bursts of loops that do
-// nothing else. Bursts are meant to stand between the runs of what is judged by them: a machine's
+// Memory bandwidth and arithmetic peaks of this machine, measured in short bursts of dedicated
+// loops. Bursts should alternate with the runs that are compared with them, because a machine's
 // speed changes from minute to minute.
 #pragma once
 #include <chrono>
@@ -25,21 +25,21 @@ enum class Threads { kOne, kAll };
 
 class MachineSpeed {
  public:
-  // Reads from `bytes` of memory, a part of it for each thread of the team, touched by that thread.
+  // Reads from `bytes` of memory. Each thread of the team has a part, which it touches first.
   MachineSpeed(Team& team, int64_t bytes);
-  // 1 GiB a thread, or a quarter of the available memory if that is less.
+  // 1 GiB per thread, or a quarter of the available memory if smaller.
   static int64_t enough_bytes(const Team& team);
 
   Team& team() { return team_; }
-  // Those that this CPU can run.
+  // The loops that this CPU can run.
   std::span<const cpu::ReadLoop> read_loops() const { return reads_; }
   std::span<const cpu::PeakLoop> peak_loops() const { return peaks_; }
-  // The fastest with all threads.
+  // The fastest read loop with all threads.
   const cpu::ReadLoop& best_read_loop() const { return best_read_; }
-  // The fastest loop of a type that instruction set `isa` may use; of float where it has none.
+  // The fastest loop of a type that instruction set `isa` may use; a float loop if it has none.
   const cpu::PeakLoop& best_peak_loop(cpu::Arithmetic type, cpu::Isa isa) const;
 
-  // One burst of a few milliseconds, or of about `seconds` if that is longer.
+  // One burst of a few milliseconds, or of about `seconds` if longer.
   double read_bytes_per_second(const cpu::ReadLoop& loop, Threads threads, double seconds = 0);
   double ops_per_second(const cpu::PeakLoop& loop, Threads threads, double seconds = 0);
 
@@ -56,10 +56,10 @@ class MachineSpeed {
   Team& team_;
   const int64_t pieces_per_thread_;
   Buffer memory_;
-  std::vector<Slice> slices_;  // a thread's
+  std::vector<Slice> slices_;  // one per thread
   std::vector<cpu::ReadLoop> reads_;
   std::vector<cpu::PeakLoop> peaks_;
-  std::vector<double> peak_rates_;  // of one thread, of peaks_
+  std::vector<double> peak_rates_;  // of peaks_, with one thread
   cpu::ReadLoop best_read_;
 };
 

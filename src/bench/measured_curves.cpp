@@ -9,9 +9,9 @@
 namespace tandem {
 namespace {
 
-constexpr int kChunk = 512;  // as the engine computes prompts
+constexpr int kChunk = 512;  // tokens of a prompt per step, as in the engine
 
-// A curve in the making.
+// Samples of a curve.
 struct Samples {
   std::string model;                         // whose shapes were measured
   std::map<double, std::vector<double>> at;  // x, ratios
@@ -64,7 +64,7 @@ std::vector<nlohmann::json> rows_of(std::string_view text, const std::string& so
   return rows;
 }
 
-// Of groups the planner's curves know nothing.
+// The planner's curves do not distinguish group sizes.
 std::string format_of_curve(const std::string& format) {
   if (!format.starts_with("int4")) return format;
   return format.ends_with("-bf16") ? "int4-bf16" : "int4";

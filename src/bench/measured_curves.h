@@ -1,5 +1,5 @@
-// How close the kernels come to the roofline, taken from rows that `tandem bench` printed: what the
-// planner then uses for this machine.
+// Efficiency curves of the kernels, from rows of `tandem bench`, for the planner's predictions of
+// this machine.
 #pragma once
 #include <string>
 #include <string_view>
@@ -9,10 +9,10 @@
 
 namespace tandem {
 
-// `text`: rows of `tandem bench experts|mlp|attention --json`, a line each or as one JSON array
-// (report.json of tools/bench_report.sh); other rows are passed over, and of several models' rows
-// of one kind the first model's count. Throws Error when it is broken or has none that `isa`
-// measured.
+// `text` has rows of `tandem bench experts|mlp|attention --json`, one per line or as one JSON array
+// (report.json of tools/bench_report.sh). Other rows are skipped; of several models' rows of one
+// kind only the first model's are used. Throws Error when it is malformed or has no row measured
+// with `isa`.
 std::vector<EfficiencyCurve> measured_curves(std::string_view text, const std::string& source,
                                              const std::string& isa);
 

@@ -19,7 +19,7 @@ MatrixBytes matrix_bytes(const MlpBench& bench) {
           matrix_bytes(c, c.dim, int64_t{c.mla.n_heads} * c.mla.v_dim, bench.format)};
 }
 
-// As many layers as make weights come from memory, none of them with experts.
+// Enough dense layers that weights come from memory, and no MoE layers.
 ModelConfig dense_config(const MlpBench& bench) {
   ModelConfig c = bench.config;
   const MatrixBytes m = matrix_bytes(bench);
@@ -41,7 +41,7 @@ bool is_measured(const WeightSpec& spec) {
 
 constexpr const char* kNames[] = {"feed-forward", "gate", "attention output"};
 
-// x: [most, columns] inputs, heads, gate, up, output.
+// x: [most, columns] of inputs, heads, gate, up, output.
 std::vector<Work> works_of(const MlpBench& bench, const ModelConfig& config, int n, Ops& ops,
                            const ModelWeights& weights, const TensorView (&x)[5]) {
   const MatrixBytes matrix = matrix_bytes(bench);

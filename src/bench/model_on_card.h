@@ -1,4 +1,4 @@
-// A benchmark's model with its forward pass and its cache on a GPU.
+// A benchmark's model on a GPU, with its forward pass and its cache.
 #pragma once
 #include "bench/gpu_twin.h"
 #include "bench/random_cache.h"
@@ -8,7 +8,7 @@ namespace tandem {
 
 class ModelOnCard {
  public:
-  // All is null where there is no GPU for it. The cache is filled with random numbers.
+  // All pointers are null without a suitable GPU. The cache is filled with random numbers.
   ModelOnCard(const GpuTwins& gpus, const GpuTwinOptions& options, StepLimits limits,
               int64_t cache_tokens)
       : config_(options.config) {
@@ -27,7 +27,7 @@ class ModelOnCard {
   KvCache* cache() const { return cache_.get(); }
 
  private:
-  // All layers alike.
+  // All layers get the same numbers.
   void fill() {
     ModelConfig one = config_;
     one.n_layers = 1;

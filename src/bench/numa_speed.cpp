@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kNodePieceBytes = 1 << 20;
 
-// All cores of `node` walk through the memory together.
+// All cores of `node` read the memory together.
 double read_rate(const Topology& topology, int node, const Buffer& memory,
                  const cpu::ReadLoop& loop, double seconds) {
   std::atomic<int64_t> next = 0;

@@ -1,4 +1,4 @@
-// How fast the cores of one NUMA node read its own memory and another node's.
+// Read bandwidth of the cores of one NUMA node, from its own memory and from another node's.
 #pragma once
 #include <vector>
 
@@ -9,12 +9,13 @@
 namespace tandem {
 
 struct NumaSpeed {
-  std::vector<NumaNode> nodes;        // each measured while the others rest
-  double cross_bytes_per_second = 0;  // the slowest pair of two nodes; one node: 0
-  bool bound = true;                  // memory was where it should be
+  std::vector<NumaNode> nodes;        // each measured while the others are idle
+  double cross_bytes_per_second = 0;  // the slowest measured pair; 0 for one node
+  bool bound = true;                  // memory could be bound to the nodes
 };
 
-// Takes `seconds` for each node and pair of neighbours. Memory is at most `bytes` a node.
+// Each node's memory, at most `bytes`, is read for `seconds` by its own cores, and then by those of
+// node (i + n / 2) mod n.
 NumaSpeed numa_speed(const Topology& topology, const cpu::ReadLoop& loop, int64_t bytes,
                      double seconds);
 

@@ -1,5 +1,5 @@
-// What the planner's model of costs says of a model on this machine, with the rates that were
-// measured beside it, to hold against what was measured.
+// The planner's prediction for a model on this machine, at the rates measured next to it, for
+// comparison with measured times.
 #pragma once
 #include <vector>
 
@@ -12,18 +12,18 @@ namespace tandem {
 
 class StepPrediction {
  public:
-  // Of the CPUs alone, or, where the machine has a GPU, of a backbone there and experts on the
-  // CPUs. `config` outlives it.
+  // For a machine without a GPU: everything on the CPUs. With a GPU: backbone on the GPU, experts
+  // on the CPUs. `config` must outlive the object.
   StepPrediction(const ModelConfig& config, WeightFormats formats, const Machine& machine);
 
-  // A step of one token of each of `batch` sequences at the end of `context`.
+  // A step of one token for each of `batch` sequences at the end of `context`.
   double decode_seconds(int batch, int context) const;
-  // A prompt of n tokens in steps of up to step_tokens.
+  // A prompt of n tokens in steps of up to step_tokens tokens.
   double prefill_seconds(int n, int step_tokens) const;
 
-  // Without logits, shared by GPU and CPUs: a token of each of `batch` sequences,
+  // Without the head, shared by GPU and CPUs: a token for each of `batch` sequences.
   double shared_decode_seconds(int batch, int context) const;
-  // and n tokens of a prompt, with experts brought to the GPU.
+  // Without the head: n tokens of a prompt, with experts streamed to the GPU.
   double streamed_seconds(int n);
 
  private:
@@ -34,16 +34,16 @@ class StepPrediction {
   Placement placement_;
 };
 
-// Bursts of all rates that the model of costs asks for, between the runs that are held against it:
-// how fast a shared machine reads and multiplies changes within seconds.
+// Bursts that measure all rates of the cost model, in between the runs that it is compared with:
+// the speed of a shared machine changes within seconds.
 class RatesProbe {
  public:
   RatesProbe(MachineSpeed& speed, cpu::Isa isa, std::vector<EfficiencyCurve> curves)
       : speed_(speed), isa_(isa), curves_(std::move(curves)) {}
-  // About `seconds` in all, within bounds.
+  // Takes about `seconds` in total, within limits.
   void burst(double seconds);
   int n_bursts() const { return static_cast<int>(bursts_.size()); }
-  // One node with these cores and curves and the medians of the bursts [first, end).
+  // A machine of one node with these cores and curves, and the medians of the bursts [first, end).
   Machine machine(int first, int end) const;
 
  private:

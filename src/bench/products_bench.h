@@ -1,4 +1,4 @@
-// `tandem bench products`: a card's products of many rows, beside the library that its maker has.
+// `tandem bench products`: a GPU's products of many rows, compared with cuBLAS.
 #pragma once
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -9,12 +9,12 @@
 
 namespace tandem {
 
-// x w^T for a matrix of a model; of n_experts matrices, each with as many rows of x.
+// x w^T for one matrix of a model, or for n_experts matrices with equally many rows of x each.
 struct ManyRowsProduct {
   enum class Kind : uint8_t { kDense, kGateUp, kDown };
   const char* what;
   Kind kind;
-  int rows, cols;  // of w; of kGateUp gate's, as many are up's
+  int rows, cols;  // of w; for kGateUp of gate, and up has as many
   int n_experts = 1;
   int64_t n_weights() const {
     return int64_t{rows} * cols * n_experts * (kind == Kind::kGateUp ? 2 : 1);
@@ -23,10 +23,10 @@ struct ManyRowsProduct {
 std::vector<ManyRowsProduct> products_of(const ModelConfig& config);
 
 struct ProductTimes {
-  std::optional<double> ours;    // nothing: no room on the card
-  std::optional<double> cublas;  // nothing: not there, or no room
+  std::optional<double> ours;    // empty: too little GPU memory
+  std::optional<double> cublas;  // empty: not available, or too little memory
 };
-// Of so many rows of x for each matrix, measured for about `seconds` each.
+// Times for n rows of x per matrix, measured for about `seconds` each.
 using ProductTimer =
     std::function<ProductTimes(const ManyRowsProduct& product, int n, double seconds)>;
 
@@ -36,14 +36,14 @@ struct ProductsBench {
   WeightFormat format;
   std::vector<int> tokens;
   double seconds;
-  // Empty, and what else is of a card: no GPU.
+  // Without a GPU, timer and all other fields below are empty.
   ProductTimer timer = {};
   std::string card = "";
-  std::string cublas = "";  // its version, or why it is not there
+  std::string cublas = "";  // its version, or why it is not available
   double peak_ops_per_second = 0;
 };
 
-// Rows as docs/benchmarks.md has them.
+// Rows are described in docs/benchmarks.md.
 void bench_products(const ProductsBench& bench, const OnRow& on_row);
 std::string products_header(const nlohmann::ordered_json& row);
 std::string products_text(const nlohmann::ordered_json& row);

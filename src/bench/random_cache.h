@@ -1,4 +1,4 @@
-// A KV cache as after a long prompt, without computing one.
+// A KV cache with random contents, as if after a long prompt.
 #pragma once
 #include <random>
 #include <span>
@@ -10,10 +10,10 @@
 namespace tandem {
 
 std::vector<int32_t> random_tokens(int n, int vocab, std::mt19937& rng);
-std::vector<int32_t> first_pages(int n);  // 0 to n - 1
+std::vector<int32_t> first_pages(int n);  // pages 0 to n - 1
 
-// Sequences whose last `n` of `context` tokens are computed, all of them token 0. Each has an equal
-// part of the pages.
+// Sequences of which the last `n` of `context` tokens are computed, all with token id 0. Pages are
+// divided equally.
 struct LastTokens {
   LastTokens(int context, int n, std::span<const int32_t> pages, int n_sequences = 1)
       : tokens(n_sequences * n, 0), positions(tokens.size()) {
@@ -29,7 +29,7 @@ struct LastTokens {
   std::vector<Sequence> sequences;
 };
 
-// Numbers between -1 and 1 in every page.
+// Fills every page with numbers between -1 and 1.
 void fill_with_random(const KvCache& cache, const ModelConfig& config);
 
 }  // namespace tandem

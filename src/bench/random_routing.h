@@ -1,4 +1,4 @@
-// Which experts the tokens of a step go to, drawn at random, to measure MoE layers.
+// Random routing of the tokens of a step, for measurements of MoE layers.
 #pragma once
 #include <random>
 #include <vector>
@@ -8,11 +8,11 @@
 
 namespace tandem {
 
-// Routing of one step. In a skewed one expert 0 is taken by every other token and by no one else.
+// Routing of one step. With skew, expert 0 is chosen by every second token only; else uniform.
 class RandomRouting {
  public:
   RandomRouting(const RouterConfig& router, int n_tokens, bool skew, std::mt19937& rng);
-  // Of this object, wherever it was moved to.
+  // Views this object's data; valid while it exists and is not moved.
   Routing routing() const;
 
  private:
@@ -21,14 +21,14 @@ class RandomRouting {
   mutable std::vector<float> weights_;
 };
 
-// Some routings of equal cost: as many different experts as half of all random ones have.
+// Several routings of equal cost: all use the median number of distinct experts of random routings.
 std::vector<RandomRouting> routings_of_equal_cost(const RouterConfig& router, int n_tokens,
                                                   bool skew, std::mt19937& rng);
 
-// How many different experts `n_tokens` tokens are expected to choose when all are alike.
+// Expected number of distinct experts that `n_tokens` tokens choose under uniform routing.
 double expected_experts(const RouterConfig& router, int64_t n_tokens);
 
-// How many of the tokens of ids [tokens, n_active] go to each expert.
+// The number of tokens of ids [tokens, n_active] per expert.
 std::vector<int> rows_of_experts(const RouterConfig& router, const TensorView& ids);
 
 }  // namespace tandem

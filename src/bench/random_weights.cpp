@@ -1,5 +1,5 @@
-// Random weights, written as fast as memory takes them: the first matrix of a shape and format is
-// packed, the others are copies of it.
+// Random weights, written at memory speed: the first matrix of a shape and format is packed, the
+// others are copies of it.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -39,7 +39,7 @@ WeightFormat format_of(WeightUse use, const WeightFormats& formats) {
 
 bool is_integer(WeightFormat format) { return format.dtype == DType::kI8 || is_i4(format.dtype); }
 
-// xorshift64*, Vigna 2016
+// xorshift64*, Vigna 2016.
 class Random {
  public:
   explicit Random(int64_t seed)
@@ -56,7 +56,7 @@ class Random {
   uint64_t state_;
 };
 
-// Truncated; what is smaller than every normal half becomes 0. (clang 14 has no _Float16 here.)
+// Truncates; values below the smallest normal half become 0. (clang 14 has no _Float16 here.)
 uint16_t half_of(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffff;
@@ -64,9 +64,9 @@ uint16_t half_of(float value) {
   return static_cast<uint16_t>((bits >> 16 & 0x8000) | rebiased);
 }
 
-// The largest number of a matrix. 1 / sqrt(cols) is the deviation that keeps activations as large
-// as they are. Embeddings are far larger than what layers add to them: the tokens of a prompt,
-// which attention makes alike, then choose their experts independently of each other.
+// The largest magnitude of a matrix. A deviation of 1 / sqrt(cols) preserves the size of
+// activations. Embeddings are far larger than what layers add to them. Otherwise attention would
+// make the tokens of a prompt similar, and they would choose the same experts.
 float largest_of(WeightUse use, int64_t cols) {
   constexpr float kEmbeddingDeviation = 32;
   const float deviation =
@@ -74,7 +74,7 @@ float largest_of(WeightUse use, int64_t cols) {
   return std::sqrt(3.f) * deviation;
 }
 
-// A row as a checkpoint stores it. FP8 codes are of any size: their scales see to that.
+// A row as a checkpoint stores it. FP8 codes may have any magnitude: their scales compensate.
 void write_row(std::byte* to, DType dtype, int64_t cols, float largest, Random random) {
   for (int64_t i = 0; i < cols; ++i, to += size_of(dtype)) {
     const float value = random.uniform() * largest;
@@ -93,7 +93,7 @@ void write_row(std::byte* to, DType dtype, int64_t cols, float largest, Random r
   }
 }
 
-// What a checkpoint would hold of a tensor; `numbers` keeps the scales, or a vector's values.
+// A tensor as a checkpoint stores it; `numbers` owns the scales, or a vector's values.
 QuantView stored_view(const WeightSpec& spec, WeightFormat format, int block,
                       std::vector<float>& numbers) {
   const DType dtype = is_integer(format) ? DType::kBF16 : format.dtype;
@@ -111,7 +111,7 @@ QuantView stored_view(const WeightSpec& spec, WeightFormat format, int block,
   return w;
 }
 
-// Packs the scales, and random rows, kPackRows at a time.
+// Packs the scales, then random rows, kPackRows at a time.
 void fill_first(const QuantView& stored, const QuantView& packed, WeightUse use,
                 const CpuWeights& home, Team& team) {
   if (!stored.scale.empty()) CpuWeights::pack_scales(stored.scale.data, packed);
@@ -138,7 +138,7 @@ struct Copy {
   int64_t bytes;
 };
 
-// Both were reserved alike: numbers, then scales, in one piece of the arena.
+// Source and target have the same layout: numbers, then scales, contiguous in the arena.
 void add_copies(const TensorView& from, const TensorView& to, int64_t bytes,
                 std::vector<Copy>& copies) {
   for (int64_t at = 0; at < bytes; at += kCopyBytes)

@@ -8,7 +8,7 @@ namespace tandem {
 namespace {
 
 constexpr int kMinRounds = 3;
-constexpr double kShortestTiming = 1e-3;  // of runs that are timed together
+constexpr double kShortestTiming = 1e-3;  // per group of runs that are timed together
 constexpr double kLongestBurst = 0.1;
 
 }  // namespace
@@ -25,11 +25,11 @@ double Bounds::unhidden_seconds(Cost cost) const {
 
 namespace {
 
-// Bursts of reading and of the instruction that the products in question use.
+// Bursts of reading, and of the instruction of the measured products.
 class RooflineProbe {
  public:
   RooflineProbe(MachineSpeed& speed, const cpu::PeakLoop& peak) : speed_(speed), peak_(peak) {}
-  // As long as what it stands beside, `seconds`, within bounds.
+  // Takes as long as the work that it is compared with, `seconds`, within limits.
   void burst(double seconds) {
     const double each = std::min(seconds, kLongestBurst) / 2;
     read_rates_.push_back(

@@ -1,4 +1,4 @@
-// How long a piece of work must take at least on this machine, measured beside the work itself.
+// The minimum time of a piece of work on this machine, from rates measured next to the work itself.
 #pragma once
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-// What a run must do at least. A multiplication and an addition are two operations.
+// The minimum work of a run. A multiplication and an addition count as two operations.
 struct Cost {
   int64_t bytes = 0;  // read from memory
   int64_t ops = 0;
@@ -18,57 +18,56 @@ struct Cost {
 
 struct Work {
   Cost cost;
-  std::function<void(int64_t run)>
-      run;                       // run 0, 1, ..: to walk through weights that are not cached
-  std::vector<Cost> parts = {};  // of the cost, that follow one another; none: it is one
+  std::function<void(int64_t run)> run;  // run 0, 1, ..: selects weights that are not cached
+  std::vector<Cost> parts = {};          // consecutive parts of the cost; empty: a single one
 };
 
-// What the machine did beside it. Medians.
+// Median rates of the machine, measured between the runs.
 struct Bounds {
   double read_bytes_per_second = 0, ops_per_second = 0;
   // The larger of bytes / bandwidth and ops / peak.
   double seconds(Cost cost) const;
-  // Both, one after the other.
+  // The sum of both: bytes / bandwidth + ops / peak.
   double unhidden_seconds(Cost cost) const;
 };
 
 struct Measured {
-  double seconds = 0;  // median of a run
+  double seconds = 0;  // median seconds of a run
   Cost cost;
   Bounds bounds;
-  // Median over the runs, each held against the bursts right before and after it: how fast a shared
-  // machine reads and multiplies changes within seconds.
+  // The median over the runs, each compared with the bursts right before and after it: the speed of
+  // a shared machine changes within seconds.
   double roofline_ratio = 0;
-  double unhidden_ratio = 0;  // the same of unhidden_seconds()
+  double unhidden_ratio = 0;  // likewise, for unhidden_seconds()
   double roofline_seconds() const { return roofline_ratio * seconds; }
 };
 
-// Runs all works in turn, bursts between, until each work had about `seconds`, three times at
-// least. A work's turn is as long as any other's: what a neighbour of this machine does for some
-// seconds is in a part of each one's runs. Progress is said after every turn: seconds of works done
-// and about how many there are.
+// Runs all works in turn, with bursts in between, until each has run for about `seconds` and at
+// least three times. All turns take equally long, so that temporary load by other programs affects
+// a part of each work's runs. Progress is reported after every turn: seconds of work done, and
+// about how many there are in total.
 using MeasuringProgress = std::function<void(double done, double of)>;
 std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
                               std::span<const Work> works, double seconds,
                               const MeasuringProgress& progress = {});
 
-// The instruction by which a table multiplies weights of a format.
+// The instruction with which a table multiplies weights of a format.
 const cpu::PeakLoop& peak_of_products(const MachineSpeed& speed, const cpu::KernelTable& kernels,
                                       DType format);
-// .. and by which it computes attention.
+// The instruction with which a table computes attention.
 const cpu::PeakLoop& peak_of_attention(const MachineSpeed& speed, const cpu::KernelTable& kernels);
 
-// The same work with a GPU; nothing: there is none, or none for this.
+// Seconds of the same work with a GPU; empty: no suitable GPU.
 struct GpuSeconds {
-  std::optional<double> with_copy;  // computed by the CPU, brought to the card
+  std::optional<double> with_copy;  // computed by the CPU, copied to the GPU
   std::optional<double> on_card;
 };
 
-// A number, or null.
+// The number, or null if empty.
 nlohmann::ordered_json or_null(std::optional<double> value);
 
-// seconds, those with a GPU (null: there is none), bytes, ops, roofline_seconds, both ratios and
-// what they were held against.
+// Adds seconds, those with a GPU (null without one), bytes, ops, roofline_seconds, both ratios and
+// the rates that they are based on.
 void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakLoop& peak,
                 GpuSeconds gpu = {});
 

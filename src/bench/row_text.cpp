@@ -9,7 +9,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The way of a number from a row to a cell.
+// How a number is formatted in a cell.
 enum class Form { kText, kWhole, kTenths, kMega, kGiga, kMilliseconds, kGpu, kPercent, kTimes };
 
 struct Column {
@@ -63,8 +63,8 @@ std::string cell(const Json& row, const Column& column) {
   return "";
 }
 
-// `text` of each column that the table has. A skewed row has one more than the row before it: its
-// column is there from the start where a row says how it was routed.
+// Concatenates text(column) over the table's columns. Skewed rows have an additional column, which
+// is present from the start if rows have a routing.
 template <class Text>
 std::string line(const Json& row, Text text) {
   std::string all = "|";
@@ -123,7 +123,7 @@ std::string csv_text(const Json& row) {
   std::string text, separator;
   for (const auto& [key, value] : row.items()) {
     if (value.is_structured()) continue;
-    // JSON quotes a text with backslashes inside, CSV by doubling; none of ours has a quote.
+    // JSON escapes quotes with backslashes, CSV doubles them; none of these texts contains a quote.
     text += separator + (value.is_null() ? "" : value.dump());
     separator = ",";
   }

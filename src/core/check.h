@@ -1,5 +1,5 @@
-// The error vocabulary of the engine: what the user can mend (Error) and what is our bug (check, in
-// core/invariant.h).
+// How the engine reports failures: Error for what the user can fix, check (core/invariant.h) for
+// bugs of the engine.
 #pragma once
 #include <fmt/format.h>
 

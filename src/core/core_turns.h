@@ -1,6 +1,6 @@
-// When a thread of a team should give its core away of its own accord. Another process on that core
-// gets its turn anyway, at any moment: then the thread is put aside with an item in hand, and the
-// whole team waits for that item. Between two items nobody waits for it.
+// Decides when a thread of a team yields its core. Another process that shares the core preempts
+// the thread anyway, at any moment; if that happens inside an item, the whole team waits for the
+// item. A yield between two items delays no other thread.
 #pragma once
 #include <cstdint>
 
@@ -8,8 +8,8 @@ namespace tandem {
 
 class CoreTurns {
  public:
-  // Called after every item, at `now` (ns). preemptions() counts how often the thread was put aside
-  // so far; it is asked only after an item that took long. Returns whether to yield now.
+  // Called after every item, at `now` (ns). preemptions() returns how often the thread has been
+  // preempted so far; it is called only after an item that took long. Returns whether to yield now.
   template <class Preemptions>
   bool item_ended(int64_t now, Preemptions preemptions) {
     const bool took_long = now - last_ > kLong;
@@ -24,14 +24,16 @@ class CoreTurns {
     }
     return is_shared_ && now - turn_began_ > kTurn;
   }
-  // The thread yielded, and had its core back at `now`: soon, if nobody else wants it.
+  // Called after a yield, when the thread runs again at `now` (ns). A return within kNobody means
+  // that no other process wants the core.
   void yielded(int64_t now) {
     if (now - last_ < kNobody) is_shared_ = false;
     last_ = turn_began_ = now;
   }
 
  private:
-  // Linux grants 2.8 to 4 ms and looks at its clock every 1 to 4 ms (EEVDF, base_slice_ns).
+  // In ns. kTurn is below the slice of 2.8 to 4 ms that Linux grants, which it checks every 1 to
+  // 4 ms (EEVDF, base_slice_ns).
   static constexpr int64_t kTurn = 2'000'000, kLong = 500'000, kNobody = 100'000;
 
   int64_t last_ = 0, turn_began_ = 0, n_preemptions_ = 0;

@@ -1,5 +1,5 @@
-// What must be true unless the engine has a bug. Apart from check.h, as nvcc does not compile
-// {fmt}. No macros: default arguments record the caller.
+// Checks of conditions that hold unless the engine has a bug. Separate from check.h because nvcc
+// does not compile {fmt}. No macros: default arguments record the caller.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
@@ -7,7 +7,7 @@
 
 namespace tandem {
 
-// Who called. Clang 14 with the GNU library has no std::source_location.
+// The source location of a call. Clang 14 with libstdc++ has no std::source_location.
 struct Caller {
   const char* file;
   unsigned line;
@@ -19,7 +19,8 @@ struct Caller {
   }
 };
 
-// A bug in the engine. Always checked; use it outside inner loops.
+// Aborts with file, line and `what` unless `ok`. Active in every build; for use outside inner
+// loops.
 inline void check(bool ok, std::string_view what = "invariant", Caller at = Caller::here()) {
   if (ok) [[likely]]
     return;

@@ -1,5 +1,5 @@
-// A machine as data: what a planner must know of the place where a model will run. Measured by
-// `tandem bench machine`, or read from a file of machines/ (io/machine_json.h).
+// A machine as data: what the planner needs to know about the hardware a model will run on.
+// Measured by `tandem bench machine`, or read from a file of machines/ (io/machine_json.h).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace tandem {
 
-// Operations per second, a multiplication and an addition are two; 0: no instruction of its own,
-// numbers are widened to the next type.
+// Operations per second; a multiply-add counts as two. 0: the hardware has no instruction for the
+// type, and numbers are widened to the next type.
 struct PeakRates {
   double fp32 = 0, bf16 = 0, fp8 = 0, int8 = 0;
 };
@@ -17,7 +17,7 @@ struct PeakRates {
 struct NumaNode {
   int cores;
   int64_t memory_bytes;
-  double read_bytes_per_second;  // of its own memory by its own cores
+  double read_bytes_per_second;  // its own cores reading its own memory
 };
 
 struct Gpu {
@@ -25,24 +25,24 @@ struct Gpu {
   int64_t memory_bytes;
   double read_bytes_per_second;
   PeakRates peak;                                     // without sparsity
-  double h2d_bytes_per_second, d2h_bytes_per_second;  // pinned host memory
+  double h2d_bytes_per_second, d2h_bytes_per_second;  // from and to pinned host memory
   double h2d_pageable_bytes_per_second, d2h_pageable_bytes_per_second;
 };
 
-// One direction of one end. Zero: there is none.
+// One direction of one endpoint's connection. Zeros: there is no link.
 struct Link {
   double bytes_per_second = 0;
   double latency_seconds = 0;
 };
 
-// How fast one kind of work on the CPUs is, as `tandem bench` measured it: pairs of x, ascending,
-// and the time of reading and arithmetic, one after the other, over the time it takes. At most 2:
-// two equal ones, one hidden behind the other.
+// Efficiency of one kind of work on the CPUs, measured by `tandem bench`: pairs (x, efficiency), x
+// ascending. Efficiency is the computed time of reading plus arithmetic divided by the measured
+// time. It is at most 2: both take equally long and overlap completely.
 constexpr double kMostEfficiency = 2;
 struct EfficiencyCurve {
-  std::string work;    // experts, dense: x are rows of activations; absorbed, restored: attention,
-                       // x are tokens in the cache
-  std::string format;  // fp8, bf16, int8, int4 or int4-bf16; of attention: empty
+  std::string work;    // experts, dense: x is rows of activations; absorbed, restored: attention,
+                       // x is tokens in the cache
+  std::string format;  // fp8, bf16, int8, int4 or int4-bf16; empty for attention
   std::vector<std::pair<double, double>> points;  // at least one
 };
 
@@ -51,22 +51,22 @@ struct Machine {
   std::string cpu;
   std::string isa;  // reference, avx2, avx512 or amx
   int sockets = 1;
-  std::vector<NumaNode> nodes;                  // of one host, at least one
-  double one_thread_read_bytes_per_second = 0;  // own node
+  std::vector<NumaNode> nodes;                  // per host, at least one
+  double one_thread_read_bytes_per_second = 0;  // from its own node
   double cross_read_bytes_per_second = 0;       // one node's cores, another's memory; 1 node: 0
-  PeakRates peak;                               // of all cores of one host
-  std::vector<EfficiencyCurve> curves;          // for the rest the planner has its own
+  PeakRates peak;                               // all cores of one host together
+  std::vector<EfficiencyCurve> curves;          // other work takes the planner's defaults
   double disk_read_bytes_per_second = 0;        // 0: unknown
-  std::vector<Gpu> gpus;                        // of one host, all alike
-  int n_unmeasured_gpus = 0;                    // that are there, but of which no rate is known
-  Link gpu_link;                                // of a GPU to the others of its host
-  int hosts = 1;                                // all alike
-  Link network;                                 // of a host
+  std::vector<Gpu> gpus;                        // per host, all identical
+  int n_unmeasured_gpus = 0;                    // present, but with unknown rates; not in `gpus`
+  Link gpu_link;                                // from a GPU to the other GPUs of its host
+  int hosts = 1;                                // all identical
+  Link network;                                 // per host
   int64_t measured_at = 0;                      // seconds since 1970; 0: not measured but described
 
   int cores() const;
   int64_t memory_bytes() const;
-  double read_bytes_per_second() const;  // all nodes, each its own memory
+  double read_bytes_per_second() const;  // all nodes together, each reading its own memory
   int n_gpus() const { return static_cast<int>(gpus.size()) * hosts; }
 };
 

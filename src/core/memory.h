@@ -15,7 +15,8 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(int64_t bytes);
-  // Memory that `owner` keeps, as that of a GPU: neither zero-filled nor for the host to touch.
+  // Memory that `owner` keeps alive, such as GPU memory: not zero-filled, and the host need not be
+  // able to access it.
   Buffer(std::span<std::byte> memory, std::shared_ptr<const void> owner);
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
@@ -36,13 +37,14 @@ class Buffer {
 class Arena {
  public:
   Arena() = default;
-  // For matrices of so many padded_bytes().
+  // `bytes` is the sum of padded_bytes() of the matrices to come.
   explicit Arena(int64_t bytes) : Arena(Buffer(bytes)) {}
   explicit Arena(Buffer buffer) : buffer_(std::move(buffer)), memory_(buffer_.span()) {}
-  // The same in memory that another owns.
+  // An arena in memory that the caller owns.
   explicit Arena(std::span<std::byte> memory) : memory_(memory) {}
-  // For a list of matrices, which become views: for_each(visit) calls visit(TensorView&, rows,
-  // cols, dtype) for each; it is run twice. allocate(bytes) makes the Buffer.
+  // An arena sized for a list of matrices, whose views are set to point into it. for_each(visit)
+  // calls visit(TensorView&, rows, cols, dtype) for each matrix and is run twice. allocate(bytes)
+  // makes the Buffer.
   template <class ForEach>
   static Arena holding(const ForEach& for_each) {
     return holding(for_each, [](int64_t bytes) { return Buffer(bytes); });

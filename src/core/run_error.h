@@ -1,5 +1,5 @@
-// What fails while running although the input was right: a card that is lost, threads that hang. An
-// Error like any other, but that the program's exit status tells them apart.
+// Failures at run time that are not the input's fault: a lost GPU, threads that hang. The program
+// exits with another status than for other Errors.
 #pragma once
 #include "core/check.h"
 

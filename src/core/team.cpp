@@ -10,8 +10,8 @@
 namespace tandem {
 namespace {
 
-// About 50 us: longer than the gap between two operations of a step, shorter than anyone would
-// notice.
+// About 50 us of polling: longer than the gap between two operations of a step, and short enough
+// that an idle team uses almost no CPU time.
 constexpr int kSpins = 1000;
 
 constexpr uint64_t kGeneration = uint64_t{1} << 32;
@@ -20,7 +20,7 @@ int64_t nanoseconds() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// How often the operating system took the core from this thread.
+// How often the operating system has preempted this thread.
 int64_t preemptions() {
   rusage usage{};
   getrusage(RUSAGE_THREAD, &usage);
@@ -83,7 +83,7 @@ void Team::run_node_items(std::span<const int64_t> n_items, Call call, void* wor
   for (int node = 0; node < n_nodes(); ++node) for_node_[node].wait();
 }
 
-// One item of the current job, if any is left.
+// Runs one item of the current job; false if none is left.
 bool Team::claim_and_run(int thread) {
   if (!for_all_.claim_and_run(thread) &&
       !(n_nodes() > 1 && for_node_[places_[thread].node].claim_and_run(thread)))
@@ -118,8 +118,8 @@ void Team::serve(int thread) {
     } else if (++spins < kSpins || n_awake_.load(std::memory_order_relaxed) > 0) {
       _mm_pause();
     } else {
-      // Announce the sleep, then look once more: a job published, or Awake made, in between is
-      // seen; one that comes later wakes us.
+      // Announce the sleep, then look once more: a job published or an Awake made before the
+      // announcement is seen here, a later one wakes this thread.
       const uint32_t before = wake_.load();
       ++n_asleep_;
       const bool work_left = claim_and_run(thread);
@@ -143,7 +143,7 @@ void Team::Queue::publish(int64_t n_items, Call call, void* work) {
 }
 
 // A claim succeeds only under the ticket of a job that has items left, and the fields do not change
-// while it has: what was read of them belongs to it.
+// while it has any. So the fields that were read belong to the claimed job.
 bool Team::Queue::claim_and_run(int thread) {
   uint64_t ticket = ticket_.load(std::memory_order_acquire);
   while (true) {
@@ -164,7 +164,8 @@ void Team::Queue::wait() const {
   });
 }
 
-// The two numbers may be of different moments: who looks again and again is not misled.
+// The numbers are not read atomically together, so one result may be inconsistent; a caller that
+// polls is not misled.
 Team::Progress Team::Queue::progress() const {
   const auto n_done = static_cast<uint64_t>(n_done_.load(std::memory_order_relaxed));
   const bool has_work = n_done < static_cast<uint64_t>(n_items_.load(std::memory_order_relaxed));

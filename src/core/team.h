@@ -1,6 +1,6 @@
-// The threads that compute, one a core and pinned to it, in a group for each NUMA node. Work is
-// claimed in pieces, so a thread whose core is taken by another process delays only the piece it
-// holds; idle threads sleep. (docs/threads.md says why not OpenMP.)
+// The compute threads: one per core, pinned to it, grouped by NUMA node. Threads claim work item by
+// item, so a preempted thread delays only the item it holds; idle threads sleep. (docs/threads.md
+// says why not OpenMP.)
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -15,15 +15,15 @@
 
 namespace tandem {
 
-// Physical cores this process is allowed to run on.
+// Number of physical cores that this process may run on.
 int n_cores();
 
 class Team {
  public:
-  // A thread for each core of the machine. The caller is one of them, on the first core, until the
-  // team ends. What cannot be pinned runs anywhere.
+  // One thread for each core of `topology`. The calling thread is one of them, pinned to the first
+  // core until the team is destroyed. Threads that cannot be pinned run on any core.
   explicit Team(const Topology& topology);
-  // The same for some cores of this machine (with_threads).
+  // A team on n_threads cores of this machine, chosen by with_threads().
   explicit Team(int n_threads);
   ~Team();
   Team(const Team&) = delete;
@@ -35,16 +35,16 @@ class Team {
   int size_of_node(int node) const { return static_cast<int>(topology_.nodes[node].cpus.size()); }
   int n_unpinned() const { return n_unpinned_; }
 
-  // From any thread: whether items are left or under way, and a number that changes whenever one
-  // begins or ends.
+  // has_work: items are unclaimed or running. events changes whenever an item begins or ends. Jobs
+  // of one item, which the caller runs directly, do not count. May be called from any thread.
   struct Progress {
     bool has_work;
     uint64_t events;
   };
   Progress progress() const;
 
-  // Until its end, idle threads poll and do not sleep: for a caller that waits for what brings work
-  // to all of them soon, and then at once. Null: no team, no effect.
+  // Until end() or destruction, idle threads poll instead of sleeping. For a caller that waits for
+  // an event after which the team must start without the latency of a wake-up. Null: no effect.
   class Awake {
    public:
     explicit Awake(Team* team) : team_(team) {
@@ -75,9 +75,10 @@ class Team {
         const_cast<void*>(static_cast<const void*>(&work)));
   }
 
-  // On every node at the same time: work(node, item, thread of that node) once for every item in
-  // [0, n_items[node]), on a thread of that node. Items of one node are claimed in ascending order,
-  // so work may wait_until() an earlier item of its node is done.
+  // Like run(), with separate items for each node: calls work(node, item, thread of that node) once
+  // for every item in [0, n_items[node]), on a thread of that node, all nodes concurrently. Items
+  // of one node are claimed in ascending order, so work may wait_until() an earlier item of its
+  // node is done.
   template <class Work>
   void run_on_nodes(std::span<const int64_t> n_items, Work&& work) {
     const auto on_node = [&](int64_t item, int thread) {
@@ -93,7 +94,7 @@ class Team {
  private:
   using Call = void (*)(void* work, int64_t item, int thread);
 
-  // One job after another, whose items are claimed one by one.
+  // Holds one job at a time; threads claim its items one by one.
   class alignas(128) Queue {
    public:
     void publish(int64_t n_items, Call call, void* work);
@@ -102,15 +103,15 @@ class Team {
     Progress progress() const;
 
    private:
-    // Generation of the job in the upper half, next item in the lower: a claim of an old job's item
-    // fails.
+    // Generation of the job in the upper 32 bits, next item in the lower 32: a claim made for an
+    // older job fails.
     std::atomic<uint64_t> ticket_{0};
     std::atomic<int64_t> n_items_{0}, n_done_{0};
     std::atomic<Call> call_{nullptr};
     std::atomic<void*> work_{nullptr};
   };
   struct Place {
-    int node, thread;  // thread: of the node
+    int node, thread;  // `thread` counts within the node
   };
 
   void run_items(int64_t n_items, Call call, void* work);
@@ -119,27 +120,26 @@ class Team {
   void serve(int thread);
   void wake_sleepers();
 
-  struct alignas(64) Turns : CoreTurns {};  // a line of the cache each
+  struct alignas(64) Turns : CoreTurns {};  // one cache line per thread
 
   const Topology topology_;
   std::vector<Place> places_;  // [threads]
   std::vector<Turns> turns_;   // [threads]
   Queue for_all_;
   const std::unique_ptr<Queue[]> for_node_;  // [nodes]
-  std::atomic<uint32_t> wake_{0};            // changes when there is work for sleepers, or the end
+  std::atomic<uint32_t> wake_{0};            // changes when sleeping threads must look for work
   std::atomic<int> n_asleep_{0};
-  std::atomic<int> n_awake_{0};  // objects
+  std::atomic<int> n_awake_{0};  // Awake objects
   std::atomic<bool> stop_{false};
-  const Pin pin_;  // of the caller
+  const Pin pin_;  // pins the calling thread
   int n_unpinned_ = 0;
   std::vector<std::thread> workers_;
 };
 
-// One turn of waiting for what another thread is doing: soon it yields, so that who else needs
-// this core gets it.
+// One iteration of a wait loop: the first turns pause, later ones yield the core to other threads.
 void wait_a_turn(int turn);
 
-// Returns when condition() holds, which another thread sees to.
+// Returns when condition() holds; another thread must make it hold.
 template <class Condition>
 void wait_until(Condition condition) {
   for (int turn = 0; !condition(); ++turn) wait_a_turn(turn);

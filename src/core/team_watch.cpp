@@ -17,7 +17,7 @@ TeamWatch::~TeamWatch() {
   thread_.join();
 }
 
-// A stopped program does not look.
+// Counts looks rather than time: a stopped program (Ctrl-Z) does not look.
 void TeamWatch::look(std::chrono::milliseconds between, const std::function<void()>& on_hang) {
   std::unique_lock lock(mutex_);
   Team::Progress last = team_.progress();

@@ -1,5 +1,5 @@
-// The vocabulary type of the engine: a view of a row-major matrix, and of a weight with block
-// scales.
+// The types that the whole engine passes around: a view of a row-major matrix, and a view of a
+// weight with block scales.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace tandem {
 
 // kI4Words exists in checkpoints only (compressed-tensors, pack_to_int32): 32-bit words of eight
-// numbers, each plus 8, the first in the lowest bits. kI4 is how kernels keep them; kI4TwoLevel is
-// INT4 of our own making (kernels.h).
+// numbers, each stored plus 8, the first in the lowest bits. kI4 is the kernels' layout of the same
+// numbers; kI4TwoLevel is INT4 quantised by this engine (kernels.h).
 enum class DType : uint8_t {
   kF32,
   kF16,
@@ -25,7 +25,7 @@ enum class DType : uint8_t {
   kI4Words
 };
 
-// Codes of four bits, as kernels keep them.
+// Whether the type is one of the 4-bit layouts that kernels compute with.
 constexpr bool is_i4(DType t) { return t == DType::kI4 || t == DType::kI4TwoLevel; }
 
 constexpr int64_t size_of(DType t) {
@@ -53,7 +53,7 @@ constexpr int64_t size_of(DType t) {
 
 constexpr int64_t bits_of(DType t) { return is_i4(t) || t == DType::kI4Words ? 4 : 8 * size_of(t); }
 
-// The name safetensors gives it: "F8_E4M3", "BF16", ..
+// The name in safetensors files, "F8_E4M3" or "BF16"; a name of our own for the INT4 layouts.
 constexpr std::string_view name_of(DType t) {
   constexpr std::string_view kNames[] = {"F32", "F16", "BF16", "F8_E4M3",      "I32",
                                          "I64", "I8",  "I4",   "I4 two-level", "I4 in I32"};
@@ -75,8 +75,8 @@ constexpr DType dtype_of<int32_t>() {
   return DType::kI32;
 }
 
-// Owns nothing and is cheap to copy. `stride` is in elements, between rows. Batches of heads are
-// matrices too: [tokens * heads, head_dim].
+// A non-owning view, cheap to copy. `stride` is the distance between rows in elements. Per-head
+// activations are matrices as well: [tokens * heads, head_dim].
 struct TensorView {
   void* data = nullptr;
   int64_t rows = 0, cols = 0, stride = 0;
@@ -107,16 +107,16 @@ struct TensorView {
 
 // A weight matrix with the scales that decode it (model_spec of DeepSeek-V3, README_WEIGHTS):
 // value[r][c] = q[r][c] * scale[(row0 + r) / block_rows][(col0 + c) / block_cols].
-// A plain BF16/F16/F32 weight has no scale. INT8 exists packed only (CpuWeights). row0 and
-// col0 say where in the scaled matrix this view begins.
+// A plain BF16/F16/F32 weight has no scale. INT8 exists only in packed form (CpuWeights). row0 and
+// col0 are the position of this view relative to the first scale block.
 struct QuantView {
   TensorView q;
-  TensorView scale;  // kF32; of kI4Words kBF16; or empty
+  TensorView scale;  // kF32, kBF16 for kI4Words, or empty
   int block_rows = 0, block_cols = 0;
   int row0 = 0, col0 = 0;
 
   bool empty() const { return q.empty(); }
-  // Some rows, or columns, with the scale blocks that they touch.
+  // A range of rows or columns, with the scale blocks that overlap it.
   QuantView rows_from(int64_t first, int64_t count) const {
     QuantView part = *this;
     part.q = q.rows_from(first, count);

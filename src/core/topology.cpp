@@ -23,7 +23,8 @@ std::shared_ptr<hwloc_topology> new_topology() {
 Bitmap allowed_cpus(hwloc_topology_t topology) {
   Bitmap allowed{hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology)), hwloc_bitmap_free};
   Bitmap bound = empty_bitmap();
-  // Threads pinned to different cores are a team of ours: that says nothing about the process.
+  // STRICT fails when threads have different bindings. They then belong to a team of this program
+  // and say nothing about the process.
   if (hwloc_topology_is_thissystem(topology) &&
       hwloc_get_cpubind(topology, bound.get(), HWLOC_CPUBIND_PROCESS | HWLOC_CPUBIND_STRICT) == 0)
     hwloc_bitmap_and(allowed.get(), allowed.get(), bound.get());
@@ -41,8 +42,8 @@ int64_t memory_of(hwloc_obj_t node) {
   return static_cast<int64_t>(node->attr->numanode.local_memory);
 }
 
-// Where a core's memory is: in the largest of the nodes near it (a processor may have a small, fast
-// memory beside), or else in the first that has any.
+// The node that holds a core's memory: the largest of its local nodes (some processors have a
+// small, fast memory as well), or else the first node that has memory.
 size_t node_of(hwloc_obj_t core, const std::vector<hwloc_obj_t>& nodes) {
   size_t best = 0;
   const auto near_memory = [&](size_t i) {
@@ -92,7 +93,7 @@ Topology probe(std::shared_ptr<hwloc_topology> system) {
   return topology;
 }
 
-// Cores of nodes [0, node).
+// Number of cores of nodes [0, node).
 int64_t cores_before(const Topology& topology, int node) {
   int64_t n = 0;
   for (int i = 0; i < node; ++i) n += std::ssize(topology.nodes[i].cpus);
@@ -139,7 +140,7 @@ Topology with_threads(const Topology& topology, int n_threads) {
 
 std::vector<Slice> slices(int64_t n, const Topology& topology, int64_t multiple) {
   const int64_t cores = topology.n_cores();
-  const auto cut = [&](int node) {  // the nearest multiple
+  const auto cut = [&](int node) {  // first index of the node, rounded to the nearest multiple
     if (node == topology.n_nodes()) return n;
     const int64_t share = n * cores_before(topology, node);
     return std::min(n, (share + cores * multiple / 2) / (cores * multiple) * multiple);
@@ -165,7 +166,7 @@ Pin::~Pin() {
 
 bool bind_to_node(const Topology& topology, std::span<std::byte> memory, int node) {
   const int64_t room = topology.nodes[node].memory_bytes;
-  // The system would kill us where a bound page is not to be had.
+  // The kernel kills a process that touches a bound page when the node has no memory left.
   if (!topology.system || (room > 0 && std::ssize(memory) > room)) return false;
   const Bitmap one = empty_bitmap();
   hwloc_bitmap_only(one.get(), topology.nodes[node].index);

@@ -205,8 +205,9 @@ void Bpe::index_merges(const std::vector<BpeMerge>& merges) {
         byte_pairs_[left * 256 + right] = find_merge(byte_tokens_[left], byte_tokens_[right]);
 }
 
-// Most pre-tokens of ordinary text are one token. Looking them up whole gives the same ids as
-// merging only if merging the token's bytes does give that token, which is tried here for each.
+// Most pre-tokens of ordinary text are one token. Looking up a whole pre-token gives the same ids
+// as merging only if merging the token's bytes results in that token; this is tested here for every
+// token.
 void Bpe::index_whole_pieces() {
   whole_pieces_.resize(std::bit_ceil(2 * tokens_.size() + 2));
   const size_t mask = whole_pieces_.size() - 1;
@@ -261,7 +262,7 @@ uint64_t load(const char* bytes) {
   return word;
 }
 
-// `n` <= 8 bytes, the rest of the word 0. Reads that overlap instead of a loop.
+// Loads n <= 8 bytes and sets the rest of the word to 0. Overlapping reads replace a loop.
 uint64_t load_up_to_8(const char* bytes, size_t n) {
   if (n >= 4) return load<uint32_t>(bytes) | load<uint32_t>(bytes + n - 4) << 8 * (n - 4);
   if (n >= 2) return load<uint16_t>(bytes) | load<uint16_t>(bytes + n - 2) << 8 * (n - 2);

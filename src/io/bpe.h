@@ -1,5 +1,5 @@
-// Byte-pair encoding of one pre-token: bytes in, token ids out. Knows nothing of text, splits or
-// special tokens.
+// Byte-pair encoding of one pre-token: bytes in, token ids out. Pre-tokenisation and added tokens
+// are handled by the callers (tokenizer.h).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -23,7 +23,7 @@ struct BpeMerge {
 struct BpeVocabulary {
   std::vector<std::string> tokens;  // [vocab] the bytes of each id; empty: not a BPE token
   std::vector<BpeMerge> merges;
-  bool ignore_merges = false;  // a piece that is a token as a whole is that token
+  bool ignore_merges = false;  // a piece that is a token as a whole is encoded as that token
 };
 
 // The merges of a vocabulary ranked by id (tiktoken): any two tokens whose concatenation is a token
@@ -47,7 +47,7 @@ class Bpe {
  private:
   static constexpr uint32_t kNoMerge = UINT32_MAX;
   static constexpr uint64_t kEmptySlot = UINT64_MAX;
-  // What tells a piece: up to 11 bytes themselves and their number, or the hash of a longer one.
+  // Identifies a piece: its bytes and length up to 11 bytes, the hash of a longer piece.
   struct PieceKey {
     uint64_t head;
     uint32_t tail;
@@ -73,11 +73,11 @@ class Bpe {
   std::vector<uint32_t> byte_pairs_;  // [256 * 256] find_merge of the tokens of two bytes
   std::vector<int32_t> results_;      // [rank] the id of the merged token
   std::vector<uint64_t>
-      pair_filter_;  // 16 bits a merge; a clear bit says that a pair does not merge
-  // Open addressing, a power of two of slots, at most half full.
+      pair_filter_;  // Bloom filter, 16 bits per merge; a clear bit: the pair does not merge
+  // Hash tables with open addressing; the number of slots is a power of two, at most half are used.
   std::vector<uint64_t> pairs_;  // left (20 bits), right (20), rank (24)
   std::vector<PieceSlot>
-      whole_pieces_;  // tokens that are a piece's encoding if they are the whole piece
+      whole_pieces_;  // all tokens by their bytes, to encode a piece that is one token
   BpeSeams seams_;
   bool ignore_merges_;
 };

@@ -7,8 +7,8 @@
 namespace tandem {
 namespace {
 
-// Stand for characters of which a token holds only the last bytes (kTail), or only the first (kHead
-// + lead byte). Larger than any code point.
+// Placeholders for characters of which a token contains only the last bytes (kTail) or only the
+// first bytes (kHead + lead byte). Larger than any code point.
 constexpr char32_t kTail = 0x110000;
 constexpr char32_t kHead = 0x110100;
 
@@ -19,7 +19,7 @@ bool continues(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 
 BpeSeams::BpeSeams(size_t n_tokens) : bits_(std::bit_ceil(n_tokens / 8 + 1)) {}
 
 void BpeSeams::add(std::string_view token) {
-  char32_t left = 0;  // set by the first character
+  char32_t left = 0;  // unused before the first character is read
   for (size_t at = 0; at < token.size();) {
     size_t end = at + 1;
     while (end < token.size() && continues(token[end])) ++end;

@@ -1,5 +1,5 @@
-// Which neighbouring characters some token holds together. Text may be cut between any others
-// before it is encoded.
+// Pairs of adjacent characters that occur together in some token. Text may be cut between any other
+// pair before it is encoded.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -7,21 +7,21 @@
 
 namespace tandem {
 
-// A merge across a seam makes a token that holds both sides. So where no token of the vocabulary
-// holds two characters next to each other, nothing ever merges across, and the two sides can be
-// encoded apart with the same result. Some 40 % of the seams in Chinese are such, which turns runs
-// of dozens of characters into words.
+// A merge across a seam, the boundary of two characters, makes a token that contains both. If no
+// token of the vocabulary contains the two characters next to each other, nothing merges across the
+// seam, and the two sides can be encoded separately with the same result. This holds for some 40 %
+// of the seams in Chinese text and cuts runs of dozens of characters into words.
 class BpeSeams {
  public:
-  // `n_tokens` sets the size of the table: 8 bits a token. (DeepSeek-V3 has 36,000 seams in 128,000
-  // tokens.)
+  // `n_tokens` sets the size of the table: at least 8 bits per token. (DeepSeek-V3 has 36,000 seams
+  // in 128,000 tokens.)
   explicit BpeSeams(size_t n_tokens);
 
   // `token` may begin and end inside a character.
   void add(std::string_view token);
 
-  // Never false where a token holds `left` before `right`; seldom true elsewhere. `right_lead`:
-  // first byte of `right`.
+  // Whether some token may contain `left` followed by `right`. Never a false negative, rarely a
+  // false positive. `right_lead` is the first byte of `right`.
   bool may_merge(char32_t left, char32_t right, unsigned char right_lead) const;
 
  private:
@@ -29,7 +29,7 @@ class BpeSeams {
   void mark(char32_t left, char32_t right);
   bool marked(char32_t left, char32_t right) const;
 
-  std::vector<uint64_t> bits_;  // a power of two of words; one bit a seam
+  std::vector<uint64_t> bits_;  // Bloom filter of seams; its size is a power of two
 };
 
 }  // namespace tandem

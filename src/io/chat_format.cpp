@@ -8,8 +8,8 @@ namespace {
 
 constexpr int64_t kMostBytes = int64_t{64} << 20;
 
-// tokenizer_config.json has one template, or a list of {name, template} of which "default" is
-// meant.
+// chat_template.jinja, or else "chat_template" of tokenizer_config.json: one template, or a list of
+// {name, template} from which "default" is taken.
 std::string template_source(const std::string& directory) {
   const std::filesystem::path folder = directory;
   if (std::filesystem::exists(folder / "chat_template.jinja"))

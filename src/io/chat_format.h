@@ -1,4 +1,5 @@
-// From a conversation or a raw text to the ids that a model reads, as its checkpoint wants it.
+// Turns a conversation or a raw text into the token ids of a prompt, in the format of the model's
+// checkpoint.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -15,9 +16,10 @@ class ChatFormat {
   // Throws Error when the checkpoint has no template or one that cannot be read.
   ChatFormat(const std::string& directory, const Tokenizer& tokenizer);
 
-  // Ids of a conversation up to the place where the model is to answer. Only what the template
-  // itself writes becomes a control token: in whatever came with the messages, they stay text. The
-  // options' BOS and EOS are the tokenizer's. Throws Error for what the template refuses.
+  // Token ids of a conversation up to the point where the model answers. Only text of the template
+  // itself is recognised as added tokens; the same strings inside messages stay plain text. BOS and
+  // EOS in `options` are overwritten by the tokenizer's. Throws Error when the template refuses the
+  // messages.
   std::vector<int32_t> prompt(const nlohmann::ordered_json& messages,
                               ChatOptions options = {}) const;
 
@@ -26,10 +28,10 @@ class ChatFormat {
   const ChatTemplate template_;
 };
 
-// True when the prompt ends inside <think>: R1's template opens it.
+// True when the prompt ends inside an open <think>, as R1's template does.
 bool opens_thinking(const Tokenizer& tokenizer, std::span<const int32_t> prompt);
 
-// Ids of a raw text, with BOS where the tokenizer asks for it.
+// Token ids of a raw text, with BOS if the tokenizer adds it.
 std::vector<int32_t> raw_prompt(const Tokenizer& tokenizer, std::string_view text);
 
 }  // namespace tandem

@@ -15,9 +15,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::array<const char*, 4> kRoles = {"system", "user", "assistant", "tool"};
-// A role that no template names.
+// A role that no template mentions.
 constexpr const char* kOtherRole = "tandem-other-role";
-// Stands in the content of a message. Where `kNote` arrives, the template prints the list itself.
+// The text of a probe message. kNote is a field of its part: if kNote appears in the prompt, the
+// template prints the list as a value instead of reading its parts.
 constexpr const char* kText = "tandem-probe-text";
 constexpr const char* kNote = "tandem-probe-note";
 
@@ -25,8 +26,8 @@ Json message(const std::string& role, Json content) {
   return {{"role", role}, {"content", std::move(content)}};
 }
 
-// Conversations with a message of `role`. Templates may want a user first, system first, turns that
-// alternate, or a call before the answer of a tool.
+// Conversations that contain a message of `role`. Templates may require the user first, system
+// first, alternating turns, or a tool call before a tool's answer.
 std::vector<Json> conversations(const std::string& role, const Json& content) {
   const Json user = message("user", "u"), probe = message(role, content);
   Json calls = message("assistant", nullptr);
@@ -40,7 +41,7 @@ std::vector<Json> conversations(const std::string& role, const Json& content) {
           Json::array({user, calls, answer}), Json::array({user, calls, answer, user})};
 }
 
-// A small conversation takes a template no more than this.
+// Generous limits for rendering a small conversation.
 constexpr jinja::Limits kLimits = {.steps = 100'000, .bytes = uint64_t{16} << 20};
 
 bool arrives(const jinja::Template& chat_template, const std::string& role, const Json& content) {
@@ -54,13 +55,13 @@ bool arrives(const jinja::Template& chat_template, const std::string& role, cons
       const std::string text =
           chat_template.render({{"messages", messages}}, constants, kLimits).text;
       if (text.find(kText) != text.npos && text.find(kNote) == text.npos) return true;
-    } catch (const Error&) {  // the template wants another order
+    } catch (const Error&) {  // the template requires another order
     }
   }
   return false;
 }
 
-// The texts in quotes in a template's source, which may be roles that it knows.
+// String literals in a template's source that may be names of roles.
 std::set<std::string> quoted_words(std::string_view source) {
   constexpr size_t kMostWords = 64, kLongest = 32;
   const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || c == '_' || c == '-'; };

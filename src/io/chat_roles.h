@@ -1,5 +1,5 @@
-// What a chat template does with the messages of each role, found by rendering small
-// conversations, and messages in the form that it reads. Part of ChatTemplate.
+// Finds out how a chat template treats messages of each role, by rendering small conversations, and
+// adapts messages to the form that the template reads. Part of ChatTemplate.
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>
@@ -13,28 +13,28 @@ namespace tandem {
 
 class ChatRoles {
  public:
-  // The template outlives the constructor only. `source` is its text.
+  // The template is used only inside the constructor. `source` is its text.
   ChatRoles(const jinja::Template& chat_template, std::string_view source);
 
-  // Each message as the template reads it:
-  // * "developer" is "system" where the template does not name the former;
-  // * a content of parts is one text, the parts joined by new lines as vLLM does, where the
-  // template
-  //   wants a text; it stays a list where the template goes through it; a text becomes a list of
-  //   one part where the template reads nothing else.
-  // Throws Error naming the first message whose role the template ignores. A template that shows
-  // no role in any small conversation is not understood: no role is refused.
+  // Returns the messages in the form that the template reads:
+  // * role "developer" becomes "system" if the template does not handle the former;
+  // * a content that is a list of parts becomes one text, the parts joined by line breaks as in
+  //   vLLM, unless the template iterates over lists; a content that is a text becomes a list of one
+  //   part if the template reads lists only.
+  // Throws Error naming the first message whose role the template ignores. If no small conversation
+  // shows that the template reads any role, messages are returned unchanged.
   nlohmann::ordered_json adapted(nlohmann::ordered_json messages) const;
 
  private:
   struct Reading {
-    bool texts = false, lists = false;  // the forms of a content that arrive in the prompt
+    bool texts = false, lists = false;  // forms of "content" that appear in the rendered prompt
     bool any() const { return texts || lists; }
   };
   static Reading reading_of(const jinja::Template& chat_template, const std::string& role);
   const Reading& reading(const std::string& role) const;
 
-  // By role, for those that OpenAI knows and those that the template names; "" is any other role.
+  // By role: the roles of OpenAI's API, those that the template's source quotes, and "" for any
+  // other role.
   std::map<std::string, Reading, std::less<>> readings_;
   bool names_developer_ = false;
   std::string shown_roles_;  // "system, user", for messages

@@ -1,4 +1,4 @@
-// A conversation to the text that the model reads, with the chat template of its checkpoint.
+// Renders a conversation as the model's input text with the chat template of its checkpoint.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -33,15 +33,15 @@ struct ChatOptions {
 
 struct RenderedChat {
   std::string text;
-  // Parts of `text` that came from messages, tools and `extra`, whatever the template did with
-  // them: contents, names, roles, calls. Ascending, disjoint. As EncodeOptions::literal they keep
-  // "<|end|>" that somebody typed from being a token.
+  // Ranges of `text` that came from messages, tools and `extra` (contents, names, roles, calls),
+  // even if the template transformed them. Ascending, disjoint. Passed as EncodeOptions::literal,
+  // they keep user text such as "<|end|>" from becoming a token.
   std::vector<ByteRange> given;
 };
 
 // `messages` is a list of objects with a role and a content: a text, null, absent, or a list of
 // {"type": "text", "text": ..}. They are adapted to the template first (ChatRoles). Throws Error
-// naming the message that is not so, and for what the template refuses.
+// naming a message of another form, and when the template refuses the messages.
 RenderedChat render_chat(const ChatTemplate& chat_template, const nlohmann::ordered_json& messages,
                          const ChatOptions& options);
 

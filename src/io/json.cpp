@@ -17,7 +17,7 @@ constexpr size_t kMaxDepth = 64;
 constexpr size_t kMaxShown = 100;
 constexpr int64_t kMostComparisons = 20'000'000;  // about 0.1 s
 
-// Cuts before a UTF-8 character that would not fit whole.
+// Cuts at the boundary of a UTF-8 character.
 std::string cut(std::string text) {
   if (text.size() <= kMaxShown) return text;
   size_t end = kMaxShown;
@@ -25,9 +25,9 @@ std::string cut(std::string text) {
   return text.substr(0, end) + "..";
 }
 
-// What nlohmann's own parser lets pass: it takes the last of two equal keys and any depth. A pass
-// of its own, as the parser's callback makes arrays of objects take quadratic time: it looks
-// through an array at the end of each of its objects.
+// Refuses what nlohmann's parser accepts: duplicate keys and any depth. It is a separate pass
+// because the parser's callback makes arrays of objects take quadratic time: it searches the array
+// at the end of each of its objects.
 class Strict : public nlohmann::json::json_sax_t {
  public:
   explicit Strict(std::string_view source) : source_(source) {}
@@ -54,7 +54,7 @@ class Strict : public nlohmann::json::json_sax_t {
     fail("{}: broken JSON: {}", source_, json_message(error));
   }
 
-  // That an object which searches its keys one by one would make.
+  // Number of key comparisons that building an ordered_json would take.
   int64_t n_comparisons() const { return n_comparisons_; }
 
  private:
@@ -73,14 +73,14 @@ class Strict : public nlohmann::json::json_sax_t {
   int64_t n_comparisons_ = 0;
 };
 
-// Throws Error for what is no strict JSON, and returns the comparisons of keys in its objects.
+// Throws Error unless `text` is strict JSON. Returns Strict::n_comparisons().
 int64_t check_strict(std::string_view text, std::string_view source) {
   Strict strict(source);
   nlohmann::json::sax_parse(text, &strict);
   return strict.n_comparisons();
 }
 
-// The parser would take it for the end of the text and not look at the rest.
+// The parser takes a zero byte for the end of the text and ignores the rest.
 void require_no_zero_byte(std::string_view text, std::string_view source) {
   require(text.find('\0') == text.npos, "{}: broken JSON: byte {} is zero", source,
           text.find('\0'));

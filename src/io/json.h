@@ -1,5 +1,5 @@
-// A checkpoint's folder, and strict JSON for its files and the requests of clients: whatever is
-// broken becomes one Error of one line that names its source.
+// Reads a checkpoint's text files, and strict JSON from them and from clients' requests. Every
+// failure is one Error of one line that names its source.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -8,7 +8,7 @@
 
 namespace tandem {
 
-// The whole file. Throws Error when it cannot be read or is longer than max_bytes.
+// Returns the whole file. Throws Error when it cannot be read or is longer than max_bytes.
 std::string read_text_file(const std::string& path, int64_t max_bytes);
 
 // Throws Error unless `path` is a folder that can be read and is not empty.
@@ -17,21 +17,21 @@ void require_folder(const std::string& path);
 // Throws Error for a syntax error, a duplicate key, or nesting beyond 64 levels. `source` is named
 // in the message.
 nlohmann::json parse_json(std::string_view text, std::string_view source);
-// The same with the keys of objects in their order. Such objects look for a key one by one: a text
-// that would take long is refused.
+// Like parse_json(), but keeps the order of keys. Such objects are searched linearly, so a text
+// with so many keys that parsing would take long is refused with an Error.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, std::string_view source);
 
-// The same piece by piece, for what is too large for a tree; depth and keys are up to `handler`,
-// which is told of syntax errors.
+// Parses event by event, for texts too large for a tree. `handler` is called for syntax errors and
+// must itself check depth and duplicate keys.
 void scan_json(std::string_view text, std::string_view source, nlohmann::json::json_sax_t& handler);
 
-// What an exception of nlohmann::json says, without its prefix, on one line of bounded length.
+// The message of an exception of nlohmann::json, without its prefix, as one line of bounded length.
 std::string json_message(const nlohmann::json::exception& error);
 
-// Untrusted text for a message: in double quotes, escaped, cut to about 100 characters.
+// Quotes untrusted text for a message: in double quotes, escaped, cut to about 100 characters.
 std::string shown(std::string_view text);
 inline std::string shown(const std::string& text) { return shown(std::string_view(text)); }
-// The same for a JSON value.
+// A JSON value as text for a message, escaped and cut in the same way.
 std::string shown(const nlohmann::json& value);
 std::string shown(const nlohmann::ordered_json& value);
 

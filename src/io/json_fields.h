@@ -1,5 +1,5 @@
-// The fields of one JSON object that a person may have written: each is read once with its type and
-// range, and whatever is not read is refused as a likely slip of the pen.
+// Reads the fields of one JSON object that may be written by hand, with checked types and ranges.
+// Fields that were not read are refused as likely typing errors.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -10,18 +10,19 @@
 
 namespace tandem {
 
-// Every reader takes the value for a missing or null key; without one the key is required. All
-// throw Error with file, path of the key, value and what is expected. `object` outlives this.
+// Every reader returns `missing` for a missing or null key; without it the key is required. All
+// throw Error with file, path of the key, value and what is expected. `object` must outlive this.
 class JsonFields {
  public:
-  // `path` leads messages: "machine.json: nodes[1]". Throws when it is no object.
+  // `path` is the beginning of messages: "machine.json: nodes[1]". Throws Error unless `object` is
+  // an object.
   JsonFields(const nlohmann::json& object, std::string path);
 
   bool has(const std::string& key);
   int integer(const std::string& key, int min, int max, std::optional<int> missing = {});
   int64_t whole(const std::string& key, int64_t min, int64_t max,
                 std::optional<int64_t> missing = {});
-  // Above 0, at most `max`.
+  // A number above 0 and at most `max`.
   double positive(const std::string& key, double max, std::optional<double> missing = {});
   std::string text(const std::string& key, std::optional<std::string> missing = {});
   bool boolean(const std::string& key, std::optional<bool> missing = {});
@@ -29,7 +30,7 @@ class JsonFields {
   JsonFields object(const std::string& key);
   void ignore(const std::string& key) { known_.insert(key); }
 
-  // Throws for a key that no reader asked for.
+  // Throws Error for a key that no reader was called for.
   void refuse_others() const;
   // Throws Error "PATH: KEY is VALUE: expected".
   [[noreturn]] void refuse(const std::string& key, std::string_view expected) const;

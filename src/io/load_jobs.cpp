@@ -16,12 +16,12 @@
 namespace tandem {
 namespace {
 
-// A disk is at full speed with reads of kMaxReadBytes; many threads make up for smaller ones, and
-// their buffers should stay small beside the model.
+// One disk reaches full speed with reads of kMaxReadBytes. Many threads reach it with smaller
+// reads, and all their buffers together should stay small compared with the model.
 constexpr int64_t kMinReadBytes = 1 << 20, kMaxReadBytes = 4 << 20, kAllReadBytes = 64 << 20;
-// Jobs that are read in one go may have a little between them that nobody wants.
+// Jobs are read together if at most this many unused bytes lie between them.
 constexpr int64_t kMaxGap = 64 << 10;
-// Threads beyond one a core, which wait for the disk while the others copy.
+// Maximum number of threads beyond one per core; they wait for the disk while others copy.
 constexpr int kMaxWaiting = 16;
 
 // Jobs [first, end) of one file, read together.
@@ -31,7 +31,8 @@ struct Piece {
   int64_t begin, bytes;  // in the file
 };
 
-// Jobs in the order of their addresses, to pieces of at most read_bytes (or one job).
+// Groups jobs, sorted by address, into pieces of at most read_bytes; a larger job is a piece of its
+// own.
 std::vector<Piece> cut_into_pieces(std::span<const MappedFile> files,
                                    const std::vector<LoadJob>& jobs, int64_t read_bytes) {
   std::vector<int> by_address(files.size());
@@ -101,7 +102,8 @@ class Loader {
     for (size_t j = piece.first; j < piece.end && !workers_.stopped(); ++j) {
       const LoadJob& job = jobs_[j];
       const int64_t begin = job.source - file.data();
-      // Of a piece in the page cache every job takes the same, warm beginning of the buffer.
+      // Jobs of a cached piece are copied one by one to the beginning of the buffer, which stays in
+      // the core's cache.
       std::byte* const data = read > 0 ? scratch + (begin - page) : scratch;
       if (begin + job.bytes > page + read) file.read(begin, {data, static_cast<size_t>(job.bytes)});
       job.run(data);
@@ -110,11 +112,11 @@ class Loader {
   }
 
   const std::span<const MappedFile> files_;
-  std::vector<LoadJob> jobs_;  // by address
+  std::vector<LoadJob> jobs_;  // sorted by address
   const int n_workers_;
   std::vector<Piece> pieces_;
-  std::vector<DirectFile> direct_;  // of files_
-  std::vector<Buffer> scratch_;     // of each worker
+  std::vector<DirectFile> direct_;  // [files_]
+  std::vector<Buffer> scratch_;     // [workers]
   int64_t bytes_total_ = 0, scratch_bytes_ = 0;
   std::atomic<int64_t> bytes_done_ = 0;
   Workers workers_;

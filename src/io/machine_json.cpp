@@ -14,7 +14,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMaxFileBytes = 1 << 20;
-constexpr int64_t kMaxMemory = int64_t{1} << 50;  // of a node or GPU
+constexpr int64_t kMaxMemory = int64_t{1} << 50;  // bytes
 constexpr double kMaxRate = 1e18;
 constexpr int kMaxNodes = 1024, kMaxCores = 1 << 20, kMaxGpus = 256, kMaxHosts = 1 << 16;
 constexpr double kRounding = 1.01;  // figures of data sheets are rounded
@@ -48,7 +48,7 @@ Machine machine_from_json(std::string_view text, const std::string& source) {
   m.network = read_link(fields, "network");
   for (const char* key :
        {"sources", "bench", "threads", "last_level_cache_bytes", "read_loops", "instructions",
-        "disk", "notes"})  // for people, or further parts of the benchmark
+        "disk", "notes"})  // for human readers, or further results of the benchmark
     fields.ignore(key);
   fields.refuse_others();
   require_consistent(m, source);
@@ -119,7 +119,7 @@ PeakRates read_peak(JsonFields fields, bool gpu) {
   return peak;
 }
 
-// Without a list of nodes all are alike.
+// Without the list `nodes`, all nodes are identical.
 void read_nodes(JsonFields& fields, Machine& m) {
   m.sockets = fields.integer("sockets", 1, kMaxNodes, 1);
   const int n = fields.integer("numa_nodes", 1, kMaxNodes);
@@ -236,7 +236,8 @@ Link read_link(JsonFields& fields, const std::string& key) {
   return read;
 }
 
-// Rates measured on a busy machine may contradict each other; they are what they are.
+// Rates measured on a busy machine may contradict each other, so only described ones are checked
+// against each other.
 void require_consistent(const Machine& m, const std::string& source) {
   const double all = m.read_bytes_per_second();
   require(m.sockets <= static_cast<int>(m.nodes.size()),

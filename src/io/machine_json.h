@@ -1,5 +1,5 @@
-// A machine as JSON: the files of machines/ and what `tandem bench machine --json` prints have one
-// form (docs/planner.md lists the fields).
+// Reads and writes a machine as JSON. The files of machines/ and the output of `tandem bench
+// machine --json` have the same format (docs/planner.md lists the fields).
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -14,10 +14,10 @@ namespace tandem {
 Machine machine_from_json(std::string_view text, const std::string& source);
 Machine machine_from_file(const std::string& path);
 
-// An entry of `gpus`.
+// An entry of the field `gpus`.
 nlohmann::ordered_json gpu_to_json(const Gpu& gpu);
 
-// What machine_from_json() reads, and of it the field `efficiency`.
+// The JSON that machine_from_json() reads, and the value of its field `efficiency`.
 nlohmann::ordered_json machine_to_json(const Machine& machine);
 nlohmann::ordered_json curves_to_json(const std::vector<EfficiencyCurve>& curves);
 

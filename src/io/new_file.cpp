@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A device or a folder would be lost to the new name, or keep it from being given.
+// Refuses a path that is not a plain file: the rename would replace a device and fail for a folder.
 const std::string& replaceable(const std::string& path) {
   std::error_code ignored;
   require(!fs::exists(path, ignored) || fs::is_regular_file(path, ignored),

@@ -1,4 +1,4 @@
-// A file that appears whole or not at all: written under a temporary name beside its own.
+// Writes a file atomically: under a temporary name in the same folder, renamed when complete.
 #pragma once
 #include <cstddef>
 #include <cstdio>
@@ -10,16 +10,17 @@ namespace tandem {
 
 class NewFile {
  public:
-  // Throws Error when nothing can be written there, so before there is anything to write.
+  // Opens the temporary file. Throws Error when the path cannot be written, so that this is known
+  // before the content is computed.
   explicit NewFile(const std::string& path);
-  ~NewFile();  // an unfinished one is removed
+  ~NewFile();  // removes the temporary file unless close() was called
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
 
   // Both throw Error when the disk is full.
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-  void close();  // gives the file its name
+  void close();  // renames the temporary file to `path`
 
  private:
   const std::string path_, partial_;

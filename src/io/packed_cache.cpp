@@ -13,7 +13,7 @@
 namespace tandem {
 namespace {
 
-// The first line in which two keys differ, to say why a cache is not used.
+// Describes the first line in which two keys differ, as the reason why a cache is not used.
 std::string difference(std::string_view cached, std::string_view wanted) {
   const auto line = [](std::string_view text, size_t at) {
     return text.substr(at, std::min(text.find('\n', at), text.size()) - at);
@@ -29,7 +29,7 @@ std::string difference(std::string_view cached, std::string_view wanted) {
                      shown_line(wanted));
 }
 
-// Errors of reading the file are damage, too.
+// Turns read errors into PackedError: the caller treats them as damage.
 template <class Work>
 auto read_soundly(const Work& work) {
   try {

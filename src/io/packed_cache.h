@@ -1,6 +1,6 @@
-// A packed cache file: the bytes of packed memory as they are, so that the next start is a plain
-// parallel read. Verified, never trusted. Who owns the bytes says what they depend on (the key) and
-// where things lie in them (the manifest).
+// A packed cache file: an image of packed memory, so that the next start is a plain parallel read.
+// Everything read is verified. The owner of the bytes defines what they depend on (the key) and
+// their layout (the manifest).
 #pragma once
 #include <cstddef>
 #include <optional>
@@ -19,21 +19,21 @@ constexpr std::string_view kPackedExtension = ".tandempack";
 
 class PackedFile {
  public:
-  // nullopt when there is no such file. Throws PackedError when it cannot be opened.
+  // Returns nullopt when there is no such file. Throws PackedError when it cannot be opened.
   static std::optional<PackedFile> open(const std::string& path);
 
-  // Throws PackedError when the file is no packed cache, damaged, or made for another key, and says
-  // why.
+  // Throws PackedError with the reason when the file is not a packed cache, is damaged, or was made
+  // for another key.
   void read_header(std::string_view key);
-  // After read_header().
+  // Valid after read_header().
   const std::string& manifest() const { return header_.manifest; }
   int64_t data_bytes() const { return header_.data_bytes; }
-  // Fills `to`, data_bytes() at an address of whole disk pages, and checks every block. Throws
-  // PackedError when one is damaged; `to` holds anything then.
+  // Reads data_bytes() bytes to `to`, which is aligned to kDiskPage, and checks every block. Throws
+  // PackedError when a block is damaged; the content of `to` is undefined then.
   void read(std::byte* to, const LoadOptions& options) const;
 
-  // Removes the file, if its name still means this file. Whether that is possible does not matter:
-  // a file that is not sound is not used.
+  // Removes the file if its path still refers to it. Failure to remove it is ignored, since a
+  // damaged file is never used.
   void discard() const;
 
  private:
@@ -47,17 +47,17 @@ class PackedFile {
 
 struct PackedContent {
   std::string key, manifest;
-  std::span<const std::byte> data;  // at an address of whole disk pages
+  std::span<const std::byte> data;  // aligned to kDiskPage
 };
 
-// Writes `path` so that it appears complete or not at all, whatever ends this process: under a
-// temporary name, which is locked as long as its writer lives, then forced to the disk and renamed.
-// Creates its folder. Leaves alone what is there under the same key. Throws Error when the place is
-// read-only or full or another process is writing the same file; nothing is left behind then.
+// Writes `path` atomically, even if this process is killed: to a temporary file, which is locked
+// while its writer lives, then flushed to disk (fsync) and renamed. Creates the folder. An existing
+// file with the same key is kept. Throws Error when the folder is read-only, the disk is full or
+// another process is writing the same file; the temporary file is removed then.
 void write_packed_file(const std::string& path, const PackedContent& content,
                        const LoadOptions& options);
 
-// Removes the temporaries of writers that were killed. Never throws.
+// Removes the temporary files of writers that were killed. Never throws.
 void remove_stale_packed_files(const std::string& directory);
 
 }  // namespace tandem

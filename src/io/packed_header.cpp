@@ -11,13 +11,13 @@ namespace tandem {
 namespace {
 
 constexpr std::string_view kMagic = "tandempk";
-constexpr uint64_t kVersion = 1;  // raise it whenever the file's layout changes
+constexpr uint64_t kVersion = 1;  // to be raised whenever the file's layout changes
 
-// Numbers of 8 bytes, little-endian.
+// All numbers have 8 bytes, little-endian.
 struct Start {
   char magic[8];
   uint64_t version;
-  uint64_t checksum;  // of the header from header_bytes on, its padding included
+  uint64_t checksum;  // of the header from header_bytes on, including padding
   int64_t header_bytes, key_bytes, manifest_bytes, data_bytes, block_bytes;
 };
 static_assert(sizeof(Start) == kPackedStartBytes);

@@ -1,4 +1,4 @@
-// What reading and writing a packed cache file share.
+// Helpers shared by the reader and the writer of packed cache files.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -10,10 +10,11 @@
 
 namespace tandem {
 
-// Whether `path` still names the open file; another process may have renamed or removed it.
+// Whether `path` still refers to the open file `fd`; another process may have renamed or removed
+// it.
 bool still_names(const std::string& path, int fd);
 
-// work(begin, bytes) for pieces of whole blocks, several at once.
+// Calls work(begin, bytes) for pieces of whole blocks that cover [0, total_bytes), several at once.
 template <class Work>
 void for_each_packed_piece(int64_t total_bytes, const LoadOptions& options, const Work& work) {
   const int n_workers = load_workers(options.n_threads);

@@ -1,4 +1,4 @@
-// How a packed cache comes to disk: complete or not at all.
+// Writes a packed cache file atomically.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -18,8 +18,8 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kTemporary = ".tmp";
 
-// There is one temporary for each cache, so that two writers do not fill the disk with the same;
-// its lock goes with its process.
+// The locked temporary file of a cache. Its name is the same for all writers of one cache, so that
+// two do not fill the disk with the same data; the kernel drops the lock when the process ends.
 class Temporary {
  public:
   explicit Temporary(const std::string& path) : path_(path) {
@@ -42,7 +42,7 @@ class Temporary {
 
   int fd() const { return fd_; }
 
-  // Empties it and takes room on the disk, so that a full one is noticed before anything is
+  // Empties the file and allocates its blocks, so that a full disk is noticed before anything is
   // written.
   void reserve(int64_t bytes) {
     succeed(ftruncate(fd_, 0) == 0, bytes);

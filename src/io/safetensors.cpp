@@ -43,9 +43,9 @@ const StoredType* find_type(std::string_view name) {
   return found == std::end(kTypes) ? nullptr : found;
 }
 
-// Receives the header's JSON piece by piece. The grammar is so small that the place and the field
-// last named say everything about where a piece stands; anything else is refused at once, so deep
-// nesting costs nothing.
+// Receives the events of the JSON parser. The header's grammar is so small that `place_` and the
+// last key determine what each event means. Anything else is refused at once, so deep nesting needs
+// no limit.
 class HeaderReader : public nlohmann::json::json_sax_t {
  public:
   explicit HeaderReader(std::string_view file) : file_(file) {}

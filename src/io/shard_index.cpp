@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kMaxIndexBytes = 1 << 30;
 
-// Receives the JSON piece by piece: R1's index is 8 MB, of which a tree would be slow to build.
-// Everything outside weight_map is passed over.
+// Receives the events of the JSON parser; building a tree of R1's index, 8 MB, would be slow.
+// Ignores everything outside weight_map.
 class IndexReader : public nlohmann::json::json_sax_t {
  public:
   explicit IndexReader(std::string_view source) : source_(source) {}
@@ -91,7 +91,7 @@ class IndexReader : public nlohmann::json::json_sax_t {
   int depth_ = 0;
   bool in_map_ = false;
   std::string key_;
-  std::unordered_map<std::string, int> numbers_;  // of files
+  std::unordered_map<std::string, int> numbers_;  // file name -> index in index.files
 };
 
 void sort_files(ShardIndex& index) {

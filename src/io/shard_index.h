@@ -1,4 +1,4 @@
-// model.safetensors.index.json: which file holds which tensor.
+// Reads model.safetensors.index.json, which says which file contains which tensor.
 #pragma once
 #include <string>
 #include <string_view>
@@ -17,8 +17,8 @@ struct ShardIndex {
   std::vector<std::string> files;  // relative to the directory, sorted
 };
 
-// Throws Error for broken JSON, a missing weight_map, a tensor that stands twice, and a file name
-// that leaves the directory.
+// Throws Error for broken JSON, a missing weight_map, a tensor listed twice, and a file name that
+// points outside the directory.
 ShardIndex read_shard_index(const std::string& path);
 ShardIndex parse_shard_index(std::string_view text, std::string_view source);
 

@@ -21,7 +21,7 @@ bool has_file(const fs::path& path) {
   return fs::exists(path, unreadable);
 }
 
-// `act`, with the file's name before its errors.
+// Calls `act` and puts the file's name before the message of an Error.
 template <class Act>
 auto naming(const fs::path& path, const Act& act) {
   try {
@@ -103,7 +103,7 @@ std::vector<ByteRange> complement(std::span<const ByteRange> ranges, size_t size
   return gaps;
 }
 
-// Moves what `trie` finds inside `ranges` to `found`, and leaves in `ranges` what is left of them.
+// Appends the tokens that `trie` finds inside `ranges` to `found` and cuts them out of `ranges`.
 void take_tokens(std::string_view text, const AddedTokenTrie& trie, std::vector<ByteRange>& ranges,
                  std::vector<Found>& found) {
   std::vector<ByteRange> rest;

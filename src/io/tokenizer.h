@@ -1,4 +1,4 @@
-// Text to token ids and back, with the tokenizer that lies in a checkpoint's directory.
+// Converts text to token ids and back with the tokenizer of a checkpoint's directory.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -18,27 +18,27 @@
 namespace tandem {
 
 struct EncodeOptions {
-  bool added_tokens = true;  // recognise added tokens that are written in the text
-  // Where added tokens are text like any other even so: what a user wrote. Ascending, disjoint. A
-  // token that only partly lies inside such a range is not recognised either.
+  bool added_tokens = true;  // recognise added tokens written in the text
+  // Ranges in which added tokens are not recognised, such as text of users. Ascending, disjoint. A
+  // token that lies partly inside a range is not recognised either.
   std::span<const ByteRange> literal = {};
 };
 
 // Immutable and thread-safe.
 class Tokenizer {
  public:
-  // Reads tokenizer.json, or tiktoken.model if there is none, and tokenizer_config.json,
-  // generation_config.json and config.json where they exist. Throws Error naming the file and what
-  // is missing, broken or not supported.
+  // Reads tokenizer.json, or tiktoken.model if there is none, and, if they exist,
+  // tokenizer_config.json, generation_config.json and config.json. Throws Error naming the file and
+  // what is missing, invalid or not supported.
   static Tokenizer from_directory(const std::filesystem::path& directory);
 
   Tokenizer(TokenizerParts parts, TokenizerConfig config);
 
-  // Adds nothing: no BOS, no EOS. Throws Error with the byte offset when `text` is not well-formed
-  // UTF-8.
+  // Adds no BOS or EOS. Throws Error with the byte offset when `text` is not well-formed UTF-8.
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
 
-  // The text of `ids`, every ill-formed part as one U+FFFD. Throws Error for an id without a token.
+  // The text of `ids`; each maximal ill-formed UTF-8 sequence becomes one U+FFFD. Throws Error for
+  // an id without a token.
   std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
 
   // The bytes a token stands for, not always well-formed UTF-8; empty for an id without a token (a
@@ -46,12 +46,13 @@ class Tokenizer {
   std::string_view bytes_of(int32_t id) const;
   bool has_token(int32_t id) const { return !bytes_of(id).empty(); }
   bool is_special(int32_t id) const;
-  // Stands beside the vocabulary that texts are split into, as "<think>" does.
+  // Whether `id` is an added token, such as "<think>", which byte-pair merges do not produce.
   bool is_added(int32_t id) const { return added_index_.count(id) > 0; }
 
-  // One more than the largest id. Ids in between may have no token; the model may have more rows.
+  // One more than the largest id. Ids below it may have no token; the model's embedding may have
+  // more rows.
   int32_t vocab_size() const { return vocab_size_; }
-  // Ids in between without a token. Ascending.
+  // Ids below vocab_size() without a token, ascending.
   const std::vector<int32_t>& holes() const { return holes_; }
 
   // The id of an added token by its text, such as "</think>".
@@ -61,8 +62,8 @@ class Tokenizer {
   bool add_bos() const { return config_.add_bos_token; }  // before a raw completion
   std::optional<int32_t> bos() const { return bos_; }
   std::optional<int32_t> eos() const { return eos_; }
-  // Ends a generation: eos, the ids of generation_config.json and config.json, and <|im_end|>.
-  // Ascending.
+  // Ids that end a generation, ascending: eos(), eos_token_id of generation_config.json and
+  // config.json, and <|im_end|>.
   const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
 
  private:
@@ -85,13 +86,14 @@ class Tokenizer {
   std::vector<int32_t> stop_ids_;
 };
 
-// Token ids in, text out, never half a character. One per sequence; the tokenizer outlives it.
+// Decodes the ids of one sequence as they arrive and emits complete characters only. The tokenizer
+// must outlive it.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer, bool skip_special = false)
       : tokenizer_(tokenizer), skip_special_(skip_special) {}
 
-  // The text that `id` completes, often "". An id without a token adds nothing.
+  // Returns the text completed by `id`, which may be empty. An id without a token adds nothing.
   std::string push(int32_t id);
   // Ends the text: an incomplete character becomes one U+FFFD.
   std::string flush() { return stream_.flush(); }

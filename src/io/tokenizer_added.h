@@ -1,4 +1,4 @@
-// Added tokens: strings such as <think> that are one token wherever they stand in the text.
+// Added tokens: strings such as <think> that are one token wherever they occur in a text.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace tandem {
 struct AddedToken {
   int32_t id;
   std::string text;
-  bool special = false;     // left out of decoded text on request
-  bool normalized = false;  // looked for after all tokens that are not, in the text between those
+  bool special = false;     // omitted from decoded text on request
+  bool normalized = false;  // matched after all other added tokens, in the text between them
 };
 
 // A trie over the texts of a set of tokens. Immutable and thread-safe.
@@ -22,11 +22,11 @@ class AddedTokenTrie {
   void insert(std::string_view text, int32_t id);
 
   struct Found {
-    size_t begin = std::string_view::npos, end = 0;  // bytes
+    size_t begin = std::string_view::npos, end = 0;  // byte offsets
     int32_t id = -1;
   };
-  // The leftmost token in `text` at or after `start`, the longest of those that begin there; begin
-  // == npos: none.
+  // The leftmost token in `text` at or after byte `start`, the longest of those that begin at the
+  // same byte. begin is npos if there is none.
   Found find(std::string_view text, size_t start) const;
 
  private:

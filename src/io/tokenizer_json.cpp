@@ -12,9 +12,9 @@ namespace {
 
 using nlohmann::json;
 
-// Digits asks Rust's standard library, which in tokenizers 0.23 is as new as Unicode 17: category N
-// has 13 characters more there than in our table, which is as old as the library's regular
-// expressions.
+// The Digits pre-tokenizer uses Rust's standard library, which in tokenizers 0.23 implements
+// Unicode 17. Its category N has 13 more characters than our table, which has the Unicode version
+// of that library's regular expressions.
 constexpr std::string_view kNumeric = R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])";
 
 void parse_vocabulary(const json& model, const std::vector<AddedToken>& added, BpeVocabulary& out);

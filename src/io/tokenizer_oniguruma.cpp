@@ -1,5 +1,5 @@
-// Oniguruma's syntax taken apart. Whatever could mean something else in PCRE2 is either given a
-// form that means the same or refused.
+// Parses Oniguruma's syntax. A construct that has another meaning in PCRE2 is rewritten to an
+// equivalent form or refused.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -73,9 +73,9 @@ class Parser {
 
   std::string_view pattern_;
   size_t at_ = 0;
-  // [open groups, the whole pattern first] whether case makes no difference there
+  // [open groups, the whole pattern first] whether the group ignores case
   std::vector<bool> caseless_ = {false};
-  char32_t literal_before_ = 0;  // where a literal character comes just before
+  char32_t literal_before_ = 0;  // the literal character just before; 0: none
   SplitPattern out_;
 };
 
@@ -127,13 +127,13 @@ void Parser::parse_repeat() {
                      count.find_first_not_of("0123456789,") == std::string_view::npos;
   if (!plain) refuse("a '{' that is not a repeat count {n}, {n,} or {n,m}");
   at_ = close + 1;
-  // A second quantifier there, possessive or lazy in PCRE2.
+  // Oniguruma reads a second quantifier, PCRE2 a possessive or lazy one.
   if (starts("+") || starts("?")) refuse("a quantifier after a repeat count");
   put(fmt::format("{{{}}}", count));
 }
 
-// Whose "[" has been taken. "&&" binds looser than anything else: [ab&&cd] is what [ab] and [cd]
-// share.
+// Parses a set whose "[" has been taken. "&&" has the lowest precedence: [ab&&cd] is the
+// intersection of [ab] and [cd].
 CharacterSet Parser::parse_set() {
   const bool negated = skip("^");
   CharacterSet set = set_items();
@@ -146,7 +146,7 @@ CharacterSet Parser::parse_set() {
   return negated ? inverted(set) : set;
 }
 
-// Everything up to "]" or "&&".
+// The union of all items up to "]" or "&&".
 CharacterSet Parser::set_items() {
   CharacterSet set;
   bool empty = true;
@@ -182,7 +182,7 @@ char32_t Parser::set_range_end(char32_t first) {
   return end[0].first;
 }
 
-// The escape whose backslash has been taken.
+// Parses an escape whose backslash has been taken.
 CharacterSet Parser::escape() {
   const char32_t c = take();
   if (!is_ascii_letter(c) && !is_ascii_digit(c)) return one(c);
@@ -245,7 +245,7 @@ char32_t Parser::code_point(size_t min_digits, size_t max_digits, bool braces) {
   return value;
 }
 
-// Where case makes no difference Oniguruma takes some ligatures for the letters they consist of.
+// Refuses letter pairs that Oniguruma, when it ignores case, also matches with a ligature.
 void Parser::put_literal(char32_t c) {
   if (caseless_.back() && is_ascii_letter(c)) {
     const std::string pair = {static_cast<char>(literal_before_ | 0x20),
@@ -263,7 +263,7 @@ void Parser::put(std::string_view syntax) {
   out_.parts.push_back({std::string(syntax), {}, false});
 }
 
-// Beside their other ASCII letter, "s" and "k" have one outside ASCII each.
+// Besides the other ASCII case, "s" and "k" each have a case variant outside ASCII.
 CharacterSet Parser::both_cases(const CharacterSet& set) const {
   CharacterSet both = set;
   for (const CharacterRange& range : set) {
@@ -280,9 +280,9 @@ CharacterSet Parser::both_cases(const CharacterSet& set) const {
 }  // namespace
 
 SplitPattern parse_oniguruma(std::string_view pattern) {
-  // The same matches, but linear: without the look-behind every space of a run inside a line starts
-  // a search to the end of the run. A leftmost match never starts inside a run, because the start
-  // of the run would match too.
+  // Has the same matches in linear time: without the look-behind, every space of a run inside a
+  // line starts a search to the end of the run. A leftmost match never starts inside a run, because
+  // the start of the run would match too.
   if (pattern == R"(\s+$)") return Parser(R"((?<!\s)\s+$)").run();
   return Parser(pattern).run();
 }

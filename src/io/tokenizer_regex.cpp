@@ -45,8 +45,8 @@ Regex::Regex(const SplitPattern& pattern, const SymbolTable& symbols) : source_(
          error_text(error));
   code_ = std::shared_ptr<void>(compiled,
                                 [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
-  // Where the system forbids new machine code this fails, and pcre2_match interprets the pattern
-  // instead.
+  // Fails on systems that forbid generating machine code; pcre2_match() then interprets the
+  // pattern.
   pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
 }
 
@@ -64,8 +64,7 @@ Match RegexMatcher::find(std::string_view subject, size_t start) {
   fail_to_split(subject, n);
 }
 
-// The default JIT stack is 32 KiB. Patterns that repeat a group need some of it for every
-// repetition.
+// The default JIT stack has 32 KiB. A repeated group uses some of it for every repetition.
 Match RegexMatcher::find_with_more_memory(std::string_view subject, size_t start) {
   const size_t bytes = (size_t{1} << 20) + 256 * subject.size();
   if (bytes >= size_t{1} << 32)

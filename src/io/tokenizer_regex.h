@@ -1,7 +1,6 @@
-// The regular expressions of tokenizer files: written for Oniguruma, run by PCRE2's compiler. PCRE2
-// never sees a character of the text: it sees symbols, one byte for all characters that the
-// patterns treat alike, so which characters are letters is decided by our table (unicode.h) and
-// nowhere else.
+// The regular expressions of tokenizer files, written for Oniguruma and executed by PCRE2. PCRE2
+// does not match the text itself but symbols, one byte for all characters that the patterns treat
+// alike. So character properties come only from our table (unicode.h).
 #pragma once
 #include <array>
 #include <cstddef>
@@ -17,48 +16,48 @@ namespace tandem {
 
 struct SplitPattern {
   struct Part {
-    std::string syntax;  // what means the same in Oniguruma and PCRE2; empty for a set
-    CharacterSet set;    // any one character of these
+    std::string syntax;  // syntax with the same meaning in Oniguruma and PCRE2; empty for a set
+    CharacterSet set;    // matches any one of these characters
     bool is_set = false;
   };
   std::string source;  // in Oniguruma's syntax
   std::vector<Part> parts;
 };
 
-// Reads an Oniguruma pattern (its Ruby syntax). Throws Error naming any construct that PCRE2 would
-// take for something else or that is not supported.
+// Parses an Oniguruma pattern (Ruby syntax). Throws Error naming a construct that is not supported
+// or that has another meaning in PCRE2.
 SplitPattern parse_oniguruma(std::string_view pattern);
 
-// Characters as the sets of some patterns tell them apart. Immutable and thread-safe.
+// Maps characters to symbols; two characters share a symbol if every set of the patterns contains
+// both or neither. Immutable and thread-safe.
 class SymbolTable {
  public:
-  // Throws Error when the sets tell more than 256 kinds of characters apart.
+  // Throws Error when the sets distinguish more than 256 kinds of characters.
   explicit SymbolTable(const std::vector<SplitPattern>& patterns);
 
-  // A byte for each character of well-formed UTF-8. "\n" is the only character that becomes "\n",
-  // as
-  // "^" and "$" look for it.
+  // One byte for each character of well-formed UTF-8. Only "\n" maps to "\n", which "^" and "$"
+  // look for.
   std::string symbols_of(std::string_view text) const;
 
-  // `pattern` over symbols, in PCRE2's syntax. It names no character and no property.
+  // `pattern` over symbols, in PCRE2's syntax; it contains no characters or properties.
   std::string over_symbols(const SplitPattern& pattern) const;
 
  private:
   std::string write(const CharacterSet& set) const;
 
   std::vector<uint8_t> symbols_;    // [code point]
-  std::vector<char32_t> examples_;  // [symbol] a character that becomes it
+  std::vector<char32_t> examples_;  // [symbol] a character that maps to it
 };
 
 struct Match {
-  size_t begin, end;  // symbols; begin == npos: no match
+  size_t begin, end;  // offsets in symbols; begin is npos if there is no match
 };
 
 // A compiled pattern. Immutable and thread-safe; a RegexMatcher holds the working memory of one
 // thread.
 class Regex {
  public:
-  // Throws Error with the pattern and what is wrong with it.
+  // Throws Error naming the pattern and what is wrong with it.
   Regex(const SplitPattern& pattern, const SymbolTable& symbols);
 
  private:
@@ -84,7 +83,7 @@ class RegexMatcher {
   const Regex& regex_;
   std::shared_ptr<void> data_;  // pcre2_match_data
   std::shared_ptr<void>
-      context_;  // pcre2_match_context; empty until the small JIT stack was too small
+      context_;  // pcre2_match_context; empty until the default JIT stack was too small
   std::shared_ptr<void> stack_;  // pcre2_jit_stack, used by context_
 };
 

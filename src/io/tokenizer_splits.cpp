@@ -21,13 +21,13 @@ Splits::Splits(const std::vector<SplitRule>& rules, const std::vector<SplitPatte
     rules_.push_back({Regex(patterns[i], symbols_), rules[i].remove_matches});
 }
 
-// Pieces are ranges of symbols, and come from left to right.
+// State of one split(). Pieces are ranges of symbols and arrive from left to right.
 struct Splits::Walk {
   std::string_view text;
-  const char* symbols;  // of `text`
+  const char* symbols;  // the symbols of `text`
   const Sink& sink;
   std::vector<RegexMatcher> matchers = {};
-  size_t n_symbols = 0, n_bytes = 0;  // before the end of the last piece
+  size_t n_symbols = 0, n_bytes = 0;  // position of the end of the last piece
 
   void take(std::string_view piece) {
     const auto begin = static_cast<size_t>(piece.data() - symbols);
@@ -56,7 +56,7 @@ void Splits::split_from(size_t rule, std::string_view piece, Walk& walk) const {
     if (!rules_[rule].remove_matches)
       split_from(rule + 1, piece.substr(match.begin, match.end - match.begin), walk);
     gap = start = match.end;
-    if (match.begin == match.end) ++start;  // an empty match cuts here; the next search is one on
+    if (match.begin == match.end) ++start;  // an empty match splits; search one symbol later
   }
   split_from(rule + 1, piece.substr(gap), walk);
 }

@@ -1,4 +1,5 @@
-// Pre-tokenisation: text to the pieces that byte-pair encoding never merges across.
+// Pre-tokenisation: splits text into pieces; byte-pair encoding never merges across their
+// boundaries.
 #pragma once
 #include <functional>
 #include <string>
@@ -12,12 +13,12 @@ namespace tandem {
 struct SplitRule {
   std::string pattern;  // Oniguruma's syntax
   bool remove_matches =
-      false;  // "Removed": the matches are dropped; else "Isolated": they are pieces
+      false;  // true: "Removed", matches are dropped; false: "Isolated", matches become pieces
 };
 
-// Rules in order, each applied to every piece that the rules before it left: the matches become
-// pieces (or vanish), the gaps between them stay pieces. Look-around sees the current piece only.
-// Immutable and thread-safe.
+// Applies rules in order, each to every piece that the previous rules produced: matches become
+// pieces (or are dropped), and so do the gaps between them. Look-around is limited to the current
+// piece. Immutable and thread-safe.
 class Splits {
  public:
   // Throws Error for a pattern that cannot be used.

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kMostSymbols = 256;
 
-// Different sets of `patterns`, and that of "\n" first.
+// The distinct sets of `patterns`, preceded by the set of "\n".
 std::vector<CharacterSet> sets_of(const std::vector<SplitPattern>& patterns) {
   std::vector<CharacterSet> sets;
   for (const SplitPattern& pattern : patterns)
@@ -22,7 +22,7 @@ std::vector<CharacterSet> sets_of(const std::vector<SplitPattern>& patterns) {
   return sets;
 }
 
-// Ascending: between two of these all characters are in the same sets.
+// Ascending boundaries of ranges; all characters of a range are in the same sets.
 std::vector<char32_t> bounds_of(const std::vector<CharacterSet>& sets) {
   std::vector<char32_t> bounds = {0, kLastCharacter + 1};
   for (const CharacterSet& set : sets)
@@ -41,7 +41,7 @@ SymbolTable::SymbolTable(const std::vector<SplitPattern>& patterns)
     : symbols_(kLastCharacter + 1), examples_('\n' + 1, U'\n') {
   const std::vector<CharacterSet> sets = sets_of(patterns);
   const std::vector<char32_t> bounds = bounds_of(sets);
-  std::map<std::vector<bool>, uint8_t> symbol_of;  // [set] whether a character is in it
+  std::map<std::vector<bool>, uint8_t> symbol_of;  // key: [set] whether the set has the character
   size_t n_symbols = 0;
   for (size_t i = 0; i + 1 < bounds.size(); ++i) {
     std::vector<bool> memberships(sets.size());

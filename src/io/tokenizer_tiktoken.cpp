@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-// The pattern of the model's tokenization code. It is not in any data file.
+// The split pattern from the model's tokenization code; no data file contains it.
 constexpr std::string_view kKimiPattern =
     R"([\p{Han}]+)"
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*)"
@@ -70,8 +70,8 @@ void parse_line(std::string_view text, size_t line, std::vector<std::string>& to
   tokens[rank] = std::move(bytes);
 }
 
-// The ids from `first` on: those that have a name, and "<|reserved_token_N|>" for the rest of the
-// first 256.
+// The added tokens, whose ids begin at `first`: all of `named`, and "<|reserved_token_N|>" for each
+// of the first kReservedTokens ids without a name.
 std::vector<AddedToken> reserved_tokens(int32_t first, const std::vector<AddedToken>& named) {
   std::vector<AddedToken> tokens = named;
   std::vector<bool> has_name(kReservedTokens);

@@ -14,7 +14,7 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
-// As Unicode compares names of properties (UAX 44, 5.9.2).
+// The form in which names of properties are compared (UAX44-LM3, without its prefix "is").
 std::string loose(std::string_view name) {
   std::string out;
   for (const char c : name) {
@@ -24,8 +24,8 @@ std::string loose(std::string_view name) {
   return out;
 }
 
-// The characters of `table` (runs of values of `n_letters`) whose value begins with `value`, which
-// is in its loose form and no longer than they are.
+// The characters of `table` (runs of values of `n_letters` letters) whose value begins with
+// `value`, which is in loose form and not longer than n_letters.
 CharacterSet characters_of(std::string_view table, size_t n_letters, std::string_view value) {
   CharacterSet set;
   char32_t first = 0;
@@ -40,7 +40,7 @@ CharacterSet characters_of(std::string_view table, size_t n_letters, std::string
   return normalised(std::move(set));
 }
 
-// The four letters of the script that has this loose name or these letters; empty for another name.
+// The four-letter code of the script with this loose name or code; empty for any other name.
 std::string script_code(std::string_view name) {
   constexpr std::string_view kNames = unicode_table::kScriptNames;
   for (size_t at = 0; at < kNames.size();) {
@@ -106,7 +106,7 @@ const CharacterSet& white_space() {
 
 std::optional<CharacterSet> characters_with(std::string_view property) {
   const std::string name = loose(property);
-  if (name == "cs") return CharacterSet{};  // surrogates, which are no characters
+  if (name == "cs") return CharacterSet{};  // surrogates are not characters
   if (name.size() == 1 || name.size() == 2) {
     CharacterSet set = characters_of(unicode_table::kCategories, 2, name);
     if (!set.empty()) return set;

@@ -1,5 +1,5 @@
-// Sets of Unicode characters, and which characters have a property. The properties come from a
-// table of ours (tools/unicode_table.py), so they are the same with any library and on any system.
+// Sets of Unicode characters and their properties. The properties come from our own table
+// (tools/unicode_table.py), so they do not depend on libraries or the system.
 #pragma once
 #include <optional>
 #include <string_view>
@@ -14,7 +14,7 @@ struct CharacterRange {
   char32_t first, last;
   auto operator<=>(const CharacterRange&) const = default;
 };
-// Ascending, apart from each other, without surrogates.
+// Normalised: ascending, not adjacent, without surrogates.
 using CharacterSet = std::vector<CharacterRange>;
 
 CharacterSet normalised(CharacterSet set);
@@ -26,8 +26,8 @@ bool contains(const CharacterSet& set, char32_t c);
 // Unicode's White_Space. Its 25 characters have been the same since Unicode 6.3.
 const CharacterSet& white_space();
 
-// Characters of a general category ("Lu", or "L" for all that begin so) or of a script ("Han"),
-// nothing for another name. The letters' case, "_", "-" and " " make no difference. A script is the
+// Characters of a general category ("Lu", or "L" for all that begin with L) or of a script ("Han");
+// nullopt for any other name. Case, "_", "-" and " " are ignored in names. A script means the
 // property Script, not Script_Extensions.
 std::optional<CharacterSet> characters_with(std::string_view property);
 

@@ -8,15 +8,15 @@ namespace tandem {
 namespace {
 
 struct Scan {
-  size_t n_bytes;  // of the character, or of the maximal ill-formed part (at least 1)
+  size_t n_bytes;  // length of the character or of the maximal ill-formed part; at least 1
   enum { kComplete, kInvalid, kIncomplete } state;
 };
 
-// Looks at the character that starts at `at`. kIncomplete: the text ends inside a so far
-// well-formed character.
+// Scans the character that starts at `at`. kIncomplete: the text ends inside a character that is
+// well-formed so far.
 Scan scan_character(std::string_view text, size_t at);
 
-// How many of them are ASCII before the first that is not.
+// Number of ASCII bytes before the first byte that is not ASCII; 8 if all are.
 size_t leading_ascii(const char* eight_bytes) {
   uint64_t word;
   std::memcpy(&word, eight_bytes, sizeof word);

@@ -1,5 +1,5 @@
-// UTF-8 as the tokenizer and the templates need it: checking, stepping, and a stream that never
-// emits half a character.
+// UTF-8 for the tokenizer and the templates: validation, iteration, and a stream that emits only
+// complete characters.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace tandem {
 
-struct ByteRange {  // of a text
-  size_t begin, end;
+struct ByteRange {
+  size_t begin, end;  // byte offsets in a text
 };
 
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U+FFFD
@@ -26,31 +26,31 @@ struct CodePoint {
 // The code point that starts at byte `at` < text.size(). `text` must be well-formed.
 CodePoint decode_utf8(std::string_view text, size_t at);
 
-// Appends one scalar value: at most U+10FFFF and no surrogate.
+// Appends a Unicode scalar value: at most U+10FFFF and not a surrogate.
 void append_utf8(std::string& out, char32_t code_point);
 
-// Byte offset of the `n`-th code point after byte `at`, where one begins. `text` must be
-// well-formed and have as many.
+// Byte offset after `n` code points from byte `at`, at which one begins. `text` must be well-formed
+// and have at least that many.
 size_t skip_code_points(std::string_view text, size_t at, size_t n);
 
 // Number of code points of a well-formed text.
 size_t count_code_points(std::string_view text);
 
-// Bytes in, text out. Emits complete characters only; every maximal ill-formed part becomes one
-// U+FFFD (Unicode 3.9, the practice of Python and Rust); the last 1-3 bytes wait for their
-// continuation.
+// Turns bytes that arrive in pieces into text. Emits complete characters only: each maximal
+// ill-formed subsequence becomes one U+FFFD (Unicode 3.9, as in Python and Rust), and up to 3 bytes
+// of an incomplete character are held back.
 class Utf8Stream {
  public:
-  // Text that `bytes` completes. The concatenation over all calls does not depend on how the bytes
-  // were cut.
+  // Returns the text completed by `bytes`. The concatenated result of all calls does not depend on
+  // how the bytes are divided among them.
   std::string push(std::string_view bytes);
 
-  // Ends the stream: a waiting incomplete character becomes one U+FFFD. The stream may be used
+  // Ends the stream: a held back incomplete character becomes one U+FFFD. The stream may be used
   // again afterwards.
   std::string flush();
 
  private:
-  std::string tail_;  // [0..3] bytes of a so far well-formed character
+  std::string tail_;  // 0 to 3 bytes: the beginning of a well-formed character
 };
 
 }  // namespace tandem

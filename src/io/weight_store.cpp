@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// More than this many threads gain nothing: 163 headers of R1 are 14 MB of text.
+// More threads give no further gain: the 163 headers of R1 are 14 MB of text.
 constexpr int kMaxHeaderThreads = 16;
 
 struct Shard {
@@ -29,7 +29,7 @@ Shard open_shard(const std::string& path) {
   MappedFile file(path);
   require(file.bytes() >= kLengthBytes, "{} has only {} bytes: not a safetensors file", path,
           file.bytes());
-  // Keeps the kernel from reading ahead into the weights.
+  // Disables read-ahead, which would read weights.
   posix_fadvise(file.fd(), 0, 0, POSIX_FADV_RANDOM);
   std::array<std::byte, kLengthBytes> start;
   file.read(0, start);
@@ -43,7 +43,7 @@ Shard open_shard(const std::string& path) {
   return {std::move(file), std::move(entries), data_offset};
 }
 
-// All at once; when several are damaged, the first one's Error is thrown.
+// Opens all files in parallel. When several are damaged, the Error of the first one is thrown.
 std::vector<Shard> open_shards(const std::vector<std::string>& paths) {
   const int n = static_cast<int>(paths.size());
   std::vector<std::optional<Shard>> shards(n);
@@ -101,7 +101,7 @@ std::vector<std::string> paths_of(const ShardIndex& index, const std::string& di
   return paths;
 }
 
-// A vector as [1, n].
+// A view of the tensor; a vector is [1, n].
 TensorView matrix(const StoredTensor& t) {
   const int64_t rows = t.shape.size() == 2 ? t.shape[0] : 1, cols = t.shape.back();
   return {const_cast<std::byte*>(t.data), rows, cols, cols, *t.type->dtype};

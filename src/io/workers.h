@@ -1,5 +1,5 @@
-// Items done by threads that live for one call, with progress and one way to stop: what loading and
-// writing a model's files share.
+// Runs items on threads that live for one call, with progress reports and a stop on the first
+// exception. Used to load and to write a model's files.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -17,11 +17,11 @@ class Workers {
 
   // Calls work(item, worker) once for every item in [0, n_items), worker in [0, n_workers), items
   // in ascending order, and returns when all are done. The first exception of `work` or `report`
-  // stops the rest and is thrown again. Once an object.
+  // stops the rest and is rethrown. May be called once per object.
   void run(int n_workers, int64_t n_items, const std::function<void(int64_t, int)>& work,
            const Report& report);
 
-  // For work that is long: the rest is no longer wanted.
+  // Whether run() is stopping after an exception; long work should check it and return early.
   bool stopped() const { return stopped_; }
 
  private:

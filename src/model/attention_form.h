@@ -1,5 +1,6 @@
-// Two orders of the same sums (DeepSeek-V2, 2.1.2): naive restores keys and values of every head
-// from the latents, absorbed brings queries into their space and outputs back.
+// Two equivalent computations of MLA (DeepSeek-V2, section 2.1.2): naive restores the keys and
+// values of every head from the latents; absorbed projects queries into the latent space and
+// outputs back.
 #pragma once
 #include "model/config.h"
 
@@ -7,9 +8,9 @@ namespace tandem {
 
 enum class AttentionForm { kAuto, kNaive, kAbsorbed };
 
-// Operations for the last n_queries of kv_length tokens, products with kv_b among them: the
-// absorbed form brings every query through it, and the naive one every key, but a pair of query and
-// key costs that less. Whole numbers are exact.
+// Operations of causal attention for the last n_queries of kv_length tokens, including products
+// with kv_b. The absorbed form multiplies every query by kv_b and the naive form every key, but the
+// naive form needs fewer operations per pair of query and key. Exact for whole numbers.
 struct AttentionOps {
   double absorbed, naive;
 };

@@ -1,5 +1,5 @@
-// What one step of the model computes: the tokens, where each one sits in its sequence, and which
-// rows want logits.
+// The input of one step of the model: tokens, their positions in their sequences, and the rows that
+// need logits.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-constexpr int kMostStepTokens = 1 << 16;  // that any option allows
+constexpr int kMostStepTokens = 1 << 16;  // upper limit of every option that sets tokens per step
 
 struct Sequence {
   int32_t first_token;                // index into Batch::tokens
@@ -24,13 +24,13 @@ struct Batch {
   std::span<const Sequence> sequences;  // cover all tokens, in order
   std::span<const int32_t> logit_rows;  // rows of x that the sampler needs
   int n() const { return static_cast<int>(tokens.size()); }
-  // Of the step, the row that the first token of this batch has: 0 but in a second micro-batch.
+  // Row of the step at which this batch begins; 0 unless it is a micro-batch.
   int first_row() const { return sequences.front().first_token; }
 };
 
-// A step, or the two micro-batches that go through the layers in turn. A micro-batch has the
-// tokens, positions and sequences of its own; these keep their first_token, and logit_rows are the
-// step's.
+// The micro-batches of a step: one, or two that pass through the layers alternately. Each has its
+// own tokens, positions and sequences; first_token still counts from the beginning of the step.
+// logit_rows stay with the step.
 struct MicroBatches {
   std::array<Batch, 2> at;
   int n = 1;
@@ -39,7 +39,7 @@ struct MicroBatches {
   int n_tokens() const { return at[n - 1].first_row() + at[n - 1].n(); }
 };
 
-// Experts chosen for each token.
+// The experts chosen for each token, with their weights.
 struct Routing {
   TensorView ids;      // kI32 [tokens, n_active]
   TensorView weights;  // kF32 [tokens, n_active]

@@ -37,8 +37,8 @@ class Problems {
   std::string text_;
 };
 
-// FP8 needs blocks of a matrix to scale, the router is too small to be worth its error, and rows of
-// the embedding are looked up without scales.
+// Norms and biases have no blocks to scale, the router is too small for FP8 to be worth its error,
+// and the embedding's rows are looked up without scales.
 bool may_be_fp8(WeightUse use) {
   return !is_vector(use) && use != WeightUse::kRouter && use != WeightUse::kEmbedding;
 }
@@ -66,7 +66,7 @@ std::string missing_text(const WeightStore& store, const WeightSpec& spec) {
       spec.name);
 }
 
-// At any address.
+// `scales` may be unaligned.
 float scale_at(const TensorView& scales, int64_t r, int64_t c) {
   const std::byte* at = scales.row_data(r) + c * size_of(scales.dtype);
   float value;

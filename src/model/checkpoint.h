@@ -1,5 +1,5 @@
-// From the tensors of a checkpoint to the slots of ModelWeights, with every name, shape and type
-// checked against the configuration.
+// Maps the tensors of a checkpoint to the members of ModelWeights and checks every name, shape and
+// type against the configuration.
 #pragma once
 #include <string>
 #include <string_view>
@@ -11,22 +11,24 @@
 
 namespace tandem {
 
-// Views into the mapping (at any address: copy before use as float; read no data through them
-// before store.require_unchanged()). Touches no weight data. Throws one Error that names the first
-// tensors that are missing, misshapen, of a wrong type, without fitting scales, or not part of the
-// model, with expected and found, and how many more there are. MTP layers, buffers of the rotary
-// embedding and a head that is tied are passed over. A tied head is the embedding.
+// Returns views into the mapped files. Their data is unaligned (copy before use as float) and may
+// be read only after store.require_unchanged(). Touches no weight data. Throws one Error that names
+// the first tensors that are missing, not part of the model, without fitting scales, or of a wrong
+// shape or type (with expected and found), and the number of further ones. MTP layers, buffers of
+// the rotary embedding and the stored copy of a tied head are ignored; a tied head is the
+// embedding.
 ModelWeights stored_weights(const WeightStore& store, const ModelConfig& config);
 
-// What is odd about weights that stored_weights() accepted, a line each: router biases that were
-// rounded to 16 bits.
+// Warnings about weights that stored_weights() accepted, one line each: router biases stored in 16
+// bits.
 std::vector<std::string> checkpoint_warnings(const ModelWeights& weights);
 
-// Throws Error when a scale (kF32 or kBF16, at any address) is NaN, infinite or negative, naming
-// the first.
+// Throws Error naming the first scale that is NaN, infinite or negative. `scales` is kF32 or kBF16
+// and may be unaligned.
 void check_scales(std::string_view name, const TensorView& scales);
 
-// Throws Error unless the numbers in `shape`, a copy of the tensor's data, are those of the matrix.
+// Throws Error unless the INT4 shape tensor (name_shape) says [rows, cols]. `data` is a copy of its
+// data.
 void check_int4_shape(const StoredTensor& shape, const std::byte* data, int64_t rows, int64_t cols);
 
 // True for a tensor of the checkpoint that the main model does not use.

@@ -13,18 +13,18 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kMaxFileBytes = 10'000'000;
-// Far above any model, low enough that products of two sizes fit int64 and sums do not wrap.
+// Far above the sizes of any model, and low enough that sums of products of two sizes fit int64.
 constexpr int kMaxSize = 1 << 24;
 constexpr int kMaxHeads = 1 << 16;
 constexpr int kMaxLayers = 1024;
 constexpr int kMaxExperts = 4096;
 constexpr double kMaxParameters = 1e15;
-constexpr double kMaxFactor = 1e6;  // of scales and ratios
+constexpr double kMaxFactor = 1e6;  // limit of scales and ratios
 
 const char* const kArchitectures =
     "supported are DeepseekV2ForCausalLM, DeepseekV3ForCausalLM and KimiK2ForCausalLM";
 
-// What the models' own configuration classes assume for a key that the file does not have.
+// Defaults of the models' own configuration classes (configuration_deepseek.py) for missing keys.
 struct FamilyDefaults {
   int n_dense_layers, max_context;
   int n_shared_experts, n_groups, n_active_groups;
@@ -86,7 +86,7 @@ ModelConfig ModelConfig::from_json(std::string_view text, std::string_view sourc
   c.router.scale_normalized = c.architecture != "DeepseekV2ForCausalLM";
   const bool moe = c.router.n_experts > 0;
   c.expert_dim = moe ? json.integer("moe_intermediate_size", 1, kMaxSize) : 0;
-  // An explicit null means none; the default stands for a key that is not there.
+  // An explicit null means no shared experts; only a missing key takes the default.
   const int n_shared = json.mentions("n_shared_experts") ? 0 : defaults.n_shared_experts;
   c.n_shared_experts = moe ? json.integer("n_shared_experts", 0, kMaxExperts, n_shared) : 0;
   read_quantization(json, c);
@@ -113,7 +113,7 @@ std::string read_architecture(const ConfigJson& json) {
   return name;
 }
 
-// Settings that no released model has and that would change every layer.
+// Refuses settings that no released model has and that would change every layer.
 void refuse_variants(const ConfigJson& json) {
   if (json.text("hidden_act", "silu") != "silu")
     json.refuse("hidden_act", "only \"silu\" is supported");
@@ -140,7 +140,8 @@ MlaConfig read_attention(const ConfigJson& json) {
 
 RopeConfig read_scaling(const ConfigJson& json);
 
-// Older files have rope_theta and rope_scaling, newer ones both in rope_parameters, some all three.
+// Older files have rope_theta and rope_scaling, newer ones have both inside rope_parameters, some
+// have all three.
 RopeConfig read_rope(const ConfigJson& json) {
   constexpr double kMinTheta = 1 + 1e-6, kMaxTheta = 1e15;
   RopeConfig rope;
@@ -163,7 +164,7 @@ RopeConfig read_rope(const ConfigJson& json) {
   return newer;
 }
 
-// rope_scaling or rope_parameters; theta is left alone.
+// Reads rope_scaling or rope_parameters, except theta.
 RopeConfig read_scaling(const ConfigJson& json) {
   RopeConfig rope;
   const char* const key = json.has("rope_type") || !json.has("type") ? "rope_type" : "type";
@@ -222,7 +223,7 @@ void read_groups(const ConfigJson& json, const FamilyDefaults& defaults, RouterC
     json.refuse("topk_method", fmt::format("n_group is {}: say whether the choice is \"greedy\" or "
                                            "\"group_limited_greedy\"",
                                            router.n_groups));
-  if (router.method == TopkMethod::kGreedy) {  // does not look at groups
+  if (router.method == TopkMethod::kGreedy) {  // ignores groups
     router.n_groups = router.n_active_groups = 1;
     return;
   }
@@ -292,8 +293,8 @@ int read_scale_block(const ConfigJson& quantization) {
   return block[0].get<int>();
 }
 
-// What compressed-tensors (quantization/quant_args.py) calls the weights of Kimi-K2-Thinking. Its
-// "ignore" is not read: the tensors themselves say what is packed.
+// Accepts the one scheme of compressed-tensors (quantization/quant_args.py) that Kimi-K2-Thinking
+// uses. Its "ignore" list is not read: the tensors themselves show which weights are packed.
 int read_expert_group(const ConfigJson& quantization) {
   const char* const supported =
       "of compressed-tensors only \"pack-quantized\" routed experts are supported: symmetric INT4 "
@@ -319,7 +320,7 @@ int read_expert_group(const ConfigJson& quantization) {
   return size;
 }
 
-// Replaces only what the file names.
+// Keeps the present ids for keys that the file does not have.
 void read_token_ids(const ConfigJson& json, ModelConfig& config) {
   config.bos_id = json.integer("bos_token_id", 0, config.vocab - 1, config.bos_id);
   if (!json.has("eos_token_id")) return;
@@ -335,7 +336,7 @@ void read_token_ids(const ConfigJson& json, ModelConfig& config) {
   }
 }
 
-// Sizes that come of several keys.
+// Checks sizes that are products or sums of several keys.
 void check_sizes(const ModelConfig& c, std::string_view source) {
   const int64_t heads = c.mla.n_heads;
   const auto require_size = [&](const char* keys, int64_t size) {
@@ -349,7 +350,7 @@ void check_sizes(const ModelConfig& c, std::string_view source) {
   require_size("n_shared_experts * moe_intermediate_size",
                static_cast<int64_t>(c.n_shared_experts) * c.expert_dim);
 
-  // In double, and generous: every layer counted as dense and as MoE.
+  // An upper bound in double: every layer is counted both as dense and as MoE.
   const double widths = 3.0 * c.dense_dim + 3.0 * c.shared_dim() +
                         c.router.n_experts * (3.0 * c.expert_dim + 1) + c.mla.cache_dim() +
                         heads * (c.mla.qk_dim() + c.mla.v_dim) + c.mla.q_rank;

@@ -1,5 +1,5 @@
 // Hyper-parameters of a DeepSeek-family checkpoint (V2, V2-Lite, V3, R1, Kimi-K2, Moonlight). Plain
-// data; the comment gives the key in config.json. Defaults are those of DeepSeek-V3.
+// data; each comment gives the key in config.json. Defaults are those of DeepSeek-V3.
 #pragma once
 #include <string>
 #include <string_view>
@@ -20,7 +20,7 @@ struct RouterConfig {
   bool normalize = true;  // norm_topk_prob
   float scale = 2.5f;     // routed_scaling_factor
   bool scale_normalized =
-      true;  // V3 scales always, DeepseekV2ForCausalLM only weights that were not renormalised
+      true;  // multiply normalised weights by `scale` as well; false for DeepseekV2ForCausalLM
   bool has_bias() const { return method == TopkMethod::kNoauxTc; }
 };
 
@@ -57,18 +57,18 @@ struct ModelConfig {
   int n_mtp_layers = 1;                                // num_nextn_predict_layers
   int max_context = 163840;                            // max_position_embeddings
   int scale_block = 128;  // quantization_config.weight_block_size; 0 = none
-  // quantization_config of compressed-tensors: routed experts are packed INT4 with a scale for so
-  // many columns of a row (group_size); 0 = they are not
+  // quantization_config of compressed-tensors (group_size): routed experts are packed INT4 with a
+  // scale for every expert_group columns of a row; 0 = they are not INT4
   int expert_group = 0;
   bool tied_head = false;  // tie_word_embeddings
   float norm_eps = 1e-6f;  // rms_norm_eps
   float latent_norm_eps =
-      1e-6f;  // q_a_layernorm, kv_a_layernorm: the checkpoints' own code ignores rms_norm_eps there
+      1e-6f;  // q_a_layernorm, kv_a_layernorm: the reference code does not use rms_norm_eps there
   MlaConfig mla;
   RopeConfig rope;
   RouterConfig router;
   std::vector<int>
-      eos_ids;      // eos_token_id: of generation_config.json where present, else of config.json
+      eos_ids;      // eos_token_id of generation_config.json if present, else of config.json
   int bos_id = -1;  // bos_token_id; -1 = none
 
   bool is_moe(int layer) const {
@@ -78,11 +78,11 @@ struct ModelConfig {
   int ffn_dim(int layer) const { return is_moe(layer) ? shared_dim() : dense_dim; }
 
   // Reads `directory`/config.json (and generation_config.json). Throws Error naming the key, its
-  // value and what is supported: another architecture, a missing key, values that do not fit
-  // together. Whatever passes has sizes whose products fit: rows and columns in int, the whole
-  // model in int64.
+  // value and what is supported, for an unsupported architecture, a missing key and values that
+  // contradict each other. In a config that is returned, products of sizes do not overflow: rows
+  // and columns fit int, the parameter count fits int64.
   static ModelConfig from_directory(const std::string& directory);
-  // The same for the text of a config.json; `source_name` stands for the file in messages.
+  // Reads the text of a config.json; `source_name` stands for the file in messages.
   static ModelConfig from_json(std::string_view text, std::string_view source_name);
 };
 

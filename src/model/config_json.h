@@ -1,4 +1,4 @@
-// One object of a configuration file, read key by key with checked types and ranges.
+// Reads one object of a configuration file key by key, with checked types and ranges.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -12,18 +12,18 @@ namespace tandem {
 // Whether the value is a whole number min .. max; 4096.0 is one.
 bool is_whole(const nlohmann::json& value, int min, int max);
 
-// Every reader takes the default for a missing or null key; without a default the key is required.
-// All throw Error with file, key, value and what is expected.
+// Every reader returns `missing` for a missing or null key; without it the key is required. All
+// throw Error with file, key, value and what is expected.
 class ConfigJson {
  public:
   // The whole text, which must be an object. `source` names the file in messages.
   ConfigJson(std::string_view text, std::string_view source);
 
-  // Whether the key is there with a value other than null.
+  // Whether the key is present and not null.
   bool has(const std::string& key) const;
-  // Whether the key is there, be it null.
+  // Whether the key is present, even if null.
   bool mentions(const std::string& key) const { return object_.contains(key); }
-  // First key that starts so and is not null; empty if there is none.
+  // First key that starts with `prefix` and is not null; empty if there is none.
   std::string key_with_prefix(std::string_view prefix) const;
 
   int integer(const std::string& key, int min, int max, std::optional<int> missing = {}) const;

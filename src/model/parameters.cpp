@@ -75,8 +75,8 @@ int64_t kv_bytes_per_token(const ModelConfig& config, DType type) {
 
 namespace {
 
-// Each MTP layer is a layer of the model (a MoE layer where there are experts) behind eh_proj
-// [dim, 2 * dim], with the norms enorm, hnorm and shared_head.norm.
+// An MTP layer is a layer of the model (a MoE layer if the model has experts) preceded by eh_proj
+// [dim, 2 * dim], with the additional norms enorm, hnorm and shared_head.norm.
 void count_mtp(const ModelConfig& config, ParameterCounts& counts) {
   const bool moe = config.router.n_experts > 0;
   const int64_t dim = config.dim, vocab_matrix = config.vocab * dim;
@@ -91,7 +91,7 @@ int64_t expert_parameters(const ModelConfig& config) {
   return int64_t{3} * config.dim * config.expert_dim;
 }
 
-// Of the experts of one MoE layer that a token does not go to.
+// Parameters of the experts of one MoE layer to which a token is not routed.
 int64_t inactive_parameters(const ModelConfig& config) {
   return (config.router.n_experts - config.router.n_active) * expert_parameters(config);
 }

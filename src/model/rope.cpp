@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-// The pair that turns `rotations` times within the original context.
+// The (fractional) index of the pair that turns `rotations` times within the original context.
 double pair_of(double rotations, const RopeConfig& rope, int rope_dim) {
   return rope_dim * std::log(rope.original_context / (2 * std::numbers::pi * rotations)) /
          (2 * std::log(rope.theta));
@@ -19,7 +19,8 @@ double magnitude(double factor, double mscale) {
 
 }  // namespace
 
-// Fast pairs keep their frequency, slow ones are divided by the factor, a ramp lies between.
+// Fast pairs keep their frequency, slow pairs have it divided by the factor, and a linear ramp
+// connects the two.
 std::vector<float> rope_frequencies(const RopeConfig& rope, int rope_dim) {
   double low = 0, high = 0;
   if (rope.yarn) {

@@ -34,7 +34,7 @@ struct LayerWeights {
   FfnWeights ffn;         // dense FFN, or the shared expert of a MoE layer (empty if there is none)
   QuantView router;       // [n_experts, dim]
   QuantView router_bias;  // [1, n_experts], kF32; only topk_method noaux_tc
-  // [slices * n_experts], slice by slice; MoE layers only
+  // [slices * n_experts], all experts of slice 0 first; MoE layers only
   std::vector<FfnWeights> experts;
 };
 
@@ -43,24 +43,25 @@ struct ModelWeights {
   QuantView final_norm;  // [1, dim]
   QuantView head;        // [vocab, dim]; the embedding when tied
   std::vector<LayerWeights> layers;
-  // How routed experts are cut along expert_dim: rows of gate and up, columns of down. Empty: not.
+  // How routed experts are sliced along expert_dim: rows of gate and up, columns of down. Empty:
+  // experts are whole.
   std::vector<Slice> slices;
 };
 
-// What a tensor is for: decides how it is checked and in which form it is kept.
+// The role of a tensor; it decides how the tensor is checked and in which format it is kept.
 enum class WeightUse {
   kEmbedding,
   kHead,
   kNorm,       // a vector of gains
   kAttention,  // a matrix; FP8 with block scales in FP8 checkpoints
-  kDense,      // of a dense layer's FFN
-  kShared,     // of a shared expert
-  kExpert,     // of a routed expert
+  kDense,      // a matrix of a dense layer's FFN
+  kShared,     // a matrix of the shared expert
+  kExpert,     // a matrix of a routed expert
   kRouter,
   kRouterBias,
 };
 
-// Kept in float, whole; all others are matrices.
+// Vectors are kept in float and never split; all other tensors are matrices.
 constexpr bool is_vector(WeightUse use) {
   return use == WeightUse::kNorm || use == WeightUse::kRouterBias;
 }
@@ -68,21 +69,22 @@ constexpr bool is_vector(WeightUse use) {
 struct WeightSpec {
   std::string name;  // in the checkpoint
   int layer;         // -1 outside the layers
-  int expert;        // -1 unless a routed expert's
+  int expert;        // -1 unless it belongs to a routed expert
   WeightUse use;
   int64_t rows, cols;  // vectors are [1, n]
-  // Not 0: packed INT4 with a scale for so many columns. The checkpoint then has no `name` but
-  // name_packed I32 [rows, cols / 8], name_scale BF16 [rows, cols / group] and name_shape.
+  // If not 0, the tensor is packed INT4 with a scale for every `group` columns. Instead of `name`
+  // the checkpoint then has name_packed I32 [rows, cols / 8], name_scale BF16 [rows, cols / group]
+  // and name_shape.
   int group = 0;
-  // Of a cut expert: which slice, and where it begins in the checkpoint's tensor.
+  // For a sliced expert: the slice, and its first row and column in the checkpoint's tensor.
   int slice = 0;
   int64_t first_row = 0, first_col = 0;
 };
 
 // Calls visit(WeightSpec, QuantView& slot) for every tensor of the checkpoint that the main model
-// needs, in the order of the forward pass. `w` gets its layers and experts sized. MTP layers are
-// not part of the main model. A tensor of a cut expert is visited once for every slice that has any
-// of it.
+// needs, in the order of the forward pass. Resizes w.layers and their experts. MTP layers are not
+// part of the main model. A tensor of a sliced expert is visited once for every slice that is not
+// empty.
 template <class Visit>
 void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
   const MlaConfig& a = c.mla;

@@ -18,7 +18,7 @@ const Json kAnyObject = {{"type", "object"}};
   throw ApiError(400, fmt::format("{} is not supported", what), field, "unsupported");
 }
 
-// A schema, or the text of one, as vLLM and SGLang take them.
+// A field that holds a schema, or a string with the JSON of one, as in vLLM and SGLang.
 AnswerForm schema_form(const RequestFields& fields, const std::string& key) {
   const Json& value = *fields.find(key);
   AnswerForm form{.kind = Kind::kSchema, .schema = value, .field = key};

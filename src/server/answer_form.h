@@ -1,5 +1,5 @@
-// What form a client wants its answer in, in any of the spellings that are about: OpenAI's
-// response_format, vLLM's structured_outputs and guided_.., SGLang's.
+// Reads the output format that a client requests, in the fields of OpenAI (response_format), vLLM
+// (structured_outputs, guided_..) and SGLang (json_schema, regex).
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,13 +12,13 @@ namespace tandem {
 struct AnswerForm {
   enum class Kind { kFree, kSchema, kPattern, kChoice };
   Kind kind = Kind::kFree;
-  nlohmann::ordered_json schema = {};     // of JSON; of any object, {"type": "object"}
-  std::string pattern = {};               // a regular expression for the whole answer
-  std::vector<std::string> choices = {};  // one of these
-  std::string field = {};                 // that asked for it
+  nlohmann::ordered_json schema = {};     // kSchema: JSON Schema; {"type": "object"} for any object
+  std::string pattern = {};               // kPattern: regular expression for the whole answer
+  std::vector<std::string> choices = {};  // kChoice: the answer is one of these
+  std::string field = {};                 // the request field that specified the form
 };
 
-// Throws ApiError for a form that is not there, and for two at once.
+// Throws ApiError for an unsupported form, and for more than one form in a request.
 AnswerForm read_answer_form(const RequestFields& request);
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// What the server answers, as JSON: OpenAI's objects and SGLang's. Pure functions.
+// Builds the JSON of the server's answers: objects of OpenAI's API and SGLang's. Pure functions.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,7 +14,7 @@ namespace tandem {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// The same in all objects of one answer.
+// Fields that are the same in all objects of one answer.
 struct AnswerHead {
   Endpoint endpoint;
   std::string id, model;
@@ -27,24 +27,24 @@ struct Usage {
 
 struct TokenText {
   std::string text, bytes;
-  std::optional<float> logprob;  // none: nothing came before it
+  std::optional<float> logprob;  // nullopt for the first token of a prompt
 };
-struct TokenReport {  // a token of an answer that asked for log-probabilities
+struct TokenReport {  // the log-probabilities of one token
   TokenText chosen;
   std::vector<TokenText> top;
-  size_t n_shown = 0;  // characters that it adds to the text; special tokens may add none
+  size_t n_shown = 0;  // number of characters it adds to the text; 0 for hidden special tokens
 };
 
-// One answer, or what is new of it in a chunk.
+// One whole answer, or the part of it that is sent in a chunk.
 struct ChoicePart {
   int index = 0;
   std::string text;       // completions: the text; chat: the content
   std::string reasoning;  // chat
   std::vector<ToolCall> calls;
-  int first_call = 0;   // number of the first of `calls` in its answer
-  bool called = false;  // the answer has calls, here or before
+  int first_call = 0;   // index of the first of `calls` among all calls of the answer
+  bool called = false;  // the answer has calls, in this part or an earlier one
   std::vector<TokenReport> tokens;
-  size_t text_offset = 0;  // of the first of `tokens`, for completions
+  size_t text_offset = 0;  // character offset of the first of `tokens`, for completions
   bool wants_logprobs = false;
   std::optional<FinishReason> finish;
 };
@@ -57,12 +57,12 @@ OrderedJson answer_json(const AnswerHead& head, const std::vector<ChoicePart>& c
 // A chunk of a stream.
 OrderedJson chunk_json(const AnswerHead& head, const ChoicePart& part,
                        const std::optional<Usage>& usage);
-// The first of a chat's stream.
+// The first chunk of each answer of a chat.
 OrderedJson role_chunk_json(const AnswerHead& head, int index);
-// The last when usage was asked for: no choices.
+// The last chunk if usage was requested; it has no choices.
 OrderedJson usage_chunk_json(const AnswerHead& head, const Usage& usage);
 
-// SGLang's object: all text so far.
+// SGLang's object, with all text so far.
 OrderedJson generate_json(const AnswerHead& head, const ChoicePart& all, const Usage& usage);
 
 OrderedJson models_json(const std::string& id, const std::string& root, int64_t context,
@@ -71,12 +71,12 @@ OrderedJson models_json(const std::string& id, const std::string& root, int64_t 
 // "stop", "length" or "abort".
 const char* finish_name(FinishReason reason);
 
-size_t n_characters(std::string_view text);  // of UTF-8
+size_t n_characters(std::string_view text);  // code points of UTF-8
 
-// A server-sent event.
+// The text of a server-sent event.
 std::string event_of(const OrderedJson& data);
 inline constexpr std::string_view kDoneEvent = "data: [DONE]\n\n";
-// JSON as text; what is not UTF-8 in it is replaced.
+// JSON as text; ill-formed UTF-8 is replaced by U+FFFD.
 std::string dumped(const OrderedJson& json);
 
 }  // namespace tandem

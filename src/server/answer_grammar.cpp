@@ -11,7 +11,7 @@ namespace tandem {
 namespace {
 
 constexpr size_t kMostKept = 32;
-constexpr int kMostKeptNodes = 500'000;  // of about 400 bytes
+constexpr int kMostKeptNodes = 500'000;  // a node takes about 400 bytes
 
 std::shared_ptr<const GrammarTokens> json_tokens(const TokenTrie& trie) {
   Grammar grammar;
@@ -20,7 +20,7 @@ std::shared_ptr<const GrammarTokens> json_tokens(const TokenTrie& trie) {
   return std::make_shared<GrammarTokens>(std::move(grammar), trie);
 }
 
-// Whether the template writes an assistant's call with its arguments in a block of code.
+// Whether the template writes the arguments of an assistant's call in a code block.
 bool writes_fences(const Tokenizer& tokenizer, const ChatFormat* chat) {
   if (!chat) return false;
   const nlohmann::ordered_json function = {{"name", "f"}, {"arguments", "{}"}};
@@ -99,7 +99,7 @@ Grammar AnswerGrammars::build(const GenerationRequest& request, bool after_think
     g.call(node, calls_rule(g, json, request), g.end(root));
   } else {
     g.call(node, form_rule(g, json, request.form), g.end(root));
-    // Who may call does so in place of the answer.
+    // If tools are optional, calls take the place of the answer.
     if (!request.tools.is_null()) g.call(node, calls_rule(g, json, request), g.end(root));
   }
   try {
@@ -124,7 +124,7 @@ Grammar::Rule AnswerGrammars::form_rule(Grammar& g, const JsonRules& json,
   }
 }
 
-// One call or several between the marks of a section.
+// One or more calls between the marks of a section.
 Grammar::Rule AnswerGrammars::calls_rule(Grammar& g, const JsonRules& json,
                                          const GenerationRequest& request) const {
   const Rule rule = g.add_rule();

@@ -1,5 +1,5 @@
-// The grammar of an answer: the form that its client asked for, calls of tools as the model writes
-// them, or either.
+// The grammar of an answer: the form that the client requested, tool calls in the model's syntax,
+// or either.
 #pragma once
 #include <list>
 #include <mutex>
@@ -12,14 +12,14 @@
 
 namespace tandem {
 
-// Thread-safe. Grammars are kept for the next requests that want the same.
+// Thread-safe. Caches grammars for later requests with the same form and tools.
 class AnswerGrammars {
  public:
-  // `chat` is null when there are no chats. The tokenizer outlives this.
+  // `chat` is null when the model has no chat template. The tokenizer must outlive this object.
   AnswerGrammars(const Tokenizer& tokenizer, const ChatFormat* chat);
 
-  // Null when the answer is free. After thinking, new lines may come before it. Throws ApiError
-  // naming the field and what in it cannot be had.
+  // Returns null when the answer is unconstrained. If `after_thinking`, up to two line breaks may
+  // precede the answer. Throws ApiError naming the field and what in it is not supported.
   std::shared_ptr<const GrammarTokens> of(const GenerationRequest& request, bool after_thinking);
 
  private:
@@ -36,14 +36,14 @@ class AnswerGrammars {
   const TokenTrie trie_;
   const std::shared_ptr<const GrammarTokens> json_;
   const ToolMarks& marks_;
-  bool fenced_ = false;  // V3's and R1's calls: "function", and the arguments in a block of code
+  bool fenced_ = false;  // calls as in V3 and R1: "function", and arguments in a code block
 
   struct Kept {
     std::string key;
     std::shared_ptr<const GrammarTokens> tokens;
   };
   std::mutex mutex_;
-  std::list<Kept> kept_;  // the last used first
+  std::list<Kept> kept_;  // most recently used first
 };
 
 }  // namespace tandem

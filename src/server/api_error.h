@@ -1,4 +1,4 @@
-// A refusal as OpenAI's clients expect it: an HTTP status and {"error": {message, type, param,
+// An error in the format of OpenAI's API: an HTTP status and {"error": {message, type, param,
 // code}}.
 #pragma once
 #include <nlohmann/json.hpp>
@@ -16,8 +16,8 @@ struct ApiError : std::runtime_error {
         code(std::move(error_code)) {}
 
   int status;
-  std::string param;  // the field that is wrong, such as "messages[2].role"; empty: none
-  std::string code;   // for programs, such as "context_length_exceeded"; empty: none
+  std::string param;  // the invalid field, such as "messages[2].role"; empty: none
+  std::string code;   // machine-readable, such as "context_length_exceeded"; empty: none
 };
 
 nlohmann::ordered_json error_json(const ApiError& error);

@@ -1,4 +1,4 @@
-// boost/asio/awaitable.hpp of Boost 1.74 forgets a header that it needs.
+// boost/asio/awaitable.hpp of Boost 1.74 needs <utility> but does not include it.
 #pragma once
 // clang-format off
 #include <utility>

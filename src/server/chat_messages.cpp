@@ -21,7 +21,7 @@ Json read_part(const RequestFields& part, bool of_assistant) {
   return text_part(part.text(type, ""));
 }
 
-// A text, a list of parts, or null.
+// Returns the content: a text, a list of parts, or null.
 Json read_content(const RequestFields& message, const std::string& path, bool of_assistant) {
   const Json* content = message.find("content");
   if (!content) return nullptr;
@@ -56,7 +56,7 @@ Json read_call(const RequestFields& call, const Json& given) {
   return read;
 }
 
-// An empty list is none: a template would write the marks around calls without any.
+// An empty list counts as absent; otherwise a template would write the marks of calls without any.
 Json read_calls(const RequestFields& message, const std::string& path) {
   Json read = Json::array();
   const Json* calls = message.find("tool_calls");
@@ -85,10 +85,10 @@ Json read_message(const Json& given, const std::string& path) {
   Json calls = read_calls(message, path);
   Json content = read_content(message, path, of_assistant);
   if (of_assistant) add_refusal(content, message.text("refusal", ""));
-  // The published templates of V3 and R1 write calls only where the content is null.
+  // The published templates of V3 and R1 write calls only if the content is null.
   if (!calls.empty() && is_empty_text(content)) content = nullptr;
   if (content.is_null() && !(of_assistant && !calls.empty())) {
-    // Only an answer that was cut while the model was thinking has none.
+    // Only an answer that was truncated inside its reasoning has no content.
     if (!(of_assistant && message.find("reasoning_content")))
       message.refuse("content", "a text or a list of parts");
     content = "";

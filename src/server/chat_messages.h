@@ -1,4 +1,4 @@
-// The messages of a chat request, read as OpenAI's description has them.
+// Reads the messages of a chat request in the format of OpenAI's API.
 #pragma once
 #include <nlohmann/json.hpp>
 
@@ -6,10 +6,10 @@
 
 namespace tandem {
 
-// Field "messages", as chat templates read it: a content is a text, a list of {"type": "text",
-// "text": ..}, or null beside tool calls; a refusal of the assistant is part of its content; fields
-// that are null are left out, as templates ask whether a field is there. Throws ApiError naming
-// the field that is wrong or that a language model cannot read.
+// Returns the field "messages" in the form that chat templates read: a content is a text, a list of
+// {"type": "text", "text": ..}, or null beside tool calls; a refusal of the assistant becomes part
+// of its content; null fields are removed, since templates test whether a field is defined. Throws
+// ApiError naming a field that is invalid or not text (image, audio).
 nlohmann::ordered_json read_chat_messages(const RequestFields& request);
 
 }  // namespace tandem

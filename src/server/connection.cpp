@@ -20,10 +20,10 @@ namespace asio = boost::asio;
 namespace http = boost::beast::http;
 using boost::system::error_code;
 
-// The most that may be received and not read yet: the requests behind the one that is answered, the
-// line before a chunk, all fields behind the last one.
+// Limit of received bytes that are not parsed yet: pipelined requests, the line before a chunk, and
+// the trailer fields after the last chunk.
 constexpr size_t kMostBufferedBytes = 64 << 10;
-constexpr size_t kSmallPiece = 4 << 10;  // read at once, unless a body is there that may be long
+constexpr size_t kSmallPiece = 4 << 10;  // most bytes per read, except inside a body
 constexpr size_t kLargeBody = 1 << 20;
 constexpr auto kNever = asio::steady_timer::time_point::max();
 
@@ -36,7 +36,7 @@ std::string head_of(int status, const char* content_type, const std::string& mor
                      keep_open ? "" : "Connection: close\r\n");
 }
 
-// A piece of a body with "Transfer-Encoding: chunked".
+// A chunk of a body with "Transfer-Encoding: chunked".
 std::string framed(const std::string& bytes) {
   return bytes.empty() ? "" : fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes);
 }
@@ -52,7 +52,7 @@ Connection::Connection(ClientStream::Socket socket, ConnectionHub& hub)
 asio::awaitable<void> Connection::serve() {
   try {
     co_await converse();
-  } catch (const std::exception&) {  // such as too little memory; nothing can be said any more
+  } catch (const std::exception&) {  // such as out of memory; no answer can be sent any more
   }
   close();
 }
@@ -91,7 +91,8 @@ void Connection::close() {
   signal_.cancel(ignored);
 }
 
-// Nothing when the connection is over. A request that is refused is answered here.
+// Returns nullopt when the connection has ended. Answers a request that is refused while it is
+// read.
 Connection::Task<std::optional<ReceivedRequest>> Connection::read() {
   std::optional<ApiError> refusal;
   try {
@@ -104,8 +105,8 @@ Connection::Task<std::optional<ReceivedRequest>> Connection::read() {
   co_return std::nullopt;
 }
 
-// Reads by itself and not by Beast's operations: what those throw, such as for a field that is too
-// long, leaves io_context::run().
+// Does not use Beast's composed read operations, because their exceptions, such as for a field that
+// is too long, propagate out of io_context::run().
 Connection::Task<std::optional<ReceivedRequest>> Connection::read_request() {
   RequestReader reader(hub_.limits.body_bytes);
   limit_time(hub_.limits.idle);
@@ -133,7 +134,7 @@ Connection::Task<void> Connection::begin_body(const RequestReader& reader) {
   limit_time(hub_.limits.body);
 }
 
-// More bytes into buffer_. False: none will come.
+// Reads more bytes into buffer_. False when the connection has ended.
 Connection::Task<bool> Connection::receive(size_t most_bytes) {
   const size_t room = kMostBufferedBytes - buffer_.size();
   if (room == 0)
@@ -146,8 +147,8 @@ Connection::Task<bool> Connection::receive(size_t most_bytes) {
   co_return !error;
 }
 
-// So many bytes of a body are there. Clients that send much and never end it must not take all
-// memory, nor refuse small requests to others.
+// Records that `bytes` of a body have arrived. The limit keeps clients that send large bodies
+// without completing them from using up all memory, and small requests do not count towards it.
 void Connection::hold_body(int64_t bytes) {
   const int64_t counted = std::max(bytes - static_cast<int64_t>(kMostBufferedBytes), int64_t{0});
   const int64_t all = hub_.bodies_bytes + counted - held_bytes_;
@@ -171,13 +172,13 @@ Connection::Task<void> Connection::answer(ReceivedRequest incoming) {
   }
 }
 
-// A worker answers, and takes the body.
+// Lets a worker handle the request and free its body; `answered` is then set on the I/O thread.
 void Connection::ask(HttpRequest& request, std::optional<Service::Answer>& answered) {
   const bool large = request.body.size() > kLargeBody;
   auto work = [&, large, self = shared_from_this()] {
     Service::Answer answer = hub_.service.handle(request);
     std::string().swap(request.body);
-    if (large) malloc_trim(0);  // glibc would keep what the values of JSON took
+    if (large) malloc_trim(0);  // otherwise glibc keeps the memory of the JSON values
     asio::post(stream_.get_executor(), [&answered, self, answer = std::move(answer)]() mutable {
       answered = std::move(answer);
       self->signal_.cancel();
@@ -213,7 +214,7 @@ Connection::Task<void> Connection::generate(const ReceivedRequest& incoming,
   bool open = false;
   try {
     open = co_await pass_on(incoming, *outbox);
-  } catch (const std::exception&) {  // as if the client had gone
+  } catch (const std::exception&) {  // handled as if the client had disconnected
   }
   if (!open) generation->cancel();
   if (!open) closes_ = true;
@@ -225,7 +226,7 @@ Connection::Task<void> Connection::generate(const ReceivedRequest& incoming,
   if (gone_) closes_ = true;
 }
 
-// Until the last of the answer is sent. False: nothing more can be sent.
+// Sends the answer until its last part. False when nothing more can be sent.
 Connection::Task<bool> Connection::pass_on(const ReceivedRequest& incoming, Outbox& outbox) {
   const bool chunked = !incoming.is_http_10;
   bool begun = false, open = true, last = false;
@@ -273,8 +274,8 @@ Connection::Task<void> Connection::reply(const ReceivedRequest& incoming, HttpRe
   if (!co_await write(std::move(bytes))) closes_ = true;
 }
 
-// Answers what cannot be read further, then reads and drops what the client still sends for a
-// while: closing at once would make its system throw the answer away.
+// Answers a request that cannot be read further, then discards what the client still sends for a
+// while: closing at once would reset the connection, and the client might lose the answer.
 Connection::Task<void> Connection::refuse(const ApiError& error) {
   closes_ = true;
   const ReceivedRequest unread;
@@ -285,7 +286,7 @@ Connection::Task<void> Connection::refuse(const ApiError& error) {
   while (!failed) co_await stream_.socket().async_read_some(asio::buffer(dropped), into(failed));
 }
 
-// Nothing more is written; the client has a moment to take note.
+// Ends writing and gives the client two seconds to close the connection.
 Connection::Task<void> Connection::end() {
   limit_time(std::chrono::seconds(2));
   co_await stream_.finish();
@@ -299,14 +300,14 @@ Connection::Task<bool> Connection::write(std::string bytes) {
   co_return !error;
 }
 
-// Until signal_ is cancelled.
+// Waits until signal_ is cancelled.
 Connection::Task<void> Connection::wait() {
   error_code cancelled;
   co_await signal_.async_wait(into(cancelled));
 }
 
-// Closes the socket when the time limit has passed. Limits come and go with every write, so the
-// timer is set anew only for one that ends earlier.
+// Closes the socket when the time limit has passed. Limits change with every write, so the timer is
+// restarted only for a limit that ends earlier.
 Connection::Task<void> Connection::watch() {
   while (stream_.socket().is_open()) {
     error_code changed;
@@ -317,8 +318,8 @@ Connection::Task<void> Connection::watch() {
   }
 }
 
-// While an answer is being made, the only news from a client is that it has gone, or its next
-// requests, which are kept for later.
+// Reads while an answer is being generated: this detects that the client disconnects. Pipelined
+// requests are kept in buffer_.
 void Connection::listen_for_end() {
   const size_t room = kMostBufferedBytes - buffer_.size();
   reading_ = room > 0;

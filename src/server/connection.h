@@ -1,5 +1,5 @@
-// One client's connection: requests one after another, each answered whole or as a stream. All
-// of it runs on the thread of the connections.
+// One client's connection: requests are read one after another, each answered whole or as a stream.
+// All members run on the I/O thread (HttpServer::run()).
 #pragma once
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -18,36 +18,37 @@ namespace tandem {
 
 struct HttpLimits {
   int64_t body_bytes = int64_t{16} << 20;
-  // Bodies of all connections that are not parsed yet; the first 64 KiB of each do not count.
+  // Unparsed bodies of all connections together; the first 64 KiB of each do not count.
   int64_t all_bodies_bytes = int64_t{256} << 20;
-  std::chrono::seconds idle{75};   // until a whole head is there
-  std::chrono::seconds body{60};   // until a whole body is there
-  std::chrono::seconds write{30};  // for a client that does not read
+  std::chrono::seconds idle{75};   // to receive the head of a request
+  std::chrono::seconds body{60};   // to receive the body of a request
+  std::chrono::seconds write{30};  // for a write, in case the client does not read
 };
 
-// What the connections of a server share. All but `workers` is for the thread of the connections.
+// State shared by all connections of a server. Only the I/O thread uses it, except for `workers`
+// and `large`, on which requests are parsed.
 struct ConnectionHub {
   using Executor = boost::asio::any_io_executor;
   Service& service;
-  Executor workers;  // parse requests
+  Executor workers;  // threads that parse requests
   HttpLimits limits = {};
   boost::asio::ssl::context* tls = nullptr;  // null: plain HTTP
-  int64_t bodies_bytes = 0;                  // of those that HttpLimits::all_bodies_bytes bounds
-  // A large request may become hundreds of megabytes of JSON values, so those wait for each other
-  // and leave a worker to the others.
+  int64_t bodies_bytes = 0;                  // bytes that count towards all_bodies_bytes
+  // A large request may become hundreds of megabytes of JSON values. Large requests are therefore
+  // parsed one at a time, which also leaves a worker for small ones.
   boost::asio::strand<Executor> large{workers};
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  // The hub outlives the connection.
+  // The hub must outlive the connection.
   Connection(ClientStream::Socket socket, ConnectionHub& hub);
   ~Connection() { release_body(); }
 
-  // Requests are read and answered until the client goes or is at fault. Throws nothing: what is
-  // thrown while one is answered ends this connection alone.
+  // Reads and answers requests until the client disconnects or sends an invalid request. Throws
+  // nothing: an exception while answering a request ends only this connection.
   boost::asio::awaitable<void> serve();
-  // After the answer that is being given, at once if there is none.
+  // Closes after the answer in progress, or at once if there is none.
   void close_soon();
   void close();
 
@@ -79,15 +80,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   ClientStream stream_;
   ConnectionHub& hub_;
-  boost::beast::flat_buffer buffer_;  // what was received and is not read yet
-  int64_t held_bytes_ = 0;            // in hub_.bodies_bytes
+  boost::beast::flat_buffer buffer_;  // received bytes that are not parsed yet
+  int64_t held_bytes_ = 0;            // this connection's share of hub_.bodies_bytes
   using Timer = boost::asio::steady_timer;
   Timer timer_, signal_;
-  Timer::time_point deadline_ = Timer::time_point::max();  // of the limit that holds now
+  Timer::time_point deadline_ = Timer::time_point::max();  // of the current time limit
   bool busy_ = false;                                      // a request is being answered
-  bool closes_ = false;                                    // after this answer
-  bool gone_ = false;     // the client closed its side, or broke off
-  bool reading_ = false;  // listens for the end
+  bool closes_ = false;                                    // the connection ends after this answer
+  bool gone_ = false;     // the client closed its side, or the connection broke
+  bool reading_ = false;  // listen_for_end() has a read in progress
 };
 
 }  // namespace tandem

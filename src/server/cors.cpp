@@ -18,7 +18,7 @@ std::string cors_headers(const std::vector<std::string>& allowed, const PageOrig
     lines = fmt::format("Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n", page.origin);
   }
   if (lines.empty() || page.asked_method.empty()) return lines;
-  // The asterisk means every header but this one.
+  // The asterisk covers every header except Authorization.
   return lines +
          "Access-Control-Allow-Methods: GET, POST\r\n"
          "Access-Control-Allow-Headers: *, Authorization\r\n"

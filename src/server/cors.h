@@ -1,17 +1,18 @@
-// Which pages of other origins may read answers (Fetch standard, "HTTP-CORS protocol").
+// Cross-origin requests: which pages of other origins may read answers (Fetch standard, "HTTP-CORS
+// protocol").
 #pragma once
 #include <string>
 #include <vector>
 
 namespace tandem {
 
-// What a browser says of the page that asks.
+// What the browser's headers say about the page that sends the request.
 struct PageOrigin {
-  std::string origin;        // "https://example.org"; empty: not a page
-  std::string asked_method;  // of the request that the browser asks leave for, else empty
+  std::string origin;        // "https://example.org"; empty: not from a page
+  std::string asked_method;  // method named in a preflight request, else empty
 };
 
-// Lines of an answer's head; none where the origin is not among `allowed`. "*" allows any.
+// Header lines of an answer; empty if the origin is not in `allowed`. "*" allows any origin.
 std::string cors_headers(const std::vector<std::string>& allowed, const PageOrigin& page);
 
 }  // namespace tandem

@@ -96,7 +96,7 @@ EngineRequest Generation::engine_request(int index) {
   return e;
 }
 
-// On a thread that all answers share: what is thrown for one ends that one.
+// Runs on the output thread, which all answers share: an exception ends only this generation.
 void Generation::take(int index, const AnswerPart& part) {
   if (closed_) return;
   try {
@@ -174,7 +174,7 @@ ChoicePart Generation::piece_of(Choice& c, const AnswerPart& part) {
   return piece;
 }
 
-// Of the prompt, if it is part of the text, and of the new token.
+// Adds the reports of the prompt's tokens, if it is echoed, and of the new token.
 void Generation::add_reports(const Choice& c, const TokenEvent& event, ChoicePart& piece) const {
   if (setup_.request.echo && !c.begun) {
     piece.tokens.push_back(report_of(setup_.prompts[c.prompt].front(), {}, {}, true));
@@ -204,8 +204,8 @@ void Generation::find_calls(Choice& c, ChoicePart& piece) const {
   piece.called = c.n_calls > 0;
 }
 
-// A chunk without text is sent only where it says something else: clients of /v1/completions time
-// tokens by chunks with text, and take usage from those only.
+// A chunk without text is sent only if it contains other content: clients of /v1/completions
+// measure the time of tokens by chunks with text, and read usage only from those.
 void Generation::stream_piece(Choice& c, const ChoicePart& piece) {
   const GenerationRequest& r = setup_.request;
   std::string out;
@@ -264,7 +264,7 @@ void Generation::end() {
   send_(std::move(out));
 }
 
-// One answer of several that fails, fails all.
+// Ends all answers of the request with an error.
 void Generation::fail(FinishReason reason, const ApiError& error) {
   cancel();
   Output out{.status = 200, .bytes = {}, .last = true};
@@ -300,12 +300,12 @@ TokenReport Generation::report_of(int32_t token, std::optional<float> logprob,
 }
 
 TokenText Generation::token_text(int32_t token, std::optional<float> logprob) const {
-  constexpr float kLeast = -9999;  // vLLM's, as JSON has no infinity
+  constexpr float kLeast = -9999;  // as in vLLM, since JSON has no infinity
   if (logprob) logprob = std::max(*logprob, kLeast);
   return {tokenizer_.decode({&token, 1}), std::string(tokenizer_.bytes_of(token)), logprob};
 }
 
-// A prompt counts once, however many answers it gets.
+// Counts each prompt once, however many answers it has.
 Usage Generation::usage() const {
   Usage usage;
   for (const auto& prompt : setup_.prompts) usage.prompt_tokens += static_cast<int>(prompt.size());

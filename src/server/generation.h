@@ -1,5 +1,5 @@
-// A request for generated text under way: its prompts go to the engine, what comes back becomes
-// JSON or server-sent events.
+// A running generation request: submits its prompts to the engine and turns the results into JSON
+// or server-sent events.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -24,30 +24,30 @@ class Generation : public std::enable_shared_from_this<Generation> {
     AnswerHead head;
     std::vector<std::vector<int32_t>> prompts;
     bool splits_reasoning = false;
-    bool finds_calls = false;                      // of tools
-    std::shared_ptr<const GrammarTokens> grammar;  // of the answers; null: none
-    bool thinks_first = false;                     // the grammar holds after the thinking
+    bool finds_calls = false;                      // look for tool calls in the text
+    std::shared_ptr<const GrammarTokens> grammar;  // constrains the answers; null: none
+    bool thinks_first = false;                     // the grammar applies only after </think>
     Clock::time_point received;
   };
-  // A part of the HTTP answer: the whole body, or some events of a stream. What fails before the
-  // first event is a whole body that says so.
+  // A part of the HTTP answer: the whole body, or some events of a stream. An error before the
+  // first event is sent as a whole body.
   struct Output {
     int status = 200;
     std::string bytes;
     bool last = false;
     bool is_whole = false;
-    bool breaks_off = false;  // the last event is an error, and the connection ends behind it
+    bool breaks_off = false;  // the last event is an error; the connection is closed after it
   };
   using Send = std::function<void(Output)>;
 
-  // References outlive the generation.
+  // All references must outlive the generation.
   Generation(Setup setup, Engine& engine, const Tokenizer& tokenizer, Metrics& metrics,
              std::function<void(const std::string&)> log);
 
-  // Hands everything to the engine. `send` is called from the output thread until `last`. Throws
-  // ApiError for what can never run.
+  // Submits all prompts to the engine. `send` is called from the engine's output thread until an
+  // Output has `last`. Throws ApiError when the engine refuses a prompt or has failed.
   void start(Send send);
-  // The client has gone.
+  // Aborts all answers; called when the client has disconnected.
   void cancel();
 
  private:
@@ -56,7 +56,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     int prompt;
     ReasoningSplitter reasoning;
     ToolCallParser tools;
-    ChoicePart all;  // so far; text only where it is needed at the end
+    ChoicePart all;  // the answer so far; texts only where they are needed at the end
     bool begun = false;
     int n_tokens = 0, cached_tokens = 0, n_calls = 0;
     Clock::time_point started, first, last;
@@ -87,13 +87,13 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Metrics& metrics_;
   const std::function<void(const std::string&)> log_;
 
-  // The output thread's, once started.
+  // Used by the engine's output thread only, after start().
   Send send_;
   std::vector<Choice> choices_;  // [prompts * n]
   int n_unfinished_ = 0;
   bool closed_ = false, sent_events_ = false;
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::vector<SequenceId> ids_;
   bool cancelled_ = false;
 };

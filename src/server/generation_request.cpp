@@ -30,7 +30,7 @@ void read_sampling(const RequestFields& fields, const SamplingDefaults& defaults
   const double top_p = fields.number("top_p", 0, 1, defaults.top_p);
   if (top_p == 0) fields.refuse("top_p", "above 0");
   s.top_p = std::max(static_cast<float>(top_p), std::numeric_limits<float>::min());
-  // -1 is what vLLM's and SGLang's clients send for "all".
+  // Clients of vLLM and SGLang send -1 for no limit.
   s.top_k = static_cast<int>(
       std::max<int64_t>(0, fields.integer("top_k", -1, kMostTokens, defaults.top_k)));
   s.min_p = number("min_p", 0, 1, 0);
@@ -56,7 +56,7 @@ void read_sampling(const RequestFields& fields, const SamplingDefaults& defaults
   }
 }
 
-// Fields that mean the same in OpenAI's two endpoints and in SGLang's sampling_params.
+// Reads fields with the same meaning in OpenAI's two endpoints and in SGLang's sampling_params.
 void read_common(const RequestFields& fields, const SamplingDefaults& defaults,
                  GenerationRequest& r) {
   read_sampling(fields, defaults, r);
@@ -64,7 +64,7 @@ void read_common(const RequestFields& fields, const SamplingDefaults& defaults,
   r.stops = fields.texts("stop", kMostStops);
   r.stop_ids = fields.ids("stop_token_ids");
   r.ignore_eos = fields.boolean("ignore_eos", false);
-  // Whoever ignores the end counts tokens: those of the end show, or its client misses them.
+  // Benchmarks that set ignore_eos count tokens, so special tokens (EOS) must appear in the text.
   r.skip_special = fields.boolean("skip_special_tokens", !r.ignore_eos);
   r.keeps_stop =
       fields.boolean("include_stop_str_in_output", false) || fields.boolean("no_stop_trim", false);
@@ -79,7 +79,7 @@ void read_openai(const RequestFields& fields, GenerationRequest& r) {
   r.include_usage = stream.boolean("include_usage", false);
   r.continuous_usage = stream.boolean("continuous_usage_stats", false);
   r.echo = r.endpoint == Endpoint::kCompletions && fields.boolean("echo", false);
-  // Whoever wants the prompt only asks for no token.
+  // max_tokens 0 with echo requests the prompt's log-probabilities only.
   if (const auto n = fields.integer("max_tokens", r.echo ? 0 : 1, kMostTokens))
     r.max_tokens = static_cast<int>(*n);
   if (fields.find("timeout")) r.timeout_seconds = fields.number("timeout", 0, 1e6, 0);
@@ -111,7 +111,7 @@ std::vector<Prompt> read_prompts(const RequestFields& fields) {
   return prompts;
 }
 
-// The chat template says what else is wrong with them.
+// Further requirements on messages are checked by the chat template.
 void read_conversation(const RequestFields& fields, GenerationRequest& r) {
   r.messages = read_chat_messages(fields);
   const nlohmann::ordered_json* arguments = fields.find("chat_template_kwargs");
@@ -120,7 +120,8 @@ void read_conversation(const RequestFields& fields, GenerationRequest& r) {
   r.add_generation_prompt = fields.boolean("add_generation_prompt", true);
 }
 
-// "auto", "none", "required" or {"type": "function", "function": {"name": ..}}.
+// Reads "tool_choice": "auto", "none", "required" or {"type": "function", "function": {"name":
+// ..}}.
 void read_tool_choice(const RequestFields& fields, GenerationRequest& r) {
   const nlohmann::ordered_json* choice = fields.find("tool_choice");
   if (!choice || *choice == "auto" || *choice == "none") return;
@@ -156,12 +157,12 @@ void read_tools(const RequestFields& fields, GenerationRequest& r) {
   }
   const bool wanted = tools && !tools->empty() && !(choice && *choice == "none");
   if (wanted) r.tools = *tools;
-  // The marks around calls may be special tokens; the end of the answer is none of its text.
+  // The marks around calls may be special tokens. The end token is never part of the text.
   if (wanted) r.skip_special = false;
   read_tool_choice(fields, r);
 }
 
-// What both of OpenAI's endpoints read alike.
+// Reads the fields that OpenAI's two endpoints share.
 GenerationRequest openai_request(const RequestFields& fields, const SamplingDefaults& defaults,
                                  Endpoint endpoint) {
   GenerationRequest r;
@@ -191,7 +192,7 @@ SamplingDefaults sampling_defaults(const nlohmann::json& config) {
 
 GenerationRequest parse_completion_request(const nlohmann::ordered_json& json,
                                            const SamplingDefaults& defaults) {
-  constexpr int kDefaultTokens = 16;  // OpenAI's
+  constexpr int kDefaultTokens = 16;  // as in OpenAI's API
   const RequestFields fields(json);
   GenerationRequest r = openai_request(fields, defaults, Endpoint::kCompletions);
   r.prompts = read_prompts(fields);
@@ -227,7 +228,7 @@ GenerationRequest parse_chat_request(const nlohmann::ordered_json& json,
 
 GenerationRequest parse_generate_request(const nlohmann::ordered_json& json,
                                          const SamplingDefaults& defaults) {
-  constexpr int kDefaultTokens = 128;  // SGLang's
+  constexpr int kDefaultTokens = 128;  // as in SGLang
   const RequestFields fields(json);
   GenerationRequest r;
   r.endpoint = Endpoint::kGenerate;

@@ -1,5 +1,5 @@
-// What a client asks to be generated, read from the JSON of /v1/completions, /v1/chat/completions
-// or SGLang's /generate. Pure functions; every wrong field is an ApiError that names it.
+// Reads generation requests from the JSON of /v1/completions, /v1/chat/completions and SGLang's
+// /generate. Pure functions; an invalid field throws an ApiError that names it.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -18,40 +18,41 @@ using Prompt = std::variant<std::string, std::vector<int32_t>>;  // text or ids
 
 struct GenerationRequest {
   Endpoint endpoint = Endpoint::kCompletions;
-  std::string model;                                    // empty: whichever is served
-  std::vector<Prompt> prompts;                          // not of a chat
-  nlohmann::ordered_json messages, template_arguments;  // of a chat
+  std::string model;                                    // empty: the served model
+  std::vector<Prompt> prompts;                          // empty for a chat
+  nlohmann::ordered_json messages, template_arguments;  // chat only
   nlohmann::ordered_json tools = nullptr;               // null, or an array that is not empty
   bool add_generation_prompt = true;
-  bool add_special_tokens = true;  // BOS before a prompt that is a text, where the model wants it
-  bool must_call = false;          // an answer is calls of tools ..
-  std::string must_call_name;      // .. one of this function, unless it is empty
-  bool may_call_many = true;       // forced calls
+  bool add_special_tokens = true;  // BOS before a text prompt, if the tokenizer adds it
+  bool must_call = false;          // the answer must consist of tool calls ..
+  std::string must_call_name;      // .. or, if not empty, of one call of this function
+  bool may_call_many = true;       // a grammar allows several calls
 
   AnswerForm form;
 
-  std::optional<int> max_tokens;  // missing: what the context leaves
+  std::optional<int> max_tokens;  // nullopt: the rest of the context
   int min_tokens = 0;
   SamplingParams sampling;
   bool has_seed = false;
-  int n = 1;  // answers to each prompt
+  int n = 1;  // answers per prompt
   std::vector<std::string> stops;
-  std::vector<int32_t> stop_ids;  // beside the model's own
+  std::vector<int32_t> stop_ids;  // in addition to the model's own
   bool ignore_eos = false;
   bool skip_special = true;
-  bool keeps_stop = false;  // the stop string is part of the text
-  bool echo = false;        // the prompt is part of the text, and of the log-probabilities
+  bool keeps_stop = false;  // include the stop string in the text
+  bool echo = false;        // include the prompt in the text and in the log-probabilities
 
   bool stream = false;
-  bool include_usage = false;     // a last chunk without choices
-  bool continuous_usage = false;  // in every chunk of a chat
-  bool reasoning = true;          // thinking apart from the answer
+  bool include_usage = false;     // usage in a last chunk without choices
+  bool continuous_usage = false;  // usage in every chunk
+  bool reasoning = true;          // chat: return reasoning separately from the content
   std::optional<double> timeout_seconds;
 
   bool wants_logprobs() const { return sampling.n_top_logprobs >= 0; }
 };
 
-// What holds where a request says nothing: OpenAI's, or the model's generation_config.json.
+// Sampling parameters for fields that a request does not have: OpenAI's defaults, or those of the
+// model's generation_config.json.
 struct SamplingDefaults {
   float temperature = 1, top_p = 1, repetition_penalty = 1;
   int top_k = 0;

@@ -17,9 +17,10 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-constexpr size_t kOtherFiles = 64;  // beside connections
+constexpr size_t kOtherFiles = 64;  // open files that are not connections
 
-// Every connection is an open file; the usual limit of 1024 is meant for other programs.
+// Raises the limit of open files to its maximum and returns it. Every connection is an open file,
+// and the usual soft limit of 1024 is too low for a server.
 size_t raise_file_limit() {
   struct rlimit limit {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;
@@ -67,8 +68,8 @@ void HttpServer::run() {
   workers_.join();
 }
 
-// What a handler throws in spite of all is the end of what it handled: its connection goes with the
-// coroutine that waits for it.
+// If a handler throws nevertheless, only its connection ends, together with the coroutine that
+// waits for the handler.
 void HttpServer::run_handlers() {
   while (!io_.stopped()) {
     try {
@@ -87,9 +88,9 @@ asio::awaitable<void> HttpServer::accept() {
       try {
         auto entry = std::make_unique<Entry>(*this, std::move(socket));
         asio::co_spawn(io_, serve(std::move(entry)), asio::detached);
-      } catch (const std::exception&) {  // no memory is left: others have to go first
+      } catch (const std::exception&) {  // out of memory: drop this connection
       }
-    } else if (error && acceptor_.is_open()) {  // no files are left: others have to go first
+    } else if (error && acceptor_.is_open()) {  // no file descriptors left: retry later
       asio::steady_timer pause(io_, std::chrono::milliseconds(50));
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
     }
@@ -135,7 +136,7 @@ HttpServer::Entry::Entry(HttpServer& server, tcp::socket socket)
 }
 
 HttpServer::Entry::~Entry() {
-  if (server_.io_.stopped()) return;  // all of the server goes
+  if (server_.io_.stopped()) return;  // the whole server is shutting down
   connection_->close();
   server_.connections_.erase(connection_);
   server_.ended();

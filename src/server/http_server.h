@@ -1,4 +1,5 @@
-// Listens, accepts, and ends in order: nothing new is taken, what runs is finished, within a time.
+// Listens, accepts connections, and shuts down gracefully: accepts nothing new and finishes running
+// requests within a time limit.
 #pragma once
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -17,27 +18,27 @@ class HttpServer {
  public:
   struct Options {
     std::string host = "127.0.0.1";
-    int port = 8000;  // 0: any that is free
+    int port = 8000;  // 0: any free port
     HttpLimits limits;
-    std::string certificate, key;    // PEM files; both or none: plain HTTP
-    int most_connections = 0;        // 0: as many as the process may open
-    std::chrono::seconds drain{30};  // for what runs when the server is told to end
+    std::string certificate, key;    // PEM files; both empty: plain HTTP
+    int most_connections = 0;        // 0: as many as the process may have open files
+    std::chrono::seconds drain{30};  // time for running requests after SIGTERM
   };
 
-  // Listens at once. Throws Error when the address or the certificate cannot be had. The service
-  // outlives it.
+  // Starts to listen. Throws Error when the address or the certificate cannot be used. The service
+  // must outlive the server.
   HttpServer(Service& service, const Options& options);
 
   int port() const { return acceptor_.local_endpoint().port(); }
-  // Serves until SIGTERM or SIGINT, or stop(). A second signal ends it at once.
+  // Serves until SIGTERM or SIGINT, end() or stop(). A second signal ends it at once.
   void run();
-  // From any thread: at once.
+  // Ends run() at once. May be called from any thread.
   void stop() { io_.stop(); }
-  // From any thread, as SIGTERM: what runs is answered.
+  // Shuts down like SIGTERM: running requests are answered. May be called from any thread.
   void end();
 
  private:
-  // A connection among `connections_`, as long as its coroutine lives, however that ends.
+  // Keeps a connection in connections_ during the lifetime of its coroutine, however that ends.
   class Entry {
    public:
     Entry(HttpServer& server, ClientStream::Socket socket);
@@ -61,7 +62,7 @@ class HttpServer {
   size_t most_connections_;
   std::optional<boost::asio::ssl::context> tls_;
   boost::asio::thread_pool workers_{2};
-  ConnectionHub hub_;  // outlives the connections, which io_ may still have when it goes
+  ConnectionHub hub_;  // before io_: destroying io_ may destroy connections, which use it
   boost::asio::io_context io_{1};
   boost::asio::ip::tcp::acceptor acceptor_;
   boost::asio::signal_set signals_;

@@ -35,7 +35,7 @@ struct Text {
   void value(const std::string& name, Value v, const std::string& more = {}) {
     out += fmt::format("{}{{{}{}}} {}\n", name, labels, more.empty() ? "" : "," + more, v);
   }
-  // One value under our name and vLLM's.
+  // Writes one value under our name and vLLM's.
   template <class Value>
   void both(const char* kind, const std::string& ours, const std::string& theirs, const char* help,
             Value v) {

@@ -1,5 +1,5 @@
-// What the server counts, in Prometheus' text format under our names and vLLM's, so that dashboards
-// made for it work.
+// The server's metrics in Prometheus' text format, under our names and vLLM's, so that dashboards
+// made for vLLM work.
 #pragma once
 #include <mutex>
 #include <span>
@@ -15,11 +15,11 @@ class Histogram {
   explicit Histogram(std::span<const double> bounds)
       : bounds_(bounds.begin(), bounds.end()), counts_(bounds.size() + 1) {}
   void add(double value);
-  // Lines of `name`, labels without braces.
+  // The lines of the metric `name`. `labels` are without braces.
   std::string text(const std::string& name, const std::string& labels) const;
 
  private:
-  std::vector<double> bounds_;  // of "at most"
+  std::vector<double> bounds_;  // inclusive upper bounds of the buckets
   std::vector<int64_t> counts_;
   int64_t n_ = 0;
   double sum_ = 0;
@@ -49,7 +49,7 @@ class Metrics {
   Histogram prompt_tokens_, generated_tokens_;
   int64_t n_prompt_tokens_ = 0;
   std::vector<int64_t> n_finished_;                  // [FinishReason]
-  std::vector<std::pair<int, int64_t>> n_answered_;  // by status
+  std::vector<std::pair<int, int64_t>> n_answered_;  // (HTTP status, count)
 };
 
 }  // namespace tandem

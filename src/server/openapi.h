@@ -1,4 +1,4 @@
-// What the server accepts and answers, as an OpenAPI 3.1 document: src/server/openapi.json.
+// The OpenAPI 3.1 document of the server's API: src/server/openapi.json.
 #pragma once
 #include <string_view>
 

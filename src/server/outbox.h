@@ -1,4 +1,4 @@
-// Bytes of an answer on their way from the engine's output thread to the thread of the connections.
+// Passes the bytes of an answer from the engine's output thread to the I/O thread.
 #pragma once
 #include <functional>
 #include <mutex>
@@ -10,10 +10,10 @@ namespace tandem {
 
 class Outbox {
  public:
-  // `wake` is called from the output thread when there is something new, once until it is taken.
+  // `wake` is called on the output thread by the first push(), and by the first after each take().
   explicit Outbox(std::function<void()> wake) : wake_(std::move(wake)) {}
 
-  // Beyond so many bytes that nobody takes, the client counts as gone.
+  // A client that leaves more bytes than this unread is treated as disconnected.
   static constexpr size_t kMostBytes = size_t{4} << 20;
 
   void push(const Generation::Output& output) {
@@ -31,7 +31,8 @@ class Outbox {
     if (wakes) wake_();
   }
 
-  // What came since the last call; nothing: empty bytes that are not the last.
+  // Returns everything pushed since the last call; if there is nothing, `bytes` is empty and `last`
+  // is false.
   Generation::Output take() {
     const std::lock_guard lock(mutex_);
     woken_ = false;

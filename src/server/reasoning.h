@@ -1,4 +1,4 @@
-// Thinking apart from the answer: what stands before </think> is reasoning, the rest is content.
+// Splits an answer into reasoning, the text before </think>, and content, the text after it.
 #pragma once
 #include <string>
 #include <string_view>
@@ -11,20 +11,21 @@ class ReasoningSplitter {
     std::string reasoning, content;
   };
 
-  // `inside`: the prompt opened <think> already, as R1's template does. Otherwise an answer thinks
-  // only if it begins with <think>.
+  // `inside`: the prompt has already opened <think>, as R1's template does. Otherwise an answer has
+  // reasoning only if it begins with <think>.
   explicit ReasoningSplitter(bool inside) : state_(inside ? State::kThinking : State::kBegin) {}
 
-  // Of a text that arrives in pieces. New lines around </think> and at the ends belong to neither.
+  // Splits the next piece of the text. Line breaks around </think> and at the beginning of the
+  // reasoning belong to neither part.
   Parts push(std::string_view text);
-  Parts flush();  // what was held back, when the text ends
+  Parts flush();  // ends the text and returns what was held back
 
  private:
   enum class State { kBegin, kThinking, kAfter, kContent };
   void think(Parts& parts);
 
   State state_;
-  bool begun_ = false;  // some reasoning was given out
+  bool begun_ = false;  // some reasoning was returned
   std::string held_;
 };
 

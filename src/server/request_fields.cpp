@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-// 5.0 is a whole number too.
+// The value as a whole number; 5.0 is one. nullopt for any other value.
 std::optional<int64_t> whole(const nlohmann::ordered_json& value) {
   if (value.is_number_unsigned()) {
     const auto v = value.get<uint64_t>();

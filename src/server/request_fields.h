@@ -1,6 +1,6 @@
-// The fields of a request's JSON object: each with its type and range, or an ApiError that names
-// it. A missing field and null are the same; fields that nobody asks for are left alone, as clients
-// send many.
+// Reads the fields of a request's JSON object with checked types and ranges; an invalid field
+// throws an ApiError that names it. Null counts as missing. Unknown fields are ignored, since
+// clients send many.
 #pragma once
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -12,8 +12,8 @@ namespace tandem {
 
 class RequestFields {
  public:
-  // `path` leads the names of fields in messages, such as "sampling_params."; empty for the request
-  // itself. Throws ApiError when `object` is none. It outlives this.
+  // `path` is put before the names of fields in messages, such as "sampling_params."; empty for the
+  // request itself. Throws ApiError unless `object` is an object. It must outlive this.
   explicit RequestFields(const nlohmann::ordered_json& object, std::string path = {});
 
   // nullptr when missing.
@@ -24,10 +24,10 @@ class RequestFields {
   std::optional<int64_t> integer(const std::string& key, int64_t min, int64_t max) const;
   bool boolean(const std::string& key, bool missing) const;
   std::string text(const std::string& key, const std::string& missing) const;
-  // One text or a list of at most `most`.
+  // A field that is one text or a list of at most `most` texts.
   std::vector<std::string> texts(const std::string& key, size_t most) const;
   std::vector<int32_t> ids(const std::string& key) const;
-  // Fields of an object in here; of an empty one when it is missing.
+  // The fields of a nested object; an empty object when it is missing.
   RequestFields object(const std::string& key) const;
 
   // Throws ApiError 400 "KEY is VALUE: must be EXPECTED".
@@ -38,7 +38,7 @@ class RequestFields {
   const std::string path_;
 };
 
-// A token id; nothing for anything else.
+// The value as a token id; nullopt if it is not a whole number from 0 to 2^31 - 1.
 std::optional<int32_t> id_in(const nlohmann::ordered_json& value);
 
 }  // namespace tandem

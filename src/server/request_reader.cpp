@@ -20,7 +20,7 @@ std::string text_of(boost::beast::string_view view) { return {view.data(), view.
 
 int n_fields(const Head& head, http::field name) { return static_cast<int>(head.count(name)); }
 
-// Characters of a name or an address with a port (RFC 3986, section 3.2).
+// Whether the text has only characters of a host with an optional port (RFC 3986, section 3.2).
 bool is_host(const std::string& text) {
   constexpr std::string_view kOthers = "-._~!$&'()*+,;=%:[]";
   return std::all_of(text.begin(), text.end(), [&](unsigned char c) {
@@ -28,7 +28,7 @@ bool is_host(const std::string& text) {
   });
 }
 
-// RFC 9112, section 3.2.
+// Requires one valid field Host (RFC 9112, section 3.2).
 void require_host(const Head& head) {
   const int n = n_fields(head, http::field::host);
   const std::string host = text_of(head[http::field::host]);
@@ -38,7 +38,8 @@ void require_host(const Head& head) {
     throw ApiError(400, fmt::format("the field Host is {}: no name or address", shown(host)));
 }
 
-// RFC 9112, sections 6.1 to 6.3. Beast looks for no body behind a coding that it does not know.
+// Requires an unambiguous body length (RFC 9112, sections 6.1 to 6.3). Beast reads no body after a
+// transfer coding that it does not know.
 void require_one_length(const Head& head) {
   const int n_codings = n_fields(head, http::field::transfer_encoding),
             n_lengths = n_fields(head, http::field::content_length);
@@ -56,7 +57,8 @@ void require_one_length(const Head& head) {
         400, fmt::format("the field Content-Length is {}: no number", shown(text_of(length))));
 }
 
-// RFC 9112, section 9.3. Beast looks at the first of several fields alone.
+// Whether the connection is persistent (RFC 9112, section 9.3). Beast reads only the first of
+// several fields Connection.
 bool keeps_open(const Head& head) {
   bool closes = false, keeps = head.version() > 10;
   const auto [begin, end] = head.equal_range(http::field::connection);
@@ -93,7 +95,7 @@ size_t RequestReader::take(std::string_view bytes) {
   return n;
 }
 
-// Before the body: fields behind it are not the head's.
+// Called before the body is parsed, since Beast adds trailer fields after it to the same object.
 void RequestReader::take_head() {
   const auto& head = parser_.get();
   require_host(head);

@@ -1,5 +1,6 @@
-// The bytes of one HTTP request as they come, apart from where they come from. Boost.Beast parses;
-// what two readers of the same bytes could take for requests of different lengths is refused.
+// Parses one HTTP request from bytes as they arrive, independent of the transport. Boost.Beast does
+// the parsing; requests whose length two parsers could read differently are refused (request
+// smuggling).
 #pragma once
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
@@ -10,7 +11,7 @@ namespace tandem {
 
 struct ReceivedRequest {
   HttpRequest request;
-  bool keeps_open = true;  // the client wants to ask again
+  bool keeps_open = true;  // the client wants a persistent connection
   bool is_http_10 = false;
 };
 
@@ -20,9 +21,9 @@ class RequestReader {
 
   explicit RequestReader(int64_t most_body_bytes);
 
-  // `bytes` begin where those end that were taken before. Returns how many are taken; the others
-  // are to come again with more behind them. Throws ApiError for a request that is refused: nothing
-  // behind it can be read.
+  // `bytes` continue after those consumed so far. Returns the number of bytes consumed; the caller
+  // passes the rest again, followed by further bytes. Throws ApiError for a refused request; the
+  // connection cannot be read further then.
   size_t take(std::string_view bytes);
 
   bool has_head() const { return has_head_; }
@@ -30,7 +31,7 @@ class RequestReader {
   // The client waits for "100 Continue" before it sends the body.
   bool waits_for_continue() const { return waits_for_continue_; }
   int64_t body_bytes() const { return static_cast<int64_t>(parser_.get().body().size()); }
-  // The request, which is complete; to be called once.
+  // Returns the request, which must be complete; may be called once.
   ReceivedRequest release();
 
  private:

@@ -17,13 +17,13 @@
 namespace tandem {
 namespace {
 
-// Every answer takes memory from the start, whether it runs or waits.
+// Answers per request. Every answer takes memory from the start, even while it waits.
 constexpr size_t kMostAnswersInAll = 4096;
 
 constexpr const char* kVersion = "0.1.0";
 constexpr std::string_view kModelsPath = "/v1/models", kModelPath = "/v1/models/";
 
-// All paths; openapi.json says more of them, and serve_test.py compares.
+// All paths. openapi.json documents them, and serve_test.py compares the two lists.
 constexpr std::array<std::string_view, 6> kOpenPaths = {"/",        "/health",  "/ping",
                                                         "/version", "/metrics", "/openapi.json"};
 constexpr std::array<std::string_view, 4> kGetPaths = {kModelsPath, "/get_server_info",
@@ -43,7 +43,7 @@ uint64_t random_number() {
   return generator();
 }
 
-// Takes the same time whatever part of the key is right.
+// Compares in constant time, whatever part of the key is right.
 bool same_secret(const std::string& given, const std::string& wanted) {
   unsigned difference = given.size() == wanted.size() ? 0 : 1;
   for (size_t i = 0; i < given.size(); ++i)
@@ -65,7 +65,7 @@ bool is_among(std::span<const std::string_view> paths, std::string_view path) {
   return std::find(paths.begin(), paths.end(), path) != paths.end();
 }
 
-// Clients write an id that has slashes with "%2F".
+// Clients write an id that contains slashes with "%2F".
 std::string percent_decoded(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -93,7 +93,7 @@ Service::Service(const Tokenizer& tokenizer, std::unique_ptr<ChatFormat> chat,
 Service::Answer Service::handle(const HttpRequest& request) noexcept {
   try {
     return answer_or_error(request);
-  } catch (const std::exception&) {  // too little memory even to say so
+  } catch (const std::exception&) {  // not even enough memory for an error message
     return HttpReply{.status = 500};
   }
 }
@@ -108,7 +108,7 @@ Service::Answer Service::answer_or_error(const HttpRequest& request) {
   }
 }
 
-// A path that is known under another method says so.
+// A known path with another method is answered with 405 and the allowed methods.
 Service::Answer Service::route(const HttpRequest& request) {
   const bool gets = is_among(kGetPaths, request.path) || is_among(kOpenPaths, request.path) ||
                     request.path.compare(0, kModelPath.size(), kModelPath) == 0;
@@ -125,7 +125,7 @@ Service::Answer Service::route(const HttpRequest& request) {
   return reply;
 }
 
-// Who watches over the server needs no key.
+// Paths for monitoring need no key.
 Service::Answer Service::get(const HttpRequest& request) {
   const std::string& path = request.path;
   if (!is_among(kOpenPaths, path)) require_key(request);
@@ -217,7 +217,7 @@ std::shared_ptr<Generation> Service::generation(GenerationRequest request) {
       request.endpoint == Endpoint::kChat && opens_thinking(tokenizer_, prompts.front());
   auto grammar = grammars_.of(request, thinks_first);
   const bool finds_calls = !request.tools.is_null();
-  // What the prompts and the grammar were made of may be large, and an answer may take long.
+  // The sources of the prompts and the grammar may be large, so free them: an answer may take long.
   request.messages = request.template_arguments = request.tools = nullptr;
   request.prompts.clear();
   request.form = {};
@@ -307,7 +307,7 @@ HttpReply Service::tokenize(const nlohmann::ordered_json& json) const {
   std::vector<int32_t> ids;
   const bool add_special_tokens = fields.boolean("add_special_tokens", true);
   const std::string prompt = fields.text("prompt", "");
-  if (fields.find("messages")) {  // the chat template says which special tokens there are
+  if (fields.find("messages")) {  // special tokens come from the chat template
     ids = chat_prompt(parse_chat_request(json, defaults_));
   } else {
     if (!fields.find("prompt")) fields.refuse("prompt", "given, or messages");

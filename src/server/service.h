@@ -1,4 +1,4 @@
-// What the server answers to each request, apart from how it travels. Thread-safe.
+// Answers requests, independent of the transport. Thread-safe.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -14,7 +14,7 @@
 namespace tandem {
 
 struct HttpRequest {
-  std::string method, path;  // path: without what follows a question mark
+  std::string method, path;  // path: without the query
   std::string authorization;
   std::string body;
   PageOrigin page = {};
@@ -24,40 +24,40 @@ struct HttpReply {
   int status = 200;
   std::string body = {};
   const char* content_type = "application/json";
-  int retry_after_seconds = 0;  // 0: not said
-  std::string allow = {};       // methods, where another one was used
+  int retry_after_seconds = 0;  // header Retry-After; 0: none
+  std::string allow = {};       // header Allow of a reply 405; empty: none
 };
 
 class Service {
  public:
   struct Options {
-    std::string model_id;                        // as /v1/models says it
-    std::string root;                            // where the model is
-    std::string api_key;                         // empty: everybody may ask
-    std::vector<std::string> cors_origins = {};  // of pages that may read answers
-    std::function<void(const std::string&)> log = [](const std::string&) {};  // a line a request
+    std::string model_id;                        // id of the model in the API
+    std::string root;                            // folder of the model
+    std::string api_key;                         // empty: no key is required
+    std::vector<std::string> cors_origins = {};  // origins of pages that may read answers
+    std::function<void(const std::string&)> log = [](const std::string&) {};  // a line per request
   };
 
-  // The tokenizer outlives the service. `chat` is null when the checkpoint has no template.
+  // The tokenizer must outlive the service. `chat` is null when the checkpoint has no template.
   Service(const Tokenizer& tokenizer, std::unique_ptr<ChatFormat> chat, SamplingDefaults defaults,
           Options options);
 
-  // The model is loading, so much of it is there; then it is ready; then nothing new is taken. The
-  // engine outlives whatever was asked of it.
+  // State of the server: loading, with the loaded fraction 0 .. 1; ready; stopping, when new
+  // requests are refused. The engine must outlive all generations.
   void loading(double part) { loaded_part_ = part; }
   void ready(Engine& engine) { engine_ = &engine; }
   void stopping() { stopping_ = true; }
 
   using Answer = std::variant<HttpReply, std::shared_ptr<Generation>>;
-  // A Generation is to be started.
+  // Answers a request. The caller must start() a Generation.
   Answer handle(const HttpRequest& request) noexcept;
 
   HttpReply error_reply(const ApiError& error);
-  // Lines of the head of each answer to this request.
+  // CORS header lines of every answer to this request.
   std::string cors(const HttpRequest& request) const {
     return cors_headers(options_.cors_origins, request.page);
   }
-  // Of an answer that has left.
+  // Counts an answer that is sent.
   void answered(int status) { metrics_.answered(status); }
 
  private:

@@ -1,4 +1,4 @@
-// Certificates, and the bytes of one client: a TCP socket, or TLS over one.
+// TLS certificates, and the byte stream of one client: a TCP socket, or TLS over one.
 #pragma once
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/ssl/context.hpp>
@@ -10,8 +10,8 @@
 
 namespace tandem {
 
-// TLS 1.2 or newer with the certificate chain and the private key of two PEM files. Throws Error
-// that names the file.
+// A context for TLS 1.2 or newer with the certificate chain and the private key of two PEM files.
+// Throws Error naming the file.
 boost::asio::ssl::context tls_context(const std::string& certificate, const std::string& key);
 
 class ClientStream {
@@ -20,16 +20,16 @@ class ClientStream {
   using executor_type = Socket::executor_type;
   using Error = boost::system::error_code;
 
-  // `tls` outlives it; null: no TLS.
+  // `tls` must outlive the stream; null: no TLS.
   ClientStream(Socket socket, boost::asio::ssl::context* tls);
   ClientStream(const ClientStream&) = delete;
 
   executor_type get_executor() { return socket_.get_executor(); }
   Socket& socket() { return socket_; }  // below TLS
 
-  // Before anything is read or written.
+  // Does the TLS handshake; to be called before anything is read or written.
   boost::asio::awaitable<Error> handshake();
-  // Nothing more will be written.
+  // Ends writing: TLS shutdown, or shutdown of the socket's sending side.
   boost::asio::awaitable<Error> finish();
 
   template <class Buffers, class Token>

@@ -48,7 +48,7 @@ ToolCallParser::Parts ToolCallParser::flush() {
   return parts;
 }
 
-// Gives out what stands before a section, or cannot be the beginning of one.
+// Moves the text before a section to `parts`, except what may be the beginning of a section's mark.
 void ToolCallParser::find_section(Parts& parts) {
   if (marks_) return;
   size_t end = held_.size();
@@ -66,7 +66,7 @@ void ToolCallParser::find_section(Parts& parts) {
   held_.erase(0, end + (marks_ ? marks_->section_begin.size() : 0));
 }
 
-// Takes the next call, or the end of the section, if it is there.
+// Consumes the next call or the end of the section. False if neither is complete.
 bool ToolCallParser::take_call(Parts& parts) {
   const size_t call_end = held_.find(marks_->call_end);
   const size_t section_end = held_.find(marks_->section_end);
@@ -108,7 +108,8 @@ ToolCall ToolCallParser::call_in(const ToolMarks& marks, std::string_view text) 
       .id = {}, .name = std::move(name), .arguments = trimmed(rest.substr(0, rest.rfind(kFence)))};
 }
 
-// Completes what V3 and R1 write around the arguments of a call, so that call_in() can read it.
+// Parses a truncated call: for V3 and R1 it completes the code block around the arguments, so that
+// call_in() can parse the call.
 std::optional<ToolCall> ToolCallParser::cut_call_in(const ToolMarks& marks, std::string_view text) {
   constexpr std::string_view kOpening = "```json\n", kClosing = "\n```";
   text.remove_suffix(begun_mark(text, marks.call_end));

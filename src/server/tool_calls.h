@@ -1,4 +1,4 @@
-// Calls of tools in the text of an answer, as DeepSeek-V3 and R1, V3.1 and Kimi-K2 write them.
+// Finds tool calls in the text of an answer, in the syntax of DeepSeek-V3 and R1, V3.1 or Kimi-K2.
 #pragma once
 #include <optional>
 #include <string>
@@ -8,11 +8,11 @@
 namespace tandem {
 
 struct ToolCall {
-  std::string id;  // Kimi-K2's own; else empty
+  std::string id;  // as written by Kimi-K2; empty for other models
   std::string name, arguments;
 };
 
-// The marks around calls, each often a token of its own.
+// The marks around calls; in most models each is one added token.
 struct ToolMarks {
   std::string_view section_begin, section_end, call_begin, call_end, separator;
 };
@@ -21,14 +21,14 @@ extern const ToolMarks kDeepSeekTools, kKimiTools;
 class ToolCallParser {
  public:
   struct Parts {
-    std::string content;          // text that belongs to no call
-    std::vector<ToolCall> calls;  // that are complete
+    std::string content;          // text outside of calls
+    std::vector<ToolCall> calls;  // complete calls
   };
 
-  // Of a text that arrives in pieces.
+  // Parses the next piece of the text.
   Parts push(std::string_view text);
-  // When the text ends: what was held back. A call that was cut has the arguments that there are;
-  // one without a whole name is left out.
+  // Ends the text and returns what was held back. A truncated call is returned with its incomplete
+  // arguments, or omitted if its name is incomplete.
   Parts flush();
 
  private:
@@ -37,7 +37,7 @@ class ToolCallParser {
   void find_section(Parts& parts);
   bool take_call(Parts& parts);
 
-  const ToolMarks* marks_ = nullptr;  // of the section that the text is in; null: none
+  const ToolMarks* marks_ = nullptr;  // marks of the section that is open; null: none
   std::string held_;
 };
 

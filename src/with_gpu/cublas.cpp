@@ -30,9 +30,9 @@ struct Cublas::Functions {
     complete = complete && function;
   }
 
-  void* const library;  // stays in memory
+  void* const library;  // stays loaded
   bool complete = true;
-  // Each returns a cublasStatus_t, 0: done.
+  // Each returns a cublasStatus_t, 0 for success.
   int (*create)(void** handle);
   int (*destroy)(void* handle);
   int (*set_stream)(void* handle, void* stream);
@@ -77,7 +77,7 @@ Cublas::Cublas(std::unique_ptr<Functions> functions, void* handle, int version)
 
 Cublas::~Cublas() { call_->destroy(handle_); }
 
-// The library counts along columns: to it, our rows are the columns of transposed matrices, and
+// The library is column-major: it sees our rows as columns of transposed matrices, and computes
 // out^T = w x^T.
 void Cublas::multiply(const BlasProduct& p) {
   const float one = 1, zero = 0;

@@ -1,5 +1,5 @@
-// NVIDIA's library of products, where the machine has it: what ours are held against, and nothing
-// else (docs/gpu.md says why they are our own). It is opened at run time; no program links it.
+// NVIDIA's cuBLAS, where installed, for comparison with the engine's own products only (docs/gpu.md
+// gives the reasons for those). Opened at run time; no program links it.
 #pragma once
 #include <memory>
 #include <span>
@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-// out = x w^T, each row-major with rows a stride of numbers apart, sums in float.
+// out = x w^T, row-major with strides in elements between rows, sums in float.
 struct BlasProduct {
   const bf16* x;  // [n, cols]
   const bf16* w;  // [rows, cols]
@@ -21,15 +21,16 @@ struct BlasProduct {
 
 class Cublas {
  public:
-  // Where CUDA 13 and 12 have it: what the loader finds, and the toolkit's folder.
+  // Library names of CUDA 13 and 12: on the loader's path, and in the toolkit's folder.
   static std::span<const char* const> usual_names();
-  // The first of `names` that there is, for work on `stream`, a driver's (gpu::Stream::handle());
-  // null where there is none, or it does not start: then `why_not` says so.
+  // Opens the first of `names` that exists, for work on `stream`, a driver's
+  // (gpu::Stream::handle()). Null if there is none or it does not start; then `why_not` gives the
+  // reason.
   static std::unique_ptr<Cublas> open(std::span<const char* const> names, void* stream,
                                       std::string& why_not);
   ~Cublas();
-  int version() const { return version_; }  // as the library counts: 130100
-  // Enqueues it. Throws RunError when the library refuses.
+  int version() const { return version_; }  // in the library's format: 130100
+  // Enqueues the product. Throws RunError when the library refuses.
   void multiply(const BlasProduct& product);
 
  private:

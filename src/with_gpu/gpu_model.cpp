@@ -14,7 +14,8 @@
 namespace tandem {
 namespace {
 
-// What the card computes with: in its own memory, or, of the embedding, in the host's.
+// Where a tensor is stored for the GPU: in its own memory, in host memory (the embedding), or not
+// at all.
 enum class Home { kCard, kHost, kNowhere };
 
 Home home_of(const WeightSpec& spec, const CardParts& parts) {
@@ -23,7 +24,8 @@ Home home_of(const WeightSpec& spec, const CardParts& parts) {
   return parts.experts[spec.layer][spec.expert] ? Home::kCard : Home::kNowhere;
 }
 
-// Every tensor that has a home, once; a tied head is the embedding unless that is in host memory.
+// Visits every stored tensor that has a home, once; a tied head shares the embedding unless that is
+// in host memory.
 template <class Visit>
 void for_each_pair(ModelWeights& stored, ModelWeights& on_card, const ModelConfig& config,
                    const CardParts& parts, Visit visit) {
@@ -58,7 +60,7 @@ bool any(const CardParts& parts, bool on_card) {
   });
 }
 
-// Of a step, that have experts on the card.
+// Scratch rows per step; 0 without GPU experts.
 int rows_needed(const CardParts& parts, const GpuModelOptions& options) {
   return any(parts, true) || parts.stream_from_tokens != 0 ? options.max_tokens : 0;
 }
@@ -72,7 +74,7 @@ CudaLimits limits_of(const GpuModelOptions& options, const gpu::Card& card) {
 
 int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& options,
                              const gpu::Card& card, const CardParts& parts, int64_t kv_tokens) {
-  constexpr int64_t kContextBytes = 300 << 20;  // what CUDA itself and its modules take
+  constexpr int64_t kContextBytes = 300 << 20;  // used by CUDA itself and its modules
   return CudaOps::bytes_for(config, limits_of(options, card)) +
          CudaExpertRows::bytes_for(config, rows_needed(parts, options)) +
          (any(parts, false) ? HybridExperts::bytes_for(config, options.max_tokens) : 0) +
@@ -83,22 +85,22 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
          (card.emulated ? 0 : kContextBytes);
 }
 
-// The room of a card for one model.
+// GPU memory that is left for one model.
 class Room {
  public:
   Room(ModelWeights& stored, const ModelConfig& config, const GpuModelOptions& options)
       : stored_(stored), config_(config), options_(options), card_(gpu::open_card()) {}
 
-  // With room for one sequence, or for so many tokens of cache.
+  // Bytes left with a cache for one sequence, or for kv_tokens tokens.
   int64_t left(const CardParts& parts) const { return left(parts, options_.context); }
   int64_t left(const CardParts& parts, int64_t kv_tokens) const {
     return left(parts, options_.context, kv_tokens);
   }
-  // Of cache, when `fraction` of what is left is for it.
+  // Cache tokens when the cache gets `fraction` of the remaining memory.
   int64_t kv_tokens(const CardParts& parts, double fraction) const;
   void require_for(const CardParts& parts) const;
   int64_t expert_bytes() const;
-  // An emulated card has no rates.
+  // An emulated GPU has no meaningful rates.
   bool measures() const { return !card_.emulated; }
 
  private:
@@ -115,7 +117,7 @@ class Room {
   const gpu::Card card_;
 };
 
-// Everything that a run allocates on the card, before the first byte is loaded.
+// Checks everything that a run allocates on the GPU, before loading begins.
 void Room::require_for(const CardParts& parts) const {
   if (left(parts) >= 0) return;
   const double free = card_.free_bytes * 1e-9, needed = free - left(parts) * 1e-9;
@@ -126,7 +128,7 @@ void Room::require_for(const CardParts& parts) const {
       "with any --ctx: use a smaller model, a placement with fewer experts on the GPU, or --device "
       "cpu",
       card_.name, free, needed, weights);
-  int64_t low = 1, high = options_.context / kPageSize + 1;  // pages that fit, and that do not
+  int64_t low = 1, high = options_.context / kPageSize + 1;  // pages that fit; pages that do not
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
     const int64_t tokens = middle * kPageSize;
@@ -145,7 +147,7 @@ int64_t Room::kv_tokens(const CardParts& parts, double fraction) const {
   return std::min(options_.context + more, std::max(options_.context, options_.most_kv_tokens));
 }
 
-// Of the largest.
+// Bytes of the largest expert.
 int64_t Room::expert_bytes() const {
   int64_t most = 1;
   for (const LayerWeights& layer : stored_.layers)
@@ -156,7 +158,7 @@ int64_t Room::expert_bytes() const {
   return most;
 }
 
-// An emulated card's own rates mean nothing; with these both sides get some experts.
+// Rates for the emulated GPU, whose own are meaningless: GPU and CPU both get some experts.
 ExpertRates rates_of_no_card() {
   return {.link_seconds = 1, .copy_seconds = 0.1, .card = {{{1, 0.1}}}, .cpu = {{{1, 0.25}}}};
 }
@@ -227,18 +229,18 @@ class Loaded final : public GpuModel {
   const gpu::Card card_;
   gpu::Stream stream_;
   CudaDevice device_;
-  CudaWeights home_, host_home_;  // host_home_: what the card reads over the link
+  CudaWeights home_, host_home_;  // host_home_: read by the GPU over the link
   ModelWeights weights_;
   LoadReport report_;
   std::unique_ptr<CudaOps> ops_;
   std::unique_ptr<CudaExpertRows> rows_;
   std::unique_ptr<CudaExperts> card_experts_;
   std::unique_ptr<CudaStreaming> streaming_;
-  std::unique_ptr<HybridExperts> hybrid_;  // null: all experts are on the card
+  std::unique_ptr<HybridExperts> hybrid_;  // null: all experts are on the GPU
   std::unique_ptr<CudaRoutingRecorder> recorder_;
 };
 
-// That activations in FP8 meet.
+// FP8 activations need such weights.
 void require_fp8_weights(ModelWeights& stored, const ModelConfig& config) {
   bool any = false;
   for_each_weight(stored, config, [&](const WeightSpec&, const QuantView& w) {
@@ -249,7 +251,7 @@ void require_fp8_weights(ModelWeights& stored, const ModelConfig& config) {
           gpu::kFp8Block);
 }
 
-// Reserves room for every tensor, then uploads pieces of them from all threads.
+// Reserves memory for every tensor, then uploads pieces of tensors from all threads.
 void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
                   const CardParts& parts) {
   store.require_unchanged();
@@ -318,7 +320,7 @@ void require_fp8_card() {
       card.name, card.major, card.minor);
 }
 
-// Before loading, which takes minutes.
+// Called before loading, which takes minutes.
 void require_hand_off(const CardParts& parts) {
   if (!any(parts, false)) return;
   gpu::Stream stream;
@@ -343,13 +345,13 @@ CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
   constexpr int64_t kAll = int64_t{1} << 40;
   CardParts parts = evenly_on_card(config, kAll);
   if (room.left(parts) >= 0) return {parts, room.kv_tokens(parts, options.kv_fraction)};
-  // One expert first, so that what experts need beside their weights is counted.
+  // Counts with one expert first, to include the memory that experts need besides weights.
   parts = evenly_on_card(config, 1);
   const int stream_from = room.measures() ? kMeasuredCrossover : 0;
   parts.stream_from_tokens = stream_from;
   parts.embedding_on_cpu = room.left(parts) < 0;
   const bool on_cpu = parts.embedding_on_cpu;
-  // Half for sequences, half for experts, unless so much cache is asked for.
+  // Half of the memory for sequences, half for experts, unless more cache is requested.
   const double fraction = options.kv_fraction < 1 ? options.kv_fraction / 2 : 1;
   const int64_t kv_tokens = room.kv_tokens(parts, fraction), left = room.left(parts, kv_tokens);
   parts = evenly_on_card(config, left < 0 ? 0 : 1 + left / room.expert_bytes());

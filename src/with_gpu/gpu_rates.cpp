@@ -10,11 +10,11 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kLeast = 1 << 20, kMostRead = 1 << 30, kMostCopied = 256 << 20;  // bytes
-constexpr int kBlocksEach = 8;        // of a multiprocessor
-constexpr double kLongEnough = 5e-3;  // seconds of a run, which a launch is nothing of
+constexpr int kBlocksEach = 8;        // per multiprocessor
+constexpr double kLongEnough = 5e-3;  // seconds per run, which makes a launch negligible
 
-// Units a second of work(n), which does about n of them, n between least and most: as many as take
-// long enough, so that the emulator, too, is done with it.
+// Units per second of work(n), which does about n units. n is between least and most, and just
+// large enough for kLongEnough, which keeps the emulator fast.
 double rate_of(gpu::Stream& stream, int64_t least, int64_t most, double seconds,
                const std::function<int64_t(int64_t n)>& work) {
   int64_t done = 0;
@@ -27,7 +27,7 @@ double rate_of(gpu::Stream& stream, int64_t least, int64_t most, double seconds,
   return static_cast<double>(done) / time;
 }
 
-// Of the memory that is free.
+// At most a quarter of the free memory.
 int64_t most_bytes(const gpu::Card& card, int64_t bytes) {
   return std::clamp(card.free_bytes / 4 / kLeast * kLeast, kLeast, bytes);
 }

@@ -123,7 +123,7 @@ QuantView Twin::repeated(TensorView rows, int64_t n_rows) {
   return matrix;
 }
 
-// As on the CPU: matrices of one shape and format are equal.
+// As on the CPU, matrices of one shape and format are equal.
 void Twin::fill(const GpuTwinOptions& options, int64_t free_bytes) {
   for (const DType type : {options.formats.backbone.dtype, options.formats.experts.dtype})
     require(type != DType::kI8 && !is_i4(type), "a GPU has no integer formats");
@@ -170,7 +170,7 @@ GpuTwins gpu_twins(bool fp8_activations) {
   return [fp8_activations](const GpuTwinOptions& options) -> std::unique_ptr<GpuTwin> {
     try {
       return std::make_unique<Twin>(options, gpu::open_card(), fp8_activations);
-    } catch (const Error&) {  // does not fit this card
+    } catch (const Error&) {  // does not fit this GPU
       return nullptr;
     }
   };

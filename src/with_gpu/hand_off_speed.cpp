@@ -14,17 +14,17 @@
 namespace tandem {
 namespace {
 
-constexpr int kRounds = 32;                  // hand-offs of a step
-constexpr int kPollsBetweenLooks = 1 << 12;  // whether the card has failed; some 100 us
+constexpr int kRounds = 32;                  // hand-offs per step
+constexpr int kPollsBetweenLooks = 1 << 12;  // between checks for GPU failure, about 100 us
 constexpr int kFewestSteps = 5;
 
-// Both sides of a hand-off; a step has kRounds of them, in order.
+// Both sides of a hand-off. A step has kRounds of them, in order.
 class HandOff {
  public:
   virtual ~HandOff() = default;
-  virtual void enqueue(gpu::Stream& stream, int round) = 0;  // to the host, and back
-  virtual bool take(int round) = 0;                          // the host: if it has come
-  virtual void give_back(int round) = 0;                     // the host
+  virtual void enqueue(gpu::Stream& stream, int round) = 0;  // to the host and back
+  virtual bool take(int round) = 0;                          // host: true once it has arrived
+  virtual void give_back(int round) = 0;                     // called by the host
 };
 
 class BySignals final : public HandOff {
@@ -59,7 +59,7 @@ class ByFlags final : public HandOff {
   }
 
  private:
-  static constexpr int kApart = 16;  // words: a line each
+  static constexpr int kApart = 16;  // words: a cache line each
   uint32_t* down(int round) const { return words_.as<uint32_t>() + 2 * round * kApart; }
   uint32_t* up(int round) const { return down(round) + kApart; }
 
@@ -120,7 +120,7 @@ class HandOffClock {
         }
         stream_.wait();
       });
-      if (step < 0) continue;  // the first one starts kernels
+      if (step < 0) continue;  // the first step loads kernels
       times.push_back(time);
       spent += time;
     }

@@ -12,7 +12,7 @@ double gap_between(TimedKernels shorter, TimedKernels longer) {
 
 std::optional<double> measured_kernel_gap(double seconds) {
   constexpr int kKernels = 64, kTurns = 5;
-  constexpr int64_t kShort = 4'000, kLong = 20'000;  // cycles: 2 and 10 us of a card at 2 GHz
+  constexpr int64_t kShort = 4'000, kLong = 20'000;  // cycles: 2 and 10 us at 2 GHz
   gpu::open_card();
   gpu::Stream stream;
   const auto recorded = [&](int64_t cycles) {
@@ -26,7 +26,7 @@ std::optional<double> measured_kernel_gap(double seconds) {
                                             [&] { stream.wait(); }, seconds / (2 * kTurns));
     return TimedKernels{static_cast<double>(cycles), of_graph / kKernels};
   };
-  std::vector<double> gaps;  // in turns: the card's clock may change
+  std::vector<double> gaps;  // in turns, since the GPU's clock may change
   for (int turn = 0; turn < kTurns; ++turn)
     gaps.push_back(gap_between(timed(with_short, kShort), timed(with_long, kLong)));
   const double gap = median(gaps);

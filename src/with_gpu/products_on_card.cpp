@@ -14,7 +14,7 @@ namespace {
 
 using Kind = ManyRowsProduct::Kind;
 
-// Random numbers for one product; what is not asked for is empty.
+// Random operands of one product; unused buffers stay empty.
 class Operands {
  public:
   Operands(const ManyRowsProduct& p, int n, Number type, const ModelConfig& config,
@@ -22,7 +22,7 @@ class Operands {
   static int64_t bytes_for(const ManyRowsProduct& p, int n, Number type);
 
   void multiply(gpu::Stream& stream);
-  void multiply(Cublas& blas);  // weights that are BF16
+  void multiply(Cublas& blas);  // for BF16 weights
 
  private:
   gpu::Buffer random(int64_t bytes, Number type) {
@@ -42,7 +42,7 @@ class Operands {
   gpu::Buffer x_, w_, scales_, out_, partial_, counters_, offsets_, tokens_;
 };
 
-// Of one expert; gate's and up's lie one after the other, as one matrix to cuBLAS.
+// Rows of one expert's matrix; gate and up are adjacent and form one matrix for cuBLAS.
 int64_t matrix_rows(const ManyRowsProduct& p) {
   return p.kind == Kind::kGateUp ? 2 * p.rows : p.rows;
 }
@@ -97,7 +97,7 @@ Operands::Operands(const ManyRowsProduct& p, int n, Number type, const ModelConf
   tokens_ = upload(tokens);
 }
 
-// Experts' scales are nobody's in particular: blocks of one row of blocks each.
+// Experts share the scales: their values do not matter for the time.
 gpu::Weight Operands::weight(int64_t first_row) const {
   return {.data = w_.as<std::byte>() + first_row * stride_ * bytes_of(type_),
           .stride = stride_,

@@ -1,4 +1,4 @@
-// Numbers for what is only timed: how fast tensor cores clock depends on the bits that move.
+// Operands for timing: the clock of tensor cores depends on the data.
 #pragma once
 #include <algorithm>
 #include <random>
@@ -8,7 +8,7 @@
 
 namespace tandem {
 
-// Random ones between -1 and 1, of which some million are repeated; waits.
+// Fills the buffer with random numbers between -1 and 1, a few million of them repeated, and waits.
 inline void fill_with_random(gpu::Stream& stream, Number type, const gpu::Buffer& buffer) {
   constexpr int64_t kMost = 4 << 20;
   const int64_t bytes = std::min(buffer.bytes(), kMost);
@@ -20,7 +20,7 @@ inline void fill_with_random(gpu::Stream& stream, Number type, const gpu::Buffer
   const auto uniform = [&] { return static_cast<float>(rng()) * 0x1p-30f - 1; };
   if (type == Number::kF32) fill(numbers.as<float>(), uniform);
   if (type == Number::kBF16) fill(numbers.as<bf16>(), [&] { return narrow(uniform()); });
-  if (type == Number::kF8E4M3)  // a sign and an exponent up to 1
+  if (type == Number::kF8E4M3)  // a sign and an exponent, magnitudes up to 1
     fill(numbers.as<fp8_e4m3>(), [&] { return fp8_e4m3{static_cast<uint8_t>(rng() >> 8 & 0xb7)}; });
   for (int64_t at = 0; at < buffer.bytes(); at += bytes)
     stream.copy(numbers.as<std::byte>(), std::min(bytes, buffer.bytes() - at),

@@ -14,10 +14,10 @@
 namespace tandem {
 namespace {
 
-constexpr int kLaunches = 32;          // of a recorded graph
-constexpr int64_t kTableRows = 16384;  // of the embedding: as many as no cache holds
+constexpr int kLaunches = 32;          // per recorded graph
+constexpr int64_t kTableRows = 16384;  // of the embedding: too many for any cache
 
-// Of a launch, in floats.
+// Floats that one launch uses.
 struct Floats {
   int64_t x = 0, other = 0, out = 0;
   int64_t sum() const { return x + other + out; }
@@ -30,7 +30,7 @@ class SmallKernelsOnCard {
 
  private:
   Floats floats_of(SmallKernel kernel, int64_t n) const;
-  // What it finds by index; of the embedding for all launches.
+  // The kernel's indices; for the embedding those of all launches.
   std::vector<int32_t> indices_of(SmallKernel kernel, int n) const;
   struct Operands {
     float *x, *other, *out;
@@ -123,7 +123,7 @@ Floats SmallKernelsOnCard::floats_of(SmallKernel kernel, int64_t n) const {
 std::vector<int32_t> SmallKernelsOnCard::indices_of(SmallKernel kernel, int n) const {
   std::mt19937 rng(n);
   std::vector<int32_t> all(n);
-  std::iota(all.begin(), all.end(), 0);  // positions, rows of a cache
+  std::iota(all.begin(), all.end(), 0);  // positions, or rows of a cache
   if (kernel == SmallKernel::kGather) std::shuffle(all.begin(), all.end(), rng);
   if (kernel == SmallKernel::kEmbed) {
     all.resize(int64_t{kLaunches} * n);

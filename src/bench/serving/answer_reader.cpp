@@ -22,20 +22,20 @@ const nlohmann::json& first_choice(const nlohmann::json& event, std::string_view
   return choices->front();
 }
 
-// Nothing where the field is missing, null or of another type, as an empty text counts for nothing.
+// Empty where the field is missing, null or of another type: empty text is ignored anyway.
 std::string text_in(const nlohmann::json& object, const char* name) {
   const auto found = object.find(name);
   return found != object.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-// A chat's thinking is text like its content; servers call it by one of two names.
+// A chat's reasoning counts as text like its content; servers use one of two names for it.
 std::string chat_text_in(const nlohmann::json& message) {
   std::string reasoning = text_in(message, "reasoning_content");
   if (reasoning.empty()) reasoning = text_in(message, "reasoning");
   return reasoning + text_in(message, "content");
 }
 
-// The event's object `name` need not be there, nor say it.
+// The count `field` in the event's object `name`; both may be missing.
 std::optional<int> count_in(const nlohmann::json& event, const char* name, const char* field) {
   const auto counts = event.find(name);
   if (counts == event.end() || !counts->is_object()) return {};
@@ -99,7 +99,7 @@ void AnswerReader::chat(std::string_view data, double seconds) {
     return;
   }
   const auto choices = event.find("choices");
-  if (choices == event.end() || choices->empty()) return;  // usage alone
+  if (choices == event.end() || choices->empty()) return;  // usage only
   const nlohmann::json& choice = first_choice(event, data);
   const auto delta = choice.find("delta");
   const std::string text = delta != choice.end() && delta->is_object() ? chat_text_in(*delta) : "";
@@ -108,7 +108,7 @@ void AnswerReader::chat(std::string_view data, double seconds) {
   output_.text += text;
 }
 
-// Every event repeats all text so far. Of several tokens at once each counts as a part of the gap.
+// Every event repeats all text so far. Several tokens in one event share the gap equally.
 void AnswerReader::generate(std::string_view data, double seconds) {
   const nlohmann::json event = parsed(data);
   take_prompt_tokens(event, "meta_info");

@@ -1,5 +1,5 @@
-// Reads a server's answer line by line and takes its times, exactly as sglang.benchmark.serving
-// 0.5.23 does: what breaks that client is an error here.
+// Reads a server's answer line by line and measures its times exactly like sglang.benchmark.serving
+// 0.5.23: what breaks that client is an error here.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -8,30 +8,30 @@
 
 namespace tandem {
 
-enum class ServingApi { kCompletions, kChat, kGenerate };  // OpenAI's two, SGLang's own
+enum class ServingApi { kCompletions, kChat, kGenerate };  // OpenAI's two, and SGLang's own
 
 struct ServingOutput {
   bool success = false;
-  bool interrupted = false;      // by the person in front: neither success nor failure
-  std::string text, error;       // error: empty or why there is no success
+  bool interrupted = false;      // by the user: neither success nor failure
+  std::string text, error;       // error: why there is no success, or empty
   double latency = 0;            // seconds from before connecting to the last line
-  double ttft = 0;               // to the first text; 0: there was none
-  std::vector<double> itls;      // between texts, seconds
-  int prompt_tokens = 0;         // as asked
-  int server_prompt_tokens = 0;  // as the server says; 0: it does not say
-  int output_tokens = 0;         // as the server says, else as asked
+  double ttft = 0;               // seconds to the first text; 0: none
+  std::vector<double> itls;      // seconds between texts
+  int prompt_tokens = 0;         // as requested
+  int server_prompt_tokens = 0;  // as reported by the server; 0: not reported
+  int output_tokens = 0;         // as reported by the server, else as requested
 };
 
 class AnswerReader {
  public:
-  // `output` holds the tokens asked for and is filled.
+  // `output` holds the requested tokens and receives the results.
   AnswerReader(ServingApi api, bool streams, ServingOutput& output)
       : api_(api), streams_(streams), output_(output) {}
 
-  // One line of the body without its end, `seconds` after the request began. Throws Error for what
-  // cannot be read.
+  // Takes one line of the body without its line end, `seconds` after the request began. Throws
+  // Error for malformed lines.
   void line(std::string_view line, double seconds);
-  // The body is complete. Throws Error when it was empty.
+  // Called when the body is complete. Throws Error when it was empty.
   void finish();
 
  private:
@@ -46,7 +46,7 @@ class AnswerReader {
   const bool streams_;
   ServingOutput& output_;
   double last_ = 0;
-  int counted_tokens_ = 0;  // of /generate
+  int counted_tokens_ = 0;  // for /generate
   bool any_ = false;
 };
 

@@ -57,7 +57,7 @@ ServingRequest request_of(std::vector<int32_t> ids, int n_output, const DatasetO
   return {tokenizer.decode(ids), {}, n_prompt, n_output};
 }
 
-// Prompts of the file, cut or repeated to the lengths drawn.
+// Prompts of the file, cut or repeated to the drawn lengths.
 std::vector<ServingRequest> random_texts(const DatasetOptions& o, const Tokenizer& tokenizer,
                                          PythonRandom& python, const std::vector<int>& inputs,
                                          const std::vector<int>& outputs) {

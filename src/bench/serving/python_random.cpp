@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-// init_by_array of the twister's authors with a key of one word, as std::mt19937 takes a seed.
+// init_by_array of the Mersenne Twister's authors with a key of one word, as a seed sequence.
 struct ArraySeed {
   using result_type = uint32_t;
   uint32_t key;

@@ -1,6 +1,7 @@
-// The random numbers of Python's `random` and of numpy's `np.random` after seed(n): the serving
-// benchmark draws lengths, orders and arrival times with them. Both are the Mersenne Twister of
-// Matsumoto and Nishimura, 1998; they differ in seeding and in how numbers are made of its words.
+// The random numbers of Python's `random` and numpy's `np.random` after seed(n), with which the
+// serving benchmark draws lengths, orders and arrival times. Both are the Mersenne Twister of
+// Matsumoto and Nishimura, 1998; they differ in seeding and in how numbers are derived from its
+// words.
 #pragma once
 #include <cstdint>
 #include <random>
@@ -32,7 +33,7 @@ class NumpyRandom {
  public:
   explicit NumpyRandom(uint32_t seed) : words_(seed) {}
 
-  // np.random.randint(low, high): uniform in [low, high), at most 2^32 - 1 different ones.
+  // np.random.randint(low, high): uniform in [low, high), which has at most 2^32 - 1 values.
   int64_t integer(int64_t low, int64_t high);
   std::vector<int> integers(int low, int high, int n);
   // np.random.exponential(mean).

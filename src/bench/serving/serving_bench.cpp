@@ -33,7 +33,7 @@ constexpr Backend kBackends[] = {
     {"lmdeploy-chat", ServingApi::kChat, 30000, false},
 };
 
-constexpr int kMost = 1 << 24;  // of everything that is counted
+constexpr int kMost = 1 << 24;  // limit of all counts
 
 const Backend& backend_of(const std::string& name) {
   std::string names;
@@ -149,9 +149,9 @@ ServingBench::Run ServingBench::run(std::optional<int> concurrency, size_t n_req
   load_.most_at_once = concurrency.value_or(0);
   if (options_.warmup_requests > 0) warm_up();
   if (options_.flush_cache) flush_cache();
-  std::this_thread::sleep_for(std::chrono::seconds(1));  // the original's
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // as in the original
 
-  NumpyRandom gaps = numpy_;  // the same in every run
+  NumpyRandom gaps = numpy_;  // the same gaps in every run
   const ServingLoadResult result = run_load(load_, std::span(requests_).first(n_requests), gaps);
   ServingMetrics metrics = metrics_of(result.outputs, result.seconds, *tokenizer_);
   if (!result.interrupted) metrics.accept_length = accept_length();
@@ -221,7 +221,7 @@ void ServingBench::flush_cache() const {
                                          shown(reply.body)));
 }
 
-// Only SGLang says it.
+// Only SGLang reports it.
 std::optional<double> ServingBench::accept_length() const {
   if (!backend_of(options_.backend).is_sglang) return {};
   const ServerReply reply = ask_server(load_, "GET", "/server_info");

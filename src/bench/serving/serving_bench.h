@@ -1,5 +1,5 @@
-// `tandem bench serving`: the command line of sglang.benchmark.serving and a report against any
-// OpenAI-compatible server, at one load, at several, or at the highest that keeps users fast.
+// `tandem bench serving`: the command line of sglang.benchmark.serving and a report for any
+// OpenAI-compatible server, at one load, at several, or at the highest that meets a speed per user.
 #pragma once
 #include <functional>
 #include <optional>
@@ -16,8 +16,8 @@ struct ServingBenchOptions {
   std::string backend = "sglang";
   std::string base_url;  // instead of host and port
   std::string host = "0.0.0.0";
-  std::optional<int> port;       // missing: the backend's usual one
-  std::string model, tokenizer;  // empty: as the server says; as the model
+  std::optional<int> port;       // empty: the backend's default
+  std::string model, tokenizer;  // empty: the server's model; the model's tokenizer
   DatasetOptions dataset;
   double request_rate = std::numeric_limits<double>::infinity();
   std::optional<int> max_concurrency;
@@ -26,32 +26,32 @@ struct ServingBenchOptions {
   bool disable_stream = false, return_logprob = false, disable_ignore_eos = false;
   bool flush_cache = false, output_details = false, disable_tqdm = false;
   std::string extra_request_body;  // a JSON object
-  std::string output_file;         // empty: named as the original names it
+  std::string output_file;         // empty: named as by the original
 
-  std::vector<int> concurrency;           // a run at each
-  std::vector<double> slo_tokens_a_user;  // tokens a second; a search for each
+  std::vector<int> concurrency;           // one run for each
+  std::vector<double> slo_tokens_a_user;  // tokens per second; one search for each
   std::string plot;                       // SVG file of the runs
 };
 
-// Knows the server and what to ask it.
+// Holds the server's address and the requests to send.
 class ServingBench {
  public:
-  // Asks the server for its model, loads the tokenizer and makes the requests. Throws Error for
-  // options that cannot be, std::runtime_error when the server does not answer. `say` is given
-  // lines on what is going on.
+  // Asks the server for its model, loads the tokenizer and draws the requests. Throws Error for
+  // invalid options and std::runtime_error when the server does not answer. `say` receives progress
+  // messages.
   ServingBench(const ServingBenchOptions& options, std::function<void(const std::string&)> say);
 
   struct Run {
     ServingMetrics metrics;
-    std::string report, json;  // json: a line
+    std::string report, json;  // json: one line
     bool interrupted;
     std::string first_error;
   };
-  // Warms up, then sends requests of which at most `concurrency` are under way. The line of JSON is
-  // appended to the output file. Throws std::runtime_error when the warm-up fails.
+  // Warms up, then sends requests with at most `concurrency` in flight. Appends the JSON line to
+  // the output file. Throws std::runtime_error when the warm-up fails.
   Run run(std::optional<int> concurrency, size_t n_requests);
 
-  // Enough for a load of that many users: four rounds, at least 16, at most all.
+  // Requests for a load of so many users: four rounds, at least 16, at most all.
   size_t requests_for(int concurrency) const;
   size_t n_requests() const { return requests_.size(); }
   const std::string& model() const { return load_.model; }
@@ -67,12 +67,12 @@ class ServingBench {
   ServingLoadOptions load_;
   std::optional<Tokenizer> tokenizer_;
   std::vector<ServingRequest> requests_;
-  NumpyRandom numpy_;  // where making the requests left it
+  NumpyRandom numpy_;  // state after drawing the requests
   std::string output_file_;
 };
 
-// The highest n of 1..most with ok(n), if it holds for all below one for which it holds; to within
-// a twentieth. 0: not even ok(1).
+// The highest n of 1..most with ok(n), to within a twentieth; 0 if ok(1) is false. ok must be
+// monotonic: true for all values below one for which it is true.
 int highest_that(int most, const std::function<bool(int)>& ok);
 
 }  // namespace tandem

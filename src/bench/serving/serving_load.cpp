@@ -34,7 +34,7 @@ using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 using Parser = http::response_parser<http::string_body>;
 
-constexpr size_t kMostLineBytes = 10 << 20;  // as the original's
+constexpr size_t kMostLineBytes = 10 << 20;  // as in the original
 constexpr uint32_t kMostHeadBytes = 64 << 10;
 
 auto into(error_code& error) { return asio::redirect_error(asio::use_awaitable, error); }
@@ -65,7 +65,7 @@ std::string head_of(const ServingLoadOptions& o, const char* method, const std::
       method, o.server.prefix, path, o.server.host, o.server.port, key, body_bytes);
 }
 
-// What a server says of a refusal: OpenAI's message, or the beginning of the body.
+// The reason of a refusal: OpenAI's error message, or the beginning of the body.
 std::string refusal_of(const Parser::value_type& reply) {
   const auto json = nlohmann::json::parse(reply.body(), nullptr, false);
   std::string message = shown(reply.body());

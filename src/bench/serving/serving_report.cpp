@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// numpy.percentile's linear interpolation in a sorted list.
+// Linear interpolation in a sorted list, like numpy.percentile.
 double percentile(const std::vector<double>& sorted, double percent) {
   const double at = percent / 100 * static_cast<double>(sorted.size() - 1);
   const auto low = static_cast<size_t>(at);
@@ -34,12 +34,12 @@ std::string rule(const char* title, char fill) {
   return std::string(left, fill) + text + std::string(n_fill - left, fill) + "\n";
 }
 
-// As Python writes a float.
+// A float as Python prints it.
 std::string python_number(double value) {
   return std::isinf(value) ? "inf" : nlohmann::json(value).dump();
 }
 
-// As json.dumps writes it: blanks after separators, text in ASCII, infinity by name.
+// JSON as json.dumps writes it: spaces after separators, ASCII text, infinity by name.
 std::string python_json(const Json& value) {
   if (value.is_number_float() && std::isinf(value.get<double>())) return "Infinity";
   if (!value.is_structured()) return value.dump(-1, ' ', true);

@@ -1,5 +1,5 @@
-// What a serving benchmark says at its end: figures, the text block that sglang.bench_serving 0.4.9
-// prints, byte for byte, its line of JSON, and a table of several runs.
+// The results of a serving benchmark: metrics, the text block of sglang.bench_serving 0.4.9, byte
+// for byte, its JSON line, and a table of several runs.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,7 +12,7 @@
 
 namespace tandem {
 
-// As numpy computes them; zeros of an empty list. Seconds in, milliseconds out.
+// Computed like numpy; zeros for an empty list. Seconds in, milliseconds out.
 struct LatencySummary {
   double mean = 0, median = 0, deviation = 0, p95 = 0, p99 = 0, most = 0;
 };
@@ -22,52 +22,52 @@ struct ServingMetrics {
   double seconds = 0;  // of the run
   int completed = 0, failed = 0, interrupted = 0;
   int64_t input_tokens = 0, output_tokens = 0, retokenized = 0;
-  LatencySummary e2e, ttft, tpot, itl;  // a request's, first text, a token after it, between texts
-  double concurrency = 0;               // mean number of requests under way
-  std::optional<double> accept_length;  // of speculative decoding, where the server says it
+  LatencySummary e2e, ttft, tpot, itl;  // end to end, to first text, per later token, between texts
+  double concurrency = 0;               // mean number of requests in flight
+  std::optional<double> accept_length;  // of speculative decoding, if the server reports it
 
   double requests_per_second() const { return completed / seconds; }
   double input_per_second() const { return static_cast<double>(input_tokens) / seconds; }
   double output_per_second() const { return static_cast<double>(output_tokens) / seconds; }
-  // Tokens a second of a user in the middle, and of one among the slowest in a hundred.
+  // Tokens per second of the mean user, and of one in the slowest percent.
   double user_speed() const { return tpot.mean > 0 ? 1e3 / tpot.mean : 0; }
   double slow_user_speed() const { return tpot.p99 > 0 ? 1e3 / tpot.p99 : 0; }
 };
 
-// Of the requests that succeeded, and of those that were interrupted after their first text what
-// they had until then: their tokens count as retokenized.
+// Metrics of the requests that succeeded, and of those interrupted after their first text, up to
+// the interruption; tokens of the latter are counted by tokenizing their text.
 ServingMetrics metrics_of(std::span<const ServingOutput> outputs, double seconds,
                           const Tokenizer& tokenizer);
 
-// What was asked for, as the report repeats it.
+// The options that the report repeats.
 struct ServingSetup {
   std::string backend, dataset;
   double request_rate;             // may be infinite
-  std::optional<int> concurrency;  // at most
+  std::optional<int> concurrency;  // maximum
   std::optional<int> sharegpt_output_tokens;
-  int input_tokens, output_tokens;  // of random data
+  int input_tokens, output_tokens;  // for random data
   double range_ratio;
 };
 
 std::string report_text(const ServingSetup& setup, const ServingMetrics& metrics);
 
-// One line: the original's fields in its order, then p95 and max of what it leaves out.
+// One line: the original's fields in its order, then p95 and max where the original lacks them.
 std::string report_json(const ServingSetup& setup, const ServingMetrics& metrics);
-// The same with a list for each request: --output-details.
+// Likewise, with a list per request (--output-details).
 std::string report_json(const ServingSetup& setup, const ServingMetrics& metrics,
                         std::span<const ServingOutput> outputs);
 
-// Latencies by mean, median, P95, P99 and most.
+// Latencies by mean, median, P95, P99 and maximum.
 std::string latency_table(const ServingMetrics& metrics);
 
 struct ServingPoint {
   int concurrency;
   ServingMetrics metrics;
 };
-// No other point has both more tokens a second altogether and more for a user.
+// True if no other point has both higher total tokens per second and more per user.
 bool on_pareto_front(std::span<const ServingPoint> points, size_t i);
 std::string sweep_table(std::span<const ServingPoint> points);
-// Tokens a second by tokens a second of a user, as an SVG file's text.
+// SVG chart of total tokens per second by tokens per second and user.
 std::string sweep_chart(const std::string& title, std::span<const ServingPoint> points);
 
 }  // namespace tandem

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kMaxFileBytes = int64_t{4} << 30;
 constexpr int kEntry = 2, kTurn = 4;  // depths: [ { "conversations": [ { "value"
 
-// Told of the file piece by piece: the usual one has 670 MB, a tree of it several times that.
+// A SAX parser: the common file has 670 MB, and its tree would take several times that.
 class Reader : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit Reader(const std::string& path) : path_(path) {}
@@ -87,7 +87,7 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   const std::string& path_;
   std::vector<std::pair<std::string, std::string>> pairs_;
   Conversation plural_, singular_;
-  Conversation* conversation_ = nullptr;  // of the entry that is being read
+  Conversation* conversation_ = nullptr;  // of the current entry
   int depth_ = 0;
   bool is_value_ = false;
 };

@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-// Reads any continuation bytes and comes to one node.
+// Chains of nodes that read any continuation bytes and lead to one node.
 class Continuations {
  public:
   Continuations(Grammar& grammar, Grammar::Node to) : g_(grammar), before_{to} {}
@@ -25,11 +25,12 @@ class Continuations {
 
  private:
   Grammar& g_;
-  std::vector<Grammar::Node> before_;  // [bytes that are left]
+  std::vector<Grammar::Node> before_;  // [bytes left to read]
 };
 
-// Characters of one length in UTF-8 whose bytes are a product of ranges: all but the first bytes
-// that differ are any continuation.
+// Adds the characters first .. last. The range is divided until its UTF-8 sequences have one length
+// and are a product of byte ranges: a common prefix, one byte in a range, then any continuation
+// bytes.
 void add_utf8_range(Grammar& g, Grammar::Node from, Continuations& to, char32_t first,
                     char32_t last) {
   constexpr char32_t kEnds[] = {0x7F, 0x7FF, 0xFFFF, kLastCharacter};
@@ -52,7 +53,7 @@ void add_utf8_range(Grammar& g, Grammar::Node from, Continuations& to, char32_t 
     }
   }
   constexpr uint8_t kLead[] = {0, 0xC0, 0xE0, 0xF0};
-  const auto any_from = [&](int i) {  // the bytes from the i-th last on are any continuation
+  const auto any_from = [&](int i) {  // whether the last i bytes may be any continuation bytes
     const char32_t mask = (char32_t{1} << 6 * i) - 1;
     return (first & mask) == 0 && (last & mask) == mask;
   };
@@ -69,7 +70,7 @@ void add_utf8_range(Grammar& g, Grammar::Node from, Continuations& to, char32_t 
   }
 }
 
-// Texts of which none begins with another, those with a common beginning together.
+// Adds `texts`, none of which is a prefix of another; common prefixes share nodes.
 void add_texts(Grammar& g, Grammar::Node from, Grammar::Node to,
                const std::vector<std::string>& texts) {
   std::map<std::string, Grammar::Node> begun = {{"", from}};

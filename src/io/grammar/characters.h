@@ -1,4 +1,4 @@
-// How a grammar reads one character of a set.
+// Adds nodes and edges to a grammar that read one character of a set.
 #pragma once
 #include <map>
 #include <string>
@@ -10,16 +10,16 @@
 
 namespace tandem {
 
-enum class Writing { kRaw, kJson };  // kJson: as inside the quotes of a JSON string
+enum class Writing { kRaw, kJson };  // kJson: escaped as inside the quotes of a JSON string
 
-// Of well-formed UTF-8.
+// The code points of well-formed UTF-8.
 std::u32string characters_of(std::string_view text);
 
-// Every character there is.
+// All Unicode characters.
 inline const CharacterSet kAnyCharacter = {{0, 0xD7FF}, {0xE000, kLastCharacter}};
 
-// Writes how a grammar reads characters: in UTF-8; in JSON, what must be escaped is, in one way,
-// and nothing else.
+// Adds edges that read characters as UTF-8. With Writing::kJson, characters that JSON requires to
+// be escaped are read in one escaped form (json_escape()), all others unescaped.
 class CharacterWriter {
  public:
   CharacterWriter(Grammar& grammar, Writing writing) : g_(grammar), writing_(writing) {}
@@ -31,8 +31,8 @@ class CharacterWriter {
 
   Grammar& g_;
   const Writing writing_;
-  // Most sets have all control characters or none, and all beyond ASCII or none: written once for
-  // each node that they lead to.
+  // Most sets contain all control characters or none, and all characters beyond ASCII or none.
+  // These two parts are written once per target node and shared.
   std::map<std::pair<Grammar::Node, int>, Grammar::Node> whole_parts_;
 };
 

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kMostDigits = 1'000'000'000;
 
-// Digits of which the last n stand after the point.
+// The number with these digits, the last n_after of them after the decimal point.
 Decimal with_point(bool negative, std::string digits, int n_after) {
   if (n_after < 0) digits.append(static_cast<size_t>(-n_after), '0');
   const auto n = static_cast<size_t>(std::max(0, n_after));

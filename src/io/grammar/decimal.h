@@ -1,4 +1,4 @@
-// Decimal numbers as they are written, without rounding: bounds and steps of a schema's numbers.
+// Exact decimal numbers, for the bounds and steps of a schema's numbers.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,25 +14,25 @@ struct Decimal {
   bool is_zero() const { return whole == "0" && fraction.empty(); }
 };
 
-// The digits of `value`, a JSON number with an exponent of at most 400.
+// The digits of `value`, a JSON number whose exponent is at most 400.
 Decimal decimal_of(const nlohmann::ordered_json& value);
 
-// Below 0 when a < b, above 0 when a > b.
+// Negative when a < b, 0 when equal, positive when a > b.
 int compare(const Decimal& a, const Decimal& b);
 
-// digits * 10^exponent > 0, without a factor of 10 in `digits`.
+// A step > 0 of value digits * 10^exponent; `digits` is not divisible by 10.
 struct DecimalStep {
   int64_t digits = 1;
   int exponent = 0;
 };
 
-// Empty: not above 0, or of more than nine digits.
+// nullopt if `value` is not above 0 or has more than nine digits.
 std::optional<DecimalStep> step_of(const Decimal& value);
-// The smallest that is a multiple of both; empty: of more than nine digits.
+// The least common multiple; nullopt if it has more than nine digits.
 std::optional<DecimalStep> common_multiple(const DecimalStep& a, const DecimalStep& b);
 bool is_multiple(const Decimal& value, const DecimalStep& step);
 
-// value / 10^exponent.
+// Returns value / 10^exponent.
 Decimal shifted(const Decimal& value, int exponent);
 
 }  // namespace tandem

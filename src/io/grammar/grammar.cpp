@@ -121,11 +121,11 @@ void Grammar::sort_rules() {
   }
 }
 
-// A node from which no text comes to its end would have a model write for ever.
+// Removes edges to nodes from which no text reaches the end; there a model would never finish.
 void Grammar::leave_out_dead_ends() {
   const std::vector<bool> ends = nodes_that_end();
   if (!ends[start(root_)]) {
-    // The last is the innermost, which the others are empty for.
+    // The last empty rule is the innermost one, because of which the others are empty.
     std::string why = "what fits would have to hold itself";
     for (const auto& [rule, reason] : reasons_)
       if (!ends[start(rule)]) why = reason;
@@ -140,7 +140,7 @@ void Grammar::leave_out_dead_ends() {
   }
 }
 
-// [node] Whether a text comes from there to the end of its rule.
+// [node] Whether some text leads from the node to the end of its rule.
 std::vector<bool> Grammar::nodes_that_end() const {
   std::vector<std::vector<Node>> before(nodes_.size());         // without calls
   std::vector<std::vector<Call>> calls_back_to(nodes_.size());  // .back: the caller

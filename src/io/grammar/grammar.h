@@ -1,5 +1,5 @@
-// A context-free grammar over bytes: rules that are graphs of nodes, whose edges read a byte, read
-// a token that has no bytes of its own, call a rule or read nothing. Built once, then immutable.
+// A context-free grammar over bytes. Rules are graphs of nodes whose edges read a byte, read an
+// added token, call a rule or read nothing. Built once, immutable after finish().
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,33 +14,34 @@ class Grammar {
   using Node = int32_t;
   using Rule = int32_t;
 
-  // Every rule reads at least a byte or a token.
+  // A new rule, which must read at least one byte or token.
   Rule add_rule();
-  // From any node of another rule to that rule's end: both share the nodes.
+  // A rule from node `start` of another rule to that rule's end; both rules share the nodes.
   Rule add_rule_within(Rule rule, Node start);
   Node start(Rule rule) const { return rules_[rule].start; }
   Node end(Rule rule) const { return rules_[rule].end; }
-  // Throws Error when there are too many.
+  // Throws Error when the grammar has too many nodes.
   Node add_node();
 
   void bytes(Node from, uint8_t first, uint8_t last, Node to);
   void token(Node from, int32_t id, Node to);
   void call(Node from, Rule rule, Node to);
   void skip(Node from, Node to);
-  // Reads `text`; the node after it.
+  // These add nodes that read a text, call a rule or read a byte, and return the node after it.
   Node text(Node from, std::string_view text);
   void text(Node from, std::string_view text, Node to) { skip(this->text(from, text), to); }
   Node called(Node from, Rule rule);
   Node byte(Node from, char c);
 
-  // Why a rule has no text, if it has none, for the message of finish().
+  // The reason to give in the Error of finish() if no text matches `rule`.
   void explain(Rule rule, std::string why) { reasons_.emplace_back(rule, std::move(why)); }
 
-  // The whole text is one `root`. What leads to no text is left out. Throws Error when a rule calls
-  // itself before it reads anything or reads nothing, or when no text is left.
+  // Makes `root` the rule of the whole text and removes edges that lead to no complete text. Throws
+  // Error when a rule may call itself before reading anything, when a rule may read nothing, or
+  // when no text matches.
   void finish(Rule root);
 
-  // All that follows is there after finish().
+  // Everything below is available after finish().
   struct ByteEdge {
     uint8_t first, last;
     Node to;
@@ -53,7 +54,7 @@ class Grammar {
     Rule rule;
     Node back;
   };
-  // What a node comes to without reading: nodes that read, calls, the end of its rule.
+  // What is reachable from a node without reading: nodes that read, calls, the end of the rule.
   struct Reach {
     std::vector<Node> readers;
     std::vector<Call> calls;
@@ -66,7 +67,7 @@ class Grammar {
   const std::vector<ByteEdge>& byte_edges(Node node) const { return nodes_[node].bytes; }
   const std::vector<TokenEdge>& token_edges(Node node) const { return nodes_[node].tokens; }
   const Reach& reach(Node node) const { return reach_[node]; }
-  // A rule that another may call before it reads has the larger number.
+  // If a rule may call another one before reading, the called rule has the larger number.
   int call_order(Rule rule) const { return call_order_[rule]; }
 
  private:

@@ -3,8 +3,7 @@
 namespace tandem {
 namespace {
 
-// Calls found(trie node, state) for every node below `root` that the text may go through, where it
-// stands in `state`.
+// Calls found(trie node, state) for every trie node below `root` that a text in `state` may reach.
 template <class Found>
 void walk(const TokenTrie& trie, int32_t root, TextStates& states, TextStates::State state,
           Found found) {
@@ -60,7 +59,7 @@ const GrammarTokens::NodeTokens& GrammarTokens::tokens_at(Grammar::Node node) co
     const std::lock_guard lock(mutex_);
     if (known_[node]) return *known_[node];
   }
-  auto found = find_tokens(node);  // takes long: others may look for the same meanwhile
+  auto found = find_tokens(node);  // slow, so without the lock; two threads may do it twice
   const std::lock_guard lock(mutex_);
   if (!known_[node]) known_[node] = std::move(found);
   return *known_[node];

@@ -1,6 +1,6 @@
-// Which tokens a grammar takes in a state. What depends on a node alone is found once for all
-// states and texts and kept; only where a token goes on beyond the end of a rule, its callers are
-// looked at.
+// Which tokens a grammar allows in a state. The tokens allowed at a node are computed once and
+// cached for all states and texts; a rule's callers are examined only for tokens that extend beyond
+// the end of the rule.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -14,23 +14,23 @@ namespace tandem {
 // Thread-safe.
 class GrammarTokens {
  public:
-  // `base`, if there is one, has the same nodes as the first of this grammar, which call only each
-  // other: what is known of them is shared. The trie outlives this.
+  // The nodes of `base`, if it is not null, are the first nodes of `grammar`, and they call only
+  // each other; their cached tokens are shared. The trie must outlive this object.
   GrammarTokens(Grammar grammar, const TokenTrie& trie,
                 std::shared_ptr<const GrammarTokens> base = nullptr);
 
   const Grammar& grammar() const { return grammar_; }
   int32_t vocab_size() const { return trie_.vocab_size(); }
 
-  // Sets the bits of the tokens that may come in `state` of a text in this grammar.
+  // Sets the bits of the tokens that are allowed in `state`. `states` belongs to this grammar.
   void add_allowed(TextStates& states, TextStates::State state, std::span<uint64_t> bits) const;
 
  private:
-  // Tokens that begin at a node and end before its rule's end, or there.
+  // Tokens that a node allows without regard to the callers of its rule.
   struct NodeTokens {
-    std::vector<int32_t> few;    // when there are few ..
-    std::vector<uint64_t> bits;  // .. or else
-    std::vector<int32_t> exits;  // nodes of the trie where the rule may have ended and tokens go on
+    std::vector<int32_t> few;    // ids, if there are few ..
+    std::vector<uint64_t> bits;  // .. or else a mask
+    std::vector<int32_t> exits;  // trie nodes where the rule may have ended but tokens continue
   };
 
   const NodeTokens& tokens_at(Grammar::Node node) const;
@@ -39,7 +39,7 @@ class GrammarTokens {
   const Grammar grammar_;
   const TokenTrie& trie_;
   const std::shared_ptr<const GrammarTokens> base_;
-  mutable std::mutex mutex_;                                      // of what follows
+  mutable std::mutex mutex_;                                      // guards known_
   mutable std::vector<std::unique_ptr<const NodeTokens>> known_;  // [node]
 };
 

@@ -23,7 +23,7 @@ void add_space(Grammar& g, Rule rule) {
   g.skip(indent, end);
 }
 
-// UTF-8 as in table 3-7 of the Unicode standard.
+// A character beyond ASCII in well-formed UTF-8 (table 3-7 of the Unicode standard).
 void add_utf8(Grammar& g, Node from, Node to) {
   const Node last = g.add_node(), last2 = g.add_node(), last3 = g.add_node();
   const auto between = [&](Node a, uint8_t first, uint8_t end, Node b) {
@@ -56,7 +56,7 @@ void hex(Grammar& g, Node from, char first, char last, Node to) {
   }
 }
 
-// What follows "\u": a character, or both halves of one beyond U+FFFF.
+// What follows "\u": four hexadecimal digits, or a surrogate pair.
 void add_unicode_escape(Grammar& g, Node from, Node to) {
   const Node hex1 = g.add_node(), hex2 = g.add_node(), hex3 = g.add_node();
   hex(g, hex1, 0, 15, to);
@@ -115,7 +115,8 @@ void add_number(Grammar& g, Rule rule) {
   add_digits(g, sign, g.end(rule), JsonRules::kExponentDigits);
 }
 
-// `open` item, item .. `close`, or nothing between; `item` reads one between two nodes.
+// A list of any number of items, separated by commas, between `open` and `close`. item(from, to)
+// adds one item between two nodes.
 template <class Item>
 void add_list(Grammar& g, const JsonRules& json, Rule rule, char open, char close, Item item) {
   const Node first = after_space(g, json, g.byte(g.start(rule), open));

@@ -1,32 +1,33 @@
-// The rules of JSON itself (RFC 8259), which every grammar of JSON begins with: their nodes have
-// the same numbers in all of them.
+// The rules of JSON itself (RFC 8259). Every grammar of JSON begins with them, so that their nodes
+// have the same numbers in all grammars.
 #pragma once
 #include "io/grammar/repetition.h"
 
 namespace tandem {
 
-// White space is the model's choice within bounds, or it might write nothing else: a space, or one
-// or two new lines and at most 64 spaces or tabs. So are the digits of numbers, which also keeps
-// them within what programs can read: 18 before the point, 32 after it, 2 of an exponent.
+// White space is optional but limited, or a model might write nothing else: one space, or one or
+// two line breaks followed by at most 64 spaces or tabs. The digits of numbers are limited for the
+// same reason and to what programs can parse: 18 before the point, 32 after it, 2 in an exponent.
 struct JsonRules {
   static constexpr int kWholeDigits = 18, kFractionDigits = 32, kExponentDigits = 2;
 
-  // The grammar is empty.
+  // The grammar must be empty.
   explicit JsonRules(Grammar& grammar);
 
-  Grammar::Rule space;  // at least a byte of it
+  Grammar::Rule space;  // white space of at least one byte
   Grammar::Rule string, integer, number, boolean, null, value, object, array;
-  Repetition characters;  // of a string, after its first quotation mark, and the last mark
+  Repetition characters;  // characters of a string and its closing quotation mark
 };
 
-// A character of a string, escaped where it must be or may be; well-formed UTF-8. No rule of its
-// own: most tokens of a vocabulary are within a text, and no caller is to be looked at for them.
+// Adds one character of a string in well-formed UTF-8, escaped where JSON requires or allows it.
+// Not a rule of its own: most tokens of a vocabulary lie inside strings, and so their callers need
+// not be examined.
 void add_string_character(Grammar& grammar, Grammar::Node from, Grammar::Node to);
 
-// From 1 to `most` digits.
+// Adds 1 to `most` digits.
 void add_digits(Grammar& grammar, Grammar::Node from, Grammar::Node to, int most);
 
-// A node after `from` and space, or none.
+// Adds optional white space after `from` and returns the node after it.
 Grammar::Node after_space(Grammar& grammar, const JsonRules& json, Grammar::Node from);
 
 }  // namespace tandem

@@ -11,22 +11,22 @@ namespace {
 
 using Node = Grammar::Node;
 
-constexpr int kMostWholeDigits = 20;     // those of 2^64
-constexpr int kMostFractionDigits = 32;  // as of any number
-constexpr int kExactDigits = 15;         // of decimals that doubles tell apart
+constexpr int kMostWholeDigits = 20;     // the digits of 2^64
+constexpr int kMostFractionDigits = 32;  // JsonRules::kFractionDigits
+constexpr int kExactDigits = 15;         // significant digits that a double preserves
 
-// The numbers from min to max, none negative, that are multiples of `modulus` units of the last
-// digit that the fraction may have.
+// The non-negative numbers from min to max that are multiples of `modulus` units in the last place
+// of the fraction.
 struct Magnitudes {
   Decimal min, max;
   bool has_max, above_min, below_max, fractional;
-  bool any_fraction;  // otherwise of at most n_fraction digits
-  int n_fraction;     // digits
+  bool any_fraction;  // the number of fraction digits is not given by a step
+  int n_fraction;     // most fraction digits otherwise
   int64_t modulus;
 };
 
-// Digits are compared with the bounds' from the left: a number is tight to a bound while its digits
-// are the bound's.
+// Compares digits with those of the bounds from the left: a number is tight to a bound as long as
+// its digits equal the bound's.
 class DigitWriter {
  public:
   DigitWriter(Grammar& grammar, Node end, const Magnitudes& m) : g_(grammar), end_(end), m_(m) {}
@@ -50,8 +50,8 @@ class DigitWriter {
 
  private:
   struct State {
-    int n_whole;  // digits before the point
-    int at;       // digits read
+    int n_whole;  // number of digits before the point
+    int at;       // number of digits read
     bool tight_min = false, tight_max = false, not_whole = false, after_point = false;
     int64_t remainder = 0;
   };
@@ -69,13 +69,14 @@ class DigitWriter {
     const size_t k = i - bound.whole.size();
     return k < bound.fraction.size() ? bound.fraction[k] : '0';
   }
-  // Whether the bound has nothing but zeros from there on.
+  // Whether all digits of the bound from index `at` on are zeros.
   static bool zeros_from(const Decimal& bound, int at) {
     const std::string digits = bound.whole + bound.fraction;
     return digits.find_first_not_of('0', std::min<size_t>(at, digits.size())) == digits.npos;
   }
 
-  // What follows does not depend on the number of digits before, unless a bound is near.
+  // The key omits n_whole where it does not affect what follows: away from the bounds, if the
+  // number of fraction digits is fixed.
   Node node_of(State state) {
     const bool is_free = !state.tight_min && !state.tight_max;
     const int left = state.n_whole - state.at;
@@ -144,8 +145,8 @@ Decimal without_sign(Decimal value) {
   return value;
 }
 
-// The magnitudes of the set's numbers with this sign; none when they are all of the other. Zero has
-// no sign.
+// The magnitudes of the set's numbers with the given sign; nullopt if there are none. Zero counts
+// as positive.
 std::optional<Magnitudes> magnitudes(const NumberSet& set, bool negative) {
   const auto& near = negative ? set.max : set.min;
   const auto& far = negative ? set.min : set.max;
@@ -164,13 +165,15 @@ std::optional<Magnitudes> magnitudes(const NumberSet& set, bool negative) {
   return m;
 }
 
-// Multiples of a step with zeros at its end: multiples of what stands before them, with the zeros.
+// Divides the bounds by 10^n_zeros: multiples of a step with trailing zeros are multiples of the
+// step without them, followed by the zeros.
 void shift(Magnitudes& m, int n_zeros) {
   const auto reduce = [&](Decimal& bound, bool& is_out, bool is_max) {
     const Decimal exact = shifted(bound, n_zeros);
     bound = exact;
     bound.fraction.clear();
-    // A bound between two whole numbers: the one below is out as a least one, in as a greatest one.
+    // A fractional bound is rounded down; the result is then excluded as a minimum and included as
+    // a maximum.
     if (!exact.fraction.empty()) is_out = !is_max;
   };
   reduce(m.min, m.above_min, false);

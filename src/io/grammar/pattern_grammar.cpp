@@ -22,11 +22,11 @@ const CharacterSet kSpace = {{'\t', '\r'},     {' ', ' '},       {0xA0, 0xA0},  
                              {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
 const CharacterSet kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
-// A part of an expression: alternatives of sequences, or a set of characters; repeated.
+// A quantified part of an expression: alternatives of sequences, or a set of characters.
 struct Part {
   CharacterSet set;
-  std::vector<std::vector<Part>> alternatives;  // of a group
-  int min = 1, max = 1;                         // kMostRepeats + 1: without end
+  std::vector<std::vector<Part>> alternatives;  // sequences of a group; empty for a set
+  int min = 1, max = 1;                         // kMostRepeats + 1: unlimited
 };
 
 class PatternParser {
@@ -36,10 +36,10 @@ class PatternParser {
   struct Alternative;
   struct Ahead {
     std::vector<Alternative> alternatives;
-    bool excluded;  // "(?!": else "(?="
+    bool excluded;  // true for "(?!", false for "(?="
   };
   struct Alternative {
-    std::vector<Ahead> ahead;  // after "^"
+    std::vector<Ahead> ahead;  // lookaheads after "^"
     std::vector<Part> parts;
     bool at_begin = false, at_end = false;  // "^" and "$"
   };
@@ -156,7 +156,7 @@ class PatternParser {
     } else {
       return;
     }
-    take('?');  // lazy: which texts match is the same
+    take('?');  // a lazy quantifier matches the same texts
     require(peek() != '*' && peek() != '+' && peek() != '{' && peek() != '?',
             "{} is not supported here", shown_here());
   }
@@ -255,7 +255,7 @@ class PatternParser {
   size_t at_ = 0;
 };
 
-// An automaton with steps that read nothing, as an expression is written down.
+// An automaton with steps that read nothing (epsilon edges), built directly from an expression.
 class Draft {
  public:
   int32_t add_state() {
@@ -315,8 +315,8 @@ class Draft {
     std::vector<int32_t> skips;
   };
 
-  // What a state comes to without reading. `seen_from` holds the last state that each was reached
-  // from.
+  // The states reachable from a state without reading. `seen_from` marks each state with the last
+  // `from` that reached it.
   std::vector<int32_t> reach(int32_t from, std::vector<int32_t>& seen_from) const {
     std::vector<int32_t> reached = {from};
     seen_from[from] = from;

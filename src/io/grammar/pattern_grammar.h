@@ -1,4 +1,4 @@
-// Regular expressions, as JSON Schema's "pattern" has them (ECMA-262), as part of a grammar.
+// Regular expressions of JSON Schema's "pattern" (ECMA-262) as part of a grammar.
 #pragma once
 #include <string_view>
 
@@ -6,13 +6,13 @@
 
 namespace tandem {
 
-// The texts that match. Whole: the expression is the whole text; otherwise it may stand anywhere in
-// it where "^" and "$" do not say more. Understood are characters, ".", classes, \d \w \s and their
-// opposites, groups, alternatives, quantifiers, and what is ahead, (?= and (?!, right after "^";
-// throws Error for anything else, and for what is broken.
+// An automaton of the texts that match. If `whole`, the expression must match the whole text;
+// otherwise any part of it, subject to "^" and "$". Supports characters, ".", classes, \d \w \s and
+// their complements, groups, alternatives, quantifiers, and lookahead, (?= and (?!, directly after
+// "^". Throws Error for anything else and for syntax errors.
 TextAutomaton pattern_automaton(std::string_view pattern, bool whole);
 
-// Texts that match as a whole come from `from` to `to`.
+// Adds the texts that match as a whole between `from` and `to`.
 void add_pattern(Grammar& grammar, Grammar::Node from, Grammar::Node to, std::string_view pattern,
                  Writing writing);
 

@@ -12,7 +12,7 @@ using Node = Grammar::Node;
 using Rule = Grammar::Rule;
 using Schemas = SchemaWriter::Schemas;
 
-constexpr int kMostInARow = 2 * Repetition::kBlock;  // items that are written one by one
+constexpr int kMostInARow = 2 * Repetition::kBlock;  // more items are written as a Repetition
 
 class ArrayWriter {
  public:
@@ -52,7 +52,7 @@ class ArrayWriter {
 
  private:
   struct Contained {
-    const Json *schema, *excluded;  // excluded: what does not fit it
+    const Json *schema, *excluded;  // excluded: the negation of `schema`, or null if not needed
     int min, max;
   };
 
@@ -69,7 +69,7 @@ class ArrayWriter {
     contained_.push_back({&item, excluded, min, max == kMostCount ? kNoLimit : max});
   }
 
-  // What the i-th item has to fit.
+  // The schemas that the i-th item must fit.
   Schemas schemas_of(int i) {
     Schemas schemas;
     for (const Json* schema : claims_.schemas) {
@@ -91,7 +91,7 @@ class ArrayWriter {
     return after_space(g_, w_.json, g_.byte(after_space(g_, w_.json, item), ','));
   }
 
-  // Items one after the other; from the first on that is like all others, in blocks.
+  // Writes the items with schemas of their own one by one, all others as a repetition.
   void write_items(Node node) {
     const int n_single = std::max(n_first_, 1);
     const Rule other = max_ == kNoLimit || max_ > n_first_ ? w_.rule_of(schemas_of(n_first_)) : -1;
@@ -120,9 +120,9 @@ class ArrayWriter {
     end(node, g_.end(rule_));
   }
 
-  // Each item is counted, or not, by each "contains".
+  // Writes items such that each one either counts or does not count for each "contains".
   void write_with_contained(Node open) {
-    using State = std::pair<int, std::vector<int>>;  // items, and those that each counts
+    using State = std::pair<int, std::vector<int>>;  // items, and the count of each "contains"
     const int most = max_ == kNoLimit ? std::max(n_first_, min_) : max_;
     std::map<State, Node> nodes;
     std::vector<State> unwritten;
@@ -150,7 +150,7 @@ class ArrayWriter {
         for_each_count(counts, [&](const std::vector<int>& next, const Schemas& counted) {
           Schemas schemas = schemas_of(n);
           schemas.insert(schemas.end(), counted.begin(), counted.end());
-          // No item is told apart from some even where their number does not matter.
+          // Even if the number of items does not matter, none differs from some: a comma is needed.
           const State to = {std::min(n + 1, std::max(most, 1)), next};
           g_.call(before, w_.rule_of(schemas), node_of(to));
         });
@@ -182,7 +182,7 @@ class ArrayWriter {
     }
   }
 
-  // Constants in their order, each once at most.
+  // Writes the constants in their order, each at most once.
   void write_unique(Node open, const std::string& at) {
     Claims claims;
     for (const Json* schema : schemas_of(n_first_)) w_.document.add_claims(*schema, claims);
@@ -194,7 +194,7 @@ class ArrayWriter {
     const auto n = static_cast<int>(constants->size());
     g_.explain(rule_, fmt::format("{}: of {} constants no {} are different", at, n, min_));
     const int most = max_ == kNoLimit ? n : std::min(n, max_);
-    std::vector<Node> after(most + 1, -1);  // [items so far]
+    std::vector<Node> after(most + 1, -1);  // [items so far] the node after them
     after[0] = open;
     for (const Json& constant : *constants) {
       const std::string text = constant.dump();

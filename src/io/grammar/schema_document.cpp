@@ -13,7 +13,7 @@ namespace {
 
 using Json = SchemaJson;
 
-constexpr int kMostSteps = 300'000;  // of about a microsecond
+constexpr int kMostSteps = 300'000;  // a step takes about 1 us
 constexpr size_t kMostOpen = 256, kMostAtOnce = 2'000;
 
 int hex_digit(char c) {
@@ -34,7 +34,8 @@ std::string percent_decoded(const std::string& text) {
   return out;
 }
 
-// The constants that a property must be one of; null: it may be something else.
+// The constant or the list of constants that a required property must have; null if it may have
+// other values.
 const Json* constants(const Json& schema, const std::string& property) {
   const Json *required = keyword(schema, "required"), *properties = keyword(schema, "properties");
   if (!required || !required->is_array() || !properties || !properties->is_object()) return nullptr;
@@ -45,7 +46,7 @@ const Json* constants(const Json& schema, const std::string& property) {
   return value && !value->is_array() ? value : values && values->is_array() ? values : nullptr;
 }
 
-// Numbers may be equal that are written otherwise.
+// Compares as nlohmann::json, in which 1 and 1.0 are equal.
 bool share_constant(const Json& a, const Json& b) {
   if (a.is_array())
     return std::any_of(a.begin(), a.end(), [&](const Json& v) { return share_constant(v, b); });

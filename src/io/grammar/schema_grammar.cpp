@@ -14,11 +14,11 @@ namespace {
 using Rule = Grammar::Rule;
 using Json = SchemaJson;
 
-constexpr size_t kMostRules = 10'000;  // of a few kilobytes while they are written
+constexpr size_t kMostRules = 10'000;  // a rule takes a few kilobytes while it is written
 
-// Rules are written for sets of schemas that a value has to fit at once: of "allOf" and references
-// the keywords come together in one rule, and of each list to choose from there is a rule with one
-// of it in the set.
+// Writes one rule for each set of schemas that a value must fit together. Schemas of "allOf" and
+// references are added to the set; for a list of alternatives there is one rule for each of them,
+// with that alternative in the set.
 class RulesOfSchemas {
  public:
   RulesOfSchemas(Grammar& grammar, const JsonRules& json, const Json& schema)
@@ -62,7 +62,7 @@ class RulesOfSchemas {
     return it->second;
   }
 
-  // A rule without a text.
+  // The rule that no text matches.
   Rule nothing() {
     if (nothing_ < 0) {
       nothing_ = g_.add_rule();
@@ -97,7 +97,7 @@ class RulesOfSchemas {
     if (types & kObjectType) write_object(writer_, rule, claims);
   }
 
-  // The shortest list first: the others are written once for each of its schemas.
+  // Expands the shortest list first, since the others are written once for each of its schemas.
   void write_choice(Rule rule, const Claims& claims) {
     Claims others = claims;
     const auto it = std::min_element(
@@ -108,7 +108,7 @@ class RulesOfSchemas {
     for (size_t i = 0; i < choice.list->size(); ++i) {
       Claims with = others;
       document_.add_claims(choice, i, with);
-      // What cannot be is left out at once, or many choices would have many rules for nothing.
+      // Skips alternatives that no value fits, so that many choices do not make many empty rules.
       const bool may_be = !with.nothing_fits && types_of(document_, with) != kNoTypes;
       if (may_be) g_.call(g_.start(rule), rule_of(std::move(with)), g_.end(rule));
     }

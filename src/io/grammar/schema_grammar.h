@@ -1,4 +1,4 @@
-// JSON Schema as a grammar: what a model may write so that every text fits the schema.
+// Turns a JSON Schema into a grammar; every text of the grammar fits the schema.
 #pragma once
 #include <nlohmann/json.hpp>
 
@@ -7,13 +7,13 @@
 
 namespace tandem {
 
-// The rule of a value that `schema` describes. Of all texts that fit, the grammar has those that a
-// model is asked to write: properties in the schema's order, the white space of JsonRules, no
-// properties but those that are described unless the schema asks for others; where a schema says
-// what objects, arrays, texts or numbers look like but has no "type", only such values.
+// Returns the rule of values that fit `schema`. The grammar has only a subset of the fitting texts:
+// properties in the schema's order, the white space of JsonRules, and no properties that the schema
+// does not describe, unless it explicitly allows others. A schema without "type" that has keywords
+// of objects, arrays, strings or numbers allows only values of these types.
 //
-// docs/schemas.md lists what is understood. Throws Error for what is not, naming the place and the
-// keyword. Where nothing fits, Grammar::finish() throws.
+// docs/schemas.md lists the supported keywords. Throws Error for others, naming the place and the
+// keyword. If no value fits, Grammar::finish() throws.
 Grammar::Rule add_schema(Grammar& grammar, const JsonRules& json,
                          const nlohmann::ordered_json& schema);
 

@@ -11,7 +11,8 @@
 namespace tandem {
 namespace {
 
-// Describe, hold definitions for $ref, or are read where they stand beside what they belong to.
+// Keywords that do not restrict values by themselves: annotations, definitions for $ref, and "then"
+// and "else", which are read together with "if".
 constexpr std::array<std::string_view, 26> kDescribing = {"title",
                                                           "description",
                                                           "default",
@@ -41,7 +42,7 @@ constexpr std::array<std::string_view, 26> kDescribing = {"title",
 
 struct Keyword {
   std::string_view name;
-  TypeSet types;  // kAllTypes: it says nothing about types
+  TypeSet types;  // types it applies to; kAllTypes: all
 };
 constexpr Keyword kKeywords[] = {{"type", kAllTypes},
                                  {"nullable", kAllTypes},
@@ -87,7 +88,6 @@ constexpr std::pair<const char*, TypeSet> kTypes[] = {
     {"number", kNumberType}, {"string", kStringType},   {"array", kArrayType},
     {"object", kObjectType}};
 
-// Formats that are numbers' do not restrict texts, those of texts not numbers.
 const Keyword* find_keyword(std::string_view name) {
   const auto it = std::find_if(std::begin(kKeywords), std::end(kKeywords),
                                [&](const Keyword& k) { return k.name == name; });
@@ -128,7 +128,7 @@ void narrow_max(NumberSet& set, const Decimal& max, bool is_out) {
   set.max = max;
 }
 
-// Before draft 6, the exclusive ones were booleans.
+// Before draft 6, "exclusiveMinimum" and "exclusiveMaximum" were booleans.
 void narrow_to(NumberSet& set, const SchemaJson& schema, const std::string& place, const char* name,
                const char* exclusive_name, void (*narrow_bound)(NumberSet&, const Decimal&, bool)) {
   const SchemaJson *bound = keyword(schema, name), *exclusive = keyword(schema, exclusive_name);
@@ -249,7 +249,7 @@ std::string format_pattern(const std::string& format) {
   const std::string octet = "(25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)";
   const std::string ipv4 = octet + "(\\." + octet + "){3}";
   const std::string hex = "[0-9a-f]";
-  // Labels of at most 63 characters without "--", and at most 255 in all.
+  // Labels of at most 63 characters without "--", and host names of at most 255.
   const std::string label = "[A-Za-z0-9]{1,15}(-[A-Za-z0-9]{1,15}){0,3}";
   const std::string host = label + "(\\." + label + "){0,3}";
   const std::string part = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,15}";

@@ -1,5 +1,5 @@
-// The keywords of JSON Schema: what each says something about, what is understood, and their values
-// as they should be.
+// The keywords of JSON Schema: which are supported, the types they apply to, and checked access to
+// their values.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,36 +12,38 @@ namespace tandem {
 
 using SchemaJson = nlohmann::ordered_json;
 
-// Types of JSON, as a set.
+// A set of JSON types, as bits.
 using TypeSet = unsigned;
 inline constexpr TypeSet kNullType = 1, kBooleanType = 2, kNumberType = 4, kStringType = 8,
                          kArrayType = 16, kObjectType = 32, kIntegerType = 64, kNoTypes = 0;
 inline constexpr TypeSet kAllTypes = 63;  // integers are numbers
 
 TypeSet type_of(const SchemaJson& value);
-// What "type" says; every type without it. Integers only as kIntegerType, unless numbers are in.
+// The types named by "type", all types without it. kIntegerType is set only if kNumberType is not.
 TypeSet stated_types(const SchemaJson& schema, const std::string& place);
-// Types that the keywords of `schema` speak of.
+// The types to which the keywords of `schema` apply.
 TypeSet described_types(const SchemaJson& schema);
-// The list of names that "type" would have.
+// The value of "type" for these types, a list of names.
 SchemaJson type_names(TypeSet types);
 
-// Throws Error unless `schema` is an object or a boolean and all its keywords are understood.
-// Keywords that describe and do not restrict are fine.
+// Throws Error unless `schema` is a boolean or an object whose keywords are all supported or only
+// annotations.
 void require_understood(const SchemaJson& schema, const std::string& place);
 
-// The value of a keyword, or null.
+// The value of a keyword, or nullptr.
 const SchemaJson* keyword(const SchemaJson& schema, const char* name);
-// The same of one that must be an object, a list, a text. Throw Error for anything else.
+// The value of a keyword that must be an object, a list or a string, or nullptr. Throw Error for
+// values of other types.
 const SchemaJson* object_at(const SchemaJson& schema, const std::string& place, const char* name);
 const SchemaJson* list_at(const SchemaJson& schema, const std::string& place, const char* name);
 const SchemaJson* text_at(const SchemaJson& schema, const std::string& place, const char* name);
-// Throws Error unless it is a whole number of at least 0. What is more than kMostCount is that.
+// The value of a keyword that is a count; larger values become kMostCount. Throws Error unless it
+// is a whole number of at least 0.
 int count_of(const SchemaJson& schema, const std::string& place, const char* name, int missing);
 inline constexpr int kMostCount = 1'000'000;
 
-// What "items" and its like say in all drafts: schemas of the first items, and the one of all
-// others or null.
+// "items", "prefixItems" and "additionalItems" of all drafts: the schemas of the first items, and
+// the schema of all other items. Null if absent.
 struct ItemSchemas {
   const SchemaJson* first = nullptr;  // a list
   const SchemaJson* others = nullptr;
@@ -49,14 +51,15 @@ struct ItemSchemas {
 };
 ItemSchemas item_schemas(const SchemaJson& schema, const std::string& place);
 
-// Narrows `set` to "minimum" and its like and "multipleOf". Throws Error for what is no number.
+// Narrows `set` by "minimum", "maximum", their exclusive forms and "multipleOf". Throws Error for
+// values that are not numbers.
 void narrow(NumberSet& set, const SchemaJson& schema, const std::string& place);
 bool fits(const Decimal& value, const NumberSet& set);
 
-// The expression of a "format" that restricts texts; empty: it only describes.
+// The pattern of a "format"; empty for a format that is only an annotation.
 std::string format_pattern(const std::string& format);
 
-// The number of characters of a well-formed text.
+// Number of code points of a well-formed text.
 int n_characters(const std::string& text);
 
 }  // namespace tandem

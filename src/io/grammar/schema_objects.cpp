@@ -14,15 +14,15 @@ using Node = Grammar::Node;
 using Rule = Grammar::Rule;
 using Schemas = SchemaWriter::Schemas;
 
-constexpr int kMostOthers = 100;     // properties that no schema names, where they are counted
-constexpr size_t kMostPatterns = 6;  // of names: those of any two may have a name in common
+constexpr int kMostOthers = 100;     // properties that no schema names, if "maxProperties" counts
+constexpr size_t kMostPatterns = 6;  // of names; every combination of them is handled separately
 constexpr size_t kMostOtherClaims = 4;
 
 bool has_false(const Schemas& schemas) {
   return std::any_of(schemas.begin(), schemas.end(), [](const Json* s) { return *s == false; });
 }
 
-// What claims say about the names of an object.
+// What `claims` say about the properties of an object.
 class ObjectShape {
  public:
   ObjectShape(SchemaDocument& document, SchemaValues& values, const Claims& claims)
@@ -52,7 +52,7 @@ class ObjectShape {
 
   const std::string& place() const { return document_.place(*claims_.schemas.back()); }
 
-  // What the value of a property has to fit.
+  // The schemas that the value of property `name` must fit.
   Schemas values_of(const std::string& name) {
     return values_where(
         [&](const Json& schema) {
@@ -61,12 +61,13 @@ class ObjectShape {
         },
         name, [&](const std::string& pattern) { return has(pattern, name); });
   }
-  // The same of properties that no schema names and whose names match just these patterns.
+  // The schemas that values of unnamed properties must fit: properties that no schema names and
+  // whose names match exactly the patterns `matched`.
   Schemas values_of(const std::set<std::string>& matched) {
     return values_where([](const Json&) { return false; }, "",
                         [&](const std::string& pattern) { return matched.count(pattern) > 0; });
   }
-  // What such names have to fit.
+  // The schemas that the names of such properties must fit.
   Schemas names_with(const std::set<std::string>& matched) {
     Schemas schemas;
     for (const Json* schema : name_schemas)
@@ -84,7 +85,7 @@ class ObjectShape {
   bool has(const std::string& pattern, const std::string& name) {
     return matches(document_.texts_with(pattern, place()), name);
   }
-  // Whether a property meets an "otherProperty".
+  // Whether a property can satisfy the "otherProperty" of `claim`.
   bool meets(const Json& claim, const std::string& name) {
     const Json& other = claim["otherProperty"];
     const Json& excluded = other["names"];
@@ -98,24 +99,25 @@ class ObjectShape {
       return matched.count(pattern.get<std::string>()) > 0;
     });
   }
-  // A client's schema has one of these patterns, or anything goes.
+  // Whether unnamed properties that match these patterns are allowed: other names are, or
+  // "patternProperties" has one of the patterns.
   bool may_be_others(const std::set<std::string>& matched) const {
     return open || std::any_of(matched.begin(), matched.end(), [&](const std::string& pattern) {
              return described_patterns_.count(pattern) > 0;
            });
   }
 
-  std::vector<std::string> names;  // of properties that may be there, in their order
-  std::vector<std::string> known;  // .. and of those that may not
+  std::vector<std::string> names;  // named properties that are allowed, in the schema's order
+  std::vector<std::string> known;  // all named properties, also those that are not allowed
   std::set<std::string> required, patterns;
   std::vector<const Json*> name_schemas, other_claims;
   int min = 0, max = kNoLimit;
-  bool open = false;    // to other names
-  std::string missing;  // a required one that cannot be there
+  bool open = false;    // properties that no schema names are allowed
+  std::string missing;  // a required property that is not allowed
 
  private:
-  // "unevaluatedProperties" counts those as described that the schemas describe which are applied
-  // beside it.
+  // Properties that the schemas `by` do not describe must fit `others`. For "additionalProperties"
+  // `by` is the schema itself; for "unevaluatedProperties" also the schemas applied within it.
   struct Described {
     std::vector<const Json*> by;
     const Json* others;  // or null
@@ -159,7 +161,7 @@ class ObjectShape {
       described_.push_back(std::move(described));
   }
 
-  // The schemas applied to the same value within one, as far as the value fits them.
+  // Collects `schema` and the schemas applied to the same value within it, if `claims` has them.
   void collect(const Json& schema, std::vector<const Json*>& found) {
     if (among(found, &schema) || !among(claims_.schemas, &schema)) return;
     found.push_back(&schema);
@@ -188,7 +190,7 @@ class ObjectShape {
     }
   }
 
-  // Names that are all there can be have an order too.
+  // Names listed in an "enum" of "propertyNames" are known as well, in that order.
   void add_listed_names(const Json& schema) {
     Claims claims;
     document_.add_claims(document_.part(schema, "propertyNames"), claims);
@@ -262,13 +264,14 @@ class ObjectWriter {
   }
 
  private:
-  // Properties so far, as far as it matters, and which of claimed_ they meet.
+  // Number of properties so far, up to the largest count that matters, and a bit set of the members
+  // of claimed_ that they satisfy.
   struct Count {
     int n;
     unsigned met;
     auto operator<=>(const Count&) const = default;
   };
-  // Where a property may come next: the first of the object, or one after others.
+  // Nodes where the next property may begin: the first of the object, or one after others.
   struct Before {
     Node first = -1, later = -1;
   };
@@ -276,7 +279,7 @@ class ObjectWriter {
 
   Layer after_property(const std::string& name, const Layer& layer) {
     const Schemas values = shape_.values_of(name);
-    // Where properties are counted, the name is written once.
+    // If properties are counted, the member is a rule of its own, which all counts share.
     const bool is_counted = layer.size() > 1 || shape_.max != kNoLimit;
     Rule member = -1;
     const auto write_member = [&](Node from, Node to, Rule value) {
@@ -339,10 +342,10 @@ class ObjectWriter {
     return key;
   }
 
-  // Properties that no schema names, of one set of patterns.
+  // Properties that no schema names and whose names match one set of patterns.
   struct Other {
     Rule name;
-    std::map<unsigned, Rule> values;  // by which of claimed_ they meet
+    std::map<unsigned, Rule> values;  // by the set of members of claimed_ that they satisfy
   };
 
   std::vector<Other> find_others() {
@@ -365,8 +368,8 @@ class ObjectWriter {
     return others;
   }
 
-  // A model may write one name twice, which is one property: but one of these counts for the least
-  // number of properties, and all for the greatest.
+  // A model may write the same name twice, which makes only one property. So all unnamed properties
+  // together count as one towards "minProperties", but each counts towards "maxProperties".
   void write_others(const Count& count, const Before& before, const std::vector<Other>& others) {
     const int most = shape_.max == kNoLimit ? 1 : std::min(shape_.max - count.n, kMostOthers);
     std::map<std::pair<int, unsigned>, Node> nodes;
@@ -410,7 +413,7 @@ class ObjectWriter {
   Grammar& g_;
   const Rule rule_;
   ObjectShape& shape_;
-  std::vector<const Json*> claimed_;  // values of shape_.other_claims
+  std::vector<const Json*> claimed_;  // schemas of the values of shape_.other_claims
   unsigned all_met_ = 0;
   Node close_ = -1;
 };

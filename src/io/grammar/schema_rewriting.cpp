@@ -29,7 +29,7 @@ Json of_type(const char* type, const char* name, Json value) {
   return {{"type", type}, {name, std::move(value)}};
 }
 
-// Writes the list of what does not fit a schema, keyword by keyword.
+// Builds the list of opposites_of(), keyword by keyword.
 class Opposites {
  public:
   Opposites(const Json& schema, const std::string& place) : s_(schema), place_(place) {}
@@ -83,13 +83,13 @@ class Opposites {
       for (const bool value : {false, true})
         if (std::find(values.begin(), values.end(), Json(value)) == values.end())
           add({{"const", value}});
-    // The lists and objects that have more in them than any of these.
+    // Of other arrays and objects, only those that are larger than all constants.
     if (types & kArrayType) add(of_type("array", "minItems", most_items + 1));
     if (types & kObjectType) add(of_type("object", "minProperties", most_properties + 1));
     add_between(std::move(numbers));
   }
 
-  // Numbers before, between and after these.
+  // Adds the intervals below, between and above `numbers`.
   void add_between(Json numbers) {
     std::sort(numbers.begin(), numbers.end(), [](const Json& a, const Json& b) {
       return compare(decimal_of(a), decimal_of(b)) < 0;

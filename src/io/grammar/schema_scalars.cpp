@@ -8,7 +8,7 @@ namespace {
 
 using Json = SchemaJson;
 
-// What texts must match, and must not.
+// Constraints of strings: automata they must match and must not match, and excluded strings.
 struct TextSets {
   std::vector<const TextAutomaton*> in, out;
   std::vector<std::string> excluded;

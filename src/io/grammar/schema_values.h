@@ -1,4 +1,4 @@
-// Whether constants fit schemas: of a list of constants a grammar has those that do.
+// Checks whether constants fit schemas; a grammar contains only the constants that fit.
 #pragma once
 #include <map>
 #include <optional>
@@ -15,8 +15,8 @@ class SchemaValues {
   bool fits(const SchemaJson& value, const SchemaJson& schema);
   bool fits(const SchemaJson& value, const Claims& claims);
 
-  // The constants that "const", "enum", two booleans or the bounds of few integers leave; empty:
-  // there may be others.
+  // All values that fit, if "const", "enum", the types or the bounds of integers leave only few
+  // candidates; nullopt if there may be others.
   std::optional<std::vector<SchemaJson>> constants(const Claims& claims);
 
  private:
@@ -29,14 +29,15 @@ class SchemaValues {
   bool holds(const SchemaJson& list, const SchemaJson& value);
 
   SchemaDocument& document_;
-  std::map<const SchemaJson*, std::set<nlohmann::json>> sets_;  // of lists
+  std::map<const SchemaJson*, std::set<nlohmann::json>> sets_;  // members of lists, for holds()
 };
 
-// The types that all `claims` leave, with kIntegerType where numbers must be integers.
+// The types that all `claims` allow; kIntegerType instead of kNumberType if numbers must be
+// integers.
 TypeSet types_of(const SchemaDocument& document, const Claims& claims);
-// Their numbers.
+// The numbers that all `claims` allow.
 NumberSet numbers_of(const SchemaDocument& document, const Claims& claims);
-// "format" as a pattern too.
+// The patterns of "pattern" and "format".
 std::vector<std::string> patterns_of(const SchemaJson& schema, const std::string& place);
 
 bool equal(const SchemaJson& a, const SchemaJson& b);

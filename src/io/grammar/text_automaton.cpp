@@ -9,9 +9,9 @@
 namespace tandem {
 namespace {
 
-constexpr size_t kMostExcludingSteps = 2'000'000;  // of characters through states, to exclude texts
+constexpr size_t kMostExcludingSteps = 2'000'000;  // (character range, state) pairs in complement()
 
-// An automaton whose states stand for something else, which are met one by one.
+// Builds an automaton whose states are identified by keys, in the order of their discovery.
 template <class Key>
 class Discovery {
  public:
@@ -44,7 +44,8 @@ class Discovery {
   size_t n_edges_ = 0;
 };
 
-// The first characters of ranges that no edge of these states cuts.
+// Divides all characters into ranges on which every edge of these states is constant; returns the
+// first character of each range.
 std::vector<char32_t> cuts(const TextAutomaton& automaton, const std::vector<int32_t>& states) {
   std::vector<char32_t> cuts;
   for (const CharacterRange& range : kAnyCharacter) cuts.push_back(range.first);

@@ -1,5 +1,5 @@
-// Sets of texts as automata over characters: what patterns, formats, lengths and excluded texts
-// have in common, so that a text may be held to several of them.
+// Sets of texts as finite automata over characters, so that patterns, formats, lengths and excluded
+// texts can be combined.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-// Begins in state 0. Several edges may go on with the same character.
+// Starts in state 0. Nondeterministic: several edges may read the same character.
 struct TextAutomaton {
   struct Edge {
     CharacterSet set;
@@ -22,7 +22,7 @@ struct TextAutomaton {
   std::vector<State> states = {{}};
 };
 
-// Automata of more states, or with more edges, are refused by an Error.
+// Automata with more states or edges are refused with an Error.
 inline constexpr size_t kMostTextStates = 20'000, kMostTextEdges = 100'000;
 
 TextAutomaton every_text();
@@ -30,10 +30,11 @@ TextAutomaton texts_in(const std::vector<std::string>& texts);
 
 TextAutomaton union_of(const TextAutomaton& a, const TextAutomaton& b);
 TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b);
-// Throws Error where the deterministic automaton that it takes is too large.
+// Throws Error if the deterministic automaton that this needs is too large.
 TextAutomaton complement(const TextAutomaton& automaton);
 
-// Those of `min` to `max` characters; of a long way to a `max`, only as much as is not too large.
+// The texts of `min` to `max` characters. If `max` would take too many states, the longest texts
+// are omitted.
 TextAutomaton of_length(const TextAutomaton& automaton, int min, int max);
 
 bool matches(const TextAutomaton& automaton, const std::string& text);

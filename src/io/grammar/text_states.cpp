@@ -9,7 +9,7 @@ size_t mixed(size_t hash, size_t value) {
   return (hash ^ value) * 0x9e3779b97f4a7c15 + (hash >> 29);
 }
 
-// Adds to an ascending list without doubles.
+// Merges `from` into an ascending list without duplicates.
 void add(std::vector<int32_t>& to, const std::vector<int32_t>& from) {
   to.insert(to.end(), from.begin(), from.end());
   std::sort(to.begin(), to.end());
@@ -81,7 +81,7 @@ TextStates::State TextStates::state_of(Open open) {
   return state_id(std::move(state));
 }
 
-// Rules that may end here go on where they were called.
+// Rules that may end continue at the nodes after their calls.
 void TextStates::follow_returns(Open& open, StateData& state) {
   std::vector<Grammar::Node> changed;
   for (const auto& [node, callers] : open) changed.push_back(node);
@@ -104,7 +104,7 @@ void TextStates::follow_returns(Open& open, StateData& state) {
 
 void TextStates::follow_calls(const Open& open, StateData& state) {
   Open readers;
-  std::map<Grammar::Rule, Open> called;  // where they return to
+  std::map<Grammar::Rule, Open> called;  // called rule -> frames to which it returns
   const auto expand = [&](Grammar::Node node, const std::vector<FrameId>& callers) {
     const Grammar::Reach& reach = grammar_.reach(node);
     for (const Grammar::Node reader : reach.readers) add(readers[reader], callers);

@@ -1,5 +1,6 @@
-// The states that a text in a grammar goes through: every way in which what was read so far may go
-// on. Found as they are met, and kept: a state met again costs a look-up.
+// Parser states of a text in a grammar: a state represents every way in which the text so far may
+// continue. States are created when first reached and cached, so that reaching one again costs a
+// look-up.
 #pragma once
 #include <array>
 #include <map>
@@ -11,19 +12,19 @@
 
 namespace tandem {
 
-// The stacks of open rules are one graph whose equal parts are shared (Tomita 1987), so that a
-// state holds each node of the grammar once, however ambiguous the grammar is.
+// The stacks of open rules form one graph in which equal parts are shared (Tomita 1987), so that a
+// state contains each node of the grammar at most once, however ambiguous the grammar is.
 class TextStates {
  public:
   using State = int32_t;
   static constexpr State kDead = -1;  // the text is not in the grammar
 
-  // The grammar, finished, outlives it.
+  // The grammar must be finished and outlive this object.
   explicit TextStates(const Grammar& grammar) : grammar_(grammar) {}
 
-  // Before the first byte of the whole text.
+  // The state before the first byte of a text.
   State begin();
-  // At `node`, which reads what comes next, in a rule whose callers are not known.
+  // The state at `node`, which reads next, in a rule whose callers are unknown.
   State at_reader(Grammar::Node node);
 
   State after(State state, uint8_t byte);
@@ -34,19 +35,19 @@ class TextStates {
     int32_t callers;  // index of the set of frames where its rule returns
     bool operator==(const Frame&) const = default;
   };
-  // Nodes that read what comes next, each once.
+  // The nodes that read next, each once.
   const std::vector<Frame>& frames(State state) const { return states_[state]->frames; }
   bool may_end(State state) const { return states_[state]->may_end; }
-  // Of states from at_reader(): the rule may have returned.
+  // For states derived from at_reader(): whether the rule may have returned.
   bool returned(State state) const { return states_[state]->returned; }
-  // What follows when the rule that `callers` called returns.
+  // The state after the rule that was called from `callers` returns.
   State back(int32_t callers);
 
   int n_states() const { return static_cast<int>(states_.size()); }
 
  private:
   using FrameId = int32_t;
-  static constexpr FrameId kTextEnd = -1, kUnknown = -2;  // callers that are no frames
+  static constexpr FrameId kTextEnd = -1, kUnknown = -2;  // callers that are not frames
   static constexpr State kNotYet = -2;
 
   struct StateData {
@@ -54,7 +55,7 @@ class TextStates {
     bool may_end = false, returned = false;
     std::unique_ptr<std::array<State, 256>> after;
   };
-  // Frames whose nodes may skip, call and end.
+  // Frames before skips, calls and returns are followed: node -> frames of its callers.
   using Open = std::map<Grammar::Node, std::vector<FrameId>>;
 
   State state_of(Open open);

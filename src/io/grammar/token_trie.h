@@ -1,5 +1,5 @@
-// All tokens of a vocabulary by their bytes, those with a common beginning together, to find the
-// ones that a grammar takes without reading each by itself. Immutable.
+// A trie of the bytes of all tokens of a vocabulary, to find the tokens that a grammar allows
+// without checking each one separately. Immutable.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -11,15 +11,15 @@ namespace tandem {
 
 class TokenTrie {
  public:
-  // Added tokens stand for themselves and are left out: what looks like "</think>" in a text is
-  // written with others.
+  // Added tokens are omitted: inside a text, a string such as "</think>" is written with other
+  // tokens.
   explicit TokenTrie(const Tokenizer& tokenizer);
 
-  // In depth-first order: the first child of node i is i + 1, if it is before `end`.
+  // Nodes are in depth-first order: the first child of node i is i + 1, if that is less than `end`.
   struct Node {
-    int32_t end;          // after the last one that is below this
-    int32_t first_token;  // of those that end here; theirs are before the next node's
-    uint16_t depth;       // bytes read; the root has none
+    int32_t end;          // index after the last descendant
+    int32_t first_token;  // index of the first token that ends here, up to the next node's
+    uint16_t depth;       // number of bytes read; 0 for the root
     uint8_t byte;
   };
   static constexpr int32_t kRoot = 0;
@@ -29,7 +29,7 @@ class TokenTrie {
 
  private:
   int32_t vocab_size_;
-  std::vector<Node> nodes_;  // one more than there are
+  std::vector<Node> nodes_;  // followed by a sentinel
   std::vector<int32_t> tokens_;
 };
 

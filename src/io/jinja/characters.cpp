@@ -8,7 +8,7 @@ namespace {
 
 bool between(char32_t c, char32_t first, char32_t last) { return first <= c && c <= last; }
 
-// Extended Latin: capitals are even here, odd in the stretches around U+0139 and U+0179.
+// Latin Extended-A: capitals have even code points, but odd ones where has_odd_capitals() holds.
 bool is_latin_pair(char32_t c) {
   return between(c, 0x100, 0x177) && c != 0x130 && c != 0x131 && c != 0x138 && c != 0x149;
 }
@@ -95,7 +95,7 @@ std::string to_upper(std::string_view text) {
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = decode_utf8(text, at);
     at += c.n_bytes;
-    if (c.value == 0xDF)  // sharp s has no capital of its own
+    if (c.value == 0xDF)  // sharp s has no single capital letter
       out += "SS";
     else
       append_utf8(out, to_upper(c.value));

@@ -1,4 +1,4 @@
-// Expressions.
+// Evaluation of expressions.
 #include "io/jinja/filters.h"
 #include "io/jinja/operations.h"
 #include "io/jinja/renderer.h"

@@ -167,7 +167,7 @@ ExprPtr ExpressionParser::with_parts(ExprPtr expr, std::vector<ExprPtr> parts) c
   return expr;
 }
 
-// `b` may be null: an operator with one operand.
+// `b` is null for an operator with one operand.
 ExprPtr ExpressionParser::join(ExprKind kind, ExprPtr a, ExprPtr b) const {
   ExprPtr expr = make(kind);
   expr->line = a->line;

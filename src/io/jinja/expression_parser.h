@@ -1,4 +1,4 @@
-// Expressions of the template language, with Jinja's precedence.
+// Parses expressions of the template language, with Jinja's precedence.
 #pragma once
 #include <initializer_list>
 #include <string_view>
@@ -9,18 +9,18 @@
 
 namespace tandem::jinja {
 
-inline constexpr int kMaxNesting = 200;  // of syntax; keeps recursion within any thread's stack
+inline constexpr int kMaxNesting = 200;  // limits recursion, so that any thread's stack suffices
 
 // Reads from `tokens`, whose last token is kEnd.
 class ExpressionParser {
  public:
   explicit ExpressionParser(const std::vector<Token>& tokens) : tokens_(tokens) {}
 
-  ExprPtr expression();  // without a tuple's commas
+  ExprPtr expression();  // not a tuple
   ExprPtr tuple_or_expression(bool conditional = true);
-  ExprPtr filters_of_block();  // name|name(..): what {% set x | .. %} applies
-  ExprPtr target();            // names to assign to: a | a, b | (a, b)
-  ExprPtr set_target();        // the same or name.attribute
+  ExprPtr filters_of_block();  // name|name(..), the filters of {% set x | .. %}
+  ExprPtr target();            // target of an assignment: a | a, b | (a, b)
+  ExprPtr set_target();        // a target() or name.attribute
 
   const Token& current() const { return tokens_[at_]; }
   bool skip_name(std::string_view name);
@@ -31,7 +31,7 @@ class ExpressionParser {
   void advance() { at_ += current().kind != TokenKind::kEnd ? 1 : 0; }
   [[noreturn]] void fail_here(std::string_view wanted) const;
 
-  // Counts recursion while it lives.
+  // Counts one level of recursion during its lifetime; throws Error beyond kMaxNesting.
   class Nested {
    public:
     explicit Nested(ExpressionParser& parser);

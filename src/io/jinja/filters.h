@@ -6,12 +6,12 @@
 
 namespace tandem::jinja {
 
-// The first positional argument is what the filter is applied to.
+// The first positional argument is the value that the filter is applied to.
 using Filter = Value (*)(Heap& heap, const Arguments& arguments);
 
 Filter find_filter(std::string_view name);  // null when there is none
 
-// Its two parts.
+// find_filter() looks in these two groups.
 Filter find_text_filter(std::string_view name);
 Filter find_sequence_filter(std::string_view name);
 

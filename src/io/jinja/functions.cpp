@@ -9,7 +9,7 @@
 namespace tandem::jinja {
 namespace {
 
-constexpr uint64_t kMaxRange = 100'000;  // as Jinja's sandbox
+constexpr uint64_t kMaxRange = 100'000;  // MAX_RANGE of Jinja's sandbox
 
 Value range(Heap& heap, const Arguments& arguments) {
   const size_t n = arguments.positional.size();

@@ -1,4 +1,4 @@
-// What every template may call: range, namespace, dict, raise_exception, strftime_now.
+// Global functions of every template: range, namespace, dict, raise_exception, strftime_now.
 #pragma once
 #include <string_view>
 #include <utility>

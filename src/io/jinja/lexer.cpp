@@ -18,7 +18,8 @@ bool is_name_start(char c) {
          static_cast<unsigned char>(c) >= 0x80;
 }
 
-// Python's universal newlines; one newline at the end of the source is dropped.
+// Converts line breaks as Python's universal newlines does; drops one newline at the end of the
+// source.
 std::string normalize_newlines(std::string_view source) {
   std::string out;
   for (size_t at = 0; at < source.size(); ++at) {
@@ -84,7 +85,7 @@ class Lexer {
   std::vector<Token> tokens_;
 };
 
-// Text up to the next tag, then the tag's opening.
+// Reads text up to the next tag, and then the tag.
 void Lexer::outside() {
   size_t length = 0;
   const std::string_view text = rest();
@@ -135,7 +136,8 @@ void Lexer::comment() {
     skip_newline();
 }
 
-// Whether {% word %} with any signs is here, and its length. Spaces that -%} takes are included.
+// Whether the tag {% word %}, with any whitespace signs, begins here. n_bytes is its length
+// including the whitespace that it removes after it.
 bool Lexer::take_raw_tag(std::string_view word, size_t& n_bytes) const {
   std::string_view text = rest();
   if (!text.starts_with("{%")) return false;

@@ -1,4 +1,4 @@
-// Template source to tokens, with the whitespace rules of trim_blocks and lstrip_blocks.
+// Splits template source into tokens, with the whitespace rules of trim_blocks and lstrip_blocks.
 #pragma once
 #include <string>
 #include <string_view>
@@ -15,7 +15,7 @@ enum class TokenKind {
   kBlockBegin,  // {%
   kBlockEnd,
   kName,
-  kString,  // decoded
+  kString,  // `text` is decoded
   kInteger,
   kReal,
   kSign,  // an operator or bracket

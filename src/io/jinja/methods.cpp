@@ -52,7 +52,8 @@ Value split_method(Heap& heap, const Value& self, const Arguments& arguments) {
                               : split(heap, *self.string, separator, most));
 }
 
-// Calls `matches` with the part of self between start and end, and each text asked for.
+// str.startswith() and str.endswith(): whether the slice [start, end) of self `matches` a text or
+// one of a tuple of texts.
 template <bool (*matches)(std::string_view part, std::string_view wanted)>
 Value affix_method(Heap& heap, const Value& self, const Arguments& arguments) {
   const Items bound = arguments.bind("startswith", {"text", "start", "end"});
@@ -231,7 +232,7 @@ std::span<const NamedMethod> methods_of(const Value& self) {
     case Kind::kList:
       return kListMethods;
     case Kind::kTuple:
-      return std::span(kListMethods).first(2);  // nothing is appended to a tuple
+      return std::span(kListMethods).first(2);  // the methods that do not modify
     case Kind::kDict:
       return kDictMethods;
     default:

@@ -1,4 +1,4 @@
-// The methods of str, list and dict that templates call.
+// Methods of str, list and dict that templates call.
 #pragma once
 #include <string_view>
 

@@ -224,7 +224,7 @@ int compare(Heap& heap, const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) return compare_numbers(a, b);
   if (a.is(Kind::kString) && b.is(Kind::kString)) {
     heap.spend_steps(std::min(a.text().size(), b.text().size()) / 64);
-    return three_way(a.text().compare(b.text()), 0);  // bytes of UTF-8 order as code points do
+    return three_way(a.text().compare(b.text()), 0);  // UTF-8 bytes have the order of code points
   }
   require(a.is_sequence() && a.kind == b.kind, "{} and {} have no order", type_name(a),
           type_name(b));

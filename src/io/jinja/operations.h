@@ -1,5 +1,5 @@
 // Python's operators on values: truth, comparison, arithmetic, membership, indexing, printing.
-// TypeErrors and the like of Python are thrown as Error.
+// Python's exceptions, such as TypeError, are thrown as Error.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,7 +14,7 @@ std::string name_of(const Value& undefined);  // "'x'", for messages
 
 bool is_true(const Value& value);
 bool equal(Heap& heap, const Value& a, const Value& b);
-int compare(Heap& heap, const Value& a, const Value& b);  // < 0, 0, > 0; 2: unordered (NaN)
+int compare(Heap& heap, const Value& a, const Value& b);  // -1, 0 or 1; 2: unordered (NaN)
 bool contains(Heap& heap, const Value& container, const Value& member);
 
 enum class Operator { kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo, kPower };
@@ -34,18 +34,18 @@ Value get_slice(Heap& heap, const Value& value, const Value& start, const Value&
                 const Value& step);
 
 void write_text(Heap& heap, const Value& value, TextBuilder& out);  // str(value)
-std::string to_text(Heap& heap, const Value& value);                // the same, alone
-std::string format_real(double value);                              // as Python prints it
-Value string_from(Heap& heap, const Value& value);  // str(value), shared when it is one
+std::string to_text(Heap& heap, const Value& value);                // str(value)
+std::string format_real(double value);                              // repr() of a Python float
+Value string_from(Heap& heap, const Value& value);  // str(value); a string is not copied
 
 struct JsonStyle {
   bool ensure_ascii = false;
-  std::optional<std::string> indent;  // of one level; one line when absent
+  std::optional<std::string> indent;  // per level; nullopt: all on one line
   std::string item_separator = ", ", key_separator = ": ";
   bool sort_keys = false;
 };
 Value to_json(Heap& heap, const Value& value, const JsonStyle& style);
-// `given`: its texts and keys come from the context and not from the template.
+// `given`: strings and keys are marked as coming from the context (String::given).
 Value value_from_json(Heap& heap, const nlohmann::ordered_json& json, bool given);
 
 }  // namespace tandem::jinja

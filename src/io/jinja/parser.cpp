@@ -1,4 +1,4 @@
-// Statements: what stands in {% %}, and the text between.
+// Parses statements, {% .. %}, and the text between them.
 #include <algorithm>
 
 #include "io/jinja/expression_parser.h"
@@ -19,7 +19,8 @@ class Parser {
   }
 
  private:
-  // Statements up to a tag that starts with one of `ends`; that tag's {% is taken, its name not.
+  // Parses statements up to a tag that starts with one of `ends`; consumes the {% of that tag but
+  // not its name.
   Block until(std::initializer_list<std::string_view> ends);
   Stmt statement();
   Stmt if_statement();

@@ -1,4 +1,4 @@
-// Operands of expressions: literals, names, and what follows them: .a [b] (c) |d is e.
+// Parses operands of expressions: literals, names, and their postfixes .a [b] (c) |d is e.
 #include <algorithm>
 
 #include "io/jinja/expression_parser.h"
@@ -149,7 +149,7 @@ ExprPtr ExpressionParser::call(ExprPtr expr) {
   return with_parts(std::move(called), std::move(parts));
 }
 
-// (a, b, name=c)
+// Parses "(a, b, name=c)".
 void ExpressionParser::arguments(Expr& expr, std::vector<ExprPtr>& parts) {
   expect_sign("(");
   while (!current().is_sign(")")) {

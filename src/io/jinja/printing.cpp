@@ -1,4 +1,4 @@
-// Values as text: Python's str and repr, and JSON in both directions.
+// Values as text: Python's str() and repr(), and conversion to and from JSON.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -108,7 +108,7 @@ std::string escape_of(char32_t c, bool ensure_ascii) {
   const auto code = static_cast<uint32_t>(c);
   if (needs_json_escape(c) || (ensure_ascii && code >= 0x7F && code < 0x10000))
     return json_escape(c);
-  if (!ensure_ascii || code < 0x10000) return "";  // as it is
+  if (!ensure_ascii || code < 0x10000) return "";  // needs no escape
   return fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + ((code - 0x10000) >> 10),
                      0xDC00 + ((code - 0x10000) & 0x3FF));
 }

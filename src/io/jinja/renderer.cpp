@@ -73,7 +73,7 @@ Renderer::Flow Renderer::execute_if(const Stmt& stmt) {
 }
 
 void Renderer::execute_for(const Stmt& stmt) {
-  const Items& items = *heap_.list(items_of_loop(stmt)).items;  // outlives a kept `loop`
+  const Items& items = *heap_.list(items_of_loop(stmt)).items;  // a stored `loop` refers to them
   const Value loop = heap_.loop({.items = &items, .at = 0});
   for (size_t i = 0; i < items.size(); ++i) {
     const InScope iteration(*this, scope_);

@@ -1,4 +1,4 @@
-// Walks a parsed template and writes its text.
+// Renders a parsed template.
 #pragma once
 #include <string>
 #include <string_view>
@@ -25,7 +25,8 @@ class Renderer {
     std::vector<std::pair<std::string_view, Value>> names;  // views into the parsed template
   };
 
-  // Makes a scope current while it lives. Scopes stay until the end: macros refer to them.
+  // Adds a scope that is current during the lifetime of this object. Scopes are kept until the end
+  // of the rendering, since macros refer to them.
   class InScope {
    public:
     InScope(Renderer& renderer, const Scope* parent);
@@ -68,8 +69,8 @@ class Renderer {
   std::deque<Scope> scopes_;
   Scope* scope_ = nullptr;
   TextBuilder out_;
-  Value block_text_;  // that filters of a set block start from
-  int line_ = 1;      // of what is being evaluated, for messages
+  Value block_text_;  // the text that the filters of a set block are applied to
+  int line_ = 1;      // line of the syntax being evaluated, for messages
 };
 
 }  // namespace tandem::jinja

@@ -1,4 +1,4 @@
-// Filters over lists, dicts and the characters of texts.
+// Filters of lists, dicts and the characters of texts.
 #include <algorithm>
 
 #include "io/jinja/characters.h"
@@ -31,7 +31,7 @@ Value attribute_of(Heap& heap, const Value& value, const Value& attribute) {
   return held;
 }
 
-// What sorting and comparing look at: texts without case unless asked for.
+// The key used for sorting and comparing: texts are lower-cased unless case_sensitive.
 Value sort_key(Heap& heap, const Value& value, bool case_sensitive) {
   if (case_sensitive || !value.is(Kind::kString)) return value;
   return heap.string(to_lower(value.text()));
@@ -84,7 +84,7 @@ Value items(Heap& heap, const Arguments& arguments) {
   return heap.list(entry_tuples(heap, value));
 }
 
-// Stable, in the order of `keys`.
+// `values` in the order of `keys`; the sort is stable.
 Items sorted(Heap& heap, const Items& values, const Items& keys, bool reversed) {
   std::vector<size_t> order(values.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -163,7 +163,7 @@ Value sum(Heap& heap, const Arguments& arguments) {
   return total;
 }
 
-// map(attribute=.., default=..) or map(filter, its arguments ..).
+// The filter map(attribute=.., default=..) or map(filter, arguments of the filter ..).
 Value map(Heap& heap, const Arguments& arguments) {
   require(!arguments.positional.empty(), "map needs a value");
   Items out;
@@ -190,7 +190,8 @@ Value map(Heap& heap, const Arguments& arguments) {
   return heap.list(std::move(out));
 }
 
-// Keeps the items whose test gives `wanted`; with `by_attribute`, the test looks at an attribute.
+// select, reject, selectattr and rejectattr: keeps the items whose test gives `wanted`. With
+// `by_attribute` the test is applied to an attribute of the item.
 Value choose(Heap& heap, const Arguments& arguments, bool by_attribute, bool wanted) {
   const size_t first_of_test = by_attribute ? 2 : 1;
   require(arguments.positional.size() >= first_of_test, "selectattr needs an attribute");

@@ -10,7 +10,7 @@ namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Value of up to `most` digits in `base` at `at`, which moves behind them.
+// Value of up to `most` digits in `base` at `at`, which is moved behind them.
 std::optional<uint32_t> digits(std::string_view text, size_t& at, size_t most, int base) {
   const std::string_view part = text.substr(at, most);
   uint32_t value = 0;
@@ -22,7 +22,8 @@ std::optional<uint32_t> digits(std::string_view text, size_t& at, size_t most, i
 
 bool is_scalar(uint32_t c) { return c < 0xD800 || (c > 0xDFFF && c <= 0x10FFFF); }
 
-// The escape whose letter is at `at`, which moves behind it. False when it names no character.
+// Decodes the escape whose letter is at `at`, which is moved behind it. False when the escape is
+// not a character.
 bool decode_escape(std::string_view text, size_t& at, std::string& out) {
   constexpr std::string_view kLetters = "\\'\"abfnrtv", kMeanings = "\\'\"\a\b\f\n\r\t\v";
   const char letter = text[at];
@@ -31,7 +32,7 @@ bool decode_escape(std::string_view text, size_t& at, std::string& out) {
     ++at;
     return true;
   }
-  if (letter == '\n') {  // a continued line
+  if (letter == '\n') {  // line continuation
     ++at;
     return true;
   }
@@ -45,7 +46,7 @@ bool decode_escape(std::string_view text, size_t& at, std::string& out) {
     c = digits(text, at, 3, 8);
   } else {
     out += '\\';
-    return letter != 'N';  // \N{name} is not known
+    return letter != 'N';  // \N{name} is not supported
   }
   if (!c || !is_scalar(*c)) return false;
   append_utf8(out, *c);

@@ -1,4 +1,4 @@
-// The parsed template: expressions and statements.
+// The syntax tree of a template: expressions and statements.
 #pragma once
 #include <memory>
 #include <optional>
@@ -52,12 +52,12 @@ using ExprPtr = std::unique_ptr<Expr>;
 struct Expr {
   ExprKind kind;
   int line;
-  int height = 1;  // of the tree below
+  int height = 1;  // of this subtree
   String text;
   Value constant;
   Operator op = Operator::kAdd;
   std::vector<ExprPtr> parts;
-  std::vector<std::string> names;  // of the last parts, which are named arguments
+  std::vector<std::string> names;  // names of the last parts, which are named arguments
   std::vector<Comparison> comparisons;
 };
 
@@ -85,9 +85,10 @@ struct Stmt {
   ExprPtr value;     // kPrint, kSet; what kFor iterates over; filters of kSetBlock or null
   ExprPtr filter;    // kFor .. if
   std::vector<ExprPtr> conditions;      // kIf
-  std::vector<Block> blocks;            // kIf: one a condition, then perhaps else; kFor: body, else
+  std::vector<Block> blocks;            // kIf: one per condition and an optional else; kFor: body,
+                                        // optional else
   std::vector<std::string> parameters;  // kMacro
-  std::vector<ExprPtr> defaults;        // kMacro: of the last parameters
+  std::vector<ExprPtr> defaults;        // kMacro: values of the last parameters
 };
 
 // Throws Error naming the line.

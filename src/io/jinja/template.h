@@ -1,6 +1,6 @@
-// A Jinja template as checkpoints carry them: parsed once, rendered with a JSON context in the
-// environment of Hugging Face (trim_blocks, lstrip_blocks, loop controls, raise_exception, tojson
-// without escapes for HTML, strftime_now).
+// A Jinja template from a checkpoint: parsed once, rendered with a JSON context in the environment
+// of Hugging Face (trim_blocks, lstrip_blocks, loop controls, raise_exception, tojson without
+// escapes for HTML, strftime_now).
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -22,11 +22,11 @@ class Template {
 
   struct Text {
     std::string text;
-    std::vector<ByteRange> given;  // what the context brought: ascending, disjoint
+    std::vector<ByteRange> given;  // ranges that come from the context: ascending, disjoint
   };
-  // `context` is an object: the template's variables. `constants` is one, too, of variables that
-  // count as the template's own words. Throws Error naming the line; for what the template
-  // refuses by raise_exception(text) the message ends with that text.
+  // `context` and `constants` are objects whose members are the template's variables; the texts of
+  // `constants` count as text of the template. Throws Error naming the line; when the template
+  // calls raise_exception(text), the message ends with that text.
   Text render(const nlohmann::ordered_json& context,
               const nlohmann::ordered_json& constants = nlohmann::ordered_json::object(),
               const Limits& limits = {}) const;

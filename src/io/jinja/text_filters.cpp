@@ -1,4 +1,4 @@
-// Filters that make texts and numbers from single values.
+// Filters that compute texts and numbers from single values.
 #include <algorithm>
 #include <cmath>
 
@@ -135,7 +135,7 @@ Value absolute(Heap&, const Arguments& arguments) {
   return value.as_integer() < 0 ? negate(value) : integer(value.as_integer());
 }
 
-// The decimal text decides, as in Python: 2.675 is below the middle.
+// Rounds the exact decimal value, as Python does: the double 2.675 is below the midpoint.
 double round_to_even(double value, int precision) {
   if (precision < 0) {
     const double unit = std::pow(10.0, -precision);

@@ -17,7 +17,7 @@ size_t find_space(std::string_view text, size_t at) {
   return at;
 }
 
-size_t rfind_space(std::string_view text) {  // end of the last space, or 0
+size_t rfind_space(std::string_view text) {  // offset behind the last space, or 0
   size_t end = text.size();
   while (end > 0) {
     size_t at = end - 1;
@@ -74,7 +74,7 @@ std::string title(std::string_view text, Ends ends_word) {
   return out;
 }
 
-// Length of the line break at `at`, 0 when there is none. Python's str.splitlines.
+// Length of the line break at `at`, as in Python's str.splitlines(); 0 when there is none.
 size_t line_break(std::string_view text, size_t at) {
   if (text.substr(at).starts_with("\r\n")) return 2;
   const CodePoint c = decode_utf8(text, at);
@@ -151,7 +151,7 @@ Value replace(Heap& heap, const String& whole, std::string_view from, const Stri
       at = text.find(from, begin);
       if (at == std::string_view::npos) break;
       out.add(whole, text.substr(begin, at - begin));
-    } else if (n > 0) {  // an empty text occurs between all characters and at both ends
+    } else if (n > 0) {  // an empty text matches between all characters and at both ends
       if (begin == text.size()) break;
       at = begin + decode_utf8(text, begin).n_bytes;
       out.add(whole, text.substr(begin, at - begin));

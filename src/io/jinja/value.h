@@ -1,5 +1,5 @@
-// Values of the template language, with Python's meaning, and the heap that owns them for one
-// rendering and bounds its work.
+// Values of the template language, with Python's semantics, and the heap that owns them during one
+// rendering and limits its work.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -36,8 +36,8 @@ using Entries = std::vector<std::pair<Value, Value>>;  // keys in the order of i
 struct String {
   std::string text;    // well-formed UTF-8
   size_t n_chars = 0;  // code points
-  // Parts of `text` that the context brought, as against what the template wrote: ascending,
-  // disjoint, none empty. Whatever is made of a text keeps them.
+  // Ranges of `text` that come from the context and not from the template: ascending, disjoint,
+  // none empty. All operations on strings preserve them.
   std::vector<ByteRange> given = {};
   bool is_ascii() const { return n_chars == text.size(); }
 };
@@ -45,14 +45,15 @@ struct String {
 struct Function;
 struct Loop;
 
-// 16 bytes, copied freely; what it points to lives as long as the Heap (or the parsed template).
+// 16 bytes, cheap to copy. The data it points to lives as long as the Heap (or the parsed
+// template).
 struct Value {
   Kind kind = Kind::kUndefined;
   union {
     bool boolean;
     int64_t integer;
     double real;
-    const String* string = nullptr;  // of kUndefined: its name for messages, or null
+    const String* string = nullptr;  // kString; kUndefined: its name for messages, or null
     Items* items;                    // kList, kTuple
     Entries* entries;                // kDict, kNamespace
     Loop* loop;
@@ -79,8 +80,8 @@ struct Arguments {
   Items positional;
   std::vector<std::pair<std::string_view, Value>> named;
 
-  // The arguments in the order of `names`, missing ones undefined. Throws Error when there are too
-  // many or one has another name. `function` is for messages.
+  // The arguments in the order of `names`; missing ones are undefined. Throws Error when there are
+  // too many, one has an unknown name, or one is given twice. `function` is used in messages.
   Items bind(std::string_view function, std::initializer_list<std::string_view> names) const;
 };
 
@@ -94,14 +95,14 @@ struct Loop {
   size_t at;
 };
 
-// Bounds of one rendering: a hostile template ends with an Error.
+// Limits of one rendering. A malicious template that exceeds one ends with an Error.
 struct Limits {
   uint64_t steps = 20'000'000;
-  uint64_t bytes = uint64_t{256} << 20;  // all that is made, not what lives at once
-  int depth = 200;                       // of syntax, calls and values
+  uint64_t bytes = uint64_t{256} << 20;  // sum of all allocations, not the peak
+  int depth = 200;                       // nesting of syntax, calls and values
 };
 
-// Owns everything a rendering makes, so values may refer to each other in circles.
+// Owns all values created during a rendering, so that they may refer to each other in cycles.
 class Heap {
  public:
   explicit Heap(const Limits& limits) : limits_(limits) {}
@@ -119,9 +120,9 @@ class Heap {
   }
   Value function(std::string name, std::function<Value(const Arguments&)> call);
   Value loop(const Loop& loop);
-  Value undefined(std::string name);  // named in messages
+  Value undefined(std::string name);  // `name` is used in messages
 
-  // Counts nesting while it lives. Throws Error beyond the limit.
+  // Counts one level of nesting during its lifetime. Throws Error beyond the limit.
   class Nested {
    public:
     explicit Nested(Heap& heap);
@@ -147,10 +148,10 @@ class Heap {
   std::deque<Loop> loops_;
 };
 
-// The ranges of `part`, which lies in of.text, counted from its beginning.
+// The given ranges inside `part`, which lies in of.text, as offsets from the beginning of `part`.
 std::vector<ByteRange> given_in(const String& of, std::string_view part);
 
-// A text that grows within the heap's bounds.
+// Builds a text within the limits of the heap.
 class TextBuilder {
  public:
   explicit TextBuilder(Heap& heap) : heap_(&heap) {}
@@ -169,7 +170,8 @@ class TextBuilder {
   std::vector<ByteRange> given_;
 };
 
-// Calls f(stretch, given) for the stretches of a text that the context brought and those between.
+// Calls f(stretch, given) for each stretch of a text, in order; `given` says whether it comes from
+// the context.
 template <class F>
 void for_each_stretch(const String& text, F f) {
   const std::string_view all = text.text;

@@ -1,4 +1,4 @@
-// The tests of the template language: what stands behind `is`.
+// The tests of the template language, which follow `is`.
 #pragma once
 #include <string_view>
 
@@ -6,7 +6,7 @@
 
 namespace tandem::jinja {
 
-// The first positional argument is the value that is tested.
+// The first positional argument is the value to test.
 using ValueTest = bool (*)(Heap& heap, const Arguments& arguments);
 
 ValueTest find_value_test(std::string_view name);  // null when there is none

@@ -1,4 +1,4 @@
-// The page at /, embedded in the program: no file beside it, nothing from elsewhere.
+// The web page at /, embedded in the program; it loads no other files and nothing from other hosts.
 #pragma once
 #include <string_view>
 
