@@ -7,8 +7,8 @@
 #include <cstdlib>
 
 #include "bench/hybrid_steps.h"
-#include "bench/machine_info.h"
 #include "bench/machine_speed.h"
+#include "core/machine_info.h"
 #include "offload/plan/cost.h"
 #include "stated_card.h"
 

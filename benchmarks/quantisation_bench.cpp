@@ -10,8 +10,8 @@
 #include <random>
 
 #include "core/check.h"
+#include "loader/pack_weights.h"
 #include "offload/cpu_experts.h"
-#include "pack_weights.h"
 
 namespace tandem {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <thread>
 
-#include "gpu_model.h"
 #include "io/weight_store.h"
+#include "loader/gpu_model.h"
 #include "model/checkpoint.h"
 #include "ops/cuda_device.h"
 #include "tests/changing_batches.h"

@@ -4,8 +4,8 @@
 
 #include <cstdlib>
 
-#include "gpu_model.h"
 #include "io/weight_store.h"
+#include "loader/gpu_model.h"
 #include "model/checkpoint.h"
 #include "ops/cuda_device.h"
 #include "tests/changing_batches.h"

@@ -1,5 +1,5 @@
 // The report of `tandem inspect`: the fields that scripts read, and the text.
-#include "inspect.h"
+#include "cli/inspect.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "core/check.h"
-#include "io/jinja/template.h"
+#include "text/jinja/template.h"
 
 namespace tandem::jinja {
 namespace {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "engine/step_runner.h"
+#include "loader/pack_weights.h"
 #include "offload/cpu_experts.h"
 #include "ops/cpu_ops.h"
-#include "pack_weights.h"
 
 namespace tandem::test {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "model/config.h"
-#include "ops/weight_format.h"
+#include "model/weight_format.h"
 
 namespace tandem {
 

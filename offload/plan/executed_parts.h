@@ -3,8 +3,8 @@
 #pragma once
 #include <optional>
 
+#include "model/experts_layout.h"
 #include "offload/plan/placement.h"
-#include "ops/experts_layout.h"
 
 namespace tandem {
 

@@ -7,7 +7,7 @@
 
 #include "core/machine.h"
 #include "model/config.h"
-#include "ops/weight_format.h"
+#include "model/weight_format.h"
 
 namespace tandem {
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "bench/machine_info.h"
 #include "bench/model_on_card.h"
 #include "bench/random_cache.h"
 #include "bench/roofline.h"
+#include "core/machine_info.h"
 #include "engine/kv_cache.h"
 #include "model/attention_form.h"
 #include "model/rope.h"

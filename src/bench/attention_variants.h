@@ -13,10 +13,10 @@
 #include "engine/kv_cache.h"
 #include "model/batch.h"
 #include "model/rope.h"
+#include "model/weight_format.h"
 #include "model/weights.h"
 #include "ops/cpu_ops.h"
 #include "ops/device.h"
-#include "ops/weight_format.h"
 
 namespace tandem {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "bench/machine_info.h"
+#include "core/machine_info.h"
 #include "core/program_files.h"
 #include "io/json.h"
 #include "model/parameters.h"

@@ -6,11 +6,11 @@
 #include <random>
 
 #include "bench/attention_bench.h"
-#include "bench/machine_info.h"
 #include "bench/model_on_card.h"
 #include "bench/prediction.h"
 #include "bench/random_cache.h"
 #include "bench/random_routing.h"
+#include "core/machine_info.h"
 #include "engine/completion.h"
 #include "model/parameters.h"
 #include "offload/cpu_experts.h"

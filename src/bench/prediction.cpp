@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "bench/machine_info.h"
+#include "core/machine_info.h"
 
 namespace tandem {
 namespace {

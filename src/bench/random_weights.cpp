@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "bench/bench_model.h"
-#include "bench/machine_info.h"
+#include "core/machine_info.h"
 #include "offload/plan/cost.h"
 
 namespace tandem {

@@ -1,4 +1,4 @@
-#include "gpu_model.h"
+#include "loader/gpu_model.h"
 
 #include <algorithm>
 #include <chrono>

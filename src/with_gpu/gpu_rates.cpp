@@ -1,4 +1,4 @@
-#include "gpu_rates.h"
+#include "bench/gpu_rates.h"
 
 #include <algorithm>
 #include <functional>

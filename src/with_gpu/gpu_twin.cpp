@@ -2,8 +2,8 @@
 #include <map>
 #include <tuple>
 
-#include "gpu_model.h"
-#include "gpu_twins.h"
+#include "bench/gpu_twins.h"
+#include "loader/gpu_model.h"
 #include "offload/hybrid_experts.h"
 #include "ops/cuda_device.h"
 #include "ops/cuda_ops.h"

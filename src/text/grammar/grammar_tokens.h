@@ -1,0 +1,48 @@
+// Which tokens a grammar allows in a state. The tokens allowed at a node are computed once and
+// cached for all states and texts; a rule's callers are examined only for tokens that extend beyond
+// the end of the rule.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "text/grammar/text_states.h"
+#include "text/grammar/token_trie.h"
+
+namespace tandem {
+
+// Thread-safe.
+class GrammarTokens {
+ public:
+  // The nodes of `base`, if it is not null, are the first nodes of `grammar`, and they call only
+  // each other; their cached tokens are shared. The trie must outlive this object.
+  GrammarTokens(Grammar grammar, const TokenTrie& trie,
+                std::shared_ptr<const GrammarTokens> base = nullptr);
+
+  const Grammar& grammar() const { return grammar_; }
+  int32_t vocab_size() const { return trie_.vocab_size(); }
+
+  // Sets the bits of the tokens that are allowed in `state`. `states` belongs to this grammar.
+  void add_allowed(TextStates& states, TextStates::State state, std::span<uint64_t> bits) const;
+
+ private:
+  // Tokens that a node allows without regard to the callers of its rule.
+  struct NodeTokens {
+    std::vector<int32_t> few;    // ids, if there are few ..
+    std::vector<uint64_t> bits;  // .. or else a mask
+    std::vector<int32_t> exits;  // trie nodes where the rule may have ended but tokens continue
+  };
+
+  const NodeTokens& tokens_at(Grammar::Node node) const;
+  std::unique_ptr<const NodeTokens> find_tokens(Grammar::Node node) const;
+
+  const Grammar grammar_;
+  const TokenTrie& trie_;
+  const std::shared_ptr<const GrammarTokens> base_;
+  mutable std::mutex mutex_;                                      // guards known_
+  mutable std::vector<std::unique_ptr<const NodeTokens>> known_;  // [node]
+};
+
+inline size_t mask_words(int32_t vocab_size) { return (static_cast<size_t>(vocab_size) + 63) / 64; }
+
+}  // namespace tandem
