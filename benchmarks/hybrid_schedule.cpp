@@ -9,7 +9,7 @@
 #include "bench/hybrid_steps.h"
 #include "bench/machine_speed.h"
 #include "core/machine_info.h"
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 #include "stated_card.h"
 
 namespace tandem {

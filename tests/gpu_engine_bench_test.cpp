@@ -8,7 +8,7 @@
 #include "bench/attention_bench.h"
 #include "bench/embed_bench.h"
 #include "bench/generate_bench.h"
-#include "bench/gpu_twins.h"
+#include "bench/gpu_benches.h"
 #include "bench/hybrid_bench.h"
 #include "bench/layer_bench.h"
 #include "bench/mlp_bench.h"

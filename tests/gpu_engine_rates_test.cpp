@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "bench/gpu_rates.h"
+#include "bench/gpu_benches.h"
 #include "bench/machine_bench.h"
 #include "gpu_kernels/peaks.h"
 #include "io/machine_json.h"

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <random>
 
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 #include "offload/plan/placement_json.h"
 
 namespace tandem::test {

@@ -3,11 +3,11 @@
 
 #include <cmath>
 
+#include "model/cost.h"
 #include "model/parameters.h"
-#include "offload/plan/cost.h"
-#include "offload/plan/efficiency.h"
 #include "offload/plan/layer_time.h"
-#include "offload/plan/rules.h"
+#include "offload/plan/placement.h"
+#include "offload/plan/rates.h"
 #include "tests/planner_cases.h"
 
 namespace tandem {

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "model/cost.h"
 #include "offload/plan/candidates.h"
-#include "offload/plan/cost.h"
 #include "offload/plan/placement_json.h"
 #include "tests/planner_cases.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 
 namespace tandem {
 namespace {

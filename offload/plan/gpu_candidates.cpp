@@ -2,11 +2,11 @@
 #include <cmath>
 #include <map>
 
+#include "model/cost.h"
 #include "model/parameters.h"
 #include "offload/plan/assign.h"
 #include "offload/plan/candidates.h"
-#include "offload/plan/cost.h"
-#include "offload/plan/rules.h"
+#include "offload/plan/placement.h"
 
 namespace tandem {
 namespace {

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <map>
 
+#include "model/cost.h"
 #include "model/parameters.h"
 #include "offload/plan/candidates.h"
-#include "offload/plan/cost.h"
 #include "offload/plan/layer_time.h"
-#include "offload/plan/rules.h"
+#include "offload/plan/placement.h"
 
 namespace tandem {
 namespace {

@@ -8,8 +8,8 @@
 #include "core/machine_info.h"
 #include "engine/kv_cache.h"
 #include "model/attention_form.h"
+#include "model/cost.h"
 #include "model/rope.h"
-#include "offload/plan/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "bench/attention_bench.h"
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 #include "ops/cpu_weights.h"
 
 namespace tandem {

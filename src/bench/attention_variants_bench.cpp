@@ -10,7 +10,7 @@
 #include "bench/attention_variants.h"
 #include "bench/random_cache.h"
 #include "bench/roofline.h"
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 
 namespace tandem {
 namespace {

@@ -6,8 +6,8 @@
 #include "core/machine_info.h"
 #include "core/program_files.h"
 #include "io/json.h"
+#include "model/cost.h"
 #include "model/parameters.h"
-#include "offload/plan/cost.h"
 
 namespace tandem {
 namespace {

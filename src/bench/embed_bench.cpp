@@ -4,7 +4,7 @@
 #include <random>
 
 #include "bench/roofline.h"
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {

@@ -4,8 +4,8 @@
 #include <random>
 
 #include "bench/random_routing.h"
+#include "model/cost.h"
 #include "offload/cpu_experts.h"
-#include "offload/plan/cost.h"
 
 namespace tandem {
 

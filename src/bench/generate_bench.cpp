@@ -12,9 +12,9 @@
 #include "bench/random_routing.h"
 #include "core/machine_info.h"
 #include "engine/completion.h"
+#include "model/cost.h"
 #include "model/parameters.h"
 #include "offload/cpu_experts.h"
-#include "offload/plan/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {

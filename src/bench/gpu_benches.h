@@ -1,9 +1,11 @@
 // Measurements of the GPU alone, for `tandem bench kernels`, `products` and `hybrid`. Implemented
 // in src/with_gpu; src/without_gpu replaces it in builds without CUDA.
 #pragma once
+#include "bench/gpu_twin.h"
 #include "bench/hybrid_bench.h"
 #include "bench/kernels_bench.h"
 #include "bench/products_bench.h"
+#include "core/machine.h"
 
 namespace tandem {
 
@@ -32,5 +34,20 @@ struct TimedKernels {
   double cycles, seconds;
 };
 double gap_between(TimedKernels shorter, TimedKernels longer);
+
+// Bandwidth, peaks and copy rates of this machine's GPU. Implemented in src/with_gpu;
+// src/without_gpu replaces it in builds without CUDA.
+// Measures all fields except peaks of optional arithmetic, such as FP8: with that peak the planner
+// would predict all products with FP8 weights. About `seconds` per rate. Throws Error when no GPU
+// can be used.
+Gpu measured_gpu(double seconds);
+// Measures only memory bandwidth and the BF16 peak, the bounds of the GPU's kernels; with_fp8: also
+// the FP8 peak, for kernels with FP8 activations.
+Gpu measured_gpu_bounds(double seconds, bool with_fp8 = false);
+
+// The GPU models that benchmarks time next to the CPU. Implemented in src/with_gpu; src/without_gpu
+// replaces it in builds without CUDA.
+// Empty if no GPU can be used. fp8_activations: as in GpuModelOptions.
+GpuTwins gpu_twins(bool fp8_activations = false);
 
 }  // namespace tandem

@@ -5,8 +5,8 @@
 #include "bench/generate_bench.h"
 #include "bench/prediction.h"
 #include "bench/roofline.h"
+#include "model/cost.h"
 #include "model/parameters.h"
-#include "offload/plan/cost.h"
 
 namespace tandem {
 namespace {

@@ -9,8 +9,8 @@
 #include "bench/random_cache.h"
 #include "bench/random_routing.h"
 #include "engine/step_runner.h"
+#include "model/cost.h"
 #include "offload/cpu_experts.h"
-#include "offload/plan/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {

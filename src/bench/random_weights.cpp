@@ -11,7 +11,7 @@
 
 #include "bench/bench_model.h"
 #include "core/machine_info.h"
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 
 namespace tandem {
 namespace {

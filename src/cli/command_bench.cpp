@@ -9,8 +9,6 @@
 #include "bench/experts_bench.h"
 #include "bench/generate_bench.h"
 #include "bench/gpu_benches.h"
-#include "bench/gpu_rates.h"
-#include "bench/gpu_twins.h"
 #include "bench/hybrid_bench.h"
 #include "bench/layer_bench.h"
 #include "bench/machine_bench.h"

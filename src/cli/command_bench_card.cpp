@@ -3,7 +3,6 @@
 #include <cstdio>
 
 #include "bench/gpu_benches.h"
-#include "bench/gpu_rates.h"
 #include "bench/kernels_bench.h"
 #include "bench/products_bench.h"
 #include "cli/bench_options.h"

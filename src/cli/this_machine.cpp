@@ -6,7 +6,7 @@
 #include <chrono>
 #include <filesystem>
 
-#include "bench/gpu_rates.h"
+#include "bench/gpu_benches.h"
 #include "bench/machine_bench.h"
 #include "core/check.h"
 #include "io/machine_json.h"

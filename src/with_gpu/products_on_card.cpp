@@ -5,7 +5,7 @@
 #include "bench/gpu_twin.h"
 #include "gpu_kernels/products.h"
 #include "loader/gpu_model.h"
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 #include "with_gpu/cublas.h"
 #include "with_gpu/random_on_card.h"
 

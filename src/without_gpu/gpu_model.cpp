@@ -1,8 +1,6 @@
 #include "loader/gpu_model.h"
 
 #include "bench/gpu_benches.h"
-#include "bench/gpu_rates.h"
-#include "bench/gpu_twins.h"
 
 namespace tandem {
 

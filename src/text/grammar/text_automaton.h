@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "text/grammar/characters.h"
+#include "text/grammar/json_rules.h"
 #include "text/grammar/repetition.h"
 
 namespace tandem {

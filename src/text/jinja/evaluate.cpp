@@ -1,8 +1,8 @@
 // Evaluation of expressions.
 #include "text/jinja/filters.h"
+#include "text/jinja/functions.h"
 #include "text/jinja/operations.h"
 #include "text/jinja/renderer.h"
-#include "text/jinja/value_tests.h"
 
 namespace tandem::jinja {
 namespace {

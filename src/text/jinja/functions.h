@@ -10,4 +10,10 @@ namespace tandem::jinja {
 
 std::vector<std::pair<std::string_view, Value>> global_functions(Heap& heap);
 
+// The tests of the template language, which follow `is`.
+// The first positional argument is the value to test.
+using ValueTest = bool (*)(Heap& heap, const Arguments& arguments);
+
+ValueTest find_value_test(std::string_view name);  // null when there is none
+
 }  // namespace tandem::jinja

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <span>
 
-#include "text/jinja/characters.h"
 #include "text/jinja/operations.h"
 #include "text/jinja/text_functions.h"
 

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "io/json_escape.h"
-#include "text/jinja/characters.h"
+#include "io/json.h"
 #include "text/jinja/operations.h"
+#include "text/jinja/text_functions.h"
 #include "text/utf8.h"
 
 namespace tandem::jinja {

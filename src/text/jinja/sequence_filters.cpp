@@ -1,12 +1,11 @@
 // Filters of lists, dicts and the characters of texts.
 #include <algorithm>
 
-#include "text/jinja/characters.h"
 #include "text/jinja/filters.h"
+#include "text/jinja/functions.h"
+#include "text/jinja/lexer.h"
 #include "text/jinja/operations.h"
-#include "text/jinja/string_literal.h"
 #include "text/jinja/text_functions.h"
-#include "text/jinja/value_tests.h"
 
 namespace tandem::jinja {
 namespace {

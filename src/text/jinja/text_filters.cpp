@@ -2,10 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "text/jinja/characters.h"
 #include "text/jinja/filters.h"
+#include "text/jinja/lexer.h"
 #include "text/jinja/operations.h"
-#include "text/jinja/string_literal.h"
 #include "text/jinja/text_functions.h"
 
 namespace tandem::jinja {

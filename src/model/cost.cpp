@@ -1,4 +1,4 @@
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 
 #include <algorithm>
 
