@@ -19,6 +19,7 @@
 #include "engine/step_runner.h"
 #include "io/machine_json.h"
 #include "model/cost.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 #include "offload/cpu_experts.h"
 #include "offload/routing_recorder.h"

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <sstream>
 
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 #include "tests/config_families.h"
 #include "tests/error_of.h"

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "model/cost.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 #include "offload/plan/layer_time.h"
 #include "offload/plan/placement.h"
@@ -125,7 +126,7 @@ TEST(PlanCost, BytesOfMatricesAndExperts) {
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kI4TwoLevel, 64}),
             44'040'192 / 2 + 44'040'192 / 64 + (2048 + 2048 + 7168) * 4);
   EXPECT_EQ(embedding_bytes(r1), 1'853'358'080);
-  EXPECT_EQ(kv_layer_bytes(r1, DType::kBF16), 1152);
+  EXPECT_EQ(kv_planes(r1, 0, DType::kBF16).token_bytes(), 1152);
   const BackboneBytes moe = backbone_layer_bytes(r1, true, {DType::kBF16});
   EXPECT_EQ(moe.attention, 2 * (187'107'328 - 2048));  // without the norms of the latents
   EXPECT_EQ(moe.shared, 88'080'384);

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "model/cost.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 
 namespace tandem {
@@ -100,7 +101,7 @@ std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& 
   for (const Stage& stage : p.stages) {
     const int64_t n = stage.last - stage.first + 1, n_moe = moe_layers(c, stage.first, stage.last);
     const int64_t weights = n_moe * moe + (n - n_moe) * dense;
-    const int64_t kv = p.kv_tokens * kv_layer_bytes(c, p.kv_type) * n;
+    const int64_t kv = p.kv_tokens * kv_bytes_per_token(c, p.kv_type, stage.first, stage.last);
     for (const DeviceId d : stage.devices) {
       const int value_bytes = d.is_cpu() ? 4 : 2;
       at(d).weights_bytes += weights / stage.tp;

@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "model/cost.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 #include "offload/plan/candidates.h"
 #include "offload/plan/every_home.h"
@@ -234,12 +235,13 @@ double Winner::promise(Placement& p, int64_t home, const RoutingStatistics& rout
 
 // Most sequences for which every device of the backbone has memory.
 int Winner::largest_concurrency(const Placement& p) const {
-  const int64_t a_layer = w_.context * kv_layer_bytes(r_.config, p.kv_type);
   int64_t sequences = kMostConcurrency;
   for (const DeviceMemory& m : memory_by_device(r_.config, r_.machine, p))
     for (const Stage& s : p.stages)
       if (std::find(s.devices.begin(), s.devices.end(), m.device) != s.devices.end())
-        sequences = std::min(sequences, m.free_bytes() / (a_layer * (s.last - s.first + 1)));
+        sequences = std::min(
+            sequences, m.free_bytes() / (w_.context * kv_bytes_per_token(r_.config, p.kv_type,
+                                                                         s.first, s.last)));
   return static_cast<int>(std::clamp<int64_t>(sequences * p.stages[0].dp(), 0, kMostConcurrency));
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "model/cost.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 #include "offload/plan/candidates.h"
 #include "offload/plan/layer_time.h"

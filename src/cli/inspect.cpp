@@ -4,6 +4,7 @@
 #include <map>
 
 #include "model/checkpoint.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 
 namespace tandem {

@@ -138,10 +138,9 @@ void Engine::copy_pages() {
       options_.host_pages->copy(copy);
       continue;
     }
-    for (int layer = 0; layer < cache_.n_layers(); ++layer) {
-      const std::span<std::byte> from = cache_.page(layer, copy.other);
-      model_.device().copy(from.data(), std::ssize(from), cache_.page(layer, copy.page).data());
-    }
+    cache_.for_each_pair(copy.other, copy.page, [&](auto from, auto to) {
+      model_.device().copy(from.data(), std::ssize(from), to.data());
+    });
   }
   if (!options_.host_pages) return;
   SwapRates rates = options_.host_pages->rates();

@@ -27,9 +27,8 @@ class HostPages {
   Device& device_;
   const KvCache& cache_;
   const int n_pages_;
-  const int64_t layer_bytes_;  // of a page
   SwapRates rates_;
-  Buffer memory_;  // [n_pages][layers], each a layer's page
+  Buffer memory_;  // [n_pages], the pieces of each one after the other
 };
 
 }  // namespace tandem

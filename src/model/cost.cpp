@@ -4,6 +4,7 @@
 
 #include "core/tensor.h"
 #include "model/attention_form.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 
 namespace tandem {
@@ -95,7 +96,7 @@ TokenOps token_ops(const ModelConfig& c) {
 AttentionWork attention_work(const ModelConfig& c, double queries, double context) {
   const AttentionOps ops = attention_ops(c.mla, queries, context);
   const bool naive = naive_is_cheaper(c.mla, queries, context);
-  const auto bytes = static_cast<double>(kv_layer_bytes(c, DType::kBF16));
+  const auto bytes = static_cast<double>(kv_planes(c, 0, DType::kBF16).token_bytes());
   return {context * bytes, naive ? ops.naive : ops.absorbed, !naive};
 }
 

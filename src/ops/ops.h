@@ -7,7 +7,7 @@
 
 #include "core/tensor.h"
 #include "model/batch.h"
-#include "model/config.h"
+#include "model/kv_layout.h"
 
 namespace tandem {
 
@@ -51,8 +51,6 @@ struct RouteArgs {
   TensorView logits;  // [tokens, n_experts], scratch
   Routing out;
 };
-
-constexpr int kPageSize = 64;  // tokens in a page of the cache
 
 class Ops {
  public:
