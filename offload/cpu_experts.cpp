@@ -35,9 +35,9 @@ std::vector<cpu::ActivationType> CpuExperts::activations() const {
 
 Ticket CpuExperts::start(const ExpertBatch& batch) {
   check(!is_submitted_, "the CPU's experts have one ticket");
-  is_submitted_ = true;
   begin(batch);
   compute_below(c_.router.n_experts);
+  is_submitted_ = true;
   return 0;
 }
 

@@ -45,7 +45,7 @@ CudaExpertRows::Sorted CudaExpertRows::sort(const ExpertBatch& batch, int n_expe
   const auto tokens = static_cast<int>(batch.x.rows);
   Sorted rows = {.first_row = batch.first_row,
                  .first_pair = batch.first_row * ids.cols,
-                 .micro_batch = batch.first_row > 0 ? 1 : 0,
+                 .ticket = ticket_of(batch.first_row),
                  .weights = batch.routing.weights,
                  .x_fp8 = {},
                  .hidden_fp8 = {}};

@@ -18,7 +18,7 @@ class CudaExpertRows {
   // Rows that are sorted. Those of the two micro-batches of a step lie apart.
   struct Sorted {
     int64_t first_row, first_pair;
-    int micro_batch;
+    Ticket ticket;
     TensorView weights;              // of the pairs
     gpu::Fp8Rows x_fp8, hidden_fp8;  // or nothing: BF16
   };
@@ -35,7 +35,11 @@ class CudaExpertRows {
   // y += the sum of weights * rows of all experts that were computed.
   void add_to(const Sorted& rows, TensorView y);
 
-  float* hidden() const { return hidden_.as<float>(); }  // [pairs, expert_dim], scratch of others
+  // Scratch for other kernels, [pairs, expert_dim] of the tokens from first_row on.
+  float* hidden(int first_row) const {
+    return hidden_.as<float>() +
+           int64_t{first_row} * c_.router.n_active * gpu::product_stride(c_.expert_dim);
+  }
 
  private:
   gpu::ExpertRows rows_of(const Sorted& rows, Range experts) const;
@@ -43,13 +47,13 @@ class CudaExpertRows {
   bf16* x_of(const Sorted& rows) const;
   bf16* hidden_of(const Sorted& rows) const;
   int32_t* offsets_of(const Sorted& rows) const {
-    return offsets_.as<int32_t>() + rows.micro_batch * (c_.router.n_experts + 1);
+    return offsets_.as<int32_t>() + rows.ticket * (c_.router.n_experts + 1);
   }
 
   const ModelConfig& c_;
   gpu::Stream& stream_;
   const bool fp8_activations_;
-  gpu::Buffer offsets_;  // [micro-batches, n_experts + 1]
+  gpu::Buffer offsets_;  // [tickets, n_experts + 1]
   // Pair i of token t is row row_of_[t, i].
   gpu::Buffer row_of_, tokens_of_rows_;
   gpu::Buffer x_;  // BF16 or FP8 [max_tokens, dim]

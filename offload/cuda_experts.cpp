@@ -59,7 +59,7 @@ std::vector<int32_t> CudaExperts::places(const std::vector<FfnWeights>& experts)
 }
 
 Ticket CudaExperts::start(const ExpertBatch& batch) {
-  const Ticket ticket = batch.first_row > 0 ? 1 : 0;
+  const Ticket ticket = ticket_of(batch.first_row);
   Started& started = started_[ticket];
   started.batch = batch;
   const Layer& layer = layers_[batch.layer];
@@ -98,7 +98,7 @@ void CudaExperts::add_plainly(const ExpertBatch& batch, TensorView y) {
                                .ids = static_cast<const int32_t*>(ids.data),
                                .ids_stride = ids.stride,
                                .weights = gpu_matrix(batch.routing.weights),
-                               .hidden = {rows_.hidden(), c_.expert_dim},
+                               .hidden = {rows_.hidden(batch.first_row), c_.expert_dim},
                                .y = gpu_matrix(y),
                                .tokens = static_cast<int>(y.rows),
                                .n_active = static_cast<int>(ids.cols)});

@@ -43,14 +43,13 @@ HandOff::HandOff(const ModelConfig& config, const Form& form, gpu::Stream& strea
   require(why_not.empty(), "{}", why_not);
   const int64_t pairs = int64_t{form.max_tokens} * config.router.n_active, word = sizeof(int32_t);
   std::vector<int32_t> places;
-  int64_t widest = 0;
   for (size_t l = 0; l < form.places.size(); ++l) {
     const std::vector<int32_t>& of_layer = form.places[l];
     const bool on_cpu = std::find(of_layer.begin(), of_layer.end(), -1) != of_layer.end();
     places.insert(places.end(), of_layer.begin(), of_layer.end());
     places.resize((l + 1) * config.router.n_experts, -1);
     types_.push_back(on_cpu ? row_type(form.rows_on_cpu[l]) : gpu::RowType::kF32);
-    if (on_cpu) widest = std::max(widest, row_bytes(config, types_.back()));
+    if (on_cpu) row_place_ = std::max(row_place_, row_bytes(config, types_.back()));
   }
   places_ = gpu::Buffer(std::ssize(places) * word, gpu::Site::kDevice);
   stream_.copy(places.data(), places_.bytes(), places_.as<int32_t>());
@@ -59,7 +58,7 @@ HandOff::HandOff(const ModelConfig& config, const Form& form, gpu::Stream& strea
   ids_ = mapped(pairs * word);
   weights_ = mapped(pairs * word);
   scales_ = mapped(form.max_tokens * word);
-  rows_ = mapped(form.max_tokens * widest);
+  rows_ = mapped(form.max_tokens * row_place_);
   sum_ = mapped(form.max_tokens * int64_t{config.dim} * word);
 }
 
@@ -130,16 +129,19 @@ void HandOff::await_batch(int layer, Team* team, std::chrono::duration<double> p
   }
 }
 
+// A token's row begins at the same place in every layer, whatever the layer's type: a micro-batch
+// may hand down its next layer while the CPU still reads the other's rows.
 ExpertBatch HandOff::batch(int layer, StepRows rows) const {
   const int n_active = c_.router.n_active;
-  const auto view = [&](const gpu::Buffer& b, int64_t cols, int64_t stride, DType dtype) {
-    return TensorView{b.as<void>(), int64_t{rows.first} + rows.n, cols, stride, dtype}.rows_from(
-        rows.first, rows.n);
+  const auto pairs = [&](const gpu::Buffer& b, DType dtype) {
+    return TensorView{b.as<int32_t>() + int64_t{rows.first} * n_active, rows.n, n_active, n_active,
+                      dtype};
   };
+  const int64_t stride = cpu::encoded_columns(c_.dim);
   return {.layer = layer,
-          .x = view(rows_, c_.dim, cpu::encoded_columns(c_.dim), dtype_of_rows(types_[layer])),
-          .routing = {view(ids_, n_active, n_active, DType::kI32),
-                      view(weights_, n_active, n_active, DType::kF32)},
+          .x = {rows_.as<std::byte>() + rows.first * row_place_, rows.n, c_.dim, stride,
+                dtype_of_rows(types_[layer])},
+          .routing = {pairs(ids_, DType::kI32), pairs(weights_, DType::kF32)},
           .first_row = rows.first,
           .x_scales = scales_.as<float>() + rows.first};
 }

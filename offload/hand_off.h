@@ -63,6 +63,7 @@ class HandOff {
   const ModelConfig& c_;
   gpu::Stream& stream_;
   std::vector<gpu::RowType> types_;            // [layers]
+  int64_t row_place_ = 0;                      // bytes of a row of any layer
   gpu::Buffer places_;                         // [layers, n_experts]
   gpu::Buffer gpu_ids_;                        // [max_tokens, n_active]
   gpu::Buffer ids_, weights_, scales_, rows_;  // mapped, handed down

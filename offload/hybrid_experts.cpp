@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "core/run_error.h"
 #include "offload/cuda_even_batch.h"
 
 namespace tandem {
 namespace {
+
+constexpr const char* kFailed =
+    "an earlier step failed between the GPU and the CPU: start the program again";
 
 std::vector<std::vector<int32_t>> places_on_gpu(const ModelConfig& config,
                                                 const ModelWeights& weights) {
@@ -18,8 +22,6 @@ std::vector<std::vector<int32_t>> places_on_gpu(const ModelConfig& config,
       places[l] = CudaExperts::places(weights.layers[l].experts);
   return places;
 }
-
-Ticket ticket_of(StepRows rows) { return rows.first > 0 ? 1 : 0; }
 
 }  // namespace
 
@@ -38,8 +40,8 @@ HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int 
 // Hands the batch down, and starts the GPU's own experts.
 Ticket HybridExperts::start(const ExpertBatch& batch) {
   require_not_failed();
-  const Ticket ticket = ticket_of(rows_of(batch));
-  check(batches_[ticket].x.empty(), "a ticket at a time for the same rows");
+  const Ticket ticket = ticket_of(batch.first_row);
+  require_run(batches_[ticket].x.empty(), kFailed);  // an error left it
   batches_[ticket] = batch;
   const StepTrace::Layer& layer = layers_[batch.layer];
   ExpertBatch on_gpu = batch;
@@ -120,6 +122,7 @@ void HybridExperts::serve(int layer, StepRows rows, Ticket ticket) {
 // not held up by an error.
 void HybridExperts::share(const ExpertBatch& batch, Ticket ticket, TensorView y) {
   const StepRows rows = rows_of(batch);
+  streamed_ = true;
   division_.streaming->bring_ahead(batch.layer);
   const double waits = StepTrace::now();
   try {
@@ -141,7 +144,7 @@ void HybridExperts::follow(const MicroBatches& step) {
     for (int layer = 0; layer < std::ssize(layers_); ++layer) {
       if (!layers_[layer].on_cpu) continue;
       for (const Batch& batch : step) {
-        serve(layer, rows_of(batch), ticket_of(rows_of(batch)));
+        serve(layer, rows_of(batch), ticket_of(batch.first_row()));
         --n_left;
       }
     }
@@ -153,14 +156,10 @@ void HybridExperts::follow(const MicroBatches& step) {
 
 void HybridExperts::end_step(const MicroBatches& step) {
   ExpertPool::end_step(step);
-  const int64_t n = step.n_tokens();
-  trace_.end_step(layers_, step, step.n == 1 && streams(n));
+  trace_.end_step(layers_, step, std::exchange(streamed_, false));
 }
 
-void HybridExperts::require_not_failed() const {
-  require_run(!failed_,
-              "an earlier step failed between the GPU and the CPU: start the program again");
-}
+void HybridExperts::require_not_failed() const { require_run(!failed_, kFailed); }
 
 // The GPU would wait for ever for so many sums.
 void HybridExperts::give_up(int n_sums) {
@@ -195,6 +194,7 @@ int HybridExperts::measured_crossover(int max_tokens, CudaStreaming& streaming) 
   for (int n = least; n <= max_tokens && found == 0; n *= 2)
     if (seconds(n, true) < seconds(n, false)) found = n;
   division_ = before;
+  streamed_ = false;
   return found;
 }
 

@@ -37,7 +37,10 @@ class HybridExperts final : public ExpertPool {
   }
 
   // From the next step on.
-  void divide(const Division& division) { division_ = division; }
+  void divide(const Division& division) {
+    check(division.stream_from == 0 || division.streaming, "who streams");
+    division_ = division;
+  }
   const Division& division() const { return division_; }
   // The number of tokens, up to max_tokens, from which on streaming is faster, measured here and
   // now with one layer, all of whose experts are used; 0: never. Division stays as it is.
@@ -70,6 +73,7 @@ class HybridExperts final : public ExpertPool {
   StepTrace trace_;
   Division division_;
   std::array<ExpertBatch, kMostTickets> batches_ = {};  // under way
+  bool streamed_ = false;                               // some layer of the step
   bool failed_ = false;
 };
 

@@ -1,6 +1,7 @@
 // Times of a step that GPU and CPU share, for a Timeline: the GPU's are stamps that its stream
 // writes, also in recorded steps. Without a timeline nothing is stamped.
 #pragma once
+#include <span>
 #include <vector>
 
 #include "gpu_kernels/runtime.h"

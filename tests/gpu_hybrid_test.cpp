@@ -1,11 +1,13 @@
 // The hand-off between the GPU, real or emulated, and the CPU's experts: whoever is late is waited
 // for, nothing is lost, and who does not come is said.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <future>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
 #include "tests/error_of.h"
 #include "tests/hybrid_layers.h"
@@ -44,7 +46,7 @@ TEST_F(Fp8HandOff, PartsAddUp) {
 class HybridSteps : public HybridHandOff {
  protected:
   HybridSteps() = default;
-  explicit HybridSteps(WeightFormat format) : HybridHandOff(DType::kBF16, format) {}
+  explicit HybridSteps(ExpertsLayout layout) : HybridHandOff(DType::kBF16, std::move(layout)) {}
 
   static constexpr int kTokens = 6;
 
@@ -70,19 +72,32 @@ class HybridSteps : public HybridHandOff {
            {rows(ids_card_, kActive, DType::kI32), rows(weights_card_, kActive, DType::kF32)},
            part.first_row()});
       if (between_) between_();
-      hybrid_->waits(tickets_[part.first_row() > 0]);
+      return hybrid_->waits(tickets_[part.first_row() > 0]);
     };
     const auto end = [&](const Batch& part) {
       const TensorView y = {const_cast<float*>(y_card_.data()), kTokens, dim_, dim_, DType::kF32};
       hybrid_->add_to(tickets_[part.first_row() > 0], y.rows_from(part.first_row(), part.n()));
     };
+    // Each goes on until it waits, then the other does.
     const MicroBatches step = parts(n_parts);
-    for (size_t i = 0; i < layers_.size(); ++i)
-      for (const Batch& part : step) {
-        if (i > 0) end(part);
-        begin(layers_[i], part);
+    std::array<size_t, ExpertPool::kMostTickets> next = {};
+    std::array<bool, ExpertPool::kMostTickets> waits = {};
+    const auto resume = [&](int i) {
+      const Batch& batch = step.at[i];
+      if (std::exchange(waits[i], false)) end(batch);
+      while (next[i] < layers_.size()) {
+        if ((waits[i] = begin(layers_[next[i]++], batch))) return;
+        end(batch);
       }
-    for (const Batch& part : step) end(part);
+    };
+    for (bool any = true; any;) {
+      any = false;
+      for (int i = 0; i < step.n; ++i)
+        if (next[i] < layers_.size() || waits[i]) {
+          resume(i);
+          any = true;
+        }
+    }
     if (!stream_.is_recording()) hybrid_->end_step(step);
   }
   void start() {
@@ -96,7 +111,7 @@ class HybridSteps : public HybridHandOff {
     const auto matrix = [&](const void* data, int64_t cols, DType dtype) {
       return TensorView{const_cast<void*>(data), kTokens, cols, cols, dtype};
     };
-    for (const int layer : {1, 2, 3}) {
+    for (const int layer : layers_) {
       const Ticket ticket = reference_->submit({layer,
                                                 matrix(x_.data(), dim_, DType::kF32),
                                                 {matrix(ids_.data(), kActive, DType::kI32),
@@ -136,10 +151,36 @@ TEST_F(HybridSteps, MicroBatchesGiveTheSameSum) {
 // Rows of bytes have a scale each.
 class ConvertedSteps : public HybridSteps {
  protected:
-  ConvertedSteps() : HybridSteps(WeightFormat{DType::kI8}) {}
+  ConvertedSteps() : HybridSteps(ExpertsLayout(WeightFormat{DType::kI8})) {}
 };
 TEST_F(ConvertedSteps, MicroBatchesGiveTheSameSum) {
   for (const int n_parts : {1, 2, 2}) {
+    start();
+    enqueue(n_parts);
+    expect_sum();
+  }
+}
+
+// Layer 1 has rows of one byte a column, layer 2 of two or four. While the CPU still reads the
+// second micro-batch's rows of one layer, the GPU hands down the first's of the next.
+class MixedSteps : public HybridSteps {
+ protected:
+  MixedSteps() : HybridSteps(ExpertsLayout({{}, WeightFormat{DType::kI8}, {}, {}}, {})) {}
+};
+TEST_F(MixedSteps, RowsOfALayerStayWhileTheNextOneIsHandedDown) {
+  layers_ = {1, 2, 1, 2};
+  std::atomic<int> n_submitted = 0;  // and what was enqueued for it is done
+  int n_served = 0, n_parts = 1;
+  between_ = [&] { stream_.run_on_host([&] { ++n_submitted; }); };
+  interposed_->before = [&] {
+    const int n = std::min(n_served++ + n_parts, n_parts * static_cast<int>(layers_.size()));
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (n_submitted < n && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    EXPECT_GE(n_submitted, n);
+  };
+  for (n_parts = 1; n_parts <= 2; ++n_parts) {
+    n_submitted = n_served = 0;
     start();
     enqueue(n_parts);
     expect_sum();
@@ -254,6 +295,24 @@ TEST_F(HybridSteps, TheCpuFollowsAReplay) {
     EXPECT_TRUE(says(said, n_parts == 1 ? "out of everything" : "an earlier step failed"));
     stream_.wait();
   }
+}
+
+// A recorded step does not stream, however many tokens it has, and its timeline says so.
+TEST_F(HybridSteps, AReplayOnTheTimelineDoesNotStream) {
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
+  hybrid_->divide({.stream_from = 1, .streaming = &streaming});
+  Timeline timeline;
+  hybrid_->record(timeline);
+  const gpu::Graph graph = stream_.capture([&] { enqueue(1); });
+  start();
+  stream_.replay(graph);
+  hybrid_->follow(parts(1));
+  hybrid_->end_step(parts(1));
+  expect_sum();
+  std::map<std::string, int> n_spans;
+  for (const Timeline::Span& s : timeline.spans()) ++n_spans[s.name];
+  EXPECT_EQ(n_spans["waits for the CPU"], 2);
+  EXPECT_EQ(n_spans["experts of host memory"], 0);
 }
 
 // What was when: parts of every layer, none of negative length, and as JSON.

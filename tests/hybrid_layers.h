@@ -58,11 +58,10 @@ inline std::vector<std::vector<bool>> on_card() {
 class HybridHandOff : public testing::Test {
  protected:
   HybridHandOff() : HybridHandOff(DType::kBF16, {}) {}
-  HybridHandOff(DType stored, std::optional<WeightFormat> format)
+  HybridHandOff(DType stored, ExpertsLayout layout)
       : random_(hand_off_config(), stored), whole_(kernels_), part_(kernels_) {
-    all_ = reserve_packed(random_.stored, random_.config, whole_, format);
+    all_ = reserve_packed(random_.stored, random_.config, whole_, layout);
     run_jobs(all_, whole_);
-    ExpertsLayout layout(format);
     layout.keep_elsewhere(on_card());
     some_ = reserve_packed(random_.stored, random_.config, part_, layout);
     run_jobs(some_, part_);

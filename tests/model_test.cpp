@@ -4,6 +4,7 @@
 
 #include "tests/check_close.h"
 #include "tests/conversations.h"
+#include "tests/error_of.h"
 #include "tests/naive_deepseek.h"
 #include "tests/random_model.h"
 
@@ -216,6 +217,7 @@ class Elsewhere final : public ExpertPool {
   void add_to(Ticket ticket, TensorView y) override {
     const ExpertBatch& batch = batches_[ticket];
     calls.push_back({'a', batch.layer, batch.first_row});
+    if (std::ssize(calls) == fails_at) fail("out of everything");
     const TensorView sum = sums_of(batch.first_row, y.rows);
     for (int64_t t = 0; t < y.rows; ++t)
       for (int i = 0; i < dim_; ++i) y.row<float>(t)[i] += sum.row<float>(t)[i];
@@ -223,6 +225,7 @@ class Elsewhere final : public ExpertPool {
   bool prefers_micro_batches(int n_sequences) const override { return n_sequences >= 3; }
 
   std::vector<Call> calls;
+  int fails_at = 0;  // number of a call of add_to(); 0: never
 
  private:
   Ticket start(const ExpertBatch& batch) override {
@@ -230,7 +233,7 @@ class Elsewhere final : public ExpertPool {
     const TensorView sum = sums_of(batch.first_row, batch.x.rows);
     std::fill_n(sum.row<float>(0), batch.x.rows * dim_, 0.f);
     experts_.add_to(experts_.submit(batch), sum);
-    const Ticket ticket = batch.first_row > 0 ? 1 : 0;
+    const Ticket ticket = ticket_of(batch.first_row);
     batches_[ticket] = batch;
     return ticket;
   }
@@ -268,6 +271,34 @@ TEST_P(ModelTest, MicroBatchesTakeTurns) {
         if (l < c.n_layers && c.is_moe(l)) expected.push_back({'s', l, first});
       }
     EXPECT_EQ(elsewhere.calls, expected) << n;
+  }
+}
+
+// A pass fails, the first or the second, while the other one is under way: the error comes out of
+// the step, and the steps that follow are computed as ever.
+TEST_P(ModelTest, AfterAPassThatFailedStepsGoOn) {
+  TestEngine engine(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16),
+      twin(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16);
+  const ModelConfig& c = model_.config;
+  Elsewhere elsewhere(twin.experts, 256, c.dim);
+  StepRunner halved({c, twin.packed.weights, twin.device, twin.ops, elsewhere}, {256, 256},
+                    AttentionForm::kAuto);
+  Conversations one(engine.model, engine.cache, 1, 4), two(halved, twin.cache, 2, 4);
+  for (const int fails_at : {0, 3, 5}) {  // both submit, then each adds and submits
+    std::vector<Conversations::Part> prompts, step;
+    for (int s = 0; s < 4; ++s) prompts.push_back({s, prompt(3 + s, c.vocab, s)});
+    for (int s = 0; s < 4; ++s) step.push_back({s, {11 * s + 1}});
+    EXPECT_EQ(one.step(prompts), two.step(prompts)) << fails_at;
+    elsewhere.calls.clear();
+    elsewhere.fails_at = fails_at;
+    const std::string said =
+        error_of([&] { EXPECT_EQ(one.step(step), two.step(step)) << fails_at; });
+    EXPECT_EQ(says(said, "out of everything"), fails_at > 0) << fails_at;
+    elsewhere.fails_at = 0;
+    for (int s = 0; s < 4; ++s) {
+      one.forget(s);
+      two.forget(s);
+    }
   }
 }
 

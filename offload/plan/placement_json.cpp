@@ -15,8 +15,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kMaxLayers = 1 << 16, kMaxExperts = 1 << 16, kMaxDevices = 1 << 16;
 constexpr int kMaxTokens = 1 << 30;
-const char* const kBackbone = "backbone";
-const char* const kCpu = "cpu";
+const char* const kOnBackbone = "backbone";
+const char* const kOnCpu = "cpu";
 const char *const kBf16 = "bf16", *const kFp8 = "fp8";
 
 Json stage_to_json(const Stage& stage);
@@ -43,8 +43,8 @@ Json placement_to_json(const Placement& p) {
       {"model", p.model},
       {"machine", p.machine},
       {"backbone", {{"format", format_name(p.backbone)}, {"stages", stages}}},
-      {"embedding", {{"on", p.embedding_on_cpu ? kCpu : kBackbone}}},
-      {"head", {{"on", p.head_on_cpu ? kCpu : kBackbone}, {"replicated", p.head_replicated}}},
+      {"embedding", {{"on", p.embedding_on_cpu ? kOnCpu : kOnBackbone}}},
+      {"head", {{"on", p.head_on_cpu ? kOnCpu : kOnBackbone}, {"replicated", p.head_replicated}}},
       {"kv", {{"tokens", p.kv_tokens}, {"type", p.kv_type == DType::kBF16 ? kBf16 : kFp8}}},
       {"experts", experts},
       {"prefill",
@@ -171,8 +171,8 @@ void read_backbone(JsonFields fields, Placement& p) {
 
 bool read_on_cpu(JsonFields& fields, const std::string& key) {
   const std::string where = fields.text(key);
-  if (where != kCpu && where != kBackbone) fields.refuse(key, "expected cpu or backbone");
-  return where == kCpu;
+  if (where != kOnCpu && where != kOnBackbone) fields.refuse(key, "expected cpu or backbone");
+  return where == kOnCpu;
 }
 
 void read_experts(JsonFields fields, Placement& p) {

@@ -31,7 +31,7 @@ class DeepSeek {
   static int64_t bytes_for(const ModelConfig& config, StepLimits limits);
 
   // All layers for the tokens of `batch`, which outlives the pass: fills the cache and leaves the
-  // residual stream. Suspends where it waits for experts.
+  // residual stream. Suspends where it waits for experts. The coroutine itself lives in `memory`.
   Pass forward(const Batch& batch, KvCache& cache, PassMemory& memory);
   // logits() of the rows batch.logit_rows of a step, once its passes are done.
   void head(const Batch& step);

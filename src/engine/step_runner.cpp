@@ -1,5 +1,7 @@
 #include "engine/step_runner.h"
 
+#include <functional>
+
 namespace tandem {
 
 StepRunner::StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm form)

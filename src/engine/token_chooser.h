@@ -1,6 +1,7 @@
 // The next tokens of a step: the device draws them where it can and a request needs no more than
 // the logits; else the logits come to the host, to the request's sampler.
 #pragma once
+#include <memory>
 #include <vector>
 
 #include "engine/sampler.h"

@@ -1,7 +1,5 @@
 #include "ops/cuda_ops.h"
 
-#include <algorithm>
-
 #include "model/rope.h"
 #include "ops/cuda_weights.h"
 

@@ -27,7 +27,8 @@ class DeviceSampler {
   virtual void draw(TensorView logits, std::span<const Draw> how, std::span<int32_t> tokens) = 0;
 };
 
-// What the verbs of a decode step depend on beside the arrays that Ops::begin() uploads. Equal
+// What the verbs of a decode step depend on, beside the memory that they name, which lives as long
+// as the device, and the arrays that Ops::begin() uploads. Equal
 // keys, equal verbs.
 struct RecordKey {
   const void *activations, *cache;

@@ -16,9 +16,10 @@ struct ExpertBatch {
   const float* x_scales = nullptr;
 };
 
-// Work that was submitted and not yet added: the number of its slot, below
+// Work that was submitted and not yet added: the micro-batch that it is of, below
 // ExpertPool::kMostTickets.
 using Ticket = int;
+inline Ticket ticket_of(int first_row) { return first_row > 0 ? 1 : 0; }
 
 // Sees what a pool is asked for, without changing it.
 class ExpertObserver {
@@ -42,9 +43,8 @@ class ExpertPool {
     if (observer_) observer_->submitted(batch);
     return start(batch);
   }
-  // Once, when the backbone has nothing more to enqueue beside the ticket's experts: whether
-  // another device computes some of them, so that the backbone may turn to other work before
-  // add_to().
+  // Called once, when the backbone has nothing more to enqueue beside the ticket's experts. Whether
+  // another device computes some of them, so that the backbone may turn to other work first.
   virtual bool waits(Ticket /*ticket*/) { return false; }
   // y += the sum of weight * expert(x), [tokens, dim], and ends the ticket. Throws RunError when a
   // device was lost.

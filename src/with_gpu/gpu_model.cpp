@@ -228,6 +228,7 @@ class Loaded final : public GpuModel {
   const int stream_from_, micro_batches_from_;
   const gpu::Card card_;
   gpu::Stream stream_;
+  std::unique_ptr<CudaRoutingRecorder> recorder_;  // null: routing is not recorded
   CudaDevice device_;
   CudaWeights home_, host_home_;  // host_home_: read by the GPU over the link
   ModelWeights weights_;
@@ -237,7 +238,6 @@ class Loaded final : public GpuModel {
   std::unique_ptr<CudaExperts> card_experts_;
   std::unique_ptr<CudaStreaming> streaming_;
   std::unique_ptr<HybridExperts> hybrid_;  // null: all experts are on the GPU
-  std::unique_ptr<CudaRoutingRecorder> recorder_;
 };
 
 // FP8 activations need such weights.

@@ -41,6 +41,8 @@ class Shared final : public HybridTwin {
   }
   std::optional<int> measure_crossover(int max_tokens) override {
     if (!CudaStreaming::takes(experts_)) return {};
+    division_ = {};
+    hybrid_.divide(division_);
     streaming_ = std::make_unique<CudaStreaming>(parts_.config, experts_, parts_.rows, max_tokens_,
                                                  parts_.stream);
     streaming_->divide_by(streaming_->measured_rates(max_tokens));

@@ -11,8 +11,4 @@ using Filter = Value (*)(Heap& heap, const Arguments& arguments);
 
 Filter find_filter(std::string_view name);  // null when there is none
 
-// find_filter() looks in these two groups.
-Filter find_text_filter(std::string_view name);
-Filter find_sequence_filter(std::string_view name);
-
 }  // namespace tandem::jinja

@@ -264,8 +264,6 @@ std::vector<Token> tokenize(std::string_view source) {
 
 namespace {
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
 // Value of up to `most` digits in `base` at `at`, which is moved behind them.
 std::optional<uint32_t> digits(std::string_view text, size_t& at, size_t most, int base) {
   const std::string_view part = text.substr(at, most);
