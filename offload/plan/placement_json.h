@@ -1,4 +1,4 @@
-// JSON form of a placement for reading and editing (docs/planner.md lists the fields).
+// JSON form of a placement for reading and editing (docs/planner_files.md lists the fields).
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

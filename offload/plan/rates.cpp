@@ -122,7 +122,7 @@ constexpr Point kAvx512Restored[] = {{512, 0.67}, {4096, 0.72}, {16384, 0.68}};
 // amx: no such machine has been measured. One row: SGLang reached 85 % of the bandwidth on a Xeon
 // 6980P. Many rows: kt-kernel reaches 31 to 35 % of the peak and a loop over the L2 cache can reach
 // 75 %; the curves assume the middle, at the peak of a Xeon 6454S. INT4 with BF16 scales per 32
-// columns: docs/amx.md.
+// columns: docs/measurements/amx_counts.md.
 constexpr Point kAmxExperts[] = {{1, 0.81}, {4, 0.72}, {16, 0.67}, {64, 0.65}, {256, 0.79}};
 constexpr Point kAmxExpertsI4[] = {{1, 0.65}, {4, 0.56}, {16, 0.50}, {64, 0.56}, {256, 0.80}};
 constexpr Point kAmxExpertsI4Bf16[] = {{1, 0.65}, {4, 0.51}, {16, 0.38}, {64, 0.28}};

@@ -41,7 +41,7 @@ Rates rates_of(const Machine& machine, DeviceId device, const std::vector<int>& 
 double peak_for(const Rates& rates, DType format, bool gpu);
 
 // Ideal seconds of reading and arithmetic: a GPU overlaps them, a CPU core does one after the other
-// (docs/planner.md has the measurements).
+// (docs/measurements/planner.md has the measurements).
 double together(const Rates& rates, double read_seconds, double op_seconds);
 
 // Bytes and operations of a product, and the rows of activations of each of its matrices.

@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-// Fields are listed in docs/planner.md.
+// Fields are listed in docs/planner_files.md.
 nlohmann::ordered_json plan_report(const PlanRequest& request, const Plan& plan,
                                    const std::vector<Change>& changes);
 nlohmann::ordered_json prediction_report(const Prediction& prediction);
