@@ -133,6 +133,13 @@ TEST(BenchModel, RandomWeightsGiveFiniteNumbers) {
     CpuWeights home(kernels);
     const ModelWeights weights = random_weights(
         config, {{DType::kF8E4M3}, format}, [](const WeightSpec&) { return true; }, home, team);
+    // All experts are copies of one, to the last byte.
+    const auto bytes_of = [&](int expert) {
+      const TensorView& q = weights.layers[1].experts[expert].gate.q;
+      return std::string_view(reinterpret_cast<const char*>(q.row_data(0)),
+                              static_cast<size_t>(q.rows * q.row_bytes()));
+    };
+    for (int e = 1; e < config.router.n_experts; ++e) EXPECT_EQ(bytes_of(e), bytes_of(0)) << e;
     CpuExperts experts(kernels, config, weights, 1, team);
     std::vector<float> x(config.dim, 1.f), y(config.dim, 0.f), w(config.router.n_active, 0.25f);
     std::vector<int32_t> ids = {0, 5, 17, 31};

@@ -31,6 +31,13 @@ bool contains(const std::string& text, std::string_view part) {
   return text.find(part) != std::string::npos;
 }
 
+// Whose other case is in another block of characters.
+TEST(Jinja, CasesBeyondLatinOne) {
+  EXPECT_EQ(render("{{ '\u00ff\u00b5'|upper }}"), "\u0178\u039c");
+  EXPECT_EQ(render("{{ '\u0178'|lower }}"), "\u00ff");
+  EXPECT_EQ(render("{{ '\u0178\u0178'|capitalize }}"), "\u0178\u00ff");
+}
+
 TEST(Jinja, GivesWhatPythonGives) {
   std::ifstream file(TANDEM_SOURCE_DIR "/tests/data/templates/expressions.json");
   ASSERT_TRUE(file) << "tests/data/templates/expressions.json is missing";
