@@ -1,17 +1,21 @@
-# make run    installs what is missing, builds, and asks the embedded model a question
-# make test   the same, then every test
-# make bench-report  measures this machine in under 8 minutes, into docs/measurements/
-# make bundle        the same for machines that cannot build: build/tandem-bench.tar.gz
-# make validate-planner  predictions against this machine, into docs/planner_validation.md
-# make hybrid-schedule   a step shared by a card that is a delay and this CPU's experts, for docs/hybrid.md
-# make mutation-score    what the tests notice of 100 random slips (SEED=1); more in tools/mutation_score.py
-# make install       the program and its models below PREFIX (/usr/local); DESTDIR stages them for a package
-# The rest: bench, asan, tsan, fuzz, mutants, format, lint. Everything is built below build/.
-# make and make build also build tests and benchmarks
-.PHONY: all configure build run test install deps bench bench-report validate-planner hybrid-schedule bundle asan tsan fuzz mutants mutation-score format lint clean
+# make                   builds the program, the tests and the benchmarks
+# make run               builds the program and asks the embedded model a question
+# make test              builds everything and runs every test
+# make install           installs the program and its models below PREFIX (/usr/local) in DESTDIR
+# make bench-report      measures this machine in under 8 minutes, into docs/measurements/
+# make bundle            makes build/tandem-bench.tar.gz, which measures machines that cannot build
+# make validate-planner  compares predictions with this machine, into docs/planner_validation.md
+# make hybrid-schedule   measures steps shared by a simulated GPU and this CPU; prints the table of
+#                        docs/measurements/hybrid_schedule.md
+# make mutation-score    counts the random mutations of 100 that the tests catch (SEED=1)
+# Other targets: bench, asan, tsan, fuzz, mutants, format, lint, clean. Targets install missing packages;
+# everything is built below build/.
+.PHONY: all configure build run test install deps bench bench-report validate-planner hybrid-schedule bundle \
+        asan tsan fuzz mutants mutation-score format lint clean
 
 PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev \
-            nlohmann-json3-dev libboost-dev libssl-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev python3 python3-venv python3-jinja2
+            nlohmann-json3-dev libboost-dev libssl-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev \
+            python3 python3-venv python3-jinja2
 LINT_PACKAGES := clang-format-14 clang-tidy-14
 JOBS := $(shell nproc)
 FUZZ_SECONDS ?= 600

@@ -1,15 +1,15 @@
-// The schedule of a decode step that GPU and CPU share, where there is no GPU: the real forward
-// pass, hand-off and experts of R1's shape on one core, and on another a card that is a delay
-// (stated_card.h). Prints the table of docs/hybrid.md.
+// The schedule of a decode step that GPU and CPU share, on a machine without a GPU: the real
+// forward pass, hand-off and experts of R1's shape on one core, and on another a simulated GPU that
+// only delays (stated_card.h). Prints the table of docs/measurements/hybrid_schedule.md.
 //
 //     hybrid_schedule [GB of experts, 3]
 #include <cstdio>
 #include <cstdlib>
 
 #include "bench/hybrid_steps.h"
-#include "bench/machine_info.h"
 #include "bench/machine_speed.h"
-#include "offload/plan/cost.h"
+#include "core/machine_info.h"
+#include "model/cost.h"
 #include "stated_card.h"
 
 namespace tandem {
@@ -17,8 +17,9 @@ namespace {
 
 constexpr StatedRates kRtx4090 = {1008e9, 165.2e12};  // of its data sheet: memory; BF16, dense
 constexpr int kLayers = 4, kContext = 1536;
-// The card as it is; made so slow that its part is to this core's as the planner has an RTX 4090's
-// to two Xeon 6454S' (docs/hybrid.md); and so slow that both take as long.
+// Three speeds of the GPU: as stated; so slow that GPU and this core relate as an RTX 4090 and two
+// Xeon 6454S do in the planner (docs/measurements/hybrid_schedule.md); so slow that both take
+// equally long.
 struct Row {
   int sequences;
   double beside_server;  // the card's part over the CPU's
@@ -93,7 +94,7 @@ class Schedule {
 
   HybridSteps::Decode print_row(int n, StatedRates card) {
     Timeline timeline;
-    const DeepSeek::Limits limits = {kMost, 1};
+    const StepLimits limits = {kMost, 1};
     const ModelOnCard on_card(
         [&](const GpuTwinOptions& options) {
           return std::make_unique<StatedCard>(options, card, card_cpu_, timeline);
@@ -136,7 +137,7 @@ void print(double gb) {
   std::printf(
       "%s, %s kernels, one core for the experts (%d of R1's in memory, %.1f GB), one for the card; "
       "%d MoE layers, context %d\n\n"
-      "| card, times as slow | sequences | GPU alone (stated) | CPU alone (measured) | step, by "
+      "| GPU, times as slow | sequences | GPU alone (stated) | CPU alone (measured) | step, by "
       "the "
       "clock | step, by the timeline | / the larger | two micro-batches | gain |\n"
       "|---|---|---|---|---|---|---|---|---|\n",

@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "inspect.h"
+#include "cli/inspect.h"
 #include "io/load_jobs.h"
 #include "io/packed_cache.h"
 #include "io/weight_store.h"

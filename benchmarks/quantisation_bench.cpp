@@ -10,8 +10,8 @@
 #include <random>
 
 #include "core/check.h"
+#include "loader/pack_weights.h"
 #include "offload/cpu_experts.h"
-#include "pack_weights.h"
 
 namespace tandem {
 namespace {
@@ -138,11 +138,11 @@ struct Kept {
     const auto rows = [&](std::vector<float>& v, int64_t cols) {
       return TensorView{v.data(), kTokens, cols, cols, DType::kF32};
     };
-    experts.submit(
+    const Ticket ticket = experts.submit(
         {0,
          rows(x, config.dim),
          {.ids = {ids.data(), kTokens, 1, 1, DType::kI32}, .weights = rows(weights, 1)}});
-    experts.add_to(rows(y, config.dim));
+    experts.add_to(ticket, rows(y, config.dim));
     return y;
   }
 };

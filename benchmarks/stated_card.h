@@ -35,27 +35,7 @@ class StatedOps final : public Ops {
       choices_.emplace_back(config.router, max_tokens, false, rng);
   }
 
-  Buffer allocate(int64_t bytes) override { return Buffer(bytes); }
-  void begin(const Batch& batch) override {
-    choice_ = batch.tokens[0] % kChoices;
-    n_tokens_ = batch.n();
-  }
-  // As CudaOps.
-  bool run_decode(const StepForm& form, const std::function<void()>& verbs) override {
-    if (n_tokens_ > gpu::kSkinnyTokens) {
-      verbs();
-      return false;
-    }
-    const auto step = std::pair(form, n_tokens_);
-    auto known = recorded_.find(step);
-    if (known == recorded_.end()) known = recorded_.emplace(step, stream_.capture(verbs)).first;
-    stream_.replay(known->second);
-    return true;
-  }
-  void copy(const void*, int64_t, void*) override {}
-  void wait() override { stream_.wait(); }
-  void to_host(TensorView, TensorView) override { wait(); }
-
+  void begin(const Batch& batch) override { choice_ = batch.tokens[0] % kChoices; }
   void embed(std::span<const int32_t>, const QuantView&, TensorView) override {}
   void rms_norm(TensorView, const QuantView&, float, TensorView) override {}
   void add(TensorView, TensorView) override {}
@@ -118,8 +98,32 @@ class StatedOps final : public Ops {
   const StatedRates rates_;
   gpu::Stream& stream_;
   std::vector<RandomRouting> choices_;
-  int choice_ = 0, n_tokens_ = 0, first_row_ = 0;
-  std::map<std::pair<StepForm, int>, gpu::Graph> recorded_;
+  int choice_ = 0, first_row_ = 0;
+};
+
+// Its memory is the host's; it copies nothing.
+class StatedDevice final : public Device {
+ public:
+  explicit StatedDevice(gpu::Stream& stream) : stream_(stream) {}
+  Buffer allocate(int64_t bytes) override { return Buffer(bytes); }
+  void copy(const void*, int64_t, void*) override {}
+  void wait() override { stream_.wait(); }
+  void to_host(TensorView, TensorView) override { wait(); }
+  // As CudaDevice.
+  bool run_recorded(const RecordKey& key, const std::function<void()>& enqueue) override {
+    if (key.n_tokens > gpu::kSkinnyTokens) {
+      enqueue();
+      return false;
+    }
+    auto known = recorded_.find(key);
+    if (known == recorded_.end()) known = recorded_.emplace(key, stream_.capture(enqueue)).first;
+    stream_.replay(known->second);
+    return true;
+  }
+
+ private:
+  gpu::Stream& stream_;
+  std::map<RecordKey, gpu::Graph> recorded_;
 };
 
 // Plays on `cpu`: its thread would otherwise inherit the core of the team's thread that makes it.
@@ -145,13 +149,19 @@ class StatedCard final : public GpuTwin {
   }
 
   const ModelWeights& weights() const override { return weights_; }
+  Device& device() override { return device_; }
   Ops& ops() override { return *ops_; }
-  RoutedExperts& experts() override { return *none_; }
-  std::unique_ptr<HybridTwin> share(CpuExperts& experts, RoutedExperts& on_cpu,
+  ExpertPool& experts() override { return *none_; }
+  std::unique_ptr<HybridTwin> share(CpuExperts& experts, ExpertPool& on_cpu,
                                     int max_tokens) override {
-    auto shared = std::make_unique<Shared>(
-        config_, HybridExperts::Parts{weights_, *none_, on_cpu, experts.activations(), stream_},
-        max_tokens);
+    auto shared =
+        std::make_unique<Shared>(config_,
+                                 HybridExperts::Parts{.weights = weights_,
+                                                      .on_gpu = *none_,
+                                                      .on_cpu = on_cpu,
+                                                      .rows_on_cpu = experts.activations(),
+                                                      .stream = stream_},
+                                 max_tokens);
     shared->hybrid.record(timeline_);
     return shared;
   }
@@ -164,8 +174,8 @@ class StatedCard final : public GpuTwin {
   struct Shared final : HybridTwin {
     Shared(const ModelConfig& config, const HybridExperts::Parts& parts, int max_tokens)
         : hybrid(config, parts, max_tokens) {}
-    RoutedExperts& experts() override { return hybrid; }
-    void halve_from(int n_sequences) override { hybrid.halve_from(n_sequences); }
+    ExpertPool& experts() override { return hybrid; }
+    void micro_batches_from(int n) override { hybrid.divide({.micro_batches_from = n}); }
     std::optional<int> measure_crossover(int) override { return {}; }
     void stream_from(int) override {}
     int64_t bytes_brought() const override { return 0; }
@@ -175,6 +185,7 @@ class StatedCard final : public GpuTwin {
   const ModelConfig config_;
   Timeline& timeline_;
   gpu::Stream stream_;
+  StatedDevice device_{stream_};
   ModelWeights weights_;
   std::unique_ptr<StatedOps> ops_;
   std::unique_ptr<CudaExpertRows> rows_;

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "io/tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // The two products of attention with TDPBF16PS, 32 rows by 32 columns at a time. A tiles are read
 // from the cache's keys and from rows of weights, B tiles from packed queries and values.
-// docs/amx.md counts the loops' instructions.
+// docs/measurements/amx_counts.md counts the loops' instructions.
 #include "cpu_kernels/amx_config.h"
 #include "cpu_kernels/avx512_attention.h"
 

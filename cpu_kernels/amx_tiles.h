@@ -1,5 +1,5 @@
-// AMX tile products: 32 rows of x by 32 rows of w at a time. docs/amx.md counts the loop's
-// instructions.
+// AMX tile products: 32 rows of x by 32 rows of w at a time. docs/measurements/amx_counts.md counts
+// the loop's instructions.
 #pragma once
 #include <immintrin.h>
 

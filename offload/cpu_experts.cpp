@@ -33,9 +33,12 @@ std::vector<cpu::ActivationType> CpuExperts::activations() const {
   return types;
 }
 
-void CpuExperts::submit(const ExpertBatch& batch) {
+Ticket CpuExperts::start(const ExpertBatch& batch) {
+  check(!is_submitted_, "the CPU's experts have one ticket");
   begin(batch);
   compute_below(c_.router.n_experts);
+  is_submitted_ = true;
+  return 0;
 }
 
 void CpuExperts::begin(const ExpertBatch& batch) {
@@ -58,7 +61,8 @@ void CpuExperts::compute_below(int expert) {
                      [&](int node, int64_t item, int thread) { slices_[node]->run(item, thread); });
 }
 
-void CpuExperts::add_to(TensorView y) {
+void CpuExperts::add_to(Ticket, TensorView y) {
+  is_submitted_ = false;
   team_.run(n_tokens_, [&](int64_t t, int) {
     for (const auto& slice : slices_) {
       if (slice->is_empty()) continue;

@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-class CpuExperts final : public RoutedExperts {
+class CpuExperts final : public ExpertPool {
  public:
   // `weights` holds the packed experts in a slice for each node of the team, those that are asked
   // for; it, like all references, outlives the object.
@@ -24,16 +24,17 @@ class CpuExperts final : public RoutedExperts {
   // without experts.
   std::vector<cpu::ActivationType> activations() const;
 
-  void submit(const ExpertBatch& batch) override;
-  // The same in parts, between which other work may be done: begin(), then compute_below() with
-  // ascending numbers, the last n_experts. Each computes the experts below the number that were not
-  // computed before; the sum is the same to the bit.
+  // submit() computes everything, for one ticket at a time. In pieces, between which other work may
+  // be done: begin(), then compute_below() with ascending numbers, the last n_experts, then
+  // add_to(0, y). Each call computes the experts below the number that were not computed before;
+  // the sum is the same to the bit.
   void begin(const ExpertBatch& batch);
   void compute_below(int expert);
   // Slices are added in the order of the nodes.
-  void add_to(TensorView y) override;
+  void add_to(Ticket ticket, TensorView y) override;
 
  private:
+  Ticket start(const ExpertBatch& batch) override;
   void group_by_expert(const ExpertBatch& batch);
 
   const cpu::KernelTable& kernels_;
@@ -46,6 +47,7 @@ class CpuExperts final : public RoutedExperts {
   std::vector<int32_t> first_of_;                     // [n_experts + 1]
   size_t n_computed_ = 0;                             // groups of pairs
   int n_tokens_ = 0;
+  bool is_submitted_ = false;
 };
 
 }  // namespace tandem

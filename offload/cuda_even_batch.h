@@ -4,7 +4,7 @@
 
 #include "gpu_kernels/runtime.h"
 #include "model/config.h"
-#include "ops/experts.h"
+#include "ops/expert_pool.h"
 
 namespace tandem {
 

@@ -14,7 +14,7 @@ struct RowScratch {
 RowScratch scratch_for(const ModelConfig& c, int max_tokens) {
   const int64_t pairs = int64_t{max_tokens} * c.router.n_active, i32 = sizeof(int32_t);
   if (c.router.n_experts == 0) return {};
-  return {.offsets = (c.router.n_experts + 1) * i32,
+  return {.offsets = ExpertPool::kMostTickets * (c.router.n_experts + 1) * i32,
           .pairs = pairs * i32,
           .x = max_tokens * gpu::product_stride(c.dim) * int64_t{sizeof(bf16)},
           .hidden = pairs * gpu::product_stride(c.expert_dim) * int64_t{sizeof(float)},
@@ -39,90 +39,106 @@ int64_t CudaExpertRows::bytes_for(const ModelConfig& c, int max_tokens) {
   return scratch_for(c, max_tokens).sum();
 }
 
-void CudaExpertRows::sort(const ExpertBatch& batch, int n_experts, const gpu::Weight& like) {
-  weights_ = batch.routing.weights;
+CudaExpertRows::Sorted CudaExpertRows::sort(const ExpertBatch& batch, int n_experts,
+                                            const gpu::Weight& like) {
   const TensorView& ids = batch.routing.ids;
   const auto tokens = static_cast<int>(batch.x.rows);
+  Sorted rows = {.first_row = batch.first_row,
+                 .first_pair = batch.first_row * ids.cols,
+                 .ticket = ticket_of(batch.first_row),
+                 .weights = batch.routing.weights,
+                 .x_fp8 = {},
+                 .hidden_fp8 = {}};
   gpu::sort_pairs(stream_, {.ids = static_cast<const int32_t*>(ids.data),
                             .ids_stride = ids.stride,
-                            .offsets = offsets_.as<int32_t>(),
-                            .row_of = row_of_.as<int32_t>(),
-                            .tokens_of_rows = tokens_of_rows_.as<int32_t>(),
+                            .offsets = offsets_of(rows),
+                            .row_of = row_of_.as<int32_t>() + rows.first_pair,
+                            .tokens_of_rows = tokens_of_rows_.as<int32_t>() + rows.first_pair,
                             .tokens = tokens,
                             .n_active = static_cast<int>(ids.cols),
                             .n_experts = n_experts});
-  x_fp8_ = hidden_fp8_ = {};
   if (rounds_to_fp8(fp8_activations_, like, tokens)) {
     const int64_t pairs = ids.rows * ids.cols;
-    x_fp8_ = fp8_rows_in(x_.as<void>(), tokens, c_.dim);
-    hidden_fp8_ = fp8_rows_in(hidden_.as<bf16>() + pairs * gpu::product_stride(c_.expert_dim),
-                              pairs, c_.expert_dim);
+    rows.x_fp8 = fp8_rows_in(x_of(rows), tokens, c_.dim);
+    rows.hidden_fp8 = fp8_rows_in(hidden_of(rows) + pairs * gpu::product_stride(c_.expert_dim),
+                                  pairs, c_.expert_dim);
   }
-  round(batch.x);
+  round(rows, batch.x);
+  return rows;
 }
 
-void CudaExpertRows::round(TensorView x) {
-  if (x_fp8_.codes)
+bf16* CudaExpertRows::x_of(const Sorted& rows) const {
+  return x_.as<bf16>() + rows.first_row * gpu::product_stride(c_.dim);
+}
+
+// A pair has as many bytes as in float.
+bf16* CudaExpertRows::hidden_of(const Sorted& rows) const {
+  return hidden_.as<bf16>() + 2 * rows.first_pair * gpu::product_stride(c_.expert_dim);
+}
+
+void CudaExpertRows::round(const Sorted& rows, TensorView x) {
+  if (rows.x_fp8.codes)
     return gpu::round_rows_fp8(stream_, {.x = static_cast<const float*>(x.data),
-                                         .out = x_fp8_,
+                                         .out = rows.x_fp8,
                                          .x_stride = x.stride,
                                          .n_rows = x.rows,
                                          .cols = c_.dim});
   gpu::round_rows(stream_, {.x = static_cast<const float*>(x.data),
-                            .out = x_.as<bf16>(),
+                            .out = x_of(rows),
                             .x_stride = x.stride,
                             .out_stride = gpu::product_stride(c_.dim),
                             .n_rows = x.rows,
                             .cols = c_.dim});
 }
 
-void CudaExpertRows::gate_up(const gpu::ExpertWeights& gate, const gpu::ExpertWeights& up,
-                             Range experts) {
-  gpu::grouped_gate_up(stream_, {.x = x_.as<bf16>(),
-                                 .x_fp8 = x_fp8_,
-                                 .tokens = tokens_of_rows_.as<int32_t>(),
-                                 .rows = rows_of(experts),
+void CudaExpertRows::gate_up(const Sorted& rows, const gpu::ExpertWeights& gate,
+                             const gpu::ExpertWeights& up, Range experts) {
+  gpu::grouped_gate_up(stream_, {.x = x_of(rows),
+                                 .x_fp8 = rows.x_fp8,
+                                 .tokens = tokens_of_rows_.as<int32_t>() + rows.first_pair,
+                                 .rows = rows_of(rows, experts),
                                  .gate = gate,
                                  .up = up,
-                                 .hidden = hidden_.as<bf16>(),
+                                 .hidden = hidden_of(rows),
                                  .x_stride = gpu::product_stride(c_.dim),
                                  .hidden_stride = gpu::product_stride(c_.expert_dim)});
 }
 
-void CudaExpertRows::down(const gpu::ExpertWeights& down, Range experts) {
-  if (hidden_fp8_.codes)
-    gpu::round_hidden_fp8(stream_, {.hidden = hidden_.as<bf16>(),
-                                    .rows = rows_of(experts),
-                                    .out = hidden_fp8_,
+void CudaExpertRows::down(const Sorted& rows, const gpu::ExpertWeights& down, Range experts) {
+  if (rows.hidden_fp8.codes)
+    gpu::round_hidden_fp8(stream_, {.hidden = hidden_of(rows),
+                                    .rows = rows_of(rows, experts),
+                                    .out = rows.hidden_fp8,
                                     .hidden_stride = gpu::product_stride(c_.expert_dim),
                                     .cols = c_.expert_dim});
-  gpu::grouped_down(stream_, {.hidden = hidden_.as<bf16>(),
-                              .hidden_fp8 = hidden_fp8_,
-                              .rows = rows_of(experts),
+  gpu::grouped_down(stream_, {.hidden = hidden_of(rows),
+                              .hidden_fp8 = rows.hidden_fp8,
+                              .rows = rows_of(rows, experts),
                               .down = down,
-                              .out = rows_.as<float>(),
+                              .out = rows_.as<float>() + rows.first_pair * c_.dim,
                               .hidden_stride = gpu::product_stride(c_.expert_dim),
                               .out_stride = c_.dim});
 }
 
-void CudaExpertRows::add_to(TensorView y) {
-  check(weights_.stride == weights_.cols, "weights of a step's experts are dense");
-  gpu::combine_experts(stream_, {.rows = rows_.as<float>(),
-                                 .row_of = row_of_.as<int32_t>(),
-                                 .weights = static_cast<const float*>(weights_.data),
+void CudaExpertRows::add_to(const Sorted& rows, TensorView y) {
+  const TensorView& weights = rows.weights;
+  check(weights.stride == weights.cols, "weights of a step's experts are dense");
+  gpu::combine_experts(stream_, {.rows = rows_.as<float>() + rows.first_pair * c_.dim,
+                                 .row_of = row_of_.as<int32_t>() + rows.first_pair,
+                                 .weights = static_cast<const float*>(weights.data),
                                  .y = static_cast<float*>(y.data),
                                  .row_stride = c_.dim,
                                  .y_stride = y.stride,
                                  .n_tokens = static_cast<int>(y.rows),
-                                 .n_active = static_cast<int>(weights_.cols),
+                                 .n_active = static_cast<int>(weights.cols),
                                  .cols = c_.dim,
                                  .add = true});
 }
 
-gpu::ExpertRows CudaExpertRows::rows_of(Range experts) const {
-  return {.offsets = offsets_.as<int32_t>() + experts.first,
+gpu::ExpertRows CudaExpertRows::rows_of(const Sorted& rows, Range experts) const {
+  return {.offsets = offsets_of(rows) + experts.first,
           .n_experts = experts.n,
-          .max_rows = static_cast<int>(weights_.rows * weights_.cols)};
+          .max_rows = static_cast<int>(rows.weights.rows * rows.weights.cols)};
 }
 
 }  // namespace tandem

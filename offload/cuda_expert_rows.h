@@ -1,9 +1,9 @@
-// Rows of a step's tokens on the card, sorted by expert, on their way through grouped products: the
-// same for experts that live there and for those that are brought there.
+// Rows of a step's tokens on the GPU, sorted by expert, on their way through grouped products: the
+// same for experts that live there and for those that are streamed there.
 #pragma once
 #include "gpu_kernels/products.h"
 #include "model/config.h"
-#include "ops/experts.h"
+#include "ops/expert_pool.h"
 
 namespace tandem {
 
@@ -15,36 +15,52 @@ class CudaExpertRows {
                  bool fp8_activations = false);
   static int64_t bytes_for(const ModelConfig& config, int max_tokens);
 
-  // One of x and ids below n_experts for each row; negative ids are left out. `like`: a matrix of
-  // the format and blocks of all that the rows will meet.
-  void sort(const ExpertBatch& batch, int n_experts, const gpu::Weight& like);
-  // Of experts [first, first + n), which lie one after the other.
+  // Rows that are sorted. Those of the two micro-batches of a step lie apart.
+  struct Sorted {
+    int64_t first_row, first_pair;
+    Ticket ticket;
+    TensorView weights;              // of the pairs
+    gpu::Fp8Rows x_fp8, hidden_fp8;  // or nothing: BF16
+  };
+  // A row of x and of ids below n_experts for each token; negative ids are left out. `like`: a
+  // matrix of the format and blocks of all that the rows will meet.
+  Sorted sort(const ExpertBatch& batch, int n_experts, const gpu::Weight& like);
+  // Experts [first, first + n), which lie one after the other.
   struct Range {
     int first, n;
   };
-  void gate_up(const gpu::ExpertWeights& gate, const gpu::ExpertWeights& up, Range experts);
-  void down(const gpu::ExpertWeights& down, Range experts);
-  // y += sum of weights * rows of all experts that were computed.
-  void add_to(TensorView y);
+  void gate_up(const Sorted& rows, const gpu::ExpertWeights& gate, const gpu::ExpertWeights& up,
+               Range experts);
+  void down(const Sorted& rows, const gpu::ExpertWeights& down, Range experts);
+  // y += the sum of weights * rows of all experts that were computed.
+  void add_to(const Sorted& rows, TensorView y);
 
-  float* hidden() const { return hidden_.as<float>(); }  // [pairs, expert_dim], scratch of others
+  // Scratch for other kernels, [pairs, expert_dim] of the tokens from first_row on.
+  float* hidden(int first_row) const {
+    return hidden_.as<float>() +
+           int64_t{first_row} * c_.router.n_active * gpu::product_stride(c_.expert_dim);
+  }
 
  private:
-  gpu::ExpertRows rows_of(Range experts) const;
-  void round(TensorView x);
+  gpu::ExpertRows rows_of(const Sorted& rows, Range experts) const;
+  void round(const Sorted& rows, TensorView x);
+  bf16* x_of(const Sorted& rows) const;
+  bf16* hidden_of(const Sorted& rows) const;
+  int32_t* offsets_of(const Sorted& rows) const {
+    return offsets_.as<int32_t>() + rows.ticket * (c_.router.n_experts + 1);
+  }
 
   const ModelConfig& c_;
   gpu::Stream& stream_;
   const bool fp8_activations_;
+  gpu::Buffer offsets_;  // [tickets, n_experts + 1]
   // Pair i of token t is row row_of_[t, i].
-  gpu::Buffer offsets_, row_of_, tokens_of_rows_;
+  gpu::Buffer row_of_, tokens_of_rows_;
   gpu::Buffer x_;  // BF16 or FP8 [max_tokens, dim]
   // BF16 [pairs, expert_dim], behind it the same in FP8; or float for other kernels than tensor
   // cores'.
   gpu::Buffer hidden_;
-  gpu::Buffer rows_;                 // [pairs, dim]
-  TensorView weights_;               // of the pairs that were sorted
-  gpu::Fp8Rows x_fp8_, hidden_fp8_;  // of those, or nothing
+  gpu::Buffer rows_;  // [pairs, dim]
 };
 
 }  // namespace tandem

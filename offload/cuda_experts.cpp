@@ -29,10 +29,6 @@ gpu::ExpertWeights all_of(const std::vector<FfnWeights>& experts, QuantView FfnW
   return all;
 }
 
-bool for_tensor_cores(const gpu::ExpertWeights& w) {
-  return tandem::for_tensor_cores(w.first, kBlockCols);
-}
-
 std::vector<FfnWeights> on_card(const std::vector<FfnWeights>& experts) {
   std::vector<FfnWeights> here;
   for (const FfnWeights& e : experts)
@@ -62,38 +58,47 @@ std::vector<int32_t> CudaExperts::places(const std::vector<FfnWeights>& experts)
   return places;
 }
 
-void CudaExperts::submit(const ExpertBatch& batch) {
-  batch_ = batch;
+Ticket CudaExperts::start(const ExpertBatch& batch) {
+  const Ticket ticket = ticket_of(batch.first_row);
+  Started& started = started_[ticket];
+  started.batch = batch;
   const Layer& layer = layers_[batch.layer];
-  if (layer.n_experts == 0) return;
-  if (!for_tensor_cores(layer.gate) || !for_tensor_cores(layer.down)) return;
-  rows_.sort(batch, layer.n_experts, layer.gate.first);
-  rows_.gate_up(layer.gate, layer.up, {0, layer.n_experts});
+  if (layer.n_experts > 0 && for_tensor_cores(layer)) {
+    started.rows = rows_.sort(batch, layer.n_experts, layer.gate.first);
+    rows_.gate_up(started.rows, layer.gate, layer.up, {0, layer.n_experts});
+  }
+  return ticket;
 }
 
-void CudaExperts::add_to(TensorView y) {
-  const Layer& layer = layers_[batch_.layer];
+void CudaExperts::add_to(Ticket ticket, TensorView y) {
+  const Started& started = started_[ticket];
+  const Layer& layer = layers_[started.batch.layer];
   if (layer.n_experts == 0) return;
-  if (!for_tensor_cores(layer.gate) || !for_tensor_cores(layer.down)) return add_plainly(y);
-  rows_.down(layer.down, {0, layer.n_experts});
-  rows_.add_to(y);
+  if (!for_tensor_cores(layer)) return add_plainly(started.batch, y);
+  rows_.down(started.rows, layer.down, {0, layer.n_experts});
+  rows_.add_to(started.rows, y);
+}
+
+bool CudaExperts::for_tensor_cores(const Layer& layer) {
+  return tandem::for_tensor_cores(layer.gate.first, kBlockCols) &&
+         tandem::for_tensor_cores(layer.down.first, kBlockCols);
 }
 
 // What tensor cores do not take: float weights, scales of other blocks.
-void CudaExperts::add_plainly(TensorView y) {
-  const Layer& layer = layers_[batch_.layer];
-  const TensorView& ids = batch_.routing.ids;
+void CudaExperts::add_plainly(const ExpertBatch& batch, TensorView y) {
+  const Layer& layer = layers_[batch.layer];
+  const TensorView& ids = batch.routing.ids;
   const auto plain = [](const gpu::ExpertWeights& w) {
     return gpu::PlainExpertWeights{w.first, w.weight_stride, w.scale_stride};
   };
-  gpu::plain_experts(stream_, {.x = gpu_matrix(batch_.x),
+  gpu::plain_experts(stream_, {.x = gpu_matrix(batch.x),
                                .gate = plain(layer.gate),
                                .up = plain(layer.up),
                                .down = plain(layer.down),
                                .ids = static_cast<const int32_t*>(ids.data),
                                .ids_stride = ids.stride,
-                               .weights = gpu_matrix(batch_.routing.weights),
-                               .hidden = {rows_.hidden(), c_.expert_dim},
+                               .weights = gpu_matrix(batch.routing.weights),
+                               .hidden = {rows_.hidden(batch.first_row), c_.expert_dim},
                                .y = gpu_matrix(y),
                                .tokens = static_cast<int>(y.rows),
                                .n_active = static_cast<int>(ids.cols)});

@@ -2,10 +2,9 @@
 
 namespace tandem {
 
-CudaRoutingRecorder::CudaRoutingRecorder(const ModelConfig& config, RoutedExperts& experts,
-                                         int max_tokens, gpu::Stream& stream)
+CudaRoutingRecorder::CudaRoutingRecorder(const ModelConfig& config, int max_tokens,
+                                         gpu::Stream& stream)
     : c_(config),
-      experts_(experts),
       stream_(stream),
       max_tokens_(max_tokens),
       ids_(
@@ -13,38 +12,23 @@ CudaRoutingRecorder::CudaRoutingRecorder(const ModelConfig& config, RoutedExpert
           gpu::Site::kMapped),
       counts_(config) {}
 
-void CudaRoutingRecorder::submit(const ExpertBatch& batch) {
+void CudaRoutingRecorder::submitted(const ExpertBatch& batch) {
   const TensorView& ids = batch.routing.ids;
   check(ids.stride == ids.cols && ids.cols == c_.router.n_active, "a step's choices are dense");
   stream_.copy(ids.data, ids.rows * ids.row_bytes(),
                ids_of(batch.layer, batch.first_row, ids.rows).data);
-  experts_.submit(batch);
 }
 
-void CudaRoutingRecorder::add_to(TensorView y) { experts_.add_to(y); }
-
-void CudaRoutingRecorder::add_rest_to(int layer, int first_row, TensorView y) {
-  experts_.add_rest_to(layer, first_row, y);
-  if (layer + 1 == c_.n_layers && !stream_.is_recording()) count(first_row, y.rows);
-}
-
-void CudaRoutingRecorder::follow(const StepParts& step) {
-  experts_.follow(step);
-  for (const Batch& part : step) count(part.first_row(), part.n());
+void CudaRoutingRecorder::step_ended(int n_tokens) {
+  stream_.wait();
+  for (int layer = 0; layer < c_.n_layers; ++layer)
+    if (c_.is_moe(layer)) count_choices(ids_of(layer, 0, n_tokens), counts_.of_layer[layer]);
 }
 
 TensorView CudaRoutingRecorder::ids_of(int layer, int64_t first_row, int64_t n_tokens) const {
   const int n_active = c_.router.n_active;
   return {ids_.as<int32_t>() + (int64_t{layer} * max_tokens_ + first_row) * n_active, n_tokens,
           n_active, n_active, DType::kI32};
-}
-
-// Of rows that have come through the last layer.
-void CudaRoutingRecorder::count(int64_t first_row, int64_t n_tokens) {
-  stream_.wait();
-  for (int layer = 0; layer < c_.n_layers; ++layer)
-    if (c_.is_moe(layer))
-      count_choices(ids_of(layer, first_row, n_tokens), counts_.of_layer[layer]);
 }
 
 }  // namespace tandem

@@ -122,7 +122,7 @@ void CudaStreaming::add_to(const Shared& step, TensorView y) {
   }
   first_stage_ += n_stages;
   keep_likely(layer);
-  if (n_stages > 0) rows_.add_to(y);
+  if (n_stages > 0) rows_.add_to(sorted_, y);
   if (any_on_cpu_) hand_up(step.sum, y);
 }
 
@@ -167,8 +167,8 @@ void CudaStreaming::sort_on_card(const ExpertBatch& batch) {
                                .tokens = static_cast<int>(ids.rows),
                                .n_active = static_cast<int>(ids.cols)});
   const TensorView placed = {ids_.as<void>(), ids.rows, ids.cols, ids.cols, DType::kI32};
-  rows_.sort({batch.layer, batch.x, {placed, batch.routing.weights}}, division_.n_on_card,
-             weights(batch.layer, kGate, Experts(division_.order).first(1)).first);
+  sorted_ = rows_.sort({batch.layer, batch.x, {placed, batch.routing.weights}}, division_.n_on_card,
+                       weights(batch.layer, kGate, Experts(division_.order).first(1)).first);
 }
 
 void CudaStreaming::compute(int layer, Experts experts, Stage& stage, int first) {
@@ -176,8 +176,8 @@ void CudaStreaming::compute(int layer, Experts experts, Stage& stage, int first)
   stream_.wait_for(stage.copied);
   unpack(layer, experts, stage);
   stream_.record(stage.unpacked);
-  rows_.gate_up(weights(layer, kGate, experts), weights(layer, kUp, experts), range);
-  rows_.down(weights(layer, kDown, experts), range);
+  rows_.gate_up(sorted_, weights(layer, kGate, experts), weights(layer, kUp, experts), range);
+  rows_.down(sorted_, weights(layer, kDown, experts), range);
 }
 
 // Until so much of the CPU's part is done, by what it is expected to take.
@@ -191,7 +191,7 @@ void CudaStreaming::compute_on_cpu(double share) {
 void CudaStreaming::hand_up(const TensorView& sum, TensorView y) {
   cpu_.compute_below(c_.router.n_experts);
   team_.run(sum.rows, [&](int64_t t, int) { std::fill_n(sum.row<float>(t), c_.dim, 0.f); });
-  cpu_.add_to(sum);
+  cpu_.add_to(0, sum);
   gpu::add(stream_,
            {gpu_matrix(y), {sum.row<float>(0), sum.stride}, static_cast<int>(y.rows), c_.dim});
 }

@@ -23,6 +23,8 @@ class CudaStreaming {
   // In panels, BF16 or FP8 with the checkpoint's blocks.
   static bool takes(const CpuExperts& experts);
 
+  const ModelConfig& config() const { return c_; }
+
   // Measured here and now with the experts of one layer, for steps of up to so many tokens.
   ExpertRates measured_rates(int max_tokens);
   // What experts are divided by from now on. Before the first step.
@@ -108,7 +110,8 @@ class CudaStreaming {
 
   ExpertRates rates_;
   Division division_;
-  std::vector<int> rows_asked_;  // [n_experts] of host memory, in this layer
+  CudaExpertRows::Sorted sorted_ = {};  // the layer's, on the GPU
+  std::vector<int> rows_asked_;         // [n_experts] of host memory, in this layer
   bool any_on_cpu_ = false;
   double cpu_seconds_ = 0, cpu_seconds_done_ = 0;  // as expected
   int next_on_cpu_ = 0;

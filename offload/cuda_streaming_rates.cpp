@@ -39,7 +39,10 @@ ExpertRates CudaStreaming::measured_rates(int max_tokens) {
     const auto of_one = [&](auto work) {
       return SecondsByRows::Point{rows, seconds_of(work) / used};
     };
-    rates.cpu.points.push_back(of_one([&] { cpu_.submit(batch.of(layer, n)); }));
+    rates.cpu.points.push_back(of_one([&] {
+      cpu_.begin(batch.of(layer, n));
+      cpu_.compute_below(c_.router.n_experts);
+    }));
     sort_on_card(batch.of(layer, n));
     rates.card.points.push_back(of_one([&] {
       for (int first = 0; first < used; first += kAtOnce)

@@ -9,7 +9,7 @@
 #include "core/team.h"
 #include "cpu_kernels/kernels.h"
 #include "model/weights.h"
-#include "ops/experts.h"
+#include "ops/expert_pool.h"
 
 namespace tandem {
 

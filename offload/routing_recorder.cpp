@@ -2,14 +2,6 @@
 
 namespace tandem {
 
-RoutingRecorder::RoutingRecorder(const ModelConfig& config, RoutedExperts& experts)
-    : experts_(experts), counts_(config) {}
-
-void RoutingRecorder::submit(const ExpertBatch& batch) {
-  count_choices(batch.routing.ids, counts_.of_layer[batch.layer]);
-  experts_.submit(batch);
-}
-
 void count_choices(const TensorView& ids, std::vector<int64_t>& counts) {
   for (int64_t t = 0; t < ids.rows; ++t)
     for (int64_t k = 0; k < ids.cols; ++k) ++counts[ids.row<int32_t>(t)[k]];

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "offload/plan/planned_layers.h"
+#include "offload/plan/placement_json.h"
 
 namespace tandem {
 

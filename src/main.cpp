@@ -8,12 +8,12 @@
 #include <map>
 #include <new>
 
-#include "bench_options.h"
-#include "console.h"
+#include "cli/bench_options.h"
+#include "cli/console.h"
+#include "cli/options.h"
+#include "cli/serve_options.h"
 #include "core/run_error.h"
 #include "io/json.h"
-#include "options.h"
-#include "serve_options.h"
 
 namespace tandem {
 namespace {

@@ -24,8 +24,9 @@ void expect_all_equal(cpu::Isa isa, float tolerance) {
   const KvCache heads =
       cache_of_heads(kernels, config, w.kv_b, cache.layer(0), pages, kContext, team);
   CpuOps ops(kernels, config, AttentionVariants::max_tokens(config.mla), team);
+  CpuDevice device(team);
   AttentionVariants variants(config, w, materialized, cache.layer(0), pages, heads.layer(0),
-                             kContext, ops);
+                             kContext, ops, device);
   TensorView h, y;
   const Arena arena = Arena::holding([&](auto visit) {
     visit(h, 1, config.dim, DType::kF32);

@@ -6,8 +6,8 @@
 
 #include "bench/gpu_info.h"
 #include "bench/machine_bench.h"
-#include "bench/machine_info.h"
 #include "bench/numa_speed.h"
+#include "core/machine_info.h"
 #include "io/machine_json.h"
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"

@@ -11,16 +11,17 @@
 #include "bench/attention_bench.h"
 #include "bench/experts_bench.h"
 #include "bench/generate_bench.h"
-#include "bench/machine_info.h"
 #include "bench/mlp_bench.h"
 #include "bench/random_cache.h"
 #include "bench/random_routing.h"
 #include "bench/roofline.h"
-#include "engine/deepseek.h"
+#include "core/machine_info.h"
+#include "engine/step_runner.h"
 #include "io/machine_json.h"
+#include "model/cost.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 #include "offload/cpu_experts.h"
-#include "offload/plan/cost.h"
 #include "offload/routing_recorder.h"
 #include "ops/cpu_ops.h"
 #include "tests/error_of.h"
@@ -132,15 +133,22 @@ TEST(BenchModel, RandomWeightsGiveFiniteNumbers) {
     CpuWeights home(kernels);
     const ModelWeights weights = random_weights(
         config, {{DType::kF8E4M3}, format}, [](const WeightSpec&) { return true; }, home, team);
+    // All experts are copies of one, to the last byte.
+    const auto bytes_of = [&](int expert) {
+      const TensorView& q = weights.layers[1].experts[expert].gate.q;
+      return std::string_view(reinterpret_cast<const char*>(q.row_data(0)),
+                              static_cast<size_t>(q.rows * q.row_bytes()));
+    };
+    for (int e = 1; e < config.router.n_experts; ++e) EXPECT_EQ(bytes_of(e), bytes_of(0)) << e;
     CpuExperts experts(kernels, config, weights, 1, team);
     std::vector<float> x(config.dim, 1.f), y(config.dim, 0.f), w(config.router.n_active, 0.25f);
     std::vector<int32_t> ids = {0, 5, 17, 31};
     const int active = config.router.n_active;
-    experts.submit({1,
-                    {x.data(), 1, config.dim, config.dim, DType::kF32},
-                    {{ids.data(), 1, active, active, DType::kI32},
-                     {w.data(), 1, active, active, DType::kF32}}});
-    experts.add_to({y.data(), 1, config.dim, config.dim, DType::kF32});
+    const Ticket ticket = experts.submit({1,
+                                          {x.data(), 1, config.dim, config.dim, DType::kF32},
+                                          {{ids.data(), 1, active, active, DType::kI32},
+                                           {w.data(), 1, active, active, DType::kF32}}});
+    experts.add_to(ticket, {y.data(), 1, config.dim, config.dim, DType::kF32});
     double squares = 0;
     for (const float v : y) squares += v * v;
     EXPECT_TRUE(std::isfinite(squares)) << name;
@@ -166,8 +174,10 @@ TEST(BenchModel, TokensOfAPromptChooseTheirExpertsIndependently) {
   std::mt19937 rng(1);
   double used = 0;
   for (int i = 0; i < kPrompts; ++i) {
-    RoutingRecorder recorder(config, experts);
-    DeepSeek model(config, weights, ops, recorder, {kTokens, 1}, AttentionForm::kAuto);
+    RoutingRecorder recorder(config);
+    experts.observe(&recorder);
+    CpuDevice device(team);
+    StepRunner model({config, weights, device, ops, experts}, {kTokens, 1}, AttentionForm::kAuto);
     last.tokens = random_tokens(kTokens, config.vocab, rng);
     model.forward(last.batch(), cache, {});
     for (const int64_t n : recorder.counts().of_layer.back()) used += n > 0 ? 1 : 0;

@@ -1,6 +1,6 @@
 // Chat templates of the family against the texts of Python's Jinja (tests/chat_template_test.py),
 // against the formats written out here, and the ranges of what users wrote.
-#include "io/chat_template.h"
+#include "text/chat_template.h"
 
 #include <gtest/gtest.h>
 

@@ -5,6 +5,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import struct
@@ -232,7 +233,9 @@ class Works(unittest.TestCase):
         text = self.ok(*arguments, "--out", str(folder / "p.json"), "--plot", str(folder / "p.svg"))
         for words in ("decode", "why", "embedding on", "what one change would bring", "host0.gpu0"):
             self.assertIn(words, text)
-        self.assertTrue((folder / "p.svg").read_text().endswith("</svg>\n"))
+        svg = (folder / "p.svg").read_text()
+        self.assertTrue(svg.endswith("</svg>\n"))
+        self.assert_labels_of_a_bar_in_a_line(svg)
         report = json.loads(self.ok(*arguments, "--json"))
         self.assertEqual(report["placement"], json.loads((folder / "p.json").read_text()))
         self.assertEqual(report["placement"]["predicted"], report["predicted"])
@@ -325,6 +328,16 @@ class Works(unittest.TestCase):
         report = json.loads(self.ok("plan", "--json", env=env))
         self.assertEqual(report["machine"]["cores"], measured["cores"])
 
+    def assert_labels_of_a_bar_in_a_line(self, svg):
+        """Name and size of a device stand on one line, and so on another than any other device's."""
+        lines = {}
+        for y, label in re.findall(r'<text x="[^"]*" y="([^"]*)"[^>]*>([^<]*)</text>', svg):
+            lines.setdefault(float(y), []).append(label)
+        devices = [labels for labels in lines.values() if any(l.startswith("host0.") for l in labels)]
+        self.assertEqual(len(devices), 2)
+        for labels in devices:
+            self.assertTrue(any(re.fullmatch(r"\d+ GB", l) for l in labels), labels)
+
     def test_ctrl_c_ends_cleanly(self):
         process = subprocess.Popen([TANDEM, "run", "-p", "What is 1 + 1?", "--ignore-eos", "-n", "100000", "--ctx", "200000", "-q"],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -387,6 +400,10 @@ class Refuses(unittest.TestCase):
         self.assertTrue(lines[0].startswith("error: "), lines[0])
         for word in words:
             self.assertIn(word, lines[0])
+
+    def test_memory_of_a_benchmark_is_that_of_the_machine(self):
+        self.refused("must be between 0 and the", "bench", "experts", "--config", "v2-lite", "--memory", "100000")
+        self.refused("must be between 0 and the", "bench", "experts", "--config", "v2-lite", "--memory", "-1")
 
     def refused_by_plan(self, words, *arguments):
         self.refused(words, "plan", *arguments, statuses=(2,))

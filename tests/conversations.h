@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "core/check.h"
-#include "engine/deepseek.h"
+#include "engine/step_runner.h"
 
 namespace tandem::test {
 
 class Conversations {
  public:
   // n of them, which have all pages of the cache.
-  Conversations(DeepSeek& model, KvCache& cache, unsigned seed, int n)
+  Conversations(StepRunner& model, KvCache& cache, unsigned seed, int n)
       : model_(model), cache_(cache), sequences_(n) {
     for (int page = cache.n_pages() - 1; page >= 0; --page) pages_.push_back(page);
     std::shuffle(pages_.begin(), pages_.end(), std::mt19937(seed));
@@ -79,7 +79,7 @@ class Conversations {
     return a;
   }
 
-  DeepSeek& model_;
+  StepRunner& model_;
   KvCache& cache_;
   std::vector<int32_t> pages_;  // that are free
   std::vector<Kept> sequences_;

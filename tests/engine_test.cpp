@@ -9,11 +9,11 @@
 #include <future>
 #include <utility>
 
-#include "conversation.h"
+#include "cli/conversation.h"
 #include "engine/answer_stream.h"
-#include "io/grammar/schema_grammar.h"
 #include "tests/error_of.h"
 #include "tests/plain_engine.h"
+#include "text/grammar/schema_grammar.h"
 
 namespace tandem::test {
 namespace {

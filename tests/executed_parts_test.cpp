@@ -174,13 +174,13 @@ TEST_F(OnBoth, ExpertsOfTheCardTakeNoHostMemory) {
 }
 
 TEST_F(OnBoth, HalvesAreAsPlaced) {
-  EXPECT_EQ(parts().card->halve_from_sequences, 0);
+  EXPECT_EQ(parts().card->micro_batches_from_sequences, 0);
   text_["micro_batches_from_sequences"] = 7;
-  EXPECT_EQ(parts().card->halve_from_sequences, 0);
+  EXPECT_EQ(parts().card->micro_batches_from_sequences, 0);
   text_["micro_batches"] = 2;
-  EXPECT_EQ(parts().card->halve_from_sequences, 7);
+  EXPECT_EQ(parts().card->micro_batches_from_sequences, 7);
   text_.erase("micro_batches_from_sequences");
-  EXPECT_EQ(parts().card->halve_from_sequences, 2);
+  EXPECT_EQ(parts().card->micro_batches_from_sequences, 2);
 }
 
 TEST_F(OnBoth, WhatNoPartRunsIsRefused) {

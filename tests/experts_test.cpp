@@ -104,8 +104,8 @@ std::vector<Vec> expected(const Routed& routed, const ModelConfig& c, const Conv
 
 std::vector<float> run(CpuExperts& experts, ExpertBatch batch) {
   std::vector<float> y(batch.x.rows * batch.x.cols, 0.f);
-  experts.submit(batch);
-  experts.add_to({y.data(), batch.x.rows, batch.x.cols, batch.x.cols, DType::kF32});
+  experts.add_to(experts.submit(batch),
+                 {y.data(), batch.x.rows, batch.x.cols, batch.x.cols, DType::kF32});
   return y;
 }
 
@@ -186,7 +186,7 @@ TEST(Experts, InPartsTheSameBits) {
       std::vector<float> y(want.size(), 0.f);
       experts.begin(batch);
       for (const int expert : below) experts.compute_below(expert);
-      experts.add_to({y.data(), batch.x.rows, c.dim, c.dim, DType::kF32});
+      experts.add_to(0, {y.data(), batch.x.rows, c.dim, c.dim, DType::kF32});
       EXPECT_EQ(y, want);
     }
   }

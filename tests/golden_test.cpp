@@ -1,7 +1,7 @@
 // Golden logits of Hugging Face transformers on a tiny random checkpoint of every family
 // (tests/golden/README.md), read from disk as a user's checkpoint is.
 
-#include "loaded_model.h"
+#include "loader/loaded_model.h"
 #include "tests/check_close.h"
 #include "tests/golden_file.h"
 #include "tests/plain_engine.h"

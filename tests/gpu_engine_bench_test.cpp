@@ -8,10 +8,10 @@
 #include "bench/attention_bench.h"
 #include "bench/embed_bench.h"
 #include "bench/generate_bench.h"
+#include "bench/gpu_benches.h"
 #include "bench/hybrid_bench.h"
 #include "bench/layer_bench.h"
 #include "bench/mlp_bench.h"
-#include "gpu_twins.h"
 #include "tests/bench_rows.h"
 
 namespace tandem {
@@ -131,15 +131,17 @@ TEST_F(GpuBench, AttentionVariantsAgree) {
   const TensorView h_there = there(h), y_there = there(y);
   AttentionVariants variants(config, twin->weights().layers[0].attn, materialized,
                              there(cache.layer(0)), pages, there(heads.layer(0)), kContext,
-                             twin->ops());
+                             twin->ops(), twin->device());
   for (int v = 0; v < kNumAttentionVariants; ++v)
     variants.run(static_cast<AttentionVariant>(v), h_there, y_there.rows_from(v, 1));
-  twin->ops().to_host(y_there, y);
+  twin->device().to_host(y_there, y);
   expect_equal_rows(y, 2e-2f);
 
   CpuOps ops(kernels_, config, AttentionVariants::max_tokens(config.mla), team_);
   const Materialized none;
-  AttentionVariants here(config, w, none, cache.layer(0), pages, heads.layer(0), kContext, ops);
+  CpuDevice device(team_);
+  AttentionVariants here(config, w, none, cache.layer(0), pages, heads.layer(0), kContext, ops,
+                         device);
   here.run(AttentionVariant::kACCME, h, y.rows_from(1, 1));
   expect_equal_rows(y, 2e-2f);
 }

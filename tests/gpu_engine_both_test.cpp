@@ -7,50 +7,34 @@
 #include <cstring>
 #include <thread>
 
-#include "gpu_model.h"
 #include "io/weight_store.h"
+#include "loader/gpu_model.h"
 #include "model/checkpoint.h"
-#include "ops/cuda_ops.h"
+#include "ops/cuda_device.h"
 #include "tests/changing_batches.h"
 
 namespace tandem::test {
 namespace {
 
 constexpr int64_t kContext = 17 * kPageSize;
-constexpr DeepSeek::Limits kLimits = {.max_tokens = 64, .max_logits = 32};
+constexpr StepLimits kLimits = {.max_tokens = 64, .max_logits = 32};
 
-// Every third expert on the card; in halves from so many sequences on, 0: never.
-CardParts shared_parts(const ModelConfig& config, int halve_from) {
+// Every third expert on the GPU; two micro-batches from so many sequences on, 0: never.
+CardParts shared_parts(const ModelConfig& config, int micro_batches_from) {
   CardParts parts = evenly_on_card(config, 1 << 30);
-  parts.halve_from_sequences = halve_from;
+  parts.micro_batches_from_sequences = micro_batches_from;
   for (auto& layer : parts.experts)
     for (size_t e = 0; e < layer.size(); ++e) layer[e] = e % 3 == 0;
   return parts;
 }
 
-// Experts that others watch on their way in.
-class Watched : public RoutedExperts {
- public:
-  explicit Watched(RoutedExperts& experts) : experts_(experts) {}
-  void submit(const ExpertBatch& batch) override { experts_.submit(batch); }
-  void add_to(TensorView y) override { experts_.add_to(y); }
-  void add_rest_to(int layer, int first_row, TensorView y) override {
-    experts_.add_rest_to(layer, first_row, y);
-  }
-  bool wants_halves(int n_sequences) const override { return experts_.wants_halves(n_sequences); }
-  void follow(const StepParts& step) override { experts_.follow(step); }
-
- private:
-  RoutedExperts& experts_;
-};
-
 class OnBoth {
  public:
-  OnBoth(const std::string& family, bool records, int halve_from)
+  OnBoth(const std::string& family, bool records, int micro_batches_from)
       : config_(ModelConfig::from_directory(kGolden + family)),
         store_(kGolden + family),
         stored_(stored_weights(store_, config_)),
-        parts_(shared_parts(config_, halve_from)),
+        parts_(shared_parts(config_, micro_batches_from)),
         gpu_(load_gpu_model(store_, stored_, config_,
                             {.max_tokens = kLimits.max_tokens,
                              .max_logits = kLimits.max_logits,
@@ -66,19 +50,20 @@ class OnBoth {
     gpu_->add_cpu_experts(*experts_, nullptr);
     cache_ = std::make_unique<KvCache>(
         config_, kContext, DType::kBF16,
-        ops().allocate(KvCache::bytes_for(config_, kContext, DType::kBF16)));
+        device().allocate(KvCache::bytes_for(config_, kContext, DType::kBF16)));
     start(gpu_->experts());
   }
-  void start(RoutedExperts& experts) {
-    model_ = std::make_unique<DeepSeek>(config_, gpu_->weights(), ops(), experts, kLimits,
-                                        AttentionForm::kAuto);
+  void start(ExpertPool& experts) {
+    model_ = std::make_unique<StepRunner>(
+        ModelParts{config_, gpu_->weights(), device(), gpu_->ops(), experts}, kLimits,
+        AttentionForm::kAuto);
   }
 
-  Ops& ops() { return gpu_->ops(); }
-  RoutedExperts& experts() { return gpu_->experts(); }
-  DeepSeek& model() { return *model_; }
+  Device& device() { return gpu_->device(); }
+  ExpertPool& experts() { return gpu_->experts(); }
+  StepRunner& model() { return *model_; }
   KvCache& cache() { return *cache_; }
-  int n_recorded() { return dynamic_cast<CudaOps&>(ops()).n_recorded(); }
+  int n_recorded() { return dynamic_cast<CudaDevice&>(device()).n_recorded(); }
 
  private:
   const ModelConfig config_;
@@ -92,21 +77,21 @@ class OnBoth {
   std::unique_ptr<CpuExperts> experts_;
   std::unique_ptr<GpuModel> gpu_;
   std::unique_ptr<KvCache> cache_;
-  std::unique_ptr<DeepSeek> model_;
+  std::unique_ptr<StepRunner> model_;
 };
 
 struct Case {
   const char* family;
-  int halve_from, n_steps;
+  int micro_batches_from, n_steps;
 };
 
 TEST(GpuEngineBoth, RecordedStepsGiveTheSameBits) {
   constexpr int kSequences = 3;
-  for (const auto& [family, halve_from, n_steps] :
+  for (const auto& [family, micro_batches_from, n_steps] :
        {Case{"v2_lite", 0, 16}, {"v2_lite", 2, 16}, {"v3_1_fp8", 2, 6}}) {
-    SCOPED_TRACE(testing::Message() << family << ", in halves from " << halve_from);
-    OnBoth recorded(family, true, halve_from), eager(family, false, halve_from);
-    EXPECT_EQ(recorded.experts().wants_halves(2), halve_from == 2);
+    SCOPED_TRACE(testing::Message() << family << ", micro-batches from " << micro_batches_from);
+    OnBoth recorded(family, true, micro_batches_from), eager(family, false, micro_batches_from);
+    EXPECT_EQ(recorded.experts().prefers_micro_batches(2), micro_batches_from == 2);
     Conversations a(recorded.model(), recorded.cache(), 3, kSequences);
     Conversations b(eager.model(), eager.cache(), 3, kSequences);
     const std::set<size_t> sizes = expect_same_steps(a, b, kSequences, n_steps, 5);
@@ -116,45 +101,44 @@ TEST(GpuEngineBoth, RecordedStepsGiveTheSameBits) {
   }
 }
 
-// Copies of y, which the shared expert computes: at submit(), and at add_to(). The second must have
-// been made before the CPU's sum is there, and differ.
-class Overlapping final : public Watched {
+// Copies of y, which the shared expert computes: at submit(), and when the backbone waits. The
+// second must have been made before the CPU's sum is there, and differ.
+class Overlapping final : public ExpertPool {
  public:
-  Overlapping(RoutedExperts& experts, Ops& ops, int64_t bytes)
-      : Watched(experts),
-        ops_(ops),
-        before_(ops.allocate_on_host(bytes)),
-        after_(ops.allocate_on_host(bytes)) {}
+  Overlapping(ExpertPool& experts, Device& device, int64_t bytes)
+      : experts_(experts),
+        device_(device),
+        before_(device.allocate_on_host(bytes)),
+        after_(device.allocate_on_host(bytes)) {}
 
-  void submit(const ExpertBatch& batch) override {
-    std::memset(after_.span().data(), 0xff, after_.span().size());
-    if (y_) ops_.copy(y_, n_bytes_, before_.span().data());
-    Watched::submit(batch);
+  bool waits(Ticket ticket) override {
+    if (y_) device_.copy(y_, n_bytes_, after_.span().data());
+    return experts_.waits(ticket);
   }
-  void add_to(TensorView y) override {
+  // Called by the thread that computes the CPU's part in it.
+  void add_to(Ticket ticket, TensorView y) override {
     const bool known = y_ == y.data;
     y_ = y.data;
     n_bytes_ = y.rows * y.row_bytes();
-    ops_.copy(y_, n_bytes_, after_.span().data());
-    compares_ = known;
-    Watched::add_to(y);
-  }
-  // Called by the thread that would compute the CPU's part in it.
-  void add_rest_to(int layer, int first_row, TensorView y) override {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(n_late > 0 ? 0 : 5);
-    while (!arrived() && std::chrono::steady_clock::now() < end)
+    while (known && !arrived() && std::chrono::steady_clock::now() < end)
       std::this_thread::sleep_for(std::chrono::microseconds(50));
-    n_late += !arrived();
-    if (compares_) {
+    if (known) {
+      n_late += !arrived();
       ++n_compared;
       n_same += std::memcmp(before_.span().data(), after_.span().data(), n_bytes_) == 0;
     }
-    Watched::add_rest_to(layer, first_row, y);
+    experts_.add_to(ticket, y);
   }
 
   int n_late = 0, n_compared = 0, n_same = 0;
 
  private:
+  Ticket start(const ExpertBatch& batch) override {
+    std::memset(after_.span().data(), 0xff, after_.span().size());
+    if (y_) device_.copy(y_, n_bytes_, before_.span().data());
+    return experts_.submit(batch);
+  }
   bool arrived() const {  // none of its floats is such a NaN
     const auto* words = reinterpret_cast<const volatile uint32_t*>(after_.span().data());
     for (int64_t i = 0; i < n_bytes_ / 4; ++i)
@@ -162,22 +146,22 @@ class Overlapping final : public Watched {
     return true;
   }
 
-  Ops& ops_;
+  ExpertPool& experts_;
+  Device& device_;
   const Buffer before_, after_;
-  void* y_ = nullptr;
+  void* y_ = nullptr;  // known from the first add_to() on
   int64_t n_bytes_ = 0;
-  bool compares_ = false;
 };
 
 TEST(GpuEngineBoth, TheSharedExpertRunsBesideTheCpu) {
   OnBoth on("v3_1_fp8", false, 0);
-  Overlapping experts(on.experts(), on.ops(), 1 << 16);
+  Overlapping experts(on.experts(), on.device(), 1 << 16);
   on.start(experts);
   Conversations one(on.model(), on.cache(), 3, 1);
   for (int32_t i = 0; i < 6; ++i) one.step({{0, {i}}});
   EXPECT_EQ(experts.n_late, 0) << "the card waited for the CPU before the shared expert";
   EXPECT_EQ(experts.n_compared, 11) << "two layers with experts";
-  EXPECT_EQ(experts.n_same, 0) << "the shared expert was not between submit() and add_to()";
+  EXPECT_EQ(experts.n_same, 0) << "the shared expert was not between submit() and waits()";
 }
 
 }  // namespace

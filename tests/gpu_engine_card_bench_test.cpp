@@ -2,7 +2,7 @@
 // it does not have. How long kernels take is not the question.
 #include <gtest/gtest.h>
 
-#include "gpu_benches.h"
+#include "bench/gpu_benches.h"
 #include "gpu_kernels/runtime.h"
 #include "tests/bench_rows.h"
 #include "tests/small_config.h"

@@ -101,6 +101,25 @@ TEST(GpuEngineFallback, LaunchesThatWait) {
   unsetenv("CUDA_LAUNCH_BLOCKING");
 }
 
+// Experts on the GPU take no host memory.
+TEST(GpuEngineFallback, ExpertsAreKeptOnce) {
+  int64_t whole = 0;
+  {
+    const CardMemory memory(0);
+    whole = LoadedModel(tiny_r1("cpu")).packed_bytes();
+  }
+  int n_shared = 0;
+  for (int64_t bytes = 5'000'000; bytes < kEnough && n_shared < 3; bytes += 600'000) {
+    const CardMemory memory(bytes);
+    std::unique_ptr<LoadedModel> loaded;
+    error_of([&] { loaded = std::make_unique<LoadedModel>(tiny_r1("cuda")); });
+    if (!loaded || !says(loaded->device(), "experts also on the cpu")) continue;
+    EXPECT_LT(loaded->packed_bytes(), whole) << bytes;
+    ++n_shared;
+  }
+  EXPECT_GE(n_shared, 2);
+}
+
 // What a person has said of the GPU stands.
 TEST(GpuEngineFallback, APlacementOnTheCardDoesNotFallBack) {
   std::mt19937 rng(1);

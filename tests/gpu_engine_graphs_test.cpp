@@ -4,10 +4,10 @@
 
 #include <cstdlib>
 
-#include "gpu_model.h"
 #include "io/weight_store.h"
+#include "loader/gpu_model.h"
 #include "model/checkpoint.h"
-#include "ops/cuda_ops.h"
+#include "ops/cuda_device.h"
 #include "tests/changing_batches.h"
 #include "tests/golden_file.h"
 
@@ -15,7 +15,7 @@ namespace tandem::test {
 namespace {
 
 constexpr int64_t kContext = 33 * kPageSize;  // of 33 sequences
-constexpr DeepSeek::Limits kLimits = {.max_tokens = 64, .max_logits = 33};
+constexpr StepLimits kLimits = {.max_tokens = 64, .max_logits = 33};
 
 class OnGpu {
  public:
@@ -29,20 +29,21 @@ class OnGpu {
                              .context = kContext,
                              .records = records},
                             evenly_on_card(config_, 1 << 30))),
-        model_(config_, gpu_->weights(), gpu_->ops(), gpu_->experts(), kLimits, form),
+        model_({config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()}, kLimits,
+               form),
         cache_(config_, kContext, DType::kBF16,
-               gpu_->ops().allocate(KvCache::bytes_for(config_, kContext, DType::kBF16))) {}
+               gpu_->device().allocate(KvCache::bytes_for(config_, kContext, DType::kBF16))) {}
 
-  DeepSeek& model() { return model_; }
+  StepRunner& model() { return model_; }
   KvCache& cache() { return cache_; }
-  int n_recorded() { return dynamic_cast<CudaOps&>(gpu_->ops()).n_recorded(); }
+  int n_recorded() { return dynamic_cast<CudaDevice&>(gpu_->device()).n_recorded(); }
 
  private:
   const ModelConfig config_;
   const WeightStore store_;
   ModelWeights stored_;
   std::unique_ptr<GpuModel> gpu_;
-  DeepSeek model_;
+  StepRunner model_;
   KvCache cache_;
 };
 

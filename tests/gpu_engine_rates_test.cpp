@@ -4,9 +4,9 @@
 #include <chrono>
 #include <cstring>
 
+#include "bench/gpu_benches.h"
 #include "bench/machine_bench.h"
 #include "gpu_kernels/peaks.h"
-#include "gpu_rates.h"
 #include "io/machine_json.h"
 
 namespace tandem {

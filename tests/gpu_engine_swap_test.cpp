@@ -35,26 +35,24 @@ using Bytes = std::vector<std::byte>;
 std::vector<Bytes> read(LoadedModel& loaded) {
   std::vector<Bytes> pages(loaded.cache().n_pages());
   for (size_t page = 0; page < pages.size(); ++page)
-    for (int l = 0; l < loaded.cache().n_layers(); ++l) {
-      const auto from = loaded.cache().page(l, static_cast<int32_t>(page));
+    loaded.cache().for_each_piece(static_cast<int32_t>(page), [&](std::span<std::byte> from) {
       Bytes part(from.size());
-      loaded.model().ops().copy(from.data(), std::ssize(part), part.data());
-      loaded.model().ops().wait();
+      loaded.model().device().copy(from.data(), std::ssize(part), part.data());
+      loaded.model().device().wait();
       pages[page].insert(pages[page].end(), part.begin(), part.end());
-    }
+    });
   return pages;
 }
 
 void fill_with_noise(LoadedModel& loaded, unsigned seed) {
   std::mt19937 rng(seed);
   for (int page = 0; page < loaded.cache().n_pages(); ++page)
-    for (int l = 0; l < loaded.cache().n_layers(); ++l) {
-      const auto to = loaded.cache().page(l, page);
+    loaded.cache().for_each_piece(page, [&](std::span<std::byte> to) {
       Bytes noise(to.size());
       for (std::byte& b : noise) b = static_cast<std::byte>(rng());
-      loaded.model().ops().copy(noise.data(), std::ssize(noise), to.data());
-      loaded.model().ops().wait();
-    }
+      loaded.model().device().copy(noise.data(), std::ssize(noise), to.data());
+      loaded.model().device().wait();
+    });
 }
 
 // More sequences than one have room on the card, as much as is asked for and fits beside the

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "conversation.h"
+#include "cli/conversation.h"
 #include "gpu_kernels/runtime.h"
 #include "tests/check_close.h"
 #include "tests/error_of.h"

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <ostream>
 
-#include "conversation.h"
+#include "cli/conversation.h"
 #include "gpu_kernels/emulated/emulator.h"
 #include "tests/error_of.h"
 #include "tests/hybrid_placements.h"

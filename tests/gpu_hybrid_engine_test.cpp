@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <random>
 
-#include "conversation.h"
+#include "cli/conversation.h"
 #include "gpu_kernels/runtime.h"
 #include "offload/plan/placement_json.h"
 #include "tests/check_close.h"

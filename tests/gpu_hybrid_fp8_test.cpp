@@ -9,7 +9,7 @@
 namespace tandem::test {
 namespace {
 
-constexpr int kManyTokens = 20, kFewTokens = gpu::kSkinnyTokens;
+constexpr int kManyTokens = 36, kFewTokens = gpu::kSkinnyTokens;
 
 ModelConfig config_of_odd_blocks() {
   ModelConfig c = hand_off_config();
@@ -48,7 +48,7 @@ class GpuFp8Activations : public testing::Test {
   Vec row(const std::vector<float>& x, int token) const {
     return {x.begin() + token * c_.dim, x.begin() + (token + 1) * c_.dim};
   }
-  void expect_experts(int n_tokens, int at_once, bool rounded);
+  void expect_experts(int n_tokens, int at_once, bool rounded, int n_first = 0);
 
   const ModelConfig c_ = config_of_odd_blocks();
   RandomModel random_{c_, DType::kF8E4M3};
@@ -83,8 +83,9 @@ TEST_F(GpuFp8Activations, DenseProducts) {
   }
 }
 
-// Hidden rows are rounded to BF16 before, so that some fall on the other side of a tie.
-void GpuFp8Activations::expect_experts(int n_tokens, int at_once, bool rounded) {
+// Hidden rows are rounded to BF16 before, so that some fall on the other side of a tie. n_first:
+// tokens of the first of two micro-batches; 0: there is one.
+void GpuFp8Activations::expect_experts(int n_tokens, int at_once, bool rounded, int n_first) {
   SCOPED_TRACE(testing::Message() << n_tokens << " tokens, " << at_once << " experts at once");
   CudaExpertRows rows(c_, kManyTokens, stream_, true);
   CudaExperts experts(c_, on_card_, rows, stream_);
@@ -103,9 +104,20 @@ void GpuFp8Activations::expect_experts(int n_tokens, int at_once, bool rounded) 
                              matrix(in, n_tokens, c_.dim, DType::kF32),
                              {matrix(chosen, n_tokens, kActive, DType::kI32),
                               matrix(factors, n_tokens, kActive, DType::kF32)}};
-  if (at_once == kExperts) {
-    experts.submit(batch);
-    experts.add_to(out);
+  if (n_first > 0) {
+    const auto part = [&](int first, int n) {
+      return ExpertBatch{
+          1,
+          batch.x.rows_from(first, n),
+          {batch.routing.ids.rows_from(first, n), batch.routing.weights.rows_from(first, n)},
+          first};
+    };
+    const Ticket one = experts.submit(part(0, n_first));
+    const Ticket two = experts.submit(part(n_first, n_tokens - n_first));
+    experts.add_to(one, out.rows_from(0, n_first));
+    experts.add_to(two, out.rows_from(n_first, n_tokens - n_first));
+  } else if (at_once == kExperts) {
+    experts.add_to(experts.submit(batch), out);
   } else {
     const std::vector<FfnWeights>& all = on_card_.layers[1].experts;
     const auto some = [&](QuantView FfnWeights::*which, int first) {
@@ -114,12 +126,13 @@ void GpuFp8Activations::expect_experts(int n_tokens, int at_once, bool rounded) 
           gpu_weight(a), b.q.row_data(0) - a.q.row_data(0),
           static_cast<float*>(b.scale.data) - static_cast<float*>(a.scale.data)};
     };
-    rows.sort(batch, kExperts, gpu_weight(all[0].gate));
+    const CudaExpertRows::Sorted sorted = rows.sort(batch, kExperts, gpu_weight(all[0].gate));
     for (int first = 0; first < kExperts; first += at_once) {
-      rows.gate_up(some(&FfnWeights::gate, first), some(&FfnWeights::up, first), {first, at_once});
-      rows.down(some(&FfnWeights::down, first), {first, at_once});
+      rows.gate_up(sorted, some(&FfnWeights::gate, first), some(&FfnWeights::up, first),
+                   {first, at_once});
+      rows.down(sorted, some(&FfnWeights::down, first), {first, at_once});
     }
-    rows.add_to(out);
+    rows.add_to(sorted, out);
   }
   std::vector<double> want;
   for (int t = 0; t < n_tokens; ++t) {
@@ -141,6 +154,10 @@ void GpuFp8Activations::expect_experts(int n_tokens, int at_once, bool rounded) 
 
 TEST_F(GpuFp8Activations, Experts) { expect_experts(kManyTokens, kExperts, true); }
 TEST_F(GpuFp8Activations, ExpertsAFewAtATime) { expect_experts(kManyTokens, 2, true); }
+TEST_F(GpuFp8Activations, ExpertsOfTwoMicroBatches) {
+  for (const int n_first : {kManyTokens / 2, kManyTokens / 2 + 1})
+    expect_experts(kManyTokens, kExperts, true, n_first);
+}
 TEST_F(GpuFp8Activations, ExpertsOfFewTokens) { expect_experts(kFewTokens, kExperts, false); }
 
 }  // namespace

@@ -19,7 +19,7 @@ const ExpertRates kAllToTheCard = rates_of(1e-9, 1), kAllToTheCpu = rates_of(1e9
 TEST_F(HybridHandOff, ExpertsAreBroughtToTheCard) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
   streaming.divide_by(kAllToTheCard);
-  hybrid_->stream_from(3, streaming);
+  hybrid_->divide({.stream_from = 3, .streaming = &streaming});
   int n_handed_down = 0;
   interposed_->before = [&] { ++n_handed_down; };
   for (int round = 0; round < 3; ++round)
@@ -36,7 +36,7 @@ TEST_F(HybridHandOff, ExpertsAreBroughtToTheCard) {
 TEST_F(Fp8HandOff, ExpertsAreBroughtToTheCard) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
   streaming.divide_by(kAllToTheCard);
-  hybrid_->stream_from(1, streaming);
+  hybrid_->divide({.stream_from = 1, .streaming = &streaming});
   for (int round = 0; round < 3; ++round)
     for (const int layer : {1, 2, 3}) run_layer(layer, 4);
 }
@@ -49,7 +49,7 @@ class Divided : public Fixture {
   void any_division() {
     CudaStreaming streaming(this->random_.config, *this->cpu_, *this->rows_, kMaxTokens,
                             this->stream_);
-    this->hybrid_->stream_from(1, streaming);
+    this->hybrid_->divide({.stream_from = 1, .streaming = &streaming});
     std::mt19937 rng(9);
     std::vector<int> n_brought(kExperts + 1);
     int n_shared = 0;
@@ -79,7 +79,7 @@ TEST_F(DividedFp8, AnyDivisionGivesTheSameSum) { any_division(); }
 // for; they are fewer once nothing is worth it.
 TEST_F(HybridHandOff, LikelyExpertsAreBroughtAhead) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
-  hybrid_->stream_from(1, streaming);
+  hybrid_->divide({.stream_from = 1, .streaming = &streaming});
   const auto brought = [&](const ExpertRates& rates, std::vector<int32_t> asked) {
     streaming.divide_by(rates);
     asked_ = std::move(asked);
@@ -103,10 +103,11 @@ TEST_F(HybridHandOff, LikelyExpertsAreBroughtAhead) {
 TEST_F(HybridHandOff, ATimelineHasBothParts) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
   streaming.divide_by(rates_of(1, 0.5));
-  hybrid_->stream_from(1, streaming);
+  hybrid_->divide({.stream_from = 1, .streaming = &streaming});
   Timeline timeline;
   hybrid_->record(timeline);
   for (const int layer : {1, 2, 3}) run_layer(layer, kMaxTokens);
+  end_step(kMaxTokens);
   std::map<std::string, int> n_spans;
   for (const Timeline::Span& s : timeline.spans()) {
     EXPECT_GE(s.end, s.begin) << s.name << " of layer " << s.layer;
@@ -130,7 +131,7 @@ class LateCopies {
 TEST_F(HybridHandOff, ALateLinkIsAwaited) {
   const LateCopies late;
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
-  hybrid_->stream_from(1, streaming);
+  hybrid_->divide({.stream_from = 1, .streaming = &streaming});
   for (int round = 0; round < 4; ++round) {
     streaming.divide_by(round % 2 == 0 ? kAllToTheCard : rates_of(1, 0.5));
     for (const int layer : {1, 2}) run_layer(layer, kMaxTokens);
@@ -139,7 +140,7 @@ TEST_F(HybridHandOff, ALateLinkIsAwaited) {
 TEST_F(HybridHandOff, ALateCardIsAwaitedByTheLink) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
   streaming.divide_by(kAllToTheCard);
-  hybrid_->stream_from(1, streaming);
+  hybrid_->divide({.stream_from = 1, .streaming = &streaming});
   const auto delay = [&] {
     stream_.run_on_host([] { std::this_thread::sleep_for(std::chrono::milliseconds(10)); });
   };
@@ -151,7 +152,7 @@ TEST_F(HybridHandOff, ALateCardIsAwaitedByTheLink) {
 TEST_F(HybridHandOff, WhatIsNotBroughtIsExact) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
   streaming.divide_by(kAllToTheCpu);
-  hybrid_->stream_from(1, streaming);
+  hybrid_->divide({.stream_from = 1, .streaming = &streaming});
   bound_ = 1e-12;
   for (const int n : {1, kMaxTokens}) run_layer(2, n);
   EXPECT_EQ(streaming.division().n_on_card, 0);
@@ -169,7 +170,7 @@ TEST_F(HybridHandOff, RatesAreMeasured) {
     EXPECT_GT(std::min(s.points[0].seconds, s.points[1].seconds), 0);
   }
   streaming.divide_by(rates);
-  hybrid_->stream_from(1, streaming);
+  hybrid_->divide({.stream_from = 1, .streaming = &streaming});
   for (const int layer : {1, 2, 3}) run_layer(layer, kMaxTokens);
 }
 

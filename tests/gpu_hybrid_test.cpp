@@ -1,11 +1,13 @@
 // The hand-off between the GPU, real or emulated, and the CPU's experts: whoever is late is waited
 // for, nothing is lost, and who does not come is said.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <future>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
 #include "tests/error_of.h"
 #include "tests/hybrid_layers.h"
@@ -39,16 +41,16 @@ TEST_F(Fp8HandOff, PartsAddUp) {
   for (const int layer : {1, 2, 3}) run_layer(layer, 5);
 }
 
-// A step of six tokens through all layers, in one part or in halves that take turns, as the forward
-// pass has them; `before_hand_down_` is the card's work before a layer's experts.
+// A step of six tokens through all layers, as one micro-batch or as two that take turns like those
+// of the forward pass; `before_hand_down_` is the GPU's work before a layer's experts.
 class HybridSteps : public HybridHandOff {
  protected:
   HybridSteps() = default;
-  explicit HybridSteps(WeightFormat format) : HybridHandOff(DType::kBF16, format) {}
+  explicit HybridSteps(ExpertsLayout layout) : HybridHandOff(DType::kBF16, std::move(layout)) {}
 
   static constexpr int kTokens = 6;
 
-  StepParts parts(int n) const {
+  MicroBatches parts(int n) const {
     if (n == 1) return {{part(0, kTokens)}, 1};
     return {{part(0, 4), part(4, 2)}, 2};
   }
@@ -64,25 +66,39 @@ class HybridSteps : public HybridHandOff {
                           cols, dtype}
             .rows_from(part.first_row(), part.n());
       };
-      hybrid_->submit(
+      tickets_[part.first_row() > 0] = hybrid_->submit(
           {layer,
            rows(x_card_, dim_, DType::kF32),
            {rows(ids_card_, kActive, DType::kI32), rows(weights_card_, kActive, DType::kF32)},
            part.first_row()});
       if (between_) between_();
-      hybrid_->add_to(rows(y_card_, dim_, DType::kF32));
+      return hybrid_->waits(tickets_[part.first_row() > 0]);
     };
-    const auto end = [&](int layer, const Batch& part) {
+    const auto end = [&](const Batch& part) {
       const TensorView y = {const_cast<float*>(y_card_.data()), kTokens, dim_, dim_, DType::kF32};
-      hybrid_->add_rest_to(layer, part.first_row(), y.rows_from(part.first_row(), part.n()));
+      hybrid_->add_to(tickets_[part.first_row() > 0], y.rows_from(part.first_row(), part.n()));
     };
-    const StepParts step = parts(n_parts);
-    for (size_t i = 0; i < layers_.size(); ++i)
-      for (const Batch& part : step) {
-        if (i > 0) end(layers_[i - 1], part);
-        begin(layers_[i], part);
+    // Each goes on until it waits, then the other does.
+    const MicroBatches step = parts(n_parts);
+    std::array<size_t, ExpertPool::kMostTickets> next = {};
+    std::array<bool, ExpertPool::kMostTickets> waits = {};
+    const auto resume = [&](int i) {
+      const Batch& batch = step.at[i];
+      if (std::exchange(waits[i], false)) end(batch);
+      while (next[i] < layers_.size()) {
+        if ((waits[i] = begin(layers_[next[i]++], batch))) return;
+        end(batch);
       }
-    for (const Batch& part : step) end(layers_.back(), part);
+    };
+    for (bool any = true; any;) {
+      any = false;
+      for (int i = 0; i < step.n; ++i)
+        if (next[i] < layers_.size() || waits[i]) {
+          resume(i);
+          any = true;
+        }
+    }
+    if (!stream_.is_recording()) hybrid_->end_step(step);
   }
   void start() {
     x_ = gpu::test::random_floats(rng_, kTokens * dim_, 1);
@@ -95,17 +111,18 @@ class HybridSteps : public HybridHandOff {
     const auto matrix = [&](const void* data, int64_t cols, DType dtype) {
       return TensorView{const_cast<void*>(data), kTokens, cols, cols, dtype};
     };
-    for (const int layer : {1, 2, 3}) {
-      reference_->submit({layer,
-                          matrix(x_.data(), dim_, DType::kF32),
-                          {matrix(ids_.data(), kActive, DType::kI32),
-                           matrix(weights_.data(), kActive, DType::kF32)}});
-      reference_->add_to(matrix(y.data(), dim_, DType::kF32));
+    for (const int layer : layers_) {
+      const Ticket ticket = reference_->submit({layer,
+                                                matrix(x_.data(), dim_, DType::kF32),
+                                                {matrix(ids_.data(), kActive, DType::kI32),
+                                                 matrix(weights_.data(), kActive, DType::kF32)}});
+      reference_->add_to(ticket, matrix(y.data(), dim_, DType::kF32));
     }
     expect_close(got, y, 2e-2 * largest(y));
   }
 
   std::vector<int> layers_ = {1, 2, 3};
+  Ticket tickets_[ExpertPool::kMostTickets] = {};
   std::function<void()> between_;  // enqueues what the forward pass has there: the shared expert
   const int dim_ = random_.config.dim;
   const std::vector<int32_t> ids_ = {0, 1, 2, 5, 6, 7, 1, 3, 4, 0, 2, 7, 3, 4, 5, 6, 1, 0};
@@ -119,7 +136,7 @@ class HybridSteps : public HybridHandOff {
   std::vector<float> x_;
 };
 
-TEST_F(HybridSteps, HalvesGiveTheSameSum) {
+TEST_F(HybridSteps, MicroBatchesGiveTheSameSum) {
   for (int round = 0; round < 6; ++round) {
     const auto card = std::chrono::microseconds(round % 3 == 1 ? 200 * round : 0);
     const auto cpu = std::chrono::microseconds(round % 3 == 2 ? 200 * round : 0);
@@ -134,9 +151,9 @@ TEST_F(HybridSteps, HalvesGiveTheSameSum) {
 // Rows of bytes have a scale each.
 class ConvertedSteps : public HybridSteps {
  protected:
-  ConvertedSteps() : HybridSteps(WeightFormat{DType::kI8}) {}
+  ConvertedSteps() : HybridSteps(ExpertsLayout(WeightFormat{DType::kI8})) {}
 };
-TEST_F(ConvertedSteps, HalvesGiveTheSameSum) {
+TEST_F(ConvertedSteps, MicroBatchesGiveTheSameSum) {
   for (const int n_parts : {1, 2, 2}) {
     start();
     enqueue(n_parts);
@@ -144,7 +161,33 @@ TEST_F(ConvertedSteps, HalvesGiveTheSameSum) {
   }
 }
 
-TEST_F(HybridSteps, HalvesOnTheTimeline) {
+// Layer 1 has rows of one byte a column, layer 2 of two or four. While the CPU still reads the
+// second micro-batch's rows of one layer, the GPU hands down the first's of the next.
+class MixedSteps : public HybridSteps {
+ protected:
+  MixedSteps() : HybridSteps(ExpertsLayout({{}, WeightFormat{DType::kI8}, {}, {}}, {})) {}
+};
+TEST_F(MixedSteps, RowsOfALayerStayWhileTheNextOneIsHandedDown) {
+  layers_ = {1, 2, 1, 2};
+  std::atomic<int> n_submitted = 0;  // and what was enqueued for it is done
+  int n_served = 0, n_parts = 1;
+  between_ = [&] { stream_.run_on_host([&] { ++n_submitted; }); };
+  interposed_->before = [&] {
+    const int n = std::min(n_served++ + n_parts, n_parts * static_cast<int>(layers_.size()));
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (n_submitted < n && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    EXPECT_GE(n_submitted, n);
+  };
+  for (n_parts = 1; n_parts <= 2; ++n_parts) {
+    n_submitted = n_served = 0;
+    start();
+    enqueue(n_parts);
+    expect_sum();
+  }
+}
+
+TEST_F(HybridSteps, MicroBatchesOnTheTimeline) {
   Timeline timeline;
   hybrid_->record(timeline);
   for (const int n_parts : {1, 2}) {
@@ -163,7 +206,7 @@ TEST_F(HybridSteps, HalvesOnTheTimeline) {
     EXPECT_EQ(n_spans[fmt::format("shared expert {}", part)], 3);
   }
   EXPECT_EQ(n_spans["experts 0 1"], 0);
-  // The mean of a layer has both of its halves.
+  // The mean of a layer has both of its micro-batches.
   double gpu = 0;
   for (const Timeline::Span& s : timeline.spans())
     if (s.step == 1 && std::string(s.name) == "shared expert") gpu += (s.end - s.begin) / 3;
@@ -175,8 +218,9 @@ TEST_F(HybridSteps, HalvesOnTheTimeline) {
   EXPECT_NEAR(json["mean_seconds_a_layer"][0]["parts"]["GPU: shared expert"], gpu, 1e-9);
 }
 
-// Where card and CPU take as long as each other, halves take little more than half of the time.
-TEST_F(HybridSteps, HalvesOverlap) {
+// Where GPU and CPU take as long as each other, two micro-batches take little more than half of the
+// time.
+TEST_F(HybridSteps, MicroBatchesOverlap) {
   layers_.assign(8, 2);  // no experts on the card, whose kernels are slow where it is emulated
   const auto seconds = [&](int n_parts) {
     const auto busy = milliseconds(24 / n_parts);
@@ -192,9 +236,9 @@ TEST_F(HybridSteps, HalvesOverlap) {
   EXPECT_GE(best, 1.3);
 }
 
-// The CPU's part is not done before the card has done what it got between submit() and add_to(), of
-// both halves: so the card must not wait for the CPU before that. In steps kernel by kernel and in
-// recorded ones.
+// The CPU's part is not done before the GPU has done what it got between submit() and waits(), of
+// both micro-batches: so the GPU must not wait for the CPU before that. In steps kernel by kernel
+// and in recorded ones.
 TEST_F(HybridSteps, TheSharedExpertRunsWhileTheCpuComputes) {
   std::atomic<int> n_done = 0;  // shared experts
   int n_begun = 0, n_late = 0, n_parts = 1;
@@ -253,12 +297,32 @@ TEST_F(HybridSteps, TheCpuFollowsAReplay) {
   }
 }
 
+// A recorded step does not stream, however many tokens it has, and its timeline says so.
+TEST_F(HybridSteps, AReplayOnTheTimelineDoesNotStream) {
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
+  hybrid_->divide({.stream_from = 1, .streaming = &streaming});
+  Timeline timeline;
+  hybrid_->record(timeline);
+  const gpu::Graph graph = stream_.capture([&] { enqueue(1); });
+  start();
+  stream_.replay(graph);
+  hybrid_->follow(parts(1));
+  hybrid_->end_step(parts(1));
+  expect_sum();
+  std::map<std::string, int> n_spans;
+  for (const Timeline::Span& s : timeline.spans()) ++n_spans[s.name];
+  EXPECT_EQ(n_spans["waits for the CPU"], 2);
+  EXPECT_EQ(n_spans["experts of host memory"], 0);
+}
+
 // What was when: parts of every layer, none of negative length, and as JSON.
 TEST_F(HybridHandOff, ATimelineHasAllParts) {
   Timeline timeline;
   hybrid_->record(timeline);
-  for (int step = 0; step < 2; ++step)
+  for (int step = 0; step < 2; ++step) {
     for (const int layer : {1, 2, 3}) run_layer(layer, 1 + step);
+    end_step(1 + step);
+  }
   EXPECT_EQ(timeline.n_steps(), 2);
   EXPECT_EQ(timeline.n_tokens(1), 2);
   std::map<std::string, int> n_spans;
@@ -310,7 +374,8 @@ TEST_F(HybridHandOff, ACardThatDoesNotComeIsSaid) {
   std::promise<void> release;
   std::shared_future<void> released = release.get_future().share();
   before_hand_down_ = [released] { released.wait(); };
-  hybrid_->set_patience(milliseconds(100));
+  patience_ = milliseconds(100);
+  SetUp();
   const auto start = std::chrono::steady_clock::now();
   const std::string said = error_of([&] { run_layer(1, 2); });
   EXPECT_TRUE(says(said, "the GPU has not come to layer 1 in 0.1 s"));

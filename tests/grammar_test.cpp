@@ -5,13 +5,13 @@
 
 #include <random>
 
-#include "io/grammar/grammar_tokens.h"
-#include "io/grammar/pattern_grammar.h"
-#include "io/grammar/schema_grammar.h"
 #include "io/json.h"
 #include "tests/error_of.h"
 #include "tests/grammar_texts.h"
 #include "tests/json_validator.h"
+#include "text/grammar/grammar_tokens.h"
+#include "text/grammar/pattern_grammar.h"
+#include "text/grammar/schema_grammar.h"
 
 namespace tandem::test {
 namespace {
@@ -334,8 +334,10 @@ TEST(SchemaGrammar, TextsWrittenByHand) {
        {"{}", "{\"y\":2}"}},
   };
   for (const auto& c : cases) {
-    for (const std::string& text : c.good) EXPECT_TRUE(schema_accepts(c.schema, text)) << c.schema << text;
-    for (const std::string& text : c.bad) EXPECT_FALSE(schema_accepts(c.schema, text)) << c.schema << text;
+    for (const std::string& text : c.good)
+      EXPECT_TRUE(schema_accepts(c.schema, text)) << c.schema << text;
+    for (const std::string& text : c.bad)
+      EXPECT_FALSE(schema_accepts(c.schema, text)) << c.schema << text;
   }
 }
 

@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "io/grammar/schema_grammar.h"
-#include "io/grammar/text_states.h"
+#include "text/grammar/schema_grammar.h"
+#include "text/grammar/text_states.h"
 
 namespace tandem::test {
 

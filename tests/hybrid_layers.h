@@ -32,19 +32,20 @@ inline ModelConfig hand_off_config() {
 }
 
 // Counts, waits or fails on the way to the CPU's experts.
-class Interposed final : public RoutedExperts {
+class Interposed final : public ExpertPool {
  public:
-  explicit Interposed(RoutedExperts& experts) : experts_(experts) {}
-  void submit(const ExpertBatch& batch) override {
-    if (before) before();
-    experts_.submit(batch);
-  }
-  void add_to(TensorView y) override { experts_.add_to(y); }
+  explicit Interposed(ExpertPool& experts) : experts_(experts) {}
+  void add_to(Ticket ticket, TensorView y) override { experts_.add_to(ticket, y); }
 
   std::function<void()> before;
 
  private:
-  RoutedExperts& experts_;
+  Ticket start(const ExpertBatch& batch) override {
+    if (before) before();
+    return experts_.submit(batch);
+  }
+
+  ExpertPool& experts_;
 };
 
 // Layer 1 has experts on both, layer 2 only on the CPU, layer 3 only on the card.
@@ -57,11 +58,10 @@ inline std::vector<std::vector<bool>> on_card() {
 class HybridHandOff : public testing::Test {
  protected:
   HybridHandOff() : HybridHandOff(DType::kBF16, {}) {}
-  HybridHandOff(DType stored, std::optional<WeightFormat> format)
+  HybridHandOff(DType stored, ExpertsLayout layout)
       : random_(hand_off_config(), stored), whole_(kernels_), part_(kernels_) {
-    all_ = reserve_packed(random_.stored, random_.config, whole_, format);
+    all_ = reserve_packed(random_.stored, random_.config, whole_, layout);
     run_jobs(all_, whole_);
-    ExpertsLayout layout(format);
     layout.keep_elsewhere(on_card());
     some_ = reserve_packed(random_.stored, random_.config, part_, layout);
     run_jobs(some_, part_);
@@ -76,11 +76,15 @@ class HybridHandOff : public testing::Test {
   void SetUp() override {
     const std::string why_not = gpu::why_no_hand_off(stream_);
     if (!why_not.empty()) GTEST_SKIP() << why_not;
-    hybrid_ = std::make_unique<HybridExperts>(
-        random_.config,
-        HybridExperts::Parts{card_weights_, *card_experts_, *interposed_, cpu_->activations(),
-                             stream_},
-        kMaxTokens);
+    hybrid_ =
+        std::make_unique<HybridExperts>(random_.config,
+                                        HybridExperts::Parts{.weights = card_weights_,
+                                                             .on_gpu = *card_experts_,
+                                                             .on_cpu = *interposed_,
+                                                             .rows_on_cpu = cpu_->activations(),
+                                                             .stream = stream_,
+                                                             .patience = patience_},
+                                        kMaxTokens);
   }
 
   void upload() {
@@ -130,14 +134,21 @@ class HybridHandOff : public testing::Test {
           {matrix(chosen, kActive, DType::kI32), matrix(factors, kActive, DType::kF32)}};
     };
     if (before_hand_down_) stream_.run_on_host(before_hand_down_);
-    hybrid_->submit(batch(x_card.data(), ids_card.data(), w_card.data()));
+    const Ticket ticket = hybrid_->submit(batch(x_card.data(), ids_card.data(), w_card.data()));
     if (between) between();
-    hybrid_->add_to(matrix(y_card.data(), dim, DType::kF32));
-    hybrid_->add_rest_to(layer, 0, matrix(y_card.data(), dim, DType::kF32));
+    const int stream_from = hybrid_->division().stream_from;
+    EXPECT_EQ(hybrid_->waits(ticket), layer < 3 && (stream_from == 0 || n_tokens < stream_from));
+    hybrid_->add_to(ticket, matrix(y_card.data(), dim, DType::kF32));
     const std::vector<float> got = y_card.values(stream_);
-    reference_->submit(batch(x.data(), ids.data(), weights.data()));
-    reference_->add_to(matrix(y.data(), dim, DType::kF32));
+    reference_->add_to(reference_->submit(batch(x.data(), ids.data(), weights.data())),
+                       matrix(y.data(), dim, DType::kF32));
     expect_close(got, y, bound_ * largest(y));
+  }
+
+  void end_step(int n_tokens) {
+    const std::vector<int32_t> tokens(n_tokens);
+    const Sequence sequence = {0, n_tokens, n_tokens, {}};
+    hybrid_->end_step({{Batch{tokens, {}, {&sequence, 1}, {}}}, 1});
   }
 
   // On the card, where a step that failed may still read it.
@@ -165,6 +176,7 @@ class HybridHandOff : public testing::Test {
   std::mt19937 rng_{5};
   std::vector<int32_t> asked_;  // experts, by each token; empty: random ones
   double bound_ = 2e-2;
+  std::chrono::duration<double> patience_{60};
   std::function<void()> before_hand_down_;
 };
 

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <random>
 
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 #include "offload/plan/placement_json.h"
 
 namespace tandem::test {
@@ -39,7 +39,7 @@ class PlacementFile {
   const std::filesystem::path path_;
 };
 
-constexpr Device kCpu{0, -1}, kCard{0, 0};
+constexpr DeviceId kCpu{0, -1}, kCard{0, 0};
 
 inline Placement backbone_on_card(const ModelConfig& c, int64_t kv_tokens) {
   Placement p;

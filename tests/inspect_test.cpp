@@ -1,11 +1,12 @@
 // The report of `tandem inspect`: the fields that scripts read, and the text.
-#include "inspect.h"
+#include "cli/inspect.h"
 
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <sstream>
 
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 #include "tests/config_families.h"
 #include "tests/error_of.h"

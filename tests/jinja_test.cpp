@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "core/check.h"
-#include "io/jinja/template.h"
+#include "text/jinja/template.h"
 
 namespace tandem::jinja {
 namespace {
@@ -29,6 +29,13 @@ std::string error_of(std::string_view source, const Json& context = Json::object
 
 bool contains(const std::string& text, std::string_view part) {
   return text.find(part) != std::string::npos;
+}
+
+// Whose other case is in another block of characters.
+TEST(Jinja, CasesBeyondLatinOne) {
+  EXPECT_EQ(render("{{ '\u00ff\u00b5'|upper }}"), "\u0178\u039c");
+  EXPECT_EQ(render("{{ '\u0178'|lower }}"), "\u00ff");
+  EXPECT_EQ(render("{{ '\u0178\u0178'|capitalize }}"), "\u0178\u00ff");
 }
 
 TEST(Jinja, GivesWhatPythonGives) {

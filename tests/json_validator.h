@@ -6,7 +6,7 @@
 #include <regex>
 #include <string>
 
-#include "io/utf8.h"
+#include "text/utf8.h"
 
 namespace tandem::test {
 

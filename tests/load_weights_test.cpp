@@ -1,6 +1,6 @@
 // Weights from the packed cache against weights from the checkpoint: the same bytes; whatever is
 // wrong with a cache, the checkpoint is packed again and one line says why.
-#include "load_weights.h"
+#include "loader/load_weights.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 #include <limits>
 
 #include "io/packed_cache.h"
+#include "loader/pack_weights.h"
 #include "model/checkpoint.h"
-#include "pack_weights.h"
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"
 #include "tests/random_model.h"

@@ -4,6 +4,7 @@
 
 #include "tests/check_close.h"
 #include "tests/conversations.h"
+#include "tests/error_of.h"
 #include "tests/naive_deepseek.h"
 #include "tests/random_model.h"
 
@@ -200,51 +201,59 @@ TEST_P(ModelTest, ThreadsDoNotChangeABit) {
   for (int n = 2; n <= std::min(n_cores(), 8); ++n) EXPECT_EQ(run_with(n), one) << n;
 }
 
-// Has sums only when they are asked for last, as those of another device, and wants halves.
-class Elsewhere final : public RoutedExperts {
+// Has sums only when they are asked for last, as those of another device, and prefers two
+// micro-batches.
+class Elsewhere final : public ExpertPool {
  public:
   struct Call {
     char what;
     int layer, first_row;
     bool operator==(const Call&) const = default;
   };
-  Elsewhere(RoutedExperts& experts, int max_tokens, int dim)
+  Elsewhere(ExpertPool& experts, int max_tokens, int dim)
       : experts_(experts), dim_(dim), sums_(max_tokens * dim) {}
 
-  void submit(const ExpertBatch& batch) override {
-    calls.push_back({'s', batch.layer, batch.first_row});
-    const TensorView sum = sums_of(batch.first_row, batch.x.rows);
-    std::fill_n(sum.row<float>(0), batch.x.rows * dim_, 0.f);
-    experts_.submit(batch);
-    experts_.add_to(sum);
-  }
-  void add_to(TensorView) override {}
-  void add_rest_to(int layer, int first_row, TensorView y) override {
-    calls.push_back({'r', layer, first_row});
-    const TensorView sum = sums_of(first_row, y.rows);
+  bool waits(Ticket) override { return true; }
+  void add_to(Ticket ticket, TensorView y) override {
+    const ExpertBatch& batch = batches_[ticket];
+    calls.push_back({'a', batch.layer, batch.first_row});
+    if (std::ssize(calls) == fails_at) fail("out of everything");
+    const TensorView sum = sums_of(batch.first_row, y.rows);
     for (int64_t t = 0; t < y.rows; ++t)
       for (int i = 0; i < dim_; ++i) y.row<float>(t)[i] += sum.row<float>(t)[i];
   }
-  bool wants_halves(int n_sequences) const override { return n_sequences >= 3; }
+  bool prefers_micro_batches(int n_sequences) const override { return n_sequences >= 3; }
 
   std::vector<Call> calls;
+  int fails_at = 0;  // number of a call of add_to(); 0: never
 
  private:
+  Ticket start(const ExpertBatch& batch) override {
+    calls.push_back({'s', batch.layer, batch.first_row});
+    const TensorView sum = sums_of(batch.first_row, batch.x.rows);
+    std::fill_n(sum.row<float>(0), batch.x.rows * dim_, 0.f);
+    experts_.add_to(experts_.submit(batch), sum);
+    const Ticket ticket = ticket_of(batch.first_row);
+    batches_[ticket] = batch;
+    return ticket;
+  }
   TensorView sums_of(int first, int64_t n) {
     return {&sums_[first * dim_], n, dim_, dim_, DType::kF32};
   }
-  RoutedExperts& experts_;
+  ExpertPool& experts_;
   const int dim_;
   std::vector<float> sums_;
+  ExpertBatch batches_[kMostTickets] = {};
 };
 
-// In two halves a layer of one is under way while the other begins; no bit changes by that.
-TEST_P(ModelTest, HalvesTakeTurns) {
+// A layer of one micro-batch is under way while the other begins; no bit changes by that.
+TEST_P(ModelTest, MicroBatchesTakeTurns) {
   TestEngine engine(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16),
       twin(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16);
   const ModelConfig& c = model_.config;
   Elsewhere elsewhere(twin.experts, 256, c.dim);
-  DeepSeek halved(c, twin.packed.weights, twin.ops, elsewhere, {256, 256}, AttentionForm::kAuto);
+  StepRunner halved({c, twin.packed.weights, twin.device, twin.ops, elsewhere}, {256, 256},
+                    AttentionForm::kAuto);
   Conversations one(engine.model, engine.cache, 1, 5), two(halved, twin.cache, 2, 5);
   std::vector<Conversations::Part> step;
   for (int s = 0; s < 5; ++s) step.push_back({s, prompt(9 + 20 * s, c.vocab, s)});
@@ -258,10 +267,38 @@ TEST_P(ModelTest, HalvesTakeTurns) {
     const std::vector<int> parts = n >= 3 ? std::vector<int>{0, (n + 1) / 2} : std::vector<int>{0};
     for (int l = 0; l <= c.n_layers; ++l)
       for (const int first : parts) {
-        if (l > 0 && c.is_moe(l - 1)) expected.push_back({'r', l - 1, first});
+        if (l > 0 && c.is_moe(l - 1)) expected.push_back({'a', l - 1, first});
         if (l < c.n_layers && c.is_moe(l)) expected.push_back({'s', l, first});
       }
     EXPECT_EQ(elsewhere.calls, expected) << n;
+  }
+}
+
+// A pass fails, the first or the second, while the other one is under way: the error comes out of
+// the step, and the steps that follow are computed as ever.
+TEST_P(ModelTest, AfterAPassThatFailedStepsGoOn) {
+  TestEngine engine(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16),
+      twin(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16);
+  const ModelConfig& c = model_.config;
+  Elsewhere elsewhere(twin.experts, 256, c.dim);
+  StepRunner halved({c, twin.packed.weights, twin.device, twin.ops, elsewhere}, {256, 256},
+                    AttentionForm::kAuto);
+  Conversations one(engine.model, engine.cache, 1, 4), two(halved, twin.cache, 2, 4);
+  for (const int fails_at : {0, 3, 5}) {  // both submit, then each adds and submits
+    std::vector<Conversations::Part> prompts, step;
+    for (int s = 0; s < 4; ++s) prompts.push_back({s, prompt(3 + s, c.vocab, s)});
+    for (int s = 0; s < 4; ++s) step.push_back({s, {11 * s + 1}});
+    EXPECT_EQ(one.step(prompts), two.step(prompts)) << fails_at;
+    elsewhere.calls.clear();
+    elsewhere.fails_at = fails_at;
+    const std::string said =
+        error_of([&] { EXPECT_EQ(one.step(step), two.step(step)) << fails_at; });
+    EXPECT_EQ(says(said, "out of everything"), fails_at > 0) << fails_at;
+    elsewhere.fails_at = 0;
+    for (int s = 0; s < 4; ++s) {
+      one.forget(s);
+      two.forget(s);
+    }
   }
 }
 

@@ -1,4 +1,5 @@
 // Against the published sizes of the models, and against the list of tensors itself.
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 
 #include <gtest/gtest.h>

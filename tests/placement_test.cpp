@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "offload/plan/placement_json.h"
-#include "offload/plan/planned_layers.h"
 #include "tests/planner_cases.h"
 
 namespace tandem {

@@ -5,7 +5,7 @@
 
 namespace tandem::test {
 
-inline Engine plain_engine(DeepSeek& model, KvCache& cache) {
+inline Engine plain_engine(StepRunner& model, KvCache& cache) {
   return {model,
           cache,
           {model.config().vocab, {}},
@@ -13,7 +13,7 @@ inline Engine plain_engine(DeepSeek& model, KvCache& cache) {
           {.keeps_pages = false}};
 }
 
-inline void score(DeepSeek& model, KvCache& cache, std::span<const int32_t> tokens,
+inline void score(StepRunner& model, KvCache& cache, std::span<const int32_t> tokens,
                   int64_t first_row,
                   const std::function<void(int64_t i, std::span<const float> logits)>& row) {
   Engine engine = plain_engine(model, cache);
@@ -22,7 +22,7 @@ inline void score(DeepSeek& model, KvCache& cache, std::span<const int32_t> toke
 
 // One request alone, its pages in order, the prompt in one chunk or several, a token a step: no
 // scheduler, no prefix cache, no other sequence. Without stop ids.
-inline std::vector<int32_t> generated_alone(DeepSeek& model, KvCache& cache,
+inline std::vector<int32_t> generated_alone(StepRunner& model, KvCache& cache,
                                             const Vocabulary& vocabulary, const Request& request,
                                             int64_t context) {
   const int vocab = model.config().vocab;

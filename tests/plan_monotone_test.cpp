@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 #include "tests/planner_cases.h"
 
 namespace tandem {

@@ -3,11 +3,12 @@
 
 #include <cmath>
 
+#include "model/cost.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
-#include "offload/plan/cost.h"
-#include "offload/plan/efficiency.h"
 #include "offload/plan/layer_time.h"
-#include "offload/plan/rules.h"
+#include "offload/plan/placement.h"
+#include "offload/plan/rates.h"
 #include "tests/planner_cases.h"
 
 namespace tandem {
@@ -125,7 +126,7 @@ TEST(PlanCost, BytesOfMatricesAndExperts) {
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kI4TwoLevel, 64}),
             44'040'192 / 2 + 44'040'192 / 64 + (2048 + 2048 + 7168) * 4);
   EXPECT_EQ(embedding_bytes(r1), 1'853'358'080);
-  EXPECT_EQ(kv_layer_bytes(r1, DType::kBF16), 1152);
+  EXPECT_EQ(kv_planes(r1, 0, DType::kBF16).token_bytes(), 1152);
   const BackboneBytes moe = backbone_layer_bytes(r1, true, {DType::kBF16});
   EXPECT_EQ(moe.attention, 2 * (187'107'328 - 2048));  // without the norms of the latents
   EXPECT_EQ(moe.shared, 88'080'384);
@@ -367,14 +368,14 @@ TEST(LayerTime, AllReduceByHand) {
   const RoutingStatistics routing(r1);
   const Workload w;
   const PlanInput in = {r1, m, w, routing};
-  const auto all_reduce = [&](const std::vector<Device>& devices, int tp) {
+  const auto all_reduce = [&](const std::vector<DeviceId>& devices, int tp) {
     Placement p = r1_with_experts_on_the_cpu();
     p.stages = {{0, 60, devices, tp}};
     return LayerModel(in, p, {32, 1024, false, 1}).backbone(p.stages[0], 3)[Part::kAllReduce];
   };
   const double rows = 32 * 7168 * 2;  // bytes
-  const std::vector<Device> one_host = {{0, 0}, {0, 1}};
-  const std::vector<Device> two_hosts = {{0, 0}, {0, 1}, {1, 0}, {1, 1}};
+  const std::vector<DeviceId> one_host = {{0, 0}, {0, 1}};
+  const std::vector<DeviceId> two_hosts = {{0, 0}, {0, 1}, {1, 0}, {1, 1}};
   EXPECT_EQ(all_reduce(two_hosts, 1), 0);
   const double near = 2 * (2 * 5e-6 + rows / 100e9);
   EXPECT_NEAR(all_reduce(one_host, 2), near, 1e-12);

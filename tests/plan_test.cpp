@@ -1,11 +1,15 @@
 // What the planner decides, as properties of every plan and on the machines of machines/.
 #include "offload/plan/plan.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "model/cost.h"
 #include "offload/plan/candidates.h"
-#include "offload/plan/cost.h"
 #include "offload/plan/placement_json.h"
+#include "tests/error_of.h"
 #include "tests/planner_cases.h"
 
 namespace tandem {
@@ -59,7 +63,7 @@ TEST(Plan, R1WithItsBackboneEmbeddingAndCacheOnOne4090) {
   w.context = 32768;
   const Plan plan = Planned("r1", known_machine("2x6454s-4090"), w).plan();
   const Placement& p = plan.placement;
-  EXPECT_EQ(p.stages[0].devices, (std::vector<Device>{{0, 0}}));
+  EXPECT_EQ(p.stages[0].devices, (std::vector<DeviceId>{{0, 0}}));
   EXPECT_EQ(p.numa_columns, (std::vector<int>{1024, 1024}));
   EXPECT_EQ(p.kv_tokens, 32768);
   // Either the embedding fits too, or the plan says what moved.
@@ -79,7 +83,7 @@ TEST(Plan, ALongContextIsKeptInFp8WhereOnlyThatLetsTheCardCompute) {
   const Planned planned("r1", known_machine("2x6454s-4090"), w);
   const Plan plan = planned.plan();
   EXPECT_EQ(plan.placement.kv_type, DType::kF8E4M3);
-  EXPECT_EQ(plan.placement.stages[0].devices, (std::vector<Device>{{0, 0}}));
+  EXPECT_EQ(plan.placement.stages[0].devices, (std::vector<DeviceId>{{0, 0}}));
   EXPECT_EQ(plan.prediction.memory[1].kv_bytes, int64_t{131'072} * 61 * 656);
   EXPECT_TRUE(says(all_reasons(plan), "KV cache in FP8"));
   EXPECT_TRUE(says(all_reasons(plan), "in BF16 it would take 9.21 GB"));
@@ -276,6 +280,23 @@ TEST(Plan, ClusterIsWithinAFactorOfTwoOfWhatWasPublished) {
   const double a_host = plan.prediction.decode.tokens_per_second / 12;
   EXPECT_GT(a_host, 22'300 / 2.0);
   EXPECT_LT(a_host, 22'300 * 2.0);
+}
+
+// How many experts a layer has more than once, counted from the placement, is what the reasons say.
+TEST(Plan, SaysHowManyExpertsAreRedundant) {
+  const Planned planned("r1", known_machine("12x8xh100"), throughput_of_clusters());
+  const Plan plan = planned.plan();
+  int64_t copies = 0, layers = 0;
+  for (const LayerExperts& l : plan.placement.layers) {
+    layers += l.last - l.first + 1;
+    for (const ExpertGroup& g : l.groups)
+      copies += (l.last - l.first + 1) * std::ssize(g.experts) * (std::ssize(g.owners) - 1);
+  }
+  ASSERT_GT(layers, 0);
+  const std::string said = fmt::format("), {} redundant experts a layer", copies / layers);
+  EXPECT_TRUE(std::any_of(plan.reasons.begin(), plan.reasons.end(), [&](const std::string& r) {
+    return says(r, said);
+  })) << said;
 }
 
 TEST(Plan, StreamingPaysFromTheChunkItSays) {

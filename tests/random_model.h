@@ -8,10 +8,10 @@
 #include <random>
 #include <vector>
 
-#include "engine/deepseek.h"
+#include "engine/step_runner.h"
+#include "loader/pack_weights.h"
 #include "offload/cpu_experts.h"
 #include "ops/cpu_ops.h"
-#include "pack_weights.h"
 
 namespace tandem::test {
 
@@ -112,9 +112,10 @@ struct TestEngine {
   CpuWeights home;
   PackedModel packed;
   Team team;
+  CpuDevice device;
   CpuOps ops;
   CpuExperts experts;
-  DeepSeek model;
+  StepRunner model;
   KvCache cache;
 
   TestEngine(RandomModel& m, cpu::Isa isa, AttentionForm form, DType cache_type = DType::kF32,
@@ -129,9 +130,10 @@ struct TestEngine {
         home(kernels, topology),
         packed(reserve_packed(stored, config, home)),
         team(topology),
+        device(team),
         ops(kernels, config, max_tokens, team),
         experts(kernels, config, packed.weights, max_tokens, team),
-        model(config, packed.weights, ops, experts, {max_tokens, max_tokens}, form),
+        model({config, packed.weights, device, ops, experts}, {max_tokens, max_tokens}, form),
         cache(config, 1024, cache_type) {
     run_jobs(packed, home);
     for (int l = 0; l < config.n_layers; ++l) fill_with_nan(cache.layer(l));

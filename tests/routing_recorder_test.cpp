@@ -18,30 +18,34 @@ ModelConfig three_layers() {
   return c;
 }
 
-struct Calls final : RoutedExperts {
-  void submit(const ExpertBatch& batch) override { layers.push_back(batch.layer); }
-  void add_to(TensorView) override { ++n_added; }
+struct Calls final : ExpertPool {
+  void add_to(Ticket, TensorView) override {}
+  Ticket start(const ExpertBatch& batch) override {
+    layers.push_back(batch.layer);
+    return 0;
+  }
   std::vector<int> layers;
-  int n_added = 0;
 };
 
 // Rows of ids stand three apart, as in a matrix of which this is a part.
-void submit(RoutedExperts& experts, int layer, std::vector<int32_t> ids) {
+void submit(ExpertPool& experts, int layer, std::vector<int32_t> ids) {
   const auto n = static_cast<int64_t>(ids.size() / 3);
   experts.submit({layer, {}, {{ids.data(), n, 2, 3, DType::kI32}, {}}});
 }
 
-TEST(RoutingRecorder, CountsEveryChoiceAndPassesItOn) {
+TEST(RoutingRecorder, CountsEveryChoiceWhileItObserves) {
   const ModelConfig config = three_layers();
   Calls calls;
-  RoutingRecorder recorder(config, calls);
-  submit(recorder, 1, {0, 1, -1, 0, 2, -1});
-  submit(recorder, 2, {3, 1, -1, 1, 3, -1});
-  recorder.add_to({});
-  submit(recorder, 1, {0, 3, -1});
-  submit(recorder, 2, {1, 3, -1});
-  EXPECT_EQ(calls.layers, (std::vector<int>{1, 2, 1, 2}));
-  EXPECT_EQ(calls.n_added, 1);
+  RoutingRecorder recorder(config);
+  submit(calls, 2, {0, 0, -1});  // before it observes
+  calls.observe(&recorder);
+  submit(calls, 1, {0, 1, -1, 0, 2, -1});
+  submit(calls, 2, {3, 1, -1, 1, 3, -1});
+  submit(calls, 1, {0, 3, -1});
+  submit(calls, 2, {1, 3, -1});
+  calls.observe(nullptr);
+  submit(calls, 1, {2, 2, -1});
+  EXPECT_EQ(calls.layers, (std::vector<int>{2, 1, 2, 1, 2, 1}));
   const std::vector<std::vector<int64_t>> expected = {{}, {3, 1, 1, 1}, {0, 3, 0, 3}};
   EXPECT_EQ(recorder.counts().of_layer, expected);
 

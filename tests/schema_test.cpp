@@ -6,11 +6,11 @@
 #include <chrono>
 #include <random>
 
-#include "io/grammar/grammar_tokens.h"
-#include "io/grammar/schema_grammar.h"
 #include "tests/error_of.h"
 #include "tests/grammar_texts.h"
 #include "tests/json_validator.h"
+#include "text/grammar/grammar_tokens.h"
+#include "text/grammar/schema_grammar.h"
 
 namespace tandem::test {
 namespace {

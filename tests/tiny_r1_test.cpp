@@ -3,7 +3,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "conversation.h"
+#include "cli/conversation.h"
 #include "tests/check_close.h"
 
 namespace tandem::test {

@@ -5,10 +5,10 @@
 #include <fstream>
 #include <functional>
 
-#include "conversation.h"
+#include "cli/conversation.h"
 #include "core/check.h"
 #include "io/json.h"
-#include "io/tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "io/tokenizer.h"
+#include "text/tokenizer.h"
 
 #include <gtest/gtest.h>
 

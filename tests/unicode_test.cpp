@@ -1,6 +1,6 @@
 // Every character, as Oniguruma in the Python library classifies it
 // (tests/data/tokenizer/make_unicode.py).
-#include "io/unicode.h"
+#include "text/unicode.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 #include "core/check.h"
 #include "io/json.h"
-#include "io/tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace tandem {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "conversation.h"
+#include "cli/conversation.h"
 
 namespace tandem::test {
 

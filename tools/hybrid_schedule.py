@@ -1,6 +1,6 @@
-"""The schedule of a decode step that GPU and CPU share, from the planner's parts: in one micro-batch, against the GPU's and the CPU's
-parts alone, and in two. Prints the table "Schedule, computed" of docs/hybrid.md. Every number is computed from figures of data
-sheets in machines/*.json, the CPU's too: nothing in it is measured (`make hybrid-schedule` has a measured CPU).
+"""Predicts the schedule of a decode step that GPU and CPU share: in one micro-batch, against the GPU's and the CPU's parts
+alone, and in two. Prints the table "Predicted by the planner" of docs/measurements/hybrid_schedule.md. Every number is
+computed from the data sheets in machines/*.json; nothing is measured (`make hybrid-schedule` measures the CPU).
 
     python3 tools/hybrid_schedule.py build/release/tandem
 """

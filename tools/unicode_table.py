@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/io/unicode_table.h: general category and script of every character in one version of Unicode.
+"""Writes src/text/unicode_table.h: general category and script of every character in one version of Unicode.
 
     pip install unicodedata2==16.0.0 fonttools==4.59.0
     python3 tools/unicode_table.py
@@ -20,7 +20,7 @@ LAST = 0x10FFFF
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "src/io/unicode_table.h")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "src/text/unicode_table.h")
     out = parser.parse_args().out
     import unicodedata2  # pylint: disable=import-outside-toplevel
     from fontTools.unicodedata import Scripts  # pylint: disable=import-outside-toplevel

@@ -1,12 +1,14 @@
-"""What the planner predicts against what this machine does.
+"""Compares the planner's predictions with this machine.
 
     python3 tools/validate_planner.py TANDEM OUTPUT.md
 
-Runs `tandem bench generate` on cut models and writes a table of every cell: sequences at a time, context or
-length of the prompt, measured and predicted time, and by which part the prediction is off. Cells that are too far off are
-measured once more by themselves, since neighbours of a shared machine may spoil one; both results are in the table.
+Runs `tandem bench generate` on cut models and writes a table. A cell has the number of sequences, the context or the
+length of the prompt, measured and predicted time, and the error of the prediction. Cells with too large an error are
+measured a second time by themselves, because other programs on a shared machine may have disturbed them; the table
+has both results.
 """
 import argparse
+import datetime
 import json
 import pathlib
 import statistics
@@ -15,7 +17,7 @@ import sys
 
 MODELS = [("r1", 3, ["fp8", "int8", "int4"]), ("v2-lite", 4, ["bf16", "int8", "int4"]), ("k2", 2, ["fp8", "int8", "int4"])]
 BATCHES, CONTEXTS, PROMPTS = "1,4,16", "128,4096", "32,128,512,2048"
-MOST, USUAL = 0.25, 0.10  # how far off a cell and the median may be
+MOST, USUAL = 0.25, 0.10  # largest error of a cell, and of the median
 
 
 def main():
@@ -60,25 +62,29 @@ def summary(cells):
     errors = [abs(error_of(cell)) for cell in cells]
     far = sum(error > MOST for error in errors)
     again = sum("first" in cell for cell in cells)
-    return (f"{len(cells)} cells: median {statistics.median(errors):.0%} off, worst {max(errors):.0%}; {far} more than {MOST:.0%} off; "
-            f"{again} measured a second time, for being so at first")
+    return (f"{len(cells)} cells: median error {statistics.median(errors):.0%}, largest {max(errors):.0%}; {far} above {MOST:.0%}; "
+            f"{again} measured a second\ntime because the first error was above {MOST:.0%}.")
 
 
 def page(machine, cells):
     lines = [
         "# Predicted and measured",
         "",
-        f"`make validate-planner` on {machine['cpu']} ({machine['isa']}, {machine['threads']} threads): models cut to a few layers with random "
-        "weights, run by the engine; the planner's cost model with the rates that were measured right before and after each step.",
+        f"Command: `make validate-planner`. Machine: {machine['cpu']} ({machine['isa']}, {machine['threads']} threads). "
+        f"Measured on {datetime.date.today()}.",
         "",
-        summary(cells) + f" (wanted: median {USUAL:.0%}, none above {MOST:.0%}).",
+        "The engine runs models that are cut to a few layers, with random weights. The planner's cost model predicts",
+        "each step from rates that were measured right before and after it.",
         "",
-        "| model | experts | | sequences | context or prompt | measured ms | predicted ms | off |",
+        summary(cells),
+        f"Targets: a median of at most {USUAL:.0%}, and no error above {MOST:.0%}.",
+        "",
+        "| model | experts | | sequences | context or prompt | measured ms | predicted ms | error |",
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     for cell in cells:
         row = cell["row"]
-        first = f" (at first {cell['first']['seconds'] * 1e3:.1f} ms: {cell['first']['prediction_error']:+.0%})" if "first" in cell else ""
+        first = f" (first {cell['first']['seconds'] * 1e3:.1f} ms: {cell['first']['prediction_error']:+.0%})" if "first" in cell else ""
         lines.append(f"| {cell['model']} | {cell['form']} | {cell['phase']} | {cell['batch']} | {cell['tokens']} | {row['seconds'] * 1e3:.1f} | "
                      f"{row['predicted_seconds'] * 1e3:.1f} | {row['prediction_error']:+.0%}{first} |")
     return "\n".join(lines) + "\n"

@@ -3,18 +3,18 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 
 namespace tandem {
 namespace {
 
-constexpr Device kCpu{}, kGpu{0, 0};
+constexpr DeviceId kCpu{}, kGpu{0, 0};
 
 void require_here(const Machine& machine, const Placement& p);
 void require_executed(const ModelConfig& config, const Placement& p);
 std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer);
 CardParts card_parts(const ModelConfig& config, const Placement& p);
-Device backbone_of(const Placement& p) { return p.stages.front().devices.front(); }
+DeviceId backbone_of(const Placement& p) { return p.stages.front().devices.front(); }
 
 }  // namespace
 
@@ -62,18 +62,18 @@ namespace {
 // the machine has it or not.
 void require_here(const Machine& machine, const Placement& p) {
   const bool has_gpu = !machine.gpus.empty();
-  const auto runs_on = [&](Device d) { return d == kCpu || (has_gpu && d == kGpu); };
+  const auto runs_on = [&](DeviceId d) { return d == kCpu || (has_gpu && d == kGpu); };
   const std::string known =
       has_gpu ? fmt::format("{} and {}", device_name(kCpu), device_name(kGpu)) : device_name(kCpu);
   for (const Stage& s : p.stages)
-    for (const Device d : s.devices)
+    for (const DeviceId d : s.devices)
       require(runs_on(d),
               "placement: layers {}-{} of the backbone are on {}: this program runs them on {} "
               "only{} (`tandem plan --placement` assesses other places)",
               s.first, s.last, device_name(d), known, d == kGpu ? ", or with --device cuda" : "");
   for (const LayerExperts& l : p.layers)
     for (const ExpertGroup& group : l.groups)
-      for (const Device d : group.owners)
+      for (const DeviceId d : group.owners)
         require(runs_on(d),
                 "placement: layer {}: expert {} is on {}: this program runs experts on {} only{} "
                 "(`tandem plan --placement` assesses other places)",
@@ -134,7 +134,7 @@ CardParts card_parts(const ModelConfig& config, const Placement& p) {
   CardParts parts = {
       .embedding_on_cpu = p.embedding_on_cpu,
       .stream_from_tokens = p.stream_from_tokens,
-      .halve_from_sequences = p.micro_batches == 2 ? p.micro_batches_from_sequences : 0,
+      .micro_batches_from_sequences = p.micro_batches == 2 ? p.micro_batches_from_sequences : 0,
       .experts = std::vector<std::vector<bool>>(config.n_layers)};
   for (int l = 0; l < config.n_layers; ++l) {
     if (!config.is_moe(l)) continue;

@@ -3,8 +3,8 @@
 #pragma once
 #include <optional>
 
+#include "model/experts_layout.h"
 #include "offload/plan/placement.h"
-#include "ops/experts_layout.h"
 
 namespace tandem {
 
@@ -15,7 +15,7 @@ struct CardParts {
   // kMeasuredCrossover: the threshold is measured once the experts are loaded.
   int stream_from_tokens = 0;
   // Decode steps of at least so many sequences run as two micro-batches; 0: none.
-  int halve_from_sequences = 0;
+  int micro_batches_from_sequences = 0;
   // [layers][n_experts], empty for a dense layer: true for experts on the GPU.
   std::vector<std::vector<bool>> experts;
 };

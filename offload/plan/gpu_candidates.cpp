@@ -2,11 +2,11 @@
 #include <cmath>
 #include <map>
 
+#include "model/cost.h"
 #include "model/parameters.h"
 #include "offload/plan/assign.h"
 #include "offload/plan/candidates.h"
-#include "offload/plan/cost.h"
-#include "offload/plan/rules.h"
+#include "offload/plan/placement.h"
 
 namespace tandem {
 namespace {
@@ -16,7 +16,7 @@ constexpr size_t kMostDealt = 6;
 // The first GPUs of some hosts, the same number of each.
 struct Subset {
   int hosts, a_host;
-  std::vector<Device> gpus;
+  std::vector<DeviceId> gpus;
 };
 
 // What is chosen before chunks, micro-batches, embedding and head.
@@ -32,7 +32,7 @@ struct Base {
 class Dealer {
  public:
   Dealer(const PlanInput& in, WeightFormat format) : in_(in), format_(format) {}
-  std::vector<LayerExperts> dealt(const std::vector<Device>& ranks, int n_redundant);
+  std::vector<LayerExperts> dealt(const std::vector<DeviceId>& ranks, int n_redundant);
 
  private:
   using Owners = std::vector<std::vector<int>>;
@@ -48,7 +48,7 @@ void place_stages(const PlanInput& in, WeightFormat format, const Base& base, Pl
 void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home, const Contest& contest);
 std::vector<int> tensor_parallel_ways(const PlanInput& in, const Subset& s);
 std::vector<LayerExperts> in_groups(const PlanInput& in, WeightFormat format,
-                                    const std::vector<Device>& ranks,
+                                    const std::vector<DeviceId>& ranks,
                                     const std::vector<std::vector<std::vector<int>>>& owners);
 
 }  // namespace
@@ -136,7 +136,7 @@ void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
 }
 
 Placement placed(const PlanInput& in, WeightFormat format, const Base& base, Dealer& dealer) {
-  const std::vector<Device>& gpus = base.subset.gpus;
+  const std::vector<DeviceId>& gpus = base.subset.gpus;
   Placement p;
   p.backbone = stored_format(in.config);
   p.kv_type = in.workload.kv.value_or(DType::kBF16);
@@ -158,7 +158,7 @@ void place_stages(const PlanInput& in, WeightFormat format, const Base& base, Pl
   for (int s = 0; s < pp; ++s) {
     const int first = c.n_layers * s / pp, last = c.n_layers * (s + 1) / pp - 1;
     const auto begin = base.subset.gpus.begin() + s * tp;
-    const std::vector<Device> devices(begin, begin + tp);
+    const std::vector<DeviceId> devices(begin, begin + tp);
     p.stages.push_back({first, last, devices, tp});
     int moe = first;
     while (moe <= last && !c.is_moe(moe)) ++moe;
@@ -186,7 +186,7 @@ void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home, const Co
         }
 }
 
-std::vector<LayerExperts> Dealer::dealt(const std::vector<Device>& ranks, int n_redundant) {
+std::vector<LayerExperts> Dealer::dealt(const std::vector<DeviceId>& ranks, int n_redundant) {
   const ModelConfig& c = in_.config;
   const auto [known, is_new] = known_.try_emplace({ranks.size(), n_redundant});
   if (is_new)
@@ -202,7 +202,7 @@ std::vector<LayerExperts> Dealer::dealt(const std::vector<Device>& ranks, int n_
 
 // Experts with the same owners form a group, found through the first owner.
 std::vector<LayerExperts> in_groups(const PlanInput& in, WeightFormat format,
-                                    const std::vector<Device>& ranks,
+                                    const std::vector<DeviceId>& ranks,
                                     const std::vector<std::vector<std::vector<int>>>& owners) {
   const ModelConfig& c = in.config;
   std::vector<LayerExperts> layers;
@@ -212,7 +212,7 @@ std::vector<LayerExperts> in_groups(const PlanInput& in, WeightFormat format,
     const auto& of_layer = owners[layers.size()];
     std::vector<std::vector<size_t>> groups_of(ranks.size());
     for (int e = 0; e < c.router.n_experts; ++e) {
-      std::vector<Device> devices;
+      std::vector<DeviceId> devices;
       for (const int rank : of_layer[e]) devices.push_back(ranks[rank]);
       auto& known = groups_of[of_layer[e][0]];
       const auto found = std::find_if(known.begin(), known.end(),

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "offload/plan/cost.h"
-#include "offload/plan/expert_load.h"
+#include "model/cost.h"
 
 namespace tandem {
+
 namespace {
 
 constexpr double kBf16Bytes = 2;
@@ -15,7 +15,7 @@ constexpr double kHandOffSeconds = 10e-6;  // GPU to CPU or back, without the co
 // Number of the stage's devices that share the first host's network.
 double of_first_host(const Stage& stage) {
   double n = 0;
-  for (const Device d : stage.devices) n += d.host == stage.devices[0].host ? 1 : 0;
+  for (const DeviceId d : stage.devices) n += d.host == stage.devices[0].host ? 1 : 0;
   return n;
 }
 
@@ -102,7 +102,7 @@ LayerTime LayerModel::overlapped(const Stage& stage, int layer, const LayerExper
 
 void LayerModel::add_backbone(const Stage& stage, int layer, double tokens, LayerTime& t) const {
   const ModelConfig& c = in_.config;
-  const Device device = stage.devices[0];
+  const DeviceId device = stage.devices[0];
   const Rates rates = rates_of(in_.machine, device, p_.numa_columns);
   const BackboneBytes bytes = backbone_layer_bytes(c, c.is_moe(layer), p_.backbone);
   const TokenOps ops = token_ops(c);
@@ -133,11 +133,11 @@ void LayerModel::add_backbone(const Stage& stage, int layer, double tokens, Laye
 
 LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
                                                  const LayerExperts& experts, double tokens) const {
-  const Device backbone = stage.devices[0];
+  const DeviceId backbone = stage.devices[0];
   const std::vector<ExpertLoad> loads =
       expert_loads(in_, p_, experts, layer, tokens * shape_.replicas, backbone);
   const bool stream = shape_.prefill && !backbone.is_cpu() && streams(p_, tokens);
-  std::vector<Device> sorted = stage.devices;
+  std::vector<DeviceId> sorted = stage.devices;
   std::sort(sorted.begin(), sorted.end());
   std::vector<bool> is_own;
   is_own.reserve(loads.size());
@@ -173,7 +173,7 @@ LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
 void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const Rates& cpu,
                               ExpertTimes& e) const {
   double n_gpus = 0;
-  for (const Device d : stage.devices) n_gpus += d.host == load.owner.host ? 1 : 0;
+  for (const DeviceId d : stage.devices) n_gpus += d.host == load.owner.host ? 1 : 0;
   n_gpus = std::max(1.0, n_gpus);
   const Rates gpu = rates_of(in_.machine, stage.devices[0], {});
   e.streamed.n += load.used;
@@ -190,7 +190,7 @@ void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const 
 // to other hosts.
 void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loads,
                           ExpertTimes& e) const {
-  const Device backbone = stage.devices[0];
+  const DeviceId backbone = stage.devices[0];
   double all = 0, cpu = 0, near = 0, far = 0;
   for (const ExpertLoad& load : loads) {
     all += load.rows;
@@ -255,7 +255,7 @@ bool streams(const Placement& p, double chunk_tokens) {
 }
 
 double embedding_seconds(const PlanInput& in, const Placement& p, double tokens) {
-  const Device device = p.stages.front().devices[0];
+  const DeviceId device = p.stages.front().devices[0];
   const double bytes = tokens * in.config.dim * kBf16Bytes;
   if (!p.embedding_on_cpu && !device.is_cpu())
     return 2 * bytes / in.machine.gpus[device.gpu].read_bytes_per_second;
@@ -270,7 +270,7 @@ double embedding_seconds(const PlanInput& in, const Placement& p, double tokens)
 double head_seconds(const PlanInput& in, const Placement& p, double rows, double n_replicas) {
   const ModelConfig& c = in.config;
   const Stage& stage = p.stages.back();
-  const Device device = stage.devices[0];
+  const DeviceId device = stage.devices[0];
   const double ops = token_ops(c).head;
   const auto all = static_cast<double>(embedding_bytes(c));
   const auto product = [&](const Rates& rates, double share, double n) {
@@ -305,6 +305,106 @@ double pipeline_seconds(const PlanInput& in, const Placement& p, double tokens) 
     seconds += link.latency_seconds + tokens * in.config.dim * kBf16Bytes / link.bytes_per_second;
   }
   return seconds;
+}
+
+namespace {
+
+// Use of a group's experts in one step: expected number used, its variance, and rows of tokens.
+struct Use {
+  double used = 0, variance = 0, rows = 0;
+};
+
+template <class EvenChance>
+Use use_of(const PlanInput& in, const ExpertGroup& group, int layer, double tokens,
+           const EvenChance& even_chance) {
+  const double replicas = group.sliced ? 1 : static_cast<double>(group.owners.size());
+  Use use;
+  const auto add = [&](double share, double chance, double n) {
+    use.used += n * chance;
+    use.variance += n * chance * (1 - chance);
+    use.rows += n * tokens * share / replicas;
+  };
+  if (in.routing.uniform()) {
+    add(in.routing.share(layer, 0), even_chance(replicas),
+        static_cast<double>(group.experts.size()));
+    return use;
+  }
+  const std::vector<double>* known =
+      in.known ? &in.known->of(in.routing, layer, tokens, in.config.router.n_experts) : nullptr;
+  for (const int e : group.experts) {
+    const double share = in.routing.share(layer, e);
+    const double chance = replicas != 1 ? chance_of_use(share / replicas, tokens)
+                          : known       ? (*known)[e]
+                                        : in.routing.chance(layer, e, tokens);
+    add(share, chance, 1);
+  }
+  return use;
+}
+
+// Estimated largest of n draws from a normal distribution, clamped to [least, most].
+double largest(double mean, double variance, double n, double least, double most) {
+  if (n <= 1) return mean;
+  return std::clamp(mean + std::sqrt(2 * variance * std::log(n)), std::min(least, most), most);
+}
+
+}  // namespace
+
+std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
+                                     const LayerExperts& experts, int layer, double tokens,
+                                     DeviceId backbone) {
+  const int n_gpus = static_cast<int>(in.machine.gpus.size());
+  std::vector<int> index(static_cast<size_t>(in.machine.hosts) * (n_gpus + 1), -1);
+  const double expert_ops = token_ops(in.config).expert;
+  const Rates cpu = rates_of(in.machine, {0, -1}, p.numa_columns);
+  const Rates gpu = n_gpus > 0 ? rates_of(in.machine, {0, 0}, {}) : cpu;
+  // Caches the chance under even routing: most groups have as many owners as the one before.
+  double known_replicas = 0, known_chance = 0;
+  const auto even_chance = [&](double replicas) {
+    if (replicas != known_replicas)
+      known_chance = chance_of_use(in.routing.share(layer, 0) / replicas, tokens);
+    known_replicas = replicas;
+    return known_chance;
+  };
+  std::vector<ExpertLoad> loads;
+  for (const ExpertGroup& group : experts.groups) {
+    const Use use = use_of(in, group, layer, tokens, even_chance);
+    const double slices = group.sliced ? static_cast<double>(group.owners.size()) : 1;
+    const auto bytes = static_cast<double>(routed_expert_bytes(in.config, group.format)) / slices;
+    const double ops = use.rows * expert_ops / slices;
+    for (const DeviceId d : group.owners) {
+      int& i = index[d.host * (n_gpus + 1) + d.gpu + 1];
+      if (i < 0) {
+        i = static_cast<int>(loads.size());
+        loads.push_back({.owner = d});
+      }
+      ExpertLoad& load = loads[i];
+      load.experts += static_cast<double>(group.experts.size());
+      load.used += use.used;
+      load.variance += use.variance;
+      load.rows += use.rows;
+      load.bytes += use.used * bytes;
+      load.op_seconds += ops / peak_for(d.is_cpu() ? cpu : gpu, group.format.dtype, !d.is_cpu());
+      if (!backbone.is_cpu())
+        load.stream_op_seconds += ops / peak_for(gpu, group.format.dtype, true);
+      load.format = group.format.dtype;
+    }
+  }
+  return loads;
+}
+
+bool alike(const ExpertLoad& a, const ExpertLoad& b) {
+  return a.owner.is_cpu() == b.owner.is_cpu() && a.experts == b.experts && a.used == b.used &&
+         a.variance == b.variance && a.rows == b.rows && a.bytes == b.bytes &&
+         a.op_seconds == b.op_seconds && a.format == b.format;
+}
+
+double busiest_seconds(const Rates& rates, const ExpertLoad& load, int n_alike) {
+  if (load.used <= 0) return 0;
+  const double used = largest(load.used, load.variance, n_alike, 1, load.experts);
+  const double rows = largest(load.rows, load.rows, n_alike, used, 1e300);
+  return together(rates, load.bytes / rates.read_bytes_per_second * used / load.used,
+                  load.op_seconds * rows / load.rows) /
+         product_ratio(rates.kind, Product::kExperts, load.format, rows / used, rates.measured);
 }
 
 }  // namespace tandem

@@ -1,20 +1,23 @@
 #include "offload/plan/placement.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "core/check.h"
+#include "model/cost.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
-#include "offload/plan/cost.h"
-#include "offload/plan/rules.h"
 
 namespace tandem {
+
 namespace {
 
-size_t index_of(const Machine& m, Device d) {
+size_t index_of(const Machine& m, DeviceId d) {
   return static_cast<size_t>(d.host) * (m.gpus.size() + 1) + d.gpu + 1;
 }
 
-bool exists(const Machine& m, Device d) {
+bool exists(const Machine& m, DeviceId d) {
   return d.host >= 0 && d.host < m.hosts && d.gpu >= -1 && d.gpu < static_cast<int>(m.gpus.size());
 }
 
@@ -30,7 +33,7 @@ std::string first_without_room(const ModelConfig& config, const Placement& p,
 
 }  // namespace
 
-std::string device_name(Device d) {
+std::string device_name(DeviceId d) {
   return d.is_cpu() ? fmt::format("host{}.cpu", d.host)
                     : fmt::format("host{}.gpu{}", d.host, d.gpu);
 }
@@ -92,14 +95,14 @@ std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& 
                         .reserve_bytes = reserved_bytes(capacity, gpu < 0),
                         .capacity_bytes = capacity});
     }
-  const auto at = [&](Device d) -> DeviceMemory& { return memory[index_of(machine, d)]; };
+  const auto at = [&](DeviceId d) -> DeviceMemory& { return memory[index_of(machine, d)]; };
   const int64_t moe = backbone_layer_bytes(c, true, p.backbone).total();
   const int64_t dense = backbone_layer_bytes(c, false, p.backbone).total();
   for (const Stage& stage : p.stages) {
     const int64_t n = stage.last - stage.first + 1, n_moe = moe_layers(c, stage.first, stage.last);
     const int64_t weights = n_moe * moe + (n - n_moe) * dense;
-    const int64_t kv = p.kv_tokens * kv_layer_bytes(c, p.kv_type) * n;
-    for (const Device d : stage.devices) {
+    const int64_t kv = p.kv_tokens * kv_bytes_per_token(c, p.kv_type, stage.first, stage.last);
+    for (const DeviceId d : stage.devices) {
       const int value_bytes = d.is_cpu() ? 4 : 2;
       at(d).weights_bytes += weights / stage.tp;
       at(d).kv_bytes += kv;  // the latent has one head: every tensor-parallel rank stores all of it
@@ -109,12 +112,12 @@ std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& 
   }
   const auto add_table = [&](const Stage& stage, bool on_cpu, bool replicated) {
     const int64_t share = replicated ? stage.tp : static_cast<int64_t>(stage.devices.size());
-    std::vector<Device> homes = stage.devices;
-    for (Device& d : homes)
+    std::vector<DeviceId> homes = stage.devices;
+    for (DeviceId& d : homes)
       if (on_cpu) d.gpu = -1;
     std::sort(homes.begin(), homes.end());
     if (on_cpu) homes.erase(std::unique(homes.begin(), homes.end()), homes.end());
-    for (const Device d : homes) at(d).weights_bytes += embedding_bytes(c) / (on_cpu ? 1 : share);
+    for (const DeviceId d : homes) at(d).weights_bytes += embedding_bytes(c) / (on_cpu ? 1 : share);
   };
   add_table(p.stages.front(), p.embedding_on_cpu, true);
   if (!c.tied_head) add_table(p.stages.back(), p.head_on_cpu, p.head_replicated);
@@ -124,12 +127,12 @@ std::vector<DeviceMemory> memory_by_device(const ModelConfig& c, const Machine& 
       const int64_t bytes = routed_expert_bytes(c, g.format) *
                             static_cast<int64_t>(g.experts.size()) * n_moe /
                             (g.sliced ? static_cast<int64_t>(g.owners.size()) : 1);
-      for (const Device d : g.owners) at(d).weights_bytes += bytes;
+      for (const DeviceId d : g.owners) at(d).weights_bytes += bytes;
     }
   }
   if (p.stream_from_tokens > 0)
     for (const Stage& stage : p.stages)
-      for (const Device d : stage.devices)
+      for (const DeviceId d : stage.devices)
         at(d).activation_bytes +=
             kStreamedExperts * routed_expert_bytes(c, stored_expert_format(c));
   return memory;
@@ -148,7 +151,7 @@ void check_stages(const ModelConfig& c, const Machine& machine, const Placement&
     require(!s.devices.empty() && s.tp >= 1 && s.devices.size() % s.tp == 0,
             "placement: layers {}-{}: {} devices cannot form replicas of {}", s.first, s.last,
             s.devices.size(), s.tp);
-    for (const Device d : s.devices)
+    for (const DeviceId d : s.devices)
       require(exists(machine, d), "placement: layers {}-{} are on {}, which {} does not have",
               s.first, s.last, device_name(d), machine.name);
     for (size_t i = 1; i < s.devices.size(); ++i)
@@ -190,7 +193,7 @@ void check_group(const ModelConfig& c, const Machine& machine, const ExpertGroup
   require(!group.owners.empty(), "placement: layer {}: expert {} has no owner: name one", layer,
           group.experts[0]);
   for (size_t i = 0; i < group.owners.size(); ++i) {
-    const Device d = group.owners[i];
+    const DeviceId d = group.owners[i];
     require(exists(machine, d), "placement: layer {}: expert {} is owned by {}, which {} lacks",
             layer, group.experts[0], device_name(d), machine.name);
     require(std::count(group.owners.begin(), group.owners.end(), d) == 1,
@@ -221,7 +224,7 @@ void check_numa(const ModelConfig& c, const Machine& machine, const Placement& p
 
 // Calls visit(layer, expert, bytes) for the experts that a device owns.
 template <class Visit>
-void for_each_expert_on(Device device, const ModelConfig& c, const Placement& p, Visit visit) {
+void for_each_expert_on(DeviceId device, const ModelConfig& c, const Placement& p, Visit visit) {
   for (const LayerExperts& l : p.layers)
     for (int layer = l.first; layer <= l.last; ++layer)
       for (const ExpertGroup& g : l.groups) {
@@ -247,4 +250,40 @@ std::string first_without_room(const ModelConfig& c, const Placement& p, const D
 }
 
 }  // namespace
+
+double least_dp_for_compute_bound(const ModelConfig& c) {
+  return static_cast<double>(c.router.n_experts) / c.router.n_active;
+}
+
+int most_useful_ep(const ModelConfig& c) { return c.router.n_experts + c.n_shared_experts; }
+
+double one_expert_read_seconds(const ModelConfig& c, double read_bytes_per_second) {
+  return static_cast<double>(count_parameters(c).one_expert) / read_bytes_per_second;
+}
+
+double ridge_tokens_per_expert(double ops_per_second, double read_bytes_per_second,
+                               double bytes_per_weight) {
+  constexpr double kOpsPerWeight = 2;
+  return bytes_per_weight * ops_per_second / (kOpsPerWeight * read_bytes_per_second);
+}
+
+std::optional<std::string> split_refusal(const char* what, int width, int ways) {
+  if (ways == 1 || width % (ways * kSplitMultiple) == 0) return {};
+  const double part = static_cast<double>(width) / ways;
+  return fmt::format("{} {} / {} = {:g} is not a multiple of {}", what, width, ways, part,
+                     kSplitMultiple);
+}
+
+std::optional<std::string> tensor_parallel_refusal(const ModelConfig& c, int ways) {
+  if (c.mla.n_heads % ways != 0)
+    return fmt::format("{} heads cannot be shared by {}", c.mla.n_heads, ways);
+  if (auto refusal = split_refusal("attention output", c.mla.n_heads * c.mla.v_dim, ways))
+    return refusal;
+  if (c.n_dense_layers > 0)
+    if (auto refusal = split_refusal("dense FFN", c.dense_dim, ways)) return refusal;
+  if (c.router.n_experts > 0 && c.n_shared_experts > 0)
+    if (auto refusal = split_refusal("shared expert", c.shared_dim(), ways)) return refusal;
+  return {};
+}
+
 }  // namespace tandem

@@ -2,31 +2,32 @@
 // followed by a loader. Data, and checks that a placement is complete and fits.
 #pragma once
 #include <compare>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/machine.h"
 #include "model/config.h"
-#include "ops/weight_format.h"
+#include "model/weight_format.h"
 
 namespace tandem {
 
 // A GPU, or the CPUs of a host with their memory.
-struct Device {
+struct DeviceId {
   int host = 0;
   int gpu = -1;  // index within the host; -1: its CPUs
   bool is_cpu() const { return gpu < 0; }
   // clang-tidy 14 takes the defaulted comparison's 0 for a null pointer.
-  auto operator<=>(const Device&) const = default;  // NOLINT(modernize-use-nullptr)
+  auto operator<=>(const DeviceId&) const = default;  // NOLINT(modernize-use-nullptr)
 };
-std::string device_name(Device device);  // "host0.cpu", "host3.gpu5"
+std::string device_name(DeviceId device);  // "host0.cpu", "host3.gpu5"
 
 // Experts of a layer with the same owners.
 struct ExpertGroup {
   std::vector<int> experts;  // ascending
   WeightFormat format;
-  std::vector<Device> owners;  // each holds every expert of the group whole; several are replicas
-  bool sliced = false;         // the owners hold equal slices instead (tensor parallel)
+  std::vector<DeviceId> owners;  // each holds every expert of the group whole; several are replicas
+  bool sliced = false;           // the owners hold equal slices instead (tensor parallel)
 };
 
 // MoE layers first .. last with identical expert placement. Dense layers in the range have no
@@ -40,7 +41,7 @@ struct LayerExperts {
 // devices, which share each layer (tensor parallel). Several stages form a pipeline.
 struct Stage {
   int first, last;
-  std::vector<Device> devices;
+  std::vector<DeviceId> devices;
   int tp = 1;
   int dp() const { return static_cast<int>(devices.size()) / tp; }
 };
@@ -68,7 +69,7 @@ struct Placement {
 };
 
 struct DeviceMemory {
-  Device device;
+  DeviceId device;
   int64_t weights_bytes = 0, kv_bytes = 0, activation_bytes = 0, reserve_bytes = 0;
   int64_t capacity_bytes = 0;
   int64_t free_bytes() const {
@@ -91,5 +92,23 @@ void check_placement(const ModelConfig& config, const Machine& machine, const Pl
 const LayerExperts* experts_of_layer(const Placement& placement, int layer);
 
 constexpr int kStreamedExperts = 4;  // streamed to a GPU at a time
+
+// Rules that bound any placement, as formulas of the model's shapes and one device's rates.
+// Replicas of the backbone from which each expert's batch is at least one replica's: E / top_k.
+double least_dp_for_compute_bound(const ModelConfig& config);
+// Expert-parallel ranks beyond this number, routed plus shared experts, have nothing to compute.
+int most_useful_ep(const ModelConfig& config);
+// Lower bound of a layer's time under any expert parallelism: reading one expert at a byte per
+// weight.
+double one_expert_read_seconds(const ModelConfig& config, double read_bytes_per_second);
+// Tokens per expert at which its arithmetic takes as long as reading it.
+double ridge_tokens_per_expert(double ops_per_second, double read_bytes_per_second,
+                               double bytes_per_weight);
+
+constexpr int kSplitMultiple = 128;  // columns per scale block and per kernel tile
+// Why `width` (of the part called `what`) cannot be split `ways`; empty if it can.
+std::optional<std::string> split_refusal(const char* what, int width, int ways);
+// The first refused tensor-parallel split of a model; empty if there is none.
+std::optional<std::string> tensor_parallel_refusal(const ModelConfig& config, int ways);
 
 }  // namespace tandem

@@ -8,27 +8,28 @@
 #include "model/batch.h"
 
 namespace tandem {
+
 namespace {
 
 using Json = nlohmann::ordered_json;
 
 constexpr int kMaxLayers = 1 << 16, kMaxExperts = 1 << 16, kMaxDevices = 1 << 16;
 constexpr int kMaxTokens = 1 << 30;
-const char* const kBackbone = "backbone";
-const char* const kCpu = "cpu";
+const char* const kOnBackbone = "backbone";
+const char* const kOnCpu = "cpu";
 const char *const kBf16 = "bf16", *const kFp8 = "fp8";
 
 Json stage_to_json(const Stage& stage);
 Json layers_to_json(const LayerExperts& layers);
-Json names_of(const std::vector<Device>& devices);
+Json names_of(const std::vector<DeviceId>& devices);
 void read_backbone(JsonFields fields, Placement& p);
 bool read_on_cpu(JsonFields& fields, const std::string& key);
 void read_experts(JsonFields fields, Placement& p);
 LayerExperts read_layers(JsonFields fields);
 ExpertGroup read_group(JsonFields fields);
-std::vector<Device> read_devices(JsonFields& fields, const std::string& key);
+std::vector<DeviceId> read_devices(JsonFields& fields, const std::string& key);
 void read_span(JsonFields& fields, int& first, int& last);
-Device parse_device(const nlohmann::json& name, const std::string& where);
+DeviceId parse_device(const nlohmann::json& name, const std::string& where);
 
 }  // namespace
 
@@ -42,8 +43,8 @@ Json placement_to_json(const Placement& p) {
       {"model", p.model},
       {"machine", p.machine},
       {"backbone", {{"format", format_name(p.backbone)}, {"stages", stages}}},
-      {"embedding", {{"on", p.embedding_on_cpu ? kCpu : kBackbone}}},
-      {"head", {{"on", p.head_on_cpu ? kCpu : kBackbone}, {"replicated", p.head_replicated}}},
+      {"embedding", {{"on", p.embedding_on_cpu ? kOnCpu : kOnBackbone}}},
+      {"head", {{"on", p.head_on_cpu ? kOnCpu : kOnBackbone}, {"replicated", p.head_replicated}}},
       {"kv", {{"tokens", p.kv_tokens}, {"type", p.kv_type == DType::kBF16 ? kBf16 : kFp8}}},
       {"experts", experts},
       {"prefill",
@@ -147,9 +148,9 @@ Json layers_to_json(const LayerExperts& l) {
   return {{"layers", fmt::format("{}-{}", l.first, l.last)}, {"groups", groups}};
 }
 
-Json names_of(const std::vector<Device>& devices) {
+Json names_of(const std::vector<DeviceId>& devices) {
   Json names = Json::array();
-  for (const Device d : devices) names.push_back(device_name(d));
+  for (const DeviceId d : devices) names.push_back(device_name(d));
   return names;
 }
 
@@ -170,8 +171,8 @@ void read_backbone(JsonFields fields, Placement& p) {
 
 bool read_on_cpu(JsonFields& fields, const std::string& key) {
   const std::string where = fields.text(key);
-  if (where != kCpu && where != kBackbone) fields.refuse(key, "expected cpu or backbone");
-  return where == kCpu;
+  if (where != kOnCpu && where != kOnBackbone) fields.refuse(key, "expected cpu or backbone");
+  return where == kOnCpu;
 }
 
 void read_experts(JsonFields fields, Placement& p) {
@@ -207,8 +208,8 @@ ExpertGroup read_group(JsonFields fields) {
   return g;
 }
 
-std::vector<Device> read_devices(JsonFields& fields, const std::string& key) {
-  std::vector<Device> devices;
+std::vector<DeviceId> read_devices(JsonFields& fields, const std::string& key) {
+  std::vector<DeviceId> devices;
   for (const auto& name : fields.list(key, kMaxDevices))
     devices.push_back(parse_device(name, fields.path() + ": " + key));
   return devices;
@@ -223,7 +224,7 @@ void read_span(JsonFields& fields, int& first, int& last) {
     fields.refuse("layers", "expected one range like \"3-60\"");
 }
 
-Device parse_device(const nlohmann::json& name, const std::string& where) {
+DeviceId parse_device(const nlohmann::json& name, const std::string& where) {
   const std::string text = name.is_string() ? name.get<std::string>() : std::string();
   const char *at = text.data(), *const stop = at + text.size();
   const auto number_after = [&](std::string_view word) {
@@ -244,4 +245,27 @@ Device parse_device(const nlohmann::json& name, const std::string& where) {
 }
 
 }  // namespace
+
+std::vector<PlannedLayer> planned_layers(std::string_view placement, const std::string& source) {
+  constexpr double kTokenLimit = 1e9, kSecondsLimit = 1e6;
+  const nlohmann::json tree = parse_json(placement, source);
+  std::vector<PlannedLayer> layers;
+  JsonFields fields(tree, source);
+  if (!fields.has("predicted")) return layers;
+  JsonFields predicted = fields.object("predicted");
+  for (const char* phase : {"decode", "prefill"}) {
+    JsonFields step = predicted.object(phase);
+    if (!step.has("moe_layer")) continue;
+    PlannedLayer planned = {step.positive("tokens", kTokenLimit), {}};
+    JsonFields layer = step.object("moe_layer");
+    planned.time.seconds = layer.positive("seconds", kSecondsLimit);
+    JsonFields parts = layer.object("parts");
+    for (int i = 0; i < kNumParts; ++i)
+      planned.time.parts[i] = parts.positive(name_of(static_cast<Part>(i)), kSecondsLimit, 0);
+    parts.refuse_others();
+    layers.push_back(planned);
+  }
+  return layers;
+}
+
 }  // namespace tandem

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <functional>
 
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 #include "offload/plan/layer_time.h"
 
 namespace tandem {

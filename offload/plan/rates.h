@@ -1,11 +1,29 @@
 // Speed of one device of a machine.
 #pragma once
+#include <span>
 #include <string>
+#include <string_view>
 
-#include "offload/plan/efficiency.h"
+#include "core/machine.h"
+#include "core/tensor.h"
 #include "offload/plan/placement.h"
 
 namespace tandem {
+
+// Efficiency of products and attention: ideal time of reading and arithmetic (together(), rates.h)
+// over measured time, by number of rows. A CPU that overlaps part of the two exceeds 1. The
+// machine's own curves take precedence over a table of defaults; each default states its origin.
+enum class Product { kExperts, kDense };
+using Curves = std::span<const EfficiencyCurve>;
+
+// Efficiency of products with matrices stored as `format` on a device of `kind`, an instruction set
+// or "gpu". `rows` are activation rows: per expert for kExperts, of the whole batch for kDense.
+double product_ratio(std::string_view kind, Product product, DType format, double rows,
+                     Curves measured = {});
+
+// Efficiency of attention over a cache of `context` tokens, in absorbed form or with restored keys
+// and values.
+double attention_ratio(std::string_view kind, bool absorbed, double context, Curves measured = {});
 
 struct Rates {
   double read_bytes_per_second;
@@ -17,13 +35,13 @@ struct Rates {
 
 // `numa_columns` as in Placement: with slices each node reads its own memory; without them every
 // node reads from all nodes.
-Rates rates_of(const Machine& machine, Device device, const std::vector<int>& numa_columns);
+Rates rates_of(const Machine& machine, DeviceId device, const std::vector<int>& numa_columns);
 
 // The arithmetic peak of a device for weights stored as `format`.
 double peak_for(const Rates& rates, DType format, bool gpu);
 
 // Ideal seconds of reading and arithmetic: a GPU overlaps them, a CPU core does one after the other
-// (docs/planner.md has the measurements).
+// (docs/measurements/planner.md has the measurements).
 double together(const Rates& rates, double read_seconds, double op_seconds);
 
 // Bytes and operations of a product, and the rows of activations of each of its matrices.

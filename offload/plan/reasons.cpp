@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <map>
 
+#include "model/cost.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 #include "offload/plan/candidates.h"
-#include "offload/plan/cost.h"
 #include "offload/plan/layer_time.h"
-#include "offload/plan/rules.h"
+#include "offload/plan/placement.h"
 
 namespace tandem {
 namespace {
@@ -75,7 +76,7 @@ std::string limit_in_words(const PlanInput& in, const Placement& p, const Predic
   std::string what = name_of(part);
   std::replace(what.begin(), what.end(), '_', ' ');
   const bool cpu = part == Part::kCpuExperts || p.stages[0].devices[0].is_cpu();
-  const Rates rates = rates_of(in.machine, cpu ? Device{0, -1} : Device{0, 0}, p.numa_columns);
+  const Rates rates = rates_of(in.machine, cpu ? DeviceId{0, -1} : DeviceId{0, 0}, p.numa_columns);
   const std::string at =
       part == Part::kExchange || part == Part::kAllReduce || part == Part::kOverhead
           ? ""
@@ -89,7 +90,7 @@ namespace {
 
 ExpertHomes homes_of(const ModelConfig& c, const Placement& p) {
   ExpertHomes homes;
-  std::vector<Device> owners;
+  std::vector<DeviceId> owners;
   for (const LayerExperts& l : p.layers) {
     const int64_t n_layers = moe_layers(c, l.first, l.last);
     for (const ExpertGroup& g : l.groups) {
@@ -257,7 +258,7 @@ void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words) 
       ridge_tokens_per_expert(peak_for(rates, homes.format.dtype, gpu), rates.read_bytes_per_second,
                               width),
       least_dp_for_compute_bound(c)));
-  std::vector<Device> backbone;
+  std::vector<DeviceId> backbone;
   for (const Stage& s : p.stages)
     backbone.insert(backbone.end(), s.devices.begin(), s.devices.end());
   if (gpu && std::find(backbone.begin(), backbone.end(), p.layers[0].groups[0].owners[0]) ==

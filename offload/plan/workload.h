@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "model/config.h"
-#include "ops/weight_format.h"
+#include "model/weight_format.h"
 
 namespace tandem {
 

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
-#include "bench/machine_info.h"
 #include "bench/model_on_card.h"
 #include "bench/random_cache.h"
 #include "bench/roofline.h"
+#include "core/machine_info.h"
 #include "engine/kv_cache.h"
 #include "model/attention_form.h"
+#include "model/cost.h"
 #include "model/rope.h"
-#include "offload/plan/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {
@@ -91,7 +91,7 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
   Arena arena_there;
   if (on_card.model())
     arena_there = Arena::holding(
-        views_of(there), [&](int64_t bytes) { return on_card.twin()->ops().allocate(bytes); });
+        views_of(there), [&](int64_t bytes) { return on_card.twin()->device().allocate(bytes); });
   fill_with_normal(here.q);
   fill_with_normal(here.q_rope);
   if (on_card.model()) {

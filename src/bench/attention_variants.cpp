@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "bench/attention_bench.h"
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 #include "ops/cpu_weights.h"
 
 namespace tandem {
@@ -89,12 +89,13 @@ KvCache cache_of_heads(const cpu::KernelTable& kernels, const ModelConfig& confi
 AttentionVariants::AttentionVariants(const ModelConfig& config, const AttentionWeights& weights,
                                      const Materialized& materialized, TensorView latents,
                                      std::span<const int32_t> pages, TensorView heads, int context,
-                                     Ops& ops)
+                                     Ops& ops, Device& device)
     : c_(config),
       head_(config_of_heads(config).mla),
       w_(weights),
       m_(materialized),
       ops_(ops),
+      device_(device),
       latents_(latents),
       heads_(heads),
       pages_(pages.begin(), pages.end()),
@@ -131,7 +132,7 @@ AttentionVariants::AttentionVariants(const ModelConfig& config, const AttentionW
         visit(o_of_heads_, 1 + n, head_.kv_rank, DType::kF32);
         visit(copy_, latents.rows, latents.stride, latents.dtype);
       },
-      [&](int64_t bytes) { return ops.allocate(bytes); });
+      [&](int64_t bytes) { return device.allocate(bytes); });
   copy_.cols = latents.cols;
   ops_.begin({tokens_, positions_, sequences_, {}});
 }
@@ -260,7 +261,7 @@ void AttentionVariants::copy_latents() {
     for (n = 1; i + n < pages_.size() && pages_[i + n] == pages_[i + n - 1] + 1;) ++n;
     const int64_t row = int64_t{pages_[i]} * kPageSize,
                   n_rows = static_cast<int64_t>(n) * kPageSize;
-    ops_.copy(latents_.row_data(row), n_rows * latents_.row_bytes(), copy_.row_data(row));
+    device_.copy(latents_.row_data(row), n_rows * latents_.row_bytes(), copy_.row_data(row));
   }
 }
 

@@ -13,9 +13,10 @@
 #include "engine/kv_cache.h"
 #include "model/batch.h"
 #include "model/rope.h"
+#include "model/weight_format.h"
 #include "model/weights.h"
 #include "ops/cpu_ops.h"
-#include "ops/weight_format.h"
+#include "ops/device.h"
 
 namespace tandem {
 
@@ -43,11 +44,12 @@ int64_t bytes_of_cache_of_heads(const ModelConfig& config, int context, DType ty
 // q_lora_rank, and heads that are no wider than the latents.
 class AttentionVariants {
  public:
-  // Begins a step of `ops`, which must support steps of max_tokens(). Weights and caches are on its
-  // device. All references must outlive the object.
+  // Begins a step of `ops`, which must support steps of max_tokens(). Weights and caches are on
+  // `device`, which `ops` belong to. All references must outlive the object.
   AttentionVariants(const ModelConfig& config, const AttentionWeights& weights,
                     const Materialized& materialized, TensorView latents,
-                    std::span<const int32_t> pages, TensorView heads, int context, Ops& ops);
+                    std::span<const int32_t> pages, TensorView heads, int context, Ops& ops,
+                    Device& device);
   static int max_tokens(const MlaConfig& mla) { return 1 + mla.n_heads; }
 
   // y = attention of h by the variant, both [1, dim].
@@ -69,6 +71,7 @@ class AttentionVariants {
   const AttentionWeights& w_;
   const Materialized& m_;
   Ops& ops_;
+  Device& device_;
   const TensorView latents_, heads_;
   const std::vector<int32_t> pages_, pages_of_heads_;
   const std::vector<int32_t> tokens_, positions_;

@@ -10,7 +10,7 @@
 #include "bench/attention_variants.h"
 #include "bench/random_cache.h"
 #include "bench/roofline.h"
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 
 namespace tandem {
 namespace {
@@ -108,7 +108,8 @@ class VariantsOnCard {
           cache_of_heads(kernels, config_, kv_b, latents_->rows(), pages, context, team).layer(0));
       const TensorView h_there = there(h), y_there = there(h);
       AttentionVariants variants(config_, twin_->weights().layers[0].attn, materialized_,
-                                 there(latents_->rows()), pages, heads, context, twin_->ops());
+                                 there(latents_->rows()), pages, heads, context, twin_->ops(),
+                                 twin_->device());
       for (int v = 0; v < kNumAttentionVariants; ++v)
         seconds[v].on_card = seconds_on_card(
             *twin_,
@@ -173,8 +174,9 @@ void bench_attention_variants(const AttentionBench& bench, const cpu::KernelTabl
     const auto pages = latents.pages_of(context);
     const KvCache heads =
         cache_of_heads(kernels, config, attention.kv_b, latents.rows(), pages, context, team);
+    CpuDevice device(team);
     AttentionVariants variants(config, attention, products, latents.rows(), pages, heads.layer(0),
-                               context, ops);
+                               context, ops, device);
     for (int v = 0; v < kNumAttentionVariants; ++v) {
       const auto variant = static_cast<AttentionVariant>(v);
       const Work work = {

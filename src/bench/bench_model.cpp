@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "bench/machine_info.h"
+#include "core/machine_info.h"
 #include "core/program_files.h"
 #include "io/json.h"
+#include "model/cost.h"
 #include "model/parameters.h"
-#include "offload/plan/cost.h"
 
 namespace tandem {
 namespace {

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "bench/roofline.h"
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {
@@ -23,8 +23,8 @@ class EmbedOnCard {
                     .wanted = [](const WeightSpec& s) { return s.use == WeightUse::kEmbedding; },
                     .max_tokens = most});
     if (!twin_) return;
-    memory_ = Arena(
-        twin_->ops().allocate(Arena::padded_bytes(most * bench.config.dim * size_of(DType::kF32))));
+    memory_ = Arena(twin_->device().allocate(
+        Arena::padded_bytes(most * bench.config.dim * size_of(DType::kF32))));
     out_ = Arena(memory_.memory()).matrix(most, bench.config.dim, DType::kF32);
     positions_.resize(most);
   }

@@ -4,8 +4,8 @@
 #include <random>
 
 #include "bench/random_routing.h"
+#include "model/cost.h"
 #include "offload/cpu_experts.h"
-#include "offload/plan/cost.h"
 
 namespace tandem {
 
@@ -23,8 +23,9 @@ double experts_on_card(GpuTwin& twin, std::span<const RandomRouting> steps, int 
   return seconds_on_card(
       twin,
       [&](int64_t run) {
-        twin.experts().submit({static_cast<int>(run % n_layers), x, routings.of_run(run)});
-        twin.experts().add_to(y);
+        const Ticket ticket =
+            twin.experts().submit({static_cast<int>(run % n_layers), x, routings.of_run(run)});
+        twin.experts().add_to(ticket, y);
       },
       seconds);
 }
@@ -81,9 +82,10 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
   std::vector<Work> works;
   for (const Case& c : cases)
     works.push_back({{c.cost.bytes, c.cost.ops}, [&](int64_t run) {
-                       experts.submit({static_cast<int>(run % resident.layers), x.rows_from(0, c.n),
-                                       c.steps[run % std::ssize(c.steps)].routing()});
-                       experts.add_to(y.rows_from(0, c.n));
+                       const Ticket ticket = experts.submit(
+                           {static_cast<int>(run % resident.layers), x.rows_from(0, c.n),
+                            c.steps[run % std::ssize(c.steps)].routing()});
+                       experts.add_to(ticket, y.rows_from(0, c.n));
                      }});
   const std::vector<Measured> measured = measure(speed, peak, works, bench.seconds, bench.progress);
   for (size_t i = 0; i < cases.size(); ++i) {

@@ -6,15 +6,15 @@
 #include <random>
 
 #include "bench/attention_bench.h"
-#include "bench/machine_info.h"
 #include "bench/model_on_card.h"
 #include "bench/prediction.h"
 #include "bench/random_cache.h"
 #include "bench/random_routing.h"
+#include "core/machine_info.h"
 #include "engine/completion.h"
+#include "model/cost.h"
 #include "model/parameters.h"
 #include "offload/cpu_experts.h"
-#include "offload/plan/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {
@@ -50,9 +50,10 @@ struct CpuModel {
         home(kernels, team.topology()),
         weights(random_weights(
             config, bench.formats, [](const WeightSpec&) { return true; }, home, team)),
+        device(team),
         ops(kernels, config, bench.step_tokens, team),
         experts(kernels, config, weights, bench.step_tokens, team),
-        model(config, weights, ops, experts, {bench.step_tokens, most_of(bench.batches)},
+        model({config, weights, device, ops, experts}, {bench.step_tokens, most_of(bench.batches)},
               AttentionForm::kAuto),
         cache(config, cache_tokens(bench), cache_type_for(kernels)) {
     fill_with_random(cache, config);
@@ -61,13 +62,14 @@ struct CpuModel {
   const ModelConfig& config;
   CpuWeights home;
   const ModelWeights weights;
+  CpuDevice device;
   CpuOps ops;
   CpuExperts experts;
-  DeepSeek model;
+  StepRunner model;
   KvCache cache;
 };
 
-std::unique_ptr<Engine> engine_for(DeepSeek& model, KvCache& cache, const GenerateBench& bench) {
+std::unique_ptr<Engine> engine_for(StepRunner& model, KvCache& cache, const GenerateBench& bench) {
   const int vocab = model.config().vocab;
   return std::make_unique<Engine>(model, cache, Vocabulary{vocab, {}}, longest_sequence(bench),
                                   Engine::Options{});
@@ -218,7 +220,7 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
   const ModelConfig config = cut_model(bench);
   CpuModel cpu(bench, config, kernels, speed.team());
   const std::unique_ptr<Engine> engine = engine_for(cpu.model, cpu.cache, bench);
-  const DeepSeek::Limits limits = {bench.step_tokens, most_of(bench.batches)};
+  const StepLimits limits = {bench.step_tokens, most_of(bench.batches)};
   const ModelOnCard on_card(bench.gpus,
                             {.config = config,
                              .formats = bench.formats,

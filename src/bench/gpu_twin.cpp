@@ -7,7 +7,7 @@
 namespace tandem {
 
 TensorView on_card(GpuTwin& twin, TensorView from, std::vector<Buffer>& memory) {
-  memory.push_back(twin.ops().allocate(Arena::padded_bytes(from.rows * from.row_bytes())));
+  memory.push_back(twin.device().allocate(Arena::padded_bytes(from.rows * from.row_bytes())));
   TensorView to = from;
   to.data = memory.back().data();
   twin.to_card(whole_rows(from), whole_rows(to));

@@ -8,6 +8,7 @@
 #include "bench/bench_model.h"
 #include "bench/random_routing.h"
 #include "offload/cpu_experts.h"
+#include "ops/device.h"
 #include "ops/ops.h"
 
 namespace tandem {
@@ -17,9 +18,9 @@ namespace tandem {
 class HybridTwin {
  public:
   virtual ~HybridTwin() = default;
-  virtual RoutedExperts& experts() = 0;
+  virtual ExpertPool& experts() = 0;
   // Decode steps of at least so many sequences run as two micro-batches; 0: none.
-  virtual void halve_from(int n_sequences) = 0;
+  virtual void micro_batches_from(int n_sequences) = 0;
   // Prepares to stream experts to the GPU in steps of up to max_tokens, and measures the rates.
   // Returns the number of tokens from which streaming is faster, 0: never; empty if their format
   // cannot be streamed.
@@ -33,11 +34,12 @@ class GpuTwin {
  public:
   virtual ~GpuTwin() = default;
   virtual const ModelWeights& weights() const = 0;
+  virtual Device& device() = 0;
   virtual Ops& ops() = 0;
-  virtual RoutedExperts& experts() = 0;
+  virtual ExpertPool& experts() = 0;
   // The routed experts of all layers, none on the GPU. `on_cpu` receives what is submitted to
   // `experts`; all must outlive the result. For steps of up to max_tokens.
-  virtual std::unique_ptr<HybridTwin> share(CpuExperts& experts, RoutedExperts& on_cpu,
+  virtual std::unique_ptr<HybridTwin> share(CpuExperts& experts, ExpertPool& on_cpu,
                                             int max_tokens) = 0;
   // A BF16 matrix of n_rows rows on the GPU that repeats the given rows.
   virtual QuantView repeated(TensorView rows, int64_t n_rows) = 0;

@@ -5,8 +5,8 @@
 #include "bench/generate_bench.h"
 #include "bench/prediction.h"
 #include "bench/roofline.h"
+#include "model/cost.h"
 #include "model/parameters.h"
-#include "offload/plan/cost.h"
 
 namespace tandem {
 namespace {
@@ -91,7 +91,7 @@ Json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels, Mac
   const ModelWeights weights = random_weights(
       config, bench.formats, [](const WeightSpec& spec) { return spec.use == WeightUse::kExpert; },
       home, speed.team());
-  const DeepSeek::Limits limits = {std::max(most_of(bench.batches), most_of(bench.prompts)), 1};
+  const StepLimits limits = {std::max(most_of(bench.batches), most_of(bench.prompts)), 1};
   CpuExperts experts(kernels, config, weights, limits.max_tokens, speed.team());
   const int longest = std::max(most_of(bench.contexts), most_of(bench.prompts));
   const ModelOnCard card(bench.gpus,

@@ -44,7 +44,7 @@ TensorView copy_of(const TensorView& from, std::vector<Buffer>& memory) {
 }  // namespace
 
 // Intercepts the expert batches that a shared step submits to the CPU.
-class CpuPart final : public RoutedExperts {
+class CpuPart final : public ExpertPool {
  public:
   enum class Does { kAll, kRemembers, kNothing };
   CpuPart(CpuExperts& experts, std::function<void()> before, const ModelConfig& config, int rows)
@@ -52,14 +52,8 @@ class CpuPart final : public RoutedExperts {
     arena_ = Arena::holding([&](auto visit) { visit(sum_, rows, config.dim, DType::kF32); });
   }
 
-  void submit(const ExpertBatch& batch) override {
-    if (does == Does::kNothing) return;
-    if (does == Does::kRemembers) remember(batch);
-    if (before_) before_();
-    experts_.submit(batch);
-  }
-  void add_to(TensorView y) override {
-    if (does != Does::kNothing) experts_.add_to(y);
+  void add_to(Ticket ticket, TensorView y) override {
+    if (does != Does::kNothing) experts_.add_to(ticket, y);
   }
 
   // The batches recorded in mode kRemembers, for repetition.
@@ -70,16 +64,22 @@ class CpuPart final : public RoutedExperts {
   Asked take_remembered() { return std::move(asked_); }
   void repeat(const Asked& asked) {
     for (const ExpertBatch& batch : asked.batches) {
-      submit(batch);
+      const Ticket ticket = submit(batch);
       const TensorView sum = sum_.rows_from(0, batch.x.rows);
       std::memset(sum.data, 0, static_cast<size_t>(sum.rows * sum.row_bytes()));
-      add_to(sum);
+      add_to(ticket, sum);
     }
   }
 
   Does does = Does::kAll;
 
  private:
+  Ticket start(const ExpertBatch& batch) override {
+    if (does == Does::kNothing) return 0;
+    if (does == Does::kRemembers) remember(batch);
+    if (before_) before_();
+    return experts_.submit(batch);
+  }
   void remember(const ExpertBatch& batch) {
     ExpertBatch& kept = asked_.batches.emplace_back(batch);
     kept.x = copy_of(batch.x, asked_.memory);
@@ -99,24 +99,25 @@ class CpuPart final : public RoutedExperts {
 HybridSteps::HybridSteps(const Parts& p)
     : config_(p.config),
       card_(p.card),
-      ops_(p.card.twin()->ops()),
+      device_(p.card.twin()->device()),
       limits_(p.limits),
       cpu_(new CpuPart(p.experts, p.before_cpu, p.config, p.limits.max_tokens)),
       shared_(p.card.twin()->share(p.experts, *cpu_, p.limits.max_tokens)),
-      model_(p.config, p.card.twin()->weights(), ops_, shared_->experts(), p.limits,
-             AttentionForm::kAuto) {}
+      model_(
+          {p.config, p.card.twin()->weights(), device_, p.card.twin()->ops(), shared_->experts()},
+          p.limits, AttentionForm::kAuto) {}
 
 HybridSteps::~HybridSteps() = default;
 
-void HybridSteps::forward(DeepSeek& model, const Batch& batch) {
+void HybridSteps::forward(StepRunner& model, const Batch& batch) {
   model.forward(batch, *card_.cache());
-  ops_.wait();
+  device_.wait();
 }
 
 HybridSteps::Decode HybridSteps::decode(int context, int n_sequences, double seconds) {
   const DecodeSteps steps(config_.vocab, context, n_sequences);
   std::vector<CpuPart::Asked> asked;
-  shared_->halve_from(0);
+  shared_->micro_batches_from(0);
   for (int i = 0; i < kSteps; ++i) {
     cpu_->does = CpuPart::Does::kRemembers;
     forward(model_, steps.at(i));
@@ -128,7 +129,7 @@ HybridSteps::Decode HybridSteps::decode(int context, int n_sequences, double sec
   std::array<std::vector<double>, kKinds> times;
   const auto run = [&](Kind kind, int step) {
     cpu_->does = kind == kNoCpu ? CpuPart::Does::kNothing : CpuPart::Does::kAll;
-    shared_->halve_from(kind == kHalves ? 2 : 0);
+    shared_->micro_batches_from(kind == kHalves ? 2 : 0);
     return seconds_of([&] {
       if (kind == kCpu)
         cpu_->repeat(asked[step]);
@@ -160,7 +161,7 @@ std::optional<HybridSteps::Prefill> HybridSteps::prefill(int n, double seconds) 
   LastTokens prompt(n, n, pages);
   std::mt19937 rng(n);
   prompt.tokens = random_tokens(n, config_.vocab, rng);
-  const Buffer pinned = ops_.allocate_on_host(kCopied), there = ops_.allocate(kCopied);
+  const Buffer pinned = device_.allocate_on_host(kCopied), there = device_.allocate(kCopied);
 
   std::vector<double> streamed, on_cpu, copies;
   int64_t bytes = 0;
@@ -173,8 +174,8 @@ std::optional<HybridSteps::Prefill> HybridSteps::prefill(int n, double seconds) 
   };
   const auto copy = [&] {
     return seconds_of([&] {
-      ops_.copy(pinned.data(), kCopied, there.data());
-      ops_.wait();
+      device_.copy(pinned.data(), kCopied, there.data());
+      device_.wait();
     });
   };
   const int never = limits_.max_tokens + 1;

@@ -18,7 +18,7 @@ class HybridSteps {
     const ModelConfig& config;
     CpuExperts& experts;
     const ModelOnCard& card;
-    DeepSeek::Limits limits;
+    StepLimits limits;
     // Called in every layer; simulates a slower CPU in tests.
     std::function<void()> before_cpu = {};
   };
@@ -49,15 +49,15 @@ class HybridSteps {
   std::optional<Prefill> prefill(int n, double seconds);
 
  private:
-  void forward(DeepSeek& model, const Batch& batch);
+  void forward(StepRunner& model, const Batch& batch);
 
   const ModelConfig& config_;
   const ModelOnCard& card_;
-  Ops& ops_;
-  const DeepSeek::Limits limits_;
+  Device& device_;
+  const StepLimits limits_;
   const std::unique_ptr<CpuPart> cpu_;
   const std::unique_ptr<HybridTwin> shared_;
-  DeepSeek model_;  // with shared experts; the GPU's own model has none
+  StepRunner model_;  // with shared experts; the GPU's own model has none
   std::optional<int> crossover_;
 };
 

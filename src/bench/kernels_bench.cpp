@@ -4,6 +4,7 @@
 
 #include "bench/roofline.h"
 #include "core/check.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 
 namespace tandem {

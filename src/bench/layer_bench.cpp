@@ -8,9 +8,9 @@
 #include "bench/model_on_card.h"
 #include "bench/random_cache.h"
 #include "bench/random_routing.h"
-#include "engine/deepseek.h"
+#include "engine/step_runner.h"
+#include "model/cost.h"
 #include "offload/cpu_experts.h"
-#include "offload/plan/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {
@@ -107,11 +107,10 @@ struct MoeMatrices {
   }
 };
 
-// Runs mixture_of_experts() of the forward pass with a given routing. The router's choice is
+// Runs the MoE part of DeepSeek::forward with a given routing. The router's choice is
 // computed but not used, so that every step has equal cost.
-void run_moe(const ModelConfig& config, Ops& ops, RoutedExperts& experts,
-             const ModelWeights& weights, const MoeMatrices& a, int n, int64_t run,
-             const Routing& routing) {
+void run_moe(const ModelConfig& config, Ops& ops, ExpertPool& experts, const ModelWeights& weights,
+             const MoeMatrices& a, int n, int64_t run, const Routing& routing) {
   const auto first = [&](TensorView t) { return t.rows_from(0, n); };
   const int layer = static_cast<int>(run % config.n_layers);
   const LayerWeights& w = weights.layers[layer];
@@ -122,14 +121,14 @@ void run_moe(const ModelConfig& config, Ops& ops, RoutedExperts& experts,
              config.router,
              first(a.scores),
              {first(a.unused.ids), first(a.unused.weights)}});
-  experts.submit({layer, h, routing});
+  const Ticket ticket = experts.submit({layer, h, routing});
   if (config.shared_dim() > 0) {
     ops.linear(h, w.ffn.gate, gate);
     ops.linear(h, w.ffn.up, up);
     ops.silu_mul(gate, up);
     ops.linear(gate, w.ffn.down, y);
   }
-  experts.add_to(y);
+  experts.add_to(ticket, y);
 }
 
 }  // namespace
@@ -152,7 +151,7 @@ void bench_moe(const LayerBench& bench, const cpu::KernelTable& kernels, Machine
         {.config = config, .formats = bench.formats, .wanted = is_of_moe, .max_tokens = most});
   if (twin)
     arena_there = Arena::holding([&](auto visit) { a_there.for_each(config, most, visit); },
-                                 [&](int64_t bytes) { return twin->ops().allocate(bytes); });
+                                 [&](int64_t bytes) { return twin->device().allocate(bytes); });
   fill_with_normal(a.x);
   std::mt19937 rng(1);  // for the routings
   if (twin) twin->to_card(a.x, a_there.x);
@@ -211,7 +210,8 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
         home, speed.team());
     CpuOps ops(kernels, config, most, speed.team());
     CpuExperts experts(kernels, config, weights, moe ? most : 1, speed.team());
-    DeepSeek model(config, weights, ops, experts, {most, 1}, AttentionForm::kAuto);
+    CpuDevice device(speed.team());
+    StepRunner model({config, weights, device, ops, experts}, {most, 1}, AttentionForm::kAuto);
     KvCache cache(config, longest, cache_type);
     fill_with_random(cache, config);
     const std::vector<int32_t> pages = first_pages(pages_for(longest));

@@ -4,8 +4,8 @@
 
 #include <chrono>
 
-#include "bench/machine_info.h"
 #include "bench/numa_speed.h"
+#include "core/machine_info.h"
 #include "io/machine_json.h"
 
 namespace tandem {

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "bench/machine_info.h"
+#include "core/machine_info.h"
 
 namespace tandem {
 namespace {

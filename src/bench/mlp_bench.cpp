@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "bench/roofline.h"
-#include "offload/plan/cost.h"
+#include "model/cost.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {

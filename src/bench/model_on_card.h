@@ -2,27 +2,28 @@
 #pragma once
 #include "bench/gpu_twin.h"
 #include "bench/random_cache.h"
-#include "engine/deepseek.h"
+#include "engine/step_runner.h"
 
 namespace tandem {
 
 class ModelOnCard {
  public:
   // All pointers are null without a suitable GPU. The cache is filled with random numbers.
-  ModelOnCard(const GpuTwins& gpus, const GpuTwinOptions& options, DeepSeek::Limits limits,
+  ModelOnCard(const GpuTwins& gpus, const GpuTwinOptions& options, StepLimits limits,
               int64_t cache_tokens)
       : config_(options.config) {
     if (!gpus || !(twin_ = gpus(options))) return;
-    model_ = std::make_unique<DeepSeek>(config_, twin_->weights(), twin_->ops(), twin_->experts(),
-                                        limits, AttentionForm::kAuto);
+    model_ = std::make_unique<StepRunner>(
+        ModelParts{config_, twin_->weights(), twin_->device(), twin_->ops(), twin_->experts()},
+        limits, AttentionForm::kAuto);
     const int64_t bytes = KvCache::bytes_for(config_, cache_tokens, DType::kBF16);
     cache_ = std::make_unique<KvCache>(config_, cache_tokens, DType::kBF16,
-                                       twin_->ops().allocate(bytes));
+                                       twin_->device().allocate(bytes));
     fill();
   }
 
   GpuTwin* twin() const { return twin_.get(); }
-  DeepSeek* model() const { return model_.get(); }
+  StepRunner* model() const { return model_.get(); }
   KvCache* cache() const { return cache_.get(); }
 
  private:
@@ -40,7 +41,7 @@ class ModelOnCard {
 
   const ModelConfig config_;
   std::unique_ptr<GpuTwin> twin_;
-  std::unique_ptr<DeepSeek> model_;
+  std::unique_ptr<StepRunner> model_;
   std::unique_ptr<KvCache> cache_;
 };
 

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <numeric>
 
-#include "bench/machine_info.h"
+#include "core/machine_info.h"
 
 namespace tandem {
 namespace {
 
-constexpr Device kCpu{}, kGpu{0, 0};
+constexpr DeviceId kCpu{}, kGpu{0, 0};
 
-Placement experts_on_cpu(const ModelConfig& config, WeightFormats formats, Device backbone) {
+Placement experts_on_cpu(const ModelConfig& config, WeightFormats formats, DeviceId backbone) {
   Placement p;
   p.backbone = formats.backbone;
   p.stages = {{0, config.n_layers - 1, {backbone}, 1}};

@@ -10,8 +10,8 @@
 #include <tuple>
 
 #include "bench/bench_model.h"
-#include "bench/machine_info.h"
-#include "offload/plan/cost.h"
+#include "core/machine_info.h"
+#include "model/cost.h"
 
 namespace tandem {
 namespace {

@@ -51,15 +51,21 @@ class Arena {
   }
   template <class ForEach, class Allocate>
   static Arena holding(const ForEach& for_each, const Allocate& allocate) {
-    int64_t bytes = 0;
-    for_each([&](TensorView&, int64_t rows, int64_t cols, DType dtype) {
-      bytes += padded_bytes(rows * cols * bits_of(dtype) / 8);
-    });
-    Arena arena(allocate(bytes));
+    Arena arena(allocate(bytes_of(for_each)));
     for_each([&](TensorView& view, int64_t rows, int64_t cols, DType dtype) {
       view = arena.matrix(rows, cols, dtype);
     });
     return arena;
+  }
+
+  // Bytes that holding() allocates.
+  template <class ForEach>
+  static int64_t bytes_of(const ForEach& for_each) {
+    int64_t bytes = 0;
+    for_each([&](TensorView&, int64_t rows, int64_t cols, DType dtype) {
+      bytes += padded_bytes(rows * cols * bits_of(dtype) / 8);
+    });
+    return bytes;
   }
 
   TensorView matrix(int64_t rows, int64_t cols, DType dtype);

@@ -8,7 +8,7 @@
 
 #include "engine/request.h"
 #include "engine/stop_text.h"
-#include "io/tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace tandem {
 

@@ -135,7 +135,7 @@ void score(Engine& engine, std::span<const int32_t> tokens, int64_t first_row,
 
 // Prompts, each eight times as long as the one before, up to the longest or to one that takes long:
 // a large model is not to be kept from its clients.
-void warm_up(DeepSeek& model, KvCache& cache, const Vocabulary& vocabulary, int64_t context) {
+void warm_up(StepRunner& model, KvCache& cache, const Vocabulary& vocabulary, int64_t context) {
   constexpr std::chrono::milliseconds kLong(300);
   Engine engine(model, cache, vocabulary, context, {.max_running = 1, .keeps_pages = false});
   const auto most = std::min<int64_t>(model.limits().max_tokens, context - 2);

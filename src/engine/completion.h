@@ -37,6 +37,6 @@ void score(Engine& engine, std::span<const int32_t> tokens, int64_t first_row,
 // takes no longer than the next: memory is touched, threads have work, a GPU has its kernels. It is
 // an engine of its own that does so: nothing of it is counted or found later. Throws what step()
 // throws.
-void warm_up(DeepSeek& model, KvCache& cache, const Vocabulary& vocabulary, int64_t context);
+void warm_up(StepRunner& model, KvCache& cache, const Vocabulary& vocabulary, int64_t context);
 
 }  // namespace tandem

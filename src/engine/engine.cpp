@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-Scheduler::Limits scheduler_limits(const DeepSeek& model, const KvCache& cache,
+Scheduler::Limits scheduler_limits(const StepRunner& model, const KvCache& cache,
                                    const Engine::Options& options) {
   const int most = std::min(model.limits().max_tokens, model.limits().max_logits);
   return {.n_pages = cache.n_pages(),
@@ -23,7 +23,7 @@ Scheduler::Limits scheduler_limits(const DeepSeek& model, const KvCache& cache,
 
 }  // namespace
 
-Engine::Engine(DeepSeek& model, KvCache& cache, Vocabulary vocabulary, int64_t context,
+Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t context,
                Options options)
     : model_(model),
       cache_(cache),
@@ -138,10 +138,9 @@ void Engine::copy_pages() {
       options_.host_pages->copy(copy);
       continue;
     }
-    for (int layer = 0; layer < cache_.n_layers(); ++layer) {
-      const std::span<std::byte> from = cache_.page(layer, copy.other);
-      model_.ops().copy(from.data(), std::ssize(from), cache_.page(layer, copy.page).data());
-    }
+    cache_.for_each_pair(copy.other, copy.page, [&](auto from, auto to) {
+      model_.device().copy(from.data(), std::ssize(from), to.data());
+    });
   }
   if (!options_.host_pages) return;
   SwapRates rates = options_.host_pages->rates();

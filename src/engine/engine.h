@@ -8,12 +8,12 @@
 #include <memory>
 #include <mutex>
 
-#include "engine/deepseek.h"
 #include "engine/host_pages.h"
 #include "engine/output_thread.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
 #include "engine/step_arrays.h"
+#include "engine/step_runner.h"
 #include "engine/token_chooser.h"
 #include "engine/token_constraint.h"
 
@@ -40,7 +40,8 @@ class Engine {
 
   // All references outlive the engine; the whole cache is the engine's. The vocabulary may be
   // smaller than the model's. Throws Error when the context does not fit the cache.
-  Engine(DeepSeek& model, KvCache& cache, Vocabulary vocabulary, int64_t context, Options options);
+  Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t context,
+         Options options);
 
   // From any thread. Throws Error for a request that can never run, RunError once run() failed. Its
   // on_event is called until the answer has ended, the last time with a FinishReason.
@@ -117,7 +118,7 @@ class Engine {
   void deliver_now(const std::vector<Event>& events);
   void count_step();
 
-  DeepSeek& model_;
+  StepRunner& model_;
   KvCache& cache_;
   const Vocabulary vocabulary_;
   const int64_t context_;

@@ -5,13 +5,12 @@
 
 namespace tandem {
 
-HostPages::HostPages(Ops& ops, const KvCache& cache, int n_pages)
-    : ops_(ops),
+HostPages::HostPages(Device& device, const KvCache& cache, int n_pages)
+    : device_(device),
       cache_(cache),
-      n_pages_(n_pages),
-      layer_bytes_(static_cast<int64_t>(cache.page(0, 0).size())) {
-  rates_.page_bytes = cache.n_layers() * layer_bytes_;
-  memory_ = ops.allocate_on_host(n_pages * rates_.page_bytes);
+      n_pages_(n_pages) {
+  rates_.page_bytes = cache.page_bytes();
+  memory_ = device.allocate_on_host(n_pages * rates_.page_bytes);
 
   constexpr int kMeasured = 16;  // 72 MB of R1's
   const int n = std::min({kMeasured, n_pages, cache.n_pages()});
@@ -23,20 +22,20 @@ HostPages::HostPages(Ops& ops, const KvCache& cache, int n_pages)
 
 void HostPages::copy(const PageCopy& c) {
   std::byte* host = memory_.data() + c.other * rates_.page_bytes;
-  for (int layer = 0; layer < cache_.n_layers(); ++layer, host += layer_bytes_) {
-    std::byte* const page = cache_.page(layer, c.page).data();
-    c.way == PageCopy::Way::kToHost ? ops_.copy(page, layer_bytes_, host)
-                                    : ops_.copy(host, layer_bytes_, page);
-  }
+  cache_.for_each_piece(c.page, [&](std::span<std::byte> piece) {
+    c.way == PageCopy::Way::kToHost ? device_.copy(piece.data(), std::ssize(piece), host)
+                                    : device_.copy(host, std::ssize(piece), piece.data());
+    host += piece.size();
+  });
 }
 
 // Of the first pages, which come back as they went.
 double HostPages::seconds_to_copy(int n_pages, bool to_host) {
   const auto way = to_host ? PageCopy::Way::kToHost : PageCopy::Way::kFromHost;
-  ops_.wait();
+  device_.wait();
   const auto start = std::chrono::steady_clock::now();
   for (int page = 0; page < n_pages; ++page) copy({page, page, way});
-  ops_.wait();
+  device_.wait();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "engine/kv_cache.h"
 #include "engine/swapping.h"
+#include "ops/device.h"
 
 namespace tandem {
 
@@ -11,7 +12,7 @@ class HostPages {
   // The references outlive the object. Reserves the memory of n_pages pages, which is more than
   // none, and measures the link by copying some. Before the first step; throws Error when too
   // little memory is left.
-  HostPages(Ops& ops, const KvCache& cache, int n_pages);
+  HostPages(Device& device, const KvCache& cache, int n_pages);
 
   int n_pages() const { return n_pages_; }
   // All but the speed of computing.
@@ -23,12 +24,11 @@ class HostPages {
  private:
   double seconds_to_copy(int n_pages, bool to_host);
 
-  Ops& ops_;
+  Device& device_;
   const KvCache& cache_;
   const int n_pages_;
-  const int64_t layer_bytes_;  // of a page
   SwapRates rates_;
-  Buffer memory_;  // [n_pages][layers], each a layer's page
+  Buffer memory_;  // [n_pages], the pieces of each one after the other
 };
 
 }  // namespace tandem

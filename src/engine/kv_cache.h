@@ -1,11 +1,11 @@
-// Paged latent cache: one matrix a layer, [n_pages * page_size, kv_rank + rope_dim]. Who has which
-// page is PagePool's to say.
+// Paged KV cache: each plane of a layer is a matrix [n_pages * page_size, ..] (model/kv_layout.h).
+// PagePool decides who has which page.
 #pragma once
+#include <span>
 #include <vector>
 
 #include "core/memory.h"
-#include "model/config.h"
-#include "ops/ops.h"
+#include "model/kv_layout.h"
 
 namespace tandem {
 
@@ -15,24 +15,53 @@ constexpr int pages_for(int64_t tokens) {
 
 class KvCache {
  public:
-  // Room for n_tokens tokens, rounded up to pages. dtype: kBF16, kF32 for the reference, or
-  // kF8E4M3, whose rows are kFp8TokenBytes and no matrix for anybody but a GPU's kernels.
-  KvCache(const ModelConfig& config, int64_t n_tokens, DType dtype)
-      : KvCache(config, n_tokens, dtype, Buffer(bytes_for(config, n_tokens, dtype))) {}
-  // The same in memory of bytes_for() bytes, as of a GPU.
-  KvCache(const ModelConfig& config, int64_t n_tokens, DType dtype, Buffer memory);
-  static int64_t bytes_for(const ModelConfig& config, int64_t n_tokens, DType dtype);
+  // Room for n_tokens tokens, rounded up to pages; `type` as for kv_planes().
+  KvCache(const ModelConfig& config, int64_t n_tokens, DType type)
+      : KvCache(config, n_tokens, type, Buffer(bytes_for(config, n_tokens, type))) {}
+  // In memory of bytes_for() bytes, such as a GPU's.
+  KvCache(const ModelConfig& config, int64_t n_tokens, DType type, Buffer memory)
+      : KvCache(planes_of(config, type), n_tokens, std::move(memory)) {}
+  static int64_t bytes_for(const ModelConfig& config, int64_t n_tokens, DType type) {
+    return bytes_for(planes_of(config, type), n_tokens);
+  }
 
-  TensorView layer(int l) const { return layers_[l]; }
+  // The same for planes as given, [layers].
+  using Layers = std::vector<KvPlanes>;
+  KvCache(const Layers& layers, int64_t n_tokens, Buffer memory);
+  static int64_t bytes_for(const Layers& layers, int64_t n_tokens);
+
+  TensorView plane(int layer, int plane) const { return layers_[layer][plane]; }
+  TensorView layer(int layer) const { return plane(layer, 0); }  // of models with one plane
   int n_layers() const { return static_cast<int>(layers_.size()); }
-  // The bytes of a page in a layer, of the same number in all.
-  std::span<std::byte> page(int layer, int32_t page) const;
   int n_pages() const { return n_pages_; }
+  int64_t page_bytes() const { return page_bytes_; }  // in all planes of all layers
+
+  // Calls visit(bytes) for a page in each plane of each layer, always in the same order and of the
+  // same sizes.
+  template <class Visit>
+  void for_each_piece(int32_t page, Visit visit) const {
+    for (const std::vector<TensorView>& planes : layers_)
+      for (const TensorView& plane : planes) visit(piece(plane, page));
+  }
+
+  // Calls visit(from, to) for the same pieces of two pages.
+  template <class Visit>
+  void for_each_pair(int32_t from, int32_t to, Visit visit) const {
+    for (const std::vector<TensorView>& planes : layers_)
+      for (const TensorView& plane : planes) visit(piece(plane, from), piece(plane, to));
+  }
 
  private:
+  static std::span<std::byte> piece(const TensorView& plane, int32_t page) {
+    const TensorView rows = plane.rows_from(int64_t{page} * kPageSize, kPageSize);
+    return {rows.row_data(0), static_cast<size_t>(rows.rows * rows.row_bytes())};
+  }
+  static Layers planes_of(const ModelConfig& config, DType type);
+
   Arena arena_;
-  std::vector<TensorView> layers_;
+  std::vector<std::vector<TensorView>> layers_;  // [layers][planes]
   int n_pages_;
+  int64_t page_bytes_ = 0;
 };
 
 }  // namespace tandem

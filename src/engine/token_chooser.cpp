@@ -12,14 +12,14 @@ std::vector<uint32_t> bits_of(const Vocabulary& vocabulary) {
 
 }  // namespace
 
-TokenChooser::TokenChooser(DeepSeek& model, const Vocabulary& vocabulary)
+TokenChooser::TokenChooser(StepRunner& model, const Vocabulary& vocabulary)
     : model_(model),
       vocabulary_(vocabulary),
       arena_(Arena::padded_bytes(int64_t{model.limits().max_logits} * model.config().vocab *
                                  size_of(DType::kF32))),
       logits_(arena_.matrix(model.limits().max_logits, model.config().vocab, DType::kF32)),
-      device_draws_(model.ops().prepare_draws(bits_of(vocabulary), vocabulary.size,
-                                              model.limits().max_logits)) {
+      device_sampler_(model.device().make_sampler(bits_of(vocabulary), vocabulary.size,
+                                                  model.limits().max_logits)) {
   rows_.reserve(model.limits().max_logits);
   draws_.reserve(model.limits().max_logits);
   drawn_.resize(model.limits().max_logits);
@@ -33,13 +33,13 @@ void TokenChooser::begin(std::span<Sampler* const> samplers) {
   int64_t first = 0;  // of the rows for the host that have not come
   const auto bring = [&](int64_t end) {
     if (first < end)
-      model_.ops().to_host(logits.rows_from(first, end - first),
-                           logits_.rows_from(first, end - first));
+      model_.device().to_host(logits.rows_from(first, end - first),
+                              logits_.rows_from(first, end - first));
     first = end + 1;
   };
   for (Sampler* sampler : samplers) {
     const auto row = static_cast<int32_t>(rows_.size());
-    const auto draw = device_draws_ && sampler ? sampler->next_draw(row) : std::optional<Draw>();
+    const auto draw = device_sampler_ && sampler ? sampler->next_draw(row) : std::optional<Draw>();
     rows_.push_back({sampler, 0, draw.has_value()});
     if (!draw) continue;
     draws_.push_back(*draw);
@@ -47,7 +47,7 @@ void TokenChooser::begin(std::span<Sampler* const> samplers) {
   }
   bring(static_cast<int64_t>(rows_.size()));
   if (draws_.empty()) return;
-  model_.ops().draw(logits, draws_, drawn_);
+  device_sampler_->draw(logits, draws_, drawn_);
   for (size_t i = 0; i < draws_.size(); ++i) rows_[draws_[i].row].drawn = drawn_[i];
 }
 

@@ -1,17 +1,18 @@
 // The next tokens of a step: the device draws them where it can and a request needs no more than
 // the logits; else the logits come to the host, to the request's sampler.
 #pragma once
+#include <memory>
 #include <vector>
 
-#include "engine/deepseek.h"
 #include "engine/sampler.h"
+#include "engine/step_runner.h"
 
 namespace tandem {
 
 class TokenChooser {
  public:
   // Both outlive the object, which allocates all it needs.
-  TokenChooser(DeepSeek& model, const Vocabulary& vocabulary);
+  TokenChooser(StepRunner& model, const Vocabulary& vocabulary);
 
   // After forward(): a sampler for each of its rows of logits; null: the row is for logits() and
   // logprobs().
@@ -37,11 +38,11 @@ class TokenChooser {
     bool on_device;  // draws this row
   };
 
-  DeepSeek& model_;
+  StepRunner& model_;
   const Vocabulary& vocabulary_;
   Arena arena_;
   TensorView logits_;  // [max_logits, model vocab], the rows that came to the host
-  bool device_draws_;
+  const std::unique_ptr<DeviceSampler> device_sampler_;  // null: the device does not draw
   std::vector<Row> rows_;
   std::vector<Draw> draws_;
   std::vector<int32_t> drawn_;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "io/grammar/grammar_tokens.h"
+#include "text/grammar/grammar_tokens.h"
 
 namespace tandem {
 

@@ -1,5 +1,7 @@
 #include "io/json.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -11,6 +13,7 @@
 #include "core/check.h"
 
 namespace tandem {
+
 namespace {
 
 constexpr size_t kMaxDepth = 64;
@@ -153,6 +156,28 @@ std::string shown(const nlohmann::json& value) {
 
 std::string shown(const nlohmann::ordered_json& value) {
   return cut(value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+bool needs_json_escape(char32_t c) { return c < 0x20 || c == '"' || c == '\\'; }
+
+std::string json_escape(char32_t c) {
+  switch (c) {
+    case '"':
+    case '\\':
+      return {'\\', static_cast<char>(c)};
+    case '\b':
+      return "\\b";
+    case '\f':
+      return "\\f";
+    case '\n':
+      return "\\n";
+    case '\r':
+      return "\\r";
+    case '\t':
+      return "\\t";
+    default:
+      return fmt::format("\\u{:04x}", static_cast<uint32_t>(c));
+  }
 }
 
 }  // namespace tandem

@@ -35,4 +35,11 @@ inline std::string shown(const std::string& text) { return shown(std::string_vie
 std::string shown(const nlohmann::json& value);
 std::string shown(const nlohmann::ordered_json& value);
 
+// Characters that must be escaped inside JSON strings.
+// True for quotation marks, backslashes and characters below 0x20.
+bool needs_json_escape(char32_t c);
+// The escape sequence of a character below 0x10000: the short form, such as "\n", if JSON has one,
+// else the form "\u001f".
+std::string json_escape(char32_t c);
+
 }  // namespace tandem

@@ -31,11 +31,12 @@ struct Batch {
 // The micro-batches of a step: one, or two that pass through the layers alternately. Each has its
 // own tokens, positions and sequences; first_token still counts from the beginning of the step.
 // logit_rows stay with the step.
-struct StepParts {
+struct MicroBatches {
   std::array<Batch, 2> at;
   int n = 1;
   const Batch* begin() const { return at.data(); }
   const Batch* end() const { return at.data() + n; }
+  int n_tokens() const { return at[n - 1].first_row() + at[n - 1].n(); }
 };
 
 // The experts chosen for each token, with their weights.

@@ -62,17 +62,6 @@ LayerParameters count_layer_parameters(const ModelConfig& config, bool moe) {
   return layer;
 }
 
-bool takes_fp8_cache(const MlaConfig& mla) { return mla.kv_rank <= 512 && mla.rope_dim <= 64; }
-
-int64_t kv_layer_bytes(const ModelConfig& config, DType type) {
-  constexpr int64_t kBf16Bytes = 2;
-  return type == DType::kF8E4M3 ? kFp8TokenBytes : kBf16Bytes * config.mla.cache_dim();
-}
-
-int64_t kv_bytes_per_token(const ModelConfig& config, DType type) {
-  return config.n_layers * kv_layer_bytes(config, type);
-}
-
 namespace {
 
 // An MTP layer is a layer of the model (a MoE layer if the model has experts) preceded by eh_proj

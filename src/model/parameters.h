@@ -47,14 +47,4 @@ LayerParameters count_layer_parameters(const ModelConfig& config, bool moe);
 
 ParameterCounts count_parameters(const ModelConfig& config);
 
-// Bytes per token and layer of the FP8 KV cache, which exists on GPUs only. Its layout is in
-// gpu_kernels/attention.h.
-constexpr int kFp8TokenBytes = 656;
-// Whether a token's latent and rotary key fit into kFp8TokenBytes; true for all DeepSeek models.
-bool takes_fp8_cache(const MlaConfig& mla);
-// Bytes per token in the KV cache of one layer, and of all layers of the main model. `type` is
-// kBF16 or kF8E4M3.
-int64_t kv_layer_bytes(const ModelConfig& config, DType type);
-int64_t kv_bytes_per_token(const ModelConfig& config, DType type = DType::kBF16);
-
 }  // namespace tandem

@@ -53,15 +53,6 @@ CpuOps::CpuOps(const cpu::KernelTable& kernels, const ModelConfig& c, int max_to
   parts_.reserve(part_out_.rows / kPartRows);
 }
 
-void CpuOps::copy(const void* from, int64_t bytes, void* to) {
-  constexpr int64_t kAtOnce = 1 << 16;
-  for_each((bytes + kAtOnce - 1) / kAtOnce, bytes, [&](int64_t i, int) {
-    const int64_t first = i * kAtOnce;
-    std::memcpy(static_cast<std::byte*>(to) + first, static_cast<const std::byte*>(from) + first,
-                std::min(kAtOnce, bytes - first));
-  });
-}
-
 void CpuOps::embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) {
   const auto n = std::ssize(tokens);
   for_each(n, n * out.cols, [&](int64_t i, int) {
@@ -172,13 +163,22 @@ void CpuOps::route(const RouteArgs& a) {
   });
 }
 
-void CpuOps::to_host(TensorView x, TensorView out) {
-  for (int64_t r = 0; r < x.rows; ++r) std::copy_n(x.row<float>(r), x.cols, out.row<float>(r));
-}
-
 void CpuOps::gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) {
   for (size_t i = 0; i < rows.size(); ++i)
     std::copy_n(x.row<float>(rows[i]), x.cols, out.row<float>(i));
+}
+
+void CpuDevice::copy(const void* from, int64_t bytes, void* to) {
+  constexpr int64_t kAtOnce = 1 << 16;
+  team_.run((bytes + kAtOnce - 1) / kAtOnce, [&](int64_t i, int) {
+    const int64_t first = i * kAtOnce;
+    std::memcpy(static_cast<std::byte*>(to) + first, static_cast<const std::byte*>(from) + first,
+                static_cast<size_t>(std::min(kAtOnce, bytes - first)));
+  });
+}
+
+void CpuDevice::to_host(TensorView x, TensorView out) {
+  for (int64_t r = 0; r < x.rows; ++r) std::copy_n(x.row<float>(r), x.cols, out.row<float>(r));
 }
 
 }  // namespace tandem

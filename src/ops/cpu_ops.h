@@ -7,6 +7,7 @@
 #include "core/memory.h"
 #include "core/team.h"
 #include "cpu_kernels/kernels.h"
+#include "ops/device.h"
 #include "ops/ops.h"
 
 namespace tandem {
@@ -19,15 +20,24 @@ constexpr int kRestoredPages = 16;  // of which a thread restores one head's key
 constexpr int kRestoredTokens = kRestoredPages * kPageSize;
 constexpr int kRestoredRows = 256;  // of them in one product
 
+// The host's own memory. Everything has run when a call returns.
+class CpuDevice final : public Device {
+ public:
+  explicit CpuDevice(Team& team) : team_(team) {}  // it outlives the object, and copies
+  Buffer allocate(int64_t bytes) override { return Buffer(bytes); }
+  void copy(const void* from, int64_t bytes, void* to) override;
+  void to_host(TensorView x, TensorView out) override;
+
+ private:
+  Team& team_;
+};
+
 class CpuOps final : public Ops {
  public:
   // Scratch for steps of up to max_tokens tokens. All references outlive the object.
   CpuOps(const cpu::KernelTable& kernels, const ModelConfig& config, int max_tokens, Team& team);
 
-  Buffer allocate(int64_t bytes) override { return Buffer(bytes); }
   void begin(const Batch&) override {}
-  void copy(const void* from, int64_t bytes, void* to) override;
-  void to_host(TensorView x, TensorView out) override;
   void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) override;
   void rms_norm(TensorView x, const QuantView& gain, float eps, TensorView out) override;
   void add(TensorView x, TensorView delta) override;

@@ -8,8 +8,8 @@
 #include "core/tensor.h"
 #include "core/topology.h"
 #include "cpu_kernels/kernels.h"
+#include "model/weight_format.h"
 #include "model/weights.h"
-#include "ops/weight_format.h"
 
 namespace tandem {
 

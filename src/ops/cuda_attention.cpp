@@ -4,6 +4,7 @@
 
 #include "gpu_kernels/attention.h"
 #include "gpu_kernels/products.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 #include "ops/cuda_weights.h"
 

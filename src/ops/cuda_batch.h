@@ -23,9 +23,6 @@ class CudaBatch {
   // Enqueues the copy. The batch may go once this has returned.
   void upload(const Batch& batch, gpu::Stream& stream);
 
-  int n_tokens() const { return batch_.n(); }
-  int n_logits() const { return static_cast<int>(batch_.logit_rows.size()); }
-
   // The same numbers on the card as in a span of the batch that was uploaded last, or in part of
   // one.
   const int32_t* on_card(std::span<const int32_t> of_batch) const;

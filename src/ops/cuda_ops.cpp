@@ -1,8 +1,5 @@
 #include "ops/cuda_ops.h"
 
-#include <algorithm>
-
-#include "gpu_kernels/sampling.h"
 #include "model/rope.h"
 #include "ops/cuda_weights.h"
 
@@ -16,11 +13,6 @@ int max_pages(CudaLimits limits) {
 gpu::GroupScore group_score(const RouterConfig& r) {
   if (r.method == TopkMethod::kGreedy || r.n_groups == 1) return gpu::GroupScore::kNone;
   return r.method == TopkMethod::kNoauxTc ? gpu::GroupScore::kSumOfBestTwo : gpu::GroupScore::kBest;
-}
-
-Buffer owned(int64_t bytes, gpu::Site site) {
-  auto owner = std::make_shared<gpu::Buffer>(bytes, site);
-  return {std::span(owner->as<std::byte>(), static_cast<size_t>(bytes)), owner};
 }
 
 int rows_of(TensorView t) { return static_cast<int>(t.rows); }
@@ -45,7 +37,6 @@ gpu::RouterArgs router_form(const RouterConfig& r) {
 
 CudaOps::CudaOps(const ModelConfig& c, CudaLimits limits, gpu::Stream& stream)
     : stream_(stream),
-      records_(limits.records),
       kv_rank_(c.mla.kv_rank),
       batch_(limits.max_tokens, max_pages(limits)),
       products_(c, limits, stream),
@@ -77,60 +68,6 @@ void CudaOps::require_takes(const ModelConfig& c) {
 int64_t CudaOps::bytes_for(const ModelConfig& c, CudaLimits limits) {
   return CudaBatch::bytes_for(limits.max_tokens, max_pages(limits)) +
          CudaProducts::bytes_for(c, limits) + CudaAttention::bytes_for(c.mla, limits);
-}
-
-// Not a graph of the next larger size with rows for nobody: these would have experts read.
-bool CudaOps::run_decode(const StepForm& form, const std::function<void()>& verbs) {
-  const Step step = {form, batch_.n_tokens(), batch_.n_logits()};
-  n_nodes_of_last_step_ = 0;
-  if (!records_ || step.n_tokens > kMaxRecordedTokens) {
-    verbs();
-    return false;
-  }
-  auto known = recorded_.find(step);
-  if (known == recorded_.end()) known = recorded_.emplace(step, stream_.capture(verbs)).first;
-  n_nodes_of_last_step_ = known->second.n_nodes();
-  stream_.replay(known->second);
-  return true;
-}
-
-Buffer CudaOps::allocate(int64_t bytes) { return owned(bytes, gpu::Site::kDevice); }
-
-Buffer CudaOps::allocate_on_host(int64_t bytes) { return owned(bytes, gpu::Site::kMapped); }
-
-void CudaOps::to_host(TensorView x, TensorView out) {
-  check(x.stride == x.cols && out.stride == out.cols, "dense matrices come to the host");
-  stream_.copy(x.data, x.rows * x.row_bytes(), out.data);
-  stream_.wait();
-}
-
-bool CudaOps::prepare_draws(std::span<const uint32_t> allowed, int n_tokens, int max_rows) {
-  if (n_tokens > gpu::kMaxDrawTokens) return false;
-  n_drawable_ = n_tokens;
-  allowed_ = gpu::Buffer(static_cast<int64_t>(allowed.size_bytes()), gpu::Site::kDevice);
-  draws_ = gpu::Buffer(max_rows * int64_t{sizeof(gpu::DrawRow)}, gpu::Site::kMapped);
-  drawn_ = gpu::Buffer(max_rows * int64_t{sizeof(int32_t)}, gpu::Site::kMapped);
-  stream_.copy(allowed.data(), allowed_.bytes(), allowed_.as<uint32_t>());
-  stream_.wait();
-  return true;
-}
-
-void CudaOps::draw(TensorView logits, std::span<const Draw> how, std::span<int32_t> tokens) {
-  for (size_t i = 0; i < how.size(); ++i)
-    draws_.as<gpu::DrawRow>()[i] = {.row = how[i].row,
-                                    .temperature = how[i].temperature,
-                                    .top_p = how[i].top_p,
-                                    .min_p = how[i].min_p,
-                                    .top_k = how[i].top_k,
-                                    .uniform = how[i].uniform};
-  gpu::draw(stream_, {.logits = gpu_matrix(logits),
-                      .how = draws_.as<gpu::DrawRow>(),
-                      .allowed = allowed_.as<uint32_t>(),
-                      .tokens = drawn_.as<int32_t>(),
-                      .n = static_cast<int>(how.size()),
-                      .vocab = n_drawable_});
-  stream_.wait();
-  std::copy_n(drawn_.as<int32_t>(), how.size(), tokens.begin());
 }
 
 void CudaOps::embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) {

@@ -1,15 +1,13 @@
 // The verbs of a DeepSeek backbone. They hide the hardware: the forward pass in engine/ is written
-// once against them. Activations are matrices of the device's own working type (float on a CPU); no
-// verb allocates.
+// once against them. Activations are float matrices in the memory of the verbs' Device; no verb
+// allocates or waits.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <span>
 
-#include "core/memory.h"
 #include "core/tensor.h"
 #include "model/batch.h"
-#include "model/config.h"
+#include "model/kv_layout.h"
 
 namespace tandem {
 
@@ -54,60 +52,13 @@ struct RouteArgs {
   Routing out;
 };
 
-constexpr int kPageSize = 64;  // tokens in a page of the cache
-
-// What else the verbs of a step depend on: whose memory they work on, and in which parts.
-struct StepForm {
-  const void *activations, *cache;
-  int n_in_first_part;
-  // clang 14 compares with a zero of its own.
-  auto operator<=>(const StepForm&) const = default;  // NOLINT(modernize-use-nullptr)
-};
-
-// How the token of a row of logits is drawn; engine/sampler.h says what each number means.
-struct Draw {
-  int32_t row;
-  float temperature, top_p, min_p;
-  int32_t top_k;
-  double uniform;  // in [0, 1)
-};
-
 class Ops {
  public:
   virtual ~Ops() = default;
 
-  // Memory of the device for the matrices of the verbs, before the first step. Throws Error when
-  // too little is left.
-  virtual Buffer allocate(int64_t bytes) = 0;
   // Precedes the other verbs of a step. The spans that they are given are those of `batch`, or
   // parts of them.
   virtual void begin(const Batch& batch) = 0;
-  // Has verbs() call the verbs of a step in which every sequence has one token and none wants the
-  // naive form. They depend on the form and the numbers of tokens and logit rows alone, so a device
-  // may record them once and repeat them without asking again. True: it repeats them now
-  // (RoutedExperts::follow).
-  virtual bool run_decode(const StepForm&, const std::function<void()>& verbs) {
-    verbs();
-    return false;
-  }
-  // Memory of the host for copy(), before the first step; empty where the device works in the
-  // host's memory anyway. Throws Error when too little is left.
-  virtual Buffer allocate_on_host(int64_t /*bytes*/) { return {}; }
-  // Enqueues a copy within memory of allocate(), or between it and that of allocate_on_host(), in
-  // the order of the verbs.
-  virtual void copy(const void* from, int64_t bytes, void* to) = 0;
-  // Until all that was enqueued is done.
-  virtual void wait() {}
-  // Brings a matrix to the host, and waits for it.
-  virtual void to_host(TensorView x, TensorView out) = 0;
-  // Prepares draw() for up to max_rows rows of logits of n_tokens tokens; those may be drawn whose
-  // bit in `allowed` is set. The last call counts. False: this device does not draw.
-  virtual bool prepare_draws(std::span<const uint32_t>, int /*n_tokens*/, int /*max_rows*/) {
-    return false;
-  }
-  // Draws a token for each, -1 where a logit of the row is not finite, and waits for them. Consumes
-  // the rows.
-  virtual void draw(TensorView /*logits*/, std::span<const Draw>, std::span<int32_t> /*tokens*/) {}
 
   virtual void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) = 0;
   virtual void rms_norm(TensorView x, const QuantView& gain, float eps, TensorView out) = 0;

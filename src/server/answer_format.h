@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "engine/request.h"
-#include "io/tokenizer.h"
 #include "server/generation_request.h"
 #include "server/tool_calls.h"
+#include "text/tokenizer.h"
 
 namespace tandem {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "io/grammar/pattern_grammar.h"
-#include "io/grammar/schema_grammar.h"
 #include "server/api_error.h"
+#include "text/grammar/pattern_grammar.h"
+#include "text/grammar/schema_grammar.h"
 
 namespace tandem {
 namespace {

@@ -4,11 +4,11 @@
 #include <list>
 #include <mutex>
 
-#include "io/chat_format.h"
-#include "io/grammar/grammar_tokens.h"
-#include "io/grammar/json_rules.h"
 #include "server/generation_request.h"
 #include "server/tool_calls.h"
+#include "text/chat_format.h"
+#include "text/grammar/grammar_tokens.h"
+#include "text/grammar/json_rules.h"
 
 namespace tandem {
 

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "core/run_error.h"
-#include "io/chat_format.h"
 #include "server/api_error.h"
+#include "text/chat_format.h"
 
 namespace tandem {
 namespace {

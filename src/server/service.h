@@ -5,11 +5,11 @@
 #include <string>
 #include <variant>
 
-#include "io/chat_format.h"
 #include "server/answer_grammar.h"
 #include "server/api_error.h"
 #include "server/cors.h"
 #include "server/generation.h"
+#include "text/chat_format.h"
 
 namespace tandem {
 

@@ -1,4 +1,4 @@
-#include "cublas.h"
+#include "with_gpu/cublas.h"
 
 #include <dlfcn.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "gpu_model.h"
+#include "loader/gpu_model.h"
 
 #include <algorithm>
 #include <chrono>
@@ -7,6 +7,7 @@
 #include "model/checkpoint.h"
 #include "offload/cuda_routing_recorder.h"
 #include "offload/hybrid_experts.h"
+#include "ops/cuda_device.h"
 #include "ops/cuda_ops.h"
 #include "ops/cuda_weights.h"
 
@@ -68,7 +69,6 @@ CudaLimits limits_of(const GpuModelOptions& options, const gpu::Card& card) {
   return {.max_tokens = options.max_tokens,
           .context = options.context,
           .n_multiprocessors = card.n_multiprocessors,
-          .records = options.records,
           .fp8_activations = options.fp8_activations};
 }
 
@@ -170,8 +170,9 @@ class Loaded final : public GpuModel {
       : config_(config),
         max_tokens_(options.max_tokens),
         stream_from_(parts.stream_from_tokens),
-        halve_from_(parts.halve_from_sequences),
-        card_(gpu::open_card()) {
+        micro_batches_from_(parts.micro_batches_from_sequences),
+        card_(gpu::open_card()),
+        device_(stream_, options.records) {
     load(store, stored, options, parts);
     ops_ = std::make_unique<CudaOps>(config, limits_of(options, card_), stream_);
     rows_ = std::make_unique<CudaExpertRows>(config, rows_needed(parts, options), stream_,
@@ -182,31 +183,37 @@ class Loaded final : public GpuModel {
   const std::string& card() const override { return card_.name; }
   const ModelWeights& weights() const override { return weights_; }
   const LoadReport& report() const override { return report_; }
+  Device& device() override { return device_; }
   Ops& ops() override { return *ops_; }
-  RoutedExperts& experts() override {
-    if (recorder_) return *recorder_;
+  ExpertPool& experts() override {
     if (hybrid_) return *hybrid_;
     return *card_experts_;
   }
   void add_cpu_experts(CpuExperts& experts, Timeline* timeline) override {
-    hybrid_ = std::make_unique<HybridExperts>(
-        config_,
-        HybridExperts::Parts{weights_, *card_experts_, experts, experts.activations(), stream_},
-        max_tokens_);
-    hybrid_->keep_awake(experts.team());
-    hybrid_->halve_from(halve_from_);
+    hybrid_ =
+        std::make_unique<HybridExperts>(config_,
+                                        HybridExperts::Parts{.weights = weights_,
+                                                             .on_gpu = *card_experts_,
+                                                             .on_cpu = experts,
+                                                             .rows_on_cpu = experts.activations(),
+                                                             .stream = stream_,
+                                                             .team = &experts.team()},
+                                        max_tokens_);
+    HybridExperts::Division division = {.micro_batches_from = micro_batches_from_};
     if (stream_from_ != 0 && (stream_from_ > 0 || CudaStreaming::takes(experts))) {
       streaming_ = std::make_unique<CudaStreaming>(config_, experts, *rows_, max_tokens_, stream_);
       streaming_->divide_by(card_.emulated ? rates_of_no_card()
                                            : streaming_->measured_rates(max_tokens_));
-      const int from =
+      division.stream_from =
           stream_from_ > 0 ? stream_from_ : hybrid_->measured_crossover(max_tokens_, *streaming_);
-      if (from > 0) hybrid_->stream_from(from, *streaming_);
+      division.streaming = streaming_.get();
     }
+    hybrid_->divide(division);
     if (timeline) hybrid_->record(*timeline);
   }
   void record_routing() override {
-    recorder_ = std::make_unique<CudaRoutingRecorder>(config_, experts(), max_tokens_, stream_);
+    recorder_ = std::make_unique<CudaRoutingRecorder>(config_, max_tokens_, stream_);
+    experts().observe(recorder_.get());
   }
   const RoutingCounts* routing() const override {
     return recorder_ ? &recorder_->counts() : nullptr;
@@ -218,9 +225,11 @@ class Loaded final : public GpuModel {
 
   const ModelConfig& config_;
   const int max_tokens_;
-  const int stream_from_, halve_from_;
+  const int stream_from_, micro_batches_from_;
   const gpu::Card card_;
   gpu::Stream stream_;
+  std::unique_ptr<CudaRoutingRecorder> recorder_;  // null: routing is not recorded
+  CudaDevice device_;
   CudaWeights home_, host_home_;  // host_home_: read by the GPU over the link
   ModelWeights weights_;
   LoadReport report_;
@@ -229,7 +238,6 @@ class Loaded final : public GpuModel {
   std::unique_ptr<CudaExperts> card_experts_;
   std::unique_ptr<CudaStreaming> streaming_;
   std::unique_ptr<HybridExperts> hybrid_;  // null: all experts are on the GPU
-  std::unique_ptr<CudaRoutingRecorder> recorder_;
 };
 
 // FP8 activations need such weights.

@@ -1,8 +1,7 @@
-#include "gpu_rates.h"
-
 #include <algorithm>
 #include <functional>
 
+#include "bench/gpu_benches.h"
 #include "bench/gpu_twin.h"
 #include "gpu_kernels/peaks.h"
 

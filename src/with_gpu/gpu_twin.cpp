@@ -2,9 +2,10 @@
 #include <map>
 #include <tuple>
 
-#include "gpu_model.h"
-#include "gpu_twins.h"
+#include "bench/gpu_benches.h"
+#include "loader/gpu_model.h"
 #include "offload/hybrid_experts.h"
+#include "ops/cuda_device.h"
 #include "ops/cuda_ops.h"
 #include "ops/cuda_weights.h"
 
@@ -20,26 +21,38 @@ class Shared final : public HybridTwin {
     CudaExpertRows& rows;
     gpu::Stream& stream;
   };
-  Shared(const Parts& parts, CpuExperts& experts, RoutedExperts& on_cpu, int max_tokens)
+  Shared(const Parts& parts, CpuExperts& experts, ExpertPool& on_cpu, int max_tokens)
       : parts_(parts),
         experts_(experts),
         max_tokens_(max_tokens),
         hybrid_(parts.config,
-                {parts.weights, parts.on_card, on_cpu, experts.activations(), parts.stream},
-                max_tokens) {
-    hybrid_.keep_awake(experts.team());
-  }
+                {.weights = parts.weights,
+                 .on_gpu = parts.on_card,
+                 .on_cpu = on_cpu,
+                 .rows_on_cpu = experts.activations(),
+                 .stream = parts.stream,
+                 .team = &experts.team()},
+                max_tokens) {}
 
-  RoutedExperts& experts() override { return hybrid_; }
-  void halve_from(int n_sequences) override { hybrid_.halve_from(n_sequences); }
+  ExpertPool& experts() override { return hybrid_; }
+  void micro_batches_from(int n_sequences) override {
+    division_.micro_batches_from = n_sequences;
+    hybrid_.divide(division_);
+  }
   std::optional<int> measure_crossover(int max_tokens) override {
     if (!CudaStreaming::takes(experts_)) return {};
+    division_ = {};
+    hybrid_.divide(division_);
     streaming_ = std::make_unique<CudaStreaming>(parts_.config, experts_, parts_.rows, max_tokens_,
                                                  parts_.stream);
     streaming_->divide_by(streaming_->measured_rates(max_tokens));
     return hybrid_.measured_crossover(max_tokens, *streaming_);
   }
-  void stream_from(int n_tokens) override { hybrid_.stream_from(n_tokens, *streaming_); }
+  void stream_from(int n_tokens) override {
+    division_.stream_from = n_tokens;
+    division_.streaming = streaming_.get();
+    hybrid_.divide(division_);
+  }
   int64_t bytes_brought() const override { return streaming_->bytes_brought(); }
 
  private:
@@ -47,6 +60,7 @@ class Shared final : public HybridTwin {
   CpuExperts& experts_;
   const int max_tokens_;
   std::unique_ptr<CudaStreaming> streaming_;
+  HybridExperts::Division division_;
   HybridExperts hybrid_;
 };
 
@@ -65,15 +79,16 @@ class Twin final : public GpuTwin {
   }
 
   const ModelWeights& weights() const override { return weights_; }
+  Device& device() override { return device_; }
   Ops& ops() override { return *ops_; }
-  RoutedExperts& experts() override { return *experts_; }
-  std::unique_ptr<HybridTwin> share(CpuExperts& experts, RoutedExperts& on_cpu,
+  ExpertPool& experts() override { return *experts_; }
+  std::unique_ptr<HybridTwin> share(CpuExperts& experts, ExpertPool& on_cpu,
                                     int max_tokens) override {
     return std::make_unique<Shared>(Shared::Parts{config_, weights_, *experts_, *rows_, stream_},
                                     experts, on_cpu, max_tokens);
   }
   QuantView repeated(TensorView rows, int64_t n_rows) override;
-  int n_nodes_of_last_step() const override { return ops_->n_nodes_of_last_step(); }
+  int n_nodes_of_last_step() const override { return device_.n_nodes_of_last_step(); }
   void to_card(TensorView from, TensorView to) override {
     check(from.stride == from.cols && to.stride == to.cols, "matrices without gaps");
     stream_.copy(from.data, from.rows * from.row_bytes(), to.data);
@@ -89,6 +104,7 @@ class Twin final : public GpuTwin {
 
   const ModelConfig config_;
   gpu::Stream stream_;
+  CudaDevice device_{stream_, true};
   CudaWeights home_;
   std::vector<std::unique_ptr<CudaWeights>> repeated_;
   ModelWeights weights_;

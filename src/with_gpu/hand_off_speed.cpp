@@ -4,9 +4,9 @@
 #include <atomic>
 #include <thread>
 
+#include "bench/gpu_benches.h"
 #include "bench/machine_speed.h"
 #include "core/run_error.h"
-#include "gpu_benches.h"
 #include "gpu_kernels/kernels.h"
 #include "gpu_kernels/signals.h"
 #include "gpu_kernels/stream_flags.h"

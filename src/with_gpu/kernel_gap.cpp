@@ -1,6 +1,6 @@
+#include "bench/gpu_benches.h"
 #include "bench/gpu_twin.h"
 #include "bench/machine_speed.h"
-#include "gpu_benches.h"
 #include "gpu_kernels/peaks.h"
 
 namespace tandem {

@@ -1,13 +1,13 @@
 #include <algorithm>
 #include <numeric>
 
+#include "bench/gpu_benches.h"
 #include "bench/gpu_twin.h"
-#include "cublas.h"
-#include "gpu_benches.h"
 #include "gpu_kernels/products.h"
-#include "gpu_model.h"
-#include "offload/plan/cost.h"
-#include "random_on_card.h"
+#include "loader/gpu_model.h"
+#include "model/cost.h"
+#include "with_gpu/cublas.h"
+#include "with_gpu/random_on_card.h"
 
 namespace tandem {
 namespace {

@@ -2,14 +2,14 @@
 #include <numeric>
 #include <random>
 
+#include "bench/gpu_benches.h"
 #include "bench/gpu_twin.h"
-#include "gpu_benches.h"
 #include "gpu_kernels/attention.h"
 #include "gpu_kernels/kernels.h"
-#include "gpu_model.h"
+#include "loader/gpu_model.h"
 #include "model/rope.h"
 #include "ops/cuda_ops.h"
-#include "random_on_card.h"
+#include "with_gpu/random_on_card.h"
 
 namespace tandem {
 namespace {

@@ -1,8 +1,6 @@
-#include "gpu_model.h"
+#include "loader/gpu_model.h"
 
-#include "gpu_benches.h"
-#include "gpu_rates.h"
-#include "gpu_twins.h"
+#include "bench/gpu_benches.h"
 
 namespace tandem {
 

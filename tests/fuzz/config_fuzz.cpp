@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/check.h"
+#include "model/kv_layout.h"
 #include "model/parameters.h"
 #include "model/rope.h"
 

@@ -6,7 +6,6 @@
 #include "core/check.h"
 #include "io/machine_json.h"
 #include "offload/plan/placement_json.h"
-#include "offload/plan/planned_layers.h"
 #include "offload/plan/predict.h"
 
 namespace {

@@ -8,9 +8,9 @@
 #include <string_view>
 
 #include "core/check.h"
-#include "io/grammar/schema_grammar.h"
-#include "io/grammar/text_states.h"
 #include "io/json.h"
+#include "text/grammar/schema_grammar.h"
+#include "text/grammar/text_states.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tandem;

@@ -5,22 +5,26 @@
 #include <thread>
 
 #include "engine/engine.h"
-#include "ops/experts.h"
+#include "ops/expert_pool.h"
 
 namespace tandem::fuzz {
 
-class SimulatedOps : public Ops {
+class SimulatedDevice : public Device {
  public:
   Buffer allocate(int64_t bytes) override { return Buffer(bytes); }
-  void begin(const Batch& batch) override {
-    seeds_.clear();
-    for (const int32_t row : batch.logit_rows)
-      seeds_.push_back(static_cast<uint32_t>(batch.tokens[row] * 40503 + batch.positions[row]));
-  }
   void copy(const void*, int64_t, void*) override {}
   void to_host(TensorView x, TensorView out) override {
     for (int64_t r = 0; r < out.rows; ++r)
       std::copy_n(x.row<float>(r), out.cols, out.row<float>(r));
+  }
+};
+
+class SimulatedOps : public Ops {
+ public:
+  void begin(const Batch& batch) override {
+    seeds_.clear();
+    for (const int32_t row : batch.logit_rows)
+      seeds_.push_back(static_cast<uint32_t>(batch.tokens[row] * 40503 + batch.positions[row]));
   }
   // The last product of a step gives the logits.
   void linear(TensorView, const QuantView&, TensorView out) override {
@@ -47,10 +51,12 @@ class SimulatedOps : public Ops {
   std::vector<uint32_t> seeds_;  // of the step's rows of logits
 };
 
-class NoExperts : public RoutedExperts {
+class NoExperts : public ExpertPool {
  public:
-  void submit(const ExpertBatch&) override {}
-  void add_to(TensorView) override {}
+  void add_to(Ticket, TensorView) override {}
+
+ private:
+  Ticket start(const ExpertBatch&) override { return 0; }
 };
 
 class SimulatedEngine {
@@ -88,14 +94,12 @@ class SimulatedEngine {
   const Tokenizer tokenizer_ = Tokenizer::from_directory(directory());
   const ModelConfig config_ = small_config(tokenizer_.vocab_size());
   const ModelWeights weights_ = no_weights();
+  SimulatedDevice device_;
   SimulatedOps ops_;
   NoExperts experts_;
-  DeepSeek model_{config_,
-                  weights_,
-                  ops_,
-                  experts_,
-                  {.max_tokens = 256, .max_logits = 256},
-                  AttentionForm::kAbsorbed};
+  StepRunner model_{{config_, weights_, device_, ops_, experts_},
+                    {.max_tokens = 256, .max_logits = 256},
+                    AttentionForm::kAbsorbed};
   KvCache cache_{config_, 64 * kPageSize, DType::kF32};
   Engine engine_{model_, cache_, {.size = config_.vocab}, kContext, {}};
   std::thread thread_;

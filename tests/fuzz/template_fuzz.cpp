@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "core/check.h"
-#include "io/chat_template.h"
+#include "text/chat_template.h"
 
 namespace {
 

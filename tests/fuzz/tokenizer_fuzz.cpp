@@ -8,7 +8,7 @@
 
 #include "core/check.h"
 #include "io/json.h"
-#include "io/tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "core/check.h"
-#include "io/utf8.h"
+#include "text/utf8.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tandem;

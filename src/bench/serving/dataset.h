@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench/serving/python_random.h"
-#include "io/tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace tandem {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bench/serving/answer_reader.h"
-#include "io/tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace tandem {
 

@@ -39,7 +39,7 @@ def main():
 
 def script_names():
     """The names in our table: what it lacks would be noticed as a category without a script."""
-    table = (HERE.parents[2] / "src/io/unicode_table.h").read_text(encoding="utf-8")
+    table = (HERE.parents[2] / "src/text/unicode_table.h").read_text(encoding="utf-8")
     names = "".join(line.strip().strip('";') for line in table.split("kScriptNames =")[1].split("\n\n")[0].splitlines())
     return [name[4:] for name in names.split() if name != "ZzzzUnknown"]
 

@@ -1,0 +1,66 @@
+// tandem chat: a conversation on the terminal. Keys of earlier turns stay in the cache, so each
+// turn computes only its new tokens.
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+
+#include "cli/console.h"
+#include "cli/conversation.h"
+
+namespace tandem {
+namespace {
+
+// Reads a line; false at the end of input. Ctrl-C yields an empty line.
+bool read_line(std::string& line) {
+  const bool terminal = isatty(STDIN_FILENO);
+  if (terminal) std::fputs("\n> ", stdout);
+  std::fflush(stdout);
+  Interrupt::clear();
+  if (std::getline(std::cin, line)) return true;
+  if (!Interrupt::pending()) return false;
+  std::cin.clear();
+  clearerr(stdin);
+  line.clear();
+  if (terminal) std::fputs("\n(Ctrl-D leaves)", stdout);
+  return true;
+}
+
+}  // namespace
+
+int chat_command(const Options& options) {
+  const GenerateOptions& g = options.generate;
+  const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
+  const ChatFormat format(options.model.directory, tokenizer);
+  LoadedModel loaded(options.model, load_progress(options.quiet));
+  nlohmann::ordered_json messages = first_messages(g.system, "");
+  messages.erase(messages.size() - 1);
+  Engine engine = engine_for(loaded, tokenizer);  // its prefix cache keeps earlier turns
+  GenerateOptions turn = g;
+
+  const Interrupt interrupt;
+  for (std::string line; read_line(line);) {
+    if (line.empty()) continue;
+    messages.push_back({{"role", "user"}, {"content", line}});
+    const Request request = make_request(turn, tokenizer, format.prompt(messages));
+    AnswerPrinter printer(opens_thinking(tokenizer, request.prompt));
+    Answer answer;
+    try {
+      answer = generate(engine, tokenizer, request, g.stops,
+                        [&](std::string_view piece) { printer.print(piece); });
+    } catch (const Error& error) {  // the conversation continues without this turn
+      std::fprintf(stderr, "error: %s\n", error.what());
+      messages.erase(messages.size() - 1);
+      continue;
+    }
+    printer.finish();
+    messages.push_back({{"role", "assistant"}, {"content", answer.text}});
+    ++turn.sampling.seed;
+    if (!options.quiet)
+      std::fprintf(stderr, "%s\n", timings(loaded, request, answer.completion).c_str());
+  }
+  if (isatty(STDIN_FILENO)) std::puts("");
+  return 0;
+}
+
+}  // namespace tandem

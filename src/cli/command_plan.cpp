@@ -1,0 +1,112 @@
+// tandem plan: placement of a model on a machine, predicted speed, and reasons.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+
+#include "bench/bench_model.h"
+#include "cli/options.h"
+#include "cli/plan_report.h"
+#include "cli/this_machine.h"
+#include "core/program_files.h"
+#include "io/json.h"
+#include "io/machine_json.h"
+#include "io/new_file.h"
+#include "offload/plan/placement_json.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMaxStatisticsBytes = 256 << 20;
+
+// A model directory, a config.json, or a name in models/configs.
+ModelConfig model_called(const std::string& name) {
+  std::error_code ignored;
+  if (fs::is_directory(name, ignored)) return ModelConfig::from_directory(name);
+  const std::string folder = program_file("models/configs");
+  const std::string known = name == "kimi-k2" ? "k2" : name;
+  require(fs::exists(name, ignored) || fs::exists(folder + "/" + known + ".json", ignored),
+          "{} does not exist, and it is none of {}", name,
+          names_of_program_files("models/configs"));
+  return bench_config(known);
+}
+
+Machine measured_machine(bool quiet) {
+  if (auto saved = saved_this_machine()) {
+    const int64_t now = std::chrono::duration_cast<std::chrono::seconds>(
+                            std::chrono::system_clock::now().time_since_epoch())
+                            .count();
+    if (!quiet)
+      fmt::print(stderr, "this machine as measured {} (tandem bench machine measures again)\n",
+                 age_in_words(std::max<int64_t>(0, now - saved->measured_at)));
+    return *saved;
+  }
+  if (!quiet) fmt::print(stderr, "measuring this machine, about 10 s\n");
+  nlohmann::ordered_json report = measure_this_machine({});
+  save_this_machine(report);
+  return machine_from_json(report.dump(), "this machine");
+}
+
+// A file, a name in machines/, or this machine.
+Machine machine_called(const std::string& name, bool quiet) {
+  if (name.empty()) return measured_machine(quiet);
+  std::error_code ignored;
+  const std::string folder = program_file("machines");
+  const std::string known = folder + "/" + name + ".json";
+  if (name.find('/') == std::string::npos && fs::exists(known, ignored))
+    return machine_from_file(known);
+  require(fs::exists(name, ignored), "--machine {} does not exist, and it is none of {}", name,
+          names_of_program_files("machines"));
+  return machine_from_file(name);
+}
+
+}  // namespace
+
+int plan_command(const Options& o) {
+  const PlanOptions& p = o.plan;
+  const std::string model = p.model.empty() ? embedded_model() : p.model;
+  const ModelConfig config = model_called(model);
+  const Machine machine = machine_called(p.machine, o.quiet || o.json);
+  Workload workload = {.context = p.context,
+                       .concurrency = p.concurrency,
+                       .prompt_tokens = p.prompt_tokens,
+                       .output_tokens = p.output_tokens,
+                       .objective = p.objective,
+                       .tokens_per_second_per_user = p.user_speed,
+                       .experts = {},
+                       .kv = {}};
+  if (p.experts != "auto") workload.experts = weight_format(p.experts);
+  workload.kv = wanted_cache_type(p.kv);
+  const RoutingStatistics routing =
+      p.statistics.empty()
+          ? RoutingStatistics(config)
+          : RoutingStatistics(config, read_text_file(p.statistics, kMaxStatisticsBytes),
+                              p.statistics);
+  const PlanRequest request = {model, config, machine, workload, routing};
+  const Plan plan = p.placement.empty() ? tandem::plan(request)
+                                        : assess(request, placement_from_file(p.placement));
+  const std::vector<Change> changes = possible_changes(request, plan);
+  if (!p.out.empty()) write_new_file(p.out, placement_file(plan).dump(2) + "\n");
+  if (!p.plot.empty()) write_new_file(p.plot, plan_plot(request, plan));
+  nlohmann::ordered_json report;
+  std::string text;
+  if (o.json)
+    report = plan_report(request, plan, changes);
+  else
+    text = plan_text(request, plan, changes);
+  if (p.simulate) {
+    const SimulatedCluster cluster =
+        cluster_of({config, machine, plan.workload, routing}, plan.placement, p.skew);
+    const std::vector<SimulatedVariant> variants = simulate_variants(cluster);
+    if (o.json)
+      report["simulation"] = simulation_report(variants);
+    else
+      text += "\n" + simulation_text(cluster, variants);
+  }
+  std::fputs(o.json ? (report.dump() + "\n").c_str() : text.c_str(), stdout);
+  return 0;
+}
+
+}  // namespace tandem

@@ -1,0 +1,193 @@
+// tandem serve: the HTTP server for the engine. The main thread serves connections, one thread
+// loads the model and computes, one converts tokens to text, and one computes grammar masks.
+#include <condition_variable>
+#include <cstdio>
+#include <exception>
+#include <thread>
+
+#include "cli/console.h"
+#include "cli/conversation.h"
+#include "engine/completion.h"
+#include "io/json.h"
+#include "server/http_server.h"
+
+namespace tandem {
+namespace {
+
+void require_sane(const ServeOptions& s) {
+  require(s.port >= 0 && s.port < 65536, "--port {}: must be between 0 and 65535", s.port);
+  require(s.max_batch >= 1 && s.max_batch <= kMostStepTokens,
+          "--max-batch {}: must be between 1 and {}", s.max_batch, kMostStepTokens);
+  require(s.chunk >= 1 && s.chunk <= kMostStepTokens, "--chunk {}: must be between 1 and {}",
+          s.chunk, kMostStepTokens);
+  require(s.kv_tokens >= 0, "--kv-tokens {}: must be 0 or more", s.kv_tokens);
+  require(s.kv_fraction > 0 && s.kv_fraction < 1, "--kv-fraction {}: must be between 0 and 1",
+          s.kv_fraction);
+  require(s.drain_seconds >= 0, "--drain {}: must be 0 or more", s.drain_seconds);
+}
+
+// Tokens per step of prompts that need logits for all tokens.
+constexpr int kScoredTokens = 64;
+
+ModelOptions model_options(const Options& options) {
+  const ServeOptions& s = options.serve;
+  ModelOptions model = options.model;
+  model.max_logits = std::max(s.max_batch, kScoredTokens);
+  model.step_tokens = std::max(s.chunk, s.max_batch);
+  const ModelConfig config = ModelConfig::from_directory(model.directory);
+  if (model.context == 0) model.context = std::min<int64_t>(config.max_context, kDefaultContext);
+  require(s.kv_tokens == 0 || s.kv_tokens >= model.context,
+          "--kv-tokens {}: one sequence of --ctx {} must fit", s.kv_tokens, model.context);
+  model.kv_fraction = s.kv_tokens > 0 ? 1 : s.kv_fraction;
+  // The cache never needs more than every sequence at full length.
+  model.max_kv_tokens = s.kv_tokens > 0 ? s.kv_tokens : model.context * s.max_batch;
+  return model;
+}
+
+SamplingDefaults defaults_of(const std::string& directory) {
+  const std::string file = directory + "/generation_config.json";
+  if (!std::filesystem::exists(file)) return {};
+  return sampling_defaults(parse_json(read_text_file(file, 1 << 20), file));
+}
+
+// A base model has no chat template; then chat is not served.
+std::unique_ptr<ChatFormat> chat_format(const Options& options, const Tokenizer& tokenizer) {
+  try {
+    return std::make_unique<ChatFormat>(options.model.directory, tokenizer);
+  } catch (const Error& error) {
+    options.model.warn(fmt::format("/v1/chat/completions is not served: {}", error.what()));
+    return nullptr;
+  }
+}
+
+// Ignores errors of writing, such as a full disk: serving goes on.
+void print_line(const std::string& line) {
+  const std::string ended = line + "\n";
+  std::fwrite(ended.data(), 1, ended.size(), stderr);
+}
+
+// Loads the model and computes until the engine is told to stop. All of it runs on one thread,
+// because a Team pins the thread that creates it.
+class Computing {
+ public:
+  Computing(const Options& options, const Tokenizer& tokenizer, Service& service,
+            HttpServer& server)
+      : options_(options), tokenizer_(tokenizer), service_(service), server_(server) {}
+
+  void run() {
+    try {
+      load_and_run();
+    } catch (...) {
+      failure_ = std::current_exception();
+      server_.stop();
+    }
+  }
+
+  void stop() {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+    changed_.notify_all();
+    if (engine_) engine_->stop();
+  }
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  void load_and_run() {
+    const ServeOptions& s = options_.serve;
+    LoadProgress shown = load_progress(options_.quiet);
+    LoadedModel loaded(model_options(options_), [&](int64_t done, int64_t total, double rate) {
+      if (shown) shown(done, total, rate);
+      service_.loading(total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0);
+    });
+    const Vocabulary vocabulary = vocabulary_of(tokenizer_, loaded.config().vocab);
+    warm_up(loaded.model(), loaded.cache(), vocabulary, loaded.context());
+    Engine engine(loaded.model(), loaded.cache(), vocabulary, loaded.context(),
+                  {.max_running = s.max_batch,
+                   .keeps_pages = !s.no_prefix_cache,
+                   .host_pages = loaded.host_pages(),
+                   .output = s.no_async_output ? nullptr : &output_,
+                   .masks = s.no_async_output ? nullptr : &masks_});
+    {
+      const std::lock_guard lock(mutex_);
+      engine_ = &engine;
+      if (stopped_) return;
+    }
+    if (!options_.quiet) {
+      const int64_t n_tokens = int64_t{engine.counts().scheduler.n_pages} * kPageSize;
+      const int64_t n_on_host = int64_t{engine.counts().scheduler.n_host_pages} * kPageSize;
+      print_line(
+          fmt::format("ready: context {}, KV cache of {} tokens ({:.2f} GB){}, {} threads, {}",
+                      loaded.context(), n_tokens,
+                      KvCache::bytes_for(loaded.config(), n_tokens, loaded.cache_type()) * 1e-9,
+                      n_on_host > 0 ? fmt::format(", of {} in host memory", n_on_host) : "",
+                      loaded.n_threads(), loaded.isa()));
+    }
+    service_.ready(engine);
+    try {
+      engine.run();
+    } catch (...) {
+      failure_ = std::current_exception();
+      server_.end();
+      await_stop();
+    }
+    output_.finish();
+    const std::lock_guard lock(mutex_);
+    engine_ = nullptr;
+  }
+
+  // Waits until the server has stopped, because its answers refer to the engine.
+  void await_stop() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stopped_; });
+  }
+
+  const Options& options_;
+  const Tokenizer& tokenizer_;
+  Service& service_;
+  HttpServer& server_;
+  OutputThread output_, masks_;
+  std::exception_ptr failure_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Engine* engine_ = nullptr;
+  bool stopped_ = false;
+};
+
+}  // namespace
+
+int serve_command(const Options& options) {
+  const ServeOptions& s = options.serve;
+  require_sane(s);
+  const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
+  Service service(
+      tokenizer, chat_format(options, tokenizer), defaults_of(options.model.directory),
+      {.model_id = s.served_model_name.empty() ? options.model.directory : s.served_model_name,
+       .root = options.model.directory,
+       .api_key = s.api_key,
+       .cors_origins = s.cors_origins,
+       .log = [&](const std::string& line) {
+         if (s.log_requests) print_line(line);
+       }});
+  HttpServer server(service, {.host = s.host,
+                              .port = s.port,
+                              .limits = {},
+                              .certificate = s.certificate,
+                              .key = s.key,
+                              .most_connections = 0,
+                              .drain = std::chrono::seconds(s.drain_seconds)});
+  if (!options.quiet)
+    print_line(fmt::format("listening on {}://{}:{}", s.certificate.empty() ? "http" : "https",
+                           s.host, server.port()));
+
+  Computing computing(options, tokenizer, service, server);
+  std::thread thread([&] { computing.run(); });
+  server.run();
+  computing.stop();
+  thread.join();
+  computing.rethrow();
+  return 0;
+}
+
+}  // namespace tandem

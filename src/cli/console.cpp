@@ -1,0 +1,105 @@
+#include "cli/console.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <limits>
+
+#include "io/json.h"
+#include "io/load_jobs.h"
+
+namespace tandem {
+namespace {
+
+constexpr std::string_view kEndOfThinking = "</think>";
+constexpr const char *kDim = "\033[2m", *kPlain = "\033[0m", *kEraseLine = "\r\033[K";
+
+std::atomic<bool> interrupted{false};  // the only state that the signal handler changes
+
+}  // namespace
+
+Interrupt::Interrupt() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { interrupted = true; };
+  sigaction(SIGINT, &action, nullptr);  // no SA_RESTART: a read from the terminal returns
+}
+
+Interrupt::~Interrupt() { signal(SIGINT, SIG_DFL); }
+
+bool Interrupt::pending() { return interrupted; }
+
+void Interrupt::clear() { interrupted = false; }
+
+LoadProgress load_progress(bool quiet, const std::string& what) {
+  if (quiet || !isatty(STDERR_FILENO)) return {};
+  return [what](int64_t done, int64_t total, double seconds) {
+    const std::string line = done == total ? "" : progress_line(done, total, seconds, what);
+    std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());
+    std::fflush(stderr);
+  };
+}
+
+void show_prefill(int64_t done, int64_t total) {
+  if (!isatty(STDERR_FILENO) || total <= kStepTokens) return;
+  const std::string line = done == total ? "" : fmt::format("prompt {} of {} tokens", done, total);
+  std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());
+  std::fflush(stderr);
+}
+
+void show_measuring(double done, double of) {
+  if (!isatty(STDERR_FILENO)) return;
+  const std::string line = done >= of ? "" : fmt::format("measured {:.0f} of {:.0f} s", done, of);
+  std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());
+  std::fflush(stderr);
+}
+
+AnswerPrinter::AnswerPrinter(bool starts_thinking)
+    : colours_(isatty(STDOUT_FILENO)), thinking_(starts_thinking) {
+  if (thinking_ && colours_) std::fputs(kDim, stdout);
+}
+
+void AnswerPrinter::print(std::string_view text) {
+  if (text.empty()) return;
+  last_ = text.back();
+  if (!thinking_ || !colours_) return write(text);
+  held_ += text;
+  const size_t end = held_.find(kEndOfThinking);
+  if (end == std::string::npos) {
+    size_t keep = std::min(held_.size(), kEndOfThinking.size() - 1);
+    while (keep > 0 &&
+           !kEndOfThinking.starts_with(std::string_view(held_).substr(held_.size() - keep)))
+      --keep;
+    write(std::string_view(held_).substr(0, held_.size() - keep));
+    held_.erase(0, held_.size() - keep);
+    return;
+  }
+  write(std::string_view(held_).substr(0, end + kEndOfThinking.size()));
+  thinking_ = false;
+  std::fputs(kPlain, stdout);
+  write(std::string_view(held_).substr(end + kEndOfThinking.size()));
+  held_.clear();
+}
+
+void AnswerPrinter::finish() {
+  write(held_);
+  held_.clear();
+  if (thinking_ && colours_) std::fputs(kPlain, stdout);
+  if (last_ != '\n') write("\n");
+}
+
+void AnswerPrinter::write(std::string_view text) {
+  const bool written =
+      std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  require(written, "standard output cannot be written (a full disk or a closed pipe)");
+}
+
+std::string read_text(const std::string& path) {
+  if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+  return read_text_file(path, std::numeric_limits<int64_t>::max());
+}
+
+}  // namespace tandem

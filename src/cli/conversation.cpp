@@ -1,0 +1,119 @@
+#include "cli/conversation.h"
+
+#include <charconv>
+
+#include "cli/console.h"
+#include "engine/answer_stream.h"
+
+namespace tandem {
+namespace {
+
+std::pair<int32_t, float> parse_bias(const std::string& text) {
+  int32_t id = 0;
+  float value = 0;
+  const char* end = text.data() + text.size();
+  const auto [equals, id_error] = std::from_chars(text.data(), end, id);
+  const bool has_value = id_error == std::errc() && equals != end && *equals == '=';
+  const auto [rest, error] = has_value ? std::from_chars(equals + 1, end, value)
+                                       : std::from_chars_result{end, std::errc::invalid_argument};
+  require(error == std::errc() && rest == end, "--logit-bias {}: give ID=VALUE, such as 1=-100",
+          text);
+  return {id, value};
+}
+
+}  // namespace
+
+nlohmann::ordered_json first_messages(std::string_view system, std::string_view user) {
+  nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+  if (!system.empty()) messages.push_back({{"role", "system"}, {"content", system}});
+  messages.push_back({{"role", "user"}, {"content", user}});
+  return messages;
+}
+
+Request make_request(const GenerateOptions& options, const Tokenizer& tokenizer,
+                     std::vector<int32_t> prompt) {
+  Request request{.prompt = std::move(prompt),
+                  .max_new_tokens = options.max_new_tokens,
+                  .sampling = options.sampling,
+                  .stop_ids = {}};
+  if (!options.ignore_eos) request.stop_ids = tokenizer.stop_ids();
+  for (const std::string& bias : options.logit_bias)
+    request.sampling.logit_bias.push_back(parse_bias(bias));
+  return request;
+}
+
+Vocabulary vocabulary_of(const Tokenizer& tokenizer, int model_vocab) {
+  Vocabulary vocabulary{.size = std::min(tokenizer.vocab_size(), model_vocab)};
+  for (const int32_t id : tokenizer.holes())
+    if (id < vocabulary.size) vocabulary.holes.push_back(id);
+  return vocabulary;
+}
+
+Engine engine_for(LoadedModel& loaded, const Tokenizer& tokenizer) {
+  return {loaded.model(),
+          loaded.cache(),
+          vocabulary_of(tokenizer, loaded.config().vocab),
+          loaded.context(),
+          {.host_pages = loaded.host_pages()}};
+}
+
+Answer generate(Engine& engine, const Tokenizer& tokenizer, const Request& request,
+                const std::vector<std::string>& stops,
+                const std::function<void(std::string_view)>& on_text,
+                const std::function<void(const TokenEvent&)>& on_token) {
+  Answer answer;
+  const auto emit = [&](const AnswerPart& part) {
+    answer.text += part.text;
+    if (on_text) on_text(part.text);
+  };
+  AnswerStream stream(tokenizer, {.stops = stops, .on_part = emit});
+  const CompletionHooks hooks{.on_token =
+                                  [&](int, const TokenEvent& event) {
+                                    if (on_token) on_token(event);
+                                    TokenEvent token;
+                                    token.token = event.token;
+                                    return stream.push(token);
+                                  },
+                              .cancelled = Interrupt::pending,
+                              .on_prefill = show_prefill};
+  answer.completion = std::move(complete(engine, {&request, 1}, hooks).front());
+  TokenEvent end;
+  end.finish = answer.completion.finish;
+  stream.push(end);
+  return answer;
+}
+
+const char* name_of(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kDeadline:
+      return "deadline";
+    case FinishReason::kFailed:
+      return "failed";
+    case FinishReason::kCancelled:
+      break;
+  }
+  return "cancelled";
+}
+
+double prefill_rate(const Request& request, const Completion& c) {
+  const auto n = static_cast<double>(request.prompt.size()) - c.cached_tokens;
+  return c.prefill_seconds > 0 ? n / c.prefill_seconds : 0;
+}
+
+double decode_rate(const Completion& c) {
+  return c.decode_seconds > 0 ? (static_cast<double>(c.tokens.size()) - 1) / c.decode_seconds : 0;
+}
+
+std::string timings(const LoadedModel& loaded, const Request& request, const Completion& c) {
+  return fmt::format(
+      "prompt {} tokens at {:.1f}/s ({} from the cache), answer {} tokens at {:.1f}/s, {} threads, "
+      "{}",
+      request.prompt.size(), prefill_rate(request, c), c.cached_tokens, c.tokens.size(),
+      decode_rate(c), loaded.n_threads(), loaded.isa());
+}
+
+}  // namespace tandem

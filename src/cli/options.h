@@ -1,0 +1,121 @@
+// Command-line options as data. main.cpp fills them in; each command reads those that concern it.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bench/serving/serving_bench.h"
+#include "engine/sampler.h"
+#include "loader/loaded_model.h"
+#include "offload/plan/workload.h"
+
+namespace tandem {
+
+struct GenerateOptions {
+  std::string prompt, prompt_file;
+  std::string system;
+  int max_new_tokens = 4096;
+  bool raw = false;  // no chat template
+  bool ignore_eos = false;
+  std::vector<std::string> stops;
+  SamplingParams sampling;
+  std::vector<std::string> logit_bias;  // ID=VALUE
+};
+
+struct BenchOptions {
+  std::string config = "r1";     // a name of models/configs, or a file or directory
+  std::string experts = "auto";  // of routed experts
+  std::string format = "auto";   // of all other matrices
+  std::vector<int> tokens;       // rows of a product, or lengths of prompts
+  std::vector<int> contexts;     // tokens in the cache
+  std::vector<int> batches;      // sequences per step
+  int layers = 5;
+  int new_tokens = 8;  // decoded at each context
+  bool skew = false;
+  bool variants = false;  // of attention
+  double seconds = 0.3;   // of measuring, per row
+  double memory_gb = 0;   // for weights; 0: a fraction of the free memory
+  bool csv = false;
+  std::string curves;  // machine: file of rows
+  std::string disk;    // machine: file or directory to read
+  std::string plot;    // SVG file; empty: none
+};
+
+struct PlanOptions {
+  std::string model;                  // directory, file or name; empty: the embedded model
+  std::string machine;                // file or name; empty: this machine
+  std::string placement;              // file to assess; empty: decide
+  std::string statistics, out, plot;  // files
+  std::string experts = "auto", kv = "auto";
+  int64_t context = 8192;
+  int concurrency = 1, prompt_tokens = 1024, output_tokens = 1024;
+  Objective objective = Objective::kLatency;
+  double user_speed = 0;
+  bool simulate = false;
+  double skew = 0.5;  // of the simulated routing
+};
+
+struct ServeOptions {
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  std::string served_model_name;  // empty: the model as given
+  std::string api_key;
+  std::string certificate, key;  // PEM files; empty: no TLS
+  std::vector<std::string> cors_origins;
+  int max_batch = 256;       // concurrent sequences
+  int chunk = 512;           // tokens per step
+  int64_t kv_tokens = 0;     // for all sequences; 0: set by kv_fraction
+  double kv_fraction = 0.8;  // of the memory that is free after loading
+  int drain_seconds = 30;
+  bool no_prefix_cache = false, no_async_output = false, log_requests = false;
+};
+
+struct Options {
+  ModelOptions model;
+  GenerateOptions generate;
+  bool json = false;
+  bool quiet = false;  // no progress, no timings
+
+  bool list_tensors = false;  // inspect
+
+  std::string text;  // tokenize; logits: the ids
+  bool decode = false, chat = false, stats = false;
+
+  std::string record_routing;  // run: file of statistics
+  std::string timeline;        // run: file
+
+  std::string out;  // logits
+  bool all = false;
+
+  std::string file, against, against_experts;  // eval
+
+  BenchOptions bench;
+  PlanOptions plan;
+  ServeOptions serve;
+  ServingBenchOptions serving;
+};
+
+using Command = int (*)(const Options&);
+int run_command(const Options& options);
+int chat_command(const Options& options);
+int serve_command(const Options& options);
+int inspect_command(const Options& options);
+int tokenize_command(const Options& options);
+int logits_command(const Options& options);
+int eval_command(const Options& options);
+int pack_command(const Options& options);
+int plan_command(const Options& options);
+int bench_machine_command(const Options& options);
+int bench_experts_command(const Options& options);
+int bench_embed_command(const Options& options);
+int bench_mlp_command(const Options& options);
+int bench_moe_command(const Options& options);
+int bench_layer_command(const Options& options);
+int bench_attention_command(const Options& options);
+int bench_generate_command(const Options& options);
+int bench_kernels_command(const Options& options);
+int bench_products_command(const Options& options);
+int bench_hybrid_command(const Options& options);
+int bench_serving_command(const Options& options);
+
+}  // namespace tandem

@@ -1,0 +1,188 @@
+#include "cli/plan_report.h"
+
+#include <fmt/format.h>
+
+#include "io/machine_json.h"
+#include "offload/plan/placement_json.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json layer_report(const LayerTime& layer);
+Json phase_report(const Phase& phase);
+Json change_report(const Change& change);
+std::string memory_table(const Prediction& p);
+std::string parts_table(const Prediction& p);
+std::string changes_text(const Plan& plan, const std::vector<Change>& changes);
+double giga(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
+
+}  // namespace
+
+Json plan_report(const PlanRequest& request, const Plan& plan, const std::vector<Change>& changes) {
+  Json memory = Json::object(), bring = Json::array();
+  for (const DeviceMemory& m : plan.prediction.memory)
+    memory[device_name(m.device)] = {{"weights_bytes", m.weights_bytes},
+                                     {"kv_bytes", m.kv_bytes},
+                                     {"activation_bytes", m.activation_bytes},
+                                     {"reserve_bytes", m.reserve_bytes},
+                                     {"free_bytes", m.free_bytes()}};
+  for (const Change& change : changes) bring.push_back(change_report(change));
+  return {{"model", request.model_name},
+          {"machine", machine_to_json(request.machine)},
+          {"concurrency", plan.workload.concurrency},
+          {"context", plan.workload.context},
+          {"placement", placement_file(plan)},
+          {"memory", memory},
+          {"predicted", prediction_report(plan.prediction)},
+          {"limit", plan.limit},
+          {"reasons", plan.reasons},
+          {"changes", bring}};
+}
+
+Json placement_file(const Plan& plan) {
+  Json file = placement_to_json(plan.placement);
+  file["predicted"] = prediction_report(plan.prediction);
+  return file;
+}
+
+Json prediction_report(const Prediction& p) {
+  Json report = {{"decode_tokens_per_second", p.decode.tokens_per_second},
+                 {"prefill_tokens_per_second", p.prefill.tokens_per_second},
+                 {"tokens_per_second_per_user", p.tokens_per_second_per_user},
+                 {"output_tokens_per_second", p.output_tokens_per_second},
+                 {"step_seconds", p.decode.step_seconds},
+                 {"time_to_first_token_seconds", p.time_to_first_token_seconds},
+                 {"request_seconds", p.request_seconds}};
+  report["load_seconds"] = p.load_seconds > 0 ? Json(p.load_seconds) : Json();
+  const Phase& d = p.decode;
+  report["time_per_layer_seconds"] = layer_report(d.n_moe > 0 ? d.moe : d.dense);
+  report["decode"] = phase_report(p.decode);
+  report["prefill"] = phase_report(p.prefill);
+  return report;
+}
+
+std::string plan_text(const PlanRequest& request, const Plan& plan,
+                      const std::vector<Change>& changes) {
+  const Prediction& p = plan.prediction;
+  std::string text = fmt::format(
+      "{} on {}\n{} sequence(s) of {} tokens, prompts of {}, answers of {}\n\n"
+      "predicted   decode {:.2f} tokens/s ({:.2f} a user, {:.2f} ms a step)\n"
+      "            prefill {:.1f} tokens/s, first token after {:.2f} s\n"
+      "            a request takes {:.1f} s; all together {:.2f} tokens/s of answers\n",
+      request.model_name, request.machine.name, plan.workload.concurrency, plan.workload.context,
+      plan.workload.prompt_tokens, plan.workload.output_tokens, p.decode.tokens_per_second,
+      p.tokens_per_second_per_user, p.decode.step_seconds * 1e3, p.prefill.tokens_per_second,
+      p.time_to_first_token_seconds, p.request_seconds, p.output_tokens_per_second);
+  if (p.load_seconds > 0)
+    text += fmt::format("            loading at least {:.0f} s\n", p.load_seconds);
+  text += fmt::format("limit       {}\n\n{}\n{}\n", plan.limit, memory_table(p), parts_table(p));
+  text += "why\n";
+  for (const std::string& reason : plan.reasons) text += "  " + reason + "\n";
+  return text + changes_text(plan, changes);
+}
+
+namespace {
+
+Json layer_report(const LayerTime& layer) {
+  Json parts = Json::object();
+  for (int i = 0; i < kNumParts; ++i)
+    if (layer.parts[i] > 0) parts[name_of(static_cast<Part>(i))] = layer.parts[i];
+  return parts;
+}
+
+Json phase_report(const Phase& phase) {
+  Json report = {{"tokens", phase.tokens}, {"step_seconds", phase.step_seconds}};
+  const auto add = [&](const char* name, const LayerTime& layer, int n) {
+    if (n > 0)
+      report[name] = {{"layers", n}, {"seconds", layer.seconds}, {"parts", layer_report(layer)}};
+  };
+  add("dense_layer", phase.dense, phase.n_dense);
+  add("moe_layer", phase.moe, phase.n_moe);
+  report["embedding_seconds"] = phase.embedding_seconds;
+  report["head_seconds"] = phase.head_seconds;
+  report["streamed"] = phase.streamed;
+  return report;
+}
+
+Json change_report(const Change& change) {
+  Json report = {{"change", change.what}};
+  if (!change.fits) {
+    report["refusal"] = change.refusal;
+    return report;
+  }
+  report["decode_tokens_per_second"] = change.prediction.decode.tokens_per_second;
+  report["prefill_tokens_per_second"] = change.prediction.prefill.tokens_per_second;
+  return report;
+}
+
+// Devices with equal contents share a line.
+std::string memory_table(const Prediction& p) {
+  std::string text = fmt::format("{:<30}{:>9}{:>9}{:>13}{:>9}{:>9}\n", "memory, GB", "weights",
+                                 "KV", "activations", "free", "of");
+  const auto numbers = [](const DeviceMemory& m) {
+    return fmt::format("{:>9.2f}{:>9.2f}{:>13.2f}{:>9.2f}{:>9.1f}\n", giga(m.weights_bytes),
+                       giga(m.kv_bytes), giga(m.activation_bytes), giga(m.free_bytes()),
+                       giga(m.capacity_bytes));
+  };
+  std::vector<std::pair<std::string, std::pair<DeviceId, int>>> lines;  // first device, count
+  for (const DeviceMemory& m : p.memory) {
+    const std::string line = numbers(m);
+    bool found = false;
+    for (auto& [other, devices] : lines)
+      if (other == line && devices.first.is_cpu() == m.device.is_cpu()) {
+        ++devices.second;
+        found = true;
+      }
+    if (!found) lines.push_back({line, {m.device, 1}});
+  }
+  for (const auto& [line, devices] : lines) {
+    std::string name = device_name(devices.first);
+    if (devices.second > 1) name += fmt::format(" and {} alike", devices.second - 1);
+    text += fmt::format("  {:<28}{}", name, line);
+  }
+  return text;
+}
+
+std::string parts_table(const Prediction& p) {
+  std::string text = fmt::format("{:<30}{:>12}{:>12}{:>12}{:>12}\n", "time a layer, ms",
+                                 "decode MoE", "dense", "prefill MoE", "dense");
+  const LayerTime* columns[] = {&p.decode.moe, &p.decode.dense, &p.prefill.moe, &p.prefill.dense};
+  const auto row = [&](const std::string& name, auto value) {
+    std::string line = fmt::format("  {:<28}", name);
+    bool any = false;
+    for (const LayerTime* column : columns) {
+      const double ms = value(*column) * 1e3;
+      any |= ms > 0;
+      line += ms > 0 ? fmt::format("{:>12.3f}", ms) : fmt::format("{:>12}", "");
+    }
+    if (any) text += line + "\n";
+  };
+  for (int i = 0; i < kNumParts; ++i)
+    row(name_of(static_cast<Part>(i)), [i](const LayerTime& t) { return t.parts[i]; });
+  row("one layer, what overlaps once", [](const LayerTime& t) { return t.seconds; });
+  return text + fmt::format("  {:<28}{:>12}{:>12}{:>12}{:>12}\n", "layers", p.decode.n_moe,
+                            p.decode.n_dense, p.prefill.n_moe, p.prefill.n_dense);
+}
+
+std::string changes_text(const Plan& plan, const std::vector<Change>& changes) {
+  if (changes.empty()) return {};
+  std::string text = "what one change would bring\n";
+  const auto percent = [](double then, double now) { return (then / now - 1) * 100; };
+  for (const Change& c : changes) {
+    if (!c.fits) {
+      text += fmt::format("  {}: {}\n", c.what, c.refusal);
+      continue;
+    }
+    const double decode = c.prediction.decode.tokens_per_second;
+    const double prefill = c.prediction.prefill.tokens_per_second;
+    text += fmt::format("  {}: decode {:.2f} tokens/s ({:+.0f} %), prefill {:.1f} ({:+.0f} %)\n",
+                        c.what, decode, percent(decode, plan.prediction.decode.tokens_per_second),
+                        prefill, percent(prefill, plan.prediction.prefill.tokens_per_second));
+  }
+  return text;
+}
+
+}  // namespace
+}  // namespace tandem

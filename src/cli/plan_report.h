@@ -1,0 +1,36 @@
+// A plan as `tandem plan` prints it: JSON, text tables, and a plot.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "offload/plan/plan.h"
+#include "offload/plan/simulate.h"
+
+namespace tandem {
+
+// Fields are listed in docs/planner_files.md.
+nlohmann::ordered_json plan_report(const PlanRequest& request, const Plan& plan,
+                                   const std::vector<Change>& changes);
+nlohmann::ordered_json prediction_report(const Prediction& prediction);
+// The placement and its prediction.
+nlohmann::ordered_json placement_file(const Plan& plan);
+
+std::string plan_text(const PlanRequest& request, const Plan& plan,
+                      const std::vector<Change>& changes);
+
+// A simulation with or without balanced experts and overlap of two micro-batches.
+struct SimulatedVariant {
+  bool balanced, two_batches;
+  int n_copies;  // extra replicas of hot experts
+  Simulation simulation;
+};
+std::vector<SimulatedVariant> simulate_variants(SimulatedCluster cluster);
+nlohmann::ordered_json simulation_report(const std::vector<SimulatedVariant>& variants);
+std::string simulation_text(const SimulatedCluster& cluster,
+                            const std::vector<SimulatedVariant>& variants);
+
+// SVG of the memory by device, and of one layer's parts as a timeline, for decode and prefill.
+std::string plan_plot(const PlanRequest& request, const Plan& plan);
+
+}  // namespace tandem

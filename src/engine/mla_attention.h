@@ -1,0 +1,57 @@
+// Multi-head latent attention (DeepSeek-V2 paper, section 2.1): its projections, its rows of the
+// cache, and the choice between the absorbed and the naive form. The cache holds one vector of
+// kv_rank + rope_dim a token, shared by all heads.
+#pragma once
+#include <vector>
+
+#include "model/attention_form.h"
+#include "model/weights.h"
+#include "ops/device.h"
+#include "ops/ops.h"
+
+namespace tandem {
+
+class MlaAttention {
+ public:
+  // For steps of up to max_tokens tokens. References outlive the object. Allocates its scratch on
+  // the device; throws Error when too little memory is left.
+  MlaAttention(const ModelConfig& config, Ops& ops, Device& device, int max_tokens,
+               AttentionForm form);
+  static int64_t bytes_for(const ModelConfig& config, int max_tokens);
+
+  // out = attention(h) of the batch's tokens, [tokens, dim] both; adds their rows to `cache`.
+  void forward(const AttentionWeights& w, const Batch& batch, TensorView h, TensorView cache,
+               TensorView out);
+
+  // Whether the verbs of such a step depend on its numbers of tokens alone: one token a sequence,
+  // all in the absorbed form.
+  bool is_uniform(const Batch& batch) const;
+
+ private:
+  // [tokens of a step, ..]
+  struct Scratch {
+    TensorView q_a;       // [n, q_rank]
+    TensorView q;         // [n, heads * qk_dim]
+    TensorView kv;        // [n, kv_rank + rope_dim]
+    TensorView q_latent;  // [n * heads, kv_rank]
+    TensorView o_latent;  // [n * heads, kv_rank]
+    TensorView o;         // [n, heads * v_dim]
+  };
+  template <class Visit>
+  static void for_each_matrix(Scratch& s, const ModelConfig& config, int max_tokens, Visit visit);
+
+  void project(const AttentionWeights& w, const Batch& batch, TensorView h, TensorView cache);
+  void absorbed(const AttentionWeights& w, MlaArgs args);
+  bool prefers_naive(const Sequence& s) const;
+
+  const ModelConfig& c_;
+  Ops& ops_;
+  const AttentionForm form_;
+  const std::vector<float> frequencies_;
+  const RopeTable rope_;
+  const float softmax_scale_;
+  Arena arena_;
+  Scratch scratch_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,35 @@
+// Runs the forward pass for a step: at once, or recorded and replayed by the device; as one pass,
+// or as two micro-batches that take turns while experts are computed elsewhere.
+#pragma once
+#include "engine/deepseek.h"
+
+namespace tandem {
+
+class StepRunner {
+ public:
+  StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm form);
+
+  // Fills the cache for every token of `batch` and computes one row of logits() for each of
+  // batch.logit_rows. The step may still be under way when this returns; what is asked of device()
+  // follows it. Throws RunError when a device was lost.
+  void forward(const Batch& batch, KvCache& cache);
+  // The same, and copies the logits [n_logits, vocab] to the host.
+  void forward(const Batch& batch, KvCache& cache, TensorView logits);
+  // Logits of the last step in the device's memory, [max_logits, vocab].
+  TensorView logits() const { return model_.logits(); }
+
+  Device& device() { return parts_.device; }
+  const ModelConfig& config() const { return parts_.config; }
+  const StepLimits& limits() const { return limits_; }
+
+ private:
+  MicroBatches micro_batches_of(const Batch& step) const;
+  void run(const MicroBatches& step, KvCache& cache);
+
+  const ModelParts parts_;
+  const StepLimits limits_;
+  DeepSeek model_;
+  PassMemory memory_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,76 @@
+// A checkpoint ready to run with its backbone on a GPU. Implemented in src/with_gpu;
+// src/without_gpu replaces it in builds without CUDA, at link time.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "engine/step_runner.h"
+#include "io/load_jobs.h"
+#include "io/weight_store.h"
+#include "loader/load_weights.h"
+#include "offload/cpu_experts.h"
+#include "offload/plan/executed_parts.h"
+#include "offload/plan/workload.h"
+#include "offload/timeline.h"
+
+namespace tandem {
+
+struct GpuModelOptions {
+  int max_tokens = 1;   // per step
+  int max_logits = 1;   // per step
+  int64_t context = 0;  // tokens per sequence
+  // KV cache for all sequences: at least one context, and more as this fraction of the remaining
+  // memory allows, up to most_kv_tokens.
+  double kv_fraction = 0;
+  int64_t most_kv_tokens = 0;
+  DType cache_type = DType::kBF16;  // or kF8E4M3
+  bool fp8_activations = false;     // in products of many tokens with FP8 weights
+  int n_threads = 1;                // that load
+  bool records = true;              // decode steps are recorded as graphs
+  LoadProgress progress = {};
+};
+
+// Owns everything that computes on the GPU.
+class GpuModel {
+ public:
+  virtual ~GpuModel() = default;
+  virtual const std::string& card() const = 0;  // name of the GPU
+  virtual const ModelWeights& weights() const = 0;
+  virtual const LoadReport& report() const = 0;
+  virtual Device& device() = 0;
+  virtual Ops& ops() = 0;
+  // The experts on the GPU and, once added, those of the CPU. May be none.
+  virtual ExpertPool& experts() = 0;
+  // Both must outlive the object; the timeline may be null.
+  virtual void add_cpu_experts(CpuExperts& experts, Timeline* timeline) = 0;
+  // From now on experts() counts the choices of experts. Call after add_cpu_experts().
+  virtual void record_routing() = 0;
+  virtual const RoutingCounts* routing() const = 0;  // null: not recorded
+};
+
+// Why no model can run on a GPU here, in one line; empty if one can.
+std::string why_no_gpu();
+// The GPU that would be used. Throws Error when there is none.
+Gpu this_gpu();
+
+// Throws Error if the GPU that would be used cannot multiply FP8 by FP8, for --activations fp8.
+void require_fp8_card();
+
+struct CardShare {
+  CardParts parts;
+  int64_t kv_tokens;  // KV cache tokens
+};
+
+// What is placed on the GPU: `placed` if given, else as much as fits: the whole model, or the
+// backbone, cache for more than one sequence and as many experts as possible. `stored`:
+// stored_weights(). Throws Error when GPU memory is too small or the kernels do not support the
+// model. Loads nothing.
+CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
+                            const GpuModelOptions& options, const std::optional<CardParts>& placed);
+
+// `config` must outlive the model. Throws Error when no GPU can be used.
+std::unique_ptr<GpuModel> load_gpu_model(const WeightStore& store, ModelWeights& stored,
+                                         const ModelConfig& config, const GpuModelOptions& options,
+                                         const CardParts& parts);
+
+}  // namespace tandem

@@ -1,0 +1,288 @@
+#include "loader/pack_weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+#include "io/packed_header.h"
+#include "model/checkpoint.h"
+
+namespace tandem {
+namespace {
+
+using Way = PackedMatrix::Way;
+
+Way way_of(const WeightSpec& spec, const QuantView& w, const ExpertsLayout& experts) {
+  if (spec.use == WeightUse::kEmbedding) return Way::kTable;
+  if (spec.use == WeightUse::kExpert) {
+    const std::optional<WeightFormat>& format = experts.format(spec.layer);
+    if (format && format->dtype != w.q.dtype) return Way::kConvert;
+  }
+  return w.q.dtype == DType::kI4Words ? Way::kPackWords : Way::kPack;
+}
+
+int64_t rows_of_job(const PackedMatrix& m) {
+  return std::max(rows_per_load_job(m.stored.q.row_bytes()) / kPackRows, int64_t{1}) * kPackRows;
+}
+
+// Rows of `row_bytes`, `stride` bytes apart, as contiguous rows: in place, or copied to `room`.
+const std::byte* dense(const std::byte* from, int64_t stride, int64_t n_rows, int64_t row_bytes,
+                       std::vector<std::byte>& room) {
+  if (row_bytes == stride) return from;
+  room.resize(n_rows * row_bytes);
+  for (int64_t r = 0; r < n_rows; ++r)
+    std::memcpy(room.data() + r * row_bytes, from + r * stride, row_bytes);
+  return room.data();
+}
+
+int64_t dense_row_bytes(const TensorView& view) { return view.cols * bits_of(view.dtype) / 8; }
+
+// `data`: rows of m.stored from first_row on, as many as one job packs.
+void pack_rows(const CpuWeights& home, const PackedMatrix& m, int64_t first_row,
+               const std::byte* data) {
+  const int64_t end = std::min(first_row + rows_of_job(m), m.stored.q.rows);
+  const int64_t stride = m.stored.q.row_bytes();
+  std::vector<std::byte> room;
+  for (const PackedMatrix::Part& part : m.parts) {
+    const TensorView& q = part.stored.q;
+    const int64_t begin = std::max(first_row, part.first_row);
+    const int64_t n = std::min(end, part.first_row + q.rows) - begin;
+    if (n <= 0) continue;
+    const int64_t row = begin - part.first_row;  // of the part
+    const std::byte* const from = data + (q.row_data(row) - m.stored.q.row_data(first_row));
+    if (m.way == Way::kConvert) {
+      home.convert(from, part.stored, part.packed, row, n);
+      continue;
+    }
+    const int64_t row_bytes = dense_row_bytes(q);
+    const std::byte* const rows = dense(from, stride, n, row_bytes, room);
+    if (m.way == Way::kTable) std::memcpy(part.packed.q.row_data(row), rows, n * row_bytes);
+    if (m.way == Way::kPack) home.pack(rows, part.packed, row, n);
+    if (m.way == Way::kPackWords) home.pack_words(rows, part.packed, row, n);
+  }
+}
+
+void pack_scales(const CpuWeights& home, const PackedMatrix& m, const std::byte* data) {
+  TensorView scales = m.stored.scale;
+  scales.data = const_cast<std::byte*>(data);
+  check_scales(m.name + (m.stored.q.dtype == DType::kI4Words ? kInt4Parts[1] : "_scale_inv"),
+               scales);
+  std::vector<std::byte> room;
+  for (const PackedMatrix::Part& part : m.parts) {
+    const TensorView& of_part = part.stored.scale;
+    const std::byte* const from =
+        dense(data + (of_part.row_data(0) - m.stored.scale.row_data(0)), scales.row_bytes(),
+              of_part.rows, dense_row_bytes(of_part), room);
+    if (m.way == Way::kPack) CpuWeights::pack_scales(from, part.packed);
+    if (m.way == Way::kPackWords) home.pack_words_scales(from, part.packed);
+  }
+}
+
+// A view with an offset instead of an address; -1: empty.
+struct StoredView {
+  int64_t at, rows, cols, stride, dtype;
+};
+struct StoredWeight {
+  StoredView q, scale;
+  int64_t block_rows, block_cols, row0, col0;
+};
+
+// Visits every kept matrix and vector, including a tied head, in a fixed order.
+template <class Visit>
+void for_each_packed(ModelWeights& weights, const ModelConfig& config, const ExpertsLayout& experts,
+                     Visit visit) {
+  const auto visit_kept = [&](const WeightSpec& spec, QuantView& slot) {
+    if (experts.keeps(spec)) visit(spec, slot);
+  };
+  for_each_weight(weights, config, visit_kept);
+  if (config.tied_head)
+    visit_kept(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, config.vocab, config.dim},
+               weights.head);
+}
+
+StoredView stored_view(const TensorView& view, std::span<const std::byte> region) {
+  if (view.empty()) return {-1, 0, 0, 0, 0};
+  return {static_cast<const std::byte*>(view.data) - region.data(), view.rows, view.cols,
+          view.stride, static_cast<int64_t>(view.dtype)};
+}
+
+// `rows_of_stride`: rows that share one stride.
+TensorView view_of(const StoredView& stored, std::span<std::byte> region, int64_t rows_of_stride) {
+  if (stored.at == -1) return {};
+  const int64_t bytes = std::ssize(region);
+  const bool typed = stored.dtype >= 0 && stored.dtype <= static_cast<int64_t>(DType::kI4TwoLevel);
+  const auto dtype = typed ? static_cast<DType>(stored.dtype) : DType::kI4TwoLevel;
+  const int64_t n_strides =
+      stored.rows / rows_of_stride + (stored.rows % rows_of_stride > 0 ? 1 : 0);
+  require_sound(typed && stored.at >= 0 && stored.at <= bytes && stored.cols > 0 && n_strides > 0 &&
+                    stored.stride >= stored.cols &&
+                    stored.stride <= (bytes - stored.at) / n_strides * 8 / bits_of(dtype),
+                "its manifest places a weight outside of its {} bytes", bytes);
+  return {region.data() + stored.at, stored.rows, stored.cols, stored.stride, dtype};
+}
+
+// A manifest begins with the sizes of all regions.
+int64_t region_table_bytes(const CpuWeights& home) {
+  return home.n_regions() * static_cast<int64_t>(sizeof(int64_t));
+}
+
+// Bytes of a packed weight.
+int64_t bytes_of(const WeightSpec& spec, const QuantView& stored, const CpuWeights& home,
+                 const ExpertsLayout& experts) {
+  if (is_vector(spec.use)) return CpuWeights::vector_bytes(stored);
+  switch (way_of(spec, stored, experts)) {
+    case Way::kTable:
+      return CpuWeights::table_bytes(stored);
+    case Way::kPack:
+    case Way::kPackWords:
+      return home.packed_bytes(stored);
+    case Way::kConvert:
+      return home.converted_bytes(stored, *experts.format(spec.layer));
+  }
+  return 0;
+}
+
+}  // namespace
+
+int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
+                     const ExpertsLayout& experts) {
+  int64_t bytes = 0;
+  for_each_packed(stored, config, experts, [&](const WeightSpec& spec, QuantView& w) {
+    bytes += bytes_of(spec, w, home, experts);
+  });
+  return bytes;
+}
+
+std::vector<Slice> expert_slices(const ModelWeights& stored, const ModelConfig& config,
+                                 const CpuWeights& home, const ExpertsLayout& experts) {
+  if (!experts.node_columns().empty()) {
+    std::vector<Slice> slices;
+    for (const int n : experts.node_columns())
+      slices.push_back({slices.empty() ? 0 : slices.back().first + slices.back().n, n});
+    return slices;
+  }
+  // All layers are cut alike, at the largest multiple that any layer's format requires.
+  DType dtype = DType::kBF16;
+  for (int l = 0; l < config.n_layers; ++l) {
+    const LayerWeights& layer = stored.layers[l];
+    if (layer.experts.empty()) continue;
+    const std::optional<WeightFormat>& format = experts.format(l);
+    const DType kept = format ? format->dtype : layer.experts[0].gate.q.dtype;
+    if (CpuWeights::slice_multiple(kept) >= CpuWeights::slice_multiple(dtype)) dtype = kept;
+  }
+  return home.expert_slices(config.expert_dim, dtype);
+}
+
+PackJobs load_jobs(const PackedModel& model, const CpuWeights& home) {
+  PackJobs jobs;
+  for (const PackedMatrix& m : model.matrices) {
+    const TensorView &q = m.stored.q, &scale = m.stored.scale;
+    for (int64_t first = 0; first < q.rows; first += rows_of_job(m))
+      jobs.rest.push_back(
+          {q.row_data(first), std::min(rows_of_job(m), q.rows - first) * q.row_bytes(),
+           [&home, &m, first](const std::byte* data) { pack_rows(home, m, first, data); }});
+    if (scale.empty()) continue;
+    std::vector<LoadJob>& when = m.way == Way::kPackWords ? jobs.first : jobs.rest;
+    when.push_back({scale.row_data(0), scale.rows * scale.row_bytes(),
+                    [&home, &m](const std::byte* data) { pack_scales(home, m, data); }});
+  }
+  return jobs;
+}
+
+PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
+                           const ExpertsLayout& experts) {
+  std::unordered_map<std::string, QuantView> sources;
+  for_each_packed(stored, config, experts,
+                  [&](const WeightSpec& spec, QuantView& w) { sources[spec.name] = w; });
+  const auto part_of = [&](const WeightSpec& spec) {
+    return sources.at(spec.name)
+        .rows_from(spec.first_row, spec.rows)
+        .cols_from(spec.first_col, spec.cols);
+  };
+  PackedModel model;
+  model.weights.slices = expert_slices(stored, config, home, experts);
+  std::vector<int64_t> bytes(home.n_regions());
+  for_each_packed(model.weights, config, experts, [&](const WeightSpec& spec, QuantView&) {
+    bytes[CpuWeights::region_of(spec)] += bytes_of(spec, part_of(spec), home, experts);
+  });
+  home.allocate(bytes);
+
+  std::unordered_map<std::string, size_t> matrix_of;
+  for_each_packed(model.weights, config, experts, [&](const WeightSpec& spec, QuantView& slot) {
+    const QuantView part = part_of(spec);
+    if (is_vector(spec.use)) {
+      slot = home.keep_vector(part);
+      return;
+    }
+    const Way way = way_of(spec, part, experts);
+    const int region = CpuWeights::region_of(spec);
+    slot = way == Way::kTable ? home.reserve_table(part)
+           : way == Way::kConvert
+               ? home.reserve_converted(part, *experts.format(spec.layer), region)
+               : home.reserve(part, region);
+    const auto [at, is_new] = matrix_of.try_emplace(spec.name, model.matrices.size());
+    if (is_new) model.matrices.push_back({way, spec.name, sources.at(spec.name), {}});
+    model.matrices[at->second].parts.push_back({spec.first_row, part, slot});
+  });
+  return model;
+}
+
+std::string manifest_of(const ModelWeights& packed, const ModelConfig& config,
+                        const CpuWeights& home, const ExpertsLayout& experts) {
+  std::string manifest;
+  const auto append = [&](const auto& record) {
+    manifest.append(reinterpret_cast<const char*>(&record), sizeof record);
+  };
+  for (int i = 0; i < home.n_regions(); ++i) append(int64_t{std::ssize(home.region(i))});
+  ModelWeights weights = packed;
+  for_each_packed(weights, config, experts, [&](const WeightSpec& spec, const QuantView& w) {
+    const std::span<std::byte> region = home.region(CpuWeights::region_of(spec));
+    append(StoredWeight{stored_view(w.q, region), stored_view(w.scale, region), w.block_rows,
+                        w.block_cols, w.row0, w.col0});
+  });
+  return manifest;
+}
+
+void allocate_for(std::string_view manifest, int64_t data_bytes, CpuWeights& home) {
+  std::vector<int64_t> bytes(home.n_regions());
+  require_sound(std::ssize(manifest) >= region_table_bytes(home), "its manifest is too short");
+  std::memcpy(bytes.data(), manifest.data(), region_table_bytes(home));
+  int64_t begin = 0, end = 0;
+  for (const int64_t n : bytes) {
+    require_sound(n >= 0 && n <= data_bytes, "its manifest has regions of other sizes");
+    end = begin + n;
+    begin = CpuWeights::next_region(begin, n);
+  }
+  require_sound(end == data_bytes, "its manifest has regions of other sizes");
+  home.allocate(bytes);
+}
+
+ModelWeights weights_of(std::string_view manifest, const ModelConfig& config,
+                        std::vector<Slice> slices, const CpuWeights& home, cpu::Layout layout,
+                        const ExpertsLayout& experts) {
+  ModelWeights weights;
+  weights.slices = std::move(slices);
+  require_sound(std::ssize(manifest) >= region_table_bytes(home), "its manifest is too short");
+  manifest.remove_prefix(region_table_bytes(home));
+  for_each_packed(weights, config, experts, [&](const WeightSpec& spec, QuantView& w) {
+    StoredWeight stored;
+    require_sound(manifest.size() >= sizeof stored, "its manifest ends before {}", spec.name);
+    std::memcpy(&stored, manifest.data(), sizeof stored);
+    manifest.remove_prefix(sizeof stored);
+    require_sound(stored.q.at >= 0 && stored.q.rows == spec.rows && stored.q.cols == spec.cols,
+                  "its manifest has another shape of {}", spec.name);
+    const bool in_panels =
+        layout == cpu::Layout::kPanels && !is_vector(spec.use) && spec.use != WeightUse::kEmbedding;
+    const std::span<std::byte> region = home.region(CpuWeights::region_of(spec));
+    w = {.q = view_of(stored.q, region, in_panels ? kPackRows : 1),
+         .scale = view_of(stored.scale, region, 1),
+         .block_rows = static_cast<int>(stored.block_rows),
+         .block_cols = static_cast<int>(stored.block_cols),
+         .row0 = static_cast<int>(stored.row0),
+         .col0 = static_cast<int>(stored.col0)};
+  });
+  require_sound(manifest.empty(), "its manifest has more than the model");
+  return weights;
+}
+
+}  // namespace tandem

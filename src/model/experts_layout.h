@@ -1,0 +1,62 @@
+// How routed experts are kept in host memory: which of them, in what format each layer, and how
+// they are cut to NUMA nodes.
+#pragma once
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "model/weight_format.h"
+#include "model/weights.h"
+
+namespace tandem {
+
+class ExpertsLayout {
+ public:
+  // Every layer alike; nothing: as stored.
+  ExpertsLayout(std::optional<WeightFormat> format = {}) : all_(format) {}
+  ExpertsLayout(WeightFormat format) : all_(format) {}
+  // Layer by layer, and the columns of each node's slice; none: by the nodes' cores.
+  ExpertsLayout(std::vector<std::optional<WeightFormat>> of_layers, std::vector<int> node_columns)
+      : of_layers_(std::move(of_layers)), node_columns_(std::move(node_columns)) {
+    const auto differs = [&](const auto& format) { return format != of_layers_.front(); };
+    if (std::any_of(of_layers_.begin(), of_layers_.end(), differs)) return;
+    if (!of_layers_.empty()) all_ = of_layers_.front();
+    of_layers_.clear();
+  }
+
+  const std::optional<WeightFormat>& format(int layer) const {
+    return of_layers_.empty() ? all_ : of_layers_[layer];
+  }
+  // [layers]; empty: all alike.
+  const std::vector<std::optional<WeightFormat>>& of_layers() const { return of_layers_; }
+  const std::vector<int>& node_columns() const { return node_columns_; }
+
+  // [layers][n_experts], nothing for a dense layer: these are kept elsewhere, and so is everything
+  // that is no routed expert.
+  void keep_elsewhere(std::vector<std::vector<bool>> experts) { elsewhere_ = std::move(experts); }
+  const std::vector<std::vector<bool>>& elsewhere() const { return elsewhere_; }
+  bool keeps(const WeightSpec& spec) const {
+    if (elsewhere_.empty()) return true;
+    return spec.use == WeightUse::kExpert && !elsewhere_[spec.layer][spec.expert];
+  }
+
+  // Formats other than the stored one, each once.
+  std::vector<WeightFormat> conversions() const {
+    std::vector<WeightFormat> formats;
+    const auto add = [&](const std::optional<WeightFormat>& f) {
+      if (f && std::find(formats.begin(), formats.end(), *f) == formats.end())
+        formats.push_back(*f);
+    };
+    add(all_);
+    for (const auto& format : of_layers_) add(format);
+    return formats;
+  }
+
+ private:
+  std::optional<WeightFormat> all_;
+  std::vector<std::optional<WeightFormat>> of_layers_;
+  std::vector<int> node_columns_;
+  std::vector<std::vector<bool>> elsewhere_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,38 @@
+#include "model/kv_layout.h"
+
+#include <algorithm>
+
+namespace tandem {
+
+bool takes_fp8_cache(const MlaConfig& mla) { return mla.kv_rank <= 512 && mla.rope_dim <= 64; }
+
+KvPlanes::KvPlanes(std::initializer_list<KvPlane> planes) : n_(static_cast<int>(planes.size())) {
+  check(n_ <= kMost, "planes of a layer");
+  std::copy(planes.begin(), planes.end(), planes_.begin());
+}
+
+int64_t KvPlanes::token_bytes() const {
+  int64_t bytes = 0;
+  for (const KvPlane& plane : *this) bytes += plane.row_bytes();
+  return bytes;
+}
+
+KvPlanes kv_planes(const ModelConfig& config, int /*layer*/, DType type) {
+  constexpr int64_t kAligned = 8;  // values of two bytes that have 16
+  const int64_t cols = config.mla.cache_dim();
+  const int64_t stride = (cols + kAligned - 1) / kAligned * kAligned;
+  return {{"latent", type, cols, type == DType::kF8E4M3 ? kFp8TokenBytes : stride}};
+}
+
+int64_t kv_bytes_per_token(const ModelConfig& config, DType type, int first, int last) {
+  int64_t bytes = 0;
+  for (int layer = first; layer <= last; ++layer)
+    bytes += kv_planes(config, layer, type).token_bytes();
+  return bytes;
+}
+
+int64_t kv_bytes_per_token(const ModelConfig& config, DType type) {
+  return kv_bytes_per_token(config, type, 0, config.n_layers - 1);
+}
+
+}  // namespace tandem

@@ -1,0 +1,40 @@
+#include "model/weight_format.h"
+
+namespace tandem {
+namespace {
+
+struct Named {
+  const char* name;
+  WeightFormat format;
+};
+constexpr Named kFormats[] = {{"fp8", {DType::kF8E4M3}},
+                              {"bf16", {DType::kBF16}},
+                              {"fp16", {DType::kF16}},
+                              {"fp32", {DType::kF32}},
+                              {"int8", {DType::kI8}},
+                              {"int4", {DType::kI4TwoLevel, 64}},
+                              {"int4-32", {DType::kI4TwoLevel, 32}},
+                              {"int4-128", {DType::kI4TwoLevel, 128}},
+                              {"int4-32-bf16", {DType::kI4, 32}},
+                              {"int4-64-bf16", {DType::kI4, 64}},
+                              {"int4-128-bf16", {DType::kI4, 128}}};
+
+}  // namespace
+
+WeightFormat weight_format(const std::string& name) {
+  std::string known;
+  for (const Named& named : kFormats) {
+    if (name == named.name) return named.format;
+    known += std::string(", ") + named.name;
+  }
+  fail("unknown format {}: choose one of auto{}", name, known);
+}
+
+std::string format_name(WeightFormat format) {
+  for (const Named& named : kFormats)
+    if (named.format.dtype == format.dtype && named.format.group == format.group) return named.name;
+  check(false, "a format of weights");
+  return {};
+}
+
+}  // namespace tandem

@@ -1,0 +1,86 @@
+#include "ops/cuda_device.h"
+
+#include <algorithm>
+
+#include "gpu_kernels/sampling.h"
+#include "ops/cuda_weights.h"
+
+namespace tandem {
+namespace {
+
+Buffer owned(int64_t bytes, gpu::Site site) {
+  auto owner = std::make_shared<gpu::Buffer>(bytes, site);
+  return {std::span(owner->as<std::byte>(), static_cast<size_t>(bytes)), owner};
+}
+
+class CudaSampler final : public DeviceSampler {
+ public:
+  CudaSampler(gpu::Stream& stream, std::span<const uint32_t> allowed, int n_tokens, int max_rows)
+      : stream_(stream),
+        n_tokens_(n_tokens),
+        allowed_(static_cast<int64_t>(allowed.size_bytes()), gpu::Site::kDevice),
+        draws_(max_rows * int64_t{sizeof(gpu::DrawRow)}, gpu::Site::kMapped),
+        drawn_(max_rows * int64_t{sizeof(int32_t)}, gpu::Site::kMapped) {
+    stream_.copy(allowed.data(), allowed_.bytes(), allowed_.as<uint32_t>());
+    stream_.wait();
+  }
+
+  void draw(TensorView logits, std::span<const Draw> how, std::span<int32_t> tokens) override {
+    for (size_t i = 0; i < how.size(); ++i)
+      draws_.as<gpu::DrawRow>()[i] = {.row = how[i].row,
+                                      .temperature = how[i].temperature,
+                                      .top_p = how[i].top_p,
+                                      .min_p = how[i].min_p,
+                                      .top_k = how[i].top_k,
+                                      .uniform = how[i].uniform};
+    gpu::draw(stream_, {.logits = gpu_matrix(logits),
+                        .how = draws_.as<gpu::DrawRow>(),
+                        .allowed = allowed_.as<uint32_t>(),
+                        .tokens = drawn_.as<int32_t>(),
+                        .n = static_cast<int>(how.size()),
+                        .vocab = n_tokens_});
+    stream_.wait();
+    std::copy_n(drawn_.as<int32_t>(), how.size(), tokens.begin());
+  }
+
+ private:
+  gpu::Stream& stream_;
+  const int n_tokens_;   // of a row of logits
+  gpu::Buffer allowed_;  // a bit for each token
+  gpu::Buffer draws_;    // mapped, [max_rows]
+  gpu::Buffer drawn_;    // mapped, [max_rows]
+};
+
+}  // namespace
+
+Buffer CudaDevice::allocate(int64_t bytes) { return owned(bytes, gpu::Site::kDevice); }
+
+Buffer CudaDevice::allocate_on_host(int64_t bytes) { return owned(bytes, gpu::Site::kMapped); }
+
+void CudaDevice::to_host(TensorView x, TensorView out) {
+  check(x.stride == x.cols && out.stride == out.cols, "dense matrices come to the host");
+  stream_.copy(x.data, x.rows * x.row_bytes(), out.data);
+  stream_.wait();
+}
+
+// A graph of the next larger size with rows of padding would read experts for them.
+bool CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>& enqueue) {
+  n_nodes_of_last_step_ = 0;
+  if (!records_ || key.n_tokens > kMostRecordedTokens) {
+    enqueue();
+    return false;
+  }
+  auto known = recorded_.find(key);
+  if (known == recorded_.end()) known = recorded_.emplace(key, stream_.capture(enqueue)).first;
+  n_nodes_of_last_step_ = known->second.n_nodes();
+  stream_.replay(known->second);
+  return true;
+}
+
+std::unique_ptr<DeviceSampler> CudaDevice::make_sampler(std::span<const uint32_t> allowed,
+                                                        int n_tokens, int max_rows) {
+  if (n_tokens > gpu::kMaxDrawTokens) return nullptr;
+  return std::make_unique<CudaSampler>(stream_, allowed, n_tokens, max_rows);
+}
+
+}  // namespace tandem

@@ -1,0 +1,43 @@
+// Finds out how a chat template treats messages of each role, by rendering small conversations, and
+// adapts messages to the form that the template reads. Part of ChatTemplate.
+#pragma once
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/jinja/template.h"
+
+namespace tandem {
+
+class ChatRoles {
+ public:
+  // The template is used only inside the constructor. `source` is its text.
+  ChatRoles(const jinja::Template& chat_template, std::string_view source);
+
+  // Returns the messages in the form that the template reads:
+  // * role "developer" becomes "system" if the template does not handle the former;
+  // * a content that is a list of parts becomes one text, the parts joined by line breaks as in
+  //   vLLM, unless the template iterates over lists; a content that is a text becomes a list of one
+  //   part if the template reads lists only.
+  // Throws Error naming the first message whose role the template ignores. If no small conversation
+  // shows that the template reads any role, messages are returned unchanged.
+  nlohmann::ordered_json adapted(nlohmann::ordered_json messages) const;
+
+ private:
+  struct Reading {
+    bool texts = false, lists = false;  // forms of "content" that appear in the rendered prompt
+    bool any() const { return texts || lists; }
+  };
+  static Reading reading_of(const jinja::Template& chat_template, const std::string& role);
+  const Reading& reading(const std::string& role) const;
+
+  // By role: the roles of OpenAI's API, those that the template's source quotes, and "" for any
+  // other role.
+  std::map<std::string, Reading, std::less<>> readings_;
+  bool names_developer_ = false;
+  std::string shown_roles_;  // "system, user", for messages
+};
+
+}  // namespace tandem

@@ -1,0 +1,399 @@
+#include "text/grammar/pattern_grammar.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/check.h"
+#include "io/json.h"
+#include "text/utf8.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kMostRepeats = 10'000;
+constexpr int kMostDepth = 64;
+constexpr size_t kMostSkips = 2'000'000;
+
+const CharacterSet kDigits = {{'0', '9'}};
+const CharacterSet kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+const CharacterSet kSpace = {{'\t', '\r'},     {' ', ' '},       {0xA0, 0xA0},     {0x1680, 0x1680},
+                             {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F},
+                             {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
+const CharacterSet kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
+
+// A quantified part of an expression: alternatives of sequences, or a set of characters.
+struct Part {
+  CharacterSet set;
+  std::vector<std::vector<Part>> alternatives;  // sequences of a group; empty for a set
+  int min = 1, max = 1;                         // kMostRepeats + 1: unlimited
+};
+
+class PatternParser {
+ public:
+  explicit PatternParser(std::string_view pattern) : text_(characters_of(pattern)) {}
+
+  struct Alternative;
+  struct Ahead {
+    std::vector<Alternative> alternatives;
+    bool excluded;  // true for "(?!", false for "(?="
+  };
+  struct Alternative {
+    std::vector<Ahead> ahead;  // lookaheads after "^"
+    std::vector<Part> parts;
+    bool at_begin = false, at_end = false;  // "^" and "$"
+  };
+  std::vector<Alternative> parse() {
+    std::vector<Alternative> all = alternatives(0);
+    require(done(), "{} is not supported here", shown_here());
+    return all;
+  }
+
+ private:
+  std::vector<Alternative> alternatives(int depth) {
+    require(depth < kMostDepth, "its groups are nested deeper than {} levels", kMostDepth);
+    std::vector<Alternative> all;
+    do {
+      Alternative a;
+      while (take('^')) a.at_begin = true;
+      while (a.at_begin && (begins("(?=") || begins("(?!"))) {
+        const bool excluded = text_[at_ + 2] == '!';
+        at_ += 3;
+        a.ahead.push_back({alternatives(depth + 1), excluded});
+        require(take(')'), "a group is not closed, or holds an anchor");
+      }
+      a.parts = sequence(depth);
+      while (take('$')) a.at_end = true;
+      all.push_back(std::move(a));
+    } while (take('|'));
+    return all;
+  }
+
+  bool begins(std::string_view with) const {
+    return std::equal(with.begin(), with.end(), text_.begin() + static_cast<ptrdiff_t>(at_),
+                      text_.begin() + static_cast<ptrdiff_t>(std::min(text_.size(), at_ + 3)));
+  }
+  bool done() const { return at_ == text_.size(); }
+  char32_t peek() const { return done() ? 0 : text_[at_]; }
+  bool take(char32_t c) {
+    if (done() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  char32_t next() {
+    require(!done(), "it breaks off");
+    return text_[at_++];
+  }
+  std::string shown_here() const {
+    std::string rest;
+    for (size_t i = at_; i < text_.size() && i < at_ + 8; ++i) append_utf8(rest, text_[i]);
+    return shown(rest);
+  }
+
+  std::vector<Part> sequence(int depth) {
+    require(depth < kMostDepth, "its groups are nested deeper than {} levels", kMostDepth);
+    std::vector<Part> parts;
+    while (!done() && peek() != '|' && peek() != ')' && peek() != '$') {
+      Part part = atom(depth);
+      quantify(part);
+      parts.push_back(std::move(part));
+    }
+    return parts;
+  }
+
+  Part atom(int depth) {
+    Part part;
+    const size_t begin = at_;
+    const char32_t c = next();
+    switch (c) {
+      case '(':
+        if (take('?')) {
+          require(take(':'),
+                  "groups of the form (?.. other than (?: are not supported, and (?= and (?! only "
+                  "after ^");
+        }
+        do part.alternatives.push_back(sequence(depth + 1));
+        while (take('|'));
+        require(take(')'), "a group is not closed, or holds an anchor");
+        return part;
+      case '[':
+        part.set = character_class();
+        return part;
+      case '.':
+        part.set = inverted(kLineEnds);
+        return part;
+      case '\\':
+        part.set = escape(false);
+        return part;
+      case '*':
+      case '+':
+      case '?':
+      case '^':
+        at_ = begin;
+        fail("{} is not supported here", shown_here());
+      default:
+        part.set = {{c, c}};
+        return part;
+    }
+  }
+
+  void quantify(Part& part) {
+    if (take('*')) {
+      part.min = 0;
+      part.max = kMostRepeats + 1;
+    } else if (take('+')) {
+      part.max = kMostRepeats + 1;
+    } else if (take('?')) {
+      part.min = 0;
+    } else if (peek() == '{') {
+      const size_t begin = at_++;
+      const int min = number();
+      part.min = part.max = min;
+      if (take(',')) part.max = peek() == '}' ? kMostRepeats + 1 : number();
+      const bool ok = min >= 0 && part.max >= part.min && take('}');
+      if (!ok) at_ = begin;
+      require(ok, "{} is not a count between 0 and {}", shown_here(), kMostRepeats);
+    } else {
+      return;
+    }
+    take('?');  // a lazy quantifier matches the same texts
+    require(peek() != '*' && peek() != '+' && peek() != '{' && peek() != '?',
+            "{} is not supported here", shown_here());
+  }
+
+  int number() {
+    int value = -1;
+    while (!done() && peek() >= '0' && peek() <= '9') {
+      value = std::max(value, 0) * 10 + static_cast<int>(next() - '0');
+      if (value > kMostRepeats) return -1;
+    }
+    return value;
+  }
+
+  CharacterSet character_class() {
+    const bool inverts = take('^');
+    CharacterSet set;
+    while (!take(']')) {
+      CharacterSet one = class_item();
+      const bool is_range = peek() == '-' && at_ + 1 < text_.size() && text_[at_ + 1] != ']';
+      if (is_range) {
+        ++at_;
+        const CharacterSet end = class_item();
+        require(one.size() == 1 && end.size() == 1 && one[0].first == one[0].last &&
+                    end[0].first == end[0].last && one[0].first <= end[0].first,
+                "a range of characters is broken before {}", shown_here());
+        one[0].last = end[0].last;
+      }
+      set.insert(set.end(), one.begin(), one.end());
+    }
+    return inverts ? inverted(set) : normalised(std::move(set));
+  }
+
+  CharacterSet class_item() {
+    const char32_t c = next();
+    return c == '\\' ? escape(true) : CharacterSet{{c, c}};
+  }
+
+  CharacterSet escape(bool in_class) {
+    const size_t begin = at_ - 1;
+    const char32_t c = next();
+    const auto one = [](char32_t character) { return CharacterSet{{character, character}}; };
+    switch (c) {
+      case 'd':
+        return kDigits;
+      case 'D':
+        return inverted(kDigits);
+      case 'w':
+        return kWord;
+      case 'W':
+        return inverted(kWord);
+      case 's':
+        return kSpace;
+      case 'S':
+        return inverted(kSpace);
+      case 't':
+        return one('\t');
+      case 'n':
+        return one('\n');
+      case 'r':
+        return one('\r');
+      case 'f':
+        return one('\f');
+      case 'v':
+        return one('\v');
+      case 'x':
+        return one(hex(2));
+      case 'u':
+        return one(hex(4));
+      case 'b':
+        if (in_class) return one('\b');
+        break;
+      default:
+        break;
+    }
+    const bool is_letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    if (!is_letter && !(c >= '0' && c <= '9')) return one(c);
+    at_ = begin;
+    fail("{} is not supported", shown_here());
+  }
+
+  char32_t hex(int n) {
+    char32_t value = 0;
+    for (int i = 0; i < n; ++i) {
+      const char32_t c = next();
+      const bool digit = c >= '0' && c <= '9';
+      const char32_t letter = c | 0x20;
+      require(digit || (letter >= 'a' && letter <= 'f'), "an escape needs {} hexadecimal digits",
+              n);
+      value = value * 16 + (digit ? c - '0' : letter - 'a' + 10);
+    }
+    require(value < 0xD800 || value > 0xDFFF, "surrogates are not supported: write the character");
+    return value;
+  }
+
+  const std::u32string text_;
+  size_t at_ = 0;
+};
+
+// An automaton with steps that read nothing (epsilon edges), built directly from an expression.
+class Draft {
+ public:
+  int32_t add_state() {
+    require(states_.size() < kMostTextEdges, "it is too large: more than {} states",
+            kMostTextEdges);
+    states_.push_back({});
+    return static_cast<int32_t>(states_.size()) - 1;
+  }
+  void skip(int32_t from, int32_t to) { states_[from].skips.push_back(to); }
+  void read(int32_t from, const CharacterSet& set, int32_t to) {
+    states_[from].edges.push_back({set, to});
+  }
+
+  int32_t any(int32_t from) {
+    const int32_t loop = add_state();
+    skip(from, loop);
+    read(loop, kAnyCharacter, loop);
+    return loop;
+  }
+
+  int32_t sequence(int32_t from, const std::vector<Part>& parts) {
+    for (const Part& part : parts) from = repeated(from, part);
+    return from;
+  }
+
+  TextAutomaton without_skips(int32_t start, int32_t end) const {
+    TextAutomaton automaton;
+    std::vector<int32_t> ids(states_.size(), -1), found = {start};
+    ids[start] = 0;
+    std::vector<int32_t> seen_from(states_.size(), -1);
+    size_t n_edges = 0, n_reached = 0;
+    for (size_t i = 0; i < found.size(); ++i) {
+      const std::vector<int32_t> reached = reach(found[i], seen_from);
+      n_reached += reached.size();
+      require(n_reached <= kMostSkips, "it is too large: too many parts that may be left out");
+      for (const int32_t state : reached) {
+        auto& to = automaton.states[i];
+        to.accepts = to.accepts || state == end;
+        for (const TextAutomaton::Edge& edge : states_[state].edges) {
+          require(++n_edges <= kMostTextEdges, "it is too large: more than {} steps",
+                  kMostTextEdges);
+          if (ids[edge.to] < 0) {
+            ids[edge.to] = static_cast<int32_t>(found.size());
+            found.push_back(edge.to);
+          }
+          to.edges.push_back({edge.set, ids[edge.to]});
+        }
+      }
+      automaton.states.resize(found.size());
+    }
+    return automaton;
+  }
+
+ private:
+  struct State {
+    std::vector<TextAutomaton::Edge> edges;
+    std::vector<int32_t> skips;
+  };
+
+  // The states reachable from a state without reading. `seen_from` marks each state with the last
+  // `from` that reached it.
+  std::vector<int32_t> reach(int32_t from, std::vector<int32_t>& seen_from) const {
+    std::vector<int32_t> reached = {from};
+    seen_from[from] = from;
+    for (size_t i = 0; i < reached.size(); ++i)
+      for (const int32_t to : states_[reached[i]].skips)
+        if (std::exchange(seen_from[to], from) != from) reached.push_back(to);
+    return reached;
+  }
+
+  int32_t repeated(int32_t from, const Part& part) {
+    for (int i = 0; i < part.min; ++i) from = once(from, part);
+    const int32_t end = add_state();
+    if (part.max > kMostRepeats) {
+      const int32_t loop = add_state();
+      skip(from, loop);
+      skip(once(loop, part), loop);
+      skip(loop, end);
+      return end;
+    }
+    for (int i = part.min; i < part.max; ++i) {
+      skip(from, end);
+      from = once(from, part);
+    }
+    skip(from, end);
+    return end;
+  }
+
+  int32_t once(int32_t from, const Part& part) {
+    const int32_t to = add_state();
+    if (part.alternatives.empty()) read(from, part.set, to);
+    for (const auto& alternative : part.alternatives) {
+      const int32_t begin = add_state();
+      skip(from, begin);
+      skip(sequence(begin, alternative), to);
+    }
+    return to;
+  }
+
+  std::vector<State> states_;
+};
+
+TextAutomaton automaton_of(const std::vector<PatternParser::Alternative>& alternatives, bool whole);
+
+TextAutomaton automaton_of(const PatternParser::Alternative& alternative, bool whole) {
+  Draft draft;
+  const int32_t start = draft.add_state();
+  int32_t state = start;
+  if (!whole && !alternative.at_begin) state = draft.any(state);
+  state = draft.sequence(state, alternative.parts);
+  if (!whole && !alternative.at_end) state = draft.any(state);
+  TextAutomaton texts = draft.without_skips(start, state);
+  for (const PatternParser::Ahead& ahead : alternative.ahead) {
+    std::vector<PatternParser::Alternative> from_here = ahead.alternatives;
+    for (PatternParser::Alternative& a : from_here) a.at_begin = true;
+    const TextAutomaton seen = automaton_of(from_here, false);
+    texts = intersection(texts, ahead.excluded ? complement(seen) : seen);
+  }
+  return texts;
+}
+
+TextAutomaton automaton_of(const std::vector<PatternParser::Alternative>& alternatives,
+                           bool whole) {
+  TextAutomaton all = automaton_of(alternatives.front(), whole);
+  for (size_t i = 1; i < alternatives.size(); ++i)
+    all = union_of(all, automaton_of(alternatives[i], whole));
+  return all;
+}
+
+}  // namespace
+
+TextAutomaton pattern_automaton(std::string_view pattern, bool whole) {
+  return automaton_of(PatternParser(pattern).parse(), whole);
+}
+
+void add_pattern(Grammar& g, Grammar::Node from, Grammar::Node to, std::string_view pattern,
+                 Writing writing) {
+  add_texts_of(g, from, to, pattern_automaton(pattern, true), writing);
+}
+
+}  // namespace tandem

@@ -1,0 +1,441 @@
+#include <algorithm>
+#include <compare>
+#include <map>
+#include <set>
+
+#include "core/check.h"
+#include "text/grammar/schema_writer.h"
+
+namespace tandem {
+namespace {
+
+using Json = SchemaJson;
+using Node = Grammar::Node;
+using Rule = Grammar::Rule;
+using Schemas = SchemaWriter::Schemas;
+
+constexpr int kMostOthers = 100;     // properties that no schema names, if "maxProperties" counts
+constexpr size_t kMostPatterns = 6;  // of names; every combination of them is handled separately
+constexpr size_t kMostOtherClaims = 4;
+
+bool has_false(const Schemas& schemas) {
+  return std::any_of(schemas.begin(), schemas.end(), [](const Json* s) { return *s == false; });
+}
+
+// What `claims` say about the properties of an object.
+class ObjectShape {
+ public:
+  ObjectShape(SchemaDocument& document, SchemaValues& values, const Claims& claims)
+      : document_(document), values_(values), claims_(claims) {
+    for (const Json* schema : claims.schemas) add(*schema);
+    for (const Json* schema : claims.schemas) add_required(*schema);
+    for (const Json* schema : name_schemas) add_listed_names(*schema);
+    min = greatest_count(document, claims, "minProperties");
+    max = least_count(document, claims, "maxProperties");
+    const bool too_few = min > static_cast<int>(known.size());
+    open = has_others_ || !describes_ || too_few;
+    for (const Json* schema : other_claims)
+      for (const Json& name : (*schema)["otherProperty"]["names"])
+        know(name.get<std::string>(), open);
+    require(
+        patterns.size() <= kMostPatterns && other_claims.size() <= kMostOtherClaims,
+        "{}: more than {} patterns of names, or {} of \"additionalProperties\" within \"not\", at "
+        "once are not supported",
+        place(), kMostPatterns, kMostOtherClaims);
+    std::erase_if(names, [&](const std::string& name) { return !may_be(name); });
+    for (const std::string& name : required)
+      if (!among(names, name)) missing = name;
+    if (min <= static_cast<int>(required.size())) min = 0;
+    const bool is_enough = max >= static_cast<int>(names.size()) && !open && patterns.empty();
+    if (is_enough) max = kNoLimit;
+  }
+
+  const std::string& place() const { return document_.place(*claims_.schemas.back()); }
+
+  // The schemas that the value of property `name` must fit.
+  Schemas values_of(const std::string& name) {
+    return values_where(
+        [&](const Json& schema) {
+          const Json* properties = keyword(schema, "properties");
+          return properties && properties->contains(name);
+        },
+        name, [&](const std::string& pattern) { return has(pattern, name); });
+  }
+  // The schemas that values of unnamed properties must fit: properties that no schema names and
+  // whose names match exactly the patterns `matched`.
+  Schemas values_of(const std::set<std::string>& matched) {
+    return values_where([](const Json&) { return false; }, "",
+                        [&](const std::string& pattern) { return matched.count(pattern) > 0; });
+  }
+  // The schemas that the names of such properties must fit.
+  Schemas names_with(const std::set<std::string>& matched) {
+    Schemas schemas;
+    for (const Json* schema : name_schemas)
+      schemas.push_back(&document_.part(*schema, "propertyNames"));
+    Json text = {{"type", "string"}};
+    if (!known.empty()) text["excludedTexts"] = known;
+    schemas.push_back(&document_.make(text, place()));
+    for (const std::string& pattern : patterns) {
+      const char* word = matched.count(pattern) > 0 ? "pattern" : "excludedPattern";
+      schemas.push_back(&document_.make({{word, pattern}}, place()));
+    }
+    return schemas;
+  }
+
+  bool has(const std::string& pattern, const std::string& name) {
+    return matches(document_.texts_with(pattern, place()), name);
+  }
+  // Whether a property can satisfy the "otherProperty" of `claim`.
+  bool meets(const Json& claim, const std::string& name) {
+    const Json& other = claim["otherProperty"];
+    const Json& excluded = other["names"];
+    return std::find(excluded.begin(), excluded.end(), name) == excluded.end() &&
+           std::none_of(other["patterns"].begin(), other["patterns"].end(),
+                        [&](const Json& pattern) { return has(pattern, name); });
+  }
+  static bool meets(const Json& claim, const std::set<std::string>& matched) {
+    const Json& excluded = claim["otherProperty"]["patterns"];
+    return std::none_of(excluded.begin(), excluded.end(), [&](const Json& pattern) {
+      return matched.count(pattern.get<std::string>()) > 0;
+    });
+  }
+  // Whether unnamed properties that match these patterns are allowed: other names are, or
+  // "patternProperties" has one of the patterns.
+  bool may_be_others(const std::set<std::string>& matched) const {
+    return open || std::any_of(matched.begin(), matched.end(), [&](const std::string& pattern) {
+             return described_patterns_.count(pattern) > 0;
+           });
+  }
+
+  std::vector<std::string> names;  // named properties that are allowed, in the schema's order
+  std::vector<std::string> known;  // all named properties, also those that are not allowed
+  std::set<std::string> required, patterns;
+  std::vector<const Json*> name_schemas, other_claims;
+  int min = 0, max = kNoLimit;
+  bool open = false;    // properties that no schema names are allowed
+  std::string missing;  // a required property that is not allowed
+
+ private:
+  // Properties that the schemas `by` do not describe must fit `others`. For "additionalProperties"
+  // `by` is the schema itself; for "unevaluatedProperties" also the schemas applied within it.
+  struct Described {
+    std::vector<const Json*> by;
+    const Json* others;  // or null
+  };
+
+  void add(const Json& schema) {
+    const std::string& at = document_.place(schema);
+    const bool is_clients = !document_.is_ours(schema);
+    if (const Json* properties = object_at(schema, at, "properties"))
+      for (const auto& [name, value] : properties->items()) {
+        know(name, true);
+        describes_ = describes_ || (is_clients && value != false);
+      }
+    if (const Json* by_pattern = object_at(schema, at, "patternProperties"))
+      for (const auto& [pattern, value] : by_pattern->items()) {
+        patterns.insert(pattern);
+        described_patterns_.insert(pattern);
+        describes_ = describes_ || is_clients;
+      }
+    if (keyword(schema, "propertyNames")) name_schemas.push_back(&schema);
+    if (const Json* other = keyword(schema, "otherProperty")) {
+      other_claims.push_back(&schema);
+      for (const Json& pattern : (*other)["patterns"]) patterns.insert(pattern);
+    }
+    const bool has_others = keyword(schema, "additionalProperties") != nullptr;
+    has_others_ = has_others_ || has_others;
+    described_.push_back(
+        {{&schema}, has_others ? &document_.part(schema, "additionalProperties") : nullptr});
+    if (keyword(schema, "unevaluatedProperties")) add_unevaluated(schema);
+  }
+
+  void add_unevaluated(const Json& schema) {
+    has_others_ = true;
+    Described described = {{}, &document_.part(schema, "unevaluatedProperties")};
+    collect(schema, described.by);
+    const auto describes_all = [&](const Json* s) {
+      return keyword(*s, "additionalProperties") ||
+             (s != &schema && keyword(*s, "unevaluatedProperties"));
+    };
+    if (std::none_of(described.by.begin(), described.by.end(), describes_all))
+      described_.push_back(std::move(described));
+  }
+
+  // Collects `schema` and the schemas applied to the same value within it, if `claims` has them.
+  void collect(const Json& schema, std::vector<const Json*>& found) {
+    if (among(found, &schema) || !among(claims_.schemas, &schema)) return;
+    found.push_back(&schema);
+    const std::string& at = document_.place(schema);
+    if (const Json* reference = text_at(schema, at, "$ref"))
+      collect(document_.target(reference->get<std::string>(), at), found);
+    for (const char* name : {"allOf", "anyOf", "oneOf"})
+      if (const Json* list = list_at(schema, at, name))
+        for (size_t i = 0; i < list->size(); ++i) collect(document_.part(schema, name, i), found);
+    for (const char* name : {"if", "then", "else"})
+      if (keyword(schema, name)) collect(document_.part(schema, name), found);
+    if (const Json* dependent = object_at(schema, at, "dependentSchemas"))
+      for (const auto& [name, value] : dependent->items())
+        collect(document_.part(schema, "dependentSchemas", name), found);
+  }
+
+  void add_required(const Json& schema) {
+    const std::string& at = document_.place(schema);
+    const Json* list = list_at(schema, at, "required");
+    if (!list) return;
+    for (const Json& name : *list) {
+      require(name.is_string(), "{}: required has {}: must be a name", at, name.dump());
+      know(name.get<std::string>(), true);
+      required.insert(name.get<std::string>());
+      describes_ = describes_ || !document_.is_ours(schema);
+    }
+  }
+
+  // Names listed in an "enum" of "propertyNames" are known as well, in that order.
+  void add_listed_names(const Json& schema) {
+    Claims claims;
+    document_.add_claims(document_.part(schema, "propertyNames"), claims);
+    for (const Json* s : claims.schemas)
+      if (const Json* list = list_at(*s, document_.place(*s), "enum"))
+        for (const Json& name : *list)
+          if (name.is_string()) know(name.get<std::string>(), true);
+  }
+
+  void know(const std::string& name, bool may_be) {
+    if (!known_.insert(name).second) return;
+    known.push_back(name);
+    if (may_be) names.push_back(name);
+  }
+
+  bool may_be(const std::string& name) {
+    const bool fits = std::all_of(name_schemas.begin(), name_schemas.end(), [&](const Json* s) {
+      return values_.fits(Json(name), document_.part(*s, "propertyNames"));
+    });
+    return fits && !has_false(values_of(name));
+  }
+
+  template <class IsNamed, class IsMatched>
+  Schemas values_where(IsNamed is_named, const std::string& name, IsMatched is_matched) {
+    Schemas schemas;
+    for (const Described& described : described_) {
+      bool is_described = false;
+      for (const Json* by : described.by) {
+        if (is_named(*by)) {
+          schemas.push_back(&document_.part(*by, "properties", name));
+          is_described = true;
+        }
+        const Json* by_pattern = keyword(*by, "patternProperties");
+        if (!by_pattern) continue;
+        for (const auto& [pattern, value] : by_pattern->items()) {
+          if (!is_matched(pattern)) continue;
+          schemas.push_back(&document_.part(*by, "patternProperties", pattern));
+          is_described = true;
+        }
+      }
+      if (!is_described && described.others) schemas.push_back(described.others);
+    }
+    return schemas;
+  }
+
+  SchemaDocument& document_;
+  SchemaValues& values_;
+  const Claims& claims_;
+  std::set<std::string> known_, described_patterns_;
+  std::vector<Described> described_;
+  bool describes_ = false, has_others_ = false;
+};
+
+class ObjectWriter {
+ public:
+  ObjectWriter(SchemaWriter& writer, Rule rule, ObjectShape& shape)
+      : w_(writer), g_(writer.grammar), rule_(rule), shape_(shape) {
+    for (const Json* claim : shape.other_claims)
+      claimed_.push_back(&w_.document.part(*claim, "otherProperty", "value"));
+    all_met_ = (1U << claimed_.size()) - 1;
+  }
+
+  void write() {
+    Layer layer;
+    layer[{0, 0}].first = after_space(g_, w_.json, g_.byte(g_.start(rule_), '{'));
+    for (const std::string& name : shape_.names) layer = after_property(name, layer);
+    close_ = g_.add_node();
+    g_.bytes(close_, '}', '}', g_.end(rule_));
+    const std::vector<Other> others = find_others();
+    for (const auto& [count, before] : layer) write_others(count, before, others);
+  }
+
+ private:
+  // Number of properties so far, up to the largest count that matters, and a bit set of the members
+  // of claimed_ that they satisfy.
+  struct Count {
+    int n;
+    unsigned met;
+    auto operator<=>(const Count&) const = default;
+  };
+  // Nodes where the next property may begin: the first of the object, or one after others.
+  struct Before {
+    Node first = -1, later = -1;
+  };
+  using Layer = std::map<Count, Before>;
+
+  Layer after_property(const std::string& name, const Layer& layer) {
+    const Schemas values = shape_.values_of(name);
+    // If properties are counted, the member is a rule of its own, which all counts share.
+    const bool is_counted = layer.size() > 1 || shape_.max != kNoLimit;
+    Rule member = -1;
+    const auto write_member = [&](Node from, Node to, Rule value) {
+      const Node colon = g_.text(from, Json(name).dump() + ":");
+      g_.call(after_space(g_, w_.json, colon), value, to);
+    };
+    const auto write = [&](Node from, Node to) {
+      if (!is_counted) return write_member(from, to, w_.rule_of(values));
+      if (member < 0) {
+        member = g_.add_rule();
+        write_member(g_.start(member), g_.end(member), w_.rule_of(values));
+      }
+      g_.call(from, member, to);
+    };
+    const int most = shape_.max != kNoLimit ? shape_.max : shape_.min;
+    Layer next;
+    for (const auto& [count, before] : layer) {
+      if (shape_.required.count(name) == 0) join(next[count], before);
+      if (count.n == shape_.max) continue;
+      const Node key = key_after(before);
+      const int n = std::min(count.n + 1, most);
+      write(key, later(next, {n, count.met}));
+      unsigned may_meet = 0;
+      for (size_t i = 0; i < claimed_.size(); ++i)
+        if (shape_.meets(*shape_.other_claims[i], name)) may_meet |= 1U << i;
+      for (unsigned met = 1; met <= may_meet; ++met)
+        if ((met & ~may_meet) == 0 && (met & count.met) == 0)
+          write_member(key, later(next, {n, count.met | met}),
+                       w_.rule_of(with_claims(values, met)));
+    }
+    return next;
+  }
+
+  Schemas with_claims(Schemas values, unsigned met) const {
+    for (size_t i = 0; i < claimed_.size(); ++i)
+      if ((met >> i & 1) != 0) values.push_back(claimed_[i]);
+    return values;
+  }
+
+  void join(Before& to, const Before& from) {
+    const auto link = [&](Node& target, Node node) {
+      if (node < 0) return;
+      if (target < 0) target = g_.add_node();
+      g_.skip(node, target);
+    };
+    link(to.first, from.first);
+    link(to.later, from.later);
+  }
+
+  Node later(Layer& layer, const Count& count) {
+    Node& node = layer[count].later;
+    if (node < 0) node = g_.add_node();
+    return node;
+  }
+
+  Node key_after(const Before& before) {
+    if (before.later < 0) return before.first;
+    const Node key = after_space(g_, w_.json, g_.byte(before.later, ','));
+    if (before.first >= 0) g_.skip(before.first, key);
+    return key;
+  }
+
+  // Properties that no schema names and whose names match one set of patterns.
+  struct Other {
+    Rule name;
+    std::map<unsigned, Rule> values;  // by the set of members of claimed_ that they satisfy
+  };
+
+  std::vector<Other> find_others() {
+    std::vector<Other> others;
+    const std::vector<std::string> patterns(shape_.patterns.begin(), shape_.patterns.end());
+    for (unsigned bits = 0; bits < 1U << patterns.size(); ++bits) {
+      std::set<std::string> matched;
+      for (size_t i = 0; i < patterns.size(); ++i)
+        if ((bits >> i & 1) != 0) matched.insert(patterns[i]);
+      const Schemas values = shape_.values_of(matched);
+      if (!shape_.may_be_others(matched) || has_false(values)) continue;
+      Other other = {w_.rule_of(shape_.names_with(matched)), {}};
+      unsigned may_meet = 0;
+      for (size_t i = 0; i < claimed_.size(); ++i)
+        if (ObjectShape::meets(*shape_.other_claims[i], matched)) may_meet |= 1U << i;
+      for (unsigned met = 0; met <= may_meet; ++met)
+        if ((met & ~may_meet) == 0) other.values[met] = w_.rule_of(with_claims(values, met));
+      others.push_back(std::move(other));
+    }
+    return others;
+  }
+
+  // A model may write the same name twice, which makes only one property. So all unnamed properties
+  // together count as one towards "minProperties", but each counts towards "maxProperties".
+  void write_others(const Count& count, const Before& before, const std::vector<Other>& others) {
+    const int most = shape_.max == kNoLimit ? 1 : std::min(shape_.max - count.n, kMostOthers);
+    std::map<std::pair<int, unsigned>, Node> nodes;
+    std::vector<std::pair<int, unsigned>> unwritten;
+    const auto node_of = [&](int n, unsigned met) {
+      const auto [it, is_new] = nodes.try_emplace({n, met}, -1);
+      if (is_new) {
+        it->second = g_.add_node();
+        unwritten.emplace_back(n, met);
+      }
+      return it->second;
+    };
+    const auto write_next = [&](const Before& from, int n, unsigned met) {
+      const bool enough = count.n + (n > 0 ? 1 : 0) >= shape_.min && met == all_met_;
+      if (enough) write_end(from);
+      const bool is_full = shape_.max != kNoLimit && n == most;
+      if (is_full || others.empty()) return;
+      const Node key = key_after(from);
+      for (const Other& other : others) {
+        const Node colon = g_.byte(g_.called(key, other.name), ':');
+        const Node value = after_space(g_, w_.json, colon);
+        for (const auto& [also_met, rule] : other.values)
+          if ((met & also_met) == 0)
+            g_.call(value, rule, node_of(std::min(n + 1, most), met | also_met));
+      }
+    };
+    write_next(before, 0, count.met);
+    while (!unwritten.empty()) {
+      const auto [n, met] = unwritten.back();
+      unwritten.pop_back();
+      write_next({.first = -1, .later = nodes.at({n, met})}, n, met);
+    }
+  }
+
+  void write_end(const Before& before) {
+    if (before.first >= 0) g_.skip(before.first, close_);
+    if (before.later >= 0) g_.skip(after_space(g_, w_.json, before.later), close_);
+  }
+
+  SchemaWriter& w_;
+  Grammar& g_;
+  const Rule rule_;
+  ObjectShape& shape_;
+  std::vector<const Json*> claimed_;  // schemas of the values of shape_.other_claims
+  unsigned all_met_ = 0;
+  Node close_ = -1;
+};
+
+}  // namespace
+
+void write_object(SchemaWriter& w, Rule rule, const Claims& claims) {
+  ObjectShape shape(w.document, w.values, claims);
+  Grammar& g = w.grammar;
+  const bool is_free = shape.open && shape.known.empty() && shape.patterns.empty() &&
+                       shape.name_schemas.empty() && shape.other_claims.empty() && shape.min == 0 &&
+                       shape.max == kNoLimit && shape.values_of(std::set<std::string>()).empty();
+  if (is_free) return g.call(g.start(rule), w.json.object, g.end(rule));
+  if (!shape.missing.empty())
+    return g.explain(rule, fmt::format("{}: \"{}\" is required, but cannot be there", shape.place(),
+                                       shape.missing));
+  if (shape.min > static_cast<int>(shape.names.size()) + 1)
+    g.explain(rule, fmt::format("{}: minProperties is more than its named properties and one: "
+                                "nothing keeps a model from "
+                                "writing another name twice",
+                                shape.place()));
+  ObjectWriter(w, rule, shape).write();
+}
+
+}  // namespace tandem

@@ -1,0 +1,33 @@
+// Writes the rules of a schema's grammar: one for each set of schemas that a value must fit.
+#pragma once
+#include <functional>
+
+#include "text/grammar/json_rules.h"
+#include "text/grammar/schema_values.h"
+
+namespace tandem {
+
+struct SchemaWriter {
+  using Schemas = std::vector<const SchemaJson*>;
+
+  Grammar& grammar;
+  const JsonRules& json;
+  SchemaDocument& document;
+  SchemaValues& values;
+  // Returns the rule of values that fit all of these schemas; its nodes may be written later.
+  std::function<Grammar::Rule(const Schemas&)> rule_of;
+};
+
+// Add to `rule` the values of one type that fit `claims`, which have no choices; nothing is added
+// if no value fits. Throw Error naming the place of what is not supported.
+void write_object(SchemaWriter& writer, Grammar::Rule rule, const Claims& claims);
+void write_array(SchemaWriter& writer, Grammar::Rule rule, const Claims& claims);
+void write_string(SchemaWriter& writer, Grammar::Rule rule, const Claims& claims);
+void write_number(SchemaWriter& writer, Grammar::Rule rule, const Claims& claims);
+
+// The greatest value of a keyword such as "minItems" in all schemas, and the least value of one
+// such as "maxItems", kNoLimit without it.
+int greatest_count(const SchemaDocument& document, const Claims& claims, const char* name);
+int least_count(const SchemaDocument& document, const Claims& claims, const char* name);
+
+}  // namespace tandem

@@ -1,0 +1,229 @@
+#include "text/jinja/functions.h"
+
+#include <array>
+#include <ctime>
+
+#include "text/jinja/operations.h"
+#include "text/jinja/text_functions.h"
+#include "text/utf8.h"
+
+namespace tandem::jinja {
+
+namespace {
+
+constexpr uint64_t kMaxRange = 100'000;  // MAX_RANGE of Jinja's sandbox
+
+Value range(Heap& heap, const Arguments& arguments) {
+  const size_t n = arguments.positional.size();
+  require(n >= 1 && n <= 3 && arguments.named.empty(), "range takes 1 to 3 integers");
+  for (const Value& v : arguments.positional)
+    require(v.is_integral(), "range needs integers, not {}", type_name(v));
+  const auto at = [&](size_t i) { return arguments.positional[i].as_integer(); };
+  const int64_t start = n > 1 ? at(0) : 0, stop = n > 1 ? at(1) : at(0), step = n > 2 ? at(2) : 1;
+  require(step != 0, "range cannot step by 0");
+  Items items;
+  for (int64_t i = start; step > 0 ? i < stop : i > stop;) {
+    require(items.size() < kMaxRange, "a range has more than {} items", kMaxRange);
+    items.push_back(integer(i));
+    if (__builtin_add_overflow(i, step, &i)) break;
+  }
+  return heap.list(std::move(items));
+}
+
+Entries entries_of(Heap& heap, const Arguments& arguments) {
+  require(arguments.positional.size() <= 1, "dict and namespace take at most one argument");
+  Entries entries;
+  if (!arguments.positional.empty()) {
+    const Value& given = arguments.positional[0];
+    require(given.is(Kind::kDict), "dict and namespace need a dict, not {}", type_name(given));
+    entries = *given.entries;
+  }
+  for (const auto& [name, value] : arguments.named)
+    set_entry(heap, entries, heap.string(std::string(name)), value);
+  return entries;
+}
+
+[[noreturn]] Value raise_exception(const Arguments& arguments) {
+  const Items bound = arguments.bind("raise_exception", {"message"});
+  fail("{}", bound[0].is(Kind::kString) ? bound[0].text() : "raise_exception");
+}
+
+Value strftime_now(Heap& heap, const Arguments& arguments) {
+  const Items bound = arguments.bind("strftime_now", {"format"});
+  require(bound[0].is(Kind::kString), "strftime_now needs a str");
+  const std::string format(bound[0].text());
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  std::array<char, 256> text;
+  const size_t n = std::strftime(text.data(), text.size(), format.c_str(), &local);
+  require(n > 0 || format.empty(), "strftime_now: the date is longer than {} bytes", text.size());
+  const std::string_view made(text.data(), n);
+  require(find_invalid_utf8(made) == made.npos, "strftime_now: the date is not UTF-8");
+  TextBuilder date(heap);
+  date.add(made, !bound[0].string->given.empty());
+  return date.value();
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string_view, Value>> global_functions(Heap& heap) {
+  return {
+      {"range",
+       heap.function("range", [&heap](const Arguments& given) { return range(heap, given); })},
+      {"namespace", heap.function("namespace",
+                                  [&heap](const Arguments& given) {
+                                    return heap.name_space(entries_of(heap, given));
+                                  })},
+      {"dict",
+       heap.function(
+           "dict", [&heap](const Arguments& given) { return heap.dict(entries_of(heap, given)); })},
+      {"raise_exception", heap.function("raise_exception", raise_exception)},
+      {"strftime_now",
+       heap.function("strftime_now",
+                     [&heap](const Arguments& given) { return strftime_now(heap, given); })},
+  };
+}
+
+namespace {
+
+struct NamedTest {
+  std::string_view name;
+  ValueTest test;
+};
+
+const Value& tested(const Arguments& arguments) {
+  require(arguments.positional.size() == 1 && arguments.named.empty(),
+          "this test takes no argument");
+  return arguments.positional[0];
+}
+
+Items two(const Arguments& arguments) {
+  require(arguments.positional.size() == 2 && arguments.named.empty(),
+          "this test takes one argument");
+  return arguments.positional;
+}
+
+template <Kind kind>
+bool is_kind(Heap&, const Arguments& arguments) {
+  return tested(arguments).is(kind);
+}
+
+bool is_defined(Heap&, const Arguments& arguments) {
+  return !tested(arguments).is(Kind::kUndefined);
+}
+
+bool is_iterable(Heap&, const Arguments& arguments) {
+  const Value& v = tested(arguments);
+  return v.is(Kind::kUndefined) || v.is(Kind::kString) || v.is(Kind::kDict) || v.is_sequence();
+}
+
+bool is_number(Heap&, const Arguments& arguments) { return tested(arguments).is_number(); }
+bool is_true_itself(Heap&, const Arguments& arguments) {
+  return tested(arguments).is(Kind::kBool) && is_true(tested(arguments));
+}
+bool is_false_itself(Heap&, const Arguments& arguments) {
+  return tested(arguments).is(Kind::kBool) && !is_true(tested(arguments));
+}
+
+bool is_callable(Heap&, const Arguments& arguments) {
+  return tested(arguments).is(Kind::kFunction);
+}
+
+bool is_lower(Heap& heap, const Arguments& arguments) {
+  const std::string text = to_text(heap, tested(arguments));
+  return to_lower(text) == text && to_upper(text) != text;
+}
+bool is_upper(Heap& heap, const Arguments& arguments) {
+  const std::string text = to_text(heap, tested(arguments));
+  return to_upper(text) == text && to_lower(text) != text;
+}
+
+bool is_eq(Heap& heap, const Arguments& arguments) {
+  const Items v = two(arguments);
+  return equal(heap, v[0], v[1]);
+}
+bool is_ne(Heap& heap, const Arguments& arguments) { return !is_eq(heap, arguments); }
+bool is_lt(Heap& heap, const Arguments& arguments) {
+  const Items v = two(arguments);
+  return compare(heap, v[0], v[1]) == -1;
+}
+bool is_gt(Heap& heap, const Arguments& arguments) {
+  const Items v = two(arguments);
+  return compare(heap, v[0], v[1]) == 1;
+}
+bool is_le(Heap& heap, const Arguments& arguments) {
+  const Items v = two(arguments);
+  return compare(heap, v[0], v[1]) <= 0;
+}
+bool is_ge(Heap& heap, const Arguments& arguments) {
+  const Items v = two(arguments);
+  const int order = compare(heap, v[0], v[1]);
+  return order == 0 || order == 1;
+}
+bool is_in(Heap& heap, const Arguments& arguments) {
+  const Items v = two(arguments);
+  return contains(heap, v[1], v[0]);
+}
+
+bool leaves(Heap& heap, const Value& value, const Value& divisor, int64_t remainder) {
+  return equal(heap, arithmetic(heap, Operator::kModulo, value, divisor), integer(remainder));
+}
+bool is_odd(Heap& heap, const Arguments& arguments) {
+  return leaves(heap, tested(arguments), integer(2), 1);
+}
+bool is_even(Heap& heap, const Arguments& arguments) {
+  return leaves(heap, tested(arguments), integer(2), 0);
+}
+bool is_divisible(Heap& heap, const Arguments& arguments) {
+  const Items v = two(arguments);
+  return leaves(heap, v[0], v[1], 0);
+}
+
+constexpr NamedTest kTests[] = {
+    {"defined", is_defined},
+    {"undefined", is_kind<Kind::kUndefined>},
+    {"none", is_kind<Kind::kNone>},
+    {"string", is_kind<Kind::kString>},
+    {"mapping", is_kind<Kind::kDict>},
+    {"iterable", is_iterable},
+    {"sequence", is_iterable},
+    {"number", is_number},
+    {"integer", is_kind<Kind::kInt>},
+    {"float", is_kind<Kind::kFloat>},
+    {"boolean", is_kind<Kind::kBool>},
+    {"true", is_true_itself},
+    {"false", is_false_itself},
+    {"callable", is_callable},
+    {"lower", is_lower},
+    {"upper", is_upper},
+    {"eq", is_eq},
+    {"equalto", is_eq},
+    {"==", is_eq},
+    {"ne", is_ne},
+    {"!=", is_ne},
+    {"lt", is_lt},
+    {"lessthan", is_lt},
+    {"<", is_lt},
+    {"le", is_le},
+    {"<=", is_le},
+    {"gt", is_gt},
+    {"greaterthan", is_gt},
+    {">", is_gt},
+    {"ge", is_ge},
+    {">=", is_ge},
+    {"in", is_in},
+    {"odd", is_odd},
+    {"even", is_even},
+    {"divisibleby", is_divisible},
+};
+
+}  // namespace
+
+ValueTest find_value_test(std::string_view name) {
+  for (const NamedTest& known : kTests)
+    if (known.name == name) return known.test;
+  return nullptr;
+}
+
+}  // namespace tandem::jinja

@@ -1,0 +1,115 @@
+// The KV cache with planes of different widths and types: pages, and copies of them to host memory,
+// have the rows of every plane and nothing else.
+#include "engine/kv_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/host_pages.h"
+#include "tests/planner_cases.h"
+
+namespace tandem::test {
+namespace {
+
+// Host memory that stands for a GPU's and for the host's.
+class TwoMemories final : public Device {
+ public:
+  Buffer allocate(int64_t bytes) override { return Buffer(bytes); }
+  Buffer allocate_on_host(int64_t bytes) override { return Buffer(bytes); }
+  void copy(const void* from, int64_t bytes, void* to) override {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+  void to_host(TensorView, TensorView) override {}
+};
+
+// A latent beside the keys of an indexer, as sparse attention has them, in the first layer only.
+KvCache::Layers two_kinds() {
+  const KvPlane latent = {"latent", DType::kBF16, 36, 40};
+  return {{latent, {"index key", DType::kF8E4M3, 20, 32}}, {latent}};
+}
+constexpr int64_t kBytes = kPageSize * (80 + 32 + 80);
+constexpr int kPages = 5;
+
+KvCache cache_of_two_kinds() {
+  const auto layers = two_kinds();
+  return {layers, kPages * kPageSize - 3, Buffer(KvCache::bytes_for(layers, kPages * kPageSize))};
+}
+
+void fill(const KvCache& cache, int32_t page, int value) {
+  cache.for_each_piece(page, [&](std::span<std::byte> piece) {
+    std::memset(piece.data(), value++, piece.size());
+  });
+}
+
+// What every byte of a page is, in all its pieces; -1: not the same.
+std::vector<int> values(const KvCache& cache, int32_t page) {
+  std::vector<int> found;
+  cache.for_each_piece(page, [&](std::span<std::byte> piece) {
+    const bool same = std::all_of(piece.begin(), piece.end(),
+                                  [&](std::byte b) { return b == piece.front(); });
+    found.push_back(same ? static_cast<int>(piece.front()) : -1);
+  });
+  return found;
+}
+
+TEST(KvCache, PagesHaveTheRowsOfEveryPlane) {
+  const KvCache cache = cache_of_two_kinds();
+  EXPECT_EQ(cache.n_pages(), kPages);
+  EXPECT_EQ(cache.page_bytes(), kBytes);
+  for (int page = 0; page < kPages; ++page) fill(cache, page, 10 * page);
+  for (int page = 0; page < kPages; ++page)
+    EXPECT_EQ(values(cache, page), (std::vector<int>{10 * page, 10 * page + 1, 10 * page + 2}));
+  const TensorView keys = cache.plane(0, 1);
+  EXPECT_EQ(keys.cols, 20);
+  EXPECT_EQ(keys.rows, kPages * kPageSize);
+  for (int64_t row = 0; row < keys.rows; ++row) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(keys.row_data(row)) % 16, 0u);
+    EXPECT_EQ(static_cast<int>(*keys.row_data(row)), row / kPageSize * 10 + 1);
+  }
+}
+
+TEST(KvCache, APageBeginsAsAnother) {
+  const KvCache cache = cache_of_two_kinds();
+  for (int page = 0; page < kPages; ++page) fill(cache, page, 10 * page);
+  cache.for_each_pair(3, 1, [](std::span<std::byte> from, std::span<std::byte> to) {
+    ASSERT_EQ(from.size(), to.size());
+    std::copy(from.begin(), from.end(), to.begin());
+  });
+  for (int page = 0; page < kPages; ++page)
+    EXPECT_EQ(values(cache, page)[2], 10 * (page == 1 ? 3 : page) + 2) << page;
+  EXPECT_EQ(values(cache, 1), values(cache, 3));
+}
+
+TEST(KvCache, PagesGoToHostMemoryAndComeBack) {
+  const KvCache cache = cache_of_two_kinds();
+  TwoMemories device;
+  HostPages host(device, cache, 4);
+  EXPECT_EQ(host.rates().page_bytes, kBytes);
+  for (int page = 0; page < kPages; ++page) fill(cache, page, 10 * page);
+  for (const int32_t page : {0, 2, 4})
+    host.copy({page, page == 4 ? 1 : page, PageCopy::Way::kToHost});
+  for (int page = 0; page < kPages; ++page) fill(cache, page, 200);
+  host.copy({3, 2, PageCopy::Way::kFromHost});
+  host.copy({0, 1, PageCopy::Way::kFromHost});
+  EXPECT_EQ(values(cache, 3), (std::vector<int>{20, 21, 22}));
+  EXPECT_EQ(values(cache, 0), (std::vector<int>{40, 41, 42}));
+  EXPECT_EQ(values(cache, 1), (std::vector<int>{200, 201, 202}));
+}
+
+// The planner's sums are those of the cache.
+TEST(KvCache, BytesAreThoseThatThePlannerCounts) {
+  for (const char* name : {"r1", "v2-lite", "k2"})
+    for (const DType type : {DType::kBF16, DType::kF8E4M3}) {
+      const ModelConfig config = known_model(name);
+      EXPECT_EQ(KvCache::bytes_for(config, 10 * kPageSize, type),
+                10 * kPageSize * kv_bytes_per_token(config, type))
+          << name;
+    }
+  EXPECT_EQ(kv_planes(known_model("r1"), 0, DType::kBF16).token_bytes(), 1152);
+  EXPECT_EQ(kv_planes(known_model("r1"), 60, DType::kF8E4M3).token_bytes(), 656);
+}
+
+}  // namespace
+}  // namespace tandem::test
