@@ -411,6 +411,20 @@ TEST_P(KernelTest, AttendMatchesSoftmaxInDouble) {
 INSTANTIATE_TEST_SUITE_P(Isas, KernelTest, testing::ValuesIn(all_tables()),
                          [](const auto& table) { return table.param.name; });
 
+// Each instruction set, and each extension of one, replaces products of the one before.
+TEST(KernelTables, ExtensionsReplaceProducts) {
+  const auto differ = [](const cpu::KernelTable& a, const cpu::KernelTable& b) {
+    return a.gemm != b.gemm;
+  };
+  const cpu::KernelTable avx2 = cpu::table_of(cpu::Isa::kAvx2, {}),
+                         avx512 = cpu::table_of(cpu::Isa::kAvx512, {});
+  EXPECT_TRUE(differ(avx2, cpu::table_of(cpu::Isa::kReference, {})));
+  EXPECT_TRUE(differ(avx2, cpu::table_of(cpu::Isa::kAvx2, {.avx_vnni = true})));
+  EXPECT_TRUE(differ(avx512, avx2));
+  EXPECT_TRUE(differ(avx512, cpu::table_of(cpu::Isa::kAvx512, {.avx512_bf16 = true})));
+  EXPECT_TRUE(differ(avx512, cpu::table_of(cpu::Isa::kAmx, {.avx512_bf16 = true})));
+}
+
 TEST(KernelTable, EachIsaBringsItsOwnProducts) {
   const cpu::KernelTable reference = cpu::kernels_for(cpu::Isa::kReference);
   EXPECT_STREQ(reference.name, "reference");

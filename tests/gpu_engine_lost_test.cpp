@@ -130,7 +130,9 @@ void serve_until_lost(int64_t n, bool async) {
     r.request = request_of(5 + i, loaded.config().vocab);
     r.request.max_new_tokens = 200;
     r.on_event = [&, i](const TokenEvent& event) {
-      if (event.finish) EXPECT_EQ(*event.finish, FinishReason::kFailed);
+      if (event.finish) {
+        EXPECT_EQ(*event.finish, FinishReason::kFailed);
+      }
       errors[i] += event.error;
       return true;
     };

@@ -191,23 +191,18 @@ void cp_async_wait() {
 
 namespace emulated {
 
-// widen() by table, since tensor core kernels multiply millions of codes.
-inline float value_of_e4m3(uint32_t code) {
-  static const auto values = [] {
-    std::array<float, 256> all;
-    for (int i = 0; i < 256; ++i) all[i] = widen(fp8_e4m3{static_cast<uint8_t>(i)});
-    return all;
-  }();
-  return values[code];
-}
-
-inline void load_matrices(uint32_t (&out)[4], const bf16* row, bool transposed, Where at) {
+__attribute__((no_sanitize("thread"))) inline void load_matrices(uint32_t (&out)[4],
+                                                                 const bf16* row, bool transposed,
+                                                                 Where at) {
   check_shared(row, 16, 16, at);
   const int l = lane();
+  Packet mine = {};
+  std::memcpy(&mine, &row, sizeof row);
+  const Packet* all = exchange(~0u, mine, false, at);
   const bf16* rows[4][2];  // start of this lane's two elements of each matrix
   for (int i = 0; i < 4; ++i)
     for (int e = 0; e < 2; ++e)
-      rows[i][e] = shuffle(~0u, row, 8 * i + (transposed ? l % 4 * 2 + e : l / 4), at);
+      std::memcpy(&rows[i][e], all + 8 * i + (transposed ? l % 4 * 2 + e : l / 4), sizeof row);
   for (int i = 0; i < 4; ++i) {
     const int column = transposed ? l / 4 : l % 4 * 2;
     const bf16 low = rows[i][0][column], high = rows[i][1][column + !transposed];
@@ -226,36 +221,15 @@ inline void ldmatrix_x4_trans(uint32_t (&out)[4], const bf16* row,
   emulated::load_matrices(out, row, true, at);
 }
 
-__attribute__((no_sanitize("thread"))) inline void mma_m16n8k16(
-    float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-    tandem::Caller at = tandem::Caller::here()) {
-  using namespace emulated;
-  const Packet* all = exchange(~0u, {{a[0], a[1], a[2], a[3], b0, b1}}, false, at);
-  const auto half = [](uint32_t pair, int k) {
-    return std::bit_cast<float>(k & 1 ? pair & 0xffff0000u : pair << 16);
-  };
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane() / 4, column = lane() % 4 * 2 + i % 2, lower = i / 2;
-    for (int k = 0; k < 16; ++k)
-      c[i] += half(all[row * 4 + k % 8 / 2].word[lower + k / 8 * 2], k) *
-              half(all[column * 4 + k % 8 / 2].word[4 + k / 8], k);
-  }
+inline void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                         tandem::Caller at = tandem::Caller::here()) {
+  emulated::multiply(emulated::Mma::kBf16, {{a[0], a[1], a[2], a[3], b0, b1}}, c, at);
 }
 
-// Lane l holds bytes 4 (l % 4) to 4 (l % 4) + 3 of each 16: of rows l / 4 and l / 4 + 8 of a, and
-// of column l / 4 of b. Products are exact in float; sums are rounded to float.
-__attribute__((no_sanitize("thread"))) inline void mma_m16n8k32_e4m3(
-    float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-    tandem::Caller at = tandem::Caller::here()) {
-  using namespace emulated;
-  const Packet* all = exchange(~0u, {{a[0], a[1], a[2], a[3], b0, b1}}, false, at);
-  const auto code = [](uint32_t word, int k) { return word >> k % 4 * 8 & 0xff; };
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane() / 4, column = lane() % 4 * 2 + i % 2, lower = i / 2;
-    for (int k = 0; k < 32; ++k)
-      c[i] += value_of_e4m3(code(all[row * 4 + k % 16 / 4].word[lower + k / 16 * 2], k)) *
-              value_of_e4m3(code(all[column * 4 + k % 16 / 4].word[4 + k / 16], k));
-  }
+// Products are exact in float; sums are rounded to float.
+inline void mma_m16n8k32_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                              tandem::Caller at = tandem::Caller::here()) {
+  emulated::multiply(emulated::Mma::kE4m3, {{a[0], a[1], a[2], a[3], b0, b1}}, c, at);
 }
 
 inline uint32_t load_acquire(const uint32_t* p) {

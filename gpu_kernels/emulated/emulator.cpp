@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -52,7 +53,38 @@ struct Meeting {
   uint64_t round = 0;
   Where at = Caller::here();
   Packet packets[2][32];
+  float sums[2][32][4];  // of multiply()
 };
+
+std::array<float, 256> e4m3_values() {
+  std::array<float, 256> all;
+  for (int i = 0; i < 256; ++i) all[i] = widen(fp8_e4m3{static_cast<uint8_t>(i)});
+  return all;
+}
+
+// [16, 8] sums += a [16, kDepth] b [kDepth, 8] of a warp. Lane l has, of each half of the depth, a
+// quarter of rows l / 4 and l / 4 + 8 of a and of column l / 4 of b; of the sums, two columns of
+// these rows. value(word, i): number i of a packet's word.
+template <int kDepth, class Value>
+void add_products(const Packet* lanes, float (*sums)[4], Value value) {
+  constexpr int kWord = kDepth / 8;  // numbers of a word
+  float a[16][kDepth], b[kDepth][8], c[16][8];
+  for (int l = 0; l < 32; ++l)
+    for (int half = 0; half < 2; ++half)
+      for (int i = 0; i < kWord; ++i) {
+        const int k = half * kDepth / 2 + l % 4 * kWord + i;
+        a[l / 4][k] = value(lanes[l].word[2 * half], i);
+        a[l / 4 + 8][k] = value(lanes[l].word[2 * half + 1], i);
+        b[k][l / 4] = value(lanes[l].word[4 + half], i);
+      }
+  for (int l = 0; l < 32; ++l)
+    for (int i = 0; i < 4; ++i) c[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2] = sums[l][i];
+  for (int row = 0; row < 16; ++row)
+    for (int k = 0; k < kDepth; ++k)
+      for (int column = 0; column < 8; ++column) c[row][column] += a[row][k] * b[k][column];
+  for (int l = 0; l < 32; ++l)
+    for (int i = 0; i < 4; ++i) sums[l][i] = c[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2];
+}
 
 using SharedMemory = std::unique_ptr<void, decltype(&std::free)>;
 
@@ -82,6 +114,7 @@ class Block {
 
   void sync(Where at);
   const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at);
+  void multiply(Mma kind, const Packet& mine, float (&c)[4], Where at);
   void poll();
   void copy(PendingCopy copy);
 
@@ -99,6 +132,9 @@ class Block {
   void resume(Fiber& next);
   void suspend();
   void wait_until_changed(const uint64_t& counter);
+  Meeting& meeting(unsigned mask, Where at);
+  bool arrives_last(Meeting& m);
+  static void open(Meeting& m);
   void open_barrier();
   [[noreturn]] void report_deadlock() const;
   static void fiber_main();
@@ -339,7 +375,8 @@ void Block::sync(Where at) {
   observe(mark);
 }
 
-const Packet* Block::exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at) {
+// What the lanes of `mask` meet at next.
+Meeting& Block::meeting(unsigned mask, Where at) {
   const int lane = running->thread % 32;
   ++n_collectives_;
   running->last_met = at;
@@ -355,18 +392,55 @@ const Packet* Block::exchange(unsigned mask, const Packet& mine, bool orders_mem
   Meeting& m = **it;
   if (m.arrived == 0) m.at = at;
   if (!same(at, m.at)) fault("lanes of one warp meet at different collectives", at);
+  return m;
+}
+
+// Whether this lane is the last to arrive, who opens the meeting; the others wait until it has.
+bool Block::arrives_last(Meeting& m) {
+  m.arrived |= 1u << running->thread % 32;
+  return m.arrived == m.mask;
+}
+void Block::open(Meeting& m) {
+  m.arrived = 0;
+  ++m.round;
+}
+
+const Packet* Block::exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at) {
+  Meeting& m = meeting(mask, at);
   Packet* packets = m.packets[m.round & 1];
-  packets[lane] = mine;
+  packets[running->thread % 32] = mine;
   if (orders_memory) publish(packets);
-  m.arrived |= 1u << lane;
-  if (m.arrived == mask) {
-    m.arrived = 0;
-    ++m.round;
+  if (arrives_last(m))
+    open(m);
+  else
+    wait_until_changed(m.round);
+  if (orders_memory) observe(packets);
+  return packets;
+}
+
+// The last lane computes for all: numbers are decoded once, and columns are a vector.
+void Block::multiply(Mma kind, const Packet& mine, float (&c)[4], Where at) {
+  Meeting& m = meeting(~0u, at);
+  const int lane = running->thread % 32;
+  Packet* packets = m.packets[m.round & 1];
+  float(*sums)[4] = m.sums[m.round & 1];
+  packets[lane] = mine;
+  std::copy_n(c, 4, sums[lane]);
+  if (arrives_last(m)) {
+    if (kind == Mma::kBf16) {
+      add_products<16>(packets, sums, [](uint32_t word, int i) {
+        return std::bit_cast<float>(i == 0 ? word << 16 : word & 0xffff0000u);
+      });
+    } else {
+      static const std::array<float, 256> values = e4m3_values();
+      add_products<32>(packets, sums,
+                       [](uint32_t word, int i) { return values[word >> i * 8 & 0xff]; });
+    }
+    open(m);
   } else {
     wait_until_changed(m.round);
   }
-  if (orders_memory) observe(packets);
-  return packets;
+  std::copy_n(sums[lane], 4, c);
 }
 
 void Block::poll() {
@@ -396,6 +470,9 @@ void Block::report_deadlock() const {
 void sync_block(Where at) { current->sync(at); }
 const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at) {
   return current->exchange(mask, mine, orders_memory, at);
+}
+void multiply(Mma kind, const Packet& mine, float (&c)[4], Where at) {
+  current->multiply(kind, mine, c, at);
 }
 void yield() { current->poll(); }
 

@@ -60,10 +60,10 @@ Machine machine_from_file(const std::string& path) {
 }
 
 Json curves_to_json(const std::vector<EfficiencyCurve>& curves) {
-  Json json = Json::object();
+  Json out = Json::object();
   for (const EfficiencyCurve& c : curves)
-    (c.format.empty() ? json[c.work] : json[c.work][c.format]) = c.points;
-  return json;
+    (c.format.empty() ? out[c.work] : out[c.work][c.format]) = c.points;
+  return out;
 }
 
 Json machine_to_json(const Machine& m) {
@@ -76,7 +76,7 @@ Json machine_to_json(const Machine& m) {
   Json read = {{"one_thread", m.one_thread_read_bytes_per_second},
                {"all", m.read_bytes_per_second()}};
   if (m.cross_read_bytes_per_second > 0) read["cross"] = m.cross_read_bytes_per_second;
-  Json json = {{"name", m.name},
+  Json out = {{"name", m.name},
                {"cpu", m.cpu},
                {"isa", m.isa},
                {"sockets", m.sockets},
@@ -87,14 +87,14 @@ Json machine_to_json(const Machine& m) {
                {"peak_ops_per_second", peak_to_json(m.peak, false)},
                {"nodes", nodes},
                {"gpus", gpus}};
-  if (!m.curves.empty()) json["efficiency"] = curves_to_json(m.curves);
+  if (!m.curves.empty()) out["efficiency"] = curves_to_json(m.curves);
   if (m.disk_read_bytes_per_second > 0)
-    json["disk_read_bytes_per_second"] = m.disk_read_bytes_per_second;
-  if (m.gpu_link.bytes_per_second > 0) json["gpu_link"] = link_to_json(m.gpu_link);
-  if (m.hosts > 1) json["hosts"] = m.hosts;
-  if (m.network.bytes_per_second > 0) json["network"] = link_to_json(m.network);
-  if (m.measured_at > 0) json["measured_at"] = m.measured_at;
-  return json;
+    out["disk_read_bytes_per_second"] = m.disk_read_bytes_per_second;
+  if (m.gpu_link.bytes_per_second > 0) out["gpu_link"] = link_to_json(m.gpu_link);
+  if (m.hosts > 1) out["hosts"] = m.hosts;
+  if (m.network.bytes_per_second > 0) out["network"] = link_to_json(m.network);
+  if (m.measured_at > 0) out["measured_at"] = m.measured_at;
+  return out;
 }
 
 namespace {

@@ -34,10 +34,11 @@ def tree_files(tree):
 
 
 class Copy:
-    """The tree below `place`/tree, built in `place`/build."""
+    """The tree below `place`/tree, built where its programs find what lies beside them (core/program_files.h)."""
 
     def __init__(self, tree, place, jobs):
-        self.original, self.tree, self.build, self.jobs = tree, place / "tree", place / "build", jobs
+        self.original, self.place, self.tree, self.jobs = tree, place, place / "tree", jobs
+        self.build = self.tree / "build" / "release"
         self.mutants = {}  # {file: [Mutant]}
         self.lines = {}  # {file: {number of a mutant: (its first line, its last line)}}
 
@@ -74,7 +75,7 @@ class Copy:
             path.write_bytes(content)
 
     def configure(self):
-        runtime = self.build.parent / "runtime"
+        runtime = self.place / "runtime"
         self.write(runtime / "runtime.cpp", schemata.RUNTIME.encode())
         self.write(runtime / "mutation.cmake", schemata.CMAKE.encode())
         cached = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
