@@ -11,7 +11,7 @@
 # Other targets: bench, asan, tsan, fuzz, mutants, format, lint, clean. Targets install missing packages;
 # everything is built below build/.
 .PHONY: all configure build run test install deps bench bench-report validate-planner hybrid-schedule bundle \
-        asan tsan fuzz mutants mutation-score format lint clean
+        asan tsan fuzz mutants mutation-score format format-check lint clean
 
 PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev \
             nlohmann-json3-dev libboost-dev libssl-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev \
@@ -86,7 +86,11 @@ mutation-score: deps
 
 format: deps
 	@tools/install_packages.sh $(LINT_PACKAGES)
-	@git ls-files '*.cpp' '*.h' | xargs clang-format-14 -i
+	@git ls-files '*.cpp' '*.h' '*.cu' | xargs clang-format-14 -i
+
+format-check: deps
+	@tools/install_packages.sh clang-format-14
+	@git ls-files '*.cpp' '*.h' '*.cu' | xargs -P$(JOBS) -n64 clang-format-14 --dry-run -Werror
 
 lint: deps
 	@tools/install_packages.sh $(LINT_PACKAGES)

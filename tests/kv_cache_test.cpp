@@ -38,17 +38,16 @@ KvCache cache_of_two_kinds() {
 }
 
 void fill(const KvCache& cache, int32_t page, int value) {
-  cache.for_each_piece(page, [&](std::span<std::byte> piece) {
-    std::memset(piece.data(), value++, piece.size());
-  });
+  cache.for_each_piece(
+      page, [&](std::span<std::byte> piece) { std::memset(piece.data(), value++, piece.size()); });
 }
 
 // What every byte of a page is, in all its pieces; -1: not the same.
 std::vector<int> values(const KvCache& cache, int32_t page) {
   std::vector<int> found;
   cache.for_each_piece(page, [&](std::span<std::byte> piece) {
-    const bool same = std::all_of(piece.begin(), piece.end(),
-                                  [&](std::byte b) { return b == piece.front(); });
+    const bool same =
+        std::all_of(piece.begin(), piece.end(), [&](std::byte b) { return b == piece.front(); });
     found.push_back(same ? static_cast<int>(piece.front()) : -1);
   });
   return found;

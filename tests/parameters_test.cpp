@@ -1,9 +1,9 @@
 // Against the published sizes of the models, and against the list of tensors itself.
-#include "model/kv_layout.h"
 #include "model/parameters.h"
 
 #include <gtest/gtest.h>
 
+#include "model/kv_layout.h"
 #include "model/weights.h"
 #include "tests/config_families.h"
 

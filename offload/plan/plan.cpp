@@ -239,9 +239,9 @@ int Winner::largest_concurrency(const Placement& p) const {
   for (const DeviceMemory& m : memory_by_device(r_.config, r_.machine, p))
     for (const Stage& s : p.stages)
       if (std::find(s.devices.begin(), s.devices.end(), m.device) != s.devices.end())
-        sequences = std::min(
-            sequences, m.free_bytes() / (w_.context * kv_bytes_per_token(r_.config, p.kv_type,
-                                                                         s.first, s.last)));
+        sequences = std::min(sequences,
+                             m.free_bytes() / (w_.context * kv_bytes_per_token(r_.config, p.kv_type,
+                                                                               s.first, s.last)));
   return static_cast<int>(std::clamp<int64_t>(sequences * p.stages[0].dp(), 0, kMostConcurrency));
 }
 

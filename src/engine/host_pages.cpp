@@ -6,9 +6,7 @@
 namespace tandem {
 
 HostPages::HostPages(Device& device, const KvCache& cache, int n_pages)
-    : device_(device),
-      cache_(cache),
-      n_pages_(n_pages) {
+    : device_(device), cache_(cache), n_pages_(n_pages) {
   rates_.page_bytes = cache.page_bytes();
   memory_ = device.allocate_on_host(n_pages * rates_.page_bytes);
 

@@ -77,16 +77,16 @@ Json machine_to_json(const Machine& m) {
                {"all", m.read_bytes_per_second()}};
   if (m.cross_read_bytes_per_second > 0) read["cross"] = m.cross_read_bytes_per_second;
   Json out = {{"name", m.name},
-               {"cpu", m.cpu},
-               {"isa", m.isa},
-               {"sockets", m.sockets},
-               {"numa_nodes", m.nodes.size()},
-               {"cores", m.cores()},
-               {"memory_bytes", m.memory_bytes()},
-               {"read_bytes_per_second", read},
-               {"peak_ops_per_second", peak_to_json(m.peak, false)},
-               {"nodes", nodes},
-               {"gpus", gpus}};
+              {"cpu", m.cpu},
+              {"isa", m.isa},
+              {"sockets", m.sockets},
+              {"numa_nodes", m.nodes.size()},
+              {"cores", m.cores()},
+              {"memory_bytes", m.memory_bytes()},
+              {"read_bytes_per_second", read},
+              {"peak_ops_per_second", peak_to_json(m.peak, false)},
+              {"nodes", nodes},
+              {"gpus", gpus}};
   if (!m.curves.empty()) out["efficiency"] = curves_to_json(m.curves);
   if (m.disk_read_bytes_per_second > 0)
     out["disk_read_bytes_per_second"] = m.disk_read_bytes_per_second;
