@@ -116,12 +116,14 @@ TEST_F(GpuEngineLost, WithExpertsOnBoth) {
 // Whoever waits for an answer is told, whoever asks later too, with either way of output.
 void serve_until_lost(int64_t n, bool async) {
   SCOPED_TRACE(testing::Message() << "lost at piece " << n);
+  // Destroyed last: a lost GPU does not come back while work of the failed step is still queued.
+  std::optional<LostAfter> lost;
   LoadedModel loaded(small_model());
   const Tokenizer tokenizer = Tokenizer::from_directory(kRoot + "/models/tiny-r1");
   OutputThread output;
   Engine engine(loaded.model(), loaded.cache(), vocabulary_of(tokenizer, loaded.config().vocab),
                 loaded.context(), {.max_running = 2, .output = async ? &output : nullptr});
-  const LostAfter lost(n);
+  lost.emplace(n);
   gpu::open_gpu();
   constexpr int kAnswers = 4;  // two of which wait for the others
   std::vector<std::string> errors(kAnswers);
