@@ -1,6 +1,6 @@
 // The schedule of a decode step that GPU and CPU share, on a machine without a GPU: the real
 // forward pass, hand-off and experts of R1's shape on one core, and on another a simulated GPU that
-// only delays (stated_card.h). Prints the table of docs/measurements/hybrid_schedule.md.
+// only delays (stated_gpu.h). Prints the table of docs/measurements/hybrid_schedule.md.
 //
 //     hybrid_schedule [GB of experts, 3]
 #include <cstdio>
@@ -10,7 +10,7 @@
 #include "bench/machine_speed.h"
 #include "core/machine_info.h"
 #include "model/cost.h"
-#include "stated_card.h"
+#include "stated_gpu.h"
 
 namespace tandem {
 namespace {
@@ -95,9 +95,9 @@ class Schedule {
   HybridSteps::Decode print_row(int n, StatedRates card) {
     Timeline timeline;
     const StepLimits limits = {kMost, 1};
-    const ModelOnCard on_card(
-        [&](const GpuTwinOptions& options) {
-          return std::make_unique<StatedCard>(options, card, card_cpu_, timeline);
+    const ModelOnGpu on_gpu(
+        [&](const GpuBenchOptions& options) {
+          return std::make_unique<StatedGpu>(options, card, card_cpu_, timeline);
         },
         {.config = model_.config,
          .formats = {model_.format, model_.format},
@@ -105,7 +105,7 @@ class Schedule {
          .max_tokens = kMost,
          .context = kContext},
         limits, int64_t{n} * kContext);
-    HybridSteps steps({model_.config, experts_, on_card, limits});
+    HybridSteps steps({model_.config, experts_, on_gpu, limits});
     const HybridSteps::Decode m = steps.decode(kContext, n, kSeconds);
     const Traced t = traced(timeline, m.cpu / 2);
     std::printf("| %.3g x | %d | %.2f ms | %.1f ms | %.1f ms | %.1f ms | %.2f |", card.slower, n,

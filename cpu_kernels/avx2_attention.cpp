@@ -133,7 +133,7 @@ void scores(const AttendArgs& a, const Keys& b, int query, int n_keys, float (*s
 
 // Replaces one query's scores by exp(score - max), and by 0 for keys that it does not see. Returns
 // the factor that rescales its previous sums.
-float soften(float* score, int visible, float scale, float* max, float* sum) {
+float apply_softmax(float* score, int visible, float scale, float* max, float* sum) {
   const __m256 none = _mm256_set1_ps(-__builtin_inff());
   __m256 top = _mm256_set1_ps(*max);
   for (int j = 0; j < kMaxKeys; j += kLanes) {
@@ -193,7 +193,8 @@ void attend_queries(const AttendArgs& a, const Keys& b, int query) {
   float shrink[M];
   for (int i = 0; i < M; ++i) {
     const bool sees = visible[i] > 0;
-    shrink[i] = sees ? soften(p[i], visible[i], a.scale, a.max + query + i, a.sum + query + i) : 1;
+    shrink[i] =
+        sees ? apply_softmax(p[i], visible[i], a.scale, a.max + query + i, a.sum + query + i) : 1;
     if (!sees) __builtin_memset(p[i], 0, sizeof(p[i]));
   }
   blend_values<M>(a, b, query, n_keys, p, shrink);

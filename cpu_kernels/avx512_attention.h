@@ -229,7 +229,7 @@ void rescale(const AttendArgs& a, int query, __mmask16 which, const float* shrin
 }
 
 // Turns the scores of 16 queries into weights, and updates maxima, sums and previous outputs.
-void soften(const AttendArgs& a, const Blocks& b, int query, Scratch& s) {
+void apply_softmax(const AttendArgs& a, const Blocks& b, int query, Scratch& s) {
   const Scores scores = scores_of(b, query, s);
   const __m512 before = _mm512_load_ps(s.max + query);
   const __m512 found = _mm512_mul_ps(largest(scores, b.n), _mm512_set1_ps(a.scale));
@@ -299,7 +299,8 @@ void attend_blocks(const AttendArgs& a, const Blocks& b, Scratch& s) {
   for (int panel = 0; panel * kPanelRows < b.n_queries; panel += kPanelsTogether) {
     Products::score(a, b, panel, s);
     const int end = min(b.n_queries, (panel + kPanelsTogether) * kPanelRows);
-    for (int query = panel * kPanelRows; query < end; query += kPanelRows) soften(a, b, query, s);
+    for (int query = panel * kPanelRows; query < end; query += kPanelRows)
+      apply_softmax(a, b, query, s);
   }
   for (int column = 0; column < a.v_dim; column += kTogether) {
     pack_values(a, b, column, s);

@@ -6,25 +6,25 @@
 
 namespace tandem::gpu {
 
-std::string why_not(const CardFacts& f) {
+std::string why_not(const GpuFacts& f) {
   if (f.driver <= 0) return "no NVIDIA driver is on this machine: install one, or use --device cpu";
-  if (f.count == CardFacts::Count::kDriverTooOld)
+  if (f.count == GpuFacts::Count::kDriverTooOld)
     return fmt::format(
         "the NVIDIA driver knows CUDA {} and this program was built with {}: install a newer "
         "driver, or use --device cpu",
         version_text(f.driver), version_text(f.toolkit));
-  if (f.count == CardFacts::Count::kFailed || f.n_cards <= 0)
+  if (f.count == GpuFacts::Count::kFailed || f.n_cards <= 0)
     return fmt::format("no NVIDIA GPU can be used ({}): check nvidia-smi, or use --device cpu",
                        f.count_error.empty() ? "the driver finds none" : f.count_error);
   if (f.major < 8)
     return fmt::format("{} has compute capability {}.{}: 8.0 or newer is needed; use --device cpu",
                        f.name, f.major, f.minor);
-  if (f.kernels == CardFacts::Kernels::kForOthers)
+  if (f.kernels == GpuFacts::Kernels::kForOthers)
     return fmt::format(
         "this program was built for other GPUs than {} (compute capability {}.{}): build it with "
         "-DTANDEM_CUDA=all, or use --device cpu",
         f.name, f.major, f.minor);
-  if (f.kernels == CardFacts::Kernels::kPtxTooNew)
+  if (f.kernels == GpuFacts::Kernels::kPtxTooNew)
     return fmt::format(
         "the NVIDIA driver knows CUDA {}, too old to compile this program's PTX of CUDA {} for {}: "
         "install a newer driver, or use --device cpu",
@@ -32,7 +32,7 @@ std::string why_not(const CardFacts& f) {
   return "";
 }
 
-bool has_fp8_mma(const CardFacts& f) {
+bool has_fp8_mma(const GpuFacts& f) {
   constexpr int kFirst = 89;
   return 10 * f.major + f.minor >= kFirst && f.compiled_for >= kFirst;
 }

@@ -10,7 +10,7 @@
 namespace tandem::gpu {
 
 // In the order in which CUDA is queried; after the first problem, later fields are unset.
-struct CardFacts {
+struct GpuFacts {
   enum class Count : uint8_t { kDone, kDriverTooOld, kFailed };
   enum class Kernels : uint8_t { kThere, kForOthers, kPtxTooNew };
 
@@ -27,13 +27,13 @@ struct CardFacts {
 };
 
 // Why the GPU cannot be used and what to do, in one line; empty if it can be used.
-std::string why_not(const CardFacts& facts);
+std::string why_not(const GpuFacts& facts);
 
 // True if kernels with FP8 mma run, which needs compute capability 8.9 of both the GPU and the
 // program's PTX.
-bool has_fp8_mma(const CardFacts& facts);
+bool has_fp8_mma(const GpuFacts& facts);
 
-// As in CardFacts; 0 on the emulated GPU.
+// As in GpuFacts; 0 on the emulated GPU.
 struct CudaVersions {
   int driver = 0, toolkit = 0;
 };

@@ -27,9 +27,9 @@ struct HandDownArgs {
   int64_t ids_stride;
   Matrix weights;  // [tokens, n_active]
   // Index of each expert among those on the GPU, -1 for those on the CPU; null: all are on the CPU.
-  const int32_t* place_on_card;  // [n_experts]
-  // [tokens, n_active] in GPU memory, out: values of place_on_card. Null if place_on_card is null.
-  int32_t* card_ids;
+  const int32_t* gpu_place;  // [n_experts]
+  // [tokens, n_active] in GPU memory, out: values of gpu_place. Null if gpu_place is null.
+  int32_t* gpu_ids;
   HandedDown to;
   RowType type;
   int tokens, n_active, dim;

@@ -29,7 +29,7 @@ gpu::ExpertWeights all_of(const std::vector<FfnWeights>& experts, QuantView FfnW
   return all;
 }
 
-std::vector<FfnWeights> on_card(const std::vector<FfnWeights>& experts) {
+std::vector<FfnWeights> on_gpu(const std::vector<FfnWeights>& experts) {
   std::vector<FfnWeights> here;
   for (const FfnWeights& e : experts)
     if (!e.gate.empty()) here.push_back(e);
@@ -43,7 +43,7 @@ CudaExperts::CudaExperts(const ModelConfig& config, const ModelWeights& weights,
     : c_(config), stream_(stream), rows_(rows), layers_(weights.layers.size()) {
   check(weights.slices.size() <= 1, "experts on a GPU are not cut");
   for (size_t l = 0; l < layers_.size(); ++l) {
-    const std::vector<FfnWeights> experts = on_card(weights.layers[l].experts);
+    const std::vector<FfnWeights> experts = on_gpu(weights.layers[l].experts);
     if (experts.empty()) continue;
     layers_[l] = {all_of(experts, &FfnWeights::gate), all_of(experts, &FfnWeights::up),
                   all_of(experts, &FfnWeights::down), static_cast<int>(experts.size())};

@@ -103,11 +103,11 @@ void CudaStreaming::bring_ahead(int layer) {
 
 // The thread alternates: while the link brings what the team has copied, the team computes.
 void CudaStreaming::add_to(const Shared& step, TensorView y) {
-  const int layer = step.on_card.layer;
+  const int layer = step.on_gpu.layer;
   divide(step.on_cpu);
-  const std::span<const int> brought(division_.order.data(), division_.n_on_card);
+  const std::span<const int> brought(division_.order.data(), division_.n_on_gpu);
   const int64_t n_stages = (std::ssize(brought) + kAtOnce - 1) / kAtOnce;
-  if (n_stages > 0) sort_on_card(step.on_card);
+  if (n_stages > 0) sort_on_card(step.on_gpu);
   if (any_on_cpu_) cpu_.begin(step.on_cpu);
   for (int64_t i = 0; i < n_stages; ++i) {
     const int64_t first = i * kAtOnce;
@@ -141,7 +141,7 @@ void CudaStreaming::divide(const ExpertBatch& on_cpu) {
 
   auto* const places = places_.as<int32_t>();
   std::fill_n(places, c_.router.n_experts, -1);
-  for (int i = 0; i < division_.n_on_card; ++i) places[division_.order[i]] = i;
+  for (int i = 0; i < division_.n_on_gpu; ++i) places[division_.order[i]] = i;
   for_each_id([&](int32_t& id) {
     if (places[id] >= 0) id = -1;
   });
@@ -167,7 +167,7 @@ void CudaStreaming::sort_on_card(const ExpertBatch& batch) {
                                .tokens = static_cast<int>(ids.rows),
                                .n_active = static_cast<int>(ids.cols)});
   const TensorView placed = {ids_.as<void>(), ids.rows, ids.cols, ids.cols, DType::kI32};
-  sorted_ = rows_.sort({batch.layer, batch.x, {placed, batch.routing.weights}}, division_.n_on_card,
+  sorted_ = rows_.sort({batch.layer, batch.x, {placed, batch.routing.weights}}, division_.n_on_gpu,
                        weights(batch.layer, kGate, Experts(division_.order).first(1)).first);
 }
 
@@ -201,7 +201,7 @@ void CudaStreaming::hand_up(const TensorView& sum, TensorView y) {
 void CudaStreaming::keep_likely(int layer) {
   Layer& l = layers_[layer];
   const auto brought = division_.order.begin();
-  const int n = division_.n_on_card, n_stages = n / kAtOnce - (n == l.n_likely);
+  const int n = division_.n_on_gpu, n_stages = n / kAtOnce - (n == l.n_likely);
   l.n_likely = std::clamp(n_stages, 0, kStages) * kAtOnce;
   std::partial_sort_copy(brought, brought + n, l.likely.begin(), l.likely.begin() + l.n_likely,
                          [&](int a, int b) { return rows_asked_[a] > rows_asked_[b]; });

@@ -35,10 +35,10 @@ class CudaStreaming {
   void bring_ahead(int layer);
   // The same tokens for both.
   struct Shared {
-    ExpertBatch on_card;  // ids of all experts
-    ExpertBatch on_cpu;   // in host memory, as CpuExperts takes it, without the ids of those that
-                          // live on the card; ids of those that are brought become -1
-    TensorView sum;       // [tokens, dim] in mapped memory, for the CPU's part
+    ExpertBatch on_gpu;  // ids of all experts
+    ExpertBatch on_cpu;  // in host memory, as CpuExperts takes it, without the ids of those that
+                         // live on the card; ids of those that are brought become -1
+    TensorView sum;      // [tokens, dim] in mapped memory, for the CPU's part
   };
   // y += sum of weight * expert(x) over the experts in host memory. Returns when the CPU's part is
   // done and the card's is enqueued; bring_ahead() came before.

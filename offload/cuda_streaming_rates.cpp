@@ -30,7 +30,7 @@ ExpertRates CudaStreaming::measured_rates(int max_tokens) {
 
   const EvenBatch batch(c_, max_tokens, experts);
   for (int i = 0; i < n_experts; ++i) places_.as<int32_t>()[experts[i]] = i;
-  division_.n_on_card = n_experts;
+  division_.n_on_gpu = n_experts;
   constexpr int kStep = 4;  // times as many tokens
   const int n_active = c_.router.n_active, least = (n_experts + n_active - 1) / n_active;
   for (int n = std::min(least, max_tokens);; n = std::min(n * kStep, max_tokens)) {

@@ -25,7 +25,7 @@ void divide_experts(std::span<const int> rows, std::span<const int> ahead, const
     const double seconds = std::max({link, card, cpu});
     if (seconds < least) {
       least = seconds;
-      out.n_on_card = static_cast<int>(e - order.begin());
+      out.n_on_gpu = static_cast<int>(e - order.begin());
     }
     if (e == order.end()) return;
     link += rates.link_seconds;

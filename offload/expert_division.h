@@ -27,7 +27,7 @@ struct ExpertRates {
 
 struct Division {
   std::vector<int> order;  // all experts, those of the card first
-  int n_on_card = 0;
+  int n_on_gpu = 0;
 };
 
 // Makes link, card and CPU, who work at the same time, end together as nearly as whole experts

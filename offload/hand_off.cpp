@@ -71,22 +71,22 @@ void HandOff::hand_down(const ExpertBatch& batch) {
   const TensorView& ids = batch.routing.ids;
   const StepRows rows = rows_of(batch);
   const ExpertBatch to = this->batch(batch.layer, rows);
-  gpu::hand_down(
-      stream_, {.x = gpu_matrix(batch.x),
-                .ids = static_cast<const int32_t*>(ids.data),
-                .ids_stride = ids.stride,
-                .weights = gpu_matrix(batch.routing.weights),
-                .place_on_card = places_.as<int32_t>() + int64_t{batch.layer} * c_.router.n_experts,
-                .card_ids = gpu_ids(rows).row<int32_t>(0),
-                .to = {.ids = to.routing.ids.row<int32_t>(0),
-                       .weights = to.routing.weights.row<float>(0),
-                       .scales = scales_.as<float>() + rows.first,
-                       .rows = to.x.data,
-                       .row_bytes = row_bytes(c_, types_[batch.layer])},
-                .type = types_[batch.layer],
-                .tokens = rows.n,
-                .n_active = static_cast<int>(ids.cols),
-                .dim = c_.dim});
+  gpu::hand_down(stream_,
+                 {.x = gpu_matrix(batch.x),
+                  .ids = static_cast<const int32_t*>(ids.data),
+                  .ids_stride = ids.stride,
+                  .weights = gpu_matrix(batch.routing.weights),
+                  .gpu_place = places_.as<int32_t>() + int64_t{batch.layer} * c_.router.n_experts,
+                  .gpu_ids = gpu_ids(rows).row<int32_t>(0),
+                  .to = {.ids = to.routing.ids.row<int32_t>(0),
+                         .weights = to.routing.weights.row<float>(0),
+                         .scales = scales_.as<float>() + rows.first,
+                         .rows = to.x.data,
+                         .row_bytes = row_bytes(c_, types_[batch.layer])},
+                  .type = types_[batch.layer],
+                  .tokens = rows.n,
+                  .n_active = static_cast<int>(ids.cols),
+                  .dim = c_.dim});
   handed_down_.raise(stream_);
 }
 

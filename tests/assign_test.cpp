@@ -16,7 +16,7 @@ TEST(DealExperts, RanksGetAlikeAndEveryExpertAnOwner) {
       if (n_ranks == 1 && n_redundant > 0) continue;
       std::vector<double> shares(256);
       for (double& s : shares) s = std::exponential_distribution<double>(1)(rng);
-      const auto owners = deal_experts(shares, n_ranks, n_redundant);
+      const auto owners = assign_experts(shares, n_ranks, n_redundant);
       std::vector<int> held(n_ranks, 0);
       int copies = 0;
       for (const auto& ranks : owners) {
@@ -40,7 +40,7 @@ TEST(DealExperts, CopiesGoToTheHottestAndEvenTheLoad) {
   // One expert takes half of all: with three more copies it is no longer the worst.
   std::vector<double> shares(8, 0.5 / 7);
   shares[5] = 0.5;
-  const auto owners = deal_experts(shares, 4, 4);
+  const auto owners = assign_experts(shares, 4, 4);
   EXPECT_EQ(owners[5].size(), 4u);
   std::vector<double> load(4, 0);
   for (int e = 0; e < 8; ++e)

@@ -164,9 +164,9 @@ TEST_F(OnBoth, ExpertsOfTheCardTakeNoHostMemory) {
   EXPECT_TRUE(p.card->experts[2].empty());
   for (const int l : {3, 9, 10, 60})
     for (const int e : {0, 9, 10, 255}) {
-      const bool on_card = l < 10 && e < 10;
-      EXPECT_EQ(p.card->experts[l][e], on_card) << l << ", " << e;
-      EXPECT_EQ(p.experts.keeps({"", l, e, WeightUse::kExpert, 1, 1}), !on_card);
+      const bool on_gpu = l < 10 && e < 10;
+      EXPECT_EQ(p.card->experts[l][e], on_gpu) << l << ", " << e;
+      EXPECT_EQ(p.experts.keeps({"", l, e, WeightUse::kExpert, 1, 1}), !on_gpu);
     }
   EXPECT_FALSE(p.experts.keeps({"", 3, -1, WeightUse::kShared, 1, 1}));
   EXPECT_EQ(*p.experts.format(9), weight_format("int8"));
@@ -209,7 +209,7 @@ TEST(EvenlyOnCard, FirstLayersGetWhatIsLeftOver) {
   const ModelConfig c = known_model("r1");
   const auto counts = [&](int64_t n) {
     std::vector<int64_t> of_layers;
-    for (const auto& layer : evenly_on_card(c, n).experts)
+    for (const auto& layer : evenly_on_gpu(c, n).experts)
       of_layers.push_back(std::count(layer.begin(), layer.end(), true));
     return of_layers;
   };

@@ -25,8 +25,8 @@ Division divided(const std::vector<int>& rows, const std::vector<int>& ahead = {
   divide_experts(rows, ahead, rates, d);
   return d;
 }
-std::vector<int> on_card(const Division& d) {
-  return {d.order.begin(), d.order.begin() + d.n_on_card};
+std::vector<int> on_gpu(const Division& d) {
+  return {d.order.begin(), d.order.begin() + d.n_on_gpu};
 }
 
 TEST(ExpertDivision, SecondsFollowTheirPoints) {
@@ -43,17 +43,17 @@ TEST(ExpertDivision, SecondsFollowTheirPoints) {
 
 TEST(ExpertDivision, TheCardGetsThoseWithTheMostRows) {
   // The CPU alone: 4 + 23 + 5 + 43 = 75 s; with one on the link 33; with two 11, and the link 20.
-  EXPECT_EQ(on_card(divided({1, 20, 2, 40})), (std::vector<int>{3, 1}));
-  EXPECT_EQ(on_card(divided({1, 1, 1})), (std::vector<int>{0})) << "10 s beside 9, where 12 were";
-  EXPECT_EQ(on_card(divided({1, 1})), std::vector<int>()) << "8 s are less than the link's 10";
-  EXPECT_EQ(on_card(divided({0, 0, 0})), std::vector<int>()) << "nobody asked for them";
-  EXPECT_EQ(on_card(divided({})), std::vector<int>());
+  EXPECT_EQ(on_gpu(divided({1, 20, 2, 40})), (std::vector<int>{3, 1}));
+  EXPECT_EQ(on_gpu(divided({1, 1, 1})), (std::vector<int>{0})) << "10 s beside 9, where 12 were";
+  EXPECT_EQ(on_gpu(divided({1, 1})), std::vector<int>()) << "8 s are less than the link's 10";
+  EXPECT_EQ(on_gpu(divided({0, 0, 0})), std::vector<int>()) << "nobody asked for them";
+  EXPECT_EQ(on_gpu(divided({})), std::vector<int>());
 }
 
 TEST(ExpertDivision, WhatIsOnItsWayStaysTheCards) {
-  EXPECT_EQ(on_card(divided({0, 9, 1}, {0})), (std::vector<int>{0, 1}))
+  EXPECT_EQ(on_gpu(divided({0, 9, 1}, {0})), (std::vector<int>{0, 1}))
       << "10 s of the link beside 5 of the CPU, which would take 16 alone";
-  EXPECT_EQ(on_card(divided({30, 9, 0}, {2, 1})), (std::vector<int>{2, 1, 0}));
+  EXPECT_EQ(on_gpu(divided({30, 9, 0}, {2, 1})), (std::vector<int>{2, 1, 0}));
   EXPECT_EQ(divided({30, 9, 0, 2}, {2, 1}).order, (std::vector<int>{2, 1, 0, 3}));
 }
 
@@ -61,22 +61,22 @@ TEST(ExpertDivision, WhatIsOnItsWayStaysTheCards) {
 TEST(ExpertDivision, OneSideMayHaveAll) {
   ExpertRates rates = kRates;
   rates.link_seconds = 1e6;
-  EXPECT_EQ(on_card(divided({5, 6, 7}, {}, rates)), std::vector<int>());
+  EXPECT_EQ(on_gpu(divided({5, 6, 7}, {}, rates)), std::vector<int>());
   rates.link_seconds = 1e-6;
   rates.card = {{{1, 1e-6}}};
   rates.copy_seconds = 0;
-  EXPECT_EQ(on_card(divided({5, 6, 7}, {}, rates)).size(), 3u);
+  EXPECT_EQ(on_gpu(divided({5, 6, 7}, {}, rates)).size(), 3u);
 }
 
 // Copying belongs to the CPU's time: where it is dear less is brought.
 TEST(ExpertDivision, CopyingIsTheTeamsWork) {
   const std::vector<int> rows(10, 30);
   ExpertRates rates = kRates;
-  EXPECT_EQ(divided(rows, {}, rates).n_on_card, 8);
+  EXPECT_EQ(divided(rows, {}, rates).n_on_gpu, 8);
   rates.copy_seconds = 30;
-  EXPECT_EQ(divided(rows, {}, rates).n_on_card, 10);
+  EXPECT_EQ(divided(rows, {}, rates).n_on_gpu, 10);
   rates.copy_seconds = 33;
-  EXPECT_EQ(divided(rows, {}, rates).n_on_card, 0) << "as much as to compute them";
+  EXPECT_EQ(divided(rows, {}, rates).n_on_gpu, 0) << "as much as to compute them";
 }
 
 double seconds_of(unsigned chosen, const std::vector<int>& rows, unsigned ahead,
@@ -98,7 +98,7 @@ TEST(ExpertDivision, NoOtherDivisionIsFaster) {
   const auto uniform = [&](double low, double high) {
     return std::uniform_real_distribution<double>(low, high)(rng);
   };
-  std::vector<int> n_on_card(kExperts + 1);
+  std::vector<int> n_on_gpu(kExperts + 1);
   for (int round = 0; round < 400; ++round) {
     const double link = uniform(1, 20);
     const ExpertRates rates = {link, uniform(0, 2), rising(link / 20, link / 500),
@@ -113,15 +113,15 @@ TEST(ExpertDivision, NoOtherDivisionIsFaster) {
       if ((chosen & set) == set) least = std::min(least, seconds_of(chosen, rows, set, rates));
     const Division got = divided(rows, ahead, rates);
     unsigned chosen = 0;
-    for (const int e : on_card(got)) chosen |= 1u << e;
+    for (const int e : on_gpu(got)) chosen |= 1u << e;
     EXPECT_EQ(chosen & set, set);
     EXPECT_NEAR(seconds_of(chosen, rows, set, rates), least, 1e-9) << "round " << round;
     std::vector<int> all = got.order;
     std::sort(all.begin(), all.end());
     for (int e = 0; e < kExperts; ++e) EXPECT_EQ(all[e], e);
-    ++n_on_card[got.n_on_card];
+    ++n_on_gpu[got.n_on_gpu];
   }
-  EXPECT_GE(std::count_if(n_on_card.begin(), n_on_card.end(), [](int n) { return n > 10; }), 5)
+  EXPECT_GE(std::count_if(n_on_gpu.begin(), n_on_gpu.end(), [](int n) { return n > 10; }), 5)
       << "many kinds of divisions";
 }
 

@@ -47,15 +47,15 @@ class RandomCache {
     for (size_t i = 0; i < pages_.size(); ++i)  // beyond the sequence: pages that do not exist
       if (static_cast<int>(i % max_pages_) * kPageTokens >= lengths[i / max_pages_].kv_length)
         pages_[i] = 1 << 28;
-    on_card_ = std::make_unique<OnCard<uint8_t>>(stream, bytes_);
-    pages_on_card_ = std::make_unique<OnCard<int32_t>>(stream, pages_);
+    on_gpu_ = std::make_unique<OnGpuBuffer<uint8_t>>(stream, bytes_);
+    pages_on_card_ = std::make_unique<OnGpuBuffer<int32_t>>(stream, pages_);
   }
 
   const float* row(size_t sequence, int token) const {
     return &values_[row_of(sequence, token) * shape_.dim()];
   }
   LatentCache view() const {
-    return {on_card_->data(), stride_, shape_.kv_rank, shape_.rope_dim, shape_.fp8};
+    return {on_gpu_->data(), stride_, shape_.kv_rank, shape_.rope_dim, shape_.fp8};
   }
   const int32_t* pages() const { return pages_on_card_->data(); }
   int max_pages() const { return max_pages_; }
@@ -95,8 +95,8 @@ class RandomCache {
   std::vector<int32_t> pages_;
   std::vector<uint8_t> bytes_;
   std::vector<float> values_;
-  std::unique_ptr<OnCard<uint8_t>> on_card_;
-  std::unique_ptr<OnCard<int32_t>> pages_on_card_;
+  std::unique_ptr<OnGpuBuffer<uint8_t>> on_gpu_;
+  std::unique_ptr<OnGpuBuffer<int32_t>> pages_on_card_;
 };
 
 // Softmax over scores, and the sum of values of which `value(t)` gives the row. Weights are rounded
@@ -162,10 +162,10 @@ void GpuAttention::decode(const CacheShape& shape, int heads, const std::vector<
   const int rows = tokens * heads;
   const Rows q(rng_, rows, shape.kv_rank, 1, 2), q_rope(rng_, rows, shape.rope_dim, 1, 4);
   const int64_t out_stride = shape.kv_rank + 2;
-  const OnCard<float> q_on_card(stream_, q.values), rope_on_card(stream_, q_rope.values);
-  const OnCard<float> partial(int64_t{n_splits} * rows * shape.kv_rank), lse(n_splits * rows);
-  const OnCard<float> out(rows * out_stride);
-  const OnCard<int32_t> firsts(stream_, first), ns(stream_, n_tokens), kv(stream_, kv_length);
+  const OnGpuBuffer<float> q_on_card(stream_, q.values), rope_on_card(stream_, q_rope.values);
+  const OnGpuBuffer<float> partial(int64_t{n_splits} * rows * shape.kv_rank), lse(n_splits * rows);
+  const OnGpuBuffer<float> out(rows * out_stride);
+  const OnGpuBuffer<int32_t> firsts(stream_, first), ns(stream_, n_tokens), kv(stream_, kv_length);
   mla_decode(stream_,
              {.q = q_on_card.data(),
               .q_rope = rope_on_card.data(),
@@ -256,10 +256,10 @@ void GpuAttention::prefill(const CacheShape& shape, int heads, int nope, int v_d
       {.rows = heads * head_dim, .cols = shape.kv_rank, .type = Number::kF8E4M3, .integers = true});
   const Rows q(rng_, rows, nope, 1, 3), q_rope(rng_, rows, shape.rope_dim, 1, 1);
   const int64_t out_stride = v_dim + 1, latent_stride = (shape.kv_rank + 15) / 16 * 16;
-  const OnCard<float> q_on_card(stream_, q.values), rope_on_card(stream_, q_rope.values);
-  const OnCard<float> out(rows * out_stride);
-  const OnCard<bf16> latents(length.kv_length * latent_stride);
-  const OnCard<bf16> restored(int64_t{length.kv_length} * heads_at_once * head_dim);
+  const OnGpuBuffer<float> q_on_card(stream_, q.values), rope_on_card(stream_, q_rope.values);
+  const OnGpuBuffer<float> out(rows * out_stride);
+  const OnGpuBuffer<bf16> latents(length.kv_length * latent_stride);
+  const OnGpuBuffer<bf16> restored(int64_t{length.kv_length} * heads_at_once * head_dim);
   const float scale = 0.05f / std::sqrt(1.f * shape.kv_rank * (nope + shape.rope_dim));
   mla_prefill(stream_, {.q = q_on_card.data(),
                         .q_rope = rope_on_card.data(),

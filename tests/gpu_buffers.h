@@ -9,14 +9,14 @@
 namespace tandem::gpu::test {
 
 template <class T>
-class OnCard {
+class OnGpuBuffer {
  public:
-  OnCard(Stream& stream, const std::vector<T>& from)
+  OnGpuBuffer(Stream& stream, const std::vector<T>& from)
       : buffer_(from.size() * sizeof(T), Site::kDevice), n_(from.size()) {
     stream.copy(from.data(), n_ * sizeof(T), buffer_.as<T>());
     stream.wait();
   }
-  explicit OnCard(int64_t n) : buffer_(n * sizeof(T), Site::kDevice), n_(n) {}  // NaN
+  explicit OnGpuBuffer(int64_t n) : buffer_(n * sizeof(T), Site::kDevice), n_(n) {}  // NaN
 
   T* data() const { return buffer_.as<T>(); }
   std::vector<T> values(Stream& stream) const {

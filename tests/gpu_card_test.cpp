@@ -7,8 +7,8 @@
 namespace tandem::gpu {
 namespace {
 
-CardFacts sound() {
-  CardFacts facts;
+GpuFacts sound() {
+  GpuFacts facts;
   facts.driver = 12040;
   facts.toolkit = 13000;  // newer, which the driver did not object to
   facts.n_cards = 1;
@@ -20,7 +20,7 @@ CardFacts sound() {
 TEST(CardCheck, ASoundCardIsTaken) { EXPECT_EQ(why_not(sound()), ""); }
 
 TEST(CardCheck, Fp8NeedsACardAndKernelsForIt) {
-  CardFacts facts = sound();
+  GpuFacts facts = sound();
   facts.compiled_for = 89;
   EXPECT_TRUE(has_fp8_mma(facts));
   facts.compiled_for = 80;  // by the driver, from its PTX
@@ -32,7 +32,7 @@ TEST(CardCheck, Fp8NeedsACardAndKernelsForIt) {
 }
 
 // Each names what to do, in one line.
-void expect_refused(const CardFacts& facts, std::initializer_list<const char*> parts) {
+void expect_refused(const GpuFacts& facts, std::initializer_list<const char*> parts) {
   const std::string why = why_not(facts);
   EXPECT_EQ(why.find('\n'), std::string::npos) << why;
   for (const char* part : parts) EXPECT_TRUE(says(why, part));
@@ -44,18 +44,18 @@ TEST(CardCheck, NoDriver) {
 }
 
 TEST(CardCheck, ADriverOlderThanTheToolkit) {
-  CardFacts facts = sound();
+  GpuFacts facts = sound();
   facts.driver = 11080;
-  facts.count = CardFacts::Count::kDriverTooOld;
+  facts.count = GpuFacts::Count::kDriverTooOld;
   facts.n_cards = 0;
   expect_refused(facts, {"driver knows CUDA 11.8", "built with 13.0", "install a newer driver"});
 }
 
 TEST(CardCheck, NoCard) {
-  CardFacts facts;
+  GpuFacts facts;
   facts.driver = 12040;
   expect_refused(facts, {"the driver finds none", "nvidia-smi"});
-  facts.count = CardFacts::Count::kFailed;
+  facts.count = GpuFacts::Count::kFailed;
   facts.count_error = "no CUDA-capable device is detected";
   expect_refused(facts, {"no CUDA-capable device is detected", "nvidia-smi"});
   facts.n_cards = 1;  // a count that failed is not believed
@@ -63,7 +63,7 @@ TEST(CardCheck, NoCard) {
 }
 
 TEST(CardCheck, AnOldCard) {
-  CardFacts facts = sound();
+  GpuFacts facts = sound();
   facts.name = "Tesla V100";
   facts.major = 7;
   facts.minor = 5;
@@ -71,11 +71,11 @@ TEST(CardCheck, AnOldCard) {
 }
 
 TEST(CardCheck, ACardThatTheProgramWasNotBuiltFor) {
-  CardFacts facts = sound();
-  facts.kernels = CardFacts::Kernels::kForOthers;
+  GpuFacts facts = sound();
+  facts.kernels = GpuFacts::Kernels::kForOthers;
   expect_refused(facts,
                  {"built for other GPUs than NVIDIA H200 (compute capability 9.0)", "TANDEM_CUDA"});
-  facts.kernels = CardFacts::Kernels::kPtxTooNew;
+  facts.kernels = GpuFacts::Kernels::kPtxTooNew;
   expect_refused(facts, {"knows CUDA 12.4", "PTX of CUDA 13.0", "install a newer driver"});
 }
 

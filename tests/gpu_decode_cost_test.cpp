@@ -28,17 +28,17 @@ class Decode {
   explicit Decode(bool fp8) : fp8_(fp8) {
     std::mt19937 rng(1);
     const std::vector<uint8_t> bytes(kMaxLength * token_bytes(), 0x38);  // of numbers near 1
-    cache_ = std::make_unique<OnCard<uint8_t>>(stream_, bytes);
-    q_ = std::make_unique<OnCard<float>>(stream_, random_floats(rng, kHeads * kStride, 1));
+    cache_ = std::make_unique<OnGpuBuffer<uint8_t>>(stream_, bytes);
+    q_ = std::make_unique<OnGpuBuffer<float>>(stream_, random_floats(rng, kHeads * kStride, 1));
   }
 
   Work of(int length, int longest, int n_splits) {
     std::vector<int32_t> page_list(longest / kPageTokens);
     std::iota(page_list.begin(), page_list.end(), 0);
-    const OnCard<int32_t> one(stream_, std::vector<int32_t>{1}),
+    const OnGpuBuffer<int32_t> one(stream_, std::vector<int32_t>{1}),
         first(stream_, std::vector<int32_t>{0}), kv(stream_, std::vector<int32_t>{length}),
         pages(stream_, page_list);
-    const OnCard<float> partial(int64_t{n_splits} * kHeads * kRank), lse(n_splits * kHeads),
+    const OnGpuBuffer<float> partial(int64_t{n_splits} * kHeads * kRank), lse(n_splits * kHeads),
         out(kHeads * kRank);
     const emulated::Counts& counts = emulated::counts();
     const int64_t copies = counts.copies, collectives = counts.collectives;
@@ -73,8 +73,8 @@ class Decode {
 
   const bool fp8_;
   Stream stream_;
-  std::unique_ptr<OnCard<uint8_t>> cache_;
-  std::unique_ptr<OnCard<float>> q_;
+  std::unique_ptr<OnGpuBuffer<uint8_t>> cache_;
+  std::unique_ptr<OnGpuBuffer<float>> q_;
 };
 
 TEST(DecodeCost, GrowsWithTheContextNotWithItsMaximum) {

@@ -44,7 +44,7 @@ class GpuBench : public BenchRows {
   Team team_{1};
   MachineSpeed speed_{team_, 1 << 20};
   const ModelConfig config_ = tiny_config();
-  const GpuTwins gpus_ = gpu_twins();
+  const GpuBenchModels gpus_ = gpu_bench_models();
 };
 
 TEST_F(GpuBench, Embed) {
@@ -97,7 +97,7 @@ TEST_F(GpuBench, AttentionVariantsAgree) {
   const AttentionWeights& w = weights.layers[0].attn;
   const AttentionProducts products(kernels_, config, w, team_);
   constexpr int kContext = 150;
-  const std::unique_ptr<GpuTwin> twin =
+  const std::unique_ptr<GpuBenchModel> twin =
       gpus_({.config = config,
              .formats = kFormats,
              .wanted = wanted,
@@ -127,7 +127,7 @@ TEST_F(GpuBench, AttentionVariantsAgree) {
   });
   fill_with_normal(h);
   std::vector<Buffer> memory;
-  const auto there = [&](const TensorView& here) { return on_card(*twin, here, memory); };
+  const auto there = [&](const TensorView& here) { return on_gpu(*twin, here, memory); };
   const TensorView h_there = there(h), y_there = there(y);
   AttentionVariants variants(config, twin->weights().layers[0].attn, materialized,
                              there(cache.layer(0)), pages, there(heads.layer(0)), kContext,

@@ -20,8 +20,8 @@ constexpr int64_t kContext = 17 * kPageSize;
 constexpr StepLimits kLimits = {.max_tokens = 64, .max_logits = 32};
 
 // Every third expert on the GPU; two micro-batches from so many sequences on, 0: never.
-CardParts shared_parts(const ModelConfig& config, int micro_batches_from) {
-  CardParts parts = evenly_on_card(config, 1 << 30);
+GpuParts shared_parts(const ModelConfig& config, int micro_batches_from) {
+  GpuParts parts = evenly_on_gpu(config, 1 << 30);
   parts.micro_batches_from_sequences = micro_batches_from;
   for (auto& layer : parts.experts)
     for (size_t e = 0; e < layer.size(); ++e) layer[e] = e % 3 == 0;
@@ -69,7 +69,7 @@ class OnBoth {
   const ModelConfig config_;
   const WeightStore store_;
   ModelWeights stored_;
-  const CardParts parts_;
+  const GpuParts parts_;
   const cpu::KernelTable kernels_ = cpu::kernels_for(cpu::best_isa());
   CpuWeights home_{kernels_};
   LoadedWeights host_;

@@ -86,7 +86,7 @@ TEST_F(CardBench, Products) {
     expect_times_on_card(2 * 5);
     for (const Json& row : rows_) {
       EXPECT_EQ(row["cublas_ratio"].is_number(), row["cublas_seconds"].is_number());
-      if (gpu::open_card().emulated) {
+      if (gpu::open_gpu().emulated) {
         EXPECT_EQ(row["cublas"], "not installed");
         EXPECT_TRUE(row["cublas_seconds"].is_null());
       }

@@ -30,7 +30,7 @@ void expect_fallback(ModelOptions options, const std::string& why) {
 }
 
 TEST(GpuEngineFallback, ACardThatTakesAllIsUsed) {
-  const CardMemory memory(kEnough);
+  const GpuMemory memory(kEnough);
   std::string said;
   ModelOptions options = tiny_r1("auto");
   options.warn = [&](const std::string& line) { said += line; };
@@ -39,27 +39,27 @@ TEST(GpuEngineFallback, ACardThatTakesAllIsUsed) {
 }
 
 TEST(GpuEngineFallback, TooLittleMemory) {
-  const CardMemory memory(1'000'000);
+  const GpuMemory memory(1'000'000);
   expect_fallback(tiny_r1(""), "do not fit with any --ctx");
   ModelOptions options = tiny_r1("auto");
   EXPECT_EQ(answers(options, 1), answers(tiny_r1("cpu"), 1));
 }
 
 TEST(GpuEngineFallback, TooLittleMemoryForTheContext) {
-  const int64_t for_cuda = gpu::open_card().emulated ? 0 : int64_t{300} << 20;
-  const CardMemory memory(for_cuda + 60'000'000);
+  const int64_t for_cuda = gpu::open_gpu().emulated ? 0 : int64_t{300} << 20;
+  const GpuMemory memory(for_cuda + 60'000'000);
   ModelOptions options = tiny_r1("");
   options.context = 200'000;
   expect_fallback(options, "would fit");
 }
 
 TEST(GpuEngineFallback, NoCard) {
-  const CardMemory memory(0);
+  const GpuMemory memory(0);
   expect_fallback(tiny_r1(""), "no NVIDIA GPU can be used");
 }
 
 TEST(GpuEngineFallback, ExpertsInAnotherFormat) {
-  const CardMemory memory(kEnough);
+  const GpuMemory memory(kEnough);
   ModelOptions options = tiny_r1("");
   options.experts = "int8";
   expect_fallback(options, "--experts int8");
@@ -67,7 +67,7 @@ TEST(GpuEngineFallback, ExpertsInAnotherFormat) {
 
 // More experts than the router's kernel knows.
 TEST(GpuEngineFallback, AModelThatTheKernelsDoNotTake) {
-  const CardMemory memory(kEnough);
+  const GpuMemory memory(kEnough);
   const TempDirectory directory;
   std::ifstream golden(kGolden + "v2_lite/config.json");
   auto json = nlohmann::json::parse(golden);
@@ -82,9 +82,9 @@ TEST(GpuEngineFallback, AModelThatTheKernelsDoNotTake) {
 
 // A GPU that shares the experts with the CPU would wait for ever in the first step.
 TEST(GpuEngineFallback, LaunchesThatWait) {
-  if (!gpu::open_card().emulated) GTEST_SKIP() << "CUDA reads CUDA_LAUNCH_BLOCKING once";
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "CUDA reads CUDA_LAUNCH_BLOCKING once";
   const auto device_with = [](int64_t bytes) {  // empty: refused
-    const CardMemory memory(bytes);
+    const GpuMemory memory(bytes);
     std::string device;
     error_of([&] { device = LoadedModel(tiny_r1("cuda")).device(); });
     return device;
@@ -95,7 +95,7 @@ TEST(GpuEngineFallback, LaunchesThatWait) {
   setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
   EXPECT_EQ(device_with(kEnough), "emulated GPU") << "with all of the model";
   {
-    const CardMemory memory(little);
+    const GpuMemory memory(little);
     expect_fallback(tiny_r1(""), "unset CUDA_LAUNCH_BLOCKING");
   }
   unsetenv("CUDA_LAUNCH_BLOCKING");
@@ -105,12 +105,12 @@ TEST(GpuEngineFallback, LaunchesThatWait) {
 TEST(GpuEngineFallback, ExpertsAreKeptOnce) {
   int64_t whole = 0;
   {
-    const CardMemory memory(0);
+    const GpuMemory memory(0);
     whole = LoadedModel(tiny_r1("cpu")).packed_bytes();
   }
   int n_shared = 0;
   for (int64_t bytes = 5'000'000; bytes < kEnough && n_shared < 3; bytes += 600'000) {
-    const CardMemory memory(bytes);
+    const GpuMemory memory(bytes);
     std::unique_ptr<LoadedModel> loaded;
     error_of([&] { loaded = std::make_unique<LoadedModel>(tiny_r1("cuda")); });
     if (!loaded || !says(loaded->device(), "experts also on the cpu")) continue;
@@ -130,7 +130,7 @@ TEST(GpuEngineFallback, APlacementOnTheCardDoesNotFallBack) {
   options.placement = file.path();
   std::string said;
   options.warn = [&](const std::string& line) { said += line; };
-  const CardMemory memory(1'000'200'000);  // 200 KB and the driver's
+  const GpuMemory memory(1'000'200'000);  // 200 KB and the driver's
   EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "host0.gpu0 holds 1.00 GB"));
   EXPECT_EQ(said, "");
 }

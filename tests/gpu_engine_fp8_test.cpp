@@ -72,7 +72,7 @@ void expect_rounded(const std::string& directory, const std::vector<int32_t>& to
 }
 
 TEST(GpuEngineFp8, ModelsAreAsFarOffAsRoundingMakesThem) {
-  if (!gpu::open_card().fp8_mma) GTEST_SKIP() << "no FP8 mma";
+  if (!gpu::open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
   for (const char* family : {"kimi_k2", "v3_1_fp8", "v3_fp8"})
     expect_rounded(kGolden + family,
                    GoldenFile(kGolden + family + "/golden.safetensors").ints("tokens_17"));
@@ -80,7 +80,7 @@ TEST(GpuEngineFp8, ModelsAreAsFarOffAsRoundingMakesThem) {
 }
 
 TEST(GpuEngineFp8, StepsOfFewTokensAreWhatTheyWere) {
-  if (!gpu::open_card().fp8_mma) GTEST_SKIP() << "no FP8 mma";
+  if (!gpu::open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
   const ModelOptions tiny = tiny_r1("cuda");
   const auto few = some_tokens(kTokens - 1), more = some_tokens(kTokens);
   EXPECT_EQ(logits_on_card(tiny, "fp8", few), logits_on_card(tiny, "bf16", few));
@@ -88,7 +88,7 @@ TEST(GpuEngineFp8, StepsOfFewTokensAreWhatTheyWere) {
 }
 
 TEST(GpuEngineFp8, TinyR1AnswersAsWithout) {
-  if (!gpu::open_card().fp8_mma) GTEST_SKIP() << "no FP8 mma";
+  if (!gpu::open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
   ModelOptions options = tiny_r1("cuda");
   const auto want = answers(options, 5);
   options.activations = "fp8";

@@ -28,7 +28,7 @@ class OnGpu {
                              .max_logits = kLimits.max_logits,
                              .context = kContext,
                              .records = records},
-                            evenly_on_card(config_, 1 << 30))),
+                            evenly_on_gpu(config_, 1 << 30))),
         model_({config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()}, kLimits,
                form),
         cache_(config_, kContext, DType::kBF16,

@@ -44,7 +44,7 @@ TEST(GpuProbes, CountWhatTheyMultiply) {
   const gpu::Buffer out(4, gpu::Site::kDevice);
   // 2 blocks of 8 warps, 3 rounds of 8 products [16, 16] x [16, 8].
   EXPECT_EQ(gpu::multiply_bf16(stream, 2, 3, out.as<float>()), 2 * 8 * 3 * 8 * 4096);
-  if (gpu::open_card().fp8_mma) {  // [16, 32] x [32, 8]
+  if (gpu::open_gpu().fp8_mma) {  // [16, 32] x [32, 8]
     EXPECT_EQ(gpu::multiply_fp8(stream, 2, 3, out.as<float>()), 2 * 8 * 3 * 8 * 8192);
   }
   // 2 blocks of 256 threads, 3 rounds of 128 multiplications and additions.
@@ -64,7 +64,7 @@ TEST(GpuProbes, IdleKernelsTakeTheirTime) {
 
 TEST(GpuRates, BoundsHaveThePeakOfFp8WhereItIsAskedFor) {
   EXPECT_EQ(measured_gpu_bounds(1e-3).peak.fp8, 0);
-  if (!gpu::open_card().fp8_mma) GTEST_SKIP() << "no FP8 mma";
+  if (!gpu::open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
   EXPECT_GT(measured_gpu_bounds(1e-3, true).peak.fp8, 1e3);
 }
 

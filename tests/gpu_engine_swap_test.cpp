@@ -91,7 +91,7 @@ TEST(GpuCache, TakesWhatTheCardHasLeft) {
   EXPECT_GE(few, 5 + 15);
   EXPECT_LE(few, 5 + 20 + 20'000 / page);
   // A real card wants room to bring experts there, more than all of those of so small a model.
-  if (!gpu::open_card().emulated) return;
+  if (!gpu::open_gpu().emulated) return;
   const int beside_experts = pages(0.8, 4000 * kPageSize, whole - 20'000, true);
   EXPECT_GT(beside_experts, 5);
   EXPECT_EQ(pages(1, 6 * kPageSize, whole - 20'000, true), 6) << "as asked for";
@@ -108,7 +108,7 @@ TEST(GpuSwap, PagesComeBackBitByBit_ElsewhereToo) {
     EXPECT_EQ(host.rates().page_bytes,
               KvCache::bytes_for(loaded.config(), kPageSize, loaded.cache_type()));
     EXPECT_GT(host.rates().to_host_bytes_per_second, 0);
-    EXPECT_GT(host.rates().to_card_bytes_per_second, 0);
+    EXPECT_GT(host.rates().to_gpu_bytes_per_second, 0);
 
     fill_with_noise(loaded, 1);
     const std::vector<Bytes> first = read(loaded);
@@ -235,7 +235,7 @@ TEST(GpuSwap, TheSameTextAfterGivingWayAmidAPage) {
 
 // Pages come and go between steps that the CPU shares, in halves at that.
 TEST(GpuSwap, TheSameTextWithExpertsOnTheCpu) {
-  const CardMemory memory(kEnough);
+  const GpuMemory memory(kEnough);
   std::mt19937 rng(4);
   Placement placement = random_placement(ModelConfig::from_directory(kGolden + "v2_lite"), rng);
   placement.prefill_chunk_tokens = 256;

@@ -101,7 +101,7 @@ double error_of_fp8_cache(const std::string& family) {
 }
 
 void expect_a_placement_to_decide(ModelOptions options) {
-  const CardMemory memory(kEnough);
+  const GpuMemory memory(kEnough);
   std::mt19937 rng(1);
   Placement placement = random_placement(ModelConfig::from_directory(options.directory), rng);
   placement.kv_tokens = options.context;
@@ -170,7 +170,7 @@ TEST(GpuEngine, SampledTokensAreThoseOfTheHost) {
 }
 
 TEST(GpuEngine, TooLittleMemoryIsSaidBeforeLoading) {
-  const int64_t for_cuda = gpu::open_card().emulated ? 0 : int64_t{300} << 20;
+  const int64_t for_cuda = gpu::open_gpu().emulated ? 0 : int64_t{300} << 20;
   setenv("TANDEM_GPU_MEMORY", std::to_string(for_cuda + 300'000'000).c_str(), 1);
   const std::string fits = error_of([] {
     ModelOptions options = tiny_r1("cuda");

@@ -85,11 +85,11 @@ void GpuExperts::run(const ExpertCase& c) {
     offsets.push_back(offsets.back() + c.counts[e]);
     counts.push_back(c.counts[e]);
   }
-  const OnCard<bf16> x_on_card(stream_, x), hidden(c.max_rows() * padded(c.hidden));
-  const OnCard<float> x_float(stream_, x_);
+  const OnGpuBuffer<bf16> x_on_card(stream_, x), hidden(c.max_rows() * padded(c.hidden));
+  const OnGpuBuffer<float> x_float(stream_, x_);
   const Fp8RowsOnCard x_fp8(kTokens, c.dim, 0), hidden_fp8(c.max_rows(), c.hidden, 0);
-  const OnCard<int32_t> tokens(stream_, tokens_), first(stream_, offsets), n(stream_, counts);
-  const OnCard<float> out(c.max_rows() * c.out_stride());
+  const OnGpuBuffer<int32_t> tokens(stream_, tokens_), first(stream_, offsets), n(stream_, counts);
+  const OnGpuBuffer<float> out(c.max_rows() * c.out_stride());
   const ExpertRows rows = {.offsets = first.data(),
                            .counts = n.data(),
                            .n_experts = c.n_experts(),
@@ -224,7 +224,7 @@ TEST_F(GpuExperts, Slots) {
 }
 
 TEST_F(GpuExperts, Fp8Rows) {
-  if (!open_card().fp8_mma) GTEST_SKIP() << "no FP8 mma";
+  if (!open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
   const auto fp8 = [&](const std::vector<int>& counts, int slots, int dim, int hidden) {
     run({.counts = counts,
          .slots = slots,
@@ -244,10 +244,10 @@ TEST_F(GpuExperts, CombineAddsInTheOrderOfTheExperts) {
   const std::vector<int32_t> row_of = {0, 2, 1, 2, -1, 1};              // [2, 3]
   const std::vector<float> weights = {1, 1, 0.5f, 2, NAN, 1};
   for (const bool add : {false, true}) {
-    const OnCard<float> on_card(stream_, rows), w(stream_, weights);
-    const OnCard<float> y(stream_, std::vector<float>(4, add ? 1.f : NAN));
-    const OnCard<int32_t> ids(stream_, row_of);
-    combine_experts(stream_, {.rows = on_card.data(),
+    const OnGpuBuffer<float> on_gpu(stream_, rows), w(stream_, weights);
+    const OnGpuBuffer<float> y(stream_, std::vector<float>(4, add ? 1.f : NAN));
+    const OnGpuBuffer<int32_t> ids(stream_, row_of);
+    combine_experts(stream_, {.rows = on_gpu.data(),
                               .row_of = ids.data(),
                               .weights = w.data(),
                               .y = y.data(),
@@ -280,9 +280,9 @@ TEST_F(GpuExperts, CombineOfManyColumns) {
     std::vector<int32_t> row_of;
     for (int i = 0; i < kRowsOfY * kActive; ++i)
       row_of.push_back(static_cast<int32_t>(rng_() % (kRows + 1)) - 1);
-    const OnCard<float> on_card(stream_, rows), w(stream_, weights), y(stream_, before);
-    const OnCard<int32_t> ids(stream_, row_of);
-    combine_experts(stream_, {.rows = on_card.data(),
+    const OnGpuBuffer<float> on_gpu(stream_, rows), w(stream_, weights), y(stream_, before);
+    const OnGpuBuffer<int32_t> ids(stream_, row_of);
+    combine_experts(stream_, {.rows = on_gpu.data(),
                               .row_of = ids.data(),
                               .weights = w.data(),
                               .y = y.data(),

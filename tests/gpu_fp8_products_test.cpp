@@ -13,7 +13,7 @@ using tandem::test::expect_close;
 class GpuFp8Products : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!open_card().fp8_mma) GTEST_SKIP() << "no FP8 mma";
+    if (!open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
   }
   void round(const std::vector<float>& x, int64_t n_rows, int cols, int64_t x_stride);
   void matrix(int n_tokens, WeightCase c, int n_multiprocessors, float x_deviation = 1);
@@ -25,9 +25,9 @@ class GpuFp8Products : public ::testing::Test {
 void GpuFp8Products::round(const std::vector<float>& x, int64_t n_rows, int cols,
                            int64_t x_stride) {
   SCOPED_TRACE(testing::Message() << n_rows << " rows of " << cols);
-  const OnCard<float> on_card(stream_, x);
+  const OnGpuBuffer<float> on_gpu(stream_, x);
   const Fp8RowsOnCard rows(n_rows + 2, cols, 16);
-  round_rows_fp8(stream_, {.x = on_card.data(),
+  round_rows_fp8(stream_, {.x = on_gpu.data(),
                            .out = rows.view(),
                            .x_stride = x_stride,
                            .n_rows = n_rows,
@@ -73,9 +73,9 @@ TEST_F(GpuFp8Products, WhatIsNotFiniteStaysSo) {
   for (const float bad : {NAN, INFINITY, -INFINITY}) {
     std::vector<float> x(2 * 300, 1);
     x[130] = bad;
-    const OnCard<float> on_card(stream_, x);
+    const OnGpuBuffer<float> on_gpu(stream_, x);
     const Fp8RowsOnCard rows(2, 300, 0);
-    round_rows_fp8(stream_, {on_card.data(), rows.view(), 300, 2, 300});
+    round_rows_fp8(stream_, {on_gpu.data(), rows.view(), 300, 2, 300});
     const Fp8Numbers got = rows.values(stream_);
     for (int i = 0; i < 600; ++i)
       EXPECT_EQ(std::isfinite(got.at(i / 300, i % 300)), i < 128 || i >= 256) << i;
@@ -86,9 +86,9 @@ TEST_F(GpuFp8Products, WhatIsNotFiniteStaysSo) {
 TEST_F(GpuFp8Products, TheSmallestNumbersAreNumbers) {
   std::vector<float> x(128, 0);
   x[0] = 1e-45f, x[5] = -1e-45f;
-  const OnCard<float> on_card(stream_, x);
+  const OnGpuBuffer<float> on_gpu(stream_, x);
   const Fp8RowsOnCard rows(1, 128, 0);
-  round_rows_fp8(stream_, {on_card.data(), rows.view(), 128, 1, 128});
+  round_rows_fp8(stream_, {on_gpu.data(), rows.view(), 128, 1, 128});
   const Fp8Numbers got = rows.values(stream_);
   for (int i = 0; i < 128; ++i) EXPECT_LE(std::abs(got.at(0, i)), 1e-42) << i;
 }
@@ -101,7 +101,7 @@ void GpuFp8Products::matrix(int n_tokens, WeightCase c, int n_multiprocessors, f
   for (int t = 0; t < n_tokens; ++t)  // scales of rows and blocks differ much
     for (int i = 0; i < c.cols; ++i)
       x.values[t * x.stride + i] *= std::ldexp(1.f, (t * 5 + i / kFp8Block * 3) % 11 - 5);
-  const OnCard<float> x_on_card(stream_, x.values);
+  const OnGpuBuffer<float> x_on_card(stream_, x.values);
   const Fp8RowsOnCard rows(n_tokens, c.cols, 16);
   round_rows_fp8(stream_, {.x = x_on_card.data(),
                            .out = rows.view(),
@@ -122,10 +122,10 @@ void GpuFp8Products::matrix(int n_tokens, WeightCase c, int n_multiprocessors, f
       bound.push_back(magnitude * fp8_sum_error(c.cols) + 1e-37);
     }
   const int64_t out_stride = c.rows + 1;
-  const OnCard<float> partial(matrix_partials(w.view(), n_tokens, n_multiprocessors) + 1);
-  const OnCard<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
+  const OnGpuBuffer<float> partial(matrix_partials(w.view(), n_tokens, n_multiprocessors) + 1);
+  const OnGpuBuffer<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
   for (int run = 0; run < 2; ++run) {
-    const OnCard<float> out(n_tokens * out_stride);
+    const OnGpuBuffer<float> out(n_tokens * out_stride);
     matrix_product(stream_, {.x = nullptr,
                              .x_fp8 = rows.view(),
                              .w = w.view(),

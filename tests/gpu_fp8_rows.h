@@ -36,8 +36,8 @@ class Fp8RowsOnCard {
  private:
   int cols_;
   int64_t stride_, scale_stride_;
-  OnCard<fp8_e4m3> codes_;
-  OnCard<float> scales_;
+  OnGpuBuffer<fp8_e4m3> codes_;
+  OnGpuBuffer<float> scales_;
 };
 
 // Of all codes the nearest to v; of two the even one.
@@ -56,7 +56,7 @@ inline fp8_e4m3 nearest_e4m3(float v) {
 // may cut every product 13 bits behind the point of its largest on a card, and rounds as floats do
 // on an emulated one; floats then add up the blocks, each scaled twice.
 inline double fp8_sum_error(int n) {
-  const double of_block = open_card().emulated ? 128 * 0x1p-24 : 16 * 0x1p-13;
+  const double of_block = open_gpu().emulated ? 128 * 0x1p-24 : 16 * 0x1p-13;
   return of_block + (static_cast<double>(n) / kFp8Block + 4) * 0x1p-23;
 }
 

@@ -59,8 +59,9 @@ TEST_F(GpuGrids, CombineExperts) {
     weights[t] = static_cast<float>(t + 1);
   }
   const std::vector<float> rows = integers(kRows);
-  const OnCard<int32_t> row_of_on_card(stream_, row_of);
-  const OnCard<float> weights_on_card(stream_, weights), rows_on_card(stream_, rows), y(kTokens);
+  const OnGpuBuffer<int32_t> row_of_on_card(stream_, row_of);
+  const OnGpuBuffer<float> weights_on_card(stream_, weights), rows_on_card(stream_, rows),
+      y(kTokens);
   combine_experts(stream_, {.rows = rows_on_card.data(),
                             .row_of = row_of_on_card.data(),
                             .weights = weights_on_card.data(),
@@ -80,7 +81,7 @@ TEST_F(GpuGrids, PerHead) {
   const RandomWeight w(stream_, rng_,
                        {.rows = kHeads, .cols = kCols, .type = Number::kBF16, .integers = true});
   const std::vector<float> x = integers(int64_t{kTokens} * kHeads + kCols);
-  const OnCard<float> x_on_card(stream_, x), out(int64_t{kTokens} * kHeads);
+  const OnGpuBuffer<float> x_on_card(stream_, x), out(int64_t{kTokens} * kHeads);
   per_head_product(stream_, {.x = x_on_card.data(),
                              .w = w.view(),
                              .out = out.data(),
@@ -117,10 +118,11 @@ class GpuGridsOfDecode : public GpuGrids {
     std::vector<bf16> cache;
     const std::vector<float> latents = integers(int64_t{kPages} * kPageTokens * kStride);
     for (const float v : latents) cache.push_back(narrow(v));
-    const OnCard<bf16> cache_on_card(stream_, cache);
-    const OnCard<int32_t> firsts(stream_, first), ns(stream_, std::vector<int32_t>(n, n_tokens));
-    const OnCard<int32_t> lengths(stream_, kv_length), pages_on_card(stream_, pages);
-    const OnCard<float> zeros(stream_, std::vector<float>(kStride)), out(rows * kRank), lse(1);
+    const OnGpuBuffer<bf16> cache_on_card(stream_, cache);
+    const OnGpuBuffer<int32_t> firsts(stream_, first),
+        ns(stream_, std::vector<int32_t>(n, n_tokens));
+    const OnGpuBuffer<int32_t> lengths(stream_, kv_length), pages_on_card(stream_, pages);
+    const OnGpuBuffer<float> zeros(stream_, std::vector<float>(kStride)), out(rows * kRank), lse(1);
     mla_decode(stream_, {.q = zeros.data(),
                          .q_rope = zeros.data(),
                          .cache = {cache_on_card.data(), kStride, kRank, 2, false},
@@ -176,7 +178,7 @@ class GpuLaunches : public testing::TestWithParam<Model> {
   const Model m_ = GetParam();
   const FewBlocks none_{0};
   Stream stream_;
-  const OnCard<float> memory_{1};
+  const OnGpuBuffer<float> memory_{1};
   float* const floats_ = memory_.data();
   int32_t* const ints_ = reinterpret_cast<int32_t*>(floats_);
   bf16* const halves_ = reinterpret_cast<bf16*>(floats_);
@@ -286,8 +288,8 @@ void GpuLaunches::experts() {
                       .ids = ints_,
                       .ids_stride = 1,
                       .weights = matrix_,
-                      .place_on_card = ints_,
-                      .card_ids = ints_,
+                      .gpu_place = ints_,
+                      .gpu_ids = ints_,
                       .to = {ints_, floats_, floats_, floats_, 32},
                       .type = RowType::kBF16,
                       .tokens = kTokens,
@@ -333,7 +335,7 @@ void GpuLaunches::attention() {
 }
 
 TEST_P(GpuLaunches, TakeTheLargestStep) {
-  if (!open_card().emulated) GTEST_SKIP() << "of an emulated GPU, which needs no memory for it";
+  if (!open_gpu().emulated) GTEST_SKIP() << "of an emulated GPU, which needs no memory for it";
   small_kernels();
   products();
   experts();

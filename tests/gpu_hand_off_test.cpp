@@ -39,8 +39,8 @@ void expect_encoded(RowType type, int dim) {
     for (int c = 0; c < dim; ++c)
       x[t * stride + c] = t == 3 ? 0 : std::normal_distribution<float>(0, 1)(rng);
   const Routed routed(rng);
-  const OnCard<float> x_on_card(stream, x), weights(stream, routed.weights);
-  const OnCard<int32_t> ids(stream, routed.ids);
+  const OnGpuBuffer<float> x_on_card(stream, x), weights(stream, routed.weights);
+  const OnGpuBuffer<int32_t> ids(stream, routed.ids);
 
   const int64_t columns = cpu::encoded_columns(dim), row_bytes = columns * bytes_of(type);
   const Buffer down_ids(kTokens * kActive * 4, Site::kMapped),
@@ -50,8 +50,8 @@ void expect_encoded(RowType type, int dim) {
                      .ids = ids.data(),
                      .ids_stride = kActive,
                      .weights = {weights.data(), kActive},
-                     .place_on_card = nullptr,
-                     .card_ids = nullptr,
+                     .gpu_place = nullptr,
+                     .gpu_ids = nullptr,
                      .to = {down_ids.as<int32_t>(), down_weights.as<float>(), scales.as<float>(),
                             rows.as<void>(), row_bytes},
                      .type = type,
@@ -92,10 +92,10 @@ TEST(HandOff, EveryExpertHasOneHome) {
   std::mt19937 rng(1);
   const Routed routed(rng);
   const std::vector<int32_t> place = {-1, 0, -1, -1, 1, 2, -1, 3, -1};
-  const OnCard<float> x(stream, std::vector<float>(kTokens * 8, 1)),
+  const OnGpuBuffer<float> x(stream, std::vector<float>(kTokens * 8, 1)),
       weights(stream, routed.weights);
-  const OnCard<int32_t> ids(stream, routed.ids), place_on_card(stream, place),
-      card_ids(kTokens * kActive);
+  const OnGpuBuffer<int32_t> ids(stream, routed.ids), gpu_place(stream, place),
+      gpu_ids(kTokens * kActive);
   const int64_t row_bytes = cpu::encoded_columns(8) * 2;
   const Buffer down_ids(kTokens * kActive * 4, Site::kMapped),
       rows(kTokens * row_bytes, Site::kMapped), down_weights(kTokens * kActive * 4, Site::kMapped);
@@ -103,18 +103,18 @@ TEST(HandOff, EveryExpertHasOneHome) {
                      .ids = ids.data(),
                      .ids_stride = kActive,
                      .weights = {weights.data(), kActive},
-                     .place_on_card = place_on_card.data(),
-                     .card_ids = card_ids.data(),
+                     .gpu_place = gpu_place.data(),
+                     .gpu_ids = gpu_ids.data(),
                      .to = {down_ids.as<int32_t>(), down_weights.as<float>(), nullptr,
                             rows.as<void>(), row_bytes},
                      .type = RowType::kBF16,
                      .tokens = kTokens,
                      .n_active = kActive,
                      .dim = 8});
-  const std::vector<int32_t> on_card = card_ids.values(stream);
+  const std::vector<int32_t> on_gpu = gpu_ids.values(stream);
   for (int i = 0; i < kTokens * kActive; ++i) {
     const int32_t id = routed.ids[i];
-    EXPECT_EQ(on_card[i], place[id]);
+    EXPECT_EQ(on_gpu[i], place[id]);
     EXPECT_EQ(down_ids.as<int32_t>()[i], place[id] < 0 ? id : -1);
   }
 }
@@ -137,9 +137,9 @@ TEST(HandOff, ExpertsArePlaced) {
         want.push_back(place[ids[t * stride + i]]);
       }
     want.insert(want.end(), 3, -1);
-    const OnCard<int32_t> on_card(stream, ids), places(stream, place);
-    const OnCard<int32_t> out(stream, std::vector<int32_t>(want.size(), -1));
-    place_experts(stream, {.ids = on_card.data(),
+    const OnGpuBuffer<int32_t> on_gpu(stream, ids), places(stream, place);
+    const OnGpuBuffer<int32_t> out(stream, std::vector<int32_t>(want.size(), -1));
+    place_experts(stream, {.ids = on_gpu.data(),
                            .ids_stride = stride,
                            .place = places.data(),
                            .out = out.data(),

@@ -35,7 +35,7 @@ Placement shared_placement(const ModelConfig& c, int stream_from) {
   for (int l = 0; l < c.n_layers; ++l) {
     if (!c.is_moe(l)) continue;
     ExpertGroup cpu = {{}, stored_expert_format(c), {kCpu}}, card = cpu;
-    card.owners = {kCard};
+    card.owners = {kGpu};
     for (int e = 0; e < c.router.n_experts; ++e) (e % 3 > 0 ? cpu : card).experts.push_back(e);
     p.layers.push_back({l, l, {cpu, card}});
   }
@@ -114,7 +114,7 @@ void expect_nothing_but_logits(Steps& steps) {
 }
 
 TEST(HybridAllocations, NothingIsAllocatedInASharedStep) {
-  const CardMemory memory(kEnough);
+  const GpuMemory memory(kEnough);
   for (const auto& [family, stream_from] : {std::pair{"v3_fp8", 20}, {"v2_lite", 0}}) {
     SCOPED_TRACE(testing::Message() << family << ", streamed from " << stream_from);
     const std::string directory = kGolden + family;

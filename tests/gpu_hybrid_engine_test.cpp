@@ -37,7 +37,7 @@ class Hybrid : public testing::TestWithParam<std::string> {};
 
 // Those of the kernels in float, as close as with everything on the card (gpu_engine_test).
 TEST_P(Hybrid, RandomPlacementsGiveTheCpusLogits) {
-  const CardMemory memory(kEnough);
+  const GpuMemory memory(kEnough);
   const std::string directory = kGolden + GetParam();
   const std::vector<int32_t> tokens = golden_tokens(directory);
   ASSERT_GE(tokens.size(), 5u);
@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(Families, Hybrid, testing::ValuesIn(families()),
                          [](const auto& info_of) { return info_of.param; });
 
 TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
-  const CardMemory memory(kEnough);
+  const GpuMemory memory(kEnough);
   ModelOptions options = tiny_r1("cuda");
   std::mt19937 rng(3);
   const ModelConfig config = ModelConfig::from_directory(options.directory);
@@ -103,7 +103,7 @@ TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
 // Prompts in chunks, streamed ones among them, and decoding, recorded and not; with experts on both
 // and with all on the card.
 TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
-  const CardMemory memory(kEnough);
+  const GpuMemory memory(kEnough);
   ModelOptions options = tiny_r1("cpu");
   options.record_routing = true;
   const auto counts = [](const ModelOptions& of) {
@@ -137,11 +137,11 @@ TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
 // Without a placement as many experts as fit are on the card, down to none.
 TEST(HybridEngine, ASmallCardGetsWhatFits) {
   constexpr int64_t kStep = 1'000'000;
-  const gpu::Card card = gpu::open_card();
+  const gpu::Card card = gpu::open_gpu();
   const ModelOptions options = tiny_r1("cuda");
   const auto want = answers(tiny_r1("cpu"), 1);
   const auto device_with = [&](int64_t bytes) {  // empty: refused
-    const CardMemory memory(bytes);
+    const GpuMemory memory(bytes);
     std::string device;
     error_of([&] { device = LoadedModel(options).device(); });
     return device;
@@ -157,7 +157,7 @@ TEST(HybridEngine, ASmallCardGetsWhatFits) {
     const std::string device = device_with(bytes);
     n_refused += device.empty();
     if (!says(device, "experts also on the cpu") || n_shared++ > 0) continue;
-    const CardMemory memory(bytes);
+    const GpuMemory memory(bytes);
     EXPECT_EQ(answers(options, 1), want);
   }
   EXPECT_GE(n_refused, 1);
@@ -181,10 +181,10 @@ TEST(HybridEngine, WhatDoesNotFitOrCannotBeDoneIsRefused) {
   Placement edited = sound;
   EXPECT_TRUE(says(refusal(sound, "cpu"), "host0.gpu0: this program runs them on host0.cpu only"));
   {
-    const CardMemory memory(1'000'200'000);  // 200 KB and the driver's
+    const GpuMemory memory(1'000'200'000);  // 200 KB and the driver's
     EXPECT_TRUE(says(refusal(sound, "cuda"), "placement: host0.gpu0 holds 1.00 GB"));
   }
-  const CardMemory memory(kEnough);
+  const GpuMemory memory(kEnough);
   edited.stages[0].devices = {kCpu};
   edited.embedding_on_cpu = true;
   for (LayerExperts& layer : edited.layers)

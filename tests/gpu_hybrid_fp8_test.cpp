@@ -22,7 +22,7 @@ ModelConfig config_of_odd_blocks() {
 class GpuFp8Activations : public testing::Test {
  protected:
   void SetUp() override {
-    if (!gpu::open_card().fp8_mma) GTEST_SKIP() << "no FP8 mma";
+    if (!gpu::open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
     std::map<std::string, QuantView> stored;
     const auto for_each = [&](ModelWeights& weights, auto visit) {
       for_each_weight(weights, c_, visit);
@@ -33,7 +33,7 @@ class GpuFp8Activations : public testing::Test {
       bytes += CudaWeights::bytes_of(w, spec.use);
     });
     home_.allocate(bytes);
-    for_each(on_card_, [&](const WeightSpec& spec, QuantView& slot) {
+    for_each(on_gpu_, [&](const WeightSpec& spec, QuantView& slot) {
       const QuantView& from = stored.at(spec.name);
       slot = home_.reserve(from, spec.use);
       home_.upload_rows(from.q.row_data(0), from, slot, 0, from.q.rows);
@@ -42,8 +42,8 @@ class GpuFp8Activations : public testing::Test {
     home_.finish();
   }
 
-  TensorView matrix(const auto& on_card, int64_t rows, int64_t cols, DType dtype) const {
-    return {on_card.data(), rows, cols, cols, dtype};
+  TensorView matrix(const auto& on_gpu, int64_t rows, int64_t cols, DType dtype) const {
+    return {on_gpu.data(), rows, cols, cols, dtype};
   }
   Vec row(const std::vector<float>& x, int token) const {
     return {x.begin() + token * c_.dim, x.begin() + (token + 1) * c_.dim};
@@ -54,7 +54,7 @@ class GpuFp8Activations : public testing::Test {
   RandomModel random_{c_, DType::kF8E4M3};
   gpu::Stream stream_;
   CudaWeights home_;
-  ModelWeights on_card_;
+  ModelWeights on_gpu_;
   std::mt19937 rng_{3};
 };
 
@@ -66,8 +66,8 @@ TEST_F(GpuFp8Activations, DenseProducts) {
   const QuantView& q = random_.stored.layers[0].attn.q;
   for (const int n : {kManyTokens, kFewTokens}) {
     const std::vector<float> x = gpu::test::random_floats(rng_, n * c_.dim, 1);
-    const gpu::test::OnCard<float> in(stream_, x), out(n * q.q.rows);
-    products.multiply(matrix(in, n, c_.dim, DType::kF32), on_card_.layers[0].attn.q,
+    const gpu::test::OnGpuBuffer<float> in(stream_, x), out(n * q.q.rows);
+    products.multiply(matrix(in, n, c_.dim, DType::kF32), on_gpu_.layers[0].attn.q,
                       matrix(out, n, q.q.rows, DType::kF32));
     std::vector<double> rounded, exact;
     for (int t = 0; t < n; ++t) {
@@ -88,7 +88,7 @@ TEST_F(GpuFp8Activations, DenseProducts) {
 void GpuFp8Activations::expect_experts(int n_tokens, int at_once, bool rounded, int n_first) {
   SCOPED_TRACE(testing::Message() << n_tokens << " tokens, " << at_once << " experts at once");
   CudaExpertRows rows(c_, kManyTokens, stream_, true);
-  CudaExperts experts(c_, on_card_, rows, stream_);
+  CudaExperts experts(c_, on_gpu_, rows, stream_);
   const std::vector<float> x = gpu::test::random_floats(rng_, n_tokens * c_.dim, 1);
   std::vector<float> weights;
   std::vector<int32_t> ids;
@@ -96,9 +96,9 @@ void GpuFp8Activations::expect_experts(int n_tokens, int at_once, bool rounded, 
     ids.push_back((i * 5 + i / kActive) % kExperts);
     weights.push_back(0.1f + 0.1f * static_cast<float>(i % 7));
   }
-  const gpu::test::OnCard<float> in(stream_, x), factors(stream_, weights),
+  const gpu::test::OnGpuBuffer<float> in(stream_, x), factors(stream_, weights),
       y(stream_, std::vector<float>(n_tokens * c_.dim));
-  const gpu::test::OnCard<int32_t> chosen(stream_, ids);
+  const gpu::test::OnGpuBuffer<int32_t> chosen(stream_, ids);
   const TensorView out = matrix(y, n_tokens, c_.dim, DType::kF32);
   const ExpertBatch batch = {1,
                              matrix(in, n_tokens, c_.dim, DType::kF32),
@@ -119,7 +119,7 @@ void GpuFp8Activations::expect_experts(int n_tokens, int at_once, bool rounded, 
   } else if (at_once == kExperts) {
     experts.add_to(experts.submit(batch), out);
   } else {
-    const std::vector<FfnWeights>& all = on_card_.layers[1].experts;
+    const std::vector<FfnWeights>& all = on_gpu_.layers[1].experts;
     const auto some = [&](QuantView FfnWeights::*which, int first) {
       const QuantView &a = all[first].*which, &b = all[first + 1].*which;
       return gpu::ExpertWeights{

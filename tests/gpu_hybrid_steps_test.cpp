@@ -40,7 +40,7 @@ struct Both {
     return options;
   }
 
-  const CardMemory memory{kEnough};
+  const GpuMemory memory{kEnough};
   const PlacementFile file;
   LoadedModel on_cpu, on_both;
   Conversations cpu, both;

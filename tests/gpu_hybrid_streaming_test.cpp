@@ -13,12 +13,12 @@ namespace {
 ExpertRates rates_of(double link, double cpu_row) {
   return {link, link / 10, {{{1, link / 10}}}, {{{1, cpu_row}}}};
 }
-const ExpertRates kAllToTheCard = rates_of(1e-9, 1), kAllToTheCpu = rates_of(1e9, 1e-9);
+const ExpertRates kAllToTheGpu = rates_of(1e-9, 1), kAllToTheCpu = rates_of(1e9, 1e-9);
 
 // Experts of host memory are brought to the card, more than fit it at a time, layer after layer.
 TEST_F(HybridHandOff, ExpertsAreBroughtToTheCard) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
-  streaming.divide_by(kAllToTheCard);
+  streaming.divide_by(kAllToTheGpu);
   hybrid_->divide({.stream_from = 3, .streaming = &streaming});
   int n_handed_down = 0;
   interposed_->before = [&] { ++n_handed_down; };
@@ -26,7 +26,7 @@ TEST_F(HybridHandOff, ExpertsAreBroughtToTheCard) {
     for (const int layer : {1, 2, 3}) {
       run_layer(layer, 3 + round);
       if (layer == 2) {
-        EXPECT_GE(streaming.division().n_on_card, 3) << "all that were asked for";
+        EXPECT_GE(streaming.division().n_on_gpu, 3) << "all that were asked for";
       }
     }
   EXPECT_EQ(n_handed_down, 0);
@@ -35,7 +35,7 @@ TEST_F(HybridHandOff, ExpertsAreBroughtToTheCard) {
 }
 TEST_F(Fp8HandOff, ExpertsAreBroughtToTheCard) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
-  streaming.divide_by(kAllToTheCard);
+  streaming.divide_by(kAllToTheGpu);
   hybrid_->divide({.stream_from = 1, .streaming = &streaming});
   for (int round = 0; round < 3; ++round)
     for (const int layer : {1, 2, 3}) run_layer(layer, 4);
@@ -56,12 +56,12 @@ class Divided : public Fixture {
     for (int round = 0; round < 96; ++round) {
       const bool all_to_cpu = round / 2 % 8 < 3, all_to_card = round / 2 % 8 == 5;
       streaming.divide_by(all_to_cpu    ? kAllToTheCpu
-                          : all_to_card ? kAllToTheCard
+                          : all_to_card ? kAllToTheGpu
                                         : rates_of(1, 0.05 * (1. + rng() % 40)));
       const int layer = 1 + round % 2;
       SCOPED_TRACE(testing::Message() << "round " << round << ", layer " << layer);
       this->run_layer(layer, 1 + static_cast<int>(rng() % kMaxTokens));
-      const int n = streaming.division().n_on_card;
+      const int n = streaming.division().n_on_gpu;
       ++n_brought[n];
       n_shared += n > 0 && !all_to_cpu && !all_to_card;
     }
@@ -85,13 +85,13 @@ TEST_F(HybridHandOff, LikelyExpertsAreBroughtAhead) {
     asked_ = std::move(asked);
     run_layer(2, kMaxTokens);
     const auto begin = streaming.division().order.begin();
-    return std::vector<int>(begin, begin + streaming.division().n_on_card);
+    return std::vector<int>(begin, begin + streaming.division().n_on_gpu);
   };
   using Ids = std::vector<int>;
   constexpr int64_t kExpertBytes = int64_t{3} * 128 * 128 * sizeof(uint16_t);
-  EXPECT_EQ(brought(kAllToTheCard, {0, 1, 2}), (Ids{0, 1, 2}));
+  EXPECT_EQ(brought(kAllToTheGpu, {0, 1, 2}), (Ids{0, 1, 2}));
   EXPECT_EQ(streaming.bytes_brought(), 3 * kExpertBytes) << "and nothing between them";
-  EXPECT_EQ(brought(kAllToTheCard, {5, 6, 7}), (Ids{0, 1, 5, 6, 7}));
+  EXPECT_EQ(brought(kAllToTheGpu, {5, 6, 7}), (Ids{0, 1, 5, 6, 7}));
   Ids ahead = brought(kAllToTheCpu, {3, 4, 2});
   ahead.resize(3);
   std::sort(ahead.begin(), ahead.end());
@@ -133,13 +133,13 @@ TEST_F(HybridHandOff, ALateLinkIsAwaited) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
   hybrid_->divide({.stream_from = 1, .streaming = &streaming});
   for (int round = 0; round < 4; ++round) {
-    streaming.divide_by(round % 2 == 0 ? kAllToTheCard : rates_of(1, 0.5));
+    streaming.divide_by(round % 2 == 0 ? kAllToTheGpu : rates_of(1, 0.5));
     for (const int layer : {1, 2}) run_layer(layer, kMaxTokens);
   }
 }
 TEST_F(HybridHandOff, ALateCardIsAwaitedByTheLink) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
-  streaming.divide_by(kAllToTheCard);
+  streaming.divide_by(kAllToTheGpu);
   hybrid_->divide({.stream_from = 1, .streaming = &streaming});
   const auto delay = [&] {
     stream_.run_on_host([] { std::this_thread::sleep_for(std::chrono::milliseconds(10)); });
@@ -155,7 +155,7 @@ TEST_F(HybridHandOff, WhatIsNotBroughtIsExact) {
   hybrid_->divide({.stream_from = 1, .streaming = &streaming});
   bound_ = 1e-12;
   for (const int n : {1, kMaxTokens}) run_layer(2, n);
-  EXPECT_EQ(streaming.division().n_on_card, 0);
+  EXPECT_EQ(streaming.division().n_on_gpu, 0);
 }
 
 TEST_F(HybridHandOff, RatesAreMeasured) {

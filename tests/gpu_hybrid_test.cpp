@@ -130,9 +130,9 @@ class HybridSteps : public HybridHandOff {
                            weights_ = std::vector<float>(kTokens * kActive, 0.5f);
   const std::vector<Sequence> sequences_ = {{0, 1, 1, {}}, {1, 1, 1, {}}, {2, 1, 1, {}},
                                             {3, 1, 1, {}}, {4, 1, 1, {}}, {5, 1, 1, {}}};
-  const gpu::test::OnCard<float>&x_card_ = keep(zeros_), &y_card_ = keep(zeros_),
+  const gpu::test::OnGpuBuffer<float>&x_card_ = keep(zeros_), &y_card_ = keep(zeros_),
         &weights_card_ = keep(weights_);
-  const gpu::test::OnCard<int32_t>& ids_card_ = keep(ids_);
+  const gpu::test::OnGpuBuffer<int32_t>& ids_card_ = keep(ids_);
   std::vector<float> x_;
 };
 

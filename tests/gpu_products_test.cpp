@@ -71,9 +71,9 @@ void GpuProducts::skinny(int n_tokens, const WeightCase& c, int n_multiprocessor
   const RandomWeight w(stream_, rng_, c);
   const Rows x(rng_, n_tokens, c.cols, 1, pad);
   const int64_t out_stride = c.rows + 3;
-  const OnCard<float> x_on_card(stream_, x.values);
-  const OnCard<float> partial(skinny_partials(w.view(), n_tokens, n_multiprocessors) + 1);
-  const OnCard<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
+  const OnGpuBuffer<float> x_on_card(stream_, x.values);
+  const OnGpuBuffer<float> partial(skinny_partials(w.view(), n_tokens, n_multiprocessors) + 1);
+  const OnGpuBuffer<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
   SkinnyArgs args = {.x = x_on_card.data(),
                      .w = w.view(),
                      .out = nullptr,
@@ -84,7 +84,7 @@ void GpuProducts::skinny(int n_tokens, const WeightCase& c, int n_multiprocessor
                      .n_multiprocessors = n_multiprocessors};
   const Expected want = product_of_rounded(x, w, n_tokens, c);
   for (int run = 0; run < 2; ++run) {  // the second finds the counters as the first left them
-    const OnCard<float> out(n_tokens * out_stride);
+    const OnGpuBuffer<float> out(n_tokens * out_stride);
     args.out = out.data();
     skinny_product(stream_, args);
     expect_close(written(out.values(stream_), n_tokens, c.rows, out_stride), want.values,
@@ -116,7 +116,7 @@ void GpuProducts::exact(int n_tokens, const WeightCase& c) {
   const RandomWeight w(stream_, rng_, c);
   const Rows x(rng_, n_tokens, c.cols, 1, 1);
   const int64_t out_stride = c.rows + 1;
-  const OnCard<float> x_on_card(stream_, x.values), out(n_tokens * out_stride);
+  const OnGpuBuffer<float> x_on_card(stream_, x.values), out(n_tokens * out_stride);
   exact_product(stream_, {.x = x_on_card.data(),
                           .w = w.view(),
                           .out = out.data(),
@@ -151,7 +151,7 @@ void GpuProducts::per_head(int n_tokens, int heads, int rows_each, int first, in
   const RandomWeight w(stream_, rng_, c);
   const Rows x(rng_, n_tokens * heads, c.cols, 1, 4);
   const int64_t out_stride = out_cols + 1;
-  const OnCard<float> x_on_card(stream_, x.values), out(n_tokens * heads * out_stride);
+  const OnGpuBuffer<float> x_on_card(stream_, x.values), out(n_tokens * heads * out_stride);
   per_head_product(stream_, {.x = x_on_card.data(),
                              .w = w.view(),
                              .out = out.data(),
@@ -192,7 +192,7 @@ void GpuProducts::per_head_transposed(int n_tokens, int heads, int rows_each, in
   const RandomWeight w(stream_, rng_, c);
   const Rows x(rng_, n_tokens * heads, x_cols, 1, 3);
   const int64_t out_stride = c.cols + 1;
-  const OnCard<float> x_on_card(stream_, x.values), out(n_tokens * heads * out_stride);
+  const OnGpuBuffer<float> x_on_card(stream_, x.values), out(n_tokens * heads * out_stride);
   per_head_product(stream_, {.x = x_on_card.data(),
                              .w = w.view(),
                              .out = out.data(),
@@ -234,10 +234,10 @@ void GpuProducts::matrix(int n_tokens, const WeightCase& c, int n_multiprocessor
   const RandomWeight w(stream_, rng_, c);
   const Rows x(rng_, n_tokens, c.cols, 1, 1);
   const int64_t x_stride = (c.cols + 15) / 16 * 16 + 16, out_stride = c.rows + 1;
-  const OnCard<float> x_on_card(stream_, x.values);
-  const OnCard<float> partial(matrix_partials(w.view(), n_tokens, n_multiprocessors) + 1);
-  const OnCard<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
-  const OnCard<bf16> x_rounded(n_tokens * x_stride);
+  const OnGpuBuffer<float> x_on_card(stream_, x.values);
+  const OnGpuBuffer<float> partial(matrix_partials(w.view(), n_tokens, n_multiprocessors) + 1);
+  const OnGpuBuffer<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
+  const OnGpuBuffer<bf16> x_rounded(n_tokens * x_stride);
   round_rows(stream_, {.x = x_on_card.data(),
                        .out = x_rounded.data(),
                        .x_stride = x.stride,
@@ -246,7 +246,7 @@ void GpuProducts::matrix(int n_tokens, const WeightCase& c, int n_multiprocessor
                        .cols = c.cols});
   const Expected want = product_of_rounded(x, w, n_tokens, c);
   for (int run = 0; run < 2; ++run) {
-    const OnCard<float> out(n_tokens * out_stride);
+    const OnGpuBuffer<float> out(n_tokens * out_stride);
     matrix_product(stream_, {.x = x_rounded.data(),
                              .w = w.view(),
                              .out = out.data(),
@@ -275,9 +275,9 @@ TEST_F(GpuProducts, MatrixBf16) {
 
 TEST_F(GpuProducts, RoundRows) {
   const Rows x(rng_, 5, 19, 100, 2);
-  const OnCard<float> on_card(stream_, x.values);
-  const OnCard<bf16> out(5 * 32);
-  round_rows(stream_, {on_card.data(), out.data(), x.stride, 32, 5, 19});
+  const OnGpuBuffer<float> on_gpu(stream_, x.values);
+  const OnGpuBuffer<bf16> out(5 * 32);
+  round_rows(stream_, {on_gpu.data(), out.data(), x.stride, 32, 5, 19});
   const std::vector<bf16> got = out.values(stream_);
   for (int r = 0; r < 5; ++r)
     for (int c = 0; c < 32; ++c)

@@ -43,8 +43,8 @@ std::vector<int32_t> drawn(const std::vector<Case>& cases, const Vocabulary& voc
                              .uniform = uniform.value_or(Sampler::uniform(p.seed, 0))};
   }
   Stream stream;
-  const Buffer on_card = on_gpu(stream, logits), mask = on_gpu(stream, allowed);
-  draw(stream, {.logits = {on_card.as<float>(), stride},
+  const Buffer on_gpu = on_gpu(stream, logits), mask = on_gpu(stream, allowed);
+  draw(stream, {.logits = {on_gpu.as<float>(), stride},
                 .how = rows.as<DrawRow>(),
                 .allowed = mask.as<uint32_t>(),
                 .tokens = tokens.as<int32_t>(),
@@ -94,7 +94,7 @@ TEST(Sampling, DrawsWhatTheHostDraws) {
       ++n;
       n_other += got[i] != want;
       const SamplingParams& p = cases[i].params;
-      if (open_card().emulated || p.temperature == 0) {  // the same exponential
+      if (open_gpu().emulated || p.temperature == 0) {  // the same exponential
         EXPECT_EQ(got[i], want) << vocab << " tokens, temperature " << p.temperature << ", top-p "
                                 << p.top_p << ", top-k " << p.top_k << ", min-p " << p.min_p;
       }

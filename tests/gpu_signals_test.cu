@@ -30,7 +30,7 @@ constexpr int kNumbers = 32;
 // The card doubles numbers, the CPU adds one: a round of graph, CPU, graph.
 struct Exchange {
   Stream stream;
-  Buffer on_card = nans_on_gpu<uint32_t>(kNumbers);
+  Buffer on_gpu = nans_on_gpu<uint32_t>(kNumbers);
   Buffer to_cpu{kNumbers * sizeof(uint32_t), Site::kMapped};
   Buffer from_cpu{kNumbers * sizeof(uint32_t), Site::kMapped};
   SignalToHost ready;
@@ -38,17 +38,17 @@ struct Exchange {
 
   void enqueue_round() {
     launch(double_it, {.threads = kNumbers}, stream,
-           {on_card.as<uint32_t>(), to_cpu.as<uint32_t>()});
+           {on_gpu.as<uint32_t>(), to_cpu.as<uint32_t>()});
     ready.raise(stream);
     done.await(stream);
-    stream.copy(from_cpu.as<uint32_t>(), from_cpu.bytes(), on_card.as<uint32_t>());
+    stream.copy(from_cpu.as<uint32_t>(), from_cpu.bytes(), on_gpu.as<uint32_t>());
   }
   void compute() {
     for (int i = 0; i < kNumbers; ++i) from_cpu.as<uint32_t>()[i] = to_cpu.as<uint32_t>()[i] + 1;
   }
   void start_with(uint32_t value) {
     const std::vector<uint32_t> values(kNumbers, value);
-    stream.copy(values.data(), on_card.bytes(), on_card.as<uint32_t>());
+    stream.copy(values.data(), on_gpu.bytes(), on_gpu.as<uint32_t>());
     stream.wait();
   }
 };
@@ -65,7 +65,7 @@ class Signals : public testing::Test {
 using StreamFlags = Signals;
 
 TEST(HandOffProbe, FindsLaunchesThatWait) {
-  if (!open_card().emulated) GTEST_SKIP() << "CUDA reads it once";
+  if (!open_gpu().emulated) GTEST_SKIP() << "CUDA reads it once";
   Stream stream;
   EXPECT_EQ(why_no_hand_off(stream), "");
   setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
@@ -84,7 +84,7 @@ TEST_F(Signals, ALateCpuIsAwaited) {
   std::this_thread::sleep_for(milliseconds(30));
   x.compute();
   x.done.raise();
-  EXPECT_EQ(from_gpu<uint32_t>(x.stream, x.on_card), std::vector<uint32_t>(kNumbers, 41));
+  EXPECT_EQ(from_gpu<uint32_t>(x.stream, x.on_gpu), std::vector<uint32_t>(kNumbers, 41));
 }
 
 TEST_F(Signals, ALateGpuIsAwaited) {
@@ -98,7 +98,7 @@ TEST_F(Signals, ALateGpuIsAwaited) {
   EXPECT_FALSE(x.ready.take());
   x.compute();
   x.done.raise();
-  EXPECT_EQ(from_gpu<uint32_t>(x.stream, x.on_card), std::vector<uint32_t>(kNumbers, 41));
+  EXPECT_EQ(from_gpu<uint32_t>(x.stream, x.on_gpu), std::vector<uint32_t>(kNumbers, 41));
 }
 
 // Before anybody waits, and several at a time.
@@ -146,7 +146,7 @@ TEST_F(Signals, NoneIsLostInGraphs) {
       want = 2 * want + 1;
     }
   }
-  EXPECT_EQ(from_gpu<uint32_t>(x.stream, x.on_card), std::vector<uint32_t>(kNumbers, want));
+  EXPECT_EQ(from_gpu<uint32_t>(x.stream, x.on_gpu), std::vector<uint32_t>(kNumbers, want));
 }
 
 // The same rounds by the stream's own operations, one flag each way in a word of its own.
@@ -162,10 +162,10 @@ struct FlagExchange {
   uint32_t* done(int round) const { return ready(round) + 1; }
   void enqueue_round(int round) {
     launch(double_it, {.threads = kNumbers}, x.stream,
-           {x.on_card.as<uint32_t>(), x.to_cpu.as<uint32_t>()});
+           {x.on_gpu.as<uint32_t>(), x.to_cpu.as<uint32_t>()});
     raise_flag(x.stream, ready(round));
     take_flag(x.stream, done(round));
-    x.stream.copy(x.from_cpu.as<uint32_t>(), x.from_cpu.bytes(), x.on_card.as<uint32_t>());
+    x.stream.copy(x.from_cpu.as<uint32_t>(), x.from_cpu.bytes(), x.on_gpu.as<uint32_t>());
   }
   void await(int round) const {
     const std::atomic_ref flag(*ready(round));
@@ -199,7 +199,7 @@ TEST_F(StreamFlags, EitherSideIsAwaited) {
   passed.wait();
   EXPECT_TRUE(over);
   EXPECT_EQ(*f.done(0), 0u) << "put back";
-  EXPECT_EQ(from_gpu<uint32_t>(f.x.stream, f.x.on_card), std::vector<uint32_t>(kNumbers, 1));
+  EXPECT_EQ(from_gpu<uint32_t>(f.x.stream, f.x.on_gpu), std::vector<uint32_t>(kNumbers, 1));
 }
 
 TEST_F(StreamFlags, NoneIsLostInGraphs) {
@@ -225,7 +225,7 @@ TEST_F(StreamFlags, NoneIsLostInGraphs) {
       want = 2 * want + 1;
     }
   }
-  EXPECT_EQ(from_gpu<uint32_t>(f.x.stream, f.x.on_card), std::vector<uint32_t>(kNumbers, want));
+  EXPECT_EQ(from_gpu<uint32_t>(f.x.stream, f.x.on_gpu), std::vector<uint32_t>(kNumbers, want));
 }
 
 }  // namespace

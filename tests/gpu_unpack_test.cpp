@@ -25,10 +25,10 @@ void expect_same(Number type, int rows, int cols) {
 
   const int64_t used = cols * bytes_of(type), row_bytes = (used + 15) / 16 * 16 + 32;
   Stream stream;
-  const OnCard<uint8_t> on_card(stream,
-                                {packed.as<uint8_t>(), packed.as<uint8_t>() + packed.bytes()});
-  const OnCard<uint8_t> out(stream, std::vector<uint8_t>(rows * row_bytes, 0xee));
-  unpack_panels(stream, {.panels = on_card.data(),
+  const OnGpuBuffer<uint8_t> on_gpu(stream,
+                                    {packed.as<uint8_t>(), packed.as<uint8_t>() + packed.bytes()});
+  const OnGpuBuffer<uint8_t> out(stream, std::vector<uint8_t>(rows * row_bytes, 0xee));
+  unpack_panels(stream, {.panels = on_gpu.data(),
                          .panel_bytes = panel_bytes,
                          .type = type,
                          .out = out.data(),

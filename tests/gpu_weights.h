@@ -36,12 +36,12 @@ class RandomWeight {
             c.scale * (0.5f + (rng() % 64) / 64.f) * (rng() % 2 ? 1 : -1);
     for (int e = 0; e < c.n_experts; ++e)
       for (int r = 0; r < c.rows; ++r) fill_row(rng, e, r);
-    on_card_ = std::make_unique<OnCard<uint8_t>>(stream, bytes_);
-    scales_on_card_ = std::make_unique<OnCard<float>>(stream, scales_);
+    on_gpu_ = std::make_unique<OnGpuBuffer<uint8_t>>(stream, bytes_);
+    scales_on_card_ = std::make_unique<OnGpuBuffer<float>>(stream, scales_);
   }
 
   Weight view() const {
-    return {.data = on_card_->data(),
+    return {.data = on_gpu_->data(),
             .stride = stride_,
             .type = c_.type,
             .rows = c_.rows,
@@ -100,8 +100,8 @@ class RandomWeight {
   std::vector<uint8_t> bytes_;
   std::vector<float> scales_;
   std::vector<double> values_;
-  std::unique_ptr<OnCard<uint8_t>> on_card_;
-  std::unique_ptr<OnCard<float>> scales_on_card_;
+  std::unique_ptr<OnGpuBuffer<uint8_t>> on_gpu_;
+  std::unique_ptr<OnGpuBuffer<float>> scales_on_card_;
 };
 
 // Float rows with NaN between them.

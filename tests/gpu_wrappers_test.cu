@@ -175,14 +175,14 @@ void expect_fp8_products(const std::function<uint8_t(int)>& code, double error) 
 // among them. An emulated card sums floats, a real one at least 13 bits behind the point of the
 // largest.
 TEST(Wrappers, TensorCoreMultipliesFp8) {
-  if (!open_card().fp8_mma) GTEST_SKIP() << "no FP8 mma";
+  if (!open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
   const uint8_t whole[] = {0, 0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c, 0x4e, 0x50};  // 0 to 8
   expect_fp8_products(
       [&](int i) {
         return static_cast<uint8_t>(whole[i * 31 % 37 % 9] | (i * 7 % 5 < 2 ? 0x80 : 0));
       },
       0);
-  const double error = open_card().emulated ? 32 * 0x1p-24 : 0x1p-10;
+  const double error = open_gpu().emulated ? 32 * 0x1p-24 : 0x1p-10;
   for (int shift = 0; shift < 254; shift += 23)
     expect_fp8_products(
         [&](int i) {

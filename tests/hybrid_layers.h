@@ -49,7 +49,7 @@ class Interposed final : public ExpertPool {
 };
 
 // Layer 1 has experts on both, layer 2 only on the CPU, layer 3 only on the card.
-inline std::vector<std::vector<bool>> on_card() {
+inline std::vector<std::vector<bool>> on_gpu() {
   std::vector<bool> some(kExperts);
   for (int e = 0; e < kExperts; ++e) some[e] = e % 3 == 1;
   return {{}, some, std::vector<bool>(kExperts, false), std::vector<bool>(kExperts, true)};
@@ -62,7 +62,7 @@ class HybridHandOff : public testing::Test {
       : random_(hand_off_config(), stored), whole_(kernels_), part_(kernels_) {
     all_ = reserve_packed(random_.stored, random_.config, whole_, layout);
     run_jobs(all_, whole_);
-    layout.keep_elsewhere(on_card());
+    layout.keep_elsewhere(on_gpu());
     some_ = reserve_packed(random_.stored, random_.config, part_, layout);
     run_jobs(some_, part_);
     upload();
@@ -71,15 +71,15 @@ class HybridHandOff : public testing::Test {
         std::make_unique<CpuExperts>(kernels_, random_.config, all_.weights, kMaxTokens, team_);
     interposed_ = std::make_unique<Interposed>(*cpu_);
     rows_ = std::make_unique<CudaExpertRows>(random_.config, kMaxTokens, stream_);
-    card_experts_ = std::make_unique<CudaExperts>(random_.config, card_weights_, *rows_, stream_);
+    gpu_experts_ = std::make_unique<CudaExperts>(random_.config, gpu_weights_, *rows_, stream_);
   }
   void SetUp() override {
     const std::string why_not = gpu::why_no_hand_off(stream_);
     if (!why_not.empty()) GTEST_SKIP() << why_not;
     hybrid_ =
         std::make_unique<HybridExperts>(random_.config,
-                                        HybridExperts::Parts{.weights = card_weights_,
-                                                             .on_gpu = *card_experts_,
+                                        HybridExperts::Parts{.weights = gpu_weights_,
+                                                             .on_gpu = *gpu_experts_,
                                                              .on_cpu = *interposed_,
                                                              .rows_on_cpu = cpu_->activations(),
                                                              .stream = stream_,
@@ -88,9 +88,9 @@ class HybridHandOff : public testing::Test {
   }
 
   void upload() {
-    const std::vector<std::vector<bool>> here = on_card();
+    const std::vector<std::vector<bool>> here = on_gpu();
     const auto for_each = [&](auto visit) {
-      for_each_weight(card_weights_, random_.config, [&](const WeightSpec& spec, QuantView& slot) {
+      for_each_weight(gpu_weights_, random_.config, [&](const WeightSpec& spec, QuantView& slot) {
         if (spec.use == WeightUse::kExpert && here[spec.layer][spec.expert]) visit(spec, slot);
       });
     };
@@ -153,10 +153,10 @@ class HybridHandOff : public testing::Test {
 
   // On the card, where a step that failed may still read it.
   template <class T>
-  const gpu::test::OnCard<T>& keep(const std::vector<T>& values) {
-    auto on_card = std::make_shared<gpu::test::OnCard<T>>(stream_, values);
-    kept_.push_back(on_card);
-    return *on_card;
+  const gpu::test::OnGpuBuffer<T>& keep(const std::vector<T>& values) {
+    auto on_gpu = std::make_shared<gpu::test::OnGpuBuffer<T>>(stream_, values);
+    kept_.push_back(on_gpu);
+    return *on_gpu;
   }
 
   const cpu::KernelTable kernels_ = cpu::kernels_for(cpu::best_isa());
@@ -167,11 +167,11 @@ class HybridHandOff : public testing::Test {
   std::vector<std::shared_ptr<const void>> kept_;
   gpu::Stream stream_;
   CudaWeights home_;
-  ModelWeights card_weights_;
+  ModelWeights gpu_weights_;
   std::unique_ptr<CpuExperts> cpu_, reference_;
   std::unique_ptr<Interposed> interposed_;
   std::unique_ptr<CudaExpertRows> rows_;
-  std::unique_ptr<CudaExperts> card_experts_;
+  std::unique_ptr<CudaExperts> gpu_experts_;
   std::unique_ptr<HybridExperts> hybrid_;
   std::mt19937 rng_{5};
   std::vector<int32_t> asked_;  // experts, by each token; empty: random ones

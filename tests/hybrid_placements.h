@@ -16,12 +16,12 @@ namespace tandem::test {
 constexpr int64_t kContext = 192;
 
 // The planner keeps 1 GB of a card for its driver.
-class CardMemory {
+class GpuMemory {
  public:
-  explicit CardMemory(int64_t bytes) {
+  explicit GpuMemory(int64_t bytes) {
     setenv("TANDEM_GPU_MEMORY", std::to_string(bytes).c_str(), 1);
   }
-  ~CardMemory() { unsetenv("TANDEM_GPU_MEMORY"); }
+  ~GpuMemory() { unsetenv("TANDEM_GPU_MEMORY"); }
 };
 constexpr int64_t kEnough = 8'000'000'000;
 
@@ -39,12 +39,12 @@ class PlacementFile {
   const std::filesystem::path path_;
 };
 
-constexpr DeviceId kCpu{0, -1}, kCard{0, 0};
+constexpr DeviceId kCpu{0, -1}, kGpu{0, 0};
 
 inline Placement backbone_on_card(const ModelConfig& c, int64_t kv_tokens) {
   Placement p;
   p.backbone = stored_format(c);
-  p.stages = {{0, c.n_layers - 1, {kCard}, 1}};
+  p.stages = {{0, c.n_layers - 1, {kGpu}, 1}};
   p.kv_tokens = kv_tokens;
   return p;
 }
@@ -59,7 +59,7 @@ inline Placement random_placement(const ModelConfig& c, std::mt19937& rng,
   for (int l = 0; l < c.n_layers; ++l) {
     if (!c.is_moe(l)) continue;
     ExpertGroup cpu = {{}, stored_expert_format(c), {kCpu}}, card = cpu;
-    card.owners = {kCard};
+    card.owners = {kGpu};
     const unsigned in_eight = rng() % 9;  // as many experts are on the card
     for (int e = 0; e < c.router.n_experts; ++e)
       (rng() % 8 < in_eight ? card : cpu).experts.push_back(e);

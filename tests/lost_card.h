@@ -13,13 +13,13 @@
 
 namespace tandem::test {
 
-// From the next open_card() on: its streams' n-th piece of work fails.
+// From the next open_gpu() on: its streams' n-th piece of work fails.
 class LostAfter {
  public:
   explicit LostAfter(int64_t n) { setenv("TANDEM_GPU_LOST_AFTER", std::to_string(n).c_str(), 1); }
   ~LostAfter() {
     unsetenv("TANDEM_GPU_LOST_AFTER");
-    gpu::open_card();
+    gpu::open_gpu();
   }
   LostAfter(const LostAfter&) = delete;
 };
@@ -32,7 +32,7 @@ constexpr const char* kLost = "the GPU failed: unspecified launch failure (cudaE
 inline bool survives_loss_after(int64_t n, const std::function<void()>& work) {
   SCOPED_TRACE(testing::Message() << "lost at piece " << n);
   const LostAfter lost(n);
-  gpu::open_card();
+  gpu::open_gpu();
   const auto start = std::chrono::steady_clock::now();
   bool ended = false;
   const std::string said = error_of([&] {

@@ -135,7 +135,7 @@ TEST(Simulate, CopiesOfHotExpertsEvenTheLoad) {
   for (int e = 0; e < c.n_experts; ++e) c.owners.push_back({e / 8});
   const Simulation plain = simulate(c);
   // Two copies of each: any rank may take what is hot.
-  c.owners = deal_experts(std::vector<double>(64, 1.0 / 16), 8, 64);
+  c.owners = assign_experts(std::vector<double>(64, 1.0 / 16), 8, 64);
   const Simulation copied = simulate(c);
   EXPECT_LT(copied.seconds, plain.seconds);
   EXPECT_GT(copied.layers[0].balance, plain.layers[0].balance);

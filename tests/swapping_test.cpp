@@ -17,11 +17,11 @@ constexpr SwapRates kR1 = {64 * 70272, 25e9, 24e9, 500};
 TEST(Swapping, PaysWhereTheLinkIsFasterThanComputing) {
   EXPECT_TRUE(swapping_pays(16, 1000, kR1));  // 6 ms against 2 s
   SwapRates slow = kR1;
-  slow.to_host_bytes_per_second = slow.to_card_bytes_per_second = 72e6;  // 2 s
+  slow.to_host_bytes_per_second = slow.to_gpu_bytes_per_second = 72e6;  // 2 s
   EXPECT_TRUE(swapping_pays(16, 1024, slow));
-  slow.to_card_bytes_per_second = 65e6;
+  slow.to_gpu_bytes_per_second = 65e6;
   EXPECT_FALSE(swapping_pays(16, 1024, slow)) << "both ways count";
-  slow.to_card_bytes_per_second = 72e6;
+  slow.to_gpu_bytes_per_second = 72e6;
   EXPECT_FALSE(swapping_pays(16, 980, slow)) << "a page is copied wholly, its tokens may be few";
   slow.computed_tokens_per_second = 520;
   EXPECT_FALSE(swapping_pays(16, 1024, slow));

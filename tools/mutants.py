@@ -55,7 +55,7 @@ TESTS_OF = {
     "offload/timeline": ["gpu_hybrid_test"],
     "src/with_gpu/cublas": ["gpu_engine_cublas_test"],
     "src/with_gpu/small_kernels": ["gpu_engine_card_bench_test"],
-    "src/with_gpu/products_on_card": ["gpu_engine_card_bench_test"],
+    "src/with_gpu/products_on_gpu": ["gpu_engine_card_bench_test"],
     "src/with_gpu/kernel_gap": ["gpu_engine_card_bench_test"],
     "src/with_gpu/hand_off_speed": ["gpu_engine_card_bench_test"],
     "src/with_gpu/": ["gpu_engine_fallback_test", "gpu_engine_swap_test", "gpu_hybrid_engine_test"],

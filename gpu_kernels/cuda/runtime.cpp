@@ -29,25 +29,25 @@ struct Graph::Impl {
 namespace {
 
 // Derives the kernels' state from the result of a call that loads them.
-CardFacts::Kernels kernels_after(cudaError_t status) {
+GpuFacts::Kernels kernels_after(cudaError_t status) {
   if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction ||
       status == cudaErrorInvalidKernelImage)
-    return CardFacts::Kernels::kForOthers;
-  if (status == cudaErrorUnsupportedPtxVersion) return CardFacts::Kernels::kPtxTooNew;
+    return GpuFacts::Kernels::kForOthers;
+  if (status == cudaErrorUnsupportedPtxVersion) return GpuFacts::Kernels::kPtxTooNew;
   check_cuda(status);
-  return CardFacts::Kernels::kThere;
+  return GpuFacts::Kernels::kThere;
 }
 
 // Queries CUDA up to the first problem. Sets the GPU for this process.
-CardFacts ask_cuda() {
-  CardFacts facts;
+GpuFacts ask_cuda() {
+  GpuFacts facts;
   facts.toolkit = CUDART_VERSION;
   if (cudaDriverGetVersion(&facts.driver) != cudaSuccess || facts.driver == 0) return facts;
   const cudaError_t status = cudaGetDeviceCount(&facts.n_cards);
   if (status == cudaErrorInsufficientDriver) {
-    facts.count = CardFacts::Count::kDriverTooOld;
+    facts.count = GpuFacts::Count::kDriverTooOld;
   } else if (status != cudaSuccess) {
-    facts.count = CardFacts::Count::kFailed;
+    facts.count = GpuFacts::Count::kFailed;
     facts.count_error = cudaGetErrorString(status);
   } else if (memory_option() && *memory_option() <= 0) {
     facts.n_cards = 0;
@@ -69,11 +69,11 @@ CardFacts ask_cuda() {
 
 }  // namespace
 
-Card open_card() {
+Card open_gpu() {
   // Loads kernels eagerly: a lazy load at first launch waits for all running kernels, even a
   // polling one.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  const CardFacts facts = ask_cuda();
+  const GpuFacts facts = ask_cuda();
   const std::string problem = why_not(facts);
   require(problem.empty(), "{}", problem);
   int n_multiprocessors = 0;
@@ -91,7 +91,7 @@ Card open_card() {
 }
 
 CudaVersions cuda_versions() {
-  const CardFacts facts = ask_cuda();
+  const GpuFacts facts = ask_cuda();
   return {facts.driver, facts.toolkit};
 }
 

@@ -1,5 +1,5 @@
 // Simulates a GPU that is lost while running, for tests: the n-th work item of the streams fails,
-// with n from TANDEM_GPU_LOST_AFTER at open_card(). No later work runs until the next open_card().
+// with n from TANDEM_GPU_LOST_AFTER at open_gpu(). No later work runs until the next open_gpu().
 #pragma once
 #include "core/invariant.h"
 

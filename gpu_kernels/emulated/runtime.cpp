@@ -173,16 +173,16 @@ Streams& streams() {
 
 }  // namespace
 
-Card open_card() {
+Card open_gpu() {
   const int64_t memory = memory_option().value_or(int64_t{1} << 30);
-  const CardFacts facts = {.driver = 12040,
-                           .toolkit = 12040,
-                           .count_error = "",
-                           .n_cards = memory > 0 ? 1 : 0,
-                           .name = "emulated GPU",
-                           .major = capability_option() / 10,
-                           .minor = capability_option() % 10,
-                           .compiled_for = capability_option()};
+  const GpuFacts facts = {.driver = 12040,
+                          .toolkit = 12040,
+                          .count_error = "",
+                          .n_cards = memory > 0 ? 1 : 0,
+                          .name = "emulated GPU",
+                          .major = capability_option() / 10,
+                          .minor = capability_option() % 10,
+                          .compiled_for = capability_option()};
   const std::string problem = why_not(facts);
   require(problem.empty(), "{}", problem);
   emulated::plan_loss();

@@ -21,7 +21,7 @@ std::vector<int> by_share(const std::vector<double>& shares) {
 
 }  // namespace
 
-Owners deal_experts(const std::vector<double>& shares, int n_ranks, int n_redundant) {
+Owners assign_experts(const std::vector<double>& shares, int n_ranks, int n_redundant) {
   const int n = static_cast<int>(shares.size());
   check(n_redundant >= 0 && n_redundant <= n * (n_ranks - 1), "redundant experts");
   std::vector<int> copies(n, 1);

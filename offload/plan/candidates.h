@@ -11,7 +11,7 @@ namespace tandem {
 
 // Receives the candidates. `home` identifies stages and experts: placements with the same home
 // share both.
-struct Contest {
+struct CandidateSearch {
   // Enters a complete placement, which need not fit. The placement may be modified.
   std::function<void(Placement&, int64_t home)> enter;
   // A lower bound of the score over all chunks, micro-batch counts and placements of embedding and
@@ -25,9 +25,9 @@ struct Contest {
 };
 
 // Visits placements with experts in CPU memory and the hottest ones in the remaining GPU memory.
-void visit_cpu_candidates(const PlanInput& input, WeightFormat experts, Contest& contest);
+void visit_cpu_candidates(const PlanInput& input, WeightFormat experts, CandidateSearch& contest);
 // Visits placements with everything on GPUs, except the embedding where `embedding_on_cpu` is set.
-void visit_gpu_candidates(const PlanInput& input, WeightFormat experts, Contest& contest);
+void visit_gpu_candidates(const PlanInput& input, WeightFormat experts, CandidateSearch& contest);
 
 // Host counts to try: all up to 16, then steps of about an eighth, and the machine's own count.
 std::vector<int> host_counts(const Machine& machine);

@@ -18,7 +18,7 @@ namespace tandem {
 // Selects the experts that move from a host's CPUs to its GPUs: the most used first, in one order
 // over all layers.
 // A GPU and its relative share of the experts that move.
-struct HotSeat {
+struct GpuQuota {
   DeviceId gpu;
   double part;
 };
@@ -31,10 +31,10 @@ class HotExperts {
   int64_t size() const { return size_; }
   // Places the first `n` experts on the seats, each layer's use in proportion to the seats' parts,
   // and the rest on the CPU.
-  std::vector<LayerExperts> first(int64_t n, const std::vector<HotSeat>& seats) const;
+  std::vector<LayerExperts> first(int64_t n, const std::vector<GpuQuota>& seats) const;
 
  private:
-  LayerExperts layer(int i, int64_t n, const std::vector<HotSeat>& seats) const;
+  LayerExperts layer(int i, int64_t n, const std::vector<GpuQuota>& seats) const;
 
   const PlanInput& in_;
   WeightFormat format_;
@@ -56,13 +56,14 @@ struct Layout {
 
 std::vector<Layout> backbone_layouts(const PlanInput& in);
 std::vector<LayerExperts> all_on_cpus(const PlanInput& in, WeightFormat format, int hosts);
-void visit_cpu_details(const PlanInput& in, Placement& p, int64_t home, const Contest& contest);
+void visit_cpu_details(const PlanInput& in, Placement& p, int64_t home,
+                       const CandidateSearch& contest);
 
 // Placements of one layout with some experts on the host's GPUs.
 class HotCandidates {
  public:
   HotCandidates(const PlanInput& in, WeightFormat format, const Placement& layout,
-                Contest& contest);
+                CandidateSearch& contest);
   void visit();
 
  private:
@@ -70,19 +71,19 @@ class HotCandidates {
     int64_t id;
     std::vector<LayerExperts> layers;
   };
-  std::vector<std::vector<HotSeat>> divisions() const;
-  void visit_with(const std::vector<HotSeat>& seats);
-  const Home& home(int64_t n, const std::vector<HotSeat>& seats);
-  double speed(int64_t n, const std::vector<HotSeat>& seats);
-  int64_t fastest(const std::vector<HotSeat>& seats);
-  int64_t room(const std::vector<HotSeat>& seats);
-  void enter(int64_t n, const std::vector<HotSeat>& seats);
+  std::vector<std::vector<GpuQuota>> divisions() const;
+  void visit_with(const std::vector<GpuQuota>& seats);
+  const Home& home(int64_t n, const std::vector<GpuQuota>& seats);
+  double speed(int64_t n, const std::vector<GpuQuota>& seats);
+  int64_t fastest(const std::vector<GpuQuota>& seats);
+  int64_t room(const std::vector<GpuQuota>& seats);
+  void enter(int64_t n, const std::vector<GpuQuota>& seats);
 
   const PlanInput& in_;
   const WeightFormat format_;
   Placement p_;
   const std::vector<LayerExperts> on_cpus_;
-  Contest& contest_;
+  CandidateSearch& contest_;
   HotExperts hot_;
   const int64_t n_moe_;
   std::map<int64_t, Home> homes_;  // by number of experts on GPUs
@@ -90,7 +91,7 @@ class HotCandidates {
 
 }  // namespace
 
-void visit_cpu_candidates(const PlanInput& in, WeightFormat format, Contest& contest) {
+void visit_cpu_candidates(const PlanInput& in, WeightFormat format, CandidateSearch& contest) {
   Placement p;
   p.backbone = stored_format(in.config);
   p.numa_columns = numa_slices(in.config, in.machine);
@@ -219,7 +220,7 @@ std::vector<LayerExperts> all_on_cpus(const PlanInput& in, WeightFormat format, 
     LayerExperts layer = {l, last, {}};
     std::vector<double> shares(c.router.n_experts);
     for (int e = 0; e < c.router.n_experts; ++e) shares[e] = in.routing.share(l, e);
-    const auto owners = deal_experts(shares, hosts, 0);
+    const auto owners = assign_experts(shares, hosts, 0);
     layer.groups.resize(hosts);
     for (int e = 0; e < c.router.n_experts; ++e) layer.groups[owners[e][0]].experts.push_back(e);
     for (int host = 0; host < hosts; ++host) {
@@ -260,7 +261,8 @@ void for_each_table(Placement& p, Visit visit) {
     }
 }
 
-void visit_cpu_details(const PlanInput& in, Placement& p, int64_t home, const Contest& contest) {
+void visit_cpu_details(const PlanInput& in, Placement& p, int64_t home,
+                       const CandidateSearch& contest) {
   for_each_pace(in, p, [&] {
     for_each_table(p, [&] {
       p.kv_tokens = 0;
@@ -270,7 +272,7 @@ void visit_cpu_details(const PlanInput& in, Placement& p, int64_t home, const Co
 }
 
 HotCandidates::HotCandidates(const PlanInput& in, WeightFormat format, const Placement& layout,
-                             Contest& contest)
+                             CandidateSearch& contest)
     : in_(in),
       format_(format),
       p_(layout),
@@ -280,7 +282,7 @@ HotCandidates::HotCandidates(const PlanInput& in, WeightFormat format, const Pla
       n_moe_(moe_layers(in.config)) {}
 
 void HotCandidates::visit() {
-  for (const std::vector<HotSeat>& seats : divisions()) {
+  for (const std::vector<GpuQuota>& seats : divisions()) {
     homes_.clear();
     visit_with(seats);
   }
@@ -289,16 +291,16 @@ void HotCandidates::visit() {
 // How GPUs share the hot experts. GPUs of the backbone share evenly. Beside a single backbone GPU,
 // the others may take all, or leave it less than an even part: it also computes the shared experts
 // and has less memory left.
-std::vector<std::vector<HotSeat>> HotCandidates::divisions() const {
-  std::vector<HotSeat> own;
+std::vector<std::vector<GpuQuota>> HotCandidates::divisions() const {
+  std::vector<GpuQuota> own;
   for (const DeviceId d : p_.stages[0].devices) own.push_back({d, 1});
-  std::vector<std::vector<HotSeat>> all = {own};
+  std::vector<std::vector<GpuQuota>> all = {own};
   const auto n = static_cast<int>(in_.machine.gpus.size());
   if (own.size() > 1) return all;
   for (int gpus = 2; gpus <= n; ++gpus)
     for (const double part : {0.0, 0.25, 0.5, 0.75, 1.0}) {
       if (gpus < n && part != 0 && part != 1) continue;
-      std::vector<HotSeat> seats = {{own[0].gpu, part}};
+      std::vector<GpuQuota> seats = {{own[0].gpu, part}};
       for (int gpu = 1; gpu < gpus; ++gpu) seats.push_back({{0, gpu}, 1});
       if (part == 0) seats.erase(seats.begin());
       all.push_back(std::move(seats));
@@ -306,7 +308,7 @@ std::vector<std::vector<HotSeat>> HotCandidates::divisions() const {
   return all;
 }
 
-void HotCandidates::visit_with(const std::vector<HotSeat>& seats) {
+void HotCandidates::visit_with(const std::vector<GpuQuota>& seats) {
   for_each_pace(in_, p_, [&] {
     const int64_t best = in_.workload.concurrency > 0 ? fastest(seats) : hot_.size();
     for_each_table(p_, [&] {
@@ -323,13 +325,13 @@ void HotCandidates::visit_with(const std::vector<HotSeat>& seats) {
   });
 }
 
-const HotCandidates::Home& HotCandidates::home(int64_t n, const std::vector<HotSeat>& seats) {
+const HotCandidates::Home& HotCandidates::home(int64_t n, const std::vector<GpuQuota>& seats) {
   const auto [it, is_new] = homes_.try_emplace(n);
   if (is_new) it->second = {++contest_.n_homes, hot_.first(n, seats)};
   return it->second;
 }
 
-double HotCandidates::speed(int64_t n, const std::vector<HotSeat>& seats) {
+double HotCandidates::speed(int64_t n, const std::vector<GpuQuota>& seats) {
   const Home& h = home(n, seats);
   p_.layers = h.layers;
   return contest_.score(p_, h.id);
@@ -337,7 +339,7 @@ double HotCandidates::speed(int64_t n, const std::vector<HotSeat>& seats) {
 
 // The fastest number of experts on the GPUs, ignoring memory: the time falls with each until it
 // rises.
-int64_t HotCandidates::fastest(const std::vector<HotSeat>& seats) {
+int64_t HotCandidates::fastest(const std::vector<GpuQuota>& seats) {
   int64_t low = 0, high = in_.config.router.n_experts;  // experts per layer
   while (low < high) {
     const int64_t middle = (low + high) / 2;
@@ -350,21 +352,21 @@ int64_t HotCandidates::fastest(const std::vector<HotSeat>& seats) {
   return speed(hot_.size(), seats) < speed(low * n_moe_, seats) ? hot_.size() : low * n_moe_;
 }
 
-int64_t HotCandidates::room(const std::vector<HotSeat>& seats) {
+int64_t HotCandidates::room(const std::vector<GpuQuota>& seats) {
   p_.kv_tokens = in_.workload.context * sequences_a_replica(p_, in_.workload.concurrency);
   p_.layers = on_cpus_;
   const auto expert = static_cast<double>(routed_expert_bytes(in_.config, format_));
   double parts = 0, most = 1e15;
-  for (const HotSeat& seat : seats) parts += seat.part;
+  for (const GpuQuota& seat : seats) parts += seat.part;
   for (const DeviceMemory& m : memory_by_device(in_.config, in_.machine, p_))
-    for (const HotSeat& seat : seats)
+    for (const GpuQuota& seat : seats)
       if (seat.gpu == m.device)
         most = std::min(
             most, std::floor(static_cast<double>(m.free_bytes()) / expert) * parts / seat.part);
   return static_cast<int64_t>(std::floor(most + 1e-9));
 }
 
-void HotCandidates::enter(int64_t n, const std::vector<HotSeat>& seats) {
+void HotCandidates::enter(int64_t n, const std::vector<GpuQuota>& seats) {
   const Home& h = home(n, seats);
   p_.layers = h.layers;
   p_.kv_tokens = 0;
@@ -394,7 +396,7 @@ HotExperts::HotExperts(const PlanInput& in, WeightFormat format, double tokens)
   std::sort(chances_.begin(), chances_.end(), std::greater<>());
 }
 
-std::vector<LayerExperts> HotExperts::first(int64_t n, const std::vector<HotSeat>& seats) const {
+std::vector<LayerExperts> HotExperts::first(int64_t n, const std::vector<GpuQuota>& seats) const {
   const auto n_layers = static_cast<int64_t>(layers_.size());
   std::vector<LayerExperts> layers;
   if (in_.routing.uniform()) {
@@ -429,7 +431,7 @@ std::vector<LayerExperts> HotExperts::first(int64_t n, const std::vector<HotSeat
   return layers;
 }
 
-LayerExperts HotExperts::layer(int i, int64_t n, const std::vector<HotSeat>& seats) const {
+LayerExperts HotExperts::layer(int i, int64_t n, const std::vector<GpuQuota>& seats) const {
   const bool uniform = in_.routing.uniform();
   const std::vector<int>& order = order_[uniform ? 0 : i];
   std::vector<ExpertGroup> groups(seats.size() + 1, ExpertGroup{{}, format_, {}});

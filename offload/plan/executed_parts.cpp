@@ -13,7 +13,7 @@ constexpr DeviceId kCpu{}, kGpu{0, 0};
 void require_here(const Machine& machine, const Placement& p);
 void require_executed(const ModelConfig& config, const Placement& p);
 std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer);
-CardParts card_parts(const ModelConfig& config, const Placement& p);
+GpuParts gpu_parts(const ModelConfig& config, const Placement& p);
 DeviceId backbone_of(const Placement& p) { return p.stages.front().devices.front(); }
 
 }  // namespace
@@ -36,13 +36,13 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
   ExecutedParts parts = {
       {std::move(formats), p.numa_columns}, p.kv_tokens, p.kv_type, p.prefill_chunk_tokens, {}};
   if (backbone_of(p) == kCpu) return parts;
-  parts.card = card_parts(config, p);
+  parts.card = gpu_parts(config, p);
   parts.experts.keep_elsewhere(parts.card->experts);
   return parts;
 }
 
-CardParts evenly_on_card(const ModelConfig& config, int64_t n_experts) {
-  CardParts parts = {.experts = std::vector<std::vector<bool>>(config.n_layers)};
+GpuParts evenly_on_gpu(const ModelConfig& config, int64_t n_experts) {
+  GpuParts parts = {.experts = std::vector<std::vector<bool>>(config.n_layers)};
   int64_t n_left = 0;  // layers
   for (int l = 0; l < config.n_layers; ++l) n_left += config.is_moe(l);
   for (int l = 0; l < config.n_layers; ++l) {
@@ -130,8 +130,8 @@ std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int
   return first ? first->format : std::optional<WeightFormat>();
 }
 
-CardParts card_parts(const ModelConfig& config, const Placement& p) {
-  CardParts parts = {
+GpuParts gpu_parts(const ModelConfig& config, const Placement& p) {
+  GpuParts parts = {
       .embedding_on_cpu = p.embedding_on_cpu,
       .stream_from_tokens = p.stream_from_tokens,
       .micro_batches_from_sequences = p.micro_batches == 2 ? p.micro_batches_from_sequences : 0,

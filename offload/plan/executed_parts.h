@@ -9,7 +9,7 @@
 namespace tandem {
 
 // What is placed on the GPU when it holds the backbone.
-struct CardParts {
+struct GpuParts {
   bool embedding_on_cpu = false;
   // Steps of at least so many tokens stream the CPU's experts to the GPU. 0: none.
   // kMeasuredCrossover: the threshold is measured once the experts are loaded.
@@ -26,8 +26,8 @@ struct ExecutedParts {
   ExpertsLayout experts;  // in host memory
   int64_t kv_tokens;
   DType kv_type;
-  int chunk_tokens;               // tokens of a prompt per step
-  std::optional<CardParts> card;  // empty: the CPUs compute everything
+  int chunk_tokens;              // tokens of a prompt per step
+  std::optional<GpuParts> card;  // empty: the CPUs compute everything
 };
 
 // Throws Error for a placement that is not sound (check_placement), and for what the executor does
@@ -38,6 +38,6 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
                              const Placement& placement);
 
 // Places `n_experts` experts on the GPU, distributed evenly over the layers, lowest indices first.
-CardParts evenly_on_card(const ModelConfig& config, int64_t n_experts);
+GpuParts evenly_on_gpu(const ModelConfig& config, int64_t n_experts);
 
 }  // namespace tandem

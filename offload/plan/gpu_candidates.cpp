@@ -29,9 +29,9 @@ struct Base {
 };
 
 // Assigns experts to ranks; caches assignments by number of ranks, which several subsets share.
-class Dealer {
+class ExpertAssigner {
  public:
-  Dealer(const PlanInput& in, WeightFormat format) : in_(in), format_(format) {}
+  ExpertAssigner(const PlanInput& in, WeightFormat format) : in_(in), format_(format) {}
   std::vector<LayerExperts> dealt(const std::vector<DeviceId>& ranks, int n_redundant);
 
  private:
@@ -43,9 +43,11 @@ class Dealer {
 
 std::vector<Subset> gpu_subsets(const Machine& m);
 void add_bases(const PlanInput& in, WeightFormat format, const Subset& s, std::vector<Base>& bases);
-Placement placed(const PlanInput& in, WeightFormat format, const Base& base, Dealer& dealer);
+Placement placed(const PlanInput& in, WeightFormat format, const Base& base,
+                 ExpertAssigner& dealer);
 void place_stages(const PlanInput& in, WeightFormat format, const Base& base, Placement& p);
-void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home, const Contest& contest);
+void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home,
+                       const CandidateSearch& contest);
 std::vector<int> tensor_parallel_ways(const PlanInput& in, const Subset& s);
 std::vector<LayerExperts> in_groups(const PlanInput& in, WeightFormat format,
                                     const std::vector<DeviceId>& ranks,
@@ -55,12 +57,12 @@ std::vector<LayerExperts> in_groups(const PlanInput& in, WeightFormat format,
 
 // Candidates are visited in order of their bound until none can win. With routing statistics the
 // bounds assume even routing, and the best few are assigned by use.
-void visit_gpu_candidates(const PlanInput& in, WeightFormat format, Contest& contest) {
+void visit_gpu_candidates(const PlanInput& in, WeightFormat format, CandidateSearch& contest) {
   std::vector<Base> bases;
   for (const Subset& subset : gpu_subsets(in.machine)) add_bases(in, format, subset, bases);
   const RoutingStatistics even(in.config);
   const PlanInput evenly = {in.config, in.machine, in.workload, even};
-  Dealer even_dealer(evenly, format), dealer(in, format);
+  ExpertAssigner even_dealer(evenly, format), dealer(in, format);
   struct Entry {
     double promise;
     int64_t home;
@@ -135,7 +137,8 @@ void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
   for (const int experts : counts) bases.push_back({s, Base::kRoles, 1, 0, experts});
 }
 
-Placement placed(const PlanInput& in, WeightFormat format, const Base& base, Dealer& dealer) {
+Placement placed(const PlanInput& in, WeightFormat format, const Base& base,
+                 ExpertAssigner& dealer) {
   const std::vector<DeviceId>& gpus = base.subset.gpus;
   Placement p;
   p.backbone = stored_format(in.config);
@@ -169,7 +172,8 @@ void place_stages(const PlanInput& in, WeightFormat format, const Base& base, Pl
   }
 }
 
-void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home, const Contest& contest) {
+void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home,
+                       const CandidateSearch& contest) {
   const bool many = p.stages.size() > 1 || p.stages[0].devices.size() > 1;
   for (const int chunk : prefill_chunks(in.workload))
     for (const bool head_replicated : {true, false})
@@ -186,7 +190,8 @@ void visit_gpu_details(const PlanInput& in, Placement& p, int64_t home, const Co
         }
 }
 
-std::vector<LayerExperts> Dealer::dealt(const std::vector<DeviceId>& ranks, int n_redundant) {
+std::vector<LayerExperts> ExpertAssigner::dealt(const std::vector<DeviceId>& ranks,
+                                                int n_redundant) {
   const ModelConfig& c = in_.config;
   const auto [known, is_new] = known_.try_emplace({ranks.size(), n_redundant});
   if (is_new)
@@ -194,7 +199,7 @@ std::vector<LayerExperts> Dealer::dealt(const std::vector<DeviceId>& ranks, int 
       if (!c.is_moe(l)) continue;
       std::vector<double> shares(c.router.n_experts);
       for (int e = 0; e < c.router.n_experts; ++e) shares[e] = in_.routing.share(l, e);
-      known->second.push_back(deal_experts(shares, static_cast<int>(ranks.size()), n_redundant));
+      known->second.push_back(assign_experts(shares, static_cast<int>(ranks.size()), n_redundant));
       if (in_.routing.uniform()) break;
     }
   return in_groups(in_, format_, ranks, known->second);

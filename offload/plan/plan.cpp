@@ -12,7 +12,7 @@
 #include "model/kv_layout.h"
 #include "model/parameters.h"
 #include "offload/plan/candidates.h"
-#include "offload/plan/every_home.h"
+#include "offload/plan/exhaustive_placement.h"
 #include "offload/plan/reasons.h"
 
 namespace tandem {
@@ -22,9 +22,9 @@ namespace {
 constexpr int kMostConcurrency = 1 << 16;
 
 // Keeps the best candidate entered so far.
-class Winner {
+class BestCandidate {
  public:
-  Winner(const PlanRequest& request, const Workload& wanted) : r_(request), w_(wanted) {}
+  BestCandidate(const PlanRequest& request, const Workload& wanted) : r_(request), w_(wanted) {}
   void enter(Placement& p, int64_t home);
   double promise(Placement& p, int64_t home, const RoutingStatistics& routing);
   bool hopeless(double score) const;
@@ -56,10 +56,10 @@ class Winner {
 std::vector<WeightFormat> formats_to_try(const PlanRequest& r);
 int least_halved(const PlanInput& in, Placement p);
 bool meets(const Workload& w, const Prediction& p);
-Winner best_of(const PlanRequest& r, const std::vector<WeightFormat>& formats);
-Winner best_in(const PlanRequest& r, WeightFormat format, DType kv);
+BestCandidate best_of(const PlanRequest& r, const std::vector<WeightFormat>& formats);
+BestCandidate best_in(const PlanRequest& r, WeightFormat format, DType kv);
 std::string smaller_workload(const PlanRequest& r, const std::vector<WeightFormat>& formats);
-[[noreturn]] void refuse(const PlanRequest& r, const Winner& best,
+[[noreturn]] void refuse(const PlanRequest& r, const BestCandidate& best,
                          const std::vector<WeightFormat>& formats);
 
 }  // namespace
@@ -72,13 +72,13 @@ Plan plan(const PlanRequest& r) {
       r.machine.gpus.empty() ? "only GPUs compute with it, and " + r.machine.name + " has none"
                              : r.model_name + " has larger latents than DeepSeek's");
   const std::vector<WeightFormat> formats = formats_to_try(r);
-  Winner best = best_of(r, formats);
+  BestCandidate best = best_of(r, formats);
   if (!best.placement) refuse(r, best, formats);
   best.placement->model = r.model_name;
   best.placement->machine = r.machine.name;
   PlanRequest served = r;
   served.workload = best.workload;
-  try_every_home({r.config, r.machine, best.workload, r.routing}, *best.placement);
+  try_all_placements({r.config, r.machine, best.workload, r.routing}, *best.placement);
   if (best.placement->micro_batches == 2)
     best.placement->micro_batches_from_sequences =
         least_halved({r.config, r.machine, best.workload, r.routing}, *best.placement);
@@ -103,14 +103,14 @@ namespace {
 
 // The best placement in the first format in which any fits; without a placement if none does. An
 // FP8 cache is tried where a BF16 cache leaves the backbone no room on GPUs.
-Winner best_of(const PlanRequest& r, const std::vector<WeightFormat>& formats) {
+BestCandidate best_of(const PlanRequest& r, const std::vector<WeightFormat>& formats) {
   const bool fp8 = !r.workload.kv && !r.machine.gpus.empty() && takes_fp8_cache(r.config.mla);
-  std::optional<Winner> best;
+  std::optional<BestCandidate> best;
   for (const WeightFormat format : formats) {
     best.emplace(best_in(r, format, r.workload.kv.value_or(DType::kBF16)));
     const bool on_gpus = best->placement && !best->placement->stages[0].devices[0].is_cpu();
     if (fp8 && !on_gpus) {
-      Winner other = best_in(r, format, DType::kF8E4M3);
+      BestCandidate other = best_in(r, format, DType::kF8E4M3);
       if (other.placement && (!best->placement || best->beats(other.prediction)))
         best.emplace(std::move(other));
     }
@@ -119,17 +119,17 @@ Winner best_of(const PlanRequest& r, const std::vector<WeightFormat>& formats) {
   return std::move(*best);
 }
 
-Winner best_in(const PlanRequest& r, WeightFormat format, DType kv) {
+BestCandidate best_in(const PlanRequest& r, WeightFormat format, DType kv) {
   Workload w = r.workload;
   if (w.concurrency == 0 && w.objective == Objective::kLatency) w.concurrency = 1;
   w.kv = kv;
-  Winner best(r, w);
-  Contest contest = {[&](Placement& p, int64_t home) { best.enter(p, home); },
-                     [&](Placement& p, int64_t home, const RoutingStatistics& routing) {
-                       return best.promise(p, home, routing);
-                     },
-                     [&](const Placement& p, int64_t home) { return best.score(p, home); },
-                     [&](double score) { return best.hopeless(score); }};
+  BestCandidate best(r, w);
+  CandidateSearch contest = {[&](Placement& p, int64_t home) { best.enter(p, home); },
+                             [&](Placement& p, int64_t home, const RoutingStatistics& routing) {
+                               return best.promise(p, home, routing);
+                             },
+                             [&](const Placement& p, int64_t home) { return best.score(p, home); },
+                             [&](double score) { return best.hopeless(score); }};
   const PlanInput in = {r.config, r.machine, w, r.routing};
   if (!r.machine.gpus.empty()) visit_gpu_candidates(in, format, contest);
   visit_cpu_candidates(in, format, contest);
@@ -146,19 +146,19 @@ std::vector<WeightFormat> formats_to_try(const PlanRequest& r) {
   return formats;
 }
 
-Prediction Winner::speed(const Placement& p, int64_t home, int concurrency,
-                         const RoutingStatistics& routing) {
+Prediction BestCandidate::speed(const Placement& p, int64_t home, int concurrency,
+                                const RoutingStatistics& routing) {
   Workload w = w_;
   w.concurrency = concurrency;
   return memo_.speed({r_.config, r_.machine, w, routing}, p, home);
 }
 
-void Winner::enter(Placement& p, int64_t home) {
+void BestCandidate::enter(Placement& p, int64_t home) {
   if (w_.concurrency > 0) return enter_with(p, home, w_.concurrency);
   for (const int n : concurrencies(p, home)) enter_with(p, home, n);
 }
 
-void Winner::enter_with(Placement& p, int64_t home, int concurrency) {
+void BestCandidate::enter_with(Placement& p, int64_t home, int concurrency) {
   Prediction then = speed(p, home, concurrency, r_.routing);
   if (placement && !beats(then)) return;
   if (!fits(p, concurrency)) return;
@@ -170,12 +170,12 @@ void Winner::enter_with(Placement& p, int64_t home, int concurrency) {
 }
 
 // True if the prediction is better than the best so far.
-bool Winner::beats(const Prediction& then) const {
+bool BestCandidate::beats(const Prediction& then) const {
   const bool new_meets = meets(w_, then), old_meets = meets(w_, prediction);
   return new_meets != old_meets ? new_meets : then.score < prediction.score;
 }
 
-bool Winner::fits(Placement& p, int concurrency) {
+bool BestCandidate::fits(Placement& p, int concurrency) {
   p.kv_tokens = w_.context * sequences_a_replica(p, concurrency);
   int64_t missing = 0;
   DeviceId device;
@@ -186,12 +186,12 @@ bool Winner::fits(Placement& p, int concurrency) {
   return missing == 0;
 }
 
-bool Winner::hopeless(double score) const {
+bool BestCandidate::hopeless(double score) const {
   return std::isinf(score) || (placement && meets(w_, prediction) && score >= prediction.score);
 }
 
 // Assumes that embedding and head take no time and the least memory.
-double Winner::promise(Placement& p, int64_t home, const RoutingStatistics& routing) {
+double BestCandidate::promise(Placement& p, int64_t home, const RoutingStatistics& routing) {
   p.embedding_on_cpu = true;
   p.head_on_cpu = p.stages[0].devices[0].is_cpu();
   p.head_replicated = false;
@@ -234,7 +234,7 @@ double Winner::promise(Placement& p, int64_t home, const RoutingStatistics& rout
 }
 
 // Most sequences for which every device of the backbone has memory.
-int Winner::largest_concurrency(const Placement& p) const {
+int BestCandidate::largest_concurrency(const Placement& p) const {
   int64_t sequences = kMostConcurrency;
   for (const DeviceMemory& m : memory_by_device(r_.config, r_.machine, p))
     for (const Stage& s : p.stages)
@@ -247,7 +247,7 @@ int Winner::largest_concurrency(const Placement& p) const {
 
 // Concurrencies to try: powers of two while the memory suffices and each user gets the wanted
 // speed, then the largest of those that do, to 1/64.
-std::vector<int> Winner::concurrencies(const Placement& p, int64_t home) {
+std::vector<int> BestCandidate::concurrencies(const Placement& p, int64_t home) {
   const int most = std::max(1, largest_concurrency(p));
   std::vector<int> all = {1};
   const auto fast = [&](int n) { return meets(w_, speed(p, home, n, r_.routing)); };
@@ -292,7 +292,8 @@ bool meets(const Workload& w, const Prediction& p) {
   return p.tokens_per_second_per_user >= w.tokens_per_second_per_user;
 }
 
-void refuse(const PlanRequest& r, const Winner& best, const std::vector<WeightFormat>& formats) {
+void refuse(const PlanRequest& r, const BestCandidate& best,
+            const std::vector<WeightFormat>& formats) {
   const double missing = static_cast<double>(best.least_missing) * 1e-9;
   // A part of added memory is reserved too.
   constexpr int64_t kProbe = int64_t{1} << 40;

@@ -67,8 +67,8 @@ Phase StepMemo::step(const PlanInput& in, const Placement& p, StepShape shape, i
   return phase;
 }
 
-const std::vector<double>& KnownChances::of(const RoutingStatistics& routing, int layer,
-                                            double tokens, int n_experts) {
+const std::vector<double>& ChanceCache::of(const RoutingStatistics& routing, int layer,
+                                           double tokens, int n_experts) {
   std::vector<double>& chances = known_[{layer, tokens}];
   if (chances.empty())
     for (int e = 0; e < n_experts; ++e) chances.push_back(routing.chance(layer, e, tokens));

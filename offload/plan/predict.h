@@ -58,7 +58,7 @@ struct Prediction {
 };
 
 // Caches routing.chance() of a layer's experts.
-class KnownChances {
+class ChanceCache {
  public:
   const std::vector<double>& of(const RoutingStatistics& routing, int layer, double tokens,
                                 int n_experts);
@@ -73,7 +73,7 @@ struct PlanInput {
   const Machine& machine;
   const Workload& workload;  // concurrency at least 1
   const RoutingStatistics& routing;
-  KnownChances* known = nullptr;  // cache for this routing; null: computed each time
+  ChanceCache* known = nullptr;  // cache for this routing; null: computed each time
 };
 Prediction predict(const PlanInput& input, const Placement& placement);
 
@@ -97,7 +97,7 @@ class StepMemo {
   using Key = std::tuple<int64_t, double, double, double, bool, int, bool>;
   Phase step(const PlanInput& input, const Placement& placement, StepShape shape, int64_t home);
   std::map<Key, Phase> layers_;
-  KnownChances chances_;  // for routing that is not even
+  ChanceCache chances_;  // for routing that is not even
 };
 
 }  // namespace tandem

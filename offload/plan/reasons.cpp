@@ -22,13 +22,13 @@ double giga(int64_t n) { return static_cast<double>(n) * 1e-9; }
 double milli(double seconds) { return seconds * 1e3; }
 
 // Where the experts of all layers are, by kind of device.
-struct ExpertHomes {
+struct ExpertLocations {
   int64_t on_cpu = 0, on_gpu = 0, copies = 0;  // (layer, expert) pairs; extra replicas
   int n_owners = 0;
   bool sliced = false;
   WeightFormat format = {DType::kBF16};
 };
-ExpertHomes homes_of(const ModelConfig& c, const Placement& p);
+ExpertLocations locations_of(const ModelConfig& c, const Placement& p);
 
 void say_backbone(const PlanInput& in, const Placement& p, const Prediction& now, Words& words);
 void say_embedding(const PlanInput& in, const Placement& p, Words& words);
@@ -88,8 +88,8 @@ std::string limit_in_words(const PlanInput& in, const Placement& p, const Predic
 
 namespace {
 
-ExpertHomes homes_of(const ModelConfig& c, const Placement& p) {
-  ExpertHomes homes;
+ExpertLocations locations_of(const ModelConfig& c, const Placement& p) {
+  ExpertLocations homes;
   std::vector<DeviceId> owners;
   for (const LayerExperts& l : p.layers) {
     const int64_t n_layers = moe_layers(c, l.first, l.last);
@@ -188,7 +188,7 @@ void say_cache(const PlanInput& in, const Placement& p, Words& words) {
 }
 
 void say_experts(const PlanInput& in, const Placement& p, Words& words) {
-  const ExpertHomes homes = homes_of(in.config, p);
+  const ExpertLocations homes = locations_of(in.config, p);
   const int64_t one = routed_expert_bytes(in.config, homes.format);
   const int64_t n = homes.on_cpu + homes.on_gpu;
   const bool stored = homes.format.dtype == stored_expert_format(in.config).dtype;
@@ -199,7 +199,7 @@ void say_experts(const PlanInput& in, const Placement& p, Words& words) {
 }
 
 void say_hot_experts(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
-  const ExpertHomes homes = homes_of(in.config, p);
+  const ExpertLocations homes = locations_of(in.config, p);
   if (homes.on_cpu == 0 || homes.on_gpu == 0) return;
   Placement without = p;
   for (LayerExperts& l : without.layers) {
@@ -215,7 +215,7 @@ void say_hot_experts(const PlanInput& in, const Placement& p, const Prediction& 
 }
 
 void say_slices(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
-  if (in.machine.nodes.size() == 1 || homes_of(in.config, p).on_cpu == 0) return;
+  if (in.machine.nodes.size() == 1 || locations_of(in.config, p).on_cpu == 0) return;
   if (p.numa_columns.empty()) {
     words.push_back(fmt::format(
         "experts not sliced: {} columns give {} NUMA nodes no parts that are multiples of {}",
@@ -233,7 +233,7 @@ void say_slices(const PlanInput& in, const Placement& p, const Prediction& now, 
 }
 
 void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words) {
-  const ExpertHomes homes = homes_of(in.config, p);
+  const ExpertLocations homes = locations_of(in.config, p);
   const ModelConfig& c = in.config;
   if (homes.sliced)
     words.push_back(fmt::format("experts tensor parallel: each of {} devices has {} of {} columns",
@@ -271,7 +271,7 @@ void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words) 
 
 void say_prefill(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
   std::string text = fmt::format("prompts in chunks of {} tokens", p.prefill_chunk_tokens);
-  if (homes_of(in.config, p).on_cpu > 0 && !p.stages[0].devices[0].is_cpu()) {
+  if (locations_of(in.config, p).on_cpu > 0 && !p.stages[0].devices[0].is_cpu()) {
     if (p.stream_from_tokens > 0) {
       Placement without = p;
       without.stream_from_tokens = 0;
@@ -318,7 +318,7 @@ void say_efficiency(const PlanInput& in, const Placement& p, Words& words) {
         fmt::format("{} GPU(s) of this machine are left out: no rate of theirs is "
                     "known; describe them in a machine file",
                     in.machine.n_unmeasured_gpus));
-  if (!p.stages[0].devices[0].is_cpu() && homes_of(in.config, p).on_cpu == 0) return;
+  if (!p.stages[0].devices[0].is_cpu() && locations_of(in.config, p).on_cpu == 0) return;
   std::string measured;
   for (const EfficiencyCurve& c : in.machine.curves)
     measured += fmt::format("{}{}{}", measured.empty() ? "" : ", ",

@@ -75,7 +75,7 @@ class Router {
     for (int i = 0; i < c_.n_experts; ++i)
       shares[order_[i]] = std::min(1.0, c_.top_k * std::pow(1.0 + i, -c_.skew) / sum);
     const int first = first_with_experts(c_);
-    owners_ = deal_experts(shares, c_.n_ranks - first, c_.n_redundant);
+    owners_ = assign_experts(shares, c_.n_ranks - first, c_.n_redundant);
     for (auto& ranks : owners_)
       for (int& rank : ranks) rank += first;
   }
@@ -137,9 +137,9 @@ struct Resource {
   }
 };
 
-class Player {
+class Simulator {
  public:
-  explicit Player(const SimulatedCluster& c)
+  explicit Simulator(const SimulatedCluster& c)
       : c_(c), router_(c), link_of_(c.link_of), compute_(c.n_ranks), result_() {
     if (link_of_.empty()) {
       link_of_.resize(c.n_ranks);
@@ -266,7 +266,7 @@ class Player {
 
 Simulation simulate(const SimulatedCluster& cluster) {
   require_sound(cluster);
-  return Player(cluster).run();
+  return Simulator(cluster).run();
 }
 
 std::string simulation_text(const Simulation& s) {

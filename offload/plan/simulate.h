@@ -20,7 +20,7 @@ struct SimulatedCluster {
   // [experts] ranks. A token goes to the least loaded replica.
   std::vector<std::vector<int>> owners;
   // true: each layer assigns experts and n_redundant replicas by that layer's popularity
-  // (deal_experts); `owners` is not used.
+  // (assign_experts); `owners` is not used.
   bool balanced = false;
   int n_redundant = 0;
   double skew = 0;  // expert e is chosen in proportion to 1 / (1 + e') ^ skew, where e' is its rank

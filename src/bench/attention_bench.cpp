@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "bench/model_on_card.h"
+#include "bench/model_on_gpu.h"
 #include "bench/random_cache.h"
 #include "bench/roofline.h"
 #include "core/machine_info.h"
@@ -81,22 +81,22 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
     };
   };
   const Arena arena = Arena::holding(views_of(here));
-  const ModelOnCard on_card(bench.gpus,
-                            {.config = config,
-                             .formats = {format, {DType::kBF16}},
-                             .wanted = is_kv_b,
-                             .max_tokens = most,
-                             .context = longest},
-                            {most, 1}, cache_tokens);
+  const ModelOnGpu on_gpu(bench.gpus,
+                          {.config = config,
+                           .formats = {format, {DType::kBF16}},
+                           .wanted = is_kv_b,
+                           .max_tokens = most,
+                           .context = longest},
+                          {most, 1}, cache_tokens);
   Arena arena_there;
-  if (on_card.model())
+  if (on_gpu.model())
     arena_there = Arena::holding(
-        views_of(there), [&](int64_t bytes) { return on_card.twin()->device().allocate(bytes); });
+        views_of(there), [&](int64_t bytes) { return on_gpu.twin()->device().allocate(bytes); });
   fill_with_normal(here.q);
   fill_with_normal(here.q_rope);
-  if (on_card.model()) {
-    on_card.twin()->to_card(here.q, there.q);
-    on_card.twin()->to_card(here.q_rope, there.q_rope);
+  if (on_gpu.model()) {
+    on_gpu.twin()->to_gpu(here.q, there.q);
+    on_gpu.twin()->to_gpu(here.q_rope, there.q_rope);
   }
 
   const cpu::PeakLoop peak = peak_of_attention(speed, kernels);
@@ -132,11 +132,11 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
                                   {"tokens", n_sequences * n},
                                   {"context", context}};
     GpuSeconds gpu;
-    if (on_card.model()) {
-      GpuTwin& twin = *on_card.twin();
+    if (on_gpu.model()) {
+      GpuBenchModel& twin = *on_gpu.twin();
       twin.ops().begin(batch);
-      gpu.on_card = seconds_on_card(
-          twin, [&](int64_t i) { attend(twin.ops(), twin.weights(), *on_card.cache(), there, i); },
+      gpu.on_gpu = seconds_on_gpu(
+          twin, [&](int64_t i) { attend(twin.ops(), twin.weights(), *on_gpu.cache(), there, i); },
           bench.seconds);
     }
     add_fields(row, measured, peak, gpu);

@@ -12,7 +12,7 @@ struct AttentionBench {
   std::vector<int> batches;        // decoding sequences
   double seconds;
   int64_t memory_bytes;
-  GpuTwins gpus = {};  // empty: no GPU
+  GpuBenchModels gpus = {};  // empty: no GPU
 };
 
 // Cost of one token in absorbed form over `context` tokens: the cache is read once.

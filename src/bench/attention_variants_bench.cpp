@@ -76,10 +76,10 @@ struct Latents {
   std::vector<int32_t> pages;
 };
 
-class VariantsOnCard {
+class VariantsOnGpu {
  public:
-  VariantsOnCard(const AttentionBench& bench, const ModelConfig& config, WeightFormats formats,
-                 int longest, const Panels& panels)
+  VariantsOnGpu(const AttentionBench& bench, const ModelConfig& config, WeightFormats formats,
+                int longest, const Panels& panels)
       : config_(config), seconds_(bench.seconds) {
     if (!bench.gpus) return;
     twin_ = bench.gpus({.config = config,
@@ -103,7 +103,7 @@ class VariantsOnCard {
     try {
       const auto pages = latents_->pages_of(context);
       std::vector<Buffer> memory;
-      const auto there = [&](const TensorView& here) { return on_card(*twin_, here, memory); };
+      const auto there = [&](const TensorView& here) { return on_gpu(*twin_, here, memory); };
       const TensorView heads = there(
           cache_of_heads(kernels, config_, kv_b, latents_->rows(), pages, context, team).layer(0));
       const TensorView h_there = there(h), y_there = there(h);
@@ -111,7 +111,7 @@ class VariantsOnCard {
                                  there(latents_->rows()), pages, heads, context, twin_->ops(),
                                  twin_->device());
       for (int v = 0; v < kNumAttentionVariants; ++v)
-        seconds[v].on_card = seconds_on_card(
+        seconds[v].on_gpu = seconds_on_gpu(
             *twin_,
             [&](int64_t) { variants.run(static_cast<AttentionVariant>(v), h_there, y_there); },
             seconds_);
@@ -123,7 +123,7 @@ class VariantsOnCard {
  private:
   const ModelConfig& config_;
   const double seconds_;
-  std::unique_ptr<GpuTwin> twin_;
+  std::unique_ptr<GpuBenchModel> twin_;
   Materialized materialized_;
   std::unique_ptr<Latents> latents_;
 };
@@ -166,11 +166,11 @@ void bench_attention_variants(const AttentionBench& bench, const cpu::KernelTabl
     visit(y, 1, config.dim, DType::kF32);
   });
   fill_with_normal(h);
-  const VariantsOnCard card(bench, config, formats, longest, panels);
+  const VariantsOnGpu card(bench, config, formats, longest, panels);
 
   const cpu::PeakLoop peak = peak_of_attention(speed, kernels);
   for (const int context : bench.contexts) {
-    const auto on_card = card.seconds(context, kernels, attention.kv_b, h, team);
+    const auto on_gpu = card.seconds(context, kernels, attention.kv_b, h, team);
     const auto pages = latents.pages_of(context);
     const KvCache heads =
         cache_of_heads(kernels, config, attention.kv_b, latents.rows(), pages, context, team);
@@ -190,7 +190,7 @@ void bench_attention_variants(const AttentionBench& bench, const cpu::KernelTabl
                                     {"what", name_of(variant)},
                                     {"tokens", 1},
                                     {"context", context}};
-      add_fields(row, measure(speed, peak, {&work, 1}, bench.seconds)[0], peak, on_card[v]);
+      add_fields(row, measure(speed, peak, {&work, 1}, bench.seconds)[0], peak, on_gpu[v]);
       on_row(row);
     }
   }

@@ -13,9 +13,9 @@ namespace {
 constexpr int kSteps = 64;  // with different tokens, so that rows come from memory
 
 // The same rows from the GPU's table, and the CPU's result copied to the GPU.
-class EmbedOnCard {
+class EmbedOnGpu {
  public:
-  EmbedOnCard(const EmbedBench& bench, WeightFormat format, int most) : bench_(bench) {
+  EmbedOnGpu(const EmbedBench& bench, WeightFormat format, int most) : bench_(bench) {
     if (!bench.gpus) return;
     twin_ =
         bench.gpus({.config = bench.config,
@@ -36,7 +36,7 @@ class EmbedOnCard {
     const TensorView out = out_.rows_from(0, made.rows);
     const auto copy = [&](int64_t run) {
       on_cpu.run(run);
-      twin_->to_card(made, out);
+      twin_->to_gpu(made, out);
       twin_->wait();
     };
     const auto embed = [&](int64_t run) {
@@ -44,13 +44,13 @@ class EmbedOnCard {
       twin_->ops().begin({own, std::span(positions_).first(n), {}, {}});
       twin_->ops().embed(own, twin_->weights().embed, out);
     };
-    return {seconds_on_card(*twin_, copy, bench_.seconds),
-            seconds_on_card(*twin_, embed, bench_.seconds)};
+    return {seconds_on_gpu(*twin_, copy, bench_.seconds),
+            seconds_on_gpu(*twin_, embed, bench_.seconds)};
   }
 
  private:
   const EmbedBench& bench_;
-  std::unique_ptr<GpuTwin> twin_;
+  std::unique_ptr<GpuBenchModel> twin_;
   Arena memory_;
   TensorView out_;
   std::vector<int32_t> positions_;
@@ -81,7 +81,7 @@ void bench_embed(const EmbedBench& bench, const cpu::KernelTable& kernels, Machi
   std::uniform_int_distribution<int32_t> any_token(0, config.vocab - 1);
   std::vector<int32_t> tokens(static_cast<size_t>(most) * kSteps);
   for (int32_t& token : tokens) token = any_token(rng);
-  const EmbedOnCard on_card(bench, format, most);
+  const EmbedOnGpu on_gpu(bench, format, most);
   for (const int n : bench.tokens) {
     // Rows are read as BF16 and written as float.
     const Work work = {{n * config.dim * (size_of(DType::kBF16) + size_of(DType::kF32)), 0},
@@ -94,7 +94,7 @@ void bench_embed(const EmbedBench& bench, const cpu::KernelTable& kernels, Machi
         {"bench", "embed"},    {"config", bench.config_name},    {"format", format_name(format)},
         {"isa", kernels.name}, {"threads", speed.team().size()}, {"tokens", n}};
     const Measured measured = measure(speed, peak, {&work, 1}, bench.seconds)[0];
-    add_fields(row, measured, peak, on_card.seconds(work, out.rows_from(0, n), tokens));
+    add_fields(row, measured, peak, on_gpu.seconds(work, out.rows_from(0, n), tokens));
     on_row(row);
   }
 }

@@ -10,7 +10,7 @@ struct EmbedBench {
   std::vector<int> tokens;  // one row per count
   double seconds;
   int64_t memory_bytes;
-  GpuTwins gpus = {};  // empty: no GPU
+  GpuBenchModels gpus = {};  // empty: no GPU
 };
 
 void bench_embed(const EmbedBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,

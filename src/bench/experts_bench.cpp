@@ -17,10 +17,10 @@ ExpertsCost cost_of_experts(const ModelConfig& c, WeightFormat format, const Ten
           static_cast<int>(n), *std::max_element(rows.begin(), rows.end())};
 }
 
-double experts_on_card(GpuTwin& twin, std::span<const RandomRouting> steps, int n_layers,
-                       TensorView x, TensorView y, double seconds) {
-  const RoutingsOnCard routings(twin, steps);
-  return seconds_on_card(
+double experts_on_gpu(GpuBenchModel& twin, std::span<const RandomRouting> steps, int n_layers,
+                      TensorView x, TensorView y, double seconds) {
+  const RoutingsOnGpu routings(twin, steps);
+  return seconds_on_gpu(
       twin,
       [&](int64_t run) {
         const Ticket ticket =
@@ -53,15 +53,15 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
   fill_with_normal(x);
   std::mt19937 rng(1);  // for the routings
 
-  std::unique_ptr<GpuTwin> twin;
+  std::unique_ptr<GpuBenchModel> twin;
   if (bench.gpus)
     twin = bench.gpus({.config = config,
                        .formats = {{DType::kBF16}, bench.format},
                        .wanted = [](const WeightSpec& s) { return s.use == WeightUse::kExpert; },
                        .max_tokens = most});
   std::vector<Buffer> memory;
-  const TensorView x_there = twin ? on_card(*twin, x, memory) : x,
-                   y_there = twin ? on_card(*twin, y, memory) : y;
+  const TensorView x_there = twin ? on_gpu(*twin, x, memory) : x,
+                   y_there = twin ? on_gpu(*twin, y, memory) : y;
 
   const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.format.dtype);
   struct Case {
@@ -102,8 +102,8 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
          static_cast<double>(int64_t{c.n} * config.router.n_active) / c.cost.n_experts}};
     GpuSeconds gpu;
     if (twin)
-      gpu.on_card = experts_on_card(*twin, c.steps, resident.layers, x_there.rows_from(0, c.n),
-                                    y_there.rows_from(0, c.n), bench.seconds);
+      gpu.on_gpu = experts_on_gpu(*twin, c.steps, resident.layers, x_there.rows_from(0, c.n),
+                                  y_there.rows_from(0, c.n), bench.seconds);
     add_fields(row, measured[i], peak, gpu);
     row["rows_of_busiest_expert"] = c.cost.rows_of_busiest;
     row["experts"] = c.cost.n_experts;

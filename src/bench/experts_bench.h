@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench/bench_model.h"
-#include "bench/gpu_twin.h"
+#include "bench/gpu_bench_model.h"
 #include "bench/machine_speed.h"
 #include "bench/random_routing.h"
 #include "bench/roofline.h"
@@ -19,11 +19,11 @@ struct ExpertsBench {
   std::string config_name;
   ModelConfig config;
   WeightFormat format;
-  std::vector<int> tokens;  // one row per count
-  bool skew;                // also measure routing where one expert takes half of the tokens
-  double seconds;           // per row
-  int64_t memory_bytes;     // for weights
-  GpuTwins gpus = {};       // empty: no GPU
+  std::vector<int> tokens;   // one row per count
+  bool skew;                 // also measure routing where one expert takes half of the tokens
+  double seconds;            // per row
+  int64_t memory_bytes;      // for weights
+  GpuBenchModels gpus = {};  // empty: no GPU
   MeasuringProgress progress = {};
 };
 
@@ -38,8 +38,8 @@ struct ExpertsCost {
 ExpertsCost cost_of_experts(const ModelConfig& config, WeightFormat format, const TensorView& ids);
 
 // Median seconds of a step, over the routings and layers in turn; x and y [tokens, dim] on the GPU.
-double experts_on_card(GpuTwin& twin, std::span<const RandomRouting> steps, int n_layers,
-                       TensorView x, TensorView y, double seconds);
+double experts_on_gpu(GpuBenchModel& twin, std::span<const RandomRouting> steps, int n_layers,
+                      TensorView x, TensorView y, double seconds);
 
 void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                    const OnRow& on_row);

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "bench/attention_bench.h"
-#include "bench/model_on_card.h"
+#include "bench/model_on_gpu.h"
 #include "bench/prediction.h"
 #include "bench/random_cache.h"
 #include "bench/random_routing.h"
@@ -221,15 +221,15 @@ Json bench_generate(const GenerateBench& bench, const cpu::KernelTable& kernels,
   CpuModel cpu(bench, config, kernels, speed.team());
   const std::unique_ptr<Engine> engine = engine_for(cpu.model, cpu.cache, bench);
   const StepLimits limits = {bench.step_tokens, most_of(bench.batches)};
-  const ModelOnCard on_card(bench.gpus,
-                            {.config = config,
-                             .formats = bench.formats,
-                             .wanted = [](const WeightSpec&) { return true; },
-                             .max_tokens = bench.step_tokens,
-                             .context = longest_sequence(bench)},
-                            limits, cache_tokens(bench));
+  const ModelOnGpu on_gpu(bench.gpus,
+                          {.config = config,
+                           .formats = bench.formats,
+                           .wanted = [](const WeightSpec&) { return true; },
+                           .max_tokens = bench.step_tokens,
+                           .context = longest_sequence(bench)},
+                          limits, cache_tokens(bench));
   std::unique_ptr<Engine> engine_there;
-  if (on_card.model()) engine_there = engine_for(*on_card.model(), *on_card.cache(), bench);
+  if (on_gpu.model()) engine_there = engine_for(*on_gpu.model(), *on_gpu.cache(), bench);
   const auto per_second_there = [&](int n, const auto& runs_of) {
     if (!engine_there) return Json();
     return Json(n / median_seconds(runs_of(*engine_there)));

@@ -1,7 +1,7 @@
 // `tandem bench generate`: a reduced model with random weights, run end to end by the engine.
 #pragma once
 #include "bench/bench_model.h"
-#include "bench/gpu_twin.h"
+#include "bench/gpu_bench_model.h"
 #include "bench/machine_speed.h"
 #include "bench/roofline.h"
 #include "core/machine.h"
@@ -20,7 +20,7 @@ struct GenerateBench {
   int step_tokens;  // prompt tokens per step
   double seconds;
   int64_t memory_bytes;
-  GpuTwins gpus = {};  // empty: no GPU
+  GpuBenchModels gpus = {};  // empty: no GPU
   // This machine's curves for the prediction; empty: defaults of its instruction set.
   std::vector<EfficiencyCurve> curves = {};
 };

@@ -1,7 +1,7 @@
 // Measurements of the GPU alone, for `tandem bench kernels`, `products` and `hybrid`. Implemented
 // in src/with_gpu; src/without_gpu replaces it in builds without CUDA.
 #pragma once
-#include "bench/gpu_twin.h"
+#include "bench/gpu_bench_model.h"
 #include "bench/hybrid_bench.h"
 #include "bench/kernels_bench.h"
 #include "bench/products_bench.h"
@@ -48,6 +48,6 @@ Gpu measured_gpu_bounds(double seconds, bool with_fp8 = false);
 // The GPU models that benchmarks time next to the CPU. Implemented in src/with_gpu; src/without_gpu
 // replaces it in builds without CUDA.
 // Empty if no GPU can be used. fp8_activations: as in GpuModelOptions.
-GpuTwins gpu_twins(bool fp8_activations = false);
+GpuBenchModels gpu_bench_models(bool fp8_activations = false);
 
 }  // namespace tandem

@@ -94,16 +94,16 @@ Json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels, Mac
   const StepLimits limits = {std::max(most_of(bench.batches), most_of(bench.prompts)), 1};
   CpuExperts experts(kernels, config, weights, limits.max_tokens, speed.team());
   const int longest = std::max(most_of(bench.contexts), most_of(bench.prompts));
-  const ModelOnCard card(bench.gpus,
-                         {.config = config,
-                          .formats = {bench.formats.backbone, bench.formats.backbone},
-                          .wanted =
-                              [](const WeightSpec& s) {
-                                return s.use != WeightUse::kExpert && s.use != WeightUse::kHead;
-                              },
-                          .max_tokens = limits.max_tokens,
-                          .context = longest},
-                         limits, int64_t{most_of(bench.batches)} * pages_for(longest) * kPageSize);
+  const ModelOnGpu card(bench.gpus,
+                        {.config = config,
+                         .formats = {bench.formats.backbone, bench.formats.backbone},
+                         .wanted =
+                             [](const WeightSpec& s) {
+                               return s.use != WeightUse::kExpert && s.use != WeightUse::kHead;
+                             },
+                         .max_tokens = limits.max_tokens,
+                         .context = longest},
+                        limits, int64_t{most_of(bench.batches)} * pages_for(longest) * kPageSize);
   require(card.model() != nullptr,
           "{} layers without routed experts, and the caches, do not fit {}: choose fewer --layers, "
           "a shorter --ctx or a smaller --batch",

@@ -29,7 +29,7 @@ struct HybridBench {
   std::vector<int> prompts;   // tokens per streamed step
   double seconds;             // per row
   int64_t memory_bytes;       // for experts
-  GpuTwins gpus;
+  GpuBenchModels gpus;
   // For the prediction: this machine's curves and the GPU's rates; empty: unknown.
   std::vector<EfficiencyCurve> curves = {};
   std::optional<Gpu> rates = {};

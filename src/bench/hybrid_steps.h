@@ -4,7 +4,7 @@
 #include <functional>
 #include <optional>
 
-#include "bench/model_on_card.h"
+#include "bench/model_on_gpu.h"
 #include "offload/cpu_experts.h"
 
 namespace tandem {
@@ -17,7 +17,7 @@ class HybridSteps {
   struct Parts {
     const ModelConfig& config;
     CpuExperts& experts;
-    const ModelOnCard& card;
+    const ModelOnGpu& card;
     StepLimits limits;
     // Called in every layer; simulates a slower CPU in tests.
     std::function<void()> before_cpu = {};
@@ -52,11 +52,11 @@ class HybridSteps {
   void forward(StepRunner& model, const Batch& batch);
 
   const ModelConfig& config_;
-  const ModelOnCard& card_;
+  const ModelOnGpu& card_;
   Device& device_;
   const StepLimits limits_;
   const std::unique_ptr<CpuPart> cpu_;
-  const std::unique_ptr<HybridTwin> shared_;
+  const std::unique_ptr<HybridBenchModel> shared_;
   StepRunner model_;  // with shared experts; the GPU's own model has none
   std::optional<int> crossover_;
 };

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "bench/attention_bench.h"
-#include "bench/model_on_card.h"
+#include "bench/model_on_gpu.h"
 #include "bench/random_cache.h"
 #include "bench/random_routing.h"
 #include "engine/step_runner.h"
@@ -145,7 +145,7 @@ void bench_moe(const LayerBench& bench, const cpu::KernelTable& kernels, Machine
   const int64_t width = config.shared_dim();
   const Arena arena = Arena::holding([&](auto visit) { a.for_each(config, most, visit); });
   Arena arena_there;
-  std::unique_ptr<GpuTwin> twin;
+  std::unique_ptr<GpuBenchModel> twin;
   if (bench.gpus)
     twin = bench.gpus(
         {.config = config, .formats = bench.formats, .wanted = is_of_moe, .max_tokens = most});
@@ -154,7 +154,7 @@ void bench_moe(const LayerBench& bench, const cpu::KernelTable& kernels, Machine
                                  [&](int64_t bytes) { return twin->device().allocate(bytes); });
   fill_with_normal(a.x);
   std::mt19937 rng(1);  // for the routings
-  if (twin) twin->to_card(a.x, a_there.x);
+  if (twin) twin->to_gpu(a.x, a_there.x);
 
   const int64_t shared = matrix_bytes(config, 3 * width, config.dim, bench.formats.backbone);
   const int64_t router = matrix_bytes(config, config.router.n_experts, config.dim, {DType::kBF16});
@@ -172,8 +172,8 @@ void bench_moe(const LayerBench& bench, const cpu::KernelTable& kernels, Machine
                        }};
     GpuSeconds gpu;
     if (twin) {
-      const RoutingsOnCard there(*twin, routings);
-      gpu.on_card = seconds_on_card(
+      const RoutingsOnGpu there(*twin, routings);
+      gpu.on_gpu = seconds_on_gpu(
           *twin,
           [&](int64_t run) {
             run_moe(config, twin->ops(), twin->experts(), twin->weights(), a_there, n, run,
@@ -215,7 +215,7 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
     KvCache cache(config, longest, cache_type);
     fill_with_random(cache, config);
     const std::vector<int32_t> pages = first_pages(pages_for(longest));
-    const ModelOnCard on_card(
+    const ModelOnGpu on_gpu(
         bench.gpus,
         {.config = config,
          .formats = bench.formats,
@@ -243,13 +243,12 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
         row["tokens"] = n;
         row["context"] = context;
         GpuSeconds gpu;
-        if (on_card.model())
-          gpu.on_card =
-              seconds_on_card(
-                  *on_card.twin(),
-                  [&](int64_t) { on_card.model()->forward(last.batch(), *on_card.cache()); },
-                  bench.seconds) /
-              config.n_layers;
+        if (on_gpu.model())
+          gpu.on_gpu = seconds_on_gpu(
+                           *on_gpu.twin(),
+                           [&](int64_t) { on_gpu.model()->forward(last.batch(), *on_gpu.cache()); },
+                           bench.seconds) /
+                       config.n_layers;
         add_fields(row, measured, peak, gpu);
         row["resident_experts"] = config.router.n_experts;
         row["resident_layers"] = config.n_layers;

@@ -15,7 +15,7 @@ struct LayerBench {
   std::vector<int> tokens;
   double seconds;
   int64_t memory_bytes;
-  GpuTwins gpus = {};  // empty: no GPU
+  GpuBenchModels gpus = {};  // empty: no GPU
 };
 
 // The minimum work of one layer; the parts run one after another.

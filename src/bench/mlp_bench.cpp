@@ -87,7 +87,7 @@ void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSp
   fill_with_normal(x[1]);
 
   const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.format.dtype);
-  std::unique_ptr<GpuTwin> twin;
+  std::unique_ptr<GpuBenchModel> twin;
   if (bench.gpus)
     twin = bench.gpus({.config = config,
                        .formats = {bench.format, bench.format},
@@ -95,7 +95,7 @@ void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSp
                        .max_tokens = static_cast<int>(most)});
   std::vector<Buffer> memory;
   TensorView x_on_card[5];
-  for (int i = 0; twin && i < 5; ++i) x_on_card[i] = on_card(*twin, x[i], memory);
+  for (int i = 0; twin && i < 5; ++i) x_on_card[i] = on_gpu(*twin, x[i], memory);
   for (const int n : bench.tokens) {
     const std::vector<Work> works = works_of(bench, config, n, ops, weights, x);
     const std::vector<Measured> measured = measure(speed, peak, works, bench.seconds);
@@ -109,7 +109,7 @@ void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSp
                                     {"tokens", n}};
       GpuSeconds gpu;
       if (twin)
-        gpu.on_card = seconds_on_card(
+        gpu.on_gpu = seconds_on_gpu(
             *twin, works_of(bench, config, n, twin->ops(), twin->weights(), x_on_card)[w].run,
             bench.seconds);
       add_fields(row, measured[w], peak, gpu);

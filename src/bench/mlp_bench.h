@@ -11,7 +11,7 @@ struct MlpBench {
   std::vector<int> tokens;
   double seconds;
   int64_t memory_bytes;
-  GpuTwins gpus = {};  // empty: no GPU
+  GpuBenchModels gpus = {};  // empty: no GPU
 };
 
 void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,

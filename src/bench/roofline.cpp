@@ -134,7 +134,7 @@ void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakL
                 GpuSeconds gpu) {
   row["seconds"] = m.seconds;
   row["cpu_to_gpu_seconds"] = or_null(gpu.with_copy);
-  row["gpu_seconds"] = or_null(gpu.on_card);
+  row["gpu_seconds"] = or_null(gpu.on_gpu);
   row["bytes"] = m.cost.bytes;
   row["ops"] = m.cost.ops;
   row["roofline_seconds"] = m.roofline_seconds();

@@ -60,7 +60,7 @@ const cpu::PeakLoop& peak_of_attention(const MachineSpeed& speed, const cpu::Ker
 // Seconds of the same work with a GPU; empty: no suitable GPU.
 struct GpuSeconds {
   std::optional<double> with_copy;  // computed by the CPU, copied to the GPU
-  std::optional<double> on_card;
+  std::optional<double> on_gpu;
 };
 
 // The number, or null if empty.

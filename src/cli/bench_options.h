@@ -16,6 +16,6 @@ void require_list(const char* option, const std::vector<int>& values, int most);
 std::vector<int> list_or(const std::vector<int>& given, const std::vector<int>& usual);
 
 constexpr int kMostTokens = 1 << 16;
-constexpr double kCardSeconds = 0.05;  // time to measure one rate of a GPU
+constexpr double kGpuSeconds = 0.05;  // time to measure one rate of a GPU
 
 }  // namespace tandem

@@ -59,15 +59,15 @@ struct Bench {
 // True if --activations is fp8; throws Error unless a GPU supports it.
 bool with_fp8_activations(const Options& options) {
   const bool fp8 = fp8_activations(options.model.activations);
-  if (fp8) require_fp8_card();
+  if (fp8) require_fp8_gpu();
   return fp8;
 }
 
 // The GPU's memory bandwidth and its BF16 or FP8 peak, as its kernels multiply. Empty without a
 // GPU.
-std::optional<Bounds> bounds_of_card(bool fp8) {
-  if (!gpu_twins()) return {};
-  const Gpu card = measured_gpu_bounds(kCardSeconds, fp8);
+std::optional<Bounds> gpu_bounds(bool fp8) {
+  if (!gpu_bench_models()) return {};
+  const Gpu card = measured_gpu_bounds(kGpuSeconds, fp8);
   return Bounds{card.read_bytes_per_second, fp8 ? card.peak.fp8 : card.peak.bf16};
 }
 
@@ -142,7 +142,7 @@ struct LayersOf {
             .tokens = list_or(b.tokens, kEveryPower),
             .seconds = b.seconds,
             .memory_bytes = memory_for_weights(b, kModelPart),
-            .gpus = gpu_twins(fp8)};
+            .gpus = gpu_bench_models(fp8)};
   }
 };
 
@@ -150,7 +150,7 @@ struct LayersOf {
 template <class WhatOf, class Measure>
 int print_rows(const Options& options, WhatOf what_of, Measure measure) {
   require_sane(options.bench);
-  const std::optional<Bounds> card = bounds_of_card(with_fp8_activations(options));
+  const std::optional<Bounds> card = gpu_bounds(with_fp8_activations(options));
   // Created after the driver's threads, which would otherwise inherit the team's pinned core.
   Bench bench(options);
   const auto what = what_of(bench.config);
@@ -203,7 +203,7 @@ int bench_experts_command(const Options& options) {
                         .skew = b.skew,
                         .seconds = b.seconds,
                         .memory_bytes = memory,
-                        .gpus = gpu_twins(),
+                        .gpus = gpu_bench_models(),
                         .progress = show_measuring};
   };
   return print_rows(options, what, bench_experts);
@@ -217,7 +217,7 @@ int bench_embed_command(const Options& options) {
                       .tokens = list_or(b.tokens, kEveryPower),
                       .seconds = b.seconds,
                       .memory_bytes = memory_for_weights(b, kExpertsPart),
-                      .gpus = gpu_twins()};
+                      .gpus = gpu_bench_models()};
   };
   return print_rows(options, what, bench_embed);
 }
@@ -242,7 +242,7 @@ int bench_mlp_command(const Options& options) {
                     .tokens = list_or(b.tokens, kEveryPower),
                     .seconds = b.seconds,
                     .memory_bytes = memory_for_weights(b, kExpertsPart),
-                    .gpus = gpu_twins(fp8)};
+                    .gpus = gpu_bench_models(fp8)};
   };
   return print_rows(options, what, bench_mlp);
 }
@@ -259,7 +259,7 @@ int bench_attention_command(const Options& options) {
                           .batches = list_or(b.batches, {1}),
                           .seconds = b.seconds,
                           .memory_bytes = memory_for_weights(b, kExpertsPart),
-                          .gpus = gpu_twins()};
+                          .gpus = gpu_bench_models()};
   };
   return print_rows(options, what, b.variants ? bench_attention_variants : bench_attention);
 }
@@ -270,7 +270,7 @@ int bench_generate_command(const Options& options) {
   require(b.new_tokens >= 2 && b.new_tokens <= kMostTokens, "-n {}: must be between 2 and {}",
           b.new_tokens, kMostTokens);
   const bool fp8 = with_fp8_activations(options);
-  const std::optional<Bounds> card = bounds_of_card(fp8);
+  const std::optional<Bounds> card = gpu_bounds(fp8);
   Bench bench(options);
   const WeightFormats formats = {backbone_format(b.format, bench.config),
                                  expert_format(b.experts, bench.config)};
@@ -286,7 +286,7 @@ int bench_generate_command(const Options& options) {
                               .step_tokens = kStepTokens,
                               .seconds = b.seconds,
                               .memory_bytes = memory_for_weights(b, kModelPart),
-                              .gpus = gpu_twins(fp8),
+                              .gpus = gpu_bench_models(fp8),
                               .curves = saved_curves(bench.kernels)};
   cut_model(what);
   MachineSpeed speed = bench.speed();
@@ -310,7 +310,7 @@ int bench_hybrid_command(const Options& options) {
   require_list("--tokens", b.tokens, kStepTokens);
   const std::string why_not = why_no_gpu();
   require(why_not.empty(), "bench hybrid needs a GPU: {}", why_not);
-  const Gpu card = measured_gpu(kCardSeconds);
+  const Gpu card = measured_gpu(kGpuSeconds);
   // Created after the driver's threads, which would otherwise inherit the team's pinned core.
   Bench bench(options);
   const HybridBench what = {
@@ -324,10 +324,10 @@ int bench_hybrid_command(const Options& options) {
       .prompts = list_or(b.tokens, {kStepTokens}),
       .seconds = b.seconds,
       .memory_bytes = memory_for_weights(b, kModelPart),
-      .gpus = gpu_twins(),
+      .gpus = gpu_bench_models(),
       .curves = saved_curves(bench.kernels),
       .rates = card,
-      .kernel_gap = measured_kernel_gap(kCardSeconds)};
+      .kernel_gap = measured_kernel_gap(kGpuSeconds)};
   MachineSpeed speed = bench.speed();
   const auto print = [&](const nlohmann::ordered_json& report,
                          std::string (*text)(const nlohmann::ordered_json&)) {
@@ -335,7 +335,7 @@ int bench_hybrid_command(const Options& options) {
     std::fflush(stdout);
   };
   print(bench_hybrid(what, bench.kernels, speed), hybrid_text);
-  print(hand_off_row(measured_hand_offs(kCardSeconds), card.name), hand_off_text);
+  print(hand_off_row(measured_hand_offs(kGpuSeconds), card.name), hand_off_text);
   return 0;
 }
 

@@ -9,9 +9,9 @@
 #include "cli/plan_report.h"
 #include "cli/this_machine.h"
 #include "core/program_files.h"
+#include "io/atomic_file.h"
 #include "io/json.h"
 #include "io/machine_json.h"
-#include "io/new_file.h"
 #include "offload/plan/placement_json.h"
 
 namespace tandem {

@@ -5,8 +5,8 @@
 
 #include "cli/console.h"
 #include "cli/conversation.h"
+#include "io/atomic_file.h"
 #include "io/json.h"
-#include "io/new_file.h"
 #include "offload/plan/placement_json.h"
 
 namespace tandem {
@@ -70,9 +70,9 @@ int run_command(const Options& options) {
   const Request request = make_request(g, tokenizer, prompt);
 
   const bool quiet = options.quiet || options.json;
-  std::optional<NewFile> statistics;
+  std::optional<AtomicFile> statistics;
   if (!options.record_routing.empty()) statistics.emplace(options.record_routing);
-  std::optional<NewFile> timeline;
+  std::optional<AtomicFile> timeline;
   std::vector<PlannedLayer> planned;
   if (!options.timeline.empty()) {
     timeline.emplace(options.timeline);

@@ -9,8 +9,8 @@
 #include "bench/gpu_benches.h"
 #include "bench/machine_bench.h"
 #include "core/check.h"
+#include "io/atomic_file.h"
 #include "io/machine_json.h"
-#include "io/new_file.h"
 #include "loader/model_cache.h"
 
 namespace tandem {

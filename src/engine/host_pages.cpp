@@ -15,7 +15,7 @@ HostPages::HostPages(Device& device, const KvCache& cache, int n_pages)
   const double bytes = static_cast<double>(n) * static_cast<double>(rates_.page_bytes);
   seconds_to_copy(n, true);  // the first time is slower
   rates_.to_host_bytes_per_second = bytes / seconds_to_copy(n, true);
-  rates_.to_card_bytes_per_second = bytes / seconds_to_copy(n, false);
+  rates_.to_gpu_bytes_per_second = bytes / seconds_to_copy(n, false);
 }
 
 void HostPages::copy(const PageCopy& c) {

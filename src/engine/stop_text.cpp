@@ -5,7 +5,7 @@
 
 namespace tandem {
 
-size_t begun_mark(std::string_view text, std::string_view mark) {
+size_t partial_mark_length(std::string_view text, std::string_view mark) {
   for (size_t n = std::min(mark.size() - 1, text.size()); n > 0; --n)
     if (text.substr(text.size() - n) == mark.substr(0, n)) return n;
   return 0;
@@ -32,7 +32,7 @@ std::string StopText::push(std::string_view text) {
     return std::exchange(held_, {});
   }
   size_t keep = 0;
-  for (const std::string& stop : stops_) keep = std::max(keep, begun_mark(held_, stop));
+  for (const std::string& stop : stops_) keep = std::max(keep, partial_mark_length(held_, stop));
   std::string out = held_.substr(0, held_.size() - keep);
   held_.erase(0, out.size());
   return out;

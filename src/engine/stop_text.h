@@ -8,7 +8,7 @@ namespace tandem {
 
 // Length of the longest end of `text` that `mark` begins with, 0 to mark.size() - 1. The mark is
 // not empty.
-size_t begun_mark(std::string_view text, std::string_view mark);
+size_t partial_mark_length(std::string_view text, std::string_view mark);
 
 class StopText {
  public:

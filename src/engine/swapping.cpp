@@ -5,17 +5,17 @@
 namespace tandem {
 
 bool swapping_pays(int n_pages, int n_tokens, const SwapRates& r) {
-  if (r.to_host_bytes_per_second <= 0 || r.to_card_bytes_per_second <= 0) return false;
+  if (r.to_host_bytes_per_second <= 0 || r.to_gpu_bytes_per_second <= 0) return false;
   const double bytes = static_cast<double>(n_pages) * static_cast<double>(r.page_bytes);
-  const double seconds = bytes / r.to_host_bytes_per_second + bytes / r.to_card_bytes_per_second;
+  const double seconds = bytes / r.to_host_bytes_per_second + bytes / r.to_gpu_bytes_per_second;
   return seconds * r.computed_tokens_per_second < n_tokens;
 }
 
 int host_pages_for(const HostPagesArgs& a) {
-  const int64_t left_over = a.most_pages - a.card_pages;
+  const int64_t left_over = a.most_pages - a.gpu_pages;
   const int64_t fitting = a.memory_bytes / 4 / a.page_bytes;
   return static_cast<int>(
-      std::max<int64_t>(0, std::min({left_over, int64_t{4} * a.card_pages, fitting})));
+      std::max<int64_t>(0, std::min({left_over, int64_t{4} * a.gpu_pages, fitting})));
 }
 
 void ComputingSpeed::add(int n_tokens, double seconds, bool waited) {

@@ -16,7 +16,7 @@ struct PageCopy {
 // As measured; 0: unknown.
 struct SwapRates {
   int64_t page_bytes = 0;  // in all layers
-  double to_host_bytes_per_second = 0, to_card_bytes_per_second = 0;
+  double to_host_bytes_per_second = 0, to_gpu_bytes_per_second = 0;
   double computed_tokens_per_second = 0;
 };
 
@@ -25,7 +25,7 @@ struct SwapRates {
 bool swapping_pays(int n_pages, int n_tokens, const SwapRates& rates);
 
 struct HostPagesArgs {
-  int card_pages;        // of the cache
+  int gpu_pages;         // of the cache
   int64_t most_pages;    // that all sequences together may ever fill
   int64_t page_bytes;    // in all layers
   int64_t memory_bytes;  // of the host, free beside all others

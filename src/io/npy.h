@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "io/new_file.h"
+#include "io/atomic_file.h"
 
 namespace tandem {
 
@@ -18,7 +18,7 @@ class NpyWriter {
   void close() { file_.close(); }
 
  private:
-  NewFile file_;
+  AtomicFile file_;
 };
 
 }  // namespace tandem

@@ -54,10 +54,10 @@ std::string why_no_gpu();
 Gpu this_gpu();
 
 // Throws Error if the GPU that would be used cannot multiply FP8 by FP8, for --activations fp8.
-void require_fp8_card();
+void require_fp8_gpu();
 
-struct CardShare {
-  CardParts parts;
+struct GpuShare {
+  GpuParts parts;
   int64_t kv_tokens;  // KV cache tokens
 };
 
@@ -65,12 +65,12 @@ struct CardShare {
 // backbone, cache for more than one sequence and as many experts as possible. `stored`:
 // stored_weights(). Throws Error when GPU memory is too small or the kernels do not support the
 // model. Loads nothing.
-CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
-                            const GpuModelOptions& options, const std::optional<CardParts>& placed);
+GpuShare choose_gpu_share(ModelWeights& stored, const ModelConfig& config,
+                          const GpuModelOptions& options, const std::optional<GpuParts>& placed);
 
 // `config` must outlive the model. Throws Error when no GPU can be used.
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore& store, ModelWeights& stored,
                                          const ModelConfig& config, const GpuModelOptions& options,
-                                         const CardParts& parts);
+                                         const GpuParts& parts);
 
 }  // namespace tandem

@@ -88,7 +88,7 @@ ExpertsLayout choose_experts(const ModelOptions& options, ModelWeights& stored,
   return layout(chosen);
 }
 
-bool all_on_card(const CardParts& parts) {
+bool all_on_gpu(const GpuParts& parts) {
   return std::all_of(parts.experts.begin(), parts.experts.end(), [](const auto& layer) {
     return std::find(layer.begin(), layer.end(), false) == layer.end();
   });
@@ -159,10 +159,10 @@ bool LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
                                .fp8_activations = fp8_activations(options.activations),
                                .n_threads = topology_.n_cores(),
                                .progress = progress};
-  const std::optional<CardShare> share = share_of_card(options, stored, gpu);
+  const std::optional<GpuShare> share = gpu_share(options, stored, gpu);
   if (!share) return false;
   const auto& [parts, kv_tokens] = *share;
-  const bool shares = !all_on_card(parts);
+  const bool shares = !all_on_gpu(parts);
   ExpertsLayout on_cpu;
   if (shares)
     on_cpu = placed_ ? placed_->experts
@@ -192,13 +192,11 @@ bool LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
 
 // With --device auto, a model that the GPU does not support runs on the CPU with a warning, unless
 // a placement names the GPU.
-std::optional<CardShare> LoadedModel::share_of_card(const ModelOptions& options,
-                                                    ModelWeights& stored,
-                                                    const GpuModelOptions& gpu) const {
+std::optional<GpuShare> LoadedModel::gpu_share(const ModelOptions& options, ModelWeights& stored,
+                                               const GpuModelOptions& gpu) const {
   try {
-    CardShare share =
-        choose_card_share(stored, config_, gpu, placed_ ? placed_->card : std::nullopt);
-    require(options.experts == "auto" || !all_on_card(share.parts),
+    GpuShare share = choose_gpu_share(stored, config_, gpu, placed_ ? placed_->card : std::nullopt);
+    require(options.experts == "auto" || !all_on_gpu(share.parts),
             "--experts {}: a GPU keeps routed experts as the checkpoint stores them; leave it out",
             options.experts);
     return share;
@@ -211,7 +209,7 @@ std::optional<CardShare> LoadedModel::share_of_card(const ModelOptions& options,
 
 // Uses the memory that is free after everything else is allocated.
 void LoadedModel::add_host_pages(const ModelOptions& options) {
-  const int n = host_pages_for({.card_pages = cache_->n_pages(),
+  const int n = host_pages_for({.gpu_pages = cache_->n_pages(),
                                 .most_pages = options.max_kv_tokens / kPageSize,
                                 .page_bytes = KvCache::bytes_for(config_, kPageSize, cache_type()),
                                 .memory_bytes = available_memory_bytes()});

@@ -76,8 +76,8 @@ class LoadedModel {
 
  private:
   bool load_on_gpu(const ModelOptions& options, const Progress& progress);
-  std::optional<CardShare> share_of_card(const ModelOptions& options, ModelWeights& stored,
-                                         const GpuModelOptions& gpu) const;
+  std::optional<GpuShare> gpu_share(const ModelOptions& options, ModelWeights& stored,
+                                    const GpuModelOptions& gpu) const;
   void load_on_cpu(const ModelOptions& options, const Progress& progress);
   void add_host_pages(const ModelOptions& options);
   int step_tokens(const ModelOptions& options, int64_t most) const;

@@ -20,7 +20,7 @@ CudaBatch::CudaBatch(int max_tokens, int max_pages)
       kv_length_(reserve(max_tokens)),
       pages_(reserve(int64_t{max_tokens} * max_pages)),  // last: often only its beginning is used
       pinned_(size_ * int64_t{sizeof(int32_t)}, gpu::Site::kMapped),
-      on_card_(pinned_.bytes(), gpu::Site::kDevice) {}
+      on_gpu_(pinned_.bytes(), gpu::Site::kDevice) {}
 
 CudaBatch::Place CudaBatch::reserve(int64_t size) {
   const Place place = {size_, size};
@@ -56,7 +56,7 @@ void CudaBatch::upload(const Batch& batch, gpu::Stream& stream) {
     }
   }
   const int64_t used = pages - pinned_.as<int32_t>();
-  stream.copy(pinned_.as<int32_t>(), used * int64_t{sizeof(int32_t)}, on_card_.as<int32_t>());
+  stream.copy(pinned_.as<int32_t>(), used * int64_t{sizeof(int32_t)}, on_gpu_.as<int32_t>());
   stream.record(copied_);
 }
 
@@ -68,7 +68,7 @@ void CudaBatch::check_fits(const Batch& batch) const {
     check(s.kv_length <= int64_t{max_pages_} * kPageSize, "a sequence is within the context");
 }
 
-const int32_t* CudaBatch::on_card(std::span<const int32_t> of_batch) const {
+const int32_t* CudaBatch::on_gpu(std::span<const int32_t> of_batch) const {
   const auto within = [&](std::span<const int32_t> list) {
     return std::less_equal<>()(list.data(), of_batch.data()) &&
            std::less<>()(of_batch.data(), list.data() + list.size());

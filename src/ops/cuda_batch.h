@@ -25,7 +25,7 @@ class CudaBatch {
 
   // The same numbers on the card as in a span of the batch that was uploaded last, or in part of
   // one.
-  const int32_t* on_card(std::span<const int32_t> of_batch) const;
+  const int32_t* on_gpu(std::span<const int32_t> of_batch) const;
   // [tokens of that batch or of a part of it]
   const int32_t* rows_of_cache(const Batch& part) const {
     return at(rows_of_cache_) + part.first_row();
@@ -41,7 +41,7 @@ class CudaBatch {
     int64_t first, size;
   };
   Place reserve(int64_t size);
-  const int32_t* at(Place place) const { return on_card_.as<int32_t>() + place.first; }
+  const int32_t* at(Place place) const { return on_gpu_.as<int32_t>() + place.first; }
   std::span<int32_t> on_host(Place place) const;
   void check_fits(const Batch& batch) const;
 
@@ -49,7 +49,7 @@ class CudaBatch {
   int64_t size_ = 0;
   Place tokens_, positions_, logit_rows_, sequence_of_, rows_of_cache_;
   Place first_token_, n_tokens_, kv_length_, pages_;
-  gpu::Buffer pinned_, on_card_;
+  gpu::Buffer pinned_, on_gpu_;
   gpu::Event copied_;
   Batch batch_;  // spans of the last one, to be compared only
 };

@@ -72,7 +72,7 @@ int64_t CudaOps::bytes_for(const ModelConfig& c, CudaLimits limits) {
 
 void CudaOps::embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) {
   const gpu::Weight w = gpu_weight(table);
-  gpu::embed(stream_, {.tokens = batch_.on_card(tokens),
+  gpu::embed(stream_, {.tokens = batch_.on_gpu(tokens),
                        .table = w.data,
                        .table_stride = w.stride,
                        .type = w.type,
@@ -117,7 +117,7 @@ void CudaOps::mla_naive(const MlaArgs& args, const QuantView& kv_b) {
 void CudaOps::rope(TensorView x, std::span<const int32_t> positions, const RopeTable& table) {
   const auto tokens = static_cast<int>(positions.size());
   gpu::rope(stream_, {.x = gpu_matrix(x),
-                      .positions = batch_.on_card(positions),
+                      .positions = batch_.on_gpu(positions),
                       .frequencies = frequencies_.as<float>(),
                       .amplitude = table.amplitude,
                       .tokens = tokens,
@@ -157,7 +157,7 @@ void CudaOps::route(const RouteArgs& a) {
 
 void CudaOps::gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) {
   gpu::gather_rows(stream_, {.x = gpu_matrix(x),
-                             .rows_of_x = batch_.on_card(rows),
+                             .rows_of_x = batch_.on_gpu(rows),
                              .out = gpu_matrix(out),
                              .rows = rows_of(out),
                              .cols = cols_of(out)});

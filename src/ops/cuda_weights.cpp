@@ -74,35 +74,35 @@ void CudaWeights::allocate(int64_t bytes, gpu::Site site) {
 
 QuantView CudaWeights::reserve(const QuantView& stored, WeightUse use) {
   const DType type = type_on_card(stored.q.dtype, use);
-  QuantView on_card = {.q = arena_.matrix(stored.q.rows, stride_of(stored.q.cols, type), type),
-                       .scale = {}};
-  on_card.q.cols = stored.q.cols;
-  if (!keeps_scales(stored)) return on_card;
-  on_card.scale = arena_.matrix(stored.scale.rows, stored.scale.cols, DType::kF32);
-  on_card.block_rows = stored.block_rows;
-  on_card.block_cols = stored.block_cols;
-  return on_card;
+  QuantView on_gpu = {.q = arena_.matrix(stored.q.rows, stride_of(stored.q.cols, type), type),
+                      .scale = {}};
+  on_gpu.q.cols = stored.q.cols;
+  if (!keeps_scales(stored)) return on_gpu;
+  on_gpu.scale = arena_.matrix(stored.scale.rows, stored.scale.cols, DType::kF32);
+  on_gpu.block_rows = stored.block_rows;
+  on_gpu.block_cols = stored.block_cols;
+  return on_gpu;
 }
 
 void CudaWeights::upload_rows(const std::byte* rows, const QuantView& stored,
-                              const QuantView& on_card, int64_t first_row, int64_t n_rows) {
-  const int64_t stored_bytes = stored.q.row_bytes(), bytes = on_card.q.row_bytes();
-  const bool decodes = stored.q.dtype != on_card.q.dtype;
+                              const QuantView& on_gpu, int64_t first_row, int64_t n_rows) {
+  const int64_t stored_bytes = stored.q.row_bytes(), bytes = on_gpu.q.row_bytes();
+  const bool decodes = stored.q.dtype != on_gpu.q.dtype;
   RowDecoder decoder(stored);
-  copy_rows(on_card.q, first_row, n_rows, [&](int64_t row, std::byte* to) {
+  copy_rows(on_gpu.q, first_row, n_rows, [&](int64_t row, std::byte* to) {
     const std::byte* from = rows + (row - first_row) * stored_bytes;
-    const int64_t used = on_card.q.cols * size_of(on_card.q.dtype);
+    const int64_t used = on_gpu.q.cols * size_of(on_gpu.q.dtype);
     if (decodes)
-      decoder.write(from, row, on_card.q.dtype, to);
+      decoder.write(from, row, on_gpu.q.dtype, to);
     else
       std::memcpy(to, from, static_cast<size_t>(used));
     std::memset(to + used, 0, static_cast<size_t>(bytes - used));
   });
 }
 
-void CudaWeights::upload_scales(const std::byte* scales, const QuantView& on_card) {
-  const int64_t bytes = on_card.scale.row_bytes();
-  copy_rows(on_card.scale, 0, on_card.scale.rows, [&](int64_t row, std::byte* to) {
+void CudaWeights::upload_scales(const std::byte* scales, const QuantView& on_gpu) {
+  const int64_t bytes = on_gpu.scale.row_bytes();
+  copy_rows(on_gpu.scale, 0, on_gpu.scale.rows, [&](int64_t row, std::byte* to) {
     std::memcpy(to, scales + row * bytes, static_cast<size_t>(bytes));
   });
 }

@@ -24,12 +24,12 @@ class CudaWeights {
   // Room on the card, whose rows begin at multiples of 16 bytes; vectors are float.
   QuantView reserve(const QuantView& stored, WeightUse use);
 
-  // Copies rows of `on_card` from `rows`, n_rows of them as `stored` has them in the checkpoint, at
+  // Copies rows of `on_gpu` from `rows`, n_rows of them as `stored` has them in the checkpoint, at
   // any address. Thread-safe. The scales of packed INT4 are read from `stored`.
-  void upload_rows(const std::byte* rows, const QuantView& stored, const QuantView& on_card,
+  void upload_rows(const std::byte* rows, const QuantView& stored, const QuantView& on_gpu,
                    int64_t first_row, int64_t n_rows);
-  // All scales of `on_card`.
-  void upload_scales(const std::byte* scales, const QuantView& on_card);
+  // All scales of `on_gpu`.
+  void upload_scales(const std::byte* scales, const QuantView& on_gpu);
   // Waits until all is there.
   void finish() { stream_.wait(); }
 
@@ -58,7 +58,7 @@ class CudaWeights {
 };
 
 // Matrices on the card, as their kernels take them: weights, and floats.
-gpu::Weight gpu_weight(const QuantView& on_card);
+gpu::Weight gpu_weight(const QuantView& on_gpu);
 inline gpu::Matrix gpu_matrix(TensorView t) { return {static_cast<float*>(t.data), t.stride}; }
 
 }  // namespace tandem

@@ -43,7 +43,7 @@ std::string framed(const std::string& bytes) {
 
 }  // namespace
 
-Connection::Connection(ClientStream::Socket socket, ConnectionHub& hub)
+Connection::Connection(ClientStream::Socket socket, ConnectionContext& hub)
     : stream_(std::move(socket), hub.tls),
       hub_(hub),
       timer_(stream_.get_executor(), kNever),

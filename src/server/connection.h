@@ -27,7 +27,7 @@ struct HttpLimits {
 
 // State shared by all connections of a server. Only the I/O thread uses it, except for `workers`
 // and `large`, on which requests are parsed.
-struct ConnectionHub {
+struct ConnectionContext {
   using Executor = boost::asio::any_io_executor;
   Service& service;
   Executor workers;  // threads that parse requests
@@ -42,7 +42,7 @@ struct ConnectionHub {
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   // The hub must outlive the connection.
-  Connection(ClientStream::Socket socket, ConnectionHub& hub);
+  Connection(ClientStream::Socket socket, ConnectionContext& hub);
   ~Connection() { release_body(); }
 
   // Reads and answers requests until the client disconnects or sends an invalid request. Throws
@@ -79,7 +79,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void no_limit();
 
   ClientStream stream_;
-  ConnectionHub& hub_;
+  ConnectionContext& hub_;
   boost::beast::flat_buffer buffer_;  // received bytes that are not parsed yet
   int64_t held_bytes_ = 0;            // this connection's share of hub_.bodies_bytes
   using Timer = boost::asio::steady_timer;

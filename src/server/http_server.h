@@ -62,7 +62,7 @@ class HttpServer {
   size_t most_connections_;
   std::optional<boost::asio::ssl::context> tls_;
   boost::asio::thread_pool workers_{2};
-  ConnectionHub hub_;  // before io_: destroying io_ may destroy connections, which use it
+  ConnectionContext hub_;  // before io_: destroying io_ may destroy connections, which use it
   boost::asio::io_context io_{1};
   boost::asio::ip::tcp::acceptor acceptor_;
   boost::asio::signal_set signals_;

@@ -38,7 +38,8 @@ ReasoningSplitter::Parts ReasoningSplitter::flush() {
 void ReasoningSplitter::think(Parts& parts) {
   if (!begun_) held_.erase(0, held_.find_first_not_of('\n'));
   const size_t close = held_.find(kClose);
-  size_t end = close != std::string::npos ? close : held_.size() - begun_mark(held_, kClose);
+  size_t end =
+      close != std::string::npos ? close : held_.size() - partial_mark_length(held_, kClose);
   while (end > 0 && held_[end - 1] == '\n') --end;
   parts.reasoning = held_.substr(0, end);
   begun_ = begun_ || end > 0;

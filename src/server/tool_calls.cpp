@@ -40,11 +40,12 @@ ToolCallParser::Parts ToolCallParser::flush() {
   if (!marks) return {.content = rest, .calls = {}};
   const size_t begin = rest.find(marks->call_begin);
   if (begin == rest.npos)
-    return {.content = trimmed(rest.substr(0, rest.size() - begun_mark(rest, marks->call_begin))),
+    return {.content =
+                trimmed(rest.substr(0, rest.size() - partial_mark_length(rest, marks->call_begin))),
             .calls = {}};
   Parts parts;
   const std::string_view call = std::string_view(rest).substr(begin + marks->call_begin.size());
-  if (auto cut = cut_call_in(*marks, call)) parts.calls.push_back(*std::move(cut));
+  if (auto cut = truncated_call_in(*marks, call)) parts.calls.push_back(*std::move(cut));
   return parts;
 }
 
@@ -60,8 +61,8 @@ void ToolCallParser::find_section(Parts& parts) {
     }
   }
   if (!marks_)
-    end -= std::max(begun_mark(held_, kDeepSeekTools.section_begin),
-                    begun_mark(held_, kKimiTools.section_begin));
+    end -= std::max(partial_mark_length(held_, kDeepSeekTools.section_begin),
+                    partial_mark_length(held_, kKimiTools.section_begin));
   parts.content += held_.substr(0, end);
   held_.erase(0, end + (marks_ ? marks_->section_begin.size() : 0));
 }
@@ -110,9 +111,10 @@ ToolCall ToolCallParser::call_in(const ToolMarks& marks, std::string_view text) 
 
 // Parses a truncated call: for V3 and R1 it completes the code block around the arguments, so that
 // call_in() can parse the call.
-std::optional<ToolCall> ToolCallParser::cut_call_in(const ToolMarks& marks, std::string_view text) {
+std::optional<ToolCall> ToolCallParser::truncated_call_in(const ToolMarks& marks,
+                                                          std::string_view text) {
   constexpr std::string_view kOpening = "```json\n", kClosing = "\n```";
-  text.remove_suffix(begun_mark(text, marks.call_end));
+  text.remove_suffix(partial_mark_length(text, marks.call_end));
   const size_t separator = text.find(marks.separator);
   if (separator == text.npos) return {};
   if (&marks == &kKimiTools || trimmed(text.substr(0, separator)) != "function")
@@ -122,7 +124,7 @@ std::optional<ToolCall> ToolCallParser::cut_call_in(const ToolMarks& marks, std:
   const std::string_view fenced = text.substr(line + 1);
   std::string whole(text);
   if (kOpening.starts_with(fenced)) whole += kOpening.substr(fenced.size());
-  whole.erase(whole.size() - begun_mark(whole, kClosing));
+  whole.erase(whole.size() - partial_mark_length(whole, kClosing));
   if (!whole.ends_with(kClosing)) whole += kClosing;
   return call_in(marks, whole);
 }

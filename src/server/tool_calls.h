@@ -33,7 +33,7 @@ class ToolCallParser {
 
  private:
   static ToolCall call_in(const ToolMarks& marks, std::string_view text);
-  static std::optional<ToolCall> cut_call_in(const ToolMarks& marks, std::string_view text);
+  static std::optional<ToolCall> truncated_call_in(const ToolMarks& marks, std::string_view text);
   void find_section(Parts& parts);
   bool take_call(Parts& parts);
 

@@ -16,34 +16,34 @@ namespace {
 
 // Where a tensor is stored for the GPU: in its own memory, in host memory (the embedding), or not
 // at all.
-enum class Home { kCard, kHost, kNowhere };
+enum class Home { kGpu, kHost, kNowhere };
 
-Home home_of(const WeightSpec& spec, const CardParts& parts) {
-  if (spec.use == WeightUse::kEmbedding) return parts.embedding_on_cpu ? Home::kHost : Home::kCard;
-  if (spec.use != WeightUse::kExpert) return Home::kCard;
-  return parts.experts[spec.layer][spec.expert] ? Home::kCard : Home::kNowhere;
+Home home_of(const WeightSpec& spec, const GpuParts& parts) {
+  if (spec.use == WeightUse::kEmbedding) return parts.embedding_on_cpu ? Home::kHost : Home::kGpu;
+  if (spec.use != WeightUse::kExpert) return Home::kGpu;
+  return parts.experts[spec.layer][spec.expert] ? Home::kGpu : Home::kNowhere;
 }
 
 // Visits every stored tensor that has a home, once; a tied head shares the embedding unless that is
 // in host memory.
 template <class Visit>
-void for_each_pair(ModelWeights& stored, ModelWeights& on_card, const ModelConfig& config,
-                   const CardParts& parts, Visit visit) {
+void for_each_pair(ModelWeights& stored, ModelWeights& on_gpu, const ModelConfig& config,
+                   const GpuParts& parts, Visit visit) {
   std::unordered_map<std::string, QuantView> sources;
   for_each_weight(stored, config,
                   [&](const WeightSpec& spec, QuantView& w) { sources[spec.name] = w; });
-  for_each_weight(on_card, config, [&](const WeightSpec& spec, QuantView& w) {
+  for_each_weight(on_gpu, config, [&](const WeightSpec& spec, QuantView& w) {
     const Home home = home_of(spec, parts);
     if (home != Home::kNowhere) visit(spec, home, sources.at(spec.name), w);
   });
   if (!config.tied_head) return;
-  on_card.head = on_card.embed;
+  on_gpu.head = on_gpu.embed;
   if (!parts.embedding_on_cpu) return;
   visit(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, config.vocab, config.dim},
-        Home::kCard, stored.head, on_card.head);
+        Home::kGpu, stored.head, on_gpu.head);
 }
 
-int64_t weight_bytes(ModelWeights& stored, const ModelConfig& config, const CardParts& parts,
+int64_t weight_bytes(ModelWeights& stored, const ModelConfig& config, const GpuParts& parts,
                      Home where) {
   int64_t bytes = 0;
   ModelWeights unused;
@@ -54,14 +54,14 @@ int64_t weight_bytes(ModelWeights& stored, const ModelConfig& config, const Card
   return bytes;
 }
 
-bool any(const CardParts& parts, bool on_card) {
+bool any(const GpuParts& parts, bool on_gpu) {
   return std::any_of(parts.experts.begin(), parts.experts.end(), [&](const auto& layer) {
-    return std::find(layer.begin(), layer.end(), on_card) != layer.end();
+    return std::find(layer.begin(), layer.end(), on_gpu) != layer.end();
   });
 }
 
 // Scratch rows per step; 0 without GPU experts.
-int rows_needed(const CardParts& parts, const GpuModelOptions& options) {
+int rows_needed(const GpuParts& parts, const GpuModelOptions& options) {
   return any(parts, true) || parts.stream_from_tokens != 0 ? options.max_tokens : 0;
 }
 
@@ -73,7 +73,7 @@ CudaLimits limits_of(const GpuModelOptions& options, const gpu::Card& card) {
 }
 
 int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& options,
-                             const gpu::Card& card, const CardParts& parts, int64_t kv_tokens) {
+                             const gpu::Card& card, const GpuParts& parts, int64_t kv_tokens) {
   constexpr int64_t kContextBytes = 300 << 20;  // used by CUDA itself and its modules
   return CudaOps::bytes_for(config, limits_of(options, card)) +
          CudaExpertRows::bytes_for(config, rows_needed(parts, options)) +
@@ -89,25 +89,25 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
 class Room {
  public:
   Room(ModelWeights& stored, const ModelConfig& config, const GpuModelOptions& options)
-      : stored_(stored), config_(config), options_(options), card_(gpu::open_card()) {}
+      : stored_(stored), config_(config), options_(options), card_(gpu::open_gpu()) {}
 
   // Bytes left with a cache for one sequence, or for kv_tokens tokens.
-  int64_t left(const CardParts& parts) const { return left(parts, options_.context); }
-  int64_t left(const CardParts& parts, int64_t kv_tokens) const {
+  int64_t left(const GpuParts& parts) const { return left(parts, options_.context); }
+  int64_t left(const GpuParts& parts, int64_t kv_tokens) const {
     return left(parts, options_.context, kv_tokens);
   }
   // Cache tokens when the cache gets `fraction` of the remaining memory.
-  int64_t kv_tokens(const CardParts& parts, double fraction) const;
-  void require_for(const CardParts& parts) const;
+  int64_t kv_tokens(const GpuParts& parts, double fraction) const;
+  void require_for(const GpuParts& parts) const;
   int64_t expert_bytes() const;
   // An emulated GPU has no meaningful rates.
   bool measures() const { return !card_.emulated; }
 
  private:
-  int64_t left(const CardParts& parts, int64_t context, int64_t kv_tokens) const {
+  int64_t left(const GpuParts& parts, int64_t context, int64_t kv_tokens) const {
     GpuModelOptions options = options_;
     options.context = context;
-    return card_.free_bytes - weight_bytes(stored_, config_, parts, Home::kCard) -
+    return card_.free_bytes - weight_bytes(stored_, config_, parts, Home::kGpu) -
            bytes_beside_weights(config_, options, card_, parts, kv_tokens);
   }
 
@@ -118,10 +118,10 @@ class Room {
 };
 
 // Checks everything that a run allocates on the GPU, before loading begins.
-void Room::require_for(const CardParts& parts) const {
+void Room::require_for(const GpuParts& parts) const {
   if (left(parts) >= 0) return;
   const double free = card_.free_bytes * 1e-9, needed = free - left(parts) * 1e-9;
-  const double weights = weight_bytes(stored_, config_, parts, Home::kCard) * 1e-9;
+  const double weights = weight_bytes(stored_, config_, parts, Home::kGpu) * 1e-9;
   require(
       left(parts, kPageSize, kPageSize) >= 0,
       "{} has {:.2f} GB free and {:.2f} GB are needed, {:.2f} GB of them weights, which do not fit "
@@ -140,7 +140,7 @@ void Room::require_for(const CardParts& parts) const {
       card_.name, free, needed, weights, low * kPageSize);
 }
 
-int64_t Room::kv_tokens(const CardParts& parts, double fraction) const {
+int64_t Room::kv_tokens(const GpuParts& parts, double fraction) const {
   const int64_t page = KvCache::bytes_for(config_, kPageSize, options_.cache_type);
   const double bytes = fraction * static_cast<double>(std::max<int64_t>(0, left(parts)));
   const int64_t more = static_cast<int64_t>(bytes) / page * kPageSize;
@@ -159,25 +159,25 @@ int64_t Room::expert_bytes() const {
 }
 
 // Rates for the emulated GPU, whose own are meaningless: GPU and CPU both get some experts.
-ExpertRates rates_of_no_card() {
+ExpertRates emulated_rates() {
   return {.link_seconds = 1, .copy_seconds = 0.1, .card = {{{1, 0.1}}}, .cpu = {{{1, 0.25}}}};
 }
 
 class Loaded final : public GpuModel {
  public:
   Loaded(const WeightStore& store, ModelWeights& stored, const ModelConfig& config,
-         const GpuModelOptions& options, const CardParts& parts)
+         const GpuModelOptions& options, const GpuParts& parts)
       : config_(config),
         max_tokens_(options.max_tokens),
         stream_from_(parts.stream_from_tokens),
         micro_batches_from_(parts.micro_batches_from_sequences),
-        card_(gpu::open_card()),
+        card_(gpu::open_gpu()),
         device_(stream_, options.records) {
     load(store, stored, options, parts);
     ops_ = std::make_unique<CudaOps>(config, limits_of(options, card_), stream_);
     rows_ = std::make_unique<CudaExpertRows>(config, rows_needed(parts, options), stream_,
                                              options.fp8_activations);
-    card_experts_ = std::make_unique<CudaExperts>(config, weights_, *rows_, stream_);
+    gpu_experts_ = std::make_unique<CudaExperts>(config, weights_, *rows_, stream_);
   }
 
   const std::string& card() const override { return card_.name; }
@@ -187,13 +187,13 @@ class Loaded final : public GpuModel {
   Ops& ops() override { return *ops_; }
   ExpertPool& experts() override {
     if (hybrid_) return *hybrid_;
-    return *card_experts_;
+    return *gpu_experts_;
   }
   void add_cpu_experts(CpuExperts& experts, Timeline* timeline) override {
     hybrid_ =
         std::make_unique<HybridExperts>(config_,
                                         HybridExperts::Parts{.weights = weights_,
-                                                             .on_gpu = *card_experts_,
+                                                             .on_gpu = *gpu_experts_,
                                                              .on_cpu = experts,
                                                              .rows_on_cpu = experts.activations(),
                                                              .stream = stream_,
@@ -202,7 +202,7 @@ class Loaded final : public GpuModel {
     HybridExperts::Division division = {.micro_batches_from = micro_batches_from_};
     if (stream_from_ != 0 && (stream_from_ > 0 || CudaStreaming::takes(experts))) {
       streaming_ = std::make_unique<CudaStreaming>(config_, experts, *rows_, max_tokens_, stream_);
-      streaming_->divide_by(card_.emulated ? rates_of_no_card()
+      streaming_->divide_by(card_.emulated ? emulated_rates()
                                            : streaming_->measured_rates(max_tokens_));
       division.stream_from =
           stream_from_ > 0 ? stream_from_ : hybrid_->measured_crossover(max_tokens_, *streaming_);
@@ -221,7 +221,7 @@ class Loaded final : public GpuModel {
 
  private:
   void load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
-            const CardParts& parts);
+            const GpuParts& parts);
 
   const ModelConfig& config_;
   const int max_tokens_;
@@ -235,7 +235,7 @@ class Loaded final : public GpuModel {
   LoadReport report_;
   std::unique_ptr<CudaOps> ops_;
   std::unique_ptr<CudaExpertRows> rows_;
-  std::unique_ptr<CudaExperts> card_experts_;
+  std::unique_ptr<CudaExperts> gpu_experts_;
   std::unique_ptr<CudaStreaming> streaming_;
   std::unique_ptr<HybridExperts> hybrid_;  // null: all experts are on the GPU
 };
@@ -253,9 +253,9 @@ void require_fp8_weights(ModelWeights& stored, const ModelConfig& config) {
 
 // Reserves memory for every tensor, then uploads pieces of tensors from all threads.
 void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
-                  const CardParts& parts) {
+                  const GpuParts& parts) {
   store.require_unchanged();
-  home_.allocate(weight_bytes(stored, config_, parts, Home::kCard));
+  home_.allocate(weight_bytes(stored, config_, parts, Home::kGpu));
   host_home_.allocate(weight_bytes(stored, config_, parts, Home::kHost), gpu::Site::kMapped);
   std::vector<LoadJob> jobs;
   const auto add = [&](const std::byte* source, int64_t bytes, auto run) {
@@ -264,7 +264,7 @@ void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModel
   };
   for_each_pair(stored, weights_, config_, parts,
                 [&](const WeightSpec& spec, Home home, QuantView from, QuantView& to) {
-                  CudaWeights& memory = home == Home::kCard ? home_ : host_home_;
+                  CudaWeights& memory = home == Home::kGpu ? home_ : host_home_;
                   to = memory.reserve(from, spec.use);
                   const int64_t at_once = rows_per_load_job(from.q.row_bytes());
                   for (int64_t first = 0; first < from.q.rows; first += at_once) {
@@ -296,7 +296,7 @@ void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModel
 
 std::string why_no_gpu() {
   try {
-    gpu::open_card();
+    gpu::open_gpu();
     return "";
   } catch (const Error& error) {
     return error.what();
@@ -304,15 +304,15 @@ std::string why_no_gpu() {
 }
 
 Gpu this_gpu() {
-  const gpu::Card card = gpu::open_card();
+  const gpu::Card card = gpu::open_gpu();
   Gpu gpu = {};
   gpu.name = card.name;
   gpu.memory_bytes = card.memory_bytes;
   return gpu;
 }
 
-void require_fp8_card() {
-  const gpu::Card card = gpu::open_card();
+void require_fp8_gpu() {
+  const gpu::Card card = gpu::open_gpu();
   require(
       card.fp8_mma,
       "--activations fp8: {} has compute capability {}.{}, and FP8 on tensor cores needs 8.9 or "
@@ -321,19 +321,18 @@ void require_fp8_card() {
 }
 
 // Called before loading, which takes minutes.
-void require_hand_off(const CardParts& parts) {
+void require_hand_off(const GpuParts& parts) {
   if (!any(parts, false)) return;
   gpu::Stream stream;
   const std::string why_not = gpu::why_no_hand_off(stream);
   require(why_not.empty(), "{}", why_not);
 }
 
-CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
-                            const GpuModelOptions& options,
-                            const std::optional<CardParts>& placed) {
+GpuShare choose_gpu_share(ModelWeights& stored, const ModelConfig& config,
+                          const GpuModelOptions& options, const std::optional<GpuParts>& placed) {
   CudaOps::require_takes(config);
   if (options.fp8_activations) {
-    require_fp8_card();
+    require_fp8_gpu();
     require_fp8_weights(stored, config);
   }
   const Room room(stored, config, options);
@@ -343,10 +342,10 @@ CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
     return {*placed, room.kv_tokens(*placed, options.kv_fraction)};
   }
   constexpr int64_t kAll = int64_t{1} << 40;
-  CardParts parts = evenly_on_card(config, kAll);
+  GpuParts parts = evenly_on_gpu(config, kAll);
   if (room.left(parts) >= 0) return {parts, room.kv_tokens(parts, options.kv_fraction)};
   // Counts with one expert first, to include the memory that experts need besides weights.
-  parts = evenly_on_card(config, 1);
+  parts = evenly_on_gpu(config, 1);
   const int stream_from = room.measures() ? kMeasuredCrossover : 0;
   parts.stream_from_tokens = stream_from;
   parts.embedding_on_cpu = room.left(parts) < 0;
@@ -354,7 +353,7 @@ CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
   // Half of the memory for sequences, half for experts, unless more cache is requested.
   const double fraction = options.kv_fraction < 1 ? options.kv_fraction / 2 : 1;
   const int64_t kv_tokens = room.kv_tokens(parts, fraction), left = room.left(parts, kv_tokens);
-  parts = evenly_on_card(config, left < 0 ? 0 : 1 + left / room.expert_bytes());
+  parts = evenly_on_gpu(config, left < 0 ? 0 : 1 + left / room.expert_bytes());
   parts.embedding_on_cpu = on_cpu;
   parts.stream_from_tokens = stream_from;
   room.require_for(parts);
@@ -364,7 +363,7 @@ CardShare choose_card_share(ModelWeights& stored, const ModelConfig& config,
 
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore& store, ModelWeights& stored,
                                          const ModelConfig& config, const GpuModelOptions& options,
-                                         const CardParts& parts) {
+                                         const GpuParts& parts) {
   return std::make_unique<Loaded>(store, stored, config, options, parts);
 }
 

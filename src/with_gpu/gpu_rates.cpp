@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "bench/gpu_bench_model.h"
 #include "bench/gpu_benches.h"
-#include "bench/gpu_twin.h"
 #include "gpu_kernels/peaks.h"
 
 namespace tandem {
@@ -45,7 +45,7 @@ double multiply_rate(const gpu::Card& card, gpu::Stream& stream, double seconds,
 }  // namespace
 
 Gpu measured_gpu_bounds(double seconds, bool with_fp8) {
-  const gpu::Card card = gpu::open_card();
+  const gpu::Card card = gpu::open_gpu();
   gpu::Stream stream;
   Gpu g{};
   g.name = card.name;
@@ -64,7 +64,7 @@ Gpu measured_gpu_bounds(double seconds, bool with_fp8) {
 
 Gpu measured_gpu(double seconds) {
   Gpu g = measured_gpu_bounds(seconds);
-  const gpu::Card card = gpu::open_card();
+  const gpu::Card card = gpu::open_gpu();
   gpu::Stream stream;
   g.peak.fp32 = multiply_rate(card, stream, seconds, gpu::multiply_f32);
   const gpu::Buffer there(most_bytes(card, kMostCopied), gpu::Site::kDevice);

@@ -68,7 +68,7 @@ class ByFlags final : public HandOff {
 
 class HandOffClock {
  public:
-  explicit HandOffClock(double seconds) : seconds_(seconds) { gpu::open_card(); }
+  explicit HandOffClock(double seconds) : seconds_(seconds) { gpu::open_gpu(); }
 
   std::string why_no_hand_off() { return gpu::why_no_hand_off(stream_); }
 

@@ -1,5 +1,5 @@
+#include "bench/gpu_bench_model.h"
 #include "bench/gpu_benches.h"
-#include "bench/gpu_twin.h"
 #include "bench/machine_speed.h"
 #include "gpu_kernels/peaks.h"
 
@@ -13,7 +13,7 @@ double gap_between(TimedKernels shorter, TimedKernels longer) {
 std::optional<double> measured_kernel_gap(double seconds) {
   constexpr int kKernels = 64, kTurns = 5;
   constexpr int64_t kShort = 4'000, kLong = 20'000;  // cycles: 2 and 10 us at 2 GHz
-  gpu::open_card();
+  gpu::open_gpu();
   gpu::Stream stream;
   const auto recorded = [&](int64_t cycles) {
     return stream.capture([&] {

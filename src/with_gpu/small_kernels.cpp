@@ -2,14 +2,14 @@
 #include <numeric>
 #include <random>
 
+#include "bench/gpu_bench_model.h"
 #include "bench/gpu_benches.h"
-#include "bench/gpu_twin.h"
 #include "gpu_kernels/attention.h"
 #include "gpu_kernels/kernels.h"
 #include "loader/gpu_model.h"
 #include "model/rope.h"
 #include "ops/cuda_ops.h"
-#include "with_gpu/random_on_card.h"
+#include "with_gpu/random_on_gpu.h"
 
 namespace tandem {
 namespace {
@@ -23,9 +23,9 @@ struct Floats {
   int64_t sum() const { return x + other + out; }
 };
 
-class SmallKernelsOnCard {
+class SmallKernelsOnGpu {
  public:
-  SmallKernelsOnCard(const ModelConfig& config, int most_tokens, int64_t cold_bytes);
+  SmallKernelsOnGpu(const ModelConfig& config, int most_tokens, int64_t cold_bytes);
   std::optional<double> seconds(SmallKernel kernel, int n, double for_seconds);
 
  private:
@@ -46,10 +46,9 @@ class SmallKernelsOnCard {
 
 constexpr int64_t padded(int64_t floats) { return (floats + 63) / 64 * 64; }
 
-SmallKernelsOnCard::SmallKernelsOnCard(const ModelConfig& config, int most_tokens,
-                                       int64_t cold_bytes)
+SmallKernelsOnGpu::SmallKernelsOnGpu(const ModelConfig& config, int most_tokens, int64_t cold_bytes)
     : c_(config), table_rows_(std::min<int64_t>(config.vocab, kTableRows)) {
-  const gpu::Card card = gpu::open_card();
+  const gpu::Card card = gpu::open_gpu();
   int64_t largest = 0;
   for (int k = 0; k < static_cast<int>(SmallKernel::kKernels); ++k)
     if (has(c_, static_cast<SmallKernel>(k)))
@@ -66,7 +65,7 @@ SmallKernelsOnCard::SmallKernelsOnCard(const ModelConfig& config, int most_token
   stream_.wait();
 }
 
-std::optional<double> SmallKernelsOnCard::seconds(SmallKernel kernel, int n, double for_seconds) {
+std::optional<double> SmallKernelsOnGpu::seconds(SmallKernel kernel, int n, double for_seconds) {
   const Floats of = floats_of(kernel, n);
   const int64_t n_sets = std::min<int64_t>(pool_.bytes() / 4 / of.sum(), kLaunches);
   if (n_sets == 0) return {};
@@ -86,7 +85,7 @@ std::optional<double> SmallKernelsOnCard::seconds(SmallKernel kernel, int n, dou
          kLaunches;
 }
 
-Floats SmallKernelsOnCard::floats_of(SmallKernel kernel, int64_t n) const {
+Floats SmallKernelsOnGpu::floats_of(SmallKernel kernel, int64_t n) const {
   const int64_t dim = padded(n * c_.dim), kv = padded(n * c_.mla.cache_dim());
   const int64_t pairs = n * c_.router.n_active, experts = c_.router.n_experts;
   switch (kernel) {
@@ -120,7 +119,7 @@ Floats SmallKernelsOnCard::floats_of(SmallKernel kernel, int64_t n) const {
   return {};
 }
 
-std::vector<int32_t> SmallKernelsOnCard::indices_of(SmallKernel kernel, int n) const {
+std::vector<int32_t> SmallKernelsOnGpu::indices_of(SmallKernel kernel, int n) const {
   std::mt19937 rng(n);
   std::vector<int32_t> all(n);
   std::iota(all.begin(), all.end(), 0);  // positions, or rows of a cache
@@ -146,7 +145,7 @@ std::vector<int32_t> SmallKernelsOnCard::indices_of(SmallKernel kernel, int n) c
   return all;
 }
 
-void SmallKernelsOnCard::launch(SmallKernel kernel, int n, const Operands& at) {
+void SmallKernelsOnGpu::launch(SmallKernel kernel, int n, const Operands& at) {
   const int dim = c_.dim, n_active = c_.router.n_active;
   const int kv = c_.mla.cache_dim(), head = c_.mla.qk_dim();
   const auto ids = reinterpret_cast<int32_t*>(at.out);
@@ -239,7 +238,7 @@ void SmallKernelsOnCard::launch(SmallKernel kernel, int n, const Operands& at) {
 SmallKernelTimer small_kernel_timer(const ModelConfig& config, int most_tokens,
                                     int64_t cold_bytes) {
   if (!why_no_gpu().empty()) return {};
-  const auto kernels = std::make_shared<SmallKernelsOnCard>(config, most_tokens, cold_bytes);
+  const auto kernels = std::make_shared<SmallKernelsOnGpu>(config, most_tokens, cold_bytes);
   return [kernels](SmallKernel kernel, int n, double seconds) {
     return kernels->seconds(kernel, n, seconds);
   };

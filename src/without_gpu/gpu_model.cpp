@@ -12,22 +12,22 @@ std::string why_no_gpu() {
 
 Gpu this_gpu() { fail("{}", why_no_gpu()); }
 
-void require_fp8_card() { fail("{}", why_no_gpu()); }
+void require_fp8_gpu() { fail("{}", why_no_gpu()); }
 
-CardShare choose_card_share(ModelWeights&, const ModelConfig&, const GpuModelOptions&,
-                            const std::optional<CardParts>&) {
+GpuShare choose_gpu_share(ModelWeights&, const ModelConfig&, const GpuModelOptions&,
+                          const std::optional<GpuParts>&) {
   fail("{}", why_no_gpu());
 }
 
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore&, ModelWeights&, const ModelConfig&,
-                                         const GpuModelOptions&, const CardParts&) {
+                                         const GpuModelOptions&, const GpuParts&) {
   fail("{}", why_no_gpu());
 }
 
 Gpu measured_gpu(double) { fail("{}", why_no_gpu()); }
 Gpu measured_gpu_bounds(double, bool) { fail("{}", why_no_gpu()); }
 
-GpuTwins gpu_twins(bool) { return {}; }
+GpuBenchModels gpu_bench_models(bool) { return {}; }
 
 SmallKernelTimer small_kernel_timer(const ModelConfig&, int, int64_t) { return {}; }
 ProductTimer product_timer(const ModelConfig&, WeightFormat, std::string&) { return {}; }

@@ -32,9 +32,9 @@ struct World {
       simulated.tokenizer(), nullptr, {}, {.model_id = "m", .root = "r", .api_key = ""}};
   // One thread parses and sends: that takes less time than handing over.
   asio::io_context io{1};
-  ConnectionHub with_engine{
+  ConnectionContext with_engine{
       .service = running, .workers = io.get_executor(), .limits = {.body_bytes = 3000}};
-  ConnectionHub without{
+  ConnectionContext without{
       .service = loading, .workers = io.get_executor(), .limits = {.body_bytes = 3000}};
 
   World() { running.ready(simulated.engine()); }
@@ -43,7 +43,7 @@ struct World {
 // A connection and its client, who sends in pieces and reads all the time.
 class Exchange {
  public:
-  Exchange(World& world, ConnectionHub& hub) : io_(world.io) {
+  Exchange(World& world, ConnectionContext& hub) : io_(world.io) {
     int ends[2];
     check(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0, "sockets");
     client_ = ends[0];

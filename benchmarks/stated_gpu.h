@@ -10,7 +10,7 @@
 #include <map>
 #include <random>
 
-#include "bench/gpu_twin.h"
+#include "bench/gpu_bench_model.h"
 #include "bench/random_routing.h"
 #include "offload/hybrid_experts.h"
 
@@ -128,9 +128,9 @@ class StatedDevice final : public Device {
 
 // Plays on `cpu`: its thread would otherwise inherit the core of the team's thread that makes it.
 // Traces all steps that it shares.
-class StatedCard final : public GpuTwin {
+class StatedGpu final : public GpuBenchModel {
  public:
-  StatedCard(const GpuTwinOptions& options, StatedRates rates, int cpu, Timeline& timeline)
+  StatedGpu(const GpuBenchOptions& options, StatedRates rates, int cpu, Timeline& timeline)
       : config_(options.config), timeline_(timeline) {
     stream_.run_on_host([cpu] {
       cpu_set_t one;
@@ -152,8 +152,8 @@ class StatedCard final : public GpuTwin {
   Device& device() override { return device_; }
   Ops& ops() override { return *ops_; }
   ExpertPool& experts() override { return *none_; }
-  std::unique_ptr<HybridTwin> share(CpuExperts& experts, ExpertPool& on_cpu,
-                                    int max_tokens) override {
+  std::unique_ptr<HybridBenchModel> share(CpuExperts& experts, ExpertPool& on_cpu,
+                                          int max_tokens) override {
     auto shared =
         std::make_unique<Shared>(config_,
                                  HybridExperts::Parts{.weights = weights_,
@@ -167,11 +167,11 @@ class StatedCard final : public GpuTwin {
   }
   QuantView repeated(TensorView, int64_t) override { fail("a stated card has no memory"); }
   int n_nodes_of_last_step() const override { return 0; }
-  void to_card(TensorView, TensorView) override {}
+  void to_gpu(TensorView, TensorView) override {}
   void wait() override { stream_.wait(); }
 
  private:
-  struct Shared final : HybridTwin {
+  struct Shared final : HybridBenchModel {
     Shared(const ModelConfig& config, const HybridExperts::Parts& parts, int max_tokens)
         : hybrid(config, parts, max_tokens) {}
     ExpertPool& experts() override { return hybrid; }

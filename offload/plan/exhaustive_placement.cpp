@@ -1,10 +1,10 @@
-#include "offload/plan/every_home.h"
+#include "offload/plan/exhaustive_placement.h"
 
 #include <algorithm>
 
 namespace tandem {
 
-void try_every_home(const PlanInput& in, Placement& placement) {
+void try_all_placements(const PlanInput& in, Placement& placement) {
   constexpr int64_t kMostWays = 10'000;  // 3 devices and 8 experts, or 2 devices and 13 experts
   const int n_devices = static_cast<int>(in.machine.gpus.size()) + 1;
   if (in.machine.hosts > 1 || n_devices == 1 || placement.layers.empty()) return;

@@ -7,6 +7,6 @@ namespace tandem {
 // Replaces the placement's experts by the assignment with the least score among all assignments of
 // whole experts to the devices of a single host, if there are at most 10,000. Everything else
 // stays, and so do placements with sliced or replicated experts.
-void try_every_home(const PlanInput& input, Placement& placement);
+void try_all_placements(const PlanInput& input, Placement& placement);
 
 }  // namespace tandem

@@ -1,16 +1,16 @@
 // A benchmark's model on a GPU, with its forward pass and its cache.
 #pragma once
-#include "bench/gpu_twin.h"
+#include "bench/gpu_bench_model.h"
 #include "bench/random_cache.h"
 #include "engine/step_runner.h"
 
 namespace tandem {
 
-class ModelOnCard {
+class ModelOnGpu {
  public:
   // All pointers are null without a suitable GPU. The cache is filled with random numbers.
-  ModelOnCard(const GpuTwins& gpus, const GpuTwinOptions& options, StepLimits limits,
-              int64_t cache_tokens)
+  ModelOnGpu(const GpuBenchModels& gpus, const GpuBenchOptions& options, StepLimits limits,
+             int64_t cache_tokens)
       : config_(options.config) {
     if (!gpus || !(twin_ = gpus(options))) return;
     model_ = std::make_unique<StepRunner>(
@@ -22,7 +22,7 @@ class ModelOnCard {
     fill();
   }
 
-  GpuTwin* twin() const { return twin_.get(); }
+  GpuBenchModel* twin() const { return twin_.get(); }
   StepRunner* model() const { return model_.get(); }
   KvCache* cache() const { return cache_.get(); }
 
@@ -35,12 +35,12 @@ class ModelOnCard {
     const KvCache made(one, first.rows, DType::kBF16);
     fill_with_random(made, one);
     for (int l = 0; l < config_.n_layers; ++l)
-      twin_->to_card(whole_rows(made.layer(0)), whole_rows(cache_->layer(l)));
+      twin_->to_gpu(whole_rows(made.layer(0)), whole_rows(cache_->layer(l)));
     twin_->wait();
   }
 
   const ModelConfig config_;
-  std::unique_ptr<GpuTwin> twin_;
+  std::unique_ptr<GpuBenchModel> twin_;
   std::unique_ptr<StepRunner> model_;
   std::unique_ptr<KvCache> cache_;
 };

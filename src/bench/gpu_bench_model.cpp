@@ -1,4 +1,4 @@
-#include "bench/gpu_twin.h"
+#include "bench/gpu_bench_model.h"
 
 #include <algorithm>
 
@@ -6,16 +6,17 @@
 
 namespace tandem {
 
-TensorView on_card(GpuTwin& twin, TensorView from, std::vector<Buffer>& memory) {
+TensorView on_gpu(GpuBenchModel& twin, TensorView from, std::vector<Buffer>& memory) {
   memory.push_back(twin.device().allocate(Arena::padded_bytes(from.rows * from.row_bytes())));
   TensorView to = from;
   to.data = memory.back().data();
-  twin.to_card(whole_rows(from), whole_rows(to));
+  twin.to_gpu(whole_rows(from), whole_rows(to));
   twin.wait();
   return to;
 }
 
-double seconds_on_card(GpuTwin& twin, const std::function<void(int64_t run)>& run, double seconds) {
+double seconds_on_gpu(GpuBenchModel& twin, const std::function<void(int64_t run)>& run,
+                      double seconds) {
   return seconds_of_runs(
       run, [&] { twin.wait(); }, seconds);
 }

@@ -8,14 +8,14 @@
 
 namespace tandem {
 
-class NewFile {
+class AtomicFile {
  public:
   // Opens the temporary file. Throws Error when the path cannot be written, so that this is known
   // before the content is computed.
-  explicit NewFile(const std::string& path);
-  ~NewFile();  // removes the temporary file unless close() was called
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
+  explicit AtomicFile(const std::string& path);
+  ~AtomicFile();  // removes the temporary file unless close() was called
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
 
   // Both throw Error when the disk is full.
   void write(std::span<const std::byte> bytes);

@@ -15,9 +15,9 @@ namespace tandem {
 
 // Routed experts in host memory that the CPU computes in the GPU model's steps (HybridExperts),
 // with the settings that a benchmark varies.
-class HybridTwin {
+class HybridBenchModel {
  public:
-  virtual ~HybridTwin() = default;
+  virtual ~HybridBenchModel() = default;
   virtual ExpertPool& experts() = 0;
   // Decode steps of at least so many sequences run as two micro-batches; 0: none.
   virtual void micro_batches_from(int n_sequences) = 0;
@@ -30,27 +30,27 @@ class HybridTwin {
   virtual int64_t bytes_brought() const = 0;  // bytes streamed so far
 };
 
-class GpuTwin {
+class GpuBenchModel {
  public:
-  virtual ~GpuTwin() = default;
+  virtual ~GpuBenchModel() = default;
   virtual const ModelWeights& weights() const = 0;
   virtual Device& device() = 0;
   virtual Ops& ops() = 0;
   virtual ExpertPool& experts() = 0;
   // The routed experts of all layers, none on the GPU. `on_cpu` receives what is submitted to
   // `experts`; all must outlive the result. For steps of up to max_tokens.
-  virtual std::unique_ptr<HybridTwin> share(CpuExperts& experts, ExpertPool& on_cpu,
-                                            int max_tokens) = 0;
+  virtual std::unique_ptr<HybridBenchModel> share(CpuExperts& experts, ExpertPool& on_cpu,
+                                                  int max_tokens) = 0;
   // A BF16 matrix of n_rows rows on the GPU that repeats the given rows.
   virtual QuantView repeated(TensorView rows, int64_t n_rows) = 0;
   // Kernels and copies in the graph of the last step; 0 if it was not recorded.
   virtual int n_nodes_of_last_step() const = 0;
   // Starts to copy a matrix with contiguous rows to the GPU.
-  virtual void to_card(TensorView from, TensorView to) = 0;
+  virtual void to_gpu(TensorView from, TensorView to) = 0;
   virtual void wait() = 0;
 };
 
-struct GpuTwinOptions {
+struct GpuBenchOptions {
   ModelConfig config;
   WeightFormats formats;
   std::function<bool(const WeightSpec&)> wanted;  // tensors to load; the others stay empty
@@ -58,7 +58,7 @@ struct GpuTwinOptions {
   int64_t context = 1;                            // tokens per sequence
 };
 // Returns null without a GPU, or if it lacks memory or a format.
-using GpuTwins = std::function<std::unique_ptr<GpuTwin>(const GpuTwinOptions&)>;
+using GpuBenchModels = std::function<std::unique_ptr<GpuBenchModel>(const GpuBenchOptions&)>;
 
 // The matrix extended to its stride, including the padding between rows; it must begin at column 0.
 inline TensorView whole_rows(TensorView m) {
@@ -66,15 +66,15 @@ inline TensorView whole_rows(TensorView m) {
   return m;
 }
 // Copies a matrix with whole rows from the host to the GPU; `memory` owns the copy.
-TensorView on_card(GpuTwin& twin, TensorView from, std::vector<Buffer>& memory);
+TensorView on_gpu(GpuBenchModel& twin, TensorView from, std::vector<Buffer>& memory);
 
 // Routings of steps, in GPU memory.
-class RoutingsOnCard {
+class RoutingsOnGpu {
  public:
-  RoutingsOnCard(GpuTwin& twin, std::span<const RandomRouting> steps) {
+  RoutingsOnGpu(GpuBenchModel& twin, std::span<const RandomRouting> steps) {
     for (const RandomRouting& step : steps) {
       const Routing r = step.routing();
-      routings_.push_back({on_card(twin, r.ids, memory_), on_card(twin, r.weights, memory_)});
+      routings_.push_back({on_gpu(twin, r.ids, memory_), on_gpu(twin, r.weights, memory_)});
     }
   }
   const Routing& of_run(int64_t run) const { return routings_[run % std::ssize(routings_)]; }
@@ -85,7 +85,8 @@ class RoutingsOnCard {
 };
 
 // Median seconds of a run. Runs are timed in groups of at least a millisecond, for about `seconds`.
-double seconds_on_card(GpuTwin& twin, const std::function<void(int64_t run)>& run, double seconds);
+double seconds_on_gpu(GpuBenchModel& twin, const std::function<void(int64_t run)>& run,
+                      double seconds);
 // Likewise, for work that is done when `wait` returns.
 double seconds_of_runs(const std::function<void(int64_t run)>& run,
                        const std::function<void()>& wait, double seconds);

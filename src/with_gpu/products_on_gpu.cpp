@@ -1,13 +1,13 @@
 #include <algorithm>
 #include <numeric>
 
+#include "bench/gpu_bench_model.h"
 #include "bench/gpu_benches.h"
-#include "bench/gpu_twin.h"
 #include "gpu_kernels/products.h"
 #include "loader/gpu_model.h"
 #include "model/cost.h"
 #include "with_gpu/cublas.h"
-#include "with_gpu/random_on_card.h"
+#include "with_gpu/random_on_gpu.h"
 
 namespace tandem {
 namespace {
@@ -163,9 +163,9 @@ void Operands::multiply(Cublas& blas) {
                    .cols = p_.cols});
 }
 
-class ProductsOnCard {
+class ProductsOnGpu {
  public:
-  ProductsOnCard(const ModelConfig& config, Number type, std::string& cublas)
+  ProductsOnGpu(const ModelConfig& config, Number type, std::string& cublas)
       : config_(config), type_(type) {
     cublas = "not installed";
     if (!card_.emulated) blas_ = Cublas::open(Cublas::usual_names(), stream_.handle(), cublas);
@@ -188,7 +188,7 @@ class ProductsOnCard {
  private:
   const ModelConfig config_;
   const Number type_;
-  const gpu::Card card_ = gpu::open_card();
+  const gpu::Card card_ = gpu::open_gpu();
   gpu::Stream stream_;
   std::unique_ptr<Cublas> blas_;
 };
@@ -200,7 +200,7 @@ ProductTimer product_timer(const ModelConfig& config, WeightFormat format, std::
           "--format {}: a GPU's products of many rows take fp8 and bf16", format_name(format));
   if (!why_no_gpu().empty()) return {};
   const Number type = format.dtype == DType::kBF16 ? Number::kBF16 : Number::kF8E4M3;
-  const auto products = std::make_shared<ProductsOnCard>(config, type, cublas);
+  const auto products = std::make_shared<ProductsOnGpu>(config, type, cublas);
   return [products](const ManyRowsProduct& p, int n, double seconds) {
     return products->times(p, n, seconds);
   };

@@ -36,7 +36,7 @@ int bench_kernels_command(const Options& options) {
   what.timer = small_kernel_timer(
       what.config, *std::max_element(what.tokens.begin(), what.tokens.end()), kColdBytes);
   if (what.timer) {
-    const Gpu card = measured_gpu_bounds(kCardSeconds);
+    const Gpu card = measured_gpu_bounds(kGpuSeconds);
     what.card = card.name;
     what.read_bytes_per_second = card.read_bytes_per_second;
   }
@@ -58,7 +58,7 @@ int bench_products_command(const Options& options) {
     require(n >= kFewestRows, "--tokens {}: at least {}; `bench mlp` has fewer", n, kFewestRows);
   what.timer = product_timer(what.config, what.format, what.cublas);
   if (what.timer) {
-    const Gpu card = measured_gpu_bounds(kCardSeconds);
+    const Gpu card = measured_gpu_bounds(kGpuSeconds);
     what.card = card.name;
     what.peak_ops_per_second = card.peak.bf16;
   }

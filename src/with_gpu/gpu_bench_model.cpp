@@ -12,12 +12,12 @@
 namespace tandem {
 namespace {
 
-class Shared final : public HybridTwin {
+class Shared final : public HybridBenchModel {
  public:
   struct Parts {
     const ModelConfig& config;
     const ModelWeights& weights;
-    CudaExperts& on_card;
+    CudaExperts& on_gpu;
     CudaExpertRows& rows;
     gpu::Stream& stream;
   };
@@ -27,7 +27,7 @@ class Shared final : public HybridTwin {
         max_tokens_(max_tokens),
         hybrid_(parts.config,
                 {.weights = parts.weights,
-                 .on_gpu = parts.on_card,
+                 .on_gpu = parts.on_gpu,
                  .on_cpu = on_cpu,
                  .rows_on_cpu = experts.activations(),
                  .stream = parts.stream,
@@ -64,9 +64,9 @@ class Shared final : public HybridTwin {
   HybridExperts hybrid_;
 };
 
-class Twin final : public GpuTwin {
+class Twin final : public GpuBenchModel {
  public:
-  Twin(const GpuTwinOptions& options, const gpu::Card& card, bool fp8_activations)
+  Twin(const GpuBenchOptions& options, const gpu::Card& card, bool fp8_activations)
       : config_(options.config) {
     fill(options, card.free_bytes);
     const CudaLimits limits = {.max_tokens = options.max_tokens,
@@ -82,22 +82,22 @@ class Twin final : public GpuTwin {
   Device& device() override { return device_; }
   Ops& ops() override { return *ops_; }
   ExpertPool& experts() override { return *experts_; }
-  std::unique_ptr<HybridTwin> share(CpuExperts& experts, ExpertPool& on_cpu,
-                                    int max_tokens) override {
+  std::unique_ptr<HybridBenchModel> share(CpuExperts& experts, ExpertPool& on_cpu,
+                                          int max_tokens) override {
     return std::make_unique<Shared>(Shared::Parts{config_, weights_, *experts_, *rows_, stream_},
                                     experts, on_cpu, max_tokens);
   }
   QuantView repeated(TensorView rows, int64_t n_rows) override;
   int n_nodes_of_last_step() const override { return device_.n_nodes_of_last_step(); }
-  void to_card(TensorView from, TensorView to) override {
+  void to_gpu(TensorView from, TensorView to) override {
     check(from.stride == from.cols && to.stride == to.cols, "matrices without gaps");
     stream_.copy(from.data, from.rows * from.row_bytes(), to.data);
   }
   void wait() override { stream_.wait(); }
 
  private:
-  void fill(const GpuTwinOptions& options, int64_t free_bytes);
-  void fill_first(const QuantView& stored, WeightUse use, const QuantView& on_card);
+  void fill(const GpuBenchOptions& options, int64_t free_bytes);
+  void fill_first(const QuantView& stored, WeightUse use, const QuantView& on_gpu);
   void copy(const TensorView& from, const TensorView& to) {
     stream_.copy(from.data, from.rows * from.stride * size_of(from.dtype), to.data);
   }
@@ -126,7 +126,7 @@ QuantView Twin::repeated(TensorView rows, int64_t n_rows) {
 }
 
 // As on the CPU, matrices of one shape and format are equal.
-void Twin::fill(const GpuTwinOptions& options, int64_t free_bytes) {
+void Twin::fill(const GpuBenchOptions& options, int64_t free_bytes) {
   for (const DType type : {options.formats.backbone.dtype, options.formats.experts.dtype})
     require(type != DType::kI8 && !is_i4(type), "a GPU has no integer formats");
   RandomTensor random(options.formats, config_);
@@ -152,26 +152,26 @@ void Twin::fill(const GpuTwinOptions& options, int64_t free_bytes) {
   stream_.wait();
 }
 
-void Twin::fill_first(const QuantView& stored, WeightUse use, const QuantView& on_card) {
+void Twin::fill_first(const QuantView& stored, WeightUse use, const QuantView& on_gpu) {
   constexpr int64_t kRowsAtOnce = 256;
   const int64_t row_bytes = stored.q.row_bytes();
   std::vector<std::byte> rows(static_cast<size_t>(kRowsAtOnce * row_bytes));
   for (int64_t first = 0; first < stored.q.rows; first += kRowsAtOnce) {
     const int64_t n = std::min(kRowsAtOnce, stored.q.rows - first);
     RandomTensor::write_rows(stored, use, first, n, rows.data());
-    home_.upload_rows(rows.data(), stored, on_card, first, n);
+    home_.upload_rows(rows.data(), stored, on_gpu, first, n);
   }
-  if (!on_card.scale.empty()) home_.upload_scales(stored.scale.row_data(0), on_card);
+  if (!on_gpu.scale.empty()) home_.upload_scales(stored.scale.row_data(0), on_gpu);
   home_.finish();
 }
 
 }  // namespace
 
-GpuTwins gpu_twins(bool fp8_activations) {
+GpuBenchModels gpu_bench_models(bool fp8_activations) {
   if (!why_no_gpu().empty()) return {};
-  return [fp8_activations](const GpuTwinOptions& options) -> std::unique_ptr<GpuTwin> {
+  return [fp8_activations](const GpuBenchOptions& options) -> std::unique_ptr<GpuBenchModel> {
     try {
-      return std::make_unique<Twin>(options, gpu::open_card(), fp8_activations);
+      return std::make_unique<Twin>(options, gpu::open_gpu(), fp8_activations);
     } catch (const Error&) {  // does not fit this GPU
       return nullptr;
     }

@@ -1,4 +1,4 @@
-#include "io/new_file.h"
+#include "io/atomic_file.h"
 
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ const std::string& replaceable(const std::string& path) {
 
 }  // namespace
 
-NewFile::NewFile(const std::string& path)
+AtomicFile::AtomicFile(const std::string& path)
     : path_(replaceable(path)),
       partial_(fmt::format("{}.{}.partial", path, getpid())),
       file_(std::fopen(partial_.c_str(), "wb")) {
@@ -32,18 +32,18 @@ NewFile::NewFile(const std::string& path)
           std::strerror(errno));
 }
 
-NewFile::~NewFile() {
+AtomicFile::~AtomicFile() {
   if (!file_) return;
   std::fclose(file_);
   std::remove(partial_.c_str());
 }
 
-void NewFile::write(std::span<const std::byte> bytes) {
+void AtomicFile::write(std::span<const std::byte> bytes) {
   const bool ok = std::fwrite(bytes.data(), 1, bytes.size(), file_) == bytes.size();
   require(ok, "{} cannot be written ({}): is the disk full?", path_, std::strerror(errno));
 }
 
-void NewFile::close() {
+void AtomicFile::close() {
   const bool flushed = std::fflush(file_) == 0;
   const bool closed = std::fclose(std::exchange(file_, nullptr)) == 0;
   std::error_code error;
@@ -53,7 +53,7 @@ void NewFile::close() {
 }
 
 void write_new_file(const std::string& path, std::string_view text) {
-  NewFile file(path);
+  AtomicFile file(path);
   file.write(text);
   file.close();
 }
