@@ -22,6 +22,7 @@ DATA = ROOT / "tests" / "data" / "templates"
 SHARED_V3 = ROOT.parent / "shared" / "vectors" / "deepseek_v3_tokenizer" / "tokenizer_config.json"
 # Facts about the templates, seen by reading them. None of them names the role "developer".
 READS_PARTS = {"kimi_k2.jinja"}
+READS_OBJECTS = {"kimi_k2.jinja", "deepseek_v3_1.jinja", "deepseek_v2.jinja"}  # as arguments; V2 writes no calls
 UNKNOWN_ROLES = {"function"}  # that most of them leave out in silence: a server refuses it
 IGNORED_ROLES = {"deepseek_v2.jinja": {"function", "tool"}, "kimi_k2.jinja": set()}
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
@@ -78,13 +79,24 @@ def render_chat(name, source, conversation, add_generation_prompt):
 
 
 def as_read(name, message):
-    """As servers hand it to a template that wants a text: parts joined as vLLM joins them."""
+    """As servers hand it to a template that wants texts: parts joined as vLLM joins them, arguments as JSON."""
     message = dict(message)
     if message["role"] == "developer":
         message["role"] = "system"
     if isinstance(message.get("content"), list) and name not in READS_PARTS:
         message["content"] = "\n".join(part["text"] for part in message["content"])
+    if name not in READS_OBJECTS:
+        message["tool_calls"] = [with_text(call) for call in message.get("tool_calls") or []] or message.get("tool_calls")
+        if message["tool_calls"] is None:
+            del message["tool_calls"]
     return message
+
+
+def with_text(call):
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, str):
+        return call
+    return {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))}}
 
 
 def expressions():

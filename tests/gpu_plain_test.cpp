@@ -32,7 +32,7 @@ void expect_close(const std::vector<float>& got, const std::vector<double>& want
 // Matrices on the card and, decoded, here: `n` of them one after another.
 struct RandomWeights {
   Buffer data, scale;
-  PlainExpertWeights on_gpu;
+  PlainExpertWeights view;
   std::vector<double> values;  // [n, rows, cols]
   int rows, cols;
 
@@ -62,17 +62,17 @@ struct RandomWeights {
       }
     data = on_gpu(stream, bytes);
     if (block) scale = on_gpu(stream, scales);
-    on_gpu = {.first = {.data = data.as<void>(),
-                        .stride = stride,
-                        .type = type,
-                        .rows = rows,
-                        .cols = cols,
-                        .scale = scale.as<float>(),
-                        .scale_stride = scale_cols,
-                        .block_rows = block,
-                        .block_cols = block},
-              .bytes_stride = rows * stride * bytes_of(type),
-              .scale_stride = int64_t{scale_rows} * scale_cols};
+    view = {.first = {.data = data.as<void>(),
+                      .stride = stride,
+                      .type = type,
+                      .rows = rows,
+                      .cols = cols,
+                      .scale = scale.as<float>(),
+                      .scale_stride = scale_cols,
+                      .block_rows = block,
+                      .block_cols = block},
+            .bytes_stride = rows * stride * bytes_of(type),
+            .scale_stride = int64_t{scale_rows} * scale_cols};
   }
   double value(int matrix, int row, int col) const {
     return values[(int64_t{matrix} * rows + row) * cols + col];
@@ -95,7 +95,7 @@ TEST(Plain, ProductsPerHead) {
       const auto x = random_floats(kTokens * kHeads * kIn);
       const Buffer dx = on_gpu(stream, x), out = nans_on_gpu<float>(kTokens * kHeads * kOut);
       plain_product(stream, {.x = {dx.as<float>(), kIn},
-                             .w = w.on_gpu.first,
+                             .w = w.view.first,
                              .out = {out.as<float>(), kOut},
                              .tokens = kTokens,
                              .x_cols = kIn,
@@ -132,9 +132,9 @@ TEST(Plain, ExpertsAddTheirWeightedSum) {
                  dweights = on_gpu(stream, weights),
                  hidden = nans_on_gpu<float>(kTokens * kActive * kWidth);
     plain_experts(stream, {.x = {dx.as<float>(), kDim},
-                           .gate = gate.on_gpu,
-                           .up = up.on_gpu,
-                           .down = down.on_gpu,
+                           .gate = gate.view,
+                           .up = up.view,
+                           .down = down.view,
                            .ids = dids.as<int32_t>(),
                            .ids_stride = kActive,
                            .weights = {dweights.as<float>(), kActive},

@@ -43,8 +43,8 @@ std::vector<int32_t> drawn(const std::vector<Case>& cases, const Vocabulary& voc
                              .uniform = uniform.value_or(Sampler::uniform(p.seed, 0))};
   }
   Stream stream;
-  const Buffer on_gpu = on_gpu(stream, logits), mask = on_gpu(stream, allowed);
-  draw(stream, {.logits = {on_gpu.as<float>(), stride},
+  const Buffer there = on_gpu(stream, logits), mask = on_gpu(stream, allowed);
+  draw(stream, {.logits = {there.as<float>(), stride},
                 .how = rows.as<DrawRow>(),
                 .allowed = mask.as<uint32_t>(),
                 .tokens = tokens.as<int32_t>(),

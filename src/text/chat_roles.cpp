@@ -44,13 +44,14 @@ std::vector<Json> conversations(const std::string& role, const Json& content) {
 // Generous limits for rendering a small conversation.
 constexpr jinja::Limits kLimits = {.steps = 100'000, .bytes = uint64_t{16} << 20};
 
-bool arrives(const jinja::Template& chat_template, const std::string& role, const Json& content) {
+// Whether kText of one of these conversations appears in its prompt, and kNote does not.
+bool arrives(const jinja::Template& chat_template, const std::vector<Json>& conversations) {
   const Json constants = {{"documents", nullptr},
                           {"tools", nullptr},
                           {"add_generation_prompt", true},
                           {"bos_token", ""},
                           {"eos_token", ""}};
-  for (const Json& messages : conversations(role, content)) {
+  for (const Json& messages : conversations) {
     try {
       const std::string text =
           chat_template.render({{"messages", messages}}, constants, kLimits).text;
@@ -59,6 +60,16 @@ bool arrives(const jinja::Template& chat_template, const std::string& role, cons
     }
   }
   return false;
+}
+
+// A conversation in which the assistant calls a tool.
+std::vector<Json> call_with(const Json& arguments) {
+  Json calls = message("assistant", nullptr);
+  calls["tool_calls"] = {{{"id", "functions.f:0"},
+                          {"type", "function"},
+                          {"function", {{"name", "f"}, {"arguments", arguments}}}}};
+  const Json user = message("user", "u");
+  return {Json::array({user, calls}), Json::array({user, calls, message("tool", "t"), user})};
 }
 
 // String literals in a template's source that may be names of roles.
@@ -97,6 +108,9 @@ ChatRoles::ChatRoles(const jinja::Template& chat_template, std::string_view sour
     shown_roles_ += role;
   }
   readings_[""] = reading_of(chat_template, kOtherRole);
+  const Json arguments = {{"a", kText}};
+  arguments_ = {.texts = arrives(chat_template, call_with(arguments.dump())),
+                .lists = arrives(chat_template, call_with(arguments))};
   for (const std::string& word : quoted_words(source)) {
     if (!readings_.contains(word)) readings_[word] = reading_of(chat_template, word);
     names_developer_ = names_developer_ || (word == "developer" && readings_[word].any());
@@ -113,6 +127,7 @@ Json ChatRoles::adapted(Json messages) const {
     require(forms.any(),
             "messages[{}]: the chat template of this model ignores the role {}; it reads {}", i,
             shown(role), shown_roles_);
+    adapt_arguments(message);
     const auto content = message.find("content");
     if (content == message.end()) continue;
     if (content->is_array() && !forms.lists) *content = joined(*content);
@@ -122,11 +137,26 @@ Json ChatRoles::adapted(Json messages) const {
   return messages;
 }
 
+// A template that reads neither form is left to say so.
+void ChatRoles::adapt_arguments(Json& message) const {
+  const auto calls = message.find("tool_calls");
+  if (calls == message.end() || !calls->is_array() || arguments_.texts == arguments_.lists) return;
+  for (Json& call : *calls) {
+    if (!call.is_object() || !call.contains(nlohmann::json::json_pointer("/function/arguments")))
+      continue;
+    Json& arguments = call["function"]["arguments"];
+    if (arguments.is_object() && arguments_.texts) arguments = arguments.dump();
+    if (!arguments.is_string() || !arguments_.lists) continue;
+    Json read = Json::parse(arguments.get_ref<const std::string&>(), nullptr, false);
+    if (read.is_object()) arguments = std::move(read);
+  }
+}
+
 ChatRoles::Reading ChatRoles::reading_of(const jinja::Template& chat_template,
                                          const std::string& role) {
   const Json part = {{"type", "text"}, {"text", kText}, {"note", kNote}};
-  return {.texts = arrives(chat_template, role, kText),
-          .lists = arrives(chat_template, role, Json::array({part}))};
+  return {.texts = arrives(chat_template, conversations(role, kText)),
+          .lists = arrives(chat_template, conversations(role, Json::array({part})))};
 }
 
 const ChatRoles::Reading& ChatRoles::reading(const std::string& role) const {

@@ -21,21 +21,26 @@ class ChatRoles {
   // * a content that is a list of parts becomes one text, the parts joined by line breaks as in
   //   vLLM, unless the template iterates over lists; a content that is a text becomes a list of one
   //   part if the template reads lists only.
+  // * arguments of a tool call that are an object become its JSON text if the template reads texts
+  //   only, and the other way round.
   // Throws Error naming the first message whose role the template ignores. If no small conversation
   // shows that the template reads any role, messages are returned unchanged.
   nlohmann::ordered_json adapted(nlohmann::ordered_json messages) const;
 
  private:
   struct Reading {
-    bool texts = false, lists = false;  // forms of "content" that appear in the rendered prompt
+    // Forms of "content", or of "arguments", that appear in the rendered prompt.
+    bool texts = false, lists = false;
     bool any() const { return texts || lists; }
   };
   static Reading reading_of(const jinja::Template& chat_template, const std::string& role);
   const Reading& reading(const std::string& role) const;
+  void adapt_arguments(nlohmann::ordered_json& message) const;
 
   // By role: the roles of OpenAI's API, those that the template's source quotes, and "" for any
   // other role.
   std::map<std::string, Reading, std::less<>> readings_;
+  Reading arguments_;  // of tool calls; lists: objects
   bool names_developer_ = false;
   std::string shown_roles_;  // "system, user", for messages
 };
