@@ -32,8 +32,10 @@ HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int 
                 parts.stream),
       trace_(parts.stream, config.n_layers) {
   for (const std::vector<int32_t>& places : places_on_gpu(config, parts.weights)) {
-    const auto on_cpu = std::count(places.begin(), places.end(), -1);
-    layers_.push_back({.on_gpu = on_cpu<std::ssize(places), .on_cpu = on_cpu> 0});
+    const auto n_on_cpu = std::count(places.begin(), places.end(), -1);
+    StepTrace::Layer& layer = layers_.emplace_back();
+    layer.on_gpu = n_on_cpu < std::ssize(places);
+    layer.on_cpu = n_on_cpu > 0;
   }
 }
 

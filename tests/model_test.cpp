@@ -246,15 +246,25 @@ class Elsewhere final : public ExpertPool {
   ExpertBatch batches_[kMostTickets] = {};
 };
 
+// An engine whose decode steps have two micro-batches from three sequences on.
+struct WithMicroBatches {
+  explicit WithMicroBatches(RandomModel& m)
+      : engine(m, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16),
+        elsewhere(engine.experts, 256, m.config.dim),
+        runner({m.config, engine.packed.weights, engine.device, engine.ops, elsewhere}, {256, 256},
+               AttentionForm::kAuto) {}
+  TestEngine engine;
+  Elsewhere elsewhere;
+  StepRunner runner;
+};
+
 // A layer of one micro-batch is under way while the other begins; no bit changes by that.
 TEST_P(ModelTest, MicroBatchesTakeTurns) {
-  TestEngine engine(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16),
-      twin(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16);
   const ModelConfig& c = model_.config;
-  Elsewhere elsewhere(twin.experts, 256, c.dim);
-  StepRunner halved({c, twin.packed.weights, twin.device, twin.ops, elsewhere}, {256, 256},
-                    AttentionForm::kAuto);
-  Conversations one(engine.model, engine.cache, 1, 5), two(halved, twin.cache, 2, 5);
+  TestEngine engine(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16);
+  WithMicroBatches other(model_);
+  Elsewhere& elsewhere = other.elsewhere;
+  Conversations one(engine.model, engine.cache, 1, 5), two(other.runner, other.engine.cache, 2, 5);
   std::vector<Conversations::Part> step;
   for (int s = 0; s < 5; ++s) step.push_back({s, prompt(9 + 20 * s, c.vocab, s)});
   EXPECT_EQ(one.step(step), two.step(step)) << "prompts";
@@ -277,13 +287,11 @@ TEST_P(ModelTest, MicroBatchesTakeTurns) {
 // A pass fails, the first or the second, while the other one is under way: the error comes out of
 // the step, and the steps that follow are computed as ever.
 TEST_P(ModelTest, AfterAPassThatFailedStepsGoOn) {
-  TestEngine engine(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16),
-      twin(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16);
   const ModelConfig& c = model_.config;
-  Elsewhere elsewhere(twin.experts, 256, c.dim);
-  StepRunner halved({c, twin.packed.weights, twin.device, twin.ops, elsewhere}, {256, 256},
-                    AttentionForm::kAuto);
-  Conversations one(engine.model, engine.cache, 1, 4), two(halved, twin.cache, 2, 4);
+  TestEngine engine(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16);
+  WithMicroBatches other(model_);
+  Elsewhere& elsewhere = other.elsewhere;
+  Conversations one(engine.model, engine.cache, 1, 4), two(other.runner, other.engine.cache, 2, 4);
   for (const int fails_at : {0, 3, 5}) {  // both submit, then each adds and submits
     std::vector<Conversations::Part> prompts, step;
     for (int s = 0; s < 4; ++s) prompts.push_back({s, prompt(3 + s, c.vocab, s)});

@@ -60,7 +60,7 @@ class ExpertPool {
     if (observer_) observer_->step_ended(step.n_tokens());
   }
 
-  // From now on; null: nobody. It outlives the pool.
+  // Notified from now on; null: no observer. Must outlive its use by the pool.
   void observe(ExpertObserver* observer) { observer_ = observer; }
 
  private:
