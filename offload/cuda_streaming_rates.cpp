@@ -1,4 +1,4 @@
-// What bringing an expert to the card costs, and computing it here or there.
+// Seconds that uploading an expert takes, and computing it on either device.
 #include <algorithm>
 #include <chrono>
 
@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-// Of the second time: the first one touches memory and starts kernels that were never used.
+// Seconds of the second run: the first one touches memory and loads kernels.
 template <class Work>
 double seconds_of(Work work) {
   using Clock = std::chrono::steady_clock;
@@ -21,12 +21,11 @@ double seconds_of(Work work) {
 }  // namespace
 
 ExpertRates CudaStreaming::measured_rates(int max_tokens) {
-  const auto found = std::find_if(layers_.begin(), layers_.end(),
-                                  [](const Layer& layer) { return !layer.experts.empty(); });
-  const auto layer = static_cast<int>(found - layers_.begin());
-  const std::vector<int>& experts = found->experts;
+  int layer = 0;
+  while (upload_.experts(layer).empty()) ++layer;
+  const std::vector<int>& experts = upload_.experts(layer);
   const auto n_experts = static_cast<int>(experts.size());
-  ExpertRates rates = bring_rates(layer);
+  ExpertRates rates = upload_rates(layer);
 
   const EvenBatch batch(c_, max_tokens, experts);
   for (int i = 0; i < n_experts; ++i) places_.as<int32_t>()[experts[i]] = i;
@@ -43,28 +42,27 @@ ExpertRates CudaStreaming::measured_rates(int max_tokens) {
       cpu_.begin(batch.of(layer, n));
       cpu_.compute_below(c_.router.n_experts);
     }));
-    sort_on_card(batch.of(layer, n));
+    sort_on_gpu(batch.of(layer, n));
     rates.card.points.push_back(of_one([&] {
       for (int first = 0; first < used; first += kAtOnce)
-        compute(layer, Experts(experts).subspan(first, std::min(kAtOnce, used - first)), stages_[0],
-                first);
+        compute(layer, Experts(experts).subspan(first, std::min(kAtOnce, used - first)), 0, first);
       stream_.wait();
     }));
     if (n == max_tokens) return rates;
   }
 }
 
-// Of what fits a stage.
-ExpertRates CudaStreaming::bring_rates(int layer) {
-  const std::vector<int>& all = layers_[layer].experts;
+// Rates of the experts that fit one stage.
+ExpertRates CudaStreaming::upload_rates(int layer) {
+  const std::vector<int>& all = upload_.experts(layer);
   const Experts experts = Experts(all).first(std::min<size_t>(all.size(), kAtOnce));
   const auto n = static_cast<double>(experts.size());
   int64_t bytes = 0;
   ExpertRates rates = {};
-  rates.copy_seconds = seconds_of([&] { bytes = copy_panels(layer, experts, stages_[0]); }) / n;
+  rates.copy_seconds = seconds_of([&] { bytes = upload_.copy(layer, experts, 0); }) / n;
   rates.link_seconds = seconds_of([&] {
-                         send(bytes, stages_[0]);
-                         copies_.wait();
+                         upload_.send(bytes, 0);
+                         upload_.wait();
                        }) /
                        n;
   return rates;

@@ -12,6 +12,7 @@
 #include "cli/console.h"
 #include "cli/options.h"
 #include "cli/serve_options.h"
+#include "cli/typed_options.h"
 #include "core/run_error.h"
 #include "io/json.h"
 
@@ -24,25 +25,17 @@ void add_model_options(CLI::App& command, Options& o) {
                                                       {"absorb", AttentionForm::kAbsorbed}};
   command.add_option("MODEL", o.model.directory,
                      "Hugging Face model directory; without it, the embedded tiny-r1");
-  command
-      .add_option(
-          "--device", o.model.device,
-          "what computes: cpu, cuda (an NVIDIA GPU, and the CPU the experts that do not fit "
-          "it or are placed there), or auto (the GPU where there is one)")
-      ->capture_default_str();
+  add_device(command, o.model.device,
+             "what computes: cpu, cuda (an NVIDIA GPU, and the CPU the experts that do not fit "
+             "it or are placed there), or auto (the GPU where there is one)");
   command.add_option("--threads", o.model.n_threads, "threads, pinned one to a core; 0: all cores")
       ->capture_default_str();
-  command
-      .add_option(
-          "--isa", o.model.isa,
+  add_isa(command, o.model.isa,
           "instruction set: auto, reference (float32 throughout, slow), avx2, avx512 or amx; "
-          "the environment variable TANDEM_ISA does the same")
-      ->capture_default_str();
-  command
-      .add_option("--experts", o.model.experts,
-                  "format of routed experts in memory: auto (as stored, or int8 or int4 where "
-                  "memory is too small), fp8, bf16, int8, int4, int4-32 or int4-128")
-      ->capture_default_str();
+          "the environment variable TANDEM_ISA does the same");
+  add_format(command, "--experts", o.model.experts,
+             "format of routed experts in memory: auto (as stored, or int8 or int4 where "
+             "memory is too small), fp8, bf16, int8, int4, int4-32 or int4-128");
   command
       .add_option("--attention", o.model.attention,
                   "auto, naive (keys and values restored) or absorb (in latent space)")
@@ -52,17 +45,13 @@ void add_model_options(CLI::App& command, Options& o) {
       .add_option("--ctx", o.model.context,
                   "tokens of KV cache; 0: the model's own context, at most 8192")
       ->capture_default_str();
-  command
-      .add_option("--kv", o.model.kv,
-                  "numbers of the KV cache: auto, bf16 or, with --device cuda, fp8, which holds "
-                  "1.75 times the tokens at some loss of accuracy")
-      ->capture_default_str();
-  command
-      .add_option("--activations", o.model.activations,
+  add_kv_type(command, o.model.kv,
+              "numbers of the KV cache: auto, bf16 or, with --device cuda, fp8, which holds "
+              "1.75 times the tokens at some loss of accuracy");
+  add_activations(command, o.model.fp8_activations,
                   "in what products of many tokens round activations on a GPU: bf16, or fp8, which "
                   "tensor cores of compute capability 8.9 and 12.0 multiply twice as fast with FP8 "
-                  "weights, at some loss of accuracy")
-      ->capture_default_str();
+                  "weights, at some loss of accuracy");
   command.add_option("--placement", o.model.placement,
                      "file of `tandem plan --out` that says where and how everything is kept");
   command.add_option("--cache", o.model.cache,
@@ -133,14 +122,12 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
       ->default_str("latency");
   plan->add_option("--user-speed", p.user_speed, "tokens a second wanted for each user; 0: any")
       ->capture_default_str();
-  plan->add_option("--experts", p.experts,
-                   "format of routed experts: auto (as stored, or the widest that fits), fp8, "
-                   "bf16, int8, int4, int4-32 or int4-128")
-      ->capture_default_str();
-  plan->add_option("--kv", p.kv,
-                   "type of the KV cache: auto (bf16, or fp8 where only that lets GPUs compute "
-                   "attention), bf16 or fp8")
-      ->capture_default_str();
+  add_format(*plan, "--experts", p.experts,
+             "format of routed experts: auto (as stored, or the widest that fits), fp8, "
+             "bf16, int8, int4, int4-32 or int4-128");
+  add_kv_type(*plan, p.kv,
+              "type of the KV cache: auto (bf16, or fp8 where only that lets GPUs compute "
+              "attention), bf16 or fp8");
   plan->add_option("--statistics", p.statistics,
                    "JSON file of how often each expert is used: the most used go to GPUs");
   plan->add_option("--placement", p.placement, "assess the placement of this file");
@@ -253,8 +240,8 @@ int dispatch(int argc, char** argv) {
   eval->add_option("-f,--file", o.file, "the text; - is standard input")->required();
   eval->add_option("--against", o.against,
                    "a second model: mean KL divergence and top-1 agreement");
-  eval->add_option("--against-experts", o.against_experts,
-                   "the same model with its routed experts in this format");
+  add_format(*eval, "--against-experts", o.against_experts,
+             "the same model with its routed experts in this format");
 
   add("pack", "write the packed cache: the next start only reads it", pack_command,
       "  tandem pack ./DeepSeek-R1\n"

@@ -85,7 +85,7 @@ TEST(Golden, EveryFamilyIsThere) { EXPECT_GE(golden_families(kGolden).size(), 11
 // Model specification, section 9.6, by its own digits.
 TEST(Golden, T1HasTheLogitsOfTheSpecification) {
   LoadedModel loaded(
-      {.directory = kGolden + "t1", .isa = "reference", .context = 64, .max_logits = 8});
+      {.directory = kGolden + "t1", .isa = cpu::Isa::kReference, .context = 64, .max_logits = 8});
   std::vector<int32_t> tokens = {3, 1, 4, 1, 5};
   const std::vector<double> want = {0.449801305,  -1.131572497, 1.579666978, 1.121415457,
                                     -0.134841701, 0.389253419,  0.651399470, -1.448245215};

@@ -14,7 +14,7 @@ class Loaded : public LoadedModel, public Conversations {
       : LoadedModel(options), Conversations(LoadedModel::model(), cache(), seed, n) {}
 };
 
-ModelOptions golden_on(const std::string& device, const std::string& family,
+ModelOptions golden_on(DeviceChoice device, const std::string& family,
                        AttentionForm form = AttentionForm::kAuto) {
   return {.directory = kGolden + family,
           .device = device,
@@ -26,8 +26,8 @@ ModelOptions golden_on(const std::string& device, const std::string& family,
 
 TEST(GpuEngineBatches, TwoHundredStepsGiveTheCpusTokens) {
   constexpr int kSequences = 3;
-  Loaded cpu(golden_on("cpu", "v2_lite"), 1, kSequences),
-      gpu(golden_on("cuda", "v2_lite"), 2, kSequences);
+  Loaded cpu(golden_on(DeviceChoice::kCpu, "v2_lite"), 1, kSequences),
+      gpu(golden_on(DeviceChoice::kCuda, "v2_lite"), 2, kSequences);
   const Followed seen =
       follow(cpu, gpu,
              {.seed = 11,
@@ -44,13 +44,14 @@ TEST(GpuEngineBatches, TwoHundredStepsGiveTheCpusTokens) {
 // A trained model knows what it wants.
 TEST(GpuEngineBatches, StepsOfTinyR1GiveTheCpusTokens) {
   constexpr int kSequences = 2;
-  const auto options = [](const char* device) {
+  const auto options = [](DeviceChoice device) {
     ModelOptions o = tiny_r1(device);
     o.context = 512;
     return o;
   };
-  Loaded cpu(options("cpu"), 1, kSequences), gpu(options("cuda"), 2, kSequences);
-  const Sums sums(options("cpu").directory);
+  Loaded cpu(options(DeviceChoice::kCpu), 1, kSequences),
+      gpu(options(DeviceChoice::kCuda), 2, kSequences);
+  const Sums sums(options(DeviceChoice::kCpu).directory);
   const Followed seen = follow(cpu, gpu,
                                {.seed = 5,
                                 .n_sequences = kSequences,
@@ -67,7 +68,7 @@ TEST(GpuEngineBatches, StepsOfTinyR1GiveTheCpusTokens) {
 // The host prepares the next chunk while the card is still at the ones before.
 TEST(GpuEngineBatches, ChunksWithoutLogitsAreThoseThatWait) {
   constexpr int kChunk = 9, kChunks = 6;
-  Loaded gpu(golden_on("cuda", "v2_lite"), 3, 1);
+  Loaded gpu(golden_on(DeviceChoice::kCuda, "v2_lite"), 3, 1);
   std::mt19937 rng(7);
   std::vector<std::vector<int32_t>> chunks(kChunks, std::vector<int32_t>(kChunk));
   for (auto& chunk : chunks)
@@ -91,7 +92,8 @@ class GpuInvariance : public testing::TestWithParam<Case> {
     for (int i = 0; i < 80; ++i) prompt_.push_back((i * 37 + 5) % 128);
   }
   std::unique_ptr<Loaded> load(unsigned seed) const {
-    return std::make_unique<Loaded>(golden_on("cuda", GetParam().family, GetParam().form), seed, 2);
+    return std::make_unique<Loaded>(
+        golden_on(DeviceChoice::kCuda, GetParam().family, GetParam().form), seed, 2);
   }
   std::vector<int32_t> part(int first, int n) const {
     return {prompt_.begin() + first, prompt_.begin() + first + n};
@@ -147,7 +149,7 @@ TEST_P(GpuInvariance, ChunksCompanyAndPages) {
   const double by_chunks = furthest(alone, whole), by_company = furthest(together, alone);
   std::printf("%s: chunks %.2g, company %.2g of the largest logit\n", GetParam().family.c_str(),
               by_chunks, by_company);
-  Loaded cpu(golden_on("cpu", GetParam().family, GetParam().form), 1, 2);
+  Loaded cpu(golden_on(DeviceChoice::kCpu, GetParam().family, GetParam().form), 1, 2);
   EXPECT_LT(furthest(alone, rows(cpu, kPieces, false)), 2e-2)
       << "the CPU's, past the end of a page";
   EXPECT_LT(by_chunks, GetParam().bound);

@@ -18,13 +18,13 @@ namespace {
 void expect_fallback(ModelOptions options, const std::string& why) {
   std::vector<std::string> lines;
   options.warn = [&](const std::string& line) { lines.push_back(line); };
-  options.device = "auto";
+  options.device = DeviceChoice::kAuto;
   EXPECT_EQ(LoadedModel(options).device(), "cpu");
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_TRUE(says(lines[0], "the CPU computes: "));
   EXPECT_TRUE(says(lines[0], why));
   EXPECT_EQ(lines[0].find('\n'), std::string::npos);
-  options.device = "cuda";
+  options.device = DeviceChoice::kCuda;
   EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), why));
   EXPECT_EQ(lines.size(), 1u);
 }
@@ -32,7 +32,7 @@ void expect_fallback(ModelOptions options, const std::string& why) {
 TEST(GpuEngineFallback, ACardThatTakesAllIsUsed) {
   const GpuMemory memory(kEnough);
   std::string said;
-  ModelOptions options = tiny_r1("auto");
+  ModelOptions options = tiny_r1(DeviceChoice::kAuto);
   options.warn = [&](const std::string& line) { said += line; };
   EXPECT_NE(LoadedModel(options).device(), "cpu");
   EXPECT_EQ(said, "");
@@ -40,28 +40,28 @@ TEST(GpuEngineFallback, ACardThatTakesAllIsUsed) {
 
 TEST(GpuEngineFallback, TooLittleMemory) {
   const GpuMemory memory(1'000'000);
-  expect_fallback(tiny_r1(""), "do not fit with any --ctx");
-  ModelOptions options = tiny_r1("auto");
-  EXPECT_EQ(answers(options, 1), answers(tiny_r1("cpu"), 1));
+  expect_fallback(tiny_r1(DeviceChoice::kAuto), "do not fit with any --ctx");
+  ModelOptions options = tiny_r1(DeviceChoice::kAuto);
+  EXPECT_EQ(answers(options, 1), answers(tiny_r1(DeviceChoice::kCpu), 1));
 }
 
 TEST(GpuEngineFallback, TooLittleMemoryForTheContext) {
   const int64_t for_cuda = gpu::open_gpu().emulated ? 0 : int64_t{300} << 20;
   const GpuMemory memory(for_cuda + 60'000'000);
-  ModelOptions options = tiny_r1("");
+  ModelOptions options = tiny_r1(DeviceChoice::kAuto);
   options.context = 200'000;
   expect_fallback(options, "would fit");
 }
 
 TEST(GpuEngineFallback, NoCard) {
   const GpuMemory memory(0);
-  expect_fallback(tiny_r1(""), "no NVIDIA GPU can be used");
+  expect_fallback(tiny_r1(DeviceChoice::kAuto), "no NVIDIA GPU can be used");
 }
 
 TEST(GpuEngineFallback, ExpertsInAnotherFormat) {
   const GpuMemory memory(kEnough);
-  ModelOptions options = tiny_r1("");
-  options.experts = "int8";
+  ModelOptions options = tiny_r1(DeviceChoice::kAuto);
+  options.experts = weight_format("int8");
   expect_fallback(options, "--experts int8");
 }
 
@@ -75,7 +75,7 @@ TEST(GpuEngineFallback, AModelThatTheKernelsDoNotTake) {
   json["num_hidden_layers"] = 2;
   directory.write("config.json", json.dump());
   write_checkpoint(directory.path(), tensors_of(ModelConfig::from_directory(directory.path())), 1);
-  ModelOptions options = tiny_r1("");
+  ModelOptions options = tiny_r1(DeviceChoice::kAuto);
   options.directory = directory.path();
   expect_fallback(options, "1032 experts");
 }
@@ -86,7 +86,7 @@ TEST(GpuEngineFallback, LaunchesThatWait) {
   const auto device_with = [](int64_t bytes) {  // empty: refused
     const GpuMemory memory(bytes);
     std::string device;
-    error_of([&] { device = LoadedModel(tiny_r1("cuda")).device(); });
+    error_of([&] { device = LoadedModel(tiny_r1(DeviceChoice::kCuda)).device(); });
     return device;
   };
   int64_t little = 5'000'000;  // the first that has room for some of the model
@@ -96,7 +96,7 @@ TEST(GpuEngineFallback, LaunchesThatWait) {
   EXPECT_EQ(device_with(kEnough), "emulated GPU") << "with all of the model";
   {
     const GpuMemory memory(little);
-    expect_fallback(tiny_r1(""), "unset CUDA_LAUNCH_BLOCKING");
+    expect_fallback(tiny_r1(DeviceChoice::kAuto), "unset CUDA_LAUNCH_BLOCKING");
   }
   unsetenv("CUDA_LAUNCH_BLOCKING");
 }
@@ -106,13 +106,13 @@ TEST(GpuEngineFallback, ExpertsAreKeptOnce) {
   int64_t whole = 0;
   {
     const GpuMemory memory(0);
-    whole = LoadedModel(tiny_r1("cpu")).packed_bytes();
+    whole = LoadedModel(tiny_r1(DeviceChoice::kCpu)).packed_bytes();
   }
   int n_shared = 0;
   for (int64_t bytes = 5'000'000; bytes < kEnough && n_shared < 3; bytes += 600'000) {
     const GpuMemory memory(bytes);
     std::unique_ptr<LoadedModel> loaded;
-    error_of([&] { loaded = std::make_unique<LoadedModel>(tiny_r1("cuda")); });
+    error_of([&] { loaded = std::make_unique<LoadedModel>(tiny_r1(DeviceChoice::kCuda)); });
     if (!loaded || !says(loaded->device(), "experts also on the cpu")) continue;
     EXPECT_LT(loaded->packed_bytes(), whole) << bytes;
     ++n_shared;
@@ -123,7 +123,7 @@ TEST(GpuEngineFallback, ExpertsAreKeptOnce) {
 // What a person has said of the GPU stands.
 TEST(GpuEngineFallback, APlacementOnTheCardDoesNotFallBack) {
   std::mt19937 rng(1);
-  ModelOptions options = tiny_r1("auto");
+  ModelOptions options = tiny_r1(DeviceChoice::kAuto);
   options.directory = kGolden + "v3_fp8";
   options.context = kContext;
   const PlacementFile file(random_placement(ModelConfig::from_directory(options.directory), rng));

@@ -23,13 +23,13 @@ std::vector<int32_t> some_tokens(int n) {
 }
 
 // Of every position.
-std::vector<std::vector<float>> logits_on_card(ModelOptions options, const char* activations,
+std::vector<std::vector<float>> logits_on_card(ModelOptions options, bool fp8_activations,
                                                const std::vector<int32_t>& tokens) {
-  options.device = "cuda";
+  options.device = DeviceChoice::kCuda;
   options.n_threads = 1;
   options.context = 64;
   options.max_logits = 40;
-  options.activations = activations;
+  options.fp8_activations = fp8_activations;
   LoadedModel loaded(options);
   std::vector<std::vector<float>> rows;
   score(loaded.model(), loaded.cache(), tokens, 0,
@@ -63,8 +63,8 @@ void expect_rounded(const std::string& directory, const std::vector<int32_t>& to
   const ModelWeights weights = stored_weights(store, config);
   const auto exact = NaiveDeepSeek(config, weights).logits(tokens);
   const auto rounded = NaiveDeepSeek(config, weights, true).logits(tokens);
-  const auto bf16 = logits_on_card({.directory = directory}, "bf16", tokens);
-  const auto fp8 = logits_on_card({.directory = directory}, "fp8", tokens);
+  const auto bf16 = logits_on_card({.directory = directory}, false, tokens);
+  const auto fp8 = logits_on_card({.directory = directory}, true, tokens);
   std::printf("%s: off by %.4f with FP8, %.4f by rounding so alone, %.4f with BF16\n",
               directory.c_str(), off(fp8, exact), off(rounded, exact), off(bf16, exact));
   EXPECT_LT(off(fp8, exact), 1.5 * off(rounded, exact));
@@ -81,17 +81,17 @@ TEST(GpuEngineFp8, ModelsAreAsFarOffAsRoundingMakesThem) {
 
 TEST(GpuEngineFp8, StepsOfFewTokensAreWhatTheyWere) {
   if (!gpu::open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
-  const ModelOptions tiny = tiny_r1("cuda");
+  const ModelOptions tiny = tiny_r1(DeviceChoice::kCuda);
   const auto few = some_tokens(kTokens - 1), more = some_tokens(kTokens);
-  EXPECT_EQ(logits_on_card(tiny, "fp8", few), logits_on_card(tiny, "bf16", few));
-  EXPECT_NE(logits_on_card(tiny, "fp8", more), logits_on_card(tiny, "bf16", more));
+  EXPECT_EQ(logits_on_card(tiny, true, few), logits_on_card(tiny, false, few));
+  EXPECT_NE(logits_on_card(tiny, true, more), logits_on_card(tiny, false, more));
 }
 
 TEST(GpuEngineFp8, TinyR1AnswersAsWithout) {
   if (!gpu::open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
-  ModelOptions options = tiny_r1("cuda");
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
   const auto want = answers(options, 5);
-  options.activations = "fp8";
+  options.fp8_activations = true;
   EXPECT_EQ(answers(options, 5), want);
 }
 

@@ -69,7 +69,7 @@ TEST_F(GpuEngineLost, NobodyWaitsForEver) {
   EXPECT_TRUE(says(error_of([&] { polls.wait(); }), kLost));
 }
 
-ModelOptions small_model(const std::string& device = "cuda") {
+ModelOptions small_model(DeviceChoice device = DeviceChoice::kCuda) {
   ModelOptions options = tiny_r1(device);
   options.directory = kGolden + "v2_lite";
   return options;

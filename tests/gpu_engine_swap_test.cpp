@@ -18,8 +18,8 @@ constexpr int64_t kFewTokens = 5 * kPageSize;
 
 // A small model on the card, with a cache of `context` tokens and pages of host memory up to
 // kv_tokens.
-ModelOptions options_for(int64_t context, int64_t kv_tokens, const std::string& kv = "auto") {
-  ModelOptions options = tiny_r1("cuda");
+ModelOptions options_for(int64_t context, int64_t kv_tokens, std::optional<DType> kv = {}) {
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
   options.directory = kGolden + "v2_lite";
   options.context = context;
   options.max_kv_tokens = kv_tokens;
@@ -134,7 +134,7 @@ TEST(GpuSwap, OnlyACardThatMayOverflowHasHostPages) {
   EXPECT_EQ(LoadedModel(options_for(kFewTokens, kFewTokens)).host_pages(), nullptr);
   EXPECT_EQ(LoadedModel(options_for(kFewTokens, 100 * kFewTokens)).host_pages()->n_pages(), 20);
   ModelOptions on_cpu = options_for(kFewTokens, 3 * kFewTokens);
-  on_cpu.device = "cpu";
+  on_cpu.device = DeviceChoice::kCpu;
   on_cpu.kv_fraction = 0.5;
   EXPECT_EQ(LoadedModel(on_cpu).host_pages(), nullptr);
 }
@@ -223,8 +223,8 @@ TEST(GpuSwap, TheSameTextWithThePrefixCache) {
 }
 
 TEST(GpuSwap, TheSameTextWithACacheInFp8) {
-  expect_swapped_once(play({.options = options_for(kFewTokens, 6 * kFewTokens, "fp8")}),
-                      play({.options = options_for(6 * kFewTokens, 0, "fp8")}));
+  expect_swapped_once(play({.options = options_for(kFewTokens, 6 * kFewTokens, DType::kF8E4M3)}),
+                      play({.options = options_for(6 * kFewTokens, 0, DType::kF8E4M3)}));
 }
 
 TEST(GpuSwap, TheSameTextAfterGivingWayAmidAPage) {

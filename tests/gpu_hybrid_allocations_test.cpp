@@ -120,7 +120,7 @@ TEST(HybridAllocations, NothingIsAllocatedInASharedStep) {
     const std::string directory = kGolden + family;
     const PlacementFile file(shared_placement(ModelConfig::from_directory(directory), stream_from));
     Steps steps(
-        {.directory = directory, .device = "cuda", .n_threads = 2, .placement = file.path()}, true);
+        {.directory = directory, .device = DeviceChoice::kCuda, .n_threads = 2, .placement = file.path()}, true);
     steps.of_prompt(20);  // the first of its kind
     const Cost prompt = steps.of_prompt(20);
     EXPECT_EQ(prompt.allocations, 0) << "in a step of a prompt";
@@ -142,7 +142,7 @@ TEST(HybridAllocations, NothingIsAllocatedInASharedStep) {
 }
 
 TEST(HybridAllocations, NorInAStepOfTheCardAlone) {
-  Steps steps({.directory = kGolden + "v2_lite", .device = "cuda", .n_threads = 1, .context = 192},
+  Steps steps({.directory = kGolden + "v2_lite", .device = DeviceChoice::kCuda, .n_threads = 1, .context = 192},
               false);
   steps.of_prompt(20);
   EXPECT_EQ(steps.of_prompt(20), kLogitsAwaited) << "in a step of a prompt";

@@ -42,7 +42,7 @@ TEST_P(Hybrid, RandomPlacementsGiveTheCpusLogits) {
   const std::vector<int32_t> tokens = golden_tokens(directory);
   ASSERT_GE(tokens.size(), 5u);
   LoadedModel cpu({.directory = directory,
-                   .isa = "reference",
+                   .isa = cpu::Isa::kReference,
                    .n_threads = 1,
                    .context = kContext,
                    .max_logits = 40});
@@ -58,7 +58,7 @@ TEST_P(Hybrid, RandomPlacementsGiveTheCpusLogits) {
     SCOPED_TRACE(text);
     const PlacementFile file(placement);
     LoadedModel loaded({.directory = directory,
-                        .device = "cuda",
+                        .device = DeviceChoice::kCuda,
                         .n_threads = 1,
                         .max_logits = 40,
                         .placement = file.path()});
@@ -84,14 +84,14 @@ INSTANTIATE_TEST_SUITE_P(Families, Hybrid, testing::ValuesIn(families()),
 
 TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
   const GpuMemory memory(kEnough);
-  ModelOptions options = tiny_r1("cuda");
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
   std::mt19937 rng(3);
   const ModelConfig config = ModelConfig::from_directory(options.directory);
   Placement placement = random_placement(config, rng);
   placement.kv_tokens = options.context;
   placement.prefill_chunk_tokens = 17;
   placement.micro_batches = 2;
-  const auto want = answers(tiny_r1("cpu"), 3);
+  const auto want = answers(tiny_r1(DeviceChoice::kCpu), 3);
   for (const int stream_from : {0, 9}) {
     placement.stream_from_tokens = stream_from;
     const PlacementFile file(placement);
@@ -104,7 +104,7 @@ TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
 // and with all on the card.
 TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
   const GpuMemory memory(kEnough);
-  ModelOptions options = tiny_r1("cpu");
+  ModelOptions options = tiny_r1(DeviceChoice::kCpu);
   options.record_routing = true;
   const auto counts = [](const ModelOptions& of) {
     LoadedModel loaded(of);
@@ -122,7 +122,7 @@ TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
     return loaded.routing()->of_layer;
   };
   const auto want = counts(options);
-  options.device = "cuda";
+  options.device = DeviceChoice::kCuda;
   EXPECT_EQ(counts(options), want);
   std::mt19937 rng(3);
   Placement placement = random_placement(ModelConfig::from_directory(options.directory), rng);
@@ -138,8 +138,8 @@ TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
 TEST(HybridEngine, ASmallCardGetsWhatFits) {
   constexpr int64_t kStep = 1'000'000;
   const gpu::Card card = gpu::open_gpu();
-  const ModelOptions options = tiny_r1("cuda");
-  const auto want = answers(tiny_r1("cpu"), 1);
+  const ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  const auto want = answers(tiny_r1(DeviceChoice::kCpu), 1);
   const auto device_with = [&](int64_t bytes) {  // empty: refused
     const GpuMemory memory(bytes);
     std::string device;

@@ -35,7 +35,7 @@ struct Both {
     return p;
   }
   static ModelOptions with(ModelOptions options, const std::string& path) {
-    options.device = "cuda";
+    options.device = DeviceChoice::kCuda;
     options.placement = path;
     return options;
   }
@@ -97,7 +97,7 @@ TEST(HybridEngineSteps, AThousandStepsGiveTheCpusTokens) {
 // A trained model knows what it wants.
 TEST(HybridEngineSteps, TinyR1GivesTheCpusTokens) {
   constexpr int kSequences = 2;
-  ModelOptions options = tiny_r1("cpu");
+  ModelOptions options = tiny_r1(DeviceChoice::kCpu);
   options.context = 512;
   Both on(options, kSequences, 3);
   const Sums sums(options.directory);

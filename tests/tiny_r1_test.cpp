@@ -41,7 +41,7 @@ class TinyR1 : public testing::Test {
     return right;
   }
 
-  ModelOptions options(const std::string& experts = "auto") const {
+  ModelOptions options(std::optional<WeightFormat> experts = {}) const {
     return {.directory = directory_, .context = 8192, .max_logits = kAtOnce, .experts = experts};
   }
 
@@ -97,7 +97,7 @@ TEST_F(TinyR1, AnswersWithExpertsInEveryFormat) {
   const double n = static_cast<double>(questions_.size());
   for (const Case& c : {Case{"bf16", 0.005}, Case{"int8", 0.01}, Case{"int4-32", 0.1},
                         Case{"int4", 0.1}, Case{"int4-128", 0.1}}) {
-    const auto right = count(right_answers(options(c.experts)));
+    const auto right = count(right_answers(options(weight_format(c.experts))));
     std::printf("%s: %ld of %.0f right, as stored %ld\n", c.experts, right, n, stored);
     EXPECT_GE(static_cast<double>(right), static_cast<double>(stored) - c.fewer * n) << c.experts;
   }
@@ -108,11 +108,12 @@ TEST_F(TinyR1, AnswersOnEveryIsa) {
   const double n = static_cast<double>(questions_.size());
   for (int i = 1; i <= static_cast<int>(cpu::best_isa()); ++i) {
     ModelOptions forced = options();
-    forced.isa = cpu::name_of(static_cast<cpu::Isa>(i));
+    forced.isa = static_cast<cpu::Isa>(i);
+    const char* name = cpu::name_of(*forced.isa);
     const std::vector<bool> right = right_answers(forced);
     const auto n_right = std::count(right.begin(), right.end(), true);
-    std::printf("%s: %ld of %.0f right\n", forced.isa.c_str(), n_right, n);
-    EXPECT_GE(static_cast<double>(n_right), 0.98 * n) << forced.isa;
+    std::printf("%s: %ld of %.0f right\n", name, n_right, n);
+    EXPECT_GE(static_cast<double>(n_right), 0.98 * n) << name;
   }
 }
 

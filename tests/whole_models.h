@@ -16,7 +16,7 @@ inline const std::string kRoot =
     std::getenv("TANDEM_TEST_ROOT") ? std::getenv("TANDEM_TEST_ROOT") : TANDEM_SOURCE_DIR;
 inline const std::string kGolden = kRoot + "/tests/golden/";
 
-inline ModelOptions tiny_r1(const std::string& device) {
+inline ModelOptions tiny_r1(DeviceChoice device) {
   return {.directory = kRoot + "/models/tiny-r1",
           .device = device,
           .n_threads = 1,

@@ -36,9 +36,15 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
   ExecutedParts parts = {
       {std::move(formats), p.numa_columns}, p.kv_tokens, p.kv_type, p.prefill_chunk_tokens, {}};
   if (backbone_of(p) == kCpu) return parts;
-  parts.card = gpu_parts(config, p);
-  parts.experts.keep_elsewhere(parts.card->experts);
+  parts.gpu = gpu_parts(config, p);
+  parts.experts.keep_elsewhere(parts.gpu->experts);
   return parts;
+}
+
+bool all_on_gpu(const GpuParts& parts) {
+  return std::all_of(parts.experts.begin(), parts.experts.end(), [](const auto& layer) {
+    return std::find(layer.begin(), layer.end(), false) == layer.end();
+  });
 }
 
 GpuParts evenly_on_gpu(const ModelConfig& config, int64_t n_experts) {

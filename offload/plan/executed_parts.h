@@ -27,7 +27,7 @@ struct ExecutedParts {
   int64_t kv_tokens;
   DType kv_type;
   int chunk_tokens;              // tokens of a prompt per step
-  std::optional<GpuParts> card;  // empty: the CPUs compute everything
+  std::optional<GpuParts> gpu;   // empty: the CPUs compute everything
 };
 
 // Throws Error for a placement that is not sound (check_placement), and for what the executor does
@@ -36,6 +36,9 @@ struct ExecutedParts {
 // CPU experts.
 ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
                              const Placement& placement);
+
+// True if no routed expert is left to the CPU.
+bool all_on_gpu(const GpuParts& parts);
 
 // Places `n_experts` experts on the GPU, distributed evenly over the layers, lowest indices first.
 GpuParts evenly_on_gpu(const ModelConfig& config, int64_t n_experts);

@@ -4,6 +4,7 @@
 
 #include "bench/bench_model.h"
 #include "cli/serving_bench_options.h"
+#include "cli/typed_options.h"
 #include "core/check.h"
 #include "core/machine_info.h"
 #include "loader/loaded_model.h"
@@ -42,8 +43,7 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
   };
   const auto add_model = [&](CLI::App* sub) {
     add_shapes(sub);
-    sub->add_option("--isa", o.model.isa, "instruction set: auto, or a name")
-        ->capture_default_str();
+    add_isa(*sub, o.model.isa, "instruction set: auto, or a name");
   };
   const auto add_rows = [&](CLI::App* sub, const char* tokens) {
     sub->add_option("--tokens", b.tokens, tokens)->delimiter(',');
@@ -53,10 +53,9 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
   const auto add_contexts = [&](CLI::App* sub) {
     sub->add_option("--ctx", b.contexts, "tokens in the KV cache, a list")->delimiter(',');
   };
-  const auto add_activations = [&](CLI::App* sub) {
-    sub->add_option("--activations", o.model.activations,
-                    "of products of many tokens on the GPU: bf16, or fp8 with weights in FP8")
-        ->capture_default_str();
+  const auto add_gpu_activations = [&](CLI::App* sub) {
+    add_activations(*sub, o.model.fp8_activations,
+                    "of products of many tokens on the GPU: bf16, or fp8 with weights in FP8");
   };
   const char* experts_help =
       "format of routed experts: auto (the checkpoint's), fp8, bf16, int8, int4, int4-32, ..";
@@ -94,7 +93,7 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
   add_model(mlp);
   add_rows(mlp, tokens_help);
   mlp->add_option("--format", b.format, format_help)->capture_default_str();
-  add_activations(mlp);
+  add_gpu_activations(mlp);
 
   CLI::App* attention =
       add("attention", "attention over the KV cache, for one token and for a prompt",
@@ -122,7 +121,7 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
         ->capture_default_str();
     sub->add_option("--experts", b.experts, experts_help)->capture_default_str();
     sub->add_option("--format", b.format, format_help)->capture_default_str();
-    add_activations(sub);
+    add_gpu_activations(sub);
   }
   add_contexts(layer);
 
@@ -137,7 +136,7 @@ void add_bench(CLI::App& app, Options& o, Command& command) {
       ->capture_default_str();
   generate->add_option("--experts", b.experts, experts_help)->capture_default_str();
   generate->add_option("--format", b.format, format_help)->capture_default_str();
-  add_activations(generate);
+  add_gpu_activations(generate);
   generate->add_option("-n", b.new_tokens, "tokens to decode at each context")
       ->capture_default_str();
 

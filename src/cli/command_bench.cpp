@@ -46,7 +46,7 @@ struct Bench {
   explicit Bench(const Options& o)
       : options(o.bench),
         config(bench_config(o.bench.config)),
-        kernels(cpu::kernels_for(choose_isa(o.model.isa))),
+        kernels(cpu::kernels_for(o.model.isa ? *o.model.isa : default_isa())),
         team(o.model.n_threads) {}
   MachineSpeed speed() { return {team, memory_for_reading(options, team)}; }
 
@@ -58,7 +58,7 @@ struct Bench {
 
 // True if --activations is fp8; throws Error unless a GPU supports it.
 bool with_fp8_activations(const Options& options) {
-  const bool fp8 = fp8_activations(options.model.activations);
+  const bool fp8 = options.model.fp8_activations;
   if (fp8) require_fp8_gpu();
   return fp8;
 }
@@ -79,7 +79,7 @@ void require_fp8(const WeightFormat& format) {
 
 // Records --activations in the row unless it is the default.
 void name_activations(const Options& options, nlohmann::ordered_json& row) {
-  if (options.model.activations != "bf16") row["gpu_activations"] = options.model.activations;
+  if (options.model.fp8_activations) row["gpu_activations"] = "fp8";
 }
 
 // Prints rows as they arrive and plots them all at the end.

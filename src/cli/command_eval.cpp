@@ -97,16 +97,17 @@ int eval_command(const Options& options) {
   Scored model(model_options, load_progress(quiet));
   std::unique_ptr<Scored> other;
   if (!options.against.empty()) require_folder(options.against);
-  require(options.against.empty() || options.against_experts.empty(),
-          "--against and --against-experts: choose one");
-  const bool other_format = !options.against_experts.empty();
+  const std::optional<WeightFormat>& other_format = options.against_experts;
+  require(options.against.empty() || !other_format, "--against and --against-experts: choose one");
   const std::string other_name =
-      other_format ? "experts as " + options.against_experts : options.against;
+      other_format ? "experts as " + format_name(*other_format) : options.against;
   if (!other_name.empty()) {
     ModelOptions other_options = model_options;
     other_options.placement.clear();  // describes the first model
-    (other_format ? other_options.experts : other_options.directory) =
-        other_format ? options.against_experts : options.against;
+    if (other_format)
+      other_options.experts = other_format;
+    else
+      other_options.directory = options.against;
     other = std::make_unique<Scored>(other_options, load_progress(quiet));
     require(other->loaded.config().vocab == model.loaded.config().vocab,
             "{} has {} tokens and {} has {}: their predictions cannot be compared",

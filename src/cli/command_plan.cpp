@@ -69,16 +69,14 @@ int plan_command(const Options& o) {
   const std::string model = p.model.empty() ? embedded_model() : p.model;
   const ModelConfig config = model_called(model);
   const Machine machine = machine_called(p.machine, o.quiet || o.json);
-  Workload workload = {.context = p.context,
-                       .concurrency = p.concurrency,
-                       .prompt_tokens = p.prompt_tokens,
-                       .output_tokens = p.output_tokens,
-                       .objective = p.objective,
-                       .tokens_per_second_per_user = p.user_speed,
-                       .experts = {},
-                       .kv = {}};
-  if (p.experts != "auto") workload.experts = weight_format(p.experts);
-  workload.kv = wanted_cache_type(p.kv);
+  const Workload workload = {.context = p.context,
+                             .concurrency = p.concurrency,
+                             .prompt_tokens = p.prompt_tokens,
+                             .output_tokens = p.output_tokens,
+                             .objective = p.objective,
+                             .tokens_per_second_per_user = p.user_speed,
+                             .experts = p.experts,
+                             .kv = p.kv};
   const RoutingStatistics routing =
       p.statistics.empty()
           ? RoutingStatistics(config)

@@ -46,7 +46,8 @@ struct PlanOptions {
   std::string machine;                // file or name; empty: this machine
   std::string placement;              // file to assess; empty: decide
   std::string statistics, out, plot;  // files
-  std::string experts = "auto", kv = "auto";
+  std::optional<WeightFormat> experts;
+  std::optional<DType> kv;
   int64_t context = 8192;
   int concurrency = 1, prompt_tokens = 1024, output_tokens = 1024;
   Objective objective = Objective::kLatency;
@@ -87,7 +88,8 @@ struct Options {
   std::string out;  // logits
   bool all = false;
 
-  std::string file, against, against_experts;  // eval
+  std::string file, against;  // eval
+  std::optional<WeightFormat> against_experts;
 
   BenchOptions bench;
   PlanOptions plan;

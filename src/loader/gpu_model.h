@@ -9,20 +9,16 @@
 #include "io/weight_store.h"
 #include "loader/load_weights.h"
 #include "offload/cpu_experts.h"
-#include "offload/plan/executed_parts.h"
+#include "offload/plan/fit.h"
 #include "offload/plan/workload.h"
 #include "offload/timeline.h"
 
 namespace tandem {
 
 struct GpuModelOptions {
-  int max_tokens = 1;   // per step
-  int max_logits = 1;   // per step
-  int64_t context = 0;  // tokens per sequence
-  // KV cache for all sequences: at least one context, and more as this fraction of the remaining
-  // memory allows, up to most_kv_tokens.
-  double kv_fraction = 0;
-  int64_t most_kv_tokens = 0;
+  int max_tokens = 1;               // per step
+  int max_logits = 1;               // per step
+  int64_t context = 0;              // tokens per sequence
   DType cache_type = DType::kBF16;  // or kF8E4M3
   bool fp8_activations = false;     // in products of many tokens with FP8 weights
   int n_threads = 1;                // that load
@@ -56,17 +52,14 @@ Gpu this_gpu();
 // Throws Error if the GPU that would be used cannot multiply FP8 by FP8, for --activations fp8.
 void require_fp8_gpu();
 
-struct GpuShare {
-  GpuParts parts;
-  int64_t kv_tokens;  // KV cache tokens
-};
+// Memory of the GPU that would be used, and what a model takes of it, for fit(). `stored`:
+// stored_weights(); it and `config` must outlive the result. Throws Error when the kernels do not
+// support the model or the options. Loads nothing.
+GpuMemory gpu_memory(ModelWeights& stored, const ModelConfig& config,
+                     const GpuModelOptions& options);
 
-// What is placed on the GPU: `placed` if given, else as much as fits: the whole model, or the
-// backbone, cache for more than one sequence and as many experts as possible. `stored`:
-// stored_weights(). Throws Error when GPU memory is too small or the kernels do not support the
-// model. Loads nothing.
-GpuShare choose_gpu_share(ModelWeights& stored, const ModelConfig& config,
-                          const GpuModelOptions& options, const std::optional<GpuParts>& placed);
+// Throws Error if this GPU cannot share a step with the CPU and `parts` asks for that.
+void require_hand_off(const GpuParts& parts);
 
 // `config` must outlive the model. Throws Error when no GPU can be used.
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore& store, ModelWeights& stored,

@@ -85,77 +85,15 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
          (card.emulated ? 0 : kContextBytes);
 }
 
-// GPU memory that is left for one model.
-class Room {
- public:
-  Room(ModelWeights& stored, const ModelConfig& config, const GpuModelOptions& options)
-      : stored_(stored), config_(config), options_(options), card_(gpu::open_gpu()) {}
-
-  // Bytes left with a cache for one sequence, or for kv_tokens tokens.
-  int64_t left(const GpuParts& parts) const { return left(parts, options_.context); }
-  int64_t left(const GpuParts& parts, int64_t kv_tokens) const {
-    return left(parts, options_.context, kv_tokens);
-  }
-  // Cache tokens when the cache gets `fraction` of the remaining memory.
-  int64_t kv_tokens(const GpuParts& parts, double fraction) const;
-  void require_for(const GpuParts& parts) const;
-  int64_t expert_bytes() const;
-  // An emulated GPU has no meaningful rates.
-  bool measures() const { return !card_.emulated; }
-
- private:
-  int64_t left(const GpuParts& parts, int64_t context, int64_t kv_tokens) const {
-    GpuModelOptions options = options_;
-    options.context = context;
-    return card_.free_bytes - weight_bytes(stored_, config_, parts, Home::kGpu) -
-           bytes_beside_weights(config_, options, card_, parts, kv_tokens);
-  }
-
-  ModelWeights& stored_;
-  const ModelConfig& config_;
-  const GpuModelOptions& options_;
-  const gpu::Card card_;
-};
-
-// Checks everything that a run allocates on the GPU, before loading begins.
-void Room::require_for(const GpuParts& parts) const {
-  if (left(parts) >= 0) return;
-  const double free = card_.free_bytes * 1e-9, needed = free - left(parts) * 1e-9;
-  const double weights = weight_bytes(stored_, config_, parts, Home::kGpu) * 1e-9;
-  require(
-      left(parts, kPageSize, kPageSize) >= 0,
-      "{} has {:.2f} GB free and {:.2f} GB are needed, {:.2f} GB of them weights, which do not fit "
-      "with any --ctx: use a smaller model, a placement with fewer experts on the GPU, or --device "
-      "cpu",
-      card_.name, free, needed, weights);
-  int64_t low = 1, high = options_.context / kPageSize + 1;  // pages that fit; pages that do not
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    const int64_t tokens = middle * kPageSize;
-    (left(parts, tokens, tokens) >= 0 ? low : high) = middle;
-  }
-  fail(
-      "{} has {:.2f} GB free and {:.2f} GB are needed, {:.2f} GB of them weights, the rest KV "
-      "cache and scratch: --ctx {} would fit",
-      card_.name, free, needed, weights, low * kPageSize);
-}
-
-int64_t Room::kv_tokens(const GpuParts& parts, double fraction) const {
-  const int64_t page = KvCache::bytes_for(config_, kPageSize, options_.cache_type);
-  const double bytes = fraction * static_cast<double>(std::max<int64_t>(0, left(parts)));
-  const int64_t more = static_cast<int64_t>(bytes) / page * kPageSize;
-  return std::min(options_.context + more, std::max(options_.context, options_.most_kv_tokens));
-}
-
-// Bytes of the largest expert.
-int64_t Room::expert_bytes() const {
-  int64_t most = 1;
-  for (const LayerWeights& layer : stored_.layers)
+// Bytes of the largest routed expert.
+int64_t largest_expert_bytes(const ModelWeights& stored) {
+  int64_t largest = 1;
+  for (const LayerWeights& layer : stored.layers)
     for (const FfnWeights& e : layer.experts)
-      most = std::max(most, CudaWeights::bytes_of(e.gate, WeightUse::kExpert) +
-                                CudaWeights::bytes_of(e.up, WeightUse::kExpert) +
-                                CudaWeights::bytes_of(e.down, WeightUse::kExpert));
-  return most;
+      largest = std::max(largest, CudaWeights::bytes_of(e.gate, WeightUse::kExpert) +
+                                      CudaWeights::bytes_of(e.up, WeightUse::kExpert) +
+                                      CudaWeights::bytes_of(e.down, WeightUse::kExpert));
+  return largest;
 }
 
 // Rates for the emulated GPU, whose own are meaningless: GPU and CPU both get some experts.
@@ -320,7 +258,7 @@ void require_fp8_gpu() {
       card.name, card.major, card.minor);
 }
 
-// Called before loading, which takes minutes.
+// A hand-off that cannot work would be noticed only after loading, which takes minutes.
 void require_hand_off(const GpuParts& parts) {
   if (!any(parts, false)) return;
   gpu::Stream stream;
@@ -328,37 +266,28 @@ void require_hand_off(const GpuParts& parts) {
   require(why_not.empty(), "{}", why_not);
 }
 
-GpuShare choose_gpu_share(ModelWeights& stored, const ModelConfig& config,
-                          const GpuModelOptions& options, const std::optional<GpuParts>& placed) {
+GpuMemory gpu_memory(ModelWeights& stored, const ModelConfig& config,
+                     const GpuModelOptions& options) {
   CudaOps::require_takes(config);
   if (options.fp8_activations) {
     require_fp8_gpu();
     require_fp8_weights(stored, config);
   }
-  const Room room(stored, config, options);
-  if (placed) {
-    room.require_for(*placed);
-    require_hand_off(*placed);
-    return {*placed, room.kv_tokens(*placed, options.kv_fraction)};
-  }
-  constexpr int64_t kAll = int64_t{1} << 40;
-  GpuParts parts = evenly_on_gpu(config, kAll);
-  if (room.left(parts) >= 0) return {parts, room.kv_tokens(parts, options.kv_fraction)};
-  // Counts with one expert first, to include the memory that experts need besides weights.
-  parts = evenly_on_gpu(config, 1);
-  const int stream_from = room.measures() ? kMeasuredCrossover : 0;
-  parts.stream_from_tokens = stream_from;
-  parts.embedding_on_cpu = room.left(parts) < 0;
-  const bool on_cpu = parts.embedding_on_cpu;
-  // Half of the memory for sequences, half for experts, unless more cache is requested.
-  const double fraction = options.kv_fraction < 1 ? options.kv_fraction / 2 : 1;
-  const int64_t kv_tokens = room.kv_tokens(parts, fraction), left = room.left(parts, kv_tokens);
-  parts = evenly_on_gpu(config, left < 0 ? 0 : 1 + left / room.expert_bytes());
-  parts.embedding_on_cpu = on_cpu;
-  parts.stream_from_tokens = stream_from;
-  room.require_for(parts);
-  require_hand_off(parts);
-  return {parts, kv_tokens};
+  const gpu::Card card = gpu::open_gpu();
+  return {.name = card.name,
+          .free_bytes = card.free_bytes,
+          .expert_bytes = largest_expert_bytes(stored),
+          .streams = !card.emulated,
+          .weight_bytes =
+              [&stored, &config](const GpuParts& parts) {
+                return weight_bytes(stored, config, parts, Home::kGpu);
+              },
+          .other_bytes =
+              [&config, options, card](const GpuParts& parts, int64_t context, int64_t kv_tokens) {
+                GpuModelOptions with_context = options;
+                with_context.context = context;
+                return bytes_beside_weights(config, with_context, card, parts, kv_tokens);
+              }};
 }
 
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore& store, ModelWeights& stored,

@@ -14,10 +14,11 @@ Gpu this_gpu() { fail("{}", why_no_gpu()); }
 
 void require_fp8_gpu() { fail("{}", why_no_gpu()); }
 
-GpuShare choose_gpu_share(ModelWeights&, const ModelConfig&, const GpuModelOptions&,
-                          const std::optional<GpuParts>&) {
+GpuMemory gpu_memory(ModelWeights&, const ModelConfig&, const GpuModelOptions&) {
   fail("{}", why_no_gpu());
 }
+
+void require_hand_off(const GpuParts&) { fail("{}", why_no_gpu()); }
 
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore&, ModelWeights&, const ModelConfig&,
                                          const GpuModelOptions&, const GpuParts&) {

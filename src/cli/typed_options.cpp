@@ -1,0 +1,59 @@
+#include "cli/typed_options.h"
+
+#include "core/check.h"
+
+namespace tandem {
+namespace {
+
+// A choice among names; the default is the one that `value` has now.
+template <class T>
+void add_choice(CLI::App& command, const std::string& option, T& value,
+                const std::vector<std::pair<std::string, T>>& choices, const std::string& help) {
+  const auto set = [&value, option, choices](const std::string& text) {
+    std::string known;
+    for (size_t i = 0; i < choices.size(); ++i) {
+      if (choices[i].first == text) return void(value = choices[i].second);
+      known += (i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ") + choices[i].first;
+    }
+    fail("{} {}: choose {}", option, text, known);
+  };
+  CLI::Option* added = command.add_option_function<std::string>(option, set, help);
+  for (const auto& [name, choice] : choices)
+    if (choice == value) added->default_str(name);
+}
+
+}  // namespace
+
+void add_device(CLI::App& command, DeviceChoice& value, const std::string& help) {
+  std::vector<std::pair<std::string, DeviceChoice>> choices;
+  for (const auto device : {DeviceChoice::kAuto, DeviceChoice::kCpu, DeviceChoice::kCuda})
+    choices.emplace_back(name_of(device), device);
+  add_choice(command, "--device", value, choices, help);
+}
+
+void add_isa(CLI::App& command, std::optional<cpu::Isa>& value, const std::string& help) {
+  const auto set = [&value](const std::string& text) {
+    value = text == "auto" ? std::optional<cpu::Isa>() : isa_called(text);
+  };
+  command.add_option_function<std::string>("--isa", set, help)->default_str("auto");
+}
+
+void add_format(CLI::App& command, const std::string& option, std::optional<WeightFormat>& value,
+                const std::string& help) {
+  const auto set = [&value](const std::string& text) {
+    value = text == "auto" ? std::optional<WeightFormat>() : weight_format(text);
+  };
+  command.add_option_function<std::string>(option, set, help)->default_str("auto");
+}
+
+void add_kv_type(CLI::App& command, std::optional<DType>& value, const std::string& help) {
+  add_choice<std::optional<DType>>(command, "--kv", value,
+                                   {{"auto", {}}, {"bf16", DType::kBF16}, {"fp8", DType::kF8E4M3}},
+                                   help);
+}
+
+void add_activations(CLI::App& command, bool& fp8, const std::string& help) {
+  add_choice<bool>(command, "--activations", fp8, {{"bf16", false}, {"fp8", true}}, help);
+}
+
+}  // namespace tandem

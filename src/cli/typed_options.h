@@ -1,0 +1,20 @@
+// Command-line options whose text becomes a type while it is parsed. Each adds one option to
+// `command` that sets `value`; a name that is not known is an Error that lists the known ones.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+
+#include "loader/model_options.h"
+
+namespace tandem {
+
+void add_device(CLI::App& command, DeviceChoice& value, const std::string& help);
+void add_isa(CLI::App& command, std::optional<cpu::Isa>& value, const std::string& help);
+// A format of matrices, under the name `option`.
+void add_format(CLI::App& command, const std::string& option, std::optional<WeightFormat>& value,
+                const std::string& help);
+void add_kv_type(CLI::App& command, std::optional<DType>& value, const std::string& help);
+void add_activations(CLI::App& command, bool& fp8, const std::string& help);
+
+}  // namespace tandem

@@ -1,0 +1,162 @@
+#include "loader/decision.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/machine_info.h"
+#include "engine/kv_cache.h"
+#include "loader/pack_weights.h"
+#include "offload/plan/placement_json.h"
+#include "ops/cpu_ops.h"
+
+namespace tandem {
+namespace {
+
+bool has_gpu(const ModelOptions& options) {
+  if (options.device != DeviceChoice::kAuto) return options.device == DeviceChoice::kCuda;
+  const std::string why_not = why_no_gpu();
+  if (!why_not.empty()) options.warn(fmt::format("the CPU computes: {}", why_not));
+  return why_not.empty();
+}
+
+// The parts of this machine's description that decide whether a placement fits.
+Machine machine_of(const Topology& topology, bool with_gpu) {
+  Machine machine;
+  machine.name = "this machine";
+  const int64_t memory = machine_info().memory_bytes;
+  for (const TopologyNode& node : topology.nodes)
+    machine.nodes.push_back({static_cast<int>(node.cpus.size()), memory / topology.n_nodes(), 0});
+  if (with_gpu) machine.gpus.push_back(this_gpu());
+  return machine;
+}
+
+std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Subject& subject,
+                                          bool with_gpu) {
+  if (options.placement.empty()) return {};
+  require(!options.experts,
+          "both --placement and --experts {}: the placement says in which format experts are kept",
+          options.experts ? format_name(*options.experts) : "");
+  const ExecutedParts parts = executed_parts(subject.config, machine_of(subject.topology, with_gpu),
+                                             placement_from_file(options.placement));
+  require(parts.gpu.has_value() == with_gpu,
+          "--device {}: the backbone of {} is on the CPU: use --device cpu",
+          name_of(options.device), options.placement);
+  return parts;
+}
+
+int64_t chosen_context(const ModelOptions& options, const ModelConfig& config,
+                       const std::optional<ExecutedParts>& placed) {
+  require(options.context >= 0 && options.context <= (int64_t{1} << 30),
+          "--ctx {}: must be between 1 and 2^30", options.context);
+  require(!placed || options.context <= placed->kv_tokens,
+          "--ctx {}: {} reserves {} tokens of KV cache: make one of them fit the other",
+          options.context, options.placement, placed ? placed->kv_tokens : 0);
+  if (options.context > 0) return options.context;
+  return placed ? placed->kv_tokens : std::min<int64_t>(config.max_context, kDefaultContext);
+}
+
+// The cache type on a GPU: as placed, else BF16 because FP8 costs some accuracy.
+DType gpu_cache_type(const ModelOptions& options, const std::optional<ExecutedParts>& placed) {
+  if (!options.kv) return placed ? placed->kv_type : DType::kBF16;
+  require(!placed || placed->kv_type == *options.kv,
+          "both --placement and --kv {}: {} has a KV cache of another type",
+          format_name({*options.kv}), options.placement);
+  return *options.kv;
+}
+
+StepLimits step_limits(const ModelOptions& options, int64_t context,
+                       const std::optional<ExecutedParts>& placed) {
+  const int chunk = placed ? placed->chunk_tokens : options.step_tokens;
+  const int tokens =
+      static_cast<int>(std::min<int64_t>(chunk, std::max(context, options.max_kv_tokens)));
+  return {tokens, std::min(tokens, options.max_logits)};
+}
+
+FitRequest fit_request(const ModelOptions& options, const Subject& subject,
+                       const Decision& decision, DType kv_type) {
+  return {.config = subject.config,
+          .context = decision.context,
+          .kv_fraction = options.kv_fraction,
+          .max_kv_tokens = options.max_kv_tokens,
+          .kv_type = kv_type,
+          .chunk_tokens = decision.limits.max_tokens,
+          .experts = options.experts};
+}
+
+HostMemory host_memory(const Subject& subject, int64_t kv_bytes) {
+  return {.capacity_bytes = machine_info().memory_bytes,
+          .bytes = [&subject, kv_bytes](const ExpertsLayout& experts) {
+            return packed_bytes(subject.stored, subject.config, subject.home, experts) + kv_bytes;
+          }};
+}
+
+void decide_on_gpu(const ModelOptions& options, const Subject& subject,
+                   const std::optional<ExecutedParts>& placed, Decision& decision) {
+  FitRequest request = fit_request(options, subject, decision, gpu_cache_type(options, placed));
+  decision.parts.kv_type = request.kv_type;
+  const GpuMemory memory =
+      gpu_memory(subject.stored, subject.config, gpu_options(options, decision));
+  if (placed) {
+    require_fits(request, memory, *placed->gpu);
+    if (options.max_kv_tokens > 0) request.max_kv_tokens = placed->kv_tokens;
+    decision.parts = *placed;
+    decision.parts.kv_type = request.kv_type;
+    decision.parts.kv_tokens = fitting_kv_tokens(request, memory, *placed->gpu, 1);
+  } else {
+    decision.parts = fit(request, host_memory(subject, 0), &memory);
+    require(!options.experts || !all_on_gpu(*decision.parts.gpu),
+            "--experts {}: a GPU keeps routed experts as the checkpoint stores them; leave it out",
+            options.experts ? format_name(*options.experts) : "");
+  }
+  require_hand_off(*decision.parts.gpu);
+}
+
+void decide_on_cpu(const ModelOptions& options, const Subject& subject,
+                   const std::optional<ExecutedParts>& placed, Decision& decision) {
+  require(!options.record_timeline, "--timeline shows GPU and CPU side by side: use --device cuda");
+  const DType kv_type = cache_type_for(subject.kernels);
+  require(!options.kv || *options.kv == kv_type,
+          "--kv {}: on the CPU the KV cache is {}; leave it out, or use --device cuda",
+          options.kv ? format_name({*options.kv}) : "", format_name({kv_type}));
+  require(!options.fp8_activations,
+          "--activations fp8: the CPU does not round them so; leave it out, or use --device cuda");
+  const int64_t kv_bytes = KvCache::bytes_for(subject.config, decision.context, kv_type);
+  decision.parts = placed ? *placed
+                          : fit(fit_request(options, subject, decision, kv_type),
+                                host_memory(subject, kv_bytes), nullptr);
+  decision.parts.kv_type = kv_type;
+}
+
+}  // namespace
+
+Decision decide(const ModelOptions& options, const Subject& subject) {
+  const bool with_gpu = has_gpu(options);
+  const std::optional<ExecutedParts> placed = placed_parts(options, subject, with_gpu);
+  Decision decision;
+  decision.context = chosen_context(options, subject.config, placed);
+  decision.limits = step_limits(options, decision.context, placed);
+  bool on_gpu = with_gpu;
+  if (with_gpu) try {
+      decide_on_gpu(options, subject, placed, decision);
+    } catch (const Error& why) {
+      if (options.device != DeviceChoice::kAuto || placed) throw;
+      options.warn(fmt::format("the CPU computes: {}", why.what()));
+      on_gpu = false;
+    }
+  if (!on_gpu) decide_on_cpu(options, subject, placed, decision);
+  const std::vector<WeightFormat> formats = decision.parts.experts.conversions();
+  if (!placed && !options.experts && !formats.empty())
+    options.warn(fmt::format("memory is too small for the experts as stored: they are kept as {}",
+                             format_name(formats.front())));
+  return decision;
+}
+
+GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decision) {
+  return {.max_tokens = decision.limits.max_tokens,
+          .max_logits = decision.limits.max_logits,
+          .context = decision.context,
+          .cache_type = decision.parts.kv_type,
+          .fp8_activations = options.fp8_activations};
+}
+
+}  // namespace tandem

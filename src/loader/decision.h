@@ -1,0 +1,35 @@
+// Where everything of a model is kept and how its steps are formed: from the file of --placement,
+// or else by fit(). The loader carries it out and decides nothing.
+#pragma once
+#include "core/topology.h"
+#include "loader/gpu_model.h"
+#include "loader/model_options.h"
+#include "offload/plan/executed_parts.h"
+
+namespace tandem {
+
+struct Decision {
+  int64_t context;    // tokens per sequence
+  StepLimits limits;  // of one step
+  ExecutedParts parts;
+};
+
+// The model and the part of this machine that computes.
+struct Subject {
+  const ModelConfig& config;
+  ModelWeights& stored;  // stored_weights()
+  const Topology& topology;
+  const cpu::KernelTable& kernels;
+  const CpuWeights& home;
+};
+
+// Throws Error for options that contradict each other or the placement, for a placement that is
+// malformed, does not suit the model or this machine, or has parts that this program does not run,
+// and for too little memory. DeviceChoice::kAuto chooses the CPU with a warning where no GPU takes
+// the model, unless a placement names the GPU.
+Decision decide(const ModelOptions& options, const Subject& subject);
+
+// What the GPU is loaded with.
+GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decision);
+
+}  // namespace tandem

@@ -1,0 +1,54 @@
+// What a user decides about a model that is to be loaded, as types.
+#pragma once
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "cpu_kernels/kernels.h"
+#include "engine/step_runner.h"
+#include "loader/load_weights.h"
+#include "model/weight_format.h"
+
+namespace tandem {
+
+enum class DeviceChoice { kAuto, kCpu, kCuda };  // kAuto: the GPU if it takes the model
+const char* name_of(DeviceChoice device);        // "auto", "cpu", "cuda"
+
+constexpr int64_t kDefaultContext = 8192;
+constexpr int kStepTokens = 512;  // tokens of a prompt per step
+
+struct ModelOptions {
+  std::string directory;
+  DeviceChoice device = DeviceChoice::kCpu;
+  std::optional<cpu::Isa> isa = {};  // empty: default_isa()
+  int n_threads = 0;                 // 0: one per core
+  int64_t context = 0;  // tokens per sequence; 0: the model's own, at most kDefaultContext
+  // Tokens of KV cache for all sequences: at least one context, and more as this fraction of the
+  // free memory after loading allows, up to max_kv_tokens. With a GPU this is GPU memory; pages in
+  // host memory hold the rest (host_pages_for()).
+  double kv_fraction = 0;
+  int64_t max_kv_tokens = 0;
+  int step_tokens = kStepTokens;  // maximum tokens per step
+  int max_logits = 1;             // rows of logits per step
+  AttentionForm attention = AttentionForm::kAuto;
+  std::optional<DType> kv = {};  // KV cache type on a GPU, BF16 or FP8; empty: as placed, or BF16
+  bool fp8_activations = false;  // GPU products of many tokens
+  // Format of the routed experts; empty: as placed, as stored, or the first of int8 and int4 that
+  // fits the memory.
+  std::optional<WeightFormat> experts = {};
+  std::string placement = {};  // file that sets experts, context and steps instead
+  std::string cache = {};      // folder of the packed cache; empty: default_cache_directory()
+  CacheUse cache_use = CacheUse::kRead;
+  bool record_routing = false;
+  bool record_timeline = false;      // of steps shared by GPU and CPU
+  LoadProgress write_progress = {};  // of the packed cache
+  std::function<void(const std::string&)> warn = [](const std::string&) {};  // called with one line
+};
+
+// The instruction set named by the environment variable TANDEM_ISA, or the best one here.
+cpu::Isa default_isa();
+// The instruction set of this name. Throws Error for an unknown one, and for one that this machine
+// lacks, naming the available ones.
+cpu::Isa isa_called(const std::string& name);
+
+}  // namespace tandem
