@@ -10,11 +10,11 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kCopied = 256 << 10;  // bytes that a thread copies at a time
+constexpr int64_t kCopied = 256 << 10;  // bytes copied per work item
 
 int64_t padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Of the first layer that has any.
+// An expert of the first layer that has any.
 const FfnWeights* some_expert(const ModelWeights& w) {
   for (const LayerWeights& layer : w.layers)
     for (const FfnWeights& e : layer.experts)
@@ -24,7 +24,7 @@ const FfnWeights* some_expert(const ModelWeights& w) {
 
 int64_t n_blocks(int64_t n, int block) { return (n + block - 1) / block; }
 
-// Enough for an expert in panels, whose slices are each filled up, or in rows.
+// Upper bound of an expert's bytes, in panels with every slice padded, or in rows.
 int64_t most_bytes(const ModelConfig& c) {
   const int64_t number = c.scale_block > 0 ? 1 : sizeof(bf16);
   constexpr int64_t kSlices = 8, kPanel = 16, kColumns = 64;
@@ -64,9 +64,10 @@ CudaStreaming::CudaStreaming(const ModelConfig& config, CpuExperts& experts, Cud
       places_(config.router.n_experts * int64_t{sizeof(int32_t)}, gpu::Site::kMapped),
       ids_(int64_t{max_tokens} * config.router.n_active * int64_t{sizeof(int32_t)},
            gpu::Site::kDevice) {
-  require(takes(experts),
-          "experts in this format are not brought to the GPU: only bf16 and the checkpoint's fp8 "
-          "are, with AVX2 or more; make stream_from_tokens 0");
+  require(
+      takes(experts),
+      "experts in this format cannot be streamed to the GPU: only bf16 and the checkpoint's fp8 "
+      "can, with AVX2 or more; set stream_from_tokens to 0");
   const QuantView& gate = some_expert(w_)->gate;
   type_ = gate.q.dtype == DType::kBF16 ? Number::kBF16 : Number::kF8E4M3;
   block_ = gate.scale.empty() ? 0 : gate.block_rows;
@@ -88,7 +89,7 @@ CudaStreaming::CudaStreaming(const ModelConfig& config, CpuExperts& experts, Cud
 }
 
 int64_t CudaStreaming::bytes_for(const ModelConfig& c, int max_tokens) {
-  constexpr int64_t kScaleBlock = 64 * 64;  // the smallest that is taken
+  constexpr int64_t kScaleBlock = 64 * 64;  // the smallest supported block
   const int64_t scales = int64_t{c.n_layers} * c.router.n_experts * 3 *
                          (int64_t{c.dim} * c.expert_dim / kScaleBlock + c.dim) * 4;
   return (kStages + 1) * kAtOnce * most_bytes(c) + (c.scale_block > 0 ? scales : 0) +
@@ -101,7 +102,7 @@ void CudaStreaming::bring_ahead(int layer) {
     bring(layer, Experts(l.likely).subspan(first, kAtOnce), stage(first / kAtOnce));
 }
 
-// The thread alternates: while the link brings what the team has copied, the team computes.
+// The thread alternates: while the link transfers what the team has copied, the team computes.
 void CudaStreaming::add_to(const Shared& step, TensorView y) {
   const int layer = step.on_gpu.layer;
   divide(step.on_cpu);
@@ -126,7 +127,7 @@ void CudaStreaming::add_to(const Shared& step, TensorView y) {
   if (any_on_cpu_) hand_up(step.sum, y);
 }
 
-// Strikes those out that are brought.
+// Divides the layer's experts and sets the ids of the streamed ones to -1.
 void CudaStreaming::divide(const ExpertBatch& on_cpu) {
   const TensorView& ids = on_cpu.routing.ids;
   const auto for_each_id = [&](auto visit) {
@@ -180,7 +181,7 @@ void CudaStreaming::compute(int layer, Experts experts, Stage& stage, int first)
   rows_.down(sorted_, weights(layer, kDown, experts), range);
 }
 
-// Until so much of the CPU's part is done, by what it is expected to take.
+// Computes CPU experts until this share of their expected time is done.
 void CudaStreaming::compute_on_cpu(double share) {
   if (!any_on_cpu_) return;
   while (next_on_cpu_ < c_.router.n_experts && cpu_seconds_done_ < share * cpu_seconds_)
@@ -196,8 +197,8 @@ void CudaStreaming::hand_up(const TensorView& sum, TensorView y) {
            {gpu_matrix(y), {sum.row<float>(0), sum.stride}, static_cast<int>(y.rows), c_.dim});
 }
 
-// Those with the most rows will probably be brought in the next step too. Where no others were
-// worth it some of these may not have been either: then a stage less.
+// Experts with the most rows will probably be streamed in the next step too. If no others were
+// streamed, some of these may not have been worth it: one stage less.
 void CudaStreaming::keep_likely(int layer) {
   Layer& l = layers_[layer];
   const auto brought = division_.order.begin();
@@ -207,7 +208,7 @@ void CudaStreaming::keep_likely(int layer) {
                          [&](int a, int b) { return rows_asked_[a] > rows_asked_[b]; });
 }
 
-// visit(part, offset among the expert's panels)
+// Calls visit(part, offset in the expert's panels).
 template <class Visit>
 void CudaStreaming::for_each_part(int layer, int expert, Visit visit) const {
   const int n_experts = c_.router.n_experts;
@@ -249,14 +250,14 @@ void CudaStreaming::keep_scales(int layer) {
   copies_.wait();
 }
 
-// The team copies to pinned memory, which a link reads at its full speed; then the link to the
-// card.
+// The team copies to pinned memory, which the link reads at full speed; then the link copies to the
+// GPU.
 void CudaStreaming::bring(int layer, Experts experts, Stage& stage) {
   stage.copied.wait();
   send(copy_panels(layer, experts, stage), stage);
 }
 
-// How many bytes of the stage are used.
+// Returns the number of bytes used in the stage.
 int64_t CudaStreaming::copy_panels(int layer, Experts experts, Stage& stage) {
   struct Piece {
     const std::byte* from;
@@ -270,7 +271,7 @@ int64_t CudaStreaming::copy_panels(int layer, Experts experts, Stage& stage) {
   for (size_t i = 0; i < experts.size(); ++i)
     for_each_part(layer, experts[i], [&](const Part& part, int64_t offset) {
       const int64_t at = static_cast<int64_t>(i) * panel_bytes_ + offset;
-      check(n_pieces < kMostPieces, "parts of some experts");
+      check(n_pieces < kMostPieces, "the parts of a stage's experts fit the list");
       pieces[n_pieces++] = {part.packed.q.row_data(0), stage.pinned.as<std::byte>() + at,
                             part.bytes};
       used = at + part.bytes;
@@ -297,7 +298,7 @@ void CudaStreaming::unpack(int layer, Experts experts, const Stage& stage) {
     for_each_part(layer, experts[i], [&](const Part& part, int64_t offset) {
       const TensorView& q = part.packed.q;
       const int64_t stride = row_bytes(part.matrix), at = static_cast<int64_t>(i);
-      // Behind the last column zeros fill the row up.
+      // Zeros follow the last column up to the row's end.
       const bool last = part.first_col + q.cols == cols_of(part.matrix);
       const int64_t bytes = last ? stride - part.first_col * size : q.cols * size;
       gpu::unpack_panels(

@@ -1,4 +1,4 @@
-// What bringing an expert to the card costs, and computing it here or there.
+// Measures the time to stream an expert to the GPU, and to compute it on the GPU or on the CPU.
 #include <algorithm>
 #include <chrono>
 
@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-// Of the second time: the first one touches memory and starts kernels that were never used.
+// Time of the second run: the first one touches memory and loads kernels.
 template <class Work>
 double seconds_of(Work work) {
   using Clock = std::chrono::steady_clock;
@@ -31,7 +31,7 @@ ExpertRates CudaStreaming::measured_rates(int max_tokens) {
   const EvenBatch batch(c_, max_tokens, experts);
   for (int i = 0; i < n_experts; ++i) places_.as<int32_t>()[experts[i]] = i;
   division_.n_on_gpu = n_experts;
-  constexpr int kStep = 4;  // times as many tokens
+  constexpr int kStep = 4;  // factor between numbers of tokens
   const int n_active = c_.router.n_active, least = (n_experts + n_active - 1) / n_active;
   for (int n = std::min(least, max_tokens);; n = std::min(n * kStep, max_tokens)) {
     const int used = std::min(n_experts, n * n_active),
@@ -54,7 +54,7 @@ ExpertRates CudaStreaming::measured_rates(int max_tokens) {
   }
 }
 
-// Of what fits a stage.
+// Rates of copying the experts of one stage.
 ExpertRates CudaStreaming::bring_rates(int layer) {
   const std::vector<int>& all = layers_[layer].experts;
   const Experts experts = Experts(all).first(std::min<size_t>(all.size(), kAtOnce));

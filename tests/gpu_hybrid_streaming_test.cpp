@@ -178,7 +178,7 @@ TEST_F(ConvertedHandOff, OtherFormatsAreNotBrought) {
   EXPECT_FALSE(CudaStreaming::takes(*cpu_));
   EXPECT_TRUE(
       says(error_of([&] { CudaStreaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_); }),
-           "make stream_from_tokens 0"));
+           "set stream_from_tokens to 0"));
 }
 
 TEST_F(HybridHandOff, TheCrossoverIsMeasured) {
