@@ -19,7 +19,8 @@ int64_t choose_context(const ModelOptions& options, const ModelConfig& config,
   require(options.context >= 0 && options.context <= (int64_t{1} << 30),
           "--ctx {}: must be between 1 and 2^30", options.context);
   require(!placed || options.context <= placed->kv_tokens,
-          "--ctx {}: {} reserves {} tokens of KV cache: make one of them fit the other",
+          "--ctx {}: {} reserves {} tokens of KV cache: lower --ctx, or raise the placement's kv "
+          "tokens",
           options.context, options.placement, placed ? placed->kv_tokens : 0);
   if (options.context > 0) return options.context;
   return placed ? placed->kv_tokens : std::min<int64_t>(config.max_context, kDefaultContext);
@@ -28,9 +29,10 @@ int64_t choose_context(const ModelOptions& options, const ModelConfig& config,
 std::optional<ExecutedParts> placed_by(const ModelOptions& options, const ModelConfig& config,
                                        const Topology& topology, bool on_gpu) {
   if (options.placement.empty()) return {};
-  require(options.experts == "auto",
-          "both --placement and --experts {}: the placement says in which format experts are kept",
-          options.experts);
+  require(
+      options.experts == "auto",
+      "both --placement and --experts {}: the placement sets the format of experts; leave one out",
+      options.experts);
   ExecutedParts parts = parts_of_file(
       options.placement, config,
       {topology, machine_info().memory_bytes, on_gpu ? this_gpu() : std::optional<Gpu>()});
@@ -94,12 +96,12 @@ bool all_on_gpu(const GpuParts& parts) {
   });
 }
 
-// Watchdog limit: a job takes milliseconds. Neither a hung thread nor the GPU that waits for it can
-// be stopped without ending the program.
+// Watchdog limit: an item takes milliseconds. A hung thread, and the GPU that waits for it, can be
+// stopped only by ending the program.
 constexpr std::chrono::seconds kTeamPatience(60);
 [[noreturn]] void end_program() {
   fmt::print(stderr,
-             "error: a thread that computes experts has ended no piece of work for {} s, and the "
+             "error: a thread that computes experts has made no progress for {} s, and the "
              "GPU waits for it: the program ends; start it again\n",
              kTeamPatience.count());
   std::_Exit(1);
@@ -110,18 +112,18 @@ DType gpu_cache_type(const ModelOptions& options, const std::optional<ExecutedPa
   const std::optional<DType> type = wanted_cache_type(options.kv);
   if (!type) return placed ? placed->kv_type : DType::kBF16;
   require(!placed || placed->kv_type == *type,
-          "both --placement and --kv {}: {} has a KV cache of another type", options.kv,
-          options.placement);
+          "both --placement and --kv {}: {} has another type of KV cache; leave --kv out",
+          options.kv, options.placement);
   return *type;
 }
 
-// auto falls back to the CPU with a warning.
+// With auto, falls back to the CPU with a warning.
 bool uses_gpu(const ModelOptions& options) {
   require(options.device == "auto" || options.device == "cpu" || options.device == "cuda",
           "--device {}: choose auto, cpu or cuda", options.device);
   if (options.device != "auto") return options.device == "cuda";
   const std::string why_not = why_no_gpu();
-  if (!why_not.empty()) options.warn(fmt::format("the CPU computes: {}", why_not));
+  if (!why_not.empty()) options.warn(fmt::format("running on the CPU: {}", why_not));
   return why_not.empty();
 }
 
@@ -139,9 +141,9 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
   if (!on_gpu_) load_on_cpu(options, progress);
 }
 
-// Places the backbone and as many experts as are placed there or fit on the GPU, and the others on
-// the CPU. Decides everything and checks memory before loading. Returns false if the CPU is to
-// compute.
+// Puts the backbone on the GPU, with the experts that are placed there or fit, and the other
+// experts on the CPU. Decides everything and checks memory before loading. Returns false if the CPU
+// is to compute everything.
 bool LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progress) {
   const DType cache_type = gpu_cache_type(options, placed_);
   const WeightStore store(options.directory);
@@ -202,7 +204,7 @@ std::optional<GpuShare> LoadedModel::gpu_share(const ModelOptions& options, Mode
     return share;
   } catch (const Error& why) {
     if (options.device != "auto" || placed_) throw;
-    options.warn(fmt::format("the CPU computes: {}", why.what()));
+    options.warn(fmt::format("running on the CPU: {}", why.what()));
     return {};
   }
 }
@@ -223,7 +225,7 @@ void LoadedModel::load_on_cpu(const ModelOptions& options, const Progress& progr
           "--kv {}: on the CPU the KV cache is {}; leave it out, or use --device cuda", options.kv,
           cache_type == DType::kBF16 ? "bf16" : "fp32");
   require(!fp8_activations(options.activations),
-          "--activations fp8: the CPU does not round them so; leave it out, or use --device cuda");
+          "--activations fp8: the CPU does not support them; leave it out, or use --device cuda");
   const int max_tokens = step_tokens(options, std::max(context_, options.max_kv_tokens));
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
@@ -266,8 +268,8 @@ LoadReport LoadedModel::load_host_weights(const ModelOptions& options, const Wei
   weights_ = std::move(loaded.weights);
   if (!home_.is_bound())
     options.warn(
-        "the experts' memory cannot be bound to all its NUMA nodes (no right to, as in a container "
-        "without SYS_NICE, or too little room on a node): expect less speed");
+        "the experts' memory cannot be bound to all its NUMA nodes (no permission, as in a "
+        "container without SYS_NICE, or too little memory on a node): expect lower speed");
   return loaded.report;
 }
 
@@ -275,7 +277,7 @@ LoadReport LoadedModel::load_host_weights(const ModelOptions& options, const Wei
 void LoadedModel::start_team(const ModelOptions& options, int max_tokens) {
   team_ = std::make_unique<Team>(topology_);
   if (team_->n_unpinned() > 0)
-    options.warn(fmt::format("{} of {} threads cannot be pinned to their cores: expect less speed",
+    options.warn(fmt::format("{} of {} threads cannot be pinned to their cores: expect lower speed",
                              team_->n_unpinned(), team_->size()));
   experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, *team_);
   if (on_gpu_) watch_ = std::make_unique<TeamWatch>(*team_, kTeamPatience, end_program);
@@ -304,8 +306,7 @@ cpu::Isa choose_isa(const std::string& option) {
     known += std::string(", ") + cpu::name_of(isa);
     if (isa <= best) here += std::string(here.empty() ? "" : ", ") + cpu::name_of(isa);
     if (name != cpu::name_of(isa)) continue;
-    require(isa <= best, "instruction set {}: this machine does not have it; it has {}", name,
-            here);
+    require(isa <= best, "instruction set {}: this machine lacks it; it has {}", name, here);
     return isa;
   }
   fail("unknown instruction set {}: choose one of auto{}", name, known);

@@ -42,8 +42,8 @@ struct ModelOptions {
   std::string cache = {};      // folder of the packed cache; empty: default_cache_directory()
   CacheUse cache_use = CacheUse::kRead;
   bool record_routing = false;
-  bool record_timeline = false;      // of steps shared by GPU and CPU
-  LoadProgress write_progress = {};  // of the packed cache
+  bool record_timeline = false;      // record steps shared by GPU and CPU
+  LoadProgress write_progress = {};  // progress of writing the packed cache
   std::function<void(const std::string&)> warn = [](const std::string&) {};  // called with one line
 };
 
@@ -88,9 +88,9 @@ class LoadedModel {
 
   const ModelConfig config_;
   const cpu::KernelTable kernels_;
-  const Topology topology_;                    // the part that computes
+  const Topology topology_;                    // the cores and memory that compute
   bool on_gpu_;                                // true: the backbone is on the GPU
-  const std::optional<ExecutedParts> placed_;  // from --placement
+  const std::optional<ExecutedParts> placed_;  // parts of --placement
   const int64_t context_;
   CpuWeights home_{kernels_, topology_};
   ModelWeights weights_;
@@ -98,8 +98,8 @@ class LoadedModel {
   std::unique_ptr<Team> team_;                 // null: the GPU computes everything
   std::unique_ptr<TeamWatch> watch_;           // for a team that a GPU waits for
   std::unique_ptr<CpuDevice> device_;          // null: the backbone is on the GPU
-  std::unique_ptr<CpuOps> ops_;                // the same
-  std::unique_ptr<RoutingRecorder> recorder_;  // of a backbone on the CPU; null: none
+  std::unique_ptr<CpuOps> ops_;                // null: the backbone is on the GPU
+  std::unique_ptr<RoutingRecorder> recorder_;  // for a backbone on the CPU; null: none
   std::unique_ptr<CpuExperts> experts_;        // null: all experts are on the GPU
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<GpuModel> gpu_;  // null: the CPU computes everything
