@@ -10,7 +10,7 @@ void avx512_attend(const AttendArgs&);
 
 namespace {
 
-constexpr int kTileColumns = 32;  // in BF16
+constexpr int kTileColumns = 32;  // BF16 columns of a tile
 static_assert(kTileColumns == kTileKeys && kTileColumns == 2 * kTileRows);
 
 // Rows for two A tiles: 32 columns every 64 bytes.
@@ -149,7 +149,7 @@ struct TileProducts {
   }
 };
 
-// Tiles take multiples of 32 columns, which all known checkpoints have; others use vectors.
+// Tiles need multiples of 32 columns, which all known checkpoints have; others use vectors.
 void attend(const AttendArgs& a) {
   if (a.type == ActivationType::kF32 || a.dim % kTileColumns != 0 || a.rope_dim % kTileColumns != 0)
     return avx512_attend(a);

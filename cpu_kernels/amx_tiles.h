@@ -123,7 +123,7 @@ void gather(const GemmArgs& a, int first_byte, int n_bytes, int first, int n_row
 template <class Product>
 struct Pending {
   const int32_t* results;  // [n_rows][2 panels], still to be added
-  float* sums;             // of the first panel
+  float* sums;             // sums of the first panel
   const float* const* scales;
   int n_panels, n_rows;
 

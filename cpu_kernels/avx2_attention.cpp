@@ -8,7 +8,7 @@ namespace {
 int min(int a, int b) { return a < b ? a : b; }
 
 // Widens eight E4M3 codes. (magnitude << 7 | sign << 8) is the half-precision number 2^-8 times the
-// value, subnormals included; vcvtph2ps converts it exactly. The loader refuses the code of NaN.
+// value, subnormals included; vcvtph2ps converts it exactly. The loader rejects the NaN code.
 __m256 widen_e4m3(__m128i codes) {
   const __m128i wide = _mm_cvtepu8_epi16(codes);
   const __m128i magnitude = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));

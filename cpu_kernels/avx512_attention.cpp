@@ -114,7 +114,7 @@ struct VectorProducts {
 }  // namespace
 
 void avx512_attend(const AttendArgs& a) {
-  // Products take pairs of columns, so odd dimensions use AVX2.
+  // Products multiply pairs of columns, so odd dimensions use AVX2.
   if (a.type == ActivationType::kF32 || a.dim % 2 != 0 || a.rope_dim % 2 != 0)
     return avx2_attend(a);
   attend_with<VectorProducts>(a);

@@ -54,7 +54,7 @@ constexpr int64_t row_bytes(WeightType type, int64_t cols) {
 }
 
 constexpr int kScalePanels = 4;     // panels whose INT4 scales are interleaved
-constexpr int kMaxMultiplier = 15;  // of kI4TwoLevel: 8 * 15 fits a byte
+constexpr int kMaxMultiplier = 15;  // limit of kI4TwoLevel: 8 * 15 fits a byte
 
 // A weight matrix in the layout made by a table's pack(). value[r][c] = code[r][c] * scale, where
 // scale = scales[(row0 + r) / block_rows * scale_stride + (col0 + c) / block_cols]; no scales: 1.
@@ -123,7 +123,7 @@ struct QuantizeArgs {
   int group;
   void* codes;                 // a row as pack() reads it
   float* scales;               // [k / group]
-  float* sum;                  // of the dequantized values; not for kF8E4M3
+  float* sum;                  // sum of the dequantized values; not for kF8E4M3
   float* row_scale = nullptr;  // kI4TwoLevel
 };
 
@@ -134,7 +134,7 @@ struct QuantizeArgs {
 struct GemmArgs {
   Activations x;       // [.., k]; transposed: [.., n]
   Weight w;            // [.., k]
-  int64_t first_row;   // of w
+  int64_t first_row;   // first row of w
   float* out;          // [m, n]; transposed: [m, k]
   int64_t out_stride;  // elements between rows
   int m, n, k;
@@ -157,7 +157,7 @@ constexpr int kMaxKeys = 64;
 // al. 2022, algorithm 1). Scores have two parts, q.k + q_rope.k_rope (multi-head latent attention,
 // DeepSeek-V2 paper, section 2.1). The order of a query's sums depends on the blocks alone.
 struct AttendArgs {
-  ActivationType type;      // of keys and values: kF32 or kBF16
+  ActivationType type;      // type of keys and values: kF32 or kBF16
   const float *q, *q_rope;  // [n_queries, dim], [n_queries, rope_dim]
   int64_t q_stride, q_rope_stride;
   const KeyBlock* blocks;

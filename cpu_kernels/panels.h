@@ -116,9 +116,9 @@ void add_rows(const GemmArgs& a, const Tiles (&fetch4)[kMaxRows], const Tiles (&
                          });
 }
 
-// Multiplies rows with weights that are widened. Up to kFew rows widen in registers. Of more rows,
-// the first kWidening store the widened steps in `room`, panel_bytes per panel, for the others, the
-// first of which prefetch.
+// Multiplies rows with weights that must be widened. Up to kFew rows are widened in registers. With
+// more rows, the first kWidening rows also store the widened steps in `room`, panel_bytes per
+// panel, for the other rows, and the first of those prefetch.
 template <int kWidening, int kFew, int kMaxRows>
 void add_widened_rows(const GemmArgs& a, const Tiles (&few)[kFew], const Tiles& widening,
                       const Tiles (&fetching)[kMaxRows], const Tiles (&tiles)[kMaxRows], Block& b,

@@ -44,7 +44,7 @@ struct SpeedLoops {
   int n_reads;
 };
 
-// The loops of one island; run only those whose feature the CPU has.
+// The loops of one island; run only loops with a feature that the CPU has.
 constexpr int kNumSpeedLoops = 4;
 SpeedLoops speed_loops(int island);
 

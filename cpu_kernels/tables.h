@@ -11,7 +11,7 @@ struct Extensions {
   bool avx512_bf16 = false;  // Zen 4, Sapphire Rapids and later, not Ice Lake; amx implies it
 };
 
-Extensions extensions_here();  // of this machine
+Extensions extensions_here();  // features of this machine
 
 KernelTable table_of(Isa isa, const Extensions& has);
 

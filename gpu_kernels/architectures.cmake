@@ -1,12 +1,13 @@
-# For which GPUs kernels are compiled, decided from what was asked for, what nvcc knows and which
-# GPUs are here. Numbers are 10 * compute capability. tests/architectures_test.cmake has the cases.
+# Chooses the GPUs that kernels are compiled for, from the option TANDEM_CUDA, the targets of nvcc
+# and the GPUs of this machine. Numbers are 10 * compute capability. tests/architectures_test.cmake
+# has the cases.
 
-# Those of which the kernels' registers were looked at (docs/measurements/gpu_kernels.md).
+# Targets for which the kernels' registers were checked (docs/measurements/gpu_kernels.md).
 set(TANDEM_CUDA_TARGETS 80 86 89 90 100 120)
-# All targets take nvcc 13.0 five to six minutes of a core, one of them two.
+# nvcc 13.0 compiles all targets in five to six minutes on one core, one target in two.
 set(TANDEM_CORES_FOR_ALL_TARGETS 8)
 
-# What nvcc compiles for, in ascending order; empty where it does not say.
+# The targets of nvcc in ascending order; empty if it does not report them.
 function(ask_nvcc nvcc out)
   execute_process(COMMAND ${nvcc} --list-gpu-code OUTPUT_VARIABLE says ERROR_QUIET)
   string(REGEX MATCHALL "sm_[0-9]+" known "${says}")
@@ -16,7 +17,7 @@ function(ask_nvcc nvcc out)
   set(${out} ${known} PARENT_SCOPE)
 endfunction()
 
-# The GPUs of this machine, each kind once; empty where there is none, or no driver.
+# The GPUs of this machine, each kind once; empty if there is no GPU or no driver.
 function(ask_driver smi out)
   set(says "")
   if(smi)
@@ -48,10 +49,11 @@ function(capabilities_text numbers out)
   set(${out} "${text}" PARENT_SCOPE)
 endfunction()
 
-# wanted: all, auto, or a list for CMAKE_CUDA_ARCHITECTURES. auto: all targets with enough cores,
-# otherwise those of the GPUs here, or 8.9 where none is, since FP8 mma begins with it. The newest
-# becomes PTX, too, which drivers compile for newer GPUs. out: for CMAKE_CUDA_ARCHITECTURES;
-# out_note: what else is to be known, or empty; out_problem: why nothing can be compiled, or empty.
+# wanted: all, auto, or a list for CMAKE_CUDA_ARCHITECTURES. auto: all targets if there are enough
+# cores, otherwise those of this machine's GPUs, or 8.9 if it has none, because FP8 mma needs 8.9.
+# The newest target is also compiled to PTX, which drivers compile for newer GPUs. out: a value for
+# CMAKE_CUDA_ARCHITECTURES; out_note: a message for the user, or empty; out_problem: why nothing can
+# be compiled, or empty.
 function(choose_architectures wanted known here cores out out_note out_problem)
   set(${out} "" PARENT_SCOPE)
   set(${out_note} "" PARENT_SCOPE)

@@ -71,7 +71,7 @@ struct MlaPrefillArgs {
   const float* q;       // [n_tokens * n_heads, nope_dim]
   const float* q_rope;  // [n_tokens * n_heads, rope_dim]
   LatentCache cache;
-  const int32_t* pages;  // of the sequence, in order of position
+  const int32_t* pages;  // pages of the sequence, in order of position
   Weight kv_b;           // [n_heads * (nope_dim + v_dim), kv_rank]
   bf16* latents;         // scratch [kv_length, kv_rank rounded up to a multiple of 16]
   bf16* restored;        // scratch [kv_length, heads_at_once * (nope_dim + v_dim)]

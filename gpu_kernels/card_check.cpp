@@ -7,10 +7,10 @@
 namespace tandem::gpu {
 
 std::string why_not(const GpuFacts& f) {
-  if (f.driver <= 0) return "no NVIDIA driver is on this machine: install one, or use --device cpu";
+  if (f.driver <= 0) return "this machine has no NVIDIA driver: install one, or use --device cpu";
   if (f.count == GpuFacts::Count::kDriverTooOld)
     return fmt::format(
-        "the NVIDIA driver knows CUDA {} and this program was built with {}: install a newer "
+        "the NVIDIA driver supports CUDA {} and this program was built with {}: install a newer "
         "driver, or use --device cpu",
         version_text(f.driver), version_text(f.toolkit));
   if (f.count == GpuFacts::Count::kFailed || f.n_cards <= 0)
@@ -26,8 +26,8 @@ std::string why_not(const GpuFacts& f) {
         f.name, f.major, f.minor);
   if (f.kernels == GpuFacts::Kernels::kPtxTooNew)
     return fmt::format(
-        "the NVIDIA driver knows CUDA {}, too old to compile this program's PTX of CUDA {} for {}: "
-        "install a newer driver, or use --device cpu",
+        "the NVIDIA driver supports CUDA {} and cannot compile this program's PTX of CUDA {} for "
+        "{}: install a newer driver, or use --device cpu",
         version_text(f.driver), version_text(f.toolkit), f.name);
   return "";
 }

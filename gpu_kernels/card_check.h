@@ -1,5 +1,5 @@
 // Decides whether a GPU can be used, from facts that CUDA reports but without calling CUDA, so that
-// tests cover every case on any machine; and words failures of a GPU.
+// tests cover every case on any machine. Also formats the message for a GPU that failed.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace tandem::gpu {
 
-// In the order in which CUDA is queried; after the first problem, later fields are unset.
+// Facts in the order in which CUDA is queried; after the first problem, later fields are unset.
 struct GpuFacts {
   enum class Count : uint8_t { kDone, kDriverTooOld, kFailed };
   enum class Kernels : uint8_t { kThere, kForOthers, kPtxTooNew };
@@ -20,7 +20,7 @@ struct GpuFacts {
   Count count = Count::kDone;
   std::string count_error;  // CUDA's message for kFailed
   int n_cards = 0;
-  std::string name;                   // of the first GPU
+  std::string name;                   // name of the first GPU
   int major = 0, minor = 0;           // its compute capability
   Kernels kernels = Kernels::kThere;  // whether the program's kernels run on this GPU
   int compiled_for = 0;               // 10 * major + minor of the kernels' PTX; a GPU may be newer
@@ -33,7 +33,7 @@ std::string why_not(const GpuFacts& facts);
 // program's PTX.
 bool has_fp8_mma(const GpuFacts& facts);
 
-// As in GpuFacts; 0 on the emulated GPU.
+// Versions as in GpuFacts; 0 on the emulated GPU.
 struct CudaVersions {
   int driver = 0, toolkit = 0;
 };

@@ -1,6 +1,6 @@
-# The GPU kernels twice: compiled by g++ and run by an emulator, on every machine, for tests; and,
-# where a CUDA toolkit is found, compiled by nvcc. The include path chooses device.h, the link
-# chooses the runtime; no kernel contains an #if (docs/gpu.md).
+# Builds the GPU kernels twice: with g++ for an emulator, on every machine, for tests; and with nvcc
+# if a CUDA toolkit is found. The include path selects device.h, linking selects the runtime; no
+# kernel contains an #if (docs/gpu.md).
 set(TANDEM_CUDA auto CACHE STRING "GPU architectures, e.g. 80;90; all that are supported; auto: by this machine; off")
 include(gpu_kernels/architectures.cmake)
 
@@ -15,7 +15,7 @@ add_library(tandem_gpu_emulated STATIC ${emulator} ${gpu_decisions} ${gpu_kernel
 target_include_directories(tandem_gpu_emulated PUBLIC src . gpu_kernels/emulated)
 target_compile_options(tandem_gpu_emulated PUBLIC -Wno-unknown-pragmas -fno-strict-aliasing PRIVATE -O2)
 target_link_libraries(tandem_gpu_emulated PUBLIC fmt::fmt Threads::Threads)
-if(TANDEM_SANITIZE)  # the scheduler stays out of ThreadSanitizer's sight
+if(TANDEM_SANITIZE)  # ThreadSanitizer does not instrument the scheduler
   set_source_files_properties(gpu_kernels/emulated/emulator.cpp gpu_kernels/emulated/fiber.cpp
                               PROPERTIES COMPILE_OPTIONS -fno-sanitize=thread)
 endif()
@@ -50,7 +50,7 @@ set(CMAKE_CUDA_COMPILER ${TANDEM_NVCC})
 set(CMAKE_CUDA_ARCHITECTURES ${architectures})
 enable_language(CUDA)
 find_package(CUDAToolkit 12.4 REQUIRED)
-if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc has C++20
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 has no C++20 option for nvcc
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 endif()

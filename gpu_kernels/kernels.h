@@ -73,8 +73,8 @@ struct AppendArgs {
 };
 void append_kv(const Stream& stream, const AppendArgs& args);
 
-// Chooses n_active experts per token as model_spec's router does; route_token() is the CPU
-// reference. Of equal scores the lower index wins.
+// Chooses n_active experts per token as class Gate of DeepSeek-V3's inference/model.py does;
+// route_token() is the CPU reference. Of equal scores the lower index wins.
 enum class RouterScoring : uint8_t { kSoftmax, kSigmoid };
 enum class GroupScore : uint8_t { kNone, kBest, kSumOfBestTwo };  // kNone: groups have no effect
 struct RouterArgs {

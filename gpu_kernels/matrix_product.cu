@@ -9,7 +9,7 @@ namespace {
 
 struct KernelArgs {
   MatrixArgs a;
-  int steps_each;  // of 64 columns, per block of blockIdx.z
+  int steps_each;  // steps of 64 columns per block of blockIdx.z
 };
 
 struct LastBlock {

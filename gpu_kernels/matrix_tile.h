@@ -22,10 +22,10 @@ struct MatrixTile {
   static constexpr int kMTiles = kMTilesOfWarp, kNTiles = kNTilesOfWarp;
   static constexpr int kThreads = 256, kWarpsN = 8 / kWarpsM;
   static constexpr int kTokens = kWarpsM * kMTiles * 16;
-  static constexpr int kRows = kWarpsN * kNTiles * 8;  // of w
+  static constexpr int kRows = kWarpsN * kNTiles * 8;  // rows of w
   static constexpr int kColumns = 64;                  // per step
   static constexpr int kXNumbers = 16 / bytes_of(kXType), kNumbers = 16 / bytes_of(kType);
-  static constexpr int kXChunks = kColumns / kXNumbers;  // of 16 bytes, per row
+  static constexpr int kXChunks = kColumns / kXNumbers;  // chunks of 16 bytes per row
   static constexpr int kWChunks = kColumns / kNumbers;
   static constexpr int kXLoads = (kTokens * kXChunks + kThreads - 1) / kThreads;
   static constexpr int kWLoads = kRows * kWChunks / kThreads;

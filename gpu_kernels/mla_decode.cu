@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   store(a, w, state, s, sum);
 }
 
-// A share of the context has at least kMinTiles tiles, so that short contexts avoid the cost of
+// Each split of the context has at least kMinTiles tiles, so that short contexts avoid the cost of
 // combining.
 __device__ Work work_of_block(const MlaDecodeArgs& a) {
   const int seq = blockIdx.z, heads = a.n_heads, length = a.sequences.kv_length[seq];

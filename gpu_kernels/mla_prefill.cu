@@ -24,7 +24,7 @@ struct Shared {
 
 struct KernelArgs {
   MlaPrefillArgs a;
-  int first_head, n_heads;  // of the restored heads
+  int first_head, n_heads;  // the restored heads
 };
 
 using Queries = uint32_t[kMaxQkDim / 16][4];

@@ -22,11 +22,11 @@ struct PlainAttentionArgs {
   int64_t cache_stride;
   CachePages at;
   Matrix out;                 // [n_tokens * n_heads, rank]
-  int first_token, n_tokens;  // in the step
+  int first_token, n_tokens;  // tokens of the step
   int n_heads, rank, rope_dim;
   float scale;
 };
 void plain_attention(const Stream& stream, const PlainAttentionArgs& args);
-constexpr int kMaxPlainRank = 2048, kMaxPlainDim = 2304;  // of rank, and of rank + rope_dim
+constexpr int kMaxPlainRank = 2048, kMaxPlainDim = 2304;  // limits of rank and of rank + rope_dim
 
 }  // namespace tandem::gpu

@@ -24,7 +24,7 @@ struct SkinnyArgs {
   int64_t x_stride, out_stride;
   int n_tokens;
   Workspace workspace;
-  int n_multiprocessors;  // of the GPU: sets how often columns are split
+  int n_multiprocessors;  // sets how often columns are split
 };
 void skinny_product(const Stream& stream, const SkinnyArgs& args);
 // Floats of Workspace::partial.

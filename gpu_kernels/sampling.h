@@ -6,8 +6,8 @@
 namespace tandem::gpu {
 
 struct DrawRow {
-  int32_t row;        // row of the logits; must differ between entries
-  float temperature;  // 0: the most likely token
+  int32_t row;        // row of the logits; entries must differ in it
+  float temperature;  // 0: most likely token
   // top_p: kept fraction of the sum; min_p: least fraction of the largest weight. 1 and 0: no
   // limit.
   float top_p, min_p;

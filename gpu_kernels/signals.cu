@@ -83,9 +83,8 @@ std::string why_no_hand_off(Stream& stream) {
   raised.store(1, std::memory_order_release);
   stream.wait();
   if (seen == 1) return "";
-  return "launches of kernels wait for the kernels (CUDA_LAUNCH_BLOCKING, or a tool that runs one "
-         "at "
-         "a time), so a GPU that shares a model with the CPU would wait for ever: unset "
+  return "kernel launches block until the kernel has ended (CUDA_LAUNCH_BLOCKING, or a tool that "
+         "runs one at a time), so a GPU that shares a model with the CPU would wait forever: unset "
          "CUDA_LAUNCH_BLOCKING, run without the tool, or use --device cpu";
 }
 

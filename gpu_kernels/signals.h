@@ -28,7 +28,7 @@ class SignalToHost {
 
 class SignalToStream {
  public:
-  // For the host.
+  // For the host: raises the signal.
   void raise();
   // Enqueues a wait for the next raise. A host that gives up must still raise, because the GPU
   // polls without a time limit.
@@ -41,8 +41,8 @@ class SignalToStream {
 };
 
 // Why streams cannot await this process, in one line with what to do; empty if they can. With
-// CUDA_LAUNCH_BLOCKING, and under tools that run one kernel at a time, a launch returns when its
-// kernel has ended; a kernel that awaits a raise of the launching thread then never ends.
+// CUDA_LAUNCH_BLOCKING, and under tools that run one kernel at a time, a launch returns only when
+// its kernel has ended; a kernel that awaits a raise of the launching thread then never ends.
 std::string why_no_hand_off(Stream& stream);
 
 }  // namespace tandem::gpu

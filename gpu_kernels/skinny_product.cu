@@ -17,7 +17,7 @@ constexpr int kMaxSteps = 16;       // per block
 constexpr int kResident = 2;        // blocks per multiprocessor
 constexpr int kOverheadSteps = 3;   // fixed time of a block, in steps
 
-// Steps whose weights are loaded while as many are multiplied: 128 bytes per lane.
+// Steps whose weights are loaded while the same number is multiplied: 128 bytes per lane.
 template <Number kType>
 constexpr int kGroup = kType == Number::kF8E4M3 ? 4 : 2;
 
@@ -29,8 +29,8 @@ struct Shared {
   bool last;
 };
 
-// What a lane loads per step: rows lane / 4 and lane / 4 + 8 of the warp's 16. FP8 needs one uint4
-// per row, BF16 two.
+// Data that a lane loads per step: rows lane / 4 and lane / 4 + 8 of the warp's 16. FP8 needs one
+// uint4 per row, BF16 two.
 template <Number kType>
 struct Loaded {
   static constexpr int kLoads = kType == Number::kF8E4M3 ? 1 : 2;

@@ -11,7 +11,8 @@ struct RunningSoftmax {
   float max = -INFINITY, sum = 0;
 };
 
-// What to subtract from scores before exponentiation: 0 where all are -inf, so that they yield 0.
+// The number to subtract from scores before exponentiation: 0 where all are -inf, so that they
+// yield 0.
 __device__ inline float finite_max(float max) { return max == -INFINITY ? 0 : max; }
 
 // Copies eight numbers to shared memory, visible after cp_async_wait and a barrier; zeros from

@@ -15,7 +15,7 @@ CpuExperts::CpuExperts(const cpu::KernelTable& kernels, const ModelConfig& confi
       n_items_(team.n_nodes()),
       first_of_(config.router.n_experts + 1) {
   check(std::max<int64_t>(1, std::ssize(weights.slices)) == team.n_nodes(),
-        "experts are cut for another team");
+        "experts are sliced for another team");
   const int64_t pairs = int64_t{max_tokens} * config.router.n_active;
   pairs_.tokens.resize(pairs);
   pairs_.weights.resize(pairs);
@@ -34,7 +34,7 @@ std::vector<cpu::ActivationType> CpuExperts::activations() const {
 }
 
 Ticket CpuExperts::start(const ExpertBatch& batch) {
-  check(!is_submitted_, "the CPU's experts have one ticket");
+  check(!is_submitted_, "the CPU experts have one ticket");
   begin(batch);
   compute_below(c_.router.n_experts);
   is_submitted_ = true;
@@ -73,7 +73,7 @@ void CpuExperts::add_to(Ticket, TensorView y) {
   });
 }
 
-// Counting sort of the pairs by expert; tokens stay in order.
+// Counting sort of the (token, expert) pairs by expert; tokens stay in order.
 void CpuExperts::group_by_expert(const ExpertBatch& batch) {
   const int n_active = c_.router.n_active;
   std::fill(first_of_.begin(), first_of_.end(), 0);

@@ -1,6 +1,6 @@
-// Routed experts in host memory, computed by the kernels of one instruction set: every NUMA node
-// computes its slice of each expert at the same time as the others, and their sums are added at the
-// end. Weights are read once a pass whatever the number of tokens.
+// Routed experts in host memory, computed by the kernels of one instruction set. All NUMA nodes
+// compute their slices of each expert at the same time, and their sums are added at the end.
+// Weights are read once per pass for any number of tokens.
 #pragma once
 #include <memory>
 #include <vector>
@@ -11,23 +11,22 @@ namespace tandem {
 
 class CpuExperts final : public ExpertPool {
  public:
-  // `weights` holds the packed experts in a slice for each node of the team, those that are asked
-  // for; it, like all references, outlives the object.
+  // `weights` holds a slice of each packed expert for every node of the team, at least of the
+  // experts that will be used. All references outlive the object.
   CpuExperts(const cpu::KernelTable& kernels, const ModelConfig& config,
              const ModelWeights& weights, int max_tokens, Team& team);
 
-  // What they are computed with.
+  // The kernels, weights and threads that compute the experts.
   const cpu::KernelTable& kernels() const { return kernels_; }
   const ModelWeights& weights() const { return w_; }
   Team& team() { return team_; }
-  // What the products of each layer multiply: submit() encodes float rows as this. kF32 for a layer
-  // without experts.
+  // [layers] type of the activations that the products multiply: submit() encodes float rows to it.
+  // kF32 for a layer without experts.
   std::vector<cpu::ActivationType> activations() const;
 
-  // submit() computes everything, for one ticket at a time. In pieces, between which other work may
-  // be done: begin(), then compute_below() with ascending numbers, the last n_experts, then
-  // add_to(0, y). Each call computes the experts below the number that were not computed before;
-  // the sum is the same to the bit.
+  // submit() computes everything, for one ticket at a time. To interleave other work: begin(), then
+  // compute_below() with ascending numbers, the last one n_experts, then add_to(0, y). Each call
+  // computes the experts below the number that were not computed before; the sum is bit-identical.
   void begin(const ExpertBatch& batch);
   void compute_below(int expert);
   // Slices are added in the order of the nodes.

@@ -1,4 +1,4 @@
-// Made-up tokens whose choices go round a layer's experts, for measuring.
+// Artificial tokens with choices distributed evenly over a layer's experts, for measurements.
 #pragma once
 #include <span>
 

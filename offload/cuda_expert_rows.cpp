@@ -71,7 +71,7 @@ bf16* CudaExpertRows::x_of(const Sorted& rows) const {
   return x_.as<bf16>() + rows.first_row * gpu::product_stride(c_.dim);
 }
 
-// A pair has as many bytes as in float.
+// Offsets are those of float pairs, twice the size of BF16.
 bf16* CudaExpertRows::hidden_of(const Sorted& rows) const {
   return hidden_.as<bf16>() + 2 * rows.first_pair * gpu::product_stride(c_.expert_dim);
 }

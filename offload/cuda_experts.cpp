@@ -7,9 +7,9 @@
 namespace tandem {
 namespace {
 
-constexpr int kBlockCols = 64;  // of the scales that tensor cores' kernels take
+constexpr int kBlockCols = 64;  // scale block columns for tensor core kernels
 
-// One matrix of all experts of a layer, which lie at equal distances.
+// One matrix of all experts of a layer, which are equally spaced in memory.
 gpu::ExpertWeights all_of(const std::vector<FfnWeights>& experts, QuantView FfnWeights::*which) {
   check(!experts.empty(), "a layer with experts");
   const QuantView& first = experts[0].*which;
@@ -24,7 +24,7 @@ gpu::ExpertWeights all_of(const std::vector<FfnWeights>& experts, QuantView FfnW
     check(data(e) == data(0) + at * all.weight_stride &&
               (first.scale.empty() || scale(e) == scale(0) + at * all.scale_stride) &&
               (experts[e].*which).q.dtype == first.q.dtype,
-          "experts lie at equal distances");
+          "experts are equally spaced in memory");
   }
   return all;
 }
@@ -41,7 +41,7 @@ std::vector<FfnWeights> on_gpu(const std::vector<FfnWeights>& experts) {
 CudaExperts::CudaExperts(const ModelConfig& config, const ModelWeights& weights,
                          CudaExpertRows& rows, gpu::Stream& stream)
     : c_(config), stream_(stream), rows_(rows), layers_(weights.layers.size()) {
-  check(weights.slices.size() <= 1, "experts on a GPU are not cut");
+  check(weights.slices.size() <= 1, "experts on a GPU are not sliced");
   for (size_t l = 0; l < layers_.size(); ++l) {
     const std::vector<FfnWeights> experts = on_gpu(weights.layers[l].experts);
     if (experts.empty()) continue;
@@ -84,7 +84,7 @@ bool CudaExperts::for_tensor_cores(const Layer& layer) {
          tandem::for_tensor_cores(layer.down.first, kBlockCols);
 }
 
-// What tensor cores do not take: float weights, scales of other blocks.
+// Computes experts that tensor cores do not support: float weights, scales of other blocks.
 void CudaExperts::add_plainly(const ExpertBatch& batch, TensorView y) {
   const Layer& layer = layers_[batch.layer];
   const TensorView& ids = batch.routing.ids;

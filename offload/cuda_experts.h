@@ -1,5 +1,5 @@
-// Routed experts in the memory of a GPU, all of them or some of each layer, computed on the stream
-// of the backbone: two micro-batches may be under way.
+// Routed experts in GPU memory, all of a layer's or some, computed on the backbone's stream; two
+// micro-batches may be in progress.
 #pragma once
 #include <array>
 #include <vector>
@@ -11,13 +11,13 @@ namespace tandem {
 
 class CudaExperts final : public ExpertPool {
  public:
-  // `weights` lie on the GPU as CudaWeights keeps them, uncut, those that are there one after the
-  // other; all references outlive the object. A micro-batch's rows are in use from submit() to
-  // add_to(). submit() takes as ids places(); negative ones are left out.
+  // `weights` are in GPU memory as CudaWeights stores them, not sliced, with the layer's experts
+  // adjacent. All references outlive the object. A micro-batch's rows are in use from submit() to
+  // add_to(). The ids of submit() are places(); negative ones are skipped.
   CudaExperts(const ModelConfig& config, const ModelWeights& weights, CudaExpertRows& rows,
               gpu::Stream& stream);
 
-  // [n_experts] place of each among those of its layer on the GPU; -1: it is not there.
+  // [n_experts] index of each expert among those of its layer on the GPU; -1: not on the GPU.
   static std::vector<int32_t> places(const std::vector<FfnWeights>& experts);
 
   void add_to(Ticket ticket, TensorView y) override;
@@ -38,7 +38,7 @@ class CudaExperts final : public ExpertPool {
   const ModelConfig& c_;
   gpu::Stream& stream_;
   CudaExpertRows& rows_;
-  std::vector<Layer> layers_;  // empty where a layer has no experts here
+  std::vector<Layer> layers_;  // empty for a layer without experts on the GPU
   std::array<Started, kMostTickets> started_;
 };
 

@@ -1,5 +1,5 @@
-// RoutingRecorder of a backbone on a GPU, whose ids are there: each layer's are copied to pinned
-// memory, in recorded steps too, and counted when the step has ended.
+// RoutingRecorder for a backbone on a GPU: each layer's ids are copied from the GPU to pinned
+// memory, in recorded steps too, and counted at the end of the step.
 #pragma once
 #include "gpu_kernels/runtime.h"
 #include "offload/routing_recorder.h"
@@ -8,8 +8,8 @@ namespace tandem {
 
 class CudaRoutingRecorder final : public ExpertObserver {
  public:
-  // For steps of up to max_tokens tokens, which then end in waiting for the GPU. References outlive
-  // the object, and the object outlives all recorded steps.
+  // For steps of up to max_tokens tokens. Each step then waits for the GPU at its end. References
+  // outlive the object, and the object outlives all recorded steps.
   CudaRoutingRecorder(const ModelConfig& config, int max_tokens, gpu::Stream& stream);
 
   void submitted(const ExpertBatch& batch) override;

@@ -7,12 +7,11 @@
 namespace tandem {
 namespace {
 
-constexpr int kRows = 64;  // output rows that are computed at a time
+constexpr int kRows = 64;  // output rows per product
 constexpr int kFloatsOfLine = 64 / sizeof(float);
 
-// Rows that a thread takes at a time in the second pass, which reads the activations of all groups
-// for them: so many that this is little beside the weights, yet few enough that threads end
-// together.
+// Rows per item of the second pass, which reads the activations of all groups for them: enough that
+// this costs little beside the weights, yet few enough that threads end together.
 int rows_of_second_pass(int64_t rows_of_group, int dim, int n_threads) {
   const int64_t enough = 8 * rows_of_group / kRows, most = dim / (8 * kRows * n_threads);
   return static_cast<int>(std::clamp<int64_t>(enough, 1, std::max<int64_t>(1, most))) * kRows;
@@ -45,7 +44,7 @@ ExpertSlice::ExpertSlice(const cpu::KernelTable& kernels, const ModelConfig& con
     visit(sum_, max_tokens, config.dim, DType::kF32);
     visit(part_, int64_t{n_threads_} * kGroupTokens, kRows, DType::kF32);
   });
-  // Where it is refused the weights have been refused too, and that is said there.
+  // A refusal is not reported here: binding the weights has reported it.
   if (team.n_nodes() > 1) bind_to_node(team.topology(), arena_.memory(), node);
 }
 
@@ -84,10 +83,10 @@ int64_t ExpertSlice::take(std::span<const ExpertPairs::Group> groups) {
   return n_encoded_tokens_ + n_pieces_ + (c_.dim + second_rows_ - 1) / second_rows_;
 }
 
-// Tokens to encode, then some rows of one group (first pass), then some rows of every expert
-// (second pass): no two threads write the same number, and each sum runs over the experts in
-// ascending order. Whoever finishes a group's last piece encodes its rows for the second pass,
-// which waits for one group after the other.
+// Items are tokens to encode, then some rows of one group (first pass), then some rows of every
+// expert (second pass). No two threads write the same number, and each sum runs over the experts in
+// ascending order. The thread that finishes a group's last piece encodes its rows for the second
+// pass, which waits for one group after the other.
 void ExpertSlice::run(int64_t item, int thread) {
   if (item < n_encoded_tokens_) return encode_token(item);
   float* const room = part_.row<float>(int64_t{thread} * kGroupTokens);
@@ -95,7 +94,7 @@ void ExpertSlice::run(int64_t item, int thread) {
   if (i >= n_pieces_) return project(static_cast<int>(i - n_pieces_) * second_rows_, room);
   wait_until([&] { return tokens_left_.load(std::memory_order_acquire) == 0; });
   const Piece piece = piece_at(i);
-  // What this thread will probably do next: as many pieces further as the node has threads.
+  // The thread's probable next piece: the node's number of threads further.
   activate(piece, piece_at(std::min(i + n_threads_, n_pieces_ - 1)), room);
   std::atomic<int>& unfinished = unfinished_[piece.group];
   if (unfinished.fetch_sub(1, std::memory_order_acq_rel) > 2) return;
@@ -117,7 +116,7 @@ void ExpertSlice::encode_token(int64_t token) {
   tokens_left_.fetch_sub(1, std::memory_order_release);
 }
 
-// act = silu(gate x) * (up x) on some rows of one group's expert, for its tokens.
+// act = silu(gate x) * (up x) for some rows of one group's expert and for its tokens.
 void ExpertSlice::activate(Piece piece, Piece next, float* up) {
   const ExpertPairs::Group& group = groups_[piece.group];
   const FfnWeights& weights = expert(piece.group);
@@ -156,7 +155,7 @@ void ExpertSlice::encode_activated(const ExpertPairs::Group& group) {
         {act_.row<float>(i), width_, act_type_, encoded_act_.row_data(i), &act_scales_[i]});
 }
 
-// sum[t] = sum over experts of weight * (down act) on some rows of every expert's output.
+// sum[t] = sum over experts of weight * (down act) for some rows of every expert's output.
 void ExpertSlice::project(int first_row, float* part) {
   const int end = std::min(first_row + second_rows_, c_.dim);
   for (int t = 0; is_first_ && t < n_tokens_; ++t)
@@ -166,7 +165,7 @@ void ExpertSlice::project(int first_row, float* part) {
     wait_until([&] { return unfinished_[g].load(std::memory_order_acquire) == 0; });
     for (int row = first_row; row < end; row += kRows) {
       const bool last_row = row + kRows >= end, last = last_row && g + 1 == n_groups;
-      // What this thread will probably do after its last product: an item for each thread further.
+      // The thread's probable next item: the node's number of threads further.
       const int next_row = last       ? first_row + second_rows_ * n_threads_
                            : last_row ? first_row
                                       : row + kRows;
@@ -175,15 +174,15 @@ void ExpertSlice::project(int first_row, float* part) {
   }
 }
 
-// Adds up to kRows rows of one group's output; its next product is of rows of another.
+// Adds up to kRows rows of one group's output. The arguments with `next` say what to prefetch.
 void ExpertSlice::add_output(int64_t g, int first_row, int64_t next_group, int next_row,
                              float* part) {
   const ExpertPairs::Group& group = groups_[g];
   const int n_rows = std::min(kRows, c_.dim - first_row);
   const TensorView& act = act_type_ == cpu::ActivationType::kF32 ? act_ : encoded_act_;
   const cpu::Weight next = kernel_weight(expert(next_group).down);
-  // No hardware foresees where tokens' sums lie, and weights have passed since they were last added
-  // to.
+  // Hardware prefetching cannot predict the addresses of the tokens' sums, and the weights have
+  // displaced them from the cache.
   for (int i = 0; i < group.n; ++i)
     for (int r = 0; r < n_rows; r += kFloatsOfLine)
       __builtin_prefetch(sum_.row<float>(pairs_->tokens[group.first + i]) + first_row + r, 1);

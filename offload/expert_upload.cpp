@@ -56,9 +56,10 @@ ExpertUpload::ExpertUpload(const ModelConfig& config, CpuExperts& experts, gpu::
       stream_(stream),
       layers_(w_.layers.size()),
       rows_(kAtOnce * most_bytes(config), gpu::Site::kDevice) {
-  require(takes(experts),
-          "experts in this format are not brought to the GPU: only bf16 and the checkpoint's fp8 "
-          "are, with AVX2 or more; make stream_from_tokens 0");
+  require(
+      takes(experts),
+      "experts in this format cannot be streamed to the GPU: only bf16 and the checkpoint's fp8 "
+      "can, with AVX2 or more; set stream_from_tokens to 0");
   const QuantView& gate = some_expert(w_)->gate;
   type_ = gate.q.dtype == DType::kBF16 ? Number::kBF16 : Number::kF8E4M3;
   block_ = gate.scale.empty() ? 0 : gate.block_rows;
@@ -103,7 +104,7 @@ int64_t ExpertUpload::copy(int layer, Experts experts, int stage) {
   for (size_t i = 0; i < experts.size(); ++i)
     for_each_piece(layer, experts[i], [&](const Piece& piece, int64_t offset) {
       const int64_t at = static_cast<int64_t>(i) * panel_bytes_ + offset;
-      check(n_copies < kMaxCopies, "copies of a stage");
+      check(n_copies < kMaxCopies, "the copies of a stage fit the list");
       copies[n_copies++] = {piece.packed.q.row_data(0), stages_[stage].pinned.as<std::byte>() + at,
                             piece.bytes};
       used = at + piece.bytes;

@@ -100,8 +100,8 @@ void HandOff::add_sum(StepRows rows, TensorView y) {
   gpu::add(stream_, {gpu_matrix(y), {sum(rows).row<float>(0), c_.dim}, rows.n, c_.dim});
 }
 
-// Polls for about as long as the GPU takes for the rest of a layer of decoding, then sleeps between
-// looks. Time in which this program was stopped (Ctrl-Z) does not count as waiting.
+// Polls for about as long as the GPU needs for the rest of a decode layer, then sleeps between
+// checks. Time in which this program was stopped (Ctrl-Z) does not count as waiting.
 void HandOff::await_batch(int layer, Team* team, std::chrono::duration<double> patience) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kPolling = std::chrono::milliseconds(2);
@@ -124,12 +124,12 @@ void HandOff::await_batch(int layer, Team* team, std::chrono::duration<double> p
     }
     stream_.throw_if_failed();
     require_run(waited < patience,
-                "the GPU has not come to layer {} in {:g} s: it hangs, or another program has it",
+                "the GPU did not reach layer {} in {:g} s: it hangs, or another program uses it",
                 layer, patience.count());
   }
 }
 
-// A token's row begins at the same place in every layer, whatever the layer's type: a micro-batch
+// A token's row starts at the same address in every layer, whatever the layer's type: a micro-batch
 // may hand down its next layer while the CPU still reads the other's rows.
 ExpertBatch HandOff::batch(int layer, StepRows rows) const {
   const int n_active = c_.router.n_active;

@@ -1,6 +1,6 @@
-// What a layer hands from the GPU to the CPU's experts and back. One kernel writes the rows,
-// experts and weights of the tokens into mapped memory, one reads the CPU's sum there; signals in
-// mapped words order them, so that a step may be one recorded graph (docs/hybrid.md).
+// Transfers of a layer between the GPU and the CPU experts. One kernel writes the tokens' rows,
+// experts and weights to mapped memory, another reads the CPU's sum there. Signals in mapped words
+// order them, so that a step can be one recorded graph (docs/hybrid.md).
 #pragma once
 #include <chrono>
 #include <span>
@@ -14,7 +14,7 @@
 
 namespace tandem {
 
-// Rows of a step that one micro-batch has.
+// Rows of a step that belong to one micro-batch.
 struct StepRows {
   int first, n;
 };
@@ -24,49 +24,49 @@ inline StepRows rows_of(const Batch& b) { return {b.first_row(), b.n()}; }
 class HandOff {
  public:
   struct Form {
-    // [layers][n_experts] place of an expert among those of the layer on the GPU; -1: on the CPU;
-    // nothing for a dense layer.
+    // [layers][n_experts] index of an expert among those of the layer on the GPU; -1: on the CPU;
+    // empty for a dense layer.
     std::span<const std::vector<int32_t>> places;
-    // [layers] in which the CPU's kernels want rows; any for a layer without experts on the CPU.
+    // [layers] row type of the CPU kernels; any for a layer without experts on the CPU.
     std::span<const cpu::ActivationType> rows_on_cpu;
-    int max_tokens;  // of a step
+    int max_tokens;  // tokens of a step
   };
-  // The references outlive the object. Throws Error where launches wait for the stream, which would
-  // hang a step, and when too little memory is left.
+  // The references outlive the object. Throws Error if kernel launches block on the stream, which
+  // would deadlock a step, and when too little memory is left.
   HandOff(const ModelConfig& config, const Form& form, gpu::Stream& stream);
   // Bytes on the GPU.
   static int64_t bytes_for(const ModelConfig& config, int max_tokens);
 
-  // On the GPU's side: each enqueues and returns.
+  // Functions for the GPU's side enqueue work and return.
   // Writes the batch for the CPU and signals it.
   void hand_down(const ExpertBatch& batch);
-  // The ids of those tokens that hand_down() has written for the GPU's experts: their places.
+  // The ids that hand_down() has written for the GPU's experts: places, [n, n_active].
   TensorView gpu_ids(StepRows rows) const;
-  // Waits for the CPU's next sum.
+  // Enqueues a wait for the CPU's next sum.
   void await_sum() { sum_is_there_.await(stream_); }
-  // y += the CPU's sum, [n, dim]
+  // y += the CPU's sum, [n, dim].
   void add_sum(StepRows rows, TensorView y);
 
-  // On the CPU's side.
-  // Returns when the GPU has handed down the next batch, which `layer` is said to be. The threads
-  // of `team`, if any, poll meanwhile. Throws RunError when the GPU has failed or takes longer than
+  // Functions for the CPU's side run at once.
+  // Returns when the GPU has handed down the next batch, which belongs to `layer`. The threads of
+  // `team`, if any, poll meanwhile. Throws RunError when the GPU has failed or takes longer than
   // `patience`.
   void await_batch(int layer, Team* team, std::chrono::duration<double> patience);
-  // That batch, as CpuExperts takes it.
+  // The batch of that layer, in the form of CpuExperts.
   ExpertBatch batch(int layer, StepRows rows) const;
-  // Where the CPU's sum goes, [n, dim].
+  // Buffer for the CPU's sum, [n, dim].
   TensorView sum(StepRows rows) const;
-  // The sum is there. Also lets the GPU go on when there will be none.
+  // Signals that the sum is complete. Also releases the GPU when there will be none.
   void raise_sum() { sum_is_there_.raise(); }
 
  private:
   const ModelConfig& c_;
   gpu::Stream& stream_;
   std::vector<gpu::RowType> types_;            // [layers]
-  int64_t row_place_ = 0;                      // bytes of a row of any layer
+  int64_t row_place_ = 0;                      // maximum bytes of a row in any layer
   gpu::Buffer places_;                         // [layers, n_experts]
   gpu::Buffer gpu_ids_;                        // [max_tokens, n_active]
-  gpu::Buffer ids_, weights_, scales_, rows_;  // mapped, handed down
+  gpu::Buffer ids_, weights_, scales_, rows_;  // mapped, written by hand_down()
   gpu::Buffer sum_;                            // mapped, [max_tokens, dim]
   gpu::SignalToHost handed_down_;
   gpu::SignalToStream sum_is_there_;

@@ -39,11 +39,11 @@ HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int 
   }
 }
 
-// Hands the batch down, and starts the GPU's own experts.
+// Hands the batch down and starts the GPU's own experts.
 Ticket HybridExperts::start(const ExpertBatch& batch) {
   require_not_failed();
   const Ticket ticket = ticket_of(batch.first_row);
-  require_run(batches_[ticket].x.empty(), kFailed);  // an error left it
+  require_run(batches_[ticket].x.empty(), kFailed);  // left by an error
   batches_[ticket] = batch;
   const StepTrace::Layer& layer = layers_[batch.layer];
   ExpertBatch on_gpu = batch;
@@ -83,7 +83,7 @@ bool HybridExperts::streams(int64_t n_tokens) const {
   return division_.stream_from > 0 && n_tokens >= division_.stream_from && !stream_.is_recording();
 }
 
-// All of its experts that the GPU does not have.
+// Whether the CPU computes all experts of the batch that the GPU does not have.
 bool HybridExperts::cpu_computes(const ExpertBatch& batch) const {
   return layers_[batch.layer].on_cpu && !streams(batch.x.rows);
 }
@@ -93,7 +93,8 @@ bool HybridExperts::prefers_micro_batches(int n_sequences) const {
          !streams(n_sequences);
 }
 
-// The kernels that wait for the sum are enqueued before it is computed: the GPU goes on by itself.
+// The kernels that wait for the sum are enqueued before it is computed, so the GPU needs no further
+// launches to continue.
 void HybridExperts::add_from_cpu(int layer, StepRows rows, Ticket ticket, TensorView y) {
   hand_off_.await_sum();
   trace_.stamp(layer, ticket, StepTrace::kSumSeen);
@@ -107,7 +108,7 @@ void HybridExperts::add_from_cpu(int layer, StepRows rows, Ticket ticket, Tensor
   }
 }
 
-// One layer's part, once the GPU has handed it down.
+// Computes the CPU's part of one layer, once the GPU has handed it down.
 void HybridExperts::serve(int layer, StepRows rows, Ticket ticket) {
   const double waits = StepTrace::now();
   hand_off_.await_batch(layer, parts_.team, parts_.patience);
@@ -120,12 +121,12 @@ void HybridExperts::serve(int layer, StepRows rows, Ticket ticket) {
   trace_.add_cpu(layer, ticket, {waits, begins, StepTrace::now()});
 }
 
-// The same of a layer whose experts are divided. What waits on the GPU waits for the link, so it is
-// not held up by an error.
+// The same for a layer with streamed experts. The GPU waits for the link only, so an error does not
+// block it.
 void HybridExperts::share(const ExpertBatch& batch, Ticket ticket, TensorView y) {
   const StepRows rows = rows_of(batch);
   streamed_ = true;
-  division_.streaming->bring_ahead(batch.layer);
+  division_.streaming->upload_ahead(batch.layer);
   const double waits = StepTrace::now();
   try {
     hand_off_.await_batch(batch.layer, parts_.team, parts_.patience);
@@ -163,7 +164,7 @@ void HybridExperts::end_step(const MicroBatches& step) {
 
 void HybridExperts::require_not_failed() const { require_run(!failed_, kFailed); }
 
-// The GPU would wait for ever for so many sums.
+// Releases the GPU from waiting for this many sums.
 void HybridExperts::give_up(int n_sums) {
   failed_ = true;
   for (int i = 0; i < n_sums; ++i) hand_off_.raise_sum();
@@ -186,7 +187,7 @@ int HybridExperts::measured_crossover(int max_tokens, CudaStreaming& streaming) 
     stream_.wait();
     return StepTrace::now() - start;
   };
-  // The faster of two: a disturbance would decide for all prompts to come.
+  // The faster of two runs, because a disturbance would affect all later prompts.
   const auto seconds = [&](int n, bool streamed) {
     const double once = seconds_once(n, streamed);
     return std::min(once, seconds_once(n, streamed));

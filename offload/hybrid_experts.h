@@ -1,5 +1,5 @@
-// Routed experts of a backbone on a GPU: some on the GPU, the others in host memory, computed at
-// the same time. In long steps some of host memory's are streamed to the GPU (cuda_streaming.h).
+// Routed experts for a backbone on a GPU: some on the GPU, the others in host memory, computed at
+// the same time. Long steps stream some of the latter to the GPU (cuda_streaming.h).
 #pragma once
 #include <array>
 
@@ -13,44 +13,45 @@ namespace tandem {
 class HybridExperts final : public ExpertPool {
  public:
   struct Parts {
-    const ModelWeights& weights;  // on the GPU, with the experts that are there
+    const ModelWeights& weights;  // on the GPU, with its experts
     CudaExperts& on_gpu;
     ExpertPool& on_cpu;  // has all others, and takes rows as CpuExperts does
-    // [layers] in which its kernels want rows; any for a layer without.
+    // [layers] row type of its kernels; any for a layer without experts on the CPU.
     std::vector<cpu::ActivationType> rows_on_cpu;
     gpu::Stream& stream;
-    Team* team = nullptr;                        // computes on_cpu; polls while the GPU is awaited
-    std::chrono::duration<double> patience{60};  // with the GPU
+    Team* team = nullptr;                        // computes on_cpu; polls while waiting for the GPU
+    std::chrono::duration<double> patience{60};  // maximum wait for the GPU
   };
   // How steps are divided.
   struct Division {
-    int micro_batches_from = 0;  // sequences of a decode step that has two; 0: never
-    int stream_from = 0;         // tokens of a step that streams; 0: never
+    int micro_batches_from = 0;  // sequences from which a decode step has two; 0: never
+    int stream_from = 0;         // tokens from which a step streams; 0: never
     CudaStreaming* streaming = nullptr;
   };
-  // For steps of up to max_tokens tokens. References outlive the object. One thread, the CPU team's
-  // own, makes all calls.
+  // For steps of up to max_tokens tokens. References outlive the object. All calls come from one
+  // thread, the CPU team's own.
   HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens);
   // Bytes on the GPU.
   static int64_t bytes_for(const ModelConfig& config, int max_tokens) {
     return HandOff::bytes_for(config, max_tokens);
   }
 
-  // From the next step on.
+  // Applies from the next step on.
   void divide(const Division& division) {
-    check(division.stream_from == 0 || division.streaming, "who streams");
+    check(division.stream_from == 0 || division.streaming,
+          "a streaming division needs CudaStreaming");
     division_ = division;
   }
   const Division& division() const { return division_; }
-  // The number of tokens, up to max_tokens, from which on streaming is faster, measured here and
-  // now with one layer, all of whose experts are used; 0: never. Division stays as it is.
+  // The number of tokens, up to max_tokens, from which on streaming is faster; 0: never. Measures
+  // with one layer, of which all experts are used. Does not change division().
   int measured_crossover(int max_tokens, CudaStreaming& streaming);
   void record(Timeline& timeline) { trace_.record(timeline); }
 
   bool waits(Ticket ticket) override;
-  // Enqueues the GPU's part and the CPU's sum, and computes that while the GPU does what was
-  // enqueued before. Throws RunError when the GPU has failed or is late; it is not held up by that,
-  // and no later step is computed.
+  // Enqueues the GPU's part and the addition of the CPU's sum, and computes that sum while the GPU
+  // does earlier work. Throws RunError when the GPU has failed or takes too long; the GPU is
+  // released, and no later step is computed.
   void add_to(Ticket ticket, TensorView y) override;
   bool prefers_micro_batches(int n_sequences) const override;
   void follow(const MicroBatches& step) override;
@@ -72,8 +73,8 @@ class HybridExperts final : public ExpertPool {
   HandOff hand_off_;
   StepTrace trace_;
   Division division_;
-  std::array<ExpertBatch, kMostTickets> batches_ = {};  // under way
-  bool streamed_ = false;                               // some layer of the step
+  std::array<ExpertBatch, kMostTickets> batches_ = {};  // submitted and not yet added
+  bool streamed_ = false;                               // whether a layer of the step streamed
   bool failed_ = false;
 };
 

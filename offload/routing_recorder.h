@@ -6,7 +6,7 @@
 
 namespace tandem {
 
-// counts[expert] += how often a token chose it. ids: [tokens, n_active] in host memory.
+// Adds to counts[expert] how often a token chose it. ids: [tokens, n_active] in host memory.
 void count_choices(const TensorView& ids, std::vector<int64_t>& counts);
 
 class RoutingRecorder final : public ExpertObserver {

@@ -11,13 +11,13 @@ double StepTrace::now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The clocks are compared once, to within what a stamp takes to arrive.
+// Compares the clocks once; the error is at most the time for which a stamp takes to arrive.
 void StepTrace::record(Timeline& timeline) {
   timeline_ = &timeline;
   const int64_t places = int64_t{ExpertPool::kMostTickets} * n_layers_;
   stamps_ = {places * kPoints * int64_t{sizeof(uint64_t)}, gpu::Site::kMapped};
   cpu_times_.resize(places);
-  stamp(0, 0, kEntered);  // the first start of a kernel takes longer
+  stamp(0, 0, kEntered);  // the first launch of a kernel takes longer
   stream_.wait();
   const double before = now();
   stamp(0, 0, kEntered);
@@ -47,7 +47,7 @@ void StepTrace::end_step(std::span<const Layer> layers, const MicroBatches& step
 
 void StepTrace::add_spans(std::span<const Layer> layers, Ticket ticket, bool streamed) {
   using Track = Timeline::Track;
-  double left = 0;  // the layer before
+  double left = 0;  // end of the previous layer
   for (int l = 0; l < n_layers_; ++l) {
     const Layer& layer = layers[l];
     if (!layer.on_gpu && !layer.on_cpu) continue;
@@ -75,7 +75,7 @@ void StepTrace::add_spans(std::span<const Layer> layers, Ticket ticket, bool str
     on_gpu("waits for the CPU", kOwnDone, kSumSeen);
     on_gpu("adds the CPU's sum", kSumSeen, kLeft);
     add("experts", Track::kCpu, cpu.begins, cpu.ends);
-    // What is seen later than it was sent, beyond the time that the receiver was busy.
+    // Delay between sending and seeing, without the time for which the receiver was busy.
     const double down = std::max(at(kHandedDown), cpu.waits), up = std::max(cpu.ends, at(kOwnDone));
     add("down", Track::kHandOff, std::min(down, cpu.begins), cpu.begins);
     add("up", Track::kHandOff, std::min(up, at(kSumSeen)), at(kSumSeen));

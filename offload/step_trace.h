@@ -1,5 +1,5 @@
-// Times of a step that GPU and CPU share, for a Timeline: the GPU's are stamps that its stream
-// writes, also in recorded steps. Without a timeline nothing is stamped.
+// Times of a hybrid step for a Timeline. The GPU's are stamps that its stream writes, also in
+// recorded steps. Nothing is stamped without a timeline.
 #pragma once
 #include <span>
 #include <vector>
@@ -12,36 +12,36 @@ namespace tandem {
 
 class StepTrace {
  public:
-  // Places in a layer's work on the GPU, in this order.
+  // Points in a layer's work on the GPU, in this order.
   enum Point {
-    kEntered,     // attention and router are done
-    kHandedDown,  // the CPU has its rows
-    kSubmitted,   // gate and up of the GPU's experts
-    kSharedDone,  // the shared expert
-    kResumed,     // what the other micro-batch had in between
-    kOwnDone,     // down of the GPU's experts
-    kSumSeen,     // the CPU's sum is there
-    kLeft,        // and is added
+    kEntered,     // attention and router have ended
+    kHandedDown,  // the rows are handed down to the CPU
+    kSubmitted,   // gate and up of the GPU's experts have ended
+    kSharedDone,  // the shared expert has ended
+    kResumed,     // the other micro-batch's work in between has ended
+    kOwnDone,     // down of the GPU's experts has ended
+    kSumSeen,     // the CPU's sum has arrived
+    kLeft,        // the CPU's sum is added
     kPoints
   };
   struct CpuTimes {
     double waits, begins, ends;
   };
-  // What a layer's spans are.
+  // Which devices compute a layer's experts.
   struct Layer {
     bool on_gpu = false, on_cpu = false;
   };
 
   StepTrace(gpu::Stream& stream, int n_layers) : stream_(stream), n_layers_(n_layers) {}
-  // From now on; steps that were recorded before are not stamped. The timeline outlives the object.
-  // Steps then end in waiting for the GPU.
+  // Starts recording; steps that were recorded before are not stamped. The timeline outlives the
+  // object. Each step then waits for the GPU at its end.
   void record(Timeline& timeline);
 
   void stamp(int layer, Ticket ticket, Point point);
   void add_cpu(int layer, Ticket ticket, CpuTimes times);
-  // The last layer is enqueued. `streamed`: experts of host memory went to the GPU.
+  // Call it when the last layer is enqueued. `streamed`: experts were streamed to the GPU.
   void end_step(std::span<const Layer> layers, const MicroBatches& step, bool streamed);
-  // Seconds of the clock of add_cpu().
+  // Seconds on the clock of add_cpu().
   static double now();
 
  private:
@@ -56,7 +56,7 @@ class StepTrace {
   Timeline* timeline_ = nullptr;
   gpu::Buffer stamps_;               // mapped, [kMostTickets, layers, kPoints]
   std::vector<CpuTimes> cpu_times_;  // [kMostTickets, layers]
-  double clock_offset_ = 0;          // the CPU's clock less the GPU's
+  double clock_offset_ = 0;          // the CPU's clock minus the GPU's
 };
 
 }  // namespace tandem

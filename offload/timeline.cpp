@@ -15,7 +15,7 @@ struct Sum {
   double seconds = 0;
   int n = 0;
 };
-using Sums = std::map<std::string, Sum>;  // by part
+using Sums = std::map<std::string, Sum>;  // by name of the part
 
 Json mean_parts(const Timeline& timeline, const std::vector<PlannedLayer>& planned);
 Json beside_planned(const Sums& sums, const LayerTime& planned);
@@ -61,7 +61,7 @@ std::string timeline_json(const Timeline& timeline, const std::vector<PlannedLay
 namespace {
 
 Json mean_parts(const Timeline& timeline, const std::vector<PlannedLayer>& planned) {
-  std::map<int, Sums> sums;  // by tokens of a step
+  std::map<int, Sums> sums;  // by the step's number of tokens
   for (const Timeline::Span& s : timeline.spans()) {
     Sum& sum = sums[timeline.n_tokens(s.step)]
                    [std::string(kTracks[static_cast<int>(s.track)]) + ": " + s.name];
@@ -80,7 +80,7 @@ Json mean_parts(const Timeline& timeline, const std::vector<PlannedLayer>& plann
   return means;
 }
 
-// The planner's parts and the spans that measure them.
+// Parts of the planner and the spans that measure them.
 struct Beside {
   const char* name;
   std::vector<Part> planned;
@@ -106,8 +106,8 @@ Sum sum_of(const Sums& sums, const char* part) {
   return it == sums.end() ? Sum() : it->second;
 }
 
-// Spans of the GPU follow one another: together they are the layer. Null where there was no room
-// for a whole one.
+// The GPU's spans follow one another and together form the layer. Null if no whole layer was
+// recorded.
 Json beside_planned(const Sums& sums, const LayerTime& planned) {
   const int n_layers = sum_of(sums, "GPU: shared expert").n;
   if (n_layers == 0) return nullptr;

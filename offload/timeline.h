@@ -1,5 +1,5 @@
-// What GPU and CPU did when, in steps that they share: a record of fixed size, and its form for a
-// Chrome trace viewer (chrome://tracing, ui.perfetto.dev).
+// Records when GPU and CPU worked on what in hybrid steps, in memory of fixed size, and writes it
+// as JSON for a Chrome trace viewer (chrome://tracing, ui.perfetto.dev).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,18 +13,18 @@ class Timeline {
  public:
   enum class Track : uint8_t { kGpu, kHandOff, kCpu };
   struct Span {
-    const char* name;  // of a part: lives as long as the program
+    const char* name;  // name of the part, a string literal
     Track track;
     int layer;
-    int half;           // of a step in two, else 0
-    double begin, end;  // seconds of one clock
+    int half;           // micro-batch, 0 in a step without two
+    double begin, end;  // seconds on one clock
     int step = 0;
   };
 
   Timeline() { spans_.reserve(kMaxSpans); }
 
   void start_step(int n_tokens);
-  // Of the step that was started last. What is beyond the room is left out.
+  // Adds a span to the step started last. Spans beyond the capacity are dropped.
   void add(Span span);
 
   const std::vector<Span>& spans() const { return spans_; }
@@ -38,8 +38,9 @@ class Timeline {
   int n_steps_ = 0;
 };
 
-// Spans as trace events; beside them, of steps of as many tokens each, the mean seconds a layer of
-// every part, and where a layer of as many tokens was planned, its parts beside the measured ones.
+// Spans as trace events. Also contains, for each number of tokens per step, the mean seconds of
+// every part of a layer and, if a layer with as many tokens was planned, its planned parts for
+// comparison.
 std::string timeline_json(const Timeline& timeline, const std::vector<PlannedLayer>& planned = {});
 
 }  // namespace tandem

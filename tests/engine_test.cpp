@@ -217,7 +217,7 @@ TEST(Engine, ATokenThatCannotComeFailsOnlyItsAnswer) {
           .after_thinking = false, .end_tokens = {}, .vocabulary = tokenizer().vocab_size() + 64});
   const Ending ending = engine.submit(std::move(request)).get();
   EXPECT_EQ(ending.finish, FinishReason::kFailed);
-  EXPECT_TRUE(says(ending.error, "no token of the vocabulary may follow")) << ending.error;
+  EXPECT_TRUE(says(ending.error, "allow no token of the vocabulary")) << ending.error;
 }
 
 std::vector<std::string> texts_of(RunningEngine& engine, bool one_by_one) {

@@ -96,7 +96,7 @@ TEST_F(OnTheCpu, PartsForOthersAreRefused) {
            "layers 0-60 of the backbone are on host0.gpu0: this program runs them on host0.cpu"));
   EXPECT_TRUE(says(after([&] { text_["backbone"]["format"] = "bf16"; }),
                    "the backbone is bf16: this program keeps it as stored, fp8"));
-  EXPECT_TRUE(says(after([&] { text_["prefill"]["stream_from_tokens"] = 64; }), "make it 0"));
+  EXPECT_TRUE(says(after([&] { text_["prefill"]["stream_from_tokens"] = 64; }), "set it to 0"));
   EXPECT_TRUE(
       says(after([&] { text_["micro_batches"] = 2; }), "no GPU that the CPU could overlap with"));
   EXPECT_TRUE(says(after([&] {

@@ -40,7 +40,7 @@ void expect_refused(const GpuFacts& facts, std::initializer_list<const char*> pa
 }
 
 TEST(CardCheck, NoDriver) {
-  expect_refused({}, {"no NVIDIA driver is on this machine", "install one"});
+  expect_refused({}, {"this machine has no NVIDIA driver", "install one"});
 }
 
 TEST(CardCheck, ADriverOlderThanTheToolkit) {
@@ -48,7 +48,7 @@ TEST(CardCheck, ADriverOlderThanTheToolkit) {
   facts.driver = 11080;
   facts.count = GpuFacts::Count::kDriverTooOld;
   facts.n_cards = 0;
-  expect_refused(facts, {"driver knows CUDA 11.8", "built with 13.0", "install a newer driver"});
+  expect_refused(facts, {"driver supports CUDA 11.8", "built with 13.0", "install a newer driver"});
 }
 
 TEST(CardCheck, NoCard) {
@@ -76,7 +76,7 @@ TEST(CardCheck, ACardThatTheProgramWasNotBuiltFor) {
   expect_refused(facts,
                  {"built for other GPUs than NVIDIA H200 (compute capability 9.0)", "TANDEM_CUDA"});
   facts.kernels = GpuFacts::Kernels::kPtxTooNew;
-  expect_refused(facts, {"knows CUDA 12.4", "PTX of CUDA 13.0", "install a newer driver"});
+  expect_refused(facts, {"supports CUDA 12.4", "PTX of CUDA 13.0", "install a newer driver"});
 }
 
 TEST(CardCheck, AFailureNamesItsPlace) {

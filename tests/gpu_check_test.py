@@ -19,7 +19,7 @@ SCRIPT = ROOT / "tests" / "gpu_check.sh"
 
 # FAKE_<suite> says what a suite does, FAKE_<tool>_<suite> under compute-sanitizer.
 TESTS = """#!/bin/bash
-[ "$FAKE_GPU" = no ] && { echo "skipped: no NVIDIA driver is on this machine"; exit 77; }
+[ "$FAKE_GPU" = no ] && { echo "skipped: this machine has no NVIDIA driver"; exit 77; }
 [ "$FAKE_GPU" = broken ] && exit 3
 echo 'on NVIDIA "H200" 1\\0, compute capability 9.0, built with CUDA 12.8, driver for CUDA 13.0'
 case "$1" in

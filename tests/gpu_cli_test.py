@@ -39,7 +39,7 @@ class Case(unittest.TestCase):
 
     def falls_back(self, result, why):
         self.assertEqual(result.returncode, 0, result)
-        self.assertRegex(result.stderr, rf"\Awarning: the CPU computes: .*{why}.*\n\Z")
+        self.assertRegex(result.stderr, rf"\Awarning: running on the CPU: .*{why}.*\n\Z")
         self.assertEqual(result.stdout, run(PRODUCT).stdout)
 
 

@@ -184,7 +184,7 @@ TEST(Emulator, FindsWrongAddresses) {
                fault_in("copies_to_no_shared_memory", "address outside shared_memory\\(\\)")));
   EXPECT_TRUE(found_in(writes_past_the_buffer,
                        "block \\(0, 0, 0\\) thread [0-9]+, which last met others at no line:0, "
-                       "touches what is behind a buffer, at 0x[0-9a-f]+: addr2line -fe "));
+                       "touches memory behind a buffer, at 0x[0-9a-f]+: addr2line -fe "));
 }
 TEST(Emulator, FindsTooLittleSharedMemory) {
   EXPECT_TRUE(found_in(right, fault_in("right", "launched with less shared memory"), 64));

@@ -21,7 +21,7 @@ void expect_fallback(ModelOptions options, const std::string& why) {
   options.device = DeviceChoice::kAuto;
   EXPECT_EQ(LoadedModel(options).device(), "cpu");
   ASSERT_EQ(lines.size(), 1u);
-  EXPECT_TRUE(says(lines[0], "the CPU computes: "));
+  EXPECT_TRUE(says(lines[0], "running on the CPU: "));
   EXPECT_TRUE(says(lines[0], why));
   EXPECT_EQ(lines[0].find('\n'), std::string::npos);
   options.device = DeviceChoice::kCuda;

@@ -111,7 +111,7 @@ void expect_a_placement_to_decide(ModelOptions options) {
   options.kv.reset();
   EXPECT_EQ(LoadedModel(options).cache().layer(0).dtype, DType::kF8E4M3);
   options.kv = DType::kBF16;
-  EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "a KV cache of another type"));
+  EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "another type of KV cache"));
 }
 
 // Where experts of a model with random weights are almost as good as each other, another one may be
@@ -187,7 +187,7 @@ TEST(GpuEngine, TooLittleMemoryIsSaidBeforeLoading) {
   EXPECT_TRUE(says(fits, "--ctx "));
   EXPECT_TRUE(says(never, "do not fit with any --ctx"));
   EXPECT_TRUE(says(none, "use --device cpu"));
-  EXPECT_TRUE(says(said, "the CPU computes: "));
+  EXPECT_TRUE(says(said, "running on the CPU: "));
 }
 
 TEST(GpuEngine, OtherExpertFormatsAreRefused) {

@@ -90,7 +90,7 @@ TEST_F(HybridHandOff, LikelyExpertsAreBroughtAhead) {
   using Ids = std::vector<int>;
   constexpr int64_t kExpertBytes = int64_t{3} * 128 * 128 * sizeof(uint16_t);
   EXPECT_EQ(brought(kAllToTheGpu, {0, 1, 2}), (Ids{0, 1, 2}));
-  EXPECT_EQ(streaming.bytes_brought(), 3 * kExpertBytes) << "and nothing between them";
+  EXPECT_EQ(streaming.bytes_streamed(), 3 * kExpertBytes) << "and nothing between them";
   EXPECT_EQ(brought(kAllToTheGpu, {5, 6, 7}), (Ids{0, 1, 5, 6, 7}));
   Ids ahead = brought(kAllToTheCpu, {3, 4, 2});
   ahead.resize(3);
@@ -178,7 +178,7 @@ TEST_F(ConvertedHandOff, OtherFormatsAreNotBrought) {
   EXPECT_FALSE(CudaStreaming::takes(*cpu_));
   EXPECT_TRUE(
       says(error_of([&] { CudaStreaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_); }),
-           "make stream_from_tokens 0"));
+           "set stream_from_tokens to 0"));
 }
 
 TEST_F(HybridHandOff, TheCrossoverIsMeasured) {

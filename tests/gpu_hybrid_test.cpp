@@ -378,7 +378,7 @@ TEST_F(HybridHandOff, ACardThatDoesNotComeIsSaid) {
   SetUp();
   const auto start = std::chrono::steady_clock::now();
   const std::string said = error_of([&] { run_layer(1, 2); });
-  EXPECT_TRUE(says(said, "the GPU has not come to layer 1 in 0.1 s"));
+  EXPECT_TRUE(says(said, "the GPU did not reach layer 1 in 0.1 s"));
   EXPECT_GT(std::chrono::steady_clock::now() - start, milliseconds(99));
   release.set_value();
   stream_.wait();

@@ -90,9 +90,9 @@ TEST_F(Edited, NamesLayerAndExpert) {
                    "names host0.cpu twice"));
   EXPECT_TRUE(says(r([](Json& p) { group(p)["owners"] = Json::array(); }), "has no owner"));
   EXPECT_TRUE(says(r([](Json& p) { group(p)["experts"] = "0-256"; }),
-                   fmt::format("layer {}: expert 256, and the model has 0-255", first)));
+                   fmt::format("layer {}: expert 256 does not exist: the model has 0-255", first)));
   EXPECT_TRUE(says(r([](Json& p) { p["experts"]["layers"][0]["groups"].push_back(group(p)); }),
-                   "stands twice"));
+                   "is listed twice"));
   EXPECT_TRUE(says(r([](Json& p) { p["experts"]["layers"] = Json::array(); }),
                    fmt::format("layer {}: no owner of expert 0", first)));
   EXPECT_TRUE(
@@ -159,7 +159,7 @@ TEST_F(Edited, RefusesSlipsOfThePen) {
   EXPECT_TRUE(says(refusal([](Json& p) { p["kv"]["type"] = "fp4"; }), "expected bf16 or fp8"));
   EXPECT_TRUE(says(refusal([](Json& p) { group(p)["format"] = "fp7"; }), "fp7"));
   EXPECT_TRUE(says(refusal([](Json& p) { group(p)["owners"] = {"gpu0"}; }),
-                   "\"gpu0\" is no device: expected host0.cpu or host0.gpu0"));
+                   "\"gpu0\" is not a device: expected a name like host0.cpu or host0.gpu0"));
   EXPECT_TRUE(says(refusal([](Json& p) { p["prefill"]["chunk_tokens"] = 65'537; }),
                    "chunk_tokens is 65537"));
   EXPECT_TRUE(says(refusal([](Json& p) { p["micro_batches"] = 3; }), "micro_batches is 3"));

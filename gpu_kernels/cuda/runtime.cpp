@@ -14,7 +14,7 @@ namespace tandem::gpu {
 
 struct Stream::Impl {
   cudaStream_t stream;
-  std::vector<std::unique_ptr<std::function<void()>>> captured;  // live as long as the stream
+  std::vector<std::unique_ptr<std::function<void()>>> captured;  // must live as long as the stream
 };
 struct Event::Impl {
   cudaEvent_t event;

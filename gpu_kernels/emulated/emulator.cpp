@@ -2,7 +2,7 @@
 // barriers, warp collectives and polls. Blocks run one after another, or each on its own CPU thread
 // if the launch is co_resident. Misuse that would make a GPU hang or compute garbage aborts.
 //
-// This file is compiled without -fsanitize=thread: the sanitizer then sees fibers as unordered
+// This file is compiled without -fsanitize=thread: the sanitizer then treats fibers as unordered
 // threads, and only barriers, __syncwarp and acquire/release order their memory.
 #include "gpu_kernels/emulated/emulator.h"
 
@@ -33,7 +33,7 @@ constinit thread_local dim3 blockDim, gridDim;
 namespace tandem::gpu::emulated {
 namespace {
 
-constexpr int64_t kMaxSharedBytes = 99 * 1024;  // of the weakest supported GPUs: sm_89, sm_120
+constexpr int64_t kMaxSharedBytes = 99 * 1024;  // limit of the weakest GPUs: sm_89 and sm_120
 
 struct Fiber : Context {
   int thread = 0;
@@ -46,14 +46,14 @@ struct Fiber : Context {
   int copy_group = 0;
 };
 
-// Lanes that synchronise under one mask. Packets alternate between two tables: no lane can be two
-// rounds ahead of a lane that still reads.
+// Lanes that synchronise under one mask. Packets alternate between two tables, because no lane can
+// be two rounds ahead of a lane that still reads.
 struct Meeting {
   unsigned mask = 0, arrived = 0;
   uint64_t round = 0;
   Where at = Caller::here();
   Packet packets[2][32];
-  float sums[2][32][4];  // of multiply()
+  float sums[2][32][4];  // sums of multiply()
 };
 
 std::array<float, 256> e4m3_values() {
@@ -147,7 +147,7 @@ class Block {
   Grid* grid_ = nullptr;
   int n_live_ = 0, n_arrived_ = 0;
   uint64_t round_ = 0, barrier_marks_[2] = {};
-  int64_t n_copies_ = 0, n_collectives_ = 0;  // of this run
+  int64_t n_copies_ = 0, n_collectives_ = 0;  // counts of this run
   Where barrier_at_ = Caller::here();
 };
 
@@ -172,7 +172,7 @@ std::vector<int> schedule(int n, uint64_t salt) {
   return ids;
 }
 
-// The first and the last n_at_ends of n blocks.
+// The indices of the first and the last n_at_ends of n blocks.
 std::vector<int64_t> blocks_to_run(int64_t n, int64_t n_at_ends) {
   std::vector<int64_t> ids;
   const int64_t n_first = std::min(n, n_at_ends);
@@ -221,7 +221,7 @@ int64_t blocks_option() {
 void run_grid(const LaunchShape& shape, int64_t n_at_ends, const std::function<void()>& body) {
   const int64_t n_blocks = int64_t{shape.grid_x} * shape.grid_y * shape.grid_z;
   Grid grid{shape, body, blocks_to_run(n_blocks, n_at_ends), {}};
-  // Freed or reused memory would order the blocks in the eyes of ThreadSanitizer.
+  // Freed or reused memory would make ThreadSanitizer treat the blocks as ordered.
   const size_t n_shared = shape.co_resident || under_thread_sanitizer() ? grid.blocks.size() : 1;
   for (size_t i = 0; i < n_shared; ++i) grid.shared.push_back(allocate_shared(shape.shared_bytes));
   publish(&grid.begin_mark);
@@ -268,7 +268,7 @@ void Block::run(Grid& grid, size_t nth) {
         turn = run_each(warp);
         all.ran |= turn.ran;
         all.progress |= turn.progress;
-      } while (fixed && turn.progress);  // keeps a warp's stacks in the cache
+      } while (fixed && turn.progress);  // keeps the stacks of a warp in the cache
     }
     if (!all.ran) report_deadlock();
     if (!all.progress) {  // all wait for an event outside the block
@@ -309,7 +309,7 @@ Block::~Block() {
   for (Fiber& f : fibers_) destroy(f);
 }
 
-// Runs each of the threads that is ready once.
+// Runs each of the ready threads once.
 Block::Turn Block::run_each(std::span<const int> threads) {
   Turn turn;
   for (int i : threads) {
@@ -375,7 +375,7 @@ void Block::sync(Where at) {
   observe(mark);
 }
 
-// What the lanes of `mask` meet at next.
+// The next collective of the lanes of `mask`.
 Meeting& Block::meeting(unsigned mask, Where at) {
   const int lane = running->thread % 32;
   ++n_collectives_;
@@ -395,7 +395,7 @@ Meeting& Block::meeting(unsigned mask, Where at) {
   return m;
 }
 
-// Whether this lane is the last to arrive, who opens the meeting; the others wait until it has.
+// True if this lane is the last to arrive, which opens the meeting; the others wait until then.
 bool Block::arrives_last(Meeting& m) {
   m.arrived |= 1u << running->thread % 32;
   return m.arrived == m.mask;
@@ -418,7 +418,7 @@ const Packet* Block::exchange(unsigned mask, const Packet& mine, bool orders_mem
   return packets;
 }
 
-// The last lane computes for all: numbers are decoded once, and columns are a vector.
+// The last lane computes for all, so that numbers are decoded once and columns form a vector.
 void Block::multiply(Mma kind, const Packet& mine, float (&c)[4], Where at) {
   Meeting& m = meeting(~0u, at);
   const int lane = running->thread % 32;

@@ -12,7 +12,7 @@ namespace tandem::gpu::emulated {
 
 using Where = Caller;
 
-// What one lane contributes to a collective.
+// Contribution of one lane to a collective.
 struct alignas(16) Packet {
   uint32_t word[8];
 };
@@ -52,8 +52,8 @@ void sync_block(Where at);
 // Synchronises the lanes of `mask`; returns the packets of all 32. `orders_memory` is for
 // __syncwarp.
 const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at);
-// Tensor-core product of a warp: every lane brings its pieces of a and b as a packet and of the
-// sums as c, and gets c back. Each sum is formed in ascending order of k, in float.
+// Tensor-core product of a warp: every lane passes its pieces of a and b as a packet and its piece
+// of the sums as c, which is updated. Each sum is formed in ascending order of k, in float.
 enum class Mma { kBf16, kE4m3 };  // m16n8k16, m16n8k32
 void multiply(Mma kind, const Packet& mine, float (&c)[4], Where at);
 void yield();

@@ -44,7 +44,7 @@ Owners assign_experts(const std::vector<double>& shares, int n_ranks, int n_redu
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return copies[a] > copies[b]; });
 
   const int slots = (n + n_redundant + n_ranks - 1) / n_ranks;
-  // Ranks with room, the least loaded first.
+  // Ranks with free slots, the least loaded first.
   using Rank = std::tuple<double, int, int>;  // load, replicas held, number
   std::priority_queue<Rank, std::vector<Rank>, std::greater<>> ranks;
   for (int rank = 0; rank < n_ranks; ++rank) ranks.push({0, 0, rank});

@@ -15,9 +15,7 @@
 
 namespace tandem {
 
-// Selects the experts that move from a host's CPUs to its GPUs: the most used first, in one order
-// over all layers.
-// A GPU and its relative share of the experts that move.
+// A GPU and its relative share of the experts that move from a host's CPUs to its GPUs.
 struct GpuQuota {
   DeviceId gpu;
   double part;
@@ -41,7 +39,7 @@ class HotExperts {
   std::vector<int> layers_;                  // MoE layers
   std::vector<std::vector<double>> chance_;  // [MoE layers][experts]; empty under even routing
   std::vector<std::vector<int>> order_;      // [MoE layers] experts, hottest first; one row if even
-  std::vector<double> chances_;              // of all layers' experts, descending
+  std::vector<double> chances_;              // chances of all layers' experts, descending
   int64_t size_;
 };
 
@@ -415,7 +413,7 @@ std::vector<LayerExperts> HotExperts::first(int64_t n, const std::vector<GpuQuot
     return layers;
   }
   const double least = n == 0 ? 2 : chances_[n - 1];
-  int64_t left = n;  // how many experts of exactly the chance `least` are still to be taken
+  int64_t left = n;  // experts of exactly chance `least` that are still to be selected
   left -= std::lower_bound(chances_.begin(), chances_.end(), least, std::greater<>()) -
           chances_.begin();
   for (int i = 0; i < n_layers; ++i) {

@@ -98,17 +98,17 @@ void require_executed(const ModelConfig& config, const Placement& p) {
           "placement: the head is on the CPU and the backbone on a GPU: this program runs them on "
           "one device");
   require(on_gpu || p.stream_from_tokens == 0,
-          "placement: stream_from_tokens is {}: there is no GPU to bring experts to; make it 0",
+          "placement: stream_from_tokens is {}: there is no GPU to stream experts to; set it to 0",
           p.stream_from_tokens);
-  require(
-      on_gpu || p.micro_batches == 1,
-      "placement: micro_batches is {}: there is no GPU that the CPU could overlap with; make it 1",
-      p.micro_batches);
+  require(on_gpu || p.micro_batches == 1,
+          "placement: micro_batches is {}: there is no GPU that the CPU could overlap with; set it "
+          "to 1",
+          p.micro_batches);
   const WeightFormat stored = stored_expert_format(config);
   for (const LayerExperts& l : p.layers)
     for (const ExpertGroup& group : l.groups) {
       require(group.owners.size() == 1,
-              "placement: layer {}: expert {} has {} owners: this program runs it in one place",
+              "placement: layer {}: expert {} has {} owners: this program runs it on one device",
               l.first, group.experts.front(), group.owners.size());
       if (group.owners[0] == kCpu) continue;
       require(on_gpu,

@@ -8,13 +8,13 @@
 
 namespace tandem {
 
-// What is placed on the GPU when it holds the backbone.
+// Parts placed on the GPU when it holds the backbone.
 struct GpuParts {
   bool embedding_on_cpu = false;
-  // Steps of at least so many tokens stream the CPU's experts to the GPU. 0: none.
+  // Steps of at least this many tokens stream the CPU's experts to the GPU. 0: none.
   // kMeasuredCrossover: the threshold is measured once the experts are loaded.
   int stream_from_tokens = 0;
-  // Decode steps of at least so many sequences run as two micro-batches; 0: none.
+  // Decode steps of at least this many sequences run as two micro-batches; 0: none.
   int micro_batches_from_sequences = 0;
   // [layers][n_experts], empty for a dense layer: true for experts on the GPU.
   std::vector<std::vector<bool>> experts;

@@ -4,9 +4,9 @@
 
 namespace tandem {
 
-// Replaces the placement's experts by the assignment with the least score among all assignments of
-// whole experts to the devices of a single host, if there are at most 10,000. Everything else
-// stays, and so do placements with sliced or replicated experts.
+// Replaces the placement's experts by the assignment with the lowest score among all assignments of
+// whole experts to the devices of a single host, if there are at most 10,000. Everything else is
+// unchanged, and so are placements with sliced or replicated experts.
 void try_all_placements(const PlanInput& input, Placement& placement);
 
 }  // namespace tandem

@@ -19,11 +19,11 @@ struct Subset {
   std::vector<DeviceId> gpus;
 };
 
-// What is chosen before chunks, micro-batches, embedding and head.
+// Choices made before chunks, micro-batches, embedding and head.
 struct Base {
   Subset subset;
   enum { kTensorParallel, kExpertParallel, kRoles } kind;
-  int tp = 1;           // of the backbone
+  int tp = 1;           // tensor parallelism of the backbone
   int n_redundant = 0;  // replicas of experts
   int n_ranks = 0;      // ranks that hold experts
 };
@@ -38,7 +38,7 @@ class ExpertAssigner {
   using Owners = std::vector<std::vector<int>>;
   const PlanInput& in_;
   WeightFormat format_;
-  std::map<std::pair<size_t, int>, std::vector<Owners>> known_;  // of each distinct layer
+  std::map<std::pair<size_t, int>, std::vector<Owners>> known_;  // owners for each distinct layer
 };
 
 std::vector<Subset> gpu_subsets(const Machine& m);

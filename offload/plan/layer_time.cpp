@@ -357,7 +357,8 @@ std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
   const double expert_ops = token_ops(in.config).expert;
   const Rates cpu = rates_of(in.machine, {0, -1}, p.numa_columns);
   const Rates gpu = n_gpus > 0 ? rates_of(in.machine, {0, 0}, {}) : cpu;
-  // Caches the chance under even routing: most groups have as many owners as the one before.
+  // Caches the chance under even routing: most groups have the same number of owners as the
+  // previous one.
   double known_replicas = 0, known_chance = 0;
   const auto even_chance = [&](double replicas) {
     if (replicas != known_replicas)

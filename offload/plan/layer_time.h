@@ -12,11 +12,11 @@ struct ExpertLoad {
   DeviceId owner;
   double experts = 0;             // number held
   double used = 0, variance = 0;  // expected number used in this step, and its variance
-  double bytes = 0;               // of used experts, expected
+  double bytes = 0;               // expected bytes of the used experts
   double op_seconds = 0;          // at the owner's arithmetic peak
   double stream_op_seconds = 0;   // at the arithmetic peak of the backbone's GPU
   double rows = 0;                // expected token rows
-  DType format = DType::kBF16;    // of the last group; selects the efficiency curve
+  DType format = DType::kBF16;    // format of the last group; selects the efficiency curve
 };
 
 // Loads in the order in which the groups name the owners. Replicas share an expert's tokens.

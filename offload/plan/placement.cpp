@@ -43,7 +43,7 @@ void check_placement(const ModelConfig& config, const Machine& machine, const Pl
   int after_last = 0;
   for (const LayerExperts& l : p.layers) {
     require(l.first >= after_last && l.last >= l.first && l.last < config.n_layers,
-            "placement: layers {}-{} do not follow the ones before or are not of the model's {}",
+            "placement: layers {}-{} do not follow the previous ones or exceed the model's {}",
             l.first, l.last, config.n_layers);
     after_last = l.last + 1;
   }
@@ -145,7 +145,8 @@ void check_stages(const ModelConfig& c, const Machine& machine, const Placement&
   int next = 0;
   for (const Stage& s : p.stages) {
     require(s.first == next && s.last >= s.first && s.last < c.n_layers,
-            "placement: a stage of layers {}-{} where layer {} must begin one of the model's {}",
+            "placement: a stage has layers {}-{}: it must start with layer {} and end within the "
+            "model's {} layers",
             s.first, s.last, next, c.n_layers);
     next = s.last + 1;
     require(!s.devices.empty() && s.tp >= 1 && s.devices.size() % s.tp == 0,
@@ -168,17 +169,17 @@ void check_stages(const ModelConfig& c, const Machine& machine, const Placement&
 
 void check_layer(const ModelConfig& c, const Machine& machine, const Placement& p, int layer) {
   const LayerExperts* l = experts_of_layer(p, layer);
-  require(l != nullptr, "placement: layer {}: no owner of expert 0 nor of any other: name them",
-          layer);
+  require(l != nullptr, "placement: layer {}: no expert has an owner: name them", layer);
   if (layer > l->first && c.is_moe(layer - 1)) return;  // checked with an earlier layer
   std::vector<bool> owned(c.router.n_experts, false);
   for (const ExpertGroup& group : l->groups) {
     check_group(c, machine, group, layer);
     for (const int e : group.experts) {
       require(e >= 0 && e < c.router.n_experts,
-              "placement: layer {}: expert {}, and the model has 0-{}", layer, e,
+              "placement: layer {}: expert {} does not exist: the model has 0-{}", layer, e,
               c.router.n_experts - 1);
-      require(!owned[e], "placement: layer {}: expert {} stands twice: name all its owners at once",
+      require(!owned[e],
+              "placement: layer {}: expert {} is listed twice: name all its owners in one group",
               layer, e);
       owned[e] = true;
     }
@@ -189,7 +190,7 @@ void check_layer(const ModelConfig& c, const Machine& machine, const Placement& 
 
 void check_group(const ModelConfig& c, const Machine& machine, const ExpertGroup& group,
                  int layer) {
-  require(!group.experts.empty(), "placement: layer {}: a group of no experts: remove it", layer);
+  require(!group.experts.empty(), "placement: layer {}: a group has no experts: remove it", layer);
   require(!group.owners.empty(), "placement: layer {}: expert {} has no owner: name one", layer,
           group.experts[0]);
   for (size_t i = 0; i < group.owners.size(); ++i) {
@@ -235,7 +236,7 @@ void for_each_expert_on(DeviceId device, const ModelConfig& c, const Placement& 
       }
 }
 
-// Says where a device exceeds its memory; empty if it has no room for any expert.
+// Describes where a device exceeds its memory; empty if not even one expert fits.
 std::string first_without_room(const ModelConfig& c, const Placement& p, const DeviceMemory& m) {
   int64_t room = m.free_bytes();
   for_each_expert_on(m.device, c, p, [&](int, int, int64_t bytes) { room += bytes; });

@@ -57,14 +57,14 @@ struct Placement {
   int64_t kv_tokens = 0;         // KV cache tokens in each replica
   DType kv_type = DType::kBF16;  // BF16, or FP8 where the backbone is on GPUs
   std::vector<LayerExperts> layers;
-  // Columns of every CPU expert's intermediate dimension per NUMA node; empty: experts not sliced.
+  // Columns of every CPU expert's intermediate dimension on each NUMA node; empty: not sliced.
   std::vector<int> numa_columns;
   int prefill_chunk_tokens = 512;
-  // Chunks of at least so many tokens stream CPU experts to the backbone's GPU; 0: never.
+  // Chunks of at least this many tokens stream CPU experts to the backbone's GPU; 0: never.
   int stream_from_tokens = 0;
   // 2: experts of one micro-batch are computed during the attention of the other.
   int micro_batches = 1;
-  // Least sequences per replica in a decode step for two micro-batches.
+  // Minimum sequences per replica in a decode step for two micro-batches.
   int micro_batches_from_sequences = 2;
 };
 

@@ -239,7 +239,7 @@ DeviceId parse_device(const nlohmann::json& name, const std::string& where) {
   const bool is_cpu = host >= 0 && std::string_view(at, stop - at) == ".cpu";
   const int gpu = host < 0 || is_cpu ? -1 : number_after(".gpu");
   require(host >= 0 && (is_cpu || (gpu >= 0 && at == stop)),
-          "{}: {} is no device: expected host0.cpu or host0.gpu0, with other numbers", where,
+          "{}: {} is not a device: expected a name like host0.cpu or host0.gpu0", where,
           shown(name));
   return {host, gpu};
 }

@@ -233,7 +233,7 @@ double BestCandidate::promise(Placement& p, int64_t home, const RoutingStatistic
   return least;
 }
 
-// Most sequences for which every device of the backbone has memory.
+// Maximum number of sequences for which every device of the backbone has memory.
 int BestCandidate::largest_concurrency(const Placement& p) const {
   int64_t sequences = kMostConcurrency;
   for (const DeviceMemory& m : memory_by_device(r_.config, r_.machine, p))
@@ -245,8 +245,8 @@ int BestCandidate::largest_concurrency(const Placement& p) const {
   return static_cast<int>(std::clamp<int64_t>(sequences * p.stages[0].dp(), 0, kMostConcurrency));
 }
 
-// Concurrencies to try: powers of two while the memory suffices and each user gets the wanted
-// speed, then the largest of those that do, to 1/64.
+// Concurrencies to try: powers of two while the memory suffices and each user gets the requested
+// speed, then the largest such concurrency, to 1/64.
 std::vector<int> BestCandidate::concurrencies(const Placement& p, int64_t home) {
   const int most = std::max(1, largest_concurrency(p));
   std::vector<int> all = {1};
@@ -267,8 +267,8 @@ std::vector<int> BestCandidate::concurrencies(const Placement& p, int64_t home) 
   return all;
 }
 
-// Fewest sequences per replica from which two micro-batches are faster; they must be faster with
-// all sequences.
+// Minimum sequences per replica from which two micro-batches are faster, provided that they are
+// faster with all sequences.
 int least_halved(const PlanInput& in, Placement p) {
   const auto seconds = [&](int n, int micro_batches) {
     Workload w = in.workload;
@@ -295,7 +295,7 @@ bool meets(const Workload& w, const Prediction& p) {
 void refuse(const PlanRequest& r, const BestCandidate& best,
             const std::vector<WeightFormat>& formats) {
   const double missing = static_cast<double>(best.least_missing) * 1e-9;
-  // A part of added memory is reserved too.
+  // Part of any added memory is reserved too.
   constexpr int64_t kProbe = int64_t{1} << 40;
   const bool cpu = best.fullest.is_cpu();
   const double kept =
@@ -310,7 +310,8 @@ void refuse(const PlanRequest& r, const BestCandidate& best,
       smaller ? " or --experts int4" : "", smaller_workload(r, formats));
 }
 
-// The most sequences that fit or, with a single one, the longest context; empty if none does.
+// The largest number of sequences that fits or, with a single sequence, the longest context; empty
+// if none does.
 std::string smaller_workload(const PlanRequest& r, const std::vector<WeightFormat>& formats) {
   const auto fits = [&](int concurrency, int64_t context) {
     PlanRequest smaller = r;

@@ -99,7 +99,7 @@ void predict_speed(const PlanInput& in, const Placement& p, const Step& step, Pr
       w.objective == Objective::kLatency ? out.request_seconds : 1 / out.output_tokens_per_second;
 }
 
-// Adds what a step has besides its layers.
+// Adds the parts of a step outside its layers.
 void finish(const PlanInput& in, const Placement& p, const StepShape& shape, Phase& phase) {
   phase.tokens = shape.tokens_per_replica * shape.replicas;
   phase.streamed = shape.prefill && streams(p, shape.tokens_per_replica);

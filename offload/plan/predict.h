@@ -13,15 +13,15 @@
 namespace tandem {
 
 enum class Part {
-  kProjections,  // of attention
-  kAttention,    // over the cache
+  kProjections,  // linear projections of attention
+  kAttention,    // attention over the cache
   kDense,
   kRouter,
   kShared,
   kGpuExperts,
   kCpuExperts,
-  kStreaming,  // experts to the GPU
-  kExchange,   // of tokens, between backbone and experts
+  kStreaming,  // streaming experts to the GPU
+  kExchange,   // exchange of tokens between backbone and experts
   kAllReduce,  // tensor-parallel sums
   kOverhead,   // kernel launches
 };
@@ -48,13 +48,13 @@ struct Phase {
 
 struct Prediction {
   Phase decode, prefill;
-  double time_to_first_token_seconds = 0;  // of a request alone
+  double time_to_first_token_seconds = 0;  // for a single request
   double request_seconds = 0;              // with all other requests running
-  double output_tokens_per_second = 0;     // of all requests, including their prefill time
+  double output_tokens_per_second = 0;     // over all requests, including their prefill time
   double tokens_per_second_per_user = 0;
   double load_seconds = 0;  // 0: disk speed unknown
   std::vector<DeviceMemory> memory;
-  double score = 0;  // seconds per request or, for throughput, per output token: less is better
+  double score = 0;  // seconds per request or, for throughput, per output token: lower is better
 };
 
 // Caches routing.chance() of a layer's experts.
@@ -77,8 +77,8 @@ struct PlanInput {
 };
 Prediction predict(const PlanInput& input, const Placement& placement);
 
-// One step of `tokens_per_replica` tokens in each replica: the next tokens of as many sequences
-// that end at `context`, or a prefill chunk of one sequence.
+// One step of `tokens_per_replica` tokens in each replica: the next tokens of that many sequences,
+// each ending at `context`, or a prefill chunk of one sequence.
 struct StepShape {
   double tokens_per_replica, context;
   bool prefill;

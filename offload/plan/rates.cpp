@@ -102,10 +102,11 @@ std::string_view format_of_curve(DType format) {
 }
 
 // avx512: `bench experts`, `mlp` and `attention` of R1 on an AMD EPYC (family 26, model 2), the
-// quietest of several reports. INT4: docs/measurements and single runs, with the BF16 scales of K2.
-// 128 rows per expert: docs/measurements/cpu_kernels.md, less a layer's work outside its products.
-// The other instruction sets share these curves until measured; "reference" is not built for speed.
-// The reports divided by the longer of reading and arithmetic; here the sum of both is used.
+// report with the least noise. INT4: docs/measurements and single runs, with the BF16 scales of K2.
+// 128 rows per expert: docs/measurements/cpu_kernels.md, without a layer's work outside its
+// products. The other instruction sets share these curves until measured; "reference" is not
+// optimised for speed. The reports divided by the longer of reading and arithmetic; here the sum of
+// both is used.
 constexpr Point kAvx512ExpertsF8[] = {{1, 1.06}, {2.6, 1.06}, {4.8, 1.24}, {19, 1.20}, {76, 0.87}};
 constexpr Point kAvx512ExpertsBf16[] = {
     {1, 1.04}, {1.1, 0.99}, {4.9, 1.20}, {9.8, 1.36}, {39, 1.15}};

@@ -10,9 +10,9 @@
 
 namespace tandem {
 
-// Efficiency of products and attention: ideal time of reading and arithmetic (together(), rates.h)
-// over measured time, by number of rows. A CPU that overlaps part of the two exceeds 1. The
-// machine's own curves take precedence over a table of defaults; each default states its origin.
+// Efficiency of products and attention: ideal time of reading and arithmetic (together()) divided
+// by measured time, by number of rows. A CPU that overlaps part of the two exceeds 1. The machine's
+// own curves take precedence over a table of defaults; each default states its origin.
 enum class Product { kExperts, kDense };
 using Curves = std::span<const EfficiencyCurve>;
 
@@ -28,7 +28,7 @@ double attention_ratio(std::string_view kind, bool absorbed, double context, Cur
 struct Rates {
   double read_bytes_per_second;
   PeakRates peak;
-  std::string kind;          // as in efficiency.h
+  std::string kind;          // instruction set or "gpu", as for product_ratio()
   Curves measured;           // curves of the machine, which must outlive this
   double per_layer_seconds;  // overhead: kernel launches on a GPU, thread team wake-ups on a CPU
 };

@@ -264,8 +264,8 @@ void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words) 
   if (gpu && std::find(backbone.begin(), backbone.end(), p.layers[0].groups[0].owners[0]) ==
                  backbone.end())
     words.push_back(
-        fmt::format("roles apart: {} GPUs hold only the backbone and KV cache, {} only "
-                    "experts, which they get by RPC",
+        fmt::format("separate roles: {} GPUs hold only the backbone and KV cache, {} only "
+                    "experts, which are called by RPC",
                     backbone.size(), homes.n_owners));
 }
 
@@ -276,16 +276,16 @@ void say_prefill(const PlanInput& in, const Placement& p, const Prediction& now,
       Placement without = p;
       without.stream_from_tokens = 0;
       text += fmt::format(
-          "; from {} tokens on, bringing some of a layer's experts to the GPU at {:.0f} GB/s beats "
-          "computing all on the CPU ({:.1f} tokens/s instead of {:.1f})",
+          "; from {} tokens on, streaming some of a layer's experts to the GPU at {:.0f} GB/s "
+          "beats computing all on the CPU ({:.1f} tokens/s instead of {:.1f})",
           p.stream_from_tokens, giga(in.machine.gpus[0].h2d_bytes_per_second),
           now.prefill.tokens_per_second, predict(in, without).prefill.tokens_per_second);
     } else {
       const int threshold = least_streamed_chunk(in, p);
       text +=
           threshold > 0
-              ? fmt::format("; bringing experts to the GPU would pay from {} tokens on", threshold)
-              : std::string("; bringing experts to the GPU never pays: the CPU is faster");
+              ? fmt::format("; streaming experts to the GPU would pay from {} tokens on", threshold)
+              : std::string("; streaming experts to the GPU never pays: the CPU is faster");
     }
   }
   words.push_back(text);
@@ -311,12 +311,12 @@ void say_wish(const PlanInput& in, const Prediction& now, Words& words) {
       now.tokens_per_second_per_user >= wanted ? "at least" : "less than", wanted));
 }
 
-// Reports efficiencies of CPUs only: none of a GPU has been measured.
+// Reports efficiencies of CPUs only, because none of a GPU has been measured.
 void say_efficiency(const PlanInput& in, const Placement& p, Words& words) {
   if (in.machine.n_unmeasured_gpus > 0)
     words.push_back(
-        fmt::format("{} GPU(s) of this machine are left out: no rate of theirs is "
-                    "known; describe them in a machine file",
+        fmt::format("{} GPU(s) of this machine are not used: their rates are "
+                    "unknown; describe them in a machine file",
                     in.machine.n_unmeasured_gpus));
   if (!p.stages[0].devices[0].is_cpu() && locations_of(in.config, p).on_cpu == 0) return;
   std::string measured;
@@ -325,7 +325,7 @@ void say_efficiency(const PlanInput& in, const Placement& p, Words& words) {
                             c.format.empty() ? "attention " : c.format + " ", c.work);
   words.push_back(measured.empty()
                       ? fmt::format("how close the CPU's kernels come to these rates: defaults of "
-                                    "{}; `tandem bench machine --curves` brings a machine's own",
+                                    "{}; `tandem bench machine --curves` measures a machine's own",
                                     in.machine.isa)
                       : fmt::format("how close the CPU's kernels come to these rates: as measured "
                                     "on this machine for {}; else defaults of {}",

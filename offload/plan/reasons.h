@@ -1,5 +1,4 @@
-// Explains a placement's decisions, each with numbers: the cost of every alternative is predicted
-// anew.
+// Explains a placement's decisions, each with numbers: the cost of every alternative is predicted.
 #pragma once
 #include "offload/plan/predict.h"
 

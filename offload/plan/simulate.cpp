@@ -33,8 +33,9 @@ void require_sound(const SimulatedCluster& c) {
           c.tokens_per_rank, c.n_ranks, c.n_layers);
   require(c.top_k >= 1 && c.top_k <= c.n_experts &&
               (c.balanced || static_cast<int>(c.owners.size()) == c.n_experts),
-          "a simulation of {} of {} experts with owners of {}", c.top_k, c.n_experts,
-          c.owners.size());
+          "a simulation with top_k {} of {} experts and owners of {} of them: top_k must be at "
+          "least 1 and at most the number of experts, and each expert needs owners",
+          c.top_k, c.n_experts, c.owners.size());
   require(c.n_backbone_ranks >= 0 && c.n_backbone_ranks <= c.n_ranks &&
               (c.link_of.empty() || static_cast<int>(c.link_of.size()) == c.n_ranks),
           "a simulation of {} ranks with {} backbones and links of {}", c.n_ranks,
@@ -312,8 +313,8 @@ bool suits(const Placement& p) {
 
 SimulatedCluster cluster_of(const PlanInput& in, const Placement& p, double skew) {
   require(suits(p),
-          "a simulation is of replicas whose experts are spread over GPUs, or over the CPUs of "
-          "several hosts, and this placement is not: ask for --objective throughput and more "
+          "only replicas with experts spread over GPUs, or over the CPUs of several hosts, can be "
+          "simulated: ask for --objective throughput and more "
           "--concurrency, or another machine");
   const Stage& stage = p.stages[0];
   const std::vector<DeviceId> ranks = ranks_of(p);

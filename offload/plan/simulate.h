@@ -1,6 +1,6 @@
-// Discrete-event simulation of a cluster's decode step: each rank has a part of the tokens and of
-// the experts, tokens are routed one by one, and a link carries one message at a time. predict.cpp
-// computes averages; this shows the effect of imbalance.
+// Discrete-event simulation of a cluster's decode step: each rank has some of the tokens and of the
+// experts, tokens are routed one by one, and a link transfers one message at a time. predict.cpp
+// computes averages; the simulation shows the effect of imbalance.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,8 +12,8 @@ namespace tandem {
 
 struct SimulatedCluster {
   int n_ranks = 1, n_layers = 1;
-  // The first n_backbone_ranks ranks have the backbone and the tokens; 0: all ranks. If only some
-  // have it, the others hold the experts.
+  // The first n_backbone_ranks ranks hold the backbone and the tokens; 0: all ranks. If only some
+  // hold it, the others hold the experts.
   int n_backbone_ranks = 0;
   int tokens_per_rank = 1;
   int n_experts = 1, top_k = 1;
@@ -36,13 +36,13 @@ struct SimulatedCluster {
   double link_bytes_per_second = 1e9, link_latency_seconds = 0;  // outgoing
   // [ranks] Ranks with the same link are on one host. Empty: one link per rank.
   std::vector<int> link_of = {};
-  double dispatch_bytes = 0, combine_bytes = 0;  // of one copy of a token
+  double dispatch_bytes = 0, combine_bytes = 0;  // bytes of one copy of a token
 };
 
 // Times at which the last rank finished each part of a layer (of its last micro-batch).
 struct SimulatedLayer {
   double backbone_end = 0, dispatch_end = 0, experts_end = 0, combine_end = 0;
-  double balance = 1;  // mean over largest of the ranks' expert time
+  double balance = 1;  // mean over maximum of the ranks' expert time
 };
 
 struct Simulation {

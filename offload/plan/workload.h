@@ -39,8 +39,8 @@ struct RoutingCounts {
 // JSON that RoutingStatistics reads. Every MoE layer must have seen the same tokens, at least one.
 std::string routing_statistics_json(const ModelConfig& config, const RoutingCounts& counts);
 
-// Probability that at least one of `tokens` tokens chooses an expert of this share: model_spec's
-// E(1-(1-k/E)^n) for one expert.
+// Probability that at least one of `tokens` tokens chooses an expert of this share: 1 - (1 - k/E)^n
+// under even routing.
 double chance_of_use(double share, double tokens);
 
 // How often each expert is chosen per token: the shares of a layer's experts add up to n_active.

@@ -24,16 +24,16 @@ class CoreTurns {
     }
     return is_shared_ && now - turn_began_ > kTurn;
   }
-  // Called after a yield, when the thread runs again at `now` (ns). A return within kNobody means
-  // that no other process wants the core.
+  // Called after a yield, when the thread runs again at `now` (ns). If the yield took less than
+  // kNobody, no other process wants the core.
   void yielded(int64_t now) {
     if (now - last_ < kNobody) is_shared_ = false;
     last_ = turn_began_ = now;
   }
 
  private:
-  // In ns. kTurn is below the slice of 2.8 to 4 ms that Linux grants, which it checks every 1 to
-  // 4 ms (EEVDF, base_slice_ns).
+  // Times in ns. kTurn is below the slice of 2.8 to 4 ms that Linux grants, which it checks every 1
+  // to 4 ms (EEVDF, base_slice_ns).
   static constexpr int64_t kTurn = 2'000'000, kLong = 500'000, kNobody = 100'000;
 
   int64_t last_ = 0, turn_began_ = 0, n_preemptions_ = 0;

@@ -52,7 +52,7 @@ Buffer::~Buffer() {
 
 TensorView Arena::matrix(int64_t rows, int64_t cols, DType dtype) {
   const int64_t bytes = padded_bytes(rows * cols * bits_of(dtype) / 8);
-  check(used_ + bytes <= std::ssize(memory_), "Arena is sized for less than is asked of it");
+  check(used_ + bytes <= std::ssize(memory_), "an arena has room for its matrices");
   TensorView view{memory_.data() + used_, rows, cols, cols, dtype};
   used_ += bytes;
   return view;

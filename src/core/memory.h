@@ -37,7 +37,7 @@ class Buffer {
 class Arena {
  public:
   Arena() = default;
-  // `bytes` is the sum of padded_bytes() of the matrices to come.
+  // `bytes` is the sum of padded_bytes() of all its matrices.
   explicit Arena(int64_t bytes) : Arena(Buffer(bytes)) {}
   explicit Arena(Buffer buffer) : buffer_(std::move(buffer)), memory_(buffer_.span()) {}
   // An arena in memory that the caller owns.

@@ -164,8 +164,8 @@ void Team::Queue::wait() const {
   });
 }
 
-// The numbers are not read atomically together, so one result may be inconsistent; a caller that
-// polls is not misled.
+// The numbers are not read atomically together, so one result may be inconsistent; callers poll, so
+// the next result corrects it.
 Team::Progress Team::Queue::progress() const {
   const auto n_done = static_cast<uint64_t>(n_done_.load(std::memory_order_relaxed));
   const bool has_work = n_done < static_cast<uint64_t>(n_items_.load(std::memory_order_relaxed));

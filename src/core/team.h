@@ -1,6 +1,6 @@
 // The compute threads: one per core, pinned to it, grouped by NUMA node. Threads claim work item by
-// item, so a preempted thread delays only the item it holds; idle threads sleep. (docs/threads.md
-// says why not OpenMP.)
+// item, so a preempted thread delays only the item it holds; idle threads sleep. docs/threads.md
+// explains why OpenMP is not used.
 #pragma once
 #include <atomic>
 #include <cstdint>

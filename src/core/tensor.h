@@ -1,5 +1,5 @@
-// The types that the whole engine passes around: a view of a row-major matrix, and a view of a
-// weight with block scales.
+// The types that the whole engine uses: a view of a row-major matrix, and a view of a weight with
+// block scales.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -105,7 +105,7 @@ struct TensorView {
   }
 };
 
-// A weight matrix with the scales that decode it (model_spec of DeepSeek-V3, README_WEIGHTS):
+// A weight matrix with the scales that decode it (README_WEIGHTS.md of DeepSeek-V3):
 // value[r][c] = q[r][c] * scale[(row0 + r) / block_rows][(col0 + c) / block_cols].
 // A plain BF16/F16/F32 weight has no scale. INT8 exists only in packed form (CpuWeights). row0 and
 // col0 are the position of this view relative to the first scale block.

@@ -15,7 +15,7 @@ Bitmap empty_bitmap() { return {hwloc_bitmap_alloc(), hwloc_bitmap_free}; }
 
 std::shared_ptr<hwloc_topology> new_topology() {
   hwloc_topology_t topology = nullptr;
-  require(hwloc_topology_init(&topology) == 0, "hwloc cannot be used: no memory");
+  require(hwloc_topology_init(&topology) == 0, "hwloc cannot start: out of memory");
   return {topology, hwloc_topology_destroy};
 }
 
@@ -58,7 +58,7 @@ size_t node_of(hwloc_obj_t core, const std::vector<hwloc_obj_t>& nodes) {
 
 Topology probe(std::shared_ptr<hwloc_topology> system) {
   const hwloc_topology_t handle = system.get();
-  require(hwloc_topology_load(handle) == 0, "hwloc cannot tell the cores of this machine");
+  require(hwloc_topology_load(handle) == 0, "hwloc cannot detect the cores of this machine");
   const Bitmap allowed = allowed_cpus(handle);
   const std::vector<hwloc_obj_t> nodes = objects(handle, HWLOC_OBJ_NUMANODE);
   std::vector<hwloc_obj_t> cores = objects(handle, HWLOC_OBJ_CORE);
@@ -116,7 +116,7 @@ Topology this_topology() { return probe(new_topology()); }
 Topology synthetic_topology(const std::string& description) {
   std::shared_ptr<hwloc_topology> system = new_topology();
   require(hwloc_topology_set_synthetic(system.get(), description.c_str()) == 0,
-          "\"{}\" describes no machine in hwloc's words", description);
+          "\"{}\" is not a valid synthetic topology of hwloc", description);
   return probe(std::move(system));
 }
 

@@ -29,10 +29,10 @@ struct Topology {
   int n_cores() const;
 };
 
-// The cores and memory that the control group, taskset and numactl leave to this process (hwloc;
-// its environment variable HWLOC_SYNTHETIC replaces this machine by a synthetic one, on which
-// nothing is pinned or bound). A pinned thread sees only its own core, so call this before any team
-// exists.
+// The cores and memory that the control group, taskset and numactl leave to this process. Uses
+// hwloc; its environment variable HWLOC_SYNTHETIC replaces this machine by a synthetic one, on
+// which nothing is pinned or bound. A pinned thread sees only its own core, so call this before any
+// team exists.
 Topology this_topology();
 
 // The topology of a machine described in hwloc's synthetic format, "numa:2 core:3 pu:1". Throws
@@ -40,7 +40,7 @@ Topology this_topology();
 Topology synthetic_topology(const std::string& description);
 
 // A topology of n_threads cores, taken from each node in proportion to its number of cores; nodes
-// without any are left out. 0: all cores. Throws Error for a negative number or more threads than
+// without any are omitted. 0: all cores. Throws Error for a negative number or more threads than
 // cores.
 Topology with_threads(const Topology& topology, int n_threads);
 

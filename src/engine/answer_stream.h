@@ -1,5 +1,4 @@
-// From the tokens of one answer to its text as it becomes certain: complete characters, no part of
-// a stop string.
+// Turns the tokens of one answer into text: complete characters only, and no part of a stop string.
 #pragma once
 #include <functional>
 #include <optional>
@@ -12,12 +11,12 @@
 
 namespace tandem {
 
-// What the receiver of an answer is told, a call a token.
+// New text and state of an answer, passed to its receiver with each token.
 struct AnswerPart {
-  std::string text;  // that became certain, often ""
+  std::string text;  // text that became final with this token, often ""
   const TokenEvent* event;
-  int n_tokens;                        // of the answer so far
-  std::optional<FinishReason> finish;  // the last call
+  int n_tokens;                        // tokens of the answer so far
+  std::optional<FinishReason> finish;  // set in the last call only
 };
 
 class AnswerStream {
@@ -26,17 +25,18 @@ class AnswerStream {
     std::vector<std::string> stops;
     bool skip_special = false;  // tokens such as the end of a sentence add no text
     bool keeps_stop = false;    // the stop string is part of the text
-    int min_new_tokens = 0;     // stop strings are not looked for before
+    int min_new_tokens = 0;     // stop strings are ignored before this many tokens
     std::function<void(const AnswerPart&)> on_part;
   };
 
-  // The tokenizer outlives it.
+  // The tokenizer must outlive the object.
   AnswerStream(const Tokenizer& tokenizer, Options options)
       : options_(std::move(options)),
         decoder_(tokenizer, options_.skip_special),
         stop_(options_.stops, options_.keeps_stop) {}
 
-  // False: the answer has ended; later events are ignored. Made for EngineRequest::on_event.
+  // Takes the next event; can be EngineRequest::on_event. Returns false once the answer has ended:
+  // later events are ignored.
   bool push(const TokenEvent& event);
 
  private:

@@ -19,7 +19,7 @@ struct Running {
   bool finished = false;
   std::string error = {};
 
-  // False: nothing more is wanted.
+  // Returns false when the caller wants no more tokens.
   bool take(const TokenEvent& event, const std::function<bool(const TokenEvent&)>& wants_more) {
     if (finished) return false;
     Completion& c = completion;
@@ -46,7 +46,7 @@ struct Running {
   }
 };
 
-// Tells of prompts as they are computed, until all are.
+// Reports how many prompt tokens are computed until all are.
 class PrefillProgress {
  public:
   PrefillProgress(std::span<const Request> requests, const CompletionHooks& hooks) : hooks_(hooks) {
@@ -102,7 +102,7 @@ std::vector<Completion> complete(Engine& engine, std::span<const Request> reques
     throw;
   }
   abort_all();
-  engine.step();  // takes the aborts in
+  engine.step();  // processes the aborts
   std::vector<Completion> completions;
   for (Running& r : running) {
     require(r.completion.finish != FinishReason::kFailed, "{}", r.error);
@@ -133,8 +133,8 @@ void score(Engine& engine, std::span<const int32_t> tokens, int64_t first_row,
   require(end->finish != FinishReason::kFailed, "{}", end->error);
 }
 
-// Prompts, each eight times as long as the one before, up to the longest or to one that takes long:
-// a large model is not to be kept from its clients.
+// Prompts grow by a factor of eight, up to the longest or to one that takes long, so that the
+// warm-up of a large model does not delay its first clients.
 void warm_up(StepRunner& model, KvCache& cache, const Vocabulary& vocabulary, int64_t context) {
   constexpr std::chrono::milliseconds kLong(300);
   Engine engine(model, cache, vocabulary, context, {.max_running = 1, .keeps_pages = false});
@@ -150,7 +150,7 @@ void warm_up(StepRunner& model, KvCache& cache, const Vocabulary& vocabulary, in
       complete(engine, {&request, 1});
     } catch (const RunError&) {
       throw;
-    } catch (const Error&) {  // logits that are not finite: requests that have such are told
+    } catch (const Error&) {  // logits are not finite: requests fail with it
     }
     took = Clock::now() - start;
   }

@@ -18,7 +18,7 @@ Pass DeepSeek::forward(const Batch& batch, KvCache& cache, PassMemory&) {
     ops_.rms_norm(s.x, w.ffn_norm, c_.norm_eps, s.h);
     if (c_.is_moe(layer)) {
       const Ticket routed = route(layer, batch, s);
-      shared_expert(layer, s);  // beside the routed experts
+      shared_expert(layer, s);  // runs beside the routed experts
       if (experts_.waits(routed)) co_await kOtherPass;
       experts_.add_to(routed, s.y);
     } else {
@@ -91,7 +91,7 @@ int64_t DeepSeek::bytes_for(const ModelConfig& config, StepLimits limits) {
          Arena::bytes_of([&](auto visit) { for_each_matrix(unused, config, limits, visit); });
 }
 
-// The rows of a batch, [batch.n(), ..].
+// The first batch.n() rows of every matrix, [batch.n(), ..].
 DeepSeek::Scratch DeepSeek::rows_of(const Batch& batch) const {
   Scratch s = scratch_;
   for (TensorView* t :

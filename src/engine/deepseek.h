@@ -8,16 +8,16 @@
 
 namespace tandem {
 
-// What a model is computed with. All outlive it.
+// The parts that compute a forward pass. All references outlive the model.
 struct ModelParts {
   const ModelConfig& config;
   const ModelWeights& weights;
   Device& device;
-  Ops& ops;  // of the device
+  Ops& ops;  // operations of `device`
   ExpertPool& experts;
 };
 
-// The largest step.
+// Upper limits of one step.
 struct StepLimits {
   int max_tokens = 512;
   int max_logits = 64;  // rows of logits
@@ -30,17 +30,18 @@ class DeepSeek {
   // Bytes of scratch on the device.
   static int64_t bytes_for(const ModelConfig& config, StepLimits limits);
 
-  // All layers for the tokens of `batch`, which outlives the pass: fills the cache and leaves the
-  // residual stream. Suspends where it waits for experts. The coroutine itself lives in `memory`.
+  // Computes all layers for the tokens of `batch`, which outlives the pass: fills the cache and
+  // leaves the residual stream. Suspends where it waits for experts. The coroutine frame is
+  // allocated in `memory`.
   Pass forward(const Batch& batch, KvCache& cache, PassMemory& memory);
-  // logits() of the rows batch.logit_rows of a step, once its passes are done.
+  // Computes logits() for the rows batch.logit_rows of a step, once all its passes are done.
   void head(const Batch& step);
 
   TensorView logits() const { return scratch_.logits; }  // [max_logits, vocab], on the device
   const MlaAttention& attention() const { return attention_; }
 
  private:
-  // Matrices for the largest step.
+  // Scratch matrices, sized for the largest step.
   struct Scratch {
     TensorView x;         // [n, dim] residual stream
     TensorView h;         // [n, dim] normalised input of a sub-layer
@@ -48,7 +49,7 @@ class DeepSeek {
     TensorView gate, up;  // [n, max ffn dim]
     TensorView scores;    // [n, n_experts]
     Routing routing;      // [n, n_active]
-    TensorView last;      // [n_logits, dim] rows that want logits
+    TensorView last;      // [n_logits, dim] rows for which logits are computed
     TensorView logits;    // [n_logits, vocab]
   };
   template <class Visit>

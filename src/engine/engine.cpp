@@ -34,7 +34,7 @@ Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t
       scheduler_(scheduler_limits(model, cache, options)),
       step_(model.limits().max_tokens) {
   require(context <= scheduler_.longest_sequence(),
-          "a context of {} tokens and a KV cache of {}: one sequence must fit; lower --ctx or "
+          "the context of {} tokens does not fit the KV cache of {} tokens: lower --ctx or "
           "raise --kv-tokens",
           context, scheduler_.longest_sequence());
   counts_.scheduler = scheduler_.counts();
@@ -69,7 +69,7 @@ void Engine::run() {
   deliver();
 }
 
-// Sleeps while there is nothing to do. False: stop.
+// Sleeps while there is nothing to do. Returns false after stop().
 bool Engine::wait_for_orders() {
   std::unique_lock lock(mutex_);
   ordered_.wait(lock, [&] {
@@ -131,7 +131,8 @@ void Engine::sample(const Plan& plan) {
   for (size_t i = 0; i < rows_.size(); ++i) use_row(rows_[i], i);
 }
 
-// Those that the plan gives up, gets back or begins with. The next plan knows what was measured.
+// Copies the pages that the plan swaps out, swaps in or duplicates. The next plan knows the
+// measured speed.
 void Engine::copy_pages() {
   for (const PageCopy& copy : scheduler_.copies()) {
     if (copy.way != PageCopy::Way::kWithin) {
@@ -148,7 +149,7 @@ void Engine::copy_pages() {
   scheduler_.set_rates(rates);
 }
 
-// In the order of the step's logits.
+// Lists the rows of logits in the order of the step's logits.
 void Engine::find_rows(const Plan& plan) {
   rows_.clear();
   for (const Scheduler::Part& part : plan) {
@@ -158,7 +159,7 @@ void Engine::find_rows(const Plan& plan) {
   }
 }
 
-// Null where no token is drawn.
+// Null for a row for which no token is sampled.
 Sampler* Engine::sampler_of(const LogitsRow& row) {
   Running& r = running_.at(row.id);
   const Request& request = r.asked.request;
@@ -169,7 +170,7 @@ Sampler* Engine::sampler_of(const LogitsRow& row) {
   return r.sampler.get();
 }
 
-// Nothing is computed any more: unfinished requests fail with the reason.
+// Nothing is computed after this: unfinished requests fail with the reason.
 void Engine::fail_all(const std::string& why) {
   Orders late;
   {
@@ -187,7 +188,7 @@ void Engine::fail_all(const std::string& why) {
   deliver();
 }
 
-// What may follow in the sequences that this step samples, found while it is computed.
+// Computes the token masks of the sequences that this step samples, while the device computes it.
 void Engine::prepare_masks(const Plan& plan) {
   if (!options_.masks) return;
   std::vector<std::shared_ptr<TokenConstraint>> constraints;
@@ -206,14 +207,14 @@ void Engine::prepare_masks(const Plan& plan) {
 
 void Engine::use_row(const LogitsRow& row, size_t index) {
   const auto it = running_.find(row.id);
-  if (it == running_.end()) return;  // it failed in a row before
+  if (it == running_.end()) return;  // an earlier row failed the request
   Running& r = it->second;
   try {
     score_row(row, index, r);
     if (row.is_last) emit(row.id, next_event(row.id, r, index));
   } catch (const RunError&) {
     throw;
-  } catch (const Error& error) {  // of this sequence; the others go on
+  } catch (const Error& error) {  // fails this sequence only
     TokenEvent failure;
     failure.finish = FinishReason::kFailed;
     failure.error = error.what();
@@ -272,7 +273,7 @@ void Engine::end(SequenceId id, FinishReason reason) {
   emit(id, std::move(event));
 }
 
-// A sequence whose event ends it is removed.
+// Queues an event and removes the sequence if the event ends it.
 void Engine::emit(SequenceId id, TokenEvent event) {
   const auto it = running_.find(id);
   event.started = it->second.started;

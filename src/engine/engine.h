@@ -1,5 +1,5 @@
-// Runs requests, many at a time, in one loop: schedule, forward, sample, deliver. Whoever owns the
-// thread turns it: `serve` by run(), every other command by step().
+// Runs many requests at a time in one loop: schedule, forward, sample, deliver. `serve` calls
+// run(); every other command calls step() itself.
 #pragma once
 #include <array>
 #include <condition_variable>
@@ -23,50 +23,51 @@ struct EngineCounts {
   static constexpr int kStepSizes = 16;
   Scheduler::Counts scheduler;
   int64_t n_steps = 0;
-  int64_t n_computed_tokens = 0;  // in all steps
+  int64_t n_computed_tokens = 0;  // in all steps, prompt tokens included
   int64_t n_generated_tokens = 0;
-  std::array<int64_t, kStepSizes> steps_of{};  // of 2^(i-1) + 1 to 2^i tokens
+  std::array<int64_t, kStepSizes> steps_of{};  // [i]: steps of 2^(i-1) + 1 to 2^i tokens
 };
 
 class Engine {
  public:
   struct Options {
-    int max_running = 256;            // sequences at a time, as far as the model's limits allow
+    int max_running = 256;            // sequences at a time, limited further by the model
     bool keeps_pages = true;          // prefix cache
-    HostPages* host_pages = nullptr;  // of the cache; null: preempted sequences are recomputed
-    OutputThread* output = nullptr;   // null: events are delivered between the steps
-    OutputThread* masks = nullptr;    // finds what may come next beside the step; null: after it
+    HostPages* host_pages = nullptr;  // for swapping; null: preempted sequences are recomputed
+    OutputThread* output = nullptr;   // delivers events; null: they are delivered between steps
+    OutputThread* masks = nullptr;    // computes token masks beside the step; null: after it
   };
 
-  // All references outlive the engine; the whole cache is the engine's. The vocabulary may be
-  // smaller than the model's. Throws Error when the context does not fit the cache.
+  // All references outlive the engine, which alone uses the cache. The vocabulary may be smaller
+  // than the model's. Throws Error when the context does not fit the cache.
   Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t context,
          Options options);
 
-  // From any thread. Throws Error for a request that can never run, RunError once run() failed. Its
-  // on_event is called until the answer has ended, the last time with a FinishReason.
+  // Thread-safe. Throws Error for a request that can never run, and RunError once run() has failed.
+  // Calls on_event until the answer has ended, the last time with a FinishReason.
   SequenceId submit(EngineRequest request);
-  // From any thread: nothing more is computed for it; its on_event may be called a few times yet.
+  // Thread-safe. Nothing more is computed for the request; on_event may still be called a few
+  // times.
   void abort(SequenceId id);
   void forget_pages();  // empties the prefix cache
   EngineCounts counts() const;
   int64_t context() const { return context_; }
   int vocabulary_size() const { return vocabulary_.size; }
 
-  // One turn of the loop, on the thread that the model's team belongs to: takes in what was
-  // submitted and aborted, computes a step, delivers its tokens. False: there was nothing to
-  // compute. Throws what the model does, such as RunError when the GPU is lost.
+  // One iteration of the loop, on the thread that owns the model's team: takes submitted and
+  // aborted requests, computes a step, delivers its tokens. Returns false if there was nothing to
+  // compute. Throws what the model throws, such as RunError when the GPU is lost.
   bool step();
-  // Tokens of a running sequence whose keys are in the cache. On the thread of step().
+  // Tokens of a running sequence whose keys are in the cache. Only from the thread of step().
   int n_computed(SequenceId id) const { return scheduler_.n_computed(id); }
-  // The prefix cache finds these tokens as if they had been computed, with whatever numbers the
-  // cache holds: for benchmarks of long contexts. On the thread of step().
+  // Marks these tokens as computed in the prefix cache, with whatever numbers the cache holds: for
+  // benchmarks of long contexts. Only from the thread of step().
   void assume_cached(std::span<const int32_t> tokens) { scheduler_.assume_cached(tokens); }
 
-  // Steps until stop(), and sleeps while there is nothing to do. Throws what step() throws: then
-  // unfinished and later requests fail with its message.
+  // Runs steps until stop() and sleeps while there is nothing to do. Throws what step() throws;
+  // unfinished and later requests then fail with its message.
   void run();
-  // From any thread. Unfinished requests get kCancelled.
+  // Thread-safe. Unfinished requests end with kCancelled.
   void stop();
 
  private:
@@ -74,16 +75,16 @@ class Engine {
   struct Running {
     EngineRequest asked;
     std::shared_ptr<Receiver> receiver;
-    std::unique_ptr<Sampler> sampler;  // made for the first token
-    std::vector<ScoredToken> prompt;   // as far as it is scored
+    std::unique_ptr<Sampler> sampler;  // created with the first token
+    std::vector<ScoredToken> prompt;   // prompt tokens scored so far
     int n_generated = 0;
-    Clock::time_point started;  // of its first step
+    Clock::time_point started;  // start of its first step
   };
-  // A row of the step's logits: what follows token `position` of a sequence.
+  // A row of the step's logits: the distribution of the token after `position` of a sequence.
   struct LogitsRow {
     SequenceId id;
     int position;
-    bool is_last;  // the answer's next token is drawn from it; else the prompt has the token
+    bool is_last;  // the answer's next token is sampled from it; otherwise the prompt has the token
   };
   struct Event {
     SequenceId id;
@@ -127,16 +128,16 @@ class Engine {
   Scheduler scheduler_;
   StepArrays step_;
   ComputingSpeed speed_;
-  std::map<SequenceId, Running> running_;  // in the scheduler
-  std::vector<LogitsRow> rows_;            // of this step
-  std::vector<Event> events_;              // of this step
+  std::map<SequenceId, Running> running_;  // the requests in scheduler_
+  std::vector<LogitsRow> rows_;            // rows of logits of this step
+  std::vector<Event> events_;              // events of this step
   std::future<void> masks_ready_;
 
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::condition_variable ordered_;
   Orders orders_;
   bool stopped_ = false;
-  std::string failure_;  // why run() has ended; empty: it has not failed
+  std::string failure_;  // why run() failed; empty: it has not
   SequenceId last_id_ = 0;
   EngineCounts counts_;
 };

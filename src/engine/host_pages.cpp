@@ -10,10 +10,10 @@ HostPages::HostPages(Device& device, const KvCache& cache, int n_pages)
   rates_.page_bytes = cache.page_bytes();
   memory_ = device.allocate_on_host(n_pages * rates_.page_bytes);
 
-  constexpr int kMeasured = 16;  // 72 MB of R1's
+  constexpr int kMeasured = 16;  // 72 MB of R1's cache
   const int n = std::min({kMeasured, n_pages, cache.n_pages()});
   const double bytes = static_cast<double>(n) * static_cast<double>(rates_.page_bytes);
-  seconds_to_copy(n, true);  // the first time is slower
+  seconds_to_copy(n, true);  // the first copy is slower
   rates_.to_host_bytes_per_second = bytes / seconds_to_copy(n, true);
   rates_.to_gpu_bytes_per_second = bytes / seconds_to_copy(n, false);
 }
@@ -27,7 +27,7 @@ void HostPages::copy(const PageCopy& c) {
   });
 }
 
-// Of the first pages, which come back as they went.
+// Time to copy the first pages to the host or back, each to the same place.
 double HostPages::seconds_to_copy(int n_pages, bool to_host) {
   const auto way = to_host ? PageCopy::Way::kToHost : PageCopy::Way::kFromHost;
   device_.wait();

@@ -1,5 +1,4 @@
-// Pages of host memory for sequences that give up theirs of a card's cache. Copies what the
-// scheduler decides.
+// Pages of host memory for preempted sequences. Copies what the scheduler decides.
 #pragma once
 #include "engine/kv_cache.h"
 #include "engine/swapping.h"
@@ -9,16 +8,16 @@ namespace tandem {
 
 class HostPages {
  public:
-  // The references outlive the object. Reserves the memory of n_pages pages, which is more than
-  // none, and measures the link by copying some. Before the first step; throws Error when too
-  // little memory is left.
+  // The references outlive the object. Allocates n_pages pages, at least one, and measures the link
+  // by copying some, so it must be created before the first step. Throws Error when too little
+  // memory is left.
   HostPages(Device& device, const KvCache& cache, int n_pages);
 
   int n_pages() const { return n_pages_; }
-  // All but the speed of computing.
+  // Everything except the speed of computing, which is 0.
   const SwapRates& rates() const { return rates_; }
 
-  // Enqueues a copy to or from host memory before the steps that follow.
+  // Enqueues a copy to or from host memory; later steps see its result.
   void copy(const PageCopy& copy);
 
  private:
@@ -28,7 +27,7 @@ class HostPages {
   const KvCache& cache_;
   const int n_pages_;
   SwapRates rates_;
-  Buffer memory_;  // [n_pages], the pieces of each one after the other
+  Buffer memory_;  // [n_pages], each with its pieces in a row
 };
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
 // Paged KV cache: each plane of a layer is a matrix [n_pages * page_size, ..] (model/kv_layout.h).
-// PagePool decides who has which page.
+// PagePool decides which sequence uses which page.
 #pragma once
 #include <span>
 #include <vector>
@@ -15,36 +15,36 @@ constexpr int pages_for(int64_t tokens) {
 
 class KvCache {
  public:
-  // Room for n_tokens tokens, rounded up to pages; `type` as for kv_planes().
+  // Capacity n_tokens, rounded up to whole pages; `type` as for kv_planes().
   KvCache(const ModelConfig& config, int64_t n_tokens, DType type)
       : KvCache(config, n_tokens, type, Buffer(bytes_for(config, n_tokens, type))) {}
-  // In memory of bytes_for() bytes, such as a GPU's.
+  // In `memory` of bytes_for() bytes, which may be a GPU's.
   KvCache(const ModelConfig& config, int64_t n_tokens, DType type, Buffer memory)
       : KvCache(planes_of(config, type), n_tokens, std::move(memory)) {}
   static int64_t bytes_for(const ModelConfig& config, int64_t n_tokens, DType type) {
     return bytes_for(planes_of(config, type), n_tokens);
   }
 
-  // The same for planes as given, [layers].
+  // The same for any planes, [layers].
   using Layers = std::vector<KvPlanes>;
   KvCache(const Layers& layers, int64_t n_tokens, Buffer memory);
   static int64_t bytes_for(const Layers& layers, int64_t n_tokens);
 
   TensorView plane(int layer, int plane) const { return layers_[layer][plane]; }
-  TensorView layer(int layer) const { return plane(layer, 0); }  // of models with one plane
+  TensorView layer(int layer) const { return plane(layer, 0); }  // for models with one plane
   int n_layers() const { return static_cast<int>(layers_.size()); }
   int n_pages() const { return n_pages_; }
-  int64_t page_bytes() const { return page_bytes_; }  // in all planes of all layers
+  int64_t page_bytes() const { return page_bytes_; }  // bytes of a page in all planes of all layers
 
-  // Calls visit(bytes) for a page in each plane of each layer, always in the same order and of the
-  // same sizes.
+  // Calls visit(bytes) for a page's part of each plane of each layer, always in the same order and
+  // with the same sizes.
   template <class Visit>
   void for_each_piece(int32_t page, Visit visit) const {
     for (const std::vector<TensorView>& planes : layers_)
       for (const TensorView& plane : planes) visit(piece(plane, page));
   }
 
-  // Calls visit(from, to) for the same pieces of two pages.
+  // Calls visit(from, to) for the same parts of two pages.
   template <class Visit>
   void for_each_pair(int32_t from, int32_t to, Visit visit) const {
     for (const std::vector<TensorView>& planes : layers_)

@@ -11,10 +11,10 @@ void MlaAttention::forward(const AttentionWeights& w, const Batch& batch, Tensor
   const MlaConfig& m = c_.mla;
   project(w, batch, h, cache);
 
-  // The matrices of MlaArgs begin with the first row of the step.
+  // The matrices of MlaArgs start with the first row of the step.
   const int64_t n = batch.first_row() + batch.n(), heads = n * m.n_heads;
   const TensorView q = scratch_.q.rows_from(0, n).reshape(heads, m.qk_dim());
-  // Consecutive sequences that want the same form go together.
+  // Consecutive sequences that use the same form share one call.
   for (auto rest = batch.sequences; !rest.empty();) {
     const bool naive = prefers_naive(rest.front());
     const auto end = std::find_if(rest.begin(), rest.end(),
@@ -33,7 +33,7 @@ void MlaAttention::forward(const AttentionWeights& w, const Batch& batch, Tensor
   ops_.linear(scratch_.o.rows_from(batch.first_row(), batch.n()), w.o, out);
 }
 
-// Queries, and the latents and rope keys of the cache.
+// Computes queries, and adds latents and rope keys to the cache.
 void MlaAttention::project(const AttentionWeights& w, const Batch& batch, TensorView h,
                            TensorView cache) {
   const MlaConfig& m = c_.mla;
@@ -48,7 +48,7 @@ void MlaAttention::project(const AttentionWeights& w, const Batch& batch, Tensor
   } else {
     ops_.linear(h, w.q, q);
   }
-  // A head is [nope | rope].
+  // The columns of a head are [nope | rope].
   const TensorView heads = q.reshape(int64_t{batch.n()} * m.n_heads, m.qk_dim());
   ops_.rope(heads.cols_from(m.nope_dim, m.rope_dim), batch.positions, rope_);
 
@@ -59,8 +59,8 @@ void MlaAttention::project(const AttentionWeights& w, const Batch& batch, Tensor
   ops_.append_kv(batch, kv, cache);
 }
 
-// Queries go into the space of the latents through the key rows of kv_b, outputs come back through
-// its value rows. Head h of kv_b is nope_dim key rows, then v_dim value rows.
+// The key rows of kv_b map queries into the latent space, and its value rows map outputs back. Head
+// h of kv_b is nope_dim key rows, then v_dim value rows.
 void MlaAttention::absorbed(const AttentionWeights& w, MlaArgs args) {
   const MlaConfig& m = c_.mla;
   const int64_t first = int64_t{args.sequences.front().first_token} * m.n_heads;

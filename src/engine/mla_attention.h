@@ -19,16 +19,17 @@ class MlaAttention {
                AttentionForm form);
   static int64_t bytes_for(const ModelConfig& config, int max_tokens);
 
-  // out = attention(h) of the batch's tokens, [tokens, dim] both; adds their rows to `cache`.
+  // out = attention(h) for the tokens of the batch, both [tokens, dim]; adds their latents and rope
+  // keys to `cache`.
   void forward(const AttentionWeights& w, const Batch& batch, TensorView h, TensorView cache,
                TensorView out);
 
-  // Whether the verbs of such a step depend on its numbers of tokens alone: one token a sequence,
-  // all in the absorbed form.
+  // Whether the operations of such a step depend on its numbers of tokens alone: one token per
+  // sequence, all in the absorbed form.
   bool is_uniform(const Batch& batch) const;
 
  private:
-  // [tokens of a step, ..]
+  // Scratch matrices; n is the number of tokens of the step.
   struct Scratch {
     TensorView q_a;       // [n, q_rank]
     TensorView q;         // [n, heads * qk_dim]

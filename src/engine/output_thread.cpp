@@ -30,7 +30,7 @@ void OutputThread::work() {
     changed_.notify_all();
     lock.unlock();
     job();
-    job = {};  // what it holds goes before anybody has to wait for it
+    job = {};  // frees what the job holds before finish() can return
     lock.lock();
   }
 }

@@ -1,5 +1,4 @@
-// A thread that does jobs in order, so that the one that computes need not: text, stop strings,
-// receivers.
+// A thread that runs jobs in order beside the computing thread: text, stop strings, receivers.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -16,9 +15,9 @@ class OutputThread {
   OutputThread(const OutputThread&) = delete;
   OutputThread& operator=(const OutputThread&) = delete;
 
-  // Waits while kMostBehind jobs are not begun.
+  // Blocks while kMostBehind jobs are waiting.
   void push(std::function<void()> job);
-  // Returns when all is done; nothing may be pushed afterwards.
+  // Returns when all jobs are done; nothing may be pushed afterwards.
   void finish();
 
  private:

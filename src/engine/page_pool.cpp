@@ -68,7 +68,7 @@ void PagePool::publish(std::vector<int32_t>& pages, int index, std::span<const i
     pages[index] = same;
     return;
   }
-  // Another beginning of a text with the same hash keeps its place.
+  // A different prefix with the same hash keeps its entry.
   if (!index_.emplace(key, pages[index]).second) return;
   pages_[pages[index]].key = key;
   enter(pages[index], parent, tokens);
@@ -139,7 +139,7 @@ void PagePool::remove_user(int32_t number) {
   ++n_kept_;
 }
 
-// kUnpublished when the page before is not known itself.
+// Returns kUnpublished when the preceding page is not published.
 uint64_t PagePool::serial_before(const std::vector<int32_t>& pages, int index) const {
   return index == 0 ? kRoot : pages_[pages[index - 1]].serial;
 }

@@ -1,5 +1,5 @@
-// A forward pass that is under way: a coroutine, which suspends where its device would wait for
-// another one and might compute something else meanwhile. The StepRunner resumes it.
+// A forward pass as a coroutine, which suspends where its device would wait for another device and
+// could compute something else meanwhile. The StepRunner resumes it.
 #pragma once
 #include <coroutine>
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-// Memory for the coroutines of a step, which allocate nothing else. A step begins with it empty.
+// Memory for the coroutines of a step, which allocate nothing else. Cleared before each step.
 class PassMemory {
  public:
   void clear() { used_ = 0; }
@@ -28,7 +28,7 @@ class PassMemory {
 
 class Pass {
  public:
-  // The coroutine is Pass Model::forward(step, cache, memory).
+  // Matches a coroutine Pass Model::forward(step, cache, memory).
   struct promise_type {
     template <class Model, class Step, class Cache>
     static void* operator new(std::size_t bytes, Model&, Step&, Cache&, PassMemory& memory) {
@@ -41,7 +41,7 @@ class Pass {
     std::suspend_always initial_suspend() noexcept { return {}; }
     std::suspend_always final_suspend() noexcept { return {}; }
     void return_void() {}
-    void unhandled_exception() { throw; }  // out of resume()
+    void unhandled_exception() { throw; }  // leaves through resume()
   };
 
   Pass(Pass&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
@@ -58,7 +58,7 @@ class Pass {
   std::coroutine_handle<promise_type> handle_;
 };
 
-// `co_await kOtherPass`: what follows waits for another device, so another pass may run first.
+// `co_await kOtherPass`: what follows waits for another device, so another pass may run now.
 inline constexpr std::suspend_always kOtherPass;
 
 }  // namespace tandem

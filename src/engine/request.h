@@ -1,5 +1,4 @@
-// What is asked of the engine, and what it answers: tokens. Text is made of them elsewhere
-// (answer_stream.h).
+// Requests to the engine and its answers, both in tokens. answer_stream.h turns tokens into text.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -21,12 +20,12 @@ struct Request {
   std::vector<int32_t> prompt;
   int max_new_tokens = 0;
   SamplingParams sampling;
-  std::vector<int32_t> stop_ids;  // end the answer; they are not part of it
+  std::vector<int32_t> stop_ids;  // end the answer, without being part of it
 };
 
 enum class FinishReason { kStop, kLength, kCancelled, kDeadline, kFailed };
 
-// A token of a prompt, as the tokens before it foretold it.
+// A token of a prompt with its probability after the tokens before it.
 struct ScoredToken {
   int32_t token;
   float logprob;
@@ -38,30 +37,30 @@ struct TokenEvent {
   std::optional<int32_t> token;
   float logprob = 0;
   std::vector<TokenLogprob> top;
-  std::vector<ScoredToken> prompt;  // with the first: the prompt's but its first, if asked for
+  std::vector<ScoredToken> prompt;  // in the first event, if requested: the prompt without token 0
   std::optional<FinishReason> finish;
   std::string error;          // with FinishReason::kFailed
-  int cached_tokens = 0;      // of the prompt, from the prefix cache
-  Clock::time_point started;  // when the first of the prompt was computed
+  int cached_tokens = 0;      // prompt tokens found in the prefix cache
+  Clock::time_point started;  // start of the request's first step
 };
 
 struct EngineRequest {
   Request request;
-  // The prompt's tokens from this one on are scored too: with on_logits it gets their logits,
-  // without it the first event tells their log-probabilities. Such a request may ask for no new
-  // token, with on_logits it must.
+  // The prompt's tokens from this index on are scored too: their logits go to on_logits if it is
+  // set, otherwise their log-probabilities come with the first event. max_new_tokens may then be 0,
+  // and must be 0 with on_logits.
   std::optional<int> first_scored = {};
-  std::shared_ptr<TokenConstraint> constraint = {};  // of the answer; null: none
+  std::shared_ptr<TokenConstraint> constraint = {};  // constrains the answer; null: none
   std::optional<Clock::time_point> deadline = {};
-  // Called for each token and for the end, on the output thread where there is one, else between
-  // steps. False: nothing more is wanted. Later events may still come then.
+  // Called for each token and for the end, on the output thread if there is one, else between
+  // steps. Returning false ends the request; events that are under way may still follow.
   std::function<bool(const TokenEvent&)> on_event = {};
-  // Called within the step: the logits [model's vocabulary] after token `position` of the prompt.
+  // Called within the step with the logits [vocab of the model] after prompt token `position`.
   std::function<void(int position, std::span<const float> logits)> on_logits = {};
 };
 
-// Throws Error for a request that can never run: empty, longer than the context, a token that is
-// not among the model's `n_tokens`, parameters out of range.
+// Throws Error for a request that can never run: an empty prompt, one longer than the context, a
+// token that is not below `n_tokens`, parameters out of range.
 void require_runnable(const EngineRequest& request, int n_tokens, int64_t context,
                       const Vocabulary& vocabulary);
 

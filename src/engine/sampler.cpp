@@ -19,8 +19,8 @@ uint64_t mix(uint64_t x) {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-// More likely first, then the lower token: a total order, so that a seed gives the same text
-// everywhere.
+// More likely first, equal ones by the lower token: a total order, so that a seed gives the same
+// text on every machine.
 constexpr auto kLikelier = [](const auto& a, const auto& b) {
   return a.value != b.value ? a.value > b.value : a.token < b.token;
 };
@@ -36,7 +36,8 @@ void require_finite(std::span<const float> logits) {
       std::all_of(logits.begin(), logits.end(), [](float v) { return std::isfinite(v); }));
 }
 
-// An extreme penalty makes a token the last choice, not an impossible one.
+// Keeps logits finite, so that an extreme penalty makes a token the last choice, not an impossible
+// one.
 float finite(float logit) {
   constexpr float kMax = std::numeric_limits<float>::max();
   return std::clamp(logit, -kMax, kMax);
@@ -57,7 +58,7 @@ void validate(const SamplingParams& p, const Vocabulary& vocabulary) {
           "presence penalty {}, frequency penalty {}: must be between -2 and 2", p.presence_penalty,
           p.frequency_penalty);
   require(p.n_top_logprobs >= -1 && p.n_top_logprobs <= vocab,
-          "{} log-probabilities asked for: the vocabulary has {}", p.n_top_logprobs, vocab);
+          "{} log-probabilities requested: the vocabulary has {} tokens", p.n_top_logprobs, vocab);
   for (const auto& [token, bias] : p.logit_bias)
     require(token >= 0 && token < vocab && std::isfinite(bias),
             "logit bias {} of token {}: tokens are 0 to {}", bias, token, vocab - 1);
@@ -134,7 +135,7 @@ void Sampler::keep_allowed(std::span<float> logits) {
     any = any || logits[t] != kNever;
   }
   allowed_ = {};
-  require(any, "no token of the vocabulary may follow here");
+  require(any, "the constraints of the request allow no token of the vocabulary");
 }
 
 void Sampler::penalise(std::span<float> logits) const {
@@ -152,8 +153,8 @@ void Sampler::penalise(std::span<float> logits) const {
   for (const auto& [token, bias] : params_.logit_bias) logits[token] = finite(logits[token] + bias);
 }
 
-// Temperature, then top-k, top-p and min-p, then one uniform number from the seed and the count of
-// draws.
+// Applies temperature, then top-k, top-p and min-p, then draws with one uniform number from the
+// seed and the number of draws.
 int32_t Sampler::draw(std::span<const float> logits) {
   const float max = *std::max_element(logits.begin(), logits.end());
   size_t n = 0;
@@ -182,8 +183,8 @@ int32_t Sampler::draw(std::span<const float> logits) {
   return candidates_[n - 1].token;
 }
 
-// Moves the likeliest candidates that together reach top_p of the first n to the front; sorts no
-// more than it must.
+// Moves the most likely candidates that together reach top_p of the first n to the front, and
+// returns their number. Sorts no more than it must.
 size_t Sampler::keep_top_p(size_t n) {
   double total = 0;
   for (size_t i = 0; i < n; ++i) total += candidates_[i].value;

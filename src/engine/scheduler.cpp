@@ -29,16 +29,16 @@ const std::vector<Scheduler::Part>& Scheduler::plan() {
   return plan_;
 }
 
-// By age: a page that is missing comes from the youngest, which is not in the plan yet.
+// Oldest first: a missing page is taken from the youngest sequence, which is not in the plan yet.
 void Scheduler::plan_decodes() {
   for (auto it = running_.begin(); it != running_.end(); ++it) {
     if (it->second.n_pending() != 1) continue;
-    if (!get_page(it)) return;  // it was the youngest itself
+    if (!get_page(it)) return;  // the sequence itself was preempted
     take_part(*it);
   }
 }
 
-// Those that were let in have all the pages of their prompt.
+// Admitted sequences have all pages of their prompt.
 void Scheduler::plan_prompts() {
   for (auto& entry : running_)
     if (entry.second.n_pending() > 1 && has_room()) take_part(entry);
@@ -54,7 +54,7 @@ void Scheduler::admit() {
   }
 }
 
-// As many tokens as there is room for, in tokens and in logits.
+// Plans as many tokens of a sequence as fit the step's limits of tokens and of logits.
 void Scheduler::take_part(Sequences::value_type& entry) {
   const auto& [id, s] = entry;
   const int n_without = std::max(0, s.next_logits - s.n_done);
@@ -67,7 +67,8 @@ void Scheduler::take_part(Sequences::value_type& entry) {
   n_planned_logits_ += n_logits;
 }
 
-// Makes sure that there is a page for the last token. False: the sequence had to give up its own.
+// Ensures that there is a page for the last token. Returns false if the sequence itself was
+// preempted.
 bool Scheduler::get_page(Sequences::iterator of) {
   Sequence& sequence = of->second;
   if (pages_for(static_cast<int64_t>(sequence.tokens.size())) <=
@@ -90,7 +91,8 @@ void Scheduler::preempt_youngest() {
   ++n_preemptions_;
 }
 
-// If that pays and there is room. Its first pages are not copied as long as others use them too.
+// Swaps a sequence out if that is cheaper than recomputing and host pages are free. Its first pages
+// are not copied as long as other sequences use them too.
 void Scheduler::swap_out(Sequence& s) {
   const int n_used = pages_for(s.n_done);
   int first = 0;
@@ -109,8 +111,9 @@ void Scheduler::swap_out(Sequence& s) {
   ++n_swaps_out_;
 }
 
-// Gives a waiting sequence pages for all its tokens and leaves one page for each that runs, so that
-// it is not sent away again at once. A page with tokens whose logits are wanted stays its own.
+// Admits a waiting sequence if there are pages for all its tokens and one more for each running
+// sequence, so that it is not preempted again at once. Pages with tokens whose logits are wanted
+// are not shared.
 bool Scheduler::let_in(Sequence& s) {
   const auto n = static_cast<int>(s.tokens.size());
   s.pages = pool_.match(s.tokens, s.next_logits / kPageSize);
@@ -133,8 +136,9 @@ bool Scheduler::let_in(Sequence& s) {
   return true;
 }
 
-// Sets how many tokens are in the cache. Pages that were found need not come from host memory;
-// those before its first may be lost, as their other users have ended: then it is of no use.
+// Sets the number of tokens in the cache. Pages that were found are not copied from host memory.
+// Those before first_swapped may be lost, because their other users have ended; the host pages are
+// useless then.
 void Scheduler::swap_in(Sequence& s, int n_found) {
   const int n_swapped = s.host_pages.empty() || n_found < s.first_swapped ? 0 : s.n_done;
   s.n_done = std::max(n_found * kPageSize, n_swapped);
@@ -148,8 +152,9 @@ void Scheduler::swap_in(Sequence& s, int n_found) {
   release_host_pages(s);
 }
 
-// The first page that was not found may begin like another one, whose keys are copied. Others may
-// take that page in the same step, but write to it only after the copy.
+// If a page that was not found has a common prefix with another page, copies the keys of that
+// prefix. Others may take that other page in the same step, but they write to it only after the
+// copy.
 void Scheduler::begin_page(Sequence& s, int n_found) {
   const int first = n_found * kPageSize;
   if (s.n_done > first || s.next_logits <= first) return;
@@ -167,13 +172,13 @@ void Scheduler::release_host_pages(Sequence& s) {
   s.host_pages.clear();
 }
 
-// Its full pages from `first` on can be found.
+// Lets other sequences find the full pages from `first` on.
 void Scheduler::publish(Sequence& s, int first) {
   for (int page = first; page < s.n_done / kPageSize; ++page)
     pool_.publish(s.pages, page, std::span(s.tokens).subspan(size_t{kPageSize} * page, kPageSize));
 }
 
-// The sequence has ended. Another one may begin with its last page too, which is not full.
+// Releases the pages of a sequence that has ended; its last page, partly filled, can be found too.
 void Scheduler::release_pages(Sequence& s) {
   const int n_full = s.n_done / kPageSize;
   pool_.publish_begun(
@@ -229,7 +234,7 @@ void Scheduler::remove(SequenceId id) {
     return;
   }
   const auto it = waiting_.find(id);
-  check(it != waiting_.end(), "only a sequence that is there is removed");
+  check(it != waiting_.end(), "only a known sequence is removed");
   release_host_pages(it->second);
   waiting_.erase(it);
 }

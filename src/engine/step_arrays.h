@@ -1,4 +1,4 @@
-// The arrays behind one Batch.
+// The arrays that a step's Batch refers to.
 #pragma once
 #include <span>
 #include <vector>
@@ -19,8 +19,8 @@ class StepArrays {
     sequences_.clear();
   }
 
-  // Tokens [first, first + n) of a sequence, the last n_logits of them with logits; `pages` holds
-  // them and all before, and outlives the step.
+  // Adds tokens [first, first + n) of a sequence, the last n_logits of them with logits; `pages`
+  // holds them and all tokens before, and outlives the step.
   void add(std::span<const int32_t> tokens, std::span<const int32_t> pages, int first, int n,
            int n_logits) {
     const int begin = n_tokens();

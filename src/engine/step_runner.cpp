@@ -32,7 +32,7 @@ void StepRunner::forward(const Batch& batch, KvCache& cache, TensorView logits) 
   if (n > 0) parts_.device.to_host(this->logits().rows_from(0, n), logits);
 }
 
-// A step in which every sequence has one token can be divided anywhere: in the middle.
+// A step with one token per sequence is divided in the middle.
 MicroBatches StepRunner::micro_batches_of(const Batch& step) const {
   const size_t n = step.sequences.size();
   if (n < 2 || !model_.attention().is_uniform(step) ||
@@ -45,7 +45,7 @@ MicroBatches StepRunner::micro_batches_of(const Batch& step) const {
   return {{part(0, (n + 1) / 2), part((n + 1) / 2, n / 2)}, 2};
 }
 
-// Each pass runs until it waits for another device; then the other one does.
+// Each pass runs until it waits for another device; then the other pass runs.
 void StepRunner::run(const MicroBatches& step, KvCache& cache) {
   memory_.clear();
   const auto pass = [&](int i) { return model_.forward(step.at[i], cache, memory_); };

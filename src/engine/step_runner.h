@@ -1,5 +1,5 @@
-// Runs the forward pass for a step: at once, or recorded and replayed by the device; as one pass,
-// or as two micro-batches that take turns while experts are computed elsewhere.
+// Runs the forward pass of a step: directly, or recorded and replayed by the device; as one pass,
+// or as two micro-batches that alternate while experts are computed on another device.
 #pragma once
 #include "engine/deepseek.h"
 
@@ -10,7 +10,7 @@ class StepRunner {
   StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm form);
 
   // Fills the cache for every token of `batch` and computes one row of logits() for each of
-  // batch.logit_rows. The step may still be under way when this returns; what is asked of device()
+  // batch.logit_rows. The step may still be running when this returns; later work on device()
   // follows it. Throws RunError when a device was lost.
   void forward(const Batch& batch, KvCache& cache);
   // The same, and copies the logits [n_logits, vocab] to the host.

@@ -1,4 +1,4 @@
-// Stop strings in text that arrives in pieces: holds back what may be the beginning of one.
+// Finds stop strings in text that arrives in pieces: holds back what may be the beginning of one.
 #pragma once
 #include <string>
 #include <string_view>
@@ -6,19 +6,19 @@
 
 namespace tandem {
 
-// Length of the longest end of `text` that `mark` begins with, 0 to mark.size() - 1. The mark is
-// not empty.
+// Length of the longest suffix of `text` that is a prefix of `mark`, 0 to mark.size() - 1. The mark
+// is not empty.
 size_t partial_mark_length(std::string_view text, std::string_view mark);
 
 class StopText {
  public:
-  // Empty strings stop nothing.
+  // Empty strings are ignored.
   explicit StopText(std::vector<std::string> stops, bool keeps_stop = false);
 
-  // Text that can no longer belong to a stop string. Nothing after one has been met; the stop
-  // string is part of it only when it is kept.
+  // Returns the text that can no longer belong to a stop string, and nothing after a stop string.
+  // The stop string itself is returned only with keeps_stop.
   std::string push(std::string_view text);
-  // What was held back, when the text ends without a stop string.
+  // The text that was held back, for when the text ends without a stop string.
   std::string flush();
   bool stopped() const { return stopped_; }
 

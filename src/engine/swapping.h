@@ -1,52 +1,51 @@
-// A sequence that gives up its pages of a card can have them kept in host memory or be computed
-// again. Which is cheaper, and how many pages host memory has for it: functions of numbers.
+// A preempted sequence can have its pages copied to host memory, or be recomputed. Which is
+// cheaper, and how many host pages there are, are pure functions.
 #pragma once
 #include <cstdint>
 
 namespace tandem {
 
-// A page of the cache goes to a page of host memory, comes from one, or begins as another page of
-// the cache.
+// A copy of a page of the cache to a page of host memory, from one, or from another page of the
+// cache.
 struct PageCopy {
   enum class Way { kToHost, kFromHost, kWithin };
   int32_t page, other;
   Way way;
 };
 
-// As measured; 0: unknown.
+// Measured rates; 0: unknown.
 struct SwapRates {
   int64_t page_bytes = 0;  // in all layers
   double to_host_bytes_per_second = 0, to_gpu_bytes_per_second = 0;
   double computed_tokens_per_second = 0;
 };
 
-// Whether n_pages take less time to host memory and back than n_tokens to be computed again. Never
+// Whether copying n_pages to host memory and back takes less time than recomputing n_tokens. False
 // while the link's rates are unknown.
 bool swapping_pays(int n_pages, int n_tokens, const SwapRates& rates);
 
 struct HostPagesArgs {
-  int gpu_pages;         // of the cache
-  int64_t most_pages;    // that all sequences together may ever fill
+  int gpu_pages;         // pages of the cache
+  int64_t most_pages;    // upper bound of the pages of all sequences together
   int64_t page_bytes;    // in all layers
-  int64_t memory_bytes;  // of the host, free beside all others
+  int64_t memory_bytes;  // host memory that is not used otherwise
 };
 
-// Pages of host memory for sequences that gave up theirs: for those that a card cannot hold, at
-// most four times the card's, and at most a quarter of the memory. When n sequences grow alike and
-// give way one after the other, they leave 1/n + .. + 1/2 of the card's pages: four times is
-// enough for 80.
+// Number of host pages for preempted sequences: those that the GPU cannot hold, at most four times
+// the GPU's, and at most a quarter of the memory. When n sequences grow equally and are preempted
+// one after the other, they leave 1/n + .. + 1/2 of the GPU's pages: four times is enough for 80.
 int host_pages_for(const HostPagesArgs& args);
 
-// How fast tokens are computed: the fastest that steps have done it, so that a sequence is not
-// swapped because of a slow one.
+// Measures how fast tokens are computed: the maximum over the steps, so that a single slow step
+// does not cause swapping.
 class ComputingSpeed {
  public:
-  // A step. A device may be behind until a step's results are waited for.
+  // Adds a step. A device may be behind the host until a step's results are waited for.
   void add(int n_tokens, double seconds, bool waited);
   double tokens_per_second() const { return best_; }
 
  private:
-  int64_t n_tokens_ = 0;  // since a step that was waited for
+  int64_t n_tokens_ = 0;  // tokens since the last step that was waited for
   double seconds_ = 0, best_ = 0;
 };
 

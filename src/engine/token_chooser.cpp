@@ -25,12 +25,13 @@ TokenChooser::TokenChooser(StepRunner& model, const Vocabulary& vocabulary)
   drawn_.resize(model.limits().max_logits);
 }
 
-// Rows for the host come first: drawing consumes logits. Neighbours come together.
+// Copies the rows for the host before drawing, which overwrites logits. Adjacent rows are copied
+// together.
 void TokenChooser::begin(std::span<Sampler* const> samplers) {
   rows_.clear();
   draws_.clear();
   const TensorView logits = model_.logits();
-  int64_t first = 0;  // of the rows for the host that have not come
+  int64_t first = 0;  // first row that was not copied yet
   const auto bring = [&](int64_t end) {
     if (first < end)
       model_.device().to_host(logits.rows_from(first, end - first),

@@ -1,5 +1,5 @@
-// The next tokens of a step: the device draws them where it can and a request needs no more than
-// the logits; else the logits come to the host, to the request's sampler.
+// Chooses the next tokens of a step: on the device if it can sample and a request needs the logits
+// alone, otherwise with the request's sampler on the host.
 #pragma once
 #include <memory>
 #include <vector>
@@ -11,20 +11,20 @@ namespace tandem {
 
 class TokenChooser {
  public:
-  // Both outlive the object, which allocates all it needs.
+  // Both outlive the object, which allocates all its memory.
   TokenChooser(StepRunner& model, const Vocabulary& vocabulary);
 
-  // After forward(): a sampler for each of its rows of logits; null: the row is for logits() and
+  // After forward(): takes a sampler for each row of logits; a null one marks a row for logits() or
   // logprobs().
   void begin(std::span<Sampler* const> samplers);
-  // The token of a row, once. Throws Error if its logits are not finite.
+  // Samples the token of a row; call it once per row. Throws Error if its logits are not finite.
   Sampled token(size_t row);
-  // A row [model's vocabulary] that begin() was given no sampler for.
+  // The logits of a row without a sampler, [vocab of the model].
   std::span<const float> logits(size_t row) const {
     return {logits_.row<float>(static_cast<int64_t>(row)), static_cast<size_t>(logits_.cols)};
   }
-  // What a row says of a token that is known, once. Throws Error as token(); its `top` is valid
-  // until the next call.
+  // Log-probabilities of a known token and of the n_top most likely in a row without a sampler;
+  // call it once per row. Throws Error as token() does; `top` is valid until the next call.
   Sampled logprobs(size_t row, int32_t token, int n_top);
 
  private:
@@ -34,14 +34,14 @@ class TokenChooser {
 
   struct Row {
     Sampler* sampler;
-    int32_t drawn;   // by the device, if it
-    bool on_device;  // draws this row
+    int32_t drawn;   // the device's token, if on_device
+    bool on_device;  // the device samples this row
   };
 
   StepRunner& model_;
   const Vocabulary& vocabulary_;
   Arena arena_;
-  TensorView logits_;  // [max_logits, model vocab], the rows that came to the host
+  TensorView logits_;  // [max_logits, model vocab], the rows that were copied to the host
   const std::unique_ptr<DeviceSampler> device_sampler_;  // null: the device does not draw
   std::vector<Row> rows_;
   std::vector<Draw> draws_;

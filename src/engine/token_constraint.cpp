@@ -60,7 +60,7 @@ void TokenConstraint::take(int32_t token) {
   check(state_ != TextStates::kDead, "a token that the mask lets through is in the grammar");
 }
 
-// The mark is a token of its own, or written with several.
+// The mark "</think>" may be one token or several.
 void TokenConstraint::take_thought(int32_t token) {
   thought_ += tokenizer_.bytes_of(token);
   thinking_ = thought_.find(kEndOfThinking) == std::string::npos;

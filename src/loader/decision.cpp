@@ -15,7 +15,7 @@ namespace {
 bool has_gpu(const ModelOptions& options) {
   if (options.device != DeviceChoice::kAuto) return options.device == DeviceChoice::kCuda;
   const std::string why_not = why_no_gpu();
-  if (!why_not.empty()) options.warn(fmt::format("the CPU computes: {}", why_not));
+  if (!why_not.empty()) options.warn(fmt::format("running on the CPU: {}", why_not));
   return why_not.empty();
 }
 
@@ -33,9 +33,10 @@ Machine machine_of(const Topology& topology, bool with_gpu) {
 std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Subject& subject,
                                           bool with_gpu) {
   if (options.placement.empty()) return {};
-  require(!options.experts,
-          "both --placement and --experts {}: the placement says in which format experts are kept",
-          options.experts ? format_name(*options.experts) : "");
+  require(
+      !options.experts,
+      "both --placement and --experts {}: the placement sets the format of experts; leave one out",
+      options.experts ? format_name(*options.experts) : "");
   const ExecutedParts parts = executed_parts(subject.config, machine_of(subject.topology, with_gpu),
                                              placement_from_file(options.placement));
   require(parts.gpu.has_value() == with_gpu,
@@ -49,7 +50,8 @@ int64_t chosen_context(const ModelOptions& options, const ModelConfig& config,
   require(options.context >= 0 && options.context <= (int64_t{1} << 30),
           "--ctx {}: must be between 1 and 2^30", options.context);
   require(!placed || options.context <= placed->kv_tokens,
-          "--ctx {}: {} reserves {} tokens of KV cache: make one of them fit the other",
+          "--ctx {}: {} reserves {} tokens of KV cache: lower --ctx, or raise the placement's kv "
+          "tokens",
           options.context, options.placement, placed ? placed->kv_tokens : 0);
   if (options.context > 0) return options.context;
   return placed ? placed->kv_tokens : std::min<int64_t>(config.max_context, kDefaultContext);
@@ -59,7 +61,7 @@ int64_t chosen_context(const ModelOptions& options, const ModelConfig& config,
 DType gpu_cache_type(const ModelOptions& options, const std::optional<ExecutedParts>& placed) {
   if (!options.kv) return placed ? placed->kv_type : DType::kBF16;
   require(!placed || placed->kv_type == *options.kv,
-          "both --placement and --kv {}: {} has a KV cache of another type",
+          "both --placement and --kv {}: {} has another type of KV cache; leave --kv out",
           format_name({*options.kv}), options.placement);
   return *options.kv;
 }
@@ -119,7 +121,7 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject,
           "--kv {}: on the CPU the KV cache is {}; leave it out, or use --device cuda",
           options.kv ? format_name({*options.kv}) : "", format_name({kv_type}));
   require(!options.fp8_activations,
-          "--activations fp8: the CPU does not round them so; leave it out, or use --device cuda");
+          "--activations fp8: the CPU does not support them; leave it out, or use --device cuda");
   const int64_t kv_bytes = KvCache::bytes_for(subject.config, decision.context, kv_type);
   decision.parts = placed ? *placed
                           : fit(fit_request(options, subject, decision, kv_type),
@@ -140,7 +142,7 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
       decide_on_gpu(options, subject, placed, decision);
     } catch (const Error& why) {
       if (options.device != DeviceChoice::kAuto || placed) throw;
-      options.warn(fmt::format("the CPU computes: {}", why.what()));
+      options.warn(fmt::format("running on the CPU: {}", why.what()));
       on_gpu = false;
     }
   if (!on_gpu) decide_on_cpu(options, subject, placed, decision);

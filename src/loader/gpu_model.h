@@ -21,7 +21,7 @@ struct GpuModelOptions {
   int64_t context = 0;              // tokens per sequence
   DType cache_type = DType::kBF16;  // or kF8E4M3
   bool fp8_activations = false;     // in products of many tokens with FP8 weights
-  int n_threads = 1;                // that load
+  int n_threads = 1;                // loading threads
   bool records = true;              // decode steps are recorded as graphs
   LoadProgress progress = {};
 };
@@ -35,11 +35,11 @@ class GpuModel {
   virtual const LoadReport& report() const = 0;
   virtual Device& device() = 0;
   virtual Ops& ops() = 0;
-  // The experts on the GPU and, once added, those of the CPU. May be none.
+  // The experts on the GPU and, once added, those on the CPU. May have none.
   virtual ExpertPool& experts() = 0;
   // Both must outlive the object; the timeline may be null.
   virtual void add_cpu_experts(CpuExperts& experts, Timeline* timeline) = 0;
-  // From now on experts() counts the choices of experts. Call after add_cpu_experts().
+  // Starts counting in experts() which experts are chosen. Call it after add_cpu_experts().
   virtual void record_routing() = 0;
   virtual const RoutingCounts* routing() const = 0;  // null: not recorded
 };

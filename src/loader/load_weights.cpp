@@ -15,8 +15,9 @@ class WeightLoader {
                const LoadPlan& plan, CpuWeights& home)
       : store_(store), stored_(stored), config_(config), plan_(plan), home_(home) {
     const std::string& directory = plan.cache_directory;
-    require(!directory.empty() || plan.cache_use != CacheUse::kRequire,
-            "neither XDG_CACHE_HOME nor HOME is set: say with --cache where the packed cache goes");
+    require(
+        !directory.empty() || plan.cache_use != CacheUse::kRequire,
+        "neither XDG_CACHE_HOME nor HOME is set: name a folder for the packed cache with --cache");
     slices_ = expert_slices(stored, config, home, plan.layout.experts);
     if (directory.empty()) return;
     remove_stale_packed_files(directory);
@@ -132,8 +133,8 @@ class WeightLoader {
   const ModelConfig& config_;
   const LoadPlan& plan_;
   CpuWeights& home_;
-  std::vector<Slice> slices_;  // of the experts
-  std::string path_;           // of the packed cache; empty: none
+  std::vector<Slice> slices_;  // slices of the experts
+  std::string path_;           // path of the packed cache; empty: none
   LoadedWeights loaded_;
 };
 

@@ -29,7 +29,7 @@ int64_t kv_tokens(const ModelOptions& options, const ModelConfig& config, int64_
 constexpr std::chrono::seconds kTeamPatience(60);
 [[noreturn]] void end_program() {
   fmt::print(stderr,
-             "error: a thread that computes experts has ended no piece of work for {} s, and the "
+             "error: a thread that computes experts has made no progress for {} s, and the "
              "GPU waits for it: the program ends; start it again\n",
              kTeamPatience.count());
   std::_Exit(1);
@@ -120,8 +120,8 @@ LoadReport LoadedModel::load_host_weights(const Source& source, const ExpertsLay
   weights_ = std::move(loaded.weights);
   if (!home_.is_bound())
     options.warn(
-        "the experts' memory cannot be bound to all its NUMA nodes (no right to, as in a container "
-        "without SYS_NICE, or too little room on a node): expect less speed");
+        "the experts' memory cannot be bound to all its NUMA nodes (no permission, as in a "
+        "container without SYS_NICE, or too little memory on a node): expect lower speed");
   return loaded.report;
 }
 
@@ -129,7 +129,7 @@ LoadReport LoadedModel::load_host_weights(const Source& source, const ExpertsLay
 void LoadedModel::start_team(const ModelOptions& options, int max_tokens) {
   team_ = std::make_unique<Team>(topology_);
   if (team_->n_unpinned() > 0)
-    options.warn(fmt::format("{} of {} threads cannot be pinned to their cores: expect less speed",
+    options.warn(fmt::format("{} of {} threads cannot be pinned to their cores: expect lower speed",
                              team_->n_unpinned(), team_->size()));
   experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, *team_);
   if (gpu_) watch_ = std::make_unique<TeamWatch>(*team_, kTeamPatience, end_program);

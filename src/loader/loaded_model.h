@@ -65,8 +65,8 @@ class LoadedModel {
   std::unique_ptr<Team> team_;                 // null: the GPU computes everything
   std::unique_ptr<TeamWatch> watch_;           // for a team that a GPU waits for
   std::unique_ptr<CpuDevice> device_;          // null: the backbone is on the GPU
-  std::unique_ptr<CpuOps> ops_;                // the same
-  std::unique_ptr<RoutingRecorder> recorder_;  // of a backbone on the CPU; null: none
+  std::unique_ptr<CpuOps> ops_;                // null: the backbone is on the GPU
+  std::unique_ptr<RoutingRecorder> recorder_;  // for a backbone on the CPU; null: none
   std::unique_ptr<CpuExperts> experts_;        // null: all experts are on the GPU
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<GpuModel> gpu_;  // null: the CPU computes everything

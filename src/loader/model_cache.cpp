@@ -56,7 +56,7 @@ std::string layout_name(const PackedLayout& layout) {
   return format ? base + "-" + format_text(format) : base;
 }
 
-// Checksum of what the table makes of a few numbers of each type: a changed layout changes the key
+// Checksum of a few numbers of each type in the table's layout: a changed layout changes the key
 // without a version number.
 uint64_t layout_checksum(const PackedLayout& layout) {
   constexpr int64_t kRows = 33, kCols = 384;  // partial panels; groups of every size

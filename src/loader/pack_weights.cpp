@@ -48,7 +48,7 @@ void pack_rows(const CpuWeights& home, const PackedMatrix& m, int64_t first_row,
     const int64_t begin = std::max(first_row, part.first_row);
     const int64_t n = std::min(end, part.first_row + q.rows) - begin;
     if (n <= 0) continue;
-    const int64_t row = begin - part.first_row;  // of the part
+    const int64_t row = begin - part.first_row;  // row of the part
     const std::byte* const from = data + (q.row_data(row) - m.stored.q.row_data(first_row));
     if (m.way == Way::kConvert) {
       home.convert(from, part.stored, part.packed, row, n);
@@ -161,7 +161,7 @@ std::vector<Slice> expert_slices(const ModelWeights& stored, const ModelConfig& 
       slices.push_back({slices.empty() ? 0 : slices.back().first + slices.back().n, n});
     return slices;
   }
-  // All layers are cut alike, at the largest multiple that any layer's format requires.
+  // All layers are sliced alike, at the largest multiple that any layer's format requires.
   DType dtype = DType::kBF16;
   for (int l = 0; l < config.n_layers; ++l) {
     const LayerWeights& layer = stored.layers[l];

@@ -39,7 +39,7 @@ struct PackJobs {
 PackJobs load_jobs(const PackedModel& model, const CpuWeights& home);
 
 // Reserves memory in `home` for all of `stored` that the layout keeps there, widens vectors at
-// once, and leaves matrices to load_jobs(). Routed experts are cut into a slice per node of the
+// once, and leaves matrices to load_jobs(). Routed experts are divided into a slice per node of the
 // home's topology, and converted if the layout names a format.
 PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
                            const ExpertsLayout& experts = {});

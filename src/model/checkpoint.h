@@ -27,7 +27,7 @@ std::vector<std::string> checkpoint_warnings(const ModelWeights& weights);
 // and may be unaligned.
 void check_scales(std::string_view name, const TensorView& scales);
 
-// Throws Error unless the INT4 shape tensor (name_shape) says [rows, cols]. `data` is a copy of its
+// Throws Error unless the INT4 shape tensor (name_shape) is [rows, cols]. `data` is a copy of its
 // data.
 void check_int4_shape(const StoredTensor& shape, const std::byte* data, int64_t rows, int64_t cols);
 

@@ -82,7 +82,7 @@ struct ModelConfig {
   // contradict each other. In a config that is returned, products of sizes do not overflow: rows
   // and columns fit int, the parameter count fits int64.
   static ModelConfig from_directory(const std::string& directory);
-  // Reads the text of a config.json; `source_name` stands for the file in messages.
+  // Reads the text of a config.json; `source_name` names the file in messages.
   static ModelConfig from_json(std::string_view text, std::string_view source_name);
 };
 

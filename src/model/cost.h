@@ -25,7 +25,7 @@ struct BackboneBytes {
   int64_t total() const { return attention + dense + shared + router + norms; }
 };
 BackboneBytes backbone_layer_bytes(const ModelConfig& config, bool moe, WeightFormat format);
-int64_t embedding_bytes(const ModelConfig& config);  // BF16; the head weighs the same
+int64_t embedding_bytes(const ModelConfig& config);  // BF16; the head has the same size
 
 // Activation values per token while it passes through a layer, each 4 bytes on a CPU and 2 on a
 // GPU: residual stream and norms, and the larger of attention (queries, head outputs) and FFN
@@ -34,14 +34,14 @@ int64_t activation_values_per_token(const ModelConfig& config);
 
 // Operations per token; a multiplication and an addition count as two.
 struct TokenOps {
-  double projections = 0;  // of attention, without kv_b
+  double projections = 0;  // projections of attention, without kv_b
   double dense = 0, shared = 0, router = 0, expert = 0, head = 0;
 };
 TokenOps token_ops(const ModelConfig& config);
 
 // Attention over the cache of `queries` tokens that end at position `context`, including the kv_b
-// products, in the cheaper of the two forms (model_spec 3.7). `bytes` are those of a BF16 cache: an
-// FP8 cache is decoded to BF16 and assumed to be no faster.
+// products, in the cheaper of the two forms (attention_form.h). `bytes` are those of a BF16 cache:
+// an FP8 cache is decoded to BF16 and assumed to be no faster.
 struct AttentionWork {
   double bytes = 0, ops = 0;
   bool absorbed = true;

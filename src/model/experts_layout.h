@@ -1,5 +1,5 @@
-// How routed experts are kept in host memory: which of them, in what format each layer, and how
-// they are cut to NUMA nodes.
+// How routed experts are stored in host memory: which of them, in what format per layer, and how
+// they are sliced among NUMA nodes.
 #pragma once
 #include <algorithm>
 #include <optional>
@@ -12,10 +12,10 @@ namespace tandem {
 
 class ExpertsLayout {
  public:
-  // Every layer alike; nothing: as stored.
+  // All layers have the same format; empty: as stored.
   ExpertsLayout(std::optional<WeightFormat> format = {}) : all_(format) {}
   ExpertsLayout(WeightFormat format) : all_(format) {}
-  // Layer by layer, and the columns of each node's slice; none: by the nodes' cores.
+  // A format for each layer, and the columns of each node's slice; empty: by the nodes' cores.
   ExpertsLayout(std::vector<std::optional<WeightFormat>> of_layers, std::vector<int> node_columns)
       : of_layers_(std::move(of_layers)), node_columns_(std::move(node_columns)) {
     const auto differs = [&](const auto& format) { return format != of_layers_.front(); };
@@ -27,12 +27,12 @@ class ExpertsLayout {
   const std::optional<WeightFormat>& format(int layer) const {
     return of_layers_.empty() ? all_ : of_layers_[layer];
   }
-  // [layers]; empty: all alike.
+  // [layers]; empty: all layers have the same format.
   const std::vector<std::optional<WeightFormat>>& of_layers() const { return of_layers_; }
   const std::vector<int>& node_columns() const { return node_columns_; }
 
-  // [layers][n_experts], nothing for a dense layer: these are kept elsewhere, and so is everything
-  // that is no routed expert.
+  // [layers][n_experts], empty for a dense layer: true for experts that are stored elsewhere.
+  // Everything except routed experts is then stored elsewhere too.
   void keep_elsewhere(std::vector<std::vector<bool>> experts) { elsewhere_ = std::move(experts); }
   const std::vector<std::vector<bool>>& elsewhere() const { return elsewhere_; }
   bool keeps(const WeightSpec& spec) const {
@@ -40,7 +40,7 @@ class ExpertsLayout {
     return spec.use == WeightUse::kExpert && !elsewhere_[spec.layer][spec.expert];
   }
 
-  // Formats other than the stored one, each once.
+  // Formats other than the stored one, without repetition.
   std::vector<WeightFormat> conversions() const {
     std::vector<WeightFormat> formats;
     const auto add = [&](const std::optional<WeightFormat>& f) {

@@ -1,5 +1,5 @@
-// What the KV cache keeps of a token in each layer: planes, each a matrix with a row a token. The
-// cache and its pages, copies of them and the planner's sums follow from this description alone.
+// What the KV cache stores of a token in each layer: planes, which are matrices with one row per
+// token. The cache, its pages, their copies and the planner's sums all follow this description.
 #pragma once
 #include <array>
 
@@ -19,7 +19,7 @@ bool takes_fp8_cache(const MlaConfig& mla);
 struct KvPlane {
   const char* name = "";
   DType dtype = DType::kBF16;
-  int64_t cols = 0;    // values of a token
+  int64_t cols = 0;    // values per token
   int64_t stride = 0;  // values from one row to the next; rows begin at multiples of 16 bytes
   int64_t row_bytes() const { return stride * bits_of(dtype) / 8; }
 };

@@ -80,7 +80,7 @@ int64_t expert_parameters(const ModelConfig& config) {
   return int64_t{3} * config.dim * config.expert_dim;
 }
 
-// Parameters of the experts of one MoE layer to which a token is not routed.
+// Parameters of the experts of one MoE layer that a token does not use.
 int64_t inactive_parameters(const ModelConfig& config) {
   return (config.router.n_experts - config.router.n_active) * expert_parameters(config);
 }

@@ -1,4 +1,4 @@
-// Multi-head latent attention on the CPU, both forms, over pages of the latent cache.
+// Multi-head latent attention on the CPU, in both forms, over pages of the latent cache.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,7 +11,7 @@ namespace {
 
 using cpu::ActivationType;
 
-constexpr int kPartPages = 32;  // of one sequence that a thread takes at a time: 2048 tokens
+constexpr int kPartPages = 32;  // pages per part: 2048 tokens
 constexpr float kNoMax = -std::numeric_limits<float>::infinity();
 
 int n_pages(const Sequence& s) { return (s.kv_length + kPageSize - 1) / kPageSize; }
@@ -20,14 +20,14 @@ int64_t cache_row(const Sequence& s, int position) {
   return int64_t{s.kv_pages[position / kPageSize]} * kPageSize + position % kPageSize;
 }
 
-// What a token at the first position of the step sees of the keys from first_key on.
+// Number of keys from first_key on that the sequence's first token of the step attends to.
 int visible(const Sequence& s, int first_key) { return s.kv_length - s.n_tokens + 1 - first_key; }
 
 void divide(float* out, int64_t n, float sum) {
   for (int64_t i = 0; i < n; ++i) out[i] /= sum;
 }
 
-// Rows of a part: as many as make the packing of keys cheap, fewer if that leaves threads idle.
+// Rows of a part: enough to make the packing of keys cheap, fewer if threads would be idle.
 int rows_of_part(int64_t n_rows, int64_t n_splits, int n_threads) {
   int rows = kPartRows;
   while (rows > 16 && (n_rows + rows - 1) / rows * n_splits < 4 * n_threads) rows /= 2;
@@ -40,7 +40,7 @@ ActivationType type_of(const TensorView& t) {
 
 }  // namespace
 
-// The rows of one page that hold tokens of `s`.
+// The rows of one page of the cache that hold tokens of `s`.
 TensorView CpuOps::page_of(const MlaArgs& a, const Sequence& s, int page) {
   const int first = page * kPageSize;
   return a.cache.rows_from(cache_row(s, first), std::min(kPageSize, s.kv_length - first));
@@ -59,11 +59,9 @@ void CpuOps::append_kv(const Batch& batch, TensorView kv, TensorView cache) {
   }
 }
 
-// ------------------------------------------------------------------------------- absorbed
-
-// The work is cut into parts, some rows and up to kPartPages pages each. A round computes as many
-// parts as there are slots and adds them to the output in order: the sum of one row is formed in an
-// order that depends on its position alone, whatever the rows beside it and the threads.
+// The work is divided into parts of some rows and up to kPartPages pages. Each round computes as
+// many parts as there are slots and adds them to the output in order, so the sum of a row is formed
+// in an order that depends on its position alone, not on other rows or the number of threads.
 void CpuOps::mla_absorbed(const MlaArgs& a) {
   const size_t n_slots = part_out_.rows / kPartRows;
   int64_t n_rows = 0, n_splits = 1;
@@ -138,7 +136,7 @@ void CpuOps::attend_part(const MlaArgs& a, const AbsorbedPart& part, int64_t slo
                    .sum = sum});
 }
 
-// Adds row i of a part to the output: both are sums of exp(score - max) v over their keys.
+// Adds row i of a part to the output. Both are sums of exp(score - max) v over their keys.
 void CpuOps::merge_row(const MlaArgs& a, const AbsorbedPart& part, int64_t slot, int i) {
   const int64_t rank = a.mla.kv_rank;
   const int64_t row = int64_t{part.sequence->first_token} * a.mla.n_heads + part.first_row + i;
@@ -162,11 +160,9 @@ void CpuOps::merge_row(const MlaArgs& a, const AbsorbedPart& part, int64_t slot,
   if (part.is_last) divide(out, rank, sum);
 }
 
-// ---------------------------------------------------------------------------------- naive
-
-// A piece of work is one head: its keys and values are restored for kRestoredPages at a time, which
-// stay in the thread's cache, and so kv_b is read, and every query packed, once for all of them.
-// More threads than heads share the tokens of a head and restore it each.
+// A work item is one head. Its keys and values are restored for kRestoredPages at a time, which fit
+// the thread's cache, so kv_b is read and every query packed once for all of them. When there are
+// more threads than heads, threads share the tokens of a head and each restores it.
 void CpuOps::mla_naive(const MlaArgs& a, const QuantView& kv_b) {
   const int heads = a.mla.n_heads;
   for (const Sequence& s : a.sequences) {
@@ -185,7 +181,8 @@ void CpuOps::mla_naive(const MlaArgs& a, const QuantView& kv_b) {
   }
 }
 
-// The latents of kRestoredPages from `page` on, as the kernels multiply them fastest with kv_b.
+// The latents of kRestoredPages from `page` on, encoded as the fastest product with kv_b needs
+// them.
 cpu::Activations CpuOps::latents_of(const MlaArgs& a, const Sequence& s, int page,
                                     const QuantView& kv_b) {
   const ActivationType type = activation_for(kernels_, kv_b.q.dtype);
@@ -207,7 +204,7 @@ cpu::Activations CpuOps::latents_of(const MlaArgs& a, const Sequence& s, int pag
   return {to.data, to.row_bytes(), type};
 }
 
-// Keys and values of one head, in the cache's type.
+// Restores the keys and values of one head in the type of the cache.
 TensorView CpuOps::restore_head(const MlaArgs& a, const cpu::Activations& latents, int n_tokens,
                                 const QuantView& kv_b, int head, int thread) {
   const int cols = a.mla.nope_dim + a.mla.v_dim;
@@ -235,8 +232,8 @@ TensorView CpuOps::restore_head(const MlaArgs& a, const cpu::Activations& latent
   return out;
 }
 
-// Up to kPartRows tokens of one sequence from `token` on, one head, with what was restored of it
-// from `page` on. Row t * heads + head belongs to token t.
+// Attention of one head for up to kPartRows tokens of one sequence from `token` on, with the keys
+// and values restored from `page` on. Row t * heads + head belongs to token t.
 void CpuOps::naive_rows(const MlaArgs& a, const Sequence& s, TensorView restored, int page,
                         int head, int token) {
   const MlaConfig& m = a.mla;

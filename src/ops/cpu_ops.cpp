@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-// Rows of w that one thread takes at a time: those that the kernels do together.
+// Rows of w per work item: those that the kernels compute together.
 constexpr int64_t kPieceRows = 64;
 
 int max_columns(const ModelConfig& c) {
@@ -24,7 +24,7 @@ DType cache_type_for(const cpu::KernelTable& kernels) {
   return kernels.isa == cpu::Isa::kReference ? DType::kF32 : DType::kBF16;
 }
 
-// Every scratch matrix once: visit(view, rows, cols, dtype).
+// Calls visit(view, rows, cols, dtype) once for every scratch matrix.
 template <class Visit>
 void CpuOps::for_each_scratch(const ModelConfig& c, int64_t max_tokens, Visit visit) {
   const MlaConfig& m = c.mla;
@@ -47,7 +47,7 @@ CpuOps::CpuOps(const cpu::KernelTable& kernels, const ModelConfig& c, int max_to
   require(m.cache_dim() <= cpu::kMaxKeyDim && m.qk_dim() <= cpu::kMaxKeyDim &&
               std::max(m.kv_rank, m.v_dim) <= cpu::kMaxValueDim,
           "kv_lora_rank {}, qk_nope_head_dim {}, qk_rope_head_dim {}, v_head_dim {}: attention on "
-          "the CPU is made for keys of at most {} and values of at most {} numbers",
+          "the CPU supports keys of at most {} and values of at most {} numbers",
           m.kv_rank, m.nope_dim, m.rope_dim, m.v_dim, cpu::kMaxKeyDim, cpu::kMaxValueDim);
   arena_ = Arena::holding([&](auto visit) { for_each_scratch(c, max_tokens, visit); });
   parts_.reserve(part_out_.rows / kPartRows);
@@ -100,7 +100,7 @@ void CpuOps::product(const cpu::Activations& x, int64_t n_rows, const QuantView&
   });
 }
 
-// x as the kernels multiply it fastest with w.
+// Encodes x as the fastest product with w needs it.
 cpu::Activations CpuOps::encoded(TensorView x, const QuantView& w) {
   const cpu::ActivationType type = activation_for(kernels_, w.q.dtype);
   check(type != cpu::ActivationType::kU8, "only routed experts are kept in integers");
@@ -126,7 +126,7 @@ void CpuOps::linear_per_head(const LinearPerHead& a) {
   });
 }
 
-// The angle is a product of floats, as in the checkpoints' own code; its sine is exact.
+// The angle is a float product, as in the checkpoints' own code; its sine is exact.
 void CpuOps::rope(TensorView x, std::span<const int32_t> positions, const RopeTable& table) {
   const int64_t rows_per_token = x.rows / static_cast<int64_t>(positions.size());
   const auto n = static_cast<int64_t>(positions.size());

@@ -1,6 +1,6 @@
-// The backbone on a CPU: a team of threads over the kernels of one instruction set; activations are
-// float, the cache is BF16, or float with the reference kernels. Each output is computed by one
-// thread in an order that does not depend on the batch.
+// The operations of the backbone on a CPU: a team of threads runs the kernels of one instruction
+// set. Activations are float; the cache is BF16, or float with the reference kernels. Each output
+// is computed by one thread in an order that does not depend on the batch.
 #pragma once
 #include <vector>
 
@@ -12,18 +12,18 @@
 
 namespace tandem {
 
-// Of the numbers of the KV cache that attention reads.
+// Type of the numbers in the KV cache that attention reads.
 DType cache_type_for(const cpu::KernelTable& kernels);
 
-constexpr int kPartRows = 128;  // (token, head) rows of one sequence that a thread takes at a time
-constexpr int kRestoredPages = 16;  // of which a thread restores one head's keys and values
+constexpr int kPartRows = 128;      // (token, head) rows of one sequence per work item
+constexpr int kRestoredPages = 16;  // pages for which a thread restores a head's keys and values
 constexpr int kRestoredTokens = kRestoredPages * kPageSize;
-constexpr int kRestoredRows = 256;  // of them in one product
+constexpr int kRestoredRows = 256;  // restored rows per product
 
-// The host's own memory. Everything has run when a call returns.
+// The host's own memory. All work is done when a call returns.
 class CpuDevice final : public Device {
  public:
-  explicit CpuDevice(Team& team) : team_(team) {}  // it outlives the object, and copies
+  explicit CpuDevice(Team& team) : team_(team) {}  // the team outlives the object and copies data
   Buffer allocate(int64_t bytes) override { return Buffer(bytes); }
   void copy(const void* from, int64_t bytes, void* to) override;
   void to_host(TensorView x, TensorView out) override;
@@ -34,7 +34,8 @@ class CpuDevice final : public Device {
 
 class CpuOps final : public Ops {
  public:
-  // Scratch for steps of up to max_tokens tokens. All references outlive the object.
+  // Allocates scratch for steps of up to max_tokens tokens. All references outlive the object.
+  // Throws Error for head dimensions that the kernels do not support.
   CpuOps(const cpu::KernelTable& kernels, const ModelConfig& config, int max_tokens, Team& team);
 
   void begin(const Batch&) override {}
@@ -53,12 +54,12 @@ class CpuOps final : public Ops {
   void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) override;
 
  private:
-  // Some (token, head) rows of a sequence with a part of its keys.
+  // Some (token, head) rows of a sequence with some of its keys.
   struct AbsorbedPart {
     const Sequence* sequence;
     int first_row, n_rows;
     int first_page, n_pages;
-    bool is_first, is_last;  // of the sequence's keys
+    bool is_first, is_last;  // whether these are the sequence's first and last keys
   };
   void run_parts(const MlaArgs& args);
   void attend_part(const MlaArgs& args, const AbsorbedPart& part, int64_t slot);
@@ -74,8 +75,8 @@ class CpuOps final : public Ops {
   template <class Visit>
   void for_each_scratch(const ModelConfig& config, int64_t max_tokens, Visit visit);
   cpu::Activations encoded(TensorView x, const QuantView& w);
-  // Shares the items among the team when they are worth it: below so many operations a second
-  // thread costs more than it brings.
+  // Shares the items among the team if they are worth it: below this number of operations a second
+  // thread costs more than it saves.
   template <class Work>
   void for_each(int64_t n_items, int64_t n_ops, Work work) {
     constexpr int64_t kParallelOps = 1 << 16;
@@ -86,13 +87,13 @@ class CpuOps final : public Ops {
   const cpu::KernelTable& kernels_;
   Team& team_;
   Arena arena_;
-  TensorView encoded_;  // [max_tokens, columns] x of a product as the kernels want it
+  TensorView encoded_;  // [max_tokens, columns] x of a product, encoded for the kernels
   std::vector<AbsorbedPart> parts_;
-  TensorView latents_;              // [kRestoredTokens, columns] of some pages, encoded
+  TensorView latents_;              // [kRestoredTokens, columns] latents of some pages, encoded
   TensorView restored_;             // [threads * kRestoredRows, nope_dim + v_dim] of one head
   TensorView keys_values_;          // [threads * kRestoredTokens, ..] the same in the cache's type
   TensorView max_, sum_;            // [1, max_tokens * heads] running softmax
-  TensorView part_out_;             // [slots * kPartRows, kv_rank] of the parts of one round
+  TensorView part_out_;             // [slots * kPartRows, kv_rank] outputs of one round's parts
   TensorView part_max_, part_sum_;  // [1, slots * kPartRows]
   TensorView route_of_thread_;      // [threads, 2 * n_experts + n_groups]
 };

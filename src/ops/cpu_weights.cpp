@@ -11,13 +11,13 @@ namespace tandem {
 
 namespace {
 
-// What the arena keeps of a matrix: its rows, or its panels.
+// Matrix shape that the arena stores: rows, or panels.
 struct Shape {
   int64_t rows, cols;
 };
 
 constexpr int64_t kScaleRows =
-    cpu::kScalePanels * cpu::kPanelRows;  // of INT4, whose scales are together
+    cpu::kScalePanels * cpu::kPanelRows;  // rows whose INT4 scales are stored together
 
 int64_t n_panels(int64_t rows) { return (rows + cpu::kPanelRows - 1) / cpu::kPanelRows; }
 
@@ -30,7 +30,7 @@ int64_t bytes_of(Shape shape, DType dtype) {
   return Arena::padded_bytes(shape.rows * shape.cols * bits_of(dtype) / 8);
 }
 
-// Scales of single rows, as cpu::Weight wants them, in floats.
+// Matrix of floats for the row scales in the layout of cpu::Weight.
 Shape row_scale_shape(cpu::Layout layout, int64_t rows, int64_t n_groups, DType dtype) {
   if (layout == cpu::Layout::kRows) return {rows, n_groups};
   if (!is_i4(dtype)) return {n_panels(rows), (n_groups + 1) * cpu::kPanelRows};
@@ -55,23 +55,24 @@ int64_t group_of(WeightFormat format, int64_t cols) {
 
 }  // namespace
 
-// The scales of one row of a matrix that has several, one a group of columns, and in panels 128
-// times the sum of the row's values, wherever cpu::Weight wants them.
+// The scales of one row of a matrix with several per row, one for each group of columns, at the
+// addresses where cpu::Weight reads them. In panels also 128 times the sum of the row's values.
 class CpuWeights::RowScales {
  public:
   struct TwoLevels {
     int8_t* multipliers;
     float* row_scale;
   };
-  // Floats, BF16 or multipliers, `step` of them from one group to the next.
+  // The first scale and its type: float, BF16 or multipliers, `step` of them from one group to the
+  // next.
   RowScales(std::variant<float*, cpu::bf16*, TwoLevels> first, int64_t step, float* sum)
       : first_(first), step_(step), sum_(sum) {}
 
-  // Of BF16.
+  // The BF16 scale of a group.
   float get(int64_t group) const {
     return std::bit_cast<float>(uint32_t{std::get<cpu::bf16*>(first_)[group * step_]} << 16);
   }
-  // BF16 takes what is a number of BF16, two levels what is a multiple of `row_scale`.
+  // With BF16 every scale must be a BF16 number, with two levels a multiple of `row_scale`.
   void set(std::span<const float> scales, float row_scale) const {
     for (size_t g = 0; g < scales.size(); ++g) set(static_cast<int64_t>(g), scales[g], row_scale);
     if (const auto* two = std::get_if<TwoLevels>(&first_)) *two->row_scale = row_scale;
@@ -138,7 +139,7 @@ int64_t CpuWeights::packed_bytes(const QuantView& stored) const {
          bytes_of({stored.scale.rows, stored.scale.cols}, DType::kF32);
 }
 
-// The stride of the result says how far a row, or a panel, is from the next.
+// The stride of the result is the distance from one row, or panel, to the next.
 TensorView CpuWeights::reserve_codes(int64_t rows, int64_t cols, DType dtype, int region) {
   const Shape shape = packed_shape(kernels_.layout, rows, cols, dtype);
   TensorView codes = regions_[region].matrix(shape.rows, shape.cols, dtype);
@@ -262,7 +263,7 @@ void CpuWeights::convert(const void* rows, const QuantView& stored, const QuantV
   pack(codes.data(), packed, first_row, n_rows);
 }
 
-// Row `at` of a stored matrix, whose codes and scales may be at any address.
+// Decodes row `at` of a stored matrix to float. Codes and scales may be at any address.
 void CpuWeights::decode_row(const std::byte* codes, const QuantView& stored, int64_t at,
                             std::vector<float>& row) const {
   const int64_t cols = stored.q.cols;

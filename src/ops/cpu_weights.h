@@ -1,5 +1,5 @@
-// Weights in host memory, in the layout of one kernel table: a region for each NUMA node's slices
-// of experts, and one for all else. Reserve all first, then pack from many threads.
+// Weights in host memory, in the layout of one kernel table: one region for each NUMA node's expert
+// slices and one for everything else. All weights are reserved first, then packed by many threads.
 #pragma once
 #include <span>
 #include <vector>
@@ -19,56 +19,56 @@ class CpuWeights {
       : kernels_(kernels), topology_(std::move(topology)) {}
 
   const Topology& topology() const { return topology_; }
-  // The slices of experts of this inner dimension, of this format as stored or converted: whole
-  // scale blocks, groups and tiles.
+  // The slices of experts with this inner dimension in this format, stored or converted: multiples
+  // of scale blocks, groups and tiles.
   std::vector<Slice> expert_slices(int64_t expert_dim, DType dtype) const;
   static int64_t slice_multiple(DType dtype);
   static constexpr int kSharedRegion = 0;
-  // Where a weight is kept: an expert's slice with its node.
+  // Region of a weight: an expert's slice belongs to its node.
   static int region_of(const WeightSpec& spec) {
     return spec.use == WeightUse::kExpert ? 1 + spec.slice : kSharedRegion;
   }
   int n_regions() const { return 1 + topology_.n_nodes(); }
 
-  // Bytes that reserve() will take for a weight as the checkpoint stores it.
+  // Bytes that reserve() needs for a weight as the checkpoint stores it.
   int64_t packed_bytes(const QuantView& stored) const;
 
-  // Regions begin at pages. On several nodes each is bound to its node, the shared one to all in
-  // turn.
+  // Allocates the regions, which begin at pages. With several nodes each is bound to its node, and
+  // the shared one is interleaved over all.
   void allocate(const std::vector<int64_t>& region_bytes);
   void allocate(int64_t bytes) { allocate(std::vector<int64_t>{bytes}); }
-  // All of what was allocated, and a part of it.
+  // All allocated memory, and one region of it.
   std::span<std::byte> bytes() const { return memory_.span(); }
   std::span<std::byte> region(int i) const { return regions_[i].memory(); }
-  // Whether every region is where it should be.
+  // Whether every region is bound to its node.
   bool is_bound() const { return is_bound_; }
-  // Where a region ends in bytes(), and the next begins, when it begins at `begin`.
+  // Offset in bytes() of the region after one of `bytes` bytes at offset `begin`.
   static int64_t next_region(int64_t begin, int64_t bytes);
-  // The packed weight: room for pack() and pack_scales() to fill. Only kernels may look inside.
-  // Throws Error when the layout cannot hold the scales' blocks.
+  // Reserves memory for the packed weight, to be filled by pack() and pack_scales(). Only kernels
+  // read it. Throws Error when the layout cannot represent the blocks of the scales.
   QuantView reserve(const QuantView& stored, int region = kSharedRegion);
-  // Writes rows of `packed` from `rows`: n_rows of them as the checkpoint stores them, dense;
-  // first_row is a multiple of kPackRows, and so is n_rows except at the end. Thread-safe for
-  // different rows.
+  // Packs n_rows rows from `rows`, dense and as the checkpoint stores them, to `packed` from
+  // first_row on. first_row is a multiple of kPackRows, and n_rows is too except at the end.
+  // Thread-safe for different rows.
   void pack(const void* rows, const QuantView& packed, int64_t first_row, int64_t n_rows) const;
-  // Writes all scales of `packed` from `scales` as the checkpoint stores them.
+  // Packs all scales of `packed` from `scales` as the checkpoint stores them.
   static void pack_scales(const void* scales, const QuantView& packed);
 
-  // The same for kI4Words, kept as kI4: all scales first, BF16 in the checkpoint, then the rows.
+  // The same for kI4Words, packed as kI4: first all scales, BF16 in the checkpoint, then the rows.
   void pack_words_scales(const void* scales, const QuantView& packed) const;
   void pack_words(const void* rows, const QuantView& packed, int64_t first_row,
                   int64_t n_rows) const;
 
-  // The same for a matrix that is kept in another format; convert() takes the place of pack() and
-  // reads the scales of `stored`; its rows are as far apart as those of `stored`. Throws Error when
-  // groups do not divide the columns.
+  // The same for a matrix that is converted to another format. convert() replaces pack() and reads
+  // the scales of `stored`, with the row stride of `stored`. Throws Error when groups do not divide
+  // the columns.
   int64_t converted_bytes(const QuantView& stored, WeightFormat format) const;
   QuantView reserve_converted(const QuantView& stored, WeightFormat format,
                               int region = kSharedRegion);
   void convert(const void* rows, const QuantView& stored, const QuantView& packed,
                int64_t first_row, int64_t n_rows) const;
 
-  // A matrix whose rows are looked up, kept row by row as the checkpoint stores it.
+  // A matrix for row look-ups, stored row by row as in the checkpoint.
   static int64_t table_bytes(const QuantView& stored);
   QuantView reserve_table(const QuantView& stored);
 
@@ -95,7 +95,7 @@ class CpuWeights {
 constexpr int64_t kPackRows = cpu::kPanelRows;
 
 cpu::WeightType kernel_type(DType dtype);
-// What the kernels multiply fastest with weights of a type.
+// The fastest type of activations for weights of a type.
 cpu::ActivationType activation_for(const cpu::KernelTable& kernels, DType weights);
 cpu::Weight kernel_weight(const QuantView& packed);
 

@@ -13,8 +13,8 @@ namespace {
 
 static_assert(gpu::kPageTokens == kPageSize && gpu::kFp8TokenBytes == kFp8TokenBytes);
 
-constexpr int kPlainTokens = 32;               // whose queries are projected at a time
-constexpr int64_t kRestoredBytes = 256 << 20;  // of keys and values, unless a head needs more
+constexpr int kPlainTokens = 32;               // tokens projected at a time
+constexpr int64_t kRestoredBytes = 256 << 20;  // keys and values, unless one head needs more
 
 bool takes_absorbed(const MlaConfig& m) {
   return m.kv_rank <= gpu::kMaxKvRank && m.cache_dim() <= gpu::kMaxCacheDim && m.kv_rank % 2 == 0 &&
@@ -26,8 +26,8 @@ bool takes_naive(const MlaConfig& m) {
          m.v_dim <= gpu::kMaxVDim && m.nope_dim % 2 == 0 && m.v_dim % 2 == 0;
 }
 
-// (token, head) rows of which parts are kept: each multiprocessor's 64 where the context is shared,
-// or every row once.
+// (token, head) rows of partial outputs: 64 for each multiprocessor where the context is divided,
+// and at least one for every row.
 int64_t partial_rows(const MlaConfig& m, CudaLimits limits) {
   return std::max<int64_t>(int64_t{limits.n_multiprocessors} * 64,
                            int64_t{limits.max_tokens} * m.n_heads);
@@ -86,25 +86,25 @@ CudaAttention::CudaAttention(const MlaConfig& m, CudaLimits limits, const CudaBa
 }
 
 void CudaAttention::require_takes(const MlaConfig& m) {
-  require(
-      m.kv_rank <= gpu::kMaxPlainRank && m.cache_dim() <= gpu::kMaxPlainDim,
-      "kv_lora_rank {} and qk_rope_head_dim {}: attention on a GPU is made for at most {} and {} "
-      "together; use --device cpu",
-      m.kv_rank, m.rope_dim, gpu::kMaxPlainRank, gpu::kMaxPlainDim);
+  require(m.kv_rank <= gpu::kMaxPlainRank && m.cache_dim() <= gpu::kMaxPlainDim,
+          "kv_lora_rank {} and qk_rope_head_dim {}: attention on a GPU supports at most {} and a "
+          "sum of at most {}; use --device cpu",
+          m.kv_rank, m.rope_dim, gpu::kMaxPlainRank, gpu::kMaxPlainDim);
 }
 
 int64_t CudaAttention::bytes_for(const MlaConfig& mla, CudaLimits limits) {
   return scratch_for(mla, limits).sum();
 }
 
-// What the plain kernels would have to read.
+// The plain kernels cannot read FP8.
 void CudaAttention::require_fp8_cache(const MlaConfig& m, const QuantView& kv_b) {
-  require(takes_naive(m) && m.rope_dim <= gpu::kMaxCacheDim - gpu::kMaxKvRank &&
-              for_tensor_cores(gpu_weight(kv_b), kTileBlockCols),
-          "--kv fp8: attention of this model (kv_lora_rank {}, qk_nope_head_dim {}, "
-          "qk_rope_head_dim {}, v_head_dim {}) needs dimensions as DeepSeek's and weights in BF16 "
-          "or FP8; use --kv bf16",
-          m.kv_rank, m.nope_dim, m.rope_dim, m.v_dim);
+  require(
+      takes_naive(m) && m.rope_dim <= gpu::kMaxCacheDim - gpu::kMaxKvRank &&
+          for_tensor_cores(gpu_weight(kv_b), kTileBlockCols),
+      "--kv fp8: attention of this model (kv_lora_rank {}, qk_nope_head_dim {}, "
+      "qk_rope_head_dim {}, v_head_dim {}) needs the dimensions of DeepSeek and weights in BF16 "
+      "or FP8; use --kv bf16",
+      m.kv_rank, m.nope_dim, m.rope_dim, m.v_dim);
 }
 
 void CudaAttention::absorbed(const MlaArgs& a) {
@@ -167,7 +167,7 @@ void CudaAttention::restore_and_attend(const MlaArgs& a, const Sequence& s, cons
                              .softmax_scale = a.softmax_scale});
 }
 
-// The same sums in another order: queries go into the space of the latents, outputs come back.
+// Computes the same in another order: queries are mapped to the latent space, outputs back.
 void CudaAttention::naive_through_latents(const MlaArgs& a, const Sequence& s,
                                           const QuantView& kv_b) {
   const MlaConfig& m = a.mla;
@@ -192,7 +192,7 @@ void CudaAttention::naive_through_latents(const MlaArgs& a, const Sequence& s,
   }
 }
 
-// All matrices begin at the first token.
+// All matrices start at the first token.
 void CudaAttention::absorbed_plainly(const MlaArgs& a, int first_token, int n_tokens, TensorView q,
                                      TensorView q_rope, TensorView out) {
   gpu::plain_attention(stream_, {.q = gpu_matrix(q),

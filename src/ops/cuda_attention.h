@@ -1,5 +1,5 @@
-// Attention on a GPU, both forms: which kernel takes which dimensions, and the scratch that they
-// need.
+// Attention on a GPU, in both forms: chooses the kernels for given dimensions and allocates their
+// scratch.
 #pragma once
 #include "ops/cuda_batch.h"
 #include "ops/cuda_products.h"
@@ -8,13 +8,14 @@ namespace tandem {
 
 class CudaAttention {
  public:
-  // All references outlive the object. Throws Error for dimensions that no kernel takes.
+  // All references outlive the object. Throws Error for dimensions that no kernel supports, and
+  // when too little GPU memory is left.
   CudaAttention(const MlaConfig& mla, CudaLimits limits, const CudaBatch& batch,
                 CudaProducts& products, gpu::Stream& stream);
   static int64_t bytes_for(const MlaConfig& mla, CudaLimits limits);
-  // Throws Error for dimensions that no kernel takes.
+  // Throws Error for dimensions that no kernel supports.
   static void require_takes(const MlaConfig& mla);
-  // Throws Error where attention cannot read a cache in FP8, as with these weights kv_b.
+  // Throws Error where attention with weights like kv_b cannot read a cache in FP8.
   static void require_fp8_cache(const MlaConfig& mla, const QuantView& kv_b);
 
   void absorbed(const MlaArgs& args);
@@ -30,11 +31,11 @@ class CudaAttention {
   const CudaBatch& batch_;
   CudaProducts& products_;
   gpu::Stream& stream_;
-  const int64_t partial_rows_;  // for which there is scratch
-  const int heads_at_once_;     // that are restored
+  const int64_t partial_rows_;  // rows of partial_
+  const int heads_at_once_;     // heads restored at a time
   gpu::Buffer partial_, partial_lse_;
   gpu::Buffer latents_, restored_;
-  gpu::Buffer plain_;  // [2 * kPlainTokens * heads, kv_rank] queries and outputs among the latents
+  gpu::Buffer plain_;  // [2 * kPlainTokens * heads, kv_rank] queries and outputs as latents
 };
 
 }  // namespace tandem

@@ -18,13 +18,13 @@ CudaBatch::CudaBatch(int max_tokens, int max_pages)
       first_token_(reserve(max_tokens)),
       n_tokens_(reserve(max_tokens)),
       kv_length_(reserve(max_tokens)),
-      pages_(reserve(int64_t{max_tokens} * max_pages)),  // last: often only its beginning is used
+      pages_(reserve(int64_t{max_tokens} * max_pages)),  // last: often only partly used
       pinned_(size_ * int64_t{sizeof(int32_t)}, gpu::Site::kMapped),
       on_gpu_(pinned_.bytes(), gpu::Site::kDevice) {}
 
 CudaBatch::Place CudaBatch::reserve(int64_t size) {
   const Place place = {size_, size};
-  size_ += (size + 3) / 4 * 4;  // 16 bytes
+  size_ += (size + 3) / 4 * 4;  // aligned to 16 bytes
   return place;
 }
 
@@ -35,7 +35,7 @@ std::span<int32_t> CudaBatch::on_host(Place place) const {
 void CudaBatch::upload(const Batch& batch, gpu::Stream& stream) {
   check_fits(batch);
   batch_ = batch;
-  copied_.wait();  // of the step before, long done
+  copied_.wait();  // the copy of the step before has finished long ago
   std::copy(batch.tokens.begin(), batch.tokens.end(), on_host(tokens_).begin());
   std::copy(batch.positions.begin(), batch.positions.end(), on_host(positions_).begin());
   std::copy(batch.logit_rows.begin(), batch.logit_rows.end(), on_host(logit_rows_).begin());
@@ -75,7 +75,7 @@ const int32_t* CudaBatch::on_gpu(std::span<const int32_t> of_batch) const {
   };
   if (within(batch_.positions)) return at(positions_) + (of_batch.data() - batch_.positions.data());
   if (within(batch_.tokens)) return at(tokens_) + (of_batch.data() - batch_.tokens.data());
-  check(within(batch_.logit_rows), "only lists of the step's batch are on the card");
+  check(within(batch_.logit_rows), "only lists of the step's batch are on the GPU");
   return at(logit_rows_) + (of_batch.data() - batch_.logit_rows.data());
 }
 

@@ -1,6 +1,6 @@
-// What the kernels of a step need of its batch, brought to the card by one copy: tokens, positions,
-// rows of the cache, pages. Everything has its place in one buffer, so that a recorded graph finds
-// the next step's batch where it found this one's.
+// Copies what a step's kernels need of its batch to the GPU at once: tokens, positions, rows of the
+// cache, pages. Everything has a fixed address in one buffer, so that a recorded graph finds the
+// next step's batch at the same place.
 #pragma once
 #include <span>
 
@@ -13,29 +13,28 @@ namespace tandem {
 
 class CudaBatch {
  public:
-  // Steps of up to max_tokens tokens, in sequences of up to max_pages pages.
+  // For steps of up to max_tokens tokens, in sequences of up to max_pages pages.
   CudaBatch(int max_tokens, int max_pages);
 
   static int64_t bytes_for(int max_tokens, int max_pages) {
     return int64_t{max_tokens} * (max_pages + kLists) * int64_t{sizeof(int32_t)};
   }
 
-  // Enqueues the copy. The batch may go once this has returned.
+  // Enqueues the copy. The batch may be destroyed once this returns.
   void upload(const Batch& batch, gpu::Stream& stream);
 
-  // The same numbers on the card as in a span of the batch that was uploaded last, or in part of
-  // one.
+  // Address on the GPU of a span of the last uploaded batch, or of a part of one.
   const int32_t* on_gpu(std::span<const int32_t> of_batch) const;
-  // [tokens of that batch or of a part of it]
+  // Rows of the cache for the tokens of that batch or a part of it, [tokens].
   const int32_t* rows_of_cache(const Batch& part) const {
     return at(rows_of_cache_) + part.first_row();
   }
   gpu::CachePages pages() const;
-  // Consecutive sequences of the batch.
+  // Consecutive sequences of the batch, on the GPU.
   gpu::PagedSequences sequences(std::span<const Sequence> of_batch) const;
 
  private:
-  static constexpr int kLists = 9;  // of max_tokens numbers, beside the pages
+  static constexpr int kLists = 9;  // lists of max_tokens numbers, beside the pages
   // A list of numbers in the buffer.
   struct Place {
     int64_t first, size;
@@ -51,7 +50,7 @@ class CudaBatch {
   Place first_token_, n_tokens_, kv_length_, pages_;
   gpu::Buffer pinned_, on_gpu_;
   gpu::Event copied_;
-  Batch batch_;  // spans of the last one, to be compared only
+  Batch batch_;  // the last batch; its spans are compared, not read
 };
 
 }  // namespace tandem

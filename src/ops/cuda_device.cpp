@@ -45,7 +45,7 @@ class CudaSampler final : public DeviceSampler {
 
  private:
   gpu::Stream& stream_;
-  const int n_tokens_;   // of a row of logits
+  const int n_tokens_;   // logits per row
   gpu::Buffer allowed_;  // a bit for each token
   gpu::Buffer draws_;    // mapped, [max_rows]
   gpu::Buffer drawn_;    // mapped, [max_rows]
@@ -58,12 +58,12 @@ Buffer CudaDevice::allocate(int64_t bytes) { return owned(bytes, gpu::Site::kDev
 Buffer CudaDevice::allocate_on_host(int64_t bytes) { return owned(bytes, gpu::Site::kMapped); }
 
 void CudaDevice::to_host(TensorView x, TensorView out) {
-  check(x.stride == x.cols && out.stride == out.cols, "dense matrices come to the host");
+  check(x.stride == x.cols && out.stride == out.cols, "only dense matrices are copied to the host");
   stream_.copy(x.data, x.rows * x.row_bytes(), out.data);
   stream_.wait();
 }
 
-// A graph of the next larger size with rows of padding would read experts for them.
+// Graphs are not padded to a larger size, because experts would be read for the padding rows.
 bool CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>& enqueue) {
   n_nodes_of_last_step_ = 0;
   if (!records_ || key.n_tokens > kMostRecordedTokens) {

@@ -1,4 +1,4 @@
-// A GPU, real or emulated, as a Device: everything is enqueued on one stream, and decode steps are
+// A GPU, real or emulated, as a Device: all work is enqueued on one stream, and decode steps are
 // recorded as graphs.
 #pragma once
 #include <map>
@@ -10,7 +10,7 @@ namespace tandem {
 
 class CudaDevice final : public Device {
  public:
-  // The stream outlives the object. `records`: decode steps become graphs.
+  // The stream outlives the object. With `records`, decode steps are recorded as graphs.
   CudaDevice(gpu::Stream& stream, bool records) : stream_(stream), records_(records) {}
 
   Buffer allocate(int64_t bytes) override;
@@ -27,7 +27,7 @@ class CudaDevice final : public Device {
   int n_nodes_of_last_step() const { return n_nodes_of_last_step_; }
 
  private:
-  // The kernels of larger steps take longer than their launches.
+  // The kernels of larger steps take longer than their launches, so recording would gain nothing.
   static constexpr int kMostRecordedTokens = 32;
 
   gpu::Stream& stream_;

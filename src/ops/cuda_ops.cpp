@@ -48,7 +48,7 @@ CudaOps::CudaOps(const ModelConfig& c, CudaLimits limits, gpu::Stream& stream)
   stream_.wait();
 }
 
-// Nothing that a kernel still uses may go. A card that was lost has said so before.
+// Waits for kernels that still use the buffers. The loss of a GPU was reported before.
 CudaOps::~CudaOps() {
   try {
     stream_.wait();
@@ -58,10 +58,11 @@ CudaOps::~CudaOps() {
 
 void CudaOps::require_takes(const ModelConfig& c) {
   require(c.scale_block % 4 == 0,
-          "weight_block_size {}: a GPU takes multiples of 4; use --device cpu", c.scale_block);
+          "weight_block_size {}: the GPU kernels need a multiple of 4; use --device cpu",
+          c.scale_block);
   require(c.router.n_experts <= gpu::kMaxExperts,
-          "{} experts: the router on a GPU knows {}; use --device cpu", c.router.n_experts,
-          gpu::kMaxExperts);
+          "{} experts: the router on a GPU supports at most {}; use --device cpu",
+          c.router.n_experts, gpu::kMaxExperts);
   CudaAttention::require_takes(c.mla);
 }
 

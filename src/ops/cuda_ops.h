@@ -1,6 +1,6 @@
-// The backbone on a GPU: every verb enqueues kernels on one stream and returns. Activations are
-// float, the cache is BF16 or FP8. Runs on the emulated GPU just the same; which it is, the link
-// decides.
+// The operations of the backbone on a GPU: each enqueues kernels on one stream and returns.
+// Activations are float; the cache is BF16 or FP8. The code is the same for a real and an emulated
+// GPU: linking decides which one is used.
 #pragma once
 #include "gpu_kernels/kernels.h"
 #include "ops/cuda_attention.h"
@@ -10,19 +10,19 @@
 
 namespace tandem {
 
-// How a model's router chooses; what and how many tokens is left open.
+// The router arguments that depend on the model; tokens and their number are left open.
 gpu::RouterArgs router_form(const RouterConfig& router);
 
 class CudaOps final : public Ops {
  public:
-  // The stream outlives the object. Throws Error when the GPU's memory is too little, or the
-  // model's dimensions are too large for its kernels.
+  // The stream outlives the object. Throws Error when too little GPU memory is left, or the model's
+  // dimensions are too large for the kernels.
   CudaOps(const ModelConfig& config, CudaLimits limits, gpu::Stream& stream);
   ~CudaOps() override;
 
-  // Throws Error for a model that the kernels do not take.
+  // Throws Error for a model that the kernels do not support.
   static void require_takes(const ModelConfig& config);
-  // Scratch memory, beside what Device::allocate() is asked for.
+  // Bytes of scratch, beside the memory of Device::allocate().
   static int64_t bytes_for(const ModelConfig& config, CudaLimits limits);
 
   void begin(const Batch& batch) override { batch_.upload(batch, stream_); }

@@ -10,14 +10,14 @@
 namespace tandem {
 namespace {
 
-constexpr int kBlockColsPerHead = 128;  // of the tensor cores' kernels per head
+constexpr int kBlockColsPerHead = 128;  // scale block columns for per-head tensor core kernels
 
 struct Needs {
-  int64_t columns = 0;   // of a row that is rounded
+  int64_t columns = 0;   // columns of a rounded row
   int64_t partials = 0;  // floats
 };
 
-// Of every matrix but the experts', in any of its formats.
+// Scratch for every dense matrix, in any of its formats.
 Needs needs_of(const ModelConfig& config, int max_tokens, int n_multiprocessors) {
   ModelConfig dense = config;
   dense.router.n_experts = std::min(config.router.n_experts, 1);

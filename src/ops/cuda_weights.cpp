@@ -26,7 +26,7 @@ bool keeps_scales(const QuantView& stored) {
   return !stored.scale.empty() && stored.q.dtype != DType::kI4Words;
 }
 
-// One row of a stored matrix whose numbers change on the way.
+// Decodes a row of a stored matrix that the GPU keeps in another format.
 class RowDecoder {
  public:
   explicit RowDecoder(const QuantView& stored)
@@ -107,7 +107,7 @@ void CudaWeights::upload_scales(const std::byte* scales, const QuantView& on_gpu
   });
 }
 
-// Rows go to the card as many at a time as fit a stage.
+// Copies rows to the GPU, as many at a time as fit a stage.
 void CudaWeights::copy_rows(const TensorView& to, int64_t first_row, int64_t n_rows,
                             const std::function<void(int64_t row, std::byte* to)>& fill) {
   const int64_t row_bytes = to.row_bytes();
@@ -132,7 +132,7 @@ CudaWeights::Stage CudaWeights::take_stage() {
     return {gpu::Buffer(kStageBytes, gpu::Site::kMapped), gpu::Event()};
   }
   returned_.wait(lock, [&] { return !stages_.empty(); });
-  Stage stage = std::move(stages_.front());  // the one that was given back first
+  Stage stage = std::move(stages_.front());  // the one returned first
   stages_.erase(stages_.begin());
   lock.unlock();
   stage.copied.wait();

@@ -1,6 +1,6 @@
-// Weights in the memory of a GPU, in the checkpoint's own numbers: FP8 with its scales, BF16, F32.
-// FP16 becomes float, and packed INT4 becomes BF16. Reserve all first, then upload from many
-// threads.
+// Weights in GPU memory, in the checkpoint's own formats: FP8 with its scales, BF16, F32. FP16
+// becomes float, and packed INT4 becomes BF16. All weights are reserved first, then uploaded by
+// many threads.
 #pragma once
 #include <condition_variable>
 #include <functional>
@@ -17,26 +17,26 @@ namespace tandem {
 
 class CudaWeights {
  public:
-  // Bytes that reserve() will take for a weight as the checkpoint stores it.
+  // Bytes that reserve() needs for a weight as the checkpoint stores it.
   static int64_t bytes_of(const QuantView& stored, WeightUse use);
-  // Throws Error when the card has less. In mapped memory the card reads over the link.
+  // Throws Error when the GPU has less memory. The GPU reads mapped memory over the link.
   void allocate(int64_t bytes, gpu::Site site = gpu::Site::kDevice);
-  // Room on the card, whose rows begin at multiples of 16 bytes; vectors are float.
+  // Reserves GPU memory; rows are aligned to 16 bytes, and vectors become float.
   QuantView reserve(const QuantView& stored, WeightUse use);
 
-  // Copies rows of `on_gpu` from `rows`, n_rows of them as `stored` has them in the checkpoint, at
-  // any address. Thread-safe. The scales of packed INT4 are read from `stored`.
+  // Copies n_rows rows from `rows`, stored in the checkpoint like `stored` and at any address, to
+  // `on_gpu` from first_row on. Thread-safe. The scales of packed INT4 are read from `stored`.
   void upload_rows(const std::byte* rows, const QuantView& stored, const QuantView& on_gpu,
                    int64_t first_row, int64_t n_rows);
-  // All scales of `on_gpu`.
+  // Copies all scales of `on_gpu`.
   void upload_scales(const std::byte* scales, const QuantView& on_gpu);
-  // Waits until all is there.
+  // Waits until all copies are done.
   void finish() { stream_.wait(); }
 
   int64_t bytes() const { return memory_.bytes(); }
 
  private:
-  // Pinned memory on its way to the card.
+  // Pinned memory for copies to the GPU.
   struct Stage {
     gpu::Buffer memory;
     gpu::Event copied;
@@ -52,12 +52,12 @@ class CudaWeights {
   Arena arena_;
   std::mutex mutex_;
   std::condition_variable returned_;
-  std::vector<Stage> stages_;  // that nobody fills
+  std::vector<Stage> stages_;  // stages that are not in use
   int n_stages_ = 0;
-  gpu::Stream stream_;  // last: it is waited for before the memory goes
+  gpu::Stream stream_;  // last: its destructor waits before the memory is freed
 };
 
-// Matrices on the card, as their kernels take them: weights, and floats.
+// Matrices in GPU memory as arguments of kernels: weights, and floats.
 gpu::Weight gpu_weight(const QuantView& on_gpu);
 inline gpu::Matrix gpu_matrix(TensorView t) { return {static_cast<float*>(t.data), t.stride}; }
 

@@ -14,7 +14,7 @@ uint32_t word(const void* words, int64_t i) {
   return value;
 }
 
-// Four nibbles to the low halves of four bytes.
+// Moves four nibbles to the low halves of four bytes.
 uint32_t spread(uint32_t nibbles) {
   const uint32_t pairs = (nibbles | nibbles << 8) & 0x00ff00ff;
   return (pairs | pairs << 4) & kLowNibbles;
@@ -22,7 +22,7 @@ uint32_t spread(uint32_t nibbles) {
 
 }  // namespace
 
-// n + 8 without a sign and n in two's complement differ in their highest bit.
+// n + 8 as unsigned and n in two's complement differ in the highest bit only.
 void int4_codes(const void* words, int64_t n, void* codes) {
   for (int64_t i = 0; i < n / kPerWord; ++i) {
     const uint32_t w = word(words, i);
@@ -38,7 +38,7 @@ void int4_values(const void* words, int64_t n, float* values) {
   }
 }
 
-// With their highest bits turned the numbers are plus 8 again; a word's add up in one byte.
+// Inverting their highest bits gives n + 8 again; the sum of a word fits one byte.
 int64_t int4_sum(const void* codes, int64_t n) {
   int64_t sum = -8 * n;
   for (int64_t i = 0; i < n / kPerWord; ++i) {

@@ -1,6 +1,6 @@
 // INT4 as compressed-tensors stores it (pack-quantized, compressors/pack_quantized: pack_to_int32):
-// little-endian 32-bit words of eight numbers, each plus 8, the first in the lowest bits. Without
-// loss to the order of the kernels (cpu::WeightType::kI4), or to float.
+// little-endian 32-bit words of eight numbers, each plus 8, the first in the lowest bits. Converted
+// without loss to the order of the kernels (cpu::WeightType::kI4), or to float.
 #pragma once
 #include <cstdint>
 

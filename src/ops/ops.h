@@ -1,6 +1,6 @@
-// The verbs of a DeepSeek backbone. They hide the hardware: the forward pass in engine/ is written
-// once against them. Activations are float matrices in the memory of the verbs' Device; no verb
-// allocates or waits.
+// The operations of a DeepSeek backbone. They hide the hardware: the forward pass in engine/ is
+// written once against them. Activations are float matrices in the memory of the Device; no
+// operation allocates or waits.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -11,9 +11,8 @@
 
 namespace tandem {
 
-// Head h of every token is multiplied by its own rows of w, which begin at first_row + h *
-// rows_per_head: out[t, h] = x[t, h] w_h^T with out.cols rows of w a head, or, transposed, out[t,
-// h] = x[t, h] w_h with x.cols rows.
+// out[t, h] = x[t, h] w_h^T, or out[t, h] = x[t, h] w_h if transposed. w_h are the rows of w from
+// first_row + h * rows_per_head on: out.cols of them, or x.cols if transposed.
 struct LinearPerHead {
   TensorView x;  // [tokens * heads, in]
   QuantView w;
@@ -28,9 +27,9 @@ struct RopeTable {
   float amplitude;
 };
 
-// Causal attention of some sequences of a step over the paged cache, which holds [kv_rank latent |
-// rope_dim key] a token. Rows of sequences that are not named are left alone; the matrices
-// begin with the step's first.
+// Causal attention of some sequences of a step over the paged cache, whose rows are [kv_rank latent
+// | rope_dim key] of a token. Output rows of other sequences are not written; the matrices start
+// with the first row of the step.
 struct MlaArgs {
   std::span<const Sequence> sequences;
   TensorView q;       // [tokens * heads, kv_rank] absorbed, [tokens * heads, nope_dim] naive
@@ -41,12 +40,12 @@ struct MlaArgs {
   TensorView out;  // [tokens * heads, kv_rank] absorbed, [tokens * heads, v_dim] naive
 };
 
-// Chooses experts by the products of x with the rows of w. Near ties decide which experts run, so x
-// is not rounded as in other products.
+// Chooses experts by the products of x with the rows of w. x is not rounded as in other products,
+// because near ties decide which experts run.
 struct RouteArgs {
   TensorView x;           // [tokens, dim]
   const QuantView& w;     // [n_experts, dim]
-  const QuantView& bias;  // [1, n_experts], empty where the router has none
+  const QuantView& bias;  // [1, n_experts], empty if the router has none
   const RouterConfig& router;
   TensorView logits;  // [tokens, n_experts], scratch
   Routing out;
@@ -56,8 +55,8 @@ class Ops {
  public:
   virtual ~Ops() = default;
 
-  // Precedes the other verbs of a step. The spans that they are given are those of `batch`, or
-  // parts of them.
+  // Called before the other operations of a step. Their spans must be spans of `batch` or parts of
+  // them.
   virtual void begin(const Batch& batch) = 0;
 
   virtual void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) = 0;
@@ -66,13 +65,12 @@ class Ops {
   virtual void clear(TensorView x) = 0;                                       // x = 0
   virtual void linear(TensorView x, const QuantView& w, TensorView out) = 0;  // out = x w^T
   virtual void linear_per_head(const LinearPerHead& args) = 0;
-  // Rotates the adjacent pairs (2i, 2i + 1) of each row, in place. Several rows may belong to one
-  // token.
+  // Rotates the adjacent pairs (2i, 2i + 1) of each row, in place. One token may have several rows.
   virtual void rope(TensorView x, std::span<const int32_t> positions, const RopeTable& table) = 0;
-  // kv: [batch.n(), kv_rank + rope_dim]
+  // Writes the rows of kv [batch.n(), kv_rank + rope_dim] to the cache.
   virtual void append_kv(const Batch& batch, TensorView kv, TensorView cache) = 0;
-  // Attention in the space of the latents: scores are q.c + q_rope.k_rope, the output is the sum of
-  // latents c.
+  // Attention in the latent space: scores are q.c + q_rope.k_rope, the output is the weighted sum
+  // of latents c.
   virtual void mla_absorbed(const MlaArgs& args) = 0;
   // The same with keys and values of every head restored from the latents by kv_b, a block of
   // tokens at a time.

@@ -16,12 +16,12 @@ void softmax(std::span<const float> logits, std::span<float> out) {
   for (float& p : out) p /= sum;
 }
 
-// Index of the largest value, the lowest such index.
+// Index of the largest value; the lowest index if several are equal.
 int argmax(std::span<const float> values) {
   return static_cast<int>(std::max_element(values.begin(), values.end()) - values.begin());
 }
 
-// Index of the smallest value, the highest such index.
+// Index of the smallest value; the highest index if several are equal.
 int last_argmin(std::span<const float> values) {
   int worst = 0;
   for (int i = 1; i < static_cast<int>(values.size()); ++i)
@@ -39,7 +39,7 @@ float group_score(std::span<const float> choice, TopkMethod method) {
   return method == TopkMethod::kNoauxTc && choice.size() > 1 ? first + second : first;
 }
 
-// Takes the experts of the worst groups out of the choice, until n_active_groups are left.
+// Excludes the experts of the worst groups until n_active_groups groups are left.
 void keep_best_groups(std::span<float> choice, const RouterConfig& router,
                       std::span<float> scores) {
   const size_t size = choice.size() / router.n_groups;

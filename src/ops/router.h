@@ -1,4 +1,4 @@
-// Which experts a token goes to, and with what weight (DeepSeek-V2 paper, section 2.2; V3 paper,
+// Chooses the experts of a token and their weights (DeepSeek-V2 paper, section 2.2; V3 paper,
 // section 2.1.2).
 #pragma once
 #include <cstdint>
@@ -8,15 +8,15 @@
 
 namespace tandem {
 
-// Working memory of route_token.
+// Working memory of route_token().
 struct RouterScratch {
   std::span<float> score, choice;  // [n_experts]
   std::span<float> groups;         // [n_groups]
 };
 
-// Chooses n_active experts for one token from its logits [n_experts]. `bias` [n_experts] steers the
-// choice of experts and never their weights; empty where the router has none. Equal scores: the
-// lower index wins. ids and weights [n_active] come best first.
+// Chooses n_active experts for one token from its logits [n_experts]. `bias` [n_experts] affects
+// the choice of experts but not their weights; empty if the router has none. Of equal scores the
+// lower index wins. ids and weights [n_active] are sorted, best first.
 void route_token(std::span<const float> logits, std::span<const float> bias,
                  const RouterConfig& router, RouterScratch scratch, std::span<int32_t> ids,
                  std::span<float> weights);

@@ -53,7 +53,7 @@ class Shared final : public HybridBenchModel {
     division_.streaming = streaming_.get();
     hybrid_.divide(division_);
   }
-  int64_t bytes_brought() const override { return streaming_->bytes_brought(); }
+  int64_t bytes_brought() const override { return streaming_->bytes_streamed(); }
 
  private:
   const Parts parts_;
@@ -125,10 +125,10 @@ QuantView Twin::repeated(TensorView rows, int64_t n_rows) {
   return matrix;
 }
 
-// As on the CPU, matrices of one shape and format are equal.
+// Matrices of one shape and format are equal, as in the model on the CPU.
 void Twin::fill(const GpuBenchOptions& options, int64_t free_bytes) {
   for (const DType type : {options.formats.backbone.dtype, options.formats.experts.dtype})
-    require(type != DType::kI8 && !is_i4(type), "a GPU has no integer formats");
+    require(type != DType::kI8 && !is_i4(type), "GPU kernels do not support integer formats");
   RandomTensor random(options.formats, config_);
   int64_t bytes = 0;
   for_each_weight(weights_, config_, [&](const WeightSpec& spec, QuantView&) {

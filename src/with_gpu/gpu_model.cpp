@@ -96,7 +96,8 @@ int64_t largest_expert_bytes(const ModelWeights& stored) {
   return largest;
 }
 
-// Rates for the emulated GPU, whose own are meaningless: GPU and CPU both get some experts.
+// Rates for the emulated GPU, for which measured ones are meaningless: GPU and CPU both get some
+// experts.
 ExpertRates emulated_rates() {
   return {.link_seconds = 1, .copy_seconds = 0.1, .card = {{{1, 0.1}}}, .cpu = {{{1, 0.25}}}};
 }
@@ -178,7 +179,7 @@ class Loaded final : public GpuModel {
   std::unique_ptr<HybridExperts> hybrid_;  // null: all experts are on the GPU
 };
 
-// FP8 activations need such weights.
+// FP8 activations need weights in FP8 blocks.
 void require_fp8_weights(ModelWeights& stored, const ModelConfig& config) {
   bool any = false;
   for_each_weight(stored, config, [&](const WeightSpec&, const QuantView& w) {

@@ -22,7 +22,7 @@ constexpr int kFewestSteps = 5;
 class HandOff {
  public:
   virtual ~HandOff() = default;
-  virtual void enqueue(gpu::Stream& stream, int round) = 0;  // to the host and back
+  virtual void enqueue(gpu::Stream& stream, int round) = 0;  // hand-off to the host and back
   virtual bool take(int round) = 0;                          // host: true once it has arrived
   virtual void give_back(int round) = 0;                     // called by the host
 };
@@ -59,7 +59,7 @@ class ByFlags final : public HandOff {
   }
 
  private:
-  static constexpr int kApart = 16;  // words: a cache line each
+  static constexpr int kApart = 16;  // distance in words: one cache line
   uint32_t* down(int round) const { return words_.as<uint32_t>() + 2 * round * kApart; }
   uint32_t* up(int round) const { return down(round) + kApart; }
 

@@ -197,7 +197,7 @@ class ProductsOnGpu {
 
 ProductTimer product_timer(const ModelConfig& config, WeightFormat format, std::string& cublas) {
   require(format.dtype == DType::kBF16 || format.dtype == DType::kF8E4M3,
-          "--format {}: a GPU's products of many rows take fp8 and bf16", format_name(format));
+          "--format {}: GPU products of many rows support fp8 and bf16", format_name(format));
   if (!why_no_gpu().empty()) return {};
   const Number type = format.dtype == DType::kBF16 ? Number::kBF16 : Number::kF8E4M3;
   const auto products = std::make_shared<ProductsOnGpu>(config, type, cublas);

@@ -15,7 +15,7 @@ namespace tandem {
 namespace {
 
 constexpr int kLaunches = 32;          // per recorded graph
-constexpr int64_t kTableRows = 16384;  // of the embedding: too many for any cache
+constexpr int64_t kTableRows = 16384;  // rows of the embedding: too many for any cache
 
 // Floats that one launch uses.
 struct Floats {
