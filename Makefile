@@ -8,10 +8,11 @@
 # make hybrid-schedule   measures steps shared by a simulated GPU and this CPU; prints the table of
 #                        docs/measurements/hybrid_schedule.md
 # make mutation-score    counts the random mutations of 100 that the tests catch (SEED=1)
-# Other targets: bench, asan, tsan, fuzz, mutants, format, lint, clean. Targets install missing packages;
+# make lint-changed      clang-tidy over the LINT_CHANGED sources changed last; make lint: over all
+# Other targets: bench, asan, tsan, fuzz, mutants, format, clean. Targets install missing packages;
 # everything is built below build/.
 .PHONY: all configure build run test install deps bench bench-report validate-planner hybrid-schedule bundle \
-        asan tsan fuzz mutants mutation-score format format-check lint clean
+        asan tsan fuzz mutants mutation-score format format-check lint lint-changed clean
 
 PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev \
             nlohmann-json3-dev libboost-dev libssl-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev \
@@ -19,6 +20,7 @@ PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchm
 LINT_PACKAGES := clang-format-14 clang-tidy-14
 JOBS := $(shell nproc)
 FUZZ_SECONDS ?= 600
+LINT_CHANGED ?= 16
 SEED ?= 1
 PREFIX ?= /usr/local
 
@@ -92,11 +94,15 @@ format-check: deps
 	@tools/install_packages.sh clang-format-14
 	@git ls-files '*.cpp' '*.h' '*.cu' | xargs -P$(JOBS) -n64 clang-format-14 --dry-run -Werror
 
-lint: deps
+# All sources, or the LINT_CHANGED that were changed last.
+LINTED := 'src/*.cpp' 'offload/*.cpp' 'cpu_kernels/*.cpp'
+lint lint-changed: deps
 	@tools/install_packages.sh $(LINT_PACKAGES)
 	@cmake --preset debug > build/configure.log 2>&1 || (cat build/configure.log; exit 1)
-	@git ls-files 'src/*.cpp' 'offload/*.cpp' 'cpu_kernels/*.cpp' | \
-	  xargs -P$(JOBS) -n4 clang-tidy-14 -p build/debug --quiet
+	@if [ $@ = lint ]; then git ls-files $(LINTED); \
+	 else git log --name-only --pretty=format: -- $(LINTED) | awk 'NF && !seen[$$0]++' | \
+	   while read -r file; do [ ! -e "$$file" ] || echo "$$file"; done | head -n $(LINT_CHANGED); fi | \
+	  xargs -P$(JOBS) -n1 clang-tidy-14 -p build/debug --quiet
 
 clean:
 	@rm -rf build
