@@ -1,12 +1,12 @@
-# For which GPUs kernels are compiled, decided from what was asked for, what nvcc knows and which
-# GPUs are here. Numbers are 10 * compute capability. tests/architectures_test.cmake has the cases.
+# Decides for which GPUs kernels are compiled, from TANDEM_CUDA, the targets that nvcc knows and the
+# GPUs of this machine. Numbers are 10 * compute capability. Tested by tests/architectures_test.cmake.
 
-# Those of which the kernels' registers were looked at (docs/measurements/gpu_kernels.md).
+# The targets for which the kernels' registers were checked (docs/measurements/gpu_kernels.md).
 set(TANDEM_CUDA_TARGETS 80 86 89 90 100 120)
-# All targets take nvcc 13.0 five to six minutes of a core, one of them two.
+# nvcc 13.0 takes five to six minutes on one core for all targets, two minutes for one.
 set(TANDEM_CORES_FOR_ALL_TARGETS 8)
 
-# What nvcc compiles for, in ascending order; empty where it does not say.
+# The targets that nvcc knows, in ascending order; empty if it does not list them.
 function(ask_nvcc nvcc out)
   execute_process(COMMAND ${nvcc} --list-gpu-code OUTPUT_VARIABLE says ERROR_QUIET)
   string(REGEX MATCHALL "sm_[0-9]+" known "${says}")
@@ -16,7 +16,7 @@ function(ask_nvcc nvcc out)
   set(${out} ${known} PARENT_SCOPE)
 endfunction()
 
-# The GPUs of this machine, each kind once; empty where there is none, or no driver.
+# The GPUs of this machine without duplicates; empty without GPU or driver.
 function(ask_driver smi out)
   set(says "")
   if(smi)
@@ -29,8 +29,8 @@ function(ask_driver smi out)
   set(${out} ${here} PARENT_SCOPE)
 endfunction()
 
-# The newest of `targets` that is not newer than a GPU, or empty. Its code runs there if the major
-# number is the GPU's, otherwise its PTX.
+# The newest of `targets` that is not newer than a GPU, or empty. The GPU runs its code if the major
+# numbers are equal, otherwise its PTX.
 function(target_of gpu targets out)
   set(found "")
   foreach(target ${targets})
@@ -49,9 +49,9 @@ function(capabilities_text numbers out)
 endfunction()
 
 # wanted: all, auto, or a list for CMAKE_CUDA_ARCHITECTURES. auto: all targets with enough cores,
-# otherwise those of the GPUs here, or 8.9 where none is, since FP8 mma begins with it. The newest
-# becomes PTX, too, which drivers compile for newer GPUs. out: for CMAKE_CUDA_ARCHITECTURES;
-# out_note: what else is to be known, or empty; out_problem: why nothing can be compiled, or empty.
+# otherwise those of this machine's GPUs, or 8.9 without a GPU, the first with FP8 mma. The newest is
+# also kept as PTX, which drivers compile for newer GPUs. out: for CMAKE_CUDA_ARCHITECTURES;
+# out_note: information for the user, or empty; out_problem: why nothing can be compiled, or empty.
 function(choose_architectures wanted known here cores out out_note out_problem)
   set(${out} "" PARENT_SCOPE)
   set(${out_note} "" PARENT_SCOPE)

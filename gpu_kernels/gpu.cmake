@@ -1,6 +1,6 @@
-# The GPU kernels twice: compiled by g++ and run by an emulator, on every machine, for tests; and,
-# where a CUDA toolkit is found, compiled by nvcc. The include path chooses device.h, the link
-# chooses the runtime; no kernel contains an #if (docs/gpu.md).
+# Compiles the GPU kernels twice: by g++ for an emulator, on every machine, for tests; and, where a
+# CUDA toolkit is found, by nvcc. The include path selects device.h and the link selects the runtime;
+# no kernel contains an #if (docs/gpu.md).
 set(TANDEM_CUDA auto CACHE STRING "GPU architectures, e.g. 80;90; all that are supported; auto: by this machine; off")
 include(gpu_kernels/architectures.cmake)
 
@@ -9,13 +9,13 @@ file(GLOB gpu_decisions CONFIGURE_DEPENDS gpu_kernels/*.cpp)
 file(GLOB emulator CONFIGURE_DEPENDS gpu_kernels/emulated/*.cpp)
 
 # CUDA C++ puns types and unrolls by pragma. Under policy CMP0119 an explicit LANGUAGE also passes
-# -x c++, which .cu needs; it belongs to the whole project, so the CUDA flavour compiles copies.
+# -x c++, which .cu needs. It applies to the whole project, so the CUDA library compiles copies.
 set_source_files_properties(${gpu_kernels} PROPERTIES LANGUAGE CXX)
 add_library(tandem_gpu_emulated STATIC ${emulator} ${gpu_decisions} ${gpu_kernels})
 target_include_directories(tandem_gpu_emulated PUBLIC src . gpu_kernels/emulated)
 target_compile_options(tandem_gpu_emulated PUBLIC -Wno-unknown-pragmas -fno-strict-aliasing PRIVATE -O2)
 target_link_libraries(tandem_gpu_emulated PUBLIC fmt::fmt Threads::Threads)
-if(TANDEM_SANITIZE)  # the scheduler stays out of ThreadSanitizer's sight
+if(TANDEM_SANITIZE)  # ThreadSanitizer must not instrument the scheduler
   set_source_files_properties(gpu_kernels/emulated/emulator.cpp gpu_kernels/emulated/fiber.cpp
                               PROPERTIES COMPILE_OPTIONS -fno-sanitize=thread)
 endif()
