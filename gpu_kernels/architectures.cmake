@@ -30,8 +30,8 @@ function(ask_driver smi out)
   set(${out} ${here} PARENT_SCOPE)
 endfunction()
 
-# The newest of `targets` that is not newer than a GPU, or empty. Its code runs there if the major
-# number is the GPU's, otherwise its PTX.
+# The newest of `targets` that is not newer than a GPU, or empty. The GPU runs its code if the major
+# numbers are equal, otherwise its PTX.
 function(target_of gpu targets out)
   set(found "")
   foreach(target ${targets})

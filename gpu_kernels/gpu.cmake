@@ -9,7 +9,7 @@ file(GLOB gpu_decisions CONFIGURE_DEPENDS gpu_kernels/*.cpp)
 file(GLOB emulator CONFIGURE_DEPENDS gpu_kernels/emulated/*.cpp)
 
 # CUDA C++ puns types and unrolls by pragma. Under policy CMP0119 an explicit LANGUAGE also passes
-# -x c++, which .cu needs; it belongs to the whole project, so the CUDA flavour compiles copies.
+# -x c++, which .cu needs. It applies to the whole project, so the CUDA library compiles copies.
 set_source_files_properties(${gpu_kernels} PROPERTIES LANGUAGE CXX)
 add_library(tandem_gpu_emulated STATIC ${emulator} ${gpu_decisions} ${gpu_kernels})
 target_include_directories(tandem_gpu_emulated PUBLIC src . gpu_kernels/emulated)

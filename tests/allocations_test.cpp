@@ -1,4 +1,4 @@
-// Memory is decided before the first step: a step allocates nothing.
+// A step allocates no memory: everything is allocated at construction.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -20,8 +20,7 @@ extern "C" void* malloc(size_t n) {
 namespace tandem::test {
 namespace {
 
-// Steps of a prompt that fills a whole step and of decoding: memory is decided before the first
-// one.
+// Tests a prefill step of the maximum length and decode steps.
 TEST(Allocations, NothingIsAllocatedInAStep) {
   RandomModel random(small_config(), DType::kBF16);
   TestEngine engine(random, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16, 0, 256);

@@ -1,4 +1,4 @@
-// Grammars of whole answers: what may precede the form that a client asked for.
+// Grammars of whole answers: the form that a client requires, and what may precede it.
 #include "server/answer_grammar.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,8 @@ TEST(AnswerGrammar, AFreeAnswerHasNone) {
   EXPECT_EQ(grammars.of({}, true), nullptr);
 }
 
-// The same form and the same place of it: the same object; each apart otherwise.
+// Requests with the same form and the same position of it share one grammar object; all others have
+// different ones.
 TEST(AnswerGrammar, IsKeptForTheNextRequest) {
   AnswerGrammars grammars(tokenizer(), nullptr);
   GenerationRequest one, two;

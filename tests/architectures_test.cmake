@@ -1,4 +1,4 @@
-# cmake -P: for which GPUs kernels are compiled, with the nvcc and the GPUs that a machine may have.
+# cmake -P: tests for which GPUs kernels are compiled, with several versions of nvcc and several GPUs.
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/../gpu_kernels/architectures.cmake)
 
@@ -14,7 +14,7 @@ function(expect_says text part)
   endif()
 endfunction()
 
-# A program that prints its lines and nothing else.
+# Makes a program that prints `lines`.
 set(folder ${CMAKE_CURRENT_BINARY_DIR}/architectures_test)
 function(fake name lines)
   list(JOIN lines "\n" text)
@@ -61,7 +61,7 @@ expect_chosen(all "${old}" "" 2 "${older}")
 expect_says("${note}" "other GPUs from 9.0 on compile its PTX")
 expect_says("${note}" "does not know 10.0, 12.0")
 
-# Many cores: as the bundle. Few: for the GPUs that are here.
+# With many cores the targets are those of the bundle, with few cores those of the GPUs of the machine.
 expect_chosen(auto "${new}" "" 16 "${bundle}")
 expect_chosen(auto "${old}" "90" 16 "${older}")
 expect_chosen(auto "${new}" "" 2 89)
@@ -73,7 +73,7 @@ expect_says("${note}" "does not know 10.0, 12.0")
 expect_chosen(auto "${new}" "75" 2 89) # too old for the program
 expect_chosen(auto "${new}" "87;103;110;121" 2 "86-real;100;120")
 
-# As they were asked for, if nvcc knows them.
+# A stated list is used unchanged if nvcc knows its targets.
 expect_chosen("80;90" "${old}" "" 2 "80;90")
 expect_chosen("90a-real" "${new}" "" 2 "90a-real")
 expect_chosen("native" "${new}" "" 2 "native")

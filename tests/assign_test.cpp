@@ -1,4 +1,4 @@
-// Which rank gets which expert.
+// Assignment of experts to ranks.
 #include "offload/plan/assign.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(DealExperts, RanksGetAlikeAndEveryExpertAnOwner) {
 }
 
 TEST(DealExperts, CopiesGoToTheHottestAndEvenTheLoad) {
-  // One expert takes half of all: with three more copies it is no longer the worst.
+  // One expert gets half of all tokens. With three more copies it is no longer the bottleneck.
   std::vector<double> shares(8, 0.5 / 7);
   shares[5] = 0.5;
   const auto owners = assign_experts(shares, 4, 4);

@@ -1,5 +1,5 @@
-// Attention of the CPU over a paged cache, both forms, against softmax in double precision: long
-// sequences, whose parts are merged, several of them in one step, and pages anywhere.
+// CPU attention over a paged cache, both forms, against softmax in double precision: long sequences
+// whose parts are merged, several sequences in one step, and scattered pages.
 #include <numeric>
 
 #include "ops/cpu_ops.h"
@@ -19,15 +19,15 @@ ModelConfig config(int n_heads) {
   return c;
 }
 
-// What both precisions hold.
+// Random numbers that BF16 represents exactly.
 std::vector<float> bf16_numbers(std::mt19937& rng, size_t n, float deviation) {
   std::vector<float> v = normal(rng, n, deviation);
   for (float& x : v) x = std::bit_cast<float>(uint32_t{to_bf16(x)} << 16);
   return v;
 }
 
-// Sequences of (tokens of this step, tokens in the cache), their pages scattered over a cache whose
-// other rows are NaN.
+// Sequences, each with (tokens of this step, tokens in the cache). Their pages are scattered over a
+// cache whose other rows are NaN.
 struct Step {
   const ModelConfig c;
   const int width = c.mla.kv_rank + c.mla.rope_dim;
@@ -50,8 +50,8 @@ struct Step {
       std::vector<int32_t>& own = pages.emplace_back();
       for (int i = 0; i < total; ++i) {
         if (i % kPageSize == 0) own.push_back(free.back()), free.pop_back();
-        // Keys grow or shrink with their position: the largest score is now in this part, now in
-        // that.
+        // The magnitude of keys varies with their position, so that the largest score is not always
+        // in the same part.
         const float size = 0.5f + static_cast<float>(i / 700 % 3);
         const std::vector<float> key = bf16_numbers(rng, width, size);
         std::copy(key.begin(), key.end(), keys.begin() + row(pages.back(), i) * width);
@@ -93,7 +93,7 @@ class Attention : public testing::TestWithParam<cpu::Isa> {
   static constexpr float kScale = 0.12f;
 };
 
-// Weights in BF16 err by up to 2^-9 each, restored keys and values by as much.
+// BF16 weights have errors of up to 2^-9 each, and so have restored keys and values.
 TEST_P(Attention, BothFormsMatchSoftmaxInDouble) {
   Step step(lengths_);
   const MlaConfig& m = step.c.mla;
@@ -119,13 +119,13 @@ TEST_P(Attention, BothFormsMatchSoftmaxInDouble) {
     const bool rounds = dtype == DType::kBF16;
     for (size_t s = 0; s < step.sequences.size(); ++s) {
       const Sequence& sequence = step.sequences[s];
-      // Every token of a short step, and every head of it.
+      // Short steps check every token; every step checks all heads.
       for (int t = 0; t<sequence.n_tokens; t += sequence.n_tokens> 40 ? 23 : 1) {
         const int seen = sequence.kv_length - sequence.n_tokens + 1 + t;
         for (int h = 0; h < kHeads; ++h) {
           const int row = (sequence.first_token + t) * kHeads + h;
           const int first = h * (m.nope_dim + m.v_dim);
-          Vec q(rank);  // the naive form's query, absorbed
+          Vec q(rank);  // the naive form's query in latent space
           for (int d = 0; d < m.nope_dim; ++d)
             for (int c = 0; c < rank; ++c)
               q[c] += nope_q[row * m.nope_dim + d] * value(kv_b, first + d, c);
@@ -172,7 +172,7 @@ TEST_P(Attention, BothFormsMatchSoftmaxInDouble) {
   }
 }
 
-// The parts of a sequence are merged in order, whatever stands beside it.
+// A sequence's result does not depend on the batch composition or on the number of threads.
 TEST_P(Attention, BitsDoNotDependOnTheStep) {
   Step step(lengths_);
   const int rank = step.c.mla.kv_rank, rope = step.c.mla.rope_dim, rows = step.n_tokens * kHeads;
@@ -191,8 +191,8 @@ TEST_P(Attention, BitsDoNotDependOnTheStep) {
   EXPECT_EQ(together, alone);
 }
 
-// Nor does the other form, when threads share a head's tokens because there are more of them than
-// heads.
+// The naive form has the same property, also where several threads share the tokens of a head
+// because there are more threads than heads.
 TEST_P(Attention, RestoredBitsDoNotDependOnTheStep) {
   Step step({{300, 1400}, {3, 70}}, 1);
   const MlaConfig& m = step.c.mla;

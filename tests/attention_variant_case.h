@@ -1,5 +1,5 @@
-// A layer small enough to compute all orders of its attention, with the products that one of them
-// needs.
+// A layer small enough to compute its attention in all five orders, with the matrix products that
+// the materialised variant needs.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ inline ModelConfig small_attention_config() {
   return c;
 }
 
-// Matrices of floats as kernels want them.
+// Float matrices in the layout of the kernels.
 struct PackedMatrices {
   PackedMatrices(const cpu::KernelTable& kernels, std::vector<TensorView> matrices)
       : home(kernels) {
@@ -35,7 +35,7 @@ struct PackedMatrices {
   std::vector<QuantView> views;
 };
 
-// Products of a layer's matrices with unit vectors are their columns.
+// The columns of the products of a layer's matrices, computed by multiplying with unit vectors.
 struct AttentionProducts {
   AttentionProducts(const cpu::KernelTable& kernels, const ModelConfig& c,
                     const AttentionWeights& w, Team& team) {
@@ -92,7 +92,7 @@ struct AttentionProducts {
   TensorView q_latent, q_rope, out;
 };
 
-// Row v is what variant v computed.
+// Row v of y is the result of variant v.
 inline void expect_equal_rows(TensorView y, float tolerance) {
   float largest = 0;
   for (int64_t i = 0; i < y.cols; ++i) largest = std::max(largest, std::abs(y.row<float>(0)[i]));

@@ -1,4 +1,4 @@
-// The five orders of computing attention give the same result.
+// The five orders in which attention can be computed give the same result.
 #include "attention_variant_case.h"
 
 namespace tandem {
@@ -52,7 +52,7 @@ TEST(AttentionVariants, OperationsOfR1) {
   EXPECT_EQ(per_token(AttentionVariant::kACC), 278'528);
   EXPECT_EQ(per_token(AttentionVariant::kACCME), 278'528);
   EXPECT_EQ(per_token(AttentionVariant::kAMCCME), 278'528);
-  // In all, in GFLOP, a context of 4096.
+  // Totals in GFLOP at a context of 4096.
   EXPECT_NEAR(static_cast<double>(ops(AttentionVariant::kCD, 4096)) * 1e-9, 0.710, 5e-4);
   EXPECT_NEAR(static_cast<double>(ops(AttentionVariant::kCC, 4096)) * 1e-9, 138.1, 0.05);
   EXPECT_NEAR(static_cast<double>(ops(AttentionVariant::kACCME, 4096)) * 1e-9, 1.515, 5e-4);

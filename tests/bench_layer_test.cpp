@@ -1,4 +1,5 @@
-// `tandem bench embed|moe|layer|generate`: what they count, and the forms in which rows are shown.
+// `tandem bench embed|moe|layer|generate`: the counts of bytes and operations, and the output
+// formats of rows.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -31,7 +32,8 @@ TEST(LayerCosts, OfR1) {
   const ModelConfig r1 = bench_config("r1");
   const WeightFormats fp8 = {{DType::kF8E4M3}, {DType::kF8E4M3}};
   const LayerCost moe = cost_of_layer(r1, fp8, true, 16384, 1, 2);
-  // Attention 187,105,280 and a shared expert of 44,040,192 with 14,136 scales, a BF16 router.
+  // Bytes of attention (187,105,280), of a shared expert (44,040,192 with 14,136 scales), of a BF16
+  // router.
   EXPECT_EQ(moe.matrices.bytes, 187'105'280 + 44'040'192 + 4 * 14'136 + 2 * 1'835'008);
   EXPECT_EQ(moe.matrices.ops, 2 * 232'980'480);
   EXPECT_EQ(moe.experts.bytes, 352'407'552) << "eight";
@@ -43,12 +45,12 @@ TEST(LayerCosts, OfR1) {
   EXPECT_EQ(dense.matrices.ops, 2 * (187'105'280 + int64_t{3} * 7168 * 18432));
   EXPECT_EQ(dense.experts.bytes, 0);
 
-  // Two tokens miss (1 - 1/32)^2 of the experts: 15.75 are expected.
+  // Two tokens are expected to choose (1 - (1 - 1/32)^2) * 256 = 15.75 experts.
   const LayerCost two = cost_of_layer(r1, fp8, true, 16384, 2, 2);
   EXPECT_EQ(two.experts.bytes, int64_t{352'407'552} / 8 * 63 / 4);
   EXPECT_EQ(two.matrices.bytes, moe.matrices.bytes);
   EXPECT_EQ(two.attention.ops, 2 * moe.attention.ops);
-  // Of 512 tokens keys and values are restored: fewer operations than in latent space.
+  // With 512 tokens keys and values are restored, which takes fewer operations than latent space.
   const LayerCost many = cost_of_layer(r1, fp8, true, 16384, 512, 2);
   EXPECT_LT(many.attention.ops, 512 * moe.attention.ops * 6 / 10);
 }
@@ -177,7 +179,7 @@ TEST(LineChart, PlacesPowersOnTheAxes) {
   const std::string svg =
       svg_of({"a < b", "x", "y", {{"line", {{1, 0.1}, {4, 10}}, {{1, 0.1}, {4, 10}}}}});
   EXPECT_TRUE(says(svg, "a &lt; b"));
-  // The corners of the plot: 70..600 by 424..46.
+  // The plot spans x = 70..600 and y = 424..46.
   EXPECT_TRUE(says(svg, R"(points="70.0,424.0 600.0,46.0 ")"));
   EXPECT_TRUE(says(svg, ">0.1</text>"));
   EXPECT_TRUE(says(svg, ">4</text>"));

@@ -1,4 +1,4 @@
-// `tandem bench machine`: what is measured of this machine, and that the planner reads it.
+// `tandem bench machine`: what it measures, and that the planner reads its output.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -22,7 +22,7 @@ using test::topology_of;
 constexpr int64_t kReadBytes = 8 << 20;
 constexpr double kSeconds = 0.002;
 
-// A team pins the thread that asks.
+// Cached, because a team pins the calling thread and the topology depends on its affinity.
 const Topology& this_machine() {
   static const Topology topology = this_topology();
   return topology;
@@ -85,7 +85,7 @@ TEST(BenchMachine, ReadsFromEveryNumaNode) {
   }
 }
 
-// Nodes of which the memory is not known share it.
+// Nodes whose memory is unknown share the total.
 TEST(BenchMachine, ReportsSeveralNodes) {
   Team team(1);
   MachineSpeed speed(team, kReadBytes);

@@ -1,4 +1,4 @@
-// Rows of a benchmark, for tests of what they say.
+// Collects the rows of a benchmark for tests.
 #pragma once
 #include <gtest/gtest.h>
 

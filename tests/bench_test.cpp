@@ -1,5 +1,4 @@
-// What `tandem bench` counts, against numbers worked out by hand; and that every measurement runs
-// and reports what it should, at small sizes.
+// Counts of `tandem bench` against numbers computed by hand, and every measurement at small sizes.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -49,14 +48,14 @@ std::string small_config_json() {
 
 TEST(BenchCounts, BytesAndOperationsOfExperts) {
   const ModelConfig r1 = bench_config("r1");
-  // gate and up [2048, 7168], down [7168, 2048]; 16 x 56 scales each.
+  // gate and up [2048, 7168], down [7168, 2048]; each has 16 x 56 scales.
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kF8E4M3}), 3 * (14'680'064 + 896 * 4));
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kBF16}), 88'080'384);
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kI8}), 44'040'192 + (2048 + 2048 + 7168) * 4);
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kI4, 128}), 22'020'096 + 344'064 * 2);
   const ModelConfig lite = bench_config("v2-lite");
   EXPECT_EQ(routed_expert_bytes(lite, {DType::kBF16}), 17'301'504);
-  // 1408 / 128 = 11 and 2048 / 128 = 16 blocks.
+  // A matrix has 1408 / 128 = 11 by 2048 / 128 = 16 blocks.
   EXPECT_EQ(routed_expert_bytes(lite, {DType::kF8E4M3}), 3 * (2'883'584 + 176 * 4));
 
   int32_t ids[] = {0, 1, 2, 3, 4, 5, 6, 7, 7, 6, 5, 4, 3, 2, 1, 8};
@@ -74,9 +73,10 @@ TEST(BenchCounts, BytesAndOperationsOfExperts) {
 TEST(BenchCounts, BytesAndOperationsOfAttention) {
   const ModelConfig r1 = bench_config("r1");
   const AttentionCost decode = cost_of_absorbed(r1.mla, 16384, 2);
-  EXPECT_EQ(decode.bytes, 18'874'368);   // 1,152 a token
-  EXPECT_EQ(decode.ops, 4'563'402'752);  // 278,528 a token
-  // Tokens 3 and 4 of 4 see 3 + 4 keys; 128 heads of 192 + 128, keys and values of 4 restored.
+  EXPECT_EQ(decode.bytes, 18'874'368);   // 1,152 bytes a token
+  EXPECT_EQ(decode.ops, 4'563'402'752);  // 278,528 operations a token
+  // The last 2 of 4 tokens see 3 and 4 keys of 128 heads with 192 + 128 dimensions. Keys and values
+  // of 4 tokens are restored.
   const AttentionCost prefill = cost_of_naive(r1.mla, 4, 2, 2, 1000);
   EXPECT_EQ(prefill.bytes, 4 * 1152 + 1000);
   EXPECT_EQ(prefill.ops, 2 * (7 * 128 * 320 + int64_t{4} * 512 * 128 * 256));
@@ -88,19 +88,20 @@ TEST(BenchCounts, ATokenReadsWhatTheParameterCountSays) {
     const StepCost cost = cost_of_step(c, {{DType::kBF16}, {DType::kBF16}}, 100, 1, 2);
     const ParameterCounts counts = count_parameters(c);
     EXPECT_EQ(cost.attention.bytes, 100 * kv_bytes_per_token(c)) << name;
-    // Vectors are kept in float, one row of the embedding is read.
+    // Vectors are stored as float; one row of the embedding is read.
     const int64_t vectors =
         (cost.backbone.bytes + cost.experts.bytes - 2 * c.dim - 2 * counts.activated) / 2;
     EXPECT_EQ(cost.backbone.ops + cost.experts.ops, 2 * (counts.activated - vectors)) << name;
     EXPECT_GT(vectors, counts.norms) << name;
     EXPECT_LT(vectors, counts.activated / 1000) << name;
   }
-  // 58 MoE layers of 8 experts.
+  // 58 MoE layers with 8 experts a token.
   const ModelConfig r1 = bench_config("r1");
   const WeightFormats fp8 = {{DType::kF8E4M3}, {DType::kF8E4M3}};
   const StepCost one = cost_of_step(r1, fp8, 1000, 1, 2), two = cost_of_step(r1, fp8, 1000, 2, 2);
   EXPECT_EQ(one.experts.bytes, int64_t{58} * 352'407'552);
-  // Two tokens choose 15.75 experts; matrices are read once, caches each.
+  // Two tokens choose 15.75 experts on average. Matrices are read once, each sequence's cache is
+  // read.
   EXPECT_EQ(two.experts.bytes, one.experts.bytes / 32 * 63);
   EXPECT_EQ(two.backbone.bytes, one.backbone.bytes + 7168 * 2);
   EXPECT_EQ(two.attention.bytes, 2 * one.attention.bytes);
@@ -133,7 +134,7 @@ TEST(BenchModel, RandomWeightsGiveFiniteNumbers) {
     CpuWeights home(kernels);
     const ModelWeights weights = random_weights(
         config, {{DType::kF8E4M3}, format}, [](const WeightSpec&) { return true; }, home, team);
-    // All experts are copies of one, to the last byte.
+    // The random experts are byte-wise copies of one expert.
     const auto bytes_of = [&](int expert) {
       const TensorView& q = weights.layers[1].experts[expert].gate.q;
       return std::string_view(reinterpret_cast<const char*>(q.row_data(0)),
@@ -157,7 +158,8 @@ TEST(BenchModel, RandomWeightsGiveFiniteNumbers) {
   }
 }
 
-// As the planner and the counts of bytes assume. Attention makes the tokens of a prompt alike.
+// The planner and the counts of bytes assume independent choices, although attention makes the
+// tokens of a prompt similar.
 TEST(BenchModel, TokensOfAPromptChooseTheirExpertsIndependently) {
   constexpr int kTokens = 16, kPrompts = 8;
   const ModelConfig config = small_r1();
@@ -191,7 +193,7 @@ TEST(BenchRoofline, TheSlowerOfReadingAndComputing) {
   EXPECT_EQ(bounds.seconds({.bytes = 100, .ops = 5000}), 5);
 }
 
-TEST(BenchRoofline, EachRunIsAnotherOne) {
+TEST(BenchRoofline, RunsAreNumbered) {
   Team team(1);
   MachineSpeed speed(team, kReadBytes);
   std::vector<int64_t> runs;
@@ -203,7 +205,7 @@ TEST(BenchRoofline, EachRunIsAnotherOne) {
   EXPECT_GT(m.bounds.read_bytes_per_second, 0);
 }
 
-// Each must be computed after the one before, so their rooflines add up.
+// Parts of one measurement are computed one after another, so their rooflines are added.
 TEST(BenchRoofline, PartsFollowOneAnother) {
   Team team(1);
   MachineSpeed speed(team, kReadBytes);
@@ -229,8 +231,8 @@ void expect_consistent(const Json& row) {
                row["ops"].get<double>() / row["peak_ops_per_second"].get<double>());
   const double seconds = row["seconds"], ratio = row["roofline_ratio"];
   EXPECT_DOUBLE_EQ(row["roofline_seconds"], ratio * seconds);
-  // One is a median of quotients, the other a quotient of medians, of a few runs of microseconds on
-  // a machine with neighbours.
+  // The ratio is a median of quotients and is compared with a quotient of medians, over a few runs
+  // of microseconds on a shared machine.
   EXPECT_GT(ratio, roofline / seconds / 100);
   EXPECT_LT(ratio, roofline / seconds * 100);
   EXPECT_GE(row["unhidden_ratio"], ratio * (1 - 1e-9));

@@ -1,5 +1,5 @@
-// Random steps of sequences that come with a prompt, go on in changing company, and end: on two
-// devices that choose their own tokens, or on two that must agree to the bit.
+// Random steps of sequences that start with a prompt, continue in changing batch compositions, and
+// end: on two devices that choose their own tokens, or on two that must give the same bits.
 #pragma once
 #include <cstring>
 #include <functional>
@@ -14,21 +14,21 @@ namespace tandem::test {
 struct ChangingBatches {
   unsigned seed;
   int n_sequences, n_steps;
-  int end;     // a sequence that is longer begins anew
-  int out_of;  // of a sequence's turns it misses one in so many
+  int end;     // length above which a sequence starts again
+  int out_of;  // a sequence is left out of one step in `out_of`
   std::function<std::vector<int32_t>(std::mt19937&)> prompt;
-  std::vector<int32_t> last_tokens = {};  // after which one ends as well
+  std::vector<int32_t> last_tokens = {};  // tokens that end a sequence
 };
 
-// What became of the rows of logits, of which the two should be within `bound` of the largest.
+// Statistics of comparing rows of logits, which should be within `bound` of the largest logit.
 struct Followed {
-  int n_rows = 0, n_decoded = 0;  // n_decoded: of one token
-  int n_far = 0;                  // where they are not: two experts are as good as each other
-  int n_near = 0;  // where another token is the best, of two that are as near as that
+  int n_rows = 0, n_decoded = 0;  // n_decoded: rows of steps with one token
+  int n_far = 0;                  // rows beyond the bound, after a near tie of experts
+  int n_near = 0;  // rows whose greedy tokens differ and whose logits agree within the bound
 };
 
-// Greedily, each by its own logits. Where their tokens differ, and where logits are far from each
-// other, the sequence begins anew.
+// Greedy decoding on both devices. A sequence starts again where the tokens differ or the logits
+// are beyond the bound.
 inline Followed follow(Conversations& cpu, Conversations& card, const ChangingBatches& of,
                        double bound = 2e-2) {
   std::mt19937 rng(of.seed);
@@ -73,14 +73,14 @@ inline Followed follow(Conversations& cpu, Conversations& card, const ChangingBa
   return seen;
 }
 
-// Up to 20 random tokens.
+// 1 to 20 random tokens.
 inline std::vector<int32_t> random_prompt(std::mt19937& rng, int vocab) {
   std::vector<int32_t> tokens(1 + rng() % 20);
   for (int32_t& token : tokens) token = static_cast<int32_t>(rng() % vocab);
   return tokens;
 }
 
-// "What is 17 + 345?", as the model's own chat has it.
+// Prompts such as "What is 17 + 345?" in the model's chat format.
 class Sums {
  public:
   explicit Sums(const std::string& directory)
@@ -105,8 +105,8 @@ inline void expect_same_bits(const std::vector<std::vector<float>>& a,
   }
 }
 
-// Past the end of a page, with random tokens; returns how many sequences were decoded in steps of
-// decoding alone.
+// Steps with random tokens, across a page boundary. Returns the numbers of sequences of the pure
+// decode steps.
 inline std::set<size_t> expect_same_steps(Conversations& a, Conversations& b, int n_sequences,
                                           int n_steps, unsigned seed) {
   constexpr int kEnd = 70;

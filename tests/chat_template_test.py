@@ -1,7 +1,7 @@
-"""Expected texts of chat templates and template expressions, from Python's Jinja in the environment
-that Hugging Face's apply_chat_template uses.
+"""Expected output of chat templates and template expressions, from Python's Jinja in the environment of Hugging
+Face's apply_chat_template.
 
---check: exit 1 when Jinja gives anything else than what is committed; 77 when Jinja is missing.
+--check: exits with 1 if Jinja's output differs from the committed files, with 77 if Jinja is missing.
 --write: writes tests/data/templates/expected.json and the outputs in expressions.json.
 """
 import json
@@ -20,10 +20,10 @@ except ImportError:
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data" / "templates"
 SHARED_V3 = ROOT.parent / "shared" / "vectors" / "deepseek_v3_tokenizer" / "tokenizer_config.json"
-# Facts about the templates, seen by reading them. None of them names the role "developer".
+# Properties of the templates, found by reading them. None of them names the role "developer".
 READS_PARTS = {"kimi_k2.jinja"}
-READS_OBJECTS = {"kimi_k2.jinja", "deepseek_v3_1.jinja", "deepseek_v2.jinja"}  # as arguments; V2 writes no calls
-UNKNOWN_ROLES = {"function"}  # that most of them leave out in silence: a server refuses it
+READS_OBJECTS = {"kimi_k2.jinja", "deepseek_v3_1.jinja", "deepseek_v2.jinja"}  # templates that read arguments as an object; V2 writes no calls
+UNKNOWN_ROLES = {"function"}  # most templates drop these roles without an error; the server refuses them
 IGNORED_ROLES = {"deepseek_v2.jinja": {"function", "tool"}, "kimi_k2.jinja": set()}
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 
@@ -79,7 +79,7 @@ def render_chat(name, source, conversation, add_generation_prompt):
 
 
 def as_read(name, message):
-    """As servers hand it to a template that wants texts: parts joined as vLLM joins them, arguments as JSON."""
+    """The message as a server passes it to a template that expects text: parts joined as in vLLM, arguments as JSON."""
     message = dict(message)
     if message["role"] == "developer":
         message["role"] = "system"
@@ -100,7 +100,7 @@ def with_text(call):
 
 
 def expressions():
-    """Fills in the outputs: None where Jinja fails."""
+    """The expressions with their outputs; None where Jinja fails."""
     cases = read("expressions.json")
     outputs = [
         {"template": case["template"], "output": render(case["template"], cases["context"])}
@@ -160,7 +160,7 @@ def write(path, value):
 
 def compare(name, value):
     committed = read(name)
-    if name == "expected.json":  # what only some machines have may be missing here
+    if name == "expected.json":  # templates that exist on some machines only may be missing
         committed = {key: committed[key] for key in committed if key in value}
     if value == committed:
         return []

@@ -1,5 +1,5 @@
-// One way to compare numbers in every test: a bound, and a failure that says where, by how much and
-// against what.
+// The comparison of numbers that all tests use: a bound for each element, and a failure message
+// with index, difference and expected value.
 #pragma once
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Whether the tensors of a checkpoint are those of its configuration, said by name.
+// Checks of a checkpoint's tensors against its configuration, with errors that name the tensor.
 #include "model/checkpoint.h"
 
 #include <gtest/gtest.h>
@@ -43,14 +43,14 @@ void drop(Tensors& tensors, const std::string& name) {
   tensors.erase(tensors.begin() + (&tensor(tensors, name) - tensors.data()));
 }
 
-// What stored_weights() says to these tensors, or "no error".
+// The error of stored_weights() for these tensors, or "no error".
 std::string error_with(const ModelConfig& config, const Tensors& tensors) {
   const TempDirectory dir;
   write_checkpoint(dir.path(), tensors, 2);
   const WeightStore store(dir.path());
   return error_of([&] { stored_weights(store, config); });
 }
-// .. after a change of what fits small_config().
+// The error of stored_weights() after `change` to a valid checkpoint of small_config().
 std::string error_after(const std::function<void(Tensors&)>& change) {
   Tensors tensors = tensors_of(small_config());
   change(tensors);
@@ -138,7 +138,7 @@ TEST(Checkpoint, NamesWhatDoesNotBelong) {
   EXPECT_TRUE(says(error("model.layers.0.self_attn.o_proj.bias"), "not part of"));
 }
 
-TEST(Checkpoint, PassesOverWhatTheMainModelDoesNotUse) {
+TEST(Checkpoint, IgnoresWhatTheMainModelDoesNotUse) {
   const auto error = [](const std::string& name) {
     return error_after([&](Tensors& t) { t.push_back({name, "F32", {3}}); });
   };
@@ -160,7 +160,8 @@ TEST(Checkpoint, ATiedHeadIsTheEmbedding) {
   EXPECT_EQ(store.find("lm_head.weight"), nullptr);
   const ModelWeights weights = stored_weights(store, tied);
   EXPECT_EQ(weights.head.q.data, store.find("model.embed_tokens.weight")->data);
-  EXPECT_EQ(error_with(tied, tensors_of(small_config())), "no error");  // a head beside it
+  // A separate head beside a tied embedding is ignored.
+  EXPECT_EQ(error_with(tied, tensors_of(small_config())), "no error");
 }
 
 TEST(Checkpoint, SaysHowManyMoreProblemsThereAre) {
@@ -190,7 +191,7 @@ TEST(Checkpoint, RefusesScalesThatAreNoNumbers) {
     values[7] = bad;
     scale.data.resize(40);
     std::memcpy(scale.data.data(), values.data(), 40);
-    // One more byte before it, so that no float is aligned.
+    // One odd byte before the scales, so that no float is aligned.
     tensors.insert(tensors.begin(), {"model.layers.3.odd", "F8_E4M3", {1}});
     const TempDirectory dir;
     write_checkpoint(dir.path(), tensors, 1);
@@ -295,7 +296,7 @@ TEST(Checkpoint, ChecksTheShapeBesidePackedInt4) {
   EXPECT_TRUE(says(error("I32", {64, 32}), "says [64, 32]"));
 }
 
-// How much of the beginning of the files is in memory: asking for all of it would take seconds.
+// Bytes of the files that are in memory.
 int64_t bytes_in_memory(const WeightStore& store) {
   constexpr int64_t kPage = 4096, kBeginning = 16 << 20;
   int64_t count = 0;
@@ -308,8 +309,9 @@ int64_t bytes_in_memory(const WeightStore& store) {
   return count * kPage;
 }
 
-// model_spec, section 2.2: the numbers of elements and tensors of the R1 checkpoint.
-TEST(Checkpoint, OfR1sSizeHasTheTensorsOfR1AndReadsHeadersOnly) {
+// Elements and tensors computed from the published shapes of R1 (Hugging Face shows 685B
+// parameters).
+TEST(Checkpoint, OfR1HasItsTensorsAndReadsHeadersOnly) {
   const ModelConfig r1;
   const TempDirectory dir;
   write_checkpoint(dir.path(), tensors_of(r1), 163);
@@ -324,7 +326,7 @@ TEST(Checkpoint, OfR1sSizeHasTheTensorsOfR1AndReadsHeadersOnly) {
   EXPECT_EQ(elements["F8_E4M3"], 680'571'043'840);
   EXPECT_EQ(elements["BF16"], 3'918'786'560);
   EXPECT_EQ(elements["F32"], 41'555'600);
-  EXPECT_LT(bytes_in_memory(store), 32 << 20);  // the headers have 12 MB
+  EXPECT_LT(bytes_in_memory(store), 32 << 20);  // the headers take 12 MB
 }
 
 }  // namespace

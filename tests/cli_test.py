@@ -1,4 +1,4 @@
-"""The program as a person or a script calls it: outputs, exit statuses, one clear error line for every bad input.
+"""The program from the command line: outputs, exit statuses, one clear error line for every bad input.
 
     python3 tests/cli_test.py PATH_OF_TANDEM
 """
@@ -25,7 +25,7 @@ def tandem(*arguments, text=None, env=None):
 
 
 def rewrite_tensors(path, change):
-    """change({name: bytes}, header) may replace bytes and types; offsets are counted anew."""
+    """Rewrites a safetensors file. change({name: bytes}, header) may replace bytes and types; offsets are recomputed."""
     raw = path.read_bytes()
     begin = 8 + struct.unpack("<Q", raw[:8])[0]
     header = json.loads(raw[8:begin])
@@ -158,7 +158,7 @@ class Works(unittest.TestCase):
     def test_logits(self):
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "logits.npy")
-            one_form = ("--attention", "absorb")  # that of auto depends on how many tokens a step has
+            one_form = ("--attention", "absorb")  # the form that auto chooses depends on the number of tokens of a step
             self.ok("logits", "--tokens", "0,500,10,501", "--out", out, "--all", *one_form)
             with open(out, "rb") as file:
                 data = file.read()
@@ -260,7 +260,7 @@ class Works(unittest.TestCase):
         report = json.loads(self.ok(*question, "--record-routing", str(path)))
         self.assertEqual(report["token_ids"], json.loads(self.ok(*question))["token_ids"])
         statistics = json.loads(path.read_text())
-        self.assertEqual(report["finish_reason"], "stop")  # the end's own token is not computed
+        self.assertEqual(report["finish_reason"], "stop")  # the end token itself is not computed
         self.assertEqual(statistics["tokens"], report["prompt_tokens"] + report["generated_tokens"])
         self.assertEqual([len(row) for row in statistics["counts"]], [16, 16])
         for row in statistics["counts"]:
@@ -289,7 +289,7 @@ class Works(unittest.TestCase):
         self.assertEqual(json.loads(self.ok("eval", *text, "--placement", str(path)))["perplexity"], perplexity)
 
         placement = json.loads(path.read_text())
-        placement["prefill"]["chunk_tokens"] = 700  # longer steps, the same numbers
+        placement["prefill"]["chunk_tokens"] = 700  # longer steps that give the same numbers
         placement["kv"]["tokens"] = 4096
         path.write_text(json.dumps(placement))
         longer = ("-f", str(ROOT / "README.md"), "--json", "--ctx", "2048")
@@ -329,7 +329,7 @@ class Works(unittest.TestCase):
         self.assertEqual(report["machine"]["cores"], measured["cores"])
 
     def assert_labels_of_a_bar_in_a_line(self, svg):
-        """Name and size of a device stand on one line, and so on another than any other device's."""
+        """Name and size of a device are on one line, and different devices are on different lines."""
         lines = {}
         for y, label in re.findall(r'<text x="[^"]*" y="([^"]*)"[^>]*>([^<]*)</text>', svg):
             lines.setdefault(float(y), []).append(label)
@@ -349,7 +349,7 @@ class Works(unittest.TestCase):
 
 
 class Installed(unittest.TestCase):
-    """The program away from the source tree, with what `make install` puts beside it and without."""
+    """The program outside of the source tree, with and without the files that `make install` puts beside it."""
 
     def setUp(self):
         self.folder = tempfile.mkdtemp()
@@ -389,7 +389,7 @@ class Installed(unittest.TestCase):
 
 
 class Refuses(unittest.TestCase):
-    """Every bad input: exit status 2 (or 1), nothing on standard output, one line that begins with "error: "."""
+    """Every bad input gives exit status 2 (or 1), no standard output, and one line that begins with "error: "."""
 
     def refused(self, words, *arguments, statuses=(1, 2), **more):
         result = tandem(*arguments, **more)
@@ -533,7 +533,7 @@ class Refuses(unittest.TestCase):
         (folder / "other" / "file").write_text("{}")
         wrong = {"nope": "does not exist", "file/nope": "does not exist", "file": "is not a folder", "empty": "is empty",
                  "loop": "cannot be read"}
-        if os.geteuid() != 0:  # root may read everything
+        if os.geteuid() != 0:  # root can read everything
             (folder / "locked").mkdir(mode=0)
             wrong["locked"] = "cannot be read"
         text = ("-f", str(ROOT / "README.md"))

@@ -1,5 +1,4 @@
-// Requests together and alone, prompts in chunks, conversations that go on, and no allocation in a
-// step.
+// Requests in a batch and alone, chunked prompts, multi-turn conversations.
 #include "engine/completion.h"
 
 #include "tests/check_close.h"
@@ -10,8 +9,8 @@
 namespace tandem::test {
 namespace {
 
-// One form of attention throughout: kAuto chooses by the number of tokens computed at a time, so
-// the same text in other pieces would have other roundings.
+// Uses one form of attention: kAuto chooses by the number of tokens in a step, so other chunks
+// would round differently.
 struct Fixture {
   RandomModel random{small_config(), DType::kF8E4M3};
   TestEngine engine{random, cpu::best_isa(), AttentionForm::kAbsorbed, DType::kBF16, 0, 32};
@@ -23,7 +22,7 @@ struct Fixture {
   Completion run(const Request& request, const CompletionHooks& hooks = {}) {
     return complete(loop, {&request, 1}, hooks).front();
   }
-  // All of them are given back: nothing runs or waits.
+  // All pages are available again: no request runs or waits.
   int n_available_pages() const {
     const Scheduler::Counts counts = loop.counts().scheduler;
     EXPECT_EQ(counts.n_running + counts.n_waiting, 0);
@@ -66,7 +65,7 @@ TEST(Completion, WaitsForPagesWhenTheyAreShort) {
   Fixture f;
   std::vector<Request> requests;
   for (int i = 0; i < 9; ++i)
-    requests.push_back(request(tokens(200, i), 10, i));  // 4 pages each, 16 in all
+    requests.push_back(request(tokens(200, i), 10, i));  // 4 pages each, 16 in total
   const auto together = f.run(requests);
   for (size_t i = 0; i < requests.size(); ++i)
     EXPECT_EQ(together[i].tokens, f.run(requests[i]).tokens);
@@ -111,7 +110,7 @@ TEST(Completion, StopsAtStopIdsAndWhenAsked) {
   EXPECT_EQ(f.n_available_pages(), 16);
 }
 
-// A second turn of 40 tokens after an answer of 15 that its length ended.
+// A second turn of 40 tokens after an answer of 15 tokens that ended by length.
 Request next_turn(const std::vector<int32_t>& prompt, std::span<const int32_t> answer, int seed) {
   Request next = request(prompt, 15, seed);
   next.prompt.insert(next.prompt.end(), answer.begin(), answer.end());
@@ -131,15 +130,15 @@ TEST(Completion, AConversationComputesOnlyWhatIsNew) {
     const Completion reused = f.run(next);
     EXPECT_EQ(reused.cached_tokens, 114) << "the answer's last token was never computed";
     EXPECT_EQ(reused.tokens, anew.run(next).tokens) << seed;
-    next.prompt.resize(50);  // the beginning of what is cached
+    next.prompt.resize(50);  // a prefix of the cached text
     EXPECT_EQ(f.run(next).cached_tokens, 49);
   }
 }
 
-// With kAuto the form follows the number of tokens computed at a time, so a text computed in other
-// pieces is the same within a bound, not to the bit. In float, as a rounding to BF16 may turn a
-// choice of the router.
-TEST(Completion, WithAutomaticAttentionOtherPiecesAgreeWithinABound) {
+// kAuto chooses the form by the number of tokens in a step, so other chunks agree within a bound
+// and not bit for bit. Computes in float, because rounding to BF16 may change a choice of the
+// router.
+TEST(Completion, AutomaticAttentionAgreesAcrossChunks) {
   RandomModel random(small_config(), DType::kF8E4M3);
   TestEngine engine(random, cpu::Isa::kReference, AttentionForm::kAuto, DType::kF32, 0, 160);
   const std::vector<int32_t> text = tokens(155, 2), pages = {3, 7, 5};
@@ -167,11 +166,11 @@ TEST(Completion, ContextEndsTheAnswer) {
   EXPECT_EQ(c.finish, FinishReason::kLength);
 }
 
-// Rows of logits that the tokenizer has no token for, in between and at the end.
+// The tokenizer has no token for some ids, in the middle and at the end of the vocabulary.
 TEST(Completion, NeverSamplesIdsWithoutToken) {
   Fixture f;
   Request r = request(tokens(10, 1), 400, 3);
-  r.sampling.temperature = 100;  // nearly all alike
+  r.sampling.temperature = 100;  // a nearly uniform distribution
   const auto seen_by = [&](Engine& engine) {
     std::vector<int> n(61);
     const std::vector<Completion> done = complete(engine, {&r, 1});

@@ -1,4 +1,4 @@
-// The families' configurations in models/configs, changed, parsed and refused.
+// Configurations of models/configs, unchanged, edited and parsed, for tests.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ inline ModelConfig parse(const nlohmann::json& config) {
   return ModelConfig::from_json(config.dump(), "config.json");
 }
 
-// The family's configuration with keys changed, taken out, or changed in an object of it.
+// The family's configuration with keys replaced, removed, or changed within an object.
 inline nlohmann::json with(const std::string& name, const nlohmann::json& changes) {
   nlohmann::json config = family(name);
   for (const auto& [key, value] : changes.items()) config[key] = value;
@@ -55,7 +55,7 @@ inline std::string text_message(const std::string& text) {
   return message([&] { ModelConfig::from_json(text, "config.json"); });
 }
 
-// The message is one line that names the file and has all `parts`.
+// The message is one line that names the file and contains all `parts`.
 inline void expect_says(const std::string& text, const std::vector<std::string>& parts) {
   EXPECT_EQ(text.find('\n'), text.npos) << text;
   EXPECT_EQ(text.rfind("config.json: ", 0), 0u) << text;

@@ -1,4 +1,4 @@
-// What a config.json must not say, and that each message names the key and its value.
+// Invalid and unsupported values of config.json: each message names the key and its value.
 #include <gtest/gtest.h>
 
 #include "tests/config_families.h"
@@ -47,7 +47,7 @@ TEST(ConfigRefusals, RefusesOtherQuantisation) {
   expect_says(message(config), {"quantization_config.quant_method is missing"});
 }
 
-// Each names the key, its value and what is supported.
+// Each message names the key, its value and what is supported.
 TEST(ConfigRefusals, RefusesOtherCompressedTensors) {
   const std::string supported =
       "only \"pack-quantized\" routed experts are supported: symmetric INT4";

@@ -1,4 +1,4 @@
-// Sequences that are advanced by hand, step by step, on pages of the cache in a random order.
+// Sequences that a test advances step by step, on cache pages in random order.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@ namespace tandem::test {
 
 class Conversations {
  public:
-  // n of them, which have all pages of the cache.
+  // n sequences that share all pages of the cache.
   Conversations(StepRunner& model, KvCache& cache, unsigned seed, int n)
       : model_(model), cache_(cache), sequences_(n) {
     for (int page = cache.n_pages() - 1; page >= 0; --page) pages_.push_back(page);
@@ -33,7 +33,7 @@ class Conversations {
     int sequence;
     std::vector<int32_t> tokens;
   };
-  // One step; the logits of each part's last token.
+  // Runs one step and returns the logits of each part's last token.
   std::vector<std::vector<float>> step(const std::vector<Part>& parts) {
     const Arrays a = arrays_of(parts);
     std::vector<float> logits(a.rows.size() * vocab(), NAN);
@@ -44,7 +44,7 @@ class Conversations {
       out.emplace_back(logits.begin() + r * vocab(), logits.begin() + (r + 1) * vocab());
     return out;
   }
-  // One step of which no logits are wanted, so that a device may still be at it afterwards.
+  // Runs one step without logits, so that a device may still compute after the call.
   void step_without_logits(const std::vector<Part>& parts) {
     const Arrays a = arrays_of(parts);
     model_.forward({a.tokens, a.positions, a.sequences, {}}, cache_);
@@ -81,7 +81,7 @@ class Conversations {
 
   StepRunner& model_;
   KvCache& cache_;
-  std::vector<int32_t> pages_;  // that are free
+  std::vector<int32_t> pages_;  // free pages
   std::vector<Kept> sequences_;
 };
 

@@ -1,5 +1,5 @@
-// A core that another process wants too, simulated: the operating system takes it after a slice,
-// with an item in hand, or gets it between two items.
+// CoreTurns on a simulated core that another process also wants. The operating system preempts the
+// thread after a time slice, during an item, or the thread yields between two items.
 #include "core/core_turns.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ constexpr int64_t kMicrosecond = 1'000, kMillisecond = 1'000'000;
 
 struct Core {
   CoreTurns turns;
-  bool is_wanted = true;  // by another process, which keeps it for a slice
+  bool is_wanted = true;  // another process wants the core and keeps it for one slice
   int64_t slice = 4 * kMillisecond;
   int64_t now = 0, slice_began = 0, preemptions = 0;
   int64_t items = 0, items_put_aside = 0, yields = 0;
@@ -19,7 +19,7 @@ struct Core {
   void run(int64_t item) {
     now += item;
     ++items;
-    if (is_wanted && now - slice_began > slice) {  // within this item
+    if (is_wanted && now - slice_began > slice) {  // preempted during this item
       ++preemptions;
       ++items_put_aside;
       slice_began = now += slice;
@@ -35,7 +35,7 @@ struct Core {
   }
 };
 
-TEST(CoreTurns, AQuietCoreIsNeverGivenAway) {
+TEST(CoreTurns, AnUnsharedCoreIsNeverYielded) {
   Core core;
   core.is_wanted = false;
   for (const int64_t item : {kMicrosecond, 100 * kMicrosecond, 5 * kMillisecond})
@@ -43,25 +43,25 @@ TEST(CoreTurns, AQuietCoreIsNeverGivenAway) {
   EXPECT_EQ(core.yields, 0);
 }
 
-TEST(CoreTurns, ASharedCoreIsGivenAwayBetweenItems) {
+TEST(CoreTurns, ASharedCoreIsYieldedBetweenItems) {
   for (const int64_t slice : {3 * kMillisecond, 4 * kMillisecond, 12 * kMillisecond})
     for (const int64_t item : {3 * kMicrosecond, 15 * kMicrosecond, 300 * kMicrosecond}) {
       Core core;
       core.slice = slice;
       core.run_for(1000 * kMillisecond, item);
-      EXPECT_EQ(core.items_put_aside, 1) << slice << " " << item;  // by which it is noticed
+      EXPECT_EQ(core.items_put_aside, 1) << slice << " " << item;  // reveals the other process
       EXPECT_GT(core.yields, 80);
     }
 }
 
-TEST(CoreTurns, AnItemLongerThanASliceIsPutAsideAllTheSame) {
+TEST(CoreTurns, AnItemLongerThanASliceIsPreempted) {
   Core core;
   core.run_for(1000 * kMillisecond, 5 * kMillisecond);
   EXPECT_GT(core.items_put_aside, 50);
   EXPECT_LE(core.yields, core.items);
 }
 
-TEST(CoreTurns, TheCoreIsKeptAgainWhenTheOtherHasGone) {
+TEST(CoreTurns, TheCoreIsKeptWhenTheOtherProcessEnds) {
   Core core;
   core.run_for(100 * kMillisecond, 15 * kMicrosecond);
   core.is_wanted = false;
@@ -75,7 +75,7 @@ TEST(CoreTurns, TheCoreIsKeptAgainWhenTheOtherHasGone) {
   EXPECT_GT(core.yields, before + 100);
 }
 
-// A long item alone, or a pause between jobs, is no reason.
+// A long item or a pause between jobs does not make the thread yield.
 TEST(CoreTurns, LongItemsWithoutAPreemptionKeepTheCore) {
   CoreTurns turns;
   int asked = 0;
@@ -86,7 +86,7 @@ TEST(CoreTurns, LongItemsWithoutAPreemptionKeepTheCore) {
   const int before = asked;
   for (int64_t i = 0, now = 1000 * kMillisecond; i < 1000; ++i, now += kMicrosecond)
     EXPECT_FALSE(turns.item_ended(now, preemptions));
-  EXPECT_LE(asked, before + 1);  // it costs a call of the operating system
+  EXPECT_LE(asked, before + 1);  // asking for preemptions costs a system call
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
-// Every kernel of every instruction set, native where this machine has it and emulated where not,
-// against double precision. Bounds come from the arithmetic: a sum of k products in float
-// errs by at most k eps sum |x||w|, and by about sqrt(k) of that when errors are independent; 4
-// sqrt(k) is used.
+// Every kernel of every instruction set, native where this machine has it and emulated elsewhere,
+// against double precision. Bounds: a float sum of k products has an error of at most k eps sum
+// |x||w|, and about sqrt(k) of that if errors are independent; the tests use 4 sqrt(k).
 #include <sys/mman.h>
 
 #include "tests/check_close.h"
@@ -23,7 +22,7 @@ class KernelTest : public testing::TestWithParam<NamedTable> {
   }
 };
 
-// 352 columns are two blocks of 128 and three tiles of 32 for AMX.
+// 352 columns are two blocks of 128 and three AMX tiles of 32.
 TEST_P(KernelTest, GemmOfEveryTypeAndShape) {
   const Shape shapes[] = {{1, 8, 64},    {1, 1, 1},     {2, 3, 7},     {3, 8, 512},    {4, 9, 513},
                           {5, 17, 129},  {7, 32, 640},  {33, 5, 100},  {31, 24, 1030}, {6, 75, 255},
@@ -33,8 +32,8 @@ TEST_P(KernelTest, GemmOfEveryTypeAndShape) {
       for (const cpu::ActivationType type : activations(t_, dtype)) {
         const int block = k > 300 ? 128 : k > 100 && k != 128 ? 32 : 20;
         RandomModel store(with_block(block), dtype);
-        const int skip = n % 2 ? 2 : 18;  // rows of w before the first one used
-        // Part of a larger matrix, from the middle of a block of scales on.
+        const int skip = n % 2 ? 2 : 18;  // first row of w that the product uses
+        // The matrix is a part of a larger one and begins within a block of scales.
         const int first = m % 2 ? 44 : 0;
         const QuantView stored =
             columns_from(store, random_weight(store, n + skip + 7, k + first, dtype), first)
@@ -42,7 +41,7 @@ TEST_P(KernelTest, GemmOfEveryTypeAndShape) {
         const Packed packed(t_, stored);
 
         const int x_stride = k + 3, out_stride = n + 2;
-        // Small numbers too: kernels may hold weights far from their values.
+        // Small numbers are included because kernels may keep scaled weights.
         std::vector<float> numbers = normal(2 * m * x_stride, k % 2 ? 1e-10f : 1);
         for (int i = 0; i < 2 * m; ++i) std::fill_n(&numbers[i * x_stride + k], 3, kNaN);
         Rows x(t_, type, numbers, 2 * m, x_stride, k);
@@ -110,9 +109,8 @@ TEST_P(KernelTest, GemmTransposed) {
   }
 }
 
-// The value of a row does not depend on the rows beside it, nor on how the columns of the output
-// are shared: batches of 1, 2, .. 10 rows meet every kernel of a table. Tiny rows meet the flushing
-// of subnormal sums.
+// The bits of a row do not depend on the other rows or on how output columns are divided: batches
+// of 1, 2, .. 10 rows use every kernel of a table. Tiny rows cover the flushing of subnormal sums.
 TEST_P(KernelTest, GemmBitsDoNotDependOnTheBatch) {
   const int m = 55, n = 144, k = 700;
   for (const DType dtype : kTypes) {
@@ -140,8 +138,8 @@ TEST_P(KernelTest, GemmBitsDoNotDependOnTheBatch) {
   }
 }
 
-// One row takes whole groups of panels in a way of its own where scales lie simply, and as all
-// others do where a part of a matrix begins within a block of scales.
+// One row has its own kernel for whole groups of panels with regular scales, and the general kernel
+// where a part of a matrix begins within a block of scales.
 TEST_P(KernelTest, GemmOfOneRowOfAPartOfAMatrix) {
   const int n = 192, k = 300;
   for (const DType dtype : kTypes) {
@@ -167,7 +165,7 @@ TEST_P(KernelTest, GemmOfOneRowOfAPartOfAMatrix) {
   }
 }
 
-// Memory of which only the pages that are written take any.
+// Memory whose unwritten pages take no space.
 class SparseMemory {
  public:
   explicit SparseMemory(int64_t n_bytes)
@@ -186,9 +184,9 @@ class SparseMemory {
   void* const data_;
 };
 
-// The last rows of a matrix of more than 4 GiB are packed and multiplied as those of a small one: a
-// place that is kept in 32 bits leads to zeros. (Kimi-K2's head has 2.3 GB.)
-TEST_P(KernelTest, RowsBehindFourGibibytes) {
+// The last rows of a matrix larger than 4 GiB are packed and multiplied like those of a small one.
+// An address computed in 32 bits would read zeros. (Kimi-K2's head has 2.3 GB.)
+TEST_P(KernelTest, RowsBeyondFourGibibytes) {
   constexpr int kRows = 80, kCols = 300, kMost = 3;
   const bool panels = t_.layout == cpu::Layout::kPanels;
   for (const DType dtype : kTypes) {
@@ -236,7 +234,7 @@ TEST_P(KernelTest, DecodesEveryCode) {
     EXPECT_EQ(std::signbit(out[i]), codes[i] >> 7);
     if (codes[i] < 0x80) sum += out[i];
   }
-  EXPECT_EQ(sum, 5407.875);  // model specification, section 9.2
+  EXPECT_EQ(sum, 5407.875);  // codes 00 to 7E
   EXPECT_TRUE(std::isnan(out.back()));
 
   std::vector<uint16_t> halves;
@@ -305,7 +303,7 @@ TEST_P(KernelTest, SiluMul) {
   }
 }
 
-// Numbers in the type that attention reads, and what is left of them.
+// Numbers in a type that attention reads, and their values after rounding.
 struct Numbers {
   std::vector<float> values;
   std::vector<uint16_t> encoded;
@@ -323,8 +321,8 @@ struct Numbers {
   }
 };
 
-// Several blocks of keys against queries of several tokens, with unseen keys full of NaN. Weights
-// in BF16 err by up to 2^-9 each.
+// Several blocks of keys and queries of several tokens; invisible keys are NaN. BF16 weights have
+// errors of up to 2^-9 each.
 TEST_P(KernelTest, AttendMatchesSoftmaxInDouble) {
   struct Case {
     int queries, per_token, keys, dim, rope, v_dim;
@@ -348,7 +346,7 @@ TEST_P(KernelTest, AttendMatchesSoftmaxInDouble) {
       const Numbers q(normal(c.queries * c.dim), rounds ? type : cpu::ActivationType::kF32);
       const Numbers q_rope(normal(c.queries * c.rope), rounds ? type : cpu::ActivationType::kF32);
       const Numbers k = with_nan(c.dim), k_rope = with_nan(c.rope), v = with_nan(c.v_dim);
-      const int n_keys = c.keys + tokens - 1;  // token t sees keys + t of them
+      const int n_keys = c.keys + tokens - 1;  // token t sees keys + t keys
       const float scale = 0.7f / std::sqrt(static_cast<float>(c.dim));
       std::vector<float> out(c.queries * c.v_dim, 0.f),
           max(c.queries, -std::numeric_limits<float>::infinity()), sum(c.queries, 0.f);
@@ -356,7 +354,7 @@ TEST_P(KernelTest, AttendMatchesSoftmaxInDouble) {
       for (int first = 0; first < n_keys; first += cpu::kMaxKeys)
         blocks.push_back({k.at(first * c.dim), k_rope.at(first * c.rope), v.at(first * c.v_dim),
                           std::min(cpu::kMaxKeys, n_keys - first), c.keys - first});
-      // In two calls: the running softmax goes on.
+      // Two calls test that the running softmax continues.
       const int half = static_cast<int>(blocks.size()) / 2;
       for (const auto& [first, n] :
            {std::pair{0, half}, {half, static_cast<int>(blocks.size()) - half}})
@@ -411,7 +409,7 @@ TEST_P(KernelTest, AttendMatchesSoftmaxInDouble) {
 INSTANTIATE_TEST_SUITE_P(Isas, KernelTest, testing::ValuesIn(all_tables()),
                          [](const auto& table) { return table.param.name; });
 
-// Each instruction set, and each extension of one, replaces products of the one before.
+// Each instruction set and each extension replaces products of the previous one.
 TEST(KernelTables, ExtensionsReplaceProducts) {
   const auto differ = [](const cpu::KernelTable& a, const cpu::KernelTable& b) {
     return a.gemm != b.gemm;
@@ -425,7 +423,7 @@ TEST(KernelTables, ExtensionsReplaceProducts) {
   EXPECT_TRUE(differ(avx512, cpu::table_of(cpu::Isa::kAmx, {.avx512_bf16 = true})));
 }
 
-TEST(KernelTable, EachIsaBringsItsOwnProducts) {
+TEST(KernelTable, EachIsaHasItsOwnProducts) {
   const cpu::KernelTable reference = cpu::kernels_for(cpu::Isa::kReference);
   EXPECT_STREQ(reference.name, "reference");
   if (cpu::best_isa() < cpu::Isa::kAvx2) GTEST_SKIP() << "this CPU has no AVX2";

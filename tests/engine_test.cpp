@@ -1,6 +1,5 @@
-// The engine's loop with the embedded model: the same text alone, in a crowd, after preemption,
-// with a prefix from the cache and with both ways of output; stop strings, aborts, deadlines,
-// failures.
+// The engine's loop with the embedded model: the same text alone, in a batch, after preemption,
+// with a cached prefix and with either way of output; stop strings, aborts, deadlines, failures.
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +34,7 @@ const Tokenizer& tokenizer() {
   return tokenizer;
 }
 
-// A request whose answer is wanted as text.
+// A request that receives its answer as text.
 struct Asked : EngineRequest {
   AnswerStream::Options answer;
 };
@@ -46,7 +45,7 @@ EngineRequest with_text(Asked asked) {
   return asked;
 }
 
-// An engine on a thread of its own, as the server has it.
+// An engine that runs on a thread of its own, as in the server.
 class RunningEngine {
  public:
   struct Options {
@@ -132,7 +131,7 @@ Asked question(const std::string& text, float temperature = 0, uint64_t seed = 0
   return request;
 }
 
-// Long prompts that begin alike, short ones, greedy and not.
+// A batch of long prompts with a common prefix and short prompts, greedy and sampled.
 std::vector<Asked> crowd() {
   std::vector<Asked> requests;
   std::string long_text = "Tell me. ";
@@ -142,13 +141,13 @@ std::vector<Asked> crowd() {
     requests.push_back(question(i % 3 == 0 ? long_text + ask : ask, i % 2 == 0 ? 0.0f : 1.5f,
                                 static_cast<uint64_t>(i)));
     if (i % 4 != 1) continue;
-    requests.back().request.stop_ids.clear();  // these grow
+    requests.back().request.stop_ids.clear();  // some answers are long, so that the cache fills
     requests.back().request.max_new_tokens = 300;
   }
   return requests;
 }
 
-// Answers, after thinking, with a list of two or three numbers.
+// A request whose answer, after thinking, is a list of two or three numbers.
 Asked list_question(int i) {
   static const TokenTrie trie(tokenizer());
   static const auto tokens = [] {
@@ -170,7 +169,7 @@ Asked list_question(int i) {
   return request;
 }
 
-TEST(Engine, ConstrainedAnswersAreInTheGrammarAlone_InACrowd_WithEitherThread) {
+TEST(Engine, ConstrainedAnswersFitTheGrammarInAnyBatch) {
   std::vector<std::vector<std::string>> all;
   for (const bool async : {true, false}) {
     for (const bool crowded : {true, false}) {
@@ -231,7 +230,7 @@ std::vector<std::string> texts_of(RunningEngine& engine, bool one_by_one) {
   return texts;
 }
 
-TEST(Engine, SameTextWhateverHappensAround) {
+TEST(Engine, SameTextInAnyBatch) {
   RunningEngine plain({.keeps_pages = false});
   const auto alone = texts_of(plain, true);
   EXPECT_NE(alone[2].find("</think>"), std::string::npos) << alone[2];
@@ -264,7 +263,7 @@ TEST(Engine, WarmingUpLeavesNothingBehind) {
   EXPECT_EQ(warm->counts().scheduler.n_prompt_tokens, 0);
   EXPECT_EQ(warm->counts().scheduler.n_available_pages, cold->counts().scheduler.n_pages);
   for (int i = 0; i < 2; ++i) {
-    Asked same;  // tokens that warming up has computed, over a page
+    Asked same;  // the tokens that warming up computes, more than a page
     for (int id = 0; id < 100; ++id) same.request.prompt.push_back(id);
     same.request.max_new_tokens = 20;
     SequenceId of_cold = 0, of_warm = 0;
@@ -362,7 +361,7 @@ TEST(Engine, AbortedAndOverdueRequestsGiveTheirPagesBack) {
   EXPECT_EQ(counts.n_available_pages, counts.n_pages);
 }
 
-// Both orders reach the engine between the same two steps, as on_part is called there.
+// Submitting and aborting within on_part reaches the engine between the same two steps.
 TEST(Engine, ARequestThatIsAbortedAtOnceIsNotComputed) {
   RunningEngine engine({.async_output = false});
   Asked endless = question("What is 12 + 7?");
@@ -403,7 +402,7 @@ TEST(Engine, ADeadlineHoldsInTheQueueToo) {
   engine->abort(id);
 }
 
-TEST(Engine, StopCancelsWhoIsLeft) {
+TEST(Engine, StopCancelsUnfinishedRequests) {
   std::future<Ending> ending;
   {
     RunningEngine engine({});
@@ -431,7 +430,7 @@ TEST(Engine, LogprobsAreOfTheChosenToken) {
   for (const float logprob : ending.logprobs) EXPECT_LE(logprob, 0);
 }
 
-// By score(), in double.
+// Log-probabilities of the tokens, computed by score() in double precision.
 std::vector<double> expected_logprobs(LoadedModel& loaded, std::span<const int32_t> tokens) {
   std::vector<double> logprobs;
   score(loaded.model(), loaded.cache(), tokens, 0, [&](int64_t i, std::span<const float> logits) {
@@ -443,7 +442,7 @@ std::vector<double> expected_logprobs(LoadedModel& loaded, std::span<const int32
   return logprobs;
 }
 
-TEST(Engine, ScoresPromptsAloneAndInACrowdThatIsPreempted) {
+TEST(Engine, ScoresPromptsAloneAndInAPreemptedBatch) {
   std::vector<Asked> requests = crowd();
   RunningEngine tight({.kv_tokens = 1152, .step_tokens = 64, .max_running = 24, .context = 1152});
   std::vector<std::future<Ending>> endings;

@@ -1,4 +1,4 @@
-// What an Error says, for tests of refusals.
+// The message of an Error, for tests of refusals.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -9,7 +9,8 @@
 
 namespace tandem {
 
-// The message, which must be one line of bounded length; "no error" when nothing is thrown.
+// Returns the message of the Error that `work` throws, which must be one line of bounded length, or
+// "no error".
 inline std::string error_of(const std::function<void()>& work) {
   try {
     work();

@@ -1,4 +1,4 @@
-// What the executor takes from a placement, and what of it is refused.
+// What the loader executes of a placement, and what it refuses.
 #include "offload/plan/executed_parts.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Two nodes, as much memory as R1 wants.
+// A machine with two NUMA nodes and enough memory for R1.
 Machine two_nodes() {
   Machine m = round_machine();
   m.name = "this machine";
@@ -37,7 +37,7 @@ class OnTheCpu : public ::testing::Test {
   std::string refusal() const {
     return error_of([&] { parts(); });
   }
-  // What is said of the text with one edit, which is taken back.
+  // The refusal after one edit of the placement; the edit is reverted.
   std::string after(const std::function<void()>& edit) {
     const Json sound = text_;
     edit();
@@ -75,9 +75,9 @@ TEST_F(OnTheCpu, EveryLayerHasItsFormat) {
             (std::vector<WeightFormat>{weight_format("int8"), weight_format("int4")}));
 }
 
-TEST_F(OnTheCpu, PartsForOthersAreRefused) {
+TEST_F(OnTheCpu, PartsForOtherDevicesAreRefused) {
   EXPECT_EQ(after([] {}), "no error");
-  // The GPU may exist or not: nothing is said of this machine.
+  // The refusal does not depend on the GPUs of this machine.
   EXPECT_TRUE(says(after([&] { group()["owners"] = {"host0.gpu0"}; }),
                    "placement: layer 3: expert 0 is on host0.gpu0: this program runs experts on "
                    "host0.cpu only"));
@@ -109,7 +109,7 @@ TEST_F(OnTheCpu, PartsForOthersAreRefused) {
                    "layer 3: expert 0 is fp8 and expert 10 is int8"));
 }
 
-TEST_F(OnTheCpu, WhatIsNotSoundIsRefused) {
+TEST_F(OnTheCpu, InvalidPlacementsAreRefused) {
   const Json sound = text_;
   group()["experts"] = "0-254";
   EXPECT_TRUE(says(refusal(), "layer 3: expert 255 has no owner"));
@@ -119,7 +119,7 @@ TEST_F(OnTheCpu, WhatIsNotSoundIsRefused) {
 }
 
 TEST_F(OnTheCpu, MemoryExceededNamesLayerAndExpert) {
-  // Without reserve and all else: room for 300 experts and a half.
+  // The memory has room for everything else and for n experts.
   const auto room_for_experts = [&](double n) {
     Machine& m = planned_.machine;
     m.nodes.pop_back();
@@ -140,7 +140,7 @@ TEST_F(OnTheCpu, MemoryExceededNamesLayerAndExpert) {
   EXPECT_FALSE(says(refusal(), "layer"));
 }
 
-// The backbone on the first GPU: what it holds of each layer, and what is left to the CPU.
+// The backbone and some experts of each layer are on the first GPU, the other experts on the CPU.
 class OnBoth : public OnTheCpu {
  protected:
   OnBoth() {
@@ -157,7 +157,7 @@ class OnBoth : public OnTheCpu {
   }
 };
 
-TEST_F(OnBoth, ExpertsOfTheCardTakeNoHostMemory) {
+TEST_F(OnBoth, GpuExpertsTakeNoHostMemory) {
   const ExecutedParts p = parts();
   ASSERT_TRUE(p.gpu);
   EXPECT_TRUE(p.gpu->embedding_on_cpu);
@@ -173,7 +173,7 @@ TEST_F(OnBoth, ExpertsOfTheCardTakeNoHostMemory) {
   EXPECT_FALSE(p.experts.format(10)) << "fp8 as stored";
 }
 
-TEST_F(OnBoth, HalvesAreAsPlaced) {
+TEST_F(OnBoth, MicroBatchesAreAsPlaced) {
   EXPECT_EQ(parts().gpu->micro_batches_from_sequences, 0);
   text_["micro_batches_from_sequences"] = 7;
   EXPECT_EQ(parts().gpu->micro_batches_from_sequences, 0);
@@ -183,7 +183,7 @@ TEST_F(OnBoth, HalvesAreAsPlaced) {
   EXPECT_EQ(parts().gpu->micro_batches_from_sequences, 2);
 }
 
-TEST_F(OnBoth, WhatNoPartRunsIsRefused) {
+TEST_F(OnBoth, UnsupportedPlacementsAreRefused) {
   EXPECT_EQ(after([] {}), "no error");
   EXPECT_TRUE(says(after([&] { group()["owners"] = {"host0.gpu1"}; }),
                    "expert 0 is on host0.gpu1: this program runs experts on host0.cpu and "
@@ -205,7 +205,7 @@ TEST_F(OnBoth, WhatNoPartRunsIsRefused) {
   EXPECT_TRUE(says(refusal(), "placement: host0.gpu0 holds 20.00 GB"));
 }
 
-TEST(EvenlyOnCard, FirstLayersGetWhatIsLeftOver) {
+TEST(EvenlyOnGpu, FirstLayersGetTheRemainder) {
   const ModelConfig c = known_model("r1");
   const auto counts = [&](int64_t n) {
     std::vector<int64_t> of_layers;

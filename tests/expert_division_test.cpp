@@ -1,5 +1,5 @@
-// Which experts a long step brings to the card: worked out by hand, and against trying every
-// division.
+// Which experts a long step streams to the GPU: cases computed by hand, and a comparison with every
+// possible division.
 #include "offload/expert_division.h"
 
 #include <gtest/gtest.h>
@@ -15,8 +15,8 @@ SecondsByRows rising(double first, double each) {
   return {{{1, first}, {101, first + 100 * each}}};
 }
 
-// An expert takes the link 10 s and the team 1 s of copying; the CPU 4 s and 1 s for each row
-// beyond the first.
+// Streaming an expert takes 10 s on the link and 1 s of copying by the team. Computing it on the
+// CPU takes 4 s and 1 s for each row beyond the first.
 const ExpertRates kRates = {10, 1, rising(1, 0.05), rising(4, 1)};
 
 Division divided(const std::vector<int>& rows, const std::vector<int>& ahead = {},
@@ -41,8 +41,9 @@ TEST(ExpertDivision, SecondsFollowTheirPoints) {
   EXPECT_EQ(s.at(16), 32) << "in proportion";
 }
 
-TEST(ExpertDivision, TheCardGetsThoseWithTheMostRows) {
-  // The CPU alone: 4 + 23 + 5 + 43 = 75 s; with one on the link 33; with two 11, and the link 20.
+TEST(ExpertDivision, TheGpuGetsThoseWithTheMostRows) {
+  // The CPU alone takes 4 + 23 + 5 + 43 = 75 s; 33 s with one expert streamed; 11 s with two, and
+  // the link 20 s.
   EXPECT_EQ(on_gpu(divided({1, 20, 2, 40})), (std::vector<int>{3, 1}));
   EXPECT_EQ(on_gpu(divided({1, 1, 1})), (std::vector<int>{0})) << "10 s beside 9, where 12 were";
   EXPECT_EQ(on_gpu(divided({1, 1})), std::vector<int>()) << "8 s are less than the link's 10";
@@ -50,15 +51,15 @@ TEST(ExpertDivision, TheCardGetsThoseWithTheMostRows) {
   EXPECT_EQ(on_gpu(divided({})), std::vector<int>());
 }
 
-TEST(ExpertDivision, WhatIsOnItsWayStaysTheCards) {
+TEST(ExpertDivision, ExpertsInFlightStayOnTheGpu) {
   EXPECT_EQ(on_gpu(divided({0, 9, 1}, {0})), (std::vector<int>{0, 1}))
       << "10 s of the link beside 5 of the CPU, which would take 16 alone";
   EXPECT_EQ(on_gpu(divided({30, 9, 0}, {2, 1})), (std::vector<int>{2, 1, 0}));
   EXPECT_EQ(divided({30, 9, 0, 2}, {2, 1}).order, (std::vector<int>{2, 1, 0, 3}));
 }
 
-// A link so slow, or a CPU so slow, that one side has all.
-TEST(ExpertDivision, OneSideMayHaveAll) {
+// With a very slow link the CPU computes all experts, with a very fast one the GPU does.
+TEST(ExpertDivision, OneDeviceMayGetAll) {
   ExpertRates rates = kRates;
   rates.link_seconds = 1e6;
   EXPECT_EQ(on_gpu(divided({5, 6, 7}, {}, rates)), std::vector<int>());
@@ -68,8 +69,8 @@ TEST(ExpertDivision, OneSideMayHaveAll) {
   EXPECT_EQ(on_gpu(divided({5, 6, 7}, {}, rates)).size(), 3u);
 }
 
-// Copying belongs to the CPU's time: where it is dear less is brought.
-TEST(ExpertDivision, CopyingIsTheTeamsWork) {
+// Copying takes CPU time: the longer it takes, the fewer experts are streamed.
+TEST(ExpertDivision, CopyingTakesCpuTime) {
   const std::vector<int> rows(10, 30);
   ExpertRates rates = kRates;
   EXPECT_EQ(divided(rows, {}, rates).n_on_gpu, 8);
@@ -91,7 +92,8 @@ double seconds_of(unsigned chosen, const std::vector<int>& rows, unsigned ahead,
   return std::max({link, card, cpu});
 }
 
-// Against all subsets, where the card computes in less than the link brings.
+// Compares with all subsets, at rates where the GPU computes an expert faster than the link sends
+// it.
 TEST(ExpertDivision, NoOtherDivisionIsFaster) {
   constexpr int kExperts = 10;
   std::mt19937 rng(1);

@@ -1,5 +1,5 @@
-// Routed experts on the CPU in every format of weights against double precision: several pieces of
-// rows, more tokens for one expert than a group takes, pairs of weights that all differ.
+// Routed experts on the CPU in every weight format against double precision: several work items per
+// expert, more tokens for one expert than a group takes, weights that all differ.
 #include "tests/check_close.h"
 #include "tests/kernel_cases.h"
 #include "tests/topologies.h"
@@ -16,7 +16,7 @@ ModelConfig config() {
   c.n_layers = 2;
   c.n_dense_layers = 1;
   c.dense_dim = 32;
-  c.expert_dim = 160;  // two and a half pieces
+  c.expert_dim = 160;  // two and a half items
   c.scale_block = 32;
   c.mla = {.n_heads = 1, .q_rank = 0, .kv_rank = 8, .nope_dim = 8, .rope_dim = 8, .v_dim = 8};
   c.router.n_experts = 6;
@@ -37,7 +37,7 @@ struct Converted {
   const FfnWeights& expert(int e) const { return model.weights.layers[1].experts[e]; }
 };
 
-// Row by row, as the reference keeps them.
+// The decoded matrix, row by row, from the reference layout.
 Vec decoded(const QuantView& w) {
   const cpu::KernelTable reference = cpu::kernels_for(cpu::Isa::kReference);
   Vec all;
@@ -68,7 +68,7 @@ struct Routed {
     for (int t = 0; t < kTokens; ++t)
       for (int k = 0; k < 3; ++k) {
         ids.push_back(k == 0 ? 4
-                             : (k + t + t / 5) % 4);  // all tokens want expert 4, nobody wants 5
+                             : (k + t + t / 5) % 4);  // all tokens choose expert 4, none chooses 5
         weights.push_back(0.1f + 0.01f * static_cast<float>(rng() % 100));
       }
   }
@@ -80,7 +80,7 @@ struct Routed {
   }
 };
 
-// [tokens, dim] in double precision.
+// The expected output [tokens, dim] in double precision.
 std::vector<Vec> expected(const Routed& routed, const ModelConfig& c, const Converted& w) {
   std::vector<Vec> gate, up, down, y(kTokens, Vec(c.dim));
   for (int e = 0; e < c.router.n_experts; ++e) {
@@ -109,7 +109,8 @@ std::vector<float> run(CpuExperts& experts, ExpertBatch batch) {
   return y;
 }
 
-// Activations are rounded twice, to BF16 or to bytes of a 127th of the largest number of a row.
+// Activations are rounded twice, to BF16 or to bytes with a step of 1/127 of a row's largest
+// number.
 TEST(Experts, EveryFormatMatchesDoubleAndEveryBatchTheSameBits) {
   const ModelConfig c = config();
   Routed routed(c);
@@ -148,7 +149,7 @@ TEST(Experts, EveryFormatMatchesDoubleAndEveryBatchTheSameBits) {
   }
 }
 
-// Many rows of few experts: the second pass takes 256 output rows at a time, 64 of them last.
+// With many rows for few experts an item of the second pass has 256 output rows; the last has 64.
 TEST(Experts, LongItemsOfTheSecondPass) {
   ModelConfig c = config();
   c.dim = 8 * 256 + 64;
@@ -168,8 +169,8 @@ TEST(Experts, LongItemsOfTheSecondPass) {
   EXPECT_TRUE(std::equal(some.begin(), some.end(), got.begin() + 7 * c.dim));
 }
 
-// In parts, empty ones among them, and each part over all nodes.
-TEST(Experts, InPartsTheSameBits) {
+// Experts are computed in several parts, some of them empty, each on all nodes.
+TEST(Experts, PartsGiveTheSameBits) {
   const ModelConfig c = config();
   Routed routed(c);
   for (const DType stored_as : {DType::kBF16, DType::kF8E4M3}) {
@@ -192,7 +193,7 @@ TEST(Experts, InPartsTheSameBits) {
   }
 }
 
-// Columns that every node gets some of; scale blocks that cuts do not meet.
+// Every node gets some columns, and slices do not begin at scale blocks.
 ModelConfig wide_config() {
   ModelConfig c = config();
   c.expert_dim = 8 * 128 + 32;
@@ -205,8 +206,8 @@ std::vector<Topology> topologies() {
           topology_of({1, 3}), topology_of({1, 3, 2, 1}), topology_of({1, 1, 1, 1, 1, 1, 1, 1})};
 }
 
-// What is cut differs in the order of sums, and where numbers become bytes, which is done slice by
-// slice, in rounding; rows of two levels' scales, which are of a slice, in their codes.
+// Slices change the order of sums; where numbers become bytes, each slice is rounded separately;
+// and with two-level scales each slice has its own row scale and therefore other codes.
 TEST(Experts, AnyNodesComputeTheSame) {
   const ModelConfig c = wide_config();
   Routed routed(c);
@@ -242,7 +243,7 @@ TEST(Experts, AnyNodesComputeTheSame) {
   }
 }
 
-// Cut alike, computed by more threads.
+// The slices are the same and the number of threads differs.
 TEST(Experts, ThreadsOfNodesDoNotChangeABit) {
   const ModelConfig c = wide_config();
   Routed routed(c);
@@ -259,7 +260,7 @@ TEST(Experts, ThreadsOfNodesDoNotChangeABit) {
   }
 }
 
-// hwloc's words for machines, from the topology to the sum.
+// Topologies in hwloc's synthetic syntax.
 TEST(Experts, SyntheticTopologies) {
   const ModelConfig c = wide_config();
   Routed routed(c);

@@ -1,5 +1,5 @@
-// Writes checkpoints for tests and benchmarks: real headers and index, data given or left as holes
-// of the file (which read as zeros and take no room).
+// Writes checkpoints for tests and benchmarks: real headers and index, with data given or left as
+// holes of the file, which read as zeros and take no space.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@
 
 namespace tandem {
 
-// A directory that is gone with the object.
+// A temporary directory that is removed with the object.
 class TempDirectory {
  public:
   explicit TempDirectory(
@@ -54,7 +54,7 @@ struct FakeTensor {
   }
 };
 
-// The header's JSON, padded to a multiple of 8 bytes.
+// The header as JSON, padded to a multiple of 8 bytes.
 inline std::string header_of(const std::vector<FakeTensor>& tensors) {
   nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};
   int64_t offset = 0;
@@ -67,7 +67,7 @@ inline std::string header_of(const std::vector<FakeTensor>& tensors) {
   return text.append((8 - text.size() % 8) % 8, ' ');
 }
 
-// The length of a header as the first 8 bytes of a file.
+// The length of a header, encoded as the first 8 bytes of a file.
 inline std::string length_bytes(uint64_t length) {
   std::string bytes;
   for (int i = 0; i < 8; ++i) bytes += static_cast<char>(length >> (8 * i));
@@ -91,7 +91,7 @@ inline void write_safetensors(const std::string& path, const std::vector<FakeTen
   check(file.good() && truncate(path.c_str(), bytes) == 0, "a fake checkpoint was not written");
 }
 
-// `n_files` files of about equal size in the tensors' order, and their index.
+// Writes `n_files` files of about equal size with the tensors in the given order, and their index.
 inline void write_checkpoint(const std::string& directory, const std::vector<FakeTensor>& tensors,
                              int n_files) {
   int64_t total = 0, done = 0;
@@ -113,8 +113,8 @@ inline void write_checkpoint(const std::string& directory, const std::vector<Fak
 }
 
 // The tensors of a model as DeepSeek stores them: FP8 matrices with scales if `config` has a
-// scale_block, else BF16; packed INT4 experts if it has an expert_group; router biases F32; MTP
-// layers with their copies of embedding and head.
+// scale_block, else BF16; packed INT4 experts if it has an expert_group; F32 router biases; MTP
+// layers with copies of embedding and head.
 inline std::vector<FakeTensor> tensors_of(const ModelConfig& config) {
   std::vector<FakeTensor> tensors;
   const auto add = [&](const WeightSpec& spec, const QuantView&) {

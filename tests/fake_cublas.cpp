@@ -1,5 +1,5 @@
-// The functions of cuBLAS that the comparison calls, as NVIDIA documents them: matrices by columns,
-// slowly, and of one form only. Every other form is refused.
+// The functions of cuBLAS that the comparison calls, as NVIDIA documents them: column-major,
+// unoptimised, and for one combination of arguments only. All others are refused.
 #include <bit>
 #include <cstdint>
 
@@ -11,7 +11,7 @@ uint16_t narrowed(float v) {
   return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-int library = 0;  // what handles point at
+int library = 0;  // the object that handles point to
 constexpr int kInvalidValue = 7, kNotSupported = 15;
 
 }  // namespace
@@ -27,7 +27,7 @@ int cublasGetVersion_v2(void* handle, int* version) {
   *version = 130001;
   return handle == &library ? 0 : 1;
 }
-// c[m, n] = a^T b of BF16, sums in float.
+// Computes c[m, n] = a^T b in BF16 with float sums.
 int cublasGemmEx(void* handle, int op_a, int op_b, int m, int n, int k, const void* alpha,
                  const void* a, int type_a, int lda, const void* b, int type_b, int ldb,
                  const void* beta, void* c, int type_c, int ldc, int compute, int algorithm) {

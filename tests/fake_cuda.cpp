@@ -1,4 +1,4 @@
-// The functions of a CUDA driver that knows two GPUs, for tests without one.
+// The functions of a CUDA driver that reports two GPUs, for machines without one.
 #include <cstddef>
 #include <cstdio>
 

@@ -1,5 +1,5 @@
-// Reads the tensors of tests/golden/*/golden.safetensors; a reader of its own, so that the engine's
-// is tested too.
+// Reads the tensors of tests/golden/*/golden.safetensors without the engine's own reader, which the
+// goldens also test.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -12,7 +12,7 @@
 
 namespace tandem::test {
 
-// The folders of a folder of goldens, by name.
+// The subfolders of a folder of goldens, by name.
 inline std::vector<std::string> golden_families(const std::string& folder) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder))

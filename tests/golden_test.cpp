@@ -1,4 +1,4 @@
-// Golden logits of Hugging Face transformers on a tiny random checkpoint of every family
+// Golden logits of Hugging Face transformers for a tiny random checkpoint of every family
 // (tests/golden/README.md), read from disk as a user's checkpoint is.
 
 #include "loader/loaded_model.h"
@@ -17,7 +17,7 @@ struct Case {
   AttentionForm form;
 };
 
-// t1 has near ties between experts, which only float32 throughout decides as the golden values do.
+// t1 has near ties between experts, which only float32 decides as the golden values do.
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const std::string& family : golden_families(kGolden))
@@ -30,7 +30,7 @@ std::vector<Case> cases() {
 
 class GoldenTest : public testing::TestWithParam<Case> {};
 
-// The greedy token may differ where the golden margin is smaller than the errors allowed.
+// The greedy token may differ where the golden margin is smaller than the allowed error.
 void expect_same_greedy(std::span<const float> got, std::span<const float> want, double bound) {
   const auto best = std::max_element(want.begin(), want.end()) - want.begin();
   for (size_t i = 0; i < want.size(); ++i)
@@ -51,7 +51,7 @@ TEST_P(GoldenTest, LogitsOfEveryLength) {
   EXPECT_STREQ(loaded.isa(), c.isa.c_str());
   const GoldenFile golden(kGolden + c.family + "/golden.safetensors");
   const size_t vocab = loaded.config().vocab;
-  // With INT4 experts activations are bytes, of which a step is 1 / 127 of a row's largest.
+  // Activations of INT4 experts are bytes with a step of 1/127 of a row's largest number.
   const bool bytes = loaded.config().expert_group > 0;
   const double tolerance = c.isa == "reference" ? 2e-4 : bytes ? 3e-2 : 2e-2;
   int n_compared = 0;
@@ -61,7 +61,7 @@ TEST_P(GoldenTest, LogitsOfEveryLength) {
     const std::vector<int32_t> tokens = golden.ints("tokens" + suffix);
     const std::vector<float> want = golden.floats("logits" + suffix);
     const auto n_rows = static_cast<int64_t>(want.size() / vocab);
-    const int64_t first = length - n_rows;  // every position, or the last one
+    const int64_t first = length - n_rows;  // goldens have every position, or the last one
     score(loaded.model(), loaded.cache(), tokens, first,
           [&](int64_t i, std::span<const float> got) {
             SCOPED_TRACE(testing::Message() << length << " tokens, position " << i);
@@ -82,8 +82,9 @@ INSTANTIATE_TEST_SUITE_P(Families, GoldenTest, testing::ValuesIn(cases()), [](co
 
 TEST(Golden, EveryFamilyIsThere) { EXPECT_GE(golden_families(kGolden).size(), 11u); }
 
-// Model specification, section 9.6, by its own digits.
-TEST(Golden, T1HasTheLogitsOfTheSpecification) {
+// Logits and greedy continuation of t1 from a second double-precision implementation of DeepSeek-V3
+// (arXiv 2412.19437, section 2.1); tools/make_t1.py has the same numbers.
+TEST(Golden, T1HasTheLogitsOfASecondImplementation) {
   LoadedModel loaded(
       {.directory = kGolden + "t1", .isa = cpu::Isa::kReference, .context = 64, .max_logits = 8});
   std::vector<int32_t> tokens = {3, 1, 4, 1, 5};

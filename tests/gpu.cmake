@@ -1,6 +1,6 @@
-# Tests of GPU kernels, gpu_*_test.cpp, or .cu where they hold kernels of their own: with the
-# emulated GPU, in three orders of its threads; and linked with CUDA, all together, as
-# gpu_tests_cuda, to be run where a GPU is (tests/gpu_check.sh). gpu_engine_test has the whole program.
+# Tests of GPU kernels: gpu_*_test.cpp, or .cu where a test contains kernels. They run on the emulated GPU in
+# three orders of its threads, and are linked with CUDA into one program, gpu_tests_cuda, for machines with a
+# GPU (tests/gpu_check.sh). Tests named engine or hybrid are linked with the whole program.
 function(link_gpu_test target name gpu)
   if(name MATCHES "engine|hybrid")
     target_link_libraries(${target} PRIVATE tandem_app_${gpu})
@@ -14,7 +14,7 @@ endfunction()
 add_library(gpu_main OBJECT gpu_main.cpp)
 target_link_libraries(gpu_main PRIVATE tandem_io GTest::gtest)
 file(GLOB gpu_tests CONFIGURE_DEPENDS gpu_*_test.cpp gpu_*_test.cu)
-if(TANDEM_SANITIZE)  # brings a malloc of its own
+if(TANDEM_SANITIZE)  # sanitizers replace malloc
   list(FILTER gpu_tests EXCLUDE REGEX allocations_test)
 endif()
 foreach(source ${gpu_tests})
@@ -23,14 +23,14 @@ foreach(source ${gpu_tests})
   add_executable(${name} ${source} $<TARGET_OBJECTS:gpu_main>)
   link_gpu_test(${name} ${name} emulated)
   set(orders forward reverse shuffled)
-  set(cost 1)  # seconds: the longest first, so that they end while others run
+  set(cost 1)  # seconds; ctest starts the longest tests first
   if(name MATCHES "engine|hybrid")
     set(cost 60)
   endif()
-  if(name MATCHES "engine|hybrid" OR TANDEM_SANITIZE MATCHES thread)  # of every kernel on its own all three
+  if(name MATCHES "engine|hybrid" OR TANDEM_SANITIZE MATCHES thread)  # kernel tests run in all three orders
     set(orders reverse)
   endif()
-  # ThreadSanitizer sees missing barriers in any order, and needs ten minutes for each of these.
+  # ThreadSanitizer finds missing barriers in any order, and takes ten minutes for each of these.
   if(TANDEM_SANITIZE MATCHES thread AND name MATCHES gpu_engine)
     set(orders)
   endif()
@@ -39,7 +39,7 @@ foreach(source ${gpu_tests})
     set_tests_properties(${name}_${order} PROPERTIES ENVIRONMENT TANDEM_GPU_ORDER=${order} TIMEOUT ${seconds}
                                                          COST ${cost})
   endforeach()
-  if(NOT name MATCHES "gpu_emulator_test|gpu_hybrid_allocations_test|gpu_decode_cost_test")  # they count what the emulator does
+  if(NOT name MATCHES "gpu_emulator_test|gpu_hybrid_allocations_test|gpu_decode_cost_test")  # they count operations of the emulator
     get_filename_component(file ${source} NAME)
     if(file MATCHES "cu$")
       configure_file(${source} ${CMAKE_BINARY_DIR}/cuda/${file} COPYONLY)
@@ -51,10 +51,10 @@ endforeach()
 add_library(fake_cublas MODULE fake_cublas.cpp)
 add_dependencies(gpu_engine_cublas_test fake_cublas)
 target_compile_definitions(gpu_engine_cublas_test PRIVATE TANDEM_FAKE_CUBLAS="$<TARGET_FILE:fake_cublas>")
-# The program itself with the emulated GPU.
+# The program with the emulated GPU.
 add_executable(tandem_emulated ${CMAKE_SOURCE_DIR}/src/main.cpp)
 target_link_libraries(tandem_emulated PRIVATE tandem_app_emulated)
-if(NOT TANDEM_SANITIZE MATCHES thread)  # whole models, as above
+if(NOT TANDEM_SANITIZE MATCHES thread)  # whole models take too long, as above
   add_test(NAME gpu_cli_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_cli_test.py
                                      $<TARGET_FILE:tandem_emulated> $<TARGET_FILE:tandem>)
   set_tests_properties(gpu_cli_test PROPERTIES TIMEOUT ${seconds} COST 20)

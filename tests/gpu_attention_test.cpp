@@ -1,5 +1,5 @@
-// Attention on the card against double precision: shuffled pages, ragged batches, every form of
-// cache, NaN in whatever no token may see and in every output.
+// Attention on the GPU against double precision: shuffled pages, ragged batches, every type of
+// cache, and NaN in every output and in everything that no token may see.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,16 +16,16 @@ namespace {
 using tandem::test::expect_close;
 
 struct Length {
-  int n_tokens, kv_length;  // of a sequence: new tokens, and all of them
+  int n_tokens, kv_length;  // new tokens of a sequence, and all its tokens
 };
 
 struct CacheShape {
   int kv_rank, rope_dim;
-  bool fp8 = false, integers = false;  // latents from -2 to 2
+  bool fp8 = false, integers = false;  // integers: latents are from -2 to 2
   int dim() const { return kv_rank + rope_dim; }
 };
 
-// Sequences with interleaved pages; NaN in every row that belongs to nobody, and between rows.
+// Sequences with interleaved pages. Unused rows and the space between rows are NaN.
 class RandomCache {
  public:
   RandomCache(Stream& stream, std::mt19937& rng, const CacheShape& shape,
@@ -44,7 +44,7 @@ class RandomCache {
         const int64_t row = row_of(s, t);
         fill_row(rng, bytes_.data() + row * token_bytes, &values_[row * shape.dim()]);
       }
-    for (size_t i = 0; i < pages_.size(); ++i)  // beyond the sequence: pages that do not exist
+    for (size_t i = 0; i < pages_.size(); ++i)  // page numbers beyond a sequence are invalid
       if (static_cast<int>(i % max_pages_) * kPageTokens >= lengths[i / max_pages_].kv_length)
         pages_[i] = 1 << 28;
     on_gpu_ = std::make_unique<OnGpuBuffer<uint8_t>>(stream, bytes_);
@@ -80,7 +80,7 @@ class RandomCache {
     for (int i = 0; i < shape_.kv_rank - latent; ++i) {
       const auto code = static_cast<uint8_t>(rng() & 0xff);
       row[i] = (code & 0x7f) == 0x7f ? 0 : code;
-      if (shape_.integers) row[i] = rng() % 2 ? 0x38 : 0xb8;  // 1 and -1
+      if (shape_.integers) row[i] = rng() % 2 ? 0x38 : 0xb8;  // codes of 1 and -1
       const float scale = shape_.integers ? 1 + i / 128 : 0.002f * (1 + i / 128);
       std::memcpy(row + kMaxKvRank + i / 128 * 4, &scale, 4);
       values[i] = widen(narrow(widen(fp8_e4m3{row[i]}) * scale));
@@ -99,9 +99,9 @@ class RandomCache {
   std::unique_ptr<OnGpuBuffer<int32_t>> pages_on_card_;
 };
 
-// Softmax over scores, and the sum of values of which `value(t)` gives the row. Weights are rounded
-// to BF16 (by 2^-8 of each at most), scores err by score_error, which moves every weight by that
-// factor.
+// Softmax over scores, and the sum of the values in rows `value(t)`. Weights are rounded to BF16
+// (an error of at most 2^-8 each). Scores have errors of score_error, which changes every weight by
+// that factor.
 struct Attended {
   std::vector<double> values, bounds;
 
@@ -125,7 +125,7 @@ struct Attended {
   }
 };
 
-// Rows before `first`, and what lies between rows: nobody writes there.
+// Rows before `first` and the space between rows must still be NaN.
 void expect_untouched(const std::vector<float>& out, int64_t stride, int64_t cols, int64_t first) {
   for (int64_t i = 0; i < std::ssize(out); ++i) {
     const bool ours = i / stride >= first && i % stride < cols;
@@ -152,7 +152,7 @@ void GpuAttention::decode(const CacheShape& shape, int heads, const std::vector<
                                   << n_splits << " splits");
   const RandomCache cache(stream_, rng_, shape, lengths);
   std::vector<int32_t> first, n_tokens, kv_length;
-  int tokens = 1;  // the first belongs to no sequence
+  int tokens = 1;  // the first token belongs to no sequence
   for (const Length& l : lengths) {
     first.push_back(tokens);
     n_tokens.push_back(l.n_tokens);
@@ -221,7 +221,7 @@ TEST_F(GpuAttention, Decode) {
   decode({512, 64}, 128, {{1, 70}}, 1);
   decode({512, 64}, 16, {{1, 300}, {0, 0}, {2, 17}, {5, 129}}, 2);
 }
-TEST_F(GpuAttention, DecodeJoinsShares) {
+TEST_F(GpuAttention, DecodeMergesShares) {
   decode({512, 64}, 5, {{1, 600}, {1, 128}, {1, 129}, {3, 384}}, 4);
   decode({128, 16}, 70, {{2, 1000}}, 3);
 }
@@ -244,7 +244,8 @@ TEST_F(GpuAttention, DecodeFp8) {
   decode({130, 16, true}, 3, {{2, 70}}, 1);
 }
 
-// Integer latents and kv_b make what is restored exact, so that its rounding to BF16 is too.
+// With integer latents and integer kv_b the restored numbers are exact, and so is their rounding to
+// BF16.
 void GpuAttention::prefill(const CacheShape& shape, int heads, int nope, int v_dim,
                            const Length& length, int heads_at_once) {
   SCOPED_TRACE(testing::Message() << "rank " << shape.kv_rank << ", " << heads << " heads, "
@@ -283,7 +284,7 @@ void GpuAttention::prefill(const CacheShape& shape, int heads, int nope, int v_d
   Attended want;
   std::vector<float> got;
   for (int h = 0; h < heads; ++h) {
-    std::vector<double> both(int64_t{length.kv_length} * head_dim);  // keys and values
+    std::vector<double> both(int64_t{length.kv_length} * head_dim);  // restored keys and values
     for (int t = 0; t < length.kv_length; ++t)
       for (int i = 0; i < head_dim; ++i) {
         double sum = 0;

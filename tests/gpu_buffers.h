@@ -1,4 +1,4 @@
-// Data of GPU tests: up to the card, down again, and random numbers.
+// Buffers on the GPU that are filled from and read into vectors, and random numbers, for GPU tests.
 #pragma once
 #include <random>
 #include <vector>

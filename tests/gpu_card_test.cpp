@@ -1,4 +1,4 @@
-// What is said of a machine without a card that can be used, case by case.
+// The messages for machines without a usable GPU, case by case.
 #include <gtest/gtest.h>
 
 #include "gpu_kernels/card_check.h"
@@ -10,20 +10,20 @@ namespace {
 GpuFacts sound() {
   GpuFacts facts;
   facts.driver = 12040;
-  facts.toolkit = 13000;  // newer, which the driver did not object to
+  facts.toolkit = 13000;  // newer than the driver, which accepted it
   facts.n_cards = 1;
   facts.name = "NVIDIA H200";
   facts.major = 9;
   return facts;
 }
 
-TEST(CardCheck, ASoundCardIsTaken) { EXPECT_EQ(why_not(sound()), ""); }
+TEST(CardCheck, AUsableGpuIsAccepted) { EXPECT_EQ(why_not(sound()), ""); }
 
-TEST(CardCheck, Fp8NeedsACardAndKernelsForIt) {
+TEST(CardCheck, Fp8NeedsAGpuAndKernelsForIt) {
   GpuFacts facts = sound();
   facts.compiled_for = 89;
   EXPECT_TRUE(has_fp8_mma(facts));
-  facts.compiled_for = 80;  // by the driver, from its PTX
+  facts.compiled_for = 80;  // the driver compiled the kernels from PTX
   EXPECT_FALSE(has_fp8_mma(facts));
   facts.major = 8, facts.minor = 9, facts.compiled_for = 89;
   EXPECT_TRUE(has_fp8_mma(facts));
@@ -31,7 +31,7 @@ TEST(CardCheck, Fp8NeedsACardAndKernelsForIt) {
   EXPECT_FALSE(has_fp8_mma(facts));
 }
 
-// Each names what to do, in one line.
+// The message is one line that contains `parts` and the alternative.
 void expect_refused(const GpuFacts& facts, std::initializer_list<const char*> parts) {
   const std::string why = why_not(facts);
   EXPECT_EQ(why.find('\n'), std::string::npos) << why;
@@ -51,18 +51,18 @@ TEST(CardCheck, ADriverOlderThanTheToolkit) {
   expect_refused(facts, {"driver supports CUDA 11.8", "built with 13.0", "install a newer driver"});
 }
 
-TEST(CardCheck, NoCard) {
+TEST(CardCheck, NoGpu) {
   GpuFacts facts;
   facts.driver = 12040;
   expect_refused(facts, {"the driver finds none", "nvidia-smi"});
   facts.count = GpuFacts::Count::kFailed;
   facts.count_error = "no CUDA-capable device is detected";
   expect_refused(facts, {"no CUDA-capable device is detected", "nvidia-smi"});
-  facts.n_cards = 1;  // a count that failed is not believed
+  facts.n_cards = 1;  // the count is ignored when the call failed
   expect_refused(facts, {"no CUDA-capable device is detected"});
 }
 
-TEST(CardCheck, AnOldCard) {
+TEST(CardCheck, AnOldGpu) {
   GpuFacts facts = sound();
   facts.name = "Tesla V100";
   facts.major = 7;
@@ -70,7 +70,7 @@ TEST(CardCheck, AnOldCard) {
   expect_refused(facts, {"Tesla V100 has compute capability 7.5", "8.0 or newer is needed"});
 }
 
-TEST(CardCheck, ACardThatTheProgramWasNotBuiltFor) {
+TEST(CardCheck, AGpuThatTheProgramWasNotBuiltFor) {
   GpuFacts facts = sound();
   facts.kernels = GpuFacts::Kernels::kForOthers;
   expect_refused(facts,

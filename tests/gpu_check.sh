@@ -1,11 +1,11 @@
 #!/bin/sh
-# What there is to see on a machine with an NVIDIA GPU, in under 9 minutes:
+# Tests and measures a machine with an NVIDIA GPU in under 9 minutes:
 #     tests/gpu_check.sh FOLDER [BUILD]
 # runs every test of BUILD/tests/gpu_tests_cuda (in a bundle: beside this script), one answer of tiny-r1 on the CPU and
-# on the GPU, benchmarks of R1's shapes with their GPU columns, and compute-sanitizer on the tests of kernels with what
-# time is left. Writes FOLDER/gpu.json, in it the card, the driver and every row of the benchmarks, and FOLDER/gpu.log.
-# Once the time is over nothing starts any more: what is left is "not run". Exit status 1 when a test or tiny-r1 did not
-# pass, or anything else failed; 77 when there is no GPU. GPU_CHECK_SECONDS: another limit.
+# on the GPU, benchmarks of R1's shapes with their GPU columns, and compute-sanitizer on the kernel tests with the
+# remaining time. Writes FOLDER/gpu.json with the GPU, the driver and every row of the benchmarks, and FOLDER/gpu.log.
+# After the time limit nothing is started; remaining items are "not run". Exit status 1 if a test or tiny-r1 did not
+# pass, or anything else failed; 77 if there is no GPU. GPU_CHECK_SECONDS sets another limit.
 set -u
 case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
 here=$(cd "$(dirname "$0")" && pwd)
@@ -19,8 +19,8 @@ fi
 export TANDEM_TEST_ROOT="$root"
 total=${GPU_CHECK_SECONDS:-520}
 end=$(($(date +%s) + total))
-grace=$((total / 100 + 1)) # from the request to end to the end
-if [ -d "$root/lib" ]; then  # a bundle's; the machine's own C++ library, if it will do
+grace=$((total / 100 + 1)) # seconds between SIGTERM and SIGKILL
+if [ -d "$root/lib" ]; then  # a bundle: uses the machine's C++ library if the tests start with it
   export LD_LIBRARY_PATH="$root/lib"
   timeout -k "$grace" 20 "$tests" --help > /dev/null 2>&1 || LD_LIBRARY_PATH="$root/lib:$root/lib/c++"
 fi
@@ -38,18 +38,18 @@ record() {
     {\"name\": \"$1\", \"result\": \"$2\", \"seconds\": $3}"
 }
 
-# phase SECONDS REQUIRED: what follows has so much time, at least 3 s, and no item of it more than half; REQUIRED is 1 if
-# the check fails when that is too little.
+# phase SECONDS REQUIRED: the following items have this time together, at least 3 s, and each at most half of it.
+# REQUIRED is 1 if the check fails when an item runs out of time.
 phase() {
   now=$(date +%s)
   phase_end=$((now + ($1 > 3 ? $1 : 3))) required=$2
   [ $phase_end -le $end ] || phase_end=$end
   most=$(((phase_end - now + 1) / 2))
 }
-# share PARTS: so many 520ths of all the time.
+# share PARTS: PARTS / 520 of the total time.
 share() { echo $((total * $1 / 520)); }
 
-# measure NAME COMMAND..: one line of the JSON, and everything in the log.
+# measure NAME COMMAND..: adds one result to the JSON and all output to the log.
 measure() {
   name=$1
   shift
@@ -77,7 +77,7 @@ measure() {
   record "$name" "$result" $(($(date +%s) - start))
 }
 
-# text SED_EXPRESSION: what it finds first in the log, as a JSON string.
+# text SED_EXPRESSION: its first match in the log, as a JSON string.
 text() { printf '"%s"' "$(sed -n "$1" "$log" | head -1 | tr -d '"\\' | tr -cd '[:print:]')"; }
 
 finish() {
@@ -89,7 +89,7 @@ finish() {
     printf '  "driver_version": %s,\n' "$(text 's/.*Driver Version: *\([0-9.]*\).*/\1/p')"
     printf '  "date": "%s",\n  "seconds": %s,\n' "$(date -u +%F)" $(($(date +%s) - end + total))
     printf '  "results": [%s\n  ],\n' "$results"
-    # A row that a program was ended in the middle of has no end.
+    # Rows of an ended program may be incomplete.
     printf '  "benchmarks": [\n%s\n  ]\n}\n' "$(sed -n 's/^{.*}$/    &/p' "$rows" | sed '$!s/$/,/')"
   } > "$json"
   [ $ran -gt 0 ] || exit 77
@@ -118,14 +118,14 @@ for device in cpu cuda; do
   measure "tiny-r1 on $device" "$tandem" run --device $device --temp 0 --json -p "What is 478 + 356?"
 done
 
-# What has a target first (docs/gpu_benchmarks.md).
+# Benchmarks with a target come first (docs/gpu_benchmarks.md).
 phase "$(share 150)" 0
 bench() {
   what=$1
   shift
   measure "bench $what $*" \
     sh -c '"$0" bench "$@" --json >> "$ROWS"' "$tandem" "$what" --config r1 --memory 8 --seconds 0.1 "$@"
-  [ -z "$(tail -c 1 "$rows")" ] || echo >> "$rows" # of one that was ended
+  [ -z "$(tail -c 1 "$rows")" ] || echo >> "$rows" # ends an incomplete row
 }
 measure "bench machine" sh -c '"$0" bench machine --json --seconds 0.1 >> "$ROWS"' "$tandem"
 bench attention --ctx 4096,16384 --batch 1,4,16 --tokens 1
@@ -134,7 +134,7 @@ bench kernels --tokens 1,8,512
 bench products --tokens 512,4096
 bench hybrid --layers 3 --ctx 4096 --batch 1,8,16,32 --tokens 512
 bench attention --ctx 8192 --tokens 512
-bench attention --ctx 65536 --batch 1,16 --tokens 1 # the CPU takes long to restore so many keys; decoding is the first row
+bench attention --ctx 65536 --batch 1,16 --tokens 1 # the first row is decode; restoring so many keys takes the CPU long
 bench products --tokens 512,4096 --format bf16
 bench generate --layers 3 --ctx 4096 --batch 1,8 --tokens 512
 bench moe --tokens 1,512 --layers 1
@@ -149,14 +149,14 @@ bench attention --variants --ctx 4096
 
 if command -v compute-sanitizer > /dev/null; then
   n_left=4
-  for tool in memcheck racecheck synccheck initcheck; do # half of what is left each; the last all
+  for tool in memcheck racecheck synccheck initcheck; do # each gets half of the remaining time, the last one all
     left=$((end - $(date +%s)))
     [ $n_left = 1 ] || left=$((left / 2))
     n_left=$((n_left - 1))
     phase $left 0
     for suite in $suites; do
-      # Whole models and benchmarks would take all the time. Tests in which the GPU awaits the CPU are skipped by themselves
-      # where the tool has launches wait for their kernels.
+      # Whole models and benchmarks would take all the time. Tests in which the GPU waits for the CPU skip themselves
+      # if the tool makes launches wait for their kernels.
       case $suite in
         *Engine* | *Golden* | *Graphs* | *Swap* | *Bench* | *Row. | *Rates. | GpuProbes. | KernelGap. | GpuCache. | Families/*)
           continue ;;

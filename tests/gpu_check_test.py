@@ -1,5 +1,5 @@
-"""gpu_check.sh with programs that only pretend: slow ones, failing ones, one that hangs and ignores every request to end,
-none with a GPU. What it writes is JSON, what it returns is right, and it ends in time.
+"""gpu_check.sh with fake programs: slow and failing ones, one that ignores SIGTERM, none with a GPU. The script must
+write JSON, return the right status and end in time.
 
     python3 tests/gpu_check_test.py
 """
@@ -17,14 +17,14 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tests" / "gpu_check.sh"
 
-# FAKE_<suite> says what a suite does, FAKE_<tool>_<suite> under compute-sanitizer.
+# FAKE_<suite> sets what a suite does, FAKE_<tool>_<suite> what it does under compute-sanitizer.
 TESTS = """#!/bin/bash
 [ "$FAKE_GPU" = no ] && { echo "skipped: this machine has no NVIDIA driver"; exit 77; }
 [ "$FAKE_GPU" = broken ] && exit 3
 echo 'on NVIDIA "H200" 1\\0, compute capability 9.0, built with CUDA 12.8, driver for CUDA 13.0'
 case "$1" in
   --gtest_list_tests)
-    for suite in Wrappers. Families/Hybrid. Families/GpuGolden. GpuSwap. HybridSteps. GpuProducts. HybridBenchOnCard. HandOffRow.; do
+    for suite in Wrappers. Families/Hybrid. Families/GpuGolden. GpuSwap. HybridSteps. GpuProducts. HybridBenchOnGpu. HandOffRow.; do
       echo "$suite"; echo "  One"; echo "  Two  # GetParam() = 1"
     done
     exit ;;
@@ -61,17 +61,17 @@ SMI = """#!/bin/bash
 echo "| NVIDIA-SMI 575.51   Driver Version: 575.51.03   CUDA Version: 13.0 |"
 """
 KERNEL_SUITES = ["Wrappers", "HybridSteps", "GpuProducts"]
-SUITES = ["Wrappers", "Families/Hybrid", "Families/GpuGolden", "GpuSwap", "HybridSteps", "GpuProducts", "HybridBenchOnCard", "HandOffRow"]
+SUITES = ["Wrappers", "Families/Hybrid", "Families/GpuGolden", "GpuSwap", "HybridSteps", "GpuProducts", "HybridBenchOnGpu", "HandOffRow"]
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 
 
 class Checked:
-    """One run; fakes and results are in a folder of its own."""
+    """One run of the script; fakes and results are in a temporary folder."""
 
     def __init__(self, seconds=60, sanitizer=True, smi=True, **does):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            # A bundle: the script lies beside the programs.
+            # As in a bundle, the script is beside the programs.
             (folder / "bundle").mkdir()
             shutil.copy(SCRIPT, folder / "bundle")
             self.write(folder / "bundle" / "gpu_tests_cuda", TESTS)
@@ -101,7 +101,7 @@ class Checked:
 
 
 def all_cases():
-    """At the same time: most of it is sleep."""
+    """Runs all cases concurrently, because they mostly sleep."""
     cases = {
         "sound": {},
         "no_gpu": {"GPU": "no"},
@@ -119,12 +119,14 @@ def all_cases():
 
 class Suites(unittest.TestCase):
     def test_each_has_one_fixture(self):
-        """All tests for the GPU are one program, where GoogleTest refuses a suite with tests of several classes."""
+        """All GPU tests are linked into one program, in which GoogleTest refuses a suite with tests of several
+        classes.
+        """
         files, kinds = {}, {}
         for path in sorted((ROOT / "tests").glob("gpu_*_test.c*")):
             for kind, suite, name in re.findall(r"^(TEST(?:_F|_P)?)\((\w+), (\w+)\)", path.read_text(), re.M):
                 self.assertEqual(files.setdefault((suite, name), path.name), path.name, f"{suite}.{name} twice")
-                if kind != "TEST_P":  # whose suites have the name of an instance before theirs
+                if kind != "TEST_P":  # suites of TEST_P are prefixed with the name of an instance
                     self.assertEqual(kinds.setdefault(suite, kind), kind, f"{suite}: {path.name}")
         self.assertGreater(len(kinds), 25)
 

@@ -1,4 +1,5 @@
-"""The program where a GPU is missing, too small or lost in mid-run: one clear line, the right status, an answer with auto.
+"""The program without a GPU, with too small a GPU, and with a GPU that is lost during a run: one clear line, the
+right status, an answer with --device auto.
 
     python3 tests/gpu_cli_test.py PATH_OF_TANDEM_WITH_THE_EMULATED_GPU PATH_OF_TANDEM
 """
@@ -59,7 +60,7 @@ class EmulatedCard(Case):
             self.assertEqual((result.returncode, result.stderr), (0, ""))
             self.assertEqual(result.stdout, run(PRODUCT).stdout)
 
-    def test_no_card(self):
+    def test_no_gpu(self):
         self.refused(run(TANDEM, "--device", "cuda", TANDEM_GPU_MEMORY="0"), 2, "no NVIDIA GPU can be used")
         self.falls_back(run(TANDEM, "--device", "auto", TANDEM_GPU_MEMORY="0"), "no NVIDIA GPU can be used")
 
@@ -89,7 +90,7 @@ class EmulatedCard(Case):
         for n in ("1", "100", "500"):
             self.refused(run(TANDEM, "--device", "cuda", TANDEM_GPU_LOST_AFTER=n), 1, LOST)
 
-    def test_benchmarks_of_the_card(self):
+    def test_benchmarks_of_the_gpu(self):
         for what, tokens in (("kernels", "2"), ("products", "17")):
             arguments = (TANDEM, "bench", what, "--config", str(MODEL), "--tokens", tokens, "--seconds", "0.001")
             result = subprocess.run([*arguments, "--json"], capture_output=True, text=True, check=True, timeout=300)

@@ -1,5 +1,5 @@
-// What attention does for a token grows with the sequence, not with the longest that there may be:
-// counted, which only the emulated GPU does.
+// The work of decode attention grows with the length of the sequence, not with the maximum length.
+// Counted, which is possible on the emulated GPU only.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,16 +18,16 @@ constexpr int kHeads = 16, kRank = 512, kRope = 64, kStride = kRank + kRope;
 constexpr int kMaxLength = 4096;
 
 struct Work {
-  int64_t copies;       // of 16 bytes of the cache
-  int64_t collectives;  // of lanes: tensor cores, their loads, shuffles
+  int64_t copies;       // copies of 16 bytes from the cache
+  int64_t collectives;  // warp collectives: mma, ldmatrix, shuffles
 };
 
-// Of one token of a sequence, with tables of pages for so many tokens.
+// Decode attention for one token of one sequence, with page tables for `longest` tokens.
 class Decode {
  public:
   explicit Decode(bool fp8) : fp8_(fp8) {
     std::mt19937 rng(1);
-    const std::vector<uint8_t> bytes(kMaxLength * token_bytes(), 0x38);  // of numbers near 1
+    const std::vector<uint8_t> bytes(kMaxLength * token_bytes(), 0x38);  // numbers near 1
     cache_ = std::make_unique<OnGpuBuffer<uint8_t>>(stream_, bytes);
     q_ = std::make_unique<OnGpuBuffer<float>>(stream_, random_floats(rng, kHeads * kStride, 1));
   }
@@ -65,7 +65,7 @@ class Decode {
     for (const float v : out.values(stream_)) EXPECT_TRUE(std::isfinite(v));
     return {counts.copies - copies, counts.collectives - collectives};
   }
-  // Copies that its numbers need.
+  // The number of copies that the cached numbers of `length` tokens need.
   int64_t copies_of(int length) const { return length * (fp8_ ? 40 : kStride / 8); }
 
  private:

@@ -1,5 +1,5 @@
-// The emulator must object to wrong kernels, and say where: each is run in a process of its own,
-// which has to die in at least one order of the threads, with the right words.
+// The emulator must reject wrong kernels and name the place. Each kernel runs in a process of its
+// own, which must abort with the right message in at least one order of the threads.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ namespace {
 constexpr int kThreads = 64;
 
 struct Args {
-  int* out;  // [kThreads], to become 1
+  int* out;  // [kThreads]; a correct kernel writes 1
   const bf16* in;
 };
 
@@ -91,7 +91,7 @@ void expect_ones(void (*kernel)(Args), int64_t shared_bytes) {
   for (const int v : from_gpu<int>(stream, out)) check(v == 1, "result");
 }
 
-// What a process that runs it says when it dies; nothing when it does not.
+// Runs `run` in a child process. Returns its message on standard error if it aborts, else nothing.
 template <class Run>
 std::string last_words(const char* order, Run run) {
   std::array<int, 2> ends = {};
@@ -115,7 +115,7 @@ std::string last_words(const char* order, Run run) {
   return words.empty() ? "not a word" : words;
 }
 
-// It dies in some order, and whenever it does with these words (a sanitizer's own are as good).
+// The process must abort in some order, and every abort must have this message or a sanitizer's.
 template <class Run>
 testing::AssertionResult found(Run run, const std::string& pattern) {
   const std::regex expected(pattern + "|Sanitizer: ");
@@ -146,7 +146,7 @@ testing::AssertionResult accepted(Run run) {
   return testing::AssertionSuccess();
 }
 
-// By a kernel of this file: the line, its name, the block and the thread.
+// The message for a fault in a kernel of this file: line, name, block and thread.
 std::string fault_in(const char* kernel, const std::string& what, int line = 0) {
   return "gpu_emulator_test.cu:" + (line > 0 ? std::to_string(line) : "[0-9]+") + ": " + kernel +
          ": block \\(0, 0, 0\\) thread [0-9]+: " + what;
@@ -190,7 +190,7 @@ TEST(Emulator, FindsTooLittleSharedMemory) {
   EXPECT_TRUE(found_in(right, fault_in("right", "launched with less shared memory"), 64));
 }
 
-// Launched by this file, in grids of which two blocks are run.
+// A kernel that is launched by this file, in grids of which two blocks run.
 __global__ void nothing(Args) {}
 void launch_nothing(const LaunchShape& shape) {
   setenv("TANDEM_GPU_BLOCKS", "1", 1);
@@ -226,7 +226,7 @@ TEST(Emulator, FindsAHostThatReadsDeviceMemory) {
       "the host touches device memory while no stream works"));
 }
 
-// What a recording may not contain, each beside what it may.
+// The state of tests that record forbidden and allowed operations.
 struct Recording {
   Stream stream, side;
   Event fork, join;
@@ -274,7 +274,7 @@ TEST(Emulator, FindsRecordedCopiesOfPageableMemory) {
       [](Recording& r) { r.stream.copy(r.x.as<int>(), r.x.bytes(), r.pageable.data()); },
       pageable));
   EXPECT_TRUE(found_in_recording(
-      [](Recording& r) {  // its second half is somebody else's
+      [](Recording& r) {  // the second half of the copy is outside of the buffer
         r.stream.copy(r.pinned.as<int>() + kThreads / 2, r.x.bytes() + (1 << 12), r.x.as<int>());
       },
       pageable));

@@ -1,5 +1,5 @@
-// What must not change what the engine says on a GPU, real or emulated: chunks, batches, pages; and
-// the CPU engine's tokens over many steps of changing batches.
+// Chunks, batch compositions and pages must not change the engine's results on a GPU, real or
+// emulated, and its tokens are the CPU engine's over many steps of changing batches.
 #include <gtest/gtest.h>
 
 #include "tests/changing_batches.h"
@@ -41,7 +41,7 @@ TEST(GpuEngineBatches, TwoHundredStepsGiveTheCpusTokens) {
   EXPECT_LE(seen.n_near, seen.n_rows / 50);
 }
 
-// A trained model knows what it wants.
+// A trained model has few near ties.
 TEST(GpuEngineBatches, StepsOfTinyR1GiveTheCpusTokens) {
   constexpr int kSequences = 2;
   const auto options = [](DeviceChoice device) {
@@ -65,8 +65,8 @@ TEST(GpuEngineBatches, StepsOfTinyR1GiveTheCpusTokens) {
   EXPECT_LE(seen.n_near, 1);
 }
 
-// The host prepares the next chunk while the card is still at the ones before.
-TEST(GpuEngineBatches, ChunksWithoutLogitsAreThoseThatWait) {
+// The host prepares the next chunk while the GPU still computes earlier ones.
+TEST(GpuEngineBatches, ChunksWithoutLogitsGiveTheSameBits) {
   constexpr int kChunk = 9, kChunks = 6;
   Loaded gpu(golden_on(DeviceChoice::kCuda, "v2_lite"), 3, 1);
   std::mt19937 rng(7);
@@ -83,7 +83,7 @@ TEST(GpuEngineBatches, ChunksWithoutLogitsAreThoseThatWait) {
 struct Case {
   std::string family;
   AttentionForm form;
-  double bound;  // of the largest logit
+  double bound;  // relative to the largest logit
 };
 
 class GpuInvariance : public testing::TestWithParam<Case> {
@@ -98,8 +98,8 @@ class GpuInvariance : public testing::TestWithParam<Case> {
   std::vector<int32_t> part(int first, int n) const {
     return {prompt_.begin() + first, prompt_.begin() + first + n};
   }
-  // Rows of the prompt in these pieces and of some tokens after it, one by one; a second sequence
-  // goes along with `company`.
+  // Logits after each piece of the prompt and after each of some further tokens. With `company` a
+  // second sequence takes part in every step.
   std::vector<std::vector<float>> rows(Loaded& on, const std::vector<int>& pieces, bool company) {
     std::vector<std::vector<float>> all;
     const auto step = [&](const std::vector<int32_t>& tokens) {
@@ -132,17 +132,17 @@ class GpuInvariance : public testing::TestWithParam<Case> {
 
 const std::vector<int> kPieces = {66, 1, 13};
 
-TEST_P(GpuInvariance, ChunksCompanyAndPages) {
+TEST_P(GpuInvariance, ChunksBatchesAndPages) {
   const auto on = load(1), elsewhere = load(9);
   const auto alone = rows(*on, kPieces, false), together = rows(*on, kPieces, true);
-  expect_same_bits(rows(*elsewhere, kPieces, true), together);  // also on pages that hold numbers
+  expect_same_bits(rows(*elsewhere, kPieces, true), together);  // pages with old contents as well
   on->step({{0, part(0, 65)}});
   elsewhere->step({{0, part(0, 65)}});
   EXPECT_NE(on->pages(0), elsewhere->pages(0));
   on->forget(0);
 
   auto whole = rows(*on, {80}, false);
-  for (const int n : {67, 66}) {  // where the chunks end
+  for (const int n : {67, 66}) {  // ends of the chunks
     whole.insert(whole.begin(), on->step({{0, part(0, n)}})[0]);
     on->forget(0);
   }

@@ -1,5 +1,5 @@
-// Benchmarks with a GPU, real or emulated, of a model small enough for either: every row has its
-// times there. How long they are is not the question.
+// Benchmarks with a GPU, real or emulated, of a small model: every row has GPU times. The values of
+// the times are not tested.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -88,7 +88,7 @@ TEST_F(GpuBench, AttentionVariants) {
   expect_times_on_card(2 * kNumAttentionVariants);
 }
 
-// In the pages of a cache that holds more, with real products where the benchmark has random ones.
+// Runs on pages of a larger cache, with real products where the benchmark uses random matrices.
 TEST_F(GpuBench, AttentionVariantsAgree) {
   const ModelConfig config = small_attention_config();
   const auto wanted = [](const WeightSpec& spec) { return spec.layer == 0; };
@@ -155,7 +155,7 @@ TEST_F(GpuBench, Generate) {
   for (const Json& row : report["decode"]) EXPECT_GT(row["gpu_tokens_per_second"].get<double>(), 0);
 }
 
-class HybridBenchOnCard : public GpuBench {
+class HybridBenchOnGpu : public GpuBench {
  protected:
   HybridBench bench(int n_layers, std::vector<int> batches, std::vector<int> prompts) const {
     return {.config_name = "tiny",
@@ -172,7 +172,7 @@ class HybridBenchOnCard : public GpuBench {
   }
 };
 
-TEST_F(HybridBenchOnCard, EveryRowHasItsParts) {
+TEST_F(HybridBenchOnGpu, EveryRowHasItsParts) {
   HybridBench what = bench(2, {1, 3}, {8});
   what.kernel_gap = 1e-6;
   const Json report = bench_hybrid(what, kernels_, speed_);
@@ -202,7 +202,7 @@ TEST_F(HybridBenchOnCard, EveryRowHasItsParts) {
   EXPECT_NE(hybrid_text(report).find("made up"), std::string::npos);
 }
 
-TEST_F(HybridBenchOnCard, IsPredictedWhereTheCardIsKnown) {
+TEST_F(HybridBenchOnGpu, IsPredictedWhereTheGpuIsKnown) {
   Gpu gpu = {};
   gpu.name = "made up";
   gpu.memory_bytes = int64_t{1} << 34;
@@ -220,9 +220,9 @@ TEST_F(HybridBenchOnCard, IsPredictedWhereTheCardIsKnown) {
   }
 }
 
-// A CPU whose part of a layer takes 20 ms more: in its own part, in the step and in each half of
-// it, and never where the CPU has no part.
-TEST_F(HybridBenchOnCard, ASlowCpuIsInItsPartAndInTheStep) {
+// A CPU that takes 20 ms more for its part of a layer: the delay must appear in the CPU's own time,
+// in the step and in both micro-batches, and the CPU must not be called elsewhere.
+TEST_F(HybridBenchOnGpu, ASlowCpuIsInItsPartAndInTheStep) {
   constexpr std::chrono::milliseconds kSleep(20);
   constexpr double kOfLayer = 20e-3;
   constexpr int kLayers = 2, kRemembered = 4, kRounds = 1 + 3;
@@ -240,7 +240,7 @@ TEST_F(HybridBenchOnCard, ASlowCpuIsInItsPartAndInTheStep) {
       << "of the step, its halves and the CPU alone";
 }
 
-TEST(HybridRow, IsOfItsParts) {
+TEST(HybridRow, ComputesItsRatios) {
   ModelConfig config = tiny_config();  // two MoE layers
   HybridBench bench = {};
   bench.formats = kFormats;
@@ -261,8 +261,8 @@ TEST(HybridRow, IsOfItsParts) {
   EXPECT_TRUE(decode_row(m, bench, config, 100, 4)["gpu_idle_share"].is_null()) << "no graph";
 }
 
-// Of a card that reads 1 MB/s and multiplies for nothing, and where the cache is nearly all of it.
-TEST(HybridRow, HoldsTheCardsPartAgainstItsRoofline) {
+// A GPU that reads 1 MB/s and computes in no time.
+TEST(HybridRow, ComparesTheGpusPartWithItsRoofline) {
   const ModelConfig config = tiny_config();
   HybridBench bench = {};
   bench.formats = kFormats;
@@ -275,17 +275,17 @@ TEST(HybridRow, HoldsTheCardsPartAgainstItsRoofline) {
   };
   // 3 layers, [64 latent | 16 key] in BF16.
   EXPECT_NEAR(seconds(1001, 2) - seconds(1, 2), 2 * 1000 * 3 * 160e-6, 1e-9);
-  // A sequence more reads a row of the embedding and its cache more, and no matrix.
+  // One more sequence reads one more row of the embedding and one more cache, and no matrix.
   EXPECT_NEAR(seconds(1, 2) - seconds(1, 1), (128 * 2 + 3 * 160) * 1e-6, 1e-9);
-  // Weights in BF16: attention's of 3 layers, a dense layer's, of two others a router and a shared
-  // expert; no head. 5,920 bytes are norms, biases, a row of the embedding and the cache.
+  // BF16 weights: attention of 3 layers, one dense layer, and a router and a shared expert of two
+  // layers; no head. 5,920 bytes are norms, biases, a row of the embedding and the cache.
   constexpr int kAttention = 64 * 128 + 96 * 64 + 80 * 128 + 128 * 64 + 128 * 64;
   constexpr int kFfn = 3 * 128 * 128, kRouter = 8 * 128;
   EXPECT_NEAR(seconds(1, 1), (2 * (3 * kAttention + kFfn + 2 * (kRouter + kFfn)) + 5920) * 1e-6,
               1e-9);
 }
 
-// What a card does not have is no row's failure.
+// A format without a GPU kernel gives a row without GPU times.
 TEST_F(GpuBench, FormatsOfTheCpuAloneHaveNoTimes) {
   bench_experts({"tiny", config_, weight_format("int8"), {1}, false, kSeconds, 1 << 20, gpus_},
                 kernels_, speed_, collect());

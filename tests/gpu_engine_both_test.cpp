@@ -1,6 +1,6 @@
 // The engine with experts on a GPU, real or emulated, and on the CPU: recorded steps give the bits
-// of steps kernel by kernel, and the forward pass leaves the shared expert to the card while the
-// CPU computes.
+// of steps launched kernel by kernel, and the GPU computes the shared expert while the CPU computes
+// routed experts.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -19,7 +19,8 @@ namespace {
 constexpr int64_t kContext = 17 * kPageSize;
 constexpr StepLimits kLimits = {.max_tokens = 64, .max_logits = 32};
 
-// Every third expert on the GPU; two micro-batches from so many sequences on, 0: never.
+// Every third expert is on the GPU. Steps of at least `micro_batches_from` sequences have two
+// micro-batches; 0: none.
 GpuParts shared_parts(const ModelConfig& config, int micro_batches_from) {
   GpuParts parts = evenly_on_gpu(config, 1 << 30);
   parts.micro_batches_from_sequences = micro_batches_from;
@@ -101,8 +102,8 @@ TEST(GpuEngineBoth, RecordedStepsGiveTheSameBits) {
   }
 }
 
-// Copies of y, which the shared expert computes: at submit(), and when the backbone waits. The
-// second must have been made before the CPU's sum is there, and differ.
+// Copies y, to which the shared expert is added, at submit() and at waits(). The second copy must
+// be complete before the CPU's sum is added, and must differ from the first.
 class Overlapping final : public ExpertPool {
  public:
   Overlapping(ExpertPool& experts, Device& device, int64_t bytes)
@@ -115,7 +116,7 @@ class Overlapping final : public ExpertPool {
     if (y_) device_.copy(y_, n_bytes_, after_.span().data());
     return experts_.waits(ticket);
   }
-  // Called by the thread that computes the CPU's part in it.
+  // Called by the thread that computes the CPU's experts during the call.
   void add_to(Ticket ticket, TensorView y) override {
     const bool known = y_ == y.data;
     y_ = y.data;
@@ -139,7 +140,7 @@ class Overlapping final : public ExpertPool {
     if (y_) device_.copy(y_, n_bytes_, before_.span().data());
     return experts_.submit(batch);
   }
-  bool arrived() const {  // none of its floats is such a NaN
+  bool arrived() const {  // none of the floats is the NaN written before
     const auto* words = reinterpret_cast<const volatile uint32_t*>(after_.span().data());
     for (int64_t i = 0; i < n_bytes_ / 4; ++i)
       if (words[i] == ~0u) return false;
@@ -149,7 +150,7 @@ class Overlapping final : public ExpertPool {
   ExpertPool& experts_;
   Device& device_;
   const Buffer before_, after_;
-  void* y_ = nullptr;  // known from the first add_to() on
+  void* y_ = nullptr;  // set by the first add_to()
   int64_t n_bytes_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// Benchmarks of a card's kernels alone, real or emulated: every row has its numbers, and says what
-// it does not have. How long kernels take is not the question.
+// Benchmarks of a GPU's kernels alone, real or emulated: every row has its numbers and names what
+// is missing. The values of the times are not tested.
 #include <gtest/gtest.h>
 
 #include "bench/gpu_benches.h"
@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kSeconds = 1e-3;
 
-class CardBench : public BenchRows {
+class GpuKernelBench : public BenchRows {
  protected:
   static ModelConfig smaller_r1() {
     ModelConfig c = small_r1();
@@ -25,7 +25,7 @@ class CardBench : public BenchRows {
   const ModelConfig config_ = smaller_r1();
 };
 
-TEST_F(CardBench, SmallKernels) {
+TEST_F(GpuKernelBench, SmallKernels) {
   const std::vector<int> tokens = {1, 5};
   const KernelsBench bench = {.config_name = "small",
                               .config = config_,
@@ -46,7 +46,7 @@ TEST_F(CardBench, SmallKernels) {
   }
 }
 
-TEST_F(CardBench, SmallKernelsWithoutACard) {
+TEST_F(GpuKernelBench, SmallKernelsWithoutAGpu) {
   bench_kernels({.config_name = "small", .config = config_, .tokens = {4}, .seconds = kSeconds},
                 collect());
   for (const Json& row : rows_) {
@@ -56,7 +56,7 @@ TEST_F(CardBench, SmallKernelsWithoutACard) {
   EXPECT_NE(kernels_header(rows_.at(0)).find("no GPU"), std::string::npos);
 }
 
-// The sums of docs/measurements/gpu_kernels.md, in MB, for 512 tokens of R1.
+// Bytes for 512 tokens of R1 in MB, as in docs/measurements/gpu_kernels.md.
 TEST(SmallKernelBytes, OfR1) {
   const ModelConfig r1;
   const std::pair<SmallKernel, double> kWanted[] = {
@@ -71,7 +71,7 @@ TEST(SmallKernelBytes, OfR1) {
         << name_of(kernel);
 }
 
-TEST_F(CardBench, Products) {
+TEST_F(GpuKernelBench, Products) {
   for (const DType type : {DType::kBF16, DType::kF8E4M3}) {
     rows_.clear();
     ProductsBench bench = {.config_name = "small",
@@ -97,8 +97,8 @@ TEST_F(CardBench, Products) {
   }
 }
 
-// A card that takes 2 ms for what cuBLAS takes 1 ms, and has no room for more than 100 rows.
-TEST_F(CardBench, ProductsBesideCublas) {
+// A GPU that takes 2 ms where cuBLAS takes 1 ms, and has no memory for more than 100 rows.
+TEST_F(GpuKernelBench, ProductsBesideCublas) {
   ProductsBench bench = {.config_name = "small",
                          .config = config_,
                          .format = {DType::kBF16},
@@ -124,7 +124,7 @@ TEST_F(CardBench, ProductsBesideCublas) {
   EXPECT_NE(products_header(rows_.at(0)).find("no GPU"), std::string::npos);
 }
 
-// What it costs is a difference, which on an emulated card may be anything.
+// The cost is a difference of times, which can have any value on an emulated GPU.
 TEST(HandOffRow, HasBothKinds) {
   HandOffs measured = measured_hand_offs(kSeconds);
   EXPECT_TRUE(measured.kernels.recorded && measured.kernels.enqueued);
@@ -138,10 +138,10 @@ TEST(HandOffRow, HasBothKinds) {
   EXPECT_NE(hand_off_text(row).find("refused"), std::string::npos);
 }
 
-TEST(KernelGap, IsWhatIsLeftOfKernelsWithoutLength) {
-  EXPECT_DOUBLE_EQ(gap_between({1000, 1.5e-6}, {5000, 3.5e-6}), 1e-6);  // 2 GHz
+TEST(KernelGap, IsTheTimeOfAKernelWithoutCycles) {
+  EXPECT_DOUBLE_EQ(gap_between({1000, 1.5e-6}, {5000, 3.5e-6}), 1e-6);  // the clock is 2 GHz
   EXPECT_NEAR(gap_between({1000, 0.5e-6}, {5000, 2.5e-6}), 0, 1e-15);
-  const std::optional<double> gap = measured_kernel_gap(kSeconds);  // nothing on a busy machine
+  const std::optional<double> gap = measured_kernel_gap(kSeconds);  // empty on a busy machine
   if (gap) {
     EXPECT_GT(*gap, 0);
     EXPECT_LT(*gap, 0.1);

@@ -1,5 +1,5 @@
-// What products are compared with: NVIDIA's library where there is a card and it is installed, one
-// that computes the same slowly where the card is emulated.
+// The library that products are compared with: cuBLAS where there is a GPU and it is installed, and
+// a slow replacement where the GPU is emulated.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -11,7 +11,7 @@
 namespace tandem {
 namespace {
 
-constexpr const char* kFake = TANDEM_FAKE_CUBLAS;  // empty: the real one
+constexpr const char* kFake = TANDEM_FAKE_CUBLAS;  // empty: the real library
 
 std::unique_ptr<Cublas> open_library(gpu::Stream& stream, std::string& why_not) {
   const bool real = *kFake == 0;
@@ -19,7 +19,7 @@ std::unique_ptr<Cublas> open_library(gpu::Stream& stream, std::string& why_not) 
                       why_not);
 }
 
-// Small whole numbers: every order of the sum gives the same bits.
+// Small integers, for which every order of the sum gives the same bits.
 std::vector<bf16> numbers(int64_t n, int seed) {
   std::mt19937 rng(seed);
   std::vector<bf16> all(n);
@@ -51,7 +51,7 @@ TEST(CublasLibrary, MultipliesRowsByTransposedWeights) {
                     .rows = kRows,
                     .cols = kCols});
   };
-  // The emulated card's memory can be touched while its stream works only.
+  // Memory of the emulated GPU can only be accessed while its stream works.
   stream.handle() ? multiply() : stream.run_on_host(multiply);
   const std::vector<bf16> got = gpu::from_gpu<bf16>(stream, out);
   for (int t = 0; t < kN; ++t)
@@ -67,7 +67,7 @@ TEST(CublasLibrary, MultipliesRowsByTransposedWeights) {
     }
 }
 
-TEST(CublasLibrary, WhatItRefusesIsSaid) {
+TEST(CublasLibrary, RefusalsAreReported) {
   gpu::Stream stream;
   std::string why_not;
   const std::unique_ptr<Cublas> blas = open_library(stream, why_not);
@@ -82,7 +82,7 @@ TEST(CublasLibrary, WhatItRefusesIsSaid) {
   EXPECT_THROW(blas->multiply(overlapping), Error);
 }
 
-TEST(CublasLibrary, ThatIsNotThereIsSaid) {
+TEST(CublasLibrary, AMissingLibraryIsReported) {
   std::string why_not;
   constexpr const char* kNames[] = {"libno-such-library.so.13", "libno-such-library.so.12"};
   EXPECT_FALSE(Cublas::open(kNames, nullptr, why_not));

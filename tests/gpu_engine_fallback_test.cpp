@@ -1,5 +1,5 @@
-// --device auto: what the GPU does not take, the CPU computes, and one line says why; --device cuda
-// refuses it.
+// --device auto: the CPU computes what the GPU does not take, and one line gives the reason;
+// --device cuda refuses it.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -29,7 +29,7 @@ void expect_fallback(ModelOptions options, const std::string& why) {
   EXPECT_EQ(lines.size(), 1u);
 }
 
-TEST(GpuEngineFallback, ACardThatTakesAllIsUsed) {
+TEST(GpuEngineFallback, AGpuThatTakesAllIsUsed) {
   const GpuMemory memory(kEnough);
   std::string said;
   ModelOptions options = tiny_r1(DeviceChoice::kAuto);
@@ -53,7 +53,7 @@ TEST(GpuEngineFallback, TooLittleMemoryForTheContext) {
   expect_fallback(options, "would fit");
 }
 
-TEST(GpuEngineFallback, NoCard) {
+TEST(GpuEngineFallback, NoGpu) {
   const GpuMemory memory(0);
   expect_fallback(tiny_r1(DeviceChoice::kAuto), "no NVIDIA GPU can be used");
 }
@@ -65,7 +65,7 @@ TEST(GpuEngineFallback, ExpertsInAnotherFormat) {
   expect_fallback(options, "--experts int8");
 }
 
-// More experts than the router's kernel knows.
+// The model has more experts than the router's kernel takes.
 TEST(GpuEngineFallback, AModelThatTheKernelsDoNotTake) {
   const GpuMemory memory(kEnough);
   const TempDirectory directory;
@@ -80,16 +80,16 @@ TEST(GpuEngineFallback, AModelThatTheKernelsDoNotTake) {
   expect_fallback(options, "1032 experts");
 }
 
-// A GPU that shares the experts with the CPU would wait for ever in the first step.
+// A GPU that shares the experts with the CPU would wait forever in the first step.
 TEST(GpuEngineFallback, LaunchesThatWait) {
   if (!gpu::open_gpu().emulated) GTEST_SKIP() << "CUDA reads CUDA_LAUNCH_BLOCKING once";
-  const auto device_with = [](int64_t bytes) {  // empty: refused
+  const auto device_with = [](int64_t bytes) {  // empty if refused
     const GpuMemory memory(bytes);
     std::string device;
     error_of([&] { device = LoadedModel(tiny_r1(DeviceChoice::kCuda)).device(); });
     return device;
   };
-  int64_t little = 5'000'000;  // the first that has room for some of the model
+  int64_t little = 5'000'000;  // the smallest memory that takes a part of the model
   while (device_with(little).empty()) little += 200'000;
   ASSERT_TRUE(says(device_with(little), "experts also on the cpu"));
   setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
@@ -120,8 +120,8 @@ TEST(GpuEngineFallback, ExpertsAreKeptOnce) {
   EXPECT_GE(n_shared, 2);
 }
 
-// What a person has said of the GPU stands.
-TEST(GpuEngineFallback, APlacementOnTheCardDoesNotFallBack) {
+// A placement that the user chose does not fall back to the CPU.
+TEST(GpuEngineFallback, APlacementOnTheGpuDoesNotFallBack) {
   std::mt19937 rng(1);
   ModelOptions options = tiny_r1(DeviceChoice::kAuto);
   options.directory = kGolden + "v3_fp8";
@@ -130,7 +130,7 @@ TEST(GpuEngineFallback, APlacementOnTheCardDoesNotFallBack) {
   options.placement = file.path();
   std::string said;
   options.warn = [&](const std::string& line) { said += line; };
-  const GpuMemory memory(1'000'200'000);  // 200 KB and the driver's
+  const GpuMemory memory(1'000'200'000);  // 200 KB beside the driver's share
   EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "host0.gpu0 holds 1.00 GB"));
   EXPECT_EQ(said, "");
 }

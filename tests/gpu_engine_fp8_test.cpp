@@ -1,5 +1,5 @@
-// Whole models whose products round activations to FP8 on a GPU, real or emulated: as far from
-// exact ones as a naive model that rounds likewise, and not without being asked to.
+// Whole models with activations in FP8 on a GPU, real or emulated: their errors are those of a
+// naive model with the same rounding, and the rounding is applied only on request.
 #include <gtest/gtest.h>
 
 #include "gpu_kernels/runtime.h"
@@ -14,7 +14,7 @@
 namespace tandem::test {
 namespace {
 
-constexpr int kTokens = 17;  // one more than a step has whose products are not rounded
+constexpr int kTokens = 17;  // one more than the largest step without rounding
 
 std::vector<int32_t> some_tokens(int n) {
   std::vector<int32_t> tokens(n);
@@ -22,7 +22,7 @@ std::vector<int32_t> some_tokens(int n) {
   return tokens;
 }
 
-// Of every position.
+// Logits of every position.
 std::vector<std::vector<float>> logits_on_card(ModelOptions options, bool fp8_activations,
                                                const std::vector<int32_t>& tokens) {
   options.device = DeviceChoice::kCuda;
@@ -37,12 +37,12 @@ std::vector<std::vector<float>> logits_on_card(ModelOptions options, bool fp8_ac
   return rows;
 }
 
-// Where a number lies between two codes, a difference of 10^-3 turns it into one of 10^-1: after
-// some layers two models that round are as far from each other as from an exact one. Parts of a
-// layer are held to what rounding gives by gpu_hybrid_fp8_test.
+// A difference of 10^-3 between two codes becomes one of 10^-1, so after some layers two models
+// that round differ from each other as much as from an exact one. gpu_hybrid_fp8_test bounds the
+// parts of a layer.
 //
-// The median position's largest difference, as a part of its largest logit. Not the worst: where
-// two experts are almost as good as each other, another one may be chosen.
+// Returns the largest difference of the median position, relative to its largest logit. The worst
+// position is not used, because a near tie of two experts may change the choice.
 template <class A, class B>
 double off(const std::vector<A>& got, const std::vector<B>& want) {
   std::vector<double> each;
@@ -71,7 +71,7 @@ void expect_rounded(const std::string& directory, const std::vector<int32_t>& to
   EXPECT_GT(off(fp8, exact), 3 * off(bf16, exact));
 }
 
-TEST(GpuEngineFp8, ModelsAreAsFarOffAsRoundingMakesThem) {
+TEST(GpuEngineFp8, ErrorsAreThoseOfRounding) {
   if (!gpu::open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
   for (const char* family : {"kimi_k2", "v3_1_fp8", "v3_fp8"})
     expect_rounded(kGolden + family,
@@ -79,7 +79,7 @@ TEST(GpuEngineFp8, ModelsAreAsFarOffAsRoundingMakesThem) {
   expect_rounded(kRoot + "/models/tiny-r1", some_tokens(kTokens));
 }
 
-TEST(GpuEngineFp8, StepsOfFewTokensAreWhatTheyWere) {
+TEST(GpuEngineFp8, SmallStepsAreUnchanged) {
   if (!gpu::open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
   const ModelOptions tiny = tiny_r1(DeviceChoice::kCuda);
   const auto few = some_tokens(kTokens - 1), more = some_tokens(kTokens);

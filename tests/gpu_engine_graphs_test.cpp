@@ -1,5 +1,5 @@
 // Decode steps on a GPU as recorded graphs: the same bits as kernel by kernel, one recording for
-// each number of sequences, and no recording of what is not the same every time.
+// each number of sequences, and no recording of steps that change.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -14,7 +14,7 @@
 namespace tandem::test {
 namespace {
 
-constexpr int64_t kContext = 33 * kPageSize;  // of 33 sequences
+constexpr int64_t kContext = 33 * kPageSize;  // for 33 sequences
 constexpr StepLimits kLimits = {.max_tokens = 64, .max_logits = 33};
 
 class OnGpu {
@@ -82,7 +82,7 @@ TEST(GpuGraphs, StepsOfChangingBatches) {
   EXPECT_EQ(recorded.n_recorded(), static_cast<int>(sizes.size()));
 }
 
-// More tokens than the products of few rows take.
+// The step has more tokens than the skinny products take.
 TEST(GpuGraphs, StepsOfManySequences) {
   OnGpu recorded("v3_1_fp8", true), eager("v3_1_fp8", false);
   constexpr int kMany = 17;
@@ -94,7 +94,8 @@ TEST(GpuGraphs, StepsOfManySequences) {
   EXPECT_EQ(recorded.n_recorded(), 1);
 }
 
-// More sequences than fit a recording, and steps whose form of attention reads lengths on the host.
+// Steps of more than 32 sequences and steps with a form of attention that reads lengths on the host
+// are not recorded.
 TEST(GpuGraphs, OtherStepsAreNotRecorded) {
   OnGpu gpu("v3_1_fp8", true);
   constexpr int kTooMany = 33;

@@ -1,5 +1,5 @@
-// A card that is lost in mid-run: one clear error wherever it happens, nobody waits for ever, and
-// everything can be destroyed. Real cards are not lost at will: on the emulated one only.
+// A GPU that is lost during a run: one clear error at any point, no call waits forever, and all
+// objects can be destroyed. On the emulated GPU only, because a real one cannot be lost at will.
 #include <atomic>
 #include <future>
 #include <random>
@@ -23,7 +23,7 @@ class GpuEngineLost : public testing::Test {
   }
 };
 
-TEST_F(GpuEngineLost, EveryCallSaysSo) {
+TEST_F(GpuEngineLost, EveryCallReportsIt) {
   const LostAfter lost(2);
   gpu::open_gpu();
   Stream stream;
@@ -52,8 +52,8 @@ TEST_F(GpuEngineLost, EveryCallSaysSo) {
   EXPECT_EQ(n_run, 1) << "nothing runs on a lost card";
 }
 
-// Its own stream's work, and another's that polls for a CPU that never comes.
-TEST_F(GpuEngineLost, NobodyWaitsForEver) {
+// A stream fails, and another one polls for a CPU that never answers.
+TEST_F(GpuEngineLost, NoCallWaitsForever) {
   const LostAfter lost(4);
   gpu::open_gpu();
   Stream polls, fails;
@@ -83,7 +83,7 @@ Request request_of(int n_prompt, int vocab) {
   return r;
 }
 
-// Loads, computes prompts in chunks and decodes, recorded.
+// Loads the model, computes prompts in chunks and decodes with recorded steps.
 void generate_with(const ModelOptions& options) {
   LoadedModel loaded(options);
   const int vocab = loaded.config().vocab;
@@ -113,10 +113,10 @@ TEST_F(GpuEngineLost, WithExpertsOnBoth) {
   }
 }
 
-// Whoever waits for an answer is told, whoever asks later too, with either way of output.
+// All unfinished and all later requests fail with the error, with either way of output.
 void serve_until_lost(int64_t n, bool async) {
   SCOPED_TRACE(testing::Message() << "lost at piece " << n);
-  // Destroyed last: a lost GPU does not come back while work of the failed step is still queued.
+  // Destroyed last, so that the GPU stays lost while work of the failed step is still queued.
   std::optional<LostAfter> lost;
   LoadedModel loaded(small_model());
   const Tokenizer tokenizer = Tokenizer::from_directory(kRoot + "/models/tiny-r1");
@@ -125,7 +125,7 @@ void serve_until_lost(int64_t n, bool async) {
                 loaded.context(), {.max_running = 2, .output = async ? &output : nullptr});
   lost.emplace(n);
   gpu::open_gpu();
-  constexpr int kAnswers = 4;  // two of which wait for the others
+  constexpr int kAnswers = 4;  // two of them are queued
   std::vector<std::string> errors(kAnswers);
   for (int i = 0; i < kAnswers; ++i) {
     EngineRequest r;

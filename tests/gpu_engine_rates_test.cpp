@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A thread whose words are the magic one tells: so each word of the buffer is read by somebody.
+// A thread that reads the magic number reports it, so the test detects words that no thread reads.
 TEST(GpuProbes, EveryWordIsRead) {
   constexpr int64_t kWords = 4 * (3 * 256 * 5 + 7);  // no multiple of what the threads take
   constexpr uint32_t kMagic = 0x2c0ffee5;

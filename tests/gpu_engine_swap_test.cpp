@@ -1,5 +1,5 @@
-// Sequences that a card's cache has no room for go to host memory and come back: the same bits, the
-// same text, and nothing is computed twice.
+// Sequences that do not fit the GPU's cache are offloaded to host memory and return: the same bits,
+// the same text, and no token is computed twice.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kFewTokens = 5 * kPageSize;
 
-// A small model on the card, with a cache of `context` tokens and pages of host memory up to
+// A small model on the GPU, with a cache of `context` tokens and host pages for up to
 // kv_tokens.
 ModelOptions options_for(int64_t context, int64_t kv_tokens, std::optional<DType> kv = {}) {
   ModelOptions options = tiny_r1(DeviceChoice::kCuda);
@@ -31,7 +31,7 @@ ModelOptions options_for(int64_t context, int64_t kv_tokens, std::optional<DType
 
 using Bytes = std::vector<std::byte>;
 
-// Of every page, in all layers.
+// The bytes of every page, in all layers.
 std::vector<Bytes> read(LoadedModel& loaded) {
   std::vector<Bytes> pages(loaded.cache().n_pages());
   for (size_t page = 0; page < pages.size(); ++page)
@@ -55,9 +55,9 @@ void fill_with_noise(LoadedModel& loaded, unsigned seed) {
     });
 }
 
-// More sequences than one have room on the card, as much as is asked for and fits beside the
-// weights; where experts share the card, they get the rest.
-TEST(GpuCache, TakesWhatTheCardHasLeft) {
+// The cache takes more than one sequence as far as requested and as fits beside the weights. Where
+// experts share the GPU, they get the rest.
+TEST(GpuCache, TakesTheRemainingMemory) {
   const auto pages = [](double fraction, int64_t kv_tokens, int64_t memory, bool shared) {
     setenv("TANDEM_GPU_MEMORY", std::to_string(memory).c_str(), 1);
     ModelOptions options = options_for(kFewTokens, kv_tokens);
@@ -71,7 +71,7 @@ TEST(GpuCache, TakesWhatTheCardHasLeft) {
   EXPECT_EQ(pages(0, 0, kPlenty, false), 5);
   EXPECT_EQ(pages(0.8, 0, kPlenty, false), 5) << "one sequence at a time";
   EXPECT_EQ(pages(0.8, 40 * kPageSize, kPlenty, false), 40);
-  // The least memory in which all of the model is on the card, then less.
+  // Finds the smallest memory that takes the whole model.
   const auto is_shared = [](int64_t memory) {
     setenv("TANDEM_GPU_MEMORY", std::to_string(memory).c_str(), 1);
     const LoadedModel loaded(options_for(kFewTokens, 0));
@@ -90,14 +90,14 @@ TEST(GpuCache, TakesWhatTheCardHasLeft) {
   const int few = pages(0.8, 4000 * kPageSize, whole + 20 * page, false);
   EXPECT_GE(few, 5 + 15);
   EXPECT_LE(few, 5 + 20 + 20'000 / page);
-  // A real card wants room to bring experts there, more than all of those of so small a model.
+  // A real GPU needs memory for streamed experts, more than all experts of this small model.
   if (!gpu::open_gpu().emulated) return;
   const int beside_experts = pages(0.8, 4000 * kPageSize, whole - 20'000, true);
   EXPECT_GT(beside_experts, 5);
   EXPECT_EQ(pages(1, 6 * kPageSize, whole - 20'000, true), 6) << "as asked for";
 }
 
-TEST(GpuSwap, PagesComeBackBitByBit_ElsewhereToo) {
+TEST(GpuSwap, PagesReturnBitByBit) {
   using Way = PageCopy::Way;
   for (const char* kv : {"bf16", "fp8"}) {
     SCOPED_TRACE(kv);
@@ -129,7 +129,7 @@ TEST(GpuSwap, PagesComeBackBitByBit_ElsewhereToo) {
   }
 }
 
-TEST(GpuSwap, OnlyACardThatMayOverflowHasHostPages) {
+TEST(GpuSwap, OnlyACacheThatMayOverflowHasHostPages) {
   EXPECT_EQ(LoadedModel(options_for(kFewTokens, 0)).host_pages(), nullptr);
   EXPECT_EQ(LoadedModel(options_for(kFewTokens, kFewTokens)).host_pages(), nullptr);
   EXPECT_EQ(LoadedModel(options_for(kFewTokens, 100 * kFewTokens)).host_pages()->n_pages(), 20);
@@ -139,21 +139,22 @@ TEST(GpuSwap, OnlyACardThatMayOverflowHasHostPages) {
   EXPECT_EQ(LoadedModel(on_cpu).host_pages(), nullptr);
 }
 
-// Of a prompt and its answer. All prompts are in the first step, so that whoever gives way later
-// only changes the company of single tokens, which changes no bits as long as contexts are this
-// short.
+// Lengths of prompts and answers. All prompts are in the first step, so a preemption changes the
+// batch composition of single-token steps only, which changes no bits while contexts are short.
 using Lengths = std::vector<std::pair<int, int>>;
 
-// On five pages the third gives way with a full page, for the second pages of the others.
+// On five pages the third sequence is preempted with a full page, for the second pages of the
+// others.
 const Lengths kThree = {{63, 8}, {62, 8}, {61, 8}};
-// On four pages the second gives way amid its second page, for the third of the first.
+// On four pages the second sequence is preempted within its second page, for the third page of the
+// first.
 const Lengths kTwo = {{100, 32}, {50, 40}};
 
 struct Play {
   ModelOptions options = options_for(kFewTokens, 6 * kFewTokens);
   Lengths lengths = kThree;
   bool keeps_pages = false;
-  bool aborts = false;  // all but one, as soon as one is in host memory
+  bool aborts = false;  // aborts all but one as soon as one is in host memory
 };
 struct Played {
   std::vector<std::vector<int32_t>> tokens;
@@ -161,7 +162,7 @@ struct Played {
   EngineCounts counts;
 };
 
-// On this thread, so that every step is the same every time.
+// Runs the engine on the calling thread, so that all steps are reproducible.
 Played play(const Play& how) {
   LoadedModel loaded(how.options);
   const int vocab = loaded.config().vocab;
@@ -199,7 +200,7 @@ Played play(const Play& how) {
   return played;
 }
 
-// On enough pages.
+// The result with enough pages.
 const Played& roomy() {
   static const Played played = play({.options = options_for(6 * kFewTokens, 0)});
   return played;
@@ -227,13 +228,13 @@ TEST(GpuSwap, TheSameTextWithACacheInFp8) {
                       play({.options = options_for(6 * kFewTokens, 0, DType::kF8E4M3)}));
 }
 
-TEST(GpuSwap, TheSameTextAfterGivingWayAmidAPage) {
+TEST(GpuSwap, TheSameTextAfterPreemptionWithinAPage) {
   constexpr int64_t kFour = 4 * kPageSize;
   expect_swapped_once(play({.options = options_for(kFour, 6 * kFour), .lengths = kTwo}),
                       play({.options = options_for(6 * kFour, 0), .lengths = kTwo}));
 }
 
-// Pages come and go between steps that the CPU shares, in halves at that.
+// Pages are copied between steps that the CPU takes part in, with two micro-batches.
 TEST(GpuSwap, TheSameTextWithExpertsOnTheCpu) {
   const GpuMemory memory(kEnough);
   std::mt19937 rng(4);
@@ -250,8 +251,8 @@ TEST(GpuSwap, TheSameTextWithExpertsOnTheCpu) {
                       play_shared(options_for(6 * kFewTokens, 0)));
 }
 
-// The third has two pages, host memory one.
-TEST(GpuSwap, WithoutRoomInHostMemoryTokensAreComputedAgain) {
+// The third sequence has two pages and host memory has one.
+TEST(GpuSwap, WithoutHostMemoryTokensAreRecomputed) {
   constexpr int64_t kSix = 6 * kPageSize;
   const Played little = play(
       {.options = options_for(kSix, kSix + kPageSize), .lengths = {{63, 8}, {62, 8}, {125, 8}}});
@@ -262,7 +263,7 @@ TEST(GpuSwap, WithoutRoomInHostMemoryTokensAreComputedAgain) {
   for (const auto& tokens : little.tokens) EXPECT_EQ(tokens.size(), 8u);
 }
 
-TEST(GpuSwap, AnAbortedAnswerLeavesHostMemory) {
+TEST(GpuSwap, AnAbortedRequestFreesHostMemory) {
   const Played alone = play({.aborts = true});
   ASSERT_GE(alone.survivor, 0);
   EXPECT_EQ(alone.tokens[alone.survivor], roomy().tokens[alone.survivor]);

@@ -1,5 +1,5 @@
 // The whole engine on a GPU, real or emulated: golden logits of every family, tiny-r1's answers,
-// tokens drawn there. What must not change them is in gpu_engine_batches_test.
+// sampling on the GPU. gpu_engine_batches_test covers batch compositions.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct Case {
   AttentionForm form;
 };
 
-// t1 has near ties between experts, which a cache in BF16 decides otherwise.
+// t1 is omitted: it has near ties between experts that a BF16 cache decides differently.
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const std::string& family : golden_families(kGolden))
@@ -72,8 +72,8 @@ TEST(GpuEngine, TinyR1AnswersAsOnTheCpu) {
   EXPECT_EQ(answers(tiny_r1(DeviceChoice::kCuda), 5), answers(tiny_r1(DeviceChoice::kCpu), 5));
 }
 
-// With its latents in FP8, by how much of the largest logit others are off; less than 0 where the
-// model is refused.
+// The largest error of the logits with latents in FP8, relative to the largest logit; negative if
+// the model is refused.
 double error_of_fp8_cache(const std::string& family) {
   ModelOptions options = {.directory = kGolden + family,
                           .device = DeviceChoice::kCuda,
@@ -114,8 +114,8 @@ void expect_a_placement_to_decide(ModelOptions options) {
   EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "another type of KV cache"));
 }
 
-// Where experts of a model with random weights are almost as good as each other, another one may be
-// chosen, and a logit be far off.
+// In models with random weights a near tie of experts may change the choice, and a logit may then
+// differ much.
 TEST(GpuEngine, AnFp8CacheCostsLittle) {
   int n = 0, n_near = 0;
   for (const std::string& family : golden_families(kGolden)) {
@@ -140,7 +140,8 @@ TEST(GpuEngine, AnFp8CacheCostsLittle) {
   EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "--device cuda"));
 }
 
-// The card's tokens and, in the same steps, the host's, which log-probabilities ask for.
+// Compares the GPU's tokens with the host's in the same steps, where log-probabilities are
+// requested.
 TEST(GpuEngine, SampledTokensAreThoseOfTheHost) {
   ModelOptions options = tiny_r1(DeviceChoice::kCuda);
   options.max_logits = 4;
@@ -166,7 +167,7 @@ TEST(GpuEngine, SampledTokensAreThoseOfTheHost) {
   EXPECT_NE(made[0].tokens, made[2].tokens);
 }
 
-TEST(GpuEngine, TooLittleMemoryIsSaidBeforeLoading) {
+TEST(GpuEngine, TooLittleMemoryIsReportedBeforeLoading) {
   const int64_t for_cuda = gpu::open_gpu().emulated ? 0 : int64_t{300} << 20;
   setenv("TANDEM_GPU_MEMORY", std::to_string(for_cuda + 300'000'000).c_str(), 1);
   const std::string fits = error_of([] {

@@ -1,4 +1,4 @@
-// Routed experts on the card against double precision: both layouts of rows, experts without rows,
+// Routed experts on the GPU against double precision: both layouts of rows, experts without rows,
 // and the sum over a token's experts.
 #include <memory>
 #include <numeric>
@@ -17,11 +17,11 @@ constexpr Number kFp8 = Number::kF8E4M3, kBf16 = Number::kBF16;
 
 struct ExpertCase {
   std::vector<int> counts;  // rows of each expert
-  int slots;                // 0: sorted
+  int slots;                // 0: rows are sorted by expert
   int dim, hidden;
   Number type;
-  int spare_rows = 3;     // of the grid, beyond those that exist
-  bool fp8_rows = false;  // of activations
+  int spare_rows = 3;     // rows of the grid beyond the existing ones
+  bool fp8_rows = false;  // activations are FP8
 
   int n_experts() const { return static_cast<int>(counts.size()); }
   int64_t out_stride() const { return dim + 5; }
@@ -33,7 +33,7 @@ struct ExpertCase {
   }
 };
 
-// A sum of n products in float, also truncated.
+// Error bound of a float sum of n products, also with truncation.
 double sum_error(int n, bool fp8_rows) {
   return fp8_rows ? fp8_sum_error(n) : (n / 16 + 20) * std::exp2(-23);
 }
@@ -50,9 +50,9 @@ class GpuExperts : public ::testing::Test {
   std::unique_ptr<RandomWeight> gate_, up_, down_;
   std::vector<int32_t> tokens_;
   std::vector<float> x_;        // [n_tokens, dim]
-  std::vector<double> used_x_;  // the same as it is multiplied
+  std::vector<double> used_x_;  // x_ after rounding
   std::vector<bf16> hidden_;
-  Fp8Numbers hidden_fp8_;  // where it is multiplied so
+  Fp8Numbers hidden_fp8_;  // used with FP8 activations
   std::vector<float> out_;
   static constexpr int kTokens = 11;
 };
@@ -61,7 +61,7 @@ int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
 void GpuExperts::run(const ExpertCase& c) {
   SCOPED_TRACE(testing::Message() << c.n_experts() << " experts, " << c.max_rows() << " rows");
-  // Small weights keep silu's argument, and so its error, in bounds.
+  // Small weights bound silu's argument and so its error.
   const WeightCase shape = {.rows = c.hidden,
                             .cols = c.dim,
                             .type = c.type,
@@ -131,7 +131,7 @@ void GpuExperts::run(const ExpertCase& c) {
   expect_down(c);
 }
 
-// silu is the float's, whose argument errs by d: silu' < 1.1. Then the product is rounded to BF16.
+// silu has slope below 1.1 and its argument has an error; then the product is rounded to BF16.
 void GpuExperts::expect_gate_up(const ExpertCase& c) {
   std::vector<double> got, want, bound;
   const double error = sum_error(c.dim, c.fp8_rows);
@@ -154,7 +154,7 @@ void GpuExperts::expect_gate_up(const ExpertCase& c) {
   expect_close(got, want, bound);
 }
 
-// Of rows that exist exactly what the host makes of them; others keep their NaN.
+// Existing rows must equal the host's rounding exactly; all others must still be NaN.
 void GpuExperts::expect_hidden_fp8(const ExpertCase& c) {
   const Fp8Numbers& got = hidden_fp8_;
   std::vector<bool> used(c.max_rows(), false);
@@ -264,7 +264,7 @@ TEST_F(GpuExperts, CombineAddsInTheOrderOfTheExperts) {
   }
 }
 
-// Odd columns, several blocks of them, rows with room behind; whole numbers, so that sums are
+// Odd numbers of columns, several blocks of columns, padded rows. Numbers are integers, so sums are
 // exact.
 TEST_F(GpuExperts, CombineOfManyColumns) {
   for (const int cols : {255, 257, 1025}) {

@@ -1,5 +1,5 @@
-// Activations in FP8: how they are rounded, and their products with FP8 weights against double
-// precision of the same rounded numbers.
+// Activations in FP8: their rounding, and their products with FP8 weights against double precision
+// of the same rounded numbers.
 #include "gpu_kernels/products.h"
 #include "tests/check_close.h"
 #include "tests/gpu_fp8_rows.h"
@@ -54,8 +54,8 @@ void GpuFp8Products::round(const std::vector<float>& x, int64_t n_rows, int cols
     }
 }
 
-// Every binade of floats, from numbers whose scales are subnormal on; a block of zeros; NaN between
-// rows, which begin at any multiple of 4 bytes.
+// Covers every binade of floats from those with subnormal scales on, a block of zeros, NaN between
+// rows, and rows that begin at any multiple of 4 bytes.
 TEST_F(GpuFp8Products, RowsAreRoundedToTheNearest) {
   for (const auto& [n_rows, cols, pad] :
        {std::tuple{5, 19, 2}, {3, 128, 0}, {2, 129, 3}, {9, 300, 4}, {1, 1, 7}, {2, 640, 0}}) {
@@ -82,7 +82,7 @@ TEST_F(GpuFp8Products, WhatIsNotFiniteStaysSo) {
   }
 }
 
-// The smallest numbers there are: codes are none of NaN, whatever the division gives.
+// The smallest subnormal floats must not become NaN codes, whatever the division gives.
 TEST_F(GpuFp8Products, TheSmallestNumbersAreNumbers) {
   std::vector<float> x(128, 0);
   x[0] = 1e-45f, x[5] = -1e-45f;
@@ -152,7 +152,7 @@ TEST_F(GpuFp8Products, Matrix) {
   matrix(130, {.rows = 129, .cols = 393, .type = {}}, 1);
   matrix(18, {.rows = 24, .cols = 15, .type = {}}, 1);
 }
-// Parts of the columns begin within blocks of them.
+// The columns are shared by blocks that begin within blocks of scales.
 TEST_F(GpuFp8Products, MatrixWithSharedColumns) {
   matrix(129, {.rows = 136, .cols = 1100, .type = {}}, 12);
   matrix(20, {.rows = 40, .cols = 1700, .type = {}}, 3);

@@ -1,5 +1,4 @@
-// Rows of FP8 with scales on the card, what they are worth, and how far a sum of their products may
-// be off.
+// Rows of FP8 with scales on the GPU, their values, and the error bound of a sum of their products.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -19,7 +18,7 @@ struct Fp8Numbers {
   }
 };
 
-// NaN at first, in `pad` columns and a scale behind each row for good.
+// Filled with NaN. `pad` columns and one scale after each row are never written.
 class Fp8RowsOnCard {
  public:
   Fp8RowsOnCard(int64_t n_rows, int cols, int64_t pad)
@@ -40,7 +39,7 @@ class Fp8RowsOnCard {
   OnGpuBuffer<float> scales_;
 };
 
-// Of all codes the nearest to v; of two the even one.
+// The code nearest to v; of two equally near codes the even one.
 inline fp8_e4m3 nearest_e4m3(float v) {
   const uint8_t sign = std::signbit(v) ? 0x80 : 0;
   uint8_t best = 0;
@@ -52,9 +51,9 @@ inline fp8_e4m3 nearest_e4m3(float v) {
   return {static_cast<uint8_t>(best | sign)};
 }
 
-// Of the sum of magnitudes of n products: those of a block are summed by four mma, each of which
-// may cut every product 13 bits behind the point of its largest on a card, and rounds as floats do
-// on an emulated one; floats then add up the blocks, each scaled twice.
+// Error bound relative to the sum of magnitudes of n products. Four mma sum a block: a real GPU may
+// truncate every product 13 bits below the largest one's leading bit, an emulated one rounds as
+// floats do. Blocks are scaled twice and added in float.
 inline double fp8_sum_error(int n) {
   const double of_block = open_gpu().emulated ? 128 * 0x1p-24 : 16 * 0x1p-13;
   return of_block + (static_cast<double>(n) / kFp8Block + 4) * 0x1p-23;

@@ -1,5 +1,5 @@
-// Grids of the largest steps that options allow: CUDA takes 65,535 blocks along y and z, so a step
-// of 65,536 tokens is where launchers go wrong. Of an emulated GPU few blocks run.
+// Grids of the largest steps that options allow. CUDA takes at most 65,535 blocks along y and z, so
+// a step of 65,536 tokens reveals launchers that exceed that. On an emulated GPU few blocks run.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -18,7 +18,7 @@
 namespace tandem::gpu::test {
 namespace {
 
-// Of each grid of an emulated GPU the first and the last n blocks run.
+// On an emulated GPU only the first and the last n blocks of each grid run.
 class FewBlocks {
  public:
   explicit FewBlocks(int n) { setenv("TANDEM_GPU_BLOCKS", std::to_string(n).c_str(), 1); }
@@ -26,7 +26,7 @@ class FewBlocks {
   FewBlocks(const FewBlocks&) = delete;
 };
 
-// Every number that was written is the one wanted; the last was.
+// Every number that was written must have the expected value, and the last one must be written.
 template <class Wanted>
 void expect_written(const std::vector<float>& got, double relative, Wanted wanted) {
   ASSERT_FALSE(std::isnan(got.back())) << "the last was not written";
@@ -43,7 +43,7 @@ class GpuGrids : public testing::Test {
   Stream stream_;
   std::mt19937 rng_{5};
 
-  std::vector<float> integers(int64_t n) {  // exact in BF16, and their sums in float
+  std::vector<float> integers(int64_t n) {  // exact in BF16, with exact sums in float
     std::vector<float> v(n);
     for (float& x : v) x = static_cast<float>(static_cast<int>(rng_() % 9) - 4);
     return v;
@@ -75,7 +75,8 @@ TEST_F(GpuGrids, CombineExperts) {
   expect_written(y.values(stream_), 0, [&](int64_t t) { return weights[t] * rows[row_of[t]]; });
 }
 
-// 128 heads of 16 tokens at a time end at 8,176 tokens. Rows of x overlap, so that they are few.
+// 128 heads with 16 tokens a block reach 65,535 blocks at 8,176 tokens. Rows of x overlap to save
+// memory.
 TEST_F(GpuGrids, PerHead) {
   constexpr int kHeads = 128, kTokens = 8193, kCols = 16;
   const RandomWeight w(stream_, rng_,
@@ -101,12 +102,12 @@ TEST_F(GpuGrids, PerHead) {
   });
 }
 
-// Queries of zeros see all keys alike: each row becomes the mean of the latents that it sees.
+// Queries of zeros weight all keys equally, so each output row is the mean of the visible latents.
 class GpuGridsOfDecode : public GpuGrids {
  protected:
   static constexpr int kPages = 4, kRank = 2, kStride = 8;
 
-  // kv_length[s] tokens, the last n_tokens of which are queries, on page s % kPages.
+  // Sequence s has kv_length[s] tokens on page s % kPages; the last n_tokens of them are queries.
   void decode(const std::vector<int32_t>& kv_length, int n_tokens, int heads) {
     const auto n = static_cast<int32_t>(kv_length.size());
     std::vector<int32_t> first, pages;
@@ -170,7 +171,8 @@ constexpr Model kModels[] = {{7168, 128, 256, 8, 2048, 129'280},  // DeepSeek-R1
                              {7168, 64, 384, 8, 2048, 163'840},   // Kimi-K2
                              {4, 1024, 1024, 16, 16, 1 << 18}};   // many of each, and short rows
 
-// Every launcher with the largest step: none of its blocks runs, their shape is what is looked at.
+// Launches every kernel with the largest step. No block runs; only the shapes of the grids are
+// tested.
 class GpuLaunches : public testing::TestWithParam<Model> {
  protected:
   static constexpr int kTokens = kMostStepTokens, kRank = 512, kRope = 64, kNope = 128;
@@ -319,7 +321,7 @@ void GpuLaunches::attention() {
   a.latents = a.restored = halves_;
   a.pages = ints_;
   mla_prefill(stream_, a);
-  // As CudaAttention does, which has room for so many.
+  // CudaAttention passes at most 32 tokens at a time.
   plain_attention(stream_, {.q = matrix_,
                             .q_rope = matrix_,
                             .cache = halves_,

@@ -1,5 +1,5 @@
-// What the card hands down is what the CPU's kernels would have encoded, and who computes which
-// expert.
+// The rows that the GPU hands down are those that the CPU's kernels would encode, and every expert
+// has one owner.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -87,7 +87,7 @@ TEST(HandOff, RowsAreEncodedAsTheCpuDoes) {
     for (const int dim : {7168 / 2, 129, 128, 40, 7}) expect_encoded(type, dim);
 }
 
-TEST(HandOff, EveryExpertHasOneHome) {
+TEST(HandOff, EveryExpertHasOneOwner) {
   Stream stream;
   std::mt19937 rng(1);
   const Routed routed(rng);
@@ -119,7 +119,7 @@ TEST(HandOff, EveryExpertHasOneHome) {
   }
 }
 
-// Of one block and of several, from rows with room behind.
+// Covers one block and several, and padded rows.
 TEST(HandOff, ExpertsArePlaced) {
   Stream stream;
   std::mt19937 rng(2);
@@ -129,7 +129,7 @@ TEST(HandOff, ExpertsArePlaced) {
   for (const auto& [tokens, n_active, stride] :
        {Case{1, 1, 1}, {5, 3, 4}, {97, 8, 8}, {64, 8, 11}}) {
     SCOPED_TRACE(testing::Message() << tokens << " tokens with " << n_active);
-    std::vector<int32_t> place(256), ids(tokens * stride, 1 << 30), want;  // 1 << 30: nobody's
+    std::vector<int32_t> place(256), ids(tokens * stride, 1 << 30), want;  // 1 << 30: padding
     for (int32_t& p : place) p = static_cast<int32_t>(rng() % 100) - 1;
     for (int t = 0; t < tokens; ++t)
       for (int i = 0; i < n_active; ++i) {
@@ -151,7 +151,7 @@ TEST(HandOff, ExpertsArePlaced) {
   stream.wait();
 }
 
-// The card's clock goes as ours does, also where stamps are recorded.
+// The GPU's clock agrees with the host's, in recorded stamps too.
 TEST(HandOff, StampsAreNanoseconds) {
   using std::chrono::steady_clock, std::chrono::milliseconds;
   Stream stream;

@@ -1,6 +1,6 @@
-// Memory is decided before the first step: a decode step allocates nothing, neither on the host nor
-// of the card, and waits for the card once, for its logits; also where GPU and CPU share it. Only
-// with the emulated GPU, which says what is its own, and counts.
+// A decode step allocates no memory on host or GPU and waits for the GPU once, for its logits, also
+// where GPU and CPU share the experts. On the emulated GPU only, which counts allocations and
+// waits.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -26,7 +26,7 @@ extern "C" void* malloc(size_t n) {
 namespace tandem::test {
 namespace {
 
-// Experts on both sides in every layer.
+// Both devices have experts of every layer.
 Placement shared_placement(const ModelConfig& c, int stream_from) {
   Placement p = backbone_on_card(c, kContext);
   p.prefill_chunk_tokens = 64;
@@ -43,9 +43,9 @@ Placement shared_placement(const ModelConfig& c, int stream_from) {
 }
 
 struct Cost {
-  int64_t allocations = 0;  // of host memory
-  int64_t buffers = 0;      // of the card's, and of pinned memory
-  int64_t waits = 0;        // of the host for the card
+  int64_t allocations = 0;  // allocations of host memory
+  int64_t buffers = 0;      // buffers on the GPU and in pinned memory
+  int64_t waits = 0;        // waits of the host for the GPU
 
   static Cost so_far() {
     const gpu::emulated::Counts& counts = gpu::emulated::counts();
@@ -68,12 +68,12 @@ class Steps {
       : loaded_(options), logits_(loaded_.config().vocab) {
     EXPECT_EQ(says(loaded_.device(), "experts also on the cpu"), shared);
   }
-  // Of one sequence, which goes on.
+  // The cost of the next `n_tokens` of a prompt of one sequence.
   Cost of_prompt(int n_tokens) {
     length_ += n_tokens;
     return of({{0, n_tokens, length_, pages_}});
   }
-  // Of a token of each sequence; they share pages.
+  // The cost of one token for each sequence; the sequences share pages.
   Cost of_decode(int n_sequences) {
     ++length_;
     std::vector<Sequence> sequences;
@@ -104,11 +104,12 @@ class Steps {
   int length_ = 0;
 };
 
-// Recorded, in halves where two sequences may go so, and kernel by kernel, as 17 sequences do.
+// Covers recorded steps of one micro-batch and of two, and steps of 17 sequences, which are not
+// recorded.
 void expect_nothing_but_logits(Steps& steps) {
   for (const int n : {1, 2, 17}) {
     SCOPED_TRACE(testing::Message() << n << " sequences");
-    steps.of_decode(n);  // the first of its kind: threads start, a graph is recorded
+    steps.of_decode(n);  // the first such step starts threads or records a graph
     for (int i = 0; i < (n < 17 ? 3 : 1); ++i) EXPECT_EQ(steps.of_decode(n), kLogitsAwaited);
   }
 }
@@ -119,13 +120,16 @@ TEST(HybridAllocations, NothingIsAllocatedInASharedStep) {
     SCOPED_TRACE(testing::Message() << family << ", streamed from " << stream_from);
     const std::string directory = kGolden + family;
     const PlacementFile file(shared_placement(ModelConfig::from_directory(directory), stream_from));
-    Steps steps(
-        {.directory = directory, .device = DeviceChoice::kCuda, .n_threads = 2, .placement = file.path()}, true);
-    steps.of_prompt(20);  // the first of its kind
+    Steps steps({.directory = directory,
+                 .device = DeviceChoice::kCuda,
+                 .n_threads = 2,
+                 .placement = file.path()},
+                true);
+    steps.of_prompt(20);  // the first such step may allocate
     const Cost prompt = steps.of_prompt(20);
     EXPECT_EQ(prompt.allocations, 0) << "in a step of a prompt";
     EXPECT_EQ(prompt.buffers, 0) << "in a step of a prompt";
-    if (stream_from == 0) {  // else the team waits for the link
+    if (stream_from == 0) {  // when streaming, the team also waits for the link
       EXPECT_EQ(prompt.waits, 1) << "in a step of a prompt";
     }
     expect_nothing_but_logits(steps);
@@ -141,8 +145,11 @@ TEST(HybridAllocations, NothingIsAllocatedInASharedStep) {
   EXPECT_EQ(Cost::so_far().waits - before.waits, 1);
 }
 
-TEST(HybridAllocations, NorInAStepOfTheCardAlone) {
-  Steps steps({.directory = kGolden + "v2_lite", .device = DeviceChoice::kCuda, .n_threads = 1, .context = 192},
+TEST(HybridAllocations, NothingIsAllocatedInAStepOfTheGpuAlone) {
+  Steps steps({.directory = kGolden + "v2_lite",
+               .device = DeviceChoice::kCuda,
+               .n_threads = 1,
+               .context = 192},
               false);
   steps.of_prompt(20);
   EXPECT_EQ(steps.of_prompt(20), kLogitsAwaited) << "in a step of a prompt";

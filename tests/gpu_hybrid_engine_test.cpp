@@ -1,5 +1,5 @@
-// A backbone on the GPU, real or emulated, and experts on both: wherever the experts and the
-// embedding are, the logits are the CPU's.
+// A backbone on the GPU, real or emulated, and experts on both devices: the logits are the CPU's,
+// wherever experts and embedding are.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ std::vector<std::vector<float>> logits_of(LoadedModel& loaded, const std::vector
   return rows;
 }
 
-// The longest that it has.
+// The longest golden prompt of the model.
 std::vector<int32_t> golden_tokens(const std::string& directory) {
   const GoldenFile golden(directory + "/golden.safetensors");
   for (const char* name : {"tokens_40", "tokens_17", "tokens_5"})
@@ -35,7 +35,8 @@ std::vector<int32_t> golden_tokens(const std::string& directory) {
 
 class Hybrid : public testing::TestWithParam<std::string> {};
 
-// Those of the kernels in float, as close as with everything on the card (gpu_engine_test).
+// Compares with float kernels, within the bound of a model that is entirely on the GPU
+// (gpu_engine_test).
 TEST_P(Hybrid, RandomPlacementsGiveTheCpusLogits) {
   const GpuMemory memory(kEnough);
   const std::string directory = kGolden + GetParam();
@@ -48,7 +49,7 @@ TEST_P(Hybrid, RandomPlacementsGiveTheCpusLogits) {
                    .max_logits = 40});
   const auto want = logits_of(cpu, tokens);
   std::mt19937 rng(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
-  // Packed INT4 and FP16 are not brought to the card.
+  // Packed INT4 and FP16 are not streamed.
   const bool may_stream = GetParam() != "kimi_k2_thinking" && GetParam() != "moonlight_tied";
   constexpr int kRounds = 3;
   int n_shared = 0;
@@ -73,7 +74,7 @@ TEST_P(Hybrid, RandomPlacementsGiveTheCpusLogits) {
   EXPECT_GE(n_shared, 1);
 }
 
-// t1 has near ties between experts, which a cache in BF16 decides otherwise.
+// t1 is omitted: it has near ties between experts that a BF16 cache decides differently.
 std::vector<std::string> families() {
   std::vector<std::string> all = golden_families(kGolden);
   std::erase(all, "t1");
@@ -100,8 +101,8 @@ TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
   }
 }
 
-// Prompts in chunks, streamed ones among them, and decoding, recorded and not; with experts on both
-// and with all on the card.
+// Covers chunked prompts, some of them streamed, and decode steps, recorded or not, with experts on
+// both devices and with all on the GPU.
 TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
   const GpuMemory memory(kEnough);
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);
@@ -134,8 +135,8 @@ TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
   EXPECT_EQ(counts(options), want);
 }
 
-// Without a placement as many experts as fit are on the card, down to none.
-TEST(HybridEngine, ASmallCardGetsWhatFits) {
+// Without a placement the GPU gets as many experts as fit, down to none.
+TEST(HybridEngine, ASmallGpuGetsWhatFits) {
   constexpr int64_t kStep = 1'000'000;
   const gpu::Card card = gpu::open_gpu();
   const ModelOptions options = tiny_r1(DeviceChoice::kCuda);
@@ -147,7 +148,7 @@ TEST(HybridEngine, ASmallCardGetsWhatFits) {
     return device;
   };
   ASSERT_EQ(device_with(kEnough), card.name);
-  int64_t whole = kEnough, less = 0;  // all of the model fits, and does not
+  int64_t whole = kEnough, less = 0;  // the model fits with `whole` bytes and not with `less`
   while (whole - less > kStep) {
     const int64_t middle = (whole + less) / 2;
     (device_with(middle) == card.name ? whole : less) = middle;
@@ -161,13 +162,13 @@ TEST(HybridEngine, ASmallCardGetsWhatFits) {
     EXPECT_EQ(answers(options, 1), want);
   }
   EXPECT_GE(n_refused, 1);
-  // A real card wants room to bring experts there, more than all of those of so small a model.
+  // A real GPU needs memory for streamed experts, more than all experts of this small model.
   if (card.emulated) {
     EXPECT_GE(n_shared, 1);
   }
 }
 
-TEST(HybridEngine, WhatDoesNotFitOrCannotBeDoneIsRefused) {
+TEST(HybridEngine, ImpossiblePlacementsAreRefused) {
   const std::string directory = kGolden + "v3_fp8";
   const ModelConfig config = ModelConfig::from_directory(directory);
   std::mt19937 rng(1);
@@ -181,7 +182,7 @@ TEST(HybridEngine, WhatDoesNotFitOrCannotBeDoneIsRefused) {
   Placement edited = sound;
   EXPECT_TRUE(says(refusal(sound, "cpu"), "host0.gpu0: this program runs them on host0.cpu only"));
   {
-    const GpuMemory memory(1'000'200'000);  // 200 KB and the driver's
+    const GpuMemory memory(1'000'200'000);  // 200 KB beside the driver's share
     EXPECT_TRUE(says(refusal(sound, "cuda"), "placement: host0.gpu0 holds 1.00 GB"));
   }
   const GpuMemory memory(kEnough);

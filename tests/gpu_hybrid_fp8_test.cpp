@@ -1,6 +1,6 @@
-// Activations in FP8 through the parts of the engine that round them, against the same rounding in
-// double precision: dense products, and experts all together or a few at a time as they are brought
-// to the card. Whole models amplify any difference until nothing can be told.
+// The parts of the engine that round activations to FP8, against the same rounding in double
+// precision: dense products, and experts computed together or a few at a time, as when streamed.
+// Whole models amplify differences too much for such a comparison.
 #include "gpu_kernels/runtime.h"
 #include "ops/cuda_products.h"
 #include "tests/hybrid_layers.h"
@@ -58,7 +58,7 @@ class GpuFp8Activations : public testing::Test {
   std::mt19937 rng_{3};
 };
 
-// As many tokens as tiles are for are rounded, fewer are not.
+// Steps with enough tokens for tiles are rounded, smaller ones are not.
 TEST_F(GpuFp8Activations, DenseProducts) {
   const CudaLimits limits = {
       .max_tokens = kManyTokens, .context = 64, .n_multiprocessors = 4, .fp8_activations = true};
@@ -83,8 +83,8 @@ TEST_F(GpuFp8Activations, DenseProducts) {
   }
 }
 
-// Hidden rows are rounded to BF16 before, so that some fall on the other side of a tie. n_first:
-// tokens of the first of two micro-batches; 0: there is one.
+// Hidden rows are rounded to BF16 first, so some numbers fall on the other side of a tie. n_first:
+// tokens of the first of two micro-batches; 0: one micro-batch.
 void GpuFp8Activations::expect_experts(int n_tokens, int at_once, bool rounded, int n_first) {
   SCOPED_TRACE(testing::Message() << n_tokens << " tokens, " << at_once << " experts at once");
   CudaExpertRows rows(c_, kManyTokens, stream_, true);

@@ -1,4 +1,4 @@
-// A thousand steps of changing batches with experts on GPU, real or emulated, and CPU: the CPU
+// A thousand steps of changing batches with experts on GPU, real or emulated, and CPU give the CPU
 // engine's tokens.
 #include <gtest/gtest.h>
 
@@ -12,8 +12,8 @@
 namespace tandem::test {
 namespace {
 
-// Both devices, with a placement that has all kinds of steps: recorded in one part and in halves,
-// prompts, streamed ones.
+// The model on the CPU and on both devices, with a placement that leads to all kinds of steps:
+// recorded in one micro-batch and in two, prompts, streamed steps.
 struct Both {
   Both(const ModelOptions& options, int n_sequences, unsigned seed)
       : file(placement(options, seed)),
@@ -29,9 +29,9 @@ struct Both {
     Placement p = random_placement(ModelConfig::from_directory(options.directory), rng);
     p.kv_tokens = options.context;
     p.prefill_chunk_tokens = 64;
-    p.stream_from_tokens = 25;  // some steps
+    p.stream_from_tokens = 25;  // some steps are streamed
     p.micro_batches = 2;
-    p.micro_batches_from_sequences = 3;  // two go in one part
+    p.micro_batches_from_sequences = 3;  // steps of two sequences have one micro-batch
     return p;
   }
   static ModelOptions with(ModelOptions options, const std::string& path) {
@@ -46,7 +46,7 @@ struct Both {
   Conversations cpu, both;
 };
 
-// A golden model without all but its first layers: emulated, a layer takes 0.04 s a step.
+// The first layers of a golden model. An emulated layer takes 0.04 s a step.
 class Shallow {
  public:
   Shallow(const std::string& family, int n_layers)
@@ -59,7 +59,7 @@ class Shallow {
     std::ifstream in(kGolden + family + "/config.json");
     auto config = nlohmann::json::parse(in);
     config["num_nextn_predict_layers"] = config["num_hidden_layers"].get<int>() - n_layers;
-    config["num_hidden_layers"] = n_layers;  // the others are passed over
+    config["num_hidden_layers"] = n_layers;  // loading skips the other layers
     std::ofstream(folder_ / "config.json") << config;
   }
   ~Shallow() { std::filesystem::remove_all(folder_); }
@@ -69,7 +69,7 @@ class Shallow {
   const std::filesystem::path folder_;
 };
 
-// Less under ThreadSanitizer, which needs minutes.
+// Fewer steps under ThreadSanitizer, where they take minutes.
 #ifdef __SANITIZE_THREAD__
 constexpr int kSteps = 50;
 #else
@@ -94,7 +94,7 @@ TEST(HybridEngineSteps, AThousandStepsGiveTheCpusTokens) {
   EXPECT_LE(seen.n_near, seen.n_rows / 25);
 }
 
-// A trained model knows what it wants.
+// A trained model has few near ties.
 TEST(HybridEngineSteps, TinyR1GivesTheCpusTokens) {
   constexpr int kSequences = 2;
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);

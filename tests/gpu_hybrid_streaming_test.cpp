@@ -1,5 +1,5 @@
-// Experts of host memory that are brought to the card, real or emulated, beside those that the CPU
-// computes meanwhile.
+// Experts in host memory that are streamed to the GPU, real or emulated, while the CPU computes the
+// others.
 #include <chrono>
 #include <cstdlib>
 #include <thread>
@@ -15,8 +15,8 @@ ExpertRates rates_of(double link, double cpu_row) {
 }
 const ExpertRates kAllToTheGpu = rates_of(1e-9, 1), kAllToTheCpu = rates_of(1e9, 1e-9);
 
-// Experts of host memory are brought to the card, more than fit it at a time, layer after layer.
-TEST_F(HybridHandOff, ExpertsAreBroughtToTheCard) {
+// Streams more experts than the stages hold at a time, in several layers.
+TEST_F(HybridHandOff, ExpertsAreStreamed) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
   streaming.divide_by(kAllToTheGpu);
   hybrid_->divide({.stream_from = 3, .streaming = &streaming});
@@ -33,7 +33,7 @@ TEST_F(HybridHandOff, ExpertsAreBroughtToTheCard) {
   for (const int layer : {1, 2, 3}) run_layer(layer, 2);
   EXPECT_EQ(n_handed_down, 2);
 }
-TEST_F(Fp8HandOff, ExpertsAreBroughtToTheCard) {
+TEST_F(Fp8HandOff, ExpertsAreStreamed) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
   streaming.divide_by(kAllToTheGpu);
   hybrid_->divide({.stream_from = 1, .streaming = &streaming});
@@ -41,8 +41,8 @@ TEST_F(Fp8HandOff, ExpertsAreBroughtToTheCard) {
     for (const int layer : {1, 2, 3}) run_layer(layer, 4);
 }
 
-// Whoever computes them, from all on one side to all on the other, and whatever is on its way
-// because of the step before.
+// The sum is the same for any division, from all experts on one device to all on the other, and for
+// any experts streamed ahead because of the previous step.
 template <class Fixture>
 class Divided : public Fixture {
  protected:
@@ -75,9 +75,9 @@ using DividedFp8 = Divided<Fp8HandOff>;
 TEST_F(DividedBf16, AnyDivisionGivesTheSameSum) { any_division(); }
 TEST_F(DividedFp8, AnyDivisionGivesTheSameSum) { any_division(); }
 
-// Those with the most rows in one step are on their way in the next before it is known who is asked
-// for; they are fewer once nothing is worth it.
-TEST_F(HybridHandOff, LikelyExpertsAreBroughtAhead) {
+// The experts with the most rows in one step are streamed ahead of the router in the next one;
+// fewer are, once streaming does not pay.
+TEST_F(HybridHandOff, LikelyExpertsAreStreamedAhead) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
   hybrid_->divide({.stream_from = 1, .streaming = &streaming});
   const auto brought = [&](const ExpertRates& rates, std::vector<int32_t> asked) {
@@ -119,15 +119,14 @@ TEST_F(HybridHandOff, ATimelineHasBothParts) {
   EXPECT_EQ(n_spans["adds the CPU's sum"], 0) << "a part of those";
 }
 
-// Of an emulated card's streams that are made while it lives.
+// Delays the copies of streams that are made while the object exists, on an emulated GPU.
 class LateCopies {
  public:
   LateCopies() { setenv("TANDEM_GPU_COPY_DELAY", "3000", 1); }
   ~LateCopies() { unsetenv("TANDEM_GPU_COPY_DELAY"); }
 };
 
-// A link that is late, and then a card that is: each waits for the other, and the team for the
-// link.
+// A slow link and then a slow GPU: each waits for the other, and the team waits for the link.
 TEST_F(HybridHandOff, ALateLinkIsAwaited) {
   const LateCopies late;
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
@@ -137,7 +136,7 @@ TEST_F(HybridHandOff, ALateLinkIsAwaited) {
     for (const int layer : {1, 2}) run_layer(layer, kMaxTokens);
   }
 }
-TEST_F(HybridHandOff, ALateCardIsAwaitedByTheLink) {
+TEST_F(HybridHandOff, ALateGpuIsAwaitedByTheLink) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
   streaming.divide_by(kAllToTheGpu);
   hybrid_->divide({.stream_from = 1, .streaming = &streaming});
@@ -148,8 +147,8 @@ TEST_F(HybridHandOff, ALateCardIsAwaitedByTheLink) {
     for (const int layer : {1, 2}) run_layer(layer, kMaxTokens, delay);
 }
 
-// What the CPU keeps is the CPU engine's to the bit, in parts or at once.
-TEST_F(HybridHandOff, WhatIsNotBroughtIsExact) {
+// The CPU's experts have the bits of the CPU engine, in several parts or in one.
+TEST_F(HybridHandOff, ExpertsOnTheCpuAreExact) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
   streaming.divide_by(kAllToTheCpu);
   hybrid_->divide({.stream_from = 1, .streaming = &streaming});
@@ -174,7 +173,7 @@ TEST_F(HybridHandOff, RatesAreMeasured) {
   for (const int layer : {1, 2, 3}) run_layer(layer, kMaxTokens);
 }
 
-TEST_F(ConvertedHandOff, OtherFormatsAreNotBrought) {
+TEST_F(ConvertedHandOff, OtherFormatsAreNotStreamed) {
   EXPECT_FALSE(CudaStreaming::takes(*cpu_));
   EXPECT_TRUE(
       says(error_of([&] { CudaStreaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_); }),
@@ -186,7 +185,7 @@ TEST_F(HybridHandOff, TheCrossoverIsMeasured) {
   streaming.divide_by(streaming.measured_rates(kMaxTokens));
   const int crossover = hybrid_->measured_crossover(kMaxTokens, streaming);
   EXPECT_TRUE(crossover == 0 || (crossover >= 1 && crossover <= kMaxTokens)) << crossover;
-  run_layer(1, kMaxTokens);  // as before
+  run_layer(1, kMaxTokens);  // the next layer is unaffected
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The hand-off between the GPU, real or emulated, and the CPU's experts: whoever is late is waited
-// for, nothing is lost, and who does not come is said.
+// The hand-off between the GPU, real or emulated, and the CPU's experts: each side waits for the
+// other, no data is lost, and a missing side is reported.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -26,8 +26,9 @@ TEST_F(HybridHandOff, PartsAddUp) {
       }
 }
 
-// What the CPU alone computes is the same to the bit: it gets the rows that it would have encoded.
-TEST_F(HybridHandOff, NothingIsRoundedOnTheWay) {
+// Experts on the CPU give the same bits as without a GPU, because they get the rows that the CPU
+// would have encoded.
+TEST_F(HybridHandOff, NothingIsRoundedInTheHandOff) {
   bound_ = 1e-12;
   for (const int n : {1, kMaxTokens}) run_layer(2, n);
 }
@@ -41,8 +42,8 @@ TEST_F(Fp8HandOff, PartsAddUp) {
   for (const int layer : {1, 2, 3}) run_layer(layer, 5);
 }
 
-// A step of six tokens through all layers, as one micro-batch or as two that take turns like those
-// of the forward pass; `before_hand_down_` is the GPU's work before a layer's experts.
+// A step of six tokens through all layers, in one micro-batch or in two that alternate as in the
+// forward pass. `before_hand_down_` is the GPU's work before a layer's experts.
 class HybridSteps : public HybridHandOff {
  protected:
   HybridSteps() = default;
@@ -57,7 +58,7 @@ class HybridSteps : public HybridHandOff {
   Batch part(int first, int n) const {
     return {std::span(ids_).subspan(first, n), {}, std::span(sequences_).subspan(first, n), {}};
   }
-  // What was added to y in the rows of the card.
+  // Enqueues all layers; the sums are added to y on the GPU.
   void enqueue(int n_parts) {
     const auto begin = [&](int layer, const Batch& part) {
       if (before_hand_down_) stream_.run_on_host(before_hand_down_);
@@ -78,7 +79,7 @@ class HybridSteps : public HybridHandOff {
       const TensorView y = {const_cast<float*>(y_card_.data()), kTokens, dim_, dim_, DType::kF32};
       hybrid_->add_to(tickets_[part.first_row() > 0], y.rows_from(part.first_row(), part.n()));
     };
-    // Each goes on until it waits, then the other does.
+    // A micro-batch proceeds until it waits, then the other one does.
     const MicroBatches step = parts(n_parts);
     std::array<size_t, ExpertPool::kMostTickets> next = {};
     std::array<bool, ExpertPool::kMostTickets> waits = {};
@@ -123,7 +124,7 @@ class HybridSteps : public HybridHandOff {
 
   std::vector<int> layers_ = {1, 2, 3};
   Ticket tickets_[ExpertPool::kMostTickets] = {};
-  std::function<void()> between_;  // enqueues what the forward pass has there: the shared expert
+  std::function<void()> between_;  // enqueues the shared expert, between submit() and waits()
   const int dim_ = random_.config.dim;
   const std::vector<int32_t> ids_ = {0, 1, 2, 5, 6, 7, 1, 3, 4, 0, 2, 7, 3, 4, 5, 6, 1, 0};
   const std::vector<float> zeros_ = std::vector<float>(kTokens * dim_, 0.f),
@@ -148,7 +149,7 @@ TEST_F(HybridSteps, MicroBatchesGiveTheSameSum) {
   }
 }
 
-// Rows of bytes have a scale each.
+// Rows of bytes have one scale each.
 class ConvertedSteps : public HybridSteps {
  protected:
   ConvertedSteps() : HybridSteps(ExpertsLayout(WeightFormat{DType::kI8})) {}
@@ -162,14 +163,15 @@ TEST_F(ConvertedSteps, MicroBatchesGiveTheSameSum) {
 }
 
 // Layer 1 has rows of one byte a column, layer 2 of two or four. While the CPU still reads the
-// second micro-batch's rows of one layer, the GPU hands down the first's of the next.
+// second micro-batch's rows of one layer, the GPU hands down the first micro-batch's rows of the
+// next.
 class MixedSteps : public HybridSteps {
  protected:
   MixedSteps() : HybridSteps(ExpertsLayout({{}, WeightFormat{DType::kI8}, {}, {}}, {})) {}
 };
 TEST_F(MixedSteps, RowsOfALayerStayWhileTheNextOneIsHandedDown) {
   layers_ = {1, 2, 1, 2};
-  std::atomic<int> n_submitted = 0;  // and what was enqueued for it is done
+  std::atomic<int> n_submitted = 0;  // submissions whose enqueued work is done
   int n_served = 0, n_parts = 1;
   between_ = [&] { stream_.run_on_host([&] { ++n_submitted; }); };
   interposed_->before = [&] {
@@ -206,7 +208,7 @@ TEST_F(HybridSteps, MicroBatchesOnTheTimeline) {
     EXPECT_EQ(n_spans[fmt::format("shared expert {}", part)], 3);
   }
   EXPECT_EQ(n_spans["experts 0 1"], 0);
-  // The mean of a layer has both of its micro-batches.
+  // The mean of a layer includes both micro-batches.
   double gpu = 0;
   for (const Timeline::Span& s : timeline.spans())
     if (s.step == 1 && std::string(s.name) == "shared expert") gpu += (s.end - s.begin) / 3;
@@ -218,10 +220,9 @@ TEST_F(HybridSteps, MicroBatchesOnTheTimeline) {
   EXPECT_NEAR(json["mean_seconds_a_layer"][0]["parts"]["GPU: shared expert"], gpu, 1e-9);
 }
 
-// Where GPU and CPU take as long as each other, two micro-batches take little more than half of the
-// time.
+// Where GPU and CPU take equally long, two micro-batches take little more than half of the time.
 TEST_F(HybridSteps, MicroBatchesOverlap) {
-  layers_.assign(8, 2);  // no experts on the card, whose kernels are slow where it is emulated
+  layers_.assign(8, 2);  // no experts on the GPU, whose kernels are slow when emulated
   const auto seconds = [&](int n_parts) {
     const auto busy = milliseconds(24 / n_parts);
     before_hand_down_ = interposed_->before = [=] { std::this_thread::sleep_for(busy); };
@@ -231,16 +232,16 @@ TEST_F(HybridSteps, MicroBatchesOverlap) {
     stream_.wait();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   };
-  double best = 0;  // another program may have taken the time of one
+  double best = 0;  // another program may have disturbed one measurement
   for (int i = 0; i < 3 && best < 1.3; ++i) best = std::max(best, seconds(1) / seconds(2));
   EXPECT_GE(best, 1.3);
 }
 
-// The CPU's part is not done before the GPU has done what it got between submit() and waits(), of
-// both micro-batches: so the GPU must not wait for the CPU before that. In steps kernel by kernel
-// and in recorded ones.
+// The CPU's part ends only after the GPU has done the work between submit() and waits(), of both
+// micro-batches. The GPU must therefore not wait for the CPU earlier, in recorded steps and kernel
+// by kernel.
 TEST_F(HybridSteps, TheSharedExpertRunsWhileTheCpuComputes) {
-  std::atomic<int> n_done = 0;  // shared experts
+  std::atomic<int> n_done = 0;  // number of shared experts
   int n_begun = 0, n_late = 0, n_parts = 1;
   between_ = [&] { stream_.run_on_host([&] { ++n_done; }); };
   interposed_->before = [&] {
@@ -270,7 +271,7 @@ TEST_F(HybridSteps, TheSharedExpertRunsWhileTheCpuComputes) {
     }
 }
 
-// A recorded step goes through its layers without submit() and add_to().
+// A recorded step does not call submit() and add_to().
 TEST_F(HybridSteps, TheCpuFollowsAReplay) {
   constexpr int kReplays = 12;
   const gpu::Graph one = stream_.capture([&] { enqueue(1); });
@@ -284,7 +285,7 @@ TEST_F(HybridSteps, TheCpuFollowsAReplay) {
     hybrid_->follow(parts(n_parts));
     expect_sum();
   }
-  // In the middle of a step the CPU fails: the card is not held up in the layers that follow.
+  // If the CPU fails during a step, the GPU does not wait in later layers.
   for (const int n_parts : {1, 2}) {
     int n_calls = 0;
     interposed_->before = [&] {
@@ -297,7 +298,7 @@ TEST_F(HybridSteps, TheCpuFollowsAReplay) {
   }
 }
 
-// A recorded step does not stream, however many tokens it has, and its timeline says so.
+// A recorded step does not stream, whatever its number of tokens, and its timeline shows that.
 TEST_F(HybridSteps, AReplayOnTheTimelineDoesNotStream) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
   hybrid_->divide({.stream_from = 1, .streaming = &streaming});
@@ -315,7 +316,7 @@ TEST_F(HybridSteps, AReplayOnTheTimelineDoesNotStream) {
   EXPECT_EQ(n_spans["experts of host memory"], 0);
 }
 
-// What was when: parts of every layer, none of negative length, and as JSON.
+// The timeline has the parts of every layer with non-negative lengths, and is valid JSON.
 TEST_F(HybridHandOff, ATimelineHasAllParts) {
   Timeline timeline;
   hybrid_->record(timeline);
@@ -357,8 +358,8 @@ TEST_F(HybridHandOff, ATimelineHasAllParts) {
   EXPECT_NEAR(beside["layer"]["measured"], gpu, 1e-9);
 }
 
-// Short delays fall into the CPU's polling, long ones into its sleep.
-TEST_F(HybridHandOff, WhoeverIsLateIsAwaited) {
+// Short delays end while the CPU polls, long ones while it sleeps.
+TEST_F(HybridHandOff, ALateSideIsAwaited) {
   for (int round = 0; round < 60; ++round) {
     const auto card = std::chrono::microseconds(round % 3 == 1 ? 20 * round : 0);
     const auto cpu = std::chrono::microseconds(round % 3 == 2 ? 20 * round : 0);
@@ -369,8 +370,8 @@ TEST_F(HybridHandOff, WhoeverIsLateIsAwaited) {
   }
 }
 
-// The card hangs: the CPU gives up, and once the card goes on it is not held up by that.
-TEST_F(HybridHandOff, ACardThatDoesNotComeIsSaid) {
+// The GPU hangs: the CPU gives up, and the GPU does not wait when it continues.
+TEST_F(HybridHandOff, AMissingGpuIsReported) {
   std::promise<void> release;
   std::shared_future<void> released = release.get_future().share();
   before_hand_down_ = [released] { released.wait(); };
@@ -386,8 +387,8 @@ TEST_F(HybridHandOff, ACardThatDoesNotComeIsSaid) {
   EXPECT_TRUE(says(error_of([&] { run_layer(1, 2); }), "an earlier step failed"));
 }
 
-// The CPU's part fails: so does the step, and the card is not held up.
-TEST_F(HybridHandOff, ACpuThatFailsIsSaid) {
+// The CPU's part fails: the step fails, and the GPU does not wait.
+TEST_F(HybridHandOff, AFailingCpuIsReported) {
   interposed_->before = [] { fail("out of everything"); };
   EXPECT_TRUE(says(error_of([&] { run_layer(2, 1); }), "out of everything"));
   stream_.wait();

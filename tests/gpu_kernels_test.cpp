@@ -1,5 +1,5 @@
-// Each small kernel against a plain loop over odd shapes; outputs are NaN before, and what lies
-// between the rows is not touched.
+// Each small kernel against a plain loop over unusual shapes. Outputs are NaN before the call, and
+// the space between rows must not change.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@ struct Shape {
 };
 const std::vector<Shape> kShapes = {{1, 1, 1}, {3, 5, 8}, {2, 1025, 1025}, {7, 300, 301}};
 
-// Matrices that come and go between host and GPU.
+// Helpers that copy matrices between host and GPU and compare them.
 class SmallKernels : public testing::Test {
  protected:
   std::vector<float> random(Shape s, float scale = 1) {
@@ -34,7 +34,7 @@ class SmallKernels : public testing::Test {
   static Matrix matrix(const Buffer& b, Shape s) { return {b.as<float>(), s.stride}; }
   static Buffer nans(Shape s) { return nans_on_gpu<float>(int64_t{s.rows} * s.stride); }
 
-  // The numbers of the shape are within `relative` of want(row, col), all else is untouched.
+  // The numbers of the shape are within `relative` of want(row, col); all others are unchanged.
   void expect(const Buffer& got, Shape s, const std::vector<float>& before, double relative,
               const std::function<double(int, int)>& want) {
     const std::vector<float> values = from_gpu<float>(stream_, got);
@@ -76,7 +76,7 @@ TEST_F(SmallKernels, RmsNorm) {
     };
     const auto each = [&](const Buffer& got, const std::vector<float>& before) {
       int row = -1;
-      double scale = 0;  // of `row`
+      double scale = 0;  // scale of `row`
       expect(got, s, before, 1e-5, [&](int r, int c) {
         if (r != row) {
           row = r;
@@ -217,7 +217,7 @@ TEST_F(SmallKernels, SortPairsGroupsByExpert) {
        {Case{1, 8, 256}, {7, 3, 5}, {600, 8, 64}, {2, 1, 1}, {33, 2, 384}}) {
     const int pairs = tokens * n_active, stride = n_active + 1;
     auto ids = random_ints(tokens * stride, n_experts);
-    for (size_t i = 0; i < ids.size(); i += 5) ids[i] = -1;  // left out
+    for (size_t i = 0; i < ids.size(); i += 5) ids[i] = -1;  // entries to be skipped
     const Buffer dids = on_gpu(stream_, ids), offsets = nans_on_gpu<int32_t>(n_experts + 1),
                  row_of = nans_on_gpu<int32_t>(pairs), tokens_of = nans_on_gpu<int32_t>(pairs);
     sort_pairs(stream_, {.ids = dids.as<int32_t>(),

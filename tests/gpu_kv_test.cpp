@@ -1,4 +1,4 @@
-// Tokens written to an FP8 cache: each number the nearest that its block's scale allows.
+// Tokens written to an FP8 cache: each number is the nearest that its block's scale allows.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -17,7 +17,7 @@ struct Token {
 };
 static_assert(sizeof(Token) == kFp8TokenBytes);
 
-// Tokens go to `rows` of a cache of so many rows.
+// A cache of n_rows rows with tokens written to `rows`.
 std::vector<Token> cache_with(const std::vector<float>& kv, const std::vector<int32_t>& rows,
                               int rank, int rope_dim, int n_rows) {
   Stream stream;
@@ -33,7 +33,7 @@ std::vector<Token> cache_with(const std::vector<float>& kv, const std::vector<in
   return from_gpu<Token>(stream, cache);
 }
 
-// Of all codes the nearest to v; of two the even one.
+// The code nearest to v; of two equally near codes the even one.
 fp8_e4m3 nearest(float v) {
   fp8_e4m3 best = {0};
   for (int code = 0; code < 255; ++code) {
@@ -78,7 +78,7 @@ TEST(Fp8Cache, NumbersAreTheNearest) {
   }
 }
 
-// With a scale of 1: halfway between two codes, the even one.
+// With a scale of 1, a number halfway between two codes is rounded to the even one.
 TEST(Fp8Cache, TiesGoToEven) {
   std::vector<float> kv(576, 0);
   const float ties[] = {448, 17, 19, -17, -19, 0x1.1p-3f, 0x1.3p-3f, 0x1p-10f, 0x3p-10f};

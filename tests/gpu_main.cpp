@@ -1,5 +1,5 @@
-// main() of the tests of GPU kernels: says which GPU runs them. Without one: exit status 77,
-// skipped.
+// main() of the GPU kernel tests. Prints which GPU runs them; without one the exit status is 77
+// (skipped).
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Brings vectors to the GPU and back, real or emulated.
+// Copies vectors to a GPU, real or emulated, and back.
 #pragma once
 #include <vector>
 
@@ -14,7 +14,7 @@ Buffer on_gpu(Stream& stream, const std::vector<T>& from) {
   return to;
 }
 
-// Room for n numbers, which are NaN.
+// A buffer of n numbers, filled with NaN.
 template <class T>
 Buffer nans_on_gpu(int64_t n) {
   return Buffer(n * static_cast<int64_t>(sizeof(T)), Site::kDevice);

@@ -1,5 +1,5 @@
-// Every function of packed.h, and what kernels use of CUDA's atomics and __syncwarp, by what the
-// PTX manual says: the same program tests the emulator's and the card's.
+// Every function of packed.h, and the CUDA atomics and __syncwarp that kernels use, according to
+// the PTX manual. The same program tests the emulator and a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct Args {
 
 constexpr int kThreads = 64;
 
-// What a kernel with a thread for each of n makes of `in`: `each` words a thread.
+// Runs a kernel with one thread for each of n elements of `in`; each thread writes `each` words.
 std::vector<uint32_t> results(void (*kernel)(Args), int n, int each,
                               const std::vector<uint32_t>& in = {0}, int64_t shared_bytes = 0) {
   Stream stream;
@@ -50,7 +50,8 @@ __global__ void packs(Args a) {
 }
 
 TEST(Packed, PairsAreRoundedToEven) {
-  // Ties both ways, what rounds up to the next power of two and to infinity, subnormals.
+  // Ties in both directions, numbers that round up to the next power of two and to infinity,
+  // subnormals.
   std::vector<uint32_t> in = {0x3f808000, 0x3f818000, 0x3f808001, 0x3f807fff, 0x3fffffff,
                               0x7f7fffff, 0x80000000, 0x00000000, 0x7f800000, 0xff800000,
                               0x00018000, 0x80008000, 0x00000001, 0x007fffff};
@@ -72,7 +73,7 @@ __global__ void multiplies(Args a) {
   if (i < a.n) a.out[i] = fma_bf16x2(a.in[3 * i], a.in[3 * i + 1], a.in[3 * i + 2]);
 }
 
-// What e4m3.h asks of it: subnormals by a power of two, plus -0, exactly.
+// e4m3.h requires that subnormals times a power of two, plus -0, are exact.
 TEST(Packed, SubnormalsAreMultipliedExactly) {
   constexpr uint32_t kTwoTo120 = 0x7b807b80, kMinusZero = 0x80008000;
   std::vector<uint32_t> in;
@@ -88,7 +89,7 @@ TEST(Packed, SubnormalsAreMultipliedExactly) {
   }
 }
 
-// Products of 8 bits each and a summand near them are exact in double; that is rounded once.
+// A product of 8-bit mantissas and a summand of similar size are exact in double and rounded once.
 TEST(Packed, SumsAreRoundedOnce) {
   std::mt19937 rng(2);
   const auto some = [&] { return narrow((1 + rng() % 128 / 128.f) * (rng() % 2 ? 1.f : -1.f)); };
@@ -147,7 +148,7 @@ TEST(Packed, PowersOfTwo) {
   for (int i = 0; i < 200; ++i) x.push_back(std::uniform_real_distribution<float>(-125, 20)(rng));
   std::vector<uint32_t> in;
   for (const float v : x) in.push_back(bits(v));
-  in.push_back(bits(-140));  // too small: 0 on a card
+  in.push_back(bits(-140));  // too small: 0 on a GPU
   const auto got = results(exponentials, static_cast<int>(in.size()), 1, in);
   for (size_t i = 0; i < x.size(); ++i) {
     const double want = std::exp2(double{x[i]});
@@ -157,7 +158,7 @@ TEST(Packed, PowersOfTwo) {
   EXPECT_GE(number(got.back()), 0);
 }
 
-// The last block to arrive sees what all others wrote; everyone gets a number of its own.
+// The last block to arrive sees the writes of all others, and every block gets a different number.
 __global__ void arrivals(Args a) {
   if (threadIdx.x > 0) return;
   uint32_t* const count = a.out + gridDim.x;
@@ -185,7 +186,7 @@ struct Shared {
   uint32_t count, most;
 };
 
-// Each warp turns its own slots around, twice, with nothing but __syncwarp in between.
+// Each warp reverses its own slots twice, with only __syncwarp in between.
 __global__ void turns(Args a) {
   Shared& s = shared_memory<Shared>();
   const int i = threadIdx.x, other = i / 32 * 32 + 31 - i % 32;
@@ -241,7 +242,7 @@ TEST(Packed, AtomicsOfSharedMemory) {
   EXPECT_EQ(got[kThreads + 3], static_cast<uint32_t>(kThreads));
   EXPECT_EQ(got[kThreads + 4], 7u);
   EXPECT_EQ(got[kThreads + 5], 9u);
-  std::sort(got.begin(), got.begin() + kThreads);  // every number once
+  std::sort(got.begin(), got.begin() + kThreads);  // every number occurs once
   for (int i = 0; i < kThreads; ++i) EXPECT_EQ(got[i], static_cast<uint32_t>(i));
 }
 

@@ -1,4 +1,4 @@
-// The slow twins against double precision: products of every kind of weight, experts, attention
+// The reference kernels against double precision: products of every weight type, experts, attention
 // over shuffled pages.
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ void expect_close(const std::vector<float>& got, const std::vector<double>& want
   for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], bound) << i;
 }
 
-// Matrices on the card and, decoded, here: `n` of them one after another.
+// `n` matrices on the GPU, one after another, and their decoded values.
 struct RandomWeights {
   Buffer data, scale;
   PlainExpertWeights view;
@@ -162,7 +162,7 @@ TEST(Plain, ExpertsAddTheirWeightedSum) {
   }
 }
 
-// Two sequences on shuffled pages; what belongs to nobody is NaN.
+// Two sequences on shuffled pages; unused rows are NaN.
 TEST(Plain, AttentionSeesItsOwnPast) {
   constexpr int kHeads = 3, kRank = 150, kRope = 10, kDim = kRank + kRope, kStride = 168;
   constexpr int kPage = 16, kMaxPages = 20;

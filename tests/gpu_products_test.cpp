@@ -1,5 +1,5 @@
-// Products on the card against double precision: ragged shapes, all FP8 codes, NaN wherever nothing
-// may be read and in every output.
+// Products on the GPU against double precision: ragged shapes, all FP8 codes, NaN in every output
+// and in everything that must not be read.
 #include "gpu_kernels/products.h"
 #include "tests/check_close.h"
 #include "tests/gpu_weights.h"
@@ -11,8 +11,8 @@ using tandem::test::expect_close;
 
 constexpr Number kFp8 = Number::kF8E4M3, kBf16 = Number::kBF16, kFloat = Number::kF32;
 
-// A sum of n products in float, in any order and also truncated as tensor cores do, errs by at most
-// n units of 2^-23 of the sum of magnitudes; blocks of 16 columns are summed before that happens.
+// A float sum of n products in any order, also truncated as in tensor cores, has an error of at
+// most n units of 2^-23 of the sum of magnitudes; blocks of 16 columns are summed first.
 double sum_error(int n) { return (n / 16 + 20) * std::exp2(-23); }
 
 struct Expected {
@@ -23,7 +23,7 @@ struct Expected {
   }
 };
 
-// x w^T, x rounded to BF16.
+// x w^T with x rounded to BF16.
 Expected product_of_rounded(const Rows& x, const RandomWeight& w, int n_tokens,
                             const WeightCase& c) {
   Expected want;
@@ -40,7 +40,7 @@ Expected product_of_rounded(const Rows& x, const RandomWeight& w, int n_tokens,
   return want;
 }
 
-// The numbers of an output of which nothing but [rows, cols] may be written.
+// The [rows, cols] numbers of an output; all others must still be NaN.
 std::vector<float> written(const std::vector<float>& all, int64_t rows, int64_t cols,
                            int64_t stride) {
   std::vector<float> out;
@@ -83,7 +83,7 @@ void GpuProducts::skinny(int n_tokens, const WeightCase& c, int n_multiprocessor
                      .workspace = {partial.data(), counters.data()},
                      .n_multiprocessors = n_multiprocessors};
   const Expected want = product_of_rounded(x, w, n_tokens, c);
-  for (int run = 0; run < 2; ++run) {  // the second finds the counters as the first left them
+  for (int run = 0; run < 2; ++run) {  // the second run uses the counters that the first left
     const OnGpuBuffer<float> out(n_tokens * out_stride);
     args.out = out.data();
     skinny_product(stream_, args);
@@ -144,7 +144,7 @@ TEST_F(GpuProducts, Exact) {
   exact(17, {.rows = 37, .cols = 130, .type = kFp8, .row0 = 5, .block = 12});
 }
 
-// x[t, h] w_h^T: heads of rows_each rows, of which `out` from `first` on are used.
+// x[t, h] w_h^T: each head has rows_each rows, of which `out_cols` rows from `first` on are used.
 void GpuProducts::per_head(int n_tokens, int heads, int rows_each, int first, int out_cols,
                            const WeightCase& c) {
   SCOPED_TRACE(testing::Message() << n_tokens << " tokens, " << heads << " heads");

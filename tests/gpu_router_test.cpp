@@ -1,4 +1,4 @@
-// The router on the card chooses as route_token() does, over random logits, biases and groups.
+// The router on the GPU chooses as route_token() does, for random logits, biases and groups.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -13,7 +13,7 @@ constexpr int kTokens = 9;
 
 struct Case {
   RouterConfig router;
-  bool ties;  // logits of few different values
+  bool ties;  // logits with few different values
 };
 
 GroupScore group_score(const RouterConfig& r) {

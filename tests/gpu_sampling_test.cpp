@@ -1,4 +1,4 @@
-// Tokens drawn on the card against the host's sampler.
+// Tokens sampled on the GPU against the host's sampler.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -23,7 +23,8 @@ SamplingParams params_of(float temperature, float top_p = 1, uint64_t seed = 0) 
   return p;
 }
 
-// All of one vocabulary, in one launch, each the n_drawn-th draw of its seed.
+// The tokens of all cases, sampled in one launch; each is the first draw of its seed, or uses
+// `uniform`.
 std::vector<int32_t> drawn(const std::vector<Case>& cases, const Vocabulary& vocabulary,
                            std::optional<double> uniform = {}) {
   const auto n = static_cast<int64_t>(cases.size()), vocab = int64_t{vocabulary.size};
@@ -58,7 +59,7 @@ int32_t drawn_by_host(Case c, const Vocabulary& vocabulary) {
   return Sampler(c.params, vocabulary, {}).next(c.logits).token;
 }
 
-// Some logits are equal, some far below the others.
+// Logits of which some are equal and some much smaller than the others.
 std::vector<float> random_logits(std::mt19937& rng, int vocab) {
   std::vector<float> logits(vocab);
   std::normal_distribution<float> normal(0, 1 + static_cast<float>(rng() % 5));
@@ -94,7 +95,7 @@ TEST(Sampling, DrawsWhatTheHostDraws) {
       ++n;
       n_other += got[i] != want;
       const SamplingParams& p = cases[i].params;
-      if (open_gpu().emulated || p.temperature == 0) {  // the same exponential
+      if (open_gpu().emulated || p.temperature == 0) {  // both use the same exponential
         EXPECT_EQ(got[i], want) << vocab << " tokens, temperature " << p.temperature << ", top-p "
                                 << p.top_p << ", top-k " << p.top_k << ", min-p " << p.min_p;
       }
@@ -103,7 +104,7 @@ TEST(Sampling, DrawsWhatTheHostDraws) {
   EXPECT_LE(n_other, n / 100);
 }
 
-// A vocabulary as large as R1's, whose likeliest tokens lie anywhere in it.
+// A vocabulary as large as R1's, with likely tokens anywhere.
 TEST(Sampling, DrawsFromALargeVocabulary) {
   std::mt19937 rng(3);
   const Vocabulary vocabulary = {.size = 129280};
@@ -118,7 +119,7 @@ TEST(Sampling, DrawsFromALargeVocabulary) {
     EXPECT_EQ(got[i], drawn_by_host(cases[i], vocabulary)) << i;
 }
 
-// The frequencies of many draws, without the host's sampler.
+// Compares the frequencies of many draws with the probabilities.
 TEST(Sampling, FrequenciesAreTheProbabilities) {
   constexpr int kDraws = 1000;
   const std::vector<float> logits = {0, std::log(2.0f), std::log(5.0f), std::log(0.01f)};
@@ -133,7 +134,7 @@ TEST(Sampling, FrequenciesAreTheProbabilities) {
   EXPECT_EQ(part[3], 0);
 }
 
-// What has no weight is not drawn, whatever the number.
+// Tokens with weight 0 are never drawn, for any uniform number.
 TEST(Sampling, TheEndsOfTheRangeDrawPossibleTokens) {
   std::vector<float> logits(100, -1e6f);
   logits[40] = logits[70] = 1;
@@ -142,7 +143,7 @@ TEST(Sampling, TheEndsOfTheRangeDrawPossibleTokens) {
   EXPECT_EQ(drawn(cases, {.size = 100}, 1 - 0x1p-53)[0], 70);
 }
 
-TEST(Sampling, LogitsThatAreNotFiniteAreSaid) {
+TEST(Sampling, NonFiniteLogitsAreReported) {
   std::vector<Case> cases(4, {params_of(0.5f), std::vector<float>(100, 1)});
   cases[0].logits[99] = NAN;
   cases[1].logits[5] = INFINITY;

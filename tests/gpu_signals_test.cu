@@ -1,4 +1,5 @@
-// Signals between a stream and the CPU: either may be late, neither loses one, data comes along.
+// Signals between a stream and the CPU: either side may be late, no signal is lost, and data
+// written before a signal is visible after it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +28,7 @@ __global__ void double_it(DoubleArgs a) { a.to[threadIdx.x] = 2 * a.from[threadI
 
 constexpr int kNumbers = 32;
 
-// The card doubles numbers, the CPU adds one: a round of graph, CPU, graph.
+// One round: the GPU doubles numbers, the CPU adds one.
 struct Exchange {
   Stream stream;
   Buffer on_gpu = nans_on_gpu<uint32_t>(kNumbers);
@@ -53,7 +54,7 @@ struct Exchange {
   }
 };
 
-// Under tools that run one kernel at a time nobody can be awaited.
+// Skipped under tools that run one kernel at a time, where a wait would never end.
 class Signals : public testing::Test {
  protected:
   void SetUp() override {
@@ -101,7 +102,7 @@ TEST_F(Signals, ALateGpuIsAwaited) {
   EXPECT_EQ(from_gpu<uint32_t>(x.stream, x.on_gpu), std::vector<uint32_t>(kNumbers, 41));
 }
 
-// Before anybody waits, and several at a time.
+// Signals that are raised before a wait, several at a time, are kept.
 TEST_F(Signals, EarlyOnesAreKept) {
   Stream stream;
   SignalToHost ready;
@@ -115,7 +116,7 @@ TEST_F(Signals, EarlyOnesAreKept) {
 
   Event passed;
   std::atomic<bool> over = false;
-  done.await(stream);  // the fourth, for which no raise is left
+  done.await(stream);  // the fourth wait, for which no signal is left
   stream.run_on_host([&] { over = true; });
   stream.record(passed);
   std::this_thread::sleep_for(milliseconds(30));
@@ -125,7 +126,8 @@ TEST_F(Signals, EarlyOnesAreKept) {
   EXPECT_TRUE(over);
 }
 
-// A recorded graph of several rounds, as of layers, replayed often; both sides are late by turns.
+// A recorded graph of several rounds, one for each layer, is replayed often; the two sides are late
+// in turn.
 TEST_F(Signals, NoneIsLostInGraphs) {
   constexpr int kRounds = 4, kReplays = 250;
   Exchange x;
@@ -149,7 +151,7 @@ TEST_F(Signals, NoneIsLostInGraphs) {
   EXPECT_EQ(from_gpu<uint32_t>(x.stream, x.on_gpu), std::vector<uint32_t>(kNumbers, want));
 }
 
-// The same rounds by the stream's own operations, one flag each way in a word of its own.
+// The same rounds with stream memory operations, one flag in each direction.
 struct FlagExchange {
   Exchange x;
   Buffer words{64 * 2 * sizeof(uint32_t), Site::kMapped};
@@ -210,7 +212,7 @@ TEST_F(StreamFlags, NoneIsLostInGraphs) {
     graph = f.x.stream.capture([&] {
       for (int i = 0; i < kRounds; ++i) f.enqueue_round(i);
     });
-  } catch (const std::exception& e) {  // a driver that does not record them
+  } catch (const std::exception& e) {  // the driver does not record them
     GTEST_SKIP() << e.what();
   }
   uint32_t want = 0;

@@ -1,4 +1,4 @@
-// What the CPU's kernels pack comes back as it was, zeros behind the last number.
+// Panels packed by the CPU's kernels are unpacked to the original rows, padded with zeros.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Random weights as products.h wants them on the card, and what they are worth.
+// Random weights on the GPU in the layout of products.h, and their decoded values.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -12,14 +12,15 @@ namespace tandem::gpu::test {
 struct WeightCase {
   int rows, cols;
   Number type;
-  int row0 = 0;  // where the first row lies in its block of scales
+  int row0 = 0;  // the first row's position in its block of scales
   int block = 128;
-  float scale = 1;        // of the scales
-  int n_experts = 1;      // one after the other
-  bool integers = false;  // from -4 to 4: sums of products with integers are exact
+  float scale = 1;        // magnitude of the scales
+  int n_experts = 1;      // stored one after another
+  bool integers = false;  // numbers from -4 to 4, whose products with integers have exact sums
 };
 
-// All codes but NaN, subnormals among them; scales of both signs; NaN where nobody may read.
+// All codes but NaN, subnormals included; scales of both signs; NaN in everything that must not be
+// read.
 class RandomWeight {
  public:
   RandomWeight(Stream& stream, std::mt19937& rng, const WeightCase& c) : c_(c) {
@@ -55,8 +56,8 @@ class RandomWeight {
   ExpertWeights experts() const { return {view(), expert_bytes(), scale_rows_ * scale_stride_}; }
   double at(int row, int col) const {
     return values_[int64_t{row} * c_.cols + col];
-  }  // of all experts
-  // Rounded to float, as exact_product() decodes.
+  }  // the row counts over all experts
+  // A scale in float, as exact_product() uses it.
   double scale_of(int row, int col) const {
     return scales_[(c_.row0 + row) / c_.block * scale_stride_ + col / c_.block];
   }

@@ -1,5 +1,5 @@
-// Every function of device.h alone, by what the PTX manual says of it: the same program tests the
-// emulator's and the card's.
+// Every function of device.h according to the PTX manual. The same program tests the emulator and a
+// GPU.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,11 +12,11 @@ namespace tandem::gpu {
 namespace {
 
 struct Args {
-  float* out;  // [n, 32] of each lane
+  float* out;  // [n, 32]: n numbers of each lane
   const bf16* in;
 };
 
-// What each lane wrote: result[i][lane].
+// The numbers that the lanes wrote: result[i][lane].
 std::vector<std::vector<float>> results(void (*kernel)(Args), int n,
                                         const std::vector<bf16>& in = {},
                                         int64_t shared_bytes = 0) {
@@ -38,7 +38,7 @@ void expect_lanes(const std::vector<float>& got, const std::function<float(int)>
 __global__ void shuffles(Args a) {
   const int lane = threadIdx.x, v = 100 + lane;
   a.out[lane] = __shfl_sync(~0u, v, 5);
-  a.out[32 + lane] = __shfl_sync(~0u, v, 5, 8);  // lane 5 of each eight
+  a.out[32 + lane] = __shfl_sync(~0u, v, 5, 8);  // lane 5 of every 8 lanes
   a.out[64 + lane] = __shfl_xor_sync(~0u, v, 3);
   a.out[96 + lane] = __shfl_down_sync(~0u, v, 30);
   a.out[128 + lane] = __shfl_down_sync(~0u, v, 2, 4);
@@ -100,7 +100,8 @@ TEST(Wrappers, MatricesAreLoadedAndTransposed) {
   }
 }
 
-// a[16, 16] is in[0..255], b[16, 8] in[256..383], both row by row, small whole numbers.
+// a[16, 16] is in[0..255], b[16, 8] is in[256..383], both row-major; the numbers are small
+// integers.
 __global__ void tensor_core(Args m) {
   const int lane = threadIdx.x;
   const auto a_at = [&](int row, int column) { return uint32_t{m.in[row * 16 + column].bits}; };
@@ -134,7 +135,7 @@ TEST(Wrappers, TensorCoreMultiplies) {
     });
 }
 
-// a[16, 32] is the first 512 bytes of in, row by row, b[32, 8] the 256 behind, column by column.
+// a[16, 32] is the first 512 bytes of `in`, row-major; b[32, 8] is the next 256, column-major.
 __global__ void fp8_tensor_core(Args m) {
   const int lane = threadIdx.x;
   const auto* a_codes = reinterpret_cast<const uint8_t*>(m.in);
@@ -151,7 +152,7 @@ __global__ void fp8_tensor_core(Args m) {
   for (int i = 0; i < 4; ++i) m.out[i * 32 + lane] = c[i];
 }
 
-// `code` gives each of 768; sums may err by so much of the sum of magnitudes.
+// `code` gives the 768 codes; `error` is the bound relative to the sum of magnitudes.
 void expect_fp8_products(const std::function<uint8_t(int)>& code, double error) {
   std::vector<bf16> in;  // two codes each
   for (int i = 0; i < 768; i += 2)
@@ -171,12 +172,12 @@ void expect_fp8_products(const std::function<uint8_t(int)>& code, double error) 
     }
 }
 
-// Whole numbers from -8 to 8, whose sums any accumulator holds; then every finite code, subnormals
-// among them. An emulated card sums floats, a real one at least 13 bits behind the point of the
-// largest.
+// Integers from -8 to 8, whose sums any accumulator represents; then every finite code, subnormals
+// included. An emulated GPU sums floats, a real one keeps at least 13 bits below the leading bit of
+// the largest product.
 TEST(Wrappers, TensorCoreMultipliesFp8) {
   if (!open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
-  const uint8_t whole[] = {0, 0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c, 0x4e, 0x50};  // 0 to 8
+  const uint8_t whole[] = {0, 0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c, 0x4e, 0x50};  // codes of 0 to 8
   expect_fp8_products(
       [&](int i) {
         return static_cast<uint8_t>(whole[i * 31 % 37 % 9] | (i * 7 % 5 < 2 ? 0x80 : 0));
@@ -248,7 +249,7 @@ TEST(Wrappers, NumbersAreConverted) {
   });
 }
 
-// Blocks count themselves; the last one, which sees what all others wrote, adds it up.
+// Blocks count themselves; the last one, which sees the writes of all others, computes the sum.
 struct CountArgs {
   uint32_t* count;
   float* parts;  // [blocks]
@@ -274,7 +275,7 @@ TEST(Wrappers, AtomicsOrderMemory) {
   EXPECT_EQ(from_gpu<uint32_t>(stream, count)[0], 0u);
 }
 
-// A graph is recorded once; its second branch forks and joins by events; lengths come from memory.
+// A graph is recorded once; its second branch forks and joins by events.
 struct AddArgs {
   float* to;
   const float* from;

@@ -1,5 +1,5 @@
-// Grammars: what a mask of tokens lets through always fits the schema, what fits is let through,
-// and the mask is what reading every token by itself would give.
+// Grammars: every text that a mask of tokens allows fits the schema, every value that fits is
+// allowed, and the mask equals the result of reading each token by itself.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ bool schema_accepts(const std::string& schema, const std::string& text) {
 
 int below(Random& random, int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); }
 
-// A schema of what is understood, not too deep.
+// A random schema of supported keywords with bounded depth.
 Json random_schema(Random& random, int depth) {
   const auto chance = [&](int n) { return below(random, n) == 0; };
   const auto inner = [&] { return random_schema(random, depth - 1); };
@@ -110,7 +110,8 @@ Json random_root(Random& random) {
   return schema;
 }
 
-// What a mask lets a random writer write, who prefers to come to an end; nothing if he does not.
+// A random text of allowed tokens that prefers tokens which close a value; nothing if it does not
+// end.
 std::optional<std::string> random_text(const GrammarTokens& tokens, Random& random) {
   TextStates states(tokens.grammar());
   TextStates::State state = states.begin();
@@ -168,7 +169,8 @@ std::string random_string(Random& random, int min, int max) {
   return text;
 }
 
-// A value that fits, its properties in the schema's order; null: none was found.
+// A random value that fits the schema, with properties in the schema's order; nothing if none was
+// found.
 std::optional<Json> random_value(const Json& root, const Json& s, Random& random, int depth) {
   const auto chance = [&](int n) { return below(random, n) == 0; };
   if (depth > 12) return {};
@@ -247,7 +249,7 @@ TEST(SchemaGrammar, WhatFitsIsAccepted) {
   EXPECT_GT(n, 2000);
 }
 
-// The exits, the shared base and the trie change no token.
+// The shared base grammar and the token tree do not change the mask.
 TEST(GrammarTokens, AMaskIsWhatEveryTokenByItselfGives) {
   Random random(3);
   Grammar base_grammar;
@@ -427,7 +429,7 @@ TEST(PatternGrammar, MatchesWhatTheStandardLibraryMatches) {
   }
 }
 
-// Every way to read the text would double at each level if the ways did not share their ends.
+// Ambiguous parses share their suffixes; otherwise their number would double at each level.
 TEST(TextStates, AmbiguityDoesNotExplode) {
   const Grammar grammar = grammar_of(Json::parse(
       R"({"$ref":"#/$defs/a","$defs":{"a":{"anyOf":[

@@ -1,4 +1,4 @@
-// Grammars of schemas, and whether a text is in a grammar, read byte by byte.
+// Makes grammars of schemas and tests whether a grammar accepts a text.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

@@ -1,4 +1,4 @@
-// A layer's experts on the GPU, real or emulated, and on the CPU, and the CPU's alone beside them.
+// A layer's experts on the GPU, real or emulated, and on the CPU, and a reference on the CPU alone.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ inline ModelConfig hand_off_config() {
   return c;
 }
 
-// Counts, waits or fails on the way to the CPU's experts.
+// Calls `before` ahead of the CPU's experts, to count, delay or fail.
 class Interposed final : public ExpertPool {
  public:
   explicit Interposed(ExpertPool& experts) : experts_(experts) {}
@@ -48,7 +48,7 @@ class Interposed final : public ExpertPool {
   ExpertPool& experts_;
 };
 
-// Layer 1 has experts on both, layer 2 only on the CPU, layer 3 only on the card.
+// Layer 1 has experts on both devices, layer 2 only on the CPU, layer 3 only on the GPU.
 inline std::vector<std::vector<bool>> on_gpu() {
   std::vector<bool> some(kExperts);
   for (int e = 0; e < kExperts; ++e) some[e] = e % 3 == 1;
@@ -111,7 +111,8 @@ class HybridHandOff : public testing::Test {
     home_.finish();
   }
 
-  // One layer with random rows on both; `between` the card's hand-down and its sum.
+  // Runs one layer with random rows on both devices; `between` runs between the GPU's hand-down and
+  // its sum.
   void run_layer(int layer, int n_tokens, const std::function<void()>& between = {}) {
     const int dim = random_.config.dim;
     const std::vector<float> x = gpu::test::random_floats(rng_, n_tokens * dim, 1);
@@ -151,7 +152,7 @@ class HybridHandOff : public testing::Test {
     hybrid_->end_step({{Batch{tokens, {}, {&sequence, 1}, {}}}, 1});
   }
 
-  // On the card, where a step that failed may still read it.
+  // Keeps a copy on the GPU, where a failed step may still read it.
   template <class T>
   const gpu::test::OnGpuBuffer<T>& keep(const std::vector<T>& values) {
     auto on_gpu = std::make_shared<gpu::test::OnGpuBuffer<T>>(stream_, values);
@@ -174,7 +175,7 @@ class HybridHandOff : public testing::Test {
   std::unique_ptr<CudaExperts> gpu_experts_;
   std::unique_ptr<HybridExperts> hybrid_;
   std::mt19937 rng_{5};
-  std::vector<int32_t> asked_;  // experts, by each token; empty: random ones
+  std::vector<int32_t> asked_;  // expert ids of each token; empty: random ones
   double bound_ = 2e-2;
   std::chrono::duration<double> patience_{60};
   std::function<void()> before_hand_down_;

@@ -1,4 +1,4 @@
-// Placements with a backbone on the GPU, and experts anywhere.
+// Placements with a backbone on the GPU and experts on GPU and CPU.
 #pragma once
 #include <fmt/format.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@ namespace tandem::test {
 
 constexpr int64_t kContext = 192;
 
-// The planner keeps 1 GB of a card for its driver.
+// Limits the GPU's memory. The planner reserves 1 GB for the driver.
 class GpuMemory {
  public:
   explicit GpuMemory(int64_t bytes) {
@@ -49,7 +49,7 @@ inline Placement backbone_on_card(const ModelConfig& c, int64_t kv_tokens) {
   return p;
 }
 
-// Every expert somewhere, layers with all or none on the card among them.
+// A random placement of experts, in which some layers have all or no experts on the GPU.
 inline Placement random_placement(const ModelConfig& c, std::mt19937& rng,
                                   bool may_stream = false) {
   Placement p = backbone_on_card(c, kContext);
@@ -60,7 +60,7 @@ inline Placement random_placement(const ModelConfig& c, std::mt19937& rng,
     if (!c.is_moe(l)) continue;
     ExpertGroup cpu = {{}, stored_expert_format(c), {kCpu}}, card = cpu;
     card.owners = {kGpu};
-    const unsigned in_eight = rng() % 9;  // as many experts are on the card
+    const unsigned in_eight = rng() % 9;  // share of experts on the GPU, in eighths
     for (int e = 0; e < c.router.n_experts; ++e)
       (rng() % 8 < in_eight ? card : cpu).experts.push_back(e);
     LayerExperts layer = {l, l, {}};

@@ -15,7 +15,7 @@
 namespace tandem {
 namespace {
 
-// All of R1 but the numbers: 163 sparse files, 688 GB.
+// A checkpoint with all headers of R1 and without data: 163 sparse files, 688 GB.
 struct R1 {
   const ModelConfig config;
   const TempDirectory dir;
@@ -36,7 +36,8 @@ int64_t columns(const std::string& line) {
   return std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; });
 }
 
-// model_spec, section 8.
+// The counts follow from the shapes of R1's config.json; the published total is 671B (DeepSeek-V3,
+// arXiv 2412.19437, abstract).
 TEST(Inspect, ReportsR1) {
   const R1& r1 = shared_r1();
   const WeightStore store(r1.dir.path());
@@ -84,7 +85,7 @@ TEST(Inspect, TakesUnderTwoSecondsForR1) {
   EXPECT_LT(spent.count(), 2.0);
 }
 
-// 594 GB.
+// The checkpoint has 594 GB.
 TEST(Inspect, ReportsKimiK2Thinking) {
   const ModelConfig config = parse(family("k2-thinking"));
   const TempDirectory dir;

@@ -1,4 +1,4 @@
-// Packed INT4 of compressed-tensors, by words written out by hand.
+// Packed INT4 of compressed-tensors, with words written by hand.
 #include "ops/int4_words.h"
 
 #include <gtest/gtest.h>
@@ -15,9 +15,9 @@ std::vector<std::byte> bytes_of(const std::vector<int>& values) {
   return bytes;
 }
 
-// -8 -7 -1 0 1 2 6 7, plus 8: 0 1 7 8 9 a e f, the first in the lowest bits: 0xfea98710.
-// Kernels want byte b to hold number b low and 4 + b high, in two's complement:
-// (-8, 1) (-7, 2) (-1, 6) (0, 7) are 18 29 6f 70.
+// The numbers -8 -7 -1 0 1 2 6 7, plus 8, are 0 1 7 8 9 a e f; the first is in the lowest bits:
+// 0xfea98710. The kernels need number b in the low half of byte b and number 4 + b in the high
+// half, in two's complement: (-8, 1) (-7, 2) (-1, 6) (0, 7) are 18 29 6f 70.
 const std::vector<std::byte> kWord = bytes_of({0x10, 0x87, 0xa9, 0xfe});
 const std::vector<std::byte> kCodes = bytes_of({0x18, 0x29, 0x6f, 0x70});
 
@@ -32,7 +32,7 @@ TEST(Int4Words, OneWordByHand) {
   EXPECT_EQ(int4_sum(kCodes.data(), 8), 0);
 }
 
-// The number at `i` of codes as the kernels keep them.
+// The number at index i in the kernels' code layout.
 int code_at(const std::vector<std::byte>& codes, int i) {
   const int pair = static_cast<int>(codes[i / 8 * 4 + i % 4]);
   const int code = i % 8 < 4 ? pair & 15 : pair >> 4;
@@ -43,7 +43,7 @@ TEST(Int4Words, EveryNumberAtEveryPlaceOfAnOddAddress) {
   constexpr int kNumbers = 8 * 8 * 16;
   std::vector<std::byte> words(1 + kNumbers / 2);
   std::vector<int> want;
-  for (int w = 0; w < kNumbers / 8; ++w)  // one place of eight counts through all numbers
+  for (int w = 0; w < kNumbers / 8; ++w)  // one of the eight positions counts through all numbers
     for (int place = 0; place < 8; ++place) {
       const int number = place == w / 16 ? w % 16 - 8 : place - 4;
       words[1 + w * 4 + place / 2] |= static_cast<std::byte>((number + 8) << place % 2 * 4);

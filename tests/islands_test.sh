@@ -1,7 +1,7 @@
 #!/bin/sh
 # islands_test.sh OBJECT... --emulated OBJECT...
-# No island may bring a weak symbol: the linker could then pick code for a newer CPU and run it on an older one.
-# No emulated island may define what a native one does: the linker would take either for both.
+# No island may define a weak symbol, because the linker could then use code for a newer CPU on an older one.
+# No emulated island may define a symbol of a native one, because the linker would use either for both.
 native= emulated= measured= list=native
 for object in "$@"; do
   case ${object##*/} in

@@ -1,5 +1,5 @@
-// The template language against the outputs of Python's Jinja (tests/chat_template_test.py), and
-// against templates that mean harm.
+// The template language against the output of Python's Jinja (tests/chat_template_test.py), and
+// hostile templates.
 #include <gtest/gtest.h>
 
 #include <ctime>
@@ -31,7 +31,7 @@ bool contains(const std::string& text, std::string_view part) {
   return text.find(part) != std::string::npos;
 }
 
-// Whose other case is in another block of characters.
+// The other case of these characters is in another Unicode block.
 TEST(Jinja, CasesBeyondLatinOne) {
   EXPECT_EQ(render("{{ '\u00ff\u00b5'|upper }}"), "\u0178\u039c");
   EXPECT_EQ(render("{{ '\u0178'|lower }}"), "\u00ff");
@@ -90,7 +90,7 @@ TEST(Jinja, KeysKeepTheirOrder) {
             R"({"z": 1, "a": {"y": 2, "b": 3}}{'z': 1, 'a': {'y': 2, 'b': 3}})");
 }
 
-// Hostile templates: all must end soon, with an Error that names the bound.
+// Every hostile template must end soon with an Error that names the limit.
 TEST(Jinja, BoundsNesting) {
   const auto repeat = [](std::string_view text, int n) {
     std::string out;
@@ -136,7 +136,7 @@ TEST(Jinja, BoundsTimeAndMemory) {
       "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(40) }}",
   };
   for (const std::string_view source : kHostile) {
-    const std::clock_t start = std::clock();  // of this process: the machine may be busy
+    const std::clock_t start = std::clock();  // CPU time, because the machine may be busy
     EXPECT_TRUE(contains(error_of(source), "more than ")) << source << "\n" << error_of(source);
     EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 30) << source;
   }

@@ -1,4 +1,4 @@
-// Strict JSON, and untrusted text in messages.
+// Strict parsing of JSON, and untrusted text in messages.
 #include "io/json.h"
 
 #include <fmt/format.h>
@@ -44,7 +44,7 @@ TEST(Json, RefusesDeepNesting) {
   EXPECT_TRUE(says(parse_error(objects), "64 levels"));
 }
 
-// Processor time, as others share the machine.
+// Uses CPU time, because other processes share the machine.
 double parsing_seconds(const std::string& text) {
   const std::clock_t start = std::clock();
   parse_json(text, "x");
@@ -52,7 +52,8 @@ double parsing_seconds(const std::string& text) {
   return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
 }
 
-// Four times the text takes four times as long; a quadratic step would make it sixteen.
+// Four times as much text takes about four times as long; a quadratic algorithm would take sixteen
+// times.
 TEST(Json, TakesLinearTime) {
   std::string keys = "{";
   for (int i = 0; i < 5000; ++i) keys += fmt::format("\"{}\":0,", i);

@@ -1,4 +1,4 @@
-// Whether a JSON value fits a schema, value against keyword: shares nothing with the grammar.
+// Tests whether a JSON value fits a schema, keyword by keyword, without code of the grammar.
 #pragma once
 #include <algorithm>
 #include <cmath>

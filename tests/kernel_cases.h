@@ -1,4 +1,4 @@
-// Matrices and activations as kernels take them, for tests of kernels.
+// Matrices and activations in the layouts of the kernels, for tests.
 #pragma once
 #include <bit>
 #include <cstring>
@@ -34,8 +34,8 @@ inline ModelConfig with_block(int block) {
 
 constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3};
 
-// BF16 has scales too if the model's blocks are small: no checkpoint does that, but kernels.h
-// allows it, and such blocks begin in the middle of a tile.
+// With small scale blocks BF16 has scales too. No checkpoint has that, but kernels.h allows it, and
+// such blocks begin in the middle of a tile.
 inline QuantView random_weight(RandomModel& m, int n, int k, DType dtype) {
   if (dtype == DType::kBF16 && m.config.scale_block < 32) {
     QuantView w = m.matrix(n, k, DType::kF8E4M3);
@@ -44,7 +44,7 @@ inline QuantView random_weight(RandomModel& m, int n, int k, DType dtype) {
   }
   if (dtype != DType::kF16) return m.matrix(n, k, dtype);
   QuantView w{.q = m.room(n, k, dtype), .scale = {}};
-  for (int64_t i = 0; i < int64_t{n} * k; ++i) {  // any half but infinities and NaN
+  for (int64_t i = 0; i < int64_t{n} * k; ++i) {  // any half except infinities and NaN
     uint16_t half = static_cast<uint16_t>(m.rng());
     if ((half >> 10 & 31) == 31) half &= 0x83ff;
     std::memcpy(w.q.row_data(0) + 2 * i, &half, 2);
@@ -52,8 +52,7 @@ inline QuantView random_weight(RandomModel& m, int n, int k, DType dtype) {
   return w;
 }
 
-// Columns of w from `first` on, dense, with the scales of all of w: within a block if first says
-// so.
+// The columns of w from `first` on, copied, with all scales of w; `first` may lie within a block.
 inline QuantView columns_from(RandomModel& m, const QuantView& w, int64_t first) {
   QuantView part = w;
   const int64_t cols = w.q.cols - first, size = size_of(w.q.dtype);
@@ -64,7 +63,7 @@ inline QuantView columns_from(RandomModel& m, const QuantView& w, int64_t first)
   return part;
 }
 
-// A matrix in the layout of a table. Rows are packed in two parts.
+// A matrix packed in a table's layout, in two parts.
 struct Packed {
   CpuWeights home;
   QuantView w;
@@ -79,7 +78,7 @@ struct Packed {
   }
 };
 
-// Float rows as a table multiplies them, and the numbers that are left of them.
+// Rows encoded as a table multiplies them, and their values after rounding.
 struct Rows {
   std::vector<float> values, scales;
   Buffer room;

@@ -1,6 +1,6 @@
-// The tables of kernels that tests run: native where this machine can, emulated anywhere, and
-// native with only the tiles emulated where this machine has all but AMX (tests/emulate). A name
-// says which.
+// The kernel tables under test: native where this machine runs them, emulated everywhere, and
+// native with emulated tiles where only AMX is missing (tests/emulate). The name of a table says
+// which it is.
 #pragma once
 #include <string>
 #include <vector>
@@ -22,7 +22,7 @@ struct NamedTable {
   cpu::Extensions has;
 };
 
-// What exists, whatever this machine is.
+// The variants of kernel tables, independent of this machine.
 struct Flavour {
   const char* name;
   cpu::Isa isa;
@@ -55,7 +55,7 @@ inline std::vector<NamedTable> native_tables() {
 inline std::vector<NamedTable> all_tables() {
   std::vector<NamedTable> tables = native_tables();
   tables.insert(tables.begin(), {"reference", cpu::kernels_for(cpu::Isa::kReference), {}});
-  if (cpu::best_isa() >= cpu::Isa::kAvx2)  // which the emulation itself needs
+  if (cpu::best_isa() >= cpu::Isa::kAvx2)  // the emulation itself needs AVX2
     for (const Flavour& f : kFlavours)
       tables.push_back(
           {std::string(f.name) + "_emulated", cpu::emulated_table_of(f.isa, f.has), f.has});

@@ -1,5 +1,5 @@
-// The KV cache with planes of different widths and types: pages, and copies of them to host memory,
-// have the rows of every plane and nothing else.
+// The KV cache with planes of different widths and types: pages and their copies in host memory
+// contain exactly the rows of every plane.
 #include "engine/kv_cache.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace tandem::test {
 namespace {
 
-// Host memory that stands for a GPU's and for the host's.
+// A device whose GPU memory and host memory are both host memory.
 class TwoMemories final : public Device {
  public:
   Buffer allocate(int64_t bytes) override { return Buffer(bytes); }
@@ -24,7 +24,7 @@ class TwoMemories final : public Device {
   void to_host(TensorView, TensorView) override {}
 };
 
-// A latent beside the keys of an indexer, as sparse attention has them, in the first layer only.
+// Layers as in sparse attention: a latent, and in the first layer also the keys of an indexer.
 KvCache::Layers two_kinds() {
   const KvPlane latent = {"latent", DType::kBF16, 36, 40};
   return {{latent, {"index key", DType::kF8E4M3, 20, 32}}, {latent}};
@@ -42,7 +42,7 @@ void fill(const KvCache& cache, int32_t page, int value) {
       page, [&](std::span<std::byte> piece) { std::memset(piece.data(), value++, piece.size()); });
 }
 
-// What every byte of a page is, in all its pieces; -1: not the same.
+// The value of all bytes of each piece of a page; -1 if they differ.
 std::vector<int> values(const KvCache& cache, int32_t page) {
   std::vector<int> found;
   cache.for_each_piece(page, [&](std::span<std::byte> piece) {
@@ -69,7 +69,7 @@ TEST(KvCache, PagesHaveTheRowsOfEveryPlane) {
   }
 }
 
-TEST(KvCache, APageBeginsAsAnother) {
+TEST(KvCache, APageIsCopiedFromAnother) {
   const KvCache cache = cache_of_two_kinds();
   for (int page = 0; page < kPages; ++page) fill(cache, page, 10 * page);
   cache.for_each_pair(3, 1, [](std::span<std::byte> from, std::span<std::byte> to) {
@@ -81,7 +81,7 @@ TEST(KvCache, APageBeginsAsAnother) {
   EXPECT_EQ(values(cache, 1), values(cache, 3));
 }
 
-TEST(KvCache, PagesGoToHostMemoryAndComeBack) {
+TEST(KvCache, PagesAreCopiedToHostMemoryAndBack) {
   const KvCache cache = cache_of_two_kinds();
   TwoMemories device;
   HostPages host(device, cache, 4);
@@ -97,7 +97,7 @@ TEST(KvCache, PagesGoToHostMemoryAndComeBack) {
   EXPECT_EQ(values(cache, 1), (std::vector<int>{200, 201, 202}));
 }
 
-// The planner's sums are those of the cache.
+// The planner counts the same bytes as the cache takes.
 TEST(KvCache, BytesAreThoseThatThePlannerCounts) {
   for (const char* name : {"r1", "v2-lite", "k2"})
     for (const DType type : {DType::kBF16, DType::kF8E4M3}) {

@@ -1,8 +1,8 @@
-"""A file includes only its own folder and folders to the left of it; siblings do not know each other.
+"""A file includes only its own folder and folders to its left; folders of one level do not include each other.
 
-core > io, cpu_kernels, gpu_kernels > text, model > offload/plan, ops > engine, offload > loader > server, bench > with_gpu,
-without_gpu > cli > main.cpp. cpu_kernels include not even core. The include path of GPU kernels chooses their device.h.
-Islands (files of one instruction set) include nothing but their own headers and <immintrin.h>.
+core > io, cpu_kernels, gpu_kernels > text, model > offload/plan, ops > engine, offload > loader > server, bench >
+with_gpu, without_gpu > cli > main.cpp. cpu_kernels include not even core. The include path of GPU kernels chooses
+their device.h. Islands (files of one instruction set) include nothing but their own headers and <immintrin.h>.
 """
 import pathlib
 import re

@@ -1,5 +1,5 @@
-// The loader: every byte of every job once, from files in the page cache and on disk; failures
-// that stop it; its line of progress.
+// Load jobs: every byte of every job is loaded once, from the page cache and from disk; failures
+// stop loading; the progress line.
 #include "io/load_jobs.h"
 
 #include <fcntl.h>
@@ -26,7 +26,7 @@ std::string random_text(size_t bytes, unsigned seed) {
   return text;
 }
 
-// Three files, none of whole pages, with jobs of odd sizes and gaps between them.
+// Three files whose sizes are no multiples of a page; jobs have odd sizes and gaps between them.
 struct Files {
   TempDirectory dir;
   std::vector<std::string> texts;
@@ -117,7 +117,7 @@ bool is_cached(const MappedFile& file, int64_t at) {
   return resident & 1;
 }
 
-// The buffer of a job that begins and ends inside a page needs a page more than its bytes.
+// A job that begins and ends within a page needs a buffer that is one page larger than its bytes.
 TEST(LoadJobs, LoadWholeHugePagesFromAnOddPlace) {
   const Files f;
   const int64_t bytes = 4 << 20;
@@ -132,7 +132,7 @@ TEST(LoadJobs, LoadWholeHugePagesFromAnOddPlace) {
   }
 }
 
-// A second copy in the page cache would take as much memory as the weights.
+// Data is not cached in the page cache, where it would take as much memory as the weights.
 TEST(LoadJobs, ReadPastThePageCache) {
   const Files f;
   const int direct = open(f.files[0].path().c_str(), O_RDONLY | O_DIRECT);
@@ -220,7 +220,7 @@ TEST(LoadJobs, ProgressMayStopLoading) {
 TEST(LoadJobs, AFileCutShortIsAnError) {
   const Files f;
   const auto cut = [&] { std::filesystem::resize_file(f.files[0].path(), 4'000'000); };
-  // Noticed at the start ..
+  // The loader notices a truncated file at the start.
   cut();
   const auto load = [&](const std::function<void()>& first) {
     std::vector<LoadJob> jobs;
@@ -231,12 +231,12 @@ TEST(LoadJobs, AFileCutShortIsAnError) {
     return error_of([&] { run_load_jobs(f.files, std::move(jobs), {.n_threads = 1}); });
   };
   EXPECT_TRUE(says(load([] {}), "when it was opened and has 4000000 now"));
-  // .. and while it runs.
+  // The loader notices a file that is truncated during loading.
   std::filesystem::resize_file(f.files[0].path(), f.files[0].bytes());
   EXPECT_TRUE(says(load(cut), "cut short"));
 }
 
-// What a terminal shows: UTF-8 without its continuation bytes.
+// Columns on a terminal: UTF-8 bytes without continuation bytes.
 int64_t columns(const std::string& line) {
   return std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; });
 }

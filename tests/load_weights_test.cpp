@@ -1,5 +1,5 @@
-// Weights from the packed cache against weights from the checkpoint: the same bytes; whatever is
-// wrong with a cache, the checkpoint is packed again and one line says why.
+// Weights from the packed cache equal weights from the checkpoint. After any defect of the cache
+// the checkpoint is packed again and one line gives the reason.
 #include "loader/load_weights.h"
 
 #include <fcntl.h>
@@ -74,7 +74,7 @@ struct Model {
   Topology topology = {};
 };
 
-// Every view, as places in its memory.
+// All views as offsets in their memory.
 std::string places(const Model::Result& result, const fs::path& directory) {
   return manifest_of(result.loaded.weights, ModelConfig::from_directory(directory.string()),
                      *result.home);
@@ -131,14 +131,14 @@ TEST(LoadWeights, EachLayerIsKeptInItsFormatAndCutAsItSays) {
   const auto& layers = mixed.loaded.weights.layers;
   EXPECT_EQ(layers[1].experts[16].gate.q.dtype, DType::kI8);
   EXPECT_EQ(layers[2].experts[16].gate.q.dtype, DType::kI4);
-  // The cache of one order of formats is not that of another, nor that of another cut.
+  // A cache depends on the formats of the layers and on the slices of the experts.
   const std::string path = model.cache_path();
   model.experts = ExpertsLayout({{}, int4, int8}, {0, 128});
   EXPECT_NE(model.cache_path(), path);
   EXPECT_FALSE(model.load().loaded.report.from_cache);
   model.experts = ExpertsLayout({{}, int8, int4}, {128, 0});
   EXPECT_FALSE(model.load().loaded.report.from_cache);
-  // One layer of each is that layer of a model all alike.
+  // A layer has the same bytes as in a model with one format in all layers.
   model.topology = {};
   model.experts = ExpertsLayout({{}, int8, int4}, {});
   const auto both = model.load();
@@ -182,7 +182,7 @@ TEST(LoadWeights, PackedInt4IsCheckedAsItComes) {
   EXPECT_EQ(error_after("_packed", 0, "any\xff"), "no error");
   EXPECT_TRUE(
       says(error_after("_shape", 8, "\x61"sv), up + "_shape says [64, 97], expected [64, 96]"));
-  // Row 17, column 2 of [64, 3]: the second panel.
+  // Row 17, column 2 of [64, 3] is in the second panel.
   const int64_t at = (17 * 3 + 2) * 2;
   EXPECT_TRUE(says(error_after("_scale", at, "\xc0\x7f"sv), up + "_scale[17][2] is nan"));
   EXPECT_TRUE(says(error_after("_scale", at, "\x80\x7f"sv), up + "_scale[17][2] is inf"));
@@ -192,14 +192,14 @@ TEST(LoadWeights, PackedInt4IsCheckedAsItComes) {
     EXPECT_TRUE(says(error_after("_scale", at, "\xc0\x7f"sv, format), "_scale[17][2] is nan"));
 }
 
-// Rows of experts' scales are widened where their numbers are: what a row stands for moves with it.
+// The scales of experts are widened in place, so the positions of later rows move.
 TEST(LoadWeights, PackedInt4IsReadInPiecesOfRows) {
   ModelConfig config;
   config.vocab = config.n_layers = 1;
   config.n_dense_layers = config.n_shared_experts = config.n_mtp_layers = 0;
   config.mla = {.n_heads = 1, .q_rank = 0, .kv_rank = 1, .nope_dim = 1, .rope_dim = 2, .v_dim = 1};
   config.dim = 4096;
-  config.expert_dim = 2112;  // 4.1 jobs of codes, one and a bit of scales
+  config.expert_dim = 2112;  // 4.1 load jobs of codes, a little more than one of scales
   config.expert_group = 32;
   config.scale_block = 0;
   config.router = {.n_experts = 1, .n_active = 1, .n_groups = 1, .n_active_groups = 1};
@@ -236,7 +236,7 @@ TEST(LoadWeights, WorksWithoutACache) {
   EXPECT_TRUE(says(error_of([&] { model.load(CacheUse::kRequire); }), "--cache"));
 }
 
-// One warning, the checkpoint's weights, and a sound cache again.
+// Expects one warning, the checkpoint's weights, and a valid cache afterwards.
 void expect_renewed(const Model& model, const std::string& words) {
   const auto result = model.load();
   EXPECT_FALSE(result.loaded.report.from_cache);
@@ -283,7 +283,8 @@ TEST(LoadWeights, AnotherCheckpointIsPackedAgain) {
   expect_renewed(model, "config.json");
 }
 
-// The key has the cut, and one warning says so; the same number of nodes reads it again.
+// The key contains the slices, and one warning gives the reason. The same number of nodes reads the
+// cache.
 TEST(LoadWeights, ACacheForOtherNodesIsPackedAgain) {
   Model model(kSource / "models/tiny-r1");
   model.load(CacheUse::kWrite);
@@ -295,7 +296,7 @@ TEST(LoadWeights, ACacheForOtherNodesIsPackedAgain) {
   expect_renewed(model, "experts in slices of");
 }
 
-// Every expert once, in the region of its node, whole without a cut.
+// Every expert is stored once: each slice in the region of its node, or whole with one node.
 TEST(LoadWeights, SlicesLieInTheRegionsOfTheirNodes) {
   for (const char* directory : {"models/tiny-r1", "tests/golden/v3_1_fp8"})
     for (const auto& topology : {test::topology_of({1}), test::topology_of({1, 2, 1}),
@@ -323,7 +324,7 @@ TEST(LoadWeights, SlicesLieInTheRegionsOfTheirNodes) {
     }
 }
 
-// Same files of the same size and time, other headers.
+// The files have the same size and time and different headers.
 TEST(LoadWeights, TheKeyKnowsTheTensors) {
   const TempDirectory dir;
   dir.write("config.json", "{}");
@@ -369,7 +370,7 @@ TEST(LoadWeights, APlaceThatCannotBeWrittenIsAWarningOrAnError) {
   EXPECT_TRUE(says(error_of([&] { model.load(CacheUse::kRequire); }), "/proc/no-such-place"));
 }
 
-TEST(LoadWeights, StaleTemporariesGo) {
+TEST(LoadWeights, StaleTemporariesAreRemoved) {
   const Model model(kSource / "models/tiny-r1");
   fs::create_directory(model.cache_directory);
   std::ofstream(model.cache_path() + ".tmp") << "half";

@@ -1,4 +1,4 @@
-// A card that is lost in mid-run, where it is emulated.
+// A GPU that is lost during a run, when it is emulated.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 
 namespace tandem::test {
 
-// From the next open_gpu() on: its streams' n-th piece of work fails.
+// After the next open_gpu() the n-th piece of work of its streams fails.
 class LostAfter {
  public:
   explicit LostAfter(int64_t n) { setenv("TANDEM_GPU_LOST_AFTER", std::to_string(n).c_str(), 1); }
@@ -24,11 +24,11 @@ class LostAfter {
   LostAfter(const LostAfter&) = delete;
 };
 
-// As CUDA's path says it.
+// The error message of the CUDA implementation.
 constexpr const char* kLost = "the GPU failed: unspecified launch failure (cudaErrorLaunchFailure,";
 
-// Whether `work` came to its end on a card that is lost at its n-th piece of work; otherwise it
-// must have thrown RunError, which says why, and soon.
+// Returns whether `work` completes on a GPU that is lost at its n-th piece of work. Otherwise it
+// must throw RunError with the reason within a bounded time.
 inline bool survives_loss_after(int64_t n, const std::function<void()>& work) {
   SCOPED_TRACE(testing::Message() << "lost at piece " << n);
   const LostAfter lost(n);
@@ -52,7 +52,8 @@ inline bool survives_loss_after(int64_t n, const std::function<void()>& work) {
   return false;
 }
 
-// Lost at the first piece of work, and ever later, until nothing is lost any more.
+// Runs `work` with a GPU lost at the first piece of work and at ever later ones, until it
+// completes.
 inline void expect_every_loss_is_said(const std::function<void()>& work) {
   int64_t n = 1;
   int n_lost = 0;

@@ -1,4 +1,4 @@
-// Machines as JSON: those that come with the program, and what is refused.
+// Machines as JSON: the files in machines/, and what is refused.
 #include "core/machine.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ Json described(const std::string& name) {
   return Json::parse(read_text_file(kMachines + name + ".json", 1 << 20));
 }
 
-// The message for a machine changed by `patch` (RFC 7386: null removes).
+// The error for a machine that is changed by `patch` (RFC 7386: null removes).
 std::string refusal(const std::string& name, const char* patch) {
   Json machine = described(name);
   machine.merge_patch(Json::parse(patch));
@@ -61,7 +61,7 @@ TEST(Machine, WrittenAndReadIsTheSame) {
   }
 }
 
-TEST(Machine, RefusesFiguresThatCannotBe) {
+TEST(Machine, RefusesImpossibleFigures) {
   const auto r = [](const char* patch) { return refusal("2x6454s-4090", patch); };
   EXPECT_EQ(r("{}"), "no error");
   EXPECT_EQ(r(R"({"cores": 0})"), "m.json: cores is 0: expected a whole number 2 .. 1048576");

@@ -1,4 +1,4 @@
-// Rows of `tandem bench` as curves of efficiency.
+// Efficiency curves from rows of `tandem bench`.
 #include "bench/measured_curves.h"
 
 #include <gtest/gtest.h>
@@ -47,8 +47,8 @@ TEST(MeasuredCurves, RowsByHand) {
   EXPECT_EQ(curve(curves, "restored", "").points, (Points{{4096, 0.6}}));
 }
 
-// Of a report that lacks rows, or was edited: no curve without points.
-TEST(MeasuredCurves, RowsOfNoTokensAreNone) {
+// An incomplete or edited report must not give a curve without points.
+TEST(MeasuredCurves, RowsWithoutTokensAreRefused) {
   const std::string row =
       R"({"bench": "experts", "config": "r1", "format": "fp8", "isa": "avx512", "routing": "uniform", "rows_per_expert": 0, "unhidden_ratio": 0.5})";
   EXPECT_TRUE(says(error_of([&] { measured_curves(row, "rows.json", "avx512"); }), "no row of"));

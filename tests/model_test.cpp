@@ -1,5 +1,4 @@
-// The whole forward pass against the naive double-precision model, in every form in which it can
-// run.
+// The whole forward pass against the naive double-precision model, in every form in which it runs.
 #include <numeric>
 
 #include "tests/check_close.h"
@@ -93,7 +92,7 @@ TEST_P(ModelTest, ReferenceNaiveFormMatchesNaiveModel) {
   expect_like_naive(run(cpu::Isa::kReference, AttentionForm::kNaive, 70), 2e-5);
 }
 
-// Root mean square of the difference, relative to the logits'.
+// Root mean square of the difference, relative to that of the logits.
 double relative_error(const std::vector<std::vector<float>>& got,
                       const std::vector<std::vector<double>>& want) {
   double error = 0, size = 0;
@@ -106,8 +105,8 @@ double relative_error(const std::vector<std::vector<float>>& got,
   return std::sqrt(error / size);
 }
 
-// Activations in BF16 round every product's input by up to 2^-9. Near ties of experts move single
-// tokens far, so the bound is on the median token.
+// BF16 activations round every input of a product by up to 2^-9. Near ties of experts change single
+// tokens much, so the bound is on the median token.
 double median_error(const std::vector<std::vector<float>>& got,
                     const std::vector<std::vector<double>>& want) {
   std::vector<double> errors;
@@ -134,9 +133,8 @@ TEST_P(ModelTest, EveryIsaMatchesNaiveModel) {
   }
 }
 
-// A cache in BF16 rounds every latent by up to 2^-9. In these random models a near tie of two
-// experts now and then falls the other way, so the bound is on the root mean square over all
-// tokens.
+// A BF16 cache rounds every latent by up to 2^-9. In these random models a near tie of two experts
+// sometimes changes the choice, so the bound is on the root mean square over all tokens.
 TEST_P(ModelTest, Bf16CacheIsClose) {
   const auto want = NaiveDeepSeek(model_.config, model_.stored).logits(tokens_);
   const double error =
@@ -157,7 +155,7 @@ TEST_P(ModelTest, PagesDoNotChangeABit) {
       EXPECT_EQ(run(cpu::Isa(i), form, 33, {0, 1, 2}), run(cpu::Isa(i), form, 33, {7, 15, 3}));
 }
 
-// A decode, a prompt's first chunk and a later chunk in one step, their pages interleaved.
+// One step has a decode, a prompt's first chunk and a later chunk, on interleaved pages.
 TEST_P(ModelTest, BatchOfSeveralSequencesMatchesEachAlone) {
   for (const AttentionForm form : {AttentionForm::kAbsorbed, AttentionForm::kNaive}) {
     const auto a = prompt(67, model_.config.vocab, 11), b = prompt(9, model_.config.vocab, 29),
@@ -179,7 +177,7 @@ TEST_P(ModelTest, BatchOfSeveralSequencesMatchesEachAlone) {
   }
 }
 
-// A step in which some sequences take one form and some the other.
+// One step in which some sequences use one form of attention and some the other.
 TEST_P(ModelTest, FormsMixInOneStep) {
   const std::vector<int32_t> pages_a = {4, 1}, pages_b = {3}, pages_c = {2, 0};
   const auto a = prompt(67, model_.config.vocab, 11), b = prompt(1, model_.config.vocab, 29);
@@ -201,8 +199,7 @@ TEST_P(ModelTest, ThreadsDoNotChangeABit) {
   for (int n = 2; n <= std::min(n_cores(), 8); ++n) EXPECT_EQ(run_with(n), one) << n;
 }
 
-// Has sums only when they are asked for last, as those of another device, and prefers two
-// micro-batches.
+// Adds its sums only in add_to(), like a pool on another device, and prefers two micro-batches.
 class Elsewhere final : public ExpertPool {
  public:
   struct Call {
@@ -225,7 +222,7 @@ class Elsewhere final : public ExpertPool {
   bool prefers_micro_batches(int n_sequences) const override { return n_sequences >= 3; }
 
   std::vector<Call> calls;
-  int fails_at = 0;  // number of a call of add_to(); 0: never
+  int fails_at = 0;  // number of the call of add_to() that fails; 0: none
 
  private:
   Ticket start(const ExpertBatch& batch) override {
@@ -246,7 +243,7 @@ class Elsewhere final : public ExpertPool {
   ExpertBatch batches_[kMostTickets] = {};
 };
 
-// An engine whose decode steps have two micro-batches from three sequences on.
+// An engine whose decode steps of three or more sequences have two micro-batches.
 struct WithMicroBatches {
   explicit WithMicroBatches(RandomModel& m)
       : engine(m, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16),
@@ -258,7 +255,7 @@ struct WithMicroBatches {
   StepRunner runner;
 };
 
-// A layer of one micro-batch is under way while the other begins; no bit changes by that.
+// One micro-batch starts while a layer of the other is in flight; the bits do not change.
 TEST_P(ModelTest, MicroBatchesTakeTurns) {
   const ModelConfig& c = model_.config;
   TestEngine engine(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16);
@@ -284,15 +281,15 @@ TEST_P(ModelTest, MicroBatchesTakeTurns) {
   }
 }
 
-// A pass fails, the first or the second, while the other one is under way: the error comes out of
-// the step, and the steps that follow are computed as ever.
-TEST_P(ModelTest, AfterAPassThatFailedStepsGoOn) {
+// The first or the second pass fails while the other is in flight: the step throws, and later steps
+// are correct.
+TEST_P(ModelTest, StepsContinueAfterAFailedPass) {
   const ModelConfig& c = model_.config;
   TestEngine engine(model_, cpu::best_isa(), AttentionForm::kAuto, DType::kBF16);
   WithMicroBatches other(model_);
   Elsewhere& elsewhere = other.elsewhere;
   Conversations one(engine.model, engine.cache, 1, 4), two(other.runner, other.engine.cache, 2, 4);
-  for (const int fails_at : {0, 3, 5}) {  // both submit, then each adds and submits
+  for (const int fails_at : {0, 3, 5}) {  // both passes submit, then each adds and submits
     std::vector<Conversations::Part> prompts, step;
     for (int s = 0; s < 4; ++s) prompts.push_back({s, prompt(3 + s, c.vocab, s)});
     for (int s = 0; s < 4; ++s) step.push_back({s, {11 * s + 1}});

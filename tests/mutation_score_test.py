@@ -1,4 +1,5 @@
-"""tools/mutation_score.py on a made-up little tree with one library and two tests. Skipped without libclang (build/libclang).
+"""tools/mutation_score.py on a small generated tree with one library and two tests. Skipped without libclang
+(build/libclang).
 
     python3 tests/mutation_score_test.py
 """
@@ -32,7 +33,7 @@ int unused(int x);
 int doubled();
 void wait_for(bool& ready);
 """
-# The bound of an array must be constant: no mutant of `n` compiles.
+# The bound of an array must be constant, so no mutant of `n` compiles.
 LIBRARY = """#include "small.h"
 int sum_until(int end) {
   int sum = 0;
@@ -87,7 +88,7 @@ class MutationScore(unittest.TestCase):
 
     def test_what_a_test_notices_is_caught(self):
         self.assertEqual(self.result.returncode, 0, self.result.stderr)
-        caught = [r for r in self.of("i < end") if r["status"] != "survived"]  # without i = 0 the sum is the same
+        caught = [r for r in self.of("i < end") if r["status"] != "survived"]  # the sum is the same without i = 0
         self.assertTrue(caught)
         for result in caught:
             self.assertIn(result["status"], ("failed", "timed out"))

@@ -1,6 +1,7 @@
-// The DeepSeek family as the papers write it, in double precision: no cache, no absorption, no
-// batch, one token at a time. Slow on purpose. Shares only the config and weight structs with src/:
-// decoding, YaRN and routing are its own.
+// The DeepSeek family in double precision as in the papers (DeepSeek-V2, arXiv 2405.04434, section
+// 2; DeepSeek-V3, arXiv 2412.19437, section 2.1): no cache, no absorption, no batch, one token at a
+// time. Shares only the config and weight structs with src/; decoding, YaRN and routing are its
+// own.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -63,7 +64,8 @@ inline Vec norm(const Vec& x, const QuantView& gain, double eps) {
   return y;
 }
 
-// Rounded to the nearest of e4m3, each 128 with a scale that makes the largest of them 448.
+// Rounds to the nearest E4M3 number, with a scale for each 128 that maps the largest magnitude to
+// 448.
 inline Vec rounded_to_e4m3(Vec x) {
   constexpr size_t kBlock = 128;
   for (size_t first = 0; first < x.size(); first += kBlock) {
@@ -72,7 +74,7 @@ inline Vec rounded_to_e4m3(Vec x) {
     for (size_t i = first; i < end; ++i) most = std::max(most, std::abs(x[i]));
     for (size_t i = first; i < end; ++i) {
       if (x[i] == 0) continue;
-      const double v = x[i] / most * 448;  // 3 bits behind the point; subnormals are 2^-9 apart
+      const double v = x[i] / most * 448;  // 3 mantissa bits; subnormals are multiples of 2^-9
       const double unit = std::exp2(std::max(-9, std::ilogb(v) - 3));
       x[i] = std::nearbyint(v / unit) * unit * most / 448;
     }
@@ -82,7 +84,7 @@ inline Vec rounded_to_e4m3(Vec x) {
 
 class NaiveDeepSeek {
  public:
-  // With fp8_activations, what FP8 weights multiply is rounded; but latents, which they restore to
+  // With fp8_activations the inputs of FP8 weights are rounded, except latents that are restored to
   // keys and values.
   NaiveDeepSeek(const ModelConfig& config, const ModelWeights& weights,
                 bool fp8_activations = false)
@@ -202,7 +204,9 @@ class NaiveDeepSeek {
     return out;
   }
 
-  // Model specification, section 4: V3's grouped sigmoid router or V2's softmax.
+  // The grouped sigmoid router of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2; Gate in
+  // inference/model.py) or the softmax router of DeepSeek-V2 (arXiv 2405.04434, section 2.2;
+  // MoEGate in modeling_deepseek.py).
   std::vector<std::pair<int, double>> chosen_experts(const LayerWeights& w, const Vec& h) const {
     const RouterConfig& r = c_.router;
     Vec s = mul(w.router, h);
@@ -218,7 +222,7 @@ class NaiveDeepSeek {
 
     const int size = r.n_experts / r.n_groups;
     std::vector<std::pair<double, int>>
-        groups;  // negated score, index: sorts best first, then lower index
+        groups;  // (negated score, index): the best score first, then the lower index
     for (int g = 0; g < r.n_groups; ++g) {
       Vec members(choice.begin() + g * size, choice.begin() + (g + 1) * size);
       std::sort(members.rbegin(), members.rend());

@@ -1,5 +1,5 @@
-// Packed cache files: what is written is read, damage anywhere is noticed, and nothing half-written
-// is ever in use.
+// Packed cache files: a reader gets what was written, any damage is detected, and an incomplete
+// file is never read.
 #include "io/packed_cache.h"
 
 #include <fcntl.h>
@@ -25,9 +25,9 @@ namespace {
 
 const std::string kKey = "layout panels 1\nconfig.json 2\na.safetensors 3 4.5\n";
 const std::string kManifest = "where things lie";
-constexpr int64_t kBytes = 5'000'001;  // no whole blocks, no whole pages
+constexpr int64_t kBytes = 5'000'001;  // no multiple of a block or a page
 
-// What has no fitting memory of whole pages cannot be written past the page cache.
+// Memory that is not page-aligned cannot be written past the page cache.
 Buffer random_bytes(int64_t bytes, unsigned seed) {
   Buffer buffer(bytes);
   std::mt19937 random(seed);
@@ -47,7 +47,7 @@ struct Cache {
   void write(const std::string& key = kKey) const {
     write_packed_file(path, {key, kManifest, span_of(data)}, {.n_threads = 2});
   }
-  // What is wrong with the file, or "" when it holds everything.
+  // The defect of the file, or "" if it is complete and correct.
   std::string fault(const std::string& key = kKey) const {
     try {
       auto file = PackedFile::open(path);
@@ -75,7 +75,7 @@ struct Cache {
   std::string folder() const { return std::filesystem::path(path).parent_path().string(); }
 };
 
-// Exchanges a byte of a file for itself with one bit flipped.
+// Flips one bit of a file.
 void flip(const std::string& path, int64_t at, int bit) {
   const int fd = open(path.c_str(), O_RDWR);
   char byte = 0;
@@ -116,7 +116,7 @@ TEST(PackedCache, HoldsEverySize) {
   }
 }
 
-// Of the header every byte, of the data one in each block, its first and its last.
+// Flips every byte of the header, and the first and the last byte of each block of data.
 TEST(PackedCache, NoticesEveryFlippedByte) {
   const Cache cache;
   cache.write();
@@ -229,7 +229,7 @@ TEST(PackedCache, LeavesNoHalfFileWhenItsWriterIsKilled) {
   ASSERT_TRUE(WIFSIGNALED(status));
   EXPECT_EQ(cache.fault(), "there is none");
   ASSERT_EQ(cache.files(), std::vector<std::string>{"model.tandempack.tmp"});
-  std::filesystem::resize_file(cache.path + ".tmp", 3 * kBytes);  // it was writing a larger model
+  std::filesystem::resize_file(cache.path + ".tmp", 3 * kBytes);  // as of a larger model
   cache.write();
   EXPECT_EQ(cache.fault(), "");
   EXPECT_EQ(cache.files(), std::vector<std::string>{"model.tandempack"});
@@ -261,7 +261,7 @@ TEST(PackedCache, HasOneWriterAtATime) {
   EXPECT_EQ(cache.fault(), "");
 }
 
-// Readers and writers at once: a reader finds no file or a whole one.
+// With concurrent readers and writers a reader finds no file or a complete one.
 TEST(PackedCache, IsWholeWheneverItIsThere) {
   const Cache cache;
   std::atomic<int> n_writing = 3;

@@ -1,6 +1,6 @@
-"""The chat page in a headless Chromium, driven by the DevTools protocol: a question to the embedded model, and answers made up
-here: markup a model may write, errors, a stream that is stopped. Skipped (exit status 77) where there is no Chromium; then
-only the page's text is checked.
+"""The chat page in a headless Chromium, driven by the DevTools protocol: a question to the embedded model, and
+prepared answers with markup, errors, or a stream that is stopped. Skipped (exit status 77) where there is no
+Chromium; then only the page's text is checked.
 
     python3 tests/page_test.py PATH_OF_TANDEM [--screenshots FOLDER]
 """
@@ -28,12 +28,12 @@ from running_server import ROOT, Server
 SCREENSHOTS = pathlib.Path(sys.argv[3]) if "--screenshots" in sys.argv else None
 FOLDER = ROOT / "src" / "server" / "page"
 PAGE = re.sub(r'<script src="(\w+\.js)"></script>', lambda found: f"<script>\n{(FOLDER / found[1]).read_text(encoding='utf-8')}</script>",
-              (FOLDER / "index.html").read_text(encoding="utf-8"))  # as CMake puts it together
+              (FOLDER / "index.html").read_text(encoding="utf-8"))  # as CMake assembles it
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Browser:
-    """One page of a headless Chromium; a WebSocket by hand, as the standard library has none."""
+    """One page of a headless Chromium. The WebSocket is implemented here, because the standard library has none."""
 
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -51,7 +51,7 @@ class Browser:
             pass
         self.ids = itertools.count(1)
         self.session = None
-        self.problems = []  # of the page: exceptions, refusals of the content security policy
+        self.problems = []  # exceptions, and violations of the content security policy
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -117,7 +117,7 @@ class Browser:
             (SCREENSHOTS / name).write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def ask(self, text):
-        """As a person does: types, then Enter; until the answer has ended."""
+        """Types a question, presses Enter, and waits for the end of the answer."""
         self.run("document.getElementById('question').focus()")
         self.call("Input.insertText", text=text)
         self.key("Enter", 13, "\r")
@@ -134,7 +134,7 @@ class Browser:
 
 
 class MadeUp(http.server.BaseHTTPRequestHandler):
-    """The page, and for a question an answer that was put down for it."""
+    """Serves the page, and a prepared answer to each question."""
     answers = {}
     asked = []
     model = "made-up"
@@ -370,7 +370,7 @@ class WithMadeUpAnswers(unittest.TestCase):
         self.browser.screenshot("page_phone.png")
 
     def test_where_formulas_stand(self):
-        def shown(text):  # formulas in brackets
+        def shown(text):  # formulas are shown in brackets
             return self.browser.run(f"""(() => {{ const box = element("div", {{}}, ...markdown(hideFormulas({json.dumps(text)})));
                 for (const math of box.querySelectorAll("math")) math.replaceWith("[" + math.textContent + "]");
                 return box.textContent; }})()""")
@@ -418,7 +418,9 @@ class WithMadeUpAnswers(unittest.TestCase):
             self.assertEqual(mathml(text), wanted, text)
 
     def test_formulas_hold_any_text(self):
-        """Random strings: no exception, only elements and attributes of MathML Core, nothing private shown, nothing lost."""
+        """Random strings cause no exception, use only elements and attributes of MathML Core, show no private
+        characters and lose no text.
+        """
         result = json.loads(self.browser.run(RANDOM_FORMULAS))
         self.assertEqual(result["bad"], [])
         self.assertGreater(result["made"], 500)
@@ -426,7 +428,7 @@ class WithMadeUpAnswers(unittest.TestCase):
         self.assertEqual(self.browser.problems, [])
 
     def test_formulas_take_linear_time(self):
-        """What is quadratic needs minutes for 100,000 characters."""
+        """A quadratic algorithm would take minutes for 100,000 characters."""
         for piece in ("{", "}", "\\sqrt", "\\hat{", "x^", "x_", "\\(", "\\[", "\\(a\\)", "$", "$a ", "$1 ab ", "$$a", "`", "` ``", "\n```", "\\begin{align}", "\\left(", "a&",
                       "\\\\", "'", "_{", "\n\n\\(", "\n\n`", "\\text{", "\\frac", "1", "1.", "a ", "\\mathrm{ab", "\\begin{pmatrix}1&2\\\\\\end{pmatrix}",
                       "\\\\[1", "\\not", "\\end{a", "\n ", "\\sqrt[", "\\unknown"):

@@ -1,4 +1,4 @@
-// Against the published sizes of the models, and against the list of tensors itself.
+// Counts of parameters against the published sizes of the models and against the list of tensors.
 #include "model/parameters.h"
 
 #include <gtest/gtest.h>
@@ -62,7 +62,8 @@ TEST(Parameters, MtpLayerOfR1) {
   EXPECT_EQ(count_parameters(parse(family("k2"))).mtp_stored, 0);
 }
 
-// Elements of the whole R1 checkpoint, block scales aside: what the hub shows as 685B less 41.5M.
+// Elements of the whole R1 checkpoint without block scales; Hugging Face shows 685B, which includes
+// 41.5M block scales.
 TEST(Parameters, R1AsStored) {
   const ParameterCounts counts = count_parameters(parse(family("r1")));
   const int64_t fp8 = 680'571'043'840, bf16 = 3'918'786'560, bias = 59 * 256;

@@ -1,4 +1,4 @@
-// Placements as a person edits them: what is refused, and that reading gives back what was written.
+// Placements edited by a user: what is refused, and that reading returns what was written.
 #include "offload/plan/placement.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// R1 on two sockets and a GPU, as planned but with all experts on the CPU.
+// R1 on two sockets and a GPU, with all experts on the CPU.
 class Edited : public ::testing::Test {
  protected:
   Edited() : planned_("r1", known_machine("2x6454s-4090")) {
@@ -20,7 +20,7 @@ class Edited : public ::testing::Test {
         R"([{"layers": "3-60",
              "groups": [{"experts": "0-255", "format": "fp8", "owners": ["host0.cpu"]}]}])");
   }
-  // The message for the placement after `edit`.
+  // The error for the placement after `edit`.
   std::string refusal(const std::function<void(Json&)>& edit) const {
     Json edited = Json::parse(text_.dump());
     edit(edited);
@@ -40,7 +40,7 @@ TEST_F(Edited, UnchangedIsSound) {
   EXPECT_EQ(placement_to_json(placement_from_json(text_.dump(), "p.json")), text_);
 }
 
-// What was predicted stands in the file for --timeline; the placement does not depend on it.
+// The file keeps the prediction for --timeline; the placement does not depend on it.
 TEST_F(Edited, KeepsWhatWasPredicted) {
   EXPECT_TRUE(planned_layers(text_.dump(), "p.json").empty());
   nlohmann::ordered_json file = text_;
@@ -67,7 +67,7 @@ TEST_F(Edited, KeepsTheCacheInFp8OnGpusAlone) {
   EXPECT_EQ(placement_to_json(placement_from_json(text_.dump(), "p.json")), text_);
   EXPECT_TRUE(says(refusal([](Json& p) { p["backbone"]["stages"][0]["devices"] = {"host0.cpu"}; }),
                    "must be bf16, as a CPU computes attention"));
-  // Of 131,072 tokens BF16 takes 9.2 GB, FP8 5.2.
+  // A context of 131,072 tokens takes 9.2 GB in BF16, 5.2 GB in FP8.
   const auto long_context = [](Json& p) { p["kv"]["tokens"] = 131'072; };
   EXPECT_EQ(refusal(long_context), "no error");
   text_["kv"]["type"] = "bf16";
@@ -105,8 +105,8 @@ TEST_F(Edited, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(says(refusal([](Json& p) { group(p)["owners"] = {"host0.gpu0"}; }), "GB elsewhere"));
 }
 
-// GPUs of a host share what is on its CPU.
-TEST(MemoryByDevice, ATableOnTheCpuIsThereOnceAHost) {
+// The GPUs of a host share an embedding or head on its CPU.
+TEST(MemoryByDevice, ATableOnTheCpuIsCountedOncePerHost) {
   const ModelConfig r1 = known_model("r1");
   Machine m = round_machine();
   m.hosts = 2;
@@ -118,7 +118,7 @@ TEST(MemoryByDevice, ATableOnTheCpuIsThereOnceAHost) {
     p.head_on_cpu = head_on_cpu;
     std::vector<int64_t> bytes;
     for (const DeviceMemory& d : memory_by_device(r1, m, p)) bytes.push_back(d.weights_bytes);
-    return bytes;  // of the first host's CPU and two GPUs, then of the second's
+    return bytes;  // for each host its CPU and its two GPUs
   };
   constexpr int64_t kTable = int64_t{129'280} * 7168 * 2;
   const auto moved = [&](const std::vector<int64_t>& to_cpu, const std::vector<int64_t>& on_gpus) {
@@ -151,7 +151,7 @@ TEST_F(Edited, RefusesStagesSplitsAndSlices) {
       says(refusal([](Json& p) { p["experts"]["numa_columns"] = {2048}; }), "lists 1 slices"));
 }
 
-TEST_F(Edited, RefusesSlipsOfThePen) {
+TEST_F(Edited, RefusesTypingErrors) {
   EXPECT_TRUE(says(refusal([](Json& p) { p["embeding"] = 1; }), "\"embeding\" is no known field"));
   EXPECT_TRUE(says(refusal([](Json& p) { p["embedding"]["on"] = "gpu"; }),
                    "p.json: embedding: on is \"gpu\": expected cpu or backbone"));

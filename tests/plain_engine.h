@@ -1,5 +1,5 @@
-// The engine as tests use it that are not about it: logits of given tokens and greedy or drawn
-// answers, and the slow twin that the engine's loop is held against.
+// The engine for tests of other parts: logits of given tokens, and a simple reference for the
+// engine's loop.
 #pragma once
 #include "engine/completion.h"
 
@@ -20,8 +20,8 @@ inline void score(StepRunner& model, KvCache& cache, std::span<const int32_t> to
   tandem::score(engine, tokens, first_row, row);
 }
 
-// One request alone, its pages in order, the prompt in one chunk or several, a token a step: no
-// scheduler, no prefix cache, no other sequence. Without stop ids.
+// Generates the answer to one request without scheduler, prefix cache and other sequences: pages in
+// order, the prompt in one or more chunks, one token a step, no stop ids.
 inline std::vector<int32_t> generated_alone(StepRunner& model, KvCache& cache,
                                             const Vocabulary& vocabulary, const Request& request,
                                             int64_t context) {

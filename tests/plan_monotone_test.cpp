@@ -1,4 +1,4 @@
-// More of anything never makes a plan slower, with the format held: random models, machines,
+// More of any resource never makes a plan slower in a fixed format: random models, machines,
 // workloads and improvements.
 #include <gtest/gtest.h>
 
@@ -52,7 +52,7 @@ Workload random_workload(Random& rng, const ModelConfig& c) {
   return w;
 }
 
-// Says what it did.
+// Improves a random property of the machine and returns its name.
 std::string improve(Random& rng, Machine& m) {
   const double times = one_of(rng, {1.01, 1.1, 1.5, 3.0});
   const auto more = [&](int64_t& bytes) { bytes = static_cast<int64_t>(double(bytes) * times); };

@@ -1,4 +1,4 @@
-// Whole plans of small models against every other home of their experts.
+// Plans of small models against every other assignment of their experts.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-// R1's layers, one of them with experts, few.
+// R1's layer shapes with one MoE layer of few experts.
 ModelConfig small_model(int n_experts) {
   ModelConfig c = known_model("r1");
   c.n_dense_layers = 1;
@@ -33,7 +33,7 @@ RoutingStatistics random_statistics(const ModelConfig& c, std::mt19937& rng) {
   return {c, routing_statistics_json(c, counts), "s.json"};
 }
 
-// Memory of a GPU: the backbone, and some experts.
+// A machine whose GPUs have memory for the backbone and some experts.
 Machine random_machine(const ModelConfig& c, int n_gpus, std::mt19937& rng) {
   const auto real = [&](double low, double high) {
     return std::uniform_real_distribution<double>(low, high)(rng);
@@ -49,7 +49,7 @@ Machine random_machine(const ModelConfig& c, int n_gpus, std::mt19937& rng) {
   return m;
 }
 
-// Over all ways to give each expert to one device, where they fit; the rest as placed.
+// The best score over all assignments of each expert to one device that fit; the rest is as placed.
 double least_score(const PlanInput& in, const Placement& placement) {
   const int n_devices = static_cast<int>(in.machine.gpus.size()) + 1;
   const int n_experts = in.config.router.n_experts;
@@ -72,7 +72,7 @@ double least_score(const PlanInput& in, const Placement& placement) {
   return least;
 }
 
-TEST(PlanOptimality, NoOtherHomeOfExpertsIsFaster) {
+TEST(PlanOptimality, NoOtherAssignmentOfExpertsIsFaster) {
   std::mt19937 rng(5);
   int n_on_both = 0;
   constexpr int kRounds = 40;

@@ -1,4 +1,4 @@
-// The rules that seeds of this project state for R1 on clusters, and what layers cost by hand.
+// Known rules for R1 on clusters, and costs of layers computed by hand.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,7 +14,7 @@
 namespace tandem {
 namespace {
 
-TEST(SeedRules, ParametersOfR1) {
+TEST(ClusterRules, ParametersOfR1) {
   const ParameterCounts n = count_parameters(known_model("r1"));
   EXPECT_EQ(n.one_expert, 44'040'192);
   EXPECT_EQ(n.routed_experts, 653'908'770'816);
@@ -22,14 +22,14 @@ TEST(SeedRules, ParametersOfR1) {
   EXPECT_EQ(kv_bytes_per_token(known_model("r1")), 70'272);
 }
 
-TEST(SeedRules, LeastDataParallelForComputeBoundExperts) {
+TEST(ClusterRules, LeastDataParallelForComputeBoundExperts) {
   EXPECT_EQ(least_dp_for_compute_bound(known_model("r1")), 32);
   EXPECT_EQ(least_dp_for_compute_bound(known_model("k2")), 48);
   EXPECT_NEAR(least_dp_for_compute_bound(known_model("v2-lite")), 10.67, 0.01);
   EXPECT_NEAR(least_dp_for_compute_bound(known_model("v2")), 26.67, 0.01);
 }
 
-TEST(SeedRules, MostUsefulExpertParallelAndItsBound) {
+TEST(ClusterRules, MostUsefulExpertParallelAndItsBound) {
   const ModelConfig r1 = known_model("r1");
   EXPECT_EQ(most_useful_ep(r1), 257);
   const auto us = [&](double rate) { return one_expert_read_seconds(r1, rate) * 1e6; };
@@ -39,7 +39,7 @@ TEST(SeedRules, MostUsefulExpertParallelAndItsBound) {
   EXPECT_NEAR(us(known_machine("8xh200").gpus[0].read_bytes_per_second), 9.2, 0.05);
 }
 
-TEST(SeedRules, RidgeBatchOfAnExpert) {
+TEST(ClusterRules, RidgeBatchOfAnExpert) {
   const auto ridge = [](const char* machine, double PeakRates::*peak) {
     const Gpu gpu = known_machine(machine).gpus[0];
     return ridge_tokens_per_expert(gpu.peak.*peak, gpu.read_bytes_per_second, 1);
@@ -50,7 +50,7 @@ TEST(SeedRules, RidgeBatchOfAnExpert) {
   EXPECT_NEAR(ridge("2x6454s-4090", &PeakRates::bf16), 82, 0.5);
 }
 
-TEST(SeedRules, SplitsThatAreNoMultipleOf128AreRefused) {
+TEST(ClusterRules, SplitsThatAreNoMultipleOf128AreRefused) {
   EXPECT_FALSE(split_refusal("dense FFN", 18432, 1));
   EXPECT_FALSE(split_refusal("dense FFN", 18432, 16));
   EXPECT_EQ(*split_refusal("dense FFN", 18432, 32),
@@ -62,13 +62,13 @@ TEST(SeedRules, SplitsThatAreNoMultipleOf128AreRefused) {
   EXPECT_TRUE(tensor_parallel_refusal(known_model("v2-lite"), 2));  // 10944 / 2
 }
 
-TEST(SeedRules, BytesOnTheWire) {
+TEST(ClusterRules, BytesOnTheWire) {
   EXPECT_EQ(dispatch_bytes(known_model("r1")), 59'136);
   EXPECT_EQ(combine_bytes(known_model("r1")), 114'688);
 }
 
-// All of R1 in `format` with layers cut into `pp` stages of 8-way tensor parallel GPUs: what is
-// left for the KV cache in the fullest GPU.
+// All of R1 in `format` with the layers in `pp` stages of 8-way tensor-parallel GPUs: the memory
+// left for the KV cache on the fullest GPU.
 int64_t room_under_tp_pp(const char* machine_name, WeightFormat format, int pp) {
   const ModelConfig r1 = known_model("r1");
   const Machine m = known_machine(machine_name);
@@ -89,9 +89,9 @@ int64_t room_under_tp_pp(const char* machine_name, WeightFormat format, int pp) 
   return room;
 }
 
-TEST(SeedRules, TensorAndPipelineParallelLeaveLittleRoomForKv) {
-  // 8x H20-96G holds the FP8 weights and 12 to 17 GB beside them, 2 % of which per token is the
-  // same on all eight; BF16 weights fit neither machine.
+TEST(ClusterRules, TensorAndPipelineParallelLeaveLittleRoomForKv) {
+  // 8x H20-96G holds the FP8 weights and 12 to 17 GB beside them, and all eight GPUs hold the same
+  // latents. BF16 weights do not fit either machine.
   const int64_t h20 = room_under_tp_pp("8xh20-96g", {DType::kF8E4M3}, 1);
   EXPECT_GT(h20, 0);
   EXPECT_LT(h20, 17'000'000'000);
@@ -99,7 +99,7 @@ TEST(SeedRules, TensorAndPipelineParallelLeaveLittleRoomForKv) {
   EXPECT_LT(room_under_tp_pp("16xh800", {DType::kBF16}, 2), 0);
 }
 
-TEST(SeedRules, TensorParallelCopiesTheLatentCacheDataParallelDoesNot) {
+TEST(ClusterRules, TensorParallelCopiesTheLatentCacheDataParallelDoesNot) {
   const ModelConfig r1 = known_model("r1");
   const Machine m = known_machine("8xh200");
   const auto cache = [&](int tp) {
@@ -108,7 +108,7 @@ TEST(SeedRules, TensorParallelCopiesTheLatentCacheDataParallelDoesNot) {
     Stage stage = {0, 60, {}, tp};
     for (int gpu = 0; gpu < 8; ++gpu) stage.devices.push_back({0, gpu});
     p.stages = {stage};
-    p.kv_tokens = 80'000 / stage.dp();  // all sequences have 80,000 tokens
+    p.kv_tokens = 80'000 / stage.dp();  // all sequences together have 80,000 tokens
     int64_t sum = 0;
     for (const DeviceMemory& d : memory_by_device(r1, m, p)) sum += d.kv_bytes;
     return sum;
@@ -119,7 +119,8 @@ TEST(SeedRules, TensorParallelCopiesTheLatentCacheDataParallelDoesNot) {
 
 TEST(PlanCost, BytesOfMatricesAndExperts) {
   const ModelConfig r1 = known_model("r1");
-  EXPECT_EQ(routed_expert_bytes(r1, {DType::kF8E4M3}), 44'050'944);  // model_spec 8
+  // 44,040,192 weights and 2,688 float scales.
+  EXPECT_EQ(routed_expert_bytes(r1, {DType::kF8E4M3}), 44'050'944);
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kBF16}), 88'080'384);
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kI8}), 44'040'192 + (2048 + 2048 + 7168) * 4);
   EXPECT_EQ(routed_expert_bytes(r1, {DType::kI4, 64}), 44'040'192 / 2 + 44'040'192 / 64 * 2);
@@ -139,7 +140,7 @@ TEST(PlanCost, OperationsOfATokenAreTwiceTheActiveWeights) {
   EXPECT_EQ(ops.expert, 2.0 * 44'040'192);
   EXPECT_EQ(ops.shared, ops.expert);
   EXPECT_EQ(ops.head, 2.0 * 926'679'040);
-  // model_spec 3.7: 340.66 MFLOP are common to all forms.
+  // The projections of q, kv_a and o take 340.66 MFLOP in both forms of attention.
   EXPECT_NEAR(ops.projections, 340.66e6, 0.01e6);
 }
 
@@ -149,7 +150,7 @@ TEST(PlanCost, AttentionTakesTheFormWithFewerOperations) {
   EXPECT_TRUE(decode.absorbed);
   EXPECT_EQ(decode.bytes, 4096 * 1152);
   EXPECT_EQ(decode.ops, 33'554'432.0 + 4096 * 278'528.0);
-  // Ends of prompts of other lengths; a fresh one never brings more queries than keys through kv_b.
+  // Ends of prompts of several lengths. In a new prompt the queries are never more than the keys.
   EXPECT_FALSE(attention_work(r1, 2, 2).absorbed);
   EXPECT_FALSE(attention_work(r1, 128, 128).absorbed);
   EXPECT_FALSE(attention_work(r1, 128, 321).absorbed);
@@ -161,8 +162,8 @@ TEST(PlanCost, AttentionTakesTheFormWithFewerOperations) {
   EXPECT_EQ(attention_work(r1, 512, 512).ops, 33'554'432.0 * 512 + 81'920.0 * (512 * 513 / 2));
 }
 
-// Eight of R1's experts for one token on the round machine's CPUs: read at 100 GB/s, then computed
-// at 1 Top/s.
+// Eight of R1's experts for one token on the CPU of round_machine(): read at 100 GB/s, then
+// computed at 1 Top/s.
 constexpr double kEightExperts = 8 * (44'050'944 / 100e9 + 6 * 7168 * 2048 / 1e12);
 
 TEST(Efficiency, IsTheTableBetweenItsPoints) {
@@ -196,7 +197,7 @@ TEST(Efficiency, AMachinesOwnCurvesComeFirst) {
     EXPECT_DOUBLE_EQ(ratio(product, format, 1), product_ratio("avx512", product, format, 1));
   EXPECT_DOUBLE_EQ(attention_ratio("avx512", true, 5, m.curves), 0.125);
   EXPECT_DOUBLE_EQ(attention_ratio("avx512", false, 512, m.curves), 0.67);
-  // The layer's time follows, the GPU's does not.
+  // The layer's CPU time changes with the curve, its GPU time does not.
   const ModelConfig r1 = known_model("r1");
   const RoutingStatistics routing(r1);
   const Workload w;
@@ -211,7 +212,7 @@ TEST(Efficiency, AMachinesOwnCurvesComeFirst) {
   EXPECT_EQ(own[Part::kAttention], defaults[Part::kAttention]);
 }
 
-// One sequence on the round machine, backbone on the GPU, experts on the CPU: every part by hand.
+// One sequence on round_machine() with the backbone on the GPU and experts on the CPU.
 TEST(LayerTime, OneTokenOfR1ByHand) {
   const ModelConfig r1 = known_model("r1");
   const Machine m = round_machine();
@@ -224,11 +225,11 @@ TEST(LayerTime, OneTokenOfR1ByHand) {
   EXPECT_NEAR(t[Part::kCpuExperts], kEightExperts / 1.06, 1e-9);
   EXPECT_NEAR(t[Part::kShared], 44'050'944 / 1e12 / 0.70, 1e-9);
   EXPECT_NEAR(t[Part::kRouter], 256 * 7168 * 2 / 1e12 / 0.70, 1e-12);
-  // 1.17 Gop at 100 Tops/s take longer than 4.7 MB at 1 TB/s.
+  // 1.17 Gop at 100 Tops/s take longer than reading 4.7 MB at 1 TB/s.
   EXPECT_NEAR(t[Part::kAttention], (33'554'432.0 + 4096 * 278'528.0) / 100e12 / 0.67, 1e-12);
   // A row of BF16 to the host and back at 10 GB/s, and two hand-offs.
   EXPECT_NEAR(t[Part::kExchange], 20e-6 + 2 * 14'336 / 10e9, 1e-12);
-  // The CPU's experts hide the shared one.
+  // The CPU's experts hide the shared expert.
   EXPECT_NEAR(t.seconds,
               t[Part::kProjections] + t[Part::kAttention] + t[Part::kRouter] + t[Part::kOverhead] +
                   t[Part::kExchange] + t[Part::kCpuExperts],
@@ -256,7 +257,7 @@ TEST(Statistics, RefusesThoseOfAnotherModel) {
                    "counts of 0 layers, and 58 have experts"));
   EXPECT_TRUE(
       says(refusal(R"({"layers": 61, "experts": 256, "tokens": 0, "counts": []})"), "tokens is 0"));
-  // As many layers and experts, but another model.
+  // Another model with the same numbers of layers and experts.
   const ModelConfig lite = known_model("v2-lite"), moonlight = known_model("moonlight");
   ASSERT_EQ(lite.n_layers, moonlight.n_layers);
   ASSERT_EQ(lite.router.n_experts, moonlight.router.n_experts);
@@ -274,7 +275,7 @@ TEST(Statistics, RefusesThoseOfAnotherModel) {
   EXPECT_TRUE(says(refusal(zeros.dump().c_str()), "expected a number 0 .. tokens"));
 }
 
-// Link and CPU end together; four experts are under way before the router has run.
+// Link and CPU end together; four experts are sent before the router has run.
 TEST(LayerTime, AStreamedChunksExpertsAreDivided) {
   const ModelConfig r1 = known_model("r1");
   const Machine m = round_machine();
@@ -300,16 +301,16 @@ TEST(LayerTime, AStreamedChunksExpertsAreDivided) {
   EXPECT_NEAR(t.seconds, router + t[Part::kExchange] + t[Part::kCpuExperts], 1e-9);
   EXPECT_LT(t.seconds, here.seconds);
   EXPECT_LT(t[Part::kGpuExperts] + t[Part::kShared], t[Part::kStreaming]);
-  // Few tokens: copying an expert takes the CPU longer than computing it.
+  // With few tokens, copying an expert takes the CPU longer than computing it.
   p.stream_from_tokens = 1;
   const LayerTime few = LayerModel(in, p, {32, 32, true, 1}).layer(p.stages[0], 3, &p.layers[0]);
   EXPECT_EQ(few[Part::kStreaming], 0);
-  // No kernel of a GPU reads them.
+  // No GPU kernel reads this format.
   p.layers[0].groups[0].format = {DType::kI8};
   EXPECT_EQ(LayerModel(in, p, chunk).layer(p.stages[0], 3, &p.layers[0])[Part::kStreaming], 0);
 }
 
-// Two ranks of experts and backbone each, everything even: half of a rank's tokens stay.
+// Two ranks, each with experts and backbone, and even routing: half of a rank's tokens stay on it.
 TEST(LayerTime, ExpertParallelByHand) {
   const ModelConfig r1 = known_model("r1");
   Machine m = round_machine();
@@ -327,7 +328,7 @@ TEST(LayerTime, ExpertParallelByHand) {
   p.layers = {{3, 60, {a, b}}};
   const LayerTime t = LayerModel(in, p, {32, 1024, false, 2}).layer(p.stages[0], 3, &p.layers[0]);
   EXPECT_NEAR(t[Part::kExchange], 10e-6 + 32 * (59'136 + 114'688) / 2 / 100e9, 1e-12);
-  // 64 tokens, 128 experts a rank; the busier of two by the largest of two normal draws.
+  // 64 tokens, 128 experts a rank; the load of the busier rank is the larger of two normal draws.
   const double chance = 1 - std::pow(1 - 8.0 / 256, 64), mean = 128 * chance;
   const double used = mean + std::sqrt(2 * mean * (1 - chance) * std::log(2.0));
   const double rows = 256 + std::sqrt(2 * 256 * std::log(2.0));
@@ -339,7 +340,7 @@ TEST(LayerTime, ExpertParallelByHand) {
               t[Part::kProjections] + t[Part::kAttention] + t[Part::kRouter] + t[Part::kShared] +
                   t[Part::kOverhead] + t[Part::kExchange] + t[Part::kGpuExperts],
               1e-12);
-  // Overlapped: what is busiest twice, at half of the tokens.
+  // With two micro-batches the busiest resource runs twice, with half of the tokens each time.
   p.micro_batches = 2;
   const LayerTime two = LayerModel(in, p, {32, 1024, false, 2}).layer(p.stages[0], 3, &p.layers[0]);
   const LayerTime half = [&] {
@@ -349,15 +350,15 @@ TEST(LayerTime, ExpertParallelByHand) {
   }();
   EXPECT_NEAR(two.seconds, std::max(half.seconds, 2 * (half.seconds - half[Part::kExchange])),
               1e-12);
-  // Of fewer sequences than it is said to pay for, as one.
+  // With fewer sequences than the threshold there is one micro-batch.
   p.micro_batches_from_sequences = 33;
   EXPECT_EQ(LayerModel(in, p, {32, 1024, false, 2}).layer(p.stages[0], 3, &p.layers[0]).seconds,
             t.seconds);
 }
 
-// R1's rows of 7168 are summed by all GPUs of a tensor-parallel group: over the link of a host
-// where one host has the group, however many hosts the stage has, otherwise over the host's share
-// of the network.
+// R1's rows of 7168 are summed by all GPUs of a tensor-parallel group: over the link within a host
+// if one host has the group, whatever the number of hosts of the stage, otherwise over a share of
+// the network.
 TEST(LayerTime, AllReduceByHand) {
   const ModelConfig r1 = known_model("r1");
   Machine m = round_machine();

@@ -1,4 +1,4 @@
-// What the planner decides, as properties of every plan and on the machines of machines/.
+// Decisions of the planner: properties of every plan, and plans for the machines of machines/.
 #include "offload/plan/plan.h"
 
 #include <fmt/format.h>
@@ -28,9 +28,9 @@ int64_t experts_on_gpu(const Plan& plan) {
   return n;
 }
 
-// Long contexts make the card's part as long as the CPU's: then halves overlap, from as many
-// sequences on as it pays.
-TEST(Plan, HalvesOverlapWhereCardAndCpuTakeAsLongAsEachOther) {
+// With long contexts the GPU takes as long as the CPU; two micro-batches then overlap, from the
+// number of sequences on where that is faster.
+TEST(Plan, MicroBatchesOverlapWhereGpuAndCpuTakeEquallyLong) {
   Machine machine = known_machine("2x9654-5090");
   machine.gpus[0].memory_bytes = 400'000'000'000;
   Workload w;
@@ -66,18 +66,18 @@ TEST(Plan, R1WithItsBackboneEmbeddingAndCacheOnOne4090) {
   EXPECT_EQ(p.stages[0].devices, (std::vector<DeviceId>{{0, 0}}));
   EXPECT_EQ(p.numa_columns, (std::vector<int>{1024, 1024}));
   EXPECT_EQ(p.kv_tokens, 32768);
-  // Either the embedding fits too, or the plan says what moved.
+  // The embedding fits on the GPU, or a reason says that it moved.
   if (p.embedding_on_cpu) {
     EXPECT_TRUE(says(all_reasons(plan), "embedding on CPU: saves 1.85 GB"));
   }
-  // Published for this machine: 13.7 tokens/s at most, with INT4 experts; FP8 reads twice as much.
+  // Published for this machine: at most 13.7 tokens/s with INT4 experts. FP8 reads twice as much.
   EXPECT_GT(plan.prediction.decode.tokens_per_second, 8);
   EXPECT_LT(plan.prediction.decode.tokens_per_second, 20);
   EXPECT_TRUE(says(plan.limit, "cpu experts"));
 }
 
-// 9.2 GB in BF16 have no room beside the backbone, 5.2 in FP8 have.
-TEST(Plan, ALongContextIsKeptInFp8WhereOnlyThatLetsTheCardCompute) {
+// The cache of 9.2 GB in BF16 does not fit beside the backbone, the one of 5.2 GB in FP8 does.
+TEST(Plan, ALongContextIsKeptInFp8WhereOnlyThatFitsTheGpu) {
   Workload w;
   w.context = 131'072;
   const Planned planned("r1", known_machine("2x6454s-4090"), w);
@@ -91,7 +91,7 @@ TEST(Plan, ALongContextIsKeptInFp8WhereOnlyThatLetsTheCardCompute) {
   const Plan in_bf16 = Planned("r1", known_machine("2x6454s-4090"), w).plan();
   EXPECT_TRUE(in_bf16.placement.stages[0].devices[0].is_cpu());
   EXPECT_LT(in_bf16.prediction.decode.tokens_per_second, plan.prediction.decode.tokens_per_second);
-  // Where BF16 fits it stays, unless FP8 is asked for.
+  // BF16 is kept where it fits, unless FP8 is requested.
   w.kv = {};
   w.context = 32768;
   EXPECT_EQ(Planned("r1", known_machine("2x6454s-4090"), w).plan().placement.kv_type, DType::kBF16);
@@ -144,7 +144,7 @@ TEST(Plan, SaysWhatIsMissingWhenNothingFits) {
   EXPECT_TRUE(says(refusal, "r1 does not fit Desktop"));
   EXPECT_TRUE(says(refusal, "even with experts in int4, host0.cpu lacks 157.8 GB"));
   EXPECT_TRUE(says(refusal, "give it 162 GB more"));
-  // The smallest change named is enough, and a GB less is not.
+  // The smallest change that the message names is enough, and 1 GB less is not.
   Machine m = known_machine("desktop-192gb");
   m.nodes[0].memory_bytes += 162'000'000'000;
   EXPECT_EQ(error_of([&] { Planned("r1", m).plan(); }), "no error");
@@ -174,7 +174,7 @@ TEST(Plan, SaysWhichWorkloadWouldFit) {
   EXPECT_EQ(on_small(w), "no error");
   ++w.concurrency;
   EXPECT_TRUE(says(on_small(w), "does not fit"));
-  // INT4 is only offered where it would do.
+  // INT4 is only suggested where it would fit.
   EXPECT_TRUE(says(on_small(w), "--experts int4"));
   w.concurrency = 1 << 19;
   EXPECT_FALSE(says(on_small(w), "--experts int4"));
@@ -192,7 +192,7 @@ TEST(Plan, TakesTheWidestFormatThatFits) {
   EXPECT_EQ(format("k2-thinking", "2x6454s-4090"), "int4-32-bf16");
 }
 
-TEST(Plan, RefusesWorkloadsThatCannotBe) {
+TEST(Plan, RefusesImpossibleWorkloads) {
   const auto refusal = [](const std::function<void(Workload&)>& change) {
     Workload w;
     change(w);
@@ -204,7 +204,7 @@ TEST(Plan, RefusesWorkloadsThatCannotBe) {
   EXPECT_TRUE(says(refusal([](Workload& w) { w.prompt_tokens = 9000; }), "raise it"));
 }
 
-// More of anything never makes a request slower, with the format held.
+// More of any resource never makes a request slower in a fixed format.
 TEST(Plan, MoreMemoryOrBandwidthIsNeverSlower) {
   const auto score = [](Machine m, Objective objective, int concurrency) {
     Workload w;
@@ -271,8 +271,8 @@ TEST(Plan, ThroughputServesAsManyAsTheSpeedWantedAllows) {
             plan.prediction.output_tokens_per_second);
 }
 
-// Published: 22,300 output tokens/s a host of 8 GPUs at 2,000 tokens of prompt, 12 hosts of which
-// 9 decode. The prediction lands within a factor of two.
+// Published: 22,300 output tokens/s for a host of 8 GPUs with prompts of 2,000 tokens, on 12 hosts
+// of which 9 decode. The prediction is within a factor of two.
 TEST(Plan, ClusterIsWithinAFactorOfTwoOfWhatWasPublished) {
   Workload w = throughput_of_clusters();
   w.tokens_per_second_per_user = 20;
@@ -282,7 +282,7 @@ TEST(Plan, ClusterIsWithinAFactorOfTwoOfWhatWasPublished) {
   EXPECT_LT(a_host, 22'300 * 2.0);
 }
 
-// Eight experts of every layer have another owner besides their own.
+// Gives eight experts of every layer a second owner.
 TEST(Plan, SaysHowManyExpertsAreRedundant) {
   constexpr size_t kCopied = 8;
   const Planned planned("r1", known_machine("12x8xh100"), throughput_of_clusters());
@@ -317,7 +317,7 @@ TEST(Plan, SaysHowManyExpertsAreRedundant) {
 }
 
 TEST(Plan, StreamingPaysFromTheChunkItSays) {
-  // A CPU without matrix instructions and a fast link.
+  // A machine whose CPU has no matrix instructions and whose link is fast.
   const Planned planned("r1", known_machine("2x9654-5090"));
   const Plan plan = planned.plan();
   const PlanInput in = {planned.config, planned.machine, plan.workload, planned.routing};
@@ -332,7 +332,7 @@ TEST(Plan, StreamingPaysFromTheChunkItSays) {
   EXPECT_GE(seconds(least - 64, 1), seconds(least - 64, 0));
 }
 
-TEST(Plan, AssessesWhatAPersonEdited) {
+TEST(Plan, AssessesEditedPlacements) {
   Workload w;
   w.context = 4096;
   const Planned planned("r1", known_machine("2x6454s-4090"), w);
@@ -345,7 +345,7 @@ TEST(Plan, AssessesWhatAPersonEdited) {
   EXPECT_TRUE(says(error_of([&] { assess(planned.request, edited); }), "has no owner"));
 }
 
-TEST(Plan, SaysWhoseEfficienciesItUses) {
+TEST(Plan, NamesTheEfficienciesItUses) {
   Machine m = known_machine("2x6454s-4090");
   EXPECT_TRUE(says(all_reasons(Planned("r1", m).plan()), "defaults of amx"));
   m.curves = {{"experts", "fp8", {{1, 0.4}}}, {"absorbed", "", {{512, 0.5}}}};
@@ -354,11 +354,11 @@ TEST(Plan, SaysWhoseEfficienciesItUses) {
   EXPECT_FALSE(says(all_reasons(Planned("r1", known_machine("8xh200")).plan()), "defaults of"));
 }
 
-TEST(Plan, ChangesSayWhatTheyBring) {
+TEST(Plan, ChangesStateTheirEffect) {
   const Planned planned("r1", known_machine("2x6454s-4090"));
   const Plan plan = planned.plan();
   const std::vector<Change> changes = possible_changes(planned.request, plan);
-  std::vector<std::string> names;  // more memory would be of no use
+  std::vector<std::string> names;  // more memory would not help and is not listed
   for (const Change& c : changes) names.push_back(c.what);
   EXPECT_EQ(names, (std::vector<std::string>{"another RTX 4090", "memory that is a quarter faster",
                                              "experts in int4"}));

@@ -1,4 +1,4 @@
-// Every model on every machine of machines/, and how long plan() takes.
+// Plans of every model on every machine of machines/, and how long plan() takes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,8 +20,8 @@ std::vector<std::string> machine_names() {
   return names;
 }
 
-// CPU seconds of a call in this process of one thread: the first below `wanted`, or the least of
-// three, as a neighbour on the same core can double them.
+// CPU seconds of a call in this single-threaded process: the first measurement below `wanted`, or
+// the least of three, because another process on the same core can double them.
 double cpu_seconds(double wanted, const std::function<void()>& call) {
   double least = 1e9;
   for (int i = 0; i < 3 && least >= wanted; ++i) {
@@ -60,7 +60,7 @@ TEST(PlanTime, EveryModelOnEveryMachineIsSoundOrRefusedInTime) {
   EXPECT_GT(n_plans, 60);
 }
 
-// Three times what they take on an idle core and more.
+// The limit is more than three times the time on an idle core.
 TEST(PlanTime, ThroughputOpenConcurrencyAndStatistics) {
   constexpr double kSeconds = TANDEM_SANITIZED ? 300 : 2;
   Workload open = throughput_of_clusters();
@@ -72,7 +72,7 @@ TEST(PlanTime, ThroughputOpenConcurrencyAndStatistics) {
       const Planned planned("r1", known_machine(machine), w);
       EXPECT_LT(cpu_seconds(kSeconds, [&] { planned.plan(); }), kSeconds) << machine;
     }
-  // Every layer's experts used differently.
+  // The experts of every layer have different use counts.
   const ModelConfig config = known_model("r1");
   RoutingCounts counts(config);
   constexpr int kExperts = 256, kTurn = 37;

@@ -16,8 +16,8 @@ inline Machine known_machine(const std::string& name) {
   return machine_from_file(TANDEM_SOURCE_DIR "/machines/" + name + ".json");
 }
 
-// One CPU and one GPU with round figures: 100 GB/s and 1 Tops/s, 1 TB/s and 100 Tops/s, 10 GB/s
-// between.
+// One CPU and one GPU with round figures: 100 GB/s and 1 Tops/s, 1 TB/s and 100 Tops/s, and a link
+// of 10 GB/s.
 inline Machine round_machine() {
   Machine m;
   m.name = "round";
@@ -31,7 +31,8 @@ inline Machine round_machine() {
   return m;
 }
 
-// What the published cluster was measured with: as many sequences at a time as serve best.
+// The workload of the published cluster, with the number of sequences that gives the highest
+// throughput.
 inline Workload throughput_of_clusters() {
   Workload w;
   w.context = 4096;
@@ -42,7 +43,7 @@ inline Workload throughput_of_clusters() {
   return w;
 }
 
-// The backbone on the first GPU, FP8 throughout.
+// The backbone on the first GPU, all weights in FP8.
 inline Placement r1_with_experts_on_the_cpu() {
   Placement p;
   p.backbone = {DType::kF8E4M3};
@@ -53,7 +54,7 @@ inline Placement r1_with_experts_on_the_cpu() {
   return p;
 }
 
-// A plan with everything it points to.
+// A plan together with the objects it refers to.
 struct Planned {
   Planned(const std::string& name, Machine m, Workload w = {})
       : config(known_model(name)),

@@ -1,5 +1,5 @@
-// Weights converted at load: what the codes stand for is compared with the numbers they came from,
-// products of the codes with products of what they stand for, in double precision.
+// Weights converted at load: the decoded codes against the original numbers, and products of codes
+// against products of the decoded numbers, in double precision.
 #include <limits>
 #include <random>
 
@@ -16,7 +16,7 @@ constexpr double kEps = 0x1p-24;
 
 struct Case {
   WeightFormat format;
-  double step;  // largest error of a number, in scales; of FP8 relative
+  double step;  // largest error in units of the scale; for FP8 relative
 };
 constexpr Case kCases[] = {
     {{DType::kI8}, 0.5001},         {{DType::kI4, 32}, 1.3},       {{DType::kI4, 64}, 1.3},
@@ -37,7 +37,7 @@ struct Converted {
   }
 };
 
-// Packed INT4 kept as it is stored.
+// Packed INT4 as stored in the checkpoint.
 struct Packed {
   CpuWeights home;
   QuantView w;
@@ -53,7 +53,7 @@ struct Packed {
   }
 };
 
-// The number that a code of a converted matrix, kept row by row, stands for.
+// The decoded number of a converted matrix in row-major layout.
 double value_of(const QuantView& w, int64_t r, int64_t c) {
   const auto* codes = reinterpret_cast<const uint8_t*>(w.q.row_data(r));
   if (w.scale.empty()) return value(w, r, c);
@@ -68,13 +68,13 @@ double value_of(const QuantView& w, int64_t r, int64_t c) {
 RandomModel random_model(DType dtype) {
   ModelConfig c;
   c.n_layers = c.vocab = c.dim = 0;
-  c.scale_block = 16;  // parts that are converted apart have scales of their own
+  c.scale_block = 16;  // parts that are converted separately have separate scales
   return RandomModel(c, dtype);
 }
 
 const cpu::KernelTable kReference = cpu::kernels_for(cpu::Isa::kReference);
 
-// w from row 5, column 24 on: within its 16 x 16 blocks of scales.
+// The part of w from row 5, column 24 on, which begins within a 16 x 16 scale block.
 QuantView part_of(RandomModel& store, const QuantView& w) {
   QuantView part = w;
   part.q = store.room(w.q.rows - 5, w.q.cols - 24, w.q.dtype);
@@ -139,8 +139,8 @@ TEST(QuantizedWeights, Int4UsesAllSixteenCodesAndZerosStayZero) {
   }
 }
 
-// Groups of a row differ by up to fifteen times in scale; what is smaller still shares the smallest
-// multiplier. The kernels' layout holds the same multiples as the reference's.
+// The scales of a row's groups differ by a factor of up to fifteen; smaller groups use the smallest
+// multiplier. The kernels' layout has the same multiples as the reference layout.
 TEST(QuantizedWeights, TwoLevelsScalesAreMultiplesOfTheRowsOwn) {
   RandomModel store = random_model(DType::kF32);
   QuantView stored = store.matrix(32, 512, DType::kF32);
@@ -164,7 +164,7 @@ TEST(QuantizedWeights, TwoLevelsScalesAreMultiplesOfTheRowsOwn) {
   }
 }
 
-// Relative error of normal numbers, root of the mean square.
+// Relative root mean square error of normally distributed numbers.
 double error_as(WeightFormat format) {
   RandomModel store = random_model(DType::kF32);
   const QuantView stored = store.matrix(64, 2048, DType::kF32);
@@ -192,7 +192,8 @@ constexpr Shape kShapes[] = {
     {1, 16, 128}, {3, 70, 256}, {7, 33, 640}, {33, 64, 1024}, {300, 17, 128}};
 constexpr int kSkip = 3;  // rows of a matrix that are not multiplied
 
-// Products of random rows with rows of w from kSkip on, against value(row, column) of the weights.
+// Compares products of random rows and the rows of w from kSkip on with sums over value(row,
+// column).
 void expect_products(const NamedTable& table, const QuantView& w, Shape shape, std::mt19937& random,
                      const auto& value) {
   const cpu::KernelTable& t = table.kernels;

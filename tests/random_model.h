@@ -1,4 +1,4 @@
-// Small random models in memory, and an engine over them as the product builds it.
+// Small random models in memory, and an engine on them as the product builds it.
 #pragma once
 #include <bit>
 #include <cstring>
@@ -20,7 +20,7 @@ inline uint16_t to_bf16(float v) {
   return static_cast<uint16_t>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-// A stored checkpoint of random numbers; matrices have the dtype asked for, FP8 with block scales.
+// A stored checkpoint of random numbers. Matrices have the given dtype, FP8 with block scales.
 struct RandomModel {
   ModelConfig config;
   ModelWeights stored;
@@ -68,7 +68,7 @@ struct RandomModel {
     QuantView w{.q = room(rows, cols, DType::kI4Words), .scale = {}};
     for (int64_t i = 0; i < rows * cols / 2; ++i)
       w.q.row_data(0)[i] = static_cast<std::byte>(rng() & 0xff);
-    // Random codes have a deviation of about 4.6.
+    // Random codes have a standard deviation of about 4.6.
     const float scale = 0.2f / std::sqrt(static_cast<float>(cols));
     w.scale = floats(rows, cols / group, scale, scale / 5, DType::kBF16);
     w.block_rows = 1;
@@ -106,7 +106,7 @@ inline void run_jobs(const PackedModel& packed, const CpuWeights& home) {
     for (const LoadJob& job : some) job.run(job.source);
 }
 
-// The product's engine on a stored model. The cache begins full of NaN.
+// The product's engine on a stored model. The cache is filled with NaN.
 struct TestEngine {
   cpu::KernelTable kernels;
   CpuWeights home;
@@ -156,7 +156,7 @@ struct TestEngine {
     int first_position;
     std::span<const int32_t> pages;
   };
-  // One step of several sequences; logits of every token in order.
+  // One step of several sequences; returns the logits of every token in order.
   std::vector<std::vector<float>> step(const std::vector<Part>& parts) {
     std::vector<int32_t> tokens, positions, rows;
     std::vector<Sequence> sequences;

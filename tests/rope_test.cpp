@@ -1,4 +1,6 @@
-// Model specification, section 9.1: frequencies, magnitudes and one rotated vector.
+// Frequencies and softmax scales by the formulas of YaRN (arXiv 2309.00071, sections 3.2 and 3.4)
+// with the constants of modeling_deepseek.py, and a vector rotated in adjacent pairs (RoFormer,
+// arXiv 2104.09864, section 3.2.2; apply_rotary_emb() in inference/model.py).
 #include "model/rope.h"
 
 #include <numeric>

@@ -1,4 +1,6 @@
-// Model specification, section 9.4, and random routers against a sort.
+// Choices and weights computed by hand for the routers of DeepSeek-V2 (arXiv 2405.04434, section
+// 2.2) and DeepSeek-V3 (arXiv 2412.19437, section 2.1.2; both in MoEGate of modeling_deepseek.py),
+// and random routers against a sort.
 #include "ops/router.h"
 
 #include <algorithm>
@@ -84,7 +86,7 @@ TEST(Router, OneExpertIsNotRenormalised) {
   EXPECT_NEAR(one.weights[0], 2.5 * 0.900249511, 1e-6);
 }
 
-// Groups of one expert, and R1's own numbers, against a plain sort.
+// Covers groups of one expert and R1's configuration.
 TEST(Router, RandomRoutersMatchASort) {
   std::mt19937 rng(5);
   std::normal_distribution<float> normal;

@@ -1,4 +1,4 @@
-// What is counted of the router's choices, and that the planner reads it back.
+// Counts of the router's choices, and that the planner reads them.
 #include "offload/routing_recorder.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-// Three layers, the first dense, 4 experts of which a token gets 2.
+// Three layers, the first one dense, with 4 experts of which a token uses 2.
 ModelConfig three_layers() {
   ModelConfig c;
   c.n_layers = 3;
@@ -27,7 +27,7 @@ struct Calls final : ExpertPool {
   std::vector<int> layers;
 };
 
-// Rows of ids stand three apart, as in a matrix of which this is a part.
+// Rows of ids have a stride of three, as a part of a larger matrix.
 void submit(ExpertPool& experts, int layer, std::vector<int32_t> ids) {
   const auto n = static_cast<int64_t>(ids.size() / 3);
   experts.submit({layer, {}, {{ids.data(), n, 2, 3, DType::kI32}, {}}});
@@ -37,7 +37,7 @@ TEST(RoutingRecorder, CountsEveryChoiceWhileItObserves) {
   const ModelConfig config = three_layers();
   Calls calls;
   RoutingRecorder recorder(config);
-  submit(calls, 2, {0, 0, -1});  // before it observes
+  submit(calls, 2, {0, 0, -1});  // not yet observed
   calls.observe(&recorder);
   submit(calls, 1, {0, 1, -1, 0, 2, -1});
   submit(calls, 2, {3, 1, -1, 1, 3, -1});

@@ -1,4 +1,4 @@
-"""`tandem serve` as a process of its own, for tests, and how clients ask it. The first argument of the test is the program."""
+"""Runs `tandem serve` as a process for tests, and sends requests. The first argument of the test is the program."""
 import atexit
 import http.client
 import json
@@ -25,7 +25,7 @@ class Server:
     def __init__(self, *arguments, certificate=None):
         self.trusted = ssl.create_default_context(cafile=certificate) if certificate else None
         self.process = subprocess.Popen([TANDEM, "serve", TINY, "--port", "0", *arguments], stderr=subprocess.PIPE, text=True)
-        atexit.register(self.process.kill)  # a test that fails leaves nothing running
+        atexit.register(self.process.kill)  # a test that fails leaves no process running
         self.lines = []
         listening = re.search(r"https?://[^:]+:(\d+)", self.process.stderr.readline())
         if not listening:
@@ -82,7 +82,7 @@ class Server:
         return answer
 
     def events(self, path, json_body):
-        """The objects of a stream, read line by line as the benchmark does: nothing but `data: ` lines."""
+        """The objects of a stream, read line by line as the benchmark does; all lines must be `data: ` lines."""
         connection = self.connect(120)
         try:
             connection.request("POST", path, json.dumps(json_body))

@@ -1,4 +1,4 @@
-// Headers of safetensors files: what is read, and everything the format forbids.
+// Headers of safetensors files: valid ones, and everything that the format forbids.
 #include "io/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ std::string parse_error(const std::string& header, int64_t data_bytes) {
   return error_of([&] { parse(header, data_bytes); });
 }
 
-// The fields of a tensor, and a header with the one tensor "a".
+// The fields of a tensor, and a header with the single tensor "a".
 std::string fields(const std::string& dtype, const std::string& shape, const std::string& offsets) {
   return R"({"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
 }

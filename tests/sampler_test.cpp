@@ -34,7 +34,7 @@ std::vector<int32_t> draw(const SamplingParams& params, int n, std::vector<int32
   return tokens;
 }
 
-// Share of each token in n draws.
+// The share of each token in n draws.
 std::vector<double> frequencies(const SamplingParams& params, int n = 40000) {
   std::vector<double> share(kVocab);
   for (const int32_t t : draw(params, n)) share[t] += 1.0 / n;
@@ -97,26 +97,26 @@ TEST(Sampler, TopPSortsNoMoreThanItMust) {
   const Vocabulary large{5000};
   Sampler sampler(p, large, {});
   for (int i = 0; i < 200; ++i)
-    EXPECT_LT(next(sampler, flat).token, 2500);  // equals: the lower tokens are kept
+    EXPECT_LT(next(sampler, flat).token, 2500);  // of equal logits the lower tokens are kept
 }
 
 TEST(Sampler, MinP) {
   SamplingParams p = plain();
-  p.min_p = 0.35f;  // of the likeliest: keeps 4 and 2 (0.368)
+  p.min_p = 0.35f;  // relative to the most likely token: keeps 4 and 2 (0.368)
   expect_distribution(p, softmax(1, {1, 4, 2}));
 }
 
 TEST(Sampler, TopKThenTopPRenormalises) {
   SamplingParams p = plain();
   p.top_k = 3;
-  p.top_p = 0.6f;  // of the three that are left 1 has 0.506, 1 and 4 together 0.81
+  p.top_p = 0.6f;  // of the three remaining tokens 1 has 0.506, 1 and 4 together have 0.81
   expect_distribution(p, softmax(1, {1, 4}));
 }
 
 TEST(Sampler, RepetitionPenaltyCountsThePrompt) {
   SamplingParams p = plain(0);
   p.repetition_penalty = 2;
-  EXPECT_EQ(draw(p, 3, {1}), (std::vector<int32_t>{4, 2, 1}));  // 3/2 beats 2.5/2, 2/2
+  EXPECT_EQ(draw(p, 3, {1}), (std::vector<int32_t>{4, 2, 1}));  // 3/2 is more than 2.5/2 and 2/2
   Sampler sampler(p, kAll, std::vector<int32_t>{1, 0});
   EXPECT_EQ(next(sampler, {-1, -1.1f, -1.9f, -5, -5, -5}).token, 2)
       << "negative logits are multiplied";
@@ -125,7 +125,7 @@ TEST(Sampler, RepetitionPenaltyCountsThePrompt) {
 TEST(Sampler, PresenceAndFrequencyPenaltiesCountOnlyOutput) {
   SamplingParams p = plain(0);
   p.presence_penalty = 0.6f;
-  EXPECT_EQ(draw(p, 4, {1}), (std::vector<int32_t>{1, 4, 1, 1}));  // 2.4 against 2.5, then 1.9
+  EXPECT_EQ(draw(p, 4, {1}), (std::vector<int32_t>{1, 4, 1, 1}));  // 2.4 is less than 2.5, then 1.9
   p.presence_penalty = 0;
   p.frequency_penalty = 0.3f;
   EXPECT_EQ(draw(p, 4, {1}), (std::vector<int32_t>{1, 1, 4, 1}));
@@ -178,7 +178,7 @@ TEST(Sampler, HolesAreNeverDrawn) {
     for (int t = 0; t < kVocab; ++t)
       EXPECT_EQ(n[t] > 0, std::find(allowed.begin(), allowed.end(), t) != allowed.end()) << t;
   };
-  p = plain(1e30f);  // all alike
+  p = plain(1e30f);  // a uniform distribution
   only(p, {0, 2, 3});
   p.top_p = 0.999f;
   only(p, {0, 2, 3});
@@ -187,7 +187,7 @@ TEST(Sampler, HolesAreNeverDrawn) {
   p = plain();
   p.top_k = 2;
   only(p, {0, 2});
-  p.top_k = 4;  // more than there are
+  p.top_k = 4;  // more than the number of tokens
   only(p, {0, 2, 3});
 }
 
@@ -217,7 +217,7 @@ TEST(Sampler, HolesHaveNoProbability) {
 TEST(Sampler, TokensAreHeldBackAtFirst) {
   SamplingParams p = plain(0);
   p.min_new_tokens = 2;
-  p.held_back = {1, 4, 99, -1};  // an end that the model does not have holds nothing
+  p.held_back = {1, 4, 99, -1};  // ids outside the vocabulary are ignored
   EXPECT_EQ(draw(p, 4), (std::vector<int32_t>{2, 2, 1, 1}));
 }
 

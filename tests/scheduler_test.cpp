@@ -1,4 +1,4 @@
-// The scheduler against a simulated model: random traces, and what it promises one by one.
+// The scheduler with a simulated model: random traces, and tests of each guarantee.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -8,7 +8,7 @@
 namespace tandem::test {
 namespace {
 
-// What all traces did with host memory.
+// Offloaded and copied pages of all traces.
 struct Swaps {
   int64_t n_in = 0, n_copied_out = 0, n_copied_in = 0, n_copied_within = 0;
 };
@@ -25,7 +25,7 @@ void play_random_trace(int seed, Swaps& swaps) {
   limits.n_host_pages = up_to(4) > 0 ? up_to(30) : 0;
   Simulation simulation(limits);
   const int longest = limits.n_pages * kPageSize;
-  // A page takes 2 s both ways, 64 tokens about 2 s.
+  // Copying a page out and back takes 2 s, computing its 64 tokens about 2 s.
   SwapRates rates = {1, 1, 1, 24.0 + up_to(16)};
   if (up_to(3) > 0) rates.computed_tokens_per_second = 1;
   simulation.scheduler.set_rates(rates);
@@ -78,7 +78,7 @@ TEST(Scheduler, RandomTraces) {
   EXPECT_GT(swaps.n_copied_out, swaps.n_copied_in) << "some are found on the card, some aborted";
 }
 
-TEST(Scheduler, PromptsComeInPiecesBesideDecodes) {
+TEST(Scheduler, PromptsAreChunkedBesideDecodes) {
   Simulation s({.n_pages = 32, .max_tokens = 100, .max_running = 8});
   const SequenceId stream = s.add(text(10, 1), 50);
   s.step();
@@ -96,17 +96,17 @@ TEST(Scheduler, PromptsComeInPiecesBesideDecodes) {
   }
 }
 
-TEST(Scheduler, LettingInLeavesAPageForEachThatRuns) {
+TEST(Scheduler, AdmissionLeavesAPageForEachRunningSequence) {
   Simulation s({.n_pages = 4, .max_tokens = 512, .max_running = 8});
   s.add(text(64, 1), 10);
-  s.add(text(128, 2), 1);  // 2 of the 3 pages left: one stays for the first
-  s.add(text(1, 3), 1);    // none stays for the second
+  s.add(text(128, 2), 1);  // takes 2 of the 3 free pages; one stays reserved for the first
+  s.add(text(1, 3), 1);    // no page stays for the second
   s.step();
   EXPECT_EQ(s.scheduler.counts().n_waiting, 1);
   s.run();
 }
 
-TEST(Scheduler, TheYoungestGivesWayAndComesBack) {
+TEST(Scheduler, TheYoungestIsPreemptedAndRecomputed) {
   Simulation s({.n_pages = 4, .max_tokens = 64, .max_running = 4, .keeps_pages = false});
   const auto first = s.add(text(60, 1), 190);  // grows to all four pages
   const auto second = s.add(text(60, 2), 20);
@@ -132,7 +132,7 @@ TEST(Scheduler, ARepeatedPromptIsFoundAndNotComputedAgain) {
   EXPECT_EQ(s.scheduler.cached_tokens(again), 299);
   s.run();
   EXPECT_EQ(s.n_computed, 300 + 2) << "its last token's logits are needed";
-  // Of a whole page too all but the last token is taken.
+  // Of a whole number of pages all but the last token is taken from the cache too.
   s.add(text(256, 1), 1);
   s.run();
   EXPECT_EQ(s.n_computed, 300 + 2 + 1);
@@ -140,31 +140,31 @@ TEST(Scheduler, ARepeatedPromptIsFoundAndNotComputedAgain) {
   EXPECT_EQ(s.scheduler.counts().n_prompt_tokens, 300 + 300 + 256);
 }
 
-TEST(Scheduler, PagesThatWereNotUsedForLongestAreGivenUpFirst) {
+TEST(Scheduler, LeastRecentlyUsedPagesAreTakenFirst) {
   Simulation s({.n_pages = 9, .max_tokens = 512, .max_running = 1});
   const auto play = [&](int n, int seed) {
     const auto id = s.add(text(n, seed), 1);
     s.step();
     return s.n_ended[id];
   };
-  play(193, 1);  // 3 full pages and a begun one are kept
+  play(193, 1);  // 3 full pages and a partial one are kept
   play(193, 2);  // 4 more
-  play(193, 1);  // used again: now younger than those of 2
+  play(193, 1);  // used again: now more recent than those of 2
   EXPECT_EQ(s.scheduler.counts().n_cached_tokens, 192);
-  play(193, 3);  // takes the empty one and the last three pages of 2
+  play(193, 3);  // takes the free page and the last three pages of 2
   play(193, 1);
   EXPECT_EQ(s.scheduler.counts().n_cached_tokens, 2 * 192);
   play(193, 2);
   EXPECT_EQ(s.scheduler.counts().n_cached_tokens, 2 * 192 + 64);
 }
 
-TEST(Scheduler, APageThatBeginsAlikeIsCopied) {
+TEST(Scheduler, APageWithACommonBeginningIsCopied) {
   Simulation s({.n_pages = 16, .max_tokens = 512, .max_running = 4});
   std::vector<int32_t> prompt = text(100, 1);
   s.add(prompt, 1);
   s.run();
   prompt.resize(90);
-  prompt.push_back(16);  // which no text has
+  prompt.push_back(16);  // a token that no text contains
   for (const int32_t token : text(30, 2)) prompt.push_back(token);
   const auto other = s.add(prompt, 1);
   s.step();

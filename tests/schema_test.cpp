@@ -1,5 +1,5 @@
-// Schemas whose keywords meet: what a grammar of one lets through of a small world of values is
-// what a validator that shares nothing with it lets through. And schemas made to be expensive.
+// Schemas with combined keywords: on a small set of values the grammar accepts the same values as a
+// validator that shares no code with it. Also tests schemas that are expensive to compile.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A grammar has the properties of an object in one order.
+// Tries all orders of properties, because a grammar accepts only one.
 bool accepts_in_some_order(const Grammar& grammar, const Json& value) {
   if (!value.is_object()) return accepts(grammar, value.dump());
   std::vector<std::string> names;
@@ -31,7 +31,7 @@ bool accepts_in_some_order(const Grammar& grammar, const Json& value) {
   return false;
 }
 
-// Values of all types, of which few keywords let all through or none.
+// A set of values of all types. Few keywords accept all of them or none.
 std::vector<Json> small_world() {
   std::vector<Json> world = {nullptr, true, false, -2, -1, 0,   1,   2,    3,     4,     6,
                              0.5,     1.5,  2.5,   7,  "", "a", "b", "ab", "aab", "abc", "1"};
@@ -56,13 +56,13 @@ std::vector<Json> small_world() {
   return world;
 }
 
-// Makes schemas of a few keywords about the values of that world.
+// Makes random schemas of a few keywords that distinguish these values.
 class SchemaMaker {
  public:
   explicit SchemaMaker(unsigned seed) : random_(seed) {}
 
-  // Objects may have other properties and values any type, unless a keyword says otherwise: what a
-  // grammar leaves out where a schema is silent is not compared here.
+  // The schema allows further properties and any type unless a keyword restricts them: what a
+  // grammar omits where a schema says nothing is not compared here.
   Json root() {
     Json schema = {{"type", {"null", "boolean", "number", "string", "array", "object"}},
                    {"additionalProperties", true},
@@ -79,7 +79,7 @@ class SchemaMaker {
     return *(list.begin() + below(static_cast<int>(list.size())));
   }
 
-  // `negated`: only keywords of which a grammar has every opposite.
+  // negated: uses only keywords whose negation a grammar supports.
   Json combined(int depth, bool negated) {
     const int n = depth > 0 ? below(10) : 9;
     const auto inner = [&](bool opposite) { return combined(depth - 1, opposite); };
@@ -106,7 +106,7 @@ class SchemaMaker {
     }
   }
 
-  // Of a property or an item.
+  // A schema for a property or an item.
   Json scalar() {
     Json schema = {{"type", {"null", "boolean", "number", "string", "array", "object"}}};
     if (below(2) == 0) schema["type"] = one_of<const char*>({"integer", "string", "null"});
@@ -178,7 +178,7 @@ class SchemaMaker {
   std::mt19937 random_;
 };
 
-TEST(Schema, ASmallWorldIsToldApart) {
+TEST(Schema, AcceptsWhatTheValidatorAccepts) {
   constexpr int kSchemas = 300;
   const std::vector<Json> world = small_world();
   SchemaMaker maker(5);
@@ -313,8 +313,9 @@ TEST(Schema, TextsWrittenByHand) {
   }
 }
 
-// What begins can be brought to an end: of a property that no value fits, not even the name.
-TEST(Schema, NothingBeginsThatCannotEnd) {
+// A text that begins a value can always be completed: a property that no value fits is left out
+// together with its name.
+TEST(Schema, EveryBeginningCanBeCompleted) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"type":"object","properties":{"never":{"type":"integer","minimum":2,"maximum":1}}})",
        "{\""},
@@ -334,7 +335,7 @@ TEST(Schema, NothingBeginsThatCannotEnd) {
   }
 }
 
-// Where characters are counted in blocks, a token may reach from one into the next.
+// Characters are counted in blocks, and a token may extend from one block into the next.
 TEST(Schema, AMaskOfALongTextIsWhatEveryTokenByItselfGives) {
   const Tokenizer tokenizer = Tokenizer::from_directory(TANDEM_SOURCE_DIR "/models/tiny-r1");
   const TokenTrie trie(tokenizer);
@@ -358,7 +359,7 @@ TEST(Schema, AMaskOfALongTextIsWhatEveryTokenByItselfGives) {
   }
 }
 
-// n schemas `one`, each with its number in it.
+// n schemas made by `one`, which gets their index.
 Json list_of(int n, const std::function<Json(int)>& one) {
   Json list = Json::array();
   for (int i = 0; i < n; ++i) list.push_back(one(i));

@@ -43,11 +43,11 @@ class Tls(unittest.TestCase):
             self.assertIn(client.version(), ("TLSv1.2", "TLSv1.3"))
             body = json.dumps({"prompt": "a", "max_tokens": 50, "ignore_eos": True, "stream": True})
             request = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
-            # The second comes while the first is answered.
+            # The second request arrives while the first is answered.
             client.sendall(request)
             received = client.recv(100)
             client.sendall(request.replace(b"1.1\r\n", b"1.1\r\nConnection: close\r\n"))
-            while block := client.recv(1 << 16):  # the end is TLS's own, else Python would raise
+            while block := client.recv(1 << 16):  # TLS ends regularly, or Python would raise an exception
                 received += block
         self.assertEqual(received.count(b"HTTP/1.1 200 OK"), 2)
         self.assertEqual(received.count(b"data: [DONE]"), 2)
@@ -95,7 +95,7 @@ class Tls(unittest.TestCase):
 
 
 class PagesOfOthers(unittest.TestCase):
-    """What a browser asks for before it lets a page read an answer."""
+    """The requests that a browser sends before a page may read an answer."""
 
     def heads(self, server, origin):
         asked = {"Origin": origin}
@@ -183,7 +183,7 @@ class LifeCycle(unittest.TestCase):
         first, second = [], []
         for _ in range(5):
             server = Server().wait_ready()
-            self.assertEqual(server.metric("tandem:generated_tokens_total"), 0)  # what warms up is not counted
+            self.assertEqual(server.metric("tandem:generated_tokens_total"), 0)  # tokens of the warm-up are not counted
             self.assertEqual(server.metric("vllm:prefix_cache_queries_total"), 0)
             taken = [0]
             for prompt in "ab":
@@ -222,7 +222,7 @@ class LifeCycle(unittest.TestCase):
             with concurrent.futures.ThreadPoolExecutor(4) as pool:
                 self.assertEqual(set(pool.map(lambda _: server.post("/v1/completions", body)[0], range(4))), {400})
             self.assertLess(server.resident_bytes() - before, 100 << 20)
-            # Bodies that are sent nearly whole and never end: 300 MB, of which the server takes 256 MiB.
+            # Bodies that are sent almost completely and never end: 300 MB, of which the server takes 256 MiB.
             clients = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(20)]
             head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {16 << 20}\r\n\r\n".encode()
             with concurrent.futures.ThreadPoolExecutor(20) as pool:
@@ -247,7 +247,7 @@ class LifeCycle(unittest.TestCase):
             self.assertIn(words, result.stderr)
         result = subprocess.run([TANDEM, "serve", "--cors-origin", "https://a.example", "/nowhere"], capture_output=True, text=True, check=False, timeout=30)
         self.assertEqual(result.returncode, 2, result.stderr)
-        self.assertIn("/nowhere", result.stderr)  # an origin is one word: the model may follow
+        self.assertIn("/nowhere", result.stderr)  # --cors-origin takes one word, so the model may follow it
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()

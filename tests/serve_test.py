@@ -1,5 +1,5 @@
-"""tandem serve as clients meet it: raw HTTP, a strict copy of how the common serving benchmark reads a stream, the real
-`openai` package where it could be installed, crowds, aborts, slow and broken clients.
+"""tandem serve as clients use it: raw HTTP, a strict copy of how the common serving benchmark reads a stream, the
+`openai` package where it could be installed, many clients at once, aborts, slow and broken clients.
 
     python3 tests/serve_test.py PATH_OF_TANDEM
 """
@@ -14,12 +14,14 @@ import unittest
 
 from running_server import ANSWER, QUESTION, ROOT, THINKING, TINY, Server, chat
 
-# Of tools/client_packages.sh; before older packages of this machine.
+# The packages of tools/client_packages.sh precede older packages of this machine.
 sys.path.insert(1, str(ROOT / f"build/clients/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"))
 
 
 def benchmark_client(server, prompt, n):
-    """What the benchmark sends to /v1/completions and how it reads the stream: (tokens it believes in, text, chunks)."""
+    """Sends what the benchmark sends to /v1/completions and reads the stream as it does. Returns (tokens it counts,
+    text, chunks).
+    """
     text, tokens, chunks = "", n, 0
     for data in server.events("/v1/completions", {"model": TINY, "prompt": prompt, "temperature": 0.0, "best_of": 1, "max_tokens": n,
                                                   "stream": True, "ignore_eos": True}):
@@ -94,7 +96,7 @@ class Serving(unittest.TestCase):
         self.assertEqual(many["usage"]["completion_tokens"], 20)
         again = self.server.ok("/v1/completions", {"prompt": ["Let", "One"], "n": 2, "max_tokens": 5, "temperature": 1.5, "seed": 3})
         self.assertEqual(again["choices"], many["choices"])
-        for i, choice in enumerate(many["choices"]):  # answer i is drawn with the seed + i
+        for i, choice in enumerate(many["choices"]):  # answer i has the seed + i
             alone = self.server.ok("/v1/completions", {"prompt": ["Let", "One"][i // 2], "max_tokens": 5, "temperature": 1.5, "seed": 3 + i})
             self.assertEqual(choice["text"], alone["choices"][0]["text"])
         self.assertNotEqual(many["choices"][2]["text"], many["choices"][3]["text"], "two answers to one prompt")
@@ -123,7 +125,9 @@ class Serving(unittest.TestCase):
             self.assertEqual(bytes(token["bytes"]).decode(), token["token"])
 
     def check_echoed_logprobs(self, prompt, answer):
-        """Of a prompt and what was answered, as evaluation harnesses ask for them: those of the answer, and the prompt's own."""
+        """Log-probabilities of a prompt and its answer as evaluation harnesses request them: echoed ones equal those
+        of the answer, and the prompt's tokens have their own.
+        """
         ids = self.server.ok("/tokenize", {"prompt": prompt})["tokens"]
         whole = {"prompt": prompt + answer["text"], "temperature": 0, "echo": True, "logprobs": 3}
         none = self.server.ok("/v1/completions", {**whole, "max_tokens": 0})
@@ -196,7 +200,7 @@ class Serving(unittest.TestCase):
         self.assertEqual(self.server.request("DELETE", "/v1/models")[0], 405)
 
     def prompt_of(self, *messages, **more):
-        """The prompt that messages make, with every special token shown."""
+        """The prompt that messages give, with every special token shown."""
         ids = self.server.ok("/tokenize", {"messages": messages, **more})["tokens"]
         return self.server.ok("/detokenize", {"tokens": ids})["prompt"], ids
 
@@ -311,7 +315,7 @@ class Serving(unittest.TestCase):
         tools = [{"type": "function", "function": {"name": "get", "parameters": {"type": "object", "properties": {
             "text": {"type": "string", "minLength": 100}}, "required": ["text"], "additionalProperties": False}}}]
         cut = 0
-        for most in range(20, 160, 4):  # the model thinks for 70 tokens or so
+        for most in range(20, 160, 4):  # the model thinks for about 70 tokens
             asked = chat(tools=tools, tool_choice="required", max_tokens=most)
             choice = self.server.ok("/v1/chat/completions", asked)["choices"][0]
             self.assertEqual(choice["finish_reason"], "length")
@@ -376,11 +380,11 @@ class Serving(unittest.TestCase):
         self.server.wait_idle()
         self.assertEqual(self.server.metric("vllm:kv_cache_usage_perc"), 0)
 
-    def test_broken_clients_harm_nobody(self):
+    def test_broken_clients_affect_no_other(self):
         idle = [socket.create_connection(("127.0.0.1", self.server.port)) for _ in range(300)]
         for s in idle[:100]:
-            s.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Le")  # and no more
-        deaf = socket.create_connection(("127.0.0.1", self.server.port))  # never reads
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Le")  # incomplete request
+        deaf = socket.create_connection(("127.0.0.1", self.server.port))  # a client that never reads
         body = json.dumps({"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": True})
         deaf.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         for garbage, status in ((b"\x16\x03\x01\x02\x00\x01\x00", b"400"), (b"GET / HTTP/9.9\r\n\r\n", b"400"), (b"NONSENSE\r\n\r\n", b"400"),
@@ -394,7 +398,7 @@ class Serving(unittest.TestCase):
         half = socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
         half.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         self.assertTrue(half.recv(100).startswith(b"HTTP/1.1 200"))
-        half.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n")  # two at once on the same connection
+        half.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n")  # two requests at once on the same connection
         time.sleep(0.2)
         self.assertEqual(half.recv(10000).count(b"HTTP/1.1 200"), 2)
         self.assertEqual(self.server.ok("/v1/chat/completions", chat())["choices"][0]["message"]["content"], ANSWER)
@@ -418,7 +422,7 @@ class Serving(unittest.TestCase):
         self.assertEqual(self.server.get("/health")[0], 200)
 
     def test_a_request_has_one_length_and_one_host(self):
-        """What two readers of the same bytes could take for other requests is refused, and nothing behind it is read."""
+        """A request that two parsers could split differently is refused, and the bytes after it are not read."""
         behind = b"5\r\nhello\r\n0\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n"
         chunked, length = b"Transfer-Encoding: chunked\r\n", b"Content-Length: 5\r\n"
         hosts = [b"Host: x\r\n" + fields for fields in (
@@ -436,7 +440,9 @@ class Serving(unittest.TestCase):
             self.assertEqual(re.findall(rb"HTTP/1.1 (\d+)", self.raw(good)), [b"200"], good)
 
     def test_streams_that_fail(self):
-        """Before the first event a failure is an answer like any other; after it an event, and the end of the connection."""
+        """Before the first event a failure is a normal error answer; afterwards it is an event, and the connection
+        closes.
+        """
         def ask(**more):
             body = json.dumps({"prompt": "a", "stream": True, "max_tokens": 8000, "ignore_eos": True, **more})
             received = self.raw(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode() +
@@ -446,7 +452,7 @@ class Serving(unittest.TestCase):
         self.assertIn("HTTP/1.1 504 ", first)
         self.assertIn("Content-Type: application/json\r\n", first)
         self.assertEqual(json.loads(first.partition("\r\n\r\n")[2])["error"]["code"], "timeout")
-        self.assertIn("application/json", second)  # the connection goes on
+        self.assertIn("application/json", second)  # the connection stays open
         late = ask(timeout=0.3)
         self.assertTrue(late.startswith("HTTP/1.1 200"), late[:50])
         events = re.findall(r"^data: (.*)$", late, re.M)

@@ -1,5 +1,5 @@
-// The wire format of the server: requests read, wrong ones refused by name, answers and chunks
-// written, thinking split from the answer, metrics.
+// The wire format of the server: parsing of requests, refusals that name the field, answers and
+// chunks, splitting of thinking from the answer, metrics.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -432,7 +432,7 @@ TEST(ToolCalls, EveryFormAtAnyCut) {
   }
 }
 
-// However the text is cut, both parts are the same.
+// Both parts are the same however the text is split into pieces.
 TEST(Reasoning, SplitsAtAnyCut) {
   struct Case {
     bool inside;
@@ -465,7 +465,7 @@ TEST(Reasoning, SplitsAtAnyCut) {
   }
 }
 
-// All of a request, or the refusal, where the bytes come in pieces of this size.
+// The request, or the refusal, when the bytes arrive in pieces of the given size.
 std::string read_in_pieces(const std::string& bytes, size_t piece) {
   RequestReader reader(100);
   size_t there = 0, taken = 0;
@@ -495,7 +495,7 @@ TEST(RequestReader, TheSameAtAnyCut) {
       {"POST / HTTP/1.0\r\nContent-Length: 3\r\n\r\nabcd",
        "POST / key= origin= body=abc keeps=false left=1"},
       {chunked + "\r\nXY", "POST /a key=k origin= body=abcde keeps=true left=2"},
-      // Fields behind a body are not the head's.
+      // Trailers after a body do not become header fields.
       {chunked + "Authorization: other\r\nOrigin: o\r\nConnection: close\r\n\r\n",
        "POST /a key=k origin= body=abcde keeps=true left=0"}};
   for (const auto& [bytes, expected] : cases)

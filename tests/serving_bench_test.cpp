@@ -1,5 +1,5 @@
-// tandem bench serving: random numbers and requests against Python's and numpy's, the reading of
-// answers, figures and the report's bytes. tests/serving_bench_test.py runs the program.
+// `tandem bench serving`: random numbers and requests against Python's and numpy's, parsing of
+// answers, metrics, and the bytes of the report. tests/serving_bench_test.py runs the program.
 #include "bench/serving/serving_bench.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 
 const std::string kTiny = TANDEM_SOURCE_DIR "/models/tiny-r1";
 
-// Written by Python 3.11 and numpy 2.4.6.
+// Expected values from Python 3.11 and numpy 2.4.6.
 TEST(PythonRandom, ShufflesAsPythonDoes) {
   const std::vector<std::pair<uint32_t, std::vector<int>>> orders = {
       {0, {2, 14, 3, 16, 10, 1, 9, 5, 11, 15, 6, 7, 8, 4, 0, 13, 12}},
@@ -35,7 +35,7 @@ TEST(PythonRandom, ShufflesAsPythonDoes) {
     random.shuffle(items);
     EXPECT_EQ(items, wanted) << seed;
   }
-  PythonRandom random(42);  // past the first 624 words
+  PythonRandom random(42);  // uses more than the first 624 words of the generator
   std::vector<int> small = ascending(17), large = ascending(3000);
   random.shuffle(small);
   random.shuffle(large);
@@ -69,7 +69,7 @@ TEST(NumpyRandom, DrawsAsNumpyDoes) {
     NumpyRandom random(c.seed);
     EXPECT_EQ(random.integers(1, 1025, 6), c.lengths) << c.seed;
     EXPECT_EQ(random.integers(0, 129, 6), c.short_lengths) << c.seed;
-    EXPECT_EQ(random.integers(5, 6, 3), (std::vector<int>{5, 5, 5}));  // draws nothing
+    EXPECT_EQ(random.integers(5, 6, 3), (std::vector<int>{5, 5, 5}));  // consumes no random numbers
     EXPECT_EQ(random.integers(0, 128000, 4), c.offsets) << c.seed;
     for (const double gap : c.gaps) EXPECT_DOUBLE_EQ(random.exponential(1 / 4.0), gap) << c.seed;
   }
@@ -116,7 +116,8 @@ std::vector<ServingRequest> dataset(const DatasetOptions& options) {
   return make_dataset(options, tokenizer, base_tokens(kTiny, tokenizer), python, numpy);
 }
 
-// Drawn by sglang.benchmark.serving 0.5.23; the second shows that no answer has no token.
+// Expected values from sglang.benchmark.serving 0.5.23; the second case shows that answers have at
+// least one token.
 TEST(Dataset, RandomIdsHasTheOriginalsLengths) {
   struct Case {
     int n_prompts, input_tokens, output_tokens;
@@ -153,8 +154,8 @@ TEST(Dataset, RandomIdsHasTheOriginalsLengths) {
   }
 }
 
-// Drawn by sglang.benchmark.serving 0.5.23 with transformers 5.19, whose tokenizer of this model
-// puts no beginning of sentence before a text.
+// Expected values from sglang.benchmark.serving 0.5.23 with transformers 5.19, whose tokenizer for
+// this model adds no beginning-of-sentence token.
 TEST(Dataset, ConversationsAreTheOriginals) {
   nlohmann::json conversations = nlohmann::json::array();
   for (int i = 0; i < 5; ++i) {
@@ -188,8 +189,6 @@ TEST(Dataset, ConversationsAreTheOriginals) {
                                       "What is 2 + 12?What is 2 + 12?What is"}));
 }
 
-// ------------------------------------------------------------------------------------- answers
-
 ServingOutput read(ServingApi api, const std::vector<std::string>& lines, bool streams = true) {
   ServingOutput output;
   output.output_tokens = 99;
@@ -213,7 +212,7 @@ TEST(AnswerReader, CompletionsCountTextsAndTheirUsage) {
        R"(data: {"choices": [{"text": ""}], "usage": {"completion_tokens": 7}})", "data: [DONE]"});
   EXPECT_TRUE(o.success) << o.error;
   EXPECT_EQ(o.text, "abc");
-  EXPECT_EQ(o.output_tokens, 5);  // the original looks only beside text
+  EXPECT_EQ(o.output_tokens, 5);  // sglang reads usage only beside text
   EXPECT_EQ(o.ttft, 1.5);
   EXPECT_EQ(o.itls, std::vector<double>{1});
   EXPECT_EQ(o.latency, 3.5);
@@ -287,8 +286,6 @@ TEST(AnswerReader, GenerateSharesAGapAmongItsTokens) {
   EXPECT_FALSE(read(ServingApi::kGenerate, {R"(data: {"text": "a"})"}).success);
 }
 
-// -------------------------------------------------------------------------------------- figures
-
 TEST(Summary, IsNumpys) {
   const LatencySummary s = summary_of({0.4, 0.1, 0.2, 0.3});
   EXPECT_DOUBLE_EQ(s.mean, 250);
@@ -321,7 +318,7 @@ TEST(Metrics, CountWhatSucceededAndWhatWasUnderWay) {
   outputs[3] = ended(4, 2, 1000);
   outputs[3].success = false;
   outputs[3].interrupted = true;
-  outputs[4].interrupted = true;  // before its first text
+  outputs[4].interrupted = true;  // interrupted before its first text
   const ServingMetrics m = metrics_of(outputs, 2, tokenizer);
   EXPECT_EQ(m.completed, 2);
   EXPECT_EQ(m.failed, 1);
@@ -334,7 +331,7 @@ TEST(Metrics, CountWhatSucceededAndWhatWasUnderWay) {
   EXPECT_DOUBLE_EQ(m.tpot.most, n_text > 1 ? 2000.0 / static_cast<double>(n_text - 1) : 500);
 }
 
-// The figures and the text of the published run, with the blanks at the ends of its lines.
+// The figures and the text of the published run, including trailing blanks.
 TEST(Report, HasTheOriginalsBytes) {
   const ServingSetup setup = {.backend = "lmdeploy",
                               .dataset = "random",
@@ -398,7 +395,7 @@ Max ITL (ms):                            3469.54
             std::string::npos)
       << details;
   ServingOutput counted = ended(3, 1, 5);
-  counted.server_prompt_tokens = 12;  // with the marks of the chat template
+  counted.server_prompt_tokens = 12;  // includes the tokens of the chat template
   const std::string lengths = report_json(setup, m, std::vector{ended(3, 1, 5), counted});
   EXPECT_NE(lengths.find("\"input_lens\": [10, 12]"), std::string::npos) << lengths;
 }

@@ -1,5 +1,5 @@
-"""tandem bench serving as a person calls it: against `tandem serve` on the embedded model, and against a made-up server that is
-slow, broken or endless on purpose.
+"""tandem bench serving from the command line: against `tandem serve` with the embedded model, and against a fake
+server that is slow, broken or endless.
 
     python3 tests/serving_bench_test.py PATH_OF_TANDEM
 """
@@ -20,8 +20,9 @@ from running_server import TANDEM, TINY, Server
 
 
 class MadeUp:
-    """A server whose users share `speed` tokens a second. `how`: well, empty (an event without choices after the first request),
-    refuse (503 after the first), cut (the stream ends in the middle after the first), endless."""
+    """A fake server whose users share `speed` tokens a second. `how`: well, empty (an event without choices after the
+    first request), refuse (503 after the first), cut (the stream breaks off after the first), endless.
+    """
 
     def __init__(self, speed=1000, how="well"):
         self.speed, self.how = speed, how
@@ -80,7 +81,7 @@ class MadeUp:
 
         def event(data):
             line = b"data: " + (data if isinstance(data, bytes) else json.dumps(data).encode()) + b"\n\n"
-            for part in (line[:5], line[5:]):  # lines need not come in one piece
+            for part in (line[:5], line[5:]):  # lines may arrive in several pieces
                 writer.write(b"%x\r\n%s\r\n" % (len(part), part))
 
         n = 10**9 if how == "endless" else asked["max_tokens"]
@@ -136,7 +137,7 @@ class Bench(unittest.TestCase):
             self.assertEqual(self.value(out, "Total input tokens:"), "240")
             self.assertEqual(self.value(out, "Total generated tokens:"), "160", backend)
             self.assertEqual(self.lines()[-1]["output_lens"], [8] * 20)
-            if backend.endswith("-chat"):  # R1's thinking counts, and the server counts the marks of the template
+            if backend.endswith("-chat"):  # R1's thinking counts, and the server counts the tokens of the template
                 self.assertGreater(int(self.value(out, "Total generated tokens (retokenized):")), 130)
                 self.assertGreater(min(self.lines()[-1]["input_lens"]), 12)
             self.assertIn("#Input tokens: 240\n#Output tokens: 160\nStarting warmup with 1 sequences...\n", out)
@@ -156,7 +157,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(server.peak, 2)
         self.assertEqual(report["max_concurrency"], 2)
         for name in ("median_tpot_ms", "median_itl_ms", "median_ttft_ms"):
-            self.assertGreaterEqual(report[name], 10)  # 20, less what comes together after the host has stood still
+            self.assertGreaterEqual(report[name], 10)  # 20, less what arrives together after the host was stopped
             self.assertLess(report[name], 80, name)
         self.assertEqual(len(server.requests), 7)
         head, body = server.requests[0]
@@ -176,7 +177,8 @@ class Bench(unittest.TestCase):
         server = MadeUp(speed=100000)
         self.bench(server.port, "--request-rate", "20", "--seed", "42", "--random-input-len", "1", "--random-output-len", "1")
         times = server.arrivals[1:]
-        # np.random.seed(42), 20 offsets below 495, then 20 times np.random.exponential(1 / 20); lengths draw nothing
+        # np.random.seed(42), 20 offsets below 495, then 20 times np.random.exponential(1 / 20); lengths use no random
+        # numbers
         wanted = [0.001, 0.1752, 0.0893, 0.0119, 0.01, 0.0101, 0.0181, 0.0372, 0.0283, 0.0172, 0.0473, 0.0075, 0.0173, 0.0228, 0.0304, 0.0769, 0.0111, 0.0361, 0.0449]
         for i, gap in enumerate(wanted):
             self.assertGreater(times[i + 1] - times[0], sum(wanted[:i + 1]) - 0.03)

@@ -1,4 +1,4 @@
-// The cluster simulation against cases worked out by hand.
+// The cluster simulation against cases computed by hand.
 #include "offload/plan/simulate.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-// Every token goes to every expert: routing is certain.
+// Every token uses every expert, so routing is deterministic.
 SimulatedCluster certain(int n_ranks) {
   SimulatedCluster c;
   c.n_ranks = n_ranks;
@@ -26,7 +26,7 @@ TEST(Simulate, OneRankAddsUp) {
   c.backbone_seconds_per_token = 0.5;
   c.expert_seconds = 2;  // reading takes longer than 3 rows
   c.expert_seconds_per_row = 0.25;
-  c.dispatch_bytes = c.combine_bytes = 1e12;  // nothing leaves
+  c.dispatch_bytes = c.combine_bytes = 1e12;  // no message leaves the rank
   const Simulation s = simulate(c);
   EXPECT_DOUBLE_EQ(s.seconds, 5 * (1 + 3 * 0.5 + 2));
   EXPECT_DOUBLE_EQ(s.compute_share, 1);
@@ -56,8 +56,9 @@ TEST(Simulate, TwoRanksWaitForMessages) {
   EXPECT_DOUBLE_EQ(first.balance, 1);
 }
 
-// One rank has the tokens, two have an expert each, as CPUs: reading, then rows.
-TEST(Simulate, BackboneAndExpertsApart) {
+// One rank has the tokens, two ranks have one expert each. As on CPUs, reading is added to
+// computing.
+TEST(Simulate, SeparateBackboneAndExperts) {
   SimulatedCluster c;
   c.n_ranks = 3;
   c.n_backbone_ranks = 1;
@@ -67,11 +68,11 @@ TEST(Simulate, BackboneAndExpertsApart) {
   c.tokens_per_rank = 4;
   c.backbone_seconds = 1;
   c.expert_seconds = 2;
-  c.expert_seconds_per_row = 0.5;  // 4 rows: 2 s more
+  c.expert_seconds_per_row = 0.5;  // 4 rows take 2 s more
   c.reading_hides = false;
   c.link_bytes_per_second = 10;
-  c.dispatch_bytes = 5;   // 4 copies to each: 2 s, one after the other
-  c.combine_bytes = 7.5;  // 3 s, each its own link
+  c.dispatch_bytes = 5;   // 4 copies to each rank: 2 s, one after the other
+  c.combine_bytes = 7.5;  // 3 s, each over its own link
   const Simulation s = simulate(c);
   const SimulatedLayer& first = s.layers[0];
   EXPECT_DOUBLE_EQ(first.backbone_end, 1);
@@ -81,35 +82,36 @@ TEST(Simulate, BackboneAndExpertsApart) {
   EXPECT_DOUBLE_EQ(s.seconds, 2 * 12);
   EXPECT_DOUBLE_EQ(first.balance, 1) << "of those that hold experts";
   EXPECT_DOUBLE_EQ(s.compute_share, (2 * 1 + 2 * 4 + 2 * 4) / 3.0 / 24);
-  // The first expert's rank is of the same host: only the other's rows use the link.
+  // The first expert's rank is on the same host, so only the other expert's rows use the link.
   c.link_of = {0, 0, 1};
   const Simulation near = simulate(c);
   EXPECT_DOUBLE_EQ(near.layers[0].dispatch_end, 1 + 2);
   EXPECT_DOUBLE_EQ(near.layers[0].combine_end, 3 + 4 + 3);
   c.reading_hides = true;
   EXPECT_DOUBLE_EQ(simulate(c).layers[0].combine_end, 3 + 2 + 3);
-  // Dealt anew, experts stay where experts are.
+  // Reassigned experts stay on the ranks that have experts.
   c.balanced = true;
   EXPECT_DOUBLE_EQ(simulate(c).layers[0].backbone_end, 1);
   c.n_backbone_ranks = 4;
   EXPECT_TRUE(says(error_of([&] { simulate(c); }), "3 ranks with 4 backbones"));
 }
 
-// Backbone 1, experts 1, each message 1 for a half: alone a half takes 4 a layer, of which 2 are
-// computing. Two halves keep the rank computing from the first to the last message.
+// In one of two batches backbone and experts take 1 each and each message takes 1, so alone it
+// takes 4 a layer, of which 2 are computing. Two batches keep the rank computing until the last
+// message.
 TEST(Simulate, TwoBatchesHideMessages) {
   SimulatedCluster c = certain(2);
   c.n_layers = 10;
   c.tokens_per_rank = 2;
   c.backbone_seconds_per_token = 1;
-  c.expert_seconds_per_row = 0.5;  // 2 rows of a half
+  c.expert_seconds_per_row = 0.5;  // 2 rows in one batch
   c.link_bytes_per_second = 1;
   c.dispatch_bytes = c.combine_bytes = 1;
   const double one = simulate(c).seconds;
   EXPECT_DOUBLE_EQ(one, 10 * (2 + 2 + 2 + 2));
   c.two_batches = true;
   const Simulation two = simulate(c);
-  // Computing 4 a layer without a gap, then the last message.
+  // Computing takes 4 a layer without gaps; the last message follows.
   EXPECT_DOUBLE_EQ(two.seconds, 10 * 4 + 1);
   EXPECT_NEAR(two.compute_share, 40 / 41.0, 1e-12);
 }
@@ -117,7 +119,7 @@ TEST(Simulate, TwoBatchesHideMessages) {
 TEST(Simulate, TwoBatchesCostWhatTheyReadTwice) {
   SimulatedCluster c = certain(2);
   c.tokens_per_rank = 2;
-  c.expert_seconds = 3;  // reading, whatever the rows
+  c.expert_seconds = 3;  // time to read an expert, for any number of rows
   const double one = simulate(c).seconds;
   c.two_batches = true;
   EXPECT_DOUBLE_EQ(simulate(c).seconds, 2 * one);
@@ -134,12 +136,12 @@ TEST(Simulate, CopiesOfHotExpertsEvenTheLoad) {
   c.expert_seconds_per_row = 1e-6;
   for (int e = 0; e < c.n_experts; ++e) c.owners.push_back({e / 8});
   const Simulation plain = simulate(c);
-  // Two copies of each: any rank may take what is hot.
+  // Two copies of each expert: several ranks can compute the most used ones.
   c.owners = assign_experts(std::vector<double>(64, 1.0 / 16), 8, 64);
   const Simulation copied = simulate(c);
   EXPECT_LT(copied.seconds, plain.seconds);
   EXPECT_GT(copied.layers[0].balance, plain.layers[0].balance);
-  // Dealt by what is hot, each layer anew, it is better still.
+  // Assigning experts by their use in each layer is faster still.
   c.balanced = true;
   c.n_redundant = 64;
   EXPECT_LT(simulate(c).seconds, copied.seconds);
@@ -165,8 +167,8 @@ TEST(Simulate, SameSeedSameSteps) {
   EXPECT_NE(simulate(c).seconds, simulate(other).seconds);
 }
 
-// The prediction's layer and the simulated one, evenly routed, are near each other.
-TEST(Simulate, AgreesWithThePredictionWhereAllIsEven) {
+// With even routing the predicted and the simulated time of a layer are close.
+TEST(Simulate, AgreesWithThePredictionForEvenRouting) {
   Workload w = throughput_of_clusters();
   w.concurrency = 1024;
   const Planned planned("r1", known_machine("16xh800"), w);
@@ -176,7 +178,7 @@ TEST(Simulate, AgreesWithThePredictionWhereAllIsEven) {
   c.n_layers = 4;
   EXPECT_NEAR(simulate(c).seconds / 4, plan.prediction.decode.moe.seconds,
               0.25 * plan.prediction.decode.moe.seconds);
-  // Roles apart: experts on the CPUs of 32 hosts that have a backbone each.
+  // Separate roles: experts on the CPUs of 32 hosts, each with a backbone on its GPU.
   w.concurrency = 256;
   const Planned home("r1", known_machine("home-32x4090"), w);
   const Plan at_home = home.plan();
@@ -196,7 +198,7 @@ TEST(Simulate, AgreesWithThePredictionWhereAllIsEven) {
       "spread over GPUs, or over the CPUs of several hosts"));
 }
 
-TEST(Simulate, RefusesWhatCannotBe) {
+TEST(Simulate, RefusesImpossibleClusters) {
   SimulatedCluster c = certain(2);
   c.n_ranks = 0;
   EXPECT_TRUE(says(error_of([&] { simulate(c); }), "0 ranks"));

@@ -1,6 +1,6 @@
-// A simulated engine around a Scheduler, whose keys are hashes of all tokens before them: a wrong,
-// stale or wrongly shared page, of the card or of host memory, is seen by the next token that reads
-// it.
+// A simulated engine with a real Scheduler. Its keys are hashes of all preceding tokens, so the
+// next token that reads a wrong, stale or wrongly shared page, on the GPU or in host memory,
+// detects it.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ inline uint64_t chained(uint64_t before, int32_t token) {
   return (before ^ static_cast<uint64_t>(token + 1)) * 0x9e3779b97f4a7c15 + 1;
 }
 
-// Plays the engine around a Scheduler.
+// Executes the steps that a Scheduler plans.
 class Simulation {
  public:
   explicit Simulation(const Scheduler::Limits& limits)
@@ -44,7 +44,7 @@ class Simulation {
     end(id);
   }
 
-  // One step. False: there was nothing to do.
+  // Executes one step. Returns false if there was nothing to do.
   bool step() {
     std::set<SequenceId> decoding;
     for (const auto& [id, length] : wanted_)
@@ -124,7 +124,7 @@ class Simulation {
     EXPECT_LE(n_logits, limits_.max_logits);
     EXPECT_LE(scheduler.counts().n_running, limits_.max_running);
     EXPECT_TRUE(planned.count(wanted_.begin()->first)) << "the oldest does not move";
-    for (const SequenceId id : decoding)  // a stream waits only for pages
+    for (const SequenceId id : decoding)  // a running sequence is left out only if it has no pages
       if (scheduler.pages(id).empty()) {
         decoding_.erase(id);
       } else {
@@ -132,7 +132,7 @@ class Simulation {
       }
   }
 
-  // What came back is spoilt in host memory.
+  // Copies a page. After a copy from host memory the host page is overwritten.
   void copy(const PageCopy& c) {
     const bool within = c.way == PageCopy::Way::kWithin;
     ASSERT_TRUE(c.page >= 0 && c.page < limits_.n_pages);
@@ -209,8 +209,8 @@ class Simulation {
 
   const Scheduler::Limits limits_;
   std::vector<uint64_t> keys_, host_keys_;
-  std::map<SequenceId, int> wanted_;                                   // length at which each ends
-  std::map<SequenceId, std::vector<int>> n_logits_, expected_logits_;  // of each token
+  std::map<SequenceId, int> wanted_;  // length at which each sequence ends
+  std::map<SequenceId, std::vector<int>> n_logits_, expected_logits_;  // for each token
   std::set<SequenceId> decoding_;
   SequenceId last_id_ = 0;
 };
@@ -222,17 +222,17 @@ inline std::vector<int32_t> text(int n, int seed) {
   return tokens;
 }
 
-// What a sequence must say whatever happens around it.
+// The tokens that a sequence must produce in any batch.
 inline std::vector<int32_t> alone(std::vector<int32_t> tokens, int n_new) {
   for (int i = 0; i < n_new; ++i) tokens.push_back(Simulation::next_token(tokens));
   return tokens;
 }
 
-// Prompts begin with one of few texts, so that pages are shared; some repeat wholly.
+// Prompts begin with one of few texts, so that pages are shared; some are repeated completely.
 inline std::vector<int32_t> random_prompt(std::mt19937& rng, int longest) {
   const auto up_to = [&](int n) { return static_cast<int>(rng() % n); };
   std::vector<int32_t> prompt = text(1 + up_to(longest), up_to(3));
-  if (prompt.size() > kPageSize && up_to(4) == 0)  // the same pages behind another one
+  if (prompt.size() > kPageSize && up_to(4) == 0)  // the same pages after a different first page
     std::ranges::copy(text(kPageSize, up_to(3)), prompt.begin());
   if (up_to(3) == 0) return prompt;
   prompt.resize(std::max(1, static_cast<int>(prompt.size()) - up_to(40)));

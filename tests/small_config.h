@@ -1,10 +1,10 @@
-// Models of DeepSeek-V3's kind that tests compute in no time.
+// Small models of DeepSeek-V3's architecture that compute quickly.
 #pragma once
 #include "bench/bench_model.h"
 
 namespace tandem {
 
-// Small enough to run whole steps of, with every part that the large ones have.
+// The smallest configuration with every part of the large models.
 inline ModelConfig small_config() {
   ModelConfig c;
   c.dim = 64;
@@ -21,7 +21,7 @@ inline ModelConfig small_config() {
   return c;
 }
 
-// R1 made small, with dimensions that benchmarks accept.
+// R1 with small dimensions that the benchmarks accept.
 inline ModelConfig small_r1() {
   ModelConfig c = bench_config("r1");
   c.dim = 256;

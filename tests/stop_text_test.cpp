@@ -5,7 +5,7 @@
 namespace tandem {
 namespace {
 
-// The text that comes out when `text` arrives in pieces of n bytes.
+// The output when `text` arrives in pieces of n bytes.
 std::string run(const std::vector<std::string>& stops, std::string_view text, size_t n) {
   StopText stop(stops);
   std::string out;

@@ -1,5 +1,5 @@
-// Sequences that are kept in host memory while the card is full: when that pays, how much memory
-// there is for it, and the scheduler's part.
+// Offloading of sequences to host memory while the GPU is full: when it is faster, how much memory
+// it gets, and the scheduler's decisions.
 #include "engine/swapping.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace tandem::test {
 namespace {
 
-// R1's pages in BF16 over PCIe 4.0, beside a prompt speed that CPUs' experts allow.
+// R1's pages in BF16 over PCIe 4.0, and a prompt speed that is typical with experts on CPUs.
 constexpr SwapRates kR1 = {64 * 70272, 25e9, 24e9, 500};
 
 TEST(Swapping, PaysWhereTheLinkIsFasterThanComputing) {
@@ -30,7 +30,7 @@ TEST(Swapping, PaysWhereTheLinkIsFasterThanComputing) {
   EXPECT_FALSE(swapping_pays(16, 1024, {})) << "the rates are unknown";
 }
 
-TEST(Swapping, HostMemoryHasWhatTheCardCannotHold_FourTimesTheCard_AQuarterOfWhatIsFree) {
+TEST(Swapping, HostPagesHaveThreeLimits) {
   const HostPagesArgs plenty = {100, 300, 1 << 20, int64_t{1} << 40};
   EXPECT_EQ(host_pages_for(plenty), 200);
   HostPagesArgs a = plenty;
@@ -57,7 +57,7 @@ TEST(Swapping, SpeedIsTheFastestOfStepsThatWereWaitedFor) {
   EXPECT_EQ(speed.tokens_per_second(), 600);
 }
 
-// Two sequences of 60 tokens that grow to 190 each, on four pages: the second gives way.
+// Two sequences of 60 tokens that grow to 190 each, on four pages: the second is preempted.
 Simulation two_that_grow(int n_host_pages, const SwapRates& rates) {
   Simulation s({.n_pages = 4,
                 .n_host_pages = n_host_pages,
@@ -81,7 +81,7 @@ TEST(Swapping, NoTokenIsComputedTwice) {
   EXPECT_EQ(s.texts[2], alone(text(60, 2), 130));
 }
 
-TEST(Swapping, WithoutRoomOrReasonTokensAreComputedAgain) {
+TEST(Swapping, WithoutRoomOrGainTokensAreRecomputed) {
   SwapRates slow = kR1;
   slow.to_host_bytes_per_second = 1e6;
   for (const auto& [n_host_pages, rates] : {std::pair{1, kR1}, {3, slow}, {3, SwapRates()}}) {
@@ -94,7 +94,7 @@ TEST(Swapping, WithoutRoomOrReasonTokensAreComputedAgain) {
   }
 }
 
-TEST(Swapping, AnAbortedSequenceLeavesHostMemory) {
+TEST(Swapping, AnAbortedSequenceFreesHostMemory) {
   Simulation s = two_that_grow(3, kR1);
   while (s.scheduler.counts().n_swapped == 0) ASSERT_TRUE(s.step());
   EXPECT_EQ(s.scheduler.counts().n_free_host_pages, 1);
@@ -106,8 +106,8 @@ TEST(Swapping, AnAbortedSequenceLeavesHostMemory) {
   EXPECT_EQ(s.n_copied_in, 0);
 }
 
-// Two that begin with the same two pages, on six. The younger gives way with two more of its own,
-// which the older takes.
+// Two sequences with two common pages, on six pages. The younger is preempted with two pages of its
+// own, which the older takes.
 class SharedBeginning : public testing::Test {
  protected:
   SharedBeginning() {
@@ -129,7 +129,7 @@ class SharedBeginning : public testing::Test {
       Scheduler::Limits{.n_pages = 6, .n_host_pages = 8, .max_tokens = 256, .max_running = 4}};
 };
 
-TEST_F(SharedBeginning, StaysOnTheCard) {
+TEST_F(SharedBeginning, StaysOnTheGpu) {
   until_it_gives_way(kR1);
   EXPECT_EQ(s_.n_copied_out, 2);
   s_.run();
@@ -138,7 +138,7 @@ TEST_F(SharedBeginning, StaysOnTheCard) {
   EXPECT_EQ(s_.texts[2], alone(prompts_[1], n_new_[1]));
 }
 
-TEST_F(SharedBeginning, IsComputedAgainWhenItIsLost) {
+TEST_F(SharedBeginning, IsRecomputedWhenItIsLost) {
   until_it_gives_way(kR1);
   EXPECT_EQ(s_.n_copied_out, 2);
   s_.scheduler.forget_pages();
@@ -157,15 +157,15 @@ TEST_F(SharedBeginning, IsCopiedWhenItCouldNotBeFound) {
   EXPECT_EQ(s_.texts[2], alone(prompts_[1], n_new_[1]));
 }
 
-TEST_F(SharedBeginning, WouldNotBeComputedAgain) {
+TEST_F(SharedBeginning, WouldNotBeRecomputed) {
   until_it_gives_way(
-      {1, 1, 1, 48});  // two pages take as long as 192 tokens: not the 127 of its own
+      {1, 1, 1, 48});  // two pages take as long as 192 tokens, more than the sequence's own 127
   EXPECT_EQ(s_.scheduler.counts().n_preemptions, 1);
   EXPECT_EQ(s_.scheduler.counts().n_swaps_out, 0);
 }
 
-// What came back can be found like what was computed.
-TEST(Swapping, PagesThatCameBackAreInThePrefixCache) {
+// Pages that return from host memory are found like computed ones.
+TEST(Swapping, ReturnedPagesAreInThePrefixCache) {
   Simulation s({.n_pages = 7, .n_host_pages = 8, .max_tokens = 512, .max_running = 4});
   s.scheduler.set_rates(kR1);
   s.add(text(150, 1), 230);  // grows to six pages

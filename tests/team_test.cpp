@@ -26,8 +26,8 @@ TEST(Team, RunsEveryItemOnce) {
   }
 }
 
-// Jobs follow each other so closely that late workers meet the next job, and now and then all fall
-// asleep.
+// Jobs follow each other so closely that late threads meet the next job; sometimes all threads
+// sleep.
 TEST(Team, ManyShortJobs) {
   Team team(0);
   int64_t total = 0;
@@ -50,8 +50,8 @@ TEST(Team, WritesAreVisibleAfterRun) {
   }
 }
 
-// One piece takes long; the others go to whoever is free, so the job lasts as long as that piece.
-TEST(Team, ASlowPieceHoldsUpNobodyElse) {
+// One item takes long. The other threads compute the rest, so the job takes as long as that item.
+TEST(Team, ASlowItemDelaysNoOther) {
   Team team(std::min(2, n_cores()));
   if (team.size() < 2) GTEST_SKIP() << "one core";
   std::vector<int> thread_of(9, -1);
@@ -68,7 +68,7 @@ TEST(Team, ASlowPieceHoldsUpNobodyElse) {
   for (int i = 2; i < 9; ++i) EXPECT_NE(thread_of[i], thread_of[0]);
 }
 
-// Every item of a node once and in order, by that node's threads alone.
+// Every item of a node runs once and in order, on that node's threads only.
 TEST(Team, NodesDoTheirOwnItems) {
   for (const Topology& topology :
        {test::topology_of({1}), test::topology_of({3}), test::topology_of({1, 1}),
@@ -86,13 +86,13 @@ TEST(Team, NodesDoTheirOwnItems) {
       team.run_on_nodes(n_items, [&](int node, int64_t item, int thread) {
         if (thread < 0 || thread >= team.size_of_node(node)) ++strangers;
         ++calls[node].at(item);
-        wait_until([&] { return next[node] == item; });  // for the items before it
+        wait_until([&] { return next[node] == item; });  // waits for the earlier items
         ++next[node];
       });
       for (const auto& of_node : calls)
         for (const auto& n : of_node) ASSERT_EQ(n, 1);
       ASSERT_EQ(strangers, 0);
-      if (round % 50 == 0) {  // jobs of both kinds, and all asleep between
+      if (round % 50 == 0) {  // jobs of both kinds, with all threads asleep in between
         std::atomic<int> sum{0};
         team.run(100, [&](int64_t, int thread) { sum += thread < team.size() ? 1 : 0; });
         ASSERT_EQ(sum, 100);
@@ -102,7 +102,7 @@ TEST(Team, NodesDoTheirOwnItems) {
   }
 }
 
-// The threads of a node are always the same, on cores of that node.
+// The threads of a node are always the same and run on cores of that node.
 TEST(Team, ThreadsStayOnTheirNode) {
   Team team(test::topology_of({2, 2}));
   std::vector<std::vector<std::thread::id>> seen(4);
@@ -139,7 +139,7 @@ TEST(Team, PollsWhileWorkIsExpected) {
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
     return processor_seconds() - before;
   };
-  processor_seconds_of(0.02);  // until all sleep
+  processor_seconds_of(0.02);  // until all threads sleep
   {
     const Team::Awake awake(&team);
     EXPECT_GT(processor_seconds_of(0.2), 0.05);
@@ -150,7 +150,7 @@ TEST(Team, PollsWhileWorkIsExpected) {
   EXPECT_LT(processor_seconds_of(0.2), 0.02);
 }
 
-// The watch is called for an item that does not end, once, and not for many that do.
+// The watch is called once for an item that does not end, and not for many items that end.
 TEST(TeamWatch, SeesAnItemThatDoesNotEnd) {
   constexpr std::chrono::milliseconds kPatience(400);
   Team team(test::topology_of({2}));
@@ -167,7 +167,7 @@ TEST(TeamWatch, SeesAnItemThatDoesNotEnd) {
   EXPECT_EQ(n_hangs, 1);
 }
 
-TEST(Team, LetsItsCallerGoWhenItEnds) {
+TEST(Team, UnpinsItsCallerWhenItEnds) {
   cpu_set_t before, after;
   sched_getaffinity(0, sizeof before, &before);
   { const Team team(0); }

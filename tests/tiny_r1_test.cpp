@@ -1,5 +1,5 @@
-// The embedded model really answers: held-out questions, by greedy generation, against the expected
-// text and against the reference implementation on the same questions.
+// Answers of the embedded model to held-out questions, by greedy generation, against the expected
+// text and against the reference implementation.
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -13,8 +13,8 @@ const std::string kRoot = TANDEM_SOURCE_DIR;
 
 constexpr int kAtOnce = 16;
 
-// Under a sanitizer a token takes so long that one full batch must do: every code path is in it,
-// and what share of all is right is measured without.
+// Under a sanitizer tokens are slow and one full batch covers all code paths; the accuracy is
+// measured without sanitizers.
 nlohmann::json read_cases(const std::string& path) {
   std::ifstream file(path);
   nlohmann::json cases = nlohmann::json::parse(file);
@@ -28,7 +28,7 @@ class TinyR1 : public testing::Test {
   const Tokenizer tokenizer_ = Tokenizer::from_directory(directory_);
   const ChatFormat format_{directory_, tokenizer_};
 
-  // Which of the held-out questions are answered right.
+  // For each held-out question whether the answer is right.
   std::vector<bool> right_answers(const ModelOptions& options) {
     LoadedModel loaded(options);
     std::vector<nlohmann::ordered_json> conversations;
@@ -83,12 +83,12 @@ TEST_F(TinyR1, AnswersHeldOutQuestions) {
   EXPECT_GE(n_as_reference, 0.98 * n);
 }
 
-// Weights in BF16 are within 2^-9 of the FP8 ones, in INT8 within 2^-8 of the row's largest; INT4
-// has an eighth of its group's largest.
+// BF16 weights are within 2^-9 of the FP8 ones, INT8 within 2^-8 of the row's largest, INT4 within
+// an eighth of the group's largest.
 TEST_F(TinyR1, AnswersWithExpertsInEveryFormat) {
   struct Case {
     const char* experts;
-    double fewer;  // right answers than with the stored FP8, share of all
+    double fewer;  // allowed loss of right answers compared with stored FP8, as a share of all
   };
   const auto count = [](const std::vector<bool>& v) {
     return std::count(v.begin(), v.end(), true);
@@ -103,7 +103,7 @@ TEST_F(TinyR1, AnswersWithExpertsInEveryFormat) {
   }
 }
 
-// The reference kernels, which take a minute, are left to the golden logits.
+// The reference kernels take a minute and are covered by golden_test.
 TEST_F(TinyR1, AnswersOnEveryIsa) {
   const double n = static_cast<double>(questions_.size());
   for (int i = 1; i <= static_cast<int>(cpu::best_isa()); ++i) {

@@ -1,4 +1,4 @@
-// Broken and unusual tokenizer files: one clear error each, or the right reading.
+// Invalid and unusual tokenizer files: one clear error each, or the right result.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -24,7 +24,7 @@ json small(const char* name) {
   return json::parse(file);
 }
 
-// A directory of its own that vanishes with the test.
+// A directory that is removed with the object.
 class Directory {
  public:
   Directory()
@@ -46,7 +46,7 @@ class Directory {
   fs::path path_;
 };
 
-// The message of the Error that `act` throws. It must be one line.
+// The message of the Error that `act` throws, which must be one line.
 std::string error_of(const std::function<void()>& act) {
   try {
     act();
@@ -59,7 +59,7 @@ std::string error_of(const std::function<void()>& act) {
 
 struct BadFile {
   std::function<void(json&)> spoil;
-  const char* message;  // a part of it
+  const char* message;  // a part of the message
 };
 
 TEST(TokenizerJson, NamesWhatIsMissingOrNotSupported) {

@@ -1,5 +1,5 @@
-"""Ids of texts around every character of the planes in which characters are assigned: tandem's beside those of the Python
-packages tokenizers and tiktoken, where they are installed (else exit status 77, which means skipped). Minutes.
+"""Compares tandem's ids of texts around every character of the planes with assigned characters with those of the
+Python packages tokenizers and tiktoken (exit status 77, skipped, where they are missing). Takes minutes.
 
     python3 tests/tokenizer_oracle.py PATH_OF_TANDEM [FOLDER_OF_A_TOKENIZER ..]
 """
@@ -39,7 +39,7 @@ def main():
 
 
 def different(tandem, folder, characters, text_around):
-    """The characters around which a text has other ids. A text ends in a line, which no piece goes on from."""
+    """The characters around which a text has other ids. A text ends with a line break, which no piece crosses."""
     encode = encoder(folder)
     expected = [encode(text_around(c)) for c in characters]
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8", newline="") as file:

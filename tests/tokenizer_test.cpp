@@ -67,7 +67,8 @@ TEST_P(SmallTokenizer, StreamsWholeCharacters) {
   }
 }
 
-// A text is encoded as if its literal ranges held no added tokens; the splits still see it whole.
+// Text in literal ranges is encoded as if it had no added tokens; the splits still see the whole
+// text.
 TEST_P(SmallTokenizer, LiteralRanges) {
   const std::string text = "<｜User｜>x<｜User｜>[BOS]y[BOS]";
   const ByteRange all[] = {{0, text.size()}};
@@ -122,7 +123,7 @@ TEST_F(OfficialTokenizer, DeepSeekV3) {
   EXPECT_EQ(decoder.push(238), "🌍");
 }
 
-// R1's file is V3's with names for two placeholders.
+// R1's file is V3's with names for two placeholder tokens.
 TEST_F(OfficialTokenizer, DeepSeekR1) {
   json file = read_json(directory_ / "tokenizer.json");
   for (json& token : file["added_tokens"]) {
@@ -138,7 +139,7 @@ TEST_F(OfficialTokenizer, DeepSeekR1) {
   }
 }
 
-// Merging by the book: look at every pair, merge the best, start again.
+// The definition of merging: find the best pair, merge it, start again.
 Ids merge_slowly(const BpeVocabulary& vocabulary, std::string_view piece) {
   std::map<std::pair<int32_t, int32_t>, BpeMerge> merges;
   for (const BpeMerge& merge : vocabulary.merges) merges[{merge.left, merge.right}] = merge;
@@ -161,9 +162,8 @@ Ids merge_slowly(const BpeVocabulary& vocabulary, std::string_view piece) {
   }
 }
 
-// Random vocabularies in which merges have no order that training would give them, and cut
-// characters anywhere.
-TEST(Bpe, MergesAsTheSlowTwinDoes) {
+// Random vocabularies whose merges are in no trained order and may split characters.
+TEST(Bpe, MergesAsTheDefinitionDoes) {
   std::mt19937 random(11);
   const std::vector<std::string> characters = {"a", "b", " ", "é", "的", "是", "一", "😀"};
   for (int trial = 0; trial < 60; ++trial) {
@@ -184,7 +184,7 @@ TEST(Bpe, MergesAsTheSlowTwinDoes) {
       vocabulary.merges.push_back(
           {ids[both.substr(0, cut)], ids[both.substr(cut)], at->second, n_tries});
     }
-    if (trial % 3 == 0) {  // ranked by id, as tiktoken's
+    if (trial % 3 == 0) {  // ranked by id, as in tiktoken
       vocabulary.merges = merges_by_rank(vocabulary.tokens);
     } else {
       for (size_t i = vocabulary.merges.size(); i > 1; --i)
@@ -219,7 +219,7 @@ TEST(Bpe, IgnoreMergesTakesAWholePieceAsItIs) {
   EXPECT_EQ(encode(false, "ab"), (Ids{'a', 'b'}));
 }
 
-// The pieces of `text`, with "|" between.
+// The pieces of `text`, joined by "|".
 std::string split(const std::string& pattern, std::string_view text, bool remove = false) {
   std::string out;
   Splits({{pattern, remove}}).split(text, [&](std::string_view piece) {
@@ -239,7 +239,7 @@ TEST(SplitPattern, MeansWhatOnigurumaMeans) {
   EXPECT_EQ(split(R"(\v)", "a\x0B\nb"), "a|\x0B|\nb");
   EXPECT_EQ(split(R"([x^])", "a^b"), "a|^|b");
   EXPECT_EQ(split(R"(\s+(?!\S))", "a  b "), "a| | b| ");
-  EXPECT_EQ(split(R"(x*)", "axb"), "a|x|b");  // an empty match cuts and takes nothing
+  EXPECT_EQ(split(R"(x*)", "axb"), "a|x|b");  // an empty match splits and consumes nothing
   EXPECT_EQ(split(R"( )", "a b  c", true), "a|b|c");
   EXPECT_EQ(split(R"(\p{^L}+)", "a1b"), "a|1|b");
   EXPECT_EQ(split(R"(.+)", "a\r\nb"), "a\r|\n|b");
@@ -259,7 +259,7 @@ TEST(SplitPattern, HasOnigurumasSetsOfSets) {
   EXPECT_EQ(split(R"([\p{L}&&\p{Lu}&&[^A]]+)", "aABC"), "aA|BC");
 }
 
-TEST(SplitPattern, WhereCaseMakesNoDifference) {
+TEST(SplitPattern, IgnoresCase) {
   EXPECT_EQ(split(R"((?i:[k-s]x)y)", "kXy\u212AxysxY\u017Fxy"), "kXy|\u212Axy|sxY|\u017Fxy");
   EXPECT_EQ(split(R"((?i:a(b)\x{63})d)", "aBCdabcD"), "aBCd|abcD");
 }

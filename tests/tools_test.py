@@ -1,4 +1,4 @@
-"""Every program of tools/, asked for --help: it tells what it is for and does nothing else.
+"""Every program of tools/ prints its purpose with --help and does nothing else.
 
     python3 tests/tools_test.py
 """
@@ -11,7 +11,8 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# What tools/requirements.txt and the tokenizers' README name, as Python imports it: a tool may end where it is not installed.
+# The packages of tools/requirements.txt and of the tokenizers' README by their import names. A tool may fail where
+# they are missing.
 OPTIONAL = {"numpy", "torch", "transformers", "safetensors", "tokenizers", "tiktoken", "jinja2"}
 
 

@@ -1,4 +1,4 @@
-// Machines for tests, with cores that need not exist.
+// Topologies for tests, whose cores need not exist.
 #pragma once
 #include <initializer_list>
 
@@ -6,7 +6,7 @@
 
 namespace tandem::test {
 
-// Nodes with so many cores each, threads of which run anywhere and whose memory is this machine's.
+// Nodes with the given numbers of cores. Threads are not pinned and memory is not bound.
 inline Topology topology_of(std::initializer_list<int> cores) {
   Topology topology{.nodes = {}, .notes = {}, .system = {}};
   int cpu = 0;

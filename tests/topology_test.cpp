@@ -1,4 +1,4 @@
-// Nodes, cores and memories as hwloc tells them; how threads and columns are shared among them.
+// Nodes, cores and memories as hwloc reports them, and the distribution of threads and columns.
 #include "core/topology.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ std::vector<int> cores(const Topology& topology) {
 
 using Ints = std::vector<int>;
 
-// The nodes in which some of the pages are.
+// The nodes on which some of the pages are.
 Ints nodes_of(const Topology& topology, std::span<std::byte> memory) {
   hwloc_bitmap_t found = hwloc_bitmap_alloc();
   hwloc_get_area_memlocation(topology.system.get(), memory.data(), memory.size(), found,
@@ -53,7 +53,7 @@ TEST(Topology, KnowsTheNodesOfSyntheticTopologies) {
   EXPECT_TRUE(says(error_of([] { synthetic_topology("three cores"); }), "three cores"));
 }
 
-// A small memory beside a large one: both are near the same cores.
+// A small and a large memory are near the same cores.
 TEST(Topology, CoresBelongToTheLargestMemoryNearThem) {
   const Topology topology =
       synthetic_topology("[numa(memory=64GB)] [numa(memory=16GB)] pack:2 core:2 pu:1");
@@ -64,7 +64,7 @@ TEST(Topology, CoresBelongToTheLargestMemoryNearThem) {
   EXPECT_TRUE(says(topology.notes[0], "no core")) << topology.notes[0];
 }
 
-// hwloc reads a description that it wrote itself, with the memory of node 1 taken away.
+// hwloc reads a description that it exported, in which node 1 has no memory.
 TEST(Topology, CoresWithoutMemoryUseThatOfAnotherNode) {
   const Topology three = synthetic_topology("numa:3 core:2 pu:1");
   char* text = nullptr;
@@ -92,7 +92,7 @@ TEST(Topology, CoresWithoutMemoryUseThatOfAnotherNode) {
 TEST(Topology, ThisMachineIsWhatTheProcessMayUse) {
   const Topology all = this_topology();
   ASSERT_GE(all.n_cores(), 1);
-  // As taskset does: every thread of the process, that of a sanitizer too.
+  // As taskset does, including a sanitizer's thread.
   const auto bind = [](const cpu_set_t& cpus) {
     for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task"))
       ASSERT_EQ(sched_setaffinity(std::stoi(thread.path().filename()), sizeof cpus, &cpus), 0);
@@ -179,7 +179,7 @@ TEST(Pin, HoldsTheThreadAndLetsItGo) {
   EXPECT_FALSE(Pin(topology_of({1}), 0).holds()) << "a machine that nobody probed";
 }
 
-// Where pages really are, on every node of this machine.
+// Reads back on which node pages are, for every node of this machine.
 TEST(Memory, ComesFromTheNodeItIsBoundTo) {
   const Topology topology = this_topology();
   for (int node = 0; node < topology.n_nodes(); ++node) {

@@ -1,4 +1,4 @@
-// Every character, as Oniguruma in the Python library classifies it
+// The classification of every character against Oniguruma in the Python library
 // (tests/data/tokenizer/make_unicode.py).
 #include "text/unicode.h"
 
@@ -73,7 +73,7 @@ std::string text_around(const std::string& c) {
          c + "!" + c + " " + c + "\r\n";
 }
 
-// Where the pieces of `text` begin, in characters.
+// The beginnings of the pieces of `text`, in characters.
 std::vector<size_t> starts_of_pieces(const Splits& splits, const std::string& text) {
   std::vector<size_t> starts;
   size_t n = 0;
@@ -110,7 +110,7 @@ TEST(Unicode, TextsAroundEveryCharacterAreSplitAsTheIndependentLibraryDoes) {
   }
 }
 
-// Which characters are letters is then decided without PCRE2, whatever its version and options.
+// The project's own table then decides which characters are letters, whatever the version of PCRE2.
 TEST(Unicode, PatternsReachPcre2WithoutCharactersAndProperties) {
   for (const char* tokenizer : {"v3", "v2", "pairs", "kimi"}) {
     std::vector<SplitPattern> patterns;
@@ -176,7 +176,7 @@ TEST(Unicode, AtMost256KindsOfCharacters) {
   const auto add = [&](int n) {
     for (int i = 0; i < n; ++i) pattern += utf8(U'一' + static_cast<char32_t>(pattern.size() / 3));
   };
-  add(254);  // and "\n", and all others
+  add(254);  // with "\n" and all others: 256
   int n = 0;
   Splits({{pattern}}).split(pattern + "x\n", [&](std::string_view) { ++n; });
   EXPECT_EQ(n, 2);

@@ -96,7 +96,7 @@ TEST(Utf8, StreamHoldsBackAnIncompleteCharacter) {
   EXPECT_EQ(stream.push("\xE4\xBD"), "");
   EXPECT_EQ(stream.flush(), "\uFFFD");
   EXPECT_EQ(stream.push("\xE4"), "");
-  EXPECT_EQ(stream.push("x"), "\uFFFDx");  // can never become a character
+  EXPECT_EQ(stream.push("x"), "\uFFFDx");  // the bytes can never become a character
   EXPECT_EQ(stream.push(""), "");
   EXPECT_EQ(stream.flush(), "");
 }

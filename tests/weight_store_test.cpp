@@ -1,5 +1,5 @@
 // Checkpoints on disk: which files are opened, what the index must agree with, and views with
-// their scales.
+// scales.
 #include "io/weight_store.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ TEST(WeightStore, PrefersTheIndexThenOneFileThenAll) {
 TEST(WeightStore, TouchesNoWeights) {
   const TempDirectory dir;
   write_checkpoint(dir.path(), {{"a", "BF16", {1 << 20, 1 << 18}}, {"b", "F32", {5}}}, 2);
-  const WeightStore store(dir.path());  // of half a terabyte, all of it holes
+  const WeightStore store(dir.path());  // half a terabyte of file holes
   EXPECT_EQ(store.total_bytes(), (int64_t{1} << 39) + 20);
 }
 

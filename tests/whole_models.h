@@ -1,5 +1,5 @@
-// Whole models, as a person would load them, for tests that hold one device against another: where
-// their files are, tiny-r1's answers, and what to say of two rows of logits.
+// Whole models as a user loads them, for tests that compare devices: paths, tiny-r1's answers, and
+// comparisons of logits.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace tandem::test {
 
-// A bundle has the data elsewhere.
+// A bundle has the data in another folder.
 inline const std::string kRoot =
     std::getenv("TANDEM_TEST_ROOT") ? std::getenv("TANDEM_TEST_ROOT") : TANDEM_SOURCE_DIR;
 inline const std::string kGolden = kRoot + "/tests/golden/";
@@ -24,7 +24,7 @@ inline ModelOptions tiny_r1(DeviceChoice device) {
           .max_logits = 3};
 }
 
-// Answers to several questions, greedily, as many at a time as max_logits allows: they come and go.
+// Greedy answers to several questions, max_logits at a time, so that sequences start and end.
 inline std::vector<std::vector<int32_t>> answers(const ModelOptions& options, int n_questions) {
   LoadedModel loaded(options);
   const Tokenizer tokenizer = Tokenizer::from_directory(options.directory);
@@ -44,7 +44,7 @@ inline std::vector<std::vector<int32_t>> answers(const ModelOptions& options, in
   return tokens;
 }
 
-// NaN if any number is.
+// NaN if any of the numbers is NaN.
 inline double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
   double most = 0;
   for (size_t i = 0; i < a.size(); ++i)

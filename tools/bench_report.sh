@@ -1,20 +1,20 @@
 #!/bin/sh
-# Measures this machine and the engine on it in under 8 minutes:
+# Measures this machine and the engine in under 8 minutes:
 #     tools/bench_report.sh TANDEM FOLDER
 # writes FOLDER/<cpu>/report.json (every row of `tandem bench`), and with Python 3 report.md and plots beside it.
-# What does not fit into the time or the memory is left out, and the report says so.
+# Benchmarks that do not fit into the time or the memory are left out, and the report names them.
 set -eu
 case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
 tandem=$1
 here=$(cd "$(dirname "$0")" && pwd)
 budget=${BENCH_SECONDS:-450}
-longest=120 # of one command
+longest=120 # seconds of one command
 
 value_of() { sed -n "s/^$1[[:space:]]*: //p" /proc/cpuinfo | head -1; }
 cpu=$(value_of "model name")
 case $cpu in
   *[0-9]*) ;;
-  *) cpu="$cpu family $(value_of "cpu family") model $(value_of "model")" ;; # virtual machines hide the number
+  *) cpu="$cpu family $(value_of "cpu family") model $(value_of "model")" ;; # virtual machines hide the model name
 esac
 folder=$2/$(echo "${cpu:-unknown}" | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9\n' '-' | sed 's/-$//')
 mkdir -p "$folder"
@@ -58,7 +58,7 @@ bench moe --config r1 --layers 1 --tokens 1,16,128 --seconds 0.2
 bench layer --config r1 --layers 3 --ctx 4096 --tokens 1,32,512
 
 { echo "["; sed '$!s/$/,/' "$rows"; echo "]"; } > "$folder/report.json"
-"$tandem" bench machine --seconds 0.1 --curves "$folder/report.json" > /dev/null # what `tandem plan` uses from now on
+"$tandem" bench machine --seconds 0.1 --curves "$folder/report.json" > /dev/null # `tandem plan` uses these curves from now on
 if command -v python3 > /dev/null; then
   python3 "$here/plot_bench.py" "$folder/report.json"
 fi

@@ -1,8 +1,9 @@
 #!/bin/sh
-# A folder that measures any x86-64 Linux machine without building there:
+# Makes a folder that measures any x86-64 Linux machine without building there:
 #     tools/bundle.sh TANDEM FOLDER
-# It holds the program, the shared libraries it needs besides the C library's own, the models' configurations,
-# bench_report.sh, and, where the program was built with CUDA, the tests of its GPU kernels and gpu_check.sh. FOLDER.tar.gz is the same in one file; on the other machine: tar xf, then FOLDER/measure.
+# It contains the program, the shared libraries it needs besides the C library's, the models' configurations,
+# bench_report.sh, and, if the program was built with CUDA, the tests of its GPU kernels and gpu_check.sh. FOLDER.tar.gz
+# is the same in one file; on the other machine: tar xf, then FOLDER/measure.
 set -eu
 case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
 tandem=$1
@@ -16,8 +17,8 @@ cp -r "$root/models/configs" "$root/models/tiny-r1" "$folder/models"
 cp "$root/tools/bench_report.sh" "$root/tools/plot_bench.py" "$folder"
 ldd "$tandem" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | while read -r library; do
   case $(basename "$library") in
-    libc.so.* | libm.so.* | libpthread.so.* | libdl.so.* | librt.so.*) ;; # belong to the machine's loader
-    libstdc++.so.* | libgcc_s.so.*) cp -L "$library" "$folder/lib/c++" ;; # the machine's own, if they will do
+    libc.so.* | libm.so.* | libpthread.so.* | libdl.so.* | librt.so.*) ;; # the machine's own: they must match its loader
+    libstdc++.so.* | libgcc_s.so.*) cp -L "$library" "$folder/lib/c++" ;; # used if the machine's own are too old
     *) cp -L "$library" "$folder/lib" ;;
   esac
 done
@@ -41,7 +42,7 @@ if [ -x "$tests" ]; then
   cp -r "$root/tests/golden" "$folder/tests"
   cp "$root/tests/gpu_check.sh" "$folder"
 fi
-# The least driver of each major version of the toolkit: https://docs.nvidia.com/deploy/cuda-compatibility, table 1.
+# The oldest driver for each major version of the toolkit: https://docs.nvidia.com/deploy/cuda-compatibility, table 1.
 nvcc=$(sed -n 's/^TANDEM_NVCC:[A-Z]*=//p' "$(dirname "$tandem")/CMakeCache.txt")
 driver=""
 case $("${nvcc:-false}" --version 2> /dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p') in

@@ -1,7 +1,9 @@
-"""What routed experts lose to another process on one core: tools/busy_neighbour.py build/release/tandem [FORMAT]
+"""The slowdown of routed experts by another process on one core: tools/busy_neighbour.py build/release/tandem
+[FORMAT]
 
-Alternates a quiet and a busy run of `tandem bench experts`; the busy one shares the last core with a process that never
-sleeps. Prints the share of the quiet speed that is left: on n cores 1 - 1 / (2 n) if work is shared out perfectly.
+Alternates an undisturbed and a disturbed run of `tandem bench experts`; the disturbed run shares the last core with a
+process that never sleeps. Prints the remaining share of the speed: 1 - 1 / (2 n) on n cores if work is distributed
+perfectly.
 """
 import argparse
 import json

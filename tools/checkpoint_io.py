@@ -1,4 +1,6 @@
-"""Reading and writing small Hugging Face checkpoints: FP8 blocks of 128x128 with `weight_scale_inv`, INT4 packed as compressed-tensors does, one file or shards."""
+"""Reads and writes small Hugging Face checkpoints: FP8 blocks of 128x128 with `weight_scale_inv`, INT4 packed as in
+compressed-tensors, one file or shards.
+"""
 
 import json
 from pathlib import Path
@@ -25,9 +27,10 @@ def quantize_fp8(weight, power_of_two_scales=False):
 
 
 def quantize_int4(weight, group):
-    """float32 [out, in] -> the tensors of compressed-tensors' "pack-quantized", symmetric INT4, by the ends of their names:
-    weight_packed int32 [out, in / 8] (eight codes + 8 a word, the first in the lowest bits), weight_scale bfloat16
-    [out, in / group] (multiplies) and weight_shape int64 [2]. All sixteen codes are used: the largest magnitude is 7.5 steps.
+    """float32 [out, in] -> the tensors of compressed-tensors' "pack-quantized", symmetric INT4, by the suffixes of
+    their names: weight_packed int32 [out, in / 8] (eight codes + 8 a word, the first in the lowest bits),
+    weight_scale bfloat16 [out, in / group] (multiplies) and weight_shape int64 [2]. All sixteen codes are used: the
+    largest magnitude is 7.5 steps.
     """
     rows, columns = weight.shape
     scales = (weight.view(rows, columns // group, group).abs().amax(dim=2) / 7.5).to(torch.bfloat16)
@@ -38,7 +41,7 @@ def quantize_int4(weight, group):
 
 
 def dequantize_int4(words, scales, dtype=torch.float64):
-    """By the bytes of the words, not as they were packed: the low half of a byte comes before its high half."""
+    """Decodes the bytes of the words, not by inverting the packing: the low half of a byte precedes its high half."""
     octets = torch.from_numpy(words.numpy().view(np.uint8).copy())
     codes = torch.stack([octets % 16, octets // 16], dim=2).flatten(1).to(dtype) - 8
     return codes * scales.to(dtype).repeat_interleave(codes.shape[1] // scales.shape[1], 1)
@@ -73,7 +76,9 @@ def write_checkpoint(directory, config, tensors, shards=None):
 
 
 def read_checkpoint(directory, dtype=torch.float64):
-    """Returns (config, name -> decoded tensor of dtype); FP8 and INT4 weights are multiplied by their scales, the scales are dropped."""
+    """Returns (config, name -> decoded tensor of dtype). FP8 and INT4 weights are multiplied by their scales, which
+    are dropped.
+    """
     directory = Path(directory)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     stored = {}

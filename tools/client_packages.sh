@@ -1,6 +1,6 @@
 #!/bin/sh
-# Python packages that only tests and tools need, each in a virtual environment below build/: openai for tests/serve_test.py,
-# libclang for tools/mutation_score.py. Where no package index can be reached, their tests are skipped.
+# Installs Python packages that only tests and tools need, each in a virtual environment below build/: openai for
+# tests/serve_test.py, libclang for tools/mutation_score.py. If no package index can be reached, their tests are skipped.
 set -eu
 case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
 cd "$(dirname "$0")/.."

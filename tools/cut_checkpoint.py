@@ -1,5 +1,6 @@
-"""A checkpoint of R1's shapes with few layers and experts and random FP8 weights, to measure `tandem serve` with matrices that come
-from memory where no R1 is at hand: 3 layers (1 dense), 16 experts, tiny-r1's vocabulary of 512; 2.5 GB. Needs nothing but Python.
+"""Writes a checkpoint of R1's shapes with few layers and experts and random FP8 weights, to measure `tandem serve`
+with matrices that are read from memory: 3 layers (1 dense), 16 experts, tiny-r1's vocabulary of 512; 2.5 GB. Needs
+only Python.
 
     python3 tools/cut_checkpoint.py FOLDER
 """
@@ -30,7 +31,7 @@ def main():
 
 
 def tensors():
-    """(name, type, shape) of every tensor, as Hugging Face names them."""
+    """(name, type, shape) of every tensor, with Hugging Face's names."""
     yield "model.embed_tokens.weight", "BF16", [VOCAB, HIDDEN]
     yield "model.norm.weight", "BF16", [HIDDEN]
     yield "lm_head.weight", "BF16", [VOCAB, HIDDEN]
@@ -69,7 +70,7 @@ def write(path, listed):
         end += n_bytes
     text = json.dumps(header).encode()
     rng = random.Random(1)
-    # FP8 of magnitudes from 0.25 to 1.9 and either sign; BF16 from 0.008 to 0.06.
+    # FP8 with magnitudes from 0.25 to 1.9 and either sign; BF16 from 0.008 to 0.06.
     fp8 = rng.randbytes(1 << 22).translate(bytes((b & 0x80) | ((5 + (b >> 3) % 3) << 3) | (b & 7) for b in range(256)))
     bf16 = b"".join(bytes((b, 0x3C | (b & 0x80))) for b in rng.randbytes(1 << 16))
     with open(path, "wb") as file:

@@ -6,13 +6,13 @@ case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; 
 cd "$(dirname "$0")/.."
 seconds=${1:-10}
 mkdir -p build
-# Debian 12's clang; it cannot read the <chrono> of GCC 13, so Ubuntu 24.04 takes its own.
+# Debian 12's clang cannot read the <chrono> of GCC 13, so Ubuntu 24.04 uses its own version.
 version=14
 [ ! -d /usr/include/c++/13 ] || version=18
 tools/install_packages.sh "clang-$version" "libclang-rt-$version-dev"
 cmake --preset fuzz -DCMAKE_CXX_COMPILER="clang++-$version" >build/configure-fuzz.log 2>&1 || { cat build/configure-fuzz.log; exit 1; }
 cmake --build build/fuzz -j"$(nproc)"
-# The entropic schedule would take half of the time of targets whose inputs have thousands of features.
+# The entropic schedule would take half of the time for targets whose inputs have thousands of features.
 for target in build/fuzz/tests/fuzz/*_fuzz; do
   name=$(basename "$target" _fuzz)
   mkdir -p "build/fuzz/found/$name"

@@ -1,7 +1,9 @@
-"""The tiny configurations behind tests/golden: one for each model family, with the keys of the family's real config.json.
+"""The tiny configurations for tests/golden: one for each model family, with the keys of the family's real
+config.json.
 
-Widths are a hundredth of the real ones; everything that selects a formula (routing method, scaling, YaRN, epsilon, layout)
-is as in the real model. original_max_position_embeddings is 64, so that sequences of 150 and 200 tokens lie beyond it.
+Widths are a hundredth of the real ones; everything that selects a formula (routing method, scaling, YaRN, epsilon,
+layout) is as in the real model. original_max_position_embeddings is 64, so that sequences of 150 and 200 tokens
+exceed it.
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ class Family:
     gains: tuple = ()  # (part of a tensor name, factor): overrides the random scale where the default hides a formula
     inv_freq_buffers: bool = False  # store the rotary_emb.inv_freq buffers that some exports carry
 
-SMALL_EXPERTS = (("mlp.experts.", 0.6),)  # else a routed_scaling_factor of 16 lets the experts' rounding drown everything
+SMALL_EXPERTS = (("mlp.experts.", 0.6),)  # with a routed_scaling_factor of 16 the experts' rounding would otherwise exceed everything else
 
 
 def families():
@@ -46,7 +48,7 @@ def v3_bf16():
 
 
 def v3_fp8():
-    """R1's layout: FP8 with ragged blocks (kv_a has 160 rows as the real one has 576) and a stored MTP layer."""
+    """R1's layout: FP8 with ragged blocks (kv_a has 160 rows where R1 has 576) and a stored MTP layer."""
     return Family("v3_fp8", deepseek_v3(
         vocab_size=128, hidden_size=136, intermediate_size=200, moe_intermediate_size=24, q_lora_rank=132, kv_lora_rank=128,
         qk_nope_head_dim=24, qk_rope_head_dim=32, v_head_dim=40, quantization_config=fp8()), "FP8")
@@ -68,7 +70,9 @@ def kimi_k2():
 
 
 def kimi_k2_thinking():
-    """Routed experts in INT4 with groups of 32, as stored by compressed-tensors; rms_norm_eps and YaRN differ from Kimi-K2."""
+    """Routed experts in INT4 with groups of 32, as compressed-tensors stores them; rms_norm_eps and YaRN differ from
+    Kimi-K2.
+    """
     return Family("kimi_k2_thinking", deepseek_v3(
         model_type="kimi_k2", vocab_size=160, hidden_size=96, num_attention_heads=2, num_key_value_heads=2,
         intermediate_size=160, moe_intermediate_size=64, kv_lora_rank=130, n_routed_experts=12, num_experts_per_tok=4,
@@ -78,7 +82,9 @@ def kimi_k2_thinking():
 
 
 def moonlight():
-    """Small embeddings and latents, because rms_norm_eps of 1e-5 (1e-6 for the latents) shows only next to small squares."""
+    """Small embeddings and latents, because rms_norm_eps of 1e-5 (1e-6 for the latents) matters only beside small
+    squares.
+    """
     gains = (("embed_tokens", 0.01), ("kv_a_proj_with_mqa", 0.01), ("q_proj", 1.5))
     return Family("moonlight", moonlight_config(), "BF16", gains=gains, inv_freq_buffers=True)
 

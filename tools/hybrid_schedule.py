@@ -1,6 +1,7 @@
-"""Predicts the schedule of a decode step that GPU and CPU share: in one micro-batch, against the GPU's and the CPU's parts
-alone, and in two. Prints the table "Predicted by the planner" of docs/measurements/hybrid_schedule.md. Every number is
-computed from the data sheets in machines/*.json; nothing is measured (`make hybrid-schedule` measures the CPU).
+"""Predicts the schedule of a decode step that GPU and CPU share, in one micro-batch and in two, and the times of the
+GPU's and the CPU's parts alone. Prints the table "Predicted by the planner" of docs/measurements/hybrid_schedule.md.
+Every number is computed from the data sheets in machines/*.json; nothing is measured (`make hybrid-schedule` measures
+the CPU).
 
     python3 tools/hybrid_schedule.py build/release/tandem
 """
@@ -27,7 +28,7 @@ def predicted_with(tandem, arguments, placement, micro_batches):
 
 
 def parts_of(decode):
-    """Milliseconds of a step that the GPU and the CPU would take alone."""
+    """Milliseconds that the GPU and the CPU would take alone for their parts of a step."""
     dense, moe = decode["dense_layer"], decode["moe_layer"]
     rest = decode["step_seconds"] - dense["layers"] * dense["seconds"] - moe["layers"] * moe["seconds"]
     gpu = dense["layers"] * dense["seconds"] + rest + moe["layers"] * sum(moe["parts"].get(p, 0) for p in GPU_PARTS)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian or Ubuntu packages that are named and missing, and says which:
+# Installs the named Debian or Ubuntu packages that are missing, and prints their names:
 #     tools/install_packages.sh PACKAGE ..
 set -eu
 case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac

@@ -1,10 +1,10 @@
-"""Registers, spills and static shared memory of the GPU kernels as ptxas counts them, and how many blocks of 256 threads
-(or of as many as the table below says) their registers leave to a multiprocessor.
+"""Registers, spills and static shared memory of the GPU kernels according to ptxas, and the number of warps that
+their registers allow on a multiprocessor, in blocks of 256 threads or as in the table below.
 
     python3 tools/kernel_resources.py [FILE.cu ..]        default: all; the tiles of products take minutes each
 
-Prints a Markdown table, a row a kernel and a column an architecture: registers, warps by registers of the most warps
-that a multiprocessor takes. Exit status 1 when a kernel spills.
+Prints a Markdown table, a row for each kernel and a column for each architecture: registers, and warps that fit of
+the most warps of a multiprocessor. Exit status 1 if a kernel spills.
 """
 import argparse
 import pathlib
@@ -13,9 +13,9 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-WARPS = {"80": 64, "86": 48, "89": 48, "90": 64, "100": 64, "120": 48}  # of a multiprocessor, CUDA C++ Programming Guide
+WARPS = {"80": 64, "86": 48, "89": 48, "90": 64, "100": 64, "120": 48}  # most warps of a multiprocessor, CUDA C++ Programming Guide
 REGISTERS = 65536
-THREADS = {  # of a block, where not 256
+THREADS = {  # threads of a block, where not 256
     "append_fp8": 128, "draw": 1024, "gather_latents": 32, "mla_combine": 128, "plain_attention": 128, "plain_experts": 64,
     "plain_product": 64, "raise": 32, "await": 32, "stamp": 32, "route": 32,
 }
@@ -45,7 +45,7 @@ def threads_of(name):
     return THREADS.get(name.split("<")[0], 256)
 
 
-# Registers go to warps in pieces of 256, warps to blocks whole.
+# Registers are allocated to warps in units of 256; a block needs all its warps.
 def warps(name, registers, arch):
     block = max(1, threads_of(name) // 32)
     by_registers = REGISTERS // (-(-registers * 32 // 256) * 256)

@@ -1,12 +1,12 @@
-"""Writes tests/golden: tiny random checkpoints of every family and the logits that Hugging Face transformers gives for them.
+"""Writes tests/golden: tiny random checkpoints of every family and their logits in Hugging Face transformers.
 
     python -m tools.make_goldens --out tests/golden [--only v3_fp8]
 
-For each family: random weights in the family's storage format, token sequences of 1, 17, 150 and 200 tokens, and the logits
-of DeepseekV2/V3ForCausalLM in float32 with eager attention, fed with the decoded weights. The same logits are computed by
-reference_model.py in double precision; the script fails when the two differ by more than 5e-5 of the largest logit, so that
-neither the oracle nor the specification goes unchecked. Tokens are redrawn until no routing decision is closer than
-ROUTING_MARGIN, hence a correct engine in bfloat16 picks the same experts.
+For each family: random weights in the family's storage format, token sequences of 1, 17, 150 and 200 tokens, and the
+logits of DeepseekV2/V3ForCausalLM in float32 with eager attention on the decoded weights. reference_model.py computes
+the same logits in double precision; the script fails if the two differ by more than 5e-5 of the largest logit, so
+that each checks the other. Tokens are drawn again until no routing decision is closer than ROUTING_MARGIN, so that a
+correct engine in bfloat16 chooses the same experts.
 """
 
 import argparse
@@ -69,7 +69,9 @@ def make_golden(family, directory, seed):
 
 
 def random_weights(family, generator):
-    """float32 tensors by name: matrices of variance gain^2 / fan_in, norm gains around 1, a bias that makes scores negative."""
+    """float32 tensors by name: matrices of variance gain^2 / fan_in, norm gains around 1, a bias that makes scores
+    negative.
+    """
     tensors = {}
     for name, shape in tensor_shapes(family.config).items():
         gain = math.prod(factor for part, factor in family.gains if part in name)
@@ -82,7 +84,7 @@ def random_weights(family, generator):
             tensors[name] = gain * x
         elif "kv_a_proj_with_mqa" in name:
             scale = torch.ones(shape[0], 1)
-            scale[: family.config["kv_lora_rank"]] = gain  # the latent rows only: k_pe is not normalised
+            scale[: family.config["kv_lora_rank"]] = gain  # only the latent rows, because k_pe is not normalised
             tensors[name] = scale * x / math.sqrt(shape[1])
         else:
             kind = {"lm_head": 2.0, "mlp.gate.": 1.5, "down_proj": 0.7}
@@ -150,8 +152,9 @@ def mlp_shapes(c, p, layer):
 
 
 def store(family, tensors):
-    """float32 tensors to the family's storage types; only projections are FP8, only routed experts INT4, the selection bias
-    stays float32."""
+    """Converts float32 tensors to the family's storage types. Only projections become FP8 and only routed experts
+    INT4; the selection bias stays float32.
+    """
     half = torch.float16 if family.storage == "F16" else torch.bfloat16
     stored = {}
     for name, tensor in tensors.items():
@@ -177,7 +180,9 @@ def int4_group(config):
 
 
 def shard_chooser(count):
-    """Spreads tensors over shards by name, so that many a weight and its weight_scale_inv lie in different files."""
+    """Distributes tensors over shards by name, so that a weight and its weight_scale_inv are often in different
+    files.
+    """
     return lambda name: sum(name.encode()) % count
 
 
@@ -186,7 +191,7 @@ def transformers_model(config, decoded):
     surplus = f"model.layers.{config['num_hidden_layers']}."
     plain = {k: v for k, v in config.items() if k != "quantization_config"}
     plain |= {"num_nextn_predict_layers": 0} if "num_nextn_predict_layers" in config else {}
-    plain["model_type"] = plain["model_type"].replace("kimi_k2", "deepseek_v3")  # the same architecture by another name
+    plain["model_type"] = plain["model_type"].replace("kimi_k2", "deepseek_v3")  # the same architecture under another name
     tensors = {n: t.float() for n, t in decoded.items() if not n.startswith(surplus) and "rotary_emb" not in n}
     with tempfile.TemporaryDirectory() as directory:
         io.write_checkpoint(directory, plain, tensors)
@@ -198,7 +203,9 @@ def transformers_model(config, decoded):
 
 
 def draw_tokens(reference, vocab, length, rng):
-    """Random tokens whose routing decisions all have a margin of ROUTING_MARGIN; replaces the first offender until done."""
+    """Draws random tokens until all routing decisions have a margin of ROUTING_MARGIN; replaces the first close one
+    each time.
+    """
     tokens = rng.integers(0, vocab, length).tolist()
     while True:
         reference.hidden(tokens)

@@ -1,11 +1,13 @@
-"""Writes tests/golden/t1: a float32 deepseek_v3 checkpoint so small that its weights come from a formula, and its logits.
+"""Writes tests/golden/t1: a float32 deepseek_v3 checkpoint so small that its weights come from a formula, and its
+logits.
 
     python -m tools.make_t1 --out tests/golden/t1
 
-Weight rule: the 32-bit FNV-1a hash of a tensor's name seeds the generator state = state * 1664525 + 1013904223 (mod 2^32);
-each element, in row-major order, is float32(offset + amplitude * (2u - 1)) with u = (state >> 8) / 2^24. Any implementation can
-make these weights without a file. Logits are computed in double precision by reference_model.py and checked against
-EXPECTED, numbers from an independent implementation. The MTP layer shares the embedding and the head.
+Weight rule: the 32-bit FNV-1a hash of a tensor's name seeds the generator state = state * 1664525 + 1013904223 (mod
+2^32); each element, in row-major order, is float32(offset + amplitude * (2u - 1)) with u = (state >> 8) / 2^24. Any
+implementation can make these weights without a file. reference_model.py computes the logits in double precision; they
+are checked against EXPECTED, the numbers of an independent implementation. The MTP layer shares the embedding and the
+head.
 """
 
 import argparse

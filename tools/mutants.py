@@ -1,7 +1,7 @@
 """Plants bugs one by one and shows that the tests catch every one.
 
-A copy of the sources below build/mutants is changed, built and tested; the checkout is never touched. Writes the table
-docs/measurements/planted_bugs.md with --write. Exit status 1 when a mutant survives or no longer applies.
+Changes, builds and tests a copy of the sources below build/mutants; the checkout is never changed. --write writes the
+table docs/measurements/planted_bugs.md. Exit status 1 if a mutant survives or no longer applies.
 
     python3 tools/mutants.py [--only NAME] [--write]
 """
@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY = ROOT / "build" / "mutants"
 FOLDERS = ["src", "cpu_kernels", "gpu_kernels", "offload", "tests", "benchmarks", "models", "machines", "docs/measurements"]
 FILES = ["CMakeLists.txt"]
-# Cheapest first: a mutant is done with at the first test that fails. Those of its file come before all others.
+# Cheapest first, because the first failing test ends a mutant. The tests of its file run before all others.
 TESTS = ["topology_test", "team_test", "scheduler_test", "swapping_test", "server_test", "chat_template_test", "grammar_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test",
          "routing_recorder_test", "measured_curves_test", "expert_division_test", "simulate_test", "machine_test", "serving_bench_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
@@ -133,7 +133,7 @@ TESTS_OF = {
 }
 
 
-# The arguments of a script, if they are not the program.
+# The arguments of a script, if not the program.
 PROGRAMS_OF = {"gpu_cli_test.py": ["tests/tandem_emulated", "tandem"], "gpu_check_test.py": []}
 
 
@@ -142,7 +142,7 @@ def run(command, **more):
 
 
 def copy_if_changed(source, target):
-    """With a new time, so that what an interrupted run left built is built again."""
+    """Copies a changed file with a new time, so that it is built again after an interrupted run."""
     target = pathlib.Path(target)
     if not target.exists() or target.read_bytes() != pathlib.Path(source).read_bytes():
         shutil.copyfile(source, target)
@@ -190,7 +190,7 @@ def first_failing_test(tests):
 
 
 def try_mutant(path, changes):
-    """Returns what caught it; None if nothing did; raises ValueError if it does not apply."""
+    """Returns the test that caught the mutant, or None; raises ValueError if the mutant does not apply."""
     target = COPY / path
     original = (ROOT / path).read_text(encoding="utf-8")
     text = original

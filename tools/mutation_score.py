@@ -1,13 +1,14 @@
-"""How many small slips the tests would notice: the mutation score.
+"""The mutation score: the share of small changes that the tests catch.
 
-Plants random small changes in a copy of the product code below build/mutation, all in one build, each chosen by a number at
-run time; records which tests reach each; and runs those, the quickest first, until one fails. A mutant that none catches shows
-what no test sees, or changes nothing that could be seen: such are argued one by one in the file of equivalents.
+Plants random small changes in a copy of the product code below build/mutation, all in one build, selected by a number
+at run time. Records which tests reach each mutant, and runs those, the fastest first, until one fails. A mutant that
+no test catches shows a gap in the tests or has no observable effect; the latter are argued one by one in the file of
+equivalents.
 
     python3 tools/mutation_score.py --seed 1 [--n 100] [--only FOLDER] [--tests REGEX] [--list]
 
-A run that was interrupted goes on where it stopped. The page at the end is also kept in build/mutation/runs. What the draw
-weighs: tools/mutation/drawing.py.
+An interrupted run continues where it stopped. The resulting page is also kept in build/mutation/runs.
+tools/mutation/drawing.py describes the draw.
 """
 import argparse
 import concurrent.futures
@@ -70,7 +71,7 @@ def options():
 
 
 def with_libclang():
-    """Goes on in the Python that has the package, installing it if need be."""
+    """Restarts in the Python that has the package, installing it if necessary."""
     if importlib.util.find_spec("clang"):
         return
     python = PACKAGE / "bin" / "python"
@@ -82,7 +83,7 @@ def with_libclang():
 
 
 class Progress:
-    """Lines with the rate and the time left, at most one every few seconds."""
+    """Progress lines with rate and remaining time, at most one every few seconds."""
 
     def __init__(self, what):
         self.what, self.start, self.first, self.total, self.said = what, time.monotonic(), 0, None, 0
@@ -99,7 +100,7 @@ class Progress:
 
 
 class Run:
-    """One seed's state below build/mutation/runs, written as it goes."""
+    """The state of one seed below build/mutation/runs, written during the run."""
 
     def __init__(self, chosen):
         slug = "_".join([str(chosen.seed), str(chosen.n), *chosen.only.strip("/").split("/")]).strip("_")
@@ -123,7 +124,7 @@ class Run:
 
 
 def tree_hash(tree):
-    """Of all that a build or a test could read: not of pages of text, nor of these tools."""
+    """A hash of all files that a build or a test could read, without Markdown pages and these tools."""
     digest = hashlib.sha256()
     for name in building.tree_files(tree):
         if not name.endswith(".md") and name != EQUIVALENTS and "mutation" not in name:
@@ -132,7 +133,7 @@ def tree_hash(tree):
 
 
 def reader(tree, units, jobs):
-    """Reads the sites of several files, each in a process of its own."""
+    """Reads the sites of several files, each in a separate process."""
     system = subprocess.run(["c++", "-print-file-name=include"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     cache = tree / "build" / "mutation" / "sites"
 
@@ -148,7 +149,7 @@ def reader(tree, units, jobs):
 
 
 def plant(chosen, run, copy):
-    """The mutants of this run, built: those of an earlier try, or drawn until all of them compile."""
+    """Builds the mutants of this run: those of an interrupted run, or new ones, drawn until all of them compile."""
     copy.prepare()
     copy.configure()
     units = drawing.Units(copy.original, copy.tree, copy.compile_commands())
@@ -189,7 +190,7 @@ def show(chosen, copy):
 
 
 def measured(chosen, run, copy, runner):
-    """The tests that pass without a mutant, with what they reach; and the names of those that fail."""
+    """The tests that pass without a mutant, with the mutants they reach, and the names of those that fail."""
     known = run.read("tests")
     if known is None:
         passed, failing = testing.measure(testing.listed(copy.build, chosen.tests), runner, Progress("tests without a mutant:"))
@@ -211,7 +212,7 @@ def try_all(mutants, tests, runner, run):
 
 
 def without_unsteady(mutants, tests, runner, run):
-    """What caught a mutant must pass without one; where it does not, its mutants are tried again with the other tests."""
+    """A test that caught a mutant must pass without one; otherwise its mutants are run again with the other tests."""
     notes = []
     while True:
         results = try_all(mutants, tests, runner, run)

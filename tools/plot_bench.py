@@ -1,4 +1,4 @@
-"""A report of tools/bench_report.sh as tables and, where matplotlib is installed, plots.
+"""Renders a report of tools/bench_report.sh as tables and, where matplotlib is installed, plots.
 
     python3 tools/plot_bench.py docs/measurements/CPU/report.json
 

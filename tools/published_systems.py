@@ -1,8 +1,8 @@
-"""What the planner predicts for machines of which others have published measurements.
+"""The planner's predictions for machines with published measurements.
 
     python3 tools/published_systems.py TANDEM            prints the table
-    python3 tools/published_systems.py TANDEM --write    puts it into docs/published_systems.md
-    python3 tools/published_systems.py TANDEM --check    exit status 1 when the page says otherwise
+    python3 tools/published_systems.py TANDEM --write    writes it into docs/published_systems.md
+    python3 tools/published_systems.py TANDEM --check    exit status 1 if the page differs
 """
 import argparse
 import functools
@@ -15,7 +15,7 @@ import tempfile
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "published_systems.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
-ROUNDING = 0.01  # between processors
+ROUNDING = 0.01  # allowed difference between processors
 COLUMNS = ["system", "machine", "what", "`tandem plan r1 ..`", "published", "predicted", "predicted / published"]
 
 KT2, KT3, SGLANG = "KTransformers 0.2.1, Q4_K_M", "KTransformers 0.3, INT8", "SGLang, INT8"
@@ -23,7 +23,7 @@ CLUSTER = "SGLang, 96 H100"
 
 
 def rows():
-    """System, machine, what, options, how to read the plan, published."""
+    """System, machine, quantity, options, field of the plan, divisor, published value."""
     for tokens, published in ((1024, 13.5), (2048, 13.4), (4096, 13.2), (8192, 12.4)):
         yield (KT2, "2x6454s-4090", f"decode at {tokens}, tokens/s", f"--experts int4 --prompt {tokens} --output 64 --ctx 16384",
                "decode_tokens_per_second", 1, published)
@@ -61,7 +61,7 @@ class Planner:
         return self.plan(machine, options)["predicted"][key]
 
     def in_chunks(self, tokens, machine, options):
-        """The same placement, but for the length of prefill's chunks."""
+        """The same placement with another chunk length of prefill."""
         placement = self.plan(machine, options)["placement"]
         placement = {**placement, "prefill": {**placement["prefill"], "chunk_tokens": tokens}}
         return self.with_file(placement, lambda path: self.plan(machine, f"{options} --placement {path}"))
@@ -97,7 +97,7 @@ def figure(number):
 
 
 def differs(old, new):
-    """Whether words differ, or numbers by more than rounding."""
+    """Whether words differ, or numbers differ by more than ROUNDING."""
     numbers = re.compile(r"[0-9][0-9,]*\.?[0-9]*")
     if numbers.sub("#", old) != numbers.sub("#", new):
         return True

@@ -1,14 +1,16 @@
-"""DeepSeek-V2/V3 in double precision numpy: slow, written from the papers' formulas, one sequence at a time, no cache.
+"""DeepSeek-V2/V3 in double precision numpy, written from the papers' formulas (arXiv 2405.04434, section 2; arXiv
+2412.19437, section 2; YaRN, arXiv 2309.00071): slow, one sequence at a time, no cache.
 
-It is the independent check on the golden logits (make_goldens.py compares it with Hugging Face transformers) and the
-source of those that transformers cannot give (the MTP layer). Weights come decoded, by their Hugging Face names.
+It is the independent check of the golden logits (make_goldens.py compares it with Hugging Face transformers) and the
+source of those that transformers cannot give (the MTP layer). Weights are passed decoded, by their Hugging Face
+names.
 """
 
 import math
 
 import numpy as np
 
-LATENT_NORM_EPS = 1e-6  # q_a_layernorm and kv_a_layernorm do not follow rms_norm_eps
+LATENT_NORM_EPS = 1e-6  # q_a_layernorm and kv_a_layernorm do not use rms_norm_eps
 
 
 class ReferenceModel:
@@ -17,7 +19,7 @@ class ReferenceModel:
         rope = config.get("rope_scaling")
         self.inv_freq, self.amplitude, mscale = rope_constants(config["qk_rope_head_dim"], config["rope_theta"], rope)
         self.softmax_scale = mscale**2 / math.sqrt(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
-        self.margins = None  # after a run: closest routing decision of each position, see route()
+        self.margins = None  # after a run: the closest routing decision of each position, see route()
 
     def hidden(self, tokens):
         """tokens [n] -> states after the final norm [n, hidden]."""
@@ -75,7 +77,9 @@ class ReferenceModel:
         return out.transpose(1, 0, 2).reshape(n, -1) @ w[p + "o_proj.weight"].T
 
     def rotate(self, x):
-        """Rotary embedding of x [.., n, rope]; element 2i pairs with 2i+1. The models were trained with float32 angles."""
+        """Rotary embedding of x [.., n, rope]; element 2i pairs with 2i+1. The models were trained with float32
+        angles.
+        """
         positions = np.arange(x.shape[-2], dtype=self.angle_type)
         angles = np.outer(positions, self.inv_freq.astype(self.angle_type)).astype(np.float64)
         cos, sin = np.cos(angles) * self.amplitude, np.sin(angles) * self.amplitude
@@ -99,9 +103,11 @@ class ReferenceModel:
         return out
 
     def route(self, x, p):
-        """Returns expert ids and weights of each token and the smaller gap to a different choice (of groups or of experts).
+        """Returns expert ids and weights of each token and the smaller gap to a different choice (of groups or of
+        experts).
 
-        Gaps are in score units for sigmoid and a quarter of log units for softmax, so that both compare to logit errors.
+        Gaps are in units of the score for sigmoid and in quarters of log units for softmax, so that both are
+        comparable to errors of logits.
         """
         c = self.c
         z = x @ self.w[p + "gate.weight"].T
@@ -140,7 +146,7 @@ class ReferenceModel:
 
 
 def gap(ordered, k, sigmoid):
-    """Distance between the k-th and the next of a descending list."""
+    """Distance between the k-th and the next element of a descending list."""
     if k >= len(ordered) or ordered[k] == -np.inf:
         return np.inf
     return ordered[k - 1] - ordered[k] if sigmoid else 0.25 * math.log(ordered[k - 1] / ordered[k])

@@ -1,8 +1,9 @@
-"""How prompts of others are felt, against a running `tandem serve` (a quiet machine, a model of 512 tokens or more):
+"""Measures how other requests' prompts delay a client of a running `tandem serve` (on an idle machine, with a
+vocabulary of 512 tokens or more):
 
     python3 tools/serve_latency.py PORT prefix [--prompt 4096] [--times 3]    time to first token of a prompt, new and repeated
     python3 tools/serve_latency.py PORT mixed [--prompt 8192] [--streams 8] [--chunk 512] [--times 4]
-        gaps of running streams while prompts arrive, against a step of one chunk (the server's --chunk) without anybody else
+        gaps of running streams while prompts arrive, compared with a step of one chunk (the server's --chunk) without other requests
 """
 import argparse
 import http.client
@@ -52,7 +53,7 @@ def prefix(client, options):
 def mixed(client, options):
     prompt = client.prompt(options.prompt)
     client.first_token(prompt[:-options.chunk])
-    last = client.first_token(prompt)  # all before is in the prefix cache
+    last = client.first_token(prompt)  # all earlier tokens are in the prefix cache
     mean = client.first_token(client.prompt(options.prompt)) / (options.prompt / options.chunk)
     stop, lists = threading.Event(), [[] for _ in range(options.streams)]
     streams = [threading.Thread(target=client.stream, args=(client.prompt(64), 6000, times, stop)) for times in lists]

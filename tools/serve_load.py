@@ -1,9 +1,9 @@
-"""Many streams at once against a running `tandem serve`, each read as strictly as the common benchmark does.
+"""Sends many concurrent streams to a running `tandem serve` and reads them as strictly as the common benchmark does.
 
     python3 tools/serve_load.py HOST:PORT [--streams 2000] [--prompt-words 16] [--tokens 64] [--rate inf]
 
-Prints how many succeeded with exactly the tokens asked for, tokens a second, and times to the first and between tokens.
-Exit status 1 unless all succeeded.
+Prints how many succeeded with exactly the requested tokens, tokens a second, and times to the first token and between
+tokens. Exit status 1 unless all succeeded.
 """
 import argparse
 import asyncio
@@ -24,7 +24,7 @@ async def stream(host, port, prompt, n_tokens, result):
     while (await reader.readline()).strip():
         pass
     tokens, last, done = 0, 0.0, False
-    async for line in reader:  # chunk sizes stand on lines of their own
+    async for line in reader:  # chunk sizes are on separate lines
         if not line.startswith(b"data: "):
             continue
         if line == b"data: [DONE]\n":

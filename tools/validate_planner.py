@@ -17,7 +17,7 @@ import sys
 
 MODELS = [("r1", 3, ["fp8", "int8", "int4"]), ("v2-lite", 4, ["bf16", "int8", "int4"]), ("k2", 2, ["fp8", "int8", "int4"])]
 BATCHES, CONTEXTS, PROMPTS = "1,4,16", "128,4096", "32,128,512,2048"
-MOST, USUAL = 0.25, 0.10  # largest error of a cell, and of the median
+MOST, USUAL = 0.25, 0.10  # largest allowed error of a cell, and of the median
 
 
 def main():

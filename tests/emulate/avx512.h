@@ -1,7 +1,7 @@
 // The AVX-512 intrinsics (F, BW, DQ, VL, VNNI, VBMI, BF16, BITALG) that kernels use, lane by lane
-// in plain C++, after the operation sections of Intel's Software Developer's Manual, volume 2.
-// Sits in the kernels' own namespace, where it hides the compiler's functions of the same names;
-// one that is missing here fails to compile ("target specific option mismatch"): add it.
+// in plain C++, after the operation sections of Intel's Software Developer's Manual, volume 2. The
+// functions are in the kernels' own namespace, where they hide the compiler's functions of the same
+// names. An intrinsic that is missing here does not compile ("target specific option mismatch").
 // Vector types are the compiler's own. 256-bit AVX2 and FMA intrinsics stay native.
 #pragma once
 #pragma GCC system_header
@@ -9,7 +9,7 @@
 
 namespace tandem::cpu {
 
-// Each macro below makes an intrinsic and, for most, its mask_ and maskz_ forms. P is the prefix
+// Each macro below defines an intrinsic and, for most, its mask_ and maskz_ forms. P is the prefix
 // (_mm512, _mm256, _mm), V the register, T the lane type; a, b, c are one lane of each operand.
 #define EMULATE_MASKED(P, name, V, T, params, args)                               \
   inline V P##_mask_##name(V old, emulate::Mask<T, V> k, EMULATE_UNPACK params) { \
@@ -216,7 +216,7 @@ namespace tandem::cpu {
     return emulate::select<emulate::i32>(k, P##_##name(sum, a, b), V{});         \
   }
 
-// ---- Constants, casts, memory ----
+// Constants, casts, memory.
 
 EMULATE_SET(ps, __m512, float)
 EMULATE_SET(pd, __m512d, double)
@@ -243,7 +243,8 @@ inline __m256 _mm512_castps512_ps256(__m512 v) { return emulate::extract<__m256>
 inline __m128 _mm512_castps512_ps128(__m512 v) { return emulate::extract<__m128>(v, 0); }
 inline float _mm512_cvtss_f32(__m512 v) { return v[0]; }
 inline int _mm512_cvtsi512_si32(__m512i v) { return static_cast<int>(v[0]); }
-// The upper lanes of a widening cast are undefined: all ones here, a NaN, so that using them shows.
+// The upper lanes of a widening cast are undefined. They are all ones here, a NaN, so that using
+// them shows in the result.
 inline __m512i _mm512_castsi256_si512(__m256i v) {
   return emulate::insert(_mm512_set1_epi8(-1), v, 0);
 }
@@ -293,7 +294,7 @@ EMULATE_MOVES(_mm256, epi16, __m256i, short)
 EMULATE_MOVES(_mm256, epi32, __m256i, int)
 EMULATE_MOVES(_mm256, ps, __m256, float)
 
-// ---- Integers ----
+// Integers.
 
 EMULATE_BINARY(_mm512, add_epi8, __m512i, uint8_t, a + b)
 EMULATE_BINARY(_mm512, add_epi16, __m512i, uint16_t, a + b)
@@ -392,7 +393,7 @@ inline __m512i _mm512_sad_epu8(__m512i va, __m512i vb) {
   });
 }
 
-// ---- Shuffles ----
+// Shuffles.
 
 EMULATE_PERMUTE(epi8, __m512i, char, uint8_t)
 EMULATE_PERMUTE(epi16, __m512i, short, uint16_t)
@@ -404,7 +405,7 @@ inline __m512i _mm512_shuffle_epi8(__m512i a, __m512i index) {
       a, index, [](uint8_t* x, uint8_t* at, int i) { return at[i] & 128 ? 0 : x[at[i] & 15]; });
 }
 EMULATE_MASKED(_mm512, shuffle_epi8, __m512i, char, (__m512i a, __m512i index), (a, index))
-// A macro because the enum, a type of the global namespace, would bring in the compiler's function.
+// A macro, because the enum, a type of the global namespace, would select the compiler's function.
 #define _mm512_shuffle_epi32(a, order) emulate::shuffle_epi32(a, order)
 inline __m512 _mm512_shuffle_ps(__m512 a, __m512 b, int order) {
   return emulate::in_quarters<float>(
@@ -518,7 +519,7 @@ inline __m512i _mm512_inserti64x4(__m512i v, __m256i x, int i) {
 inline __m512 _mm512_insertf32x4(__m512 v, __m128 x, int i) { return emulate::insert(v, x, i & 3); }
 inline __m512 _mm512_insertf32x8(__m512 v, __m256 x, int i) { return emulate::insert(v, x, i & 1); }
 
-// ---- Floating point ----
+// Floating point.
 
 EMULATE_BINARY(_mm512, add_ps, __m512, float, a + b)
 EMULATE_BINARY(_mm512, sub_ps, __m512, float, a - b)
@@ -529,8 +530,9 @@ EMULATE_BINARY(_mm512, min_ps, __m512, float, a < b ? a : b)
 EMULATE_BINARY(_mm512, add_pd, __m512d, double, a + b)
 EMULATE_BINARY(_mm512, mul_pd, __m512d, double, a* b)
 EMULATE_UNARY(_mm512, sqrt_ps, __m512, float, __builtin_sqrtf(a))
-EMULATE_UNARY(_mm512, rcp14_ps, __m512, float, 1 / a)  // within 2^-14, not the same bits
-EMULATE_UNARY(_mm512, rsqrt14_ps, __m512, float, 1 / __builtin_sqrtf(a))  // likewise
+// The CPU's results of the next two are within 2^-14 of these and have other bits.
+EMULATE_UNARY(_mm512, rcp14_ps, __m512, float, 1 / a)
+EMULATE_UNARY(_mm512, rsqrt14_ps, __m512, float, 1 / __builtin_sqrtf(a))
 EMULATE_UNARY(_mm512, getexp_ps, __m512, float, __builtin_logbf(a))
 EMULATE_FMA(fmadd_ps, __m512, float, __builtin_fmaf, (a, b, c))
 EMULATE_FMA(fmsub_ps, __m512, float, __builtin_fmaf, (a, b, -c))
@@ -592,7 +594,7 @@ inline float _mm512_mask_reduce_max_ps(__mmask16 k, __m512 v) {
   return _mm512_reduce_max_ps(_mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), k, v));
 }
 
-// ---- Conversions ----
+// Conversions.
 
 EMULATE_CONVERT(_mm512, cvtepi8_epi16, __m512i, int16_t, __m256i, int8_t, a)
 EMULATE_CONVERT(_mm512, cvtepu8_epi16, __m512i, int16_t, __m256i, uint8_t, a)
@@ -654,9 +656,10 @@ inline __m256i _mm512_cvtps_ph(__m512 v, int mode) {
   return emulate::make<__m128i, __m256i>(half);
 }
 
-// ---- BF16 ----
+// BF16.
 
-// The mask_ and maskz_ forms are left out: GCC 12 passes on only 8 bits of their 16-bit mask.
+// The mask_ and maskz_ forms are omitted, because GCC 12 passes on only 8 bits of their 16-bit
+// mask.
 inline __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
   return emulate::dot_bf16(sum, a, b);
 }
@@ -680,7 +683,7 @@ inline __m512 _mm512_cvtpbh_ps(__m256bh v) {
   return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)v), 16);
 }
 
-// ---- Gather, compress, expand, mask registers ----
+// Gather, compress, expand, mask registers.
 
 inline __m512i _mm512_i32gather_epi32(__m512i index, const void* base, int scale) {
   auto x = emulate::lanes<int>(index);

@@ -1,5 +1,5 @@
-// Products of bytes are exact in integers, and scaled in one order: every table that keeps weights
-// as panels gives the same bits, native and emulated, with vectors and with tiles, for any batch.
+// Products of bytes are exact in integers and scaled in one order, so every table with the panel
+// layout gives the same bits, native and emulated, with vectors and with tiles, in any batch.
 #include <gtest/gtest.h>
 
 #include "tests/kernel_cases.h"
@@ -36,7 +36,7 @@ struct Converted {
 
 class ByteProducts : public testing::TestWithParam<NamedTable> {
  protected:
-  // The bits of a product in every table, with rows of x in an order of their own.
+  // Expects the same bits from this table as from the first one, with rows of x selected by index.
   void expect_same_bits(WeightFormat format, Shape shape) const;
 };
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ByteProducts);
@@ -47,8 +47,9 @@ TEST_P(ByteProducts, SameBitsInEveryTableAndBatch) {
       expect_same_bits(format, shape);
 }
 
-// A block of columns is 1 to 8 tiles of 64; the sums of 32 rows are added while the next tiles are
-// multiplied, so many rows a tile. 1,408 columns end with 6 tiles (DeepSeek-V2-Lite, Moonlight).
+// A block of columns has 1 to 8 tiles of 64. The sums of 32 rows are added while the next tiles are
+// multiplied, a share after each tile. The last block of 1,408 columns has 6 tiles
+// (DeepSeek-V2-Lite, Moonlight).
 TEST_P(ByteProducts, BlocksOfEveryNumberOfTiles) {
   for (const WeightFormat format : kFormats)
     for (int n_tiles = 1; n_tiles <= 8; ++n_tiles)

@@ -1,5 +1,5 @@
-// Emulated and native kernels give the same bits, where this machine runs both: what keeps the
-// emulation honest. Inputs include every code of the weights, subnormals, and sums near underflow.
+// Emulated and native kernels give the same bits where this machine runs both, which validates the
+// emulation. Inputs include every weight code, subnormals, and sums near underflow.
 #include <gtest/gtest.h>
 
 #include "tests/kernel_cases.h"
@@ -70,7 +70,7 @@ TEST_P(SameBits, PackAndGemm) {
           native_.gemm({xa.view, kernel_weight(a.w), 0, want.data(), n, m, n, k});
           ASSERT_EQ(bits_of(got), bits_of(want))
               << name_of(dtype) << " " << m << " " << n << " " << k << " deviation " << deviation;
-          // A kernel understands what the other one packed.
+          // Weights packed by one table can be multiplied by the other.
           emulated_.gemm({xa.view, kernel_weight(a.w), 0, got.data(), n, m, n, k});
           ASSERT_EQ(bits_of(got), bits_of(want)) << name_of(dtype) << " packed natively";
         }
@@ -79,8 +79,8 @@ TEST_P(SameBits, PackAndGemm) {
   }
 }
 
-// Dimensions that tiles take and others, blocks of keys that are full or not, tokens that see some
-// of a block.
+// Covers dimensions with and without tiles, full and partial blocks of keys, and tokens that see a
+// part of a block.
 TEST_P(SameBits, Attend) {
   struct Case {
     int queries, per_token, keys, dim, rope, v_dim;

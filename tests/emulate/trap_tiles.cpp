@@ -11,16 +11,16 @@
 namespace tandem::test {
 namespace {
 
-// One instruction: a VEX prefix of three bytes (C4, inverted R X B and the opcode map, W and
-// inverted vvvv and L and pp), opcode, ModRM, maybe SIB and displacement. Intel's manual, volume 2,
-// section 2.3.
+// One instruction: a VEX prefix of three bytes (C4; inverted R, X, B and the opcode map; W,
+// inverted vvvv, L and pp), opcode, ModRM, optional SIB and displacement (Intel's manual, volume 2,
+// section 2.3).
 struct Instruction {
   int prefix;  // 0 none, 1 66, 2 F3, 3 F2
   int opcode;
   int reg, rm, vvvv;    // registers
-  bool in_memory;       // rm and what follows is an address
+  bool in_memory;       // the operand rm is in memory
   uint8_t* base_index;  // address without the index register
-  int64_t index;        // the index register as it is: the stride of tile loads and stores
+  int64_t index;        // value of the index register: the stride of tile loads and stores
   int length;
 };
 
@@ -30,7 +30,7 @@ int64_t register_value(const ucontext_t& context, int number) {
   return context.uc_mcontext.gregs[kOrder[number]];
 }
 
-// False if it is none of AMX.
+// Returns false if the instruction is not an AMX instruction.
 bool decode(const ucontext_t& context, Instruction& out) {
   const auto* code = reinterpret_cast<const uint8_t*>(context.uc_mcontext.gregs[REG_RIP]);
   if (code[0] != 0xc4 || (code[1] & 31) != 2) return false;
@@ -112,7 +112,7 @@ void on_invalid_instruction(int, siginfo_t*, void* state) {
   if (decode(context, instruction) && execute(instruction)) {
     context.uc_mcontext.gregs[REG_RIP] += instruction.length;
   } else {
-    std::signal(SIGILL, SIG_DFL);  // and so the instruction ends the process after all
+    std::signal(SIGILL, SIG_DFL);  // the instruction then ends the process
   }
 }
 

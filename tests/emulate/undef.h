@@ -1,4 +1,4 @@
-// Intrinsics that GCC 12 (without optimisation), GCC 13 or Clang 14 define as macros, and that this
+// Intrinsics that GCC 12 (without optimisation), GCC 13 or Clang 14 define as macros and this
 // folder defines as functions.
 #undef _mm256_cvtneps_pbh
 #undef _mm256_dpbusd_avx_epi32

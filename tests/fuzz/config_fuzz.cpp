@@ -1,5 +1,5 @@
-// Any bytes as config.json: an Error or a configuration whose sizes, frequencies and counts are
-// sound.
+// Arbitrary bytes as config.json give an Error or a configuration with valid sizes, frequencies and
+// counts.
 #include <cmath>
 #include <cstdint>
 #include <string_view>

@@ -1,8 +1,8 @@
-// A whole connection: bytes of several requests in any pieces, as they come from a socket, and the
+// A whole connection: bytes of several requests in pieces of any length, as from a socket, and the
 // answers of the real server, with an engine or while it is loading. Input: a byte that chooses
-// between these, a byte for the lengths of the pieces, the bytes.
+// between these two, a byte for the lengths of the pieces, the bytes of the requests.
 // clang-format off
-#include "server/connection.h"  // knows what Boost 1.74 forgets (server/awaitable.h)
+#include "server/connection.h"  // works around a defect of Boost 1.74 (server/awaitable.h)
 // clang-format on
 
 #include <sys/socket.h>
@@ -30,7 +30,7 @@ struct World {
                   {.model_id = "m", .root = "r", .api_key = ""}};
   Service loading{
       simulated.tokenizer(), nullptr, {}, {.model_id = "m", .root = "r", .api_key = ""}};
-  // One thread parses and sends: that takes less time than handing over.
+  // One thread parses and sends, which is faster than passing work to another thread.
   asio::io_context io{1};
   ConnectionContext with_engine{
       .service = running, .workers = io.get_executor(), .limits = {.body_bytes = 3000}};
@@ -40,7 +40,7 @@ struct World {
   World() { running.ready(simulated.engine()); }
 };
 
-// A connection and its client, who sends in pieces and reads all the time.
+// A connection and its client, which sends in pieces and reads continuously.
 class Exchange {
  public:
   Exchange(World& world, ConnectionContext& hub) : io_(world.io) {
@@ -73,8 +73,8 @@ class Exchange {
     }
   }
 
-  // Until the connection has ended. The client says that it has no more requests when `enough` is
-  // true of all that was received; a server that does not answer is a time-out of the fuzzer.
+  // Runs until the connection has ended. The client shuts down its side when `enough` returns true
+  // for everything received. A server that does not answer shows as a time-out of the fuzzer.
   template <class Enough>
   std::string finish(Enough enough) {
     bool said = false;
@@ -88,7 +88,7 @@ class Exchange {
       io_.poll();
       receive();
     }
-    io_.run();  // what is left of its timers
+    io_.run();  // runs the remaining timers
     receive();
     return std::move(received_);
   }
@@ -105,11 +105,11 @@ class Exchange {
   asio::io_context& io_;
   int client_ = -1;
   bool has_ended_ = false;
-  bool is_closed_ = false;  // the server sends no more
+  bool is_closed_ = false;  // the server has closed its side
   std::string received_;
 };
 
-// The last event of a stream that broke off says why.
+// Returns whether the stream ended with an error event.
 bool breaks_off(const Answer& answer) {
   const std::string& body = answer.message.body;
   const size_t last = body.rfind("data: ");

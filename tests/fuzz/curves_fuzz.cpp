@@ -1,4 +1,5 @@
-// Any bytes as rows of `tandem bench`: an Error in one line, or curves that a planner can use.
+// Arbitrary bytes as rows of `tandem bench` give an Error of one line, or curves that the planner
+// can use.
 #include <cstdint>
 #include <string_view>
 

@@ -1,5 +1,5 @@
-// Requests and answers of HTTP/1.1 as RFC 9112 has them, read apart from the server's way: what a
-// stream of bytes asks for, and what came back.
+// Requests and answers of HTTP/1.1 according to RFC 9112, parsed without the server's code: the
+// requests in a stream of bytes, and the answers to them.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace tandem::fuzz {
 
 struct Field {
-  std::string name, value;  // the name in small letters
+  std::string name, value;  // the name in lower case
 };
 
 struct Message {
@@ -40,7 +40,7 @@ inline std::string trimmed(std::string_view text) {
   return std::string(text.substr(first, text.find_last_not_of(" \t") + 1 - first));
 }
 
-// Of a list of options, in small letters.
+// Returns whether a list of options contains `option`, which is in lower case.
 inline bool has_option(const std::vector<std::string>& values, std::string_view option) {
   for (const std::string& value : values)
     for (size_t first = 0; first <= value.size();) {
@@ -51,16 +51,16 @@ inline bool has_option(const std::vector<std::string>& values, std::string_view 
   return false;
 }
 
-enum class Found { kWhole, kPart, kNothing };  // kNothing: no HTTP, or what may be read in two ways
+enum class Found { kWhole, kPart, kNothing };  // kNothing: not HTTP, or ambiguous
 
-// Takes messages from the front of bytes.
+// Takes messages from the front of a byte sequence.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : rest_(bytes) {}
 
   std::string_view rest() const { return rest_; }
 
-  // Up to the empty line. Folded lines are put together.
+  // Reads up to the empty line. Folded lines are joined.
   Found head(Message& out) {
     const size_t end = rest_.find("\r\n\r\n");
     if (end == rest_.npos) return Found::kPart;
@@ -157,15 +157,14 @@ struct Request {
   bool keeps_open = true;
 };
 
-// What a client asks for by these bytes, as far as a strict reader would go.
+// The requests that a strict parser finds in these bytes.
 struct Asked {
   std::vector<Request> requests;
-  // A head stands behind them that may not be answered but by a refusal.
+  // An ambiguous head follows the requests, which the server may only refuse.
   bool must_be_refused = false;
 };
 
-// Whether a body follows, and how long it is; nothing where that, or the host, may be read in two
-// ways.
+// The length of the body or "chunked"; nothing if the length or the host is ambiguous.
 inline std::optional<std::string> one_length(const Message& m, bool is_http_10) {
   const auto hosts = m.all("host"), codings = m.all("transfer-encoding"),
              lengths = m.all("content-length");
@@ -223,8 +222,8 @@ struct Answer {
 
 struct Answers {
   std::vector<Answer> whole;  // without 100 Continue
-  bool broken = false;        // what follows is no answer
-  bool part_left = false;     // something follows, and may be the beginning of one
+  bool broken = false;        // the rest is not an answer
+  bool part_left = false;     // the rest may be the beginning of an answer
 };
 
 inline Answers answers_in(std::string_view bytes, const std::vector<Request>& requests,
@@ -251,7 +250,7 @@ inline Answers answers_in(std::string_view bytes, const std::vector<Request>& re
         found = reader.body_of(std::stoull(lengths[0]), m.body);
       } else if (!codings.empty()) {
         found = reader.chunks(m.body);
-      } else {  // to the end of the connection
+      } else {  // the body ends with the connection
         found = at_end ? reader.body_of(reader.rest().size(), m.body) : Found::kPart;
       }
     }

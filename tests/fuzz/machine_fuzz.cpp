@@ -1,4 +1,5 @@
-// Any bytes as a machine's description: an Error or a machine that survives being written and read.
+// Arbitrary bytes as a machine's description give an Error or a machine that is unchanged by
+// writing and reading.
 #include <cmath>
 #include <cstdint>
 #include <string_view>

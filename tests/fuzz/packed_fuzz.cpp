@@ -1,6 +1,6 @@
-// Any bytes as the header of a packed cache, as they are and with a checksum that fits: a
-// PackedError, or a header that is written as it was read. The first 8 bytes are the size of the
-// file's data.
+// Arbitrary bytes as the header of a packed cache, unchanged and with a matching checksum, give a
+// PackedError or a header that is unchanged by writing and reading. The first 8 bytes of the input
+// are the size of the file's data.
 #include <cstring>
 #include <string>
 
@@ -14,7 +14,7 @@ void parse(const std::string& text, int64_t file_bytes) {
   try {
     const int64_t bytes = packed_header_bytes(text, file_bytes);
     check(bytes >= kPackedStartBytes && bytes <= file_bytes, "a header inside its file");
-    if (bytes > static_cast<int64_t>(text.size())) return;  // reading it would fail
+    if (bytes > static_cast<int64_t>(text.size())) return;  // reading the file would fail
     const PackedHeader header = parse_packed_header(text.substr(0, bytes), file_bytes);
     check(header.data_bytes == file_bytes - bytes, "all of the file is used");
     check(static_cast<int64_t>(header.checksums.size()) == n_packed_blocks(header.data_bytes),

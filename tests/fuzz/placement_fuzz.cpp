@@ -1,4 +1,4 @@
-// Any bytes as a placement: an Error, or a placement that is refused or can be predicted.
+// Arbitrary bytes as a placement give an Error, or a placement that is refused or can be predicted.
 #include <cmath>
 #include <cstdint>
 #include <string_view>
@@ -33,7 +33,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     for (const PlannedLayer& layer : planned_layers(text, "placement.json"))
       check(std::isfinite(layer.time.seconds), "seconds of a layer");
-  } catch (const Error&) {  // the placement may be sound all the same
+  } catch (const Error&) {  // the placement may still be valid
   }
   try {
     const Placement p = placement_from_json(text, "placement.json");

@@ -1,4 +1,4 @@
-// The JSON of requests: whatever a client sends is read or refused by an ApiError with status 400.
+// The JSON of requests: every body is parsed, or refused by an ApiError with status 400.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const GenerationRequest request = parse(json, {});
       if (request.n < 1 || request.sampling.temperature < 0) std::abort();
       if (request.endpoint != Endpoint::kChat) continue;
-      // What was read can be read again, and is the same.
+      // Parsed messages are unchanged by parsing them again.
       const auto again = parse_chat_request({{"messages", request.messages}}, {});
       if (again.messages != request.messages) std::abort();
     } catch (const ApiError& error) {

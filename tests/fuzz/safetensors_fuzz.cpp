@@ -1,6 +1,6 @@
-// Any bytes as a safetensors file and as the index of its shards: an Error, or tensors that fill
-// the file's data without gap or overlap. The first 8 bytes are the header's length and, with
-// whatever else follows them as the header, the number of bytes of data.
+// Arbitrary bytes as a safetensors file and as the index of its shards give an Error, or tensors
+// that fill the file's data without gap or overlap. The first 8 bytes are the header's length and,
+// with the bytes after them as the header, the number of bytes of data.
 #include <set>
 #include <string_view>
 

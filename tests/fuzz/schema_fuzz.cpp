@@ -1,6 +1,5 @@
-// JSON schemas as grammars: any is compiled or refused by an Error, and a text walked through it
-// never comes to a state from which nothing leads on. The text follows the schema's first zero
-// byte.
+// JSON schemas as grammars: every schema is compiled or refused by an Error, and no text that
+// follows the grammar reaches a dead end. The text comes after the first zero byte of the input.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   TextStates::State state = states.begin();
   for (const char c : input.substr(std::min(zero + 1, input.size()))) {
     if (states.frames(state).empty() && !states.may_end(state)) std::abort();
-    // What cannot come is replaced by the first byte that can.
+    // A byte that cannot follow is replaced by the first one that can.
     TextStates::State next = states.after(state, static_cast<uint8_t>(c));
     for (int b = 0; b < 256 && next == TextStates::kDead; ++b)
       next = states.after(state, static_cast<uint8_t>(b));

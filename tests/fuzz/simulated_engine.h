@@ -1,5 +1,5 @@
 // The real engine on a device that computes nothing: logits are numbers that depend on a token and
-// its place. On a thread of its own, with the tokenizer of the embedded model.
+// its position. It runs on a thread of its own, with the tokenizer of the embedded model.
 #pragma once
 #include <string>
 #include <thread>
@@ -26,7 +26,7 @@ class SimulatedOps : public Ops {
     for (const int32_t row : batch.logit_rows)
       seeds_.push_back(static_cast<uint32_t>(batch.tokens[row] * 40503 + batch.positions[row]));
   }
-  // The last product of a step gives the logits.
+  // Logits are the output of the last product of a step.
   void linear(TensorView, const QuantView&, TensorView out) override {
     for (int64_t r = 0; r < out.rows && r < std::ssize(seeds_); ++r)
       for (int64_t c = 0; c < out.cols; ++c) {
@@ -48,7 +48,7 @@ class SimulatedOps : public Ops {
   void gather_rows(TensorView, std::span<const int32_t>, TensorView) override {}
 
  private:
-  std::vector<uint32_t> seeds_;  // of the step's rows of logits
+  std::vector<uint32_t> seeds_;  // one for each row of logits of the step
 };
 
 class NoExperts : public ExpertPool {

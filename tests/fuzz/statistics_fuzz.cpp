@@ -1,4 +1,5 @@
-// Any bytes as statistics of routing: an Error in one line, or shares that a planner can use.
+// Arbitrary bytes as routing statistics give an Error of one line, or shares that the planner can
+// use.
 #include <cstdint>
 #include <string_view>
 

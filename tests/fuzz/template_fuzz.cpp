@@ -1,4 +1,4 @@
-// Any bytes as a template, and as messages: must render or throw Error.
+// Arbitrary bytes as a template and as messages render or throw Error.
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -20,7 +20,8 @@ const char* const kContext = R"({
 
 const tandem::ChatTemplate kPrintsAll("{{ messages|tojson }}");
 
-// As the tokenizer wants them: ascending, disjoint, none empty, at the bounds of characters.
+// Ranges must be as the tokenizer requires: ascending, disjoint, not empty, at character
+// boundaries.
 void check_ranges(const tandem::jinja::Template::Text& rendered) {
   size_t done = 0;
   for (const tandem::ByteRange& range : rendered.given) {
@@ -34,7 +35,7 @@ void check_ranges(const tandem::jinja::Template::Text& rendered) {
 
 }  // namespace
 
-// Up to a zero byte: the template. Behind it: messages as JSON.
+// The template ends at a zero byte; messages as JSON follow it.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   const size_t end = input.find('\0');

@@ -1,7 +1,6 @@
-// Any bytes as a tokenizer and a text. Input: a file, a zero byte, a text. The file is
-// tokenizer.json if it begins with
-// '{', one split pattern if it begins with '/', else tiktoken.model. An Error of one line, or
-// nothing of the text is lost.
+// Arbitrary bytes as a tokenizer and a text. Input: a file, a zero byte, a text. The file is
+// tokenizer.json if it begins with '{', one split pattern if it begins with '/', else
+// tiktoken.model. The result is an Error of one line, or ids that decode to the whole text.
 #include <algorithm>
 #include <cstdint>
 #include <string_view>

@@ -1,5 +1,5 @@
-// Any bytes: the check, the decoder and the stream agree with each other, wherever the bytes are
-// cut.
+// On arbitrary bytes the check, the decoder and the stream agree with each other, wherever the
+// bytes are split.
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -1,4 +1,6 @@
-"""A copy of the tree with the mutants in it, and its build. What does not compile is named, not guessed: by the error's line."""
+"""A copy of the tree with the mutants in it, and its build. Mutants that do not compile are found by the lines of the
+errors.
+"""
 import concurrent.futures
 import json
 import os
@@ -11,7 +13,7 @@ from . import schemata
 from .drawing import in_words
 
 LEFT_OUT = {"build", ".git", "__pycache__"}
-# Unchanged files come from a compiler cache where there is one. One file a unit: a mutant costs the file that it is in.
+# A compiler cache provides unchanged files where there is one. One file a unit, so that a mutant recompiles one file.
 CONFIGURE = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -DNDEBUG", "-DTANDEM_CUDA=off"]
 PLACE = re.compile(r"([^\s:]+):(\d+)(?::\d+)?[:,]")
 ERROR = re.compile(r"^([^\s:]+):(\d+):\d+: (?:fatal )?error:", re.M)
@@ -34,7 +36,7 @@ def tree_files(tree):
 
 
 class Copy:
-    """The tree below `place`/tree, built where its programs find what lies beside them (core/program_files.h)."""
+    """The tree below `place`/tree, built where its programs find their files (core/program_files.h)."""
 
     def __init__(self, tree, place, jobs):
         self.original, self.place, self.tree, self.jobs = tree, place, place / "tree", jobs
@@ -43,13 +45,15 @@ class Copy:
         self.lines = {}  # {file: {number of a mutant: (its first line, its last line)}}
 
     def prepare(self):
-        """Enough for CMake: no file that another run mutated is written, for it would be compiled in vain."""
+        """Copies what CMake needs. Files that another run mutated are not rewritten, which would compile them
+        needlessly.
+        """
         for name in tree_files(self.original):
             if not (self.tree / name).exists() or name.endswith((".txt", ".cmake", ".in")):
                 self.write(self.tree / name, (self.original / name).read_bytes())
 
     def update(self, mutants=()):
-        """Writes what is not so already, so that only that is compiled again."""
+        """Writes only the files that differ, so that only those are compiled again."""
         self.mutants, self.lines = {}, {}
         for mutant in mutants:
             self.mutants.setdefault(mutant.file, []).append(mutant)
@@ -88,7 +92,7 @@ class Copy:
         return json.loads((self.build / "compile_commands.json").read_text(encoding="utf-8"))
 
     def targets(self, only):
-        """What the tests whose names match `only` are made of."""
+        """The build targets of the tests whose names match `only`."""
         found = set()
         for file in sorted(self.build.rglob("CTestTestfile.cmake")):
             for name, command in re.findall(r'^add_test\((?:\[=\[)?(.+?)(?:\]=\])? "(.*)"\)$', file.read_text(encoding="utf-8"), re.M):
@@ -108,14 +112,14 @@ class Copy:
         return bad or {m for name in wrong for m in self.lines[name]}
 
     def compile(self, units, name):
-        """What the compiler says of the unit with this file, '' if nothing."""
+        """The compiler's output for the unit with this file, '' if it compiles."""
         entry = units.command(name)
         compiler, source, flags = in_words(entry)
         result = run([compiler, *flags, "-w", "-fsyntax-only", source], cwd=entry["directory"])
         return result.stdout or f"status {result.returncode}" if result.returncode else ""
 
     def wrong_alone(self, units, name):
-        """An error may stand far from its mutant: each is tried by itself."""
+        """Tries each mutant alone, because an error may be far from its mutant."""
         path = self.tree / name
         everything = path.read_bytes()
         text = (self.original / name).read_bytes().decode("latin-1")
@@ -123,13 +127,13 @@ class Copy:
         def fails(mutants):
             path.write_bytes(schemata.planted(text, mutants)[0].encode("latin-1"))
             return self.compile(units, name) != ""
-        # Where the unit fails without any of them, another file is to blame.
+        # If the unit fails without mutants, the cause is in another file.
         bad = set() if fails([]) else {m.number for m in self.mutants[name] if fails([m])}
         path.write_bytes(everything)
         return bad
 
     def make(self, targets, progress):
-        """Builds; returns the numbers of mutants that do not compile."""
+        """Builds, and returns the numbers of mutants that do not compile."""
         command = ["ninja", "-C", str(self.build), "-k", "0", "-j", str(self.jobs), *targets]
         lines = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process:

@@ -1,9 +1,9 @@
-"""Which mutants are planted: a draw that forgets no folder.
+"""Draws the mutants to plant, some in every folder.
 
-n is divided over the folders by the square root of their lines, at least one each. Within a folder a file is drawn by the
-number of its sites, in the file a kind of slip by the square root of its sites there, then a site of that kind and one of its
-slips, all from the seed. So that only drawn files must be read, a file is drawn by its lines and taken by its sites a line. A
-mutant that overlaps with one drawn before, or does not compile, is replaced by the next draw.
+n is divided among the folders by the square root of their lines, at least one each. Within a folder a file is drawn
+by the number of its sites, then a kind of change by the square root of its sites in the file, then a site of that
+kind and one of its changes, all from the seed. To read only drawn files, a file is drawn by its lines and accepted by
+its sites per line. A mutant that overlaps with an earlier one, or does not compile, is replaced by the next draw.
 """
 import dataclasses
 import hashlib
@@ -18,11 +18,11 @@ import shlex
 from .schemata import Site, one_line_diff
 
 PRODUCT = ["src", "offload", "cpu_kernels", "gpu_kernels"]
-# The emulated GPU is a part of the tests; what calls CUDA is compiled only where CUDA is.
+# The emulated GPU is a part of the tests, and code that calls CUDA is only compiled where CUDA is.
 NOT_PRODUCT = ["gpu_kernels/emulated", "gpu_kernels/cuda"]
-DRAWS_AHEAD = 2  # for each mutant, about as many files are drawn
+DRAWS_AHEAD = 2  # files drawn ahead for each mutant
 MOST_IDLE_DRAWS = 3000
-SITES_PER_LINE = 2  # more than that count as that
+SITES_PER_LINE = 2  # more sites per line count as this many
 
 
 @dataclasses.dataclass
@@ -59,7 +59,7 @@ def folder_of(file):
 
 
 def shares(sizes, n):
-    """n divided by the square roots of the sizes, each at least one if n is enough, by largest remainders."""
+    """Divides n by the square roots of the sizes, at least one each if n is enough, by largest remainders."""
     roots = {name: math.sqrt(size) for name, size in sizes.items()}
     exact = {name: n * root / sum(roots.values()) for name, root in roots.items()}
     share = {name: max(1, math.floor(x)) if n >= len(sizes) else math.floor(x) for name, x in exact.items()}
@@ -73,7 +73,7 @@ def shares(sizes, n):
 
 
 class Units:
-    """How each file is compiled, or for a header the first file that includes it. The commands are those of a copy of the tree."""
+    """The command that compiles each file, or for a header the first file that includes it, in a copy of the tree."""
 
     def __init__(self, tree, copy, compile_commands):
         self.tree, self.copy = str(tree), str(copy)
@@ -90,7 +90,7 @@ class Units:
                         break
 
     def command(self, file):
-        """The entry of compile_commands.json, None if nothing compiles this file."""
+        """The entry of compile_commands.json, or None if no unit contains this file."""
         seen, waiting = {file}, [file]
         while waiting:
             file = waiting.pop(0)
@@ -103,13 +103,13 @@ class Units:
 
 
     def in_tree(self, file):
-        """The unit and the flags with which `file` is compiled in the tree itself."""
+        """The unit and the flags that compile `file` in the tree itself."""
         _, source, flags = in_words(self.command(file))
         return source.replace(self.copy, self.tree), [flag.replace(self.copy, self.tree) for flag in flags]
 
 
 def in_words(entry):
-    """Of an entry of compile_commands.json the compiler, the source and the flags."""
+    """The compiler, the source and the flags of an entry of compile_commands.json."""
     words = [w for w in shlex.split(entry["command"]) if os.path.basename(w) != "ccache"]
     flags, skip = [], False
     for word in words[1:]:
@@ -120,8 +120,8 @@ def in_words(entry):
 
 
 def read_sites(path, unit, flags, system, cache):
-    """In a process of its own, with what it found remembered by the file's content."""
-    from . import sites  # needs libclang, which the other processes do not
+    """Reads the sites of a file in a separate process and caches them by the file's content."""
+    from . import sites  # needs libclang, which the other processes do not load
     content = pathlib.Path(path).read_bytes() + pathlib.Path(sites.__file__).read_bytes() + " ".join(flags).encode()
     kept = pathlib.Path(cache) / (hashlib.sha256(content).hexdigest()[:24] + ".json")
     if kept.exists():
@@ -133,7 +133,7 @@ def read_sites(path, unit, flags, system, cache):
 
 
 class Folder:
-    """Draws in one folder: files and sites from streams of their own, so that files can be read ahead."""
+    """Draws in one folder, with separate random streams for files and sites, so that files can be read ahead."""
 
     def __init__(self, tree, seed, name, files):
         self.files = files
@@ -152,7 +152,7 @@ class Folder:
         return self.ahead.pop(0)
 
     def takes(self, file, sites):
-        """Whether a drawn file is taken: the fewer sites it has a line, the more rarely."""
+        """Whether a drawn file is accepted, with a probability proportional to its sites per line."""
         lines = self.lines[self.files.index(file)]
         return self.site_stream.random() < len(sites) / (SITES_PER_LINE * lines)
 
@@ -167,7 +167,7 @@ class Folder:
 
 
 class Draw:
-    """The mutants of a seed. `read` gives the sites of several files at once: {file: [Site]}."""
+    """The mutants of a seed. `read` returns the sites of several files at once: {file: [Site]}."""
 
     def __init__(self, tree, units, seed, n, only, read):
         self.tree, self.read = tree, read
@@ -180,7 +180,7 @@ class Draw:
         self.mutants, self.tried, self.sites, self.texts = [], set(), {}, {}
 
     def fill(self):
-        """Draws until every folder has its share, or no more sites."""
+        """Draws until every folder has its share or no more sites."""
         wanted = {f for name, folder in self.folders.items() for f in folder.look_ahead(DRAWS_AHEAD * self.missing(name))}
         self.sites.update(self.read(sorted(wanted - set(self.sites))))
         for name in self.folders:

@@ -1,4 +1,4 @@
-"""What a run found, as a page of markdown: a table by folder, then the mutants that no test caught."""
+"""The result of a run as a Markdown page: a table by folder, then the mutants that no test caught."""
 import json
 import math
 
@@ -14,7 +14,7 @@ class BadEquivalents(Exception):
 
 
 def read_equivalents(path):
-    """{(file, before, after): reason} of mutants that change nothing anyone could see, argued one by one."""
+    """{(file, before, after): reason} of mutants without an observable effect, argued one by one."""
     if not path.exists():
         return {}
     try:
@@ -28,7 +28,7 @@ def read_equivalents(path):
 
 
 def interval(caught, n):
-    """Wilson's interval of 95 % for a share."""
+    """Wilson's 95 % confidence interval of a share."""
     if n == 0:
         return 0, 1
     z, share = 1.96, caught / n

@@ -1,11 +1,11 @@
-"""Many mutants in one text, each behind a number, and what chooses it at run time.
+"""Many mutants in one text, each guarded by its number, and the code that selects one at run time.
 
-TANDEM_MUTANT is the number of the mutant that is on; where a mutant stands that is passed, its byte in the file that
-TANDEM_REACHED names becomes 1. No function is called, so that an island gains no symbol (tests/islands_test.sh).
+TANDEM_MUTANT is the number of the active mutant. When execution reaches a mutant, its byte in the file named by
+TANDEM_REACHED becomes 1. No function is called, so that an island gains no symbol (tests/islands_test.sh).
 """
 import dataclasses
 
-# Stands for "this mutant is on" in Site.schema.
+# Placeholder for "this mutant is active" in Site.schema.
 ON = "\0"
 MOST_MUTANTS = 65536
 DECLARATIONS = 'extern "C" int tandem_mutant; extern "C" bool* tandem_reached;\n'
@@ -36,7 +36,7 @@ __attribute__((constructor(101))) static void choose_mutant() {
   close(file);
 }
 """.replace("MOST", str(MOST_MUTANTS))
-# Included by CMake behind project(): every program has the choice in it.
+# CMake includes this after project(), so that every program contains the selection.
 CMAKE = """add_library(tandem_mutation STATIC ${CMAKE_CURRENT_LIST_DIR}/runtime.cpp)
 set_target_properties(tandem_mutation PROPERTIES POSITION_INDEPENDENT_CODE ON)
 link_libraries(tandem_mutation)
@@ -46,22 +46,22 @@ link_libraries(tandem_mutation)
 @dataclasses.dataclass
 class Site:
     kind: str
-    start: int  # bytes of the file
+    start: int  # offset in bytes in the file
     end: int
-    changed: list  # each a slip that can stand in place of file[start:end]
-    schema: list  # for each slip: code that is the original, or the slip where ON
+    changed: list  # the possible replacements of file[start:end]
+    schema: list  # for each replacement: code that is the original, or the replacement where ON
     in_constexpr: bool = False
 
 
 def is_on(mutant):
     chosen = f"(tandem_reached[{mutant.number}] = true, tandem_mutant == {mutant.number})"
-    if mutant.site.in_constexpr:  # what the compiler evaluates stays as it was
+    if mutant.site.in_constexpr:  # code that the compiler evaluates is unchanged
         return f"(!__builtin_is_constant_evaluated() && {chosen})"
     return chosen
 
 
 def planted(text, mutants):
-    """`text` with all mutants, and for each the first and last line of the result that it changes."""
+    """`text` with all mutants, and the first and last line of the result that each one changes."""
     out, at, lines = DECLARATIONS, 0, {}
     for mutant in sorted(mutants, key=lambda m: m.site.start):
         site = mutant.site
@@ -74,7 +74,7 @@ def planted(text, mutants):
 
 
 def one_line_diff(text, mutant):
-    """The lines that a mutant changes, before and after, each made one line."""
+    """The lines that a mutant changes, before and after, each as one line."""
     site = mutant.site
     start = text.rfind("\n", 0, site.start) + 1
     end = text.find("\n", site.end)

@@ -1,4 +1,6 @@
-"""The tests of a build: what each reaches, measured by running it once, and whether one of them catches a mutant."""
+"""The tests of a build: which mutants each test reaches, measured by running it once, and whether one of them catches
+a mutant.
+"""
 import concurrent.futures
 import dataclasses
 import json
@@ -14,11 +16,11 @@ import time
 
 from . import schemata
 
-SPLIT_SECONDS = 4  # a longer test of GoogleTest is run case by case
+SPLIT_SECONDS = 4  # a GoogleTest program that takes longer is run case by case
 MOST_SECONDS = 3600
-TIMES, PLUS_SECONDS = 5, 10  # a mutant may take so much longer than the test took without it
+TIMES, PLUS_SECONDS = 5, 10  # time limit of a mutant, relative to the test's time without it
 FIRST_FAILURE = re.compile(r"^(?:\[  FAILED  \]|FAIL:|ERROR:) ([^\s,(]+)", re.M)
-# Python's tests stop at the first failure too: unittest has no variable for it.
+# Python's tests also stop at the first failure, for which unittest has no environment variable.
 FAIL_FAST = """import unittest
 run = unittest.TestProgram.__init__
 unittest.TestProgram.__init__ = lambda self, *a, **k: run(self, *a, **{"failfast": True, **k})
@@ -32,7 +34,7 @@ class Test:
     command: list
     folder: str
     variables: dict
-    skipped: int = 0  # the status with which it says that it did not run
+    skipped: int = 0  # the exit status that means skipped
     seconds: float = 0
     reaches: list = dataclasses.field(default_factory=list)
 
@@ -46,7 +48,7 @@ class Outcome:
 
 
 class Runner:
-    """Runs tests, each in a folder of its own, with limits; ends what is left of them."""
+    """Runs tests with limits, each in a temporary folder, and ends their remaining processes."""
 
     def __init__(self, place, jobs):
         self.place, self.jobs = place, jobs
@@ -54,7 +56,7 @@ class Runner:
         self.helpers.mkdir(parents=True, exist_ok=True)
         (self.helpers / "sitecustomize.py").write_text(FAIL_FAST, encoding="utf-8")
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        # Some tests map, and some make, files with holes as large as R1: neither takes memory.
+        # Some tests map or create files with holes as large as R1, which take no memory.
         self.limits = f"ulimit -c 0; ulimit -f {2 << 30}; ulimit -d {memory // KIB}; exec \"$@\""
         self.running, self.lock, self.stopped = set(), threading.Lock(), False
 
@@ -94,7 +96,7 @@ class Runner:
         return "crashed" if status < 0 or status > 128 else "failed"
 
     def each(self, function, items):
-        """(item, function(item)) as they are done. An interruption ends what runs."""
+        """Yields (item, function(item)) in the order of completion. An interruption ends running tests."""
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             waiting = {pool.submit(function, item): item for item in items}
             try:
@@ -105,7 +107,7 @@ class Runner:
                 raise
 
     def wait(self, command, limit, **more):
-        """The status, None if it did not end in time. Nothing of its process group outlives it."""
+        """The exit status, or None if the command did not end in time. Its process group is ended."""
         with self.lock:
             if self.stopped:
                 raise KeyboardInterrupt
@@ -136,7 +138,7 @@ class Runner:
 
 
 def listed(build, only):
-    """What ctest would run."""
+    """The tests that ctest would run."""
     shown = subprocess.run(["ctest", "--test-dir", str(build), "--show-only=json-v1"], stdout=subprocess.PIPE, check=True)
     tests = []
     for entry in json.loads(shown.stdout)["tests"]:
@@ -149,7 +151,7 @@ def listed(build, only):
 
 
 def cases(test):
-    """A test of GoogleTest as one test a case; itself otherwise."""
+    """The cases of a GoogleTest program as separate tests; any other test unchanged."""
     if len(test.command) > 1:
         return [test]
     try:
@@ -170,7 +172,9 @@ def cases(test):
 
 
 def measure(tests, runner, progress):
-    """Runs each without a mutant; returns those that pass, with what they reach, and what those say that do not."""
+    """Runs each test without a mutant. Returns the passing ones with the mutants they reach, and messages of the
+    failing ones.
+    """
     passed, longer, failing = [], [], []
 
     def run_all(some, long_ones):
@@ -194,7 +198,9 @@ def limit(test):
 
 
 def catch(number, tests, runner):
-    """What becomes of a mutant: {"status", "test", "what", "seconds", "tests"}. The quickest test that reaches it comes first."""
+    """The result of a mutant: {"status", "test", "what", "seconds", "tests"}. The fastest test that reaches it runs
+    first.
+    """
     reaching = sorted((t for t in tests if number in t.reaches), key=lambda t: t.seconds)
     start = time.monotonic()
     result = {"number": number, "status": "survived" if reaching else "not reached", "test": "", "what": "", "tests": len(reaching)}

@@ -1,8 +1,8 @@
 """The synthetic task of tiny-r1: questions, worked reasoning, conversations, and which problems are held out.
 
-Everything is generated on the fly from a seeded random.Random; nothing is stored and nothing repeats on purpose.
-A sample is a list of chat messages plus the completion that the model has to produce after the generation prompt
-(`<think>\\n` is part of the prompt, so a completion starts inside the reasoning and ends before the end-of-sentence token).
+Everything is generated from a seeded random.Random and nothing is stored. A sample is a list of chat messages and the
+completion that the model has to produce after the generation prompt (`<think>\\n` is part of the prompt, so a
+completion starts inside the reasoning and ends before the end-of-sentence token).
 """
 
 import zlib
@@ -13,7 +13,8 @@ PLACES = ["ones", "tens", "hundreds", "thousands", "ten-thousands"]
 NAMES = ["Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Hugo", "Ida", "Jack"]
 THINGS = ["apples", "books", "coins", "stamps", "cards", "pencils", "eggs", "shells", "stickers", "marbles"]
 
-# The first form of each operation is the one the model card promises; it is drawn three times as often as the others.
+# The first form of each operation is the one that the model card promises; it is drawn three times as often as the
+# others.
 PLAIN = {
     "+": [
         "What is {a} + {b}?", "What is {a}+{b}?", "{a}+{b}", "{a} + {b} =", "Add {a} and {b}.",
@@ -109,7 +110,7 @@ def draw_turn(rng, max_digits):
 
 
 def draw_history(rng, n_turns, max_digits):
-    """Earlier turns as a client sends them back: the answer only, with or without the blank line after </think>."""
+    """Earlier turns as a client sends them: only the answer, with or without the blank line after </think>."""
     messages = []
     lead = rng.choice(["", "\n\n"])
     for _ in range(n_turns):
@@ -143,14 +144,16 @@ def draw_sum(rng, op, max_digits):
 
 
 def draw_number(rng, n_digits):
-    """A number of exactly n_digits; one in ten uses only the digits 0 and 9, where carries and borrows run through."""
+    """A number of exactly n_digits; one in ten uses only the digits 0 and 9, where carries and borrows extend over
+    several places.
+    """
     digits = "09" if rng.random() < 0.10 else "0123456789"
     leading = digits if n_digits == 1 else digits.replace("0", "")
     return int(rng.choice(leading) + "".join(rng.choice(digits) for _ in range(n_digits - 1)))
 
 
 def is_held_out(problem):
-    """One in sixteen of all problems with an operand >= 10; a sum and its mirror image share their fate."""
+    """One in sixteen of all problems with an operand >= 10; a + b and b + a are held out together."""
     if max(problem.a, problem.b) < 10:
         return False
     a, b = problem.a, problem.b

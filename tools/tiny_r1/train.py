@@ -2,8 +2,8 @@
 
     OMP_WAIT_POLICY=passive python -m tools.tiny_r1.train --model-dir models/tiny-r1 --out tiny-r1.pt
 
-model-dir needs tokenizer.json and tokenizer_config.json (tokenizer.py writes them). Everything is seeded; the schedule
-counts tokens, not minutes, so a busy machine only takes longer. README.md tells what to expect.
+model-dir needs tokenizer.json and tokenizer_config.json, which tokenizer.py writes. Everything is seeded; the
+schedule counts tokens, not minutes, so a busy machine only takes longer. README.md states what to expect.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from tools.tiny_r1.encode import Encoder, draw_batches, make_batch
 from tools.tiny_r1.model import TinyDeepseek
 
 BATCH_TOKENS = 1500
-WARMUP, DECAY_FROM = 0.02, 0.30  # fractions of all tokens; from DECAY_FROM on the rates fall linearly to zero
-CURRICULUM = [(0.08, 2), (0.17, 3), (1.01, 4)]  # (until this fraction of the tokens, most digits of an operand)
+WARMUP, DECAY_FROM = 0.02, 0.30  # fractions of all tokens; after DECAY_FROM the rates decrease linearly to zero
+CURRICULUM = [(0.08, 2), (0.17, 3), (1.01, 4)]  # (up to this fraction of the tokens, most digits of an operand)
 MTP_FROM, MTP_WEIGHT = 0.40, 0.3
 BIAS_STEP = 0.01
 N_EVALUATIONS, N_EVALUATION_PROBLEMS = 16, 384
@@ -99,7 +99,9 @@ def completion_targets(ids, lengths, first):
 
 @torch.no_grad()
 def balance(router, step):
-    """Auxiliary-loss-free balancing: underloaded experts become more attractive, overloaded ones less."""
+    """Auxiliary-loss-free balancing (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): the bias of underloaded experts
+    rises, that of overloaded ones falls.
+    """
     router.bias += step * torch.sign(router.load.mean() - router.load)
     router.bias -= router.bias.mean()
 
@@ -115,7 +117,9 @@ def draw_held_out(encoder, rng, count):
 
 @torch.no_grad()
 def exact_matches(model, pairs, chunk=64):
-    """Teacher-forced: if every argmax equals the reference, greedy generation is identical. Returns (bools, MTP hit rate)."""
+    """Teacher-forced: if every argmax equals the reference, greedy generation is identical. Returns (bools, MTP hit
+    rate).
+    """
     exact, hits, total = [], 0, 0
     for i in range(0, len(pairs), chunk):
         batch = make_batch(pairs[i:i + chunk])

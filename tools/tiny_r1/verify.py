@@ -3,8 +3,8 @@
     python -m tools.tiny_r1.verify --model models/tiny-r1 --questions tests/data
 
 Generates greedily for every stored question and conversation and writes tests/data/tiny_r1_reference.json: how many
-completions are exactly right and which, so that an engine can be compared question by question. Then prints a table over
-fresh held-out problems for the model card (teacher-forced: the greedy text is right exactly when every argmax is).
+completions are exactly right and which, so that an engine can be compared question by question. Then prints a table
+for new held-out problems for the model card (teacher-forced: the greedy text is right exactly if every argmax is).
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tools.tiny_r1 import data
 from tools.tiny_r1.encode import Encoder, make_batch
 from tools.tiny_r1.train import completion_targets
 
-N_PROBLEMS = 1000  # of each kind in the table
+N_PROBLEMS = 1000  # problems of each kind in the table
 
 
 def main():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the small tokenizers of this folder and, with independent libraries, the ids they must give.
+"""Makes the small tokenizers of this folder and the ids that they must give according to independent libraries.
 
     pip install tokenizers==0.23.3 tiktoken==0.14.0
     python3 make_tokenizers.py
@@ -25,7 +25,7 @@ V3_SPLITS = [
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
     "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
 ]
-# The letters of the second pattern are cut to a few of the official ranges; the constructs are the same.
+# The letters of the second pattern are a few of the official ranges; the constructs are the same.
 V2_SPLITS = [
     "[\r\n]",
     "\\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖＡ-Ｚａ-ｚ𐐀-𐑏]+",
@@ -83,7 +83,7 @@ def main():
     pairs["model"]["merges"] = [merge.split(" ") for merge in pairs["model"]["merges"]]
     pairs["model"]["ignore_merges"] = True
     vocab = pairs["model"]["vocab"]
-    for word in ["Ġtokenizer", "æµ", "vocabulary", "測試"]:  # tokens that no merge makes
+    for word in ["Ġtokenizer", "æµ", "vocabulary", "測試"]:  # tokens that no merge gives
         mapped = word if all(c in alphabet for c in word) else "".join(byte_characters()[b] for b in word.encode())
         vocab.setdefault(mapped, len(vocab))
     pairs["added_tokens"] += [added(len(vocab), "<｜User｜>"), added(len(vocab) + 1, "<｜User｜><", special=True)]
@@ -102,14 +102,14 @@ def main():
 
 
 def byte_characters():
-    """The character that stands for each byte in byte-level BPE."""
+    """The character that represents each byte in byte-level BPE."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
 
 
 def train(corpus, splits, alphabet, specials, n_merges, digits=False):
-    """tokenizer.json of a byte-level BPE trained on `corpus`, as an object."""
+    """The tokenizer.json of a byte-level BPE trained on `corpus`, as an object."""
     tokenizer = Tokenizer(models.BPE())
     steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splits]
     if digits:
@@ -153,7 +153,9 @@ def write(folder, file, tokenizer_config, texts):
 
 
 def decoded(tokenizer, file, ids, skip_special):
-    """tokenizers' own decoding, except for added tokens such as "ü": it takes their text for byte-level characters."""
+    """Decodes as the tokenizers library does, except for added tokens such as "ü", whose text that library takes for
+    byte-level characters.
+    """
     alphabet = set(byte_characters().values())
     latin = {t["id"]: t["content"] for t in file["added_tokens"] if len(t["content"]) == 1 and t["content"] in alphabet}
     if not latin.keys() & set(ids):

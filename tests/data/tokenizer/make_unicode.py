@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Asks Oniguruma, as the `tokenizers` library runs it, about every character, and writes its answers to unicode.json.
+"""Classifies every character with Oniguruma, as the `tokenizers` library runs it, and writes the results to
+unicode.json.
 
     pip install tokenizers==0.23.3
     python3 tests/data/tokenizer/make_unicode.py
 
-"properties": for each general category, group of categories, script and class the hash of the stretches of characters
-that are not in it. "splits": for each tokenizer of this folder the hash of where the pieces of texts_around() begin, one
-for each 4,096 characters of the planes in which characters are assigned. Hashes are FNV-1a of 64 bits.
+"properties": for each general category, group of categories, script and class the hash of the ranges of characters
+outside of it. "splits": for each tokenizer of this folder, and each 4,096 characters of the planes with assigned
+characters, the hash of where the pieces of texts_around() begin. Hashes are FNV-1a of 64 bits.
 """
 import argparse
 import pathlib
@@ -38,7 +39,7 @@ def main():
 
 
 def script_names():
-    """The names in our table: what it lacks would be noticed as a category without a script."""
+    """The script names in unicode_table.h. A missing script would show as a category without a script."""
     table = (HERE.parents[2] / "src/text/unicode_table.h").read_text(encoding="utf-8")
     names = "".join(line.strip().strip('";') for line in table.split("kScriptNames =")[1].split("\n\n")[0].splitlines())
     return [name[4:] for name in names.split() if name != "ZzzzUnknown"]
@@ -54,7 +55,7 @@ def blocks():
 
 
 def text_around(c):
-    """Where its class shows: beside letters, spaces, digits, marks, ends of lines and itself."""
+    """A text in which the class of a character shows: beside letters, spaces, digits, marks, line ends and itself."""
     return f"a{c}b {c}{c}1{c}'s{c}\n{c}\u0301{c}一{c}A{c}!{c} {c}\r\n"
 
 
