@@ -89,12 +89,12 @@ class Schedule {
  public:
   Schedule(Model& model, const cpu::KernelTable& kernels, Team& team, int card_cpu)
       : model_(model),
-        experts_(kernels, model.config, model.weights, kMost, team),
+        experts_(kernels, model.config, model.weights, kMaxBatch, team),
         card_cpu_(card_cpu) {}
 
   HybridSteps::Decode print_row(int n, StatedRates card) {
     Timeline timeline;
-    const StepLimits limits = {kMost, 1};
+    const StepLimits limits = {kMaxBatch, 1};
     const ModelOnGpu on_gpu(
         [&](const GpuBenchOptions& options) {
           return std::make_unique<StatedGpu>(options, card, card_cpu_, timeline);
@@ -102,7 +102,7 @@ class Schedule {
         {.config = model_.config,
          .formats = {model_.format, model_.format},
          .wanted = [](const WeightSpec& s) { return s.use != WeightUse::kExpert; },
-         .max_tokens = kMost,
+         .max_tokens = kMaxBatch,
          .context = kContext},
         limits, int64_t{n} * kContext);
     HybridSteps steps({model_.config, experts_, on_gpu, limits});
@@ -120,7 +120,7 @@ class Schedule {
   }
 
  private:
-  static constexpr int kMost = 32;
+  static constexpr int kMaxBatch = 32;
   Model& model_;
   CpuExperts experts_;
   const int card_cpu_;

@@ -39,7 +39,7 @@ class CudaExperts final : public ExpertPool {
   gpu::Stream& stream_;
   CudaExpertRows& rows_;
   std::vector<Layer> layers_;  // empty where a layer has no experts here
-  std::array<Started, kMostTickets> started_;
+  std::array<Started, kMaxTickets> started_;
 };
 
 }  // namespace tandem

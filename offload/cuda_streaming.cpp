@@ -263,14 +263,14 @@ int64_t CudaStreaming::copy_panels(int layer, Experts experts, Stage& stage) {
     std::byte* to;
     int64_t bytes;
   };
-  constexpr int kMostPieces = 256;
-  std::array<Piece, kMostPieces> pieces;
+  constexpr int kMaxPieces = 256;
+  std::array<Piece, kMaxPieces> pieces;
   int n_pieces = 0;
   int64_t used = 0;
   for (size_t i = 0; i < experts.size(); ++i)
     for_each_part(layer, experts[i], [&](const Part& part, int64_t offset) {
       const int64_t at = static_cast<int64_t>(i) * panel_bytes_ + offset;
-      check(n_pieces < kMostPieces, "parts of some experts");
+      check(n_pieces < kMaxPieces, "parts of some experts");
       pieces[n_pieces++] = {part.packed.q.row_data(0), stage.pinned.as<std::byte>() + at,
                             part.bytes};
       used = at + part.bytes;

@@ -72,8 +72,8 @@ class HybridExperts final : public ExpertPool {
   HandOff hand_off_;
   StepTrace trace_;
   Division division_;
-  std::array<ExpertBatch, kMostTickets> batches_ = {};  // under way
-  bool streamed_ = false;                               // some layer of the step
+  std::array<ExpertBatch, kMaxTickets> batches_ = {};  // under way
+  bool streamed_ = false;                              // some layer of the step
   bool failed_ = false;
 };
 

@@ -54,8 +54,8 @@ class StepTrace {
   gpu::Stream& stream_;
   const int n_layers_;
   Timeline* timeline_ = nullptr;
-  gpu::Buffer stamps_;               // mapped, [kMostTickets, layers, kPoints]
-  std::vector<CpuTimes> cpu_times_;  // [kMostTickets, layers]
+  gpu::Buffer stamps_;               // mapped, [kMaxTickets, layers, kPoints]
+  std::vector<CpuTimes> cpu_times_;  // [kMaxTickets, layers]
   double clock_offset_ = 0;          // the CPU's clock less the GPU's
 };
 

@@ -189,7 +189,7 @@ class SparseMemory {
 // The last rows of a matrix of more than 4 GiB are packed and multiplied as those of a small one: a
 // place that is kept in 32 bits leads to zeros. (Kimi-K2's head has 2.3 GB.)
 TEST_P(KernelTest, RowsBehindFourGibibytes) {
-  constexpr int kRows = 80, kCols = 300, kMost = 3;
+  constexpr int kRows = 80, kCols = 300, kMaxRows = 3;
   const bool panels = t_.layout == cpu::Layout::kPanels;
   for (const DType dtype : kTypes) {
     RandomModel store(with_block(128), dtype);
@@ -206,8 +206,8 @@ TEST_P(KernelTest, RowsBehindFourGibibytes) {
     cpu::Weight large = w;
     large.data = room.data();
     for (const cpu::ActivationType type : activations(t_, dtype)) {
-      const Rows x(t_, type, normal(kMost * kCols), kMost, kCols, kCols);
-      for (const auto& [m, n] : {std::pair{1, 64}, {1, kRows}, {kMost, kRows}}) {
+      const Rows x(t_, type, normal(kMaxRows * kCols), kMaxRows, kCols, kCols);
+      for (const auto& [m, n] : {std::pair{1, 64}, {1, kRows}, {kMaxRows, kRows}}) {
         std::vector<float> want(m * n, kNaN), got(m * n, kNaN);
         t_.gemm({x.view, w, 0, want.data(), n, m, n, kCols});
         t_.gemm({x.view, large, first_row, got.data(), n, m, n, kCols});

@@ -80,8 +80,8 @@ class HybridSteps : public HybridHandOff {
     };
     // Each goes on until it waits, then the other does.
     const MicroBatches step = parts(n_parts);
-    std::array<size_t, ExpertPool::kMostTickets> next = {};
-    std::array<bool, ExpertPool::kMostTickets> waits = {};
+    std::array<size_t, ExpertPool::kMaxTickets> next = {};
+    std::array<bool, ExpertPool::kMaxTickets> waits = {};
     const auto resume = [&](int i) {
       const Batch& batch = step.at[i];
       if (std::exchange(waits[i], false)) end(batch);
@@ -122,7 +122,7 @@ class HybridSteps : public HybridHandOff {
   }
 
   std::vector<int> layers_ = {1, 2, 3};
-  Ticket tickets_[ExpertPool::kMostTickets] = {};
+  Ticket tickets_[ExpertPool::kMaxTickets] = {};
   std::function<void()> between_;  // enqueues what the forward pass has there: the shared expert
   const int dim_ = random_.config.dim;
   const std::vector<int32_t> ids_ = {0, 1, 2, 5, 6, 7, 1, 3, 4, 0, 2, 7, 3, 4, 5, 6, 1, 0};

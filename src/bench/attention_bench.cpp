@@ -15,7 +15,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kMostCaches = 8;  // layers in rotation, so that the cache is read from memory
+constexpr int kMaxCaches = 8;  // layers in rotation, so that the cache is read from memory
 
 }  // namespace
 
@@ -52,7 +52,7 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
           longest, most_sequences, static_cast<double>(layer_bytes) * 1e-9,
           static_cast<double>(bench.memory_bytes) * 1e-9);
   config.n_layers =
-      static_cast<int>(std::clamp<int64_t>(bench.memory_bytes / layer_bytes, 1, kMostCaches));
+      static_cast<int>(std::clamp<int64_t>(bench.memory_bytes / layer_bytes, 1, kMaxCaches));
   config.n_dense_layers = config.n_layers;
   KvCache cache(config, cache_tokens, cache_type);
   fill_with_random(cache, config);

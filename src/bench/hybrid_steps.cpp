@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kLeastRounds = 3;
+constexpr int kMinTimingRounds = 3;
 constexpr int kSteps = 4;  // with different tokens, so that their experts come from memory
 
 // kSteps steps with the next tokens of sequences at the end of `context`.
@@ -143,7 +143,7 @@ HybridSteps::Decode HybridSteps::decode(int context, int n_sequences, double sec
     if (kind == kGpu) gpu_nodes = card_.twin()->n_nodes_of_last_step();
   }
   double spent = 0;
-  for (int round = 0; round < kLeastRounds || spent < seconds; ++round)
+  for (int round = 0; round < kMinTimingRounds || spent < seconds; ++round)
     for (int kind = 0; kind < kKinds; ++kind) {
       times[kind].push_back(run(Kind(kind), round % kSteps));
       spent += times[kind].back();
@@ -183,7 +183,7 @@ std::optional<HybridSteps::Prefill> HybridSteps::prefill(int n, double seconds) 
   chunk(n);  // warm-up: streaming learns which experts are likely
   copy();
   double spent = 0;
-  for (int round = 0; round < kLeastRounds || spent < seconds; ++round) {
+  for (int round = 0; round < kMinTimingRounds || spent < seconds; ++round) {
     on_cpu.push_back(chunk(never));
     copies.push_back(copy());
     streamed.push_back(chunk(n));

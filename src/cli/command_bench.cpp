@@ -267,8 +267,8 @@ int bench_attention_command(const Options& options) {
 int bench_generate_command(const Options& options) {
   const BenchOptions& b = options.bench;
   require_sane(b);
-  require(b.new_tokens >= 2 && b.new_tokens <= kMostTokens, "-n {}: must be between 2 and {}",
-          b.new_tokens, kMostTokens);
+  require(b.new_tokens >= 2 && b.new_tokens <= kMaxTokens, "-n {}: must be between 2 and {}",
+          b.new_tokens, kMaxTokens);
   const bool fp8 = with_fp8_activations(options);
   const std::optional<Bounds> card = gpu_bounds(fp8);
   Bench bench(options);

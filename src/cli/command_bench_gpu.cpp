@@ -45,7 +45,7 @@ int bench_kernels_command(const Options& options) {
 }
 
 int bench_products_command(const Options& options) {
-  constexpr int kFewestRows = 17;  // fewer use another kernel
+  constexpr int kMinRows = 17;  // fewer use another kernel
   const BenchOptions& b = options.bench;
   require_sane(b);
   const ModelConfig config = bench_config(b.config);
@@ -55,7 +55,7 @@ int bench_products_command(const Options& options) {
                         .tokens = list_or(b.tokens, {512, 2048}),
                         .seconds = b.seconds};
   for (const int n : what.tokens)
-    require(n >= kFewestRows, "--tokens {}: at least {}; `bench mlp` has fewer", n, kFewestRows);
+    require(n >= kMinRows, "--tokens {}: at least {}; `bench mlp` has fewer", n, kMinRows);
   what.timer = product_timer(what.config, what.format, what.cublas);
   if (what.timer) {
     const Gpu card = measured_gpu_bounds(kGpuSeconds);

@@ -16,13 +16,13 @@ class OutputThread {
   OutputThread(const OutputThread&) = delete;
   OutputThread& operator=(const OutputThread&) = delete;
 
-  // Waits while kMostBehind jobs are not begun.
+  // Waits while kMaxPendingJobs jobs are not begun.
   void push(std::function<void()> job);
   // Returns when all is done; nothing may be pushed afterwards.
   void finish();
 
  private:
-  static constexpr size_t kMostBehind = 2;
+  static constexpr size_t kMaxPendingJobs = 2;
   void work();
 
   std::mutex mutex_;

@@ -28,7 +28,7 @@ class CudaDevice final : public Device {
 
  private:
   // The kernels of larger steps take longer than their launches.
-  static constexpr int kMostRecordedTokens = 32;
+  static constexpr int kMaxRecordedTokens = 32;
 
   gpu::Stream& stream_;
   const bool records_;

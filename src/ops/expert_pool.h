@@ -17,7 +17,7 @@ struct ExpertBatch {
 };
 
 // Work that was submitted and not yet added: the micro-batch that it is of, below
-// ExpertPool::kMostTickets.
+// ExpertPool::kMaxTickets.
 using Ticket = int;
 inline Ticket ticket_of(int first_row) { return first_row > 0 ? 1 : 0; }
 
@@ -33,7 +33,7 @@ class ExpertObserver {
 
 class ExpertPool {
  public:
-  static constexpr int kMostTickets = 2;  // one a micro-batch
+  static constexpr int kMaxTickets = 2;  // one a micro-batch
 
   virtual ~ExpertPool() = default;
 

@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kLeast = 1 << 20, kMostRead = 1 << 30, kMostCopied = 256 << 20;  // bytes
+constexpr int64_t kMinBytes = 1 << 20, kMaxReadBytes = 1 << 30, kMaxCopyBytes = 256 << 20;  // bytes
 constexpr int kBlocksEach = 8;        // per multiprocessor
 constexpr double kLongEnough = 5e-3;  // seconds per run, which makes a launch negligible
 
@@ -28,15 +28,15 @@ double rate_of(gpu::Stream& stream, int64_t least, int64_t most, double seconds,
 
 // At most a quarter of the free memory.
 int64_t most_bytes(const gpu::Card& card, int64_t bytes) {
-  return std::clamp(card.free_bytes / 4 / kLeast * kLeast, kLeast, bytes);
+  return std::clamp(card.free_bytes / 4 / kMinBytes * kMinBytes, kMinBytes, bytes);
 }
 
 using Multiply = int64_t (*)(const gpu::Stream& stream, int blocks, int rounds, float* out);
 double multiply_rate(const gpu::Card& card, gpu::Stream& stream, double seconds,
                      Multiply multiply) {
-  constexpr int kMostRounds = 1 << 20;
+  constexpr int kMaxRounds = 1 << 20;
   const gpu::Buffer out(sizeof(float), gpu::Site::kDevice);
-  return rate_of(stream, 1, kMostRounds, seconds, [&](int64_t rounds) {
+  return rate_of(stream, 1, kMaxRounds, seconds, [&](int64_t rounds) {
     return multiply(stream, kBlocksEach * card.n_multiprocessors, static_cast<int>(rounds),
                     out.as<float>());
   });
@@ -50,9 +50,9 @@ Gpu measured_gpu_bounds(double seconds, bool with_fp8) {
   Gpu g{};
   g.name = card.name;
   g.memory_bytes = card.memory_bytes;
-  const gpu::Buffer memory(most_bytes(card, kMostRead), gpu::Site::kDevice);
+  const gpu::Buffer memory(most_bytes(card, kMaxReadBytes), gpu::Site::kDevice);
   const gpu::Buffer out(sizeof(uint32_t), gpu::Site::kDevice);
-  g.read_bytes_per_second = rate_of(stream, kLeast, memory.bytes(), seconds, [&](int64_t bytes) {
+  g.read_bytes_per_second = rate_of(stream, kMinBytes, memory.bytes(), seconds, [&](int64_t bytes) {
     gpu::read_once(stream, memory.as<std::byte>(), bytes, kBlocksEach * card.n_multiprocessors,
                    out.as<uint32_t>());
     return bytes;
@@ -67,11 +67,11 @@ Gpu measured_gpu(double seconds) {
   const gpu::Card card = gpu::open_gpu();
   gpu::Stream stream;
   g.peak.fp32 = multiply_rate(card, stream, seconds, gpu::multiply_f32);
-  const gpu::Buffer there(most_bytes(card, kMostCopied), gpu::Site::kDevice);
+  const gpu::Buffer there(most_bytes(card, kMaxCopyBytes), gpu::Site::kDevice);
   const gpu::Buffer pinned(there.bytes(), gpu::Site::kMapped);
   std::vector<std::byte> pageable(there.bytes());
   const auto copy = [&](const std::byte* from, std::byte* to) {
-    return rate_of(stream, kLeast, there.bytes(), seconds, [&](int64_t bytes) {
+    return rate_of(stream, kMinBytes, there.bytes(), seconds, [&](int64_t bytes) {
       stream.copy(from, bytes, to);
       return bytes;
     });
