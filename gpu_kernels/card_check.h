@@ -19,7 +19,7 @@ struct GpuFacts {
   int toolkit = 0;  // CUDA version of the build, likewise
   Count count = Count::kDone;
   std::string count_error;  // CUDA's message for kFailed
-  int n_cards = 0;
+  int n_gpus = 0;
   std::string name;                   // of the first GPU
   int major = 0, minor = 0;           // its compute capability
   Kernels kernels = Kernels::kThere;  // whether the program's kernels run on this GPU

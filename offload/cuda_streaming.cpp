@@ -95,7 +95,7 @@ int64_t CudaStreaming::bytes_for(const ModelConfig& c, int max_tokens) {
          int64_t{max_tokens} * c.router.n_active * int64_t{sizeof(int32_t)};
 }
 
-void CudaStreaming::bring_ahead(int layer) {
+void CudaStreaming::prefetch(int layer) {
   const Layer& l = layers_[layer];
   for (int first = 0; first < l.n_likely; first += kAtOnce)
     bring(layer, Experts(l.likely).subspan(first, kAtOnce), stage(first / kAtOnce));
@@ -107,7 +107,7 @@ void CudaStreaming::add_to(const Shared& step, TensorView y) {
   divide(step.on_cpu);
   const std::span<const int> brought(division_.order.data(), division_.n_on_gpu);
   const int64_t n_stages = (std::ssize(brought) + kAtOnce - 1) / kAtOnce;
-  if (n_stages > 0) sort_on_card(step.on_gpu);
+  if (n_stages > 0) sort_on_gpu(step.on_gpu);
   if (any_on_cpu_) cpu_.begin(step.on_cpu);
   for (int64_t i = 0; i < n_stages; ++i) {
     const int64_t first = i * kAtOnce;
@@ -158,7 +158,7 @@ double CudaStreaming::cpu_seconds_of(int expert) const {
   return places_.as<int32_t>()[expert] < 0 ? rates_.cpu.at(rows_asked_[expert]) : 0;
 }
 
-void CudaStreaming::sort_on_card(const ExpertBatch& batch) {
+void CudaStreaming::sort_on_gpu(const ExpertBatch& batch) {
   const TensorView& ids = batch.routing.ids;
   gpu::place_experts(stream_, {.ids = static_cast<const int32_t*>(ids.data),
                                .ids_stride = ids.stride,
@@ -288,7 +288,7 @@ void CudaStreaming::send(int64_t bytes, Stage& stage) {
   copies_.wait_for(stage.unpacked);
   copies_.copy(stage.pinned.as<std::byte>(), bytes, stage.panels.as<std::byte>());
   copies_.record(stage.copied);
-  bytes_brought_ += bytes;
+  bytes_streamed_ += bytes;
 }
 
 void CudaStreaming::unpack(int layer, Experts experts, const Stage& stage) {

@@ -32,7 +32,7 @@ class CudaStreaming {
 
   // What can be done of a layer before it is known who is asked for: sends experts that it brought
   // in the step before, with the most rows, on their way.
-  void bring_ahead(int layer);
+  void prefetch(int layer);
   // The same tokens for both.
   struct Shared {
     ExpertBatch on_gpu;  // ids of all experts
@@ -41,10 +41,10 @@ class CudaStreaming {
     TensorView sum;      // [tokens, dim] in mapped memory, for the CPU's part
   };
   // y += sum of weight * expert(x) over the experts in host memory. Returns when the CPU's part is
-  // done and the card's is enqueued; bring_ahead() came before.
+  // done and the card's is enqueued; prefetch() came before.
   void add_to(const Shared& step, TensorView y);
-  const Division& division() const { return division_; }    // of the last layer
-  int64_t bytes_brought() const { return bytes_brought_; }  // so far
+  const Division& division() const { return division_; }      // of the last layer
+  int64_t bytes_streamed() const { return bytes_streamed_; }  // so far
 
  private:
   static constexpr int kAtOnce = 2, kStages = 2;  // any two lie at an equal distance
@@ -70,9 +70,9 @@ class CudaStreaming {
   void for_each_part(int layer, int expert, Visit visit) const;
   using Experts = std::span<const int>;  // up to kAtOnce of a layer
   void keep_scales(int layer);
-  ExpertRates bring_rates(int layer);
+  ExpertRates streaming_rates(int layer);
   void divide(const ExpertBatch& on_cpu);
-  void sort_on_card(const ExpertBatch& batch);
+  void sort_on_gpu(const ExpertBatch& batch);
   Stage& stage(int64_t i) { return stages_[(first_stage_ + i) % kStages]; }
   void bring(int layer, Experts experts, Stage& stage);
   int64_t copy_panels(int layer, Experts experts, Stage& stage);
@@ -106,7 +106,7 @@ class CudaStreaming {
   std::array<Stage, kStages> stages_;
   int64_t first_stage_ = 0;  // of the layer
   gpu::Stream copies_;
-  int64_t bytes_brought_ = 0;
+  int64_t bytes_streamed_ = 0;
 
   ExpertRates rates_;
   Division division_;

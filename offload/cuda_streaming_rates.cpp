@@ -26,7 +26,7 @@ ExpertRates CudaStreaming::measured_rates(int max_tokens) {
   const auto layer = static_cast<int>(found - layers_.begin());
   const std::vector<int>& experts = found->experts;
   const auto n_experts = static_cast<int>(experts.size());
-  ExpertRates rates = bring_rates(layer);
+  ExpertRates rates = streaming_rates(layer);
 
   const EvenBatch batch(c_, max_tokens, experts);
   for (int i = 0; i < n_experts; ++i) places_.as<int32_t>()[experts[i]] = i;
@@ -43,8 +43,8 @@ ExpertRates CudaStreaming::measured_rates(int max_tokens) {
       cpu_.begin(batch.of(layer, n));
       cpu_.compute_below(c_.router.n_experts);
     }));
-    sort_on_card(batch.of(layer, n));
-    rates.card.points.push_back(of_one([&] {
+    sort_on_gpu(batch.of(layer, n));
+    rates.gpu.points.push_back(of_one([&] {
       for (int first = 0; first < used; first += kAtOnce)
         compute(layer, Experts(experts).subspan(first, std::min(kAtOnce, used - first)), stages_[0],
                 first);
@@ -55,7 +55,7 @@ ExpertRates CudaStreaming::measured_rates(int max_tokens) {
 }
 
 // Of what fits a stage.
-ExpertRates CudaStreaming::bring_rates(int layer) {
+ExpertRates CudaStreaming::streaming_rates(int layer) {
   const std::vector<int>& all = layers_[layer].experts;
   const Experts experts = Experts(all).first(std::min<size_t>(all.size(), kAtOnce));
   const auto n = static_cast<double>(experts.size());

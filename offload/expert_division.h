@@ -22,7 +22,7 @@ struct SecondsByRows {
 struct ExpertRates {
   double link_seconds;  // on its way to the card
   double copy_seconds;  // of the CPU's team, which copies it to where the link takes it from
-  SecondsByRows card, cpu;
+  SecondsByRows gpu, cpu;
 };
 
 struct Division {

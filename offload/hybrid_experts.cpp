@@ -125,7 +125,7 @@ void HybridExperts::serve(int layer, StepRows rows, Ticket ticket) {
 void HybridExperts::share(const ExpertBatch& batch, Ticket ticket, TensorView y) {
   const StepRows rows = rows_of(batch);
   streamed_ = true;
-  division_.streaming->bring_ahead(batch.layer);
+  division_.streaming->prefetch(batch.layer);
   const double waits = StepTrace::now();
   try {
     hand_off_.await_batch(batch.layer, parts_.team, parts_.patience);

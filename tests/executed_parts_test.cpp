@@ -159,13 +159,13 @@ class OnBoth : public OnTheCpu {
 
 TEST_F(OnBoth, ExpertsOfTheCardTakeNoHostMemory) {
   const ExecutedParts p = parts();
-  ASSERT_TRUE(p.card);
-  EXPECT_TRUE(p.card->embedding_on_cpu);
-  EXPECT_TRUE(p.card->experts[2].empty());
+  ASSERT_TRUE(p.gpu);
+  EXPECT_TRUE(p.gpu->embedding_on_cpu);
+  EXPECT_TRUE(p.gpu->experts[2].empty());
   for (const int l : {3, 9, 10, 60})
     for (const int e : {0, 9, 10, 255}) {
       const bool on_gpu = l < 10 && e < 10;
-      EXPECT_EQ(p.card->experts[l][e], on_gpu) << l << ", " << e;
+      EXPECT_EQ(p.gpu->experts[l][e], on_gpu) << l << ", " << e;
       EXPECT_EQ(p.experts.keeps({"", l, e, WeightUse::kExpert, 1, 1}), !on_gpu);
     }
   EXPECT_FALSE(p.experts.keeps({"", 3, -1, WeightUse::kShared, 1, 1}));
@@ -174,13 +174,13 @@ TEST_F(OnBoth, ExpertsOfTheCardTakeNoHostMemory) {
 }
 
 TEST_F(OnBoth, HalvesAreAsPlaced) {
-  EXPECT_EQ(parts().card->micro_batches_from_sequences, 0);
+  EXPECT_EQ(parts().gpu->micro_batches_from_sequences, 0);
   text_["micro_batches_from_sequences"] = 7;
-  EXPECT_EQ(parts().card->micro_batches_from_sequences, 0);
+  EXPECT_EQ(parts().gpu->micro_batches_from_sequences, 0);
   text_["micro_batches"] = 2;
-  EXPECT_EQ(parts().card->micro_batches_from_sequences, 7);
+  EXPECT_EQ(parts().gpu->micro_batches_from_sequences, 7);
   text_.erase("micro_batches_from_sequences");
-  EXPECT_EQ(parts().card->micro_batches_from_sequences, 2);
+  EXPECT_EQ(parts().gpu->micro_batches_from_sequences, 2);
 }
 
 TEST_F(OnBoth, WhatNoPartRunsIsRefused) {

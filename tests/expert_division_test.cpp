@@ -63,7 +63,7 @@ TEST(ExpertDivision, OneSideMayHaveAll) {
   rates.link_seconds = 1e6;
   EXPECT_EQ(on_gpu(divided({5, 6, 7}, {}, rates)), std::vector<int>());
   rates.link_seconds = 1e-6;
-  rates.card = {{{1, 1e-6}}};
+  rates.gpu = {{{1, 1e-6}}};
   rates.copy_seconds = 0;
   EXPECT_EQ(on_gpu(divided({5, 6, 7}, {}, rates)).size(), 3u);
 }
@@ -81,17 +81,17 @@ TEST(ExpertDivision, CopyingIsTheTeamsWork) {
 
 double seconds_of(unsigned chosen, const std::vector<int>& rows, unsigned ahead,
                   const ExpertRates& r) {
-  double link = 0, card = 0, cpu = 0;
+  double link = 0, gpu = 0, cpu = 0;
   for (size_t e = 0; e < rows.size(); ++e) {
     const bool here = chosen >> e & 1, free = ahead >> e & 1;
     if (here && !free) link += r.link_seconds;
     if (here && !free) cpu += r.copy_seconds;
-    (here ? card : cpu) += (here ? r.card : r.cpu).at(rows[e]);
+    (here ? gpu : cpu) += (here ? r.gpu : r.cpu).at(rows[e]);
   }
-  return std::max({link, card, cpu});
+  return std::max({link, gpu, cpu});
 }
 
-// Against all subsets, where the card computes in less than the link brings.
+// Against all subsets, where the GPU computes in less than the link brings.
 TEST(ExpertDivision, NoOtherDivisionIsFaster) {
   constexpr int kExperts = 10;
   std::mt19937 rng(1);

@@ -11,7 +11,7 @@ GpuFacts sound() {
   GpuFacts facts;
   facts.driver = 12040;
   facts.toolkit = 13000;  // newer, which the driver did not object to
-  facts.n_cards = 1;
+  facts.n_gpus = 1;
   facts.name = "NVIDIA H200";
   facts.major = 9;
   return facts;
@@ -47,7 +47,7 @@ TEST(CardCheck, ADriverOlderThanTheToolkit) {
   GpuFacts facts = sound();
   facts.driver = 11080;
   facts.count = GpuFacts::Count::kDriverTooOld;
-  facts.n_cards = 0;
+  facts.n_gpus = 0;
   expect_refused(facts, {"driver knows CUDA 11.8", "built with 13.0", "install a newer driver"});
 }
 
@@ -58,7 +58,7 @@ TEST(CardCheck, NoCard) {
   facts.count = GpuFacts::Count::kFailed;
   facts.count_error = "no CUDA-capable device is detected";
   expect_refused(facts, {"no CUDA-capable device is detected", "nvidia-smi"});
-  facts.n_cards = 1;  // a count that failed is not believed
+  facts.n_gpus = 1;  // a count that failed is not believed
   expect_refused(facts, {"no CUDA-capable device is detected"});
 }
 

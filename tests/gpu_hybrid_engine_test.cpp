@@ -137,7 +137,7 @@ TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
 // Without a placement as many experts as fit are on the card, down to none.
 TEST(HybridEngine, ASmallCardGetsWhatFits) {
   constexpr int64_t kStep = 1'000'000;
-  const gpu::Card card = gpu::open_gpu();
+  const gpu::GpuInfo card = gpu::open_gpu();
   const ModelOptions options = tiny_r1("cuda");
   const auto want = answers(tiny_r1("cpu"), 1);
   const auto device_with = [&](int64_t bytes) {  // empty: refused

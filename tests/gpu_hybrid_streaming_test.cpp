@@ -90,7 +90,7 @@ TEST_F(HybridHandOff, LikelyExpertsAreBroughtAhead) {
   using Ids = std::vector<int>;
   constexpr int64_t kExpertBytes = int64_t{3} * 128 * 128 * sizeof(uint16_t);
   EXPECT_EQ(brought(kAllToTheGpu, {0, 1, 2}), (Ids{0, 1, 2}));
-  EXPECT_EQ(streaming.bytes_brought(), 3 * kExpertBytes) << "and nothing between them";
+  EXPECT_EQ(streaming.bytes_streamed(), 3 * kExpertBytes) << "and nothing between them";
   EXPECT_EQ(brought(kAllToTheGpu, {5, 6, 7}), (Ids{0, 1, 5, 6, 7}));
   Ids ahead = brought(kAllToTheCpu, {3, 4, 2});
   ahead.resize(3);
@@ -163,7 +163,7 @@ TEST_F(HybridHandOff, RatesAreMeasured) {
   const ExpertRates rates = streaming.measured_rates(kMaxTokens);
   EXPECT_GT(rates.link_seconds, 0);
   EXPECT_GT(rates.copy_seconds, 0);
-  for (const SecondsByRows& s : {rates.card, rates.cpu}) {
+  for (const SecondsByRows& s : {rates.gpu, rates.cpu}) {
     ASSERT_EQ(s.points.size(), 2u) << "of 2 tokens, who use all five experts, and of 6";
     EXPECT_EQ(s.points[0].rows, 1);
     EXPECT_EQ(s.points[1].rows, 4) << "18 by 5";

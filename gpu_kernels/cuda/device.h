@@ -84,7 +84,7 @@ __device__ inline void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint3
 }
 
 // c[16, 8] += a[16, 32] b[32, 8] of FP8 (e4m3), fragments as in PTX ISA "mma.m16n8k32", f32
-// accumulation with fewer bits than a float. Needs compute capability 8.9 (Card::fp8_mma); code
+// accumulation with fewer bits than a float. Needs compute capability 8.9 (GpuInfo::fp8_mma); code
 // compiled for less traps.
 __device__ inline void mma_m16n8k32_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {

@@ -49,11 +49,11 @@ struct DeviceMemory {
   const char* name_of(const void* address) {
     const std::lock_guard lock(mutex);
     const auto after = regions.upper_bound(address);
-    if (after == regions.begin()) return "no memory of the card";
+    if (after == regions.begin()) return "no memory of the GPU";
     const auto& [base, region] = *std::prev(after);
     const auto* const end = static_cast<const std::byte*>(base) + region.bytes;
     if (address < end) return "device memory while no stream works";
-    return address < end + kPage ? "what is behind a buffer" : "no memory of the card";
+    return address < end + kPage ? "what is behind a buffer" : "no memory of the GPU";
   }
   static DeviceMemory& of_process() {
     static DeviceMemory memory;

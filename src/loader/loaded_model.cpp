@@ -34,7 +34,7 @@ std::optional<ExecutedParts> placed_by(const ModelOptions& options, const ModelC
   ExecutedParts parts = parts_of_file(
       options.placement, config,
       {topology, machine_info().memory_bytes, on_gpu ? this_gpu() : std::optional<Gpu>()});
-  require(parts.card.has_value() == on_gpu,
+  require(parts.gpu.has_value() == on_gpu,
           "--device {}: the backbone of {} is on the CPU: use --device cpu", options.device,
           options.placement);
   return parts;
@@ -195,7 +195,7 @@ bool LoadedModel::load_on_gpu(const ModelOptions& options, const Progress& progr
 std::optional<GpuShare> LoadedModel::gpu_share(const ModelOptions& options, ModelWeights& stored,
                                                const GpuModelOptions& gpu) const {
   try {
-    GpuShare share = choose_gpu_share(stored, config_, gpu, placed_ ? placed_->card : std::nullopt);
+    GpuShare share = choose_gpu_share(stored, config_, gpu, placed_ ? placed_->gpu : std::nullopt);
     require(options.experts == "auto" || !all_on_gpu(share.parts),
             "--experts {}: a GPU keeps routed experts as the checkpoint stores them; leave it out",
             options.experts);

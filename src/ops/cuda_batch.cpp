@@ -75,7 +75,7 @@ const int32_t* CudaBatch::on_gpu(std::span<const int32_t> of_batch) const {
   };
   if (within(batch_.positions)) return at(positions_) + (of_batch.data() - batch_.positions.data());
   if (within(batch_.tokens)) return at(tokens_) + (of_batch.data() - batch_.tokens.data());
-  check(within(batch_.logit_rows), "only lists of the step's batch are on the card");
+  check(within(batch_.logit_rows), "only lists of the step's batch are on the GPU");
   return at(logit_rows_) + (of_batch.data() - batch_.logit_rows.data());
 }
 

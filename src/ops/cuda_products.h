@@ -11,7 +11,7 @@ struct CudaLimits {
   int max_tokens;                // of a step
   int64_t context;               // tokens of a sequence
   int n_multiprocessors;         // of the card
-  bool fp8_activations = false;  // where rounds_to_fp8(); the card has Card::fp8_mma
+  bool fp8_activations = false;  // where rounds_to_fp8(); the card has GpuInfo::fp8_mma
 };
 
 class CudaProducts {

@@ -53,7 +53,7 @@ class Shared final : public HybridBenchModel {
     division_.streaming = streaming_.get();
     hybrid_.divide(division_);
   }
-  int64_t bytes_brought() const override { return streaming_->bytes_brought(); }
+  int64_t bytes_streamed() const override { return streaming_->bytes_streamed(); }
 
  private:
   const Parts parts_;
@@ -64,14 +64,14 @@ class Shared final : public HybridBenchModel {
   HybridExperts hybrid_;
 };
 
-class Twin final : public GpuBenchModel {
+class CudaBenchModel final : public GpuBenchModel {
  public:
-  Twin(const GpuBenchOptions& options, const gpu::Card& card, bool fp8_activations)
+  CudaBenchModel(const GpuBenchOptions& options, const gpu::GpuInfo& gpu_info, bool fp8_activations)
       : config_(options.config) {
-    fill(options, card.free_bytes);
+    fill(options, gpu_info.free_bytes);
     const CudaLimits limits = {.max_tokens = options.max_tokens,
                                .context = options.context,
-                               .n_multiprocessors = card.n_multiprocessors,
+                               .n_multiprocessors = gpu_info.n_multiprocessors,
                                .fp8_activations = fp8_activations};
     ops_ = std::make_unique<CudaOps>(config_, limits, stream_);
     rows_ = std::make_unique<CudaExpertRows>(config_, options.max_tokens, stream_, fp8_activations);
@@ -113,7 +113,7 @@ class Twin final : public GpuBenchModel {
   std::unique_ptr<CudaExperts> experts_;
 };
 
-QuantView Twin::repeated(TensorView rows, int64_t n_rows) {
+QuantView CudaBenchModel::repeated(TensorView rows, int64_t n_rows) {
   check(rows.dtype == DType::kBF16 && rows.stride == rows.cols, "rows of BF16 without gaps");
   const QuantView all = {.q = {nullptr, n_rows, rows.cols, rows.cols, rows.dtype}, .scale = {}};
   CudaWeights& home = *repeated_.emplace_back(std::make_unique<CudaWeights>());
@@ -126,7 +126,7 @@ QuantView Twin::repeated(TensorView rows, int64_t n_rows) {
 }
 
 // As on the CPU, matrices of one shape and format are equal.
-void Twin::fill(const GpuBenchOptions& options, int64_t free_bytes) {
+void CudaBenchModel::fill(const GpuBenchOptions& options, int64_t free_bytes) {
   for (const DType type : {options.formats.backbone.dtype, options.formats.experts.dtype})
     require(type != DType::kI8 && !is_i4(type), "a GPU has no integer formats");
   RandomTensor random(options.formats, config_);
@@ -152,7 +152,7 @@ void Twin::fill(const GpuBenchOptions& options, int64_t free_bytes) {
   stream_.wait();
 }
 
-void Twin::fill_first(const QuantView& stored, WeightUse use, const QuantView& on_gpu) {
+void CudaBenchModel::fill_first(const QuantView& stored, WeightUse use, const QuantView& on_gpu) {
   constexpr int64_t kRowsAtOnce = 256;
   const int64_t row_bytes = stored.q.row_bytes();
   std::vector<std::byte> rows(static_cast<size_t>(kRowsAtOnce * row_bytes));
@@ -171,7 +171,7 @@ GpuBenchModels gpu_bench_models(bool fp8_activations) {
   if (!why_no_gpu().empty()) return {};
   return [fp8_activations](const GpuBenchOptions& options) -> std::unique_ptr<GpuBenchModel> {
     try {
-      return std::make_unique<Twin>(options, gpu::open_gpu(), fp8_activations);
+      return std::make_unique<CudaBenchModel>(options, gpu::open_gpu(), fp8_activations);
     } catch (const Error&) {  // does not fit this GPU
       return nullptr;
     }

@@ -65,7 +65,7 @@ int rows_needed(const GpuParts& parts, const GpuModelOptions& options) {
   return any(parts, true) || parts.stream_from_tokens != 0 ? options.max_tokens : 0;
 }
 
-CudaLimits limits_of(const GpuModelOptions& options, const gpu::Card& card) {
+CudaLimits limits_of(const GpuModelOptions& options, const gpu::GpuInfo& card) {
   return {.max_tokens = options.max_tokens,
           .context = options.context,
           .n_multiprocessors = card.n_multiprocessors,
@@ -73,7 +73,7 @@ CudaLimits limits_of(const GpuModelOptions& options, const gpu::Card& card) {
 }
 
 int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& options,
-                             const gpu::Card& card, const GpuParts& parts, int64_t kv_tokens) {
+                             const gpu::GpuInfo& card, const GpuParts& parts, int64_t kv_tokens) {
   constexpr int64_t kContextBytes = 300 << 20;  // used by CUDA itself and its modules
   return CudaOps::bytes_for(config, limits_of(options, card)) +
          CudaExpertRows::bytes_for(config, rows_needed(parts, options)) +
@@ -114,7 +114,7 @@ class Room {
   ModelWeights& stored_;
   const ModelConfig& config_;
   const GpuModelOptions& options_;
-  const gpu::Card card_;
+  const gpu::GpuInfo card_;
 };
 
 // Checks everything that a run allocates on the GPU, before loading begins.
@@ -160,7 +160,7 @@ int64_t Room::expert_bytes() const {
 
 // Rates for the emulated GPU, whose own are meaningless: GPU and CPU both get some experts.
 ExpertRates emulated_rates() {
-  return {.link_seconds = 1, .copy_seconds = 0.1, .card = {{{1, 0.1}}}, .cpu = {{{1, 0.25}}}};
+  return {.link_seconds = 1, .copy_seconds = 0.1, .gpu = {{{1, 0.1}}}, .cpu = {{{1, 0.25}}}};
 }
 
 class Loaded final : public GpuModel {
@@ -180,7 +180,7 @@ class Loaded final : public GpuModel {
     gpu_experts_ = std::make_unique<CudaExperts>(config, weights_, *rows_, stream_);
   }
 
-  const std::string& card() const override { return card_.name; }
+  const std::string& gpu_name() const override { return card_.name; }
   const ModelWeights& weights() const override { return weights_; }
   const LoadReport& report() const override { return report_; }
   Device& device() override { return device_; }
@@ -226,7 +226,7 @@ class Loaded final : public GpuModel {
   const ModelConfig& config_;
   const int max_tokens_;
   const int stream_from_, micro_batches_from_;
-  const gpu::Card card_;
+  const gpu::GpuInfo card_;
   gpu::Stream stream_;
   std::unique_ptr<CudaRoutingRecorder> recorder_;  // null: routing is not recorded
   CudaDevice device_;
@@ -304,7 +304,7 @@ std::string why_no_gpu() {
 }
 
 Gpu this_gpu() {
-  const gpu::Card card = gpu::open_gpu();
+  const gpu::GpuInfo card = gpu::open_gpu();
   Gpu gpu = {};
   gpu.name = card.name;
   gpu.memory_bytes = card.memory_bytes;
@@ -312,7 +312,7 @@ Gpu this_gpu() {
 }
 
 void require_fp8_gpu() {
-  const gpu::Card card = gpu::open_gpu();
+  const gpu::GpuInfo card = gpu::open_gpu();
   require(
       card.fp8_mma,
       "--activations fp8: {} has compute capability {}.{}, and FP8 on tensor cores needs 8.9 or "
