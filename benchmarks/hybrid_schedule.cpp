@@ -22,7 +22,7 @@ constexpr int kLayers = 4, kContext = 1536;
 // equally long.
 struct Row {
   int sequences;
-  double beside_server;  // the card's part over the CPU's
+  double beside_server;  // the GPU's part over the CPU's
 } constexpr kRows[] = {{1, 26.5 / 51.5}, {8, 30.9 / 374.0}, {32, 38.1 / 1105.0}};
 constexpr double kSeconds = 3;  // a row, and at least five steps
 
@@ -87,28 +87,28 @@ Traced traced(const Timeline& timeline, double least_cpu_seconds) {
 
 class Schedule {
  public:
-  Schedule(Model& model, const cpu::KernelTable& kernels, Team& team, int card_cpu)
+  Schedule(Model& model, const cpu::KernelTable& kernels, Team& team, int gpu_cpu)
       : model_(model),
-        experts_(kernels, model.config, model.weights, kMost, team),
-        card_cpu_(card_cpu) {}
+        experts_(kernels, model.config, model.weights, kMaxBatch, team),
+        gpu_cpu_(gpu_cpu) {}
 
-  HybridSteps::Decode print_row(int n, StatedRates card) {
+  HybridSteps::Decode print_row(int n, StatedRates rates) {
     Timeline timeline;
-    const StepLimits limits = {kMost, 1};
+    const StepLimits limits = {kMaxBatch, 1};
     const ModelOnGpu on_gpu(
         [&](const GpuBenchOptions& options) {
-          return std::make_unique<StatedGpu>(options, card, card_cpu_, timeline);
+          return std::make_unique<StatedGpu>(options, rates, gpu_cpu_, timeline);
         },
         {.config = model_.config,
          .formats = {model_.format, model_.format},
          .wanted = [](const WeightSpec& s) { return s.use != WeightUse::kExpert; },
-         .max_tokens = kMost,
+         .max_tokens = kMaxBatch,
          .context = kContext},
         limits, int64_t{n} * kContext);
     HybridSteps steps({model_.config, experts_, on_gpu, limits});
     const HybridSteps::Decode m = steps.decode(kContext, n, kSeconds);
     const Traced t = traced(timeline, m.cpu / 2);
-    std::printf("| %.3g x | %d | %.2f ms | %.1f ms | %.1f ms | %.1f ms | %.2f |", card.slower, n,
+    std::printf("| %.3g x | %d | %.2f ms | %.1f ms | %.1f ms | %.1f ms | %.2f |", rates.slower, n,
                 m.gpu * 1e3, m.cpu * 1e3, m.step * 1e3, t.step * 1e3,
                 t.step / std::max(m.gpu, m.cpu));
     if (n > 1)
@@ -120,22 +120,21 @@ class Schedule {
   }
 
  private:
-  static constexpr int kMost = 32;
+  static constexpr int kMaxBatch = 32;
   Model& model_;
   CpuExperts experts_;
-  const int card_cpu_;
+  const int gpu_cpu_;
 };
 
 void print(double gb) {
   const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
   const Topology topology = this_topology();
-  const int card_cpu = topology.nodes.back().cpus.back();
-  require(topology.n_cores() >= 2,
-          "two cores are needed, one for the experts and one for the card");
+  const int gpu_cpu = topology.nodes.back().cpus.back();
+  require(topology.n_cores() >= 2, "two cores are needed, one for the experts and one for the GPU");
   Team team(with_threads(topology, 1));
   Model model(gb, kernels, team);
   std::printf(
-      "%s, %s kernels, one core for the experts (%d of R1's in memory, %.1f GB), one for the card; "
+      "%s, %s kernels, one core for the experts (%d of R1's in memory, %.1f GB), one for the GPU; "
       "%d MoE layers, context %d\n\n"
       "| GPU, times as slow | sequences | GPU alone (stated) | CPU alone (measured) | step, by "
       "the "
@@ -145,7 +144,7 @@ void print(double gb) {
       1e-9 *
           static_cast<double>(model.n_resident * routed_expert_bytes(model.config, model.format)),
       kLayers, kContext);
-  Schedule schedule(model, kernels, team, card_cpu);
+  Schedule schedule(model, kernels, team, gpu_cpu);
   for (const Row& row : kRows) {
     const HybridSteps::Decode m = schedule.print_row(row.sequences, kRtx4090);
     for (const double part : {row.beside_server, 1.}) {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kTokens = 16;
 constexpr int kBlock = 128;          // of FP8 scales
-constexpr float kLargest = 448;      // of FP8
+constexpr float kMaxE4M3 = 448;      // of FP8
 constexpr float kDeviation = 0.02f;  // of weights; errors do not depend on it
 
 // One layer with a single expert, all else as small as it may be.
@@ -81,7 +81,7 @@ class Stored {
     };
     float largest = 0;
     each([&](float number, std::byte&) { largest = std::max(largest, std::fabs(number)); });
-    const float scale = largest / kLargest;
+    const float scale = largest / kMaxE4M3;
     w.scale.row<float>(first_row / kBlock)[first_col / kBlock] = scale;
     each([&](float number, std::byte& code) {
       const float magnitude = std::fabs(number) / scale;

@@ -58,9 +58,7 @@ class StatedOps final : public Ops {
     const double ops = 2. * a.mla.n_heads * (2. * a.mla.kv_rank + a.mla.rope_dim);
     busy(tokens * static_cast<double>(a.cache.cols) * sizeof(uint16_t), tokens * ops);
   }
-  void mla_naive(const MlaArgs&, const QuantView&) override {
-    fail("the stated card only decodes");
-  }
+  void mla_naive(const MlaArgs&, const QuantView&) override { fail("the stated GPU only decodes"); }
   // Of the recorded choices, by the step's first token and the layer.
   void route(const RouteArgs& a) override {
     product(a.x.rows, a.w.q.rows, a.w);
@@ -136,7 +134,7 @@ class StatedGpu final : public GpuBenchModel {
       cpu_set_t one;
       CPU_ZERO(&one);
       CPU_SET(cpu, &one);
-      check(pthread_setaffinity_np(pthread_self(), sizeof one, &one) == 0, "a core for the card");
+      check(pthread_setaffinity_np(pthread_self(), sizeof one, &one) == 0, "a core for the GPU");
     });
     stream_.wait();
     RandomTensor shapes(options.formats, config_);
@@ -165,7 +163,7 @@ class StatedGpu final : public GpuBenchModel {
     shared->hybrid.record(timeline_);
     return shared;
   }
-  QuantView repeated(TensorView, int64_t) override { fail("a stated card has no memory"); }
+  QuantView repeated(TensorView, int64_t) override { fail("a stated GPU has no memory"); }
   int n_nodes_of_last_step() const override { return 0; }
   void to_gpu(TensorView, TensorView) override {}
   void wait() override { stream_.wait(); }
@@ -178,7 +176,7 @@ class StatedGpu final : public GpuBenchModel {
     void micro_batches_from(int n) override { hybrid.divide({.micro_batches_from = n}); }
     std::optional<int> measure_crossover(int) override { return {}; }
     void stream_from(int) override {}
-    int64_t bytes_brought() const override { return 0; }
+    int64_t bytes_streamed() const override { return 0; }
     HybridExperts hybrid;
   };
 

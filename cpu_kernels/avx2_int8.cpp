@@ -140,7 +140,7 @@ template <bool kTwoLevel>
 constexpr Tiles kFewI4[] = {
     kI4Pair<FromCodes, 1, 1, kTwoLevel>, kI4Pair<FromCodes, 2, 1, kTwoLevel>,
     kI4Pair<FromCodes, 3, 1, kTwoLevel>, kI4Pair<FromCodes, 4, 1, kTwoLevel>};
-constexpr int kMostFew = 4;
+constexpr int kMaxFewRows = 4;
 
 // Widens INT4 steps to twice as many steps of bytes.
 void spread_i4(const char* from, const char* ahead, int n_steps, char* to) {
@@ -159,7 +159,7 @@ template <bool kTwoLevel>
 void gemm_i4_words(const GemmArgs& a) {
   constexpr int kPart = kTwoLevel ? kColumns : kI4Columns;
   const Order order = {.part = kPart, .block = kPart};
-  if (a.m <= kMostFew)
+  if (a.m <= kMaxFewRows)
     return multiply(a, order, [&](Block& b, int first, int m, Sum* sums) {
       add_rows(a, kFewI4<kTwoLevel>, b, 1, first, m, sums);
     });

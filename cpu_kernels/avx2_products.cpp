@@ -210,9 +210,9 @@ void tile_of_group(const char* const* x, const Block& b, int, Sum* sums) {
 template <class Type, int M, int N, bool kKeep>
 constexpr Tiles kPair = {tile<Type, M, 1, kKeep>, tile_of_group<Type, M, N, kKeep>};
 
-constexpr int kMostFew = 2;  // rows of x
+constexpr int kMaxFewRows = 2;  // rows of x
 template <class Type>
-constexpr Tiles kFew[kMostFew] = {kPair<Type, 1, 4, false>, kPair<Type, 2, 2, false>};
+constexpr Tiles kFew[kMaxFewRows] = {kPair<Type, 1, 4, false>, kPair<Type, 2, 2, false>};
 
 constexpr Tiles kWide[] = {kPair<F32, 1, 4, false>, kPair<F32, 2, 2, false>,
                            kPair<F32, 3, 2, false>, kPair<F32, 4, 1, false>,
@@ -229,8 +229,8 @@ void lift_rows(const GemmArgs& a, const Block& b, float factor, float (*to)[kCol
 template <class Type>
 void gemm(const GemmArgs& a) {
   alignas(64) char room[kGroup * kWideBytes];
-  alignas(64) float lifted[kMostFew][kColumns];
-  const bool lifts = Type::kLift != 1 && a.m <= kMostFew;
+  alignas(64) float lifted[kMaxFewRows][kColumns];
+  const bool lifts = Type::kLift != 1 && a.m <= kMaxFewRows;
   const Order order = {.part = kColumns, .unit = Type::kUnit};
   multiply(a, order, [&](Block b, int first, int m, Sum* sums) {
     GemmArgs args = a;

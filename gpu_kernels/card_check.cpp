@@ -13,7 +13,7 @@ std::string why_not(const GpuFacts& f) {
         "the NVIDIA driver supports CUDA {} and this program was built with {}: install a newer "
         "driver, or use --device cpu",
         version_text(f.driver), version_text(f.toolkit));
-  if (f.count == GpuFacts::Count::kFailed || f.n_cards <= 0)
+  if (f.count == GpuFacts::Count::kFailed || f.n_gpus <= 0)
     return fmt::format("no NVIDIA GPU can be used ({}): check nvidia-smi, or use --device cpu",
                        f.count_error.empty() ? "the driver finds none" : f.count_error);
   if (f.major < 8)

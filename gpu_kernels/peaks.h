@@ -8,7 +8,7 @@ namespace tandem::gpu {
 void read_once(const Stream& stream, const void* data, int64_t bytes, int blocks, uint32_t* out);
 
 // The instructions of the product kernels: mma of BF16 with float sums, mma of FP8 likewise (needs
-// Card::fp8_mma), and multiply-add of floats. Each of `blocks` blocks fills its registers with
+// GpuInfo::fp8_mma), and multiply-add of floats. Each of `blocks` blocks fills its registers with
 // independent chains and repeats them `rounds` times. Return the number of operations; a
 // multiplication and an addition count as two.
 int64_t multiply_bf16(const Stream& stream, int blocks, int rounds, float* out);

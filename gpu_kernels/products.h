@@ -95,7 +95,7 @@ struct RoundFp8Args {
 };
 void round_rows_fp8(const Stream& stream, const RoundFp8Args& args);
 
-// True if products with these weights take FP8 x, on a GPU with Card::fp8_mma.
+// True if products with these weights take FP8 x, on a GPU with GpuInfo::fp8_mma.
 inline bool takes_fp8_rows(const Weight& w) {
   return w.type == Number::kF8E4M3 && w.scale && w.block_cols == kFp8Block;
 }

@@ -10,7 +10,7 @@
 
 namespace tandem::gpu {
 
-struct Card {
+struct GpuInfo {
   std::string name;
   int major = 0, minor = 0;  // compute capability
   bool fp8_mma = false;      // whether both the tensor cores and the program's kernels support FP8
@@ -21,7 +21,7 @@ struct Card {
 
 // Selects the GPU that this process uses from now on. Throws Error if there is none: no driver, a
 // driver older than the toolkit, no GPU, or one older than compute capability 8.0.
-Card open_gpu();
+GpuInfo open_gpu();
 
 // kMapped is pinned host memory that the GPU reads and writes at the same address.
 enum class Site : uint8_t { kDevice, kMapped };

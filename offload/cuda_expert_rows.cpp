@@ -14,7 +14,7 @@ struct RowScratch {
 RowScratch scratch_for(const ModelConfig& c, int max_tokens) {
   const int64_t pairs = int64_t{max_tokens} * c.router.n_active, i32 = sizeof(int32_t);
   if (c.router.n_experts == 0) return {};
-  return {.offsets = ExpertPool::kMostTickets * (c.router.n_experts + 1) * i32,
+  return {.offsets = ExpertPool::kMaxTickets * (c.router.n_experts + 1) * i32,
           .pairs = pairs * i32,
           .x = max_tokens * gpu::product_stride(c.dim) * int64_t{sizeof(bf16)},
           .hidden = pairs * gpu::product_stride(c.expert_dim) * int64_t{sizeof(float)},

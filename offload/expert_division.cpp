@@ -17,19 +17,19 @@ void divide_experts(std::span<const int> rows, std::span<const int> ahead, const
   std::sort(rest, order.end(),
             [&](int a, int b) { return rows[a] != rows[b] ? rows[a] > rows[b] : a < b; });
 
-  double link = 0, card = 0, cpu = 0;
-  for (const int expert : ahead) card += rates.card.at(rows[expert]);
+  double link = 0, gpu = 0, cpu = 0;
+  for (const int expert : ahead) gpu += rates.gpu.at(rows[expert]);
   for (auto e = rest; e != order.end(); ++e) cpu += rates.cpu.at(rows[*e]);
   double least = std::numeric_limits<double>::infinity();
   for (auto e = rest;; ++e) {
-    const double seconds = std::max({link, card, cpu});
+    const double seconds = std::max({link, gpu, cpu});
     if (seconds < least) {
       least = seconds;
       out.n_on_gpu = static_cast<int>(e - order.begin());
     }
     if (e == order.end()) return;
     link += rates.link_seconds;
-    card += rates.card.at(rows[*e]);
+    gpu += rates.gpu.at(rows[*e]);
     cpu += rates.copy_seconds - rates.cpu.at(rows[*e]);
   }
 }

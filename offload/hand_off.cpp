@@ -107,7 +107,7 @@ void HandOff::await_batch(int layer, Team* team, std::chrono::duration<double> p
   constexpr auto kPolling = std::chrono::milliseconds(2);
   constexpr auto kNap = std::chrono::microseconds(50);
   constexpr int kLooksBetweenClocks = 64;
-  constexpr Clock::duration kMostAtOnce = std::chrono::milliseconds(100);
+  constexpr Clock::duration kMaxCountedGap = std::chrono::milliseconds(100);
   Clock::time_point last = Clock::now();
   Clock::duration waited{};
   Team::Awake awake(team);
@@ -116,7 +116,7 @@ void HandOff::await_batch(int layer, Team* team, std::chrono::duration<double> p
     polls ? _mm_pause() : std::this_thread::sleep_for(kNap);
     if (look % kLooksBetweenClocks > 0) continue;
     const Clock::time_point now = Clock::now();
-    waited += std::min(now - last, kMostAtOnce);
+    waited += std::min(now - last, kMaxCountedGap);
     last = now;
     if (polls && waited >= kPolling) {
       polls = false;

@@ -14,7 +14,7 @@ double StepTrace::now() {
 // Compares the clocks once; the error is at most the time for which a stamp takes to arrive.
 void StepTrace::record(Timeline& timeline) {
   timeline_ = &timeline;
-  const int64_t places = int64_t{ExpertPool::kMostTickets} * n_layers_;
+  const int64_t places = int64_t{ExpertPool::kMaxTickets} * n_layers_;
   stamps_ = {places * kPoints * int64_t{sizeof(uint64_t)}, gpu::Site::kMapped};
   cpu_times_.resize(places);
   stamp(0, 0, kEntered);  // the first launch of a kernel takes longer

@@ -199,14 +199,14 @@ void launch_nothing(const LaunchShape& shape) {
   stream.wait();
 }
 TEST(Emulator, FindsShapesThatCudaRefuses) {
-  constexpr int kMost = std::numeric_limits<int>::max();
+  constexpr int kMaxInt = std::numeric_limits<int>::max();
   const auto refused = [](const LaunchShape& shape, const std::string& what) {
     return found([=] { launch_nothing(shape); },
                  "gpu_emulator_test.cu:[0-9]+: launch_nothing: check failed: " + what);
   };
   const std::string limits = " blocks: CUDA takes 1 to 2147483647 x 65535 x 65535";
   EXPECT_TRUE(
-      accepted([] { launch_nothing({.grid_x = kMost, .grid_y = 65535, .threads = 1024}); }));
+      accepted([] { launch_nothing({.grid_x = kMaxInt, .grid_y = 65535, .threads = 1024}); }));
   EXPECT_TRUE(accepted([] { launch_nothing({.grid_z = 65535, .shared_bytes = 99 << 10}); }));
   EXPECT_TRUE(refused({.grid_x = 0}, "a grid of 0 x 1 x 1" + limits));
   EXPECT_TRUE(refused({.grid_y = 65536}, "a grid of 1 x 65536 x 1" + limits));

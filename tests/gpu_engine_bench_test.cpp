@@ -97,20 +97,20 @@ TEST_F(GpuBench, AttentionVariantsAgree) {
   const AttentionWeights& w = weights.layers[0].attn;
   const AttentionProducts products(kernels_, config, w, team_);
   constexpr int kContext = 150;
-  const std::unique_ptr<GpuBenchModel> twin =
+  const std::unique_ptr<GpuBenchModel> bench_model =
       gpus_({.config = config,
              .formats = kFormats,
              .wanted = wanted,
              .max_tokens = AttentionVariants::max_tokens(config.mla),
              .context = kContext});
-  ASSERT_TRUE(twin);
+  ASSERT_TRUE(bench_model);
   const auto matrix = [&](const TensorView& floats) {
     const Arena memory(Buffer(Arena::padded_bytes(floats.rows * floats.cols * 2)));
     const TensorView rows = {memory.memory().data(), floats.rows, floats.cols, floats.cols,
                              DType::kBF16};
     for (int64_t r = 0; r < rows.rows; ++r)
       kernels_.encode_bf16({floats.row<float>(r), rows.row<cpu::bf16>(r), rows.cols});
-    return twin->repeated(rows, rows.rows);
+    return bench_model->repeated(rows, rows.rows);
   };
   const Materialized materialized{matrix(products.q_latent), matrix(products.q_rope),
                                   matrix(products.out)};
@@ -127,14 +127,14 @@ TEST_F(GpuBench, AttentionVariantsAgree) {
   });
   fill_with_normal(h);
   std::vector<Buffer> memory;
-  const auto there = [&](const TensorView& here) { return on_gpu(*twin, here, memory); };
+  const auto there = [&](const TensorView& here) { return on_gpu(*bench_model, here, memory); };
   const TensorView h_there = there(h), y_there = there(y);
-  AttentionVariants variants(config, twin->weights().layers[0].attn, materialized,
+  AttentionVariants variants(config, bench_model->weights().layers[0].attn, materialized,
                              there(cache.layer(0)), pages, there(heads.layer(0)), kContext,
-                             twin->ops(), twin->device());
+                             bench_model->ops(), bench_model->device());
   for (int v = 0; v < kNumAttentionVariants; ++v)
     variants.run(static_cast<AttentionVariant>(v), h_there, y_there.rows_from(v, 1));
-  twin->device().to_host(y_there, y);
+  bench_model->device().to_host(y_there, y);
   expect_equal_rows(y, 2e-2f);
 
   CpuOps ops(kernels_, config, AttentionVariants::max_tokens(config.mla), team_);
@@ -159,7 +159,7 @@ class HybridBenchOnGpu : public GpuBench {
  protected:
   HybridBench bench(int n_layers, std::vector<int> batches, std::vector<int> prompts) const {
     return {.config_name = "tiny",
-            .card = "made up",
+            .gpu_name = "made up",
             .config = config_,
             .n_layers = n_layers,
             .formats = kFormats,

@@ -32,7 +32,7 @@ TEST_F(GpuKernelBench, SmallKernels) {
                               .tokens = tokens,
                               .seconds = kSeconds,
                               .timer = small_kernel_timer(config_, 5, 1 << 20),
-                              .card = "made up",
+                              .gpu_name = "made up",
                               .read_bytes_per_second = 1e12};
   bench_kernels(bench, collect());
   expect_times_on_card(2 * static_cast<size_t>(SmallKernel::kKernels));
@@ -79,7 +79,7 @@ TEST_F(GpuKernelBench, Products) {
                            .format = {type},
                            .tokens = {17, 40},
                            .seconds = kSeconds,
-                           .card = "made up",
+                           .gpu_name = "made up",
                            .peak_ops_per_second = 1e12};
     bench.timer = product_timer(config_, bench.format, bench.cublas);
     bench_products(bench, collect());
@@ -108,7 +108,7 @@ TEST_F(GpuKernelBench, ProductsBesideCublas) {
                              [](const ManyRowsProduct&, int n, double) {
                                return n > 100 ? ProductTimes{} : ProductTimes{2e-3, 1e-3};
                              },
-                         .card = "made up",
+                         .gpu_name = "made up",
                          .cublas = "130100",
                          .peak_ops_per_second = 1e12};
   bench_products(bench, collect());

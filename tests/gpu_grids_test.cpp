@@ -51,7 +51,7 @@ class GpuGrids : public testing::Test {
 };
 
 TEST_F(GpuGrids, CombineExperts) {
-  constexpr int kTokens = kMostStepTokens, kRows = 97;
+  constexpr int kTokens = kMaxStepTokens, kRows = 97;
   std::vector<int32_t> row_of(kTokens);
   std::vector<float> weights(kTokens);
   for (int t = 0; t < kTokens; ++t) {
@@ -159,8 +159,8 @@ class GpuGridsOfDecode : public GpuGrids {
 TEST_F(GpuGridsOfDecode, OfManyRows) { decode({40}, 40, 104'960); }
 
 TEST_F(GpuGridsOfDecode, OfManySequences) {
-  std::vector<int32_t> kv_length(kMostStepTokens);
-  for (int s = 0; s < kMostStepTokens; ++s) kv_length[s] = 1 + s % 7;
+  std::vector<int32_t> kv_length(kMaxStepTokens);
+  for (int s = 0; s < kMaxStepTokens; ++s) kv_length[s] = 1 + s % 7;
   decode(kv_length, 1, 1);
 }
 
@@ -175,7 +175,7 @@ constexpr Model kModels[] = {{7168, 128, 256, 8, 2048, 129'280},  // DeepSeek-R1
 // tested.
 class GpuLaunches : public testing::TestWithParam<Model> {
  protected:
-  static constexpr int kTokens = kMostStepTokens, kRank = 512, kRope = 64, kNope = 128;
+  static constexpr int kTokens = kMaxStepTokens, kRank = 512, kRope = 64, kNope = 128;
 
   const Model m_ = GetParam();
   const FewBlocks none_{0};

@@ -162,7 +162,7 @@ TEST_F(HybridHandOff, RatesAreMeasured) {
   const ExpertRates rates = streaming.measured_rates(kMaxTokens);
   EXPECT_GT(rates.link_seconds, 0);
   EXPECT_GT(rates.copy_seconds, 0);
-  for (const SecondsByRows& s : {rates.card, rates.cpu}) {
+  for (const SecondsByRows& s : {rates.gpu, rates.cpu}) {
     ASSERT_EQ(s.points.size(), 2u) << "of 2 tokens, who use all five experts, and of 6";
     EXPECT_EQ(s.points[0].rows, 1);
     EXPECT_EQ(s.points[1].rows, 4) << "18 by 5";

@@ -11,7 +11,7 @@
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   try {
-    const tandem::gpu::Card card = tandem::gpu::open_gpu();
+    const tandem::gpu::GpuInfo card = tandem::gpu::open_gpu();
     std::printf("on %s, compute capability %d.%d", card.name.c_str(), card.major, card.minor);
     const tandem::gpu::CudaVersions cuda = tandem::gpu::cuda_versions();
     if (!card.emulated)

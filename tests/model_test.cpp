@@ -240,7 +240,7 @@ class Elsewhere final : public ExpertPool {
   ExpertPool& experts_;
   const int dim_;
   std::vector<float> sums_;
-  ExpertBatch batches_[kMostTickets] = {};
+  ExpertBatch batches_[kMaxTickets] = {};
 };
 
 // An engine whose decode steps of three or more sequences have two micro-batches.

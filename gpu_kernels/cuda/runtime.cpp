@@ -43,16 +43,16 @@ GpuFacts ask_cuda() {
   GpuFacts facts;
   facts.toolkit = CUDART_VERSION;
   if (cudaDriverGetVersion(&facts.driver) != cudaSuccess || facts.driver == 0) return facts;
-  const cudaError_t status = cudaGetDeviceCount(&facts.n_cards);
+  const cudaError_t status = cudaGetDeviceCount(&facts.n_gpus);
   if (status == cudaErrorInsufficientDriver) {
     facts.count = GpuFacts::Count::kDriverTooOld;
   } else if (status != cudaSuccess) {
     facts.count = GpuFacts::Count::kFailed;
     facts.count_error = cudaGetErrorString(status);
   } else if (memory_option() && *memory_option() <= 0) {
-    facts.n_cards = 0;
+    facts.n_gpus = 0;
   }
-  if (status != cudaSuccess || facts.n_cards == 0) return facts;
+  if (status != cudaSuccess || facts.n_gpus == 0) return facts;
   cudaDeviceProp p;
   check_cuda(cudaGetDeviceProperties(&p, 0));
   facts.name = p.name;
@@ -69,7 +69,7 @@ GpuFacts ask_cuda() {
 
 }  // namespace
 
-Card open_gpu() {
+GpuInfo open_gpu() {
   // Loads kernels eagerly: a lazy load at first launch waits for all running kernels, even a
   // polling one.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);

@@ -107,7 +107,7 @@ class Block {
  public:
   // Reserves memory, since growth within a fiber would look like a race to ThreadSanitizer.
   Block() {
-    for (auto& warp : meetings_) warp.reserve(kMostMasks);
+    for (auto& warp : meetings_) warp.reserve(kReservedMasks);
   }
   ~Block();
   void run(Grid& grid, size_t nth);
@@ -139,7 +139,7 @@ class Block {
   [[noreturn]] void report_deadlock() const;
   static void fiber_main();
 
-  static constexpr int kMostMasks = 32;  // distinct masks of a warp, usually
+  static constexpr int kReservedMasks = 32;  // distinct masks of a warp, usually
   Context scheduler_;
   Stacks stacks_;
   std::vector<Fiber> fibers_;

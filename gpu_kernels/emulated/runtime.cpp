@@ -173,12 +173,12 @@ Streams& streams() {
 
 }  // namespace
 
-Card open_gpu() {
+GpuInfo open_gpu() {
   const int64_t memory = memory_option().value_or(int64_t{1} << 30);
   const GpuFacts facts = {.driver = 12040,
                           .toolkit = 12040,
                           .count_error = "",
-                          .n_cards = memory > 0 ? 1 : 0,
+                          .n_gpus = memory > 0 ? 1 : 0,
                           .name = "emulated GPU",
                           .major = capability_option() / 10,
                           .minor = capability_option() % 10,

@@ -151,7 +151,7 @@ std::vector<int> prefill_chunks(const Workload& w) {
 }
 
 int least_streamed_chunk(const PlanInput& in, const Placement& p) {
-  constexpr int kStep = 64, kMost = 16384;
+  constexpr int kStep = 64, kMaxTokens = 16384;
   const auto faster = [&](int tokens) {
     Placement with = p;
     const StepShape shape = {static_cast<double>(tokens), static_cast<double>(tokens), true, 1};
@@ -160,8 +160,8 @@ int least_streamed_chunk(const PlanInput& in, const Placement& p) {
     with.stream_from_tokens = 1;
     return predict_step(in, with, shape).moe.seconds < here;
   };
-  if (!faster(kMost)) return 0;
-  int least = kStep, most = kMost;  // the answer is in this interval
+  if (!faster(kMaxTokens)) return 0;
+  int least = kStep, most = kMaxTokens;  // the answer is in this interval
   while (least < most) {
     const int middle = (least + most) / 2 / kStep * kStep;
     if (faster(middle))

@@ -5,7 +5,8 @@
 namespace tandem {
 
 void try_all_placements(const PlanInput& in, Placement& placement) {
-  constexpr int64_t kMostWays = 10'000;  // 3 devices and 8 experts, or 2 devices and 13 experts
+  // Allows 3 devices with 8 experts, or 2 devices with 13.
+  constexpr int64_t kMaxAssignments = 10'000;
   const int n_devices = static_cast<int>(in.machine.gpus.size()) + 1;
   if (in.machine.hosts > 1 || n_devices == 1 || placement.layers.empty()) return;
   std::vector<int> layers;
@@ -13,8 +14,9 @@ void try_all_placements(const PlanInput& in, Placement& placement) {
     if (in.config.is_moe(l)) layers.push_back(l);
   const int n_experts = in.config.router.n_experts;
   int64_t ways = 1;
-  for (size_t i = 0; i < layers.size() * n_experts && ways <= kMostWays; ++i) ways *= n_devices;
-  if (ways > kMostWays) return;
+  for (size_t i = 0; i < layers.size() * n_experts && ways <= kMaxAssignments; ++i)
+    ways *= n_devices;
+  if (ways > kMaxAssignments) return;
   for (const LayerExperts& l : placement.layers)
     for (const ExpertGroup& g : l.groups)
       if (g.owners.size() > 1) return;

@@ -11,7 +11,7 @@
 namespace tandem {
 namespace {
 
-constexpr size_t kMostDealt = 6;
+constexpr size_t kMaxRoutedEntries = 6;
 
 // The first GPUs of some hosts, the same number of each.
 struct Subset {
@@ -77,7 +77,8 @@ void visit_gpu_candidates(const PlanInput& in, WeightFormat format, CandidateSea
   }
   std::stable_sort(entries.begin(), entries.end(),
                    [](const Entry& a, const Entry& b) { return a.promise < b.promise; });
-  if (!in.routing.uniform() && entries.size() > kMostDealt) entries.resize(kMostDealt);
+  if (!in.routing.uniform() && entries.size() > kMaxRoutedEntries)
+    entries.resize(kMaxRoutedEntries);
   for (const Entry& e : entries) {
     if (in.routing.uniform() && contest.hopeless(e.promise)) break;
     Placement p = placed(in, format, *e.base, in.routing.uniform() ? even_dealer : dealer);

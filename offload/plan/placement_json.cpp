@@ -75,7 +75,7 @@ Placement placement_from_json(std::string_view text, const std::string& source) 
   kv.refuse_others();
   if (fields.has("experts")) read_experts(fields.object("experts"), p);
   JsonFields prefill = fields.object("prefill");
-  p.prefill_chunk_tokens = prefill.integer("chunk_tokens", 1, kMostStepTokens);
+  p.prefill_chunk_tokens = prefill.integer("chunk_tokens", 1, kMaxStepTokens);
   p.stream_from_tokens = prefill.integer("stream_from_tokens", 0, kMaxTokens);
   prefill.refuse_others();
   p.micro_batches = fields.integer("micro_batches", 1, 2);

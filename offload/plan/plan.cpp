@@ -19,7 +19,7 @@ namespace tandem {
 
 namespace {
 
-constexpr int kMostConcurrency = 1 << 16;
+constexpr int kMaxConcurrency = 1 << 16;
 
 // Keeps the best candidate entered so far.
 class BestCandidate {
@@ -91,7 +91,7 @@ Plan assess(const PlanRequest& r, const Placement& placement) {
   Plan plan = {placement, r.workload, {}, {}, {}};
   if (plan.workload.concurrency == 0)
     plan.workload.concurrency = static_cast<int>(std::clamp<int64_t>(
-        placement.kv_tokens / r.workload.context * placement.stages[0].dp(), 1, kMostConcurrency));
+        placement.kv_tokens / r.workload.context * placement.stages[0].dp(), 1, kMaxConcurrency));
   const PlanInput in = {r.config, r.machine, plan.workload, r.routing};
   plan.prediction = predict(in, placement);
   plan.limit = limit_in_words(in, placement, plan.prediction);
@@ -235,14 +235,14 @@ double BestCandidate::promise(Placement& p, int64_t home, const RoutingStatistic
 
 // Maximum number of sequences for which every device of the backbone has memory.
 int BestCandidate::largest_concurrency(const Placement& p) const {
-  int64_t sequences = kMostConcurrency;
+  int64_t sequences = kMaxConcurrency;
   for (const DeviceMemory& m : memory_by_device(r_.config, r_.machine, p))
     for (const Stage& s : p.stages)
       if (std::find(s.devices.begin(), s.devices.end(), m.device) != s.devices.end())
         sequences = std::min(sequences,
                              m.free_bytes() / (w_.context * kv_bytes_per_token(r_.config, p.kv_type,
                                                                                s.first, s.last)));
-  return static_cast<int>(std::clamp<int64_t>(sequences * p.stages[0].dp(), 0, kMostConcurrency));
+  return static_cast<int>(std::clamp<int64_t>(sequences * p.stages[0].dp(), 0, kMaxConcurrency));
 }
 
 // Concurrencies to try: powers of two while the memory suffices and each user gets the requested

@@ -18,16 +18,16 @@ namespace tandem {
 
 namespace {
 
-constexpr int kMostRanks = 4096, kMostLayers = 4096;
-constexpr int64_t kMostChoices = 100'000'000;  // tokens x top_k x layers
+constexpr int kMaxSimulatedRanks = 4096, kMaxSimulatedLayers = 4096;
+constexpr int64_t kMaxChoices = 100'000'000;  // tokens x top_k x layers
 
 void require_sound(const SimulatedCluster& c) {
-  require(c.n_ranks >= 1 && c.n_ranks <= kMostRanks && c.n_layers >= 1 &&
-              c.n_layers <= kMostLayers && c.tokens_per_rank >= 1,
+  require(c.n_ranks >= 1 && c.n_ranks <= kMaxSimulatedRanks && c.n_layers >= 1 &&
+              c.n_layers <= kMaxSimulatedLayers && c.tokens_per_rank >= 1,
           "a simulation of {} ranks, {} layers and {} tokens a rank: must be 1 to {}, 1 to {} and "
           "at least 1",
-          c.n_ranks, c.n_layers, c.tokens_per_rank, kMostRanks, kMostLayers);
-  require(int64_t{c.n_ranks} * c.tokens_per_rank * c.top_k * c.n_layers <= kMostChoices,
+          c.n_ranks, c.n_layers, c.tokens_per_rank, kMaxSimulatedRanks, kMaxSimulatedLayers);
+  require(int64_t{c.n_ranks} * c.tokens_per_rank * c.top_k * c.n_layers <= kMaxChoices,
           "a simulation of {} tokens on each of {} ranks through {} layers is too large: take "
           "fewer tokens or layers",
           c.tokens_per_rank, c.n_ranks, c.n_layers);

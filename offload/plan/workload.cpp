@@ -13,18 +13,18 @@
 namespace tandem {
 namespace {
 
-constexpr int kMostSequences = 1 << 20, kMostTokens = 1 << 24;
+constexpr int kMaxSequences = 1 << 20, kMaxRequestTokens = 1 << 24;
 
 }  // namespace
 
 void require_sound(const Workload& w, const ModelConfig& config) {
   require(w.context >= 1 && w.context <= config.max_context,
           "--ctx {}: must be between 1 and the model's {}", w.context, config.max_context);
-  require(w.concurrency >= 0 && w.concurrency <= kMostSequences,
-          "--concurrency {}: must be between 0 and {}", w.concurrency, kMostSequences);
+  require(w.concurrency >= 0 && w.concurrency <= kMaxSequences,
+          "--concurrency {}: must be between 0 and {}", w.concurrency, kMaxSequences);
   for (const int n : {w.prompt_tokens, w.output_tokens})
-    require(n >= 1 && n <= kMostTokens, "{} tokens of prompt or output: must be between 1 and {}",
-            n, kMostTokens);
+    require(n >= 1 && n <= kMaxRequestTokens,
+            "{} tokens of prompt or output: must be between 1 and {}", n, kMaxRequestTokens);
   require(int64_t{w.prompt_tokens} + w.output_tokens <= w.context,
           "--prompt {} and --output {} tokens are more than the --ctx of {}: raise it",
           w.prompt_tokens, w.output_tokens, w.context);

@@ -15,7 +15,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kMostCaches = 8;  // layers in rotation, so that the cache is read from memory
+constexpr int kMaxCaches = 8;  // layers in rotation, so that the cache is read from memory
 
 }  // namespace
 
@@ -52,7 +52,7 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
           longest, most_sequences, static_cast<double>(layer_bytes) * 1e-9,
           static_cast<double>(bench.memory_bytes) * 1e-9);
   config.n_layers =
-      static_cast<int>(std::clamp<int64_t>(bench.memory_bytes / layer_bytes, 1, kMostCaches));
+      static_cast<int>(std::clamp<int64_t>(bench.memory_bytes / layer_bytes, 1, kMaxCaches));
   config.n_dense_layers = config.n_layers;
   KvCache cache(config, cache_tokens, cache_type);
   fill_with_random(cache, config);
@@ -90,13 +90,14 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
                           {most, 1}, cache_tokens);
   Arena arena_there;
   if (on_gpu.model())
-    arena_there = Arena::holding(
-        views_of(there), [&](int64_t bytes) { return on_gpu.twin()->device().allocate(bytes); });
+    arena_there = Arena::holding(views_of(there), [&](int64_t bytes) {
+      return on_gpu.bench_model()->device().allocate(bytes);
+    });
   fill_with_normal(here.q);
   fill_with_normal(here.q_rope);
   if (on_gpu.model()) {
-    on_gpu.twin()->to_gpu(here.q, there.q);
-    on_gpu.twin()->to_gpu(here.q_rope, there.q_rope);
+    on_gpu.bench_model()->to_gpu(here.q, there.q);
+    on_gpu.bench_model()->to_gpu(here.q_rope, there.q_rope);
   }
 
   const cpu::PeakLoop peak = peak_of_attention(speed, kernels);
@@ -133,10 +134,13 @@ void bench_attention(const AttentionBench& bench, const cpu::KernelTable& kernel
                                   {"context", context}};
     GpuSeconds gpu;
     if (on_gpu.model()) {
-      GpuBenchModel& twin = *on_gpu.twin();
-      twin.ops().begin(batch);
+      GpuBenchModel& bench_model = *on_gpu.bench_model();
+      bench_model.ops().begin(batch);
       gpu.on_gpu = seconds_on_gpu(
-          twin, [&](int64_t i) { attend(twin.ops(), twin.weights(), *on_gpu.cache(), there, i); },
+          bench_model,
+          [&](int64_t i) {
+            attend(bench_model.ops(), bench_model.weights(), *on_gpu.cache(), there, i);
+          },
           bench.seconds);
     }
     add_fields(row, measured, peak, gpu);

@@ -82,13 +82,15 @@ class VariantsOnGpu {
                 int longest, const Panels& panels)
       : config_(config), seconds_(bench.seconds) {
     if (!bench.gpus) return;
-    twin_ = bench.gpus({.config = config,
-                        .formats = formats,
-                        .wanted = is_needed,
-                        .max_tokens = AttentionVariants::max_tokens(config.mla),
-                        .context = longest});
-    if (!twin_) return;
-    const auto matrix = [&](const RepeatedPanel& p) { return twin_->repeated(p.panel, p.n_rows); };
+    bench_model_ = bench.gpus({.config = config,
+                               .formats = formats,
+                               .wanted = is_needed,
+                               .max_tokens = AttentionVariants::max_tokens(config.mla),
+                               .context = longest});
+    if (!bench_model_) return;
+    const auto matrix = [&](const RepeatedPanel& p) {
+      return bench_model_->repeated(p.panel, p.n_rows);
+    };
     materialized_ = {matrix(panels[0]), matrix(panels[1]), matrix(panels[2])};
     latents_ = std::make_unique<Latents>(config, longest, DType::kBF16);
   }
@@ -99,20 +101,22 @@ class VariantsOnGpu {
                                                         const QuantView& kv_b, TensorView h,
                                                         Team& team) const {
     std::array<GpuSeconds, kNumAttentionVariants> seconds;
-    if (!twin_) return seconds;
+    if (!bench_model_) return seconds;
     try {
       const auto pages = latents_->pages_of(context);
       std::vector<Buffer> memory;
-      const auto there = [&](const TensorView& here) { return on_gpu(*twin_, here, memory); };
+      const auto there = [&](const TensorView& here) {
+        return on_gpu(*bench_model_, here, memory);
+      };
       const TensorView heads = there(
           cache_of_heads(kernels, config_, kv_b, latents_->rows(), pages, context, team).layer(0));
       const TensorView h_there = there(h), y_there = there(h);
-      AttentionVariants variants(config_, twin_->weights().layers[0].attn, materialized_,
-                                 there(latents_->rows()), pages, heads, context, twin_->ops(),
-                                 twin_->device());
+      AttentionVariants variants(config_, bench_model_->weights().layers[0].attn, materialized_,
+                                 there(latents_->rows()), pages, heads, context,
+                                 bench_model_->ops(), bench_model_->device());
       for (int v = 0; v < kNumAttentionVariants; ++v)
         seconds[v].on_gpu = seconds_on_gpu(
-            *twin_,
+            *bench_model_,
             [&](int64_t) { variants.run(static_cast<AttentionVariant>(v), h_there, y_there); },
             seconds_);
     } catch (const Error&) {  // too little GPU memory
@@ -123,7 +127,7 @@ class VariantsOnGpu {
  private:
   const ModelConfig& config_;
   const double seconds_;
-  std::unique_ptr<GpuBenchModel> twin_;
+  std::unique_ptr<GpuBenchModel> bench_model_;
   Materialized materialized_;
   std::unique_ptr<Latents> latents_;
 };
@@ -166,11 +170,11 @@ void bench_attention_variants(const AttentionBench& bench, const cpu::KernelTabl
     visit(y, 1, config.dim, DType::kF32);
   });
   fill_with_normal(h);
-  const VariantsOnGpu card(bench, config, formats, longest, panels);
+  const VariantsOnGpu gpu_model(bench, config, formats, longest, panels);
 
   const cpu::PeakLoop peak = peak_of_attention(speed, kernels);
   for (const int context : bench.contexts) {
-    const auto on_gpu = card.seconds(context, kernels, attention.kv_b, h, team);
+    const auto on_gpu = gpu_model.seconds(context, kernels, attention.kv_b, h, team);
     const auto pages = latents.pages_of(context);
     const KvCache heads =
         cache_of_heads(kernels, config, attention.kv_b, latents.rows(), pages, context, team);

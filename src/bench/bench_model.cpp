@@ -13,7 +13,7 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kMaxConfigBytes = 1 << 20;
-constexpr int kMostLayers = 1000;
+constexpr int kMaxLayers = 1000;
 
 }  // namespace
 
@@ -68,8 +68,8 @@ int most_of(const std::vector<int>& values) {
 }
 
 void check_layers(int n_layers) {
-  require(n_layers >= 1 && n_layers <= kMostLayers, "--layers {}: must be between 1 and {}",
-          n_layers, kMostLayers);
+  require(n_layers >= 1 && n_layers <= kMaxLayers, "--layers {}: must be between 1 and {}",
+          n_layers, kMaxLayers);
 }
 
 ModelConfig with_experts(ModelConfig c, int n_experts) {

@@ -17,13 +17,13 @@ class EmbedOnGpu {
  public:
   EmbedOnGpu(const EmbedBench& bench, WeightFormat format, int most) : bench_(bench) {
     if (!bench.gpus) return;
-    twin_ =
+    bench_model_ =
         bench.gpus({.config = bench.config,
                     .formats = {format, format},
                     .wanted = [](const WeightSpec& s) { return s.use == WeightUse::kEmbedding; },
                     .max_tokens = most});
-    if (!twin_) return;
-    memory_ = Arena(twin_->device().allocate(
+    if (!bench_model_) return;
+    memory_ = Arena(bench_model_->device().allocate(
         Arena::padded_bytes(most * bench.config.dim * size_of(DType::kF32))));
     out_ = Arena(memory_.memory()).matrix(most, bench.config.dim, DType::kF32);
     positions_.resize(most);
@@ -31,26 +31,26 @@ class EmbedOnGpu {
 
   GpuSeconds seconds(const Work& on_cpu, TensorView made,
                      const std::vector<int32_t>& tokens) const {
-    if (!twin_) return {};
+    if (!bench_model_) return {};
     const auto n = static_cast<size_t>(made.rows);
     const TensorView out = out_.rows_from(0, made.rows);
     const auto copy = [&](int64_t run) {
       on_cpu.run(run);
-      twin_->to_gpu(made, out);
-      twin_->wait();
+      bench_model_->to_gpu(made, out);
+      bench_model_->wait();
     };
     const auto embed = [&](int64_t run) {
       const std::span<const int32_t> own(tokens.data() + run % kSteps * made.rows, n);
-      twin_->ops().begin({own, std::span(positions_).first(n), {}, {}});
-      twin_->ops().embed(own, twin_->weights().embed, out);
+      bench_model_->ops().begin({own, std::span(positions_).first(n), {}, {}});
+      bench_model_->ops().embed(own, bench_model_->weights().embed, out);
     };
-    return {seconds_on_gpu(*twin_, copy, bench_.seconds),
-            seconds_on_gpu(*twin_, embed, bench_.seconds)};
+    return {seconds_on_gpu(*bench_model_, copy, bench_.seconds),
+            seconds_on_gpu(*bench_model_, embed, bench_.seconds)};
   }
 
  private:
   const EmbedBench& bench_;
-  std::unique_ptr<GpuBenchModel> twin_;
+  std::unique_ptr<GpuBenchModel> bench_model_;
   Arena memory_;
   TensorView out_;
   std::vector<int32_t> positions_;

@@ -17,15 +17,15 @@ ExpertsCost cost_of_experts(const ModelConfig& c, WeightFormat format, const Ten
           static_cast<int>(n), *std::max_element(rows.begin(), rows.end())};
 }
 
-double experts_on_gpu(GpuBenchModel& twin, std::span<const RandomRouting> steps, int n_layers,
-                      TensorView x, TensorView y, double seconds) {
-  const RoutingsOnGpu routings(twin, steps);
+double experts_on_gpu(GpuBenchModel& bench_model, std::span<const RandomRouting> steps,
+                      int n_layers, TensorView x, TensorView y, double seconds) {
+  const RoutingsOnGpu routings(bench_model, steps);
   return seconds_on_gpu(
-      twin,
+      bench_model,
       [&](int64_t run) {
-        const Ticket ticket =
-            twin.experts().submit({static_cast<int>(run % n_layers), x, routings.of_run(run)});
-        twin.experts().add_to(ticket, y);
+        const Ticket ticket = bench_model.experts().submit(
+            {static_cast<int>(run % n_layers), x, routings.of_run(run)});
+        bench_model.experts().add_to(ticket, y);
       },
       seconds);
 }
@@ -53,15 +53,16 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
   fill_with_normal(x);
   std::mt19937 rng(1);  // for the routings
 
-  std::unique_ptr<GpuBenchModel> twin;
+  std::unique_ptr<GpuBenchModel> bench_model;
   if (bench.gpus)
-    twin = bench.gpus({.config = config,
-                       .formats = {{DType::kBF16}, bench.format},
-                       .wanted = [](const WeightSpec& s) { return s.use == WeightUse::kExpert; },
-                       .max_tokens = most});
+    bench_model =
+        bench.gpus({.config = config,
+                    .formats = {{DType::kBF16}, bench.format},
+                    .wanted = [](const WeightSpec& s) { return s.use == WeightUse::kExpert; },
+                    .max_tokens = most});
   std::vector<Buffer> memory;
-  const TensorView x_there = twin ? on_gpu(*twin, x, memory) : x,
-                   y_there = twin ? on_gpu(*twin, y, memory) : y;
+  const TensorView x_there = bench_model ? on_gpu(*bench_model, x, memory) : x,
+                   y_there = bench_model ? on_gpu(*bench_model, y, memory) : y;
 
   const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.format.dtype);
   struct Case {
@@ -101,8 +102,8 @@ void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, M
         {"rows_per_expert",
          static_cast<double>(int64_t{c.n} * config.router.n_active) / c.cost.n_experts}};
     GpuSeconds gpu;
-    if (twin)
-      gpu.on_gpu = experts_on_gpu(*twin, c.steps, resident.layers, x_there.rows_from(0, c.n),
+    if (bench_model)
+      gpu.on_gpu = experts_on_gpu(*bench_model, c.steps, resident.layers, x_there.rows_from(0, c.n),
                                   y_there.rows_from(0, c.n), bench.seconds);
     add_fields(row, measured[i], peak, gpu);
     row["rows_of_busiest_expert"] = c.cost.rows_of_busiest;

@@ -38,8 +38,8 @@ struct ExpertsCost {
 ExpertsCost cost_of_experts(const ModelConfig& config, WeightFormat format, const TensorView& ids);
 
 // Median seconds of a step, over the routings and layers in turn; x and y [tokens, dim] on the GPU.
-double experts_on_gpu(GpuBenchModel& twin, std::span<const RandomRouting> steps, int n_layers,
-                      TensorView x, TensorView y, double seconds);
+double experts_on_gpu(GpuBenchModel& bench_model, std::span<const RandomRouting> steps,
+                      int n_layers, TensorView x, TensorView y, double seconds);
 
 void bench_experts(const ExpertsBench& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                    const OnRow& on_row);

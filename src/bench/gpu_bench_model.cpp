@@ -6,19 +6,20 @@
 
 namespace tandem {
 
-TensorView on_gpu(GpuBenchModel& twin, TensorView from, std::vector<Buffer>& memory) {
-  memory.push_back(twin.device().allocate(Arena::padded_bytes(from.rows * from.row_bytes())));
+TensorView on_gpu(GpuBenchModel& bench_model, TensorView from, std::vector<Buffer>& memory) {
+  memory.push_back(
+      bench_model.device().allocate(Arena::padded_bytes(from.rows * from.row_bytes())));
   TensorView to = from;
   to.data = memory.back().data();
-  twin.to_gpu(whole_rows(from), whole_rows(to));
-  twin.wait();
+  bench_model.to_gpu(padded_rows(from), padded_rows(to));
+  bench_model.wait();
   return to;
 }
 
-double seconds_on_gpu(GpuBenchModel& twin, const std::function<void(int64_t run)>& run,
+double seconds_on_gpu(GpuBenchModel& bench_model, const std::function<void(int64_t run)>& run,
                       double seconds) {
   return seconds_of_runs(
-      run, [&] { twin.wait(); }, seconds);
+      run, [&] { bench_model.wait(); }, seconds);
 }
 
 double seconds_of_runs(const std::function<void(int64_t run)>& run,

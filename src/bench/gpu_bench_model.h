@@ -27,7 +27,7 @@ class HybridBenchModel {
   virtual std::optional<int> measure_crossover(int max_tokens) = 0;
   // Sets the threshold in tokens for streaming; call after measure_crossover().
   virtual void stream_from(int n_tokens) = 0;
-  virtual int64_t bytes_brought() const = 0;  // bytes streamed so far
+  virtual int64_t bytes_streamed() const = 0;  // bytes streamed so far
 };
 
 class GpuBenchModel {
@@ -61,20 +61,21 @@ struct GpuBenchOptions {
 using GpuBenchModels = std::function<std::unique_ptr<GpuBenchModel>(const GpuBenchOptions&)>;
 
 // The matrix extended to its stride, including the padding between rows; it must begin at column 0.
-inline TensorView whole_rows(TensorView m) {
+inline TensorView padded_rows(TensorView m) {
   m.cols = m.stride;
   return m;
 }
 // Copies a matrix with whole rows from the host to the GPU; `memory` owns the copy.
-TensorView on_gpu(GpuBenchModel& twin, TensorView from, std::vector<Buffer>& memory);
+TensorView on_gpu(GpuBenchModel& bench_model, TensorView from, std::vector<Buffer>& memory);
 
 // Routings of steps, in GPU memory.
 class RoutingsOnGpu {
  public:
-  RoutingsOnGpu(GpuBenchModel& twin, std::span<const RandomRouting> steps) {
+  RoutingsOnGpu(GpuBenchModel& bench_model, std::span<const RandomRouting> steps) {
     for (const RandomRouting& step : steps) {
       const Routing r = step.routing();
-      routings_.push_back({on_gpu(twin, r.ids, memory_), on_gpu(twin, r.weights, memory_)});
+      routings_.push_back(
+          {on_gpu(bench_model, r.ids, memory_), on_gpu(bench_model, r.weights, memory_)});
     }
   }
   const Routing& of_run(int64_t run) const { return routings_[run % std::ssize(routings_)]; }
@@ -85,7 +86,7 @@ class RoutingsOnGpu {
 };
 
 // Median seconds of a run. Runs are timed in groups of at least a millisecond, for about `seconds`.
-double seconds_on_gpu(GpuBenchModel& twin, const std::function<void(int64_t run)>& run,
+double seconds_on_gpu(GpuBenchModel& bench_model, const std::function<void(int64_t run)>& run,
                       double seconds);
 // Likewise, for work that is done when `wait` returns.
 double seconds_of_runs(const std::function<void(int64_t run)>& run,

@@ -9,10 +9,10 @@
 
 namespace tandem {
 
-// Times small kernels with a model's shapes for up to most_tokens tokens. Consecutive launches
+// Times small kernels with a model's shapes for up to max_tokens tokens. Consecutive launches
 // cycle through matrices of at least cold_bytes in total, so that these come from memory. Empty if
 // no GPU can be used.
-SmallKernelTimer small_kernel_timer(const ModelConfig& config, int most_tokens, int64_t cold_bytes);
+SmallKernelTimer small_kernel_timer(const ModelConfig& config, int max_tokens, int64_t cold_bytes);
 
 // Times products with weights of `format`, FP8 or BF16, and the same in BF16 with cuBLAS if
 // available: `cublas` is set to its version, or to why it is missing. cuBLAS computes grouped

@@ -24,11 +24,11 @@ void add_prediction(Json& row, const std::optional<double>& predicted) {
 
 // The GPU's part of a step at its own rates: matrices, then the cache. Logits are not computed.
 double backbone_seconds(const HybridBench& bench, const ModelConfig& config, int context, int n) {
-  const Bounds card = {bench.rates->read_bytes_per_second, bench.rates->peak.bf16};
+  const Bounds gpu = {bench.rates->read_bytes_per_second, bench.rates->peak.bf16};
   StepCost cost = cost_of_step(config, bench.formats, context, n, size_of(DType::kBF16));
   cost.backbone.bytes -= matrix_bytes(config, config.vocab, config.dim, {DType::kBF16});
   cost.backbone.ops -= 2 * int64_t{n} * config.vocab * config.dim;
-  return card.seconds(cost.backbone) + card.seconds(cost.attention);
+  return gpu.seconds(cost.backbone) + gpu.seconds(cost.attention);
 }
 
 Json way_row(const HandOffs::Way& way) {
@@ -94,21 +94,22 @@ Json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels, Mac
   const StepLimits limits = {std::max(most_of(bench.batches), most_of(bench.prompts)), 1};
   CpuExperts experts(kernels, config, weights, limits.max_tokens, speed.team());
   const int longest = std::max(most_of(bench.contexts), most_of(bench.prompts));
-  const ModelOnGpu card(bench.gpus,
-                        {.config = config,
-                         .formats = {bench.formats.backbone, bench.formats.backbone},
-                         .wanted =
-                             [](const WeightSpec& s) {
-                               return s.use != WeightUse::kExpert && s.use != WeightUse::kHead;
-                             },
-                         .max_tokens = limits.max_tokens,
-                         .context = longest},
-                        limits, int64_t{most_of(bench.batches)} * pages_for(longest) * kPageSize);
-  require(card.model() != nullptr,
+  const ModelOnGpu gpu_model(bench.gpus,
+                             {.config = config,
+                              .formats = {bench.formats.backbone, bench.formats.backbone},
+                              .wanted =
+                                  [](const WeightSpec& s) {
+                                    return s.use != WeightUse::kExpert && s.use != WeightUse::kHead;
+                                  },
+                              .max_tokens = limits.max_tokens,
+                              .context = longest},
+                             limits,
+                             int64_t{most_of(bench.batches)} * pages_for(longest) * kPageSize);
+  require(gpu_model.model() != nullptr,
           "{} layers without routed experts, and the caches, do not fit {}: choose fewer --layers, "
           "a shorter --ctx or a smaller --batch",
-          config.n_layers, bench.card);
-  HybridSteps steps({config, experts, card, limits, bench.before_cpu});
+          config.n_layers, bench.gpu_name);
+  HybridSteps steps({config, experts, gpu_model, limits, bench.before_cpu});
 
   RatesProbe probe(speed, kernels.isa, bench.curves);
   // Returns the result of measure(), and a prediction with the CPU rates measured around it.
@@ -143,7 +144,7 @@ Json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels, Mac
     prefill.push_back(prefill_row(*measured, n));
     add_prediction(prefill.back(), streamed);
   }
-  Json report = {{"bench", "hybrid"}, {"config", bench.config_name}, {"card", bench.card}};
+  Json report = {{"bench", "hybrid"}, {"config", bench.config_name}, {"card", bench.gpu_name}};
   add_cut_model(report, kernels.name, speed.team().size(), config, bench.formats);
   report["gpu_kernel_gap_seconds"] = or_null(bench.kernel_gap);
   report["decode"] = decode;
@@ -184,9 +185,9 @@ std::string hybrid_text(const Json& r) {
   return text;
 }
 
-Json hand_off_row(const HandOffs& m, const std::string& card) {
+Json hand_off_row(const HandOffs& m, const std::string& gpu_name) {
   return {{"bench", "hand-off"},
-          {"card", card},
+          {"card", gpu_name},
           {"kernels", way_row(m.kernels)},
           {"memory_operations", way_row(m.memory_operations)}};
 }

@@ -20,7 +20,7 @@ struct HandOffs {
 };
 
 struct HybridBench {
-  std::string config_name, card;  // card: name of the GPU
+  std::string config_name, gpu_name;
   ModelConfig config;
   int n_layers;  // the first is dense, the others have experts
   WeightFormats formats;
@@ -48,7 +48,7 @@ nlohmann::ordered_json bench_hybrid(const HybridBench& bench, const cpu::KernelT
 std::string hybrid_text(const nlohmann::ordered_json& report);
 
 // A separate row, since the cost of hand-offs is measured without a model.
-nlohmann::ordered_json hand_off_row(const HandOffs& measured, const std::string& card);
+nlohmann::ordered_json hand_off_row(const HandOffs& measured, const std::string& gpu_name);
 std::string hand_off_text(const nlohmann::ordered_json& row);
 
 }  // namespace tandem

@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kLeastRounds = 3;
+constexpr int kMinTimingRounds = 3;
 constexpr int kSteps = 4;  // with different tokens, so that their experts come from memory
 
 // kSteps steps with the next tokens of sequences at the end of `context`.
@@ -98,19 +98,19 @@ class CpuPart final : public ExpertPool {
 
 HybridSteps::HybridSteps(const Parts& p)
     : config_(p.config),
-      card_(p.card),
-      device_(p.card.twin()->device()),
+      gpu_model_(p.gpu_model),
+      device_(p.gpu_model.bench_model()->device()),
       limits_(p.limits),
       cpu_(new CpuPart(p.experts, p.before_cpu, p.config, p.limits.max_tokens)),
-      shared_(p.card.twin()->share(p.experts, *cpu_, p.limits.max_tokens)),
-      model_(
-          {p.config, p.card.twin()->weights(), device_, p.card.twin()->ops(), shared_->experts()},
-          p.limits, AttentionForm::kAuto) {}
+      shared_(p.gpu_model.bench_model()->share(p.experts, *cpu_, p.limits.max_tokens)),
+      model_({p.config, p.gpu_model.bench_model()->weights(), device_,
+              p.gpu_model.bench_model()->ops(), shared_->experts()},
+             p.limits, AttentionForm::kAuto) {}
 
 HybridSteps::~HybridSteps() = default;
 
 void HybridSteps::forward(StepRunner& model, const Batch& batch) {
-  model.forward(batch, *card_.cache());
+  model.forward(batch, *gpu_model_.cache());
   device_.wait();
 }
 
@@ -134,16 +134,16 @@ HybridSteps::Decode HybridSteps::decode(int context, int n_sequences, double sec
       if (kind == kCpu)
         cpu_->repeat(asked[step]);
       else
-        forward(kind == kGpu ? *card_.model() : model_, steps.at(step));
+        forward(kind == kGpu ? *gpu_model_.model() : model_, steps.at(step));
     });
   };
   int gpu_nodes = 0;
   for (int kind = 0; kind < kKinds; ++kind) {  // warm-up: records graphs, loads kernels
     run(Kind(kind), 0);
-    if (kind == kGpu) gpu_nodes = card_.twin()->n_nodes_of_last_step();
+    if (kind == kGpu) gpu_nodes = gpu_model_.bench_model()->n_nodes_of_last_step();
   }
   double spent = 0;
-  for (int round = 0; round < kLeastRounds || spent < seconds; ++round)
+  for (int round = 0; round < kMinTimingRounds || spent < seconds; ++round)
     for (int kind = 0; kind < kKinds; ++kind) {
       times[kind].push_back(run(Kind(kind), round % kSteps));
       spent += times[kind].back();
@@ -167,9 +167,9 @@ std::optional<HybridSteps::Prefill> HybridSteps::prefill(int n, double seconds) 
   int64_t bytes = 0;
   const auto chunk = [&](int from) {
     shared_->stream_from(from);
-    const int64_t before = shared_->bytes_brought();
+    const int64_t before = shared_->bytes_streamed();
     const double taken = seconds_of([&] { forward(model_, prompt.batch()); });
-    bytes = shared_->bytes_brought() - before;
+    bytes = shared_->bytes_streamed() - before;
     return taken;
   };
   const auto copy = [&] {
@@ -183,7 +183,7 @@ std::optional<HybridSteps::Prefill> HybridSteps::prefill(int n, double seconds) 
   chunk(n);  // warm-up: streaming learns which experts are likely
   copy();
   double spent = 0;
-  for (int round = 0; round < kLeastRounds || spent < seconds; ++round) {
+  for (int round = 0; round < kMinTimingRounds || spent < seconds; ++round) {
     on_cpu.push_back(chunk(never));
     copies.push_back(copy());
     streamed.push_back(chunk(n));

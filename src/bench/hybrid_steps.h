@@ -13,11 +13,11 @@ class CpuPart;
 
 class HybridSteps {
  public:
-  // All references must outlive the object, and so must `card`, which has no routed experts.
+  // All references must outlive the object, and so must `gpu_model`, which has no routed experts.
   struct Parts {
     const ModelConfig& config;
     CpuExperts& experts;
-    const ModelOnGpu& card;
+    const ModelOnGpu& gpu_model;
     StepLimits limits;
     // Called in every layer; simulates a slower CPU in tests.
     std::function<void()> before_cpu = {};
@@ -52,7 +52,7 @@ class HybridSteps {
   void forward(StepRunner& model, const Batch& batch);
 
   const ModelConfig& config_;
-  const ModelOnGpu& card_;
+  const ModelOnGpu& gpu_model_;
   Device& device_;
   const StepLimits limits_;
   const std::unique_ptr<CpuPart> cpu_;

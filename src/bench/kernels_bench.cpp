@@ -92,7 +92,7 @@ void bench_kernels(const KernelsBench& bench, const OnRow& on_row) {
       if (bench.timer) seconds = bench.timer(kernel, n, bench.seconds);
       Json row = {{"bench", "kernels"},
                   {"config", bench.config_name},
-                  {"card", bench.card},
+                  {"card", bench.gpu_name},
                   {"what", name_of(kernel)},
                   {"tokens", n},
                   {"bytes", bytes},

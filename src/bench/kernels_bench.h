@@ -42,7 +42,7 @@ struct KernelsBench {
   double seconds;  // per row
   // Without a GPU: timer and name empty, bandwidth 0.
   SmallKernelTimer timer = {};
-  std::string card = "";
+  std::string gpu_name = "";
   double read_bytes_per_second = 0;
 };
 

@@ -145,16 +145,17 @@ void bench_moe(const LayerBench& bench, const cpu::KernelTable& kernels, Machine
   const int64_t width = config.shared_dim();
   const Arena arena = Arena::holding([&](auto visit) { a.for_each(config, most, visit); });
   Arena arena_there;
-  std::unique_ptr<GpuBenchModel> twin;
+  std::unique_ptr<GpuBenchModel> bench_model;
   if (bench.gpus)
-    twin = bench.gpus(
+    bench_model = bench.gpus(
         {.config = config, .formats = bench.formats, .wanted = is_of_moe, .max_tokens = most});
-  if (twin)
-    arena_there = Arena::holding([&](auto visit) { a_there.for_each(config, most, visit); },
-                                 [&](int64_t bytes) { return twin->device().allocate(bytes); });
+  if (bench_model)
+    arena_there =
+        Arena::holding([&](auto visit) { a_there.for_each(config, most, visit); },
+                       [&](int64_t bytes) { return bench_model->device().allocate(bytes); });
   fill_with_normal(a.x);
   std::mt19937 rng(1);  // for the routings
-  if (twin) twin->to_gpu(a.x, a_there.x);
+  if (bench_model) bench_model->to_gpu(a.x, a_there.x);
 
   const int64_t shared = matrix_bytes(config, 3 * width, config.dim, bench.formats.backbone);
   const int64_t router = matrix_bytes(config, config.router.n_experts, config.dim, {DType::kBF16});
@@ -171,13 +172,13 @@ void bench_moe(const LayerBench& bench, const cpu::KernelTable& kernels, Machine
                                  routings[run % std::ssize(routings)].routing());
                        }};
     GpuSeconds gpu;
-    if (twin) {
-      const RoutingsOnGpu there(*twin, routings);
+    if (bench_model) {
+      const RoutingsOnGpu there(*bench_model, routings);
       gpu.on_gpu = seconds_on_gpu(
-          *twin,
+          *bench_model,
           [&](int64_t run) {
-            run_moe(config, twin->ops(), twin->experts(), twin->weights(), a_there, n, run,
-                    there.of_run(run));
+            run_moe(config, bench_model->ops(), bench_model->experts(), bench_model->weights(),
+                    a_there, n, run, there.of_run(run));
           },
           bench.seconds);
     }
@@ -245,7 +246,7 @@ void bench_layer(const LayerBench& bench, const cpu::KernelTable& kernels, Machi
         GpuSeconds gpu;
         if (on_gpu.model())
           gpu.on_gpu = seconds_on_gpu(
-                           *on_gpu.twin(),
+                           *on_gpu.bench_model(),
                            [&](int64_t) { on_gpu.model()->forward(last.batch(), *on_gpu.cache()); },
                            bench.seconds) /
                        config.n_layers;

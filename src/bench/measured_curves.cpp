@@ -43,7 +43,7 @@ std::vector<EfficiencyCurve> measured_curves(std::string_view text, const std::s
       double sum = 0;
       for (const double ratio : ratios) sum += ratio;
       curves.back().points.emplace_back(
-          x, std::clamp(sum / static_cast<double>(ratios.size()), 1e-3, kMostEfficiency));
+          x, std::clamp(sum / static_cast<double>(ratios.size()), 1e-3, kMaxEfficiency));
     }
   }
   return curves;

@@ -87,15 +87,15 @@ void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSp
   fill_with_normal(x[1]);
 
   const cpu::PeakLoop peak = peak_of_products(speed, kernels, bench.format.dtype);
-  std::unique_ptr<GpuBenchModel> twin;
+  std::unique_ptr<GpuBenchModel> bench_model;
   if (bench.gpus)
-    twin = bench.gpus({.config = config,
-                       .formats = {bench.format, bench.format},
-                       .wanted = is_measured,
-                       .max_tokens = static_cast<int>(most)});
+    bench_model = bench.gpus({.config = config,
+                              .formats = {bench.format, bench.format},
+                              .wanted = is_measured,
+                              .max_tokens = static_cast<int>(most)});
   std::vector<Buffer> memory;
-  TensorView x_on_card[5];
-  for (int i = 0; twin && i < 5; ++i) x_on_card[i] = on_gpu(*twin, x[i], memory);
+  TensorView x_on_gpu[5];
+  for (int i = 0; bench_model && i < 5; ++i) x_on_gpu[i] = on_gpu(*bench_model, x[i], memory);
   for (const int n : bench.tokens) {
     const std::vector<Work> works = works_of(bench, config, n, ops, weights, x);
     const std::vector<Measured> measured = measure(speed, peak, works, bench.seconds);
@@ -108,9 +108,10 @@ void bench_mlp(const MlpBench& bench, const cpu::KernelTable& kernels, MachineSp
                                     {"what", kNames[w]},
                                     {"tokens", n}};
       GpuSeconds gpu;
-      if (twin)
+      if (bench_model)
         gpu.on_gpu = seconds_on_gpu(
-            *twin, works_of(bench, config, n, twin->ops(), twin->weights(), x_on_card)[w].run,
+            *bench_model,
+            works_of(bench, config, n, bench_model->ops(), bench_model->weights(), x_on_gpu)[w].run,
             bench.seconds);
       add_fields(row, measured[w], peak, gpu);
       on_row(row);

@@ -12,17 +12,18 @@ class ModelOnGpu {
   ModelOnGpu(const GpuBenchModels& gpus, const GpuBenchOptions& options, StepLimits limits,
              int64_t cache_tokens)
       : config_(options.config) {
-    if (!gpus || !(twin_ = gpus(options))) return;
+    if (!gpus || !(bench_model_ = gpus(options))) return;
     model_ = std::make_unique<StepRunner>(
-        ModelParts{config_, twin_->weights(), twin_->device(), twin_->ops(), twin_->experts()},
+        ModelParts{config_, bench_model_->weights(), bench_model_->device(), bench_model_->ops(),
+                   bench_model_->experts()},
         limits, AttentionForm::kAuto);
     const int64_t bytes = KvCache::bytes_for(config_, cache_tokens, DType::kBF16);
     cache_ = std::make_unique<KvCache>(config_, cache_tokens, DType::kBF16,
-                                       twin_->device().allocate(bytes));
+                                       bench_model_->device().allocate(bytes));
     fill();
   }
 
-  GpuBenchModel* twin() const { return twin_.get(); }
+  GpuBenchModel* bench_model() const { return bench_model_.get(); }
   StepRunner* model() const { return model_.get(); }
   KvCache* cache() const { return cache_.get(); }
 
@@ -35,12 +36,12 @@ class ModelOnGpu {
     const KvCache made(one, first.rows, DType::kBF16);
     fill_with_random(made, one);
     for (int l = 0; l < config_.n_layers; ++l)
-      twin_->to_gpu(whole_rows(made.layer(0)), whole_rows(cache_->layer(l)));
-    twin_->wait();
+      bench_model_->to_gpu(padded_rows(made.layer(0)), padded_rows(cache_->layer(l)));
+    bench_model_->wait();
   }
 
   const ModelConfig config_;
-  std::unique_ptr<GpuBenchModel> twin_;
+  std::unique_ptr<GpuBenchModel> bench_model_;
   std::unique_ptr<StepRunner> model_;
   std::unique_ptr<KvCache> cache_;
 };

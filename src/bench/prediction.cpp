@@ -62,9 +62,9 @@ Phase StepPrediction::step(double tokens, double context, bool prefill) const {
 }
 
 void RatesProbe::burst(double seconds) {
-  constexpr double kLongest = 0.05;
+  constexpr double kMaxMeasureSeconds = 0.05;
   constexpr int kKinds = 5;
-  const double each = std::min(seconds, kLongest) / kKinds;
+  const double each = std::min(seconds, kMaxMeasureSeconds) / kKinds;
   const auto read = [&](Threads threads) {
     return speed_.read_bytes_per_second(speed_.best_read_loop(), threads, each);
   };

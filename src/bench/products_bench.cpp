@@ -36,7 +36,7 @@ void bench_products(const ProductsBench& bench, const OnRow& on_row) {
           bench.timer ? bench.timer(product, n, bench.seconds) : ProductTimes{};
       Json row = {{"bench", "products"},
                   {"config", bench.config_name},
-                  {"card", bench.card},
+                  {"card", bench.gpu_name},
                   {"format", format_name(bench.format)},
                   {"what", product.what},
                   {"n_experts", product.n_experts},

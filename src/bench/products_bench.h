@@ -38,7 +38,7 @@ struct ProductsBench {
   double seconds;
   // Without a GPU, timer and all other fields below are empty.
   ProductTimer timer = {};
-  std::string card = "";
+  std::string gpu_name = "";
   std::string cublas = "";  // its version, or why it is not available
   double peak_ops_per_second = 0;
 };

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kMinRounds = 3;
 constexpr double kShortestTiming = 1e-3;  // per group of runs that are timed together
-constexpr double kLongestBurst = 0.1;
+constexpr double kMaxBurstSeconds = 0.1;
 
 }  // namespace
 
@@ -31,7 +31,7 @@ class RooflineProbe {
   RooflineProbe(MachineSpeed& speed, const cpu::PeakLoop& peak) : speed_(speed), peak_(peak) {}
   // Takes as long as the work that it is compared with, `seconds`, within limits.
   void burst(double seconds) {
-    const double each = std::min(seconds, kLongestBurst) / 2;
+    const double each = std::min(seconds, kMaxBurstSeconds) / 2;
     read_rates_.push_back(
         speed_.read_bytes_per_second(speed_.best_read_loop(), Threads::kAll, each));
     op_rates_.push_back(speed_.ops_per_second(peak_, Threads::kAll, each));

@@ -189,14 +189,14 @@ void require_list(const char* option, const std::vector<int>& values, int most) 
 }
 
 void require_sane(const BenchOptions& b) {
-  constexpr int kMostContext = 1 << 24;
+  constexpr int kMaxContext = 1 << 24;
   require(b.seconds > 0 && b.seconds <= 3600, "--seconds {}: must be above 0 and at most 3600",
           b.seconds);
   const double free_gb = static_cast<double>(available_memory_bytes()) * 1e-9;
   require(b.memory_gb >= 0 && b.memory_gb <= free_gb,
           "--memory {}: must be between 0 and the {:.1f} GB that are free", b.memory_gb, free_gb);
-  require_list("--tokens", b.tokens, kMostTokens);
-  require_list("--ctx", b.contexts, kMostContext);
+  require_list("--tokens", b.tokens, kMaxTokens);
+  require_list("--ctx", b.contexts, kMaxContext);
   require_list("--batch", b.batches, kStepTokens);
 }
 

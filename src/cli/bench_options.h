@@ -15,7 +15,7 @@ void require_list(const char* option, const std::vector<int>& values, int most);
 // `given`, or `usual` if it is empty.
 std::vector<int> list_or(const std::vector<int>& given, const std::vector<int>& usual);
 
-constexpr int kMostTokens = 1 << 16;
+constexpr int kMaxTokens = 1 << 16;
 constexpr double kGpuSeconds = 0.05;  // time to measure one rate of a GPU
 
 }  // namespace tandem

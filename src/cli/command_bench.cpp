@@ -67,8 +67,8 @@ bool with_fp8_activations(const Options& options) {
 // GPU.
 std::optional<Bounds> gpu_bounds(bool fp8) {
   if (!gpu_bench_models()) return {};
-  const Gpu card = measured_gpu_bounds(kGpuSeconds, fp8);
-  return Bounds{card.read_bytes_per_second, fp8 ? card.peak.fp8 : card.peak.bf16};
+  const Gpu gpu = measured_gpu_bounds(kGpuSeconds, fp8);
+  return Bounds{gpu.read_bytes_per_second, fp8 ? gpu.peak.fp8 : gpu.peak.bf16};
 }
 
 void require_fp8(const WeightFormat& format) {
@@ -85,14 +85,14 @@ void name_activations(const Options& options, nlohmann::ordered_json& row) {
 // Prints rows as they arrive and plots them all at the end.
 class Rows {
  public:
-  Rows(const Options& o, std::optional<Bounds> card) : options_(o), card_(card) {
+  Rows(const Options& o, std::optional<Bounds> gpu) : options_(o), gpu_(gpu) {
     if (o.bench.plot.empty()) return;
     plot_.open(o.bench.plot);
     require(plot_.is_open(), "--plot {}: cannot be written", o.bench.plot);
   }
   OnRow printer() {
     return [this](nlohmann::ordered_json row) {
-      row["gpu_roofline_ratio"] = card_ratio(row);
+      row["gpu_roofline_ratio"] = gpu_ratio(row);
       name_activations(options_, row);
       const bool first = rows_.empty();
       const std::string text = options_.json ? row.dump() + "\n"
@@ -113,13 +113,13 @@ class Rows {
   }
 
  private:
-  nlohmann::ordered_json card_ratio(const nlohmann::ordered_json& row) const {
-    if (!card_ || row["gpu_seconds"].is_null()) return {};
-    return card_->seconds({row["bytes"], row["ops"]}) / row["gpu_seconds"].get<double>();
+  nlohmann::ordered_json gpu_ratio(const nlohmann::ordered_json& row) const {
+    if (!gpu_ || row["gpu_seconds"].is_null()) return {};
+    return gpu_->seconds({row["bytes"], row["ops"]}) / row["gpu_seconds"].get<double>();
   }
 
   const Options& options_;
-  const std::optional<Bounds> card_;
+  const std::optional<Bounds> gpu_;
   std::ofstream plot_;
   std::vector<nlohmann::ordered_json> rows_;
 };
@@ -150,11 +150,11 @@ struct LayersOf {
 template <class WhatOf, class Measure>
 int print_rows(const Options& options, WhatOf what_of, Measure measure) {
   require_sane(options.bench);
-  const std::optional<Bounds> card = gpu_bounds(with_fp8_activations(options));
+  const std::optional<Bounds> gpu = gpu_bounds(with_fp8_activations(options));
   // Created after the driver's threads, which would otherwise inherit the team's pinned core.
   Bench bench(options);
   const auto what = what_of(bench.config);
-  Rows rows(options, card);
+  Rows rows(options, gpu);
   MachineSpeed speed = bench.speed();
   measure(what, bench.kernels, speed, rows.printer());
   return rows.finish();
@@ -267,10 +267,10 @@ int bench_attention_command(const Options& options) {
 int bench_generate_command(const Options& options) {
   const BenchOptions& b = options.bench;
   require_sane(b);
-  require(b.new_tokens >= 2 && b.new_tokens <= kMostTokens, "-n {}: must be between 2 and {}",
-          b.new_tokens, kMostTokens);
+  require(b.new_tokens >= 2 && b.new_tokens <= kMaxTokens, "-n {}: must be between 2 and {}",
+          b.new_tokens, kMaxTokens);
   const bool fp8 = with_fp8_activations(options);
-  const std::optional<Bounds> card = gpu_bounds(fp8);
+  const std::optional<Bounds> gpu = gpu_bounds(fp8);
   Bench bench(options);
   const WeightFormats formats = {backbone_format(b.format, bench.config),
                                  expert_format(b.experts, bench.config)};
@@ -293,10 +293,10 @@ int bench_generate_command(const Options& options) {
   nlohmann::ordered_json report = bench_generate(what, bench.kernels, speed);
   for (auto& row : report["decode"])
     row["gpu_roofline_ratio"] =
-        card && row["gpu_tokens_per_second"].is_number()
+        gpu && row["gpu_tokens_per_second"].is_number()
             ? nlohmann::ordered_json(row["bytes_per_token"].get<double>() *
                                      row["gpu_tokens_per_second"].get<double>() /
-                                     card->read_bytes_per_second)
+                                     gpu->read_bytes_per_second)
             : nlohmann::ordered_json();
   name_activations(options, report);
   const std::string text = options.json ? report.dump() + "\n" : generate_text(report);
@@ -310,12 +310,12 @@ int bench_hybrid_command(const Options& options) {
   require_list("--tokens", b.tokens, kStepTokens);
   const std::string why_not = why_no_gpu();
   require(why_not.empty(), "bench hybrid needs a GPU: {}", why_not);
-  const Gpu card = measured_gpu(kGpuSeconds);
+  const Gpu gpu = measured_gpu(kGpuSeconds);
   // Created after the driver's threads, which would otherwise inherit the team's pinned core.
   Bench bench(options);
   const HybridBench what = {
       .config_name = b.config,
-      .card = card.name,
+      .gpu_name = gpu.name,
       .config = bench.config,
       .n_layers = b.layers,
       .formats = {backbone_format(b.format, bench.config), expert_format(b.experts, bench.config)},
@@ -326,7 +326,7 @@ int bench_hybrid_command(const Options& options) {
       .memory_bytes = memory_for_weights(b, kModelPart),
       .gpus = gpu_bench_models(),
       .curves = saved_curves(bench.kernels),
-      .rates = card,
+      .rates = gpu,
       .kernel_gap = measured_kernel_gap(kGpuSeconds)};
   MachineSpeed speed = bench.speed();
   const auto print = [&](const nlohmann::ordered_json& report,
@@ -335,7 +335,7 @@ int bench_hybrid_command(const Options& options) {
     std::fflush(stdout);
   };
   print(bench_hybrid(what, bench.kernels, speed), hybrid_text);
-  print(hand_off_row(measured_hand_offs(kGpuSeconds), card.name), hand_off_text);
+  print(hand_off_row(measured_hand_offs(kGpuSeconds), gpu.name), hand_off_text);
   return 0;
 }
 

@@ -36,16 +36,16 @@ int bench_kernels_command(const Options& options) {
   what.timer = small_kernel_timer(
       what.config, *std::max_element(what.tokens.begin(), what.tokens.end()), kColdBytes);
   if (what.timer) {
-    const Gpu card = measured_gpu_bounds(kGpuSeconds);
-    what.card = card.name;
-    what.read_bytes_per_second = card.read_bytes_per_second;
+    const Gpu gpu = measured_gpu_bounds(kGpuSeconds);
+    what.gpu_name = gpu.name;
+    what.read_bytes_per_second = gpu.read_bytes_per_second;
   }
   bench_kernels(what, table_printer(options, kernels_header, kernels_text));
   return 0;
 }
 
 int bench_products_command(const Options& options) {
-  constexpr int kFewestRows = 17;  // fewer use another kernel
+  constexpr int kMinRows = 17;  // fewer use another kernel
   const BenchOptions& b = options.bench;
   require_sane(b);
   const ModelConfig config = bench_config(b.config);
@@ -55,12 +55,12 @@ int bench_products_command(const Options& options) {
                         .tokens = list_or(b.tokens, {512, 2048}),
                         .seconds = b.seconds};
   for (const int n : what.tokens)
-    require(n >= kFewestRows, "--tokens {}: at least {}; `bench mlp` has fewer", n, kFewestRows);
+    require(n >= kMinRows, "--tokens {}: at least {}; `bench mlp` has fewer", n, kMinRows);
   what.timer = product_timer(what.config, what.format, what.cublas);
   if (what.timer) {
-    const Gpu card = measured_gpu_bounds(kGpuSeconds);
-    what.card = card.name;
-    what.peak_ops_per_second = card.peak.bf16;
+    const Gpu gpu = measured_gpu_bounds(kGpuSeconds);
+    what.gpu_name = gpu.name;
+    what.peak_ops_per_second = gpu.peak.bf16;
   }
   bench_products(what, table_printer(options, products_header, products_text));
   return 0;

@@ -16,10 +16,10 @@ namespace {
 
 void require_sane(const ServeOptions& s) {
   require(s.port >= 0 && s.port < 65536, "--port {}: must be between 0 and 65535", s.port);
-  require(s.max_batch >= 1 && s.max_batch <= kMostStepTokens,
-          "--max-batch {}: must be between 1 and {}", s.max_batch, kMostStepTokens);
-  require(s.chunk >= 1 && s.chunk <= kMostStepTokens, "--chunk {}: must be between 1 and {}",
-          s.chunk, kMostStepTokens);
+  require(s.max_batch >= 1 && s.max_batch <= kMaxStepTokens,
+          "--max-batch {}: must be between 1 and {}", s.max_batch, kMaxStepTokens);
+  require(s.chunk >= 1 && s.chunk <= kMaxStepTokens, "--chunk {}: must be between 1 and {}",
+          s.chunk, kMaxStepTokens);
   require(s.kv_tokens >= 0, "--kv-tokens {}: must be 0 or more", s.kv_tokens);
   require(s.kv_fraction > 0 && s.kv_fraction < 1, "--kv-fraction {}: must be between 0 and 1",
           s.kv_fraction);

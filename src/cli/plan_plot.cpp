@@ -9,7 +9,7 @@ namespace tandem {
 namespace {
 
 constexpr double kWidth = 900, kLeft = 150, kBarWidth = 620, kBar = 18, kLine = 28;
-constexpr size_t kMostDevices = 12;
+constexpr size_t kMaxDevices = 12;
 constexpr const char* kColours[kNumParts] = {"#4e79a7", "#f28e2b", "#e15759", "#76b7b2",
                                              "#59a14f", "#edc948", "#b07aa1", "#ff9da7",
                                              "#9c755f", "#bab0ac", "#444444"};
@@ -30,7 +30,7 @@ std::string box(double x, double y, double width, const char* colour, const std:
 std::string memory_bars(const Prediction& p, double& y) {
   std::string svg = label(20, y, "Memory by device: weights, KV cache, activations, reserve", true);
   y += kLine;
-  const size_t n = std::min(p.memory.size(), kMostDevices);
+  const size_t n = std::min(p.memory.size(), kMaxDevices);
   for (size_t i = 0; i < n; ++i) {
     const DeviceMemory& m = p.memory[i];
     const auto width = [&](int64_t bytes) {

@@ -38,7 +38,7 @@ struct Link {
 // Efficiency of one kind of work on the CPUs, measured by `tandem bench`: pairs (x, efficiency), x
 // ascending. Efficiency is the computed time of reading plus arithmetic divided by the measured
 // time. It is at most 2: both take equally long and overlap completely.
-constexpr double kMostEfficiency = 2;
+constexpr double kMaxEfficiency = 2;
 struct EfficiencyCurve {
   std::string work;    // experts, dense: x is rows of activations; absorbed, restored: attention,
                        // x is tokens in the cache

@@ -6,7 +6,7 @@ namespace tandem {
 
 void OutputThread::push(std::function<void()> job) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return jobs_.size() < kMostBehind; });
+  changed_.wait(lock, [&] { return jobs_.size() < kMaxPendingJobs; });
   jobs_.push_back(std::move(job));
   changed_.notify_all();
 }

@@ -76,11 +76,11 @@ void PagePool::publish(std::vector<int32_t>& pages, int index, std::span<const i
 
 std::pair<int32_t, int> PagePool::match_begun(const std::vector<int32_t>& pages, int n_found,
                                               std::span<const int32_t> tokens) const {
-  constexpr int kMostLookedAt = 64;
+  constexpr int kMaxVisitedPages = 64;
   std::pair<int32_t, int> best = {-1, 0};
   const auto newest = newest_child_.find(serial_before(pages, n_found));
   int32_t number = newest == newest_child_.end() ? -1 : newest->second;
-  for (int i = 0; number >= 0 && i < kMostLookedAt; ++i) {
+  for (int i = 0; number >= 0 && i < kMaxVisitedPages; ++i) {
     const Page& page = pages_[number];
     const auto end = page.tokens.begin() + page.n_tokens;
     const auto differs = std::mismatch(tokens.begin(), tokens.end(), page.tokens.begin(), end);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kMaxDepth = 64;
 constexpr size_t kMaxShown = 100;
-constexpr int64_t kMostComparisons = 20'000'000;  // about 0.1 s
+constexpr int64_t kMaxComparisons = 20'000'000;  // about 0.1 s
 
 // Cuts at the boundary of a UTF-8 character.
 std::string cut(std::string text) {
@@ -126,7 +126,7 @@ nlohmann::json parse_json(std::string_view text, std::string_view source) {
 
 nlohmann::ordered_json parse_ordered_json(std::string_view text, std::string_view source) {
   require_no_zero_byte(text, source);
-  require(check_strict(text, source) <= kMostComparisons,
+  require(check_strict(text, source) <= kMaxComparisons,
           "{}: its objects have too many keys: one may have about {}", source, 6000);
   return nlohmann::ordered_json::parse(text);
 }

@@ -159,15 +159,15 @@ void read_nodes(JsonFields& fields, Machine& m) {
 }
 
 EfficiencyCurve read_curve(JsonFields& fields, const std::string& key) {
-  constexpr int kMostPoints = 1000;
-  constexpr double kMostX = 1e9;
+  constexpr int kMaxPoints = 1000;
+  constexpr double kMaxX = 1e9;
   EfficiencyCurve curve;
-  for (const auto& point : fields.list(key, kMostPoints)) {
+  for (const auto& point : fields.list(key, kMaxPoints)) {
     const bool pair =
         point.is_array() && point.size() == 2 && point[0].is_number() && point[1].is_number();
     const double x = pair ? point[0].get<double>() : 0, ratio = pair ? point[1].get<double>() : 0;
     const double before = curve.points.empty() ? 0 : curve.points.back().first;
-    if (!(x > before && x <= kMostX && ratio > 0 && ratio <= kMostEfficiency))
+    if (!(x > before && x <= kMaxX && ratio > 0 && ratio <= kMaxEfficiency))
       fields.refuse(key, "expected pairs of an ascending number above 0 and a ratio up to 2");
     curve.points.emplace_back(x, ratio);
   }

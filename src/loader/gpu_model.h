@@ -30,7 +30,7 @@ struct GpuModelOptions {
 class GpuModel {
  public:
   virtual ~GpuModel() = default;
-  virtual const std::string& card() const = 0;  // name of the GPU
+  virtual const std::string& gpu_name() const = 0;  // name of the GPU
   virtual const ModelWeights& weights() const = 0;
   virtual const LoadReport& report() const = 0;
   virtual Device& device() = 0;

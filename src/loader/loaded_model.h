@@ -31,7 +31,7 @@ class LoadedModel {
   // The name of the GPU that computes, "cpu", or both.
   std::string device() const {
     if (!gpu_) return "cpu";
-    return experts_ ? gpu_->card() + ", experts also on the cpu" : gpu_->card();
+    return experts_ ? gpu_->gpu_name() + ", experts also on the cpu" : gpu_->gpu_name();
   }
   const LoadReport& load_report() const { return report_; }
   const RoutingCounts* routing() const {  // null: not recorded

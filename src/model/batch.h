@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-constexpr int kMostStepTokens = 1 << 16;  // upper limit of every option that sets tokens per step
+constexpr int kMaxStepTokens = 1 << 16;  // upper limit of every option that sets tokens per step
 
 struct Sequence {
   int32_t first_token;                // index into Batch::tokens

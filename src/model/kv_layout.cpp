@@ -7,7 +7,7 @@ namespace tandem {
 bool takes_fp8_cache(const MlaConfig& mla) { return mla.kv_rank <= 512 && mla.rope_dim <= 64; }
 
 KvPlanes::KvPlanes(std::initializer_list<KvPlane> planes) : n_(static_cast<int>(planes.size())) {
-  check(n_ <= kMost, "planes of a layer");
+  check(n_ <= kMaxPlanes, "planes of a layer");
   std::copy(planes.begin(), planes.end(), planes_.begin());
 }
 

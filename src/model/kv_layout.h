@@ -27,7 +27,7 @@ struct KvPlane {
 // The planes of one layer.
 class KvPlanes {
  public:
-  static constexpr int kMost = 4;
+  static constexpr int kMaxPlanes = 4;
   KvPlanes() = default;
   KvPlanes(std::initializer_list<KvPlane> planes);
   const KvPlane* begin() const { return planes_.data(); }
@@ -35,7 +35,7 @@ class KvPlanes {
   int64_t token_bytes() const;
 
  private:
-  std::array<KvPlane, kMost> planes_;
+  std::array<KvPlane, kMaxPlanes> planes_;
   int n_ = 0;
 };
 

@@ -66,7 +66,7 @@ void CudaDevice::to_host(TensorView x, TensorView out) {
 // Graphs are not padded to a larger size, because experts would be read for the padding rows.
 bool CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>& enqueue) {
   n_nodes_of_last_step_ = 0;
-  if (!records_ || key.n_tokens > kMostRecordedTokens) {
+  if (!records_ || key.n_tokens > kMaxRecordedTokens) {
     enqueue();
     return false;
   }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kRowAlignment = 16;  // bytes
 
-DType type_on_card(DType stored, WeightUse use) {
+DType type_on_gpu(DType stored, WeightUse use) {
   if (is_vector(use) || stored == DType::kF16) return DType::kF32;
   return stored == DType::kI4Words ? DType::kBF16 : stored;
 }
@@ -60,7 +60,7 @@ class RowDecoder {
 }  // namespace
 
 int64_t CudaWeights::bytes_of(const QuantView& stored, WeightUse use) {
-  const DType type = type_on_card(stored.q.dtype, use);
+  const DType type = type_on_gpu(stored.q.dtype, use);
   const int64_t codes =
       Arena::padded_bytes(stored.q.rows * stride_of(stored.q.cols, type) * size_of(type));
   if (!keeps_scales(stored)) return codes;
@@ -73,7 +73,7 @@ void CudaWeights::allocate(int64_t bytes, gpu::Site site) {
 }
 
 QuantView CudaWeights::reserve(const QuantView& stored, WeightUse use) {
-  const DType type = type_on_card(stored.q.dtype, use);
+  const DType type = type_on_gpu(stored.q.dtype, use);
   QuantView on_gpu = {.q = arena_.matrix(stored.q.rows, stride_of(stored.q.cols, type), type),
                       .scale = {}};
   on_gpu.q.cols = stored.q.cols;

@@ -38,8 +38,8 @@ AnswerForm pattern_form(const RequestFields& fields, const std::string& key) {
 }
 
 AnswerForm choice_form(const RequestFields& fields, const std::string& key) {
-  constexpr size_t kMostChoices = 1000;
-  AnswerForm form{.kind = Kind::kChoice, .choices = fields.texts(key, kMostChoices), .field = key};
+  constexpr size_t kMaxChoices = 1000;
+  AnswerForm form{.kind = Kind::kChoice, .choices = fields.texts(key, kMaxChoices), .field = key};
   bool any_empty = form.choices.empty();
   for (const std::string& choice : form.choices) any_empty = any_empty || choice.empty();
   if (any_empty) fields.refuse(key, "a list of texts, none of them empty");

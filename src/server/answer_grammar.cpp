@@ -10,8 +10,8 @@
 namespace tandem {
 namespace {
 
-constexpr size_t kMostKept = 32;
-constexpr int kMostKeptNodes = 500'000;  // a node takes about 400 bytes
+constexpr size_t kMaxCachedGrammars = 32;
+constexpr int kMaxCachedNodes = 500'000;  // a node takes about 400 bytes
 
 std::shared_ptr<const GrammarTokens> json_tokens(const TokenTrie& trie) {
   Grammar grammar;
@@ -76,9 +76,9 @@ std::shared_ptr<const GrammarTokens> AnswerGrammars::of(const GenerationRequest&
   kept_.push_front({std::move(key), tokens});
   int n_nodes = 0;
   auto it = kept_.begin();
-  for (size_t i = 0; it != kept_.end() && i < kMostKept; ++i, ++it) {
+  for (size_t i = 0; it != kept_.end() && i < kMaxCachedGrammars; ++i, ++it) {
     n_nodes += it->tokens->grammar().n_nodes();
-    if (n_nodes > kMostKeptNodes && i > 0) break;
+    if (n_nodes > kMaxCachedNodes && i > 0) break;
   }
   kept_.erase(it, kept_.end());
   return tokens;

@@ -9,7 +9,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMostMessages = 16'384;
+constexpr size_t kMaxMessages = 16'384;
 
 Json text_part(std::string text) { return {{"type", "text"}, {"text", std::move(text)}}; }
 
@@ -108,10 +108,10 @@ Json read_chat_messages(const RequestFields& request) {
   const Json* messages = request.find("messages");
   if (!messages || !messages->is_array() || messages->empty())
     request.refuse("messages", "a list of messages, at least one");
-  if (messages->size() > kMostMessages)
+  if (messages->size() > kMaxMessages)
     throw ApiError(
         400,
-        fmt::format("messages has {} entries: must be at most {}", messages->size(), kMostMessages),
+        fmt::format("messages has {} entries: must be at most {}", messages->size(), kMaxMessages),
         "messages");
   Json read = Json::array();
   for (size_t i = 0; i < messages->size(); ++i)

@@ -22,7 +22,7 @@ using boost::system::error_code;
 
 // Limit of received bytes that are not parsed yet: pipelined requests, the line before a chunk, and
 // the trailer fields after the last chunk.
-constexpr size_t kMostBufferedBytes = 64 << 10;
+constexpr size_t kMaxBufferedBytes = 64 << 10;
 constexpr size_t kSmallPiece = 4 << 10;  // most bytes per read, except inside a body
 constexpr size_t kLargeBody = 1 << 20;
 constexpr auto kNever = asio::steady_timer::time_point::max();
@@ -120,7 +120,7 @@ Connection::Task<std::optional<ReceivedRequest>> Connection::read_request() {
     if (!had_head && reader.has_head()) {
       co_await begin_body(reader);
     } else if (n == 0 &&
-               !co_await receive(reader.body_bytes() > 0 ? kMostBufferedBytes : kSmallPiece)) {
+               !co_await receive(reader.body_bytes() > 0 ? kMaxBufferedBytes : kSmallPiece)) {
       co_return std::nullopt;
     }
   }
@@ -136,11 +136,11 @@ Connection::Task<void> Connection::begin_body(const RequestReader& reader) {
 
 // Reads more bytes into buffer_. False when the connection has ended.
 Connection::Task<bool> Connection::receive(size_t most_bytes) {
-  const size_t room = kMostBufferedBytes - buffer_.size();
+  const size_t room = kMaxBufferedBytes - buffer_.size();
   if (room == 0)
     throw ApiError(431, fmt::format("the fields behind the body, or the line before a chunk of it, "
                                     "are longer than {} bytes",
-                                    kMostBufferedBytes));
+                                    kMaxBufferedBytes));
   error_code error;
   const auto to = buffer_.prepare(std::min(room, most_bytes));
   buffer_.commit(co_await stream_.async_read_some(to, into(error)));
@@ -150,7 +150,7 @@ Connection::Task<bool> Connection::receive(size_t most_bytes) {
 // Records that `bytes` of a body have arrived. The limit keeps clients that send large bodies
 // without completing them from using up all memory, and small requests do not count towards it.
 void Connection::hold_body(int64_t bytes) {
-  const int64_t counted = std::max(bytes - static_cast<int64_t>(kMostBufferedBytes), int64_t{0});
+  const int64_t counted = std::max(bytes - static_cast<int64_t>(kMaxBufferedBytes), int64_t{0});
   const int64_t all = hub_.bodies_bytes + counted - held_bytes_;
   if (counted > held_bytes_ && all > hub_.limits.all_bodies_bytes)
     throw ApiError(503, "too many large requests at a time: try again later", {}, "busy");
@@ -321,7 +321,7 @@ Connection::Task<void> Connection::watch() {
 // Reads while an answer is being generated: this detects that the client disconnects. Pipelined
 // requests are kept in buffer_.
 void Connection::listen_for_end() {
-  const size_t room = kMostBufferedBytes - buffer_.size();
+  const size_t room = kMaxBufferedBytes - buffer_.size();
   reading_ = room > 0;
   if (!reading_) return;
   stream_.async_read_some(buffer_.prepare(std::min(room, kSmallPiece)),

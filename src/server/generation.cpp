@@ -300,8 +300,8 @@ TokenReport Generation::report_of(int32_t token, std::optional<float> logprob,
 }
 
 TokenText Generation::token_text(int32_t token, std::optional<float> logprob) const {
-  constexpr float kLeast = -9999;  // as in vLLM, since JSON has no infinity
-  if (logprob) logprob = std::max(*logprob, kLeast);
+  constexpr float kMinLogprob = -9999;  // as in vLLM, since JSON has no infinity
+  if (logprob) logprob = std::max(*logprob, kMinLogprob);
   return {tokenizer_.decode({&token, 1}), std::string(tokenizer_.bytes_of(token)), logprob};
 }
 

@@ -14,11 +14,11 @@
 namespace tandem {
 namespace {
 
-constexpr int kMostAnswers = 128;
-constexpr int kMostPrompts = 1024;
-constexpr int kMostStops = 16;
-constexpr int kMostLogprobs = 20;
-constexpr int64_t kMostTokens = 1 << 30;
+constexpr int kMaxAnswers = 128;
+constexpr int kMaxPrompts = 1024;
+constexpr int kMaxStops = 16;
+constexpr int kMaxLogprobs = 20;
+constexpr int64_t kMaxTokens = 1 << 30;
 
 void read_sampling(const RequestFields& fields, const SamplingDefaults& defaults,
                    GenerationRequest& r) {
@@ -32,7 +32,7 @@ void read_sampling(const RequestFields& fields, const SamplingDefaults& defaults
   s.top_p = std::max(static_cast<float>(top_p), std::numeric_limits<float>::min());
   // Clients of vLLM and SGLang send -1 for no limit.
   s.top_k = static_cast<int>(
-      std::max<int64_t>(0, fields.integer("top_k", -1, kMostTokens, defaults.top_k)));
+      std::max<int64_t>(0, fields.integer("top_k", -1, kMaxTokens, defaults.top_k)));
   s.min_p = number("min_p", 0, 1, 0);
   s.repetition_penalty = number("repetition_penalty", 0.01, 100, defaults.repetition_penalty);
   s.presence_penalty = number("presence_penalty", -2, 2, 0);
@@ -60,16 +60,16 @@ void read_sampling(const RequestFields& fields, const SamplingDefaults& defaults
 void read_common(const RequestFields& fields, const SamplingDefaults& defaults,
                  GenerationRequest& r) {
   read_sampling(fields, defaults, r);
-  r.n = static_cast<int>(fields.integer("n", 1, kMostAnswers, 1));
-  r.stops = fields.texts("stop", kMostStops);
+  r.n = static_cast<int>(fields.integer("n", 1, kMaxAnswers, 1));
+  r.stops = fields.texts("stop", kMaxStops);
   r.stop_ids = fields.ids("stop_token_ids");
   r.ignore_eos = fields.boolean("ignore_eos", false);
   // Benchmarks that set ignore_eos count tokens, so special tokens (EOS) must appear in the text.
   r.skip_special = fields.boolean("skip_special_tokens", !r.ignore_eos);
   r.keeps_stop =
       fields.boolean("include_stop_str_in_output", false) || fields.boolean("no_stop_trim", false);
-  const int64_t min = fields.integer("min_tokens", 0, kMostTokens, 0);
-  r.min_tokens = static_cast<int>(fields.integer("min_new_tokens", 0, kMostTokens, min));
+  const int64_t min = fields.integer("min_tokens", 0, kMaxTokens, 0);
+  r.min_tokens = static_cast<int>(fields.integer("min_new_tokens", 0, kMaxTokens, min));
 }
 
 void read_openai(const RequestFields& fields, GenerationRequest& r) {
@@ -80,7 +80,7 @@ void read_openai(const RequestFields& fields, GenerationRequest& r) {
   r.continuous_usage = stream.boolean("continuous_usage_stats", false);
   r.echo = r.endpoint == Endpoint::kCompletions && fields.boolean("echo", false);
   // max_tokens 0 with echo requests the prompt's log-probabilities only.
-  if (const auto n = fields.integer("max_tokens", r.echo ? 0 : 1, kMostTokens))
+  if (const auto n = fields.integer("max_tokens", r.echo ? 0 : 1, kMaxTokens))
     r.max_tokens = static_cast<int>(*n);
   if (fields.find("timeout")) r.timeout_seconds = fields.number("timeout", 0, 1e6, 0);
   r.form = read_answer_form(fields);
@@ -104,8 +104,8 @@ std::vector<Prompt> read_prompts(const RequestFields& fields) {
   if (!value) fields.refuse("prompt", "given");
   const bool is_list = value->is_array() && !value->empty() && !value->front().is_number();
   if (!is_list) return {one_prompt(fields, *value)};
-  if (value->size() > kMostPrompts)
-    fields.refuse("prompt", fmt::format("at most {} prompts", kMostPrompts));
+  if (value->size() > kMaxPrompts)
+    fields.refuse("prompt", fmt::format("at most {} prompts", kMaxPrompts));
   std::vector<Prompt> prompts;
   for (const nlohmann::ordered_json& item : *value) prompts.push_back(one_prompt(fields, item));
   return prompts;
@@ -198,13 +198,13 @@ GenerationRequest parse_completion_request(const nlohmann::ordered_json& json,
   r.prompts = read_prompts(fields);
   r.add_special_tokens = fields.boolean("add_special_tokens", true);
   if (!r.max_tokens) r.max_tokens = kDefaultTokens;
-  r.sampling.n_top_logprobs = static_cast<int>(fields.integer("logprobs", 0, kMostLogprobs, -1));
+  r.sampling.n_top_logprobs = static_cast<int>(fields.integer("logprobs", 0, kMaxLogprobs, -1));
   if (r.max_tokens == 0 && !r.wants_logprobs())
     fields.refuse("max_tokens", "1 or more, unless logprobs of an echoed prompt are wanted");
   if (!fields.text("suffix", "").empty())
     throw ApiError(400, "suffix is not supported: this server only appends", "suffix",
                    "unsupported");
-  if (fields.integer("best_of", 1, kMostAnswers, r.n) != r.n)
+  if (fields.integer("best_of", 1, kMaxAnswers, r.n) != r.n)
     throw ApiError(400, fmt::format("best_of must be n ({}): answers are not ranked", r.n),
                    "best_of", "unsupported");
   return r;
@@ -215,9 +215,9 @@ GenerationRequest parse_chat_request(const nlohmann::ordered_json& json,
   const RequestFields fields(json);
   GenerationRequest r = openai_request(fields, defaults, Endpoint::kChat);
   read_conversation(fields, r);
-  if (const auto n = fields.integer("max_completion_tokens", 1, kMostTokens))
+  if (const auto n = fields.integer("max_completion_tokens", 1, kMaxTokens))
     r.max_tokens = static_cast<int>(*n);
-  const int top = static_cast<int>(fields.integer("top_logprobs", 0, kMostLogprobs, 0));
+  const int top = static_cast<int>(fields.integer("top_logprobs", 0, kMaxLogprobs, 0));
   const bool wants = fields.boolean("logprobs", false);
   if (top > 0 && !wants) fields.refuse("top_logprobs", "with \"logprobs\": true");
   r.sampling.n_top_logprobs = wants ? top : -1;
@@ -235,7 +235,7 @@ GenerationRequest parse_generate_request(const nlohmann::ordered_json& json,
   const RequestFields sampling = fields.object("sampling_params");
   read_common(sampling, defaults, r);
   r.max_tokens =
-      static_cast<int>(sampling.integer("max_new_tokens", 1, kMostTokens, kDefaultTokens));
+      static_cast<int>(sampling.integer("max_new_tokens", 1, kMaxTokens, kDefaultTokens));
   r.stream = fields.boolean("stream", false);
   r.form = read_answer_form(sampling);
   if (fields.boolean("return_logprob", false))

@@ -14,7 +14,7 @@ class Outbox {
   explicit Outbox(std::function<void()> wake) : wake_(std::move(wake)) {}
 
   // A client that leaves more bytes than this unread is treated as disconnected.
-  static constexpr size_t kMostBytes = size_t{4} << 20;
+  static constexpr size_t kMaxBytes = size_t{4} << 20;
 
   void push(const Generation::Output& output) {
     bool wakes = false;
@@ -25,7 +25,7 @@ class Outbox {
       all_.last = output.last;
       all_.is_whole = output.is_whole;
       all_.breaks_off = output.breaks_off;
-      full_ = full_ || (!output.last && all_.bytes.size() > kMostBytes);
+      full_ = full_ || (!output.last && all_.bytes.size() > kMaxBytes);
       wakes = !std::exchange(woken_, true);
     }
     if (wakes) wake_();

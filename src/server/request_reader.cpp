@@ -75,14 +75,14 @@ bool keeps_open(const Head& head) {
     throw ApiError(413, fmt::format("the body is longer than {} bytes", most_body_bytes));
   if (error == http::error::header_limit)
     throw ApiError(431,
-                   fmt::format("the head is longer than {} bytes", RequestReader::kMostHeadBytes));
+                   fmt::format("the head is longer than {} bytes", RequestReader::kMaxHeaderBytes));
   throw ApiError(400, "this is not HTTP: " + error.message());
 }
 
 }  // namespace
 
 RequestReader::RequestReader(int64_t most_body_bytes) : most_body_bytes_(most_body_bytes) {
-  parser_.header_limit(kMostHeadBytes);
+  parser_.header_limit(kMaxHeaderBytes);
   parser_.body_limit(static_cast<uint64_t>(most_body_bytes));
 }
 

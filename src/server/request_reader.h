@@ -17,7 +17,7 @@ struct ReceivedRequest {
 
 class RequestReader {
  public:
-  static constexpr uint32_t kMostHeadBytes = 16 << 10;
+  static constexpr uint32_t kMaxHeaderBytes = 16 << 10;
 
   explicit RequestReader(int64_t most_body_bytes);
 

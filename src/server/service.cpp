@@ -18,7 +18,7 @@ namespace tandem {
 namespace {
 
 // Answers per request. Every answer takes memory from the start, even while it waits.
-constexpr size_t kMostAnswersInAll = 4096;
+constexpr size_t kMaxTotalAnswers = 4096;
 
 constexpr const char* kVersion = "0.1.0";
 constexpr std::string_view kModelsPath = "/v1/models", kModelPath = "/v1/models/";
@@ -197,10 +197,10 @@ std::shared_ptr<Generation> Service::generation(GenerationRequest request) {
                                shown(options_.model_id)),
                    "model", "model_not_found");
   const size_t n_answers = std::max<size_t>(request.prompts.size(), 1) * request.n;
-  if (n_answers > kMostAnswersInAll)
+  if (n_answers > kMaxTotalAnswers)
     throw ApiError(400,
                    fmt::format("this asks for {} answers: a request may ask for {}", n_answers,
-                               kMostAnswersInAll),
+                               kMaxTotalAnswers),
                    request.n > 1 ? "n" : "prompt");
   auto prompts = prompts_of(request);
   for (const auto& prompt : prompts) require_fits(request, prompt.size());

@@ -6,19 +6,19 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kMostBytes = int64_t{64} << 20;
+constexpr int64_t kMaxBytes = int64_t{64} << 20;
 
 // chat_template.jinja, or else "chat_template" of tokenizer_config.json: one template, or a list of
 // {name, template} from which "default" is taken.
 std::string template_source(const std::string& directory) {
   const std::filesystem::path folder = directory;
   if (std::filesystem::exists(folder / "chat_template.jinja"))
-    return read_text_file(folder / "chat_template.jinja", kMostBytes);
+    return read_text_file(folder / "chat_template.jinja", kMaxBytes);
   const std::filesystem::path file = folder / "tokenizer_config.json";
   require(std::filesystem::exists(file),
           "{} has no tokenizer_config.json with a chat template: use --raw for plain text",
           directory);
-  const nlohmann::json config = parse_json(read_text_file(file, kMostBytes), file.string());
+  const nlohmann::json config = parse_json(read_text_file(file, kMaxBytes), file.string());
   nlohmann::json chat_template = member(config, "chat_template");
   if (chat_template.is_array()) {
     for (const nlohmann::json& entry : config.at("chat_template"))

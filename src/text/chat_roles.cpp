@@ -74,14 +74,14 @@ std::vector<Json> call_with(const Json& arguments) {
 
 // String literals in a template's source that may be names of roles.
 std::set<std::string> quoted_words(std::string_view source) {
-  constexpr size_t kMostWords = 64, kLongest = 32;
+  constexpr size_t kMaxWords = 64, kMaxWordLength = 32;
   const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || c == '_' || c == '-'; };
   std::set<std::string> words;
   for (const char quote : {'\'', '"'})
-    for (size_t at = source.find(quote); at != source.npos && words.size() < kMostWords;) {
+    for (size_t at = source.find(quote); at != source.npos && words.size() < kMaxWords;) {
       const size_t end = std::min(source.find(quote, at + 1), source.size());
       const std::string_view word = source.substr(at + 1, end - at - 1);
-      if (!word.empty() && word.size() <= kLongest &&
+      if (!word.empty() && word.size() <= kMaxWordLength &&
           std::all_of(word.begin(), word.end(), is_letter))
         words.emplace(word);
       at = source.find(quote, end);

@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-constexpr size_t kMostSymbols = 256;
+constexpr size_t kMaxSymbols = 256;
 
 // The distinct sets of `patterns`, preceded by the set of "\n".
 std::vector<CharacterSet> sets_of(const std::vector<SplitPattern>& patterns) {
@@ -51,8 +51,8 @@ SymbolTable::SymbolTable(const std::vector<SplitPattern>& patterns)
     if (known == symbol_of.end()) {
       if (n_symbols == '\n') ++n_symbols;
       const size_t symbol = is_newline ? '\n' : n_symbols++;
-      require(symbol < kMostSymbols,
-              "the split patterns tell more than {} kinds of characters apart", kMostSymbols);
+      require(symbol < kMaxSymbols,
+              "the split patterns tell more than {} kinds of characters apart", kMaxSymbols);
       examples_.resize(std::max(examples_.size(), symbol + 1), U'\n');
       examples_[symbol] = bounds[i];
       symbol_of[memberships] = static_cast<uint8_t>(symbol);

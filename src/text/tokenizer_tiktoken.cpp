@@ -19,7 +19,7 @@ constexpr std::string_view kKimiPattern =
     R"([\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
     R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr int32_t kReservedTokens = 256;
-constexpr size_t kLongestToken = 4096;  // bytes; the longest of Kimi-K2 has 128
+constexpr size_t kMaxTokenBytes = 4096;  // bytes; the longest of Kimi-K2 has 128
 
 std::string decode_base64(std::string_view text, size_t line);
 void parse_line(std::string_view text, size_t line, std::vector<std::string>& tokens);
@@ -62,8 +62,8 @@ void parse_line(std::string_view text, size_t line, std::vector<std::string>& to
           "line {}: the rank must be a number from 0 to {}", line,
           kMaxTokenIds - kReservedTokens - 1);
   std::string bytes = decode_base64(text.substr(0, space), line);
-  require(!bytes.empty() && bytes.size() <= kLongestToken,
-          "line {}: a token must have from 1 to {} bytes, not {}", line, kLongestToken,
+  require(!bytes.empty() && bytes.size() <= kMaxTokenBytes,
+          "line {}: a token must have from 1 to {} bytes, not {}", line, kMaxTokenBytes,
           bytes.size());
   if (rank >= tokens.size()) tokens.resize(rank + 1);
   require(tokens[rank].empty(), "line {}: the rank {} occurs twice", line, rank);

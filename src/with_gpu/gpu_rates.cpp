@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kLeast = 1 << 20, kMostRead = 1 << 30, kMostCopied = 256 << 20;  // bytes
+constexpr int64_t kMinBytes = 1 << 20, kMaxReadBytes = 1 << 30, kMaxCopyBytes = 256 << 20;  // bytes
 constexpr int kBlocksEach = 8;        // per multiprocessor
 constexpr double kLongEnough = 5e-3;  // seconds per run, which makes a launch negligible
 
@@ -27,17 +27,17 @@ double rate_of(gpu::Stream& stream, int64_t least, int64_t most, double seconds,
 }
 
 // At most a quarter of the free memory.
-int64_t most_bytes(const gpu::Card& card, int64_t bytes) {
-  return std::clamp(card.free_bytes / 4 / kLeast * kLeast, kLeast, bytes);
+int64_t max_bytes(const gpu::GpuInfo& gpu_info, int64_t bytes) {
+  return std::clamp(gpu_info.free_bytes / 4 / kMinBytes * kMinBytes, kMinBytes, bytes);
 }
 
 using Multiply = int64_t (*)(const gpu::Stream& stream, int blocks, int rounds, float* out);
-double multiply_rate(const gpu::Card& card, gpu::Stream& stream, double seconds,
+double multiply_rate(const gpu::GpuInfo& gpu_info, gpu::Stream& stream, double seconds,
                      Multiply multiply) {
-  constexpr int kMostRounds = 1 << 20;
+  constexpr int kMaxRounds = 1 << 20;
   const gpu::Buffer out(sizeof(float), gpu::Site::kDevice);
-  return rate_of(stream, 1, kMostRounds, seconds, [&](int64_t rounds) {
-    return multiply(stream, kBlocksEach * card.n_multiprocessors, static_cast<int>(rounds),
+  return rate_of(stream, 1, kMaxRounds, seconds, [&](int64_t rounds) {
+    return multiply(stream, kBlocksEach * gpu_info.n_multiprocessors, static_cast<int>(rounds),
                     out.as<float>());
   });
 }
@@ -45,33 +45,33 @@ double multiply_rate(const gpu::Card& card, gpu::Stream& stream, double seconds,
 }  // namespace
 
 Gpu measured_gpu_bounds(double seconds, bool with_fp8) {
-  const gpu::Card card = gpu::open_gpu();
+  const gpu::GpuInfo gpu_info = gpu::open_gpu();
   gpu::Stream stream;
   Gpu g{};
-  g.name = card.name;
-  g.memory_bytes = card.memory_bytes;
-  const gpu::Buffer memory(most_bytes(card, kMostRead), gpu::Site::kDevice);
+  g.name = gpu_info.name;
+  g.memory_bytes = gpu_info.memory_bytes;
+  const gpu::Buffer memory(max_bytes(gpu_info, kMaxReadBytes), gpu::Site::kDevice);
   const gpu::Buffer out(sizeof(uint32_t), gpu::Site::kDevice);
-  g.read_bytes_per_second = rate_of(stream, kLeast, memory.bytes(), seconds, [&](int64_t bytes) {
-    gpu::read_once(stream, memory.as<std::byte>(), bytes, kBlocksEach * card.n_multiprocessors,
+  g.read_bytes_per_second = rate_of(stream, kMinBytes, memory.bytes(), seconds, [&](int64_t bytes) {
+    gpu::read_once(stream, memory.as<std::byte>(), bytes, kBlocksEach * gpu_info.n_multiprocessors,
                    out.as<uint32_t>());
     return bytes;
   });
-  g.peak.bf16 = multiply_rate(card, stream, seconds, gpu::multiply_bf16);
-  if (with_fp8) g.peak.fp8 = multiply_rate(card, stream, seconds, gpu::multiply_fp8);
+  g.peak.bf16 = multiply_rate(gpu_info, stream, seconds, gpu::multiply_bf16);
+  if (with_fp8) g.peak.fp8 = multiply_rate(gpu_info, stream, seconds, gpu::multiply_fp8);
   return g;
 }
 
 Gpu measured_gpu(double seconds) {
   Gpu g = measured_gpu_bounds(seconds);
-  const gpu::Card card = gpu::open_gpu();
+  const gpu::GpuInfo gpu_info = gpu::open_gpu();
   gpu::Stream stream;
-  g.peak.fp32 = multiply_rate(card, stream, seconds, gpu::multiply_f32);
-  const gpu::Buffer there(most_bytes(card, kMostCopied), gpu::Site::kDevice);
+  g.peak.fp32 = multiply_rate(gpu_info, stream, seconds, gpu::multiply_f32);
+  const gpu::Buffer there(max_bytes(gpu_info, kMaxCopyBytes), gpu::Site::kDevice);
   const gpu::Buffer pinned(there.bytes(), gpu::Site::kMapped);
   std::vector<std::byte> pageable(there.bytes());
   const auto copy = [&](const std::byte* from, std::byte* to) {
-    return rate_of(stream, kLeast, there.bytes(), seconds, [&](int64_t bytes) {
+    return rate_of(stream, kMinBytes, there.bytes(), seconds, [&](int64_t bytes) {
       stream.copy(from, bytes, to);
       return bytes;
     });

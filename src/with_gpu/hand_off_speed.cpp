@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kRounds = 32;                  // hand-offs per step
 constexpr int kPollsBetweenLooks = 1 << 12;  // between checks for GPU failure, about 100 us
-constexpr int kFewestSteps = 5;
+constexpr int kMinSteps = 5;
 
 // Both sides of a hand-off. A step has kRounds of them, in order.
 class HandOff {
@@ -106,7 +106,7 @@ class HandOffClock {
   double median_seconds_of_step(const auto& start, HandOff* hand_off) {
     std::vector<double> times;
     double spent = 0;
-    for (int step = -1; step < kFewestSteps || spent < seconds_; ++step) {
+    for (int step = -1; step < kMinSteps || spent < seconds_; ++step) {
       const double time = seconds_of([&] {
         start();
         for (int round = 0; hand_off && round < kRounds; ++round) {

@@ -168,14 +168,14 @@ class ProductsOnGpu {
   ProductsOnGpu(const ModelConfig& config, Number type, std::string& cublas)
       : config_(config), type_(type) {
     cublas = "not installed";
-    if (!card_.emulated) blas_ = Cublas::open(Cublas::usual_names(), stream_.handle(), cublas);
+    if (!gpu_info_.emulated) blas_ = Cublas::open(Cublas::usual_names(), stream_.handle(), cublas);
     if (blas_) cublas = fmt::format("{}", blas_->version());
   }
 
   ProductTimes times(const ManyRowsProduct& p, int n, double seconds) {
     const auto timed = [&](Number type, const auto& multiply) -> std::optional<double> {
-      if (Operands::bytes_for(p, n, type) > card_.free_bytes * 3 / 4) return {};
-      Operands operands(p, n, type, config_, card_.n_multiprocessors, stream_);
+      if (Operands::bytes_for(p, n, type) > gpu_info_.free_bytes * 3 / 4) return {};
+      Operands operands(p, n, type, config_, gpu_info_.n_multiprocessors, stream_);
       return seconds_of_runs([&](int64_t) { multiply(operands); }, [&] { stream_.wait(); },
                              seconds);
     };
@@ -188,7 +188,7 @@ class ProductsOnGpu {
  private:
   const ModelConfig config_;
   const Number type_;
-  const gpu::Card card_ = gpu::open_gpu();
+  const gpu::GpuInfo gpu_info_ = gpu::open_gpu();
   gpu::Stream stream_;
   std::unique_ptr<Cublas> blas_;
 };

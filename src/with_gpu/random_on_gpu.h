@@ -10,8 +10,8 @@ namespace tandem {
 
 // Fills the buffer with random numbers between -1 and 1, a few million of them repeated, and waits.
 inline void fill_with_random(gpu::Stream& stream, Number type, const gpu::Buffer& buffer) {
-  constexpr int64_t kMost = 4 << 20;
-  const int64_t bytes = std::min(buffer.bytes(), kMost);
+  constexpr int64_t kMaxBytes = 4 << 20;
+  const int64_t bytes = std::min(buffer.bytes(), kMaxBytes);
   const gpu::Buffer numbers(bytes, gpu::Site::kMapped);
   std::minstd_rand rng(1);
   const auto fill = [&]<class T>(T* to, auto number) {

@@ -25,7 +25,7 @@ struct Floats {
 
 class SmallKernelsOnGpu {
  public:
-  SmallKernelsOnGpu(const ModelConfig& config, int most_tokens, int64_t cold_bytes);
+  SmallKernelsOnGpu(const ModelConfig& config, int max_tokens, int64_t cold_bytes);
   std::optional<double> seconds(SmallKernel kernel, int n, double for_seconds);
 
  private:
@@ -46,21 +46,22 @@ class SmallKernelsOnGpu {
 
 constexpr int64_t padded(int64_t floats) { return (floats + 63) / 64 * 64; }
 
-SmallKernelsOnGpu::SmallKernelsOnGpu(const ModelConfig& config, int most_tokens, int64_t cold_bytes)
+SmallKernelsOnGpu::SmallKernelsOnGpu(const ModelConfig& config, int max_tokens, int64_t cold_bytes)
     : c_(config), table_rows_(std::min<int64_t>(config.vocab, kTableRows)) {
-  const gpu::Card card = gpu::open_gpu();
+  const gpu::GpuInfo gpu_info = gpu::open_gpu();
   int64_t largest = 0;
   for (int k = 0; k < static_cast<int>(SmallKernel::kKernels); ++k)
     if (has(c_, static_cast<SmallKernel>(k)))
-      largest = std::max(largest, floats_of(static_cast<SmallKernel>(k), most_tokens).sum());
-  pool_ = gpu::Buffer(std::min(card.free_bytes / 2, cold_bytes + largest * 4), gpu::Site::kDevice);
+      largest = std::max(largest, floats_of(static_cast<SmallKernel>(k), max_tokens).sum());
+  pool_ =
+      gpu::Buffer(std::min(gpu_info.free_bytes / 2, cold_bytes + largest * 4), gpu::Site::kDevice);
   table_ = gpu::Buffer(table_rows_ * c_.dim * int64_t{sizeof(bf16)}, gpu::Site::kDevice);
   fill_with_random(stream_, Number::kF32, pool_);
   fill_with_random(stream_, Number::kBF16, table_);
   const std::vector<float> frequencies = rope_frequencies(c_.rope, c_.mla.rope_dim);
   frequencies_ = gpu::Buffer(std::ssize(frequencies) * 4, gpu::Site::kDevice);
   stream_.copy(frequencies.data(), frequencies_.bytes(), frequencies_.as<float>());
-  const int64_t pairs = int64_t{most_tokens} * std::max(c_.router.n_active, kLaunches);
+  const int64_t pairs = int64_t{max_tokens} * std::max(c_.router.n_active, kLaunches);
   indices_ = gpu::Buffer(pairs * 4, gpu::Site::kDevice);
   stream_.wait();
 }
@@ -235,10 +236,9 @@ void SmallKernelsOnGpu::launch(SmallKernel kernel, int n, const Operands& at) {
 
 }  // namespace
 
-SmallKernelTimer small_kernel_timer(const ModelConfig& config, int most_tokens,
-                                    int64_t cold_bytes) {
+SmallKernelTimer small_kernel_timer(const ModelConfig& config, int max_tokens, int64_t cold_bytes) {
   if (!why_no_gpu().empty()) return {};
-  const auto kernels = std::make_shared<SmallKernelsOnGpu>(config, most_tokens, cold_bytes);
+  const auto kernels = std::make_shared<SmallKernelsOnGpu>(config, max_tokens, cold_bytes);
   return [kernels](SmallKernel kernel, int n, double seconds) {
     return kernels->seconds(kernel, n, seconds);
   };

@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       check(!curve.points.empty(), "a point");
       for (const auto& [x, ratio] : curve.points) {
         check(x > before, "ascending");
-        check(ratio > 0 && ratio <= kMostEfficiency, "a ratio");
+        check(ratio > 0 && ratio <= kMaxEfficiency, "a ratio");
         before = x;
       }
     }

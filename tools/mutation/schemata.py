@@ -16,8 +16,8 @@ RUNTIME = """#include <fcntl.h>
 #include <cstdlib>
 
 namespace {
-constexpr int kMostMutants = MOST;
-bool nowhere[kMostMutants];
+constexpr int kMaxMutants = MOST;
+bool nowhere[kMaxMutants];
 }  // namespace
 
 extern "C" {
@@ -31,7 +31,7 @@ __attribute__((constructor(101))) static void choose_mutant() {
   const char* path = std::getenv("TANDEM_REACHED");
   const int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
   if (file < 0) return;
-  void* bytes = mmap(nullptr, kMostMutants, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  void* bytes = mmap(nullptr, kMaxMutants, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (bytes != MAP_FAILED) tandem_reached = static_cast<bool*>(bytes);
   close(file);
 }

@@ -33,7 +33,7 @@ constexpr Backend kBackends[] = {
     {"lmdeploy-chat", ServingApi::kChat, 30000, false},
 };
 
-constexpr int kMost = 1 << 24;  // limit of all counts
+constexpr int kMaxCount = 1 << 24;  // limit of all counts
 
 const Backend& backend_of(const std::string& name) {
   std::string names;
@@ -49,7 +49,8 @@ void require_sane(const ServingBenchOptions& o) {
   require(d.name == "sharegpt" || d.name == "random" || d.name == "random-ids",
           "--dataset-name {}: must be sharegpt, random or random-ids", d.name);
   const auto require_count = [](const char* option, int n, int least) {
-    require(n >= least && n <= kMost, "{} {}: must be between {} and {}", option, n, least, kMost);
+    require(n >= least && n <= kMaxCount, "{} {}: must be between {} and {}", option, n, least,
+            kMaxCount);
   };
   require_count("--num-prompts", d.n_prompts, 1);
   require_count("--random-input-len", d.input_tokens, 1);

@@ -34,8 +34,8 @@ using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 using Parser = http::response_parser<http::string_body>;
 
-constexpr size_t kMostLineBytes = 10 << 20;  // as in the original
-constexpr uint32_t kMostHeadBytes = 64 << 10;
+constexpr size_t kMaxLineBytes = 10 << 20;  // as in the original
+constexpr uint32_t kMaxHeaderBytes = 64 << 10;
 
 auto into(error_code& error) { return asio::redirect_error(asio::use_awaitable, error); }
 
@@ -184,7 +184,7 @@ class Load {
     boost::beast::flat_buffer buffer;
     Parser parser;
     parser.body_limit(std::numeric_limits<uint64_t>::max());
-    parser.header_limit(kMostHeadBytes);
+    parser.header_limit(kMaxHeaderBytes);
     co_await http::async_read_header(socket, buffer, parser, asio::use_awaitable);
     const bool accepted = parser.get().result() == http::status::ok;
     AnswerReader reader(options_.api, options_.streams, output);
@@ -192,7 +192,7 @@ class Load {
     while (!parser.is_done()) {
       co_await http::async_read_some(socket, buffer, parser, asio::use_awaitable);
       if (accepted) read_lines(reader, unread, start);
-      require(unread.size() <= kMostLineBytes, "a line has more than {} bytes", kMostLineBytes);
+      require(unread.size() <= kMaxLineBytes, "a line has more than {} bytes", kMaxLineBytes);
     }
     require(accepted, "{}", refusal_of(parser.get()));
     reader.line(unread, since(start));

@@ -8,8 +8,8 @@
 namespace tandem {
 namespace {
 
-constexpr size_t kMostNodes = 100'000;
-constexpr size_t kMostReached = 2'000'000;
+constexpr size_t kMaxNodes = 100'000;
+constexpr size_t kMaxReachable = 2'000'000;
 
 }  // namespace
 
@@ -26,7 +26,7 @@ Grammar::Rule Grammar::add_rule_within(Rule rule, Node start) {
 }
 
 Grammar::Node Grammar::add_node() {
-  require(nodes_.size() < kMostNodes, "it is too large: more than {} states", kMostNodes);
+  require(nodes_.size() < kMaxNodes, "it is too large: more than {} states", kMaxNodes);
   nodes_.emplace_back();
   is_end_.push_back(false);
   return static_cast<Node>(nodes_.size()) - 1;
@@ -85,7 +85,7 @@ void Grammar::find_reach() {
         if (std::exchange(seen_from[to], from) != from) seen.push_back(to);
     }
     n_reached += seen.size();
-    require(n_reached <= kMostReached, "it is too large: too many parts that may be left out");
+    require(n_reached <= kMaxReachable, "it is too large: too many parts that may be left out");
   }
 }
 

@@ -14,13 +14,13 @@ using Node = Grammar::Node;
 using Rule = Grammar::Rule;
 
 void add_space(Grammar& g, Rule rule) {
-  constexpr int kMostIndent = 64;
+  constexpr int kMaxIndent = 64;
   const Node end = g.end(rule);
   g.bytes(g.start(rule), ' ', ' ', end);
   const Node line = g.byte(g.start(rule), '\n');
   Node indent = g.byte(line, '\n');
   g.skip(line, indent);
-  for (int i = 0; i < kMostIndent; ++i) {
+  for (int i = 0; i < kMaxIndent; ++i) {
     g.skip(indent, end);
     const Node next = g.add_node();
     g.bytes(indent, ' ', ' ', next);

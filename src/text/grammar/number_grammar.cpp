@@ -13,9 +13,9 @@ namespace {
 
 using Node = Grammar::Node;
 
-constexpr int kMostWholeDigits = 20;     // the digits of 2^64
-constexpr int kMostFractionDigits = 32;  // JsonRules::kFractionDigits
-constexpr int kExactDigits = 15;         // significant digits that a double preserves
+constexpr int kMaxIntegerDigits = 20;   // the digits of 2^64
+constexpr int kMaxFractionDigits = 32;  // JsonRules::kFractionDigits
+constexpr int kExactDigits = 15;        // significant digits that a double preserves
 
 // The non-negative numbers from min to max that are multiples of `modulus` units in the last place
 // of the fraction.
@@ -37,7 +37,7 @@ class DigitWriter {
     const auto least = static_cast<int>(m_.min.whole.size());
     const auto most = m_.has_max ? static_cast<int>(m_.max.whole.size())
                                  : std::max(JsonRules::kWholeDigits, least);
-    for (int n = least; n <= std::min(most, kMostWholeDigits); ++n) {
+    for (int n = least; n <= std::min(most, kMaxIntegerDigits); ++n) {
       State first = {.n_whole = n, .at = 0};
       first.tight_min = n == static_cast<int>(m_.min.whole.size());
       first.tight_max = m_.has_max && n == static_cast<int>(m_.max.whole.size());
@@ -62,7 +62,7 @@ class DigitWriter {
     if (!m_.any_fraction) return m_.n_fraction;
     const size_t of_bounds = std::max(m_.min.fraction.size(), m_.max.fraction.size());
     return std::min(std::max(kExactDigits - n_whole, static_cast<int>(of_bounds)),
-                    kMostFractionDigits);
+                    kMaxFractionDigits);
   }
 
   static char digit_of(const Decimal& bound, int at) {
@@ -206,11 +206,11 @@ void add_numbers(Grammar& g, const JsonRules& json, Grammar::Rule rule, const Nu
   if (!has_bounds && !of_step)
     return g.call(g.start(rule), set.step ? json.integer : json.number, g.end(rule));
   if (set.step) {
-    require(set.step->digits <= kMostStepDigits,
+    require(set.step->digits <= kMaxStepDigits,
             "multiples of a step of more than {} (without zeros at its end) are not supported",
-            kMostStepDigits);
-    require(std::abs(set.step->exponent) < kMostWholeDigits,
-            "multiples of a step with more than {} zeros are not supported", kMostWholeDigits);
+            kMaxStepDigits);
+    require(std::abs(set.step->exponent) < kMaxIntegerDigits,
+            "multiples of a step with more than {} zeros are not supported", kMaxIntegerDigits);
   }
   if (const auto m = magnitudes(set, false)) add_magnitudes(g, g.start(rule), g.end(rule), *m, set);
   if (const auto m = magnitudes(set, true))
@@ -219,7 +219,7 @@ void add_numbers(Grammar& g, const JsonRules& json, Grammar::Rule rule, const Nu
 
 namespace {
 
-constexpr int64_t kMostDigits = 1'000'000'000;
+constexpr int64_t kMaxDigits = 1'000'000'000;
 
 // The number with these digits, the last n_after of them after the decimal point.
 Decimal with_point(bool negative, std::string digits, int n_after) {
@@ -285,14 +285,14 @@ std::optional<DecimalStep> common_multiple(const DecimalStep& a, const DecimalSt
   const int exponent = std::min(a.exponent, b.exponent);
   const auto whole = [&](const DecimalStep& step) {
     int64_t digits = step.digits;
-    for (int e = step.exponent; e > exponent && digits < kMostDigits; --e) digits *= 10;
+    for (int e = step.exponent; e > exponent && digits < kMaxDigits; --e) digits *= 10;
     return digits;
   };
   const int64_t of_a = whole(a), of_b = whole(b);
-  if (of_a >= kMostDigits || of_b >= kMostDigits) return {};
+  if (of_a >= kMaxDigits || of_b >= kMaxDigits) return {};
   DecimalStep out = {of_a / std::gcd(of_a, of_b) * of_b, exponent};
   for (; out.digits % 10 == 0; out.digits /= 10) ++out.exponent;
-  if (out.digits >= kMostDigits) return {};
+  if (out.digits >= kMaxDigits) return {};
   return out;
 }
 

@@ -46,11 +46,11 @@ struct NumberSet {
 };
 
 // Largest supported DecimalStep::digits.
-inline constexpr int kMostStepDigits = 1'000;
+inline constexpr int kMaxStepDigits = 1'000;
 
 // Adds to `rule` the numbers of the set as JSON, without exponents unless the set has all numbers:
 // integers of at most 20 digits, other numbers with so few digits that the nearest double stays
-// within the bounds. Throws Error for a step whose digits exceed kMostStepDigits or whose exponent
+// within the bounds. Throws Error for a step whose digits exceed kMaxStepDigits or whose exponent
 // is too large.
 void add_numbers(Grammar& grammar, const JsonRules& json, Grammar::Rule rule, const NumberSet& set);
 

@@ -11,9 +11,9 @@
 namespace tandem {
 namespace {
 
-constexpr int kMostRepeats = 10'000;
-constexpr int kMostDepth = 64;
-constexpr size_t kMostSkips = 2'000'000;
+constexpr int kMaxRepeats = 10'000;
+constexpr int kMaxDepth = 64;
+constexpr size_t kMaxEpsilonSteps = 2'000'000;
 
 const CharacterSet kDigits = {{'0', '9'}};
 const CharacterSet kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
@@ -26,7 +26,7 @@ const CharacterSet kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 struct Part {
   CharacterSet set;
   std::vector<std::vector<Part>> alternatives;  // sequences of a group; empty for a set
-  int min = 1, max = 1;                         // kMostRepeats + 1: unlimited
+  int min = 1, max = 1;                         // kMaxRepeats + 1: unlimited
 };
 
 class PatternParser {
@@ -51,7 +51,7 @@ class PatternParser {
 
  private:
   std::vector<Alternative> alternatives(int depth) {
-    require(depth < kMostDepth, "its groups are nested deeper than {} levels", kMostDepth);
+    require(depth < kMaxDepth, "its groups are nested deeper than {} levels", kMaxDepth);
     std::vector<Alternative> all;
     do {
       Alternative a;
@@ -91,7 +91,7 @@ class PatternParser {
   }
 
   std::vector<Part> sequence(int depth) {
-    require(depth < kMostDepth, "its groups are nested deeper than {} levels", kMostDepth);
+    require(depth < kMaxDepth, "its groups are nested deeper than {} levels", kMaxDepth);
     std::vector<Part> parts;
     while (!done() && peek() != '|' && peek() != ')' && peek() != '$') {
       Part part = atom(depth);
@@ -140,19 +140,19 @@ class PatternParser {
   void quantify(Part& part) {
     if (take('*')) {
       part.min = 0;
-      part.max = kMostRepeats + 1;
+      part.max = kMaxRepeats + 1;
     } else if (take('+')) {
-      part.max = kMostRepeats + 1;
+      part.max = kMaxRepeats + 1;
     } else if (take('?')) {
       part.min = 0;
     } else if (peek() == '{') {
       const size_t begin = at_++;
       const int min = number();
       part.min = part.max = min;
-      if (take(',')) part.max = peek() == '}' ? kMostRepeats + 1 : number();
+      if (take(',')) part.max = peek() == '}' ? kMaxRepeats + 1 : number();
       const bool ok = min >= 0 && part.max >= part.min && take('}');
       if (!ok) at_ = begin;
-      require(ok, "{} is not a count between 0 and {}", shown_here(), kMostRepeats);
+      require(ok, "{} is not a count between 0 and {}", shown_here(), kMaxRepeats);
     } else {
       return;
     }
@@ -165,7 +165,7 @@ class PatternParser {
     int value = -1;
     while (!done() && peek() >= '0' && peek() <= '9') {
       value = std::max(value, 0) * 10 + static_cast<int>(next() - '0');
-      if (value > kMostRepeats) return -1;
+      if (value > kMaxRepeats) return -1;
     }
     return value;
   }
@@ -259,8 +259,7 @@ class PatternParser {
 class Draft {
  public:
   int32_t add_state() {
-    require(states_.size() < kMostTextEdges, "it is too large: more than {} states",
-            kMostTextEdges);
+    require(states_.size() < kMaxTextEdges, "it is too large: more than {} states", kMaxTextEdges);
     states_.push_back({});
     return static_cast<int32_t>(states_.size()) - 1;
   }
@@ -290,13 +289,13 @@ class Draft {
     for (size_t i = 0; i < found.size(); ++i) {
       const std::vector<int32_t> reached = reach(found[i], seen_from);
       n_reached += reached.size();
-      require(n_reached <= kMostSkips, "it is too large: too many parts that may be left out");
+      require(n_reached <= kMaxEpsilonSteps,
+              "it is too large: too many parts that may be left out");
       for (const int32_t state : reached) {
         auto& to = automaton.states[i];
         to.accepts = to.accepts || state == end;
         for (const TextAutomaton::Edge& edge : states_[state].edges) {
-          require(++n_edges <= kMostTextEdges, "it is too large: more than {} steps",
-                  kMostTextEdges);
+          require(++n_edges <= kMaxTextEdges, "it is too large: more than {} steps", kMaxTextEdges);
           if (ids[edge.to] < 0) {
             ids[edge.to] = static_cast<int32_t>(found.size());
             found.push_back(edge.to);
@@ -329,7 +328,7 @@ class Draft {
   int32_t repeated(int32_t from, const Part& part) {
     for (int i = 0; i < part.min; ++i) from = once(from, part);
     const int32_t end = add_state();
-    if (part.max > kMostRepeats) {
+    if (part.max > kMaxRepeats) {
       const int32_t loop = add_state();
       skip(from, loop);
       skip(once(loop, part), loop);

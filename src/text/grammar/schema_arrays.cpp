@@ -12,7 +12,7 @@ using Node = Grammar::Node;
 using Rule = Grammar::Rule;
 using Schemas = SchemaWriter::Schemas;
 
-constexpr int kMostInARow = 2 * Repetition::kBlock;  // more items are written as a Repetition
+constexpr int kMaxUnrolledItems = 2 * Repetition::kBlock;  // more items are written as a Repetition
 
 class ArrayWriter {
  public:
@@ -61,12 +61,12 @@ class ArrayWriter {
   void add_contained(const Json& schema) {
     const std::string& at = place(schema);
     const int min = count_of(schema, at, "minContains", 1);
-    const int max = count_of(schema, at, "maxContains", kMostCount);
-    if (min == 0 && max == kMostCount) return;
+    const int max = count_of(schema, at, "maxContains", kMaxCount);
+    if (min == 0 && max == kMaxCount) return;
     const Json& item = w_.document.part(schema, "contains");
     const Json* excluded = nullptr;
-    if (max < kMostCount) excluded = &w_.document.make({{"not", {{"$ref", place(item)}}}}, at);
-    contained_.push_back({&item, excluded, min, max == kMostCount ? kNoLimit : max});
+    if (max < kMaxCount) excluded = &w_.document.make({{"not", {{"$ref", place(item)}}}}, at);
+    contained_.push_back({&item, excluded, min, max == kMaxCount ? kNoLimit : max});
   }
 
   // The schemas that the i-th item must fit.
@@ -108,7 +108,7 @@ class ArrayWriter {
     const auto end = [&](Node from, Node to) {
       g_.bytes(after_space(g_, w_.json, from), ']', ']', to);
     };
-    if (std::max(min, max) > kMostInARow)
+    if (std::max(min, max) > kMaxUnrolledItems)
       return Repetition(g_, one, end).add(g_, node, g_.end(rule_), min, max);
     for (int i = 0; i < std::max(min, max); ++i) {
       if (i >= min) end(node, g_.end(rule_));

@@ -13,8 +13,8 @@ namespace {
 
 using Json = SchemaJson;
 
-constexpr int kMostSteps = 300'000;  // a step takes about 1 us
-constexpr size_t kMostOpen = 256, kMostAtOnce = 2'000;
+constexpr int kMaxSteps = 300'000;  // a step takes about 1 us
+constexpr size_t kMaxOpenSchemas = 256, kMaxCombinedSchemas = 2'000;
 
 int hex_digit(char c) {
   const std::string_view digits = "0123456789abcdef";
@@ -63,13 +63,13 @@ SchemaDocument::SchemaDocument(const Json& root) : root_(root) {
 }
 
 void SchemaDocument::add_claims(const Json& schema, Claims& claims) {
-  require(++n_steps_ <= kMostSteps, "it is too large: its schemas combine in too many ways");
+  require(++n_steps_ <= kMaxSteps, "it is too large: its schemas combine in too many ways");
   if (schema.is_boolean()) {
     claims.nothing_fits = claims.nothing_fits || schema == false;
     return;
   }
   require(!among(open_, &schema), "{}: it is nothing but itself", place(schema));
-  require(open_.size() < kMostOpen && claims.schemas.size() < kMostAtOnce,
+  require(open_.size() < kMaxOpenSchemas && claims.schemas.size() < kMaxCombinedSchemas,
           "{}: too many references and schemas are combined", place(schema));
   if (among(claims.schemas, &schema)) return;
   if (!is_ours(schema)) require_understood(schema, place(schema));
@@ -231,10 +231,10 @@ bool SchemaDocument::are_apart(const Json& schema_a, const Json& schema_b) {
 }
 
 const Json& SchemaDocument::followed(const Json& schema) {
-  constexpr int kMostReferences = 64;
+  constexpr int kMaxReferences = 64;
   const Json* found = &schema;
   for (int i = 0; found->is_object() && found->size() == 1 && keyword(*found, "$ref"); ++i) {
-    require(i < kMostReferences, "{}: it is nothing but itself", place(schema));
+    require(i < kMaxReferences, "{}: it is nothing but itself", place(schema));
     found = &target(text_at(*found, place(*found), "$ref")->get<std::string>(), place(*found));
   }
   return *found;

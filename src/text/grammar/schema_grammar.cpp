@@ -14,7 +14,7 @@ namespace {
 using Rule = Grammar::Rule;
 using Json = SchemaJson;
 
-constexpr size_t kMostRules = 10'000;  // a rule takes a few kilobytes while it is written
+constexpr size_t kMaxRules = 10'000;  // a rule takes a few kilobytes while it is written
 
 // Writes one rule for each set of schemas that a value must fit together. Schemas of "allOf" and
 // references are added to the set; for a list of alternatives there is one rule for each of them,
@@ -55,7 +55,7 @@ class RulesOfSchemas {
     for (const Claims::Choice& choice : claims.choices) key.second.insert(choice.list);
     const auto [it, is_new] = rules_.try_emplace(std::move(key), -1);
     if (is_new) {
-      require(rules_.size() <= kMostRules, "it is too large: its schemas combine in too many ways");
+      require(rules_.size() <= kMaxRules, "it is too large: its schemas combine in too many ways");
       it->second = g_.add_rule();
       unwritten_.emplace_back(it->second, std::move(claims));
     }

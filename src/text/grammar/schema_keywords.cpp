@@ -206,7 +206,7 @@ int count_of(const SchemaJson& schema, const std::string& place, const char* nam
   require(count >= 0 && count == std::floor(count),
           "{}: {} is {}: must be a whole number from 0 on", place, shown(std::string(name)),
           shown(*value));
-  return static_cast<int>(std::min<double>(count, kMostCount));
+  return static_cast<int>(std::min<double>(count, kMaxCount));
 }
 
 ItemSchemas item_schemas(const SchemaJson& schema, const std::string& place) {

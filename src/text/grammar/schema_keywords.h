@@ -37,10 +37,10 @@ const SchemaJson* keyword(const SchemaJson& schema, const char* name);
 const SchemaJson* object_at(const SchemaJson& schema, const std::string& place, const char* name);
 const SchemaJson* list_at(const SchemaJson& schema, const std::string& place, const char* name);
 const SchemaJson* text_at(const SchemaJson& schema, const std::string& place, const char* name);
-// The value of a keyword that is a count; larger values become kMostCount. Throws Error unless it
+// The value of a keyword that is a count; larger values become kMaxCount. Throws Error unless it
 // is a whole number of at least 0.
 int count_of(const SchemaJson& schema, const std::string& place, const char* name, int missing);
-inline constexpr int kMostCount = 1'000'000;
+inline constexpr int kMaxCount = 1'000'000;
 
 // "items", "prefixItems" and "additionalItems" of all drafts: the schemas of the first items, and
 // the schema of all other items. Null if absent.

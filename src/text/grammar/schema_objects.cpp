@@ -14,9 +14,9 @@ using Node = Grammar::Node;
 using Rule = Grammar::Rule;
 using Schemas = SchemaWriter::Schemas;
 
-constexpr int kMostOthers = 100;     // properties that no schema names, if "maxProperties" counts
-constexpr size_t kMostPatterns = 6;  // of names; every combination of them is handled separately
-constexpr size_t kMostOtherClaims = 4;
+constexpr int kMaxOthers = 100;     // properties that no schema names, if "maxProperties" counts
+constexpr size_t kMaxPatterns = 6;  // of names; every combination of them is handled separately
+constexpr size_t kMaxOtherClaims = 4;
 
 bool has_false(const Schemas& schemas) {
   return std::any_of(schemas.begin(), schemas.end(), [](const Json* s) { return *s == false; });
@@ -38,10 +38,10 @@ class ObjectShape {
       for (const Json& name : (*schema)["otherProperty"]["names"])
         know(name.get<std::string>(), open);
     require(
-        patterns.size() <= kMostPatterns && other_claims.size() <= kMostOtherClaims,
+        patterns.size() <= kMaxPatterns && other_claims.size() <= kMaxOtherClaims,
         "{}: more than {} patterns of names, or {} of \"additionalProperties\" within \"not\", at "
         "once are not supported",
-        place(), kMostPatterns, kMostOtherClaims);
+        place(), kMaxPatterns, kMaxOtherClaims);
     std::erase_if(names, [&](const std::string& name) { return !may_be(name); });
     for (const std::string& name : required)
       if (!among(names, name)) missing = name;
@@ -371,7 +371,7 @@ class ObjectWriter {
   // A model may write the same name twice, which makes only one property. So all unnamed properties
   // together count as one towards "minProperties", but each counts towards "maxProperties".
   void write_others(const Count& count, const Before& before, const std::vector<Other>& others) {
-    const int most = shape_.max == kNoLimit ? 1 : std::min(shape_.max - count.n, kMostOthers);
+    const int most = shape_.max == kNoLimit ? 1 : std::min(shape_.max - count.n, kMaxOthers);
     std::map<std::pair<int, unsigned>, Node> nodes;
     std::vector<std::pair<int, unsigned>> unwritten;
     const auto node_of = [&](int n, unsigned met) {

@@ -83,10 +83,10 @@ int greatest_count(const SchemaDocument& document, const Claims& claims, const c
 }
 
 int least_count(const SchemaDocument& document, const Claims& claims, const char* name) {
-  int least = kMostCount;
+  int least = kMaxCount;
   for (const Json* schema : claims.schemas)
-    least = std::min(least, count_of(*schema, document.place(*schema), name, kMostCount));
-  return least == kMostCount ? kNoLimit : least;
+    least = std::min(least, count_of(*schema, document.place(*schema), name, kMaxCount));
+  return least == kMaxCount ? kNoLimit : least;
 }
 
 }  // namespace tandem

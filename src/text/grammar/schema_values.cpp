@@ -56,8 +56,8 @@ bool SchemaValues::fits_keywords(const Json& v, const Json& s) {
 
 bool SchemaValues::fits_text(const std::string& text, const Json& s) {
   const std::string& at = document_.place(s);
-  const int n = n_characters(text), max = count_of(s, at, "maxLength", kMostCount);
-  if (n < count_of(s, at, "minLength", 0) || (n > max && max < kMostCount)) return false;
+  const int n = n_characters(text), max = count_of(s, at, "maxLength", kMaxCount);
+  if (n < count_of(s, at, "minLength", 0) || (n > max && max < kMaxCount)) return false;
   for (const std::string& pattern : patterns_of(s, at))
     if (!matches(document_.texts_with(pattern, at), text)) return false;
   if (const Json* texts = keyword(s, "excludedTexts"); texts && holds(*texts, text)) return false;
@@ -165,9 +165,9 @@ std::optional<std::vector<Json>> SchemaValues::candidates(const Claims& claims) 
   if (types & kBooleanType) values.insert(values.end(), {false, true});
   if (types & kIntegerType) {
     const NumberSet set = numbers_of(document_, claims);
-    constexpr size_t kMostDigits = 15;
-    const bool near = set.min && set.max && set.min->whole.size() <= kMostDigits &&
-                      set.max->whole.size() <= kMostDigits;
+    constexpr size_t kMaxDigits = 15;
+    const bool near = set.min && set.max && set.min->whole.size() <= kMaxDigits &&
+                      set.max->whole.size() <= kMaxDigits;
     if (!near) return {};
     const auto whole = [](const Decimal& d) { return (d.negative ? -1 : 1) * std::stoll(d.whole); };
     const int64_t first = whole(*set.min), last = whole(*set.max);

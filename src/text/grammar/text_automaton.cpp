@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-constexpr size_t kMostExcludingSteps = 2'000'000;  // (character range, state) pairs in complement()
+constexpr size_t kMaxComplementSteps = 2'000'000;  // (character range, state) pairs in complement()
 
 // Builds an automaton whose states are identified by keys, in the order of their discovery.
 template <class Key>
@@ -20,16 +20,16 @@ class Discovery {
   int32_t id(Key key) {
     const auto [it, is_new] = ids_.try_emplace(std::move(key), static_cast<int32_t>(keys_.size()));
     if (!is_new) return it->second;
-    require(keys_.size() < kMostTextStates, "it is too large: more than {} states of texts",
-            kMostTextStates);
+    require(keys_.size() < kMaxTextStates, "it is too large: more than {} states of texts",
+            kMaxTextStates);
     keys_.push_back(&it->first);
     automaton.states.resize(keys_.size());
     return it->second;
   }
   void edge(size_t from, CharacterSet set, Key to) {
     if (set.empty()) return;
-    require(++n_edges_ <= kMostTextEdges, "it is too large: more than {} steps between texts",
-            kMostTextEdges);
+    require(++n_edges_ <= kMaxTextEdges, "it is too large: more than {} steps between texts",
+            kMaxTextEdges);
     const int32_t to_id = id(std::move(to));
     automaton.states[from].edges.push_back({std::move(set), to_id});
   }
@@ -91,7 +91,7 @@ TextAutomaton texts_in(const std::vector<std::string>& texts) {
       const auto end = static_cast<int32_t>(automaton.states.size());
       const auto [it, is_new] = next.try_emplace({at, c}, end);
       if (is_new) {
-        require(automaton.states.size() < kMostTextStates, "it is too large: its texts are long");
+        require(automaton.states.size() < kMaxTextStates, "it is too large: its texts are long");
         automaton.states.push_back({});
         automaton.states[at].edges.push_back({{{c, c}}, end});
       }
@@ -106,7 +106,7 @@ TextAutomaton union_of(const TextAutomaton& a, const TextAutomaton& b) {
   TextAutomaton both;
   const auto add = [&](const TextAutomaton& from) {
     const auto first = static_cast<int32_t>(both.states.size());
-    require(first + from.states.size() < kMostTextStates, "it is too large");
+    require(first + from.states.size() < kMaxTextStates, "it is too large");
     for (TextAutomaton::State state : from.states) {
       for (TextAutomaton::Edge& edge : state.edges) edge.to += first;
       both.states.push_back(std::move(state));
@@ -141,7 +141,7 @@ TextAutomaton complement(const TextAutomaton& automaton) {
     found.automaton.states[i].accepts = !accept(automaton, states);
     const std::vector<char32_t> first = cuts(automaton, states);
     n_steps += first.size() * (states.size() + 1);
-    require(n_steps <= kMostExcludingSteps,
+    require(n_steps <= kMaxComplementSteps,
             "it is too large to be excluded: too many different texts");
     std::map<std::vector<int32_t>, CharacterSet> next;
     for (size_t k = 0; k < first.size(); ++k) {

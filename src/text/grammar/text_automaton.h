@@ -23,7 +23,7 @@ struct TextAutomaton {
 };
 
 // Automata with more states or edges are refused with an Error.
-inline constexpr size_t kMostTextStates = 20'000, kMostTextEdges = 100'000;
+inline constexpr size_t kMaxTextStates = 20'000, kMaxTextEdges = 100'000;
 
 TextAutomaton every_text();
 TextAutomaton texts_in(const std::vector<std::string>& texts);
