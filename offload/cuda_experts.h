@@ -1,0 +1,45 @@
+// Routed experts in GPU memory, all of a layer's or some, computed on the backbone's stream; two
+// micro-batches may be in progress.
+#pragma once
+#include <array>
+#include <vector>
+
+#include "model/weights.h"
+#include "offload/cuda_expert_rows.h"
+
+namespace tandem {
+
+class CudaExperts final : public ExpertPool {
+ public:
+  // `weights` are in GPU memory as CudaWeights stores them, not sliced, with the layer's experts
+  // adjacent. All references outlive the object. A micro-batch's rows are in use from submit() to
+  // add_to(). The ids of submit() are places(); negative ones are skipped.
+  CudaExperts(const ModelConfig& config, const ModelWeights& weights, CudaExpertRows& rows,
+              gpu::Stream& stream);
+
+  // [n_experts] index of each expert among those of its layer on the GPU; -1: not on the GPU.
+  static std::vector<int32_t> places(const std::vector<FfnWeights>& experts);
+
+  void add_to(Ticket ticket, TensorView y) override;
+
+ private:
+  struct Layer {
+    gpu::ExpertWeights gate, up, down;
+    int n_experts = 0;
+  };
+  struct Started {
+    ExpertBatch batch = {};
+    CudaExpertRows::Sorted rows = {};
+  };
+  static bool for_tensor_cores(const Layer& layer);
+  Ticket start(const ExpertBatch& batch) override;
+  void add_plainly(const ExpertBatch& batch, TensorView y);
+
+  const ModelConfig& c_;
+  gpu::Stream& stream_;
+  CudaExpertRows& rows_;
+  std::vector<Layer> layers_;  // empty for a layer without experts on the GPU
+  std::array<Started, kMaxTickets> started_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,89 @@
+// The messages for machines without a usable GPU, case by case.
+#include <gtest/gtest.h>
+
+#include "gpu_kernels/card_check.h"
+#include "tests/error_of.h"
+
+namespace tandem::gpu {
+namespace {
+
+GpuFacts sound() {
+  GpuFacts facts;
+  facts.driver = 12040;
+  facts.toolkit = 13000;  // newer than the driver, which accepted it
+  facts.n_gpus = 1;
+  facts.name = "NVIDIA H200";
+  facts.major = 9;
+  return facts;
+}
+
+TEST(CardCheck, AUsableGpuIsAccepted) { EXPECT_EQ(why_not(sound()), ""); }
+
+TEST(CardCheck, Fp8NeedsAGpuAndKernelsForIt) {
+  GpuFacts facts = sound();
+  facts.compiled_for = 89;
+  EXPECT_TRUE(has_fp8_mma(facts));
+  facts.compiled_for = 80;  // the driver compiled the kernels from PTX
+  EXPECT_FALSE(has_fp8_mma(facts));
+  facts.major = 8, facts.minor = 9, facts.compiled_for = 89;
+  EXPECT_TRUE(has_fp8_mma(facts));
+  facts.minor = 6, facts.compiled_for = 86;
+  EXPECT_FALSE(has_fp8_mma(facts));
+}
+
+// The message is one line that contains `parts` and the alternative.
+void expect_refused(const GpuFacts& facts, std::initializer_list<const char*> parts) {
+  const std::string why = why_not(facts);
+  EXPECT_EQ(why.find('\n'), std::string::npos) << why;
+  for (const char* part : parts) EXPECT_TRUE(says(why, part));
+  EXPECT_TRUE(says(why, "use --device cpu"));
+}
+
+TEST(CardCheck, NoDriver) {
+  expect_refused({}, {"this machine has no NVIDIA driver", "install one"});
+}
+
+TEST(CardCheck, ADriverOlderThanTheToolkit) {
+  GpuFacts facts = sound();
+  facts.driver = 11080;
+  facts.count = GpuFacts::Count::kDriverTooOld;
+  facts.n_gpus = 0;
+  expect_refused(facts, {"driver supports CUDA 11.8", "built with 13.0", "install a newer driver"});
+}
+
+TEST(CardCheck, NoGpu) {
+  GpuFacts facts;
+  facts.driver = 12040;
+  expect_refused(facts, {"the driver finds none", "nvidia-smi"});
+  facts.count = GpuFacts::Count::kFailed;
+  facts.count_error = "no CUDA-capable device is detected";
+  expect_refused(facts, {"no CUDA-capable device is detected", "nvidia-smi"});
+  facts.n_gpus = 1;  // the count is ignored when the call failed
+  expect_refused(facts, {"no CUDA-capable device is detected"});
+}
+
+TEST(CardCheck, AnOldGpu) {
+  GpuFacts facts = sound();
+  facts.name = "Tesla V100";
+  facts.major = 7;
+  facts.minor = 5;
+  expect_refused(facts, {"Tesla V100 has compute capability 7.5", "8.0 or newer is needed"});
+}
+
+TEST(CardCheck, AGpuThatTheProgramWasNotBuiltFor) {
+  GpuFacts facts = sound();
+  facts.kernels = GpuFacts::Kernels::kForOthers;
+  expect_refused(facts,
+                 {"built for other GPUs than NVIDIA H200 (compute capability 9.0)", "TANDEM_CUDA"});
+  facts.kernels = GpuFacts::Kernels::kPtxTooNew;
+  expect_refused(facts, {"supports CUDA 12.4", "PTX of CUDA 13.0", "install a newer driver"});
+}
+
+TEST(CardCheck, AFailureNamesItsPlace) {
+  const std::string said = failure_text("unknown error", "cudaErrorUnknown", {"x.cpp", 7, "f"});
+  EXPECT_TRUE(says(said, "the GPU failed: unknown error (cudaErrorUnknown, at x.cpp:7)"));
+  EXPECT_TRUE(says(said, "start the program again, or use --device cpu"));
+}
+
+}  // namespace
+}  // namespace tandem::gpu

@@ -1,0 +1,147 @@
+#include "loader/loaded_model.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "core/machine_info.h"
+#include "core/program_files.h"
+#include "io/json.h"
+#include "io/weight_store.h"
+#include "loader/pack_weights.h"
+#include "model/checkpoint.h"
+
+namespace tandem {
+namespace {
+
+// KV cache tokens on the CPU, from the memory that is free after loading.
+int64_t kv_tokens(const ModelOptions& options, const ModelConfig& config, int64_t context,
+                  DType cache_type) {
+  if (options.max_kv_tokens <= context) return context;
+  const auto bytes =
+      static_cast<int64_t>(options.kv_fraction * static_cast<double>(available_memory_bytes()));
+  const int64_t fitting = bytes / KvCache::bytes_for(config, kPageSize, cache_type) * kPageSize;
+  return std::clamp(fitting, context, options.max_kv_tokens);
+}
+
+// Watchdog limit: a job takes milliseconds. Neither a hung thread nor the GPU that waits for it can
+// be stopped without ending the program.
+constexpr std::chrono::seconds kTeamPatience(60);
+[[noreturn]] void end_program() {
+  fmt::print(stderr,
+             "error: a thread that computes experts has made no progress for {} s, and the "
+             "GPU waits for it: the program ends; start it again\n",
+             kTeamPatience.count());
+  std::_Exit(1);
+}
+
+}  // namespace
+
+LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
+    : config_(ModelConfig::from_directory(options.directory)),
+      kernels_(cpu::kernels_for(options.isa ? *options.isa : default_isa())),
+      topology_(with_threads(this_topology(), options.n_threads)) {
+  for (const std::string& line : topology_.notes) options.warn(line);
+  const WeightStore store(options.directory);
+  ModelWeights stored = stored_weights(store, config_);
+  const Decision decision = decide(options, {config_, stored, topology_, kernels_, home_});
+  context_ = decision.context;
+  const Source source = {options, store, stored, progress};
+  if (decision.parts.gpu)
+    load_on_gpu(source, decision);
+  else
+    load_on_cpu(source, decision);
+}
+
+void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
+  const auto& [options, store, stored, progress] = source;
+  const ExecutedParts& parts = decision.parts;
+  const bool shares = !all_on_gpu(*parts.gpu);
+  require(shares || !options.record_timeline, "--timeline: all of the model is on the GPU");
+  GpuModelOptions gpu = gpu_options(options, decision);
+  gpu.n_threads = topology_.n_cores();
+  gpu.progress = progress;
+  gpu_ = load_gpu_model(store, stored, config_, gpu, *parts.gpu);
+  report_ = gpu_->report();
+  if (shares) {
+    const LoadReport host = load_host_weights(source, parts.experts);
+    report_.seconds += host.seconds;
+    report_.bytes += host.bytes;
+    start_team(options, decision.limits.max_tokens);
+    if (options.record_timeline) timeline_ = std::make_unique<Timeline>();
+    gpu_->add_cpu_experts(*experts_, timeline_.get());
+  }
+  if (options.record_routing) gpu_->record_routing();
+  model_ = std::make_unique<StepRunner>(
+      ModelParts{config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()},
+      decision.limits, options.attention);
+  const int64_t bytes = KvCache::bytes_for(config_, parts.kv_tokens, parts.kv_type);
+  cache_ = std::make_unique<KvCache>(config_, parts.kv_tokens, parts.kv_type,
+                                     gpu_->device().allocate(bytes));
+  add_host_pages(options);
+}
+
+// Uses the memory that is free after everything else is allocated.
+void LoadedModel::add_host_pages(const ModelOptions& options) {
+  const int n = host_pages_for({.gpu_pages = cache_->n_pages(),
+                                .most_pages = options.max_kv_tokens / kPageSize,
+                                .page_bytes = KvCache::bytes_for(config_, kPageSize, cache_type()),
+                                .memory_bytes = available_memory_bytes()});
+  if (n > 0) host_pages_ = std::make_unique<HostPages>(gpu_->device(), *cache_, n);
+}
+
+void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
+  const ModelOptions& options = source.options;
+  report_ = load_host_weights(source, decision.parts.experts);
+  start_team(options, decision.limits.max_tokens);
+  device_ = std::make_unique<CpuDevice>(*team_);
+  ops_ = std::make_unique<CpuOps>(kernels_, config_, decision.limits.max_tokens, *team_);
+  if (options.record_routing) {
+    recorder_ = std::make_unique<RoutingRecorder>(config_);
+    experts_->observe(recorder_.get());
+  }
+  model_ = std::make_unique<StepRunner>(ModelParts{config_, weights_, *device_, *ops_, *experts_},
+                                        decision.limits, options.attention);
+  const DType type = decision.parts.kv_type;
+  cache_ = std::make_unique<KvCache>(config_, kv_tokens(options, config_, context_, type), type);
+}
+
+LoadReport LoadedModel::load_host_weights(const Source& source, const ExpertsLayout& experts) {
+  const ModelOptions& options = source.options;
+  const LoadPlan plan = {
+      .layout = {kernels_, experts},
+      .cache_directory = options.cache.empty() ? default_cache_directory() : options.cache,
+      .cache_use = options.cache_use,
+      .n_threads = topology_.n_cores(),
+      .progress = source.progress,
+      .write_progress = options.write_progress,
+      .warn = options.warn};
+  LoadedWeights loaded = load_weights(source.store, source.stored, config_, plan, home_);
+  weights_ = std::move(loaded.weights);
+  if (!home_.is_bound())
+    options.warn(
+        "the experts' memory cannot be bound to all its NUMA nodes (no permission, as in a "
+        "container without SYS_NICE, or too little memory on a node): expect lower speed");
+  return loaded.report;
+}
+
+// Called after loading: threads created later would inherit this thread's CPU affinity.
+void LoadedModel::start_team(const ModelOptions& options, int max_tokens) {
+  team_ = std::make_unique<Team>(topology_);
+  if (team_->n_unpinned() > 0)
+    options.warn(fmt::format("{} of {} threads cannot be pinned to their cores: expect lower speed",
+                             team_->n_unpinned(), team_->size()));
+  experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, *team_);
+  if (gpu_) watch_ = std::make_unique<TeamWatch>(*team_, kTeamPatience, end_program);
+}
+
+std::string embedded_model() {
+  const std::string folder = program_file("models/tiny-r1");
+  require(!folder.empty(),
+          "the embedded model is missing (looked for {}): install the program with `make install`, "
+          "or name a model directory",
+          fmt::join(program_file_places("models/tiny-r1"), ", "));
+  return folder;
+}
+
+}  // namespace tandem

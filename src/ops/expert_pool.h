@@ -1,0 +1,73 @@
+// The routed experts as the forward pass uses them: a layer's work is submitted, and its sum is
+// added when it is needed. The pool decides which device computes which expert (offload/).
+#pragma once
+#include "model/batch.h"
+
+namespace tandem {
+
+// One MoE layer of one micro-batch.
+struct ExpertBatch {
+  int layer;
+  // [tokens, dim]. CPU experts also accept rows that are encoded for their kernels
+  // (CpuExperts::activations()): kBF16, or kI8 with one scale per row.
+  TensorView x;
+  Routing routing;    // experts with a negative id are skipped
+  int first_row = 0;  // row of the step where x starts
+  const float* x_scales = nullptr;
+};
+
+// Work that was submitted and not yet added, identified by its micro-batch; below
+// ExpertPool::kMaxTickets.
+using Ticket = int;
+inline Ticket ticket_of(int first_row) { return first_row > 0 ? 1 : 0; }
+
+// Observes the batches that a pool computes, without changing them.
+class ExpertObserver {
+ public:
+  virtual ~ExpertObserver() = default;
+  // Called before the batch's experts start; for a recorded step only while it is recorded.
+  virtual void submitted(const ExpertBatch& batch) = 0;
+  // Called when all layers of a step of n_tokens are submitted and added; its device may still be
+  // computing.
+  virtual void step_ended(int /*n_tokens*/) {}
+};
+
+class ExpertPool {
+ public:
+  static constexpr int kMaxTickets = 2;  // one per micro-batch
+
+  virtual ~ExpertPool() = default;
+
+  // Starts the experts of a batch. Its matrices must not change until add_to(). Throws RunError
+  // when a device was lost.
+  Ticket submit(const ExpertBatch& batch) {
+    if (observer_) observer_->submitted(batch);
+    return start(batch);
+  }
+  // Called once, when the backbone has nothing more to enqueue beside the ticket's experts. Returns
+  // whether another device computes some of them, so that the backbone may do other work first.
+  virtual bool waits(Ticket /*ticket*/) { return false; }
+  // y += sum of weight * expert(x), [tokens, dim]; ends the ticket. Throws RunError when a device
+  // was lost.
+  virtual void add_to(Ticket ticket, TensorView y) = 0;
+
+  // Whether a decode step of n_sequences is faster as two micro-batches.
+  virtual bool prefers_micro_batches(int /*n_sequences*/) const { return false; }
+  // Does the host's part of a step, layer by layer, while a device replays its recorded submit()
+  // and add_to(). Throws as add_to() does.
+  virtual void follow(const MicroBatches& /*step*/) {}
+  // Called when every ticket of the step has been added.
+  virtual void end_step(const MicroBatches& step) {
+    if (observer_) observer_->step_ended(step.n_tokens());
+  }
+
+  // Sets the observer, which must outlive its use by the pool; null: none.
+  void observe(ExpertObserver* observer) { observer_ = observer; }
+
+ private:
+  virtual Ticket start(const ExpertBatch& batch) = 0;
+
+  ExpertObserver* observer_ = nullptr;
+};
+
+}  // namespace tandem

@@ -1,0 +1,302 @@
+#include "loader/gpu_model.h"
+
+#include <algorithm>
+#include <chrono>
+#include <unordered_map>
+
+#include "model/checkpoint.h"
+#include "offload/cuda_routing_recorder.h"
+#include "offload/hybrid_experts.h"
+#include "ops/cuda_device.h"
+#include "ops/cuda_ops.h"
+#include "ops/cuda_weights.h"
+
+namespace tandem {
+namespace {
+
+// Where a tensor is stored for the GPU: in its own memory, in host memory (the embedding), or not
+// at all.
+enum class Home { kGpu, kHost, kNowhere };
+
+Home home_of(const WeightSpec& spec, const GpuParts& parts) {
+  if (spec.use == WeightUse::kEmbedding) return parts.embedding_on_cpu ? Home::kHost : Home::kGpu;
+  if (spec.use != WeightUse::kExpert) return Home::kGpu;
+  return parts.experts[spec.layer][spec.expert] ? Home::kGpu : Home::kNowhere;
+}
+
+// Visits every stored tensor that has a home, once; a tied head shares the embedding unless that is
+// in host memory.
+template <class Visit>
+void for_each_pair(ModelWeights& stored, ModelWeights& on_gpu, const ModelConfig& config,
+                   const GpuParts& parts, Visit visit) {
+  std::unordered_map<std::string, QuantView> sources;
+  for_each_weight(stored, config,
+                  [&](const WeightSpec& spec, QuantView& w) { sources[spec.name] = w; });
+  for_each_weight(on_gpu, config, [&](const WeightSpec& spec, QuantView& w) {
+    const Home home = home_of(spec, parts);
+    if (home != Home::kNowhere) visit(spec, home, sources.at(spec.name), w);
+  });
+  if (!config.tied_head) return;
+  on_gpu.head = on_gpu.embed;
+  if (!parts.embedding_on_cpu) return;
+  visit(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, config.vocab, config.dim},
+        Home::kGpu, stored.head, on_gpu.head);
+}
+
+int64_t weight_bytes(ModelWeights& stored, const ModelConfig& config, const GpuParts& parts,
+                     Home where) {
+  int64_t bytes = 0;
+  ModelWeights unused;
+  for_each_pair(stored, unused, config, parts,
+                [&](const WeightSpec& spec, Home home, const QuantView& from, QuantView&) {
+                  if (home == where) bytes += CudaWeights::bytes_of(from, spec.use);
+                });
+  return bytes;
+}
+
+bool any(const GpuParts& parts, bool on_gpu) {
+  return std::any_of(parts.experts.begin(), parts.experts.end(), [&](const auto& layer) {
+    return std::find(layer.begin(), layer.end(), on_gpu) != layer.end();
+  });
+}
+
+// Scratch rows per step; 0 without GPU experts.
+int rows_needed(const GpuParts& parts, const GpuModelOptions& options) {
+  return any(parts, true) || parts.stream_from_tokens != 0 ? options.max_tokens : 0;
+}
+
+CudaLimits limits_of(const GpuModelOptions& options, const gpu::GpuInfo& gpu_info) {
+  return {.max_tokens = options.max_tokens,
+          .context = options.context,
+          .n_multiprocessors = gpu_info.n_multiprocessors,
+          .fp8_activations = options.fp8_activations};
+}
+
+int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& options,
+                             const gpu::GpuInfo& gpu_info, const GpuParts& parts,
+                             int64_t kv_tokens) {
+  constexpr int64_t kContextBytes = 300 << 20;  // used by CUDA itself and its modules
+  return CudaOps::bytes_for(config, limits_of(options, gpu_info)) +
+         CudaExpertRows::bytes_for(config, rows_needed(parts, options)) +
+         (any(parts, false) ? HybridExperts::bytes_for(config, options.max_tokens) : 0) +
+         (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config, options.max_tokens)
+                                        : 0) +
+         DeepSeek::bytes_for(config, {options.max_tokens, options.max_logits}) +
+         KvCache::bytes_for(config, kv_tokens, options.cache_type) +
+         (gpu_info.emulated ? 0 : kContextBytes);
+}
+
+// Bytes of the largest routed expert.
+int64_t largest_expert_bytes(const ModelWeights& stored) {
+  int64_t largest = 1;
+  for (const LayerWeights& layer : stored.layers)
+    for (const FfnWeights& e : layer.experts)
+      largest = std::max(largest, CudaWeights::bytes_of(e.gate, WeightUse::kExpert) +
+                                      CudaWeights::bytes_of(e.up, WeightUse::kExpert) +
+                                      CudaWeights::bytes_of(e.down, WeightUse::kExpert));
+  return largest;
+}
+
+// Rates for the emulated GPU, for which measured ones are meaningless: GPU and CPU both get some
+// experts.
+ExpertRates emulated_rates() {
+  return {.link_seconds = 1, .copy_seconds = 0.1, .gpu = {{{1, 0.1}}}, .cpu = {{{1, 0.25}}}};
+}
+
+class Loaded final : public GpuModel {
+ public:
+  Loaded(const WeightStore& store, ModelWeights& stored, const ModelConfig& config,
+         const GpuModelOptions& options, const GpuParts& parts)
+      : config_(config),
+        max_tokens_(options.max_tokens),
+        stream_from_(parts.stream_from_tokens),
+        micro_batches_from_(parts.micro_batches_from_sequences),
+        gpu_info_(gpu::open_gpu()),
+        device_(stream_, options.records) {
+    load(store, stored, options, parts);
+    ops_ = std::make_unique<CudaOps>(config, limits_of(options, gpu_info_), stream_);
+    rows_ = std::make_unique<CudaExpertRows>(config, rows_needed(parts, options), stream_,
+                                             options.fp8_activations);
+    gpu_experts_ = std::make_unique<CudaExperts>(config, weights_, *rows_, stream_);
+  }
+
+  const std::string& gpu_name() const override { return gpu_info_.name; }
+  const ModelWeights& weights() const override { return weights_; }
+  const LoadReport& report() const override { return report_; }
+  Device& device() override { return device_; }
+  Ops& ops() override { return *ops_; }
+  ExpertPool& experts() override {
+    if (hybrid_) return *hybrid_;
+    return *gpu_experts_;
+  }
+  void add_cpu_experts(CpuExperts& experts, Timeline* timeline) override {
+    hybrid_ =
+        std::make_unique<HybridExperts>(config_,
+                                        HybridExperts::Parts{.weights = weights_,
+                                                             .on_gpu = *gpu_experts_,
+                                                             .on_cpu = experts,
+                                                             .rows_on_cpu = experts.activations(),
+                                                             .stream = stream_,
+                                                             .team = &experts.team()},
+                                        max_tokens_);
+    HybridExperts::Division division = {.micro_batches_from = micro_batches_from_};
+    if (stream_from_ != 0 && (stream_from_ > 0 || CudaStreaming::takes(experts))) {
+      streaming_ = std::make_unique<CudaStreaming>(config_, experts, *rows_, max_tokens_, stream_);
+      streaming_->divide_by(gpu_info_.emulated ? emulated_rates()
+                                               : streaming_->measured_rates(max_tokens_));
+      division.stream_from =
+          stream_from_ > 0 ? stream_from_ : hybrid_->measured_crossover(max_tokens_, *streaming_);
+      division.streaming = streaming_.get();
+    }
+    hybrid_->divide(division);
+    if (timeline) hybrid_->record(*timeline);
+  }
+  void record_routing() override {
+    recorder_ = std::make_unique<CudaRoutingRecorder>(config_, max_tokens_, stream_);
+    experts().observe(recorder_.get());
+  }
+  const RoutingCounts* routing() const override {
+    return recorder_ ? &recorder_->counts() : nullptr;
+  }
+
+ private:
+  void load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
+            const GpuParts& parts);
+
+  const ModelConfig& config_;
+  const int max_tokens_;
+  const int stream_from_, micro_batches_from_;
+  const gpu::GpuInfo gpu_info_;
+  gpu::Stream stream_;
+  std::unique_ptr<CudaRoutingRecorder> recorder_;  // null: routing is not recorded
+  CudaDevice device_;
+  CudaWeights home_, host_home_;  // host_home_: read by the GPU over the link
+  ModelWeights weights_;
+  LoadReport report_;
+  std::unique_ptr<CudaOps> ops_;
+  std::unique_ptr<CudaExpertRows> rows_;
+  std::unique_ptr<CudaExperts> gpu_experts_;
+  std::unique_ptr<CudaStreaming> streaming_;
+  std::unique_ptr<HybridExperts> hybrid_;  // null: all experts are on the GPU
+};
+
+// FP8 activations need weights in FP8 blocks.
+void require_fp8_weights(ModelWeights& stored, const ModelConfig& config) {
+  bool any = false;
+  for_each_weight(stored, config, [&](const WeightSpec&, const QuantView& w) {
+    any |= w.q.dtype == DType::kF8E4M3 && w.block_cols == gpu::kFp8Block;
+  });
+  require(any,
+          "--activations fp8: the model has no FP8 weights in blocks of {} columns: leave it out",
+          gpu::kFp8Block);
+}
+
+// Reserves memory for every tensor, then uploads pieces of tensors from all threads.
+void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
+                  const GpuParts& parts) {
+  store.require_unchanged();
+  home_.allocate(weight_bytes(stored, config_, parts, Home::kGpu));
+  host_home_.allocate(weight_bytes(stored, config_, parts, Home::kHost), gpu::Site::kMapped);
+  std::vector<LoadJob> jobs;
+  const auto add = [&](const std::byte* source, int64_t bytes, auto run) {
+    jobs.push_back({source, bytes, run});
+    report_.bytes += bytes;
+  };
+  for_each_pair(stored, weights_, config_, parts,
+                [&](const WeightSpec& spec, Home home, QuantView from, QuantView& to) {
+                  CudaWeights& memory = home == Home::kGpu ? home_ : host_home_;
+                  to = memory.reserve(from, spec.use);
+                  const int64_t at_once = rows_per_load_job(from.q.row_bytes());
+                  for (int64_t first = 0; first < from.q.rows; first += at_once) {
+                    const int64_t n = std::min(at_once, from.q.rows - first);
+                    add(from.q.row_data(first), n * from.q.row_bytes(),
+                        [&memory, from, to, first, n](const std::byte* data) {
+                          memory.upload_rows(data, from, to, first, n);
+                        });
+                  }
+                  if (to.scale.empty()) return;
+                  add(from.scale.row_data(0), from.scale.rows * from.scale.row_bytes(),
+                      [&memory, from, to, name = spec.name](const std::byte* data) {
+                        TensorView scales = from.scale;
+                        scales.data = const_cast<std::byte*>(data);
+                        check_scales(name + "_scale_inv", scales);
+                        memory.upload_scales(data, to);
+                      });
+                });
+  if (options.cache_type == DType::kF8E4M3)
+    CudaAttention::require_fp8_cache(config_.mla, weights_.layers[0].attn.kv_b);
+  const auto start = std::chrono::steady_clock::now();
+  run_load_jobs(store.files(), std::move(jobs), {options.n_threads, options.progress});
+  home_.finish();
+  host_home_.finish();
+  report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+std::string why_no_gpu() {
+  try {
+    gpu::open_gpu();
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+Gpu this_gpu() {
+  const gpu::GpuInfo gpu_info = gpu::open_gpu();
+  Gpu gpu = {};
+  gpu.name = gpu_info.name;
+  gpu.memory_bytes = gpu_info.memory_bytes;
+  return gpu;
+}
+
+void require_fp8_gpu() {
+  const gpu::GpuInfo gpu_info = gpu::open_gpu();
+  require(
+      gpu_info.fp8_mma,
+      "--activations fp8: {} has compute capability {}.{}, and FP8 on tensor cores needs 8.9 or "
+      "newer and a program built for that: leave it out",
+      gpu_info.name, gpu_info.major, gpu_info.minor);
+}
+
+// A hand-off that cannot work would be noticed only after loading, which takes minutes.
+void require_hand_off(const GpuParts& parts) {
+  if (!any(parts, false)) return;
+  gpu::Stream stream;
+  const std::string why_not = gpu::why_no_hand_off(stream);
+  require(why_not.empty(), "{}", why_not);
+}
+
+GpuMemory gpu_memory(ModelWeights& stored, const ModelConfig& config,
+                     const GpuModelOptions& options) {
+  CudaOps::require_takes(config);
+  if (options.fp8_activations) {
+    require_fp8_gpu();
+    require_fp8_weights(stored, config);
+  }
+  const gpu::GpuInfo gpu_info = gpu::open_gpu();
+  return {
+      .name = gpu_info.name,
+      .free_bytes = gpu_info.free_bytes,
+      .expert_bytes = largest_expert_bytes(stored),
+      .streams = !gpu_info.emulated,
+      .weight_bytes =
+          [&stored, &config](const GpuParts& parts) {
+            return weight_bytes(stored, config, parts, Home::kGpu);
+          },
+      .other_bytes =
+          [&config, options, gpu_info](const GpuParts& parts, int64_t context, int64_t kv_tokens) {
+            GpuModelOptions with_context = options;
+            with_context.context = context;
+            return bytes_beside_weights(config, with_context, gpu_info, parts, kv_tokens);
+          }};
+}
+
+std::unique_ptr<GpuModel> load_gpu_model(const WeightStore& store, ModelWeights& stored,
+                                         const ModelConfig& config, const GpuModelOptions& options,
+                                         const GpuParts& parts) {
+  return std::make_unique<Loaded>(store, stored, config, options, parts);
+}
+
+}  // namespace tandem
