@@ -1,12 +1,12 @@
-// Experts of host memory in a long step: some are streamed to the GPU (expert_upload.h) and
+// Experts of host memory in a long step: some are streamed to the GPU (cuda_expert_upload.h) and
 // computed there, while the CPU computes the others (expert_division.h).
 #pragma once
 #include <array>
 #include <vector>
 
 #include "offload/cuda_expert_rows.h"
+#include "offload/cuda_expert_upload.h"
 #include "offload/expert_division.h"
-#include "offload/expert_upload.h"
 
 namespace tandem {
 

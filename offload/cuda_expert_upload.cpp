@@ -1,4 +1,4 @@
-#include "offload/expert_upload.h"
+#include "offload/cuda_expert_upload.h"
 
 #include <algorithm>
 #include <cstring>
