@@ -25,7 +25,7 @@ class AnswerStream {
   struct Options {
     std::vector<std::string> stops;
     bool skip_special = false;  // tokens such as the end of a sentence add no text
-    bool keeps_stop = false;    // the stop string is part of the text
+    bool include_stop = false;  // the stop string is part of the text
     int min_new_tokens = 0;     // stop strings are not looked for before
     std::function<void(const AnswerPart&)> on_part;
   };
@@ -34,7 +34,7 @@ class AnswerStream {
   AnswerStream(const Tokenizer& tokenizer, Options options)
       : options_(std::move(options)),
         decoder_(tokenizer, options_.skip_special),
-        stop_(options_.stops, options_.keeps_stop) {}
+        stop_(options_.stops, options_.include_stop) {}
 
   // False: the answer has ended; later events are ignored. Made for EngineRequest::on_event.
   bool push(const TokenEvent& event);

@@ -8,12 +8,12 @@ namespace tandem {
 
 // Length of the longest end of `text` that `mark` begins with, 0 to mark.size() - 1. The mark is
 // not empty.
-size_t partial_mark_length(std::string_view text, std::string_view mark);
+size_t partial_match_length(std::string_view text, std::string_view mark);
 
 class StopText {
  public:
   // Empty strings stop nothing.
-  explicit StopText(std::vector<std::string> stops, bool keeps_stop = false);
+  explicit StopText(std::vector<std::string> stops, bool include_stop = false);
 
   // Text that can no longer belong to a stop string. Nothing after one has been met; the stop
   // string is part of it only when it is kept.
@@ -24,7 +24,7 @@ class StopText {
 
  private:
   std::vector<std::string> stops_;
-  bool keeps_stop_;
+  bool include_stop_;
   std::string held_;
   bool stopped_ = false;
 };
