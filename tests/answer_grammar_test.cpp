@@ -16,9 +16,9 @@ const Tokenizer& tokenizer() {
 TEST(AnswerGrammar, UpToTwoLineBreaksFollowThinking) {
   AnswerGrammars grammars(tokenizer(), nullptr);
   GenerationRequest request;
-  request.form.kind = AnswerForm::Kind::kSchema;
-  request.form.schema = {{"type", "integer"}};
-  const auto alone = grammars.of(request, false), after = grammars.of(request, true);
+  request.response_format.kind = ResponseFormat::Kind::kSchema;
+  request.response_format.schema = {{"type", "integer"}};
+  const auto alone = grammars.get(request, false), after = grammars.get(request, true);
   const std::string line = "\n";
   for (int n = 0; n < 4; ++n) {
     std::string text;
@@ -32,8 +32,8 @@ TEST(AnswerGrammar, UpToTwoLineBreaksFollowThinking) {
 
 TEST(AnswerGrammar, AFreeAnswerHasNone) {
   AnswerGrammars grammars(tokenizer(), nullptr);
-  EXPECT_EQ(grammars.of({}, false), nullptr);
-  EXPECT_EQ(grammars.of({}, true), nullptr);
+  EXPECT_EQ(grammars.get({}, false), nullptr);
+  EXPECT_EQ(grammars.get({}, true), nullptr);
 }
 
 // Requests with the same form and the same position of it share one grammar object; all others have
@@ -41,15 +41,15 @@ TEST(AnswerGrammar, AFreeAnswerHasNone) {
 TEST(AnswerGrammar, IsKeptForTheNextRequest) {
   AnswerGrammars grammars(tokenizer(), nullptr);
   GenerationRequest one, two;
-  one.form.kind = two.form.kind = AnswerForm::Kind::kPattern;
-  one.form.pattern = "[ab]+";
-  two.form.pattern = "[ac]+";
-  const auto first = grammars.of(one, false);
-  EXPECT_EQ(grammars.of(one, false), first);
-  EXPECT_NE(grammars.of(one, true), first);
-  EXPECT_TRUE(accepts(grammars.of(two, false)->grammar(), "caac"));
+  one.response_format.kind = two.response_format.kind = ResponseFormat::Kind::kPattern;
+  one.response_format.pattern = "[ab]+";
+  two.response_format.pattern = "[ac]+";
+  const auto first = grammars.get(one, false);
+  EXPECT_EQ(grammars.get(one, false), first);
+  EXPECT_NE(grammars.get(one, true), first);
+  EXPECT_TRUE(accepts(grammars.get(two, false)->grammar(), "caac"));
   EXPECT_FALSE(accepts(first->grammar(), "caac"));
-  EXPECT_EQ(grammars.of(one, false), first);
+  EXPECT_EQ(grammars.get(one, false), first);
 }
 
 }  // namespace

@@ -303,7 +303,7 @@ TEST(Engine, StopStringsEndTheAnswer) {
   const Ending stopped = engine.submit(request).get();
   EXPECT_EQ(stopped.text, whole.substr(0, whole.find("tens")));
   EXPECT_EQ(stopped.finish, FinishReason::kStop);
-  request.answer.keeps_stop = true;
+  request.answer.include_stop = true;
   EXPECT_EQ(engine.submit(request).get().text, whole.substr(0, whole.find("tens") + 4));
   request.answer.min_new_tokens = 150;
   EXPECT_EQ(engine.submit(request).get().text, whole);

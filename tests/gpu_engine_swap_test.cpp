@@ -99,8 +99,8 @@ TEST(GpuCache, TakesTheRemainingMemory) {
 
 TEST(GpuSwap, PagesReturnBitByBit) {
   using Way = PageCopy::Way;
-  for (const char* kv : {"bf16", "fp8"}) {
-    SCOPED_TRACE(kv);
+  for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
+    SCOPED_TRACE(format_name({kv}));
     LoadedModel loaded(options_for(kFewTokens, 3 * kFewTokens, kv));
     ASSERT_NE(loaded.host_pages(), nullptr);
     HostPages& host = *loaded.host_pages();

@@ -197,7 +197,7 @@ RANDOM_FORMULAS = r"""(() => {
   };
   const one = (list) => list[below(list.length)];
   const commands = [kIdentifiers, kOperators, kLargeOperators, kIntegrals, kFunctions, kFunctionsWithLimits, kSpaces, kAccents, kWideAccents,
-    kArrowsWithText, kSizes, kVariants, kVariantsOfTheRest, kTextCommands, kWithoutEffect, kPassedOn, kCommands, kCommands, kCommands]
+    kArrowsWithText, kSizes, kVariants, kVariantSwitches, kTextCommands, kIgnoredCommands, kTransparentCommands, kCommands, kCommands, kCommands]
     .flatMap((table) => [...table.keys()]).concat("constructor", "toString", "__proto__", "right", "end", "cr", "href", "nosuch").map((name) => "\\" + name);
   const signs = [..."{{}}^_&[]()$'|` 12xyα中😀\n\\~\"%#<>\0", "\\\\", "$$", "\\(", "\\)", "\\[", "\\]", "\n\n", "```\n", "2.5", "\ud800", "\uFFFF",
     "\u{F0041}", "\u{FFFFF}", "<script>", "<b>", "](javascript:x)", "**", "\n- ", "\n> ", "[4pt]"];

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "server/answer_format.h"
+#include "server/answer_json.h"
 #include "server/api_error.h"
 #include "server/generation_request.h"
 #include "server/metrics.h"
@@ -121,7 +121,7 @@ TEST(GenerationRequest, WhatIsNotThereIsRefused) {
 }
 
 TEST(GenerationRequest, EverySpellingOfAForm) {
-  using Kind = AnswerForm::Kind;
+  using Kind = ResponseFormat::Kind;
   const struct {
     const char* more;
     Kind kind;
@@ -145,19 +145,21 @@ TEST(GenerationRequest, EverySpellingOfAForm) {
       {R"("guided_choice": ["a", "b"])", Kind::kChoice, "guided_choice"},
       {R"("structured_outputs": {"choice": ["a", "b"]})", Kind::kChoice,
        "structured_outputs.choice"},
-      {R"("response_format": null)", Kind::kFree, ""},
+      {R"("response_format": null)", Kind::kText, ""},
   };
   for (const auto& c : cases) {
-    const AnswerForm form = chat(std::string(", ") + c.more).form;
+    const ResponseFormat form = chat(std::string(", ") + c.more).response_format;
     EXPECT_EQ(form.kind, c.kind) << c.more;
     EXPECT_EQ(form.field, c.field);
   }
-  EXPECT_EQ(chat(R"(, "guided_json": "{\"type\": \"string\"}")").form.schema["type"], "string");
+  EXPECT_EQ(chat(R"(, "guided_json": "{\"type\": \"string\"}")").response_format.schema["type"],
+            "string");
   const auto generate = [](const std::string& text) {
     return parse_generate_request(Json::parse(text), {});
   };
-  EXPECT_EQ(generate(R"({"text": "x", "sampling_params": {"json_schema": "{}"}})").form.kind,
-            Kind::kSchema);
+  EXPECT_EQ(
+      generate(R"({"text": "x", "sampling_params": {"json_schema": "{}"}})").response_format.kind,
+      Kind::kSchema);
   for (const char* wrong :
        {R"("response_format": 5)", R"("response_format": {"type": "json_schema"})",
         R"("response_format": {"type": "json_schema", "json_schema": {"schema": 5}})",
@@ -170,13 +172,13 @@ TEST(GenerationRequest, EverySpellingOfAForm) {
 
 TEST(GenerationRequest, CallsCanBeForced) {
   const std::string tools = R"(, "tools": [{"type": "function", "function": {"name": "f"}}])";
-  EXPECT_FALSE(chat(tools).must_call);
-  EXPECT_FALSE(chat(tools + R"(, "tool_choice": "auto")").must_call);
+  EXPECT_FALSE(chat(tools).requires_tool_call);
+  EXPECT_FALSE(chat(tools + R"(, "tool_choice": "auto")").requires_tool_call);
   const GenerationRequest any = chat(tools + R"(, "tool_choice": "required")");
-  EXPECT_TRUE(any.must_call && any.must_call_name.empty() && any.may_call_many);
-  EXPECT_FALSE(chat(tools + R"(, "parallel_tool_calls": false)").may_call_many);
+  EXPECT_TRUE(any.requires_tool_call && any.required_tool.empty() && any.allows_parallel_calls);
+  EXPECT_FALSE(chat(tools + R"(, "parallel_tool_calls": false)").allows_parallel_calls);
   const std::string named = R"(, "tool_choice": {"type": "function", "function": {"name": "f"}})";
-  EXPECT_EQ(chat(tools + named).must_call_name, "f");
+  EXPECT_EQ(chat(tools + named).required_tool, "f");
   EXPECT_EQ(param_of(chat, named), "tool_choice") << "without tools";
   for (const char* wrong : {"\"always\"", "5", "{}", R"({"type": "function"})",
                             R"({"type": "function", "function": {"name": "g"}})"})
@@ -300,21 +302,21 @@ TEST(ChatMessages, ThereIsABoundOnTheirNumber) {
   EXPECT_EQ(param_of(read, many(16'385)), "messages");
 }
 
-constexpr AnswerHead kChat{Endpoint::kChat, {}, {}, 5};
+constexpr AnswerInfo kChat{Endpoint::kChat, {}, {}, 5};
 constexpr Usage kUsage{10, 4, 2};
 
-TEST(AnswerFormat, ErrorsAreNested) {
+TEST(AnswerJson, ErrorsAreNested) {
   EXPECT_EQ(error_json(ApiError(404, "no", "model", "model_not_found")).dump(),
             R"({"error":{"message":"no","type":"not_found_error","param":"model",)"
             R"("code":"model_not_found"}})");
   EXPECT_EQ(error_json(ApiError(400, "no")).at("error").at("param"), nullptr);
 }
 
-TEST(AnswerFormat, ChunksAsTheirReadersExpect) {
-  const AnswerHead head{Endpoint::kCompletions, "cmpl-1", "m", 5};
+TEST(AnswerJson, ChunksAsTheirReadersExpect) {
+  const AnswerInfo head{Endpoint::kCompletions, "cmpl-1", "m", 5};
   ChoicePart part;
   part.text = "hi";
-  EXPECT_EQ(event_of(chunk_json(head, part, {})),
+  EXPECT_EQ(sse_event(chunk_json(head, part, {})),
             "data: {\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":5,\"model\":\"m\","
             "\"choices\":[{\"index\":0,\"text\":\"hi\",\"logprobs\":null,\"finish_reason\":null}]}"
             "\n\n");
@@ -326,7 +328,7 @@ TEST(AnswerFormat, ChunksAsTheirReadersExpect) {
   EXPECT_TRUE(usage_chunk_json(head, kUsage)["choices"].empty());
 }
 
-TEST(AnswerFormat, ChatDeltasSayOnlyWhatIsNew) {
+TEST(AnswerJson, ChatDeltasSayOnlyWhatIsNew) {
   ChoicePart part;
   part.reasoning = "hm";
   auto delta = chunk_json(kChat, part, {})["choices"][0]["delta"];
@@ -340,8 +342,8 @@ TEST(AnswerFormat, ChatDeltasSayOnlyWhatIsNew) {
   EXPECT_EQ(answer_json(kChat, {part}, kUsage)["object"], "chat.completion");
 }
 
-TEST(AnswerFormat, TextThatIsNotUtf8IsReplaced) {
-  EXPECT_EQ(dumped({{"a", "\xff"}}), "{\"a\":\"\xEF\xBF\xBD\"}");
+TEST(AnswerJson, TextThatIsNotUtf8IsReplaced) {
+  EXPECT_EQ(dump_json({{"a", "\xff"}}), "{\"a\":\"\xEF\xBF\xBD\"}");
 }
 
 TEST(GenerationRequest, ToolsAreFunctions) {
@@ -356,11 +358,11 @@ TEST(GenerationRequest, ToolsAreFunctions) {
     EXPECT_NE(param_of(chat, fmt::format(R"(, "tools": {})", wrong)), "accepted") << wrong;
 }
 
-TEST(AnswerFormat, CallsOfTools) {
+TEST(AnswerJson, CallsOfTools) {
   ChoicePart part;
   part.calls = {{"call_1", "f", "{\"a\": 1}"}};
   part.first_call = 2;
-  part.called = true;
+  part.has_tool_calls = true;
   part.finish = FinishReason::kStop;
   const auto choice = chunk_json(kChat, part, {})["choices"][0];
   EXPECT_EQ(choice["finish_reason"], "tool_calls");
@@ -471,7 +473,7 @@ std::string read_in_pieces(const std::string& bytes, size_t piece) {
   size_t there = 0, taken = 0;
   try {
     while (!reader.is_complete() && (there < bytes.size() || taken < there)) {
-      const size_t n = reader.take(std::string_view(bytes).substr(taken, there - taken));
+      const size_t n = reader.consume(std::string_view(bytes).substr(taken, there - taken));
       if (n == 0) there = std::min(there + piece, bytes.size());
       taken += n;
       if (n == 0 && taken == there) return "not complete";
@@ -481,8 +483,8 @@ std::string read_in_pieces(const std::string& bytes, size_t piece) {
   }
   const ReceivedRequest r = reader.release();
   return fmt::format("{} {} key={} origin={} body={} keeps={} left={}", r.request.method,
-                     r.request.path, r.request.authorization, r.request.page.origin, r.request.body,
-                     r.keeps_open, bytes.size() - taken);
+                     r.request.path, r.request.authorization, r.request.cors.origin, r.request.body,
+                     r.keep_alive, bytes.size() - taken);
 }
 
 TEST(RequestReader, TheSameAtAnyCut) {
@@ -508,17 +510,18 @@ TEST(RequestReader, RefusalsAtAnyCut) {
        "413: the body is longer than 100 bytes"},
       {"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n",
        "413: the body is longer"},
-      {"GET / HTTP/1.1\r\nX: " + std::string(20000, 'y'), "431: the head is longer than 16384"},
-      {"GET / HTTP/1.1\r\n\r\n", "400: the head has 0 fields Host"},
-      {"GET / HTTP/1.1\r\nHost: a, b\r\n\r\n", "400: the field Host is \"a, b\""},
+      {"GET / HTTP/1.1\r\nX: " + std::string(20000, 'y'),
+       "431: the header section is longer than 16384"},
+      {"GET / HTTP/1.1\r\n\r\n", "400: the request has 0 Host headers"},
+      {"GET / HTTP/1.1\r\nHost: a, b\r\n\r\n", "400: the Host header is \"a, b\""},
       {"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n",
-       "400: the field Transfer-Encoding is \"xchunked\""},
-      {"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", "400: HTTP/1.0 has no"},
+       "400: the Transfer-Encoding header is \"xchunked\""},
+      {"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", "400: HTTP/1.0 does not have"},
       {"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1,1\r\n\r\na",
-       "400: the field Content-Length is \"1,1\""},
+       "400: the Content-Length header is \"1,1\""},
       {"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\na",
-       "400: the head has several"},
-      {"GET / HTTP/2.0\r\n\r\n", "400: this is not HTTP"}};
+       "400: the request has more than one"},
+      {"GET / HTTP/2.0\r\n\r\n", "400: the request is not valid HTTP"}};
   for (const auto& [bytes, expected] : cases)
     for (const size_t piece : {1, 2, 7, 1000, 100000})
       EXPECT_EQ(read_in_pieces(bytes, piece).substr(0, expected.size()), expected) << piece;
@@ -526,9 +529,9 @@ TEST(RequestReader, RefusalsAtAnyCut) {
 
 class LoadingService : public testing::Test {
  protected:
-  HttpReply reply(const std::string& method, const std::string& path, const std::string& key = {},
-                  const std::string& body = {}) {
-    return std::get<HttpReply>(service_.handle({method, path, key, body}));
+  HttpResponse reply(const std::string& method, const std::string& path,
+                     const std::string& key = {}, const std::string& body = {}) {
+    return std::get<HttpResponse>(service_.handle({method, path, key, body}));
   }
 
   const Tokenizer tokenizer_ =
@@ -537,17 +540,18 @@ class LoadingService : public testing::Test {
 };
 
 TEST_F(LoadingService, SaysHowFarItIs) {
-  service_.loading(0.43);
+  service_.set_loading(0.43);
   EXPECT_EQ(reply("GET", "/health").status, 503);
   EXPECT_EQ(reply("GET", "/health").body, R"({"status":"loading","loaded":0.43})");
-  const HttpReply refused = reply("POST", "/v1/completions", "Bearer secret", R"({"prompt": "x"})");
+  const HttpResponse refused =
+      reply("POST", "/v1/completions", "Bearer secret", R"({"prompt": "x"})");
   EXPECT_EQ(refused.status, 503);
   EXPECT_GT(refused.retry_after_seconds, 0);
   EXPECT_NE(refused.body.find("43 %"), std::string::npos) << refused.body;
   EXPECT_NE(reply("GET", "/metrics").body.find("tandem:ready{model_name=\"m\",engine=\"0\"} 0"),
             std::string::npos);
   EXPECT_EQ(reply("POST", "/tokenize", "Bearer secret", R"({"prompt": "x"})").status, 200);
-  service_.stopping();
+  service_.set_stopping();
   EXPECT_EQ(reply("GET", "/health").body, R"({"status":"stopping"})");
 }
 

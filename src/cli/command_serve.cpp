@@ -99,7 +99,7 @@ class Computing {
     LoadProgress shown = load_progress(options_.quiet);
     LoadedModel loaded(model_options(options_), [&](int64_t done, int64_t total, double rate) {
       if (shown) shown(done, total, rate);
-      service_.loading(total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0);
+      service_.set_loading(total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0);
     });
     const Vocabulary vocabulary = vocabulary_of(tokenizer_, loaded.config().vocab);
     warm_up(loaded.model(), loaded.cache(), vocabulary, loaded.context());
@@ -124,12 +124,12 @@ class Computing {
                       n_on_host > 0 ? fmt::format(", of {} in host memory", n_on_host) : "",
                       loaded.n_threads(), loaded.isa()));
     }
-    service_.ready(engine);
+    service_.set_ready(engine);
     try {
       engine.run();
     } catch (...) {
       failure_ = std::current_exception();
-      server_.end();
+      server_.shut_down();
       await_stop();
     }
     output_.finish();
@@ -175,7 +175,7 @@ int serve_command(const Options& options) {
                               .limits = {},
                               .certificate = s.certificate,
                               .key = s.key,
-                              .most_connections = 0,
+                              .max_connections = 0,
                               .drain = std::chrono::seconds(s.drain_seconds)});
   if (!options.quiet)
     print_line(fmt::format("listening on {}://{}:{}", s.certificate.empty() ? "http" : "https",

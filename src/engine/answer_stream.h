@@ -24,7 +24,7 @@ class AnswerStream {
   struct Options {
     std::vector<std::string> stops;
     bool skip_special = false;  // tokens such as the end of a sentence add no text
-    bool keeps_stop = false;    // the stop string is part of the text
+    bool include_stop = false;  // the stop string is part of the text
     int min_new_tokens = 0;     // stop strings are ignored before this many tokens
     std::function<void(const AnswerPart&)> on_part;
   };
@@ -33,7 +33,7 @@ class AnswerStream {
   AnswerStream(const Tokenizer& tokenizer, Options options)
       : options_(std::move(options)),
         decoder_(tokenizer, options_.skip_special),
-        stop_(options_.stops, options_.keeps_stop) {}
+        stop_(options_.stops, options_.include_stop) {}
 
   // Takes the next event; can be EngineRequest::on_event. Returns false once the answer has ended:
   // later events are ignored.

@@ -5,14 +5,14 @@
 
 namespace tandem {
 
-size_t partial_mark_length(std::string_view text, std::string_view mark) {
+size_t partial_match_length(std::string_view text, std::string_view mark) {
   for (size_t n = std::min(mark.size() - 1, text.size()); n > 0; --n)
     if (text.substr(text.size() - n) == mark.substr(0, n)) return n;
   return 0;
 }
 
-StopText::StopText(std::vector<std::string> stops, bool keeps_stop)
-    : stops_(std::move(stops)), keeps_stop_(keeps_stop) {
+StopText::StopText(std::vector<std::string> stops, bool include_stop)
+    : stops_(std::move(stops)), include_stop_(include_stop) {
   std::erase_if(stops_, [](const std::string& s) { return s.empty(); });
 }
 
@@ -24,7 +24,7 @@ std::string StopText::push(std::string_view text) {
     const size_t at = held_.find(stop);
     if (at >= end) continue;
     end = at;
-    kept = keeps_stop_ ? stop.size() : 0;
+    kept = include_stop_ ? stop.size() : 0;
   }
   if (end != std::string::npos) {
     stopped_ = true;
@@ -32,7 +32,7 @@ std::string StopText::push(std::string_view text) {
     return std::exchange(held_, {});
   }
   size_t keep = 0;
-  for (const std::string& stop : stops_) keep = std::max(keep, partial_mark_length(held_, stop));
+  for (const std::string& stop : stops_) keep = std::max(keep, partial_match_length(held_, stop));
   std::string out = held_.substr(0, held_.size() - keep);
   held_.erase(0, out.size());
   return out;

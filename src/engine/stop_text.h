@@ -8,15 +8,15 @@ namespace tandem {
 
 // Length of the longest suffix of `text` that is a prefix of `mark`, 0 to mark.size() - 1. The mark
 // is not empty.
-size_t partial_mark_length(std::string_view text, std::string_view mark);
+size_t partial_match_length(std::string_view text, std::string_view mark);
 
 class StopText {
  public:
   // Empty strings are ignored.
-  explicit StopText(std::vector<std::string> stops, bool keeps_stop = false);
+  explicit StopText(std::vector<std::string> stops, bool include_stop = false);
 
   // Returns the text that can no longer belong to a stop string, and nothing after a stop string.
-  // The stop string itself is returned only with keeps_stop.
+  // The stop string itself is returned only with include_stop.
   std::string push(std::string_view text);
   // The text that was held back, for when the text ends without a stop string.
   std::string flush();
@@ -24,7 +24,7 @@ class StopText {
 
  private:
   std::vector<std::string> stops_;
-  bool keeps_stop_;
+  bool include_stop_;
   std::string held_;
   bool stopped_ = false;
 };

@@ -1,4 +1,4 @@
-// The grammar of an answer: the form that the client requested, tool calls in the model's syntax,
+// The grammar of an answer: the format that the client requested, tool calls in the model's syntax,
 // or either.
 #pragma once
 #include <list>
@@ -12,7 +12,7 @@
 
 namespace tandem {
 
-// Thread-safe. Caches grammars for later requests with the same form and tools.
+// Thread-safe. Caches grammars for later requests with the same format and tools.
 class AnswerGrammars {
  public:
   // `chat` is null when the model has no chat template. The tokenizer must outlive this object.
@@ -20,30 +20,33 @@ class AnswerGrammars {
 
   // Returns null when the answer is unconstrained. If `after_thinking`, up to two line breaks may
   // precede the answer. Throws ApiError naming the field and what in it is not supported.
-  std::shared_ptr<const GrammarTokens> of(const GenerationRequest& request, bool after_thinking);
+  std::shared_ptr<const GrammarTokens> get(const GenerationRequest& request, bool after_thinking);
 
  private:
   using Node = Grammar::Node;
   using Rule = Grammar::Rule;
 
   Grammar build(const GenerationRequest& request, bool after_thinking) const;
-  Rule form_rule(Grammar& grammar, const JsonRules& json, const AnswerForm& form) const;
-  Rule calls_rule(Grammar& grammar, const JsonRules& json, const GenerationRequest& request) const;
-  Node call(Grammar& grammar, Node from, const std::string& name, Rule arguments) const;
-  Node mark(Grammar& grammar, Node from, std::string_view text) const;
+  Rule response_format_rule(Grammar& grammar, const JsonRules& json,
+                            const ResponseFormat& format) const;
+  Rule tool_calls_rule(Grammar& grammar, const JsonRules& json,
+                       const GenerationRequest& request) const;
+  Node add_tool_call(Grammar& grammar, Node from, const std::string& name, Rule arguments) const;
+  Node add_marker(Grammar& grammar, Node from, std::string_view text) const;
 
   const Tokenizer& tokenizer_;
   const TokenTrie trie_;
   const std::shared_ptr<const GrammarTokens> json_;
-  const ToolMarks& marks_;
-  bool fenced_ = false;  // calls as in V3 and R1: "function", and arguments in a code block
+  const ToolCallMarkers& markers_;
+  bool uses_code_blocks_ =
+      false;  // calls as in V3 and R1: "function", and arguments in a code block
 
-  struct Kept {
+  struct CachedGrammar {
     std::string key;
     std::shared_ptr<const GrammarTokens> tokens;
   };
   std::mutex mutex_;
-  std::list<Kept> kept_;  // most recently used first
+  std::list<CachedGrammar> cache_;  // most recently used first
 };
 
 }  // namespace tandem

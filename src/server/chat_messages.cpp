@@ -13,25 +13,25 @@ constexpr size_t kMaxMessages = 16'384;
 
 Json text_part(std::string text) { return {{"type", "text"}, {"text", std::move(text)}}; }
 
-Json read_part(const RequestFields& part, bool of_assistant) {
-  const std::string type = part.text("type", "");
-  const bool is_refusal = type == "refusal" && of_assistant;
+Json read_part(const RequestFields& part, bool is_assistant) {
+  const std::string type = part.string("type", "");
+  const bool is_refusal = type == "refusal" && is_assistant;
   if (type != "text" && !is_refusal) part.refuse("type", "\"text\": this model reads text only");
-  if (!part.find(type)) part.refuse(type, "a text");
-  return text_part(part.text(type, ""));
+  if (!part.find(type)) part.refuse(type, "a string");
+  return text_part(part.string(type, ""));
 }
 
-// Returns the content: a text, a list of parts, or null.
-Json read_content(const RequestFields& message, const std::string& path, bool of_assistant) {
+// Returns the content: a string, a list of parts, or null.
+Json read_content(const RequestFields& message, const std::string& path, bool is_assistant) {
   const Json* content = message.find("content");
   if (!content) return nullptr;
   if (content->is_string()) return *content;
   if (!content->is_array() || content->empty())
-    message.refuse("content", "a text or a list of parts, at least one");
+    message.refuse("content", "a string or a list of at least one part");
   Json parts = Json::array();
   for (size_t i = 0; i < content->size(); ++i)
     parts.push_back(read_part(RequestFields((*content)[i], fmt::format("{}content[{}].", path, i)),
-                              of_assistant));
+                              is_assistant));
   return parts;
 }
 
@@ -44,13 +44,13 @@ void add_refusal(Json& content, std::string refusal) {
 }
 
 Json read_call(const RequestFields& call, const Json& given) {
-  call.text("id", "");
-  if (call.text("type", "function") != "function") call.refuse("type", "\"function\"");
+  call.string("id", "");
+  if (call.string("type", "function") != "function") call.refuse("type", "\"function\"");
   const RequestFields function = call.object("function");
-  if (function.text("name", "").empty()) function.refuse("name", "the function's name");
+  if (function.string("name", "").empty()) function.refuse("name", "the function's name");
   const Json* arguments = function.find("arguments");
   if (!arguments || !(arguments->is_string() || arguments->is_object()))
-    function.refuse("arguments", "the text of an object");
+    function.refuse("arguments", "an object, or a string with the JSON of one");
   Json read = given;
   read["type"] = "function";
   return read;
@@ -74,23 +74,23 @@ bool is_empty_text(const Json& content) {
 
 Json read_message(const Json& given, const std::string& path) {
   const RequestFields message(given, path);
-  const std::string role = message.text("role", "");
+  const std::string role = message.string("role", "");
   if (role.empty()) message.refuse("role", "system, developer, user, assistant or tool");
-  const bool of_assistant = role == "assistant";
+  const bool is_assistant = role == "assistant";
   for (const char* key : {"name", "tool_call_id", "refusal", "reasoning_content"})
-    message.text(key, "");
+    message.string(key, "");
   if (message.find("audio")) message.refuse("audio", "absent: this model reads text only");
   if (message.find("function_call")) message.refuse("function_call", "absent: use tool_calls");
 
   Json calls = read_calls(message, path);
-  Json content = read_content(message, path, of_assistant);
-  if (of_assistant) add_refusal(content, message.text("refusal", ""));
+  Json content = read_content(message, path, is_assistant);
+  if (is_assistant) add_refusal(content, message.string("refusal", ""));
   // The published templates of V3 and R1 write calls only if the content is null.
   if (!calls.empty() && is_empty_text(content)) content = nullptr;
-  if (content.is_null() && !(of_assistant && !calls.empty())) {
+  if (content.is_null() && !(is_assistant && !calls.empty())) {
     // Only an answer that was truncated inside its reasoning has no content.
-    if (!(of_assistant && message.find("reasoning_content")))
-      message.refuse("content", "a text or a list of parts");
+    if (!(is_assistant && message.find("reasoning_content")))
+      message.refuse("content", "a string or a list of parts");
     content = "";
   }
 
@@ -107,7 +107,7 @@ Json read_message(const Json& given, const std::string& path) {
 Json read_chat_messages(const RequestFields& request) {
   const Json* messages = request.find("messages");
   if (!messages || !messages->is_array() || messages->empty())
-    request.refuse("messages", "a list of messages, at least one");
+    request.refuse("messages", "a list of at least one message");
   if (messages->size() > kMaxMessages)
     throw ApiError(
         400,

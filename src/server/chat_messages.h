@@ -6,7 +6,8 @@
 
 namespace tandem {
 
-// Returns the field "messages" in the form that chat templates read: a content is a text, a list of
+// Returns the field "messages" in the form that chat templates read: a content is a string, a list
+// of
 // {"type": "text", "text": ..}, or null beside tool calls; a refusal of the assistant becomes part
 // of its content; null fields are removed, since templates test whether a field is defined. Throws
 // ApiError naming a field that is invalid or not text (image, audio).

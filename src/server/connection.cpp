@@ -23,63 +23,64 @@ using boost::system::error_code;
 // Limit of received bytes that are not parsed yet: pipelined requests, the line before a chunk, and
 // the trailer fields after the last chunk.
 constexpr size_t kMaxBufferedBytes = 64 << 10;
-constexpr size_t kSmallPiece = 4 << 10;  // most bytes per read, except inside a body
-constexpr size_t kLargeBody = 1 << 20;
+constexpr size_t kReadBytes = 4 << 10;  // per read, except inside a body
+constexpr size_t kLargeBodyBytes = 1 << 20;
 constexpr auto kNever = asio::steady_timer::time_point::max();
 
 auto into(error_code& error) { return asio::redirect_error(asio::use_awaitable, error); }
 
-std::string head_of(int status, const char* content_type, const std::string& more, bool keep_open) {
+std::string header_text(int status, const char* content_type, const std::string& more,
+                        bool keep_alive) {
   const auto reason = http::obsolete_reason(static_cast<http::status>(status));
   return fmt::format("HTTP/1.1 {} {}\r\nServer: tandem\r\nContent-Type: {}\r\n{}{}\r\n", status,
                      std::string(reason), content_type, more,
-                     keep_open ? "" : "Connection: close\r\n");
+                     keep_alive ? "" : "Connection: close\r\n");
 }
 
 // A chunk of a body with "Transfer-Encoding: chunked".
-std::string framed(const std::string& bytes) {
+std::string chunk_of(const std::string& bytes) {
   return bytes.empty() ? "" : fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes);
 }
 
 }  // namespace
 
-Connection::Connection(ClientStream::Socket socket, ConnectionContext& hub)
-    : stream_(std::move(socket), hub.tls),
-      hub_(hub),
+Connection::Connection(ClientStream::Socket socket, ConnectionContext& context)
+    : stream_(std::move(socket), context.tls),
+      context_(context),
       timer_(stream_.get_executor(), kNever),
-      signal_(stream_.get_executor(), kNever) {}
+      wakeup_(stream_.get_executor(), kNever) {}
 
 asio::awaitable<void> Connection::serve() {
   try {
-    co_await converse();
+    co_await serve_requests();
   } catch (const std::exception&) {  // such as out of memory; no answer can be sent any more
   }
   close();
 }
 
-Connection::Task<void> Connection::converse() {
+Connection::Task<void> Connection::serve_requests() {
   const auto self = shared_from_this();
   asio::co_spawn(
-      stream_.get_executor(), [self] { return self->watch(); },
+      stream_.get_executor(), [self] { return self->enforce_deadline(); },
       [self](const std::exception_ptr& failure) {
         if (failure) self->close();
       });
-  limit_time(hub_.limits.write);
-  closes_ = static_cast<bool>(co_await stream_.handshake()) || closes_;
-  no_limit();
-  while (stream_.socket().is_open() && !closes_) {
-    std::optional<ReceivedRequest> incoming = co_await read();
+  set_deadline(context_.limits.write);
+  closing_ = static_cast<bool>(co_await stream_.handshake()) || closing_;
+  clear_deadline();
+  while (stream_.socket().is_open() && !closing_) {
+    std::optional<ReceivedRequest> incoming = co_await read_request();
     if (!incoming) break;
     busy_ = true;
-    closes_ = closes_ || !incoming->keeps_open;
-    co_await answer(std::move(*incoming));
+    closing_ = closing_ || !incoming->keep_alive;
+    co_await handle(std::move(*incoming));
     busy_ = false;
   }
-  co_await end();
+  co_await finish();
 }
 
-void Connection::close_soon() {
-  closes_ = true;
+void Connection::close_when_idle() {
+  closing_ = true;
   if (!busy_) close();
 }
 
@@ -88,106 +89,109 @@ void Connection::close() {
   stream_.socket().shutdown(asio::socket_base::shutdown_both, ignored);
   stream_.socket().close(ignored);
   timer_.cancel(ignored);
-  signal_.cancel(ignored);
+  wakeup_.cancel(ignored);
 }
 
 // Returns nullopt when the connection has ended. Answers a request that is refused while it is
 // read.
-Connection::Task<std::optional<ReceivedRequest>> Connection::read() {
+Connection::Task<std::optional<ReceivedRequest>> Connection::read_request() {
   std::optional<ApiError> refusal;
   try {
-    co_return co_await read_request();
+    co_return co_await receive_request();
   } catch (const ApiError& error) {
     refusal = error;
   }
-  release_body();
+  release_body_bytes();
   co_await refuse(*refusal);
   co_return std::nullopt;
 }
 
 // Does not use Beast's composed read operations, because their exceptions, such as for a field that
 // is too long, propagate out of io_context::run().
-Connection::Task<std::optional<ReceivedRequest>> Connection::read_request() {
-  RequestReader reader(hub_.limits.body_bytes);
-  limit_time(hub_.limits.idle);
+Connection::Task<std::optional<ReceivedRequest>> Connection::receive_request() {
+  RequestReader reader(context_.limits.body_bytes);
+  set_deadline(context_.limits.idle);
   if (buffer_.size() == 0) buffer_.shrink_to_fit();
   while (!reader.is_complete()) {
-    const bool had_head = reader.has_head();
+    const bool had_header = reader.has_header();
     const auto bytes = buffer_.data();
-    const size_t n = reader.take({static_cast<const char*>(bytes.data()), bytes.size()});
+    const size_t n = reader.consume({static_cast<const char*>(bytes.data()), bytes.size()});
     buffer_.consume(n);
-    hold_body(reader.body_bytes());
-    if (!had_head && reader.has_head()) {
+    count_body_bytes(reader.body_bytes());
+    if (!had_header && reader.has_header()) {
       co_await begin_body(reader);
     } else if (n == 0 &&
-               !co_await receive(reader.body_bytes() > 0 ? kMaxBufferedBytes : kSmallPiece)) {
+               !co_await read_some(reader.body_bytes() > 0 ? kMaxBufferedBytes : kReadBytes)) {
       co_return std::nullopt;
     }
   }
-  no_limit();
+  clear_deadline();
   co_return reader.release();
 }
 
 Connection::Task<void> Connection::begin_body(const RequestReader& reader) {
-  if (reader.waits_for_continue() && !reader.is_complete())
+  if (reader.expects_continue() && !reader.is_complete())
     co_await write("HTTP/1.1 100 Continue\r\n\r\n");
-  limit_time(hub_.limits.body);
+  set_deadline(context_.limits.body);
 }
 
 // Reads more bytes into buffer_. False when the connection has ended.
-Connection::Task<bool> Connection::receive(size_t most_bytes) {
-  const size_t room = kMaxBufferedBytes - buffer_.size();
-  if (room == 0)
-    throw ApiError(431, fmt::format("the fields behind the body, or the line before a chunk of it, "
-                                    "are longer than {} bytes",
-                                    kMaxBufferedBytes));
+Connection::Task<bool> Connection::read_some(size_t max_bytes) {
+  const size_t n_free = kMaxBufferedBytes - buffer_.size();
+  if (n_free == 0)
+    throw ApiError(431,
+                   fmt::format("the trailer section of the body, or the line before one of its "
+                               "chunks, is longer than {} bytes",
+                               kMaxBufferedBytes));
   error_code error;
-  const auto to = buffer_.prepare(std::min(room, most_bytes));
+  const auto to = buffer_.prepare(std::min(n_free, max_bytes));
   buffer_.commit(co_await stream_.async_read_some(to, into(error)));
   co_return !error;
 }
 
-// Records that `bytes` of a body have arrived. The limit keeps clients that send large bodies
+// Counts the received bytes of a body. The limit keeps clients that send large bodies
 // without completing them from using up all memory, and small requests do not count towards it.
-void Connection::hold_body(int64_t bytes) {
+void Connection::count_body_bytes(int64_t bytes) {
   const int64_t counted = std::max(bytes - static_cast<int64_t>(kMaxBufferedBytes), int64_t{0});
-  const int64_t all = hub_.bodies_bytes + counted - held_bytes_;
-  if (counted > held_bytes_ && all > hub_.limits.all_bodies_bytes)
-    throw ApiError(503, "too many large requests at a time: try again later", {}, "busy");
-  hub_.bodies_bytes = all;
-  held_bytes_ = counted;
+  const int64_t all = context_.total_body_bytes + counted - counted_bytes_;
+  if (counted > counted_bytes_ && all > context_.limits.total_body_bytes)
+    throw ApiError(503, "too many large requests at once: try again later", {}, "busy");
+  context_.total_body_bytes = all;
+  counted_bytes_ = counted;
 }
 
-void Connection::release_body() { hub_.bodies_bytes -= std::exchange(held_bytes_, 0); }
+void Connection::release_body_bytes() {
+  context_.total_body_bytes -= std::exchange(counted_bytes_, 0);
+}
 
-Connection::Task<void> Connection::answer(ReceivedRequest incoming) {
-  std::optional<Service::Answer> answered;
-  ask(incoming.request, answered);
-  while (!answered) co_await wait();
-  release_body();
-  if (auto* whole = std::get_if<HttpReply>(&*answered)) {
-    co_await reply(incoming, std::move(*whole));
+Connection::Task<void> Connection::handle(ReceivedRequest incoming) {
+  std::optional<Service::Result> result;
+  dispatch(incoming.request, result);
+  while (!result) co_await wait_for_wakeup();
+  release_body_bytes();
+  if (auto* response = std::get_if<HttpResponse>(&*result)) {
+    co_await write_response(incoming, std::move(*response));
   } else {
-    co_await generate(incoming, std::get<std::shared_ptr<Generation>>(std::move(*answered)));
+    co_await generate(incoming, std::get<std::shared_ptr<Generation>>(std::move(*result)));
   }
 }
 
-// Lets a worker handle the request and free its body; `answered` is then set on the I/O thread.
-void Connection::ask(HttpRequest& request, std::optional<Service::Answer>& answered) {
-  const bool large = request.body.size() > kLargeBody;
+// Lets a worker handle the request and free its body; `result` is then set on the I/O thread.
+void Connection::dispatch(HttpRequest& request, std::optional<Service::Result>& result) {
+  const bool large = request.body.size() > kLargeBodyBytes;
   auto work = [&, large, self = shared_from_this()] {
-    Service::Answer answer = hub_.service.handle(request);
+    Service::Result handled = context_.service.handle(request);
     std::string().swap(request.body);
     if (large) malloc_trim(0);  // otherwise glibc keeps the memory of the JSON values
-    asio::post(stream_.get_executor(), [&answered, self, answer = std::move(answer)]() mutable {
-      answered = std::move(answer);
-      self->signal_.cancel();
+    asio::post(stream_.get_executor(), [&result, self, handled = std::move(handled)]() mutable {
+      result = std::move(handled);
+      self->wakeup_.cancel();
     });
   };
   if (large) {
-    asio::post(hub_.large, std::move(work));
+    asio::post(context_.large, std::move(work));
   } else {
-    asio::post(hub_.workers, std::move(work));
+    asio::post(context_.workers, std::move(work));
   }
 }
 
@@ -195,120 +199,121 @@ Connection::Task<void> Connection::generate(const ReceivedRequest& incoming,
                                             std::shared_ptr<Generation> generation) {
   const auto self = shared_from_this();
   const auto outbox = std::make_shared<Outbox>(
-      [self] { asio::post(self->stream_.get_executor(), [self] { self->signal_.cancel(); }); });
-  std::optional<HttpReply> refusal;
+      [self] { asio::post(self->stream_.get_executor(), [self] { self->wakeup_.cancel(); }); });
+  std::optional<HttpResponse> refusal;
   try {
     generation->start([outbox](const Generation::Output& o) { outbox->push(o); });
   } catch (const ApiError& error) {
-    refusal = hub_.service.error_reply(error);
+    refusal = context_.service.error_response(error);
   } catch (const std::exception& error) {
     generation->cancel();
-    refusal = hub_.service.error_reply(ApiError(500, error.what()));
+    refusal = context_.service.error_response(ApiError(500, error.what()));
   }
   if (refusal) {
-    co_await reply(incoming, std::move(*refusal));
+    co_await write_response(incoming, std::move(*refusal));
     co_return;
   }
 
-  listen_for_end();
+  watch_for_disconnect();
   bool open = false;
   try {
-    open = co_await pass_on(incoming, *outbox);
+    open = co_await forward_output(incoming, *outbox);
   } catch (const std::exception&) {  // handled as if the client had disconnected
   }
   if (!open) generation->cancel();
-  if (!open) closes_ = true;
+  if (!open) closing_ = true;
   while (reading_) {
     error_code ignored;
     stream_.socket().cancel(ignored);
-    co_await wait();
+    co_await wait_for_wakeup();
   }
-  if (gone_) closes_ = true;
+  if (disconnected_) closing_ = true;
 }
 
-// Sends the answer until its last part. False when nothing more can be sent.
-Connection::Task<bool> Connection::pass_on(const ReceivedRequest& incoming, Outbox& outbox) {
+// Sends the output of a generation until its last part. False when nothing more can be sent.
+Connection::Task<bool> Connection::forward_output(const ReceivedRequest& incoming, Outbox& outbox) {
   const bool chunked = !incoming.is_http_10;
   bool begun = false, open = true, last = false;
   while (open && !last) {
     Generation::Output output = outbox.take();
     last = output.last;
-    if (gone_ || outbox.full()) {
+    if (disconnected_ || outbox.full()) {
       open = false;
-    } else if (last && output.is_whole) {
-      HttpReply whole;
-      whole.status = output.status;
-      whole.body = std::move(output.bytes);
-      co_await reply(incoming, std::move(whole));
+    } else if (last && output.is_complete_body) {
+      HttpResponse response;
+      response.status = output.status;
+      response.body = std::move(output.bytes);
+      co_await write_response(incoming, std::move(response));
     } else if (!output.bytes.empty()) {
-      if (!begun) open = co_await begin_stream(incoming);
+      if (!begun) open = co_await begin_event_stream(incoming);
       begun = true;
-      std::string bytes = chunked ? framed(output.bytes) : std::move(output.bytes);
+      std::string bytes = chunked ? chunk_of(output.bytes) : std::move(output.bytes);
       if (chunked && last) bytes += "0\r\n\r\n";
-      if (output.breaks_off) closes_ = true;
+      if (output.aborts_stream) closing_ = true;
       open = open && co_await write(std::move(bytes));
-      if (last) hub_.service.answered(200);
+      if (last) context_.service.count_response(200);
     } else if (!last) {
-      co_await wait();
+      co_await wait_for_wakeup();
     }
   }
   co_return open;
 }
 
-Connection::Task<bool> Connection::begin_stream(const ReceivedRequest& incoming) {
-  if (incoming.is_http_10) closes_ = true;
-  std::string more = hub_.service.cors(incoming.request) + "Cache-Control: no-cache\r\n";
+Connection::Task<bool> Connection::begin_event_stream(const ReceivedRequest& incoming) {
+  if (incoming.is_http_10) closing_ = true;
+  std::string more = context_.service.cors(incoming.request) + "Cache-Control: no-cache\r\n";
   if (!incoming.is_http_10) more += "Transfer-Encoding: chunked\r\n";
-  co_return co_await write(head_of(200, "text/event-stream; charset=utf-8", more, !closes_));
+  co_return co_await write(header_text(200, "text/event-stream; charset=utf-8", more, !closing_));
 }
 
-Connection::Task<void> Connection::reply(const ReceivedRequest& incoming, HttpReply whole) {
-  hub_.service.answered(whole.status);
-  std::string more = hub_.service.cors(incoming.request);
-  more += fmt::format("Content-Length: {}\r\n", whole.body.size());
-  if (whole.retry_after_seconds > 0)
-    more += fmt::format("Retry-After: {}\r\n", whole.retry_after_seconds);
-  if (!whole.allow.empty()) more += fmt::format("Allow: {}\r\n", whole.allow);
-  std::string bytes = head_of(whole.status, whole.content_type, more, !closes_);
-  if (incoming.request.method != "HEAD") bytes += whole.body;
-  if (!co_await write(std::move(bytes))) closes_ = true;
+Connection::Task<void> Connection::write_response(const ReceivedRequest& incoming,
+                                                  HttpResponse response) {
+  context_.service.count_response(response.status);
+  std::string more = context_.service.cors(incoming.request);
+  more += fmt::format("Content-Length: {}\r\n", response.body.size());
+  if (response.retry_after_seconds > 0)
+    more += fmt::format("Retry-After: {}\r\n", response.retry_after_seconds);
+  if (!response.allow.empty()) more += fmt::format("Allow: {}\r\n", response.allow);
+  std::string bytes = header_text(response.status, response.content_type, more, !closing_);
+  if (incoming.request.method != "HEAD") bytes += response.body;
+  if (!co_await write(std::move(bytes))) closing_ = true;
 }
 
 // Answers a request that cannot be read further, then discards what the client still sends for a
 // while: closing at once would reset the connection, and the client might lose the answer.
 Connection::Task<void> Connection::refuse(const ApiError& error) {
-  closes_ = true;
+  closing_ = true;
   const ReceivedRequest unread;
-  co_await reply(unread, hub_.service.error_reply(error));
-  co_await end();
+  co_await write_response(unread, context_.service.error_response(error));
+  co_await finish();
   error_code failed;
-  std::vector<char> dropped(kSmallPiece);
+  std::vector<char> dropped(kReadBytes);
   while (!failed) co_await stream_.socket().async_read_some(asio::buffer(dropped), into(failed));
 }
 
 // Ends writing and gives the client two seconds to close the connection.
-Connection::Task<void> Connection::end() {
-  limit_time(std::chrono::seconds(2));
-  co_await stream_.finish();
+Connection::Task<void> Connection::finish() {
+  set_deadline(std::chrono::seconds(2));
+  co_await stream_.shut_down();
 }
 
 Connection::Task<bool> Connection::write(std::string bytes) {
   error_code error;
-  limit_time(hub_.limits.write);
+  set_deadline(context_.limits.write);
   co_await asio::async_write(stream_, asio::buffer(bytes), into(error));
-  no_limit();
+  clear_deadline();
   co_return !error;
 }
 
-// Waits until signal_ is cancelled.
-Connection::Task<void> Connection::wait() {
+// Waits until wakeup_ is cancelled.
+Connection::Task<void> Connection::wait_for_wakeup() {
   error_code cancelled;
-  co_await signal_.async_wait(into(cancelled));
+  co_await wakeup_.async_wait(into(cancelled));
 }
 
 // Closes the socket when the time limit has passed. Limits change with every write, so the timer is
 // restarted only for a limit that ends earlier.
-Connection::Task<void> Connection::watch() {
+Connection::Task<void> Connection::enforce_deadline() {
   while (stream_.socket().is_open()) {
     error_code changed;
     co_await timer_.async_wait(into(changed));
@@ -320,26 +325,26 @@ Connection::Task<void> Connection::watch() {
 
 // Reads while an answer is being generated: this detects that the client disconnects. Pipelined
 // requests are kept in buffer_.
-void Connection::listen_for_end() {
-  const size_t room = kMaxBufferedBytes - buffer_.size();
-  reading_ = room > 0;
+void Connection::watch_for_disconnect() {
+  const size_t n_free = kMaxBufferedBytes - buffer_.size();
+  reading_ = n_free > 0;
   if (!reading_) return;
-  stream_.async_read_some(buffer_.prepare(std::min(room, kSmallPiece)),
+  stream_.async_read_some(buffer_.prepare(std::min(n_free, kReadBytes)),
                           [self = shared_from_this()](error_code error, size_t n) {
                             self->buffer_.commit(n);
                             self->reading_ = false;
-                            self->gone_ = error && error != asio::error::operation_aborted;
-                            self->signal_.cancel();
+                            self->disconnected_ = error && error != asio::error::operation_aborted;
+                            self->wakeup_.cancel();
                             const bool more = !error && self->busy_;
-                            if (more) self->listen_for_end();
+                            if (more) self->watch_for_disconnect();
                           });
 }
 
-void Connection::limit_time(std::chrono::seconds seconds) {
+void Connection::set_deadline(std::chrono::seconds seconds) {
   deadline_ = Timer::clock_type::now() + seconds;
   if (deadline_ < timer_.expiry()) timer_.expires_at(deadline_);
 }
 
-void Connection::no_limit() { deadline_ = kNever; }
+void Connection::clear_deadline() { deadline_ = kNever; }
 
 }  // namespace tandem

@@ -6,18 +6,18 @@
 
 namespace tandem {
 
-std::string cors_headers(const std::vector<std::string>& allowed, const PageOrigin& page) {
-  if (page.origin.empty()) return "";
+std::string cors_headers(const std::vector<std::string>& allowed, const CorsHeaders& request) {
+  if (request.origin.empty()) return "";
   const auto has = [&](const std::string& origin) {
     return std::find(allowed.begin(), allowed.end(), origin) != allowed.end();
   };
   std::string lines;
   if (has("*")) {
     lines = "Access-Control-Allow-Origin: *\r\n";
-  } else if (has(page.origin)) {
-    lines = fmt::format("Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n", page.origin);
+  } else if (has(request.origin)) {
+    lines = fmt::format("Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n", request.origin);
   }
-  if (lines.empty() || page.asked_method.empty()) return lines;
+  if (lines.empty() || request.requested_method.empty()) return lines;
   // The asterisk covers every header except Authorization.
   return lines +
          "Access-Control-Allow-Methods: GET, POST\r\n"

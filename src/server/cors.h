@@ -1,18 +1,18 @@
-// Cross-origin requests: which pages of other origins may read answers (Fetch standard, "HTTP-CORS
-// protocol").
+// Cross-origin requests: which pages of other origins may read responses (Fetch standard,
+// "HTTP-CORS protocol").
 #pragma once
 #include <string>
 #include <vector>
 
 namespace tandem {
 
-// What the browser's headers say about the page that sends the request.
-struct PageOrigin {
-  std::string origin;        // "https://example.org"; empty: not from a page
-  std::string asked_method;  // method named in a preflight request, else empty
+// The CORS headers of a request, which describe the page that sends it.
+struct CorsHeaders {
+  std::string origin;            // "https://example.org"; empty: not from a page
+  std::string requested_method;  // method named in a preflight request, else empty
 };
 
-// Header lines of an answer; empty if the origin is not in `allowed`. "*" allows any origin.
-std::string cors_headers(const std::vector<std::string>& allowed, const PageOrigin& page);
+// Header lines of a response; empty if the origin is not in `allowed`. "*" allows any origin.
+std::string cors_headers(const std::vector<std::string>& allowed, const CorsHeaders& request);
 
 }  // namespace tandem

@@ -76,18 +76,18 @@ EngineRequest Generation::engine_request(int index) {
   if (setup_.grammar)
     e.constraint = std::make_shared<TokenConstraint>(
         setup_.grammar, tokenizer_,
-        TokenConstraint::Options{.after_thinking = setup_.thinks_first,
+        TokenConstraint::Options{.after_thinking = setup_.starts_in_reasoning,
                                  .end_tokens = e.request.stop_ids,
                                  .vocabulary = engine_.vocabulary_size()});
   if (r.echo && r.wants_logprobs()) e.first_scored = 0;
-  const auto take = [self = shared_from_this(), index](const AnswerPart& part) {
-    self->take(index, part);
+  const auto on_part = [self = shared_from_this(), index](const AnswerPart& part) {
+    self->on_part(index, part);
   };
   const AnswerStream::Options answer = {.stops = r.stops,
                                         .skip_special = r.skip_special,
-                                        .keeps_stop = r.keeps_stop,
+                                        .include_stop = r.include_stop,
                                         .min_new_tokens = r.min_tokens,
-                                        .on_part = take};
+                                        .on_part = on_part};
   e.on_event = [stream = std::make_shared<AnswerStream>(tokenizer_, answer)](
                    const TokenEvent& event) { return stream->push(event); };
   if (r.timeout_seconds)
@@ -97,33 +97,33 @@ EngineRequest Generation::engine_request(int index) {
 }
 
 // Runs on the output thread, which all answers share: an exception ends only this generation.
-void Generation::take(int index, const AnswerPart& part) {
+void Generation::on_part(int index, const AnswerPart& part) {
   if (closed_) return;
   try {
-    add(choices_[index], part);
+    process(choices_[index], part);
   } catch (const std::exception& error) {
     fail(FinishReason::kFailed, ApiError(500, error.what()));
   }
 }
 
-void Generation::add(Choice& choice, const AnswerPart& part) {
-  measure(choice, part);
+void Generation::process(Choice& choice, const AnswerPart& part) {
+  record_metrics(choice, part);
   if (part.finish == FinishReason::kFailed)
     return fail(*part.finish, ApiError(500, part.event->error));
   if (part.finish == FinishReason::kDeadline)
-    return fail(*part.finish, ApiError(504, "the request's time is over", "timeout", "timeout"));
+    return fail(*part.finish, ApiError(504, "the request timed out", "timeout", "timeout"));
   if (part.finish == FinishReason::kCancelled)
     return fail(*part.finish, ApiError(503, "the server is stopping", {}, "stopping"));
-  ChoicePart piece = piece_of(choice, part);
+  ChoicePart piece = make_part(choice, part);
   if (streams()) {
-    stream_piece(choice, piece);
+    stream_part(choice, piece);
   } else {
-    collect(choice, std::move(piece));
+    accumulate(choice, std::move(piece));
   }
-  if (part.finish && --n_unfinished_ == 0) end();
+  if (part.finish && --n_unfinished_ == 0) finish();
 }
 
-void Generation::measure(Choice& c, const AnswerPart& part) {
+void Generation::record_metrics(Choice& c, const AnswerPart& part) {
   const auto now = Clock::now();
   c.n_tokens = part.n_tokens;
   c.cached_tokens = part.event->cached_tokens;
@@ -148,7 +148,7 @@ void Generation::measure(Choice& c, const AnswerPart& part) {
                      .total_seconds = seconds(setup_.received, now)});
 }
 
-ChoicePart Generation::piece_of(Choice& c, const AnswerPart& part) {
+ChoicePart Generation::make_part(Choice& c, const AnswerPart& part) {
   ChoicePart piece;
   piece.index = c.all.index;
   piece.wants_logprobs = c.all.wants_logprobs;
@@ -166,7 +166,7 @@ ChoicePart Generation::piece_of(Choice& c, const AnswerPart& part) {
   } else {
     piece.text = part.text;
   }
-  if (setup_.finds_calls) find_calls(c, piece);
+  if (setup_.parses_tool_calls) parse_tool_calls(c, piece);
   if (c.all.wants_logprobs) add_reports(c, *part.event, piece);
   for (const TokenReport& report : piece.tokens) c.all.text_offset += report.n_shown;
   if (setup_.request.echo && !c.begun)
@@ -186,7 +186,7 @@ void Generation::add_reports(const Choice& c, const TokenEvent& event, ChoicePar
         report_of(*event.token, event.logprob, event.top, setup_.request.skip_special));
 }
 
-void Generation::find_calls(Choice& c, ChoicePart& piece) const {
+void Generation::parse_tool_calls(Choice& c, ChoicePart& piece) const {
   ToolCallParser::Parts parts = c.tools.push(piece.text);
   if (piece.finish) {
     ToolCallParser::Parts rest = c.tools.flush();
@@ -198,33 +198,33 @@ void Generation::find_calls(Choice& c, ChoicePart& piece) const {
   piece.first_call = c.n_calls;
   for (ToolCall& call : piece.calls) {
     if (call.id.empty())
-      call.id = fmt::format("call_{}_{}_{}", setup_.head.id, piece.index, c.n_calls);
+      call.id = fmt::format("call_{}_{}_{}", setup_.info.id, piece.index, c.n_calls);
     ++c.n_calls;
   }
-  piece.called = c.n_calls > 0;
+  piece.has_tool_calls = c.n_calls > 0;
 }
 
 // A chunk without text is sent only if it contains other content: clients of /v1/completions
 // measure the time of tokens by chunks with text, and read usage only from those.
-void Generation::stream_piece(Choice& c, const ChoicePart& piece) {
+void Generation::stream_part(Choice& c, const ChoicePart& piece) {
   const GenerationRequest& r = setup_.request;
   std::string out;
   if (!std::exchange(c.begun, true) && r.endpoint == Endpoint::kChat)
-    out += event_of(role_chunk_json(setup_.head, piece.index));
-  const bool says_something = !piece.text.empty() || !piece.reasoning.empty() ||
-                              !piece.calls.empty() || !piece.tokens.empty() ||
-                              piece.finish.has_value();
+    out += sse_event(role_chunk_json(setup_.info, piece.index));
+  const bool has_content = !piece.text.empty() || !piece.reasoning.empty() ||
+                           !piece.calls.empty() || !piece.tokens.empty() ||
+                           piece.finish.has_value();
   if (r.endpoint == Endpoint::kGenerate) {
     c.all.text += piece.text;
     c.all.finish = piece.finish;
-    if (says_something) out += event_of(generate_json(setup_.head, c.all, usage()));
-  } else if (says_something) {
+    if (has_content) out += sse_event(generate_json(setup_.info, c.all, usage()));
+  } else if (has_content) {
     const bool in_all =
         r.continuous_usage || (!r.include_usage && r.endpoint == Endpoint::kCompletions);
     const bool in_last = !r.include_usage && piece.finish;
     std::optional<Usage> shown;
     if (in_all || in_last) shown = usage();
-    out += event_of(chunk_json(setup_.head, piece, shown));
+    out += sse_event(chunk_json(setup_.info, piece, shown));
   }
   if (!out.empty()) send_events(std::move(out));
 }
@@ -234,33 +234,33 @@ void Generation::send_events(std::string events) {
   send_({.status = 200, .bytes = std::move(events)});
 }
 
-void Generation::collect(Choice& c, ChoicePart piece) {
+void Generation::accumulate(Choice& c, ChoicePart piece) {
   c.begun = true;
   c.all.text += piece.text;
   c.all.reasoning += piece.reasoning;
   c.all.finish = piece.finish;
-  c.all.called = piece.called;
+  c.all.has_tool_calls = piece.has_tool_calls;
   for (ToolCall& call : piece.calls) c.all.calls.push_back(std::move(call));
   for (TokenReport& token : piece.tokens) c.all.tokens.push_back(std::move(token));
 }
 
-void Generation::end() {
-  Output out{.status = 200, .bytes = {}, .last = true, .is_whole = !streams()};
+void Generation::finish() {
+  Output out{.status = 200, .bytes = {}, .last = true, .is_complete_body = !streams()};
   if (streams()) {
-    if (setup_.request.include_usage) out.bytes = event_of(usage_chunk_json(setup_.head, usage()));
+    if (setup_.request.include_usage) out.bytes = sse_event(usage_chunk_json(setup_.info, usage()));
     out.bytes += kDoneEvent;
   } else if (setup_.request.endpoint == Endpoint::kGenerate) {
-    out.bytes = dumped(generate_json(setup_.head, choices_.front().all, usage()));
+    out.bytes = dump_json(generate_json(setup_.info, choices_.front().all, usage()));
   } else {
     std::vector<ChoicePart> all;
     for (Choice& c : choices_) {
       c.all.text_offset = 0;
       all.push_back(std::move(c.all));
     }
-    out.bytes = dumped(answer_json(setup_.head, all, usage()));
+    out.bytes = dump_json(answer_json(setup_.info, all, usage()));
     choices_.front().all.finish = all.front().finish;
   }
-  close(choices_.front().all.finish.value_or(FinishReason::kStop));
+  log_finished(choices_.front().all.finish.value_or(FinishReason::kStop));
   send_(std::move(out));
 }
 
@@ -269,26 +269,26 @@ void Generation::fail(FinishReason reason, const ApiError& error) {
   cancel();
   Output out{.status = 200, .bytes = {}, .last = true};
   if (sent_events_) {
-    out.breaks_off = true;
-    out.bytes = event_of(error_json(error));
+    out.aborts_stream = true;
+    out.bytes = sse_event(error_json(error));
   } else {
-    out.is_whole = true;
+    out.is_complete_body = true;
     out.status = error.status;
-    out.bytes = dumped(error_json(error));
+    out.bytes = dump_json(error_json(error));
   }
-  close(reason);
+  log_finished(reason);
   send_(std::move(out));
 }
 
-void Generation::close(FinishReason reason) {
+void Generation::log_finished(FinishReason reason) {
   closed_ = true;
   const Usage u = usage();
   const Choice& c = choices_.front();
   const auto now = Clock::now();
   log_(fmt::format("{} prompt={} cached={} generated={} answers={} first={:.3f}s total={:.3f}s {}",
-                   setup_.head.id, u.prompt_tokens, u.cached_tokens, u.completion_tokens,
+                   setup_.info.id, u.prompt_tokens, u.cached_tokens, u.completion_tokens,
                    choices_.size(), c.n_tokens > 0 ? seconds(setup_.received, c.first) : 0,
-                   seconds(setup_.received, now), finish_name(reason)));
+                   seconds(setup_.received, now), finish_reason_name(reason)));
 }
 
 TokenReport Generation::report_of(int32_t token, std::optional<float> logprob,

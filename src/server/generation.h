@@ -10,7 +10,7 @@
 
 #include "engine/answer_stream.h"
 #include "engine/engine.h"
-#include "server/answer_format.h"
+#include "server/answer_json.h"
 #include "server/api_error.h"
 #include "server/metrics.h"
 #include "server/reasoning.h"
@@ -21,22 +21,22 @@ class Generation : public std::enable_shared_from_this<Generation> {
  public:
   struct Setup {
     GenerationRequest request;
-    AnswerHead head;
+    AnswerInfo info;
     std::vector<std::vector<int32_t>> prompts;
     bool splits_reasoning = false;
-    bool finds_calls = false;                      // look for tool calls in the text
+    bool parses_tool_calls = false;                // look for tool calls in the text
     std::shared_ptr<const GrammarTokens> grammar;  // constrains the answers; null: none
-    bool thinks_first = false;                     // the grammar applies only after </think>
+    bool starts_in_reasoning = false;              // the grammar applies only after </think>
     Clock::time_point received;
   };
-  // A part of the HTTP answer: the whole body, or some events of a stream. An error before the
+  // A part of the HTTP response: the whole body, or some events of a stream. An error before the
   // first event is sent as a whole body.
   struct Output {
     int status = 200;
     std::string bytes;
     bool last = false;
-    bool is_whole = false;
-    bool breaks_off = false;  // the last event is an error; the connection is closed after it
+    bool is_complete_body = false;
+    bool aborts_stream = false;  // the last event is an error; the connection is closed after it
   };
   using Send = std::function<void(Output)>;
 
@@ -64,17 +64,17 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   EngineRequest engine_request(int index);
   bool streams() const { return setup_.request.stream; }
-  void take(int index, const AnswerPart& part);
-  void add(Choice& choice, const AnswerPart& part);
-  void measure(Choice& choice, const AnswerPart& part);
-  ChoicePart piece_of(Choice& choice, const AnswerPart& part);
-  void find_calls(Choice& choice, ChoicePart& piece) const;
-  void stream_piece(Choice& choice, const ChoicePart& piece);
-  void collect(Choice& choice, ChoicePart piece);
+  void on_part(int index, const AnswerPart& part);
+  void process(Choice& choice, const AnswerPart& part);
+  void record_metrics(Choice& choice, const AnswerPart& part);
+  ChoicePart make_part(Choice& choice, const AnswerPart& part);
+  void parse_tool_calls(Choice& choice, ChoicePart& piece) const;
+  void stream_part(Choice& choice, const ChoicePart& piece);
+  void accumulate(Choice& choice, ChoicePart piece);
   void send_events(std::string events);
   void fail(FinishReason reason, const ApiError& error);
-  void end();
-  void close(FinishReason reason);
+  void finish();
+  void log_finished(FinishReason reason);
   void add_reports(const Choice& choice, const TokenEvent& event, ChoicePart& piece) const;
   TokenReport report_of(int32_t token, std::optional<float> logprob,
                         const std::vector<TokenLogprob>& top, bool skips_special) const;

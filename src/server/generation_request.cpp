@@ -61,19 +61,19 @@ void read_common(const RequestFields& fields, const SamplingDefaults& defaults,
                  GenerationRequest& r) {
   read_sampling(fields, defaults, r);
   r.n = static_cast<int>(fields.integer("n", 1, kMaxAnswers, 1));
-  r.stops = fields.texts("stop", kMaxStops);
+  r.stops = fields.strings("stop", kMaxStops);
   r.stop_ids = fields.ids("stop_token_ids");
   r.ignore_eos = fields.boolean("ignore_eos", false);
   // Benchmarks that set ignore_eos count tokens, so special tokens (EOS) must appear in the text.
   r.skip_special = fields.boolean("skip_special_tokens", !r.ignore_eos);
-  r.keeps_stop =
+  r.include_stop =
       fields.boolean("include_stop_str_in_output", false) || fields.boolean("no_stop_trim", false);
   const int64_t min = fields.integer("min_tokens", 0, kMaxTokens, 0);
   r.min_tokens = static_cast<int>(fields.integer("min_new_tokens", 0, kMaxTokens, min));
 }
 
 void read_openai(const RequestFields& fields, GenerationRequest& r) {
-  r.model = fields.text("model", "");
+  r.model = fields.string("model", "");
   r.stream = fields.boolean("stream", false);
   const RequestFields stream = fields.object("stream_options");
   r.include_usage = stream.boolean("include_usage", false);
@@ -83,16 +83,16 @@ void read_openai(const RequestFields& fields, GenerationRequest& r) {
   if (const auto n = fields.integer("max_tokens", r.echo ? 0 : 1, kMaxTokens))
     r.max_tokens = static_cast<int>(*n);
   if (fields.find("timeout")) r.timeout_seconds = fields.number("timeout", 0, 1e6, 0);
-  r.form = read_answer_form(fields);
+  r.response_format = read_response_format(fields);
 }
 
 Prompt one_prompt(const RequestFields& fields, const nlohmann::ordered_json& value) {
-  const char* expected = "a text, a list of texts, a list of token ids or a list of such lists";
+  const char* expected = "a string, a list of strings, a list of token ids or a list of such lists";
   if (value.is_string()) return value.get<std::string>();
   if (!value.is_array()) fields.refuse("prompt", expected);
   std::vector<int32_t> ids;
   for (const nlohmann::ordered_json& item : value) {
-    const auto id = id_in(item);
+    const auto id = as_token_id(item);
     if (!id) fields.refuse("prompt", expected);
     ids.push_back(*id);
   }
@@ -129,36 +129,36 @@ void read_tool_choice(const RequestFields& fields, GenerationRequest& r) {
       "\"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ..}}";
   if (!choice->is_object() && *choice != "required") fields.refuse("tool_choice", expected);
   if (r.tools.is_null())
-    throw ApiError(400, "tool_choice asks for a call, but there are no tools", "tool_choice");
-  r.must_call = true;
+    throw ApiError(400, "tool_choice requires a tool call, but there are no tools", "tool_choice");
+  r.requires_tool_call = true;
   if (*choice == "required") return;
   const RequestFields named = fields.object("tool_choice");
-  if (named.text("type", "") != "function") named.refuse("type", "\"function\"");
-  r.must_call_name = named.object("function").text("name", "");
+  if (named.string("type", "") != "function") named.refuse("type", "\"function\"");
+  r.required_tool = named.object("function").string("name", "");
   for (const auto& tool : r.tools)
-    if (tool["function"]["name"] == r.must_call_name) return;
+    if (tool["function"]["name"] == r.required_tool) return;
   throw ApiError(
       400,
-      fmt::format("tool_choice names {}, which is not among the tools", shown(r.must_call_name)),
+      fmt::format("tool_choice names {}, which is not one of the tools", shown(r.required_tool)),
       "tool_choice");
 }
 
 void read_tools(const RequestFields& fields, GenerationRequest& r) {
   const nlohmann::ordered_json* tools = fields.find("tools");
   const nlohmann::ordered_json* choice = fields.find("tool_choice");
-  r.may_call_many = fields.boolean("parallel_tool_calls", true);
+  r.allows_parallel_calls = fields.boolean("parallel_tool_calls", true);
   if (tools && !tools->is_array()) fields.refuse("tools", "a list of functions");
   for (size_t i = 0; tools && i < tools->size(); ++i) {
     const RequestFields tool((*tools)[i], fmt::format("tools[{}].", i));
-    if (tool.text("type", "") != "function") tool.refuse("type", "\"function\"");
+    if (tool.string("type", "") != "function") tool.refuse("type", "\"function\"");
     const RequestFields function = tool.object("function");
-    if (function.text("name", "").empty()) function.refuse("name", "the function's name");
+    if (function.string("name", "").empty()) function.refuse("name", "the function's name");
     function.object("parameters");
   }
-  const bool wanted = tools && !tools->empty() && !(choice && *choice == "none");
-  if (wanted) r.tools = *tools;
-  // The marks around calls may be special tokens. The end token is never part of the text.
-  if (wanted) r.skip_special = false;
+  const bool uses_tools = tools && !tools->empty() && !(choice && *choice == "none");
+  if (uses_tools) r.tools = *tools;
+  // The markers around calls may be special tokens. The end token is never part of the text.
+  if (uses_tools) r.skip_special = false;
   read_tool_choice(fields, r);
 }
 
@@ -200,9 +200,9 @@ GenerationRequest parse_completion_request(const nlohmann::ordered_json& json,
   if (!r.max_tokens) r.max_tokens = kDefaultTokens;
   r.sampling.n_top_logprobs = static_cast<int>(fields.integer("logprobs", 0, kMaxLogprobs, -1));
   if (r.max_tokens == 0 && !r.wants_logprobs())
-    fields.refuse("max_tokens", "1 or more, unless logprobs of an echoed prompt are wanted");
-  if (!fields.text("suffix", "").empty())
-    throw ApiError(400, "suffix is not supported: this server only appends", "suffix",
+    fields.refuse("max_tokens", "at least 1, unless echo and logprobs are given");
+  if (!fields.string("suffix", "").empty())
+    throw ApiError(400, "suffix is not supported: this server cannot insert text", "suffix",
                    "unsupported");
   if (fields.integer("best_of", 1, kMaxAnswers, r.n) != r.n)
     throw ApiError(400, fmt::format("best_of must be n ({}): answers are not ranked", r.n),
@@ -218,9 +218,9 @@ GenerationRequest parse_chat_request(const nlohmann::ordered_json& json,
   if (const auto n = fields.integer("max_completion_tokens", 1, kMaxTokens))
     r.max_tokens = static_cast<int>(*n);
   const int top = static_cast<int>(fields.integer("top_logprobs", 0, kMaxLogprobs, 0));
-  const bool wants = fields.boolean("logprobs", false);
-  if (top > 0 && !wants) fields.refuse("top_logprobs", "with \"logprobs\": true");
-  r.sampling.n_top_logprobs = wants ? top : -1;
+  const bool requested = fields.boolean("logprobs", false);
+  if (top > 0 && !requested) fields.refuse("top_logprobs", "with \"logprobs\": true");
+  r.sampling.n_top_logprobs = requested ? top : -1;
   r.reasoning = fields.boolean("separate_reasoning", true);
   read_tools(fields, r);
   return r;
@@ -237,7 +237,7 @@ GenerationRequest parse_generate_request(const nlohmann::ordered_json& json,
   r.max_tokens =
       static_cast<int>(sampling.integer("max_new_tokens", 1, kMaxTokens, kDefaultTokens));
   r.stream = fields.boolean("stream", false);
-  r.form = read_answer_form(sampling);
+  r.response_format = read_response_format(sampling);
   if (fields.boolean("return_logprob", false))
     throw ApiError(400, "return_logprob is not supported here: use /v1/completions with logprobs",
                    "return_logprob", "unsupported");
@@ -245,8 +245,8 @@ GenerationRequest parse_generate_request(const nlohmann::ordered_json& json,
   if (fields.find("input_ids")) {
     r.prompts.emplace_back(fields.ids("input_ids"));
   } else {
-    if (!fields.find("text")) fields.refuse("text", "given, or input_ids");
-    r.prompts.emplace_back(fields.text("text", ""));
+    if (!fields.find("text")) fields.refuse("text", "given, unless input_ids are");
+    r.prompts.emplace_back(fields.string("text", ""));
   }
   return r;
 }

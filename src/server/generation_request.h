@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/sampler.h"
-#include "server/answer_form.h"
+#include "server/response_format.h"
 
 namespace tandem {
 
@@ -23,12 +23,12 @@ struct GenerationRequest {
   nlohmann::ordered_json messages, template_arguments;  // chat only
   nlohmann::ordered_json tools = nullptr;               // null, or an array that is not empty
   bool add_generation_prompt = true;
-  bool add_special_tokens = true;  // BOS before a text prompt, if the tokenizer adds it
-  bool must_call = false;          // the answer must consist of tool calls ..
-  std::string must_call_name;      // .. or, if not empty, of one call of this function
-  bool may_call_many = true;       // a grammar allows several calls
+  bool add_special_tokens = true;     // BOS before a text prompt, if the tokenizer adds it
+  bool requires_tool_call = false;    // the answer must consist of tool calls ..
+  std::string required_tool;          // .. or, if not empty, of one call of this function
+  bool allows_parallel_calls = true;  // a grammar allows several calls
 
-  AnswerForm form;
+  ResponseFormat response_format;
 
   std::optional<int> max_tokens;  // nullopt: the rest of the context
   int min_tokens = 0;
@@ -39,8 +39,8 @@ struct GenerationRequest {
   std::vector<int32_t> stop_ids;  // in addition to the model's own
   bool ignore_eos = false;
   bool skip_special = true;
-  bool keeps_stop = false;  // include the stop string in the text
-  bool echo = false;        // include the prompt in the text and in the log-probabilities
+  bool include_stop = false;  // include the stop string in the text
+  bool echo = false;          // include the prompt in the text and in the log-probabilities
 
   bool stream = false;
   bool include_usage = false;     // usage in a last chunk without choices

@@ -17,7 +17,7 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-constexpr size_t kOtherFiles = 64;  // open files that are not connections
+constexpr size_t kReservedFiles = 64;  // open files that are not connections
 
 // Raises the limit of open files to its maximum and returns it. Every connection is an open file,
 // and the usual soft limit of 1024 is too low for a server.
@@ -34,16 +34,16 @@ size_t raise_file_limit() {
 
 HttpServer::HttpServer(Service& service, const Options& options)
     : options_(options),
-      most_connections_(options.most_connections),
-      hub_{.service = service, .workers = workers_.get_executor(), .limits = options.limits},
+      max_connections_(options.max_connections),
+      context_{.service = service, .workers = workers_.get_executor(), .limits = options.limits},
       acceptor_(io_),
       signals_(io_),
-      drained_(io_) {
+      drain_timer_(io_) {
   if (!options.certificate.empty())
-    hub_.tls = &tls_.emplace(tls_context(options.certificate, options.key));
+    context_.tls = &tls_.emplace(tls_context(options.certificate, options.key));
   const size_t n_files = raise_file_limit();
-  if (most_connections_ == 0)
-    most_connections_ = n_files > 2 * kOtherFiles ? n_files - kOtherFiles : kOtherFiles;
+  if (max_connections_ == 0)
+    max_connections_ = n_files > 2 * kReservedFiles ? n_files - kReservedFiles : kReservedFiles;
   error_code error;
   tcp::resolver resolver(io_);
   const auto found =
@@ -84,7 +84,7 @@ asio::awaitable<void> HttpServer::accept() {
     error_code error;
     tcp::socket socket(io_);
     co_await acceptor_.async_accept(socket, asio::redirect_error(asio::use_awaitable, error));
-    if (!error && connections_.size() < most_connections_) {
+    if (!error && connections_.size() < max_connections_) {
       try {
         auto entry = std::make_unique<Entry>(*this, std::move(socket));
         asio::co_spawn(io_, serve(std::move(entry)), asio::detached);
@@ -110,7 +110,7 @@ void HttpServer::wait_for_signal() {
   });
 }
 
-void HttpServer::end() {
+void HttpServer::shut_down() {
   asio::post(io_, [this] {
     if (!draining_) drain();
   });
@@ -118,20 +118,21 @@ void HttpServer::end() {
 
 void HttpServer::drain() {
   draining_ = true;
-  hub_.service.stopping();
+  context_.service.set_stopping();
   error_code ignored;
   acceptor_.close(ignored);
   const auto connections = connections_;
-  for (const auto& connection : connections) connection->close_soon();
-  drained_.expires_after(options_.drain);
-  drained_.async_wait([this](error_code error) {
+  for (const auto& connection : connections) connection->close_when_idle();
+  drain_timer_.expires_after(options_.drain);
+  drain_timer_.async_wait([this](error_code error) {
     if (!error) io_.stop();
   });
-  ended();
+  on_connection_closed();
 }
 
 HttpServer::Entry::Entry(HttpServer& server, tcp::socket socket)
-    : server_(server), connection_(std::make_shared<Connection>(std::move(socket), server.hub_)) {
+    : server_(server),
+      connection_(std::make_shared<Connection>(std::move(socket), server.context_)) {
   server_.connections_.insert(connection_);
 }
 
@@ -139,10 +140,10 @@ HttpServer::Entry::~Entry() {
   if (server_.io_.stopped()) return;  // the whole server is shutting down
   connection_->close();
   server_.connections_.erase(connection_);
-  server_.ended();
+  server_.on_connection_closed();
 }
 
-void HttpServer::ended() {
+void HttpServer::on_connection_closed() {
   if (draining_ && connections_.empty()) io_.stop();
 }
 

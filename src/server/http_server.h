@@ -21,7 +21,7 @@ class HttpServer {
     int port = 8000;  // 0: any free port
     HttpLimits limits;
     std::string certificate, key;    // PEM files; both empty: plain HTTP
-    int most_connections = 0;        // 0: as many as the process may have open files
+    int max_connections = 0;         // 0: as many as the process may have open files
     std::chrono::seconds drain{30};  // time for running requests after SIGTERM
   };
 
@@ -30,12 +30,12 @@ class HttpServer {
   HttpServer(Service& service, const Options& options);
 
   int port() const { return acceptor_.local_endpoint().port(); }
-  // Serves until SIGTERM or SIGINT, end() or stop(). A second signal ends it at once.
+  // Serves until SIGTERM or SIGINT, shut_down() or stop(). A second signal ends it at once.
   void run();
   // Ends run() at once. May be called from any thread.
   void stop() { io_.stop(); }
   // Shuts down like SIGTERM: running requests are answered. May be called from any thread.
-  void end();
+  void shut_down();
 
  private:
   // Keeps a connection in connections_ during the lifetime of its coroutine, however that ends.
@@ -56,17 +56,17 @@ class HttpServer {
   void run_handlers();
   void wait_for_signal();
   void drain();
-  void ended();
+  void on_connection_closed();
 
   const Options options_;
-  size_t most_connections_;
+  size_t max_connections_;
   std::optional<boost::asio::ssl::context> tls_;
   boost::asio::thread_pool workers_{2};
-  ConnectionContext hub_;  // before io_: destroying io_ may destroy connections, which use it
+  ConnectionContext context_;  // before io_: destroying io_ may destroy connections, which use it
   boost::asio::io_context io_{1};
   boost::asio::ip::tcp::acceptor acceptor_;
   boost::asio::signal_set signals_;
-  boost::asio::steady_timer drained_;
+  boost::asio::steady_timer drain_timer_;
   std::set<std::shared_ptr<Connection>> connections_;
   bool draining_ = false;
 };

@@ -17,15 +17,15 @@ constexpr double kSeconds[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20
                                30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
 constexpr double kTokens[] = {1,   2,    5,    10,   20,    50,    100,   200,
                               500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
-constexpr int kReasons = 5;
+constexpr int kNumReasons = 5;
 
 const char* reason_name(int reason) {
-  constexpr std::array<const char*, kReasons> names = {"stop", "length", "abort", "deadline",
-                                                       "error"};
+  constexpr std::array<const char*, kNumReasons> names = {"stop", "length", "abort", "deadline",
+                                                          "error"};
   return names[reason];
 }
 
-struct Text {
+struct PrometheusText {
   std::string labels, out;
 
   void type(const std::string& name, const char* kind, const char* help) {
@@ -61,31 +61,30 @@ std::string escaped(const std::string& label) {
   return out;
 }
 
-void engine_text(Text& t, const EngineCounts& c) {
+void engine_text(PrometheusText& t, const EngineCounts& c) {
   const Scheduler::Counts& s = c.scheduler;
-  t.both("gauge", "requests_running", "num_requests_running", "Requests that are computed.",
+  t.both("gauge", "requests_running", "num_requests_running", "Requests that are running.",
          s.n_running);
-  t.both("gauge", "requests_waiting", "num_requests_waiting", "Requests that wait for room.",
-         s.n_waiting);
-  t.both("gauge", "kv_cache_usage", "kv_cache_usage_perc",
-         "Part of the KV cache that requests use.",
+  t.both("gauge", "requests_waiting", "num_requests_waiting",
+         "Requests that wait for KV cache pages.", s.n_waiting);
+  t.both("gauge", "kv_cache_usage", "kv_cache_usage_perc", "Fraction of the KV cache in use.",
          1 - static_cast<double>(s.n_available_pages) / s.n_pages);
-  t.both("counter", "preemptions_total", "num_preemptions_total",
-         "Requests that gave up their pages.", s.n_preemptions);
+  t.both("counter", "preemptions_total", "num_preemptions_total", "Preemptions of requests.",
+         s.n_preemptions);
   t.both("gauge", "requests_swapped", "num_requests_swapped",
          "Waiting requests whose pages are in host memory.", s.n_swapped);
   t.both("gauge", "host_kv_cache_usage", "cpu_cache_usage_perc",
-         "Part of the pages in host memory that requests use.",
+         "Fraction of the host memory pages in use.",
          s.n_host_pages > 0 ? 1 - static_cast<double>(s.n_free_host_pages) / s.n_host_pages : 0.0);
-  t.type("tandem:swaps_total", "counter", "Requests whose pages went to host memory or came back.");
+  t.type("tandem:swaps_total", "counter", "Requests swapped to host memory or back.");
   t.value("tandem:swaps_total", s.n_swaps_out, "direction=\"out\"");
   t.value("tandem:swaps_total", s.n_swaps_in, "direction=\"in\"");
   t.both("counter", "generated_tokens_total", "generation_tokens_total", "Tokens generated.",
          c.n_generated_tokens);
   t.both("counter", "prefix_cache_queries_total", "prefix_cache_queries_total",
-         "Prompt tokens looked for in the prefix cache.", s.n_prompt_tokens);
+         "Prompt tokens looked up in the prefix cache.", s.n_prompt_tokens);
   t.both("counter", "prefix_cache_hits_total", "prefix_cache_hits_total",
-         "Prompt tokens found there.", s.n_cached_tokens);
+         "Prompt tokens found in the prefix cache.", s.n_cached_tokens);
   t.type("tandem:steps_total", "counter", "Steps of the model.");
   t.value("tandem:steps_total", c.n_steps);
   t.type("vllm:cache_config_info", "gauge", "The KV cache.");
@@ -93,7 +92,7 @@ void engine_text(Text& t, const EngineCounts& c) {
           fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", kPageSize, s.n_pages));
 
   for (const char* name : {"tandem:iteration_tokens_total", "vllm:iteration_tokens_total"}) {
-    t.type(name, "histogram", "Tokens of a step.");
+    t.type(name, "histogram", "Tokens in a step.");
     int64_t sum = 0;
     for (int i = 0; i < EngineCounts::kStepSizes; ++i) {
       sum += c.steps_of[i];
@@ -133,7 +132,7 @@ Metrics::Metrics()
       decode_(kSeconds),
       prompt_tokens_(kTokens),
       generated_tokens_(kTokens),
-      n_finished_(kReasons) {}
+      n_finished_(kNumReasons) {}
 
 void Metrics::first_token(double seconds) {
   const std::lock_guard lock(mutex_);
@@ -157,19 +156,20 @@ void Metrics::finished(const Finished& r) {
   total_.add(r.total_seconds);
 }
 
-void Metrics::answered(int http_status) {
+void Metrics::http_response(int http_status) {
   const std::lock_guard lock(mutex_);
-  const auto it = std::find_if(n_answered_.begin(), n_answered_.end(),
+  const auto it = std::find_if(n_responses_.begin(), n_responses_.end(),
                                [&](const auto& entry) { return entry.first == http_status; });
-  if (it == n_answered_.end()) {
-    n_answered_.emplace_back(http_status, 1);
+  if (it == n_responses_.end()) {
+    n_responses_.emplace_back(http_status, 1);
   } else {
     ++it->second;
   }
 }
 
 std::string Metrics::text(const std::string& model, const EngineCounts* counts) const {
-  Text t{.labels = fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model)), .out = {}};
+  PrometheusText t{.labels = fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model)),
+                   .out = {}};
   t.type("tandem:ready", "gauge", "1 once the model is loaded.");
   t.value("tandem:ready", counts ? 1 : 0);
   if (counts) engine_text(t, *counts);
@@ -179,12 +179,12 @@ std::string Metrics::text(const std::string& model, const EngineCounts* counts) 
          n_prompt_tokens_);
   for (const char* name : {"tandem:requests_total", "vllm:request_success_total"}) {
     t.type(name, "counter", "Requests that ended.");
-    for (int reason = 0; reason < kReasons; ++reason)
+    for (int reason = 0; reason < kNumReasons; ++reason)
       t.value(name, n_finished_[reason],
               fmt::format("finished_reason=\"{}\"", reason_name(reason)));
   }
   t.type("tandem:http_responses_total", "counter", "Answers by HTTP status.");
-  for (const auto& [status, n] : n_answered_)
+  for (const auto& [status, n] : n_responses_)
     t.value("tandem:http_responses_total", n, fmt::format("status=\"{}\"", status));
   t.histogram("time_to_first_token_seconds", "From request to first token.", first_token_);
   t.histogram("time_per_output_token_seconds", "Between tokens.", between_tokens_);
@@ -193,8 +193,8 @@ std::string Metrics::text(const std::string& model, const EngineCounts* counts) 
   t.histogram("request_queue_time_seconds", "From request to its first step.", queue_);
   t.histogram("request_prefill_time_seconds", "From first step to first token.", prefill_);
   t.histogram("request_decode_time_seconds", "From first token to last.", decode_);
-  t.histogram("request_prompt_tokens", "Of a request.", prompt_tokens_);
-  t.histogram("request_generation_tokens", "Of a request.", generated_tokens_);
+  t.histogram("request_prompt_tokens", "Prompt tokens of a request.", prompt_tokens_);
+  t.histogram("request_generation_tokens", "Generated tokens of a request.", generated_tokens_);
   return std::move(t.out);
 }
 

@@ -38,7 +38,7 @@ class Metrics {
   void first_token(double seconds_since_request);
   void next_token(double seconds_since_last);
   void finished(const Finished& request);
-  void answered(int http_status);
+  void http_response(int http_status);
 
   // `counts` is null while the model is loading.
   std::string text(const std::string& model, const EngineCounts* counts) const;
@@ -48,8 +48,8 @@ class Metrics {
   Histogram first_token_, between_tokens_, total_, queue_, prefill_, decode_;
   Histogram prompt_tokens_, generated_tokens_;
   int64_t n_prompt_tokens_ = 0;
-  std::vector<int64_t> n_finished_;                  // [FinishReason]
-  std::vector<std::pair<int, int64_t>> n_answered_;  // (HTTP status, count)
+  std::vector<int64_t> n_finished_;                   // [FinishReason]
+  std::vector<std::pair<int, int64_t>> n_responses_;  // (HTTP status, count)
 };
 
 }  // namespace tandem

@@ -20,12 +20,12 @@ class Outbox {
     bool wakes = false;
     {
       const std::lock_guard lock(mutex_);
-      all_.bytes += output.bytes;
-      all_.status = output.status;
-      all_.last = output.last;
-      all_.is_whole = output.is_whole;
-      all_.breaks_off = output.breaks_off;
-      full_ = full_ || (!output.last && all_.bytes.size() > kMaxBytes);
+      pending_.bytes += output.bytes;
+      pending_.status = output.status;
+      pending_.last = output.last;
+      pending_.is_complete_body = output.is_complete_body;
+      pending_.aborts_stream = output.aborts_stream;
+      full_ = full_ || (!output.last && pending_.bytes.size() > kMaxBytes);
       wakes = !std::exchange(woken_, true);
     }
     if (wakes) wake_();
@@ -36,7 +36,7 @@ class Outbox {
   Generation::Output take() {
     const std::lock_guard lock(mutex_);
     woken_ = false;
-    return std::exchange(all_, {});
+    return std::exchange(pending_, {});
   }
   bool full() const {
     const std::lock_guard lock(mutex_);
@@ -46,7 +46,7 @@ class Outbox {
  private:
   const std::function<void()> wake_;
   mutable std::mutex mutex_;
-  Generation::Output all_;
+  Generation::Output pending_;
   bool woken_ = false, full_ = false;
 };
 

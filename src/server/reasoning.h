@@ -22,11 +22,11 @@ class ReasoningSplitter {
 
  private:
   enum class State { kBegin, kThinking, kAfter, kContent };
-  void think(Parts& parts);
+  void split_reasoning(Parts& parts);
 
   State state_;
-  bool begun_ = false;  // some reasoning was returned
-  std::string held_;
+  bool has_reasoning_ = false;  // some reasoning was returned
+  std::string buffer_;
 };
 
 }  // namespace tandem

@@ -10,8 +10,8 @@
 namespace tandem {
 namespace {
 
-// The value as a whole number; 5.0 is one. nullopt for any other value.
-std::optional<int64_t> whole(const nlohmann::ordered_json& value) {
+// The value as an integer, which 5.0 is as well; nullopt for any other value.
+std::optional<int64_t> as_integer(const nlohmann::ordered_json& value) {
   if (value.is_number_unsigned()) {
     const auto v = value.get<uint64_t>();
     if (v > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return {};
@@ -24,15 +24,15 @@ std::optional<int64_t> whole(const nlohmann::ordered_json& value) {
   return static_cast<int64_t>(v);
 }
 
-const nlohmann::ordered_json& nothing() {
+const nlohmann::ordered_json& empty_object() {
   static const nlohmann::ordered_json empty = nlohmann::ordered_json::object();
   return empty;
 }
 
 }  // namespace
 
-std::optional<int32_t> id_in(const nlohmann::ordered_json& value) {
-  const auto id = whole(value);
+std::optional<int32_t> as_token_id(const nlohmann::ordered_json& value) {
+  const auto id = as_integer(value);
   if (!id || *id < 0 || *id > std::numeric_limits<int32_t>::max()) return {};
   return static_cast<int32_t>(*id);
 }
@@ -49,9 +49,10 @@ const nlohmann::ordered_json* RequestFields::find(const std::string& key) const 
   return it == object_.end() || it->is_null() ? nullptr : &*it;
 }
 
-double RequestFields::number(const std::string& key, double min, double max, double missing) const {
+double RequestFields::number(const std::string& key, double min, double max,
+                             double default_value) const {
   const nlohmann::ordered_json* value = find(key);
-  if (!value) return missing;
+  if (!value) return default_value;
   const double v = value->is_number() ? value->get<double>() : std::nan("");
   if (!(v >= min && v <= max)) refuse(key, fmt::format("a number between {} and {}", min, max));
   return v;
@@ -61,43 +62,43 @@ std::optional<int64_t> RequestFields::integer(const std::string& key, int64_t mi
                                               int64_t max) const {
   const nlohmann::ordered_json* value = find(key);
   if (!value) return {};
-  const auto v = whole(*value);
+  const auto v = as_integer(*value);
   if (!v || *v < min || *v > max)
-    refuse(key, fmt::format("a whole number between {} and {}", min, max));
+    refuse(key, fmt::format("an integer between {} and {}", min, max));
   return v;
 }
 
 int64_t RequestFields::integer(const std::string& key, int64_t min, int64_t max,
-                               int64_t missing) const {
-  return integer(key, min, max).value_or(missing);
+                               int64_t default_value) const {
+  return integer(key, min, max).value_or(default_value);
 }
 
-bool RequestFields::boolean(const std::string& key, bool missing) const {
+bool RequestFields::boolean(const std::string& key, bool default_value) const {
   const nlohmann::ordered_json* value = find(key);
-  if (!value) return missing;
+  if (!value) return default_value;
   if (!value->is_boolean()) refuse(key, "true or false");
   return value->get<bool>();
 }
 
-std::string RequestFields::text(const std::string& key, const std::string& missing) const {
+std::string RequestFields::string(const std::string& key, const std::string& default_value) const {
   const nlohmann::ordered_json* value = find(key);
-  if (!value) return missing;
-  if (!value->is_string()) refuse(key, "a text");
+  if (!value) return default_value;
+  if (!value->is_string()) refuse(key, "a string");
   return value->get<std::string>();
 }
 
-std::vector<std::string> RequestFields::texts(const std::string& key, size_t most) const {
+std::vector<std::string> RequestFields::strings(const std::string& key, size_t max_count) const {
   const nlohmann::ordered_json* value = find(key);
   if (!value) return {};
   if (value->is_string()) return {value->get<std::string>()};
-  const std::string expected = fmt::format("a text or a list of at most {} texts", most);
-  if (!value->is_array() || value->size() > most) refuse(key, expected);
-  std::vector<std::string> texts;
-  for (const nlohmann::ordered_json& text : *value) {
-    if (!text.is_string()) refuse(key, expected);
-    texts.push_back(text.get<std::string>());
+  const std::string expected = fmt::format("a string or a list of at most {} strings", max_count);
+  if (!value->is_array() || value->size() > max_count) refuse(key, expected);
+  std::vector<std::string> strings;
+  for (const nlohmann::ordered_json& item : *value) {
+    if (!item.is_string()) refuse(key, expected);
+    strings.push_back(item.get<std::string>());
   }
-  return texts;
+  return strings;
 }
 
 std::vector<int32_t> RequestFields::ids(const std::string& key) const {
@@ -106,16 +107,16 @@ std::vector<int32_t> RequestFields::ids(const std::string& key) const {
   if (!value->is_array()) refuse(key, "a list of token ids");
   std::vector<int32_t> ids;
   for (const nlohmann::ordered_json& id : *value) {
-    const auto known = id_in(id);
-    if (!known) refuse(key, "a list of token ids");
-    ids.push_back(*known);
+    const auto token = as_token_id(id);
+    if (!token) refuse(key, "a list of token ids");
+    ids.push_back(*token);
   }
   return ids;
 }
 
 RequestFields RequestFields::object(const std::string& key) const {
   const nlohmann::ordered_json* value = find(key);
-  return RequestFields(value ? *value : nothing(), path_ + key + ".");
+  return RequestFields(value ? *value : empty_object(), path_ + key + ".");
 }
 
 void RequestFields::refuse(const std::string& key, const std::string& expected) const {

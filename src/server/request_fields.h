@@ -16,16 +16,17 @@ class RequestFields {
   // request itself. Throws ApiError unless `object` is an object. It must outlive this.
   explicit RequestFields(const nlohmann::ordered_json& object, std::string path = {});
 
-  // nullptr when missing.
+  // nullptr when missing or null.
   const nlohmann::ordered_json* find(const std::string& key) const;
 
-  double number(const std::string& key, double min, double max, double missing) const;
-  int64_t integer(const std::string& key, int64_t min, int64_t max, int64_t missing) const;
+  // `default_value` is returned for a missing field.
+  double number(const std::string& key, double min, double max, double default_value) const;
+  int64_t integer(const std::string& key, int64_t min, int64_t max, int64_t default_value) const;
   std::optional<int64_t> integer(const std::string& key, int64_t min, int64_t max) const;
-  bool boolean(const std::string& key, bool missing) const;
-  std::string text(const std::string& key, const std::string& missing) const;
-  // A field that is one text or a list of at most `most` texts.
-  std::vector<std::string> texts(const std::string& key, size_t most) const;
+  bool boolean(const std::string& key, bool default_value) const;
+  std::string string(const std::string& key, const std::string& default_value) const;
+  // A field that is one string or a list of at most max_count strings.
+  std::vector<std::string> strings(const std::string& key, size_t max_count) const;
   std::vector<int32_t> ids(const std::string& key) const;
   // The fields of a nested object; an empty object when it is missing.
   RequestFields object(const std::string& key) const;
@@ -38,7 +39,7 @@ class RequestFields {
   const std::string path_;
 };
 
-// The value as a token id; nullopt if it is not a whole number from 0 to 2^31 - 1.
-std::optional<int32_t> id_in(const nlohmann::ordered_json& value);
+// The value as a token id; nullopt if it is not an integer from 0 to 2^31 - 1.
+std::optional<int32_t> as_token_id(const nlohmann::ordered_json& value);
 
 }  // namespace tandem

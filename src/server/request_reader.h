@@ -11,7 +11,7 @@ namespace tandem {
 
 struct ReceivedRequest {
   HttpRequest request;
-  bool keeps_open = true;  // the client wants a persistent connection
+  bool keep_alive = true;  // the client wants a persistent connection
   bool is_http_10 = false;
 };
 
@@ -19,28 +19,28 @@ class RequestReader {
  public:
   static constexpr uint32_t kMaxHeaderBytes = 16 << 10;
 
-  explicit RequestReader(int64_t most_body_bytes);
+  explicit RequestReader(int64_t max_body_bytes);
 
   // `bytes` continue after those consumed so far. Returns the number of bytes consumed; the caller
   // passes the rest again, followed by further bytes. Throws ApiError for a refused request; the
   // connection cannot be read further then.
-  size_t take(std::string_view bytes);
+  size_t consume(std::string_view bytes);
 
-  bool has_head() const { return has_head_; }
-  bool is_complete() const { return has_head_ && parser_.is_done(); }
-  // The client waits for "100 Continue" before it sends the body.
-  bool waits_for_continue() const { return waits_for_continue_; }
+  bool has_header() const { return has_header_; }
+  bool is_complete() const { return has_header_ && parser_.is_done(); }
+  // The client expects "100 Continue" before it sends the body.
+  bool expects_continue() const { return expects_continue_; }
   int64_t body_bytes() const { return static_cast<int64_t>(parser_.get().body().size()); }
   // Returns the request, which must be complete; may be called once.
   ReceivedRequest release();
 
  private:
-  void take_head();
+  void on_header();
 
-  const int64_t most_body_bytes_;
+  const int64_t max_body_bytes_;
   boost::beast::http::request_parser<boost::beast::http::string_body> parser_;
   ReceivedRequest received_;
-  bool has_head_ = false, waits_for_continue_ = false;
+  bool has_header_ = false, expects_continue_ = false;
 };
 
 }  // namespace tandem

@@ -24,8 +24,8 @@ constexpr const char* kVersion = "0.1.0";
 constexpr std::string_view kModelsPath = "/v1/models", kModelPath = "/v1/models/";
 
 // All paths. openapi.json documents them, and serve_test.py compares the two lists.
-constexpr std::array<std::string_view, 6> kOpenPaths = {"/",        "/health",  "/ping",
-                                                        "/version", "/metrics", "/openapi.json"};
+constexpr std::array<std::string_view, 6> kPublicPaths = {"/",        "/health",  "/ping",
+                                                          "/version", "/metrics", "/openapi.json"};
 constexpr std::array<std::string_view, 4> kGetPaths = {kModelsPath, "/get_server_info",
                                                        "/server_info", "/get_model_info"};
 constexpr std::array<std::string_view, 7> kPostPaths = {
@@ -44,14 +44,14 @@ uint64_t random_number() {
 }
 
 // Compares in constant time, whatever part of the key is right.
-bool same_secret(const std::string& given, const std::string& wanted) {
-  unsigned difference = given.size() == wanted.size() ? 0 : 1;
+bool equal_in_constant_time(const std::string& given, const std::string& expected) {
+  unsigned difference = given.size() == expected.size() ? 0 : 1;
   for (size_t i = 0; i < given.size(); ++i)
-    difference |= static_cast<unsigned char>(given[i] ^ wanted[i % wanted.size()]);
+    difference |= static_cast<unsigned char>(given[i] ^ expected[i % expected.size()]);
   return difference == 0;
 }
 
-nlohmann::ordered_json parsed(const std::string& body) {
+nlohmann::ordered_json parse_body(const std::string& body) {
   try {
     return parse_ordered_json(body, "the request's body");
   } catch (const Error& error) {
@@ -59,9 +59,11 @@ nlohmann::ordered_json parsed(const std::string& body) {
   }
 }
 
-HttpReply json_reply(const OrderedJson& json) { return {.status = 200, .body = dumped(json)}; }
+HttpResponse json_response(const OrderedJson& json) {
+  return {.status = 200, .body = dump_json(json)};
+}
 
-bool is_among(std::span<const std::string_view> paths, std::string_view path) {
+bool contains(std::span<const std::string_view> paths, std::string_view path) {
   return std::find(paths.begin(), paths.end(), path) != paths.end();
 }
 
@@ -90,70 +92,71 @@ Service::Service(const Tokenizer& tokenizer, std::unique_ptr<ChatFormat> chat,
       options_(std::move(options)),
       created_(now_in_seconds()) {}
 
-Service::Answer Service::handle(const HttpRequest& request) noexcept {
+Service::Result Service::handle(const HttpRequest& request) noexcept {
   try {
-    return answer_or_error(request);
+    return route_or_error(request);
   } catch (const std::exception&) {  // not even enough memory for an error message
-    return HttpReply{.status = 500};
+    return HttpResponse{.status = 500};
   }
 }
 
-Service::Answer Service::answer_or_error(const HttpRequest& request) {
+Service::Result Service::route_or_error(const HttpRequest& request) {
   try {
     return route(request);
   } catch (const ApiError& error) {
-    return error_reply(error);
+    return error_response(error);
   } catch (const std::exception& error) {
-    return error_reply(ApiError(500, error.what()));
+    return error_response(ApiError(500, error.what()));
   }
 }
 
 // A known path with another method is answered with 405 and the allowed methods.
-Service::Answer Service::route(const HttpRequest& request) {
-  const bool gets = is_among(kGetPaths, request.path) || is_among(kOpenPaths, request.path) ||
-                    request.path.compare(0, kModelPath.size(), kModelPath) == 0;
-  const bool posts = is_among(kPostPaths, request.path);
-  if (!gets && !posts)
-    throw ApiError(404, fmt::format("there is no {} {}", request.method, shown(request.path)));
-  if (gets && (request.method == "GET" || request.method == "HEAD")) return get(request);
-  if (posts && request.method == "POST") return post(request);
-  const bool may_ask = !request.page.asked_method.empty() && !cors(request).empty();
-  if (request.method == "OPTIONS" && may_ask) return HttpReply{};
-  HttpReply reply = error_reply(
-      ApiError(405, fmt::format("{} {} is not possible", request.method, shown(request.path))));
-  reply.allow = posts ? "POST" : "GET, HEAD";
-  return reply;
+Service::Result Service::route(const HttpRequest& request) {
+  const bool allows_get = contains(kGetPaths, request.path) ||
+                          contains(kPublicPaths, request.path) ||
+                          request.path.compare(0, kModelPath.size(), kModelPath) == 0;
+  const bool allows_post = contains(kPostPaths, request.path);
+  if (!allows_get && !allows_post)
+    throw ApiError(404, fmt::format("{} {} does not exist", request.method, shown(request.path)));
+  if (allows_get && (request.method == "GET" || request.method == "HEAD")) return get(request);
+  if (allows_post && request.method == "POST") return post(request);
+  const bool is_preflight = !request.cors.requested_method.empty() && !cors(request).empty();
+  if (request.method == "OPTIONS" && is_preflight) return HttpResponse{};
+  HttpResponse response = error_response(
+      ApiError(405, fmt::format("{} {} is not allowed", request.method, shown(request.path))));
+  response.allow = allows_post ? "POST" : "GET, HEAD";
+  return response;
 }
 
 // Paths for monitoring need no key.
-Service::Answer Service::get(const HttpRequest& request) {
+Service::Result Service::get(const HttpRequest& request) {
   const std::string& path = request.path;
-  if (!is_among(kOpenPaths, path)) require_key(request);
+  if (!contains(kPublicPaths, path)) require_key(request);
   if (path == "/health" || path == "/ping") return health();
-  if (path == "/") return HttpReply{200, std::string(page()), "text/html; charset=utf-8"};
-  if (path == "/version") return json_reply({{"version", kVersion}});
-  if (path == "/openapi.json") return HttpReply{200, std::string(openapi())};
+  if (path == "/") return HttpResponse{200, std::string(page()), "text/html; charset=utf-8"};
+  if (path == "/version") return json_response({{"version", kVersion}});
+  if (path == "/openapi.json") return HttpResponse{200, std::string(openapi())};
   if (path == "/metrics") return metrics();
   if (path.compare(0, kModelsPath.size(), kModelsPath) == 0) return models(path);
   return server_info();
 }
 
-Service::Answer Service::post(const HttpRequest& request) {
+Service::Result Service::post(const HttpRequest& request) {
   require_key(request);
   const std::string& path = request.path;
   if (path == "/v1/completions")
-    return generation(parse_completion_request(parsed(request.body), defaults_));
+    return generation(parse_completion_request(parse_body(request.body), defaults_));
   if (path == "/v1/chat/completions")
-    return generation(parse_chat_request(parsed(request.body), defaults_));
+    return generation(parse_chat_request(parse_body(request.body), defaults_));
   if (path == "/generate")
-    return generation(parse_generate_request(parsed(request.body), defaults_));
-  if (path == "/tokenize") return tokenize(parsed(request.body));
-  if (path == "/detokenize") return detokenize(parsed(request.body));
+    return generation(parse_generate_request(parse_body(request.body), defaults_));
+  if (path == "/tokenize") return tokenize(parse_body(request.body));
+  if (path == "/detokenize") return detokenize(parse_body(request.body));
   engine().forget_pages();
-  return HttpReply{200, "the prefix cache is emptied\n", "text/plain; charset=utf-8"};
+  return HttpResponse{200, "the prefix cache has been emptied\n", "text/plain; charset=utf-8"};
 }
 
-HttpReply Service::metrics() const {
+HttpResponse Service::metrics() const {
   Engine* engine = engine_;
   std::optional<EngineCounts> counts;
   if (engine) counts = engine->counts();
@@ -161,20 +164,23 @@ HttpReply Service::metrics() const {
           "text/plain; version=0.0.4; charset=utf-8"};
 }
 
-HttpReply Service::models(const std::string& path) {
+HttpResponse Service::models(const std::string& path) {
   const OrderedJson list =
       models_json(options_.model_id, options_.root, engine().context(), created_);
-  if (path == kModelsPath) return json_reply(list);
+  if (path == kModelsPath) return json_response(list);
   const std::string id = path.substr(kModelPath.size());
   if (id != options_.model_id && percent_decoded(id) != options_.model_id)
-    throw ApiError(404, fmt::format("there is no model {}", shown(id)), "model", "model_not_found");
-  return json_reply(list["data"][0]);
+    throw ApiError(404, fmt::format("the model {} does not exist", shown(id)), "model",
+                   "model_not_found");
+  return json_response(list["data"][0]);
 }
 
 void Service::require_key(const HttpRequest& request) const {
   if (options_.api_key.empty()) return;
-  if (!same_secret(request.authorization, "Bearer " + options_.api_key))
-    throw ApiError(401, "send the server's key: Authorization: Bearer KEY", {}, "invalid_api_key");
+  if (!equal_in_constant_time(request.authorization, "Bearer " + options_.api_key))
+    throw ApiError(401,
+                   "the API key is missing or wrong: send the header Authorization: Bearer KEY", {},
+                   "invalid_api_key");
 }
 
 Engine& Service::engine() {
@@ -182,8 +188,8 @@ Engine& Service::engine() {
   Engine* engine = engine_;
   if (!engine)
     throw ApiError(503,
-                   fmt::format("the model is loading, {:.0f} % are done: try again later",
-                               100 * loaded_part_.load()),
+                   fmt::format("the model is loading, {:.0f} % done: try again later",
+                               100 * loaded_fraction_.load()),
                    {}, "loading");
   return *engine;
 }
@@ -193,41 +199,41 @@ std::shared_ptr<Generation> Service::generation(GenerationRequest request) {
   Engine& running = engine();
   if (!request.model.empty() && request.model != options_.model_id)
     throw ApiError(404,
-                   fmt::format("the model {} is not served here: this is {}", shown(request.model),
+                   fmt::format("the model {} is not served here, only {}", shown(request.model),
                                shown(options_.model_id)),
                    "model", "model_not_found");
   const size_t n_answers = std::max<size_t>(request.prompts.size(), 1) * request.n;
   if (n_answers > kMaxTotalAnswers)
     throw ApiError(400,
-                   fmt::format("this asks for {} answers: a request may ask for {}", n_answers,
+                   fmt::format("the request asks for {} answers: must be at most {}", n_answers,
                                kMaxTotalAnswers),
                    request.n > 1 ? "n" : "prompt");
   auto prompts = prompts_of(request);
-  for (const auto& prompt : prompts) require_fits(request, prompt.size());
+  for (const auto& prompt : prompts) require_context_fits(request, prompt.size());
   if (!request.has_seed) request.sampling.seed = random_number();
   const char* prefix = request.endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl";
-  const AnswerHead head = {
+  const AnswerInfo info = {
       .endpoint = request.endpoint,
       .id = fmt::format("{}-{:016x}{:016x}", prefix, random_number(), random_number()),
       .model = options_.model_id,
       .created = now_in_seconds()};
   const bool splits = request.endpoint == Endpoint::kChat && request.reasoning &&
                       tokenizer_.added_id("</think>").has_value();
-  const bool thinks_first =
+  const bool starts_in_reasoning =
       request.endpoint == Endpoint::kChat && opens_thinking(tokenizer_, prompts.front());
-  auto grammar = grammars_.of(request, thinks_first);
-  const bool finds_calls = !request.tools.is_null();
+  auto grammar = grammars_.get(request, starts_in_reasoning);
+  const bool parses_tool_calls = !request.tools.is_null();
   // The sources of the prompts and the grammar may be large, so free them: an answer may take long.
   request.messages = request.template_arguments = request.tools = nullptr;
   request.prompts.clear();
-  request.form = {};
+  request.response_format = {};
   return std::make_shared<Generation>(Generation::Setup{.request = std::move(request),
-                                                        .head = head,
+                                                        .info = info,
                                                         .prompts = std::move(prompts),
                                                         .splits_reasoning = splits,
-                                                        .finds_calls = finds_calls,
+                                                        .parses_tool_calls = parses_tool_calls,
                                                         .grammar = std::move(grammar),
-                                                        .thinks_first = thinks_first,
+                                                        .starts_in_reasoning = starts_in_reasoning,
                                                         .received = received},
                                       running, tokenizer_, metrics_, options_.log);
 }
@@ -269,27 +275,27 @@ std::vector<int32_t> Service::chat_prompt(const GenerationRequest& request) cons
   }
 }
 
-void Service::require_fits(const GenerationRequest& request, size_t n_prompt) const {
+void Service::require_context_fits(const GenerationRequest& request, size_t n_prompt) const {
   const int64_t context = engine_.load()->context();
   const auto n = static_cast<int64_t>(n_prompt);
-  const int64_t wanted = request.max_tokens.value_or(1);
-  if (n + wanted <= context) return;
+  const int64_t n_new = request.max_tokens.value_or(1);
+  if (n + n_new <= context) return;
   throw ApiError(400,
                  fmt::format("This model's maximum context length is {} tokens. However, you "
                              "requested {} tokens ({} in the prompt, {} in the completion). Please "
                              "reduce the length of the prompt or of the completion.",
-                             context, n + wanted, n, wanted),
+                             context, n + n_new, n, n_new),
                  request.endpoint == Endpoint::kChat ? "messages" : "prompt",
                  "context_length_exceeded");
 }
 
-HttpReply Service::health() const {
-  if (stopping_) return {503, dumped({{"status", "stopping"}})};
-  if (engine_.load()) return {200, dumped({{"status", "ready"}})};
-  return {503, dumped({{"status", "loading"}, {"loaded", loaded_part_.load()}})};
+HttpResponse Service::health() const {
+  if (stopping_) return {503, dump_json({{"status", "stopping"}})};
+  if (engine_.load()) return {200, dump_json({{"status", "ready"}})};
+  return {503, dump_json({{"status", "loading"}, {"loaded", loaded_fraction_.load()}})};
 }
 
-HttpReply Service::server_info() const {
+HttpResponse Service::server_info() const {
   OrderedJson json = {{"model_path", options_.root},
                       {"served_model_name", options_.model_id},
                       {"version", kVersion},
@@ -299,38 +305,38 @@ HttpReply Service::server_info() const {
     json["context_length"] = engine->context();
     json["kv_tokens"] = int64_t{counts.n_pages} * kPageSize;
   }
-  return json_reply(json);
+  return json_response(json);
 }
 
-HttpReply Service::tokenize(const nlohmann::ordered_json& json) const {
+HttpResponse Service::tokenize(const nlohmann::ordered_json& json) const {
   const RequestFields fields(json);
   std::vector<int32_t> ids;
   const bool add_special_tokens = fields.boolean("add_special_tokens", true);
-  const std::string prompt = fields.text("prompt", "");
+  const std::string prompt = fields.string("prompt", "");
   if (fields.find("messages")) {  // special tokens come from the chat template
     ids = chat_prompt(parse_chat_request(json, defaults_));
   } else {
-    if (!fields.find("prompt")) fields.refuse("prompt", "given, or messages");
+    if (!fields.find("prompt")) fields.refuse("prompt", "given, unless messages are");
     ids = text_prompt(prompt, add_special_tokens);
   }
-  OrderedJson reply = {{"count", ids.size()}, {"tokens", ids}};
-  if (Engine* engine = engine_.load()) reply["max_model_len"] = engine->context();
-  return json_reply(reply);
+  OrderedJson response = {{"count", ids.size()}, {"tokens", ids}};
+  if (Engine* engine = engine_.load()) response["max_model_len"] = engine->context();
+  return json_response(response);
 }
 
-HttpReply Service::detokenize(const nlohmann::ordered_json& json) const {
+HttpResponse Service::detokenize(const nlohmann::ordered_json& json) const {
   const RequestFields fields(json);
   if (!fields.find("tokens")) fields.refuse("tokens", "a list of token ids");
   const std::vector<int32_t> ids = fields.ids("tokens");
   for (const int32_t id : ids)
     if (!tokenizer_.has_token(id))
       throw ApiError(400, fmt::format("token {} is not in the vocabulary", id), "tokens");
-  return json_reply({{"prompt", tokenizer_.decode(ids)}});
+  return json_response({{"prompt", tokenizer_.decode(ids)}});
 }
 
-HttpReply Service::error_reply(const ApiError& error) {
+HttpResponse Service::error_response(const ApiError& error) {
   return {.status = error.status,
-          .body = dumped(error_json(error)),
+          .body = dump_json(error_json(error)),
           .content_type = "application/json",
           .retry_after_seconds = error.status == 503 ? 5 : 0};
 }

@@ -17,15 +17,15 @@ struct HttpRequest {
   std::string method, path;  // path: without the query
   std::string authorization;
   std::string body;
-  PageOrigin page = {};
+  CorsHeaders cors = {};
 };
 
-struct HttpReply {
+struct HttpResponse {
   int status = 200;
   std::string body = {};
   const char* content_type = "application/json";
   int retry_after_seconds = 0;  // header Retry-After; 0: none
-  std::string allow = {};       // header Allow of a reply 405; empty: none
+  std::string allow = {};       // header Allow of a 405 response; empty: none
 };
 
 class Service {
@@ -34,7 +34,7 @@ class Service {
     std::string model_id;                        // id of the model in the API
     std::string root;                            // folder of the model
     std::string api_key;                         // empty: no key is required
-    std::vector<std::string> cors_origins = {};  // origins of pages that may read answers
+    std::vector<std::string> cors_origins = {};  // origins of pages that may read responses
     std::function<void(const std::string&)> log = [](const std::string&) {};  // a line per request
   };
 
@@ -44,40 +44,40 @@ class Service {
 
   // State of the server: loading, with the loaded fraction 0 .. 1; ready; stopping, when new
   // requests are refused. The engine must outlive all generations.
-  void loading(double part) { loaded_part_ = part; }
-  void ready(Engine& engine) { engine_ = &engine; }
-  void stopping() { stopping_ = true; }
+  void set_loading(double fraction) { loaded_fraction_ = fraction; }
+  void set_ready(Engine& engine) { engine_ = &engine; }
+  void set_stopping() { stopping_ = true; }
 
-  using Answer = std::variant<HttpReply, std::shared_ptr<Generation>>;
-  // Answers a request. The caller must start() a Generation.
-  Answer handle(const HttpRequest& request) noexcept;
+  using Result = std::variant<HttpResponse, std::shared_ptr<Generation>>;
+  // Handles a request. The caller must start() a Generation.
+  Result handle(const HttpRequest& request) noexcept;
 
-  HttpReply error_reply(const ApiError& error);
-  // CORS header lines of every answer to this request.
+  HttpResponse error_response(const ApiError& error);
+  // CORS header lines of every response to this request.
   std::string cors(const HttpRequest& request) const {
-    return cors_headers(options_.cors_origins, request.page);
+    return cors_headers(options_.cors_origins, request.cors);
   }
-  // Counts an answer that is sent.
-  void answered(int status) { metrics_.answered(status); }
+  // Counts a response that is sent.
+  void count_response(int status) { metrics_.http_response(status); }
 
  private:
-  Answer answer_or_error(const HttpRequest& request);
-  Answer route(const HttpRequest& request);
-  Answer get(const HttpRequest& request);
-  Answer post(const HttpRequest& request);
-  HttpReply metrics() const;
-  HttpReply models(const std::string& path);
+  Result route_or_error(const HttpRequest& request);
+  Result route(const HttpRequest& request);
+  Result get(const HttpRequest& request);
+  Result post(const HttpRequest& request);
+  HttpResponse metrics() const;
+  HttpResponse models(const std::string& path);
   void require_key(const HttpRequest& request) const;
   Engine& engine();
   std::shared_ptr<Generation> generation(GenerationRequest request);
   std::vector<std::vector<int32_t>> prompts_of(const GenerationRequest& request) const;
   std::vector<int32_t> text_prompt(const std::string& text, bool add_special_tokens) const;
   std::vector<int32_t> chat_prompt(const GenerationRequest& request) const;
-  void require_fits(const GenerationRequest& request, size_t n_prompt) const;
-  HttpReply health() const;
-  HttpReply server_info() const;
-  HttpReply tokenize(const nlohmann::ordered_json& json) const;
-  HttpReply detokenize(const nlohmann::ordered_json& json) const;
+  void require_context_fits(const GenerationRequest& request, size_t n_prompt) const;
+  HttpResponse health() const;
+  HttpResponse server_info() const;
+  HttpResponse tokenize(const nlohmann::ordered_json& json) const;
+  HttpResponse detokenize(const nlohmann::ordered_json& json) const;
 
   const Tokenizer& tokenizer_;
   const std::unique_ptr<ChatFormat> chat_;
@@ -86,7 +86,7 @@ class Service {
   const Options options_;
   const int64_t created_;
   Metrics metrics_;
-  std::atomic<double> loaded_part_{0};
+  std::atomic<double> loaded_fraction_{0};
   std::atomic<Engine*> engine_{nullptr};
   std::atomic<bool> stopping_{false};
 };

@@ -15,13 +15,13 @@ namespace {
 namespace asio = boost::asio;
 namespace ssl = boost::asio::ssl;
 
-bool spoke_plain_http(const boost::system::error_code& error) {
+bool is_plain_http(const boost::system::error_code& error) {
   return error.category() == asio::error::get_ssl_category() &&
          ERR_GET_REASON(static_cast<unsigned long>(error.value())) == SSL_R_HTTP_REQUEST;
 }
 
 constexpr int64_t kMaxPemBytes = 1 << 20;
-constexpr std::string_view kSpeakTls =
+constexpr std::string_view kPlainHttpResponse =
     "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
     "this port speaks TLS: its address begins with https://\n";
 
@@ -53,15 +53,15 @@ asio::awaitable<ClientStream::Error> ClientStream::handshake() {
   if (!tls_) co_return error;
   co_await tls_->async_handshake(ssl::stream_base::server,
                                  asio::redirect_error(asio::use_awaitable, error));
-  if (spoke_plain_http(error)) {
+  if (is_plain_http(error)) {
     Error ignored;
-    co_await asio::async_write(socket_, asio::buffer(kSpeakTls),
+    co_await asio::async_write(socket_, asio::buffer(kPlainHttpResponse),
                                asio::redirect_error(asio::use_awaitable, ignored));
   }
   co_return error;
 }
 
-asio::awaitable<ClientStream::Error> ClientStream::finish() {
+asio::awaitable<ClientStream::Error> ClientStream::shut_down() {
   Error error;
   if (tls_) {
     co_await tls_->async_shutdown(asio::redirect_error(asio::use_awaitable, error));

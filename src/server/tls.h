@@ -30,7 +30,7 @@ class ClientStream {
   // Does the TLS handshake; to be called before anything is read or written.
   boost::asio::awaitable<Error> handshake();
   // Ends writing: TLS shutdown, or shutdown of the socket's sending side.
-  boost::asio::awaitable<Error> finish();
+  boost::asio::awaitable<Error> shut_down();
 
   template <class Buffers, class Token>
   auto async_read_some(const Buffers& buffers, Token&& token) {

@@ -13,10 +13,10 @@ struct ToolCall {
 };
 
 // The marks around calls; in most models each is one added token.
-struct ToolMarks {
+struct ToolCallMarkers {
   std::string_view section_begin, section_end, call_begin, call_end, separator;
 };
-extern const ToolMarks kDeepSeekTools, kKimiTools;
+extern const ToolCallMarkers kDeepSeekMarkers, kKimiMarkers;
 
 class ToolCallParser {
  public:
@@ -32,13 +32,14 @@ class ToolCallParser {
   Parts flush();
 
  private:
-  static ToolCall call_in(const ToolMarks& marks, std::string_view text);
-  static std::optional<ToolCall> truncated_call_in(const ToolMarks& marks, std::string_view text);
+  static ToolCall read_call(const ToolCallMarkers& markers, std::string_view text);
+  static std::optional<ToolCall> read_truncated_call(const ToolCallMarkers& markers,
+                                                     std::string_view text);
   void find_section(Parts& parts);
-  bool take_call(Parts& parts);
+  bool parse_call(Parts& parts);
 
-  const ToolMarks* marks_ = nullptr;  // marks of the section that is open; null: none
-  std::string held_;
+  const ToolCallMarkers* markers_ = nullptr;  // markers of the open section; null: none
+  std::string buffer_;
 };
 
 }  // namespace tandem

@@ -37,7 +37,7 @@ struct World {
   ConnectionContext without{
       .service = loading, .workers = io.get_executor(), .limits = {.body_bytes = 3000}};
 
-  World() { running.ready(simulated.engine()); }
+  World() { running.set_ready(simulated.engine()); }
 };
 
 // A connection and its client, which sends in pieces and reads continuously.

@@ -1,8 +1,8 @@
 "use strict";
-// Where formulas stand in a text: \(..\) and $..$ within a line, \[..\], $$..$$ and environments such
-// as align on lines of their own. A formula passes Markdown as one word of private characters
-// (plane 15), so that no mark inside it is taken for Markdown's. Formulas in code stay code, one
-// that is not closed yet stays text, and so do sums of money.
+// Finds formulas in a text: \(..\) and $..$ within a line, \[..\], $$..$$ and environments such as
+// align on lines of their own. Before Markdown is parsed, a formula is encoded as one word of
+// private characters (plane 15), so that none of its characters are taken for Markdown. Formulas in
+// code remain code; formulas that are not closed yet and sums of money remain text.
 
 const kFormulaMarks = new RegExp([
   /(?:^|\n)[ \t>]*(?<fence>`{3,}|~{3,})/, /(?<code>`+)/, /\\(?<open>[([])/, /\\begin\{(?<environment>(?:equation|align|gather|multline)\*?)\}/,
@@ -32,15 +32,15 @@ function hideFormulas(source) {
   return hidden + text.slice(done);
 }
 
-// Ends of what a mark opened. A mark without its end is looked for only once in a paragraph.
+// Finds closing marks. A mark that is missing is looked for only once in a paragraph.
 class MarkFinder {
   constructor(text) {
     this.text = text;
     this.paragraphEnd = -1;
-    this.missing = new Map();  // a mark: the end of the paragraph that has no more of it
+    this.missing = new Map();  // mark -> end of the paragraph that contains no further one
   }
 
-  // Behind the first match of `pattern` that is `mark`, in the paragraph of `from`.
+  // The position after the first match of `pattern` that equals `mark`, in the paragraph of `from`.
   find(mark, pattern, from) {
     if (from > this.paragraphEnd) {
       const blank = /\n[ \t]*\n/g;
@@ -67,19 +67,19 @@ function hiddenFormula(written) {
   return written.replace(/[^]/g, (unit) => String.fromCodePoint(0xF0000 + unit.charCodeAt(0))) + "\u{FFFFF}";
 }
 
-// The text as it was before hideFormulas.
+// Undoes hideFormulas.
 function shownFormulas(text) {
   return text.replace(/[\u{F0000}-\u{FFFFF}]/gu, (unit) => (unit === "\u{FFFFF}" ? "" : String.fromCharCode(unit.codePointAt(0) - 0xF0000)));
 }
 
-// What is shown for a hidden formula.
+// The node that is shown for a hidden formula.
 function formulaNode(hidden) {
   const written = shownFormulas(hidden), isEnvironment = written.startsWith("\\begin");
   const isDisplay = isEnvironment || written.startsWith("\\[") || written.startsWith("$$");
   const nMarks = isEnvironment ? 0 : /^\$[^$]/.test(written) ? 1 : 2;
   const made = formula(written.slice(nMarks, written.length - nMarks), isDisplay);
   if (!made || !isDisplay) return made ?? written;
-  const line = document.createElement("span");  // which scrolls where the formula is wider than the page
+  const line = document.createElement("span");  // scrolls if the formula is wider than the page
   line.className = "formula";
   line.append(made);
   return line;

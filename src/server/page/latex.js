@@ -1,19 +1,19 @@
 "use strict";
 // LaTeX becomes MathML Core, which browsers show by themselves. There are no macros, so the time is
-// linear. Elements and attributes are those named here; what a model writes is only ever text in
+// linear. Elements and attributes are those named here; the output of a model only becomes text in
 // them.
 
-// The formula as a MathML element, or null where it cannot be read: then it is shown as written.
+// The formula as a MathML element, or null if it cannot be parsed; then its source is shown.
 function formula(source, isDisplay) {
   try {
     return new FormulaParser(source).math(isDisplay);
   } catch (error) {
-    if (error instanceof NotAFormula) return null;
+    if (error instanceof FormulaError) return null;
     throw error;
   }
 }
 
-class NotAFormula extends Error {}
+class FormulaError extends Error {}
 
 // ------------------------------------------------------------------------------------- symbols
 
@@ -47,11 +47,11 @@ const kAccents = pairs("hat ^ bar ¯ tilde ˜ vec → dot ˙ ddot ¨ check ˇ br
 const kWideAccents = pairs("widehat ^ widetilde ˜ overrightarrow → overleftarrow ← overleftrightarrow ↔ overbrace ⏞");
 const kArrowsWithText = pairs("xrightarrow → xleftarrow ← xRightarrow ⇒ xLeftarrow ⇐ xleftrightarrow ↔ xmapsto ↦");
 const kSizes = pairs("big 1.2em bigl 1.2em bigr 1.2em bigm 1.2em Big 1.8em Bigl 1.8em Bigr 1.8em Bigm 1.8em bigg 2.4em biggl 2.4em biggr 2.4em Bigg 3em Biggl 3em Biggr 3em");
-const kWithoutEffect = names("displaystyle textstyle scriptstyle scriptscriptstyle limits nolimits nonumber notag hline hfill allowbreak relax ! strut centering");
-const kPassedOn = names("mathop mathrel mathbin mathord mathopen mathclose mathpunct mathinner ensuremath smash");
+const kIgnoredCommands = names("displaystyle textstyle scriptstyle scriptscriptstyle limits nolimits nonumber notag hline hfill allowbreak relax ! strut centering");
+const kTransparentCommands = names("mathop mathrel mathbin mathord mathopen mathclose mathpunct mathinner ensuremath smash");
 const kTextCommands = pairs("text plain textrm plain textnormal plain mbox plain hbox plain textup plain textbf bold textit italic emph italic texttt mono textsf plain");
 const kVariants = pairs("mathbf bold mathbb double mathcal script mathscr script mathfrak fraktur mathsf sans mathtt mono mathrm upright boldsymbol slanted bm slanted pmb slanted mathit italic mathnormal italic");
-const kVariantsOfTheRest = pairs("bf bold rm upright it italic sf sans tt mono cal script");  // up to the end of the group
+const kVariantSwitches = pairs("bf bold rm upright it italic sf sans tt mono cal script");  // up to the end of the group
 // An environment: its delimiters (. is none) and the alignment of its columns, repeated.
 const kEnvironments = new Map(Object.entries({
   matrix: "..c", smallmatrix: "..c", pmatrix: "()c", bmatrix: "[]c", Bmatrix: "{}c", vmatrix: "||c", Vmatrix: "‖‖c", cases: "{.l", dcases: "{.l", rcases: ".}l",
@@ -64,13 +64,13 @@ const kAlphabets = new Map(Object.entries({
   double: {A: 0x1D538, a: 0x1D552, 0: 0x1D7D8}, script: {A: 0x1D49C, a: 0x1D4B6}, fraktur: {A: 0x1D504, a: 0x1D51E},
   sans: {A: 0x1D5A0, a: 0x1D5BA, 0: 0x1D7E2}, mono: {A: 0x1D670, a: 0x1D68A, 0: 0x1D7F6},
 }));
-const kElsewhere = new Map(Object.entries({
+const kAlphabetExceptions = new Map(Object.entries({
   double: pairs("C ℂ H ℍ N ℕ P ℙ Q ℚ R ℝ Z ℤ"), fraktur: pairs("C ℭ H ℌ I ℑ R ℜ Z ℨ"),
   script: pairs("B ℬ E ℰ F ℱ H ℋ I ℐ L ℒ M ℳ R ℛ e ℯ g ℊ o ℴ"),
 }));
 
 function inVariant(letter, variant) {
-  const other = kElsewhere.get(variant)?.get(letter);
+  const other = kAlphabetExceptions.get(variant)?.get(letter);
   if (other) return other;
   for (const [first, code] of Object.entries(kAlphabets.get(variant) ?? {})) {
     const distance = letter.codePointAt(0) - first.codePointAt(0), size = first === "0" ? 10 : first > "z" ? 25 : 26;
@@ -94,8 +94,8 @@ const fence = (text, form) => (text ? mathElement("mo", {fence: "true", stretchy
 const space = (width) => mathElement("mspace", {width});
 const kClose = {lspace: "0em", rspace: "0em"};
 
-const kDeepest = 60;  // commands and groups inside each other
-const kMost = 500;    // nodes in a row, rows, cells: Chromium's time to fill a MathML element is quadratic in them
+const kMaxDepth = 60;  // commands and groups inside each other
+const kMaxNodes = 500;    // nodes in a row, rows, cells: Chromium's time to fill a MathML element is quadratic in them
 const kBrace = new Set(["}"]), kBracket = new Set(["]"]), kRight = new Set(["\\right"]), kDollar = new Set(["$"]);
 const kCellEnds = new Set([undefined, "&", "\\\\", "\\cr", "\\end", "}"]);
 
@@ -105,15 +105,15 @@ class FormulaParser {
     this.at = 0;
     this.depth = 0;
     this.variant = "";          // the alphabet of letters
-    this.limits = new Set();    // nodes whose scripts stand below and above
-    this.functions = new Set(); // nodes such as sin, which want a space before what is not in parentheses
+    this.limits = new Set();    // nodes whose scripts are placed below and above
+    this.functions = new Set(); // nodes such as sin, followed by a space unless parentheses follow
   }
 
   math(isDisplay) {
     const rows = this.rows();
-    if (this.peek() !== undefined) throw new NotAFormula();
+    if (this.peek() !== undefined) throw new FormulaError();
     const isOne = rows.length === 1 && rows[0].length === 1;
-    if (isOne && isEmpty(rows[0][0])) throw new NotAFormula();
+    if (isOne && isEmpty(rows[0][0])) throw new FormulaError();
     const columns = rows.some((cells) => cells.length > 1) ? "rl" : "c";
     return mathElement("math", isDisplay ? {display: "block"} : {}, isOne ? rows[0][0] : this.table(rows, columns, true));
   }
@@ -129,7 +129,7 @@ class FormulaParser {
     return token;
   }
   expect(token) {
-    if (this.next() !== token) throw new NotAFormula();
+    if (this.next() !== token) throw new FormulaError();
   }
   has(token) {
     if (this.peek() !== token) return false;
@@ -137,26 +137,26 @@ class FormulaParser {
     return true;
   }
 
-  // Nodes up to one of the tokens in `ends`, which stays.
+  // Nodes up to one of the tokens in `ends`, which is not consumed.
   nodes(ends) {
     const nodes = [];
     while (!ends.has(this.peek())) {
       nodes.push(...this.item());
-      if (nodes.length > kMost) throw new NotAFormula();
+      if (nodes.length > kMaxNodes) throw new FormulaError();
     }
     return nodes;
   }
 
-  // One thing with its scripts; nothing for commands without effect.
+  // One atom with its scripts; no nodes for commands without effect.
   item() {
     const isScript = /^['^_]$/.test(this.peek());
     const base = isScript ? mathElement("mrow") : this.atom();
     if (!base) return [];
-    let isLimits = this.limits.has(base), under = null, over = null;
+    let hasLimits = this.limits.has(base), under = null, over = null;
     for (;;) {
       const token = this.peek();
       if (token === "\\limits" || token === "\\nolimits") {
-        isLimits = token === "\\limits";
+        hasLimits = token === "\\limits";
         ++this.at;
       } else if (token === "_" && !under) {
         ++this.at;
@@ -172,7 +172,7 @@ class FormulaParser {
       }
     }
     if (this.functions.has(base) && !/^(?:[([)\]},;.]|\\left|\\bigl?|\\right)?$/.test(this.peek() ?? "")) base.setAttribute("rspace", "0.17em");
-    const tag = "m" + (under ? (isLimits ? "under" : "sub") : "") + (over ? (isLimits ? "over" : "sup") : "");
+    const tag = "m" + (under ? (hasLimits ? "under" : "sub") : "") + (over ? (hasLimits ? "over" : "sup") : "");
     return [tag === "m" ? base : mathElement(tag, {}, base, ...(under ? [under] : []), ...(over ? [over] : []))];
   }
 
@@ -182,7 +182,7 @@ class FormulaParser {
     return operator(text);
   }
 
-  // What a command or a script takes: a group, or one token.
+  // The argument of a command or a script: a group, or one token.
   argument() {
     const token = this.peek();
     if (/^\d$/.test(token)) {
@@ -195,13 +195,13 @@ class FormulaParser {
   // Null for commands without effect.
   atom() {
     const token = this.next();
-    if (token === undefined || /^(?:[}&^_]|\\\\|\\(?:cr|end|right))$/.test(token) || ++this.depth > kDeepest) throw new NotAFormula();
-    const node = token === "{" ? this.group() : token[0] === "\\" ? this.command(token.slice(1)) : this.sign(token);
+    if (token === undefined || /^(?:[}&^_]|\\\\|\\(?:cr|end|right))$/.test(token) || ++this.depth > kMaxDepth) throw new FormulaError();
+    const node = token === "{" ? this.group() : token[0] === "\\" ? this.command(token.slice(1)) : this.symbol(token);
     --this.depth;
     return node;
   }
 
-  sign(token) {
+  symbol(token) {
     if (/^\d$/.test(token)) return this.number(token);
     if (/^[a-zA-Z\u0370-\u03FF]$/.test(token)) return this.letter(token);
     if (/^\p{L}$/u.test(token)) return mathElement("mtext", {}, token);
@@ -209,13 +209,13 @@ class FormulaParser {
     return operator(token === "-" ? "−" : token === "*" ? "∗" : token);
   }
 
-  // {,} and {=} are letters: no space stands around them.
+  // {,} and {=} are ordinary symbols without space around them.
   group() {
     const before = this.variant, nodes = this.nodes(kBrace);
     this.expect("}");
     this.variant = before;
-    const isSign = nodes.length === 1 && nodes[0].localName === "mo" && !this.limits.has(nodes[0]);
-    return isSign ? mathElement("mrow", {}, operator(nodes[0].textContent, kClose)) : row(nodes);
+    const isOperator = nodes.length === 1 && nodes[0].localName === "mo" && !this.limits.has(nodes[0]);
+    return isOperator ? mathElement("mrow", {}, operator(nodes[0].textContent, kClose)) : row(nodes);
   }
 
   number(digits) {
@@ -248,9 +248,9 @@ class FormulaParser {
     if (kSizes.has(name)) return mathElement("mo", {...kClose, stretchy: "true", symmetric: "true", minsize: kSizes.get(name), maxsize: kSizes.get(name)}, this.delimiter());
     if (kVariants.has(name)) return this.inAlphabet(kVariants.get(name));
     if (kTextCommands.has(name)) return this.text(kTextCommands.get(name));
-    if (kVariantsOfTheRest.has(name)) return void (this.variant = kVariantsOfTheRest.get(name));
-    if (kWithoutEffect.has(name)) return null;
-    if (kPassedOn.has(name)) return this.argument();
+    if (kVariantSwitches.has(name)) return void (this.variant = kVariantSwitches.get(name));
+    if (kIgnoredCommands.has(name)) return null;
+    if (kTransparentCommands.has(name)) return this.argument();
     if (kCommands.has(name)) return kCommands.get(name)(this);
     return mathElement("mtext", {}, "\\" + name);
   }
@@ -269,11 +269,11 @@ class FormulaParser {
   delimiter() {
     const token = this.next();
     if (token === ".") return "";
-    if (!kDelimiters.has(token)) throw new NotAFormula();
+    if (!kDelimiters.has(token)) throw new FormulaError();
     return kDelimiters.get(token);
   }
 
-  // \left ( .. \right ): as high as what is between them.
+  // \left ( .. \right ): as high as the content.
   fenced() {
     const open = fence(this.delimiter(), "prefix"), nodes = this.nodes(kRight);
     this.expect("\\right");
@@ -316,25 +316,25 @@ class FormulaParser {
     return this.table(rows, "c", false);
   }
 
-  // An operator that is struck out: of one sign, such as \not\in.
+  // A negated operator of one symbol, such as \not\in.
   negated() {
     const node = this.argument();
     if (node.childElementCount === 0) node.textContent = (node.textContent + "\u0338").normalize("NFC");
     return node;
   }
 
-  // The argument as written, for what is not shown.
+  // Skips an argument that is not shown.
   skipArgument() {
     if (!this.has("{")) return void this.argument();
     for (let open = 1; open > 0; ++this.at) {
       const token = this.tokens[this.at];
-      if (token === undefined) throw new NotAFormula();
+      if (token === undefined) throw new FormulaError();
       open += token === "{" ? 1 : token === "}" ? -1 : 0;
     }
   }
 
   text(style) {
-    if (++this.depth > kDeepest) throw new NotAFormula();  // text in text
+    if (++this.depth > kMaxDepth) throw new FormulaError();  // text in text
     const parts = [];
     let run = "", open = 1;
     const end = () => {
@@ -344,7 +344,7 @@ class FormulaParser {
     this.expect("{");
     while (open > 0) {
       const token = this.tokens[this.at++];
-      if (token === undefined || parts.length > kMost) throw new NotAFormula();
+      if (token === undefined || parts.length > kMaxNodes) throw new FormulaError();
       if (token === "{") ++open;
       else if (token === "}") --open;
       else if (token === "$") {
@@ -362,24 +362,24 @@ class FormulaParser {
     return row(parts);
   }
 
-  // Rows of cells up to \end, a brace or the end of the formula, which stays.
+  // Rows of cells up to \end, a brace or the end of the formula, which is not consumed.
   rows() {
     const rows = [[]];
     for (;;) {
       const cells = rows[rows.length - 1];
       cells.push(row(this.nodes(kCellEnds)));
-      if (this.has("&") && cells.length < kMost) continue;
+      if (this.has("&") && cells.length < kMaxNodes) continue;
       if (!this.has("\\\\") && !this.has("\\cr")) break;
       this.skipRowDistance();
       rows.push([]);
-      if (rows.length > kMost) throw new NotAFormula();
+      if (rows.length > kMaxNodes) throw new FormulaError();
     }
     const last = rows[rows.length - 1];
     if (rows.length > 1 && last.length === 1 && isEmpty(last[0])) rows.pop();
     return rows;
   }
 
-  // [4pt] behind \\
+  // [4pt] after \\
   skipRowDistance() {
     const written = /^\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]/.exec(this.tokens.slice(this.at, this.at + 16).join(""));
     if (!written) return;
@@ -394,13 +394,13 @@ class FormulaParser {
 
   environment() {
     const name = this.environmentName(), kind = name.replace(/\*$/, "");
-    if (!kEnvironments.has(kind)) throw new NotAFormula();
+    if (!kEnvironments.has(kind)) throw new FormulaError();
     let [open, close, ...columns] = kEnvironments.get(kind);
     if (/^align(ed)?at$/.test(kind)) this.skipArgument();
     if (kind === "array") columns = this.columns();
     const rows = this.rows();
     this.expect("\\end");
-    if (this.environmentName() !== name) throw new NotAFormula();
+    if (this.environmentName() !== name) throw new FormulaError();
     const table = this.table(rows, columns.join(""), /^(dcases|align|split|gather|equation|multline|eqnarray)/.test(kind));
     const side = (text, form) => (text === "." ? [] : [fence(text, form)]);
     return row([...side(open, "prefix"), table, ...side(close, "postfix")]);
@@ -409,7 +409,7 @@ class FormulaParser {
   environmentName() {
     this.expect("{");
     let name = "";
-    for (let token; (token = this.next()) !== "}"; name += token) if (!/^[a-zA-Z*]$/.test(token)) throw new NotAFormula();
+    for (let token; (token = this.next()) !== "}"; name += token) if (!/^[a-zA-Z*]$/.test(token)) throw new FormulaError();
     return name;
   }
 
@@ -417,7 +417,7 @@ class FormulaParser {
     this.expect("{");
     const columns = [];
     for (let token; (token = this.next()) !== "}"; ) {
-      if (!/^[lcr|]$/.test(token)) throw new NotAFormula();
+      if (!/^[lcr|]$/.test(token)) throw new FormulaError();
       if (token !== "|") columns.push(token);
     }
     return columns.length ? columns : ["c"];

@@ -1,11 +1,11 @@
 "use strict";
-// Markdown becomes elements. They are made one by one and text is only ever text, so nothing a model
-// writes becomes markup; links lead to http, https and mailto.
+// Converts Markdown to elements. Elements are created one by one and text only becomes text nodes, so
+// that the output of a model never becomes markup; links lead to http, https and mailto only.
 
-const kDeepestBlocks = 50;  // of quotations and lists inside each other; what is deeper is text
+const kMaxBlockDepth = 50;  // nesting of quotations and lists; deeper content is shown as text
 
 function markdown(source, depth = 0) {
-  if (depth > kDeepestBlocks) return inline(source);
+  if (depth > kMaxBlockDepth) return inline(source);
   const lines = source.split("\n"), blocks = [];
   for (let at = 0; at < lines.length;) {
     const fence = lines[at].match(/^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/);
@@ -99,7 +99,7 @@ function inline(text) {
   return nodes;
 }
 
-// Text that is not Markdown.
+// Plain text with formulas.
 function withFormulas(text) {
   const parts = text.split(/([\u{F0000}-\u{FFFFE}]+)\u{FFFFF}/u);
   return parts.map((part, i) => (i % 2 ? formulaNode(part) : part));

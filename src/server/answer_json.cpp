@@ -1,21 +1,21 @@
-#include "server/answer_format.h"
+#include "server/answer_json.h"
 
 #include <algorithm>
 
 namespace tandem {
 namespace {
 
-OrderedJson head_json(const AnswerHead& head, bool chunk) {
-  const char* object = head.endpoint != Endpoint::kChat ? "text_completion"
+OrderedJson info_json(const AnswerInfo& info, bool chunk) {
+  const char* object = info.endpoint != Endpoint::kChat ? "text_completion"
                        : chunk                          ? "chat.completion.chunk"
                                                         : "chat.completion";
-  return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
+  return {{"id", info.id}, {"object", object}, {"created", info.created}, {"model", info.model}};
 }
 
 OrderedJson finish_json(const ChoicePart& part) {
   if (!part.finish) return nullptr;
-  if (*part.finish == FinishReason::kStop && part.called) return "tool_calls";
-  return finish_name(*part.finish);
+  if (*part.finish == FinishReason::kStop && part.has_tool_calls) return "tool_calls";
+  return finish_reason_name(*part.finish);
 }
 
 OrderedJson calls_json(const ChoicePart& part, bool with_index) {
@@ -116,54 +116,54 @@ OrderedJson usage_json(const Usage& usage) {
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
-OrderedJson answer_json(const AnswerHead& head, const std::vector<ChoicePart>& choices,
+OrderedJson answer_json(const AnswerInfo& info, const std::vector<ChoicePart>& choices,
                         const Usage& usage) {
   OrderedJson list = OrderedJson::array();
   for (const ChoicePart& choice : choices)
-    list.push_back(head.endpoint == Endpoint::kChat
+    list.push_back(info.endpoint == Endpoint::kChat
                        ? chat_choice(choice, "message", chat_message(choice))
                        : completion_choice(choice));
-  OrderedJson json = head_json(head, false);
+  OrderedJson json = info_json(info, false);
   json["choices"] = std::move(list);
   json["usage"] = usage_json(usage);
   return json;
 }
 
-OrderedJson chunk_json(const AnswerHead& head, const ChoicePart& part,
+OrderedJson chunk_json(const AnswerInfo& info, const ChoicePart& part,
                        const std::optional<Usage>& usage) {
-  OrderedJson json = head_json(head, true);
-  json["choices"] = OrderedJson::array({head.endpoint == Endpoint::kChat
+  OrderedJson json = info_json(info, true);
+  json["choices"] = OrderedJson::array({info.endpoint == Endpoint::kChat
                                             ? chat_choice(part, "delta", chat_delta(part))
                                             : completion_choice(part)});
   if (usage) json["usage"] = usage_json(*usage);
   return json;
 }
 
-OrderedJson role_chunk_json(const AnswerHead& head, int index) {
+OrderedJson role_chunk_json(const AnswerInfo& info, int index) {
   ChoicePart part;
   part.index = index;
-  OrderedJson json = head_json(head, true);
+  OrderedJson json = info_json(info, true);
   json["choices"] =
       OrderedJson::array({chat_choice(part, "delta", {{"role", "assistant"}, {"content", ""}})});
   return json;
 }
 
-OrderedJson usage_chunk_json(const AnswerHead& head, const Usage& usage) {
-  OrderedJson json = head_json(head, true);
+OrderedJson usage_chunk_json(const AnswerInfo& info, const Usage& usage) {
+  OrderedJson json = info_json(info, true);
   json["choices"] = OrderedJson::array();
   json["usage"] = usage_json(usage);
   return json;
 }
 
-OrderedJson generate_json(const AnswerHead& head, const ChoicePart& all, const Usage& usage) {
+OrderedJson generate_json(const AnswerInfo& info, const ChoicePart& all, const Usage& usage) {
   OrderedJson finish;
   if (all.finish) {
-    finish = {{"type", finish_name(*all.finish)}};
+    finish = {{"type", finish_reason_name(*all.finish)}};
     if (*all.finish == FinishReason::kLength) finish["length"] = usage.completion_tokens;
   }
   return {{"text", all.text},
           {"meta_info",
-           {{"id", head.id},
+           {{"id", info.id},
             {"finish_reason", std::move(finish)},
             {"prompt_tokens", usage.prompt_tokens},
             {"completion_tokens", usage.completion_tokens},
@@ -182,7 +182,7 @@ size_t n_characters(std::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; });
 }
 
-const char* finish_name(FinishReason reason) {
+const char* finish_reason_name(FinishReason reason) {
   switch (reason) {
     case FinishReason::kStop:
       return "stop";
@@ -196,9 +196,9 @@ const char* finish_name(FinishReason reason) {
   return "abort";
 }
 
-std::string event_of(const OrderedJson& data) { return "data: " + dumped(data) + "\n\n"; }
+std::string sse_event(const OrderedJson& data) { return "data: " + dump_json(data) + "\n\n"; }
 
-std::string dumped(const OrderedJson& json) {
+std::string dump_json(const OrderedJson& json) {
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 

@@ -15,7 +15,7 @@ namespace tandem {
 using OrderedJson = nlohmann::ordered_json;
 
 // Fields that are the same in all objects of one answer.
-struct AnswerHead {
+struct AnswerInfo {
   Endpoint endpoint;
   std::string id, model;
   int64_t created;  // seconds since 1970
@@ -41,8 +41,8 @@ struct ChoicePart {
   std::string text;       // completions: the text; chat: the content
   std::string reasoning;  // chat
   std::vector<ToolCall> calls;
-  int first_call = 0;   // index of the first of `calls` among all calls of the answer
-  bool called = false;  // the answer has calls, in this part or an earlier one
+  int first_call = 0;           // index of the first of `calls` among all calls of the answer
+  bool has_tool_calls = false;  // the answer has calls, in this part or an earlier one
   std::vector<TokenReport> tokens;
   size_t text_offset = 0;  // character offset of the first of `tokens`, for completions
   bool wants_logprobs = false;
@@ -52,31 +52,31 @@ struct ChoicePart {
 OrderedJson usage_json(const Usage& usage);
 
 // A whole answer of /v1/completions or /v1/chat/completions.
-OrderedJson answer_json(const AnswerHead& head, const std::vector<ChoicePart>& choices,
+OrderedJson answer_json(const AnswerInfo& info, const std::vector<ChoicePart>& choices,
                         const Usage& usage);
 // A chunk of a stream.
-OrderedJson chunk_json(const AnswerHead& head, const ChoicePart& part,
+OrderedJson chunk_json(const AnswerInfo& info, const ChoicePart& part,
                        const std::optional<Usage>& usage);
 // The first chunk of each answer of a chat.
-OrderedJson role_chunk_json(const AnswerHead& head, int index);
+OrderedJson role_chunk_json(const AnswerInfo& info, int index);
 // The last chunk if usage was requested; it has no choices.
-OrderedJson usage_chunk_json(const AnswerHead& head, const Usage& usage);
+OrderedJson usage_chunk_json(const AnswerInfo& info, const Usage& usage);
 
 // SGLang's object, with all text so far.
-OrderedJson generate_json(const AnswerHead& head, const ChoicePart& all, const Usage& usage);
+OrderedJson generate_json(const AnswerInfo& info, const ChoicePart& all, const Usage& usage);
 
 OrderedJson models_json(const std::string& id, const std::string& root, int64_t context,
                         int64_t created);
 
 // "stop", "length" or "abort".
-const char* finish_name(FinishReason reason);
+const char* finish_reason_name(FinishReason reason);
 
 size_t n_characters(std::string_view text);  // code points of UTF-8
 
 // The text of a server-sent event.
-std::string event_of(const OrderedJson& data);
+std::string sse_event(const OrderedJson& data);
 inline constexpr std::string_view kDoneEvent = "data: [DONE]\n\n";
 // JSON as text; ill-formed UTF-8 is replaced by U+FFFD.
-std::string dumped(const OrderedJson& json);
+std::string dump_json(const OrderedJson& json);
 
 }  // namespace tandem

@@ -9,16 +9,16 @@
 
 namespace tandem {
 
-struct AnswerForm {
-  enum class Kind { kFree, kSchema, kPattern, kChoice };
-  Kind kind = Kind::kFree;
+struct ResponseFormat {
+  enum class Kind { kText, kSchema, kPattern, kChoice };
+  Kind kind = Kind::kText;
   nlohmann::ordered_json schema = {};     // kSchema: JSON Schema; {"type": "object"} for any object
   std::string pattern = {};               // kPattern: regular expression for the whole answer
   std::vector<std::string> choices = {};  // kChoice: the answer is one of these
-  std::string field = {};                 // the request field that specified the form
+  std::string field = {};                 // the request field that specified the format
 };
 
-// Throws ApiError for an unsupported form, and for more than one form in a request.
-AnswerForm read_answer_form(const RequestFields& request);
+// Throws ApiError for an unsupported format, and for more than one format in a request.
+ResponseFormat read_response_format(const RequestFields& request);
 
 }  // namespace tandem
