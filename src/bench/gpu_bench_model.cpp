@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "bench/machine_speed.h"
+#include "bench/machine/machine_speed.h"
 
 namespace tandem {
 
@@ -13,6 +13,31 @@ TensorView on_gpu(GpuBenchModel& twin, TensorView from, std::vector<Buffer>& mem
   twin.to_gpu(whole_rows(from), whole_rows(to));
   twin.wait();
   return to;
+}
+
+ModelOnGpu::ModelOnGpu(const GpuBenchModels& gpus, const GpuBenchOptions& options,
+                       StepLimits limits, int64_t cache_tokens)
+    : config_(options.config) {
+  if (!gpus || !(twin_ = gpus(options))) return;
+  model_ = std::make_unique<StepRunner>(
+      ModelParts{config_, twin_->weights(), twin_->device(), twin_->ops(), twin_->experts()},
+      limits, AttentionForm::kAuto);
+  const int64_t bytes = KvCache::bytes_for(config_, cache_tokens, DType::kBF16);
+  cache_ = std::make_unique<KvCache>(config_, cache_tokens, DType::kBF16,
+                                     twin_->device().allocate(bytes));
+  fill();
+}
+
+// All layers get the same numbers.
+void ModelOnGpu::fill() {
+  ModelConfig one = config_;
+  one.n_layers = 1;
+  const TensorView first = cache_->layer(0);
+  const KvCache made(one, first.rows, DType::kBF16);
+  fill_with_random(made, one);
+  for (int l = 0; l < config_.n_layers; ++l)
+    twin_->to_gpu(whole_rows(made.layer(0)), whole_rows(cache_->layer(l)));
+  twin_->wait();
 }
 
 double seconds_on_gpu(GpuBenchModel& twin, const std::function<void(int64_t run)>& run,
