@@ -1,6 +1,7 @@
 // What `tandem bench` measures. A benchmark is a description: its options, their defaults, the
-// function that measures and the text of its rows. A new one is a file with its description and a
-// line in all_benchmarks(); the command line, reports and charts follow from the description.
+// function that measures and the text of its rows. The command line, reports and charts follow from
+// it. A new benchmark is a file with its description, declared below and listed in
+// all_benchmarks().
 #pragma once
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -100,10 +101,11 @@ struct Benchmark {
   std::vector<int> tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048};
   std::vector<int> contexts = {}, batches = {};
   double memory_part = 0.4;    // part of the free memory that weights may take
-  bool all_gpu_rates = false;  // BenchInput::gpu
-  // Throws Error for options that cannot be measured with, beyond check_options().
+  bool all_gpu_rates = false;  // BenchInput::gpu has all rates, as predictions need them
+  // Throws Error for options that this benchmark cannot measure with.
   void (*check)(const BenchOptions& options) = nullptr;
-  // One of these two measures: on the CPU and, where there is one, on the GPU; or anything else.
+  // Exactly one of these measures. `on_cpu` needs the CPU's kernels and its speed; `alone` measures
+  // a GPU's kernels or the machine itself.
   void (*on_cpu)(const BenchInput& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                  const OnRow& on_row) = nullptr;
   void (*alone)(const BenchInput& bench, const OnRow& on_row) = nullptr;
@@ -127,7 +129,7 @@ nlohmann::ordered_json new_row(const char* name, const BenchInput& bench, std::s
 constexpr int kMostTokens = 1 << 16;
 constexpr double kGpuSeconds = 0.05;  // time to measure one rate of a GPU
 
-// The descriptions, each in a file of its own.
+// The descriptions, in parts/, gpu/ and machine/.
 Benchmark machine_benchmark();
 Benchmark embed_benchmark();
 Benchmark experts_benchmark();

@@ -1,5 +1,6 @@
-// Measurements of the GPU alone, for `tandem bench kernels`, `products` and `hybrid`. Implemented
-// in src/with_gpu; src/without_gpu replaces it in builds without CUDA.
+// `tandem bench kernels`, `products` and `hybrid`, and what benchmarks measure of a GPU. Functions
+// that run on the GPU (timers, measured_*, gpu_bench_models) are implemented in src/with_gpu;
+// src/without_gpu replaces them in builds without CUDA.
 #pragma once
 #include "bench/benchmark.h"
 #include "bench/gpu/hybrid_steps.h"
@@ -116,19 +117,16 @@ nlohmann::ordered_json decode_row(const HybridSteps::Decode& measured, const Hyb
 nlohmann::ordered_json bench_hybrid(const HybridBench& bench, const cpu::KernelTable& kernels,
                                     MachineSpeed& speed);
 
-// Bandwidth, peaks and copy rates of this machine's GPU. Implemented in src/with_gpu;
-// src/without_gpu replaces it in builds without CUDA.
-// Measures all fields except peaks of optional arithmetic, such as FP8: with that peak the planner
-// would predict all products with FP8 weights. About `seconds` per rate. Throws Error when no GPU
-// can be used.
+// Bandwidth, peaks and copy rates of this machine's GPU, except peaks of optional arithmetic such
+// as FP8: with that peak the planner would predict all products with FP8 weights. About `seconds`
+// per rate. Throws Error when no GPU can be used.
 Gpu measured_gpu(double seconds);
 // Measures only memory bandwidth and the BF16 peak, the bounds of the GPU's kernels; with_fp8: also
 // the FP8 peak, for kernels with FP8 activations.
 Gpu measured_gpu_bounds(double seconds, bool with_fp8 = false);
 
-// The GPU models that benchmarks time next to the CPU. Implemented in src/with_gpu; src/without_gpu
-// replaces it in builds without CUDA.
-// Empty if no GPU can be used. fp8_activations: as in GpuModelOptions.
+// The GPU models that benchmarks time next to the CPU. Empty if no GPU can be used.
+// fp8_activations: as in GpuModelOptions.
 GpuBenchModels gpu_bench_models(bool fp8_activations = false);
 
 }  // namespace tandem
