@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "bench/hybrid_steps.h"
-#include "bench/machine_speed.h"
+#include "bench/gpu/hybrid_steps.h"
+#include "bench/machine/machine_speed.h"
 #include "core/machine_info.h"
 #include "model/cost.h"
 #include "stated_gpu.h"

@@ -11,7 +11,7 @@
 #include <random>
 
 #include "bench/gpu_bench_model.h"
-#include "bench/random_routing.h"
+#include "bench/random_inputs.h"
 #include "offload/hybrid_experts.h"
 
 namespace tandem {

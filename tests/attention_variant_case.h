@@ -3,9 +3,8 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include "bench/attention_variants.h"
-#include "bench/bench_model.h"
-#include "bench/random_cache.h"
+#include "bench/parts/attention_variants.h"
+#include "bench/random_inputs.h"
 
 namespace tandem {
 

@@ -4,11 +4,8 @@
 
 #include <cmath>
 
-#include "bench/embed_bench.h"
-#include "bench/generate_bench.h"
-#include "bench/layer_bench.h"
+#include "bench/benchmark.h"
 #include "bench/line_chart.h"
-#include "bench/row_text.h"
 #include "tests/error_of.h"
 #include "tests/small_config.h"
 
@@ -17,23 +14,18 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-LayerBench small_bench() {
-  return {.config_name = "small",
+BenchInput small_bench() {
+  return {.options = {.tokens = {1, 40}, .contexts = {16, 100}, .layers = 2, .seconds = 0.002},
           .config = small_r1(),
-          .n_layers = 2,
           .formats = {{DType::kF8E4M3}, {DType::kI8}},
-          .contexts = {16, 100},
-          .tokens = {1, 40},
-          .seconds = 0.002,
           .memory_bytes = 32 << 20};
 }
 
 TEST(LayerCosts, OfR1) {
   const ModelConfig r1 = bench_config("r1");
   const WeightFormats fp8 = {{DType::kF8E4M3}, {DType::kF8E4M3}};
-  const LayerCost moe = cost_of_layer(r1, fp8, true, 16384, 1, 2);
-  // Bytes of attention (187,105,280), of a shared expert (44,040,192 with 14,136 scales), of a BF16
-  // router.
+  const CostOfParts moe = cost_of_layer(r1, fp8, true, 16384, 1, 2);
+  // Attention 187,105,280 and a shared expert of 44,040,192 with 14,136 scales, a BF16 router.
   EXPECT_EQ(moe.matrices.bytes, 187'105'280 + 44'040'192 + 4 * 14'136 + 2 * 1'835'008);
   EXPECT_EQ(moe.matrices.ops, 2 * 232'980'480);
   EXPECT_EQ(moe.experts.bytes, 352'407'552) << "eight";
@@ -41,17 +33,17 @@ TEST(LayerCosts, OfR1) {
   EXPECT_EQ(moe.attention.bytes, 18'874'368);
   EXPECT_EQ(moe.attention.ops, 4'563'402'752);
 
-  const LayerCost dense = cost_of_layer(r1, fp8, false, 16384, 1, 2);
+  const CostOfParts dense = cost_of_layer(r1, fp8, false, 16384, 1, 2);
   EXPECT_EQ(dense.matrices.ops, 2 * (187'105'280 + int64_t{3} * 7168 * 18432));
   EXPECT_EQ(dense.experts.bytes, 0);
 
-  // Two tokens are expected to choose (1 - (1 - 1/32)^2) * 256 = 15.75 experts.
-  const LayerCost two = cost_of_layer(r1, fp8, true, 16384, 2, 2);
+  // Two tokens miss (1 - 1/32)^2 of the experts: 15.75 are expected.
+  const CostOfParts two = cost_of_layer(r1, fp8, true, 16384, 2, 2);
   EXPECT_EQ(two.experts.bytes, int64_t{352'407'552} / 8 * 63 / 4);
   EXPECT_EQ(two.matrices.bytes, moe.matrices.bytes);
   EXPECT_EQ(two.attention.ops, 2 * moe.attention.ops);
-  // With 512 tokens keys and values are restored, which takes fewer operations than latent space.
-  const LayerCost many = cost_of_layer(r1, fp8, true, 16384, 512, 2);
+  // Of 512 tokens keys and values are restored: fewer operations than in latent space.
+  const CostOfParts many = cost_of_layer(r1, fp8, true, 16384, 512, 2);
   EXPECT_LT(many.attention.ops, 512 * moe.attention.ops * 6 / 10);
 }
 
@@ -65,19 +57,20 @@ class LayerRows : public testing::Test {
 };
 
 TEST_F(LayerRows, Embed) {
-  bench_embed({"small", small_r1(), {1, 7}, 0.002, 1 << 20}, kernels_, speed_, keep_);
+  const Benchmark embed = embed_benchmark();
+  BenchInput bench = small_bench();
+  bench.options.tokens = {1, 7};
+  embed.on_cpu(bench, kernels_, speed_, keep_);
   ASSERT_EQ(rows_.size(), 2u);
   EXPECT_EQ(rows_[1]["bytes"], 7 * 256 * (2 + 4));
   EXPECT_GT(rows_[1]["seconds"], 0);
   EXPECT_TRUE(rows_[0]["gpu_seconds"].is_null()) << "there is no GPU code yet";
-  EXPECT_TRUE(says(error_of([&] {
-                     bench_embed({"small", small_r1(), {1}, 0.002, 1000}, kernels_, speed_, keep_);
-                   }),
-                   "--memory"));
+  bench.memory_bytes = 1000;
+  EXPECT_TRUE(says(error_of([&] { embed.on_cpu(bench, kernels_, speed_, keep_); }), "--memory"));
 }
 
 TEST_F(LayerRows, MoeCountsSharedExpertsAndRouter) {
-  bench_moe(small_bench(), kernels_, speed_, keep_);
+  moe_benchmark().on_cpu(small_bench(), kernels_, speed_, keep_);
   ASSERT_EQ(rows_.size(), 2u);
   const int64_t routed = 3 * 256 * 128 + 4 * (128 + 128 + 256);
   const int64_t shared = 3 * 256 * 128 + 4 * 3 * 2;
@@ -88,7 +81,7 @@ TEST_F(LayerRows, MoeCountsSharedExpertsAndRouter) {
 }
 
 TEST_F(LayerRows, DenseThenMoeOfEveryContext) {
-  bench_layer(small_bench(), kernels_, speed_, keep_);
+  layer_benchmark().on_cpu(small_bench(), kernels_, speed_, keep_);
   ASSERT_EQ(rows_.size(), 6u) << "40 tokens do not fit a context of 16";
   EXPECT_EQ(rows_[0]["what"], "dense layer");
   EXPECT_EQ(rows_[5]["what"], "MoE layer");
@@ -98,18 +91,16 @@ TEST_F(LayerRows, DenseThenMoeOfEveryContext) {
 }
 
 TEST_F(LayerRows, Generate) {
-  const GenerateBench bench{.config_name = "small",
-                            .config = small_r1(),
-                            .n_layers = 3,
-                            .formats = {{DType::kF8E4M3}, {DType::kI8}},
-                            .contexts = {10, 100},
-                            .batches = {1, 3},
-                            .prompts = {5, 70},
-                            .new_tokens = 3,
-                            .step_tokens = 64,
-                            .seconds = 0.002,
-                            .memory_bytes = 64 << 20};
-  const Json r = bench_generate(bench, kernels_, speed_);
+  BenchInput bench = small_bench();
+  bench.options.layers = 3;
+  bench.options.contexts = {10, 100};
+  bench.options.batches = {1, 3};
+  bench.options.tokens = {5, 70};
+  bench.options.new_tokens = 3;
+  bench.step_tokens = 64;
+  bench.memory_bytes = 64 << 20;
+  generate_benchmark().on_cpu(bench, kernels_, speed_, keep_);
+  const Json& r = rows_.at(0);
   EXPECT_EQ(r["layers"], 3);
   EXPECT_EQ(r["dense_layers"], 1);
   EXPECT_EQ(r["resident_experts"], 32);
@@ -130,7 +121,7 @@ TEST_F(LayerRows, Generate) {
       EXPECT_TRUE(std::isfinite(predicted) && predicted > 0) << row;
       EXPECT_DOUBLE_EQ(row["prediction_error"], predicted / seconds - 1);
     }
-  EXPECT_FALSE(generate_text(r).empty());
+  EXPECT_FALSE(generate_benchmark().text(r).empty());
 }
 
 TEST(RowText, MarkdownCsvAndChart) {

@@ -4,9 +4,7 @@
 #include <cmath>
 #include <fstream>
 
-#include "bench/gpu_info.h"
-#include "bench/machine_bench.h"
-#include "bench/numa_speed.h"
+#include "bench/machine/machine_report.h"
 #include "core/machine_info.h"
 #include "io/machine_json.h"
 #include "tests/error_of.h"

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "bench/experts_bench.h"
+#include "bench/benchmark.h"
 
 namespace tandem {
 

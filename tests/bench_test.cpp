@@ -7,13 +7,8 @@
 #include <cstdio>
 #include <fstream>
 
-#include "bench/attention_bench.h"
-#include "bench/experts_bench.h"
-#include "bench/generate_bench.h"
-#include "bench/mlp_bench.h"
-#include "bench/random_cache.h"
-#include "bench/random_routing.h"
-#include "bench/roofline.h"
+#include "bench/benchmark.h"
+#include "bench/random_inputs.h"
 #include "core/machine_info.h"
 #include "engine/step_runner.h"
 #include "io/machine_json.h"
@@ -72,12 +67,11 @@ TEST(BenchCounts, BytesAndOperationsOfExperts) {
 
 TEST(BenchCounts, BytesAndOperationsOfAttention) {
   const ModelConfig r1 = bench_config("r1");
-  const AttentionCost decode = cost_of_absorbed(r1.mla, 16384, 2);
-  EXPECT_EQ(decode.bytes, 18'874'368);   // 1,152 bytes a token
-  EXPECT_EQ(decode.ops, 4'563'402'752);  // 278,528 operations a token
-  // The last 2 of 4 tokens see 3 and 4 keys of 128 heads with 192 + 128 dimensions. Keys and values
-  // of 4 tokens are restored.
-  const AttentionCost prefill = cost_of_naive(r1.mla, 4, 2, 2, 1000);
+  const Cost decode = cost_of_absorbed(r1.mla, 16384, 2);
+  EXPECT_EQ(decode.bytes, 18'874'368);   // 1,152 a token
+  EXPECT_EQ(decode.ops, 4'563'402'752);  // 278,528 a token
+  // Tokens 3 and 4 of 4 see 3 + 4 keys; 128 heads of 192 + 128, keys and values of 4 restored.
+  const Cost prefill = cost_of_naive(r1.mla, 4, 2, 2, 1000);
   EXPECT_EQ(prefill.bytes, 4 * 1152 + 1000);
   EXPECT_EQ(prefill.ops, 2 * (7 * 128 * 320 + int64_t{4} * 512 * 128 * 256));
 }
@@ -85,27 +79,28 @@ TEST(BenchCounts, BytesAndOperationsOfAttention) {
 TEST(BenchCounts, ATokenReadsWhatTheParameterCountSays) {
   for (const char* name : {"r1", "v2-lite", "k2", "moonlight"}) {
     const ModelConfig c = bench_config(name);
-    const StepCost cost = cost_of_step(c, {{DType::kBF16}, {DType::kBF16}}, 100, 1, 2);
+    const CostOfParts cost = cost_of_step(c, {{DType::kBF16}, {DType::kBF16}}, 100, 1, 2);
     const ParameterCounts counts = count_parameters(c);
     EXPECT_EQ(cost.attention.bytes, 100 * kv_bytes_per_token(c)) << name;
     // Vectors are stored as float; one row of the embedding is read.
     const int64_t vectors =
-        (cost.backbone.bytes + cost.experts.bytes - 2 * c.dim - 2 * counts.activated) / 2;
-    EXPECT_EQ(cost.backbone.ops + cost.experts.ops, 2 * (counts.activated - vectors)) << name;
+        (cost.matrices.bytes + cost.experts.bytes - 2 * c.dim - 2 * counts.activated) / 2;
+    EXPECT_EQ(cost.matrices.ops + cost.experts.ops, 2 * (counts.activated - vectors)) << name;
     EXPECT_GT(vectors, counts.norms) << name;
     EXPECT_LT(vectors, counts.activated / 1000) << name;
   }
   // 58 MoE layers with 8 experts a token.
   const ModelConfig r1 = bench_config("r1");
   const WeightFormats fp8 = {{DType::kF8E4M3}, {DType::kF8E4M3}};
-  const StepCost one = cost_of_step(r1, fp8, 1000, 1, 2), two = cost_of_step(r1, fp8, 1000, 2, 2);
+  const CostOfParts one = cost_of_step(r1, fp8, 1000, 1, 2),
+                    two = cost_of_step(r1, fp8, 1000, 2, 2);
   EXPECT_EQ(one.experts.bytes, int64_t{58} * 352'407'552);
   // Two tokens choose 15.75 experts on average. Matrices are read once, each sequence's cache is
   // read.
   EXPECT_EQ(two.experts.bytes, one.experts.bytes / 32 * 63);
-  EXPECT_EQ(two.backbone.bytes, one.backbone.bytes + 7168 * 2);
+  EXPECT_EQ(two.matrices.bytes, one.matrices.bytes + 7168 * 2);
   EXPECT_EQ(two.attention.bytes, 2 * one.attention.bytes);
-  EXPECT_EQ(two.backbone.ops, 2 * one.backbone.ops);
+  EXPECT_EQ(two.matrices.ops, 2 * one.matrices.ops);
 }
 
 TEST(BenchModel, AsManyExpertsAsFit) {
@@ -127,7 +122,7 @@ TEST(BenchModel, AsManyExpertsAsFit) {
 TEST(BenchModel, RandomWeightsGiveFiniteNumbers) {
   const ModelConfig config = small_r1();
   for (const char* name : {"fp8", "bf16", "fp16", "fp32", "int8", "int4", "int4-32", "int4-128"}) {
-    const WeightFormat format = expert_format(name, config);
+    const WeightFormat format = weight_format(name);
     EXPECT_EQ(format_name(format), name);
     const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
     Team team(0);
@@ -244,14 +239,11 @@ TEST(BenchRows, Experts) {
   Team team(0);
   MachineSpeed speed(team, kReadBytes);
   std::vector<Json> rows;
-  bench_experts({.config_name = "small",
-                 .config = small_r1(),
-                 .format = {DType::kF8E4M3},
-                 .tokens = {1, 64},
-                 .skew = true,
-                 .seconds = kSeconds,
-                 .memory_bytes = 16 << 20},
-                kernels, speed, [&](const Json& row) { rows.push_back(row); });
+  experts_benchmark().on_cpu({.options = {.tokens = {1, 64}, .skew = true, .seconds = kSeconds},
+                              .config = small_r1(),
+                              .formats = {{DType::kBF16}, {DType::kF8E4M3}},
+                              .memory_bytes = 16 << 20},
+                             kernels, speed, [&](const Json& row) { rows.push_back(row); });
   ASSERT_EQ(rows.size(), 4u);
   for (const Json& row : rows) {
     expect_consistent(row);
@@ -276,13 +268,19 @@ TEST(BenchRows, MlpAndAttention) {
   MachineSpeed speed(team, kReadBytes);
   std::vector<Json> rows;
   const auto keep = [&](const Json& row) { rows.push_back(row); };
-  bench_mlp({"small", small_r1(), {DType::kF8E4M3}, {1, 40}, kSeconds, 4 << 20}, kernels, speed,
-            keep);
+  mlp_benchmark().on_cpu({.options = {.tokens = {1, 40}, .seconds = kSeconds},
+                          .config = small_r1(),
+                          .formats = {{DType::kF8E4M3}, {DType::kF8E4M3}},
+                          .memory_bytes = 4 << 20},
+                         kernels, speed, keep);
   ASSERT_EQ(rows.size(), 6u);
   EXPECT_EQ(rows[0]["bytes"], 3 * (256 * 384 + 6 * 4));
   EXPECT_EQ(rows[3]["ops"], 2 * 3 * 256 * 384 * 40);
-  bench_attention({"small", small_r1(), {100, 200}, {128}, {1, 3}, kSeconds, 4 << 20}, kernels,
-                  speed, keep);
+  attention_benchmark().on_cpu(
+      {.options = {.tokens = {128}, .contexts = {100, 200}, .batches = {1, 3}, .seconds = kSeconds},
+       .config = small_r1(),
+       .memory_bytes = 4 << 20},
+      kernels, speed, keep);
   ASSERT_EQ(rows.size(), 11u) << "a prompt of 128 tokens does not fit a context of 100";
   EXPECT_EQ(rows[6]["context"], 100);
   EXPECT_EQ(rows[6]["bytes"], 100 * 144 * 2);

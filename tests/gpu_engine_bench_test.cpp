@@ -5,13 +5,7 @@
 #include <thread>
 
 #include "attention_variant_case.h"
-#include "bench/attention_bench.h"
-#include "bench/embed_bench.h"
-#include "bench/generate_bench.h"
-#include "bench/gpu_benches.h"
-#include "bench/hybrid_bench.h"
-#include "bench/layer_bench.h"
-#include "bench/mlp_bench.h"
+#include "bench/gpu/gpu_benches.h"
 #include "tests/bench_rows.h"
 
 namespace tandem {
@@ -45,46 +39,61 @@ class GpuBench : public BenchRows {
   MachineSpeed speed_{team_, 1 << 20};
   const ModelConfig config_ = tiny_config();
   const GpuBenchModels gpus_ = gpu_bench_models();
+
+  BenchInput input(BenchOptions options) const {
+    options.seconds = kSeconds;
+    return {.options = std::move(options),
+            .config = config_,
+            .formats = kFormats,
+            .memory_bytes = kMemory,
+            .step_tokens = 16,
+            .gpus = gpus_};
+  }
+  void measure(const Benchmark& benchmark, const BenchInput& bench) {
+    benchmark.on_cpu(bench, kernels_, speed_, collect());
+  }
 };
 
 TEST_F(GpuBench, Embed) {
-  bench_embed({"tiny", config_, {1, 5}, kSeconds, kMemory, gpus_}, kernels_, speed_, collect());
+  measure(embed_benchmark(), input({.tokens = {1, 5}}));
   expect_times_on_card(2);
   for (const Json& row : rows_) EXPECT_GT(row["cpu_to_gpu_seconds"].get<double>(), 0);
 }
 
 TEST_F(GpuBench, Mlp) {
-  ModelConfig config = config_;
-  bench_mlp({"tiny", config, {DType::kBF16}, {1, 20}, kSeconds, 400000, gpus_}, kernels_, speed_,
-            collect());
+  BenchInput bench = input({.tokens = {1, 20}});
+  bench.memory_bytes = 400000;
+  measure(mlp_benchmark(), bench);
   expect_times_on_card(6);
 }
 
 TEST_F(GpuBench, Experts) {
-  bench_experts({"tiny", config_, {DType::kBF16}, {1, 6}, true, kSeconds, 1 << 20, gpus_}, kernels_,
-                speed_, collect());
+  BenchInput bench = input({.tokens = {1, 6}, .skew = true});
+  bench.memory_bytes = 1 << 20;
+  measure(experts_benchmark(), bench);
   expect_times_on_card(4);
 }
 
 TEST_F(GpuBench, MoeAndLayer) {
-  const LayerBench bench = {"tiny", config_, 2, kFormats, {65}, {1, 6}, kSeconds, kMemory, gpus_};
-  bench_moe(bench, kernels_, speed_, collect());
+  const BenchInput bench = input({.tokens = {1, 6}, .contexts = {65}, .layers = 2});
+  measure(moe_benchmark(), bench);
   expect_times_on_card(2);
-  bench_layer(bench, kernels_, speed_, collect());
+  measure(layer_benchmark(), bench);
   expect_times_on_card(6);
 }
 
 TEST_F(GpuBench, Attention) {
-  ModelConfig config = config_;
-  config.n_layers = 1;
-  bench_attention({"tiny", config, {65}, {4}, {1, 2}, kSeconds, 1 << 20, gpus_}, kernels_, speed_,
-                  collect());
+  BenchInput bench = input({.tokens = {4}, .contexts = {65}, .batches = {1, 2}});
+  bench.config.n_layers = 1;
+  bench.memory_bytes = 1 << 20;
+  measure(attention_benchmark(), bench);
   expect_times_on_card(3);
 }
 
 TEST_F(GpuBench, AttentionVariants) {
-  bench_attention_variants({"tiny", config_, {65, 3}, {}, {}, kSeconds, 1 << 22, gpus_}, kernels_,
-                           speed_, collect());
+  BenchInput bench = input({.contexts = {65, 3}, .variants = true});
+  bench.memory_bytes = 1 << 22;
+  measure(attention_benchmark(), bench);
   expect_times_on_card(2 * kNumAttentionVariants);
 }
 
@@ -147,9 +156,10 @@ TEST_F(GpuBench, AttentionVariantsAgree) {
 }
 
 TEST_F(GpuBench, Generate) {
-  const GenerateBench bench = {"tiny", config_, 2,  kFormats, {65},    {1, 2},
-                               {10},   3,       16, kSeconds, kMemory, gpus_};
-  const Json report = bench_generate(bench, kernels_, speed_);
+  measure(
+      generate_benchmark(),
+      input({.tokens = {10}, .contexts = {65}, .batches = {1, 2}, .layers = 2, .new_tokens = 3}));
+  const Json& report = rows_.at(0);
   EXPECT_GT(report["gpu_decode_tokens_per_second"].get<double>(), 0);
   EXPECT_GT(report["gpu_prefill_tokens_per_second"].get<double>(), 0);
   for (const Json& row : report["decode"]) EXPECT_GT(row["gpu_tokens_per_second"].get<double>(), 0);
@@ -158,17 +168,11 @@ TEST_F(GpuBench, Generate) {
 class HybridBenchOnGpu : public GpuBench {
  protected:
   HybridBench bench(int n_layers, std::vector<int> batches, std::vector<int> prompts) const {
-    return {.config_name = "tiny",
-            .gpu_name = "made up",
-            .config = config_,
-            .n_layers = n_layers,
-            .formats = kFormats,
-            .contexts = {65},
-            .batches = std::move(batches),
-            .prompts = std::move(prompts),
-            .seconds = kSeconds,
-            .memory_bytes = kMemory,
-            .gpus = gpus_};
+    return {.input = input({.tokens = std::move(prompts),
+                            .contexts = {65},
+                            .batches = std::move(batches),
+                            .layers = n_layers}),
+            .card = "made up"};
   }
 };
 
@@ -199,7 +203,7 @@ TEST_F(HybridBenchOnGpu, EveryRowHasItsParts) {
                   streamed["copy_bytes_per_second"].get<double>(),
               1e-9);
   EXPECT_LE(streamed["crossover_tokens"].get<int>(), 8);
-  EXPECT_NE(hybrid_text(report).find("made up"), std::string::npos);
+  EXPECT_NE(hybrid_benchmark().text(report).find("made up"), std::string::npos);
 }
 
 TEST_F(HybridBenchOnGpu, IsPredictedWhereTheGpuIsKnown) {
@@ -243,7 +247,7 @@ TEST_F(HybridBenchOnGpu, ASlowCpuIsInItsPartAndInTheStep) {
 TEST(HybridRow, ComputesItsRatios) {
   ModelConfig config = tiny_config();  // two MoE layers
   HybridBench bench = {};
-  bench.formats = kFormats;
+  bench.input.formats = kFormats;
   HybridSteps::Decode m = {
       .step = 12, .halves = 8, .no_cpu = 7, .gpu = 6, .cpu = 10, .gpu_nodes = 30};
   Json row = decode_row(m, bench, config, 100, 4);
@@ -265,7 +269,7 @@ TEST(HybridRow, ComputesItsRatios) {
 TEST(HybridRow, ComparesTheGpusPartWithItsRoofline) {
   const ModelConfig config = tiny_config();
   HybridBench bench = {};
-  bench.formats = kFormats;
+  bench.input.formats = kFormats;
   bench.rates = Gpu{};
   bench.rates->read_bytes_per_second = 1e6;
   bench.rates->peak.bf16 = 1e30;
@@ -287,8 +291,10 @@ TEST(HybridRow, ComparesTheGpusPartWithItsRoofline) {
 
 // A format without a GPU kernel gives a row without GPU times.
 TEST_F(GpuBench, FormatsOfTheCpuAloneHaveNoTimes) {
-  bench_experts({"tiny", config_, weight_format("int8"), {1}, false, kSeconds, 1 << 20, gpus_},
-                kernels_, speed_, collect());
+  BenchInput bench = input({.tokens = {1}});
+  bench.formats.experts = weight_format("int8");
+  bench.memory_bytes = 1 << 20;
+  measure(experts_benchmark(), bench);
   ASSERT_EQ(rows_.size(), 1u);
   EXPECT_TRUE(rows_[0]["gpu_seconds"].is_null());
 }

@@ -2,7 +2,7 @@
 // is missing. The values of the times are not tested.
 #include <gtest/gtest.h>
 
-#include "bench/gpu_benches.h"
+#include "bench/gpu/gpu_benches.h"
 #include "gpu_kernels/runtime.h"
 #include "tests/bench_rows.h"
 #include "tests/small_config.h"
@@ -22,19 +22,23 @@ class GpuKernelBench : public BenchRows {
     return c;
   }
 
+  // Of a card that reads 1 TB/s and multiplies 1 Top/s.
+  BenchInput input(std::vector<int> tokens, DType type = DType::kBF16) const {
+    Gpu gpu = {};
+    gpu.name = "made up";
+    gpu.read_bytes_per_second = gpu.peak.bf16 = 1e12;
+    return {.options = {.tokens = std::move(tokens), .seconds = kSeconds},
+            .config = config_,
+            .formats = {{type}, {type}},
+            .gpu = gpu};
+  }
+
   const ModelConfig config_ = smaller_r1();
 };
 
-TEST_F(GpuKernelBench, SmallKernels) {
-  const std::vector<int> tokens = {1, 5};
-  const KernelsBench bench = {.config_name = "small",
-                              .config = config_,
-                              .tokens = tokens,
-                              .seconds = kSeconds,
-                              .timer = small_kernel_timer(config_, 5, 1 << 20),
-                              .gpu_name = "made up",
-                              .read_bytes_per_second = 1e12};
-  bench_kernels(bench, collect());
+TEST_F(CardBench, SmallKernels) {
+  bench_kernels(input({1, 5}), small_kernel_timer(config_, 5, 1 << 20), collect());
+  const Benchmark kernels = kernels_benchmark();
   expect_times_on_card(2 * static_cast<size_t>(SmallKernel::kKernels));
   for (const Json& row : rows_) {
     const double moving = row["bytes"].get<double>() / 1e12, seconds = row["gpu_seconds"];
@@ -42,18 +46,17 @@ TEST_F(GpuKernelBench, SmallKernels) {
     EXPECT_DOUBLE_EQ(row["bound_seconds"].get<double>(), moving + 3e-6);
     EXPECT_DOUBLE_EQ(row["ratio"].get<double>(), seconds / (moving + 3e-6));
     EXPECT_EQ(row["within_target"].get<bool>(), seconds <= 1.3 * moving + 3e-6);
-    EXPECT_NE((kernels_header(row) + kernels_text(row)).find(row["what"]), std::string::npos);
+    EXPECT_NE((kernels.header(row) + kernels.text(row)).find(row["what"]), std::string::npos);
   }
 }
 
-TEST_F(GpuKernelBench, SmallKernelsWithoutAGpu) {
-  bench_kernels({.config_name = "small", .config = config_, .tokens = {4}, .seconds = kSeconds},
-                collect());
+TEST_F(CardBench, SmallKernelsWithoutACard) {
+  bench_kernels(input({4}), {}, collect());
   for (const Json& row : rows_) {
     EXPECT_TRUE(row["gpu_seconds"].is_null());
     EXPECT_FALSE(row.contains("ratio"));
   }
-  EXPECT_NE(kernels_header(rows_.at(0)).find("no GPU"), std::string::npos);
+  EXPECT_NE(kernels_benchmark().header(rows_.at(0)).find("no GPU"), std::string::npos);
 }
 
 // Bytes for 512 tokens of R1 in MB, as in docs/measurements/gpu_kernels.md.
@@ -71,18 +74,13 @@ TEST(SmallKernelBytes, OfR1) {
         << name_of(kernel);
 }
 
-TEST_F(GpuKernelBench, Products) {
+TEST_F(CardBench, Products) {
+  const Benchmark products = products_benchmark();
   for (const DType type : {DType::kBF16, DType::kF8E4M3}) {
     rows_.clear();
-    ProductsBench bench = {.config_name = "small",
-                           .config = config_,
-                           .format = {type},
-                           .tokens = {17, 40},
-                           .seconds = kSeconds,
-                           .gpu_name = "made up",
-                           .peak_ops_per_second = 1e12};
-    bench.timer = product_timer(config_, bench.format, bench.cublas);
-    bench_products(bench, collect());
+    std::string cublas;
+    const ProductTimer timer = product_timer(config_, {type}, cublas);
+    bench_products(input({17, 40}, type), timer, cublas, collect());
     expect_times_on_card(2 * 5);
     for (const Json& row : rows_) {
       EXPECT_EQ(row["cublas_ratio"].is_number(), row["cublas_seconds"].is_number());
@@ -90,38 +88,30 @@ TEST_F(GpuKernelBench, Products) {
         EXPECT_EQ(row["cublas"], "not installed");
         EXPECT_TRUE(row["cublas_seconds"].is_null());
       }
-      EXPECT_NE((products_header(row) + products_text(row)).find(row["cublas"]), std::string::npos);
+      EXPECT_NE((products.header(row) + products.text(row)).find(row["cublas"]), std::string::npos);
     }
     // 40 rows for each of 8 experts of [128, 128], gate and up.
     EXPECT_EQ(rows_.at(7)["ops"], 2 * 40 * 8 * 2 * 128 * 128);
   }
 }
 
-// A GPU that takes 2 ms where cuBLAS takes 1 ms, and has no memory for more than 100 rows.
-TEST_F(GpuKernelBench, ProductsBesideCublas) {
-  ProductsBench bench = {.config_name = "small",
-                         .config = config_,
-                         .format = {DType::kBF16},
-                         .tokens = {100, 200},
-                         .seconds = kSeconds,
-                         .timer =
-                             [](const ManyRowsProduct&, int n, double) {
-                               return n > 100 ? ProductTimes{} : ProductTimes{2e-3, 1e-3};
-                             },
-                         .gpu_name = "made up",
-                         .cublas = "130100",
-                         .peak_ops_per_second = 1e12};
-  bench_products(bench, collect());
+// A card that takes 2 ms for what cuBLAS takes 1 ms, and has no room for more than 100 rows.
+TEST_F(CardBench, ProductsBesideCublas) {
+  const Benchmark products = products_benchmark();
+  const BenchInput bench = input({100, 200});
+  const auto timer = [](const ManyRowsProduct&, int n, double) {
+    return n > 100 ? ProductTimes{} : ProductTimes{2e-3, 1e-3};
+  };
+  bench_products(bench, timer, "130100", collect());
   EXPECT_EQ(rows_.at(0)["cublas_ratio"], 0.5);
   EXPECT_DOUBLE_EQ(rows_.at(0)["ops_per_second"], 2. * 100 * 128 * 128 / 2e-3);
-  EXPECT_NE(products_text(rows_.at(0)).find("50 %"), std::string::npos);
+  EXPECT_NE(products.text(rows_.at(0)).find("50 %"), std::string::npos);
   EXPECT_TRUE(rows_.at(1)["gpu_seconds"].is_null());
-  EXPECT_NE(products_text(rows_.at(1)).find("no room"), std::string::npos);
+  EXPECT_NE(products.text(rows_.at(1)).find("no room"), std::string::npos);
   rows_.clear();
-  bench.timer = {};
-  bench_products(bench, collect());
+  bench_products(bench, {}, "", collect());
   EXPECT_FALSE(rows_.at(0).contains("cublas"));
-  EXPECT_NE(products_header(rows_.at(0)).find("no GPU"), std::string::npos);
+  EXPECT_NE(products.header(rows_.at(0)).find("no GPU"), std::string::npos);
 }
 
 // The cost is a difference of times, which can have any value on an emulated GPU.
@@ -135,7 +125,7 @@ TEST(HandOffRow, HasBothKinds) {
   EXPECT_EQ(row["kernels"]["recorded_seconds"], *measured.kernels.recorded);
   EXPECT_EQ(row["memory_operations"]["enqueued_seconds"], *measured.memory_operations.enqueued);
   EXPECT_TRUE(row["memory_operations"]["recorded_seconds"].is_null());
-  EXPECT_NE(hand_off_text(row).find("refused"), std::string::npos);
+  EXPECT_NE(hybrid_benchmark().text(row).find("refused"), std::string::npos);
 }
 
 TEST(KernelGap, IsTheTimeOfAKernelWithoutCycles) {

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <cstring>
 
-#include "bench/gpu_benches.h"
-#include "bench/machine_bench.h"
+#include "bench/gpu/gpu_benches.h"
+#include "bench/machine/machine_report.h"
 #include "gpu_kernels/peaks.h"
 #include "io/machine_json.h"
 

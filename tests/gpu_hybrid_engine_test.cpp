@@ -173,24 +173,25 @@ TEST(HybridEngine, ImpossiblePlacementsAreRefused) {
   const ModelConfig config = ModelConfig::from_directory(directory);
   std::mt19937 rng(1);
   const Placement sound = random_placement(config, rng);
-  const auto refusal = [&](const Placement& placement, const std::string& device) {
+  const auto refusal = [&](const Placement& placement, DeviceChoice device) {
     const PlacementFile file(placement);
     return error_of([&] {
       LoadedModel loaded({.directory = directory, .device = device, .placement = file.path()});
     });
   };
   Placement edited = sound;
-  EXPECT_TRUE(says(refusal(sound, "cpu"), "host0.gpu0: this program runs them on host0.cpu only"));
+  EXPECT_TRUE(says(refusal(sound, DeviceChoice::kCpu),
+                   "host0.gpu0: this program runs them on host0.cpu only"));
   {
     const GpuMemory memory(1'000'200'000);  // 200 KB beside the driver's share
-    EXPECT_TRUE(says(refusal(sound, "cuda"), "placement: host0.gpu0 holds 1.00 GB"));
+    EXPECT_TRUE(says(refusal(sound, DeviceChoice::kCuda), "placement: host0.gpu0 holds 1.00 GB"));
   }
   const GpuMemory memory(kEnough);
   edited.stages[0].devices = {kCpu};
   edited.embedding_on_cpu = true;
   for (LayerExperts& layer : edited.layers)
     for (ExpertGroup& group : layer.groups) group.owners = {kCpu};
-  EXPECT_TRUE(says(refusal(edited, "cuda"), "is on the CPU: use --device cpu"));
+  EXPECT_TRUE(says(refusal(edited, DeviceChoice::kCuda), "is on the CPU: use --device cpu"));
 }
 
 }  // namespace

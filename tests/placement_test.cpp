@@ -94,7 +94,7 @@ TEST_F(Edited, NamesLayerAndExpert) {
   EXPECT_TRUE(says(r([](Json& p) { p["experts"]["layers"][0]["groups"].push_back(group(p)); }),
                    "is listed twice"));
   EXPECT_TRUE(says(r([](Json& p) { p["experts"]["layers"] = Json::array(); }),
-                   fmt::format("layer {}: no owner of expert 0", first)));
+                   fmt::format("layer {}: no expert has an owner", first)));
   EXPECT_TRUE(
       says(r([](Json& p) { p["experts"]["layers"][0]["layers"] = "3-61"; }), "layers 3-61"));
 }

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <fstream>
 
-#include "bench/serving/sharegpt.h"
+#include "bench/serving/dataset.h"
 #include "core/check.h"
 #include "tests/error_of.h"
 

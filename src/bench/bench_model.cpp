@@ -31,18 +31,6 @@ ModelConfig bench_config(const std::string& name) {
   return ModelConfig::from_json(read_text_file(name, kMaxConfigBytes), name);
 }
 
-WeightFormat backbone_format(const std::string& name, const ModelConfig& config) {
-  if (name == "auto") return stored_format(config);
-  const WeightFormat format = weight_format(name);
-  require(format.dtype != DType::kI8 && !is_i4(format.dtype),
-          "--format {}: integers are for routed experts alone, see --experts", name);
-  return format;
-}
-
-WeightFormat expert_format(const std::string& name, const ModelConfig& config) {
-  return name == "auto" ? stored_expert_format(config) : weight_format(name);
-}
-
 int64_t cold_bytes() {
   return std::max(int64_t{2'000'000'000}, 4 * machine_info().last_level_cache_bytes);
 }

@@ -20,10 +20,6 @@ struct WeightFormats {
   WeightFormat backbone;  // attention, dense layers, shared experts; other tensors are BF16
   WeightFormat experts;
 };
-// "auto" is the checkpoint's own format; only experts may be INT8 or INT4. Throw Error for an
-// unknown name.
-WeightFormat backbone_format(const std::string& name, const ModelConfig& config);
-WeightFormat expert_format(const std::string& name, const ModelConfig& config);
 
 // The number of experts that are kept.
 struct Resident {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "bench/machine_speed.h"
+#include "bench/machine/machine_speed.h"
 
 namespace tandem {
 
@@ -14,6 +14,32 @@ TensorView on_gpu(GpuBenchModel& bench_model, TensorView from, std::vector<Buffe
   bench_model.to_gpu(padded_rows(from), padded_rows(to));
   bench_model.wait();
   return to;
+}
+
+ModelOnGpu::ModelOnGpu(const GpuBenchModels& gpus, const GpuBenchOptions& options,
+                       StepLimits limits, int64_t cache_tokens)
+    : config_(options.config) {
+  if (!gpus || !(bench_model_ = gpus(options))) return;
+  model_ = std::make_unique<StepRunner>(
+      ModelParts{config_, bench_model_->weights(), bench_model_->device(), bench_model_->ops(),
+                 bench_model_->experts()},
+      limits, AttentionForm::kAuto);
+  const int64_t bytes = KvCache::bytes_for(config_, cache_tokens, DType::kBF16);
+  cache_ = std::make_unique<KvCache>(config_, cache_tokens, DType::kBF16,
+                                     bench_model_->device().allocate(bytes));
+  fill();
+}
+
+// All layers get the same numbers.
+void ModelOnGpu::fill() {
+  ModelConfig one = config_;
+  one.n_layers = 1;
+  const TensorView first = cache_->layer(0);
+  const KvCache made(one, first.rows, DType::kBF16);
+  fill_with_random(made, one);
+  for (int l = 0; l < config_.n_layers; ++l)
+    bench_model_->to_gpu(padded_rows(made.layer(0)), padded_rows(cache_->layer(l)));
+  bench_model_->wait();
 }
 
 double seconds_on_gpu(GpuBenchModel& bench_model, const std::function<void(int64_t run)>& run,

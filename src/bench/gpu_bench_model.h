@@ -6,7 +6,8 @@
 #include <optional>
 
 #include "bench/bench_model.h"
-#include "bench/random_routing.h"
+#include "bench/random_inputs.h"
+#include "engine/step_runner.h"
 #include "offload/cpu_experts.h"
 #include "ops/device.h"
 #include "ops/ops.h"
@@ -83,6 +84,26 @@ class RoutingsOnGpu {
  private:
   std::vector<Buffer> memory_;
   std::vector<Routing> routings_;
+};
+
+// A model on a GPU with its forward pass and its cache.
+class ModelOnGpu {
+ public:
+  // All pointers are null without a suitable GPU. The cache is filled with random numbers.
+  ModelOnGpu(const GpuBenchModels& gpus, const GpuBenchOptions& options, StepLimits limits,
+             int64_t cache_tokens);
+
+  GpuBenchModel* bench_model() const { return bench_model_.get(); }
+  StepRunner* model() const { return model_.get(); }
+  KvCache* cache() const { return cache_.get(); }
+
+ private:
+  void fill();
+
+  const ModelConfig config_;
+  std::unique_ptr<GpuBenchModel> bench_model_;
+  std::unique_ptr<StepRunner> model_;
+  std::unique_ptr<KvCache> cache_;
 };
 
 // Median seconds of a run. Runs are timed in groups of at least a millisecond, for about `seconds`.

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "bench/bench_model.h"
-#include "bench/machine_speed.h"
+#include "bench/machine/machine_speed.h"
 #include "core/machine.h"
 #include "offload/plan/predict.h"
 

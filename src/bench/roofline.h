@@ -6,15 +6,10 @@
 #include <span>
 #include <vector>
 
-#include "bench/machine_speed.h"
+#include "bench/costs.h"
+#include "bench/machine/machine_speed.h"
 
 namespace tandem {
-
-// The minimum work of a run. A multiplication and an addition count as two operations.
-struct Cost {
-  int64_t bytes = 0;  // read from memory
-  int64_t ops = 0;
-};
 
 struct Work {
   Cost cost;

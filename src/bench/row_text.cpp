@@ -1,7 +1,8 @@
-#include "bench/row_text.h"
-
+// Benchmark rows as text: a Markdown table line by line, comma-separated values, and a chart of all
+// rows.
 #include <fmt/format.h>
 
+#include "bench/benchmark.h"
 #include "bench/line_chart.h"
 
 namespace tandem {

@@ -8,14 +8,10 @@ namespace tandem {
 
 // `command` is set to the chosen subcommand.
 void add_bench(CLI::App& app, Options& options, Command& command);
+void add_serving_bench(CLI::App& bench, Options& options, Command& command);
 
-// Throw Error for values that cannot be measured with.
-void require_sane(const BenchOptions& options);
-void require_list(const char* option, const std::vector<int>& values, int most);
-// `given`, or `usual` if it is empty.
-std::vector<int> list_or(const std::vector<int>& given, const std::vector<int>& usual);
-
-constexpr int kMaxTokens = 1 << 16;
-constexpr double kGpuSeconds = 0.05;  // time to measure one rate of a GPU
+// Throws Error unless the file of --plot can be written; does not change it.
+void require_writable_plot(const std::string& file);
+void write_plot(const std::string& file, const std::string& svg);
 
 }  // namespace tandem

@@ -2,10 +2,8 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <fstream>
 
-#include "bench/serving/serving_bench.h"
-#include "cli/options.h"
+#include "cli/bench_options.h"
 #include "core/check.h"
 
 namespace tandem {
@@ -73,13 +71,6 @@ int run_once(ServingBench& bench, const ServingBenchOptions& o, bool json) {
   return run.interrupted || run.metrics.failed > 0 ? 1 : 0;
 }
 
-void write_plot(const std::string& file, const std::string& title,
-                const std::vector<ServingPoint>& points) {
-  std::ofstream plot(file);
-  require(plot.is_open() && (plot << sweep_chart(title, points)).flush().good(),
-          "--plot {}: cannot be written", file);
-}
-
 int run_several(ServingBench& bench, const ServingBenchOptions& o, bool json) {
   Runs runs(bench, json);
   for (const int concurrency : o.concurrency)
@@ -101,24 +92,112 @@ int run_several(ServingBench& bench, const ServingBenchOptions& o, bool json) {
   }
   if (!json) std::fputs(sweep_table(runs.points()).c_str(), stdout);
   std::fputs(found.c_str(), stdout);
-  if (!o.plot.empty()) write_plot(o.plot, "serving " + bench.model(), runs.points());
+  if (!o.plot.empty()) write_plot(o.plot, sweep_chart("serving " + bench.model(), runs.points()));
   return runs.status();
 }
-
-}  // namespace
 
 int bench_serving_command(const Options& options) {
   ServingBenchOptions o = options.serving;
   o.disable_tqdm = o.disable_tqdm || options.json || isatty(STDERR_FILENO) == 0;
   const bool several = !o.concurrency.empty() || !o.slo_tokens_a_user.empty();
   require(several || o.plot.empty(), "--plot {}: needs --concurrency or --slo-tps-user", o.plot);
-  if (!o.plot.empty())
-    require(std::ofstream(o.plot, std::ios::app).is_open(), "--plot {}: cannot be written", o.plot);
+  if (!o.plot.empty()) require_writable_plot(o.plot);
   ServingBench bench(o, [&](const std::string& line) {
     if (!options.json) fmt::print("{}\n", line);
     std::fflush(stdout);
   });
   return several ? run_several(bench, o, options.json) : run_once(bench, o, options.json);
+}
+
+void add_serving_options(CLI::App& serving, Options& options) {
+  ServingBenchOptions& o = options.serving;
+  DatasetOptions& d = o.dataset;
+  // Like the original's parser, the last of repeated options wins: scripts append overrides.
+  serving.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  serving
+      .add_option("--backend", o.backend,
+                  "what to send: sglang, sglang-native (/generate), sglang-oai, vllm, lmdeploy "
+                  "(/v1/completions), or those three with -chat")
+      ->capture_default_str();
+  serving.add_option("--base-url", o.base_url, "http://HOST:PORT, instead of --host and --port");
+  serving.add_option("--host", o.host, "the server's")->capture_default_str();
+  serving.add_option("--port", o.port,
+                     "the server's; without it 8000 for vllm, 23333 for lmdeploy, else 30000");
+  serving.add_option("--model", o.model, "without it, the first of the server's /v1/models");
+  serving.add_option("--tokenizer", o.tokenizer,
+                     "model directory; without it, the model's name is taken for one");
+  serving.add_option("--dataset-name", d.name, "sharegpt, random or random-ids")
+      ->capture_default_str();
+  serving.add_option("--dataset-path", d.path, "a ShareGPT file, for sharegpt and random");
+  serving.add_option("--num-prompts,--num-prompt", d.n_prompts, "requests")->capture_default_str();
+  serving
+      .add_option("--random-input-len,--random-input", d.input_tokens, "tokens of a prompt at most")
+      ->capture_default_str();
+  serving
+      .add_option("--random-output-len,--random-output", d.output_tokens,
+                  "tokens of an answer at most")
+      ->capture_default_str();
+  serving
+      .add_option("--random-range-ratio", d.range_ratio,
+                  "the least as a part of the most; 1: all alike")
+      ->capture_default_str();
+  serving.add_option("--sharegpt-output-len", d.sharegpt_output_tokens,
+                     "tokens of an answer instead of the file's");
+  serving.add_option("--sharegpt-context-len", d.sharegpt_context,
+                     "leave out conversations longer than that");
+  serving.add_option("--prompt-suffix", d.prompt_suffix, "put after each prompt of sharegpt");
+  serving.add_flag("--tokenize-prompt", d.sends_ids, "send ids, not text (sglang)");
+  serving
+      .add_option("--request-rate", o.request_rate,
+                  "requests a second, at random times (Poisson); inf: all at once")
+      ->default_str("inf");
+  serving.add_option("--max-concurrency", o.max_concurrency,
+                     "requests under way at most; others wait here");
+  serving.add_option("--warmup-requests", o.warmup_requests, "sent before measuring")
+      ->capture_default_str();
+  serving.add_option("--seed", o.seed, "same seed, same requests")->capture_default_str();
+  serving.add_flag("--disable-stream", o.disable_stream, "ask for whole answers");
+  serving.add_flag("--return-logprob", o.return_logprob, "ask for log-probabilities (sglang)");
+  serving.add_flag("--disable-ignore-eos", o.disable_ignore_eos,
+                   "let answers end where the model ends them");
+  serving.add_option("--extra-request-body", o.extra_request_body,
+                     "JSON object whose fields are added to each request");
+  serving.add_flag("--flush-cache", o.flush_cache,
+                   "empty the server's prefix cache before measuring");
+  serving.add_option("--output-file", o.output_file,
+                     "a line of JSON is appended; without it, BACKEND_MMDD_N_IN_OUT.jsonl");
+  serving.add_flag("--output-details", o.output_details, "with lists of every request in it");
+  serving.add_flag("--disable-tqdm", o.disable_tqdm, "no progress");
+  serving.add_option("--plot", o.plot, "draw several runs into this SVG file");
+  serving.add_flag("--json", options.json, "reports as lines of JSON on standard output");
+  serving.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::Throw);
+  serving
+      .add_option("--concurrency", o.concurrency,
+                  "a run at each of these, four requests a user; then a table")
+      ->delimiter(',');
+  serving
+      .add_option("--slo-tps-user", o.slo_tokens_a_user,
+                  "search the highest concurrency that keeps 99 of 100 users at so many tokens a "
+                  "second")
+      ->delimiter(',');
+}
+
+}  // namespace
+
+void add_serving_bench(CLI::App& bench, Options& options, Command& command) {
+  CLI::App* serving = bench.add_subcommand(
+      "serving", "a server under load, with the command line and report of sglang.bench_serving");
+  serving->footer(
+      "Examples:\n"
+      "  tandem bench serving --backend lmdeploy --port 8000 --dataset-name random --dataset-path "
+      "ShareGPT.json\n"
+      "      --random-range-ratio 1 --random-input-len 1024 --random-output-len 1024 "
+      "--num-prompts 200\n"
+      "  tandem bench serving --backend vllm --dataset-name random-ids --concurrency 1,4,16 --plot "
+      "sweep.svg\n"
+      "  tandem bench serving --backend vllm --dataset-name random-ids --slo-tps-user 20,10\n");
+  serving->callback([&command] { command = bench_serving_command; });
+  add_serving_options(*serving, options);
 }
 
 }  // namespace tandem

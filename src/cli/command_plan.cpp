@@ -5,9 +5,9 @@
 #include <filesystem>
 
 #include "bench/bench_model.h"
+#include "bench/machine/this_machine.h"
 #include "cli/options.h"
 #include "cli/plan_report.h"
-#include "cli/this_machine.h"
 #include "core/program_files.h"
 #include "io/atomic_file.h"
 #include "io/json.h"

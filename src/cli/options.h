@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/benchmark.h"
 #include "bench/serving/serving_bench.h"
 #include "engine/sampler.h"
 #include "loader/loaded_model.h"
@@ -20,25 +21,6 @@ struct GenerateOptions {
   std::vector<std::string> stops;
   SamplingParams sampling;
   std::vector<std::string> logit_bias;  // ID=VALUE
-};
-
-struct BenchOptions {
-  std::string config = "r1";     // a name of models/configs, or a file or directory
-  std::string experts = "auto";  // of routed experts
-  std::string format = "auto";   // of all other matrices
-  std::vector<int> tokens;       // rows of a product, or lengths of prompts
-  std::vector<int> contexts;     // tokens in the cache
-  std::vector<int> batches;      // sequences per step
-  int layers = 5;
-  int new_tokens = 8;  // decoded at each context
-  bool skew = false;
-  bool variants = false;  // of attention
-  double seconds = 0.3;   // of measuring, per row
-  double memory_gb = 0;   // for weights; 0: a fraction of the free memory
-  bool csv = false;
-  std::string curves;  // machine: file of rows
-  std::string disk;    // machine: file or directory to read
-  std::string plot;    // SVG file; empty: none
 };
 
 struct PlanOptions {
@@ -92,6 +74,7 @@ struct Options {
   std::optional<WeightFormat> against_experts;
 
   BenchOptions bench;
+  const Benchmark* benchmark = nullptr;  // the chosen one
   PlanOptions plan;
   ServeOptions serve;
   ServingBenchOptions serving;
@@ -107,17 +90,5 @@ int logits_command(const Options& options);
 int eval_command(const Options& options);
 int pack_command(const Options& options);
 int plan_command(const Options& options);
-int bench_machine_command(const Options& options);
-int bench_experts_command(const Options& options);
-int bench_embed_command(const Options& options);
-int bench_mlp_command(const Options& options);
-int bench_moe_command(const Options& options);
-int bench_layer_command(const Options& options);
-int bench_attention_command(const Options& options);
-int bench_generate_command(const Options& options);
-int bench_kernels_command(const Options& options);
-int bench_products_command(const Options& options);
-int bench_hybrid_command(const Options& options);
-int bench_serving_command(const Options& options);
 
 }  // namespace tandem

@@ -2,7 +2,7 @@
 #include <map>
 #include <tuple>
 
-#include "bench/gpu_benches.h"
+#include "bench/gpu/gpu_benches.h"
 #include "loader/gpu_model.h"
 #include "offload/hybrid_experts.h"
 #include "ops/cuda_device.h"

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "bench/gpu/gpu_benches.h"
 #include "bench/gpu_bench_model.h"
-#include "bench/gpu_benches.h"
 #include "gpu_kernels/peaks.h"
 
 namespace tandem {

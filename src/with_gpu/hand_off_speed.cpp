@@ -4,8 +4,8 @@
 #include <atomic>
 #include <thread>
 
-#include "bench/gpu_benches.h"
-#include "bench/machine_speed.h"
+#include "bench/gpu/gpu_benches.h"
+#include "bench/machine/machine_speed.h"
 #include "core/run_error.h"
 #include "gpu_kernels/kernels.h"
 #include "gpu_kernels/signals.h"

@@ -1,6 +1,6 @@
+#include "bench/gpu/gpu_benches.h"
 #include "bench/gpu_bench_model.h"
-#include "bench/gpu_benches.h"
-#include "bench/machine_speed.h"
+#include "bench/machine/machine_speed.h"
 #include "gpu_kernels/peaks.h"
 
 namespace tandem {

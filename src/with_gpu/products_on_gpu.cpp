@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "bench/gpu/gpu_benches.h"
 #include "bench/gpu_bench_model.h"
-#include "bench/gpu_benches.h"
 #include "gpu_kernels/products.h"
 #include "loader/gpu_model.h"
 #include "model/cost.h"

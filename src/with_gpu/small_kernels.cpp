@@ -2,8 +2,8 @@
 #include <numeric>
 #include <random>
 
+#include "bench/gpu/gpu_benches.h"
 #include "bench/gpu_bench_model.h"
-#include "bench/gpu_benches.h"
 #include "gpu_kernels/attention.h"
 #include "gpu_kernels/kernels.h"
 #include "loader/gpu_model.h"

@@ -1,6 +1,6 @@
 #include "loader/gpu_model.h"
 
-#include "bench/gpu_benches.h"
+#include "bench/gpu/gpu_benches.h"
 
 namespace tandem {
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "bench/serving/sharegpt.h"
 #include "core/check.h"
 #include "io/json.h"
 

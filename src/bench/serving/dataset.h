@@ -3,6 +3,7 @@
 #pragma once
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/serving/python_random.h"
@@ -38,5 +39,10 @@ std::vector<ServingRequest> make_dataset(const DatasetOptions& options, const To
 
 // Size of the checkpoint's vocabulary without added tokens, like transformers' `vocab_size`.
 int base_tokens(const std::string& directory, const Tokenizer& tokenizer);
+
+// The first two turns of every conversation of a ShareGPT file that has two, in file order. The
+// file is a JSON list of {"conversations": [{"value": text}, ..]}; the key may also be
+// "conversation". Throws Error naming the file.
+std::vector<std::pair<std::string, std::string>> read_sharegpt(const std::string& path);
 
 }  // namespace tandem

@@ -1,8 +1,6 @@
-#include "bench/serving/sharegpt.h"
-
 #include <array>
-#include <optional>
 
+#include "bench/serving/dataset.h"
 #include "core/check.h"
 #include "io/json.h"
 

@@ -1,0 +1,118 @@
+// `tandem bench products`: a GPU's products of many rows, compared with cuBLAS.
+#include <fmt/format.h>
+
+#include "bench/gpu/gpu_benches.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kGroupedExperts = 8;
+
+}  // namespace
+
+std::vector<ManyRowsProduct> products_of(const ModelConfig& c) {
+  using Kind = ManyRowsProduct::Kind;
+  std::vector<ManyRowsProduct> all = {
+      {"gate", Kind::kDense, c.dense_dim, c.dim},
+      {"attention output", Kind::kDense, c.dim, c.mla.n_heads * c.mla.v_dim}};
+  if (c.mla.q_rank > 0)
+    all.push_back({"queries", Kind::kDense, c.mla.n_heads * c.mla.qk_dim(), c.mla.q_rank});
+  if (c.router.n_experts > 0) {
+    const int n = std::min(kGroupedExperts, c.router.n_experts);
+    all.push_back({"experts' gate, up", Kind::kGateUp, c.expert_dim, c.dim, n});
+    all.push_back({"experts' down", Kind::kDown, c.dim, c.expert_dim, n});
+  }
+  return all;
+}
+
+void bench_products(const BenchInput& bench, const ProductTimer& timer, const std::string& cublas,
+                    const OnRow& on_row) {
+  for (const ManyRowsProduct& product : products_of(bench.config))
+    for (const int n : bench.options.tokens) {
+      const int64_t ops = 2 * n * product.n_weights();
+      const ProductTimes times = timer ? timer(product, n, bench.options.seconds) : ProductTimes{};
+      Json row = {{"bench", "products"},
+                  {"config", bench.options.config},
+                  {"card", timer ? bench.gpu->name : ""},
+                  {"format", format_name(bench.formats.backbone)},
+                  {"what", product.what},
+                  {"n_experts", product.n_experts},
+                  {"tokens", n},
+                  {"ops", ops},
+                  {"gpu_seconds", or_null(times.ours)}};
+      if (timer) {
+        const auto per_second = [&](double seconds) { return static_cast<double>(ops) / seconds; };
+        row["ops_per_second"] = times.ours ? Json(per_second(*times.ours)) : Json();
+        row["peak_ops_per_second"] = bench.gpu->peak.bf16;
+        row["cublas"] = cublas;
+        row["cublas_seconds"] = or_null(times.cublas);
+        row["cublas_ratio"] =
+            times.ours && times.cublas ? Json(*times.cublas / *times.ours) : Json();
+      }
+      on_row(row);
+    }
+}
+
+namespace {
+
+std::string products_header(const Json& row) {
+  const std::string of = fmt::format("products of {}, weights {}", row["config"].get<std::string>(),
+                                     row["format"].get<std::string>());
+  if (!row.contains("cublas"))
+    return of +
+           ": no GPU\n\n| product           | rows |     Gop "
+           "|\n|:------------------|-----:|--------:|\n";
+  return fmt::format(
+      "{} on {}, which multiplies {:.0f} Top/s; cuBLAS {}\n\n"
+      "| product           | rows |     Gop |    GPU ms |   Top/s | cuBLAS BF16 ms | of cuBLAS |\n"
+      "|:------------------|-----:|--------:|----------:|--------:|---------------:|----------:|\n",
+      of, row["card"].get<std::string>(), row["peak_ops_per_second"].get<double>() * 1e-12,
+      row["cublas"].get<std::string>());
+}
+
+std::string products_text(const Json& row) {
+  const auto number = [&](const char* key, double unit) {
+    return row[key].is_number() ? fmt::format("{:.4g}", row[key].get<double>() * unit) : "no room";
+  };
+  std::string text = fmt::format("| {:<17} | {:>4} | {:>7} |", row["what"].get<std::string>(),
+                                 row["tokens"].get<int>(), number("ops", 1e-9));
+  if (!row.contains("cublas")) return text + "\n";
+  const bool compared = row["cublas_seconds"].is_number();
+  return text + fmt::format(" {:>9} | {:>7} | {:>14} | {:>9} |\n", number("gpu_seconds", 1e3),
+                            number("ops_per_second", 1e-12),
+                            compared ? number("cublas_seconds", 1e3) : "none",
+                            row["cublas_ratio"].is_number()
+                                ? fmt::format("{:.0f} %", row["cublas_ratio"].get<double>() * 100)
+                                : "");
+}
+
+void check_rows(const BenchOptions& o) {
+  constexpr int kMinRows = 17;  // fewer use another kernel
+  for (const int n : o.tokens)
+    require(n >= kMinRows, "--tokens {}: at least {}; `bench mlp` has fewer", n, kMinRows);
+}
+
+void bench_beside_cublas(const BenchInput& bench, const OnRow& on_row) {
+  std::string cublas;
+  const ProductTimer timer = product_timer(bench.config, bench.formats.backbone, cublas);
+  bench_products(bench, timer, cublas, on_row);
+}
+
+}  // namespace
+
+Benchmark products_benchmark() {
+  using enum BenchFlag;
+  return {.name = "products",
+          .help = "a GPU's products of many rows, beside cuBLAS where it is installed",
+          .examples = "  tandem bench products --config r1 --tokens 512,4096\n",
+          .flags = {{kConfig}, {kTokens, "rows of a product, an expert's too, a list"}, {kFormat}},
+          .tokens = {512, 2048},
+          .check = check_rows,
+          .alone = bench_beside_cublas,
+          .header = products_header,
+          .text = products_text};
+}
+
+}  // namespace tandem
