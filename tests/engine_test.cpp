@@ -207,7 +207,7 @@ TEST(Engine, ATokenThatCannotComeFailsOnlyItsAnswer) {
   request.request.prompt = {5};
   Grammar grammar;
   const Grammar::Rule rule = grammar.add_rule();
-  grammar.token(grammar.start(rule), tokenizer().vocab_size() + 5, grammar.end(rule));
+  grammar.add_token(grammar.start(rule), tokenizer().vocab_size() + 5, grammar.end(rule));
   grammar.finish(rule);
   const TokenTrie trie(tokenizer());
   request.constraint = std::make_shared<TokenConstraint>(

@@ -190,7 +190,7 @@ class Serving(unittest.TestCase):
         self.refused(talk, chat(guided_json={"$ref": "#"}), 400, "guided_json")
         tools = [{"type": "function", "function": {"name": "f", "parameters": {"items": {"$dynamicRef": "#x"}}}}]
         self.refused(talk, chat(tools=tools, tool_choice="required"), 400, "tools[0].function.parameters", "$dynamicRef")
-        self.refused(talk, chat(guided_json={"type": "integer", "minimum": 2, "maximum": 1}), 400, "guided_json", "nothing fits it")
+        self.refused(talk, chat(guided_json={"type": "integer", "minimum": 2, "maximum": 1}), 400, "guided_json", "no value matches")
         many = {"type": "object", "dependentRequired": {f"a{i}": [f"a{i + 1}"] for i in range(100)}}
         self.refused(talk, chat(guided_json=many), 400, "guided_json", "too large")
         self.assertEqual(self.refused(complete, {"model": "gpt-4", "prompt": "x"}, 404, "gpt-4")["code"], "model_not_found")

@@ -222,7 +222,7 @@ TEST(Bpe, IgnoreMergesTakesAWholePieceAsItIs) {
 // The pieces of `text`, joined by "|".
 std::string split(const std::string& pattern, std::string_view text, bool remove = false) {
   std::string out;
-  Splits({{pattern, remove}}).split(text, [&](std::string_view piece) {
+  PreTokenizer({{pattern, remove}}).split(text, [&](std::string_view piece) {
     out.append(out.empty() ? "" : "|").append(piece);
   });
   return out;
@@ -287,7 +287,7 @@ TEST(SplitPattern, RefusesWhatCouldMeanSomethingElse) {
         "\\",          "+",           "[z-a]",   "\xFF",      "[\\d-a]",    "[a[]]",   "\\uD800",
         "\\x{110000}", "(?i:é)",      "(?i:ss)", "(?i:[^a])", "(?i:\\p{L})"}) {
     try {
-      Splits splits({{pattern}});
+      PreTokenizer pre_tokenizer({{pattern}});
       ADD_FAILURE() << pattern << " was taken";
     } catch (const Error& error) {
       EXPECT_EQ(std::string_view(error.what()).find('\n'), std::string_view::npos) << error.what();

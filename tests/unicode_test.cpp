@@ -58,7 +58,7 @@ TEST(Unicode, EveryCharacterIsClassifiedAsInTheIndependentLibrary) {
   for (const auto& [name, hash] : expected()["properties"].items()) {
     const std::string pattern = name.starts_with('\\') ? name : "\\p{" + name + "}";
     std::string outside;
-    Splits({{pattern + "+", true}}).split(every, [&](std::string_view piece) {
+    PreTokenizer({{pattern + "+", true}}).split(every, [&](std::string_view piece) {
       size_t last = piece.size() - 1;
       while ((static_cast<unsigned char>(piece[last]) & 0xC0) == 0x80) --last;
       outside += fmt::format("{:X}-{:X} ", uint32_t{decode_utf8(piece, 0).value},
@@ -74,10 +74,10 @@ std::string text_around(const std::string& c) {
 }
 
 // The beginnings of the pieces of `text`, in characters.
-std::vector<size_t> starts_of_pieces(const Splits& splits, const std::string& text) {
+std::vector<size_t> starts_of_pieces(const PreTokenizer& pre_tokenizer, const std::string& text) {
   std::vector<size_t> starts;
   size_t n = 0;
-  splits.split(text, [&](std::string_view piece) {
+  pre_tokenizer.split(text, [&](std::string_view piece) {
     starts.push_back(n);
     n += count_code_points(piece);
   });
@@ -92,7 +92,7 @@ std::vector<SplitRule> rules_of(const std::string& tokenizer) {
 TEST(Unicode, TextsAroundEveryCharacterAreSplitAsTheIndependentLibraryDoes) {
   const std::vector<char32_t> planes = {0, 1, 2, 3, 14};
   for (const auto& [name, hashes] : expected()["splits"].items()) {
-    const Splits splits(rules_of(name));
+    const PreTokenizer pre_tokenizer(rules_of(name));
     ASSERT_EQ(hashes.size(), planes.size() * 16);
     for (size_t i = 0; i < hashes.size(); ++i) {
       const char32_t first = planes[i / 16] << 16 | static_cast<char32_t>(i % 16) * kBlock;
@@ -101,7 +101,7 @@ TEST(Unicode, TextsAroundEveryCharacterAreSplitAsTheIndependentLibraryDoes) {
       for (size_t at = 0; at < block.size(); at += 64) {
         std::string text;
         for (size_t k = at; k < at + 64; ++k) text += text_around(utf8(block[k]));
-        for (const size_t start : starts_of_pieces(splits, text))
+        for (const size_t start : starts_of_pieces(pre_tokenizer, text))
           starts += (starts.empty() ? "" : " ") + std::to_string(start);
       }
       EXPECT_EQ(fnv(starts), hashes[i])
@@ -118,7 +118,7 @@ TEST(Unicode, PatternsReachPcre2WithoutCharactersAndProperties) {
       patterns.push_back(parse_oniguruma(rule.pattern));
     const SymbolTable symbols(patterns);
     for (const SplitPattern& pattern : patterns) {
-      std::string rest = symbols.over_symbols(pattern);
+      std::string rest = symbols.translate(pattern);
       for (size_t at = rest.find("\\x"); at != rest.npos; at = rest.find("\\x")) rest.erase(at, 4);
       EXPECT_EQ(rest.find_first_not_of("()[]{}|?*+,0123:=!<$-^"), rest.npos) << rest;
     }
@@ -127,10 +127,10 @@ TEST(Unicode, PatternsReachPcre2WithoutCharactersAndProperties) {
 
 TEST(Unicode, CharactersThatUnicode15And16AssignedJoinTheSpaceBeforeThem) {
   for (const char* tokenizer : {"v3", "kimi"}) {
-    const Splits splits(rules_of(tokenizer));
+    const PreTokenizer pre_tokenizer(rules_of(tokenizer));
     for (const char32_t c : {0x1FA77, 0x1FAE8, 0x1FADC, 0x11F10, 0x113D0}) {
       std::string pieces;
-      splits.split("I " + utf8(c) + " you", [&](std::string_view piece) {
+      pre_tokenizer.split("I " + utf8(c) + " you", [&](std::string_view piece) {
         pieces.append(pieces.empty() ? "" : "|").append(piece);
       });
       EXPECT_EQ(pieces, "I| " + utf8(c) + "| you") << tokenizer;
@@ -178,10 +178,10 @@ TEST(Unicode, AtMost256KindsOfCharacters) {
   };
   add(254);  // with "\n" and all others: 256
   int n = 0;
-  Splits({{pattern}}).split(pattern + "x\n", [&](std::string_view) { ++n; });
+  PreTokenizer({{pattern}}).split(pattern + "x\n", [&](std::string_view) { ++n; });
   EXPECT_EQ(n, 2);
   add(1);
-  EXPECT_THROW(Splits({{pattern}}), Error);
+  EXPECT_THROW(PreTokenizer({{pattern}}), Error);
 }
 
 }  // namespace

@@ -97,17 +97,17 @@ Grammar AnswerGrammars::build(const GenerationRequest& request, bool after_think
   const Rule root = g.add_rule();
   Node node = g.start(root);
   if (after_thinking) {
-    const Node line = g.byte(node, '\n'), second = g.byte(line, '\n');
-    g.skip(node, line);
-    g.skip(line, second);
+    const Node line = g.add_byte(node, '\n'), second = g.add_byte(line, '\n');
+    g.add_epsilon(node, line);
+    g.add_epsilon(line, second);
     node = second;
   }
   if (request.requires_tool_call) {
-    g.call(node, tool_calls_rule(g, json, request), g.end(root));
+    g.add_call(node, tool_calls_rule(g, json, request), g.end(root));
   } else {
-    g.call(node, response_format_rule(g, json, request.response_format), g.end(root));
+    g.add_call(node, response_format_rule(g, json, request.response_format), g.end(root));
     // If tools are optional, calls take the place of the answer.
-    if (!request.tools.is_null()) g.call(node, tool_calls_rule(g, json, request), g.end(root));
+    if (!request.tools.is_null()) g.add_call(node, tool_calls_rule(g, json, request), g.end(root));
   }
   try {
     g.finish(root);
@@ -122,9 +122,9 @@ Grammar::Rule AnswerGrammars::response_format_rule(Grammar& g, const JsonRules& 
   try {
     if (format.kind == ResponseFormat::Kind::kSchema) return add_schema(g, json, format.schema);
     const Rule rule = g.add_rule();
-    for (const std::string& choice : format.choices) g.text(g.start(rule), choice, g.end(rule));
+    for (const std::string& choice : format.choices) g.add_text(g.start(rule), choice, g.end(rule));
     if (format.kind == ResponseFormat::Kind::kPattern)
-      add_pattern(g, g.start(rule), g.end(rule), format.pattern, Writing::kRaw);
+      add_pattern(g, g.start(rule), g.end(rule), format.pattern, Escaping::kNone);
     return rule;
   } catch (const Error& error) {
     refuse(format.field, error.what());
@@ -143,16 +143,17 @@ Grammar::Rule AnswerGrammars::tool_calls_rule(Grammar& g, const JsonRules& json,
     const auto schema = function.find("parameters");
     const bool any = schema == function.end() || schema->is_null() || schema->empty();
     try {
-      g.skip(add_tool_call(g, begin, name, any ? json.object : add_schema(g, json, *schema)), end);
+      g.add_epsilon(add_tool_call(g, begin, name, any ? json.object : add_schema(g, json, *schema)),
+                    end);
     } catch (const Error& error) {
       refuse(fmt::format("tools[{}].function.parameters", i), error.what());
     }
   }
   if (request.allows_parallel_calls && request.required_tool.empty()) {
     const bool on_own_lines = &markers_ == &kDeepSeekMarkers && uses_code_blocks_;
-    g.skip(on_own_lines ? g.byte(end, '\n') : end, begin);
+    g.add_epsilon(on_own_lines ? g.add_byte(end, '\n') : end, begin);
   }
-  g.skip(add_marker(g, end, markers_.section_end), g.end(rule));
+  g.add_epsilon(add_marker(g, end, markers_.section_end), g.end(rule));
   return rule;
 }
 
@@ -161,25 +162,25 @@ Grammar::Node AnswerGrammars::add_tool_call(Grammar& g, Node from, const std::st
   Node node = add_marker(g, from, markers_.call_begin);
   if (&markers_ == &kKimiMarkers) {
     constexpr int kNumberDigits = 4;
-    const Node number = g.text(node, "functions." + name + ":");
+    const Node number = g.add_text(node, "functions." + name + ":");
     node = g.add_node();
     add_digits(g, number, node, kNumberDigits);
-    node = g.called(add_marker(g, node, markers_.separator), arguments);
+    node = g.add_call(add_marker(g, node, markers_.separator), arguments);
   } else if (uses_code_blocks_) {
-    node = add_marker(g, g.text(node, "function"), markers_.separator);
-    node = g.called(g.text(node, name + "\n```json\n"), arguments);
-    node = g.text(node, "\n```");
+    node = add_marker(g, g.add_text(node, "function"), markers_.separator);
+    node = g.add_call(g.add_text(node, name + "\n```json\n"), arguments);
+    node = g.add_text(node, "\n```");
   } else {
-    node = g.called(add_marker(g, g.text(node, name), markers_.separator), arguments);
+    node = g.add_call(add_marker(g, g.add_text(node, name), markers_.separator), arguments);
   }
   return add_marker(g, node, markers_.call_end);
 }
 
 Grammar::Node AnswerGrammars::add_marker(Grammar& g, Node from, std::string_view text) const {
   const auto id = tokenizer_.added_id(text);
-  if (!id) return g.text(from, text);
+  if (!id) return g.add_text(from, text);
   const Node to = g.add_node();
-  g.token(from, *id, to);
+  g.add_token(from, *id, to);
   return to;
 }
 

@@ -15,10 +15,10 @@ namespace tandem {
 namespace {
 
 // Up to this many bytes a linear scan for the lowest rank beats a heap.
-constexpr size_t kShortPiece = 128;
+constexpr size_t kShortPieceBytes = 128;
 
 // Pieces of at most this many bytes are their own key in the table of whole pieces.
-constexpr size_t kInlinePiece = 11;
+constexpr size_t kInlineKeyBytes = 11;
 
 uint64_t hash_bytes(std::string_view bytes);
 uint64_t load_up_to_8(const char* bytes, size_t n);
@@ -32,7 +32,7 @@ bool occurs_in_utf8(unsigned byte);
 Bpe::Bpe(BpeVocabulary vocabulary)
     : tokens_(std::move(vocabulary.tokens)),
       byte_tokens_(256, -1),
-      seams_(tokens_.size()),
+      boundary_filter_(tokens_.size()),
       ignore_merges_(vocabulary.ignore_merges) {
   check(tokens_.size() <= kMaxTokenIds, "ids of 20 bits");
   for (size_t id = 0; id < tokens_.size(); ++id)
@@ -44,17 +44,17 @@ Bpe::Bpe(BpeVocabulary vocabulary)
             "encoded: the tokenizer file is incomplete",
             byte);
   index_merges(vocabulary.merges);
-  index_whole_pieces();
+  index_tokens();
 }
 
 void Bpe::encode(std::string_view piece, std::vector<int32_t>& out) const {
   if (piece.empty()) return;
-  if (const int32_t id = find_whole(piece, !ignore_merges_); id >= 0) {
+  if (const int32_t id = find_token(piece, !ignore_merges_); id >= 0) {
     out.push_back(id);
     return;
   }
   const auto encode_part = [&](std::string_view part) {
-    if (const int32_t id = find_whole(part, true); id >= 0)
+    if (const int32_t id = find_token(part, true); id >= 0)
       out.push_back(id);
     else
       merge(part, out);
@@ -63,7 +63,8 @@ void Bpe::encode(std::string_view piece, std::vector<int32_t>& out) const {
   size_t done = 0;
   for (size_t at = left.n_bytes; at < piece.size();) {
     const CodePoint right = decode_utf8(piece, at);
-    if (!seams_.may_merge(left.value, right.value, static_cast<unsigned char>(piece[at]))) {
+    if (!boundary_filter_.may_merge(left.value, right.value,
+                                    static_cast<unsigned char>(piece[at]))) {
       encode_part(piece.substr(done, at - done));
       done = at;
     }
@@ -74,12 +75,12 @@ void Bpe::encode(std::string_view piece, std::vector<int32_t>& out) const {
 }
 
 void Bpe::merge(std::string_view part, std::vector<int32_t>& out) const {
-  part.size() <= kShortPiece ? merge_short(part, out) : merge_long(part, out);
+  part.size() <= kShortPieceBytes ? merge_short(part, out) : merge_long(part, out);
 }
 
 void Bpe::merge_short(std::string_view piece, std::vector<int32_t>& out) const {
-  std::array<int32_t, kShortPiece> ids;
-  std::array<uint32_t, kShortPiece> ranks;  // of the pair of symbols i and i + 1
+  std::array<int32_t, kShortPieceBytes> ids;
+  std::array<uint32_t, kShortPieceBytes> ranks;  // of the pair of symbols i and i + 1
   size_t n = piece.size();
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(piece[i]); };
   for (size_t i = 0; i < n; ++i) ids[i] = byte_tokens_[byte(i)];
@@ -124,12 +125,12 @@ void Bpe::merge_long(std::string_view piece, std::vector<int32_t>& out) const {
     symbols[i] = {byte_tokens_[static_cast<unsigned char>(piece[i])], i - 1, i + 1};
 
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
-  const auto propose = [&](uint32_t at) {
+  const auto push_candidate = [&](uint32_t at) {
     const int32_t left = symbols[at].id, right = symbols[symbols[at].next].id;
     const uint32_t rank = find_merge(left, right);
     if (rank != kNoMerge) queue.push({rank, at, left, right});
   };
-  for (uint32_t i = 0; i + 1 < n; ++i) propose(i);
+  for (uint32_t i = 0; i + 1 < n; ++i) push_candidate(i);
   while (!queue.empty()) {
     const Candidate best = queue.top();
     queue.pop();
@@ -142,9 +143,9 @@ void Bpe::merge_long(std::string_view piece, std::vector<int32_t>& out) const {
     symbol.next = symbols[symbol.next].next;
     if (symbol.next < n) {
       symbols[symbol.next].previous = best.at;
-      propose(best.at);
+      push_candidate(best.at);
     }
-    if (best.at > 0) propose(symbol.previous);
+    if (best.at > 0) push_candidate(symbol.previous);
   }
   for (const Symbol& symbol : symbols)
     if (symbol.id >= 0) out.push_back(symbol.id);
@@ -161,22 +162,22 @@ uint32_t Bpe::find_merge(int32_t left, int32_t right) const {
   return kNoMerge;
 }
 
-int32_t Bpe::find_whole(std::string_view piece, bool only_if_its_encoding) const {
+int32_t Bpe::find_token(std::string_view piece, bool must_be_canonical) const {
   const PieceKey key = piece_key(piece);
-  const size_t mask = whole_pieces_.size() - 1;
-  for (size_t at = hash_key(key.head, key.tail) & mask; whole_pieces_[at].tail != 0;
+  const size_t mask = token_table_.size() - 1;
+  for (size_t at = hash_key(key.head, key.tail) & mask; token_table_[at].tail != 0;
        at = (at + 1) & mask) {
-    const PieceSlot& slot = whole_pieces_[at];
+    const PieceSlot& slot = token_table_[at];
     if (slot.head != key.head || slot.tail != key.tail) continue;
     const auto id = static_cast<int32_t>(slot.token / 2);
-    if (piece.size() > kInlinePiece && bytes(id) != piece) continue;
-    return slot.token % 2 == 1 || !only_if_its_encoding ? id : -1;
+    if (piece.size() > kInlineKeyBytes && bytes(id) != piece) continue;
+    return slot.token % 2 == 1 || !must_be_canonical ? id : -1;
   }
   return -1;
 }
 
 Bpe::PieceKey Bpe::piece_key(std::string_view piece) {
-  if (piece.size() > kInlinePiece) return {hash_bytes(piece), UINT32_MAX};
+  if (piece.size() > kInlineKeyBytes) return {hash_bytes(piece), UINT32_MAX};
   const size_t n_head = std::min<size_t>(piece.size(), 8);
   const uint64_t tail = load_up_to_8(piece.data() + n_head, piece.size() - n_head);
   return {load_up_to_8(piece.data(), n_head), static_cast<uint32_t>(tail | piece.size() << 24)};
@@ -209,23 +210,23 @@ void Bpe::index_merges(const std::vector<BpeMerge>& merges) {
 // Most pre-tokens of ordinary text are one token. Looking up a whole pre-token gives the same ids
 // as merging only if merging the token's bytes results in that token; this is tested here for every
 // token.
-void Bpe::index_whole_pieces() {
-  whole_pieces_.resize(std::bit_ceil(2 * tokens_.size() + 2));
-  const size_t mask = whole_pieces_.size() - 1;
+void Bpe::index_tokens() {
+  token_table_.resize(std::bit_ceil(2 * tokens_.size() + 2));
+  const size_t mask = token_table_.size() - 1;
   std::vector<int32_t> merged;
   for (size_t id = 0; id < tokens_.size(); ++id) {
     const std::string& token = tokens_[id];
     if (token.empty()) continue;
-    seams_.add(token);
+    boundary_filter_.add(token);
     merged.clear();
     if (std::all_of(token.begin(), token.end(),
                     [&](char c) { return byte_tokens_[static_cast<unsigned char>(c)] >= 0; }))
       merge(token, merged);
     const PieceKey key = piece_key(token);
     size_t slot = hash_key(key.head, key.tail) & mask;
-    while (whole_pieces_[slot].tail != 0) slot = (slot + 1) & mask;
-    const uint32_t is_its_encoding = merged.size() == 1 && merged[0] == static_cast<int32_t>(id);
-    whole_pieces_[slot] = {key.head, key.tail, static_cast<uint32_t>(2 * id) + is_its_encoding};
+    while (token_table_[slot].tail != 0) slot = (slot + 1) & mask;
+    const uint32_t is_canonical = merged.size() == 1 && merged[0] == static_cast<int32_t>(id);
+    token_table_[slot] = {key.head, key.tail, static_cast<uint32_t>(2 * id) + is_canonical};
   }
 }
 
@@ -301,9 +302,9 @@ bool continues(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 
 
 }  // namespace
 
-BpeSeams::BpeSeams(size_t n_tokens) : bits_(std::bit_ceil(n_tokens / 8 + 1)) {}
+BpeBoundaryFilter::BpeBoundaryFilter(size_t n_tokens) : bits_(std::bit_ceil(n_tokens / 8 + 1)) {}
 
-void BpeSeams::add(std::string_view token) {
+void BpeBoundaryFilter::add(std::string_view token) {
   char32_t left = 0;  // unused before the first character is read
   for (size_t at = 0; at < token.size();) {
     size_t end = at + 1;
@@ -312,28 +313,28 @@ void BpeSeams::add(std::string_view token) {
     const bool whole = find_invalid_utf8(character) == std::string_view::npos;
     const char32_t right = whole ? decode_utf8(character, 0).value
                                  : kHead + static_cast<unsigned char>(character.front());
-    if (at > 0) mark(left, right);
+    if (at > 0) insert(left, right);
     left = whole ? right : kTail;
     at = end;
   }
 }
 
-bool BpeSeams::may_merge(char32_t left, char32_t right, unsigned char right_lead) const {
-  return marked(left, right) || marked(left, kHead + right_lead) || marked(kTail, right) ||
-         marked(kTail, kHead + right_lead);
+bool BpeBoundaryFilter::may_merge(char32_t left, char32_t right, unsigned char right_lead) const {
+  return may_contain(left, right) || may_contain(left, kHead + right_lead) ||
+         may_contain(kTail, right) || may_contain(kTail, kHead + right_lead);
 }
 
-void BpeSeams::mark(char32_t left, char32_t right) {
+void BpeBoundaryFilter::insert(char32_t left, char32_t right) {
   const size_t b = bit(left, right);
   bits_[b / 64] |= uint64_t{1} << b % 64;
 }
 
-bool BpeSeams::marked(char32_t left, char32_t right) const {
+bool BpeBoundaryFilter::may_contain(char32_t left, char32_t right) const {
   const size_t b = bit(left, right);
   return (bits_[b / 64] >> b % 64 & 1) != 0;
 }
 
-size_t BpeSeams::bit(char32_t left, char32_t right) const {
+size_t BpeBoundaryFilter::bit(char32_t left, char32_t right) const {
   const uint64_t hash = (uint64_t{left} << 21 ^ right) * 0x9E3779B97F4A7C15u;
   return hash >> 32 & (64 * bits_.size() - 1);
 }

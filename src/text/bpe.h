@@ -10,15 +10,15 @@ namespace tandem {
 
 // Pairs of adjacent characters that occur together in some token. Text may be cut between any other
 // pair before it is encoded.
-// A merge across a seam, the boundary of two characters, makes a token that contains both. If no
+// A merge across a character boundary makes a token that contains both characters. If no
 // token of the vocabulary contains the two characters next to each other, nothing merges across the
-// seam, and the two sides can be encoded separately with the same result. This holds for some 40 %
-// of the seams in Chinese text and cuts runs of dozens of characters into words.
-class BpeSeams {
+// boundary, and the two sides can be encoded separately with the same result. This holds for some
+// 40 % of the boundaries in Chinese text and cuts runs of dozens of characters into words.
+class BpeBoundaryFilter {
  public:
-  // `n_tokens` sets the size of the table: at least 8 bits per token. (DeepSeek-V3 has 36,000 seams
+  // `n_tokens` sets the size of the table: at least 8 bits per token. (DeepSeek-V3 has 36,000 pairs
   // in 128,000 tokens.)
-  explicit BpeSeams(size_t n_tokens);
+  explicit BpeBoundaryFilter(size_t n_tokens);
 
   // `token` may begin and end inside a character.
   void add(std::string_view token);
@@ -29,10 +29,10 @@ class BpeSeams {
 
  private:
   size_t bit(char32_t left, char32_t right) const;
-  void mark(char32_t left, char32_t right);
-  bool marked(char32_t left, char32_t right) const;
+  void insert(char32_t left, char32_t right);
+  bool may_contain(char32_t left, char32_t right) const;
 
-  std::vector<uint64_t> bits_;  // Bloom filter of seams; its size is a power of two
+  std::vector<uint64_t> bits_;  // Bloom filter of pairs; its size is a power of two
 };
 
 // One more than the largest token id allowed: several times the largest vocabulary known.
@@ -84,10 +84,10 @@ class Bpe {
   };
 
   void index_merges(const std::vector<BpeMerge>& merges);
-  void index_whole_pieces();
+  void index_tokens();
   uint32_t find_merge(int32_t left, int32_t right) const;  // the rank, or kNoMerge
   static PieceKey piece_key(std::string_view piece);
-  int32_t find_whole(std::string_view piece, bool only_if_its_encoding) const;  // the id, or -1
+  int32_t find_token(std::string_view piece, bool must_be_canonical) const;  // the id, or -1
   void merge(std::string_view part, std::vector<int32_t>& out) const;
   void merge_short(std::string_view piece, std::vector<int32_t>& out) const;
   void merge_long(std::string_view piece, std::vector<int32_t>& out) const;
@@ -102,8 +102,8 @@ class Bpe {
   // Hash tables with open addressing; the number of slots is a power of two, at most half are used.
   std::vector<uint64_t> pairs_;  // left (20 bits), right (20), rank (24)
   std::vector<PieceSlot>
-      whole_pieces_;  // all tokens by their bytes, to encode a piece that is one token
-  BpeSeams seams_;
+      token_table_;  // all tokens by their bytes, to encode a piece that is one token
+  BpeBoundaryFilter boundary_filter_;
   bool ignore_merges_;
 };
 

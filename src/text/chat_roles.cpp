@@ -17,10 +17,10 @@ using Json = nlohmann::ordered_json;
 constexpr std::array<const char*, 4> kRoles = {"system", "user", "assistant", "tool"};
 // A role that no template mentions.
 constexpr const char* kOtherRole = "tandem-other-role";
-// The text of a probe message. kNote is a field of its part: if kNote appears in the prompt, the
-// template prints the list as a value instead of reading its parts.
-constexpr const char* kText = "tandem-probe-text";
-constexpr const char* kNote = "tandem-probe-note";
+// The text of a probe message. kProbeNote is a field of its part: if kProbeNote appears in the
+// prompt, the template prints the list as a value instead of reading its parts.
+constexpr const char* kProbeText = "tandem-probe-text";
+constexpr const char* kProbeNote = "tandem-probe-note";
 
 Json message(const std::string& role, Json content) {
   return {{"role", role}, {"content", std::move(content)}};
@@ -44,8 +44,8 @@ std::vector<Json> conversations(const std::string& role, const Json& content) {
 // Generous limits for rendering a small conversation.
 constexpr jinja::Limits kLimits = {.steps = 100'000, .bytes = uint64_t{16} << 20};
 
-// Whether kText of one of these conversations appears in its prompt, and kNote does not.
-bool arrives(const jinja::Template& chat_template, const std::vector<Json>& conversations) {
+// Whether kProbeText of one of these conversations appears in its prompt, and kProbeNote does not.
+bool is_rendered(const jinja::Template& chat_template, const std::vector<Json>& conversations) {
   const Json constants = {{"documents", nullptr},
                           {"tools", nullptr},
                           {"add_generation_prompt", true},
@@ -55,7 +55,7 @@ bool arrives(const jinja::Template& chat_template, const std::vector<Json>& conv
     try {
       const std::string text =
           chat_template.render({{"messages", messages}}, constants, kLimits).text;
-      if (text.find(kText) != text.npos && text.find(kNote) == text.npos) return true;
+      if (text.find(kProbeText) != text.npos && text.find(kProbeNote) == text.npos) return true;
     } catch (const Error&) {  // the template requires another order
     }
   }
@@ -63,7 +63,7 @@ bool arrives(const jinja::Template& chat_template, const std::vector<Json>& conv
 }
 
 // A conversation in which the assistant calls a tool.
-std::vector<Json> call_with(const Json& arguments) {
+std::vector<Json> tool_call_conversations(const Json& arguments) {
   Json calls = message("assistant", nullptr);
   calls["tool_calls"] = {{{"id", "functions.f:0"},
                           {"type", "function"},
@@ -89,7 +89,7 @@ std::set<std::string> quoted_words(std::string_view source) {
   return words;
 }
 
-std::string joined(const Json& parts) {
+std::string join_parts(const Json& parts) {
   std::string text;
   for (const Json& part : parts) {
     if (&part != &parts.front()) text += '\n';
@@ -102,35 +102,35 @@ std::string joined(const Json& parts) {
 
 ChatRoles::ChatRoles(const jinja::Template& chat_template, std::string_view source) {
   for (const char* role : kRoles) {
-    readings_[role] = reading_of(chat_template, role);
-    if (!readings_[role].any()) continue;
+    forms_[role] = probe_forms(chat_template, role);
+    if (!forms_[role].any()) continue;
     shown_roles_ += shown_roles_.empty() ? "" : ", ";
     shown_roles_ += role;
   }
-  readings_[""] = reading_of(chat_template, kOtherRole);
-  const Json arguments = {{"a", kText}};
-  arguments_ = {.texts = arrives(chat_template, call_with(arguments.dump())),
-                .lists = arrives(chat_template, call_with(arguments))};
+  forms_[""] = probe_forms(chat_template, kOtherRole);
+  const Json arguments = {{"a", kProbeText}};
+  arguments_ = {.texts = is_rendered(chat_template, tool_call_conversations(arguments.dump())),
+                .lists = is_rendered(chat_template, tool_call_conversations(arguments))};
   for (const std::string& word : quoted_words(source)) {
-    if (!readings_.contains(word)) readings_[word] = reading_of(chat_template, word);
-    names_developer_ = names_developer_ || (word == "developer" && readings_[word].any());
+    if (!forms_.contains(word)) forms_[word] = probe_forms(chat_template, word);
+    handles_developer_ = handles_developer_ || (word == "developer" && forms_[word].any());
   }
 }
 
-Json ChatRoles::adapted(Json messages) const {
+Json ChatRoles::adapt(Json messages) const {
   if (shown_roles_.empty()) return messages;
   for (size_t i = 0; i < messages.size(); ++i) {
     Json& message = messages[i];
     auto& role = message["role"].get_ref<std::string&>();
-    if (role == "developer" && !names_developer_) role = "system";
-    const Reading& forms = reading(role);
+    if (role == "developer" && !handles_developer_) role = "system";
+    const Forms& forms = forms_of(role);
     require(forms.any(),
             "messages[{}]: the chat template of this model ignores the role {}; it reads {}", i,
             shown(role), shown_roles_);
     adapt_arguments(message);
     const auto content = message.find("content");
     if (content == message.end()) continue;
-    if (content->is_array() && !forms.lists) *content = joined(*content);
+    if (content->is_array() && !forms.lists) *content = join_parts(*content);
     if (content->is_string() && !forms.texts)
       *content = Json::array({{{"type", "text"}, {"text", *content}}});
   }
@@ -152,16 +152,16 @@ void ChatRoles::adapt_arguments(Json& message) const {
   }
 }
 
-ChatRoles::Reading ChatRoles::reading_of(const jinja::Template& chat_template,
-                                         const std::string& role) {
-  const Json part = {{"type", "text"}, {"text", kText}, {"note", kNote}};
-  return {.texts = arrives(chat_template, conversations(role, kText)),
-          .lists = arrives(chat_template, conversations(role, Json::array({part})))};
+ChatRoles::Forms ChatRoles::probe_forms(const jinja::Template& chat_template,
+                                        const std::string& role) {
+  const Json part = {{"type", "text"}, {"text", kProbeText}, {"note", kProbeNote}};
+  return {.texts = is_rendered(chat_template, conversations(role, kProbeText)),
+          .lists = is_rendered(chat_template, conversations(role, Json::array({part})))};
 }
 
-const ChatRoles::Reading& ChatRoles::reading(const std::string& role) const {
-  const auto found = readings_.find(role);
-  return found != readings_.end() ? found->second : readings_.at("");
+const ChatRoles::Forms& ChatRoles::forms_of(const std::string& role) const {
+  const auto found = forms_.find(role);
+  return found != forms_.end() ? found->second : forms_.at("");
 }
 
 }  // namespace tandem

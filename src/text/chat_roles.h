@@ -25,23 +25,23 @@ class ChatRoles {
   //   only, and the other way round.
   // Throws Error naming the first message whose role the template ignores. If no small conversation
   // shows that the template reads any role, messages are returned unchanged.
-  nlohmann::ordered_json adapted(nlohmann::ordered_json messages) const;
+  nlohmann::ordered_json adapt(nlohmann::ordered_json messages) const;
 
  private:
-  struct Reading {
+  struct Forms {
     // Forms of "content", or of "arguments", that appear in the rendered prompt.
     bool texts = false, lists = false;
     bool any() const { return texts || lists; }
   };
-  static Reading reading_of(const jinja::Template& chat_template, const std::string& role);
-  const Reading& reading(const std::string& role) const;
+  static Forms probe_forms(const jinja::Template& chat_template, const std::string& role);
+  const Forms& forms_of(const std::string& role) const;
   void adapt_arguments(nlohmann::ordered_json& message) const;
 
   // By role: the roles of OpenAI's API, those that the template's source quotes, and "" for any
   // other role.
-  std::map<std::string, Reading, std::less<>> readings_;
-  Reading arguments_;  // of tool calls; lists: objects
-  bool names_developer_ = false;
+  std::map<std::string, Forms, std::less<>> forms_;
+  Forms arguments_;  // of tool calls; lists: objects
+  bool handles_developer_ = false;
   std::string shown_roles_;  // "system, user", for messages
 };
 

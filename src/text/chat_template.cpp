@@ -9,7 +9,7 @@ using Json = nlohmann::ordered_json;
 
 void check_content(const Json& content, size_t index) {
   if (content.is_null() || content.is_string()) return;
-  require(content.is_array(), "message {}: the content must be a text, null or a list of parts",
+  require(content.is_array(), "message {}: the content must be a string, null or a list of parts",
           index);
   for (const Json& part : content)
     require(part.is_object() && part.contains("type") && part["type"] == "text" &&
@@ -40,7 +40,7 @@ RenderedChat render_chat(const ChatTemplate& chat_template, const Json& messages
                           {"add_generation_prompt", options.add_generation_prompt},
                           {"bos_token", options.bos_token},
                           {"eos_token", options.eos_token}};
-  Json context = {{"messages", chat_template.roles().adapted(messages)}, {"tools", options.tools}};
+  Json context = {{"messages", chat_template.roles().adapt(messages)}, {"tools", options.tools}};
   for (const auto& [name, value] : options.extra.items()) context[name] = value;
   jinja::Template::Text text = chat_template.jinja().render(context, constants);
   return {std::move(text.text), std::move(text.given)};

@@ -23,7 +23,7 @@ bool has_file(const fs::path& path) {
 
 // Calls `act` and puts the file's name before the message of an Error.
 template <class Act>
-auto naming(const fs::path& path, const Act& act) {
+auto with_file_name(const fs::path& path, const Act& act) {
   try {
     return act();
   } catch (const Error& error) {
@@ -41,7 +41,7 @@ Tokenizer Tokenizer::from_directory(const fs::path& directory) {
   TokenizerConfig config;
   if (has_file(config_file)) {
     const nlohmann::json json = read_json(config_file);
-    config = naming(config_file, [&] { return parse_tokenizer_config(json); });
+    config = with_file_name(config_file, [&] { return parse_tokenizer_config(json); });
   }
   const bool is_hugging_face = has_file(hugging_face);
   require(
@@ -50,7 +50,7 @@ Tokenizer Tokenizer::from_directory(const fs::path& directory) {
       directory.string());
   const nlohmann::json json = is_hugging_face ? read_json(hugging_face) : nullptr;
   const std::string ranks = is_hugging_face ? "" : read(tiktoken);
-  Tokenizer tokenizer = naming(is_hugging_face ? hugging_face : tiktoken, [&] {
+  Tokenizer tokenizer = with_file_name(is_hugging_face ? hugging_face : tiktoken, [&] {
     return Tokenizer(
         is_hugging_face ? parse_tokenizer_json(json) : parse_tiktoken(ranks, config.added_tokens),
         config);
@@ -59,7 +59,7 @@ Tokenizer Tokenizer::from_directory(const fs::path& directory) {
     const fs::path path = directory / name;
     if (!has_file(path)) continue;
     const nlohmann::json ends = read_json(path);
-    naming(path, [&] { tokenizer.add_stop_ids(ends); });
+    with_file_name(path, [&] { tokenizer.add_stop_ids(ends); });
   }
   return tokenizer;
 }
@@ -83,7 +83,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
 
 void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& out) const {
   if (text.empty()) return;
-  splits_.split(text, [&](std::string_view piece) { bpe_.encode(piece, out); });
+  pre_tokenizer_.split(text, [&](std::string_view piece) { bpe_.encode(piece, out); });
 }
 
 namespace {
@@ -104,8 +104,8 @@ std::vector<ByteRange> complement(std::span<const ByteRange> ranges, size_t size
 }
 
 // Appends the tokens that `trie` finds inside `ranges` to `found` and cuts them out of `ranges`.
-void take_tokens(std::string_view text, const AddedTokenTrie& trie, std::vector<ByteRange>& ranges,
-                 std::vector<Found>& found) {
+void extract_tokens(std::string_view text, const AddedTokenTrie& trie,
+                    std::vector<ByteRange>& ranges, std::vector<Found>& found) {
   std::vector<ByteRange> rest;
   for (ByteRange range : ranges) {
     const std::string_view visible = text.substr(0, range.end);
@@ -127,8 +127,8 @@ std::vector<Found> Tokenizer::find_added_tokens(std::string_view text,
   std::vector<Found> found;
   if (!options.added_tokens) return found;
   std::vector<ByteRange> ranges = complement(options.literal, text.size());
-  take_tokens(text, exact_tokens_, ranges, found);
-  take_tokens(text, normalized_tokens_, ranges, found);
+  extract_tokens(text, exact_tokens_, ranges, found);
+  extract_tokens(text, normalized_tokens_, ranges, found);
   std::sort(found.begin(), found.end(),
             [](const Found& a, const Found& b) { return a.begin < b.begin; });
   return found;
@@ -138,8 +138,8 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
   StreamDecoder decoder(*this, skip_special);
   std::string text;
   for (const int32_t id : ids) {
-    require(has_token(id), "the id {} names no token; the tokens are 0 to {}, not all of them used",
-            id, vocab_size_ - 1);
+    require(has_token(id), "the id {} is not a token; ids are 0 to {}, not all of them used", id,
+            vocab_size_ - 1);
     text += decoder.push(id);
   }
   return text + decoder.flush();
@@ -169,7 +169,7 @@ std::optional<int32_t> Tokenizer::added_id(std::string_view text) const {
 
 Tokenizer::Tokenizer(TokenizerParts parts, TokenizerConfig config)
     : bpe_(std::move(parts.vocabulary)),
-      splits_(parts.splits),
+      pre_tokenizer_(parts.splits),
       added_tokens_(std::move(parts.added_tokens)),
       config_(std::move(config)),
       vocab_size_(bpe_.n_tokens()) {

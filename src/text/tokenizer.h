@@ -75,7 +75,7 @@ class Tokenizer {
   void encode_plain(std::string_view text, std::vector<int32_t>& out) const;
 
   Bpe bpe_;
-  Splits splits_;
+  PreTokenizer pre_tokenizer_;
   std::vector<AddedToken> added_tokens_;
   std::unordered_map<int32_t, size_t> added_index_;  // id -> index in added_tokens_
   AddedTokenTrie exact_tokens_, normalized_tokens_;

@@ -70,9 +70,9 @@ const nlohmann::json& object_member(const nlohmann::json& object, const char* ke
   return value;
 }
 
-bool bool_member(const nlohmann::json& object, const char* key, bool if_absent) {
+bool bool_member(const nlohmann::json& object, const char* key, bool default_value) {
   const nlohmann::json& value = member(object, key);
-  if (value.is_null()) return if_absent;
+  if (value.is_null()) return default_value;
   require(value.is_boolean(), "\"{}\" must be true or false, not {}", key, value.type_name());
   return value.get<bool>();
 }

@@ -44,7 +44,7 @@ const nlohmann::json& member(const nlohmann::json& object, const char* key);
 const std::string& string_member(const nlohmann::json& object, const char* key);
 const nlohmann::json& array_member(const nlohmann::json& object, const char* key);
 const nlohmann::json& object_member(const nlohmann::json& object, const char* key);
-bool bool_member(const nlohmann::json& object, const char* key, bool if_absent);
+bool bool_member(const nlohmann::json& object, const char* key, bool default_value);
 // A token id: a number from 0 to kMaxTokenIds - 1. `of` names the token in the message.
 int32_t token_id(const nlohmann::json& value, std::string_view of);
 // One entry of tokenizer.json's added_tokens or tokenizer_config.json's added_tokens_decoder.

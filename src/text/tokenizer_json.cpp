@@ -20,12 +20,12 @@ constexpr std::string_view kNumeric = R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{1
 void parse_vocabulary(const json& model, const std::vector<AddedToken>& added, BpeVocabulary& out);
 void parse_merges(const json& model, BpeVocabulary& out);
 void parse_pre_tokenizer(const json& step, bool is_last, std::vector<SplitRule>& out);
-void refuse_other_kinds(const json& file);
+void require_supported_model(const json& file);
 
 }  // namespace
 
 TokenizerParts parse_tokenizer_json(const json& file) {
-  refuse_other_kinds(file);
+  require_supported_model(file);
   TokenizerParts parts;
   if (!member(file, "added_tokens").is_null())
     for (const json& entry : array_member(file, "added_tokens"))
@@ -89,17 +89,17 @@ void parse_vocabulary(const json& model, const std::vector<AddedToken>& added, B
   }
   const ByteAlphabet alphabet;
   const json& vocab = object_member(model, "vocab");
-  std::vector<bool> taken;
+  std::vector<bool> used;
   for (const auto& [token, value] : vocab.get_ref<const json::object_t&>()) {
     const int32_t id = token_id(value, token);
     const auto index = static_cast<size_t>(id);
-    if (index >= taken.size()) {
-      taken.resize(index + 1);
+    if (index >= used.size()) {
+      used.resize(index + 1);
       out.tokens.resize(index + 1);
     }
-    if (taken[index])
+    if (used[index])
       fail("two tokens have the id {}; one is {}", id, shown(std::string_view(token)));
-    taken[index] = true;
+    used[index] = true;
     const auto added_text = added_texts.find(id);
     const bool is_added = added_text != added_texts.end();
     if (is_added && added_text->second != token)
@@ -172,7 +172,7 @@ void parse_pre_tokenizer(const json& step, bool is_last, std::vector<SplitRule>&
   }
 }
 
-void refuse_other_kinds(const json& file) {
+void require_supported_model(const json& file) {
   const json& model = object_member(file, "model");
   const json& type = member(model, "type");
   require(type.is_null() || type == "BPE", "the model type {} is not supported; BPE is",
@@ -191,7 +191,7 @@ void refuse_other_kinds(const json& file) {
   const json& normalizer = member(file, "normalizer");
   const bool empty = normalizer.is_null() || (string_member(normalizer, "type") == "Sequence" &&
                                               array_member(normalizer, "normalizers").empty());
-  require(empty, "the normalizer {} is not supported; only none is", shown(normalizer));
+  require(empty, "the normalizer {} is not supported; it must be null or empty", shown(normalizer));
   const std::string& decoder = string_member(object_member(file, "decoder"), "type");
   require(decoder == "ByteLevel", "the decoder {} is not supported; ByteLevel is",
           shown(std::string_view(decoder)));

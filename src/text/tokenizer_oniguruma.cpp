@@ -114,7 +114,7 @@ void Parser::parse_group() {
   std::string_view kind;
   for (const std::string_view known : {"?:", "?=", "?!", "?<=", "?<!", "?>", "?i:"})
     if (kind.empty() && skip(known)) kind = known;
-  if (starts("?")) refuse("a group of an unknown kind");
+  if (starts("?")) refuse("an unknown kind of group");
   caseless_.push_back(caseless_.back() || kind == "?i:");
   put(fmt::format("({}", kind == "?i:" ? "?:" : kind));
 }
@@ -140,7 +140,7 @@ CharacterSet Parser::parse_set() {
   while (skip("&&")) set = intersection(set, set_items());
   expect("]", "a set without ']'");
   if (caseless_.back()) {
-    if (negated) refuse("a negated set where case makes no difference");
+    if (negated) refuse("a negated set in a case-insensitive group");
     set = both_cases(set);
   }
   return negated ? inverted(set) : set;
@@ -225,7 +225,8 @@ CharacterSet Parser::property(bool negated) {
   const std::string_view name = pattern_.substr(at_, close - at_);
   const std::optional<CharacterSet> set = characters_with(name);
   if (!set)
-    refuse(fmt::format("the property {}, which is no general category and no script", shown(name)));
+    refuse(fmt::format("the property {}, which is neither a general category nor a script",
+                       shown(name)));
   at_ = close + 1;
   return negated ? inverted(*set) : *set;
 }
@@ -241,7 +242,7 @@ char32_t Parser::code_point(size_t min_digits, size_t max_digits, bool braces) {
   at_ += n;
   if (braces) expect("}", "\\x{ without '}'");
   if (value > kLastCharacter || (value >= 0xD800 && value < 0xE000))
-    refuse("a code point that is no character");
+    refuse("an invalid code point");
   return value;
 }
 
@@ -251,7 +252,7 @@ void Parser::put_literal(char32_t c) {
     const std::string pair = {static_cast<char>(literal_before_ | 0x20),
                               static_cast<char>(c | 0x20)};
     for (const char* ligature : {"ff", "fi", "fl", "ss", "st"})
-      if (pair == ligature) refuse(fmt::format("\"{}\" where case makes no difference", ligature));
+      if (pair == ligature) refuse(fmt::format("\"{}\" in a case-insensitive group", ligature));
   }
   put(caseless_.back() ? both_cases(one(c)) : one(c));
   literal_before_ = c;
@@ -267,7 +268,7 @@ void Parser::put(std::string_view syntax) {
 CharacterSet Parser::both_cases(const CharacterSet& set) const {
   CharacterSet both = set;
   for (const CharacterRange& range : set) {
-    if (range.last >= 0x80) refuse("a character outside ASCII where case makes no difference");
+    if (range.last >= 0x80) refuse("a character outside ASCII in a case-insensitive group");
     for (char32_t c = range.first; c <= range.last; ++c) {
       if (is_ascii_letter(c)) both.push_back({c ^ 0x20, c ^ 0x20});
       if ((c | 0x20) == 's') both.push_back({0x17F, 0x17F});

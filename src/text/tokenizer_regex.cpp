@@ -32,7 +32,7 @@ pcre2_match_context* match_context(const std::shared_ptr<void>& p) {
 }  // namespace
 
 Regex::Regex(const SplitPattern& pattern, const SymbolTable& symbols) : source_(pattern.source) {
-  const std::string translated = symbols.over_symbols(pattern);
+  const std::string translated = symbols.translate(pattern);
   const std::unique_ptr<pcre2_compile_context, decltype(&pcre2_compile_context_free)> context(
       pcre2_compile_context_create(nullptr), pcre2_compile_context_free);
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
@@ -41,7 +41,7 @@ Regex::Regex(const SplitPattern& pattern, const SymbolTable& symbols) : source_(
   pcre2_code* compiled = pcre2_compile(units(translated), translated.size(), PCRE2_MULTILINE,
                                        &error, &offset, context.get());
   if (compiled == nullptr)
-    fail("the split pattern {} is not usable: {}", shown(std::string_view(source_)),
+    fail("the split pattern {} is invalid: {}", shown(std::string_view(source_)),
          error_text(error));
   code_ = std::shared_ptr<void>(compiled,
                                 [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
@@ -60,12 +60,12 @@ Match RegexMatcher::find(std::string_view subject, size_t start) {
                             match_data(data_), match_context(context_));
   if (n >= 0) return matched();
   if (n == PCRE2_ERROR_NOMATCH) return {std::string_view::npos, std::string_view::npos};
-  if (n == PCRE2_ERROR_JIT_STACKLIMIT) return find_with_more_memory(subject, start);
+  if (n == PCRE2_ERROR_JIT_STACKLIMIT) return find_with_larger_stack(subject, start);
   fail_to_split(subject, n);
 }
 
 // The default JIT stack has 32 KiB. A repeated group uses some of it for every repetition.
-Match RegexMatcher::find_with_more_memory(std::string_view subject, size_t start) {
+Match RegexMatcher::find_with_larger_stack(std::string_view subject, size_t start) {
   const size_t bytes = (size_t{1} << 20) + 256 * subject.size();
   if (bytes >= size_t{1} << 32)
     fail("a text of {} bytes is too long to be split into tokens: shorten it", subject.size());
@@ -76,7 +76,8 @@ Match RegexMatcher::find_with_more_memory(std::string_view subject, size_t start
   context_ = std::shared_ptr<void>(pcre2_match_context_create(nullptr), [](void* p) {
     pcre2_match_context_free(static_cast<pcre2_match_context*>(p));
   });
-  require(stack_ && context_, "no memory to split a text of {} bytes: cut it", subject.size());
+  require(stack_ && context_,
+          "not enough memory to split a text of {} bytes into tokens: shorten it", subject.size());
   pcre2_jit_stack_assign(match_context(context_), nullptr, stack_.get());
   const int n = pcre2_match(code(regex_.code_), units(subject), subject.size(), start, 0,
                             match_data(data_), match_context(context_));
@@ -88,7 +89,7 @@ Match RegexMatcher::find_with_more_memory(std::string_view subject, size_t start
 void RegexMatcher::fail_to_split(std::string_view subject, int error) const {
   if (error == PCRE2_ERROR_MATCHLIMIT)
     fail(
-        "a text of {} bytes cannot be split into tokens: a stretch of it, such as white space, is "
+        "a text of {} bytes cannot be split into tokens: a part of it, such as white space, is "
         "millions of characters long: shorten it",
         subject.size());
   fail("the split pattern {} cannot split this text: {}", shown_pattern(), error_text(error));

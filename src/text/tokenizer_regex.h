@@ -40,13 +40,13 @@ class SymbolTable {
   std::string symbols_of(std::string_view text) const;
 
   // `pattern` over symbols, in PCRE2's syntax; it contains no characters or properties.
-  std::string over_symbols(const SplitPattern& pattern) const;
+  std::string translate(const SplitPattern& pattern) const;
 
  private:
   std::string write(const CharacterSet& set) const;
 
-  std::vector<uint8_t> symbols_;    // [code point]
-  std::vector<char32_t> examples_;  // [symbol] a character that maps to it
+  std::vector<uint8_t> symbols_;           // [code point]
+  std::vector<char32_t> representatives_;  // [symbol] a character that maps to it
 };
 
 struct Match {
@@ -75,7 +75,7 @@ class RegexMatcher {
   Match find(std::string_view subject, size_t start);
 
  private:
-  Match find_with_more_memory(std::string_view subject, size_t start);
+  Match find_with_larger_stack(std::string_view subject, size_t start);
   Match matched() const;
   [[noreturn]] void fail_to_split(std::string_view subject, int error) const;
   std::string shown_pattern() const;

@@ -19,10 +19,10 @@ struct SplitRule {
 // Applies rules in order, each to every piece that the previous rules produced: matches become
 // pieces (or are dropped), and so do the gaps between them. Look-around is limited to the current
 // piece. Immutable and thread-safe.
-class Splits {
+class PreTokenizer {
  public:
   // Throws Error for a pattern that cannot be used.
-  explicit Splits(const std::vector<SplitRule>& rules);
+  explicit PreTokenizer(const std::vector<SplitRule>& rules);
 
   using Sink = std::function<void(std::string_view piece)>;
   // Calls `sink` with the pieces of `text` (well-formed UTF-8) from left to right. Throws Error
@@ -30,14 +30,14 @@ class Splits {
   void split(std::string_view text, const Sink& sink) const;
 
  private:
-  Splits(const std::vector<SplitRule>& rules, const std::vector<SplitPattern>& patterns);
+  PreTokenizer(const std::vector<SplitRule>& rules, const std::vector<SplitPattern>& patterns);
 
   struct Rule {
     Regex regex;
     bool remove_matches;
   };
-  struct Walk;
-  void split_from(size_t rule, std::string_view piece, Walk& walk) const;
+  struct SplitState;
+  void split_from(size_t rule, std::string_view piece, SplitState& state) const;
 
   SymbolTable symbols_;
   std::vector<Rule> rules_;

@@ -38,7 +38,7 @@ std::vector<char32_t> bounds_of(const std::vector<CharacterSet>& sets) {
 }  // namespace
 
 SymbolTable::SymbolTable(const std::vector<SplitPattern>& patterns)
-    : symbols_(kLastCharacter + 1), examples_('\n' + 1, U'\n') {
+    : symbols_(kLastCharacter + 1), representatives_('\n' + 1, U'\n') {
   const std::vector<CharacterSet> sets = sets_of(patterns);
   const std::vector<char32_t> bounds = bounds_of(sets);
   std::map<std::vector<bool>, uint8_t> symbol_of;  // key: [set] whether the set has the character
@@ -52,9 +52,9 @@ SymbolTable::SymbolTable(const std::vector<SplitPattern>& patterns)
       if (n_symbols == '\n') ++n_symbols;
       const size_t symbol = is_newline ? '\n' : n_symbols++;
       require(symbol < kMaxSymbols,
-              "the split patterns tell more than {} kinds of characters apart", kMaxSymbols);
-      examples_.resize(std::max(examples_.size(), symbol + 1), U'\n');
-      examples_[symbol] = bounds[i];
+              "the split patterns distinguish more than {} classes of characters", kMaxSymbols);
+      representatives_.resize(std::max(representatives_.size(), symbol + 1), U'\n');
+      representatives_[symbol] = bounds[i];
       symbol_of[memberships] = static_cast<uint8_t>(symbol);
     }
     std::fill(symbols_.begin() + bounds[i], symbols_.begin() + bounds[i + 1],
@@ -80,7 +80,7 @@ std::string SymbolTable::symbols_of(std::string_view text) const {
   return symbols;
 }
 
-std::string SymbolTable::over_symbols(const SplitPattern& pattern) const {
+std::string SymbolTable::translate(const SplitPattern& pattern) const {
   std::string out;
   for (const SplitPattern::Part& part : pattern.parts)
     out += part.is_set ? write(part.set) : part.syntax;
@@ -89,8 +89,9 @@ std::string SymbolTable::over_symbols(const SplitPattern& pattern) const {
 
 std::string SymbolTable::write(const CharacterSet& set) const {
   std::string items;
-  for (size_t symbol = 0; symbol < examples_.size(); ++symbol)
-    if ((examples_[symbol] != U'\n' || symbol == '\n') && contains(set, examples_[symbol]))
+  for (size_t symbol = 0; symbol < representatives_.size(); ++symbol)
+    if ((representatives_[symbol] != U'\n' || symbol == '\n') &&
+        contains(set, representatives_[symbol]))
       items += fmt::format("\\x{:02x}", symbol);
   if (items.size() == 4) return items;
   return items.empty() ? R"([^\x00-\xff])" : "[" + items + "]";

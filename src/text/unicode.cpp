@@ -15,7 +15,7 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
 // The form in which names of properties are compared (UAX44-LM3, without its prefix "is").
-std::string loose(std::string_view name) {
+std::string normalized_name(std::string_view name) {
   std::string out;
   for (const char c : name) {
     if (c == '_' || c == '-' || c == ' ') continue;
@@ -45,8 +45,8 @@ std::string script_code(std::string_view name) {
   constexpr std::string_view kNames = unicode_table::kScriptNames;
   for (size_t at = 0; at < kNames.size();) {
     const size_t end = kNames.find(' ', at);
-    const std::string code = loose(kNames.substr(at, 4));
-    if (name == code || name == loose(kNames.substr(at + 4, end - at - 4))) return code;
+    const std::string code = normalized_name(kNames.substr(at, 4));
+    if (name == code || name == normalized_name(kNames.substr(at + 4, end - at - 4))) return code;
     at = end + 1;
   }
   return {};
@@ -105,7 +105,7 @@ const CharacterSet& white_space() {
 }
 
 std::optional<CharacterSet> characters_with(std::string_view property) {
-  const std::string name = loose(property);
+  const std::string name = normalized_name(property);
   if (name == "cs") return CharacterSet{};  // surrogates are not characters
   if (name.size() == 1 || name.size() == 2) {
     CharacterSet set = characters_of(unicode_table::kCategories, 2, name);

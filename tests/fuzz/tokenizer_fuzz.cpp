@@ -34,9 +34,9 @@ void try_tokenizer(std::string_view file, std::string_view text) {
 
 void try_pattern(std::string_view pattern, std::string_view text) {
   if (find_invalid_utf8(text) != std::string_view::npos) return;
-  const Splits splits({{std::string(pattern)}});
+  const PreTokenizer pre_tokenizer({{std::string(pattern)}});
   std::string pieces;
-  splits.split(text, [&](std::string_view piece) { pieces += piece; });
+  pre_tokenizer.split(text, [&](std::string_view piece) { pieces += piece; });
   check(pieces == text, "the pieces are the text");
 }
 

@@ -1,5 +1,5 @@
 // A context-free grammar over bytes. Rules are graphs of nodes whose edges read a byte, read an
-// added token, call a rule or read nothing. Built once, immutable after finish().
+// added token, call a rule or read nothing (epsilon edges). Built once, immutable after finish().
 #pragma once
 #include <cstdint>
 #include <string>
@@ -23,18 +23,20 @@ class Grammar {
   // Throws Error when the grammar has too many nodes.
   Node add_node();
 
-  void bytes(Node from, uint8_t first, uint8_t last, Node to);
-  void token(Node from, int32_t id, Node to);
-  void call(Node from, Rule rule, Node to);
-  void skip(Node from, Node to);
-  // These add nodes that read a text, call a rule or read a byte, and return the node after it.
-  Node text(Node from, std::string_view text);
-  void text(Node from, std::string_view text, Node to) { skip(this->text(from, text), to); }
-  Node called(Node from, Rule rule);
-  Node byte(Node from, char c);
+  void add_bytes(Node from, uint8_t first, uint8_t last, Node to);
+  void add_token(Node from, int32_t id, Node to);
+  void add_call(Node from, Rule rule, Node to);
+  void add_epsilon(Node from, Node to);
+  // These add the node that follows a text, a call or a byte, and return it.
+  Node add_text(Node from, std::string_view text);
+  void add_text(Node from, std::string_view text, Node to) {
+    add_epsilon(add_text(from, text), to);
+  }
+  Node add_call(Node from, Rule rule);
+  Node add_byte(Node from, char c);
 
   // The reason to give in the Error of finish() if no text matches `rule`.
-  void explain(Rule rule, std::string why) { reasons_.emplace_back(rule, std::move(why)); }
+  void explain_if_empty(Rule rule, std::string why) { reasons_.emplace_back(rule, std::move(why)); }
 
   // Makes `root` the rule of the whole text and removes edges that lead to no complete text. Throws
   // Error when a rule may call itself before reading anything, when a rule may read nothing, or
@@ -52,10 +54,11 @@ class Grammar {
   };
   struct Call {
     Rule rule;
-    Node back;
+    Node return_to;
   };
-  // What is reachable from a node without reading: nodes that read, calls, the end of the rule.
-  struct Reach {
+  // The epsilon closure of a node, what is reachable without reading: nodes that read, calls, the
+  // end of the rule.
+  struct Closure {
     std::vector<Node> readers;
     std::vector<Call> calls;
     bool ends = false;
@@ -66,7 +69,7 @@ class Grammar {
   int n_rules() const { return static_cast<int>(rules_.size()); }
   const std::vector<ByteEdge>& byte_edges(Node node) const { return nodes_[node].bytes; }
   const std::vector<TokenEdge>& token_edges(Node node) const { return nodes_[node].tokens; }
-  const Reach& reach(Node node) const { return reach_[node]; }
+  const Closure& closure(Node node) const { return closures_[node]; }
   // If a rule may call another one before reading, the called rule has the larger number.
   int call_order(Rule rule) const { return call_order_[rule]; }
 
@@ -78,18 +81,18 @@ class Grammar {
     std::vector<ByteEdge> bytes;
     std::vector<TokenEdge> tokens;
     std::vector<Call> calls;
-    std::vector<Node> skips;
+    std::vector<Node> epsilons;
   };
 
-  std::vector<bool> nodes_that_end() const;
-  void leave_out_dead_ends();
-  void find_reach();
-  void sort_rules();
+  std::vector<bool> productive_nodes() const;
+  void remove_dead_ends();
+  void compute_closures();
+  void order_rules();
 
   std::vector<NodeEdges> nodes_;
   std::vector<RuleNodes> rules_;
   std::vector<bool> is_end_;  // [node]
-  std::vector<Reach> reach_;
+  std::vector<Closure> closures_;
   std::vector<int> call_order_;  // [rule]
   std::vector<std::pair<Rule, std::string>> reasons_;
   Rule root_ = -1;

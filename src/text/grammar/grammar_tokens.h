@@ -56,19 +56,19 @@ class GrammarTokens {
  private:
   // Tokens that a node allows without regard to the callers of its rule.
   struct NodeTokens {
-    std::vector<int32_t> few;    // ids, if there are few ..
+    std::vector<int32_t> ids;    // ids, if there are few ..
     std::vector<uint64_t> bits;  // .. or else a mask
     std::vector<int32_t> exits;  // trie nodes where the rule may have ended but tokens continue
   };
 
   const NodeTokens& tokens_at(Grammar::Node node) const;
-  std::unique_ptr<const NodeTokens> find_tokens(Grammar::Node node) const;
+  std::unique_ptr<const NodeTokens> compute_tokens(Grammar::Node node) const;
 
   const Grammar grammar_;
   const TokenTrie& trie_;
   const std::shared_ptr<const GrammarTokens> base_;
-  mutable std::mutex mutex_;                                      // guards known_
-  mutable std::vector<std::unique_ptr<const NodeTokens>> known_;  // [node]
+  mutable std::mutex mutex_;                                      // guards cache_
+  mutable std::vector<std::unique_ptr<const NodeTokens>> cache_;  // [node]
 };
 
 inline size_t mask_words(int32_t vocab_size) { return (static_cast<size_t>(vocab_size) + 63) / 64; }

@@ -16,25 +16,25 @@ using Rule = Grammar::Rule;
 void add_space(Grammar& g, Rule rule) {
   constexpr int kMaxIndent = 64;
   const Node end = g.end(rule);
-  g.bytes(g.start(rule), ' ', ' ', end);
-  const Node line = g.byte(g.start(rule), '\n');
-  Node indent = g.byte(line, '\n');
-  g.skip(line, indent);
+  g.add_bytes(g.start(rule), ' ', ' ', end);
+  const Node line = g.add_byte(g.start(rule), '\n');
+  Node indent = g.add_byte(line, '\n');
+  g.add_epsilon(line, indent);
   for (int i = 0; i < kMaxIndent; ++i) {
-    g.skip(indent, end);
+    g.add_epsilon(indent, end);
     const Node next = g.add_node();
-    g.bytes(indent, ' ', ' ', next);
-    g.bytes(indent, '\t', '\t', next);
+    g.add_bytes(indent, ' ', ' ', next);
+    g.add_bytes(indent, '\t', '\t', next);
     indent = next;
   }
-  g.skip(indent, end);
+  g.add_epsilon(indent, end);
 }
 
 // A character beyond ASCII in well-formed UTF-8 (table 3-7 of the Unicode standard).
 void add_utf8(Grammar& g, Node from, Node to) {
   const Node last = g.add_node(), last2 = g.add_node(), last3 = g.add_node();
   const auto between = [&](Node a, uint8_t first, uint8_t end, Node b) {
-    g.bytes(a, first, end, b);
+    g.add_bytes(a, first, end, b);
   };
   between(last, 0x80, 0xBF, to);
   between(last2, 0x80, 0xBF, last);
@@ -58,8 +58,8 @@ void hex(Grammar& g, Node from, char first, char last, Node to) {
   for (char c = first; c <= last; ++c) {
     const char digit = c < 10 ? static_cast<char>('0' + c) : static_cast<char>('A' + c - 10);
     const auto byte = static_cast<uint8_t>(digit);
-    g.bytes(from, byte, byte, to);
-    if (c >= 10) g.bytes(from, byte + ('a' - 'A'), byte + ('a' - 'A'), to);
+    g.add_bytes(from, byte, byte, to);
+    if (c >= 10) g.add_bytes(from, byte + ('a' - 'A'), byte + ('a' - 'A'), to);
   }
 }
 
@@ -78,7 +78,7 @@ void add_unicode_escape(Grammar& g, Node from, Node to) {
   hex(g, d, 8, 11, high2);
   hex(g, high2, 0, 15, high1);
   hex(g, high1, 0, 15, low);
-  const Node low_u = g.text(low, "\\u"), low_d = g.add_node();
+  const Node low_u = g.add_text(low, "\\u"), low_d = g.add_node();
   hex(g, low_u, 13, 13, low_d);
   hex(g, low_d, 12, 15, hex2);
 }
@@ -86,39 +86,39 @@ void add_unicode_escape(Grammar& g, Node from, Node to) {
 }  // namespace
 
 void add_string_character(Grammar& g, Node from, Node to) {
-  g.bytes(from, 0x20, '"' - 1, to);
-  g.bytes(from, '"' + 1, '\\' - 1, to);
-  g.bytes(from, '\\' + 1, 0x7F, to);
+  g.add_bytes(from, 0x20, '"' - 1, to);
+  g.add_bytes(from, '"' + 1, '\\' - 1, to);
+  g.add_bytes(from, '\\' + 1, 0x7F, to);
   add_utf8(g, from, to);
-  const Node escape = g.byte(from, '\\');
+  const Node escape = g.add_byte(from, '\\');
   for (const char c : {'"', '\\', '/', 'b', 'f', 'n', 'r', 't'})
-    g.bytes(escape, static_cast<uint8_t>(c), static_cast<uint8_t>(c), to);
-  add_unicode_escape(g, g.byte(escape, 'u'), to);
+    g.add_bytes(escape, static_cast<uint8_t>(c), static_cast<uint8_t>(c), to);
+  add_unicode_escape(g, g.add_byte(escape, 'u'), to);
 }
 
 namespace {
 
 void add_integer(Grammar& g, Node from, Node to) {
-  const Node sign = g.byte(from, '-'), more = g.add_node();
-  g.skip(from, sign);
-  g.bytes(sign, '0', '0', to);
-  g.bytes(sign, '1', '9', more);
-  add_digits(g, more, to, JsonRules::kWholeDigits - 1);
-  g.skip(more, to);
+  const Node sign = g.add_byte(from, '-'), more = g.add_node();
+  g.add_epsilon(from, sign);
+  g.add_bytes(sign, '0', '0', to);
+  g.add_bytes(sign, '1', '9', more);
+  add_digits(g, more, to, JsonRules::kIntegerDigits - 1);
+  g.add_epsilon(more, to);
 }
 
 void add_number(Grammar& g, Rule rule) {
-  const Node whole = g.add_node(), fraction = g.add_node();
-  add_integer(g, g.start(rule), whole);
-  g.skip(whole, fraction);
-  add_digits(g, g.byte(whole, '.'), fraction, JsonRules::kFractionDigits);
-  g.skip(fraction, g.end(rule));
+  const Node integer_end = g.add_node(), fraction = g.add_node();
+  add_integer(g, g.start(rule), integer_end);
+  g.add_epsilon(integer_end, fraction);
+  add_digits(g, g.add_byte(integer_end, '.'), fraction, JsonRules::kFractionDigits);
+  g.add_epsilon(fraction, g.end(rule));
   const Node exponent = g.add_node(), sign = g.add_node();
   for (const char c : {'e', 'E'})
-    g.bytes(fraction, static_cast<uint8_t>(c), static_cast<uint8_t>(c), exponent);
+    g.add_bytes(fraction, static_cast<uint8_t>(c), static_cast<uint8_t>(c), exponent);
   for (const char c : {'+', '-'})
-    g.bytes(exponent, static_cast<uint8_t>(c), static_cast<uint8_t>(c), sign);
-  g.skip(exponent, sign);
+    g.add_bytes(exponent, static_cast<uint8_t>(c), static_cast<uint8_t>(c), sign);
+  g.add_epsilon(exponent, sign);
   add_digits(g, sign, g.end(rule), JsonRules::kExponentDigits);
 }
 
@@ -126,13 +126,13 @@ void add_number(Grammar& g, Rule rule) {
 // adds one item between two nodes.
 template <class Item>
 void add_list(Grammar& g, const JsonRules& json, Rule rule, char open, char close, Item item) {
-  const Node first = after_space(g, json, g.byte(g.start(rule), open));
+  const Node first = add_optional_space(g, json, g.add_byte(g.start(rule), open));
   const Node item_end = g.add_node(), last = g.add_node();
   item(first, item_end);
-  item(after_space(g, json, g.byte(item_end, ',')), item_end);
-  g.skip(first, last);
-  g.skip(after_space(g, json, item_end), last);
-  g.bytes(last, static_cast<uint8_t>(close), static_cast<uint8_t>(close), g.end(rule));
+  item(add_optional_space(g, json, g.add_byte(item_end, ',')), item_end);
+  g.add_epsilon(first, last);
+  g.add_epsilon(add_optional_space(g, json, item_end), last);
+  g.add_bytes(last, static_cast<uint8_t>(close), static_cast<uint8_t>(close), g.end(rule));
 }
 
 }  // namespace
@@ -149,37 +149,37 @@ JsonRules::JsonRules(Grammar& g)
       array(g.add_rule()),
       characters(
           g, [&](Node from, Node to) { add_string_character(g, from, to); },
-          [&](Node from, Node to) { g.bytes(from, '"', '"', to); }) {
+          [&](Node from, Node to) { g.add_bytes(from, '"', '"', to); }) {
   add_space(g, space);
-  const Node inside = g.byte(g.start(string), '"');
+  const Node inside = g.add_byte(g.start(string), '"');
   add_string_character(g, inside, inside);
-  g.bytes(inside, '"', '"', g.end(string));
+  g.add_bytes(inside, '"', '"', g.end(string));
   add_integer(g, g.start(integer), g.end(integer));
   add_number(g, number);
-  g.text(g.start(boolean), "true", g.end(boolean));
-  g.text(g.start(boolean), "false", g.end(boolean));
-  g.text(g.start(null), "null", g.end(null));
+  g.add_text(g.start(boolean), "true", g.end(boolean));
+  g.add_text(g.start(boolean), "false", g.end(boolean));
+  g.add_text(g.start(null), "null", g.end(null));
   for (const Rule rule : {string, number, boolean, null, object, array})
-    g.call(g.start(value), rule, g.end(value));
+    g.add_call(g.start(value), rule, g.end(value));
   add_list(g, *this, object, '{', '}', [&](Node from, Node to) {
-    const Node colon = g.byte(g.called(from, string), ':');
-    g.call(after_space(g, *this, colon), value, to);
+    const Node colon = g.add_byte(g.add_call(from, string), ':');
+    g.add_call(add_optional_space(g, *this, colon), value, to);
   });
-  add_list(g, *this, array, '[', ']', [&](Node from, Node to) { g.call(from, value, to); });
+  add_list(g, *this, array, '[', ']', [&](Node from, Node to) { g.add_call(from, value, to); });
 }
 
-void add_digits(Grammar& g, Node from, Node to, int most) {
-  for (; most > 0; --most) {
+void add_digits(Grammar& g, Node from, Node to, int max_digits) {
+  for (; max_digits > 0; --max_digits) {
     const Node digit = g.add_node();
-    g.bytes(from, '0', '9', digit);
-    g.skip(digit, to);
+    g.add_bytes(from, '0', '9', digit);
+    g.add_epsilon(digit, to);
     from = digit;
   }
 }
 
-Grammar::Node after_space(Grammar& g, const JsonRules& json, Node from) {
-  const Node to = g.called(from, json.space);
-  g.skip(from, to);
+Grammar::Node add_optional_space(Grammar& g, const JsonRules& json, Node from) {
+  const Node to = g.add_call(from, json.space);
+  g.add_epsilon(from, to);
   return to;
 }
 
@@ -193,7 +193,7 @@ class Continuations {
   Grammar::Node before(size_t n_bytes) {
     while (before_.size() <= n_bytes) {
       const Grammar::Node node = g_.add_node();
-      g_.bytes(node, 0x80, 0xBF, before_.back());
+      g_.add_bytes(node, 0x80, 0xBF, before_.back());
       before_.push_back(node);
     }
     return before_[n_bytes];
@@ -240,7 +240,7 @@ void add_utf8_range(Grammar& g, Grammar::Node from, Continuations& to, char32_t 
       return static_cast<uint8_t>(bits | (i == n ? kept : kept & 0x3F));
     };
     const Grammar::Node next = any_from(i) ? to.before(i) : g.add_node();
-    g.bytes(from, byte(first), byte(last), next);
+    g.add_bytes(from, byte(first), byte(last), next);
     if (any_from(i)) return;
     from = next;
   }
@@ -254,10 +254,10 @@ void add_texts(Grammar& g, Grammar::Node from, Grammar::Node to,
     Grammar::Node node = from;
     for (size_t n = 1; n < text.size(); ++n) {
       const auto [it, is_new] = begun.try_emplace(text.substr(0, n));
-      if (is_new) it->second = g.byte(node, text[n - 1]);
+      if (is_new) it->second = g.add_byte(node, text[n - 1]);
       node = it->second;
     }
-    g.bytes(node, static_cast<uint8_t>(text.back()), static_cast<uint8_t>(text.back()), to);
+    g.add_bytes(node, static_cast<uint8_t>(text.back()), static_cast<uint8_t>(text.back()), to);
   }
 }
 
@@ -279,12 +279,12 @@ void CharacterWriter::write(Grammar::Node from, Grammar::Node to, const Characte
   for (int i = 0; i < 2; ++i) {
     const CharacterSet& part = kParts[i];
     if (intersection(set, part) != part) continue;
-    const auto [it, is_new] = whole_parts_.try_emplace({to, i}, -1);
+    const auto [it, is_new] = shared_parts_.try_emplace({to, i}, -1);
     if (is_new) {
       it->second = g_.add_node();
       write_part(it->second, to, part);
     }
-    g_.skip(from, it->second);
+    g_.add_epsilon(from, it->second);
     rest = intersection(rest, inverted(part));
   }
   write_part(from, to, rest);
@@ -294,7 +294,7 @@ void CharacterWriter::write_part(Grammar::Node from, Grammar::Node to, const Cha
   std::vector<std::string> escapes;
   Continuations end(g_, to);
   for (CharacterRange range : set) {
-    if (writing_ == Writing::kJson) {
+    if (escaping_ == Escaping::kJson) {
       for (char32_t c = range.first; c <= std::min<char32_t>(range.last, '\\'); ++c) {
         if (!needs_json_escape(c)) continue;
         escapes.push_back(json_escape(c));

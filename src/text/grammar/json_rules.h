@@ -16,7 +16,7 @@ namespace tandem {
 // two line breaks followed by at most 64 spaces or tabs. The digits of numbers are limited for the
 // same reason and to what programs can parse: 18 before the point, 32 after it, 2 in an exponent.
 struct JsonRules {
-  static constexpr int kWholeDigits = 18, kFractionDigits = 32, kExponentDigits = 2;
+  static constexpr int kIntegerDigits = 18, kFractionDigits = 32, kExponentDigits = 2;
 
   // The grammar must be empty.
   explicit JsonRules(Grammar& grammar);
@@ -32,13 +32,13 @@ struct JsonRules {
 void add_string_character(Grammar& grammar, Grammar::Node from, Grammar::Node to);
 
 // Adds 1 to `most` digits.
-void add_digits(Grammar& grammar, Grammar::Node from, Grammar::Node to, int most);
+void add_digits(Grammar& grammar, Grammar::Node from, Grammar::Node to, int max_digits);
 
 // Adds optional white space after `from` and returns the node after it.
-Grammar::Node after_space(Grammar& grammar, const JsonRules& json, Grammar::Node from);
+Grammar::Node add_optional_space(Grammar& grammar, const JsonRules& json, Grammar::Node from);
 
 // Adds nodes and edges to a grammar that read one character of a set.
-enum class Writing { kRaw, kJson };  // kJson: escaped as inside the quotes of a JSON string
+enum class Escaping { kNone, kJson };  // kJson: escaped as inside the quotes of a JSON string
 
 // The code points of well-formed UTF-8.
 std::u32string characters_of(std::string_view text);
@@ -46,11 +46,11 @@ std::u32string characters_of(std::string_view text);
 // All Unicode characters.
 inline const CharacterSet kAnyCharacter = {{0, 0xD7FF}, {0xE000, kLastCharacter}};
 
-// Adds edges that read characters as UTF-8. With Writing::kJson, characters that JSON requires to
+// Adds edges that read characters as UTF-8. With Escaping::kJson, characters that JSON requires to
 // be escaped are read in one escaped form (json_escape()), all others unescaped.
 class CharacterWriter {
  public:
-  CharacterWriter(Grammar& grammar, Writing writing) : g_(grammar), writing_(writing) {}
+  CharacterWriter(Grammar& grammar, Escaping escaping) : g_(grammar), escaping_(escaping) {}
 
   void write(Grammar::Node from, Grammar::Node to, const CharacterSet& set);
 
@@ -58,10 +58,10 @@ class CharacterWriter {
   void write_part(Grammar::Node from, Grammar::Node to, const CharacterSet& set);
 
   Grammar& g_;
-  const Writing writing_;
+  const Escaping escaping_;
   // Most sets contain all control characters or none, and all characters beyond ASCII or none.
   // These two parts are written once per target node and shared.
-  std::map<std::pair<Grammar::Node, int>, Grammar::Node> whole_parts_;
+  std::map<std::pair<Grammar::Node, int>, Grammar::Node> shared_parts_;
 };
 
 }  // namespace tandem

@@ -11,10 +11,10 @@ namespace tandem {
 // Exact decimal numbers, for the bounds and steps of a schema's numbers.
 struct Decimal {
   bool negative = false;
-  std::string whole = "0";  // without leading zeros
-  std::string fraction;     // without trailing zeros
+  std::string integer = "0";  // without leading zeros
+  std::string fraction;       // without trailing zeros
 
-  bool is_zero() const { return whole == "0" && fraction.empty(); }
+  bool is_zero() const { return integer == "0" && fraction.empty(); }
 };
 
 // The digits of `value`, a JSON number whose exponent is at most 400.

@@ -23,9 +23,9 @@ const CharacterSet kSpace = {{'\t', '\r'},     {' ', ' '},       {0xA0, 0xA0},  
 const CharacterSet kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
 // A quantified part of an expression: alternatives of sequences, or a set of characters.
-struct Part {
+struct Term {
   CharacterSet set;
-  std::vector<std::vector<Part>> alternatives;  // sequences of a group; empty for a set
+  std::vector<std::vector<Term>> alternatives;  // sequences of a group; empty for a set
   int min = 1, max = 1;                         // kMaxRepeats + 1: unlimited
 };
 
@@ -34,14 +34,14 @@ class PatternParser {
   explicit PatternParser(std::string_view pattern) : text_(characters_of(pattern)) {}
 
   struct Alternative;
-  struct Ahead {
+  struct Lookahead {
     std::vector<Alternative> alternatives;
-    bool excluded;  // true for "(?!", false for "(?="
+    bool is_negative;  // true for "(?!", false for "(?="
   };
   struct Alternative {
-    std::vector<Ahead> ahead;  // lookaheads after "^"
-    std::vector<Part> parts;
-    bool at_begin = false, at_end = false;  // "^" and "$"
+    std::vector<Lookahead> lookaheads;  // lookaheads after "^"
+    std::vector<Term> parts;
+    bool anchored_begin = false, anchored_end = false;  // "^" and "$"
   };
   std::vector<Alternative> parse() {
     std::vector<Alternative> all = alternatives(0);
@@ -51,25 +51,25 @@ class PatternParser {
 
  private:
   std::vector<Alternative> alternatives(int depth) {
-    require(depth < kMaxDepth, "its groups are nested deeper than {} levels", kMaxDepth);
+    require(depth < kMaxDepth, "groups are nested deeper than {} levels", kMaxDepth);
     std::vector<Alternative> all;
     do {
       Alternative a;
-      while (take('^')) a.at_begin = true;
-      while (a.at_begin && (begins("(?=") || begins("(?!"))) {
-        const bool excluded = text_[at_ + 2] == '!';
+      while (take('^')) a.anchored_begin = true;
+      while (a.anchored_begin && (starts_with("(?=") || starts_with("(?!"))) {
+        const bool is_negative = text_[at_ + 2] == '!';
         at_ += 3;
-        a.ahead.push_back({alternatives(depth + 1), excluded});
-        require(take(')'), "a group is not closed, or holds an anchor");
+        a.lookaheads.push_back({alternatives(depth + 1), is_negative});
+        require(take(')'), "a group is not closed, or contains an anchor");
       }
       a.parts = sequence(depth);
-      while (take('$')) a.at_end = true;
+      while (take('$')) a.anchored_end = true;
       all.push_back(std::move(a));
     } while (take('|'));
     return all;
   }
 
-  bool begins(std::string_view with) const {
+  bool starts_with(std::string_view with) const {
     return std::equal(with.begin(), with.end(), text_.begin() + static_cast<ptrdiff_t>(at_),
                       text_.begin() + static_cast<ptrdiff_t>(std::min(text_.size(), at_ + 3)));
   }
@@ -81,7 +81,7 @@ class PatternParser {
     return true;
   }
   char32_t next() {
-    require(!done(), "it breaks off");
+    require(!done(), "the pattern is incomplete");
     return text_[at_++];
   }
   std::string shown_here() const {
@@ -90,19 +90,19 @@ class PatternParser {
     return shown(rest);
   }
 
-  std::vector<Part> sequence(int depth) {
-    require(depth < kMaxDepth, "its groups are nested deeper than {} levels", kMaxDepth);
-    std::vector<Part> parts;
+  std::vector<Term> sequence(int depth) {
+    require(depth < kMaxDepth, "groups are nested deeper than {} levels", kMaxDepth);
+    std::vector<Term> parts;
     while (!done() && peek() != '|' && peek() != ')' && peek() != '$') {
-      Part part = atom(depth);
+      Term part = atom(depth);
       quantify(part);
       parts.push_back(std::move(part));
     }
     return parts;
   }
 
-  Part atom(int depth) {
-    Part part;
+  Term atom(int depth) {
+    Term part;
     const size_t begin = at_;
     const char32_t c = next();
     switch (c) {
@@ -114,7 +114,7 @@ class PatternParser {
         }
         do part.alternatives.push_back(sequence(depth + 1));
         while (take('|'));
-        require(take(')'), "a group is not closed, or holds an anchor");
+        require(take(')'), "a group is not closed, or contains an anchor");
         return part;
       case '[':
         part.set = character_class();
@@ -137,7 +137,7 @@ class PatternParser {
     }
   }
 
-  void quantify(Part& part) {
+  void quantify(Term& part) {
     if (take('*')) {
       part.min = 0;
       part.max = kMaxRepeats + 1;
@@ -171,7 +171,7 @@ class PatternParser {
   }
 
   CharacterSet character_class() {
-    const bool inverts = take('^');
+    const bool is_negated = take('^');
     CharacterSet set;
     while (!take(']')) {
       CharacterSet one = class_item();
@@ -181,12 +181,12 @@ class PatternParser {
         const CharacterSet end = class_item();
         require(one.size() == 1 && end.size() == 1 && one[0].first == one[0].last &&
                     end[0].first == end[0].last && one[0].first <= end[0].first,
-                "a range of characters is broken before {}", shown_here());
+                "a character range is invalid before {}", shown_here());
         one[0].last = end[0].last;
       }
       set.insert(set.end(), one.begin(), one.end());
     }
-    return inverts ? inverted(set) : normalised(std::move(set));
+    return is_negated ? inverted(set) : normalised(std::move(set));
   }
 
   CharacterSet class_item() {
@@ -255,47 +255,46 @@ class PatternParser {
   size_t at_ = 0;
 };
 
-// An automaton with steps that read nothing (epsilon edges), built directly from an expression.
-class Draft {
+// A nondeterministic automaton with epsilon edges, built directly from an expression.
+class Nfa {
  public:
   int32_t add_state() {
-    require(states_.size() < kMaxTextEdges, "it is too large: more than {} states", kMaxTextEdges);
+    require(states_.size() < kMaxTextEdges, "too large: more than {} states", kMaxTextEdges);
     states_.push_back({});
     return static_cast<int32_t>(states_.size()) - 1;
   }
-  void skip(int32_t from, int32_t to) { states_[from].skips.push_back(to); }
-  void read(int32_t from, const CharacterSet& set, int32_t to) {
+  void add_epsilon(int32_t from, int32_t to) { states_[from].epsilons.push_back(to); }
+  void add_edge(int32_t from, const CharacterSet& set, int32_t to) {
     states_[from].edges.push_back({set, to});
   }
 
-  int32_t any(int32_t from) {
+  int32_t add_any_text(int32_t from) {
     const int32_t loop = add_state();
-    skip(from, loop);
-    read(loop, kAnyCharacter, loop);
+    add_epsilon(from, loop);
+    add_edge(loop, kAnyCharacter, loop);
     return loop;
   }
 
-  int32_t sequence(int32_t from, const std::vector<Part>& parts) {
-    for (const Part& part : parts) from = repeated(from, part);
+  int32_t add_sequence(int32_t from, const std::vector<Term>& parts) {
+    for (const Term& part : parts) from = add_repeated(from, part);
     return from;
   }
 
-  TextAutomaton without_skips(int32_t start, int32_t end) const {
+  TextAutomaton without_epsilons(int32_t start, int32_t end) const {
     TextAutomaton automaton;
     std::vector<int32_t> ids(states_.size(), -1), found = {start};
     ids[start] = 0;
     std::vector<int32_t> seen_from(states_.size(), -1);
     size_t n_edges = 0, n_reached = 0;
     for (size_t i = 0; i < found.size(); ++i) {
-      const std::vector<int32_t> reached = reach(found[i], seen_from);
+      const std::vector<int32_t> reached = closure(found[i], seen_from);
       n_reached += reached.size();
-      require(n_reached <= kMaxEpsilonSteps,
-              "it is too large: too many parts that may be left out");
+      require(n_reached <= kMaxEpsilonSteps, "too large: too many optional parts");
       for (const int32_t state : reached) {
         auto& to = automaton.states[i];
         to.accepts = to.accepts || state == end;
         for (const TextAutomaton::Edge& edge : states_[state].edges) {
-          require(++n_edges <= kMaxTextEdges, "it is too large: more than {} steps", kMaxTextEdges);
+          require(++n_edges <= kMaxTextEdges, "too large: more than {} edges", kMaxTextEdges);
           if (ids[edge.to] < 0) {
             ids[edge.to] = static_cast<int32_t>(found.size());
             found.push_back(edge.to);
@@ -311,45 +310,45 @@ class Draft {
  private:
   struct State {
     std::vector<TextAutomaton::Edge> edges;
-    std::vector<int32_t> skips;
+    std::vector<int32_t> epsilons;
   };
 
   // The states reachable from a state without reading. `seen_from` marks each state with the last
   // `from` that reached it.
-  std::vector<int32_t> reach(int32_t from, std::vector<int32_t>& seen_from) const {
+  std::vector<int32_t> closure(int32_t from, std::vector<int32_t>& seen_from) const {
     std::vector<int32_t> reached = {from};
     seen_from[from] = from;
     for (size_t i = 0; i < reached.size(); ++i)
-      for (const int32_t to : states_[reached[i]].skips)
+      for (const int32_t to : states_[reached[i]].epsilons)
         if (std::exchange(seen_from[to], from) != from) reached.push_back(to);
     return reached;
   }
 
-  int32_t repeated(int32_t from, const Part& part) {
-    for (int i = 0; i < part.min; ++i) from = once(from, part);
+  int32_t add_repeated(int32_t from, const Term& part) {
+    for (int i = 0; i < part.min; ++i) from = add_once(from, part);
     const int32_t end = add_state();
     if (part.max > kMaxRepeats) {
       const int32_t loop = add_state();
-      skip(from, loop);
-      skip(once(loop, part), loop);
-      skip(loop, end);
+      add_epsilon(from, loop);
+      add_epsilon(add_once(loop, part), loop);
+      add_epsilon(loop, end);
       return end;
     }
     for (int i = part.min; i < part.max; ++i) {
-      skip(from, end);
-      from = once(from, part);
+      add_epsilon(from, end);
+      from = add_once(from, part);
     }
-    skip(from, end);
+    add_epsilon(from, end);
     return end;
   }
 
-  int32_t once(int32_t from, const Part& part) {
+  int32_t add_once(int32_t from, const Term& part) {
     const int32_t to = add_state();
-    if (part.alternatives.empty()) read(from, part.set, to);
+    if (part.alternatives.empty()) add_edge(from, part.set, to);
     for (const auto& alternative : part.alternatives) {
       const int32_t begin = add_state();
-      skip(from, begin);
-      skip(sequence(begin, alternative), to);
+      add_epsilon(from, begin);
+      add_epsilon(add_sequence(begin, alternative), to);
     }
     return to;
   }
@@ -357,42 +356,43 @@ class Draft {
   std::vector<State> states_;
 };
 
-TextAutomaton automaton_of(const std::vector<PatternParser::Alternative>& alternatives, bool whole);
+TextAutomaton automaton_of(const std::vector<PatternParser::Alternative>& alternatives,
+                           bool full_match);
 
-TextAutomaton automaton_of(const PatternParser::Alternative& alternative, bool whole) {
-  Draft draft;
-  const int32_t start = draft.add_state();
+TextAutomaton automaton_of(const PatternParser::Alternative& alternative, bool full_match) {
+  Nfa nfa;
+  const int32_t start = nfa.add_state();
   int32_t state = start;
-  if (!whole && !alternative.at_begin) state = draft.any(state);
-  state = draft.sequence(state, alternative.parts);
-  if (!whole && !alternative.at_end) state = draft.any(state);
-  TextAutomaton texts = draft.without_skips(start, state);
-  for (const PatternParser::Ahead& ahead : alternative.ahead) {
-    std::vector<PatternParser::Alternative> from_here = ahead.alternatives;
-    for (PatternParser::Alternative& a : from_here) a.at_begin = true;
+  if (!full_match && !alternative.anchored_begin) state = nfa.add_any_text(state);
+  state = nfa.add_sequence(state, alternative.parts);
+  if (!full_match && !alternative.anchored_end) state = nfa.add_any_text(state);
+  TextAutomaton texts = nfa.without_epsilons(start, state);
+  for (const PatternParser::Lookahead& lookaheads : alternative.lookaheads) {
+    std::vector<PatternParser::Alternative> from_here = lookaheads.alternatives;
+    for (PatternParser::Alternative& a : from_here) a.anchored_begin = true;
     const TextAutomaton seen = automaton_of(from_here, false);
-    texts = intersection(texts, ahead.excluded ? complement(seen) : seen);
+    texts = intersection(texts, lookaheads.is_negative ? complement(seen) : seen);
   }
   return texts;
 }
 
 TextAutomaton automaton_of(const std::vector<PatternParser::Alternative>& alternatives,
-                           bool whole) {
-  TextAutomaton all = automaton_of(alternatives.front(), whole);
+                           bool full_match) {
+  TextAutomaton all = automaton_of(alternatives.front(), full_match);
   for (size_t i = 1; i < alternatives.size(); ++i)
-    all = union_of(all, automaton_of(alternatives[i], whole));
+    all = union_of(all, automaton_of(alternatives[i], full_match));
   return all;
 }
 
 }  // namespace
 
-TextAutomaton pattern_automaton(std::string_view pattern, bool whole) {
-  return automaton_of(PatternParser(pattern).parse(), whole);
+TextAutomaton pattern_automaton(std::string_view pattern, bool full_match) {
+  return automaton_of(PatternParser(pattern).parse(), full_match);
 }
 
 void add_pattern(Grammar& g, Grammar::Node from, Grammar::Node to, std::string_view pattern,
-                 Writing writing) {
-  add_texts_of(g, from, to, pattern_automaton(pattern, true), writing);
+                 Escaping escaping) {
+  add_automaton(g, from, to, pattern_automaton(pattern, true), escaping);
 }
 
 }  // namespace tandem

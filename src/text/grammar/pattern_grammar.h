@@ -6,14 +6,14 @@
 
 namespace tandem {
 
-// An automaton of the texts that match. If `whole`, the expression must match the whole text;
+// An automaton of the texts that match. If `full_match`, the expression must match the whole text;
 // otherwise any part of it, subject to "^" and "$". Supports characters, ".", classes, \d \w \s and
 // their complements, groups, alternatives, quantifiers, and lookahead, (?= and (?!, directly after
 // "^". Throws Error for anything else and for syntax errors.
-TextAutomaton pattern_automaton(std::string_view pattern, bool whole);
+TextAutomaton pattern_automaton(std::string_view pattern, bool full_match);
 
 // Adds the texts that match as a whole between `from` and `to`.
 void add_pattern(Grammar& grammar, Grammar::Node from, Grammar::Node to, std::string_view pattern,
-                 Writing writing);
+                 Escaping escaping);
 
 }  // namespace tandem

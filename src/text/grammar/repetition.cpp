@@ -2,7 +2,7 @@
 
 namespace tandem {
 
-Repetition::Repetition(Grammar& g, const Between& one, const Between& close)
+Repetition::Repetition(Grammar& g, const AddPart& one, const AddPart& close)
     : exactly_{}, at_most_{}, any_(g.add_rule()) {
   const Grammar::Rule exactly = g.add_rule(), at_most = g.add_rule();
   Grammar::Node node = g.start(exactly);
@@ -22,22 +22,22 @@ Repetition::Repetition(Grammar& g, const Between& one, const Between& close)
     node = next;
   }
   const Grammar::Node loop = g.add_node();
-  g.skip(g.start(any_), loop);
+  g.add_epsilon(g.start(any_), loop);
   one(loop, loop);
   close(loop, g.end(any_));
 }
 
 void Repetition::add(Grammar& g, Grammar::Node from, Grammar::Node to, int min, int max) const {
   const int more = max - min;
-  for (; min >= kBlock; min -= kBlock) from = g.called(from, exactly_[kBlock]);
-  if (min > 0) from = g.called(from, exactly_[min]);
-  if (max == kNoLimit) return g.call(from, any_, to);
+  for (; min >= kBlock; min -= kBlock) from = g.add_call(from, exactly_[kBlock]);
+  if (min > 0) from = g.add_call(from, exactly_[min]);
+  if (max == kNoLimit) return g.add_call(from, any_, to);
   int left = more;
   for (; left >= kBlock; left -= kBlock) {
-    g.call(from, at_most_[kBlock - 1], to);
-    from = g.called(from, exactly_[kBlock]);
+    g.add_call(from, at_most_[kBlock - 1], to);
+    from = g.add_call(from, exactly_[kBlock]);
   }
-  g.call(from, at_most_[left], to);
+  g.add_call(from, at_most_[left], to);
 }
 
 }  // namespace tandem

@@ -14,8 +14,8 @@ class Repetition {
  public:
   // Adds a part between two nodes, new at each call. `one` is repeated, `close` ends the
   // repetition.
-  using Between = std::function<void(Grammar::Node from, Grammar::Node to)>;
-  Repetition(Grammar& grammar, const Between& one, const Between& close);
+  using AddPart = std::function<void(Grammar::Node from, Grammar::Node to)>;
+  Repetition(Grammar& grammar, const AddPart& one, const AddPart& close);
 
   // Adds `min` to `max` repetitions (kNoLimit: no maximum) followed by `close`.
   void add(Grammar& grammar, Grammar::Node from, Grammar::Node to, int min, int max) const;

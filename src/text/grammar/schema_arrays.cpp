@@ -16,12 +16,12 @@ constexpr int kMaxUnrolledItems = 2 * Repetition::kBlock;  // more items are wri
 
 class ArrayWriter {
  public:
-  ArrayWriter(SchemaWriter& writer, Rule rule, const Claims& claims)
-      : w_(writer), g_(writer.grammar), rule_(rule), claims_(claims) {
-    min_ = greatest_count(w_.document, claims, "minItems");
-    max_ = least_count(w_.document, claims, "maxItems");
-    for (const Json* schema : claims.schemas) {
-      const ItemSchemas items = item_schemas(*schema, place(*schema));
+  ArrayWriter(SchemaWriter& writer, Rule rule, const Constraints& constraints)
+      : w_(writer), g_(writer.grammar), rule_(rule), constraints_(constraints) {
+    min_ = largest_minimum(w_.document, constraints, "minItems");
+    max_ = smallest_maximum(w_.document, constraints, "maxItems");
+    for (const Json* schema : constraints.schemas) {
+      const ItemSchemas items = item_schemas(*schema, location(*schema));
       if (items.first) n_first_ = std::max(n_first_, static_cast<int>(items.first->size()));
       const Json* unique = keyword(*schema, "uniqueItems");
       unique_ = unique_ || (unique && *unique == true);
@@ -33,12 +33,13 @@ class ArrayWriter {
   }
 
   void write() {
-    const std::string& at = place(*claims_.schemas.back());
+    const std::string& at = location(*constraints_.schemas.back());
     if (max_ != kNoLimit && min_ > max_)
-      return g_.explain(rule_, fmt::format("{}: no array has from {} to {} items", at, min_, max_));
+      return g_.explain_if_empty(
+          rule_, fmt::format("{}: no array has from {} to {} items", at, min_, max_));
     close_ = g_.add_node();
-    g_.bytes(close_, ']', ']', g_.end(rule_));
-    const Node open = after_space(g_, w_.json, g_.byte(g_.start(rule_), '['));
+    g_.add_bytes(close_, ']', ']', g_.end(rule_));
+    const Node open = add_optional_space(g_, w_.json, g_.add_byte(g_.start(rule_), '['));
     const bool may_repeat = max_ == kNoLimit || max_ > 1;
     if (unique_ && may_repeat) {
       require(contained_.empty(), "{}: \"uniqueItems\" beside \"contains\" is not supported", at);
@@ -56,24 +57,25 @@ class ArrayWriter {
     int min, max;
   };
 
-  const std::string& place(const Json& schema) const { return w_.document.place(schema); }
+  const std::string& location(const Json& schema) const { return w_.document.location(schema); }
 
   void add_contained(const Json& schema) {
-    const std::string& at = place(schema);
+    const std::string& at = location(schema);
     const int min = count_of(schema, at, "minContains", 1);
     const int max = count_of(schema, at, "maxContains", kMaxCount);
     if (min == 0 && max == kMaxCount) return;
     const Json& item = w_.document.part(schema, "contains");
     const Json* excluded = nullptr;
-    if (max < kMaxCount) excluded = &w_.document.make({{"not", {{"$ref", place(item)}}}}, at);
+    if (max < kMaxCount)
+      excluded = &w_.document.add_generated({{"not", {{"$ref", location(item)}}}}, at);
     contained_.push_back({&item, excluded, min, max == kMaxCount ? kNoLimit : max});
   }
 
   // The schemas that the i-th item must fit.
   Schemas schemas_of(int i) {
     Schemas schemas;
-    for (const Json* schema : claims_.schemas) {
-      const ItemSchemas items = item_schemas(*schema, place(*schema));
+    for (const Json* schema : constraints_.schemas) {
+      const ItemSchemas items = item_schemas(*schema, location(*schema));
       if (items.first && i < static_cast<int>(items.first->size())) {
         schemas.push_back(&w_.document.part(*schema, items.first_name, static_cast<size_t>(i)));
       } else if (items.others) {
@@ -88,25 +90,25 @@ class ArrayWriter {
   }
 
   Node after_comma(Node item) {
-    return after_space(g_, w_.json, g_.byte(after_space(g_, w_.json, item), ','));
+    return add_optional_space(g_, w_.json, g_.add_byte(add_optional_space(g_, w_.json, item), ','));
   }
 
   // Writes the items with schemas of their own one by one, all others as a repetition.
   void write_items(Node node) {
     const int n_single = std::max(n_first_, 1);
     const Rule other = max_ == kNoLimit || max_ > n_first_ ? w_.rule_of(schemas_of(n_first_)) : -1;
-    if (min_ == 0) g_.skip(node, close_);
+    if (min_ == 0) g_.add_epsilon(node, close_);
     for (int i = 0; i < n_single && i != max_; ++i) {
-      if (i > 0 && i >= min_) g_.skip(after_space(g_, w_.json, node), close_);
+      if (i > 0 && i >= min_) g_.add_epsilon(add_optional_space(g_, w_.json, node), close_);
       if (i > 0) node = after_comma(node);
-      node = g_.called(node, i < n_first_ ? w_.rule_of(schemas_of(i)) : other);
+      node = g_.add_call(node, i < n_first_ ? w_.rule_of(schemas_of(i)) : other);
     }
     if (max_ == 0) return;
     const int min = std::max(0, min_ - n_single);
     const int max = max_ == kNoLimit ? kNoLimit : std::max(0, max_ - n_single);
-    const auto one = [&](Node from, Node to) { g_.call(after_comma(from), other, to); };
+    const auto one = [&](Node from, Node to) { g_.add_call(after_comma(from), other, to); };
     const auto end = [&](Node from, Node to) {
-      g_.bytes(after_space(g_, w_.json, from), ']', ']', to);
+      g_.add_bytes(add_optional_space(g_, w_.json, from), ']', ']', to);
     };
     if (std::max(min, max) > kMaxUnrolledItems)
       return Repetition(g_, one, end).add(g_, node, g_.end(rule_), min, max);
@@ -125,26 +127,26 @@ class ArrayWriter {
     using State = std::pair<int, std::vector<int>>;  // items, and the count of each "contains"
     const int most = max_ == kNoLimit ? std::max(n_first_, min_) : max_;
     std::map<State, Node> nodes;
-    std::vector<State> unwritten;
+    std::vector<State> pending;
     const auto node_of = [&](const State& state) {
       const auto [it, is_new] = nodes.try_emplace(state, -1);
       if (is_new) {
         it->second = g_.add_node();
-        unwritten.push_back(state);
+        pending.push_back(state);
       }
       return it->second;
     };
-    g_.skip(open, node_of({0, std::vector<int>(contained_.size(), 0)}));
+    g_.add_epsilon(open, node_of({0, std::vector<int>(contained_.size(), 0)}));
     bool is_first = true;
-    while (!unwritten.empty()) {
-      const State state = unwritten.back();
-      unwritten.pop_back();
+    while (!pending.empty()) {
+      const State state = pending.back();
+      pending.pop_back();
       const int n = state.first;
       const std::vector<int>& counts = state.second;
       const Node node = nodes.at(state);
       bool enough = n >= min_;
       for (size_t k = 0; k < counts.size(); ++k) enough = enough && counts[k] >= contained_[k].min;
-      if (enough) g_.skip(is_first ? node : after_space(g_, w_.json, node), close_);
+      if (enough) g_.add_epsilon(is_first ? node : add_optional_space(g_, w_.json, node), close_);
       if (n != max_) {
         const Node before = is_first ? node : after_comma(node);
         for_each_count(counts, [&](const std::vector<int>& next, const Schemas& counted) {
@@ -152,7 +154,7 @@ class ArrayWriter {
           schemas.insert(schemas.end(), counted.begin(), counted.end());
           // Even if the number of items does not matter, none differs from some: a comma is needed.
           const State to = {std::min(n + 1, std::max(most, 1)), next};
-          g_.call(before, w_.rule_of(schemas), node_of(to));
+          g_.add_call(before, w_.rule_of(schemas), node_of(to));
         });
       }
       is_first = false;
@@ -162,7 +164,7 @@ class ArrayWriter {
   template <class Found>
   void for_each_count(const std::vector<int>& counts, Found found) {
     require(contained_.size() <= 4, "{}: more than 4 \"contains\" at once are not supported",
-            place(*claims_.schemas.back()));
+            location(*constraints_.schemas.back()));
     for (unsigned bits = 0; bits < 1U << counts.size(); ++bits) {
       std::vector<int> next = counts;
       Schemas schemas;
@@ -184,15 +186,17 @@ class ArrayWriter {
 
   // Writes the constants in their order, each at most once.
   void write_unique(Node open, const std::string& at) {
-    Claims claims;
-    for (const Json* schema : schemas_of(n_first_)) w_.document.add_claims(*schema, claims);
-    const auto constants = n_first_ == 0 ? w_.values.constants(claims) : std::nullopt;
+    Constraints constraints;
+    for (const Json* schema : schemas_of(n_first_))
+      w_.document.add_constraints(*schema, constraints);
+    const auto constants = n_first_ == 0 ? w_.values.constants(constraints) : std::nullopt;
     require(constants.has_value(),
             "{}: \"uniqueItems\" is supported only where the items are constants, booleans or a "
-            "few integers: nothing keeps a model from writing another item twice",
+            "few integers: other duplicates cannot be prevented",
             at);
     const auto n = static_cast<int>(constants->size());
-    g_.explain(rule_, fmt::format("{}: of {} constants no {} are different", at, n, min_));
+    g_.explain_if_empty(
+        rule_, fmt::format("{}: {} constants are fewer than {} different items", at, n, min_));
     const int most = max_ == kNoLimit ? n : std::min(n, max_);
     std::vector<Node> after(most + 1, -1);  // [items so far] the node after them
     after[0] = open;
@@ -202,20 +206,20 @@ class ArrayWriter {
         if (after[count - 1] < 0) continue;
         const Node before = count == 1 ? open : after_comma(after[count - 1]);
         const Node next = g_.add_node();
-        g_.text(before, text, next);
-        if (after[count] >= 0) g_.skip(after[count], next);
+        g_.add_text(before, text, next);
+        if (after[count] >= 0) g_.add_epsilon(after[count], next);
         after[count] = next;
       }
     }
     for (int count = min_; count <= most; ++count)
       if (after[count] >= 0)
-        g_.skip(count == 0 ? open : after_space(g_, w_.json, after[count]), close_);
+        g_.add_epsilon(count == 0 ? open : add_optional_space(g_, w_.json, after[count]), close_);
   }
 
   SchemaWriter& w_;
   Grammar& g_;
   const Rule rule_;
-  const Claims& claims_;
+  const Constraints& constraints_;
   int min_ = 0, max_ = kNoLimit;
   int n_first_ = 0;  // items with schemas of their own
   bool unique_ = false;
@@ -225,8 +229,8 @@ class ArrayWriter {
 
 }  // namespace
 
-void write_array(SchemaWriter& writer, Rule rule, const Claims& claims) {
-  ArrayWriter(writer, rule, claims).write();
+void write_array(SchemaWriter& writer, Rule rule, const Constraints& constraints) {
+  ArrayWriter(writer, rule, constraints).write();
 }
 
 }  // namespace tandem

@@ -12,8 +12,8 @@ namespace tandem {
 // does not describe, unless it explicitly allows others. A schema without "type" that has keywords
 // of objects, arrays, strings or numbers allows only values of these types.
 //
-// docs/schemas.md lists the supported keywords. Throws Error for others, naming the place and the
-// keyword. If no value fits, Grammar::finish() throws.
+// docs/schemas.md lists the supported keywords. Throws Error for others, naming the location and
+// the keyword. If no value fits, Grammar::finish() throws.
 Grammar::Rule add_schema(Grammar& grammar, const JsonRules& json,
                          const nlohmann::ordered_json& schema);
 

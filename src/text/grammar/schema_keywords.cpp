@@ -13,32 +13,32 @@ namespace {
 
 // Keywords that do not restrict values by themselves: annotations, definitions for $ref, and "then"
 // and "else", which are read together with "if".
-constexpr std::array<std::string_view, 26> kDescribing = {"title",
-                                                          "description",
-                                                          "default",
-                                                          "examples",
-                                                          "example",
-                                                          "$comment",
-                                                          "$schema",
-                                                          "deprecated",
-                                                          "readOnly",
-                                                          "writeOnly",
-                                                          "$id",
-                                                          "id",
-                                                          "$anchor",
-                                                          "$dynamicAnchor",
-                                                          "discriminator",
-                                                          "strict",
-                                                          "contentEncoding",
-                                                          "contentMediaType",
-                                                          "contentSchema",
-                                                          "$vocabulary",
-                                                          "externalDocs",
-                                                          "xml",
-                                                          "$defs",
-                                                          "definitions",
-                                                          "then",
-                                                          "else"};
+constexpr std::array<std::string_view, 26> kAnnotations = {"title",
+                                                           "description",
+                                                           "default",
+                                                           "examples",
+                                                           "example",
+                                                           "$comment",
+                                                           "$schema",
+                                                           "deprecated",
+                                                           "readOnly",
+                                                           "writeOnly",
+                                                           "$id",
+                                                           "id",
+                                                           "$anchor",
+                                                           "$dynamicAnchor",
+                                                           "discriminator",
+                                                           "strict",
+                                                           "contentEncoding",
+                                                           "contentMediaType",
+                                                           "contentSchema",
+                                                           "$vocabulary",
+                                                           "externalDocs",
+                                                           "xml",
+                                                           "$defs",
+                                                           "definitions",
+                                                           "then",
+                                                           "else"};
 
 struct Keyword {
   std::string_view name;
@@ -94,47 +94,50 @@ const Keyword* find_keyword(std::string_view name) {
   return it == std::end(kKeywords) ? nullptr : it;
 }
 
-bool describes(std::string_view name) {
+bool is_annotation(std::string_view name) {
   const bool is_extension = name.substr(0, 2) == "x-";
   return is_extension ||
-         std::find(kDescribing.begin(), kDescribing.end(), name) != kDescribing.end();
+         std::find(kAnnotations.begin(), kAnnotations.end(), name) != kAnnotations.end();
 }
 
-const SchemaJson* checked(const SchemaJson& schema, const std::string& place, const char* name,
+const SchemaJson* checked(const SchemaJson& schema, const std::string& location, const char* name,
                           bool (SchemaJson::*is)() const noexcept, const char* what) {
   const SchemaJson* value = keyword(schema, name);
-  require(!value || (value->*is)(), "{}: {} is {}: must be {}", place, name,
+  require(!value || (value->*is)(), "{}: {} is {}: must be {}", location, name,
           value ? shown(*value) : "", what);
   return value;
 }
 
-Decimal number_at(const SchemaJson& value, const std::string& place, const char* name) {
+Decimal number_at(const SchemaJson& value, const std::string& location, const char* name) {
   require(value.is_number() && std::isfinite(value.get<double>()), "{}: {} is {}: must be a number",
-          place, name, shown(value));
+          location, name, shown(value));
   return decimal_of(value);
 }
 
-void narrow_min(NumberSet& set, const Decimal& min, bool is_out) {
+void narrow_min(NumberSet& set, const Decimal& min, bool is_exclusive) {
   const int order = set.min ? compare(min, *set.min) : 1;
   if (order < 0) return;
-  set.above_min = is_out || (order == 0 && set.above_min);
+  set.above_min = is_exclusive || (order == 0 && set.above_min);
   set.min = min;
 }
 
-void narrow_max(NumberSet& set, const Decimal& max, bool is_out) {
+void narrow_max(NumberSet& set, const Decimal& max, bool is_exclusive) {
   const int order = set.max ? compare(max, *set.max) : -1;
   if (order > 0) return;
-  set.below_max = is_out || (order == 0 && set.below_max);
+  set.below_max = is_exclusive || (order == 0 && set.below_max);
   set.max = max;
 }
 
 // Before draft 6, "exclusiveMinimum" and "exclusiveMaximum" were booleans.
-void narrow_to(NumberSet& set, const SchemaJson& schema, const std::string& place, const char* name,
-               const char* exclusive_name, void (*narrow_bound)(NumberSet&, const Decimal&, bool)) {
+void narrow_to(NumberSet& set, const SchemaJson& schema, const std::string& location,
+               const char* name, const char* exclusive_name,
+               void (*narrow_bound)(NumberSet&, const Decimal&, bool)) {
   const SchemaJson *bound = keyword(schema, name), *exclusive = keyword(schema, exclusive_name);
   const bool is_flag = exclusive && exclusive->is_boolean();
-  if (bound) narrow_bound(set, number_at(*bound, place, name), is_flag && exclusive->get<bool>());
-  if (exclusive && !is_flag) narrow_bound(set, number_at(*exclusive, place, exclusive_name), true);
+  if (bound)
+    narrow_bound(set, number_at(*bound, location, name), is_flag && exclusive->get<bool>());
+  if (exclusive && !is_flag)
+    narrow_bound(set, number_at(*exclusive, location, exclusive_name), true);
 }
 
 }  // namespace
@@ -146,21 +149,21 @@ TypeSet type_of(const SchemaJson& value) {
   return kNoTypes;
 }
 
-TypeSet stated_types(const SchemaJson& schema, const std::string& place) {
+TypeSet declared_types(const SchemaJson& schema, const std::string& location) {
   const SchemaJson* type = keyword(schema, "type");
   if (!type) return kAllTypes;
   TypeSet types = kNoTypes;
   for (const SchemaJson& name : type->is_array() ? *type : SchemaJson::array({*type})) {
     const auto it = std::find_if(std::begin(kTypes), std::end(kTypes),
                                  [&](const auto& known) { return name == known.first; });
-    require(it != std::end(kTypes), "{}: {} is not a type of JSON", place, shown(name));
+    require(it != std::end(kTypes), "{}: {} is not a type of JSON", location, shown(name));
     types |= it->second;
   }
-  require(types != kNoTypes, "{}: \"type\" is empty: nothing fits", place);
+  require(types != kNoTypes, "{}: \"type\" is an empty list: no value matches", location);
   return types & kNumberType ? types & ~kIntegerType : types;
 }
 
-TypeSet described_types(const SchemaJson& schema) {
+TypeSet implied_types(const SchemaJson& schema) {
   TypeSet types = kNoTypes;
   for (const auto& [name, value] : schema.items())
     if (const Keyword* k = find_keyword(name); k && k->types != kAllTypes) types |= k->types;
@@ -174,12 +177,13 @@ SchemaJson type_names(TypeSet types) {
   return names;
 }
 
-void require_understood(const SchemaJson& schema, const std::string& place) {
+void require_supported(const SchemaJson& schema, const std::string& location) {
   if (schema.is_boolean()) return;
-  require(schema.is_object(), "{} is {}: must be a schema, which is an object", place,
+  require(schema.is_object(), "{} is {}: must be a schema, which is an object", location,
           shown(schema));
   for (const auto& [name, value] : schema.items())
-    require(describes(name) || find_keyword(name), "{}: {} is not supported", place, shown(name));
+    require(is_annotation(name) || find_keyword(name), "{}: {} is not supported", location,
+            shown(name));
 }
 
 const SchemaJson* keyword(const SchemaJson& schema, const char* name) {
@@ -187,46 +191,47 @@ const SchemaJson* keyword(const SchemaJson& schema, const char* name) {
   return it == schema.end() ? nullptr : &*it;
 }
 
-const SchemaJson* object_at(const SchemaJson& schema, const std::string& place, const char* name) {
-  return checked(schema, place, name, &SchemaJson::is_object, "an object");
+const SchemaJson* object_at(const SchemaJson& schema, const std::string& location,
+                            const char* name) {
+  return checked(schema, location, name, &SchemaJson::is_object, "an object");
 }
 
-const SchemaJson* list_at(const SchemaJson& schema, const std::string& place, const char* name) {
-  return checked(schema, place, name, &SchemaJson::is_array, "a list");
+const SchemaJson* list_at(const SchemaJson& schema, const std::string& location, const char* name) {
+  return checked(schema, location, name, &SchemaJson::is_array, "a list");
 }
 
-const SchemaJson* text_at(const SchemaJson& schema, const std::string& place, const char* name) {
-  return checked(schema, place, name, &SchemaJson::is_string, "a text");
+const SchemaJson* text_at(const SchemaJson& schema, const std::string& location, const char* name) {
+  return checked(schema, location, name, &SchemaJson::is_string, "a string");
 }
 
-int count_of(const SchemaJson& schema, const std::string& place, const char* name, int missing) {
+int count_of(const SchemaJson& schema, const std::string& location, const char* name, int missing) {
   const SchemaJson* value = keyword(schema, name);
   if (!value) return missing;
   const double count = value->is_number() ? value->get<double>() : -1;
   require(count >= 0 && count == std::floor(count),
-          "{}: {} is {}: must be a whole number from 0 on", place, shown(std::string(name)),
+          "{}: {} is {}: must be an integer of at least 0", location, shown(std::string(name)),
           shown(*value));
   return static_cast<int>(std::min<double>(count, kMaxCount));
 }
 
-ItemSchemas item_schemas(const SchemaJson& schema, const std::string& place) {
+ItemSchemas item_schemas(const SchemaJson& schema, const std::string& location) {
   ItemSchemas items;
   const SchemaJson* all = keyword(schema, "items");
   if (all && all->is_array())
     return {all, keyword(schema, "additionalItems"), "items", "additionalItems"};
-  return {list_at(schema, place, "prefixItems"), all, "prefixItems", "items"};
+  return {list_at(schema, location, "prefixItems"), all, "prefixItems", "items"};
 }
 
-void narrow(NumberSet& set, const SchemaJson& schema, const std::string& place) {
-  narrow_to(set, schema, place, "minimum", "exclusiveMinimum", narrow_min);
-  narrow_to(set, schema, place, "maximum", "exclusiveMaximum", narrow_max);
+void narrow(NumberSet& set, const SchemaJson& schema, const std::string& location) {
+  narrow_to(set, schema, location, "minimum", "exclusiveMinimum", narrow_min);
+  narrow_to(set, schema, location, "maximum", "exclusiveMaximum", narrow_max);
   if (const SchemaJson* value = keyword(schema, "multipleOf")) {
-    auto step = step_of(number_at(*value, place, "multipleOf"));
+    auto step = step_of(number_at(*value, location, "multipleOf"));
     if (step && set.step) step = common_multiple(*step, *set.step);
     require(step.has_value(),
-            "{}: multipleOf is {}: must be above 0 and have at most nine digits, also together "
-            "with others",
-            place, shown(*value));
+            "{}: multipleOf is {}: must be above 0 and have at most nine digits, also when "
+            "combined with others",
+            location, shown(*value));
     set.step = step;
   }
 }

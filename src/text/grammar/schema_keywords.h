@@ -20,26 +20,27 @@ inline constexpr TypeSet kAllTypes = 63;  // integers are numbers
 
 TypeSet type_of(const SchemaJson& value);
 // The types named by "type", all types without it. kIntegerType is set only if kNumberType is not.
-TypeSet stated_types(const SchemaJson& schema, const std::string& place);
+TypeSet declared_types(const SchemaJson& schema, const std::string& location);
 // The types to which the keywords of `schema` apply.
-TypeSet described_types(const SchemaJson& schema);
+TypeSet implied_types(const SchemaJson& schema);
 // The value of "type" for these types, a list of names.
 SchemaJson type_names(TypeSet types);
 
 // Throws Error unless `schema` is a boolean or an object whose keywords are all supported or only
 // annotations.
-void require_understood(const SchemaJson& schema, const std::string& place);
+void require_supported(const SchemaJson& schema, const std::string& location);
 
 // The value of a keyword, or nullptr.
 const SchemaJson* keyword(const SchemaJson& schema, const char* name);
 // The value of a keyword that must be an object, a list or a string, or nullptr. Throw Error for
 // values of other types.
-const SchemaJson* object_at(const SchemaJson& schema, const std::string& place, const char* name);
-const SchemaJson* list_at(const SchemaJson& schema, const std::string& place, const char* name);
-const SchemaJson* text_at(const SchemaJson& schema, const std::string& place, const char* name);
+const SchemaJson* object_at(const SchemaJson& schema, const std::string& location,
+                            const char* name);
+const SchemaJson* list_at(const SchemaJson& schema, const std::string& location, const char* name);
+const SchemaJson* text_at(const SchemaJson& schema, const std::string& location, const char* name);
 // The value of a keyword that is a count; larger values become kMaxCount. Throws Error unless it
-// is a whole number of at least 0.
-int count_of(const SchemaJson& schema, const std::string& place, const char* name, int missing);
+// is an integer of at least 0.
+int count_of(const SchemaJson& schema, const std::string& location, const char* name, int missing);
 inline constexpr int kMaxCount = 1'000'000;
 
 // "items", "prefixItems" and "additionalItems" of all drafts: the schemas of the first items, and
@@ -49,11 +50,11 @@ struct ItemSchemas {
   const SchemaJson* others = nullptr;
   const char *first_name = "", *others_name = "";
 };
-ItemSchemas item_schemas(const SchemaJson& schema, const std::string& place);
+ItemSchemas item_schemas(const SchemaJson& schema, const std::string& location);
 
 // Narrows `set` by "minimum", "maximum", their exclusive forms and "multipleOf". Throws Error for
 // values that are not numbers.
-void narrow(NumberSet& set, const SchemaJson& schema, const std::string& place);
+void narrow(NumberSet& set, const SchemaJson& schema, const std::string& location);
 bool fits(const Decimal& value, const NumberSet& set);
 
 // The pattern of a "format"; empty for a format that is only an annotation.

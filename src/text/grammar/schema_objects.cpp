@@ -16,41 +16,41 @@ using Schemas = SchemaWriter::Schemas;
 
 constexpr int kMaxOthers = 100;     // properties that no schema names, if "maxProperties" counts
 constexpr size_t kMaxPatterns = 6;  // of names; every combination of them is handled separately
-constexpr size_t kMaxOtherClaims = 4;
+constexpr size_t kMaxOtherProperties = 4;
 
 bool has_false(const Schemas& schemas) {
   return std::any_of(schemas.begin(), schemas.end(), [](const Json* s) { return *s == false; });
 }
 
-// What `claims` say about the properties of an object.
+// What the constraints say about the properties of an object.
 class ObjectShape {
  public:
-  ObjectShape(SchemaDocument& document, SchemaValues& values, const Claims& claims)
-      : document_(document), values_(values), claims_(claims) {
-    for (const Json* schema : claims.schemas) add(*schema);
-    for (const Json* schema : claims.schemas) add_required(*schema);
+  ObjectShape(SchemaDocument& document, SchemaValues& values, const Constraints& constraints)
+      : document_(document), values_(values), constraints_(constraints) {
+    for (const Json* schema : constraints.schemas) add(*schema);
+    for (const Json* schema : constraints.schemas) add_required(*schema);
     for (const Json* schema : name_schemas) add_listed_names(*schema);
-    min = greatest_count(document, claims, "minProperties");
-    max = least_count(document, claims, "maxProperties");
+    min = largest_minimum(document, constraints, "minProperties");
+    max = smallest_maximum(document, constraints, "maxProperties");
     const bool too_few = min > static_cast<int>(known.size());
     open = has_others_ || !describes_ || too_few;
-    for (const Json* schema : other_claims)
+    for (const Json* schema : other_properties)
       for (const Json& name : (*schema)["otherProperty"]["names"])
-        know(name.get<std::string>(), open);
+        add_name(name.get<std::string>(), open);
     require(
-        patterns.size() <= kMaxPatterns && other_claims.size() <= kMaxOtherClaims,
+        patterns.size() <= kMaxPatterns && other_properties.size() <= kMaxOtherProperties,
         "{}: more than {} patterns of names, or {} of \"additionalProperties\" within \"not\", at "
         "once are not supported",
-        place(), kMaxPatterns, kMaxOtherClaims);
-    std::erase_if(names, [&](const std::string& name) { return !may_be(name); });
+        location(), kMaxPatterns, kMaxOtherProperties);
+    std::erase_if(names, [&](const std::string& name) { return !is_allowed(name); });
     for (const std::string& name : required)
-      if (!among(names, name)) missing = name;
+      if (!contains(names, name)) missing = name;
     if (min <= static_cast<int>(required.size())) min = 0;
     const bool is_enough = max >= static_cast<int>(names.size()) && !open && patterns.empty();
     if (is_enough) max = kNoLimit;
   }
 
-  const std::string& place() const { return document_.place(*claims_.schemas.back()); }
+  const std::string& location() const { return document_.location(*constraints_.schemas.back()); }
 
   // The schemas that the value of property `name` must fit.
   Schemas values_of(const std::string& name) {
@@ -59,7 +59,7 @@ class ObjectShape {
           const Json* properties = keyword(schema, "properties");
           return properties && properties->contains(name);
         },
-        name, [&](const std::string& pattern) { return has(pattern, name); });
+        name, [&](const std::string& pattern) { return name_matches(pattern, name); });
   }
   // The schemas that values of unnamed properties must fit: properties that no schema names and
   // whose names match exactly the patterns `matched`.
@@ -74,34 +74,34 @@ class ObjectShape {
       schemas.push_back(&document_.part(*schema, "propertyNames"));
     Json text = {{"type", "string"}};
     if (!known.empty()) text["excludedTexts"] = known;
-    schemas.push_back(&document_.make(text, place()));
+    schemas.push_back(&document_.add_generated(text, location()));
     for (const std::string& pattern : patterns) {
       const char* word = matched.count(pattern) > 0 ? "pattern" : "excludedPattern";
-      schemas.push_back(&document_.make({{word, pattern}}, place()));
+      schemas.push_back(&document_.add_generated({{word, pattern}}, location()));
     }
     return schemas;
   }
 
-  bool has(const std::string& pattern, const std::string& name) {
-    return matches(document_.texts_with(pattern, place()), name);
+  bool name_matches(const std::string& pattern, const std::string& name) {
+    return matches(document_.automaton_for(pattern, location()), name);
   }
-  // Whether a property can satisfy the "otherProperty" of `claim`.
-  bool meets(const Json& claim, const std::string& name) {
-    const Json& other = claim["otherProperty"];
+  // Whether a property can satisfy the "otherProperty" of `constraint`.
+  bool can_satisfy(const Json& constraint, const std::string& name) {
+    const Json& other = constraint["otherProperty"];
     const Json& excluded = other["names"];
     return std::find(excluded.begin(), excluded.end(), name) == excluded.end() &&
            std::none_of(other["patterns"].begin(), other["patterns"].end(),
-                        [&](const Json& pattern) { return has(pattern, name); });
+                        [&](const Json& pattern) { return name_matches(pattern, name); });
   }
-  static bool meets(const Json& claim, const std::set<std::string>& matched) {
-    const Json& excluded = claim["otherProperty"]["patterns"];
+  static bool can_satisfy(const Json& constraint, const std::set<std::string>& matched) {
+    const Json& excluded = constraint["otherProperty"]["patterns"];
     return std::none_of(excluded.begin(), excluded.end(), [&](const Json& pattern) {
       return matched.count(pattern.get<std::string>()) > 0;
     });
   }
   // Whether unnamed properties that match these patterns are allowed: other names are, or
   // "patternProperties" has one of the patterns.
-  bool may_be_others(const std::set<std::string>& matched) const {
+  bool allows_others(const std::set<std::string>& matched) const {
     return open || std::any_of(matched.begin(), matched.end(), [&](const std::string& pattern) {
              return described_patterns_.count(pattern) > 0;
            });
@@ -110,7 +110,7 @@ class ObjectShape {
   std::vector<std::string> names;  // named properties that are allowed, in the schema's order
   std::vector<std::string> known;  // all named properties, also those that are not allowed
   std::set<std::string> required, patterns;
-  std::vector<const Json*> name_schemas, other_claims;
+  std::vector<const Json*> name_schemas, other_properties;
   int min = 0, max = kNoLimit;
   bool open = false;    // properties that no schema names are allowed
   std::string missing;  // a required property that is not allowed
@@ -124,22 +124,22 @@ class ObjectShape {
   };
 
   void add(const Json& schema) {
-    const std::string& at = document_.place(schema);
-    const bool is_clients = !document_.is_ours(schema);
+    const std::string& at = document_.location(schema);
+    const bool is_from_client = !document_.is_generated(schema);
     if (const Json* properties = object_at(schema, at, "properties"))
       for (const auto& [name, value] : properties->items()) {
-        know(name, true);
-        describes_ = describes_ || (is_clients && value != false);
+        add_name(name, true);
+        describes_ = describes_ || (is_from_client && value != false);
       }
     if (const Json* by_pattern = object_at(schema, at, "patternProperties"))
       for (const auto& [pattern, value] : by_pattern->items()) {
         patterns.insert(pattern);
         described_patterns_.insert(pattern);
-        describes_ = describes_ || is_clients;
+        describes_ = describes_ || is_from_client;
       }
     if (keyword(schema, "propertyNames")) name_schemas.push_back(&schema);
     if (const Json* other = keyword(schema, "otherProperty")) {
-      other_claims.push_back(&schema);
+      other_properties.push_back(&schema);
       for (const Json& pattern : (*other)["patterns"]) patterns.insert(pattern);
     }
     const bool has_others = keyword(schema, "additionalProperties") != nullptr;
@@ -161,11 +161,12 @@ class ObjectShape {
       described_.push_back(std::move(described));
   }
 
-  // Collects `schema` and the schemas applied to the same value within it, if `claims` has them.
+  // Collects `schema` and the schemas applied to the same value within it, if `constraints` has
+  // them.
   void collect(const Json& schema, std::vector<const Json*>& found) {
-    if (among(found, &schema) || !among(claims_.schemas, &schema)) return;
+    if (contains(found, &schema) || !contains(constraints_.schemas, &schema)) return;
     found.push_back(&schema);
-    const std::string& at = document_.place(schema);
+    const std::string& at = document_.location(schema);
     if (const Json* reference = text_at(schema, at, "$ref"))
       collect(document_.target(reference->get<std::string>(), at), found);
     for (const char* name : {"allOf", "anyOf", "oneOf"})
@@ -179,34 +180,34 @@ class ObjectShape {
   }
 
   void add_required(const Json& schema) {
-    const std::string& at = document_.place(schema);
+    const std::string& at = document_.location(schema);
     const Json* list = list_at(schema, at, "required");
     if (!list) return;
     for (const Json& name : *list) {
       require(name.is_string(), "{}: required has {}: must be a name", at, name.dump());
-      know(name.get<std::string>(), true);
+      add_name(name.get<std::string>(), true);
       required.insert(name.get<std::string>());
-      describes_ = describes_ || !document_.is_ours(schema);
+      describes_ = describes_ || !document_.is_generated(schema);
     }
   }
 
   // Names listed in an "enum" of "propertyNames" are known as well, in that order.
   void add_listed_names(const Json& schema) {
-    Claims claims;
-    document_.add_claims(document_.part(schema, "propertyNames"), claims);
-    for (const Json* s : claims.schemas)
-      if (const Json* list = list_at(*s, document_.place(*s), "enum"))
+    Constraints constraints;
+    document_.add_constraints(document_.part(schema, "propertyNames"), constraints);
+    for (const Json* s : constraints.schemas)
+      if (const Json* list = list_at(*s, document_.location(*s), "enum"))
         for (const Json& name : *list)
-          if (name.is_string()) know(name.get<std::string>(), true);
+          if (name.is_string()) add_name(name.get<std::string>(), true);
   }
 
-  void know(const std::string& name, bool may_be) {
+  void add_name(const std::string& name, bool allowed) {
     if (!known_.insert(name).second) return;
     known.push_back(name);
-    if (may_be) names.push_back(name);
+    if (allowed) names.push_back(name);
   }
 
-  bool may_be(const std::string& name) {
+  bool is_allowed(const std::string& name) {
     const bool fits = std::all_of(name_schemas.begin(), name_schemas.end(), [&](const Json* s) {
       return values_.fits(Json(name), document_.part(*s, "propertyNames"));
     });
@@ -238,7 +239,7 @@ class ObjectShape {
 
   SchemaDocument& document_;
   SchemaValues& values_;
-  const Claims& claims_;
+  const Constraints& constraints_;
   std::set<std::string> known_, described_patterns_;
   std::vector<Described> described_;
   bool describes_ = false, has_others_ = false;
@@ -248,27 +249,27 @@ class ObjectWriter {
  public:
   ObjectWriter(SchemaWriter& writer, Rule rule, ObjectShape& shape)
       : w_(writer), g_(writer.grammar), rule_(rule), shape_(shape) {
-    for (const Json* claim : shape.other_claims)
-      claimed_.push_back(&w_.document.part(*claim, "otherProperty", "value"));
-    all_met_ = (1U << claimed_.size()) - 1;
+    for (const Json* constraint : shape.other_properties)
+      required_values_.push_back(&w_.document.part(*constraint, "otherProperty", "value"));
+    all_satisfied_ = (1U << required_values_.size()) - 1;
   }
 
   void write() {
     Layer layer;
-    layer[{0, 0}].first = after_space(g_, w_.json, g_.byte(g_.start(rule_), '{'));
+    layer[{0, 0}].first = add_optional_space(g_, w_.json, g_.add_byte(g_.start(rule_), '{'));
     for (const std::string& name : shape_.names) layer = after_property(name, layer);
     close_ = g_.add_node();
-    g_.bytes(close_, '}', '}', g_.end(rule_));
+    g_.add_bytes(close_, '}', '}', g_.end(rule_));
     const std::vector<Other> others = find_others();
     for (const auto& [count, before] : layer) write_others(count, before, others);
   }
 
  private:
   // Number of properties so far, up to the largest count that matters, and a bit set of the members
-  // of claimed_ that they satisfy.
+  // of required_values_ that they satisfy.
   struct Count {
     int n;
-    unsigned met;
+    unsigned satisfied;
     auto operator<=>(const Count&) const = default;
   };
   // Nodes where the next property may begin: the first of the object, or one after others.
@@ -283,8 +284,8 @@ class ObjectWriter {
     const bool is_counted = layer.size() > 1 || shape_.max != kNoLimit;
     Rule member = -1;
     const auto write_member = [&](Node from, Node to, Rule value) {
-      const Node colon = g_.text(from, Json(name).dump() + ":");
-      g_.call(after_space(g_, w_.json, colon), value, to);
+      const Node colon = g_.add_text(from, Json(name).dump() + ":");
+      g_.add_call(add_optional_space(g_, w_.json, colon), value, to);
     };
     const auto write = [&](Node from, Node to) {
       if (!is_counted) return write_member(from, to, w_.rule_of(values));
@@ -292,7 +293,7 @@ class ObjectWriter {
         member = g_.add_rule();
         write_member(g_.start(member), g_.end(member), w_.rule_of(values));
       }
-      g_.call(from, member, to);
+      g_.add_call(from, member, to);
     };
     const int most = shape_.max != kNoLimit ? shape_.max : shape_.min;
     Layer next;
@@ -301,21 +302,21 @@ class ObjectWriter {
       if (count.n == shape_.max) continue;
       const Node key = key_after(before);
       const int n = std::min(count.n + 1, most);
-      write(key, later(next, {n, count.met}));
-      unsigned may_meet = 0;
-      for (size_t i = 0; i < claimed_.size(); ++i)
-        if (shape_.meets(*shape_.other_claims[i], name)) may_meet |= 1U << i;
-      for (unsigned met = 1; met <= may_meet; ++met)
-        if ((met & ~may_meet) == 0 && (met & count.met) == 0)
-          write_member(key, later(next, {n, count.met | met}),
-                       w_.rule_of(with_claims(values, met)));
+      write(key, later(next, {n, count.satisfied}));
+      unsigned satisfiable = 0;
+      for (size_t i = 0; i < required_values_.size(); ++i)
+        if (shape_.can_satisfy(*shape_.other_properties[i], name)) satisfiable |= 1U << i;
+      for (unsigned satisfied = 1; satisfied <= satisfiable; ++satisfied)
+        if ((satisfied & ~satisfiable) == 0 && (satisfied & count.satisfied) == 0)
+          write_member(key, later(next, {n, count.satisfied | satisfied}),
+                       w_.rule_of(with_required_values(values, satisfied)));
     }
     return next;
   }
 
-  Schemas with_claims(Schemas values, unsigned met) const {
-    for (size_t i = 0; i < claimed_.size(); ++i)
-      if ((met >> i & 1) != 0) values.push_back(claimed_[i]);
+  Schemas with_required_values(Schemas values, unsigned satisfied) const {
+    for (size_t i = 0; i < required_values_.size(); ++i)
+      if ((satisfied >> i & 1) != 0) values.push_back(required_values_[i]);
     return values;
   }
 
@@ -323,7 +324,7 @@ class ObjectWriter {
     const auto link = [&](Node& target, Node node) {
       if (node < 0) return;
       if (target < 0) target = g_.add_node();
-      g_.skip(node, target);
+      g_.add_epsilon(node, target);
     };
     link(to.first, from.first);
     link(to.later, from.later);
@@ -337,15 +338,15 @@ class ObjectWriter {
 
   Node key_after(const Before& before) {
     if (before.later < 0) return before.first;
-    const Node key = after_space(g_, w_.json, g_.byte(before.later, ','));
-    if (before.first >= 0) g_.skip(before.first, key);
+    const Node key = add_optional_space(g_, w_.json, g_.add_byte(before.later, ','));
+    if (before.first >= 0) g_.add_epsilon(before.first, key);
     return key;
   }
 
   // Properties that no schema names and whose names match one set of patterns.
   struct Other {
     Rule name;
-    std::map<unsigned, Rule> values;  // by the set of members of claimed_ that they satisfy
+    std::map<unsigned, Rule> values;  // by the set of members of required_values_ that they satisfy
   };
 
   std::vector<Other> find_others() {
@@ -356,13 +357,14 @@ class ObjectWriter {
       for (size_t i = 0; i < patterns.size(); ++i)
         if ((bits >> i & 1) != 0) matched.insert(patterns[i]);
       const Schemas values = shape_.values_of(matched);
-      if (!shape_.may_be_others(matched) || has_false(values)) continue;
+      if (!shape_.allows_others(matched) || has_false(values)) continue;
       Other other = {w_.rule_of(shape_.names_with(matched)), {}};
-      unsigned may_meet = 0;
-      for (size_t i = 0; i < claimed_.size(); ++i)
-        if (ObjectShape::meets(*shape_.other_claims[i], matched)) may_meet |= 1U << i;
-      for (unsigned met = 0; met <= may_meet; ++met)
-        if ((met & ~may_meet) == 0) other.values[met] = w_.rule_of(with_claims(values, met));
+      unsigned satisfiable = 0;
+      for (size_t i = 0; i < required_values_.size(); ++i)
+        if (ObjectShape::can_satisfy(*shape_.other_properties[i], matched)) satisfiable |= 1U << i;
+      for (unsigned satisfied = 0; satisfied <= satisfiable; ++satisfied)
+        if ((satisfied & ~satisfiable) == 0)
+          other.values[satisfied] = w_.rule_of(with_required_values(values, satisfied));
       others.push_back(std::move(other));
     }
     return others;
@@ -373,68 +375,69 @@ class ObjectWriter {
   void write_others(const Count& count, const Before& before, const std::vector<Other>& others) {
     const int most = shape_.max == kNoLimit ? 1 : std::min(shape_.max - count.n, kMaxOthers);
     std::map<std::pair<int, unsigned>, Node> nodes;
-    std::vector<std::pair<int, unsigned>> unwritten;
-    const auto node_of = [&](int n, unsigned met) {
-      const auto [it, is_new] = nodes.try_emplace({n, met}, -1);
+    std::vector<std::pair<int, unsigned>> pending;
+    const auto node_of = [&](int n, unsigned satisfied) {
+      const auto [it, is_new] = nodes.try_emplace({n, satisfied}, -1);
       if (is_new) {
         it->second = g_.add_node();
-        unwritten.emplace_back(n, met);
+        pending.emplace_back(n, satisfied);
       }
       return it->second;
     };
-    const auto write_next = [&](const Before& from, int n, unsigned met) {
-      const bool enough = count.n + (n > 0 ? 1 : 0) >= shape_.min && met == all_met_;
+    const auto write_next = [&](const Before& from, int n, unsigned satisfied) {
+      const bool enough = count.n + (n > 0 ? 1 : 0) >= shape_.min && satisfied == all_satisfied_;
       if (enough) write_end(from);
       const bool is_full = shape_.max != kNoLimit && n == most;
       if (is_full || others.empty()) return;
       const Node key = key_after(from);
       for (const Other& other : others) {
-        const Node colon = g_.byte(g_.called(key, other.name), ':');
-        const Node value = after_space(g_, w_.json, colon);
-        for (const auto& [also_met, rule] : other.values)
-          if ((met & also_met) == 0)
-            g_.call(value, rule, node_of(std::min(n + 1, most), met | also_met));
+        const Node colon = g_.add_byte(g_.add_call(key, other.name), ':');
+        const Node value = add_optional_space(g_, w_.json, colon);
+        for (const auto& [newly_satisfied, rule] : other.values)
+          if ((satisfied & newly_satisfied) == 0)
+            g_.add_call(value, rule, node_of(std::min(n + 1, most), satisfied | newly_satisfied));
       }
     };
-    write_next(before, 0, count.met);
-    while (!unwritten.empty()) {
-      const auto [n, met] = unwritten.back();
-      unwritten.pop_back();
-      write_next({.first = -1, .later = nodes.at({n, met})}, n, met);
+    write_next(before, 0, count.satisfied);
+    while (!pending.empty()) {
+      const auto [n, satisfied] = pending.back();
+      pending.pop_back();
+      write_next({.first = -1, .later = nodes.at({n, satisfied})}, n, satisfied);
     }
   }
 
   void write_end(const Before& before) {
-    if (before.first >= 0) g_.skip(before.first, close_);
-    if (before.later >= 0) g_.skip(after_space(g_, w_.json, before.later), close_);
+    if (before.first >= 0) g_.add_epsilon(before.first, close_);
+    if (before.later >= 0) g_.add_epsilon(add_optional_space(g_, w_.json, before.later), close_);
   }
 
   SchemaWriter& w_;
   Grammar& g_;
   const Rule rule_;
   ObjectShape& shape_;
-  std::vector<const Json*> claimed_;  // schemas of the values of shape_.other_claims
-  unsigned all_met_ = 0;
+  std::vector<const Json*> required_values_;  // schemas of the values of shape_.other_properties
+  unsigned all_satisfied_ = 0;
   Node close_ = -1;
 };
 
 }  // namespace
 
-void write_object(SchemaWriter& w, Rule rule, const Claims& claims) {
-  ObjectShape shape(w.document, w.values, claims);
+void write_object(SchemaWriter& w, Rule rule, const Constraints& constraints) {
+  ObjectShape shape(w.document, w.values, constraints);
   Grammar& g = w.grammar;
   const bool is_free = shape.open && shape.known.empty() && shape.patterns.empty() &&
-                       shape.name_schemas.empty() && shape.other_claims.empty() && shape.min == 0 &&
-                       shape.max == kNoLimit && shape.values_of(std::set<std::string>()).empty();
-  if (is_free) return g.call(g.start(rule), w.json.object, g.end(rule));
+                       shape.name_schemas.empty() && shape.other_properties.empty() &&
+                       shape.min == 0 && shape.max == kNoLimit &&
+                       shape.values_of(std::set<std::string>()).empty();
+  if (is_free) return g.add_call(g.start(rule), w.json.object, g.end(rule));
   if (!shape.missing.empty())
-    return g.explain(rule, fmt::format("{}: \"{}\" is required, but cannot be there", shape.place(),
-                                       shape.missing));
+    return g.explain_if_empty(rule, fmt::format("{}: \"{}\" is required, but not allowed",
+                                                shape.location(), shape.missing));
   if (shape.min > static_cast<int>(shape.names.size()) + 1)
-    g.explain(rule, fmt::format("{}: minProperties is more than its named properties and one: "
-                                "nothing keeps a model from "
-                                "writing another name twice",
-                                shape.place()));
+    g.explain_if_empty(
+        rule, fmt::format("{}: minProperties exceeds its named properties by more than one: "
+                          "duplicates of other names cannot be prevented",
+                          shape.location()));
   ObjectWriter(w, rule, shape).write();
 }
 

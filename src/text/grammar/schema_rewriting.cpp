@@ -10,8 +10,8 @@ namespace {
 
 using Json = SchemaJson;
 
-Json reference(const std::string& place) { return {{"$ref", place}}; }
-Json without(Json schema) { return {{"not", std::move(schema)}}; }
+Json reference(const std::string& location) { return {{"$ref", location}}; }
+Json negated(Json schema) { return {{"not", std::move(schema)}}; }
 
 Json all_of(Json a, Json b) { return {{"allOf", Json::array({std::move(a), std::move(b)})}}; }
 
@@ -29,18 +29,18 @@ Json of_type(const char* type, const char* name, Json value) {
   return {{"type", type}, {name, std::move(value)}};
 }
 
-// Builds the list of opposites_of(), keyword by keyword.
-class Opposites {
+// Builds the list of negations_of(), keyword by keyword.
+class Negations {
  public:
-  Opposites(const Json& schema, const std::string& place) : s_(schema), place_(place) {}
+  Negations(const Json& schema, const std::string& location) : s_(schema), location_(location) {}
 
   Json write() {
     const Json* nullable = keyword(s_, "nullable");
     require(!nullable || *nullable != true, "{}: \"nullable\" within \"not\" is not supported",
-            place_);
+            location_);
     if (keyword(s_, "type")) add_types();
     if (keyword(s_, "const")) add_other_constants(Json::array({s_["const"]}));
-    if (const Json* values = list_at(s_, place_, "enum")) add_other_constants(*values);
+    if (const Json* values = list_at(s_, location_, "enum")) add_other_constants(*values);
     add_combined();
     add_numbers();
     add_texts();
@@ -51,14 +51,14 @@ class Opposites {
 
  private:
   void add(Json schema) { out_.push_back(std::move(schema)); }
-  std::string at(const std::string& name) const { return place_ + "/" + name; }
+  std::string at(const std::string& name) const { return location_ + "/" + name; }
   std::string at(const std::string& name, const std::string& part) const {
     return at(name) + "/" + pointer_part(part);
   }
   bool is(const char* name) const { return keyword(s_, name) != nullptr; }
 
   void add_types() {
-    const TypeSet types = stated_types(s_, place_);
+    const TypeSet types = declared_types(s_, location_);
     const TypeSet others = kAllTypes & ~types;
     const bool has_integers = (types & kIntegerType) != 0;
     const TypeSet named = has_integers ? others & ~kNumberType : others;
@@ -103,13 +103,13 @@ class Opposites {
   }
 
   void add_combined() {
-    if (is("$ref")) add(without({{"$ref", s_["$ref"]}}));
+    if (is("$ref")) add(negated({{"$ref", s_["$ref"]}}));
     if (is("not")) add(reference(at("not")));
-    if (const Json* all = list_at(s_, place_, "allOf"))
+    if (const Json* all = list_at(s_, location_, "allOf"))
       for (size_t i = 0; i < all->size(); ++i)
-        add(without(reference(at("allOf", std::to_string(i)))));
-    if (const Json* any = list_at(s_, place_, "anyOf")) add(none_of("anyOf", any->size()));
-    if (const Json* one = list_at(s_, place_, "oneOf")) {
+        add(negated(reference(at("allOf", std::to_string(i)))));
+    if (const Json* any = list_at(s_, location_, "anyOf")) add(none_of("anyOf", any->size()));
+    if (const Json* one = list_at(s_, location_, "oneOf")) {
       add(none_of("oneOf", one->size()));
       for (size_t a = 0; a < one->size(); ++a)
         for (size_t b = 0; b < a; ++b)
@@ -117,14 +117,14 @@ class Opposites {
                      reference(at("oneOf", std::to_string(b)))));
     }
     if (is("if")) {
-      if (is("then")) add(all_of(reference(at("if")), without(reference(at("then")))));
-      if (is("else")) add(all_of(without(reference(at("if"))), without(reference(at("else")))));
+      if (is("then")) add(all_of(reference(at("if")), negated(reference(at("then")))));
+      if (is("else")) add(all_of(negated(reference(at("if"))), negated(reference(at("else")))));
     }
   }
 
   Json none_of(const std::string& name, size_t n) const {
     Json none = Json::array();
-    for (size_t i = 0; i < n; ++i) none.push_back(without(reference(at(name, std::to_string(i)))));
+    for (size_t i = 0; i < n; ++i) none.push_back(negated(reference(at(name, std::to_string(i)))));
     return {{"allOf", none}};
   }
 
@@ -143,96 +143,96 @@ class Opposites {
   }
 
   void add_counts(const char* type, const char* least, const char* most) {
-    const int min = count_of(s_, place_, least, 0);
+    const int min = count_of(s_, location_, least, 0);
     if (min > 0) add(of_type(type, most, min - 1));
-    if (is(most)) add(of_type(type, least, count_of(s_, place_, most, 0) + 1));
+    if (is(most)) add(of_type(type, least, count_of(s_, location_, most, 0) + 1));
   }
 
   void add_arrays() {
     add_counts("array", "minItems", "maxItems");
-    const ItemSchemas items = item_schemas(s_, place_);
+    const ItemSchemas items = item_schemas(s_, location_);
     const size_t n_first = items.first ? items.first->size() : 0;
     for (size_t i = 0; i < n_first; ++i) {
       Json first = Json(Json::array_t(i, Json(true)));
-      first.push_back(without(reference(at(items.first_name, std::to_string(i)))));
+      first.push_back(negated(reference(at(items.first_name, std::to_string(i)))));
       add({{"type", "array"}, {"minItems", i + 1}, {"prefixItems", first}});
     }
     if (items.others && n_first == 0)
-      add(of_type("array", "contains", without(reference(at(items.others_name)))));
+      add(of_type("array", "contains", negated(reference(at(items.others_name)))));
     if (items.others && n_first > 0 && *items.others == false)
       add(of_type("array", "minItems", n_first + 1));
     if (is("contains") && !is("minContains") && !is("maxContains"))
-      add(of_type("array", "items", without(reference(at("contains")))));
+      add(of_type("array", "items", negated(reference(at("contains")))));
   }
 
   void add_objects() {
     add_counts("object", "minProperties", "maxProperties");
-    if (const Json* names = list_at(s_, place_, "required"))
+    if (const Json* names = list_at(s_, location_, "required"))
       for (const Json& name : *names)
         if (name.is_string()) add(without_property(name));
     Json known = Json::array(), patterns = Json::array();
-    if (const Json* properties = object_at(s_, place_, "properties"))
+    if (const Json* properties = object_at(s_, location_, "properties"))
       for (const auto& [name, value] : properties->items()) {
         known.push_back(name);
-        add(with_property(name, without(reference(at("properties", name)))));
+        add(with_property(name, negated(reference(at("properties", name)))));
       }
-    if (const Json* described = object_at(s_, place_, "patternProperties"))
+    if (const Json* described = object_at(s_, location_, "patternProperties"))
       for (const auto& [pattern, value] : described->items()) patterns.push_back(pattern);
     if (is("additionalProperties"))
       add(of_type("object", "otherProperty",
                   {{"names", known},
                    {"patterns", patterns},
-                   {"value", without(reference(at("additionalProperties")))}}));
-    if (const Json* required = object_at(s_, place_, "dependentRequired"))
+                   {"value", negated(reference(at("additionalProperties")))}}));
+    if (const Json* required = object_at(s_, location_, "dependentRequired"))
       for (const auto& [name, others] : required->items())
         for (const Json& other : others)
           if (other.is_string() && other != name)
             add(all_of(with_property(name, true), without_property(other)));
-    if (const Json* dependent = object_at(s_, place_, "dependentSchemas"))
+    if (const Json* dependent = object_at(s_, location_, "dependentSchemas"))
       for (const auto& [name, value] : dependent->items())
-        add(all_of(with_property(name, true), without(reference(at("dependentSchemas", name)))));
+        add(all_of(with_property(name, true), negated(reference(at("dependentSchemas", name)))));
   }
 
   const Json& s_;
-  const std::string& place_;
+  const std::string& location_;
   Json out_ = Json::array();
 };
 
 }  // namespace
 
-SchemaJson opposites_of(const SchemaJson& schema, const std::string& place) {
+SchemaJson negations_of(const SchemaJson& schema, const std::string& location) {
   if (schema.is_boolean()) return schema == true ? Json::array() : Json::array({Json(true)});
-  return Opposites(schema, place).write();
+  return Negations(schema, location).write();
 }
 
-SchemaJson exactly_one_of(size_t n, const std::string& place, const AreApart& are_apart) {
-  const auto one = [&](size_t i) { return reference(place + "/" + std::to_string(i)); };
+SchemaJson exactly_one_of(size_t n, const std::string& location, const AreDisjoint& are_disjoint) {
+  const auto one = [&](size_t i) { return reference(location + "/" + std::to_string(i)); };
   Json out = Json::array();
   for (size_t i = 0; i < n; ++i) {
     Json all = Json::array({one(i)});
     for (size_t other = 0; other < n; ++other)
-      if (other != i && !are_apart(i, other)) all.push_back(without(one(other)));
+      if (other != i && !are_disjoint(i, other)) all.push_back(negated(one(other)));
     out.push_back(all.size() == 1 ? all[0] : Json{{"allOf", all}});
   }
   return out;
 }
 
-SchemaJson choices_of_if(const SchemaJson& schema, const std::string& place) {
+SchemaJson alternatives_of_if(const SchemaJson& schema, const std::string& location) {
   const auto part = [&](const char* name) {
-    return keyword(schema, name) ? reference(place + "/" + name) : Json(true);
+    return keyword(schema, name) ? reference(location + "/" + name) : Json(true);
   };
-  return Json::array({all_of(part("if"), part("then")), all_of(without(part("if")), part("else"))});
+  return Json::array({all_of(part("if"), part("then")), all_of(negated(part("if")), part("else"))});
 }
 
-std::vector<SchemaJson> choices_of_dependencies(const SchemaJson& schema,
-                                                const std::string& place) {
+std::vector<SchemaJson> alternatives_of_dependencies(const SchemaJson& schema,
+                                                     const std::string& location) {
   std::vector<Json> all;
   const TypeSet others = kAllTypes & ~kObjectType;
   for (const char* kind : {"dependentRequired", "dependentSchemas", "dependencies"}) {
-    const Json* dependencies = object_at(schema, place, kind);
+    const Json* dependencies = object_at(schema, location, kind);
     if (!dependencies) continue;
     for (const auto& [name, asked] : dependencies->items()) {
-      Json fits = reference(place + "/" + kind + "/" + pointer_part(name));
+      Json fits = reference(location + "/" + kind + "/" + pointer_part(name));
       if (asked.is_array()) {
         fits = {{"type", "object"}, {"required", asked}};
         fits["required"].push_back(name);

@@ -14,14 +14,14 @@ struct TextSets {
   std::vector<std::string> excluded;
 };
 
-TextSets text_sets(SchemaDocument& document, const Claims& claims) {
+TextSets text_sets(SchemaDocument& document, const Constraints& constraints) {
   TextSets sets;
-  for (const Json* schema : claims.schemas) {
-    const std::string& at = document.place(*schema);
+  for (const Json* schema : constraints.schemas) {
+    const std::string& at = document.location(*schema);
     for (const std::string& pattern : patterns_of(*schema, at))
-      sets.in.push_back(&document.texts_with(pattern, at));
+      sets.in.push_back(&document.automaton_for(pattern, at));
     if (const Json* pattern = text_at(*schema, at, "excludedPattern"))
-      sets.out.push_back(&document.texts_with(pattern->get<std::string>(), at));
+      sets.out.push_back(&document.automaton_for(pattern->get<std::string>(), at));
     if (const Json* texts = keyword(*schema, "excludedTexts"))
       for (const Json& text : *texts) sets.excluded.push_back(text.get<std::string>());
   }
@@ -38,36 +38,38 @@ TextAutomaton common_texts(const TextSets& sets) {
 
 }  // namespace
 
-void write_string(SchemaWriter& w, Grammar::Rule rule, const Claims& claims) {
+void write_string(SchemaWriter& w, Grammar::Rule rule, const Constraints& constraints) {
   Grammar& g = w.grammar;
-  const std::string& at = w.document.place(*claims.schemas.back());
-  const int min = greatest_count(w.document, claims, "minLength");
-  const int max = least_count(w.document, claims, "maxLength");
+  const std::string& at = w.document.location(*constraints.schemas.back());
+  const int min = largest_minimum(w.document, constraints, "minLength");
+  const int max = smallest_maximum(w.document, constraints, "maxLength");
   if (max != kNoLimit && min > max)
-    return g.explain(rule, fmt::format("{}: no text has from {} to {} characters", at, min, max));
+    return g.explain_if_empty(
+        rule, fmt::format("{}: no text has from {} to {} characters", at, min, max));
   const bool any_length = min == 0 && max == kNoLimit;
-  const TextSets sets = text_sets(w.document, claims);
+  const TextSets sets = text_sets(w.document, constraints);
   const bool restricted = !sets.in.empty() || !sets.out.empty() || !sets.excluded.empty();
-  if (!restricted && any_length) return g.call(g.start(rule), w.json.string, g.end(rule));
-  const Grammar::Node quote = g.byte(g.start(rule), '"');
+  if (!restricted && any_length) return g.add_call(g.start(rule), w.json.string, g.end(rule));
+  const Grammar::Node quote = g.add_byte(g.start(rule), '"');
   if (!restricted) return w.json.characters.add(g, quote, g.end(rule), min, max);
-  g.explain(rule, fmt::format("{}: no text fits its patterns and lengths", at));
+  g.explain_if_empty(rule, fmt::format("{}: no text fits its patterns and lengths", at));
   const Grammar::Node last = g.add_node();
-  g.bytes(last, '"', '"', g.end(rule));
+  g.add_bytes(last, '"', '"', g.end(rule));
   try {
     const TextAutomaton texts = common_texts(sets);
-    add_texts_of(g, quote, last, any_length ? texts : of_length(texts, min, max), Writing::kJson);
+    add_automaton(g, quote, last, any_length ? texts : with_length(texts, min, max),
+                  Escaping::kJson);
   } catch (const Error& error) {
     fail("{}: {}", at, error.what());
   }
 }
 
-void write_number(SchemaWriter& w, Grammar::Rule rule, const Claims& claims) {
-  const std::string& at = w.document.place(*claims.schemas.back());
-  const NumberSet numbers = numbers_of(w.document, claims);
+void write_number(SchemaWriter& w, Grammar::Rule rule, const Constraints& constraints) {
+  const std::string& at = w.document.location(*constraints.schemas.back());
+  const NumberSet numbers = numbers_of(w.document, constraints);
   if (numbers.min || numbers.max)
-    w.grammar.explain(rule, fmt::format("{}: no {} is between its bounds", at,
-                                        numbers.step ? "such number" : "number"));
+    w.grammar.explain_if_empty(rule, fmt::format("{}: no {} is between its bounds", at,
+                                                 numbers.step ? "such number" : "number"));
   try {
     add_numbers(w.grammar, w.json, rule, numbers);
   } catch (const Error& error) {
@@ -75,17 +77,19 @@ void write_number(SchemaWriter& w, Grammar::Rule rule, const Claims& claims) {
   }
 }
 
-int greatest_count(const SchemaDocument& document, const Claims& claims, const char* name) {
+int largest_minimum(const SchemaDocument& document, const Constraints& constraints,
+                    const char* name) {
   int greatest = 0;
-  for (const Json* schema : claims.schemas)
-    greatest = std::max(greatest, count_of(*schema, document.place(*schema), name, 0));
+  for (const Json* schema : constraints.schemas)
+    greatest = std::max(greatest, count_of(*schema, document.location(*schema), name, 0));
   return greatest;
 }
 
-int least_count(const SchemaDocument& document, const Claims& claims, const char* name) {
+int smallest_maximum(const SchemaDocument& document, const Constraints& constraints,
+                     const char* name) {
   int least = kMaxCount;
-  for (const Json* schema : claims.schemas)
-    least = std::min(least, count_of(*schema, document.place(*schema), name, kMaxCount));
+  for (const Json* schema : constraints.schemas)
+    least = std::min(least, count_of(*schema, document.location(*schema), name, kMaxCount));
   return least == kMaxCount ? kNoLimit : least;
 }
 

@@ -17,19 +17,19 @@ TypeSet with_integers(TypeSet types) { return types & kNumberType ? types | kInt
 }  // namespace
 
 bool SchemaValues::fits(const Json& value, const Json& schema) {
-  Claims claims;
-  document_.add_claims(schema, claims);
-  return fits(value, claims);
+  Constraints constraints;
+  document_.add_constraints(schema, constraints);
+  return fits(value, constraints);
 }
 
-bool SchemaValues::fits(const Json& value, const Claims& claims) {
-  if (claims.nothing_fits) return false;
-  for (const Json* schema : claims.schemas)
+bool SchemaValues::fits(const Json& value, const Constraints& constraints) {
+  if (constraints.unsatisfiable) return false;
+  for (const Json* schema : constraints.schemas)
     if (!fits_keywords(value, *schema)) return false;
-  return std::all_of(claims.choices.begin(), claims.choices.end(), [&](auto& choice) {
+  return std::all_of(constraints.choices.begin(), constraints.choices.end(), [&](auto& choice) {
     for (size_t i = 0; i < choice.list->size(); ++i) {
-      Claims one;
-      document_.add_claims(choice, i, one);
+      Constraints one;
+      document_.add_constraints(choice, i, one);
       if (fits(value, one)) return true;
     }
     return false;
@@ -37,8 +37,8 @@ bool SchemaValues::fits(const Json& value, const Claims& claims) {
 }
 
 bool SchemaValues::fits_keywords(const Json& v, const Json& s) {
-  const std::string& at = document_.place(s);
-  const TypeSet types = with_integers(stated_types(s, at));
+  const std::string& at = document_.location(s);
+  const TypeSet types = with_integers(declared_types(s, at));
   const bool is_integer = v.is_number() && decimal_of(v).fraction.empty();
   if (((is_integer ? kIntegerType : type_of(v)) & types) == 0) return false;
   if (const Json* fixed = keyword(s, "const"); fixed && !equal(v, *fixed)) return false;
@@ -55,18 +55,18 @@ bool SchemaValues::fits_keywords(const Json& v, const Json& s) {
 }
 
 bool SchemaValues::fits_text(const std::string& text, const Json& s) {
-  const std::string& at = document_.place(s);
+  const std::string& at = document_.location(s);
   const int n = n_characters(text), max = count_of(s, at, "maxLength", kMaxCount);
   if (n < count_of(s, at, "minLength", 0) || (n > max && max < kMaxCount)) return false;
   for (const std::string& pattern : patterns_of(s, at))
-    if (!matches(document_.texts_with(pattern, at), text)) return false;
+    if (!matches(document_.automaton_for(pattern, at), text)) return false;
   if (const Json* texts = keyword(s, "excludedTexts"); texts && holds(*texts, text)) return false;
   const Json* excluded = text_at(s, at, "excludedPattern");
-  return !excluded || !matches(document_.texts_with(excluded->get<std::string>(), at), text);
+  return !excluded || !matches(document_.automaton_for(excluded->get<std::string>(), at), text);
 }
 
 bool SchemaValues::fits_array(const Json& v, const Json& s) {
-  const std::string& at = document_.place(s);
+  const std::string& at = document_.location(s);
   const auto n = static_cast<int>(v.size());
   if (n < count_of(s, at, "minItems", 0) || n > count_of(s, at, "maxItems", n)) return false;
   const ItemSchemas items = item_schemas(s, at);
@@ -95,7 +95,7 @@ bool SchemaValues::holds(const Json& list, const Json& value) {
 }
 
 bool SchemaValues::fits_object(const Json& v, const Json& s) {
-  const std::string& at = document_.place(s);
+  const std::string& at = document_.location(s);
   require(!keyword(s, "unevaluatedProperties"),
           "{}: constants beside \"unevaluatedProperties\" are not supported", at);
   const auto n = static_cast<int>(v.size());
@@ -108,7 +108,7 @@ bool SchemaValues::fits_object(const Json& v, const Json& s) {
   const Json* by_pattern = object_at(s, at, "patternProperties");
   const Json patterns = by_pattern ? *by_pattern : Json::object();
   const auto matches_name = [&](const std::string& pattern, const std::string& name) {
-    return matches(document_.texts_with(pattern, at), name);
+    return matches(document_.automaton_for(pattern, at), name);
   };
   for (const auto& [name, value] : v.items()) {
     bool known = false;
@@ -141,69 +141,71 @@ bool SchemaValues::fits_object(const Json& v, const Json& s) {
   return false;
 }
 
-std::optional<std::vector<Json>> SchemaValues::constants(const Claims& claims) {
-  auto values = candidates(claims);
+std::optional<std::vector<Json>> SchemaValues::constants(const Constraints& constraints) {
+  auto values = candidates(constraints);
   if (!values) return {};
   std::vector<Json> fitting;
   std::set<nlohmann::json> seen;
   for (Json& value : *values)
-    if (seen.insert(nlohmann::json(value)).second && fits(value, claims))
+    if (seen.insert(nlohmann::json(value)).second && fits(value, constraints))
       fitting.push_back(std::move(value));
   return fitting;
 }
 
-std::optional<std::vector<Json>> SchemaValues::candidates(const Claims& claims) const {
+std::optional<std::vector<Json>> SchemaValues::candidates(const Constraints& constraints) const {
   std::vector<Json> values;
-  for (const Json* schema : claims.schemas) {
+  for (const Json* schema : constraints.schemas) {
     if (const Json* value = keyword(*schema, "const")) return std::vector<Json>{*value};
-    if (const Json* list = list_at(*schema, document_.place(*schema), "enum"))
+    if (const Json* list = list_at(*schema, document_.location(*schema), "enum"))
       return std::vector<Json>(list->begin(), list->end());
   }
-  const TypeSet types = types_of(document_, claims);
+  const TypeSet types = types_of(document_, constraints);
   if ((types & ~(kNullType | kBooleanType | kIntegerType)) != 0) return {};
   if (types & kNullType) values.emplace_back(nullptr);
   if (types & kBooleanType) values.insert(values.end(), {false, true});
   if (types & kIntegerType) {
-    const NumberSet set = numbers_of(document_, claims);
+    const NumberSet set = numbers_of(document_, constraints);
     constexpr size_t kMaxDigits = 15;
-    const bool near = set.min && set.max && set.min->whole.size() <= kMaxDigits &&
-                      set.max->whole.size() <= kMaxDigits;
+    const bool near = set.min && set.max && set.min->integer.size() <= kMaxDigits &&
+                      set.max->integer.size() <= kMaxDigits;
     if (!near) return {};
-    const auto whole = [](const Decimal& d) { return (d.negative ? -1 : 1) * std::stoll(d.whole); };
-    const int64_t first = whole(*set.min), last = whole(*set.max);
+    const auto to_integer = [](const Decimal& d) {
+      return (d.negative ? -1 : 1) * std::stoll(d.integer);
+    };
+    const int64_t first = to_integer(*set.min), last = to_integer(*set.max);
     if (last < first || last - first >= kFewIntegers) return {};
     for (int64_t value = first; value <= last; ++value) values.emplace_back(value);
   }
   return values;
 }
 
-TypeSet types_of(const SchemaDocument& document, const Claims& claims) {
-  TypeSet stated = kAllTypes | kIntegerType, described = kNoTypes;
-  bool is_stated = false;
-  for (const Json* schema : claims.schemas) {
-    stated &= with_integers(stated_types(*schema, document.place(*schema)));
-    described |= described_types(*schema);
-    is_stated = is_stated || keyword(*schema, "type");
+TypeSet types_of(const SchemaDocument& document, const Constraints& constraints) {
+  TypeSet declared = kAllTypes | kIntegerType, described = kNoTypes;
+  bool is_declared = false;
+  for (const Json* schema : constraints.schemas) {
+    declared &= with_integers(declared_types(*schema, document.location(*schema)));
+    described |= implied_types(*schema);
+    is_declared = is_declared || keyword(*schema, "type");
   }
-  const TypeSet types = is_stated || described == kNoTypes ? stated : stated & described;
+  const TypeSet types = is_declared || described == kNoTypes ? declared : declared & described;
   return types & kNumberType ? types & ~kIntegerType : types;
 }
 
-NumberSet numbers_of(const SchemaDocument& document, const Claims& claims) {
+NumberSet numbers_of(const SchemaDocument& document, const Constraints& constraints) {
   NumberSet numbers;
-  if (types_of(document, claims) & kIntegerType) numbers.step = DecimalStep{};
-  for (const Json* schema : claims.schemas) {
-    narrow(numbers, *schema, document.place(*schema));
+  if (types_of(document, constraints) & kIntegerType) numbers.step = DecimalStep{};
+  for (const Json* schema : constraints.schemas) {
+    narrow(numbers, *schema, document.location(*schema));
     numbers.fractional = numbers.fractional || keyword(*schema, "fractional");
   }
   return numbers;
 }
 
-std::vector<std::string> patterns_of(const Json& schema, const std::string& place) {
+std::vector<std::string> patterns_of(const Json& schema, const std::string& location) {
   std::vector<std::string> patterns;
-  if (const Json* pattern = text_at(schema, place, "pattern"))
+  if (const Json* pattern = text_at(schema, location, "pattern"))
     patterns.push_back(pattern->get<std::string>());
-  const Json* format = text_at(schema, place, "format");
+  const Json* format = text_at(schema, location, "format");
   const std::string of_format = format ? format_pattern(format->get<std::string>()) : "";
   if (!of_format.empty()) patterns.push_back(of_format);
   return patterns;

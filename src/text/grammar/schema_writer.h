@@ -18,16 +18,18 @@ struct SchemaWriter {
   std::function<Grammar::Rule(const Schemas&)> rule_of;
 };
 
-// Add to `rule` the values of one type that fit `claims`, which have no choices; nothing is added
-// if no value fits. Throw Error naming the place of what is not supported.
-void write_object(SchemaWriter& writer, Grammar::Rule rule, const Claims& claims);
-void write_array(SchemaWriter& writer, Grammar::Rule rule, const Claims& claims);
-void write_string(SchemaWriter& writer, Grammar::Rule rule, const Claims& claims);
-void write_number(SchemaWriter& writer, Grammar::Rule rule, const Claims& claims);
+// Add to `rule` the values of one type that fit `constraints`, which have no choices; nothing is
+// added if no value fits. Throw Error naming the location of what is not supported.
+void write_object(SchemaWriter& writer, Grammar::Rule rule, const Constraints& constraints);
+void write_array(SchemaWriter& writer, Grammar::Rule rule, const Constraints& constraints);
+void write_string(SchemaWriter& writer, Grammar::Rule rule, const Constraints& constraints);
+void write_number(SchemaWriter& writer, Grammar::Rule rule, const Constraints& constraints);
 
 // The greatest value of a keyword such as "minItems" in all schemas, and the least value of one
 // such as "maxItems", kNoLimit without it.
-int greatest_count(const SchemaDocument& document, const Claims& claims, const char* name);
-int least_count(const SchemaDocument& document, const Claims& claims, const char* name);
+int largest_minimum(const SchemaDocument& document, const Constraints& constraints,
+                    const char* name);
+int smallest_maximum(const SchemaDocument& document, const Constraints& constraints,
+                     const char* name);
 
 }  // namespace tandem

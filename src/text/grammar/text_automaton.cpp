@@ -13,14 +13,14 @@ constexpr size_t kMaxComplementSteps = 2'000'000;  // (character range, state) p
 
 // Builds an automaton whose states are identified by keys, in the order of their discovery.
 template <class Key>
-class Discovery {
+class AutomatonBuilder {
  public:
-  explicit Discovery(Key start) { id(std::move(start)); }
+  explicit AutomatonBuilder(Key start) { id(std::move(start)); }
 
   int32_t id(Key key) {
     const auto [it, is_new] = ids_.try_emplace(std::move(key), static_cast<int32_t>(keys_.size()));
     if (!is_new) return it->second;
-    require(keys_.size() < kMaxTextStates, "it is too large: more than {} states of texts",
+    require(keys_.size() < kMaxTextStates, "too large: more than {} states of strings",
             kMaxTextStates);
     keys_.push_back(&it->first);
     automaton.states.resize(keys_.size());
@@ -28,8 +28,7 @@ class Discovery {
   }
   void edge(size_t from, CharacterSet set, Key to) {
     if (set.empty()) return;
-    require(++n_edges_ <= kMaxTextEdges, "it is too large: more than {} steps between texts",
-            kMaxTextEdges);
+    require(++n_edges_ <= kMaxTextEdges, "too large: more than {} edges of strings", kMaxTextEdges);
     const int32_t to_id = id(std::move(to));
     automaton.states[from].edges.push_back({std::move(set), to_id});
   }
@@ -46,18 +45,19 @@ class Discovery {
 
 // Divides all characters into ranges on which every edge of these states is constant; returns the
 // first character of each range.
-std::vector<char32_t> cuts(const TextAutomaton& automaton, const std::vector<int32_t>& states) {
-  std::vector<char32_t> cuts;
-  for (const CharacterRange& range : kAnyCharacter) cuts.push_back(range.first);
+std::vector<char32_t> range_starts(const TextAutomaton& automaton,
+                                   const std::vector<int32_t>& states) {
+  std::vector<char32_t> range_starts;
+  for (const CharacterRange& range : kAnyCharacter) range_starts.push_back(range.first);
   for (const int32_t state : states)
     for (const TextAutomaton::Edge& edge : automaton.states[state].edges)
       for (const CharacterRange& range : edge.set) {
-        cuts.push_back(range.first);
-        cuts.push_back(range.last + 1);
+        range_starts.push_back(range.first);
+        range_starts.push_back(range.last + 1);
       }
-  std::sort(cuts.begin(), cuts.end());
-  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-  return cuts;
+  std::sort(range_starts.begin(), range_starts.end());
+  range_starts.erase(std::unique(range_starts.begin(), range_starts.end()), range_starts.end());
+  return range_starts;
 }
 
 std::vector<int32_t> step(const TextAutomaton& automaton, const std::vector<int32_t>& states,
@@ -91,7 +91,7 @@ TextAutomaton texts_in(const std::vector<std::string>& texts) {
       const auto end = static_cast<int32_t>(automaton.states.size());
       const auto [it, is_new] = next.try_emplace({at, c}, end);
       if (is_new) {
-        require(automaton.states.size() < kMaxTextStates, "it is too large: its texts are long");
+        require(automaton.states.size() < kMaxTextStates, "too large: its strings are too long");
         automaton.states.push_back({});
         automaton.states[at].edges.push_back({{{c, c}}, end});
       }
@@ -106,7 +106,7 @@ TextAutomaton union_of(const TextAutomaton& a, const TextAutomaton& b) {
   TextAutomaton both;
   const auto add = [&](const TextAutomaton& from) {
     const auto first = static_cast<int32_t>(both.states.size());
-    require(first + from.states.size() < kMaxTextStates, "it is too large");
+    require(first + from.states.size() < kMaxTextStates, "too large");
     for (TextAutomaton::State state : from.states) {
       for (TextAutomaton::Edge& edge : state.edges) edge.to += first;
       both.states.push_back(std::move(state));
@@ -122,7 +122,7 @@ TextAutomaton union_of(const TextAutomaton& a, const TextAutomaton& b) {
 }
 
 TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b) {
-  Discovery<std::pair<int32_t, int32_t>> found({0, 0});
+  AutomatonBuilder<std::pair<int32_t, int32_t>> found({0, 0});
   for (size_t i = 0; found.has(i); ++i) {
     const auto [of_a, of_b] = found.key(i);
     found.automaton.states[i].accepts = a.states[of_a].accepts && b.states[of_b].accepts;
@@ -134,15 +134,14 @@ TextAutomaton intersection(const TextAutomaton& a, const TextAutomaton& b) {
 }
 
 TextAutomaton complement(const TextAutomaton& automaton) {
-  Discovery<std::vector<int32_t>> found({0});
+  AutomatonBuilder<std::vector<int32_t>> found({0});
   size_t n_steps = 0;
   for (size_t i = 0; found.has(i); ++i) {
     const std::vector<int32_t> states = found.key(i);
     found.automaton.states[i].accepts = !accept(automaton, states);
-    const std::vector<char32_t> first = cuts(automaton, states);
+    const std::vector<char32_t> first = range_starts(automaton, states);
     n_steps += first.size() * (states.size() + 1);
-    require(n_steps <= kMaxComplementSteps,
-            "it is too large to be excluded: too many different texts");
+    require(n_steps <= kMaxComplementSteps, "too large to be excluded: too many different strings");
     std::map<std::vector<int32_t>, CharacterSet> next;
     for (size_t k = 0; k < first.size(); ++k) {
       const char32_t end = k + 1 < first.size() ? first[k + 1] : kAnyCharacter.back().last + 1;
@@ -153,9 +152,9 @@ TextAutomaton complement(const TextAutomaton& automaton) {
   return std::move(found.automaton);
 }
 
-TextAutomaton of_length(const TextAutomaton& automaton, int min, int max) {
+TextAutomaton with_length(const TextAutomaton& automaton, int min, int max) {
   constexpr size_t kEnough = 2'500;
-  Discovery<std::pair<int32_t, int>> found({0, 0});
+  AutomatonBuilder<std::pair<int32_t, int>> found({0, 0});
   for (size_t i = 0; found.has(i); ++i) {
     const auto [state, n] = found.key(i);
     found.automaton.states[i].accepts = automaton.states[state].accepts && n >= min;
@@ -174,18 +173,18 @@ bool matches(const TextAutomaton& automaton, const std::string& text) {
   return accept(automaton, states);
 }
 
-void add_texts_of(Grammar& g, Grammar::Node from, Grammar::Node to, const TextAutomaton& automaton,
-                  Writing writing) {
+void add_automaton(Grammar& g, Grammar::Node from, Grammar::Node to, const TextAutomaton& automaton,
+                   Escaping escaping) {
   std::vector<Grammar::Node> nodes;
   for (const TextAutomaton::State& state : automaton.states) {
     nodes.push_back(g.add_node());
-    if (state.accepts) g.skip(nodes.back(), to);
+    if (state.accepts) g.add_epsilon(nodes.back(), to);
   }
-  CharacterWriter writer(g, writing);
+  CharacterWriter writer(g, escaping);
   for (size_t i = 0; i < nodes.size(); ++i)
     for (const TextAutomaton::Edge& edge : automaton.states[i].edges)
       writer.write(nodes[i], nodes[edge.to], edge.set);
-  g.skip(from, nodes[0]);
+  g.add_epsilon(from, nodes[0]);
 }
 
 }  // namespace tandem

@@ -35,11 +35,11 @@ TextAutomaton complement(const TextAutomaton& automaton);
 
 // The texts of `min` to `max` characters. If `max` would take too many states, the longest texts
 // are omitted.
-TextAutomaton of_length(const TextAutomaton& automaton, int min, int max);
+TextAutomaton with_length(const TextAutomaton& automaton, int min, int max);
 
 bool matches(const TextAutomaton& automaton, const std::string& text);
 
-void add_texts_of(Grammar& grammar, Grammar::Node from, Grammar::Node to,
-                  const TextAutomaton& automaton, Writing writing);
+void add_automaton(Grammar& grammar, Grammar::Node from, Grammar::Node to,
+                   const TextAutomaton& automaton, Escaping escaping);
 
 }  // namespace tandem

@@ -5,7 +5,7 @@
 namespace tandem {
 namespace {
 
-size_t mixed(size_t hash, size_t value) {
+size_t mix_hash(size_t hash, size_t value) {
   return (hash ^ value) * 0x9e3779b97f4a7c15 + (hash >> 29);
 }
 
@@ -22,7 +22,7 @@ TextStates::State TextStates::begin() {
   return state_of({{grammar_.start(grammar_.root()), {kTextEnd}}});
 }
 
-TextStates::State TextStates::at_reader(Grammar::Node node) {
+TextStates::State TextStates::at_node(Grammar::Node node) {
   StateData state;
   state.frames.push_back({node, callers_id({kUnknown})});
   return state_id(std::move(state));
@@ -32,10 +32,10 @@ TextStates::State TextStates::after(State from, uint8_t byte) {
   auto& known = states_[from]->after;
   if (!known) {
     known = std::make_unique<std::array<State, 256>>();
-    known->fill(kNotYet);
+    known->fill(kNotComputed);
   }
-  if ((*known)[byte] != kNotYet) return (*known)[byte];
-  Open open;
+  if ((*known)[byte] != kNotComputed) return (*known)[byte];
+  Pending open;
   for (const Frame& frame : states_[from]->frames)
     for (const Grammar::ByteEdge& edge : grammar_.byte_edges(frame.node))
       if (edge.first <= byte && byte <= edge.last) add(open[edge.to], callers_[frame.callers]);
@@ -45,17 +45,17 @@ TextStates::State TextStates::after(State from, uint8_t byte) {
 }
 
 TextStates::State TextStates::after_token(State from, int32_t id) {
-  Open open;
+  Pending open;
   for (const Frame& frame : states_[from]->frames)
     for (const Grammar::TokenEdge& edge : grammar_.token_edges(frame.node))
       if (edge.id == id) add(open[edge.to], callers_[frame.callers]);
   return state_of(std::move(open));
 }
 
-TextStates::State TextStates::back(int32_t callers) {
-  const auto known = back_.find(callers);
-  if (known != back_.end()) return known->second;
-  Open open;
+TextStates::State TextStates::after_return(int32_t callers) {
+  const auto known = after_return_.find(callers);
+  if (known != after_return_.end()) return known->second;
+  Pending open;
   bool may_end = false;
   for (const FrameId id : callers_[callers]) {
     if (id < 0) {
@@ -69,11 +69,11 @@ TextStates::State TextStates::back(int32_t callers) {
   follow_returns(open, state);
   follow_calls(open, state);
   const State to = state_id(std::move(state));
-  back_.emplace(callers, to);
+  after_return_.emplace(callers, to);
   return to;
 }
 
-TextStates::State TextStates::state_of(Open open) {
+TextStates::State TextStates::state_of(Pending open) {
   if (open.empty()) return kDead;
   StateData state;
   follow_returns(open, state);
@@ -82,13 +82,13 @@ TextStates::State TextStates::state_of(Open open) {
 }
 
 // Rules that may end continue at the nodes after their calls.
-void TextStates::follow_returns(Open& open, StateData& state) {
+void TextStates::follow_returns(Pending& open, StateData& state) {
   std::vector<Grammar::Node> changed;
   for (const auto& [node, callers] : open) changed.push_back(node);
   while (!changed.empty()) {
     const Grammar::Node node = changed.back();
     changed.pop_back();
-    if (!grammar_.reach(node).ends) continue;
+    if (!grammar_.closure(node).ends) continue;
     for (const FrameId id : std::vector<FrameId>(open[node])) {
       if (id < 0) {
         (id == kTextEnd ? state.may_end : state.returned) = true;
@@ -102,13 +102,13 @@ void TextStates::follow_returns(Open& open, StateData& state) {
   }
 }
 
-void TextStates::follow_calls(const Open& open, StateData& state) {
-  Open readers;
-  std::map<Grammar::Rule, Open> called;  // called rule -> frames to which it returns
+void TextStates::follow_calls(const Pending& open, StateData& state) {
+  Pending readers;
+  std::map<Grammar::Rule, Pending> called;  // called rule -> frames to which it returns
   const auto expand = [&](Grammar::Node node, const std::vector<FrameId>& callers) {
-    const Grammar::Reach& reach = grammar_.reach(node);
-    for (const Grammar::Node reader : reach.readers) add(readers[reader], callers);
-    for (const Grammar::Call& call : reach.calls) add(called[call.rule][call.back], callers);
+    const Grammar::Closure& closure = grammar_.closure(node);
+    for (const Grammar::Node reader : closure.readers) add(readers[reader], callers);
+    for (const Grammar::Call& call : closure.calls) add(called[call.rule][call.return_to], callers);
   };
   for (const auto& [node, callers] : open) expand(node, callers);
   while (!called.empty()) {
@@ -152,18 +152,18 @@ TextStates::State TextStates::state_id(StateData state) {
 }
 
 size_t TextStates::Hash::operator()(const Frame& frame) const {
-  return mixed(static_cast<size_t>(frame.node), static_cast<size_t>(frame.callers));
+  return mix_hash(static_cast<size_t>(frame.node), static_cast<size_t>(frame.callers));
 }
 
 size_t TextStates::Hash::operator()(const std::vector<FrameId>& frames) const {
   size_t hash = frames.size();
-  for (const FrameId id : frames) hash = mixed(hash, static_cast<size_t>(id));
+  for (const FrameId id : frames) hash = mix_hash(hash, static_cast<size_t>(id));
   return hash;
 }
 
 size_t TextStates::Hash::operator()(const std::vector<Frame>& frames) const {
   size_t hash = frames.size();
-  for (const Frame& frame : frames) hash = mixed(hash, (*this)(frame));
+  for (const Frame& frame : frames) hash = mix_hash(hash, (*this)(frame));
   return hash;
 }
 

@@ -25,7 +25,7 @@ class TextStates {
   // The state before the first byte of a text.
   State begin();
   // The state at `node`, which reads next, in a rule whose callers are unknown.
-  State at_reader(Grammar::Node node);
+  State at_node(Grammar::Node node);
 
   State after(State state, uint8_t byte);
   State after_token(State state, int32_t id);
@@ -38,29 +38,29 @@ class TextStates {
   // The nodes that read next, each once.
   const std::vector<Frame>& frames(State state) const { return states_[state]->frames; }
   bool may_end(State state) const { return states_[state]->may_end; }
-  // For states derived from at_reader(): whether the rule may have returned.
+  // For states derived from at_node(): whether the rule may have returned.
   bool returned(State state) const { return states_[state]->returned; }
   // The state after the rule that was called from `callers` returns.
-  State back(int32_t callers);
+  State after_return(int32_t callers);
 
   int n_states() const { return static_cast<int>(states_.size()); }
 
  private:
   using FrameId = int32_t;
   static constexpr FrameId kTextEnd = -1, kUnknown = -2;  // callers that are not frames
-  static constexpr State kNotYet = -2;
+  static constexpr State kNotComputed = -2;
 
   struct StateData {
     std::vector<Frame> frames;
     bool may_end = false, returned = false;
     std::unique_ptr<std::array<State, 256>> after;
   };
-  // Frames before skips, calls and returns are followed: node -> frames of its callers.
-  using Open = std::map<Grammar::Node, std::vector<FrameId>>;
+  // Frames before epsilon edges, calls and returns are followed: node -> frames of its callers.
+  using Pending = std::map<Grammar::Node, std::vector<FrameId>>;
 
-  State state_of(Open open);
-  void follow_returns(Open& open, StateData& state);
-  void follow_calls(const Open& open, StateData& state);
+  State state_of(Pending open);
+  void follow_returns(Pending& open, StateData& state);
+  void follow_calls(const Pending& open, StateData& state);
   int32_t callers_id(std::vector<FrameId> frames);
   FrameId frame_id(const Frame& frame);
   State state_id(StateData state);
@@ -78,7 +78,7 @@ class TextStates {
   std::unordered_map<std::vector<FrameId>, int32_t, Hash> callers_ids_;
   std::vector<std::unique_ptr<StateData>> states_;
   std::unordered_multimap<std::vector<Frame>, State, Hash> state_ids_;
-  std::unordered_map<int32_t, State> back_;
+  std::unordered_map<int32_t, State> after_return_;
 };
 
 }  // namespace tandem

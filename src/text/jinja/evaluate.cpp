@@ -7,7 +7,7 @@
 namespace tandem::jinja {
 namespace {
 
-bool holds(Heap& heap, Comparison comparison, const Value& a, const Value& b) {
+bool compare_values(Heap& heap, Comparison comparison, const Value& a, const Value& b) {
   switch (comparison) {
     case Comparison::kEqual:
       return equal(heap, a, b);
@@ -34,7 +34,7 @@ bool holds(Heap& heap, Comparison comparison, const Value& a, const Value& b) {
 }  // namespace
 
 Value Renderer::evaluate(const Expr& expr) {
-  const Heap::Nested nested(heap_);
+  const Heap::NestingGuard nested(heap_);
   heap_.spend_steps(1);
   line_ = expr.line;
   return evaluate_kind(expr);
@@ -57,8 +57,8 @@ Value Renderer::evaluate_kind(const Expr& expr) {
     case ExprKind::kAttribute:
       return get_attribute(heap_, evaluate(*expr.parts[0]), expr.text);
     case ExprKind::kSubscript: {
-      const Value held = evaluate(*expr.parts[0]);
-      return get_item(heap_, held, evaluate(*expr.parts[1]));
+      const Value object = evaluate(*expr.parts[0]);
+      return get_item(heap_, object, evaluate(*expr.parts[1]));
     }
     case ExprKind::kSlice:
       return evaluate_slice(expr);
@@ -122,10 +122,10 @@ Value Renderer::evaluate_dict(const Expr& expr) {
 }
 
 Value Renderer::evaluate_slice(const Expr& expr) {
-  const Value held = evaluate(*expr.parts[0]);
+  const Value object = evaluate(*expr.parts[0]);
   const auto bound = [&](size_t i) { return expr.parts[i] ? evaluate(*expr.parts[i]) : none(); };
   const Value start = bound(1), stop = bound(2);
-  return get_slice(heap_, held, start, stop, bound(3));
+  return get_slice(heap_, object, start, stop, bound(3));
 }
 
 void Renderer::add_arguments(const Expr& expr, Arguments& arguments) {
@@ -178,7 +178,7 @@ Value Renderer::evaluate_compare(const Expr& expr) {
   Value left = evaluate(*expr.parts[0]);
   for (size_t i = 0; i < expr.comparisons.size(); ++i) {
     const Value right = evaluate(*expr.parts[i + 1]);
-    if (!holds(heap_, expr.comparisons[i], left, right)) return boolean(false);
+    if (!compare_values(heap_, expr.comparisons[i], left, right)) return boolean(false);
     left = right;
   }
   return boolean(true);

@@ -5,7 +5,7 @@
 namespace tandem::jinja {
 
 ExprPtr ExpressionParser::expression() {
-  const Nested nested(*this);
+  const NestingGuard nested(*this);
   ExprPtr value = or_expression();
   while (skip_name("if")) {
     ExprPtr chosen = make(ExprKind::kConditional);
@@ -23,24 +23,24 @@ ExprPtr ExpressionParser::tuple_or_expression(bool conditional) {
 }
 
 ExprPtr ExpressionParser::tuple_items(bool conditional, bool parenthesized) {
-  const Nested nested(*this);
+  const NestingGuard nested(*this);
   ExprPtr tuple = make(ExprKind::kTuple);
   std::vector<ExprPtr> items;
   bool is_tuple = false;
   while (!ends_tuple()) {
     items.push_back(conditional ? expression() : or_expression());
-    if (!skip_sign(",")) break;
+    if (!skip_symbol(",")) break;
     is_tuple = true;
   }
   if (!is_tuple && items.size() == 1) return std::move(items[0]);
-  if (items.empty() && !parenthesized) fail_here("an expression");
+  if (items.empty() && !parenthesized) fail_expected("an expression");
   return with_parts(std::move(tuple), std::move(items));
 }
 
 bool ExpressionParser::ends_tuple() const {
   const TokenKind kind = current().kind;
   return kind == TokenKind::kPrintEnd || kind == TokenKind::kBlockEnd || kind == TokenKind::kEnd ||
-         current().is_sign(")") || current().is_name("recursive");
+         current().is_symbol(")") || current().is_name("recursive");
 }
 
 ExprPtr ExpressionParser::or_expression() {
@@ -56,7 +56,7 @@ ExprPtr ExpressionParser::and_expression() {
 }
 
 ExprPtr ExpressionParser::not_expression() {
-  const Nested nested(*this);
+  const NestingGuard nested(*this);
   if (!skip_name("not")) return comparison();
   return join(ExprKind::kNot, not_expression(), nullptr);
 }
@@ -74,9 +74,9 @@ ExprPtr ExpressionParser::comparison() {
 }
 
 bool ExpressionParser::take_comparison(Comparison& out) {
-  constexpr std::string_view kSigns[] = {"==", "!=", "<", "<=", ">", ">="};
-  for (size_t i = 0; i < std::size(kSigns); ++i)
-    if (skip_sign(kSigns[i])) {
+  constexpr std::string_view kSymbols[] = {"==", "!=", "<", "<=", ">", ">="};
+  for (size_t i = 0; i < std::size(kSymbols); ++i)
+    if (skip_symbol(kSymbols[i])) {
       out = static_cast<Comparison>(i);
       return true;
     }
@@ -92,8 +92,8 @@ bool ExpressionParser::take_comparison(Comparison& out) {
 
 ExprPtr ExpressionParser::sum() {
   ExprPtr left = concatenation();
-  while (current().is_sign("+") || current().is_sign("-")) {
-    const Operator op = current().is_sign("+") ? Operator::kAdd : Operator::kSubtract;
+  while (current().is_symbol("+") || current().is_symbol("-")) {
+    const Operator op = current().is_symbol("+") ? Operator::kAdd : Operator::kSubtract;
     advance();
     left = join(ExprKind::kArithmetic, std::move(left), concatenation());
     left->op = op;
@@ -105,7 +105,7 @@ ExprPtr ExpressionParser::concatenation() {
   ExprPtr concat = make(ExprKind::kConcat);
   std::vector<ExprPtr> parts;
   do parts.push_back(product());
-  while (skip_sign("~"));
+  while (skip_symbol("~"));
   if (parts.size() == 1) return std::move(parts[0]);
   return with_parts(std::move(concat), std::move(parts));
 }
@@ -114,13 +114,13 @@ ExprPtr ExpressionParser::product() {
   ExprPtr left = power();
   while (true) {
     Operator op;
-    if (skip_sign("*"))
+    if (skip_symbol("*"))
       op = Operator::kMultiply;
-    else if (skip_sign("/"))
+    else if (skip_symbol("/"))
       op = Operator::kDivide;
-    else if (skip_sign("//"))
+    else if (skip_symbol("//"))
       op = Operator::kFloorDivide;
-    else if (skip_sign("%"))
+    else if (skip_symbol("%"))
       op = Operator::kModulo;
     else
       return left;
@@ -131,7 +131,7 @@ ExprPtr ExpressionParser::product() {
 
 ExprPtr ExpressionParser::power() {
   ExprPtr left = unary();
-  while (skip_sign("**")) {
+  while (skip_symbol("**")) {
     left = join(ExprKind::kArithmetic, std::move(left), unary());
     left->op = Operator::kPower;
   }
@@ -139,11 +139,11 @@ ExprPtr ExpressionParser::power() {
 }
 
 ExprPtr ExpressionParser::unary(bool with_filters) {
-  const Nested nested(*this);
+  const NestingGuard nested(*this);
   ExprPtr expr;
-  if (skip_sign("-"))
+  if (skip_symbol("-"))
     expr = join(ExprKind::kNegative, unary(false), nullptr);
-  else if (skip_sign("+"))
+  else if (skip_symbol("+"))
     expr = join(ExprKind::kPositive, unary(false), nullptr);
   else
     expr = primary();
@@ -183,43 +183,43 @@ bool ExpressionParser::skip_name(std::string_view name) {
   return true;
 }
 
-bool ExpressionParser::skip_sign(std::string_view sign) {
-  if (!current().is_sign(sign)) return false;
+bool ExpressionParser::skip_symbol(std::string_view symbol) {
+  if (!current().is_symbol(symbol)) return false;
   advance();
   return true;
 }
 
-void ExpressionParser::expect_sign(std::string_view sign) {
-  if (!skip_sign(sign)) fail_here(fmt::format("'{}'", sign));
+void ExpressionParser::expect_symbol(std::string_view symbol) {
+  if (!skip_symbol(symbol)) fail_expected(fmt::format("'{}'", symbol));
 }
 
 void ExpressionParser::expect(TokenKind kind, std::string_view what) {
-  if (current().kind != kind) fail_here(what);
+  if (current().kind != kind) fail_expected(what);
   advance();
 }
 
 std::string ExpressionParser::take_name() {
-  if (current().kind != TokenKind::kName) fail_here("a name");
+  if (current().kind != TokenKind::kName) fail_expected("a name");
   std::string name = current().text;
   advance();
   return name;
 }
 
-void ExpressionParser::fail_here(std::string_view wanted) const {
+void ExpressionParser::fail_expected(std::string_view expected) const {
   const Token& token = current();
   switch (token.kind) {
     case TokenKind::kEnd:
     case TokenKind::kText:
-      fail_at(token.line, "expected {}, found the end of the template", wanted);
+      fail_at(token.line, "expected {}, found the end of the template", expected);
     case TokenKind::kPrintEnd:
     case TokenKind::kBlockEnd:
-      fail_at(token.line, "expected {}, found the end of the tag", wanted);
+      fail_at(token.line, "expected {}, found the end of the tag", expected);
     default:
-      fail_at(token.line, "expected {}, found '{}'", wanted, token.text);
+      fail_at(token.line, "expected {}, found '{}'", expected, token.text);
   }
 }
 
-ExpressionParser::Nested::Nested(ExpressionParser& parser) : parser_(parser) {
+ExpressionParser::NestingGuard::NestingGuard(ExpressionParser& parser) : parser_(parser) {
   if (parser.depth_ >= kMaxNesting)
     fail_at(parser.current().line, "nested more than {} levels deep", kMaxNesting);
   ++parser.depth_;
@@ -255,7 +255,7 @@ ExprPtr ExpressionParser::primary() {
       }
       return expr;
     }
-    case TokenKind::kSign:
+    case TokenKind::kSymbol:
       if (token.text == "(") return parenthesized();
       if (token.text == "[") return list();
       if (token.text == "{") return dict();
@@ -263,49 +263,49 @@ ExprPtr ExpressionParser::primary() {
     default:
       break;
   }
-  fail_here("an expression");
+  fail_expected("an expression");
 }
 
 ExprPtr ExpressionParser::parenthesized() {
-  expect_sign("(");
+  expect_symbol("(");
   ExprPtr expr = tuple_items(true, true);
-  expect_sign(")");
+  expect_symbol(")");
   return expr;
 }
 
 ExprPtr ExpressionParser::list() {
   ExprPtr expr = make(ExprKind::kList);
   std::vector<ExprPtr> items;
-  expect_sign("[");
-  while (!current().is_sign("]")) {
+  expect_symbol("[");
+  while (!current().is_symbol("]")) {
     items.push_back(expression());
-    if (!skip_sign(",")) break;
+    if (!skip_symbol(",")) break;
   }
-  expect_sign("]");
+  expect_symbol("]");
   return with_parts(std::move(expr), std::move(items));
 }
 
 ExprPtr ExpressionParser::dict() {
   ExprPtr expr = make(ExprKind::kDict);
   std::vector<ExprPtr> parts;
-  expect_sign("{");
-  while (!current().is_sign("}")) {
+  expect_symbol("{");
+  while (!current().is_symbol("}")) {
     parts.push_back(expression());
-    expect_sign(":");
+    expect_symbol(":");
     parts.push_back(expression());
-    if (!skip_sign(",")) break;
+    if (!skip_symbol(",")) break;
   }
-  expect_sign("}");
+  expect_symbol("}");
   return with_parts(std::move(expr), std::move(parts));
 }
 
 ExprPtr ExpressionParser::postfix(ExprPtr expr) {
   while (true) {
-    if (current().is_sign("."))
+    if (current().is_symbol("."))
       expr = attribute(std::move(expr));
-    else if (current().is_sign("["))
+    else if (current().is_symbol("["))
       expr = subscript(std::move(expr));
-    else if (current().is_sign("("))
+    else if (current().is_symbol("("))
       expr = call(std::move(expr));
     else
       return expr;
@@ -314,11 +314,11 @@ ExprPtr ExpressionParser::postfix(ExprPtr expr) {
 
 ExprPtr ExpressionParser::filters(ExprPtr expr) {
   while (true) {
-    if (skip_sign("|"))
+    if (skip_symbol("|"))
       expr = filter(std::move(expr));
     else if (skip_name("is"))
       expr = test(std::move(expr));
-    else if (current().is_sign("("))
+    else if (current().is_symbol("("))
       expr = call(std::move(expr));
     else
       return expr;
@@ -327,12 +327,12 @@ ExprPtr ExpressionParser::filters(ExprPtr expr) {
 
 ExprPtr ExpressionParser::filters_of_block() {
   ExprPtr expr = filter(nullptr);
-  while (skip_sign("|")) expr = filter(std::move(expr));
+  while (skip_symbol("|")) expr = filter(std::move(expr));
   return expr;
 }
 
 ExprPtr ExpressionParser::attribute(ExprPtr expr) {
-  expect_sign(".");
+  expect_symbol(".");
   if (current().kind == TokenKind::kInteger) {
     ExprPtr index = make(ExprKind::kConstant);
     index->constant = current().number;
@@ -346,18 +346,18 @@ ExprPtr ExpressionParser::attribute(ExprPtr expr) {
 }
 
 ExprPtr ExpressionParser::subscript(ExprPtr expr) {
-  expect_sign("[");
+  expect_symbol("[");
   ExprPtr found = make(ExprKind::kSubscript);
   std::vector<ExprPtr> parts;
   parts.push_back(std::move(expr));
-  parts.push_back(current().is_sign(":") ? nullptr : expression());
-  if (current().is_sign(":")) {
+  parts.push_back(current().is_symbol(":") ? nullptr : expression());
+  if (current().is_symbol(":")) {
     found->kind = ExprKind::kSlice;
     parts.resize(4);
-    for (size_t i = 2; i < 4 && skip_sign(":"); ++i)
-      if (!current().is_sign("]") && !current().is_sign(":")) parts[i] = expression();
+    for (size_t i = 2; i < 4 && skip_symbol(":"); ++i)
+      if (!current().is_symbol("]") && !current().is_symbol(":")) parts[i] = expression();
   }
-  expect_sign("]");
+  expect_symbol("]");
   return with_parts(std::move(found), std::move(parts));
 }
 
@@ -371,19 +371,19 @@ ExprPtr ExpressionParser::call(ExprPtr expr) {
 
 // Parses "(a, b, name=c)".
 void ExpressionParser::arguments(Expr& expr, std::vector<ExprPtr>& parts) {
-  expect_sign("(");
-  while (!current().is_sign(")")) {
-    const bool named = current().kind == TokenKind::kName && tokens_[at_ + 1].is_sign("=");
+  expect_symbol("(");
+  while (!current().is_symbol(")")) {
+    const bool named = current().kind == TokenKind::kName && tokens_[at_ + 1].is_symbol("=");
     if (named) {
       expr.names.push_back(take_name());
-      expect_sign("=");
+      expect_symbol("=");
     } else if (!expr.names.empty()) {
-      fail_here("a named argument");
+      fail_expected("a named argument");
     }
     parts.push_back(expression());
-    if (!skip_sign(",")) break;
+    if (!skip_symbol(",")) break;
   }
-  expect_sign(")");
+  expect_symbol(")");
 }
 
 ExprPtr ExpressionParser::filter(ExprPtr expr) {
@@ -391,7 +391,7 @@ ExprPtr ExpressionParser::filter(ExprPtr expr) {
   filtered->text = make_string(take_name());
   std::vector<ExprPtr> parts;
   parts.push_back(std::move(expr));
-  if (current().is_sign("(")) arguments(*filtered, parts);
+  if (current().is_symbol("(")) arguments(*filtered, parts);
   return with_parts(std::move(filtered), std::move(parts));
 }
 
@@ -401,7 +401,7 @@ ExprPtr ExpressionParser::test(ExprPtr expr) {
   tested->text = make_string(take_name());
   std::vector<ExprPtr> parts;
   parts.push_back(std::move(expr));
-  if (current().is_sign("("))
+  if (current().is_symbol("("))
     arguments(*tested, parts);
   else if (starts_test_argument())
     parts.push_back(postfix(primary()));
@@ -416,7 +416,7 @@ bool ExpressionParser::starts_test_argument() const {
     case TokenKind::kInteger:
     case TokenKind::kReal:
       return true;
-    case TokenKind::kSign:
+    case TokenKind::kSymbol:
       return token.text == "[" || token.text == "{";
     case TokenKind::kName: {
       constexpr std::string_view kWords[] = {"else", "or", "and", "if", "in", "not", "is"};
@@ -428,10 +428,10 @@ bool ExpressionParser::starts_test_argument() const {
 }
 
 ExprPtr ExpressionParser::single_target() {
-  const Nested nested(*this);
-  if (skip_sign("(")) {
+  const NestingGuard nested(*this);
+  if (skip_symbol("(")) {
     ExprPtr inner = target();
-    expect_sign(")");
+    expect_symbol(")");
     return inner;
   }
   ExprPtr name = make(ExprKind::kName);
@@ -448,9 +448,9 @@ ExprPtr ExpressionParser::target() {
   std::vector<ExprPtr> names;
   names.push_back(single_target());
   bool is_tuple = false;
-  while (skip_sign(",")) {
+  while (skip_symbol(",")) {
     is_tuple = true;
-    if (current().kind != TokenKind::kName && !current().is_sign("(")) break;
+    if (current().kind != TokenKind::kName && !current().is_symbol("(")) break;
     if (current().is_name("in")) break;
     names.push_back(single_target());
   }
@@ -459,7 +459,7 @@ ExprPtr ExpressionParser::target() {
 }
 
 ExprPtr ExpressionParser::set_target() {
-  if (current().kind != TokenKind::kName || !tokens_[at_ + 1].is_sign(".")) return target();
+  if (current().kind != TokenKind::kName || !tokens_[at_ + 1].is_symbol(".")) return target();
   ExprPtr name = make(ExprKind::kName);
   name->text = make_string(take_name());
   return attribute(std::move(name));

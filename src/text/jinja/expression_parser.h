@@ -24,20 +24,20 @@ class ExpressionParser {
 
   const Token& current() const { return tokens_[at_]; }
   bool skip_name(std::string_view name);
-  bool skip_sign(std::string_view sign);
-  void expect_sign(std::string_view sign);
+  bool skip_symbol(std::string_view symbol);
+  void expect_symbol(std::string_view symbol);
   void expect(TokenKind kind, std::string_view what);
   std::string take_name();
   void advance() { at_ += current().kind != TokenKind::kEnd ? 1 : 0; }
-  [[noreturn]] void fail_here(std::string_view wanted) const;
+  [[noreturn]] void fail_expected(std::string_view expected) const;
 
   // Counts one level of recursion during its lifetime; throws Error beyond kMaxNesting.
-  class Nested {
+  class NestingGuard {
    public:
-    explicit Nested(ExpressionParser& parser);
-    ~Nested() { --parser_.depth_; }
-    Nested(const Nested&) = delete;
-    Nested& operator=(const Nested&) = delete;
+    explicit NestingGuard(ExpressionParser& parser);
+    ~NestingGuard() { --parser_.depth_; }
+    NestingGuard(const NestingGuard&) = delete;
+    NestingGuard& operator=(const NestingGuard&) = delete;
 
    private:
     ExpressionParser& parser_;

@@ -11,13 +11,13 @@
 namespace tandem::jinja {
 namespace {
 
-int64_t integer_or(const Value& value, int64_t absent, std::string_view what) {
-  if (value.is(Kind::kUndefined) || value.is(Kind::kNone)) return absent;
+int64_t integer_or(const Value& value, int64_t default_value, std::string_view what) {
+  if (value.is(Kind::kUndefined) || value.is(Kind::kNone)) return default_value;
   require(value.is_integral(), "{} needs an int, not {}", what, type_name(value));
   return value.as_integer();
 }
 
-// Lists, dicts and the characters of texts.
+// Lists, dicts and the characters of strings.
 
 // value.a.b for the attribute "a.b", value[1] for 1; the value itself when there is no attribute.
 Value attribute_of(Heap& heap, const Value& value, const Value& attribute) {
@@ -26,15 +26,15 @@ Value attribute_of(Heap& heap, const Value& value, const Value& attribute) {
   require(attribute.is(Kind::kString), "an attribute must be a str or int, not {}",
           type_name(attribute));
   const String dot = make_string(".");
-  Value held = value;
+  Value object = value;
   for (const Value& part : split(heap, *attribute.string, &dot, -1)) {
     const auto index = parse_integer(part.text(), 10);
-    held = get_item(heap, held, index ? integer(*index) : part);
+    object = get_item(heap, object, index ? integer(*index) : part);
   }
-  return held;
+  return object;
 }
 
-// The key used for sorting and comparing: texts are lower-cased unless case_sensitive.
+// The key used for sorting and comparing: strings are lower-cased unless case_sensitive.
 Value sort_key(Heap& heap, const Value& value, bool case_sensitive) {
   if (case_sensitive || !value.is(Kind::kString)) return value;
   return heap.string(to_lower(value.text()));
@@ -58,12 +58,12 @@ Value join(Heap& heap, const Arguments& arguments) {
 
 Value first(Heap& heap, const Arguments& arguments) {
   const Items items = iterate(heap, arguments.bind("first", {"value"})[0]);
-  return items.empty() ? heap.undefined("first item of nothing") : items.front();
+  return items.empty() ? heap.undefined("first item of an empty sequence") : items.front();
 }
 
 Value last(Heap& heap, const Arguments& arguments) {
   const Items items = iterate(heap, arguments.bind("last", {"value"})[0]);
-  return items.empty() ? heap.undefined("last item of nothing") : items.back();
+  return items.empty() ? heap.undefined("last item of an empty sequence") : items.back();
 }
 
 Value reverse(Heap& heap, const Arguments& arguments) {
@@ -134,9 +134,9 @@ Value unique(Heap& heap, const Arguments& arguments) {
   return heap.list(std::move(kept));
 }
 
-Value extreme(Heap& heap, const Items& bound, int wanted) {
+Value min_or_max(Heap& heap, const Items& bound, int wanted) {
   const Items values = iterate(heap, bound[0]);
-  if (values.empty()) return heap.undefined("extreme item of nothing");
+  if (values.empty()) return heap.undefined("minimum or maximum of an empty sequence");
   const auto key = [&](const Value& value) {
     return sort_key(heap, attribute_of(heap, value, bound[2]), is_true(bound[1]));
   };
@@ -151,11 +151,11 @@ Value extreme(Heap& heap, const Items& bound, int wanted) {
 }
 
 Value min(Heap& heap, const Arguments& arguments) {
-  return extreme(heap, arguments.bind("min", {"value", "case_sensitive", "attribute"}), -1);
+  return min_or_max(heap, arguments.bind("min", {"value", "case_sensitive", "attribute"}), -1);
 }
 
 Value max(Heap& heap, const Arguments& arguments) {
-  return extreme(heap, arguments.bind("max", {"value", "case_sensitive", "attribute"}), 1);
+  return min_or_max(heap, arguments.bind("max", {"value", "case_sensitive", "attribute"}), 1);
 }
 
 Value sum(Heap& heap, const Arguments& arguments) {
@@ -174,8 +174,9 @@ Value map(Heap& heap, const Arguments& arguments) {
     const Items bound = arguments.bind("map", {"value", "attribute", "default"});
     require(!bound[1].is(Kind::kUndefined), "map needs a filter or attribute=..");
     for (const Value& value : iterate(heap, bound[0])) {
-      const Value held = attribute_of(heap, value, bound[1]);
-      out.push_back(held.is(Kind::kUndefined) && !bound[2].is(Kind::kUndefined) ? bound[2] : held);
+      const Value object = attribute_of(heap, value, bound[1]);
+      out.push_back(object.is(Kind::kUndefined) && !bound[2].is(Kind::kUndefined) ? bound[2]
+                                                                                  : object);
     }
     return heap.list(std::move(out));
   }
@@ -184,7 +185,7 @@ Value map(Heap& heap, const Arguments& arguments) {
   require(filter != nullptr, "map: there is no filter '{}'", to_text(heap, name));
   Arguments inner = arguments;
   inner.positional.erase(inner.positional.begin());
-  const Heap::Nested nested(heap);
+  const Heap::NestingGuard nested(heap);
   for (const Value& value : iterate(heap, arguments.positional[0])) {
     heap.spend_steps(1 + inner.positional.size());
     inner.positional[0] = value;
@@ -195,42 +196,41 @@ Value map(Heap& heap, const Arguments& arguments) {
 
 // select, reject, selectattr and rejectattr: keeps the items whose test gives `wanted`. With
 // `by_attribute` the test is applied to an attribute of the item.
-Value choose(Heap& heap, const Arguments& arguments, bool by_attribute, bool wanted) {
-  const size_t first_of_test = by_attribute ? 2 : 1;
-  require(arguments.positional.size() >= first_of_test, "selectattr needs an attribute");
+Value select_items(Heap& heap, const Arguments& arguments, bool by_attribute, bool wanted) {
+  const size_t test_index = by_attribute ? 2 : 1;
+  require(arguments.positional.size() >= test_index, "selectattr needs an attribute");
   const Value attribute = by_attribute ? arguments.positional[1] : none();
   ValueTest test = nullptr;
   Arguments inner;
-  if (arguments.positional.size() > first_of_test) {
-    const Value& name = arguments.positional[first_of_test];
+  if (arguments.positional.size() > test_index) {
+    const Value& name = arguments.positional[test_index];
     test = name.is(Kind::kString) ? find_value_test(name.text()) : nullptr;
     require(test != nullptr, "select: there is no test '{}'", to_text(heap, name));
-    inner.positional.assign(
-        arguments.positional.begin() + static_cast<std::ptrdiff_t>(first_of_test),
-        arguments.positional.end());
+    inner.positional.assign(arguments.positional.begin() + static_cast<std::ptrdiff_t>(test_index),
+                            arguments.positional.end());
     inner.named = arguments.named;
   }
   Items out;
   for (const Value& value : iterate(heap, arguments.positional[0])) {
     heap.spend_steps(1 + inner.positional.size());
-    const Value looked_at = attribute_of(heap, value, attribute);
-    if (test) inner.positional[0] = looked_at;
-    if ((test ? test(heap, inner) : is_true(looked_at)) == wanted) out.push_back(value);
+    const Value tested = attribute_of(heap, value, attribute);
+    if (test) inner.positional[0] = tested;
+    if ((test ? test(heap, inner) : is_true(tested)) == wanted) out.push_back(value);
   }
   return heap.list(std::move(out));
 }
 
 template <bool by_attribute, bool wanted>
-Value choose_filter(Heap& heap, const Arguments& arguments) {
-  return choose(heap, arguments, by_attribute, wanted);
+Value select_filter(Heap& heap, const Arguments& arguments) {
+  return select_items(heap, arguments, by_attribute, wanted);
 }
 
-// Texts and numbers from single values.
+// Strings and numbers from single values.
 
 std::string separator_of(const Value& separators, size_t i) {
   require(separators.is_sequence() && separators.items->size() == 2 &&
               (*separators.items)[i].is(Kind::kString),
-          "tojson: separators must be two texts");
+          "tojson: separators must be two strings");
   return std::string((*separators.items)[i].text());
 }
 
@@ -263,10 +263,10 @@ Value trim(Heap& heap, const Arguments& arguments) {
                    strip(text.text(), Side::kBoth, has_set ? bound[1].string : nullptr));
 }
 
-template <std::string (*change)(std::string_view)>
-Value change_text(Heap& heap, const Arguments& arguments) {
+template <std::string (*convert)(std::string_view)>
+Value map_text_filter(Heap& heap, const Arguments& arguments) {
   const Items bound = arguments.bind("upper", {"value"});
-  return changed(heap, *string_from(heap, bound[0]).string, change);
+  return map_text(heap, *string_from(heap, bound[0]).string, convert);
 }
 
 Value replace_text(Heap& heap, const Arguments& arguments) {
@@ -293,7 +293,7 @@ Value string(Heap& heap, const Arguments& arguments) {
   return string_from(heap, arguments.bind("string", {"value"})[0]);
 }
 
-Value as_it_is(Heap&, const Arguments& arguments) { return arguments.bind("safe", {"value"})[0]; }
+Value safe(Heap&, const Arguments& arguments) { return arguments.bind("safe", {"value"})[0]; }
 
 Value default_value(Heap& heap, const Arguments& arguments) {
   const Items bound = arguments.bind("default", {"value", "default_value", "boolean"});
@@ -303,30 +303,30 @@ Value default_value(Heap& heap, const Arguments& arguments) {
 }
 
 Value truncated(double value) {
-  require(std::fabs(value) < 9.2e18, "{} is beyond 64 bits", value);
+  require(std::fabs(value) < 9.2e18, "{} exceeds 64 bits", value);
   return integer(static_cast<int64_t>(value));
 }
 
 Value to_integer(Heap&, const Arguments& arguments) {
   const Items bound = arguments.bind("int", {"value", "default", "base"});
-  const Value otherwise = bound[1].is(Kind::kUndefined) ? integer(0) : bound[1];
+  const Value fallback = bound[1].is(Kind::kUndefined) ? integer(0) : bound[1];
   const Value& value = bound[0];
-  require(!value.is(Kind::kUndefined), "int of a value that is undefined");
+  require(!value.is(Kind::kUndefined), "int: the value is undefined");
   if (value.is_integral()) return integer(value.as_integer());
-  if (value.is(Kind::kFloat)) return std::isfinite(value.real) ? truncated(value.real) : otherwise;
-  if (!value.is(Kind::kString)) return otherwise;
+  if (value.is(Kind::kFloat)) return std::isfinite(value.real) ? truncated(value.real) : fallback;
+  if (!value.is(Kind::kString)) return fallback;
   const int64_t base = integer_or(bound[2], 10, "int");
   require(base >= 2 && base <= 36, "int: the base must be 2 to 36, not {}", base);
   const std::string_view text = strip(value.text(), Side::kBoth);
   if (const auto parsed = parse_integer(text, static_cast<int>(base))) return integer(*parsed);
   const std::optional<double> parsed = parse_real(text);
-  return parsed && std::isfinite(*parsed) ? truncated(*parsed) : otherwise;
+  return parsed && std::isfinite(*parsed) ? truncated(*parsed) : fallback;
 }
 
 Value to_float(Heap&, const Arguments& arguments) {
   const Items bound = arguments.bind("float", {"value", "default"});
   const Value& value = bound[0];
-  require(!value.is(Kind::kUndefined), "float of a value that is undefined");
+  require(!value.is(Kind::kUndefined), "float: the value is undefined");
   if (value.is_number()) return real(value.as_real());
   if (value.is(Kind::kString))
     if (const auto parsed = parse_real(strip(value.text(), Side::kBoth))) return real(*parsed);
@@ -375,14 +375,14 @@ constexpr struct {
 } kFilters[] = {
     {"tojson", tojson},
     {"trim", trim},
-    {"upper", change_text<to_upper>},
-    {"lower", change_text<to_lower>},
-    {"capitalize", change_text<capitalize>},
-    {"title", change_text<title_of_filter>},
+    {"upper", map_text_filter<to_upper>},
+    {"lower", map_text_filter<to_lower>},
+    {"capitalize", map_text_filter<capitalize>},
+    {"title", map_text_filter<title_filter>},
     {"replace", replace_text},
     {"indent", indent},
     {"string", string},
-    {"safe", as_it_is},
+    {"safe", safe},
     {"default", default_value},
     {"d", default_value},
     {"int", to_integer},
@@ -404,10 +404,10 @@ constexpr struct {
     {"max", max},
     {"sum", sum},
     {"map", map},
-    {"select", choose_filter<false, true>},
-    {"reject", choose_filter<false, false>},
-    {"selectattr", choose_filter<true, true>},
-    {"rejectattr", choose_filter<true, false>},
+    {"select", select_filter<false, true>},
+    {"reject", select_filter<false, false>},
+    {"selectattr", select_filter<true, true>},
+    {"rejectattr", select_filter<true, false>},
 };
 
 }  // namespace

@@ -58,10 +58,10 @@ Value strftime_now(Heap& heap, const Arguments& arguments) {
   std::array<char, 256> text;
   const size_t n = std::strftime(text.data(), text.size(), format.c_str(), &local);
   require(n > 0 || format.empty(), "strftime_now: the date is longer than {} bytes", text.size());
-  const std::string_view made(text.data(), n);
-  require(find_invalid_utf8(made) == made.npos, "strftime_now: the date is not UTF-8");
+  const std::string_view text_view(text.data(), n);
+  require(find_invalid_utf8(text_view) == text_view.npos, "strftime_now: the date is not UTF-8");
   TextBuilder date(heap);
-  date.add(made, !bound[0].string->given.empty());
+  date.add(text_view, !bound[0].string->given.empty());
   return date.value();
 }
 
@@ -92,13 +92,13 @@ struct NamedTest {
   ValueTest test;
 };
 
-const Value& tested(const Arguments& arguments) {
+const Value& single_argument(const Arguments& arguments) {
   require(arguments.positional.size() == 1 && arguments.named.empty(),
           "this test takes no argument");
   return arguments.positional[0];
 }
 
-Items two(const Arguments& arguments) {
+Items two_arguments(const Arguments& arguments) {
   require(arguments.positional.size() == 2 && arguments.named.empty(),
           "this test takes one argument");
   return arguments.positional;
@@ -106,78 +106,78 @@ Items two(const Arguments& arguments) {
 
 template <Kind kind>
 bool is_kind(Heap&, const Arguments& arguments) {
-  return tested(arguments).is(kind);
+  return single_argument(arguments).is(kind);
 }
 
 bool is_defined(Heap&, const Arguments& arguments) {
-  return !tested(arguments).is(Kind::kUndefined);
+  return !single_argument(arguments).is(Kind::kUndefined);
 }
 
 bool is_iterable(Heap&, const Arguments& arguments) {
-  const Value& v = tested(arguments);
+  const Value& v = single_argument(arguments);
   return v.is(Kind::kUndefined) || v.is(Kind::kString) || v.is(Kind::kDict) || v.is_sequence();
 }
 
-bool is_number(Heap&, const Arguments& arguments) { return tested(arguments).is_number(); }
-bool is_true_itself(Heap&, const Arguments& arguments) {
-  return tested(arguments).is(Kind::kBool) && is_true(tested(arguments));
+bool is_number(Heap&, const Arguments& arguments) { return single_argument(arguments).is_number(); }
+bool is_true_literal(Heap&, const Arguments& arguments) {
+  return single_argument(arguments).is(Kind::kBool) && is_true(single_argument(arguments));
 }
-bool is_false_itself(Heap&, const Arguments& arguments) {
-  return tested(arguments).is(Kind::kBool) && !is_true(tested(arguments));
+bool is_false_literal(Heap&, const Arguments& arguments) {
+  return single_argument(arguments).is(Kind::kBool) && !is_true(single_argument(arguments));
 }
 
 bool is_callable(Heap&, const Arguments& arguments) {
-  return tested(arguments).is(Kind::kFunction);
+  return single_argument(arguments).is(Kind::kFunction);
 }
 
 bool is_lower(Heap& heap, const Arguments& arguments) {
-  const std::string text = to_text(heap, tested(arguments));
+  const std::string text = to_text(heap, single_argument(arguments));
   return to_lower(text) == text && to_upper(text) != text;
 }
 bool is_upper(Heap& heap, const Arguments& arguments) {
-  const std::string text = to_text(heap, tested(arguments));
+  const std::string text = to_text(heap, single_argument(arguments));
   return to_upper(text) == text && to_lower(text) != text;
 }
 
 bool is_eq(Heap& heap, const Arguments& arguments) {
-  const Items v = two(arguments);
+  const Items v = two_arguments(arguments);
   return equal(heap, v[0], v[1]);
 }
 bool is_ne(Heap& heap, const Arguments& arguments) { return !is_eq(heap, arguments); }
 bool is_lt(Heap& heap, const Arguments& arguments) {
-  const Items v = two(arguments);
+  const Items v = two_arguments(arguments);
   return compare(heap, v[0], v[1]) == -1;
 }
 bool is_gt(Heap& heap, const Arguments& arguments) {
-  const Items v = two(arguments);
+  const Items v = two_arguments(arguments);
   return compare(heap, v[0], v[1]) == 1;
 }
 bool is_le(Heap& heap, const Arguments& arguments) {
-  const Items v = two(arguments);
+  const Items v = two_arguments(arguments);
   return compare(heap, v[0], v[1]) <= 0;
 }
 bool is_ge(Heap& heap, const Arguments& arguments) {
-  const Items v = two(arguments);
+  const Items v = two_arguments(arguments);
   const int order = compare(heap, v[0], v[1]);
   return order == 0 || order == 1;
 }
 bool is_in(Heap& heap, const Arguments& arguments) {
-  const Items v = two(arguments);
+  const Items v = two_arguments(arguments);
   return contains(heap, v[1], v[0]);
 }
 
-bool leaves(Heap& heap, const Value& value, const Value& divisor, int64_t remainder) {
+bool has_remainder(Heap& heap, const Value& value, const Value& divisor, int64_t remainder) {
   return equal(heap, arithmetic(heap, Operator::kModulo, value, divisor), integer(remainder));
 }
 bool is_odd(Heap& heap, const Arguments& arguments) {
-  return leaves(heap, tested(arguments), integer(2), 1);
+  return has_remainder(heap, single_argument(arguments), integer(2), 1);
 }
 bool is_even(Heap& heap, const Arguments& arguments) {
-  return leaves(heap, tested(arguments), integer(2), 0);
+  return has_remainder(heap, single_argument(arguments), integer(2), 0);
 }
 bool is_divisible(Heap& heap, const Arguments& arguments) {
-  const Items v = two(arguments);
-  return leaves(heap, v[0], v[1], 0);
+  const Items v = two_arguments(arguments);
+  return has_remainder(heap, v[0], v[1], 0);
 }
 
 constexpr NamedTest kTests[] = {
@@ -192,8 +192,8 @@ constexpr NamedTest kTests[] = {
     {"integer", is_kind<Kind::kInt>},
     {"float", is_kind<Kind::kFloat>},
     {"boolean", is_kind<Kind::kBool>},
-    {"true", is_true_itself},
-    {"false", is_false_itself},
+    {"true", is_true_literal},
+    {"false", is_false_literal},
     {"callable", is_callable},
     {"lower", is_lower},
     {"upper", is_upper},

@@ -39,22 +39,22 @@ class Lexer {
   explicit Lexer(std::string source) : source_(std::move(source)) {}
 
   std::vector<Token> run() {
-    while (at_ < source_.size()) outside();
+    while (at_ < source_.size()) read_text();
     add(TokenKind::kEnd, "");
     return std::move(tokens_);
   }
 
  private:
-  void outside();
-  void comment();
-  void raw();
-  void inside(bool is_block);
-  bool take_end(bool is_block);
-  void inside_token();
+  void read_text();
+  void read_comment();
+  void read_raw();
+  void read_tag(bool is_block);
+  bool take_tag_end(bool is_block);
+  void read_token();
   void number();
   void name();
   void string_literal();
-  void sign();
+  void symbol();
 
   std::string_view rest() const { return std::string_view(source_).substr(at_); }
   char peek(size_t ahead) const {
@@ -74,7 +74,7 @@ class Lexer {
   void add(TokenKind kind, std::string text, Value value = {}) {
     tokens_.push_back({kind, line_, std::move(text), value});
   }
-  void add_text(std::string_view text, char sign, bool may_strip_line);
+  void add_text(std::string_view text, char control, bool may_strip_line);
   bool take_raw_tag(std::string_view word, size_t& n_bytes) const;
 
   std::string source_;
@@ -86,7 +86,7 @@ class Lexer {
 };
 
 // Reads text up to the next tag, and then the tag.
-void Lexer::outside() {
+void Lexer::read_text() {
   size_t length = 0;
   const std::string_view text = rest();
   for (;; ++length) {
@@ -99,25 +99,25 @@ void Lexer::outside() {
     if (next == '{' || next == '%' || next == '#') break;
   }
   const char kind = text[length + 1];
-  const char sign = length + 2 < text.size() ? text[length + 2] : '\0';
-  const size_t n_sign = sign == '-' || sign == '+' ? 1 : 0;
-  add_text(text.substr(0, length), sign, kind != '{');
+  const char control = length + 2 < text.size() ? text[length + 2] : '\0';
+  const size_t n_control = control == '-' || control == '+' ? 1 : 0;
+  add_text(text.substr(0, length), control, kind != '{');
   advance(length);
   size_t n_raw = 0;
   if (kind == '%' && take_raw_tag("raw", n_raw)) {
     advance(n_raw);
-    return raw();
+    return read_raw();
   }
-  advance(2 + n_sign);
-  if (kind == '#') return comment();
+  advance(2 + n_control);
+  if (kind == '#') return read_comment();
   add(kind == '{' ? TokenKind::kPrintBegin : TokenKind::kBlockBegin, "");
-  inside(kind == '%');
+  read_tag(kind == '%');
 }
 
-void Lexer::add_text(std::string_view text, char sign, bool may_strip_line) {
-  if (sign == '-') {
+void Lexer::add_text(std::string_view text, char control, bool may_strip_line) {
+  if (control == '-') {
     text = strip(text, Side::kRight);
-  } else if (sign != '+' && may_strip_line) {
+  } else if (control != '+' && may_strip_line) {
     const size_t line = text.rfind('\n') + 1;  // npos + 1 is 0
     if ((line > 0 || at_line_start_) && strip(text.substr(line), Side::kLeft).empty())
       text = text.substr(0, line);
@@ -125,18 +125,18 @@ void Lexer::add_text(std::string_view text, char sign, bool may_strip_line) {
   if (!text.empty()) add(TokenKind::kText, std::string(text));
 }
 
-void Lexer::comment() {
+void Lexer::read_comment() {
   const size_t end = rest().find("#}");
-  if (end == std::string_view::npos) fail_at(line_, "a comment {{# has no end #}}");
-  const char sign = end > 0 ? rest()[end - 1] : '\0';
+  if (end == std::string_view::npos) fail_at(line_, "a comment {{# is not closed by #}}");
+  const char control = end > 0 ? rest()[end - 1] : '\0';
   advance(end + 2);
-  if (sign == '-')
+  if (control == '-')
     skip_spaces();
-  else if (sign != '+')
+  else if (control != '+')
     skip_newline();
 }
 
-// Whether the tag {% word %}, with any whitespace signs, begins here. n_bytes is its length
+// Whether the tag {% word %}, with any whitespace control, begins here. n_bytes is its length
 // including the whitespace that it removes after it.
 bool Lexer::take_raw_tag(std::string_view word, size_t& n_bytes) const {
   std::string_view text = rest();
@@ -159,7 +159,7 @@ bool Lexer::take_raw_tag(std::string_view word, size_t& n_bytes) const {
   return true;
 }
 
-void Lexer::raw() {
+void Lexer::read_raw() {
   const std::string_view text = rest();
   const size_t start = at_;
   size_t n_bytes = 0;
@@ -171,39 +171,39 @@ void Lexer::raw() {
     add_text(text.substr(0, end), text[end + 2], true);
     return advance(end + n_bytes);
   }
-  fail_at(line_, "{{% raw %}} has no {{% endraw %}}");
+  fail_at(line_, "{{% raw %}} is not closed by {{% endraw %}}");
 }
 
-void Lexer::inside(bool is_block) {
+void Lexer::read_tag(bool is_block) {
   brackets_.clear();
   while (true) {
     skip_spaces();
-    if (at_ >= source_.size()) fail_at(line_, "a tag has no end {}", is_block ? "%}" : "}}");
-    if (brackets_.empty() && take_end(is_block)) return;
-    inside_token();
+    if (at_ >= source_.size()) fail_at(line_, "a tag is not closed by {}", is_block ? "%}" : "}}");
+    if (brackets_.empty() && take_tag_end(is_block)) return;
+    read_token();
   }
 }
 
-bool Lexer::take_end(bool is_block) {
-  const char sign = peek(0);
-  const bool has_sign = sign == '-' || (is_block && sign == '+');
-  const size_t n_sign = has_sign ? 1 : 0;
-  if (!rest().substr(n_sign).starts_with(is_block ? "%}" : "}}")) return false;
+bool Lexer::take_tag_end(bool is_block) {
+  const char control = peek(0);
+  const bool has_control = control == '-' || (is_block && control == '+');
+  const size_t n_control = has_control ? 1 : 0;
+  if (!rest().substr(n_control).starts_with(is_block ? "%}" : "}}")) return false;
   add(is_block ? TokenKind::kBlockEnd : TokenKind::kPrintEnd, "");
-  advance(n_sign + 2);
-  if (has_sign && sign == '-')
+  advance(n_control + 2);
+  if (has_control && control == '-')
     skip_spaces();
-  else if (is_block && !has_sign)
+  else if (is_block && !has_control)
     skip_newline();
   return true;
 }
 
-void Lexer::inside_token() {
+void Lexer::read_token() {
   const char c = peek(0);
   if (is_digit(c)) return number();
   if (is_name_start(c)) return name();
   if (c == '\'' || c == '"') return string_literal();
-  sign();
+  symbol();
 }
 
 void Lexer::name() {
@@ -214,10 +214,10 @@ void Lexer::name() {
 }
 
 void Lexer::number() {
-  const size_t n_bytes = number_length(rest(), !tokens_.back().is_sign("."));
+  const size_t n_bytes = number_length(rest(), !tokens_.back().is_symbol("."));
   const std::string_view text = rest().substr(0, n_bytes);
   const std::optional<Value> value = parse_number(text);
-  if (!value) fail_at(line_, "the number {} is beyond 64 bits or misspelt", text);
+  if (!value) fail_at(line_, "the number {} is invalid or exceeds 64 bits", text);
   add(value->is(Kind::kInt) ? TokenKind::kInteger : TokenKind::kReal, std::string(text), *value);
   advance(n_bytes);
 }
@@ -226,37 +226,38 @@ void Lexer::string_literal() {
   const char quote = peek(0);
   size_t n = 1;
   while (peek(n) != quote) {
-    if (at_ + n >= source_.size()) fail_at(line_, "a string has no closing {}", quote);
+    if (at_ + n >= source_.size()) fail_at(line_, "a string is not closed by {}", quote);
     n += peek(n) == '\\' ? 2 : 1;
   }
   const std::optional<std::string> text = decode_string_literal(rest().substr(1, n - 1));
-  if (!text) fail_at(line_, "a string has an escape that is no character");
+  if (!text) fail_at(line_, "a string contains an invalid escape");
   add(TokenKind::kString, *text);
   advance(n + 1);
 }
 
-void Lexer::sign() {
-  constexpr std::string_view kSigns[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
-                                         "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
-                                         ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
-  const auto found = std::find_if(std::begin(kSigns), std::end(kSigns),
+void Lexer::symbol() {
+  constexpr std::string_view kSymbols[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
+                                           "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
+                                           ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
+  const auto found = std::find_if(std::begin(kSymbols), std::end(kSymbols),
                                   [&](std::string_view s) { return rest().starts_with(s); });
-  if (found == std::end(kSigns)) fail_at(line_, "unexpected character '{}'", peek(0));
+  if (found == std::end(kSymbols)) fail_at(line_, "unexpected character '{}'", peek(0));
   const char c = found->front();
   if (c == '(' || c == '[' || c == '{') brackets_.push_back(c == '(' ? ')' : c == '[' ? ']' : '}');
   if (c == ')' || c == ']' || c == '}') {
     if (brackets_.empty() || brackets_.back() != c) fail_at(line_, "unexpected '{}'", c);
     brackets_.pop_back();
   }
-  add(TokenKind::kSign, std::string(*found));
+  add(TokenKind::kSymbol, std::string(*found));
   advance(found->size());
 }
 
 }  // namespace
 
 std::vector<Token> tokenize(std::string_view source) {
-  require(source.size() <= kMaxSourceBytes, "the chat template has {} bytes; at most {} are read",
-          source.size(), kMaxSourceBytes);
+  require(source.size() <= kMaxSourceBytes,
+          "the chat template has {} bytes; at most {} are supported", source.size(),
+          kMaxSourceBytes);
   const size_t bad = find_invalid_utf8(source);
   require(bad == std::string_view::npos, "the chat template is not UTF-8 at byte {}", bad);
   return Lexer(normalize_newlines(source)).run();
@@ -264,7 +265,7 @@ std::vector<Token> tokenize(std::string_view source) {
 
 namespace {
 
-// Value of up to `most` digits in `base` at `at`, which is moved behind them.
+// Value of up to `most` digits in `base` at `at`, which is moved past them.
 std::optional<uint32_t> digits(std::string_view text, size_t& at, size_t most, int base) {
   const std::string_view part = text.substr(at, most);
   uint32_t value = 0;
@@ -276,7 +277,7 @@ std::optional<uint32_t> digits(std::string_view text, size_t& at, size_t most, i
 
 bool is_scalar(uint32_t c) { return c < 0xD800 || (c > 0xDFFF && c <= 0x10FFFF); }
 
-// Decodes the escape whose letter is at `at`, which is moved behind it. False when the escape is
+// Decodes the escape whose letter is at `at`, which is moved past it. False when the escape is
 // not a character.
 bool decode_escape(std::string_view text, size_t& at, std::string& out) {
   constexpr std::string_view kLetters = "\\'\"abfnrtv", kMeanings = "\\'\"\a\b\f\n\r\t\v";

@@ -19,7 +19,7 @@ enum class TokenKind {
   kString,  // `text` is decoded
   kInteger,
   kReal,
-  kSign,  // an operator or bracket
+  kSymbol,  // an operator or bracket
   kEnd,
 };
 
@@ -30,7 +30,9 @@ struct Token {
   Value number = {};
 
   bool is_name(std::string_view name) const { return kind == TokenKind::kName && text == name; }
-  bool is_sign(std::string_view sign) const { return kind == TokenKind::kSign && text == sign; }
+  bool is_symbol(std::string_view symbol) const {
+    return kind == TokenKind::kSymbol && text == symbol;
+  }
 };
 
 // The last token is kEnd. Throws Error naming the line.

@@ -28,8 +28,8 @@ const String& text_argument(const Value& value, std::string_view method) {
   return *text;
 }
 
-int64_t integer_or(const Value& value, int64_t absent, std::string_view method) {
-  if (value.is(Kind::kUndefined) || value.is(Kind::kNone)) return absent;
+int64_t integer_or(const Value& value, int64_t default_value, std::string_view method) {
+  if (value.is(Kind::kUndefined) || value.is(Kind::kNone)) return default_value;
   require(value.is_integral(), "{} needs an int, not {}", method, type_name(value));
   return value.as_integer();
 }
@@ -46,9 +46,9 @@ template <bool from_right>
 Value split_method(Heap& heap, const Value& self, const Arguments& arguments) {
   const Items bound = arguments.bind("split", {"sep", "maxsplit"});
   const String* separator = text_or_null(bound[0], "split");
-  const int64_t most = integer_or(bound[1], -1, "split");
-  return heap.list(from_right ? split_right(heap, *self.string, separator, most)
-                              : split(heap, *self.string, separator, most));
+  const int64_t max_splits = integer_or(bound[1], -1, "split");
+  return heap.list(from_right ? split_right(heap, *self.string, separator, max_splits)
+                              : split(heap, *self.string, separator, max_splits));
 }
 
 // str.startswith() and str.endswith(): whether the slice [start, end) of self `matches` a text or
@@ -108,10 +108,10 @@ Value replace_method(Heap& heap, const Value& self, const Arguments& arguments) 
                  text_argument(bound[1], "replace"), integer_or(bound[2], -1, "replace"));
 }
 
-template <std::string (*change)(std::string_view)>
-Value change_method(Heap& heap, const Value& self, const Arguments& arguments) {
+template <std::string (*convert)(std::string_view)>
+Value map_method(Heap& heap, const Value& self, const Arguments& arguments) {
   arguments.bind("upper", {});
-  return changed(heap, *self.string, change);
+  return map_text(heap, *self.string, convert);
 }
 
 Value join_method(Heap& heap, const Value& self, const Arguments& arguments) {
@@ -166,7 +166,7 @@ Value index_of_item(Heap& heap, const Value& self, const Arguments& arguments) {
 
 Value get(Heap& heap, const Value& self, const Arguments& arguments) {
   require(!arguments.positional.empty() && arguments.named.empty(),
-          "get needs a key and perhaps a default");
+          "get takes a key and an optional default");
   const Value* found = find_entry(heap, *self.entries, arguments.positional[0]);
   const Items bound = arguments.bind("get", {"key", "default"});
   if (found) return *found;
@@ -200,10 +200,10 @@ constexpr NamedMethod kTextMethods[] = {
     {"startswith", affix_method<starts_with>},
     {"endswith", affix_method<ends_with>},
     {"replace", replace_method},
-    {"upper", change_method<to_upper>},
-    {"lower", change_method<to_lower>},
-    {"title", change_method<title_of_str>},
-    {"capitalize", change_method<capitalize>},
+    {"upper", map_method<to_upper>},
+    {"lower", map_method<to_lower>},
+    {"title", map_method<title_str>},
+    {"capitalize", map_method<capitalize>},
     {"find", find_method<false>},
     {"rfind", find_method<true>},
     {"index", index_of_text},

@@ -71,7 +71,7 @@ Value add(Heap& heap, const Value& a, const Value& b) {
 }
 
 int64_t checked(bool overflows, int64_t value) {
-  require(!overflows, "an integer beyond 64 bits");
+  require(!overflows, "an integer exceeds 64 bits");
   return value;
 }
 
@@ -138,7 +138,7 @@ Value real_arithmetic(Operator op, double a, double b) {
     case Operator::kPower: {
       const double power = std::pow(a, b);
       require(std::isfinite(power) || !std::isfinite(a) || !std::isfinite(b),
-              "{} ** {} is not a number that fits", a, b);
+              "{} ** {} is out of range", a, b);
       return real(power);
     }
     case Operator::kFloorDivide:
@@ -192,7 +192,7 @@ bool is_true(const Value& value) {
 }
 
 bool equal(Heap& heap, const Value& a, const Value& b) {
-  const Heap::Nested nested(heap);
+  const Heap::NestingGuard nested(heap);
   heap.spend_steps(1);
   if (a.is_number() && b.is_number()) return compare_numbers(a, b) == 0;
   if (a.kind != b.kind) return false;
@@ -220,7 +220,7 @@ bool equal(Heap& heap, const Value& a, const Value& b) {
 }
 
 int compare(Heap& heap, const Value& a, const Value& b) {
-  const Heap::Nested nested(heap);
+  const Heap::NestingGuard nested(heap);
   heap.spend_steps(1);
   require_defined(a, b);
   if (a.is_number() && b.is_number()) return compare_numbers(a, b);
@@ -228,7 +228,7 @@ int compare(Heap& heap, const Value& a, const Value& b) {
     heap.spend_steps(std::min(a.text().size(), b.text().size()) / 64);
     return three_way(a.text().compare(b.text()), 0);  // UTF-8 bytes have the order of code points
   }
-  require(a.is_sequence() && a.kind == b.kind, "{} and {} have no order", type_name(a),
+  require(a.is_sequence() && a.kind == b.kind, "{} and {} cannot be compared", type_name(a),
           type_name(b));
   const size_t n = std::min(a.items->size(), b.items->size());
   for (size_t i = 0; i < n; ++i)
@@ -260,16 +260,16 @@ Value arithmetic(Heap& heap, Operator op, const Value& a, const Value& b) {
     return repeat(heap, a, b.as_integer());
   if (op == Operator::kMultiply && is_text(b) && a.is_integral())
     return repeat(heap, b, a.as_integer());
-  constexpr std::string_view kSigns[] = {"+", "-", "*", "/", "//", "%", "**"};
-  fail("{} {} {} is not possible here; convert one side, or use ~ to join texts", type_name(a),
-       kSigns[static_cast<size_t>(op)], type_name(b));
+  constexpr std::string_view kSymbols[] = {"+", "-", "*", "/", "//", "%", "**"};
+  fail("{} {} {} is not supported; convert one side, or use ~ to concatenate", type_name(a),
+       kSymbols[static_cast<size_t>(op)], type_name(b));
 }
 
 Value negate(const Value& a) {
   if (a.is(Kind::kUndefined)) fail_undefined(a);
   require(a.is_number(), "- needs a number, not {}", type_name(a));
   if (a.is(Kind::kFloat)) return real(-a.real);
-  require(a.as_integer() != std::numeric_limits<int64_t>::min(), "an integer beyond 64 bits");
+  require(a.as_integer() != std::numeric_limits<int64_t>::min(), "an integer exceeds 64 bits");
   return integer(-a.as_integer());
 }
 
@@ -304,22 +304,22 @@ Value character(Heap& heap, const String& text, size_t index) {
                    std::string_view(text.text).substr(at, decode_utf8(text.text, at).n_bytes));
 }
 
-struct Steps {
+struct SliceBounds {
   int64_t start, stop, step;
 };
 
 // Python's slice.indices(n).
-Steps slice_steps(const Value& start, const Value& stop, const Value& step, int64_t n) {
-  const auto number = [](const Value& value, int64_t absent) {
-    if (value.is(Kind::kNone)) return absent;
+SliceBounds slice_bounds(const Value& start, const Value& stop, const Value& step, int64_t n) {
+  const auto number = [](const Value& value, int64_t default_value) {
+    if (value.is(Kind::kNone)) return default_value;
     require(value.is_integral(), "a slice needs integers, not {}", type_name(value));
     return value.as_integer();
   };
   const int64_t by = std::max(number(step, 1), -INT64_MAX);
   require(by != 0, "a slice cannot step by 0");
   const int64_t lowest = by > 0 ? 0 : -1, highest = by > 0 ? n : n - 1;
-  const auto bound = [&](const Value& value, int64_t absent) {
-    if (value.is(Kind::kNone)) return absent;
+  const auto bound = [&](const Value& value, int64_t default_value) {
+    if (value.is(Kind::kNone)) return default_value;
     const int64_t given = number(value, 0);
     return std::clamp(given < 0 ? given + n : given, lowest, highest);
   };
@@ -426,7 +426,7 @@ Value get_slice(Heap& heap, const Value& value, const Value& start, const Value&
   if (value.is(Kind::kUndefined)) fail_on_undefined(value, "[:]");
   if (!value.is(Kind::kString) && !value.is_sequence()) return heap.undefined("slice");
   const auto n = static_cast<int64_t>(length_of(value));
-  const Steps at = slice_steps(start, stop, step, n);
+  const SliceBounds at = slice_bounds(start, stop, step, n);
   if (value.is(Kind::kString) && at.step == 1) {
     const size_t first = byte_of_char(*value.string, static_cast<size_t>(at.start));
     const size_t last =

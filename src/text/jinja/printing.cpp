@@ -37,11 +37,11 @@ void write_quoted(const String& whole, TextBuilder& out) {
   const char quote = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
   const std::string_view around(&quote, 1);
   out.add(around);
-  for_each_stretch(whole, [&](std::string_view stretch, bool given) {
-    for (size_t at = 0; at < stretch.size();) {
-      const CodePoint c = decode_utf8(stretch, at);
+  for_each_span(whole, [&](std::string_view span, bool given) {
+    for (size_t at = 0; at < span.size();) {
+      const CodePoint c = decode_utf8(span, at);
       if (c.value == '\\' || c.value == static_cast<char32_t>(quote)) out.add("\\", given);
-      out.add(is_printable(c.value) ? std::string(stretch.substr(at, c.n_bytes)) : escaped(c.value),
+      out.add(is_printable(c.value) ? std::string(span.substr(at, c.n_bytes)) : escaped(c.value),
               given);
       at += c.n_bytes;
     }
@@ -72,7 +72,7 @@ void write_items(Heap& heap, const Value& value, TextBuilder& out) {
 }
 
 void write_repr(Heap& heap, const Value& value, TextBuilder& out) {
-  const Heap::Nested nested(heap);
+  const Heap::NestingGuard nested(heap);
   heap.spend_steps(1);
   switch (value.kind) {
     case Kind::kUndefined:
@@ -115,11 +115,11 @@ std::string escape_of(char32_t c, bool ensure_ascii) {
 
 void write_json_string(const String& text, bool ensure_ascii, TextBuilder& out) {
   out.add("\"");
-  for_each_stretch(text, [&](std::string_view stretch, bool given) {
-    for (size_t at = 0; at < stretch.size();) {
-      const CodePoint c = decode_utf8(stretch, at);
+  for_each_span(text, [&](std::string_view span, bool given) {
+    for (size_t at = 0; at < span.size();) {
+      const CodePoint c = decode_utf8(span, at);
       const std::string escape = escape_of(c.value, ensure_ascii);
-      out.add(escape.empty() ? stretch.substr(at, c.n_bytes) : std::string_view(escape), given);
+      out.add(escape.empty() ? span.substr(at, c.n_bytes) : std::string_view(escape), given);
       at += c.n_bytes;
     }
   });
@@ -168,7 +168,7 @@ void write_json_dict(Heap& heap, const Value& value, const JsonStyle& style, siz
 
 void write_json(Heap& heap, const Value& value, const JsonStyle& style, size_t level,
                 TextBuilder& out) {
-  const Heap::Nested nested(heap);
+  const Heap::NestingGuard nested(heap);
   heap.spend_steps(1);
   switch (value.kind) {
     case Kind::kNone:
@@ -195,21 +195,21 @@ void write_json(Heap& heap, const Value& value, const JsonStyle& style, size_t l
     case Kind::kDict:
       return write_json_dict(heap, value, style, level, out);
     default:
-      fail("tojson: {} has no form in JSON", type_name(value));
+      fail("tojson: {} cannot be written as JSON", type_name(value));
   }
 }
 
 Value number_from_json(const nlohmann::ordered_json& json) {
   if (json.is_number_float()) return real(json.get<double>());
   if (json.is_number_unsigned())
-    require(json.get<uint64_t>() <= INT64_MAX, "the integer {} is beyond 64 bits",
+    require(json.get<uint64_t>() <= INT64_MAX, "the integer {} exceeds 64 bits",
             json.get<uint64_t>());
   return integer(json.get<int64_t>());
 }
 
 Value string_from_json(Heap& heap, const std::string& text, bool given) {
   const size_t bad = find_invalid_utf8(text);
-  require(bad == std::string_view::npos, "a text is not UTF-8 at byte {}", bad);
+  require(bad == std::string_view::npos, "a string is not UTF-8 at byte {}", bad);
   TextBuilder made(heap);
   made.add(text, given);
   return made.value();
@@ -249,7 +249,7 @@ Value to_json(Heap& heap, const Value& value, const JsonStyle& style) {
 }
 
 Value value_from_json(Heap& heap, const nlohmann::ordered_json& json, bool given) {
-  const Heap::Nested nested(heap);
+  const Heap::NestingGuard nested(heap);
   if (json.is_null() || json.is_discarded() || json.is_binary()) return none();
   if (json.is_boolean()) return boolean(json.get<bool>());
   if (json.is_number()) return number_from_json(json);

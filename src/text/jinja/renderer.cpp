@@ -10,11 +10,11 @@ namespace tandem::jinja {
 
 TextBuilder Renderer::run(const Block& block, const Entries& context) {
   try {
-    const InScope globals(*this, nullptr);
+    const ScopeGuard globals(*this, nullptr);
     for (const auto& [name, function] : global_functions(heap_)) assign_name(name, function);
-    const InScope variables(*this, scope_);
+    const ScopeGuard variables(*this, scope_);
     for (const auto& [name, value] : context) assign_name(name.text(), value);
-    const InScope own(*this, scope_);
+    const ScopeGuard own(*this, scope_);
     execute(block);
   } catch (const Error& error) {
     fail_at(line_, "{}", error.what());
@@ -29,7 +29,7 @@ Renderer::Flow Renderer::execute(const Block& block) {
 }
 
 Renderer::Flow Renderer::execute(const Stmt& stmt) {
-  const Heap::Nested nested(heap_);
+  const Heap::NestingGuard nested(heap_);
   heap_.spend_steps(1);
   line_ = stmt.line;
   switch (stmt.kind) {
@@ -48,13 +48,13 @@ Renderer::Flow Renderer::execute(const Stmt& stmt) {
       assign(*stmt.target, evaluate(*stmt.value));
       return Flow::kNext;
     case StmtKind::kSetBlock:
-      assign(*stmt.target, captured_set_block(stmt));
+      assign(*stmt.target, capture_set_block(stmt));
       return Flow::kNext;
     case StmtKind::kMacro:
       execute_macro(stmt);
       return Flow::kNext;
     case StmtKind::kScope: {
-      const InScope inner(*this, scope_);
+      const ScopeGuard inner(*this, scope_);
       return execute(stmt.blocks[0]);
     }
     case StmtKind::kBreak:
@@ -73,25 +73,25 @@ Renderer::Flow Renderer::execute_if(const Stmt& stmt) {
 }
 
 void Renderer::execute_for(const Stmt& stmt) {
-  const Items& items = *heap_.list(items_of_loop(stmt)).items;  // a stored `loop` refers to them
+  const Items& items = *heap_.list(loop_items(stmt)).items;  // a stored `loop` refers to them
   const Value loop = heap_.loop({.items = &items, .at = 0});
   for (size_t i = 0; i < items.size(); ++i) {
-    const InScope iteration(*this, scope_);
+    const ScopeGuard iteration(*this, scope_);
     loop.loop->at = i;
     assign(*stmt.target, items[i]);
     assign_name("loop", loop);
     if (execute(stmt.blocks[0]) == Flow::kBreak) break;
   }
   if (items.empty() && stmt.blocks.size() > 1) {
-    const InScope otherwise(*this, scope_);
+    const ScopeGuard otherwise(*this, scope_);
     execute(stmt.blocks[1]);
   }
 }
 
-Items Renderer::items_of_loop(const Stmt& stmt) {
+Items Renderer::loop_items(const Stmt& stmt) {
   Items items = iterate(heap_, evaluate(*stmt.value));
   if (!stmt.filter) return items;
-  const InScope filtering(*this, scope_);
+  const ScopeGuard filtering(*this, scope_);
   std::erase_if(items, [&](const Value& item) {
     assign(*stmt.target, item);
     return !is_true(evaluate(*stmt.filter));
@@ -135,7 +135,7 @@ Value Renderer::call_macro(const Stmt& stmt, const Scope* closure, const Argumen
   const size_t n = stmt.parameters.size();
   require(arguments.positional.size() <= n, "macro {} takes at most {} arguments, not {}",
           stmt.text, n, arguments.positional.size());
-  const InScope called(*this, closure);
+  const ScopeGuard called(*this, closure);
   const size_t first_default = n - stmt.defaults.size();
   size_t n_named = 0;
   for (size_t i = 0; i < n; ++i) {
@@ -152,32 +152,32 @@ Value Renderer::call_macro(const Stmt& stmt, const Scope* closure, const Argumen
     else
       assign_name(name, heap_.undefined(name));
   }
-  require(n_named == arguments.named.size(), "macro {} has no argument of a name that was given",
+  require(n_named == arguments.named.size(), "macro {} was called with an unknown argument name",
           stmt.text);
   const int line = line_;
-  const Value text = captured(stmt.blocks[0]);
+  const Value text = capture(stmt.blocks[0]);
   line_ = line;
   return text;
 }
 
-Value Renderer::captured(const Block& block) {
+Value Renderer::capture(const Block& block) {
   TextBuilder outer = std::exchange(out_, TextBuilder(heap_));
   execute(block);
   return std::exchange(out_, std::move(outer)).value();
 }
 
-Value Renderer::captured_set_block(const Stmt& stmt) {
+Value Renderer::capture_set_block(const Stmt& stmt) {
   Value text;
   {
-    const InScope inner(*this, scope_);
-    text = captured(stmt.blocks[0]);
+    const ScopeGuard inner(*this, scope_);
+    text = capture(stmt.blocks[0]);
   }
   if (!stmt.value) return text;
   block_text_ = text;
   return evaluate(*stmt.value);
 }
 
-Renderer::InScope::InScope(Renderer& renderer, const Scope* parent)
+Renderer::ScopeGuard::ScopeGuard(Renderer& renderer, const Scope* parent)
     : renderer_(renderer), outer_(renderer.scope_) {
   renderer.heap_.spend_bytes(sizeof(Scope));
   renderer.scope_ = &renderer.scopes_.emplace_back(Scope{parent, {}});

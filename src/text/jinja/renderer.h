@@ -27,12 +27,12 @@ class Renderer {
 
   // Adds a scope that is current during the lifetime of this object. Scopes are kept until the end
   // of the rendering, since macros refer to them.
-  class InScope {
+  class ScopeGuard {
    public:
-    InScope(Renderer& renderer, const Scope* parent);
-    ~InScope() { renderer_.scope_ = outer_; }
-    InScope(const InScope&) = delete;
-    InScope& operator=(const InScope&) = delete;
+    ScopeGuard(Renderer& renderer, const Scope* parent);
+    ~ScopeGuard() { renderer_.scope_ = outer_; }
+    ScopeGuard(const ScopeGuard&) = delete;
+    ScopeGuard& operator=(const ScopeGuard&) = delete;
 
    private:
     Renderer& renderer_;
@@ -46,10 +46,10 @@ class Renderer {
   void execute_macro(const Stmt& stmt);
   void assign(const Expr& target, const Value& value);
   void assign_name(std::string_view name, const Value& value);
-  Items items_of_loop(const Stmt& stmt);
+  Items loop_items(const Stmt& stmt);
   Value call_macro(const Stmt& stmt, const Scope* closure, const Arguments& arguments);
-  Value captured(const Block& block);
-  Value captured_set_block(const Stmt& stmt);
+  Value capture(const Block& block);
+  Value capture_set_block(const Stmt& stmt);
 
   Value evaluate(const Expr& expr);
   Value evaluate_kind(const Expr& expr);

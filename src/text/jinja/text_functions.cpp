@@ -29,11 +29,11 @@ size_t rfind_space(std::string_view text) {  // offset behind the last space, or
   return end;
 }
 
-Items split_at_spaces(Heap& heap, const String& whole, int64_t most) {
+Items split_at_spaces(Heap& heap, const String& whole, int64_t max_count) {
   Items parts;
   std::string_view text = strip(whole.text, Side::kLeft);
   while (!text.empty()) {
-    const bool is_rest = most >= 0 && static_cast<int64_t>(parts.size()) == most;
+    const bool is_rest = max_count >= 0 && static_cast<int64_t>(parts.size()) == max_count;
     const size_t end = is_rest ? text.size() : find_space(text, 0);
     parts.push_back(heap.part(whole, text.substr(0, end)));
     text = strip(text.substr(end), Side::kLeft);
@@ -41,11 +41,11 @@ Items split_at_spaces(Heap& heap, const String& whole, int64_t most) {
   return parts;
 }
 
-Items split_right_at_spaces(Heap& heap, const String& whole, int64_t most) {
+Items split_right_at_spaces(Heap& heap, const String& whole, int64_t max_count) {
   Items parts;
   std::string_view text = strip(whole.text, Side::kRight);
   while (!text.empty()) {
-    const bool is_rest = most >= 0 && static_cast<int64_t>(parts.size()) == most;
+    const bool is_rest = max_count >= 0 && static_cast<int64_t>(parts.size()) == max_count;
     const size_t begin = is_rest ? 0 : rfind_space(text);
     parts.push_back(heap.part(whole, text.substr(begin)));
     text = strip(text.substr(0, begin), Side::kRight);
@@ -87,14 +87,14 @@ size_t line_break(std::string_view text, size_t at) {
 
 }  // namespace
 
-Items split(Heap& heap, const String& whole, const String* separator, int64_t most) {
+Items split(Heap& heap, const String& whole, const String* separator, int64_t max_count) {
   heap.spend_steps(whole.text.size() / 16);
-  if (!separator) return split_at_spaces(heap, whole, most);
+  if (!separator) return split_at_spaces(heap, whole, max_count);
   require(!separator->text.empty(), "split: the separator is empty");
   const std::string_view text = whole.text;
   Items parts;
   size_t begin = 0;
-  while (most < 0 || static_cast<int64_t>(parts.size()) < most) {
+  while (max_count < 0 || static_cast<int64_t>(parts.size()) < max_count) {
     const size_t at = text.find(separator->text, begin);
     if (at == std::string_view::npos) break;
     parts.push_back(heap.part(whole, text.substr(begin, at - begin)));
@@ -104,13 +104,13 @@ Items split(Heap& heap, const String& whole, const String* separator, int64_t mo
   return parts;
 }
 
-Items split_right(Heap& heap, const String& whole, const String* separator, int64_t most) {
+Items split_right(Heap& heap, const String& whole, const String* separator, int64_t max_count) {
   heap.spend_steps(whole.text.size() / 16);
-  if (!separator) return split_right_at_spaces(heap, whole, most);
+  if (!separator) return split_right_at_spaces(heap, whole, max_count);
   require(!separator->text.empty(), "rsplit: the separator is empty");
   std::string_view text = whole.text;
   Items parts;
-  while (most < 0 || static_cast<int64_t>(parts.size()) < most) {
+  while (max_count < 0 || static_cast<int64_t>(parts.size()) < max_count) {
     const size_t at = text.rfind(separator->text);
     if (at == std::string_view::npos) break;
     parts.push_back(heap.part(whole, text.substr(at + separator->text.size())));
@@ -142,11 +142,11 @@ Items lines_of(Heap& heap, const String& whole, bool keep_ends) {
 }
 
 Value replace(Heap& heap, const String& whole, std::string_view from, const String& to,
-              int64_t most) {
+              int64_t max_count) {
   const std::string_view text = whole.text;
   TextBuilder out(heap);
   size_t begin = 0;
-  for (int64_t n = 0; most < 0 || n < most; ++n) {
+  for (int64_t n = 0; max_count < 0 || n < max_count; ++n) {
     size_t at = begin;
     if (!from.empty()) {
       at = text.find(from, begin);
@@ -171,11 +171,11 @@ size_t occurrences(std::string_view text, std::string_view wanted) {
   return n;
 }
 
-std::string title_of_str(std::string_view text) {
+std::string title_str(std::string_view text) {
   return title(text, [](char32_t c) { return !is_letter(c); });
 }
 
-std::string title_of_filter(std::string_view text) { return title(text, starts_word); }
+std::string title_filter(std::string_view text) { return title(text, starts_word); }
 
 Value indent_lines(Heap& heap, const String& text, const String& indent, bool first, bool blank) {
   TextBuilder out(heap), ended(heap);
@@ -191,10 +191,10 @@ Value indent_lines(Heap& heap, const String& text, const String& indent, bool fi
   return out.value();
 }
 
-Value changed(Heap& heap, const String& text, std::string (*change)(std::string_view)) {
+Value map_text(Heap& heap, const String& text, std::string (*convert)(std::string_view)) {
   heap.spend_bytes(text.text.size());
   TextBuilder out(heap);
-  out.add(change(text.text), !text.given.empty());
+  out.add(convert(text.text), !text.given.empty());
   return out.value();
 }
 

@@ -27,7 +27,7 @@ Items Arguments::bind(std::string_view function,
     const auto found = std::find(names.begin(), names.end(), name);
     require(found != names.end(), "{} has no argument '{}'", function, name);
     const auto at = static_cast<size_t>(found - names.begin());
-    require(at >= positional.size(), "{} got its argument '{}' twice", function, name);
+    require(at >= positional.size(), "{} got the argument '{}' twice", function, name);
     bound[at] = value;
   }
   return bound;
@@ -35,11 +35,11 @@ Items Arguments::bind(std::string_view function,
 
 void Heap::spend_steps(uint64_t n) {
   steps_ += n;
-  require(steps_ <= limits_.steps, "more than {} steps; is a loop endless?", limits_.steps);
+  require(steps_ <= limits_.steps, "more than {} steps; possibly an endless loop", limits_.steps);
 }
 
 void Heap::spend_bytes(uint64_t n) {
-  require(n <= limits_.bytes - bytes_, "more than {} bytes of text and values", limits_.bytes);
+  require(n <= limits_.bytes - bytes_, "more than {} bytes of strings and values", limits_.bytes);
   bytes_ += n;
   spend_steps(n / 64);
 }
@@ -115,7 +115,7 @@ void TextBuilder::add(const String& of, std::string_view part) {
   add(part.substr(done));
 }
 
-Heap::Nested::Nested(Heap& heap) : heap_(heap) {
+Heap::NestingGuard::NestingGuard(Heap& heap) : heap_(heap) {
   require(heap.depth_ < heap.limits_.depth, "nested more than {} levels deep", heap.limits_.depth);
   ++heap.depth_;
 }

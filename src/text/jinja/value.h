@@ -123,12 +123,12 @@ class Heap {
   Value undefined(std::string name);  // `name` is used in messages
 
   // Counts one level of nesting during its lifetime. Throws Error beyond the limit.
-  class Nested {
+  class NestingGuard {
    public:
-    explicit Nested(Heap& heap);
-    ~Nested() { --heap_.depth_; }
-    Nested(const Nested&) = delete;
-    Nested& operator=(const Nested&) = delete;
+    explicit NestingGuard(Heap& heap);
+    ~NestingGuard() { --heap_.depth_; }
+    NestingGuard(const NestingGuard&) = delete;
+    NestingGuard& operator=(const NestingGuard&) = delete;
 
    private:
     Heap& heap_;
@@ -170,10 +170,10 @@ class TextBuilder {
   std::vector<ByteRange> given_;
 };
 
-// Calls f(stretch, given) for each stretch of a text, in order; `given` says whether it comes from
+// Calls f(span, given) for each span of a text, in order; `given` says whether it comes from
 // the context.
 template <class F>
-void for_each_stretch(const String& text, F f) {
+void for_each_span(const String& text, F f) {
   const std::string_view all = text.text;
   size_t done = 0;
   for (const ByteRange& range : text.given) {
