@@ -13,7 +13,7 @@ class BenchRows : public testing::Test {
   OnRow collect() {
     return [this](const nlohmann::ordered_json& row) { rows_.push_back(row); };
   }
-  void expect_times_on_card(size_t n) {
+  void expect_times_on_gpu(size_t n) {
     EXPECT_EQ(rows_.size(), n);
     for (const nlohmann::ordered_json& row : rows_) {
       ASSERT_TRUE(row["gpu_seconds"].is_number()) << row.dump();

@@ -56,7 +56,7 @@ class GpuBench : public BenchRows {
 
 TEST_F(GpuBench, Embed) {
   measure(embed_benchmark(), input({.tokens = {1, 5}}));
-  expect_times_on_card(2);
+  expect_times_on_gpu(2);
   for (const Json& row : rows_) EXPECT_GT(row["cpu_to_gpu_seconds"].get<double>(), 0);
 }
 
@@ -64,22 +64,22 @@ TEST_F(GpuBench, Mlp) {
   BenchInput bench = input({.tokens = {1, 20}});
   bench.memory_bytes = 400000;
   measure(mlp_benchmark(), bench);
-  expect_times_on_card(6);
+  expect_times_on_gpu(6);
 }
 
 TEST_F(GpuBench, Experts) {
   BenchInput bench = input({.tokens = {1, 6}, .skew = true});
   bench.memory_bytes = 1 << 20;
   measure(experts_benchmark(), bench);
-  expect_times_on_card(4);
+  expect_times_on_gpu(4);
 }
 
 TEST_F(GpuBench, MoeAndLayer) {
   const BenchInput bench = input({.tokens = {1, 6}, .contexts = {65}, .layers = 2});
   measure(moe_benchmark(), bench);
-  expect_times_on_card(2);
+  expect_times_on_gpu(2);
   measure(layer_benchmark(), bench);
-  expect_times_on_card(6);
+  expect_times_on_gpu(6);
 }
 
 TEST_F(GpuBench, Attention) {
@@ -87,14 +87,14 @@ TEST_F(GpuBench, Attention) {
   bench.config.n_layers = 1;
   bench.memory_bytes = 1 << 20;
   measure(attention_benchmark(), bench);
-  expect_times_on_card(3);
+  expect_times_on_gpu(3);
 }
 
 TEST_F(GpuBench, AttentionVariants) {
   BenchInput bench = input({.contexts = {65, 3}, .variants = true});
   bench.memory_bytes = 1 << 22;
   measure(attention_benchmark(), bench);
-  expect_times_on_card(2 * kNumAttentionVariants);
+  expect_times_on_gpu(2 * kNumAttentionVariants);
 }
 
 // Runs on pages of a larger cache, with real products where the benchmark uses random matrices.
@@ -172,7 +172,7 @@ class HybridBenchOnGpu : public GpuBench {
                             .contexts = {65},
                             .batches = std::move(batches),
                             .layers = n_layers}),
-            .card = "made up"};
+            .gpu_name = "made up"};
   }
 };
 

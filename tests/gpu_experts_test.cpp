@@ -87,7 +87,7 @@ void GpuExperts::run(const ExpertCase& c) {
   }
   const OnGpuBuffer<bf16> x_on_card(stream_, x), hidden(c.max_rows() * padded(c.hidden));
   const OnGpuBuffer<float> x_float(stream_, x_);
-  const Fp8RowsOnCard x_fp8(kTokens, c.dim, 0), hidden_fp8(c.max_rows(), c.hidden, 0);
+  const Fp8RowsOnGpu x_fp8(kTokens, c.dim, 0), hidden_fp8(c.max_rows(), c.hidden, 0);
   const OnGpuBuffer<int32_t> tokens(stream_, tokens_), first(stream_, offsets), n(stream_, counts);
   const OnGpuBuffer<float> out(c.max_rows() * c.out_stride());
   const ExpertRows rows = {.offsets = first.data(),

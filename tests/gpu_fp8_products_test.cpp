@@ -26,7 +26,7 @@ void GpuFp8Products::round(const std::vector<float>& x, int64_t n_rows, int cols
                            int64_t x_stride) {
   SCOPED_TRACE(testing::Message() << n_rows << " rows of " << cols);
   const OnGpuBuffer<float> on_gpu(stream_, x);
-  const Fp8RowsOnCard rows(n_rows + 2, cols, 16);
+  const Fp8RowsOnGpu rows(n_rows + 2, cols, 16);
   round_rows_fp8(stream_, {.x = on_gpu.data(),
                            .out = rows.view(),
                            .x_stride = x_stride,
@@ -74,7 +74,7 @@ TEST_F(GpuFp8Products, WhatIsNotFiniteStaysSo) {
     std::vector<float> x(2 * 300, 1);
     x[130] = bad;
     const OnGpuBuffer<float> on_gpu(stream_, x);
-    const Fp8RowsOnCard rows(2, 300, 0);
+    const Fp8RowsOnGpu rows(2, 300, 0);
     round_rows_fp8(stream_, {on_gpu.data(), rows.view(), 300, 2, 300});
     const Fp8Numbers got = rows.values(stream_);
     for (int i = 0; i < 600; ++i)
@@ -87,7 +87,7 @@ TEST_F(GpuFp8Products, TheSmallestNumbersAreNumbers) {
   std::vector<float> x(128, 0);
   x[0] = 1e-45f, x[5] = -1e-45f;
   const OnGpuBuffer<float> on_gpu(stream_, x);
-  const Fp8RowsOnCard rows(1, 128, 0);
+  const Fp8RowsOnGpu rows(1, 128, 0);
   round_rows_fp8(stream_, {on_gpu.data(), rows.view(), 128, 1, 128});
   const Fp8Numbers got = rows.values(stream_);
   for (int i = 0; i < 128; ++i) EXPECT_LE(std::abs(got.at(0, i)), 1e-42) << i;
@@ -102,7 +102,7 @@ void GpuFp8Products::matrix(int n_tokens, WeightCase c, int n_multiprocessors, f
     for (int i = 0; i < c.cols; ++i)
       x.values[t * x.stride + i] *= std::ldexp(1.f, (t * 5 + i / kFp8Block * 3) % 11 - 5);
   const OnGpuBuffer<float> x_on_card(stream_, x.values);
-  const Fp8RowsOnCard rows(n_tokens, c.cols, 16);
+  const Fp8RowsOnGpu rows(n_tokens, c.cols, 16);
   round_rows_fp8(stream_, {.x = x_on_card.data(),
                            .out = rows.view(),
                            .x_stride = x.stride,

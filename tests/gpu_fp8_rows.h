@@ -19,9 +19,9 @@ struct Fp8Numbers {
 };
 
 // Filled with NaN. `pad` columns and one scale after each row are never written.
-class Fp8RowsOnCard {
+class Fp8RowsOnGpu {
  public:
-  Fp8RowsOnCard(int64_t n_rows, int cols, int64_t pad)
+  Fp8RowsOnGpu(int64_t n_rows, int cols, int64_t pad)
       : cols_(cols),
         stride_(product_stride(cols) + pad),
         scale_stride_((cols + kFp8Block - 1) / kFp8Block + 1),

@@ -36,10 +36,10 @@ class GpuKernelBench : public BenchRows {
   const ModelConfig config_ = smaller_r1();
 };
 
-TEST_F(CardBench, SmallKernels) {
+TEST_F(GpuKernelBench, SmallKernels) {
   bench_kernels(input({1, 5}), small_kernel_timer(config_, 5, 1 << 20), collect());
   const Benchmark kernels = kernels_benchmark();
-  expect_times_on_card(2 * static_cast<size_t>(SmallKernel::kKernels));
+  expect_times_on_gpu(2 * static_cast<size_t>(SmallKernel::kKernels));
   for (const Json& row : rows_) {
     const double moving = row["bytes"].get<double>() / 1e12, seconds = row["gpu_seconds"];
     EXPECT_GT(moving, 0);
@@ -50,7 +50,7 @@ TEST_F(CardBench, SmallKernels) {
   }
 }
 
-TEST_F(CardBench, SmallKernelsWithoutACard) {
+TEST_F(GpuKernelBench, SmallKernelsWithoutAGpu) {
   bench_kernels(input({4}), {}, collect());
   for (const Json& row : rows_) {
     EXPECT_TRUE(row["gpu_seconds"].is_null());
@@ -74,14 +74,14 @@ TEST(SmallKernelBytes, OfR1) {
         << name_of(kernel);
 }
 
-TEST_F(CardBench, Products) {
+TEST_F(GpuKernelBench, Products) {
   const Benchmark products = products_benchmark();
   for (const DType type : {DType::kBF16, DType::kF8E4M3}) {
     rows_.clear();
     std::string cublas;
     const ProductTimer timer = product_timer(config_, {type}, cublas);
     bench_products(input({17, 40}, type), timer, cublas, collect());
-    expect_times_on_card(2 * 5);
+    expect_times_on_gpu(2 * 5);
     for (const Json& row : rows_) {
       EXPECT_EQ(row["cublas_ratio"].is_number(), row["cublas_seconds"].is_number());
       if (gpu::open_gpu().emulated) {
@@ -96,7 +96,7 @@ TEST_F(CardBench, Products) {
 }
 
 // A card that takes 2 ms for what cuBLAS takes 1 ms, and has no room for more than 100 rows.
-TEST_F(CardBench, ProductsBesideCublas) {
+TEST_F(GpuKernelBench, ProductsBesideCublas) {
   const Benchmark products = products_benchmark();
   const BenchInput bench = input({100, 200});
   const auto timer = [](const ManyRowsProduct&, int n, double) {
