@@ -113,6 +113,19 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject,
   require_hand_off(*decision.parts.gpu);
 }
 
+// Returns false after a warning if the CPU is to compute instead.
+bool gpu_takes(const ModelOptions& options, const Subject& subject,
+               const std::optional<ExecutedParts>& placed, Decision& decision) {
+  try {
+    decide_on_gpu(options, subject, placed, decision);
+    return true;
+  } catch (const Error& why) {
+    if (options.device != DeviceChoice::kAuto || placed) throw;
+    options.warn(fmt::format("running on the CPU: {}", why.what()));
+    return false;
+  }
+}
+
 void decide_on_cpu(const ModelOptions& options, const Subject& subject,
                    const std::optional<ExecutedParts>& placed, Decision& decision) {
   require(!options.record_timeline, "--timeline shows GPU and CPU side by side: use --device cuda");
@@ -137,15 +150,8 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
   Decision decision;
   decision.context = chosen_context(options, subject.config, placed);
   decision.limits = step_limits(options, decision.context, placed);
-  bool on_gpu = with_gpu;
-  if (with_gpu) try {
-      decide_on_gpu(options, subject, placed, decision);
-    } catch (const Error& why) {
-      if (options.device != DeviceChoice::kAuto || placed) throw;
-      options.warn(fmt::format("running on the CPU: {}", why.what()));
-      on_gpu = false;
-    }
-  if (!on_gpu) decide_on_cpu(options, subject, placed, decision);
+  if (!with_gpu || !gpu_takes(options, subject, placed, decision))
+    decide_on_cpu(options, subject, placed, decision);
   const std::vector<WeightFormat> formats = decision.parts.experts.conversions();
   if (!placed && !options.experts && !formats.empty())
     options.warn(fmt::format("memory is too small for the experts as stored: they are kept as {}",
