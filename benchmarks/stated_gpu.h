@@ -1,7 +1,7 @@
-// A card that is a delay: every verb takes as long as its weights, or its cache, need at the rates
+// A GPU that is a delay: every verb takes as long as its weights, or its cache, need at the rates
 // of a data sheet, and computes nothing but a made-up choice of experts. The forward pass, the
-// experts on the CPU and the hand-off to them are the real ones; the emulated GPU's stream plays
-// the card.
+// experts on the CPU and the hand-off to them are the real ones; the emulated GPU's stream
+// stands for the GPU.
 #pragma once
 #include <immintrin.h>
 #include <pthread.h>

@@ -240,8 +240,10 @@ int dispatch(int argc, char** argv) {
   eval->add_option("-f,--file", o.file, "the text; - is standard input")->required();
   eval->add_option("--against", o.against,
                    "a second model: mean KL divergence and top-1 agreement");
-  add_format(*eval, "--against-experts", o.against_experts,
-             "the same model with its routed experts in this format");
+  const CLI::Option* against_experts =
+      add_format(*eval, "--against-experts", o.against_experts,
+                 "the same model with its routed experts in this format; auto: as stored")
+          ->default_str("");
 
   add("pack", "write the packed cache: the next start only reads it", pack_command,
       "  tandem pack ./DeepSeek-R1\n"
@@ -256,6 +258,7 @@ int dispatch(int argc, char** argv) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help
     fail("{}; see tandem --help", e.what());
   }
+  o.compares_experts = against_experts->count() > 0;
   if (serve->parsed() && serve->count("--attention") == 0)
     o.model.attention = AttentionForm::kAbsorbed;
   if (!o.model.cache.empty()) o.model.cache_use = CacheUse::kWrite;

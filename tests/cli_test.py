@@ -183,6 +183,34 @@ class Works(unittest.TestCase):
             same = json.loads(self.ok("eval", TINY, "-f", file.name, "--against", TINY, "--json"))
             self.assertAlmostEqual(same["perplexity"], report["perplexity"])
             self.assertEqual((same["mean_kl_divergence"], same["top1_agreement"]), (0, 1))
+            narrow = json.loads(self.ok("eval", "-f", file.name, "--experts", "int4", "--against-experts", "auto", "--json"))
+            self.assertGreater(narrow["mean_kl_divergence"], 0)
+
+    def rows(self, what, *arguments):
+        text = self.ok("bench", what, *arguments, "--config", TINY, "--memory", "0.02", "--seconds", "0.0005", "--json")
+        return [json.loads(line) for line in text.splitlines()]
+
+    def test_benchmarks(self):
+        """Each measures what its lists ask for, or its own lists."""
+        steps = [2 ** i for i in range(12)]
+        self.assertEqual([r["tokens"] for r in self.rows("embed")], steps)
+        few = ("--tokens", "3,5")
+        self.assertEqual([r["tokens"] for r in self.rows("embed", *few)], [3, 5])
+        self.assertEqual([(r["tokens"], r["format"]) for r in self.rows("experts", *few, "--experts", "int8")], [(3, "int8"), (5, "int8")])
+        self.assertEqual({(r["tokens"], r["format"]) for r in self.rows("mlp", *few, "--format", "bf16")}, {(3, "bf16"), (5, "bf16")})
+        self.assertEqual({r["tokens"] for r in self.rows("moe", *few, "--layers", "2")}, {3, 5})
+        self.assertEqual({(r["context"], r["tokens"]) for r in self.rows("layer", *few, "--layers", "2")}, {(4096, 3), (4096, 5)})
+        self.assertEqual({r["context"] for r in self.rows("layer", *few, "--layers", "2", "--ctx", "64,128")}, {64, 128})
+        self.assertEqual(self.rows("embed", "--tokens", "1", "--isa", "reference")[0]["isa"], "reference")
+        decoded = self.rows("generate", "--layers", "2", "--ctx", "64,96", "--batch", "1,2", "--tokens", "8", "-n", "2")[0]["decode"]
+        self.assertEqual([(r["context"], r["batch"]) for r in decoded], [(64, 1), (64, 2), (96, 1), (96, 2)])
+        text = self.ok("bench", "embed", "--config", TINY, "--memory", "0.02", "--seconds", "0.0005", "--tokens", "1,2", "--csv")
+        self.assertEqual(len(text.splitlines()), 3)
+        self.assertEqual({line.count(",") for line in text.splitlines()}, {text.splitlines()[0].count(",")})
+        with tempfile.TemporaryDirectory() as folder:
+            plot = pathlib.Path(folder) / "rows.svg"
+            self.rows("embed", "--tokens", "1,2", "--plot", str(plot))
+            self.assertIn("</svg>", plot.read_text())
 
     def test_pack(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -405,6 +433,19 @@ class Refuses(unittest.TestCase):
         self.refused("must be between 0 and the", "bench", "experts", "--config", "v2-lite", "--memory", "100000")
         self.refused("must be between 0 and the", "bench", "experts", "--config", "v2-lite", "--memory", "-1")
 
+    def test_benchmarks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            plot = pathlib.Path(folder) / "rows.svg"
+            for words, what, *arguments in ((["--seconds 0"], "embed", "--seconds", "0"), (["--tokens 0"], "embed", "--tokens", "0"),
+                                            (["--ctx 16777217"], "layer", "--ctx", "16777217"), (["--batch 513"], "generate", "--batch", "513"),
+                                            (["-n 1"], "generate", "-n", "1"), (["--variants", "--batch"], "attention", "--variants", "--batch", "2"),
+                                            (["--format int8", "--experts"], "mlp", "--format", "int8"), (["int3"], "moe", "--experts", "int3"),
+                                            (["nothing to measure"], "layer", "--layers", "2", "--ctx", "16", "--tokens", "40", "--seconds", "0.001"),
+                                            (["--memory"], "experts", "--memory", "0.0001")):
+                self.refused(words, "bench", what, *arguments, "--config", TINY)
+            self.refused(["--tokens 0"], "bench", "embed", "--tokens", "0", "--plot", str(plot))
+            self.assertFalse(plot.exists())
+
     def refused_by_plan(self, words, *arguments):
         self.refused(words, "plan", *arguments, statuses=(2,))
 
@@ -477,6 +518,8 @@ class Refuses(unittest.TestCase):
         self.refused(["threads", "100000"], "run", "-p", "x", "--threads", "100000")
         self.refused(["sse9", "avx2"], "run", "-p", "x", "--isa", "sse9")
         self.refused(["sse9"], "run", "-p", "x", env={"TANDEM_ISA": "sse9"})
+        self.refused(["sse9"], "run", "-p", "x", "--isa", "auto", env={"TANDEM_ISA": "sse9"})
+        self.refused(["--ctx 1073741825"], "run", "-p", "x", "--ctx", "1073741825")
         self.refused(["--device gpu: choose auto, cpu or cuda"], "run", "-p", "x", "--device", "gpu")
         self.refused(["--kv int4: choose auto, bf16 or fp8"], "run", "-p", "x", "--kv", "int4")
         self.refused(["--kv fp8", "bf16", "--device cuda"], "run", "-p", "x", "--kv", "fp8")

@@ -28,7 +28,6 @@ class Fit : public ::testing::Test {
                          .kv_fraction = 0,
                          .max_kv_tokens = 0,
                          .kv_type = DType::kBF16,
-                         .chunk_tokens = 512,
                          .experts = {}};
   GpuMemory gpu_ = {
       .name = "a GPU",
@@ -54,46 +53,44 @@ class Fit : public ::testing::Test {
     return kBackbone + kEmbedding + n_experts_ * kExpert + kScratch +
            request_.context * (1 + token_);
   }
-  ExecutedParts fitted(int64_t free_bytes) {
+  GpuShare fitted(int64_t free_bytes) {
     gpu_.free_bytes = free_bytes;
-    return fit(request_, host_, &gpu_);
+    return fit_gpu(request_, gpu_);
   }
 };
 
 TEST_F(Fit, TheWholeModelGoesToAGpuThatHoldsIt) {
-  const ExecutedParts parts = fitted(whole());
-  EXPECT_TRUE(all_on_gpu(*parts.gpu));
-  EXPECT_EQ(parts.gpu->stream_from_tokens, 0);
-  EXPECT_FALSE(parts.gpu->embedding_on_cpu);
-  EXPECT_EQ(parts.kv_tokens, request_.context);
-  EXPECT_EQ(parts.chunk_tokens, 512);
+  const GpuShare share = fitted(whole());
+  EXPECT_TRUE(all_on_gpu(share.parts));
+  EXPECT_EQ(share.parts.stream_from_tokens, 0);
+  EXPECT_FALSE(share.parts.embedding_on_cpu);
+  EXPECT_EQ(share.kv_tokens, request_.context);
 }
 
 TEST_F(Fit, OneByteLessLeavesExpertsToTheCpu) {
-  const ExecutedParts parts = fitted(whole() - 1);
-  EXPECT_EQ(n_on_gpu(*parts.gpu), n_experts_ - kHybrid / kExpert - 1);
-  EXPECT_EQ(parts.gpu->stream_from_tokens, kMeasuredCrossover);
-  EXPECT_EQ(parts.experts.elsewhere(), parts.gpu->experts);
+  const GpuParts parts = fitted(whole() - 1).parts;
+  EXPECT_EQ(n_on_gpu(parts), n_experts_ - kHybrid / kExpert - 1);
+  EXPECT_EQ(parts.stream_from_tokens, kMeasuredCrossover);
   gpu_.streams = false;
-  EXPECT_EQ(fitted(whole() - 1).gpu->stream_from_tokens, 0);
+  EXPECT_EQ(fitted(whole() - 1).parts.stream_from_tokens, 0);
 }
 
 // As many experts as the memory has room for; none are left out and none are too many.
 TEST_F(Fit, ExpertsFillTheMemory) {
   const int64_t none = whole() - n_experts_ * kExpert + kHybrid;
   for (const int n : {1, 2, 30, 700}) {
-    EXPECT_EQ(n_on_gpu(*fitted(none + n * kExpert).gpu), n);
-    EXPECT_EQ(n_on_gpu(*fitted(none + (n + 1) * kExpert - 1).gpu), n);
+    EXPECT_EQ(n_on_gpu(fitted(none + n * kExpert).parts), n);
+    EXPECT_EQ(n_on_gpu(fitted(none + (n + 1) * kExpert - 1).parts), n);
   }
 }
 
 // The embedding, of which a step reads a row a token, leaves before the backbone does not fit.
 TEST_F(Fit, TheEmbeddingLeavesFirst) {
   const int64_t none = whole() - n_experts_ * kExpert + kHybrid;
-  EXPECT_TRUE(fitted(none).gpu->embedding_on_cpu);
-  const ExecutedParts least = fitted(none - kEmbedding);
-  EXPECT_EQ(n_on_gpu(*least.gpu), 0);
-  EXPECT_TRUE(least.gpu->embedding_on_cpu);
+  EXPECT_TRUE(fitted(none).parts.embedding_on_cpu);
+  const GpuParts least = fitted(none - kEmbedding).parts;
+  EXPECT_EQ(n_on_gpu(least), 0);
+  EXPECT_TRUE(least.embedding_on_cpu);
   const std::string refusal = error_of([&] { fitted(none - kEmbedding - 1); });
   EXPECT_TRUE(says(refusal, "--ctx 576 would fit")) << refusal;
   EXPECT_TRUE(says(error_of([&] { fitted(kBackbone); }), "do not fit with any --ctx"));
@@ -111,7 +108,7 @@ TEST_F(Fit, SequencesTakeTheirFraction) {
   request_.max_kv_tokens = 100'000 * kPageSize;
   const int64_t one = whole() - (n_experts_ - 1) * kExpert + kHybrid;
   EXPECT_EQ(fitted(one + 40 * page).kv_tokens, request_.context + 10 * kPageSize);
-  EXPECT_EQ(n_on_gpu(*fitted(one + 40 * page).gpu), 1 + 30 * page / kExpert);
+  EXPECT_EQ(n_on_gpu(fitted(one + 40 * page).parts), 1 + 30 * page / kExpert);
   request_.kv_fraction = 1;
   EXPECT_EQ(fitted(one + 40 * page).kv_tokens, request_.context + 40 * kPageSize);
 }
@@ -119,7 +116,7 @@ TEST_F(Fit, SequencesTakeTheirFraction) {
 TEST_F(Fit, TheWidestFormatThatFitsTheHost) {
   const auto format = [&](int64_t capacity) {
     host_.capacity_bytes = capacity;
-    return fit(request_, host_, nullptr).experts.format(1);
+    return fit_host(request_, host_, {}).format(1);
   };
   EXPECT_EQ(format(64'000'000'000), std::nullopt);
   EXPECT_EQ(format(63'999'999'999), weight_format("int8"));
@@ -130,10 +127,42 @@ TEST_F(Fit, TheWidestFormatThatFitsTheHost) {
   EXPECT_TRUE(says(error_of([&] { format(20'000'000'000); }), "needs 32.0 GB"));
 }
 
-// A format that the checkpoint has already is no conversion.
-TEST_F(Fit, TheStoredFormatIsNoConversion) {
+// The last, begun page counts.
+TEST_F(Fit, AContextOfNoWholePages) {
+  request_.context += 1;
+  const int64_t none = whole() - n_experts_ * kExpert + kHybrid - kEmbedding;
+  EXPECT_TRUE(says(error_of([&] { fitted(none - 1); }), "--ctx 640 would fit"));
+}
+
+TEST_F(Fit, AnFp8CacheHasMoreTokens) {
+  const int64_t page = kPageSize * kv_bytes_per_token(config_, DType::kF8E4M3);
+  ASSERT_LT(page, kPageSize * token_);
+  request_.kv_type = DType::kF8E4M3;
+  request_.kv_fraction = 1;
+  request_.max_kv_tokens = 1000 * kPageSize;
+  EXPECT_EQ(fitted(whole() + 8 * page).kv_tokens, request_.context + 8 * kPageSize);
+}
+
+TEST_F(Fit, TheHostKeepsWhatTheGpuDoesNot) {
+  const GpuParts parts = fitted(whole() - 1).parts;
+  host_.capacity_bytes = 40'000'000'000;
+  const ExpertsLayout experts = fit_host(request_, host_, parts.experts);
+  EXPECT_EQ(experts.elsewhere(), parts.experts);
+  EXPECT_EQ(experts.format(1), weight_format("int8"));
+}
+
+// Packed INT4 of the checkpoint's groups is no conversion; BF16 may be one, of F32 weights.
+TEST_F(Fit, OnlyStoredInt4IsNoConversion) {
   request_.experts = weight_format("bf16");
-  EXPECT_EQ(fit(request_, host_, nullptr).experts.format(1), std::nullopt);
+  EXPECT_EQ(fit_host(request_, host_, {}).format(1), weight_format("bf16"));
+  const ModelConfig k2 = known_model("k2-thinking");
+  const FitRequest int4 = {.config = k2,
+                           .context = 1,
+                           .kv_fraction = 0,
+                           .max_kv_tokens = 0,
+                           .kv_type = DType::kBF16,
+                           .experts = weight_format("int4-32-bf16")};
+  EXPECT_EQ(fit_host(int4, host_, {}).format(1), std::nullopt);
 }
 
 }  // namespace

@@ -26,8 +26,8 @@ struct ExecutedParts {
   ExpertsLayout experts;  // in host memory
   int64_t kv_tokens;
   DType kv_type;
-  int chunk_tokens;              // tokens of a prompt per step
-  std::optional<GpuParts> gpu;   // empty: the CPUs compute everything
+  int chunk_tokens;             // tokens of a prompt per step
+  std::optional<GpuParts> gpu;  // empty: the CPUs compute everything
 };
 
 // Throws Error for a placement that is not sound (check_placement), and for what the executor does

@@ -3,18 +3,10 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "model/cost.h"
 #include "model/kv_layout.h"
 
 namespace tandem {
-namespace {
 
-struct GpuShare {
-  GpuParts parts;
-  int64_t kv_tokens;
-};
-
-// The whole model, or else the backbone, a KV cache and as many experts as fit.
 GpuShare fit_gpu(const FitRequest& r, const GpuMemory& gpu) {
   constexpr int64_t kAll = int64_t{1} << 40;
   GpuParts parts = evenly_on_gpu(r.config, kAll);
@@ -33,7 +25,6 @@ GpuShare fit_gpu(const FitRequest& r, const GpuMemory& gpu) {
   return {parts, kv_tokens};
 }
 
-// The experts that `elsewhere` leaves to host memory, in the wanted format.
 ExpertsLayout fit_host(const FitRequest& r, const HostMemory& host,
                        const std::vector<std::vector<bool>>& elsewhere) {
   const auto layout = [&](std::optional<WeightFormat> format) {
@@ -41,8 +32,10 @@ ExpertsLayout fit_host(const FitRequest& r, const HostMemory& host,
     experts.keep_elsewhere(elsewhere);
     return experts;
   };
-  ExpertsLayout experts =
-      layout(r.experts == stored_expert_format(r.config) ? std::nullopt : r.experts);
+  // INT4 with the checkpoint's groups is the stored format; other tensors may be of any type.
+  const bool as_stored =
+      r.experts && r.experts->dtype == DType::kI4 && r.experts->group == r.config.expert_group;
+  ExpertsLayout experts = layout(as_stored ? std::nullopt : r.experts);
   int64_t needed = host.bytes(experts);
   for (const char* narrower : {"int8", "int4"}) {
     if (r.experts || needed <= host.capacity_bytes) break;
@@ -54,16 +47,6 @@ ExpertsLayout fit_host(const FitRequest& r, const HostMemory& host,
           "use a smaller model, a smaller --ctx or --experts int4",
           needed * 1e-9, host.capacity_bytes * 1e-9);
   return experts;
-}
-
-}  // namespace
-
-ExecutedParts fit(const FitRequest& r, const HostMemory& host, const GpuMemory* gpu) {
-  if (!gpu) return {fit_host(r, host, {}), r.context, r.kv_type, r.chunk_tokens, {}};
-  const auto [parts, kv_tokens] = fit_gpu(r, *gpu);
-  const ExpertsLayout on_cpu =
-      all_on_gpu(parts) ? ExpertsLayout() : fit_host(r, host, parts.experts);
-  return {on_cpu, kv_tokens, r.kv_type, r.chunk_tokens, parts};
 }
 
 void require_fits(const FitRequest& r, const GpuMemory& gpu, const GpuParts& parts) {

@@ -39,13 +39,22 @@ struct FitRequest {
   double kv_fraction;
   int64_t max_kv_tokens;
   DType kv_type;
-  int chunk_tokens;
   std::optional<WeightFormat> experts;  // empty: as stored, or the first of int8, int4 that fits
 };
 
-// gpu: null if the CPU computes everything; kv_tokens is then one context. Throws Error when the
-// model does not fit: the message states what is missing in GB and what would fit.
-ExecutedParts fit(const FitRequest& request, const HostMemory& host, const GpuMemory* gpu);
+struct GpuShare {
+  GpuParts parts;
+  int64_t kv_tokens;
+};
+
+// The whole model, or else the backbone, a KV cache and as many experts as fit. Throws Error where
+// the backbone does not fit (require_fits()).
+GpuShare fit_gpu(const FitRequest& request, const GpuMemory& gpu);
+
+// The experts for which `elsewhere` is false, or all where it is empty, in the requested format.
+// Throws Error when they do not fit: the message states the GB needed and available.
+ExpertsLayout fit_host(const FitRequest& request, const HostMemory& host,
+                       const std::vector<std::vector<bool>>& elsewhere);
 
 // Throws Error if `parts` with one sequence do not fit: the message names a --ctx that would.
 void require_fits(const FitRequest& request, const GpuMemory& gpu, const GpuParts& parts);

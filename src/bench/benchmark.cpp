@@ -53,6 +53,7 @@ BenchInput input_for(const Benchmark& benchmark, BenchOptions o) {
   or_default(o.tokens, benchmark.tokens);
   or_default(o.contexts, benchmark.contexts);
   or_default(o.batches, benchmark.batches);
+  if (!o.isa) o.isa = default_isa();
   BenchInput input;
   const bool fp8 = o.fp8_activations;
   if (fp8) require_fp8_gpu();
@@ -96,18 +97,23 @@ void add_gpu_fields(const BenchInput& bench, nlohmann::ordered_json& row) {
 
 }  // namespace
 
-void run_benchmark(const Benchmark& benchmark, BenchOptions options, const OnRow& on_row) {
+BenchInput checked_input(const Benchmark& benchmark, BenchOptions options) {
+  check((benchmark.on_cpu != nullptr) != (benchmark.alone != nullptr), "one function measures");
   check_options(options);
   if (benchmark.check) benchmark.check(options);
-  if (!takes(benchmark, BenchFlag::kConfig))
-    return benchmark.alone({.options = std::move(options)}, on_row);
-  BenchInput bench = input_for(benchmark, std::move(options));
+  if (!takes(benchmark, BenchFlag::kConfig)) return {.options = std::move(options)};
+  BenchInput input = input_for(benchmark, std::move(options));
+  if (benchmark.check_input) benchmark.check_input(input);
+  return input;
+}
+
+void run_benchmark(const Benchmark& benchmark, BenchInput bench, const OnRow& on_row) {
   const BenchOptions& o = bench.options;
   if (bench.gpus)
     bench.gpu = benchmark.all_gpu_rates ? measured_gpu(kGpuSeconds)
                                         : measured_gpu_bounds(kGpuSeconds, o.fp8_activations);
   if (benchmark.alone) return benchmark.alone(bench, on_row);
-  const cpu::KernelTable kernels = cpu::kernels_for(o.isa ? *o.isa : default_isa());
+  const cpu::KernelTable kernels = cpu::kernels_for(*o.isa);
   bench.curves = saved_curves(kernels);
   // Created after the driver's threads, which would otherwise inherit the team's pinned core.
   Team team(o.n_threads);

@@ -39,7 +39,7 @@ struct BenchOptions {
   std::string curves = {};  // machine: file of rows
   std::string disk = {};    // machine: file or directory to read
   MeasuringProgress progress = {};
-  std::function<void(const std::string& line)> warn = {};
+  std::function<void(const std::string& line)> warn = [](const std::string&) {};
 };
 
 // The options that not every benchmark has. All have --threads, --seconds, --memory and --json.
@@ -91,7 +91,7 @@ std::string rows_chart(std::span<const nlohmann::ordered_json> rows);
 struct Benchmark {
   struct Takes {
     BenchFlag flag;
-    const char* help = nullptr;  // instead of the flag's usual text
+    const char* help = nullptr;  // instead of the usual text of a list or a number
   };
   const char* name;
   const char* help;
@@ -104,6 +104,7 @@ struct Benchmark {
   bool all_gpu_rates = false;  // BenchInput::gpu has all rates, as predictions need them
   // Throws Error for options that this benchmark cannot measure with.
   void (*check)(const BenchOptions& options) = nullptr;
+  void (*check_input)(const BenchInput& bench) = nullptr;
   // Exactly one of these measures. `on_cpu` needs the CPU's kernels and its speed; `alone` measures
   // a GPU's kernels or the machine itself.
   void (*on_cpu)(const BenchInput& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
@@ -116,8 +117,12 @@ struct Benchmark {
 
 std::span<const Benchmark> all_benchmarks();  // in the order of --help
 
-// Checks all options, then measures. Throws Error for options that cannot be measured with.
-void run_benchmark(const Benchmark& benchmark, BenchOptions options, const OnRow& on_row);
+// Checks all options and completes them; measures nothing. Throws Error for options that cannot be
+// measured with.
+BenchInput checked_input(const Benchmark& benchmark, BenchOptions options);
+
+// `input`: checked_input().
+void run_benchmark(const Benchmark& benchmark, BenchInput input, const OnRow& on_row);
 
 // Throws Error unless all values are between 1 and `most`.
 void require_list(const char* option, const std::vector<int>& values, int most);

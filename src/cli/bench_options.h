@@ -10,7 +10,7 @@ namespace tandem {
 void add_bench(CLI::App& app, Options& options, Command& command);
 void add_serving_bench(CLI::App& bench, Options& options, Command& command);
 
-// Throws Error unless the file of --plot can be written; does not change it.
+// Throws Error unless the file of --plot can be written. Creates it if it does not exist.
 void require_writable_plot(const std::string& file);
 void write_plot(const std::string& file, const std::string& svg);
 

@@ -13,9 +13,10 @@ namespace {
 int bench_command(const Options& options) {
   const Benchmark& benchmark = *options.benchmark;
   const BenchOptions& o = options.bench;
+  BenchInput input = checked_input(benchmark, o);
   if (!o.plot.empty()) require_writable_plot(o.plot);
   std::vector<nlohmann::ordered_json> rows;
-  run_benchmark(benchmark, o, [&](const nlohmann::ordered_json& row) {
+  run_benchmark(benchmark, std::move(input), [&](const nlohmann::ordered_json& row) {
     std::string text;
     if (o.json)
       text = row.dump() + "\n";
@@ -27,6 +28,7 @@ int bench_command(const Options& options) {
     std::fflush(stdout);
     rows.push_back(row);
   });
+  require(!rows.empty(), "there is nothing to measure: every --tokens is longer than every --ctx");
   if (!o.plot.empty()) write_plot(o.plot, rows_chart(rows));
   return 0;
 }
@@ -60,12 +62,14 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark::Takes& takes) {
     case BenchFlag::kLayers:
       return value("--layers", o.layers, "the first is dense, the others have experts");
     case BenchFlag::kExperts:
-      return add_format(sub, "--experts", o.experts,
-                        "format of routed experts: auto (the checkpoint's), fp8, bf16, int8, int4, "
-                        "int4-32, ..");
+      add_format(sub, "--experts", o.experts,
+                 "format of routed experts: auto (the checkpoint's), fp8, bf16, int8, int4, "
+                 "int4-32, ..");
+      return;
     case BenchFlag::kFormat:
-      return add_format(sub, "--format", o.format,
-                        "format of the matrices: auto (the checkpoint's), fp8, bf16, ..");
+      add_format(sub, "--format", o.format,
+                 "format of the matrices: auto (the checkpoint's), fp8, bf16, ..");
+      return;
     case BenchFlag::kActivations:
       return add_activations(sub, o.fp8_activations,
                              "of products of many tokens on the GPU: bf16, or fp8 with weights in "

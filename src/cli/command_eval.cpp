@@ -98,13 +98,15 @@ int eval_command(const Options& options) {
   std::unique_ptr<Scored> other;
   if (!options.against.empty()) require_folder(options.against);
   const std::optional<WeightFormat>& other_format = options.against_experts;
-  require(options.against.empty() || !other_format, "--against and --against-experts: choose one");
+  require(options.against.empty() || !options.compares_experts,
+          "--against and --against-experts: choose one");
+  const std::string format = other_format ? format_name(*other_format) : "stored";
   const std::string other_name =
-      other_format ? "experts as " + format_name(*other_format) : options.against;
+      options.compares_experts ? "experts as " + format : options.against;
   if (!other_name.empty()) {
     ModelOptions other_options = model_options;
     other_options.placement.clear();  // describes the first model
-    if (other_format)
+    if (options.compares_experts)
       other_options.experts = other_format;
     else
       other_options.directory = options.against;

@@ -70,8 +70,9 @@ struct Options {
   std::string out;  // logits
   bool all = false;
 
-  std::string file, against;  // eval
-  std::optional<WeightFormat> against_experts;
+  std::string file, against;                    // eval
+  bool compares_experts = false;                // with the same model
+  std::optional<WeightFormat> against_experts;  // whose experts have this format
 
   BenchOptions bench;
   const Benchmark* benchmark = nullptr;  // the chosen one

@@ -38,12 +38,12 @@ void add_isa(CLI::App& command, std::optional<cpu::Isa>& value, const std::strin
   command.add_option_function<std::string>("--isa", set, help)->default_str("auto");
 }
 
-void add_format(CLI::App& command, const std::string& option, std::optional<WeightFormat>& value,
-                const std::string& help) {
+CLI::Option* add_format(CLI::App& command, const std::string& option,
+                        std::optional<WeightFormat>& value, const std::string& help) {
   const auto set = [&value](const std::string& text) {
     value = text == "auto" ? std::optional<WeightFormat>() : weight_format(text);
   };
-  command.add_option_function<std::string>(option, set, help)->default_str("auto");
+  return command.add_option_function<std::string>(option, set, help)->default_str("auto");
 }
 
 void add_kv_type(CLI::App& command, std::optional<DType>& value, const std::string& help) {

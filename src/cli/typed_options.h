@@ -11,9 +11,9 @@ namespace tandem {
 
 void add_device(CLI::App& command, DeviceChoice& value, const std::string& help);
 void add_isa(CLI::App& command, std::optional<cpu::Isa>& value, const std::string& help);
-// A format of matrices, under the name `option`.
-void add_format(CLI::App& command, const std::string& option, std::optional<WeightFormat>& value,
-                const std::string& help);
+// A format of matrices, under the name `option`; "auto" is no value.
+CLI::Option* add_format(CLI::App& command, const std::string& option,
+                        std::optional<WeightFormat>& value, const std::string& help);
 void add_kv_type(CLI::App& command, std::optional<DType>& value, const std::string& help);
 void add_activations(CLI::App& command, bool& fp8, const std::string& help);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "core/machine_info.h"
 #include "engine/kv_cache.h"
 #include "loader/pack_weights.h"
 #include "offload/plan/placement_json.h"
@@ -20,12 +19,13 @@ bool has_gpu(const ModelOptions& options) {
 }
 
 // The parts of this machine's description that decide whether a placement fits.
-Machine machine_of(const Topology& topology, bool with_gpu) {
+Machine machine_of(const Subject& subject, bool with_gpu) {
   Machine machine;
   machine.name = "this machine";
-  const int64_t memory = machine_info().memory_bytes;
+  const Topology& topology = subject.topology;
   for (const TopologyNode& node : topology.nodes)
-    machine.nodes.push_back({static_cast<int>(node.cpus.size()), memory / topology.n_nodes(), 0});
+    machine.nodes.push_back(
+        {static_cast<int>(node.cpus.size()), subject.memory_bytes / topology.n_nodes(), 0});
   if (with_gpu) machine.gpus.push_back(this_gpu());
   return machine;
 }
@@ -37,7 +37,7 @@ std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Sub
       !options.experts,
       "both --placement and --experts {}: the placement sets the format of experts; leave one out",
       options.experts ? format_name(*options.experts) : "");
-  const ExecutedParts parts = executed_parts(subject.config, machine_of(subject.topology, with_gpu),
+  const ExecutedParts parts = executed_parts(subject.config, machine_of(subject, with_gpu),
                                              placement_from_file(options.placement));
   require(parts.gpu.has_value() == with_gpu,
           "--device {}: the backbone of {} is on the CPU: use --device cpu",
@@ -75,71 +75,81 @@ StepLimits step_limits(const ModelOptions& options, int64_t context,
 }
 
 FitRequest fit_request(const ModelOptions& options, const Subject& subject,
-                       const Decision& decision, DType kv_type) {
+                       const Decision& decision) {
   return {.config = subject.config,
           .context = decision.context,
           .kv_fraction = options.kv_fraction,
           .max_kv_tokens = options.max_kv_tokens,
-          .kv_type = kv_type,
-          .chunk_tokens = decision.limits.max_tokens,
+          .kv_type = decision.parts.kv_type,
           .experts = options.experts};
 }
 
 HostMemory host_memory(const Subject& subject, int64_t kv_bytes) {
-  return {.capacity_bytes = machine_info().memory_bytes,
+  return {.capacity_bytes = subject.memory_bytes,
           .bytes = [&subject, kv_bytes](const ExpertsLayout& experts) {
             return packed_bytes(subject.stored, subject.config, subject.home, experts) + kv_bytes;
           }};
 }
 
-void decide_on_gpu(const ModelOptions& options, const Subject& subject,
-                   const std::optional<ExecutedParts>& placed, Decision& decision) {
-  FitRequest request = fit_request(options, subject, decision, gpu_cache_type(options, placed));
-  decision.parts.kv_type = request.kv_type;
+GpuShare gpu_share(const ModelOptions& options, const Subject& subject,
+                   const std::optional<ExecutedParts>& placed, const Decision& decision) {
+  FitRequest request = fit_request(options, subject, decision);
   const GpuMemory memory =
       gpu_memory(subject.stored, subject.config, gpu_options(options, decision));
+  GpuShare share;
   if (placed) {
     require_fits(request, memory, *placed->gpu);
     if (options.max_kv_tokens > 0) request.max_kv_tokens = placed->kv_tokens;
-    decision.parts = *placed;
-    decision.parts.kv_type = request.kv_type;
-    decision.parts.kv_tokens = fitting_kv_tokens(request, memory, *placed->gpu, 1);
+    share = {*placed->gpu, fitting_kv_tokens(request, memory, *placed->gpu, 1)};
   } else {
-    decision.parts = fit(request, host_memory(subject, 0), &memory);
-    require(!options.experts || !all_on_gpu(*decision.parts.gpu),
+    share = fit_gpu(request, memory);
+    require(!options.experts || !all_on_gpu(share.parts),
             "--experts {}: a GPU keeps routed experts as the checkpoint stores them; leave it out",
             options.experts ? format_name(*options.experts) : "");
   }
-  require_hand_off(*decision.parts.gpu);
+  require_hand_off(share.parts);
+  return share;
 }
 
-// Returns false after a warning if the CPU is to compute instead.
-bool gpu_takes(const ModelOptions& options, const Subject& subject,
-               const std::optional<ExecutedParts>& placed, Decision& decision) {
+// Returns nothing after a warning if the CPU is to compute instead.
+std::optional<GpuShare> gpu_share_or_warning(const ModelOptions& options, const Subject& subject,
+                                             const std::optional<ExecutedParts>& placed,
+                                             const Decision& decision) {
   try {
-    decide_on_gpu(options, subject, placed, decision);
-    return true;
+    return gpu_share(options, subject, placed, decision);
   } catch (const Error& why) {
     if (options.device != DeviceChoice::kAuto || placed) throw;
     options.warn(fmt::format("running on the CPU: {}", why.what()));
-    return false;
+    return {};
   }
 }
 
-void decide_on_cpu(const ModelOptions& options, const Subject& subject,
-                   const std::optional<ExecutedParts>& placed, Decision& decision) {
+void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool placed,
+                   const GpuShare& share, Decision& decision) {
+  const bool whole = all_on_gpu(share.parts);
+  require(!whole || !options.record_timeline, "--timeline: all of the model is on the GPU");
+  ExecutedParts& parts = decision.parts;
+  parts.gpu = share.parts;
+  parts.kv_tokens = share.kv_tokens;
+  if (!placed && !whole)
+    parts.experts = fit_host(fit_request(options, subject, decision), host_memory(subject, 0),
+                             share.parts.experts);
+}
+
+void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool placed,
+                   Decision& decision) {
   require(!options.record_timeline, "--timeline shows GPU and CPU side by side: use --device cuda");
-  const DType kv_type = cache_type_for(subject.kernels);
-  require(!options.kv || *options.kv == kv_type,
+  ExecutedParts& parts = decision.parts;
+  parts.kv_type = cache_type_for(subject.kernels);
+  require(!options.kv || *options.kv == parts.kv_type,
           "--kv {}: on the CPU the KV cache is {}; leave it out, or use --device cuda",
-          options.kv ? format_name({*options.kv}) : "", format_name({kv_type}));
+          options.kv ? format_name({*options.kv}) : "", format_name({parts.kv_type}));
   require(!options.fp8_activations,
           "--activations fp8: the CPU does not support them; leave it out, or use --device cuda");
-  const int64_t kv_bytes = KvCache::bytes_for(subject.config, decision.context, kv_type);
-  decision.parts = placed ? *placed
-                          : fit(fit_request(options, subject, decision, kv_type),
-                                host_memory(subject, kv_bytes), nullptr);
-  decision.parts.kv_type = kv_type;
+  if (placed) return;
+  const int64_t kv_bytes = KvCache::bytes_for(subject.config, decision.context, parts.kv_type);
+  parts.experts =
+      fit_host(fit_request(options, subject, decision), host_memory(subject, kv_bytes), {});
 }
 
 }  // namespace
@@ -148,10 +158,19 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
   const bool with_gpu = has_gpu(options);
   const std::optional<ExecutedParts> placed = placed_parts(options, subject, with_gpu);
   Decision decision;
+  if (placed) decision.parts = *placed;
   decision.context = chosen_context(options, subject.config, placed);
   decision.limits = step_limits(options, decision.context, placed);
-  if (!with_gpu || !gpu_takes(options, subject, placed, decision))
-    decide_on_cpu(options, subject, placed, decision);
+  decision.parts.chunk_tokens = decision.limits.max_tokens;
+  std::optional<GpuShare> share;
+  if (with_gpu) {
+    decision.parts.kv_type = gpu_cache_type(options, placed);
+    share = gpu_share_or_warning(options, subject, placed, decision);
+  }
+  if (share)
+    decide_on_gpu(options, subject, placed.has_value(), *share, decision);
+  else
+    decide_on_cpu(options, subject, placed.has_value(), decision);
   const std::vector<WeightFormat> formats = decision.parts.experts.conversions();
   if (!placed && !options.experts && !formats.empty())
     options.warn(fmt::format("memory is too small for the experts as stored: they are kept as {}",

@@ -1,5 +1,6 @@
 // Where everything of a model is kept and how its steps are formed: from the file of --placement,
-// or else by fit(). The loader carries it out and decides nothing.
+// or else by what fits (offload/plan/fit.h). What is left to the loader is only what depends on the
+// memory that is free after loading: pages of host memory and, on a CPU, the tokens of KV cache.
 #pragma once
 #include "core/topology.h"
 #include "loader/gpu_model.h"
@@ -21,6 +22,7 @@ struct Subject {
   const Topology& topology;
   const cpu::KernelTable& kernels;
   const CpuWeights& home;
+  int64_t memory_bytes;  // of the host
 };
 
 // Throws Error for options that contradict each other or the placement, for a placement that is

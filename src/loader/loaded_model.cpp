@@ -44,7 +44,8 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
   for (const std::string& line : topology_.notes) options.warn(line);
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
-  const Decision decision = decide(options, {config_, stored, topology_, kernels_, home_});
+  const Decision decision =
+      decide(options, {config_, stored, topology_, kernels_, home_, machine_info().memory_bytes});
   context_ = decision.context;
   const Source source = {options, store, stored, progress};
   if (decision.parts.gpu)
@@ -57,7 +58,6 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
   const auto& [options, store, stored, progress] = source;
   const ExecutedParts& parts = decision.parts;
   const bool shares = !all_on_gpu(*parts.gpu);
-  require(shares || !options.record_timeline, "--timeline: all of the model is on the GPU");
   GpuModelOptions gpu = gpu_options(options, decision);
   gpu.n_threads = topology_.n_cores();
   gpu.progress = progress;

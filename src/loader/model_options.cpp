@@ -25,8 +25,7 @@ cpu::Isa isa_called(const std::string& name) {
     known += std::string(", ") + cpu::name_of(isa);
     if (isa <= best) here += std::string(here.empty() ? "" : ", ") + cpu::name_of(isa);
     if (name != cpu::name_of(isa)) continue;
-    require(isa <= best, "instruction set {}: this machine lacks it; it has {}", name,
-            here);
+    require(isa <= best, "instruction set {}: this machine lacks it; it has {}", name, here);
     return isa;
   }
   fail("unknown instruction set {}: choose one of auto{}", name, known);

@@ -33,10 +33,10 @@ int64_t bytes_of(SmallKernel kernel, const ModelConfig& config, int64_t n_tokens
 using SmallKernelTimer =
     std::function<std::optional<double>(SmallKernel kernel, int n_tokens, double seconds)>;
 
-// Times small kernels with a model's shapes for up to most_tokens tokens. Consecutive launches
+// Times small kernels with a model's shapes for up to max_tokens tokens. Consecutive launches
 // cycle through matrices of at least cold_bytes in total, so that these come from memory. Empty if
 // no GPU can be used.
-SmallKernelTimer small_kernel_timer(const ModelConfig& config, int most_tokens, int64_t cold_bytes);
+SmallKernelTimer small_kernel_timer(const ModelConfig& config, int max_tokens, int64_t cold_bytes);
 
 // The rows, with times by `timer`, which is empty without a GPU (docs/gpu_benchmarks.md).
 void bench_kernels(const BenchInput& bench, const SmallKernelTimer& timer, const OnRow& on_row);

@@ -246,7 +246,7 @@ Benchmark hybrid_benchmark() {
           .flags = {{kConfig},
                     {kIsa},
                     {kContexts},
-                    {kTokens, "tokens of steps that bring experts to the GPU, a list"},
+                    {kTokens, "tokens of steps that stream experts to the GPU, a list"},
                     {kBatches},
                     {kLayers},
                     {kExperts},

@@ -23,10 +23,14 @@ double experts_on_gpu(GpuBenchModel& bench_model, std::span<const RandomRouting>
       seconds);
 }
 
+// Throws Error where the memory is too small.
+Resident resident_of(const BenchInput& bench) {
+  return resident_experts(bench.config, bench.formats.experts, bench.memory_bytes, cold_bytes());
+}
+
 void bench_experts(const BenchInput& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                    const OnRow& on_row) {
-  const Resident resident =
-      resident_experts(bench.config, bench.formats.experts, bench.memory_bytes, cold_bytes());
+  const Resident resident = resident_of(bench);
   ModelConfig config = with_experts(bench.config, resident.experts);
   config.n_layers = resident.layers;
   config.n_dense_layers = 0;

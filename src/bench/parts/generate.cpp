@@ -329,6 +329,7 @@ Benchmark generate_benchmark() {
       .batches = {1},
       .memory_part = 0.6,
       .check = check_new_tokens,
+      .check_input = [](const BenchInput& bench) { cut_model(bench); },
       .on_cpu = bench_generate,
       .header = nullptr,
       .text = generate_text};
