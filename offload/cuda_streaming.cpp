@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gpu_kernels/hand_off.h"
+#include "ops/cuda_weights.h"
 
 namespace tandem {
 

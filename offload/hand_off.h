@@ -10,6 +10,7 @@
 #include "cpu_kernels/kernels.h"
 #include "gpu_kernels/hand_off.h"
 #include "gpu_kernels/signals.h"
+#include "model/config.h"
 #include "ops/expert_pool.h"
 
 namespace tandem {

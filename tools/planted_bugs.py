@@ -487,7 +487,7 @@ MUTANTS = [
     ("GPU: elementwise kernels with a block a row", "gpu_kernels/elementwise.cu", [("min(rows, kMaxGridYz)", "rows")]),
     ("GPU: every block combines the first columns", "gpu_kernels/expert_rows.cu", [("const int column = blockIdx.x * kThreads + threadIdx.x;\n  const int64_t token", "const int column = threadIdx.x;\n  const int64_t token")]),
     ("hand-off: launches that wait are taken for others", "gpu_kernels/signals.cu", [("if (seen == 1) return", "if (seen <= 1) return")]),
-    ("hand-off: launches that wait are found after loading", "src/loader/decision.cpp", [("  require_hand_off(*decision.parts.gpu);\n", "")]),
+    ("hand-off: launches that wait are found after loading", "src/loader/decision.cpp", [("  require_hand_off(share.parts);\n", "")]),
     ("GPU: stamps in microseconds", "gpu_kernels/stamp.cu", [("*a.mapped = nanoseconds();", "*a.mapped = nanoseconds() / 1000;")]),
     ("a token that was never computed counts as cached", "src/engine/scheduler.cpp", [("s.n_done % kPageSize));\n  pool_.release", "std::min<size_t>(kPageSize, s.tokens.size() - size_t{kPageSize} * n_full)));\n  pool_.release")]),
     ("a begun page is copied with a token more than is alike", "src/engine/scheduler.cpp", [("  s.n_done = first + n;", "  s.n_done = first + n + 1;")]),
