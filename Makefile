@@ -100,6 +100,8 @@ lint lint-changed: deps
 	@tools/install_packages.sh $(LINT_PACKAGES)
 	@cmake --preset debug > build/configure.log 2>&1 || (cat build/configure.log; exit 1)
 	@if [ $@ = lint ]; then git ls-files $(LINTED); \
+	 elif [ "$$(git rev-parse --is-shallow-repository)" = true ]; then \
+	   echo "nothing is linted: a shallow clone does not know what changed last" >&2; \
 	 else git log --diff-merges=first-parent --name-only --pretty=format: -- $(LINTED) | awk 'NF && !seen[$$0]++' | \
 	   while read -r file; do [ ! -e "$$file" ] || echo "$$file"; done | head -n $(LINT_CHANGED); fi | \
 	  xargs -r -P$(JOBS) -n1 clang-tidy-14 -p build/debug --quiet

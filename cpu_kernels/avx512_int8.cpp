@@ -116,7 +116,6 @@ constexpr Tiles kFewI4[] = {kI4Pair<1, false, kTwoLevel>, kI4Pair<2, false, kTwo
                             kI4Pair<7, false, kTwoLevel>, kI4Pair<8, false, kTwoLevel>,
                             kI4Pair<9, false, kTwoLevel>, kI4Pair<10, false, kTwoLevel>};
 constexpr int kWidening = 8;  // rows
-constexpr int kMaxFewRows = sizeof(kFewI4<false>) / sizeof(Tiles);
 
 struct RowOfI8 {
   using Vector = Integers;

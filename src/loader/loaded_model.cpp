@@ -136,7 +136,7 @@ void LoadedModel::start_team(const ModelOptions& options, int max_tokens) {
 }
 
 std::string embedded_model() {
-  const std::string folder = program_file("models/tiny-r1");
+  std::string folder = program_file("models/tiny-r1");
   require(!folder.empty(),
           "the embedded model is missing (looked for {}): install the program with `make install`, "
           "or name a model directory",

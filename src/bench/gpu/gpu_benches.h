@@ -77,7 +77,7 @@ void bench_products(const BenchInput& bench, const ProductTimer& timer, const st
 struct HandOffs {
   struct Way {
     std::optional<double> recorded, enqueued;  // empty: refused
-    std::string why_not = "";                  // the first refusal
+    std::string why_not = {};                  // the first refusal
   };
   Way kernels, memory_operations;
 };
