@@ -20,7 +20,7 @@ PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchm
 LINT_PACKAGES := clang-format-14 clang-tidy-14
 JOBS := $(shell nproc)
 FUZZ_SECONDS ?= 600
-LINT_CHANGED ?= 16
+LINT_CHANGED ?= 8
 SEED ?= 1
 PREFIX ?= /usr/local
 
