@@ -165,8 +165,11 @@ def plant(chosen, run, copy):
     draw = drawing.Draw(copy.original, units, chosen.seed, chosen.n, chosen.only, reader(copy.original, units, chosen.jobs))
     draw.fill()
     dropped, waiting = 0, True
+    started = tree_hash(chosen.tree)
     while waiting:
         copy.update(draw.mutants)
+        if tree_hash(chosen.tree) != started:
+            fail("the sources changed while mutants were planted: measure another checkout with --tree")
         bad = copy.check_syntax(units) or copy.make(targets, Progress("building"))
         draw.drop(bad)
         dropped += len(bad)
