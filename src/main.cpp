@@ -26,9 +26,11 @@ void add_model_options(CLI::App& command, Options& o) {
   command.add_option("MODEL", o.model.directory,
                      "Hugging Face model directory; without it, the embedded tiny-r1");
   add_device(command, o.model.device,
-             "what computes: cpu, cuda (an NVIDIA GPU, and the CPU the experts that do not fit "
-             "it or are placed there), or auto (the GPU where there is one)");
-  command.add_option("--threads", o.model.n_threads, "threads, pinned one to a core; 0: all cores")
+             "device: cpu; cuda (an NVIDIA GPU, with the experts that do not fit or are placed on "
+             "the CPU there); or auto (a GPU if there is one)");
+  command
+      .add_option("--threads", o.model.n_threads,
+                  "number of threads, one pinned to each core; 0: all cores")
       ->capture_default_str();
   add_isa(command, o.model.isa,
           "instruction set: auto, reference (float32 throughout, slow), avx2, avx512 or amx; "
@@ -46,47 +48,55 @@ void add_model_options(CLI::App& command, Options& o) {
                   "tokens of KV cache; 0: the model's own context, at most 8192")
       ->capture_default_str();
   add_kv_type(command, o.model.kv,
-              "numbers of the KV cache: auto, bf16 or, with --device cuda, fp8, which holds "
-              "1.75 times the tokens at some loss of accuracy");
+              "type of the KV cache: auto, bf16, or fp8 (with --device cuda), which holds 1.75 "
+              "times as many tokens at some loss of accuracy");
   add_activations(command, o.model.fp8_activations,
-                  "in what products of many tokens round activations on a GPU: bf16, or fp8, which "
-                  "tensor cores of compute capability 8.9 and 12.0 multiply twice as fast with FP8 "
-                  "weights, at some loss of accuracy");
+                  "type of activations in products of many tokens on a GPU: bf16, or fp8, which "
+                  "with FP8 weights is twice as fast on compute capability 8.9 and 12.0, at some "
+                  "loss of accuracy");
   command.add_option("--placement", o.model.placement,
-                     "file of `tandem plan --out` that says where and how everything is kept");
+                     "placement file written by `tandem plan --out`");
   command.add_option("--cache", o.model.cache,
                      "folder of the packed cache; without it, $XDG_CACHE_HOME/tandem or "
                      "~/.cache/tandem is read, and only `tandem pack` writes there");
-  command.add_flag("--json", o.json, "the report as one JSON object on standard output");
-  command.add_flag("-q,--quiet", o.quiet, "no progress and no timings");
+  command.add_flag("--json", o.json, "print the report as one JSON object on standard output");
+  command.add_flag("-q,--quiet", o.quiet, "print no progress and no timings");
 }
 
 void add_generate_options(CLI::App& command, Options& o) {
   GenerateOptions& g = o.generate;
   SamplingParams& s = g.sampling;
-  command.add_option("-n", g.max_new_tokens, "new tokens at most")->capture_default_str();
+  command.add_option("-n", g.max_new_tokens, "maximum number of new tokens")->capture_default_str();
   command.add_option("--system", g.system, "system prompt");
   command.add_option("--temp", s.temperature, "temperature; 0: greedy")->capture_default_str();
-  command.add_option("--top-p", s.top_p, "sample from the likeliest tokens up to this probability")
+  command
+      .add_option("--top-p", s.top_p,
+                  "sample from the most likely tokens up to this total probability")
       ->capture_default_str();
-  command.add_option("--top-k", s.top_k, "sample from this many likeliest tokens; 0: all")
+  command.add_option("--top-k", s.top_k, "sample from this many most likely tokens; 0: all")
       ->capture_default_str();
-  command.add_option("--min-p", s.min_p, "drop tokens less likely than this times the likeliest")
+  command
+      .add_option("--min-p", s.min_p,
+                  "drop tokens less likely than this fraction of the most likely")
       ->capture_default_str();
-  command.add_option("--repetition-penalty", s.repetition_penalty, "above 1: avoid what was said")
+  command
+      .add_option("--repetition-penalty", s.repetition_penalty,
+                  "above 1: tokens that occurred before become less likely")
       ->capture_default_str();
   command
       .add_option("--presence-penalty", s.presence_penalty,
-                  "subtracted from logits of generated tokens")
+                  "subtracted from the logits of tokens generated before")
       ->capture_default_str();
-  command.add_option("--frequency-penalty", s.frequency_penalty, "the same, times how often")
+  command
+      .add_option("--frequency-penalty", s.frequency_penalty,
+                  "subtracted once per earlier occurrence of the token")
       ->capture_default_str();
   command
       .add_option("--logit-bias", g.logit_bias,
-                  "ID=VALUE added to a token's logit; may be repeated")
+                  "ID=VALUE: value added to the logit of a token; may be repeated")
       ->allow_extra_args(false);  // MODEL may follow
-  command.add_option("--seed", s.seed, "same seed, same text")->capture_default_str();
-  command.add_flag("--ignore-eos", g.ignore_eos, "go on after the end of the answer");
+  command.add_option("--seed", s.seed, "the same seed gives the same text")->capture_default_str();
+  command.add_flag("--ignore-eos", g.ignore_eos, "continue after the end of the answer");
   command.add_option("--stop", g.stops, "end the answer before this text; may be repeated")
       ->allow_extra_args(false);
 }
@@ -108,11 +118,11 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
                    "v2-lite, v2, v3, r1, kimi-k2, moonlight, a config.json or a model directory; "
                    "without it, the embedded tiny-r1");
   plan->add_option("--machine", p.machine,
-                   "a name of machines/ or a file like those; without it, this machine as `tandem "
-                   "bench machine` measured it");
-  plan->add_option("--ctx", p.context, "tokens of KV cache a sequence")->capture_default_str();
+                   "a machine of machines/ by name, or a machine file; without it, this machine as "
+                   "measured by `tandem bench machine`");
+  plan->add_option("--ctx", p.context, "tokens of KV cache per sequence")->capture_default_str();
   plan->add_option("--concurrency", p.concurrency,
-                   "sequences at a time; 0: as many as serve the objective best")
+                   "concurrent sequences; 0: the number that serves the objective best")
       ->capture_default_str();
   plan->add_option("--prompt", p.prompt_tokens, "tokens of a prompt")->capture_default_str();
   plan->add_option("--output", p.output_tokens, "tokens of an answer")->capture_default_str();
@@ -120,7 +130,7 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
       ->transform(CLI::CheckedTransformer(std::map<std::string, Objective>{
           {"latency", Objective::kLatency}, {"throughput", Objective::kThroughput}}))
       ->default_str("latency");
-  plan->add_option("--user-speed", p.user_speed, "tokens a second wanted for each user; 0: any")
+  plan->add_option("--user-speed", p.user_speed, "required tokens per second for each user; 0: any")
       ->capture_default_str();
   add_format(*plan, "--experts", p.experts,
              "format of routed experts: auto (as stored, or the widest that fits), fp8, "
@@ -128,19 +138,21 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
   add_kv_type(*plan, p.kv,
               "type of the KV cache: auto (bf16, or fp8 where only that lets GPUs compute "
               "attention), bf16 or fp8");
-  plan->add_option("--statistics", p.statistics,
-                   "JSON file of how often each expert is used: the most used go to GPUs");
-  plan->add_option("--placement", p.placement, "assess the placement of this file");
+  plan->add_option(
+      "--statistics", p.statistics,
+      "JSON file of expert frequencies (run --record-routing): the most frequent go to GPUs");
+  plan->add_option("--placement", p.placement, "predict the speed of the placement in this file");
   plan->add_option("--out", p.out, "write the placement to this file");
   plan->add_option("--plot", p.plot, "draw memory and a layer's time into this SVG file");
   plan->add_flag("--simulate", p.simulate,
-                 "play four MoE layers of an expert-parallel plan event by event, with and without "
-                 "balancing of experts and overlap of two batches");
-  plan->add_option("--skew", p.skew,
-                   "of the simulated routing: the n-th expert is chosen like 1 / n to this power")
+                 "simulate four MoE layers of an expert-parallel plan event by event, with and "
+                 "without expert load balancing and overlap of two micro-batches");
+  plan->add_option(
+          "--skew", p.skew,
+          "skew of the simulated routing: the n-th expert has probability proportional to n^-skew")
       ->capture_default_str();
-  plan->add_flag("--json", o.json, "the report as one JSON object on standard output");
-  plan->add_flag("-q,--quiet", o.quiet, "no word on how old the measurement of this machine is");
+  plan->add_flag("--json", o.json, "print the report as one JSON object on standard output");
+  plan->add_flag("-q,--quiet", o.quiet, "do not print the age of this machine's measurement");
 }
 
 int dispatch(int argc, char** argv) {
@@ -155,8 +167,8 @@ int dispatch(int argc, char** argv) {
       "  tandem chat ./DeepSeek-V2-Lite-Chat\n"
       "  tandem serve ./DeepSeek-R1 --port 8000      OpenAI-compatible\n"
       "  tandem inspect ./DeepSeek-R1\n"
-      "  tandem plan r1 --machine 2x6454s-4090       would it run there, and how fast\n"
-      "`tandem COMMAND --help` tells more.");
+      "  tandem plan r1 --machine 2x6454s-4090       does it fit that machine, and how fast is it\n"
+      "See `tandem COMMAND --help` for the options of a command.");
   const auto add = [&](const char* name, const char* what, Command function, const char* examples) {
     CLI::App* sub = app.add_subcommand(name, what);
     sub->footer(std::string("Examples:\n") + examples);
@@ -170,43 +182,43 @@ int dispatch(int argc, char** argv) {
   };
 
   CLI::App* run =
-      add("run", "generate once: text to standard output as it comes", run_command,
+      add("run", "generate once; text goes to standard output as it is generated", run_command,
           "  tandem run -p \"What is 12 * 7?\" --temp 0\n"
           "  echo \"Why is the sky blue?\" | tandem run ./DeepSeek-R1 -f -\n"
           "  tandem run ./DeepSeek-V3-Base --raw -p \"Once upon a time\" -n 100 --seed 7\n"
           "  tandem run -p \"What is 2 + 2?\" --json | jq .decode_tokens_per_second");
-  run->add_option("-p,--prompt", o.generate.prompt, "the question");
+  run->add_option("-p,--prompt", o.generate.prompt, "the prompt");
   run->add_option("-f,--file", o.generate.prompt_file,
-                  "a file with the question; - is standard input");
-  run->add_flag("--raw", o.generate.raw, "the text as it is, without chat template");
+                  "a file with the prompt; - is standard input");
+  run->add_flag("--raw", o.generate.raw, "use the prompt as it is, without chat template");
   run->add_option("--logprobs", o.generate.sampling.n_top_logprobs,
-                  "with --json: log-probability of each token and of so many likeliest");
+                  "with --json: log-probabilities of each token and of this many most likely ones");
   run->add_option("--record-routing", o.record_routing,
                   "write how often each expert was chosen, for `tandem plan --statistics`");
   run->add_option("--timeline", o.timeline,
-                  "write when GPU and CPU did what, for a Chrome trace viewer (--device cuda)");
+                  "write a timeline of GPU and CPU for a Chrome trace viewer (--device cuda)");
   add_generate_options(*run, o);
 
   CLI::App* chat =
-      add("chat", "talk; Ctrl-C stops an answer, Ctrl-D leaves", chat_command,
+      add("chat", "chat in the terminal; Ctrl-C stops an answer, Ctrl-D quits", chat_command,
           "  tandem chat\n  tandem chat ./DeepSeek-R1 --ctx 32768 --system \"Answer briefly.\"");
   add_generate_options(*chat, o);
 
-  CLI::App* serve =
-      add("serve", "OpenAI-compatible HTTP server", serve_command,
-          "  tandem serve                                     the embedded model on port 8000\n"
-          "  tandem serve ./DeepSeek-R1 --host 0.0.0.0 --ctx 32768 --api-key SECRET\n"
-          "  tandem serve ./DeepSeek-R1 --max-batch 64 --chunk 256 --kv-tokens 200000\n"
-          "  curl localhost:8000/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", "
-          "\"content\": \"What is 2 + 2?\"}]}'\n"
-          "`--ctx` is the longest that prompt and answer may be together. Text does not depend on "
-          "what\n"
-          "else is computed unless --attention auto is given, which is faster on long prompts.");
+  CLI::App* serve = add(
+      "serve", "OpenAI-compatible HTTP server", serve_command,
+      "  tandem serve                                     the embedded model on port 8000\n"
+      "  tandem serve ./DeepSeek-R1 --host 0.0.0.0 --ctx 32768 --api-key SECRET\n"
+      "  tandem serve ./DeepSeek-R1 --max-batch 64 --chunk 256 --kv-tokens 200000\n"
+      "  curl localhost:8000/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", "
+      "\"content\": \"What is 2 + 2?\"}]}'\n"
+      "`--ctx` limits the tokens of a prompt with its answer. An answer does not depend on other\n"
+      "requests unless --attention auto is given, which is faster on long prompts.");
   add_serve_options(*serve, o.serve);
 
-  CLI::App* inspect = add(
-      "inspect", "configuration, parameter split, bytes; never reads weight data", inspect_command,
-      "  tandem inspect ./DeepSeek-R1\n  tandem inspect ./DeepSeek-R1 --json | jq .parameters");
+  CLI::App* inspect =
+      add("inspect", "configuration, parameters and bytes by class; reads no weight data",
+          inspect_command,
+          "  tandem inspect ./DeepSeek-R1\n  tandem inspect ./DeepSeek-R1 --json | jq .parameters");
   inspect->add_flag("--tensors", o.list_tensors, "list every tensor");
 
   CLI::App* tokenize =
@@ -217,7 +229,7 @@ int dispatch(int argc, char** argv) {
   tokenize->add_option("-p,--prompt", o.generate.prompt, "the text");
   tokenize->add_option("-f,--file", o.generate.prompt_file,
                        "a file with the text; - is standard input");
-  tokenize->add_flag("--decode", o.decode, "the other way: a JSON array of ids to text");
+  tokenize->add_flag("--decode", o.decode, "the inverse: a JSON array of ids to text");
   tokenize->add_flag("--chat", o.chat,
                      "the text is a JSON list of messages: apply the chat template first");
 
@@ -230,22 +242,22 @@ int dispatch(int argc, char** argv) {
       ->required();
   logits->add_option("--out", o.out, "the .npy file: float32 [vocab], or [n, vocab] with --all")
       ->required();
-  logits->add_flag("--all", o.all, "of every position, not only the last");
+  logits->add_flag("--all", o.all, "logits of every position, not only of the last");
 
   CLI::App* eval =
-      add("eval", "perplexity of a text, or how far two models are apart on it", eval_command,
+      add("eval", "perplexity of a text, or the divergence of two models on it", eval_command,
           "  tandem eval ./DeepSeek-V2-Lite -f wiki.txt --ctx 2048\n"
           "  tandem eval ./R1-fp8 -f wiki.txt --against ./R1-bf16\n"
           "  tandem eval ./DeepSeek-R1 -f wiki.txt --against-experts int4");
   eval->add_option("-f,--file", o.file, "the text; - is standard input")->required();
   eval->add_option("--against", o.against,
-                   "a second model: mean KL divergence and top-1 agreement");
+                   "a second model, for mean KL divergence and top-1 agreement");
   const CLI::Option* against_experts =
       add_format(*eval, "--against-experts", o.against_experts,
                  "the same model with its routed experts in this format; auto: as stored")
           ->default_str("");
 
-  add("pack", "write the packed cache: the next start only reads it", pack_command,
+  add("pack", "write the packed cache, which the next start only reads", pack_command,
       "  tandem pack ./DeepSeek-R1\n"
       "  tandem pack ./DeepSeek-R1 --cache /fast-disk/tandem\n"
       "  tandem run ./DeepSeek-R1 --cache /fast-disk/tandem -p \"Why is the sky blue?\"");

@@ -259,7 +259,7 @@ class Works(unittest.TestCase):
         self.addCleanup(shutil.rmtree, folder)
         arguments = ("plan", "r1", "--machine", "2x6454s-4090", "--ctx", "32768")
         text = self.ok(*arguments, "--out", str(folder / "p.json"), "--plot", str(folder / "p.svg"))
-        for words in ("decode", "why", "embedding on", "what one change would bring", "host0.gpu0"):
+        for words in ("decode", "why", "embedding on", "effect of single changes", "host0.gpu0"):
             self.assertIn(words, text)
         svg = (folder / "p.svg").read_text()
         self.assertTrue(svg.endswith("</svg>\n"))

@@ -47,7 +47,7 @@ TEST(ExpertDivision, TheGpuGetsThoseWithTheMostRows) {
   EXPECT_EQ(on_gpu(divided({1, 20, 2, 40})), (std::vector<int>{3, 1}));
   EXPECT_EQ(on_gpu(divided({1, 1, 1})), (std::vector<int>{0})) << "10 s beside 9, where 12 were";
   EXPECT_EQ(on_gpu(divided({1, 1})), std::vector<int>()) << "8 s are less than the link's 10";
-  EXPECT_EQ(on_gpu(divided({0, 0, 0})), std::vector<int>()) << "nobody asked for them";
+  EXPECT_EQ(on_gpu(divided({0, 0, 0})), std::vector<int>()) << "no token chose them";
   EXPECT_EQ(on_gpu(divided({})), std::vector<int>());
 }
 

@@ -31,9 +31,9 @@ TEST(Json, RefusesBrokenText) {
 }
 
 TEST(Json, RefusesDoubleKeysInEveryObject) {
-  EXPECT_TRUE(says(parse_error(R"({"a":1,"a":1})"), "the key \"a\" stands twice"));
-  EXPECT_TRUE(says(parse_error(R"([{"b":{"c":1},"d":{"c":1,"c":2}}])"), "\"c\" stands twice"));
-  EXPECT_TRUE(says(parse_error(R"({"a":{"a":1},"b":[{"a":1}],"a":2})"), "\"a\" stands twice"));
+  EXPECT_TRUE(says(parse_error(R"({"a":1,"a":1})"), "the key \"a\" appears twice"));
+  EXPECT_TRUE(says(parse_error(R"([{"b":{"c":1},"d":{"c":1,"c":2}}])"), "\"c\" appears twice"));
+  EXPECT_TRUE(says(parse_error(R"({"a":{"a":1},"b":[{"a":1}],"a":2})"), "\"a\" appears twice"));
 }
 
 TEST(Json, RefusesDeepNesting) {

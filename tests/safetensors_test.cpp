@@ -85,9 +85,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Refusal{one("F33", "[1]", "[0,4]"), "unknown dtype \"F33\""},
         Refusal{one("f32", "[1]", "[0,4]"), "unknown dtype \"f32\""},
-        Refusal{one("F32", "[\"1\"]", "[0,4]"), "stands where none belongs"},
-        Refusal{one("F32", "[[1]]", "[0,4]"), "a list stands where none belongs"},
-        Refusal{one("F32", "1", "[0,4]"), "the number 1 stands where none belongs"},
+        Refusal{one("F32", "[\"1\"]", "[0,4]"), "is not allowed here"},
+        Refusal{one("F32", "[[1]]", "[0,4]"), "a list is not allowed here"},
+        Refusal{one("F32", "1", "[0,4]"), "the number 1 is not allowed here"},
         Refusal{one("F32", "null", "[0,4]"), "null stands"},
         Refusal{one("F32", "[true]", "[0,4]"), "true or false stands"},
         Refusal{R"({"a":{"dtype":["F32"],"shape":[1],"data_offsets":[0,4]}})", "a list stands"},
@@ -95,15 +95,15 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{R"({"a":{"dtype":"F32","data_offsets":[0,4]}})", "needs the fields"},
         Refusal{R"({"a":{"shape":[1],"data_offsets":[0,4]}})", "needs the fields"},
         Refusal{R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
-                "dtype stands twice"},
+                "dtype appears twice"},
         Refusal{R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"extra":1}})",
                 "unknown field \"extra\""},
-        Refusal{R"({"a":[1]})", "a list stands where none belongs"},
+        Refusal{R"({"a":[1]})", "a list is not allowed here"},
         Refusal{R"({"a":5})", "the number 5"},
-        Refusal{R"({"__metadata__":{},"__metadata__":{}})", "stands twice", 0},
+        Refusal{R"({"__metadata__":{},"__metadata__":{}})", "appears twice", 0},
         Refusal{R"({"__metadata__":{"a":1}})", "the number 1 stands", 0},
         Refusal{R"({"__metadata__":{"a":{}}})", "an object stands", 0},
-        Refusal{R"({"__metadata__":"x"})", "stands where none belongs", 0}));
+        Refusal{R"({"__metadata__":"x"})", "is not allowed here", 0}));
 
 INSTANTIATE_TEST_SUITE_P(
     Sizes, SafetensorsRefuses,
@@ -141,14 +141,14 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{two("b", fields("U8", "[1]", "[0,1]"), fields("U8", "[1]", "[3,4]")),
                 "2 bytes before tensor \"b\""},
         Refusal{two("a", fields("F16", "[1]", "[0,2]"), fields("F16", "[1]", "[2,4]")),
-                "tensor \"a\" stands twice"}));
+                "tensor \"a\" appears twice"}));
 
 TEST(Safetensors, RefusesDeepNestingAtOnce) {
   const std::string lists = R"({"a":)" + std::string(1'000'000, '[');
-  EXPECT_TRUE(says(parse_error(lists, 0), "a list stands where none belongs"));
+  EXPECT_TRUE(says(parse_error(lists, 0), "a list is not allowed here"));
   std::string objects = R"({"a":)";
   for (int i = 0; i < 100'000; ++i) objects += R"({"dtype":)";
-  EXPECT_TRUE(says(parse_error(objects, 0), "an object stands where none belongs"));
+  EXPECT_TRUE(says(parse_error(objects, 0), "an object is not allowed here"));
 }
 
 TEST(Safetensors, MessagesAreBounded) {

@@ -168,7 +168,7 @@ TEST(Pin, HoldsTheThreadAndLetsItGo) {
   sched_getaffinity(0, sizeof before, &before);
   {
     const Pin pin(topology, topology.nodes[0].cpus[0]);
-    if (!pin.holds()) GTEST_SKIP() << "this machine lets nobody pin";
+    if (!pin.holds()) GTEST_SKIP() << "pinning is not permitted";
     sched_getaffinity(0, sizeof during, &during);
     EXPECT_EQ(CPU_COUNT(&during), 1);
     EXPECT_TRUE(CPU_ISSET(topology.nodes[0].cpus[0], &during));
@@ -176,7 +176,7 @@ TEST(Pin, HoldsTheThreadAndLetsItGo) {
   }
   sched_getaffinity(0, sizeof after, &after);
   EXPECT_TRUE(CPU_EQUAL(&before, &after));
-  EXPECT_FALSE(Pin(topology_of({1}), 0).holds()) << "a machine that nobody probed";
+  EXPECT_FALSE(Pin(topology_of({1}), 0).holds()) << "a topology that was not probed";
 }
 
 // Reads back on which node pages are, for every node of this machine.
@@ -185,7 +185,7 @@ TEST(Memory, ComesFromTheNodeItIsBoundTo) {
   for (int node = 0; node < topology.n_nodes(); ++node) {
     const Buffer buffer(1 << 22);
     const std::span<std::byte> memory(buffer.data(), buffer.bytes());
-    if (!bind_to_node(topology, memory, node)) GTEST_SKIP() << "this machine lets nobody bind";
+    if (!bind_to_node(topology, memory, node)) GTEST_SKIP() << "binding memory is not permitted";
     std::fill(memory.begin(), memory.end(), std::byte{1});
     EXPECT_EQ(nodes_of(topology, memory), Ints{topology.nodes[node].index});
   }

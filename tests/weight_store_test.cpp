@@ -126,14 +126,14 @@ TEST(ShardIndex, RefusesBrokenOnes) {
   EXPECT_TRUE(says(error("[]"), "weight_map is missing"));
   EXPECT_TRUE(says(error(R"({"weight_map":{}})"), "missing or empty"));
   EXPECT_TRUE(
-      says(error(R"({"weight_map":{"a":"x"},"weight_map":{"b":"y"}})"), "weight_map stands twice"));
+      says(error(R"({"weight_map":{"a":"x"},"weight_map":{"b":"y"}})"), "weight_map appears twice"));
   EXPECT_TRUE(says(error(R"({"weight_map":"x"})"), "missing or empty"));
   EXPECT_TRUE(says(error(R"({"weight_map":{"t":1}})"), "of \"t\" is not a file name"));
   EXPECT_TRUE(says(error(R"({"weight_map":{"t":null}})"), "not a file name"));
   EXPECT_TRUE(says(error(R"({"weight_map":{"t":{}}})"), "not a file name"));
   EXPECT_TRUE(says(error(R"({"weight_map":{"t":["x"]}})"), "not a file name"));
-  EXPECT_TRUE(says(error(R"({"weight_map":{"t":"x","t":"x"}})"), "\"t\" stands twice"));
-  EXPECT_TRUE(says(error(R"({"weight_map":{"t":"x"},"weight_map":{"u":"x"}})"), "stands twice"));
+  EXPECT_TRUE(says(error(R"({"weight_map":{"t":"x","t":"x"}})"), "\"t\" appears twice"));
+  EXPECT_TRUE(says(error(R"({"weight_map":{"t":"x"},"weight_map":{"u":"x"}})"), "appears twice"));
   EXPECT_TRUE(says(error(R"({"weight_map":{"t":"x"})"), "broken JSON"));
   EXPECT_TRUE(says(error(R"({"a":)" + std::string(1'000'000, '[')), "nested deeper"));
 }

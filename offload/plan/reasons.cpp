@@ -243,7 +243,7 @@ void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words) 
   const bool gpu = homes.on_gpu > 0;
   const Rates rates = rates_of(in.machine, {0, gpu ? 0 : -1}, p.numa_columns);
   words.push_back(fmt::format(
-      "expert parallel {} (of use up to {} = {} routed + {} shared), {} redundant experts a layer; "
+      "expert parallel {} (useful up to {} = {} routed + {} shared), {} redundant experts a layer; "
       "no layer is faster than reading one expert, {:.1f} us",
       homes.n_owners, most_useful_ep(c), c.router.n_experts, c.n_shared_experts,
       homes.copies * c.router.n_experts / (homes.on_cpu + homes.on_gpu),
@@ -265,7 +265,7 @@ void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words) 
                  backbone.end())
     words.push_back(
         fmt::format("separate roles: {} GPUs hold only the backbone and KV cache, {} only "
-                    "experts, which are called by RPC",
+                    "experts",
                     backbone.size(), homes.n_owners));
 }
 
@@ -323,13 +323,14 @@ void say_efficiency(const PlanInput& in, const Placement& p, Words& words) {
   for (const EfficiencyCurve& c : in.machine.curves)
     measured += fmt::format("{}{}{}", measured.empty() ? "" : ", ",
                             c.format.empty() ? "attention " : c.format + " ", c.work);
-  words.push_back(measured.empty()
-                      ? fmt::format("how close the CPU's kernels come to these rates: defaults of "
-                                    "{}; `tandem bench machine --curves` measures a machine's own",
-                                    in.machine.isa)
-                      : fmt::format("how close the CPU's kernels come to these rates: as measured "
-                                    "on this machine for {}; else defaults of {}",
-                                    measured, in.machine.isa));
+  words.push_back(
+      measured.empty()
+          ? fmt::format("efficiency of the CPU's kernels relative to these rates: defaults of "
+                        "{}; `tandem bench machine --curves` measures this machine's",
+                        in.machine.isa)
+          : fmt::format("efficiency of the CPU's kernels relative to these rates: as measured "
+                        "on this machine for {}; otherwise defaults of {}",
+                        measured, in.machine.isa));
 }
 
 }  // namespace

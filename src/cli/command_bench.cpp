@@ -43,14 +43,14 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark::Takes& takes) {
   switch (takes.flag) {
     case BenchFlag::kConfig:
       return value("--config", o.config,
-                   "shapes of which model: r1, v3, v2, v2-lite, k2, moonlight, .., or a "
+                   "model whose shapes are measured: r1, v3, v2, v2-lite, k2, moonlight, .., or a "
                    "config.json or model directory");
     case BenchFlag::kIsa:
-      return add_isa(sub, o.isa, "instruction set: auto, or a name");
+      return add_isa(sub, o.isa, "instruction set: auto, reference, avx2, avx512 or amx");
     case BenchFlag::kTokens:
-      return list("--tokens", o.tokens, "tokens in a step, a list");
+      return list("--tokens", o.tokens, "tokens per step, a list");
     case BenchFlag::kCsv:
-      sub.add_flag("--csv", o.csv, "comma-separated values on standard output");
+      sub.add_flag("--csv", o.csv, "print comma-separated values");
       return;
     case BenchFlag::kPlot:
       sub.add_option("--plot", o.plot, "draw the rows into this SVG file");
@@ -58,9 +58,10 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark::Takes& takes) {
     case BenchFlag::kContexts:
       return list("--ctx", o.contexts, "tokens in the KV cache, a list");
     case BenchFlag::kBatches:
-      return list("--batch", o.batches, "sequences decoded at a time, a list");
+      return list("--batch", o.batches, "concurrent sequences, a list");
     case BenchFlag::kLayers:
-      return value("--layers", o.layers, "the first is dense, the others have experts");
+      return value("--layers", o.layers,
+                   "number of layers: the first is dense, the others have experts");
     case BenchFlag::kExperts:
       add_format(sub, "--experts", o.experts,
                  "format of routed experts: auto (the checkpoint's), fp8, bf16, int8, int4, "
@@ -72,27 +73,27 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark::Takes& takes) {
       return;
     case BenchFlag::kActivations:
       return add_activations(sub, o.fp8_activations,
-                             "of products of many tokens on the GPU: bf16, or fp8 with weights in "
-                             "FP8");
+                             "type of activations in products of many tokens on the GPU: bf16, or "
+                             "fp8 with weights in FP8");
     case BenchFlag::kNewTokens:
       return value("-n", o.new_tokens, "tokens to decode at each context");
     case BenchFlag::kSkew:
-      sub.add_flag("--skew", o.skew, "also with one expert that takes half of the tokens");
+      sub.add_flag("--skew", o.skew, "also measure with one expert that gets half of the tokens");
       return;
     case BenchFlag::kVariants:
       sub.add_flag("--variants", o.variants,
-                   "instead, the five orders of computing one token's attention with its "
-                   "projections: CD, CC, A_CC, A_CC_ME, AM_CC_ME");
+                   "measure five orders of computing one token's attention with its projections "
+                   "instead: CD, CC, A_CC, A_CC_ME, AM_CC_ME");
       return;
     case BenchFlag::kDisk:
       sub.add_option("--disk", o.disk,
-                     "file or model directory to read; without it, a file that is written for "
-                     "that into the cache directory");
+                     "file or model directory to read; without it, a temporary file in the cache "
+                     "directory");
       return;
     case BenchFlag::kCurves:
       sub.add_option("--curves", o.curves,
-                     "rows of `tandem bench experts, mlp, attention --json`: `tandem plan` then "
-                     "uses this machine's own efficiencies instead of defaults");
+                     "file of rows printed by `tandem bench experts|mlp|attention --json`, from "
+                     "which `tandem plan` takes this machine's efficiencies instead of defaults");
       return;
   }
 }
@@ -110,7 +111,7 @@ void add_bench(CLI::App& app, Options& options, Command& command) {
       "  tandem bench machine\n"
       "  tandem bench experts --config r1 --experts fp8 --tokens 1,8,128\n"
       "  tandem bench generate --config r1 --layers 5 --json\n"
-      "`tandem bench WHAT --help` tells more.");
+      "See `tandem bench WHAT --help` for the options of a benchmark.");
   for (const Benchmark& benchmark : all_benchmarks()) {
     CLI::App& sub = *bench->add_subcommand(benchmark.name, benchmark.help);
     sub.footer(std::string("Examples:\n") + benchmark.examples);
@@ -118,14 +119,15 @@ void add_bench(CLI::App& app, Options& options, Command& command) {
       options.benchmark = &benchmark;
       command = bench_command;
     });
-    sub.add_option("--threads", o.n_threads, "threads, pinned one to a core; 0: all cores")
+    sub.add_option("--threads", o.n_threads,
+                   "number of threads, one pinned to each core; 0: all cores")
         ->capture_default_str();
     sub.add_option("--seconds", o.seconds, "time to measure each row")->capture_default_str();
     sub.add_option("--memory", o.memory_gb,
-                   "GB that weights may take, and what is read to measure; 0: a part of what is "
-                   "free")
+                   "GB of memory for weights and for measuring the read rate; 0: a fraction of the "
+                   "free memory")
         ->capture_default_str();
-    sub.add_flag("--json", o.json, "one JSON object a row on standard output");
+    sub.add_flag("--json", o.json, "print one JSON object per row");
     for (const Benchmark::Takes& takes : benchmark.flags) add_flag(sub, o, takes);
   }
   add_serving_bench(*bench, options, command);

@@ -115,70 +115,81 @@ void add_serving_options(CLI::App& serving, Options& options) {
   // Like the original's parser, the last of repeated options wins: scripts append overrides.
   serving.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   serving
-      .add_option("--backend", o.backend,
-                  "what to send: sglang, sglang-native (/generate), sglang-oai, vllm, lmdeploy "
-                  "(/v1/completions), or those three with -chat")
+      .add_option(
+          "--backend", o.backend,
+          "kind of server: sglang or sglang-native (/generate); sglang-oai, vllm or lmdeploy "
+          "(/v1/completions); or one of the last three with -chat")
       ->capture_default_str();
   serving.add_option("--base-url", o.base_url, "http://HOST:PORT, instead of --host and --port");
-  serving.add_option("--host", o.host, "the server's")->capture_default_str();
+  serving.add_option("--host", o.host, "host of the server")->capture_default_str();
   serving.add_option("--port", o.port,
-                     "the server's; without it 8000 for vllm, 23333 for lmdeploy, else 30000");
-  serving.add_option("--model", o.model, "without it, the first of the server's /v1/models");
+                     "port of the server; default: 8000 for vllm, 23333 for lmdeploy, else 30000");
+  serving.add_option("--model", o.model,
+                     "name of the model; without it, the first of the server's /v1/models");
   serving.add_option("--tokenizer", o.tokenizer,
-                     "model directory; without it, the model's name is taken for one");
-  serving.add_option("--dataset-name", d.name, "sharegpt, random or random-ids")
+                     "model directory with the tokenizer; without it, --model is used");
+  serving
+      .add_option("--dataset-name", d.name,
+                  "where prompts come from: sharegpt, random or random-ids")
       ->capture_default_str();
   serving.add_option("--dataset-path", d.path, "a ShareGPT file, for sharegpt and random");
-  serving.add_option("--num-prompts,--num-prompt", d.n_prompts, "requests")->capture_default_str();
+  serving.add_option("--num-prompts,--num-prompt", d.n_prompts, "number of requests")
+      ->capture_default_str();
   serving
-      .add_option("--random-input-len,--random-input", d.input_tokens, "tokens of a prompt at most")
+      .add_option("--random-input-len,--random-input", d.input_tokens, "maximum tokens of a prompt")
       ->capture_default_str();
   serving
       .add_option("--random-output-len,--random-output", d.output_tokens,
-                  "tokens of an answer at most")
+                  "maximum tokens of an answer")
       ->capture_default_str();
   serving
       .add_option("--random-range-ratio", d.range_ratio,
-                  "the least as a part of the most; 1: all alike")
+                  "minimum as a fraction of the maximum; 1: all of equal length")
       ->capture_default_str();
   serving.add_option("--sharegpt-output-len", d.sharegpt_output_tokens,
-                     "tokens of an answer instead of the file's");
+                     "tokens of every answer, instead of those in the file");
   serving.add_option("--sharegpt-context-len", d.sharegpt_context,
-                     "leave out conversations longer than that");
-  serving.add_option("--prompt-suffix", d.prompt_suffix, "put after each prompt of sharegpt");
-  serving.add_flag("--tokenize-prompt", d.sends_ids, "send ids, not text (sglang)");
+                     "skip conversations with more tokens than this");
+  serving.add_option("--prompt-suffix", d.prompt_suffix,
+                     "text appended to each prompt of sharegpt");
+  serving.add_flag("--tokenize-prompt", d.sends_ids, "send token ids instead of text (sglang)");
   serving
       .add_option("--request-rate", o.request_rate,
-                  "requests a second, at random times (Poisson); inf: all at once")
+                  "requests per second, at random times (Poisson process); inf: all at once")
       ->default_str("inf");
   serving.add_option("--max-concurrency", o.max_concurrency,
-                     "requests under way at most; others wait here");
-  serving.add_option("--warmup-requests", o.warmup_requests, "sent before measuring")
+                     "maximum number of concurrent requests; others wait in the client");
+  serving
+      .add_option("--warmup-requests", o.warmup_requests,
+                  "number of requests sent before measuring")
       ->capture_default_str();
-  serving.add_option("--seed", o.seed, "same seed, same requests")->capture_default_str();
-  serving.add_flag("--disable-stream", o.disable_stream, "ask for whole answers");
-  serving.add_flag("--return-logprob", o.return_logprob, "ask for log-probabilities (sglang)");
-  serving.add_flag("--disable-ignore-eos", o.disable_ignore_eos,
-                   "let answers end where the model ends them");
+  serving.add_option("--seed", o.seed, "the same seed gives the same requests")
+      ->capture_default_str();
+  serving.add_flag("--disable-stream", o.disable_stream, "request answers without streaming");
+  serving.add_flag("--return-logprob", o.return_logprob, "request log-probabilities (sglang)");
+  serving.add_flag("--disable-ignore-eos", o.disable_ignore_eos, "let the model end answers");
   serving.add_option("--extra-request-body", o.extra_request_body,
                      "JSON object whose fields are added to each request");
   serving.add_flag("--flush-cache", o.flush_cache,
                    "empty the server's prefix cache before measuring");
-  serving.add_option("--output-file", o.output_file,
-                     "a line of JSON is appended; without it, BACKEND_MMDD_N_IN_OUT.jsonl");
-  serving.add_flag("--output-details", o.output_details, "with lists of every request in it");
-  serving.add_flag("--disable-tqdm", o.disable_tqdm, "no progress");
-  serving.add_option("--plot", o.plot, "draw several runs into this SVG file");
-  serving.add_flag("--json", options.json, "reports as lines of JSON on standard output");
+  serving.add_option(
+      "--output-file", o.output_file,
+      "file to which a line of JSON is appended; default: BACKEND_MMDD_N_IN_OUT.jsonl");
+  serving.add_flag("--output-details", o.output_details,
+                   "include lists with a value per request in that line");
+  serving.add_flag("--disable-tqdm", o.disable_tqdm, "print no progress");
+  serving.add_option("--plot", o.plot,
+                     "draw the runs of --concurrency or --slo-tps-user into this SVG file");
+  serving.add_flag("--json", options.json, "print reports as lines of JSON");
   serving.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::Throw);
   serving
       .add_option("--concurrency", o.concurrency,
-                  "a run at each of these, four requests a user; then a table")
+                  "a list: a run at each, with four requests per user, and a table")
       ->delimiter(',');
   serving
       .add_option("--slo-tps-user", o.slo_tokens_a_user,
-                  "search the highest concurrency that keeps 99 of 100 users at so many tokens a "
-                  "second")
+                  "a list: search the highest concurrency at which 99 % of users get this many "
+                  "tokens per second")
       ->delimiter(',');
 }
 
@@ -186,7 +197,7 @@ void add_serving_options(CLI::App& serving, Options& options) {
 
 void add_serving_bench(CLI::App& bench, Options& options, Command& command) {
   CLI::App* serving = bench.add_subcommand(
-      "serving", "a server under load, with the command line and report of sglang.bench_serving");
+      "serving", "load a server, with the command line and report of sglang.bench_serving");
   serving->footer(
       "Examples:\n"
       "  tandem bench serving --backend lmdeploy --port 8000 --dataset-name random --dataset-path "

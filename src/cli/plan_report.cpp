@@ -68,7 +68,7 @@ std::string plan_text(const PlanRequest& request, const Plan& plan,
   const Prediction& p = plan.prediction;
   std::string text = fmt::format(
       "{} on {}\n{} sequence(s) of {} tokens, prompts of {}, answers of {}\n\n"
-      "predicted   decode {:.2f} tokens/s ({:.2f} a user, {:.2f} ms a step)\n"
+      "predicted   decode {:.2f} tokens/s ({:.2f} per user, {:.2f} ms per step)\n"
       "            prefill {:.1f} tokens/s, first token after {:.2f} s\n"
       "            a request takes {:.1f} s; all together {:.2f} tokens/s of answers\n",
       request.model_name, request.machine.name, plan.workload.concurrency, plan.workload.context,
@@ -146,7 +146,7 @@ std::string memory_table(const Prediction& p) {
 }
 
 std::string parts_table(const Prediction& p) {
-  std::string text = fmt::format("{:<30}{:>12}{:>12}{:>12}{:>12}\n", "time a layer, ms",
+  std::string text = fmt::format("{:<30}{:>12}{:>12}{:>12}{:>12}\n", "time per layer, ms",
                                  "decode MoE", "dense", "prefill MoE", "dense");
   const LayerTime* columns[] = {&p.decode.moe, &p.decode.dense, &p.prefill.moe, &p.prefill.dense};
   const auto row = [&](const std::string& name, auto value) {
@@ -161,14 +161,14 @@ std::string parts_table(const Prediction& p) {
   };
   for (int i = 0; i < kNumParts; ++i)
     row(name_of(static_cast<Part>(i)), [i](const LayerTime& t) { return t.parts[i]; });
-  row("one layer, what overlaps once", [](const LayerTime& t) { return t.seconds; });
+  row("one layer, with overlap", [](const LayerTime& t) { return t.seconds; });
   return text + fmt::format("  {:<28}{:>12}{:>12}{:>12}{:>12}\n", "layers", p.decode.n_moe,
                             p.decode.n_dense, p.prefill.n_moe, p.prefill.n_dense);
 }
 
 std::string changes_text(const Plan& plan, const std::vector<Change>& changes) {
   if (changes.empty()) return {};
-  std::string text = "what one change would bring\n";
+  std::string text = "effect of single changes\n";
   const auto percent = [](double then, double now) { return (then / now - 1) * 100; };
   for (const Change& c : changes) {
     if (!c.fits) {

@@ -52,13 +52,14 @@ Json simulation_report(const std::vector<SimulatedVariant>& variants) {
 std::string simulation_text(const SimulatedCluster& cluster,
                             const std::vector<SimulatedVariant>& variants) {
   std::string text = fmt::format(
-      "simulated: {} ranks, {} of them with a backbone and {} tokens, routing with skew {:g}; when "
-      "the last rank is done\n",
+      "simulated: {} ranks, {} of them with a backbone and {} tokens, routing with skew {:g}; "
+      "times "
+      "at which the last rank is done\n",
       cluster.n_ranks, cluster.n_backbone_ranks, cluster.tokens_per_rank, cluster.skew);
   for (const SimulatedVariant& v : variants)
     text += fmt::format("\nexperts {}, {} copies of hot ones, {}\n{}",
-                        v.balanced ? "dealt by use" : "as placed", v.n_copies,
-                        v.two_batches ? "two batches overlap" : "one batch",
+                        v.balanced ? "balanced by frequency" : "as placed", v.n_copies,
+                        v.two_batches ? "two micro-batches overlap" : "one micro-batch",
                         simulation_text(v.simulation));
   return text;
 }

@@ -50,7 +50,7 @@ class Strict : public nlohmann::json::json_sax_t {
     std::unordered_set<std::string>& known = keys_.back();
     n_comparisons_ += static_cast<int64_t>(known.size());
     if (!known.insert(key).second)
-      fail("{}: the key {} stands twice: remove one", source_, shown(key));
+      fail("{}: the key {} appears twice: remove one", source_, shown(key));
     return true;
   }
   bool parse_error(size_t, const std::string&, const nlohmann::json::exception& error) override {
@@ -99,7 +99,7 @@ std::string read_text_file(const std::string& path, int64_t max_bytes) {
   while (file.read(piece.data(), static_cast<std::streamsize>(piece.size())), file.gcount() > 0) {
     text.append(piece.data(), file.gcount());
     require(static_cast<int64_t>(text.size()) <= max_bytes,
-            "{} is longer than {} bytes: not what its name says", path, max_bytes);
+            "{} is longer than {} bytes: too long for such a file", path, max_bytes);
   }
   require(!file.bad() && file.eof(), "cannot read {}: {}", path, std::strerror(errno));
   return text;

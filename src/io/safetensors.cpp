@@ -56,9 +56,9 @@ class HeaderReader : public nlohmann::json::json_sax_t {
     if (place_ == Place::kStart) {
       place_ = Place::kFile;
     } else if (place_ != Place::kFile) {
-      refuse("an object stands where none belongs");
+      refuse("an object is not allowed here");
     } else if (name_ == kMetadata) {
-      if (std::exchange(has_metadata_, true)) refuse("stands twice");
+      if (std::exchange(has_metadata_, true)) refuse("appears twice");
       place_ = Place::kMetadata;
     } else {
       place_ = Place::kTensor;
@@ -79,21 +79,20 @@ class HeaderReader : public nlohmann::json::json_sax_t {
   bool string(std::string& text) override {
     if (place_ == Place::kMetadata) return true;
     if (place_ != Place::kTensor || field_ != Field::kType)
-      refuse("the text {} stands where none belongs", shown(text));
+      refuse("the text {} is not allowed here", shown(text));
     entry_.type = find_type(text);
     if (!entry_.type) refuse("unknown dtype {}: a newer format, or a damaged file", shown(text));
     return true;
   }
 
   bool start_array(size_t) override {
-    if (place_ != Place::kTensor || field_ == Field::kType)
-      refuse("a list stands where none belongs");
+    if (place_ != Place::kTensor || field_ == Field::kType) refuse("a list is not allowed here");
     place_ = Place::kList;
     return true;
   }
 
   bool number_unsigned(uint64_t value) override {
-    if (place_ != Place::kList) refuse("the number {} stands where none belongs", value);
+    if (place_ != Place::kList) refuse("the number {} is not allowed here", value);
     if (value > std::numeric_limits<int64_t>::max()) refuse("{} is 2^63 or more", value);
     (field_ == Field::kShape ? entry_.shape : offsets_).push_back(static_cast<int64_t>(value));
     return true;
@@ -110,11 +109,9 @@ class HeaderReader : public nlohmann::json::json_sax_t {
     return true;
   }
 
-  bool null() override { refuse("null stands where a value should"); }
-  bool boolean(bool) override { refuse("true or false stands where neither belongs"); }
-  bool binary(nlohmann::json::binary_t&) override {
-    refuse("binary data stands where none belongs");
-  }
+  bool null() override { refuse("null is not allowed here"); }
+  bool boolean(bool) override { refuse("true or false is not allowed here"); }
+  bool binary(nlohmann::json::binary_t&) override { refuse("binary data is not allowed here"); }
   bool number_integer(int64_t value) override { refuse("the number {} is negative", value); }
   bool number_float(double, const std::string& text) override {
     refuse("{} is no whole number below 2^63", shown(text));
@@ -134,7 +131,7 @@ class HeaderReader : public nlohmann::json::json_sax_t {
     if (found == std::end(kFields))
       refuse("unknown field {}: a newer format, or a damaged file", shown(text));
     field_ = static_cast<Field>(found - std::begin(kFields));
-    if (std::exchange(seen_[found - std::begin(kFields)], true)) refuse("{} stands twice", text);
+    if (std::exchange(seen_[found - std::begin(kFields)], true)) refuse("{} appears twice", text);
     if (field_ == Field::kOffsets) offsets_.clear();
   }
 
@@ -187,7 +184,7 @@ void require_distinct_names(const std::vector<TensorEntry>& entries, std::string
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
   if (twice != names.end())
-    fail("{}: tensor {} stands twice: the file is damaged", file, shown(*twice));
+    fail("{}: tensor {} appears twice: the file is damaged", file, shown(*twice));
 }
 
 // Sorted entries must follow each other from the first byte of data to the last.

@@ -24,7 +24,7 @@ class IndexReader : public nlohmann::json::json_sax_t {
 
   bool start_object(size_t) override {
     if (depth_ == 1 && key_ == "weight_map") {
-      require(!has_map, "{}: weight_map stands twice", source_);
+      require(!has_map, "{}: weight_map appears twice", source_);
       in_map_ = has_map = true;
     } else {
       refuse_in_map();
@@ -118,7 +118,7 @@ ShardIndex parse_shard_index(std::string_view text, std::string_view source) {
   std::unordered_set<std::string_view> names;
   for (const ShardIndex::Entry& entry : reader.index.entries)
     if (!names.insert(entry.tensor).second)
-      fail("{}: tensor {} stands twice in weight_map", source, shown(entry.tensor));
+      fail("{}: tensor {} appears twice in weight_map", source, shown(entry.tensor));
   sort_files(reader.index);
   return std::move(reader.index);
 }

@@ -48,7 +48,7 @@ void add_numa_nodes(Json& report, const Topology& topology, MachineSpeed& speed,
   const NumaSpeed numa = numa_speed(topology, speed.best_read_loop(), kNodeBytes, seconds);
   if (!numa.bound)
     report["notes"].push_back(
-        "memory cannot be bound to NUMA nodes (no right to, as in a container without SYS_NICE): "
+        "memory cannot be bound to NUMA nodes (not permitted, as in a container without SYS_NICE): "
         "rates of single nodes are of memory anywhere");
   double sum = 0;
   int64_t memory = 0;
