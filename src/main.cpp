@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
 #include <new>
 
 #include "cli/bench_options.h"
@@ -20,9 +19,6 @@ namespace tandem {
 namespace {
 
 void add_model_options(CLI::App& command, Options& o) {
-  const std::map<std::string, AttentionForm> forms = {{"auto", AttentionForm::kAuto},
-                                                      {"naive", AttentionForm::kNaive},
-                                                      {"absorb", AttentionForm::kAbsorbed}};
   command.add_option("MODEL", o.model.directory,
                      "Hugging Face model directory; without it, the embedded tiny-r1");
   add_device(command, o.model.device,
@@ -38,11 +34,8 @@ void add_model_options(CLI::App& command, Options& o) {
   add_format(command, "--experts", o.model.experts,
              "format of routed experts in memory: auto (as stored, or int8 or int4 where "
              "memory is too small), fp8, bf16, int8, int4, int4-32 or int4-128");
-  command
-      .add_option("--attention", o.model.attention,
-                  "auto, naive (keys and values restored) or absorb (in latent space)")
-      ->transform(CLI::CheckedTransformer(forms))
-      ->default_str("auto");
+  add_attention(command, o.model.attention,
+                "auto, naive (keys and values restored) or absorb (in latent space)");
   command
       .add_option("--ctx", o.model.context,
                   "tokens of KV cache; 0: the model's own context, at most 8192")
@@ -126,10 +119,7 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
       ->capture_default_str();
   plan->add_option("--prompt", p.prompt_tokens, "tokens of a prompt")->capture_default_str();
   plan->add_option("--output", p.output_tokens, "tokens of an answer")->capture_default_str();
-  plan->add_option("--objective", p.objective, "latency of a request, or throughput of all")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, Objective>{
-          {"latency", Objective::kLatency}, {"throughput", Objective::kThroughput}}))
-      ->default_str("latency");
+  add_objective(*plan, p.objective, "latency of a request, or throughput of all");
   plan->add_option("--user-speed", p.user_speed, "required tokens per second for each user; 0: any")
       ->capture_default_str();
   add_format(*plan, "--experts", p.experts,
@@ -191,8 +181,13 @@ int dispatch(int argc, char** argv) {
   run->add_option("-f,--file", o.generate.prompt_file,
                   "a file with the prompt; - is standard input");
   run->add_flag("--raw", o.generate.raw, "use the prompt as it is, without chat template");
-  run->add_option("--logprobs", o.generate.sampling.n_top_logprobs,
-                  "with --json: log-probabilities of each token and of this many most likely ones");
+  run->add_option_function<int>(
+      "--logprobs",
+      [&o](int n) {
+        require(n >= 0, "--logprobs {}: must be 0 or more", n);
+        o.generate.sampling.n_top_logprobs = n;
+      },
+      "with --json: log-probabilities of each token and of this many most likely ones");
   run->add_option("--record-routing", o.record_routing,
                   "write how often each expert was chosen, for `tandem plan --statistics`");
   run->add_option("--timeline", o.timeline,

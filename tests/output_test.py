@@ -1,26 +1,17 @@
-"""What the program prints, compared with the files of tests/golden/output.
+"""What the program prints from arguments alone, compared with the files of tests/data/output.
 
     python3 tests/output_test.py PATH_OF_TANDEM [--update]
 
-Covers all that follows from arguments alone: help pages, plans of the machines in machines/ with their charts,
-placements and simulations, inspections of checkpoints. --update writes the files anew: read what differs before it is
-committed. Text must be equal; a number may differ by one unit of its last printed decimal, since libraries and compilers
-round differently.
+Help pages; plans of the machines in machines/ with their charts, placements and simulations; inspections of checkpoints.
 """
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-KEPT = ROOT / "tests" / "golden" / "output"
-TANDEM = sys.argv[1] if len(sys.argv) > 1 else "build/tandem"
-UPDATE = "--update" in sys.argv
-NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
+from kept_output import ROOT, KeptOutput, tandem
 
 PLANS = {
     "r1_workstation": ("r1", "--machine", "2x6454s-4090", "--ctx", "32768"),
@@ -56,15 +47,6 @@ COMMANDS = ("run", "chat", "serve", "inspect", "tokenize", "logits", "eval", "pa
             "bench products", "bench hybrid", "bench serving")
 
 
-def tandem(*arguments):
-    # A cache folder without a measured machine.
-    with tempfile.TemporaryDirectory() as cache:
-        result = subprocess.run([TANDEM, *arguments], capture_output=True, text=True, check=False, timeout=120,
-                                env={**os.environ, "XDG_CACHE_HOME": cache})
-    text = result.stdout + result.stderr
-    return (text if result.returncode == 0 else f"{text}exit status {result.returncode}\n").replace(str(ROOT), "ROOT")
-
-
 def words_of_help(text):
     """A help page without what versions of CLI11 format differently: breaks, capitals of headings, types and choices."""
     text = re.sub(r"^usage:.*$", "", text, flags=re.IGNORECASE | re.MULTILINE)
@@ -73,35 +55,7 @@ def words_of_help(text):
     return re.sub(r" (?=--?\w)", "\n", re.sub(r"\s+", " ", text).strip()) + "\n"
 
 
-def unit(number):
-    """One unit of the last printed decimal; zero for a whole number."""
-    mantissa, _, exponent = number.partition("e")
-    decimals = len(mantissa.partition(".")[2])
-    return 10.0 ** (int(exponent or 0) - decimals) if decimals else 0.0
-
-
-def close(a, b):
-    return a == b or abs(float(a) - float(b)) <= 1.001 * max(unit(a), unit(b)) + 1e-9 * abs(float(b))
-
-
-def difference(now, kept):
-    """The first line that differs, or None."""
-    a, b = now.splitlines(), kept.splitlines()
-    for n, (x, y) in enumerate(zip(a, b), 1):
-        same_words = NUMBER.sub("#", x).split() == NUMBER.sub("#", y).split()
-        if not same_words or not all(map(close, NUMBER.findall(x), NUMBER.findall(y))):
-            return f"line {n}:\n  now  {x}\n  kept {y}"
-    return None if len(a) == len(b) else f"{len(a)} lines now, {len(b)} kept"
-
-
-class Output(unittest.TestCase):
-    def same(self, name, text):
-        path = KEPT / name
-        if UPDATE:
-            path.write_text(text, encoding="utf-8")
-        problem = difference(text, path.read_text(encoding="utf-8"))
-        self.assertIsNone(problem, f"{name}, {problem}")
-
+class Output(KeptOutput):
     def test_help(self):
         pages = {name: words_of_help(tandem(*name.split(), "--help")) for name in COMMANDS}
         self.same("help.txt", "".join(f"tandem {name}\n{page}\n" for name, page in {"": words_of_help(tandem("--help")), **pages}.items()))
@@ -154,5 +108,4 @@ class Output(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    KEPT.mkdir(exist_ok=True)
     unittest.main(argv=sys.argv[:1], verbosity=1)

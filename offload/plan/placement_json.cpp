@@ -22,6 +22,12 @@ const char *const kBf16 = "bf16", *const kFp8 = "fp8";
 Json stage_to_json(const Stage& stage);
 Json layers_to_json(const LayerExperts& layers);
 Json names_of(const std::vector<DeviceId>& devices);
+WeightFormat read_format(JsonFields& fields) {
+  const std::string name = fields.text("format");
+  if (!is_weight_format(name)) fields.refuse("format", "expected one of " + weight_format_names());
+  return weight_format(name);
+}
+
 void read_backbone(JsonFields fields, Placement& p);
 bool read_on_cpu(JsonFields& fields, const std::string& key);
 void read_experts(JsonFields fields, Placement& p);
@@ -155,7 +161,7 @@ Json names_of(const std::vector<DeviceId>& devices) {
 }
 
 void read_backbone(JsonFields fields, Placement& p) {
-  p.backbone = weight_format(fields.text("format"));
+  p.backbone = read_format(fields);
   const auto& stages = fields.list("stages", kMaxLayers);
   fields.refuse_others();
   for (size_t i = 0; i < stages.size(); ++i) {
@@ -201,7 +207,7 @@ LayerExperts read_layers(JsonFields fields) {
 ExpertGroup read_group(JsonFields fields) {
   ExpertGroup g;
   g.experts = parse_ranges(fields.text("experts"), kMaxExperts, fields.path() + ": experts");
-  g.format = weight_format(fields.text("format"));
+  g.format = read_format(fields);
   g.owners = read_devices(fields, "owners");
   g.sliced = fields.boolean("sliced", false);
   fields.refuse_others();

@@ -14,6 +14,13 @@
 namespace tandem {
 namespace {
 
+// A browser's Origin header: a scheme and a host, perhaps a port, and nothing behind.
+bool is_origin(const std::string& text) {
+  const size_t scheme = text.starts_with("https://") ? 8 : text.starts_with("http://") ? 7 : 0;
+  return scheme > 0 && text.size() > scheme &&
+         text.find_first_of("/?#@ \t", scheme) == std::string::npos;
+}
+
 void require_sane(const ServeOptions& s) {
   require(s.port >= 0 && s.port < 65536, "--port {}: must be between 0 and 65535", s.port);
   require(s.max_batch >= 1 && s.max_batch <= kMaxStepTokens,
@@ -24,6 +31,10 @@ void require_sane(const ServeOptions& s) {
   require(s.kv_fraction > 0 && s.kv_fraction < 1, "--kv-fraction {}: must be between 0 and 1",
           s.kv_fraction);
   require(s.drain_seconds >= 0, "--drain {}: must be 0 or more", s.drain_seconds);
+  for (const std::string& origin : s.cors_origins)
+    require(origin == "*" || is_origin(origin),
+            "--cors-origin {}: must be *, or a scheme and a host such as https://chat.example",
+            origin);
 }
 
 // Tokens per step of prompts that need logits for all tokens.

@@ -40,8 +40,11 @@ void add_isa(CLI::App& command, std::optional<cpu::Isa>& value, const std::strin
 
 CLI::Option* add_format(CLI::App& command, const std::string& option,
                         std::optional<WeightFormat>& value, const std::string& help) {
-  const auto set = [&value](const std::string& text) {
-    value = text == "auto" ? std::optional<WeightFormat>() : weight_format(text);
+  const auto set = [&value, option](const std::string& text) {
+    value.reset();
+    if (text == "auto") return;
+    require(is_weight_format(text), "{} {}: choose auto, {}", option, text, weight_format_names());
+    value = weight_format(text);
   };
   return command.add_option_function<std::string>(option, set, help)->default_str("auto");
 }
@@ -50,6 +53,20 @@ void add_kv_type(CLI::App& command, std::optional<DType>& value, const std::stri
   add_choice<std::optional<DType>>(command, "--kv", value,
                                    {{"auto", {}}, {"bf16", DType::kBF16}, {"fp8", DType::kF8E4M3}},
                                    help);
+}
+
+void add_attention(CLI::App& command, AttentionForm& value, const std::string& help) {
+  add_choice<AttentionForm>(command, "--attention", value,
+                            {{"auto", AttentionForm::kAuto},
+                             {"naive", AttentionForm::kNaive},
+                             {"absorb", AttentionForm::kAbsorbed}},
+                            help);
+}
+
+void add_objective(CLI::App& command, Objective& value, const std::string& help) {
+  add_choice<Objective>(command, "--objective", value,
+                        {{"latency", Objective::kLatency}, {"throughput", Objective::kThroughput}},
+                        help);
 }
 
 void add_activations(CLI::App& command, bool& fp8, const std::string& help) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "loader/model_options.h"
+#include "offload/plan/workload.h"
 
 namespace tandem {
 
@@ -15,6 +16,8 @@ void add_isa(CLI::App& command, std::optional<cpu::Isa>& value, const std::strin
 CLI::Option* add_format(CLI::App& command, const std::string& option,
                         std::optional<WeightFormat>& value, const std::string& help);
 void add_kv_type(CLI::App& command, std::optional<DType>& value, const std::string& help);
+void add_attention(CLI::App& command, AttentionForm& value, const std::string& help);
+void add_objective(CLI::App& command, Objective& value, const std::string& help);
 void add_activations(CLI::App& command, bool& fp8, const std::string& help);
 
 }  // namespace tandem

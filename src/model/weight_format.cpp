@@ -1,5 +1,8 @@
 #include "model/weight_format.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace tandem {
 namespace {
 
@@ -22,12 +25,21 @@ constexpr Named kFormats[] = {{"fp8", {DType::kF8E4M3}},
 }  // namespace
 
 WeightFormat weight_format(const std::string& name) {
-  std::string known;
-  for (const Named& named : kFormats) {
+  for (const Named& named : kFormats)
     if (name == named.name) return named.format;
-    known += std::string(", ") + named.name;
-  }
-  fail("unknown format {}: choose one of auto{}", name, known);
+  fail("unknown format {}: choose one of {}", name, weight_format_names());
+}
+
+std::string weight_format_names() {
+  std::string names;
+  for (const Named& named : kFormats)
+    names += (names.empty() ? "" : ", ") + std::string(named.name);
+  return names;
+}
+
+bool is_weight_format(const std::string& name) {
+  return std::any_of(std::begin(kFormats), std::end(kFormats),
+                     [&](const Named& named) { return name == named.name; });
 }
 
 std::string format_name(WeightFormat format) {

@@ -18,6 +18,8 @@ struct WeightFormat {
 // The format named fp8, bf16, fp16, fp32, int8, int4 (groups of 64), int4-32, int4-128, or
 // int4-32-bf16, -64-, -128-. Throws Error for another name.
 WeightFormat weight_format(const std::string& name);
+bool is_weight_format(const std::string& name);
+std::string weight_format_names();  // separated by commas
 std::string format_name(WeightFormat format);
 
 }  // namespace tandem

@@ -1,0 +1,159 @@
+"""What the program says about bad input, compared with the files of tests/data/output.
+
+    python3 tests/refusals_test.py PATH_OF_TANDEM [--update]
+
+Every field of a machine, a placement, routing statistics and a config.json is removed or replaced by values of other
+types and sizes; options of the command line get values out of range. The kept files list the `error:` line of
+each, or that the value is accepted.
+"""
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import sys
+import tempfile
+import unittest
+
+from kept_output import ROOT, KeptOutput, tandem
+
+WRONG = {"removed": ..., "text": "x", "-1": -1, "0": 0, "0.5": 0.5, "huge": 10**18, "null": None}
+TINY = str(ROOT / "models" / "tiny-r1")
+STATUS = "exit status 2\n"
+
+
+def fields(tree, path=()):
+    """The paths of all values in a tree of JSON, of lists only the first two items."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree[:2]) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from fields(value, (*path, key))
+
+
+def replaced(tree, path, value):
+    copy = json.loads(json.dumps(tree))
+    parent = copy
+    for key in path[:-1]:
+        parent = parent[key]
+    if value is ...:
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = value
+    return copy
+
+
+class Refusals(KeptOutput):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def answer(self, name, *arguments):
+        """A line of the kept file. A refusal is one line on standard error and nothing else."""
+        text = re.sub(re.escape(str(self.folder)) + r"/[^/:]*\.json", "FILE", tandem(*arguments))
+        if not text.endswith(STATUS):
+            self.assertNotIn("error:", text)
+            return f"{name}: accepted\n"
+        self.assertTrue(text.startswith("error: "), text)
+        self.assertEqual(text.count("\n"), 2, text)
+        return f"{name}: {text.removesuffix(STATUS)}"
+
+    def answers(self, cases):
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            return "".join(pool.map(lambda case: self.answer(*case), cases))
+
+    def wrong_fields(self, tree, command, write, skip=()):
+        cases = []
+        for path in fields(tree):
+            if path[0] in skip:
+                continue
+            for what, value in WRONG.items():
+                name = ".".join(map(str, path)) + " " + what
+                cases.append((name, *command(write(name.replace(" ", "_"), replaced(tree, path, value)))))
+        return self.answers(cases)
+
+    def write(self, name, tree):
+        path = self.folder / f"{name}.json"
+        path.write_text(json.dumps(tree))
+        return str(path)
+
+    def test_machines(self):
+        for name in ("2x6454s-4090", "16xh800"):
+            machine = json.loads((ROOT / "machines" / f"{name}.json").read_text())
+            self.same(f"refused_machines_{name}.txt", self.wrong_fields(
+                machine, lambda path: ("plan", "v2-lite", "--machine", path), self.write, skip=("sources",)))
+
+    def test_placements(self):
+        plan = ("plan", "v2-lite", "--machine", "2x6454s-4090", "--experts", "int8", "--ctx", "4096")
+        tandem(*plan, "--out", str(self.folder / "sound.json"))
+        placement = json.loads((self.folder / "sound.json").read_text())
+        self.same("refused_placements.txt", self.wrong_fields(
+            placement, lambda path: (*plan, "--placement", path), self.write, skip=("predicted",)))
+
+    def test_placements_that_are_executed(self):
+        sound = {"backbone": {"format": "fp8", "stages": [{"layers": "0-2", "devices": ["host0.cpu"]}]},
+                 "embedding": {"on": "cpu"}, "head": {"on": "cpu", "replicated": True}, "kv": {"tokens": 512, "type": "bf16"},
+                 "experts": {"layers": [{"layers": "1-2", "groups": [
+                     {"experts": "0-7", "format": "fp8", "owners": ["host0.cpu"]},
+                     {"experts": "8-15", "format": "fp8", "owners": ["host0.cpu"]}]}]},
+                 "prefill": {"chunk_tokens": 512, "stream_from_tokens": 0}, "micro_batches": 1}
+        run = ("run", TINY, "-q", "--temp", "0", "-n", "1", "-p", "x", "--placement")
+        stages = ("backbone", "stages")
+        groups = ("experts", "layers", 0, "groups")
+        changes = {
+            "as it is": (("micro_batches",), 1), "two micro-batches": (("micro_batches",), 2),
+            "backbone on the GPU": ((*stages, 0, "devices"), ["host0.gpu0"]), "another host": ((*stages, 0, "devices"), ["host1.cpu"]),
+            "two devices": ((*stages, 0, "devices"), ["host0.cpu", "host1.cpu"]),
+            "two stages": (stages, [{"layers": "0-1", "devices": ["host0.cpu"]}, {"layers": "2-2", "devices": ["host0.cpu"]}]),
+            "layers left": ((*stages, 0, "layers"), "0-1"), "backbone in int8": (("backbone", "format"), "int8"),
+            "embedding on the backbone": (("embedding", "on"), "backbone"), "head on the backbone": (("head", "on"), "backbone"),
+            "an expert on the GPU": ((*groups, 1, "owners"), ["host0.gpu0"]), "an expert on another host": ((*groups, 1, "owners"), ["host1.cpu"]),
+            "two owners": ((*groups, 1, "owners"), ["host0.cpu", "host0.gpu0"]), "two formats": ((*groups, 1, "format"), "int8"),
+            "an expert twice": ((*groups, 1, "experts"), "7-15"), "an expert missing": ((*groups, 1, "experts"), "9-15"),
+            "an expert too many": ((*groups, 1, "experts"), "8-16"), "a dense layer with experts": (("experts", "layers", 0, "layers"), "0-2"),
+            "fp8 cache": (("kv", "type"), "fp8"), "no tokens": (("kv", "tokens"), 0), "a long chunk": (("prefill", "chunk_tokens"), 10**6),
+            "streaming": (("prefill", "stream_from_tokens"), 100),
+        }
+        cases = [(name, *run, self.write(name.replace(" ", "_"), replaced(sound, path, value))) for name, (path, value) in changes.items()]
+        self.same("refused_executions.txt", self.answers(cases))
+
+    def test_statistics(self):
+        sound = {"layers": 27, "experts": 64, "tokens": 1000, "counts": [[93.75] * 64] * 26}
+        plan = ("plan", "v2-lite", "--machine", "threadripper-4090", "--statistics")
+        self.same("refused_statistics.txt", self.wrong_fields(sound, lambda path: (*plan, path), self.write))
+
+    def test_configurations(self):
+        """The same wrong values in two families, of which the command reads no more than config.json."""
+        for family in ("r1", "v2-lite"):
+            config = json.loads((ROOT / "models" / "configs" / f"{family}.json").read_text())
+            plan = ("--machine", "2x6980p")
+            self.same(f"refused_configurations_{family}.txt", self.wrong_fields(config, lambda path: ("plan", path, *plan), self.write))
+
+    def test_options(self):
+        run, plan = ("run", TINY, "-p", "x", "-q"), ("plan", "r1", "--machine", "8xh200")
+        serve, bench = ("serve", TINY, "-q"), ("bench", "experts", "--config", TINY)
+        options = {
+            run: {"-n": (-1, 0), "--ctx": (-1, 1, 1 << 40), "--temp": (-0.1, "nan"), "--top-p": (-0.1, 0, 1.1), "--top-k": (-1,),
+                  "--min-p": (-0.1, 1.1), "--repetition-penalty": (-0.1, 0), "--presence-penalty": (-101, 101),
+                  "--frequency-penalty": (-101, 101), "--logprobs": (-1, 513), "--seed": ("x",),
+                  "--logit-bias": ("512=1", "-1=1", "1", "=1", "1=", "1=x"), "--device": ("gpu",), "--isa": ("sse",),
+                  "--experts": ("int3",), "--attention": ("fast",), "--kv": ("int8", "fp8"), "--activations": ("fp4", "fp8")},
+            plan: {"--ctx": (-1, 0, 163841), "--concurrency": (-1, 1 << 30), "--prompt": (0, 1 << 40), "--output": (0, 1 << 40),
+                   "--user-speed": (-1, 1e7, "nan"), "--objective": ("speed",), "--experts": ("int3",), "--kv": ("int8",)},
+            serve: {"--max-batch": (0, 1 << 20), "--chunk": (0, 1 << 20), "--kv-tokens": (-1, 5), "--kv-fraction": (0, 1),
+                    "--drain": (-1,), "--cors-origin": ("chat.example", "", "https://", "https://chat.example/"),
+                    "--port": (-1, 65536)},
+            bench: {"--seconds": (0, 3601), "--tokens": (0, 65537, "x", ""), "--experts": ("int3",), "--isa": ("sse",)},
+            ("bench", "generate", "--config", TINY): {"--layers": (0, 1001), "--batch": (0, 1 << 20), "--ctx": (0, 1 << 25), "-n": (0, 1)},
+            ("logits", TINY, "--out", str(self.folder / "x.json")): {"--tokens": ("", "1,", "512", "-1", "x", "@/no/such")},
+            ("tokenize", TINY, "--decode"): {"-p": ("", "[", "[512]", "[-1]", "[0.5]", "{}")},
+            ("tokenize", TINY, "--chat"): {"-p": ("", "[", "{}", "[1]", '[{"role": "x"}]', '[{"content": "x"}]')},
+            ("eval", TINY, "-f", str(ROOT / "README.md")): {"--ctx": (1,), "--against": ("/no/such",), "--against-experts": ("int3",)},
+        }
+        cases = [(" ".join([*command, option, str(value)]).replace(str(ROOT), "ROOT").replace(str(self.folder), "FOLDER"), *command, option, str(value))
+                 for command, values in options.items() for option, them in values.items() for value in them]
+        self.same("refused_options.txt", self.answers(cases))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=1)
