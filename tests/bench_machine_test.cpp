@@ -1,10 +1,14 @@
 // `tandem bench machine`: what it measures, and that the planner reads its output.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cmath>
+#include <csignal>
 #include <fstream>
 
+#include "bench/benchmark.h"
 #include "bench/machine/machine_report.h"
+#include "bench/machine/this_machine.h"
 #include "core/machine_info.h"
 #include "io/machine_json.h"
 #include "tests/error_of.h"
@@ -114,6 +118,50 @@ TEST(BenchMachine, ReadsTheDisk) {
   EXPECT_EQ(speed_of_folder("/proc/no-such", 1 << 20, 1, kSeconds).bytes_per_second, 0);
   EXPECT_TRUE(says(error_of([&] { speed_of_files(dir.file(""), 1, kSeconds); }), "no *.safeten"));
   EXPECT_TRUE(says(error_of([] { speed_of_files("/no/such", 1, kSeconds); }), "/no/such"));
+}
+
+// A file of the given memory's size is written and read, and the result is kept, with the curves of
+// a file of rows.
+TEST(BenchMachine, TakesTheMemoryThatItIsGiven) {
+  const TempDirectory dir;
+  setenv("XDG_CACHE_HOME", dir.path().c_str(), 1);
+  rlimit usual;
+  getrlimit(RLIMIT_FSIZE, &usual);
+  const rlimit limited = {5'000'000, usual.rlim_max};
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &limited);
+  dir.write("rows.json",
+            R"({"bench": "mlp", "config": "r1", "format": "fp8", "tokens": 8, "isa": ")" +
+                std::string(cpu::name_of(cpu::best_isa())) + R"(", "unhidden_ratio": 0.5})");
+  std::vector<Json> rows;
+  std::string warning;
+  const auto measured = [&](const BenchOptions& o) {
+    machine_benchmark().alone({.options = o}, [&](const Json& row) { rows.push_back(row); });
+    return rows.back();
+  };
+  BenchOptions options = {.seconds = 1e-3, .memory_gb = 0.005, .n_threads = 1};
+  options.warn = [&](const std::string& line) { warning = line; };
+  options.curves = dir.file("rows.json");
+  const Json row = measured(options);
+  EXPECT_EQ(warning, "");
+  EXPECT_FALSE(says(row["disk"], "cannot be written")) << row["disk"];
+  if (row["disk_read_bytes_per_second"].is_number()) {
+    EXPECT_EQ(row["disk"], "a file of 5 MB, written for that, in " + dir.path() + "/tandem");
+  }
+  EXPECT_EQ(row["threads"], 1);
+  EXPECT_EQ(row["efficiency"].dump(), R"({"dense":{"fp8":[[8.0,0.5]]}})");
+  EXPECT_EQ(saved_this_machine()->curves.size(), 1u);
+
+  options.curves.clear();
+  options.disk = dir.file("rows.json");
+  setenv("XDG_CACHE_HOME", "/proc/no-such", 1);
+  const Json other = measured(options);
+  EXPECT_TRUE(says(other["disk"], "rows.json"));
+  EXPECT_FALSE(other.contains("efficiency"));
+  EXPECT_EQ(warning, "cannot keep the measurement in " + this_machine_path());
+  unsetenv("XDG_CACHE_HOME");
+  setrlimit(RLIMIT_FSIZE, &usual);
+  std::signal(SIGXFSZ, handler);
 }
 
 TEST(BenchMachine, FindsGpusByTheirDriver) {

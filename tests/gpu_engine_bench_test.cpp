@@ -6,7 +6,9 @@
 
 #include "attention_variant_case.h"
 #include "bench/gpu/gpu_benches.h"
+#include "gpu_kernels/runtime.h"
 #include "tests/bench_rows.h"
+#include "tests/error_of.h"
 
 namespace tandem {
 namespace {
@@ -155,6 +157,75 @@ TEST_F(GpuBench, AttentionVariantsAgree) {
   expect_equal_rows(y, 2e-2f);
 }
 
+GpuBenchOptions everything(const ModelConfig& config, WeightFormats formats) {
+  return {.config = config,
+          .formats = formats,
+          .wanted = [](const WeightSpec&) { return true; },
+          .max_tokens = 4,
+          .context = 64};
+}
+
+// Equal matrices, copies included, and their scales, are those of a checkpoint of random tensors.
+TEST_F(GpuBench, WeightsAreRandomTensors) {
+  for (const DType type : {DType::kBF16, DType::kF8E4M3}) {
+    const WeightFormats formats = {{type}, {type}};
+    const auto bench_model = gpus_(everything(config_, formats));
+    ASSERT_TRUE(bench_model);
+    RandomTensor random(formats, config_);
+    ModelWeights weights = bench_model->weights();
+    int n = 0;
+    for_each_weight(weights, config_, [&](const WeightSpec& spec, QuantView& w) {
+      const QuantView stored = random.stored(spec);
+      if (is_vector(spec.use)) return;
+      ASSERT_EQ(w.q.dtype, stored.q.dtype) << spec.name;
+      std::vector<std::byte> wanted(stored.q.rows * stored.q.row_bytes()), got(wanted.size());
+      RandomTensor::write_rows(stored, spec.use, 0, stored.q.rows, wanted.data());
+      bench_model->device().to_host(w.q, {got.data(), w.q.rows, w.q.cols, w.q.cols, w.q.dtype});
+      EXPECT_EQ(got, wanted) << spec.name;
+      ASSERT_EQ(w.scale.empty(), stored.scale.empty());
+      if (w.scale.empty()) return;
+      std::vector<float> scales(w.scale.rows * w.scale.cols);
+      bench_model->device().to_host(
+          w.scale, {scales.data(), w.scale.rows, w.scale.cols, w.scale.cols, DType::kF32});
+      for (const float scale : scales) EXPECT_EQ(scale, stored.scale.row<float>(0)[0]);
+      ++n;
+    });
+    EXPECT_EQ(n > 0, type == DType::kF8E4M3);
+  }
+}
+
+TEST_F(GpuBench, ATiedHeadIsTheEmbedding) {
+  ModelConfig tied = config_;
+  tied.tied_head = true;
+  const auto bench_model = gpus_(everything(tied, kFormats));
+  EXPECT_EQ(bench_model->weights().head.q.data, bench_model->weights().embed.q.data);
+}
+
+TEST_F(GpuBench, RowsAreRepeatedToTheLast) {
+  const auto bench_model = gpus_(everything(config_, kFormats));
+  std::vector<uint16_t> rows(3 * 64);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<uint16_t>(0x3f80 + i);
+  for (const int64_t n : {2, 3, 8, 9}) {
+    const QuantView all = bench_model->repeated({rows.data(), 3, 64, 64, DType::kBF16}, n);
+    ASSERT_TRUE(all.q.rows == n && all.q.cols == 64 && all.scale.empty());
+    std::vector<uint16_t> got(n * 64);
+    bench_model->device().to_host(all.q, {got.data(), n, 64, 64, DType::kBF16});
+    for (int64_t i = 0; i < n * 64; ++i) ASSERT_EQ(got[i], rows[i % (3 * 64)]) << n << ": " << i;
+  }
+}
+
+TEST_F(GpuBench, ModelsThatDoNotFitAreLeftOut) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the memory of a card is what it is";
+  setenv("TANDEM_GPU_MEMORY", "100000", 1);
+  EXPECT_FALSE(gpus_(everything(config_, kFormats)));
+  unsetenv("TANDEM_GPU_MEMORY");
+  EXPECT_TRUE(gpus_(everything(config_, kFormats)));
+  for (const char* name : {"int8", "int4"}) {
+    EXPECT_FALSE(gpus_(everything(config_, {{DType::kBF16}, weight_format(name)}))) << name;
+    EXPECT_FALSE(gpus_(everything(config_, {weight_format(name), {DType::kBF16}}))) << name;
+  }
+}
+
 TEST_F(GpuBench, Generate) {
   measure(
       generate_benchmark(),
@@ -204,6 +275,57 @@ TEST_F(HybridBenchOnGpu, EveryRowHasItsParts) {
               1e-9);
   EXPECT_LE(streamed["crossover_tokens"].get<int>(), 8);
   EXPECT_NE(hybrid_benchmark().text(report).find("made up"), std::string::npos);
+}
+
+TEST_F(HybridBenchOnGpu, ModelsThatCannotBeMeasuredAreRefused) {
+  const auto refusal = [&](const HybridBench& what) {
+    return error_of([&] { bench_hybrid(what, kernels_, speed_); });
+  };
+  EXPECT_EQ(refusal(bench(1, {1}, {})), "--layers 1: the first layer is dense, choose at least 2");
+  HybridBench too_large = bench(2, {1}, {});
+  too_large.input.gpus = [](const GpuBenchOptions&) { return nullptr; };
+  EXPECT_EQ(refusal(too_large),
+            "2 layers without routed experts, and the caches, do not fit made up: choose fewer "
+            "--layers, a shorter --ctx or a smaller --batch");
+}
+
+// The rows are those of the lists, in their order, with every field.
+TEST_F(HybridBenchOnGpu, HasARowForEachCase) {
+  HybridBench what = bench(2, {2, 1}, {4, 8});
+  what.input.options.contexts = {65, 10};
+  const Json report = bench_hybrid(what, kernels_, speed_);
+  const auto keys = [](const Json& row) {
+    std::string all;
+    for (const auto& [key, value] : row.items()) all += key + " ";
+    return all;
+  };
+  EXPECT_EQ(keys(report),
+            "bench config card isa threads layers dense_layers experts format resident_experts "
+            "gpu_kernel_gap_seconds decode prefill ");
+  std::string cases;
+  for (const Json& row : report["decode"]) {
+    cases += fmt::format("{}x{} ", row["context"].get<int>(), row["batch"].get<int>());
+    EXPECT_EQ(keys(row),
+              "context batch seconds tokens_per_second gpu_seconds cpu_seconds over_larger_part "
+              "halves_seconds halves_gain hand_off_seconds gpu_roofline_ratio gpu_nodes "
+              "gpu_idle_share predicted_seconds prediction_error ");
+    EXPECT_DOUBLE_EQ(row["tokens_per_second"].get<double>() * row["seconds"].get<double>(),
+                     row["batch"].get<double>());
+  }
+  EXPECT_EQ(cases, "65x2 65x1 10x2 10x1 ");
+  ASSERT_EQ(report["prefill"].size(), 2u);
+  for (const Json& row : report["prefill"]) {
+    EXPECT_EQ(keys(row),
+              "tokens seconds tokens_per_second cpu_experts_seconds bytes_brought "
+              "bytes_per_second copy_bytes_per_second link_ratio crossover_tokens "
+              "predicted_seconds prediction_error ");
+    EXPECT_DOUBLE_EQ(row["tokens_per_second"].get<double>() * row["seconds"].get<double>(),
+                     row["tokens"].get<double>());
+    EXPECT_NEAR(row["bytes_per_second"].get<double>() * row["seconds"].get<double>(),
+                row["bytes_brought"].get<double>(), 1e-6);
+    EXPECT_GE(row["bytes_brought"].get<int64_t>(), 0);
+    EXPECT_LE(row["bytes_brought"].get<int64_t>(), 8 * 3 * 128 * 128 * 2) << "of one MoE layer";
+  }
 }
 
 TEST_F(HybridBenchOnGpu, IsPredictedWhereTheGpuIsKnown) {

@@ -68,6 +68,54 @@ TEST(GpuRates, BoundsHaveThePeakOfFp8WhereItIsAskedFor) {
   EXPECT_GT(measured_gpu_bounds(1e-3, true).peak.fp8, 1e3);
 }
 
+// Rows of which two have a time on the GPU; keeps the rates that the run measured.
+std::optional<Gpu> rates_of_run;
+void four_rows(const BenchInput& bench, const cpu::KernelTable&, MachineSpeed&,
+               const OnRow& on_row) {
+  rates_of_run = bench.gpu;
+  on_row({{"bytes", 1000}, {"ops", 1}, {"gpu_seconds", 0.5}});
+  on_row({{"bytes", 1}, {"ops", 1'000'000'000}, {"gpu_seconds", 0.25}});
+  on_row({{"bytes", 1}, {"ops", 1}, {"gpu_seconds", nullptr}});
+  on_row({{"ops", 1}});
+}
+
+TEST(GpuRates, RowsAreComparedWithTheGpusRoofline) {
+  Benchmark benchmark = {.name = "made up", .help = "", .examples = "", .flags = {}};
+  benchmark.on_cpu = four_rows;
+  const auto rows_of = [&](bool fp8) {
+    BenchInput input = {.options = {.isa = cpu::Isa::kReference,
+                                    .fp8_activations = fp8,
+                                    .memory_gb = 1e-3,
+                                    .n_threads = 1}};
+    input.gpus = gpu_bench_models(fp8);
+    std::vector<Json> rows;
+    run_benchmark(benchmark, input, [&](const Json& row) { rows.push_back(row); });
+    return rows;
+  };
+  const bool has_fp8 = gpu::open_gpu().fp8_mma;
+  for (const bool fp8 : {false, true}) {
+    if (fp8 && !has_fp8) continue;
+    const std::vector<Json> rows = rows_of(fp8);
+    ASSERT_TRUE(rates_of_run);
+    const PeakRates& peak = rates_of_run->peak;
+    EXPECT_EQ(rates_of_run->h2d_bytes_per_second, 0) << "not needed for bounds";
+    EXPECT_EQ(peak.fp8 > 0, fp8);
+    const auto bound = [&](double bytes, double ops) {
+      return std::max(bytes / rates_of_run->read_bytes_per_second,
+                      ops / (fp8 ? peak.fp8 : peak.bf16));
+    };
+    EXPECT_DOUBLE_EQ(rows[0]["gpu_roofline_ratio"].get<double>(), bound(1000, 1) / 0.5);
+    EXPECT_DOUBLE_EQ(rows[1]["gpu_roofline_ratio"].get<double>(), bound(1, 1e9) / 0.25);
+    EXPECT_TRUE(rows[2]["gpu_roofline_ratio"].is_null());
+    EXPECT_FALSE(rows[3].contains("gpu_roofline_ratio"));
+    for (const Json& row : rows) EXPECT_EQ(row.value("gpu_activations", ""), fp8 ? "fp8" : "");
+  }
+  benchmark.all_gpu_rates = true;
+  rows_of(false);
+  EXPECT_GT(rates_of_run->h2d_bytes_per_second, 0);
+  EXPECT_GT(rates_of_run->peak.fp32, 0);
+}
+
 TEST(GpuRates, AreWhatThePlannerReads) {
   const Gpu gpu = measured_gpu(1e-3);
   for (const double rate : {gpu.read_bytes_per_second, gpu.peak.fp32, gpu.peak.bf16,

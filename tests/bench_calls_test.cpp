@@ -1,0 +1,189 @@
+// What the benchmarks of parts ask of a GPU, call by call, and every number of their rows that is
+// not measured. The expected lines are tests/data/bench/calls_*.txt.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+
+#include "bench/parts/attention_variants.h"
+#include "tests/error_of.h"
+#include "tests/expected_text.h"
+#include "tests/recorded_bench_model.h"
+#include "tests/small_config.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Whether a field of a row depends on the time.
+bool is_measured(const std::string& key) {
+  return key.ends_with("seconds") || key.ends_with("_per_second") || key.ends_with("_ratio") ||
+         key == "seconds_over_uniform" || key == "prediction_error";
+}
+
+void hide_times(Json& part) {
+  for (auto& [key, value] : part.items()) {
+    if (value.is_structured()) hide_times(value);
+    if (is_measured(key) && value.is_number()) value = "*";
+  }
+}
+
+class BenchCalls : public testing::Test {
+ protected:
+  BenchInput input(BenchOptions options) {
+    options.config = "small";
+    options.seconds = 1e-4;
+    ModelConfig config = small_r1();
+    config.n_layers = 3;
+    return {.options = std::move(options),
+            .config = config,
+            .formats = {{DType::kF8E4M3}, {DType::kBF16}},
+            .memory_bytes = 32 << 20,
+            .step_tokens = 16,
+            .gpus = [this](const GpuBenchOptions& o) {
+              return std::make_unique<RecordedBenchModel>(o, log_);
+            }};
+  }
+
+  void run(const Benchmark& benchmark, const BenchInput& bench) {
+    benchmark.on_cpu(bench, kernels_, speed_, [&](const Json& row) {
+      Json shown = row;
+      hide_times(shown);
+      log_.begin_section("row " + shown.dump());
+      rows_.push_back(row);
+    });
+  }
+
+  std::string calls() const {
+    std::string text;
+    for (const std::string& line : log_.lines) text += line + "\n";
+    return text;
+  }
+  // Of each section the first n different lines that begin so, and the rows.
+  std::string calls(std::initializer_list<const char*> begins, int n) const {
+    std::string text;
+    std::set<std::string> seen;
+    for (const std::string& line : log_.lines) {
+      const bool is_row = line.starts_with("row ");
+      const bool is_wanted = std::any_of(
+          begins.begin(), begins.end(), [&](const char* begin) { return line.starts_with(begin); });
+      if (is_row) seen.clear();
+      if (is_row || (is_wanted && std::ssize(seen) < n && seen.insert(line).second))
+        text += line + "\n";
+    }
+    return text;
+  }
+
+  const cpu::KernelTable kernels_ = cpu::kernels_for(cpu::Isa::kReference);
+  Team team_{1};
+  MachineSpeed speed_{team_, 1 << 20};
+  CallLog log_;
+  std::vector<Json> rows_;
+};
+
+TEST_F(BenchCalls, Embed) {
+  log_.runs_of_section = 1 << 20;
+  run(embed_benchmark(), input({.tokens = {2, 3}}));
+  expect_text("bench/calls_embed.txt", calls({"model", "allocate", "to_gpu", "begin", "embed"}, 8));
+}
+
+TEST_F(BenchCalls, Mlp) {
+  BenchInput bench = input({.tokens = {1, 3}});
+  // Two layers: gate, up and down [384, 256], the output of attention [256, 128], with scales.
+  bench.memory_bytes = 2 * (3 * (384 * 256 + 3 * 2 * 4) + 256 * 128 + 2 * 4);
+  run(mlp_benchmark(), bench);
+  expect_text("bench/calls_mlp.txt", calls());
+  bench.memory_bytes = bench.memory_bytes / 2 - 1;
+  EXPECT_TRUE(says(error_of([&] { run(mlp_benchmark(), bench); }), "a layer does not fit"));
+}
+
+TEST_F(BenchCalls, Experts) {
+  BenchInput bench = input({.tokens = {6}, .skew = true});
+  bench.memory_bytes = 2 * 32 * 3 * 256 * 128 * 2;  // two layers
+  run(experts_benchmark(), bench);
+  expect_text("bench/calls_experts.txt", calls());
+  EXPECT_DOUBLE_EQ(rows_[1]["seconds_over_uniform"].get<double>(),
+                   rows_[1]["seconds"].get<double>() / rows_[0]["seconds"].get<double>());
+}
+
+TEST_F(BenchCalls, Moe) {
+  run(moe_benchmark(), input({.tokens = {2, 6}, .layers = 2}));
+  expect_text("bench/calls_moe.txt", calls());
+}
+
+TEST_F(BenchCalls, MoeWithoutSharedExperts) {
+  BenchInput bench = input({.tokens = {2}, .layers = 2});
+  bench.config.n_shared_experts = 0;
+  run(moe_benchmark(), bench);
+  expect_text("bench/calls_moe_alone.txt", calls());
+}
+
+TEST_F(BenchCalls, Attention) {
+  BenchInput bench = input({.tokens = {2, 70}, .contexts = {65, 3}, .batches = {1, 2}});
+  // Two caches of two sequences of two pages.
+  bench.memory_bytes = 2 * 2 * 2 * kPageSize * 144 * 4;
+  run(attention_benchmark(), bench);
+  expect_text("bench/calls_attention.txt", calls());
+}
+
+TEST_F(BenchCalls, AttentionVariants) {
+  run(attention_benchmark(), input({.contexts = {130, 3}, .variants = true}));
+  expect_text("bench/calls_variants.txt", calls());
+}
+
+TEST_F(BenchCalls, Layer) {
+  run(layer_benchmark(), input({.tokens = {1, 5}, .contexts = {65, 4}, .layers = 2}));
+  expect_text("bench/calls_layer.txt", calls({"model", "begin", "to_gpu"}, 4));
+}
+
+TEST_F(BenchCalls, ModelsWithoutDenseLayersHaveRowsOfMoeLayersAlone) {
+  BenchInput bench = input({.tokens = {1}, .contexts = {4}, .layers = 1});
+  bench.config.n_dense_layers = 0;
+  run(layer_benchmark(), bench);
+  ASSERT_EQ(rows_.size(), 1u);
+  EXPECT_EQ(rows_[0]["what"], "MoE layer");
+}
+
+// Sequences decode two tokens after their first; a prompt of 20 tokens runs in steps of 16.
+TEST_F(BenchCalls, Generate) {
+  run(generate_benchmark(),
+      input({.tokens = {20}, .contexts = {65}, .batches = {1, 2}, .layers = 2, .new_tokens = 3}));
+  // The positions of the different steps: tokens are random, and pages are reused.
+  std::set<std::string> seen;
+  std::string text;
+  for (const std::string& line : log_.lines) {
+    if (!line.starts_with("begin")) continue;
+    const std::string at = line.substr(line.find(" at "), line.find(" {") - line.find(" at "));
+    if (seen.insert(at).second) text += "step" + at + "\n";
+  }
+  expect_text("bench/calls_generate.txt", text + calls({"model"}, 1));
+}
+
+// Layers of the cache on a GPU hold the same random numbers as one in host memory.
+TEST_F(BenchCalls, TheCacheOnTheGpuIsFilled) {
+  ModelConfig config = small_r1();
+  config.n_layers = 2;
+  const ModelOnGpu model(input({}).gpus,
+                         {.config = config,
+                          .formats = {{DType::kBF16}, {DType::kBF16}},
+                          .wanted = [](const WeightSpec&) { return true; }},
+                         {1, 1}, 2 * kPageSize);
+  const KvCache host(config, 2 * kPageSize, DType::kBF16);
+  ModelConfig one = config;
+  one.n_layers = 1;
+  fill_with_random(host, one);
+  const TensorView wanted = host.layer(0);
+  ASSERT_EQ(wanted.rows, 2 * kPageSize);
+  for (int l = 0; l < 2; ++l)
+    for (int64_t r = 0; r < wanted.rows; ++r)
+      ASSERT_EQ(std::memcmp(model.cache()->layer(l).row_data(r), wanted.row_data(r),
+                            wanted.cols * size_of(wanted.dtype)),
+                0)
+          << l << ", " << r;
+  const ModelOnGpu none({}, {.config = config, .formats = {}, .wanted = {}}, {1, 1}, kPageSize);
+  EXPECT_FALSE(none.model() || none.cache() || none.bench_model());
+}
+
+}  // namespace
+}  // namespace tandem
