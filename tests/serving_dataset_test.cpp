@@ -206,12 +206,14 @@ TEST(Dataset, RepeatsAndCutsPromptsOfAFile) {
   o.output_tokens = 3;
   for (const auto& [n, prompt] : {std::pair{7, "1231231"}, std::pair{3, "123"}, {2, "12"}}) {
     o.input_tokens = n;
-    const std::vector<ServingRequest> requests = dataset(o);  // the empty prompt is skipped
-    ASSERT_EQ(requests.size(), 1U);
-    EXPECT_EQ(requests[0].prompt, prompt);
-    EXPECT_EQ(requests[0].prompt_tokens, n);
-    EXPECT_EQ(requests[0].output_tokens, 3);
-    EXPECT_TRUE(requests[0].ids.empty());
+    for (uint32_t seed = 0; seed < 8; ++seed) {  // the empty prompt is skipped in either place
+      const std::vector<ServingRequest> requests = dataset(o, seed);
+      ASSERT_EQ(requests.size(), 1U);
+      EXPECT_EQ(requests[0].prompt, prompt);
+      EXPECT_EQ(requests[0].prompt_tokens, n);
+      EXPECT_EQ(requests[0].output_tokens, 3);
+      EXPECT_TRUE(requests[0].ids.empty());
+    }
   }
 }
 

@@ -171,6 +171,16 @@ TEST(AnswerLines, GenerateCountsTheTokensOfEachGap) {
   EXPECT_EQ(o.latency, 6);
 }
 
+// A first text of no token counts as the first text, and later ones do not.
+TEST(AnswerLines, GenerateMayBeginWithoutAToken) {
+  const ServingOutput o =
+      read(ServingApi::kGenerate, {{1, R"({"text": "a", "meta_info": {"completion_tokens": 0}})"},
+                                   {2, R"({"text": "b", "meta_info": {"completion_tokens": 0}})"},
+                                   {4, R"({"text": "c", "meta_info": {"completion_tokens": 1}})"}});
+  EXPECT_EQ(o.ttft, 1);
+  EXPECT_EQ(o.itls, std::vector<double>{3});
+}
+
 // Position (n - 1) p / 100 in the sorted list, between two entries in proportion.
 TEST(Summary, InterpolatesBetweenNeighbours) {
   const LatencySummary three = summary_of({4, 1, 2});
@@ -188,6 +198,7 @@ TEST(Summary, InterpolatesBetweenNeighbours) {
   EXPECT_NEAR(many.p99, 9801e3, 1e-6);
   EXPECT_EQ(many.most, 1e7);
   EXPECT_EQ(summary_of({1, 3}).median, 2000);
+  EXPECT_EQ(summary_of({8, 1, 2, 4}).median, 3000);
   const LatencySummary one = summary_of({0.25});
   EXPECT_EQ(one.mean + one.median + one.p95 + one.p99 + one.most, 1250);
   EXPECT_EQ(one.deviation, 0);
@@ -209,7 +220,7 @@ ServingOutput ended(const std::string& text, double latency, double ttft,
 TEST(Metrics, AreThoseOfThreeRequests) {
   const Tokenizer tokenizer = Tokenizer::from_directory(TANDEM_SOURCE_DIR "/models/tiny-r1");
   std::vector<ServingOutput> outputs = {ended("123", 5, 1, {1, 3}, 7, 5),
-                                        ended("1", 3, 2, {}, 11, 2), ended("", 4, 0, {}, 1, 1)};
+                                        ended("1", 5, 2, {}, 11, 2), ended("", 2, 0, {}, 1, 1)};
   outputs[0].server_prompt_tokens = 70;
   const ServingMetrics m = metrics_of(outputs, 8, tokenizer);
   EXPECT_EQ(m.seconds, 8);
@@ -224,10 +235,10 @@ TEST(Metrics, AreThoseOfThreeRequests) {
   EXPECT_EQ(m.output_per_second(), 1);
   EXPECT_EQ(m.e2e.mean, 4000);
   EXPECT_EQ(m.ttft.mean, 1000);
-  EXPECT_EQ(m.tpot.mean, 1000);  // (5 - 1) / (5 - 1) and (3 - 2) / (2 - 1)
+  EXPECT_EQ(m.tpot.mean, 2000);  // (5 - 1) / (5 - 1) and (5 - 2) / (2 - 1)
   EXPECT_EQ(m.itl.mean, 2000);
-  EXPECT_EQ(m.user_speed(), 1);
-  EXPECT_EQ(m.slow_user_speed(), 1);
+  EXPECT_EQ(m.user_speed(), 0.5);
+  EXPECT_NEAR(m.slow_user_speed(), 1 / 2.98, 1e-12);
   EXPECT_FALSE(m.accept_length);
   EXPECT_EQ(ServingMetrics().user_speed(), 0);
   EXPECT_EQ(ServingMetrics().slow_user_speed(), 0);
