@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 
 // To write the file again: TANDEM_WRITE_GOLDEN=1 answer_texts_test
 void expect_golden(const std::string& name, const std::string& text) {
-  const std::string path = TANDEM_SOURCE_DIR "/tests/golden/server/" + name;
+  const std::string path = TANDEM_SOURCE_DIR "/tests/data/server/" + name;
   if (std::getenv("TANDEM_WRITE_GOLDEN")) std::ofstream(path) << text;
   std::ifstream file(path);
   EXPECT_EQ(text, std::string(std::istreambuf_iterator<char>(file), {})) << path;
