@@ -206,5 +206,24 @@ TEST(Repetition, OfItems) {
   }
 }
 
+// The first three items have schemas of their own.
+TEST(Repetition, OfItemsAfterOthers) {
+  const std::string items[] = {"", "1", "1,2", "1,2,3", "1,2,3,7", "1,2,3,7,7", "1,2,3,7,7,7"};
+  for (int min = 0; min <= 5; ++min)
+    for (int max = min; max <= 6; ++max) {
+      Json schema = {{"type", "array"},
+                     {"prefixItems", {{{"const", 1}}, {{"const", 2}}, {{"const", 3}}}},
+                     {"items", {{"const", 7}}},
+                     {"minItems", min}};
+      if (max < 6) schema["maxItems"] = max;
+      const Grammar grammar = grammar_of(schema);
+      for (int n = 0; n <= 6; ++n)
+        EXPECT_EQ(accepts(grammar, "[" + items[n] + "]"), n >= min && n <= max)
+            << min << " " << max << " " << n;
+      for (const char* never : {"[7]", "[1,7]", "[1,2,7]", "[1,2,3,4]", "[1,]"})
+        EXPECT_FALSE(accepts(grammar, never)) << never;
+    }
+}
+
 }  // namespace
 }  // namespace tandem::test
