@@ -237,16 +237,35 @@ TEST_P(KernelTest, DecodesEveryCode) {
   EXPECT_EQ(sum, 5407.875);  // codes 00 to 7E
   EXPECT_TRUE(std::isnan(out.back()));
 
-  std::vector<uint16_t> halves;
-  for (int c = 0; c < 65536; ++c)
-    if ((c >> 10 & 31) != 31) halves.push_back(static_cast<uint16_t>(c));
-  std::vector<float> wide(halves.size());
-  for (const auto& [type, dtype] :
-       {std::pair{cpu::WeightType::kF16, DType::kF16}, {cpu::WeightType::kBF16, DType::kBF16}}) {
-    t_.decode({halves.data(), type, wide.data(), static_cast<int64_t>(halves.size())});
-    for (size_t i = 0; i < halves.size(); i += 7)
-      ASSERT_EQ(wide[i], number({halves.data() + i, 1, 1, 1, dtype}, 0, 0)) << halves[i];
+  std::vector<uint16_t> all(65536);
+  std::iota(all.begin(), all.end(), 0);
+  std::vector<float> wide(all.size());
+  // A number of so many exponent and mantissa bits, with infinities and NaN, from its definition.
+  const auto ieee = [](int code, int n_exponent, int n_mantissa) {
+    const int top = (1 << n_exponent) - 1, exponent = code >> n_mantissa & top;
+    const double fraction = (code & ((1 << n_mantissa) - 1)) * std::pow(0.5, n_mantissa);
+    const double sign = code & 0x8000 ? -1 : 1;
+    if (exponent == top) return fraction > 0 ? std::nan("") : sign * HUGE_VAL;
+    const double lead = exponent > 0 ? 1 : 0;
+    return sign * (lead + fraction) * std::pow(2.0, std::max(exponent, 1) - top / 2);
+  };
+  for (const auto& [type, n_exponent, n_mantissa] :
+       {std::tuple{cpu::WeightType::kF16, 5, 10}, {cpu::WeightType::kBF16, 8, 7}}) {
+    t_.decode({all.data(), type, wide.data(), static_cast<int64_t>(all.size())});
+    for (int c = 0; c < 65536; ++c) {
+      const double want = ieee(c, n_exponent, n_mantissa);
+      if (std::isnan(want)) {
+        ASSERT_TRUE(std::isnan(wide[c])) << c;
+      } else {
+        ASSERT_EQ(wide[c], want) << c;
+        ASSERT_EQ(std::signbit(wide[c]), c >> 15) << c;
+      }
+    }
   }
+  if (t_.isa != cpu::Isa::kReference) return;  // the loader refuses E4M3's NaN
+  const uint8_t no_numbers[] = {0x7f, 0xff};
+  t_.decode({no_numbers, cpu::WeightType::kF8E4M3, out.data(), 2});
+  EXPECT_TRUE(std::isnan(out[0]) && std::isnan(out[1]));
 }
 
 TEST_P(KernelTest, EncodesBf16ToNearestEven) {

@@ -145,7 +145,8 @@ TEST(Jinja, BoundsTimeAndMemory) {
 TEST(Jinja, RefusesTextThatIsNotUtf8) {
   EXPECT_EQ(error_of("ab\xFF"), "the chat template is not UTF-8 at byte 2");
   EXPECT_TRUE(contains(error_of("{{ x }}", {{"x", "a\xC3"}}), "a string is not UTF-8 at byte 1"));
-  EXPECT_TRUE(contains(error_of("{{ '\\ud800' }}"), "an invalid escape"));
+  for (const char* text : {"{{ '\\ud800' }}", "{{ '\\udfff' }}", "{{ '\\U00110000' }}"})
+    EXPECT_TRUE(contains(error_of(text), "an invalid escape")) << text;
 }
 
 }  // namespace

@@ -36,6 +36,7 @@ using Parser = http::response_parser<http::string_body>;
 
 constexpr size_t kMaxLineBytes = 10 << 20;  // as in the original
 constexpr uint32_t kMaxHeaderBytes = 64 << 10;
+constexpr size_t kReadBytes = 64 << 10;
 
 auto into(error_code& error) { return asio::redirect_error(asio::use_awaitable, error); }
 
@@ -182,6 +183,7 @@ class Load {
     co_await asio::async_write(socket, asio::buffer(head + body), asio::use_awaitable);
 
     boost::beast::flat_buffer buffer;
+    buffer.reserve(kReadBytes);  // as few bytes as 512 are read at once otherwise
     Parser parser;
     parser.body_limit(std::numeric_limits<uint64_t>::max());
     parser.header_limit(kMaxHeaderBytes);

@@ -20,16 +20,23 @@ int64_t integer_or(const Value& value, int64_t default_value, std::string_view w
 // Lists, dicts and the characters of strings.
 
 // value.a.b for the attribute "a.b", value[1] for 1; the value itself when there is no attribute.
-Value attribute_of(Heap& heap, const Value& value, const Value& attribute) {
+// `missing`, unless it is undefined or None, replaces each part that is undefined.
+Value attribute_of(Heap& heap, const Value& value, const Value& attribute,
+                   const Value& missing = {}) {
   if (attribute.is(Kind::kUndefined) || attribute.is(Kind::kNone)) return value;
-  if (attribute.is_integral()) return get_item(heap, value, attribute);
+  const auto part_of = [&](const Value& object, const Value& part) {
+    const Value found = get_item(heap, object, part);
+    const bool replaced = found.is(Kind::kUndefined) && !missing.is(Kind::kNone);
+    return replaced && !missing.is(Kind::kUndefined) ? missing : found;
+  };
+  if (attribute.is_integral()) return part_of(value, attribute);
   require(attribute.is(Kind::kString), "an attribute must be a str or int, not {}",
           type_name(attribute));
   const String dot = make_string(".");
   Value object = value;
   for (const Value& part : split(heap, *attribute.string, &dot, -1)) {
     const auto index = parse_integer(part.text(), 10);
-    object = get_item(heap, object, index ? integer(*index) : part);
+    object = part_of(object, index ? integer(*index) : part);
   }
   return object;
 }
@@ -173,11 +180,8 @@ Value map(Heap& heap, const Arguments& arguments) {
   if (arguments.positional.size() == 1) {
     const Items bound = arguments.bind("map", {"value", "attribute", "default"});
     require(!bound[1].is(Kind::kUndefined), "map needs a filter or attribute=..");
-    for (const Value& value : iterate(heap, bound[0])) {
-      const Value object = attribute_of(heap, value, bound[1]);
-      out.push_back(object.is(Kind::kUndefined) && !bound[2].is(Kind::kUndefined) ? bound[2]
-                                                                                  : object);
-    }
+    for (const Value& value : iterate(heap, bound[0]))
+      out.push_back(attribute_of(heap, value, bound[1], bound[2]));
     return heap.list(std::move(out));
   }
   const Value& name = arguments.positional[1];

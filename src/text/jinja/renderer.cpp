@@ -142,10 +142,13 @@ Value Renderer::call_macro(const Stmt& stmt, const Scope* closure, const Argumen
     const std::string& name = stmt.parameters[i];
     const auto named = std::find_if(arguments.named.begin(), arguments.named.end(),
                                     [&](const auto& given) { return given.first == name; });
-    n_named += named != arguments.named.end() ? 1 : 0;
+    const bool is_named = named != arguments.named.end();
+    require(!is_named || i >= arguments.positional.size(), "macro {} got the argument '{}' twice",
+            stmt.text, name);
+    n_named += is_named ? 1 : 0;
     if (i < arguments.positional.size())
       assign_name(name, arguments.positional[i]);
-    else if (named != arguments.named.end())
+    else if (is_named)
       assign_name(name, named->second);
     else if (i >= first_default)
       assign_name(name, evaluate(*stmt.defaults[i - first_default]));
