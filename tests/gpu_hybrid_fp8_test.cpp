@@ -19,6 +19,19 @@ ModelConfig config_of_odd_blocks() {
   return c;
 }
 
+// A scale for each row and 128 columns, behind the codes of all rows.
+TEST(Fp8RowsIn, ScalesFollowTheCodes) {
+  std::vector<float> memory(4096);
+  for (const auto& [cols, scales] : {std::pair{127, 1}, {128, 1}, {129, 2}, {256, 2}, {257, 3}}) {
+    const gpu::Fp8Rows rows = fp8_rows_in(memory.data(), 3, cols);
+    EXPECT_EQ(static_cast<void*>(rows.codes), memory.data());
+    EXPECT_GE(rows.stride, cols);
+    EXPECT_EQ(reinterpret_cast<std::byte*>(rows.scales),
+              reinterpret_cast<std::byte*>(memory.data()) + 3 * rows.stride);
+    EXPECT_EQ(rows.scale_stride, scales) << cols;
+  }
+}
+
 class GpuFp8Activations : public testing::Test {
  protected:
   void SetUp() override {

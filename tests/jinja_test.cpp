@@ -72,6 +72,8 @@ TEST(Jinja, ErrorsNameTheLine) {
   EXPECT_TRUE(contains(error_of("{{ 'x'|nothing }}"), "there is no filter 'nothing'"));
   EXPECT_TRUE(contains(error_of("{{ 1 is nothing }}"), "there is no test 'nothing'"));
   EXPECT_TRUE(contains(error_of("{% include 'x' %}"), "expected a tag such as"));
+  EXPECT_TRUE(contains(error_of("{% macro m(a b) %}{% endmacro %}"), "expected"));
+  EXPECT_TRUE(contains(error_of("{% macro m(a=1 b=2) %}{% endmacro %}"), "expected"));
 }
 
 TEST(Jinja, WhatOnlyThisInterpreterDoes) {

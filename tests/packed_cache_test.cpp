@@ -190,6 +190,27 @@ TEST(PackedCache, RefusesAnotherVersionByName) {
   EXPECT_EQ(cache.fault(), "it has format 9, and this program writes format 1");
 }
 
+// A negative length is damage, even where the sum of all lengths is right.
+TEST(PackedCache, RefusesNegativeLengths) {
+  const std::string sound = packed_header_text({kKey, kManifest, 0, {}});
+  const auto file_bytes = static_cast<int64_t>(sound.size());
+  EXPECT_EQ(packed_header_bytes(sound, file_bytes), file_bytes);
+  constexpr size_t kKeyBytes = 32, kManifestBytes = 40;
+  for (const auto& [less, more] :
+       {std::pair{kKeyBytes, kManifestBytes}, std::pair{kManifestBytes, kKeyBytes}}) {
+    std::string text = sound;
+    const auto add = [&](size_t at, int64_t n) {
+      int64_t value = 0;
+      std::memcpy(&value, text.data() + at, sizeof value);
+      value += n;
+      std::memcpy(text.data() + at, &value, sizeof value);
+    };
+    add(less, -100);
+    add(more, 100);
+    EXPECT_THROW(packed_header_bytes(text, file_bytes), PackedError);
+  }
+}
+
 TEST(PackedCache, ReplacesWhatHasAnotherKey) {
   const Cache cache;
   cache.write("old\n");

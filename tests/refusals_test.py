@@ -87,8 +87,13 @@ class Refusals(KeptOutput):
         plan = ("plan", "v2-lite", "--machine", "2x6454s-4090", "--experts", "int8", "--ctx", "4096")
         tandem(*plan, "--out", str(self.folder / "sound.json"))
         placement = json.loads((self.folder / "sound.json").read_text())
+        # Experts in the second group of each layer exceed the GPU's memory.
+        full = replaced(placement, ("experts",), {"layers": [{"layers": "1-26", "groups": [
+            {"experts": "0-5", "format": "bf16", "owners": ["host0.cpu"]},
+            {"experts": "6-63", "format": "bf16", "owners": ["host0.gpu0"]}]}]})
         self.same("refused_placements.txt", self.wrong_fields(
-            placement, lambda path: (*plan, "--placement", path), self.write, skip=("predicted",)))
+            placement, lambda path: (*plan, "--placement", path), self.write, skip=("predicted",))
+            + self.answer("a full GPU", *plan, "--placement", self.write("full", full)))
 
     def test_placements_that_are_executed(self):
         sound = {"backbone": {"format": "fp8", "stages": [{"layers": "0-2", "devices": ["host0.cpu"]}]},
@@ -145,6 +150,7 @@ class Refusals(KeptOutput):
                     "--port": (-1, 65536)},
             bench: {"--seconds": (0, 3601), "--tokens": (0, 65537, "x", ""), "--experts": ("int3",), "--isa": ("sse",)},
             ("bench", "generate", "--config", TINY): {"--layers": (0, 1001), "--batch": (0, 1 << 20), "--ctx": (0, 1 << 25), "-n": (0, 1)},
+            ("bench", "attention", "--variants", "--seconds", "0.001"): {"--config": ("v2-lite", "moonlight")},
             ("logits", TINY, "--out", str(self.folder / "x.json")): {"--tokens": ("", "1,", "512", "-1", "x", "@/no/such")},
             ("tokenize", TINY, "--decode"): {"-p": ("", "[", "[512]", "[-1]", "[0.5]", "{}")},
             ("tokenize", TINY, "--chat"): {"-p": ("", "[", "{}", "[1]", '[{"role": "x"}]', '[{"content": "x"}]')},

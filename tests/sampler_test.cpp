@@ -149,6 +149,22 @@ TEST(Sampler, SeedDecidesTheText) {
   EXPECT_NE(draw(p, 100), first);
 }
 
+// Drawn in Python with SplitMix64: floor(64 * mix(mix(seed) + i) / 2^64).
+TEST(Sampler, NumbersOfASeedAreThoseOfSplitMix64) {
+  const std::pair<uint64_t, std::vector<int32_t>> cases[] = {
+      {0, {41, 10, 32, 62, 23, 3, 61, 4, 34, 62, 37, 34}},
+      {42, {21, 62, 28, 26, 36, 52, 59, 63, 60, 37, 43, 0}}};
+  for (const auto& [seed, want] : cases) {
+    SamplingParams p = plain();
+    p.seed = seed;
+    Sampler sampler(p, Vocabulary{64}, {});
+    std::vector<int32_t> drawn;
+    for (size_t i = 0; i < want.size(); ++i)
+      drawn.push_back(next(sampler, std::vector<float>(64, 1.f)).token);
+    EXPECT_EQ(drawn, want) << seed;
+  }
+}
+
 TEST(Sampler, LogprobsAreTheModelsOwn) {
   SamplingParams p = plain(0);
   p.n_top_logprobs = 3;

@@ -175,6 +175,51 @@ TEST(TokenizerJson, IdsMayHaveHoles) {
   }
 }
 
+// A token that no merge makes is found only where a whole piece is looked up first.
+TEST(TokenizerJson, MergesAreIgnoredOnlyOnRequest) {
+  json file = small("v3");
+  file["model"].erase("ignore_merges");
+  json& vocabulary = file["model"]["vocab"];
+  const int id = static_cast<int>(vocabulary.size() + file["added_tokens"].size()) + 100;
+  vocabulary["qzqzq"] = id;
+  const auto ids = [&] { return Tokenizer(parse_tokenizer_json(file), {}).encode("qzqzq"); };
+  const Ids merged = ids();
+  EXPECT_EQ(std::count(merged.begin(), merged.end(), id), 0);
+  file["model"]["ignore_merges"] = true;
+  EXPECT_EQ(ids(), Ids{id});
+  file["model"]["ignore_merges"] = false;
+  EXPECT_EQ(ids(), merged);
+}
+
+TEST(TokenizerJson, TextMayHoldTheZeroCharacter) {
+  for (const char* name : {"v2", "v3"}) {
+    const Tokenizer tokenizer(parse_tokenizer_json(small(name)), {});
+    for (const std::string& text : {std::string(1, '\0'), std::string("a\0b 1\0 c", 8)})
+      EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text) << name;
+  }
+}
+
+// Tokens of every length are found by their bytes, and only by all of them.
+TEST(TokenizerJson, TokensThatDifferInOneByteAreDistinct) {
+  const std::string letters = "abcdefghijklmnopqrstuvwx";
+  json file = small("v3");
+  file["model"]["ignore_merges"] = true;
+  json& vocabulary = file["model"]["vocab"];
+  const int first_id = static_cast<int>(vocabulary.size() + file["added_tokens"].size());
+  for (int length = 4; length <= 24; ++length)
+    vocabulary["q" + letters.substr(0, length - 1)] = first_id + length;
+  const Tokenizer tokenizer(parse_tokenizer_json(file), {});
+  for (int length = 4; length <= 24; ++length) {
+    const std::string word = "q" + letters.substr(0, length - 1);
+    EXPECT_EQ(tokenizer.encode(word), Ids{first_id + length});
+    for (int at = 0; at < length; ++at) {
+      std::string other = word;
+      other[at] = 'z';
+      EXPECT_EQ(tokenizer.decode(tokenizer.encode(other)), other);
+    }
+  }
+}
+
 TEST(TokenizerJson, InvalidUtf8NamesItsByte) {
   const Tokenizer tokenizer = Tokenizer::from_directory(kData / "v3");
   const std::string message = error_of([&] { tokenizer.encode("abc\xFFz"); });

@@ -125,8 +125,8 @@ TEST(ShardIndex, RefusesBrokenOnes) {
   EXPECT_TRUE(says(error("{}"), "weight_map is missing"));
   EXPECT_TRUE(says(error("[]"), "weight_map is missing"));
   EXPECT_TRUE(says(error(R"({"weight_map":{}})"), "missing or empty"));
-  EXPECT_TRUE(
-      says(error(R"({"weight_map":{"a":"x"},"weight_map":{"b":"y"}})"), "weight_map appears twice"));
+  EXPECT_TRUE(says(error(R"({"weight_map":{"a":"x"},"weight_map":{"b":"y"}})"),
+                   "weight_map appears twice"));
   EXPECT_TRUE(says(error(R"({"weight_map":"x"})"), "missing or empty"));
   EXPECT_TRUE(says(error(R"({"weight_map":{"t":1}})"), "of \"t\" is not a file name"));
   EXPECT_TRUE(says(error(R"({"weight_map":{"t":null}})"), "not a file name"));

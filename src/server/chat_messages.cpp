@@ -83,11 +83,13 @@ Json read_message(const Json& given, const std::string& path) {
   if (message.find("function_call")) message.refuse("function_call", "absent: use tool_calls");
 
   Json calls = read_calls(message, path);
+  if (!calls.empty() && !is_assistant)
+    message.refuse("tool_calls", "absent: only an assistant calls tools");
   Json content = read_content(message, path, is_assistant);
   if (is_assistant) add_refusal(content, message.string("refusal", ""));
   // The published templates of V3 and R1 write calls only if the content is null.
   if (!calls.empty() && is_empty_text(content)) content = nullptr;
-  if (content.is_null() && !(is_assistant && !calls.empty())) {
+  if (content.is_null() && calls.empty()) {
     // Only an answer that was truncated inside its reasoning has no content.
     if (!(is_assistant && message.find("reasoning_content")))
       message.refuse("content", "a string or a list of parts");
