@@ -109,7 +109,7 @@ TEST(BenchText, Generate) {
 }
 
 TEST(BenchText, Hybrid) {
-  Json report = json(R"({"bench": "hybrid", "config": "k2", "card": "a card", "layers": 4,
+  Json report = json(R"({"bench": "hybrid", "config": "k2", "card": "a GPU", "layers": 4,
     "dense_layers": 1, "resident_experts": 48, "experts": "fp8", "threads": 16, "isa": "amx",
     "format": "bf16",
     "decode": [{"context": 4096, "batch": 1, "seconds": 0.0123456, "gpu_seconds": 0.004,
@@ -128,9 +128,9 @@ TEST(BenchText, Hybrid) {
     "crossover_tokens": 200, "predicted_seconds": 0.3, "prediction_error": 0.2})"));
   text += "\n" + hybrid.text(report);
   HandOffs m = {.kernels = {1.5e-5, 2.345e-5, ""}, .memory_operations = {{}, 1e-5, "no capture"}};
-  const Json row = hand_off_row(m, "a card");
+  const Json row = hand_off_row(m, "a GPU");
   EXPECT_EQ(row.dump(),
-            R"({"bench":"hand-off","card":"a card","kernels":{"recorded_seconds":1.5e-05,)"
+            R"({"bench":"hand-off","card":"a GPU","kernels":{"recorded_seconds":1.5e-05,)"
             R"("enqueued_seconds":2.345e-05,"why_not":""},"memory_operations":)"
             R"({"recorded_seconds":null,"enqueued_seconds":1e-05,"why_not":"no capture"}})");
   expect_text("bench/hybrid.txt", text + "\n" + hybrid.text(row));
@@ -178,10 +178,10 @@ TEST(BenchText, Machine) {
   expect_text("bench/machine.txt", text + "\n" + machine_text(report));
 }
 
-// A card that reads 1 TB/s and multiplies 2 Top/s.
-BenchInput input_of_a_card(const ModelConfig& config, std::vector<int> tokens) {
+// A GPU that reads 1 TB/s and multiplies 2 Top/s.
+BenchInput input_of_a_gpu(const ModelConfig& config, std::vector<int> tokens) {
   Gpu gpu = {};
-  gpu.name = "a card";
+  gpu.name = "a GPU";
   gpu.read_bytes_per_second = 1e12;
   gpu.peak = {.fp32 = 1, .bf16 = 2e12};
   return {.options = {.config = "made up", .tokens = std::move(tokens), .seconds = 0.125},
@@ -197,7 +197,7 @@ std::string texts_of(const Benchmark& benchmark, const std::vector<Json>& rows) 
 }
 
 TEST(BenchText, Kernels) {
-  const BenchInput bench = input_of_a_card(small_r1(), {1, 700});
+  const BenchInput bench = input_of_a_gpu(small_r1(), {1, 700});
   std::vector<Json> rows;
   const auto keep = [&](const Json& row) { rows.push_back(row); };
   // Each takes as long as its bytes and 3 us, less or more than the target, or has no room.
@@ -217,14 +217,14 @@ TEST(BenchText, Kernels) {
     EXPECT_EQ(keys,
               "bench config card what tokens bytes gpu_seconds read_bytes_per_second bound_seconds "
               "ratio target_seconds within_target ");
-    EXPECT_EQ(row["card"], "a card");
+    EXPECT_EQ(row["card"], "a GPU");
     const double moving = row["bytes"].get<double>() / 1e12;
     EXPECT_DOUBLE_EQ(row["target_seconds"].get<double>(), 1.3 * moving + 3e-6);
   }
   rows.clear();
   ModelConfig dense = small_r1();
   dense.router.n_experts = 0;
-  bench_kernels(input_of_a_card(dense, {9}), {}, keep);
+  bench_kernels(input_of_a_gpu(dense, {9}), {}, keep);
   for (const Json& row : rows) EXPECT_EQ(row["card"], "");
   expect_text("bench/kernels.txt", text + "\n" + texts_of(kernels_benchmark(), rows));
 }
@@ -253,7 +253,7 @@ TEST(BenchText, BytesOfSmallKernels) {
 }
 
 TEST(BenchText, Products) {
-  BenchInput bench = input_of_a_card(small_r1(), {32, 2000});
+  BenchInput bench = input_of_a_gpu(small_r1(), {32, 2000});
   std::vector<Json> rows;
   const auto keep = [&](const Json& row) { rows.push_back(row); };
   std::string asked;

@@ -29,14 +29,14 @@ struct Followed {
 
 // Greedy decoding on both devices. A sequence starts again where the tokens differ or the logits
 // are beyond the bound.
-inline Followed follow(Conversations& cpu, Conversations& card, const ChangingBatches& of,
+inline Followed follow(Conversations& cpu, Conversations& gpu, const ChangingBatches& of,
                        double bound = 2e-2) {
   std::mt19937 rng(of.seed);
   std::vector<int32_t> next(of.n_sequences);
   Followed seen;
   const auto forget = [&](int s) {
     cpu.forget(s);
-    card.forget(s);
+    gpu.forget(s);
   };
   for (int step = 0; step < of.n_steps; ++step) {
     std::vector<Conversations::Part> parts;
@@ -48,7 +48,7 @@ inline Followed follow(Conversations& cpu, Conversations& card, const ChangingBa
       else
         parts.push_back({s, {next[s]}});
     }
-    const auto want = cpu.step(parts), got = card.step(parts);
+    const auto want = cpu.step(parts), got = gpu.step(parts);
     for (size_t p = 0; p < parts.size(); ++p) {
       const int s = parts[p].sequence;
       const int32_t wanted = greedy(want[p]), chosen = greedy(got[p]);

@@ -48,7 +48,7 @@ class RandomCache {
       if (static_cast<int>(i % max_pages_) * kPageTokens >= lengths[i / max_pages_].kv_length)
         pages_[i] = 1 << 28;
     on_gpu_ = std::make_unique<OnGpuBuffer<uint8_t>>(stream, bytes_);
-    pages_on_card_ = std::make_unique<OnGpuBuffer<int32_t>>(stream, pages_);
+    pages_on_gpu_ = std::make_unique<OnGpuBuffer<int32_t>>(stream, pages_);
   }
 
   const float* row(size_t sequence, int token) const {
@@ -57,7 +57,7 @@ class RandomCache {
   LatentCache view() const {
     return {on_gpu_->data(), stride_, shape_.kv_rank, shape_.rope_dim, shape_.fp8};
   }
-  const int32_t* pages() const { return pages_on_card_->data(); }
+  const int32_t* pages() const { return pages_on_gpu_->data(); }
   int max_pages() const { return max_pages_; }
 
  private:
@@ -96,7 +96,7 @@ class RandomCache {
   std::vector<uint8_t> bytes_;
   std::vector<float> values_;
   std::unique_ptr<OnGpuBuffer<uint8_t>> on_gpu_;
-  std::unique_ptr<OnGpuBuffer<int32_t>> pages_on_card_;
+  std::unique_ptr<OnGpuBuffer<int32_t>> pages_on_gpu_;
 };
 
 // Softmax over scores, and the sum of the values in rows `value(t)`. Weights are rounded to BF16
@@ -162,13 +162,13 @@ void GpuAttention::decode(const CacheShape& shape, int heads, const std::vector<
   const int rows = tokens * heads;
   const Rows q(rng_, rows, shape.kv_rank, 1, 2), q_rope(rng_, rows, shape.rope_dim, 1, 4);
   const int64_t out_stride = shape.kv_rank + 2;
-  const OnGpuBuffer<float> q_on_card(stream_, q.values), rope_on_card(stream_, q_rope.values);
+  const OnGpuBuffer<float> q_on_gpu(stream_, q.values), rope_on_gpu(stream_, q_rope.values);
   const OnGpuBuffer<float> partial(int64_t{n_splits} * rows * shape.kv_rank), lse(n_splits * rows);
   const OnGpuBuffer<float> out(rows * out_stride);
   const OnGpuBuffer<int32_t> firsts(stream_, first), ns(stream_, n_tokens), kv(stream_, kv_length);
   mla_decode(stream_,
-             {.q = q_on_card.data(),
-              .q_rope = rope_on_card.data(),
+             {.q = q_on_gpu.data(),
+              .q_rope = rope_on_gpu.data(),
               .cache = cache.view(),
               .sequences = {.first_token = firsts.data(),
                             .n_tokens = ns.data(),
@@ -257,13 +257,13 @@ void GpuAttention::prefill(const CacheShape& shape, int heads, int nope, int v_d
       {.rows = heads * head_dim, .cols = shape.kv_rank, .type = Number::kF8E4M3, .integers = true});
   const Rows q(rng_, rows, nope, 1, 3), q_rope(rng_, rows, shape.rope_dim, 1, 1);
   const int64_t out_stride = v_dim + 1, latent_stride = (shape.kv_rank + 15) / 16 * 16;
-  const OnGpuBuffer<float> q_on_card(stream_, q.values), rope_on_card(stream_, q_rope.values);
+  const OnGpuBuffer<float> q_on_gpu(stream_, q.values), rope_on_gpu(stream_, q_rope.values);
   const OnGpuBuffer<float> out(rows * out_stride);
   const OnGpuBuffer<bf16> latents(length.kv_length * latent_stride);
   const OnGpuBuffer<bf16> restored(int64_t{length.kv_length} * heads_at_once * head_dim);
   const float scale = 0.05f / std::sqrt(1.f * shape.kv_rank * (nope + shape.rope_dim));
-  mla_prefill(stream_, {.q = q_on_card.data(),
-                        .q_rope = rope_on_card.data(),
+  mla_prefill(stream_, {.q = q_on_gpu.data(),
+                        .q_rope = rope_on_gpu.data(),
                         .cache = cache.view(),
                         .pages = cache.pages(),
                         .kv_b = kv_b.view(),

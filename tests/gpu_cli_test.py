@@ -29,7 +29,7 @@ def called(*command, **env):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, **env})
 
 
-def has_card():
+def has_gpu():
     return shutil.which("nvidia-smi") is not None and subprocess.run(["nvidia-smi", "-L"], check=False).returncode == 0
 
 
@@ -44,8 +44,8 @@ class Case(unittest.TestCase):
         self.assertEqual(result.stdout, run(PRODUCT).stdout)
 
 
-@unittest.skipIf(has_card(), "a card is here")
-class WithoutACard(Case):
+@unittest.skipIf(has_gpu(), "a GPU is here")
+class WithoutAGpu(Case):
     def test_cuda_is_refused(self):
         self.refused(run(PRODUCT, "--device", "cuda"), 2, "use --device cpu")
 
@@ -53,7 +53,7 @@ class WithoutACard(Case):
         self.falls_back(run(PRODUCT, "--device", "auto"), "use --device cpu")
 
 
-class EmulatedCard(Case):
+class EmulatedGpu(Case):
     def test_it_answers(self):
         for device in ("cuda", "auto"):
             result = run(TANDEM, "--device", device)

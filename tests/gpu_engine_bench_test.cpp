@@ -215,7 +215,7 @@ TEST_F(GpuBench, RowsAreRepeatedToTheLast) {
 }
 
 TEST_F(GpuBench, ModelsThatDoNotFitAreLeftOut) {
-  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the memory of a card is what it is";
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the memory of a GPU is what it is";
   setenv("TANDEM_GPU_MEMORY", "100000", 1);
   EXPECT_FALSE(gpus_(everything(config_, kFormats)));
   unsetenv("TANDEM_GPU_MEMORY");
@@ -262,7 +262,7 @@ TEST_F(HybridBenchOnGpu, EveryRowHasItsParts) {
                      row["gpu_nodes"].get<int>() * 1e-6 / row["gpu_seconds"].get<double>());
     EXPECT_EQ(row["halves_seconds"].is_number(), n > 1);
     EXPECT_EQ(row["halves_gain"].is_number(), n > 1);
-    EXPECT_TRUE(row["predicted_seconds"].is_null()) << "nothing is known of this card";
+    EXPECT_TRUE(row["predicted_seconds"].is_null()) << "nothing is known of this GPU";
     EXPECT_TRUE(row["prediction_error"].is_null());
   }
   ASSERT_EQ(report["prefill"].size(), 1u);
@@ -377,7 +377,7 @@ TEST(HybridRow, ComputesItsRatios) {
   EXPECT_DOUBLE_EQ(row["halves_gain"].get<double>(), 1.5);
   EXPECT_DOUBLE_EQ(row["hand_off_seconds"].get<double>(), 0.5);
   EXPECT_DOUBLE_EQ(row["tokens_per_second"].get<double>(), 1. / 3);
-  EXPECT_TRUE(row["gpu_roofline_ratio"].is_null()) << "nothing is known of the card";
+  EXPECT_TRUE(row["gpu_roofline_ratio"].is_null()) << "nothing is known of the GPU";
   EXPECT_TRUE(row["gpu_idle_share"].is_null());
 
   bench.kernel_gap = 0.01;

@@ -160,7 +160,7 @@ TEST(GpuEngineBoth, TheSharedExpertRunsBesideTheCpu) {
   on.start(experts);
   Conversations one(on.model(), on.cache(), 3, 1);
   for (int32_t i = 0; i < 6; ++i) one.step({{0, {i}}});
-  EXPECT_EQ(experts.n_late, 0) << "the card waited for the CPU before the shared expert";
+  EXPECT_EQ(experts.n_late, 0) << "the GPU waited for the CPU before the shared expert";
   EXPECT_EQ(experts.n_compared, 11) << "two layers with experts";
   EXPECT_EQ(experts.n_same, 0) << "the shared expert was not between submit() and waits()";
 }

@@ -30,7 +30,7 @@ void expect_fallback(ModelOptions options, const std::string& why) {
 }
 
 TEST(GpuEngineFallback, AGpuThatTakesAllIsUsed) {
-  const GpuMemory memory(kEnough);
+  const LimitedGpuMemory memory(kEnough);
   std::string said;
   ModelOptions options = tiny_r1(DeviceChoice::kAuto);
   options.warn = [&](const std::string& line) { said += line; };
@@ -39,7 +39,7 @@ TEST(GpuEngineFallback, AGpuThatTakesAllIsUsed) {
 }
 
 TEST(GpuEngineFallback, TooLittleMemory) {
-  const GpuMemory memory(1'000'000);
+  const LimitedGpuMemory memory(1'000'000);
   expect_fallback(tiny_r1(DeviceChoice::kAuto), "do not fit with any --ctx");
   ModelOptions options = tiny_r1(DeviceChoice::kAuto);
   EXPECT_EQ(answers(options, 1), answers(tiny_r1(DeviceChoice::kCpu), 1));
@@ -47,19 +47,19 @@ TEST(GpuEngineFallback, TooLittleMemory) {
 
 TEST(GpuEngineFallback, TooLittleMemoryForTheContext) {
   const int64_t for_cuda = gpu::open_gpu().emulated ? 0 : int64_t{300} << 20;
-  const GpuMemory memory(for_cuda + 60'000'000);
+  const LimitedGpuMemory memory(for_cuda + 60'000'000);
   ModelOptions options = tiny_r1(DeviceChoice::kAuto);
   options.context = 200'000;
   expect_fallback(options, "would fit");
 }
 
 TEST(GpuEngineFallback, NoGpu) {
-  const GpuMemory memory(0);
+  const LimitedGpuMemory memory(0);
   expect_fallback(tiny_r1(DeviceChoice::kAuto), "no NVIDIA GPU can be used");
 }
 
 TEST(GpuEngineFallback, ExpertsInAnotherFormat) {
-  const GpuMemory memory(kEnough);
+  const LimitedGpuMemory memory(kEnough);
   ModelOptions options = tiny_r1(DeviceChoice::kAuto);
   options.experts = weight_format("int8");
   expect_fallback(options, "--experts int8");
@@ -67,7 +67,7 @@ TEST(GpuEngineFallback, ExpertsInAnotherFormat) {
 
 // The model has more experts than the router's kernel takes.
 TEST(GpuEngineFallback, AModelThatTheKernelsDoNotTake) {
-  const GpuMemory memory(kEnough);
+  const LimitedGpuMemory memory(kEnough);
   const TempDirectory directory;
   std::ifstream golden(kGolden + "v2_lite/config.json");
   auto json = nlohmann::json::parse(golden);
@@ -84,7 +84,7 @@ TEST(GpuEngineFallback, AModelThatTheKernelsDoNotTake) {
 TEST(GpuEngineFallback, LaunchesThatWait) {
   if (!gpu::open_gpu().emulated) GTEST_SKIP() << "CUDA reads CUDA_LAUNCH_BLOCKING once";
   const auto device_with = [](int64_t bytes) {  // empty if refused
-    const GpuMemory memory(bytes);
+    const LimitedGpuMemory memory(bytes);
     std::string device;
     error_of([&] { device = LoadedModel(tiny_r1(DeviceChoice::kCuda)).device(); });
     return device;
@@ -95,7 +95,7 @@ TEST(GpuEngineFallback, LaunchesThatWait) {
   setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
   EXPECT_EQ(device_with(kEnough), "emulated GPU") << "with all of the model";
   {
-    const GpuMemory memory(little);
+    const LimitedGpuMemory memory(little);
     expect_fallback(tiny_r1(DeviceChoice::kAuto), "unset CUDA_LAUNCH_BLOCKING");
   }
   unsetenv("CUDA_LAUNCH_BLOCKING");
@@ -105,12 +105,12 @@ TEST(GpuEngineFallback, LaunchesThatWait) {
 TEST(GpuEngineFallback, ExpertsAreKeptOnce) {
   int64_t whole = 0;
   {
-    const GpuMemory memory(0);
+    const LimitedGpuMemory memory(0);
     whole = LoadedModel(tiny_r1(DeviceChoice::kCpu)).packed_bytes();
   }
   int n_shared = 0;
   for (int64_t bytes = 5'000'000; bytes < kEnough && n_shared < 3; bytes += 600'000) {
-    const GpuMemory memory(bytes);
+    const LimitedGpuMemory memory(bytes);
     std::unique_ptr<LoadedModel> loaded;
     error_of([&] { loaded = std::make_unique<LoadedModel>(tiny_r1(DeviceChoice::kCuda)); });
     if (!loaded || !says(loaded->device(), "experts also on the cpu")) continue;
@@ -130,7 +130,7 @@ TEST(GpuEngineFallback, APlacementOnTheGpuDoesNotFallBack) {
   options.placement = file.path();
   std::string said;
   options.warn = [&](const std::string& line) { said += line; };
-  const GpuMemory memory(1'000'200'000);  // 200 KB beside the driver's share
+  const LimitedGpuMemory memory(1'000'200'000);  // 200 KB beside the driver's share
   EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "host0.gpu0 holds 1.00 GB"));
   EXPECT_EQ(said, "");
 }

@@ -23,8 +23,8 @@ std::vector<int32_t> some_tokens(int n) {
 }
 
 // Logits of every position.
-std::vector<std::vector<float>> logits_on_card(ModelOptions options, bool fp8_activations,
-                                               const std::vector<int32_t>& tokens) {
+std::vector<std::vector<float>> logits_on_gpu(ModelOptions options, bool fp8_activations,
+                                              const std::vector<int32_t>& tokens) {
   options.device = DeviceChoice::kCuda;
   options.n_threads = 1;
   options.context = 64;
@@ -63,8 +63,8 @@ void expect_rounded(const std::string& directory, const std::vector<int32_t>& to
   const ModelWeights weights = stored_weights(store, config);
   const auto exact = NaiveDeepSeek(config, weights).logits(tokens);
   const auto rounded = NaiveDeepSeek(config, weights, true).logits(tokens);
-  const auto bf16 = logits_on_card({.directory = directory}, false, tokens);
-  const auto fp8 = logits_on_card({.directory = directory}, true, tokens);
+  const auto bf16 = logits_on_gpu({.directory = directory}, false, tokens);
+  const auto fp8 = logits_on_gpu({.directory = directory}, true, tokens);
   std::printf("%s: off by %.4f with FP8, %.4f by rounding so alone, %.4f with BF16\n",
               directory.c_str(), off(fp8, exact), off(rounded, exact), off(bf16, exact));
   EXPECT_LT(off(fp8, exact), 1.5 * off(rounded, exact));
@@ -83,8 +83,8 @@ TEST(GpuEngineFp8, SmallStepsAreUnchanged) {
   if (!gpu::open_gpu().fp8_mma) GTEST_SKIP() << "no FP8 mma";
   const ModelOptions tiny = tiny_r1(DeviceChoice::kCuda);
   const auto few = some_tokens(kTokens - 1), more = some_tokens(kTokens);
-  EXPECT_EQ(logits_on_card(tiny, true, few), logits_on_card(tiny, false, few));
-  EXPECT_NE(logits_on_card(tiny, true, more), logits_on_card(tiny, false, more));
+  EXPECT_EQ(logits_on_gpu(tiny, true, few), logits_on_gpu(tiny, false, few));
+  EXPECT_NE(logits_on_gpu(tiny, true, more), logits_on_gpu(tiny, false, more));
 }
 
 TEST(GpuEngineFp8, TinyR1AnswersAsWithout) {

@@ -22,7 +22,7 @@ class GpuKernelBench : public BenchRows {
     return c;
   }
 
-  // Of a card that reads 1 TB/s and multiplies 1 Top/s.
+  // Of a GPU that reads 1 TB/s and multiplies 1 Top/s.
   BenchInput input(std::vector<int> tokens, DType type = DType::kBF16) const {
     Gpu gpu = {};
     gpu.name = "made up";
@@ -95,7 +95,7 @@ TEST_F(GpuKernelBench, Products) {
   }
 }
 
-// A card that takes 2 ms for what cuBLAS takes 1 ms, and has no room for more than 100 rows.
+// A GPU that takes 2 ms for what cuBLAS takes 1 ms, and has no room for more than 100 rows.
 TEST_F(GpuKernelBench, ProductsBesideCublas) {
   const Benchmark products = products_benchmark();
   const BenchInput bench = input({100, 200});

@@ -8,7 +8,7 @@
 #include "engine/engine.h"
 #include "gpu_kernels/signals.h"
 #include "tests/hybrid_placements.h"
-#include "tests/lost_card.h"
+#include "tests/lost_gpu.h"
 #include "tests/whole_models.h"
 
 namespace tandem::test {
@@ -19,7 +19,7 @@ using gpu::Buffer, gpu::Event, gpu::Site, gpu::Stream;
 class GpuEngineLost : public testing::Test {
  protected:
   void SetUp() override {
-    if (!gpu::open_gpu().emulated) GTEST_SKIP() << "a card that works is not lost";
+    if (!gpu::open_gpu().emulated) GTEST_SKIP() << "a GPU that works is not lost";
   }
 };
 
@@ -49,7 +49,7 @@ TEST_F(GpuEngineLost, EveryCallReportsIt) {
       [&] { Buffer(4, Site::kDevice); }};
   for (const auto& call : calls) EXPECT_TRUE(says(error_of(call), kLost));
   EXPECT_FALSE(stream.is_recording());
-  EXPECT_EQ(n_run, 1) << "nothing runs on a lost card";
+  EXPECT_EQ(n_run, 1) << "nothing runs on a lost GPU";
 }
 
 // A stream fails, and another one polls for a CPU that never answers.
@@ -98,7 +98,7 @@ TEST_F(GpuEngineLost, InARun) {
 }
 
 TEST_F(GpuEngineLost, WithExpertsOnBoth) {
-  const GpuMemory memory(kEnough);
+  const LimitedGpuMemory memory(kEnough);
   std::mt19937 rng(4);
   ModelOptions options = small_model();
   Placement placement = random_placement(ModelConfig::from_directory(options.directory), rng);

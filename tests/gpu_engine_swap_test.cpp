@@ -236,7 +236,7 @@ TEST(GpuSwap, TheSameTextAfterPreemptionWithinAPage) {
 
 // Pages are copied between steps that the CPU takes part in, with two micro-batches.
 TEST(GpuSwap, TheSameTextWithExpertsOnTheCpu) {
-  const GpuMemory memory(kEnough);
+  const LimitedGpuMemory memory(kEnough);
   std::mt19937 rng(4);
   Placement placement = random_placement(ModelConfig::from_directory(kGolden + "v2_lite"), rng);
   placement.prefill_chunk_tokens = 256;

@@ -101,7 +101,7 @@ double error_of_fp8_cache(const std::string& family) {
 }
 
 void expect_a_placement_to_decide(ModelOptions options) {
-  const GpuMemory memory(kEnough);
+  const LimitedGpuMemory memory(kEnough);
   std::mt19937 rng(1);
   Placement placement = random_placement(ModelConfig::from_directory(options.directory), rng);
   placement.kv_tokens = options.context;

@@ -85,7 +85,7 @@ void GpuExperts::run(const ExpertCase& c) {
     offsets.push_back(offsets.back() + c.counts[e]);
     counts.push_back(c.counts[e]);
   }
-  const OnGpuBuffer<bf16> x_on_card(stream_, x), hidden(c.max_rows() * padded(c.hidden));
+  const OnGpuBuffer<bf16> x_on_gpu(stream_, x), hidden(c.max_rows() * padded(c.hidden));
   const OnGpuBuffer<float> x_float(stream_, x_);
   const Fp8RowsOnGpu x_fp8(kTokens, c.dim, 0), hidden_fp8(c.max_rows(), c.hidden, 0);
   const OnGpuBuffer<int32_t> tokens(stream_, tokens_), first(stream_, offsets), n(stream_, counts);
@@ -101,7 +101,7 @@ void GpuExperts::run(const ExpertCase& c) {
   for (int t = 0; t < kTokens; ++t)
     for (int i = 0; i < c.dim; ++i)
       used_x_.push_back(c.fp8_rows ? rounded_x.at(t, i) : rounded(x_[t * c.dim + i]));
-  grouped_gate_up(stream_, {.x = c.fp8_rows ? nullptr : x_on_card.data(),
+  grouped_gate_up(stream_, {.x = c.fp8_rows ? nullptr : x_on_gpu.data(),
                             .x_fp8 = c.fp8_rows ? x_fp8.view() : Fp8Rows{},
                             .tokens = tokens.data(),
                             .rows = rows,

@@ -101,9 +101,9 @@ void GpuFp8Products::matrix(int n_tokens, WeightCase c, int n_multiprocessors, f
   for (int t = 0; t < n_tokens; ++t)  // scales of rows and blocks differ much
     for (int i = 0; i < c.cols; ++i)
       x.values[t * x.stride + i] *= std::ldexp(1.f, (t * 5 + i / kFp8Block * 3) % 11 - 5);
-  const OnGpuBuffer<float> x_on_card(stream_, x.values);
+  const OnGpuBuffer<float> x_on_gpu(stream_, x.values);
   const Fp8RowsOnGpu rows(n_tokens, c.cols, 16);
-  round_rows_fp8(stream_, {.x = x_on_card.data(),
+  round_rows_fp8(stream_, {.x = x_on_gpu.data(),
                            .out = rows.view(),
                            .x_stride = x.stride,
                            .n_rows = n_tokens,

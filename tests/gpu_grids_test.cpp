@@ -59,12 +59,11 @@ TEST_F(GpuGrids, CombineExperts) {
     weights[t] = static_cast<float>(t + 1);
   }
   const std::vector<float> rows = integers(kRows);
-  const OnGpuBuffer<int32_t> row_of_on_card(stream_, row_of);
-  const OnGpuBuffer<float> weights_on_card(stream_, weights), rows_on_card(stream_, rows),
-      y(kTokens);
-  combine_experts(stream_, {.rows = rows_on_card.data(),
-                            .row_of = row_of_on_card.data(),
-                            .weights = weights_on_card.data(),
+  const OnGpuBuffer<int32_t> row_of_on_gpu(stream_, row_of);
+  const OnGpuBuffer<float> weights_on_gpu(stream_, weights), rows_on_gpu(stream_, rows), y(kTokens);
+  combine_experts(stream_, {.rows = rows_on_gpu.data(),
+                            .row_of = row_of_on_gpu.data(),
+                            .weights = weights_on_gpu.data(),
                             .y = y.data(),
                             .row_stride = 1,
                             .y_stride = 1,
@@ -82,8 +81,8 @@ TEST_F(GpuGrids, PerHead) {
   const RandomWeight w(stream_, rng_,
                        {.rows = kHeads, .cols = kCols, .type = Number::kBF16, .integers = true});
   const std::vector<float> x = integers(int64_t{kTokens} * kHeads + kCols);
-  const OnGpuBuffer<float> x_on_card(stream_, x), out(int64_t{kTokens} * kHeads);
-  per_head_product(stream_, {.x = x_on_card.data(),
+  const OnGpuBuffer<float> x_on_gpu(stream_, x), out(int64_t{kTokens} * kHeads);
+  per_head_product(stream_, {.x = x_on_gpu.data(),
                              .w = w.view(),
                              .out = out.data(),
                              .x_stride = 1,
@@ -119,18 +118,18 @@ class GpuGridsOfDecode : public GpuGrids {
     std::vector<bf16> cache;
     const std::vector<float> latents = integers(int64_t{kPages} * kPageTokens * kStride);
     for (const float v : latents) cache.push_back(narrow(v));
-    const OnGpuBuffer<bf16> cache_on_card(stream_, cache);
+    const OnGpuBuffer<bf16> cache_on_gpu(stream_, cache);
     const OnGpuBuffer<int32_t> firsts(stream_, first),
         ns(stream_, std::vector<int32_t>(n, n_tokens));
-    const OnGpuBuffer<int32_t> lengths(stream_, kv_length), pages_on_card(stream_, pages);
+    const OnGpuBuffer<int32_t> lengths(stream_, kv_length), pages_on_gpu(stream_, pages);
     const OnGpuBuffer<float> zeros(stream_, std::vector<float>(kStride)), out(rows * kRank), lse(1);
     mla_decode(stream_, {.q = zeros.data(),
                          .q_rope = zeros.data(),
-                         .cache = {cache_on_card.data(), kStride, kRank, 2, false},
+                         .cache = {cache_on_gpu.data(), kStride, kRank, 2, false},
                          .sequences = {.first_token = firsts.data(),
                                        .n_tokens = ns.data(),
                                        .kv_length = lengths.data(),
-                                       .pages = pages_on_card.data(),
+                                       .pages = pages_on_gpu.data(),
                                        .n = n,
                                        .max_pages = 1,
                                        .max_tokens = n_tokens},

@@ -39,14 +39,14 @@ void expect_encoded(RowType type, int dim) {
     for (int c = 0; c < dim; ++c)
       x[t * stride + c] = t == 3 ? 0 : std::normal_distribution<float>(0, 1)(rng);
   const Routed routed(rng);
-  const OnGpuBuffer<float> x_on_card(stream, x), weights(stream, routed.weights);
+  const OnGpuBuffer<float> x_on_gpu(stream, x), weights(stream, routed.weights);
   const OnGpuBuffer<int32_t> ids(stream, routed.ids);
 
   const int64_t columns = cpu::encoded_columns(dim), row_bytes = columns * bytes_of(type);
   const Buffer down_ids(kTokens * kActive * 4, Site::kMapped),
       rows(kTokens * row_bytes, Site::kMapped), down_weights(kTokens * kActive * 4, Site::kMapped),
       scales(kTokens * 4, Site::kMapped);
-  hand_down(stream, {.x = {x_on_card.data(), stride},
+  hand_down(stream, {.x = {x_on_gpu.data(), stride},
                      .ids = ids.data(),
                      .ids_stride = kActive,
                      .weights = {weights.data(), kActive},

@@ -28,16 +28,16 @@ namespace {
 
 // Both devices have experts of every layer.
 Placement shared_placement(const ModelConfig& c, int stream_from) {
-  Placement p = backbone_on_card(c, kContext);
+  Placement p = backbone_on_gpu(c, kContext);
   p.prefill_chunk_tokens = 64;
   p.stream_from_tokens = stream_from;
   p.micro_batches = 2;
   for (int l = 0; l < c.n_layers; ++l) {
     if (!c.is_moe(l)) continue;
-    ExpertGroup cpu = {{}, stored_expert_format(c), {kCpu}}, card = cpu;
-    card.owners = {kGpu};
-    for (int e = 0; e < c.router.n_experts; ++e) (e % 3 > 0 ? cpu : card).experts.push_back(e);
-    p.layers.push_back({l, l, {cpu, card}});
+    ExpertGroup cpu = {{}, stored_expert_format(c), {kCpu}}, gpu = cpu;
+    gpu.owners = {kGpu};
+    for (int e = 0; e < c.router.n_experts; ++e) (e % 3 > 0 ? cpu : gpu).experts.push_back(e);
+    p.layers.push_back({l, l, {cpu, gpu}});
   }
   return p;
 }
@@ -115,7 +115,7 @@ void expect_nothing_but_logits(Steps& steps) {
 }
 
 TEST(HybridAllocations, NothingIsAllocatedInASharedStep) {
-  const GpuMemory memory(kEnough);
+  const LimitedGpuMemory memory(kEnough);
   for (const auto& [family, stream_from] : {std::pair{"v3_fp8", 20}, {"v2_lite", 0}}) {
     SCOPED_TRACE(testing::Message() << family << ", streamed from " << stream_from);
     const std::string directory = kGolden + family;

@@ -38,7 +38,7 @@ class Hybrid : public testing::TestWithParam<std::string> {};
 // Compares with float kernels, within the bound of a model that is entirely on the GPU
 // (gpu_engine_test).
 TEST_P(Hybrid, RandomPlacementsGiveTheCpusLogits) {
-  const GpuMemory memory(kEnough);
+  const LimitedGpuMemory memory(kEnough);
   const std::string directory = kGolden + GetParam();
   const std::vector<int32_t> tokens = golden_tokens(directory);
   ASSERT_GE(tokens.size(), 5u);
@@ -84,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(Families, Hybrid, testing::ValuesIn(families()),
                          [](const auto& info_of) { return info_of.param; });
 
 TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
-  const GpuMemory memory(kEnough);
+  const LimitedGpuMemory memory(kEnough);
   ModelOptions options = tiny_r1(DeviceChoice::kCuda);
   std::mt19937 rng(3);
   const ModelConfig config = ModelConfig::from_directory(options.directory);
@@ -104,7 +104,7 @@ TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {
 // Covers chunked prompts, some of them streamed, and decode steps, recorded or not, with experts on
 // both devices and with all on the GPU.
 TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
-  const GpuMemory memory(kEnough);
+  const LimitedGpuMemory memory(kEnough);
   ModelOptions options = tiny_r1(DeviceChoice::kCpu);
   options.record_routing = true;
   const auto counts = [](const ModelOptions& of) {
@@ -138,32 +138,32 @@ TEST(HybridEngine, RoutingIsCountedAsOnTheCpu) {
 // Without a placement the GPU gets as many experts as fit, down to none.
 TEST(HybridEngine, ASmallGpuGetsWhatFits) {
   constexpr int64_t kStep = 1'000'000;
-  const gpu::GpuInfo card = gpu::open_gpu();
+  const gpu::GpuInfo info = gpu::open_gpu();
   const ModelOptions options = tiny_r1(DeviceChoice::kCuda);
   const auto want = answers(tiny_r1(DeviceChoice::kCpu), 1);
   const auto device_with = [&](int64_t bytes) {  // empty: refused
-    const GpuMemory memory(bytes);
+    const LimitedGpuMemory memory(bytes);
     std::string device;
     error_of([&] { device = LoadedModel(options).device(); });
     return device;
   };
-  ASSERT_EQ(device_with(kEnough), card.name);
+  ASSERT_EQ(device_with(kEnough), info.name);
   int64_t whole = kEnough, less = 0;  // the model fits with `whole` bytes and not with `less`
   while (whole - less > kStep) {
     const int64_t middle = (whole + less) / 2;
-    (device_with(middle) == card.name ? whole : less) = middle;
+    (device_with(middle) == info.name ? whole : less) = middle;
   }
   int n_shared = 0, n_refused = 0;
   for (int64_t bytes = less; n_refused == 0 && bytes > 0; bytes -= kStep) {
     const std::string device = device_with(bytes);
     n_refused += device.empty();
     if (!says(device, "experts also on the cpu") || n_shared++ > 0) continue;
-    const GpuMemory memory(bytes);
+    const LimitedGpuMemory memory(bytes);
     EXPECT_EQ(answers(options, 1), want);
   }
   EXPECT_GE(n_refused, 1);
   // A real GPU needs memory for streamed experts, more than all experts of this small model.
-  if (card.emulated) {
+  if (info.emulated) {
     EXPECT_GE(n_shared, 1);
   }
 }
@@ -183,10 +183,10 @@ TEST(HybridEngine, ImpossiblePlacementsAreRefused) {
   EXPECT_TRUE(says(refusal(sound, DeviceChoice::kCpu),
                    "host0.gpu0: this program runs them on host0.cpu only"));
   {
-    const GpuMemory memory(1'000'200'000);  // 200 KB beside the driver's share
+    const LimitedGpuMemory memory(1'000'200'000);  // 200 KB beside the driver's share
     EXPECT_TRUE(says(refusal(sound, DeviceChoice::kCuda), "placement: host0.gpu0 holds 1.00 GB"));
   }
-  const GpuMemory memory(kEnough);
+  const LimitedGpuMemory memory(kEnough);
   edited.stages[0].devices = {kCpu};
   edited.embedding_on_cpu = true;
   for (LayerExperts& layer : edited.layers)

@@ -40,7 +40,7 @@ struct Both {
     return options;
   }
 
-  const GpuMemory memory{kEnough};
+  const LimitedGpuMemory memory{kEnough};
   const PlacementFile file;
   LoadedModel on_cpu, on_both;
   Conversations cpu, both;

@@ -54,16 +54,16 @@ class Divided : public Fixture {
     std::vector<int> n_brought(kExperts + 1);
     int n_shared = 0;
     for (int round = 0; round < 96; ++round) {
-      const bool all_to_cpu = round / 2 % 8 < 3, all_to_card = round / 2 % 8 == 5;
-      streaming.divide_by(all_to_cpu    ? kAllToTheCpu
-                          : all_to_card ? kAllToTheGpu
-                                        : rates_of(1, 0.05 * (1. + rng() % 40)));
+      const bool all_to_cpu = round / 2 % 8 < 3, all_to_gpu = round / 2 % 8 == 5;
+      streaming.divide_by(all_to_cpu   ? kAllToTheCpu
+                          : all_to_gpu ? kAllToTheGpu
+                                       : rates_of(1, 0.05 * (1. + rng() % 40)));
       const int layer = 1 + round % 2;
       SCOPED_TRACE(testing::Message() << "round " << round << ", layer " << layer);
       this->run_layer(layer, 1 + static_cast<int>(rng() % kMaxTokens));
       const int n = streaming.division().n_on_gpu;
       ++n_brought[n];
-      n_shared += n > 0 && !all_to_cpu && !all_to_card;
+      n_shared += n > 0 && !all_to_cpu && !all_to_gpu;
     }
     EXPECT_GE(std::count_if(n_brought.begin(), n_brought.end(), [](int n) { return n > 0; }), 5);
     EXPECT_GE(n_brought[0], 3);

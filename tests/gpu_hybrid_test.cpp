@@ -69,14 +69,14 @@ class HybridSteps : public HybridHandOff {
       };
       tickets_[part.first_row() > 0] = hybrid_->submit(
           {layer,
-           rows(x_card_, dim_, DType::kF32),
-           {rows(ids_card_, kActive, DType::kI32), rows(weights_card_, kActive, DType::kF32)},
+           rows(x_gpu_, dim_, DType::kF32),
+           {rows(ids_gpu_, kActive, DType::kI32), rows(weights_gpu_, kActive, DType::kF32)},
            part.first_row()});
       if (between_) between_();
       return hybrid_->waits(tickets_[part.first_row() > 0]);
     };
     const auto end = [&](const Batch& part) {
-      const TensorView y = {const_cast<float*>(y_card_.data()), kTokens, dim_, dim_, DType::kF32};
+      const TensorView y = {const_cast<float*>(y_gpu_.data()), kTokens, dim_, dim_, DType::kF32};
       hybrid_->add_to(tickets_[part.first_row() > 0], y.rows_from(part.first_row(), part.n()));
     };
     // A micro-batch proceeds until it waits, then the other one does.
@@ -103,11 +103,11 @@ class HybridSteps : public HybridHandOff {
   }
   void start() {
     x_ = gpu::test::random_floats(rng_, kTokens * dim_, 1);
-    stream_.copy(x_.data(), kTokens * dim_ * int64_t{sizeof(float)}, x_card_.data());
-    stream_.copy(zeros_.data(), kTokens * dim_ * int64_t{sizeof(float)}, y_card_.data());
+    stream_.copy(x_.data(), kTokens * dim_ * int64_t{sizeof(float)}, x_gpu_.data());
+    stream_.copy(zeros_.data(), kTokens * dim_ * int64_t{sizeof(float)}, y_gpu_.data());
   }
   void expect_sum() {
-    const std::vector<float> got = y_card_.values(stream_);
+    const std::vector<float> got = y_gpu_.values(stream_);
     std::vector<float> y = zeros_;
     const auto matrix = [&](const void* data, int64_t cols, DType dtype) {
       return TensorView{const_cast<void*>(data), kTokens, cols, cols, dtype};
@@ -131,17 +131,17 @@ class HybridSteps : public HybridHandOff {
                            weights_ = std::vector<float>(kTokens * kActive, 0.5f);
   const std::vector<Sequence> sequences_ = {{0, 1, 1, {}}, {1, 1, 1, {}}, {2, 1, 1, {}},
                                             {3, 1, 1, {}}, {4, 1, 1, {}}, {5, 1, 1, {}}};
-  const gpu::test::OnGpuBuffer<float>&x_card_ = keep(zeros_), &y_card_ = keep(zeros_),
-        &weights_card_ = keep(weights_);
-  const gpu::test::OnGpuBuffer<int32_t>& ids_card_ = keep(ids_);
+  const gpu::test::OnGpuBuffer<float>&x_gpu_ = keep(zeros_), &y_gpu_ = keep(zeros_),
+        &weights_gpu_ = keep(weights_);
+  const gpu::test::OnGpuBuffer<int32_t>& ids_gpu_ = keep(ids_);
   std::vector<float> x_;
 };
 
 TEST_F(HybridSteps, MicroBatchesGiveTheSameSum) {
   for (int round = 0; round < 6; ++round) {
-    const auto card = std::chrono::microseconds(round % 3 == 1 ? 200 * round : 0);
+    const auto gpu = std::chrono::microseconds(round % 3 == 1 ? 200 * round : 0);
     const auto cpu = std::chrono::microseconds(round % 3 == 2 ? 200 * round : 0);
-    before_hand_down_ = [=] { std::this_thread::sleep_for(card); };
+    before_hand_down_ = [=] { std::this_thread::sleep_for(gpu); };
     interposed_->before = [=] { std::this_thread::sleep_for(cpu); };
     start();
     enqueue(1 + round % 2);
@@ -267,7 +267,7 @@ TEST_F(HybridSteps, TheSharedExpertRunsWhileTheCpuComputes) {
       }
       EXPECT_EQ(n_begun, 2 * n_parts) << "layers 1 and 2 have experts on the CPU";
       EXPECT_EQ(n_done, 3 * n_parts);
-      EXPECT_EQ(n_late, 0) << "the card waited for the CPU before the shared expert";
+      EXPECT_EQ(n_late, 0) << "the GPU waited for the CPU before the shared expert";
     }
 }
 
@@ -333,7 +333,7 @@ TEST_F(HybridHandOff, ATimelineHasAllParts) {
   }
   EXPECT_EQ(n_spans["experts"], 4) << "of the CPU in layers 1 and 2";
   EXPECT_EQ(n_spans["waits for the CPU"], 4);
-  EXPECT_EQ(n_spans["experts, down"], 4) << "of the card in layers 1 and 3";
+  EXPECT_EQ(n_spans["experts, down"], 4) << "of the GPU in layers 1 and 3";
   EXPECT_EQ(n_spans["shared expert"], 6);
   LayerTime planned;
   planned[Part::kCpuExperts] = 3;
@@ -361,9 +361,9 @@ TEST_F(HybridHandOff, ATimelineHasAllParts) {
 // Short delays end while the CPU polls, long ones while it sleeps.
 TEST_F(HybridHandOff, ALateSideIsAwaited) {
   for (int round = 0; round < 60; ++round) {
-    const auto card = std::chrono::microseconds(round % 3 == 1 ? 20 * round : 0);
+    const auto gpu = std::chrono::microseconds(round % 3 == 1 ? 20 * round : 0);
     const auto cpu = std::chrono::microseconds(round % 3 == 2 ? 20 * round : 0);
-    before_hand_down_ = [=] { std::this_thread::sleep_for(round == 31 ? milliseconds(30) : card); };
+    before_hand_down_ = [=] { std::this_thread::sleep_for(round == 31 ? milliseconds(30) : gpu); };
     interposed_->before = [=] { std::this_thread::sleep_for(cpu); };
     run_layer(1 + round % 3, 1 + round % kMaxTokens,
               [=] { std::this_thread::sleep_for(round == 32 ? milliseconds(30) : cpu / 2); });

@@ -5,16 +5,16 @@
 #include <cstdio>
 
 #include "core/check.h"
-#include "gpu_kernels/card_check.h"
+#include "gpu_kernels/gpu_facts.h"
 #include "gpu_kernels/runtime.h"
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   try {
-    const tandem::gpu::GpuInfo card = tandem::gpu::open_gpu();
-    std::printf("on %s, compute capability %d.%d", card.name.c_str(), card.major, card.minor);
+    const tandem::gpu::GpuInfo info = tandem::gpu::open_gpu();
+    std::printf("on %s, compute capability %d.%d", info.name.c_str(), info.major, info.minor);
     const tandem::gpu::CudaVersions cuda = tandem::gpu::cuda_versions();
-    if (!card.emulated)
+    if (!info.emulated)
       std::printf(", built with CUDA %s, driver for CUDA %s",
                   tandem::gpu::version_text(cuda.toolkit).c_str(),
                   tandem::gpu::version_text(cuda.driver).c_str());

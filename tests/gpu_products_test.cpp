@@ -71,10 +71,10 @@ void GpuProducts::skinny(int n_tokens, const WeightCase& c, int n_multiprocessor
   const RandomWeight w(stream_, rng_, c);
   const Rows x(rng_, n_tokens, c.cols, 1, pad);
   const int64_t out_stride = c.rows + 3;
-  const OnGpuBuffer<float> x_on_card(stream_, x.values);
+  const OnGpuBuffer<float> x_on_gpu(stream_, x.values);
   const OnGpuBuffer<float> partial(skinny_partials(w.view(), n_tokens, n_multiprocessors) + 1);
   const OnGpuBuffer<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
-  SkinnyArgs args = {.x = x_on_card.data(),
+  SkinnyArgs args = {.x = x_on_gpu.data(),
                      .w = w.view(),
                      .out = nullptr,
                      .x_stride = x.stride,
@@ -116,8 +116,8 @@ void GpuProducts::exact(int n_tokens, const WeightCase& c) {
   const RandomWeight w(stream_, rng_, c);
   const Rows x(rng_, n_tokens, c.cols, 1, 1);
   const int64_t out_stride = c.rows + 1;
-  const OnGpuBuffer<float> x_on_card(stream_, x.values), out(n_tokens * out_stride);
-  exact_product(stream_, {.x = x_on_card.data(),
+  const OnGpuBuffer<float> x_on_gpu(stream_, x.values), out(n_tokens * out_stride);
+  exact_product(stream_, {.x = x_on_gpu.data(),
                           .w = w.view(),
                           .out = out.data(),
                           .x_stride = x.stride,
@@ -151,8 +151,8 @@ void GpuProducts::per_head(int n_tokens, int heads, int rows_each, int first, in
   const RandomWeight w(stream_, rng_, c);
   const Rows x(rng_, n_tokens * heads, c.cols, 1, 4);
   const int64_t out_stride = out_cols + 1;
-  const OnGpuBuffer<float> x_on_card(stream_, x.values), out(n_tokens * heads * out_stride);
-  per_head_product(stream_, {.x = x_on_card.data(),
+  const OnGpuBuffer<float> x_on_gpu(stream_, x.values), out(n_tokens * heads * out_stride);
+  per_head_product(stream_, {.x = x_on_gpu.data(),
                              .w = w.view(),
                              .out = out.data(),
                              .x_stride = x.stride,
@@ -192,8 +192,8 @@ void GpuProducts::per_head_transposed(int n_tokens, int heads, int rows_each, in
   const RandomWeight w(stream_, rng_, c);
   const Rows x(rng_, n_tokens * heads, x_cols, 1, 3);
   const int64_t out_stride = c.cols + 1;
-  const OnGpuBuffer<float> x_on_card(stream_, x.values), out(n_tokens * heads * out_stride);
-  per_head_product(stream_, {.x = x_on_card.data(),
+  const OnGpuBuffer<float> x_on_gpu(stream_, x.values), out(n_tokens * heads * out_stride);
+  per_head_product(stream_, {.x = x_on_gpu.data(),
                              .w = w.view(),
                              .out = out.data(),
                              .x_stride = x.stride,
@@ -234,11 +234,11 @@ void GpuProducts::matrix(int n_tokens, const WeightCase& c, int n_multiprocessor
   const RandomWeight w(stream_, rng_, c);
   const Rows x(rng_, n_tokens, c.cols, 1, 1);
   const int64_t x_stride = (c.cols + 15) / 16 * 16 + 16, out_stride = c.rows + 1;
-  const OnGpuBuffer<float> x_on_card(stream_, x.values);
+  const OnGpuBuffer<float> x_on_gpu(stream_, x.values);
   const OnGpuBuffer<float> partial(matrix_partials(w.view(), n_tokens, n_multiprocessors) + 1);
   const OnGpuBuffer<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
   const OnGpuBuffer<bf16> x_rounded(n_tokens * x_stride);
-  round_rows(stream_, {.x = x_on_card.data(),
+  round_rows(stream_, {.x = x_on_gpu.data(),
                        .out = x_rounded.data(),
                        .x_stride = x.stride,
                        .out_stride = x_stride,

@@ -38,7 +38,7 @@ class RandomWeight {
     for (int e = 0; e < c.n_experts; ++e)
       for (int r = 0; r < c.rows; ++r) fill_row(rng, e, r);
     on_gpu_ = std::make_unique<OnGpuBuffer<uint8_t>>(stream, bytes_);
-    scales_on_card_ = std::make_unique<OnGpuBuffer<float>>(stream, scales_);
+    scales_on_gpu_ = std::make_unique<OnGpuBuffer<float>>(stream, scales_);
   }
 
   Weight view() const {
@@ -47,7 +47,7 @@ class RandomWeight {
             .type = c_.type,
             .rows = c_.rows,
             .cols = c_.cols,
-            .scale = scales_on_card_->data(),
+            .scale = scales_on_gpu_->data(),
             .scale_stride = scale_stride_,
             .block_rows = c_.block,
             .block_cols = c_.block,
@@ -102,7 +102,7 @@ class RandomWeight {
   std::vector<float> scales_;
   std::vector<double> values_;
   std::unique_ptr<OnGpuBuffer<uint8_t>> on_gpu_;
-  std::unique_ptr<OnGpuBuffer<float>> scales_on_card_;
+  std::unique_ptr<OnGpuBuffer<float>> scales_on_gpu_;
 };
 
 // Float rows with NaN between them.

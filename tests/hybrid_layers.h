@@ -123,8 +123,8 @@ class HybridHandOff : public testing::Test {
                                    : asked_[i % asked_.size()]);
       weights.push_back(0.1f + 0.1f * static_cast<float>(i % 7));
     }
-    const auto &x_card = keep(x), &y_card = keep(y), &w_card = keep(weights);
-    const auto& ids_card = keep(ids);
+    const auto &x_gpu = keep(x), &y_gpu = keep(y), &w_gpu = keep(weights);
+    const auto& ids_gpu = keep(ids);
     const auto matrix = [&](const void* data, int64_t cols, DType dtype) {
       return TensorView{const_cast<void*>(data), n_tokens, cols, cols, dtype};
     };
@@ -135,12 +135,12 @@ class HybridHandOff : public testing::Test {
           {matrix(chosen, kActive, DType::kI32), matrix(factors, kActive, DType::kF32)}};
     };
     if (before_hand_down_) stream_.run_on_host(before_hand_down_);
-    const Ticket ticket = hybrid_->submit(batch(x_card.data(), ids_card.data(), w_card.data()));
+    const Ticket ticket = hybrid_->submit(batch(x_gpu.data(), ids_gpu.data(), w_gpu.data()));
     if (between) between();
     const int stream_from = hybrid_->division().stream_from;
     EXPECT_EQ(hybrid_->waits(ticket), layer < 3 && (stream_from == 0 || n_tokens < stream_from));
-    hybrid_->add_to(ticket, matrix(y_card.data(), dim, DType::kF32));
-    const std::vector<float> got = y_card.values(stream_);
+    hybrid_->add_to(ticket, matrix(y_gpu.data(), dim, DType::kF32));
+    const std::vector<float> got = y_gpu.values(stream_);
     reference_->add_to(reference_->submit(batch(x.data(), ids.data(), weights.data())),
                        matrix(y.data(), dim, DType::kF32));
     expect_close(got, y, bound_ * largest(y));

@@ -16,12 +16,12 @@ namespace tandem::test {
 constexpr int64_t kContext = 192;
 
 // Limits the GPU's memory. The planner reserves 1 GB for the driver.
-class GpuMemory {
+class LimitedGpuMemory {
  public:
-  explicit GpuMemory(int64_t bytes) {
+  explicit LimitedGpuMemory(int64_t bytes) {
     setenv("TANDEM_GPU_MEMORY", std::to_string(bytes).c_str(), 1);
   }
-  ~GpuMemory() { unsetenv("TANDEM_GPU_MEMORY"); }
+  ~LimitedGpuMemory() { unsetenv("TANDEM_GPU_MEMORY"); }
 };
 constexpr int64_t kEnough = 8'000'000'000;
 
@@ -41,7 +41,7 @@ class PlacementFile {
 
 constexpr DeviceId kCpu{0, -1}, kGpu{0, 0};
 
-inline Placement backbone_on_card(const ModelConfig& c, int64_t kv_tokens) {
+inline Placement backbone_on_gpu(const ModelConfig& c, int64_t kv_tokens) {
   Placement p;
   p.backbone = stored_format(c);
   p.stages = {{0, c.n_layers - 1, {kGpu}, 1}};
@@ -52,19 +52,19 @@ inline Placement backbone_on_card(const ModelConfig& c, int64_t kv_tokens) {
 // A random placement of experts, in which some layers have all or no experts on the GPU.
 inline Placement random_placement(const ModelConfig& c, std::mt19937& rng,
                                   bool may_stream = false) {
-  Placement p = backbone_on_card(c, kContext);
+  Placement p = backbone_on_gpu(c, kContext);
   p.embedding_on_cpu = rng() % 2;
   p.prefill_chunk_tokens = 1 + static_cast<int>(rng() % 30);
   if (may_stream && rng() % 2) p.stream_from_tokens = 1 + static_cast<int>(rng() % 20);
   for (int l = 0; l < c.n_layers; ++l) {
     if (!c.is_moe(l)) continue;
-    ExpertGroup cpu = {{}, stored_expert_format(c), {kCpu}}, card = cpu;
-    card.owners = {kGpu};
+    ExpertGroup cpu = {{}, stored_expert_format(c), {kCpu}}, gpu = cpu;
+    gpu.owners = {kGpu};
     const unsigned in_eight = rng() % 9;  // share of experts on the GPU, in eighths
     for (int e = 0; e < c.router.n_experts; ++e)
-      (rng() % 8 < in_eight ? card : cpu).experts.push_back(e);
+      (rng() % 8 < in_eight ? gpu : cpu).experts.push_back(e);
     LayerExperts layer = {l, l, {}};
-    for (const ExpertGroup& group : {cpu, card})
+    for (const ExpertGroup& group : {cpu, gpu})
       if (!group.experts.empty()) layer.groups.push_back(group);
     p.layers.push_back(layer);
   }

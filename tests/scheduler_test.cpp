@@ -75,7 +75,7 @@ TEST(Scheduler, RandomTraces) {
   EXPECT_GT(swaps.n_in, 400);
   EXPECT_GT(swaps.n_copied_in, 500);
   EXPECT_GT(swaps.n_copied_within, 500);
-  EXPECT_GT(swaps.n_copied_out, swaps.n_copied_in) << "some are found on the card, some aborted";
+  EXPECT_GT(swaps.n_copied_out, swaps.n_copied_in) << "some are found on the GPU, some aborted";
 }
 
 TEST(Scheduler, PromptsAreChunkedBesideDecodes) {

@@ -137,17 +137,17 @@ class Simulation {
     const bool within = c.way == PageCopy::Way::kWithin;
     ASSERT_TRUE(c.page >= 0 && c.page < limits_.n_pages);
     ASSERT_TRUE(c.other >= 0 && c.other < (within ? limits_.n_pages : limits_.n_host_pages));
-    const auto card = keys_.begin() + kPageSize * c.page;
+    const auto gpu = keys_.begin() + kPageSize * c.page;
     const auto host = (within ? keys_.begin() : host_keys_.begin()) + kPageSize * c.other;
     if (within) {
       ASSERT_EQ(users_of(c.page), 1) << "a shared page is written";
-      std::copy_n(host, kPageSize, card);
+      std::copy_n(host, kPageSize, gpu);
       ++n_copied_within;
     } else if (c.way == PageCopy::Way::kToHost) {
-      std::copy_n(card, kPageSize, host);
+      std::copy_n(gpu, kPageSize, host);
       ++n_copied_out;
     } else {
-      std::copy_n(host, kPageSize, card);
+      std::copy_n(host, kPageSize, gpu);
       std::fill_n(host, kPageSize, 0);
       ++n_copied_in;
     }

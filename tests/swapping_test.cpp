@@ -41,7 +41,7 @@ TEST(Swapping, HostPagesHaveThreeLimits) {
   a.most_pages = 100;
   EXPECT_EQ(host_pages_for(a), 0);
   a.most_pages = 90;
-  EXPECT_EQ(host_pages_for(a), 0) << "the card has more than is needed";
+  EXPECT_EQ(host_pages_for(a), 0) << "the GPU has more than is needed";
 }
 
 TEST(Swapping, SpeedIsTheFastestOfStepsThatWereWaitedFor) {

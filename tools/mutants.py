@@ -23,7 +23,7 @@ FILES = ["CMakeLists.txt"]
 TESTS = ["topology_test", "team_test", "scheduler_test", "swapping_test", "server_test", "chat_template_test", "grammar_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test", "fit_test", "decision_test",
          "routing_recorder_test", "measured_curves_test", "expert_division_test", "simulate_test", "machine_test", "serving_bench_test", "plan_test", "rope_test", "router_test", "sampler_test",
          "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
-         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_fp8_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_decode_cost_test", "gpu_packed_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_grids_test", "gpu_hybrid_test", "gpu_hybrid_fp8_test", "gpu_hybrid_streaming_test", "gpu_hybrid_allocations_test", "load_weights_test", "model_test", "completion_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_fp8_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test", "gpu_engine_swap_test", "gpu_engine_both_test", "gpu_engine_batches_test", "gpu_hybrid_steps_test", "gpu_card_test", "gpu_engine_fallback_test", "gpu_engine_lost_test", "gpu_engine_bench_test", "gpu_engine_rates_test", "bench_machine_test", "bench_test"]
+         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_fp8_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_decode_cost_test", "gpu_packed_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_grids_test", "gpu_hybrid_test", "gpu_hybrid_fp8_test", "gpu_hybrid_streaming_test", "gpu_hybrid_allocations_test", "load_weights_test", "model_test", "completion_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_fp8_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test", "gpu_engine_swap_test", "gpu_engine_both_test", "gpu_engine_batches_test", "gpu_hybrid_steps_test", "gpu_facts_test", "gpu_engine_fallback_test", "gpu_engine_lost_test", "gpu_engine_bench_test", "gpu_engine_rates_test", "bench_machine_test", "bench_test"]
 TESTS_OF = {
     "src/ops/cuda_batch": ["gpu_hybrid_engine_test", "gpu_hybrid_allocations_test", "gpu_engine_batches_test"],
     "src/ops/cuda_ops": ["gpu_engine_graphs_test", "gpu_engine_test", "gpu_hybrid_allocations_test"],
@@ -39,7 +39,7 @@ TESTS_OF = {
     "src/cli/command_serve": ["gpu_cli_test.py"],
     "src/loader/loaded_model": ["gpu_engine_fallback_test"],
     "src/loader/decision": ["decision_test", "gpu_engine_fallback_test", "gpu_engine_test"],
-    "gpu_kernels/card_check": ["gpu_card_test"],
+    "gpu_kernels/gpu_facts": ["gpu_facts_test"],
     "tests/gpu_check": ["gpu_check_test.py"],
     "src/server/cors": ["serve_process_test.py"],
     "src/server/tls": ["serve_process_test.py"],

@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "core/run_error.h"
-#include "gpu_kernels/card_check.h"
+#include "gpu_kernels/gpu_facts.h"
 
 namespace tandem::gpu {
 

@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "core/run_error.h"
-#include "gpu_kernels/card_check.h"
+#include "gpu_kernels/gpu_facts.h"
 
 namespace tandem::gpu::emulated {
 namespace {

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "core/check.h"
-#include "gpu_kernels/card_check.h"
 #include "gpu_kernels/emulated/device.h"
 #include "gpu_kernels/emulated/device_memory.h"
 #include "gpu_kernels/emulated/loss.h"
+#include "gpu_kernels/gpu_facts.h"
 
 namespace tandem::gpu {
 namespace {

@@ -1,4 +1,4 @@
-#include "gpu_kernels/card_check.h"
+#include "gpu_kernels/gpu_facts.h"
 
 #include <fmt/format.h>
 

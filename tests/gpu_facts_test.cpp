@@ -1,7 +1,8 @@
 // The messages for machines without a usable GPU, case by case.
+#include "gpu_kernels/gpu_facts.h"
+
 #include <gtest/gtest.h>
 
-#include "gpu_kernels/card_check.h"
 #include "tests/error_of.h"
 
 namespace tandem::gpu {
@@ -17,9 +18,9 @@ GpuFacts sound() {
   return facts;
 }
 
-TEST(CardCheck, AUsableGpuIsAccepted) { EXPECT_EQ(why_not(sound()), ""); }
+TEST(WhyNot, AUsableGpuIsAccepted) { EXPECT_EQ(why_not(sound()), ""); }
 
-TEST(CardCheck, Fp8NeedsAGpuAndKernelsForIt) {
+TEST(WhyNot, Fp8NeedsAGpuAndKernelsForIt) {
   GpuFacts facts = sound();
   facts.compiled_for = 89;
   EXPECT_TRUE(has_fp8_mma(facts));
@@ -39,11 +40,9 @@ void expect_refused(const GpuFacts& facts, std::initializer_list<const char*> pa
   EXPECT_TRUE(says(why, "use --device cpu"));
 }
 
-TEST(CardCheck, NoDriver) {
-  expect_refused({}, {"this machine has no NVIDIA driver", "install one"});
-}
+TEST(WhyNot, NoDriver) { expect_refused({}, {"this machine has no NVIDIA driver", "install one"}); }
 
-TEST(CardCheck, ADriverOlderThanTheToolkit) {
+TEST(WhyNot, ADriverOlderThanTheToolkit) {
   GpuFacts facts = sound();
   facts.driver = 11080;
   facts.count = GpuFacts::Count::kDriverTooOld;
@@ -51,7 +50,7 @@ TEST(CardCheck, ADriverOlderThanTheToolkit) {
   expect_refused(facts, {"driver supports CUDA 11.8", "built with 13.0", "install a newer driver"});
 }
 
-TEST(CardCheck, NoGpu) {
+TEST(WhyNot, NoGpu) {
   GpuFacts facts;
   facts.driver = 12040;
   expect_refused(facts, {"the driver finds none", "nvidia-smi"});
@@ -62,7 +61,7 @@ TEST(CardCheck, NoGpu) {
   expect_refused(facts, {"no CUDA-capable device is detected"});
 }
 
-TEST(CardCheck, AnOldGpu) {
+TEST(WhyNot, AnOldGpu) {
   GpuFacts facts = sound();
   facts.name = "Tesla V100";
   facts.major = 7;
@@ -70,7 +69,7 @@ TEST(CardCheck, AnOldGpu) {
   expect_refused(facts, {"Tesla V100 has compute capability 7.5", "8.0 or newer is needed"});
 }
 
-TEST(CardCheck, AGpuThatTheProgramWasNotBuiltFor) {
+TEST(WhyNot, AGpuThatTheProgramWasNotBuiltFor) {
   GpuFacts facts = sound();
   facts.kernels = GpuFacts::Kernels::kForOthers;
   expect_refused(facts,
@@ -79,7 +78,7 @@ TEST(CardCheck, AGpuThatTheProgramWasNotBuiltFor) {
   expect_refused(facts, {"supports CUDA 12.4", "PTX of CUDA 13.0", "install a newer driver"});
 }
 
-TEST(CardCheck, AFailureNamesItsPlace) {
+TEST(WhyNot, AFailureNamesItsPlace) {
   const std::string said = failure_text("unknown error", "cudaErrorUnknown", {"x.cpp", 7, "f"});
   EXPECT_TRUE(says(said, "the GPU failed: unknown error (cudaErrorUnknown, at x.cpp:7)"));
   EXPECT_TRUE(says(said, "start the program again, or use --device cpu"));
