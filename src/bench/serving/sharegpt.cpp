@@ -50,7 +50,7 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   }
   bool start_array(size_t) override {
     if (++depth_ == kEntry + 1 && conversation_) conversation_->given = true;
-    is_value_ = false;  // the items of a list are nobody's value
+    is_value_ = false;  // items of a list belong to no key
     return true;
   }
   bool end_array() override {
