@@ -435,6 +435,9 @@ class Serving(unittest.TestCase):
             self.assertEqual(re.findall(rb"HTTP/1.1 (\d+)", received), [b"400"], fields)
             self.assertIn(b"Connection: close\r\n", received)
         self.assertIn(b"HTTP/1.1 400", self.raw(b"POST /health HTTP/1.0\r\n" + chunked + b"\r\n" + behind))
+        for fields in (b"Host: x y\r\n", b""):
+            received = self.raw(b"HEAD /health HTTP/1.1\r\n" + fields + b"\r\n" + behind)
+            self.assertTrue(received.startswith(b"HTTP/1.1 400") and received.endswith(b"\r\n\r\n"), "an answer to HEAD has no body")
         for good in (b"GET /health HTTP/1.0\r\n\r\n", b"GET /health HTTP/1.1\r\nConnection: close\r\nHost:\r\n\r\n",
                      b"GET /health HTTP/1.1\r\nConnection: close\r\nHost: [::1]:80\r\nTransfer-Encoding: Chunked\r\n\r\n5;a=b\r\nhello\r\n0\r\nX: y\r\n\r\n"):
             self.assertEqual(re.findall(rb"HTTP/1.1 (\d+)", self.raw(good)), [b"200"], good)

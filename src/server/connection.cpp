@@ -95,21 +95,22 @@ void Connection::close() {
 // Returns nullopt when the connection has ended. Answers a request that is refused while it is
 // read.
 Connection::Task<std::optional<ReceivedRequest>> Connection::read_request() {
+  RequestReader reader(context_.limits.body_bytes);
   std::optional<ApiError> refusal;
   try {
-    co_return co_await receive_request();
+    co_return co_await receive_request(reader);
   } catch (const ApiError& error) {
     refusal = error;
   }
   release_body_bytes();
-  co_await refuse(*refusal);
+  co_await refuse(*refusal, reader.method());
   co_return std::nullopt;
 }
 
 // Does not use Beast's composed read operations, because their exceptions, such as for a field that
 // is too long, propagate out of io_context::run().
-Connection::Task<std::optional<ReceivedRequest>> Connection::receive_request() {
-  RequestReader reader(context_.limits.body_bytes);
+Connection::Task<std::optional<ReceivedRequest>> Connection::receive_request(
+    RequestReader& reader) {
   set_deadline(context_.limits.idle);
   if (buffer_.size() == 0) buffer_.shrink_to_fit();
   while (!reader.is_complete()) {
@@ -281,9 +282,10 @@ Connection::Task<void> Connection::write_response(const ReceivedRequest& incomin
 
 // Answers a request that cannot be read further, then discards what the client still sends for a
 // while: closing at once would reset the connection, and the client might lose the answer.
-Connection::Task<void> Connection::refuse(const ApiError& error) {
+Connection::Task<void> Connection::refuse(const ApiError& error, const std::string& method) {
   closing_ = true;
-  const ReceivedRequest unread;
+  ReceivedRequest unread;
+  unread.request.method = method;
   co_await write_response(unread, context_.service.error_response(error));
   co_await finish();
   error_code failed;

@@ -59,7 +59,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Task<void> serve_requests();
   Task<std::optional<ReceivedRequest>> read_request();
-  Task<std::optional<ReceivedRequest>> receive_request();
+  Task<std::optional<ReceivedRequest>> receive_request(RequestReader& reader);
   Task<void> begin_body(const RequestReader& reader);
   Task<bool> read_some(size_t max_bytes);
   void count_body_bytes(int64_t bytes);
@@ -71,7 +71,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Task<bool> forward_output(const ReceivedRequest& incoming, Outbox& outbox);
   Task<bool> begin_event_stream(const ReceivedRequest& incoming);
   Task<void> write_response(const ReceivedRequest& incoming, HttpResponse response);
-  Task<void> refuse(const ApiError& error);
+  Task<void> refuse(const ApiError& error, const std::string& method);
   Task<bool> write(std::string bytes);
   Task<void> wait_for_wakeup();
   Task<void> enforce_deadline();

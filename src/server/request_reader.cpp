@@ -101,11 +101,11 @@ size_t RequestReader::consume(std::string_view bytes) {
 // Called before the body is parsed, since Beast adds trailer fields after it to the same object.
 void RequestReader::on_header() {
   const auto& header = parser_.get();
+  HttpRequest& request = received_.request;
+  request.method = text_of(header.method_string());
   require_host(header);
   require_one_length(header);
   const std::string target = text_of(header.target());
-  HttpRequest& request = received_.request;
-  request.method = text_of(header.method_string());
   request.path = target.substr(0, target.find('?'));
   request.authorization = text_of(header[http::field::authorization]);
   request.cors.origin = text_of(header[http::field::origin]);

@@ -27,6 +27,8 @@ class RequestReader {
   size_t consume(std::string_view bytes);
 
   bool has_header() const { return has_header_; }
+  // Empty until the header has been read; a request that is refused then has one.
+  const std::string& method() const { return received_.request.method; }
   bool is_complete() const { return has_header_ && parser_.is_done(); }
   // The client expects "100 Continue" before it sends the body.
   bool expects_continue() const { return expects_continue_; }
