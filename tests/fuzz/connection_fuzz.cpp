@@ -137,7 +137,8 @@ void check_answers(const Asked& asked, const Answers& answers) {
   check(n <= n_asked + 1, "no more answers than requests and a refusal");
   check(!answers.part_left || n >= n_asked, "answers are whole");
   for (size_t i = 0; i < n; ++i)
-    check_contents(answers.whole[i], i >= n_asked || asked.requests[i].method != "HEAD");
+    check_contents(answers.whole[i],
+                   (i < n_asked ? asked.requests[i].method : asked.refused_method) != "HEAD");
   for (size_t i = 0; i + 1 < n; ++i) check(!answers.whole[i].closes(), "closes with the last one");
   if (n > n_asked) {
     const Answer& refusal = answers.whole.back();
@@ -164,8 +165,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Exchange exchange(world, data[0] % 4 == 0 ? world.without : world.with_engine);
   exchange.send(bytes, data[1]);
   const std::string received = exchange.finish([&](const std::string& so_far) {
-    return answers_in(so_far, asked.requests, false).whole.size() >= expected;
+    return answers_in(so_far, asked, false).whole.size() >= expected;
   });
-  check_answers(asked, answers_in(received, asked.requests, true));
+  check_answers(asked, answers_in(received, asked, true));
   return 0;
 }

@@ -162,6 +162,7 @@ struct Asked {
   std::vector<Request> requests;
   // An ambiguous head follows the requests, which the server may only refuse.
   bool must_be_refused = false;
+  std::string refused_method = {};
 };
 
 // The length of the body or "chunked"; nothing if the length or the host is ambiguous.
@@ -196,6 +197,7 @@ inline Asked requests_in(std::string_view bytes) {
     const auto length = one_length(m, is_http_10);
     if (!length) {
       asked.must_be_refused = true;
+      asked.refused_method = m.first_line.substr(0, first);
       break;
     }
     const Found body =
@@ -226,8 +228,8 @@ struct Answers {
   bool part_left = false;     // the rest may be the beginning of an answer
 };
 
-inline Answers answers_in(std::string_view bytes, const std::vector<Request>& requests,
-                          bool at_end) {
+inline Answers answers_in(std::string_view bytes, const Asked& asked, bool at_end) {
+  const std::vector<Request>& requests = asked.requests;
   Answers answers;
   Reader reader(bytes);
   while (!reader.rest().empty()) {
@@ -246,6 +248,8 @@ inline Answers answers_in(std::string_view bytes, const std::vector<Request>& re
         found = Found::kNothing;
       } else if (i < requests.size() && requests[i].method == "HEAD") {
         found = Found::kWhole;
+      } else if (i >= requests.size() && asked.refused_method == "HEAD" && reader.rest().empty()) {
+        found = Found::kWhole;  // refused by its fields; a head that cannot be read has no method
       } else if (!lengths.empty()) {
         found = reader.body_of(std::stoull(lengths[0]), m.body);
       } else if (!codings.empty()) {
