@@ -2,28 +2,18 @@
 // the fields that it reads.
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <iterator>
-
 #include "server/answer_json.h"
 #include "server/api_error.h"
 #include "server/cors.h"
 #include "server/metrics.h"
 #include "server/request_fields.h"
 #include "server/response_format.h"
+#include "tests/expected_text.h"
 
 namespace tandem {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// To write the file again: TANDEM_WRITE_GOLDEN=1 answer_texts_test
-void expect_golden(const std::string& name, const std::string& text) {
-  const std::string path = TANDEM_SOURCE_DIR "/tests/data/server/" + name;
-  if (std::getenv("TANDEM_WRITE_GOLDEN")) std::ofstream(path) << text;
-  std::ifstream file(path);
-  EXPECT_EQ(text, std::string(std::istreambuf_iterator<char>(file), {})) << path;
-}
 
 // Every count differs from the others; each histogram has values of its own, on the bounds of
 // buckets and beyond the last.
@@ -57,8 +47,8 @@ TEST(MetricsText, HasEveryCountInItsPlace) {
   counts.n_computed_tokens = 5'000'000'000;
   counts.n_generated_tokens = 4'000'000'000;
   for (int i = 0; i < EngineCounts::kStepSizes; ++i) counts.steps_of[i] = i + 1;
-  expect_golden("metrics.txt", metrics.text("a\\b\"c\nd", &counts));
-  expect_golden("metrics_while_loading.txt", Metrics().text("m", nullptr));
+  expect_text("server/metrics.txt", metrics.text("a\\b\"c\nd", &counts));
+  expect_text("server/metrics_while_loading.txt", Metrics().text("m", nullptr));
 }
 
 TEST(MetricsText, NoHostPagesAreNotInUse) {

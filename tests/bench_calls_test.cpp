@@ -60,7 +60,7 @@ class BenchCalls : public testing::Test {
     for (const std::string& line : log_.lines) text += line + "\n";
     return text;
   }
-  // Of each section the first n different lines that begin so, and the rows.
+  // The rows, and from each section the first n different lines with one of these beginnings.
   std::string calls(std::initializer_list<const char*> begins, int n) const {
     std::string text;
     std::set<std::string> seen;

@@ -123,8 +123,8 @@ TEST(BenchMachine, ReadsTheDisk) {
 // A file of the given memory's size is written and read, and the result is kept, with the curves of
 // a file of rows.
 TEST(BenchMachine, TakesTheMemoryThatItIsGiven) {
-  const TempDirectory dir;
-  setenv("XDG_CACHE_HOME", dir.path().c_str(), 1);
+  const CacheDirectory cache;
+  const TempDirectory& dir = cache.dir();
   rlimit usual;
   getrlimit(RLIMIT_FSIZE, &usual);
   const rlimit limited = {5'000'000, usual.rlim_max};
@@ -159,7 +159,6 @@ TEST(BenchMachine, TakesTheMemoryThatItIsGiven) {
   EXPECT_TRUE(says(other["disk"], "rows.json"));
   EXPECT_FALSE(other.contains("efficiency"));
   EXPECT_EQ(warning, "cannot keep the measurement in " + this_machine_path());
-  unsetenv("XDG_CACHE_HOME");
   setrlimit(RLIMIT_FSIZE, &usual);
   std::signal(SIGXFSZ, handler);
 }

@@ -229,8 +229,8 @@ TEST(BenchText, Kernels) {
   expect_text("bench/kernels.txt", text + "\n" + texts_of(kernels_benchmark(), rows));
 }
 
-// Of two tokens, counted by hand. Dimension 256, 4 heads, a latent of 128 and a key of 16, 4 of 32
-// experts, a dense layer of 384.
+// The bytes for two tokens, counted by hand. The model has dimension 256, 4 heads, a latent of 128,
+// a RoPE key of 16, 4 of 32 experts active and a dense layer of 384.
 TEST(BenchText, BytesOfSmallKernels) {
   ModelConfig c = small_r1();
   const std::pair<SmallKernel, int64_t> wanted[] = {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <numeric>
 #include <thread>
 
@@ -14,8 +15,8 @@
 #include "loader/loaded_model.h"
 #include "model/cost.h"
 #include "tests/error_of.h"
-#include "tests/fake_checkpoint.h"
 #include "tests/small_config.h"
+#include "tests/temp_directory.h"
 
 namespace tandem {
 namespace {
@@ -107,17 +108,6 @@ TEST(BenchInputs, AreChecked) {
   EXPECT_EQ(error_of([&] { checked_input(checks, {.layers = 4}); }), "four");
   EXPECT_EQ(error_of([&] { checked_input(checks, {.tokens = {9}}); }), "one");
 }
-
-// The cache directory of this process.
-class CacheDirectory {
- public:
-  CacheDirectory() { setenv("XDG_CACHE_HOME", dir_.path().c_str(), 1); }
-  ~CacheDirectory() { unsetenv("XDG_CACHE_HOME"); }
-  const TempDirectory& dir() const { return dir_; }
-
- private:
-  TempDirectory dir_;
-};
 
 Json machine_with_curves(const std::string& cpu, const std::string& isa) {
   Json report = Json::parse(R"({"sockets": 1, "numa_nodes": 1, "cores": 2,

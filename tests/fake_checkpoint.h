@@ -15,30 +15,9 @@
 #include "core/check.h"
 #include "model/config.h"
 #include "model/weights.h"
+#include "tests/temp_directory.h"
 
 namespace tandem {
-
-// A temporary directory that is removed with the object.
-class TempDirectory {
- public:
-  explicit TempDirectory(
-      const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
-    std::string pattern = (parent / "tandem-test-XXXXXX").string();
-    check(mkdtemp(pattern.data()) != nullptr, "mkdtemp");
-    path_ = pattern;
-  }
-  TempDirectory(const TempDirectory&) = delete;
-  ~TempDirectory() { std::filesystem::remove_all(path_); }
-
-  std::string path() const { return path_; }
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-  void write(const std::string& name, std::string_view text) const {
-    std::ofstream(file(name), std::ios::binary) << text;
-  }
-
- private:
-  std::string path_;
-};
 
 struct FakeTensor {
   std::string name, dtype;

@@ -6,7 +6,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <random>
 
 #include "loader/load_weights.h"
@@ -28,7 +27,7 @@ struct Dimensions {
 };
 
 // A dense model of two layers on disk, with random BF16 weights.
-void write_model(const std::string& directory, const Dimensions& d) {
+void write_model(const TempDirectory& dir, const Dimensions& d) {
   const nlohmann::json config = {{"architectures", {"DeepseekV3ForCausalLM"}},
                                  {"model_type", "deepseek_v3"},
                                  {"hidden_size", 64},
@@ -56,9 +55,9 @@ void write_model(const std::string& directory, const Dimensions& d) {
                                  {"rms_norm_eps", 1e-6},
                                  {"rope_theta", 10000},
                                  {"tie_word_embeddings", false}};
-  std::ofstream(directory + "/config.json") << config.dump();
+  dir.write("config.json", config.dump());
   std::mt19937 rng(5);
-  std::vector<FakeTensor> tensors = tensors_of(ModelConfig::from_directory(directory));
+  std::vector<FakeTensor> tensors = tensors_of(ModelConfig::from_directory(dir.path()));
   for (FakeTensor& t : tensors) {
     const bool norm = t.shape.size() == 1;
     std::normal_distribution<float> draw(norm ? 1.f : 0.f,
@@ -68,15 +67,15 @@ void write_model(const std::string& directory, const Dimensions& d) {
       t.data.append(reinterpret_cast<const char*>(&bits), 2);
     }
   }
-  write_safetensors(directory + "/model.safetensors", tensors);
+  write_safetensors(dir.file("model.safetensors"), tensors);
 }
 
 class GpuDimensions : public testing::TestWithParam<Dimensions> {};
 
 TEST_P(GpuDimensions, LogitsAreThoseOfTheNaiveModel) {
   const TempDirectory dir;
-  const std::string directory = dir.file("");
-  write_model(directory, GetParam());
+  const std::string directory = dir.path();
+  write_model(dir, GetParam());
   const ModelConfig config = ModelConfig::from_directory(directory);
   const WeightStore store(directory);
   std::vector<int32_t> tokens;

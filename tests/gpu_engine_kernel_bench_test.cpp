@@ -22,7 +22,7 @@ class GpuKernelBench : public BenchRows {
     return c;
   }
 
-  // Of a GPU that reads 1 TB/s and multiplies 1 Top/s.
+  // The GPU reads 1 TB/s and multiplies 1 Top/s.
   BenchInput input(std::vector<int> tokens, DType type = DType::kBF16) const {
     Gpu gpu = {};
     gpu.name = "made up";

@@ -1,7 +1,8 @@
 """Compares what the program prints with the files of tests/data/output.
 
 Text must be equal; a number may differ by one unit of its last printed decimal, since libraries and compilers round
-differently. With --update as an argument of the test the files are written anew: read what differs before it is committed.
+differently. TANDEM_WRITE_EXPECTED=1 writes the files anew, here and in C++ tests (tests/expected_text.h): read what differs
+before it is committed.
 """
 import os
 import pathlib
@@ -14,7 +15,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KEPT = ROOT / "tests" / "data" / "output"
 TANDEM = sys.argv[1] if len(sys.argv) > 1 else "build/tandem"
-UPDATE = "--update" in sys.argv
+WRITES = "TANDEM_WRITE_EXPECTED" in os.environ
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
 
 
@@ -51,7 +52,7 @@ def difference(now, kept):
 class KeptOutput(unittest.TestCase):
     def same(self, name, text):
         path = KEPT / name
-        if UPDATE:
+        if WRITES:
             KEPT.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         problem = difference(text, path.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """What the program prints from arguments alone, compared with the files of tests/data/output.
 
-    python3 tests/output_test.py PATH_OF_TANDEM [--update]
+    python3 tests/output_test.py PATH_OF_TANDEM
 
 Help pages; plans of the machines in machines/ with their charts, placements and simulations; inspections of checkpoints.
 """

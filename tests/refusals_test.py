@@ -1,6 +1,6 @@
 """What the program says about bad input, compared with the files of tests/data/output.
 
-    python3 tests/refusals_test.py PATH_OF_TANDEM [--update]
+    python3 tests/refusals_test.py PATH_OF_TANDEM
 
 Every field of a machine, a placement, routing statistics and a config.json is removed or replaced by values of other
 types and sizes; options of the command line get values out of range. The kept files list the `error:` line of

@@ -3,14 +3,13 @@
 #include "bench/serving/serving_bench.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <fstream>
 
 #include "bench/serving/dataset.h"
 #include "core/check.h"
 #include "tests/error_of.h"
+#include "tests/temp_directory.h"
 
 namespace tandem {
 namespace {
@@ -74,19 +73,6 @@ TEST(NumpyRandom, DrawsAsNumpyDoes) {
     for (const double gap : c.gaps) EXPECT_DOUBLE_EQ(random.exponential(1 / 4.0), gap) << c.seed;
   }
 }
-
-class TempFile {
- public:
-  explicit TempFile(const std::string& text)
-      : path_(testing::TempDir() + "serving_" + std::to_string(getpid()) + ".json") {
-    std::ofstream(path_) << text;
-  }
-  ~TempFile() { std::remove(path_.c_str()); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 TEST(ShareGpt, ReadsTheFirstTwoTurns) {
   const TempFile file(R"([

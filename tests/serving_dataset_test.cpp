@@ -1,32 +1,18 @@
 // The requests of `tandem bench serving` at the edges: conversations that a file gives in odd ways,
 // lengths at their limits, and random numbers against Python's and numpy's.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "bench/serving/dataset.h"
 #include "tests/error_of.h"
+#include "tests/temp_directory.h"
 
 namespace tandem {
 namespace {
 
 const std::string kTiny = TANDEM_SOURCE_DIR "/models/tiny-r1";
 using Pairs = std::vector<std::pair<std::string, std::string>>;
-
-class TempFile {
- public:
-  explicit TempFile(const std::string& text)
-      : path_(testing::TempDir() + "dataset_" + std::to_string(getpid()) + ".json") {
-    std::ofstream(path_) << text;
-  }
-  ~TempFile() { std::remove(path_.c_str()); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // random.seed(7); random.shuffle(list(range(n))); random.shuffle(list(range(8))) of Python 3.11:
 // nothing is drawn for lists of fewer than two items.

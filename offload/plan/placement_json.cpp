@@ -22,12 +22,7 @@ const char *const kBf16 = "bf16", *const kFp8 = "fp8";
 Json stage_to_json(const Stage& stage);
 Json layers_to_json(const LayerExperts& layers);
 Json names_of(const std::vector<DeviceId>& devices);
-WeightFormat read_format(JsonFields& fields) {
-  const std::string name = fields.text("format");
-  if (!is_weight_format(name)) fields.refuse("format", "expected one of " + weight_format_names());
-  return weight_format(name);
-}
-
+WeightFormat read_format(JsonFields& fields);
 void read_backbone(JsonFields fields, Placement& p);
 bool read_on_cpu(JsonFields& fields, const std::string& key);
 void read_experts(JsonFields fields, Placement& p);
@@ -173,6 +168,12 @@ void read_backbone(JsonFields fields, Placement& p) {
     stage.refuse_others();
     p.stages.push_back(std::move(s));
   }
+}
+
+WeightFormat read_format(JsonFields& fields) {
+  const auto format = find_weight_format(fields.text("format"));
+  if (!format) fields.refuse("format", "expected one of " + weight_format_names());
+  return *format;
 }
 
 bool read_on_cpu(JsonFields& fields, const std::string& key) {

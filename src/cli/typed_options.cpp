@@ -41,10 +41,8 @@ void add_isa(CLI::App& command, std::optional<cpu::Isa>& value, const std::strin
 CLI::Option* add_format(CLI::App& command, const std::string& option,
                         std::optional<WeightFormat>& value, const std::string& help) {
   const auto set = [&value, option](const std::string& text) {
-    value.reset();
-    if (text == "auto") return;
-    require(is_weight_format(text), "{} {}: choose auto, {}", option, text, weight_format_names());
-    value = weight_format(text);
+    value = find_weight_format(text);
+    require(value || text == "auto", "{} {}: choose auto, {}", option, text, weight_format_names());
   };
   return command.add_option_function<std::string>(option, set, help)->default_str("auto");
 }

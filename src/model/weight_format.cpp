@@ -1,8 +1,5 @@
 #include "model/weight_format.h"
 
-#include <algorithm>
-#include <iterator>
-
 namespace tandem {
 namespace {
 
@@ -24,10 +21,16 @@ constexpr Named kFormats[] = {{"fp8", {DType::kF8E4M3}},
 
 }  // namespace
 
-WeightFormat weight_format(const std::string& name) {
+std::optional<WeightFormat> find_weight_format(const std::string& name) {
   for (const Named& named : kFormats)
     if (name == named.name) return named.format;
-  fail("unknown format {}: choose one of {}", name, weight_format_names());
+  return {};
+}
+
+WeightFormat weight_format(const std::string& name) {
+  const auto found = find_weight_format(name);
+  require(found.has_value(), "unknown format {}: choose one of {}", name, weight_format_names());
+  return *found;
 }
 
 std::string weight_format_names() {
@@ -35,11 +38,6 @@ std::string weight_format_names() {
   for (const Named& named : kFormats)
     names += (names.empty() ? "" : ", ") + std::string(named.name);
   return names;
-}
-
-bool is_weight_format(const std::string& name) {
-  return std::any_of(std::begin(kFormats), std::end(kFormats),
-                     [&](const Named& named) { return name == named.name; });
 }
 
 std::string format_name(WeightFormat format) {

@@ -1,5 +1,6 @@
 // The number formats of matrices, and their names on the command line.
 #pragma once
+#include <optional>
 #include <string>
 
 #include "core/tensor.h"
@@ -16,9 +17,9 @@ struct WeightFormat {
 };
 
 // The format named fp8, bf16, fp16, fp32, int8, int4 (groups of 64), int4-32, int4-128, or
-// int4-32-bf16, -64-, -128-. Throws Error for another name.
+// int4-32-bf16, -64-, -128-; empty for another name, for which weight_format() throws Error.
+std::optional<WeightFormat> find_weight_format(const std::string& name);
 WeightFormat weight_format(const std::string& name);
-bool is_weight_format(const std::string& name);
 std::string weight_format_names();  // separated by commas
 std::string format_name(WeightFormat format);
 
