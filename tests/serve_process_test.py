@@ -245,6 +245,7 @@ class LifeCycle(unittest.TestCase):
             result = subprocess.run([TANDEM, "serve", TINY, *options], capture_output=True, text=True, check=False, timeout=30)
             self.assertEqual(result.returncode, 2, result.stderr)
             self.assertIn(words, result.stderr)
+            self.assertNotIn("listening", result.stderr)
         result = subprocess.run([TANDEM, "serve", "--cors-origin", "https://a.example", "/nowhere"], capture_output=True, text=True, check=False, timeout=30)
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("/nowhere", result.stderr)  # --cors-origin takes one word, so the model may follow it

@@ -81,9 +81,13 @@ void print_line(const std::string& line) {
 // because a Team pins the thread that creates it.
 class Computing {
  public:
-  Computing(const Options& options, const Tokenizer& tokenizer, Service& service,
-            HttpServer& server)
-      : options_(options), tokenizer_(tokenizer), service_(service), server_(server) {}
+  Computing(const Options& options, const ModelOptions& model, const Tokenizer& tokenizer,
+            Service& service, HttpServer& server)
+      : options_(options),
+        model_(model),
+        tokenizer_(tokenizer),
+        service_(service),
+        server_(server) {}
 
   void run() {
     try {
@@ -108,7 +112,7 @@ class Computing {
   void load_and_run() {
     const ServeOptions& s = options_.serve;
     LoadProgress shown = load_progress(options_.quiet);
-    LoadedModel loaded(model_options(options_), [&](int64_t done, int64_t total, double rate) {
+    LoadedModel loaded(model_, [&](int64_t done, int64_t total, double rate) {
       if (shown) shown(done, total, rate);
       service_.set_loading(total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0);
     });
@@ -155,6 +159,7 @@ class Computing {
   }
 
   const Options& options_;
+  const ModelOptions& model_;
   const Tokenizer& tokenizer_;
   Service& service_;
   HttpServer& server_;
@@ -172,6 +177,7 @@ int serve_command(const Options& options) {
   const ServeOptions& s = options.serve;
   require_sane(s);
   const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
+  const ModelOptions model = model_options(options);
   Service service(
       tokenizer, chat_format(options, tokenizer), defaults_of(options.model.directory),
       {.model_id = s.served_model_name.empty() ? options.model.directory : s.served_model_name,
@@ -192,7 +198,7 @@ int serve_command(const Options& options) {
     print_line(fmt::format("listening on {}://{}:{}", s.certificate.empty() ? "http" : "https",
                            s.host, server.port()));
 
-  Computing computing(options, tokenizer, service, server);
+  Computing computing(options, model, tokenizer, service, server);
   std::thread thread([&] { computing.run(); });
   server.run();
   computing.stop();
