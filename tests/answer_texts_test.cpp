@@ -98,14 +98,15 @@ TEST(AnswerTexts, ChatsWithLogprobs) {
       R"([{"token":"ä","logprob":-0.5,"bytes":[195,164]},{"token":"o","logprob":-1.25,)"
       R"("bytes":[111]}]},{"token":"b","logprob":-2.0,"bytes":[98],"top_logprobs":[]}]},)"
       R"("finish_reason":"length"}])";
-  EXPECT_EQ(answer_json(kChat, {part}, {1, 2, 0})["choices"].dump(),
-            R"([{"index":1,"message":{"role":"assistant","content":"äb","reasoning_content":"hm",)"
-            R"("tool_calls":[{"id":"c1","type":"function","function":{"name":"f",)"
-            R"("arguments":"{}"}},{"id":"c2","type":"function","function":{"name":"g",)"
-            R"("arguments":"{\"a\":1}"}}]},)" +
-                logprobs);
+  EXPECT_EQ(
+      answer_json(kChat, {part}, {1, 2, 0})["choices"].dump(),
+      R"([{"index":1,"message":{"role":"assistant","content":"äb","reasoning_content":"hm","reasoning":"hm",)"
+      R"("tool_calls":[{"id":"c1","type":"function","function":{"name":"f",)"
+      R"("arguments":"{}"}},{"id":"c2","type":"function","function":{"name":"g",)"
+      R"("arguments":"{\"a\":1}"}}]},)" +
+          logprobs);
   EXPECT_EQ(chunk_json(kChat, part, {})["choices"].dump(),
-            R"([{"index":1,"delta":{"reasoning_content":"hm","content":"äb",)"
+            R"([{"index":1,"delta":{"reasoning_content":"hm","reasoning":"hm","content":"äb",)"
             R"("tool_calls":[{"index":3,"id":"c1","type":"function","function":{"name":"f",)"
             R"("arguments":"{}"}},{"index":4,"id":"c2","type":"function","function":{"name":"g",)"
             R"("arguments":"{\"a\":1}"}}]},)" +

@@ -58,7 +58,7 @@ class Serving(unittest.TestCase):
     def test_chat_thinks_apart_from_the_answer(self):
         answer = self.server.ok("/v1/chat/completions", chat())
         message = answer["choices"][0]["message"]
-        self.assertEqual(message, {"role": "assistant", "content": ANSWER, "reasoning_content": THINKING})
+        self.assertEqual(message, {"role": "assistant", "content": ANSWER, "reasoning_content": THINKING, "reasoning": THINKING})
         self.assertEqual(answer["choices"][0]["finish_reason"], "stop")
         usage = answer["usage"]
         self.assertEqual(usage["total_tokens"], usage["prompt_tokens"] + usage["completion_tokens"])
@@ -70,7 +70,8 @@ class Serving(unittest.TestCase):
         self.assertEqual(events[-1]["choices"], [])
         deltas = [e["choices"][0]["delta"] for e in events[:-1]]
         self.assertEqual("".join(d.get("content", "") for d in deltas), ANSWER)
-        self.assertEqual("".join(d.get("reasoning_content", "") for d in deltas), THINKING)
+        for name in ("reasoning_content", "reasoning"):
+            self.assertEqual("".join(d.get(name, "") for d in deltas), THINKING)
         self.assertEqual([e["choices"][0]["finish_reason"] for e in events[:-1]][-1], "stop")
         self.assertEqual(sum("usage" in e for e in events), 1)
         whole = self.server.ok("/v1/chat/completions", chat())

@@ -231,6 +231,10 @@ TEST(ChatMessages, AreReadAsOpenAisDescriptionHasThem) {
       {R"({"role": "assistant", "content": [{"type": "text", "text": "a"},
                                             {"type": "refusal", "refusal": "No."}]})",
        R"({"role":"assistant","content":[{"type":"text","text":"a"},{"type":"text","text":"No."}]})"},
+      {R"({"role": "assistant", "content": "a", "reasoning": "hm"})",
+       R"({"role":"assistant","content":"a","reasoning":"hm","reasoning_content":"hm"})"},
+      {R"({"role": "assistant", "reasoning": "so", "reasoning_content": "hm"})",
+       R"({"role":"assistant","reasoning":"so","reasoning_content":"hm","content":""})"},
       {R"({"role": "assistant", "content": null, "reasoning_content": "hm"})",
        R"({"role":"assistant","reasoning_content":"hm","content":""})"},
       {R"({"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "3"}]})",
@@ -264,6 +268,7 @@ TEST(ChatMessages, WrongOnesAreNamed) {
       {R"({"role": "tool", "content": "x", "tool_call_id": 5})", "tool_call_id"},
       {R"({"role": "assistant", "refusal": 5})", "refusal"},
       {R"({"role": "assistant", "reasoning_content": 5})", "reasoning_content"},
+      {R"({"role": "assistant", "reasoning": 5})", "reasoning"},
       {R"({"role": "assistant", "content": null, "audio": {"id": "x"}})", "audio"},
       {R"({"role": "assistant", "function_call": {"name": "f", "arguments": ""}})",
        "function_call"},
@@ -335,7 +340,7 @@ TEST(AnswerJson, ChatDeltasSayOnlyWhatIsNew) {
   ChoicePart part;
   part.reasoning = "hm";
   auto delta = chunk_json(kChat, part, {})["choices"][0]["delta"];
-  EXPECT_EQ(delta.dump(), R"({"reasoning_content":"hm"})");
+  EXPECT_EQ(delta.dump(), R"({"reasoning_content":"hm","reasoning":"hm"})");
   part = {};
   part.finish = FinishReason::kStop;
   EXPECT_EQ(chunk_json(kChat, part, {})["choices"][0]["delta"].dump(), "{}");

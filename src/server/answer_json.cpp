@@ -83,9 +83,17 @@ OrderedJson completion_choice(const ChoicePart& part) {
           {"finish_reason", finish_json(part)}};
 }
 
+// Under both names that clients read: DeepSeek's API and SGLang say reasoning_content, vLLM says
+// reasoning.
+void add_reasoning(OrderedJson& message, const ChoicePart& part) {
+  if (part.reasoning.empty()) return;
+  message["reasoning_content"] = part.reasoning;
+  message["reasoning"] = part.reasoning;
+}
+
 OrderedJson chat_message(const ChoicePart& all) {
   OrderedJson message = {{"role", "assistant"}, {"content", all.text}};
-  if (!all.reasoning.empty()) message["reasoning_content"] = all.reasoning;
+  add_reasoning(message, all);
   if (all.calls.empty()) return message;
   if (all.text.empty()) message["content"] = nullptr;
   message["tool_calls"] = calls_json(all, false);
@@ -94,7 +102,7 @@ OrderedJson chat_message(const ChoicePart& all) {
 
 OrderedJson chat_delta(const ChoicePart& part) {
   OrderedJson delta = OrderedJson::object();
-  if (!part.reasoning.empty()) delta["reasoning_content"] = part.reasoning;
+  add_reasoning(delta, part);
   if (!part.text.empty()) delta["content"] = part.text;
   if (!part.calls.empty()) delta["tool_calls"] = calls_json(part, true);
   return delta;

@@ -77,7 +77,7 @@ Json read_message(const Json& given, const std::string& path) {
   const std::string role = message.string("role", "");
   if (role.empty()) message.refuse("role", "system, developer, user, assistant or tool");
   const bool is_assistant = role == "assistant";
-  for (const char* key : {"name", "tool_call_id", "refusal", "reasoning_content"})
+  for (const char* key : {"name", "tool_call_id", "refusal", "reasoning_content", "reasoning"})
     message.string(key, "");
   if (message.find("audio")) message.refuse("audio", "absent: this model reads text only");
   if (message.find("function_call")) message.refuse("function_call", "absent: use tool_calls");
@@ -91,7 +91,7 @@ Json read_message(const Json& given, const std::string& path) {
   if (!calls.empty() && is_empty_text(content)) content = nullptr;
   if (content.is_null() && calls.empty()) {
     // Only an answer that was truncated inside its reasoning has no content.
-    if (!(is_assistant && message.find("reasoning_content")))
+    if (!(is_assistant && (message.find("reasoning_content") || message.find("reasoning"))))
       message.refuse("content", "a string or a list of parts");
     content = "";
   }
@@ -99,6 +99,9 @@ Json read_message(const Json& given, const std::string& path) {
   Json read = Json::object();
   for (const auto& [key, value] : given.items())
     if (!value.is_null() && key != "tool_calls" && key != "refusal") read[key] = value;
+  // Templates read the first name; vLLM's answers have the second.
+  if (!read.contains("reasoning_content") && read.contains("reasoning"))
+    read["reasoning_content"] = read["reasoning"];
   read["content"] = std::move(content);
   if (!calls.empty()) read["tool_calls"] = std::move(calls);
   return read;
