@@ -1,6 +1,7 @@
 # make                   builds the program, the tests and the benchmarks
 # make run               builds the program and asks the embedded model a question
-# make test              builds everything and runs every test
+# make test              builds everything and runs the tests
+# make test-long         runs the longest tests and each fuzz target for 3 seconds
 # make install           installs the program and its models below PREFIX (/usr/local) in DESTDIR
 # make bench-report      measures this machine in under 8 minutes, into docs/measurements/
 # make bundle            makes build/tandem-bench.tar.gz, which measures machines that cannot build
@@ -11,7 +12,7 @@
 # make lint-changed      clang-tidy over the LINT_CHANGED sources changed last; make lint: over all
 # Other targets: bench, asan, tsan, fuzz, mutants, format, clean. Targets install missing packages;
 # everything is built below build/.
-.PHONY: all configure build run test install deps bench bench-report validate-planner hybrid-schedule bundle \
+.PHONY: all configure build run test test-long install deps bench bench-report validate-planner hybrid-schedule bundle \
         asan tsan fuzz mutants mutation-score format format-check lint lint-changed clean
 
 PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev \
@@ -32,9 +33,13 @@ run: configure
 	@./build/release/tandem run --temp 0 -p "What is 478 + 356?"
 
 test: build
+	@tools/client_packages.sh clients
+	@ctest --test-dir build/release --output-on-failure -j$(JOBS) -LE long
+
+test-long: build
 	@tools/client_packages.sh
 	@tools/fuzz.sh 3
-	@ctest --test-dir build/release --output-on-failure -j$(JOBS)
+	@ctest --test-dir build/release --output-on-failure -j$(JOBS) -L long
 
 install: deps
 	@cmake --preset release -DCMAKE_INSTALL_PREFIX=$(PREFIX) > build/configure.log 2>&1 || (cat build/configure.log; exit 1)

@@ -24,6 +24,10 @@ foreach(source ${gpu_tests})
   link_gpu_test(${name} ${name} emulated)
   set(orders forward reverse shuffled)
   set(cost 1)  # seconds; ctest starts the longest tests first
+  set(label)
+  if(name MATCHES "gpu_(engine_(batches|bench|graphs)|hybrid_steps)_test")
+    set(label long)  # make test-long
+  endif()
   if(name MATCHES "engine|hybrid")
     set(cost 60)
   endif()
@@ -37,7 +41,7 @@ foreach(source ${gpu_tests})
   foreach(order ${orders})
     add_test(NAME ${name}_${order} COMMAND ${name})
     set_tests_properties(${name}_${order} PROPERTIES ENVIRONMENT TANDEM_GPU_ORDER=${order} TIMEOUT ${seconds}
-                                                         COST ${cost})
+                                                         COST ${cost} LABELS "${label}")
   endforeach()
   if(NOT name MATCHES "gpu_emulator_test|gpu_hybrid_allocations_test|gpu_decode_cost_test")  # they count operations of the emulator
     get_filename_component(file ${source} NAME)

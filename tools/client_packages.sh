@@ -1,6 +1,8 @@
 #!/bin/sh
 # Installs Python packages that only tests and tools need, each in a virtual environment below build/: openai for
 # tests/serve_test.py, libclang for tools/mutation_score.py. If no package index can be reached, their tests are skipped.
+#
+#     tools/client_packages.sh [clients|libclang]     one of them; both without an argument
 set -eu
 case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
 cd "$(dirname "$0")/.."
@@ -17,5 +19,9 @@ install() {
   fi
 }
 
-install clients openai==3.54.0
-install libclang libclang==18.1.1
+case "${1:-both}" in
+both) install clients openai==3.54.0 && install libclang libclang==18.1.1 ;;
+clients) install clients openai==3.54.0 ;;
+libclang) install libclang libclang==18.1.1 ;;
+*) echo "error: $1: clients or libclang" >&2 && exit 2 ;;
+esac
