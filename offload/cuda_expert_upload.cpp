@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/rounding.h"
 #include "gpu_kernels/unpack.h"
 #include "ops/cuda_weights.h"
 
@@ -20,8 +21,6 @@ const FfnWeights* some_expert(const ModelWeights& w) {
       if (!e.gate.empty()) return &e;
   return nullptr;
 }
-
-int64_t n_blocks(int64_t n, int block) { return (n + block - 1) / block; }
 
 // Bytes that suffice for an expert in panels, each slice of which is padded, or in rows.
 int64_t most_bytes(const ModelConfig& c) {
@@ -110,7 +109,7 @@ int64_t ExpertUpload::copy(int layer, Experts experts, int stage) {
       used = at + piece.bytes;
     });
   for (int p = 0; p < n_copies; ++p)
-    team_.run((copies[p].bytes + kCopied - 1) / kCopied, [&](int64_t item, int) {
+    team_.run(ceil_div(copies[p].bytes, kCopied), [&](int64_t item, int) {
       const int64_t at = item * kCopied;
       std::memcpy(copies[p].to + at, copies[p].from + at,
                   static_cast<size_t>(std::min(kCopied, copies[p].bytes - at)));
@@ -162,7 +161,7 @@ void ExpertUpload::for_each_piece(int layer, int expert, Visit visit) const {
     const int64_t first = w_.slices.empty() ? 0 : w_.slices[slice].first;
     for (const Matrix m : {kGate, kUp, kDown}) {
       const QuantView& packed = m == kGate ? e.gate : m == kUp ? e.up : e.down;
-      const int64_t panels = (packed.q.rows + cpu::kPanelRows - 1) / cpu::kPanelRows;
+      const int64_t panels = ceil_div(packed.q.rows, cpu::kPanelRows);
       const Piece piece = {m, packed, panels * packed.q.row_bytes(), m == kDown ? 0 : first,
                            m == kDown ? first : 0};
       visit(piece, offset);
@@ -181,11 +180,11 @@ void ExpertUpload::keep_scales(int layer) {
     for_each_piece(layer, experts[i], [&](const Piece& piece, int64_t) {
       const TensorView& from = piece.packed.scale;
       float* const to = all.data() + i * each + scales_before(piece.matrix) +
-                        piece.first_row / block_ * n_blocks(cols_of(piece.matrix), block_) +
+                        piece.first_row / block_ * ceil_div(cols_of(piece.matrix), block_) +
                         piece.first_col / block_;
       for (int64_t r = 0; r < from.rows; ++r)
         std::copy_n(from.row<float>(r), from.cols,
-                    to + r * n_blocks(cols_of(piece.matrix), block_));
+                    to + r * ceil_div(cols_of(piece.matrix), block_));
     });
   gpu::Buffer& scales = layers_[layer].scales;
   scales = gpu::Buffer(std::ssize(all) * int64_t{sizeof(float)}, gpu::Site::kDevice);
@@ -205,7 +204,7 @@ gpu::ExpertWeights ExpertUpload::weights(int layer, Matrix m, Experts experts) c
   const int64_t each = scales_before(kMatrices), first = index_of(layer, experts.front());
   w.scale_stride = (index_of(layer, experts.back()) - first) * each;
   w.first.scale = layers_[layer].scales.as<float>() + first * each + scales_before(m);
-  w.first.scale_stride = n_blocks(cols_of(m), block_);
+  w.first.scale_stride = ceil_div(cols_of(m), block_);
   w.first.block_rows = w.first.block_cols = block_;
   return w;
 }
@@ -222,7 +221,7 @@ int64_t ExpertUpload::row_bytes(Matrix m) const {
 int64_t ExpertUpload::scales_before(int matrix) const {
   int64_t n = 0;
   for (int m = 0; m < matrix; ++m)
-    n += n_blocks(rows_of(Matrix(m)), block_) * n_blocks(cols_of(Matrix(m)), block_);
+    n += ceil_div(rows_of(Matrix(m)), block_) * ceil_div(cols_of(Matrix(m)), block_);
   return n;
 }
 

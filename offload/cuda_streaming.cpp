@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/rounding.h"
 #include "gpu_kernels/hand_off.h"
 #include "ops/cuda_weights.h"
 
@@ -38,7 +39,7 @@ void CudaStreaming::add_to(const Shared& step, TensorView y) {
   const int layer = step.on_gpu.layer;
   divide(step.on_cpu);
   const std::span<const int> streamed(division_.order.data(), division_.n_on_gpu);
-  const int64_t n_stages = (std::ssize(streamed) + kAtOnce - 1) / kAtOnce;
+  const int64_t n_stages = ceil_div(std::ssize(streamed), kAtOnce);
   if (n_stages > 0) sort_on_gpu(step.on_gpu);
   if (any_on_cpu_) cpu_.begin(step.on_cpu);
   for (int64_t i = 0; i < n_stages; ++i) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/rounding.h"
 #include "offload/cuda_even_batch.h"
 #include "offload/cuda_streaming.h"
 
@@ -31,7 +32,7 @@ ExpertRates CudaStreaming::measured_rates(int max_tokens) {
   for (int i = 0; i < n_experts; ++i) places_.as<int32_t>()[experts[i]] = i;
   division_.n_on_gpu = n_experts;
   constexpr int kStep = 4;  // times as many tokens
-  const int n_active = c_.router.n_active, least = (n_experts + n_active - 1) / n_active;
+  const int n_active = c_.router.n_active, least = ceil_div(n_experts, n_active);
   for (int n = std::min(least, max_tokens);; n = std::min(n * kStep, max_tokens)) {
     const int used = std::min(n_experts, n * n_active),
               rows = std::max(1, (n * n_active + n_experts / 2) / n_experts);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/rounding.h"
 #include "ops/cpu_weights.h"
 
 namespace tandem {
@@ -73,14 +74,14 @@ int64_t ExpertSlice::take(std::span<const ExpertPairs::Group> groups) {
   groups_ = groups;
   n_encoded_tokens_ = encodes_ && is_first_ ? n_tokens_ : 0;
   tokens_left_ = n_encoded_tokens_;
-  pieces_ = (width_ + kRows - 1) / kRows;
+  pieces_ = ceil_div(width_, kRows);
   const int64_t n_groups = std::ssize(groups);
   int64_t n_pairs = 0;
   for (const ExpertPairs::Group& group : groups) n_pairs += group.n;
   second_rows_ = rows_of_second_pass(n_pairs / std::max<int64_t>(1, n_groups), c_.dim, n_threads_);
   n_pieces_ = n_groups * pieces_;
   for (int64_t g = 0; g < n_groups; ++g) unfinished_[g] = pieces_ + 1;
-  return n_encoded_tokens_ + n_pieces_ + (c_.dim + second_rows_ - 1) / second_rows_;
+  return n_encoded_tokens_ + n_pieces_ + ceil_div(c_.dim, second_rows_);
 }
 
 // Items are tokens to encode, then some rows of one group (first pass), then some rows of every

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "core/check.h"
+#include "core/rounding.h"
 
 namespace tandem {
 namespace {
@@ -43,7 +44,7 @@ Owners assign_experts(const std::vector<double>& shares, int n_ranks, int n_redu
   std::vector<int> order = by_share(a_copy);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return copies[a] > copies[b]; });
 
-  const int slots = (n + n_redundant + n_ranks - 1) / n_ranks;
+  const int slots = ceil_div(n + n_redundant, n_ranks);
   // Ranks with free slots, the least loaded first.
   using Rank = std::tuple<double, int, int>;  // load, replicas held, number
   std::priority_queue<Rank, std::vector<Rank>, std::greater<>> ranks;

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "core/rounding.h"
 #include "model/cost.h"
 #include "model/parameters.h"
 #include "offload/plan/assign.h"
@@ -121,7 +122,7 @@ std::vector<int> host_counts(const Machine& m) {
 
 int64_t sequences_a_replica(const Placement& p, int concurrency) {
   const int dp = p.stages.front().dp();
-  return (concurrency + dp - 1) / dp;
+  return ceil_div(concurrency, dp);
 }
 
 std::vector<int> numa_slices(const ModelConfig& c, const Machine& m) {
@@ -176,7 +177,7 @@ namespace {
 
 // Threshold that streams all chunks of a prompt: the length of its mean chunk.
 int streamed_from(const Placement& p, const Workload& w) {
-  const int chunks = (w.prompt_tokens + p.prefill_chunk_tokens - 1) / p.prefill_chunk_tokens;
+  const int chunks = ceil_div(w.prompt_tokens, p.prefill_chunk_tokens);
   return w.prompt_tokens / chunks;
 }
 

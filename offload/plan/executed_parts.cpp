@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/rounding.h"
 #include "model/cost.h"
 
 namespace tandem {
@@ -53,7 +54,7 @@ GpuParts evenly_on_gpu(const ModelConfig& config, int64_t n_experts) {
   for (int l = 0; l < config.n_layers; ++l) n_left += config.is_moe(l);
   for (int l = 0; l < config.n_layers; ++l) {
     if (!config.is_moe(l)) continue;
-    const int64_t n = std::min<int64_t>((n_experts + n_left - 1) / n_left, config.router.n_experts);
+    const int64_t n = std::min<int64_t>(ceil_div(n_experts, n_left), config.router.n_experts);
     parts.experts[l].assign(config.router.n_experts, false);
     std::fill_n(parts.experts[l].begin(), n, true);
     n_experts -= n;

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <map>
 
+#include "core/rounding.h"
 #include "model/cost.h"
 #include "model/parameters.h"
 #include "offload/plan/assign.h"
@@ -119,7 +120,7 @@ void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
       bases.push_back({s, Base::kTensorParallel, tp});
   if (n == 1 || n_experts == 0) return;
   // Every GPU holds a part of the backbone's replicas and of the experts.
-  const int filled = (n_experts + kUsualRedundancy + n - 1) / n * n - n_experts;
+  const int filled = round_up(n_experts + kUsualRedundancy, n) - n_experts;
   for (const int n_redundant : {0, filled})
     if (n_redundant == 0 || (filled > 0 && filled <= n_experts * (n - 1)))
       for (const int tp : ways) bases.push_back({s, Base::kExpertParallel, tp, n_redundant, n});
@@ -129,7 +130,7 @@ void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
   const int64_t slots =
       a_gpu / std::max<int64_t>(1, moe_layers(c) * routed_expert_bytes(c, format));
   if (slots == 0) return;
-  const int least = static_cast<int>((n_experts + slots - 1) / slots);
+  const int least = static_cast<int>(ceil_div(n_experts, slots));
   std::vector<int> counts;
   for (const int experts : {n / 2, n * 5 / 8, n * 3 / 4, n * 7 / 8, n - 4, n - 3, n - 2, n - 1})
     if (experts >= least && experts < n &&

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/check.h"
+#include "core/rounding.h"
 #include "model/cost.h"
 #include "model/kv_layout.h"
 #include "model/parameters.h"
@@ -332,10 +333,10 @@ std::string smaller_workload(const PlanRequest& r, const std::vector<WeightForma
                          return fits(static_cast<int>(n), w.context);
                        }));
   constexpr int64_t kStep = 256;
-  const int64_t least = (int64_t{w.prompt_tokens} + w.output_tokens + kStep - 1) / kStep;
+  const int64_t least = ceil_div(int64_t{w.prompt_tokens} + w.output_tokens, kStep);
   if (least * kStep >= w.context || !fits(w.concurrency, least * kStep)) return {};
   return fmt::format(" or --ctx {}",
-                     kStep * most(least, (w.context + kStep - 1) / kStep,
+                     kStep * most(least, ceil_div(w.context, kStep),
                                   [&](int64_t n) { return fits(w.concurrency, n * kStep); }));
 }
 

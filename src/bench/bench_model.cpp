@@ -5,6 +5,7 @@
 
 #include "core/machine_info.h"
 #include "core/program_files.h"
+#include "core/rounding.h"
 #include "io/json.h"
 #include "model/cost.h"
 #include "model/parameters.h"
@@ -47,7 +48,7 @@ Resident resident_experts(const ModelConfig& c, WeightFormat format, int64_t bud
           fewest, static_cast<double>(bytes) * 1e-6, static_cast<double>(fewest * bytes) * 1e-9,
           static_cast<double>(budget) * 1e-9);
   const int64_t layer = fit * bytes;
-  const int64_t wanted = std::min((cold + layer - 1) / layer, budget / layer);
+  const int64_t wanted = std::min(ceil_div(cold, layer), budget / layer);
   return {static_cast<int>(std::max<int64_t>(1, wanted)), static_cast<int>(fit)};
 }
 

@@ -11,6 +11,7 @@
 
 #include "bench/bench_model.h"
 #include "core/machine_info.h"
+#include "core/rounding.h"
 #include "model/cost.h"
 
 namespace tandem {
@@ -103,7 +104,7 @@ QuantView stored_view(const WeightSpec& spec, WeightFormat format, int block,
     w.q.data = numbers.data();
   } else if (dtype == DType::kF8E4M3) {
     constexpr float kDeviationOfCodes = 100;
-    const int64_t rows = (spec.rows + block - 1) / block, cols = (spec.cols + block - 1) / block;
+    const int64_t rows = ceil_div(spec.rows, block), cols = ceil_div(spec.cols, block);
     w.block_rows = w.block_cols = block;
     numbers.assign(rows * cols, 1 / (kDeviationOfCodes * std::sqrt(static_cast<float>(spec.cols))));
     w.scale = {numbers.data(), rows, cols, cols, DType::kF32};
@@ -117,7 +118,7 @@ void fill_first(const QuantView& stored, const QuantView& packed, WeightUse use,
   if (!stored.scale.empty()) CpuWeights::pack_scales(stored.scale.data, packed);
   const int64_t row_bytes = stored.q.row_bytes(), n_rows = stored.q.rows;
   const float largest = largest_of(use, stored.q.cols);
-  team.run((n_rows + kPackRows - 1) / kPackRows, [&](int64_t i, int) {
+  team.run(ceil_div(n_rows, kPackRows), [&](int64_t i, int) {
     const int64_t first = i * kPackRows, n = std::min(kPackRows, n_rows - first);
     std::vector<std::byte> rows(n * row_bytes);
     for (int64_t r = 0; r < n; ++r)

@@ -4,12 +4,14 @@
 
 #include <utility>
 
+#include "core/rounding.h"
+
 namespace tandem {
 namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
 
-int64_t mapped_bytes(int64_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
+int64_t mapped_bytes(int64_t bytes) { return round_up(bytes, kHugePage); }
 
 // mmap promises only 4 KiB alignment: map one huge page more and give the ends back.
 std::byte* map_aligned(int64_t bytes) {
@@ -17,8 +19,8 @@ std::byte* map_aligned(int64_t bytes) {
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
   const auto begin = reinterpret_cast<uintptr_t>(raw);
-  const uintptr_t aligned = (begin + kHugePage - 1) / kHugePage * kHugePage;
-  if (aligned > begin) munmap(raw, aligned - begin);
+  const uintptr_t aligned = round_up(begin, kHugePage);
+  munmap(raw, aligned - begin);  // fails without effect if there is nothing before
   munmap(reinterpret_cast<void*>(aligned + bytes), begin + kHugePage - aligned);
   madvise(reinterpret_cast<void*>(aligned), bytes, MADV_HUGEPAGE);
   return reinterpret_cast<std::byte*>(aligned);

@@ -5,13 +5,12 @@
 #include <vector>
 
 #include "core/memory.h"
+#include "core/rounding.h"
 #include "model/kv_layout.h"
 
 namespace tandem {
 
-constexpr int pages_for(int64_t tokens) {
-  return static_cast<int>((tokens + kPageSize - 1) / kPageSize);
-}
+constexpr int pages_for(int64_t tokens) { return static_cast<int>(ceil_div(tokens, kPageSize)); }
 
 class KvCache {
  public:

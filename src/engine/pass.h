@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/rounding.h"
 
 namespace tandem {
 
@@ -15,7 +16,7 @@ class PassMemory {
   void clear() { used_ = 0; }
   void* take(std::size_t bytes) {
     void* const memory = bytes_ + used_;
-    used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    used_ += round_up(bytes, kAlignment);
     check(used_ <= sizeof bytes_, "the coroutines of a step fit their memory");
     return memory;
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/rounding.h"
 
 namespace tandem {
 
@@ -38,7 +39,7 @@ void require_sound(bool ok, fmt::format_string<Args...> message, Args&&... args)
 uint64_t checksum_of(std::span<const std::byte> bytes);
 
 constexpr int64_t n_packed_blocks(int64_t data_bytes) {
-  return (data_bytes + kPackedBlockBytes - 1) / kPackedBlockBytes;
+  return ceil_div(data_bytes, kPackedBlockBytes);
 }
 
 // The header as it is written to the file, padded to a multiple of kDiskPage; the data follows.

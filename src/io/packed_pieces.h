@@ -4,6 +4,7 @@
 #include <atomic>
 #include <string>
 
+#include "core/rounding.h"
 #include "io/load_jobs.h"
 #include "io/packed_header.h"
 #include "io/workers.h"
@@ -21,7 +22,7 @@ void for_each_packed_piece(int64_t total_bytes, const LoadOptions& options, cons
   const int64_t piece = load_read_bytes(n_workers) / kPackedBlockBytes * kPackedBlockBytes;
   std::atomic<int64_t> done = 0;
   Workers().run(
-      n_workers, (total_bytes + piece - 1) / piece,
+      n_workers, ceil_div(total_bytes, piece),
       [&](int64_t i, int) {
         const int64_t bytes = std::min(piece, total_bytes - i * piece);
         work(i * piece, bytes);

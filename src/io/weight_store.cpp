@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "core/rounding.h"
 #include "io/json.h"
 #include "io/shard_index.h"
 
@@ -165,8 +166,8 @@ QuantView WeightStore::quant_view(const StoredTensor& t, int block) const {
   const std::string name = t.name + "_scale_inv";
   const StoredTensor* scale = find(name);
   if (!scale) fail("tensor {} is missing: the F8_E4M3 tensor before it needs it", shown(name));
-  const std::vector<int64_t> expected = {(view.q.rows + block - 1) / block,
-                                         (view.q.cols + block - 1) / block};
+  const std::vector<int64_t> expected = {ceil_div(view.q.rows, block),
+                                         ceil_div(view.q.cols, block)};
   if (scale->shape != expected || scale->type->dtype != DType::kF32)
     fail("tensor {} is {} {}, expected F32 {}: a scale for each {} x {} block of {}", shown(name),
          scale->type->name, shape_text(scale->shape), shape_text(expected), block, block,

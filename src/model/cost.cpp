@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/rounding.h"
 #include "core/tensor.h"
 #include "model/attention_form.h"
 #include "model/kv_layout.h"
@@ -29,14 +30,13 @@ int scale_block_of(const ModelConfig& c) {
 
 int64_t matrix_bytes(const ModelConfig& c, int64_t rows, int64_t cols, WeightFormat format) {
   const int64_t block = scale_block_of(c);
-  const auto blocks = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
   int64_t scale_bytes = 0;
   if (format.dtype == DType::kF8E4M3)
-    scale_bytes = blocks(rows, block) * blocks(cols, block) * kFloatBytes;
+    scale_bytes = ceil_div(rows, block) * ceil_div(cols, block) * kFloatBytes;
   if (format.dtype == DType::kI8) scale_bytes = rows * kFloatBytes;
-  if (format.dtype == DType::kI4) scale_bytes = rows * blocks(cols, format.group) * kBf16Bytes;
+  if (format.dtype == DType::kI4) scale_bytes = rows * ceil_div(cols, format.group) * kBf16Bytes;
   if (format.dtype == DType::kI4TwoLevel)
-    scale_bytes = rows * (blocks(cols, format.group) + kFloatBytes);
+    scale_bytes = rows * (ceil_div(cols, format.group) + kFloatBytes);
   return rows * cols * bits_of(format.dtype) / 8 + scale_bytes;
 }
 

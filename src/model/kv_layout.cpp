@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/rounding.h"
+
 namespace tandem {
 
 bool takes_fp8_cache(const MlaConfig& mla) { return mla.kv_rank <= 512 && mla.rope_dim <= 64; }
@@ -20,7 +22,7 @@ int64_t KvPlanes::token_bytes() const {
 KvPlanes kv_planes(const ModelConfig& config, int /*layer*/, DType type) {
   constexpr int64_t kAligned = 8;  // values of two bytes that have 16
   const int64_t cols = config.mla.cache_dim();
-  const int64_t stride = (cols + kAligned - 1) / kAligned * kAligned;
+  const int64_t stride = round_up(cols, kAligned);
   return {{"latent", type, cols, type == DType::kF8E4M3 ? kFp8TokenBytes : stride}};
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/rounding.h"
 #include "ops/cpu_ops.h"
 #include "ops/cpu_weights.h"
 
@@ -14,7 +15,7 @@ using cpu::ActivationType;
 constexpr int kPartPages = 32;  // pages per part: 2048 tokens
 constexpr float kNoMax = -std::numeric_limits<float>::infinity();
 
-int n_pages(const Sequence& s) { return (s.kv_length + kPageSize - 1) / kPageSize; }
+int n_pages(const Sequence& s) { return ceil_div(s.kv_length, kPageSize); }
 
 int64_t cache_row(const Sequence& s, int position) {
   return int64_t{s.kv_pages[position / kPageSize]} * kPageSize + position % kPageSize;
@@ -30,7 +31,7 @@ void divide(float* out, int64_t n, float sum) {
 // Rows of a part: enough to make the packing of keys cheap, fewer if threads would be idle.
 int rows_of_part(int64_t n_rows, int64_t n_splits, int n_threads) {
   int rows = kPartRows;
-  while (rows > 16 && (n_rows + rows - 1) / rows * n_splits < 4 * n_threads) rows /= 2;
+  while (rows > 16 && ceil_div(n_rows, rows) * n_splits < 4 * n_threads) rows /= 2;
   return rows;
 }
 
@@ -67,7 +68,7 @@ void CpuOps::mla_absorbed(const MlaArgs& a) {
   int64_t n_rows = 0, n_splits = 1;
   for (const Sequence& s : a.sequences) {
     n_rows += int64_t{s.n_tokens} * a.mla.n_heads;
-    n_splits = std::max<int64_t>(n_splits, (n_pages(s) + kPartPages - 1) / kPartPages);
+    n_splits = std::max<int64_t>(n_splits, ceil_div(n_pages(s), kPartPages));
   }
   const int part_rows = rows_of_part(n_rows, n_splits, team_.size());
   for (const Sequence& s : a.sequences) {
@@ -166,8 +167,8 @@ void CpuOps::merge_row(const MlaArgs& a, const AbsorbedPart& part, int64_t slot,
 void CpuOps::mla_naive(const MlaArgs& a, const QuantView& kv_b) {
   const int heads = a.mla.n_heads;
   for (const Sequence& s : a.sequences) {
-    const int n_pieces = (s.n_tokens + kPartRows - 1) / kPartRows;
-    const int n_shares = std::min(n_pieces, (team_.size() + heads - 1) / heads);
+    const int n_pieces = ceil_div(s.n_tokens, kPartRows);
+    const int n_shares = std::min(n_pieces, ceil_div(team_.size(), heads));
     for (int page = 0; page < n_pages(s); page += kRestoredPages) {
       const int n_tokens = std::min(kRestoredTokens, s.kv_length - page * kPageSize);
       const cpu::Activations latents = latents_of(a, s, page, kv_b);

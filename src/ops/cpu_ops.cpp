@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/rounding.h"
 #include "ops/cpu_weights.h"
 #include "ops/router.h"
 
@@ -86,7 +87,7 @@ void CpuOps::linear(TensorView x, const QuantView& w, TensorView out) {
 
 void CpuOps::product(const cpu::Activations& x, int64_t n_rows, const QuantView& w,
                      TensorView out) {
-  const int64_t n_pieces = (w.q.rows + kPieceRows - 1) / kPieceRows;
+  const int64_t n_pieces = ceil_div(w.q.rows, kPieceRows);
   for_each(n_pieces, n_rows * w.q.rows * w.q.cols, [&](int64_t i, int) {
     const int64_t first = i * kPieceRows;
     kernels_.gemm({.x = x,
@@ -170,7 +171,7 @@ void CpuOps::gather_rows(TensorView x, std::span<const int32_t> rows, TensorView
 
 void CpuDevice::copy(const void* from, int64_t bytes, void* to) {
   constexpr int64_t kAtOnce = 1 << 16;
-  team_.run((bytes + kAtOnce - 1) / kAtOnce, [&](int64_t i, int) {
+  team_.run(ceil_div(bytes, kAtOnce), [&](int64_t i, int) {
     const int64_t first = i * kAtOnce;
     std::memcpy(static_cast<std::byte*>(to) + first, static_cast<const std::byte*>(from) + first,
                 static_cast<size_t>(std::min(kAtOnce, bytes - first)));

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <variant>
 
+#include "core/rounding.h"
 #include "ops/int4_words.h"
 
 namespace tandem {
@@ -19,7 +20,7 @@ struct Shape {
 constexpr int64_t kScaleRows =
     cpu::kScalePanels * cpu::kPanelRows;  // rows whose INT4 scales are stored together
 
-int64_t n_panels(int64_t rows) { return (rows + cpu::kPanelRows - 1) / cpu::kPanelRows; }
+int64_t n_panels(int64_t rows) { return ceil_div(rows, cpu::kPanelRows); }
 
 Shape packed_shape(cpu::Layout layout, int64_t rows, int64_t cols, DType dtype) {
   if (layout == cpu::Layout::kRows) return {rows, cols};
@@ -36,7 +37,7 @@ Shape row_scale_shape(cpu::Layout layout, int64_t rows, int64_t n_groups, DType 
   if (!is_i4(dtype)) return {n_panels(rows), (n_groups + 1) * cpu::kPanelRows};
   const int64_t of_groups =
       dtype == DType::kI4 ? n_groups * kScaleRows / 2 : n_groups * kScaleRows / 4 + kScaleRows;
-  return {(rows + kScaleRows - 1) / kScaleRows, of_groups + kScaleRows};
+  return {ceil_div(rows, kScaleRows), of_groups + kScaleRows};
 }
 
 int64_t group_of(WeightFormat format, int64_t cols) {
@@ -109,7 +110,7 @@ int64_t CpuWeights::slice_multiple(DType dtype) {
 
 int64_t CpuWeights::next_region(int64_t begin, int64_t bytes) {
   constexpr int64_t kPage = 4096;
-  return (begin + bytes + kPage - 1) / kPage * kPage;
+  return round_up(begin + bytes, kPage);
 }
 
 void CpuWeights::allocate(const std::vector<int64_t>& region_bytes) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "core/rounding.h"
 #include "ops/ops.h"
 
 namespace tandem {
@@ -42,7 +43,7 @@ void CudaBatch::upload(const Batch& batch, gpu::Stream& stream) {
   int32_t* pages = on_host(pages_).data();
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
     const Sequence& s = batch.sequences[i];
-    const int n_pages = (s.kv_length + kPageSize - 1) / kPageSize;
+    const int n_pages = ceil_div(s.kv_length, kPageSize);
     on_host(first_token_)[i] = s.first_token;
     on_host(n_tokens_)[i] = s.n_tokens;
     on_host(kv_length_)[i] = s.kv_length;

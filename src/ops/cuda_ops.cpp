@@ -1,14 +1,13 @@
 #include "ops/cuda_ops.h"
 
+#include "core/rounding.h"
 #include "model/rope.h"
 #include "ops/cuda_weights.h"
 
 namespace tandem {
 namespace {
 
-int max_pages(CudaLimits limits) {
-  return static_cast<int>((limits.context + kPageSize - 1) / kPageSize);
-}
+int max_pages(CudaLimits limits) { return static_cast<int>(ceil_div(limits.context, kPageSize)); }
 
 gpu::GroupScore group_score(const RouterConfig& r) {
   if (r.method == TopkMethod::kGreedy || r.n_groups == 1) return gpu::GroupScore::kNone;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "core/rounding.h"
 #include "gpu_kernels/plain_products.h"
 #include "model/weights.h"
 #include "ops/cuda_weights.h"
@@ -68,7 +69,7 @@ gpu::Fp8Rows fp8_rows_in(void* memory, int64_t n_rows, int64_t cols) {
   return {.codes = codes,
           .scales = reinterpret_cast<float*>(codes + n_rows * stride),
           .stride = stride,
-          .scale_stride = (cols + gpu::kFp8Block - 1) / gpu::kFp8Block};
+          .scale_stride = ceil_div(cols, gpu::kFp8Block)};
 }
 
 CudaProducts::CudaProducts(const ModelConfig& config, CudaLimits limits, gpu::Stream& stream)

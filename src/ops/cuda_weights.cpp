@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/rounding.h"
 #include "cpu_kernels/kernels.h"
 #include "ops/cpu_weights.h"
 #include "ops/int4_words.h"
@@ -19,7 +20,7 @@ DType type_on_gpu(DType stored, WeightUse use) {
 
 int64_t stride_of(int64_t cols, DType dtype) {
   const int64_t step = kRowAlignment / size_of(dtype);
-  return (cols + step - 1) / step * step;
+  return round_up(cols, step);
 }
 
 bool keeps_scales(const QuantView& stored) {

@@ -8,6 +8,7 @@
 
 #include "bench/parts/attention_variants.h"
 #include "bench/random_inputs.h"
+#include "core/rounding.h"
 #include "model/cost.h"
 
 namespace tandem {
@@ -46,7 +47,7 @@ Materialized pack(const Panels& panels, CpuWeights& home, Team& team) {
   home.allocate(bytes);
   const auto packed = [&](const RepeatedPanel& p) {
     const QuantView matrix = home.reserve(p.whole());
-    team.run((p.n_rows + kPackRows - 1) / kPackRows, [&](int64_t i, int) {
+    team.run(ceil_div(p.n_rows, kPackRows), [&](int64_t i, int) {
       home.pack(p.numbers.data(), matrix, i * kPackRows,
                 std::min(kPackRows, p.n_rows - i * kPackRows));
     });

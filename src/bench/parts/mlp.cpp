@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "bench/benchmark.h"
+#include "core/rounding.h"
 #include "model/cost.h"
 #include "ops/cpu_ops.h"
 
@@ -27,7 +28,7 @@ ModelConfig dense_config(const BenchInput& bench) {
           "a layer does not fit: it needs {:.2f} GB and {:.2f} GB may be used; choose a smaller "
           "format or raise --memory",
           static_cast<double>(layer) * 1e-9, static_cast<double>(bench.memory_bytes) * 1e-9);
-  const int64_t wanted = (cold_bytes() + layer - 1) / layer;
+  const int64_t wanted = ceil_div(cold_bytes(), layer);
   c.n_layers = static_cast<int>(std::min(wanted, bench.memory_bytes / layer));
   c.n_dense_layers = c.n_layers;
   return c;
