@@ -1,9 +1,13 @@
 // Grammars of whole answers: the form that a client requires, and what may precede it.
 #include "server/answer_grammar.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "io/json.h"
+#include "server/tool_calls.h"
 #include "tests/grammar_texts.h"
+#include "tests/temp_directory.h"
 
 namespace tandem::test {
 namespace {
@@ -11,6 +15,61 @@ namespace {
 const Tokenizer& tokenizer() {
   static const Tokenizer t = Tokenizer::from_directory(TANDEM_SOURCE_DIR "/models/tiny-r1");
   return t;
+}
+
+// tiny-r1's tokenizer without the tokens of tool calls, whose markers are then text.
+Tokenizer tokenizer_without_markers() {
+  const std::string from = TANDEM_SOURCE_DIR "/models/tiny-r1";
+  auto json = nlohmann::ordered_json::parse(read_text_file(from + "/tokenizer.json", 1 << 24));
+  auto others = nlohmann::ordered_json::array();
+  for (const auto& token : json["added_tokens"])
+    if (token["content"].get<std::string>().find("tool") == std::string::npos)
+      others.push_back(token);
+  json["added_tokens"] = others;
+  const TempDirectory dir;
+  dir.write("tokenizer.json", json.dump());
+  for (const char* name : {"tokenizer_config.json", "config.json"})
+    dir.write(name, read_text_file(from + "/" + name, 1 << 24));
+  return Tokenizer::from_directory(dir.path());
+}
+
+// Without a chat template that writes code blocks, calls have V3.1's form.
+TEST(AnswerGrammar, CallsWithoutCodeBlocks) {
+  const Tokenizer t = tokenizer_without_markers();
+  AnswerGrammars grammars(t, nullptr);
+  GenerationRequest request;
+  request.requires_tool_call = true;
+  request.tools = nlohmann::ordered_json::parse(R"([
+      {"type": "function", "function": {"name": "add", "parameters": {"type": "integer"}}},
+      {"type": "function", "function": {"name": "now"}}])");
+  const ToolCallMarkers& m = kDeepSeekMarkers;
+  const auto call = [&](const std::string& name, const std::string& arguments) {
+    return fmt::format("{}{}{}{}{}", m.call_begin, name, m.separator, arguments, m.call_end);
+  };
+  const auto section = [&](const std::string& calls) {
+    return fmt::format("{}{}{}", m.section_begin, calls, m.section_end);
+  };
+  const std::string add = call("add", "17"), now = call("now", "{}");
+  const auto takes = [&](const std::string& text) {
+    return accepts(grammars.get(request, false)->grammar(), text);
+  };
+  EXPECT_TRUE(takes(section(add)));
+  EXPECT_TRUE(takes(section(now)));
+  EXPECT_TRUE(takes(section(add + now + add)));
+  EXPECT_FALSE(takes(section("")));
+  EXPECT_FALSE(takes(add));
+  EXPECT_FALSE(takes(section(call("add", "{}"))));
+  EXPECT_FALSE(takes(section(call("now", "17"))));
+  EXPECT_FALSE(takes(section(call("sub", "17"))));
+  EXPECT_FALSE(takes(section(add + "\n" + now)));
+  request.allows_parallel_calls = false;
+  EXPECT_TRUE(takes(section(add)));
+  EXPECT_FALSE(takes(section(add + now)));
+  request.allows_parallel_calls = true;
+  request.required_tool = "add";
+  EXPECT_TRUE(takes(section(add)));
+  EXPECT_FALSE(takes(section(now)));
+  EXPECT_FALSE(takes(section(add + add)));
 }
 
 TEST(AnswerGrammar, UpToTwoLineBreaksFollowThinking) {

@@ -157,6 +157,15 @@ TEST(Costs, OfALayer) {
             2 * (40 * 41 / 2 * 4 * (48 + 32) + 40 * 128 * 256));
 }
 
+// More numbers than 32 bits count: a cache of 4 million tokens of 576 numbers.
+TEST(Costs, OfALongContext) {
+  MlaConfig r1 = small_r1().mla;
+  r1.kv_rank = 512;
+  r1.rope_dim = 64;
+  EXPECT_EQ(cost_of_naive(r1, 4'000'000, 1, 2, 7).bytes, 4'000'000LL * 576 * 2 + 7);
+  EXPECT_EQ(cost_of_absorbed(r1, 4'000'000, 2).bytes, 4'000'000LL * 576 * 2);
+}
+
 TEST(BenchModels, ExpertsThatFit) {
   const ModelConfig r1 = bench_config("r1");
   const WeightFormat fp8 = {DType::kF8E4M3};

@@ -109,6 +109,16 @@ TEST(BenchInputs, AreChecked) {
   EXPECT_EQ(error_of([&] { checked_input(checks, {.tokens = {9}}); }), "one");
 }
 
+TEST(BenchInputs, NewTokensHaveBounds) {
+  const auto refusal = [](int n) {
+    return error_of([&] { generate_benchmark().check({.new_tokens = n}); });
+  };
+  EXPECT_EQ(refusal(2), "no error");
+  EXPECT_EQ(refusal(65536), "no error");
+  EXPECT_EQ(refusal(1), "-n 1: must be between 2 and 65536");
+  EXPECT_EQ(refusal(65537), "-n 65537: must be between 2 and 65536");
+}
+
 Json machine_with_curves(const std::string& cpu, const std::string& isa) {
   Json report = Json::parse(R"({"sockets": 1, "numa_nodes": 1, "cores": 2,
     "memory_bytes": 1000000000000, "read_bytes_per_second": {"one_thread": 1e10, "all": 2e10},

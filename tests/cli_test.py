@@ -5,6 +5,7 @@
 import json
 import os
 import pathlib
+import pty
 import re
 import shutil
 import signal
@@ -17,6 +18,18 @@ import unittest
 TANDEM = sys.argv[1] if len(sys.argv) > 1 else "build/tandem"
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TINY = str(ROOT / "models" / "tiny-r1")
+
+
+def read_all(terminal):
+    text = b""
+    while True:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:  # the other end is closed
+            part = b""
+        if not part:
+            return text.decode()
+        text += part
 
 
 def tandem(*arguments, text=None, env=None):
@@ -52,6 +65,20 @@ class Works(unittest.TestCase):
         self.assertIn("ones 8+6+0=14 got 4", thinking)
         self.assertIn("The answer is 834.", answer)
         self.assertNotIn("\033", out, "no colours in a pipe")
+
+    def test_a_terminal_sees_the_prompt_computed(self):
+        shown = []
+        for prompt in ("a b c d " * 300, "Hi"):
+            terminal, end = pty.openpty()
+            subprocess.run([TANDEM, "run", "--temp", "0", "-n", "1", "-p", prompt], stdout=subprocess.DEVNULL, stderr=end, check=True, timeout=120)
+            os.close(end)
+            shown.append(re.findall(r"prompt (\d+) of (\d+) tokens", read_all(terminal)))
+            os.close(terminal)
+        long, short = shown
+        self.assertEqual(short, [])
+        total = int(long[0][1])
+        self.assertGreater(total, 1024)
+        self.assertEqual([int(done) for done, _ in long], list(range(512, total, 512)))
 
     def test_run_json(self):
         report = json.loads(self.ok("run", "--temp", "0", "-p", "What is 12 + 7?", "--json"))

@@ -161,6 +161,19 @@ TEST(ConfigRefusals, RefusesProductsOutOfRange) {
               {"kv_lora_rank + qk_rope_head_dim"});
   expect_says(message(with("v3", {{"moe_intermediate_size", 1 << 22}, {"hidden_size", 1 << 22}})),
               {"hidden_size 4194304", "parameters"});
+  // 62 layers of 65,536 heads, each of 192 + 128 rows of 2^20 numbers.
+  expect_says(message(with("v3", {{"num_attention_heads", 65536}, {"hidden_size", 1 << 20}})),
+              {"hidden_size 1048576", "make 1.5e+15 parameters: expected at most 1e+15"});
+  // Of several that are too large the first is named.
+  expect_says(message(with("v3", {{"num_attention_heads", 65536},
+                                  {"qk_rope_head_dim", 4096},
+                                  {"v_head_dim", 4096},
+                                  {"kv_lora_rank", 1 << 24}})),
+              {"kv_lora_rank + qk_rope_head_dim is 16781312"});
+  expect_says(message(with("v3", {{"num_attention_heads", 65536},
+                                  {"qk_rope_head_dim", 4096},
+                                  {"v_head_dim", 4096}})),
+              {"num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim) is 276824064"});
 }
 
 TEST(ConfigRefusals, RefusesTokenIdsOutsideTheVocabulary) {

@@ -8,6 +8,7 @@
 #include "bench/gpu/gpu_benches.h"
 #include "gpu_kernels/runtime.h"
 #include "tests/bench_rows.h"
+#include "tests/config_families.h"
 #include "tests/error_of.h"
 
 namespace tandem {
@@ -409,6 +410,22 @@ TEST(HybridRow, ComparesTheGpusPartWithItsRoofline) {
   constexpr int kFfn = 3 * 128 * 128, kRouter = 8 * 128;
   EXPECT_NEAR(seconds(1, 1), (2 * (3 * kAttention + kFfn + 2 * (kRouter + kFfn)) + 5920) * 1e-6,
               1e-9);
+}
+
+// The head of 512 sequences of R1 takes 9.5e11 operations, which are not counted.
+TEST(HybridRow, LeavesOutTheOperationsOfTheHead) {
+  const ModelConfig config = parse(family("r1"));
+  HybridBench bench = {};
+  bench.input.formats = {{DType::kBF16}, {DType::kBF16}};
+  bench.rates = Gpu{};
+  bench.rates->read_bytes_per_second = 1e30;
+  bench.rates->peak.bf16 = 1e12;
+  const HybridSteps::Decode m = {.step = 1, .halves = 1, .no_cpu = 1, .gpu = 1, .cpu = 1};
+  const double seconds = decode_row(m, bench, config, 1, 512)["gpu_roofline_ratio"];
+  const CostOfParts cost = cost_of_step(config, bench.input.formats, 1, 512, 2);
+  const double head = 2. * 512 * config.vocab * config.dim;
+  EXPECT_NEAR(seconds, (static_cast<double>(cost.matrices.ops + cost.attention.ops) - head) * 1e-12,
+              1e-6);
 }
 
 // A format without a GPU kernel gives a row without GPU times.

@@ -1,6 +1,7 @@
 // Attention of models whose dimensions the tensor cores' kernels do not take, computed plainly on a
 // GPU, real or emulated, against a naive model in double precision. Rounding to BF16 moves a logit
-// by 1 % of the largest in the median position, and by 3 % in the worst.
+// by 1 % of the largest in the median position, and by 3 % in the worst. Also the form of the
+// router.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -10,6 +11,7 @@
 
 #include "loader/load_weights.h"
 #include "model/checkpoint.h"
+#include "ops/cuda_ops.h"
 #include "tests/check_close.h"
 #include "tests/fake_checkpoint.h"
 #include "tests/naive_deepseek.h"
@@ -105,6 +107,37 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuDimensions,
                                          Dimensions{"odd_values", 32, 16, 17},
                                          Dimensions{"wide_latent", 640, 16, 16}),
                          [](const auto& info_of) { return std::string(info_of.param.name); });
+
+// Groups limit the choice of experts unless there is one group or the router is greedy.
+TEST(RouterForm, GroupsHaveAScoreWhereTheyLimit) {
+  const auto score = [](TopkMethod method, int n_groups) {
+    RouterConfig r;
+    r.method = method;
+    r.n_groups = n_groups;
+    return router_form(r).group_score;
+  };
+  using enum gpu::GroupScore;
+  EXPECT_EQ(score(TopkMethod::kGreedy, 1), kNone);
+  EXPECT_EQ(score(TopkMethod::kGreedy, 8), kNone);
+  EXPECT_EQ(score(TopkMethod::kGroupLimitedGreedy, 1), kNone);
+  EXPECT_EQ(score(TopkMethod::kGroupLimitedGreedy, 8), kBest);
+  EXPECT_EQ(score(TopkMethod::kNoauxTc, 1), kNone);
+  EXPECT_EQ(score(TopkMethod::kNoauxTc, 8), kSumOfBestTwo);
+}
+
+TEST(RouterForm, WeightsAreScaledOnce) {
+  RouterConfig r;
+  EXPECT_TRUE(router_form(r).normalize);
+  EXPECT_EQ(router_form(r).scale, 2.5f);
+  r.scale_normalized = false;
+  EXPECT_EQ(router_form(r).scale, 1);
+  r.normalize = false;
+  EXPECT_EQ(router_form(r).scale, 2.5f);
+  r.normalize = true;
+  r.n_active = 1;
+  EXPECT_FALSE(router_form(r).normalize);
+  EXPECT_EQ(router_form(r).scale, 2.5f);
+}
 
 }  // namespace
 }  // namespace tandem::test

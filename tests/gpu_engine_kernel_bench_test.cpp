@@ -2,10 +2,14 @@
 // is missing. The values of the times are not tested.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "bench/gpu/gpu_benches.h"
 #include "gpu_kernels/runtime.h"
 #include "tests/bench_rows.h"
 #include "tests/small_config.h"
+#include "with_gpu/random_on_gpu.h"
 
 namespace tandem {
 namespace {
@@ -13,6 +17,30 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr double kSeconds = 1e-3;
+
+// Operands for timing: NaN and infinity would hide errors, and large numbers change the clock.
+TEST(RandomOnGpu, NumbersAreAtMostOne) {
+  gpu::Stream stream;
+  constexpr int kNumbers = 5000;
+  const gpu::Buffer buffer(kNumbers * 4, gpu::Site::kMapped);
+  const auto expect_spread = [&](auto number) {
+    double low = 0, high = 0;
+    for (int i = 0; i < kNumbers; ++i) {
+      const double v = number(i);
+      ASSERT_LE(std::abs(v), 1) << i;
+      low = std::min(low, v);
+      high = std::max(high, v);
+    }
+    EXPECT_LT(low, -0.9);
+    EXPECT_GT(high, 0.9);
+  };
+  fill_with_random(stream, Number::kF32, buffer);
+  expect_spread([&](int i) { return buffer.as<float>()[i]; });
+  fill_with_random(stream, Number::kBF16, buffer);
+  expect_spread([&](int i) { return widen(buffer.as<bf16>()[i]); });
+  fill_with_random(stream, Number::kF8E4M3, buffer);
+  expect_spread([&](int i) { return widen(buffer.as<fp8_e4m3>()[i]); });
+}
 
 class GpuKernelBench : public BenchRows {
  protected:

@@ -192,15 +192,20 @@ TEST_F(MixedSteps, RowsOfALayerStayWhileTheNextOneIsHandedDown) {
 TEST_F(HybridSteps, MicroBatchesOnTheTimeline) {
   Timeline timeline;
   hybrid_->record(timeline);
+  const double first = StepTrace::now();
   for (const int n_parts : {1, 2}) {
     start();
     enqueue(n_parts);
     expect_sum();
   }
+  const double last = StepTrace::now();
   ASSERT_EQ(timeline.n_steps(), 2);
   std::map<std::string, int> n_spans;
   for (const Timeline::Span& s : timeline.spans()) {
     EXPECT_GE(s.end, s.begin) << s.name << " of layer " << s.layer;
+    // GPU and CPU are on one clock, as exactly as a launch takes.
+    EXPECT_GT(s.begin, first - 0.1) << s.name;
+    EXPECT_LT(s.end, last + 0.1) << s.name;
     n_spans[fmt::format("{} {} {}", s.name, s.step, s.half)]++;
   }
   for (const char* part : {"0 0", "1 0", "1 1"}) {

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <mutex>
 
 #include "io/packed_cache.h"
 #include "loader/pack_weights.h"
@@ -48,6 +49,7 @@ struct Model {
         .cache_directory = cache_directory,
         .cache_use = use,
         .n_threads = 2,
+        .progress = progress,
         .warn = [&](const std::string& line) { result.warnings.push_back(line); }};
     result.loaded = load_weights(store, stored, config, plan, *result.home);
     return result;
@@ -72,6 +74,7 @@ struct Model {
   cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
   ExpertsLayout experts = {};
   Topology topology = {};
+  LoadProgress progress = {};
 };
 
 // All views as offsets in their memory.
@@ -220,6 +223,24 @@ TEST(LoadWeights, PackedInt4IsReadInPiecesOfRows) {
     EXPECT_EQ(
         std::memcmp(got.scale.data, want.scale.data, want.scale.rows * want.scale.row_bytes()), 0);
   }
+}
+
+// Of an INT4 checkpoint the shapes are read first and the weights after them; progress counts both.
+TEST(LoadWeights, ProgressCountsEveryByteOnce) {
+  Model model(kSource / "tests/golden/kimi_k2_thinking");
+  std::mutex mutex;
+  std::vector<std::pair<int64_t, int64_t>> seen;
+  model.progress = [&](int64_t done, int64_t total, double) {
+    const std::lock_guard lock(mutex);
+    seen.emplace_back(done, total);
+  };
+  const int64_t bytes = model.load().loaded.report.bytes;
+  ASSERT_FALSE(seen.empty());
+  for (size_t i = 0; i < seen.size(); ++i) {
+    EXPECT_EQ(seen[i].second, bytes);
+    EXPECT_GE(seen[i].first, i > 0 ? seen[i - 1].first : 1);
+  }
+  EXPECT_EQ(seen.back().first, bytes);
 }
 
 TEST(LoadWeights, WritesOnlyWhenAsked) {

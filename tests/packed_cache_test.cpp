@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -19,6 +20,16 @@
 #include "core/memory.h"
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"
+
+namespace {
+bool fsync_fails = false;
+}
+
+// Replaces libc's, to be a disk that fails when its own cache is written.
+extern "C" int fsync(int) {
+  if (fsync_fails) errno = EIO;
+  return fsync_fails ? -1 : 0;
+}
 
 namespace tandem {
 namespace {
@@ -327,6 +338,17 @@ TEST(PackedCache, LeavesNothingOnAFullDisk) {
   const std::string error = error_of([&] { cache.write(); });
   setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_TRUE(says(error, "cannot be written: File too large"));
+  EXPECT_EQ(cache.files(), std::vector<std::string>{"model.tandempack"});
+  EXPECT_EQ(cache.fault("old\n"), "") << "what was there stays";
+}
+
+TEST(PackedCache, LeavesNothingOnADiskThatFailsInTheEnd) {
+  const Cache cache;
+  cache.write("old\n");
+  fsync_fails = true;
+  const std::string error = error_of([&] { cache.write(); });
+  fsync_fails = false;
+  EXPECT_TRUE(says(error, "cannot be written: Input/output error"));
   EXPECT_EQ(cache.files(), std::vector<std::string>{"model.tandempack"});
   EXPECT_EQ(cache.fault("old\n"), "") << "what was there stays";
 }

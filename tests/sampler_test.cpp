@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "core/check.h"
+#include "tests/error_of.h"
 
 namespace tandem {
 namespace {
@@ -260,8 +261,14 @@ TEST(Sampler, ParametersOutOfRangeAreNamed) {
   bad([](auto& p) { p.repetition_penalty = 0; });
   bad([](auto& p) { p.presence_penalty = 3; });
   bad([](auto& p) { p.n_top_logprobs = 7; });
+  bad([](auto& p) { p.n_top_logprobs = -2; });
   bad([](auto& p) { p.logit_bias = {{6, 1.f}}; });
   validate(plain(), kAll);
+  // Of several the first is named.
+  SamplingParams p = plain();
+  p.presence_penalty = 3;
+  p.n_top_logprobs = -2;
+  EXPECT_TRUE(says(error_of([&] { validate(p, kAll); }), "presence penalty 3"));
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ class HybridBenchModel {
   // Returns the number of tokens from which streaming is faster, 0: never; empty if their format
   // cannot be streamed.
   virtual std::optional<int> measure_crossover(int max_tokens) = 0;
-  // Sets the threshold in tokens for streaming; call after measure_crossover().
+  // Sets the threshold in tokens for streaming, 0: never; call after measure_crossover().
   virtual void stream_from(int n_tokens) = 0;
   virtual int64_t bytes_streamed() const = 0;  // bytes streamed so far
 };

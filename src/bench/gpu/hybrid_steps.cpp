@@ -178,18 +178,18 @@ std::optional<HybridSteps::Prefill> HybridSteps::prefill(int n, double seconds) 
       device_.wait();
     });
   };
-  const int never = limits_.max_tokens + 1;
-  chunk(never);
+  constexpr int kNever = 0;
+  chunk(kNever);
   chunk(n);  // warm-up: streaming learns which experts are likely
   copy();
   double spent = 0;
   for (int round = 0; round < kMinTimingRounds || spent < seconds; ++round) {
-    on_cpu.push_back(chunk(never));
+    on_cpu.push_back(chunk(kNever));
     copies.push_back(copy());
     streamed.push_back(chunk(n));
     spent += on_cpu.back() + copies.back() + streamed.back();
   }
-  shared_->stream_from(never);
+  shared_->stream_from(kNever);
   return Prefill{median(streamed), median(on_cpu), bytes,
                  static_cast<double>(kCopied) / median(copies), *crossover_};
 }
