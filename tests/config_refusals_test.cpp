@@ -176,6 +176,31 @@ TEST(ConfigRefusals, RefusesProductsOutOfRange) {
               {"num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim) is 276824064"});
 }
 
+// The bound on parameters counts every part. In each of these models of 61 layers and one MTP layer
+// of V3's other sizes, one part alone is most of them.
+TEST(ConfigRefusals, CountsEveryPartOfTheParameters) {
+  const auto refusal = [](nlohmann::json changes) {
+    return message(with("v3", std::move(changes)));
+  };
+  constexpr int kDim = 1 << 23;
+  // The first is 62 * 2^23 * (3 * 2^21 + 3 * 2048 + 256 * (3 * 2048 + 1) + 576 + 128 * 320 + 1536).
+  expect_says(refusal({{"hidden_size", kDim}, {"intermediate_size", 1 << 21}}),
+              {"n_routed_experts 256", "make 4.1e+15 parameters"});
+  expect_says(refusal({{"hidden_size", kDim}, {"moe_intermediate_size", 1 << 13}}),
+              {"make 3.3e+15 parameters"});
+  expect_says(refusal({{"hidden_size", kDim}, {"n_shared_experts", 1024}}),
+              {"make 4.1e+15 parameters"});
+  expect_says(refusal({{"hidden_size", kDim}, {"kv_lora_rank", 1 << 22}}),
+              {"make 3.1e+15 parameters"});
+  expect_says(refusal({{"hidden_size", kDim}, {"q_lora_rank", 1 << 22}}),
+              {"make 3.1e+15 parameters"});
+  // The latents of 65,536 heads: 62 * 2^16 * 2^21 * 192, and * 256.
+  expect_says(refusal({{"num_attention_heads", 65536}, {"q_lora_rank", 1 << 21}}),
+              {"make 1.6e+15 parameters"});
+  expect_says(refusal({{"num_attention_heads", 65536}, {"kv_lora_rank", 1 << 21}}),
+              {"make 2.2e+15 parameters"});
+}
+
 TEST(ConfigRefusals, RefusesTokenIdsOutsideTheVocabulary) {
   for (const json& id : {json(129280), json(-1), json("1"), json{1, 129280}, json{1, "x"}})
     expect_says(message(with("v3", {{"eos_token_id", id}})), {"eos_token_id is " + id.dump()});

@@ -1,0 +1,133 @@
+// Scratch on a GPU and the limits of attention's kernels, counted by hand: for R1 in steps of
+// 65,536 tokens, where most sizes are beyond 2^31 bytes.
+#include <gtest/gtest.h>
+
+#include "offload/cuda_expert_rows.h"
+#include "offload/cuda_streaming.h"
+#include "offload/hand_off.h"
+#include "ops/cpu_ops.h"
+#include "ops/cuda_ops.h"
+#include "tests/error_of.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kTokens = 65536;
+constexpr CudaLimits kLimits = {
+    .max_tokens = kTokens, .context = 1 << 18, .n_multiprocessors = 132};
+
+ModelConfig r1() {
+  ModelConfig c;
+  c.scale_block = 128;
+  return c;
+}
+
+TEST(GpuSizes, Attention) {
+  constexpr int64_t kRows = int64_t{kTokens} * 128;         // tokens and heads
+  constexpr int64_t kPartial = kRows * 513 * 4;             // outputs and their sums
+  constexpr int64_t kLatents = (1 << 18) * 512 * 2;         // restored to BF16
+  constexpr int64_t kPlain = 2 * 32 * 128 * 512 * 4;        // queries and outputs as latents
+  constexpr int64_t kTwoHeads = 2LL * (1 << 18) * 256 * 2;  // 256 MiB
+  const MlaConfig m;
+  EXPECT_EQ(CudaAttention::bytes_for(m, kLimits), kPartial + kLatents + kPlain + kTwoHeads);
+  // With a longer context one head is restored at a time, and with a short one all.
+  CudaLimits other = kLimits;
+  other.context = 1 << 21;
+  EXPECT_EQ(CudaAttention::bytes_for(m, other),
+            kPartial + 8 * kLatents + kPlain + (1LL << 21) * 256 * 2);
+  other.context = 64;
+  EXPECT_EQ(CudaAttention::bytes_for(m, other), kPartial + 64 * 512 * 2 + kPlain + 128 * 64 * 512);
+  // One token still has 64 parts for each multiprocessor.
+  other.max_tokens = 1;
+  EXPECT_EQ(CudaAttention::bytes_for(m, other),
+            132 * 64 * 513 * 4 + 64 * 512 * 2 + kPlain + 128 * 64 * 512);
+}
+
+TEST(GpuSizes, BatchesAndProducts) {
+  EXPECT_EQ(CudaBatch::bytes_for(kTokens, 32768), 65536LL * (32768 + 9) * 4);
+  // One more token is one more row in BF16 of the widest matrix, a dense layer's down projection.
+  CudaLimits less = kLimits;
+  --less.max_tokens;
+  const int64_t products = CudaProducts::bytes_for(r1(), kLimits);
+  EXPECT_EQ(products - CudaProducts::bytes_for(r1(), less), 18432 * 2);
+  EXPECT_GT(products, 65536LL * 18432 * 2);
+  EXPECT_EQ(CudaOps::bytes_for(r1(), kLimits),
+            CudaBatch::bytes_for(kTokens, 4096) + products + CudaAttention::bytes_for({}, kLimits));
+}
+
+TEST(GpuSizes, Experts) {
+  ModelConfig c = r1();
+  constexpr int64_t kPairs = int64_t{kTokens} * 8;
+  EXPECT_EQ(CudaExpertRows::bytes_for(c, kTokens), ExpertPool::kMaxTickets * 257 * 4 +
+                                                       2 * kPairs * 4 + 65536LL * 7168 * 2 +
+                                                       kPairs * 2048 * 4 + kPairs * 7168 * 4);
+  EXPECT_EQ(HandOff::bytes_for(c, kTokens), (61 * 256 + kPairs) * 4);
+  // Six experts in panels of padded slices, and every scale of blocks of 64 x 64.
+  constexpr int64_t kExpert = 3LL * (7168 + 64 + 16) * (2048 + 8 * (16 + 64));
+  constexpr int64_t kScales = 61LL * 256 * 3 * (7168 * 2048 / 4096 + 7168) * 4;
+  EXPECT_EQ(ExpertUpload::bytes_for(c), 6 * kExpert + kScales);
+  EXPECT_EQ(CudaStreaming::bytes_for(c, kTokens), 6 * kExpert + kScales + kPairs * 4);
+  c.scale_block = 0;
+  EXPECT_EQ(ExpertUpload::bytes_for(c), 6 * 2 * kExpert) << "BF16";
+  c.router.n_experts = 0;
+  EXPECT_EQ(CudaExpertRows::bytes_for(c, kTokens), 0);
+}
+
+TEST(AttentionLimits, OfAGpu) {
+  const auto refusal = [](int kv_rank, int rope_dim) {
+    return error_of(
+        [&] { CudaAttention::require_takes({.kv_rank = kv_rank, .rope_dim = rope_dim}); });
+  };
+  EXPECT_EQ(refusal(2048, 256), "no error");
+  EXPECT_EQ(
+      refusal(2049, 64),
+      "kv_lora_rank 2049 and qk_rope_head_dim 64: attention on a GPU supports at most 2048 and "
+      "a sum of at most 2304; use --device cpu");
+  EXPECT_TRUE(says(refusal(2048, 257), "kv_lora_rank 2048 and qk_rope_head_dim 257"));
+}
+
+TEST(AttentionLimits, OfAnFp8Cache) {
+  QuantView kv_b;
+  kv_b.q.dtype = DType::kBF16;
+  const auto takes = [&](const MlaConfig& m) {
+    return error_of([&] { CudaAttention::require_fp8_cache(m, kv_b); }) == "no error";
+  };
+  EXPECT_TRUE(takes({}));
+  EXPECT_TRUE(takes({.kv_rank = 510, .nope_dim = 126, .v_dim = 126}));
+  EXPECT_FALSE(takes({.kv_rank = 514}));
+  EXPECT_FALSE(takes({.kv_rank = 511}));
+  EXPECT_FALSE(takes({.rope_dim = 63}));
+  EXPECT_FALSE(takes({.kv_rank = 510, .nope_dim = 120, .rope_dim = 66}));
+  EXPECT_FALSE(takes({.nope_dim = 127}));
+  EXPECT_FALSE(takes({.nope_dim = 130}));
+  EXPECT_FALSE(takes({.v_dim = 127}));
+  EXPECT_FALSE(takes({.v_dim = 130}));
+  kv_b.q.dtype = DType::kF32;
+  EXPECT_EQ(error_of([&] { CudaAttention::require_fp8_cache({}, kv_b); }),
+            "--kv fp8: attention of this model (kv_lora_rank 512, qk_nope_head_dim 128, "
+            "qk_rope_head_dim 64, v_head_dim 128) needs the dimensions of DeepSeek and weights in "
+            "BF16 or FP8; use --kv bf16");
+}
+
+TEST(AttentionLimits, OfTheCpu) {
+  Team team(1);
+  const auto refusal = [&](const MlaConfig& m) {
+    return error_of([&] {
+      ModelConfig c;
+      c.mla = m;
+      const CpuOps ops(cpu::kernels_for(cpu::Isa::kReference), c, 1, team);
+    });
+  };
+  EXPECT_EQ(refusal({}), "no error");
+  EXPECT_EQ(refusal({.nope_dim = 512, .v_dim = 512}), "no error");
+  EXPECT_EQ(
+      refusal({.rope_dim = 65}),
+      "kv_lora_rank 512, qk_nope_head_dim 128, qk_rope_head_dim 65, v_head_dim 128: attention "
+      "on the CPU supports keys of at most 576 and values of at most 512 numbers");
+  EXPECT_TRUE(says(refusal({.nope_dim = 513}), "qk_nope_head_dim 513"));
+  EXPECT_TRUE(says(refusal({.v_dim = 513}), "v_head_dim 513"));
+  EXPECT_TRUE(says(refusal({.kv_rank = 513, .rope_dim = 63}), "kv_lora_rank 513"));
+}
+
+}  // namespace
+}  // namespace tandem
