@@ -5,12 +5,16 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
+#include <sstream>
+#include <vector>
 
 namespace tandem {
 namespace {
 
-std::string cpu_name() {
-  std::ifstream file("/proc/cpuinfo");
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+std::string cpu_name(const std::string& root) {
+  std::ifstream file(root + "/proc/cpuinfo");
   for (std::string line; std::getline(file, line);)
     if (const size_t colon = line.find(": ");
         line.starts_with("model name") && colon != std::string::npos)
@@ -18,45 +22,71 @@ std::string cpu_name() {
   return "unknown";
 }
 
-// The number after `key` in a file of lines "key: number kB", in bytes; -1 if missing.
-int64_t kilobytes(const std::string& path, const std::string& key) {
+// The number after `key` at the start of a line, such as "key: 12 kB" or "key 12", or `missing`.
+int64_t number_after(const std::string& path, const std::string& key, int64_t missing) {
   std::ifstream file(path);
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with(key + ":")) return std::stoll(line.substr(key.size() + 1)) * 1024;
-  return -1;
+  for (std::string word; file >> word; std::getline(file, word))
+    if (int64_t number = 0; word == key && file >> number) return number;
+  return missing;
 }
 
-// The number in a control group's file, or `missing` if there is none or it says "max".
-int64_t group_limit(const std::string& path, int64_t missing) {
-  int64_t bytes = 0;
-  return std::ifstream(path) >> bytes ? bytes : missing;
+// The number in a file, or `missing` if there is none or it says "max".
+int64_t number_in(const std::string& path, int64_t missing) {
+  int64_t number = 0;
+  return std::ifstream(path) >> number ? number : missing;
+}
+
+int64_t meminfo_bytes(const std::string& root, const std::string& key) {
+  return number_after(root + "/proc/meminfo", key + ":", 0) * 1024;
+}
+
+// The folders of this process's control group and of those that contain it, of cgroup v2.
+std::vector<std::string> control_groups(const std::string& root) {
+  std::ifstream file(root + "/proc/self/cgroup");
+  std::string own;
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("0::/")) own = line.substr(4);
+  std::vector<std::string> folders = {root + "/sys/fs/cgroup"};
+  std::istringstream names(own);
+  for (std::string name; std::getline(names, name, '/');)
+    folders.push_back(folders.back() + "/" + name);
+  return folders;
+}
+
+// Bytes that a control group may still use. Its page cache is given back when it needs memory.
+int64_t bytes_left(const std::string& group) {
+  const int64_t limit = number_in(group + "/memory.max", kNoLimit);
+  if (limit == kNoLimit) return kNoLimit;
+  const std::string stat = group + "/memory.stat";
+  const int64_t page_cache =
+      number_after(stat, "active_file", 0) + number_after(stat, "inactive_file", 0);
+  const int64_t used = number_in(group + "/memory.current", 0) - page_cache;
+  return std::clamp<int64_t>(limit - used, 0, limit);
 }
 
 }  // namespace
 
-MachineInfo machine_info() {
+MachineInfo machine_info(const std::string& root) {
   hwloc_topology_t topology = nullptr;
   hwloc_topology_init(&topology);
   hwloc_topology_load(topology);
-  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-  MachineInfo info{.cpu = cpu_name(),
+  MachineInfo info{.cpu = cpu_name(root),
                    .n_sockets = std::max(1, hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PACKAGE)),
-                   .memory_bytes = std::min(group_limit("/sys/fs/cgroup/memory.max", kNoLimit),
-                                            kilobytes("/proc/meminfo", "MemTotal")),
+                   .memory_bytes = meminfo_bytes(root, "MemTotal"),
                    .last_level_cache_bytes = 0};
   for (hwloc_obj_t cache = nullptr;
        (cache = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_L3CACHE, cache));)
     info.last_level_cache_bytes += static_cast<int64_t>(cache->attr->cache.size);
   hwloc_topology_destroy(topology);
+  for (const std::string& group : control_groups(root))
+    info.memory_bytes = std::min(info.memory_bytes, number_in(group + "/memory.max", kNoLimit));
   return info;
 }
 
-int64_t available_memory_bytes() {
-  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-  const int64_t limit = group_limit("/sys/fs/cgroup/memory.max", kNoLimit);
-  const int64_t used = group_limit("/sys/fs/cgroup/memory.current", 0);
-  const int64_t left = limit == kNoLimit ? kNoLimit : std::max<int64_t>(0, limit - used);
-  return std::min(left, kilobytes("/proc/meminfo", "MemAvailable"));
+int64_t available_memory_bytes(const std::string& root) {
+  int64_t bytes = meminfo_bytes(root, "MemAvailable");
+  for (const std::string& group : control_groups(root)) bytes = std::min(bytes, bytes_left(group));
+  return bytes;
 }
 
 }  // namespace tandem

@@ -8,12 +8,15 @@ namespace tandem {
 struct MachineInfo {
   std::string cpu;  // "AMD EPYC 9654 96-Core Processor"
   int n_sockets;
-  int64_t memory_bytes;            // or a container's limit if smaller
+  int64_t memory_bytes;            // or the limit of a control group if smaller
   int64_t last_level_cache_bytes;  // sum over all of them; 0 if unknown
 };
-MachineInfo machine_info();
+// `root` precedes the paths of /proc and /sys that are read, for tests; caches and sockets are
+// always this machine's.
+MachineInfo machine_info(const std::string& root = {});
 
-// Memory available without swapping: MemAvailable, or less in a container with a limit.
-int64_t available_memory_bytes();
+// Memory available without swapping: MemAvailable, or what the control groups of this process (a
+// container's, or a systemd unit's) leave, if that is less. Page cache counts as available.
+int64_t available_memory_bytes(const std::string& root = {});
 
 }  // namespace tandem

@@ -1,0 +1,88 @@
+// Memory and processor of this process, from made-up files of /proc and /sys.
+#include "core/machine_info.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/temp_directory.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+class MadeUpMachine : public testing::Test {
+ protected:
+  void write(const std::string& name, const std::string& text) const {
+    fs::create_directories(fs::path(dir_.file(name)).parent_path());
+    dir_.write(name, text);
+  }
+  void SetUp() override {
+    write("proc/meminfo",
+          "MemTotal:       1000000 kB\nMemFree:         500000 kB\nMemAvailable:    700000 kB\n");
+    write("proc/cpuinfo", "processor\t: 0\nmodel name\t: Some CPU: 9 GHz\nmodel name\t: Other\n");
+    write("proc/self/cgroup", "12:cpuset:/old\n0::/system.slice/tandem.service\n");
+  }
+  int64_t total() const { return machine_info(dir_.path()).memory_bytes; }
+  int64_t available() const { return available_memory_bytes(dir_.path()); }
+
+  TempDirectory dir_;
+};
+
+TEST_F(MadeUpMachine, WithoutLimits) {
+  EXPECT_EQ(machine_info(dir_.path()).cpu, "Some CPU: 9 GHz");
+  EXPECT_EQ(total(), 1'024'000'000);
+  EXPECT_EQ(available(), 716'800'000);
+  write("sys/fs/cgroup/memory.max", "max\n");
+  write("sys/fs/cgroup/memory.current", "900000000\n");
+  EXPECT_EQ(total(), 1'024'000'000);
+  EXPECT_EQ(available(), 716'800'000);
+  write("proc/cpuinfo", "processor\t: 0\nmodel\t: 17\n");
+  EXPECT_EQ(machine_info(dir_.path()).cpu, "unknown");
+  EXPECT_GE(machine_info(dir_.path()).n_sockets, 1);
+}
+
+// A container sees its own group as the root.
+TEST_F(MadeUpMachine, InAContainer) {
+  write("proc/self/cgroup", "0::/\n");
+  write("sys/fs/cgroup/memory.max", "600000000\n");
+  EXPECT_EQ(total(), 600'000'000);
+  EXPECT_EQ(available(), 600'000'000);
+  write("sys/fs/cgroup/memory.current", "450000000\n");
+  EXPECT_EQ(available(), 150'000'000);
+  // What it has read of a checkpoint can be given back; shared memory cannot.
+  write("sys/fs/cgroup/memory.stat",
+        "anon 100000000\nfile 350000000\nshmem 50000000\ninactive_file 200000000\n"
+        "active_file 100000000\n");
+  EXPECT_EQ(available(), 450'000'000);
+  write("sys/fs/cgroup/memory.stat", "active_file 500000000\n");
+  EXPECT_EQ(available(), 600'000'000);
+  write("sys/fs/cgroup/memory.stat", "");
+  write("sys/fs/cgroup/memory.current", "600000001\n");
+  EXPECT_EQ(available(), 0);
+  write("sys/fs/cgroup/memory.max", "2000000000\n");
+  EXPECT_EQ(total(), 1'024'000'000);
+  EXPECT_EQ(available(), 716'800'000);
+}
+
+// The limit of every group that contains the process holds.
+TEST_F(MadeUpMachine, AsAServiceOfSystemd) {
+  const std::string slice = "sys/fs/cgroup/system.slice/", service = slice + "tandem.service/";
+  write(slice + "memory.max", "max\n");
+  write(service + "memory.max", "500000000\n");
+  write(service + "memory.current", "100000000\n");
+  EXPECT_EQ(total(), 500'000'000);
+  EXPECT_EQ(available(), 400'000'000);
+  write(slice + "memory.max", "450000000\n");
+  write(slice + "memory.current", "200000000\n");
+  EXPECT_EQ(total(), 450'000'000);
+  EXPECT_EQ(available(), 250'000'000);
+}
+
+TEST_F(MadeUpMachine, WithoutItsFiles) {
+  const TempDirectory empty;
+  EXPECT_EQ(machine_info(empty.path()).cpu, "unknown");
+  EXPECT_EQ(available_memory_bytes(empty.path()), 0);
+}
+
+}  // namespace
+}  // namespace tandem
