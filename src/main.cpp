@@ -258,6 +258,7 @@ int dispatch(int argc, char** argv) {
       "  tandem run ./DeepSeek-R1 --cache /fast-disk/tandem -p \"Why is the sky blue?\"");
   add_plan(app, o, command);
   add_bench(app, o, command);
+  add_selftest(app, o, command);
 
   try {
     app.parse(argc, argv);

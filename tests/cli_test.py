@@ -80,6 +80,16 @@ class Works(unittest.TestCase):
         self.assertGreater(total, 1024)
         self.assertEqual([int(done) for done, _ in long], list(range(512, total, 512)))
 
+    def test_selftest(self):
+        out = self.ok("selftest", "--arch", TINY)
+        lines = out.splitlines()
+        self.assertRegex(lines[1], r"fp8 +cpu +reference +\[2, 512\] +0\.00000 .* passed$")
+        self.assertRegex(lines[-1], r"^\d+ passed, 0 failed$")
+        rows = [json.loads(line) for line in self.ok("selftest", "--arch", TINY + "," + TINY, "--json").splitlines()]
+        self.assertEqual(len(rows) % 6, 0, "two models, three formats")
+        self.assertEqual({row["experts"] for row in rows}, {"fp8", "int8", "int4"})
+        self.assertTrue(all(row["passed"] and row["finite"] and row["error"] <= row["bound"] for row in rows), rows)
+
     def test_run_json(self):
         report = json.loads(self.ok("run", "--temp", "0", "-p", "What is 12 + 7?", "--json"))
         self.assertIn("The answer is 19.", report["text"])

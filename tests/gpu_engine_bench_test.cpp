@@ -6,10 +6,12 @@
 
 #include "attention_variant_case.h"
 #include "bench/gpu/gpu_benches.h"
+#include "bench/self_test.h"
 #include "gpu_kernels/runtime.h"
 #include "tests/bench_rows.h"
 #include "tests/config_families.h"
 #include "tests/error_of.h"
+#include "tests/small_config.h"
 
 namespace tandem {
 namespace {
@@ -426,6 +428,20 @@ TEST(HybridRow, LeavesOutTheOperationsOfTheHead) {
   const double head = 2. * 512 * config.vocab * config.dim;
   EXPECT_NEAR(seconds, (static_cast<double>(cost.matrices.ops + cost.attention.ops) - head) * 1e-12,
               1e-6);
+}
+
+TEST(SelfTestOnGpu, ComparesTheGpuWithTheReference) {
+  const ModelConfig config = small_r1();
+  Team team(1);
+  std::vector<SelfTestRow> rows;
+  for (const WeightFormat experts : {weight_format("fp8"), weight_format("int8")})
+    self_test({config, {{DType::kF8E4M3}, experts}, {}, gpu_bench_models()}, team,
+              [&](const SelfTestRow& row) { rows.push_back(row); });
+  ASSERT_EQ(rows.size(), 3u) << "INT8 experts have no GPU kernel";
+  EXPECT_EQ(rows[1].device, "cuda");
+  EXPECT_EQ(rows[1].n_rows, 2);
+  EXPECT_TRUE(rows[1].passed()) << rows[1].error;
+  EXPECT_GT(rows[1].error, 0);
 }
 
 // A format without a GPU kernel gives a row without GPU times.

@@ -42,6 +42,12 @@ def replaced(tree, path, value):
     return copy
 
 
+def is_object(tree, path):
+    for key in path:
+        tree = tree[key]
+    return isinstance(tree, dict)
+
+
 class Refusals(KeptOutput):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -70,6 +76,10 @@ class Refusals(KeptOutput):
             for what, value in WRONG.items():
                 name = ".".join(map(str, path)) + " " + what
                 cases.append((name, *command(write(name.replace(" ", "_"), replaced(tree, path, value)))))
+        for path in [(), *fields(tree)]:
+            if is_object(tree, path) and (not path or path[0] not in skip):
+                name = ".".join(map(str, path)) + " with a surplus field"
+                cases.append((name, *command(write(name.replace(" ", "_"), replaced(tree, (*path, "surplus"), 1)))))
         return self.answers(cases)
 
     def write(self, name, tree):
@@ -148,6 +158,7 @@ class Refusals(KeptOutput):
             serve: {"--max-batch": (0, 1 << 20), "--chunk": (0, 1 << 20), "--kv-tokens": (-1, 5), "--kv-fraction": (0, 1),
                     "--drain": (-1,), "--cors-origin": ("chat.example", "", "https://", "https://chat.example/"),
                     "--port": (-1, 65536)},
+            ("selftest",): {"--arch": ("r9", "no/r1", ""), "--layers": (0, 1001)},
             bench: {"--seconds": (0, 3601), "--tokens": (0, 65537, "x", ""), "--experts": ("int3",), "--isa": ("sse",)},
             ("bench", "generate", "--config", TINY): {"--layers": (0, 1001), "--batch": (0, 1 << 20), "--ctx": (0, 1 << 25), "-n": (0, 1)},
             ("bench", "attention", "--variants", "--seconds", "0.001"): {"--config": ("v2-lite", "moonlight")},

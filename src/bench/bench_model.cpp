@@ -18,7 +18,7 @@ constexpr int kMaxLayers = 1000;
 
 }  // namespace
 
-ModelConfig bench_config(const std::string& name) {
+ModelConfig bench_config(const std::string& name, const char* option) {
   namespace fs = std::filesystem;
   const std::string folder = program_file("models/configs");
   const bool is_path = name.find('/') != std::string::npos;
@@ -27,7 +27,7 @@ ModelConfig bench_config(const std::string& name) {
   if (!folder.empty() && !is_path && fs::exists(named, ignored))
     return ModelConfig::from_json(read_text_file(named, kMaxConfigBytes), named);
   if (fs::is_directory(name, ignored)) return ModelConfig::from_directory(name);
-  require(fs::exists(name, ignored), "--config {} does not exist, and it is none of {}", name,
+  require(fs::exists(name, ignored), "{} {} does not exist, and it is none of {}", option, name,
           names_of_program_files("models/configs"));
   return ModelConfig::from_json(read_text_file(name, kMaxConfigBytes), name);
 }

@@ -13,8 +13,9 @@
 namespace tandem {
 
 // The configuration called `name` (r1, v3, v2-lite, k2, ..) that comes with the program, or that of
-// a file or model directory. Throws Error for an unknown name, listing the known ones.
-ModelConfig bench_config(const std::string& name);
+// a file or model directory. Throws Error for an unknown name, listing the known ones; `option` is
+// where it was given.
+ModelConfig bench_config(const std::string& name, const char* option = "--config");
 
 struct WeightFormats {
   WeightFormat backbone;  // attention, dense layers, shared experts; other tensors are BF16

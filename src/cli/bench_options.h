@@ -1,4 +1,4 @@
-// Command-line options of `tandem bench`.
+// Command-line options of `tandem bench` and `tandem selftest`.
 #pragma once
 #include <CLI/CLI.hpp>
 
@@ -9,6 +9,8 @@ namespace tandem {
 // `command` is set to the chosen subcommand.
 void add_bench(CLI::App& app, Options& options, Command& command);
 void add_serving_bench(CLI::App& bench, Options& options, Command& command);
+// `tandem selftest`.
+void add_selftest(CLI::App& app, Options& options, Command& command);
 
 // Throws Error unless the file of --plot can be written. Creates it if it does not exist.
 void require_writable_plot(const std::string& file);

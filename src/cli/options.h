@@ -53,6 +53,13 @@ struct ServeOptions {
   bool no_prefix_cache = false, no_async_output = false, log_requests = false;
 };
 
+struct SelfTestOptions {
+  std::vector<std::string> models = {"v2-lite"};
+  int layers = 2;
+  int n_threads = 0;  // 0: one per core
+  bool json = false;
+};
+
 struct Options {
   ModelOptions model;
   GenerateOptions generate;
@@ -79,6 +86,7 @@ struct Options {
   PlanOptions plan;
   ServeOptions serve;
   ServingBenchOptions serving;
+  SelfTestOptions self_test;
 };
 
 using Command = int (*)(const Options&);

@@ -4,13 +4,12 @@
 #include <random>
 
 #include "bench/benchmark.h"
+#include "bench/cpu_bench_model.h"
 #include "bench/prediction.h"
 #include "bench/random_inputs.h"
 #include "core/machine_info.h"
 #include "engine/completion.h"
 #include "model/cost.h"
-#include "offload/cpu_experts.h"
-#include "ops/cpu_ops.h"
 
 namespace tandem {
 namespace {
@@ -39,33 +38,6 @@ int64_t backbone_bytes(const ModelConfig& config, WeightFormats formats) {
   const CostOfParts cost = cost_of_step(config, formats, 0, 1, 0);
   return cost.matrices.bytes + int64_t{config.vocab} * config.dim * size_of(DType::kBF16);
 }
-
-// Random weights on the CPU.
-struct CpuModel {
-  CpuModel(const BenchInput& bench, const ModelConfig& c, const cpu::KernelTable& kernels,
-           Team& team)
-      : config(c),
-        home(kernels, team.topology()),
-        weights(random_weights(
-            config, bench.formats, [](const WeightSpec&) { return true; }, home, team)),
-        device(team),
-        ops(kernels, config, bench.step_tokens, team),
-        experts(kernels, config, weights, bench.step_tokens, team),
-        model({config, weights, device, ops, experts},
-              {bench.step_tokens, most_of(bench.options.batches)}, AttentionForm::kAuto),
-        cache(config, cache_tokens(bench), cache_type_for(kernels)) {
-    fill_with_random(cache, config);
-  }
-
-  const ModelConfig& config;
-  CpuWeights home;
-  const ModelWeights weights;
-  CpuDevice device;
-  CpuOps ops;
-  CpuExperts experts;
-  StepRunner model;
-  KvCache cache;
-};
 
 std::unique_ptr<Engine> engine_for(StepRunner& model, KvCache& cache, const BenchInput& bench) {
   const int vocab = model.config().vocab;
@@ -192,9 +164,10 @@ ModelConfig cut_model(const BenchInput& bench) {
 void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                     const OnRow& on_row) {
   const ModelConfig config = cut_model(bench);
-  CpuModel cpu(bench, config, kernels, speed.team());
-  const std::unique_ptr<Engine> engine = engine_for(cpu.model, cpu.cache, bench);
   const StepLimits limits = {bench.step_tokens, most_of(bench.options.batches)};
+  CpuBenchModel cpu(config, bench.formats, kernels, speed.team(), limits, cache_tokens(bench));
+  fill_with_random(cpu.cache, config);
+  const std::unique_ptr<Engine> engine = engine_for(cpu.model, cpu.cache, bench);
   const ModelOnGpu on_gpu(bench.gpus,
                           {.config = config,
                            .formats = bench.formats,
