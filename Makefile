@@ -1,6 +1,6 @@
 # make                   builds the program, the tests and the benchmarks
 # make run               builds the program and asks the embedded model a question
-# make test              builds everything and runs the tests
+# make test              builds the program and the tests, and runs them
 # make test-long         runs the longest tests and each fuzz target for 3 seconds
 # make install           installs the program and its models below PREFIX (/usr/local) in DESTDIR
 # make bench-report      measures this machine in under 8 minutes, into docs/measurements/
@@ -32,7 +32,9 @@ run: configure
 	@ln -sf release/tandem build/tandem
 	@./build/release/tandem run --temp 0 -p "What is 478 + 356?"
 
-test: build
+test: configure
+	@cmake --build build/release -j$(JOBS) --target tandem tests/all
+	@ln -sf release/tandem build/tandem
 	@tools/client_packages.sh clients
 	@ctest --test-dir build/release --output-on-failure -j$(JOBS) -LE long
 

@@ -25,7 +25,7 @@ foreach(source ${gpu_tests})
   set(orders forward reverse shuffled)
   set(cost 1)  # seconds; ctest starts the longest tests first
   set(label)
-  if(name MATCHES "gpu_(engine_(batches|bench|graphs)|hybrid_steps)_test")
+  if(name MATCHES "gpu_(engine_(batches|bench|graphs|swap)|hybrid_(steps|streaming))_test")
     set(label long)  # make test-long
   endif()
   if(name MATCHES "engine|hybrid")

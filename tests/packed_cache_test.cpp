@@ -337,7 +337,7 @@ TEST(PackedCache, LeavesNothingOnAFullDisk) {
   setrlimit(RLIMIT_FSIZE, &small);
   const std::string error = error_of([&] { cache.write(); });
   setrlimit(RLIMIT_FSIZE, &before);
-  EXPECT_TRUE(says(error, "cannot be written: File too large"));
+  EXPECT_TRUE(says(error, "tmp (0.005 GB) cannot be written: File too large"));
   EXPECT_EQ(cache.files(), std::vector<std::string>{"model.tandempack"});
   EXPECT_EQ(cache.fault("old\n"), "") << "what was there stays";
 }

@@ -15,9 +15,10 @@ constexpr int kPromptTokens[] = {2, 16}, kMostTokens = 16;
 constexpr int64_t kCacheTokens = 4 * kPageSize;
 constexpr StepLimits kLimits = {kMostTokens, 1};
 
-// Activations, keys and values of the fast kernels are BF16, or 8-bit integers in products with INT8
-// and INT4 weights: 0.2 and 0.4 % of a number, of a row's largest, in each of about ten products in
-// a row. The largest of 200,000 errors was 2 % on four shapes; an expert left out gives more than 10.
+// Activations, keys and values of the fast kernels are BF16, or 8-bit integers in products with
+// INT8 and INT4 weights: 0.2 and 0.4 % of a number, of a row's largest, in each of about ten
+// products in a row. The largest of 200,000 errors was at most 3 % on three shapes; the faults of
+// self_test_test are beyond the bound.
 constexpr double kBound = 0.06;
 
 // [prompts, vocab]: after the last token of each prompt.
@@ -27,10 +28,9 @@ std::vector<float> logits_of(StepRunner& model, KvCache& cache) {
   std::vector<float> all;
   std::mt19937 rng(1);
   for (const int n : kPromptTokens)
-    score(engine, random_tokens(n, vocab, rng), n - 1,
-          [&](int64_t, std::span<const float> logits) {
-            all.insert(all.end(), logits.begin(), logits.end());
-          });
+    score(engine, random_tokens(n, vocab, rng), n - 1, [&](int64_t, std::span<const float> logits) {
+      all.insert(all.end(), logits.begin(), logits.end());
+    });
   return all;
 }
 
@@ -63,10 +63,8 @@ void self_test(const SelfTest& test, Team& team,
   std::vector<float> reference;
   const auto check_one = [&](const std::string& device, const std::string& kernels,
                              const std::function<std::vector<float>()>& compute) {
-    SelfTestRow row = {.device = device,
-                       .kernels = kernels,
-                       .vocab = test.config.vocab,
-                       .bound = kBound};
+    SelfTestRow row = {
+        .device = device, .kernels = kernels, .vocab = test.config.vocab, .bound = kBound};
     std::vector<float> logits;
     row.seconds = seconds_of([&] { logits = compute(); });
     if (reference.empty()) reference = logits;
@@ -88,8 +86,7 @@ void self_test(const SelfTest& test, Team& team,
                         .max_tokens = kMostTokens,
                         .context = kMostTokens + 1},
                        kLimits, kCacheTokens);
-  if (gpu.model())
-    check_one("cuda", "gpu", [&] { return logits_of(*gpu.model(), *gpu.cache()); });
+  if (gpu.model()) check_one("cuda", "gpu", [&] { return logits_of(*gpu.model(), *gpu.cache()); });
 }
 
 }  // namespace tandem

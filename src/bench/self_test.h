@@ -1,5 +1,5 @@
-// `tandem selftest`: whether this machine computes what reference arithmetic computes, on the shapes
-// of released models with random weights.
+// `tandem selftest`: whether this machine computes what reference arithmetic computes, on the
+// shapes of released models with random weights.
 #pragma once
 #include <span>
 
@@ -17,8 +17,8 @@ struct SelfTest {
 
 // The logits of one device after two random prompts.
 struct SelfTestRow {
-  std::string device;           // "cpu" or "cuda"
-  std::string kernels;          // instruction set, or "gpu"
+  std::string device;             // "cpu" or "cuda"
+  std::string kernels;            // instruction set, or "gpu"
   int64_t n_rows = 0, vocab = 0;  // shape of the logits
   bool finite = false;
   double error = 0;  // largest difference from the reference's, over what the layers add to those

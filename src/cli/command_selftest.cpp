@@ -63,7 +63,7 @@ void print_row(const std::string& model, WeightFormat experts, const SelfTestRow
               format_name(experts).c_str(), row.device.c_str(), row.kernels.c_str(),
               fmt::format("[{}, {}]", row.n_rows, row.vocab).c_str(), row.error, row.bound,
               row.seconds,
-              row.passed()   ? "passed"
+              row.passed()  ? "passed"
               : !row.finite ? "FAILED: not finite"
                             : "FAILED: beyond the bound");
 }
@@ -94,7 +94,8 @@ int selftest_command(const Options& options) {
         std::fflush(stdout);
       });
     }
-  if (!o.json && !gpus) std::puts("no GPU was tested: there is none, or this program is built without CUDA");
+  if (!o.json && !gpus)
+    std::puts("no GPU was tested: there is none, or this program is built without CUDA");
   if (!o.json) std::printf("%d passed, %d failed\n", n_rows - n_failed, n_failed);
   return n_failed > 0 ? 1 : 0;
 }
@@ -115,8 +116,9 @@ void add_selftest(CLI::App& app, Options& options, Command& command) {
       "  tandem selftest --json | jq .error");
   selftest->callback([&command] { command = selftest_command; });
   selftest
-      ->add_option("--arch", o.models,
-                   "models whose shapes are computed, a list: v2-lite, v2, v3, r1, k2, moonlight, ..")
+      ->add_option(
+          "--arch", o.models,
+          "models whose shapes are computed, a list: v2-lite, v2, v3, r1, k2, moonlight, ..")
       ->delimiter(',')
       ->capture_default_str();
   selftest
