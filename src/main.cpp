@@ -24,10 +24,7 @@ void add_model_options(CLI::App& command, Options& o) {
   add_device(command, o.model.device,
              "device: cpu; cuda (an NVIDIA GPU, with the experts that do not fit or are placed on "
              "the CPU there); or auto (a GPU if there is one)");
-  command
-      .add_option("--threads", o.model.n_threads,
-                  "number of threads, one pinned to each core; 0: all cores")
-      ->capture_default_str();
+  add_threads(command, o.model.n_threads);
   add_isa(command, o.model.isa,
           "instruction set: auto, reference (float32 throughout, slow), avx2, avx512 or amx; "
           "the environment variable TANDEM_ISA does the same");

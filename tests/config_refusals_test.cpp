@@ -164,7 +164,7 @@ TEST(ConfigRefusals, RefusesProductsOutOfRange) {
   // 62 layers of 65,536 heads, each of 192 + 128 rows of 2^20 numbers.
   expect_says(message(with("v3", {{"num_attention_heads", 65536}, {"hidden_size", 1 << 20}})),
               {"hidden_size 1048576", "make 1.5e+15 parameters: expected at most 1e+15"});
-  // Of several that are too large the first is named.
+  // If several are too large, the message names the first.
   expect_says(message(with("v3", {{"num_attention_heads", 65536},
                                   {"qk_rope_head_dim", 4096},
                                   {"v_head_dim", 4096},

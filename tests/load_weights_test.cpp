@@ -225,7 +225,8 @@ TEST(LoadWeights, PackedInt4IsReadInPiecesOfRows) {
   }
 }
 
-// Of an INT4 checkpoint the shapes are read first and the weights after them; progress counts both.
+// Loading an INT4 checkpoint reads its shapes first and its weights after them; progress counts
+// both.
 TEST(LoadWeights, ProgressCountsEveryByteOnce) {
   Model model(kSource / "tests/golden/kimi_k2_thinking");
   std::mutex mutex;

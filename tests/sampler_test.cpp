@@ -264,7 +264,7 @@ TEST(Sampler, ParametersOutOfRangeAreNamed) {
   bad([](auto& p) { p.n_top_logprobs = -2; });
   bad([](auto& p) { p.logit_bias = {{6, 1.f}}; });
   validate(plain(), kAll);
-  // Of several the first is named.
+  // If several are out of range, the message names the first.
   SamplingParams p = plain();
   p.presence_penalty = 3;
   p.n_top_logprobs = -2;

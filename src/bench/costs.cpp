@@ -95,4 +95,8 @@ CostOfParts cost_of_step(const ModelConfig& config, WeightFormats formats, int64
   return cost;
 }
 
+int64_t backbone_bytes(const ModelConfig& config, WeightFormats formats) {
+  return cost_of_step(config, formats, 0, 1, 0).matrices.bytes + embedding_bytes(config);
+}
+
 }  // namespace tandem

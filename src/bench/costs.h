@@ -40,5 +40,7 @@ CostOfParts cost_of_layer(const ModelConfig& config, WeightFormats formats, bool
 // A step of one token for each of `batch` sequences at the end of `context`.
 CostOfParts cost_of_step(const ModelConfig& config, WeightFormats formats, int64_t context,
                          int64_t batch, int64_t cache_element_bytes);
+// Bytes of all weights but the routed experts.
+int64_t backbone_bytes(const ModelConfig& config, WeightFormats formats);
 
 }  // namespace tandem

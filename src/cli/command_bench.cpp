@@ -119,9 +119,7 @@ void add_bench(CLI::App& app, Options& options, Command& command) {
       options.benchmark = &benchmark;
       command = bench_command;
     });
-    sub.add_option("--threads", o.n_threads,
-                   "number of threads, one pinned to each core; 0: all cores")
-        ->capture_default_str();
+    add_threads(sub, o.n_threads);
     sub.add_option("--seconds", o.seconds, "time to measure each row")->capture_default_str();
     sub.add_option("--memory", o.memory_gb,
                    "GB of memory for weights and for measuring the read rate; 0: a fraction of the "

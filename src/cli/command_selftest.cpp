@@ -1,9 +1,11 @@
 // tandem selftest: checks kernels and GPU of this machine against reference arithmetic.
 #include <cstdio>
 
+#include "bench/costs.h"
 #include "bench/gpu/gpu_benches.h"
 #include "bench/self_test.h"
 #include "cli/bench_options.h"
+#include "cli/typed_options.h"
 #include "core/machine_info.h"
 #include "model/cost.h"
 
@@ -26,10 +28,9 @@ std::vector<cpu::KernelTable> fast_kernels() {
 // The model with few layers, and as many experts as fit.
 ModelConfig reduced(const ModelConfig& config, int n_layers, WeightFormats formats) {
   const ModelConfig c = with_layers(config, n_layers);
-  const CostOfParts cost = cost_of_step(c, formats, 0, 1, 0);
   const int64_t budget =
       static_cast<int64_t>(kMemoryPart * static_cast<double>(available_memory_bytes()));
-  const int64_t backbone = cost.matrices.bytes + embedding_bytes(c);
+  const int64_t backbone = backbone_bytes(c, formats);
   require(backbone < budget,
           "--layers {}: {:.2f} GB are needed without experts, and {:.2f} GB may be used; choose "
           "fewer layers or another --arch",
@@ -125,10 +126,7 @@ void add_selftest(CLI::App& app, Options& options, Command& command) {
       ->add_option("--layers", o.layers,
                    "number of layers: the first is dense, the others have experts")
       ->capture_default_str();
-  selftest
-      ->add_option("--threads", o.n_threads,
-                   "number of threads, one pinned to each core; 0: all cores")
-      ->capture_default_str();
+  add_threads(*selftest, o.n_threads);
   selftest->add_flag("--json", o.json, "print one JSON object per row");
 }
 

@@ -1,5 +1,6 @@
-// Command-line options whose text becomes a type while it is parsed. Each adds one option to
-// `command` that sets `value`; a name that is not known is an Error that lists the known ones.
+// Command-line options that several commands have, most of which become a type while they are
+// parsed. Each adds one option to `command` that sets `value`; a name that is not known is an Error
+// that lists the known ones.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <optional>
@@ -10,6 +11,7 @@
 
 namespace tandem {
 
+void add_threads(CLI::App& command, int& value);
 void add_device(CLI::App& command, DeviceChoice& value, const std::string& help);
 void add_isa(CLI::App& command, std::optional<cpu::Isa>& value, const std::string& help);
 // A format of matrices, under the name `option`; "auto" is no value.

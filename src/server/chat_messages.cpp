@@ -101,7 +101,7 @@ Json read_message(const Json& given, const std::string& path) {
     if (!value.is_null() && key != "tool_calls" && key != "refusal") read[key] = value;
   // Templates read the first name; vLLM's answers have the second.
   if (!read.contains("reasoning_content") && read.contains("reasoning"))
-    read["reasoning_content"] = read["reasoning"];
+    read["reasoning_content"] = message.string("reasoning", "");
   read["content"] = std::move(content);
   if (!calls.empty()) read["tool_calls"] = std::move(calls);
   return read;

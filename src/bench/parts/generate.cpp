@@ -33,12 +33,6 @@ int64_t cache_tokens(const BenchInput& bench) {
   return most_of(bench.options.batches) * pages * kPageSize;
 }
 
-// Bytes of everything but the experts.
-int64_t backbone_bytes(const ModelConfig& config, WeightFormats formats) {
-  const CostOfParts cost = cost_of_step(config, formats, 0, 1, 0);
-  return cost.matrices.bytes + int64_t{config.vocab} * config.dim * size_of(DType::kBF16);
-}
-
 std::unique_ptr<Engine> engine_for(StepRunner& model, KvCache& cache, const BenchInput& bench) {
   const int vocab = model.config().vocab;
   return std::make_unique<Engine>(model, cache, Vocabulary{vocab, {}}, longest_sequence(bench),
