@@ -4,12 +4,12 @@
 #include <random>
 
 #include "bench/benchmark.h"
+#include "bench/costs.h"
 #include "bench/cpu_bench_model.h"
 #include "bench/prediction.h"
 #include "bench/random_inputs.h"
 #include "core/machine_info.h"
 #include "engine/completion.h"
-#include "model/cost.h"
 
 namespace tandem {
 namespace {
