@@ -259,7 +259,7 @@ TEST(ShardIndexLimits, NestingEndsAtSixtyFour) {
 TEST(ProgressLine, SaysTheTimeLeft) {
   const auto left = [](double seconds) {  // half is done
     const std::string line = progress_line(1'000'000'000, 2'000'000'000, seconds, "packing");
-    return line.substr(line.find("GB/s") + 4);
+    return line.substr(line.find("B/s") + 3);
   };
   EXPECT_EQ(left(59.4), "  59 s left");
   EXPECT_EQ(left(59.6), "  1:00 min left");
@@ -271,6 +271,12 @@ TEST(ProgressLine, SaysTheTimeLeft) {
   EXPECT_EQ(left(1e9), "  99:59 h left");
   EXPECT_EQ(progress_line(15, 16, 0, "packing"),
             "packing ███████████████░  93 % 0.00 of 0.00 GB  0.00 GB/s");
+  EXPECT_EQ(progress_line(99'999'999, 400'000'000, 1, "fetching", 0),
+            "fetching ███░░░░░░░░░░░░░  24 % 0.10 of 0.40 GB 100.00 MB/s  3 s left");
+  EXPECT_EQ(progress_line(100'000'000, 400'000'000, 1, "fetching"),
+            "fetching ████░░░░░░░░░░░░  25 % 0.10 of 0.40 GB  0.10 GB/s  3 s left");
+  EXPECT_EQ(progress_line(200'000'000, 400'000'000, 2, "fetching", 190'000'000),
+            "fetching ████████░░░░░░░░  50 % 0.20 of 0.40 GB  5.00 MB/s  40 s left");
   EXPECT_EQ(progress_line(0, 99'999'999'999, 0).find("0.00 of 100.00 GB") != std::string::npos,
             true);
   EXPECT_EQ(progress_line(0, 100'000'000'000, 0).find("0.0 of 100.0 GB") != std::string::npos,

@@ -34,27 +34,26 @@ bool Interrupt::pending() { return interrupted; }
 
 void Interrupt::clear() { interrupted = false; }
 
+void show_progress(const std::string& line) {
+  std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());
+  std::fflush(stderr);
+}
+
 LoadProgress load_progress(bool quiet, const std::string& what) {
   if (quiet || !isatty(STDERR_FILENO)) return {};
   return [what](int64_t done, int64_t total, double seconds) {
-    const std::string line = done == total ? "" : progress_line(done, total, seconds, what);
-    std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());
-    std::fflush(stderr);
+    show_progress(done == total ? "" : progress_line(done, total, seconds, what));
   };
 }
 
 void show_prefill(int64_t done, int64_t total) {
   if (!isatty(STDERR_FILENO) || total <= kStepTokens) return;
-  const std::string line = done == total ? "" : fmt::format("prompt {} of {} tokens", done, total);
-  std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());
-  std::fflush(stderr);
+  show_progress(done == total ? "" : fmt::format("prompt {} of {} tokens", done, total));
 }
 
 void show_measuring(double done, double of) {
   if (!isatty(STDERR_FILENO)) return;
-  const std::string line = done >= of ? "" : fmt::format("measured {:.0f} of {:.0f} s", done, of);
-  std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());
-  std::fflush(stderr);
+  show_progress(done >= of ? "" : fmt::format("measured {:.0f} of {:.0f} s", done, of));
 }
 
 AnswerPrinter::AnswerPrinter(bool starts_thinking)

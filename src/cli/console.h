@@ -16,6 +16,9 @@ class Interrupt {
   static void clear();
 };
 
+// Replaces the progress line on standard error, which must be a terminal; "" erases it.
+void show_progress(const std::string& line);
+
 // Progress of loading (or of `what`) on standard error, if that is a terminal and `quiet` is false.
 LoadProgress load_progress(bool quiet, const std::string& what = "loading");
 

@@ -145,19 +145,21 @@ void run_load_jobs(std::span<const MappedFile> files, std::vector<LoadJob> jobs,
 }
 
 std::string progress_line(int64_t bytes_done, int64_t bytes_total, double seconds,
-                          std::string_view what) {
+                          std::string_view what, int64_t bytes_before) {
   constexpr int kBarWidth = 16;
   const double done = static_cast<double>(bytes_done);
   const double total = static_cast<double>(std::max<int64_t>(bytes_total, 1));
   const double share = std::clamp(done / total, 0.0, 1.0);
-  const double rate = seconds > 0 ? done / seconds : 0;
+  const double rate = seconds > 0 ? (done - static_cast<double>(bytes_before)) / seconds : 0;
   const int digits = total < 100e9 ? 2 : 1;
 
   const int full = static_cast<int>(share * kBarWidth);
   std::string line = std::string(what) + " ";
   for (int i = 0; i < kBarWidth; ++i) line += i < full ? "█" : "░";
-  line += fmt::format(" {:3} % {:.{}f} of {:.{}f} GB {:5.2f} GB/s", static_cast<int>(share * 100),
-                      done * 1e-9, digits, total * 1e-9, digits, rate * 1e-9);
+  line += fmt::format(" {:3} % {:.{}f} of {:.{}f} GB {}", static_cast<int>(share * 100),
+                      done * 1e-9, digits, total * 1e-9, digits,
+                      rate > 0 && rate < 0.1e9 ? fmt::format("{:5.2f} MB/s", rate * 1e-6)
+                                               : fmt::format("{:5.2f} GB/s", rate * 1e-9));
   if (rate > 0) line += "  " + time_left((total - done) / rate);
   return line;
 }

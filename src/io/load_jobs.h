@@ -54,8 +54,9 @@ int64_t load_read_bytes(int n_workers);
 void run_load_jobs(std::span<const MappedFile> files, std::vector<LoadJob> jobs,
                    const LoadOptions& options);
 
-// One line of at most 79 columns for a terminal: bar, percent, GB, GB/s, time left.
+// One line of at most 79 columns for a terminal: bar, percent, GB, rate, time left. The rate is
+// that of the bytes after bytes_before, which were done before the clock began.
 std::string progress_line(int64_t bytes_done, int64_t bytes_total, double seconds,
-                          std::string_view what = "loading");
+                          std::string_view what = "loading", int64_t bytes_before = 0);
 
 }  // namespace tandem
