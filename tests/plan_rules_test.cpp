@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
 #include "model/cost.h"
 #include "model/kv_layout.h"
@@ -37,6 +38,36 @@ TEST(ClusterRules, MostUsefulExpertParallelAndItsBound) {
   EXPECT_NEAR(us(known_machine("16xh800").gpus[0].read_bytes_per_second), 13.1, 0.05);
   EXPECT_NEAR(us(known_machine("8xh20-96g").gpus[0].read_bytes_per_second), 11.0, 0.05);
   EXPECT_NEAR(us(known_machine("8xh200").gpus[0].read_bytes_per_second), 9.2, 0.05);
+}
+
+// 48 hosts of 8 H100: more GPUs than R1 has experts in a layer.
+TEST(ClusterRules, ExpertParallelBeyondTheBoundOnlyWhereArithmeticTakesLonger) {
+  Machine machine = known_machine("12x8xh100");
+  machine.hosts = 48;
+  Workload workload = throughput_of_clusters();
+  const auto planned = [&](int concurrency) {
+    workload.concurrency = concurrency;
+    const Planned inputs("r1", machine, workload);
+    const Plan plan = inputs.plan();
+    std::set<std::pair<int, int>> owners;
+    for (const ExpertGroup& group : plan.placement.layers[0].groups)
+      for (const DeviceId owner : group.owners) owners.insert({owner.host, owner.gpu});
+    std::string reason;
+    for (const std::string& text : plan.reasons)
+      if (text.starts_with("expert parallel")) reason = text;
+    return std::pair(owners.size(), reason);
+  };
+  // 295 tokens an expert, 9,440 sequences, are the ridge of an H100 in FP8.
+  const auto [few, few_reason] = planned(9'000);
+  EXPECT_LE(few, 256u);
+  EXPECT_NE(few_reason.find("(useful up to 257 = 256 routed + 1 shared), "), std::string::npos)
+      << few_reason;
+  const auto [many, many_reason] = planned(40'000);
+  EXPECT_GT(many, 257u);
+  EXPECT_NE(many_reason.find("(useful up to 257 = 256 routed + 1 shared, and beyond it where "
+                             "arithmetic takes longer than reading), "),
+            std::string::npos)
+      << many_reason;
 }
 
 TEST(ClusterRules, RidgeBatchOfAnExpert) {

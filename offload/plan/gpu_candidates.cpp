@@ -8,6 +8,7 @@
 #include "offload/plan/assign.h"
 #include "offload/plan/candidates.h"
 #include "offload/plan/placement.h"
+#include "offload/plan/rates.h"
 
 namespace tandem {
 namespace {
@@ -108,6 +109,18 @@ std::vector<int> tensor_parallel_ways(const PlanInput& in, const Subset& s) {
   return ways;
 }
 
+// The most of `n` GPUs that are worth holding experts. Beyond one rank per expert, a rank more only
+// helps where an expert's tokens cost more arithmetic than reading it.
+int most_expert_ranks(const PlanInput& in, WeightFormat format, int n) {
+  if (n <= most_useful_ep(in.config)) return n;
+  const Rates rates = rates_of(in.machine, {0, 0}, {});
+  const double ridge =
+      ridge_tokens_per_expert(peak_for(rates, format.dtype, true), rates.read_bytes_per_second,
+                              static_cast<double>(bits_of(format.dtype)) / 8);
+  return tokens_per_expert(in.config, in.workload.concurrency) > ridge ? n
+                                                                       : in.config.router.n_experts;
+}
+
 void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
                std::vector<Base>& bases) {
   const ModelConfig& c = in.config;
@@ -119,11 +132,12 @@ void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
         (tp == 1 || n_experts == 0 || !split_refusal("expert FFN", c.expert_dim, tp)))
       bases.push_back({s, Base::kTensorParallel, tp});
   if (n == 1 || n_experts == 0) return;
-  // Every GPU holds a part of the backbone's replicas and of the experts.
-  const int filled = round_up(n_experts + kUsualRedundancy, n) - n_experts;
+  // Every GPU holds a part of the backbone's replicas, and every rank a part of the experts.
+  const int ranks = most_expert_ranks(in, format, n);
+  const int filled = round_up(n_experts + kUsualRedundancy, ranks) - n_experts;
   for (const int n_redundant : {0, filled})
-    if (n_redundant == 0 || (filled > 0 && filled <= n_experts * (n - 1)))
-      for (const int tp : ways) bases.push_back({s, Base::kExpertParallel, tp, n_redundant, n});
+    if (n_redundant == 0 || (filled > 0 && filled <= n_experts * (ranks - 1)))
+      for (const int tp : ways) bases.push_back({s, Base::kExpertParallel, tp, n_redundant, ranks});
   // The last GPUs hold only experts, the others only the backbone and the KV cache.
   const int64_t a_gpu =
       in.machine.gpus[0].memory_bytes - reserved_bytes(in.machine.gpus[0].memory_bytes, false);
@@ -133,7 +147,7 @@ void add_bases(const PlanInput& in, WeightFormat format, const Subset& s,
   const int least = static_cast<int>(ceil_div(n_experts, slots));
   std::vector<int> counts;
   for (const int experts : {n / 2, n * 5 / 8, n * 3 / 4, n * 7 / 8, n - 4, n - 3, n - 2, n - 1})
-    if (experts >= least && experts < n &&
+    if (experts >= least && experts < n && experts <= ranks &&
         std::find(counts.begin(), counts.end(), experts) == counts.end())
       counts.push_back(experts);
   for (const int experts : counts) bases.push_back({s, Base::kRoles, 1, 0, experts});

@@ -262,6 +262,10 @@ double one_expert_read_seconds(const ModelConfig& c, double read_bytes_per_secon
   return static_cast<double>(count_parameters(c).one_expert) / read_bytes_per_second;
 }
 
+double tokens_per_expert(const ModelConfig& c, double tokens) {
+  return tokens * c.router.n_active / c.router.n_experts;
+}
+
 double ridge_tokens_per_expert(double ops_per_second, double read_bytes_per_second,
                                double bytes_per_weight) {
   constexpr double kOpsPerWeight = 2;

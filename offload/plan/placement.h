@@ -96,11 +96,14 @@ constexpr int kStreamedExperts = 4;  // streamed to a GPU at a time
 // Rules that bound any placement, as formulas of the model's shapes and one device's rates.
 // Replicas of the backbone from which each expert's batch is at least one replica's: E / top_k.
 double least_dp_for_compute_bound(const ModelConfig& config);
-// Expert-parallel ranks beyond this number, routed plus shared experts, have nothing to compute.
+// Expert-parallel ranks beyond this number, routed plus shared experts, have no expert of their own
+// to read; they help only where an expert's arithmetic takes longer than reading it.
 int most_useful_ep(const ModelConfig& config);
 // Lower bound of a layer's time under any expert parallelism: reading one expert at a byte per
 // weight.
 double one_expert_read_seconds(const ModelConfig& config, double read_bytes_per_second);
+// The mean number of a step's tokens that an expert gets.
+double tokens_per_expert(const ModelConfig& config, double tokens);
 // Tokens per expert at which its arithmetic takes as long as reading it.
 double ridge_tokens_per_expert(double ops_per_second, double read_bytes_per_second,
                                double bytes_per_weight);

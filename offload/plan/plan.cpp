@@ -290,7 +290,8 @@ int least_halved(const PlanInput& in, Placement p) {
 }
 
 bool meets(const Workload& w, const Prediction& p) {
-  return p.tokens_per_second_per_user >= w.tokens_per_second_per_user;
+  return p.tokens_per_second_per_user >= w.tokens_per_second_per_user &&
+         (w.first_token_seconds == 0 || p.time_to_first_token_seconds <= w.first_token_seconds);
 }
 
 void refuse(const PlanRequest& r, const BestCandidate& best,

@@ -43,6 +43,11 @@ Phase predict_step(const PlanInput& in, const Placement& p, StepShape shape) {
   return phase;
 }
 
+int Prediction::gpus_used() const {
+  return static_cast<int>(std::ranges::count_if(
+      memory, [](const DeviceMemory& m) { return !m.device.is_cpu() && m.weights_bytes > 0; }));
+}
+
 Prediction StepMemo::speed(const PlanInput& in, const Placement& p, int64_t home) {
   Prediction out;
   predict_speed(

@@ -54,6 +54,7 @@ struct Prediction {
   double tokens_per_second_per_user = 0;
   double load_seconds = 0;  // 0: disk speed unknown
   std::vector<DeviceMemory> memory;
+  int gpus_used() const;  // that hold weights; `memory` must be known
   double score = 0;  // seconds per request or, for throughput, per output token: lower is better
 };
 

@@ -243,13 +243,15 @@ void say_expert_parallel(const PlanInput& in, const Placement& p, Words& words) 
   const bool gpu = homes.on_gpu > 0;
   const Rates rates = rates_of(in.machine, {0, gpu ? 0 : -1}, p.numa_columns);
   words.push_back(fmt::format(
-      "expert parallel {} (useful up to {} = {} routed + {} shared), {} redundant experts a layer; "
-      "no layer is faster than reading one expert, {:.1f} us",
+      "expert parallel {} (useful up to {} = {} routed + {} shared{}), {} redundant experts a "
+      "layer; no layer is faster than reading one expert, {:.1f} us",
       homes.n_owners, most_useful_ep(c), c.router.n_experts, c.n_shared_experts,
+      homes.n_owners > most_useful_ep(c)
+          ? ", and beyond it where arithmetic takes longer than reading"
+          : "",
       homes.copies * c.router.n_experts / (homes.on_cpu + homes.on_gpu),
       one_expert_read_seconds(c, rates.read_bytes_per_second) * 1e6));
-  const double batch =
-      static_cast<double>(in.workload.concurrency) * c.router.n_active / c.router.n_experts;
+  const double batch = tokens_per_expert(c, in.workload.concurrency);
   const double width = static_cast<double>(bits_of(homes.format.dtype)) / 8;
   words.push_back(fmt::format(
       "an expert gets {:.1f} tokens a step; its arithmetic would take as long as reading it at "
@@ -305,10 +307,16 @@ void say_overlap(const PlanInput& in, const Placement& p, const Prediction& now,
 
 void say_wish(const PlanInput& in, const Prediction& now, Words& words) {
   const double wanted = in.workload.tokens_per_second_per_user;
-  if (wanted == 0) return;
-  words.push_back(fmt::format(
-      "each user gets {:.1f} tokens/s, {} the {:.1f} wanted", now.tokens_per_second_per_user,
-      now.tokens_per_second_per_user >= wanted ? "at least" : "less than", wanted));
+  if (wanted > 0)
+    words.push_back(fmt::format(
+        "each user gets {:.1f} tokens/s, {} the {:.1f} wanted", now.tokens_per_second_per_user,
+        now.tokens_per_second_per_user >= wanted ? "at least" : "less than", wanted));
+  const double most = in.workload.first_token_seconds;
+  if (most > 0)
+    words.push_back(
+        fmt::format("a request's first token comes after {:.2f} s, {} the {:g} s wanted",
+                    now.time_to_first_token_seconds,
+                    now.time_to_first_token_seconds <= most ? "within" : "later than", most));
 }
 
 // Reports efficiencies of CPUs only, because none of a GPU has been measured.

@@ -17,6 +17,12 @@ constexpr int kMaxSequences = 1 << 20, kMaxRequestTokens = 1 << 24;
 
 }  // namespace
 
+const WorkloadPreset& workload_preset(const std::string& name) {
+  static constexpr WorkloadPreset kPreset = {"isl1k-osl1k", 1000, 1000, {8, 64, 2048}};
+  require(name == kPreset.name, "--preset {}: must be {}", name, kPreset.name);
+  return kPreset;
+}
+
 void require_sound(const Workload& w, const ModelConfig& config) {
   require(w.context >= 1 && w.context <= config.max_context,
           "--ctx {}: must be between 1 and the model's {}", w.context, config.max_context);
@@ -31,6 +37,8 @@ void require_sound(const Workload& w, const ModelConfig& config) {
   require(w.tokens_per_second_per_user >= 0 && w.tokens_per_second_per_user <= 1e6,
           "--user-speed {}: must be between 0 and 1000000 tokens a second",
           w.tokens_per_second_per_user);
+  require(w.first_token_seconds >= 0 && w.first_token_seconds <= 1e6,
+          "--slo-ttft {}: must be between 0 and 1000000 seconds", w.first_token_seconds);
 }
 
 RoutingCounts::RoutingCounts(const ModelConfig& c) : of_layer(c.n_layers) {

@@ -1,6 +1,7 @@
 // The intended use of a machine, and statistics of the model's routing: the inputs of plan()
 // besides model and machine.
 #pragma once
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -23,10 +24,20 @@ struct Workload {
   int prompt_tokens = 1024, output_tokens = 1024;
   Objective objective = Objective::kLatency;
   double tokens_per_second_per_user = 0;  // minimum; 0: any
+  double first_token_seconds = 0;         // maximum for one request; 0: any
   std::optional<WeightFormat> experts;    // empty: as stored, or the widest that fits
   // BF16 or FP8; empty: BF16, or FP8 where only FP8 keeps the cache on GPUs.
   std::optional<DType> kv;
 };
+
+// A workload that comparisons of systems agree on.
+struct WorkloadPreset {
+  const char* name;
+  int input_tokens, output_tokens;
+  std::array<int, 3> concurrency;
+};
+// isl1k-osl1k: 1,000 and 1,000 tokens, 8, 64 and 2,048 sequences. Throws Error for other names.
+const WorkloadPreset& workload_preset(const std::string& name);
 
 // Throws Error naming the wrong value.
 void require_sound(const Workload& workload, const ModelConfig& config);

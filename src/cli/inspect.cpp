@@ -98,6 +98,16 @@ Json bytes_by_class(ModelWeights& weights, const ModelConfig& config, int64_t to
   return json;
 }
 
+Json kv_alternatives_json(const ModelConfig& config) {
+  const KvAlternatives kv = kv_alternatives(config);
+  return {{"latent", kv_bytes_per_token(config)},
+          {"restored", kv.restored},
+          {"multi_head", kv.multi_head},
+          {"grouped_query", kv.grouped_query},
+          {"groups", kv.groups},
+          {"multi_query", kv.multi_query}};
+}
+
 Json tensors_json(const WeightStore& store) {
   Json list = Json::array();
   for (const StoredTensor& t : store.tensors())
@@ -125,6 +135,7 @@ Json inspect_report(const ModelConfig& config, const WeightStore& store, bool li
                  {"bytes_by_class", bytes_by_class(weights, config, store.total_bytes())},
                  {"total_bytes", store.total_bytes()},
                  {"kv_bytes_per_token", kv_bytes_per_token(config)},
+                 {"kv_alternatives", kv_alternatives_json(config)},
                  {"files", store.files().size()},
                  {"n_tensors", store.tensors().size()},
                  {"warnings", checkpoint_warnings(weights)}};

@@ -90,6 +90,25 @@ std::string shape_line(const Json& c, int64_t layers) {
   return text;
 }
 
+// The cache beside what other attention with the same heads would store.
+std::string kv_table(const Json& kv, int64_t context) {
+  const int64_t latent = kv.at("latent");
+  std::string text = fmt::format("\nKV cache in BF16{:>19}{:>16}{:>18}\n", "bytes a token",
+                                 grouped(context) + " tokens", "to the latents");
+  const auto row = [&](const std::string& name, const char* key) {
+    const int64_t bytes = kv.at(key);
+    text += fmt::format("  {:<20}{:>13}{:>16}{:>17.2f}x\n", name, grouped(bytes),
+                        scaled(bytes * context, true),
+                        static_cast<double>(bytes) / static_cast<double>(latent));
+  };
+  row("latents (stored)", "latent");
+  row("restored K and V", "restored");
+  row("multi-head", "multi_head");
+  row(fmt::format("grouped-query, {}", kv.at("groups").get<int>()), "grouped_query");
+  row("multi-query", "multi_query");
+  return text;
+}
+
 std::string tensor_lines(const Json& tensors) {
   std::string text = "\ntensors\n";
   for (const Json& t : tensors)
@@ -104,7 +123,6 @@ std::string tensor_lines(const Json& tensors) {
 std::string inspect_text(const Json& report) {
   const Json& parameters = report.at("parameters");
   const int64_t total = parameters.at("total"), total_bytes = report.at("total_bytes");
-  const int64_t kv = report.at("kv_bytes_per_token");
   const int64_t context = report.at("config").at("max_context");
   Json parts = parameters;
   for (const char* name : {"total", "activated", "mtp", "mtp_stored"}) parts.erase(name);
@@ -122,8 +140,7 @@ std::string inspect_text(const Json& report) {
                         scaled(parameters.at("mtp_stored"), false));
   text += "\nbytes by class\n" + share_table(report.at("bytes_by_class"), total_bytes, true);
   text += "\nbytes by type\n" + share_table(report.at("bytes"), total_bytes, true);
-  text += fmt::format("\nKV cache: {} bytes a token in BF16, {} for {} tokens\n", grouped(kv),
-                      scaled(kv * context, true), grouped(context));
+  text += kv_table(report.at("kv_alternatives"), context);
   for (const Json& warning : report.at("warnings"))
     text += "\nwarning: " + warning.get<std::string>() + "\n";
   if (report.contains("tensors")) text += tensor_lines(report.at("tensors"));

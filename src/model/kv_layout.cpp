@@ -37,4 +37,16 @@ int64_t kv_bytes_per_token(const ModelConfig& config, DType type) {
   return kv_bytes_per_token(config, type, 0, config.n_layers - 1);
 }
 
+KvAlternatives kv_alternatives(const ModelConfig& config) {
+  const MlaConfig& mla = config.mla;
+  const int groups = std::min(KvAlternatives::kGroups, mla.n_heads);
+  const int64_t value_bytes = int64_t{config.n_layers} * bits_of(DType::kBF16) / 8;
+  const int64_t head = mla.nope_dim + mla.v_dim;
+  return {.groups = groups,
+          .multi_head = mla.n_heads * head * value_bytes,
+          .grouped_query = groups * head * value_bytes,
+          .multi_query = head * value_bytes,
+          .restored = mla.n_heads * (head + mla.rope_dim) * value_bytes};
+}
+
 }  // namespace tandem

@@ -47,4 +47,14 @@ KvPlanes kv_planes(const ModelConfig& config, int layer, DType type);
 int64_t kv_bytes_per_token(const ModelConfig& config, DType type, int first, int last);
 int64_t kv_bytes_per_token(const ModelConfig& config, DType type = DType::kBF16);
 
+// What other attention with the same heads would store, in BF16: keys and values of nope_dim and
+// v_dim for all heads, for groups of heads, or for one head; and this model's own keys and values,
+// restored from the latents.
+struct KvAlternatives {
+  static constexpr int kGroups = 8;  // as in most models with grouped-query attention
+  int groups;                        // at most as many as heads
+  int64_t multi_head, grouped_query, multi_query, restored;  // bytes per token, all layers
+};
+KvAlternatives kv_alternatives(const ModelConfig& config);
+
 }  // namespace tandem
