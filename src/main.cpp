@@ -117,8 +117,15 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
   plan->add_option("--prompt", p.prompt_tokens, "tokens of a prompt")->capture_default_str();
   plan->add_option("--output", p.output_tokens, "tokens of an answer")->capture_default_str();
   add_objective(*plan, p.objective, "latency of a request, or throughput of all");
-  plan->add_option("--user-speed", p.user_speed, "required tokens per second for each user; 0: any")
+  plan->add_option("--user-speed,--slo-tps-user", p.user_speed,
+                   "required tokens per second for each user; 0: any")
       ->capture_default_str();
+  plan->add_option("--slo-ttft", p.first_token_seconds,
+                   "most seconds until the first token of a request; 0: any")
+      ->capture_default_str();
+  plan->add_option("--preset", p.preset,
+                   "isl1k-osl1k: prompts and answers of 1,000 tokens, and a table for 8, 64 and "
+                   "2,048 sequences; sets --prompt, --output, --ctx and --concurrency");
   add_format(*plan, "--experts", p.experts,
              "format of routed experts: auto (as stored, or the widest that fits), fp8, "
              "bf16, int8, int4, int4-32 or int4-128");
@@ -131,6 +138,9 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
   plan->add_option("--placement", p.placement, "predict the speed of the placement in this file");
   plan->add_option("--out", p.out, "write the placement to this file");
   plan->add_option("--plot", p.plot, "draw memory and a layer's time into this SVG file");
+  plan->add_flag("--batch-table", p.batch_table,
+                 "tokens per expert, arithmetic intensity and what takes the time, for steps of 1 "
+                 "to 65,536 sequences");
   plan->add_flag("--simulate", p.simulate,
                  "simulate four MoE layers of an expert-parallel plan event by event, with and "
                  "without expert load balancing and overlap of two micro-batches");
@@ -140,6 +150,38 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
       ->capture_default_str();
   plan->add_flag("--json", o.json, "print the report as one JSON object on standard output");
   plan->add_flag("-q,--quiet", o.quiet, "do not print the age of this machine's measurement");
+}
+
+void add_pull(CLI::App& app, Options& o, Command& command) {
+  PullCommandOptions& p = o.pull;
+  CLI::App* pull = app.add_subcommand("pull", "fetch a checkpoint from a hub, and check it");
+  pull->footer(
+      "The environment variable HF_ENDPOINT names the hub (https://huggingface.co), HF_TOKEN a\n"
+      "token for repositories that ask for one. A call that was interrupted goes on where it was;\n"
+      "files get their names when all are whole and have the digests that the hub lists.\n"
+      "Examples:\n"
+      "  tandem pull deepseek-ai/DeepSeek-R1 --dir /data/DeepSeek-R1\n"
+      "  HF_ENDPOINT=https://hf-mirror.com tandem pull deepseek-ai/DeepSeek-V2-Lite-Chat\n"
+      "  tandem pull moonshotai/Moonlight-16B-A3B-Instruct --include 'config.json' "
+      "'tokenizer*'");
+  pull->callback([&command] { command = pull_command; });
+  pull->add_option("REPOSITORY", p.repository, "OWNER/NAME on the hub")->required();
+  pull->add_option("--dir", p.directory,
+                   "folder for the files; without it, the repository's name in this folder");
+  pull->add_option("--revision", p.revision, "branch, tag or commit")->capture_default_str();
+  pull->add_option("--include", p.include,
+                   "patterns of the files to fetch; without it, weights, configuration, tokenizer "
+                   "and licence");
+  pull->add_option("--connections", p.n_connections, "ranges that are fetched at the same time")
+      ->capture_default_str();
+  pull->add_option("--idle", p.idle_seconds,
+                   "a connection that receives nothing for so many seconds is opened again")
+      ->capture_default_str();
+  pull->add_option("--tries", p.n_tries,
+                   "failures in a row, with longer and longer waits between, before giving up")
+      ->capture_default_str();
+  pull->add_flag("--json", o.json, "print the report as one JSON object on standard output");
+  pull->add_flag("-q,--quiet", o.quiet, "print no progress and no files");
 }
 
 int dispatch(int argc, char** argv) {
@@ -255,6 +297,7 @@ int dispatch(int argc, char** argv) {
       "  tandem run ./DeepSeek-R1 --cache /fast-disk/tandem -p \"Why is the sky blue?\"");
   add_plan(app, o, command);
   add_bench(app, o, command);
+  add_pull(app, o, command);
   add_selftest(app, o, command);
 
   try {

@@ -98,6 +98,17 @@ TEST_F(BenchCalls, Mlp) {
   EXPECT_TRUE(says(error_of([&] { run(mlp_benchmark(), bench); }), "a layer does not fit"));
 }
 
+TEST_F(BenchCalls, Head) {
+  BenchInput bench = input({.tokens = {1, 3}});
+  // The head [vocab, 256] and three routers [32, 256] in BF16.
+  const int64_t head = int64_t{bench.config.vocab} * 256 * 2, router = 32 * 256 * 2;
+  bench.memory_bytes = head + 4 * router - 1;
+  run(head_benchmark(), bench);
+  expect_text("bench/calls_head.txt", calls());
+  bench.memory_bytes = head + router - 1;
+  EXPECT_TRUE(says(error_of([&] { run(head_benchmark(), bench); }), "the head and a router need"));
+}
+
 TEST_F(BenchCalls, Experts) {
   BenchInput bench = input({.tokens = {6}, .skew = true});
   bench.memory_bytes = 2 * 32 * 3 * 256 * 128 * 2;  // two layers

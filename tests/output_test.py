@@ -26,6 +26,12 @@ PLANS = {
     "r1_home": ("r1", "--machine", "home-32x4090"),
     "r1_16xh800": ("r1", "--machine", "16xh800", "--objective", "throughput", "--concurrency", "1024"),
     "r1_12x8xh100": ("r1", "--machine", "12x8xh100", "--objective", "throughput", "--concurrency", "4096", "--prompt", "4000"),
+    "r1_slow_first_token": ("r1", "--machine", "2x6454s-4090", "--slo-ttft", "1", "--prompt", "4000"),
+    "r1_both_objectives": ("r1", "--machine", "8xh200", "--objective", "throughput", "--concurrency", "0", "--slo-tps-user", "30",
+                           "--slo-ttft", "0.2"),
+    "r1_batch_table": ("r1", "--machine", "12x8xh100", "--objective", "throughput", "--concurrency", "4096", "--batch-table"),
+    "r1_preset": ("r1", "--machine", "8xh20-141g", "--preset", "isl1k-osl1k"),
+    "v2_lite_preset_no_gpu": ("v2-lite", "--machine", "desktop-192gb", "--preset", "isl1k-osl1k"),
     "k2_cluster": ("kimi-k2", "--machine", "12x8xh100", "--objective", "throughput", "--concurrency", "0", "--user-speed", "20"),
     "k2_workstation": ("kimi-k2", "--machine", "2x9654-5090"),
     "k2_thinking": ("k2-thinking", "--machine", "2x6454s-4090", "--experts", "int4"),
@@ -39,11 +45,11 @@ SIMULATIONS = {
     "k2_simulated": ("kimi-k2", "--machine", "16xh800", "--objective", "throughput", "--concurrency", "256", "--ctx", "4096", "--skew", "1"),
     "r1_simulated": ("r1", "--machine", "16xh800", "--objective", "throughput", "--concurrency", "512", "--experts", "int4"),
 }
-AS_JSON = ("r1_workstation", "r1_8xh200_fast_users", "v2_lite_threadripper", "r1_no_gpu", "r1_16xh800")
+AS_JSON = ("r1_batch_table", "r1_preset", "r1_workstation", "r1_8xh200_fast_users", "v2_lite_threadripper", "r1_no_gpu", "r1_16xh800")
 CHARTS = ("r1_workstation", "r1_no_gpu", "k2_cluster", "r1_a100")
 CHECKPOINTS = ("v2_lite", "v3_fp8", "kimi_k2_thinking", "moonlight_tied")
-COMMANDS = ("run", "chat", "serve", "inspect", "tokenize", "logits", "eval", "pack", "plan", "selftest", "bench", "bench machine", "bench embed",
-            "bench experts", "bench mlp", "bench attention", "bench moe", "bench layer", "bench generate", "bench kernels",
+COMMANDS = ("run", "chat", "serve", "inspect", "tokenize", "logits", "eval", "pack", "pull", "plan", "selftest", "bench", "bench machine", "bench embed",
+            "bench experts", "bench mlp", "bench head", "bench attention", "bench moe", "bench layer", "bench generate", "bench kernels",
             "bench products", "bench hybrid", "bench serving")
 
 

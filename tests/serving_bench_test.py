@@ -219,6 +219,57 @@ class Bench(unittest.TestCase):
         self.assertTrue(svg.startswith("<svg") and svg.count("<circle") == len(rows))
         self.assertEqual(len(self.lines()), len(rows))
 
+    def test_search_for_a_first_token_in_time(self):
+        server = MadeUp(speed=40)  # n users wait n / 40 s for their first token
+        out, _ = self.bench(server.port, "--slo-ttft", "0.16", "--random-output-len", "2", "--gpus", "4")
+        found = re.search(r"\na first token within 0\.16 s: up to (\d+) at once", out)
+        self.assertTrue(found and 2 <= int(found[1]) <= 6, out)
+        header = next(line for line in out.splitlines() if line.startswith("| concurrency"))
+        self.assertIn("| tok/s a GPU |", header)
+        rows = [[float(cell) for cell in line.split("|")[2:4]] for line in out.splitlines() if re.match(r"\| +\d", line)]
+        for output, each in rows:
+            self.assertAlmostEqual(each, output / 4, delta=0.02)
+        out, _ = self.bench(server.port, "--slo-tps-user", "1", "--slo-ttft", "0.01", "--random-output-len", "2", "--json")
+        self.assertEqual(json.loads(out.splitlines()[-1]), {"slo_tps_user": 1.0, "slo_ttft": 0.01, "max_concurrency": 0})
+
+    def test_preset(self):
+        server = MadeUp(speed=10_000)
+        process = subprocess.run(
+            [TANDEM, "bench", "serving", "--backend", "vllm", "--host", "127.0.0.1", "--port", str(server.port), "--tokenizer", TINY,
+             "--preset", "isl1k-osl1k", "--random-output-len", "3", "--concurrency", "2", "--output-file", "out.jsonl"],
+            cwd=self.folder.name, capture_output=True, text=True, check=True, timeout=240)
+        line = self.lines()[0]
+        self.assertEqual([line[key] for key in ("dataset_name", "random_input_len", "random_output_len", "random_range_ratio", "completed")],
+                         ["random-ids", 1000, 3, 1, 8])
+        self.assertIn("#Input tokens: 8000\n", process.stdout)
+
+    def test_sweep_over_lengths(self):
+        server = MadeUp(speed=10_000)
+        command = [TANDEM, "bench", "serving", "--backend", "vllm", "--host", "127.0.0.1", "--port", str(server.port), "--tokenizer", TINY,
+                   "--dataset-name", "random-ids", "--random-range-ratio", "1", "--sweep-lengths", "12:3,6:2", "--sweep-num-prompts", "4,2",
+                   "--gpus", "2"]
+        out = subprocess.run(command, cwd=self.folder.name, capture_output=True, text=True, check=True, timeout=240).stdout
+        (folder,) = pathlib.Path(self.folder.name).iterdir()
+        self.assertRegex(folder.name, r"^20\d{6}$")
+        names = [f"speed_in{i}_out{o}_n{n}" for i, o in ((12, 3), (6, 2)) for n in (4, 2)]
+        self.assertEqual({path.name for path in folder.iterdir()},
+                         {"summary.csv", *(f"{name}.jsonl" for name in names), *(f"{name}.log" for name in names)})
+        header, *lines = (folder / "summary.csv").read_text().splitlines()
+        rows = [dict(zip(header.split(","), line.split(","))) for line in lines]
+        self.assertEqual([[int(row[key]) for key in ("input_tokens", "output_tokens", "num_prompts", "completed", "failed", "interrupted")]
+                          for row in rows], [[12, 3, 4, 4, 0, 0], [12, 3, 2, 2, 0, 0], [6, 2, 4, 4, 0, 0], [6, 2, 2, 2, 0, 0]])
+        for name, row in zip(names, rows):
+            report = json.loads((folder / f"{name}.jsonl").read_text())
+            self.assertAlmostEqual(float(row["output_tokens_per_s"]), report["output_throughput"], delta=0.01)
+            self.assertAlmostEqual(float(row["output_tokens_per_s_per_gpu"]), report["output_throughput"] / 2, delta=0.01)
+            self.assertAlmostEqual(float(row["mean_ttft_ms"]), report["mean_ttft_ms"], delta=0.01)
+            self.assertIn("Output token throughput (tok/s):", (folder / f"{name}.log").read_text())
+        self.assertIn(f"in {folder.name}: a file of each run, and summary.csv\n", out)
+        self.assertEqual(len(re.findall(r"^ +(12|6) +(3|2) +(4|2) ", out, re.MULTILINE)), 4)
+        out = subprocess.run([*command, "--sweep-dir", "here/there", "--json"], cwd=self.folder.name, capture_output=True, text=True,
+                             check=True, timeout=240).stdout
+        self.assertEqual(out, pathlib.Path(self.folder.name, "here/there/summary.csv").read_text())
+
     def test_bad_input_is_one_line(self):
         port = MadeUp().port
         for arguments, status, words in (

@@ -369,7 +369,7 @@ TEST(Sweep, TableMarksTheFront) {
                                             point(4, 300, 12.5, 7), point(8, 250, 20, 0),
                                             point(16, 400, 0, 0)};
   EXPECT_EQ(
-      sweep_table(points),
+      sweep_table(points, 0),
       "\n| concurrency | output tok/s | tok/s a user | slowest 1 % | TTFT ms mean |     P99 | "
       "ITL ms mean |     P99 | failed | Pareto |\n"
       "|------------:|-------------:|-------------:|------------:|-------------:|--------:|"
@@ -384,6 +384,15 @@ TEST(Sweep, TableMarksTheFront) {
       "      97.00 |   106.0 |      0 |        |\n"
       "|          16 |        200.0 |         0.00 |        0.00 |        164.0 |   180.0 | "
       "     194.00 |   212.0 |      0 | yes    |\n");
+  const std::string with_gpus = sweep_table(std::span(points).first(1), 8);
+  EXPECT_EQ(
+      with_gpus,
+      "\n| concurrency | output tok/s | tok/s a GPU | tok/s a user | slowest 1 % | TTFT ms mean "
+      "|     P99 | ITL ms mean |     P99 | failed | Pareto |\n"
+      "|------------:|-------------:|------------:|-------------:|------------:|-------------:"
+      "|--------:|------------:|--------:|-------:|:-------|\n"
+      "|           1 |        100.0 |       12.50 |       100.00 |       50.00 |         10.2 "
+      "|    11.2 |       12.12 |    13.2 |      0 | yes    |\n");
   EXPECT_EQ(
       sweep_chart("the title", points),
       svg_of({.title = "the title",

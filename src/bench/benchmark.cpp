@@ -12,9 +12,9 @@ namespace tandem {
 
 std::span<const Benchmark> all_benchmarks() {
   static const std::vector<Benchmark> all = {
-      machine_benchmark(),   embed_benchmark(),    experts_benchmark(), mlp_benchmark(),
-      attention_benchmark(), moe_benchmark(),      layer_benchmark(),   generate_benchmark(),
-      kernels_benchmark(),   products_benchmark(), hybrid_benchmark()};
+      machine_benchmark(),  embed_benchmark(),     experts_benchmark(),  mlp_benchmark(),
+      head_benchmark(),     attention_benchmark(), moe_benchmark(),      layer_benchmark(),
+      generate_benchmark(), kernels_benchmark(),   products_benchmark(), hybrid_benchmark()};
   return all;
 }
 
@@ -35,6 +35,7 @@ void check_options(const BenchOptions& o) {
   require_list("--tokens", o.tokens, kMaxTokens);
   require_list("--ctx", o.contexts, kMaxContext);
   require_list("--batch", o.batches, kStepTokens);
+  require(o.baseline.empty() || o.baseline == "torch", "--baseline {}: must be torch", o.baseline);
   require(!o.format || (o.format->dtype != DType::kI8 && !is_i4(o.format->dtype)),
           "--format {}: integers are for routed experts alone, see --experts",
           o.format ? format_name(*o.format) : "");

@@ -35,9 +35,10 @@ struct BenchOptions {
   double memory_gb = 0;   // for weights; 0: a fraction of the free memory
   int n_threads = 0;      // 0: one per core
   bool json = false, csv = false;
-  std::string plot = {};    // SVG file; empty: none
-  std::string curves = {};  // machine: file of rows
-  std::string disk = {};    // machine: file or directory to read
+  std::string plot = {};      // SVG file; empty: none
+  std::string curves = {};    // machine: file of rows
+  std::string baseline = {};  // embed, mlp: "torch", or empty
+  std::string disk = {};      // machine: file or directory to read
   MeasuringProgress progress = {};
   std::function<void(const std::string& line)> warn = [](const std::string&) {};
 };
@@ -59,7 +60,8 @@ enum class BenchFlag {
   kSkew,
   kVariants,
   kDisk,
-  kCurves
+  kCurves,
+  kBaseline
 };
 
 // What a benchmark measures: the options, and what follows from them and from the machine.
@@ -139,6 +141,7 @@ Benchmark machine_benchmark();
 Benchmark embed_benchmark();
 Benchmark experts_benchmark();
 Benchmark mlp_benchmark();
+Benchmark head_benchmark();
 Benchmark attention_benchmark();
 Benchmark moe_benchmark();
 Benchmark layer_benchmark();

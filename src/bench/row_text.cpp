@@ -11,7 +11,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // How a number is formatted in a cell.
-enum class Form { kText, kWhole, kTenths, kMega, kGiga, kMilliseconds, kGpu, kPercent, kTimes };
+enum class Form { kText, kWhole, kTenths, kMega, kGiga, kMilliseconds, kGpuTime, kPercent, kTimes };
 
 struct Column {
   const char* key;
@@ -27,8 +27,9 @@ constexpr Column kColumns[] = {
     {"context", "context", Form::kWhole, 7},
     {"rows_per_expert", "rows an expert", Form::kTenths, 14},
     {"seconds", "CPU ms", Form::kMilliseconds, 9},
-    {"cpu_to_gpu_seconds", "CPU + copy to GPU ms", Form::kGpu, 20},
-    {"gpu_seconds", "GPU ms", Form::kGpu, 7},
+    {"cpu_to_gpu_seconds", "CPU + copy to GPU ms", Form::kGpuTime, 20},
+    {"gpu_seconds", "GPU ms", Form::kGpuTime, 7},
+    {"torch_seconds", "PyTorch BF16 ms", Form::kMilliseconds, 15},
     {"bytes", "MB", Form::kMega, 8},
     {"ops", "Mop", Form::kMega, 9},
     {"bytes_per_second", "GB/s", Form::kGiga, 7},
@@ -51,7 +52,7 @@ std::string cell(const Json& row, const Column& column) {
       return fmt::format("{:.4g}", value.get<double>() * 1e-6);
     case Form::kGiga:
       return fmt::format("{:.1f}", value.get<double>() * 1e-9);
-    case Form::kGpu:
+    case Form::kGpuTime:
       if (value.is_null()) return "no GPU";
       [[fallthrough]];
     case Form::kMilliseconds:

@@ -90,6 +90,11 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark::Takes& takes) {
                      "file or model directory to read; without it, a temporary file in the cache "
                      "directory");
       return;
+    case BenchFlag::kBaseline:
+      sub.add_option("--baseline", o.baseline,
+                     "torch: also measure the same shapes in PyTorch with BF16 weights, where "
+                     "python3 can import it");
+      return;
     case BenchFlag::kCurves:
       sub.add_option("--curves", o.curves,
                      "file of rows printed by `tandem bench experts|mlp|attention --json`, from "

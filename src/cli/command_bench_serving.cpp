@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "bench/serving/length_sweep.h"
 #include "cli/bench_options.h"
 #include "core/check.h"
 
@@ -31,12 +32,14 @@ class Runs {
     return points_.back().metrics;
   }
 
-  // The highest concurrency at which 99 % of users get that speed and no request fails.
-  int highest_at(double tokens_per_second, int most) {
+  // The highest concurrency at which 99 % of users get that speed, and their first token in that
+  // time, and no request fails.
+  int highest_at(double tokens_per_second, std::optional<double> ttft_seconds, int most) {
     return highest_that(most, [&](int concurrency) {
       if (interrupted_) return false;
       const ServingMetrics& m = at(concurrency);
-      return m.failed == 0 && m.interrupted == 0 && m.slow_user_speed() >= tokens_per_second;
+      return m.failed == 0 && m.interrupted == 0 && m.slow_user_speed() >= tokens_per_second &&
+             (!ttft_seconds || m.ttft.p99 <= *ttft_seconds * 1e3);
     });
   }
 
@@ -71,6 +74,23 @@ int run_once(ServingBench& bench, const ServingBenchOptions& o, bool json) {
   return run.interrupted || run.metrics.failed > 0 ? 1 : 0;
 }
 
+// "20 tokens/s for each user and a first token within 5 s".
+std::string objective_text(const ServingBenchOptions& o, double speed) {
+  std::string text = "\n";
+  if (speed > 0) text += fmt::format("{} tokens/s for each user", speed);
+  if (speed > 0 && o.slo_ttft) text += " and ";
+  if (o.slo_ttft) text += fmt::format("a first token within {} s", *o.slo_ttft);
+  return text;
+}
+
+std::string objective_json(const ServingBenchOptions& o, double speed, int concurrency) {
+  nlohmann::ordered_json json;
+  if (speed > 0) json["slo_tps_user"] = speed;
+  if (o.slo_ttft) json["slo_ttft"] = *o.slo_ttft;
+  json["max_concurrency"] = concurrency;
+  return json.dump() + "\n";
+}
+
 int run_several(ServingBench& bench, const ServingBenchOptions& o, bool json) {
   Runs runs(bench, json);
   for (const int concurrency : o.concurrency)
@@ -78,29 +98,69 @@ int run_several(ServingBench& bench, const ServingBenchOptions& o, bool json) {
   const int most = std::min(o.max_concurrency.value_or(o.dataset.n_prompts),
                             static_cast<int>(bench.n_requests()));
   std::string found;
-  for (const double speed : o.slo_tokens_a_user) {
-    const int n = runs.highest_at(speed, most);
+  std::vector<double> speeds = o.slo_tokens_a_user;
+  if (speeds.empty() && o.slo_ttft) speeds = {0};
+  for (const double speed : speeds) {
+    const int n = runs.highest_at(speed, o.slo_ttft, most);
     if (runs.interrupted()) break;
-    if (json)
-      found += fmt::format("{{\"slo_tps_user\": {}, \"max_concurrency\": {}}}\n", speed, n);
-    else if (n == 0)
-      found += fmt::format("\n{} tokens/s for each user: not even for one\n", speed);
-    else
-      found +=
-          fmt::format("\n{} tokens/s for each user: up to {} at once, {:.1f} tokens/s{}\n", speed,
-                      n, runs.at(n).output_per_second(), n == most ? "; more were not tried" : "");
+    found += json ? objective_json(o, speed, n) : objective_text(o, speed);
+    if (!json)
+      found += n == 0 ? ": not even for one\n"
+                      : fmt::format(": up to {} at once, {:.1f} tokens/s{}\n", n,
+                                    runs.at(n).output_per_second(),
+                                    n == most ? "; more were not tried" : "");
   }
-  if (!json) std::fputs(sweep_table(runs.points()).c_str(), stdout);
+  if (!json) std::fputs(sweep_table(runs.points(), o.n_gpus).c_str(), stdout);
   std::fputs(found.c_str(), stdout);
   if (!o.plot.empty()) write_plot(o.plot, sweep_chart("serving " + bench.model(), runs.points()));
   return runs.status();
 }
 
+// One run for each length and number of prompts.
+int run_sweep(const ServingBenchOptions& o, bool json) {
+  const std::string directory = o.sweep_directory.empty() ? dated_folder() : o.sweep_directory;
+  const std::vector<SweepRun> runs = sweep_lengths(o, directory, [&](const std::string& line) {
+    if (!json) fmt::print("{}\n", line);
+    std::fflush(stdout);
+  });
+  if (json)
+    std::fputs(sweep_csv(runs, o.n_gpus).c_str(), stdout);
+  else
+    fmt::print("{}\nin {}: a file of each run, and summary.csv\n", sweep_summary(runs, o.n_gpus),
+               directory);
+  for (const SweepRun& run : runs)
+    if (run.metrics.failed > 0 || run.metrics.interrupted > 0) return 1;
+  return 0;
+}
+
+// What a preset sets, where the command line does not.
+void apply_preset(const CLI::App& serving, const std::string& name, ServingBenchOptions& o) {
+  if (name.empty()) return;
+  const WorkloadPreset& preset = workload_preset(name);
+  const auto given = [&](const char* option) { return serving.count(option) > 0; };
+  DatasetOptions& d = o.dataset;
+  if (!given("--dataset-name")) d.name = d.path.empty() ? "random-ids" : "random";
+  if (!given("--random-input-len")) d.input_tokens = preset.input_tokens;
+  if (!given("--random-output-len")) d.output_tokens = preset.output_tokens;
+  if (!given("--random-range-ratio")) d.range_ratio = 1;
+  if (!given("--concurrency") && !given("--slo-tps-user") && !given("--slo-ttft"))
+    o.concurrency.assign(preset.concurrency.begin(), preset.concurrency.end());
+  const int most =
+      o.concurrency.empty() ? preset.concurrency.back() : *std::ranges::max_element(o.concurrency);
+  if (!given("--num-prompts")) d.n_prompts = 4 * most;  // as many as requests_for() wants
+}
+
 int bench_serving_command(const Options& options) {
   ServingBenchOptions o = options.serving;
   o.disable_tqdm = o.disable_tqdm || options.json || isatty(STDERR_FILENO) == 0;
-  const bool several = !o.concurrency.empty() || !o.slo_tokens_a_user.empty();
+  const bool several = !o.concurrency.empty() || !o.slo_tokens_a_user.empty() || o.slo_ttft;
   require(several || o.plot.empty(), "--plot {}: needs --concurrency or --slo-tps-user", o.plot);
+  require(!o.sweep_lengths.empty() || (o.sweep_n_prompts.empty() && o.sweep_directory.empty()),
+          "--sweep-num-prompts and --sweep-dir need --sweep-lengths");
+  require(o.sweep_lengths.empty() || (!several && o.output_file.empty()),
+          "--sweep-lengths: --concurrency, --slo-tps-user, --slo-ttft and --output-file are for "
+          "other runs; give --max-concurrency");
+  if (!o.sweep_lengths.empty()) return run_sweep(o, options.json);
   if (!o.plot.empty()) require_writable_plot(o.plot);
   ServingBench bench(o, [&](const std::string& line) {
     if (!options.json) fmt::print("{}\n", line);
@@ -191,6 +251,21 @@ void add_serving_options(CLI::App& serving, Options& options) {
                   "a list: search the highest concurrency at which 99 % of users get this many "
                   "tokens per second")
       ->delimiter(',');
+  serving.add_option("--slo-ttft", o.slo_ttft,
+                     "with --slo-tps-user or alone: 99 % of first tokens come within so many "
+                     "seconds");
+  serving.add_option("--gpus", o.n_gpus, "GPUs of the server, for tokens per second and GPU");
+  serving
+      .add_option("--sweep-lengths", o.sweep_lengths,
+                  "a list such as 1024:1024,2048:512: a run for each length of prompts and answers "
+                  "and each of --sweep-num-prompts, with a file each and a summary")
+      ->delimiter(',');
+  serving
+      .add_option("--sweep-num-prompts", o.sweep_n_prompts,
+                  "a list; without it, --num-prompts alone")
+      ->delimiter(',');
+  serving.add_option("--sweep-dir", o.sweep_directory,
+                     "folder of the sweep's files; default: the date as YYYYMMDD");
 }
 
 }  // namespace
@@ -206,9 +281,20 @@ void add_serving_bench(CLI::App& bench, Options& options, Command& command) {
       "--num-prompts 200\n"
       "  tandem bench serving --backend vllm --dataset-name random-ids --concurrency 1,4,16 --plot "
       "sweep.svg\n"
-      "  tandem bench serving --backend vllm --dataset-name random-ids --slo-tps-user 20,10\n");
-  serving->callback([&command] { command = bench_serving_command; });
+      "  tandem bench serving --backend vllm --dataset-name random-ids --slo-tps-user 20,10 "
+      "--slo-ttft 5\n"
+      "  tandem bench serving --backend vllm --preset isl1k-osl1k --gpus 8\n"
+      "  tandem bench serving --backend vllm --dataset-name random-ids --random-range-ratio 1\n"
+      "      --sweep-lengths 1024:1024,2048:2048 --sweep-num-prompts 200,2000\n");
+  ServingBenchOptions& o = options.serving;
   add_serving_options(*serving, options);
+  serving->add_option("--preset", options.serving_preset,
+                      "isl1k-osl1k: prompts and answers of 1,000 tokens, at 8, 64 and 2,048 users "
+                      "unless other options say otherwise");
+  serving->callback([&, serving] {
+    apply_preset(*serving, options.serving_preset, o);
+    command = bench_serving_command;
+  });
 }
 
 }  // namespace tandem

@@ -62,6 +62,35 @@ Machine machine_called(const std::string& name, bool quiet) {
   return machine_from_file(name);
 }
 
+// The table of a preset: one plan for each concurrency.
+int plan_preset(const Options& o, PlanRequest request) {
+  const PlanOptions& p = o.plan;
+  const WorkloadPreset& preset = workload_preset(p.preset);
+  require(p.placement.empty() && p.out.empty() && p.plot.empty() && !p.batch_table && !p.simulate,
+          "--preset {}: plans several placements, so --placement, --out, --plot, --batch-table and "
+          "--simulate need a --concurrency of your own instead",
+          p.preset);
+  request.workload.prompt_tokens = preset.input_tokens;
+  request.workload.output_tokens = preset.output_tokens;
+  request.workload.context = preset.input_tokens + preset.output_tokens;
+  std::vector<Plan> plans;
+  for (const int concurrency : preset.concurrency) {
+    request.workload.concurrency = concurrency;
+    plans.push_back(tandem::plan(request));
+  }
+  if (o.json) {
+    const nlohmann::ordered_json report = {{"model", request.model_name},
+                                           {"machine", request.machine.name},
+                                           {"preset", p.preset},
+                                           {"plans", preset_report(plans)}};
+    std::puts(report.dump().c_str());
+  } else {
+    fmt::print("{} on {}, prompts of {} tokens, answers of {}\n{}", request.model_name,
+               request.machine.name, preset.input_tokens, preset.output_tokens, preset_text(plans));
+  }
+  return 0;
+}
+
 }  // namespace
 
 int plan_command(const Options& o) {
@@ -75,6 +104,7 @@ int plan_command(const Options& o) {
                              .output_tokens = p.output_tokens,
                              .objective = p.objective,
                              .tokens_per_second_per_user = p.user_speed,
+                             .first_token_seconds = p.first_token_seconds,
                              .experts = p.experts,
                              .kv = p.kv};
   const RoutingStatistics routing =
@@ -82,6 +112,7 @@ int plan_command(const Options& o) {
           ? RoutingStatistics(config)
           : RoutingStatistics(config, read_text_file(p.statistics, kMaxStatisticsBytes),
                               p.statistics);
+  if (!p.preset.empty()) return plan_preset(o, {model, config, machine, workload, routing});
   const PlanRequest request = {model, config, machine, workload, routing};
   const Plan plan = p.placement.empty() ? tandem::plan(request)
                                         : assess(request, placement_from_file(p.placement));
@@ -94,6 +125,14 @@ int plan_command(const Options& o) {
     report = plan_report(request, plan, changes);
   else
     text = plan_text(request, plan, changes);
+  if (p.batch_table) {
+    require(config.router.n_experts > 0, "--batch-table: {} has no experts", model);
+    const BatchTable table = batch_table({config, machine, plan.workload, routing}, plan.placement);
+    if (o.json)
+      report["batch_table"] = batch_table_report(table);
+    else
+      text += "\n" + batch_table_text(table);
+  }
   if (p.simulate) {
     const SimulatedCluster cluster =
         cluster_of({config, machine, plan.workload, routing}, plan.placement, p.skew);

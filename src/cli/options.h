@@ -33,7 +33,9 @@ struct PlanOptions {
   int64_t context = 8192;
   int concurrency = 1, prompt_tokens = 1024, output_tokens = 1024;
   Objective objective = Objective::kLatency;
-  double user_speed = 0;
+  double user_speed = 0, first_token_seconds = 0;
+  std::string preset;  // empty, or the name of a workload_preset()
+  bool batch_table = false;
   bool simulate = false;
   double skew = 0.5;  // of the simulated routing
 };
@@ -58,6 +60,14 @@ struct SelfTestOptions {
   int layers = 2;
   int n_threads = 0;  // 0: one per core
   bool json = false;
+};
+
+struct PullCommandOptions {
+  std::string repository, revision = "main";
+  std::string directory;  // empty: the repository's name, in the current folder
+  std::vector<std::string> include;
+  int n_connections = 8, n_tries = 12;
+  double idle_seconds = 30;
 };
 
 struct Options {
@@ -86,7 +96,9 @@ struct Options {
   PlanOptions plan;
   ServeOptions serve;
   ServingBenchOptions serving;
+  std::string serving_preset;  // empty, or the name of a workload_preset()
   SelfTestOptions self_test;
+  PullCommandOptions pull;
 };
 
 using Command = int (*)(const Options&);
@@ -99,5 +111,6 @@ int logits_command(const Options& options);
 int eval_command(const Options& options);
 int pack_command(const Options& options);
 int plan_command(const Options& options);
+int pull_command(const Options& options);
 
 }  // namespace tandem

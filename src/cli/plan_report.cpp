@@ -18,6 +18,12 @@ std::string parts_table(const Prediction& p);
 std::string changes_text(const Plan& plan, const std::vector<Change>& changes);
 double giga(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
 
+// Tokens of answers per second and GPU that the placement uses; null without GPUs.
+Json per_gpu(const Prediction& p) {
+  const int n = p.gpus_used();
+  return n > 0 ? Json(p.output_tokens_per_second / n) : Json();
+}
+
 }  // namespace
 
 Json plan_report(const PlanRequest& request, const Plan& plan, const std::vector<Change>& changes) {
@@ -52,6 +58,7 @@ Json prediction_report(const Prediction& p) {
                  {"prefill_tokens_per_second", p.prefill.tokens_per_second},
                  {"tokens_per_second_per_user", p.tokens_per_second_per_user},
                  {"output_tokens_per_second", p.output_tokens_per_second},
+                 {"output_tokens_per_second_per_gpu", per_gpu(p)},
                  {"step_seconds", p.decode.step_seconds},
                  {"time_to_first_token_seconds", p.time_to_first_token_seconds},
                  {"request_seconds", p.request_seconds}};
@@ -66,21 +73,79 @@ Json prediction_report(const Prediction& p) {
 std::string plan_text(const PlanRequest& request, const Plan& plan,
                       const std::vector<Change>& changes) {
   const Prediction& p = plan.prediction;
+  const Json each = per_gpu(p);
   std::string text = fmt::format(
       "{} on {}\n{} sequence(s) of {} tokens, prompts of {}, answers of {}\n\n"
       "predicted   decode {:.2f} tokens/s ({:.2f} per user, {:.2f} ms per step)\n"
       "            prefill {:.1f} tokens/s, first token after {:.2f} s\n"
-      "            a request takes {:.1f} s; all together {:.2f} tokens/s of answers\n",
+      "            a request takes {:.1f} s; all together {:.2f} tokens/s of answers{}\n",
       request.model_name, request.machine.name, plan.workload.concurrency, plan.workload.context,
       plan.workload.prompt_tokens, plan.workload.output_tokens, p.decode.tokens_per_second,
       p.tokens_per_second_per_user, p.decode.step_seconds * 1e3, p.prefill.tokens_per_second,
-      p.time_to_first_token_seconds, p.request_seconds, p.output_tokens_per_second);
+      p.time_to_first_token_seconds, p.request_seconds, p.output_tokens_per_second,
+      each.is_null() ? "" : fmt::format(", {:.2f} per GPU", each.get<double>()));
   if (p.load_seconds > 0)
     text += fmt::format("            loading at least {:.0f} s\n", p.load_seconds);
   text += fmt::format("limit       {}\n\n{}\n{}\n", plan.limit, memory_table(p), parts_table(p));
   text += "why\n";
   for (const std::string& reason : plan.reasons) text += "  " + reason + "\n";
   return text + changes_text(plan, changes);
+}
+
+Json preset_report(const std::vector<Plan>& plans) {
+  Json rows = Json::array();
+  for (const Plan& plan : plans)
+    rows.push_back({{"concurrency", plan.workload.concurrency},
+                    {"gpus", plan.prediction.gpus_used()},
+                    {"predicted", prediction_report(plan.prediction)}});
+  return rows;
+}
+
+std::string preset_text(const std::vector<Plan>& plans) {
+  std::string text = fmt::format("{:>12}{:>8}{:>14}{:>16}{:>18}{:>14}\n", "concurrency", "GPUs",
+                                 "tokens/s", "tokens/s a GPU", "tokens/s a user", "first token");
+  for (const Plan& plan : plans) {
+    const Prediction& p = plan.prediction;
+    const Json each = per_gpu(p);
+    text += fmt::format("{:>12}{:>8}{:>14.1f}{:>16}{:>18.2f}{:>12.2f} s\n",
+                        plan.workload.concurrency, p.gpus_used(), p.output_tokens_per_second,
+                        each.is_null() ? "" : fmt::format("{:.1f}", each.get<double>()),
+                        p.tokens_per_second_per_user, p.time_to_first_token_seconds);
+  }
+  return text;
+}
+
+Json batch_table_report(const BatchTable& table) {
+  Json rows = Json::array();
+  for (const BatchRow& row : table.rows)
+    rows.push_back({{"tokens", row.tokens},
+                    {"tokens_per_expert", row.tokens_per_expert},
+                    {"experts_used", row.experts_used},
+                    {"ops_per_byte", row.ops_per_byte},
+                    {"experts_bound", row.reading ? "reading" : "arithmetic"},
+                    {"longest_part", name_of(row.longest)},
+                    {"step_seconds", row.step_seconds},
+                    {"tokens_per_second", row.tokens_per_second},
+                    {"kv_fits", row.kv_fits}});
+  return {{"experts_on", table.on_gpu ? "gpu" : "cpu"},
+          {"ridge_ops_per_byte", table.ridge_ops_per_byte},
+          {"rows", rows}};
+}
+
+std::string batch_table_text(const BatchTable& table) {
+  std::string text = fmt::format(
+      "batches     a step of so many sequences, with this placement; the {} turns from reading to "
+      "arithmetic at {:.0f} operations per byte\n"
+      "{:>9}{:>12}{:>10}{:>10}{:>13}{:>15}{:>11}{:>13}\n",
+      table.on_gpu ? "GPU" : "CPU", table.ridge_ops_per_byte, "sequences", "per expert", "experts",
+      "ops/byte", "experts are", "longest part", "ms a step", "tokens/s");
+  for (const BatchRow& row : table.rows)
+    text +=
+        fmt::format("{:>9}{:>12.2f}{:>10.1f}{:>10.1f}{:>13}{:>15}{:>11.2f}{:>13.1f}{}\n",
+                    row.tokens, row.tokens_per_expert, row.experts_used, row.ops_per_byte,
+                    row.reading ? "read" : "computed", name_of(row.longest), row.step_seconds * 1e3,
+                    row.tokens_per_second, row.kv_fits ? "" : "  (KV cache does not fit)");
+  return text;
 }
 
 namespace {

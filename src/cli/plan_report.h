@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "offload/plan/batch_table.h"
 #include "offload/plan/plan.h"
 #include "offload/plan/simulate.h"
 
@@ -29,6 +30,14 @@ std::vector<SimulatedVariant> simulate_variants(SimulatedCluster cluster);
 nlohmann::ordered_json simulation_report(const std::vector<SimulatedVariant>& variants);
 std::string simulation_text(const SimulatedCluster& cluster,
                             const std::vector<SimulatedVariant>& variants);
+
+// Plans of one preset, for different concurrencies.
+nlohmann::ordered_json preset_report(const std::vector<Plan>& plans);
+std::string preset_text(const std::vector<Plan>& plans);
+
+// What batches of 1 to 65,536 tokens ask of the placement.
+nlohmann::ordered_json batch_table_report(const BatchTable& table);
+std::string batch_table_text(const BatchTable& table);
 
 // SVG of the memory by device, and of one layer's parts as a timeline, for decode and prefill.
 std::string plan_plot(const PlanRequest& request, const Plan& plan);

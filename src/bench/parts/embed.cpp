@@ -2,6 +2,7 @@
 #include <random>
 
 #include "bench/benchmark.h"
+#include "bench/torch_baseline.h"
 #include "model/cost.h"
 #include "ops/cpu_ops.h"
 
@@ -78,6 +79,8 @@ void bench_embed(const BenchInput& bench, const cpu::KernelTable& kernels, Machi
   std::vector<int32_t> tokens(static_cast<size_t>(most) * kSteps);
   for (int32_t& token : tokens) token = any_token(rng);
   const EmbedOnGpu on_gpu(bench, format, most);
+  std::optional<TorchBaseline> torch;
+  if (!bench.options.baseline.empty()) torch.emplace(speed.team().size(), bench.options.seconds);
   for (const int n : bench.options.tokens) {
     // Rows are read as BF16 and written as float.
     const Work work = {{n * config.dim * (size_of(DType::kBF16) + size_of(DType::kF32)), 0},
@@ -90,6 +93,10 @@ void bench_embed(const BenchInput& bench, const cpu::KernelTable& kernels, Machi
     row["tokens"] = n;
     const Measured measured = measure(speed, peak, {&work, 1}, bench.options.seconds)[0];
     add_fields(row, measured, peak, on_gpu.seconds(work, out.rows_from(0, n), tokens));
+    if (torch) {
+      row["torch_seconds"] = torch->embed(config.vocab, config.dim, n);
+      row["torch_version"] = torch->version();
+    }
     on_row(row);
   }
 }
@@ -101,7 +108,7 @@ Benchmark embed_benchmark() {
   return {.name = "embed",
           .help = "rows of the embedding table",
           .examples = "  tandem bench embed --config r1 --plot embed.svg\n",
-          .flags = {{kConfig}, {kIsa}, {kTokens}, {kCsv}, {kPlot}},
+          .flags = {{kConfig}, {kIsa}, {kTokens}, {kCsv}, {kPlot}, {kBaseline}},
           .on_cpu = bench_embed};
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "bench/benchmark.h"
+#include "bench/torch_baseline.h"
 #include "core/rounding.h"
 #include "model/cost.h"
 #include "ops/cpu_ops.h"
@@ -66,6 +67,16 @@ std::vector<Work> works_of(const BenchInput& bench, const ModelConfig& config, i
            [=, &ops](int64_t run) { ops.linear(heads, layer(run).attn.o, out); }}};
 }
 
+// The same work in PyTorch; `work` is its place in works_of().
+void add_torch(TorchBaseline& torch, size_t work, const ModelConfig& c, int n,
+               nlohmann::ordered_json& row) {
+  const int64_t o_cols = int64_t{c.mla.n_heads} * c.mla.v_dim;
+  row["torch_seconds"] = work == 0   ? torch.feed_forward(c.dim, c.dense_dim, n)
+                         : work == 1 ? torch.linear(c.dense_dim, c.dim, n)
+                                     : torch.linear(c.dim, o_cols, n);
+  row["torch_version"] = torch.version();
+}
+
 void bench_mlp(const BenchInput& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                const OnRow& on_row) {
   const ModelConfig config = dense_config(bench);
@@ -94,6 +105,8 @@ void bench_mlp(const BenchInput& bench, const cpu::KernelTable& kernels, Machine
   std::vector<Buffer> memory;
   TensorView x_on_gpu[5];
   for (int i = 0; bench_model && i < 5; ++i) x_on_gpu[i] = on_gpu(*bench_model, x[i], memory);
+  std::optional<TorchBaseline> torch;
+  if (!bench.options.baseline.empty()) torch.emplace(speed.team().size(), bench.options.seconds);
   for (const int n : bench.options.tokens) {
     const std::vector<Work> works = works_of(bench, config, n, ops, weights, x);
     const std::vector<Measured> measured = measure(speed, peak, works, bench.options.seconds);
@@ -109,6 +122,7 @@ void bench_mlp(const BenchInput& bench, const cpu::KernelTable& kernels, Machine
             works_of(bench, config, n, bench_model->ops(), bench_model->weights(), x_on_gpu)[w].run,
             bench.options.seconds);
       add_fields(row, measured[w], peak, gpu);
+      if (torch) add_torch(*torch, w, config, n, row);
       on_row(row);
     }
   }
@@ -118,11 +132,13 @@ void bench_mlp(const BenchInput& bench, const cpu::KernelTable& kernels, Machine
 
 Benchmark mlp_benchmark() {
   using enum BenchFlag;
-  return {.name = "mlp",
-          .help = "dense products and the feed-forward network of a dense layer",
-          .examples = "  tandem bench mlp --config r1 --format fp8 --tokens 1,512\n",
-          .flags = {{kConfig}, {kIsa}, {kTokens}, {kCsv}, {kPlot}, {kFormat}, {kActivations}},
-          .on_cpu = bench_mlp};
+  return {
+      .name = "mlp",
+      .help = "dense products and the feed-forward network of a dense layer",
+      .examples = "  tandem bench mlp --config r1 --format fp8 --tokens 1,512\n",
+      .flags =
+          {{kConfig}, {kIsa}, {kTokens}, {kCsv}, {kPlot}, {kFormat}, {kActivations}, {kBaseline}},
+      .on_cpu = bench_mlp};
 }
 
 }  // namespace tandem

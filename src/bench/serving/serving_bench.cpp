@@ -33,8 +33,6 @@ constexpr Backend kBackends[] = {
     {"lmdeploy-chat", ServingApi::kChat, 30000, false},
 };
 
-constexpr int kMaxCount = 1 << 24;  // limit of all counts
-
 const Backend& backend_of(const std::string& name) {
   std::string names;
   for (const Backend& backend : kBackends) {
@@ -49,8 +47,8 @@ void require_sane(const ServingBenchOptions& o) {
   require(d.name == "sharegpt" || d.name == "random" || d.name == "random-ids",
           "--dataset-name {}: must be sharegpt, random or random-ids", d.name);
   const auto require_count = [](const char* option, int n, int least) {
-    require(n >= least && n <= kMaxCount, "{} {}: must be between {} and {}", option, n, least,
-            kMaxCount);
+    require(n >= least && n <= kMaxServingCount, "{} {}: must be between {} and {}", option, n,
+            least, kMaxServingCount);
   };
   require_count("--num-prompts", d.n_prompts, 1);
   require_count("--random-input-len", d.input_tokens, 1);
@@ -66,6 +64,10 @@ void require_sane(const ServingBenchOptions& o) {
   }
   for (const double speed : o.slo_tokens_a_user)
     require(speed > 0 && speed < 1e6, "--slo-tps-user {}: must be above 0", speed);
+  require(!o.slo_ttft || (*o.slo_ttft > 0 && *o.slo_ttft < 1e6),
+          "--slo-ttft {}: must be above 0 seconds", o.slo_ttft.value_or(0));
+  require(o.n_gpus >= 0 && o.n_gpus <= kMaxServingCount, "--gpus {}: must be between 0 and {}",
+          o.n_gpus, kMaxServingCount);
   require(d.range_ratio >= 0 && d.range_ratio <= 1,
           "--random-range-ratio {}: must be between 0 and 1", d.range_ratio);
   require(o.request_rate > 0, "--request-rate {}: must be above 0, or inf", o.request_rate);

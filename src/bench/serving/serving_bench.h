@@ -12,6 +12,8 @@
 
 namespace tandem {
 
+constexpr int kMaxServingCount = 1 << 24;  // limit of all counts
+
 struct ServingBenchOptions {
   std::string backend = "sglang";
   std::string base_url;  // instead of host and port
@@ -28,9 +30,14 @@ struct ServingBenchOptions {
   std::string extra_request_body;  // a JSON object
   std::string output_file;         // empty: named as by the original
 
-  std::vector<int> concurrency;           // one run for each
-  std::vector<double> slo_tokens_a_user;  // tokens per second; one search for each
-  std::string plot;                       // SVG file of the runs
+  std::vector<int> concurrency;            // one run for each
+  std::vector<double> slo_tokens_a_user;   // tokens per second; one search for each
+  std::optional<double> slo_ttft;          // seconds that the slowest percent may wait in them
+  int n_gpus = 0;                          // of the server, for rates per GPU; 0: unknown
+  std::vector<std::string> sweep_lengths;  // "IN:OUT"; one run for each and each number of prompts
+  std::vector<int> sweep_n_prompts;
+  std::string sweep_directory;  // empty: the date
+  std::string plot;             // SVG file of the runs
 };
 
 // Holds the server's address and the requests to send.

@@ -225,20 +225,27 @@ bool on_pareto_front(std::span<const ServingPoint> points, size_t i) {
   });
 }
 
-std::string sweep_table(std::span<const ServingPoint> points) {
-  std::string text =
-      "\n| concurrency | output tok/s | tok/s a user | slowest 1 % | TTFT ms mean |     P99 | ITL "
+std::string sweep_table(std::span<const ServingPoint> points, int n_gpus) {
+  // A cell per GPU where their number is known.
+  const auto per_gpu = [&](const std::string& cell) {
+    return n_gpus > 0 ? fmt::format(" {:>11} |", cell) : "";
+  };
+  std::string text = fmt::format(
+      "\n| concurrency | output tok/s |{} tok/s a user | slowest 1 % | TTFT ms mean |     P99 | "
+      "ITL "
       "ms mean |     P99 | failed | Pareto |\n"
-      "|------------:|-------------:|-------------:|------------:|-------------:|--------:|--------"
-      "----:|--------:|-------:|:-------|\n";
+      "|------------:|-------------:|{}-------------:|------------:|-------------:|--------:|------"
+      "------:|--------:|-------:|:-------|\n",
+      per_gpu("tok/s a GPU"), n_gpus > 0 ? "------------:|" : "");
   for (size_t i = 0; i < points.size(); ++i) {
     const ServingMetrics& m = points[i].metrics;
     text += fmt::format(
-        "| {:>11} | {:>12.1f} | {:>12.2f} | {:>11.2f} | {:>12.1f} | {:>7.1f} | {:>11.2f} | "
+        "| {:>11} | {:>12.1f} |{} {:>12.2f} | {:>11.2f} | {:>12.1f} | {:>7.1f} | {:>11.2f} | "
         "{:>7.1f} "
         "| {:>6} | {:<6} |\n",
-        points[i].concurrency, m.output_per_second(), m.user_speed(), m.slow_user_speed(),
-        m.ttft.mean, m.ttft.p99, m.itl.mean, m.itl.p99, m.failed,
+        points[i].concurrency, m.output_per_second(),
+        per_gpu(fmt::format("{:.2f}", m.output_per_second() / std::max(1, n_gpus))), m.user_speed(),
+        m.slow_user_speed(), m.ttft.mean, m.ttft.p99, m.itl.mean, m.itl.p99, m.failed,
         on_pareto_front(points, i) ? "yes" : "");
   }
   return text;

@@ -66,7 +66,8 @@ struct ServingPoint {
 };
 // True if no other point has both higher total tokens per second and more per user.
 bool on_pareto_front(std::span<const ServingPoint> points, size_t i);
-std::string sweep_table(std::span<const ServingPoint> points);
+// `n_gpus` of the server; 0: unknown, and there is no column of tokens per second and GPU.
+std::string sweep_table(std::span<const ServingPoint> points, int n_gpus);
 // SVG chart of total tokens per second by tokens per second and user.
 std::string sweep_chart(const std::string& title, std::span<const ServingPoint> points);
 
