@@ -1,8 +1,8 @@
 #!/bin/sh
 # Tests and measures a machine with an NVIDIA GPU in under 9 minutes:
 #     tests/gpu_check.sh FOLDER [BUILD]
-# runs every test of BUILD/tests/gpu_tests_cuda (in a bundle: beside this script), one answer of tiny-r1 on the CPU and
-# on the GPU, benchmarks of R1's shapes with their GPU columns, and compute-sanitizer on the kernel tests with the
+# runs every test of BUILD/tests/gpu_tests_cuda (in a bundle: beside this script), `tandem selftest`, one answer of
+# tiny-r1 on the CPU and on the GPU, benchmarks of R1's shapes with their GPU columns, and compute-sanitizer on the kernel tests with the
 # remaining time. Writes FOLDER/gpu.json with the GPU, the driver and every row of the benchmarks, and FOLDER/gpu.log.
 # After the time limit nothing is started; remaining items are "not run". Exit status 1 if a test or tiny-r1 did not
 # pass, or anything else failed; 77 if there is no GPU. GPU_CHECK_SECONDS sets another limit.
@@ -113,13 +113,14 @@ for suite in $suites; do
 done
 [ $ran -gt 0 ] || finish
 
-phase "$(share 30)" 1
+phase "$(share 80)" 1
+measure "self-test" "$tandem" selftest --layers 2
 for device in cpu cuda; do
   measure "tiny-r1 on $device" "$tandem" run --device $device --temp 0 --json -p "What is 478 + 356?"
 done
 
 # Benchmarks with a target come first (docs/gpu_benchmarks.md).
-phase "$(share 150)" 0
+phase "$(share 140)" 0
 bench() {
   what=$1
   shift
@@ -145,6 +146,7 @@ if [ "${capability:-0}" -ge 89 ]; then
 fi
 bench layer --tokens 1,8 --ctx 4096 --layers 1
 bench embed --tokens 1,64,512
+bench head --tokens 1,64
 bench attention --variants --ctx 4096
 
 if command -v compute-sanitizer > /dev/null; then

@@ -41,6 +41,7 @@ case "${!does}" in
 esac
 """
 TANDEM = """#!/bin/bash
+[ "$1" = selftest ] && { [ "$FAKE_selftest" = fails ] && exit 1; echo "9 passed, 0 failed"; exit; }
 [ "$1" = run ] && { [ "$FAKE_run" = fails ] && exit 1; echo '{"text": "834"}'; exit; }
 what=$2
 does=FAKE_bench_$what
@@ -107,7 +108,7 @@ def all_cases():
         "no_gpu": {"GPU": "no"},
         "broken": {"GPU": "broken"},
         "no_tools": {"sanitizer": False, "smi": False},
-        "fails": {"GpuSwap": "fails", "Hybrid": "skips", "bench_mlp": "fails", "run": "fails"},
+        "fails": {"GpuSwap": "fails", "Hybrid": "skips", "bench_mlp": "fails", "run": "fails", "selftest": "fails"},
         "sanitizer_fails": {"racecheck": "fails"},
         "hangs": {"seconds": 10, "Wrappers": "hangs", "Hybrid": "hangs"},
         "slow": {"seconds": 12, "bench_attention": "sleeps", "memcheck": "sleeps"},
@@ -143,16 +144,16 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(run.json["compute_capability"], "9.0")
         self.assertEqual(run.json["cuda"], {"program": "12.8", "driver": "13.0"})
         self.assertEqual(run.json["driver_version"], "575.51.03")
-        wanted = SUITES + ["tiny-r1 on cpu", "tiny-r1 on cuda"] + [f"{t} {s}" for t in TOOLS for s in KERNEL_SUITES]
+        wanted = SUITES + ["self-test", "tiny-r1 on cpu", "tiny-r1 on cuda"] + [f"{t} {s}" for t in TOOLS for s in KERNEL_SUITES]
         benches = [name for name in run.results if name.startswith("bench ")]
-        n_before = len(SUITES) + 2
+        n_before = len(SUITES) + 3
         self.assertEqual(list(run.results), wanted[:n_before] + benches + wanted[n_before:])
         self.assertEqual(set(run.results.values()), {"passed"}, run.results)
         rows = run.json["benchmarks"]
         self.assertEqual(len(rows), 2 * len(benches))
         self.assertTrue(any("65536" in row.get("all", "") for row in rows), rows)
         self.assertEqual({row["bench"] for row in rows}, {"machine", "embed", "mlp", "moe", "attention", "layer", "hybrid", "generate",
-                                                       "kernels", "products"})
+                                                       "kernels", "products", "head"})
         self.assertIn("Driver Version", run.log)
 
     def test_without_a_gpu_it_is_skipped(self):
@@ -178,7 +179,7 @@ class GpuCheck(unittest.TestCase):
         run = self.runs["fails"]
         self.assertEqual(run.status, 1, run.said)
         for name, result in run.results.items():
-            wrong = name == "GpuSwap" or name.startswith(("bench mlp", "tiny-r1"))
+            wrong = name in ("GpuSwap", "self-test") or name.startswith(("bench mlp", "tiny-r1"))
             self.assertEqual(result, "failed" if wrong else "skipped" if name == "Families/Hybrid" else "passed", name)
 
     def test_a_sanitizer_that_finds_something(self):
