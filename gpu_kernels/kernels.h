@@ -90,6 +90,9 @@ struct RouterArgs {
   // Normalizes each token's weights to sum 1 before scaling.
   bool normalize;
   float scale;  // factor of the weights
+  // 0, or replaces the chosen experts: place i of all [tokens, n_active] gets expert
+  // (i % simulated_ranks) * n_experts / simulated_ranks.
+  int simulated_ranks;
 };
 void route(const Stream& stream, const RouterArgs& args);
 

@@ -107,7 +107,11 @@ __global__ void __launch_bounds__(32) route_kernel(const __grid_constant__ Route
     __syncwarp();
     if (threadIdx.x == 0) {
       s.choice[best] = -INFINITY;
-      ids[k] = best;
+      const int64_t place = token * a.n_active + k;
+      ids[k] =
+          a.simulated_ranks > 0
+              ? static_cast<int32_t>(place % a.simulated_ranks * a.n_experts / a.simulated_ranks)
+              : best;
       weights[k] = s.score[best];
     }
     __syncwarp();

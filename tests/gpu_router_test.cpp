@@ -47,7 +47,8 @@ void expect_same_choice(const Case& c, std::mt19937& rng) {
                                                            : RouterScoring::kSigmoid,
                  .group_score = group_score(r),
                  .normalize = r.normalize,
-                 .scale = r.scale});
+                 .scale = r.scale,
+                 .simulated_ranks = r.simulated_ranks});
   const auto got_ids = from_gpu<int32_t>(stream, ids);
   const auto got_weights = from_gpu<float>(stream, weights);
 
@@ -57,11 +58,18 @@ void expect_same_choice(const Case& c, std::mt19937& rng) {
     route_token({&logits[t * (n + 1)], n},
                 r.has_bias() ? std::span<const float>(bias) : std::span<const float>(), r,
                 {score, choice, groups}, want_ids, want_weights);
+    if (r.simulated_ranks > 0) balance(r, static_cast<int64_t>(t), want_ids);
     for (size_t i = 0; i < k; ++i) {
       ASSERT_EQ(got_ids[t * k + i], want_ids[i]) << "token " << t << ", expert " << i;
       ASSERT_NEAR(got_weights[t * k + i], want_weights[i], 1e-5 * want_weights[i]);
     }
   }
+}
+
+TEST(GpuRouter, SimulatesBalancedRoutingAsTheCpuDoes) {
+  std::mt19937 rng(4);
+  for (const int ranks : {8, 10, 32, 256})
+    expect_same_choice({{.simulated_ranks = ranks}, false}, rng);
 }
 
 TEST(GpuRouter, ChoosesAsTheCpuDoes) {

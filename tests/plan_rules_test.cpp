@@ -274,6 +274,12 @@ TEST(LayerTime, ExpectedDistinctExperts) {
   const double used = 256 * chance_of_use(routing.share(3, 0), 32);
   EXPECT_NEAR(used, 256 * (1 - std::pow(1 - 8.0 / 256, 32)), 1e-9);
   EXPECT_NEAR(used, 163.3, 0.1);
+  ModelConfig simulated = r1;
+  simulated.router.simulated_ranks = 32;  // balanced routing uses the same 32 experts
+  const RoutingStatistics balanced(simulated);
+  EXPECT_DOUBLE_EQ(256 * balanced.chance(3, 0, 2), 16);
+  EXPECT_DOUBLE_EQ(256 * balanced.chance(3, 0, 4), 32);
+  EXPECT_DOUBLE_EQ(256 * balanced.chance(3, 0, 1000), 32);
   EXPECT_EQ(chance_of_use(1, 5), 1);
 }
 

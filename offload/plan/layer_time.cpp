@@ -362,7 +362,8 @@ std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
   double known_replicas = 0, known_chance = 0;
   const auto even_chance = [&](double replicas) {
     if (replicas != known_replicas)
-      known_chance = chance_of_use(in.routing.share(layer, 0) / replicas, tokens);
+      known_chance = replicas == 1 ? in.routing.chance(layer, 0, tokens)
+                                   : chance_of_use(in.routing.share(layer, 0) / replicas, tokens);
     known_replicas = replicas;
     return known_chance;
   };

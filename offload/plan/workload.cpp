@@ -76,7 +76,10 @@ std::string routing_statistics_json(const ModelConfig& c, const RoutingCounts& c
 
 RoutingStatistics::RoutingStatistics(const ModelConfig& c)
     : even_(c.router.n_experts > 0 ? static_cast<double>(c.router.n_active) / c.router.n_experts
-                                   : 0) {}
+                                   : 0),
+      simulated_ranks_(c.router.simulated_ranks),
+      n_active_(c.router.n_active),
+      n_experts_(c.router.n_experts) {}
 
 RoutingStatistics::RoutingStatistics(const ModelConfig& c, std::string_view text,
                                      const std::string& source)

@@ -1,6 +1,7 @@
 // The intended use of a machine, and statistics of the model's routing: the inputs of plan()
 // besides model and machine.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -70,6 +71,7 @@ class RoutingStatistics {
   }
   // chance_of_use(share(layer, expert), tokens), from precomputed logarithms.
   double chance(int layer, int expert, double tokens) const {
+    if (simulated_ranks_ > 0) return std::min(simulated_ranks_, tokens * n_active_) / n_experts_;
     if (tokens == 1) return share(layer, expert);
     return uniform() ? chance_of_use(even_, tokens)
                      : -std::expm1(tokens * log_rest_[row_of_[layer]][expert]);
@@ -77,6 +79,8 @@ class RoutingStatistics {
 
  private:
   double even_ = 0;
+  // RouterConfig::simulated_ranks; places of a token and of a layer, if routing is simulated.
+  double simulated_ranks_ = 0, n_active_ = 0, n_experts_ = 0;
   std::vector<int> row_of_;                    // [layers] row in shares_
   std::vector<std::vector<double>> shares_;    // [MoE layers][experts]; empty: even
   std::vector<std::vector<double>> log_rest_;  // log(1 - share)

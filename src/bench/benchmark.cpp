@@ -59,6 +59,8 @@ BenchInput input_for(const Benchmark& benchmark, BenchOptions o) {
   const bool fp8 = o.fp8_activations;
   if (fp8) require_fp8_gpu();
   input.config = bench_config(o.config);
+  require_simulated_ranks(input.config.router, o.simulated_ranks);
+  input.config.router.simulated_ranks = o.simulated_ranks;
   input.formats = {o.format.value_or(stored_format(input.config)),
                    o.experts.value_or(stored_expert_format(input.config))};
   require(!fp8 || input.formats.backbone.dtype == DType::kF8E4M3,
@@ -80,8 +82,8 @@ std::vector<EfficiencyCurve> saved_curves(const cpu::KernelTable& kernels) {
   return saved->curves;
 }
 
-// Adds to a row of a part what follows from the GPU's rates, and --activations unless it is the
-// default.
+// Adds to a row of a part what follows from the GPU's rates, and --activations and
+// --simulate-routing unless they are the default.
 void add_gpu_fields(const BenchInput& bench, nlohmann::ordered_json& row) {
   const bool fp8 = bench.options.fp8_activations;
   if (row.contains("gpu_seconds")) {
@@ -94,6 +96,8 @@ void add_gpu_fields(const BenchInput& bench, nlohmann::ordered_json& row) {
     row["gpu_roofline_ratio"] = or_null(ratio);
   }
   if (fp8) row["gpu_activations"] = "fp8";
+  if (bench.options.simulated_ranks > 0)
+    row["simulated_routing_ranks"] = bench.options.simulated_ranks;
 }
 
 }  // namespace

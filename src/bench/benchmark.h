@@ -37,6 +37,7 @@ struct BenchOptions {
   bool json = false, csv = false;
   std::string plot = {};      // SVG file; empty: none
   std::string curves = {};    // machine: file of rows
+  int simulated_ranks = 0;    // of balanced routing; 0: the router chooses
   std::string baseline = {};  // embed, mlp: "torch", or empty
   std::string disk = {};      // machine: file or directory to read
   MeasuringProgress progress = {};
@@ -61,7 +62,8 @@ enum class BenchFlag {
   kVariants,
   kDisk,
   kCurves,
-  kBaseline
+  kBaseline,
+  kSimulateRouting
 };
 
 // What a benchmark measures: the options, and what follows from them and from the machine.
@@ -84,6 +86,8 @@ using OnRow = std::function<void(const nlohmann::ordered_json& row)>;
 // Markdown table with the columns of this row; and a line of it.
 std::string row_header(const nlohmann::ordered_json& row);
 std::string row_text(const nlohmann::ordered_json& row);
+// ", routing simulated as balanced over 32 ranks", or "" where the router chose.
+std::string simulated_routing_text(const nlohmann::ordered_json& row);
 // Every field that is not a list; empty where it is null.
 std::string csv_header(const nlohmann::ordered_json& row);
 std::string csv_text(const nlohmann::ordered_json& row);

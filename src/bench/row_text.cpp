@@ -87,6 +87,11 @@ std::string series_name(const Json& row) {
 
 }  // namespace
 
+std::string simulated_routing_text(const Json& row) {
+  const int ranks = row.value("simulated_routing_ranks", 0);
+  return ranks > 0 ? fmt::format(", routing simulated as balanced over {} ranks", ranks) : "";
+}
+
 std::string row_header(const Json& row) {
   const auto titles = [](const Column& c) {
     return c.form == Form::kText ? fmt::format(" {:<{}} |", c.title, c.width)
@@ -97,10 +102,10 @@ std::string row_header(const Json& row) {
     return fmt::format("{}{:-<{}}{}|", left ? ":" : "-", "", c.width, left ? "-" : ":");
   };
   return fmt::format(
-             "{} of {}, {}, {} threads; measured beside it: reading {:.1f} GB/s, {} {:.0f} "
+             "{} of {}, {}, {} threads{}; measured beside it: reading {:.1f} GB/s, {} {:.0f} "
              "Gop/s\n\n",
              row["bench"].get<std::string>(), row["config"].get<std::string>(),
-             row["isa"].get<std::string>(), row["threads"].get<int>(),
+             row["isa"].get<std::string>(), row["threads"].get<int>(), simulated_routing_text(row),
              row["read_bytes_per_second"].get<double>() * 1e-9,
              row["instruction"].get<std::string>(),
              row["peak_ops_per_second"].get<double>() * 1e-9) +

@@ -95,6 +95,11 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark::Takes& takes) {
                      "torch: also measure the same shapes in PyTorch with BF16 weights, where "
                      "python3 can import it");
       return;
+    case BenchFlag::kSimulateRouting:
+      return value(
+          "--simulate-routing", o.simulated_ranks,
+          "route as if perfectly balanced over so many ranks, whatever the router chooses; "
+          "0: as it chooses");
     case BenchFlag::kCurves:
       sub.add_option("--curves", o.curves,
                      "file of rows printed by `tandem bench experts|mlp|attention --json`, from "

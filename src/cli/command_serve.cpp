@@ -46,6 +46,8 @@ ModelOptions model_options(const Options& options) {
   model.max_logits = std::max(s.max_batch, kScoredTokens);
   model.step_tokens = std::max(s.chunk, s.max_batch);
   const ModelConfig config = ModelConfig::from_directory(model.directory);
+  require_simulated_ranks(config.router, s.simulated_ranks);
+  model.simulated_ranks = s.simulated_ranks;
   if (model.context == 0) model.context = std::min<int64_t>(config.max_context, kDefaultContext);
   require(s.kv_tokens == 0 || s.kv_tokens >= model.context,
           "--kv-tokens {}: one sequence of --ctx {} must fit", s.kv_tokens, model.context);
@@ -182,6 +184,7 @@ int serve_command(const Options& options) {
       tokenizer, chat_format(options, tokenizer), defaults_of(options.model.directory),
       {.model_id = s.served_model_name.empty() ? options.model.directory : s.served_model_name,
        .root = options.model.directory,
+       .simulated_ranks = options.serve.simulated_ranks,
        .api_key = s.api_key,
        .cors_origins = s.cors_origins,
        .log = [&](const std::string& line) {

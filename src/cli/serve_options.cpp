@@ -37,6 +37,9 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
       .add_option("--kv-fraction", s.kv_fraction,
                   "fraction of the memory left after loading for the KV cache")
       ->capture_default_str();
+  serve.add_option("--simulate-routing", s.simulated_ranks,
+                   "for measuring: route as if perfectly balanced over so many ranks; texts are "
+                   "meaningless; 0: as the router chooses");
   serve.add_option("--drain", s.drain_seconds, "seconds for running answers to end after SIGTERM")
       ->capture_default_str();
   serve.add_flag("--no-prefix-cache", s.no_prefix_cache,

@@ -35,10 +35,17 @@ constexpr std::chrono::seconds kTeamPatience(60);
   std::_Exit(1);
 }
 
+ModelConfig config_for(const ModelOptions& options) {
+  ModelConfig config = ModelConfig::from_directory(options.directory);
+  require_simulated_ranks(config.router, options.simulated_ranks);
+  config.router.simulated_ranks = options.simulated_ranks;
+  return config;
+}
+
 }  // namespace
 
 LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
-    : config_(ModelConfig::from_directory(options.directory)),
+    : config_(config_for(options)),
       kernels_(cpu::kernels_for(options.isa ? *options.isa : default_isa())),
       topology_(with_threads(this_topology(), options.n_threads)) {
   for (const std::string& line : topology_.notes) options.warn(line);

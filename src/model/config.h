@@ -21,8 +21,15 @@ struct RouterConfig {
   float scale = 2.5f;     // routed_scaling_factor
   bool scale_normalized =
       true;  // multiply normalised weights by `scale` as well; false for DeepseekV2ForCausalLM
+  // 0: experts are those that the router chooses. Else routing is simulated as perfectly balanced
+  // over so many ranks: place i among all choices of a step, in the order of its tokens, is expert
+  // (i % ranks) * n_experts / ranks; weights are those of the router's own choice.
+  int simulated_ranks = 0;
   bool has_bias() const { return method == TopkMethod::kNoauxTc; }
 };
+// Throws Error unless a token's experts differ under simulated routing: n_active to n_experts
+// ranks.
+void require_simulated_ranks(const RouterConfig& router, int ranks);
 
 // rope_theta and rope_scaling. Without YaRN, factor is 1.
 struct RopeConfig {

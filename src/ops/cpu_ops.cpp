@@ -161,6 +161,7 @@ void CpuOps::route(const RouteArgs& a) {
                 a.bias.empty() ? no_bias : std::span<const float>(a.bias.q.row<float>(0), n),
                 a.router, {{scratch, n}, {scratch + n, n}, {scratch + 2 * n, groups}},
                 {a.out.ids.row<int32_t>(t), k}, {a.out.weights.row<float>(t), k});
+    if (a.router.simulated_ranks > 0) balance(a.router, t, {a.out.ids.row<int32_t>(t), k});
   });
 }
 

@@ -29,6 +29,7 @@ gpu::RouterArgs router_form(const RouterConfig& r) {
   args.scoring =
       r.scoring == Scoring::kSoftmax ? gpu::RouterScoring::kSoftmax : gpu::RouterScoring::kSigmoid;
   args.group_score = group_score(r);
+  args.simulated_ranks = r.simulated_ranks;
   args.normalize = normalize;
   args.scale = normalize && !r.scale_normalized ? 1 : r.scale;
   return args;

@@ -21,4 +21,8 @@ void route_token(std::span<const float> logits, std::span<const float> bias,
                  const RouterConfig& router, RouterScratch scratch, std::span<int32_t> ids,
                  std::span<float> weights);
 
+// Replaces the experts of token `token` of a step by those of simulated routing
+// (RouterConfig::simulated_ranks).
+void balance(const RouterConfig& router, int64_t token, std::span<int32_t> ids);
+
 }  // namespace tandem

@@ -165,8 +165,8 @@ HttpResponse Service::metrics() const {
 }
 
 HttpResponse Service::models(const std::string& path) {
-  const OrderedJson list =
-      models_json(options_.model_id, options_.root, engine().context(), created_);
+  const OrderedJson list = models_json(options_.model_id, options_.root, engine().context(),
+                                       created_, options_.simulated_ranks);
   if (path == kModelsPath) return json_response(list);
   const std::string id = path.substr(kModelPath.size());
   if (id != options_.model_id && percent_decoded(id) != options_.model_id)

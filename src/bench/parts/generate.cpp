@@ -245,14 +245,14 @@ void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, Ma
 std::string generate_text(const Json& r) {
   std::string text = fmt::format(
       "{} cut to {} layers ({} dense), {} of its experts a layer, experts {}, other matrices {}\n"
-      "{}, {} threads; measured beside it: reading {:.1f} GB/s, {} {:.0f} Gop/s\n"
+      "{}, {} threads{}; measured beside it: reading {:.1f} GB/s, {} {:.0f} Gop/s\n"
       "{:<10}{:>9}{:>7}{:>11}{:>11}{:>8}{:>11}{:>11}{:>10}{:>11}\n",
       r["config"].get<std::string>(), r["layers"].get<int>(), r["dense_layers"].get<int>(),
       r["resident_experts"].get<int>(), r["experts"].get<std::string>(),
       r["format"].get<std::string>(), r["isa"].get<std::string>(), r["threads"].get<int>(),
-      r["read_bytes_per_second"].get<double>() * 1e-9, r["instruction"].get<std::string>(),
-      r["peak_ops_per_second"].get<double>() * 1e-9, "", "tokens", "batch", "ms", "predicted",
-      "off", "tokens/s", "GB/token", "roofline", "bandwidth");
+      simulated_routing_text(r), r["read_bytes_per_second"].get<double>() * 1e-9,
+      r["instruction"].get<std::string>(), r["peak_ops_per_second"].get<double>() * 1e-9, "",
+      "tokens", "batch", "ms", "predicted", "off", "tokens/s", "GB/token", "roofline", "bandwidth");
   for (const Json& d : r["decode"])
     text += fmt::format(
         "{:<10}{:>9}{:>7}{:>11.2f}{:>11.2f}{:>6.0f} %{:>11.2f}{:>11.3f}{:>8.0f} %{:>9.0f} %\n",
@@ -291,7 +291,8 @@ Benchmark generate_benchmark() {
                 {kExperts},
                 {kFormat},
                 {kActivations},
-                {kNewTokens}},
+                {kNewTokens},
+                {kSimulateRouting}},
       .tokens = {64, 512},
       .contexts = {1024, 8192},
       .batches = {1},

@@ -246,7 +246,8 @@ Benchmark layer_benchmark() {
                     {kExperts},
                     {kFormat},
                     {kActivations},
-                    {kContexts}},
+                    {kContexts},
+                    {kSimulateRouting}},
           .contexts = {4096},
           .memory_part = 0.6,
           .on_cpu = bench_layer};

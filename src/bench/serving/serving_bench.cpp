@@ -132,6 +132,7 @@ ServingBench::ServingBench(const ServingBenchOptions& options,
   output_file_ = output_file_of(options);
   append(output_file_, "");
   if (load_.model.empty()) ask_for_model();
+  ask_for_simulated_routing();
   const std::string directory = options.tokenizer.empty() ? load_.model : options.tokenizer;
   tokenizer_ = tokenizer_of(directory);
   PythonRandom python(options.seed);
@@ -165,7 +166,8 @@ ServingBench::Run ServingBench::run(std::optional<int> concurrency, size_t n_req
                               .sharegpt_output_tokens = options_.dataset.sharegpt_output_tokens,
                               .input_tokens = options_.dataset.input_tokens,
                               .output_tokens = options_.dataset.output_tokens,
-                              .range_ratio = options_.dataset.range_ratio};
+                              .range_ratio = options_.dataset.range_ratio,
+                              .simulated_ranks = simulated_ranks_};
   Run run = {.metrics = metrics,
              .report = report_text(setup, metrics),
              .json = report_json(setup, metrics),
@@ -192,6 +194,18 @@ void ServingBench::ask_for_model() {
                                          load_.server.url(), reply.status, reply.reason,
                                          shown(reply.body)));
   load_.model = list[id].get<std::string>();
+}
+
+void ServingBench::ask_for_simulated_routing() {
+  try {
+    const ServerReply reply = ask_server(load_, "GET", "/v1/models");
+    const auto list = nlohmann::json::parse(reply.body, nullptr, false);
+    const nlohmann::json::json_pointer ranks("/data/0/simulated_routing_ranks");
+    if (list.is_object() && list.contains(ranks) && list[ranks].is_number_integer())
+      simulated_ranks_ = list[ranks];
+  } catch (const std::runtime_error&) {
+    // Other servers may not have this path; the warm-up reports a server that is not there.
+  }
 }
 
 void ServingBench::warm_up() {

@@ -65,6 +65,7 @@ class ServingBench {
 
  private:
   void ask_for_model();
+  void ask_for_simulated_routing();
   void warm_up();
   void flush_cache() const;
   std::optional<double> accept_length() const;
@@ -76,6 +77,7 @@ class ServingBench {
   std::vector<ServingRequest> requests_;
   NumpyRandom numpy_;  // state after drawing the requests
   std::string output_file_;
+  int simulated_ranks_ = 0;  // as the server says; reports name them
 };
 
 // The highest n of 1..most with ok(n), to within a twentieth; 0 if ok(1) is false. ok must be

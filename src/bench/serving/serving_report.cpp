@@ -90,13 +90,14 @@ Json fields_of(const ServingSetup& s, const ServingMetrics& m) {
   return json;
 }
 
-void add_what_the_original_lacks(const ServingMetrics& m, Json& json) {
+void add_what_the_original_lacks(const ServingSetup& setup, const ServingMetrics& m, Json& json) {
   json["p95_e2e_latency_ms"] = m.e2e.p95;
   json["p95_ttft_ms"] = m.ttft.p95;
   json["p95_tpot_ms"] = m.tpot.p95;
   json["max_itl_ms"] = m.itl.most;
   json["failed"] = m.failed;
   json["interrupted"] = m.interrupted;
+  if (setup.simulated_ranks > 0) json["simulated_routing_ranks"] = setup.simulated_ranks;
 }
 
 }  // namespace
@@ -174,12 +175,16 @@ std::string report_text(const ServingSetup& s, const ServingMetrics& m) {
   text += line("P95 ITL (ms):", m.itl.p95);
   text += line("P99 ITL (ms):", m.itl.p99);
   text += line("Max ITL (ms):", m.itl.most);
-  return text + std::string(50, '=') + "\n";
+  text += std::string(50, '=') + "\n";
+  if (s.simulated_ranks > 0)
+    text += fmt::format("The server simulates routing, balanced over {} ranks.\n",
+                        s.simulated_ranks);
+  return text;
 }
 
 std::string report_json(const ServingSetup& setup, const ServingMetrics& metrics) {
   Json json = fields_of(setup, metrics);
-  add_what_the_original_lacks(metrics, json);
+  add_what_the_original_lacks(setup, metrics, json);
   return python_json(json) + "\n";
 }
 
@@ -198,7 +203,7 @@ std::string report_json(const ServingSetup& setup, const ServingMetrics& metrics
     json["generated_texts"].push_back(o.text);
     json["errors"].push_back(o.error);
   }
-  add_what_the_original_lacks(metrics, json);
+  add_what_the_original_lacks(setup, metrics, json);
   return python_json(json) + "\n";
 }
 
