@@ -2,12 +2,16 @@
 // 65,536 tokens, where most sizes are beyond 2^31 bytes.
 #include <gtest/gtest.h>
 
+#include "loader/gpu_model.h"
+#include "model/checkpoint.h"
 #include "offload/cuda_expert_rows.h"
 #include "offload/cuda_streaming.h"
 #include "offload/hand_off.h"
+#include "offload/hybrid_experts.h"
 #include "ops/cpu_ops.h"
 #include "ops/cuda_ops.h"
 #include "tests/error_of.h"
+#include "tests/fake_checkpoint.h"
 
 namespace tandem {
 namespace {
@@ -71,6 +75,80 @@ TEST(GpuSizes, Experts) {
   EXPECT_EQ(ExpertUpload::bytes_for(c), 6 * 2 * kExpert) << "BF16";
   c.router.n_experts = 0;
   EXPECT_EQ(CudaExpertRows::bytes_for(c, kTokens), 0);
+}
+
+// What a model takes of a GPU with all, some or none of its experts.
+TEST(GpuSizes, OfAModel) {
+  const TempDirectory dir;
+  ModelConfig c = r1();
+  c.dim = 128;
+  c.vocab = 257;
+  c.n_layers = 2;
+  c.n_dense_layers = 1;
+  c.dense_dim = 256;
+  c.expert_dim = 128;
+  c.n_mtp_layers = 0;
+  c.mla = {.n_heads = 2, .q_rank = 64, .kv_rank = 128, .nope_dim = 32, .rope_dim = 16, .v_dim = 32};
+  c.router.n_experts = c.router.n_groups = 8;
+  c.router.n_active = 2;
+  write_checkpoint(dir.path(), tensors_of(c), 1);
+  const WeightStore store(dir.path());
+  ModelWeights stored = stored_weights(store, c);
+  const GpuModelOptions options = {.max_tokens = 12, .max_logits = 5, .cache_type = DType::kF8E4M3};
+  const GpuMemory memory = gpu_memory(stored, c, options);
+  const gpu::GpuInfo gpu_info = gpu::open_gpu();
+  EXPECT_EQ(memory.name, gpu_info.name);
+  EXPECT_EQ(memory.streams, !gpu_info.emulated);
+
+  constexpr int64_t kContext = 300, kKvTokens = 1000;
+  const CudaLimits limits = {
+      .max_tokens = 12, .context = kContext, .n_multiprocessors = gpu_info.n_multiprocessors};
+  const int64_t always = CudaOps::bytes_for(c, limits) + DeepSeek::bytes_for(c, {12, 5}) +
+                         KvCache::bytes_for(c, kKvTokens, DType::kF8E4M3) +
+                         (gpu_info.emulated ? 0 : 300 << 20);
+  const int64_t rows = CudaExpertRows::bytes_for(c, 12), hand_off = HybridExperts::bytes_for(c, 12);
+  const auto other = [&](const GpuParts& parts) {
+    return memory.other_bytes(parts, kContext, kKvTokens);
+  };
+  const std::vector<bool> all(8, true), none(8),
+      some = {true, false, false, true, false, false, false, false};
+  EXPECT_EQ(other({.experts = {{}, all}}), always + rows);
+  EXPECT_EQ(other({.experts = {{}, some}}), always + rows + hand_off);
+  EXPECT_EQ(other({.experts = {{}, none}}), always + CudaExpertRows::bytes_for(c, 0) + hand_off);
+  EXPECT_EQ(other({.stream_from_tokens = 4, .experts = {{}, none}}),
+            always + rows + hand_off + CudaStreaming::bytes_for(c, 12));
+  EXPECT_EQ(other({.stream_from_tokens = kMeasuredCrossover, .experts = {{}, some}}),
+            always + rows + hand_off + CudaStreaming::bytes_for(c, 12));
+
+  // Weights, in units of 64 bytes. Of the matrices in FP8 each block of 128 x 128 has a scale, and
+  // norms, biases and their like are floats.
+  int64_t backbone = 0, embedding = 0, expert = 0;
+  const auto whole = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+  for_each_weight(stored, c, [&](const WeightSpec& spec, const QuantView& w) {
+    const int64_t numbers = spec.rows * spec.cols;
+    const bool fp8 = w.q.dtype == DType::kF8E4M3;
+    const int64_t bytes =
+        is_vector(spec.use) ? whole(numbers * 4)
+        : fp8 ? whole(numbers) + whole((spec.rows + 127) / 128 * ((spec.cols + 127) / 128) * 4)
+              : whole(numbers * 2);
+    if (spec.use == WeightUse::kEmbedding)
+      embedding += bytes;
+    else if (spec.use != WeightUse::kExpert)
+      backbone += bytes;
+    else if (spec.expert == 0)
+      expert += bytes;
+  });
+  EXPECT_EQ(expert, 3 * (128 * 128 + 64));
+  EXPECT_EQ(memory.expert_bytes, expert);
+  EXPECT_EQ(memory.weight_bytes({.experts = {{}, none}}), backbone + embedding);
+  EXPECT_EQ(memory.weight_bytes({.experts = {{}, some}}), backbone + embedding + 2 * expert);
+  EXPECT_EQ(memory.weight_bytes({.embedding_on_cpu = true, .experts = {{}, all}}),
+            backbone + 8 * expert);
+  c.tied_head = true;
+  const int64_t head = 257 * 128 * 2;
+  EXPECT_EQ(memory.weight_bytes({.experts = {{}, none}}), backbone + embedding - head);
+  EXPECT_EQ(memory.weight_bytes({.embedding_on_cpu = true, .experts = {{}, none}}), backbone)
+      << "the head has memory of its own";
 }
 
 TEST(AttentionLimits, OfAGpu) {
