@@ -129,6 +129,15 @@ TEST(Arena, GivesPartsBeyondTwoGigabytes) {
   EXPECT_EQ(offset(b.cols_from(6, 2).data), (int64_t{3} << 32) + 3);
 }
 
+// A row beyond the matrix and numbers of another type are bugs, which end the program.
+TEST(TensorView, HasRowsOfItsTypeOnly) {
+  float numbers[2] = {};
+  const TensorView view = {numbers, 2, 1, 1, DType::kF32};
+  EXPECT_EQ(view.row<float>(1), numbers + 1);
+  EXPECT_DEATH(view.row<float>(2), "TensorView::row");
+  EXPECT_DEATH(view.row<int32_t>(0), "TensorView::row");
+}
+
 // A part of a weight has the scale blocks that overlap it, and knows where its first one begins.
 TEST(QuantView, PartsHaveTheScalesOfTheirBlocks) {
   std::vector<std::byte> numbers(300 * 260);
