@@ -106,8 +106,7 @@ TEST(Topology, CoresWithoutMemoryUseThatOfAnotherNode) {
   EXPECT_EQ(topology.nodes[1].cpus, (Ints{4, 5}));
   EXPECT_EQ(topology.nodes[1].index, 2);
   ASSERT_EQ(topology.notes.size(), 1u);
-  EXPECT_EQ(topology.notes[0],
-            "NUMA node 1 has no memory: its cores use that of another node");
+  EXPECT_EQ(topology.notes[0], "NUMA node 1 has no memory: its cores use that of another node");
   xml.replace(xml.find(memory), memory.size(), "local_memory=\"0\"");
   dir.write("machine.xml", xml);
   setenv("HWLOC_XMLFILE", dir.file("machine.xml").c_str(), 1);
