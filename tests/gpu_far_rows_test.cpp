@@ -403,6 +403,7 @@ TEST_F(GpuFarRows, Experts) {
     const auto x = floats(2, stride), weights = floats(2, stride);
     const Rows<int32_t> ids(2, stride);
     ids.at(0, 0) = 1;
+    weights.at(0, 0) = weights.at(1, 0) = 1;
     const Rows<float> hidden(2, stride);
     Rows<float> y(2, stride);
     plain_experts(stream_, {.x = x.matrix(),
@@ -524,7 +525,7 @@ TEST_F(GpuFarRows, Attention) {
   for (const bool fp8 : {false, true}) {
     SCOPED_TRACE(fp8 ? "FP8" : "BF16");
     expect_equal([&](int64_t stride) {
-      const int32_t first_page = stride == kFar ? (fp8 ? 60'000 : 2'000'000) : 0;
+      const int32_t first_page = stride == kFar ? (fp8 ? 60'000 : 3'000'000) : 0;
       const int32_t pages[] = {first_page + 2, first_page, first_page + 3, first_page + 1};
       const int64_t token_bytes = fp8 ? kFp8TokenBytes : 2 * (kRank + kRope);
       const tandem::Buffer memory((first_page + 4) * kPageTokens * token_bytes);
