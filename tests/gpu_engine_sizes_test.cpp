@@ -77,9 +77,8 @@ TEST(GpuSizes, Experts) {
   EXPECT_EQ(CudaExpertRows::bytes_for(c, kTokens), 0);
 }
 
-// What a model takes of a GPU with all, some or none of its experts.
-TEST(GpuSizes, OfAModel) {
-  const TempDirectory dir;
+// A dense layer and one with experts.
+ModelConfig two_layers() {
   ModelConfig c = r1();
   c.dim = 128;
   c.vocab = 257;
@@ -91,6 +90,13 @@ TEST(GpuSizes, OfAModel) {
   c.mla = {.n_heads = 2, .q_rank = 64, .kv_rank = 128, .nope_dim = 32, .rope_dim = 16, .v_dim = 32};
   c.router.n_experts = c.router.n_groups = 8;
   c.router.n_active = 2;
+  return c;
+}
+
+// What a model takes of a GPU with all, some or none of its experts.
+TEST(GpuSizes, OfAModel) {
+  const TempDirectory dir;
+  ModelConfig c = two_layers();
   write_checkpoint(dir.path(), tensors_of(c), 1);
   const WeightStore store(dir.path());
   ModelWeights stored = stored_weights(store, c);
@@ -149,6 +155,53 @@ TEST(GpuSizes, OfAModel) {
   EXPECT_EQ(memory.weight_bytes({.experts = {{}, none}}), backbone + embedding - head);
   EXPECT_EQ(memory.weight_bytes({.embedding_on_cpu = true, .experts = {{}, none}}), backbone)
       << "the head has memory of its own";
+}
+
+TEST(GpuLimits, OfModels) {
+  const auto refusal = [](int scale_block, int n_experts) {
+    return error_of([&] {
+      ModelConfig c = r1();
+      c.scale_block = scale_block;
+      c.router.n_experts = n_experts;
+      CudaOps::require_takes(c);
+    });
+  };
+  EXPECT_EQ(refusal(4, 1024), "no error");
+  EXPECT_EQ(refusal(0, 0), "no error");
+  EXPECT_EQ(refusal(6, 1025),
+            "weight_block_size 6: the GPU kernels need a multiple of 4; use --device cpu");
+  EXPECT_EQ(refusal(4, 1025),
+            "1025 experts: the router on a GPU supports at most 1024; use --device cpu");
+}
+
+// FP8 activations need a GPU with tensor cores for them, and some weights in their blocks.
+TEST(GpuLimits, OfFp8Activations) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "a GPU is what it is";
+  const auto refusal_by = [](const char* capability) {
+    setenv("TANDEM_GPU_CAPABILITY", capability, 1);
+    const std::string error = error_of([] { require_fp8_gpu(); });
+    unsetenv("TANDEM_GPU_CAPABILITY");
+    return error;
+  };
+  EXPECT_EQ(refusal_by("89"), "no error");
+  EXPECT_EQ(refusal_by("90"), "no error");
+  EXPECT_EQ(refusal_by("86"),
+            "--activations fp8: emulated GPU has compute capability 8.6, and FP8 on tensor cores "
+            "needs 8.9 or newer and a program built for that: leave it out");
+  const auto refusal_of = [](int scale_block) {
+    const TempDirectory dir;
+    ModelConfig c = two_layers();
+    c.scale_block = scale_block;
+    write_checkpoint(dir.path(), tensors_of(c), 1);
+    const WeightStore store(dir.path());
+    ModelWeights stored = stored_weights(store, c);
+    return error_of([&] { gpu_memory(stored, c, {.fp8_activations = true}); });
+  };
+  EXPECT_EQ(refusal_of(128), "no error");
+  for (const int scale_block : {0, 64})
+    EXPECT_EQ(refusal_of(scale_block),
+              "--activations fp8: the model has no FP8 weights in blocks of 128 columns: leave it "
+              "out");
 }
 
 TEST(AttentionLimits, OfAGpu) {
