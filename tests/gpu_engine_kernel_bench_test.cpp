@@ -122,6 +122,19 @@ TEST_F(GpuKernelBench, SmallKernelsTakeTheMemoryOfTheirMatrices) {
   unsetenv("TANDEM_GPU_MEMORY");
 }
 
+// There is memory for one launch of the largest kernel, even if nothing else is asked for. Matrices
+// of more than 2^32 numbers do not fit.
+TEST_F(GpuKernelBench, SmallKernelsThatFitAndThatDoNot) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the memory of a GPU is what it is";
+  constexpr int kTokens = 40;
+  EXPECT_TRUE(small_kernel_timer(config_, kTokens, 0)(SmallKernel::kCombine, kTokens, kSeconds));
+  const SmallKernelTimer timer = small_kernel_timer(config_, 1, 1 << 16);
+  for (int k = 0; k < static_cast<int>(SmallKernel::kKernels); ++k)
+    for (const int n : {1 << 23, 1 << 25, 1 << 26, 22'369'622})  // the last: 2^32 / 192
+      EXPECT_FALSE(timer(static_cast<SmallKernel>(k), n, kSeconds))
+          << name_of(static_cast<SmallKernel>(k)) << " " << n;
+}
+
 TEST_F(GpuKernelBench, SmallKernelsWithoutAGpu) {
   bench_kernels(input({4}), {}, collect());
   for (const Json& row : rows_) {
@@ -187,10 +200,12 @@ TEST_F(GpuKernelBench, ProductsTakeTheMemoryOfTheirMatrices) {
   // Rows of 45 columns take 48. Of x there are 20 rows in BF16, for `down` as many for each of
   // three experts; outputs are floats, and for gate and up there are two.
   const ManyRowsProduct dense = {"dense", Kind::kDense, 32, 45};
+  const ManyRowsProduct wide = {"wide", Kind::kDense, 32, 1100};  // its columns are divided
   const ManyRowsProduct gate_up = {"gate_up", Kind::kGateUp, 32, 45, 3};
   const ManyRowsProduct down = {"down", Kind::kDown, 32, 45, 3};
   expect_bytes(dense, DType::kBF16, 32 * 48 * 2 + 20 * 48 * 2 + 20 * 32 * 4);
   expect_bytes(dense, DType::kF8E4M3, 32 * 48 + 20 * 48 * 2 + 20 * 32 * 4);
+  expect_bytes(wide, DType::kBF16, 32 * 1104 * 2 + 20 * 1104 * 2 + 20 * 32 * 4);
   expect_bytes(gate_up, DType::kBF16, 3 * 64 * 48 * 2 + 20 * 48 * 2 + 20 * 3 * 64 * 4);
   expect_bytes(gate_up, DType::kF8E4M3, 3 * 64 * 48 + 20 * 48 * 2 + 20 * 3 * 64 * 4);
   expect_bytes(down, DType::kBF16, 3 * 32 * 48 * 2 + 60 * 48 * 2 + 20 * 3 * 32 * 4);

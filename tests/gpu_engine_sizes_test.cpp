@@ -174,6 +174,20 @@ TEST(GpuLimits, OfModels) {
             "1025 experts: the router on a GPU supports at most 1024; use --device cpu");
 }
 
+// Where launches wait for their kernels, the GPU cannot share a step with the CPU.
+TEST(GpuLimits, OfHandOffs) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "CUDA reads CUDA_LAUNCH_BLOCKING once";
+  const GpuParts whole = {.experts = {{}, {true, true}}}, shared = {.experts = {{}, {true, false}}};
+  const auto refusal = [](const GpuParts& parts) {
+    return error_of([&] { require_hand_off(parts); });
+  };
+  EXPECT_EQ(refusal(shared), "no error");
+  setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+  EXPECT_EQ(refusal(whole), "no error");
+  EXPECT_TRUE(says(refusal(shared), "kernel launches block until the kernel has ended"));
+  unsetenv("CUDA_LAUNCH_BLOCKING");
+}
+
 // FP8 activations need a GPU with tensor cores for them, and some weights in their blocks.
 TEST(GpuLimits, OfFp8Activations) {
   if (!gpu::open_gpu().emulated) GTEST_SKIP() << "a GPU is what it is";
