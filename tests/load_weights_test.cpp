@@ -339,6 +339,16 @@ TEST(LoadWeights, SlicesLieInTheRegionsOfTheirNodes) {
       int64_t width = 0;
       for (const Slice& slice : weights.slices) width += slice.n;
       EXPECT_EQ(width, config.expert_dim);
+      const std::span<std::byte> all = result.home->bytes();
+      const std::byte* end = all.data();
+      for (int i = 0; i < result.home->n_regions(); ++i) {
+        const std::span<std::byte> region = result.home->region(i);
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(region.data()) % 4096, 0U) << "they begin at pages";
+        EXPECT_GE(region.data(), end);
+        EXPECT_LT(region.data() - end, 4096);
+        end = region.data() + region.size();
+      }
+      EXPECT_EQ(end, all.data() + all.size());
       for_each_weight(weights, config, [&](const WeightSpec& spec, const QuantView& w) {
         const auto region =
             result.home->region(spec.use == WeightUse::kExpert ? 1 + spec.slice : 0);
