@@ -229,6 +229,8 @@ TEST(LoadWeights, PackedInt4IsReadInPiecesOfRows) {
     EXPECT_EQ(std::memcmp(got.q.data, want.q.data, want.q.rows * want.q.cols / 2), 0);
     EXPECT_EQ(
         std::memcmp(got.scale.data, want.scale.data, want.scale.rows * want.scale.row_bytes()), 0);
+    const TensorView& row = model.stored.embed.q;  // a matrix of one row
+    EXPECT_EQ(std::memcmp(packed.weights.embed.q.data, row.data, row.row_bytes()), 0);
   }
 }
 
@@ -426,7 +428,11 @@ TEST(LoadWeights, TheKeyKnowsTheLayout) {
   const auto key_of = [&](cpu::Isa isa, const ExpertsLayout& experts) {
     const std::string key = packed_cache_key(WeightStore(dir.path()),
                                              {cpu::kernels_for(isa), experts}, {{0, 64}, {64, 32}});
-    return key.substr(0, key.find("\nconfig.json "));
+    const size_t end = key.find("\nconfig.json ");
+    EXPECT_EQ(key.substr(end),
+              "\nconfig.json 1349cde127705c16\ntensors ec189d7eb37aff0d\n"
+              "model.safetensors 116 6437664000.000000000\n");
+    return key.substr(0, end);
   };
   const std::string of = "experts in slices of 64 32\nlayout ";
   EXPECT_EQ(key_of(cpu::Isa::kReference, {}), of + "rows a6fa085c7e13936c");
@@ -535,6 +541,11 @@ TEST(PackedManifest, IsCheckedAgainstTheModelAndItsMemory) {
       std::memcpy(changed.data() + at, &value, 8);
       restore(changed, *result.home);  // any error, and no crash or overflow
     }
+  std::string without_first = manifest;
+  const int64_t none = -1;
+  std::memcpy(without_first.data() + kRegions, &none, sizeof none);
+  EXPECT_EQ(restore(without_first, *result.home),
+            "its manifest has another shape of model.embed_tokens.weight");
   const int64_t bytes = std::ssize(result.home->bytes());
   const auto allocate = [&](const std::string& changed, int64_t data_bytes) {
     CpuWeights home(model.kernels);

@@ -314,6 +314,18 @@ TEST(QuantizedWeights, SizesGrowWithTheRows) {
       EXPECT_EQ(home.converted_bytes(matrix(kFew * kTimes, DType::kBF16), c.format),
                 home.converted_bytes(matrix(kFew, DType::kBF16), c.format) * kTimes)
           << name_of(c.format.dtype);
+    // Of 1024 rows in panels of 16: a scale and a sum for each row; for INT4 a BF16 scale or a byte
+    // for each group, a row's own scale for the byte, and a sum.
+    const auto converted = [&](WeightFormat format) {
+      return home.converted_bytes(matrix(kFew, DType::kBF16), format);
+    };
+    const bool panels = isa != cpu::Isa::kReference;
+    EXPECT_EQ(converted({DType::kBF16}), 1 << 25);
+    EXPECT_EQ(converted({DType::kI8}), (1 << 24) + (panels ? 2 : 1) * 1024 * 4);
+    EXPECT_EQ(converted({DType::kF8E4M3}), (1 << 24) + (panels ? 129 : 128) * 1024 * 4);
+    EXPECT_EQ(converted({DType::kI4, 32}), (1 << 23) + (panels ? 512 * 2 + 4 : 512 * 4) * 1024);
+    EXPECT_EQ(converted({DType::kI4TwoLevel, 64}),
+              (1 << 23) + (panels ? 256 + 4 + 4 : 256 * 4) * 1024);
     EXPECT_EQ(CpuWeights::vector_bytes(
                   {.q = {nullptr, 1, int64_t{1} << 30, 0, DType::kBF16}, .scale = {}}),
               int64_t{1} << 32);
