@@ -23,10 +23,12 @@
 
 namespace {
 bool fsync_fails = false;
-}
+std::atomic<int> n_fsyncs = 0;
+}  // namespace
 
 // Replaces libc's, to be a disk that fails when its own cache is written.
 extern "C" int fsync(int) {
+  ++n_fsyncs;
   if (fsync_fails) errno = EIO;
   return fsync_fails ? -1 : 0;
 }
@@ -109,6 +111,14 @@ TEST(PackedCache, ReadsWhatWasWritten) {
   ASSERT_EQ(read(fd, const_cast<char*>(all.data()), all.size()), cache.file_bytes());
   close(fd);
   EXPECT_EQ(cache.fault(), "") << "from the page cache";
+}
+
+// The data must be on the disk before its name is, and then the name.
+TEST(PackedCache, IsFlushedWithItsFolder) {
+  const Cache cache;
+  const int before = n_fsyncs;
+  cache.write();
+  EXPECT_EQ(n_fsyncs - before, 2);
 }
 
 TEST(PackedCache, HoldsEverySize) {
