@@ -172,6 +172,13 @@ TEST(KvCache, PagesAreCopiedToHostMemoryAndBack) {
   EXPECT_EQ(values(cache, 1), (std::vector<int>{200, 201, 202}));
 }
 
+TEST(KvCache, Fp8HasRoomForTheDimensionsOfDeepSeek) {
+  EXPECT_TRUE(takes_fp8_cache({}));
+  EXPECT_TRUE(takes_fp8_cache({.kv_rank = 512, .rope_dim = 64}));
+  EXPECT_FALSE(takes_fp8_cache({.kv_rank = 513, .rope_dim = 64}));
+  EXPECT_FALSE(takes_fp8_cache({.kv_rank = 512, .rope_dim = 65}));
+}
+
 // The planner counts the same bytes as the cache takes.
 TEST(KvCache, BytesAreThoseThatThePlannerCounts) {
   for (const char* name : {"r1", "v2-lite", "k2"})

@@ -137,6 +137,19 @@ TEST(Parameters, PartsAreThoseOfTheListOfTensors) {
   expect_as_listed(config);
   config.router.n_experts = 0;
   expect_as_listed(config);
+  // Each part has more than 2^31 parameters.
+  config = parse(family("v2"));
+  config.vocab = 1 << 18;
+  config.dim = config.dense_dim = config.expert_dim = 1 << 16;
+  config.mla = {.n_heads = 1 << 12,
+                .q_rank = 1 << 14,
+                .kv_rank = 1 << 14,
+                .nope_dim = 128,
+                .rope_dim = 64,
+                .v_dim = 128};
+  config.router.n_experts = 1 << 16;
+  config.n_layers = 2;
+  expect_as_listed(config);
 }
 
 TEST(Parameters, TiedHeadIsReadButNotStored) {
