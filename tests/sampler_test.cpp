@@ -238,6 +238,46 @@ TEST(Sampler, TokensAreHeldBackAtFirst) {
   EXPECT_EQ(draw(p, 4), (std::vector<int32_t>{2, 2, 1, 1}));
 }
 
+// A device may draw a token where nothing changes the logits. Its draws count.
+TEST(Sampler, TellsADeviceHowToDraw) {
+  SamplingParams p = plain(0.7f);
+  p.top_p = 0.9f;
+  p.top_k = 5;
+  p.min_p = 0.1f;
+  p.seed = 42;
+  p.min_new_tokens = 2;
+  p.held_back = {1};
+  Sampler sampler(p, kAll, {});
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_FALSE(sampler.next_draw(3)) << "tokens are held back";
+    sampler.drew(2);
+  }
+  for (const int64_t n : {2, 3}) {
+    const std::optional<Draw> draw = sampler.next_draw(3);
+    ASSERT_TRUE(draw);
+    EXPECT_EQ(draw->row, 3);
+    EXPECT_EQ(draw->temperature, 0.7f);
+    EXPECT_EQ(draw->top_p, 0.9f);
+    EXPECT_EQ(draw->min_p, 0.1f);
+    EXPECT_EQ(draw->top_k, 5);
+    EXPECT_EQ(draw->uniform, Sampler::uniform(42, n));
+    EXPECT_EQ(sampler.drew(4).token, 4);
+  }
+  EXPECT_THROW(sampler.drew(-1), Error) << "a logit was not finite";
+  const auto draws = [](auto change) {
+    SamplingParams params = plain();
+    change(params);
+    return Sampler(params, kAll, {}).next_draw(0).has_value();
+  };
+  EXPECT_TRUE(draws([](auto&) {}));
+  EXPECT_FALSE(draws([](auto& params) { params.logit_bias = {{1, 1.f}}; }));
+  EXPECT_FALSE(draws([](auto& params) { params.repetition_penalty = 2; }));
+  EXPECT_FALSE(draws([](auto& params) { params.presence_penalty = 1; }));
+  EXPECT_FALSE(draws([](auto& params) { params.frequency_penalty = 1; }));
+  EXPECT_FALSE(draws([](auto& params) { params.n_top_logprobs = 0; }));
+  EXPECT_FALSE(draws([](auto& params) { params.min_new_tokens = 1; }));
+}
+
 TEST(Sampler, LogitsThatAreNotFiniteAreAnError) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
