@@ -106,7 +106,7 @@ TEST(KvCache, CopiesMayBeFarIntoHostMemory) {
   EXPECT_EQ(values(cache, 0), (std::vector<int>{40, 41, 42}));
 }
 
-// A device that copies when it is waited for: 2 ms for each piece to the host, 6 ms back, and 100
+// A device that copies when it is waited for: 2 ms for each piece to the host, 6 ms back, and 300
 // ms for the very first one.
 class SlowDevice final : public Device {
  public:
@@ -118,7 +118,7 @@ class SlowDevice final : public Device {
   void copy(const void*, int64_t, void* to) override {
     const auto* const at = static_cast<std::byte*>(to);
     const bool to_host = at >= host_.data() && at < host_.data() + host_.bytes();
-    enqueued_ += std::chrono::milliseconds(n_copies_++ == 0 ? 100 : to_host ? 2 : 6);
+    enqueued_ += std::chrono::milliseconds(n_copies_++ == 0 ? 300 : to_host ? 2 : 6);
   }
   void to_host(TensorView, TensorView) override {}
   void wait() override {
@@ -139,9 +139,9 @@ TEST(HostPages, MeasureTheLink) {
   const double out = static_cast<double>(kBytes) / (3 * 0.002),
                back = static_cast<double>(kBytes) / (3 * 0.006);
   EXPECT_LE(host.rates().to_host_bytes_per_second, out);
-  EXPECT_GT(host.rates().to_host_bytes_per_second, out / 4) << "without the first copy";
+  EXPECT_GT(host.rates().to_host_bytes_per_second, out / 8) << "without the first copy";
   EXPECT_LE(host.rates().to_gpu_bytes_per_second, back);
-  EXPECT_GT(host.rates().to_gpu_bytes_per_second, back / 4);
+  EXPECT_GT(host.rates().to_gpu_bytes_per_second, back / 8);
 }
 
 TEST(KvCache, APageIsCopiedFromAnother) {
