@@ -131,6 +131,10 @@ TEST(Checkpoint, NamesWhatDoesNotBelong) {
   };
   EXPECT_TRUE(says(error("visual.patch"), "\"visual.patch\" BF16 [3] of "));
   EXPECT_TRUE(says(error("visual.patch"), "model-00002-of-000002.safetensors is not part of"));
+  EXPECT_TRUE(says(error_after([](Tensors& t) {
+                     t.insert(t.begin(), {"visual.first", "BF16", {3}});
+                   }),
+                   "\"visual.first\" BF16 [3] of "));
   EXPECT_TRUE(says(error("model.layers.4.input_layernorm.weight"), "not part of"));
   EXPECT_TRUE(says(error("model.layers.3x.weight"), "not part of"));
   EXPECT_TRUE(says(error("model.layers.3"), "not part of"));

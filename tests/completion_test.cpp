@@ -157,6 +157,35 @@ TEST(Completion, AutomaticAttentionAgreesAcrossChunks) {
   EXPECT_GT(difference, 0) << "both forms were computed";
 }
 
+// Steps have at most 32 tokens. A request that answers counts as computed.
+TEST(Completion, ReportsHowMuchOfThePromptsIsComputed) {
+  Fixture f;
+  std::vector<std::pair<int64_t, int64_t>> seen;
+  CompletionHooks hooks;
+  hooks.on_prefill = [&](int64_t done, int64_t total) { seen.emplace_back(done, total); };
+  using Seen = std::vector<std::pair<int64_t, int64_t>>;
+  const Completion alone = f.run(request(tokens(100, 2), 5, 1), hooks);
+  EXPECT_EQ(seen, (Seen{{32, 100}, {64, 100}, {96, 100}, {100, 100}}));
+  EXPECT_GT(alone.prefill_seconds, 0);
+  EXPECT_GT(alone.decode_seconds, 0);
+  EXPECT_LT(alone.prefill_seconds + alone.decode_seconds, 60);
+  // Three steps of 32 tokens, one of 4, and four of one token.
+  const EngineCounts counts = f.loop.counts();
+  EXPECT_EQ(counts.n_steps, 8);
+  EXPECT_EQ(counts.n_computed_tokens, 104);
+  EXPECT_EQ(counts.n_generated_tokens, 5);
+  EXPECT_EQ(counts.steps_of[0], 4);
+  EXPECT_EQ(counts.steps_of[2], 1);
+  EXPECT_EQ(counts.steps_of[5], 3);
+  EXPECT_EQ(counts.scheduler.n_prompt_tokens, 100);
+  EXPECT_EQ(f.run(request(tokens(10, 9), 1, 1)).decode_seconds, 0) << "there is one token";
+  seen.clear();
+  f.loop.forget_pages();
+  const std::vector<Request> two = {request(tokens(40, 3), 1, 1), request(tokens(30, 4), 1, 1)};
+  complete(f.loop, two, hooks);
+  EXPECT_EQ(seen, (Seen{{32, 70}, {64, 70}, {70, 70}}));
+}
+
 TEST(Completion, ContextEndsTheAnswer) {
   Fixture f;
   Engine small_context(f.engine.model, f.engine.cache, {61}, 50, {});

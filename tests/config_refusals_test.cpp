@@ -150,6 +150,58 @@ TEST(ConfigRefusals, RefusesSizesOutOfRange) {
               {"topk_method is null", "n_group is 8"});
 }
 
+// The smallest and the largest values that are taken.
+TEST(ConfigRefusals, TakesTheLimitsThemselves) {
+  const auto takes = [](const json& changes) { return message(with("v3", changes)); };
+  const std::pair<const char*, json> limits[] = {
+      {"rms_norm_eps", 1e-30},          {"rms_norm_eps", 1},
+      {"routed_scaling_factor", 1e-6},  {"routed_scaling_factor", 1e6},
+      {"rope_theta", 1.000001},         {"rope_theta", 1e15},
+      {"max_position_embeddings", 1},   {"max_position_embeddings", 1 << 24},
+      {"num_hidden_layers", 1024},      {"first_k_dense_replace", 61},
+      {"moe_layer_freq", 1024},         {"num_nextn_predict_layers", 1024},
+      {"num_attention_heads", 52428},  // times 320 is 16,776,960
+      {"intermediate_size", 1 << 24},   {"n_shared_experts", 4096},
+      {"n_routed_experts", 4096},       {"kv_lora_rank", (1 << 24) - 64},
+      {"q_lora_rank", 1 << 20},         {"bos_token_id", 129279},
+      {"eos_token_id", json{0, 129279}}};
+  for (const auto& [key, value] : limits) {
+    const auto found = takes({{key, value}});
+    EXPECT_TRUE(found == "(no error)" || found.find("parameters: expected") != found.npos)
+        << key << " " << value << ": " << found;
+  }
+  json one = {{"num_hidden_layers", 1},
+              {"first_k_dense_replace", 1},
+              {"moe_layer_freq", 1},
+              {"hidden_size", 1},
+              {"vocab_size", 2},
+              {"intermediate_size", 1},
+              {"num_attention_heads", 1},
+              {"qk_nope_head_dim", 1},
+              {"qk_rope_head_dim", 2},
+              {"v_head_dim", 1},
+              {"kv_lora_rank", 1},
+              {"q_lora_rank", 1},
+              {"moe_intermediate_size", 1},
+              {"n_routed_experts", 1},
+              {"n_shared_experts", 0},
+              {"num_experts_per_tok", 1},
+              {"n_group", 1},
+              {"topk_group", 1},
+              {"max_position_embeddings", 1}};
+  EXPECT_EQ(takes(one), "(no error)");
+  const auto scaling = [](const json& changes) {
+    return message(with_inner("v3", "rope_scaling", changes));
+  };
+  EXPECT_EQ(scaling({{"factor", 1}, {"mscale", 0}, {"mscale_all_dim", 0}}), "(no error)");
+  EXPECT_EQ(scaling({{"factor", 1e6}, {"beta_fast", 1e6}, {"beta_slow", 1e6}}), "(no error)");
+  EXPECT_EQ(scaling({{"beta_fast", 1e-6}, {"beta_slow", 1e-6}}), "(no error)");
+  EXPECT_EQ(scaling({{"original_max_position_embeddings", 1}}), "(no error)");
+  // An amplitude that is given may differ from the computed one, 1, by rounding.
+  EXPECT_EQ(scaling({{"attention_factor", 1 + 9e-7}}), "(no error)");
+  EXPECT_NE(scaling({{"attention_factor", 1 + 11e-7}}), "(no error)");
+}
+
 TEST(ConfigRefusals, RefusesProductsOutOfRange) {
   expect_says(message(with("v3", {{"num_attention_heads", 65536}, {"v_head_dim", 4096}})),
               {"num_attention_heads * (qk_nope_head_dim + v_head_dim)"});

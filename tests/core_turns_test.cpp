@@ -89,5 +89,30 @@ TEST(CoreTurns, LongItemsWithoutAPreemptionKeepTheCore) {
   EXPECT_LE(asked, before + 1);  // asking for preemptions costs a system call
 }
 
+// An item is long above 500 us, a turn ends after 2 ms, and another process wants the core if a
+// yield takes 100 us.
+TEST(CoreTurns, TheBoundsAreExact) {
+  for (const int64_t more : {0, 1}) {
+    CoreTurns turns;
+    bool is_asked = false;
+    turns.item_ended(500 * kMicrosecond + more, [&] {
+      is_asked = true;
+      return int64_t{0};
+    });
+    EXPECT_EQ(is_asked, more == 1);
+  }
+  const auto preempted_once = [] { return int64_t{1}; };
+  for (const int64_t less : {0, 1}) {
+    CoreTurns turns;
+    int64_t now = kMillisecond;
+    EXPECT_FALSE(turns.item_ended(now, preempted_once)) << "the turn begins";
+    EXPECT_FALSE(turns.item_ended(now += 2 * kMillisecond, preempted_once));
+    EXPECT_TRUE(turns.item_ended(now += 1, preempted_once));
+    turns.yielded(now += 100 * kMicrosecond - less);
+    EXPECT_FALSE(turns.item_ended(now += 2 * kMillisecond, preempted_once)) << "a new turn";
+    EXPECT_EQ(turns.item_ended(now += 1, preempted_once), less == 0);
+  }
+}
+
 }  // namespace
 }  // namespace tandem::test

@@ -1,8 +1,17 @@
 // Every kernel of every instruction set, native where this machine has it and emulated elsewhere,
 // against double precision. Bounds: a float sum of k products has an error of at most k eps sum
 // |x||w|, and about sqrt(k) of that if errors are independent; the tests use 4 sqrt(k).
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "cpu_kernels/peaks.h"
 #include "tests/check_close.h"
 #include "tests/kernel_cases.h"
 #include "tests/kernel_tables.h"
@@ -429,6 +438,96 @@ INSTANTIATE_TEST_SUITE_P(Isas, KernelTest, testing::ValuesIn(all_tables()),
                          [](const auto& table) { return table.param.name; });
 
 // Each instruction set and each extension replaces products of the previous one.
+// The features that Linux lists. It lists AMX where the processor has it, also where it may not be
+// used.
+TEST(KernelTables, FeaturesAreThoseOfTheProcessor) {
+  std::ifstream file("/proc/cpuinfo");
+  std::set<std::string> flags;
+  for (std::string line; flags.empty() && std::getline(file, line);) {
+    if (!line.starts_with("flags")) continue;
+    std::istringstream words(line.substr(line.find(':') + 1));
+    for (std::string word; words >> word;) flags.insert(word);
+  }
+  if (flags.empty()) GTEST_SKIP() << "no flags in /proc/cpuinfo";
+  const auto has = [&](std::initializer_list<const char*> all) {
+    return std::all_of(all.begin(), all.end(), [&](const char* f) { return flags.contains(f); });
+  };
+  using cpu::Feature;
+  EXPECT_TRUE(cpu::cpu_has(Feature::kBaseline));
+  const bool avx2 = has({"avx2", "fma"}), avx512 = has({"avx512f", "avx512bw"});
+  const bool vnni = avx512 && has({"avx512_vnni"}), bf16 = avx512 && has({"avx512_bf16"});
+  EXPECT_EQ(cpu::cpu_has(Feature::kAvx2), avx2);
+  EXPECT_EQ(cpu::cpu_has(Feature::kAvxVnni), avx2 && has({"avx_vnni"}));
+  EXPECT_EQ(cpu::cpu_has(Feature::kAvx512), avx512);
+  EXPECT_EQ(cpu::cpu_has(Feature::kAvx512Vnni), vnni);
+  EXPECT_EQ(cpu::cpu_has(Feature::kAvx512Bf16), bf16);
+  EXPECT_LE(cpu::cpu_has(Feature::kAmxBf16), has({"amx_bf16"}));
+  EXPECT_LE(cpu::cpu_has(Feature::kAmxInt8), has({"amx_int8"}));
+  EXPECT_EQ(cpu::extensions_here().avx_vnni, cpu::cpu_has(Feature::kAvxVnni));
+  EXPECT_EQ(cpu::extensions_here().avx512_bf16, bf16);
+  const bool tiles = cpu::cpu_has(Feature::kAmxBf16) && cpu::cpu_has(Feature::kAmxInt8);
+  const bool modern = vnni && has({"avx512vl", "avx512dq", "avx512vbmi"});
+  EXPECT_EQ(cpu::best_isa(), modern && tiles && bf16 ? cpu::Isa::kAmx
+                             : modern                ? cpu::Isa::kAvx512
+                             : avx2                  ? cpu::Isa::kAvx2
+                                                     : cpu::Isa::kReference);
+}
+
+// Every page of the range is read, and nothing behind it, where memory ends.
+TEST(SpeedLoops, ReadTheWholeRange) {
+  constexpr int64_t kPages = 24, kBytes = kPages * cpu::kReadBlock;
+  const int pagemap = open("/proc/self/pagemap", O_RDONLY);
+  int n_loops = 0;
+  for (int island = 0; island < cpu::kNumSpeedLoops; ++island) {
+    const cpu::SpeedLoops loops = cpu::speed_loops(island);
+    for (int i = 0; i < loops.n_reads; ++i) {
+      if (!cpu::cpu_has(loops.reads[i].needs)) continue;
+      SCOPED_TRACE(loops.reads[i].name);
+      ++n_loops;
+      auto* const memory = static_cast<std::byte*>(
+          mmap(nullptr, kBytes + 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+      madvise(memory, kBytes, MADV_NOHUGEPAGE);
+      mprotect(memory + kBytes, 4096, PROT_NONE);
+      loops.reads[i].run(memory, kBytes);
+      for (int64_t page = 0; page < kPages; ++page) {
+        uint64_t entry = 0;
+        const auto at =
+            static_cast<off_t>((reinterpret_cast<uintptr_t>(memory) / 4096 + page) * sizeof entry);
+        if (pread(pagemap, &entry, sizeof entry, at) != sizeof entry) break;  // not permitted
+        EXPECT_TRUE(entry >> 63) << "page " << page;
+      }
+      munmap(memory, kBytes + 4096);
+    }
+  }
+  close(pagemap);
+  EXPECT_GE(n_loops, 1);
+}
+
+// Twice as many rounds take about twice as long.
+TEST(SpeedLoops, TakeTimeInProportionToTheirRounds) {
+  for (int island = 0; island < cpu::kNumSpeedLoops; ++island) {
+    const cpu::SpeedLoops loops = cpu::speed_loops(island);
+    for (int i = 0; i < loops.n_peaks; ++i) {
+      const cpu::PeakLoop& loop = loops.peaks[i];
+      if (!cpu::cpu_has(loop.needs)) continue;
+      EXPECT_GT(loop.ops_per_round, 0) << loop.instruction;
+      const auto seconds = [&](int64_t n) {
+        double best = 1;
+        for (int turn = 0; turn < 10; ++turn) {
+          const auto start = std::chrono::steady_clock::now();
+          loop.run(n);
+          const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+          best = std::min(best, spent.count());
+        }
+        return best;
+      };
+      const double ratio = seconds(40'000) / seconds(10'000);
+      EXPECT_GT(ratio, 1.5) << loop.instruction;  // other programs may run beside it
+      EXPECT_LT(ratio, 20) << loop.instruction;
+    }
+  }
+}
+
 TEST(KernelTables, ExtensionsReplaceProducts) {
   const auto differ = [](const cpu::KernelTable& a, const cpu::KernelTable& b) {
     return a.gemm != b.gemm;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "core/machine_info.h"
 #include "loader/pack_weights.h"
 #include "model/checkpoint.h"
 #include "tests/error_of.h"
@@ -60,12 +61,58 @@ TEST_F(OnTheCpu, StepsAreBoundedByTheirContext) {
   EXPECT_EQ(limits.max_logits, 100);
 }
 
+// What only a GPU can do, in the order in which it is refused.
+TEST_F(OnTheCpu, WhatNeedsAGpuIsRefused) {
+  const auto refusal = [&] { return error_of([&] { decide_with(int64_t{1} << 40); }); };
+  const std::string own = cache_type_for(kernels_) == DType::kF32 ? "fp32" : "bf16";
+  options_.fp8_activations = true;
+  EXPECT_EQ(refusal(),
+            "--activations fp8: the CPU does not support them; leave it out, or use --device cuda");
+  options_.kv = DType::kF8E4M3;
+  EXPECT_EQ(refusal(),
+            "--kv fp8: on the CPU the KV cache is " + own + "; leave it out, or use --device cuda");
+  options_.record_timeline = true;
+  EXPECT_EQ(refusal(), "--timeline shows GPU and CPU side by side: use --device cuda");
+  options_ = {.directory = directory_, .context = 64, .kv = cache_type_for(kernels_)};
+  EXPECT_EQ(refusal(), "no error");
+}
+
 TEST_F(OnTheCpu, ContextsHaveBounds) {
   options_.context = 0;
   EXPECT_EQ(decide_with(int64_t{1} << 40).context,
             std::min<int64_t>(config_.max_context, kDefaultContext));
   options_.context = (int64_t{1} << 30) + 1;
-  EXPECT_TRUE(says(error_of([&] { decide_with(0); }), "--ctx 1073741825: must be between"));
+  EXPECT_EQ(error_of([&] { decide_with(0); }), "--ctx 1073741825: must be between 1 and 2^30");
+  options_.context = -1;
+  EXPECT_EQ(error_of([&] { decide_with(0); }), "--ctx -1: must be between 1 and 2^30");
+  options_.context = int64_t{1} << 30;
+  EXPECT_EQ(decide_with(int64_t{1} << 50).context, options_.context);
+  EXPECT_EQ(decide_with(int64_t{1} << 50).limits.max_tokens, kStepTokens);
+}
+
+// One context, and more as the fraction of the free memory allows, up to a limit.
+TEST(LoadedOnTheCpu, HasTheTokensThatFit) {
+  const auto n_pages = [](double fraction, int64_t most) {
+    ModelOptions options = tiny_r1(DeviceChoice::kCpu);
+    options.kv_fraction = fraction;
+    options.max_kv_tokens = most;
+    LoadedModel loaded(options);
+    EXPECT_EQ(loaded.context(), 256);
+    EXPECT_EQ(loaded.device(), "cpu");
+    return loaded.cache().n_pages();
+  };
+  EXPECT_EQ(n_pages(0, 0), 4);
+  EXPECT_EQ(n_pages(1, 0), 4);
+  EXPECT_EQ(n_pages(1, 256), 4);
+  EXPECT_EQ(n_pages(0, 2000), 4);
+  EXPECT_EQ(n_pages(1, 257), 5);
+  EXPECT_EQ(n_pages(1, 2000), 32);
+  const ModelConfig config = ModelConfig::from_directory(kRoot + "/models/tiny-r1");
+  const auto page_bytes = static_cast<double>(
+      KvCache::bytes_for(config, kPageSize, cache_type_for(cpu::kernels_for(cpu::best_isa()))));
+  const int n = n_pages(20.5 * page_bytes / static_cast<double>(available_memory_bytes()), 6400);
+  EXPECT_GE(n, 14);
+  EXPECT_LE(n, 27) << "other programs take and free memory, too";
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "bench/gpu/gpu_benches.h"
 #include "bench/self_test.h"
 #include "gpu_kernels/runtime.h"
+#include "ops/cuda_weights.h"
 #include "tests/bench_rows.h"
 #include "tests/config_families.h"
 #include "tests/error_of.h"
@@ -219,8 +220,16 @@ TEST_F(GpuBench, RowsAreRepeatedToTheLast) {
 
 TEST_F(GpuBench, ModelsThatDoNotFitAreLeftOut) {
   if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the memory of a GPU is what it is";
-  setenv("TANDEM_GPU_MEMORY", "100000", 1);
-  EXPECT_FALSE(gpus_(everything(config_, kFormats)));
+  ModelWeights unused;
+  RandomTensor random(kFormats, config_);
+  int64_t bytes = 0;
+  for_each_weight(unused, config_, [&](const WeightSpec& spec, QuantView&) {
+    bytes += CudaWeights::bytes_of(random.stored(spec), spec.use);
+  });
+  for (const int64_t more : {0, 1}) {
+    setenv("TANDEM_GPU_MEMORY", std::to_string(bytes + more).c_str(), 1);
+    EXPECT_EQ(gpus_(everything(config_, kFormats)) != nullptr, more == 1);
+  }
   unsetenv("TANDEM_GPU_MEMORY");
   EXPECT_TRUE(gpus_(everything(config_, kFormats)));
   for (const char* name : {"int8", "int4"}) {

@@ -42,6 +42,19 @@ TEST(RandomOnGpu, NumbersAreAtMostOne) {
   expect_spread([&](int i) { return widen(buffer.as<fp8_e4m3>()[i]); });
 }
 
+// More than are made at once: they repeat, to the last byte.
+TEST(RandomOnGpu, NumbersRepeatToTheLast) {
+  gpu::Stream stream;
+  constexpr int64_t kMade = (4 << 20) / 4, kNumbers = 2 * kMade + 77;
+  const gpu::Buffer buffer(kNumbers * 4, gpu::Site::kMapped);
+  fill_with_random(stream, Number::kF32, buffer);
+  const auto* const numbers = buffer.as<float>();
+  int n_alike = 0;
+  for (int64_t i = kMade; i < kNumbers; ++i) ASSERT_EQ(numbers[i], numbers[i - kMade]) << i;
+  for (int64_t i = 1; i < kMade; ++i) n_alike += numbers[i] == numbers[i - 1] ? 1 : 0;
+  EXPECT_LT(n_alike, 10);
+}
+
 class GpuKernelBench : public BenchRows {
  protected:
   static ModelConfig smaller_r1() {
@@ -76,6 +89,50 @@ TEST_F(GpuKernelBench, SmallKernels) {
     EXPECT_EQ(row["within_target"].get<bool>(), seconds <= 1.3 * moving + 3e-6);
     EXPECT_NE((kernels.header(row) + kernels.text(row)).find(row["what"]), std::string::npos);
   }
+}
+
+// Half of the memory is for matrices. A kernel is measured if the matrices of one launch fit, and
+// not if a float more is needed; nothing behind them is touched, which the emulated GPU notices.
+TEST_F(GpuKernelBench, SmallKernelsTakeTheMemoryOfTheirMatrices) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the memory of a GPU is what it is";
+  constexpr int kTokens = 3;
+  ModelConfig config = config_;
+  config.router.n_experts = 64;
+  const std::pair<SmallKernel, int64_t> floats[] = {
+      {SmallKernel::kEmbed, 384},                // [3, 128]
+      {SmallKernel::kNorm, 384 + 128 + 384},     // and the gain
+      {SmallKernel::kRope, 576},                 // 4 heads of 48
+      {SmallKernel::kAppend, 448 + 448},         // [3, 144] and rows of a cache
+      {SmallKernel::kAppendFp8, 448 + 512},      // and rows of 656 bytes
+      {SmallKernel::kRoute, 192 + 64 + 2 * 64},  // [3, 64], bias, ids and weights of 4 each
+      {SmallKernel::kSortPairs, 128 + 2 * 64},   // 65 offsets, two lists of pairs
+      {SmallKernel::kGather, 384 + 384},
+      {SmallKernel::kRound, 384 + 192},          // BF16
+      {SmallKernel::kCombine, 1536 + 64 + 384},  // [12, 128], weights, sums
+      {SmallKernel::kSiluMul, 384 + 384},
+      {SmallKernel::kAdd, 384 + 384}};
+  for (const auto& [kernel, n] : floats)
+    for (const int64_t less : {0, 1}) {
+      setenv("TANDEM_GPU_MEMORY", std::to_string(2 * 4 * (n - less)).c_str(), 1);
+      const SmallKernelTimer timer = small_kernel_timer(config, kTokens, 1 << 20);
+      const std::optional<double> seconds = timer(kernel, kTokens, kSeconds);
+      EXPECT_EQ(seconds.has_value(), less == 0) << name_of(kernel);
+      EXPECT_GE(seconds.value_or(1), 0);
+    }
+  unsetenv("TANDEM_GPU_MEMORY");
+}
+
+// There is memory for one launch of the largest kernel, even if nothing else is asked for. Matrices
+// of more than 2^32 numbers do not fit.
+TEST_F(GpuKernelBench, SmallKernelsThatFitAndThatDoNot) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the memory of a GPU is what it is";
+  constexpr int kTokens = 40;
+  EXPECT_TRUE(small_kernel_timer(config_, kTokens, 0)(SmallKernel::kCombine, kTokens, kSeconds));
+  const SmallKernelTimer timer = small_kernel_timer(config_, 1, 1 << 16);
+  for (int k = 0; k < static_cast<int>(SmallKernel::kKernels); ++k)
+    for (const int n : {1 << 23, 1 << 25, 1 << 26, 22'369'622})  // the last: 2^32 / 192
+      EXPECT_FALSE(timer(static_cast<SmallKernel>(k), n, kSeconds))
+          << name_of(static_cast<SmallKernel>(k)) << " " << n;
 }
 
 TEST_F(GpuKernelBench, SmallKernelsWithoutAGpu) {
@@ -121,6 +178,43 @@ TEST_F(GpuKernelBench, Products) {
     // 40 rows for each of 8 experts of [128, 128], gate and up.
     EXPECT_EQ(rows_.at(7)["ops"], 2 * 40 * 8 * 2 * 128 * 128);
   }
+}
+
+// A product is measured if its matrices take at most three quarters of the memory.
+TEST_F(GpuKernelBench, ProductsTakeTheMemoryOfTheirMatrices) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the memory of a GPU is what it is";
+  using Kind = ManyRowsProduct::Kind;
+  const auto is_measured = [&](const ManyRowsProduct& p, int n, DType type, int64_t memory) {
+    setenv("TANDEM_GPU_MEMORY", std::to_string(memory).c_str(), 1);
+    std::string cublas;
+    const ProductTimes times = product_timer(config_, {type}, cublas)(p, n, kSeconds);
+    unsetenv("TANDEM_GPU_MEMORY");
+    EXPECT_FALSE(times.cublas);
+    return times.ours.has_value();
+  };
+  const auto expect_bytes = [&](const ManyRowsProduct& p, DType type, int64_t bytes) {
+    const int64_t memory = (bytes * 4 + 2) / 3;
+    EXPECT_TRUE(is_measured(p, 20, type, memory)) << p.what << " " << name_of(type);
+    EXPECT_FALSE(is_measured(p, 20, type, memory - 1)) << p.what << " " << name_of(type);
+  };
+  // Rows of 45 columns take 48. Of x there are 20 rows in BF16, for `down` as many for each of
+  // three experts; outputs are floats, and for gate and up there are two.
+  const ManyRowsProduct dense = {"dense", Kind::kDense, 32, 45};
+  const ManyRowsProduct wide = {"wide", Kind::kDense, 32, 1100};  // its columns are divided
+  const ManyRowsProduct gate_up = {"gate_up", Kind::kGateUp, 32, 45, 3};
+  const ManyRowsProduct down = {"down", Kind::kDown, 32, 45, 3};
+  expect_bytes(dense, DType::kBF16, 32 * 48 * 2 + 20 * 48 * 2 + 20 * 32 * 4);
+  expect_bytes(dense, DType::kF8E4M3, 32 * 48 + 20 * 48 * 2 + 20 * 32 * 4);
+  expect_bytes(wide, DType::kBF16, 32 * 1104 * 2 + 20 * 1104 * 2 + 20 * 32 * 4);
+  expect_bytes(gate_up, DType::kBF16, 3 * 64 * 48 * 2 + 20 * 48 * 2 + 20 * 3 * 64 * 4);
+  expect_bytes(gate_up, DType::kF8E4M3, 3 * 64 * 48 + 20 * 48 * 2 + 20 * 3 * 64 * 4);
+  expect_bytes(down, DType::kBF16, 3 * 32 * 48 * 2 + 60 * 48 * 2 + 20 * 3 * 32 * 4);
+  expect_bytes(down, DType::kF8E4M3, 3 * 32 * 48 + 60 * 48 * 2 + 20 * 3 * 32 * 4);
+  // Weights, inputs and outputs of a little more than 2^32 bytes.
+  constexpr int64_t kMemory = 1 << 30;
+  EXPECT_FALSE(is_measured({"weights", Kind::kDense, 65537, 32768}, 1, DType::kBF16, kMemory));
+  EXPECT_FALSE(is_measured({"inputs", Kind::kDown, 16, 16384, 2048}, 65, DType::kF8E4M3, kMemory));
+  EXPECT_FALSE(is_measured({"outputs", Kind::kDense, 16385, 16}, 65536, DType::kBF16, kMemory));
 }
 
 // A GPU that takes 2 ms for what cuBLAS takes 1 ms, and has no room for more than 100 rows.

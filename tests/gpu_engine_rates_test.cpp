@@ -50,6 +50,15 @@ TEST(GpuProbes, CountWhatTheyMultiply) {
   // 2 blocks of 256 threads, 3 rounds of 128 multiplications and additions.
   EXPECT_EQ(gpu::multiply_f32(stream, 2, 3, out.as<float>()), 2 * 256 * 3 * 128 * 2);
   stream.wait();
+  if (!gpu::open_gpu().emulated) return;
+  setenv("TANDEM_GPU_BLOCKS", "1", 1);  // the first and the last block of each grid
+  constexpr int kBlocks = 1 << 24;
+  EXPECT_EQ(gpu::multiply_bf16(stream, kBlocks, 1, out.as<float>()),
+            int64_t{kBlocks} * 8 * 8 * 4096);
+  EXPECT_EQ(gpu::multiply_f32(stream, kBlocks, 1, out.as<float>()),
+            int64_t{kBlocks} * 256 * 128 * 2);
+  stream.wait();
+  unsetenv("TANDEM_GPU_BLOCKS");
 }
 
 TEST(GpuProbes, IdleKernelsTakeTheirTime) {

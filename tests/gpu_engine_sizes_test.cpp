@@ -2,12 +2,16 @@
 // 65,536 tokens, where most sizes are beyond 2^31 bytes.
 #include <gtest/gtest.h>
 
+#include "loader/gpu_model.h"
+#include "model/checkpoint.h"
 #include "offload/cuda_expert_rows.h"
 #include "offload/cuda_streaming.h"
 #include "offload/hand_off.h"
+#include "offload/hybrid_experts.h"
 #include "ops/cpu_ops.h"
 #include "ops/cuda_ops.h"
 #include "tests/error_of.h"
+#include "tests/fake_checkpoint.h"
 
 namespace tandem {
 namespace {
@@ -71,6 +75,147 @@ TEST(GpuSizes, Experts) {
   EXPECT_EQ(ExpertUpload::bytes_for(c), 6 * 2 * kExpert) << "BF16";
   c.router.n_experts = 0;
   EXPECT_EQ(CudaExpertRows::bytes_for(c, kTokens), 0);
+}
+
+// A dense layer and one with experts.
+ModelConfig two_layers() {
+  ModelConfig c = r1();
+  c.dim = 128;
+  c.vocab = 257;
+  c.n_layers = 2;
+  c.n_dense_layers = 1;
+  c.dense_dim = 256;
+  c.expert_dim = 128;
+  c.n_mtp_layers = 0;
+  c.mla = {.n_heads = 2, .q_rank = 64, .kv_rank = 128, .nope_dim = 32, .rope_dim = 16, .v_dim = 32};
+  c.router.n_experts = c.router.n_groups = 8;
+  c.router.n_active = 2;
+  return c;
+}
+
+// What a model takes of a GPU with all, some or none of its experts.
+TEST(GpuSizes, OfAModel) {
+  const TempDirectory dir;
+  ModelConfig c = two_layers();
+  write_checkpoint(dir.path(), tensors_of(c), 1);
+  const WeightStore store(dir.path());
+  ModelWeights stored = stored_weights(store, c);
+  const GpuModelOptions options = {.max_tokens = 12, .max_logits = 5, .cache_type = DType::kF8E4M3};
+  const GpuMemory memory = gpu_memory(stored, c, options);
+  const gpu::GpuInfo gpu_info = gpu::open_gpu();
+  EXPECT_EQ(memory.name, gpu_info.name);
+  EXPECT_EQ(memory.streams, !gpu_info.emulated);
+
+  constexpr int64_t kContext = 300, kKvTokens = 1000;
+  const CudaLimits limits = {
+      .max_tokens = 12, .context = kContext, .n_multiprocessors = gpu_info.n_multiprocessors};
+  const int64_t always = CudaOps::bytes_for(c, limits) + DeepSeek::bytes_for(c, {12, 5}) +
+                         KvCache::bytes_for(c, kKvTokens, DType::kF8E4M3) +
+                         (gpu_info.emulated ? 0 : 300 << 20);
+  const int64_t rows = CudaExpertRows::bytes_for(c, 12), hand_off = HybridExperts::bytes_for(c, 12);
+  const auto other = [&](const GpuParts& parts) {
+    return memory.other_bytes(parts, kContext, kKvTokens);
+  };
+  const std::vector<bool> all(8, true), none(8),
+      some = {true, false, false, true, false, false, false, false};
+  EXPECT_EQ(other({.experts = {{}, all}}), always + rows);
+  EXPECT_EQ(other({.experts = {{}, some}}), always + rows + hand_off);
+  EXPECT_EQ(other({.experts = {{}, none}}), always + CudaExpertRows::bytes_for(c, 0) + hand_off);
+  EXPECT_EQ(other({.stream_from_tokens = 4, .experts = {{}, none}}),
+            always + rows + hand_off + CudaStreaming::bytes_for(c, 12));
+  EXPECT_EQ(other({.stream_from_tokens = kMeasuredCrossover, .experts = {{}, some}}),
+            always + rows + hand_off + CudaStreaming::bytes_for(c, 12));
+
+  // Weights, in units of 64 bytes. Of the matrices in FP8 each block of 128 x 128 has a scale, and
+  // norms, biases and their like are floats.
+  int64_t backbone = 0, embedding = 0, expert = 0;
+  const auto whole = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+  for_each_weight(stored, c, [&](const WeightSpec& spec, const QuantView& w) {
+    const int64_t numbers = spec.rows * spec.cols;
+    const bool fp8 = w.q.dtype == DType::kF8E4M3;
+    const int64_t bytes =
+        is_vector(spec.use) ? whole(numbers * 4)
+        : fp8 ? whole(numbers) + whole((spec.rows + 127) / 128 * ((spec.cols + 127) / 128) * 4)
+              : whole(numbers * 2);
+    if (spec.use == WeightUse::kEmbedding)
+      embedding += bytes;
+    else if (spec.use != WeightUse::kExpert)
+      backbone += bytes;
+    else if (spec.expert == 0)
+      expert += bytes;
+  });
+  EXPECT_EQ(expert, 3 * (128 * 128 + 64));
+  EXPECT_EQ(memory.expert_bytes, expert);
+  EXPECT_EQ(memory.weight_bytes({.experts = {{}, none}}), backbone + embedding);
+  EXPECT_EQ(memory.weight_bytes({.experts = {{}, some}}), backbone + embedding + 2 * expert);
+  EXPECT_EQ(memory.weight_bytes({.embedding_on_cpu = true, .experts = {{}, all}}),
+            backbone + 8 * expert);
+  c.tied_head = true;
+  const int64_t head = 257 * 128 * 2;
+  EXPECT_EQ(memory.weight_bytes({.experts = {{}, none}}), backbone + embedding - head);
+  EXPECT_EQ(memory.weight_bytes({.embedding_on_cpu = true, .experts = {{}, none}}), backbone)
+      << "the head has memory of its own";
+}
+
+TEST(GpuLimits, OfModels) {
+  const auto refusal = [](int scale_block, int n_experts) {
+    return error_of([&] {
+      ModelConfig c = r1();
+      c.scale_block = scale_block;
+      c.router.n_experts = n_experts;
+      CudaOps::require_takes(c);
+    });
+  };
+  EXPECT_EQ(refusal(4, 1024), "no error");
+  EXPECT_EQ(refusal(0, 0), "no error");
+  EXPECT_EQ(refusal(6, 1025),
+            "weight_block_size 6: the GPU kernels need a multiple of 4; use --device cpu");
+  EXPECT_EQ(refusal(4, 1025),
+            "1025 experts: the router on a GPU supports at most 1024; use --device cpu");
+}
+
+// Where launches wait for their kernels, the GPU cannot share a step with the CPU.
+TEST(GpuLimits, OfHandOffs) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "CUDA reads CUDA_LAUNCH_BLOCKING once";
+  const GpuParts whole = {.experts = {{}, {true, true}}}, shared = {.experts = {{}, {true, false}}};
+  const auto refusal = [](const GpuParts& parts) {
+    return error_of([&] { require_hand_off(parts); });
+  };
+  EXPECT_EQ(refusal(shared), "no error");
+  setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+  EXPECT_EQ(refusal(whole), "no error");
+  EXPECT_TRUE(says(refusal(shared), "kernel launches block until the kernel has ended"));
+  unsetenv("CUDA_LAUNCH_BLOCKING");
+}
+
+// FP8 activations need a GPU with tensor cores for them, and some weights in their blocks.
+TEST(GpuLimits, OfFp8Activations) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "a GPU is what it is";
+  const auto refusal_by = [](const char* capability) {
+    setenv("TANDEM_GPU_CAPABILITY", capability, 1);
+    const std::string error = error_of([] { require_fp8_gpu(); });
+    unsetenv("TANDEM_GPU_CAPABILITY");
+    return error;
+  };
+  EXPECT_EQ(refusal_by("89"), "no error");
+  EXPECT_EQ(refusal_by("90"), "no error");
+  EXPECT_EQ(refusal_by("86"),
+            "--activations fp8: emulated GPU has compute capability 8.6, and FP8 on tensor cores "
+            "needs 8.9 or newer and a program built for that: leave it out");
+  const auto refusal_of = [](int scale_block) {
+    const TempDirectory dir;
+    ModelConfig c = two_layers();
+    c.scale_block = scale_block;
+    write_checkpoint(dir.path(), tensors_of(c), 1);
+    const WeightStore store(dir.path());
+    ModelWeights stored = stored_weights(store, c);
+    return error_of([&] { gpu_memory(stored, c, {.fp8_activations = true}); });
+  };
+  EXPECT_EQ(refusal_of(128), "no error");
+  for (const int scale_block : {0, 64})
+    EXPECT_EQ(refusal_of(scale_block),
+              "--activations fp8: the model has no FP8 weights in blocks of 128 columns: leave it "
+              "out");
 }
 
 TEST(AttentionLimits, OfAGpu) {

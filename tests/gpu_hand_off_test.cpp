@@ -148,6 +148,7 @@ TEST(HandOff, ExpertsArePlaced) {
     EXPECT_EQ(out.values(stream), want);
   }
   place_experts(stream, {});
+  hand_down(stream, {});
   stream.wait();
 }
 

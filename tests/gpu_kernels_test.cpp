@@ -6,6 +6,11 @@
 #include <functional>
 #include <random>
 
+#include "gpu_kernels/attention.h"
+#include "gpu_kernels/plain_attention.h"
+#include "gpu_kernels/plain_products.h"
+#include "gpu_kernels/products.h"
+#include "gpu_kernels/sampling.h"
 #include "tests/gpu_memory.h"
 
 namespace tandem::gpu {
@@ -256,6 +261,17 @@ TEST_F(SmallKernels, NothingIsDoneForNoRows) {
   append_kv(stream_, {});
   sort_pairs(stream_, {});
   route(stream_, {});
+  append_fp8(stream_, {});
+  combine_experts(stream_, {});
+  plain_product(stream_, {});
+  plain_experts(stream_, {});
+  plain_attention(stream_, {});
+  MlaDecodeArgs decode = {};
+  decode.cache.kv_rank = decode.cache.rope_dim = 2;
+  mla_decode(stream_, decode);
+  DrawArgs drawing = {};
+  drawing.vocab = 1;
+  draw(stream_, drawing);
   stream_.wait();
 }
 

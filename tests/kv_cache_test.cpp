@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "engine/host_pages.h"
 #include "tests/planner_cases.h"
@@ -69,6 +70,80 @@ TEST(KvCache, PagesHaveTheRowsOfEveryPlane) {
   }
 }
 
+// Pages, and the places of planes and of copies in host memory, beyond 2^31 bytes. The memory is
+// reserved and mostly not touched.
+TEST(KvCache, PagesMayBeLarge) {
+  const KvPlane wide = {"wide", DType::kBF16, (1 << 25) - 3, 1 << 25};
+  const KvCache::Layers layers = {{wide}, {wide}};
+  constexpr int64_t kPiece = int64_t{1} << 32;
+  EXPECT_EQ(KvCache::bytes_for(layers, 65), 4 * kPiece);
+  const KvCache cache(layers, 65, Buffer(4 * kPiece));
+  EXPECT_EQ(cache.n_pages(), 2);
+  EXPECT_EQ(cache.page_bytes(), 2 * kPiece);
+  std::vector<int64_t> places;
+  const auto add = [&](std::span<std::byte> piece) {
+    places.push_back(piece.data() - static_cast<std::byte*>(cache.plane(0, 0).data));
+    EXPECT_EQ(std::ssize(piece), kPiece);
+  };
+  for (const int page : {0, 1}) cache.for_each_piece(page, add);
+  EXPECT_EQ(places, (std::vector<int64_t>{0, 2 * kPiece, kPiece, 3 * kPiece}));
+  EXPECT_EQ(KvCache::bytes_for(known_model("r1"), int64_t{1} << 32, DType::kBF16),
+            (int64_t{1} << 32) * 70272);
+}
+
+TEST(KvCache, CopiesMayBeFarIntoHostMemory) {
+  const KvCache cache = cache_of_two_kinds();
+  TwoMemories device;
+  constexpr int32_t kFar = 200'000;  // times 12 KB
+  HostPages host(device, cache, kFar + 1);
+  EXPECT_EQ(host.n_pages(), kFar + 1);
+  for (int page = 0; page < kPages; ++page) fill(cache, page, 10 * page);
+  host.copy({3, kFar, PageCopy::Way::kToHost});
+  host.copy({4, kFar - 1, PageCopy::Way::kToHost});
+  host.copy({1, kFar, PageCopy::Way::kFromHost});
+  host.copy({0, kFar - 1, PageCopy::Way::kFromHost});
+  EXPECT_EQ(values(cache, 1), (std::vector<int>{30, 31, 32}));
+  EXPECT_EQ(values(cache, 0), (std::vector<int>{40, 41, 42}));
+}
+
+// A device that copies when it is waited for: 2 ms for each piece to the host, 6 ms back, and 300
+// ms for the very first one.
+class SlowDevice final : public Device {
+ public:
+  Buffer allocate(int64_t bytes) override { return Buffer(bytes); }
+  Buffer allocate_on_host(int64_t bytes) override {
+    host_ = Buffer(bytes);
+    return Buffer(host_.span(), std::make_shared<int>());
+  }
+  void copy(const void*, int64_t, void* to) override {
+    const auto* const at = static_cast<std::byte*>(to);
+    const bool to_host = at >= host_.data() && at < host_.data() + host_.bytes();
+    enqueued_ += std::chrono::milliseconds(n_copies_++ == 0 ? 300 : to_host ? 2 : 6);
+  }
+  void to_host(TensorView, TensorView) override {}
+  void wait() override {
+    std::this_thread::sleep_for(enqueued_);
+    enqueued_ = {};
+  }
+
+ private:
+  Buffer host_;
+  int n_copies_ = 0;
+  std::chrono::milliseconds enqueued_{};
+};
+
+TEST(HostPages, MeasureTheLink) {
+  const KvCache cache = cache_of_two_kinds();
+  SlowDevice device;
+  const HostPages host(device, cache, 4);
+  const double out = static_cast<double>(kBytes) / (3 * 0.002),
+               back = static_cast<double>(kBytes) / (3 * 0.006);
+  EXPECT_LE(host.rates().to_host_bytes_per_second, out);
+  EXPECT_GT(host.rates().to_host_bytes_per_second, out / 8) << "without the first copy";
+  EXPECT_LE(host.rates().to_gpu_bytes_per_second, back);
+  EXPECT_GT(host.rates().to_gpu_bytes_per_second, back / 8);
+}
+
 TEST(KvCache, APageIsCopiedFromAnother) {
   const KvCache cache = cache_of_two_kinds();
   for (int page = 0; page < kPages; ++page) fill(cache, page, 10 * page);
@@ -95,6 +170,13 @@ TEST(KvCache, PagesAreCopiedToHostMemoryAndBack) {
   EXPECT_EQ(values(cache, 3), (std::vector<int>{20, 21, 22}));
   EXPECT_EQ(values(cache, 0), (std::vector<int>{40, 41, 42}));
   EXPECT_EQ(values(cache, 1), (std::vector<int>{200, 201, 202}));
+}
+
+TEST(KvCache, Fp8HasRoomForTheDimensionsOfDeepSeek) {
+  EXPECT_TRUE(takes_fp8_cache({}));
+  EXPECT_TRUE(takes_fp8_cache({.kv_rank = 512, .rope_dim = 64}));
+  EXPECT_FALSE(takes_fp8_cache({.kv_rank = 513, .rope_dim = 64}));
+  EXPECT_FALSE(takes_fp8_cache({.kv_rank = 512, .rope_dim = 65}));
 }
 
 // The planner counts the same bytes as the cache takes.

@@ -9,10 +9,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <random>
 #include <thread>
 
+#include "core/memory.h"
+#include "io/direct_file.h"
+#include "io/json.h"
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"
 
@@ -115,6 +119,63 @@ bool is_cached(const MappedFile& file, int64_t at) {
   check(mincore(const_cast<std::byte*>(file.data()) + at / 4096 * 4096, 1, &resident) == 0,
         "mincore");
   return resident & 1;
+}
+
+// Half of the pages that a range touches, and not one less.
+TEST(LoadJobs, ARangeIsCachedIfHalfOfItsPagesAre) {
+  const TempDirectory dir;
+  dir.write("f", random_text(8 * 4096, 1));
+  const MappedFile file(dir.file("f"));
+  const auto cache = [&](std::initializer_list<int> pages) {
+    fsync(file.fd());
+    posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
+    posix_fadvise(file.fd(), 0, 0, POSIX_FADV_RANDOM);  // no read-ahead
+    for (const int page : pages) {
+      char byte;
+      EXPECT_EQ(pread(file.fd(), &byte, 1, page * 4096), 1);
+    }
+    int n = 0;
+    for (int page = 0; page < 8; ++page) n += is_cached(file, page * 4096) ? 1 : 0;
+    return n == std::ssize(pages);
+  };
+  if (!cache({})) GTEST_SKIP() << "the file system keeps its page cache";
+  ASSERT_TRUE(cache({1, 2, 6}));
+  EXPECT_FALSE(mostly_cached(file, 0, 8 * 4096));
+  EXPECT_TRUE(mostly_cached(file, 4096, 4 * 4096)) << "pages 1 to 4";
+  EXPECT_FALSE(mostly_cached(file, 4096, 4 * 4096 + 1));
+  EXPECT_TRUE(mostly_cached(file, 4095, 3)) << "pages 0 and 1";
+  EXPECT_FALSE(mostly_cached(file, 4095, 1));
+  EXPECT_FALSE(mostly_cached(file, 3 * 4096 - 1, 8192)) << "pages 2 to 4";
+  EXPECT_TRUE(mostly_cached(file, 4096, 1));
+  ASSERT_TRUE(cache({0, 3, 5, 7}));
+  EXPECT_TRUE(mostly_cached(file, 0, 8 * 4096));
+}
+
+// Reads end with the file, and writes with the last whole page.
+TEST(DirectFile, CountsWhatItReadsAndWrites) {
+  const TempDirectory dir;
+  const std::string text = random_text(3 * 4096 + 100, 2);
+  dir.write("f", text);
+  const int fd = open(dir.file("f").c_str(), O_RDWR);
+  const Buffer memory(8 * 4096);
+  const DirectFile direct(fd, O_RDWR);
+  if (direct.read(0, 4096, memory.data()) == 0) GTEST_SKIP() << "no O_DIRECT here";
+  EXPECT_EQ(direct.read(4096, 8192, memory.data()), 8192);
+  EXPECT_EQ(std::memcmp(memory.data(), text.data() + 4096, 8192), 0);
+  EXPECT_EQ(direct.read(8192, 5 * 4096, memory.data()), 4196);
+  EXPECT_EQ(std::memcmp(memory.data(), text.data() + 8192, 4196), 0);
+  EXPECT_EQ(direct.read(5 * 4096, 4096, memory.data()), 0);
+  std::memset(memory.data(), 7, 8192);
+  EXPECT_EQ(direct.write(4096, 8192, memory.data()), 8192);
+  EXPECT_EQ(direct.write(0, 0, memory.data()), 0);
+  const int other = open("/proc/self/status", O_RDONLY);
+  const DirectFile none(other, O_RDONLY);
+  EXPECT_EQ(none.read(0, 4096, memory.data()), 0);
+  EXPECT_EQ(none.write(0, 4096, memory.data()), 0);
+  close(other);
+  close(fd);
+  const std::string now = read_text_file(dir.file("f"), 1 << 20);
+  EXPECT_EQ(now, text.substr(0, 4096) + std::string(8192, 7) + text.substr(3 * 4096));
 }
 
 // A job that begins and ends within a page needs a buffer that is one page larger than its bytes.

@@ -95,6 +95,13 @@ void expect_second_start_reads(Model& model) {
   const auto second = model.load();
   EXPECT_TRUE(second.loaded.report.from_cache);
   EXPECT_EQ(second.loaded.report.bytes, static_cast<int64_t>(second.home->bytes().size()));
+  EXPECT_EQ(second.loaded.report.cache, model.cache_path());
+  for (const double seconds : {first.loaded.report.seconds, first.loaded.report.write_seconds,
+                               second.loaded.report.seconds}) {
+    EXPECT_GT(seconds, 0);
+    EXPECT_LT(seconds, 100);
+  }
+  EXPECT_EQ(second.loaded.report.write_seconds, 0);
   EXPECT_TRUE(first.warnings.empty() && second.warnings.empty());
   expect_same(model, first, second);
 }
@@ -222,6 +229,8 @@ TEST(LoadWeights, PackedInt4IsReadInPiecesOfRows) {
     EXPECT_EQ(std::memcmp(got.q.data, want.q.data, want.q.rows * want.q.cols / 2), 0);
     EXPECT_EQ(
         std::memcmp(got.scale.data, want.scale.data, want.scale.rows * want.scale.row_bytes()), 0);
+    const TensorView& row = model.stored.embed.q;  // a matrix of one row
+    EXPECT_EQ(std::memcmp(packed.weights.embed.q.data, row.data, row.row_bytes()), 0);
   }
 }
 
@@ -332,6 +341,16 @@ TEST(LoadWeights, SlicesLieInTheRegionsOfTheirNodes) {
       int64_t width = 0;
       for (const Slice& slice : weights.slices) width += slice.n;
       EXPECT_EQ(width, config.expert_dim);
+      const std::span<std::byte> all = result.home->bytes();
+      const std::byte* end = all.data();
+      for (int i = 0; i < result.home->n_regions(); ++i) {
+        const std::span<std::byte> region = result.home->region(i);
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(region.data()) % 4096, 0U) << "they begin at pages";
+        EXPECT_GE(region.data(), end);
+        EXPECT_LT(region.data() - end, 4096);
+        end = region.data() + region.size();
+      }
+      EXPECT_EQ(end, all.data() + all.size());
       for_each_weight(weights, config, [&](const WeightSpec& spec, const QuantView& w) {
         const auto region =
             result.home->region(spec.use == WeightUse::kExpert ? 1 + spec.slice : 0);
@@ -344,6 +363,88 @@ TEST(LoadWeights, SlicesLieInTheRegionsOfTheirNodes) {
       EXPECT_TRUE(second.loaded.report.from_cache);
       expect_same(model, result, second);
     }
+}
+
+// The cache of a user: XDG_CACHE_HOME if it is absolute, as its specification says, or else a
+// folder of the home directory.
+TEST(LoadWeights, TheUsualFolderOfCaches) {
+  const char* const home = std::getenv("HOME");
+  const std::string before = home ? home : "";
+  setenv("HOME", "/home/someone", 1);
+  setenv("XDG_CACHE_HOME", "/caches", 1);
+  EXPECT_EQ(default_cache_directory(), "/caches/tandem");
+  for (const char* none : {"", "relative"}) {
+    setenv("XDG_CACHE_HOME", none, 1);
+    EXPECT_EQ(default_cache_directory(), "/home/someone/.cache/tandem");
+  }
+  unsetenv("XDG_CACHE_HOME");
+  EXPECT_EQ(default_cache_directory(), "/home/someone/.cache/tandem");
+  setenv("HOME", "", 1);
+  EXPECT_EQ(default_cache_directory(), "");
+  unsetenv("HOME");
+  EXPECT_EQ(default_cache_directory(), "");
+  if (home) setenv("HOME", before.c_str(), 1);
+}
+
+// The name of a cache says what is in it; what is too long to be said is a checksum.
+TEST(LoadWeights, CachesHaveTheirContentInTheirNames) {
+  const TempDirectory dir;
+  fs::create_directory(dir.file("r1"));
+  const cpu::KernelTable rows = cpu::kernels_for(cpu::Isa::kReference);
+  const auto name_of = [&](const ExpertsLayout& experts) {
+    const std::string path = packed_cache_path("/c", dir.file("r1"), {rows, experts});
+    EXPECT_EQ(path.substr(0, 6), "/c/r1-");
+    EXPECT_EQ(path.find('-', 6), 14U) << "eight digits";
+    return path.substr(15);
+  };
+  EXPECT_EQ(name_of({}), "rows.tandempack");
+  EXPECT_EQ(name_of(WeightFormat{DType::kI8}), "rows-I8.tandempack");
+  EXPECT_EQ(name_of(WeightFormat{DType::kI4, 32}), "rows-I4-32.tandempack");
+  const std::optional<WeightFormat> int8 = {{DType::kI8}};
+  EXPECT_EQ(name_of(ExpertsLayout({int8, int8}, {})), "rows-I8.tandempack");
+  const std::string mixed = name_of(ExpertsLayout({{}, int8}, {}));
+  EXPECT_EQ(mixed.size(), std::string("rows-01234567.tandempack").size());
+  EXPECT_NE(name_of(ExpertsLayout({int8, {}}, {})), mixed);
+  ExpertsLayout part;
+  part.keep_elsewhere({{}, {true, false}});
+  const std::string first = name_of(part);
+  EXPECT_EQ(first.substr(0, 10), "rows-part-");
+  EXPECT_EQ(first.size(), std::string("rows-part-01234567.tandempack").size());
+  part.keep_elsewhere({{}, {false, true}});
+  EXPECT_NE(name_of(part), first);
+  EXPECT_EQ(error_of([&] {
+              packed_cache_path("/c", dir.file("none"), {rows, {}});
+            }),
+            dir.file("none") + ": No such file or directory");
+}
+
+// The layout of a table of kernels is part of the key, as a checksum of numbers in that layout.
+// It differs from these only if the layout has changed, and then caches must be written anew.
+TEST(LoadWeights, TheKeyKnowsTheLayout) {
+  const TempDirectory dir;
+  dir.write("config.json", "{}");
+  write_safetensors(dir.file("model.safetensors"), {{"a", "BF16", {2, 3}}});
+  fs::last_write_time(dir.file("model.safetensors"), fs::file_time_type());
+  const auto key_of = [&](cpu::Isa isa, const ExpertsLayout& experts) {
+    const std::string key = packed_cache_key(WeightStore(dir.path()),
+                                             {cpu::kernels_for(isa), experts}, {{0, 64}, {64, 32}});
+    const size_t end = key.find("\nconfig.json ");
+    EXPECT_EQ(key.substr(end),
+              "\nconfig.json 1349cde127705c16\ntensors ec189d7eb37aff0d\n"
+              "model.safetensors 116 6437664000.000000000\n");
+    return key.substr(0, end);
+  };
+  const std::string of = "experts in slices of 64 32\nlayout ";
+  EXPECT_EQ(key_of(cpu::Isa::kReference, {}), of + "rows a6fa085c7e13936c");
+  EXPECT_EQ(key_of(cpu::Isa::kReference, WeightFormat{DType::kI8}),
+            of + "rows-I8 d208088adbfab6cf");
+  EXPECT_EQ(key_of(cpu::Isa::kReference, WeightFormat{DType::kI4TwoLevel, 64}),
+            of + "rows-I4 two-level-64 36a60da69a182602");
+  for (int isa = 1; isa <= static_cast<int>(cpu::best_isa()); ++isa) {
+    EXPECT_EQ(key_of(static_cast<cpu::Isa>(isa), {}), of + "panels 008fc66a9096b964");
+    EXPECT_EQ(key_of(static_cast<cpu::Isa>(isa), WeightFormat{DType::kI4, 32}),
+              of + "panels-I4-32 c6a13a74e851b709");
+  }
 }
 
 // The files have the same size and time and different headers.
@@ -440,6 +541,11 @@ TEST(PackedManifest, IsCheckedAgainstTheModelAndItsMemory) {
       std::memcpy(changed.data() + at, &value, 8);
       restore(changed, *result.home);  // any error, and no crash or overflow
     }
+  std::string without_first = manifest;
+  const int64_t none = -1;
+  std::memcpy(without_first.data() + kRegions, &none, sizeof none);
+  EXPECT_EQ(restore(without_first, *result.home),
+            "its manifest has another shape of model.embed_tokens.weight");
   const int64_t bytes = std::ssize(result.home->bytes());
   const auto allocate = [&](const std::string& changed, int64_t data_bytes) {
     CpuWeights home(model.kernels);

@@ -78,6 +78,22 @@ TEST_F(MadeUpMachine, AsAServiceOfSystemd) {
   EXPECT_EQ(available(), 250'000'000);
 }
 
+// Sockets and caches of machines in hwloc's synthetic format.
+TEST_F(MadeUpMachine, WithSocketsAndCaches) {
+  const auto info = [&](const char* machine) {
+    setenv("HWLOC_SYNTHETIC", machine, 1);
+    const MachineInfo found = machine_info(dir_.path());
+    unsetenv("HWLOC_SYNTHETIC");
+    return found;
+  };
+  const MachineInfo two = info("pack:2 l3:3(size=3221225472) core:2 pu:1");
+  EXPECT_EQ(two.n_sockets, 2);
+  EXPECT_EQ(two.last_level_cache_bytes, 6 * 3'221'225'472);
+  const MachineInfo none = info("core:2 pu:1");
+  EXPECT_EQ(none.n_sockets, 1);
+  EXPECT_EQ(none.last_level_cache_bytes, 0);
+}
+
 TEST_F(MadeUpMachine, WithoutItsFiles) {
   const TempDirectory empty;
   EXPECT_EQ(machine_info(empty.path()).cpu, "unknown");

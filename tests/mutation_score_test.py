@@ -134,10 +134,16 @@ class MutationScore(unittest.TestCase):
         before, after, *_ = next(r for r in self.results() if "x - 7" in r[0])
         path = self.tree / "build" / "equivalents.json"
         entry = {"file": "src/small.cpp", "before": before, "after": after, "reason": "as nothing calls it"}
-        path.write_text(json.dumps([entry]), encoding="utf-8")
+        left_out = {"file": "src/small.cpp", "before": "x = 1;", "after": "", "reason": "as x is 1"}
+        path.write_text(json.dumps([entry, left_out]), encoding="utf-8")
         page = run(self.tree, "--seed", "1", "--n", "60", "--equivalents", str(path)).stdout
         self.assertIn("## Equivalent", page)
         self.assertIn("as nothing calls it", page)
+
+    def test_the_arguments_of_this_repository_are_read(self):
+        path = ROOT / "docs" / "measurements" / "equivalent_mutants.json"
+        listed = run(self.tree, "--seed", "1", "--n", "3", "--only", "src/small.cpp", "--list", "--equivalents", str(path))
+        self.assertEqual((listed.returncode, listed.stdout == ""), (0, False), listed.stderr)
 
     def test_the_list_is_the_draw(self):
         listed = run(self.tree, "--seed", "1", "--n", "3", "--only", "src/small.cpp", "--list")

@@ -23,10 +23,12 @@
 
 namespace {
 bool fsync_fails = false;
-}
+std::atomic<int> n_fsyncs = 0;
+}  // namespace
 
 // Replaces libc's, to be a disk that fails when its own cache is written.
 extern "C" int fsync(int) {
+  ++n_fsyncs;
   if (fsync_fails) errno = EIO;
   return fsync_fails ? -1 : 0;
 }
@@ -111,6 +113,14 @@ TEST(PackedCache, ReadsWhatWasWritten) {
   EXPECT_EQ(cache.fault(), "") << "from the page cache";
 }
 
+// The data must be on the disk before its name is, and then the name.
+TEST(PackedCache, IsFlushedWithItsFolder) {
+  const Cache cache;
+  const int before = n_fsyncs;
+  cache.write();
+  EXPECT_EQ(n_fsyncs - before, 2);
+}
+
 TEST(PackedCache, HoldsEverySize) {
   for (const int64_t bytes : {int64_t{0}, int64_t{1}, int64_t{4096}, kPackedBlockBytes,
                               kPackedBlockBytes + 4097, 4 * kPackedBlockBytes}) {
@@ -158,6 +168,51 @@ TEST(PackedCache, NoticesACutOrLongerFile) {
     EXPECT_NE(cache.fault(), "") << bytes;
     std::filesystem::remove(cache.path);
   }
+}
+
+TEST(PackedCache, SaysWhichBytesAreWrong) {
+  const Cache cache;
+  cache.write();
+  const int64_t header = cache.file_bytes() - kBytes;
+  const auto fault_after = [&](int64_t at) {
+    flip(cache.path, header + at, 0);
+    std::string fault = cache.fault();
+    flip(cache.path, header + at, 0);
+    return fault;
+  };
+  const auto bytes = [&](int64_t first, int64_t end) {
+    return fmt::format("its bytes from {} to {} do not have their checksum", header + first,
+                       header + end);
+  };
+  EXPECT_EQ(fault_after(2 * kPackedBlockBytes),
+            bytes(2 * kPackedBlockBytes, 3 * kPackedBlockBytes));
+  EXPECT_EQ(fault_after(kBytes - 1), bytes(19 * kPackedBlockBytes, kBytes));
+  const int64_t whole = cache.file_bytes();
+  for (const int64_t more : {-1, 1}) {
+    std::filesystem::resize_file(cache.path, whole + more);
+    EXPECT_EQ(cache.fault(),
+              fmt::format("it has {} bytes where {} are expected: it was cut short or "
+                          "its header is damaged",
+                          whole + more, whole));
+    std::filesystem::remove(cache.path);
+    cache.write();
+  }
+  std::filesystem::resize_file(cache.path, 63);
+  EXPECT_EQ(cache.fault(), "it is not a packed cache, or its beginning is damaged");
+  std::filesystem::resize_file(cache.path, 64);
+  EXPECT_EQ(cache.fault(), "its header is damaged or the file was cut short");
+}
+
+// Two keys differ in their first line, or one continues where the other ends. Long lines are cut.
+TEST(PackedCache, ShowsTheFirstDifferentLine) {
+  const Cache cache;
+  cache.write("one\ntwo\nthree\n");
+  EXPECT_EQ(cache.fault("One\ntwo\nthree\n"), "it was made for \"one\", now it is \"One\"");
+  EXPECT_EQ(cache.fault("one\ntwo"), "it was made for \"three\", now it is \"nothing more\"");
+  EXPECT_EQ(cache.fault("one\ntwo\nthree\nfour"),
+            "it was made for \"nothing more\", now it is \"four\"");
+  const std::string line(101, 'x');
+  EXPECT_EQ(cache.fault(line), "it was made for \"one\", now it is \"" + line.substr(1) + "\"");
 }
 
 TEST(PackedCache, NoticesAFileCutWhileItIsRead) {
@@ -337,7 +392,7 @@ TEST(PackedCache, LeavesNothingOnAFullDisk) {
   setrlimit(RLIMIT_FSIZE, &small);
   const std::string error = error_of([&] { cache.write(); });
   setrlimit(RLIMIT_FSIZE, &before);
-  EXPECT_TRUE(says(error, "tmp (0.005 GB) cannot be written: File too large"));
+  EXPECT_EQ(error, cache.path + ".tmp (0.005 GB) cannot be written: File too large");
   EXPECT_EQ(cache.files(), std::vector<std::string>{"model.tandempack"});
   EXPECT_EQ(cache.fault("old\n"), "") << "what was there stays";
 }
@@ -348,7 +403,7 @@ TEST(PackedCache, LeavesNothingOnADiskThatFailsInTheEnd) {
   fsync_fails = true;
   const std::string error = error_of([&] { cache.write(); });
   fsync_fails = false;
-  EXPECT_TRUE(says(error, "cannot be written: Input/output error"));
+  EXPECT_EQ(error, cache.path + ".tmp (0.005 GB) cannot be written: Input/output error");
   EXPECT_EQ(cache.files(), std::vector<std::string>{"model.tandempack"});
   EXPECT_EQ(cache.fault("old\n"), "") << "what was there stays";
 }

@@ -62,6 +62,33 @@ TEST(Parameters, MtpLayerOfR1) {
   EXPECT_EQ(count_parameters(parse(family("k2"))).mtp_stored, 0);
 }
 
+// A model without experts has dense MTP layers, of which a token uses every parameter.
+TEST(Parameters, MtpLayersWithoutExperts) {
+  ModelConfig config = parse(family("r1"));
+  config.n_layers = 1;
+  config.n_mtp_layers = 2;
+  config.router.n_experts = config.router.n_active = 0;
+  const ParameterCounts counts = count_parameters(config);
+  const int64_t layer = 187'107'328 + 396'361'728 + 2 * 7168;
+  EXPECT_EQ(counts.total, 2 * counts.embedding + layer + 7168);
+  EXPECT_EQ(counts.mtp, 2 * (layer + int64_t{7168} * (2 * 7168 + 3)));
+  EXPECT_EQ(counts.mtp_stored, counts.mtp + 4 * counts.embedding);
+  EXPECT_EQ(counts.mtp_activated, counts.mtp + 2 * counts.embedding);
+  EXPECT_EQ(counts.activated, counts.total - counts.embedding);
+}
+
+TEST(Parameters, MoeLayersOfARange) {
+  ModelConfig config = parse(family("v2-lite"));
+  config.moe_layer_freq = 2;
+  config.n_layers = 9;
+  config.n_dense_layers = 3;
+  EXPECT_EQ(moe_layers(config), 3) << "layers 4, 6 and 8";
+  EXPECT_EQ(moe_layers(config, 0, 3), 0);
+  EXPECT_EQ(moe_layers(config, 4, 4), 1);
+  EXPECT_EQ(moe_layers(config, 4, 7), 2);
+  EXPECT_EQ(moe_layers(config, 5, 8), 2);
+}
+
 // Elements of the whole R1 checkpoint without block scales; Hugging Face shows 685B, which includes
 // 41.5M block scales.
 TEST(Parameters, R1AsStored) {
@@ -109,6 +136,19 @@ TEST(Parameters, PartsAreThoseOfTheListOfTensors) {
   config.tied_head = true;
   expect_as_listed(config);
   config.router.n_experts = 0;
+  expect_as_listed(config);
+  // Each part has more than 2^31 parameters.
+  config = parse(family("v2"));
+  config.vocab = 1 << 18;
+  config.dim = config.dense_dim = config.expert_dim = 1 << 16;
+  config.mla = {.n_heads = 1 << 12,
+                .q_rank = 1 << 14,
+                .kv_rank = 1 << 14,
+                .nope_dim = 128,
+                .rope_dim = 64,
+                .v_dim = 128};
+  config.router.n_experts = 1 << 16;
+  config.n_layers = 2;
   expect_as_listed(config);
 }
 

@@ -166,6 +166,18 @@ TEST(PlanCost, BytesOfMatricesAndExperts) {
   EXPECT_EQ(backbone_layer_bytes(r1, false, {DType::kBF16}).dense, 2 * 396'361'728);
 }
 
+// A matrix of 2^24 x 2^24, the largest that a configuration may have.
+TEST(PlanCost, LargeMatricesHaveTheirBytes) {
+  const ModelConfig r1 = known_model("r1");
+  constexpr int64_t kSize = 1 << 24, kNumbers = int64_t{1} << 48;
+  const auto bytes = [&](WeightFormat format) { return matrix_bytes(r1, kSize, kSize, format); };
+  EXPECT_EQ(bytes({DType::kBF16}), 2 * kNumbers);
+  EXPECT_EQ(bytes({DType::kF8E4M3}), kNumbers + kNumbers / (128 * 128) * 4);
+  EXPECT_EQ(bytes({DType::kI8}), kNumbers + kSize * 4);
+  EXPECT_EQ(bytes({DType::kI4, 32}), kNumbers / 2 + kNumbers / 32 * 2);
+  EXPECT_EQ(bytes({DType::kI4TwoLevel, 64}), kNumbers / 2 + kNumbers / 64 + kSize * 4);
+}
+
 TEST(PlanCost, OperationsOfATokenAreTwiceTheActiveWeights) {
   const TokenOps ops = token_ops(known_model("r1"));
   EXPECT_EQ(ops.expert, 2.0 * 44'040'192);

@@ -276,10 +276,60 @@ TEST(QuantizedWeights, GroupsMustDivideTheColumns) {
   RandomModel store = random_model(DType::kBF16);
   const QuantView stored = store.matrix(16, 200, DType::kBF16);
   CpuWeights home(kReference);
-  EXPECT_EQ(error_of([&] {
-              home.reserve_converted(stored, {DType::kI4, 64});
-            }).find("groups of 64"),
-            0u);
+  const auto refusal = [&](WeightFormat format) {
+    return error_of([&] { home.reserve_converted(stored, format); });
+  };
+  EXPECT_EQ(
+      refusal({DType::kI4, 64}),
+      "groups of 64 numbers do not divide the 200 columns of a matrix: choose another format");
+  EXPECT_EQ(refusal({DType::kI4, 25}),
+            "groups of 25 numbers do not divide the 200 columns of a matrix: choose another format")
+      << "no whole bytes";
+  EXPECT_EQ(refusal({DType::kF32}),
+            "weights stored as BF16 cannot be kept as F32: choose fp8, bf16, int8 or int4");
+  QuantView in_blocks = store.matrix(16, 200, DType::kF8E4M3);
+  in_blocks.block_cols = 6;
+  home.allocate(home.packed_bytes(in_blocks));
+  EXPECT_EQ(error_of([&] { home.reserve(in_blocks); }),
+            "weights with scales for blocks of 6 columns: must be a multiple of 4");
+}
+
+// Sizes in proportion to the rows, also beyond 2^31 numbers and bytes.
+TEST(QuantizedWeights, SizesGrowWithTheRows) {
+  for (const cpu::Isa isa : {cpu::Isa::kReference, cpu::Isa::kAvx2}) {
+    const cpu::KernelTable kernels = cpu::table_of(isa, {});
+    const CpuWeights home(kernels);
+    const auto matrix = [](int64_t rows, DType type) {
+      return QuantView{.q = {nullptr, rows, 16384, 16384, type}, .scale = {}};
+    };
+    constexpr int64_t kFew = 1024, kTimes = 1024;
+    for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3}) {
+      const int64_t few = home.packed_bytes(matrix(kFew, type));
+      EXPECT_GE(few, kFew * 16384 * size_of(type));
+      EXPECT_EQ(home.packed_bytes(matrix(kFew * kTimes, type)), few * kTimes) << name_of(type);
+      EXPECT_EQ(CpuWeights::table_bytes(matrix(kFew * kTimes, type)),
+                kFew * kTimes * 16384 * size_of(type));
+    }
+    for (const Case& c : kCases)
+      EXPECT_EQ(home.converted_bytes(matrix(kFew * kTimes, DType::kBF16), c.format),
+                home.converted_bytes(matrix(kFew, DType::kBF16), c.format) * kTimes)
+          << name_of(c.format.dtype);
+    // Of 1024 rows in panels of 16: a scale and a sum for each row; for INT4 a BF16 scale or a byte
+    // for each group, a row's own scale for the byte, and a sum.
+    const auto converted = [&](WeightFormat format) {
+      return home.converted_bytes(matrix(kFew, DType::kBF16), format);
+    };
+    const bool panels = isa != cpu::Isa::kReference;
+    EXPECT_EQ(converted({DType::kBF16}), 1 << 25);
+    EXPECT_EQ(converted({DType::kI8}), (1 << 24) + (panels ? 2 : 1) * 1024 * 4);
+    EXPECT_EQ(converted({DType::kF8E4M3}), (1 << 24) + (panels ? 129 : 128) * 1024 * 4);
+    EXPECT_EQ(converted({DType::kI4, 32}), (1 << 23) + (panels ? 512 * 2 + 4 : 512 * 4) * 1024);
+    EXPECT_EQ(converted({DType::kI4TwoLevel, 64}),
+              (1 << 23) + (panels ? 256 + 4 + 4 : 256 * 4) * 1024);
+    EXPECT_EQ(CpuWeights::vector_bytes(
+                  {.q = {nullptr, 1, int64_t{1} << 30, 0, DType::kBF16}, .scale = {}}),
+              int64_t{1} << 32);
+  }
 }
 
 }  // namespace

@@ -49,6 +49,23 @@ TEST(Rope, FrequenciesOfKimiK2AreAStep) {
     expect_relative(f[i], want);
 }
 
+// The ramp begins at pair 0 at the earliest and ends at the number of dimensions, less one, at the
+// latest (yarn_find_correction_range() of modeling_deepseek.py).
+TEST(Rope, TheRampHasBounds) {
+  const auto expect_frequencies = [](const RopeConfig& rope, const std::vector<double>& wanted) {
+    const std::vector<float> f = rope_frequencies(rope, 16);
+    ASSERT_EQ(f.size(), wanted.size());
+    for (size_t i = 0; i < f.size(); ++i) expect_relative(f[i], wanted[i]);
+  };
+  RopeConfig rope = {.theta = 10, .factor = 4, .original_context = 100};  // from -2.4 to 9.6
+  expect_frequencies(rope, {1, 6.936521436e-1, 4.779901264e-1, 3.268147902e-1, 2.213594362e-1,
+                            1.482108566e-1, 9.780536755e-2, 6.334226803e-2});
+  rope.beta_slow = 0.01;
+  rope.original_context = 1000;  // from 5.6 to 33.6
+  expect_frequencies(rope, {1, 7.498942093e-1, 5.623413252e-1, 4.216965034e-1, 3.162277660e-1,
+                            2.371373706e-1, 1.644908454e-1, 1.133493217e-1});
+}
+
 TEST(Rope, WithoutYarn) {
   ModelConfig c;
   c.rope = {.theta = 50000, .yarn = false, .factor = 1};

@@ -238,12 +238,128 @@ TEST(Sampler, TokensAreHeldBackAtFirst) {
   EXPECT_EQ(draw(p, 4), (std::vector<int32_t>{2, 2, 1, 1}));
 }
 
+// A device may draw a token where nothing changes the logits. Its draws count.
+TEST(Sampler, TellsADeviceHowToDraw) {
+  SamplingParams p = plain(0.7f);
+  p.top_p = 0.9f;
+  p.top_k = 5;
+  p.min_p = 0.1f;
+  p.seed = 42;
+  p.min_new_tokens = 2;
+  p.held_back = {1};
+  Sampler sampler(p, kAll, {});
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_FALSE(sampler.next_draw(3)) << "tokens are held back";
+    sampler.drew(2);
+  }
+  for (const int64_t n : {2, 3}) {
+    const std::optional<Draw> draw = sampler.next_draw(3);
+    ASSERT_TRUE(draw);
+    EXPECT_EQ(draw->row, 3);
+    EXPECT_EQ(draw->temperature, 0.7f);
+    EXPECT_EQ(draw->top_p, 0.9f);
+    EXPECT_EQ(draw->min_p, 0.1f);
+    EXPECT_EQ(draw->top_k, 5);
+    EXPECT_EQ(draw->uniform, Sampler::uniform(42, n));
+    EXPECT_EQ(sampler.drew(4).token, 4);
+  }
+  EXPECT_THROW(sampler.drew(-1), Error) << "a logit was not finite";
+  const auto draws = [](auto change) {
+    SamplingParams params = plain();
+    change(params);
+    return Sampler(params, kAll, {}).next_draw(0).has_value();
+  };
+  EXPECT_TRUE(draws([](auto&) {}));
+  EXPECT_FALSE(draws([](auto& params) { params.logit_bias = {{1, 1.f}}; }));
+  EXPECT_FALSE(draws([](auto& params) { params.repetition_penalty = 2; }));
+  EXPECT_FALSE(draws([](auto& params) { params.presence_penalty = 1; }));
+  EXPECT_FALSE(draws([](auto& params) { params.frequency_penalty = 1; }));
+  EXPECT_FALSE(draws([](auto& params) { params.n_top_logprobs = 0; }));
+  EXPECT_FALSE(draws([](auto& params) { params.min_new_tokens = 1; }));
+}
+
 TEST(Sampler, LogitsThatAreNotFiniteAreAnError) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     Sampler sampler(plain(), kAll, {});
     EXPECT_THROW(next(sampler, {0, 1, bad, 0, 0, 0}), Error);
   }
+}
+
+// Of equals a limit keeps the lower tokens, and as many as it must.
+TEST(Sampler, LimitsAmongEquals) {
+  const auto drawn = [](const SamplingParams& params, const std::vector<float>& logits) {
+    Sampler sampler(params, kAll, {});
+    std::vector<int> seen(kVocab);
+    for (int i = 0; i < 400; ++i) seen[next(sampler, logits).token] = 1;
+    return seen;
+  };
+  using Seen = std::vector<int>;
+  const std::vector<float> four = {0, 0, -200, 0, -200, 0};
+  SamplingParams p = plain();
+  EXPECT_EQ(drawn(p, four), (Seen{1, 1, 0, 1, 0, 1}));
+  p.top_p = 0.5f;
+  EXPECT_EQ(drawn(p, four), (Seen{1, 1, 0, 0, 0, 0})) << "exactly half";
+  p.top_p = 0.51f;
+  EXPECT_EQ(drawn(p, four), (Seen{1, 1, 0, 1, 0, 0}));
+  p = plain();
+  p.top_k = 3;
+  EXPECT_EQ(drawn(p, four), (Seen{1, 1, 0, 1, 0, 0}));
+  p.top_k = 1;
+  EXPECT_EQ(drawn(p, four), (Seen{1, 0, 0, 0, 0, 0}));
+  p = plain();
+  p.min_p = 1;
+  EXPECT_EQ(drawn(p, four), (Seen{1, 1, 0, 1, 0, 1})) << "as likely as the likeliest";
+  p = plain(0);
+  p.n_top_logprobs = 3;
+  Sampler sampler(p, kAll, {});
+  const Sampled s = next(sampler, four);
+  EXPECT_EQ(s.top[0].token, 0);
+  EXPECT_EQ(s.top[1].token, 1);
+  EXPECT_EQ(s.top[2].token, 3);
+}
+
+TEST(Sampler, RangesAreClosed) {
+  const auto refusal = [](auto change) {
+    SamplingParams p = plain();
+    change(p);
+    return error_of([&] { validate(p, kAll); });
+  };
+  const std::string none = "no error";
+  EXPECT_EQ(refusal([](auto& p) { p.temperature = 0; }), none);
+  EXPECT_EQ(refusal([](auto& p) { p.temperature = -0.5f; }),
+            "temperature -0.5: must be 0 (greedy) or more");
+  EXPECT_EQ(refusal([](auto& p) { p.top_p = 1; }), none);
+  EXPECT_EQ(refusal([](auto& p) { p.top_p = 1e-6f; }), none);
+  EXPECT_EQ(refusal([](auto& p) { p.top_p = 1.5f; }), "top-p 1.5: must be above 0 and at most 1");
+  EXPECT_EQ(refusal([](auto& p) { p.top_k = -1; }), "top-k -1: must be 0 (off) or more");
+  EXPECT_EQ(refusal([](auto& p) { p.min_p = 1; }), none);
+  EXPECT_EQ(refusal([](auto& p) { p.min_p = -0.5f; }), "min-p -0.5: must be between 0 and 1");
+  EXPECT_EQ(refusal([](auto& p) { p.repetition_penalty = 1e-6f; }), none);
+  EXPECT_EQ(refusal([](auto& p) { p.repetition_penalty = 0; }),
+            "repetition penalty 0: must be above 0");
+  EXPECT_EQ(refusal([](auto& p) { p.presence_penalty = 2, p.frequency_penalty = -2; }), none);
+  EXPECT_EQ(refusal([](auto& p) { p.presence_penalty = -2, p.frequency_penalty = 2.5f; }),
+            "presence penalty -2, frequency penalty 2.5: must be between -2 and 2");
+  EXPECT_EQ(refusal([](auto& p) { p.presence_penalty = -2.5f; }),
+            "presence penalty -2.5, frequency penalty 0: must be between -2 and 2");
+  EXPECT_EQ(refusal([](auto& p) { p.n_top_logprobs = -1; }), none);
+  EXPECT_EQ(refusal([](auto& p) { p.n_top_logprobs = kVocab; }), none);
+  EXPECT_EQ(refusal([](auto& p) { p.n_top_logprobs = kVocab + 1; }),
+            "7 log-probabilities requested: the vocabulary has 6 tokens");
+  EXPECT_EQ(refusal([](auto& p) { p.logit_bias = {{0, -1.f}, {5, 1.f}}; }), none);
+  EXPECT_EQ(refusal([](auto& p) {
+              p.logit_bias = {{6, 1.5f}};
+            }),
+            "logit bias 1.5 of token 6: tokens are 0 to 5");
+  EXPECT_EQ(refusal([](auto& p) {
+              p.logit_bias = {{-1, 2}};
+            }),
+            "logit bias 2 of token -1: tokens are 0 to 5");
+  EXPECT_EQ(refusal([](auto& p) {
+              p.logit_bias = {{3, std::numeric_limits<float>::infinity()}};
+            }),
+            "logit bias inf of token 3: tokens are 0 to 5");
 }
 
 TEST(Sampler, ParametersOutOfRangeAreNamed) {

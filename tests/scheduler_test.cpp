@@ -3,6 +3,7 @@
 
 #include <random>
 
+#include "tests/error_of.h"
 #include "tests/simulated_engine.h"
 
 namespace tandem::test {
@@ -76,6 +77,24 @@ TEST(Scheduler, RandomTraces) {
   EXPECT_GT(swaps.n_copied_in, 500);
   EXPECT_GT(swaps.n_copied_within, 500);
   EXPECT_GT(swaps.n_copied_out, swaps.n_copied_in) << "some are found on the GPU, some aborted";
+}
+
+TEST(Scheduler, LimitsMustAllowAStep) {
+  const auto refusal = [](int n_pages, int max_tokens, int max_running) {
+    return error_of([&] {
+      const Scheduler scheduler({.n_pages = n_pages,
+                                 .max_tokens = max_tokens,
+                                 .max_running = max_running,
+                                 .max_logits = max_running});
+    });
+  };
+  EXPECT_EQ(refusal(1, 1, 1), "no error");
+  EXPECT_EQ(refusal(1, 7, 7), "no error");
+  EXPECT_EQ(refusal(0, 7, 8), "0 pages of KV cache: give it more memory");
+  EXPECT_EQ(refusal(1, 7, 8),
+            "8 sequences at a time and 7 tokens a step: each sequence needs a token of a step");
+  EXPECT_EQ(refusal(1, 7, 0),
+            "0 sequences at a time and 7 tokens a step: each sequence needs a token of a step");
 }
 
 TEST(Scheduler, PromptsAreChunkedBesideDecodes) {

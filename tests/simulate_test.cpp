@@ -198,16 +198,48 @@ TEST(Simulate, AgreesWithThePredictionForEvenRouting) {
       "spread over GPUs, or over the CPUs of several hosts"));
 }
 
+// Each change spoils one more thing: the first of several is named.
 TEST(Simulate, RefusesImpossibleClusters) {
   SimulatedCluster c = certain(2);
-  c.n_ranks = 0;
-  EXPECT_TRUE(says(error_of([&] { simulate(c); }), "0 ranks"));
-  c = certain(2);
+  const auto refusal = [&] { return error_of([&] { simulate(c); }); };
+  EXPECT_EQ(refusal(), "no error");
+  c.skew = 11;
+  EXPECT_EQ(refusal(),
+            "a simulation with links of 1000000000 B/s and a skew of 11: must be above 0, and 0 to "
+            "10");
+  c.n_backbone_ranks = 3;
+  EXPECT_EQ(refusal(), "a simulation of 2 ranks with 3 backbones and links of 0");
   c.top_k = 3;
-  EXPECT_TRUE(says(error_of([&] { simulate(c); }), "3 of 2 experts"));
-  c = certain(2);
+  EXPECT_EQ(
+      refusal(),
+      "a simulation with top_k 3 of 2 experts and owners of 2 of them: top_k must be at least "
+      "1 and at most the number of experts, and each expert needs owners");
   c.tokens_per_rank = 2'000'000'000;
-  EXPECT_TRUE(says(error_of([&] { simulate(c); }), "too large"));
+  EXPECT_EQ(refusal(),
+            "a simulation of 2000000000 tokens on each of 2 ranks through 1 layers is too large: "
+            "take fewer tokens or layers");
+  c.n_layers = 0;
+  EXPECT_EQ(refusal(),
+            "a simulation of 2 ranks, 0 layers and 2000000000 tokens a rank: must be 1 to 4096, 1 "
+            "to 4096 and at least 1");
+
+  // The limits themselves.
+  const auto with = [](auto change) {
+    SimulatedCluster changed = certain(2);
+    change(changed);
+    return error_of([&] { simulate(changed); });
+  };
+  EXPECT_EQ(with([](auto& x) { x.n_layers = 4096; }), "no error");
+  EXPECT_NE(with([](auto& x) { x.n_layers = 4097; }), "no error");
+  EXPECT_NE(with([](auto& x) { x.tokens_per_rank = 0; }), "no error");
+  EXPECT_EQ(with([](auto& x) { x.n_backbone_ranks = 2; }), "no error");
+  EXPECT_NE(with([](auto& x) { x.n_backbone_ranks = -1; }), "no error");
+  EXPECT_EQ(with([](auto& x) { x.skew = 10; }), "no error");
+  EXPECT_NE(with([](auto& x) { x.skew = -0.1; }), "no error");
+  EXPECT_NE(with([](auto& x) { x.link_bytes_per_second = 0; }), "no error");
+  EXPECT_NE(with([](auto& x) { x.link_of = {0}; }), "no error");
+  EXPECT_NE(with([](auto& x) { x.top_k = 0; }), "no error");
+  EXPECT_NE(with([](auto& x) { x.owners.pop_back(); }), "no error");
 }
 
 }  // namespace

@@ -28,6 +28,15 @@ TEST(Swapping, PaysWhereTheLinkIsFasterThanComputing) {
   slow.page_bytes = slow.page_bytes * 656 / 1152;  // FP8
   EXPECT_TRUE(swapping_pays(16, 1024, slow));
   EXPECT_FALSE(swapping_pays(16, 1024, {})) << "the rates are unknown";
+  for (const bool to_host : {false, true}) {
+    SwapRates half_known = kR1;
+    (to_host ? half_known.to_host_bytes_per_second : half_known.to_gpu_bytes_per_second) = 0;
+    EXPECT_FALSE(swapping_pays(16, 1024, half_known));
+    half_known.computed_tokens_per_second = 0;
+    EXPECT_FALSE(swapping_pays(16, 1024, half_known));
+  }
+  EXPECT_FALSE(swapping_pays(2, 192, {1, 1, 1, 48})) << "4 seconds each";
+  EXPECT_TRUE(swapping_pays(2, 193, {1, 1, 1, 48}));
 }
 
 TEST(Swapping, HostPagesHaveThreeLimits) {

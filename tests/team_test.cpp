@@ -68,6 +68,66 @@ TEST(Team, ASlowItemDelaysNoOther) {
   for (int i = 2; i < 9; ++i) EXPECT_NE(thread_of[i], thread_of[0]);
 }
 
+// Threads that sleep are woken by a job. The first item ends when another thread has begun one.
+TEST(Team, AJobWakesThreadsThatSleep) {
+  Team team(test::topology_of({2}));
+  for (int round = 0; round < 3; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::atomic<int> n_begun{0};
+    team.run(2, [&](int64_t, int) {
+      ++n_begun;
+      for (int i = 0; i < 5000 && n_begun < 2; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_EQ(n_begun, 2);
+    });
+  }
+}
+
+// Every beginning and every end of an item is an event. One item and the items of a single thread
+// are no job.
+TEST(Team, ProgressCountsItemsThatBeginAndEnd) {
+  Team team(test::topology_of({1, 1}));
+  EXPECT_FALSE(team.progress().has_work);
+  const uint64_t idle = team.progress().events;
+  team.run(1, [&](int64_t, int) {
+    EXPECT_FALSE(team.progress().has_work);
+    EXPECT_EQ(team.progress().events, idle);
+  });
+  for (const std::vector<int64_t>& n_items : {std::vector<int64_t>{5, 0}, {5, 0}}) {
+    uint64_t last = team.progress().events;
+    team.run_on_nodes(n_items, [&](int, int64_t item, int) {
+      const Team::Progress now = team.progress();
+      EXPECT_TRUE(now.has_work);
+      EXPECT_EQ(now.events, last + (item > 0 ? 2 : now.events - last)) << "one ended, one began";
+      last = now.events;
+    });
+    EXPECT_FALSE(team.progress().has_work);
+    EXPECT_EQ(team.progress().events, last + 1);
+  }
+  team.run_on_nodes(std::vector<int64_t>{0, 1},
+                    [&](int, int64_t, int) { EXPECT_TRUE(team.progress().has_work); });
+  team.run(2, [&](int64_t, int) { EXPECT_TRUE(team.progress().has_work); });
+  EXPECT_FALSE(team.progress().has_work);
+  Team one(test::topology_of({1}));
+  one.run(3, [&](int64_t, int) { EXPECT_FALSE(one.progress().has_work); });
+}
+
+// All threads are pinned before the team is ready, and each to another core.
+TEST(Team, PinsEachThreadToItsCore) {
+  const Topology topology = this_topology();
+  if (!Pin(topology, topology.nodes[0].cpus[0]).holds()) GTEST_SKIP() << "not permitted";
+  for (int round = 0; round < 20; ++round) EXPECT_EQ(Team(topology).n_unpinned(), 0);
+  Team team(topology);
+  for (int round = 0; round < 100; ++round)
+    team.run_on_nodes(std::vector<int64_t>(team.n_nodes(), 2 * team.size()),
+                      [&](int node, int64_t, int thread) {
+                        cpu_set_t set;
+                        sched_getaffinity(0, sizeof set, &set);
+                        EXPECT_EQ(CPU_COUNT(&set), 1);
+                        EXPECT_TRUE(CPU_ISSET(topology.nodes[node].cpus[thread], &set));
+                      });
+}
+
 // Every item of a node runs once and in order, on that node's threads only.
 TEST(Team, NodesDoTheirOwnItems) {
   for (const Topology& topology :
@@ -160,10 +220,15 @@ TEST(TeamWatch, SeesAnItemThatDoesNotEnd) {
   std::this_thread::sleep_for(2 * kPatience);  // idle
   EXPECT_EQ(n_hangs, 0);
   const auto start = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::duration until_seen{};
   team.run(2, [&](int64_t item, int) {
     while (item == 1 && n_hangs == 0) std::this_thread::sleep_for(kPatience / 16);
+    if (item == 0) return;
+    until_seen = std::chrono::steady_clock::now() - start;
+    std::this_thread::sleep_for(kPatience / 2);  // it hangs on
   });
-  EXPECT_GE(std::chrono::steady_clock::now() - start, kPatience / 2);
+  EXPECT_GE(until_seen, kPatience / 2);
+  EXPECT_LE(until_seen, 20 * kPatience);
   EXPECT_EQ(n_hangs, 1);
 }
 

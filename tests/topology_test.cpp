@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <hwloc.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <filesystem>
 
@@ -50,7 +52,12 @@ TEST(Topology, KnowsTheNodesOfSyntheticTopologies) {
     EXPECT_GT(eight.nodes[node].memory_bytes, 0);
   }
   EXPECT_TRUE(one.notes.empty() && eight.notes.empty());
-  EXPECT_TRUE(says(error_of([] { synthetic_topology("three cores"); }), "three cores"));
+  EXPECT_EQ(error_of([] { synthetic_topology("three cores"); }),
+            "\"three cores\" is not a valid synthetic topology of hwloc");
+  // Where hwloc knows no cores, each hardware thread is one.
+  const Topology threads = synthetic_topology("numa:2 pu:3");
+  ASSERT_EQ(threads.n_nodes(), 2);
+  EXPECT_EQ(threads.nodes[1].cpus, (Ints{3, 4, 5}));
 }
 
 // A small and a large memory are near the same cores.
@@ -61,7 +68,21 @@ TEST(Topology, CoresBelongToTheLargestMemoryNearThem) {
   EXPECT_EQ(topology.n_cores(), 4);
   EXPECT_GT(topology.nodes[0].memory_bytes, int64_t{60} * 1000 * 1000 * 1000);
   ASSERT_EQ(topology.notes.size(), 1u);
-  EXPECT_TRUE(says(topology.notes[0], "no core")) << topology.notes[0];
+  EXPECT_EQ(topology.notes[0],
+            "NUMA node 1 has 16.0 GB of memory and no core that this process may use: no experts "
+            "are kept there");
+  for (const char* memories : {"[numa(memory=1GB)] [numa(memory=16GB)]",
+                               "[numa(memory=1GB)] [numa(memory=9GB)] [numa(memory=16GB)]"}) {
+    const Topology other = synthetic_topology(std::string(memories) + " pack:2 core:2 pu:1");
+    ASSERT_EQ(other.n_nodes(), 1);
+    EXPECT_GT(other.nodes[0].memory_bytes, int64_t{15} * 1000 * 1000 * 1000);
+    EXPECT_EQ(other.nodes[0].index,
+              std::string_view(memories).find("9GB") != std::string::npos ? 2 : 1);
+  }
+  const Topology alike =
+      synthetic_topology("[numa(memory=16GB)] [numa(memory=16GB)] pack:2 core:2 pu:1");
+  ASSERT_EQ(alike.n_nodes(), 1);
+  EXPECT_EQ(alike.nodes[0].index, 0) << "the first of two";
 }
 
 // hwloc reads a description that it exported, in which node 1 has no memory.
@@ -85,7 +106,16 @@ TEST(Topology, CoresWithoutMemoryUseThatOfAnotherNode) {
   EXPECT_EQ(topology.nodes[1].cpus, (Ints{4, 5}));
   EXPECT_EQ(topology.nodes[1].index, 2);
   ASSERT_EQ(topology.notes.size(), 1u);
-  EXPECT_TRUE(says(topology.notes[0], "NUMA node 1 has no memory"));
+  EXPECT_EQ(topology.notes[0], "NUMA node 1 has no memory: its cores use that of another node");
+  xml.replace(xml.find(memory), memory.size(), "local_memory=\"0\"");
+  dir.write("machine.xml", xml);
+  setenv("HWLOC_XMLFILE", dir.file("machine.xml").c_str(), 1);
+  const Topology only_third = this_topology();
+  unsetenv("HWLOC_XMLFILE");
+  ASSERT_EQ(only_third.n_nodes(), 1);
+  EXPECT_EQ(only_third.nodes[0].index, 2);
+  EXPECT_EQ(only_third.nodes[0].cpus, (Ints{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(only_third.notes.size(), 2U);
   EXPECT_EQ(synthetic_topology("numa:2(memory=0) core:2 pu:1").n_cores(), 4);
 }
 
@@ -128,8 +158,12 @@ TEST(Topology, ThreadsAreSharedInProportion) {
 }
 
 TEST(Topology, RefusesMoreThreadsThanCores) {
-  EXPECT_TRUE(says(error_of([] { with_threads(topology_of({2, 2}), 5); }), "may use 4 cores"));
-  EXPECT_TRUE(says(error_of([] { with_threads(topology_of({2, 2}), -1); }), "--threads -1"));
+  EXPECT_EQ(error_of([] {
+              with_threads(topology_of({2, 2}), 5);
+            }),
+            "--threads 5: this process may use 4 cores; give a number from 1 to 4, or 0 for all of "
+            "them");
+  EXPECT_TRUE(says(error_of([] { with_threads(topology_of({2, 2}), -1); }), "--threads -1: "));
 }
 
 TEST(Slices, CoverEverythingInProportion) {
@@ -140,6 +174,11 @@ TEST(Slices, CoverEverythingInProportion) {
   EXPECT_EQ(slices(1408, topology_of({4, 4}), 64), (S{{0, 704}, {704, 704}}));
   EXPECT_EQ(slices(2048, topology_of({2, 2, 2}), 128), (S{{0, 640}, {640, 768}, {1408, 640}}));
   EXPECT_EQ(slices(40, topology_of({1, 1}), 64), (S{{0, 0}, {0, 40}})) << "nothing to cut";
+  constexpr int64_t kWide = int64_t{1} << 40;
+  EXPECT_EQ(slices(kWide, topology_of({3, 1}), 64),
+            (S{{0, 3 * (kWide / 4)}, {3 * (kWide / 4), kWide / 4}}));
+  EXPECT_EQ(slices(kWide, topology_of({3, 1}), kWide / 4),
+            (S{{0, 3 * (kWide / 4)}, {3 * (kWide / 4), kWide / 4}}));
 }
 
 TEST(Slices, AreWholeMultiplesNearTheirShare) {
@@ -179,13 +218,24 @@ TEST(Pin, HoldsTheThreadAndLetsItGo) {
   EXPECT_FALSE(Pin(topology_of({1}), 0).holds()) << "a topology that was not probed";
 }
 
+// Whether this process may bind memory, asked without the program under test.
+bool binding_is_permitted() {
+  constexpr int kBind = 2;  // MPOL_BIND of linux/mempolicy.h
+  const Buffer page(4096);
+  const unsigned long first_node = 1;
+  return syscall(SYS_mbind, page.data(), 4096, kBind, &first_node, 8 * sizeof first_node, 0) == 0;
+}
+
 // Reads back on which node pages are, for every node of this machine.
 TEST(Memory, ComesFromTheNodeItIsBoundTo) {
   const Topology topology = this_topology();
   for (int node = 0; node < topology.n_nodes(); ++node) {
     const Buffer buffer(1 << 22);
     const std::span<std::byte> memory(buffer.data(), buffer.bytes());
-    if (!bind_to_node(topology, memory, node)) GTEST_SKIP() << "binding memory is not permitted";
+    if (!bind_to_node(topology, memory, node)) {
+      EXPECT_FALSE(binding_is_permitted());
+      GTEST_SKIP() << "binding memory is not permitted";
+    }
     std::fill(memory.begin(), memory.end(), std::byte{1});
     EXPECT_EQ(nodes_of(topology, memory), Ints{topology.nodes[node].index});
   }
@@ -196,6 +246,19 @@ TEST(Memory, ComesFromTheNodeItIsBoundTo) {
   EXPECT_EQ(std::ssize(nodes_of(topology, memory)), topology.n_nodes());
 }
 
+// The kernel kills a process that takes more of a node than it has. Zero stands for unknown.
+TEST(Memory, OfANodeIsNeverExceeded) {
+  Topology topology = this_topology();
+  const Buffer buffer(1 << 22);
+  if (!binding_is_permitted()) GTEST_SKIP() << "binding memory is not permitted";
+  for (const int64_t less : {0, 1}) {
+    topology.nodes[0].memory_bytes = buffer.bytes() - less;
+    EXPECT_EQ(bind_to_node(topology, buffer.span(), 0), less == 0);
+  }
+  topology.nodes[0].memory_bytes = 0;
+  EXPECT_TRUE(bind_to_node(topology, buffer.span(), 0));
+}
+
 TEST(Memory, OfNodesThatDoNotExistIsRefused) {
   Topology topology = this_topology();
   const Buffer buffer(1 << 22);
@@ -204,6 +267,7 @@ TEST(Memory, OfNodesThatDoNotExistIsRefused) {
   topology.nodes.push_back({.index = 4000, .cpus = {0}});
   EXPECT_FALSE(bind_to_node(topology, memory, topology.n_nodes() - 1));
   EXPECT_FALSE(bind_to_node(topology_of({1}), memory, 0));
+  EXPECT_FALSE(bind_to_all_nodes(topology_of({1}), memory));
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 // scales.
 #include "io/weight_store.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "io/shard_index.h"
 #include "tests/error_of.h"
@@ -195,6 +197,25 @@ TEST(QuantView, RefusesWhatIsNoMatrix) {
   EXPECT_TRUE(says(error("scalar"), "has shape []"));
   EXPECT_TRUE(says(error("cube"), "has shape [1, 2, 3]"));
   EXPECT_TRUE(says(error("odd"), "is F8_E5M2"));
+}
+
+// Moved or not, a file is unmapped and closed once.
+TEST(MappedFile, GivesBackWhatItTook) {
+  const TempDirectory dir;
+  dir.write("f", std::string(5000, 'x'));
+  std::byte* at = nullptr;
+  int fd = -1;
+  {
+    MappedFile first(dir.file("f"));
+    const MappedFile file(std::move(first));
+    at = const_cast<std::byte*>(file.data());
+    fd = file.fd();
+    EXPECT_EQ(file.bytes(), 5000);
+    EXPECT_EQ(msync(at, 5000, MS_ASYNC), 0) << "mapped";
+    EXPECT_GE(fcntl(fd, F_GETFD), 0);
+  }
+  EXPECT_EQ(msync(at, 5000, MS_ASYNC), -1);
+  EXPECT_EQ(fcntl(fd, F_GETFD), -1);
 }
 
 TEST(MappedFile, NoticesThatItsFileChanged) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
+#include <memory>
 #include <sstream>
 #include <vector>
 
@@ -69,6 +70,8 @@ int64_t bytes_left(const std::string& group) {
 MachineInfo machine_info(const std::string& root) {
   hwloc_topology_t topology = nullptr;
   hwloc_topology_init(&topology);
+  const std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destroy)> owner(
+      topology, hwloc_topology_destroy);
   hwloc_topology_load(topology);
   MachineInfo info{.cpu = cpu_name(root),
                    .n_sockets = std::max(1, hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PACKAGE)),
@@ -77,7 +80,6 @@ MachineInfo machine_info(const std::string& root) {
   for (hwloc_obj_t cache = nullptr;
        (cache = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_L3CACHE, cache));)
     info.last_level_cache_bytes += static_cast<int64_t>(cache->attr->cache.size);
-  hwloc_topology_destroy(topology);
   for (const std::string& group : control_groups(root))
     info.memory_bytes = std::min(info.memory_bytes, number_in(group + "/memory.max", kNoLimit));
   return info;

@@ -85,8 +85,7 @@ void Team::run_node_items(std::span<const int64_t> n_items, Call call, void* wor
 
 // Runs one item of the current job; false if none is left.
 bool Team::claim_and_run(int thread) {
-  if (!for_all_.claim_and_run(thread) &&
-      !(n_nodes() > 1 && for_node_[places_[thread].node].claim_and_run(thread)))
+  if (!for_all_.claim_and_run(thread) && !for_node_[places_[thread].node].claim_and_run(thread))
     return false;
   if (turns_[thread].item_ended(nanoseconds(), preemptions)) {
     std::this_thread::yield();

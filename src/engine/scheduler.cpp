@@ -201,9 +201,9 @@ void Scheduler::computed() {
 void Scheduler::add(SequenceId id, std::vector<int32_t> prompt, int n_scored) {
   check(!prompt.empty() && static_cast<int64_t>(prompt.size()) <= longest_sequence(),
         "a prompt fits into the cache");
-  const bool youngest = (waiting_.empty() || waiting_.rbegin()->first < id) &&
-                        (running_.empty() || running_.rbegin()->first < id);
-  check(youngest, "ids ascend");
+  check((waiting_.empty() || waiting_.rbegin()->first < id) &&
+            (running_.empty() || running_.rbegin()->first < id),
+        "ids ascend");
   Sequence& s = waiting_[id];
   s.tokens = std::move(prompt);
   s.next_logits = static_cast<int>(s.tokens.size()) - n_scored;

@@ -4,8 +4,8 @@
 
 namespace tandem {
 
+// At an unknown rate, 0, a copy takes infinitely long: that pays never.
 bool swapping_pays(int n_pages, int n_tokens, const SwapRates& r) {
-  if (r.to_host_bytes_per_second <= 0 || r.to_gpu_bytes_per_second <= 0) return false;
   const double bytes = static_cast<double>(n_pages) * static_cast<double>(r.page_bytes);
   const double seconds = bytes / r.to_host_bytes_per_second + bytes / r.to_gpu_bytes_per_second;
   return seconds * r.computed_tokens_per_second < n_tokens;

@@ -22,7 +22,8 @@ def read_equivalents(path):
     except json.JSONDecodeError as problem:
         raise BadEquivalents(f"{path}: {problem}") from None
     for number, entry in enumerate(entries, 1):
-        if not isinstance(entry, dict) or set(entry) != FIELDS or not all(isinstance(v, str) and v for v in entry.values()):
+        if not isinstance(entry, dict) or set(entry) != FIELDS or not all(isinstance(v, str) for v in entry.values()) \
+                or not all(entry[field] for field in FIELDS - {"after"}):  # nothing is left of a statement left out
             raise BadEquivalents(f"{path}: entry {number} is not {', '.join(sorted(FIELDS))}, each a text")
     return {(e["file"], e["before"], e["after"]): e["reason"] for e in entries}
 
