@@ -177,8 +177,8 @@ std::string report_text(const ServingSetup& s, const ServingMetrics& m) {
   text += line("Max ITL (ms):", m.itl.most);
   text += std::string(50, '=') + "\n";
   if (s.simulated_ranks > 0)
-    text += fmt::format("The server simulates routing, balanced over {} ranks.\n",
-                        s.simulated_ranks);
+    text +=
+        fmt::format("The server simulates routing, balanced over {} ranks.\n", s.simulated_ranks);
   return text;
 }
 
