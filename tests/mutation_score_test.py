@@ -134,7 +134,8 @@ class MutationScore(unittest.TestCase):
         before, after, *_ = next(r for r in self.results() if "x - 7" in r[0])
         path = self.tree / "build" / "equivalents.json"
         entry = {"file": "src/small.cpp", "before": before, "after": after, "reason": "as nothing calls it"}
-        path.write_text(json.dumps([entry]), encoding="utf-8")
+        left_out = {**entry, "before": "f();", "after": ""}
+        path.write_text(json.dumps([left_out, entry]), encoding="utf-8")
         page = run(self.tree, "--seed", "1", "--n", "60", "--equivalents", str(path)).stdout
         self.assertIn("## Equivalent", page)
         self.assertIn("as nothing calls it", page)

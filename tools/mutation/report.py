@@ -22,7 +22,8 @@ def read_equivalents(path):
     except json.JSONDecodeError as problem:
         raise BadEquivalents(f"{path}: {problem}") from None
     for number, entry in enumerate(entries, 1):
-        if not isinstance(entry, dict) or set(entry) != FIELDS or not all(isinstance(v, str) and v for v in entry.values()):
+        texts = isinstance(entry, dict) and set(entry) == FIELDS and all(isinstance(v, str) for v in entry.values())
+        if not texts or not all(v for name, v in entry.items() if name != "after"):  # nothing is after a statement left out
             raise BadEquivalents(f"{path}: entry {number} is not {', '.join(sorted(FIELDS))}, each a text")
     return {(e["file"], e["before"], e["after"]): e["reason"] for e in entries}
 
