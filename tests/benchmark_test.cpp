@@ -324,6 +324,9 @@ TEST(Roofline, ShortRunsAreTimedTogether) {
   EXPECT_NEAR(seconds_of_runs(run(99), wait, 0), 99e-6, 1e-12);
   EXPECT_EQ(calls, "rwrw" + ten + "w" + ten + "w" + ten + "w");
   calls.clear();
+  EXPECT_NEAR(seconds_of_runs(run(99), wait, 0.0045), 99e-6, 1e-12);
+  EXPECT_EQ(std::count(calls.begin(), calls.end(), 'w'), 2 + 5) << "five of 0.99 ms";
+  calls.clear();
   EXPECT_NEAR(seconds_of_runs(run(600), wait, 0.0035), 600e-6, 1e-12);
   EXPECT_EQ(calls,
             "rwrw"
