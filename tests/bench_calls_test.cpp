@@ -105,7 +105,7 @@ TEST_F(BenchCalls, Mlp) {
 TEST_F(BenchCalls, Experts) {
   BenchInput bench = input({.tokens = {6}, .skew = true});
   bench.memory_bytes = 2 * 32 * 3 * 256 * 128 * 2;  // two layers
-  log_.kernels_of_section = 60;
+  log_.kernels_of_section = 250;
   run(experts_benchmark(), bench);
   expect_text("bench/calls_experts.txt", calls());
   EXPECT_DOUBLE_EQ(rows_[1]["seconds_over_uniform"].get<double>(),
