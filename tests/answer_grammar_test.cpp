@@ -111,5 +111,36 @@ TEST(AnswerGrammar, IsKeptForTheNextRequest) {
   EXPECT_EQ(grammars.get(one, false), first);
 }
 
+// The 32 last used ones, fewer if they have more than 500,000 nodes together.
+TEST(AnswerGrammar, TheLastUsedAreKept) {
+  AnswerGrammars grammars(tokenizer(), nullptr);
+  const auto get = [&](const std::string& pattern) {
+    GenerationRequest request;
+    request.response_format.kind = ResponseFormat::Kind::kPattern;
+    request.response_format.pattern = pattern;
+    return grammars.get(request, false);
+  };
+  const auto small = [&](int i) { return get(fmt::format("[ab]{{{}}}", i + 1)); };
+  std::vector<std::weak_ptr<const GrammarTokens>> kept;
+  for (int i = 0; i < 32; ++i) kept.emplace_back(small(i));
+  EXPECT_TRUE(std::none_of(kept.begin(), kept.end(), [](const auto& k) { return k.expired(); }));
+  EXPECT_EQ(small(0), kept[0].lock()) << "now the last used one";
+  kept.emplace_back(small(32));
+  for (int i = 0; i < 33; ++i) EXPECT_EQ(kept[i].expired(), i == 1) << i;
+
+  const auto large = [&](char c) {
+    GenerationRequest request;
+    request.response_format.kind = ResponseFormat::Kind::kChoice;
+    request.response_format.choices = {std::string(80'000, c)};
+    return grammars.get(request, false);
+  };
+  const int n_nodes = large('a')->grammar().n_nodes();
+  ASSERT_GT(n_nodes, 80'000);
+  const int room = 500'000 / n_nodes;
+  kept.clear();
+  for (int i = 0; i <= room; ++i) kept.emplace_back(large(static_cast<char>('b' + i)));
+  for (int i = 0; i <= room; ++i) EXPECT_EQ(kept[i].expired(), i == 0) << i;
+}
+
 }  // namespace
 }  // namespace tandem::test

@@ -1,10 +1,12 @@
 // What the server writes, word for word: metrics, answers, errors and headers; and the limits of
 // the fields that it reads.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "server/answer_json.h"
 #include "server/api_error.h"
 #include "server/cors.h"
+#include "server/generation_request.h"
 #include "server/metrics.h"
 #include "server/request_fields.h"
 #include "server/response_format.h"
@@ -237,7 +239,7 @@ TEST(RequestFields, HaveLimits) {
       {[&] { f.ids("l"); }, "p.l is [\"a\",\"b\"]: must be a list of token ids [p.l]"},
       {[&] { f.ids("i"); }, "p.i is 5: must be a list of token ids [p.i]"},
       {[&] { f.object("o").string("k", ""); }, "p.o.k is 1: must be a string [p.o.k]"},
-      {[&] { f.object("i"); }, "p.i. is 5: must be an object []"},
+      {[&] { f.object("i"); }, "p.i is 5: must be an object [p.i]"},
       {[&] { f.refuse("missing", "there"); }, "p.missing is missing: must be there [p.missing]"}};
   for (const auto& [read, wanted] : cases) EXPECT_EQ(refusal(read), wanted);
   const Json list = Json::array();
@@ -276,6 +278,153 @@ TEST(ResponseFormat, NamesWhatItRefuses) {
   EXPECT_EQ(read(R"({"regex": "a", "structured_outputs": {"choice": ["b"]}})"),
             "regex and structured_outputs.choice are both given: only one format is possible "
             "[structured_outputs.choice]");
+}
+
+// Each field with values at its limits, beyond them and of other types, in the request of each
+// endpoint: accepted, or refused with these words.
+TEST(GenerationRequests, HaveLimits) {
+  using Parse = GenerationRequest (*)(const Json&, const SamplingDefaults&);
+  struct Asked {
+    const char* name;
+    Parse parse;
+    Json base;
+    const char* inside;  // the object that has the fields; empty: the request
+  };
+  const Asked endpoints[] = {
+      {"completions", parse_completion_request, {{"prompt", "x"}}, ""},
+      {"chat", parse_chat_request, {{"messages", {{{"role", "user"}, {"content", "x"}}}}}, ""},
+      {"generate", parse_generate_request, {{"text", "x"}}, "sampling_params"},
+      {"generate itself", parse_generate_request, {{"text", "x"}}, ""}};
+  const auto list = [](size_t n, const Json& item) { return Json(std::vector<Json>(n, item)); };
+  const Json empty = Json::object(), one = {{"type", "function"}, {"function", {{"name", "f"}}}};
+  const std::pair<const char*, std::vector<Json>> fields[] = {
+      {"temperature", {0, -0.01, 2, 2.01, "1", nullptr}},
+      {"top_p", {0, 1e-9, -0.01, 1, 1.01}},
+      {"top_k", {-2, -1, 0, 1 << 30, (1 << 30) + 1, 1.5}},
+      {"min_p", {-0.01, 0, 1, 1.01}},
+      {"repetition_penalty", {0.009, 0.01, 100, 100.1}},
+      {"presence_penalty", {-2.01, -2, 2, 2.01}},
+      {"frequency_penalty", {-2.01, -2, 2, 2.01}},
+      {"seed", {INT64_MIN, -1, UINT64_MAX, 0.5}},
+      {"logit_bias",
+       {empty,
+        {{"0", -100}},
+        {{"0", 100}},
+        {{"0", 100.1}},
+        {{"0", -100.1}},
+        {{"-1", 1}},
+        {{"1x", 1}},
+        {{"", 1}},
+        {{"0", "1"}},
+        Json::array()}},
+      {"n", {0, 1, 2, 128, 129}},
+      {"best_of", {0, 1, 2, 129}},
+      {"stop", {"", list(16, "s"), list(17, "s"), 1, list(1, 1)}},
+      {"stop_token_ids", {list(2, 0), list(1, -1), 5}},
+      {"ignore_eos", {true, 1}},
+      {"skip_special_tokens", {false, 0}},
+      {"include_stop_str_in_output", {true, 0}},
+      {"no_stop_trim", {true, 0}},
+      {"min_tokens", {-1, 0, 1 << 30, (1 << 30) + 1}},
+      {"min_new_tokens", {-1, 0, 1 << 30, (1 << 30) + 1}},
+      {"model", {"m", 1}},
+      {"stream", {true, 1}},
+      {"stream_options",
+       {empty,
+        {{"include_usage", 1}},
+        {{"continuous_usage_stats", 1}},
+        {{"include_usage", true}},
+        1}},
+      {"echo", {true, 1}},
+      {"max_tokens", {-1, 0, 1, 1 << 30, (1 << 30) + 1}},
+      {"max_new_tokens", {0, 1, 1 << 30, (1 << 30) + 1}},
+      {"max_completion_tokens", {0, 1, 1 << 30, (1 << 30) + 1}},
+      {"timeout", {-0.1, 0, 1e6, 1.1e6}},
+      {"logprobs", {-1, 0, 20, 21, true}},
+      {"top_logprobs", {-1, 0, 1, 20, 21}},
+      {"suffix", {"", "x", 1}},
+      {"add_special_tokens", {true, 1}},
+      {"prompt",
+       {"",
+        list(1024, "a"),
+        list(1025, "a"),
+        list(2, 1),
+        list(1, list(2, 1)),
+        {1, "a"},
+        {"a", 1},
+        empty,
+        Json::array(),
+        {1.5}}},
+      {"chat_template_kwargs", {empty, 1}},
+      {"add_generation_prompt", {false, 1}},
+      {"separate_reasoning", {false, 1}},
+      {"parallel_tool_calls", {false, 1}},
+      {"tools",
+       {Json::array(), 1, list(1, one), list(1, 1), list(1, {{"type", "code"}}),
+        list(1, {{"type", "function"}, {"function", {{"name", ""}}}}),
+        list(1, {{"type", "function"}, {"function", {{"name", "f"}, {"parameters", 1}}}})}},
+      {"tool_choice", {"auto", "none", "required", "any", one, empty, 1}},
+      {"return_logprob", {false, true, 1}},
+      {"input_ids", {list(2, 1), 1, list(1, -1)}},
+      {"text", {"", 1}}};
+  std::string text;
+  for (const Asked& asked : endpoints)
+    for (const auto& [key, values] : fields)
+      for (const Json& value : values) {
+        Json request = asked.base;
+        (*asked.inside ? request[asked.inside] : request)[key] = value;
+        std::string shown = value.dump();
+        if (shown.size() > 70) shown = shown.substr(0, 66) + " ..";
+        text += fmt::format("{} {} {}: {}\n", asked.name, key, shown,
+                            refusal([&] { asked.parse(request, {}); }));
+      }
+  expect_text("server/refused_fields.txt", text);
+}
+
+// Of several wrong fields the first of this list is named; it is taken away, and so on.
+TEST(GenerationRequests, NameTheFirstWrongField) {
+  Json wrong = Json::parse(R"({"model": 1, "stream": 1, "stream_options": 1, "echo": 1,
+      "max_tokens": -1, "timeout": -1, "response_format": 1, "temperature": 3, "top_p": 2,
+      "top_k": -3, "min_p": 2, "repetition_penalty": 0, "presence_penalty": 3,
+      "frequency_penalty": 3, "seed": "x", "logit_bias": 1, "n": 0, "stop": 1,
+      "stop_token_ids": 1, "ignore_eos": 1, "skip_special_tokens": 1,
+      "include_stop_str_in_output": 1, "min_tokens": -1, "min_new_tokens": -1, "messages": 1,
+      "chat_template_kwargs": 1, "add_generation_prompt": 1, "max_completion_tokens": 0,
+      "top_logprobs": -1, "logprobs": 1.5, "separate_reasoning": 1, "parallel_tool_calls": 1,
+      "tools": 1, "tool_choice": 1, "prompt": 1, "add_special_tokens": 1, "suffix": "x",
+      "best_of": 2})");
+  const auto in_order = [](Json request, const std::function<void(const Json&)>& parse) {
+    std::string order;
+    for (size_t i = 0; i < 60; ++i) {
+      try {
+        parse(request);
+        return order;
+      } catch (const ApiError& error) {
+        const std::string key = error.param.substr(0, error.param.find('.'));
+        order += key + " ";
+        if (key == "messages")
+          request[key] = {{{"role", "user"}, {"content", "x"}}};
+        else if (key == "prompt")
+          request[key] = "x";
+        else
+          EXPECT_EQ(request.erase(key), 1u) << error.what();
+      }
+    }
+    return order;
+  };
+  const auto completion = [](const Json& r) { parse_completion_request(r, {}); };
+  const auto chat = [](const Json& r) { parse_chat_request(r, {}); };
+  const std::string both =
+      "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty seed "
+      "logit_bias n stop stop_token_ids ignore_eos skip_special_tokens include_stop_str_in_output "
+      "min_tokens min_new_tokens ";
+  EXPECT_EQ(in_order(wrong, completion),
+            "model stream stream_options echo max_tokens timeout response_format " + both +
+                "prompt add_special_tokens logprobs suffix best_of ");
+  EXPECT_EQ(in_order(wrong, chat),
+            "model stream stream_options max_tokens timeout response_format " + both +
+                "messages chat_template_kwargs add_generation_prompt max_completion_tokens "
+                "top_logprobs logprobs separate_reasoning parallel_tool_calls tools tool_choice ");
 }
 
 }  // namespace

@@ -1,13 +1,16 @@
-// What the benchmarks of parts ask of a GPU, call by call, and every number of their rows that is
-// not measured. The expected lines are tests/data/bench/calls_*.txt.
+// What the benchmarks of parts ask of a GPU and of the CPU's kernels, call by call, and every
+// number of their rows, with a clock of which each reading is known. The expected lines are
+// tests/data/bench/calls_*.txt.
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <set>
 
+#include "bench/gpu/gpu_benches.h"
 #include "bench/parts/attention_variants.h"
 #include "tests/error_of.h"
 #include "tests/expected_text.h"
+#include "tests/fake_clock.h"
 #include "tests/recorded_bench_model.h"
 #include "tests/small_config.h"
 
@@ -16,24 +19,21 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Whether a field of a row depends on the time.
-bool is_measured(const std::string& key) {
-  return key.ends_with("seconds") || key.ends_with("_per_second") || key.ends_with("_ratio") ||
-         key == "seconds_over_uniform" || key == "prediction_error";
-}
-
-void hide_times(Json& part) {
+// Numbers with six digits, which do not depend on the order of a compiler's operations.
+void round_numbers(Json& part) {
   for (auto& [key, value] : part.items()) {
-    if (value.is_structured()) hide_times(value);
-    if (is_measured(key) && value.is_number()) value = "*";
+    if (value.is_structured()) round_numbers(value);
+    if (value.is_number_float()) value = std::stod(fmt::format("{:.6g}", value.get<double>()));
   }
 }
 
 class BenchCalls : public testing::Test {
  protected:
+  BenchCalls() { FakeClock::restart(); }
+
   BenchInput input(BenchOptions options) {
     options.config = "small";
-    options.seconds = 1e-4;
+    options.seconds = 5e-3;
     ModelConfig config = small_r1();
     config.n_layers = 3;
     return {.options = std::move(options),
@@ -47,12 +47,13 @@ class BenchCalls : public testing::Test {
   }
 
   void run(const Benchmark& benchmark, const BenchInput& bench) {
-    benchmark.on_cpu(bench, kernels_, speed_, [&](const Json& row) {
-      Json shown = row;
-      hide_times(shown);
-      log_.begin_section("row " + shown.dump());
-      rows_.push_back(row);
-    });
+    benchmark.on_cpu(bench, kernels_, speed_, [&](const Json& row) { keep(row); });
+  }
+  void keep(const Json& row) {
+    Json shown = row;
+    round_numbers(shown);
+    log_.begin_section("row " + shown.dump());
+    rows_.push_back(row);
   }
 
   std::string calls() const {
@@ -65,7 +66,7 @@ class BenchCalls : public testing::Test {
     std::string text;
     std::set<std::string> seen;
     for (const std::string& line : log_.lines) {
-      const bool is_row = line.starts_with("row ");
+      const bool is_row = line.starts_with("row ") || line.ends_with(" waits");
       const bool is_wanted = std::any_of(
           begins.begin(), begins.end(), [&](const char* begin) { return line.starts_with(begin); });
       if (is_row) seen.clear();
@@ -75,17 +76,20 @@ class BenchCalls : public testing::Test {
     return text;
   }
 
-  const cpu::KernelTable kernels_ = cpu::kernels_for(cpu::Isa::kReference);
+  CallLog log_;
+  const RecordedKernels recorded_{log_};
+  const cpu::KernelTable kernels_ = RecordedKernels::table();
+  const FakeClock clock_{std::chrono::microseconds(400)};
   Team team_{1};
   MachineSpeed speed_{team_, 1 << 20};
-  CallLog log_;
   std::vector<Json> rows_;
 };
 
 TEST_F(BenchCalls, Embed) {
   log_.runs_of_section = 1 << 20;
   run(embed_benchmark(), input({.tokens = {2, 3}}));
-  expect_text("bench/calls_embed.txt", calls({"model", "allocate", "to_gpu", "begin", "embed"}, 8));
+  expect_text("bench/calls_embed.txt",
+              calls({"model", "allocate", "to_gpu", "begin", "embed", "cpu"}, 14));
 }
 
 TEST_F(BenchCalls, Mlp) {
@@ -112,6 +116,7 @@ TEST_F(BenchCalls, Head) {
 TEST_F(BenchCalls, Experts) {
   BenchInput bench = input({.tokens = {6}, .skew = true});
   bench.memory_bytes = 2 * 32 * 3 * 256 * 128 * 2;  // two layers
+  log_.kernels_of_section = 250;
   run(experts_benchmark(), bench);
   expect_text("bench/calls_experts.txt", calls());
   EXPECT_DOUBLE_EQ(rows_[1]["seconds_over_uniform"].get<double>(),
@@ -145,7 +150,7 @@ TEST_F(BenchCalls, AttentionVariants) {
 
 TEST_F(BenchCalls, Layer) {
   run(layer_benchmark(), input({.tokens = {1, 5}, .contexts = {65, 4}, .layers = 2}));
-  expect_text("bench/calls_layer.txt", calls({"model", "begin", "to_gpu"}, 4));
+  expect_text("bench/calls_layer.txt", calls({"model", "begin", "to_gpu", "cpu"}, 16));
 }
 
 TEST_F(BenchCalls, ModelsWithoutDenseLayersHaveRowsOfMoeLayersAlone) {
@@ -158,6 +163,7 @@ TEST_F(BenchCalls, ModelsWithoutDenseLayersHaveRowsOfMoeLayersAlone) {
 
 // Sequences decode two tokens after their first; a prompt of 20 tokens runs in steps of 16.
 TEST_F(BenchCalls, Generate) {
+  log_.runs_of_section = 1 << 20;
   run(generate_benchmark(),
       input({.tokens = {20}, .contexts = {65}, .batches = {1, 2}, .layers = 2, .new_tokens = 3}));
   // The positions of the different steps: tokens are random, and pages are reused.
@@ -169,6 +175,35 @@ TEST_F(BenchCalls, Generate) {
     if (seen.insert(at).second) text += "step" + at + "\n";
   }
   expect_text("bench/calls_generate.txt", text + calls({"model"}, 1));
+}
+
+// Decode steps of one and two sequences, then prompts in steps that stream experts to the GPU.
+TEST_F(BenchCalls, Hybrid) {
+  log_.runs_of_section = 1 << 20;
+  log_.kernels_of_section = 0;
+  HybridBench what = {
+      .input = input({.tokens = {6}, .contexts = {65}, .batches = {1, 2}, .layers = 2}),
+      .gpu_name = "made up",
+      .rates = Gpu{},
+      .kernel_gap = 1e-6};
+  what.rates->read_bytes_per_second = 1e12;
+  what.rates->peak = {1e13, 1e14, 2e14, 2e14};
+  what.rates->h2d_bytes_per_second = what.rates->d2h_bytes_per_second = 1e10;
+  what.rates->h2d_pageable_bytes_per_second = what.rates->d2h_pageable_bytes_per_second = 5e9;
+  what.before_cpu = [&] { log_.lines.push_back("cpu"); };
+  keep(bench_hybrid(what, kernels_, speed_));
+  std::string text;
+  for (const std::string& line : log_.lines)
+    for (const char* begin : {"model", "share", "crossover", "allocate", "begin", "micro", "stream",
+                              "submit", "copy", "wait", "cpu", "row"})
+      if (line.starts_with(begin)) text += line + "\n";
+  expect_text("bench/calls_hybrid.txt", text);
+
+  RecordedHybrid::crossover = {};
+  const Json report = bench_hybrid(what, kernels_, speed_);
+  RecordedHybrid::crossover = 77;
+  EXPECT_EQ(report["decode"].size(), 2u);
+  EXPECT_TRUE(report["prefill"].empty()) << "experts cannot be streamed";
 }
 
 // Layers of the cache on a GPU hold the same random numbers as one in host memory.

@@ -271,6 +271,21 @@ TEST(RandomWeights, HaveTheirDeviation) {
   }
 }
 
+// xorshift64* of Vigna 2016, begun with the row's number; 24 bits of each product are a number
+// from -1 to 1. The largest number of a matrix with four columns is the root of 3 over 2.
+TEST(RandomWeights, AreThePublishedGenerators) {
+  for (const int64_t row : {0, 1, 77}) {
+    uint64_t state = 0x9E3779B97F4A7C15 ^ static_cast<uint64_t>(row) * 256;
+    for (const float number : row_of(DType::kF32, WeightUse::kDense, row, 4)) {
+      state ^= state >> 12;
+      state ^= state << 25;
+      state ^= state >> 27;
+      const auto bits = static_cast<double>(state * 2685821657736338717u >> 40);
+      EXPECT_FLOAT_EQ(number, static_cast<float>((bits / (1 << 23) - 1) * std::sqrt(3.) / 2));
+    }
+  }
+}
+
 TEST(RandomWeights, Fp8HasScalesAndNoNan) {
   const ModelConfig config = small_r1();
   RandomTensor random({{DType::kF8E4M3}, {DType::kBF16}}, config);

@@ -6,7 +6,6 @@
 
 #include <fstream>
 #include <numeric>
-#include <thread>
 
 #include "bench/machine/this_machine.h"
 #include "bench/prediction.h"
@@ -15,6 +14,7 @@
 #include "loader/loaded_model.h"
 #include "model/cost.h"
 #include "tests/error_of.h"
+#include "tests/fake_clock.h"
 #include "tests/small_config.h"
 #include "tests/temp_directory.h"
 
@@ -239,15 +239,17 @@ TEST(Roofline, BoundsAndRatios) {
             R"("peak_ops_per_second":1000.0,"instruction":"an instruction"})");
 }
 
+// Every run takes 2 ms, and every burst 0.5 ms.
 TEST(Roofline, RunsTakeTurnsForTheTimeThatTheyAreGiven) {
   constexpr double kSeconds = 0.012;
+  const FakeClock clock(std::chrono::microseconds(500), false);
   Team team(1);
   MachineSpeed speed(team, 1 << 20);
   std::string turns;
   const auto sleeper = [&](char name) {
     return [&turns, name](int64_t) {
       turns += name;
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      FakeClock::advance(std::chrono::microseconds(1500));
     };
   };
   const Work works[] = {{{1000, 0}, sleeper('a')},
@@ -256,49 +258,101 @@ TEST(Roofline, RunsTakeTurnsForTheTimeThatTheyAreGiven) {
   std::vector<std::pair<double, double>> progress;
   const auto measured = measure(speed, speed.peak_loops()[0], works, kSeconds,
                                 [&](double done, double of) { progress.emplace_back(done, of); });
+  EXPECT_EQ(turns,
+            "abc"
+            "aabbcc"
+            "aabbcc"
+            "aabbcc")
+      << "one that does not count, then three rounds";
   ASSERT_EQ(measured.size(), 3u);
+  // A burst reads 64 MiB, or runs 16 times the 400 rounds of which 2,000 took 0.5 ms.
+  constexpr double kReads = 64 * (1 << 20) / 5e-4;
+  const double ops = 16 * 400 * static_cast<double>(speed.peak_loops()[0].ops_per_round) / 5e-4;
+  const double rooflines[] = {1000 / kReads, 1000 / ops, 2000 / kReads};
   for (int w = 0; w < 3; ++w) {
     const Measured& m = measured[w];
     EXPECT_EQ(m.cost.bytes, works[w].cost.bytes);
     EXPECT_EQ(m.cost.ops, works[w].cost.ops);
-    EXPECT_GE(m.seconds, 2e-3);
-    EXPECT_GT(m.roofline_ratio, 0);
+    EXPECT_DOUBLE_EQ(m.seconds, 2e-3);
+    EXPECT_DOUBLE_EQ(m.bounds.read_bytes_per_second, kReads);
+    EXPECT_NEAR(m.roofline_ratio, rooflines[w] / 2e-3, m.roofline_ratio * 1e-9);
     EXPECT_DOUBLE_EQ(m.roofline_ratio, m.unhidden_ratio) << "only bytes, or only operations";
-    EXPECT_GE(std::count(turns.begin(), turns.end(), 'a' + w), 1 + 3);
   }
-  EXPECT_TRUE(turns.starts_with("abca")) << "one run of each comes first";
-  std::string order = turns.substr(3);
-  order.erase(std::unique(order.begin(), order.end()), order.end());
-  EXPECT_TRUE(order.starts_with("abcabcabc")) << order;
-  // At most two sleeps fit in a turn of a third of the time.
-  EXPECT_EQ(turns.find("aaa", 3), std::string::npos) << turns;
-  EXPECT_GE(std::ssize(progress), 3 * 3 + 1);
-  for (size_t i = 1; i < progress.size(); ++i) EXPECT_GE(progress[i].first, progress[i - 1].first);
-  for (const auto& [done, of] : progress) EXPECT_GE(of, done);
-  EXPECT_GE(progress[0].second, 3 * kSeconds) << "about the whole time is expected";
-  EXPECT_EQ(progress.back().first, progress.back().second);
-  EXPECT_GE(progress.back().first, 3 * kSeconds);
+  ASSERT_EQ(progress.size(), 3 * 3 + 1u);
+  for (int i = 0; i < 9; ++i) {
+    EXPECT_NEAR(progress[i].first, 4e-3 * (i + 1), 1e-6);
+    EXPECT_NEAR(progress[i].second, 3 * kSeconds, 1e-6) << "the whole time is expected";
+  }
+  EXPECT_NEAR(progress[9].first, 3 * kSeconds, 1e-6);
+  EXPECT_EQ(progress[9].first, progress[9].second);
+}
+
+// Runs that take longer than the time that they are given are expected to take three times that.
+TEST(Roofline, LongRunsAreExpectedToTakeLonger) {
+  const FakeClock clock(std::chrono::milliseconds(5), false);
+  Team team(1);
+  MachineSpeed speed(team, 1 << 20);
+  int n_runs = 0;
+  const Work work = {{1000, 0}, [&](int64_t) {
+                       ++n_runs;
+                       FakeClock::advance(std::chrono::milliseconds(n_runs == 1 ? 0 : 15));
+                     }};
+  std::vector<double> expected;
+  measure(speed, speed.peak_loops()[0], {&work, 1}, 0.001,
+          [&](double done, double of) { expected.push_back(std::round((of - done) * 1e3)); });
+  EXPECT_EQ(n_runs, 1 + 3);
+  EXPECT_EQ(expected, (std::vector<double>{0, 0, 0, 0})) << "20 ms are more than 15 ms";
+  const Work even = {{1000, 0}, [](int64_t) {}};
+  expected.clear();
+  measure(speed, speed.peak_loops()[0], {&even, 1}, 0.001,
+          [&](double done, double of) { expected.push_back(std::round((of - done) * 1e3)); });
+  EXPECT_EQ(expected, (std::vector<double>{10, 5, 0, 0}));
+}
+
+// Groups of runs last a millisecond: ten of 0.1 ms, timed as one.
+TEST(Roofline, ShortRunsAreTimedTogether) {
+  const FakeClock clock(std::chrono::nanoseconds(0), false);
+  std::string calls;
+  const auto run = [&](int microseconds) {
+    return [&calls, microseconds](int64_t) {
+      calls += 'r';
+      FakeClock::advance(std::chrono::microseconds(microseconds));
+    };
+  };
+  const auto wait = [&] { calls += 'w'; };
+  const std::string ten(10, 'r');
+  EXPECT_NEAR(seconds_of_runs(run(99), wait, 0), 99e-6, 1e-12);
+  EXPECT_EQ(calls, "rwrw" + ten + "w" + ten + "w" + ten + "w");
+  calls.clear();
+  EXPECT_NEAR(seconds_of_runs(run(99), wait, 0.0045), 99e-6, 1e-12);
+  EXPECT_EQ(std::count(calls.begin(), calls.end(), 'w'), 2 + 5) << "five of 0.99 ms";
+  calls.clear();
+  EXPECT_NEAR(seconds_of_runs(run(600), wait, 0.0035), 600e-6, 1e-12);
+  EXPECT_EQ(calls,
+            "rwrw"
+            "rwrwrwrwrwrw")
+      << "until 3.5 ms are over";
 }
 
 TEST(Roofline, GpuRunsAreTimedInGroups) {
+  const FakeClock clock(std::chrono::nanoseconds(0), false);
   std::string calls;
+  int n_waits = 0;
+  // The third group is the slowest, the fifth the fastest.
   const double seconds = seconds_of_runs(
       [&](int64_t run) {
         EXPECT_EQ(run, std::count(calls.begin(), calls.end(), 'r'));
         calls += 'r';
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        FakeClock::advance(std::chrono::milliseconds(2));
       },
-      [&] { calls += 'w'; }, 0);
+      [&] {
+        calls += 'w';
+        constexpr int kMore[] = {50, 50, 9, 5, 1};
+        FakeClock::advance(std::chrono::milliseconds(kMore[n_waits++]));
+      },
+      0);
   EXPECT_EQ(calls, "rwrwrwrwrw") << "two that do not count, and three rounds of one run";
-  EXPECT_GE(seconds, 2e-3);
-  calls.clear();
-  seconds_of_runs([&](int64_t) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); },
-                  [&] { calls += 'w'; }, 0.02);
-  EXPECT_LE(std::ssize(calls), 2 + 10);
-  int64_t n = 0;
-  const double each = seconds_of_runs([&](int64_t) { ++n; }, [] {}, 0);
-  EXPECT_GT(n, 5) << "short runs are repeated";
-  EXPECT_LT(each, 1e-3) << "seconds of one run, not of a group";
+  EXPECT_NEAR(seconds, 7e-3, 1e-12);
 }
 
 TEST(Roofline, ThePeakIsThatOfTheFormat) {
@@ -348,6 +402,29 @@ TEST(Prediction, RatesAreMediansOfBursts) {
   EXPECT_GT(all.peak.fp32, 0);
   EXPECT_EQ(all.peak.bf16, 0) << "reference kernels have no such instruction";
   EXPECT_EQ(all.peak.int8, 0);
+}
+
+// A fifth of the time for each of the five rates, of which the reference kernels have three, and at
+// most 50 ms.
+TEST(Prediction, BurstsTakeTheirTime) {
+  const FakeClock clock(std::chrono::milliseconds(3), false);
+  Team team(1);
+  MachineSpeed speed(team, 1 << 20);
+  RatesProbe probe(speed, cpu::Isa::kReference, {});
+  const auto timings_of = [&](double seconds) {
+    FakeClock::restart();
+    probe.burst(seconds);
+    return FakeClock::n_readings() / 2;
+  };
+  EXPECT_EQ(timings_of(0), 3);
+  EXPECT_EQ(timings_of(0.0149), 3);
+  EXPECT_EQ(timings_of(0.0151), 3 * 2);
+  EXPECT_EQ(timings_of(0.044), 3 * 3);
+  EXPECT_EQ(timings_of(0.051), 3 * 4);
+  EXPECT_EQ(timings_of(7), 3 * 4);
+  const Machine machine = probe.machine(0, 6);
+  EXPECT_DOUBLE_EQ(machine.nodes[0].read_bytes_per_second, 64 * (1 << 20) / 3e-3);
+  EXPECT_DOUBLE_EQ(machine.one_thread_read_bytes_per_second, 64 * (1 << 20) / 3e-3);
 }
 
 // Everything on the CPUs, or the backbone on the first GPU.

@@ -2,7 +2,9 @@
 
     python3 tests/cli_test.py PATH_OF_TANDEM
 """
+import fcntl
 import json
+import math
 import os
 import pathlib
 import pty
@@ -13,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import unittest
 
 TANDEM = sys.argv[1] if len(sys.argv) > 1 else "build/tandem"
@@ -98,6 +101,16 @@ class Works(unittest.TestCase):
         for key in ("prompt_tokens", "prefill_tokens_per_second", "decode_tokens_per_second", "load_seconds",
                     "load_bytes_per_second", "peak_rss_bytes", "model_bytes"):
             self.assertGreater(report[key], 0, key)
+
+    def test_run_says_how_fast_it_was(self):
+        result = tandem("run", "--temp", "0", "-p", "What is 12 + 7?", "--threads", "1", "--isa", "reference")
+        n_prompt = len(json.loads(self.ok("tokenize", "--chat", "-p", '[{"role": "user", "content": "What is 12 + 7?"}]')))
+        report = json.loads(self.ok("run", "--temp", "0", "-p", "What is 12 + 7?", "--isa", "reference", "--json"))
+        self.assertEqual(report["prompt_tokens"], n_prompt)
+        rate = r"\d+\.\d/s"
+        self.assertRegex(result.stderr, rf"^\nloaded {report['model_bytes'] * 1e-6:.1f} MB in \d+\.\d\d s; prompt {n_prompt} tokens at {rate} \(0 from the cache\), "
+                         rf"answer {report['generated_tokens']} tokens at {rate}, 1 threads, reference\n$")
+        self.assertEqual(tandem("run", "-q", "-p", "Hi", "-n", "1").stderr, "")
 
     def test_run_reads_standard_input_and_files(self):
         self.assertIn("19", self.ok("run", "--temp", "0", "-f", "-", text="What is 12 + 7?"))
@@ -210,6 +223,8 @@ class Works(unittest.TestCase):
             self.ok("logits", "--tokens", "@" + ids, "--out", last, *one_form)
             with open(last, "rb") as file:
                 self.assertEqual(file.read()[-2048:], data[-2048:])
+            report = json.loads(self.ok("logits", "--tokens", "1,2,3", "--out", last, "--json", "--isa", "reference", "--ctx", "3"))
+            self.assertEqual(report, {"out": last, "tokens": 3, "vocab": 512, "isa": "reference"})
 
     def test_eval(self):
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -222,6 +237,100 @@ class Works(unittest.TestCase):
             self.assertEqual((same["mean_kl_divergence"], same["top1_agreement"]), (0, 1))
             narrow = json.loads(self.ok("eval", "-f", file.name, "--experts", "int4", "--against-experts", "auto", "--json"))
             self.assertGreater(narrow["mean_kl_divergence"], 0)
+
+    def logits_of(self, folder, tokens, *more):
+        """The logits after each token, as lists."""
+        out = os.path.join(folder, "logits.npy")
+        self.ok("logits", TINY, "--tokens", ",".join(map(str, tokens)), "--out", out, "--all", "--attention", "absorb", *more)
+        data = pathlib.Path(out).read_bytes()
+        numbers = struct.unpack(f"<{len(tokens) * 512}f", data[-len(tokens) * 512 * 4:])
+        return [numbers[i * 512:(i + 1) * 512] for i in range(len(tokens))]
+
+    def test_eval_computes_from_logits(self):
+        """Perplexity, divergence and agreement of three windows, the last of which is shorter."""
+        text = "Let me add 478+356.\nones 8+6+0=14 got 4\n"
+        ids = json.loads(self.ok("tokenize", TINY, "-p", text))
+        bos = json.loads(self.ok("tokenize", TINY, "--chat", "-p", '[{"role": "user", "content": ""}]'))[0]
+        self.assertEqual(bos, 0)
+        self.assertEqual(len(ids), 26)  # without the beginning of a sentence
+
+        def log_softmax(row):
+            largest = max(row)
+            total = largest + math.log(sum(math.exp(v - largest) for v in row))
+            return [v - total for v in row]
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "text.txt")
+            pathlib.Path(path).write_text(text)
+            n = loss = divergence = agreed = 0
+            for at in range(0, len(ids), 11):
+                window = [bos, *ids[at:at + 11]]
+                for i, (p, q) in enumerate(zip(self.logits_of(folder, window), self.logits_of(folder, window, "--experts", "int4"))):
+                    if i + 1 == len(window):
+                        continue
+                    p, q = log_softmax(p), log_softmax(q)
+                    n += 1
+                    loss -= p[window[i + 1]]
+                    divergence += sum(math.exp(a) * (a - b) for a, b in zip(p, q))
+                    agreed += p.index(max(p)) == q.index(max(q))
+            asked = ("eval", TINY, "-f", path, "--ctx", "12", "--attention", "absorb", "--against-experts", "int4")
+            report = json.loads(self.ok(*asked, "--json"))
+            self.assertEqual((report["tokens"], report["window"], n), (26, 12, 26))
+            self.assertAlmostEqual(report["perplexity"], math.exp(loss / n), delta=1e-4 * report["perplexity"])
+            self.assertAlmostEqual(report["mean_kl_divergence"], divergence / n, delta=1e-4)
+            self.assertEqual(report["top1_agreement"], agreed / n)
+            self.assertEqual(self.ok(*asked), f"perplexity {report['perplexity']:.4f} over 26 tokens in windows of 12\n"
+                             f"against experts as int4: mean KL divergence {report['mean_kl_divergence']:.3g} nats, "
+                             f"top-1 agreement {100 * report['top1_agreement']:.2f} %\n")
+
+    def test_eval_on_a_terminal_shows_where_it_is(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "text.txt"
+            path.write_text("Let me add 478+356.\n" * 4)
+            terminal, end = pty.openpty()
+            subprocess.run([TANDEM, "eval", TINY, "-f", str(path), "--ctx", "30"], stdout=subprocess.DEVNULL, stderr=end, check=True, timeout=120)
+            os.close(end)
+            shown = read_all(terminal)
+            os.close(terminal)
+        total = len(json.loads(self.ok("tokenize", TINY, "-p", "Let me add 478+356.\n" * 4)))
+        done = [tuple(map(int, found)) for found in re.findall(r"\r\x1b\[K(\d+) of (\d+) tokens, perplexity \d", shown)]
+        self.assertEqual(done, [(min(at + 29, total), total) for at in range(0, total, 29)])
+        self.assertTrue(shown.endswith("\r\x1b[K"))
+
+    def on_terminal(self, steps, *arguments):
+        """What a program with a terminal shows while it is told these: text to wait for, and then bytes to send."""
+        terminal, end = pty.openpty()
+        process = subprocess.Popen([TANDEM, *arguments], stdin=end, stdout=end, stderr=subprocess.DEVNULL, start_new_session=True,
+                                   preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        os.close(end)
+        shown = ""
+        for wanted, keys in steps:
+            at = len(shown)
+            while wanted not in shown[at:]:
+                shown += os.read(terminal, 65536).decode()
+            os.write(terminal, keys)
+        shown += read_all(terminal)
+        os.close(terminal)
+        self.assertEqual(process.wait(timeout=60), 0)
+        return shown.replace("\r\n", "\n")
+
+    def test_chat_on_a_terminal(self):
+        """Thinking is dimmed, an empty line and Ctrl-C ask again, a turn that is too long does not count, Ctrl-D leaves."""
+        shown = self.on_terminal([("> ", b"\n"), ("> ", b"\x03"), ("> ", b"What is 12 + 7?\n"), ("> ", b"a b c d " * 100 + b"\n"),
+                                  ("> ", b"What is 30 - 4?\n"), ("> ", b"\x04")], "chat", TINY, "--temp", "0", "-q", "--ctx", "256")
+        self.assertEqual(shown.count("\n(Ctrl-D leaves)"), 1)
+        self.assertRegex(shown, r"\x1b\[2m[^\x1b]*</think>\x1b\[0m\s*The answer is 19\.\n")
+        self.assertRegex(shown, r"\x1b\[2m[^\x1b]*</think>\x1b\[0m\s*The answer is 26\.\n")
+        self.assertEqual(shown.count("\x1b[2m"), 3, "one of which is of the turn that is too long")
+        self.assertEqual(shown.count("\n> "), 6)
+        self.assertTrue(shown.endswith("\n"))
+
+    def test_chat_draws_other_numbers_in_each_turn(self):
+        ask = ("chat", TINY, "-q", "--temp", "5", "-n", "12", "--ignore-eos", "--seed")
+        twice = [self.ok(*ask, str(seed), text="Hi\n") for seed in (3, 4)]
+        self.assertNotEqual(*twice)
+        both = self.ok(*ask, "3", text="Hi\nHi\n")
+        self.assertTrue(both.startswith(twice[0]))
+        self.assertNotEqual(both[len(twice[0]):], twice[0])
 
     def rows(self, what, *arguments):
         text = self.ok("bench", what, *arguments, "--config", TINY, "--memory", "0.02", "--seconds", "0.0005", "--json")
@@ -260,7 +369,11 @@ class Works(unittest.TestCase):
             self.assertGreaterEqual(os.path.getsize(report["cache"]), report["packed_bytes"])
             again = json.loads(self.ok("pack", "--json", env=env))
             self.assertEqual((again["cache"], again["written"]), (report["cache"], False))
-            self.assertIn("is sound", self.ok("pack", env=env))
+            size = f"({report['packed_bytes'] * 1e-6:.1f} MB)"
+            self.assertEqual(self.ok("pack", env=env), f"{report['cache']} {size} was there already and is sound\n")
+            self.assertEqual(self.ok("pack", "-q", env=env), "")
+            os.remove(report["cache"])
+            self.assertRegex(self.ok("pack", env=env), rf"^{re.escape(report['cache'] + ' ' + size)} written in \d+\.\d\d s\n$")
             plain = json.loads(self.ok("run", "--temp", "0", "-p", "What is 12 + 7?", "--json", env={"XDG_CACHE_HOME": "/no/such"}))
             packed = json.loads(self.ok("run", "--temp", "0", "-p", "What is 12 + 7?", "--json", env=env))
             self.assertEqual(plain["token_ids"], packed["token_ids"])
@@ -392,6 +505,8 @@ class Works(unittest.TestCase):
         self.assertIn("as measured on this machine for bf16 experts", self.ok("plan", env=env))
         report = json.loads(self.ok("plan", "--json", env=env))
         self.assertEqual(report["machine"]["cores"], measured["cores"])
+        for quiet in ("--json", "-q"):
+            self.assertEqual(tandem("plan", quiet, env=env).stderr, "")
 
     def assert_labels_of_a_bar_in_a_line(self, svg):
         """Name and size of a device are on one line, and different devices are on different lines."""
@@ -588,6 +703,14 @@ class Refuses(unittest.TestCase):
             self.refused(["600", "512"], "logits", "--tokens", "600", "--out", os.path.join(folder, "x.npy"))
             self.assertEqual(os.listdir(folder), [], "no partial file is left behind")
         self.refused(["tokens"], "logits", "--tokens", "1,,2", "--out", "x.npy")
+        self.refused(["3 tokens are more than --ctx 2"], "logits", "--tokens", "1,2,3", "--out", "x.npy", "--ctx", "2")
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            for text, words in (("[1.5]", "is not a JSON array of token ids"), ("{}", "is not a JSON array"), ("[4294967297]", "2147483647"), ("[-7]", "-1")):
+                file.seek(0)
+                file.truncate()
+                file.write(text)
+                file.flush()
+                self.refused([words], "logits", "--tokens", "@" + file.name, "--out", "x.npy")
         self.refused(["JSON"], "tokenize", "--decode", "-p", "[1, -2]")
         self.refused(["999999"], "tokenize", "--decode", "-p", "[999999]")
         self.refused(["list of messages"], "tokenize", "--chat", "-p", "{}")

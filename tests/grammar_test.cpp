@@ -12,6 +12,7 @@
 #include "text/grammar/grammar_tokens.h"
 #include "text/grammar/pattern_grammar.h"
 #include "text/grammar/schema_grammar.h"
+#include "text/grammar/text_automaton.h"
 
 namespace tandem::test {
 namespace {
@@ -427,6 +428,80 @@ TEST(PatternGrammar, MatchesWhatTheStandardLibraryMatches) {
       ASSERT_EQ(accepts(grammar, text), std::regex_match(text, expected)) << pattern << " " << text;
     }
   }
+}
+
+// Each limit is reached, and one more is too many.
+TEST(GrammarLimits, OfNodes) {
+  Grammar g;
+  for (int i = 0; i < 100'000; ++i) g.add_node();
+  EXPECT_EQ(error_of([&] { g.add_node(); }), "too large: more than 100000 states");
+  EXPECT_EQ(g.n_nodes(), 100'000);
+}
+
+// A chain of n optional parts counts the nodes behind each: n + .. + 1, and the end of the rule n
+// times. The two nodes of the rule and those that are alone count once.
+TEST(GrammarLimits, OfOptionalParts) {
+  constexpr int kChain = 1998, kCounted = 2 + kChain * (kChain + 1) / 2 + kChain;
+  for (const int more : {0, 1}) {
+    Grammar g;
+    const Grammar::Rule root = g.add_rule();
+    Grammar::Node node = g.add_byte(g.start(root), 'a');
+    for (int i = 1; i < kChain; ++i) {
+      const Grammar::Node next = g.add_node();
+      g.add_epsilon(node, next);
+      node = next;
+    }
+    g.add_epsilon(node, g.end(root));
+    for (int i = kCounted; i < 2'000'000 + more; ++i) g.add_node();
+    EXPECT_EQ(error_of([&] { g.finish(root); }),
+              more == 0 ? "no error" : "too large: too many optional parts");
+  }
+}
+
+TEST(GrammarLimits, OfAutomata) {
+  const auto text = [](int n) { return texts_in({std::string(n, 'a')}); };
+  EXPECT_EQ(text(19'999).states.size(), 20'000u);
+  EXPECT_EQ(error_of([&] { text(20'000); }), "too large: its strings are too long");
+  EXPECT_EQ(union_of(text(9'998), text(9'998)).states.size(), 19'999u);
+  EXPECT_EQ(error_of([&] { union_of(text(9'998), text(9'999)); }), "too large");
+  EXPECT_EQ(with_length(every_text(), 19'999, kNoLimit).states.size(), 20'000u);
+  EXPECT_EQ(error_of([] { with_length(every_text(), 20'000, kNoLimit); }),
+            "too large: more than 20000 states of strings");
+  TextAutomaton ten;
+  for (char32_t c = '0'; c <= '9'; ++c) ten.states[0].edges.push_back({{{c, c}}, 0});
+  ten.states[0].accepts = true;
+  EXPECT_EQ(with_length(ten, 10'000, 10'000).states.size(), 10'001u);
+  EXPECT_EQ(error_of([&] { with_length(ten, 10'001, 10'001); }),
+            "too large: more than 100000 edges of strings");
+}
+
+TEST(GrammarLimits, OfPatterns) {
+  const auto nested = [](int n) { return std::string(n, '(') + "a" + std::string(n, ')'); };
+  EXPECT_TRUE(accepts(pattern_grammar(nested(63)), "a"));
+  EXPECT_EQ(error_of([&] { pattern_grammar(nested(64)); }),
+            "groups are nested deeper than 64 levels");
+  EXPECT_TRUE(accepts(pattern_grammar("b{10000}"), std::string(10'000, 'b')));
+  EXPECT_FALSE(accepts(pattern_grammar("b{10000}"), std::string(9'999, 'b')));
+  for (const char* count : {"{10001}", "{0,10001}", "{2,1}", "{x}", "{,2}"})
+    EXPECT_TRUE(says(error_of([&] { pattern_grammar(std::string("b") + count); }),
+                     " is not a count between 0 and 10000"))
+        << count;
+}
+
+// Long texts end where the automaton would become too large: after 2,500 states, but not before the
+// least length.
+TEST(GrammarLimits, OfLengths) {
+  const auto lengths = [](int min, int max) {
+    const TextAutomaton automaton = with_length(every_text(), min, max);
+    std::string accepted;
+    for (const int n : {0, 1, 2, 3, 2500, 2501, 2502, 2999, 3000, 3001})
+      if (matches(automaton, std::string(n, 'x'))) accepted += fmt::format("{} ", n);
+    return accepted;
+  };
+  EXPECT_EQ(lengths(1, 2), "1 2 ");
+  EXPECT_EQ(lengths(0, 5000), "0 1 2 3 2500 2501 ");
+  EXPECT_EQ(lengths(3000, 5000), "3000 ");
+  EXPECT_EQ(lengths(2, kNoLimit), "2 3 2500 2501 2502 2999 3000 3001 ");
 }
 
 // Ambiguous parses share their suffixes; otherwise their number would double at each level.

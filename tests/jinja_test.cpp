@@ -118,6 +118,33 @@ TEST(Jinja, BoundsNesting) {
   EXPECT_TRUE(contains(error_of("{{ x }}", {{"x", std::move(deep)}}), "levels deep"));
 }
 
+// Each limit is reached, and one more is too many.
+TEST(Jinja, LimitsAreExact) {
+  const std::string longest(1 << 20, 'x');
+  EXPECT_EQ(render(longest), longest);
+  EXPECT_EQ(error_of(longest + "x"),
+            "the chat template has 1048577 bytes; at most 1048576 are supported");
+  EXPECT_EQ(render("{{ range(100000)|length }} {{ range(-5, 299995, 3)|length }}"),
+            "100000 100000");
+  for (const char* range : {"range(100001)", "range(-5, 299996, 3)", "range(100001, 0, -1)"})
+    EXPECT_EQ(error_of("{{ " + std::string(range) + " }}"),
+              "chat template line 1: a range has more than 100000 items");
+  const auto nested = [](int n) {
+    return "{{ " + std::string(n, '[') + std::string(n, ']') + " }}";
+  };
+  int deepest = 1;
+  while (error_of(nested(deepest + 1)).starts_with("no error")) ++deepest;
+  EXPECT_EQ(deepest, 66) << "a list is three levels";
+  int most = 1;
+  const auto sum = [](int n) {
+    std::string of = "{{ 0";
+    for (int i = 0; i < n; ++i) of += "+1";
+    return of + " }}";
+  };
+  while (error_of(sum(most + 1)).starts_with("no error")) ++most;
+  EXPECT_EQ(most, 198);
+}
+
 TEST(Jinja, BoundsTimeAndMemory) {
   constexpr std::string_view kHostile[] = {
       "{{ 'a' * 10**9 }}",

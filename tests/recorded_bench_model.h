@@ -1,10 +1,13 @@
-// A GPU of benchmarks that computes nothing and records what it is asked for, as lines of text.
+// A GPU of benchmarks that computes nothing and records what it is asked for, as lines of text; and
+// kernels of the CPU that record their calls.
 #pragma once
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,21 +16,34 @@
 namespace tandem {
 
 // Calls with the shapes and places of their matrices: "#2+64[5,256]" is 64 bytes into the second
-// allocation. A section ends after the first two runs: how many follow depends on the time.
+// allocation. A section ends after the first two runs; the number of all waits follows.
 class CallLog {
  public:
   std::vector<std::string> lines;
   int runs_of_section = 2;
+  int kernels_of_section = 12;
 
   void add(std::string line) {
     if (n_runs_ < runs_of_section) lines.push_back(std::move(line));
   }
   void begin_section(std::string line) {
-    n_runs_ = 0;
+    lines.push_back(fmt::format("{} waits", n_waits_));
+    n_runs_ = n_waits_ = 0;
+    kernels_.clear();
     lines.push_back(std::move(line));
+  }
+  // The first different calls of a section.
+  void add_kernel(const std::string& line) {
+    if (std::ssize(kernels_) < kernels_of_section && kernels_.insert(line).second)
+      lines.push_back("cpu " + line);
+  }
+  // The address of something that lives as long as the benchmark, as a number.
+  int number_of(const void* address) {
+    return numbers_.try_emplace(address, static_cast<int>(numbers_.size())).first->second;
   }
   // A run ends with a wait, and so do copies.
   void wait() {
+    ++n_waits_;
     add("wait");
     const bool of_copies = lines.size() > 1 && lines[lines.size() - 2].starts_with("to_gpu");
     if (!of_copies) ++n_runs_;
@@ -88,19 +104,72 @@ class CallLog {
     return "host";
   }
 
-  int n_runs_ = 0;
+  int n_runs_ = 0, n_waits_ = 0;
+  std::set<std::string> kernels_;
+  std::map<const void*, int> numbers_;
   std::vector<std::shared_ptr<Buffer>> allocations_;
   std::vector<std::unique_ptr<Names>> weights_;
+};
+
+// The reference kernels with their calls recorded: shapes, and the places of weights and of stored
+// rows, numbered as they are first seen.
+class RecordedKernels {
+ public:
+  explicit RecordedKernels(CallLog& log) { log_ = &log; }
+
+  static cpu::KernelTable table() {
+    cpu::KernelTable kernels = good();
+    kernels.gemm = [](const cpu::GemmArgs& a) {
+      log_->add_kernel("gemm " + product(a));
+      good().gemm(a);
+    };
+    kernels.gemm_transposed = [](const cpu::GemmArgs& a) {
+      log_->add_kernel("gemm_transposed " + product(a));
+      good().gemm_transposed(a);
+    };
+    kernels.attend = [](const cpu::AttendArgs& a) {
+      std::string keys;
+      for (int i = 0; i < a.n_blocks; ++i)
+        keys += fmt::format(" {}/{}", a.blocks[i].n_keys, a.blocks[i].visible);
+      log_->add_kernel(fmt::format("attend {} queries of {}+{} and {}, from {}, {} a token, keys{}",
+                                   a.n_queries, a.dim, a.rope_dim, a.v_dim, a.first_query,
+                                   a.queries_per_token, keys));
+      good().attend(a);
+    };
+    kernels.silu_mul = [](const cpu::SiluMulArgs& a) {
+      log_->add_kernel(fmt::format("silu_mul {}", a.n));
+      good().silu_mul(a);
+    };
+    kernels.decode = [](const cpu::DecodeArgs& a) {
+      log_->add_kernel(fmt::format("decode {} of #{}", a.n, log_->number_of(a.from)));
+      good().decode(a);
+    };
+    return kernels;
+  }
+
+ private:
+  static const cpu::KernelTable& good() {
+    static const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kReference);
+    return kernels;
+  }
+  static std::string product(const cpu::GemmArgs& a) {
+    return fmt::format("{}x{}x{} by #{} from {}", a.m, a.n, a.k, log_->number_of(a.w.data),
+                       a.first_row);
+  }
+
+  static inline CallLog* log_ = nullptr;
 };
 
 class RecordedDevice final : public Device {
  public:
   explicit RecordedDevice(CallLog& log) : log_(log) {}
   Buffer allocate(int64_t bytes) override { return log_.allocate(bytes); }
+  Buffer allocate_on_host(int64_t bytes) override { return log_.allocate(bytes); }
   void copy(const void* from, int64_t bytes, void* to) override {
     log_.add(fmt::format("copy {} to {}", log_.of(TensorView{const_cast<void*>(from), 1, bytes}),
                          log_.of(TensorView{to, 1, bytes})));
   }
+  void wait() override { log_.wait(); }
   void to_host(TensorView x, TensorView out) override {
     for (int64_t r = 0; r < x.rows; ++r) std::memset(out.row_data(r), 0, out.cols * 4);
   }
@@ -181,6 +250,53 @@ class RecordedExperts final : public ExpertPool {
   CallLog& log_;
 };
 
+// Experts that the CPU computes for the GPU model. Streams none, but counts 1,000 bytes a batch
+// where steps have enough tokens.
+class RecordedHybrid final : public HybridBenchModel {
+ public:
+  RecordedHybrid(ExpertPool& on_cpu, CallLog& log) : log_(log), experts_(*this, on_cpu) {}
+  ExpertPool& experts() override { return experts_; }
+  void micro_batches_from(int n_sequences) override {
+    log_.add(fmt::format("micro-batches from {}", n_sequences));
+  }
+  std::optional<int> measure_crossover(int max_tokens) override {
+    log_.add(fmt::format("crossover of {}", max_tokens));
+    return crossover;
+  }
+  void stream_from(int n_tokens) override {
+    log_.add(fmt::format("stream from {}", n_tokens));
+    stream_from_ = n_tokens;
+  }
+  int64_t bytes_streamed() const override { return bytes_; }
+
+  static inline std::optional<int> crossover = 77;
+
+ private:
+  class Experts final : public ExpertPool {
+   public:
+    Experts(RecordedHybrid& owner, ExpertPool& on_cpu) : owner_(owner), on_cpu_(on_cpu) {}
+    void add_to(Ticket ticket, TensorView y) override { on_cpu_.add_to(ticket, y); }
+
+   private:
+    Ticket start(const ExpertBatch& b) override {
+      owner_.log_.add(fmt::format("submit of layer {}: {} tokens", b.layer, b.x.rows));
+      if (owner_.stream_from_ > 0 && b.x.rows >= owner_.stream_from_) owner_.bytes_ += 1000;
+      ExpertBatch scaled = b;
+      scales_.resize(b.x.rows);
+      scaled.x_scales = scales_.data();
+      return on_cpu_.submit(scaled);
+    }
+    RecordedHybrid& owner_;
+    ExpertPool& on_cpu_;
+    std::vector<float> scales_;
+  };
+
+  CallLog& log_;
+  Experts experts_;
+  int stream_from_ = 0;
+  int64_t bytes_ = 0;
+};
+
 class RecordedBenchModel final : public GpuBenchModel {
  public:
   RecordedBenchModel(const GpuBenchOptions& o, CallLog& log)
@@ -195,13 +311,17 @@ class RecordedBenchModel final : public GpuBenchModel {
   Device& device() override { return device_; }
   Ops& ops() override { return ops_; }
   ExpertPool& experts() override { return experts_; }
-  std::unique_ptr<HybridBenchModel> share(CpuExperts&, ExpertPool&, int) override { return {}; }
+  std::unique_ptr<HybridBenchModel> share(CpuExperts&, ExpertPool& on_cpu,
+                                          int max_tokens) override {
+    log_.add(fmt::format("share steps of {} tokens", max_tokens));
+    return std::make_unique<RecordedHybrid>(on_cpu, log_);
+  }
   QuantView repeated(TensorView rows, int64_t n_rows) override {
     log_.add(fmt::format("repeat {} to {} rows", log_.of(rows), n_rows));
     return {.q = {device_.allocate(1).data(), n_rows, rows.cols, rows.cols, rows.dtype},
             .scale = {}};
   }
-  int n_nodes_of_last_step() const override { return 0; }
+  int n_nodes_of_last_step() const override { return 40; }
   void to_gpu(TensorView from, TensorView to) override {
     log_.add("to_gpu " + log_.of(from) + " " + log_.of(to));
     std::memcpy(to.data, from.data, from.rows * from.row_bytes());

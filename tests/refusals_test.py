@@ -180,6 +180,45 @@ class Refusals(KeptOutput):
                  for command, values in options.items() for option, them in values.items() for value in them]
         self.same("refused_options.txt", self.answers(cases))
 
+    def test_the_first_wrong_option_is_named(self):
+        """Of several wrong options one is named; it is corrected or taken away, and so on until only one is left."""
+        text = str(self.folder / "short.txt")
+        pathlib.Path(text).write_text("a")
+        commands = {
+            ("serve", TINY, "-q"): {"--port": "-1", "--max-batch": "0", "--chunk": "0", "--kv-tokens": "-1", "--kv-fraction": "0", "--drain": "-1",
+                                    "--cors-origin": "x", "--device": "gpu", "--isa": "sse", "--experts": "int3", "--attention": "x", "--kv": "x",
+                                    "--activations": "x", "--ctx": "-1"},
+            ("run", TINY, "-q", "-p", "x"): {"-f": "/no/such", "--temp": "-1", "--top-p": "2", "--top-k": "-1", "--min-p": "2", "--repetition-penalty": "0",
+                                             "--presence-penalty": "3", "--logit-bias": "x", "-n": "-3", "--ctx": "-1", "--logprobs": "513",
+                                             "--record-routing": "/no/such/r", "--timeline": "/no/such/t", "--placement": "/no/such/p"},
+            ("eval", TINY, "-q"): {"-f": (text, str(ROOT / "README.md")), "--ctx": "1", "--against": "/no/such", "--against-experts": "auto", "--placement": "/no/such/p"},
+            ("logits", TINY, "-q"): {"--tokens": ("1,2,x", "1"), "--out": ("/no/such/x.npy", str(self.folder / "x.npy")), "--ctx": "-1"},
+            ("tokenize", TINY): {"-p": "{", "-f": "/no/such", "--decode": None, "--chat": None},
+            ("plan", "r1", "--machine", "8xh200"): {"--ctx": "0", "--concurrency": "-1", "--prompt": "0", "--output": "0", "--user-speed": "-1",
+                                                    "--statistics": "/no/such/s", "--placement": "/no/such/p", "--out": "/no/such/o", "--plot": "/no/such/f"},
+            ("bench", "attention", "--variants"): {"--seconds": "0", "--tokens": "0", "--ctx": "0", "--batch": "1000", "--config": "/no/such",
+                                                   "--plot": "/no/such/p"},
+            ("bench", "generate", "--config", TINY): {"--seconds": "0", "--tokens": "0", "--ctx": "0", "--batch": "0", "-n": "0", "--layers": "0",
+                                                      "--format": "int8"},
+            ("selftest",): {"--layers": "0", "--arch": "/no/such"},
+        }
+        cases = []
+        for command, options in commands.items():
+            left, right = dict(options), []
+            while left:
+                wrong = {option: value[0] if isinstance(value, tuple) else value for option, value in left.items()}
+                words = [word for option, value in wrong.items() for word in ([option] if value is None else [option, value])]
+                line = self.answer("", *command, *right, *words)
+                cases.append(f"{' '.join([*command, *left]).replace(str(ROOT), 'ROOT')}{line.replace(text, 'SHORT').replace(str(ROOT), 'ROOT')}")
+                if line.endswith("accepted\n"):
+                    break
+                named = [option for option in wrong if re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", line)]
+                named = named or [option for option, value in wrong.items() if value and value in line]
+                self.assertTrue(named, line)
+                value = left.pop(named[0])
+                right += [named[0], value[1]] if isinstance(value, tuple) else []
+        self.same("refused_in_order.txt", "".join(cases))
+
 
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1], verbosity=1)

@@ -366,6 +366,47 @@ Json list_of(int n, const std::function<Json(int)>& one) {
   return list;
 }
 
+// Each limit is reached, and one more is too many.
+TEST(Schema, CombinationsHaveLimits) {
+  const auto refusal = [](const Json& schema) {
+    return error_of([&] { (void)grammar_of(schema); });
+  };
+  // A chain of n references to a constant.
+  const auto chain = [](int n) {
+    return list_of(n, [n](int i) {
+      return i + 1 == n ? Json{{"const", 1}} : Json{{"$ref", fmt::format("#/$defs/{}", i + 1)}};
+    });
+  };
+  const auto referring = [&](int n) { return Json{{"$ref", "#/$defs/0"}, {"$defs", chain(n)}}; };
+  EXPECT_EQ(refusal(referring(255)), "no error");
+  EXPECT_EQ(refusal(referring(256)), "#/$defs/255: too many references and schemas are combined");
+  const auto opposite = [&](int n) {
+    return Json{{"type", "integer"}, {"not", {{"$ref", "#/$defs/0"}}}, {"$defs", chain(n)}};
+  };
+  EXPECT_EQ(refusal(opposite(64)), "no error");
+  EXPECT_EQ(refusal(opposite(65)), "#/not: the schema refers only to itself");
+  const auto all = [](int n) {
+    return Json{{"allOf", list_of(n, [](int) { return Json{{"type", "null"}}; })}};
+  };
+  EXPECT_EQ(refusal(all(1999)), "no error");
+  EXPECT_EQ(refusal(all(2000)), "#/allOf/1999: too many references and schemas are combined");
+  const auto patterns = [](int n) {
+    Json of = Json::object();
+    for (int i = 0; i < n; ++i) of[fmt::format("^{}", i)] = {{"type", "null"}};
+    return Json{{"type", "object"}, {"patternProperties", of}};
+  };
+  EXPECT_EQ(refusal(patterns(6)), "no error");
+  EXPECT_TRUE(says(refusal(patterns(7)), "#: more than 6 patterns of names, or 4 of "));
+  const auto step = [](double of) { return Json{{"type", "number"}, {"multipleOf", of}}; };
+  EXPECT_EQ(refusal(step(1e19)), "no error");
+  EXPECT_TRUE(says(refusal(step(1e20)), "multiples of a step with more than 20 zeros"));
+  EXPECT_EQ(refusal(step(1e-19)), "no error");
+  EXPECT_TRUE(says(refusal(step(1e-20)), "multiples of a step with more than 20 zeros"));
+  EXPECT_EQ(refusal(step(1000)), "no error");
+  EXPECT_EQ(refusal(step(0.999)), "no error");
+  EXPECT_TRUE(says(refusal(step(1.001)), "multiples of a step of more than 1000"));
+}
+
 TEST(Schema, ExpensiveSchemasAreWrittenOrRefusedInTime) {
   const auto property = [](int i) { return fmt::format("property{}", i); };
   const auto two = [&](int i) {

@@ -40,6 +40,27 @@ TEST(SelfTest, ComparesKernelsWithTheReference) {
   EXPECT_LT(rows[1].error, 0.04);
 }
 
+// The error is the largest difference of a logit, over the largest difference that layers make.
+// This fault has always the same, as only reference kernels compute.
+TEST(SelfTest, MeasuresTheError) {
+  static const cpu::KernelTable reference = cpu::kernels_for(cpu::Isa::kReference);
+  cpu::KernelTable wrong = reference;
+  wrong.silu_mul = [](const cpu::SiluMulArgs& a) {
+    reference.silu_mul(a);
+    for (int64_t i = 0; i < a.n; ++i) a.out[i] *= 1.05f;
+  };
+  const SelfTestRow row = rows_of(wrong).back();
+  EXPECT_EQ(row.bound, 0.06);
+  EXPECT_NEAR(row.error, 0.048218, 1e-4);
+  EXPECT_TRUE(row.passed());
+  SelfTestRow limit = {.finite = true, .error = 0.06, .bound = 0.06};
+  EXPECT_TRUE(limit.passed());
+  limit.error = 0.0601;
+  EXPECT_FALSE(limit.passed());
+  limit = {.finite = false, .error = 0, .bound = 0.06};
+  EXPECT_FALSE(limit.passed());
+}
+
 struct Fault {
   const char* name;
   void (*plant)(cpu::KernelTable& kernels);

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -168,6 +169,53 @@ class LifeCycle(unittest.TestCase):
         client.join()
         self.assertEqual(result["events"][-1]["choices"][0]["finish_reason"], "length")
 
+    def stream(self, server):
+        """A client whose answer does not end soon."""
+        client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        body = json.dumps({"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True})
+        client.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        client.recv(100)
+        return client
+
+    def test_a_second_signal_ends_at_once(self):
+        for first, second in ((signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)):
+            server = Server("--drain", "600").wait_ready()
+            with self.stream(server) as client:
+                server.process.send_signal(first)
+                while True:  # until the first signal is heard
+                    with socket.socket() as late:
+                        if late.connect_ex(("127.0.0.1", server.port)) != 0:
+                            break
+                self.assertGreater(len(client.recv(100)), 0, "the answer goes on")
+                server.process.send_signal(second)
+                self.assertEqual(server.process.wait(timeout=20), 0)
+                server.process.stderr.close()
+
+    def test_term_while_the_model_is_loaded(self):
+        self.assertEqual(Server().stop(), 0)
+
+    def test_says_what_it_has(self):
+        def ready(*options):
+            server = Server(*options, "--threads", "1", "--isa", "reference").wait_ready()
+            self.assertEqual(server.stop(), 0)
+            return server.lines
+        rest = "1 threads, reference\n"
+        self.assertEqual(ready("--ctx", "4096", "--kv-tokens", "200000"), [f"ready: context 4096, KV cache of 200000 tokens (0.38 GB), {rest}"])
+        # At most every sequence at full length.
+        self.assertEqual(ready("--ctx", "640", "--max-batch", "3"), [f"ready: context 640, KV cache of 1920 tokens (0.00 GB), {rest}"])
+
+    def test_a_line_for_each_answer(self):
+        server = Server("--log-requests").wait_ready()
+        for n in (1, 2):
+            server.ok("/v1/completions", {"prompt": ["ab" * 50, "b"], "n": n, "max_tokens": 3, "ignore_eos": True})
+        server.post("/v1/completions", {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "timeout": 0})
+        self.assertEqual(server.stop(), 0)
+        tokens = re.findall(r"prompt=(\d+)", "".join(server.lines))
+        number = r"\d+\.\d{3}s"
+        self.assertRegex("".join(server.lines[1:]), rf"^cmpl-[0-9a-f]{{32}} prompt={tokens[0]} cached=0 generated=6 answers=2 first={number} total={number} length\n"
+                         rf"cmpl-[0-9a-f]{{32}} prompt={tokens[0]} cached=\d+ generated=12 answers=4 first={number} total={number} length\n"
+                         rf"cmpl-[0-9a-f]{{32}} prompt={tokens[2]} cached=0 generated=0 answers=1 first=0\.000s total={number} abort\n$")
+
     def test_term_ends_what_takes_too_long(self):
         server = Server("--drain", "0").wait_ready()
         s = socket.create_connection(("127.0.0.1", server.port), timeout=10)
@@ -238,6 +286,23 @@ class LifeCycle(unittest.TestCase):
             self.assertLess(server.resident_bytes() - before, 100 << 20)
         finally:
             self.assertEqual(server.stop(), 0)
+
+    def test_connections_leave_room_for_files(self):
+        """Of the files that a process may open, 64 are not for connections; with few of them, 64 are."""
+        for n_files, n_connections in ((100, 64), (128, 64), (129, 65), (160, 96)):
+            server = Server(limit_of_files=n_files)
+            clients = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(n_connections + 3)]
+            answered = 0
+            for client in clients:
+                try:
+                    client.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+                    answered += client.recv(8) == b"HTTP/1.1"
+                except ConnectionResetError:
+                    pass
+            for client in clients:
+                client.close()
+            self.assertEqual(server.stop(), 0)
+            self.assertEqual(answered, n_connections, n_files)
 
     def test_bad_options(self):
         for options, words in ((["--port", "99999"], "--port"), (["--max-batch", "0"], "--max-batch"), (["--ctx", "4096", "--kv-tokens", "64"], "--kv-tokens"),

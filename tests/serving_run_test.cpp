@@ -200,6 +200,60 @@ TEST_F(ServingRun, OptionsHaveLimits) {
   EXPECT_EQ(error_with(o), "--output-file " + (folder_ / "no/such/file") + ": cannot be written");
 }
 
+// Of several wrong options the first of these is named.
+TEST_F(ServingRun, NamesTheFirstWrongOption) {
+  using Set = std::function<void(ServingBenchOptions&)>;
+  struct Option {
+    const char* name;
+    Set wrong, right;
+  };
+  const Option all[] = {
+      {"--dataset-name", [](auto& o) { o.dataset.name = "x"; },
+       [](auto& o) { o.dataset.name = "sharegpt"; }},
+      {"--num-prompts", [](auto& o) { o.dataset.n_prompts = 0; },
+       [](auto& o) { o.dataset.n_prompts = 4; }},
+      {"--random-input-len", [](auto& o) { o.dataset.input_tokens = 0; },
+       [](auto& o) { o.dataset.input_tokens = 1; }},
+      {"--random-output-len", [](auto& o) { o.dataset.output_tokens = 0; },
+       [](auto& o) { o.dataset.output_tokens = 1; }},
+      {"--warmup-requests", [](auto& o) { o.warmup_requests = -1; },
+       [](auto& o) { o.warmup_requests = 0; }},
+      {"--sharegpt-output-len", [](auto& o) { o.dataset.sharegpt_output_tokens = 3; },
+       [](auto& o) { o.dataset.sharegpt_output_tokens = 4; }},
+      {"--sharegpt-context-len", [](auto& o) { o.dataset.sharegpt_context = 3; },
+       [](auto& o) { o.dataset.sharegpt_context = {}; }},
+      {"--max-concurrency", [](auto& o) { o.max_concurrency = 0; },
+       [](auto& o) { o.max_concurrency = 1; }},
+      {"--concurrency",
+       [](auto& o) {
+         o.concurrency = {4, 5};
+       },
+       [](auto& o) { o.concurrency = {4}; }},
+      {"--slo-tps-user", [](auto& o) { o.slo_tokens_a_user = {0}; },
+       [](auto& o) { o.slo_tokens_a_user.clear(); }},
+      {"--random-range-ratio", [](auto& o) { o.dataset.range_ratio = 2; },
+       [](auto& o) { o.dataset.range_ratio = 1; }},
+      {"--request-rate", [](auto& o) { o.request_rate = 0; }, [](auto& o) { o.request_rate = 1; }},
+      {"--port", [](auto& o) { o.port = 0; }, [](auto& o) { o.port = {}; }},
+      {"--tokenize-prompt", [](auto& o) { o.dataset.sends_ids = true; },
+       [](auto& o) { o.dataset.sends_ids = false; }},
+      {"--backend", [](auto& o) { o.backend = "x"; }, [](auto& o) { o.backend = "vllm"; }},
+      {"--base-url", [](auto& o) { o.base_url = "x"; }, [](auto& o) { o.base_url = ""; }},
+      {"--extra-request-body", [](auto& o) { o.extra_request_body = "1"; },
+       [](auto& o) { o.extra_request_body = ""; }},
+      {"--output-file", [](auto& o) { o.output_file = "/no/such/file"; },
+       [&](auto& o) { o.output_file = folder_ / "out"; }},
+      {"no tokenizer", [](auto& o) { o.tokenizer = "/no/such"; },
+       [](auto& o) { o.tokenizer = kTiny; }}};
+  ServingBenchOptions o = options();
+  for (const Option& option : all) option.wrong(o);
+  for (const Option& option : all) {
+    EXPECT_TRUE(error_with(o).starts_with(option.name)) << option.name << ": " << error_with(o);
+    option.right(o);
+  }
+  EXPECT_EQ(error_with(o), "no error");
+}
+
 TEST_F(ServingRun, NamesTheOutputFile) {
   const auto here = std::filesystem::current_path();
   std::filesystem::current_path(folder_.path());
@@ -370,8 +424,8 @@ TEST_F(ServingRun, ReportsARun) {
     if (client.request.starts_with("POST /flush_cache?timeout=60.0 "))
       return client.send(whole("399 Fine", ""));
     if (client.request.starts_with("GET /server_info "))
-      return client.send(
-          whole("200 OK", R"({"internal_states": [{"avg_spec_accept_length": 1.5}]})"));
+      return client.send(whole("200 OK", R"({"internal_states": [{"avg_spec_accept_length": 2.5}],
+              "decode": [{"internal_states": [{"avg_spec_accept_length": 1.5}]}]})"));
     if (client.index == 4) return client.send(whole("500 Oops", "first"));
     if (client.index == 5) return client.send(whole("500 Oops", "second"));
     client.send(generated("12", 2));
@@ -381,7 +435,9 @@ TEST_F(ServingRun, ReportsARun) {
   o.flush_cache = o.output_details = true;
   ServingBench bench(o, [&](const std::string& line) { said_.push_back(line); });
   EXPECT_EQ(bench.model(), "served");
+  const auto start = std::chrono::steady_clock::now();
   const ServingBench::Run run = bench.run(1, 3);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
   unsetenv("OPENAI_API_KEY");
   EXPECT_EQ(said_,
             (std::vector<std::string>{

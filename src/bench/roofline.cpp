@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kMinRounds = 3;
+constexpr int kRounds = 3;
 constexpr double kShortestTiming = 1e-3;  // per group of runs that are timed together
 constexpr double kMaxBurstSeconds = 0.1;
 
@@ -80,13 +80,12 @@ std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
   for (size_t w = 0; w < works.size(); ++w) {
     const double time = time_runs(w);
     timings[w].repeats = std::max<int64_t>(1, static_cast<int64_t>(kShortestTiming / time));
-    expected += std::max(kMinRounds * time, seconds);
+    expected += std::max(kRounds * time, seconds);
   }
-  for (int round = 0; round < kMinRounds || spent < seconds * static_cast<double>(works.size());
-       ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     for (size_t w = 0; w < works.size(); ++w) {
       double turn = 0;
-      while (turn == 0 || turn < seconds / kMinRounds) {
+      while (turn == 0 || turn < seconds / kRounds) {
         const double time = time_runs(w);
         turn += time;
         const Bounds beside = probe.bounds_of_last(2);

@@ -56,11 +56,11 @@ HttpServer::HttpServer(Service& service, const Options& options)
   if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
   require(!error, "cannot listen on {}:{}: {}; choose another --port or --host", options.host,
           options.port, error.message());
+  signals_.add(SIGTERM);  // from now on a signal waits for run()
+  signals_.add(SIGINT);
 }
 
 void HttpServer::run() {
-  signals_.add(SIGTERM);
-  signals_.add(SIGINT);
   wait_for_signal();
   asio::co_spawn(
       io_, [this] { return accept(); }, asio::detached);

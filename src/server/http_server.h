@@ -25,8 +25,8 @@ class HttpServer {
     std::chrono::seconds drain{30};  // time for running requests after SIGTERM
   };
 
-  // Starts to listen. Throws Error when the address or the certificate cannot be used. The service
-  // must outlive the server.
+  // Starts to listen; signals that come before run() are heard by it. Throws Error when the address
+  // or the certificate cannot be used. The service must outlive the server.
   HttpServer(Service& service, const Options& options);
 
   int port() const { return acceptor_.local_endpoint().port(); }

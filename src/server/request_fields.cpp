@@ -39,9 +39,12 @@ std::optional<int32_t> as_token_id(const nlohmann::ordered_json& value) {
 
 RequestFields::RequestFields(const nlohmann::ordered_json& object, std::string path)
     : object_(object), path_(std::move(path)) {
-  if (!object.is_object())
-    throw ApiError(400, fmt::format("{} is {}: must be an object",
-                                    path_.empty() ? "the request" : path_, shown(object)));
+  if (object.is_object()) return;
+  const std::string name = path_.substr(0, path_.size() - (path_.ends_with('.') ? 1 : 0));
+  throw ApiError(400,
+                 fmt::format("{} is {}: must be an object", name.empty() ? "the request" : name,
+                             shown(object)),
+                 name);
 }
 
 const nlohmann::ordered_json* RequestFields::find(const std::string& key) const {

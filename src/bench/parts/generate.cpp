@@ -1,6 +1,5 @@
 // `tandem bench generate`: a reduced model with random weights, run end to end by the engine.
 #include <algorithm>
-#include <chrono>
 #include <random>
 
 #include "bench/benchmark.h"
@@ -80,9 +79,7 @@ std::vector<TimedRun> decode_runs(Engine& engine, const BenchInput& bench, int c
     while (n_drawn < batch) engine.step();
     probe.burst(kFirstBurst);
     while (n_ended < batch) {
-      const auto start = Clock::now();
-      engine.step();
-      const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+      const double seconds = seconds_of([&] { engine.step(); });
       const int burst = probe.n_bursts();
       probe.burst(seconds);
       runs.push_back({seconds, burst - 1, burst + 1});
@@ -101,7 +98,7 @@ std::vector<TimedRun> prefill_runs(Engine& engine, const BenchInput& bench, int 
   probe.burst(kFirstBurst);
   for (int round = 0; round < kMinRounds || spent < bench.options.seconds; ++round) {
     const Request request = greedy(random_tokens(n, engine.vocabulary_size(), rng), 1);
-    const double seconds = complete(engine, {&request, 1})[0].prefill_seconds;
+    const double seconds = seconds_of([&] { complete(engine, {&request, 1}); });
     const int after = probe.n_bursts();
     for (int i = 0; i < kBurstsOfPrompt; ++i) probe.burst(seconds / kBurstsOfPrompt);
     runs.push_back({seconds, before, probe.n_bursts()});
