@@ -24,12 +24,6 @@ constexpr int kRounds = 9, kFiles = 4;
 constexpr int64_t kRowBytes = 7168, kPlainBytes = 1 << 20;
 constexpr int64_t kRoom = 4 << 20;  // plain reads bring headers too
 
-double seconds_of(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
   return values[values.size() / 2];

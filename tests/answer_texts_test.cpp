@@ -147,8 +147,6 @@ TEST(AnswerTexts, GenerateAndModels) {
   EXPECT_EQ(models_json("i", "r", 8, 9).dump(),
             R"({"object":"list","data":[{"id":"i","object":"model","created":9,)"
             R"("owned_by":"tandem","root":"r","parent":null,"max_model_len":8}]})");
-  EXPECT_EQ(n_characters("aä🙂"), 3U);
-  EXPECT_EQ(n_characters(""), 0U);
 }
 
 TEST(AnswerTexts, ErrorsHaveTheTypeOfTheirStatus) {

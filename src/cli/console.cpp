@@ -9,6 +9,7 @@
 #include <iterator>
 #include <limits>
 
+#include "engine/stop_text.h"
 #include "io/json.h"
 #include "io/load_jobs.h"
 
@@ -17,6 +18,12 @@ namespace {
 
 constexpr std::string_view kEndOfThinking = "</think>";
 constexpr const char *kDim = "\033[2m", *kPlain = "\033[0m", *kEraseLine = "\r\033[K";
+
+// Replaces the line of progress.
+void show_line(const std::string& line) {
+  std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());
+  std::fflush(stderr);
+}
 
 std::atomic<bool> interrupted{false};  // the only state that the signal handler changes
 
@@ -37,24 +44,18 @@ void Interrupt::clear() { interrupted = false; }
 LoadProgress load_progress(bool quiet, const std::string& what) {
   if (quiet || !isatty(STDERR_FILENO)) return {};
   return [what](int64_t done, int64_t total, double seconds) {
-    const std::string line = done == total ? "" : progress_line(done, total, seconds, what);
-    std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());
-    std::fflush(stderr);
+    show_line(done == total ? "" : progress_line(done, total, seconds, what));
   };
 }
 
 void show_prefill(int64_t done, int64_t total) {
   if (!isatty(STDERR_FILENO) || total <= kStepTokens) return;
-  const std::string line = done == total ? "" : fmt::format("prompt {} of {} tokens", done, total);
-  std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());
-  std::fflush(stderr);
+  show_line(done == total ? "" : fmt::format("prompt {} of {} tokens", done, total));
 }
 
 void show_measuring(double done, double of) {
   if (!isatty(STDERR_FILENO)) return;
-  const std::string line = done >= of ? "" : fmt::format("measured {:.0f} of {:.0f} s", done, of);
-  std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());
-  std::fflush(stderr);
+  show_line(done >= of ? "" : fmt::format("measured {:.0f} of {:.0f} s", done, of));
 }
 
 AnswerPrinter::AnswerPrinter(bool starts_thinking)
@@ -69,10 +70,7 @@ void AnswerPrinter::print(std::string_view text) {
   held_ += text;
   const size_t end = held_.find(kEndOfThinking);
   if (end == std::string::npos) {
-    size_t keep = std::min(held_.size(), kEndOfThinking.size() - 1);
-    while (keep > 0 &&
-           !kEndOfThinking.starts_with(std::string_view(held_).substr(held_.size() - keep)))
-      --keep;
+    const size_t keep = partial_match_length(held_, kEndOfThinking);
     write(std::string_view(held_).substr(0, held_.size() - keep));
     held_.erase(0, held_.size() - keep);
     return;

@@ -186,10 +186,6 @@ OrderedJson models_json(const std::string& id, const std::string& root, int64_t 
   return {{"object", "list"}, {"data", OrderedJson::array({model})}};
 }
 
-size_t n_characters(std::string_view text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; });
-}
-
 const char* finish_reason_name(FinishReason reason) {
   switch (reason) {
     case FinishReason::kStop:

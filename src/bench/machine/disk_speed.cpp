@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <cstring>
 #include <filesystem>
 #include <random>
 #include <thread>
@@ -13,6 +11,7 @@
 
 #include "bench/machine/machine_report.h"
 #include "core/check.h"
+#include "core/clock.h"
 #include "core/memory.h"
 #include "io/direct_file.h"
 #include "io/load_jobs.h"
@@ -85,10 +84,7 @@ double read_rate(const std::vector<std::string>& paths, int n_threads, double se
   std::atomic<int64_t> next = 0, bytes = 0;
   std::vector<std::thread> threads;
   threads.reserve(n_workers);
-  const auto start = std::chrono::steady_clock::now();
-  const auto spent = [&] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  };
+  const auto start = Clock::now();
   for (int t = 0; t < n_workers; ++t)
     threads.emplace_back([&] {
       const Buffer room(disk_page_up(most));
@@ -97,10 +93,10 @@ double read_rate(const std::vector<std::string>& paths, int n_threads, double se
         const int64_t n = piece.file->read(piece.begin, disk_page_up(piece.bytes), room.data());
         if (n == 0) return;
         bytes += n;
-      } while (spent() < seconds);
+      } while (seconds_since(start) < seconds);
     });
   for (std::thread& thread : threads) thread.join();
-  return static_cast<double>(bytes) / spent();
+  return static_cast<double>(bytes) / seconds_since(start);
 }
 
 // Writes numbers that no disk can compress; they are on the disk when this returns.

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
-
 #include "core/machine_info.h"
 #include "io/machine_json.h"
 
@@ -24,11 +22,9 @@ void measure_rounds(MachineSpeed& speed, double seconds, std::vector<Rates>& rea
   constexpr int kMinRounds = 3;
   reads.resize(speed.read_loops().size());
   peaks.resize(speed.peak_loops().size());
-  const std::chrono::duration<double> budget(seconds *
-                                             static_cast<double>(reads.size() + peaks.size()));
-  const auto start = std::chrono::steady_clock::now();
-  for (int round = 0; round < kMinRounds || std::chrono::steady_clock::now() - start < budget;
-       ++round) {
+  const double budget = seconds * static_cast<double>(reads.size() + peaks.size());
+  const auto start = Clock::now();
+  for (int round = 0; round < kMinRounds || seconds_since(start) < budget; ++round) {
     for (size_t i = 0; i < reads.size(); ++i) {
       const cpu::ReadLoop& loop = speed.read_loops()[i];
       reads[i].one.push_back(speed.read_bytes_per_second(loop, Threads::kOne));

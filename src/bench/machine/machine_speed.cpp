@@ -160,7 +160,7 @@ double read_rate(const Topology& topology, int node, const Buffer& memory,
   std::atomic<int64_t> next = 0;
   std::atomic<bool> stop = false;
   std::vector<std::thread> threads;
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   for (const int cpu : topology.nodes[node].cpus)
     threads.emplace_back([&, cpu] {
       const Pin pin(topology, cpu);
@@ -172,8 +172,7 @@ double read_rate(const Topology& topology, int node, const Buffer& memory,
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   stop = true;
   for (std::thread& thread : threads) thread.join();
-  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-  return static_cast<double>(next * kNodePieceBytes) / spent.count();
+  return static_cast<double>(next * kNodePieceBytes) / seconds_since(start);
 }
 
 }  // namespace

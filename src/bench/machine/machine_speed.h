@@ -2,10 +2,10 @@
 // loops. Bursts should alternate with the runs that are compared with them, because a machine's
 // speed changes from minute to minute.
 #pragma once
-#include <chrono>
 #include <span>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/machine.h"
 #include "core/memory.h"
 #include "core/team.h"
@@ -16,12 +16,6 @@
 namespace tandem {
 
 double median(std::vector<double> values);  // not empty
-
-double seconds_of(auto&& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 enum class Threads { kOne, kAll };
 

@@ -1,0 +1,29 @@
+// Durations in seconds, and the time of day.
+#pragma once
+#include <chrono>
+#include <cstdint>
+
+namespace tandem {
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+inline double seconds_since(Clock::time_point start) {
+  return seconds_between(start, Clock::now());
+}
+
+double seconds_of(auto&& work) {
+  const auto start = Clock::now();
+  work();
+  return seconds_since(start);
+}
+
+inline int64_t seconds_since_1970() {
+  return std::chrono::duration_cast<std::chrono::seconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace tandem
