@@ -131,7 +131,7 @@ Benchmark machine_benchmark() {
       .examples =
           "  tandem bench machine --json | jq .read_bytes_per_second\n"
           "  tandem bench experts --json > rows.json; tandem bench machine --curves rows.json\n",
-      .flags = {{kDisk}, {kCurves}},
+      .flags = {kDisk, kCurves},
       .alone = bench_machine,
       .header = nullptr,
       .text = machine_text};

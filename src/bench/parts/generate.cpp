@@ -1,6 +1,5 @@
 // `tandem bench generate`: a reduced model with random weights, run end to end by the engine.
 #include <algorithm>
-#include <chrono>
 #include <random>
 
 #include "bench/benchmark.h"
@@ -8,7 +7,6 @@
 #include "bench/cpu_bench_model.h"
 #include "bench/prediction.h"
 #include "bench/random_inputs.h"
-#include "core/machine_info.h"
 #include "engine/completion.h"
 
 namespace tandem {
@@ -80,9 +78,7 @@ std::vector<TimedRun> decode_runs(Engine& engine, const BenchInput& bench, int c
     while (n_drawn < batch) engine.step();
     probe.burst(kFirstBurst);
     while (n_ended < batch) {
-      const auto start = Clock::now();
-      engine.step();
-      const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+      const double seconds = seconds_of([&] { engine.step(); });
       const int burst = probe.n_bursts();
       probe.burst(seconds);
       runs.push_back({seconds, burst - 1, burst + 1});
@@ -150,8 +146,8 @@ ModelConfig cut_model(const BenchInput& bench) {
       left > 0,
       "{} layers with a cache of {} tokens need {:.2f} GB without experts, and {:.2f} GB may be "
       "used; choose fewer --layers, a shorter --ctx or raise --memory",
-      c.n_layers, cache_tokens(bench), static_cast<double>(bench.memory_bytes - left) * 1e-9,
-      static_cast<double>(bench.memory_bytes) * 1e-9);
+      c.n_layers, cache_tokens(bench), gigabytes(bench.memory_bytes - left),
+      gigabytes(bench.memory_bytes));
   return with_resident_experts(c, bench.formats.experts, left);
 }
 
@@ -282,16 +278,9 @@ Benchmark generate_benchmark() {
       .name = "generate",
       .help = "a cut model with random weights, end to end",
       .examples = "  tandem bench generate --config r1 --layers 5 --experts fp8 --ctx 1024,16384\n",
-      .flags = {{kConfig},
-                {kIsa},
-                {kContexts},
-                {kTokens, "lengths of prompts, a list"},
-                {kBatches},
-                {kLayers},
-                {kExperts},
-                {kFormat},
-                {kActivations},
-                {kNewTokens}},
+      .flags = {kConfig, kIsa, kContexts, kTokens, kBatches, kLayers, kExperts, kFormat,
+                kActivations, kNewTokens},
+      .tokens_help = "lengths of prompts, a list",
       .tokens = {64, 512},
       .contexts = {1024, 8192},
       .batches = {1},
