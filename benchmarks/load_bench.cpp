@@ -5,12 +5,12 @@
 #include <fcntl.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <random>
 #include <thread>
 
 #include "cli/inspect.h"
+#include "core/clock.h"
 #include "io/load_jobs.h"
 #include "io/packed_cache.h"
 #include "io/weight_store.h"

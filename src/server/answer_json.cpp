@@ -1,7 +1,5 @@
 #include "server/answer_json.h"
 
-#include <algorithm>
-
 namespace tandem {
 namespace {
 
