@@ -5,12 +5,12 @@
 #include <fcntl.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <random>
 #include <thread>
 
 #include "cli/inspect.h"
+#include "core/clock.h"
 #include "io/load_jobs.h"
 #include "io/packed_cache.h"
 #include "io/weight_store.h"
@@ -23,12 +23,6 @@ namespace {
 constexpr int kRounds = 9, kFiles = 4;
 constexpr int64_t kRowBytes = 7168, kPlainBytes = 1 << 20;
 constexpr int64_t kRoom = 4 << 20;  // plain reads bring headers too
-
-double seconds_of(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());

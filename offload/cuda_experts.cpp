@@ -1,7 +1,7 @@
 #include "offload/cuda_experts.h"
 
 #include "gpu_kernels/plain_products.h"
-#include "ops/cuda_ops.h"
+#include "ops/cuda_products.h"
 #include "ops/cuda_weights.h"
 
 namespace tandem {

@@ -1,7 +1,7 @@
 // Seconds that uploading an expert takes, and computing it on either device.
 #include <algorithm>
-#include <chrono>
 
+#include "core/clock.h"
 #include "core/rounding.h"
 #include "offload/cuda_even_batch.h"
 #include "offload/cuda_streaming.h"
@@ -10,13 +10,9 @@ namespace tandem {
 namespace {
 
 // Seconds of the second run: the first one touches memory and loads kernels.
-template <class Work>
-double seconds_of(Work work) {
-  using Clock = std::chrono::steady_clock;
+double seconds_of_second(auto&& work) {
   work();
-  const Clock::time_point start = Clock::now();
-  work();
-  return std::chrono::duration<double>(Clock::now() - start).count();
+  return seconds_of(work);
 }
 
 }  // namespace
@@ -37,7 +33,7 @@ ExpertRates CudaStreaming::measured_rates(int max_tokens) {
     const int used = std::min(n_experts, n * n_active),
               rows = std::max(1, (n * n_active + n_experts / 2) / n_experts);
     const auto of_one = [&](auto work) {
-      return SecondsByRows::Point{rows, seconds_of(work) / used};
+      return SecondsByRows::Point{rows, seconds_of_second(work) / used};
     };
     rates.cpu.points.push_back(of_one([&] {
       cpu_.begin(batch.of(layer, n));
@@ -60,8 +56,8 @@ ExpertRates CudaStreaming::upload_rates(int layer) {
   const auto n = static_cast<double>(experts.size());
   int64_t bytes = 0;
   ExpertRates rates = {};
-  rates.copy_seconds = seconds_of([&] { bytes = upload_.copy(layer, experts, 0); }) / n;
-  rates.link_seconds = seconds_of([&] {
+  rates.copy_seconds = seconds_of_second([&] { bytes = upload_.copy(layer, experts, 0); }) / n;
+  rates.link_seconds = seconds_of_second([&] {
                          upload_.send(bytes, 0);
                          upload_.wait();
                        }) /

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "core/clock.h"
 #include "core/run_error.h"
 #include "ops/cuda_weights.h"
 
@@ -103,7 +104,6 @@ void HandOff::add_sum(StepRows rows, TensorView y) {
 // Polls for about as long as the GPU needs for the rest of a decode layer, then sleeps between
 // checks. Time in which this program was stopped (Ctrl-Z) does not count as waiting.
 void HandOff::await_batch(int layer, Team* team, std::chrono::duration<double> patience) {
-  using Clock = std::chrono::steady_clock;
   constexpr auto kPolling = std::chrono::milliseconds(2);
   constexpr auto kNap = std::chrono::microseconds(50);
   constexpr int kLooksBetweenClocks = 64;

@@ -1,15 +1,13 @@
 #include "offload/step_trace.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "core/clock.h"
 #include "gpu_kernels/stamp.h"
 
 namespace tandem {
 
-double StepTrace::now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double StepTrace::now() { return seconds_since({}); }
 
 // Compares the clocks once; the error is at most the time for which a stamp takes to arrive.
 void StepTrace::record(Timeline& timeline) {

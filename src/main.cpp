@@ -7,10 +7,9 @@
 #include <cstdlib>
 #include <new>
 
-#include "cli/bench_options.h"
+#include "cli/command_options.h"
 #include "cli/console.h"
 #include "cli/options.h"
-#include "cli/serve_options.h"
 #include "cli/typed_options.h"
 #include "core/run_error.h"
 #include "io/json.h"
@@ -33,10 +32,8 @@ void add_model_options(CLI::App& command, Options& o) {
              "memory is too small), fp8, bf16, int8, int4, int4-32 or int4-128");
   add_attention(command, o.model.attention,
                 "auto, naive (keys and values restored) or absorb (in latent space)");
-  command
-      .add_option("--ctx", o.model.context,
-                  "tokens of KV cache; 0: the model's own context, at most 8192")
-      ->capture_default_str();
+  add_value(command, "--ctx", o.model.context,
+            "tokens of KV cache; 0: the model's own context, at most 8192");
   add_kv_type(command, o.model.kv,
               "type of the KV cache: auto, bf16, or fp8 (with --device cuda), which holds 1.75 "
               "times as many tokens at some loss of accuracy");
@@ -56,36 +53,25 @@ void add_model_options(CLI::App& command, Options& o) {
 void add_generate_options(CLI::App& command, Options& o) {
   GenerateOptions& g = o.generate;
   SamplingParams& s = g.sampling;
-  command.add_option("-n", g.max_new_tokens, "maximum number of new tokens")->capture_default_str();
+  add_value(command, "-n", g.max_new_tokens, "maximum number of new tokens");
   command.add_option("--system", g.system, "system prompt");
-  command.add_option("--temp", s.temperature, "temperature; 0: greedy")->capture_default_str();
-  command
-      .add_option("--top-p", s.top_p,
-                  "sample from the most likely tokens up to this total probability")
-      ->capture_default_str();
-  command.add_option("--top-k", s.top_k, "sample from this many most likely tokens; 0: all")
-      ->capture_default_str();
-  command
-      .add_option("--min-p", s.min_p,
-                  "drop tokens less likely than this fraction of the most likely")
-      ->capture_default_str();
-  command
-      .add_option("--repetition-penalty", s.repetition_penalty,
-                  "above 1: tokens that occurred before become less likely")
-      ->capture_default_str();
-  command
-      .add_option("--presence-penalty", s.presence_penalty,
-                  "subtracted from the logits of tokens generated before")
-      ->capture_default_str();
-  command
-      .add_option("--frequency-penalty", s.frequency_penalty,
-                  "subtracted once per earlier occurrence of the token")
-      ->capture_default_str();
+  add_value(command, "--temp", s.temperature, "temperature; 0: greedy");
+  add_value(command, "--top-p", s.top_p,
+            "sample from the most likely tokens up to this total probability");
+  add_value(command, "--top-k", s.top_k, "sample from this many most likely tokens; 0: all");
+  add_value(command, "--min-p", s.min_p,
+            "drop tokens less likely than this fraction of the most likely");
+  add_value(command, "--repetition-penalty", s.repetition_penalty,
+            "above 1: tokens that occurred before become less likely");
+  add_value(command, "--presence-penalty", s.presence_penalty,
+            "subtracted from the logits of tokens generated before");
+  add_value(command, "--frequency-penalty", s.frequency_penalty,
+            "subtracted once per earlier occurrence of the token");
   command
       .add_option("--logit-bias", g.logit_bias,
                   "ID=VALUE: value added to the logit of a token; may be repeated")
       ->allow_extra_args(false);  // MODEL may follow
-  command.add_option("--seed", s.seed, "the same seed gives the same text")->capture_default_str();
+  add_value(command, "--seed", s.seed, "the same seed gives the same text");
   command.add_flag("--ignore-eos", g.ignore_eos, "continue after the end of the answer");
   command.add_option("--stop", g.stops, "end the answer before this text; may be repeated")
       ->allow_extra_args(false);
@@ -110,19 +96,16 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
   plan->add_option("--machine", p.machine,
                    "a machine of machines/ by name, or a machine file; without it, this machine as "
                    "measured by `tandem bench machine`");
-  plan->add_option("--ctx", p.context, "tokens of KV cache per sequence")->capture_default_str();
-  plan->add_option("--concurrency", p.concurrency,
-                   "concurrent sequences; 0: the number that serves the objective best")
-      ->capture_default_str();
-  plan->add_option("--prompt", p.prompt_tokens, "tokens of a prompt")->capture_default_str();
-  plan->add_option("--output", p.output_tokens, "tokens of an answer")->capture_default_str();
+  add_value(*plan, "--ctx", p.context, "tokens of KV cache per sequence");
+  add_value(*plan, "--concurrency", p.concurrency,
+            "concurrent sequences; 0: the number that serves the objective best");
+  add_value(*plan, "--prompt", p.prompt_tokens, "tokens of a prompt");
+  add_value(*plan, "--output", p.output_tokens, "tokens of an answer");
   add_objective(*plan, p.objective, "latency of a request, or throughput of all");
-  plan->add_option("--user-speed,--slo-tps-user", p.user_speed,
-                   "required tokens per second for each user; 0: any")
-      ->capture_default_str();
-  plan->add_option("--slo-ttft", p.first_token_seconds,
-                   "most seconds until the first token of a request; 0: any")
-      ->capture_default_str();
+  add_value(*plan, "--user-speed,--slo-tps-user", p.user_speed,
+            "required tokens per second for each user; 0: any");
+  add_value(*plan, "--slo-ttft", p.first_token_seconds,
+            "most seconds until the first token of a request; 0: any");
   plan->add_option("--preset", p.preset,
                    "isl1k-osl1k: prompts and answers of 1,000 tokens, and a table for 8, 64 and "
                    "2,048 sequences; sets --prompt, --output, --ctx and --concurrency");
@@ -144,10 +127,9 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
   plan->add_flag("--simulate", p.simulate,
                  "simulate four MoE layers of an expert-parallel plan event by event, with and "
                  "without expert load balancing and overlap of two micro-batches");
-  plan->add_option(
-          "--skew", p.skew,
-          "skew of the simulated routing: the n-th expert has probability proportional to n^-skew")
-      ->capture_default_str();
+  add_value(
+      *plan, "--skew", p.skew,
+      "skew of the simulated routing: the n-th expert has probability proportional to n^-skew");
   plan->add_flag("--json", o.json, "print the report as one JSON object on standard output");
   plan->add_flag("-q,--quiet", o.quiet, "do not print the age of this machine's measurement");
 }
@@ -168,18 +150,15 @@ void add_pull(CLI::App& app, Options& o, Command& command) {
   pull->add_option("REPOSITORY", p.repository, "OWNER/NAME on the hub")->required();
   pull->add_option("--dir", p.directory,
                    "folder for the files; without it, the repository's name in this folder");
-  pull->add_option("--revision", p.revision, "branch, tag or commit")->capture_default_str();
+  add_value(*pull, "--revision", p.revision, "branch, tag or commit");
   pull->add_option("--include", p.include,
                    "patterns of the files to fetch; without it, weights, configuration, tokenizer "
                    "and licence");
-  pull->add_option("--connections", p.n_connections, "ranges that are fetched at the same time")
-      ->capture_default_str();
-  pull->add_option("--idle", p.idle_seconds,
-                   "a connection that receives nothing for so many seconds is opened again")
-      ->capture_default_str();
-  pull->add_option("--tries", p.n_tries,
-                   "failures in a row, with longer and longer waits between, before giving up")
-      ->capture_default_str();
+  add_value(*pull, "--connections", p.n_connections, "ranges that are fetched at the same time");
+  add_value(*pull, "--idle", p.idle_seconds,
+            "a connection that receives nothing for so many seconds is opened again");
+  add_value(*pull, "--tries", p.n_tries,
+            "failures in a row, with longer and longer waits between, before giving up");
   pull->add_flag("--json", o.json, "print the report as one JSON object on standard output");
   pull->add_flag("-q,--quiet", o.quiet, "print no progress and no files");
 }

@@ -150,8 +150,6 @@ TEST(AnswerTexts, GenerateAndModels) {
             R"({"object":"list","data":[{"id":"i","object":"model","created":9,)"
             R"("owned_by":"tandem","root":"r","parent":null,"max_model_len":8}]})");
   EXPECT_EQ(models_json("i", "r", 8, 9, 32)["data"][0]["simulated_routing_ranks"], 32);
-  EXPECT_EQ(n_characters("aä🙂"), 3U);
-  EXPECT_EQ(n_characters(""), 0U);
 }
 
 TEST(AnswerTexts, ErrorsHaveTheTypeOfTheirStatus) {

@@ -3,7 +3,7 @@
 #pragma once
 #include <atomic>
 
-#include "bench/machine/stopwatch.h"
+#include "core/clock.h"
 
 namespace tandem {
 

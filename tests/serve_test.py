@@ -331,7 +331,7 @@ class Serving(unittest.TestCase):
         _, description = self.server.get("/openapi.json")
         self.assertEqual(description["openapi"], "3.1.0")
         source = (ROOT / "src/server/service.cpp").read_text(encoding="utf-8")
-        listed = set(re.findall(r'"(/[^"]*)"', source[source.index("kModelsPath ="):source.index("int64_t now_in_seconds")]))
+        listed = set(re.findall(r'"(/[^"]*)"', source[source.index("kModelsPath ="):source.index("uint64_t random_number")]))
         described = set(description["paths"])
         self.assertEqual({path.replace("{model}", "") for path in described}, listed)
         for path, methods in description["paths"].items():

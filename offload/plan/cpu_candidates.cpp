@@ -10,9 +10,6 @@
 #include "model/parameters.h"
 #include "offload/plan/assign.h"
 #include "offload/plan/candidates.h"
-#include "offload/plan/placement.h"
-#include "offload/plan/predict.h"
-#include "offload/plan/rates.h"
 
 namespace tandem {
 
@@ -162,15 +159,7 @@ int least_streamed_chunk(const PlanInput& in, const Placement& p) {
     return predict_step(in, with, shape).moe.seconds < here;
   };
   if (!faster(kMaxTokens)) return 0;
-  int least = kStep, most = kMaxTokens;  // the answer is in this interval
-  while (least < most) {
-    const int middle = (least + most) / 2 / kStep * kStep;
-    if (faster(middle))
-      most = middle;
-    else
-      least = middle + kStep;
-  }
-  return least;
+  return kStep * least_where(1, kMaxTokens / kStep, [&](int n) { return faster(n * kStep); });
 }
 
 namespace {
@@ -339,16 +328,12 @@ double HotCandidates::speed(int64_t n, const std::vector<GpuQuota>& seats) {
 // The fastest number of experts on the GPUs, ignoring memory: the time falls with each until it
 // rises.
 int64_t HotCandidates::fastest(const std::vector<GpuQuota>& seats) {
-  int64_t low = 0, high = in_.config.router.n_experts;  // experts per layer
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (speed(middle * n_moe_, seats) <= speed((middle + 1) * n_moe_, seats))
-      high = middle;
-    else
-      low = middle + 1;
-  }
+  const int64_t a_layer = least_where<int64_t>(0, in_.config.router.n_experts, [&](int64_t n) {
+    return speed(n * n_moe_, seats) <= speed((n + 1) * n_moe_, seats);
+  });
   // With all experts on GPUs, no exchange with the CPU is needed.
-  return speed(hot_.size(), seats) < speed(low * n_moe_, seats) ? hot_.size() : low * n_moe_;
+  const int64_t best = a_layer * n_moe_;
+  return speed(hot_.size(), seats) < speed(best, seats) ? hot_.size() : best;
 }
 
 int64_t HotCandidates::room(const std::vector<GpuQuota>& seats) {

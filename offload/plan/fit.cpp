@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/rounding.h"
 #include "model/kv_layout.h"
 
 namespace tandem {
@@ -60,16 +61,13 @@ void require_fits(const FitRequest& r, const GpuMemory& gpu, const GpuParts& par
       "with any --ctx: use a smaller model, a placement with fewer experts on the GPU, or --device "
       "cpu",
       gpu.name, free, needed, weights);
-  int64_t low = 1, high = r.context / kPageSize + 1;  // pages that fit; pages that do not
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    const int64_t tokens = middle * kPageSize;
-    (gpu.left(parts, tokens, tokens) >= 0 ? low : high) = middle;
-  }
+  const int64_t too_many = least_where<int64_t>(2, r.context / kPageSize + 1, [&](int64_t pages) {
+    return gpu.left(parts, pages * kPageSize, pages * kPageSize) < 0;
+  });
   fail(
       "{} has {:.2f} GB free and {:.2f} GB are needed, {:.2f} GB of them weights, the rest KV "
       "cache and scratch: --ctx {} would fit",
-      gpu.name, free, needed, weights, low * kPageSize);
+      gpu.name, free, needed, weights, (too_many - 1) * kPageSize);
 }
 
 int64_t fitting_kv_tokens(const FitRequest& r, const GpuMemory& gpu, const GpuParts& parts,

@@ -7,7 +7,6 @@
 #include "model/parameters.h"
 #include "offload/plan/assign.h"
 #include "offload/plan/candidates.h"
-#include "offload/plan/placement.h"
 #include "offload/plan/rates.h"
 
 namespace tandem {

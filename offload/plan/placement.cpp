@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/memory.h"
 #include "model/cost.h"
 #include "model/kv_layout.h"
 #include "model/parameters.h"
@@ -20,8 +21,6 @@ size_t index_of(const Machine& m, DeviceId d) {
 bool exists(const Machine& m, DeviceId d) {
   return d.host >= 0 && d.host < m.hosts && d.gpu >= -1 && d.gpu < static_cast<int>(m.gpus.size());
 }
-
-double gigabytes(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
 
 void check_stages(const ModelConfig& config, const Machine& machine, const Placement& p);
 void check_layer(const ModelConfig& config, const Machine& machine, const Placement& p, int layer);

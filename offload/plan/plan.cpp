@@ -8,10 +8,10 @@
 #include <optional>
 
 #include "core/check.h"
+#include "core/memory.h"
 #include "core/rounding.h"
 #include "model/cost.h"
 #include "model/kv_layout.h"
-#include "model/parameters.h"
 #include "offload/plan/candidates.h"
 #include "offload/plan/exhaustive_placement.h"
 #include "offload/plan/reasons.h"
@@ -277,16 +277,8 @@ int least_halved(const PlanInput& in, Placement p) {
     p.micro_batches = micro_batches;
     return predict({in.config, in.machine, w, in.routing}, p).decode.step_seconds;
   };
-  int fewest = 2;
-  int most = std::max(2, in.workload.concurrency / p.stages[0].dp());
-  while (fewest < most) {
-    const int middle = fewest + (most - fewest) / 2;
-    if (seconds(middle, 2) < seconds(middle, 1))
-      most = middle;
-    else
-      fewest = middle + 1;
-  }
-  return most;
+  return least_where(2, std::max(2, in.workload.concurrency / p.stages[0].dp()),
+                     [&](int n) { return seconds(n, 2) < seconds(n, 1); });
 }
 
 bool meets(const Workload& w, const Prediction& p) {
@@ -296,7 +288,7 @@ bool meets(const Workload& w, const Prediction& p) {
 
 void refuse(const PlanRequest& r, const BestCandidate& best,
             const std::vector<WeightFormat>& formats) {
-  const double missing = static_cast<double>(best.least_missing) * 1e-9;
+  const double missing = gigabytes(best.least_missing);
   // Part of any added memory is reserved too.
   constexpr int64_t kProbe = int64_t{1} << 40;
   const bool cpu = best.fullest.is_cpu();
@@ -341,15 +333,24 @@ std::string smaller_workload(const PlanRequest& r, const std::vector<WeightForma
                                   [&](int64_t n) { return fits(w.concurrency, n * kStep); }));
 }
 
-}  // namespace
-
-namespace {
-
 constexpr double kFasterMemory = 1.25;
 constexpr int64_t kMoreMemory = 256'000'000'000;
 
 Change try_change(const PlanRequest& r, std::string what,
-                  const std::function<void(Machine&, Workload&)>& apply);
+                  const std::function<void(Machine&, Workload&)>& apply) {
+  Machine machine = r.machine;
+  Workload workload = r.workload;
+  apply(machine, workload);
+  Change change;
+  change.what = std::move(what);
+  try {
+    change.prediction = plan({r.model_name, r.config, machine, workload, r.routing}).prediction;
+    change.fits = true;
+  } catch (const Error& error) {
+    change.refusal = error.what();
+  }
+  return change;
+}
 
 // Plans several changes concurrently.
 class Trials {
@@ -418,25 +419,5 @@ std::vector<Change> possible_changes(const PlanRequest& r, const Plan& plan) {
   });
   return changes;
 }
-
-namespace {
-
-Change try_change(const PlanRequest& r, std::string what,
-                  const std::function<void(Machine&, Workload&)>& apply) {
-  Machine machine = r.machine;
-  Workload workload = r.workload;
-  apply(machine, workload);
-  Change change;
-  change.what = std::move(what);
-  try {
-    change.prediction = plan({r.model_name, r.config, machine, workload, r.routing}).prediction;
-    change.fits = true;
-  } catch (const Error& error) {
-    change.refusal = error.what();
-  }
-  return change;
-}
-
-}  // namespace
 
 }  // namespace tandem

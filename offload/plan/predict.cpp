@@ -4,7 +4,6 @@
 #include <cmath>
 #include <functional>
 
-#include "model/cost.h"
 #include "offload/plan/layer_time.h"
 
 namespace tandem {

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 
+#include "core/memory.h"
 #include "model/cost.h"
 #include "model/kv_layout.h"
 #include "model/parameters.h"
@@ -18,7 +18,6 @@ namespace {
 using Words = std::vector<std::string>;
 
 double giga(double n) { return n * 1e-9; }
-double giga(int64_t n) { return static_cast<double>(n) * 1e-9; }
 double milli(double seconds) { return seconds * 1e3; }
 
 // Where the experts of all layers are, by kind of device.
@@ -114,7 +113,7 @@ void say_backbone(const PlanInput& in, const Placement& p, const Prediction& now
   const Stage& s = p.stages[0];
   std::string text =
       fmt::format("backbone ({} in {}, {:.2f} GB) on {}", "attention, dense and shared FFN",
-                  format_name(p.backbone), giga(bytes), device_name(s.devices[0]));
+                  format_name(p.backbone), gigabytes(bytes), device_name(s.devices[0]));
   if (s.devices.size() > 1 || p.stages.size() > 1)
     text += fmt::format(" and {} more: {} stage(s) of {} replica(s) x {}-way tensor parallel",
                         p.stages.size() * s.devices.size() - 1, p.stages.size(), s.dp(), s.tp);
@@ -140,7 +139,7 @@ void say_embedding(const PlanInput& in, const Placement& p, Words& words) {
   constexpr double kTokens = 1024;
   const double cpu = embedding_seconds(in, p.embedding_on_cpu ? p : other, kTokens);
   const double gpu = embedding_seconds(in, p.embedding_on_cpu ? other : p, kTokens);
-  const double gb = giga(embedding_bytes(in.config)) / p.stages[0].tp;
+  const double gb = gigabytes(embedding_bytes(in.config)) / p.stages[0].tp;
   words.push_back(p.embedding_on_cpu
                       ? fmt::format("embedding on CPU: saves {:.2f} GB of GPU memory, costs {:.2f} "
                                     "ms per 1,024 tokens",
@@ -152,7 +151,7 @@ void say_embedding(const PlanInput& in, const Placement& p, Words& words) {
 
 void say_head(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {
   const Stage& last = p.stages.back();
-  const double gb = giga(embedding_bytes(in.config));
+  const double gb = gigabytes(embedding_bytes(in.config));
   if (p.head_on_cpu && !last.devices[0].is_cpu())
     words.push_back(
         fmt::format("head on CPU: saves {:.2f} GB of GPU memory, takes {:.2f} ms a step", gb,
@@ -177,10 +176,10 @@ void say_cache(const PlanInput& in, const Placement& p, Words& words) {
   std::string text = fmt::format(
       "KV cache in {} where attention is computed: {} tokens x {} B = {:.2f} GB in each of {} "
       "replica(s)",
-      fp8 ? "FP8" : "BF16", p.kv_tokens, a_token, giga(p.kv_tokens * a_token), s.dp());
+      fp8 ? "FP8" : "BF16", p.kv_tokens, a_token, gigabytes(p.kv_tokens * a_token), s.dp());
   if (fp8 && !in.workload.kv)
     text += fmt::format("; in BF16 it would take {:.2f} GB, and does not fit there",
-                        giga(p.kv_tokens * kv_bytes_per_token(in.config)));
+                        gigabytes(p.kv_tokens * kv_bytes_per_token(in.config)));
   if (s.tp > 1)
     text += fmt::format(
         "; the latent is one head, so the {} ranks of a replica each hold all of it", s.tp);
@@ -195,7 +194,7 @@ void say_experts(const PlanInput& in, const Placement& p, Words& words) {
   words.push_back(fmt::format(
       "routed experts in {} ({}): {} x {:.2f} MB = {:.1f} GB, {} in CPU memory, {} on GPUs",
       format_name(homes.format), stored ? "as stored" : "smaller than stored", n,
-      static_cast<double>(one) * 1e-6, giga(n * one), homes.on_cpu, homes.on_gpu));
+      static_cast<double>(one) * 1e-6, gigabytes(n * one), homes.on_cpu, homes.on_gpu));
 }
 
 void say_hot_experts(const PlanInput& in, const Placement& p, const Prediction& now, Words& words) {

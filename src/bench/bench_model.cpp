@@ -45,8 +45,7 @@ Resident resident_experts(const ModelConfig& c, WeightFormat format, int64_t bud
   require(fit >= fewest,
           "the experts do not fit: {} of {:.1f} MB need {:.2f} GB and {:.2f} GB may be used; "
           "choose a smaller format or raise --memory",
-          fewest, static_cast<double>(bytes) * 1e-6, static_cast<double>(fewest * bytes) * 1e-9,
-          static_cast<double>(budget) * 1e-9);
+          fewest, static_cast<double>(bytes) * 1e-6, gigabytes(fewest * bytes), gigabytes(budget));
   const int64_t layer = fit * bytes;
   const int64_t wanted = std::min(ceil_div(cold, layer), budget / layer);
   return {static_cast<int>(std::max<int64_t>(1, wanted)), static_cast<int>(fit)};

@@ -29,7 +29,7 @@ void check_options(const BenchOptions& o) {
   constexpr int kMaxContext = 1 << 24;
   require(o.seconds > 0 && o.seconds <= 3600, "--seconds {}: must be above 0 and at most 3600",
           o.seconds);
-  const double free_gb = static_cast<double>(available_memory_bytes()) * 1e-9;
+  const double free_gb = gigabytes(available_memory_bytes());
   require(o.memory_gb >= 0 && o.memory_gb <= free_gb,
           "--memory {}: must be between 0 and the {:.1f} GB that are free", o.memory_gb, free_gb);
   require_list("--tokens", o.tokens, kMaxTokens);
@@ -42,8 +42,7 @@ void check_options(const BenchOptions& o) {
 }
 
 bool takes(const Benchmark& benchmark, BenchFlag flag) {
-  return std::any_of(benchmark.flags.begin(), benchmark.flags.end(),
-                     [&](const Benchmark::Takes& one) { return one.flag == flag; });
+  return std::find(benchmark.flags.begin(), benchmark.flags.end(), flag) != benchmark.flags.end();
 }
 
 // Everything but the measured rates.

@@ -95,14 +95,12 @@ std::string csv_text(const nlohmann::ordered_json& row);
 std::string rows_chart(std::span<const nlohmann::ordered_json> rows);
 
 struct Benchmark {
-  struct Takes {
-    BenchFlag flag;
-    const char* help = nullptr;  // instead of the usual text of a list or a number
-  };
   const char* name;
   const char* help;
   const char* examples;
-  std::vector<Takes> flags;  // in the order of --help
+  std::vector<BenchFlag> flags;  // in the order of --help
+  const char* tokens_help = "tokens per step, a list";
+  const char* layers_help = "number of layers: the first is dense, the others have experts";
   // Used where the command line has no list.
   std::vector<int> tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048};
   std::vector<int> contexts = {}, batches = {};

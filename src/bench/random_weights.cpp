@@ -197,7 +197,7 @@ ModelWeights random_weights(const ModelConfig& config, WeightFormats formats,
   require(bytes <= available,
           "random weights of {:.1f} GB do not fit: {:.1f} GB of memory are available; choose fewer "
           "--layers or a smaller format",
-          static_cast<double>(bytes) * 1e-9, static_cast<double>(available) * 1e-9);
+          gigabytes(bytes), gigabytes(available));
   home.allocate(region_bytes);
 
   std::map<std::tuple<bool, DType, int, int64_t, int64_t>, QuantView> firsts;

@@ -125,10 +125,6 @@ const cpu::PeakLoop& peak_of_attention(const MachineSpeed& speed, const cpu::Ker
   return speed.best_peak_loop(bf16 ? cpu::Arithmetic::kBF16 : cpu::Arithmetic::kF32, kernels.isa);
 }
 
-nlohmann::ordered_json or_null(std::optional<double> value) {
-  return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
-}
-
 void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakLoop& peak,
                 GpuSeconds gpu) {
   row["seconds"] = m.seconds;

@@ -8,6 +8,7 @@
 
 #include "bench/costs.h"
 #include "bench/machine/machine_speed.h"
+#include "io/json.h"
 
 namespace tandem {
 
@@ -57,9 +58,6 @@ struct GpuSeconds {
   std::optional<double> with_copy;  // computed by the CPU, copied to the GPU
   std::optional<double> on_gpu;
 };
-
-// The number, or null if empty.
-nlohmann::ordered_json or_null(std::optional<double> value);
 
 // Adds seconds, those with a GPU (null without one), bytes, ops, roofline_seconds, both ratios and
 // the rates that they are based on.

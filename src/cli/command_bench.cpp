@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "cli/bench_options.h"
+#include "cli/command_options.h"
 #include "cli/console.h"
 #include "cli/typed_options.h"
 
@@ -33,22 +33,20 @@ int bench_command(const Options& options) {
   return 0;
 }
 
-void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark::Takes& takes) {
-  const auto list = [&](const char* flag, std::vector<int>& values, const char* usual) {
-    sub.add_option(flag, values, takes.help ? takes.help : usual)->delimiter(',');
+void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchFlag flag) {
+  const auto list = [&](const char* name, std::vector<int>& values, const char* help) {
+    sub.add_option(name, values, help)->delimiter(',');
   };
-  const auto value = [&](const char* flag, auto& to, const char* usual) {
-    sub.add_option(flag, to, takes.help ? takes.help : usual)->capture_default_str();
-  };
-  switch (takes.flag) {
+  switch (flag) {
     case BenchFlag::kConfig:
-      return value("--config", o.config,
-                   "model whose shapes are measured: r1, v3, v2, v2-lite, k2, moonlight, .., or a "
-                   "config.json or model directory");
+      add_value(sub, "--config", o.config,
+                "model whose shapes are measured: r1, v3, v2, v2-lite, k2, moonlight, .., or a "
+                "config.json or model directory");
+      return;
     case BenchFlag::kIsa:
       return add_isa(sub, o.isa, "instruction set: auto, reference, avx2, avx512 or amx");
     case BenchFlag::kTokens:
-      return list("--tokens", o.tokens, "tokens per step, a list");
+      return list("--tokens", o.tokens, benchmark.tokens_help);
     case BenchFlag::kCsv:
       sub.add_flag("--csv", o.csv, "print comma-separated values");
       return;
@@ -60,8 +58,8 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark::Takes& takes) {
     case BenchFlag::kBatches:
       return list("--batch", o.batches, "concurrent sequences, a list");
     case BenchFlag::kLayers:
-      return value("--layers", o.layers,
-                   "number of layers: the first is dense, the others have experts");
+      add_value(sub, "--layers", o.layers, benchmark.layers_help);
+      return;
     case BenchFlag::kExperts:
       add_format(sub, "--experts", o.experts,
                  "format of routed experts: auto (the checkpoint's), fp8, bf16, int8, int4, "
@@ -76,7 +74,8 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark::Takes& takes) {
                              "type of activations in products of many tokens on the GPU: bf16, or "
                              "fp8 with weights in FP8");
     case BenchFlag::kNewTokens:
-      return value("-n", o.new_tokens, "tokens to decode at each context");
+      add_value(sub, "-n", o.new_tokens, "tokens to decode at each context");
+      return;
     case BenchFlag::kSkew:
       sub.add_flag("--skew", o.skew, "also measure with one expert that gets half of the tokens");
       return;
@@ -96,10 +95,11 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark::Takes& takes) {
                      "python3 can import it");
       return;
     case BenchFlag::kSimulateRouting:
-      return value(
-          "--simulate-routing", o.simulated_ranks,
-          "route as if perfectly balanced over so many ranks, whatever the router chooses; "
-          "0: as it chooses");
+      add_value(
+          sub, "--simulate-routing", o.simulated_ranks,
+          "route as if perfectly balanced over so many ranks, whatever the router chooses; 0: "
+          "as it chooses");
+      return;
     case BenchFlag::kCurves:
       sub.add_option("--curves", o.curves,
                      "file of rows printed by `tandem bench experts|mlp|attention --json`, from "
@@ -130,13 +130,12 @@ void add_bench(CLI::App& app, Options& options, Command& command) {
       command = bench_command;
     });
     add_threads(sub, o.n_threads);
-    sub.add_option("--seconds", o.seconds, "time to measure each row")->capture_default_str();
-    sub.add_option("--memory", o.memory_gb,
-                   "GB of memory for weights and for measuring the read rate; 0: a fraction of the "
-                   "free memory")
-        ->capture_default_str();
+    add_value(sub, "--seconds", o.seconds, "time to measure each row");
+    add_value(sub, "--memory", o.memory_gb,
+              "GB of memory for weights and for measuring the read rate; 0: a fraction of the "
+              "free memory");
     sub.add_flag("--json", o.json, "print one JSON object per row");
-    for (const Benchmark::Takes& takes : benchmark.flags) add_flag(sub, o, takes);
+    for (const BenchFlag flag : benchmark.flags) add_flag(sub, o, benchmark, flag);
   }
   add_serving_bench(*bench, options, command);
 }

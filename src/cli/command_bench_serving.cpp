@@ -4,7 +4,8 @@
 #include <cstdio>
 
 #include "bench/serving/length_sweep.h"
-#include "cli/bench_options.h"
+#include "cli/command_options.h"
+#include "cli/typed_options.h"
 #include "core/check.h"
 
 namespace tandem {
@@ -174,38 +175,27 @@ void add_serving_options(CLI::App& serving, Options& options) {
   DatasetOptions& d = o.dataset;
   // Like the original's parser, the last of repeated options wins: scripts append overrides.
   serving.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  serving
-      .add_option(
-          "--backend", o.backend,
-          "kind of server: sglang or sglang-native (/generate); sglang-oai, vllm or lmdeploy "
-          "(/v1/completions); or one of the last three with -chat")
-      ->capture_default_str();
+  add_value(serving, "--backend", o.backend,
+            "kind of server: sglang or sglang-native (/generate); sglang-oai, vllm or lmdeploy "
+            "(/v1/completions); or one of the last three with -chat");
   serving.add_option("--base-url", o.base_url, "http://HOST:PORT, instead of --host and --port");
-  serving.add_option("--host", o.host, "host of the server")->capture_default_str();
+  add_value(serving, "--host", o.host, "host of the server");
   serving.add_option("--port", o.port,
                      "port of the server; default: 8000 for vllm, 23333 for lmdeploy, else 30000");
   serving.add_option("--model", o.model,
                      "name of the model; without it, the first of the server's /v1/models");
   serving.add_option("--tokenizer", o.tokenizer,
                      "model directory with the tokenizer; without it, --model is used");
-  serving
-      .add_option("--dataset-name", d.name,
-                  "where prompts come from: sharegpt, random or random-ids")
-      ->capture_default_str();
+  add_value(serving, "--dataset-name", d.name,
+            "where prompts come from: sharegpt, random or random-ids");
   serving.add_option("--dataset-path", d.path, "a ShareGPT file, for sharegpt and random");
-  serving.add_option("--num-prompts,--num-prompt", d.n_prompts, "number of requests")
-      ->capture_default_str();
-  serving
-      .add_option("--random-input-len,--random-input", d.input_tokens, "maximum tokens of a prompt")
-      ->capture_default_str();
-  serving
-      .add_option("--random-output-len,--random-output", d.output_tokens,
-                  "maximum tokens of an answer")
-      ->capture_default_str();
-  serving
-      .add_option("--random-range-ratio", d.range_ratio,
-                  "minimum as a fraction of the maximum; 1: all of equal length")
-      ->capture_default_str();
+  add_value(serving, "--num-prompts,--num-prompt", d.n_prompts, "number of requests");
+  add_value(serving, "--random-input-len,--random-input", d.input_tokens,
+            "maximum tokens of a prompt");
+  add_value(serving, "--random-output-len,--random-output", d.output_tokens,
+            "maximum tokens of an answer");
+  add_value(serving, "--random-range-ratio", d.range_ratio,
+            "minimum as a fraction of the maximum; 1: all of equal length");
   serving.add_option("--sharegpt-output-len", d.sharegpt_output_tokens,
                      "tokens of every answer, instead of those in the file");
   serving.add_option("--sharegpt-context-len", d.sharegpt_context,
@@ -219,12 +209,9 @@ void add_serving_options(CLI::App& serving, Options& options) {
       ->default_str("inf");
   serving.add_option("--max-concurrency", o.max_concurrency,
                      "maximum number of concurrent requests; others wait in the client");
-  serving
-      .add_option("--warmup-requests", o.warmup_requests,
-                  "number of requests sent before measuring")
-      ->capture_default_str();
-  serving.add_option("--seed", o.seed, "the same seed gives the same requests")
-      ->capture_default_str();
+  add_value(serving, "--warmup-requests", o.warmup_requests,
+            "number of requests sent before measuring");
+  add_value(serving, "--seed", o.seed, "the same seed gives the same requests");
   serving.add_flag("--disable-stream", o.disable_stream, "request answers without streaming");
   serving.add_flag("--return-logprob", o.return_logprob, "request log-probabilities (sglang)");
   serving.add_flag("--disable-ignore-eos", o.disable_ignore_eos, "let the model end answers");

@@ -1,6 +1,5 @@
 // tandem plan: placement of a model on a machine, predicted speed, and reasons.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 
@@ -8,6 +7,7 @@
 #include "bench/machine/this_machine.h"
 #include "cli/options.h"
 #include "cli/plan_report.h"
+#include "core/clock.h"
 #include "core/program_files.h"
 #include "io/atomic_file.h"
 #include "io/json.h"
@@ -35,12 +35,9 @@ ModelConfig model_called(const std::string& name) {
 
 Machine measured_machine(bool quiet) {
   if (auto saved = saved_this_machine()) {
-    const int64_t now = std::chrono::duration_cast<std::chrono::seconds>(
-                            std::chrono::system_clock::now().time_since_epoch())
-                            .count();
     if (!quiet)
       fmt::print(stderr, "this machine as measured {} (tandem bench machine measures again)\n",
-                 age_in_words(std::max<int64_t>(0, now - saved->measured_at)));
+                 age_in_words(std::max<int64_t>(0, seconds_since_1970() - saved->measured_at)));
     return *saved;
   }
   if (!quiet) fmt::print(stderr, "measuring this machine, about 10 s\n");

@@ -8,6 +8,7 @@
 
 #include "cli/console.h"
 #include "cli/options.h"
+#include "core/memory.h"
 #include "hub/pull.h"
 #include "io/load_jobs.h"
 
@@ -56,9 +57,9 @@ PullOptions pull_options(const PullCommandOptions& o) {
           .n_tries = o.n_tries};
 }
 
-std::string gigabytes(int64_t bytes) {
+std::string size_text(int64_t bytes) {
   return bytes < 100'000'000 ? fmt::format("{:.1f} MB", static_cast<double>(bytes) * 1e-6)
-                             : fmt::format("{:.1f} GB", static_cast<double>(bytes) * 1e-9);
+                             : fmt::format("{:.1f} GB", gigabytes(bytes));
 }
 
 PullEvents printed(const PullOptions& options, std::mutex& mutex) {
@@ -67,15 +68,15 @@ PullEvents printed(const PullOptions& options, std::mutex& mutex) {
   events.start = [&](const HubListing& listing, int missing, int64_t missing_bytes, int64_t kept) {
     fmt::print(
         "{} at {}: {} files, {}; to fetch: {} files, {}{}\n", options.address.repository,
-        listing.commit.substr(0, 12), listing.files.size(), gigabytes(listing.bytes()), missing,
-        gigabytes(missing_bytes - kept),
-        kept > 0 ? fmt::format(" ({} are there from an earlier call)", gigabytes(kept)) : "");
+        listing.commit.substr(0, 12), listing.files.size(), size_text(listing.bytes()), missing,
+        size_text(missing_bytes - kept),
+        kept > 0 ? fmt::format(" ({} are there from an earlier call)", size_text(kept)) : "");
     std::fflush(stdout);
   };
   events.checked = [&mutex, terminal](const HubFile& file) {
     const std::lock_guard lock(mutex);
     if (terminal) show_progress("");
-    fmt::print("{}  {}  {}\n", file.path, gigabytes(file.bytes),
+    fmt::print("{}  {}  {}\n", file.path, size_text(file.bytes),
                file.digest.kind == Digest::Kind::kNone
                    ? "whole; the hub names no digest"
                    : fmt::format("whole, {} checked", digest_name(file.digest.kind)));
@@ -115,8 +116,8 @@ int pull_command(const Options& options) {
     std::puts(json.dump().c_str());
   } else if (!options.quiet) {
     fmt::print("{}: {} files, {}, all whole; fetched {} in {:.1f} s ({:.1f} MB/s)\n",
-               pull_with.directory, report.n_files, gigabytes(report.bytes),
-               gigabytes(report.fetched_bytes), report.seconds,
+               pull_with.directory, report.n_files, size_text(report.bytes),
+               size_text(report.fetched_bytes), report.seconds,
                static_cast<double>(report.fetched_bytes) * 1e-6 / report.seconds);
   }
   return 0;

@@ -4,7 +4,7 @@
 #include "bench/costs.h"
 #include "bench/gpu/gpu_benches.h"
 #include "bench/self_test.h"
-#include "cli/bench_options.h"
+#include "cli/command_options.h"
 #include "cli/typed_options.h"
 #include "core/machine_info.h"
 #include "model/cost.h"
@@ -34,7 +34,7 @@ ModelConfig reduced(const ModelConfig& config, int n_layers, WeightFormats forma
   require(backbone < budget,
           "--layers {}: {:.2f} GB are needed without experts, and {:.2f} GB may be used; choose "
           "fewer layers or another --arch",
-          n_layers, static_cast<double>(backbone) * 1e-9, static_cast<double>(budget) * 1e-9);
+          n_layers, gigabytes(backbone), gigabytes(budget));
   return with_resident_experts(c, formats.experts, budget - backbone);
 }
 
@@ -122,10 +122,8 @@ void add_selftest(CLI::App& app, Options& options, Command& command) {
           "models whose shapes are computed, a list: v2-lite, v2, v3, r1, k2, moonlight, ..")
       ->delimiter(',')
       ->capture_default_str();
-  selftest
-      ->add_option("--layers", o.layers,
-                   "number of layers: the first is dense, the others have experts")
-      ->capture_default_str();
+  add_value(*selftest, "--layers", o.layers,
+            "number of layers: the first is dense, the others have experts");
   add_threads(*selftest, o.n_threads);
   selftest->add_flag("--json", o.json, "print one JSON object per row");
 }

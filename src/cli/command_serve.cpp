@@ -5,8 +5,10 @@
 #include <exception>
 #include <thread>
 
+#include "cli/command_options.h"
 #include "cli/console.h"
 #include "cli/conversation.h"
+#include "cli/typed_options.h"
 #include "engine/completion.h"
 #include "io/json.h"
 #include "server/http_server.h"
@@ -208,6 +210,47 @@ int serve_command(const Options& options) {
   thread.join();
   computing.rethrow();
   return 0;
+}
+
+void add_serve_options(CLI::App& serve, ServeOptions& s) {
+  add_value(serve, "--host", s.host,
+            "address to listen on; 0.0.0.0: all addresses of this machine");
+  add_value(serve, "--port", s.port, "port; 0: any free port");
+  serve.add_option("--served-model-name", s.served_model_name,
+                   "model name for clients; without it, MODEL as given");
+  serve
+      .add_option("--api-key", s.api_key, "key that clients must send as Authorization: Bearer KEY")
+      ->envname("TANDEM_API_KEY");
+  auto* cert =
+      serve.add_option("--cert", s.certificate, "PEM file of a certificate chain, for https");
+  auto* key = serve.add_option("--key", s.key, "PEM file of the certificate's private key");
+  cert->needs(key);
+  key->needs(cert);
+  serve
+      .add_option(
+          "--cors-origin", s.cors_origins,
+          "origin of a web page that may read answers, such as https://chat.example; *: any; "
+          "may be repeated")
+      ->allow_extra_args(false);
+  add_value(serve, "--max-batch", s.max_batch, "maximum number of sequences per step; others wait");
+  add_value(
+      serve, "--chunk", s.chunk,
+      "tokens per step: one of every running answer, the rest from waiting prompts; a smaller "
+      "number gives steadier streams and slower prompts");
+  serve.add_option("--kv-tokens", s.kv_tokens,
+                   "tokens of KV cache for all sequences; 0: as many as --kv-fraction allows");
+  add_value(serve, "--kv-fraction", s.kv_fraction,
+            "fraction of the memory left after loading for the KV cache");
+  serve.add_option("--simulate-routing", s.simulated_ranks,
+                   "for measuring: route as if perfectly balanced over so many ranks; texts are "
+                   "meaningless; 0: as the router chooses");
+  add_value(serve, "--drain", s.drain_seconds, "seconds for running answers to end after SIGTERM");
+  serve.add_flag("--no-prefix-cache", s.no_prefix_cache,
+                 "free the KV cache of a prompt when its answer has ended");
+  serve.add_flag("--no-async-output", s.no_async_output,
+                 "detokenize between steps instead of concurrently");
+  serve.add_flag("--log-requests", s.log_requests,
+                 "print a line on standard error for each answer");
 }
 
 }  // namespace tandem

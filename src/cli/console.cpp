@@ -9,6 +9,7 @@
 #include <iterator>
 #include <limits>
 
+#include "engine/stop_text.h"
 #include "io/json.h"
 #include "io/load_jobs.h"
 
@@ -17,6 +18,8 @@ namespace {
 
 constexpr std::string_view kEndOfThinking = "</think>";
 constexpr const char *kDim = "\033[2m", *kPlain = "\033[0m", *kEraseLine = "\r\033[K";
+
+// Replaces the line of progress.
 
 std::atomic<bool> interrupted{false};  // the only state that the signal handler changes
 
@@ -68,10 +71,7 @@ void AnswerPrinter::print(std::string_view text) {
   held_ += text;
   const size_t end = held_.find(kEndOfThinking);
   if (end == std::string::npos) {
-    size_t keep = std::min(held_.size(), kEndOfThinking.size() - 1);
-    while (keep > 0 &&
-           !kEndOfThinking.starts_with(std::string_view(held_).substr(held_.size() - keep)))
-      --keep;
+    const size_t keep = partial_match_length(held_, kEndOfThinking);
     write(std::string_view(held_).substr(0, held_.size() - keep));
     held_.erase(0, held_.size() - keep);
     return;

@@ -4,6 +4,7 @@
 
 #include "bench/line_chart.h"
 #include "cli/plan_report.h"
+#include "core/memory.h"
 
 namespace tandem {
 namespace {
@@ -36,21 +37,21 @@ std::string memory_bars(const Prediction& p, double& y) {
     const auto width = [&](int64_t bytes) {
       return kBarWidth * static_cast<double>(bytes) / static_cast<double>(m.capacity_bytes);
     };
-    const auto gb = [](int64_t bytes) { return static_cast<double>(bytes) * 1e-9; };
     svg += label(20, y + kBar - 4, device_name(m.device));
     double x = kLeft;
     svg += box(x, y, width(m.capacity_bytes), "#e8e8e8",
-               fmt::format("{:.1f} GB, {:.2f} free", gb(m.capacity_bytes), gb(m.free_bytes())));
+               fmt::format("{:.1f} GB, {:.2f} free", gigabytes(m.capacity_bytes),
+                           gigabytes(m.free_bytes())));
     const auto part = [&](int64_t bytes, const char* colour, const char* what) {
-      svg += box(x, y, width(bytes), colour, fmt::format("{} {:.2f} GB", what, gb(bytes)));
+      svg += box(x, y, width(bytes), colour, fmt::format("{} {:.2f} GB", what, gigabytes(bytes)));
       x += width(bytes);
     };
     part(m.weights_bytes, kColours[0], "weights");
     part(m.kv_bytes, kColours[1], "KV cache");
     part(m.activation_bytes, kColours[4], "activations");
     part(m.reserve_bytes, kColours[9], "reserve");
-    svg +=
-        label(kLeft + kBarWidth + 8, y + kBar - 4, fmt::format("{:.0f} GB", gb(m.capacity_bytes)));
+    svg += label(kLeft + kBarWidth + 8, y + kBar - 4,
+                 fmt::format("{:.0f} GB", gigabytes(m.capacity_bytes)));
     y += kLine;
   }
   if (p.memory.size() > n) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/memory.h"
 #include "io/machine_json.h"
 #include "offload/plan/placement_json.h"
 
@@ -16,7 +17,6 @@ Json change_report(const Change& change);
 std::string memory_table(const Prediction& p);
 std::string parts_table(const Prediction& p);
 std::string changes_text(const Plan& plan, const std::vector<Change>& changes);
-double giga(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
 
 // Tokens of answers per second and GPU that the placement uses; null without GPUs.
 Json per_gpu(const Prediction& p) {
@@ -187,9 +187,9 @@ std::string memory_table(const Prediction& p) {
   std::string text = fmt::format("{:<30}{:>9}{:>9}{:>13}{:>9}{:>9}\n", "memory, GB", "weights",
                                  "KV", "activations", "free", "of");
   const auto numbers = [](const DeviceMemory& m) {
-    return fmt::format("{:>9.2f}{:>9.2f}{:>13.2f}{:>9.2f}{:>9.1f}\n", giga(m.weights_bytes),
-                       giga(m.kv_bytes), giga(m.activation_bytes), giga(m.free_bytes()),
-                       giga(m.capacity_bytes));
+    return fmt::format("{:>9.2f}{:>9.2f}{:>13.2f}{:>9.2f}{:>9.1f}\n", gigabytes(m.weights_bytes),
+                       gigabytes(m.kv_bytes), gigabytes(m.activation_bytes),
+                       gigabytes(m.free_bytes()), gigabytes(m.capacity_bytes));
   };
   std::vector<std::pair<std::string, std::pair<DeviceId, int>>> lines;  // first device, count
   for (const DeviceMemory& m : p.memory) {

@@ -25,9 +25,8 @@ void add_choice(CLI::App& command, const std::string& option, T& value,
 }  // namespace
 
 void add_threads(CLI::App& command, int& value) {
-  command
-      .add_option("--threads", value, "number of threads, one pinned to each core; 0: all cores")
-      ->capture_default_str();
+  add_value(command, "--threads", value,
+            "number of threads, one pinned to each core; 0: all cores");
 }
 
 void add_device(CLI::App& command, DeviceChoice& value, const std::string& help) {

@@ -11,6 +11,11 @@
 
 namespace tandem {
 
+// An option of any type; --help shows the value that it has now as the default.
+template <class T>
+void add_value(CLI::App& command, const std::string& option, T& value, const std::string& help) {
+  command.add_option(option, value, help)->capture_default_str();
+}
 void add_threads(CLI::App& command, int& value);
 void add_device(CLI::App& command, DeviceChoice& value, const std::string& help);
 void add_isa(CLI::App& command, std::optional<cpu::Isa>& value, const std::string& help);

@@ -1,6 +1,7 @@
 #include "core/machine_info.h"
 
 #include <hwloc.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <fstream>
@@ -89,6 +90,15 @@ int64_t available_memory_bytes(const std::string& root) {
   int64_t bytes = meminfo_bytes(root, "MemAvailable");
   for (const std::string& group : control_groups(root)) bytes = std::min(bytes, bytes_left(group));
   return bytes;
+}
+
+size_t raise_file_limit() {
+  struct rlimit limit {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return limit.rlim_cur;
 }
 
 }  // namespace tandem

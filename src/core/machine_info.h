@@ -19,4 +19,8 @@ MachineInfo machine_info(const std::string& root = {});
 // container's, or a systemd unit's) leave, if that is less. Page cache counts as available.
 int64_t available_memory_bytes(const std::string& root = {});
 
+// Raises the limit of open files to its maximum and returns it. Every connection is an open file,
+// and the usual soft limit of 1024 is too low for many.
+size_t raise_file_limit();
+
 }  // namespace tandem

@@ -4,8 +4,6 @@
 
 #include <utility>
 
-#include "core/rounding.h"
-
 namespace tandem {
 namespace {
 

@@ -5,9 +5,13 @@
 #include <memory>
 #include <span>
 
+#include "core/rounding.h"
 #include "core/tensor.h"
 
 namespace tandem {
+
+// For messages.
+constexpr double gigabytes(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
 
 // Zero-filled host memory, 2 MiB aligned, in huge pages where the kernel allows. Pages become
 // resident when first written. Throws Error when the address space is refused.
@@ -69,10 +73,9 @@ class Arena {
   }
 
   TensorView matrix(int64_t rows, int64_t cols, DType dtype);
-  int64_t used_bytes() const { return used_; }
   std::span<std::byte> memory() const { return memory_; }
 
-  static constexpr int64_t padded_bytes(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+  static constexpr int64_t padded_bytes(int64_t bytes) { return round_up(bytes, 64); }
 
  private:
   Buffer buffer_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/memory.h"
 
 namespace tandem {
 namespace {
@@ -83,7 +84,7 @@ Topology probe(std::shared_ptr<hwloc_topology> system) {
       topology.notes.push_back(
           fmt::format("NUMA node {} has {:.1f} GB of memory and no core that this process may use: "
                       "no experts are kept there",
-                      node.index, static_cast<double>(node.memory_bytes) * 1e-9));
+                      node.index, gigabytes(node.memory_bytes)));
     } else {
       topology.notes.push_back(fmt::format(
           "NUMA node {} has no memory: its cores use that of another node", node.index));

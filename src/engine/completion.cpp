@@ -8,10 +8,6 @@
 namespace tandem {
 namespace {
 
-double seconds(Clock::time_point from, Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
-
 struct Running {
   SequenceId id = 0;
   Completion completion;
@@ -29,9 +25,9 @@ struct Running {
     if (event.token) {
       if (c.tokens.empty()) {
         first_token = now;
-        c.prefill_seconds = seconds(event.started, now);
+        c.prefill_seconds = seconds_between(event.started, now);
       }
-      c.decode_seconds = seconds(first_token, now);
+      c.decode_seconds = seconds_between(first_token, now);
       c.tokens.push_back(*event.token);
       if (!wants_more(event)) return finish(FinishReason::kStop);
     }

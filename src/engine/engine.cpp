@@ -49,8 +49,7 @@ bool Engine::step() {
     const auto start = Clock::now();
     forward(plan);
     sample(plan);
-    speed_.add(step_.n_tokens(), std::chrono::duration<double>(Clock::now() - start).count(),
-               !rows_.empty());
+    speed_.add(step_.n_tokens(), seconds_since(start), !rows_.empty());
   }
   count_step();
   deliver();

@@ -1,7 +1,8 @@
 #include "engine/host_pages.h"
 
 #include <algorithm>
-#include <chrono>
+
+#include "core/clock.h"
 
 namespace tandem {
 
@@ -30,10 +31,10 @@ void HostPages::copy(const PageCopy& c) {
 // Time to copy the first pages to the host or back, each to the same place.
 double HostPages::seconds_to_copy(int n_pages, bool to_host) {
   const auto way = to_host ? PageCopy::Way::kToHost : PageCopy::Way::kFromHost;
-  const auto start = std::chrono::steady_clock::now();
-  for (int page = 0; page < n_pages; ++page) copy({page, page, way});
-  device_.wait();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return seconds_of([&] {
+    for (int page = 0; page < n_pages; ++page) copy({page, page, way});
+    device_.wait();
+  });
 }
 
 }  // namespace tandem

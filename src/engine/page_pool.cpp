@@ -1,7 +1,6 @@
 #include "engine/page_pool.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "core/check.h"
 

@@ -1,6 +1,5 @@
 // Requests to the engine and its answers, both in tokens. answer_stream.h turns tokens into text.
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -9,12 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "core/clock.h"
 #include "engine/sampler.h"
 
 namespace tandem {
 
 class TokenConstraint;
-using Clock = std::chrono::steady_clock;
 
 struct Request {
   std::vector<int32_t> prompt;

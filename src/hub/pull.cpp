@@ -14,6 +14,7 @@
 #include <mutex>
 #include <utility>
 
+#include "core/memory.h"
 #include "core/run_error.h"
 #include "hub/checked_files.h"
 #include "hub/partial_file.h"
@@ -146,8 +147,7 @@ class Pull {
     const fs::space_info space = fs::space(folder_, error);
     require(error || static_cast<int64_t>(space.available) >= bytes,
             "{}: {:.2f} GB are still to be fetched and {:.2f} GB are free: choose another --dir",
-            options_.directory, static_cast<double>(bytes) * 1e-9,
-            static_cast<double>(space.available) * 1e-9);
+            options_.directory, gigabytes(bytes), gigabytes(static_cast<int64_t>(space.available)));
   }
 
   void fetch_missing(int64_t total) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -178,6 +179,19 @@ std::string json_escape(char32_t c) {
     default:
       return fmt::format("\\u{:04x}", static_cast<uint32_t>(c));
   }
+}
+
+std::string percent_decoded(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned value = 0;
+    const char* digits = text.data() + i + 1;
+    const bool escaped = text[i] == '%' && i + 2 < text.size() &&
+                         std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2;
+    out += escaped ? static_cast<char>(value) : text[i];
+    if (escaped) i += 2;
+  }
+  return out;
 }
 
 }  // namespace tandem

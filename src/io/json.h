@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -35,11 +36,19 @@ inline std::string shown(const std::string& text) { return shown(std::string_vie
 std::string shown(const nlohmann::json& value);
 std::string shown(const nlohmann::ordered_json& value);
 
+// The value, or null if empty.
+template <class T>
+nlohmann::ordered_json or_null(const std::optional<T>& value) {
+  return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
+}
+
 // Characters that must be escaped inside JSON strings.
 // True for quotation marks, backslashes and characters below 0x20.
 bool needs_json_escape(char32_t c);
 // The escape sequence of a character below 0x10000: the short form, such as "\n", if JSON has one,
 // else the form "\u001f".
 std::string json_escape(char32_t c);
+// Replaces the escapes of a URL or of a JSON pointer in one, such as "%2F", by their bytes.
+std::string percent_decoded(std::string_view text);
 
 }  // namespace tandem

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "core/check.h"
+#include "core/memory.h"
 #include "io/packed_cache.h"
 #include "io/packed_pieces.h"
 
@@ -68,7 +69,7 @@ class Temporary {
 
  private:
   void succeed(bool ok, int64_t bytes) const {
-    require(ok, "{} ({:.3f} GB) cannot be written: {}", path_, static_cast<double>(bytes) * 1e-9,
+    require(ok, "{} ({:.3f} GB) cannot be written: {}", path_, gigabytes(bytes),
             std::strerror(errno));
   }
 

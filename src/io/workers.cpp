@@ -6,15 +6,14 @@
 #include <utility>
 #include <vector>
 
+#include "core/clock.h"
+
 namespace tandem {
 
 void Workers::run(int n_workers, int64_t n_items, const std::function<void(int64_t, int)>& work,
                   const Report& report) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto tell = [&] {
-    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-    report(spent.count());
-  };
+  const auto start = Clock::now();
+  const auto tell = [&] { report(seconds_since(start)); };
   n_running_ = static_cast<int>(std::min<int64_t>(n_workers, n_items));
   std::vector<std::jthread> threads;
   for (int i = n_running_; i > 0; --i)

@@ -1,7 +1,6 @@
 #include "loader/load_weights.h"
 
-#include <chrono>
-
+#include "core/clock.h"
 #include "io/packed_cache.h"
 #include "loader/pack_weights.h"
 #include "model/checkpoint.h"
@@ -39,11 +38,6 @@ class WeightLoader {
 
  private:
   enum class Cache { kNone, kUnsound, kRead };
-
-  using Clock = std::chrono::steady_clock;
-  static double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-  }
 
   Cache read_cache() {
     const Clock::time_point start = Clock::now();

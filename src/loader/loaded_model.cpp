@@ -6,9 +6,7 @@
 
 #include "core/machine_info.h"
 #include "core/program_files.h"
-#include "io/json.h"
 #include "io/weight_store.h"
-#include "loader/pack_weights.h"
 #include "model/checkpoint.h"
 
 namespace tandem {

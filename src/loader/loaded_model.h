@@ -1,6 +1,5 @@
 // A checkpoint ready to run. Everything is built here, in order, and lives as long as this object.
 #pragma once
-#include <functional>
 #include <memory>
 #include <string>
 

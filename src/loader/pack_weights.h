@@ -1,7 +1,6 @@
 // Converts weights from the checkpoint's layout to the kernels' layout, in jobs that any thread may
 // run; and records their location for the packed cache.
 #pragma once
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -1,6 +1,5 @@
 // Reads one object of a configuration file key by key, with checked types and ranges.
 #pragma once
-#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>

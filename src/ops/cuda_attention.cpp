@@ -5,7 +5,6 @@
 #include "gpu_kernels/attention.h"
 #include "gpu_kernels/products.h"
 #include "model/kv_layout.h"
-#include "model/parameters.h"
 #include "ops/cuda_weights.h"
 
 namespace tandem {

@@ -1,7 +1,5 @@
 #include "server/answer_json.h"
 
-#include <algorithm>
-
 namespace tandem {
 namespace {
 
@@ -185,10 +183,6 @@ OrderedJson models_json(const std::string& id, const std::string& root, int64_t 
       {"root", root}, {"parent", nullptr}, {"max_model_len", context}};
   if (simulated_ranks > 0) model["simulated_routing_ranks"] = simulated_ranks;
   return {{"object", "list"}, {"data", OrderedJson::array({model})}};
-}
-
-size_t n_characters(std::string_view text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; });
 }
 
 const char* finish_reason_name(FinishReason reason) {

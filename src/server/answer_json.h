@@ -73,8 +73,6 @@ OrderedJson models_json(const std::string& id, const std::string& root, int64_t 
 // "stop", "length" or "abort".
 const char* finish_reason_name(FinishReason reason);
 
-size_t n_characters(std::string_view text);  // code points of UTF-8
-
 // The text of a server-sent event.
 std::string sse_event(const OrderedJson& data);
 inline constexpr std::string_view kDoneEvent = "data: [DONE]\n\n";

@@ -6,8 +6,6 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/status.hpp>
 
@@ -26,8 +24,6 @@ constexpr size_t kMaxBufferedBytes = 64 << 10;
 constexpr size_t kReadBytes = 4 << 10;  // per read, except inside a body
 constexpr size_t kLargeBodyBytes = 1 << 20;
 constexpr auto kNever = asio::steady_timer::time_point::max();
-
-auto into(error_code& error) { return asio::redirect_error(asio::use_awaitable, error); }
 
 std::string header_text(int status, const char* content_type, const std::string& more,
                         bool keep_alive) {

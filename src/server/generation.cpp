@@ -3,18 +3,9 @@
 #include <utility>
 
 #include "core/run_error.h"
-#include "server/api_error.h"
 #include "text/chat_format.h"
 
 namespace tandem {
-namespace {
-
-double seconds(Clock::time_point from, Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
-
-}  // namespace
-
 Generation::Generation(Setup setup, Engine& engine, const Tokenizer& tokenizer, Metrics& metrics,
                        std::function<void(const std::string&)> log)
     : setup_(std::move(setup)),
@@ -130,10 +121,10 @@ void Generation::record_metrics(Choice& c, const AnswerPart& part) {
   c.started = part.event->started;
   if (part.event->token) {
     if (part.n_tokens == 1) {
-      metrics_.first_token(seconds(setup_.received, now));
+      metrics_.first_token(seconds_between(setup_.received, now));
       c.first = now;
     } else {
-      metrics_.next_token(seconds(c.last, now));
+      metrics_.next_token(seconds_between(c.last, now));
     }
     c.last = now;
   }
@@ -142,10 +133,10 @@ void Generation::record_metrics(Choice& c, const AnswerPart& part) {
   metrics_.finished({.reason = *part.finish,
                      .prompt_tokens = static_cast<int>(setup_.prompts[c.prompt].size()),
                      .generated_tokens = c.n_tokens,
-                     .queue_seconds = ran ? seconds(setup_.received, c.started) : 0,
-                     .prefill_seconds = answered ? seconds(c.started, c.first) : 0,
-                     .decode_seconds = answered ? seconds(c.first, c.last) : 0,
-                     .total_seconds = seconds(setup_.received, now)});
+                     .queue_seconds = ran ? seconds_between(setup_.received, c.started) : 0,
+                     .prefill_seconds = answered ? seconds_between(c.started, c.first) : 0,
+                     .decode_seconds = answered ? seconds_between(c.first, c.last) : 0,
+                     .total_seconds = seconds_between(setup_.received, now)});
 }
 
 ChoicePart Generation::make_part(Choice& c, const AnswerPart& part) {
@@ -287,15 +278,15 @@ void Generation::log_finished(FinishReason reason) {
   const auto now = Clock::now();
   log_(fmt::format("{} prompt={} cached={} generated={} answers={} first={:.3f}s total={:.3f}s {}",
                    setup_.info.id, u.prompt_tokens, u.cached_tokens, u.completion_tokens,
-                   choices_.size(), c.n_tokens > 0 ? seconds(setup_.received, c.first) : 0,
-                   seconds(setup_.received, now), finish_reason_name(reason)));
+                   choices_.size(), c.n_tokens > 0 ? seconds_between(setup_.received, c.first) : 0,
+                   seconds_between(setup_.received, now), finish_reason_name(reason)));
 }
 
 TokenReport Generation::report_of(int32_t token, std::optional<float> logprob,
                                   const std::vector<TokenLogprob>& top, bool skips_special) const {
   TokenReport report{.chosen = token_text(token, logprob), .top = {}};
   for (const TokenLogprob& t : top) report.top.push_back(token_text(t.token, t.logprob));
-  report.n_shown = n_characters(tokenizer_.decode({&token, 1}, skips_special));
+  report.n_shown = count_code_points(tokenizer_.decode({&token, 1}, skips_special));
   return report;
 }
 

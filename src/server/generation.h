@@ -1,7 +1,6 @@
 // A running generation request: submits its prompts to the engine and turns the results into JSON
 // or server-sent events.
 #pragma once
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>

@@ -1,14 +1,11 @@
 #include "server/http_server.h"
 
-#include <sys/resource.h>
-
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/use_awaitable.hpp>
 
 #include "core/check.h"
+#include "core/machine_info.h"
 
 namespace tandem {
 namespace {
@@ -18,17 +15,6 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 constexpr size_t kReservedFiles = 64;  // open files that are not connections
-
-// Raises the limit of open files to its maximum and returns it. Every connection is an open file,
-// and the usual soft limit of 1024 is too low for a server.
-size_t raise_file_limit() {
-  struct rlimit limit {};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-  getrlimit(RLIMIT_NOFILE, &limit);
-  return limit.rlim_cur;
-}
 
 }  // namespace
 
@@ -83,7 +69,7 @@ asio::awaitable<void> HttpServer::accept() {
   while (acceptor_.is_open()) {
     error_code error;
     tcp::socket socket(io_);
-    co_await acceptor_.async_accept(socket, asio::redirect_error(asio::use_awaitable, error));
+    co_await acceptor_.async_accept(socket, into(error));
     if (!error && connections_.size() < max_connections_) {
       try {
         auto entry = std::make_unique<Entry>(*this, std::move(socket));
@@ -92,7 +78,7 @@ asio::awaitable<void> HttpServer::accept() {
       }
     } else if (error && acceptor_.is_open()) {  // no file descriptors left: retry later
       asio::steady_timer pause(io_, std::chrono::milliseconds(50));
-      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
+      co_await pause.async_wait(into(error));
     }
   }
 }

@@ -2,7 +2,6 @@
 #pragma once
 #include <functional>
 #include <mutex>
-#include <string>
 
 #include "server/generation.h"
 

@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <random>
 
 #include "core/check.h"
 #include "io/json.h"
-#include "server/api_error.h"
 #include "server/openapi.h"
 #include "server/page/page.h"
 #include "server/request_fields.h"
@@ -31,12 +29,6 @@ constexpr std::array<std::string_view, 4> kGetPaths = {kModelsPath, "/get_server
 constexpr std::array<std::string_view, 7> kPostPaths = {
     "/v1/completions", "/v1/chat/completions", "/generate",          "/tokenize",
     "/detokenize",     "/flush_cache",         "/reset_prefix_cache"};
-
-int64_t now_in_seconds() {
-  return std::chrono::duration_cast<std::chrono::seconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
 
 uint64_t random_number() {
   thread_local std::mt19937_64 generator{std::random_device{}()};
@@ -67,20 +59,6 @@ bool contains(std::span<const std::string_view> paths, std::string_view path) {
   return std::find(paths.begin(), paths.end(), path) != paths.end();
 }
 
-// Clients write an id that contains slashes with "%2F".
-std::string percent_decoded(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    unsigned value = 0;
-    const char* digits = text.data() + i + 1;
-    const bool escaped = text[i] == '%' && i + 2 < text.size() &&
-                         std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2;
-    out += escaped ? static_cast<char>(value) : text[i];
-    if (escaped) i += 2;
-  }
-  return out;
-}
-
 }  // namespace
 
 Service::Service(const Tokenizer& tokenizer, std::unique_ptr<ChatFormat> chat,
@@ -90,7 +68,7 @@ Service::Service(const Tokenizer& tokenizer, std::unique_ptr<ChatFormat> chat,
       defaults_(defaults),
       grammars_(tokenizer, chat_.get()),
       options_(std::move(options)),
-      created_(now_in_seconds()) {}
+      created_(seconds_since_1970()) {}
 
 Service::Result Service::handle(const HttpRequest& request) noexcept {
   try {
@@ -169,6 +147,7 @@ HttpResponse Service::models(const std::string& path) {
                                        created_, options_.simulated_ranks);
   if (path == kModelsPath) return json_response(list);
   const std::string id = path.substr(kModelPath.size());
+  // Clients write an id that contains slashes with "%2F".
   if (id != options_.model_id && percent_decoded(id) != options_.model_id)
     throw ApiError(404, fmt::format("the model {} does not exist", shown(id)), "model",
                    "model_not_found");
@@ -216,7 +195,7 @@ std::shared_ptr<Generation> Service::generation(GenerationRequest request) {
       .endpoint = request.endpoint,
       .id = fmt::format("{}-{:016x}{:016x}", prefix, random_number(), random_number()),
       .model = options_.model_id,
-      .created = now_in_seconds()};
+      .created = seconds_since_1970()};
   const bool splits = request.endpoint == Endpoint::kChat && request.reasoning &&
                       tokenizer_.added_id("</think>").has_value();
   const bool starts_in_reasoning =

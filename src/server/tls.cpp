@@ -1,9 +1,7 @@
 #include "server/tls.h"
 
 #include <boost/asio/buffer.hpp>
-#include <boost/asio/redirect_error.hpp>
 #include <boost/asio/ssl/error.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 
 #include "core/check.h"
@@ -51,12 +49,10 @@ ClientStream::ClientStream(Socket socket, ssl::context* tls) : socket_(std::move
 asio::awaitable<ClientStream::Error> ClientStream::handshake() {
   Error error;
   if (!tls_) co_return error;
-  co_await tls_->async_handshake(ssl::stream_base::server,
-                                 asio::redirect_error(asio::use_awaitable, error));
+  co_await tls_->async_handshake(ssl::stream_base::server, into(error));
   if (is_plain_http(error)) {
     Error ignored;
-    co_await asio::async_write(socket_, asio::buffer(kPlainHttpResponse),
-                               asio::redirect_error(asio::use_awaitable, ignored));
+    co_await asio::async_write(socket_, asio::buffer(kPlainHttpResponse), into(ignored));
   }
   co_return error;
 }
@@ -64,7 +60,7 @@ asio::awaitable<ClientStream::Error> ClientStream::handshake() {
 asio::awaitable<ClientStream::Error> ClientStream::shut_down() {
   Error error;
   if (tls_) {
-    co_await tls_->async_shutdown(asio::redirect_error(asio::use_awaitable, error));
+    co_await tls_->async_shutdown(into(error));
   } else {
     socket_.shutdown(Socket::shutdown_send, error);
   }

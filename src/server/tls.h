@@ -1,8 +1,10 @@
 // TLS certificates, and the byte stream of one client: a TCP socket, or TLS over one.
 #pragma once
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/redirect_error.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/ssl/stream.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <optional>
 #include <string>
 
@@ -13,6 +15,11 @@ namespace tandem {
 // A context for TLS 1.2 or newer with the certificate chain and the private key of two PEM files.
 // Throws Error naming the file.
 boost::asio::ssl::context tls_context(const std::string& certificate, const std::string& key);
+
+// A completion token of coroutines that stores the error instead of throwing it.
+inline auto into(boost::system::error_code& error) {
+  return boost::asio::redirect_error(boost::asio::use_awaitable, error);
+}
 
 class ClientStream {
  public:

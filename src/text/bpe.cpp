@@ -289,10 +289,6 @@ uint64_t pair_key(int32_t left, int32_t right) {
 
 bool occurs_in_utf8(unsigned byte) { return byte != 0xC0 && byte != 0xC1 && byte < 0xF5; }
 
-}  // namespace
-
-namespace {
-
 // Placeholders for characters of which a token contains only the last bytes (kTail) or only the
 // first bytes (kHead + lead byte). Larger than any code point.
 constexpr char32_t kTail = 0x110000;

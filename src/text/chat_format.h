@@ -1,7 +1,6 @@
 // Turns a conversation or a raw text into the token ids of a prompt, in the format of the model's
 // checkpoint.
 #pragma once
-#include <filesystem>
 #include <string>
 #include <vector>
 

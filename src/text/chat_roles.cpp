@@ -1,7 +1,5 @@
 #include "text/chat_roles.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <set>
@@ -26,14 +24,20 @@ Json message(const std::string& role, Json content) {
   return {{"role", role}, {"content", std::move(content)}};
 }
 
+// The assistant's call of a tool.
+Json tool_call(const Json& arguments) {
+  Json call = message("assistant", nullptr);
+  call["tool_calls"] = {{{"id", "functions.f:0"},
+                         {"type", "function"},
+                         {"function", {{"name", "f"}, {"arguments", arguments}}}}};
+  return call;
+}
+
 // Conversations that contain a message of `role`. Templates may require the user first, system
 // first, alternating turns, or a tool call before a tool's answer.
 std::vector<Json> conversations(const std::string& role, const Json& content) {
   const Json user = message("user", "u"), probe = message(role, content);
-  Json calls = message("assistant", nullptr);
-  calls["tool_calls"] = {{{"id", "functions.f:0"},
-                          {"type", "function"},
-                          {"function", {{"name", "f"}, {"arguments", "{}"}}}}};
+  const Json calls = tool_call("{}");
   Json answer = probe;
   answer["tool_call_id"] = "functions.f:0";
   answer["name"] = "f";
@@ -64,11 +68,7 @@ bool is_rendered(const jinja::Template& chat_template, const std::vector<Json>& 
 
 // A conversation in which the assistant calls a tool.
 std::vector<Json> tool_call_conversations(const Json& arguments) {
-  Json calls = message("assistant", nullptr);
-  calls["tool_calls"] = {{{"id", "functions.f:0"},
-                          {"type", "function"},
-                          {"function", {{"name", "f"}, {"arguments", arguments}}}}};
-  const Json user = message("user", "u");
+  const Json user = message("user", "u"), calls = tool_call(arguments);
   return {Json::array({user, calls}), Json::array({user, calls, message("tool", "t"), user})};
 }
 

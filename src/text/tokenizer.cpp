@@ -192,7 +192,7 @@ std::optional<int32_t> Tokenizer::id_of(const std::optional<std::string>& token)
   const std::optional<int32_t> id = added_id(*token);
   if (!id)
     fail("tokenizer_config.json names the token {}, which is not among the added tokens",
-         shown(std::string_view(*token)));
+         shown(*token));
   return id;
 }
 

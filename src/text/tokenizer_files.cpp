@@ -24,8 +24,7 @@ TokenizerConfig parse_tokenizer_config(const nlohmann::json& file) {
     int64_t number = -1;
     const auto parsed = std::from_chars(key.data(), key.data() + key.size(), number);
     require(parsed.ec == std::errc() && parsed.ptr == key.data() + key.size(),
-            "the key {} of \"added_tokens_decoder\" is not a token id",
-            shown(std::string_view(key)));
+            "the key {} of \"added_tokens_decoder\" is not a token id", shown(key));
     config.added_tokens.push_back(parse_added_token(entry, token_id(number, key)));
   }
   return config;
@@ -40,8 +39,7 @@ AddedToken parse_added_token(const nlohmann::json& entry, int32_t id) {
   require(!token.text.empty(), "the added token {} is empty", id);
   for (const char* flag : {"lstrip", "rstrip", "single_word"})
     if (bool_member(entry, flag, false))
-      fail("the added token {} {} has \"{}\", which is not supported", id,
-           shown(std::string_view(token.text)), flag);
+      fail("the added token {} {} has \"{}\", which is not supported", id, shown(token.text), flag);
   return token;
 }
 

@@ -84,8 +84,8 @@ void parse_vocabulary(const json& model, const std::vector<AddedToken>& added, B
   for (const AddedToken& token : added) {
     const auto [at, is_new] = added_texts.emplace(token.id, token.text);
     if (!is_new)
-      fail("the added tokens {} and {} have the same id {}", shown(at->second),
-           shown(std::string_view(token.text)), token.id);
+      fail("the added tokens {} and {} have the same id {}", shown(at->second), shown(token.text),
+           token.id);
   }
   const ByteAlphabet alphabet;
   const json& vocab = object_member(model, "vocab");
@@ -97,19 +97,18 @@ void parse_vocabulary(const json& model, const std::vector<AddedToken>& added, B
       used.resize(index + 1);
       out.tokens.resize(index + 1);
     }
-    if (used[index])
-      fail("two tokens have the id {}; one is {}", id, shown(std::string_view(token)));
+    if (used[index]) fail("two tokens have the id {}; one is {}", id, shown(token));
     used[index] = true;
     const auto added_text = added_texts.find(id);
     const bool is_added = added_text != added_texts.end();
     if (is_added && added_text->second != token)
-      fail("the id {} is {} in the vocabulary but {} in the added tokens", id,
-           shown(std::string_view(token)), shown(added_text->second));
+      fail("the id {} is {} in the vocabulary but {} in the added tokens", id, shown(token),
+           shown(added_text->second));
     if (std::optional<std::string> bytes = alphabet.bytes_of(token))
       out.tokens[index] = std::move(*bytes);
     else if (!is_added)
       fail("the token {} {} is not in the byte-level alphabet; only byte-level BPE is supported",
-           id, shown(std::string_view(token)));
+           id, shown(token));
   }
 }
 
@@ -150,7 +149,7 @@ void parse_pre_tokenizer(const json& step, bool is_last, std::vector<SplitRule>&
   const std::string& type = string_member(step, "type");
   require((type == "ByteLevel") == is_last,
           "the last step of \"pre_tokenizer\", and no other, must be ByteLevel; this one is {}",
-          shown(std::string_view(type)));
+          shown(type));
   if (type == "ByteLevel") {
     for (const char* option : {"add_prefix_space", "use_regex"})
       require(!bool_member(step, option, true),
@@ -162,13 +161,12 @@ void parse_pre_tokenizer(const json& step, bool is_last, std::vector<SplitRule>&
     const std::string& behavior = string_member(step, "behavior");
     require(behavior == "Isolated" || behavior == "Removed",
             "the pre-tokenizer Split with behavior {} is not supported; Isolated and Removed are",
-            shown(std::string_view(behavior)));
+            shown(behavior));
     require(!bool_member(step, "invert", false),
             "the pre-tokenizer Split with \"invert\" is not supported");
     out.push_back({string_member(object_member(step, "pattern"), "Regex"), behavior == "Removed"});
   } else {
-    fail("the pre-tokenizer {} is not supported; Split, Digits and ByteLevel are",
-         shown(std::string_view(type)));
+    fail("the pre-tokenizer {} is not supported; Split, Digits and ByteLevel are", shown(type));
   }
 }
 
@@ -193,8 +191,7 @@ void require_supported_model(const json& file) {
                                               array_member(normalizer, "normalizers").empty());
   require(empty, "the normalizer {} is not supported; it must be null or empty", shown(normalizer));
   const std::string& decoder = string_member(object_member(file, "decoder"), "type");
-  require(decoder == "ByteLevel", "the decoder {} is not supported; ByteLevel is",
-          shown(std::string_view(decoder)));
+  require(decoder == "ByteLevel", "the decoder {} is not supported; ByteLevel is", shown(decoder));
 }
 
 }  // namespace

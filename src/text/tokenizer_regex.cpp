@@ -41,8 +41,7 @@ Regex::Regex(const SplitPattern& pattern, const SymbolTable& symbols) : source_(
   pcre2_code* compiled = pcre2_compile(units(translated), translated.size(), PCRE2_MULTILINE,
                                        &error, &offset, context.get());
   if (compiled == nullptr)
-    fail("the split pattern {} is invalid: {}", shown(std::string_view(source_)),
-         error_text(error));
+    fail("the split pattern {} is invalid: {}", shown(source_), error_text(error));
   code_ = std::shared_ptr<void>(compiled,
                                 [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
   // Fails on systems that forbid generating machine code; pcre2_match() then interprets the
@@ -95,7 +94,7 @@ void RegexMatcher::fail_to_split(std::string_view subject, int error) const {
   fail("the split pattern {} cannot split this text: {}", shown_pattern(), error_text(error));
 }
 
-std::string RegexMatcher::shown_pattern() const { return shown(std::string_view(regex_.source_)); }
+std::string RegexMatcher::shown_pattern() const { return shown(regex_.source_); }
 
 Match RegexMatcher::matched() const {
   const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(match_data(data_));

@@ -2,7 +2,6 @@
 // does not match the text itself but symbols, one byte for all characters that the patterns treat
 // alike. So character properties come only from our table (unicode.h).
 #pragma once
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

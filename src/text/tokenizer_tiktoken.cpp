@@ -1,5 +1,4 @@
 // tiktoken.model: the tokenizer of Kimi-K2 and Moonlight.
-#include <array>
 #include <charconv>
 #include <unordered_set>
 
@@ -77,8 +76,7 @@ std::vector<AddedToken> reserved_tokens(int32_t first, const std::vector<AddedTo
   std::vector<bool> has_name(kReservedTokens);
   for (const AddedToken& token : named) {
     if (token.id < first)
-      fail("the added token {} {} has the id of a rank", token.id,
-           shown(std::string_view(token.text)));
+      fail("the added token {} {} has the id of a rank", token.id, shown(token.text));
     if (token.id < first + kReservedTokens) has_name[static_cast<size_t>(token.id - first)] = true;
   }
   for (int32_t i = 0; i < kReservedTokens; ++i)

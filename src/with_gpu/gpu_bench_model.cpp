@@ -135,7 +135,7 @@ void CudaBenchModel::fill(const GpuBenchOptions& options, int64_t free_bytes) {
     if (options.wanted(spec)) bytes += CudaWeights::bytes_of(random.stored(spec), spec.use);
   });
   require(bytes < free_bytes, "the GPU has {:.2f} GB free and weights need {:.2f} GB",
-          static_cast<double>(free_bytes) * 1e-9, static_cast<double>(bytes) * 1e-9);
+          gigabytes(free_bytes), gigabytes(bytes));
   home_.allocate(bytes);
   std::map<std::tuple<WeightUse, DType, int64_t, int64_t>, QuantView> firsts;
   for_each_weight(weights_, config_, [&](const WeightSpec& spec, QuantView& slot) {

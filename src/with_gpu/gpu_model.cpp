@@ -1,9 +1,9 @@
 #include "loader/gpu_model.h"
 
 #include <algorithm>
-#include <chrono>
 #include <unordered_map>
 
+#include "core/clock.h"
 #include "model/checkpoint.h"
 #include "offload/cuda_routing_recorder.h"
 #include "offload/hybrid_experts.h"
@@ -225,11 +225,11 @@ void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModel
                 });
   if (options.cache_type == DType::kF8E4M3)
     CudaAttention::require_fp8_cache(config_.mla, weights_.layers[0].attn.kv_b);
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   run_load_jobs(store.files(), std::move(jobs), {options.n_threads, options.progress});
   home_.finish();
   host_home_.finish();
-  report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report_.seconds = seconds_since(start);
 }
 
 }  // namespace

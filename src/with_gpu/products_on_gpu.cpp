@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <numeric>
 
 #include "bench/gpu/gpu_benches.h"
 #include "bench/gpu_bench_model.h"

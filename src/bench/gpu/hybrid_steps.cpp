@@ -1,6 +1,5 @@
 #include "bench/gpu/hybrid_steps.h"
 
-#include <algorithm>
 #include <cstring>
 #include <random>
 

@@ -4,7 +4,6 @@
 #include "bench/gpu/gpu_benches.h"
 #include "core/check.h"
 #include "model/kv_layout.h"
-#include "model/parameters.h"
 
 namespace tandem {
 namespace {
@@ -148,7 +147,7 @@ Benchmark kernels_benchmark() {
   return {.name = "kernels",
           .help = "small kernels of a GPU beside the bytes that they move",
           .examples = "  tandem bench kernels --config r1 --tokens 1,8,512\n",
-          .flags = {{kConfig}, {kTokens}},
+          .flags = {kConfig, kTokens},
           .tokens = {1, 8, 512},
           .alone = bench_on_gpu,
           .header = kernels_header,

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <filesystem>
 #include <random>
 #include <thread>
@@ -12,6 +11,7 @@
 
 #include "bench/machine/machine_report.h"
 #include "core/check.h"
+#include "core/clock.h"
 #include "core/memory.h"
 #include "io/direct_file.h"
 #include "io/load_jobs.h"

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "bench/machine/stopwatch.h"
+#include "core/clock.h"
 #include "core/machine.h"
 #include "core/memory.h"
 #include "core/team.h"

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <filesystem>
 
 #include "bench/gpu/gpu_benches.h"
 #include "bench/machine/machine_report.h"
 #include "bench/measured_curves.h"
 #include "core/check.h"
+#include "core/clock.h"
 #include "io/atomic_file.h"
 #include "io/json.h"
 #include "io/machine_json.h"
@@ -19,12 +19,6 @@ namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
-
-int64_t now() {
-  return std::chrono::duration_cast<std::chrono::seconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
 
 DiskSpeed disk_speed(const Measuring& how, int n_threads) {
   constexpr int64_t kFileBytes = 256 << 20;
@@ -74,7 +68,7 @@ bool save_this_machine(nlohmann::ordered_json& report) {
       before->cpu == report["cpu"].get<std::string>() &&
       before->isa == report["isa"].get<std::string>())
     report["efficiency"] = curves_to_json(before->curves);
-  report["measured_at"] = now();
+  report["measured_at"] = seconds_since_1970();
   const std::string path = this_machine_path();
   if (path.empty()) return false;
   std::error_code ignored;
@@ -137,7 +131,7 @@ Benchmark machine_benchmark() {
       .examples =
           "  tandem bench machine --json | jq .read_bytes_per_second\n"
           "  tandem bench experts --json > rows.json; tandem bench machine --curves rows.json\n",
-      .flags = {{kDisk}, {kCurves}},
+      .flags = {kDisk, kCurves},
       .alone = bench_machine,
       .header = nullptr,
       .text = machine_text};

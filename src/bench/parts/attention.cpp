@@ -4,7 +4,6 @@
 #include "bench/benchmark.h"
 #include "bench/parts/attention_variants.h"
 #include "bench/random_inputs.h"
-#include "core/machine_info.h"
 #include "engine/kv_cache.h"
 #include "model/cost.h"
 #include "model/rope.h"
@@ -30,8 +29,7 @@ void bench_attention(const BenchInput& bench, const cpu::KernelTable& kernels, M
   require(layer_bytes <= bench.memory_bytes,
           "--ctx {} --batch {}: the cache of one layer needs {:.2f} GB and {:.2f} GB may be used; "
           "choose a shorter context, fewer sequences or raise --memory",
-          longest, most_sequences, static_cast<double>(layer_bytes) * 1e-9,
-          static_cast<double>(bench.memory_bytes) * 1e-9);
+          longest, most_sequences, gigabytes(layer_bytes), gigabytes(bench.memory_bytes));
   config.n_layers =
       static_cast<int>(std::clamp<int64_t>(bench.memory_bytes / layer_bytes, 1, kMaxCaches));
   config.n_dense_layers = config.n_layers;
@@ -150,14 +148,8 @@ Benchmark attention_benchmark() {
           .examples =
               "  tandem bench attention --ctx 1024,16384\n"
               "  tandem bench attention --variants --ctx 4096\n",
-          .flags = {{kConfig},
-                    {kIsa},
-                    {kContexts},
-                    {kVariants},
-                    {kTokens, "lengths of prompts that end there, a list"},
-                    {kCsv},
-                    {kPlot},
-                    {kBatches}},
+          .flags = {kConfig, kIsa, kContexts, kVariants, kTokens, kCsv, kPlot, kBatches},
+          .tokens_help = "lengths of prompts that end there, a list",
           .contexts = {512, 4096, 16384},
           .batches = {1},
           .check = check_batches,

@@ -1,8 +1,8 @@
 #include "bench/parts/attention_variants.h"
 
 #include <algorithm>
-#include <numeric>
 
+#include "bench/random_inputs.h"
 #include "model/cost.h"
 #include "ops/cpu_weights.h"
 
@@ -11,12 +11,6 @@ namespace {
 
 int64_t tokens_of_heads(const MlaConfig& m, int context) {
   return int64_t{m.n_heads} * pages_for(context) * kPageSize;
-}
-
-std::vector<int32_t> ascending(int64_t n) {
-  std::vector<int32_t> numbers(n);
-  std::iota(numbers.begin(), numbers.end(), 0);
-  return numbers;
 }
 
 std::vector<Sequence> sequences_of(std::span<const int32_t> pages,
@@ -98,7 +92,7 @@ AttentionVariants::AttentionVariants(const ModelConfig& config, const AttentionW
       latents_(latents),
       heads_(heads),
       pages_(pages.begin(), pages.end()),
-      pages_of_heads_(ascending(config.mla.n_heads * std::ssize(pages))),
+      pages_of_heads_(first_pages(config.mla.n_heads * static_cast<int>(pages.size()))),
       tokens_(max_tokens(config.mla), 0),
       positions_(max_tokens(config.mla), context - 1),
       sequences_(sequences_of(pages_, pages_of_heads_, config.mla.n_heads, context)),

@@ -152,8 +152,7 @@ void bench_attention_variants(const BenchInput& bench, const cpu::KernelTable& k
       most_bytes <= bench.memory_bytes,
       "--ctx {}: keys and values of every head need {:.2f} GB and {:.2f} GB may be used; choose "
       "a shorter context or raise --memory",
-      longest, static_cast<double>(most_bytes) * 1e-9,
-      static_cast<double>(bench.memory_bytes) * 1e-9);
+      longest, gigabytes(most_bytes), gigabytes(bench.memory_bytes));
 
   Team& team = speed.team();
   CpuWeights home(kernels), products_home(kernels);

@@ -62,7 +62,7 @@ void bench_embed(const BenchInput& bench, const cpu::KernelTable& kernels, Machi
   const int64_t table_bytes = matrix_bytes(config, config.vocab, config.dim, format);
   require(table_bytes <= bench.memory_bytes,
           "the embedding table needs {:.2f} GB and {:.2f} GB may be used; raise --memory",
-          static_cast<double>(table_bytes) * 1e-9, static_cast<double>(bench.memory_bytes) * 1e-9);
+          gigabytes(table_bytes), gigabytes(bench.memory_bytes));
   CpuWeights home(kernels);
   const ModelWeights weights = random_weights(
       config, {format, format},
@@ -108,7 +108,7 @@ Benchmark embed_benchmark() {
   return {.name = "embed",
           .help = "rows of the embedding table",
           .examples = "  tandem bench embed --config r1 --plot embed.svg\n",
-          .flags = {{kConfig}, {kIsa}, {kTokens}, {kCsv}, {kPlot}, {kBaseline}},
+          .flags = {kConfig, kIsa, kTokens, kCsv, kPlot, kBaseline},
           .on_cpu = bench_embed};
 }
 

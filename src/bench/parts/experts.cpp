@@ -3,7 +3,6 @@
 
 #include "bench/benchmark.h"
 #include "bench/random_inputs.h"
-#include "model/cost.h"
 #include "offload/cpu_experts.h"
 
 namespace tandem {
@@ -119,7 +118,7 @@ Benchmark experts_benchmark() {
           .examples =
               "  tandem bench experts --config k2 --experts bf16 --tokens 1,32 --json\n"
               "  tandem bench experts --tokens 64 --skew\n",
-          .flags = {{kConfig}, {kIsa}, {kTokens}, {kCsv}, {kPlot}, {kExperts}, {kSkew}},
+          .flags = {kConfig, kIsa, kTokens, kCsv, kPlot, kExperts, kSkew},
           .on_cpu = bench_experts};
 }
 

@@ -7,7 +7,6 @@
 #include "bench/cpu_bench_model.h"
 #include "bench/prediction.h"
 #include "bench/random_inputs.h"
-#include "core/machine_info.h"
 #include "engine/completion.h"
 
 namespace tandem {
@@ -147,8 +146,8 @@ ModelConfig cut_model(const BenchInput& bench) {
       left > 0,
       "{} layers with a cache of {} tokens need {:.2f} GB without experts, and {:.2f} GB may be "
       "used; choose fewer --layers, a shorter --ctx or raise --memory",
-      c.n_layers, cache_tokens(bench), static_cast<double>(bench.memory_bytes - left) * 1e-9,
-      static_cast<double>(bench.memory_bytes) * 1e-9);
+      c.n_layers, cache_tokens(bench), gigabytes(bench.memory_bytes - left),
+      gigabytes(bench.memory_bytes));
   return with_resident_experts(c, bench.formats.experts, left);
 }
 
@@ -279,17 +278,9 @@ Benchmark generate_benchmark() {
       .name = "generate",
       .help = "a cut model with random weights, end to end",
       .examples = "  tandem bench generate --config r1 --layers 5 --experts fp8 --ctx 1024,16384\n",
-      .flags = {{kConfig},
-                {kIsa},
-                {kContexts},
-                {kTokens, "lengths of prompts, a list"},
-                {kBatches},
-                {kLayers},
-                {kExperts},
-                {kFormat},
-                {kActivations},
-                {kNewTokens},
-                {kSimulateRouting}},
+      .flags = {kConfig, kIsa, kContexts, kTokens, kBatches, kLayers, kExperts, kFormat,
+                kActivations, kNewTokens, kSimulateRouting},
+      .tokens_help = "lengths of prompts, a list",
       .tokens = {64, 512},
       .contexts = {1024, 8192},
       .batches = {1},

@@ -17,8 +17,7 @@ ModelConfig router_config(const BenchInput& bench) {
   const int64_t head = matrix_bytes(c, c.vocab, c.dim, {DType::kBF16});
   require(head + router <= bench.memory_bytes,
           "the head and a router need {:.2f} GB and {:.2f} GB may be used; raise --memory",
-          static_cast<double>(head + router) * 1e-9,
-          static_cast<double>(bench.memory_bytes) * 1e-9);
+          gigabytes(head + router), gigabytes(bench.memory_bytes));
   c.n_layers = static_cast<int>(
       std::min(ceil_div(cold_bytes(), router), (bench.memory_bytes - head) / router));
   c.n_dense_layers = 0;
@@ -120,7 +119,7 @@ Benchmark head_benchmark() {
   return {.name = "head",
           .help = "the router's product and choice, and the output head's product",
           .examples = "  tandem bench head --config r1 --tokens 1,64\n",
-          .flags = {{kConfig}, {kIsa}, {kTokens}, {kCsv}, {kPlot}},
+          .flags = {kConfig, kIsa, kTokens, kCsv, kPlot},
           .tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256},
           .on_cpu = bench_head};
 }

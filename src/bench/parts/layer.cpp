@@ -29,8 +29,7 @@ ModelConfig only_layers(const BenchInput& bench, bool moe, int64_t other_bytes) 
   require(left > 0,
           "{} layers need {:.2f} GB without experts, and {:.2f} GB may be used; choose fewer "
           "--layers, a shorter --ctx or raise --memory",
-          c.n_layers, static_cast<double>(bench.memory_bytes - left) * 1e-9,
-          static_cast<double>(bench.memory_bytes) * 1e-9);
+          c.n_layers, gigabytes(bench.memory_bytes - left), gigabytes(bench.memory_bytes));
   if (!moe) return with_experts(c, 0);
   return with_experts(c, resident_experts(c, bench.formats.experts, left / c.n_layers, 0).experts);
 }
@@ -210,8 +209,6 @@ void bench_layer(const BenchInput& bench, const cpu::KernelTable& kernels, Machi
   }
 }
 
-constexpr const char* kLayersHelp = "different ones that are walked through";
-
 }  // namespace
 
 Benchmark moe_benchmark() {
@@ -219,15 +216,8 @@ Benchmark moe_benchmark() {
   return {.name = "moe",
           .help = "a MoE layer's feed-forward part: router, shared experts, routed experts",
           .examples = "  tandem bench moe --config v2-lite --layers 2 --tokens 1,64\n",
-          .flags = {{kConfig},
-                    {kIsa},
-                    {kTokens},
-                    {kCsv},
-                    {kPlot},
-                    {kLayers, kLayersHelp},
-                    {kExperts},
-                    {kFormat},
-                    {kActivations}},
+          .flags = {kConfig, kIsa, kTokens, kCsv, kPlot, kLayers, kExperts, kFormat, kActivations},
+          .layers_help = "different ones that are walked through",
           .memory_part = 0.6,
           .on_cpu = bench_moe};
 }
@@ -237,17 +227,9 @@ Benchmark layer_benchmark() {
   return {.name = "layer",
           .help = "whole layers, dense and MoE",
           .examples = "  tandem bench layer --config r1 --layers 3 --ctx 4096 --tokens 1,512\n",
-          .flags = {{kConfig},
-                    {kIsa},
-                    {kTokens},
-                    {kCsv},
-                    {kPlot},
-                    {kLayers, kLayersHelp},
-                    {kExperts},
-                    {kFormat},
-                    {kActivations},
-                    {kContexts},
-                    {kSimulateRouting}},
+          .flags = {kConfig, kIsa, kTokens, kCsv, kPlot, kLayers, kExperts, kFormat, kActivations,
+                    kContexts, kSimulateRouting},
+          .layers_help = "different ones that are walked through",
           .contexts = {4096},
           .memory_part = 0.6,
           .on_cpu = bench_layer};

@@ -28,7 +28,7 @@ ModelConfig dense_config(const BenchInput& bench) {
   require(layer <= bench.memory_bytes,
           "a layer does not fit: it needs {:.2f} GB and {:.2f} GB may be used; choose a smaller "
           "format or raise --memory",
-          static_cast<double>(layer) * 1e-9, static_cast<double>(bench.memory_bytes) * 1e-9);
+          gigabytes(layer), gigabytes(bench.memory_bytes));
   const int64_t wanted = ceil_div(cold_bytes(), layer);
   c.n_layers = static_cast<int>(std::min(wanted, bench.memory_bytes / layer));
   c.n_dense_layers = c.n_layers;
@@ -132,13 +132,11 @@ void bench_mlp(const BenchInput& bench, const cpu::KernelTable& kernels, Machine
 
 Benchmark mlp_benchmark() {
   using enum BenchFlag;
-  return {
-      .name = "mlp",
-      .help = "dense products and the feed-forward network of a dense layer",
-      .examples = "  tandem bench mlp --config r1 --format fp8 --tokens 1,512\n",
-      .flags =
-          {{kConfig}, {kIsa}, {kTokens}, {kCsv}, {kPlot}, {kFormat}, {kActivations}, {kBaseline}},
-      .on_cpu = bench_mlp};
+  return {.name = "mlp",
+          .help = "dense products and the feed-forward network of a dense layer",
+          .examples = "  tandem bench mlp --config r1 --format fp8 --tokens 1,512\n",
+          .flags = {kConfig, kIsa, kTokens, kCsv, kPlot, kFormat, kActivations, kBaseline},
+          .on_cpu = bench_mlp};
 }
 
 }  // namespace tandem

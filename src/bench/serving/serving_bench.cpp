@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <fstream>
-#include <numeric>
 #include <thread>
 
 #include "core/check.h"

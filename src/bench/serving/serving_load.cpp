@@ -1,7 +1,6 @@
 #include "bench/serving/serving_load.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/connect.hpp>
@@ -15,13 +14,14 @@
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
-#include <chrono>
 #include <cmath>
 #include <deque>
 #include <limits>
 #include <set>
 
 #include "core/check.h"
+#include "core/clock.h"
+#include "core/machine_info.h"
 #include "io/json.h"
 
 namespace tandem {
@@ -31,7 +31,6 @@ namespace asio = boost::asio;
 namespace http = boost::beast::http;
 using asio::ip::tcp;
 using boost::system::error_code;
-using Clock = std::chrono::steady_clock;
 using Parser = http::response_parser<http::string_body>;
 
 constexpr size_t kMaxLineBytes = 10 << 20;  // as in the original
@@ -39,10 +38,6 @@ constexpr uint32_t kMaxHeaderBytes = 64 << 10;
 constexpr size_t kReadBytes = 64 << 10;
 
 auto into(error_code& error) { return asio::redirect_error(asio::use_awaitable, error); }
-
-double since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 const char* path_of(ServingApi api) {
   switch (api) {
@@ -84,13 +79,6 @@ tcp::resolver::results_type resolve(asio::io_context& io, const ServerAddress& s
   return found;
 }
 
-void allow_many_sockets() {
-  struct rlimit limit {};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 class Load {
  public:
   Load(const ServingLoadOptions& options, std::span<const ServingRequest> requests,
@@ -113,7 +101,7 @@ class Load {
     asio::co_spawn(
         io_, [this] { return arrive(); }, asio::detached);
     io_.run();
-    result_.seconds = since(start);
+    result_.seconds = seconds_since(start);
     if (options_.shows_progress) std::fputs("\n", stderr);
     for (ServingOutput& output : result_.outputs)
       output.interrupted = result_.interrupted && !output.success && output.error.empty();
@@ -197,14 +185,14 @@ class Load {
       require(unread.size() <= kMaxLineBytes, "a line has more than {} bytes", kMaxLineBytes);
     }
     require(accepted, "{}", refusal_of(parser.get()));
-    reader.line(unread, since(start));
+    reader.line(unread, seconds_since(start));
     reader.finish();
   }
 
   static void read_lines(AnswerReader& reader, std::string& unread, Clock::time_point start) {
     size_t begin = 0;
     for (size_t end; (end = unread.find('\n', begin)) != unread.npos; begin = end + 1)
-      reader.line(std::string_view(unread).substr(begin, end - begin), since(start));
+      reader.line(std::string_view(unread).substr(begin, end - begin), seconds_since(start));
     unread.erase(0, begin);
   }
 
@@ -295,7 +283,7 @@ std::string request_body(const ServingLoadOptions& o, const ServingRequest& r) {
 
 ServingLoadResult run_load(const ServingLoadOptions& options,
                            std::span<const ServingRequest> requests, NumpyRandom& numpy) {
-  allow_many_sockets();
+  raise_file_limit();
   return Load(options, requests, numpy).run();
 }
 

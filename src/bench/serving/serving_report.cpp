@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "bench/line_chart.h"
+#include "io/json.h"
 
 namespace tandem {
 namespace {
@@ -50,11 +51,6 @@ std::string python_json(const Json& value) {
     text += python_json(item);
   }
   return value.is_object() ? "{" + text + "}" : "[" + text + "]";
-}
-
-template <class T>
-Json or_null(const std::optional<T>& value) {
-  return value ? Json(*value) : Json();
 }
 
 Json fields_of(const ServingSetup& s, const ServingMetrics& m) {

@@ -1,8 +1,5 @@
 #include "text/grammar/grammar.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "core/check.h"
 
 namespace tandem {
@@ -36,6 +33,10 @@ void Grammar::add_bytes(Node from, uint8_t first, uint8_t last, Node to) {
   nodes_[from].bytes.push_back({first, last, to});
 }
 
+void Grammar::add_byte(Node from, char c, Node to) {
+  add_bytes(from, static_cast<uint8_t>(c), static_cast<uint8_t>(c), to);
+}
+
 void Grammar::add_token(Node from, int32_t id, Node to) { nodes_[from].tokens.push_back({id, to}); }
 
 void Grammar::add_call(Node from, Rule rule, Node to) { nodes_[from].calls.push_back({rule, to}); }
@@ -55,7 +56,7 @@ Grammar::Node Grammar::add_call(Node from, Rule rule) {
 
 Grammar::Node Grammar::add_byte(Node from, char c) {
   const Node to = add_node();
-  add_bytes(from, static_cast<uint8_t>(c), static_cast<uint8_t>(c), to);
+  add_byte(from, c, to);
   return to;
 }
 

@@ -24,6 +24,7 @@ class Grammar {
   Node add_node();
 
   void add_bytes(Node from, uint8_t first, uint8_t last, Node to);
+  void add_byte(Node from, char c, Node to);
   void add_token(Node from, int32_t id, Node to);
   void add_call(Node from, Rule rule, Node to);
   void add_epsilon(Node from, Node to);

@@ -1,7 +1,6 @@
 #include "text/grammar/json_rules.h"
 
 #include <algorithm>
-#include <map>
 
 #include "io/json.h"
 #include "text/utf8.h"
@@ -16,15 +15,15 @@ using Rule = Grammar::Rule;
 void add_space(Grammar& g, Rule rule) {
   constexpr int kMaxIndent = 64;
   const Node end = g.end(rule);
-  g.add_bytes(g.start(rule), ' ', ' ', end);
+  g.add_byte(g.start(rule), ' ', end);
   const Node line = g.add_byte(g.start(rule), '\n');
   Node indent = g.add_byte(line, '\n');
   g.add_epsilon(line, indent);
   for (int i = 0; i < kMaxIndent; ++i) {
     g.add_epsilon(indent, end);
     const Node next = g.add_node();
-    g.add_bytes(indent, ' ', ' ', next);
-    g.add_bytes(indent, '\t', '\t', next);
+    g.add_byte(indent, ' ', next);
+    g.add_byte(indent, '\t', next);
     indent = next;
   }
   g.add_epsilon(indent, end);
@@ -57,9 +56,8 @@ void add_utf8(Grammar& g, Node from, Node to) {
 void hex(Grammar& g, Node from, char first, char last, Node to) {
   for (char c = first; c <= last; ++c) {
     const char digit = c < 10 ? static_cast<char>('0' + c) : static_cast<char>('A' + c - 10);
-    const auto byte = static_cast<uint8_t>(digit);
-    g.add_bytes(from, byte, byte, to);
-    if (c >= 10) g.add_bytes(from, byte + ('a' - 'A'), byte + ('a' - 'A'), to);
+    g.add_byte(from, digit, to);
+    if (c >= 10) g.add_byte(from, static_cast<char>(digit + ('a' - 'A')), to);
   }
 }
 
@@ -91,8 +89,7 @@ void add_string_character(Grammar& g, Node from, Node to) {
   g.add_bytes(from, '\\' + 1, 0x7F, to);
   add_utf8(g, from, to);
   const Node escape = g.add_byte(from, '\\');
-  for (const char c : {'"', '\\', '/', 'b', 'f', 'n', 'r', 't'})
-    g.add_bytes(escape, static_cast<uint8_t>(c), static_cast<uint8_t>(c), to);
+  for (const char c : {'"', '\\', '/', 'b', 'f', 'n', 'r', 't'}) g.add_byte(escape, c, to);
   add_unicode_escape(g, g.add_byte(escape, 'u'), to);
 }
 
@@ -101,7 +98,7 @@ namespace {
 void add_integer(Grammar& g, Node from, Node to) {
   const Node sign = g.add_byte(from, '-'), more = g.add_node();
   g.add_epsilon(from, sign);
-  g.add_bytes(sign, '0', '0', to);
+  g.add_byte(sign, '0', to);
   g.add_bytes(sign, '1', '9', more);
   add_digits(g, more, to, JsonRules::kIntegerDigits - 1);
   g.add_epsilon(more, to);
@@ -114,10 +111,8 @@ void add_number(Grammar& g, Rule rule) {
   add_digits(g, g.add_byte(integer_end, '.'), fraction, JsonRules::kFractionDigits);
   g.add_epsilon(fraction, g.end(rule));
   const Node exponent = g.add_node(), sign = g.add_node();
-  for (const char c : {'e', 'E'})
-    g.add_bytes(fraction, static_cast<uint8_t>(c), static_cast<uint8_t>(c), exponent);
-  for (const char c : {'+', '-'})
-    g.add_bytes(exponent, static_cast<uint8_t>(c), static_cast<uint8_t>(c), sign);
+  for (const char c : {'e', 'E'}) g.add_byte(fraction, c, exponent);
+  for (const char c : {'+', '-'}) g.add_byte(exponent, c, sign);
   g.add_epsilon(exponent, sign);
   add_digits(g, sign, g.end(rule), JsonRules::kExponentDigits);
 }
@@ -132,7 +127,7 @@ void add_list(Grammar& g, const JsonRules& json, Rule rule, char open, char clos
   item(add_optional_space(g, json, g.add_byte(item_end, ',')), item_end);
   g.add_epsilon(first, last);
   g.add_epsilon(add_optional_space(g, json, item_end), last);
-  g.add_bytes(last, static_cast<uint8_t>(close), static_cast<uint8_t>(close), g.end(rule));
+  g.add_byte(last, close, g.end(rule));
 }
 
 }  // namespace
@@ -149,11 +144,11 @@ JsonRules::JsonRules(Grammar& g)
       array(g.add_rule()),
       characters(
           g, [&](Node from, Node to) { add_string_character(g, from, to); },
-          [&](Node from, Node to) { g.add_bytes(from, '"', '"', to); }) {
+          [&](Node from, Node to) { g.add_byte(from, '"', to); }) {
   add_space(g, space);
   const Node inside = g.add_byte(g.start(string), '"');
   add_string_character(g, inside, inside);
-  g.add_bytes(inside, '"', '"', g.end(string));
+  g.add_byte(inside, '"', g.end(string));
   add_integer(g, g.start(integer), g.end(integer));
   add_number(g, number);
   g.add_text(g.start(boolean), "true", g.end(boolean));

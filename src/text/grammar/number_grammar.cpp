@@ -106,7 +106,7 @@ class DigitWriter {
     if (n_fraction(state.n_integer) == 0) return;
     State after = state;
     after.after_point = true;
-    g_.add_bytes(node, '.', '.', node_of(after));
+    g_.add_byte(node, '.', node_of(after));
   }
 
   bool may_end(const State& state) const {
@@ -131,8 +131,7 @@ class DigitWriter {
       next.has_fraction =
           state.has_fraction || (m_.fractional && state.after_point && digit != '0');
       next.remainder = (state.remainder * 10 + (digit - '0')) % m_.modulus;
-      const auto byte = static_cast<uint8_t>(digit);
-      g_.add_bytes(node, byte, byte, node_of(next));
+      g_.add_byte(node, digit, node_of(next));
     }
   }
 
@@ -191,7 +190,7 @@ void add_magnitudes(Grammar& g, Node from, Node to, Magnitudes m, const NumberSe
   m.n_fraction = std::max(0, -step.exponent);
   if (step.exponent <= 0) return DigitWriter(g, to, m).write(from);
   const bool has_zero = m.min.is_zero() && !m.above_min;
-  if (has_zero) g.add_bytes(from, '0', '0', to);
+  if (has_zero) g.add_byte(from, '0', to);
   shift(m, step.exponent);
   if (m.min.is_zero()) m.above_min = true;
   const Node zeros = g.add_node();

@@ -38,7 +38,7 @@ class ArrayWriter {
       return g_.explain_if_empty(
           rule_, fmt::format("{}: no array has from {} to {} items", at, min_, max_));
     close_ = g_.add_node();
-    g_.add_bytes(close_, ']', ']', g_.end(rule_));
+    g_.add_byte(close_, ']', g_.end(rule_));
     const Node open = add_optional_space(g_, w_.json, g_.add_byte(g_.start(rule_), '['));
     const bool may_repeat = max_ == kNoLimit || max_ > 1;
     if (unique_ && may_repeat) {
@@ -85,10 +85,6 @@ class ArrayWriter {
     return schemas;
   }
 
-  static bool has_false(const Schemas& schemas) {
-    return std::any_of(schemas.begin(), schemas.end(), [](const Json* s) { return *s == false; });
-  }
-
   Node after_comma(Node item) {
     return add_optional_space(g_, w_.json, g_.add_byte(add_optional_space(g_, w_.json, item), ','));
   }
@@ -108,7 +104,7 @@ class ArrayWriter {
     const int max = max_ == kNoLimit ? kNoLimit : std::max(0, max_ - n_single);
     const auto one = [&](Node from, Node to) { g_.add_call(after_comma(from), other, to); };
     const auto end = [&](Node from, Node to) {
-      g_.add_bytes(add_optional_space(g_, w_.json, from), ']', ']', to);
+      g_.add_byte(add_optional_space(g_, w_.json, from), ']', to);
     };
     if (std::max(min, max) > kMaxUnrolledItems)
       return Repetition(g_, one, end).add(g_, node, g_.end(rule_), min, max);

@@ -1,6 +1,5 @@
 #include "text/grammar/schema_document.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "core/check.h"
@@ -15,24 +14,6 @@ using Json = SchemaJson;
 
 constexpr int kMaxSteps = 300'000;  // a step takes about 1 us
 constexpr size_t kMaxOpenSchemas = 256, kMaxCombinedSchemas = 2'000;
-
-int hex_digit(char c) {
-  const std::string_view digits = "0123456789abcdef";
-  const size_t at = digits.find(static_cast<char>(c >= 'A' && c <= 'F' ? c + ('a' - 'A') : c));
-  return at == digits.npos ? -1 : static_cast<int>(at);
-}
-
-std::string percent_decoded(const std::string& text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const bool is_code = text[i] == '%' && i + 2 < text.size() && hex_digit(text[i + 1]) >= 0 &&
-                         hex_digit(text[i + 2]) >= 0;
-    out +=
-        is_code ? static_cast<char>(hex_digit(text[i + 1]) * 16 + hex_digit(text[i + 2])) : text[i];
-    if (is_code) i += 2;
-  }
-  return out;
-}
 
 // The constant or the list of constants that a required property must have; null if it may have
 // other values.

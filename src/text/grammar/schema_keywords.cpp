@@ -1,8 +1,8 @@
 #include "text/grammar/schema_keywords.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <span>
 
 #include "core/check.h"
 #include "io/json.h"
@@ -13,91 +13,71 @@ namespace {
 
 // Keywords that do not restrict values by themselves: annotations, definitions for $ref, and "then"
 // and "else", which are read together with "if".
-constexpr std::array<std::string_view, 26> kAnnotations = {"title",
-                                                           "description",
-                                                           "default",
-                                                           "examples",
-                                                           "example",
-                                                           "$comment",
-                                                           "$schema",
-                                                           "deprecated",
-                                                           "readOnly",
-                                                           "writeOnly",
-                                                           "$id",
-                                                           "id",
-                                                           "$anchor",
-                                                           "$dynamicAnchor",
-                                                           "discriminator",
-                                                           "strict",
-                                                           "contentEncoding",
-                                                           "contentMediaType",
-                                                           "contentSchema",
-                                                           "$vocabulary",
-                                                           "externalDocs",
-                                                           "xml",
-                                                           "$defs",
-                                                           "definitions",
-                                                           "then",
-                                                           "else"};
+constexpr std::string_view kAnnotations[] = {"title",
+                                             "description",
+                                             "default",
+                                             "examples",
+                                             "example",
+                                             "$comment",
+                                             "$schema",
+                                             "deprecated",
+                                             "readOnly",
+                                             "writeOnly",
+                                             "$id",
+                                             "id",
+                                             "$anchor",
+                                             "$dynamicAnchor",
+                                             "discriminator",
+                                             "strict",
+                                             "contentEncoding",
+                                             "contentMediaType",
+                                             "contentSchema",
+                                             "$vocabulary",
+                                             "externalDocs",
+                                             "xml",
+                                             "$defs",
+                                             "definitions",
+                                             "then",
+                                             "else"};
 
-struct Keyword {
-  std::string_view name;
-  TypeSet types;  // types it applies to; kAllTypes: all
+// The keywords that restrict values of some types, or of all.
+constexpr std::string_view kOfAll[] = {"type",  "nullable", "enum", "const", "anyOf",
+                                       "oneOf", "allOf",    "not",  "if",    "$ref"};
+constexpr std::string_view kOfObjects[] = {
+    "properties",       "required",      "additionalProperties", "patternProperties",
+    "propertyNames",    "minProperties", "maxProperties",        "dependentRequired",
+    "dependentSchemas", "dependencies",  "unevaluatedProperties"};
+constexpr std::string_view kOfArrays[] = {"items",    "prefixItems", "additionalItems",
+                                          "minItems", "maxItems",    "uniqueItems",
+                                          "contains", "minContains", "maxContains"};
+constexpr std::string_view kOfStrings[] = {"pattern", "minLength", "maxLength", "format"};
+constexpr std::string_view kOfNumbers[] = {"minimum", "maximum", "exclusiveMinimum",
+                                           "exclusiveMaximum", "multipleOf"};
+struct Keywords {
+  TypeSet types;
+  std::span<const std::string_view> names;
 };
-constexpr Keyword kKeywords[] = {{"type", kAllTypes},
-                                 {"nullable", kAllTypes},
-                                 {"enum", kAllTypes},
-                                 {"const", kAllTypes},
-                                 {"anyOf", kAllTypes},
-                                 {"oneOf", kAllTypes},
-                                 {"allOf", kAllTypes},
-                                 {"not", kAllTypes},
-                                 {"if", kAllTypes},
-                                 {"$ref", kAllTypes},
-                                 {"properties", kObjectType},
-                                 {"required", kObjectType},
-                                 {"additionalProperties", kObjectType},
-                                 {"patternProperties", kObjectType},
-                                 {"propertyNames", kObjectType},
-                                 {"minProperties", kObjectType},
-                                 {"maxProperties", kObjectType},
-                                 {"dependentRequired", kObjectType},
-                                 {"dependentSchemas", kObjectType},
-                                 {"dependencies", kObjectType},
-                                 {"unevaluatedProperties", kObjectType},
-                                 {"items", kArrayType},
-                                 {"prefixItems", kArrayType},
-                                 {"additionalItems", kArrayType},
-                                 {"minItems", kArrayType},
-                                 {"maxItems", kArrayType},
-                                 {"uniqueItems", kArrayType},
-                                 {"contains", kArrayType},
-                                 {"minContains", kArrayType},
-                                 {"maxContains", kArrayType},
-                                 {"pattern", kStringType},
-                                 {"minLength", kStringType},
-                                 {"maxLength", kStringType},
-                                 {"format", kStringType},
-                                 {"minimum", kNumberType},
-                                 {"maximum", kNumberType},
-                                 {"exclusiveMinimum", kNumberType},
-                                 {"exclusiveMaximum", kNumberType},
-                                 {"multipleOf", kNumberType}};
+constexpr Keywords kKeywords[] = {{kAllTypes, kOfAll},
+                                  {kObjectType, kOfObjects},
+                                  {kArrayType, kOfArrays},
+                                  {kStringType, kOfStrings},
+                                  {kNumberType, kOfNumbers}};
 constexpr std::pair<const char*, TypeSet> kTypes[] = {
     {"null", kNullType},     {"boolean", kBooleanType}, {"integer", kIntegerType},
     {"number", kNumberType}, {"string", kStringType},   {"array", kArrayType},
     {"object", kObjectType}};
 
-const Keyword* find_keyword(std::string_view name) {
-  const auto it = std::find_if(std::begin(kKeywords), std::end(kKeywords),
-                               [&](const Keyword& k) { return k.name == name; });
-  return it == std::end(kKeywords) ? nullptr : it;
+// The types that a keyword restricts; none for an unknown one.
+std::optional<TypeSet> types_of_keyword(std::string_view name) {
+  for (const Keywords& k : kKeywords)
+    if (std::find(k.names.begin(), k.names.end(), name) != k.names.end()) return k.types;
+  return {};
 }
 
 bool is_annotation(std::string_view name) {
   const bool is_extension = name.substr(0, 2) == "x-";
-  return is_extension ||
-         std::find(kAnnotations.begin(), kAnnotations.end(), name) != kAnnotations.end();
+  return is_extension || std::find(std::begin(kAnnotations), std::end(kAnnotations), name) !=
+                             std::end(kAnnotations);
 }
 
 const SchemaJson* checked(const SchemaJson& schema, const std::string& location, const char* name,
@@ -166,7 +146,7 @@ TypeSet declared_types(const SchemaJson& schema, const std::string& location) {
 TypeSet implied_types(const SchemaJson& schema) {
   TypeSet types = kNoTypes;
   for (const auto& [name, value] : schema.items())
-    if (const Keyword* k = find_keyword(name); k && k->types != kAllTypes) types |= k->types;
+    if (const auto of = types_of_keyword(name); of && *of != kAllTypes) types |= *of;
   return types;
 }
 
@@ -182,7 +162,7 @@ void require_supported(const SchemaJson& schema, const std::string& location) {
   require(schema.is_object(), "{} is {}: must be a schema, which is an object", location,
           shown(schema));
   for (const auto& [name, value] : schema.items())
-    require(is_annotation(name) || find_keyword(name), "{}: {} is not supported", location,
+    require(is_annotation(name) || types_of_keyword(name), "{}: {} is not supported", location,
             shown(name));
 }
 

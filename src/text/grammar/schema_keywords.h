@@ -3,8 +3,6 @@
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "text/grammar/number_grammar.h"
 

@@ -18,10 +18,6 @@ constexpr int kMaxOthers = 100;     // properties that no schema names, if "maxP
 constexpr size_t kMaxPatterns = 6;  // of names; every combination of them is handled separately
 constexpr size_t kMaxOtherProperties = 4;
 
-bool has_false(const Schemas& schemas) {
-  return std::any_of(schemas.begin(), schemas.end(), [](const Json* s) { return *s == false; });
-}
-
 // What the constraints say about the properties of an object.
 class ObjectShape {
  public:
@@ -259,7 +255,7 @@ class ObjectWriter {
     layer[{0, 0}].first = add_optional_space(g_, w_.json, g_.add_byte(g_.start(rule_), '{'));
     for (const std::string& name : shape_.names) layer = after_property(name, layer);
     close_ = g_.add_node();
-    g_.add_bytes(close_, '}', '}', g_.end(rule_));
+    g_.add_byte(close_, '}', g_.end(rule_));
     const std::vector<Other> others = find_others();
     for (const auto& [count, before] : layer) write_others(count, before, others);
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "io/json.h"
 
 namespace tandem {
 namespace {

@@ -54,7 +54,7 @@ void write_string(SchemaWriter& w, Grammar::Rule rule, const Constraints& constr
   if (!restricted) return w.json.characters.add(g, quote, g.end(rule), min, max);
   g.explain_if_empty(rule, fmt::format("{}: no text fits its patterns and lengths", at));
   const Grammar::Node last = g.add_node();
-  g.add_bytes(last, '"', '"', g.end(rule));
+  g.add_byte(last, '"', g.end(rule));
   try {
     const TextAutomaton texts = common_texts(sets);
     add_automaton(g, quote, last, any_length ? texts : with_length(texts, min, max),
@@ -75,6 +75,11 @@ void write_number(SchemaWriter& w, Grammar::Rule rule, const Constraints& constr
   } catch (const Error& error) {
     fail("{}: {}", at, error.what());
   }
+}
+
+bool has_false(const SchemaWriter::Schemas& schemas) {
+  return std::any_of(schemas.begin(), schemas.end(),
+                     [](const SchemaJson* s) { return *s == false; });
 }
 
 int largest_minimum(const SchemaDocument& document, const Constraints& constraints,

@@ -25,6 +25,9 @@ void write_array(SchemaWriter& writer, Grammar::Rule rule, const Constraints& co
 void write_string(SchemaWriter& writer, Grammar::Rule rule, const Constraints& constraints);
 void write_number(SchemaWriter& writer, Grammar::Rule rule, const Constraints& constraints);
 
+// Whether no value fits, because one of the schemas is `false`.
+bool has_false(const SchemaWriter::Schemas& schemas);
+
 // The greatest value of a keyword such as "minItems" in all schemas, and the least value of one
 // such as "maxItems", kNoLimit without it.
 int largest_minimum(const SchemaDocument& document, const Constraints& constraints,

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "text/grammar/json_rules.h"
-#include "text/grammar/repetition.h"
 
 namespace tandem {
 

@@ -1,38 +1,9 @@
 // Evaluation of expressions.
-#include "text/jinja/filters.h"
 #include "text/jinja/functions.h"
 #include "text/jinja/operations.h"
 #include "text/jinja/renderer.h"
 
 namespace tandem::jinja {
-namespace {
-
-bool compare_values(Heap& heap, Comparison comparison, const Value& a, const Value& b) {
-  switch (comparison) {
-    case Comparison::kEqual:
-      return equal(heap, a, b);
-    case Comparison::kNotEqual:
-      return !equal(heap, a, b);
-    case Comparison::kLess:
-      return compare(heap, a, b) == -1;
-    case Comparison::kLessEqual:
-      return compare(heap, a, b) <= 0;
-    case Comparison::kGreater:
-      return compare(heap, a, b) == 1;
-    case Comparison::kGreaterEqual: {
-      const int order = compare(heap, a, b);
-      return order == 0 || order == 1;
-    }
-    case Comparison::kIn:
-      return contains(heap, b, a);
-    case Comparison::kNotIn:
-      break;
-  }
-  return !contains(heap, b, a);
-}
-
-}  // namespace
-
 Value Renderer::evaluate(const Expr& expr) {
   const Heap::NestingGuard nested(heap_);
   heap_.spend_steps(1);

@@ -1,6 +1,5 @@
 // Parses expressions of the template language, with Jinja's precedence.
 #pragma once
-#include <initializer_list>
 #include <string_view>
 #include <vector>
 

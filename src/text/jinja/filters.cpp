@@ -1,4 +1,4 @@
-#include "text/jinja/filters.h"
+// The filters of the template language.
 
 #include <algorithm>
 #include <cmath>
@@ -10,12 +10,6 @@
 
 namespace tandem::jinja {
 namespace {
-
-int64_t integer_or(const Value& value, int64_t default_value, std::string_view what) {
-  if (value.is(Kind::kUndefined) || value.is(Kind::kNone)) return default_value;
-  require(value.is_integral(), "{} needs an int, not {}", what, type_name(value));
-  return value.as_integer();
-}
 
 // Lists, dicts and the characters of strings.
 

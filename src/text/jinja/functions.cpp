@@ -119,15 +119,10 @@ bool is_iterable(Heap&, const Arguments& arguments) {
 }
 
 bool is_number(Heap&, const Arguments& arguments) { return single_argument(arguments).is_number(); }
-bool is_true_literal(Heap&, const Arguments& arguments) {
-  return single_argument(arguments).is(Kind::kBool) && is_true(single_argument(arguments));
-}
-bool is_false_literal(Heap&, const Arguments& arguments) {
-  return single_argument(arguments).is(Kind::kBool) && !is_true(single_argument(arguments));
-}
-
-bool is_callable(Heap&, const Arguments& arguments) {
-  return single_argument(arguments).is(Kind::kFunction);
+template <bool value>
+bool is_literal(Heap&, const Arguments& arguments) {
+  const Value& v = single_argument(arguments);
+  return v.is(Kind::kBool) && v.boolean == value;
 }
 
 bool is_lower(Heap& heap, const Arguments& arguments) {
@@ -139,31 +134,10 @@ bool is_upper(Heap& heap, const Arguments& arguments) {
   return to_upper(text) == text && to_lower(text) != text;
 }
 
-bool is_eq(Heap& heap, const Arguments& arguments) {
+template <Comparison comparison>
+bool compares(Heap& heap, const Arguments& arguments) {
   const Items v = two_arguments(arguments);
-  return equal(heap, v[0], v[1]);
-}
-bool is_ne(Heap& heap, const Arguments& arguments) { return !is_eq(heap, arguments); }
-bool is_lt(Heap& heap, const Arguments& arguments) {
-  const Items v = two_arguments(arguments);
-  return compare(heap, v[0], v[1]) == -1;
-}
-bool is_gt(Heap& heap, const Arguments& arguments) {
-  const Items v = two_arguments(arguments);
-  return compare(heap, v[0], v[1]) == 1;
-}
-bool is_le(Heap& heap, const Arguments& arguments) {
-  const Items v = two_arguments(arguments);
-  return compare(heap, v[0], v[1]) <= 0;
-}
-bool is_ge(Heap& heap, const Arguments& arguments) {
-  const Items v = two_arguments(arguments);
-  const int order = compare(heap, v[0], v[1]);
-  return order == 0 || order == 1;
-}
-bool is_in(Heap& heap, const Arguments& arguments) {
-  const Items v = two_arguments(arguments);
-  return contains(heap, v[1], v[0]);
+  return compare_values(heap, comparison, v[0], v[1]);
 }
 
 bool has_remainder(Heap& heap, const Value& value, const Value& divisor, int64_t remainder) {
@@ -192,27 +166,27 @@ constexpr NamedTest kTests[] = {
     {"integer", is_kind<Kind::kInt>},
     {"float", is_kind<Kind::kFloat>},
     {"boolean", is_kind<Kind::kBool>},
-    {"true", is_true_literal},
-    {"false", is_false_literal},
-    {"callable", is_callable},
+    {"true", is_literal<true>},
+    {"false", is_literal<false>},
+    {"callable", is_kind<Kind::kFunction>},
     {"lower", is_lower},
     {"upper", is_upper},
-    {"eq", is_eq},
-    {"equalto", is_eq},
-    {"==", is_eq},
-    {"ne", is_ne},
-    {"!=", is_ne},
-    {"lt", is_lt},
-    {"lessthan", is_lt},
-    {"<", is_lt},
-    {"le", is_le},
-    {"<=", is_le},
-    {"gt", is_gt},
-    {"greaterthan", is_gt},
-    {">", is_gt},
-    {"ge", is_ge},
-    {">=", is_ge},
-    {"in", is_in},
+    {"eq", compares<Comparison::kEqual>},
+    {"equalto", compares<Comparison::kEqual>},
+    {"==", compares<Comparison::kEqual>},
+    {"ne", compares<Comparison::kNotEqual>},
+    {"!=", compares<Comparison::kNotEqual>},
+    {"lt", compares<Comparison::kLess>},
+    {"lessthan", compares<Comparison::kLess>},
+    {"<", compares<Comparison::kLess>},
+    {"le", compares<Comparison::kLessEqual>},
+    {"<=", compares<Comparison::kLessEqual>},
+    {"gt", compares<Comparison::kGreater>},
+    {"greaterthan", compares<Comparison::kGreater>},
+    {">", compares<Comparison::kGreater>},
+    {"ge", compares<Comparison::kGreaterEqual>},
+    {">=", compares<Comparison::kGreaterEqual>},
+    {"in", compares<Comparison::kIn>},
     {"odd", is_odd},
     {"even", is_even},
     {"divisibleby", is_divisible},

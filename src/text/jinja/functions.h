@@ -1,4 +1,4 @@
-// Global functions of every template: range, namespace, dict, raise_exception, strftime_now.
+// What templates call by name: global functions, tests and filters.
 #pragma once
 #include <string_view>
 #include <utility>
@@ -8,6 +8,7 @@
 
 namespace tandem::jinja {
 
+// range, namespace, dict, raise_exception, strftime_now
 std::vector<std::pair<std::string_view, Value>> global_functions(Heap& heap);
 
 // The tests of the template language, which follow `is`.
@@ -15,5 +16,10 @@ std::vector<std::pair<std::string_view, Value>> global_functions(Heap& heap);
 using ValueTest = bool (*)(Heap& heap, const Arguments& arguments);
 
 ValueTest find_value_test(std::string_view name);  // null when there is none
+
+// The first positional argument is the value that the filter is applied to.
+using Filter = Value (*)(Heap& heap, const Arguments& arguments);
+
+Filter find_filter(std::string_view name);  // null when there is none (filters.cpp)
 
 }  // namespace tandem::jinja

@@ -1,5 +1,4 @@
-#include "text/jinja/methods.h"
-
+// Methods of str, list and dict that templates call.
 #include <algorithm>
 #include <span>
 
@@ -26,12 +25,6 @@ const String& text_argument(const Value& value, std::string_view method) {
   const String* text = text_or_null(value, method);
   require(text != nullptr, "{} needs a str", method);
   return *text;
-}
-
-int64_t integer_or(const Value& value, int64_t default_value, std::string_view method) {
-  if (value.is(Kind::kUndefined) || value.is(Kind::kNone)) return default_value;
-  require(value.is_integral(), "{} needs an int, not {}", method, type_name(value));
-  return value.as_integer();
 }
 
 template <Side side>

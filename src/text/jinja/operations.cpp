@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "text/jinja/methods.h"
 #include "text/jinja/text_functions.h"
 #include "text/utf8.h"
 
@@ -70,22 +69,15 @@ Value add(Heap& heap, const Value& a, const Value& b) {
   return a.is(Kind::kList) ? heap.list(std::move(items)) : heap.tuple(std::move(items));
 }
 
-int64_t checked(bool overflows, int64_t value) {
-  require(!overflows, "an integer exceeds 64 bits");
-  return value;
-}
+void require_no_overflow(bool overflows) { require(!overflows, "an integer exceeds 64 bits"); }
 
 int64_t integer_power(int64_t base, int64_t exponent) {
   int64_t result = 1;
   while (exponent > 0) {
-    if (exponent & 1) {
-      const bool overflows = __builtin_mul_overflow(result, base, &result);
-      result = checked(overflows, result);
-    }
+    if (exponent & 1) require_no_overflow(__builtin_mul_overflow(result, base, &result));
     exponent >>= 1;
     if (exponent == 0) break;
-    const bool overflows = __builtin_mul_overflow(base, base, &base);
-    base = checked(overflows, base);
+    require_no_overflow(__builtin_mul_overflow(base, base, &base));
   }
   return result;
 }
@@ -93,18 +85,15 @@ int64_t integer_power(int64_t base, int64_t exponent) {
 Value integer_arithmetic(Operator op, int64_t a, int64_t b) {
   int64_t result = 0;
   switch (op) {
-    case Operator::kAdd: {
-      const bool overflows = __builtin_add_overflow(a, b, &result);
-      return integer(checked(overflows, result));
-    }
-    case Operator::kSubtract: {
-      const bool overflows = __builtin_sub_overflow(a, b, &result);
-      return integer(checked(overflows, result));
-    }
-    case Operator::kMultiply: {
-      const bool overflows = __builtin_mul_overflow(a, b, &result);
-      return integer(checked(overflows, result));
-    }
+    case Operator::kAdd:
+      require_no_overflow(__builtin_add_overflow(a, b, &result));
+      return integer(result);
+    case Operator::kSubtract:
+      require_no_overflow(__builtin_sub_overflow(a, b, &result));
+      return integer(result);
+    case Operator::kMultiply:
+      require_no_overflow(__builtin_mul_overflow(a, b, &result));
+      return integer(result);
     case Operator::kDivide:
       require(b != 0, "division by zero");
       return real(static_cast<double>(a) / static_cast<double>(b));
@@ -159,6 +148,12 @@ std::string_view type_name(const Value& value) {
                                          "float",     "str",       "list", "tuple",
                                          "dict",      "namespace", "loop", "function"};
   return kNames[static_cast<size_t>(value.kind)];
+}
+
+int64_t integer_or(const Value& value, int64_t default_value, std::string_view name) {
+  if (value.is(Kind::kUndefined) || value.is(Kind::kNone)) return default_value;
+  require(value.is_integral(), "{} needs an int, not {}", name, type_name(value));
+  return value.as_integer();
 }
 
 std::string name_of(const Value& undefined) {
@@ -247,6 +242,30 @@ bool contains(Heap& heap, const Value& container, const Value& member) {
   for (const Value& item : iterate(heap, container))
     if (equal(heap, item, member)) return true;
   return false;
+}
+
+bool compare_values(Heap& heap, Comparison comparison, const Value& a, const Value& b) {
+  switch (comparison) {
+    case Comparison::kEqual:
+      return equal(heap, a, b);
+    case Comparison::kNotEqual:
+      return !equal(heap, a, b);
+    case Comparison::kLess:
+      return compare(heap, a, b) == -1;
+    case Comparison::kLessEqual:
+      return compare(heap, a, b) <= 0;
+    case Comparison::kGreater:
+      return compare(heap, a, b) == 1;
+    case Comparison::kGreaterEqual: {
+      const int order = compare(heap, a, b);
+      return order == 0 || order == 1;
+    }
+    case Comparison::kIn:
+      return contains(heap, b, a);
+    case Comparison::kNotIn:
+      break;
+  }
+  return !contains(heap, b, a);
 }
 
 Value arithmetic(Heap& heap, Operator op, const Value& a, const Value& b) {

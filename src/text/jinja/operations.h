@@ -10,12 +10,27 @@ namespace tandem::jinja {
 
 std::string_view type_name(const Value& value);  // "str", "dict", ..
 
+// An optional argument of the filter or method `name`.
+int64_t integer_or(const Value& value, int64_t default_value, std::string_view name);
+
 std::string name_of(const Value& undefined);  // "'x'", for messages
 
 bool is_true(const Value& value);
 bool equal(Heap& heap, const Value& a, const Value& b);
 int compare(Heap& heap, const Value& a, const Value& b);  // -1, 0 or 1; 2: unordered (NaN)
 bool contains(Heap& heap, const Value& container, const Value& member);
+
+enum class Comparison {
+  kEqual,
+  kNotEqual,
+  kLess,
+  kLessEqual,
+  kGreater,
+  kGreaterEqual,
+  kIn,
+  kNotIn
+};
+bool compare_values(Heap& heap, Comparison comparison, const Value& a, const Value& b);
 
 enum class Operator { kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo, kPower };
 Value arithmetic(Heap& heap, Operator op, const Value& a, const Value& b);
@@ -27,6 +42,11 @@ Items iterate(Heap& heap, const Value& value);  // characters, items, keys
 Value* find_entry(Heap& heap, Entries& entries, const Value& key);
 Value* find_entry(Heap& heap, Entries& entries, std::string_view key);
 void set_entry(Heap& heap, Entries& entries, const Value& key, const Value& value);
+
+// Methods of str, list and dict (methods.cpp).
+bool has_method(const Value& self, std::string_view name);
+// Throws Error unless has_method(self, name) and the arguments fit.
+Value call_method(Heap& heap, const Value& self, std::string_view name, const Arguments& arguments);
 
 Value get_attribute(Heap& heap, const Value& value, const String& name);  // value.name
 Value get_item(Heap& heap, const Value& value, const Value& key);         // value[key]

@@ -1,6 +1,5 @@
 // Renders a parsed template.
 #pragma once
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>

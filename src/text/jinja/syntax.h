@@ -1,7 +1,6 @@
 // The syntax tree of a template: expressions and statements.
 #pragma once
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,17 +32,6 @@ enum class ExprKind {
   kAnd,
   kOr,
   kConditional,  // parts[0] if parts[1] else parts[2], which may be null
-};
-
-enum class Comparison {
-  kEqual,
-  kNotEqual,
-  kLess,
-  kLessEqual,
-  kGreater,
-  kGreaterEqual,
-  kIn,
-  kNotIn
 };
 
 struct Expr;

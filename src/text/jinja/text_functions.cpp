@@ -1,6 +1,7 @@
 #include "text/jinja/text_functions.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "text/unicode.h"
 #include "text/utf8.h"
@@ -8,6 +9,41 @@
 namespace tandem::jinja {
 
 namespace {
+
+bool between(char32_t c, char32_t first, char32_t last) { return first <= c && c <= last; }
+
+// Latin Extended-A: capitals have even code points, but odd ones where has_odd_capitals() holds.
+bool is_latin_pair(char32_t c) {
+  return between(c, 0x100, 0x177) && c != 0x130 && c != 0x131 && c != 0x138 && c != 0x149;
+}
+bool has_odd_capitals(char32_t c) { return between(c, 0x139, 0x148) || between(c, 0x179, 0x17E); }
+
+template <class Map>
+std::string map_characters(std::string_view text, Map map) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = decode_utf8(text, at);
+    at += c.n_bytes;
+    append_utf8(out, map(c.value));
+  }
+  return out;
+}
+
+bool is_stripped(char32_t c, const String* set) {
+  if (!set) return is_space(c);
+  for (size_t at = 0; at < set->text.size();) {
+    const CodePoint member = decode_utf8(set->text, at);
+    if (member.value == c) return true;
+    at += member.n_bytes;
+  }
+  return false;
+}
+
+size_t start_of_last_character(std::string_view text) {
+  size_t at = text.size() - 1;
+  while ((static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+  return at;
+}
 
 size_t find_space(std::string_view text, size_t at) {
   while (at < text.size()) {
@@ -21,8 +57,7 @@ size_t find_space(std::string_view text, size_t at) {
 size_t rfind_space(std::string_view text) {  // offset behind the last space, or 0
   size_t end = text.size();
   while (end > 0) {
-    size_t at = end - 1;
-    while ((static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+    const size_t at = start_of_last_character(text.substr(0, end));
     if (is_space(decode_utf8(text, at).value)) break;
     end = at;
   }
@@ -64,15 +99,10 @@ bool starts_word(char32_t c) {
 
 template <class Ends>
 std::string title(std::string_view text, Ends ends_word) {
-  std::string out;
   bool first = true;
-  for (size_t at = 0; at < text.size();) {
-    const CodePoint c = decode_utf8(text, at);
-    at += c.n_bytes;
-    append_utf8(out, first ? to_upper(c.value) : to_lower(c.value));
-    first = ends_word(c.value);
-  }
-  return out;
+  return map_characters(text, [&](char32_t c) {
+    return std::exchange(first, ends_word(c)) ? to_upper(c) : to_lower(c);
+  });
 }
 
 // Length of the line break at `at`, as in Python's str.splitlines(); 0 when there is none.
@@ -203,45 +233,6 @@ Items entry_tuples(Heap& heap, const Value& dict) {
   for (const auto& [key, value] : *dict.entries) items.push_back(heap.tuple({key, value}));
   return items;
 }
-
-namespace {
-
-bool between(char32_t c, char32_t first, char32_t last) { return first <= c && c <= last; }
-
-// Latin Extended-A: capitals have even code points, but odd ones where has_odd_capitals() holds.
-bool is_latin_pair(char32_t c) {
-  return between(c, 0x100, 0x177) && c != 0x130 && c != 0x131 && c != 0x138 && c != 0x149;
-}
-bool has_odd_capitals(char32_t c) { return between(c, 0x139, 0x148) || between(c, 0x179, 0x17E); }
-
-template <class Map>
-std::string map_characters(std::string_view text, Map map) {
-  std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const CodePoint c = decode_utf8(text, at);
-    at += c.n_bytes;
-    append_utf8(out, map(c.value));
-  }
-  return out;
-}
-
-bool is_stripped(char32_t c, const String* set) {
-  if (!set) return is_space(c);
-  for (size_t at = 0; at < set->text.size();) {
-    const CodePoint member = decode_utf8(set->text, at);
-    if (member.value == c) return true;
-    at += member.n_bytes;
-  }
-  return false;
-}
-
-size_t start_of_last_character(std::string_view text) {
-  size_t at = text.size() - 1;
-  while ((static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
-  return at;
-}
-
-}  // namespace
 
 bool is_space(char32_t c) {
   return between(c, 9, 13) || between(c, 28, 32) || c == 0x85 || c == 0xA0 || c == 0x1680 ||

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "text/utf8.h"
-
 namespace tandem::jinja {
 
 Value none() { return {.kind = Kind::kNone, .string = nullptr}; }
