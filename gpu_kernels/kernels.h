@@ -92,7 +92,7 @@ struct RouterArgs {
   float scale;  // factor of the weights
   // 0, or replaces the chosen experts: place i of all [tokens, n_active] gets expert
   // (i % simulated_ranks) * n_experts / simulated_ranks.
-  int simulated_ranks;
+  int simulated_ranks = 0;
 };
 void route(const Stream& stream, const RouterArgs& args);
 

@@ -152,7 +152,7 @@ TEST(BenchMachine, ReadsAllOfItsMemory) {
     const auto& at = Readings::of_thread.begin()->second;
     const std::byte* first = *std::min_element(at.begin(), at.end());
     for (size_t i = 1; i < at.size(); ++i)
-      EXPECT_EQ(at[i] - first, ((at[i - 1] - first >> 20) + 1) % n_pieces << 20) << i;
+      EXPECT_EQ(at[i] - first, ((((at[i - 1] - first) >> 20) + 1) % n_pieces) << 20) << i;
   }
   const FakeClock clock(std::chrono::milliseconds(1), false);
   if (this_machine().n_cores() < 2) return;

@@ -9,7 +9,7 @@
 
 #include <csignal>
 
-#include "cli/bench_options.h"
+#include "cli/command_options.h"
 #include "tests/error_of.h"
 #include "tests/temp_directory.h"
 

@@ -99,7 +99,6 @@ TEST(Arena, GivesAlignedPartsThatDoNotOverlap) {
   EXPECT_EQ(c.rows, 1);
   EXPECT_EQ(c.cols, 65);
   EXPECT_EQ(c.dtype, DType::kF8E4M3);
-  EXPECT_EQ(arena.used_bytes(), 256);
 }
 
 // Matrices and views of more than 2^31 numbers. The memory is reserved and not touched.
@@ -115,7 +114,6 @@ TEST(Arena, GivesPartsBeyondTwoGigabytes) {
     return static_cast<const std::byte*>(at) - arena.memory().data();
   };
   EXPECT_EQ(offset(b.data), int64_t{3} << 32);
-  EXPECT_EQ(arena.used_bytes(), (int64_t{3} << 32) + (int64_t{7} << 29));
   EXPECT_EQ(offset(a.row_data((int64_t{3} << 20) - 1)), (int64_t{3} << 32) - 4096);
   EXPECT_EQ(offset(a.row<float>(int64_t{5} << 19)), int64_t{5} << 31);
   EXPECT_EQ(offset(a.rows_from(int64_t{5} << 19, 2).data), int64_t{5} << 31);

@@ -17,8 +17,8 @@ struct SelfTest {
 
 // The logits of one device after two random prompts.
 struct SelfTestRow {
-  std::string device;             // "cpu" or "cuda"
-  std::string kernels;            // instruction set, or "gpu"
+  std::string device = {};        // "cpu" or "cuda"
+  std::string kernels = {};       // instruction set, or "gpu"
   int64_t n_rows = 0, vocab = 0;  // shape of the logits
   bool finite = false;
   double error = 0;  // largest difference from the reference's, over what the layers add to those

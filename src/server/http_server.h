@@ -19,10 +19,10 @@ class HttpServer {
   struct Options {
     std::string host = "127.0.0.1";
     int port = 8000;  // 0: any free port
-    HttpLimits limits;
-    std::string certificate, key;    // PEM files; both empty: plain HTTP
-    int max_connections = 0;         // 0: as many as the process may have open files
-    std::chrono::seconds drain{30};  // time for running requests after SIGTERM
+    HttpLimits limits = {};
+    std::string certificate = {}, key = {};  // PEM files; both empty: plain HTTP
+    int max_connections = 0;                 // 0: as many as the process may have open files
+    std::chrono::seconds drain{30};          // time for running requests after SIGTERM
   };
 
   // Starts to listen; signals that come before run() are heard by it. Throws Error when the address
