@@ -312,7 +312,7 @@ MUTANTS = [
     ("GPU: SiLU without its sigmoid", "gpu_kernels/elementwise.cu", [("x / (1 + expf(-x)) * a", "x * a")]),
     ("GPU: rows of the cache by token, not by page", "src/ops/cuda_batch.cpp", [("s.kv_pages[position / kPageSize] * kPageSize + position % kPageSize;", "position;")]),
     ("GPU: groups ranked by their best expert", "gpu_kernels/router.cu", [("kind == GroupScore::kSumOfBestTwo && size > 1", "false")]),
-    ("GPU: bias goes into the experts' weights", "gpu_kernels/router.cu", [("s.choice[best] = -INFINITY;\n      ids[k] = best;\n      weights[k] = s.score[best];", "ids[k] = best;\n      weights[k] = s.choice[best];\n      s.choice[best] = -INFINITY;")]),
+    ("GPU: bias goes into the experts' weights", "gpu_kernels/router.cu", [("      weights[k] = s.score[best];", "      weights[k] = s.score[best] + (a.bias ? a.bias[best] : 0);")]),
     ("GPU: of equal scores the higher expert wins", "gpu_kernels/router.cu", [("a.value == b.value && a.at < b.at", "a.value == b.value && a.at > b.at")]),
     ("experts of the GPU are kept in host memory too", "offload/plan/executed_parts.cpp", [("  parts.experts.keep_elsewhere(parts.gpu->experts);\n", "")]),
     ("an expert on a GPU without the backbone passes", "offload/plan/executed_parts.cpp", [("      require(on_gpu,\n", "      require(true,\n")]),
