@@ -4,7 +4,7 @@
 
 namespace tandem {
 
-// At an unknown rate, 0, a copy takes infinitely long: that pays never.
+// At an unknown rate, 0, a copy takes infinitely long, which never pays.
 bool swapping_pays(int n_pages, int n_tokens, const SwapRates& r) {
   const double bytes = static_cast<double>(n_pages) * static_cast<double>(r.page_bytes);
   const double seconds = bytes / r.to_host_bytes_per_second + bytes / r.to_gpu_bytes_per_second;
