@@ -145,7 +145,9 @@ class LifeCycle(unittest.TestCase):
     def test_few_pages_change_no_text(self):
         questions = [f"What is {100 + i} + {900 - i}?" for i in range(12)]
         texts = []
-        for options in (["--no-prefix-cache", "--no-async-output"], ["--ctx", "512", "--kv-tokens", "512", "--chunk", "64", "--max-batch", "16"]):
+        for options in (["--no-prefix-cache", "--no-async-output"],
+                        ["--cache-max-entry-count", "0.01", "--max-prefill-token-num", "64", "--max-batch-size", "16"],
+                        ["--ctx", "512", "--kv-tokens", "512", "--chunk", "64", "--max-batch", "16"]):
             server = Server(*options).wait_ready()
             with concurrent.futures.ThreadPoolExecutor(12) as pool:
                 texts.append(list(pool.map(lambda q: server.ok("/v1/completions", {"prompt": q, "max_tokens": 200, "temperature": 0, "ignore_eos": True})
@@ -153,6 +155,7 @@ class LifeCycle(unittest.TestCase):
             preempted = server.metric("vllm:num_preemptions_total")
             self.assertEqual(server.stop(), 0)
         self.assertEqual(texts[0], texts[1])
+        self.assertEqual(texts[0], texts[2])
         self.assertGreater(preempted, 0)
 
     def test_term_lets_answers_end(self):

@@ -232,14 +232,16 @@ void add_serve_options(CLI::App& serve, ServeOptions& s) {
           "origin of a web page that may read answers, such as https://chat.example; *: any; "
           "may be repeated")
       ->allow_extra_args(false);
-  add_value(serve, "--max-batch", s.max_batch, "maximum number of sequences per step; others wait");
+  // The second names are lmdeploy's.
+  add_value(serve, "--max-batch,--max-batch-size", s.max_batch,
+            "maximum number of sequences per step; others wait");
   add_value(
-      serve, "--chunk", s.chunk,
+      serve, "--chunk,--max-prefill-token-num", s.chunk,
       "tokens per step: one of every running answer, the rest from waiting prompts; a smaller "
       "number gives steadier streams and slower prompts");
   serve.add_option("--kv-tokens", s.kv_tokens,
                    "tokens of KV cache for all sequences; 0: as many as --kv-fraction allows");
-  add_value(serve, "--kv-fraction", s.kv_fraction,
+  add_value(serve, "--kv-fraction,--cache-max-entry-count", s.kv_fraction,
             "fraction of the memory left after loading for the KV cache");
   serve.add_option("--simulate-routing", s.simulated_ranks,
                    "for measuring: route as if perfectly balanced over so many ranks; texts are "
