@@ -150,7 +150,17 @@ TEST(Inspect, TextFitsATerminalAndSaysTheNumbers) {
   EXPECT_TRUE(says(text, "experts: 8 of 256 a token, width 2,048, 1 shared, from 4 of 8 groups"));
   EXPECT_TRUE(says(text, "YaRN factor 40"));
   EXPECT_TRUE(says(text, "  F8_E4M3               680,571,043,840   680.6 GB"));
-  EXPECT_TRUE(says(text, "KV cache: 70,272 bytes a token"));
+  // 61 layers; 128 heads of 128 + 128 numbers, 8 groups, 1 head; restored keys have 64 more.
+  EXPECT_TRUE(
+      says(text, "  latents (stored)           70,272        11.51 GB             1.00x\n"));
+  EXPECT_TRUE(
+      says(text, "  restored K and V        4,997,120        818.7 GB            71.11x\n"));
+  EXPECT_TRUE(
+      says(text, "  multi-head              3,997,696        655.0 GB            56.89x\n"));
+  EXPECT_TRUE(
+      says(text, "  grouped-query, 8          249,856        40.94 GB             3.56x\n"));
+  EXPECT_TRUE(
+      says(text, "  multi-query                31,232         5.12 GB             0.44x\n"));
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     const bool has_path = line.starts_with(r1.dir.path());

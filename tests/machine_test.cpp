@@ -40,7 +40,7 @@ TEST(Machine, EveryFileOfMachinesIsReadAndNamesItsSources) {
     EXPECT_EQ(sources.contains("network"), m.network.bytes_per_second > 0);
     ++n;
   }
-  EXPECT_EQ(n, 12);
+  EXPECT_EQ(n, 15);
 }
 
 TEST(Machine, NodesAreAlikeUnlessListed) {

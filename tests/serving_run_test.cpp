@@ -360,8 +360,11 @@ TEST_F(ServingRun, BackendsHaveTheirPaths) {
     o.warmup_requests = 2;
     EXPECT_EQ(failure_of(o),
               "the warm-up failed at http://127.0.0.1:" + server.port() + ": 503 Busy: \"no\"");
-    ASSERT_EQ(server.requests().size(), 2U) << backend;
-    for (const std::string& request : server.requests()) {
+    std::vector<std::string> requests = server.requests();
+    ASSERT_EQ(requests.size(), 3U) << backend;
+    EXPECT_EQ(requests[0].rfind("GET /v1/models HTTP/1.1\r\n", 0), 0U) << requests[0];
+    requests.erase(requests.begin());
+    for (const std::string& request : requests) {
       EXPECT_EQ(request.rfind(std::string("POST ") + path + " HTTP/1.1\r\n", 0), 0U) << request;
       EXPECT_NE(request.find("tokens\":32,"), std::string::npos) << request;  // 40 are asked for
     }

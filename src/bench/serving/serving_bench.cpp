@@ -129,8 +129,7 @@ ServingBench::ServingBench(const ServingBenchOptions& options,
            .shows_progress = !options.disable_tqdm};
   output_file_ = output_file_of(options);
   append(output_file_, "");
-  if (load_.model.empty()) ask_for_model();
-  ask_for_simulated_routing();
+  ask_for_model();
   const std::string directory = options.tokenizer.empty() ? load_.model : options.tokenizer;
   tokenizer_ = tokenizer_of(directory);
   PythonRandom python(options.seed);
@@ -183,27 +182,30 @@ size_t ServingBench::requests_for(int concurrency) const {
   return std::min(requests_.size(), std::max<size_t>(16, four_rounds));
 }
 
+// What the server says of its first model: its name, unless --model gives one, and whether routing
+// is simulated. Only the name is required.
 void ServingBench::ask_for_model() {
-  const ServerReply reply = ask_server(load_, "GET", "/v1/models");
+  ServerReply reply;
+  try {
+    reply = ask_server(load_, "GET", "/v1/models");
+  } catch (const std::runtime_error&) {
+    if (load_.model.empty()) throw;
+    return;  // the warm-up reports a server that is not there
+  }
   const auto list = nlohmann::json::parse(reply.body, nullptr, false);
-  const nlohmann::json::json_pointer id("/data/0/id");
-  if (reply.status != 200 || !list.is_object() || !list.contains(id) || !list[id].is_string())
+  const auto find = [&](const char* path) {
+    const nlohmann::json::json_pointer at(path);
+    return reply.status == 200 && list.is_object() && list.contains(at) ? list[at]
+                                                                        : nlohmann::json();
+  };
+  const nlohmann::json id = find("/data/0/id"), ranks = find("/data/0/simulated_routing_ranks");
+  if (ranks.is_number_integer()) simulated_ranks_ = ranks;
+  if (!load_.model.empty()) return;
+  if (!id.is_string())
     throw std::runtime_error(fmt::format("{}/v1/models answers {} {}: {}: give --model",
                                          load_.server.url(), reply.status, reply.reason,
                                          shown(reply.body)));
-  load_.model = list[id].get<std::string>();
-}
-
-void ServingBench::ask_for_simulated_routing() {
-  try {
-    const ServerReply reply = ask_server(load_, "GET", "/v1/models");
-    const auto list = nlohmann::json::parse(reply.body, nullptr, false);
-    const nlohmann::json::json_pointer ranks("/data/0/simulated_routing_ranks");
-    if (list.is_object() && list.contains(ranks) && list[ranks].is_number_integer())
-      simulated_ranks_ = list[ranks];
-  } catch (const std::runtime_error&) {
-    // Other servers may not have this path; the warm-up reports a server that is not there.
-  }
+  load_.model = id.get<std::string>();
 }
 
 void ServingBench::warm_up() {

@@ -65,7 +65,6 @@ class ServingBench {
 
  private:
   void ask_for_model();
-  void ask_for_simulated_routing();
   void warm_up();
   void flush_cache() const;
   std::optional<double> accept_length() const;
