@@ -379,7 +379,7 @@ TEST(GenerationRequests, HaveLimits) {
   expect_text("server/refused_fields.txt", text);
 }
 
-// Of several wrong fields the first of this list is named; it is taken away, and so on.
+// If several fields are wrong, the error names the first of this list; each is removed in turn.
 TEST(GenerationRequests, NameTheFirstWrongField) {
   Json wrong = Json::parse(R"({"model": 1, "stream": 1, "stream_options": 1, "echo": 1,
       "max_tokens": -1, "timeout": -1, "response_format": 1, "temperature": 3, "top_p": 2,

@@ -168,7 +168,7 @@ TEST(HttpServer, ConnectionsHaveALimit) {
   ADD_FAILURE() << "there is no room again";
 }
 
-// Who waits for nothing is closed at once; nobody else is let in.
+// Idle connections are closed at once, and no new ones are accepted.
 TEST(HttpServer, ShutsDownWithoutRequests) {
   Serving server({.limits = {}, .drain = std::chrono::seconds(60)});
   Client idle(server.port());

@@ -314,8 +314,8 @@ TEST(QuantizedWeights, SizesGrowWithTheRows) {
       EXPECT_EQ(home.converted_bytes(matrix(kFew * kTimes, DType::kBF16), c.format),
                 home.converted_bytes(matrix(kFew, DType::kBF16), c.format) * kTimes)
           << name_of(c.format.dtype);
-    // Of 1024 rows in panels of 16: a scale and a sum for each row; for INT4 a BF16 scale or a byte
-    // for each group, a row's own scale for the byte, and a sum.
+    // 1024 rows in panels of 16 have a scale and a sum for each row; for INT4 a BF16 scale or a
+    // byte for each group, a row's own scale for the byte, and a sum.
     const auto converted = [&](WeightFormat format) {
       return home.converted_bytes(matrix(kFew, DType::kBF16), format);
     };

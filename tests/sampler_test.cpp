@@ -286,7 +286,7 @@ TEST(Sampler, LogitsThatAreNotFiniteAreAnError) {
   }
 }
 
-// Of equals a limit keeps the lower tokens, and as many as it must.
+// Among equal logits a limit keeps the lower tokens, and exactly as many as it allows.
 TEST(Sampler, LimitsAmongEquals) {
   const auto drawn = [](const SamplingParams& params, const std::vector<float>& logits) {
     Sampler sampler(params, kAll, {});

@@ -200,7 +200,7 @@ TEST_F(ServingRun, OptionsHaveLimits) {
   EXPECT_EQ(error_with(o), "--output-file " + (folder_ / "no/such/file") + ": cannot be written");
 }
 
-// Of several wrong options the first of these is named.
+// If several options are wrong, the error names the first of these.
 TEST_F(ServingRun, NamesTheFirstWrongOption) {
   using Set = std::function<void(ServingBenchOptions&)>;
   struct Option {

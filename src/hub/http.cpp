@@ -173,7 +173,7 @@ struct HttpConnection::State {
   curl_slist* headers = nullptr;
   char message[CURL_ERROR_SIZE];
 
-  // Of the request that runs.
+  // State of the current request.
   const Sink* sink = nullptr;
   HttpReply reply;
   bool ended_by_sink = false;

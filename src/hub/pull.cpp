@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <list>
 #include <mutex>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/memory.h"
 #include "core/run_error.h"
 #include "hub/checked_files.h"
@@ -71,7 +71,7 @@ class Pull {
         checked_(folder_ + "/checked.json") {}
 
   PullReport run() {
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     find_missing();
     int64_t missing = 0, kept = 0;
     for (const PartialFile& file : missing_) {
@@ -89,8 +89,7 @@ class Pull {
                       .fetched_bytes = received_};
     for (const HubFile& file : listing_.files)
       report.n_unchecked += file.digest.kind == Digest::Kind::kNone ? 1 : 0;
-    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-    report.seconds = spent.count();
+    report.seconds = watch.seconds();
     return report;
   }
 
