@@ -2,7 +2,7 @@
 # make run               builds the program and asks the embedded model a question
 # make test              builds the program and the tests, and runs them
 # make test-long         runs the longest tests and each fuzz target for 3 seconds
-# make install           installs the program and its models below PREFIX (/usr/local) in DESTDIR
+# make install           installs the program, the library and its models below PREFIX (/usr/local) in DESTDIR
 # make bench-report      measures this machine in under 8 minutes, into docs/measurements/
 # make bundle            makes build/tandem-bench.tar.gz, which measures machines that cannot build
 # make validate-planner  compares predictions with this machine, into docs/planner_validation.md
@@ -45,7 +45,7 @@ test-long: build
 
 install: deps
 	@cmake --preset release -DCMAKE_INSTALL_PREFIX=$(PREFIX) > build/configure.log 2>&1 || (cat build/configure.log; exit 1)
-	@cmake --build build/release -j$(JOBS) --target tandem
+	@cmake --build build/release -j$(JOBS) --target tandem tandem_library
 	@DESTDIR="$(DESTDIR)" cmake --install build/release
 
 configure: deps

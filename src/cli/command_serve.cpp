@@ -1,16 +1,13 @@
-// tandem serve: the HTTP server for the engine. The main thread serves connections, one thread
-// loads the model and computes, one converts tokens to text, and one computes grammar masks.
-#include <condition_variable>
+// tandem serve: the HTTP server for the engine. The main thread serves connections; those of
+// EngineThread load the model, compute, convert tokens to text and compute grammar masks.
 #include <cstdio>
-#include <exception>
-#include <thread>
 
 #include "cli/command_options.h"
 #include "cli/console.h"
 #include "cli/conversation.h"
 #include "cli/typed_options.h"
-#include "engine/completion.h"
 #include "io/json.h"
+#include "loader/engine_thread.h"
 #include "server/http_server.h"
 
 namespace tandem {
@@ -39,24 +36,15 @@ void require_sane(const ServeOptions& s) {
             origin);
 }
 
-// Tokens per step of prompts that need logits for all tokens.
-constexpr int kScoredTokens = 64;
-
 ModelOptions model_options(const Options& options) {
   const ServeOptions& s = options.serve;
   ModelOptions model = options.model;
-  model.max_logits = std::max(s.max_batch, kScoredTokens);
-  model.step_tokens = std::max(s.chunk, s.max_batch);
+  model.step_tokens = s.chunk;
+  model.kv_fraction = s.kv_fraction;
+  model.simulated_ranks = s.simulated_ranks;
   const ModelConfig config = ModelConfig::from_directory(model.directory);
   require_simulated_ranks(config.router, s.simulated_ranks);
-  model.simulated_ranks = s.simulated_ranks;
-  if (model.context == 0) model.context = std::min<int64_t>(config.max_context, kDefaultContext);
-  require(s.kv_tokens == 0 || s.kv_tokens >= model.context,
-          "--kv-tokens {}: one sequence of --ctx {} must fit", s.kv_tokens, model.context);
-  model.kv_fraction = s.kv_tokens > 0 ? 1 : s.kv_fraction;
-  // The cache never needs more than every sequence at full length.
-  model.max_kv_tokens = s.kv_tokens > 0 ? s.kv_tokens : model.context * s.max_batch;
-  return model;
+  return for_many_sequences(std::move(model), config, s.max_batch, s.kv_tokens);
 }
 
 SamplingDefaults defaults_of(const std::string& directory) {
@@ -81,99 +69,45 @@ void print_line(const std::string& line) {
   std::fwrite(ended.data(), 1, ended.size(), stderr);
 }
 
-// Loads the model and computes until the engine is told to stop. All of it runs on one thread,
-// because a Team pins the thread that creates it.
-class Computing {
- public:
-  Computing(const Options& options, const ModelOptions& model, const Tokenizer& tokenizer,
-            Service& service, HttpServer& server)
-      : options_(options),
-        model_(model),
-        tokenizer_(tokenizer),
-        service_(service),
-        server_(server) {}
+std::string ready_line(const Engine& engine, const LoadedModel& loaded) {
+  const int64_t n_tokens = int64_t{engine.counts().scheduler.n_pages} * kPageSize;
+  const int64_t n_on_host = int64_t{engine.counts().scheduler.n_host_pages} * kPageSize;
+  return fmt::format("ready: context {}, KV cache of {} tokens ({:.2f} GB){}, {} threads, {}",
+                     loaded.context(), n_tokens,
+                     KvCache::bytes_for(loaded.config(), n_tokens, loaded.cache_type()) * 1e-9,
+                     n_on_host > 0 ? fmt::format(", of {} in host memory", n_on_host) : "",
+                     loaded.n_threads(), loaded.isa());
+}
 
-  void run() {
-    try {
-      load_and_run();
-    } catch (...) {
-      failure_ = std::current_exception();
-      server_.stop();
-    }
-  }
-
-  void stop() {
-    const std::lock_guard lock(mutex_);
-    stopped_ = true;
-    changed_.notify_all();
-    if (engine_) engine_->stop();
-  }
-  void rethrow() const {
-    if (failure_) std::rethrow_exception(failure_);
-  }
-
- private:
-  void load_and_run() {
-    const ServeOptions& s = options_.serve;
-    LoadProgress shown = load_progress(options_.quiet);
-    LoadedModel loaded(model_, [&](int64_t done, int64_t total, double rate) {
-      if (shown) shown(done, total, rate);
-      service_.set_loading(total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0);
-    });
-    const Vocabulary vocabulary = vocabulary_of(tokenizer_, loaded.config().vocab);
-    warm_up(loaded.model(), loaded.cache(), vocabulary, loaded.context());
-    Engine engine(loaded.model(), loaded.cache(), vocabulary, loaded.context(),
-                  {.max_running = s.max_batch,
-                   .keeps_pages = !s.no_prefix_cache,
-                   .host_pages = loaded.host_pages(),
-                   .output = s.no_async_output ? nullptr : &output_,
-                   .masks = s.no_async_output ? nullptr : &masks_});
-    {
-      const std::lock_guard lock(mutex_);
-      engine_ = &engine;
-      if (stopped_) return;
-    }
-    if (!options_.quiet) {
-      const int64_t n_tokens = int64_t{engine.counts().scheduler.n_pages} * kPageSize;
-      const int64_t n_on_host = int64_t{engine.counts().scheduler.n_host_pages} * kPageSize;
-      print_line(
-          fmt::format("ready: context {}, KV cache of {} tokens ({:.2f} GB){}, {} threads, {}",
-                      loaded.context(), n_tokens,
-                      KvCache::bytes_for(loaded.config(), n_tokens, loaded.cache_type()) * 1e-9,
-                      n_on_host > 0 ? fmt::format(", of {} in host memory", n_on_host) : "",
-                      loaded.n_threads(), loaded.isa()));
-    }
-    service_.set_ready(engine);
-    try {
-      engine.run();
-    } catch (...) {
-      failure_ = std::current_exception();
-      server_.shut_down();
-      await_stop();
-    }
-    output_.finish();
-    const std::lock_guard lock(mutex_);
-    engine_ = nullptr;
-  }
-
-  // Waits until the server has stopped, because its answers refer to the engine.
-  void await_stop() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return stopped_; });
-  }
-
-  const Options& options_;
-  const ModelOptions& model_;
-  const Tokenizer& tokenizer_;
-  Service& service_;
-  HttpServer& server_;
-  OutputThread output_, masks_;
-  std::exception_ptr failure_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  Engine* engine_ = nullptr;
-  bool stopped_ = false;
-};
+// Loads the model and computes for the service. Ends the server when either fails.
+std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions model,
+                                           const Tokenizer& tokenizer, Service& service,
+                                           HttpServer& server) {
+  const auto progress = [&service, shown = load_progress(options.quiet)](
+                            int64_t done, int64_t total, double rate) {
+    if (shown) shown(done, total, rate);
+    service.set_loading(total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0);
+  };
+  const auto on_ready = [&service, quiet = options.quiet](Engine& engine,
+                                                          const LoadedModel& loaded) {
+    if (!quiet) print_line(ready_line(engine, loaded));
+    service.set_ready(engine);
+  };
+  const auto on_failed = [&service, &server] {
+    if (service.is_ready())
+      server.shut_down();
+    else
+      server.stop();
+  };
+  const ServeOptions& s = options.serve;
+  return std::make_unique<EngineThread>(tokenizer,
+                                        EngineThread::Options{.model = std::move(model),
+                                                              .progress = progress,
+                                                              .max_running = s.max_batch,
+                                                              .keeps_pages = !s.no_prefix_cache,
+                                                              .async_output = !s.no_async_output},
+                                        EngineThread::Hooks{on_ready, on_failed});
+}
 
 }  // namespace
 
@@ -181,7 +115,7 @@ int serve_command(const Options& options) {
   const ServeOptions& s = options.serve;
   require_sane(s);
   const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
-  const ModelOptions model = model_options(options);
+  ModelOptions model = model_options(options);
   Service service(
       tokenizer, chat_format(options, tokenizer), defaults_of(options.model.directory),
       {.model_id = s.served_model_name.empty() ? options.model.directory : s.served_model_name,
@@ -203,12 +137,10 @@ int serve_command(const Options& options) {
     print_line(fmt::format("listening on {}://{}:{}", s.certificate.empty() ? "http" : "https",
                            s.host, server.port()));
 
-  Computing computing(options, model, tokenizer, service, server);
-  std::thread thread([&] { computing.run(); });
+  const auto computing = start_engine(options, std::move(model), tokenizer, service, server);
   server.run();
-  computing.stop();
-  thread.join();
-  computing.rethrow();
+  computing->stop();
+  computing->rethrow();
   return 0;
 }
 

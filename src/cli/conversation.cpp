@@ -42,13 +42,6 @@ Request make_request(const GenerateOptions& options, const Tokenizer& tokenizer,
   return request;
 }
 
-Vocabulary vocabulary_of(const Tokenizer& tokenizer, int model_vocab) {
-  Vocabulary vocabulary{.size = std::min(tokenizer.vocab_size(), model_vocab)};
-  for (const int32_t id : tokenizer.holes())
-    if (id < vocabulary.size) vocabulary.holes.push_back(id);
-  return vocabulary;
-}
-
 Engine engine_for(LoadedModel& loaded, const Tokenizer& tokenizer) {
   return {loaded.model(),
           loaded.cache(),

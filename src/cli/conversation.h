@@ -19,9 +19,6 @@ nlohmann::ordered_json first_messages(std::string_view system, std::string_view 
 Request make_request(const GenerateOptions& options, const Tokenizer& tokenizer,
                      std::vector<int32_t> prompt);
 
-// The tokens that a model with model_vocab rows of logits may generate.
-Vocabulary vocabulary_of(const Tokenizer& tokenizer, int model_vocab);
-
 // An engine that answers one request at a time.
 Engine engine_for(LoadedModel& loaded, const Tokenizer& tokenizer);
 

@@ -140,6 +140,13 @@ void LoadedModel::start_team(const ModelOptions& options, int max_tokens) {
   if (gpu_) watch_ = std::make_unique<TeamWatch>(*team_, kTeamPatience, end_program);
 }
 
+Vocabulary vocabulary_of(const Tokenizer& tokenizer, int model_vocab) {
+  Vocabulary vocabulary{.size = std::min(tokenizer.vocab_size(), model_vocab)};
+  for (const int32_t id : tokenizer.holes())
+    if (id < vocabulary.size) vocabulary.holes.push_back(id);
+  return vocabulary;
+}
+
 std::string embedded_model() {
   std::string folder = program_file("models/tiny-r1");
   require(!folder.empty(),

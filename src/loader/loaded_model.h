@@ -5,11 +5,13 @@
 
 #include "core/team_watch.h"
 #include "engine/host_pages.h"
+#include "engine/sampler.h"
 #include "engine/step_runner.h"
 #include "loader/decision.h"
 #include "offload/cpu_experts.h"
 #include "offload/routing_recorder.h"
 #include "ops/cpu_ops.h"
+#include "text/tokenizer.h"
 
 namespace tandem {
 
@@ -73,6 +75,9 @@ class LoadedModel {
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<HostPages> host_pages_;  // for a cache on the GPU and several sequences
 };
+
+// The tokens that a model with model_vocab rows of logits may generate.
+Vocabulary vocabulary_of(const Tokenizer& tokenizer, int model_vocab);
 
 // The path of models/tiny-r1. Throws Error naming the places that were searched.
 std::string embedded_model();

@@ -47,6 +47,7 @@ class Service {
   // requests are refused. The engine must outlive all generations.
   void set_loading(double fraction) { loaded_fraction_ = fraction; }
   void set_ready(Engine& engine) { engine_ = &engine; }
+  bool is_ready() const { return engine_ != nullptr; }
   void set_stopping() { stopping_ = true; }
 
   using Result = std::variant<HttpResponse, std::shared_ptr<Generation>>;
