@@ -3,10 +3,9 @@
  * A model computes on threads of its own. Calls of several threads are computed together, and what
  * an answer says does not depend on what else is computed.
  *
- * Functions that can fail return NULL or a tandem_status other than TANDEM_OK; tandem_error() then
- * has one line that names the values and says what to do. It uses the names of the command line's
- * options
- * (--ctx is `context`). All text is UTF-8. docs/library.md has examples. */
+ * After a failure, tandem_error() has one line that names the values and says what to do. It uses
+ * the names of the command line's options (--ctx is `context`). Text is UTF-8. docs/library.md has
+ * examples. */
 #ifndef TANDEM_H
 #define TANDEM_H
 
@@ -49,8 +48,9 @@ typedef struct tandem_options {
 } tandem_options;
 
 /* Loads the checkpoint in `directory`, or the small model that is installed with the library if it
- * is NULL. `options` may be NULL. Returns NULL on failure. */
-TANDEM_API tandem_model* tandem_open(const char* directory, const tandem_options* options);
+ * is NULL. `options` may be NULL. On success *model is the model, otherwise NULL. */
+TANDEM_API tandem_status tandem_open(const char* directory, const tandem_options* options,
+                                     tandem_model** model);
 
 /* Frees the model. No other call may be using it. NULL is ignored. */
 TANDEM_API void tandem_close(tandem_model* model);

@@ -58,15 +58,16 @@ using tandem::guarded;
 
 extern "C" {
 
-tandem_model* tandem_open(const char* directory, const tandem_options* options) {
-  tandem_model* opened = nullptr;
-  guarded([&] {
+tandem_status tandem_open(const char* directory, const tandem_options* options,
+                          tandem_model** model) {
+  return guarded([&] {
+    tandem::require(model != nullptr, "model is NULL");
+    *model = nullptr;
     const tandem_options o =
         options ? tandem::copy_of(options, "tandem_options") : tandem_options{};
     const std::string folder = directory ? directory : tandem::embedded_model();
-    opened = new tandem_model{tandem::ApiModel(folder, o)};
+    *model = new tandem_model{tandem::ApiModel(folder, o)};
   });
-  return opened;
 }
 
 void tandem_close(tandem_model* model) { delete model; }
