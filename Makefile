@@ -35,7 +35,7 @@ run: configure
 test: configure
 	@cmake --build build/release -j$(JOBS) --target tandem tests/all
 	@ln -sf release/tandem build/tandem
-	@tools/client_packages.sh clients
+	@tools/client_packages.sh clients packaging
 	@ctest --test-dir build/release --output-on-failure -j$(JOBS) -LE long
 
 test-long: build

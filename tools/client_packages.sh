@@ -1,8 +1,9 @@
 #!/bin/sh
 # Installs Python packages that only tests and tools need, each in a virtual environment below build/: openai for
-# tests/serve_test.py, libclang for tools/mutation_score.py. If no package index can be reached, their tests are skipped.
+# tests/serve_test.py, scikit-build-core for tests/wheel_test.py, libclang for tools/mutation_score.py. If no package
+# index can be reached, their tests are skipped.
 #
-#     tools/client_packages.sh [clients|libclang]     one of them; both without an argument
+#     tools/client_packages.sh [clients|packaging|libclang]..     all of them without an argument
 set -eu
 case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
 cd "$(dirname "$0")/.."
@@ -19,9 +20,12 @@ install() {
   fi
 }
 
-case "${1:-both}" in
-both) install clients openai==3.54.0 && install libclang libclang==18.1.1 ;;
-clients) install clients openai==3.54.0 ;;
-libclang) install libclang libclang==18.1.1 ;;
-*) echo "error: $1: clients or libclang" >&2 && exit 2 ;;
-esac
+[ $# -gt 0 ] || set -- clients packaging libclang
+for name; do
+  case $name in
+  clients) install clients openai==3.54.0 ;;
+  packaging) install packaging scikit-build-core==1.1.2 ;;
+  libclang) install libclang libclang==18.1.1 ;;
+  *) echo "error: $name: clients, packaging or libclang" >&2 && exit 2 ;;
+  esac
+done

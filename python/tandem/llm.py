@@ -89,29 +89,17 @@ class LLM:
             prompt = {"messages": list(prompt)}
         request = params.requests(self._seed)[0]
         _set_prompt(request, prompt)
-        texts, closed = queue.SimpleQueue(), threading.Event()
+        texts = queue.SimpleQueue()
 
         def on_token(token):
             texts.put(string_at(token.text, token.text_bytes).decode())
 
-        def work():
-            try:
-                self._generate([request], on_token, closed.is_set)
-                texts.put(None)
-            except BaseException as error:  # it is raised where the text is read
-                texts.put(error)
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        try:
+        call = _Call(self._open_model(), [request], on_token, on_end=lambda: texts.put(None))
+        with call:
             while (text := texts.get()) is not None:
-                if isinstance(text, BaseException):
-                    raise text
                 if text:
                     yield text
-        finally:
-            closed.set()
-            thread.join()
+        call.require_success()
 
     def tokenize(self, prompt):
         """Token ids of a prompt as generate() takes it, or of a list of messages."""
@@ -174,29 +162,55 @@ class LLM:
                 output.finished = all(c.finished() for c in output.outputs)
                 progress.ended()
 
-        self._generate(requests, on_token)
+        call = _Call(self._open_model(), requests, on_token)
+        with call:
+            call.wait()
+        call.require_success()
         return outputs
 
-    def _generate(self, requests, on_token, is_cancelled=lambda: False):
-        """Calls on_token for each token. What it raises, KeyboardInterrupt too, ends all answers."""
-        raised = []
 
-        def guarded(function):
-            if raised:
-                return 1
+class _Call:
+    """A call of tandem_generate on a thread of its own, so that a signal can interrupt the caller at any point.
+
+    Calls on_token there for each token, and on_end. Leaving a `with` statement ends all answers.
+    """
+
+    def __init__(self, model, requests, on_token, on_end=lambda: None):
+        self._cancelled = False
+        self._error = None  # what on_token or the call raised
+        self._thread = threading.Thread(target=self._run, args=(model, requests, on_token, on_end), daemon=True)
+        self._thread.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._cancelled = True
+        self._thread.join()
+
+    def wait(self):
+        self._thread.join()
+
+    def require_success(self):
+        if self._error is not None:
+            raise self._error
+
+    def _run(self, model, requests, on_token, on_end):
+        def take(_, token):
             try:
-                return 1 if function() else 0
+                if not self._cancelled:
+                    on_token(token.contents)
             except BaseException as error:
-                raised.append(error)
-                return 1
+                self._error, self._cancelled = error, True
+            return int(self._cancelled)
 
-        hooks = Hooks(on_token=_library.ON_TOKEN(lambda _, token: guarded(lambda: on_token(token.contents))),
-                      cancelled=_library.CANCELLED_HOOK(lambda _: guarded(is_cancelled)))
+        hooks = Hooks(on_token=_library.ON_TOKEN(take), cancelled=_library.CANCELLED_HOOK(lambda _: self._cancelled))
         array, n = c_array(Request, requests)
-        status = library.tandem_generate(self._open_model(), array, n, byref(hooks))
-        if raised:
-            raise raised[0]
-        require_ok(status)
+        try:
+            require_ok(library.tandem_generate(model, array, n, byref(hooks)))
+        except (ValueError, _library.TandemError) as error:
+            self._error = self._error or error
+        on_end()
 
 
 def _as_list(prompts):
