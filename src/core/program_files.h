@@ -5,9 +5,9 @@
 
 namespace tandem {
 
-// Paths at which `name` ("models/tiny-r1") is looked for, in order: beside the library that contains
-// this code, in the three folders above it (as in a source tree) and in share/tandem of its
-// installation; the same for the program; and in share/tandem of the configured installation.
+// Paths at which `name` ("models/tiny-r1") is looked for, in order: beside the library that
+// contains this code, in the three folders above it (as in a source tree) and in share/tandem of
+// its installation; the same for the program; and in share/tandem of the configured installation.
 std::vector<std::string> program_file_places(const std::string& name);
 
 // The first path of program_file_places() that exists; empty if none does.
