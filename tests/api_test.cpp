@@ -215,7 +215,8 @@ TEST(Api, SamplingParametersReachTheSampler) {
   EXPECT_NE(repelled, greedy);
   r.repetition_penalty = 1;
   EXPECT_EQ(answer_of(r).tokens, greedy);
-  r.temperature = 5;
+  r.temperature = 3;
+  r.max_tokens = 200;
   r.seed = 3;
   const auto free = answer_of(r).tokens;
   r.presence_penalty = 2;
@@ -226,6 +227,7 @@ TEST(Api, SamplingParametersReachTheSampler) {
   EXPECT_NE(answer_of(r).tokens, free);
   EXPECT_NE(answer_of(r).tokens, present);
   r.temperature = 0;
+  r.max_tokens = 30;
   r.frequency_penalty = 0;
   const tandem_bias never = {greedy[0], -100};
   r.biases = &never;

@@ -53,6 +53,7 @@ foreach(source ${gpu_tests})
   endif()
 endforeach()
 add_library(fake_cublas MODULE fake_cublas.cpp)
+set_target_properties(fake_cublas PROPERTIES CXX_VISIBILITY_PRESET default)
 add_dependencies(gpu_engine_cublas_test fake_cublas)
 target_compile_definitions(gpu_engine_cublas_test PRIVATE TANDEM_FAKE_CUBLAS="$<TARGET_FILE:fake_cublas>")
 # The program with the emulated GPU.
