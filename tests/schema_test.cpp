@@ -313,6 +313,45 @@ TEST(Schema, TextsWrittenByHand) {
   }
 }
 
+// Alternatives of oneOf exclude each other if a property that both require has different constants.
+// Otherwise the opposite of each is needed, which not every keyword has.
+TEST(Schema, AlternativesWithOtherConstantsExcludeEachOther) {
+  const auto either = [](const Json& a, const Json& b, const Json& required, const Json& other) {
+    const auto one = [&](const Json& kind) {
+      return Json{
+          {"type", "object"}, {"required", required}, {"properties", {{"k", kind}, {"x", other}}}};
+    };
+    return Json{{"oneOf", Json::array({one(a), one(b)})}};
+  };
+  const Json k = Json::array({"k"}), anything = Json::object(),
+             nullable = {{"type", "string"}, {"nullable", true}};
+  const auto is_refused = [&](const Json& a, const Json& b, const Json& required) {
+    return error_of([&] { (void)grammar_of(either(a, b, required, nullable)); }) != "no error";
+  };
+  const auto of = [](const Json& value) { return Json{{"const", value}}; };
+  const auto among = [](const Json& values) { return Json{{"enum", values}}; };
+  EXPECT_FALSE(is_refused(of("a"), of("b"), k));
+  EXPECT_FALSE(is_refused(of("a"), among({"b", "c"}), k));
+  EXPECT_FALSE(is_refused(among({1, 2}), of(3), k));
+  EXPECT_FALSE(is_refused(among({1, 2}), among({3, 4}), k));
+  EXPECT_TRUE(is_refused(of("a"), of("a"), k));
+  EXPECT_TRUE(is_refused(of(1), of(1.0), k));
+  EXPECT_TRUE(is_refused(among({1, 2}), among({2, 3}), k));
+  EXPECT_TRUE(is_refused(of("b"), among({"b", "c"}), k));
+  EXPECT_TRUE(is_refused(of("a"), anything, k));
+  EXPECT_TRUE(is_refused(of("a"), of("b"), Json::array({"x"})));
+  EXPECT_TRUE(is_refused(of("a"), of("b"), "k"));
+
+  const Grammar optional = grammar_of(either(of(1), of(2), Json::array(), anything));
+  EXPECT_TRUE(accepts(optional, R"({"k":1})"));
+  EXPECT_TRUE(accepts(optional, R"({"k":2})"));
+  EXPECT_FALSE(accepts(optional, "{}")) << "fits both";
+  const Grammar overlapping = grammar_of(either(among({1, 2}), among({2, 3}), k, anything));
+  EXPECT_TRUE(accepts(overlapping, R"({"k":1})"));
+  EXPECT_TRUE(accepts(overlapping, R"({"k":3})"));
+  EXPECT_FALSE(accepts(overlapping, R"({"k":2})"));
+}
+
 // A text that begins a value can always be completed: a property that no value fits is left out
 // together with its name.
 TEST(Schema, EveryBeginningCanBeCompleted) {
