@@ -203,6 +203,31 @@ TEST(Schema, AcceptsWhatTheValidatorAccepts) {
   EXPECT_LT(n_nothing, kSchemas / 10);
 }
 
+// Of a list of constants, a grammar writes those that fit the other keywords.
+TEST(Schema, ConstantsAreThoseThatFit) {
+  constexpr int kSchemas = 200;
+  const std::vector<Json> world = small_world();
+  SchemaMaker maker(6);
+  int n_in = 0, n_out = 0;
+  for (int i = 0; i < kSchemas; ++i) {
+    Json schema = maker.root();
+    schema["enum"] = world;
+    const JsonValidator validator(schema);
+    std::optional<Grammar> grammar;
+    const std::string error = error_of([&] { grammar.emplace(grammar_of(schema)); });
+    if (!grammar) {
+      ASSERT_TRUE(says(error, "no value matches")) << schema;
+    }
+    for (const Json& value : world) {
+      const bool fits = validator.fits(value);
+      ASSERT_EQ(grammar && accepts(*grammar, value.dump()), fits) << schema << "\n" << value;
+      ++(fits ? n_in : n_out);
+    }
+  }
+  EXPECT_GT(n_in, kSchemas * 20);
+  EXPECT_GT(n_out, kSchemas * 20);
+}
+
 TEST(Schema, TextsWrittenByHand) {
   const std::string long_text(10'000, 'x');
   const struct {
