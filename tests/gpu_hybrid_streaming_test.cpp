@@ -153,7 +153,6 @@ TEST_F(HybridHandOff, LateCopiesAreOnTheTimeline) {
   int n = 0;
   for (const Timeline::Span& s : timeline.spans()) {
     const std::string name = s.name;
-    fmt::print("{} {} {}\n", name, s.layer, s.end - s.begin);
     if (name == "copies and experts") {
       EXPECT_GE(s.end - s.begin, 2e-3) << s.layer;
       ++n;
