@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cpu_kernels/kernels.h"
-#include "tests/naive_deepseek.h"
+#include "tests/stored_numbers.h"
 #include "tests/random_model.h"
 
 namespace tandem::test {

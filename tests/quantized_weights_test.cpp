@@ -6,7 +6,7 @@
 #include "tests/check_close.h"
 #include "tests/error_of.h"
 #include "tests/kernel_tables.h"
-#include "tests/naive_deepseek.h"
+#include "tests/stored_numbers.h"
 #include "tests/random_model.h"
 
 namespace tandem::test {
