@@ -15,7 +15,7 @@
 .PHONY: all configure build run test test-long install deps bench bench-report validate-planner hybrid-schedule bundle \
         asan tsan fuzz mutants mutation-score format format-check lint lint-changed clean
 
-PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev \
+PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev libeigen3-dev libdnnl-dev \
             nlohmann-json3-dev libboost-dev libssl-dev libcurl4-openssl-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev \
             python3 python3-venv python3-jinja2
 LINT_PACKAGES := clang-format-14 clang-tidy-14

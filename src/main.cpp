@@ -32,6 +32,10 @@ void add_model_options(CLI::App& command, Options& o) {
              "memory is too small), fp8, bf16, int8, int4, int4-32 or int4-128");
   add_attention(command, o.model.attention,
                 "auto, naive (keys and values restored) or absorb (in latent space)");
+  add_dense_products(command, o.model.dense_products,
+                     "what computes dense products of BF16 and float32 weights on the CPU: tandem, "
+                     "onednn (where it is installed), or fastest, as measured at load for each "
+                     "shape; with oneDNN an answer may depend on other requests");
   add_value(command, "--ctx", o.model.context,
             "tokens of KV cache; 0: the model's own context, at most 8192");
   add_kv_type(command, o.model.kv,
@@ -291,6 +295,8 @@ int dispatch(int argc, char** argv) {
   if (!o.model.cache.empty()) o.model.cache_use = CacheUse::kWrite;
   o.model.write_progress = load_progress(o.quiet || o.json, "writing");
   o.model.warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); };
+  if (!o.quiet && !o.json)
+    o.model.note = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
   signal(SIGXFSZ, SIG_IGN);  // exceeding the file size limit is an error like a full disk
   return command(o);
 }

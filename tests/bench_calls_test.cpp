@@ -8,9 +8,11 @@
 
 #include "bench/gpu/gpu_benches.h"
 #include "bench/parts/attention_variants.h"
+#include "bench/parts/products.h"
 #include "tests/error_of.h"
 #include "tests/expected_text.h"
 #include "tests/fake_clock.h"
+#include "tests/fake_provider.h"
 #include "tests/recorded_bench_model.h"
 #include "tests/small_config.h"
 
@@ -100,6 +102,37 @@ TEST_F(BenchCalls, Mlp) {
   expect_text("bench/calls_mlp.txt", calls());
   bench.memory_bytes = bench.memory_bytes / 2 - 1;
   EXPECT_TRUE(says(error_of([&] { run(mlp_benchmark(), bench); }), "a layer does not fit"));
+}
+
+// Beside a provider that takes floats, but not of 64 columns, and where there is none.
+TEST_F(BenchCalls, ProductsOfACpu) {
+  if (cpu::best_isa() < cpu::Isa::kAvx2) GTEST_SKIP() << "no panels on this CPU";
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::Isa::kAvx2);
+  BenchInput bench = input({.tokens = {1, 3}});
+  bench.config.mla.q_rank = 0;
+  // Two layers with copies: gate [384, 256], down, the output of attention [256, 128], queries
+  // [192, 256].
+  const int64_t layer = (2 * 384 * 256 + 256 * 128 + 192 * 256) * 4;
+  bench.memory_bytes = 2 * 2 * layer;
+  bench.formats.backbone = {DType::kF32};
+  FakeProvider provider;
+  provider.takes = [](DType, int64_t cols) { return cols != 128; };
+  const auto measure = [&](const OneDnnHere& onednn) {
+    const size_t first = rows_.size();
+    bench_dense_products(bench, kernels, speed_, onednn, [&](const Json& row) { keep(row); });
+    std::string table = products_benchmark().header(rows_[first]);
+    for (size_t i = first; i < rows_.size(); ++i) table += products_benchmark().text(rows_[i]);
+    return table;
+  };
+  std::string tables = measure({&provider, "a provider"}) + "\n";
+  EXPECT_GT(provider.n_calls, 0);
+  bench.formats.backbone = {DType::kF8E4M3};
+  tables += measure({nullptr, "oneDNN is not installed"});
+  expect_text("bench/calls_products.txt", calls() + "\n" + tables);
+
+  bench.formats.backbone = {DType::kF32};
+  bench.memory_bytes = 2 * layer - 1;
+  EXPECT_TRUE(says(error_of([&] { measure({&provider, ""}); }), "a layer does not fit"));
 }
 
 TEST_F(BenchCalls, Head) {

@@ -277,24 +277,25 @@ TEST(BenchText, Products) {
     EXPECT_EQ(row["cublas_ratio"].is_number(),
               row["gpu_seconds"].is_number() && row["cublas_seconds"].is_number());
   }
-  std::string text = asked + "\n" + texts_of(products_benchmark(), rows);
-  rows.clear();
+  expect_text("bench/products.txt", asked + "\n" + texts_of(products_benchmark(), rows));
   bench.config.router.n_experts = 0;
   bench.config.mla.q_rank = 0;
-  bench_products(bench, {}, "", keep);
-  text += "\n" + texts_of(products_benchmark(), rows);
-  expect_text("bench/products.txt", text);
+  EXPECT_EQ(products_of(bench.config).size(), 2u) << "gate and the output of attention";
   bench.config.router.n_experts = 5;
   EXPECT_EQ(products_of(bench.config).back().n_experts, 5);
 }
 
 TEST(BenchText, ProductsOfFewRowsAreRefused) {
-  const auto check = products_benchmark().check;
-  EXPECT_EQ(error_of([&] { check({.tokens = {17, 18}}); }), "no error");
-  EXPECT_EQ(error_of([&] {
-              check({.tokens = {17, 16}});
-            }),
-            "--tokens 16: at least 17; `bench mlp` has fewer");
+  const auto refusal = [](const BenchInput& bench) {
+    return error_of([&] { products_benchmark().check_input(bench); });
+  };
+  BenchInput bench = input_of_a_gpu(small_r1(), {17, 18});
+  bench.gpus = [](const GpuBenchOptions&) { return nullptr; };
+  EXPECT_EQ(refusal(bench), "no error");
+  bench.options.tokens = {17, 16};
+  EXPECT_EQ(refusal(bench), "--tokens 16: at least 17 on a GPU; `bench mlp` has fewer");
+  bench.gpus = {};
+  EXPECT_EQ(refusal(bench), "no error") << "of a CPU";
 }
 
 }  // namespace

@@ -70,6 +70,13 @@ TEST(BenchInputs, HaveTheBenchmarksDefaults) {
   EXPECT_EQ(format_name(given.formats.experts), "int4-32");
   EXPECT_EQ(given.memory_bytes, 500'000'000);
 
+  // Where there is no GPU, a benchmark of either device measures the CPU.
+  Benchmark either = made_up();
+  either.cpu_tokens = {7};
+  EXPECT_EQ(checked_input(either, {}).options.tokens, (std::vector<int>{7}));
+  EXPECT_EQ(error_of([&] { checked_input(either, {.device = DeviceChoice::kCuda}); }),
+            "--device cuda: there is no GPU to measure");
+
   Benchmark alone = made_up();
   alone.flags.clear();
   EXPECT_EQ(checked_input(alone, {.seconds = 7}).options.seconds, 7);

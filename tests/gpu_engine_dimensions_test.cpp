@@ -82,7 +82,7 @@ TEST_P(GpuDimensions, LogitsAreThoseOfTheNaiveModel) {
   const WeightStore store(directory);
   std::vector<int32_t> tokens;
   for (int i = 0; i < kTokens; ++i) tokens.push_back((7 + i * 13) % config.vocab);
-  const auto want = NaiveDeepSeek(config, stored_weights(store, config)).logits(tokens);
+  const auto want = naive_logits(config, stored_weights(store, config), tokens);
   for (const AttentionForm form : {AttentionForm::kAbsorbed, AttentionForm::kNaive})
     for (const int step : {1, kTokens}) {
       SCOPED_TRACE(testing::Message() << "form " << static_cast<int>(form) << ", " << step);

@@ -61,8 +61,8 @@ void expect_rounded(const std::string& directory, const std::vector<int32_t>& to
   const WeightStore store(directory);
   const ModelConfig config = ModelConfig::from_directory(directory);
   const ModelWeights weights = stored_weights(store, config);
-  const auto exact = NaiveDeepSeek(config, weights).logits(tokens);
-  const auto rounded = NaiveDeepSeek(config, weights, true).logits(tokens);
+  const auto exact = naive_logits(config, weights, tokens);
+  const auto rounded = naive_logits(config, weights, tokens, true);
   const auto bf16 = logits_on_gpu({.directory = directory}, false, tokens);
   const auto fp8 = logits_on_gpu({.directory = directory}, true, tokens);
   std::printf("%s: off by %.4f with FP8, %.4f by rounding so alone, %.4f with BF16\n",

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cpu_kernels/kernels.h"
-#include "tests/naive_deepseek.h"
 #include "tests/random_model.h"
+#include "tests/stored_numbers.h"
 
 namespace tandem::test {
 

@@ -6,8 +6,8 @@
 #include "tests/check_close.h"
 #include "tests/error_of.h"
 #include "tests/kernel_tables.h"
-#include "tests/naive_deepseek.h"
 #include "tests/random_model.h"
+#include "tests/stored_numbers.h"
 
 namespace tandem::test {
 namespace {

@@ -50,13 +50,17 @@ BenchInput input_for(const Benchmark& benchmark, BenchOptions o) {
   const auto or_default = [](std::vector<int>& given, const std::vector<int>& usual) {
     if (given.empty()) given = usual;
   };
-  or_default(o.tokens, benchmark.tokens);
-  or_default(o.contexts, benchmark.contexts);
-  or_default(o.batches, benchmark.batches);
-  if (!o.isa) o.isa = default_isa();
   BenchInput input;
   const bool fp8 = o.fp8_activations;
   if (fp8) require_fp8_gpu();
+  if (o.device != DeviceChoice::kCpu) input.gpus = gpu_bench_models(fp8);
+  require(input.gpus || o.device != DeviceChoice::kCuda,
+          "--device cuda: there is no GPU to measure");
+  const bool measures_cpu = !benchmark.cpu_tokens.empty() && !input.gpus;
+  or_default(o.tokens, measures_cpu ? benchmark.cpu_tokens : benchmark.tokens);
+  or_default(o.contexts, benchmark.contexts);
+  or_default(o.batches, benchmark.batches);
+  if (!o.isa) o.isa = default_isa();
   input.config = bench_config(o.config);
   require_simulated_ranks(input.config.router, o.simulated_ranks);
   input.config.router.simulated_ranks = o.simulated_ranks;
@@ -69,7 +73,6 @@ BenchInput input_for(const Benchmark& benchmark, BenchOptions o) {
       o.memory_gb > 0 ? o.memory_gb * 1e9
                       : benchmark.memory_part * static_cast<double>(available_memory_bytes()));
   input.step_tokens = kStepTokens;
-  input.gpus = gpu_bench_models(fp8);
   input.options = std::move(o);
   return input;
 }
@@ -102,7 +105,7 @@ void add_gpu_fields(const BenchInput& bench, nlohmann::ordered_json& row) {
 }  // namespace
 
 BenchInput checked_input(const Benchmark& benchmark, BenchOptions options) {
-  check((benchmark.on_cpu != nullptr) != (benchmark.alone != nullptr), "one function measures");
+  check(benchmark.on_cpu || benchmark.alone, "a function measures");
   check_options(options);
   if (benchmark.check) benchmark.check(options);
   if (!takes(benchmark, BenchFlag::kConfig)) return {.options = std::move(options)};
@@ -116,7 +119,7 @@ void run_benchmark(const Benchmark& benchmark, BenchInput bench, const OnRow& on
   if (bench.gpus)
     bench.gpu = benchmark.all_gpu_rates ? measured_gpu(kGpuSeconds)
                                         : measured_gpu_bounds(kGpuSeconds, o.fp8_activations);
-  if (benchmark.alone) return benchmark.alone(bench, on_row);
+  if (benchmark.alone && (bench.gpus || !benchmark.on_cpu)) return benchmark.alone(bench, on_row);
   const cpu::KernelTable kernels = cpu::kernels_for(*o.isa);
   bench.curves = saved_curves(kernels);
   // Created after the driver's threads, which would otherwise inherit the team's pinned core.

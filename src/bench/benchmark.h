@@ -14,19 +14,21 @@
 #include "bench/gpu_bench_model.h"
 #include "bench/roofline.h"
 #include "core/machine.h"
+#include "loader/model_options.h"
 
 namespace tandem {
 
 // The command line of `tandem bench WHAT`.
 struct BenchOptions {
-  std::string config = "r1";                 // a name of models/configs, or a file or directory
-  std::optional<WeightFormat> experts = {};  // of routed experts; empty: the checkpoint's
-  std::optional<WeightFormat> format = {};   // of all other matrices; empty: the checkpoint's
-  std::optional<cpu::Isa> isa = {};          // of the CPU's kernels; empty: default_isa()
-  bool fp8_activations = false;              // in the GPU's products of many tokens
-  std::vector<int> tokens = {};              // rows of a product, or lengths of prompts
-  std::vector<int> contexts = {};            // tokens in the cache
-  std::vector<int> batches = {};             // sequences per step
+  std::string config = "r1";                  // a name of models/configs, or a file or directory
+  std::optional<WeightFormat> experts = {};   // of routed experts; empty: the checkpoint's
+  std::optional<WeightFormat> format = {};    // of all other matrices; empty: the checkpoint's
+  std::optional<cpu::Isa> isa = {};           // of the CPU's kernels; empty: default_isa()
+  DeviceChoice device = DeviceChoice::kAuto;  // products: what is measured; kAuto: a GPU if any
+  bool fp8_activations = false;               // in the GPU's products of many tokens
+  std::vector<int> tokens = {};               // rows of a product, or lengths of prompts
+  std::vector<int> contexts = {};             // tokens in the cache
+  std::vector<int> batches = {};              // sequences per step
   int layers = 5;
   int new_tokens = 8;  // decoded at each context
   bool skew = false;
@@ -47,6 +49,7 @@ struct BenchOptions {
 // The options that not every benchmark has. All have --threads, --seconds, --memory and --json.
 enum class BenchFlag {
   kConfig,
+  kDevice,
   kIsa,
   kTokens,
   kCsv,
@@ -103,14 +106,15 @@ struct Benchmark {
   const char* layers_help = "number of layers: the first is dense, the others have experts";
   // Used where the command line has no list.
   std::vector<int> tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048};
+  std::vector<int> cpu_tokens = {};  // likewise, of a benchmark that measures either device
   std::vector<int> contexts = {}, batches = {};
   double memory_part = 0.4;    // part of the free memory that weights may take
   bool all_gpu_rates = false;  // BenchInput::gpu has all rates, as predictions need them
   // Throws Error for options that this benchmark cannot measure with.
   void (*check)(const BenchOptions& options) = nullptr;
   void (*check_input)(const BenchInput& bench) = nullptr;
-  // Exactly one of these measures. `on_cpu` needs the CPU's kernels and its speed; `alone` measures
-  // a GPU's kernels or the machine itself.
+  // `on_cpu` needs the CPU's kernels and its speed; `alone` measures a GPU's kernels or the machine
+  // itself. A benchmark with both measures a GPU if there is one, else the CPU.
   void (*on_cpu)(const BenchInput& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                  const OnRow& on_row) = nullptr;
   void (*alone)(const BenchInput& bench, const OnRow& on_row) = nullptr;

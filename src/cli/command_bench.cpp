@@ -43,6 +43,8 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
                 "model whose shapes are measured: r1, v3, v2, v2-lite, k2, moonlight, .., or a "
                 "config.json or model directory");
       return;
+    case BenchFlag::kDevice:
+      return add_device(sub, o.device, "device: auto (a GPU if there is one), cpu or cuda");
     case BenchFlag::kIsa:
       return add_isa(sub, o.isa, "instruction set: auto, reference, avx2, avx512 or amx");
     case BenchFlag::kTokens:

@@ -42,20 +42,22 @@ nlohmann::ordered_json run_report(const LoadedModel& loaded, const Request& requ
                                   const Answer& answer) {
   const Completion& c = answer.completion;
   const LoadReport& load = loaded.load_report();
-  return {{"text", answer.text},
-          {"token_ids", c.tokens},
-          {"prompt_tokens", request.prompt.size()},
-          {"generated_tokens", c.tokens.size()},
-          {"prefill_tokens_per_second", prefill_rate(request, c)},
-          {"decode_tokens_per_second", decode_rate(c)},
-          {"load_seconds", load.seconds},
-          {"load_bytes_per_second", load.bytes_per_second()},
-          {"peak_rss_bytes", peak_rss_bytes()},
-          {"model_bytes", load.bytes},
-          {"finish_reason", name_of(c.finish)},
-          {"device", loaded.device()},
-          {"isa", loaded.isa()},
-          {"threads", loaded.n_threads()}};
+  nlohmann::ordered_json report = {{"text", answer.text},
+                                   {"token_ids", c.tokens},
+                                   {"prompt_tokens", request.prompt.size()},
+                                   {"generated_tokens", c.tokens.size()},
+                                   {"prefill_tokens_per_second", prefill_rate(request, c)},
+                                   {"decode_tokens_per_second", decode_rate(c)},
+                                   {"load_seconds", load.seconds},
+                                   {"load_bytes_per_second", load.bytes_per_second()},
+                                   {"peak_rss_bytes", peak_rss_bytes()},
+                                   {"model_bytes", load.bytes},
+                                   {"finish_reason", name_of(c.finish)},
+                                   {"device", loaded.device()},
+                                   {"isa", loaded.isa()},
+                                   {"threads", loaded.n_threads()}};
+  if (!loaded.dense_products().empty()) report["dense_products"] = loaded.dense_products();
+  return report;
 }
 
 }  // namespace

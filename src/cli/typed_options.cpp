@@ -58,6 +58,14 @@ void add_kv_type(CLI::App& command, std::optional<DType>& value, const std::stri
                                    help);
 }
 
+void add_dense_products(CLI::App& command, DenseProducts& value, const std::string& help) {
+  std::vector<std::pair<std::string, DenseProducts>> choices;
+  for (const auto products :
+       {DenseProducts::kTandem, DenseProducts::kOneDnn, DenseProducts::kFastest})
+    choices.emplace_back(name_of(products), products);
+  add_choice(command, "--dense-products", value, choices, help);
+}
+
 void add_attention(CLI::App& command, AttentionForm& value, const std::string& help) {
   add_choice<AttentionForm>(command, "--attention", value,
                             {{"auto", AttentionForm::kAuto},

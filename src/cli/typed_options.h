@@ -23,6 +23,7 @@ void add_isa(CLI::App& command, std::optional<cpu::Isa>& value, const std::strin
 CLI::Option* add_format(CLI::App& command, const std::string& option,
                         std::optional<WeightFormat>& value, const std::string& help);
 void add_kv_type(CLI::App& command, std::optional<DType>& value, const std::string& help);
+void add_dense_products(CLI::App& command, DenseProducts& value, const std::string& help);
 void add_attention(CLI::App& command, AttentionForm& value, const std::string& help);
 void add_objective(CLI::App& command, Objective& value, const std::string& help);
 void add_activations(CLI::App& command, bool& fp8, const std::string& help);

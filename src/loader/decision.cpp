@@ -126,6 +126,10 @@ std::optional<GpuShare> gpu_share_or_warning(const ModelOptions& options, const 
 
 void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool placed,
                    const GpuShare& share, Decision& decision) {
+  require(options.dense_products == DenseProducts::kTandem,
+          "--dense-products {}: a GPU computes the dense products: leave it out, or use --device "
+          "cpu",
+          name_of(options.dense_products));
   const bool whole = all_on_gpu(share.parts);
   require(!whole || !options.record_timeline, "--timeline: all of the model is on the GPU");
   ExecutedParts& parts = decision.parts;

@@ -7,6 +7,7 @@
 #include "core/machine_info.h"
 #include "core/program_files.h"
 #include "io/weight_store.h"
+#include "loader/dense_choice.h"
 #include "model/checkpoint.h"
 
 namespace tandem {
@@ -97,10 +98,22 @@ void LoadedModel::add_host_pages(const ModelOptions& options) {
 
 void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
   const ModelOptions& options = source.options;
+  std::string why_not;
+  if (options.dense_products != DenseProducts::kTandem)  // an error is reported before loading
+    provider_ = open_onednn(onednn_names(), topology_.n_cores(), why_not);
+  require(provider_ || options.dense_products != DenseProducts::kOneDnn,
+          "--dense-products onednn: {}: leave it out, or install it", why_not);
   report_ = load_host_weights(source, decision.parts.experts);
   start_team(options, decision.limits.max_tokens);
   device_ = std::make_unique<CpuDevice>(*team_);
   ops_ = std::make_unique<CpuOps>(kernels_, config_, decision.limits.max_tokens, *team_);
+  if (options.dense_products != DenseProducts::kTandem) {
+    dense_products_ = provider_ ? choose_products({config_, weights_, kernels_, *ops_, *team_,
+                                                   decision.limits.max_tokens},
+                                                  *provider_, options.dense_products)
+                                : fmt::format("tandem's kernels: {}", why_not);
+    options.note("dense products: " + dense_products_);
+  }
   if (options.record_routing) {
     recorder_ = std::make_unique<RoutingRecorder>(config_);
     experts_->observe(recorder_.get());

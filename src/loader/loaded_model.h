@@ -34,6 +34,8 @@ class LoadedModel {
     if (!gpu_) return "cpu";
     return experts_ ? gpu_->gpu_name() + ", experts also on the cpu" : gpu_->gpu_name();
   }
+  // What computes the dense products; empty unless the options ask for more than the kernels.
+  const std::string& dense_products() const { return dense_products_; }
   const LoadReport& load_report() const { return report_; }
   const RoutingCounts* routing() const {  // null: not recorded
     if (gpu_) return gpu_->routing();
@@ -66,7 +68,9 @@ class LoadedModel {
   std::unique_ptr<Team> team_;                 // null: the GPU computes everything
   std::unique_ptr<TeamWatch> watch_;           // for a team that a GPU waits for
   std::unique_ptr<CpuDevice> device_;          // null: the backbone is on the GPU
+  std::unique_ptr<ProductProvider> provider_;  // beside the kernels; null: none
   std::unique_ptr<CpuOps> ops_;                // null: the backbone is on the GPU
+  std::string dense_products_;
   std::unique_ptr<RoutingRecorder> recorder_;  // for a backbone on the CPU; null: none
   std::unique_ptr<CpuExperts> experts_;        // null: all experts are on the GPU
   std::unique_ptr<Timeline> timeline_;

@@ -11,6 +11,11 @@ const char* name_of(DeviceChoice device) {
   return names[static_cast<int>(device)];
 }
 
+const char* name_of(DenseProducts products) {
+  const char* names[] = {"tandem", "onednn", "fastest"};
+  return names[static_cast<int>(products)];
+}
+
 cpu::Isa default_isa() {
   const char* variable = std::getenv("TANDEM_ISA");
   const std::string name = variable ? variable : "";

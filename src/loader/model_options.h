@@ -14,6 +14,11 @@ namespace tandem {
 enum class DeviceChoice { kAuto, kCpu, kCuda };  // kAuto: the GPU if it takes the model
 const char* name_of(DeviceChoice device);        // "auto", "cpu", "cuda"
 
+// What computes the dense products of a CPU. Only the kernels' bits do not depend on the batch.
+// kFastest: for each shape what is measured to be faster at load.
+enum class DenseProducts { kTandem, kOneDnn, kFastest };
+const char* name_of(DenseProducts products);  // "tandem", "onednn", "fastest"
+
 constexpr int64_t kDefaultContext = 8192;
 constexpr int kStepTokens = 512;  // tokens of a prompt per step
 
@@ -31,6 +36,7 @@ struct ModelOptions {
   int step_tokens = kStepTokens;  // maximum tokens per step
   int max_logits = 1;             // rows of logits per step
   AttentionForm attention = AttentionForm::kAuto;
+  DenseProducts dense_products = DenseProducts::kTandem;
   std::optional<DType> kv = {};  // KV cache type on a GPU, BF16 or FP8; empty: as placed, or BF16
   bool fp8_activations = false;  // GPU products of many tokens
   // Format of the routed experts; empty: as placed, as stored, or the first of int8 and int4 that
@@ -43,7 +49,9 @@ struct ModelOptions {
   bool record_routing = false;
   bool record_timeline = false;      // of steps shared by GPU and CPU
   LoadProgress write_progress = {};  // of the packed cache
-  std::function<void(const std::string&)> warn = [](const std::string&) {};  // called with one line
+  // Called with one line: what the user should know, and what was decided.
+  std::function<void(const std::string&)> warn = [](const std::string&) {};
+  std::function<void(const std::string&)> note = [](const std::string&) {};
 };
 
 // The instruction set named by the environment variable TANDEM_ISA, or the best one here.

@@ -11,9 +11,6 @@
 namespace tandem {
 namespace {
 
-// Rows of w per work item: those that the kernels compute together.
-constexpr int64_t kPieceRows = 64;
-
 int max_columns(const ModelConfig& c) {
   return std::max({c.dim, c.dense_dim, c.mla.n_heads * c.mla.v_dim, c.mla.q_rank, c.mla.kv_rank,
                    c.shared_dim()});
@@ -82,34 +79,59 @@ void CpuOps::clear(TensorView x) {
 }
 
 void CpuOps::linear(TensorView x, const QuantView& w, TensorView out) {
-  product(encoded(x, w), x.rows, w, out);
+  const bool provided =
+      provider_ && std::binary_search(provided_.begin(), provided_.end(), w.q.data);
+  if (!provided) return product(encoded(x, w), x.rows, w, out);
+  if (activation_for(kernels_, w.q.dtype) == cpu::ActivationType::kF32) x = side_by_side(x);
+  product(encoded(x, w), x.rows, w, out, provider_);
 }
 
-void CpuOps::product(const cpu::Activations& x, int64_t n_rows, const QuantView& w,
-                     TensorView out) {
+TensorView CpuOps::side_by_side(TensorView x) {
+  if (x.stride == x.cols) return x;
+  const TensorView rows = {rows_.data(), x.rows, x.cols, x.cols, DType::kF32};
+  for_each(x.rows, x.rows * x.cols,
+           [&](int64_t r, int) { std::copy_n(x.row<float>(r), x.cols, rows.row<float>(r)); });
+  return rows;
+}
+
+void CpuOps::use(ProductProvider* provider, std::vector<const void*> matrices) {
+  provider_ = provider;
+  provided_ = std::move(matrices);
+  std::sort(provided_.begin(), provided_.end());
+  if (provider && !rows_.data())
+    rows_ = Buffer(encoded_.rows * encoded_.cols * size_of(DType::kF32));
+}
+
+void CpuOps::product(const cpu::Activations& x, int64_t n_rows, const QuantView& w, TensorView out,
+                     ProductProvider* provider) {
   const int64_t n_pieces = ceil_div(w.q.rows, kPieceRows);
-  for_each(n_pieces, n_rows * w.q.rows * w.q.cols, [&](int64_t i, int) {
+  for_each(n_pieces, n_rows * w.q.rows * w.q.cols, [&](int64_t i, int thread) {
     const int64_t first = i * kPieceRows;
-    kernels_.gemm({.x = x,
-                   .w = kernel_weight(w),
-                   .first_row = first,
-                   .out = out.row<float>(0) + first,
-                   .out_stride = out.stride,
-                   .m = static_cast<int>(n_rows),
-                   .n = static_cast<int>(std::min(kPieceRows, w.q.rows - first)),
-                   .k = static_cast<int>(w.q.cols)});
+    const cpu::GemmArgs args = {
+        .x = x,
+        .w = kernel_weight(w),
+        .first_row = first,
+        .out = out.row<float>(0) + first,
+        .out_stride = out.stride,
+        .m = static_cast<int>(n_rows),
+        .n = static_cast<int>(std::min<int64_t>(kPieceRows, w.q.rows - first)),
+        .k = static_cast<int>(w.q.cols)};
+    if (provider) return provider->multiply(args, thread);
+    kernels_.gemm(args);
   });
 }
 
-// Encodes x as the fastest product with w needs it.
+// Encodes x as the fastest product with w needs it, rows side by side.
 cpu::Activations CpuOps::encoded(TensorView x, const QuantView& w) {
   const cpu::ActivationType type = activation_for(kernels_, w.q.dtype);
   check(type != cpu::ActivationType::kU8, "only routed experts are kept in integers");
   if (type == cpu::ActivationType::kF32) return {x.data, x.row_bytes(), type};
+  TensorView rows = encoded_;
+  rows.stride = cpu::encoded_columns(x.cols);
   for_each(x.rows, x.rows * x.cols, [&](int64_t r, int) {
-    kernels_.encode({x.row<float>(r), static_cast<int>(x.cols), type, encoded_.row_data(r)});
+    kernels_.encode({x.row<float>(r), static_cast<int>(x.cols), type, rows.row_data(r)});
   });
-  return {encoded_.data, encoded_.row_bytes(), type};
+  return {rows.data, rows.row_bytes(), type};
 }
 
 void CpuOps::linear_per_head(const LinearPerHead& a) {

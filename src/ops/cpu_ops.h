@@ -7,6 +7,7 @@
 #include "core/memory.h"
 #include "core/team.h"
 #include "cpu_kernels/kernels.h"
+#include "ops/dense_products.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 
@@ -37,6 +38,11 @@ class CpuOps final : public Ops {
   // Allocates scratch for steps of up to max_tokens tokens. All references outlive the object.
   // Throws Error for head dimensions that the kernels do not support.
   CpuOps(const cpu::KernelTable& kernels, const ModelConfig& config, int max_tokens, Team& team);
+
+  // From now on `provider` computes linear() with the matrices at these addresses, which it must be
+  // prepared for; null: the kernels compute all. The bits of a row may then depend on the number of
+  // rows.
+  void use(ProductProvider* provider, std::vector<const void*> matrices);
 
   void begin(const Batch&) override {}
   void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) override;
@@ -71,10 +77,13 @@ class CpuOps final : public Ops {
   void naive_rows(const MlaArgs& args, const Sequence& s, TensorView restored, int page, int head,
                   int token);
   static TensorView page_of(const MlaArgs& args, const Sequence& s, int page);
-  void product(const cpu::Activations& x, int64_t n_rows, const QuantView& w, TensorView out);
+  // provider: null for the kernels.
+  void product(const cpu::Activations& x, int64_t n_rows, const QuantView& w, TensorView out,
+               ProductProvider* provider = nullptr);
   template <class Visit>
   void for_each_scratch(const ModelConfig& config, int64_t max_tokens, Visit visit);
   cpu::Activations encoded(TensorView x, const QuantView& w);
+  TensorView side_by_side(TensorView x);  // a copy if rows have gaps, as a provider reads them
   // Shares the items among the team if they are worth it: below this number of operations a second
   // thread costs more than it saves.
   template <class Work>
@@ -87,6 +96,9 @@ class CpuOps final : public Ops {
   const cpu::KernelTable& kernels_;
   Team& team_;
   Arena arena_;
+  ProductProvider* provider_ = nullptr;
+  std::vector<const void*> provided_;  // sorted
+  Buffer rows_;                        // for side_by_side(); empty without a provider
   TensorView encoded_;  // [max_tokens, columns] x of a product, encoded for the kernels
   std::vector<AbsorbedPart> parts_;
   TensorView latents_;              // [kRestoredTokens, columns] latents of some pages, encoded

@@ -67,7 +67,7 @@ using ProductTimer =
 // products one expert after another. Empty if no GPU can be used.
 ProductTimer product_timer(const ModelConfig& config, WeightFormat format, std::string& cublas);
 
-// The rows, with times by `timer`, which is empty without a GPU. `cublas`: see product_timer().
+// The rows, with times by `timer`. `cublas`: see product_timer().
 void bench_products(const BenchInput& bench, const ProductTimer& timer, const std::string& cublas,
                     const OnRow& on_row);
 

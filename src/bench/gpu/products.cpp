@@ -1,4 +1,7 @@
-// `tandem bench products`: a GPU's products of many rows, compared with cuBLAS.
+// `tandem bench products`: a GPU's products of many rows, compared with cuBLAS. Without a GPU, the
+// CPU's (bench/parts/products.h).
+#include "bench/parts/products.h"
+
 #include <fmt/format.h>
 
 #include "bench/gpu/gpu_benches.h"
@@ -32,25 +35,22 @@ void bench_products(const BenchInput& bench, const ProductTimer& timer, const st
   for (const ManyRowsProduct& product : products_of(bench.config))
     for (const int n : bench.options.tokens) {
       const int64_t ops = 2 * n * product.n_weights();
-      const ProductTimes times = timer ? timer(product, n, bench.options.seconds) : ProductTimes{};
+      const ProductTimes times = timer(product, n, bench.options.seconds);
+      const auto per_second = [&](double seconds) { return static_cast<double>(ops) / seconds; };
       Json row = {{"bench", "products"},
                   {"config", bench.options.config},
-                  {"card", timer ? bench.gpu->name : ""},
+                  {"card", bench.gpu->name},
                   {"format", format_name(bench.formats.backbone)},
                   {"what", product.what},
                   {"n_experts", product.n_experts},
                   {"tokens", n},
                   {"ops", ops},
                   {"gpu_seconds", or_null(times.ours)}};
-      if (timer) {
-        const auto per_second = [&](double seconds) { return static_cast<double>(ops) / seconds; };
-        row["ops_per_second"] = times.ours ? Json(per_second(*times.ours)) : Json();
-        row["peak_ops_per_second"] = bench.gpu->peak.bf16;
-        row["cublas"] = cublas;
-        row["cublas_seconds"] = or_null(times.cublas);
-        row["cublas_ratio"] =
-            times.ours && times.cublas ? Json(*times.cublas / *times.ours) : Json();
-      }
+      row["ops_per_second"] = times.ours ? Json(per_second(*times.ours)) : Json();
+      row["peak_ops_per_second"] = bench.gpu->peak.bf16;
+      row["cublas"] = cublas;
+      row["cublas_seconds"] = or_null(times.cublas);
+      row["cublas_ratio"] = times.ours && times.cublas ? Json(*times.cublas / *times.ours) : Json();
       on_row(row);
     }
 }
@@ -58,27 +58,23 @@ void bench_products(const BenchInput& bench, const ProductTimer& timer, const st
 namespace {
 
 std::string products_header(const Json& row) {
-  const std::string of = fmt::format("products of {}, weights {}", row["config"].get<std::string>(),
-                                     row["format"].get<std::string>());
-  if (!row.contains("cublas"))
-    return of +
-           ": no GPU\n\n| product           | rows |     Gop "
-           "|\n|:------------------|-----:|--------:|\n";
+  if (row.contains("onednn")) return cpu_products_header(row);
   return fmt::format(
-      "{} on {}, which multiplies {:.0f} Top/s; cuBLAS {}\n\n"
+      "products of {}, weights {} on {}, which multiplies {:.0f} Top/s; cuBLAS {}\n\n"
       "| product           | rows |     Gop |    GPU ms |   Top/s | cuBLAS BF16 ms | of cuBLAS |\n"
       "|:------------------|-----:|--------:|----------:|--------:|---------------:|----------:|\n",
-      of, row["card"].get<std::string>(), row["peak_ops_per_second"].get<double>() * 1e-12,
+      row["config"].get<std::string>(), row["format"].get<std::string>(),
+      row["card"].get<std::string>(), row["peak_ops_per_second"].get<double>() * 1e-12,
       row["cublas"].get<std::string>());
 }
 
 std::string products_text(const Json& row) {
+  if (row.contains("onednn")) return cpu_products_text(row);
   const auto number = [&](const char* key, double unit) {
     return row[key].is_number() ? fmt::format("{:.4g}", row[key].get<double>() * unit) : "no room";
   };
-  std::string text = fmt::format("| {:<17} | {:>4} | {:>7} |", row["what"].get<std::string>(),
-                                 row["tokens"].get<int>(), number("ops", 1e-9));
-  if (!row.contains("cublas")) return text + "\n";
+  const std::string text = fmt::format("| {:<17} | {:>4} | {:>7} |", row["what"].get<std::string>(),
+                                       row["tokens"].get<int>(), number("ops", 1e-9));
   const bool compared = row["cublas_seconds"].is_number();
   return text + fmt::format(" {:>9} | {:>7} | {:>14} | {:>9} |\n", number("gpu_seconds", 1e3),
                             number("ops_per_second", 1e-12),
@@ -88,10 +84,11 @@ std::string products_text(const Json& row) {
                                 : "");
 }
 
-void check_rows(const BenchOptions& o) {
-  constexpr int kMinRows = 17;  // fewer use another kernel
-  for (const int n : o.tokens)
-    require(n >= kMinRows, "--tokens {}: at least {}; `bench mlp` has fewer", n, kMinRows);
+void check_rows(const BenchInput& bench) {
+  constexpr int kMinRows = 17;  // a GPU computes fewer with another kernel
+  for (const int n : bench.options.tokens)
+    require(!bench.gpus || n >= kMinRows,
+            "--tokens {}: at least {} on a GPU; `bench mlp` has fewer", n, kMinRows);
 }
 
 void bench_beside_cublas(const BenchInput& bench, const OnRow& on_row) {
@@ -105,12 +102,18 @@ void bench_beside_cublas(const BenchInput& bench, const OnRow& on_row) {
 Benchmark products_benchmark() {
   using enum BenchFlag;
   return {.name = "products",
-          .help = "a GPU's products of many rows, beside cuBLAS where it is installed",
-          .examples = "  tandem bench products --config r1 --tokens 512,4096\n",
-          .flags = {kConfig, kTokens, kFormat},
+          .help =
+              "a GPU's products of many rows beside cuBLAS, or a CPU's beside oneDNN, where "
+              "these are installed",
+          .examples =
+              "  tandem bench products --config r1 --tokens 512,4096\n"
+              "  tandem bench products --config v2-lite --device cpu --tokens 1,16,256\n",
+          .flags = {kConfig, kDevice, kIsa, kTokens, kFormat},
           .tokens_help = "rows of a product, an expert's too, a list",
           .tokens = {512, 2048},
-          .check = check_rows,
+          .cpu_tokens = {1, 4, 16, 64, 256},
+          .check_input = check_rows,
+          .on_cpu = bench_products_on_cpu,
           .alone = bench_beside_cublas,
           .header = products_header,
           .text = products_text};
