@@ -169,11 +169,18 @@ TEST_F(BenchCalls, Generate) {
   // The positions of the different steps: tokens are random, and pages are reused.
   std::set<std::string> seen;
   std::string text;
+  int n_decoding = 0;
   for (const std::string& line : log_.lines) {
     if (!line.starts_with("begin")) continue;
     const std::string at = line.substr(line.find(" at "), line.find(" {") - line.find(" at "));
     if (seen.insert(at).second) text += "step" + at + "\n";
+    // The scores of all tokens are equal, of which greedy decoding takes the first.
+    if (at.starts_with(" at (65") || at.starts_with(" at (66")) {
+      EXPECT_TRUE(line.starts_with("begin (0) at") || line.starts_with("begin (0 0) at")) << line;
+      ++n_decoding;
+    }
   }
+  EXPECT_GT(n_decoding, 0);
   expect_text("bench/calls_generate.txt", text + calls({"model"}, 1));
 }
 

@@ -397,6 +397,12 @@ TEST(HybridRow, ComputesItsRatios) {
   EXPECT_DOUBLE_EQ(row["gpu_idle_share"].get<double>(), 0.05);
   m.gpu_nodes = 0;
   EXPECT_TRUE(decode_row(m, bench, config, 100, 4)["gpu_idle_share"].is_null()) << "no graph";
+  m.gpu_nodes = 1;
+  row = decode_row(m, bench, config, 100, 2);
+  EXPECT_DOUBLE_EQ(row["gpu_idle_share"].get<double>(), 0.01 / 6);
+  EXPECT_EQ(row["halves_seconds"], 8);
+  row = decode_row(m, bench, config, 100, 1);
+  EXPECT_TRUE(row["halves_seconds"].is_null() && row["halves_gain"].is_null()) << "of one token";
 }
 
 // A GPU that reads 1 MB/s and computes in no time.

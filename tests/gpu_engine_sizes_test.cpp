@@ -172,6 +172,14 @@ TEST(GpuLimits, OfModels) {
             "weight_block_size 6: the GPU kernels need a multiple of 4; use --device cpu");
   EXPECT_EQ(refusal(4, 1025),
             "1025 experts: the router on a GPU supports at most 1024; use --device cpu");
+  ModelConfig wide = r1();
+  wide.mla.kv_rank = 2049;
+  EXPECT_TRUE(says(error_of([&] { CudaOps::require_takes(wide); }), "kv_lora_rank 2049"));
+  gpu::Stream stream;
+  const CudaLimits limits = {.max_tokens = 1, .context = 64, .n_multiprocessors = 1};
+  ModelConfig blocks = two_layers();
+  blocks.scale_block = 6;
+  EXPECT_TRUE(says(error_of([&] { CudaOps(blocks, limits, stream); }), "weight_block_size 6"));
 }
 
 // Where launches wait for their kernels, the GPU cannot share a step with the CPU.

@@ -136,6 +136,33 @@ TEST_F(HybridHandOff, ALateLinkIsAwaited) {
     for (const int layer : {1, 2}) run_layer(layer, kMaxTokens);
   }
 }
+// Copies of 3 ms are in the CPU's part of the timeline, and 5 ms of the GPU before them are in its
+// wait.
+TEST_F(HybridHandOff, LateCopiesAreOnTheTimeline) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the copies of a GPU are not late";
+  const LateCopies late;
+  CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
+  streaming.divide_by(kAllToTheGpu);
+  hybrid_->divide({.stream_from = 1, .streaming = &streaming});
+  Timeline timeline;
+  hybrid_->record(timeline);
+  before_hand_down_ = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+  for (const int layer : {1, 2}) run_layer(layer, kMaxTokens);
+  run_layer(3, kMaxTokens);
+  end_step(kMaxTokens);
+  int n = 0;
+  for (const Timeline::Span& s : timeline.spans()) {
+    const std::string name = s.name;
+    if (name == "copies and experts") {
+      EXPECT_GE(s.end - s.begin, 2e-3) << s.layer;
+      ++n;
+    }
+    if (name == "waits for the GPU") {
+      EXPECT_GE(s.end - s.begin, 2e-3) << s.layer;
+    }
+  }
+  EXPECT_EQ(n, 2);
+}
 TEST_F(HybridHandOff, ALateGpuIsAwaitedByTheLink) {
   CudaStreaming streaming(random_.config, *cpu_, *rows_, kMaxTokens, stream_);
   streaming.divide_by(kAllToTheGpu);

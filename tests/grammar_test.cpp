@@ -41,6 +41,54 @@ bool schema_accepts(const std::string& schema, const std::string& text) {
   return accepts(grammar_of(Json::parse(schema)), text);
 }
 
+// "aa" is a text, and the beginning of one that ends with "c".
+TEST(Grammar, ARuleMayEndForTheTextAndForItsCaller) {
+  Grammar grammar;
+  const Grammar::Rule root = grammar.add_rule();
+  const Grammar::Node a = grammar.add_byte(grammar.start(root), 'a');
+  grammar.add_byte(grammar.start(root), 'a', grammar.end(root));
+  grammar.add_byte(a, 'a', grammar.end(root));
+  grammar.add_byte(grammar.add_call(a, root), 'c', grammar.end(root));
+  grammar.finish(root);
+  for (const char* text : {"a", "aa", "aac", "aaac", "aaacc"})
+    EXPECT_TRUE(accepts(grammar, text)) << text;
+  for (const char* text : {"", "c", "ac", "aaa", "aacc"})
+    EXPECT_FALSE(accepts(grammar, text)) << text;
+}
+
+TEST(Grammar, RulesMustNotBeginWithThemselves) {
+  Grammar grammar;
+  const Grammar::Rule root = grammar.add_rule();
+  grammar.add_byte(grammar.start(root), 'a', grammar.end(root));
+  grammar.add_byte(grammar.add_call(grammar.start(root), root), 'b', grammar.end(root));
+  EXPECT_EQ(error_of([&] { grammar.finish(root); }), "a rule consists only of itself");
+}
+
+// At both ends of ranges of one to four bytes, which are written as products of ranges of bytes.
+TEST(Grammar, CharactersAreThoseOfTheirRange) {
+  const CharacterSet ranges = {{0x21, 0x21},       {0x7F, 0x80},       {0x7FF, 0x800},
+                               {0x900, 0x9FF},     {0x1000, 0x1FFF},   {0x2345, 0x3456},
+                               {0xD7FF, 0xD7FF},   {0xE000, 0xE03F},   {0xFFFF, 0x10000},
+                               {0x12345, 0x43210}, {0x80000, 0xFFFFF}, {0x10FFFF, 0x10FFFF}};
+  Grammar grammar;
+  const Grammar::Rule root = grammar.add_rule();
+  CharacterWriter(grammar, Escaping::kNone).write(grammar.start(root), grammar.end(root), ranges);
+  grammar.finish(root);
+  const auto expect = [&](char32_t c, bool within) {
+    if (c > kLastCharacter || (c >= 0xD800 && c < 0xE000)) return;
+    std::string text;
+    append_utf8(text, c);
+    EXPECT_EQ(accepts(grammar, text), within) << static_cast<uint32_t>(c);
+  };
+  for (const CharacterRange& range : ranges) {
+    expect(range.first - 1, false);
+    expect(range.first, true);
+    expect((range.first + range.last) / 2, true);
+    expect(range.last, true);
+    expect(range.last + 1, false);
+  }
+}
+
 int below(Random& random, int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); }
 
 // A random schema of supported keywords with bounded depth.

@@ -31,6 +31,13 @@ bool contains(const std::string& text, std::string_view part) {
   return text.find(part) != std::string::npos;
 }
 
+TEST(Jinja, RoundingHasLimits) {
+  EXPECT_EQ(render("{{ 1.5|round(300) }} {{ 1.5|round(-300) }}"), "1.5 0.0");
+  for (const char* precision : {"301", "-301"})
+    EXPECT_TRUE(contains(error_of("{{ 1.5|round(" + std::string(precision) + ") }}"),
+                         "round: the precision must be within 300, not " + std::string(precision)));
+}
+
 // The other case of these characters is in another Unicode block.
 TEST(Jinja, CasesBeyondLatinOne) {
   EXPECT_EQ(render("{{ '\u00ff\u00b5'|upper }}"), "\u0178\u039c");
@@ -68,6 +75,8 @@ TEST(Jinja, ErrorsNameTheLine) {
             "chat template line 2: expected an expression, found the end of the tag");
   EXPECT_EQ(error_of("\n{{ raise_exception('roles must alternate') }}"),
             "chat template line 2: roles must alternate");
+  EXPECT_EQ(error_of("a\n\n{% for x in 1 %}\n{% endfor %}"),
+            error_of("{% for x in 1 %}{% endfor %}").replace(19, 1, "3"));
   EXPECT_TRUE(contains(error_of("{% for x in y %}\n\n"), "expected {% endfor %}, found the end"));
   EXPECT_TRUE(contains(error_of("{{ 'x'|nothing }}"), "there is no filter 'nothing'"));
   EXPECT_TRUE(contains(error_of("{{ 1 is nothing }}"), "there is no test 'nothing'"));

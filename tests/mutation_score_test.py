@@ -3,7 +3,9 @@
 
     python3 tests/mutation_score_test.py
 """
+import importlib
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -12,6 +14,8 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+testing = importlib.import_module("mutation.testing")
 CMAKE = """cmake_minimum_required(VERSION 3.25)
 project(small CXX)
 set(CMAKE_CXX_STANDARD 20)
@@ -164,6 +168,34 @@ class MutationScore(unittest.TestCase):
             self.assertEqual((result.returncode, result.stdout), (2, ""), arguments)
             self.assertRegex(result.stderr, r"^error: [^\n]*\n$", arguments)
             self.assertIn(words, result.stderr)
+
+
+class Memory(unittest.TestCase):
+    def outcome(self, python):
+        """What a test's run ends with if it may write 100 MB."""
+        with tempfile.TemporaryDirectory() as folder:
+            runner = testing.Runner(pathlib.Path(folder), 1)
+            runner.memory_pages = (100 << 20) // os.sysconf("SC_PAGE_SIZE")
+            return runner.run(testing.Test("memory", [sys.executable, "-c", python], folder, {}), 0, 20)
+
+    def test_reserved_memory_is_not_limited(self):
+        no_reserve = 0x4000  # MAP_NORESERVE
+        outcome = self.outcome(f"import mmap; m = mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | {no_reserve}); m[1] = 1")
+        self.assertEqual(outcome.status, "passed", outcome.what)
+
+    def test_a_test_that_fills_the_memory_has_crashed(self):
+        outcome = self.outcome("import time; m = bytearray(b'x') * (300 << 20); time.sleep(20)")
+        self.assertEqual(outcome.status, "crashed")
+        self.assertLess(outcome.seconds, 10)
+
+    def test_memory_of_other_processes_counts(self):
+        child = "import time; m = bytearray(b'x') * (300 << 20); time.sleep(20)"
+        self.assertEqual(self.outcome(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])").status, "crashed")
+
+    def test_a_test_that_does_not_end_has_timed_out(self):
+        with tempfile.TemporaryDirectory() as folder:
+            test = testing.Test("endless", ["sleep", "20"], folder, {})
+            self.assertEqual(testing.Runner(pathlib.Path(folder), 1).run(test, 0, 0.6).status, "timed out")
 
 
 if __name__ == "__main__":

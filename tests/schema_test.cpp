@@ -203,6 +203,31 @@ TEST(Schema, AcceptsWhatTheValidatorAccepts) {
   EXPECT_LT(n_nothing, kSchemas / 10);
 }
 
+// Of a list of constants, a grammar writes those that fit the other keywords.
+TEST(Schema, ConstantsAreThoseThatFit) {
+  constexpr int kSchemas = 200;
+  const std::vector<Json> world = small_world();
+  SchemaMaker maker(6);
+  int n_in = 0, n_out = 0;
+  for (int i = 0; i < kSchemas; ++i) {
+    Json schema = maker.root();
+    schema["enum"] = world;
+    const JsonValidator validator(schema);
+    std::optional<Grammar> grammar;
+    const std::string error = error_of([&] { grammar.emplace(grammar_of(schema)); });
+    if (!grammar) {
+      ASSERT_TRUE(says(error, "no value matches")) << schema;
+    }
+    for (const Json& value : world) {
+      const bool fits = validator.fits(value);
+      ASSERT_EQ(grammar && accepts(*grammar, value.dump()), fits) << schema << "\n" << value;
+      ++(fits ? n_in : n_out);
+    }
+  }
+  EXPECT_GT(n_in, kSchemas * 20);
+  EXPECT_GT(n_out, kSchemas * 20);
+}
+
 TEST(Schema, TextsWrittenByHand) {
   const std::string long_text(10'000, 'x');
   const struct {
@@ -311,6 +336,45 @@ TEST(Schema, TextsWrittenByHand) {
     for (const std::string& text : c.good) EXPECT_TRUE(accepts(grammar, text)) << c.schema << text;
     for (const std::string& text : c.bad) EXPECT_FALSE(accepts(grammar, text)) << c.schema << text;
   }
+}
+
+// Alternatives of oneOf exclude each other if a property that both require has different constants.
+// Otherwise the opposite of each is needed, which not every keyword has.
+TEST(Schema, AlternativesWithOtherConstantsExcludeEachOther) {
+  const auto either = [](const Json& a, const Json& b, const Json& required, const Json& other) {
+    const auto one = [&](const Json& kind) {
+      return Json{
+          {"type", "object"}, {"required", required}, {"properties", {{"k", kind}, {"x", other}}}};
+    };
+    return Json{{"oneOf", Json::array({one(a), one(b)})}};
+  };
+  const Json k = Json::array({"k"}), anything = Json::object(),
+             nullable = {{"type", "string"}, {"nullable", true}};
+  const auto is_refused = [&](const Json& a, const Json& b, const Json& required) {
+    return error_of([&] { (void)grammar_of(either(a, b, required, nullable)); }) != "no error";
+  };
+  const auto of = [](const Json& value) { return Json{{"const", value}}; };
+  const auto among = [](const Json& values) { return Json{{"enum", values}}; };
+  EXPECT_FALSE(is_refused(of("a"), of("b"), k));
+  EXPECT_FALSE(is_refused(of("a"), among({"b", "c"}), k));
+  EXPECT_FALSE(is_refused(among({1, 2}), of(3), k));
+  EXPECT_FALSE(is_refused(among({1, 2}), among({3, 4}), k));
+  EXPECT_TRUE(is_refused(of("a"), of("a"), k));
+  EXPECT_TRUE(is_refused(of(1), of(1.0), k));
+  EXPECT_TRUE(is_refused(among({1, 2}), among({2, 3}), k));
+  EXPECT_TRUE(is_refused(of("b"), among({"b", "c"}), k));
+  EXPECT_TRUE(is_refused(of("a"), anything, k));
+  EXPECT_TRUE(is_refused(of("a"), of("b"), Json::array({"x"})));
+  EXPECT_TRUE(is_refused(of("a"), of("b"), "k"));
+
+  const Grammar optional = grammar_of(either(of(1), of(2), Json::array(), anything));
+  EXPECT_TRUE(accepts(optional, R"({"k":1})"));
+  EXPECT_TRUE(accepts(optional, R"({"k":2})"));
+  EXPECT_FALSE(accepts(optional, "{}")) << "fits both";
+  const Grammar overlapping = grammar_of(either(among({1, 2}), among({2, 3}), k, anything));
+  EXPECT_TRUE(accepts(overlapping, R"({"k":1})"));
+  EXPECT_TRUE(accepts(overlapping, R"({"k":3})"));
+  EXPECT_FALSE(accepts(overlapping, R"({"k":2})"));
 }
 
 // A text that begins a value can always be completed: a property that no value fits is left out

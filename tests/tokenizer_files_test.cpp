@@ -90,6 +90,19 @@ TEST(TokenizerJson, NamesWhatIsMissingOrNotSupported) {
       {[](json& f) { f["model"]["merges"][3] = "ab"; }, "merge 3 \"ab\" must be two tokens"},
       {[](json& f) { f["model"]["merges"][3] = "a b c"; }, "merge 3"},
       {[](json& f) { f["model"]["merges"][3] = {"a"}; }, "merge 3 must be"},
+      {[](json& f) { f["model"]["merges"][3] = 5; }, "merge 3 must be a string or two strings"},
+      {[](json& f) {
+         f["model"]["merges"][3] = {"a", "b", "c"};
+       },
+       "merge 3 must be"},
+      {[](json& f) {
+         f["model"]["merges"][3] = {"a", 1};
+       },
+       "merge 3 must be"},
+      {[](json& f) {
+         f["model"]["merges"][3] = {1, "a"};
+       },
+       "merge 3 must be"},
       {[](json& f) {
          f["model"]["merges"][3] = {"a", "\n\n"};
        },

@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "io/json.h"
+#include "tests/error_of.h"
 
 namespace tandem {
 namespace {
@@ -276,6 +277,17 @@ TEST(SplitPattern, TheLinearFormOfSpacesAtTheEndIsTheSame) {
 TEST(SplitPattern, TakesMoreMemoryForALongText) {
   const std::string text(1000000, 'a');
   EXPECT_EQ(split(R"((?:\p{L}|\p{N}x)+)", text), text);
+}
+
+TEST(SplitPattern, AFailedMatchNamesThePatternAndTheCause) {
+  const std::vector<SplitPattern> patterns = {parse_oniguruma("a+")};
+  const SymbolTable symbols(patterns);
+  const Regex regex(patterns[0], symbols);
+  const auto find = [&](size_t start) {
+    return error_of([&] { RegexMatcher(regex).find(symbols.symbols_of("ba"), start); });
+  };
+  EXPECT_EQ(find(2), "no error");
+  EXPECT_EQ(find(3), "the split pattern \"a+\" cannot split this text: bad offset value");
 }
 
 TEST(SplitPattern, RefusesWhatCouldMeanSomethingElse) {

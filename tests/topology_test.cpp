@@ -174,6 +174,11 @@ TEST(Slices, CoverEverythingInProportion) {
   EXPECT_EQ(slices(1408, topology_of({4, 4}), 64), (S{{0, 704}, {704, 704}}));
   EXPECT_EQ(slices(2048, topology_of({2, 2, 2}), 128), (S{{0, 640}, {640, 768}, {1408, 640}}));
   EXPECT_EQ(slices(40, topology_of({1, 1}), 64), (S{{0, 0}, {0, 40}})) << "nothing to cut";
+  // Shares of 60, 64 and 65 and multiples of 128: a half is rounded up.
+  EXPECT_EQ(slices(120, topology_of({1, 1}), 128), (S{{0, 0}, {0, 120}}));
+  EXPECT_EQ(slices(128, topology_of({1, 1}), 128), (S{{0, 128}, {128, 0}}));
+  EXPECT_EQ(slices(130, topology_of({1, 1}), 128), (S{{0, 128}, {128, 2}}));
+  EXPECT_EQ(slices(100, topology_of({7, 1}), 128), (S{{0, 100}, {100, 0}})) << "not beyond the end";
   constexpr int64_t kWide = int64_t{1} << 40;
   EXPECT_EQ(slices(kWide, topology_of({3, 1}), 64),
             (S{{0, 3 * (kWide / 4)}, {3 * (kWide / 4), kWide / 4}}));

@@ -75,7 +75,6 @@ CudaAttention::CudaAttention(const MlaConfig& m, CudaLimits limits, const CudaBa
       stream_(stream),
       partial_rows_(partial_rows(m, limits)),
       heads_at_once_(heads_at_once(m, limits)) {
-  require_takes(m);
   const Scratch bytes = scratch_for(m, limits);
   partial_ = gpu::Buffer(bytes.partial, gpu::Site::kDevice);
   partial_lse_ = gpu::Buffer(bytes.lse, gpu::Site::kDevice);

@@ -8,7 +8,7 @@ namespace tandem {
 
 class CudaAttention {
  public:
-  // All references outlive the object. Throws Error for dimensions that no kernel supports, and
+  // All references outlive the object, and require_takes() accepts the dimensions. Throws Error
   // when too little GPU memory is left.
   CudaAttention(const MlaConfig& mla, CudaLimits limits, const CudaBatch& batch,
                 CudaProducts& products, gpu::Stream& stream);

@@ -38,9 +38,10 @@ ReasoningSplitter::Parts ReasoningSplitter::flush() {
 void ReasoningSplitter::split_reasoning(Parts& parts) {
   if (!has_reasoning_) buffer_.erase(0, buffer_.find_first_not_of('\n'));
   const size_t close = buffer_.find(kClose);
-  size_t end =
+  const size_t thought =
       close != std::string::npos ? close : buffer_.size() - partial_match_length(buffer_, kClose);
-  while (end > 0 && buffer_[end - 1] == '\n') --end;
+  // Newlines at the end are held back; npos + 1 is 0.
+  const size_t end = std::string_view(buffer_).substr(0, thought).find_last_not_of('\n') + 1;
   parts.reasoning = buffer_.substr(0, end);
   has_reasoning_ = has_reasoning_ || end > 0;
   if (close == std::string::npos) {

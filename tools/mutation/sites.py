@@ -310,7 +310,10 @@ class Reader:
         if operator in COMPARISONS:
             self.add("comparison turned", scope, span, [f"{a} {new} {b}" for new in COMPARISONS[operator]])
         elif operator in ("&&", "||"):
-            self.add("and, or", scope, span, [f"{a} {'||' if operator == '&&' else '&&'} {b}", a, b])
+            changed = [f"{a} {'||' if operator == '&&' else '&&'} {b}", a, b]
+            # One side alone may be a pointer or an optional, to which the original's bool must not be converted.
+            self.add("and, or", scope, span, changed,
+                     [f"({ON} ? static_cast<bool>({new}) : ({self.text[slice(*span)]}))" for new in changed])
         elif operator in ARITHMETIC and countable:
             changed = [f"{a} {new} {b}" for new in ARITHMETIC[operator]]
             if operator in NOT_COMMUTATIVE and not type_of(cursor).endswith("*"):

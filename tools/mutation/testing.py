@@ -25,7 +25,8 @@ FAIL_FAST = """import unittest
 run = unittest.TestProgram.__init__
 unittest.TestProgram.__init__ = lambda self, *a, **k: run(self, *a, **{"failfast": True, **k})
 """
-KIB = 1024
+SECONDS_BETWEEN_LOOKS = 0.25  # at the memory of a running test
+TOO_MUCH_MEMORY = -signal.SIGKILL
 
 
 @dataclasses.dataclass
@@ -55,9 +56,10 @@ class Runner:
         self.helpers = place / "fail_fast"
         self.helpers.mkdir(parents=True, exist_ok=True)
         (self.helpers / "sitecustomize.py").write_text(FAIL_FAST, encoding="utf-8")
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        # Some tests map or create files with holes as large as R1, which take no memory.
-        self.limits = f"ulimit -c 0; ulimit -f {2 << 30}; ulimit -d {memory // KIB}; exec \"$@\""
+        # Some tests reserve memory, or create files with holes, as large as R1, which take no room. So what a test
+        # may write is limited, not what it may reserve.
+        self.limits = f"ulimit -c 0; ulimit -f {2 << 30}; exec \"$@\""
+        self.memory_pages = os.sysconf("SC_PHYS_PAGES") // (jobs + 1)
         self.running, self.lock, self.stopped = set(), threading.Lock(), False
 
     def run(self, test, mutant, limit):
@@ -107,15 +109,20 @@ class Runner:
                 raise
 
     def wait(self, command, limit, **more):
-        """The exit status, or None if the command did not end in time. Its process group is ended."""
+        """The exit status, None if the command did not end in time, or TOO_MUCH_MEMORY. Its process group is ended."""
         with self.lock:
             if self.stopped:
                 raise KeyboardInterrupt
             process = subprocess.Popen(command, start_new_session=True, **more)
             self.running.add(process)
+        end = time.monotonic() + limit
         try:
-            return process.wait(limit)
-        except subprocess.TimeoutExpired:
+            while time.monotonic() < end:
+                try:
+                    return process.wait(min(SECONDS_BETWEEN_LOOKS, max(end - time.monotonic(), 0)))
+                except subprocess.TimeoutExpired:
+                    if resident_pages(process.pid) > self.memory_pages:
+                        return TOO_MUCH_MEMORY
             return None
         finally:
             self.end(process)
@@ -135,6 +142,19 @@ class Runner:
             left = list(self.running)
         for process in left:
             self.end(process)
+
+
+def resident_pages(group):
+    """Pages of memory of the processes of a group."""
+    pages = 0
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:  # the process has ended
+            continue
+        if int(fields[2]) == group:
+            pages += int(fields[21])
+    return pages
 
 
 def listed(build, only):

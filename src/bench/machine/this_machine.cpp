@@ -58,7 +58,7 @@ nlohmann::ordered_json measure_this_machine(const Measuring& how) {
 std::string this_machine_path() {
   const std::string folder = default_cache_directory();
   char host[256] = {};
-  if (folder.empty() || gethostname(host, sizeof host - 1) != 0) return {};
+  if (folder.empty() || gethostname(host, sizeof host) != 0) return {};
   return (fs::path(folder) / fmt::format("machine-{}.json", host)).string();
 }
 
