@@ -25,6 +25,8 @@ CLI::Option* add_format(CLI::App& command, const std::string& option,
 void add_kv_type(CLI::App& command, std::optional<DType>& value, const std::string& help);
 void add_attention(CLI::App& command, AttentionForm& value, const std::string& help);
 void add_objective(CLI::App& command, Objective& value, const std::string& help);
+// --draft and --draft-tokens. `value`: drafts of a sequence per step; 0: off.
+void add_draft(CLI::App& command, int& value);
 void add_activations(CLI::App& command, bool& fp8, const std::string& help);
 
 }  // namespace tandem

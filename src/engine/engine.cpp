@@ -265,6 +265,7 @@ TokenEvent Engine::next_event(SequenceId id, Running& r, size_t row) {
   if (constraint) r.sampler->allow(constraint->allowed());  // after an accepted draft
   const Sampled sampled = chooser_.token(row);
   ++n_sampled_;
+  event.n_rejected = scheduler_.n_drafts(id);
   const auto& stops = request.stop_ids;
   if (std::find(stops.begin(), stops.end(), sampled.token) != stops.end()) {
     event.finish = FinishReason::kStop;
@@ -273,11 +274,13 @@ TokenEvent Engine::next_event(SequenceId id, Running& r, size_t row) {
   event.token = sampled.token;
   event.logprob = sampled.logprob;
   event.top.assign(sampled.top.begin(), sampled.top.end());
-  scheduler_.append(id, sampled.token);
+  event.was_drafted = scheduler_.append(id, sampled.token);
   const bool full = static_cast<int64_t>(scheduler_.tokens(id).size()) >= context_;
   if (++r.n_generated == request.max_new_tokens || full) event.finish = FinishReason::kLength;
   if (constraint) constraint->take(sampled.token);
   if (constraint && constraint->complete()) event.finish = FinishReason::kStop;
+  event.n_rejected -= event.was_drafted;
+  if (event.was_drafted && !event.finish) event.n_rejected = 0;  // the other drafts may follow
   return event;
 }
 

@@ -100,6 +100,7 @@ class Scheduler {
     const Sequence& s = at(id);
     return std::span(s.tokens).first(s.tokens.size() - s.n_drafts);
   }
+  int n_drafts(SequenceId id) const { return at(id).n_drafts; }  // neither accepted nor forgotten
   std::span<const int32_t> tokens_and_drafts(SequenceId id) const { return at(id).tokens; }
   std::span<const int32_t> pages(SequenceId id) const { return at(id).pages; }
   std::span<const int32_t> host_pages(SequenceId id) const { return at(id).host_pages; }
