@@ -56,6 +56,7 @@ class RunningEngine {
     bool keeps_pages = true;
     int64_t context = 2048;
     bool warms_up = false;
+    int draft_tokens = 0;
   };
 
   explicit RunningEngine(const Options& options) : thread_([this, options] { run(options); }) {
@@ -100,6 +101,7 @@ class RunningEngine {
                        .max_kv_tokens = options.kv_tokens,
                        .step_tokens = options.step_tokens,
                        .max_logits = options.max_running,
+                       .draft_tokens = options.draft_tokens,
                        .attention = AttentionForm::kAbsorbed};
     LoadedModel loaded(model);
     const Vocabulary vocabulary = vocabulary_of(tokenizer(), loaded.config().vocab);
@@ -109,7 +111,8 @@ class RunningEngine {
                   {.max_running = options.max_running,
                    .keeps_pages = options.keeps_pages,
                    .output = options.async_output ? &output_ : nullptr,
-                   .masks = options.async_output ? &masks_ : nullptr});
+                   .masks = options.async_output ? &masks_ : nullptr,
+                   .draft_tokens = loaded.draft_tokens()});
     ready_.set_value(&engine);
     engine.run();
     output_.finish();
@@ -253,6 +256,93 @@ TEST(Engine, SameTextInAnyBatch) {
     EXPECT_EQ(texts_of(tight, false), alone) << "with few pages";
     EXPECT_GT(tight->counts().scheduler.n_preemptions, 0);
   }
+}
+
+// Requests whose tokens depend on more than the last row of logits.
+std::vector<Asked> demanding_questions() {
+  std::vector<Asked> requests;
+  for (int i = 0; i < 12; ++i) {
+    Asked r =
+        question(fmt::format("What is {} + {}?", 478 + i, 356 - i), i % 2 == 0 ? 0.0f : 2.0f, i);
+    SamplingParams& s = r.request.sampling;
+    if (i < 2) s.repetition_penalty = 1.3f;
+    if (i == 2 || i == 3) s.presence_penalty = 1.5f;
+    if (i == 4 || i == 5) s.frequency_penalty = 0.7f;
+    if (i == 6 || i == 7) s.n_top_logprobs = 3;
+    if (i == 8 || i == 9) s.logit_bias = {{22, 2.0f}, {25, -3.0f}};
+    if (i == 10) {
+      s.min_new_tokens = 90;
+      s.held_back = r.request.stop_ids;
+    }
+    if (i == 11) r.answer.stops = {"hundreds"};
+    requests.push_back(std::move(r));
+    requests.push_back(list_question(i));
+  }
+  return requests;
+}
+
+TEST(Engine, DraftsChangeNoAnswer) {
+  const auto endings_of = [](RunningEngine& engine) {
+    std::vector<std::future<Ending>> futures;
+    for (Asked& request : demanding_questions())
+      futures.push_back(engine.submit(std::move(request)));
+    std::vector<Ending> endings;
+    for (auto& future : futures) endings.push_back(future.get());
+    return endings;
+  };
+  RunningEngine plain({});
+  const std::vector<Ending> expected = endings_of(plain);
+  const auto texts = texts_of(plain, true);
+  EXPECT_EQ(plain->counts().scheduler.n_drafted_tokens, 0);
+  const RunningEngine::Options all[] = {
+      {.draft_tokens = 1},
+      {.draft_tokens = 4},
+      {.async_output = false, .keeps_pages = false, .draft_tokens = 8},
+      {.kv_tokens = 1152,
+       .step_tokens = 64,
+       .max_running = 24,
+       .context = 1152,
+       .draft_tokens = 4}};
+  for (const RunningEngine::Options& options : all) {
+    SCOPED_TRACE(options.draft_tokens);
+    RunningEngine drafting(options);
+    const std::vector<Ending> endings = endings_of(drafting);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(endings[i].tokens, expected[i].tokens) << i;
+      EXPECT_EQ(endings[i].text, expected[i].text) << i;
+      EXPECT_EQ(endings[i].logprobs, expected[i].logprobs) << i;
+      EXPECT_EQ(endings[i].finish, expected[i].finish) << i;
+    }
+    EXPECT_EQ(texts_of(drafting, false), texts);
+    const Scheduler::Counts counts = drafting->counts().scheduler;
+    EXPECT_GT(counts.n_accepted_tokens, 300);
+    EXPECT_GT(counts.n_drafted_tokens, counts.n_accepted_tokens);
+  }
+}
+
+// What a request is told of its drafts adds up to what was computed.
+TEST(Engine, DraftsAreCountedForEachRequest) {
+  RunningEngine engine({.draft_tokens = 3});
+  std::atomic<int> n_accepted = 0, n_rejected = 0, n_left = 8;
+  std::promise<void> done;
+  for (int i = 0; i < 8; ++i) {
+    EngineRequest r = question(fmt::format("What is {} + 77?", i), i % 2 == 0 ? 0.0f : 1.0f, i);
+    r.request.max_new_tokens = 20 + 10 * i;
+    r.on_event = [&](const TokenEvent& event) {
+      n_accepted += event.was_drafted;
+      n_rejected += event.n_rejected;
+      if (event.finish && --n_left == 0) done.set_value();
+      return true;
+    };
+    engine->submit(std::move(r));
+  }
+  done.get_future().wait();
+  engine->stop();
+  const Scheduler::Counts counts = engine->counts().scheduler;
+  EXPECT_EQ(n_accepted, counts.n_accepted_tokens);
+  EXPECT_EQ(n_accepted + n_rejected, counts.n_drafted_tokens);
+  EXPECT_GT(n_accepted, 0);
+  EXPECT_GT(n_rejected, 0);
 }
 
 TEST(Engine, WarmingUpLeavesNothingBehind) {

@@ -12,9 +12,10 @@ namespace {
 // Offloaded and copied pages of all traces.
 struct Swaps {
   int64_t n_in = 0, n_copied_out = 0, n_copied_in = 0, n_copied_within = 0;
+  int64_t n_drafted = 0, n_accepted = 0;  // tokens
 };
 
-void play_random_trace(int seed, Swaps& swaps) {
+void play_random_trace(int seed, Swaps& swaps, bool drafts = false) {
   std::mt19937 rng(seed);
   const auto up_to = [&](int n) { return static_cast<int>(rng() % n); };
   Scheduler::Limits limits;
@@ -30,6 +31,7 @@ void play_random_trace(int seed, Swaps& swaps) {
   SwapRates rates = {1, 1, 1, 24.0 + up_to(16)};
   if (up_to(3) > 0) rates.computed_tokens_per_second = 1;
   simulation.scheduler.set_rates(rates);
+  if (drafts) simulation.drafts = {1 + seed % 8, (seed % 11) / 10.0, std::mt19937(seed)};
 
   std::map<SequenceId, std::vector<int32_t>> expected;
   int64_t n_tokens = 0;
@@ -61,6 +63,10 @@ void play_random_trace(int seed, Swaps& swaps) {
     EXPECT_EQ(simulation.texts[id], tokens) << id;
   }
   EXPECT_LE(simulation.n_steps, n_tokens) << "every step moves the oldest";
+  EXPECT_EQ(simulation.scheduler.counts().n_drafted_tokens, simulation.n_drafted);
+  EXPECT_EQ(simulation.scheduler.counts().n_accepted_tokens, simulation.n_accepted);
+  swaps.n_drafted += simulation.n_drafted;
+  swaps.n_accepted += simulation.n_accepted;
   swaps.n_in += simulation.scheduler.counts().n_swaps_in;
   swaps.n_copied_out += simulation.n_copied_out;
   swaps.n_copied_in += simulation.n_copied_in;
@@ -77,6 +83,49 @@ TEST(Scheduler, RandomTraces) {
   EXPECT_GT(swaps.n_copied_in, 500);
   EXPECT_GT(swaps.n_copied_within, 500);
   EXPECT_GT(swaps.n_copied_out, swaps.n_copied_in) << "some are found on the GPU, some aborted";
+}
+
+// The same texts with drafts that are accepted at random: each token is computed where it belongs,
+// rejected ones leave no page and no key behind.
+TEST(Scheduler, RandomTracesWithDrafts) {
+  Swaps swaps;
+  for (int seed = 0; seed < 1000 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    play_random_trace(seed, swaps, true);
+  }
+  EXPECT_GT(swaps.n_in, 100);
+  EXPECT_GT(swaps.n_drafted, 50'000);
+  EXPECT_GT(swaps.n_accepted, swaps.n_drafted / 5);
+  EXPECT_LT(swaps.n_accepted, swaps.n_drafted / 2);
+}
+
+TEST(Scheduler, DraftsTakeOnlyWhatIsLeft) {
+  const auto n_drafts = [](Scheduler::Limits limits, int n_sequences, int prompt, int n) {
+    Simulation s(limits);
+    for (int i = 0; i < n_sequences; ++i) s.add(text(prompt, 1 + i), 100);
+    while (!s.scheduler.is_decoding(n_sequences)) s.step();
+    for (int i = 1; i <= n_sequences; ++i) s.scheduler.draft(i, std::vector<int32_t>(n, 3));
+    std::vector<int> drafts;
+    for (const Scheduler::Part& part : s.scheduler.plan()) drafts.push_back(part.n_drafts);
+    return drafts;
+  };
+  using Ints = std::vector<int>;
+  const Scheduler::Limits wide = {
+      .n_pages = 32, .max_tokens = 100, .max_running = 8, .max_logits = 100};
+  EXPECT_EQ(n_drafts(wide, 2, 5, 6), (Ints{6, 6}));
+  Scheduler::Limits limits = wide;
+  limits.max_tokens = 9;
+  EXPECT_EQ(n_drafts(limits, 2, 5, 6), (Ints{6, 1})) << "tokens of a step";
+  limits = wide;
+  limits.max_logits = 8;
+  EXPECT_EQ(n_drafts(limits, 2, 5, 6), (Ints{6, 0})) << "rows of logits";
+  limits = wide;
+  limits.n_pages = 1;
+  EXPECT_EQ(n_drafts(limits, 1, 59, 6), (Ints{4})) << "60 tokens are known, 64 fit the page";
+  limits.n_pages = 2;
+  EXPECT_EQ(n_drafts(limits, 1, 59, 6), (Ints{4})) << "the other page is for the next token";
+  limits.n_pages = 3;
+  EXPECT_EQ(n_drafts(limits, 1, 59, 6), (Ints{6}));
 }
 
 TEST(Scheduler, LimitsMustAllowAStep) {

@@ -22,6 +22,14 @@ inline uint64_t chained(uint64_t before, int32_t token) {
 // Executes the steps that a Scheduler plans.
 class Simulation {
  public:
+  // Before every step up to `drafts.n` tokens are drafted for each decoding sequence, of which a
+  // fraction is right.
+  struct Drafts {
+    int n = 0;
+    double right = 0;
+    std::mt19937 rng{};
+  };
+
   explicit Simulation(const Scheduler::Limits& limits)
       : scheduler(limits),
         limits_(limits),
@@ -49,6 +57,7 @@ class Simulation {
     std::set<SequenceId> decoding;
     for (const auto& [id, length] : wanted_)
       if (is_decoding(id)) decoding.insert(id);
+    draft();
     const std::vector<Scheduler::Part> plan = scheduler.plan();
     if (plan.empty()) {
       EXPECT_TRUE(wanted_.empty()) << "work is left and none is planned";
@@ -63,14 +72,9 @@ class Simulation {
     for (const Scheduler::Part& part : plan) {
       if (!part.last) continue;
       decoding_.insert(part.id);
-      scheduler.append(part.id, next_token(scheduler.tokens(part.id)));
-      if (static_cast<int>(scheduler.tokens(part.id).size()) < wanted_.at(part.id)) continue;
-      const auto tokens = scheduler.tokens(part.id);
-      texts[part.id].assign(tokens.begin(), tokens.end());
-      EXPECT_EQ(n_logits_[part.id], expected_logits_[part.id]) << "how often a token had logits";
-      scheduler.remove(part.id);
-      end(part.id);
+      take_tokens(part);
     }
+    check_pages();
     return true;
   }
 
@@ -91,12 +95,47 @@ class Simulation {
   const std::map<SequenceId, int>& unfinished() const { return wanted_; }
 
   Scheduler scheduler;
+  Drafts drafts;
   int64_t n_steps = 0, n_computed = 0, n_copied_out = 0, n_copied_in = 0,
           n_copied_within = 0;  // pages
+  int64_t n_drafted = 0, n_accepted = 0;
   std::map<SequenceId, std::vector<int32_t>> texts;
   std::map<SequenceId, int> n_ended;
 
  private:
+  void draft() {
+    for (const auto& [id, length] : wanted_) {
+      if (!scheduler.is_decoding(id) || drafts.n == 0) continue;
+      const auto known = scheduler.tokens(id);
+      std::vector<int32_t> text(known.begin(), known.end());
+      const int n = std::min(static_cast<int>(drafts.rng() % (drafts.n + 1)),
+                             length - static_cast<int>(known.size()) - 1);
+      for (int i = 0; i < n; ++i) {
+        const bool right = drafts.rng() % 1000 < 1000 * drafts.right;
+        text.push_back(next_token(text) ^ (right ? 0 : 1));
+      }
+      scheduler.draft(id, std::span(text).last(std::max(0, n)));
+    }
+  }
+
+  // Appends the tokens that the rows of logits give, until one differs from its draft.
+  void take_tokens(const Scheduler::Part& part) {
+    for (int row = 0; row <= part.n_drafts; ++row) {
+      const bool was_drafted = scheduler.append(part.id, next_token(scheduler.tokens(part.id)));
+      const auto tokens = scheduler.tokens(part.id);
+      if (was_drafted) ++n_logits_[part.id].at(tokens.size() - 1);
+      n_accepted += was_drafted;
+      if (static_cast<int>(tokens.size()) >= wanted_.at(part.id)) {
+        texts[part.id].assign(tokens.begin(), tokens.end());
+        EXPECT_EQ(n_logits_[part.id], expected_logits_[part.id]) << "how often a token had logits";
+        scheduler.remove(part.id);
+        return end(part.id);
+      }
+      if (!was_drafted) return;
+    }
+    ADD_FAILURE() << "the last row's token cannot be a draft";
+  }
+
   bool is_decoding(SequenceId id) const {
     return decoding_.count(id) > 0 && !scheduler.pages(id).empty();
   }
@@ -115,10 +154,14 @@ class Simulation {
       EXPECT_GT(part.n, 0);
       n_tokens += part.n;
       n_logits += part.n_logits;
-      for (int i = part.first + part.n - part.n_logits; i < part.first + part.n; ++i)
+      for (int i = part.first + part.n - part.n_logits; i < part.first + part.n - part.n_drafts;
+           ++i)
         ++n_logits_[part.id].at(i);
-      EXPECT_EQ(part.last,
-                part.first + part.n == static_cast<int>(scheduler.tokens(part.id).size()));
+      const auto n_tokens_there = static_cast<int>(scheduler.tokens_and_drafts(part.id).size());
+      EXPECT_EQ(part.last, part.first + part.n == n_tokens_there);
+      EXPECT_TRUE(part.n_drafts == 0 || part.n == 1 + part.n_drafts);
+      EXPECT_LE(part.n_drafts, drafts.n);
+      n_drafted += part.n_drafts;
     }
     EXPECT_LE(n_tokens, limits_.max_tokens);
     EXPECT_LE(n_logits, limits_.max_logits);
@@ -154,7 +197,7 @@ class Simulation {
   }
 
   void compute(const Scheduler::Part& part) {
-    const auto tokens = scheduler.tokens(part.id);
+    const auto tokens = scheduler.tokens_and_drafts(part.id);
     const auto pages = scheduler.pages(part.id);
     ASSERT_LE(static_cast<size_t>(pages_for(part.first + part.n)), pages.size());
     uint64_t key = 0;

@@ -109,6 +109,10 @@ int run_command(const Options& options) {
   if (options.json) {
     nlohmann::ordered_json report = run_report(loaded, request, answer);
     if (g.sampling.n_top_logprobs >= 0) report["logprobs"] = std::move(logprobs);
+    if (loaded.draft_tokens() > 0) {
+      report["accepted_drafts"] = answer.completion.accepted_drafts;
+      report["rejected_drafts"] = answer.completion.rejected_drafts;
+    }
     std::puts(
         report.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
     return 0;

@@ -47,7 +47,7 @@ Engine engine_for(LoadedModel& loaded, const Tokenizer& tokenizer) {
           loaded.cache(),
           vocabulary_of(tokenizer, loaded.config().vocab),
           loaded.context(),
-          {.host_pages = loaded.host_pages()}};
+          {.host_pages = loaded.host_pages(), .draft_tokens = loaded.draft_tokens()}};
 }
 
 Answer generate(Engine& engine, const Tokenizer& tokenizer, const Request& request,
@@ -101,12 +101,24 @@ double decode_rate(const Completion& c) {
   return c.decode_seconds > 0 ? (static_cast<double>(c.tokens.size()) - 1) / c.decode_seconds : 0;
 }
 
+std::string draft_text(const Completion& c) {
+  const auto n_accepted = static_cast<double>(c.accepted_drafts);
+  const double n_drafts = n_accepted + c.rejected_drafts;
+  const double n_decoded = std::max(0.0, static_cast<double>(c.tokens.size()) - 1);
+  if (n_drafts == 0) return "nothing was drafted";
+  return fmt::format("{:.2f} tokens a step, {:.0f} % of {:.0f} drafts accepted",
+                     n_decoded / std::max(1.0, n_decoded - n_accepted), 100 * n_accepted / n_drafts,
+                     n_drafts);
+}
+
 std::string timings(const LoadedModel& loaded, const Request& request, const Completion& c) {
-  return fmt::format(
+  std::string line = fmt::format(
       "prompt {} tokens at {:.1f}/s ({} from the cache), answer {} tokens at {:.1f}/s, {} threads, "
       "{}",
       request.prompt.size(), prefill_rate(request, c), c.cached_tokens, c.tokens.size(),
       decode_rate(c), loaded.n_threads(), loaded.isa());
+  if (loaded.draft_tokens() > 0) line += "; " + draft_text(c);
+  return line;
 }
 
 }  // namespace tandem

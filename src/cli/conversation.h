@@ -36,6 +36,9 @@ Answer generate(Engine& engine, const Tokenizer& tokenizer, const Request& reque
 
 const char* name_of(FinishReason reason);  // "stop", "length", "cancelled"
 
+// "2.60 tokens a step, 81 % of 40 drafts accepted".
+std::string draft_text(const Completion& completion);
+
 // The speeds of a completion, in one line.
 std::string timings(const LoadedModel& loaded, const Request& request,
                     const Completion& completion);

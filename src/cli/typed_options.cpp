@@ -80,6 +80,21 @@ void add_objective(CLI::App& command, Objective& value, const std::string& help)
                         help);
 }
 
+void add_draft(CLI::App& command, int& value) {
+  auto n = std::make_shared<int>(4);
+  auto is_on = std::make_shared<bool>(false);
+  add_choice<bool>(
+      command, "--draft", *is_on, {{"off", false}, {"lookup", true}},
+      "draft tokens that followed the same words earlier in the text, and compute them "
+      "in one step with the next token; the answer stays the same");
+  add_value(command, "--draft-tokens", *n, "with --draft: drafts of a sequence per step");
+  command.parse_complete_callback([&value, n, is_on] {
+    require(*n >= 1 && *n <= kMaxDraftTokens, "--draft-tokens {}: must be between 1 and {}", *n,
+            kMaxDraftTokens);
+    value = *is_on ? *n : 0;
+  });
+}
+
 void add_activations(CLI::App& command, bool& fp8, const std::string& help) {
   add_choice<bool>(command, "--activations", fp8, {{"bf16", false}, {"fp8", true}}, help);
 }

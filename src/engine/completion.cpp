@@ -22,6 +22,8 @@ struct Running {
     const auto now = Clock::now();
     c.cached_tokens = event.cached_tokens;
     error = event.error;
+    c.accepted_drafts += event.was_drafted;
+    c.rejected_drafts += event.n_rejected;
     if (event.token) {
       if (c.tokens.empty()) {
         first_token = now;

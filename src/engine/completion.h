@@ -11,7 +11,8 @@ namespace tandem {
 struct Completion {
   std::vector<int32_t> tokens;
   FinishReason finish = FinishReason::kCancelled;
-  int cached_tokens = 0;       // prompt tokens found in the prefix cache
+  int cached_tokens = 0;  // prompt tokens found in the prefix cache
+  int accepted_drafts = 0, rejected_drafts = 0;
   double prefill_seconds = 0;  // from the start of the request's first step to its first token
   double decode_seconds = 0;   // from the first token to the last
 };

@@ -90,6 +90,7 @@ void Engine::take_orders() {
     running_.emplace(id, Running{.asked = std::move(request),
                                  .receiver = std::move(receiver),
                                  .sampler = nullptr,
+                                 .lookup = {},
                                  .prompt = {},
                                  .n_generated = 0,
                                  .started = {}});
@@ -100,12 +101,28 @@ void Engine::take_orders() {
   if (orders.forget) scheduler_.forget_pages();
 }
 
+// A draft is accepted exactly if it equals the token that is then sampled, with the random number
+// of its position, so drafts change no answer. The last token that an answer may have is not
+// drafted, because no token follows it.
+void Engine::draft() {
+  if (options_.draft_tokens == 0) return;
+  for (auto& [id, r] : running_) {
+    if (!scheduler_.is_decoding(id)) continue;
+    const std::span<const int32_t> tokens = scheduler_.tokens(id);
+    const int64_t most = std::min<int64_t>({options_.draft_tokens,
+                                            r.asked.request.max_new_tokens - r.n_generated - 1,
+                                            context_ - std::ssize(tokens) - 1});
+    scheduler_.draft(id, r.lookup.draft(tokens, static_cast<int>(std::max<int64_t>(0, most))));
+  }
+}
+
 const Engine::Plan& Engine::schedule() {
+  draft();
   const Plan& plan = scheduler_.plan();
   step_.clear();
   copy_pages();
   for (const Scheduler::Part& part : plan)
-    step_.add(scheduler_.tokens(part.id), scheduler_.pages(part.id), part.first, part.n,
+    step_.add(scheduler_.tokens_and_drafts(part.id), scheduler_.pages(part.id), part.first, part.n,
               part.n_logits);
   return plan;
 }
@@ -123,10 +140,11 @@ void Engine::forward(const Plan& plan) {
 void Engine::sample(const Plan& plan) {
   find_rows(plan);
   scheduler_.computed();
-  std::vector<Sampler*> samplers;
-  samplers.reserve(rows_.size());
-  for (const LogitsRow& row : rows_) samplers.push_back(sampler_of(row));
-  chooser_.begin(samplers);
+  n_sampled_ = 0;
+  std::vector<TokenChooser::Use> uses;
+  uses.reserve(rows_.size());
+  for (const LogitsRow& row : rows_) uses.push_back({sampler_of(row), row.n_ahead});
+  chooser_.begin(uses);
   for (size_t i = 0; i < rows_.size(); ++i) use_row(rows_[i], i);
 }
 
@@ -153,8 +171,10 @@ void Engine::find_rows(const Plan& plan) {
   rows_.clear();
   for (const Scheduler::Part& part : plan) {
     const int end = part.first + part.n;
+    const int first_sampled = end - 1 - part.n_drafts;
     for (int i = end - part.n_logits; i < end; ++i)
-      rows_.push_back({part.id, i, part.last && i == end - 1});
+      rows_.push_back(
+          {part.id, i, part.last && i >= first_sampled, std::max(0, i - first_sampled)});
   }
 }
 
@@ -162,7 +182,7 @@ void Engine::find_rows(const Plan& plan) {
 Sampler* Engine::sampler_of(const LogitsRow& row) {
   Running& r = running_.at(row.id);
   const Request& request = r.asked.request;
-  if (!row.is_last || request.max_new_tokens == 0) return nullptr;
+  if (!row.is_sampled || request.max_new_tokens == 0) return nullptr;
   if (!r.sampler)
     r.sampler = std::make_unique<Sampler>(request.sampling, vocabulary_, request.prompt);
   if (r.asked.constraint) r.sampler->allow(r.asked.constraint->allowed());
@@ -206,11 +226,12 @@ void Engine::prepare_masks(const Plan& plan) {
 
 void Engine::use_row(const LogitsRow& row, size_t index) {
   const auto it = running_.find(row.id);
-  if (it == running_.end()) return;  // an earlier row failed the request
+  if (it == running_.end()) return;  // an earlier row ended the request
+  if (row.is_sampled && row.position >= scheduler_.n_computed(row.id)) return;  // a rejected draft
   Running& r = it->second;
   try {
     score_row(row, index, r);
-    if (row.is_last) emit(row.id, next_event(row.id, r, index));
+    if (row.is_sampled) emit(row.id, next_event(row.id, r, index));
   } catch (const RunError&) {
     throw;
   } catch (const Error& error) {  // fails this sequence only
@@ -226,7 +247,7 @@ void Engine::score_row(const LogitsRow& row, size_t index, Running& r) {
   const bool in_prompt = row.position < static_cast<int>(prompt.size());
   if (!in_prompt || row.position < r.asked.first_scored.value_or(INT_MAX)) return;
   if (r.asked.on_logits) return r.asked.on_logits(row.position, chooser_.logits(index));
-  if (row.is_last) return;
+  if (row.is_sampled) return;
   const int32_t token = prompt[row.position + 1];
   const Sampled s = chooser_.logprobs(index, token, r.asked.request.sampling.n_top_logprobs);
   r.prompt.push_back({token, s.logprob, {s.top.begin(), s.top.end()}});
@@ -241,7 +262,10 @@ TokenEvent Engine::next_event(SequenceId id, Running& r, size_t row) {
     event.finish = FinishReason::kLength;
     return event;
   }
+  if (constraint) r.sampler->allow(constraint->allowed());  // after an accepted draft
   const Sampled sampled = chooser_.token(row);
+  ++n_sampled_;
+  event.n_rejected = scheduler_.n_drafts(id);
   const auto& stops = request.stop_ids;
   if (std::find(stops.begin(), stops.end(), sampled.token) != stops.end()) {
     event.finish = FinishReason::kStop;
@@ -250,11 +274,13 @@ TokenEvent Engine::next_event(SequenceId id, Running& r, size_t row) {
   event.token = sampled.token;
   event.logprob = sampled.logprob;
   event.top.assign(sampled.top.begin(), sampled.top.end());
-  scheduler_.append(id, sampled.token);
+  event.was_drafted = scheduler_.append(id, sampled.token);
   const bool full = static_cast<int64_t>(scheduler_.tokens(id).size()) >= context_;
   if (++r.n_generated == request.max_new_tokens || full) event.finish = FinishReason::kLength;
   if (constraint) constraint->take(sampled.token);
   if (constraint && constraint->complete()) event.finish = FinishReason::kStop;
+  event.n_rejected -= event.was_drafted;
+  if (event.was_drafted && !event.finish) event.n_rejected = 0;  // the other drafts may follow
   return event;
 }
 
@@ -303,8 +329,7 @@ void Engine::count_step() {
   if (step_.n_tokens() == 0) return;
   ++counts_.n_steps;
   counts_.n_computed_tokens += step_.n_tokens();
-  counts_.n_generated_tokens +=
-      std::count_if(rows_.begin(), rows_.end(), [](const LogitsRow& row) { return row.is_last; });
+  counts_.n_generated_tokens += n_sampled_;
   const int size = std::bit_width(static_cast<unsigned>(step_.n_tokens() - 1));
   ++counts_.steps_of[std::min(size, EngineCounts::kStepSizes - 1)];
 }

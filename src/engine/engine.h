@@ -10,6 +10,7 @@
 
 #include "engine/host_pages.h"
 #include "engine/output_thread.h"
+#include "engine/prompt_lookup.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
 #include "engine/step_arrays.h"
@@ -36,6 +37,8 @@ class Engine {
     HostPages* host_pages = nullptr;  // for swapping; null: preempted sequences are recomputed
     OutputThread* output = nullptr;   // delivers events; null: they are delivered between steps
     OutputThread* masks = nullptr;    // computes token masks beside the step; null: after it
+    int draft_tokens =
+        0;  // drafts of a sequence per step, found by PromptLookup; at most kMaxDraftTokens
   };
 
   // All references outlive the engine, which alone uses the cache. The vocabulary may be smaller
@@ -76,7 +79,8 @@ class Engine {
     EngineRequest asked;
     std::shared_ptr<Receiver> receiver;
     std::unique_ptr<Sampler> sampler;  // created with the first token
-    std::vector<ScoredToken> prompt;   // prompt tokens scored so far
+    PromptLookup lookup;
+    std::vector<ScoredToken> prompt;  // prompt tokens scored so far
     int n_generated = 0;
     Clock::time_point started;  // start of its first step
   };
@@ -84,7 +88,9 @@ class Engine {
   struct LogitsRow {
     SequenceId id;
     int position;
-    bool is_last;  // the answer's next token is sampled from it; otherwise the prompt has the token
+    bool
+        is_sampled;  // a token of the answer is sampled from it; otherwise the prompt has the token
+    int n_ahead;     // drafts before it in this step; it counts if all of them are accepted
   };
   struct Event {
     SequenceId id;
@@ -102,6 +108,7 @@ class Engine {
   void take_orders();
   void end_overdue();
   const Plan& schedule();
+  void draft();
   void forward(const Plan& plan);
   void sample(const Plan& plan);
   void deliver();
@@ -130,6 +137,7 @@ class Engine {
   ComputingSpeed speed_;
   std::map<SequenceId, Running> running_;  // the requests in scheduler_
   std::vector<LogitsRow> rows_;            // rows of logits of this step
+  int n_sampled_ = 0;                      // tokens sampled in this step
   std::vector<Event> events_;              // events of this step
   std::future<void> masks_ready_;
 

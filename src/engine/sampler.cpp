@@ -87,16 +87,17 @@ double Sampler::uniform(uint64_t seed, int64_t n) {
   return static_cast<double>(mix(mix(seed) + static_cast<uint64_t>(n)) >> 11) * 0x1p-53;
 }
 
-std::optional<Draw> Sampler::next_draw(int32_t row) const {
+std::optional<Draw> Sampler::next_draw(int32_t row, int n_ahead) const {
+  const int64_t n = n_drawn_ + n_ahead;
   const bool changes_logits =
-      penalises_ || !params_.logit_bias.empty() || n_drawn_ < params_.min_new_tokens;
+      penalises_ || !params_.logit_bias.empty() || n < params_.min_new_tokens;
   if (changes_logits || !allowed_.empty() || params_.n_top_logprobs >= 0) return {};
   return Draw{.row = row,
               .temperature = params_.temperature,
               .top_p = params_.top_p,
               .min_p = params_.min_p,
               .top_k = params_.top_k,
-              .uniform = uniform(params_.seed, n_drawn_)};
+              .uniform = uniform(params_.seed, n)};
 }
 
 Sampled Sampler::drew(int32_t token) {

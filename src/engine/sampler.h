@@ -66,9 +66,10 @@ class Sampler {
   // Overwrites `logits` [vocabulary.size]. Throws Error if they are not finite or no token is left.
   Sampled next(std::span<float> logits);
 
-  // The parameters of the next draw from row `row` of the device's logits, if a device can do it
-  // with the logits alone. drew() then takes its token; together they do what next() does.
-  std::optional<Draw> next_draw(int32_t row) const;
+  // The parameters of a draw from row `row` of the device's logits, after `n_ahead` other draws, if
+  // a device can do it with the logits alone. drew() takes the token of the next draw; together
+  // they do what next() does.
+  std::optional<Draw> next_draw(int32_t row, int n_ahead = 0) const;
   Sampled drew(int32_t token);
 
   // The uniform number of the n-th draw with a seed, in [0, 1).

@@ -31,11 +31,39 @@ const std::vector<Scheduler::Part>& Scheduler::plan() {
 
 // Oldest first: a missing page is taken from the youngest sequence, which is not in the plan yet.
 void Scheduler::plan_decodes() {
+  // For drafts. A token of the step is left for each prompt.
+  int room = std::min(limits_.max_tokens, limits_.max_logits) - static_cast<int>(running_.size());
   for (auto it = running_.begin(); it != running_.end(); ++it) {
     if (it->second.n_pending() != 1) continue;
     if (!get_page(it)) return;  // the sequence itself was preempted
+    fit_drafts(it->second, room);
+    room -= it->second.n_drafts;
     take_part(*it);
   }
+}
+
+// Keeps at most `room` drafts and gets pages for them, which are those that no running sequence may
+// need for its next token.
+void Scheduler::fit_drafts(Sequence& s, int room) {
+  if (s.n_drafts == 0) return;
+  const auto n_known = static_cast<int>(s.tokens.size()) - s.n_drafts;
+  const int n_spare = std::max(0, pool_.n_available() - static_cast<int>(running_.size()));
+  const int n_pages = static_cast<int>(s.pages.size()) + n_spare;
+  drop_drafts(s, std::min({s.n_drafts, room, n_pages * kPageSize - n_known}));
+  while (static_cast<int>(s.pages.size()) < pages_for(std::ssize(s.tokens)))
+    s.pages.push_back(pool_.take());
+}
+
+// Keeps the first drafts, and no more pages than the tokens fill.
+void Scheduler::drop_drafts(Sequence& s, int n_kept) {
+  s.tokens.resize(s.tokens.size() - s.n_drafts + n_kept);
+  s.n_drafts = n_kept;
+  std::vector<int32_t> unused;
+  while (static_cast<int>(s.pages.size()) > pages_for(std::ssize(s.tokens))) {
+    unused.push_back(s.pages.back());
+    s.pages.pop_back();
+  }
+  pool_.release(unused);
 }
 
 // Admitted sequences have all pages of their prompt.
@@ -58,21 +86,21 @@ void Scheduler::admit() {
 void Scheduler::take_part(Sequences::value_type& entry) {
   const auto& [id, s] = entry;
   const int n_without = std::max(0, s.next_logits - s.n_done);
-  const int n = std::min({s.n_pending(), limits_.max_tokens - n_planned_,
+  const int n_left = s.n_pending() + s.n_drafts;
+  const int n = std::min({n_left, limits_.max_tokens - n_planned_,
                           n_without + limits_.max_logits - n_planned_logits_});
   if (n == 0) return;
   const int n_logits = std::max(0, n - n_without);
-  plan_.push_back({id, s.n_done, n, n_logits, n == s.n_pending()});
+  plan_.push_back({id, s.n_done, n, n_logits, n == n_left, s.n_drafts});
   n_planned_ += n;
   n_planned_logits_ += n_logits;
 }
 
-// Ensures that there is a page for the last token. Returns false if the sequence itself was
-// preempted.
+// Ensures that there is a page for the last token before drafts. Returns false if the sequence
+// itself was preempted.
 bool Scheduler::get_page(Sequences::iterator of) {
   Sequence& sequence = of->second;
-  if (pages_for(static_cast<int64_t>(sequence.tokens.size())) <=
-      static_cast<int>(sequence.pages.size()))
+  if (pages_for(std::ssize(sequence.tokens) - sequence.n_drafts) <= std::ssize(sequence.pages))
     return true;
   while (pool_.n_available() == 0) {
     const bool is_youngest = std::next(of) == running_.end();
@@ -85,6 +113,7 @@ bool Scheduler::get_page(Sequences::iterator of) {
 
 void Scheduler::preempt_youngest() {
   const auto youngest = std::prev(running_.end());
+  drop_drafts(youngest->second, 0);
   swap_out(youngest->second);
   pool_.release(youngest->second.pages);
   waiting_.insert(running_.extract(youngest));
@@ -191,7 +220,8 @@ void Scheduler::computed() {
   for (const Part& part : plan_) {
     Sequence& s = running_.at(part.id);
     const int first_full = s.n_done / kPageSize;
-    s.n_done += part.n;
+    s.n_done += part.n - part.n_drafts;
+    n_drafted_tokens_ += part.n_drafts;
     s.next_logits = std::max(s.next_logits, s.n_done);
     publish(s, first_full);
   }
@@ -219,11 +249,30 @@ void Scheduler::assume_cached(std::span<const int32_t> tokens) {
   release_pages(s);
 }
 
-void Scheduler::append(SequenceId id, int32_t token) {
+void Scheduler::draft(SequenceId id, std::span<const int32_t> tokens) {
+  check(is_decoding(id), "drafts follow a token that is computed in the same step");
+  Sequence& s = running_.at(id);
+  drop_drafts(s, 0);
+  s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
+  s.n_drafts = static_cast<int>(tokens.size());
+}
+
+bool Scheduler::append(SequenceId id, int32_t token) {
   Sequence& s = running_.at(id);
   check(s.n_pending() == 0, "a token follows when all before it are computed");
+  if (s.n_drafts > 0 && s.tokens[s.n_done] == token) {
+    const int first_full = s.n_done / kPageSize;
+    --s.n_drafts;
+    ++s.n_done;
+    ++n_accepted_tokens_;
+    s.next_logits = s.n_done;
+    publish(s, first_full);
+    return true;
+  }
+  drop_drafts(s, 0);
   s.tokens.push_back(token);
   check(static_cast<int64_t>(s.tokens.size()) <= longest_sequence(), "a sequence fits the cache");
+  return false;
 }
 
 void Scheduler::remove(SequenceId id) {
@@ -256,7 +305,9 @@ Scheduler::Counts Scheduler::counts() const {
           .n_swaps_out = n_swaps_out_,
           .n_swaps_in = n_swaps_in_,
           .n_prompt_tokens = n_prompt_tokens_,
-          .n_cached_tokens = n_cached_tokens_};
+          .n_cached_tokens = n_cached_tokens_,
+          .n_drafted_tokens = n_drafted_tokens_,
+          .n_accepted_tokens = n_accepted_tokens_};
 }
 
 }  // namespace tandem

@@ -33,11 +33,13 @@ class Scheduler {
   };
 
   // Tokens [first, first + n) of a sequence are computed, the last n_logits of them with logits.
-  // `last`: no tokens remain, so the last row of logits gives the next token.
+  // `last`: no tokens remain, so the last row of logits gives the next token. The last n_drafts
+  // tokens are drafts: the row before each of them, and the last row, give the token that follows.
   struct Part {
     SequenceId id;
     int first, n, n_logits;
     bool last;
+    int n_drafts = 0;
   };
 
   struct Counts {
@@ -45,8 +47,9 @@ class Scheduler {
     int n_pages = 0, n_available_pages = 0;
     int n_host_pages = 0, n_free_host_pages = 0, n_swapped = 0;  // sequences in host memory
     int64_t n_preemptions = 0;
-    int64_t n_swaps_out = 0, n_swaps_in = 0;           // sequences to host memory and back
-    int64_t n_prompt_tokens = 0, n_cached_tokens = 0;  // looked up and found in the prefix cache
+    int64_t n_swaps_out = 0, n_swaps_in = 0;              // sequences to host memory and back
+    int64_t n_prompt_tokens = 0, n_cached_tokens = 0;     // looked up and found in the prefix cache
+    int64_t n_drafted_tokens = 0, n_accepted_tokens = 0;  // computed, and equal to the next token
   };
 
   explicit Scheduler(const Limits& limits);
@@ -65,6 +68,16 @@ class Scheduler {
   // Sets the cost of swapping; nothing is swapped before.
   void set_rates(const SwapRates& rates) { rates_ = rates; }
 
+  // Whether the next plan computes one token of the sequence, so that drafts may follow it.
+  bool is_decoding(SequenceId id) const {
+    const auto it = running_.find(id);
+    return it != running_.end() && it->second.n_pending() == 1;
+  }
+  // Adds drafts, tokens that may come next, to a sequence that is_decoding(). The next plan
+  // computes as many as the step and the free pages have room for, and forgets the others; no
+  // sequence is preempted for a draft.
+  void draft(SequenceId id, std::span<const int32_t> tokens);
+
   // The next step; empty when there is nothing to do. computed() must follow each call.
   const std::vector<Part>& plan();
   // The copies to make before the last plan runs, in this order.
@@ -72,16 +85,23 @@ class Scheduler {
   // Reports that the plan has run: its tokens are in the cache.
   void computed();
 
-  // Appends the next token to a sequence that has none left to compute.
-  void append(SequenceId id, int32_t token);
+  // Appends the next token to a sequence that has none left to compute. Returns true if it equals
+  // the next draft: it is computed already, and the next row of logits gives the token after it.
+  // Otherwise all its drafts are forgotten.
+  bool append(SequenceId id, int32_t token);
   // Removes a sequence that ended for any reason, running or waiting. Not between plan() and
   // computed().
   void remove(SequenceId id);
 
   bool contains(SequenceId id) const { return running_.count(id) + waiting_.count(id) > 0; }
   bool empty() const { return running_.empty() && waiting_.empty(); }
-  int n_computed(SequenceId id) const { return at(id).n_done; }  // tokens in the cache
-  std::span<const int32_t> tokens(SequenceId id) const { return at(id).tokens; }
+  int n_computed(SequenceId id) const { return at(id).n_done; }  // tokens in the cache, no drafts
+  std::span<const int32_t> tokens(SequenceId id) const {
+    const Sequence& s = at(id);
+    return std::span(s.tokens).first(s.tokens.size() - s.n_drafts);
+  }
+  int n_drafts(SequenceId id) const { return at(id).n_drafts; }  // neither accepted nor forgotten
+  std::span<const int32_t> tokens_and_drafts(SequenceId id) const { return at(id).tokens; }
   std::span<const int32_t> pages(SequenceId id) const { return at(id).pages; }
   std::span<const int32_t> host_pages(SequenceId id) const { return at(id).host_pages; }
   // Prompt tokens found in the prefix cache when the sequence was first admitted.
@@ -91,14 +111,15 @@ class Scheduler {
 
  private:
   struct Sequence {
-    std::vector<int32_t> tokens;  // the prompt and all appended tokens
+    std::vector<int32_t> tokens;  // the prompt, all appended tokens, and drafts
     std::vector<int32_t> pages;
     std::vector<int32_t> host_pages;  // while it waits, from page first_swapped on
     int first_swapped = 0;            // earlier pages stayed in the cache, with other users
-    int n_done = 0;                   // tokens in the cache
+    int n_done = 0;                   // tokens in the cache, without drafts
+    int n_drafts = 0;                 // the last tokens
     int next_logits = 0;  // the first token whose logits are wanted and not yet computed
     int n_cached = -1;    // unknown before it is first admitted
-    int n_pending() const { return static_cast<int>(tokens.size()) - n_done; }
+    int n_pending() const { return static_cast<int>(tokens.size()) - n_drafts - n_done; }
   };
   using Sequences = std::map<SequenceId, Sequence>;  // by age
 
@@ -108,6 +129,8 @@ class Scheduler {
   void admit();
   void take_part(Sequences::value_type& entry);
   bool get_page(Sequences::iterator of);
+  void fit_drafts(Sequence& sequence, int room);
+  void drop_drafts(Sequence& sequence, int n_kept);
   void preempt_youngest();
   void swap_out(Sequence& sequence);
   bool let_in(Sequence& sequence);
@@ -127,6 +150,7 @@ class Scheduler {
   std::vector<PageCopy> copies_;
   int n_planned_ = 0, n_planned_logits_ = 0;  // tokens and rows of logits in plan_
   int64_t n_preemptions_ = 0, n_prompt_tokens_ = 0, n_cached_tokens_ = 0;
+  int64_t n_drafted_tokens_ = 0, n_accepted_tokens_ = 0;
   int n_swapped_ = 0;
   int64_t n_swaps_out_ = 0, n_swaps_in_ = 0;
 };

@@ -27,7 +27,7 @@ TokenChooser::TokenChooser(StepRunner& model, const Vocabulary& vocabulary)
 
 // Copies the rows for the host before drawing, which overwrites logits. Adjacent rows are copied
 // together.
-void TokenChooser::begin(std::span<Sampler* const> samplers) {
+void TokenChooser::begin(std::span<const Use> uses) {
   rows_.clear();
   draws_.clear();
   const TensorView logits = model_.logits();
@@ -38,9 +38,10 @@ void TokenChooser::begin(std::span<Sampler* const> samplers) {
                               logits_.rows_from(first, end - first));
     first = end + 1;
   };
-  for (Sampler* sampler : samplers) {
+  for (const auto& [sampler, n_ahead] : uses) {
     const auto row = static_cast<int32_t>(rows_.size());
-    const auto draw = device_sampler_ && sampler ? sampler->next_draw(row) : std::optional<Draw>();
+    const auto draw =
+        device_sampler_ && sampler ? sampler->next_draw(row, n_ahead) : std::optional<Draw>();
     rows_.push_back({sampler, 0, draw.has_value()});
     if (!draw) continue;
     draws_.push_back(*draw);

@@ -14,10 +14,15 @@ class TokenChooser {
   // Both outlive the object, which allocates all its memory.
   TokenChooser(StepRunner& model, const Vocabulary& vocabulary);
 
-  // After forward(): takes a sampler for each row of logits; a null one marks a row for logits() or
-  // logprobs().
-  void begin(std::span<Sampler* const> samplers);
-  // Samples the token of a row; call it once per row. Throws Error if its logits are not finite.
+  // Who samples a row of logits, and after how many other rows of the same step.
+  struct Use {
+    Sampler* sampler;  // null: the row is for logits() or logprobs()
+    int n_ahead = 0;
+  };
+  // After forward(): takes the use of each row.
+  void begin(std::span<const Use> uses);
+  // Samples the token of a row; call it at most once per row, in the order of a sampler's rows.
+  // Throws Error if its logits are not finite.
   Sampled token(size_t row);
   // The logits of a row without a sampler, [vocab of the model].
   std::span<const float> logits(size_t row) const {

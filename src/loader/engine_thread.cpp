@@ -54,7 +54,8 @@ void EngineThread::load_and_run() {
                  .keeps_pages = options_.keeps_pages,
                  .host_pages = loaded.host_pages(),
                  .output = options_.async_output ? &output_ : nullptr,
-                 .masks = options_.async_output ? &masks_ : nullptr});
+                 .masks = options_.async_output ? &masks_ : nullptr,
+                 .draft_tokens = loaded.draft_tokens()});
   {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;

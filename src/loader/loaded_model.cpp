@@ -46,13 +46,16 @@ ModelConfig config_for(const ModelOptions& options) {
 LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
     : config_(config_for(options)),
       kernels_(cpu::kernels_for(options.isa ? *options.isa : default_isa())),
-      topology_(with_threads(this_topology(), options.n_threads)) {
+      topology_(with_threads(this_topology(), options.n_threads)),
+      draft_tokens_(options.draft_tokens) {
   for (const std::string& line : topology_.notes) options.warn(line);
   const WeightStore store(options.directory);
   ModelWeights stored = stored_weights(store, config_);
   const Decision decision =
       decide(options, {config_, stored, topology_, kernels_, home_, machine_info().memory_bytes});
   context_ = decision.context;
+  require(!decision.parts.gpu || draft_tokens_ == 0,
+          "--draft lookup: drafts are computed with --device cpu only; leave it out");
   const Source source = {options, store, stored, progress};
   if (decision.parts.gpu)
     load_on_gpu(source, decision);

@@ -27,6 +27,7 @@ class LoadedModel {
   const ModelConfig& config() const { return config_; }
   DType cache_type() const { return cache_->layer(0).dtype; }
   int64_t context() const { return context_; }
+  int draft_tokens() const { return draft_tokens_; }  // as in the options
   int n_threads() const { return topology_.n_cores(); }
   const char* isa() const { return kernels_.name; }
   // The name of the GPU that computes, "cpu", or both.
@@ -62,6 +63,7 @@ class LoadedModel {
   const cpu::KernelTable kernels_;
   const Topology topology_;  // the part that computes
   int64_t context_ = 0;
+  const int draft_tokens_;
   CpuWeights home_{kernels_, topology_};
   ModelWeights weights_;
   LoadReport report_;

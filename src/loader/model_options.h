@@ -34,7 +34,8 @@ struct ModelOptions {
   double kv_fraction = 0;
   int64_t max_kv_tokens = 0;
   int step_tokens = kStepTokens;  // maximum tokens per step
-  int max_logits = 1;             // rows of logits per step
+  int max_logits = 1;    // rows of logits per step, without those of drafts of one sequence
+  int draft_tokens = 0;  // drafts of a sequence per step, 0 to kMaxDraftTokens; on the CPU only
   AttentionForm attention = AttentionForm::kAuto;
   DenseProducts dense_products = DenseProducts::kTandem;
   std::optional<DType> kv = {};  // KV cache type on a GPU, BF16 or FP8; empty: as placed, or BF16

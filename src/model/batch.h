@@ -9,6 +9,7 @@
 
 namespace tandem {
 
+constexpr int kMaxDraftTokens = 8;       // upper limit of draft tokens of a sequence per step
 constexpr int kMaxStepTokens = 1 << 16;  // upper limit of every option that sets tokens per step
 
 struct Sequence {

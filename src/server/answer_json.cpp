@@ -116,10 +116,14 @@ OrderedJson chat_choice(const ChoicePart& part, const char* key, OrderedJson mes
 }  // namespace
 
 OrderedJson usage_json(const Usage& usage) {
-  return {{"prompt_tokens", usage.prompt_tokens},
-          {"completion_tokens", usage.completion_tokens},
-          {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
+  OrderedJson json = {{"prompt_tokens", usage.prompt_tokens},
+                      {"completion_tokens", usage.completion_tokens},
+                      {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
+                      {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
+  if (usage.accepted_drafts + usage.rejected_drafts > 0)
+    json["completion_tokens_details"] = {{"accepted_prediction_tokens", usage.accepted_drafts},
+                                         {"rejected_prediction_tokens", usage.rejected_drafts}};
+  return json;
 }
 
 OrderedJson answer_json(const AnswerInfo& info, const std::vector<ChoicePart>& choices,

@@ -23,6 +23,7 @@ struct AnswerInfo {
 
 struct Usage {
   int prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
+  int accepted_drafts = 0, rejected_drafts = 0;
 };
 
 struct TokenText {

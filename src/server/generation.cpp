@@ -118,6 +118,8 @@ void Generation::record_metrics(Choice& c, const AnswerPart& part) {
   const auto now = Clock::now();
   c.n_tokens = part.n_tokens;
   c.cached_tokens = part.event->cached_tokens;
+  c.accepted_drafts += part.event->was_drafted;
+  c.rejected_drafts += part.event->n_rejected;
   c.started = part.event->started;
   if (part.event->token) {
     if (part.n_tokens == 1) {
@@ -302,6 +304,8 @@ Usage Generation::usage() const {
   for (const auto& prompt : setup_.prompts) usage.prompt_tokens += static_cast<int>(prompt.size());
   for (size_t i = 0; i < choices_.size(); ++i) {
     usage.completion_tokens += choices_[i].n_tokens;
+    usage.accepted_drafts += choices_[i].accepted_drafts;
+    usage.rejected_drafts += choices_[i].rejected_drafts;
     if (i % static_cast<size_t>(setup_.request.n) == 0)
       usage.cached_tokens += choices_[i].cached_tokens;
   }

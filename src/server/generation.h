@@ -58,6 +58,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     ChoicePart all;  // the answer so far; texts only where they are needed at the end
     bool begun = false;
     int n_tokens = 0, cached_tokens = 0, n_calls = 0;
+    int accepted_drafts = 0, rejected_drafts = 0;
     Clock::time_point started, first, last;
   };
 

@@ -85,6 +85,10 @@ void engine_text(PrometheusText& t, const EngineCounts& c) {
          "Prompt tokens looked up in the prefix cache.", s.n_prompt_tokens);
   t.both("counter", "prefix_cache_hits_total", "prefix_cache_hits_total",
          "Prompt tokens found in the prefix cache.", s.n_cached_tokens);
+  t.both("counter", "draft_tokens_total", "spec_decode_num_draft_tokens_total",
+         "Drafts that were computed.", s.n_drafted_tokens);
+  t.both("counter", "accepted_draft_tokens_total", "spec_decode_num_accepted_tokens_total",
+         "Drafts that were accepted.", s.n_accepted_tokens);
   t.type("tandem:steps_total", "counter", "Steps of the model.");
   t.value("tandem:steps_total", c.n_steps);
   t.type("vllm:cache_config_info", "gauge", "The KV cache.");
