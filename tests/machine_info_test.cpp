@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "tests/temp_directory.h"
 
 namespace tandem {
@@ -76,6 +78,59 @@ TEST_F(MadeUpMachine, AsAServiceOfSystemd) {
   write(slice + "memory.current", "200000000\n");
   EXPECT_EQ(total(), 450'000'000);
   EXPECT_EQ(available(), 250'000'000);
+}
+
+// Version 1: each controller has its own hierarchy, and a container sees its own group as the
+// hierarchy's root while /proc/self/cgroup states the path of the host.
+TEST_F(MadeUpMachine, InAContainerOfVersion1) {
+  write("proc/self/cgroup",
+        "12:cpuset:/old\n7:cpu,cpuacct:/docker/1f\n4:memory:/docker/1f\n0::/\n");
+  const std::string root = "sys/fs/cgroup/memory/";
+  write(root + "memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(total(), 1'024'000'000);
+  EXPECT_EQ(available(), 716'800'000);
+  write(root + "memory.limit_in_bytes", "600000000\n");
+  write(root + "memory.usage_in_bytes", "450000000\n");
+  write(root + "memory.stat",
+        "inactive_file 1\nactive_file 2\ntotal_inactive_file 20000000\n"
+        "total_active_file 30000000\n");
+  EXPECT_EQ(total(), 600'000'000);
+  EXPECT_EQ(available(), 200'000'000);
+  // On the host the group has its path, and every group above it holds too.
+  write(root + "docker/memory.limit_in_bytes", "550000000\n");
+  write(root + "docker/1f/memory.limit_in_bytes", "500000000\n");
+  write(root + "docker/1f/memory.usage_in_bytes", "400000000\n");
+  EXPECT_EQ(total(), 500'000'000);
+  EXPECT_EQ(available(), 100'000'000);
+}
+
+TEST_F(MadeUpMachine, QuotasOfProcessorTime) {
+  const auto quota = [&] { return processor_quota(dir_.path()); };
+  const double none = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(quota(), none);
+  const std::string slice = "sys/fs/cgroup/system.slice/", service = slice + "tandem.service/";
+  write(service + "cpu.max", "max 100000\n");
+  EXPECT_EQ(quota(), none);
+  write(service + "cpu.max", "250000 100000\n");
+  EXPECT_EQ(quota(), 2.5);
+  write(slice + "cpu.max", "80000 50000\n");
+  EXPECT_EQ(quota(), 1.6);
+  write("sys/fs/cgroup/cpu.max", "400000 100000\n");
+  EXPECT_EQ(quota(), 1.6);
+}
+
+TEST_F(MadeUpMachine, QuotasOfVersion1) {
+  write("proc/self/cgroup", "7:cpuacct,cpu:/docker/1f\n4:memory:/\n0::/\n");
+  const auto quota = [&] { return processor_quota(dir_.path()); };
+  const std::string root = "sys/fs/cgroup/cpu/";
+  write(root + "cpu.cfs_period_us", "100000\n");
+  write(root + "cpu.cfs_quota_us", "-1\n");
+  EXPECT_EQ(quota(), std::numeric_limits<double>::infinity());
+  write(root + "cpu.cfs_quota_us", "1250000\n");
+  EXPECT_EQ(quota(), 12.5);
+  write(root + "docker/1f/cpu.cfs_period_us", "50000\n");
+  write(root + "docker/1f/cpu.cfs_quota_us", "150000\n");
+  EXPECT_EQ(quota(), 3);
 }
 
 // Sockets and caches of machines in hwloc's synthetic format.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <limits>
 
 #include "core/memory.h"
 #include "tests/error_of.h"
@@ -137,6 +138,25 @@ TEST(Topology, ThisMachineIsWhatTheProcessMayUse) {
   EXPECT_EQ(bound.n_cores(), 1);
   EXPECT_EQ(bound.nodes[0].cpus, Ints{all.nodes[0].cpus.back()});
   EXPECT_EQ(this_topology().n_cores(), all.n_cores());
+}
+
+// Threads that a quota of processor time stops would hold up all others.
+TEST(Topology, AQuotaLimitsTheCores) {
+  const Topology two = topology_of({4, 4});
+  const auto with = [&](double quota) { return cores(within_quota(two, quota)); };
+  EXPECT_EQ(with(std::numeric_limits<double>::infinity()), (Ints{4, 4}));
+  EXPECT_EQ(with(8), (Ints{4, 4}));
+  EXPECT_EQ(with(7.99), (Ints{4, 3}));
+  EXPECT_EQ(with(6), (Ints{3, 3}));
+  EXPECT_EQ(with(1.9), (Ints{1}));
+  EXPECT_EQ(with(0.1), (Ints{1}));
+  EXPECT_TRUE(within_quota(two, 8).notes.empty());
+  EXPECT_EQ(within_quota(two, 2.5).notes,
+            std::vector<std::string>{
+                "the control group's quota is the time of 2.5 of 8 cores: 2 are used"});
+  EXPECT_EQ(within_quota(two, 0.25).notes,
+            std::vector<std::string>{
+                "the control group's quota is the time of 0.25 of 8 cores: 1 is used"});
 }
 
 TEST(Topology, ThreadsAreSharedInProportion) {

@@ -125,6 +125,7 @@ TESTS_OF = {
     "src/loader/pack_weights": ["load_weights_test", "experts_test"],
     "src/core/tensor": ["experts_test"],
     "src/core/topology": ["topology_test"],
+    "src/core/machine_info": ["machine_info_test"],
     "src/core/team": ["team_test"],
     "offload/plan/fit": ["fit_test"],
     "offload/plan/executed_parts": ["executed_parts_test"],

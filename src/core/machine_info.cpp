@@ -42,28 +42,62 @@ int64_t meminfo_bytes(const std::string& root, const std::string& key) {
   return number_after(root + "/proc/meminfo", key + ":", 0) * 1024;
 }
 
-// The folders of this process's control group and of those that contain it, of cgroup v2.
-std::vector<std::string> control_groups(const std::string& root) {
+// The folders of this process's control group and of those that contain it, in the hierarchy that
+// is mounted at `mount`. `controller` is its name in /proc/self/cgroup; version 2 has none. In a
+// container the mount itself is often the group, whatever path the kernel states.
+std::vector<std::string> control_groups(const std::string& root, const std::string& mount,
+                                        const std::string& controller) {
   std::ifstream file(root + "/proc/self/cgroup");
   std::string own;
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("0::/")) own = line.substr(4);
-  std::vector<std::string> folders = {root + "/sys/fs/cgroup"};
+  // "4:cpu,cpuacct:/docker/1f", or for version 2 "0::/docker/1f".
+  for (std::string line; std::getline(file, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string names = "," + line.substr(first + 1, second - first - 1) + ",";
+    if (names.find("," + controller + ",") != std::string::npos) own = line.substr(second + 1);
+  }
+  std::vector<std::string> folders = {root + mount};
   std::istringstream names(own);
   for (std::string name; std::getline(names, name, '/');)
-    folders.push_back(folders.back() + "/" + name);
+    if (!name.empty()) folders.push_back(folders.back() + "/" + name);
   return folders;
 }
 
+// The names of a group's files and of the rows of its memory.stat in one version of control groups.
+struct MemoryFiles {
+  const char* mount;
+  const char* controller;
+  const char* limit;
+  const char* used;
+  const char* active_file;
+  const char* inactive_file;
+};
+constexpr MemoryFiles kMemoryFiles[] = {
+    {"/sys/fs/cgroup", "", "memory.max", "memory.current", "active_file", "inactive_file"},
+    {"/sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+     "total_active_file", "total_inactive_file"}};
+
 // Bytes that a control group may still use. Its page cache is given back when it needs memory.
-int64_t bytes_left(const std::string& group) {
-  const int64_t limit = number_in(group + "/memory.max", kNoLimit);
+int64_t bytes_left(const std::string& group, const MemoryFiles& files) {
+  const int64_t limit = number_in(group + "/" + files.limit, kNoLimit);
   if (limit == kNoLimit) return kNoLimit;
   const std::string stat = group + "/memory.stat";
   const int64_t page_cache =
-      number_after(stat, "active_file", 0) + number_after(stat, "inactive_file", 0);
-  const int64_t used = number_in(group + "/memory.current", 0) - page_cache;
+      number_after(stat, files.active_file, 0) + number_after(stat, files.inactive_file, 0);
+  const int64_t used = number_in(group + "/" + files.used, 0) - page_cache;
   return std::clamp<int64_t>(limit - used, 0, limit);
+}
+
+double cores_of(int64_t quota, int64_t period) {
+  return quota > 0 && period > 0 ? static_cast<double>(quota) / static_cast<double>(period)
+                                 : std::numeric_limits<double>::infinity();
+}
+
+// "150000 100000" or "max 100000": microseconds of processor time in a period.
+double quota_in(const std::string& path) {
+  int64_t quota = 0, period = 0;
+  std::ifstream file(path);
+  return file >> quota >> period ? cores_of(quota, period) : cores_of(0, 0);
 }
 
 }  // namespace
@@ -81,15 +115,29 @@ MachineInfo machine_info(const std::string& root) {
   for (hwloc_obj_t cache = nullptr;
        (cache = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_L3CACHE, cache));)
     info.last_level_cache_bytes += static_cast<int64_t>(cache->attr->cache.size);
-  for (const std::string& group : control_groups(root))
-    info.memory_bytes = std::min(info.memory_bytes, number_in(group + "/memory.max", kNoLimit));
+  for (const MemoryFiles& files : kMemoryFiles)
+    for (const std::string& group : control_groups(root, files.mount, files.controller))
+      info.memory_bytes =
+          std::min(info.memory_bytes, number_in(group + "/" + files.limit, kNoLimit));
   return info;
 }
 
 int64_t available_memory_bytes(const std::string& root) {
   int64_t bytes = meminfo_bytes(root, "MemAvailable");
-  for (const std::string& group : control_groups(root)) bytes = std::min(bytes, bytes_left(group));
+  for (const MemoryFiles& files : kMemoryFiles)
+    for (const std::string& group : control_groups(root, files.mount, files.controller))
+      bytes = std::min(bytes, bytes_left(group, files));
   return bytes;
+}
+
+double processor_quota(const std::string& root) {
+  double cores = std::numeric_limits<double>::infinity();
+  for (const std::string& group : control_groups(root, "/sys/fs/cgroup", ""))
+    cores = std::min(cores, quota_in(group + "/cpu.max"));
+  for (const std::string& group : control_groups(root, "/sys/fs/cgroup/cpu", "cpu"))
+    cores = std::min(cores, cores_of(number_in(group + "/cpu.cfs_quota_us", 0),
+                                     number_in(group + "/cpu.cfs_period_us", 0)));
+  return cores;
 }
 
 size_t raise_file_limit() {

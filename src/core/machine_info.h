@@ -16,8 +16,13 @@ struct MachineInfo {
 MachineInfo machine_info(const std::string& root = {});
 
 // Memory available without swapping: MemAvailable, or what the control groups of this process (a
-// container's, or a systemd unit's) leave, if that is less. Page cache counts as available.
+// container's, or a systemd unit's; version 1 or 2) leave, if that is less. Page cache counts as
+// available.
 int64_t available_memory_bytes(const std::string& root = {});
+
+// The processor time that the control groups of this process allow, in cores: 1.5 for `docker run
+// --cpus 1.5`, limits of Kubernetes or systemd's CPUQuota=150%; infinity without a limit.
+double processor_quota(const std::string& root = {});
 
 // Raises the limit of open files to its maximum and returns it. Every connection is an open file,
 // and the usual soft limit of 1024 is too low for many.

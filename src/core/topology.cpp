@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/machine_info.h"
 #include "core/memory.h"
 
 namespace tandem {
@@ -112,7 +113,11 @@ bool bind_pages(const Topology& topology, std::span<std::byte> memory, hwloc_con
 
 int Topology::n_cores() const { return static_cast<int>(cores_before(*this, n_nodes())); }
 
-Topology this_topology() { return probe(new_topology()); }
+Topology this_topology() {
+  Topology topology = probe(new_topology());
+  if (!hwloc_topology_is_thissystem(topology.system.get())) return topology;
+  return within_quota(topology, processor_quota());
+}
 
 Topology synthetic_topology(const std::string& description) {
   std::shared_ptr<hwloc_topology> system = new_topology();
@@ -136,6 +141,16 @@ Topology with_threads(const Topology& topology, int n_threads) {
     part.nodes.push_back(topology.nodes[i]);
     part.nodes.back().cpus.resize(parts[i].n);
   }
+  return part;
+}
+
+Topology within_quota(const Topology& topology, double quota) {
+  if (quota >= topology.n_cores()) return topology;
+  const int n_threads = std::max(1, static_cast<int>(quota));
+  Topology part = with_threads(topology, n_threads);
+  part.notes.push_back(
+      fmt::format("the control group's quota is the time of {:.4g} of {} cores: {} {} used", quota,
+                  topology.n_cores(), n_threads, n_threads == 1 ? "is" : "are"));
   return part;
 }
 

@@ -29,9 +29,10 @@ struct Topology {
   int n_cores() const;
 };
 
-// The cores and memory that the control group, taskset and numactl leave to this process. Uses
-// hwloc; its environment variable HWLOC_SYNTHETIC replaces this machine by a synthetic one, on
-// which nothing is pinned or bound. A pinned thread sees only its own core, so call this before any
+// The cores and memory that the control group, taskset and numactl leave to this process; of the
+// cores only as many as its quota of processor time. Uses hwloc; its environment variable
+// HWLOC_SYNTHETIC replaces this machine by a synthetic one, on which nothing is pinned or bound and
+// no quota holds. A pinned thread sees only its own core, so call this before any
 // team exists.
 Topology this_topology();
 
@@ -49,6 +50,10 @@ struct Slice {
   int64_t first, n;
   bool operator==(const Slice&) const = default;
 };
+
+// As many cores as a quota of processor time, in cores, is enough for, at least one, with a note
+// where they are fewer. Threads beyond the quota would stop all others: each waits for the slowest.
+Topology within_quota(const Topology& topology, double quota);
 
 // Divides [0, n) into one slice per node, in proportion to the nodes' cores; every cut is at a
 // multiple of `multiple`. Some slices are empty when n is small. The only place that decides how
