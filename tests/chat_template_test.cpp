@@ -324,6 +324,25 @@ TEST(ChatTemplate, ArgumentsOfACallMayBeAnObject) {
   EXPECT_EQ(render_chat(objects, chat(object.dump()), {}).text, "ucity=Paris;");
 }
 
+// A quoted text of at most 32 letters may be the name of a role; any other is not tried.
+TEST(ChatTemplate, NamesOfRolesAreShortWords) {
+  const auto is_read = [](const std::string& role) {
+    const std::string source = "{% for m in messages %}{% if m.role in ['user', '" + role +
+                               "'] %}{{ m.content }}{% endif %}{% endfor %}";
+    try {
+      return text_of(source, Json::array({{{"role", role}, {"content", "x"}}}).dump()) == "x";
+    } catch (const Error&) {
+      return false;
+    }
+  };
+  for (const std::string& word :
+       {std::string("latest-reminder"), std::string("a_b"), std::string("z"), std::string(32, 'r')})
+    EXPECT_TRUE(is_read(word)) << word;
+  for (const std::string& text :
+       {std::string(33, 'r'), std::string("a b"), std::string("Role"), std::string("a.")})
+    EXPECT_FALSE(is_read(text)) << text;
+}
+
 TEST(ChatTemplate, RolesOfOtherTemplates) {
   const std::string names_it =
       "{% for m in messages %}{{ 'D' if m.role == 'developer' else m.role }}:"

@@ -1,6 +1,7 @@
 // Files and their formats at the limits: text that is cut or escaped, fields of JSON objects,
 // atomic writes, headers of .npy and safetensors files, progress and workers.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <set>
@@ -86,6 +87,19 @@ TEST(Folders, AreRefusedUnlessTheyHoldSomething) {
   EXPECT_EQ(error_of([&] { require_folder(dir.file("g")); }),
             dir.file("g") + " does not exist" + wanted);
   EXPECT_TRUE(says(error_of([&] { require_folder(dir.file("f") + "/g"); }), wanted));
+}
+
+// The limit of open files is an error that occurs for every user.
+TEST(Folders, AreRefusedWhenTheyCannotBeListed) {
+  const TempDirectory dir;
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none = {0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const std::string error = error_of([&] { require_folder(dir.path()); });
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(error,
+            dir.path() + " cannot be read (Too many open files): name the folder of a checkpoint");
 }
 
 TEST(JsonFields, ReadsNumbersWithinTheirLimits) {
@@ -376,6 +390,19 @@ TEST(MachineJson, HasEveryFigure) {
       R"("peak_ops_per_second":{"fp32":1.0,"bf16":null,"int8":null},)"
       R"("nodes":[{"cores":2,"memory_bytes":1501,"read_bytes_per_second":2.5},)"
       R"({"cores":2,"memory_bytes":1500,"read_bytes_per_second":2.5}],"gpus":[]})");
+}
+
+TEST(MachineJson, HasTheSmallestFigures) {
+  const Json machine = Json::parse(
+      R"({"name":"n","cpu":"c","isa":"avx2","sockets":1,"numa_nodes":1,"cores":1,"memory_bytes":1,
+          "read_bytes_per_second":{"one_thread":0.5,"all":1.0,"cross":0.5},
+          "peak_ops_per_second":{"fp32":1.0,"bf16":null,"int8":null,"fp8":0.5},
+          "nodes":[{"cores":1,"memory_bytes":1,"read_bytes_per_second":1.0}],"gpus":[],
+          "disk_read_bytes_per_second":0.5,"hosts":2,"measured_at":1,
+          "gpu_link":{"bytes_per_second":0.5,"latency_seconds":0.5},
+          "network":{"bytes_per_second":0.5,"latency_seconds":0.5}})");
+  EXPECT_EQ(Json::parse(machine_to_json(machine_from_json(machine.dump(), "m.json")).dump()),
+            machine);
 }
 
 // Figures of data sheets are rounded by up to a hundredth; more is a contradiction.

@@ -77,6 +77,9 @@ TEST(Jinja, ErrorsNameTheLine) {
             "chat template line 2: roles must alternate");
   EXPECT_EQ(error_of("a\n\n{% for x in 1 %}\n{% endfor %}"),
             error_of("{% for x in 1 %}{% endfor %}").replace(19, 1, "3"));
+  EXPECT_EQ(error_of("\n{% break %}"), "chat template line 2: break or continue outside of a loop");
+  EXPECT_EQ(error_of("\n\n{% for x in y recursive %}{% endfor %}"),
+            "chat template line 3: 'recursive' loops are not supported; use a macro");
   EXPECT_TRUE(contains(error_of("{% for x in y %}\n\n"), "expected {% endfor %}, found the end"));
   EXPECT_TRUE(contains(error_of("{{ 'x'|nothing }}"), "there is no filter 'nothing'"));
   EXPECT_TRUE(contains(error_of("{{ 1 is nothing }}"), "there is no test 'nothing'"));

@@ -152,6 +152,27 @@ TEST(Parameters, PartsAreThoseOfTheListOfTensors) {
   expect_as_listed(config);
 }
 
+// Products above 2^31 that are only a part of a count.
+TEST(Parameters, CountsOfHugeMatrices) {
+  ModelConfig config;
+  config.n_layers = 0;
+  config.n_mtp_layers = 1;
+  config.router.n_experts = 0;
+  config.vocab = config.dense_dim = 0;
+  config.dim = 1 << 30;
+  config.mla = {.n_heads = 1, .q_rank = 0, .kv_rank = 1, .nope_dim = 1, .rope_dim = 1, .v_dim = 1};
+  const int64_t dim = config.dim, attention = 2 * dim + 2 * dim + 1 + 2 + dim;
+  EXPECT_EQ(count_layer_parameters(config, false).attention, attention);
+  EXPECT_EQ(count_parameters(config).mtp, 2 * dim * dim + 3 * dim + attention + 2 * dim);
+
+  config.dim = 1;
+  config.mla.n_heads = 1 << 12;
+  config.mla.kv_rank = 1 << 20;
+  const int64_t rank = 1 << 20, heads = 1 << 12;
+  EXPECT_EQ(count_layer_parameters(config, false).attention,
+            2 * heads + (rank + 1) + rank + 2 * rank * heads + heads);
+}
+
 TEST(Parameters, TiedHeadIsReadButNotStored) {
   ModelConfig config = parse(family("moonlight"));
   const ParameterCounts untied = count_parameters(config);

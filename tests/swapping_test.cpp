@@ -64,6 +64,8 @@ TEST(Swapping, SpeedIsTheFastestOfStepsThatWereWaitedFor) {
   EXPECT_NEAR(speed.tokens_per_second(), 500, 1);
   speed.add(600, 1, true);
   EXPECT_EQ(speed.tokens_per_second(), 600);
+  speed.add(5, 0, true);
+  EXPECT_EQ(speed.tokens_per_second(), 600) << "a step of no time has no speed";
 }
 
 // Two sequences of 60 tokens that grow to 190 each, on four pages: the second is preempted.

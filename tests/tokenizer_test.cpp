@@ -203,6 +203,32 @@ TEST(Bpe, MergesAsTheDefinitionDoes) {
   }
 }
 
+// Of two tokens with the same bytes, a piece becomes the one that its merges result in.
+TEST(Bpe, APieceIsTheTokenOfItsMerges) {
+  BpeVocabulary vocabulary;
+  for (int byte = 0; byte < 256; ++byte) vocabulary.tokens.emplace_back(1, static_cast<char>(byte));
+  vocabulary.tokens.insert(vocabulary.tokens.end(), {"ab", "ab"});
+  for (const int32_t result : {256, 257}) {
+    vocabulary.merges = {{'a', 'b', result, 0}};
+    Ids ids;
+    Bpe(vocabulary).encode("ab", ids);
+    EXPECT_EQ(ids, Ids{result});
+  }
+}
+
+// Cuts between other characters are allowed even when these begin with the same byte.
+TEST(BpeBoundaryFilter, KnowsWholeCharacters) {
+  BpeBoundaryFilter filter(1000);
+  for (const char* token : {"的é", "é一"}) filter.add(token);
+  const auto may_merge = [&](char32_t left, char32_t right, unsigned char lead) {
+    return filter.may_merge(left, right, lead);
+  };
+  EXPECT_TRUE(may_merge(U'的', U'é', 0xC3));
+  EXPECT_TRUE(may_merge(U'é', U'一', 0xE4));
+  EXPECT_FALSE(may_merge(U'的', U'ê', 0xC3));
+  EXPECT_FALSE(may_merge(U'ê', U'一', 0xE4));
+}
+
 TEST(Bpe, IgnoreMergesTakesAWholePieceAsItIs) {
   BpeVocabulary vocabulary;
   for (int byte = 0; byte < 256; ++byte) vocabulary.tokens.emplace_back(1, static_cast<char>(byte));

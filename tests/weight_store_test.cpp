@@ -66,6 +66,10 @@ TEST(WeightStore, RefusesWhatIsNoCheckpoint) {
   EXPECT_TRUE(says(open_error(dir), "has only 0 bytes"));
   dir.write("model.safetensors", "version https://git-lfs.github.com/spec/v1\n");
   EXPECT_TRUE(says(open_error(dir), "Git LFS"));
+  dir.write("model.safetensors", std::string(7, '\0'));
+  EXPECT_TRUE(says(open_error(dir), "has only 7 bytes"));
+  dir.write("model.safetensors", std::string(8, '\0'));
+  EXPECT_TRUE(says(open_error(dir), "its header is no JSON object")) << "the header has 0 bytes";
   std::filesystem::remove(dir.file("model.safetensors"));
   std::filesystem::create_directory(dir.file("model.safetensors"));
   EXPECT_TRUE(says(open_error(dir), "not a regular file"));
