@@ -23,10 +23,12 @@ class ReadyService : public testing::Test {
   ReadyService() { service_.set_ready(engine_); }
 
   static std::unique_ptr<Service> service_with(const Tokenizer& tokenizer, bool chats) {
+    Service::Options options;
+    options.model_id = "the/model";
+    options.root = "/root";
     return std::make_unique<Service>(
         tokenizer, chats ? std::make_unique<ChatFormat>(kModel, tokenizer) : nullptr,
-        SamplingDefaults{.temperature = 0},
-        Service::Options{.model_id = "the/model", .root = "/root"});
+        SamplingDefaults{.temperature = 0}, options);
   }
   HttpResponse reply(Service& service, const std::string& method, const std::string& path,
                      const std::string& body = {}) {
