@@ -87,6 +87,9 @@ TEST(Folders, AreRefusedUnlessTheyHoldSomething) {
   EXPECT_EQ(error_of([&] { require_folder(dir.file("g")); }),
             dir.file("g") + " does not exist" + wanted);
   EXPECT_TRUE(says(error_of([&] { require_folder(dir.file("f") + "/g"); }), wanted));
+  const std::string too_long = dir.file(std::string(300, 'x'));
+  EXPECT_EQ(error_of([&] { require_folder(too_long); }),
+            too_long + " cannot be read (File name too long)" + wanted);
 }
 
 // The limit of open files is an error that occurs for every user.
