@@ -5,6 +5,10 @@
 
 #include <random>
 
+#include "model/attention_form.h"
+#include "model/batch.h"
+#include "tests/config_families.h"
+
 namespace tandem {
 namespace {
 
@@ -26,6 +30,22 @@ TEST(PromptLookup, DraftsNothingWithoutAnOccurrence) {
   EXPECT_EQ(drafted({1, 2, 3}, 4), Ints{});
   EXPECT_EQ(drafted({2, 3, 9, 2, 3}, 4), Ints{}) << "two tokens are too few";
   EXPECT_EQ(drafted({1, 2, 3, 9, 1, 2, 3}, 0), Ints{});
+}
+
+// A step with drafts takes the form of attention of a step with one token, so that drafts change no
+// bits. A draft needs four tokens before it.
+TEST(PromptLookup, DraftsDoNotChangeTheFormOfAttention) {
+  std::vector<nlohmann::json> configs = {nlohmann::json::parse(
+      read_text_file(TANDEM_SOURCE_DIR "/models/tiny-r1/config.json", 1 << 20))};
+  for (const char* name : {"v2-lite", "v2", "v3", "r1", "k2", "moonlight"})
+    configs.push_back(family(name));
+  for (const nlohmann::json& json : configs) {
+    const ModelConfig config = parse(json);
+    for (int n_drafts = 0; n_drafts <= kMaxDraftTokens; ++n_drafts)
+      for (int known = 4; known < 5000; ++known)
+        ASSERT_FALSE(naive_is_cheaper(config.mla, 1 + n_drafts, known + n_drafts))
+            << json["model_type"] << " " << known << " " << n_drafts;
+  }
 }
 
 // One object that sees a growing text drafts what a search of the whole text finds.

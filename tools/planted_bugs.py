@@ -8,7 +8,6 @@ MUTANTS = [
     ("drafts count as computed before they are accepted", "src/engine/scheduler.cpp", [("s.n_done += part.n - part.n_drafts;", "s.n_done += part.n;")]),
     ("rows after a rejected draft are sampled", "src/engine/engine.cpp", [("  if (row.is_sampled && row.position >= scheduler_.n_computed(row.id)) return;  // a rejected draft\n", "")]),
     ("the mask after a draft is that before it", "src/engine/engine.cpp", [("  if (constraint) r.sampler->allow(constraint->allowed());  // after an accepted draft\n", "")]),
-    ("drafts change the form of attention", "src/engine/mla_attention.cpp", [("  if (s.n_tokens <= 1 + kMaxDraftTokens && s.kv_length > s.n_tokens) return false;\n", "")]),
     ("prompt lookup takes the newest place, not the longest", "src/engine/prompt_lookup.cpp", [("length > longest) {", "best < 0 && length > longest) {")]),
     ("api: members that the caller does not have are not zero", "src/api/api_structs.h", [("given->size <= sizeof(Struct)", "given->size == sizeof(Struct)")]),
     ("api: a hook's wish to end an answer is ignored", "src/api/api_model.cpp", [("return hooks.on_token(hooks.user, &token) == 0;", "return hooks.on_token(hooks.user, &token) >= 0;")]),

@@ -90,8 +90,6 @@ void MlaAttention::absorbed(const AttentionWeights& w, MlaArgs args) {
 
 bool MlaAttention::prefers_naive(const Sequence& s) const {
   if (form_ != AttentionForm::kAuto) return form_ == AttentionForm::kNaive;
-  // A step with drafts takes the form of a step with one token, so that drafts change no bits.
-  if (s.n_tokens <= 1 + kMaxDraftTokens && s.kv_length > s.n_tokens) return false;
   return naive_is_cheaper(c_.mla, s.n_tokens, s.kv_length);
 }
 
