@@ -313,6 +313,15 @@ TEST(Api, ThePrefixCacheCanBeSwitchedOff) {
   }
 }
 
+TEST(Api, DraftsChangeNoAnswer) {
+  tandem_options o = options();
+  o.draft_tokens = 4;
+  tandem_model* model = nullptr;
+  ASSERT_EQ(tandem_open(kTinyR1.c_str(), &o, &model), TANDEM_OK) << tandem_error();
+  EXPECT_EQ(answer_of(request(kAddition), model).tokens, answer_of(request(kAddition)).tokens);
+  tandem_close(model);
+}
+
 TEST(Api, OptionsDecide) {
   tandem_options o = options();
   o.context = 100;
@@ -379,6 +388,8 @@ TEST(Api, WrongModelsAndOptionsAreRefused) {
             "max_running 131072: must be between 0 (256) and 65536");
   EXPECT_EQ(with([](auto& o) { o.step_tokens = -1; }),
             "step_tokens -1: must be between 0 (512) and 65536");
+  EXPECT_EQ(with([](auto& o) { o.draft_tokens = 9; }),
+            "draft_tokens 9: must be between 0 (none) and 8");
   EXPECT_EQ(with([](auto& o) { o.kv_tokens = -1; }),
             "kv_tokens -1: must be 0 (as kv_fraction allows) or more");
   EXPECT_EQ(with([](auto& o) {

@@ -105,7 +105,8 @@ class Python(unittest.TestCase):
         self.assertEqual(outputs[0].outputs[0].finish_reason, "length")
         with self.assertRaisesRegex(ValueError, "2 prompts and 1 sampling_params"):
             self.llm.generate(["a", "b"], params[:1])
-        self.assertEqual(len(self.llm.generate("What", SamplingParams(ignore_eos=True))[0].outputs[0].token_ids), 16)  # vLLM's default
+        endless = self.llm.generate("What", SamplingParams(ignore_eos=True))[0].outputs[0]
+        self.assertEqual(len(endless.token_ids), 16, "vLLM's default")
 
     def test_seeds(self):
         def texts(seed, n=1, llm=None):
@@ -174,6 +175,11 @@ class Python(unittest.TestCase):
             with LLM(model=TINY, enable_prefix_caching=caches, max_num_seqs=2) as llm:
                 cached = [llm.generate("7" * 300, SamplingParams(max_tokens=1))[0].num_cached_tokens for _ in "12"]
                 self.assertEqual([cached[0], cached[1] > 200], [0, caches])
+
+    def test_drafts_change_no_answer(self):
+        with LLM(model=TINY, num_speculative_tokens=4) as llm:
+            texts = [m.chat(question("What is 478 + 356?"), GREEDY)[0].outputs[0].text for m in (llm, self.llm)]
+        self.assertEqual(texts[0], texts[1])
 
     def test_describes(self):
         with LLM(model=TINY, max_model_len=100, threads=1) as llm:

@@ -2,7 +2,8 @@
 import ctypes
 import os
 import pathlib
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import (POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64,
+                    c_void_p)
 
 STOP, LENGTH, CANCELLED = 1, 2, 3  # tandem_finish
 INVALID = 2  # tandem_status
@@ -19,8 +20,8 @@ class Options(Structure):
     _fields_ = [("size", c_size_t), ("device", c_char_p), ("threads", c_int), ("context", c_int64),
                 ("max_running", c_int), ("step_tokens", c_int), ("kv_tokens", c_int64), ("kv_fraction", c_double),
                 ("experts", c_char_p), ("placement", c_char_p), ("cache", c_char_p), ("no_prefix_cache", c_int),
-                ("no_async_output", c_int), ("on_progress", ON_PROGRESS), ("on_warning", ON_WARNING),
-                ("user", c_void_p)]
+                ("draft_tokens", c_int), ("no_async_output", c_int), ("on_progress", ON_PROGRESS),
+                ("on_warning", ON_WARNING), ("user", c_void_p)]
 
 
 class Bias(Structure):

@@ -35,6 +35,7 @@ class LLM:
     placement               a file that `tandem plan --out` wrote
     cache                   folder of the packed cache
     threads                 one is pinned to each core; default: all cores
+    num_speculative_tokens  tokens drafted per step, at most 8, from what the text has had before; 0: none
     seed                    of sampling parameters without one; None: another one each time
     tensor_parallel_size    1
     trust_remote_code       has no effect: code of a checkpoint is never run
@@ -47,7 +48,8 @@ class LLM:
     def __init__(self, model=None, *, device="cpu", max_model_len=None, max_num_seqs=None,
                  max_num_batched_tokens=None, kv_tokens=None, gpu_memory_utilization=None,
                  enable_prefix_caching=True, allow_async_output_proc=True, experts=None, placement=None, cache=None,
-                 threads=0, seed=None, tensor_parallel_size=1, trust_remote_code=False, on_warning=None):
+                 threads=0, num_speculative_tokens=0, seed=None, tensor_parallel_size=1, trust_remote_code=False,
+                 on_warning=None):
         if tensor_parallel_size != 1:
             raise ValueError(f"tensor_parallel_size {tensor_parallel_size}: a model runs on one GPU and the CPU")
         self._seed = seed
@@ -57,8 +59,8 @@ class LLM:
                           max_running=max_num_seqs or 0, step_tokens=max_num_batched_tokens or 0,
                           kv_tokens=kv_tokens or 0, kv_fraction=gpu_memory_utilization or 0,
                           experts=_encoded(experts), placement=_encoded(placement), cache=_encoded(cache),
-                          no_prefix_cache=not enable_prefix_caching, no_async_output=not allow_async_output_proc,
-                          on_warning=self._on_warning)
+                          no_prefix_cache=not enable_prefix_caching, draft_tokens=num_speculative_tokens,
+                          no_async_output=not allow_async_output_proc, on_warning=self._on_warning)
         self._model = c_void_p()
         require_ok(library.tandem_open(_encoded(model), byref(options), byref(self._model)))
         self._close = weakref.finalize(self, library.tandem_close, self._model)

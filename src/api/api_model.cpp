@@ -35,6 +35,8 @@ EngineThread::Options thread_options(const std::string& directory, const tandem_
   require(o.kv_tokens >= 0, "kv_tokens {}: must be 0 (as kv_fraction allows) or more", o.kv_tokens);
   require(o.kv_fraction >= 0 && o.kv_fraction < 1,
           "kv_fraction {}: must be 0 (0.8) or more, and below 1", o.kv_fraction);
+  require(o.draft_tokens >= 0 && o.draft_tokens <= kMaxDraftTokens,
+          "draft_tokens {}: must be between 0 (none) and {}", o.draft_tokens, kMaxDraftTokens);
   EngineThread::Options options;
   if (o.max_running > 0) options.max_running = o.max_running;
   options.keeps_pages = !o.no_prefix_cache;
@@ -44,6 +46,7 @@ EngineThread::Options thread_options(const std::string& directory, const tandem_
   model.device = device_of(o.device);
   model.n_threads = o.threads;
   model.context = o.context;
+  model.draft_tokens = o.draft_tokens;
   if (o.step_tokens > 0) model.step_tokens = o.step_tokens;
   model.kv_fraction = o.kv_fraction > 0 ? o.kv_fraction : 0.8;
   model.attention = AttentionForm::kAbsorbed;  // an answer does not depend on other requests

@@ -14,10 +14,10 @@ namespace {
 // Reads a line; false at the end of input. Ctrl-C yields an empty line.
 bool read_line(std::string& line) {
   const bool terminal = isatty(STDIN_FILENO);
+  Interrupt::clear();
   if (terminal) std::fputs("\n> ", stdout);
   std::fflush(stdout);
-  Interrupt::clear();
-  if (std::getline(std::cin, line)) return true;
+  if ((!terminal || Interrupt::wait_for_input()) && std::getline(std::cin, line)) return true;
   if (!Interrupt::pending()) return false;
   std::cin.clear();
   clearerr(stdin);

@@ -1,9 +1,12 @@
 #include "cli/console.h"
 
+#include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <iostream>
 #include <iterator>
@@ -21,13 +24,21 @@ constexpr const char *kDim = "\033[2m", *kPlain = "\033[0m", *kEraseLine = "\r\0
 
 // Replaces the line of progress.
 
-std::atomic<bool> interrupted{false};  // the only state that the signal handler changes
+// What the signal handler changes. The event wakes a thread that waits for input.
+std::atomic<bool> interrupted{false};
+int wakes = -1;  // eventfd
 
 }  // namespace
 
 Interrupt::Interrupt() {
   struct sigaction action {};
-  action.sa_handler = [](int) { interrupted = true; };
+  if (wakes < 0) wakes = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  action.sa_handler = [](int) {
+    const int error = errno;
+    interrupted = true;
+    eventfd_write(wakes, 1);
+    errno = error;
+  };
   sigaction(SIGINT, &action, nullptr);  // no SA_RESTART: a read from the terminal returns
 }
 
@@ -35,7 +46,18 @@ Interrupt::~Interrupt() { signal(SIGINT, SIG_DFL); }
 
 bool Interrupt::pending() { return interrupted; }
 
-void Interrupt::clear() { interrupted = false; }
+void Interrupt::clear() {
+  interrupted = false;
+  eventfd_t ignored = 0;
+  eventfd_read(wakes, &ignored);
+}
+
+bool Interrupt::wait_for_input() {
+  struct pollfd files[] = {{STDIN_FILENO, POLLIN, 0}, {wakes, POLLIN, 0}};
+  while (!interrupted && poll(files, 2, -1) < 0 && errno == EINTR) {
+  }
+  return !interrupted;
+}
 
 void show_progress(const std::string& line) {
   std::fprintf(stderr, "%s%s", kEraseLine, line.c_str());

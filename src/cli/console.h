@@ -14,6 +14,9 @@ class Interrupt {
   ~Interrupt();
   static bool pending();
   static void clear();
+  // Waits until standard input, a terminal, can be read. Returns false once Ctrl-C has been pressed
+  // after clear(), also if that was before this call or if another thread received the signal.
+  static bool wait_for_input();
 };
 
 // Replaces the progress line on standard error, which must be a terminal; "" erases it.
