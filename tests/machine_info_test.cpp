@@ -89,6 +89,9 @@ TEST_F(MadeUpMachine, InAContainerOfVersion1) {
   write(root + "memory.limit_in_bytes", "9223372036854771712\n");
   EXPECT_EQ(total(), 1'024'000'000);
   EXPECT_EQ(available(), 716'800'000);
+  write(root + "memory.usage_in_bytes", "10000000\n");
+  write(root + "memory.stat", "total_inactive_file 20000000\n");
+  EXPECT_EQ(available(), 716'800'000) << "statistics that lag behind";
   write(root + "memory.limit_in_bytes", "600000000\n");
   write(root + "memory.usage_in_bytes", "450000000\n");
   write(root + "memory.stat",

@@ -84,8 +84,9 @@ int64_t bytes_left(const std::string& group, const MemoryFiles& files) {
   const std::string stat = group + "/memory.stat";
   const int64_t page_cache =
       number_after(stat, files.active_file, 0) + number_after(stat, files.inactive_file, 0);
-  const int64_t used = number_in(group + "/" + files.used, 0) - page_cache;
-  return std::clamp<int64_t>(limit - used, 0, limit);
+  // The statistics lag behind, so the page cache may exceed what is used.
+  const int64_t used = std::max<int64_t>(number_in(group + "/" + files.used, 0) - page_cache, 0);
+  return std::max<int64_t>(limit - used, 0);
 }
 
 double cores_of(int64_t quota, int64_t period) {
