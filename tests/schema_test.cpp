@@ -203,7 +203,7 @@ TEST(Schema, AcceptsWhatTheValidatorAccepts) {
   EXPECT_LT(n_nothing, kSchemas / 10);
 }
 
-// Of a list of constants, a grammar writes those that fit the other keywords.
+// A grammar writes those constants of a list that fit the other keywords.
 TEST(Schema, ConstantsAreThoseThatFit) {
   constexpr int kSchemas = 200;
   const std::vector<Json> world = small_world();

@@ -203,7 +203,7 @@ TEST(Bpe, MergesAsTheDefinitionDoes) {
   }
 }
 
-// Of two tokens with the same bytes, a piece becomes the one that its merges result in.
+// If two tokens have the same bytes, a piece becomes the one that its merges result in.
 TEST(Bpe, APieceIsTheTokenOfItsMerges) {
   BpeVocabulary vocabulary;
   for (int byte = 0; byte < 256; ++byte) vocabulary.tokens.emplace_back(1, static_cast<char>(byte));
