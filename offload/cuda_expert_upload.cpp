@@ -80,7 +80,7 @@ ExpertUpload::ExpertUpload(const ModelConfig& config, CpuExperts& experts, gpu::
 
 int64_t ExpertUpload::bytes_for(const ModelConfig& c) {
   constexpr int64_t kScaleBlock = 64 * 64;  // the smallest that is taken
-  const int64_t scales = int64_t{c.n_layers} * c.router.n_experts * 3 *
+  const int64_t scales = int64_t{c.n_all_layers()} * c.router.n_experts * 3 *
                          (int64_t{c.dim} * c.expert_dim / kScaleBlock + c.dim) * 4;
   return (kStages + 1) * kAtOnce * most_bytes(c) + (c.scale_block > 0 ? scales : 0);
 }

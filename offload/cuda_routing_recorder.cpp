@@ -7,9 +7,9 @@ CudaRoutingRecorder::CudaRoutingRecorder(const ModelConfig& config, int max_toke
     : c_(config),
       stream_(stream),
       max_tokens_(max_tokens),
-      ids_(
-          int64_t{config.n_layers} * max_tokens * config.router.n_active * int64_t{sizeof(int32_t)},
-          gpu::Site::kMapped),
+      ids_(int64_t{config.n_all_layers()} * max_tokens * config.router.n_active *
+               int64_t{sizeof(int32_t)},
+           gpu::Site::kMapped),
       counts_(config) {}
 
 void CudaRoutingRecorder::submitted(const ExpertBatch& batch) {

@@ -15,7 +15,7 @@ CudaStreaming::CudaStreaming(const ModelConfig& config, CpuExperts& experts, Cud
       rows_(rows),
       stream_(stream),
       upload_(config, experts, stream),
-      likely_(config.n_layers),
+      likely_(config.n_all_layers()),
       rows_asked_(config.router.n_experts),
       places_(config.router.n_experts * int64_t{sizeof(int32_t)}, gpu::Site::kMapped),
       ids_(int64_t{max_tokens} * config.router.n_active * int64_t{sizeof(int32_t)},

@@ -64,7 +64,8 @@ HandOff::HandOff(const ModelConfig& config, const Form& form, gpu::Stream& strea
 }
 
 int64_t HandOff::bytes_for(const ModelConfig& c, int max_tokens) {
-  return (int64_t{c.n_layers} * c.router.n_experts + int64_t{max_tokens} * c.router.n_active) *
+  return (int64_t{c.n_all_layers()} * c.router.n_experts +
+          int64_t{max_tokens} * c.router.n_active) *
          int64_t{sizeof(int32_t)};
 }
 

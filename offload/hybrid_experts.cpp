@@ -30,7 +30,7 @@ HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int 
       stream_(parts.stream),
       hand_off_(config, {places_on_gpu(config, parts.weights), parts.rows_on_cpu, max_tokens},
                 parts.stream),
-      trace_(parts.stream, config.n_layers) {
+      trace_(parts.stream, config.n_all_layers()) {
   for (const std::vector<int32_t>& places : places_on_gpu(config, parts.weights)) {
     const auto n_on_cpu = std::count(places.begin(), places.end(), -1);
     StepTrace::Layer& layer = layers_.emplace_back();

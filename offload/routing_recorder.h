@@ -1,4 +1,4 @@
-// Counts which experts the router chooses.
+// Counts which experts the routers of the model's layers choose.
 #pragma once
 #include "model/config.h"
 #include "offload/plan/workload.h"
@@ -13,7 +13,8 @@ class RoutingRecorder final : public ExpertObserver {
  public:
   explicit RoutingRecorder(const ModelConfig& config) : counts_(config) {}
   void submitted(const ExpertBatch& batch) override {
-    count_choices(batch.routing.ids, counts_.of_layer[batch.layer]);
+    if (batch.layer < std::ssize(counts_.of_layer))
+      count_choices(batch.routing.ids, counts_.of_layer[batch.layer]);
   }
   const RoutingCounts& counts() const { return counts_; }
 

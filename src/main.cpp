@@ -79,7 +79,7 @@ void add_generate_options(CLI::App& command, Options& o) {
   command.add_flag("--ignore-eos", g.ignore_eos, "continue after the end of the answer");
   command.add_option("--stop", g.stops, "end the answer before this text; may be repeated")
       ->allow_extra_args(false);
-  add_draft(command, o.model.draft_tokens);
+  add_draft(command, o.model.draft, o.model.draft_tokens);
 }
 
 void add_plan(CLI::App& app, Options& o, Command& command) {
@@ -232,7 +232,7 @@ int dispatch(int argc, char** argv) {
       "`--ctx` limits the tokens of a prompt with its answer. An answer does not depend on other\n"
       "requests unless --attention auto is given, which is faster on long prompts.");
   add_serve_options(*serve, o.serve);
-  add_draft(*serve, o.model.draft_tokens);
+  add_draft(*serve, o.model.draft, o.model.draft_tokens);
 
   CLI::App* inspect =
       add("inspect", "configuration, parameters and bytes by class; reads no weight data",

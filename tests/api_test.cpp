@@ -389,7 +389,7 @@ TEST(Api, WrongModelsAndOptionsAreRefused) {
   EXPECT_EQ(with([](auto& o) { o.step_tokens = -1; }),
             "step_tokens -1: must be between 0 (512) and 65536");
   EXPECT_EQ(with([](auto& o) { o.draft_tokens = 9; }),
-            "draft_tokens 9: must be between 0 (none) and 8");
+            "draft_tokens 9: must be between 0 (the usual) and 8");
   EXPECT_EQ(with([](auto& o) { o.kv_tokens = -1; }),
             "kv_tokens -1: must be 0 (as kv_fraction allows) or more");
   EXPECT_EQ(with([](auto& o) {

@@ -333,5 +333,47 @@ TEST(Checkpoint, OfR1HasItsTensorsAndReadsHeadersOnly) {
   EXPECT_LT(bytes_in_memory(store), 32 << 20);  // the headers take 12 MB
 }
 
+// Layers for multi-token prediction are checked where they are in use, and only there.
+TEST(Checkpoint, TensorsOfMtpLayersInUse) {
+  ModelConfig used = small_config();
+  used.n_used_mtp_layers = 1;
+  EXPECT_EQ(error_with(used, tensors_of(small_config())), "no error");
+  const std::string layer = "model.layers.3.";
+  for (const std::string name :
+       {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight",
+        "input_layernorm.weight", "mlp.gate.weight", "mlp.experts.2.up_proj.weight"}) {
+    Tensors without = tensors_of(small_config()), wrong = without;
+    drop(without, layer + name);
+    EXPECT_TRUE(says(error_with(used, without), layer + name + " is missing")) << name;
+    EXPECT_EQ(error_with(small_config(), without), "no error");
+    ++tensor(wrong, layer + name).shape.back();
+    EXPECT_TRUE(says(error_with(used, wrong), layer + name)) << name;
+    EXPECT_EQ(error_with(small_config(), wrong), "no error");
+  }
+  Tensors strange = tensors_of(small_config());
+  tensor(strange, layer + "enorm.weight").name = layer + "norm.weight";
+  EXPECT_TRUE(says(error_with(used, strange), layer + "norm.weight\" BF16 [18] of"));
+  ModelConfig with_two = small_config();
+  with_two.n_mtp_layers = with_two.n_used_mtp_layers = 2;
+  EXPECT_TRUE(says(error_with(with_two, tensors_of(small_config())), "model.layers.4."))
+      << "fewer are stored than the configuration says";
+}
+
+// Copies of embedding and head are tensors of their own where they differ from the model's.
+TEST(Checkpoint, CopiesOfEmbeddingAndHead) {
+  ModelConfig used = small_config();
+  used.n_used_mtp_layers = 1;
+  used.mtp_has_embedding = used.mtp_has_head = true;
+  const TempDirectory dir;
+  write_checkpoint(dir.path(), tensors_of(small_config()), 2);
+  const WeightStore store(dir.path());
+  const ModelWeights weights = stored_weights(store, used);
+  EXPECT_EQ(weights.mtp[0].embed.q.data, store.find("model.layers.3.embed_tokens.weight")->data);
+  EXPECT_EQ(weights.mtp[0].head.q.data, store.find("model.layers.3.shared_head.head.weight")->data);
+  used.mtp_has_embedding = used.mtp_has_head = false;
+  const ModelWeights shared = stored_weights(store, used);
+  EXPECT_TRUE(shared.mtp[0].embed.empty() && shared.mtp[0].head.empty());
+}
+
 }  // namespace
 }  // namespace tandem

@@ -57,6 +57,7 @@ class RunningEngine {
     int64_t context = 2048;
     bool warms_up = false;
     int draft_tokens = 0;
+    DraftChoice draft = DraftChoice::kLookup;
   };
 
   explicit RunningEngine(const Options& options) : thread_([this, options] { run(options); }) {
@@ -101,6 +102,7 @@ class RunningEngine {
                        .max_kv_tokens = options.kv_tokens,
                        .step_tokens = options.step_tokens,
                        .max_logits = options.max_running,
+                       .draft = options.draft_tokens > 0 ? options.draft : DraftChoice::kOff,
                        .draft_tokens = options.draft_tokens,
                        .attention = AttentionForm::kAbsorbed};
     LoadedModel loaded(model);
@@ -112,7 +114,7 @@ class RunningEngine {
                    .keeps_pages = options.keeps_pages,
                    .output = options.async_output ? &output_ : nullptr,
                    .masks = options.async_output ? &masks_ : nullptr,
-                   .draft_tokens = loaded.draft_tokens()});
+                   .drafting = loaded.drafting()});
     ready_.set_value(&engine);
     engine.run();
     output_.finish();
@@ -298,13 +300,18 @@ TEST(Engine, DraftsChangeNoAnswer) {
       {.draft_tokens = 1},
       {.draft_tokens = 4},
       {.async_output = false, .keeps_pages = false, .draft_tokens = 8},
+      {.kv_tokens = 1152, .step_tokens = 64, .max_running = 24, .context = 1152, .draft_tokens = 4},
+      {.draft_tokens = 1, .draft = DraftChoice::kMtp},
+      {.async_output = false, .keeps_pages = false, .draft_tokens = 4, .draft = DraftChoice::kMtp},
       {.kv_tokens = 1152,
        .step_tokens = 64,
        .max_running = 24,
        .context = 1152,
-       .draft_tokens = 4}};
+       .draft_tokens = 2,
+       .draft = DraftChoice::kMtp},
+      {.draft_tokens = 4, .draft = DraftChoice::kAuto}};
   for (const RunningEngine::Options& options : all) {
-    SCOPED_TRACE(options.draft_tokens);
+    SCOPED_TRACE(fmt::format("{} {}", name_of(options.draft), options.draft_tokens));
     RunningEngine drafting(options);
     const std::vector<Ending> endings = endings_of(drafting);
     for (size_t i = 0; i < expected.size(); ++i) {
@@ -315,8 +322,12 @@ TEST(Engine, DraftsChangeNoAnswer) {
     }
     EXPECT_EQ(texts_of(drafting, false), texts);
     const Scheduler::Counts counts = drafting->counts().scheduler;
+    if (options.draft == DraftChoice::kAuto) continue;  // what pays depends on the machine
     EXPECT_GT(counts.n_accepted_tokens, 300);
     EXPECT_GT(counts.n_drafted_tokens, counts.n_accepted_tokens);
+    if (options.draft == DraftChoice::kMtp && options.draft_tokens == 1) {
+      EXPECT_GT(counts.n_accepted_tokens, 0.3 * static_cast<double>(counts.n_drafted_tokens));
+    }
   }
 }
 

@@ -129,5 +129,49 @@ TEST_F(TinyR1, AnswersInAConversation) {
   EXPECT_GE(n_right, 0.9 * static_cast<double>(got.size()));
 }
 
+// The model was trained with its layer for multi-token prediction (tools/tiny_r1).
+TEST_F(TinyR1, DraftsOfTheMtpLayerAreAcceptedAndChangeNoAnswer) {
+  ModelOptions drafts = options();
+  drafts.max_logits = 512;
+  drafts.draft = DraftChoice::kMtp;
+  drafts.draft_tokens = 1;
+  LoadedModel plain(options()), drafting(drafts);
+  const auto complete_all = [&](LoadedModel& loaded, float temperature, uint64_t seed, int every) {
+    std::vector<Request> requests;
+    for (size_t i = 0; i < questions_.size(); i += every) {
+      GenerateOptions generate;
+      generate.max_new_tokens = 160;
+      generate.sampling.temperature = temperature;
+      generate.sampling.seed = seed + i;
+      const auto messages = first_messages("", questions_[i]["question"].get<std::string>());
+      requests.push_back(make_request(generate, tokenizer_, format_.prompt(messages)));
+    }
+    Engine engine = engine_for(loaded, tokenizer_);
+    return complete(engine, requests);
+  };
+  struct Case {
+    float temperature;
+    uint64_t seed;
+    int every;
+  };
+  for (const Case& c : {Case{0, 0, 1}, Case{0.8f, 1, 4}, Case{0.8f, 2, 4}, Case{0.8f, 3, 4}}) {
+    const auto want = complete_all(plain, c.temperature, c.seed, c.every);
+    const auto got = complete_all(drafting, c.temperature, c.seed, c.every);
+    ASSERT_EQ(got.size(), want.size());
+    double n_accepted = 0, n_rejected = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].tokens, want[i].tokens) << i;
+      n_accepted += got[i].accepted_drafts;
+      n_rejected += got[i].rejected_drafts;
+    }
+    const double rate = n_accepted / (n_accepted + n_rejected);
+    std::printf("temperature %.1f: %.2f %% of %.0f drafts accepted\n", c.temperature, 100 * rate,
+                n_accepted + n_rejected);
+    if (c.temperature == 0) {
+      EXPECT_GE(rate, 0.98);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tandem::test

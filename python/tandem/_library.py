@@ -21,7 +21,7 @@ class Options(Structure):
                 ("max_running", c_int), ("step_tokens", c_int), ("kv_tokens", c_int64), ("kv_fraction", c_double),
                 ("experts", c_char_p), ("placement", c_char_p), ("cache", c_char_p), ("no_prefix_cache", c_int),
                 ("draft_tokens", c_int), ("no_async_output", c_int), ("on_progress", ON_PROGRESS),
-                ("on_warning", ON_WARNING), ("user", c_void_p)]
+                ("on_warning", ON_WARNING), ("user", c_void_p), ("draft", c_char_p)]
 
 
 class Bias(Structure):

@@ -35,7 +35,9 @@ class LLM:
     placement               a file that `tandem plan --out` wrote
     cache                   folder of the packed cache
     threads                 one is pinned to each core; default: all cores
-    num_speculative_tokens  tokens drafted per step, at most 8, from what the text has had before; 0: none
+    num_speculative_tokens  tokens drafted per step, at most 8; 0: 4 if draft is set, else none
+    draft                   "mtp": by the model's layer for multi-token prediction, "lookup": from what the text has
+                            had before, "auto": as many as pay, "off"; default: "lookup" with num_speculative_tokens
     seed                    of sampling parameters without one; None: another one each time
     tensor_parallel_size    1
     trust_remote_code       has no effect: code of a checkpoint is never run
@@ -48,7 +50,7 @@ class LLM:
     def __init__(self, model=None, *, device="cpu", max_model_len=None, max_num_seqs=None,
                  max_num_batched_tokens=None, kv_tokens=None, gpu_memory_utilization=None,
                  enable_prefix_caching=True, allow_async_output_proc=True, experts=None, placement=None, cache=None,
-                 threads=0, num_speculative_tokens=0, seed=None, tensor_parallel_size=1, trust_remote_code=False,
+                 threads=0, num_speculative_tokens=0, draft=None, seed=None, tensor_parallel_size=1, trust_remote_code=False,
                  on_warning=None):
         if tensor_parallel_size != 1:
             raise ValueError(f"tensor_parallel_size {tensor_parallel_size}: a model runs on one GPU and the CPU")
@@ -60,6 +62,7 @@ class LLM:
                           kv_tokens=kv_tokens or 0, kv_fraction=gpu_memory_utilization or 0,
                           experts=_encoded(experts), placement=_encoded(placement), cache=_encoded(cache),
                           no_prefix_cache=not enable_prefix_caching, draft_tokens=num_speculative_tokens,
+                          draft=_encoded(draft),
                           no_async_output=not allow_async_output_proc, on_warning=self._on_warning)
         self._model = c_void_p()
         require_ok(library.tandem_open(_encoded(model), byref(options), byref(self._model)))

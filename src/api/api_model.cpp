@@ -24,6 +24,15 @@ DeviceChoice device_of(const char* name) {
 
 std::string text_or_empty(const char* text) { return text ? text : ""; }
 
+// As many drafts as draft_tokens are by prompt lookup where nothing else is named.
+DraftChoice draft_of(const tandem_options& o) {
+  if (!o.draft) return o.draft_tokens > 0 ? DraftChoice::kLookup : DraftChoice::kOff;
+  for (const auto choice :
+       {DraftChoice::kOff, DraftChoice::kAuto, DraftChoice::kMtp, DraftChoice::kLookup})
+    if (std::string(o.draft) == name_of(choice)) return choice;
+  fail("draft \"{}\": choose \"off\", \"auto\", \"mtp\" or \"lookup\"", o.draft);
+}
+
 EngineThread::Options thread_options(const std::string& directory, const tandem_options& o) {
   require(o.threads >= 0, "threads {}: must be 0 (all cores) or more", o.threads);
   require(o.context >= 0, "context {}: must be 0 (the model's) or more", o.context);
@@ -36,7 +45,7 @@ EngineThread::Options thread_options(const std::string& directory, const tandem_
   require(o.kv_fraction >= 0 && o.kv_fraction < 1,
           "kv_fraction {}: must be 0 (0.8) or more, and below 1", o.kv_fraction);
   require(o.draft_tokens >= 0 && o.draft_tokens <= kMaxDraftTokens,
-          "draft_tokens {}: must be between 0 (none) and {}", o.draft_tokens, kMaxDraftTokens);
+          "draft_tokens {}: must be between 0 (the usual) and {}", o.draft_tokens, kMaxDraftTokens);
   EngineThread::Options options;
   if (o.max_running > 0) options.max_running = o.max_running;
   options.keeps_pages = !o.no_prefix_cache;
@@ -46,6 +55,7 @@ EngineThread::Options thread_options(const std::string& directory, const tandem_
   model.device = device_of(o.device);
   model.n_threads = o.threads;
   model.context = o.context;
+  model.draft = draft_of(o);
   model.draft_tokens = o.draft_tokens;
   if (o.step_tokens > 0) model.step_tokens = o.step_tokens;
   model.kv_fraction = o.kv_fraction > 0 ? o.kv_fraction : 0.8;

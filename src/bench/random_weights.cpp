@@ -29,6 +29,7 @@ WeightFormat format_of(WeightUse use, const WeightFormats& formats) {
       return formats.backbone;
     case WeightUse::kEmbedding:
     case WeightUse::kHead:
+    case WeightUse::kMtpProjection:
     case WeightUse::kRouter:
       return {DType::kBF16};
     case WeightUse::kNorm:

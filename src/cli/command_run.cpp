@@ -109,7 +109,7 @@ int run_command(const Options& options) {
   if (options.json) {
     nlohmann::ordered_json report = run_report(loaded, request, answer);
     if (g.sampling.n_top_logprobs >= 0) report["logprobs"] = std::move(logprobs);
-    if (loaded.draft_tokens() > 0) {
+    if (loaded.drafting().source != Drafting::Source::kNone) {
       report["accepted_drafts"] = answer.completion.accepted_drafts;
       report["rejected_drafts"] = answer.completion.rejected_drafts;
     }

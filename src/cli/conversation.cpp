@@ -47,7 +47,7 @@ Engine engine_for(LoadedModel& loaded, const Tokenizer& tokenizer) {
           loaded.cache(),
           vocabulary_of(tokenizer, loaded.config().vocab),
           loaded.context(),
-          {.host_pages = loaded.host_pages(), .draft_tokens = loaded.draft_tokens()}};
+          {.host_pages = loaded.host_pages(), .drafting = loaded.drafting()}};
 }
 
 Answer generate(Engine& engine, const Tokenizer& tokenizer, const Request& request,
@@ -117,7 +117,7 @@ std::string timings(const LoadedModel& loaded, const Request& request, const Com
       "{}",
       request.prompt.size(), prefill_rate(request, c), c.cached_tokens, c.tokens.size(),
       decode_rate(c), loaded.n_threads(), loaded.isa());
-  if (loaded.draft_tokens() > 0) line += "; " + draft_text(c);
+  if (loaded.drafting().source != Drafting::Source::kNone) line += "; " + draft_text(c);
   return line;
 }
 

@@ -61,6 +61,8 @@ std::string_view class_of(WeightUse use) {
       return "embedding";
     case WeightUse::kHead:
       return "head";
+    case WeightUse::kMtpProjection:
+      return "mtp";
     case WeightUse::kNorm:
       return "norms";
     case WeightUse::kAttention:

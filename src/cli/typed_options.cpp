@@ -80,18 +80,21 @@ void add_objective(CLI::App& command, Objective& value, const std::string& help)
                         help);
 }
 
-void add_draft(CLI::App& command, int& value) {
-  auto n = std::make_shared<int>(4);
-  auto is_on = std::make_shared<bool>(false);
-  add_choice<bool>(
-      command, "--draft", *is_on, {{"off", false}, {"lookup", true}},
-      "draft tokens that followed the same words earlier in the text, and compute them "
-      "in one step with the next token; the answer stays the same");
-  add_value(command, "--draft-tokens", *n, "with --draft: drafts of a sequence per step");
-  command.parse_complete_callback([&value, n, is_on] {
+void add_draft(CLI::App& command, DraftChoice& draft, int& n_tokens) {
+  std::vector<std::pair<std::string, DraftChoice>> choices;
+  for (const auto choice :
+       {DraftChoice::kOff, DraftChoice::kAuto, DraftChoice::kMtp, DraftChoice::kLookup})
+    choices.emplace_back(name_of(choice), choice);
+  add_choice(command, "--draft", draft, choices,
+             "draft tokens, by the model's layer for multi-token prediction or what followed the "
+             "same words earlier in the text, and compute them in one step with the next token; "
+             "auto: where that is measured to be faster; the answer stays the same");
+  auto n = std::make_shared<int>(kUsualDraftTokens);
+  add_value(command, "--draft-tokens", *n, "with --draft: most drafts of a sequence per step");
+  command.parse_complete_callback([&n_tokens, n] {
     require(*n >= 1 && *n <= kMaxDraftTokens, "--draft-tokens {}: must be between 1 and {}", *n,
             kMaxDraftTokens);
-    value = *is_on ? *n : 0;
+    n_tokens = *n;
   });
 }
 

@@ -26,8 +26,8 @@ void add_kv_type(CLI::App& command, std::optional<DType>& value, const std::stri
 void add_dense_products(CLI::App& command, DenseProducts& value, const std::string& help);
 void add_attention(CLI::App& command, AttentionForm& value, const std::string& help);
 void add_objective(CLI::App& command, Objective& value, const std::string& help);
-// --draft and --draft-tokens. `value`: drafts of a sequence per step; 0: off.
-void add_draft(CLI::App& command, int& value);
+// --draft and --draft-tokens.
+void add_draft(CLI::App& command, DraftChoice& draft, int& n_tokens);
 void add_activations(CLI::App& command, bool& fp8, const std::string& help);
 
 }  // namespace tandem

@@ -4,11 +4,12 @@
 
 namespace tandem {
 
-Pass DeepSeek::forward(const Batch& batch, KvCache& cache, PassMemory&) {
-  const Scratch s = rows_of(batch);
-  ops_.embed(batch.tokens, w_.embed, s.x);
+void DeepSeek::embed(const Batch& step) { ops_.embed(step.tokens, w_.embed, rows_of(step).x); }
 
-  for (int layer = 0; layer < c_.n_layers; ++layer) {
+Pass DeepSeek::layers(LayerRange range, const Batch& batch, KvCache& cache, PassMemory&) {
+  const Scratch s = rows_of(batch);
+
+  for (int layer = range.first; layer < range.end; ++layer) {
     const LayerWeights& w = w_.layers[layer];
 
     ops_.rms_norm(s.x, w.attn_norm, c_.norm_eps, s.h);
@@ -72,6 +73,9 @@ void DeepSeek::for_each_matrix(Scratch& s, const ModelConfig& c, StepLimits limi
   visit(s.routing.weights, n, c.router.n_active, DType::kF32);
   visit(s.last, limits.max_logits, c.dim, DType::kF32);
   visit(s.logits, limits.max_logits, c.vocab, DType::kF32);
+  const int64_t n_mtp = c.n_used_mtp_layers > 0 ? n : 0;
+  visit(s.hidden, n_mtp, c.dim, DType::kF32);
+  visit(s.joined, n_mtp, int64_t{2} * c.dim, DType::kF32);
 }
 
 DeepSeek::DeepSeek(const ModelParts& parts, StepLimits limits, AttentionForm form)

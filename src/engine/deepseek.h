@@ -1,5 +1,6 @@
-// The forward pass of DeepSeek-V2, V3, R1, Kimi-K2 and Moonlight. Start reading at
-// DeepSeek::forward in deepseek.cpp; attention is in mla_attention.cpp.
+// The forward pass of DeepSeek-V2, V3, R1, Kimi-K2 and Moonlight: embed(), layers(), head(). Start
+// reading at deepseek.cpp; attention is in mla_attention.cpp, multi-token prediction in
+// deepseek_mtp.cpp.
 #pragma once
 #include "engine/kv_cache.h"
 #include "engine/mla_attention.h"
@@ -23,6 +24,11 @@ struct StepLimits {
   int max_logits = 64;  // rows of logits
 };
 
+// Layers first to end - 1 of weights and cache.
+struct LayerRange {
+  int first, end;
+};
+
 class DeepSeek {
  public:
   // Allocates its scratch on the device, once. Throws Error when too little memory is left.
@@ -30,12 +36,30 @@ class DeepSeek {
   // Bytes of scratch on the device.
   static int64_t bytes_for(const ModelConfig& config, StepLimits limits);
 
-  // Computes all layers for the tokens of `batch`, which outlives the pass: fills the cache and
-  // leaves the residual stream. Suspends where it waits for experts. The coroutine frame is
+  LayerRange main_layers() const { return {0, c_.n_layers}; }
+  // Begins a step: the residual stream is the embedding of its tokens.
+  void embed(const Batch& step);
+  // Computes layers for the tokens of `batch`, which outlives the pass: fills the cache and
+  // changes the residual stream. Suspends where it waits for experts. The coroutine frame is
   // allocated in `memory`.
-  Pass forward(const Batch& batch, KvCache& cache, PassMemory& memory);
+  Pass layers(LayerRange range, const Batch& batch, KvCache& cache, PassMemory& memory);
   // Computes logits() for the rows batch.logit_rows of a step, once all its passes are done.
   void head(const Batch& step);
+
+  // Multi-token prediction (V3 report, section 2.2), after the last step of the model's layers. Row
+  // i of hidden() is the hidden state of a token at position p, and token i of `step` the one at
+  // p + 1; the logits are those of the token at p + 2.
+  LayerRange mtp_layers(int module) const {
+    return {c_.n_layers + module, c_.n_layers + module + 1};
+  }
+  // The hidden states are these rows of the last step of the model's layers.
+  void take_hidden(std::span<const int32_t> rows);
+  // The hidden states are these of the rows of logits of the last step of an MTP layer.
+  void take_drafted(std::span<const int32_t> rows);
+  // Begins a step of an MTP layer: joins hidden states and embeddings to the residual stream.
+  void join(int module, const Batch& step);
+  // Ends it: the hidden states are its own, and logits() those of batch.logit_rows.
+  void mtp_head(int module, const Batch& step);
 
   TensorView logits() const { return scratch_.logits; }  // [max_logits, vocab], on the device
   const MlaAttention& attention() const { return attention_; }
@@ -51,6 +75,8 @@ class DeepSeek {
     Routing routing;      // [n, n_active]
     TensorView last;      // [n_logits, dim] rows for which logits are computed
     TensorView logits;    // [n_logits, vocab]
+    TensorView hidden;    // [n, dim] hidden states after a norm; with MTP layers only
+    TensorView joined;    // [n, 2 * dim] normalised embedding and hidden state
   };
   template <class Visit>
   static void for_each_matrix(Scratch& s, const ModelConfig& config, StepLimits limits,

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "core/run_error.h"
+#include "engine/lookup_drafts.h"
+#include "engine/mtp_drafts.h"
 
 namespace tandem {
 namespace {
@@ -21,6 +23,21 @@ Scheduler::Limits scheduler_limits(const StepRunner& model, const KvCache& cache
           .keeps_pages = options.keeps_pages};
 }
 
+std::unique_ptr<DraftSource> make_drafts(StepRunner& model, KvCache& cache,
+                                         const Vocabulary& vocabulary,
+                                         const Engine::Options& options) {
+  switch (options.drafting.source) {
+    case Drafting::Source::kMtp:
+      return std::make_unique<MtpDrafts>(model, cache, vocabulary.size,
+                                         options.host_pages ? options.host_pages->n_pages() : 0);
+    case Drafting::Source::kLookup:
+      return std::make_unique<LookupDrafts>();
+    case Drafting::Source::kNone:
+      break;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t context,
@@ -32,6 +49,8 @@ Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t
       options_(options),
       chooser_(model, vocabulary_),
       scheduler_(scheduler_limits(model, cache, options)),
+      drafts_(make_drafts(model, cache, vocabulary_, options)),
+      policy_(options.drafting.n_tokens),
       step_(model.limits().max_tokens) {
   require(context <= scheduler_.longest_sequence(),
           "the context of {} tokens does not fit the KV cache of {} tokens: lower --ctx or "
@@ -49,7 +68,9 @@ bool Engine::step() {
     const auto start = Clock::now();
     forward(plan);
     sample(plan);
-    speed_.add(step_.n_tokens(), seconds_since(start), !rows_.empty());
+    const double seconds = seconds_since(start);
+    speed_.add(step_.n_tokens(), seconds, !rows_.empty());
+    if (drafts_) draft_next(seconds);
   }
   count_step();
   deliver();
@@ -90,30 +111,94 @@ void Engine::take_orders() {
     running_.emplace(id, Running{.asked = std::move(request),
                                  .receiver = std::move(receiver),
                                  .sampler = nullptr,
-                                 .lookup = {},
+                                 .acceptance = {},
+                                 .n_drafts = 0,
                                  .prompt = {},
                                  .n_generated = 0,
                                  .started = {}});
   }
   for (const SequenceId id : orders.aborts) {
-    if (running_.erase(id) > 0) scheduler_.remove(id);
+    if (running_.erase(id) == 0) continue;
+    scheduler_.remove(id);
+    if (drafts_) drafts_->ended(id);
   }
   if (orders.forget) scheduler_.forget_pages();
 }
 
 // A draft is accepted exactly if it equals the token that is then sampled, with the random number
-// of its position, so drafts change no answer. The last token that an answer may have is not
-// drafted, because no token follows it.
+// of its position, so drafts change no answer.
 void Engine::draft() {
-  if (options_.draft_tokens == 0) return;
-  for (auto& [id, r] : running_) {
-    if (!scheduler_.is_decoding(id)) continue;
-    const std::span<const int32_t> tokens = scheduler_.tokens(id);
-    const int64_t most = std::min<int64_t>({options_.draft_tokens,
-                                            r.asked.request.max_new_tokens - r.n_generated - 1,
-                                            context_ - std::ssize(tokens) - 1});
-    scheduler_.draft(id, r.lookup.draft(tokens, static_cast<int>(std::max<int64_t>(0, most))));
+  if (!drafts_) return;
+  for (auto& [id, r] : running_)
+    if (scheduler_.is_decoding(id))
+      scheduler_.draft(id, drafts_->draft(id, scheduler_.tokens(id), r.n_drafts));
+}
+
+// Prepares the drafts of the next step, once the tokens of this one are sampled.
+void Engine::draft_next(double step_seconds) {
+  const auto start = Clock::now();
+  compare_drafts(step_seconds);
+  choose_drafts();
+  std::vector<Advance> advanced;
+  int row = 0;
+  for (const Scheduler::Part& part : parts_) {
+    const int first_row = row;
+    row += part.n;
+    const auto it = running_.find(part.id);
+    if (it == running_.end()) continue;
+    advanced.push_back({.id = part.id,
+                        .tokens = scheduler_.tokens(part.id),
+                        .pages = scheduler_.pages(part.id),
+                        .first = part.first,
+                        .n = scheduler_.n_computed(part.id) - part.first,
+                        .row = first_row,
+                        .n_drafts = it->second.n_drafts});
   }
+  drafts_->step_done(advanced, !options_.drafting.decides || policy_.follows());
+  draft_seconds_ = seconds_since(start);
+}
+
+// The last token that an answer may have is not drafted, because no token follows it.
+int Engine::most_drafts(SequenceId id, const Running& r) const {
+  const auto most = std::min<int64_t>({options_.drafting.n_tokens,
+                                       r.asked.request.max_new_tokens - r.n_generated - 1,
+                                       context_ - std::ssize(scheduler_.tokens(id)) - 1});
+  return static_cast<int>(std::max<int64_t>(0, most));
+}
+
+// Notes which drafts of the step were accepted, and its time if it computed no prompts.
+void Engine::compare_drafts(double step_seconds) {
+  int n_drafts = 0, longest = 0;
+  bool decodes = true;
+  for (const Scheduler::Part& part : parts_) {
+    decodes = decodes && part.last && part.n == 1 + part.n_drafts;
+    n_drafts += part.n_drafts;
+    longest = std::max(longest, part.n_drafts);
+    const auto it = running_.find(part.id);
+    if (it == running_.end() || part.n_drafts == 0) continue;
+    const int n_accepted = scheduler_.n_computed(part.id) - part.first - (part.n - part.n_drafts);
+    it->second.acceptance.add(n_accepted, n_accepted < part.n_drafts);
+    policy_.compared(n_accepted, n_accepted < part.n_drafts);
+  }
+  if (decodes)
+    policy_.measured(
+        {static_cast<int>(parts_.size()), n_drafts, longest, step_seconds, draft_seconds_});
+}
+
+void Engine::choose_drafts() {
+  std::vector<Running*> decoding;
+  std::vector<const Acceptance*> acceptances;
+  for (auto& [id, r] : running_) {
+    r.n_drafts = scheduler_.is_decoding(id) ? most_drafts(id, r) : 0;
+    if (!scheduler_.is_decoding(id)) continue;
+    decoding.push_back(&r);
+    acceptances.push_back(&r.acceptance);
+  }
+  if (!options_.drafting.decides) return;
+  std::vector<int> chosen(decoding.size());
+  policy_.choose(acceptances, chosen);
+  for (size_t i = 0; i < decoding.size(); ++i)
+    decoding[i]->n_drafts = std::min(decoding[i]->n_drafts, chosen[i]);
 }
 
 const Engine::Plan& Engine::schedule() {
@@ -121,9 +206,12 @@ const Engine::Plan& Engine::schedule() {
   const Plan& plan = scheduler_.plan();
   step_.clear();
   copy_pages();
-  for (const Scheduler::Part& part : plan)
-    step_.add(scheduler_.tokens_and_drafts(part.id), scheduler_.pages(part.id), part.first, part.n,
-              part.n_logits);
+  parts_ = plan;
+  for (const Scheduler::Part& part : plan) {
+    const std::span<const int32_t> pages = scheduler_.pages(part.id);
+    step_.add(scheduler_.tokens_and_drafts(part.id), pages, part.first, part.n, part.n_logits);
+    if (drafts_) drafts_->will_compute(pages, part.first, part.n);
+  }
   return plan;
 }
 
@@ -152,6 +240,7 @@ void Engine::sample(const Plan& plan) {
 // measured speed.
 void Engine::copy_pages() {
   for (const PageCopy& copy : scheduler_.copies()) {
+    if (drafts_) drafts_->copied(copy);
     if (copy.way != PageCopy::Way::kWithin) {
       options_.host_pages->copy(copy);
       continue;
@@ -308,6 +397,7 @@ void Engine::emit(SequenceId id, TokenEvent event) {
   if (!ends) return;
   scheduler_.remove(id);
   running_.erase(it);
+  if (drafts_) drafts_->ended(id);
 }
 
 void Engine::deliver() {

@@ -8,9 +8,10 @@
 #include <memory>
 #include <mutex>
 
+#include "engine/draft_policy.h"
+#include "engine/draft_source.h"
 #include "engine/host_pages.h"
 #include "engine/output_thread.h"
-#include "engine/prompt_lookup.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
 #include "engine/step_arrays.h"
@@ -37,8 +38,7 @@ class Engine {
     HostPages* host_pages = nullptr;  // for swapping; null: preempted sequences are recomputed
     OutputThread* output = nullptr;   // delivers events; null: they are delivered between steps
     OutputThread* masks = nullptr;    // computes token masks beside the step; null: after it
-    int draft_tokens =
-        0;  // drafts of a sequence per step, found by PromptLookup; at most kMaxDraftTokens
+    Drafting drafting = {};           // what is drafted
   };
 
   // All references outlive the engine, which alone uses the cache. The vocabulary may be smaller
@@ -79,8 +79,9 @@ class Engine {
     EngineRequest asked;
     std::shared_ptr<Receiver> receiver;
     std::unique_ptr<Sampler> sampler;  // created with the first token
-    PromptLookup lookup;
-    std::vector<ScoredToken> prompt;  // prompt tokens scored so far
+    Acceptance acceptance;             // of its drafts
+    int n_drafts = 0;                  // wanted in the next step
+    std::vector<ScoredToken> prompt;   // prompt tokens scored so far
     int n_generated = 0;
     Clock::time_point started;  // start of its first step
   };
@@ -113,6 +114,11 @@ class Engine {
   void sample(const Plan& plan);
   void deliver();
 
+  void draft_next(double step_seconds);
+  int most_drafts(SequenceId id, const Running& r) const;
+  void choose_drafts();
+  void compare_drafts(double step_seconds);
+
   void copy_pages();
   void find_rows(const Plan& plan);
   Sampler* sampler_of(const LogitsRow& row);
@@ -133,10 +139,14 @@ class Engine {
   const Options options_;
   TokenChooser chooser_;
   Scheduler scheduler_;
+  const std::unique_ptr<DraftSource> drafts_;  // null: nothing is drafted
+  DraftPolicy policy_;
   StepArrays step_;
   ComputingSpeed speed_;
   std::map<SequenceId, Running> running_;  // the requests in scheduler_
+  Plan parts_;                             // of this step
   std::vector<LogitsRow> rows_;            // rows of logits of this step
+  double draft_seconds_ = 0;               // to draft what this step computes
   int n_sampled_ = 0;                      // tokens sampled in this step
   std::vector<Event> events_;              // events of this step
   std::future<void> masks_ready_;

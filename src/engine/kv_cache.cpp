@@ -4,7 +4,7 @@ namespace tandem {
 
 KvCache::Layers KvCache::planes_of(const ModelConfig& config, DType type) {
   Layers layers;
-  for (int l = 0; l < config.n_layers; ++l) layers.push_back(kv_planes(config, l, type));
+  for (int l = 0; l < config.n_all_layers(); ++l) layers.push_back(kv_planes(config, l, type));
   return layers;
 }
 

@@ -29,10 +29,11 @@ class PassMemory {
 
 class Pass {
  public:
-  // Matches a coroutine Pass Model::forward(step, cache, memory).
+  // Matches a coroutine Pass Model::layers(range, step, cache, memory).
   struct promise_type {
-    template <class Model, class Step, class Cache>
-    static void* operator new(std::size_t bytes, Model&, Step&, Cache&, PassMemory& memory) {
+    template <class Model, class Range, class Step, class Cache>
+    static void* operator new(std::size_t bytes, Model&, Range&, Step&, Cache&,
+                              PassMemory& memory) {
       return memory.take(bytes);
     }
     static void operator delete(void*, std::size_t) {}

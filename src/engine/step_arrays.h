@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "model/batch.h"
+#include "model/kv_layout.h"
 
 namespace tandem {
 
@@ -23,13 +24,21 @@ class StepArrays {
   // holds them and all tokens before, and outlives the step.
   void add(std::span<const int32_t> tokens, std::span<const int32_t> pages, int first, int n,
            int n_logits) {
-    const int begin = n_tokens();
-    for (int i = first; i < first + n; ++i) {
-      tokens_.push_back(tokens[i]);
-      positions_.push_back(i);
-    }
-    sequences_.push_back({begin, n, first + n, pages});
-    for (int i = n - n_logits; i < n; ++i) logit_rows_.push_back(begin + i);
+    add_window({tokens.subspan(first, n), pages, first, 0, n_logits});
+  }
+
+  // Adds tokens at positions `first` on, of a sequence whose cache begins with page first_page of
+  // its positions. Spans of pages outlive the step.
+  struct Window {
+    std::span<const int32_t> tokens, pages;
+    int first, first_page, n_logits;
+  };
+  void add_window(const Window& w) {
+    const int begin = n_tokens(), n = static_cast<int>(w.tokens.size());
+    tokens_.insert(tokens_.end(), w.tokens.begin(), w.tokens.end());
+    for (int i = 0; i < n; ++i) positions_.push_back(w.first + i);
+    sequences_.push_back({begin, n, w.first + n - w.first_page * kPageSize, w.pages});
+    for (int i = n - w.n_logits; i < n; ++i) logit_rows_.push_back(begin + i);
   }
 
   int n_tokens() const { return static_cast<int>(tokens_.size()); }

@@ -11,7 +11,8 @@ void StepRunner::forward(const Batch& batch, KvCache& cache) {
   check(batch.n() > 0 && batch.n() <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
   const MicroBatches step = micro_batches_of(batch);
   const auto enqueue = [&] {
-    run(step, cache);
+    model_.embed(batch);
+    run(model_.main_layers(), step, cache);
     model_.head(batch);
   };
   parts_.ops.begin(batch);
@@ -32,6 +33,15 @@ void StepRunner::forward(const Batch& batch, KvCache& cache, TensorView logits) 
   if (n > 0) parts_.device.to_host(this->logits().rows_from(0, n), logits);
 }
 
+void StepRunner::draft(int module, const Batch& batch, KvCache& cache) {
+  const MicroBatches step = {{batch}, 1};
+  parts_.ops.begin(batch);
+  model_.join(module, batch);
+  run(model_.mtp_layers(module), step, cache);
+  model_.mtp_head(module, batch);
+  parts_.experts.end_step(step);
+}
+
 // A step with one token per sequence is divided in the middle.
 MicroBatches StepRunner::micro_batches_of(const Batch& step) const {
   const size_t n = step.sequences.size();
@@ -46,9 +56,9 @@ MicroBatches StepRunner::micro_batches_of(const Batch& step) const {
 }
 
 // Each pass runs until it waits for another device; then the other pass runs.
-void StepRunner::run(const MicroBatches& step, KvCache& cache) {
+void StepRunner::run(LayerRange range, const MicroBatches& step, KvCache& cache) {
   memory_.clear();
-  const auto pass = [&](int i) { return model_.forward(step.at[i], cache, memory_); };
+  const auto pass = [&](int i) { return model_.layers(range, step.at[i], cache, memory_); };
   if (step.n == 1) {
     for (Pass whole = pass(0); !whole.done();) whole.resume();
     return;

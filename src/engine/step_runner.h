@@ -15,6 +15,14 @@ class StepRunner {
   void forward(const Batch& batch, KvCache& cache);
   // The same, and copies the logits [n_logits, vocab] to the host.
   void forward(const Batch& batch, KvCache& cache, TensorView logits);
+  // Multi-token prediction, after forward(). `hidden`: rows of that step whose hidden states row i
+  // of draft() continues.
+  void take_hidden(std::span<const int32_t> rows) { model_.take_hidden(rows); }
+  // The same, for rows of logits of the last draft().
+  void take_drafted(std::span<const int32_t> rows) { model_.take_drafted(rows); }
+  // Computes MTP layer `module` for a step whose token i follows the token of hidden state i: fills
+  // the layer's cache, and computes logits() of the tokens after batch.logit_rows.
+  void draft(int module, const Batch& batch, KvCache& cache);
   // Logits of the last step in the device's memory, [max_logits, vocab].
   TensorView logits() const { return model_.logits(); }
 
@@ -24,7 +32,7 @@ class StepRunner {
 
  private:
   MicroBatches micro_batches_of(const Batch& step) const;
-  void run(const MicroBatches& step, KvCache& cache);
+  void run(LayerRange range, const MicroBatches& step, KvCache& cache);
 
   const ModelParts parts_;
   const StepLimits limits_;

@@ -71,7 +71,9 @@ StepLimits step_limits(const ModelOptions& options, int64_t context,
   const int chunk = placed ? placed->chunk_tokens : options.step_tokens;
   const int tokens =
       static_cast<int>(std::min<int64_t>(chunk, std::max(context, options.max_kv_tokens)));
-  return {tokens, std::min(tokens, std::max(options.max_logits, 1 + options.draft_tokens))};
+  return {tokens,
+          std::min(tokens, std::max(options.max_logits,
+                                    options.draft == DraftChoice::kOff ? 1 : 1 + kMaxDraftTokens))};
 }
 
 FitRequest fit_request(const ModelOptions& options, const Subject& subject,

@@ -55,7 +55,7 @@ void EngineThread::load_and_run() {
                  .host_pages = loaded.host_pages(),
                  .output = options_.async_output ? &output_ : nullptr,
                  .masks = options_.async_output ? &masks_ : nullptr,
-                 .draft_tokens = loaded.draft_tokens()});
+                 .drafting = loaded.drafting()});
   {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;

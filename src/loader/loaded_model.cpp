@@ -8,6 +8,7 @@
 #include "core/program_files.h"
 #include "io/weight_store.h"
 #include "loader/dense_choice.h"
+#include "loader/mtp_copies.h"
 #include "model/checkpoint.h"
 
 namespace tandem {
@@ -46,21 +47,56 @@ ModelConfig config_for(const ModelOptions& options) {
 LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
     : config_(config_for(options)),
       kernels_(cpu::kernels_for(options.isa ? *options.isa : default_isa())),
-      topology_(with_threads(this_topology(), options.n_threads)),
-      draft_tokens_(options.draft_tokens) {
+      topology_(with_threads(this_topology(), options.n_threads)) {
   for (const std::string& line : topology_.notes) options.warn(line);
   const WeightStore store(options.directory);
-  ModelWeights stored = stored_weights(store, config_);
+  ModelWeights stored = open(options, store);
   const Decision decision =
       decide(options, {config_, stored, topology_, kernels_, home_, machine_info().memory_bytes});
   context_ = decision.context;
-  require(!decision.parts.gpu || draft_tokens_ == 0,
-          "--draft lookup: drafts are computed with --device cpu only; leave it out");
   const Source source = {options, store, stored, progress};
   if (decision.parts.gpu)
     load_on_gpu(source, decision);
   else
     load_on_cpu(source, decision);
+}
+
+// Decides what is drafted, and opens the weights that this needs.
+ModelWeights LoadedModel::open(const ModelOptions& options, const WeightStore& store) {
+  const DraftChoice draft = options.draft;
+  if (draft == DraftChoice::kOff) return stored_weights(store, config_);
+  drafting_ = {.source = Drafting::Source::kLookup,
+               .n_tokens = options.draft_tokens > 0 ? options.draft_tokens : kUsualDraftTokens,
+               .decides = draft == DraftChoice::kAuto};
+  if (options.device != DeviceChoice::kCpu) {
+    require(draft == DraftChoice::kAuto,
+            "--draft {}: drafts are computed with --device cpu only; leave it out", name_of(draft));
+    options.note("nothing is drafted: drafts are computed with --device cpu only");
+    drafting_ = {};
+    return stored_weights(store, config_);
+  }
+  if (draft == DraftChoice::kLookup) return stored_weights(store, config_);
+  const std::string first = fmt::format("model.layers.{}.eh_proj.weight", config_.n_layers);
+  const bool has_mtp = config_.n_mtp_layers > 0 && store.find(first);
+  require(has_mtp || draft == DraftChoice::kAuto,
+          "--draft mtp: {} has no layer for multi-token prediction ({}): use --draft lookup",
+          options.directory,
+          config_.n_mtp_layers > 0 ? first + " is missing" : "num_nextn_predict_layers is 0");
+  if (!has_mtp) return stored_weights(store, config_);
+  config_.n_used_mtp_layers = config_.n_mtp_layers;
+  try {
+    ModelWeights stored = stored_weights(store, config_);
+    find_mtp_copies(store, topology_.n_cores(), config_);
+    drafting_.source = Drafting::Source::kMtp;
+    return config_.mtp_has_embedding || config_.mtp_has_head ? stored_weights(store, config_)
+                                                             : std::move(stored);
+  } catch (const Error& why) {
+    if (draft == DraftChoice::kMtp) throw;
+    options.warn(fmt::format("the layer for multi-token prediction is not used: {}", why.what()));
+  }
+  config_.n_used_mtp_layers = 0;
+  config_.mtp_has_embedding = config_.mtp_has_head = false;
+  return stored_weights(store, config_);
 }
 
 void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {

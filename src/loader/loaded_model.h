@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/team_watch.h"
+#include "engine/drafting.h"
 #include "engine/host_pages.h"
 #include "engine/sampler.h"
 #include "engine/step_runner.h"
@@ -27,7 +28,7 @@ class LoadedModel {
   const ModelConfig& config() const { return config_; }
   DType cache_type() const { return cache_->layer(0).dtype; }
   int64_t context() const { return context_; }
-  int draft_tokens() const { return draft_tokens_; }  // as in the options
+  const Drafting& drafting() const { return drafting_; }
   int n_threads() const { return topology_.n_cores(); }
   const char* isa() const { return kernels_.name; }
   // The name of the GPU that computes, "cpu", or both.
@@ -53,17 +54,18 @@ class LoadedModel {
     ModelWeights& stored;
     const Progress& progress;
   };
+  ModelWeights open(const ModelOptions& options, const WeightStore& store);
   void load_on_gpu(const Source& source, const Decision& decision);
   void load_on_cpu(const Source& source, const Decision& decision);
   void add_host_pages(const ModelOptions& options);
   LoadReport load_host_weights(const Source& source, const ExpertsLayout& experts);
   void start_team(const ModelOptions& options, int max_tokens);
 
-  const ModelConfig config_;
+  ModelConfig config_;  // complete before anything refers to it
   const cpu::KernelTable kernels_;
   const Topology topology_;  // the part that computes
   int64_t context_ = 0;
-  const int draft_tokens_;
+  Drafting drafting_;
   CpuWeights home_{kernels_, topology_};
   ModelWeights weights_;
   LoadReport report_;

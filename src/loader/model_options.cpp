@@ -16,6 +16,11 @@ const char* name_of(DenseProducts products) {
   return names[static_cast<int>(products)];
 }
 
+const char* name_of(DraftChoice draft) {
+  const char* names[] = {"off", "auto", "mtp", "lookup"};
+  return names[static_cast<int>(draft)];
+}
+
 cpu::Isa default_isa() {
   const char* variable = std::getenv("TANDEM_ISA");
   const std::string name = variable ? variable : "";

@@ -19,6 +19,13 @@ const char* name_of(DeviceChoice device);        // "auto", "cpu", "cuda"
 enum class DenseProducts { kTandem, kOneDnn, kFastest };
 const char* name_of(DenseProducts products);  // "tandem", "onednn", "fastest"
 
+// What is drafted. kAuto: by the layer for multi-token prediction if the checkpoint has one, or
+// else by prompt lookup, as many tokens as pay. Drafts are computed with the backbone on the CPU
+// only.
+enum class DraftChoice { kOff, kAuto, kMtp, kLookup };
+const char* name_of(DraftChoice draft);  // "off", "auto", "mtp", "lookup"
+constexpr int kUsualDraftTokens = 4;
+
 constexpr int64_t kDefaultContext = 8192;
 constexpr int kStepTokens = 512;  // tokens of a prompt per step
 
@@ -34,8 +41,9 @@ struct ModelOptions {
   double kv_fraction = 0;
   int64_t max_kv_tokens = 0;
   int step_tokens = kStepTokens;  // maximum tokens per step
-  int max_logits = 1;    // rows of logits per step, without those of drafts of one sequence
-  int draft_tokens = 0;  // drafts of a sequence per step, 0 to kMaxDraftTokens; on the CPU only
+  int max_logits = 1;  // rows of logits per step, without those of drafts of one sequence
+  DraftChoice draft = DraftChoice::kOff;
+  int draft_tokens = 0;  // drafts of a sequence per step, at most kMaxDraftTokens; 0: the usual
   AttentionForm attention = AttentionForm::kAuto;
   DenseProducts dense_products = DenseProducts::kTandem;
   std::optional<DType> kv = {};  // KV cache type on a GPU, BF16 or FP8; empty: as placed, or BF16

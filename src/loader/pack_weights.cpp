@@ -163,7 +163,7 @@ std::vector<Slice> expert_slices(const ModelWeights& stored, const ModelConfig& 
   }
   // All layers are sliced alike, at the largest multiple that any layer's format requires.
   DType dtype = DType::kBF16;
-  for (int l = 0; l < config.n_layers; ++l) {
+  for (int l = 0; l < config.n_all_layers(); ++l) {
     const LayerWeights& layer = stored.layers[l];
     if (layer.experts.empty()) continue;
     const std::optional<WeightFormat>& format = experts.format(l);

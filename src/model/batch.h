@@ -15,8 +15,8 @@ constexpr int kMaxStepTokens = 1 << 16;  // upper limit of every option that set
 struct Sequence {
   int32_t first_token;                // index into Batch::tokens
   int32_t n_tokens;                   // 1 when decoding, more when prefilling
-  int32_t kv_length;                  // tokens in the cache once this step is done
-  std::span<const int32_t> kv_pages;  // pages of the KV cache, in order of position
+  int32_t kv_length;                  // tokens in kv_pages once this step is done
+  std::span<const int32_t> kv_pages;  // pages of the KV cache that are attended to, in order
 };
 
 struct Batch {

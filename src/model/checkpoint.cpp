@@ -84,14 +84,19 @@ bool is_rotary_buffer(std::string_view name) {
          name.ends_with(".rotary_emb.sin_cached");
 }
 
-bool is_mtp(std::string_view name, const ModelConfig& config) {
+// Of MTP layers in use these are their copies of the model's embedding and head.
+bool is_unused_mtp(std::string_view name, const ModelConfig& config) {
   constexpr std::string_view kLayers = "model.layers.";
   if (!name.starts_with(kLayers)) return false;
   name.remove_prefix(kLayers.size());
   int layer = -1;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
-  return error == std::errc() && end < name.data() + name.size() && *end == '.' &&
-         layer >= config.n_layers && layer - config.n_layers < config.n_mtp_layers;
+  if (error != std::errc() || end == name.data() + name.size() || *end != '.' ||
+      layer < config.n_layers || layer - config.n_layers >= config.n_mtp_layers)
+    return false;
+  const std::string_view part(end + 1, name.data() + name.size());
+  return layer >= config.n_all_layers() || part == "embed_tokens.weight" ||
+         part == "shared_head.head.weight";
 }
 
 }  // namespace
@@ -171,7 +176,7 @@ void check_int4_shape(const StoredTensor& shape, const std::byte* data, int64_t 
 }
 
 bool is_passed_over(std::string_view name, const ModelConfig& config) {
-  return is_mtp(name, config) || is_rotary_buffer(name) ||
+  return is_unused_mtp(name, config) || is_rotary_buffer(name) ||
          (config.tied_head && name == "lm_head.weight");
 }
 

@@ -14,9 +14,9 @@ namespace tandem {
 // Returns views into the mapped files. Their data is unaligned (copy before use as float) and may
 // be read only after store.require_unchanged(). Touches no weight data. Throws one Error that names
 // the first tensors that are missing, not part of the model, without fitting scales, or of a wrong
-// shape or type (with expected and found), and the number of further ones. MTP layers, buffers of
-// the rotary embedding and the stored copy of a tied head are ignored; a tied head is the
-// embedding.
+// shape or type (with expected and found), and the number of further ones. MTP layers that are not
+// in use, buffers of the rotary embedding and the stored copy of a tied head are ignored; a tied
+// head is the embedding.
 ModelWeights stored_weights(const WeightStore& store, const ModelConfig& config);
 
 // Warnings about weights that stored_weights() accepted, one line each: router biases stored in 16
@@ -31,7 +31,7 @@ void check_scales(std::string_view name, const TensorView& scales);
 // data.
 void check_int4_shape(const StoredTensor& shape, const std::byte* data, int64_t rows, int64_t cols);
 
-// True for a tensor of the checkpoint that the main model does not use.
+// True for a tensor of the checkpoint that is not used.
 bool is_passed_over(std::string_view name, const ModelConfig& config);
 
 }  // namespace tandem

@@ -62,8 +62,13 @@ struct ModelConfig {
   int expert_dim = 2048;                               // moe_intermediate_size
   int n_shared_experts = 1;                            // n_shared_experts; 0 = none
   int n_mtp_layers = 1;                                // num_nextn_predict_layers
-  int max_context = 163840;                            // max_position_embeddings
-  int scale_block = 128;  // quantization_config.weight_block_size; 0 = none
+  // Multi-token prediction as it is loaded: the number of its layers, which follow the model's in
+  // weights, KV cache and experts, and whether the checkpoint stores an embedding and a head for
+  // them that differ from the model's. 0: the stored layers are not used.
+  int n_used_mtp_layers = 0;
+  bool mtp_has_embedding = false, mtp_has_head = false;
+  int max_context = 163840;  // max_position_embeddings
+  int scale_block = 128;     // quantization_config.weight_block_size; 0 = none
   // quantization_config of compressed-tensors (group_size): routed experts are packed INT4 with a
   // scale for every expert_group columns of a row; 0 = they are not INT4
   int expert_group = 0;
@@ -78,7 +83,10 @@ struct ModelConfig {
       eos_ids;      // eos_token_id of generation_config.json if present, else of config.json
   int bos_id = -1;  // bos_token_id; -1 = none
 
+  int n_all_layers() const { return n_layers + n_used_mtp_layers; }
+  // MTP layers are MoE layers in every model with experts.
   bool is_moe(int layer) const {
+    if (layer >= n_layers) return router.n_experts > 0;
     return router.n_experts > 0 && layer >= n_dense_layers && layer % moe_layer_freq == 0;
   }
   int shared_dim() const { return n_shared_experts * expert_dim; }

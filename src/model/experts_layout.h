@@ -25,7 +25,8 @@ class ExpertsLayout {
   }
 
   const std::optional<WeightFormat>& format(int layer) const {
-    return of_layers_.empty() ? all_ : of_layers_[layer];
+    // MTP layers are kept as the last layer.
+    return of_layers_.empty() ? all_ : of_layers_[std::min<size_t>(layer, of_layers_.size() - 1)];
   }
   // [layers]; empty: all layers have the same format.
   const std::vector<std::optional<WeightFormat>>& of_layers() const { return of_layers_; }

@@ -38,11 +38,23 @@ struct LayerWeights {
   std::vector<FfnWeights> experts;
 };
 
+// What an MTP layer has beside the weights of a layer (V3 report, section 2.2).
+struct MtpWeights {
+  QuantView embed;        // [vocab, dim]; empty: the model's
+  QuantView embed_norm;   // enorm [1, dim]
+  QuantView hidden_norm;  // hnorm [1, dim]
+  QuantView
+      projection;  // eh_proj [dim, 2 * dim]: columns of the embedding, then of the hidden state
+  QuantView norm;  // shared_head.norm [1, dim]
+  QuantView head;  // [vocab, dim]; empty: the model's
+};
+
 struct ModelWeights {
-  QuantView embed;       // [vocab, dim]
-  QuantView final_norm;  // [1, dim]
-  QuantView head;        // [vocab, dim]; the embedding when tied
-  std::vector<LayerWeights> layers;
+  QuantView embed;                   // [vocab, dim]
+  QuantView final_norm;              // [1, dim]
+  QuantView head;                    // [vocab, dim]; the embedding when tied
+  std::vector<LayerWeights> layers;  // the model's, then those of the MTP layers in use
+  std::vector<MtpWeights> mtp;       // [n_used_mtp_layers]
   // How routed experts are sliced along expert_dim: rows of gate and up, columns of down. Empty:
   // experts are whole.
   std::vector<Slice> slices;
@@ -52,6 +64,7 @@ struct ModelWeights {
 enum class WeightUse {
   kEmbedding,
   kHead,
+  kMtpProjection,
   kNorm,       // a vector of gains
   kAttention,  // a matrix; FP8 with block scales in FP8 checkpoints
   kDense,      // a matrix of a dense layer's FFN
@@ -81,19 +94,19 @@ struct WeightSpec {
   int64_t first_row = 0, first_col = 0;
 };
 
-// Calls visit(WeightSpec, QuantView& slot) for every tensor of the checkpoint that the main model
-// needs, in the order of the forward pass. Resizes w.layers and their experts. MTP layers are not
-// part of the main model. A tensor of a sliced expert is visited once for every slice that is not
-// empty.
+// Calls visit(WeightSpec, QuantView& slot) for every tensor of the checkpoint that the model and
+// the MTP layers in use need, in the order of the forward pass. Resizes w.layers, their experts and
+// w.mtp. A tensor of a sliced expert is visited once for every slice that is not empty.
 template <class Visit>
 void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
   const MlaConfig& a = c.mla;
-  w.layers.resize(c.n_layers);
+  w.layers.resize(c.n_all_layers());
+  w.mtp.resize(c.n_used_mtp_layers);
   const std::vector<Slice> slices =
       w.slices.empty() ? std::vector<Slice>{{0, c.expert_dim}} : w.slices;
   visit(WeightSpec{"model.embed_tokens.weight", -1, -1, WeightUse::kEmbedding, c.vocab, c.dim},
         w.embed);
-  for (int l = 0; l < c.n_layers; ++l) {
+  for (int l = 0; l < c.n_all_layers(); ++l) {
     LayerWeights& layer = w.layers[l];
     const std::string p = "model.layers." + std::to_string(l) + ".";
     const auto one = [&](const std::string& name, QuantView& slot, WeightUse use, int64_t rows,
@@ -115,6 +128,17 @@ void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
             f.down);
     };
 
+    if (l >= c.n_layers) {
+      MtpWeights& mtp = w.mtp[l - c.n_layers];
+      if (c.mtp_has_embedding)
+        one("embed_tokens.weight", mtp.embed, WeightUse::kEmbedding, c.vocab, c.dim);
+      one("enorm.weight", mtp.embed_norm, WeightUse::kNorm, 1, c.dim);
+      one("hnorm.weight", mtp.hidden_norm, WeightUse::kNorm, 1, c.dim);
+      one("eh_proj.weight", mtp.projection, WeightUse::kMtpProjection, c.dim, 2 * c.dim);
+      one("shared_head.norm.weight", mtp.norm, WeightUse::kNorm, 1, c.dim);
+      if (c.mtp_has_head)
+        one("shared_head.head.weight", mtp.head, WeightUse::kHead, c.vocab, c.dim);
+    }
     one("input_layernorm.weight", layer.attn_norm, WeightUse::kNorm, 1, c.dim);
     if (a.q_rank == 0) {
       one("self_attn.q_proj.weight", layer.attn.q, WeightUse::kAttention, a.n_heads * a.qk_dim(),

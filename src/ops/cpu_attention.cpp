@@ -51,7 +51,7 @@ void CpuOps::append_kv(const Batch& batch, TensorView kv, TensorView cache) {
   for (const Sequence& s : batch.sequences) {
     for (int t = s.first_token; t < s.first_token + s.n_tokens; ++t) {
       const int i = t - batch.first_row();
-      const int64_t row = cache_row(s, batch.positions[i]);
+      const int64_t row = cache_row(s, s.kv_length - s.n_tokens + t - s.first_token);
       if (cache.dtype == DType::kF32)
         std::copy_n(kv.row<float>(i), kv.cols, cache.row<float>(row));
       else

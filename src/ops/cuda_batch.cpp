@@ -50,7 +50,7 @@ void CudaBatch::upload(const Batch& batch, gpu::Stream& stream) {
     std::copy_n(s.kv_pages.begin(), n_pages, pages);
     pages += max_pages_;
     for (int t = s.first_token; t < s.first_token + s.n_tokens; ++t) {
-      const int32_t position = batch.positions[t];
+      const int32_t position = s.kv_length - s.n_tokens + t - s.first_token;
       on_host(sequence_of_)[t] = static_cast<int32_t>(i);
       on_host(rows_of_cache_)[t] =
           s.kv_pages[position / kPageSize] * kPageSize + position % kPageSize;

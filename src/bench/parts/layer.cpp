@@ -55,7 +55,7 @@ struct MoeMatrices {
   }
 };
 
-// Runs the MoE part of DeepSeek::forward with a given routing. The router's choice is
+// Runs the MoE part of DeepSeek::layers with a given routing. The router's choice is
 // computed but not used, so that every step has equal cost.
 void run_moe(const ModelConfig& config, Ops& ops, ExpertPool& experts, const ModelWeights& weights,
              const MoeMatrices& a, int n, int64_t run, const Routing& routing) {
