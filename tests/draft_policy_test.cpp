@@ -24,8 +24,8 @@ struct Result {
 
 // Runs `n_steps` steps of n sequences. After a draft that is rejected, the others of its sequence
 // are rejected too.
-Result run(DraftPolicy& policy, const Machine& machine, int n, int n_steps) {
-  std::mt19937 random(7);
+Result run(DraftPolicy& policy, const Machine& machine, int n, int n_steps, int seed = 7) {
+  std::mt19937 random(seed);
   std::uniform_real_distribution<double> uniform(0, 1);
   std::vector<Acceptance> acceptances(n);
   std::vector<const Acceptance*> pointers;
@@ -59,9 +59,18 @@ Result run(DraftPolicy& policy, const Machine& machine, int n, int n_steps) {
   return result;
 }
 
-Result run(const Machine& machine, int n = 1, int n_steps = 8000) {
-  DraftPolicy policy(4);
-  return run(policy, machine, n, n_steps);
+// The mean of several runs: a probe of few drafts may be lucky or not.
+Result run(const Machine& machine, int n = 1) {
+  constexpr int kRuns = 4;
+  Result mean;
+  for (int seed = 0; seed < kRuns; ++seed) {
+    DraftPolicy policy(4);
+    const Result r = run(policy, machine, n, 8000, seed);
+    mean.tokens_per_second += r.tokens_per_second / kRuns;
+    mean.drafts_per_step += r.drafts_per_step / kRuns;
+    mean.n_followed += r.n_followed / kRuns;
+  }
+  return mean;
 }
 
 // Tokens per second with always k drafts.
@@ -98,7 +107,7 @@ TEST(DraftPolicy, IsNearTheBestNumberAndNeverMuchBelowNone) {
 TEST(DraftPolicy, NothingIsDraftedOrPreparedWhereItDoesNotPay) {
   const Result r = run({.per_draft = 0.9, .acceptance = 0.5});
   EXPECT_LT(r.drafts_per_step, 0.02);
-  EXPECT_LT(r.n_followed, 8000 / 20);
+  EXPECT_LT(r.n_followed, 8000 / 16);
 }
 
 TEST(DraftPolicy, ManyDraftsWhereTheyAreCheapAndRight) {
@@ -108,7 +117,7 @@ TEST(DraftPolicy, ManyDraftsWhereTheyAreCheapAndRight) {
 TEST(DraftPolicy, ComesBackWhenItPaysAgain) {
   DraftPolicy policy(4);
   EXPECT_LT(run(policy, {.per_draft = 1.5, .acceptance = 0.8}, 2, 3000).drafts_per_step, 0.1);
-  run(policy, {.per_draft = 0.05, .acceptance = 0.8}, 2, 9000);
+  run(policy, {.per_draft = 0.05, .acceptance = 0.8}, 2, 12000);
   EXPECT_GT(run(policy, {.per_draft = 0.05, .acceptance = 0.8}, 2, 1000).drafts_per_step, 1.0);
 }
 
@@ -132,18 +141,52 @@ TEST(DraftPolicy, EachSequenceByItsOwnAcceptance) {
   policy.choose(both, drafts);
   EXPECT_EQ(drafts[0], 0);
   EXPECT_GT(drafts[1], 0);
-  EXPECT_NEAR(good.rate(0.5), 1, 0.1);
-  EXPECT_NEAR(bad.rate(0.5), 0, 0.1);
+  EXPECT_NEAR(good.rate(0, 0.5), 1, 0.1);
+  EXPECT_NEAR(bad.rate(0, 0.5), 0, 0.1);
+}
+
+TEST(Acceptance, OfEachDraftAfterTheOneBefore) {
+  Acceptance a;
+  EXPECT_EQ(a.rate(0, 0.7), 0.7);
+  EXPECT_EQ(a.rates(0.7)[3], 0.7);
+  for (int i = 0; i < 300; ++i) {
+    a.add(1, true);
+    a.add(1, false);
+  }
+  const Acceptance::Rates rates = a.rates(0.5);
+  EXPECT_GT(rates[0], 0.95);
+  EXPECT_LT(rates[1], 0.1);
+  EXPECT_EQ(rates[2], rates[1]) << "was never tried";
 }
 
 TEST(Acceptance, OldDraftsCountLess) {
   Acceptance a;
-  EXPECT_EQ(a.rate(0.7), 0.7);
-  a.add(2, true);  // 2 of 3
-  EXPECT_NEAR(a.rate(0.5), 0.57, 0.01);
   for (int i = 0; i < 1000; ++i) a.add(0, true);
   for (int i = 0; i < 300; ++i) a.add(1, false);
-  EXPECT_GT(a.rate(0.5), 0.9);
+  EXPECT_GT(a.rate(0, 0.5), 0.9);
+}
+
+// The first draft is nearly always right and the second never, as where one layer for multi-token
+// prediction is applied twice.
+TEST(DraftPolicy, DraftsThatAreNeverAcceptedAfterOthersAreLeftOut) {
+  DraftPolicy policy(4);
+  Acceptance one;
+  const Acceptance* const only[] = {&one};
+  int drafts[1] = {0}, n_late = 0, n_all = 0;
+  for (int i = 0; i < 400; ++i) {
+    const int n = drafts[0];
+    policy.measured({1, n, n, 1 + 0.05 * n, 0.02 * n});
+    if (n > 0) {
+      one.add(1, n > 1);
+      policy.compared(1, n > 1);
+    }
+    policy.choose(only, drafts);
+    if (i < 100) continue;
+    n_late += drafts[0] > 1;
+    n_all += drafts[0] > 0;
+  }
+  EXPECT_GT(n_all, 250);
+  EXPECT_LT(n_late, 30);
 }
 
 }  // namespace

@@ -10,17 +10,23 @@
 
 namespace tandem {
 
-// The share of a sequence's drafts that were accepted, of those that were compared with a sampled
-// token. Old drafts count less.
+// How often the first draft of a step was accepted, the second after the first, and so on. Old
+// drafts count less.
 class Acceptance {
  public:
+  using Rates = std::array<double, kMaxDraftTokens>;
   // n_accepted drafts equalled the sampled token; if `rejected`, the next one did not.
   void add(int n_accepted, bool rejected);
   // `usual`: of all sequences, assumed for the first drafts.
-  double rate(double usual) const;
+  double rate(int draft, double usual) const;
+  // The same for every draft; a later draft is assumed to be accepted as often as the one before.
+  Rates rates(double usual) const;
 
  private:
-  double tried_ = 0, accepted_ = 0;
+  struct Count {
+    double tried = 0, accepted = 0;
+  };
+  std::array<Count, kMaxDraftTokens> of_;
 };
 
 class DraftPolicy {

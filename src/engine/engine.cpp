@@ -6,8 +6,6 @@
 #include <utility>
 
 #include "core/run_error.h"
-#include "engine/lookup_drafts.h"
-#include "engine/mtp_drafts.h"
 
 namespace tandem {
 namespace {
@@ -23,21 +21,6 @@ Scheduler::Limits scheduler_limits(const StepRunner& model, const KvCache& cache
           .keeps_pages = options.keeps_pages};
 }
 
-std::unique_ptr<DraftSource> make_drafts(StepRunner& model, KvCache& cache,
-                                         const Vocabulary& vocabulary,
-                                         const Engine::Options& options) {
-  switch (options.drafting.source) {
-    case Drafting::Source::kMtp:
-      return std::make_unique<MtpDrafts>(model, cache, vocabulary.size,
-                                         options.host_pages ? options.host_pages->n_pages() : 0);
-    case Drafting::Source::kLookup:
-      return std::make_unique<LookupDrafts>();
-    case Drafting::Source::kNone:
-      break;
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t context,
@@ -49,8 +32,8 @@ Engine::Engine(StepRunner& model, KvCache& cache, Vocabulary vocabulary, int64_t
       options_(options),
       chooser_(model, vocabulary_),
       scheduler_(scheduler_limits(model, cache, options)),
-      drafts_(make_drafts(model, cache, vocabulary_, options)),
-      policy_(options.drafting.n_tokens),
+      drafter_(model, cache, vocabulary_, options.drafting,
+               options.host_pages ? options.host_pages->n_pages() : 0),
       step_(model.limits().max_tokens) {
   require(context <= scheduler_.longest_sequence(),
           "the context of {} tokens does not fit the KV cache of {} tokens: lower --ctx or "
@@ -70,7 +53,7 @@ bool Engine::step() {
     sample(plan);
     const double seconds = seconds_since(start);
     speed_.add(step_.n_tokens(), seconds, !rows_.empty());
-    if (drafts_) draft_next(seconds);
+    if (drafter_.is_on()) draft_next(seconds);
   }
   count_step();
   deliver();
@@ -111,8 +94,6 @@ void Engine::take_orders() {
     running_.emplace(id, Running{.asked = std::move(request),
                                  .receiver = std::move(receiver),
                                  .sampler = nullptr,
-                                 .acceptance = {},
-                                 .n_drafts = 0,
                                  .prompt = {},
                                  .n_generated = 0,
                                  .started = {}});
@@ -120,7 +101,7 @@ void Engine::take_orders() {
   for (const SequenceId id : orders.aborts) {
     if (running_.erase(id) == 0) continue;
     scheduler_.remove(id);
-    if (drafts_) drafts_->ended(id);
+    drafter_.ended(id);
   }
   if (orders.forget) scheduler_.forget_pages();
 }
@@ -128,77 +109,48 @@ void Engine::take_orders() {
 // A draft is accepted exactly if it equals the token that is then sampled, with the random number
 // of its position, so drafts change no answer.
 void Engine::draft() {
-  if (!drafts_) return;
-  for (auto& [id, r] : running_)
-    if (scheduler_.is_decoding(id))
-      scheduler_.draft(id, drafts_->draft(id, scheduler_.tokens(id), r.n_drafts));
+  if (!drafter_.is_on()) return;
+  for (const auto& [id, r] : running_)
+    if (scheduler_.is_decoding(id)) scheduler_.draft(id, drafter_.draft(id, scheduler_.tokens(id)));
 }
 
 // Prepares the drafts of the next step, once the tokens of this one are sampled.
 void Engine::draft_next(double step_seconds) {
-  const auto start = Clock::now();
-  compare_drafts(step_seconds);
-  choose_drafts();
-  std::vector<Advance> advanced;
+  Drafter::Step step = {.results = {},
+                        .n_sequences = static_cast<int>(parts_.size()),
+                        .decodes = true,
+                        .seconds = step_seconds};
+  std::vector<Drafter::Result> results;
   int row = 0;
   for (const Scheduler::Part& part : parts_) {
-    const int first_row = row;
+    const int first_row = row, n_known = part.n - part.n_drafts;
     row += part.n;
+    step.n_drafts += part.n_drafts;
+    step.longest = std::max(step.longest, part.n_drafts);
+    step.decodes = step.decodes && part.last && n_known == 1;
     const auto it = running_.find(part.id);
     if (it == running_.end()) continue;
-    advanced.push_back({.id = part.id,
-                        .tokens = scheduler_.tokens(part.id),
-                        .pages = scheduler_.pages(part.id),
-                        .first = part.first,
-                        .n = scheduler_.n_computed(part.id) - part.first,
-                        .row = first_row,
-                        .n_drafts = it->second.n_drafts});
+    const int n = scheduler_.n_computed(part.id) - part.first;
+    results.push_back({.advance = {.id = part.id,
+                                   .tokens = scheduler_.tokens(part.id),
+                                   .pages = scheduler_.pages(part.id),
+                                   .first = part.first,
+                                   .n = n,
+                                   .row = first_row,
+                                   .n_drafts = room_for_drafts(part.id, it->second)},
+                       .n_drafts = part.n_drafts,
+                       .n_accepted = n - n_known});
   }
-  drafts_->step_done(advanced, !options_.drafting.decides || policy_.follows());
-  draft_seconds_ = seconds_since(start);
+  step.results = results;
+  drafter_.step_done(step);
 }
 
 // The last token that an answer may have is not drafted, because no token follows it.
-int Engine::most_drafts(SequenceId id, const Running& r) const {
-  const auto most = std::min<int64_t>({options_.drafting.n_tokens,
-                                       r.asked.request.max_new_tokens - r.n_generated - 1,
-                                       context_ - std::ssize(scheduler_.tokens(id)) - 1});
-  return static_cast<int>(std::max<int64_t>(0, most));
-}
-
-// Notes which drafts of the step were accepted, and its time if it computed no prompts.
-void Engine::compare_drafts(double step_seconds) {
-  int n_drafts = 0, longest = 0;
-  bool decodes = true;
-  for (const Scheduler::Part& part : parts_) {
-    decodes = decodes && part.last && part.n == 1 + part.n_drafts;
-    n_drafts += part.n_drafts;
-    longest = std::max(longest, part.n_drafts);
-    const auto it = running_.find(part.id);
-    if (it == running_.end() || part.n_drafts == 0) continue;
-    const int n_accepted = scheduler_.n_computed(part.id) - part.first - (part.n - part.n_drafts);
-    it->second.acceptance.add(n_accepted, n_accepted < part.n_drafts);
-    policy_.compared(n_accepted, n_accepted < part.n_drafts);
-  }
-  if (decodes)
-    policy_.measured(
-        {static_cast<int>(parts_.size()), n_drafts, longest, step_seconds, draft_seconds_});
-}
-
-void Engine::choose_drafts() {
-  std::vector<Running*> decoding;
-  std::vector<const Acceptance*> acceptances;
-  for (auto& [id, r] : running_) {
-    r.n_drafts = scheduler_.is_decoding(id) ? most_drafts(id, r) : 0;
-    if (!scheduler_.is_decoding(id)) continue;
-    decoding.push_back(&r);
-    acceptances.push_back(&r.acceptance);
-  }
-  if (!options_.drafting.decides) return;
-  std::vector<int> chosen(decoding.size());
-  policy_.choose(acceptances, chosen);
-  for (size_t i = 0; i < decoding.size(); ++i)
-    decoding[i]->n_drafts = std::min(decoding[i]->n_drafts, chosen[i]);
+int Engine::room_for_drafts(SequenceId id, const Running& r) const {
+  if (!scheduler_.is_decoding(id)) return 0;
+  const int64_t room = std::min<int64_t>(r.asked.request.max_new_tokens - r.n_generated,
+                                         context_ - std::ssize(scheduler_.tokens(id)));
+  return static_cast<int>(std::clamp<int64_t>(room - 1, 0, kMaxDraftTokens));
 }
 
 const Engine::Plan& Engine::schedule() {
@@ -210,7 +162,7 @@ const Engine::Plan& Engine::schedule() {
   for (const Scheduler::Part& part : plan) {
     const std::span<const int32_t> pages = scheduler_.pages(part.id);
     step_.add(scheduler_.tokens_and_drafts(part.id), pages, part.first, part.n, part.n_logits);
-    if (drafts_) drafts_->will_compute(pages, part.first, part.n);
+    drafter_.will_compute(pages, part.first, part.n);
   }
   return plan;
 }
@@ -240,7 +192,7 @@ void Engine::sample(const Plan& plan) {
 // measured speed.
 void Engine::copy_pages() {
   for (const PageCopy& copy : scheduler_.copies()) {
-    if (drafts_) drafts_->copied(copy);
+    drafter_.copied(copy);
     if (copy.way != PageCopy::Way::kWithin) {
       options_.host_pages->copy(copy);
       continue;
@@ -397,7 +349,7 @@ void Engine::emit(SequenceId id, TokenEvent event) {
   if (!ends) return;
   scheduler_.remove(id);
   running_.erase(it);
-  if (drafts_) drafts_->ended(id);
+  drafter_.ended(id);
 }
 
 void Engine::deliver() {

@@ -8,8 +8,7 @@
 #include <memory>
 #include <mutex>
 
-#include "engine/draft_policy.h"
-#include "engine/draft_source.h"
+#include "engine/drafter.h"
 #include "engine/host_pages.h"
 #include "engine/output_thread.h"
 #include "engine/request.h"
@@ -79,8 +78,6 @@ class Engine {
     EngineRequest asked;
     std::shared_ptr<Receiver> receiver;
     std::unique_ptr<Sampler> sampler;  // created with the first token
-    Acceptance acceptance;             // of its drafts
-    int n_drafts = 0;                  // wanted in the next step
     std::vector<ScoredToken> prompt;   // prompt tokens scored so far
     int n_generated = 0;
     Clock::time_point started;  // start of its first step
@@ -115,9 +112,7 @@ class Engine {
   void deliver();
 
   void draft_next(double step_seconds);
-  int most_drafts(SequenceId id, const Running& r) const;
-  void choose_drafts();
-  void compare_drafts(double step_seconds);
+  int room_for_drafts(SequenceId id, const Running& r) const;
 
   void copy_pages();
   void find_rows(const Plan& plan);
@@ -139,14 +134,12 @@ class Engine {
   const Options options_;
   TokenChooser chooser_;
   Scheduler scheduler_;
-  const std::unique_ptr<DraftSource> drafts_;  // null: nothing is drafted
-  DraftPolicy policy_;
+  Drafter drafter_;
   StepArrays step_;
   ComputingSpeed speed_;
   std::map<SequenceId, Running> running_;  // the requests in scheduler_
   Plan parts_;                             // of this step
   std::vector<LogitsRow> rows_;            // rows of logits of this step
-  double draft_seconds_ = 0;               // to draft what this step computes
   int n_sampled_ = 0;                      // tokens sampled in this step
   std::vector<Event> events_;              // events of this step
   std::future<void> masks_ready_;
