@@ -1,19 +1,24 @@
 // Layers for multi-token prediction: golden logits (tests/golden/README.md), what a checkpoint
 // stores of them, and drafts whose cache was filled in pieces, shared or not filled.
 #include <cmath>
+#include <fstream>
 #include <limits>
+#include <map>
 #include <numeric>
 
 #include "engine/mtp_drafts.h"
 #include "loader/loaded_model.h"
 #include "tests/check_close.h"
+#include "tests/error_of.h"
 #include "tests/golden_file.h"
 #include "tests/plain_engine.h"
+#include "tests/temp_directory.h"
 
 namespace tandem::test {
 namespace {
 
 const std::string kGolden = std::string(TANDEM_SOURCE_DIR) + "/tests/golden/";
+const std::string kTiny = std::string(TANDEM_SOURCE_DIR) + "/models/tiny-r1";
 
 // Pages in an order that is not that of memory.
 std::vector<int32_t> scattered_pages(const KvCache& cache) {
@@ -140,7 +145,7 @@ std::vector<int32_t> long_text(int n) {
 class DraftsTest : public testing::Test {
  protected:
   DraftsTest()
-      : loaded_({.directory = TANDEM_SOURCE_DIR "/models/tiny-r1",
+      : loaded_({.directory = kTiny,
                  .isa = cpu::Isa::kReference,
                  .context = 512,
                  .max_logits = 8,
@@ -237,6 +242,168 @@ TEST_F(DraftsTest, PagesOfOthersAreNotFilledAgain) {
   std::vector<int32_t> other = {3, 4};
   advance(text, other, 64, 15, 0);
   EXPECT_EQ(advance(text, other, 79, 1, 1), want);
+}
+
+// The embedded model with other MTP layers, in a folder of its own.
+class ChangedModel {
+ public:
+  using Json = nlohmann::json;
+  ChangedModel() {
+    std::ifstream file(kTiny + "/model.safetensors", std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof length);
+    const Json header = Json::parse(bytes.substr(8, length));
+    for (const auto& [name, entry] : header.items()) {
+      if (name == "__metadata__") continue;
+      const size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
+      tensors_[name] = {entry["dtype"], entry["shape"],
+                        bytes.substr(8 + length + begin, end - begin)};
+    }
+    config_ = Json::parse(std::ifstream(kTiny + "/config.json"));
+  }
+
+  std::string& data(const std::string& name) { return tensors_.at(name).data; }
+  void copy_mtp_layer() {
+    const auto tensors = tensors_;
+    for (const auto& [name, tensor] : tensors)
+      if (name.starts_with("model.layers.3."))
+        tensors_["model.layers.4." + name.substr(15)] = tensor;
+    config_["num_nextn_predict_layers"] = 2;
+  }
+
+  void drop(const std::string& name) { tensors_.erase(name); }
+
+  std::string write() {
+    Json header;
+    std::string data;
+    for (const auto& [name, t] : tensors_) {
+      header[name] = {{"dtype", t.dtype},
+                      {"shape", t.shape},
+                      {"data_offsets", {data.size(), data.size() + t.data.size()}}};
+      data += t.data;
+    }
+    const std::string text = header.dump();
+    const uint64_t length = text.size();
+    std::ofstream file(directory_.path() + "/model.safetensors", std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&length), sizeof length);
+    file << text << data;
+    std::ofstream(directory_.path() + "/config.json") << config_.dump();
+    return directory_.path();
+  }
+
+ private:
+  struct Tensor {
+    Json dtype, shape;
+    std::string data;
+  };
+  std::map<std::string, Tensor> tensors_;
+  Json config_;
+  const TempDirectory directory_;
+};
+
+ModelOptions mtp_options(const std::string& directory) {
+  return {.directory = directory,
+          .isa = cpu::Isa::kReference,
+          .context = 512,
+          .max_logits = 8,
+          .draft = DraftChoice::kMtp};
+}
+
+// Two layers in sequence: the second takes the hidden states of the first and the token after next.
+TEST(Mtp, TwoLayersInSequence) {
+  ChangedModel changed;
+  changed.copy_mtp_layer();
+  // Halved gains distinguish the second layer from the first.
+  for (const char* norm : {"enorm", "hnorm", "input_layernorm"}) {
+    std::string& gains = changed.data(fmt::format("model.layers.4.{}.weight", norm));
+    for (size_t i = 1; i < gains.size(); i += 4) gains[i] ^= 1;  // BF16: an exponent bit
+  }
+  const std::string directory = changed.write();
+  LoadedModel loaded(mtp_options(directory)), again(mtp_options(directory));
+  const std::vector<int32_t> text = long_text(201), pages = {3, 0, 5, 2};
+  const int n = 130;
+
+  StepArrays step(n);
+  step.add(text, pages, 0, n, 1);
+  loaded.model().forward(step.batch(), loaded.cache());
+  std::vector<int32_t> rows(n), known(text.begin(), text.begin() + n + 1), expected;
+  std::iota(rows.begin(), rows.end(), 0);
+  loaded.model().take_hidden(rows);
+  for (int module = 0; module < 2; ++module) {
+    step.clear();
+    step.add(std::span(known).subspan(1 + module), pages, 0, n, 1);
+    loaded.model().draft(module, step.batch(), loaded.cache());
+    const std::vector<float> logits = logits_of(loaded, 1).numbers;
+    known.push_back(
+        static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+    expected.push_back(known.back());
+  }
+
+  MtpDrafts drafts(again.model(), again.cache(), again.config().vocab, 0);
+  for (const auto& [first, count] : {std::pair(0, 70), {70, 1}, {71, 59}}) {
+    step.clear();
+    step.add(text, pages, first, count, 1);
+    drafts.will_compute(pages, first, count);
+    again.model().forward(step.batch(), again.cache());
+    // Prompts know what follows a piece; the last piece is followed by one token.
+    const auto size = first + count == n ? n + 1 : std::ssize(text);
+    const Advance advance = {1, std::span(text).first(size), pages, first, count,
+                             0, first + count == n ? 4 : 0};
+    drafts.step_done({&advance, 1}, true);
+  }
+  const auto got = drafts.draft(1, std::span(text).first(n + 1), 4);
+  ASSERT_EQ(got.size(), 4u) << "two more by the second layer again";
+  EXPECT_EQ((std::vector<int32_t>{got[0], got[1]}), expected);
+}
+
+TEST(Mtp, CopiesOfEmbeddingAndHeadAreKeptOnceIfTheyAreEqual) {
+  const LoadedModel shared(mtp_options(kTiny));
+  EXPECT_FALSE(shared.config().mtp_has_embedding || shared.config().mtp_has_head);
+  ChangedModel changed;
+  changed.data("model.layers.3.shared_head.head.weight").back() ^= 1;
+  const LoadedModel own_head(mtp_options(changed.write()));
+  EXPECT_TRUE(!own_head.config().mtp_has_embedding && own_head.config().mtp_has_head);
+  changed.data("model.layers.3.embed_tokens.weight")[0] ^= 1;
+  const LoadedModel own_both(mtp_options(changed.write()));
+  EXPECT_TRUE(own_both.config().mtp_has_embedding && own_both.config().mtp_has_head);
+  const int64_t matrix = int64_t{2} * shared.config().vocab * shared.config().dim;
+  EXPECT_GE(own_head.packed_bytes(), shared.packed_bytes() + matrix);
+  EXPECT_GE(own_both.packed_bytes(), own_head.packed_bytes() + matrix);
+  ModelOptions off = mtp_options(kTiny);
+  off.draft = DraftChoice::kOff;
+  LoadedModel without(off);
+  EXPECT_LT(without.packed_bytes(), shared.packed_bytes()) << "the layer is not loaded";
+  EXPECT_LT(without.load_report().bytes, shared.load_report().bytes) << "nor read";
+  EXPECT_EQ(without.cache().n_layers(), 3);
+}
+
+// `auto` uses what there is, and says in a line why it does not use the layer.
+TEST(Mtp, AutoWithoutTheLayer) {
+  std::vector<std::string> lines;
+  ModelOptions options = mtp_options(std::string(TANDEM_SOURCE_DIR) + "/tests/golden/v2_lite");
+  EXPECT_TRUE(says(error_of([&] { LoadedModel m(options); }),
+                   "has no layer for multi-token prediction (num_nextn_predict_layers is 0): use "
+                   "--draft lookup"));
+  options.draft = DraftChoice::kAuto;
+  EXPECT_EQ(LoadedModel(options).drafting().source, Drafting::Source::kLookup);
+
+  ModelOptions damaged = mtp_options(kTiny);
+  damaged.draft = DraftChoice::kAuto;
+  EXPECT_EQ(LoadedModel(damaged).drafting().source, Drafting::Source::kMtp);
+  ChangedModel two;
+  two.copy_mtp_layer();
+  two.drop("model.layers.4.eh_proj.weight");
+  damaged.directory = two.write();
+  damaged.warn = [&](const std::string& line) { lines.push_back(line); };
+  const LoadedModel loaded(damaged);
+  EXPECT_EQ(loaded.drafting().source, Drafting::Source::kLookup);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_TRUE(says(lines[0], "the layer for multi-token prediction is not used: ")) << lines[0];
+  EXPECT_TRUE(says(lines[0], "model.layers.4.eh_proj.weight is missing")) << lines[0];
+  damaged.draft = DraftChoice::kMtp;
+  EXPECT_TRUE(
+      says(error_of([&] { LoadedModel m(damaged); }), "model.layers.4.eh_proj.weight is missing"));
 }
 
 }  // namespace
