@@ -112,7 +112,9 @@ void Engine::draft() {
     const int64_t most = std::min<int64_t>({options_.draft_tokens,
                                             r.asked.request.max_new_tokens - r.n_generated - 1,
                                             context_ - std::ssize(tokens) - 1});
-    scheduler_.draft(id, r.lookup.draft(tokens, static_cast<int>(std::max<int64_t>(0, most))));
+    const int n = static_cast<int>(std::max<int64_t>(0, most));
+    scheduler_.draft(
+        id, options_.drafts ? options_.drafts->draft(id, tokens, n) : r.lookup.draft(tokens, n));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 
+#include "engine/draft_source.h"
 #include "engine/host_pages.h"
 #include "engine/output_thread.h"
 #include "engine/prompt_lookup.h"
@@ -37,8 +38,8 @@ class Engine {
     HostPages* host_pages = nullptr;  // for swapping; null: preempted sequences are recomputed
     OutputThread* output = nullptr;   // delivers events; null: they are delivered between steps
     OutputThread* masks = nullptr;    // computes token masks beside the step; null: after it
-    int draft_tokens =
-        0;  // drafts of a sequence per step, found by PromptLookup; at most kMaxDraftTokens
+    int draft_tokens = 0;             // drafts of a sequence per step; at most kMaxDraftTokens
+    DraftSource* drafts = nullptr;    // proposes them; null: PromptLookup
   };
 
   // All references outlive the engine, which alone uses the cache. The vocabulary may be smaller
