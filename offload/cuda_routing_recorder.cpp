@@ -10,7 +10,7 @@ CudaRoutingRecorder::CudaRoutingRecorder(const ModelConfig& config, int max_toke
       ids_(int64_t{config.n_all_layers()} * max_tokens * config.router.n_active *
                int64_t{sizeof(int32_t)},
            gpu::Site::kMapped),
-      counts_(config) {}
+      counter_(config) {}
 
 void CudaRoutingRecorder::submitted(const ExpertBatch& batch) {
   const TensorView& ids = batch.routing.ids;
@@ -22,7 +22,7 @@ void CudaRoutingRecorder::submitted(const ExpertBatch& batch) {
 void CudaRoutingRecorder::step_ended(int n_tokens) {
   stream_.wait();
   for (int layer = 0; layer < c_.n_layers; ++layer)
-    if (c_.is_moe(layer)) count_choices(ids_of(layer, 0, n_tokens), counts_.of_layer[layer]);
+    if (c_.is_moe(layer)) counter_.add(layer, ids_of(layer, 0, n_tokens));
 }
 
 TensorView CudaRoutingRecorder::ids_of(int layer, int64_t first_row, int64_t n_tokens) const {

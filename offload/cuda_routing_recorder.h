@@ -15,7 +15,7 @@ class CudaRoutingRecorder final : public ExpertObserver {
   void submitted(const ExpertBatch& batch) override;
   void step_ended(int n_tokens) override;
 
-  const RoutingCounts& counts() const { return counts_; }
+  const RoutingCounts& counts() const { return counter_.counts(); }
 
  private:
   TensorView ids_of(int layer, int64_t first_row, int64_t n_tokens) const;
@@ -24,7 +24,7 @@ class CudaRoutingRecorder final : public ExpertObserver {
   gpu::Stream& stream_;
   const int max_tokens_;
   gpu::Buffer ids_;  // mapped, [layers, max_tokens, n_active]
-  RoutingCounts counts_;
+  RoutingCounter counter_;
 };
 
 }  // namespace tandem

@@ -120,6 +120,11 @@ void add_plan(CLI::App& app, Options& o, Command& command) {
   add_kv_type(*plan, p.kv,
               "type of the KV cache: auto (bf16, or fp8 where only that lets GPUs compute "
               "attention), bf16 or fp8");
+  plan->add_option("--draft-tokens", p.draft_tokens,
+                   "drafts of a sequence per step whose effect is predicted; 0: none; without it, "
+                   "the best of 0 to 4");
+  add_value(*plan, "--acceptance", p.acceptance,
+            "probability that a draft is accepted if all drafts before it were");
   plan->add_option(
       "--statistics", p.statistics,
       "JSON file of expert frequencies (run --record-routing): the most frequent go to GPUs");

@@ -217,6 +217,46 @@ TEST_F(BenchCalls, Generate) {
   expect_text("bench/calls_generate.txt", text + calls({"model"}, 1));
 }
 
+// Drafts that are always right give three tokens a step, and drafts that are always wrong one.
+TEST_F(BenchCalls, GenerateWithDrafts) {
+  log_.runs_of_section = 1 << 20;
+  for (const double acceptance : {1.0, 0.5, 0.0}) {
+    BenchInput bench = input({.tokens = {1},
+                              .contexts = {70},
+                              .batches = {2},
+                              .layers = 2,
+                              .new_tokens = 8,
+                              .draft_tokens = 2,
+                              .acceptance = acceptance});
+    bench.gpus = {};
+    run(generate_benchmark(), bench);
+    ASSERT_EQ(rows_.back()["drafts"].size(), 1u);
+    const Json &row = rows_.back()["drafts"][0], &plain = rows_.back()["decode"][0];
+    SCOPED_TRACE(row.dump());
+    EXPECT_EQ(row["batch"], plain["batch"]);
+    EXPECT_EQ(row["context"], plain["context"]);
+    const double tokens = row["tokens_per_step"], measured = row["measured_acceptance"];
+    if (acceptance != 0.5) {
+      EXPECT_EQ(measured, acceptance);
+      EXPECT_EQ(tokens, 1 + 2 * acceptance);
+    }
+    EXPECT_NEAR(measured, acceptance, 0.3);
+    EXPECT_NEAR(tokens, 1 + measured + measured * measured, 0.3);
+    EXPECT_DOUBLE_EQ(row["expected_tokens_per_step"], 1 + acceptance + acceptance * acceptance);
+    const double batch = row["batch"], seconds = row["seconds"];
+    EXPECT_DOUBLE_EQ(row["tokens_per_second"], batch * tokens / seconds);
+    EXPECT_DOUBLE_EQ(row["times_without"], row["tokens_per_second"].get<double>() /
+                                               plain["tokens_per_second"].get<double>());
+    EXPECT_DOUBLE_EQ(row["predicted_times_without"], row["expected_tokens_per_step"].get<double>() *
+                                                         plain["predicted_seconds"].get<double>() /
+                                                         row["predicted_seconds"].get<double>());
+    // More experts, but one cache and one set of matrices for all tokens of a sequence.
+    EXPECT_GT(row["bytes_per_token"].get<double>() * tokens, plain["bytes_per_token"]);
+    EXPECT_LT(row["bytes_per_token"].get<double>() * tokens,
+              3 * plain["bytes_per_token"].get<double>());
+  }
+}
+
 // Decode steps of one and two sequences, then prompts in steps that stream experts to the GPU.
 TEST_F(BenchCalls, Hybrid) {
   log_.runs_of_section = 1 << 20;

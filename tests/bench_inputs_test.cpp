@@ -118,7 +118,7 @@ TEST(Costs, OfAStep) {
   constexpr int64_t kVectors = 3 * (256 + 64 + 128 + 256) + 256 + 2 * 32;
   for (const bool tied : {false, true}) {
     c.tied_head = tied;
-    const CostOfParts cost = cost_of_step(c, formats, 1000, 5, 4);
+    const CostOfParts cost = cost_of_step(c, formats, {1000, 5}, 4);
     EXPECT_EQ(cost.matrices.bytes,
               5 * 256 * 2 + 2 * kHead + 3 * (kAttention + 4 * kAttentionScales) + kDense +
                   4 * kDenseScales + 2 * (kShared + 4 * kSharedScales + 2 * kRouter) + 4 * kVectors)
@@ -135,7 +135,7 @@ TEST(Costs, OfAStep) {
   }
   c.router.n_experts = 0;
   c.n_dense_layers = 3;
-  EXPECT_EQ(cost_of_step(c, formats, 1000, 5, 4).experts.bytes, 0);
+  EXPECT_EQ(cost_of_step(c, formats, {1000, 5}, 4).experts.bytes, 0);
 }
 
 TEST(Costs, OfALayer) {

@@ -79,7 +79,7 @@ TEST(BenchCounts, BytesAndOperationsOfAttention) {
 TEST(BenchCounts, ATokenReadsWhatTheParameterCountSays) {
   for (const char* name : {"r1", "v2-lite", "k2", "moonlight"}) {
     const ModelConfig c = bench_config(name);
-    const CostOfParts cost = cost_of_step(c, {{DType::kBF16}, {DType::kBF16}}, 100, 1, 2);
+    const CostOfParts cost = cost_of_step(c, {{DType::kBF16}, {DType::kBF16}}, {100, 1}, 2);
     const ParameterCounts counts = count_parameters(c);
     EXPECT_EQ(cost.attention.bytes, 100 * kv_bytes_per_token(c)) << name;
     // Vectors are stored as float; one row of the embedding is read.
@@ -92,8 +92,8 @@ TEST(BenchCounts, ATokenReadsWhatTheParameterCountSays) {
   // 58 MoE layers with 8 experts a token.
   const ModelConfig r1 = bench_config("r1");
   const WeightFormats fp8 = {{DType::kF8E4M3}, {DType::kF8E4M3}};
-  const CostOfParts one = cost_of_step(r1, fp8, 1000, 1, 2),
-                    two = cost_of_step(r1, fp8, 1000, 2, 2);
+  const CostOfParts one = cost_of_step(r1, fp8, {1000, 1}, 2),
+                    two = cost_of_step(r1, fp8, {1000, 2}, 2);
   EXPECT_EQ(one.experts.bytes, int64_t{58} * 352'407'552);
   // Two tokens choose 15.75 experts on average. Matrices are read once, each sequence's cache is
   // read.
@@ -101,6 +101,13 @@ TEST(BenchCounts, ATokenReadsWhatTheParameterCountSays) {
   EXPECT_EQ(two.matrices.bytes, one.matrices.bytes + 7168 * 2);
   EXPECT_EQ(two.attention.bytes, 2 * one.attention.bytes);
   EXPECT_EQ(two.matrices.ops, 2 * one.matrices.ops);
+  // A draft is a token like that of another sequence, but its sequence's cache is read once.
+  const CostOfParts drafted = cost_of_step(r1, fp8, {1000, 1, 1}, 2);
+  EXPECT_EQ(drafted.experts.bytes, two.experts.bytes);
+  EXPECT_EQ(drafted.matrices.bytes, two.matrices.bytes);
+  EXPECT_EQ(drafted.matrices.ops, two.matrices.ops);
+  EXPECT_EQ(drafted.attention.bytes, one.attention.bytes);
+  EXPECT_EQ(drafted.attention.ops, two.attention.ops);
 }
 
 TEST(BenchModel, AsManyExpertsAsFit) {

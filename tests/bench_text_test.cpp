@@ -103,6 +103,12 @@ TEST(BenchText, Generate) {
                {"context": 8192, "batch": 1, "seconds": 2, "predicted_seconds": 3,
                 "prediction_error": 0.5, "tokens_per_second": 0.5, "bytes_per_token": 1000000,
                 "roofline_ratio": 0.05, "bandwidth_ratio": 0.04}],
+    "drafts": [{"context": 1024, "batch": 8, "seconds": 0.0183456, "predicted_seconds": 0.0191,
+                "prediction_error": 0.0411, "tokens_per_second": 793.65,
+                "bytes_per_token": 1034567890, "roofline_ratio": 0.856, "bandwidth_ratio": 0.634,
+                "draft_tokens": 1, "acceptance": 0.85, "measured_acceptance": 0.823,
+                "tokens_per_step": 1.823, "times_without": 1.2247,
+                "predicted_times_without": 1.2349}],
     "prefill": [{"tokens": 512, "seconds": 1.5, "predicted_seconds": 1.25,
                  "prediction_error": -0.16667, "tokens_per_second": 341.333}]})");
   expect_text("bench/generate.txt", generate_benchmark().text(report));

@@ -127,6 +127,21 @@ TEST(BenchInputs, NewTokensHaveBounds) {
   EXPECT_EQ(refusal(65537), "-n 65537: must be between 2 and 65536");
 }
 
+TEST(BenchInputs, DraftsHaveBounds) {
+  const auto refusal = [](BenchOptions o) {
+    return error_of([&] { generate_benchmark().check(o); });
+  };
+  EXPECT_EQ(refusal({.draft_tokens = 8, .acceptance = 0}), "no error");
+  EXPECT_EQ(refusal({.draft_tokens = 0, .acceptance = 1}), "no error");
+  EXPECT_EQ(refusal({.draft_tokens = 9}), "--draft-tokens 9: must be between 0 and 8");
+  EXPECT_EQ(refusal({.draft_tokens = -1}), "--draft-tokens -1: must be between 0 and 8");
+  EXPECT_EQ(refusal({.acceptance = 1.1}), "--acceptance 1.1: must be between 0 and 1");
+  EXPECT_EQ(refusal({.acceptance = -0.1}), "--acceptance -0.1: must be between 0 and 1");
+  BenchInput bench = {.options = {.batches = {103}, .draft_tokens = 4}, .step_tokens = 512};
+  EXPECT_EQ(error_of([&] { generate_benchmark().check_input(bench); }),
+            "--batch 103 with --draft-tokens 4: a step has at most 512 tokens");
+}
+
 Json machine_with_curves(const std::string& cpu, const std::string& isa) {
   Json report = Json::parse(R"({"sockets": 1, "numa_nodes": 1, "cores": 2,
     "memory_bytes": 1000000000000, "read_bytes_per_second": {"one_thread": 1e10, "all": 2e10},
@@ -462,7 +477,9 @@ TEST(Prediction, IsThatOfThePlanner) {
     StepPrediction prediction(r1, formats, machine);
     const Phase decode = phase(machine, {4, 1000, false, 1});
     EXPECT_GT(decode.head_seconds, 0);
-    EXPECT_DOUBLE_EQ(prediction.decode_seconds(4, 1000), decode.step_seconds);
+    EXPECT_DOUBLE_EQ(prediction.decode_seconds({1000, 4}), decode.step_seconds);
+    EXPECT_DOUBLE_EQ(prediction.decode_seconds({1000, 4, 2}),
+                     phase(machine, {12, 1000, false, 1, 2}).step_seconds);
     EXPECT_DOUBLE_EQ(prediction.shared_decode_seconds(4, 1000),
                      decode.step_seconds - decode.head_seconds);
     EXPECT_DOUBLE_EQ(prediction.prefill_seconds(600, 256),

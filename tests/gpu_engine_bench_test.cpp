@@ -439,7 +439,7 @@ TEST(HybridRow, LeavesOutTheOperationsOfTheHead) {
   bench.rates->peak.bf16 = 1e12;
   const HybridSteps::Decode m = {.step = 1, .halves = 1, .no_cpu = 1, .gpu = 1, .cpu = 1};
   const double seconds = decode_row(m, bench, config, 1, 512)["gpu_roofline_ratio"];
-  const CostOfParts cost = cost_of_step(config, bench.input.formats, 1, 512, 2);
+  const CostOfParts cost = cost_of_step(config, bench.input.formats, {1, 512}, 2);
   const double head = 2. * 512 * config.vocab * config.dim;
   EXPECT_NEAR(seconds, (static_cast<double>(cost.matrices.ops + cost.attention.ops) - head) * 1e-12,
               1e-6);

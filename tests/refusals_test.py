@@ -133,7 +133,7 @@ class Refusals(KeptOutput):
         self.same("refused_executions.txt", self.answers(cases))
 
     def test_statistics(self):
-        sound = {"layers": 27, "experts": 64, "tokens": 1000, "counts": [[93.75] * 64] * 26}
+        sound = {"layers": 27, "experts": 64, "tokens": 1000, "experts_of_neighbours": [6, 11.5], "counts": [[93.75] * 64] * 26}
         plan = ("plan", "v2-lite", "--machine", "threadripper-4090", "--statistics")
         self.same("refused_statistics.txt", self.wrong_fields(sound, lambda path: (*plan, path), self.write))
 
@@ -155,6 +155,7 @@ class Refusals(KeptOutput):
                   "--experts": ("int3",), "--attention": ("fast",), "--kv": ("int8", "fp8"), "--activations": ("fp4", "fp8"), "--dense-products": ("mkl",)},
             plan: {"--ctx": (-1, 0, 163841), "--concurrency": (-1, 1 << 30), "--prompt": (0, 1 << 40), "--output": (0, 1 << 40),
                    "--user-speed": (-1, 1e7, "nan"), "--slo-ttft": (-1, 1e7, "nan"),
+                   "--draft-tokens": (-1, 9, "x"), "--acceptance": (-0.1, 1.1, "nan"),
                    "--preset": ("isl2k-osl2k", ""), "--objective": ("speed",), "--experts": ("int3",), "--kv": ("int8",)},
             serve: {"--simulate-routing": (-1, 1, 1000),"--max-batch": (0, 1 << 20), "--chunk": (0, 1 << 20), "--kv-tokens": (-1, 5), "--kv-fraction": (0, 1),
                     "--drain": (-1,), "--cors-origin": ("chat.example", "", "https://", "https://chat.example/"),
@@ -170,7 +171,7 @@ class Refusals(KeptOutput):
             ("bench", "layer", "--config", "v2-lite"): {"--simulate-routing": (-1, 5, 65)},
             ("bench", "mlp"): {"--baseline": ("jax", "numpy")},
             ("bench", "products"): {"--device": ("gpu",), "--isa": ("sse",)},
-            ("bench", "generate", "--config", TINY): {"--layers": (0, 1001), "--batch": (0, 1 << 20), "--ctx": (0, 1 << 25), "-n": (0, 1)},
+            ("bench", "generate", "--config", TINY): {"--draft-tokens": (-1, 9), "--acceptance": (-0.1, 1.1, "nan"), "--layers": (0, 1001), "--batch": (0, 1 << 20), "--ctx": (0, 1 << 25), "-n": (0, 1)},
             ("bench", "attention", "--variants", "--seconds", "0.001"): {"--config": ("v2-lite", "moonlight")},
             ("logits", TINY, "--out", str(self.folder / "x.json")): {"--tokens": ("", "1,", "512", "-1", "x", "@/no/such")},
             ("tokenize", TINY, "--decode"): {"-p": ("", "[", "[512]", "[-1]", "[0.5]", "{}")},

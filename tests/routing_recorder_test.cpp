@@ -52,14 +52,32 @@ TEST(RoutingRecorder, CountsEveryChoiceWhileItObserves) {
   const std::string text = routing_statistics_json(config, recorder.counts());
   EXPECT_EQ(text, R"({"model":"DeepseekV3ForCausalLM, 3 layers of 7168, 2 of 4 experts of 2048, )"
                   R"(vocabulary of 129280","layers":3,"experts":4,"tokens":3,)"
+                  // Layer 1: {0,1} {0,2} {0,3}; layer 2: {3,1} {1,3} {1,3}. Windows of two tokens
+                  // have 3, 3, 2 and 2 different experts, those of three 4 and 2.
+                  R"("experts_of_neighbours":[2.0,2.5,3.0],)"
                   "\"counts\":[[3,1,1,1],[0,3,0,3]]}\n");
   const RoutingStatistics read(config, text, "s.json");
   EXPECT_DOUBLE_EQ(read.share(1, 0), 1);
   EXPECT_DOUBLE_EQ(read.share(1, 3), 1.0 / 3);
   EXPECT_DOUBLE_EQ(read.share(2, 1), 1);
+  EXPECT_TRUE(read.knows_neighbours());
   ModelConfig other = config;
   other.router.n_experts = 8;
   EXPECT_TRUE(says(error_of([&] { RoutingStatistics(other, text, "s.json"); }), "another model"));
+}
+
+TEST(RoutingRecorder, WindowsHaveAtMostNineTokens) {
+  const ModelConfig config = three_layers();
+  Calls calls;
+  RoutingRecorder recorder(config);
+  calls.observe(&recorder);
+  for (int i = 0; i < 20; ++i) submit(calls, 1, {i < 10 ? 0 : 2, i < 10 ? 1 : 3, -1});
+  const auto& windows = recorder.counts().neighbours;
+  ASSERT_EQ(windows.size(), 9u);
+  EXPECT_EQ(windows[0].n, 20);
+  EXPECT_EQ(windows[8].n, 12);
+  EXPECT_EQ(windows[0].experts, 20 * 2);
+  EXPECT_EQ(windows[8].experts, 12 * 2 + 8 * 2) << "eight windows hold tokens of both kinds";
 }
 
 }  // namespace

@@ -29,8 +29,8 @@ LayerModel::LayerModel(const PlanInput& input, const Placement& placement, StepS
 
 LayerTime LayerModel::layer(const Stage& stage, int layer, const LayerExperts* experts) const {
   const double tokens = shape_.tokens_per_replica;
-  const bool halves =
-      p_.micro_batches == 2 && tokens >= p_.micro_batches_from_sequences && !shape_.prefill;
+  const bool halves = p_.micro_batches == 2 && !shape_.prefill &&
+                      tokens / shape_.tokens_per_sequence() >= p_.micro_batches_from_sequences;
   return halves ? overlapped(stage, layer, experts, tokens) : chain(stage, layer, experts, tokens);
 }
 
@@ -112,7 +112,7 @@ void LayerModel::add_backbone(const Stage& stage, int layer, double tokens, Laye
                            {static_cast<double>(weights) / tp, token_ops * tokens / tp, tokens});
   };
   t[Part::kProjections] = dense(bytes.attention, ops.projections);
-  const double queries = shape_.prefill ? tokens : 1;
+  const double queries = shape_.prefill ? tokens : shape_.tokens_per_sequence();
   const AttentionWork work = attention_work(c, queries, shape_.context);
   const double n = tokens / queries;
   t[Part::kAttention] =
@@ -134,8 +134,11 @@ void LayerModel::add_backbone(const Stage& stage, int layer, double tokens, Laye
 LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
                                                  const LayerExperts& experts, double tokens) const {
   const DeviceId backbone = stage.devices[0];
+  const double all = tokens * shape_.replicas;
+  const double independent =
+      in_.routing.independent_tokens(shape_.n_drafts + 1) / (shape_.n_drafts + 1) * all;
   const std::vector<ExpertLoad> loads =
-      expert_loads(in_, p_, experts, layer, tokens * shape_.replicas, backbone);
+      expert_loads(in_, p_, experts, layer, {all, independent}, backbone);
   const bool stream = shape_.prefill && !backbone.is_cpu() && streams(p_, tokens);
   std::vector<DeviceId> sorted = stage.devices;
   std::sort(sorted.begin(), sorted.end());
@@ -315,14 +318,14 @@ struct Use {
 };
 
 template <class EvenChance>
-Use use_of(const PlanInput& in, const ExpertGroup& group, int layer, double tokens,
+Use use_of(const PlanInput& in, const ExpertGroup& group, int layer, RoutedTokens tokens,
            const EvenChance& even_chance) {
   const double replicas = group.sliced ? 1 : static_cast<double>(group.owners.size());
   Use use;
   const auto add = [&](double share, double chance, double n) {
     use.used += n * chance;
     use.variance += n * chance * (1 - chance);
-    use.rows += n * tokens * share / replicas;
+    use.rows += n * tokens.all * share / replicas;
   };
   if (in.routing.uniform()) {
     add(in.routing.share(layer, 0), even_chance(replicas),
@@ -330,12 +333,13 @@ Use use_of(const PlanInput& in, const ExpertGroup& group, int layer, double toke
     return use;
   }
   const std::vector<double>* known =
-      in.known ? &in.known->of(in.routing, layer, tokens, in.config.router.n_experts) : nullptr;
+      in.known ? &in.known->of(in.routing, layer, tokens.independent, in.config.router.n_experts)
+               : nullptr;
   for (const int e : group.experts) {
     const double share = in.routing.share(layer, e);
-    const double chance = replicas != 1 ? chance_of_use(share / replicas, tokens)
+    const double chance = replicas != 1 ? chance_of_use(share / replicas, tokens.independent)
                           : known       ? (*known)[e]
-                                        : in.routing.chance(layer, e, tokens);
+                                        : in.routing.chance(layer, e, tokens.independent);
     add(share, chance, 1);
   }
   return use;
@@ -350,7 +354,7 @@ double largest(double mean, double variance, double n, double least, double most
 }  // namespace
 
 std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
-                                     const LayerExperts& experts, int layer, double tokens,
+                                     const LayerExperts& experts, int layer, RoutedTokens tokens,
                                      DeviceId backbone) {
   const int n_gpus = static_cast<int>(in.machine.gpus.size());
   std::vector<int> index(static_cast<size_t>(in.machine.hosts) * (n_gpus + 1), -1);
@@ -362,8 +366,9 @@ std::vector<ExpertLoad> expert_loads(const PlanInput& in, const Placement& p,
   double known_replicas = 0, known_chance = 0;
   const auto even_chance = [&](double replicas) {
     if (replicas != known_replicas)
-      known_chance = replicas == 1 ? in.routing.chance(layer, 0, tokens)
-                                   : chance_of_use(in.routing.share(layer, 0) / replicas, tokens);
+      known_chance = replicas == 1
+                         ? in.routing.chance(layer, 0, tokens.independent)
+                         : chance_of_use(in.routing.share(layer, 0) / replicas, tokens.independent);
     known_replicas = replicas;
     return known_chance;
   };

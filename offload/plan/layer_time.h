@@ -19,9 +19,14 @@ struct ExpertLoad {
   DType format = DType::kBF16;    // format of the last group; selects the efficiency curve
 };
 
+// Tokens of a step. Neighbouring tokens of a sequence may choose fewer different experts than as
+// many `independent` ones (RoutingStatistics::independent_tokens).
+struct RoutedTokens {
+  double all, independent;
+};
 // Loads in the order in which the groups name the owners. Replicas share an expert's tokens.
 std::vector<ExpertLoad> expert_loads(const PlanInput& input, const Placement& placement,
-                                     const LayerExperts& experts, int layer, double tokens,
+                                     const LayerExperts& experts, int layer, RoutedTokens tokens,
                                      DeviceId backbone);
 
 // True if two owners are of one kind and have equal loads.

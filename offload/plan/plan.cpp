@@ -89,14 +89,16 @@ Plan plan(const PlanRequest& r) {
 Plan assess(const PlanRequest& r, const Placement& placement) {
   require_sound(r.workload, r.config);
   check_placement(r.config, r.machine, placement);
-  Plan plan = {placement, r.workload, {}, {}, {}};
+  Plan plan = {placement, r.workload, {}, {}, {}, {}};
   if (plan.workload.concurrency == 0)
     plan.workload.concurrency = static_cast<int>(std::clamp<int64_t>(
         placement.kv_tokens / r.workload.context * placement.stages[0].dp(), 1, kMaxConcurrency));
   const PlanInput in = {r.config, r.machine, plan.workload, r.routing};
   plan.prediction = predict(in, placement);
+  plan.drafts = plan_drafts(in, placement, plan.prediction.memory);
   plan.limit = limit_in_words(in, placement, plan.prediction);
   plan.reasons = reasons_in_words(in, placement, plan.prediction);
+  plan.reasons.push_back(why_in_words(in, placement, plan.drafts));
   return plan;
 }
 

@@ -1,6 +1,7 @@
 // The planner: the placement of a model on a machine with the best predicted score for a workload,
 // with reasons. Pure functions; docs/planner.md describes the cost model.
 #pragma once
+#include "offload/plan/drafts.h"
 #include "offload/plan/predict.h"
 
 namespace tandem {
@@ -10,8 +11,9 @@ constexpr WeightFormat kNarrowest{DType::kI4TwoLevel, 64};
 
 struct Plan {
   Placement placement;
-  Workload workload;  // with the chosen concurrency
-  Prediction prediction;
+  Workload workload;      // with the chosen concurrency
+  Prediction prediction;  // without drafts
+  DraftPlan drafts;
   std::string limit;                 // what bounds decoding, in words
   std::vector<std::string> reasons;  // one per decision, with numbers
 };

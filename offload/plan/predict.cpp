@@ -42,6 +42,15 @@ Phase predict_step(const PlanInput& in, const Placement& p, StepShape shape) {
   return phase;
 }
 
+StepShape decode_step_shape(const Workload& w, const Placement& p) {
+  const double replicas = p.stages.front().dp();
+  const double stages = static_cast<double>(p.stages.size());
+  // In a pipeline the sequences form one group per stage.
+  const double a_replica = std::max(1.0, w.concurrency / replicas / stages);
+  return {a_replica, w.prompt_tokens + w.output_tokens / 2.0, false,
+          std::min<double>(replicas, w.concurrency)};
+}
+
 int Prediction::gpus_used() const {
   return static_cast<int>(std::ranges::count_if(
       memory, [](const DeviceMemory& m) { return !m.device.is_cpu() && m.weights_bytes > 0; }));
@@ -83,12 +92,7 @@ namespace {
 
 void predict_speed(const PlanInput& in, const Placement& p, const Step& step, Prediction& out) {
   const Workload& w = in.workload;
-  const double replicas = p.stages.front().dp();
-  const double stages = static_cast<double>(p.stages.size());
-  // In a pipeline the sequences form one group per stage.
-  const double a_replica = std::max(1.0, w.concurrency / replicas / stages);
-  const double active = std::min<double>(replicas, w.concurrency);
-  out.decode = step({a_replica, w.prompt_tokens + w.output_tokens / 2.0, false, active});
+  out.decode = step(decode_step_shape(w, p));
   out.decode.tokens = w.concurrency;
   out.decode.tokens_per_second = w.concurrency / out.decode.step_seconds;
   out.tokens_per_second_per_user = 1 / out.decode.step_seconds;

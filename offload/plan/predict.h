@@ -77,13 +77,17 @@ struct PlanInput {
 };
 Prediction predict(const PlanInput& input, const Placement& placement);
 
-// One step of `tokens_per_replica` tokens in each replica: the next tokens of that many sequences,
+// One step of `tokens_per_replica` tokens in each replica: the next tokens and drafts of sequences,
 // each ending at `context`, or a prefill chunk of one sequence.
 struct StepShape {
   double tokens_per_replica, context;
   bool prefill;
-  double replicas;  // number of replicas that have tokens
+  double replicas;   // number of replicas that have tokens
+  int n_drafts = 0;  // of each sequence; 1 + n_drafts of the tokens belong to one sequence
+  double tokens_per_sequence() const { return prefill ? tokens_per_replica : 1.0 + n_drafts; }
 };
+// A decode step of the workload's sequences in the middle of their answers, without drafts.
+StepShape decode_step_shape(const Workload& workload, const Placement& placement);
 Phase predict_step(const PlanInput& input, const Placement& placement, StepShape shape);
 
 // Caches layer times of steps, for placements that differ only in embedding, head, chunks and

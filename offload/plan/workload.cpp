@@ -36,6 +36,11 @@ void require_sound(const Workload& w, const ModelConfig& config) {
   require(w.tokens_per_second_per_user >= 0 && w.tokens_per_second_per_user <= 1e6,
           "--user-speed {}: must be between 0 and 1000000 tokens a second",
           w.tokens_per_second_per_user);
+  require(!w.draft_tokens || (*w.draft_tokens >= 0 && *w.draft_tokens <= kMaxDraftTokens),
+          "--draft-tokens {}: must be between 0 and {}", w.draft_tokens.value_or(0),
+          kMaxDraftTokens);
+  require(w.acceptance >= 0 && w.acceptance <= 1, "--acceptance {}: must be between 0 and 1",
+          w.acceptance);
   require(w.first_token_seconds >= 0 && w.first_token_seconds <= 1e6,
           "--slo-ttft {}: must be between 0 and 1000000 seconds", w.first_token_seconds);
 }
@@ -64,10 +69,14 @@ std::string routing_statistics_json(const ModelConfig& c, const RoutingCounts& c
     chosen = std::accumulate(row.begin(), row.end(), int64_t{0});
     rows.push_back(row);
   }
+  nlohmann::ordered_json neighbours = nlohmann::ordered_json::array();
+  for (const RoutingCounts::Windows& w : counts.neighbours)
+    if (w.n > 0) neighbours.push_back(static_cast<double>(w.experts) / static_cast<double>(w.n));
   return nlohmann::ordered_json{{"model", name_of_shapes(c)},
                                 {"layers", c.n_layers},
                                 {"experts", c.router.n_experts},
                                 {"tokens", chosen / std::max(1, c.router.n_active)},
+                                {"experts_of_neighbours", neighbours},
                                 {"counts", rows}}
              .dump() +
          "\n";
@@ -89,6 +98,10 @@ RoutingStatistics::RoutingStatistics(const ModelConfig& c, std::string_view text
   const int experts = fields.integer("experts", 1, 1 << 20);
   const double tokens = fields.positive("tokens", 1e18);
   const auto& counts = fields.list("counts", 1 << 20);
+  const nlohmann::json none = nlohmann::json::array();
+  const auto& neighbours = fields.has("experts_of_neighbours")
+                               ? fields.list("experts_of_neighbours", kMaxDraftTokens + 1)
+                               : none;
   const std::string model = fields.text("model", name_of_shapes(c));
   fields.refuse_others();
   require(layers == c.n_layers && experts == c.router.n_experts,
@@ -124,6 +137,38 @@ RoutingStatistics::RoutingStatistics(const ModelConfig& c, std::string_view text
     shares_.push_back(std::move(shares));
     log_rest_.push_back(std::move(logs));
   }
+  read_neighbours(neighbours, source);
+}
+
+// Finds for each measured mean the number of independent tokens with this mean, by bisection.
+void RoutingStatistics::read_neighbours(const nlohmann::json& means, const std::string& source) {
+  double last = 0;
+  for (size_t i = 0; i < means.size(); ++i) {
+    const double most = std::min(n_experts_, static_cast<double>(i + 1) * n_active_);
+    const double mean = means[i].is_number() ? means[i].get<double>() : -1;
+    if (mean < std::max(n_active_, last) - 1e-6 || mean > most + 1e-6)
+      fail(
+          "{}: experts_of_neighbours[{}] is {}: expected a number {} .. {}, not below the one "
+          "before",
+          source, i, shown(means[i]), n_active_, most);
+    last = mean;
+    double low = 0, high = static_cast<double>(i + 1);
+    // Independent tokens cannot choose more experts than these; neighbours that do count as such.
+    if (mean_different(high) > mean)
+      for (int step = 0; step < 60; ++step) {
+        const double middle = (low + high) / 2;
+        (mean_different(middle) < mean ? low : high) = middle;
+      }
+    independent_.push_back(high);
+  }
+}
+
+// The mean over MoE layers of the different experts that so many independent tokens choose.
+double RoutingStatistics::mean_different(double tokens) const {
+  double sum = 0;
+  for (const std::vector<double>& logs : log_rest_)
+    for (const double log_rest : logs) sum -= std::expm1(tokens * log_rest);
+  return sum / std::max<double>(1, static_cast<double>(log_rest_.size()));
 }
 
 double chance_of_use(double share, double tokens) {

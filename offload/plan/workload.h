@@ -5,10 +5,12 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "model/batch.h"
 #include "model/config.h"
 #include "model/weight_format.h"
 
@@ -29,6 +31,8 @@ struct Workload {
   std::optional<WeightFormat> experts;    // empty: as stored, or the widest that fits
   // BF16 or FP8; empty: BF16, or FP8 where only FP8 keeps the cache on GPUs.
   std::optional<DType> kv;
+  std::optional<int> draft_tokens;  // of a sequence per step, 0: none; empty: decided
+  double acceptance = 0.85;         // probability that a draft is accepted if all before it were
 };
 
 // A workload that comparisons of systems agree on.
@@ -47,6 +51,12 @@ void require_sound(const Workload& workload, const ModelConfig& config);
 struct RoutingCounts {
   explicit RoutingCounts(const ModelConfig& config);
   std::vector<std::vector<int64_t>> of_layer;  // [layers][experts]; empty for dense layers
+  // [n - 1]: the windows of n neighbouring tokens in all MoE layers, and the sum of the numbers of
+  // different experts that each window chose.
+  struct Windows {
+    int64_t n = 0, experts = 0;
+  };
+  std::array<Windows, kMaxDraftTokens + 1> neighbours;
 };
 // JSON that RoutingStatistics reads. Every MoE layer must have seen the same tokens, at least one.
 std::string routing_statistics_json(const ModelConfig& config, const RoutingCounts& counts);
@@ -61,9 +71,19 @@ class RoutingStatistics {
   // Even routing.
   explicit RoutingStatistics(const ModelConfig& config);
   // Reads {"model": shapes as --record-routing writes them (optional), "layers": .., "experts": ..,
-  // "tokens": .., "counts": [[..] per MoE layer]}. Throws Error when the text is malformed or
-  // describes another model.
+  // "tokens": .., "experts_of_neighbours": [mean number of different experts that n = 1, 2, ..
+  // neighbouring tokens choose in a layer] (optional), "counts": [[..] per MoE layer]}. Throws
+  // Error when the text is malformed or describes another model.
   RoutingStatistics(const ModelConfig& config, std::string_view json, const std::string& source);
+
+  bool knows_neighbours() const { return !independent_.empty(); }
+  // The number of independently routed tokens that are expected to choose as many different experts
+  // as n neighbouring tokens of a text: measured if the statistics have it, else n.
+  double independent_tokens(int n) const {
+    if (!knows_neighbours()) return n;
+    const int known = std::min<int>(n, static_cast<int>(independent_.size()));
+    return independent_[known - 1] * n / known;
+  }
 
   bool uniform() const { return shares_.empty(); }
   double share(int layer, int expert) const {
@@ -78,12 +98,16 @@ class RoutingStatistics {
   }
 
  private:
+  void read_neighbours(const nlohmann::json& means, const std::string& source);
+  double mean_different(double tokens) const;
+
   double even_ = 0;
   // RouterConfig::simulated_ranks; places of a token and of a layer, if routing is simulated.
   double simulated_ranks_ = 0, n_active_ = 0, n_experts_ = 0;
   std::vector<int> row_of_;                    // [layers] row in shares_
   std::vector<std::vector<double>> shares_;    // [MoE layers][experts]; empty: even
   std::vector<std::vector<double>> log_rest_;  // log(1 - share)
+  std::vector<double> independent_;  // [n - 1]: independent_tokens(n); empty: not measured
 };
 
 }  // namespace tandem

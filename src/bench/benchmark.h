@@ -30,7 +30,9 @@ struct BenchOptions {
   std::vector<int> contexts = {};             // tokens in the cache
   std::vector<int> batches = {};              // sequences per step
   int layers = 5;
-  int new_tokens = 8;  // decoded at each context
+  int new_tokens = 8;        // decoded at each context
+  int draft_tokens = 0;      // generate: drafts of a sequence per step, beside steps without
+  double acceptance = 0.85;  // probability that a draft is right
   bool skew = false;
   bool variants = false;  // of attention
   double seconds = 0.3;   // of measuring, per row
@@ -61,6 +63,7 @@ enum class BenchFlag {
   kFormat,
   kActivations,
   kNewTokens,
+  kDrafts,
   kSkew,
   kVariants,
   kDisk,

@@ -68,10 +68,11 @@ CostOfParts cost_of_layer(const ModelConfig& config, WeightFormats formats, bool
   return cost;
 }
 
-CostOfParts cost_of_step(const ModelConfig& config, WeightFormats formats, int64_t context,
-                         int64_t batch, int64_t cache_element_bytes) {
+CostOfParts cost_of_step(const ModelConfig& config, WeightFormats formats, DecodeShape shape,
+                         int64_t cache_element_bytes) {
+  const int64_t n = int64_t{shape.batch} * (1 + shape.n_drafts);
   CostOfParts cost;
-  cost.experts = cost_of_routed(config, formats.experts, batch);
+  cost.experts = cost_of_routed(config, formats.experts, n);
   ModelWeights unused;
   for_each_weight(unused, config, [&](const WeightSpec& spec, QuantView&) {
     const int64_t rows = spec.rows, cols = spec.cols;
@@ -81,22 +82,23 @@ CostOfParts cost_of_step(const ModelConfig& config, WeightFormats formats, int64
       return;
     }
     if (spec.use == WeightUse::kEmbedding) {
-      cost.matrices.bytes += batch * cols * size_of(DType::kBF16);  // one row per sequence
+      cost.matrices.bytes += n * cols * size_of(DType::kBF16);  // one row per token
       if (!config.tied_head) return;
     }
     const bool bf16 = spec.use == WeightUse::kEmbedding || spec.use == WeightUse::kHead ||
                       spec.use == WeightUse::kRouter;
     cost.matrices.bytes +=
         matrix_bytes(config, rows, cols, bf16 ? WeightFormat{DType::kBF16} : formats.backbone);
-    cost.matrices.ops += 2 * batch * rows * cols;
+    cost.matrices.ops += 2 * n * rows * cols;
   });
-  const Cost one = cost_of_absorbed(config.mla, context, cache_element_bytes);
-  cost.attention = {batch * config.n_layers * one.bytes, batch * config.n_layers * one.ops};
+  const Cost one = cost_of_absorbed(config.mla, shape.context, cache_element_bytes);
+  cost.attention = {int64_t{shape.batch} * config.n_layers * one.bytes,
+                    n * config.n_layers * one.ops};
   return cost;
 }
 
 int64_t backbone_bytes(const ModelConfig& config, WeightFormats formats) {
-  return cost_of_step(config, formats, 0, 1, 0).matrices.bytes + embedding_bytes(config);
+  return cost_of_step(config, formats, {0, 1}, 0).matrices.bytes + embedding_bytes(config);
 }
 
 }  // namespace tandem

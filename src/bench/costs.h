@@ -25,6 +25,13 @@ Cost cost_of_absorbed(const MlaConfig& mla, int64_t context, int64_t cache_eleme
 Cost cost_of_naive(const MlaConfig& mla, int64_t context, int64_t n, int64_t cache_element_bytes,
                    int64_t kv_b_bytes);
 
+// A step of the next token and of n_drafts drafts of each of `batch` sequences at the end of
+// `context`.
+struct DecodeShape {
+  int context, batch;
+  int n_drafts = 0;
+};
+
 // Parts that run one after another, so their rooflines add up. Experts: the number that uniform
 // routing is expected to choose.
 struct CostOfParts {
@@ -37,9 +44,8 @@ struct CostOfParts {
 // One layer, for the last `n` of `context` tokens.
 CostOfParts cost_of_layer(const ModelConfig& config, WeightFormats formats, bool moe,
                           int64_t context, int64_t n, int64_t cache_element_bytes);
-// A step of one token for each of `batch` sequences at the end of `context`.
-CostOfParts cost_of_step(const ModelConfig& config, WeightFormats formats, int64_t context,
-                         int64_t batch, int64_t cache_element_bytes);
+CostOfParts cost_of_step(const ModelConfig& config, WeightFormats formats, DecodeShape shape,
+                         int64_t cache_element_bytes);
 // Bytes of all weights but the routed experts.
 int64_t backbone_bytes(const ModelConfig& config, WeightFormats formats);
 

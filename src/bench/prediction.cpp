@@ -29,36 +29,36 @@ StepPrediction::StepPrediction(const ModelConfig& config, WeightFormats formats,
       machine_(machine),
       placement_(experts_on_cpu(config, formats, machine.gpus.empty() ? kCpu : kGpu)) {}
 
-double StepPrediction::decode_seconds(int batch, int context) const {
-  return step(batch, context, false).step_seconds;
+double StepPrediction::decode_seconds(DecodeShape shape) const {
+  const double tokens = shape.batch * (1.0 + shape.n_drafts);
+  return step({tokens, double{1} * shape.context, false, 1, shape.n_drafts}).step_seconds;
 }
 
 double StepPrediction::prefill_seconds(int n, int step_tokens) const {
   double seconds = 0;
   for (int first = 0; first < n; first += step_tokens) {
     const int tokens = std::min(step_tokens, n - first);
-    seconds += step(tokens, first + tokens, true).step_seconds;
+    seconds += step({double{1} * tokens, first + double{1} * tokens, true, 1}).step_seconds;
   }
   return seconds;
 }
 
 double StepPrediction::shared_decode_seconds(int batch, int context) const {
-  const Phase phase = step(batch, context, false);
+  const Phase phase = step({double{1} * batch, double{1} * context, false, 1});
   return phase.step_seconds - phase.head_seconds;
 }
 
 double StepPrediction::streamed_seconds(int n) {
   placement_.stream_from_tokens = n;
-  const Phase phase = step(n, n, true);
+  const Phase phase = step({double{1} * n, double{1} * n, true, 1});
   return phase.step_seconds - phase.head_seconds;
 }
 
-Phase StepPrediction::step(double tokens, double context, bool prefill) const {
+Phase StepPrediction::step(const StepShape& shape) const {
   Workload workload;
-  workload.context = static_cast<int64_t>(context);
+  workload.context = static_cast<int64_t>(shape.context);
   const RoutingStatistics uniform(config_);
-  return predict_step({config_, machine_, workload, uniform}, placement_,
-                      {tokens, context, prefill, 1});
+  return predict_step({config_, machine_, workload, uniform}, placement_, shape);
 }
 
 void RatesProbe::burst(double seconds) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bench/bench_model.h"
+#include "bench/costs.h"
 #include "bench/machine/machine_speed.h"
 #include "core/machine.h"
 #include "offload/plan/predict.h"
@@ -16,8 +17,8 @@ class StepPrediction {
   // on the CPUs. `config` must outlive the object.
   StepPrediction(const ModelConfig& config, WeightFormats formats, const Machine& machine);
 
-  // A step of one token for each of `batch` sequences at the end of `context`.
-  double decode_seconds(int batch, int context) const;
+  // Drafts are given: the time of drafting them is not included.
+  double decode_seconds(DecodeShape shape) const;
   // A prompt of n tokens in steps of up to step_tokens tokens.
   double prefill_seconds(int n, int step_tokens) const;
 
@@ -27,7 +28,7 @@ class StepPrediction {
   double streamed_seconds(int n);
 
  private:
-  Phase step(double tokens, double context, bool prefill) const;
+  Phase step(const StepShape& shape) const;
 
   const ModelConfig& config_;
   const Machine machine_;

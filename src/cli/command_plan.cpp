@@ -103,7 +103,9 @@ int plan_command(const Options& o) {
                              .tokens_per_second_per_user = p.user_speed,
                              .first_token_seconds = p.first_token_seconds,
                              .experts = p.experts,
-                             .kv = p.kv};
+                             .kv = p.kv,
+                             .draft_tokens = p.draft_tokens,
+                             .acceptance = p.acceptance};
   const RoutingStatistics routing =
       p.statistics.empty()
           ? RoutingStatistics(config)

@@ -13,6 +13,7 @@ using Json = nlohmann::ordered_json;
 
 Json layer_report(const LayerTime& layer);
 Json phase_report(const Phase& phase);
+Json drafts_report(const DraftPlan& drafts);
 Json change_report(const Change& change);
 std::string memory_table(const Prediction& p);
 std::string parts_table(const Prediction& p);
@@ -42,6 +43,7 @@ Json plan_report(const PlanRequest& request, const Plan& plan, const std::vector
           {"placement", placement_file(plan)},
           {"memory", memory},
           {"predicted", prediction_report(plan.prediction)},
+          {"drafts", drafts_report(plan.drafts)},
           {"limit", plan.limit},
           {"reasons", plan.reasons},
           {"changes", bring}};
@@ -86,6 +88,7 @@ std::string plan_text(const PlanRequest& request, const Plan& plan,
       each.is_null() ? "" : fmt::format(", {:.2f} per GPU", each.get<double>()));
   if (p.load_seconds > 0)
     text += fmt::format("            loading at least {:.0f} s\n", p.load_seconds);
+  text += fmt::format("drafts      {}\n", drafts_in_words(plan.drafts));
   text += fmt::format("limit       {}\n\n{}\n{}\n", plan.limit, memory_table(p), parts_table(p));
   text += "why\n";
   for (const std::string& reason : plan.reasons) text += "  " + reason + "\n";
@@ -169,6 +172,23 @@ Json phase_report(const Phase& phase) {
   report["head_seconds"] = phase.head_seconds;
   report["streamed"] = phase.streamed;
   return report;
+}
+
+Json drafts_report(const DraftPlan& drafts) {
+  Json steps = Json::array();
+  for (const DraftedStep& step : drafts.steps)
+    steps.push_back({{"draft_tokens", step.n_drafts},
+                     {"tokens_per_step", step.tokens},
+                     {"experts_per_layer", step.experts},
+                     {"draft_seconds", step.draft_seconds},
+                     {"step_seconds", step.step_seconds},
+                     {"tokens_per_second", step.tokens_per_second},
+                     {"times_without", drafts.times(step)}});
+  return {{"draft_tokens", drafts.n_best},
+          {"acceptance", drafts.acceptance},
+          {"source", drafts.with_mtp ? "mtp" : "lookup"},
+          {"mtp_bytes", drafts.mtp_bytes},
+          {"steps", steps}};
 }
 
 Json change_report(const Change& change) {

@@ -26,7 +26,8 @@ std::unique_ptr<DraftSource> make_source(StepRunner& model, KvCache& cache,
 Drafter::Drafter(StepRunner& model, KvCache& cache, const Vocabulary& vocabulary, Drafting drafting,
                  int n_host_pages)
     : drafting_(drafting),
-      source_(make_source(model, cache, vocabulary, drafting.source, n_host_pages)),
+      own_(make_source(model, cache, vocabulary, drafting.source, n_host_pages)),
+      source_(drafting.given ? drafting.given : own_.get()),
       policy_(drafting.n_tokens) {}
 
 std::vector<int32_t> Drafter::draft(SequenceId id, std::span<const int32_t> tokens) {

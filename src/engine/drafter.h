@@ -49,7 +49,8 @@ class Drafter {
   void choose(std::span<Result> results);
 
   const Drafting drafting_;
-  const std::unique_ptr<DraftSource> source_;  // null: nothing is drafted
+  const std::unique_ptr<DraftSource> own_;
+  DraftSource* const source_;  // null: nothing is drafted
   DraftPolicy policy_;
   std::map<SequenceId, Sequence> sequences_;
   double seconds_ = 0;  // to prepare the drafts of the current step

@@ -25,7 +25,7 @@ void add_prediction(Json& row, const std::optional<double>& predicted) {
 // The GPU's part of a step at its own rates: matrices, then the cache. Logits are not computed.
 double backbone_seconds(const HybridBench& bench, const ModelConfig& config, int context, int n) {
   const Bounds gpu = {bench.rates->read_bytes_per_second, bench.rates->peak.bf16};
-  CostOfParts cost = cost_of_step(config, bench.input.formats, context, n, size_of(DType::kBF16));
+  CostOfParts cost = cost_of_step(config, bench.input.formats, {context, n}, size_of(DType::kBF16));
   cost.matrices.bytes -= matrix_bytes(config, config.vocab, config.dim, {DType::kBF16});
   cost.matrices.ops -= 2 * int64_t{n} * config.vocab * config.dim;
   return gpu.seconds(cost.matrices) + gpu.seconds(cost.attention);

@@ -1,6 +1,9 @@
 // `tandem bench generate`: a reduced model with random weights, run end to end by the engine.
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <random>
+#include <span>
 
 #include "bench/benchmark.h"
 #include "bench/costs.h"
@@ -8,6 +11,7 @@
 #include "bench/prediction.h"
 #include "bench/random_inputs.h"
 #include "engine/completion.h"
+#include "offload/plan/drafts.h"
 
 namespace tandem {
 namespace {
@@ -19,7 +23,8 @@ constexpr int kBurstsOfPrompt = 4;  // a median of three could follow a single d
 constexpr double kFirstBurst = 0.02;
 
 int64_t longest_sequence(const BenchInput& bench) {
-  return std::max(most_of(bench.options.contexts) + bench.options.new_tokens,
+  return std::max(most_of(bench.options.contexts) + bench.options.new_tokens +
+                      bench.options.draft_tokens,
                   most_of(bench.options.tokens)) +
          1;
 }
@@ -31,11 +36,45 @@ int64_t cache_tokens(const BenchInput& bench) {
   return most_of(bench.options.batches) * pages * kPageSize;
 }
 
-std::unique_ptr<Engine> engine_for(StepRunner& model, KvCache& cache, const BenchInput& bench) {
+std::unique_ptr<Engine> engine_for(StepRunner& model, KvCache& cache, const BenchInput& bench,
+                                   Engine::Options options) {
   const int vocab = model.config().vocab;
   return std::make_unique<Engine>(model, cache, Vocabulary{vocab, {}}, longest_sequence(bench),
-                                  Engine::Options{});
+                                  options);
 }
+
+// Drafts for sequences whose answers are known from an earlier run without drafts: each draft is
+// the right token with this probability, and else another one.
+class KnownAnswers final : public DraftSource {
+ public:
+  KnownAnswers(double acceptance, int vocab) : acceptance_(acceptance), vocab_(vocab) {}
+  void add(SequenceId id, int64_t n_prompt, std::vector<int32_t> answer) {
+    of_[id] = {n_prompt, std::move(answer)};
+  }
+  std::vector<int32_t> draft(SequenceId id, std::span<const int32_t> tokens, int most) override {
+    const auto it = of_.find(id);
+    std::vector<int32_t> drafts;
+    if (it == of_.end()) return drafts;
+    const auto& [n_prompt, answer] = it->second;
+    const int64_t first = std::ssize(tokens) - n_prompt;
+    for (int64_t i = first; i < std::min(first + most, std::ssize(answer)); ++i) {
+      constexpr double kRange = 1 + static_cast<double>(std::mt19937::max());
+      const bool is_right = rng_() < acceptance_ * kRange;
+      drafts.push_back(is_right ? answer[i] : (answer[i] + 1) % vocab_);
+    }
+    return drafts;
+  }
+
+ private:
+  struct Answer {
+    int64_t n_prompt;
+    std::vector<int32_t> tokens;
+  };
+  const double acceptance_;
+  const int vocab_;
+  std::mt19937 rng_{1};
+  std::map<SequenceId, Answer> of_;
+};
 
 Request greedy(std::vector<int32_t> prompt, int n_new) {
   SamplingParams params;
@@ -55,38 +94,104 @@ double median_seconds(const std::vector<TimedRun>& runs) {
   return median(std::move(seconds));
 }
 
-// Times each step that decodes a token of each of `batch` sequences after `context` cached tokens,
-// with bursts of the probe in between.
-std::vector<TimedRun> decode_runs(Engine& engine, const BenchInput& bench, int context, int batch,
-                                  RatesProbe& probe) {
-  std::mt19937 rng(context);
+// The timed steps, and what all sequences together got from them.
+struct DecodeRuns {
   std::vector<TimedRun> runs;
-  double spent = 0;
-  for (int round = 0; round < kMinRounds || spent < bench.options.seconds; ++round) {
-    int n_drawn = 0, n_ended = 0;
-    const auto count = [&](const TokenEvent& event) {
-      n_drawn += event.token.has_value();
-      n_ended += event.finish.has_value();
-      return true;
-    };
-    for (int i = 0; i < batch; ++i) {
-      std::vector<int32_t> prompt = random_tokens(context, engine.vocabulary_size(), rng);
-      engine.assume_cached(prompt);
-      engine.submit(
-          {.request = greedy(std::move(prompt), bench.options.new_tokens), .on_event = count});
-    }
-    while (n_drawn < batch) engine.step();
-    probe.burst(kFirstBurst);
-    while (n_ended < batch) {
-      const double seconds = seconds_of([&] { engine.step(); });
-      const int burst = probe.n_bursts();
-      probe.burst(seconds);
-      runs.push_back({seconds, burst - 1, burst + 1});
-      spent += seconds;
-    }
+  int64_t n_tokens = 0;
+  // A draft counts if all drafts before it in its step were accepted.
+  int64_t n_accepted = 0, n_rejected = 0;
+
+  // Tokens per step of each of `batch` sequences.
+  double tokens_per_step(int batch) const {
+    return static_cast<double>(n_tokens) / batch / static_cast<double>(runs.size());
   }
-  return runs;
-}
+  double acceptance() const {
+    return static_cast<double>(n_accepted) /
+           static_cast<double>(std::max<int64_t>(1, n_accepted + n_rejected));
+  }
+};
+
+struct DecodeTimes {
+  DecodeRuns plain, drafted;  // drafted: none without --draft-tokens
+};
+
+// Times steps that decode. With `known`, every round of answers without drafts is followed by one
+// that decodes the same answers with drafts.
+class DecodeBench {
+ public:
+  DecodeBench(Engine& engine, const BenchInput& bench, RatesProbe& probe, KnownAnswers* known)
+      : engine_(engine), bench_(bench), probe_(probe), known_(known) {}
+
+  // Steps of `batch` sequences after `context` cached tokens.
+  DecodeTimes times(int context, int batch) {
+    std::mt19937 rng(context);
+    DecodeTimes times;
+    double spent = 0;
+    for (int round = 0; round < kMinRounds || spent < bench_.options.seconds; ++round) {
+      std::vector<Tokens> prompts;
+      for (int i = 0; i < batch; ++i) {
+        prompts.push_back(random_tokens(context, engine_.vocabulary_size(), rng));
+        engine_.assume_cached(prompts.back());
+      }
+      const auto first = std::ssize(times.plain.runs);
+      const std::vector<Tokens> answers = decode(prompts, {}, times.plain);
+      for (const TimedRun& run : std::span(times.plain.runs).subspan(first)) spent += run.seconds;
+      if (known_) decode(prompts, answers, times.drafted);
+    }
+    return times;
+  }
+
+ private:
+  using Tokens = std::vector<int32_t>;
+
+  // Returns an answer to each prompt, drafted from `answers` if they are known. Times each step
+  // until an answer has new_tokens tokens, with bursts of the probe in between.
+  std::vector<Tokens> decode(const std::vector<Tokens>& prompts, const std::vector<Tokens>& answers,
+                             DecodeRuns& out) {
+    const size_t batch = prompts.size();
+    const int n_new = bench_.options.new_tokens;
+    std::vector<Tokens> drawn(batch);
+    size_t n_begun = 0, n_ended = 0, longest = 0;
+    DecodeRuns counted;
+    for (size_t i = 0; i < batch; ++i) {
+      const auto count = [&, i](const TokenEvent& event) {
+        if (event.token) {
+          n_begun += drawn[i].empty();
+          drawn[i].push_back(*event.token);
+          longest = std::max(longest, drawn[i].size());
+          ++counted.n_tokens;
+        }
+        counted.n_accepted += event.was_drafted;
+        counted.n_rejected += event.n_rejected > 0;
+        n_ended += event.finish.has_value();
+        return true;
+      };
+      // With these further tokens the last timed step has as many drafts as the others.
+      Request request = greedy(prompts[i], n_new + bench_.options.draft_tokens);
+      const SequenceId id = engine_.submit({.request = std::move(request), .on_event = count});
+      if (!answers.empty()) known_->add(id, std::ssize(prompts[i]), answers[i]);
+    }
+    while (n_begun < batch) engine_.step();
+    probe_.burst(kFirstBurst);
+    counted = {};
+    while (longest < static_cast<size_t>(n_new)) {
+      const double seconds = seconds_of([&] { engine_.step(); });
+      const int burst = probe_.n_bursts();
+      probe_.burst(seconds);
+      out.runs.push_back({seconds, burst - 1, burst + 1});
+    }
+    out.n_tokens += counted.n_tokens;
+    out.n_accepted += counted.n_accepted;
+    out.n_rejected += counted.n_rejected;
+    while (n_ended < batch) engine_.step();
+    return drawn;
+  }
+
+  Engine& engine_;
+  const BenchInput& bench_;
+  RatesProbe& probe_;
+  KnownAnswers* const known_;
+};
 
 std::vector<TimedRun> prefill_runs(Engine& engine, const BenchInput& bench, int n,
                                    RatesProbe& probe) {
@@ -128,6 +233,22 @@ void add_prediction(Json& row, const std::vector<TimedRun>& runs, const RatesPro
   row["prediction_error"] = ratio - 1;
 }
 
+// Adds what drafts bring: `row` has the steps with drafts, `plain` those without.
+void add_drafts(Json& row, const BenchOptions& options, const DecodeRuns& runs, const Json& plain) {
+  const auto ratio = [&](const char* field) {
+    return row[field].get<double>() / plain[field].get<double>();
+  };
+  const double expected = expected_tokens(options.draft_tokens, options.acceptance);
+  const double predicted = expected / ratio("predicted_seconds");
+  row.update({{"draft_tokens", options.draft_tokens},
+              {"acceptance", options.acceptance},
+              {"measured_acceptance", runs.acceptance()},
+              {"tokens_per_step", runs.tokens_per_step(row["batch"])},
+              {"expected_tokens_per_step", expected},
+              {"times_without", ratio("tokens_per_second")},
+              {"predicted_times_without", predicted}});
+}
+
 // The share of the GPU's memory bandwidth that reading all bytes of a token takes.
 void add_gpu_ratio(Json& row, const std::optional<Gpu>& gpu) {
   std::optional<double> ratio;
@@ -154,10 +275,14 @@ ModelConfig cut_model(const BenchInput& bench) {
 void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                     const OnRow& on_row) {
   const ModelConfig config = cut_model(bench);
-  const StepLimits limits = {bench.step_tokens, most_of(bench.options.batches)};
+  const int n_drafts = bench.options.draft_tokens;
+  const StepLimits limits = {bench.step_tokens, most_of(bench.options.batches) * (1 + n_drafts)};
   CpuBenchModel cpu(config, bench.formats, kernels, speed.team(), limits, cache_tokens(bench));
   fill_with_random(cpu.cache, config);
-  const std::unique_ptr<Engine> engine = engine_for(cpu.model, cpu.cache, bench);
+  KnownAnswers known(bench.options.acceptance, config.vocab);
+  const std::unique_ptr<Engine> engine =
+      engine_for(cpu.model, cpu.cache, bench,
+                 {.drafting = {.n_tokens = n_drafts, .given = n_drafts > 0 ? &known : nullptr}});
   const ModelOnGpu on_gpu(bench.gpus,
                           {.config = config,
                            .formats = bench.formats,
@@ -166,7 +291,7 @@ void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, Ma
                            .context = longest_sequence(bench)},
                           limits, cache_tokens(bench));
   std::unique_ptr<Engine> engine_there;
-  if (on_gpu.model()) engine_there = engine_for(*on_gpu.model(), *on_gpu.cache(), bench);
+  if (on_gpu.model()) engine_there = engine_for(*on_gpu.model(), *on_gpu.cache(), bench, {});
   const auto per_second_there = [&](int n, const auto& runs_of) {
     if (!engine_there) return Json();
     return Json(n / median_seconds(runs_of(*engine_there)));
@@ -175,34 +300,51 @@ void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, Ma
   const cpu::PeakLoop attention = peak_of_attention(speed, kernels);
   RatesProbe probe(speed, kernels.isa, bench.curves);
 
-  Json decode = Json::array();
+  const auto predicted_decode = [&](DecodeShape shape) {
+    return [&, shape](const Machine& rates) {
+      return StepPrediction(config, bench.formats, rates).decode_seconds(shape);
+    };
+  };
+  // A row of steps of 1 + shape.n_drafts tokens of each sequence.
+  const auto decode_row = [&](DecodeShape shape, const DecodeRuns& runs, const Machine& machine) {
+    const double seconds = median_seconds(runs.runs);
+    const double tokens = runs.tokens_per_step(shape.batch) * shape.batch;
+    const CostOfParts cost =
+        cost_of_step(config, bench.formats, shape, size_of(cache_type_for(kernels)));
+    const Bounds bounds = bounds_of(machine, products);
+    const double roofline = bounds.seconds(cost.matrices) + bounds.seconds(cost.experts) +
+                            bounds_of(machine, attention).seconds(cost.attention);
+    const auto bytes = static_cast<double>(cost.sum().bytes);
+    return Json{{"context", shape.context},
+                {"batch", shape.batch},
+                {"seconds", seconds},
+                {"tokens_per_second", tokens / seconds},
+                {"bytes_per_token", std::llround(bytes / tokens)},
+                {"roofline_seconds", roofline},
+                {"roofline_ratio", roofline / seconds},
+                {"bandwidth_ratio", bytes / bounds.read_bytes_per_second / seconds}};
+  };
+
+  Json decode = Json::array(), drafts = Json::array();
   for (const int context : bench.options.contexts) {
     for (const int batch : bench.options.batches) {
       const int first_burst = probe.n_bursts();
-      const std::vector<TimedRun> runs = decode_runs(*engine, bench, context, batch, probe);
-      const double seconds = median_seconds(runs);
+      const DecodeTimes times =
+          DecodeBench(*engine, bench, probe, n_drafts > 0 ? &known : nullptr).times(context, batch);
       const Machine machine = probe.machine(first_burst, probe.n_bursts());
-      const CostOfParts cost =
-          cost_of_step(config, bench.formats, context, batch, size_of(cache_type_for(kernels)));
-      const Bounds bounds = bounds_of(machine, products);
-      const double roofline = bounds.seconds(cost.matrices) + bounds.seconds(cost.experts) +
-                              bounds_of(machine, attention).seconds(cost.attention);
-      const double reading = static_cast<double>(cost.sum().bytes) / bounds.read_bytes_per_second;
-      decode.push_back({{"context", context},
-                        {"batch", batch},
-                        {"seconds", seconds},
-                        {"tokens_per_second", batch / seconds},
-                        {"bytes_per_token", cost.sum().bytes / batch},
-                        {"roofline_seconds", roofline},
-                        {"roofline_ratio", roofline / seconds},
-                        {"bandwidth_ratio", reading / seconds},
-                        {"gpu_tokens_per_second", per_second_there(batch, [&](Engine& there) {
-                           return decode_runs(there, bench, context, batch, probe);
-                         })}});
-      add_prediction(decode.back(), runs, probe, [&](const Machine& rates) {
-        return StepPrediction(config, bench.formats, rates).decode_seconds(batch, context);
+      const DecodeShape shape = {context, batch, 0};
+      decode.push_back(decode_row(shape, times.plain, machine));
+      decode.back()["gpu_tokens_per_second"] = per_second_there(batch, [&](Engine& there) {
+        return DecodeBench(there, bench, probe, nullptr).times(context, batch).plain.runs;
       });
+      add_prediction(decode.back(), times.plain.runs, probe, predicted_decode(shape));
       add_gpu_ratio(decode.back(), bench.gpu);
+      if (n_drafts == 0) continue;
+      const DecodeShape drafted = {context, batch, n_drafts};
+      Json row = decode_row(drafted, times.drafted, machine);
+      add_prediction(row, times.drafted.runs, probe, predicted_decode(drafted));
+      add_drafts(row, bench.options, times.drafted, decode.back());
+      drafts.push_back(std::move(row));
     }
   }
   Json prefill = Json::array();
@@ -233,8 +375,9 @@ void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, Ma
                  {"read_bytes_per_second", bounds.read_bytes_per_second},
                  {"peak_ops_per_second", bounds.ops_per_second},
                  {"instruction", products.instruction},
-                 {"decode", decode},
-                 {"prefill", prefill}});
+                 {"decode", decode}});
+  if (n_drafts > 0) report["drafts"] = drafts;
+  report["prefill"] = prefill;
   on_row(report);
 }
 
@@ -249,13 +392,24 @@ std::string generate_text(const Json& r) {
       simulated_routing_text(r), r["read_bytes_per_second"].get<double>() * 1e-9,
       r["instruction"].get<std::string>(), r["peak_ops_per_second"].get<double>() * 1e-9, "",
       "tokens", "batch", "ms", "predicted", "off", "tokens/s", "GB/token", "roofline", "bandwidth");
-  for (const Json& d : r["decode"])
+  const auto add_steps = [&](const char* what, const Json& d) {
     text += fmt::format(
         "{:<10}{:>9}{:>7}{:>11.2f}{:>11.2f}{:>6.0f} %{:>11.2f}{:>11.3f}{:>8.0f} %{:>9.0f} %\n",
-        "decode", d["context"].get<int>(), d["batch"].get<int>(), d["seconds"].get<double>() * 1e3,
+        what, d["context"].get<int>(), d["batch"].get<int>(), d["seconds"].get<double>() * 1e3,
         d["predicted_seconds"].get<double>() * 1e3, d["prediction_error"].get<double>() * 100,
         d["tokens_per_second"].get<double>(), d["bytes_per_token"].get<double>() * 1e-9,
         d["roofline_ratio"].get<double>() * 100, d["bandwidth_ratio"].get<double>() * 100);
+  };
+  for (const Json& d : r["decode"]) add_steps("decode", d);
+  for (const Json& d : r.value("drafts", Json::array())) {
+    add_steps("drafts", d);
+    text += fmt::format(
+        "  {} draft(s) a step at acceptance {:g}, measured {:.2f}: {:.2f} tokens a step, {:.2f} "
+        "times the tokens/s without; predicted {:.2f}\n",
+        d["draft_tokens"].get<int>(), d["acceptance"].get<double>(),
+        d["measured_acceptance"].get<double>(), d["tokens_per_step"].get<double>(),
+        d["times_without"].get<double>(), d["predicted_times_without"].get<double>());
+  }
   for (const Json& p : r["prefill"])
     text += fmt::format("{:<10}{:>9}{:>7}{:>11.2f}{:>11.2f}{:>6.0f} %{:>11.2f}\n", "prefill",
                         p["tokens"].get<int>(), 1, p["seconds"].get<double>() * 1e3,
@@ -265,31 +419,45 @@ std::string generate_text(const Json& r) {
   return text;
 }
 
-void check_new_tokens(const BenchOptions& o) {
+void check_generate(const BenchOptions& o) {
   require(o.new_tokens >= 2 && o.new_tokens <= kMaxTokens, "-n {}: must be between 2 and {}",
           o.new_tokens, kMaxTokens);
+  require(o.draft_tokens >= 0 && o.draft_tokens <= kMaxDraftTokens,
+          "--draft-tokens {}: must be between 0 and {}", o.draft_tokens, kMaxDraftTokens);
+  require(o.acceptance >= 0 && o.acceptance <= 1, "--acceptance {}: must be between 0 and 1",
+          o.acceptance);
+}
+
+void check_generate_input(const BenchInput& bench) {
+  const int batch = most_of(bench.options.batches), n_drafts = bench.options.draft_tokens;
+  require(batch * (1 + n_drafts) <= bench.step_tokens,
+          "--batch {} with --draft-tokens {}: a step has at most {} tokens", batch, n_drafts,
+          bench.step_tokens);
+  cut_model(bench);
 }
 
 }  // namespace
 
 Benchmark generate_benchmark() {
   using enum BenchFlag;
-  return {
-      .name = "generate",
-      .help = "a cut model with random weights, end to end",
-      .examples = "  tandem bench generate --config r1 --layers 5 --experts fp8 --ctx 1024,16384\n",
-      .flags = {kConfig, kIsa, kContexts, kTokens, kBatches, kLayers, kExperts, kFormat,
-                kActivations, kNewTokens, kSimulateRouting},
-      .tokens_help = "lengths of prompts, a list",
-      .tokens = {64, 512},
-      .contexts = {1024, 8192},
-      .batches = {1},
-      .memory_part = 0.6,
-      .check = check_new_tokens,
-      .check_input = [](const BenchInput& bench) { cut_model(bench); },
-      .on_cpu = bench_generate,
-      .header = nullptr,
-      .text = generate_text};
+  return {.name = "generate",
+          .help = "a cut model with random weights, end to end",
+          .examples =
+              "  tandem bench generate --config r1 --layers 5 --experts fp8 --ctx 1024,16384\n"
+              "  tandem bench generate --layers 5 --ctx 1024 -n 64 --draft-tokens 1 --acceptance "
+              "0.85\n",
+          .flags = {kConfig, kIsa, kContexts, kTokens, kBatches, kLayers, kExperts, kFormat,
+                    kActivations, kNewTokens, kDrafts, kSimulateRouting},
+          .tokens_help = "lengths of prompts, a list",
+          .tokens = {64, 512},
+          .contexts = {1024, 8192},
+          .batches = {1},
+          .memory_part = 0.6,
+          .check = check_generate,
+          .check_input = check_generate_input,
+          .on_cpu = bench_generate,
+          .header = nullptr,
+          .text = generate_text};
 }
 
 }  // namespace tandem
