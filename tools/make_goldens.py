@@ -1,12 +1,13 @@
 """Writes tests/golden: tiny random checkpoints of every family and their logits in Hugging Face transformers.
 
-    python -m tools.make_goldens --out tests/golden [--only v3_fp8]
+    python -m tools.make_goldens --out tests/golden [--only v3_fp8] [--mtp-only]
 
 For each family: random weights in the family's storage format, token sequences of 1, 17, 150 and 200 tokens, and the
 logits of DeepseekV2/V3ForCausalLM in float32 with eager attention on the decoded weights. reference_model.py computes
 the same logits in double precision; the script fails if the two differ by more than 5e-5 of the largest logit, so
 that each checks the other. Tokens are drawn again until no routing decision is closer than ROUTING_MARGIN, so that a
-correct engine in bfloat16 chooses the same experts.
+correct engine in bfloat16 chooses the same experts. mtp_goldens.py adds the values of the multi-token-prediction (MTP)
+layer where a family stores one.
 """
 
 import argparse
@@ -18,10 +19,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tools import checkpoint_io as io
 from tools.golden_families import families
+from tools.mtp_goldens import mtp_goldens
 from tools.reference_model import ReferenceModel
 
 LENGTHS = [1, 17, 150, 200]
@@ -34,12 +36,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="directory that receives one folder per family")
     parser.add_argument("--only", help="name of a single family")
+    parser.add_argument("--mtp-only", action="store_true",
+                        help="keep the checkpoints and add the MTP layer's values to their golden.safetensors")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    make = add_mtp if args.mtp_only else make_golden
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")
     for family in families():
         if args.only in (None, family.name):
-            make_golden(family, Path(args.out) / family.name, args.seed)
+            make(family, Path(args.out) / family.name, args.seed)
 
 
 def make_golden(family, directory, seed):
@@ -66,6 +71,22 @@ def make_golden(family, directory, seed):
     print(f"{family.name:16s} {size / 1e6:5.2f} MB  logit rms {rms:.2f}  transformers vs reference {worst:.1e} of the largest logit")
     if worst > AGREEMENT:
         raise SystemExit(f"{family.name}: transformers and reference_model.py disagree by {worst:.1e} of the largest logit")
+    add_mtp(family, directory, seed)
+
+
+def add_mtp(family, directory, seed):
+    """Adds the MTP layer's values to golden.safetensors of a family that stores the layer; other tensors stay."""
+    if not family.config.get("num_nextn_predict_layers"):
+        return
+    config, decoded = io.read_checkpoint(directory)
+    reference = ReferenceModel(config, io.as_numpy(decoded))
+    golden, worst = mtp_goldens(reference, transformers_model(config, decoded), decoded, seed)
+    print(f"{family.name:16s} MTP layer: transformers vs reference {worst:.1e} of the largest logit")
+    if worst > AGREEMENT:
+        raise SystemExit(f"{family.name}: transformers and reference_model.py disagree about the MTP layer by {worst:.1e}")
+    path = directory / "golden.safetensors"
+    kept = {name: tensor.clone() for name, tensor in load_file(path).items()}  # not a map of the file that is replaced
+    save_file(kept | golden, path)
 
 
 def random_weights(family, generator):

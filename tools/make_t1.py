@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 
 from tools import checkpoint_io as io
 from tools.golden_families import deepseek_v3, yarn
-from tools.make_goldens import tensor_shapes
+from tools.make_goldens import AGREEMENT, tensor_shapes, transformers_model
+from tools.mtp_goldens import disagreement, transformers_mtp
 from tools.reference_model import ReferenceModel
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -55,14 +56,26 @@ def main():
         "logits_5": model.head(hidden),
         "logits_40": model.logits(LONG_PROMPT),
         "mtp_logits_5": model.mtp_logits(hidden, next_tokens),
+        "mtp_second_logits_5": model.mtp_second_logits(hidden, next_tokens),
     }
     for name, values in EXPECTED.items():
         assert np.allclose(results[name][-1][: len(values)], values, rtol=0, atol=2e-9), name
     assert greedy == EXPECTED_GREEDY, greedy
-    tokens = {"tokens_5": PROMPT, "tokens_40": LONG_PROMPT, "greedy_5": greedy, "mtp_next_tokens_5": next_tokens}
+    check_mtp(directory, [*PROMPT, greedy[0]], results)
+    tokens = {"tokens_5": PROMPT, "tokens_40": LONG_PROMPT, "greedy_5": greedy, "mtp_tokens_5": PROMPT,
+              "mtp_next_tokens_5": next_tokens}
     golden = {n: torch.from_numpy(r.astype(np.float32)) for n, r in results.items()}
     golden |= {n: torch.tensor(t, dtype=torch.int32) for n, t in tokens.items()}
     save_file(golden, directory / "golden.safetensors")
+
+
+def check_mtp(directory, tokens, results):
+    """The MTP layer of transformers, in float32, gives the same logits."""
+    config, decoded = io.read_checkpoint(directory)
+    oracle = transformers_model(config, decoded)
+    worst = disagreement(oracle, transformers_mtp(oracle, decoded), tokens, results)
+    print(f"t1               MTP layer: transformers vs reference {worst:.1e} of the largest logit")
+    assert worst <= AGREEMENT, worst
 
 
 def formula_weight(name, shape):

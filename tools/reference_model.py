@@ -35,12 +35,24 @@ class ReferenceModel:
 
     def mtp_logits(self, hidden, next_tokens):
         """hidden [n, hidden] after the final norm, next_tokens [n] (token i+1 at position i) -> logits for token i+2."""
+        return self.head(self.mtp_hidden(hidden, next_tokens))
+
+    def mtp_second_logits(self, hidden, next_tokens):
+        """The MTP layer applied again, at position n: its own state of position n - 1 is the hidden state, the argmax of
+        its logits there is the next token, and attention covers all n + 1 positions. Returns logits [vocab].
+        """
+        state = self.mtp_hidden(hidden, next_tokens)[-1]
+        draft = self.head(state).argmax()
+        return self.head(self.mtp_hidden(np.vstack([hidden, state]), [*next_tokens, draft])[-1])
+
+    def mtp_hidden(self, hidden, next_tokens):
+        """Arguments as in mtp_logits(). Returns states after the layer's own final norm [n, hidden]."""
         layer = self.c["num_hidden_layers"]
         p = f"model.layers.{layer}."
         embedding = self.norm(self.w["model.embed_tokens.weight"][np.asarray(next_tokens)], p + "enorm.weight")
         x = np.concatenate([embedding, self.norm(hidden, p + "hnorm.weight")], -1) @ self.w[p + "eh_proj.weight"].T
         self.margins = np.full(len(next_tokens), np.inf)
-        return self.head(self.norm(self.block(x, layer), p + "shared_head.norm.weight"))
+        return self.norm(self.block(x, layer), p + "shared_head.norm.weight")
 
     def head(self, x):
         tied = self.c.get("tie_word_embeddings", False)
