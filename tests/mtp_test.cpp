@@ -41,8 +41,8 @@ Rows logits_of(LoadedModel& loaded, int64_t n) {
   return rows;
 }
 
-// The logits of layer 0 for multi-token prediction after each of `tokens`, of which the last
-// n_logits of each chunk are computed; next[i] follows tokens[i].
+// The logits of layer 0 for multi-token prediction after each of `tokens`, in pieces of `chunk`
+// tokens; next[i] follows tokens[i].
 std::vector<std::vector<float>> mtp_logits(LoadedModel& loaded, const std::vector<int32_t>& tokens,
                                            const std::vector<int32_t>& next, int chunk) {
   const std::vector<int32_t> pages = scattered_pages(loaded.cache());
@@ -66,6 +66,20 @@ std::vector<std::vector<float>> mtp_logits(LoadedModel& loaded, const std::vecto
     }
   }
   return logits;
+}
+
+int32_t best_of(std::span<const float> logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+// The logits after `draft`, which mtp_logits() drafted after n tokens.
+std::vector<float> applied_again(LoadedModel& loaded, int n, int32_t draft, int chunk) {
+  const std::vector<int32_t> pages = scattered_pages(loaded.cache());
+  loaded.model().take_drafted(std::vector<int32_t>{(n - 1) % chunk});
+  StepArrays step(1);
+  step.add_window({std::span(&draft, 1), pages, n, 0, 1});
+  loaded.model().draft(0, step.batch(), loaded.cache());
+  return logits_of(loaded, 1).numbers;
 }
 
 struct Case {
@@ -99,8 +113,9 @@ TEST_P(MtpGolden, LogitsOfEveryLength) {
   for (const int length : {5, 17, 150, 200}) {
     const std::string suffix = "_" + std::to_string(length);
     if (!golden.has("mtp_logits" + suffix)) continue;
-    const auto logits = mtp_logits(loaded, golden.ints("tokens" + suffix),
-                                   golden.ints("mtp_next_tokens" + suffix), c.chunk);
+    const std::vector<int32_t> tokens = golden.ints("mtp_tokens" + suffix);
+    const auto logits =
+        mtp_logits(loaded, tokens, golden.ints("mtp_next_tokens" + suffix), c.chunk);
     const std::vector<float> want = golden.floats("mtp_logits" + suffix);
     const size_t n_rows = want.size() / vocab;
     for (size_t i = 0; i < n_rows; ++i) {
@@ -109,6 +124,10 @@ TEST_P(MtpGolden, LogitsOfEveryLength) {
       expect_close(logits[length - n_rows + i], row, tolerance * largest(row));
       ++n_compared;
     }
+    SCOPED_TRACE(testing::Message() << length << " tokens, the layer applied again");
+    const std::vector<float> second = golden.floats("mtp_second_logits" + suffix);
+    expect_close(applied_again(loaded, length, best_of(logits.back()), c.chunk), second,
+                 tolerance * largest(second));
   }
   EXPECT_GE(n_compared, c.family == "t1" ? 5 : 19);
 }
@@ -127,8 +146,7 @@ TEST(Mtp, T1HasTheLogitsOfASecondImplementation) {
                       .draft = DraftChoice::kMtp});
   const auto logits = mtp_logits(loaded, {3, 1, 4, 1, 5}, {1, 4, 1, 5, 2}, 5);
   std::vector<int64_t> best;
-  for (const auto& row : logits)
-    best.push_back(std::max_element(row.begin(), row.end()) - row.begin());
+  for (const auto& row : logits) best.push_back(best_of(row));
   EXPECT_EQ(best, (std::vector<int64_t>{31, 19, 3, 31, 21}));
   expect_close(std::span(logits[4]).first(4),
                std::vector<double>{1.126559386, -1.289769461, 1.106651585, 1.085845298}, 2e-5);
