@@ -81,8 +81,12 @@ TEST(PlanOptimality, NoOtherAssignmentOfExpertsIsFaster) {
     const ModelConfig config = small_model(n_experts);
     const Machine machine = random_machine(config, n_devices - 1, rng);
     const RoutingStatistics routing = random_statistics(config, rng);
-    const Workload w = {
-        .context = 1024, .prompt_tokens = 64, .output_tokens = 512, .experts = {}, .kv = {}};
+    const Workload w = {.context = 1024,
+                        .prompt_tokens = 64,
+                        .output_tokens = 512,
+                        .experts = {},
+                        .kv = {},
+                        .draft_tokens = {}};
     const Plan plan = tandem::plan({"small", config, machine, w, routing});
     n_on_both += plan.placement.layers[0].groups.size() > 1;
     const double least = least_score({config, machine, plan.workload, routing}, plan.placement);

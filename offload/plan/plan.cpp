@@ -358,9 +358,10 @@ Change try_change(const PlanRequest& r, std::string what,
 class Trials {
  public:
   void add(const PlanRequest& r, std::string what, std::function<void(Machine&, Workload&)> apply) {
-    trials_.push_back(std::async(std::launch::async, [&r, what, apply = std::move(apply)] {
-      return try_change(r, what, apply);
-    }));
+    trials_.push_back(
+        std::async(std::launch::async, [&r, what = std::move(what), apply = std::move(apply)] {
+          return try_change(r, what, apply);
+        }));
   }
   std::vector<Change> results() {
     std::vector<Change> changes;
