@@ -1,253 +1,298 @@
 """Plants bugs one by one and shows that the tests catch every one.
 
-Changes, builds and tests a copy of the sources below build/mutants; the checkout is never changed. --write writes the
-table docs/measurements/planted_bugs.md. Exit status 1 if a mutant survives or no longer applies.
+Builds the unchanged sources once, in build/mutants. A bug is planted in a copy of its file; what includes the file is
+compiled from the copy and linked with the unchanged objects. The output of each test that caught a bug is kept in
+build/mutants/caught. --write writes docs/measurements/planted_bugs.md. Exit status 1 if a bug survives or no longer
+applies, or if a test fails without a bug.
 
-    python3 tools/mutants.py [--only NAME] [--write]
+    python3 tools/mutants.py [--only NAME] [--files REGEX [--others N]] [--likely] [--jobs N] [--write MACHINE]
 """
 import argparse
+import collections
+import concurrent.futures
+import functools
+import json
+import os
 import pathlib
+import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
-from planted_bugs import MUTANTS
+from planted_bugs import MUTANTS, TESTS_OF
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-COPY = ROOT / "build" / "mutants"
-FOLDERS = ["src", "cpu_kernels", "gpu_kernels", "offload", "tests", "benchmarks", "models", "machines", "docs/measurements"]
-FILES = ["CMakeLists.txt"]
-# Cheapest first, because the first failing test ends a mutant. The tests of its file run before all others.
-TESTS = ["topology_test", "team_test", "scheduler_test", "swapping_test", "server_test", "chat_template_test", "grammar_test", "plan_rules_test", "assign_test", "placement_test", "executed_parts_test", "fit_test", "decision_test",
-         "routing_recorder_test", "measured_curves_test", "expert_division_test", "simulate_test", "machine_test", "serving_bench_test", "plan_test", "rope_test", "router_test", "sampler_test",
-         "int4_words_test", "config_refusals_test", "checkpoint_test", "packed_cache_test", "quantized_weights_test", "emulated_byte_products_test",
-         "experts_test", "attention_test", "cpu_kernels_test", "gpu_kernels_test", "gpu_router_test", "gpu_plain_test", "gpu_products_test", "gpu_fp8_products_test", "gpu_experts_test", "gpu_attention_test", "gpu_decode_cost_test", "gpu_packed_test", "gpu_signals_test", "gpu_sampling_test", "gpu_kv_test", "gpu_hand_off_test", "gpu_unpack_test", "gpu_grids_test", "gpu_hybrid_test", "gpu_hybrid_fp8_test", "gpu_hybrid_streaming_test", "gpu_hybrid_allocations_test", "load_weights_test", "model_test", "completion_test", "engine_test", "golden_test", "gpu_engine_test", "gpu_engine_fp8_test", "gpu_engine_graphs_test", "gpu_hybrid_engine_test", "gpu_engine_swap_test", "gpu_engine_both_test", "gpu_engine_batches_test", "gpu_hybrid_steps_test", "gpu_facts_test", "gpu_engine_fallback_test", "gpu_engine_lost_test", "gpu_engine_bench_test", "gpu_engine_rates_test", "bench_machine_test", "bench_test"]
-TESTS_OF = {
-    "src/ops/cuda_batch": ["gpu_hybrid_engine_test", "gpu_hybrid_allocations_test", "gpu_engine_batches_test"],
-    "src/ops/cuda_ops": ["gpu_engine_graphs_test", "gpu_engine_test", "gpu_hybrid_allocations_test"],
-    "src/ops/cuda_products": ["gpu_hybrid_fp8_test"],
-    "src/ops/cuda": ["gpu_engine_test"],
-    "src/bench/random_weights": ["bench_test"],
-    "src/with_gpu/gpu_model": ["gpu_engine_fallback_test"],
-    "src/main.cpp": ["cli_test.py", "cli_errors_test.py", "gpu_cli_test.py"],
-    "src/core/program_files": ["cli_errors_test.py"],
-    "src/text/utf8": ["utf8_test", "unicode_test"],
-    "src/text/unicode": ["unicode_test"],
-    "src/text/tokenizer": ["unicode_test", "tokenizer_test"],
-    "src/cli/command_serve": ["gpu_cli_test.py"],
-    "src/loader/loaded_model": ["gpu_engine_fallback_test"],
-    "src/loader/decision": ["decision_test", "gpu_engine_fallback_test", "gpu_engine_test"],
-    "gpu_kernels/gpu_facts": ["gpu_facts_test"],
-    "tests/gpu_check": ["gpu_check_test.py"],
-    "src/server/cors": ["serve_process_test.py"],
-    "src/server/tls": ["serve_process_test.py"],
-    "src/server/generation.cpp": ["serve_test.py"],
-    "gpu_kernels/hand_off": ["gpu_hand_off_test"],
-    "gpu_kernels/stamp": ["gpu_hand_off_test"],
-    "gpu_kernels/unpack": ["gpu_unpack_test"],
-    "offload/hybrid": ["gpu_hybrid_test", "gpu_hybrid_allocations_test"],
-    "offload/expert_division": ["expert_division_test", "gpu_hybrid_allocations_test"],
-    "offload/cuda_streaming": ["gpu_hybrid_streaming_test"],
-    "offload/cuda_expert_upload": ["gpu_hybrid_streaming_test"],
-    "offload/cuda_routing": ["gpu_hybrid_engine_test"],
-    "offload/cuda_expert_rows": ["gpu_hybrid_fp8_test"],
-    "offload/cuda": ["gpu_hybrid_test"],
-    "offload/timeline": ["gpu_hybrid_test"],
-    "src/with_gpu/cublas": ["gpu_engine_cublas_test"],
-    "src/with_gpu/small_kernels": ["gpu_engine_kernel_bench_test"],
-    "src/with_gpu/products_on_gpu": ["gpu_engine_kernel_bench_test"],
-    "src/with_gpu/kernel_gap": ["gpu_engine_kernel_bench_test"],
-    "src/with_gpu/hand_off_speed": ["gpu_engine_kernel_bench_test"],
-    "src/with_gpu/": ["gpu_engine_fallback_test", "gpu_engine_swap_test", "gpu_hybrid_engine_test"],
-    "src/core/team_watch": ["team_test"],
-    "src/bench/parts/attention_variants": ["attention_variants_test"],
-    "src/bench/roofline": ["bench_test"],
-    "src/bench/gpu/hybrid": ["gpu_engine_bench_test", "gpu_engine_kernel_bench_test"],
-    "src/bench/gpu/": ["gpu_engine_kernel_bench_test"],
-    "gpu_kernels/emulated/stream_flags": ["gpu_signals_test"],
-    "src/bench/machine/": ["bench_machine_test", "gpu_engine_rates_test"],
-    "src/bench/random_inputs": ["bench_test"],
-    "gpu_kernels/peaks": ["gpu_engine_rates_test"],
-    "src/model/attention_form": ["plan_rules_test"],
-    "src/engine/deepseek": ["model_test", "gpu_engine_both_test"],
-    "offload/plan/layer_time": ["plan_rules_test", "plan_test"],
-    "offload/plan/plan.": ["plan_test"],
-    "cpu_kernels/amx": ["emulated_byte_products_test", "quantized_weights_test", "cpu_kernels_test"],
-    "cpu_kernels/avx512_int8": ["quantized_weights_test"],
-    "cpu_kernels/avx512_i4": ["quantized_weights_test"],
-    "cpu_kernels/avx512_one_row": ["emulated_byte_products_test"],
-    "cpu_kernels/two_level": ["quantized_weights_test"],
-    "src/core/core_turns": ["core_turns_test"],
-    "cpu_kernels/avx2_int8": ["quantized_weights_test"],
-    "cpu_kernels/": ["cpu_kernels_test", "quantized_weights_test"],
-    "gpu_kernels/router": ["gpu_router_test"],
-    "gpu_kernels/plain": ["gpu_plain_test"],
-    "gpu_kernels/reduce": ["gpu_kernels_test"],
-    "gpu_kernels/elementwise": ["gpu_grids_test", "gpu_kernels_test"],
-    "gpu_kernels/sort_pairs": ["gpu_kernels_test"],
-    "gpu_kernels/grouped": ["gpu_experts_test"],
-    "gpu_kernels/mla": ["gpu_grids_test", "gpu_attention_test", "gpu_decode_cost_test"],
-    "gpu_kernels/signals": ["gpu_signals_test"],
-    "gpu_kernels/sampling": ["gpu_sampling_test"],
-    "gpu_kernels/append_fp8": ["gpu_kv_test"],
-    "gpu_kernels/e4m3": ["gpu_kv_test", "gpu_products_test"],
-    "gpu_kernels/fp8_rows": ["gpu_fp8_products_test", "gpu_experts_test"],
-    "gpu_kernels/matrix_tile": ["gpu_products_test", "gpu_fp8_products_test", "gpu_experts_test"],
-    "gpu_kernels/": ["gpu_grids_test", "gpu_products_test", "gpu_experts_test"],
-    "src/ops/cpu_attention": ["attention_test"],
-    "src/ops/cpu_weights": ["quantized_weights_test", "experts_test", "load_weights_test"],
-    "src/ops/router": ["router_test"],
-    "src/ops/cpu_ops": ["rope_test", "model_test", "dense_products_test"],
-    "src/ops/dense_products": ["dense_products_test"],
-    "src/ops/onednn": ["dense_products_test"],
-    "src/loader/dense_choice": ["dense_products_test"],
-    "src/bench/parts/products": ["bench_calls_test"],
-    "src/model/rope": ["rope_test"],
-    "src/engine/sampler": ["sampler_test"],
-    "src/engine/completion": ["completion_test"],
-    "src/engine/step_arrays": ["completion_test"],
-    "src/engine/scheduler": ["scheduler_test", "swapping_test"],
-    "src/engine/page_pool": ["scheduler_test", "swapping_test"],
-    "src/engine/swapping": ["swapping_test"],
-    "src/engine/host_pages": ["gpu_engine_swap_test"],
-    "src/engine/engine": ["engine_test", "gpu_engine_lost_test"],
-    "src/engine/stop_text": ["stop_text_test"],
-    "src/server/": ["server_test"],
-    "src/text/grammar/": ["grammar_test"],
-    "src/text/jinja/": ["chat_template_test"],
-    "src/text/chat_": ["chat_template_test"],
-    "src/engine/token_constraint": ["engine_test"],
-    "src/io/packed": ["packed_cache_test"],
-    "src/loader/load_weights": ["load_weights_test"],
-    "src/loader/model_cache": ["load_weights_test"],
-    "src/loader/pack_weights": ["load_weights_test", "experts_test"],
-    "src/core/tensor": ["experts_test"],
-    "src/core/topology": ["topology_test"],
-    "src/core/machine_info": ["machine_info_test"],
-    "src/core/team": ["team_test"],
-    "offload/plan/fit": ["fit_test"],
-    "offload/plan/executed_parts": ["executed_parts_test"],
-    "offload/routing_recorder": ["routing_recorder_test"],
-    "src/bench/serving/": ["serving_bench_test"],
-    "src/bench/measured_curves": ["measured_curves_test"],
-    "src/model/experts_layout": ["executed_parts_test", "load_weights_test"],
-    "offload/plan/": ["plan_rules_test", "assign_test", "placement_test", "simulate_test", "plan_test"],
-    "offload/": ["experts_test"],
-    "src/io/json_fields": ["machine_test"],
-    "src/io/machine_json": ["machine_test"],
-}
-
-
-# The arguments of a script, if not the program.
+BUILD = ROOT / "build" / "mutants"
+PLANTED = ROOT / "build" / "planted"
+PAGE = ROOT / "docs" / "measurements" / "planted_bugs.md"
+CONFIGURE = ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(BUILD), "-DCMAKE_BUILD_TYPE=Debug",
+             "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -DNDEBUG", "-DTANDEM_CUDA=off"]
+# The programs that a script is called with, if not `tandem`.
 PROGRAMS_OF = {"gpu_cli_test.py": ["tests/tandem_emulated", "tandem"], "gpu_check_test.py": []}
+# A test of whole models on the emulated GPU takes up to a minute.
+SLOW = re.compile("gpu_engine|gpu_hybrid")
+# What a test may take with a bug: this many times what it takes without one, and some seconds more.
+TIMES_AS_LONG, SECONDS_MORE = 10, 20
 
 
 def run(command, **more):
     return subprocess.run(command, capture_output=True, text=True, check=False, **more)
 
 
-def copy_if_changed(source, target):
-    """Copies a changed file with a new time, so that it is built again after an interrupted run."""
-    target = pathlib.Path(target)
-    if not target.exists() or target.read_bytes() != pathlib.Path(source).read_bytes():
-        shutil.copyfile(source, target)
+def target_of(test):
+    return f"tests/emulate/{test}" if test.startswith("emulated_") else f"tests/{test}"
 
 
-def copy_sources():
-    COPY.mkdir(parents=True, exist_ok=True)
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, COPY / name, dirs_exist_ok=True, copy_function=copy_if_changed)
-    for name in FILES:
-        copy_if_changed(ROOT / name, COPY / name)
+def programs_of(test):
+    """The programs that a test runs, as paths below the build folder."""
+    return PROGRAMS_OF.get(test, ["tandem"]) if test.endswith(".py") else [target_of(test)]
 
 
-def build(tests):
-    if not tests:
-        return
-    built = run(["cmake", "--build", str(COPY / "build"), "--target", *tests])
-    if built.returncode != 0:
-        raise ValueError(f"does not compile: {built.stdout[-400:]}")
+class Unchanged:
+    """The build of the unchanged sources: what depends on what, and how each file is compiled and linked."""
+
+    def __init__(self, tests):
+        if run(CONFIGURE).returncode != 0:
+            sys.exit("error: the unchanged sources do not configure")
+        targets = sorted({program for test in tests for program in programs_of(test)})
+        if targets and subprocess.run(["cmake", "--build", str(BUILD), "--target", *targets], check=False).returncode:
+            sys.exit("error: the unchanged sources do not compile")
+        commands = json.loads((BUILD / "compile_commands.json").read_text(encoding="utf-8"))
+        self.compile = {self.output_of(c["command"]): c["command"] for c in commands}
+        self.dependents = collections.defaultdict(set)  # file: the objects that are compiled from it
+        for line in run(["ninja", "-C", str(BUILD), "-t", "deps"]).stdout.splitlines():
+            if line.startswith(" "):
+                self.dependents[os.path.normpath(BUILD / line.strip())].add(output)
+            elif line:
+                output = line.split(": #deps")[0]
+        self.locks = collections.defaultdict(threading.Lock)
+        self.seconds = {}
+
+    @staticmethod
+    def output_of(command):
+        words = shlex.split(command)
+        return words[words.index("-o") + 1]
+
+    @functools.cache
+    def link(self, program):
+        """The words of the command that links a program, and the objects that end up in it."""
+        command = run(["ninja", "-C", str(BUILD), "-t", "commands", "-s", program]).stdout.strip()
+        words = shlex.split(command.removeprefix(": && ").removesuffix(" && :"))
+        at = words.index("-o") + 1
+        traced = run([*words[:at], "/dev/null", *words[at + 1:], "-Wl,-t,-t"], cwd=BUILD)
+        objects = set(re.findall(r"^\S+\.o$", traced.stdout, re.M))
+        members = set(re.findall(r"^\((?:\S*/)?lib(\w+)\.a\)(\S+\.o)$", traced.stdout, re.M))
+        for path in self.compile:
+            library, _, name = path.partition(".dir/")
+            if (library.rsplit("/", 1)[-1], name.rsplit("/", 1)[-1]) in members:
+                objects.add(path)
+        return words, objects
+
+    def passes(self, test):
+        """Whether a test passes without a bug, run where bugs are planted; the first call runs it."""
+        with self.locks[test]:
+            if test not in self.seconds:
+                folder = new_folder(test)
+                for program in programs_of(test):
+                    hard_link(BUILD / program, folder / program)
+                start = time.time()
+                failed = failure(test, folder, ROOT, 600)
+                if failed:
+                    print(f"{test} without a bug: {failed[0]}\n{failed[1][-2000:]}")
+                self.seconds[test] = None if failed else time.time() - start
+            return self.seconds[test] is not None
 
 
-def program(test):
-    folder = COPY / "build" / "tests"
-    return folder / "emulate" / test if test.startswith("emulated") else folder / test
+def new_folder(name):
+    """An empty folder for programs, which look for models and machines in the folders above them."""
+    folder = PLANTED / str(name)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for needed in ["models", "machines"]:
+        (folder / needed).symlink_to(ROOT / needed)
+    return folder
 
 
-def first_failing_test(tests):
-    for test in tests:
-        if test.endswith(".py"):
-            programs = PROGRAMS_OF.get(test, ["tandem"])
-            build(programs)
-            paths = [str(COPY / "build" / p) for p in programs]
-            command = [sys.executable, str(COPY / "tests" / test), *paths, "--failfast"]
-        else:
-            build([test])
-            command = [str(program(test)), "--gtest_brief=1", "--gtest_fail_fast"]
+def hard_link(source, target):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.link(source, target)
+
+
+def failure(test, build, root, seconds):
+    """(what failed, output) of a test, or None if it passed."""
+    programs = [str(build / program) for program in programs_of(test)]
+    if test.endswith(".py"):
+        command = [sys.executable, str(root / "tests" / test), *programs, "--failfast"]
+    else:
+        command = [*programs, "--gtest_brief=1", "--gtest_fail_fast"]
+    is_kernel_test = test.startswith("gpu_") and not SLOW.search(test)
+    for order in ["reverse", "forward", "shuffled"] if is_kernel_test else ["reverse"]:  # as in tests/gpu.cmake
         try:
-            result = run(command, timeout=300)
+            result = run(command, timeout=seconds, env={**os.environ, "TANDEM_GPU_ORDER": order})
         except subprocess.TimeoutExpired:
-            return f"{test}: hangs"
+            return "hangs", f"no end after {seconds:.0f} s"
         if result.returncode != 0:
-            failed = re.search(r"^(?:\[  FAILED  \]|FAIL:|ERROR:) ([^\s,(]+)", result.stdout + result.stderr, re.M)
-            return f"{test}: {failed[1] if failed else 'aborted'}"
+            output = result.stdout + result.stderr
+            failed = re.search(r"^(?:\[  FAILED  \]|FAIL:|ERROR:) ([^\s,(]+)", output, re.M)
+            return failed[1] if failed else f"aborted ({result.returncode})", output
     return None
 
 
-def try_mutant(path, changes):
-    """Returns the test that caught the mutant, or None; raises ValueError if the mutant does not apply."""
-    target = COPY / path
-    original = (ROOT / path).read_text(encoding="utf-8")
-    text = original
-    for old, new in changes:
-        if old not in text:
-            raise ValueError(f"{path} no longer contains: {old}")
-        text = text.replace(old, new, 1)
-    target.write_text(text, encoding="utf-8")
-    try:
-        first = next((tests for start, tests in TESTS_OF.items() if path.startswith(start)), [])
-        return first_failing_test([*first, *(test for test in TESTS if test not in first)])
-    finally:
-        target.write_text(original, encoding="utf-8")
+class Planted:
+    """One bug: a folder with the changed file, what is compiled from it and the programs that are linked with that."""
+
+    def __init__(self, unchanged, number, path, changes):
+        self.unchanged, self.path = unchanged, path
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for old, new in changes:
+            if old not in text:
+                raise ValueError(f"{path} no longer contains: {old}")
+            text = text.replace(old, new, 1)
+        self.folder = new_folder(number)
+        if path.startswith("tests/"):  # a script, which other scripts find beside them
+            shutil.copytree(ROOT / "tests", self.folder / "tests")
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / path).write_text(text, encoding="utf-8")
+        if path.startswith("tests/"):
+            shutil.copymode(ROOT / path, self.folder / path)
+        self.dependents = unchanged.dependents[str(ROOT / path)]
+        self.compiled = {}
+
+    def compile(self, output):
+        if output not in self.compiled:
+            changed = self.folder / "objects" / output
+            changed.parent.mkdir(parents=True, exist_ok=True)
+            words = []
+            for word in shlex.split(self.unchanged.compile[output]):
+                if word.startswith(f"-I{ROOT}"):
+                    words.append(word.replace(str(ROOT), str(self.folder), 1))
+                words.append(str(changed) if word == output else
+                             str(self.folder / self.path) if word == str(ROOT / self.path) else word)
+            result = run([*words, "-w"], cwd=BUILD)
+            if result.returncode != 0:
+                raise ValueError(f"does not compile: {result.stderr[-400:]}")
+            self.compiled[output] = str(changed)
+        return self.compiled[output]
+
+    def link(self, program):
+        """Links a program; false if it contains nothing of what was changed."""
+        words, objects = self.unchanged.link(program)
+        target = self.folder / program
+        if target.exists() or not objects & self.dependents:
+            if not target.exists():
+                hard_link(BUILD / program, target)
+            return bool(objects & self.dependents)
+        changed = {output: self.compile(output) for output in sorted(objects & self.dependents)}
+        at = words.index("-o") + 1
+        # Members of archives come before the archives, which then have nothing to add.
+        direct = [changed.pop(word, word) for word in words[:at]]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        result = run([*direct, str(target), *changed.values(), *words[at + 1:]], cwd=BUILD)
+        if result.returncode != 0:
+            raise ValueError(f"does not link: {result.stderr[-400:]}")
+        return True
+
+    def caught_by(self, tests):
+        """"TEST: CASE" of the first test that fails with the bug and passes without, and its output; or None."""
+        for test in tests:
+            reached = [self.link(program) for program in programs_of(test)]
+            if not any(reached) and not self.path.startswith("tests/"):
+                continue
+            if not self.unchanged.passes(test):
+                raise ValueError(f"{test} fails without a bug")
+            root = self.folder if self.path.startswith("tests/") else ROOT
+            failed = failure(test, self.folder, root, TIMES_AS_LONG * self.unchanged.seconds[test] + SECONDS_MORE)
+            if failed:
+                return f"{test}: {failed[0]}", failed[1]
+        return None
+
+    def remove(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def likely_tests(path):
+    """The tests that know a file, those of the longest matching beginning of its path."""
+    known = [start for start in TESTS_OF if path.startswith(start)]
+    return TESTS_OF[max(known, key=len)] if known else []
+
+
+def all_tests():
+    found = [p.stem for p in (ROOT / "tests").glob("*_test.c[pu]*")]
+    return sorted(found, key=lambda test: (bool(SLOW.search(test)), test))
+
+
+def chosen_mutants(options):
+    chosen = [m for m in MUTANTS if options.only in m[0] and re.search(options.files, m[1])]
+    rest = [m for m in MUTANTS if m not in chosen]
+    return chosen + random.Random(10).sample(rest, min(options.others, len(rest)))
+
+
+def page(options, chosen, caught):
+    """Markdown: a row for each file."""
+    survived = [name for name, _, _ in chosen if not caught[name]]
+    rows = collections.defaultdict(list)
+    for name, path, _ in chosen:
+        rows[path].append((caught[name] or "**survived**").split(":")[0])
+    which = f"all {len(MUTANTS)}" if len(chosen) == len(MUTANTS) else (
+        f"{len(chosen)} of {len(MUTANTS)}: those of the files `{options.files}` and {options.others} others at random")
+    lines = ["# Planted bugs and the tests that caught them", "",
+             f"{time.strftime('%Y-%m-%d')}, {options.write}. Bugs of `tools/planted_bugs.py`: {which}.",
+             f"The tests caught {len(chosen) - len(survived)} of {len(chosen)}.", "",
+             *[f"* Survived: {name}" for name in survived],
+             "Command: `python3 tools/mutants.py " + " ".join(shlex.quote(word) for word in sys.argv[1:]) + "`", "",
+             "| file | bugs | the tests that failed first |", "|---|---|---|"]
+    for path, tests in sorted(rows.items()):
+        lines.append(f"| {path} | {len(tests)} | {', '.join(sorted(set(tests)))} |")
+    return "\n".join([*lines, ""])
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", help="part of a mutant's name")
-    parser.add_argument("--write", action="store_true", help="write docs/measurements/planted_bugs.md")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="part of a bug's name")
+    parser.add_argument("--files", default="", help="a regular expression that is found in the path of the file")
+    parser.add_argument("--others", type=int, default=0, help="as many others, drawn at random")
+    parser.add_argument("--likely", action="store_true", help="run only the tests that know the file")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--write", metavar="MACHINE", help=f"write {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
 
-    copy_sources()
-    configured = run(["cmake", "-G", "Ninja", "-S", str(COPY), "-B", str(COPY / "build"), "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -DNDEBUG", "-DTANDEM_CUDA=off"])
-    if configured.returncode != 0:
-        sys.exit("error: the unchanged copy does not configure")
-    build(TESTS)
-    failing = first_failing_test(TESTS)
-    if failing:
-        sys.exit(f"error: the unchanged copy fails {failing}")
+    chosen = chosen_mutants(options)
+    more = [] if options.likely else all_tests()
+    unchanged = Unchanged({test for _, path, _ in chosen for test in likely_tests(path)} | set(more))
+    kept = BUILD / "caught"
+    kept.mkdir(exist_ok=True)
 
-    rows, missed = [], 0
-    chosen = [m for m in MUTANTS if not options.only or options.only in m[0]]
-    start = time.time()
-    for number, (name, path, changes) in enumerate(chosen, 1):
-        try:
-            caught = try_mutant(path, changes)
-        except ValueError as problem:
-            caught = None
-            print(problem)
-        missed += caught is None
-        rows.append(f"| {name} | {path} | {caught or '**survived**'} |")
-        left = (time.time() - start) / number * (len(chosen) - number)
-        print(f"{number}/{len(chosen)} {name}: {caught or 'SURVIVED'} ({left:.0f} s left)", flush=True)
-    print(f"{len(chosen) - missed} of {len(chosen)} caught")
+    def caught(number, path, changes):
+        tests = likely_tests(path)
+        planted = Planted(unchanged, number, path, changes)
+        found = planted.caught_by([*tests, *(test for test in more if test not in tests)])
+        planted.remove()
+        if found:
+            (kept / f"{number}.txt").write_text(f"{chosen[number][0]}\n{found[0]}\n{found[1]}", encoding="utf-8")
+        return found and found[0]
+
+    results, start = {}, time.time()
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        waiting = {pool.submit(caught, number, path, changes): name
+                   for number, (name, path, changes) in enumerate(chosen)}
+        for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
+            name = waiting[future]
+            try:
+                results[name] = future.result()
+            except ValueError as problem:
+                results[name] = None
+                print(f"{name}: {problem}")
+            left = (time.time() - start) / done * (len(chosen) - done)
+            print(f"{done}/{len(chosen)} {name}: {results[name] or 'SURVIVED'} ({left:.0f} s left)", flush=True)
+    n_caught = sum(bool(found) for found in results.values())
+    print(f"{n_caught} of {len(chosen)} caught")
     if options.write:
-        table = "\n".join(["# Planted bugs and the tests that caught them", "",
-                           f"`make mutants`, {time.strftime('%Y-%m-%d')}: the tests caught {len(chosen) - missed} of {len(chosen)}.",
-                           "", "| planted bug | in | caught first by |", "|---|---|---|", *rows, ""])
-        (ROOT / "docs" / "measurements" / "planted_bugs.md").write_text(table, encoding="utf-8")
-    return 1 if missed else 0
+        PAGE.write_text(page(options, chosen, results), encoding="utf-8")
+    return 0 if n_caught == len(chosen) else 1
 
 
 if __name__ == "__main__":
