@@ -217,32 +217,37 @@ TEST_F(BenchCalls, Generate) {
   expect_text("bench/calls_generate.txt", text + calls({"model"}, 1));
 }
 
-// Drafts that are always right give three tokens a step, and drafts that are always wrong one.
+// Drafts that are always right give 1 + k tokens a step, and drafts that are always wrong one.
 TEST_F(BenchCalls, GenerateWithDrafts) {
   log_.runs_of_section = 1 << 20;
-  for (const double acceptance : {1.0, 0.5, 0.0}) {
-    BenchInput bench = input({.tokens = {1},
-                              .contexts = {70},
-                              .batches = {2},
-                              .layers = 2,
-                              .new_tokens = 8,
-                              .draft_tokens = 2,
-                              .acceptance = acceptance});
-    bench.gpus = {};
-    run(generate_benchmark(), bench);
-    ASSERT_EQ(rows_.back()["drafts"].size(), 1u);
-    const Json &row = rows_.back()["drafts"][0], &plain = rows_.back()["decode"][0];
+  BenchInput bench = input({.tokens = {1},
+                            .contexts = {70},
+                            .batches = {2},
+                            .layers = 2,
+                            .new_tokens = 9,
+                            .draft_tokens = {0, 1, 2},
+                            .acceptances = {1, 0.5, 0}});
+  bench.gpus = {};
+  run(generate_benchmark(), bench);
+  const Json& plain = rows_.back()["decode"][0];
+  std::vector<std::pair<int, double>> cases;
+  for (const Json& row : rows_.back()["drafts"]) {
     SCOPED_TRACE(row.dump());
     EXPECT_EQ(row["batch"], plain["batch"]);
     EXPECT_EQ(row["context"], plain["context"]);
     const double tokens = row["tokens_per_step"], measured = row["measured_acceptance"];
-    if (acceptance != 0.5) {
+    const double acceptance = row["acceptance"];
+    const int k = row["draft_tokens"];
+    cases.emplace_back(k, acceptance);
+    if (acceptance == 0.5) {
+      EXPECT_NEAR(measured, 0.5, 0.15);
+      EXPECT_NEAR(tokens, k == 1 ? 1.5 : 1.75, 0.25);
+    } else {
       EXPECT_EQ(measured, acceptance);
-      EXPECT_EQ(tokens, 1 + 2 * acceptance);
+      EXPECT_EQ(tokens, 1 + k * acceptance);
     }
-    EXPECT_NEAR(measured, acceptance, 0.3);
-    EXPECT_NEAR(tokens, 1 + measured + measured * measured, 0.3);
-    EXPECT_DOUBLE_EQ(row["expected_tokens_per_step"], 1 + acceptance + acceptance * acceptance);
+    EXPECT_DOUBLE_EQ(row["expected_tokens_per_step"],
+                     1 + acceptance + (k == 2 ? acceptance * acceptance : 0));
     const double batch = row["batch"], seconds = row["seconds"];
     EXPECT_DOUBLE_EQ(row["tokens_per_second"], batch * tokens / seconds);
     EXPECT_DOUBLE_EQ(row["times_without"], row["tokens_per_second"].get<double>() /
@@ -253,8 +258,11 @@ TEST_F(BenchCalls, GenerateWithDrafts) {
     // More experts, but one cache and one set of matrices for all tokens of a sequence.
     EXPECT_GT(row["bytes_per_token"].get<double>() * tokens, plain["bytes_per_token"]);
     EXPECT_LT(row["bytes_per_token"].get<double>() * tokens,
-              3 * plain["bytes_per_token"].get<double>());
+              (1 + k) * plain["bytes_per_token"].get<double>());
   }
+  const std::vector<std::pair<int, double>> all = {{1, 1}, {1, 0.5}, {1, 0},
+                                                   {2, 1}, {2, 0.5}, {2, 0}};
+  EXPECT_EQ(cases, all);
 }
 
 // Decode steps of one and two sequences, then prompts in steps that stream experts to the GPU.

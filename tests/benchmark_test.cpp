@@ -131,13 +131,13 @@ TEST(BenchInputs, DraftsHaveBounds) {
   const auto refusal = [](BenchOptions o) {
     return error_of([&] { generate_benchmark().check(o); });
   };
-  EXPECT_EQ(refusal({.draft_tokens = 8, .acceptance = 0}), "no error");
-  EXPECT_EQ(refusal({.draft_tokens = 0, .acceptance = 1}), "no error");
-  EXPECT_EQ(refusal({.draft_tokens = 9}), "--draft-tokens 9: must be between 0 and 8");
-  EXPECT_EQ(refusal({.draft_tokens = -1}), "--draft-tokens -1: must be between 0 and 8");
-  EXPECT_EQ(refusal({.acceptance = 1.1}), "--acceptance 1.1: must be between 0 and 1");
-  EXPECT_EQ(refusal({.acceptance = -0.1}), "--acceptance -0.1: must be between 0 and 1");
-  BenchInput bench = {.options = {.batches = {103}, .draft_tokens = 4}, .step_tokens = 512};
+  EXPECT_EQ(refusal({.draft_tokens = {1, 8}, .acceptances = {0}}), "no error");
+  EXPECT_EQ(refusal({.draft_tokens = {0}, .acceptances = {0.5, 1}}), "no error");
+  EXPECT_EQ(refusal({.draft_tokens = {1, 9}}), "--draft-tokens 9: must be between 0 and 8");
+  EXPECT_EQ(refusal({.draft_tokens = {-1}}), "--draft-tokens -1: must be between 0 and 8");
+  EXPECT_EQ(refusal({.acceptances = {1, 1.1}}), "--acceptance 1.1: must be between 0 and 1");
+  EXPECT_EQ(refusal({.acceptances = {-0.1}}), "--acceptance -0.1: must be between 0 and 1");
+  BenchInput bench = {.options = {.batches = {103}, .draft_tokens = {4, 1}}, .step_tokens = 512};
   EXPECT_EQ(error_of([&] { generate_benchmark().check_input(bench); }),
             "--batch 103 with --draft-tokens 4: a step has at most 512 tokens");
 }

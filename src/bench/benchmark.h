@@ -30,9 +30,9 @@ struct BenchOptions {
   std::vector<int> contexts = {};             // tokens in the cache
   std::vector<int> batches = {};              // sequences per step
   int layers = 5;
-  int new_tokens = 8;        // decoded at each context
-  int draft_tokens = 0;      // generate: drafts of a sequence per step, beside steps without
-  double acceptance = 0.85;  // probability that a draft is right
+  int new_tokens = 8;                    // decoded at each context
+  std::vector<int> draft_tokens = {};    // generate: drafts of a sequence per step; empty: none
+  std::vector<double> acceptances = {};  // parts of the drafts that are right, if all before are
   bool skew = false;
   bool variants = false;  // of attention
   double seconds = 0.3;   // of measuring, per row

@@ -79,10 +79,13 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
       add_value(sub, "-n", o.new_tokens, "tokens to decode at each context");
       return;
     case BenchFlag::kDrafts:
-      add_value(sub, "--draft-tokens", o.draft_tokens,
-                "also decode with so many drafts of a sequence per step");
-      add_value(sub, "--acceptance", o.acceptance,
-                "the probability that a draft is right, where tokens are drafted");
+      list("--draft-tokens", o.draft_tokens,
+           "also decode with so many drafts of a sequence per step, a list");
+      sub.add_option(
+             "--acceptance", o.acceptances,
+             "part of the drafts that are right, if all drafts before them in a step are, a "
+             "list; without it, 0.85")
+          ->delimiter(',');
       return;
     case BenchFlag::kSkew:
       sub.add_flag("--skew", o.skew, "also measure with one expert that gets half of the tokens");

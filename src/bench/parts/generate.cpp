@@ -1,5 +1,6 @@
 // `tandem bench generate`: a reduced model with random weights, run end to end by the engine.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <random>
@@ -24,7 +25,7 @@ constexpr double kFirstBurst = 0.02;
 
 int64_t longest_sequence(const BenchInput& bench) {
   return std::max(most_of(bench.options.contexts) + bench.options.new_tokens +
-                      bench.options.draft_tokens,
+                      most_of(bench.options.draft_tokens),
                   most_of(bench.options.tokens)) +
          1;
 }
@@ -43,11 +44,32 @@ std::unique_ptr<Engine> engine_for(StepRunner& model, KvCache& cache, const Benc
                                   options);
 }
 
-// Drafts for sequences whose answers are known from an earlier run without drafts: each draft is
-// the right token with this probability, and else another one.
+// Drafts of a sequence per step, and the part of them that is right, if all before are.
+struct DraftCase {
+  int n_drafts;
+  double acceptance;
+};
+
+std::vector<DraftCase> draft_cases(const BenchOptions& o) {
+  std::vector<DraftCase> cases;
+  for (const int n : o.draft_tokens) {
+    if (n > 0 && o.acceptances.empty()) cases.push_back({n, Workload{}.acceptance});
+    for (const double a : o.acceptances)
+      if (n > 0) cases.push_back({n, a});
+  }
+  return cases;
+}
+
+// Drafts for sequences whose answers are known from an earlier run without drafts: the right token
+// or another one. The right ones at one place of a step, among those before which all were right,
+// are evenly spread, so that few steps have the wanted acceptance.
 class KnownAnswers final : public DraftSource {
  public:
-  KnownAnswers(double acceptance, int vocab) : acceptance_(acceptance), vocab_(vocab) {}
+  explicit KnownAnswers(int vocab) : vocab_(vocab) {}
+  void begin(DraftCase wanted) {
+    case_ = wanted;
+    of_.clear();
+  }
   void add(SequenceId id, int64_t n_prompt, std::vector<int32_t> answer) {
     of_[id] = {n_prompt, std::move(answer)};
   }
@@ -57,10 +79,12 @@ class KnownAnswers final : public DraftSource {
     if (it == of_.end()) return drafts;
     const auto& [n_prompt, answer] = it->second;
     const int64_t first = std::ssize(tokens) - n_prompt;
-    for (int64_t i = first; i < std::min(first + most, std::ssize(answer)); ++i) {
-      constexpr double kRange = 1 + static_cast<double>(std::mt19937::max());
-      const bool is_right = rng_() < acceptance_ * kRange;
-      drafts.push_back(is_right ? answer[i] : (answer[i] + 1) % vocab_);
+    const int64_t n = std::min<int64_t>(std::min(most, case_.n_drafts), std::ssize(answer) - first);
+    bool is_right = true;
+    for (int i = 0; i < n; ++i) {
+      is_right = is_right && next_is_right(n_drafted_[i]);
+      const auto other = static_cast<int32_t>(1 + rng_() % (vocab_ - 1));
+      drafts.push_back(is_right ? answer[first + i] : (answer[first + i] + other) % vocab_);
     }
     return drafts;
   }
@@ -70,9 +94,16 @@ class KnownAnswers final : public DraftSource {
     int64_t n_prompt;
     std::vector<int32_t> tokens;
   };
-  const double acceptance_;
+  bool next_is_right(int& n_drafted) const {
+    const double before = std::floor(n_drafted * case_.acceptance + 0.5);
+    return std::floor(++n_drafted * case_.acceptance + 0.5) > before;
+  }
+
   const int vocab_;
   std::mt19937 rng_{1};
+  DraftCase case_ = {};
+  std::array<int, kMaxDraftTokens>
+      n_drafted_{};  // at each place of a step, if all before were right
   std::map<SequenceId, Answer> of_;
 };
 
@@ -80,6 +111,16 @@ Request greedy(std::vector<int32_t> prompt, int n_new) {
   SamplingParams params;
   params.temperature = 0;
   return {.prompt = std::move(prompt), .max_new_tokens = n_new, .sampling = params, .stop_ids = {}};
+}
+
+// An answer of random tokens, the same for the same prompt: greedy answers of random weights repeat
+// tokens, and equal tokens choose equal experts.
+Request random_answer(std::vector<int32_t> prompt, int n_new) {
+  Request request = greedy(std::move(prompt), n_new);
+  request.sampling.temperature = 1e6f;
+  request.sampling.top_p = 1;
+  request.sampling.seed = static_cast<uint64_t>(request.prompt.back());
+  return request;
 }
 
 // A step, or a prompt, with the bursts right before and after it.
@@ -112,20 +153,26 @@ struct DecodeRuns {
 };
 
 struct DecodeTimes {
-  DecodeRuns plain, drafted;  // drafted: none without --draft-tokens
+  DecodeRuns plain;
+  std::vector<DecodeRuns> drafted;  // for each of draft_cases(), if there are known answers
 };
 
-// Times steps that decode. With `known`, every round of answers without drafts is followed by one
-// that decodes the same answers with drafts.
+// Times steps that decode. With `known`, the answers of every round without drafts are then decoded
+// with drafts.
 class DecodeBench {
  public:
   DecodeBench(Engine& engine, const BenchInput& bench, RatesProbe& probe, KnownAnswers* known)
-      : engine_(engine), bench_(bench), probe_(probe), known_(known) {}
+      : engine_(engine),
+        bench_(bench),
+        probe_(probe),
+        known_(known),
+        cases_(known ? draft_cases(bench.options) : std::vector<DraftCase>()) {}
 
   // Steps of `batch` sequences after `context` cached tokens.
   DecodeTimes times(int context, int batch) {
     std::mt19937 rng(context);
     DecodeTimes times;
+    times.drafted.resize(cases_.size());
     double spent = 0;
     for (int round = 0; round < kMinRounds || spent < bench_.options.seconds; ++round) {
       std::vector<Tokens> prompts;
@@ -136,7 +183,10 @@ class DecodeBench {
       const auto first = std::ssize(times.plain.runs);
       const std::vector<Tokens> answers = decode(prompts, {}, times.plain);
       for (const TimedRun& run : std::span(times.plain.runs).subspan(first)) spent += run.seconds;
-      if (known_) decode(prompts, answers, times.drafted);
+      for (size_t i = 0; i < cases_.size(); ++i) {
+        known_->begin(cases_[i]);
+        decode(prompts, answers, times.drafted[i]);
+      }
     }
     return times;
   }
@@ -167,7 +217,8 @@ class DecodeBench {
         return true;
       };
       // With these further tokens the last timed step has as many drafts as the others.
-      Request request = greedy(prompts[i], n_new + bench_.options.draft_tokens);
+      const int n = n_new + most_of(bench_.options.draft_tokens);
+      Request request = cases_.empty() ? greedy(prompts[i], n) : random_answer(prompts[i], n);
       const SequenceId id = engine_.submit({.request = std::move(request), .on_event = count});
       if (!answers.empty()) known_->add(id, std::ssize(prompts[i]), answers[i]);
     }
@@ -191,6 +242,7 @@ class DecodeBench {
   const BenchInput& bench_;
   RatesProbe& probe_;
   KnownAnswers* const known_;
+  const std::vector<DraftCase> cases_;
 };
 
 std::vector<TimedRun> prefill_runs(Engine& engine, const BenchInput& bench, int n,
@@ -234,14 +286,14 @@ void add_prediction(Json& row, const std::vector<TimedRun>& runs, const RatesPro
 }
 
 // Adds what drafts bring: `row` has the steps with drafts, `plain` those without.
-void add_drafts(Json& row, const BenchOptions& options, const DecodeRuns& runs, const Json& plain) {
+void add_drafts(Json& row, DraftCase drafted, const DecodeRuns& runs, const Json& plain) {
   const auto ratio = [&](const char* field) {
     return row[field].get<double>() / plain[field].get<double>();
   };
-  const double expected = expected_tokens(options.draft_tokens, options.acceptance);
+  const double expected = expected_tokens(drafted.n_drafts, drafted.acceptance);
   const double predicted = expected / ratio("predicted_seconds");
-  row.update({{"draft_tokens", options.draft_tokens},
-              {"acceptance", options.acceptance},
+  row.update({{"draft_tokens", drafted.n_drafts},
+              {"acceptance", drafted.acceptance},
               {"measured_acceptance", runs.acceptance()},
               {"tokens_per_step", runs.tokens_per_step(row["batch"])},
               {"expected_tokens_per_step", expected},
@@ -275,11 +327,12 @@ ModelConfig cut_model(const BenchInput& bench) {
 void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                     const OnRow& on_row) {
   const ModelConfig config = cut_model(bench);
-  const int n_drafts = bench.options.draft_tokens;
+  const int n_drafts = most_of(bench.options.draft_tokens);
   const StepLimits limits = {bench.step_tokens, most_of(bench.options.batches) * (1 + n_drafts)};
   CpuBenchModel cpu(config, bench.formats, kernels, speed.team(), limits, cache_tokens(bench));
   fill_with_random(cpu.cache, config);
-  KnownAnswers known(bench.options.acceptance, config.vocab);
+  KnownAnswers known(config.vocab);
+  const std::vector<DraftCase> cases = draft_cases(bench.options);
   const std::unique_ptr<Engine> engine =
       engine_for(cpu.model, cpu.cache, bench,
                  {.drafting = {.n_tokens = n_drafts, .given = n_drafts > 0 ? &known : nullptr}});
@@ -329,8 +382,7 @@ void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, Ma
   for (const int context : bench.options.contexts) {
     for (const int batch : bench.options.batches) {
       const int first_burst = probe.n_bursts();
-      const DecodeTimes times =
-          DecodeBench(*engine, bench, probe, n_drafts > 0 ? &known : nullptr).times(context, batch);
+      const DecodeTimes times = DecodeBench(*engine, bench, probe, &known).times(context, batch);
       const Machine machine = probe.machine(first_burst, probe.n_bursts());
       const DecodeShape shape = {context, batch, 0};
       decode.push_back(decode_row(shape, times.plain, machine));
@@ -339,12 +391,13 @@ void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, Ma
       });
       add_prediction(decode.back(), times.plain.runs, probe, predicted_decode(shape));
       add_gpu_ratio(decode.back(), bench.gpu);
-      if (n_drafts == 0) continue;
-      const DecodeShape drafted = {context, batch, n_drafts};
-      Json row = decode_row(drafted, times.drafted, machine);
-      add_prediction(row, times.drafted.runs, probe, predicted_decode(drafted));
-      add_drafts(row, bench.options, times.drafted, decode.back());
-      drafts.push_back(std::move(row));
+      for (size_t i = 0; i < cases.size(); ++i) {
+        const DecodeShape drafted = {context, batch, cases[i].n_drafts};
+        Json row = decode_row(drafted, times.drafted[i], machine);
+        add_prediction(row, times.drafted[i].runs, probe, predicted_decode(drafted));
+        add_drafts(row, cases[i], times.drafted[i], decode.back());
+        drafts.push_back(std::move(row));
+      }
     }
   }
   Json prefill = Json::array();
@@ -376,7 +429,7 @@ void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, Ma
                  {"peak_ops_per_second", bounds.ops_per_second},
                  {"instruction", products.instruction},
                  {"decode", decode}});
-  if (n_drafts > 0) report["drafts"] = drafts;
+  if (!cases.empty()) report["drafts"] = drafts;
   report["prefill"] = prefill;
   on_row(report);
 }
@@ -422,14 +475,15 @@ std::string generate_text(const Json& r) {
 void check_generate(const BenchOptions& o) {
   require(o.new_tokens >= 2 && o.new_tokens <= kMaxTokens, "-n {}: must be between 2 and {}",
           o.new_tokens, kMaxTokens);
-  require(o.draft_tokens >= 0 && o.draft_tokens <= kMaxDraftTokens,
-          "--draft-tokens {}: must be between 0 and {}", o.draft_tokens, kMaxDraftTokens);
-  require(o.acceptance >= 0 && o.acceptance <= 1, "--acceptance {}: must be between 0 and 1",
-          o.acceptance);
+  for (const int n : o.draft_tokens)
+    require(n >= 0 && n <= kMaxDraftTokens, "--draft-tokens {}: must be between 0 and {}", n,
+            kMaxDraftTokens);
+  for (const double a : o.acceptances)
+    require(a >= 0 && a <= 1, "--acceptance {}: must be between 0 and 1", a);
 }
 
 void check_generate_input(const BenchInput& bench) {
-  const int batch = most_of(bench.options.batches), n_drafts = bench.options.draft_tokens;
+  const int batch = most_of(bench.options.batches), n_drafts = most_of(bench.options.draft_tokens);
   require(batch * (1 + n_drafts) <= bench.step_tokens,
           "--batch {} with --draft-tokens {}: a step has at most {} tokens", batch, n_drafts,
           bench.step_tokens);
