@@ -83,7 +83,6 @@ class StatedOps final : public Ops {
   }
   // The thread of the stream has a core of its own: asleep it would wake too late.
   void busy(double bytes, double ops) {
-    using Clock = std::chrono::steady_clock;
     const std::chrono::duration<double> seconds(rates_.seconds(bytes, ops));
     stream_.run_on_host([seconds] {
       const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(seconds);
@@ -109,7 +108,7 @@ class StatedDevice final : public Device {
   void to_host(TensorView, TensorView) override { wait(); }
   // As CudaDevice.
   bool run_recorded(const RecordKey& key, const std::function<void()>& enqueue) override {
-    if (key.n_tokens > gpu::kSkinnyTokens) {
+    if (key.n_tokens() > gpu::kSkinnyTokens) {
       enqueue();
       return false;
     }

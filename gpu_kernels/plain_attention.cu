@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads)
   Shared& s = shared_memory<Shared>();
   const int token = a.first_token + static_cast<int>(blockIdx.x) / a.n_heads, me = threadIdx.x;
   const int64_t row = blockIdx.x;
-  const int dim = a.rank + a.rope_dim, n_keys = a.at.positions[token] + 1;
+  const int dim = a.rank + a.rope_dim, n_keys = a.at.places[token] + 1;
   const int32_t* pages = a.at.pages + a.at.sequence_of[token] * a.at.pages_stride;
   for (int i = me; i < dim; i += kThreads)
     s.q[i] = i < a.rank ? a.q.data[row * a.q.stride + i]

@@ -1,5 +1,7 @@
 #include "offload/cuda_routing_recorder.h"
 
+#include <algorithm>
+
 namespace tandem {
 
 CudaRoutingRecorder::CudaRoutingRecorder(const ModelConfig& config, int max_tokens,
@@ -19,9 +21,9 @@ void CudaRoutingRecorder::submitted(const ExpertBatch& batch) {
                ids_of(batch.layer, batch.first_row, ids.rows).data);
 }
 
-void CudaRoutingRecorder::step_ended(int n_tokens) {
+void CudaRoutingRecorder::step_ended(LayerRange layers, int n_tokens) {
   stream_.wait();
-  for (int layer = 0; layer < c_.n_layers; ++layer)
+  for (int layer = layers.first; layer < std::min(layers.end, c_.n_layers); ++layer)
     if (c_.is_moe(layer)) counter_.add(layer, ids_of(layer, 0, n_tokens));
 }
 

@@ -13,7 +13,7 @@ class CudaRoutingRecorder final : public ExpertObserver {
   CudaRoutingRecorder(const ModelConfig& config, int max_tokens, gpu::Stream& stream);
 
   void submitted(const ExpertBatch& batch) override;
-  void step_ended(int n_tokens) override;
+  void step_ended(LayerRange layers, int n_tokens) override;
 
   const RoutingCounts& counts() const { return counter_.counts(); }
 

@@ -88,9 +88,9 @@ bool HybridExperts::cpu_computes(const ExpertBatch& batch) const {
   return layers_[batch.layer].on_cpu && !streams(batch.x.rows);
 }
 
-bool HybridExperts::prefers_micro_batches(int n_sequences) const {
-  return division_.micro_batches_from > 0 && n_sequences >= division_.micro_batches_from &&
-         !streams(n_sequences);
+bool HybridExperts::prefers_micro_batches(const Batch& step) const {
+  return division_.micro_batches_from > 0 &&
+         std::ssize(step.sequences) >= division_.micro_batches_from && !streams(step.n());
 }
 
 // The kernels that wait for the sum are enqueued before it is computed, so the GPU needs no further
@@ -139,12 +139,13 @@ void HybridExperts::share(const ExpertBatch& batch, Ticket ticket, TensorView y)
   trace_.add_cpu(batch.layer, ticket, {waits, begins, StepTrace::now()});
 }
 
-void HybridExperts::follow(const MicroBatches& step) {
-  auto n_left = step.n * static_cast<int>(std::count_if(layers_.begin(), layers_.end(),
+void HybridExperts::follow(LayerRange layers, const MicroBatches& step) {
+  auto n_left = step.n * static_cast<int>(std::count_if(layers_.begin() + layers.first,
+                                                        layers_.begin() + layers.end,
                                                         [](const auto& l) { return l.on_cpu; }));
   try {
     require_not_failed();
-    for (int layer = 0; layer < std::ssize(layers_); ++layer) {
+    for (int layer = layers.first; layer < layers.end; ++layer) {
       if (!layers_[layer].on_cpu) continue;
       for (const Batch& batch : step) {
         serve(layer, rows_of(batch), ticket_of(batch.first_row()));
@@ -157,9 +158,9 @@ void HybridExperts::follow(const MicroBatches& step) {
   }
 }
 
-void HybridExperts::end_step(const MicroBatches& step) {
-  ExpertPool::end_step(step);
-  trace_.end_step(layers_, step, std::exchange(streamed_, false));
+void HybridExperts::end_step(LayerRange layers, const MicroBatches& step) {
+  ExpertPool::end_step(layers, step);
+  trace_.end_step(layers, layers_, step, std::exchange(streamed_, false));
 }
 
 void HybridExperts::require_not_failed() const { require_run(!failed_, kFailed); }

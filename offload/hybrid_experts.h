@@ -53,9 +53,9 @@ class HybridExperts final : public ExpertPool {
   // does earlier work. Throws RunError when the GPU has failed or takes too long; the GPU is
   // released, and no later step is computed.
   void add_to(Ticket ticket, TensorView y) override;
-  bool prefers_micro_batches(int n_sequences) const override;
-  void follow(const MicroBatches& step) override;
-  void end_step(const MicroBatches& step) override;
+  bool prefers_micro_batches(const Batch& step) const override;
+  void follow(LayerRange layers, const MicroBatches& step) override;
+  void end_step(LayerRange layers, const MicroBatches& step) override;
 
  private:
   Ticket start(const ExpertBatch& batch) override;

@@ -36,17 +36,19 @@ double StepTrace::seconds_of(int layer, Ticket ticket, Point point) const {
   return static_cast<double>(*stamp_at(layer, ticket, point)) * 1e-9 + clock_offset_;
 }
 
-void StepTrace::end_step(std::span<const Layer> layers, const MicroBatches& step, bool streamed) {
+void StepTrace::end_step(LayerRange range, std::span<const Layer> layers, const MicroBatches& step,
+                         bool streamed) {
   if (!timeline_) return;
   stream_.wait();
-  timeline_->start_step(step.n_tokens());
-  for (Ticket ticket = 0; ticket < step.n; ++ticket) add_spans(layers, ticket, streamed);
+  if (range.first == 0) timeline_->start_step(step.n_tokens());
+  for (Ticket ticket = 0; ticket < step.n; ++ticket) add_spans(range, layers, ticket, streamed);
 }
 
-void StepTrace::add_spans(std::span<const Layer> layers, Ticket ticket, bool streamed) {
+void StepTrace::add_spans(LayerRange range, std::span<const Layer> layers, Ticket ticket,
+                          bool streamed) {
   using Track = Timeline::Track;
   double left = 0;  // end of the previous layer
-  for (int l = 0; l < n_layers_; ++l) {
+  for (int l = range.first; l < range.end; ++l) {
     const Layer& layer = layers[l];
     if (!layer.on_gpu && !layer.on_cpu) continue;
     const auto at = [&](Point point) { return seconds_of(l, ticket, point); };

@@ -39,8 +39,10 @@ class StepTrace {
 
   void stamp(int layer, Ticket ticket, Point point);
   void add_cpu(int layer, Ticket ticket, CpuTimes times);
-  // Call it when the last layer is enqueued. `streamed`: experts were streamed to the GPU.
-  void end_step(std::span<const Layer> layers, const MicroBatches& step, bool streamed);
+  // Call it when the last layer of a step of the layers `range` is enqueued. Layers for multi-token
+  // prediction belong to the step before. `streamed`: experts were streamed to the GPU.
+  void end_step(LayerRange range, std::span<const Layer> layers, const MicroBatches& step,
+                bool streamed);
   // Seconds on the clock of add_cpu().
   static double now();
 
@@ -49,7 +51,7 @@ class StepTrace {
     return stamps_.as<uint64_t>() + (int64_t{ticket} * n_layers_ + layer) * kPoints + point;
   }
   double seconds_of(int layer, Ticket ticket, Point point) const;
-  void add_spans(std::span<const Layer> layers, Ticket ticket, bool streamed);
+  void add_spans(LayerRange range, std::span<const Layer> layers, Ticket ticket, bool streamed);
 
   gpu::Stream& stream_;
   const int n_layers_;

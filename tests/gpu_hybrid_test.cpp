@@ -99,7 +99,7 @@ class HybridSteps : public HybridHandOff {
           any = true;
         }
     }
-    if (!stream_.is_recording()) hybrid_->end_step(step);
+    if (!stream_.is_recording()) hybrid_->end_step(all_layers(), step);
   }
   void start() {
     x_ = gpu::test::random_floats(rng_, kTokens * dim_, 1);
@@ -266,7 +266,7 @@ TEST_F(HybridSteps, TheSharedExpertRunsWhileTheCpuComputes) {
       if (recorded) {
         const gpu::Graph graph = stream_.capture([&] { enqueue(n_parts); });
         stream_.replay(graph);
-        hybrid_->follow(parts(n_parts));
+        hybrid_->follow(all_layers(), parts(n_parts));
         expect_sum();
       } else {
         enqueue(n_parts);
@@ -289,7 +289,7 @@ TEST_F(HybridSteps, TheCpuFollowsAReplay) {
     const int n_parts = 1 + replay % 3 / 2;
     stream_.replay(n_parts == 1 ? one : two);
     if (replay % 5 == 2) std::this_thread::sleep_for(milliseconds(3));
-    hybrid_->follow(parts(n_parts));
+    hybrid_->follow(all_layers(), parts(n_parts));
     expect_sum();
   }
   // If the CPU fails during a step, the GPU does not wait in later layers.
@@ -299,7 +299,7 @@ TEST_F(HybridSteps, TheCpuFollowsAReplay) {
       if (++n_calls == n_parts) fail("out of everything");
     };
     stream_.replay(n_parts == 1 ? one : two);
-    const std::string said = error_of([&] { hybrid_->follow(parts(n_parts)); });
+    const std::string said = error_of([&] { hybrid_->follow(all_layers(), parts(n_parts)); });
     EXPECT_TRUE(says(said, n_parts == 1 ? "out of everything" : "an earlier step failed"));
     stream_.wait();
   }
@@ -314,8 +314,8 @@ TEST_F(HybridSteps, AReplayOnTheTimelineDoesNotStream) {
   const gpu::Graph graph = stream_.capture([&] { enqueue(1); });
   start();
   stream_.replay(graph);
-  hybrid_->follow(parts(1));
-  hybrid_->end_step(parts(1));
+  hybrid_->follow(all_layers(), parts(1));
+  hybrid_->end_step(all_layers(), parts(1));
   expect_sum();
   std::map<std::string, int> n_spans;
   for (const Timeline::Span& s : timeline.spans()) ++n_spans[s.name];

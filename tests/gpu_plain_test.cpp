@@ -192,7 +192,7 @@ TEST(Plain, AttentionSeesItsOwnPast) {
                            .cache = dcache.as<bf16>(),
                            .cache_stride = kStride,
                            .at = {.sequence_of = dsequences.as<int32_t>(),
-                                  .positions = dpositions.as<int32_t>(),
+                                  .places = dpositions.as<int32_t>(),
                                   .pages = dpages.as<int32_t>(),
                                   .pages_stride = kMaxPages,
                                   .page_size = kPage},

@@ -146,10 +146,11 @@ class HybridHandOff : public testing::Test {
     expect_close(got, y, bound_ * largest(y));
   }
 
+  static LayerRange all_layers() { return {0, kLayers}; }
   void end_step(int n_tokens) {
     const std::vector<int32_t> tokens(n_tokens);
     const Sequence sequence = {0, n_tokens, n_tokens, {}};
-    hybrid_->end_step({{Batch{tokens, {}, {&sequence, 1}, {}}}, 1});
+    hybrid_->end_step(all_layers(), {{Batch{tokens, {}, {&sequence, 1}, {}}}, 1});
   }
 
   // Keeps a copy on the GPU, where a failed step may still read it.

@@ -221,7 +221,9 @@ class Elsewhere final : public ExpertPool {
     for (int64_t t = 0; t < y.rows; ++t)
       for (int i = 0; i < dim_; ++i) y.row<float>(t)[i] += sum.row<float>(t)[i];
   }
-  bool prefers_micro_batches(int n_sequences) const override { return n_sequences >= 3; }
+  bool prefers_micro_batches(const Batch& step) const override {
+    return std::ssize(step.sequences) >= 3;
+  }
 
   std::vector<Call> calls;
   int fails_at = 0;  // number of the call of add_to() that fails; 0: none

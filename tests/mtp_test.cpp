@@ -53,12 +53,10 @@ std::vector<std::vector<float>> mtp_logits(LoadedModel& loaded, const std::vecto
     StepArrays step(count);
     step.add(tokens, pages, first, count, 1);
     loaded.model().forward(step.batch(), loaded.cache());
-    std::vector<int32_t> rows(count);
-    std::iota(rows.begin(), rows.end(), 0);
-    loaded.model().take_hidden(rows);
     step.clear();
     step.add(next, pages, first, count, count);
-    loaded.model().draft(0, step.batch(), loaded.cache());
+    for (int i = 0; i < count; ++i) step.add_hidden_row(i);
+    loaded.model().draft(0, HiddenStates::kOfModel, step.batch(), loaded.cache());
     const Rows got = logits_of(loaded, count);
     for (int64_t i = 0; i < count; ++i) {
       const auto row = got.row(i);
@@ -75,10 +73,10 @@ int32_t best_of(std::span<const float> logits) {
 // The logits after `draft`, which mtp_logits() drafted after n tokens.
 std::vector<float> applied_again(LoadedModel& loaded, int n, int32_t draft, int chunk) {
   const std::vector<int32_t> pages = scattered_pages(loaded.cache());
-  loaded.model().take_drafted(std::vector<int32_t>{(n - 1) % chunk});
   StepArrays step(1);
   step.add_window({std::span(&draft, 1), pages, n, 0, 1});
-  loaded.model().draft(0, step.batch(), loaded.cache());
+  step.add_hidden_row((n - 1) % chunk);
+  loaded.model().draft(0, HiddenStates::kOfLogits, step.batch(), loaded.cache());
   return logits_of(loaded, 1).numbers;
 }
 
@@ -168,7 +166,7 @@ class DraftsTest : public testing::Test {
                  .context = 512,
                  .max_logits = 8,
                  .draft = DraftChoice::kMtp}),
-        drafts_(loaded_.model(), loaded_.cache(), loaded_.config().vocab, 4) {}
+        drafts_(loaded_.model(), loaded_.cache(), {.size = loaded_.config().vocab}, 4) {}
 
   // Computes positions [first, first + n) of a text and tells the drafts; returns what they draft.
   std::vector<int32_t> advance(std::span<const int32_t> text, const std::vector<int32_t>& pages,
@@ -345,20 +343,20 @@ TEST(Mtp, TwoLayersInSequence) {
   StepArrays step(n);
   step.add(text, pages, 0, n, 1);
   loaded.model().forward(step.batch(), loaded.cache());
-  std::vector<int32_t> rows(n), known(text.begin(), text.begin() + n + 1), expected;
-  std::iota(rows.begin(), rows.end(), 0);
-  loaded.model().take_hidden(rows);
+  std::vector<int32_t> known(text.begin(), text.begin() + n + 1), expected;
   for (int module = 0; module < 2; ++module) {
     step.clear();
     step.add(std::span(known).subspan(1 + module), pages, 0, n, 1);
-    loaded.model().draft(module, step.batch(), loaded.cache());
+    for (int i = 0; i < n; ++i) step.add_hidden_row(i);
+    loaded.model().draft(module, module == 0 ? HiddenStates::kOfModel : HiddenStates::kOfLayer,
+                         step.batch(), loaded.cache());
     const std::vector<float> logits = logits_of(loaded, 1).numbers;
     known.push_back(
         static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
     expected.push_back(known.back());
   }
 
-  MtpDrafts drafts(again.model(), again.cache(), again.config().vocab, 0);
+  MtpDrafts drafts(again.model(), again.cache(), {.size = again.config().vocab}, 0);
   for (const auto& [first, count] : {std::pair(0, 70), {70, 1}, {71, 59}}) {
     step.clear();
     step.add(text, pages, first, count, 1);

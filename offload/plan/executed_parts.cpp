@@ -49,10 +49,10 @@ bool all_on_gpu(const GpuParts& parts) {
 }
 
 GpuParts evenly_on_gpu(const ModelConfig& config, int64_t n_experts) {
-  GpuParts parts = {.experts = std::vector<std::vector<bool>>(config.n_layers)};
+  GpuParts parts = {.experts = std::vector<std::vector<bool>>(config.n_all_layers())};
   int64_t n_left = 0;  // layers
-  for (int l = 0; l < config.n_layers; ++l) n_left += config.is_moe(l);
-  for (int l = 0; l < config.n_layers; ++l) {
+  for (int l = 0; l < config.n_all_layers(); ++l) n_left += config.is_moe(l);
+  for (int l = 0; l < config.n_all_layers(); ++l) {
     if (!config.is_moe(l)) continue;
     const int64_t n = std::min<int64_t>(ceil_div(n_experts, n_left), config.router.n_experts);
     parts.experts[l].assign(config.router.n_experts, false);
@@ -142,13 +142,16 @@ GpuParts gpu_parts(const ModelConfig& config, const Placement& p) {
       .embedding_on_cpu = p.embedding_on_cpu,
       .stream_from_tokens = p.stream_from_tokens,
       .micro_batches_from_sequences = p.micro_batches == 2 ? p.micro_batches_from_sequences : 0,
-      .experts = std::vector<std::vector<bool>>(config.n_layers)};
+      .experts = std::vector<std::vector<bool>>(config.n_all_layers())};
   for (int l = 0; l < config.n_layers; ++l) {
     if (!config.is_moe(l)) continue;
     parts.experts[l].assign(config.router.n_experts, false);
     for (const ExpertGroup& group : experts_of_layer(p, l)->groups)
       for (const int e : group.experts) parts.experts[l][e] = group.owners[0] == kGpu;
   }
+  // Layers for multi-token prediction, which a placement does not list, are like the last layer.
+  for (int l = config.n_layers; l < config.n_all_layers(); ++l)
+    parts.experts[l] = parts.experts[config.n_layers - 1];
   return parts;
 }
 

@@ -16,7 +16,7 @@ struct GpuParts {
   int stream_from_tokens = 0;
   // Decode steps of at least this many sequences run as two micro-batches; 0: none.
   int micro_batches_from_sequences = 0;
-  // [layers][n_experts], empty for a dense layer: true for experts on the GPU.
+  // [n_all_layers][n_experts], empty for a dense layer: true for experts on the GPU.
   std::vector<std::vector<bool>> experts;
 };
 

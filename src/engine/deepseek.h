@@ -24,9 +24,11 @@ struct StepLimits {
   int max_logits = 64;  // rows of logits
 };
 
-// Layers first to end - 1 of weights and cache.
-struct LayerRange {
-  int first, end;
+// The hidden states with which an MTP layer begins.
+enum class HiddenStates {
+  kOfModel,   // of the rows hidden_rows of the last step of the model's layers
+  kOfLayer,   // of the same rows, as the MTP layer before has left them
+  kOfLogits,  // of the rows hidden_rows of logits of the last step of an MTP layer
 };
 
 class DeepSeek {
@@ -46,18 +48,14 @@ class DeepSeek {
   // Computes logits() for the rows batch.logit_rows of a step, once all its passes are done.
   void head(const Batch& step);
 
-  // Multi-token prediction (V3 report, section 2.2), after the last step of the model's layers. Row
-  // i of hidden() is the hidden state of a token at position p, and token i of `step` the one at
-  // p + 1; the logits are those of the token at p + 2.
+  // Multi-token prediction (V3 report, section 2.2), after the last step of the model's layers.
+  // Hidden state i is that of a token at position p, and token i of `step` the one at p + 1; the
+  // logits are those of the token at p + 2.
   LayerRange mtp_layers(int module) const {
     return {c_.n_layers + module, c_.n_layers + module + 1};
   }
-  // The hidden states are these rows of the last step of the model's layers.
-  void take_hidden(std::span<const int32_t> rows);
-  // The hidden states are these of the rows of logits of the last step of an MTP layer.
-  void take_drafted(std::span<const int32_t> rows);
   // Begins a step of an MTP layer: joins hidden states and embeddings to the residual stream.
-  void join(int module, const Batch& step);
+  void join(int module, HiddenStates states, const Batch& step);
   // Ends it: the hidden states are its own, and logits() those of batch.logit_rows.
   void mtp_head(int module, const Batch& step);
 

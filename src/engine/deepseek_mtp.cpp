@@ -2,25 +2,21 @@
 
 namespace tandem {
 
-void DeepSeek::take_hidden(std::span<const int32_t> rows) {
-  const TensorView hidden = scratch_.hidden.rows_from(0, std::ssize(rows));
-  ops_.gather_rows(scratch_.x, rows, hidden);
-  ops_.rms_norm(hidden, w_.final_norm, c_.norm_eps, hidden);
-}
-
-void DeepSeek::take_drafted(std::span<const int32_t> rows) {
-  ops_.gather_rows(scratch_.last, rows, scratch_.hidden.rows_from(0, std::ssize(rows)));
-}
-
-void DeepSeek::join(int module, const Batch& step) {
+void DeepSeek::join(int module, HiddenStates states, const Batch& step) {
   const MtpWeights& w = w_.mtp[module];
   const int64_t n = step.n();
+  const TensorView hidden = scratch_.hidden.rows_from(0, n);
+  if (states == HiddenStates::kOfModel) {
+    ops_.gather_rows(scratch_.x, step.hidden_rows, hidden);
+    ops_.rms_norm(hidden, w_.final_norm, c_.norm_eps, hidden);
+  }
+  if (states == HiddenStates::kOfLogits) ops_.gather_rows(scratch_.last, step.hidden_rows, hidden);
   const TensorView joined = scratch_.joined.rows_from(0, n);
   const TensorView embedding = joined.cols_from(0, c_.dim),
                    state = joined.cols_from(c_.dim, c_.dim);
   ops_.embed(step.tokens, w.embed.empty() ? w_.embed : w.embed, embedding);
   ops_.rms_norm(embedding, w.embed_norm, c_.norm_eps, embedding);
-  ops_.rms_norm(scratch_.hidden.rows_from(0, n), w.hidden_norm, c_.norm_eps, state);
+  ops_.rms_norm(hidden, w.hidden_norm, c_.norm_eps, state);
   ops_.linear(joined, w.projection, scratch_.x.rows_from(0, n));
 }
 

@@ -12,7 +12,7 @@ std::unique_ptr<DraftSource> make_source(StepRunner& model, KvCache& cache,
                                          int n_host_pages) {
   switch (source) {
     case Drafting::Source::kMtp:
-      return std::make_unique<MtpDrafts>(model, cache, vocabulary.size, n_host_pages);
+      return std::make_unique<MtpDrafts>(model, cache, vocabulary, n_host_pages);
     case Drafting::Source::kLookup:
       return std::make_unique<LookupDrafts>();
     case Drafting::Source::kNone:

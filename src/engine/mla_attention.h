@@ -24,8 +24,8 @@ class MlaAttention {
   void forward(const AttentionWeights& w, const Batch& batch, TensorView h, TensorView cache,
                TensorView out);
 
-  // Whether the operations of such a step depend on its numbers of tokens alone: one token per
-  // sequence, all in the absorbed form.
+  // Whether the operations of such a step depend on its numbers of tokens alone, those of each
+  // sequence included: a decode step, with drafts or without, all in the absorbed form.
   bool is_uniform(const Batch& batch) const;
 
  private:

@@ -4,18 +4,22 @@
 
 namespace tandem {
 
-MtpDrafts::MtpDrafts(StepRunner& model, KvCache& cache, int vocabulary_size, int n_host_pages)
+MtpDrafts::MtpDrafts(StepRunner& model, KvCache& cache, const Vocabulary& vocabulary,
+                     int n_host_pages)
     : model_(model),
       cache_(cache),
-      vocabulary_size_(vocabulary_size),
+      vocabulary_size_(vocabulary.size),
       n_modules_(model.config().n_used_mtp_layers),
+      device_sampler_(model.device().make_sampler(allowed_bits(vocabulary), vocabulary.size,
+                                                  model.limits().max_logits)),
       n_filled_(cache.n_pages()),
       n_filled_on_host_(n_host_pages),
-      step_(model.limits().max_tokens),
-      arena_(Arena::padded_bytes(int64_t{model.limits().max_logits} * model.config().vocab *
-                                 size_of(DType::kF32))),
-      logits_(arena_.matrix(model.limits().max_logits, model.config().vocab, DType::kF32)) {
+      step_(model.limits().max_tokens) {
   check(n_modules_ > 0, "the layers for multi-token prediction are loaded");
+  if (device_sampler_) return;
+  const int64_t n = model.limits().max_logits, vocab = model.config().vocab;
+  arena_ = Arena(Arena::padded_bytes(n * vocab * size_of(DType::kF32)));
+  logits_ = arena_.matrix(n, vocab, DType::kF32);
 }
 
 std::vector<int32_t> MtpDrafts::draft(SequenceId id, std::span<const int32_t> tokens, int n) {
@@ -56,10 +60,6 @@ void MtpDrafts::step_done(std::span<const Advance> sequences, bool follows) {
     if (const std::optional<Part> part = fill(s)) parts_.push_back(*part);
   }
   if (parts_.empty()) return;
-  rows_.clear();
-  for (const Part& part : parts_)
-    for (int i = part.first; i < part.end; ++i) rows_.push_back(part.of->row + i - part.of->first);
-  model_.take_hidden(rows_);
   for (int module = 0; module < n_modules_; ++module) run_layer(module);
   while (!drafted_.empty()) apply_again();
 }
@@ -102,6 +102,7 @@ void MtpDrafts::run_layer(int module) {
       const std::vector<int32_t>& drafts = drafts_[s.id].tokens;
       const size_t ahead = std::min(at - std::min(at, s.tokens.size() - 1), drafts.size());
       text.push_back(ahead > 0 ? drafts[ahead - 1] : s.tokens[std::min(at, s.tokens.size() - 1)]);
+      step_.add_hidden_row(s.row + i - s.first);
     }
     const bool drafts = module < s.n_drafts && std::ssize(drafts_[s.id].tokens) == module;
     step_.add_window({.tokens = text,
@@ -111,24 +112,24 @@ void MtpDrafts::run_layer(int module) {
                       .n_logits = drafts ? 1 : 0});
     if (drafts) drafted_.push_back(&part);
   }
-  model_.draft(module, step_.batch(), cache_);
-  take_logits(drafted_);
+  compute(module, module == 0 ? HiddenStates::kOfModel : HiddenStates::kOfLayer);
 }
 
 // Applies the last layer to the sequences that want more drafts and have a row for them in their
 // pages.
 void MtpDrafts::apply_again() {
   step_.clear();
-  rows_.clear();
   std::vector<const Part*> goes_on;
   for (size_t i = 0; i < drafted_.size(); ++i) {
     const Part& part = *drafted_[i];
     const Advance& s = *part.of;
     const std::vector<int32_t>& drafts = drafts_[s.id].tokens;
     const int position = part.end - n_modules_ + static_cast<int>(drafts.size());
-    if (std::ssize(drafts) >= s.n_drafts || position / kPageSize >= std::ssize(s.pages)) continue;
+    if (drafts.empty() || std::ssize(drafts) >= s.n_drafts ||
+        position / kPageSize >= std::ssize(s.pages))
+      continue;
     goes_on.push_back(&part);
-    rows_.push_back(static_cast<int32_t>(i));
+    step_.add_hidden_row(static_cast<int>(i));
     step_.add_window({.tokens = std::span(&drafts.back(), 1),
                       .pages = s.pages.subspan(part.first_page),
                       .first = position,
@@ -136,25 +137,38 @@ void MtpDrafts::apply_again() {
                       .n_logits = 1});
   }
   drafted_ = std::move(goes_on);
-  if (drafted_.empty()) return;
-  model_.take_drafted(rows_);
-  model_.draft(n_modules_ - 1, step_.batch(), cache_);
-  take_logits(drafted_);
+  if (!drafted_.empty()) compute(n_modules_ - 1, HiddenStates::kOfLogits);
 }
 
-// Drafts the most likely token of each row.
-void MtpDrafts::take_logits(std::span<const Part* const> drafted) {
-  if (drafted.empty()) return;
-  const auto n = static_cast<int64_t>(drafted.size());
-  const TensorView logits = logits_.rows_from(0, n);
-  model_.device().to_host(model_.logits().rows_from(0, n), logits);
-  for (int64_t i = 0; i < n; ++i) {
-    const float* const row = logits.row<float>(i);
-    const Advance& s = *drafted[i]->of;
+void MtpDrafts::compute(int module, HiddenStates states) {
+  model_.draft(module, states, step_.batch(), cache_);
+  take_drafts();
+}
+
+// Drafts the most likely token of each row of logits, none if they are not finite.
+void MtpDrafts::take_drafts() {
+  if (drafted_.empty()) return;
+  std::vector<int32_t> tokens(drafted_.size());
+  choose(tokens);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const Advance& s = *drafted_[i]->of;
     Drafts& drafts = drafts_[s.id];
     drafts.position = static_cast<int>(s.tokens.size());
-    drafts.tokens.push_back(
-        static_cast<int32_t>(std::max_element(row, row + vocabulary_size_) - row));
+    if (tokens[i] >= 0) drafts.tokens.push_back(tokens[i]);
+  }
+}
+
+void MtpDrafts::choose(std::span<int32_t> tokens) {
+  const auto n = static_cast<int64_t>(tokens.size());
+  if (device_sampler_) {
+    std::vector<Draw> draws;
+    for (int32_t row = 0; row < n; ++row) draws.push_back({row, 0, 1, 0, 0, 0});
+    return device_sampler_->draw(model_.logits(), draws, tokens);
+  }
+  model_.device().to_host(model_.logits().rows_from(0, n), logits_.rows_from(0, n));
+  for (int64_t i = 0; i < n; ++i) {
+    const float* const row = logits_.row<float>(i);
+    tokens[i] = static_cast<int32_t>(std::max_element(row, row + vocabulary_size_) - row);
   }
 }
 

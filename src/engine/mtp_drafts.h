@@ -11,9 +11,11 @@
 // change how many drafts are accepted, and no answer.
 #pragma once
 #include <map>
+#include <memory>
 #include <optional>
 
 #include "engine/draft_source.h"
+#include "engine/sampler.h"
 #include "engine/step_arrays.h"
 #include "engine/step_runner.h"
 
@@ -21,8 +23,8 @@ namespace tandem {
 
 class MtpDrafts final : public DraftSource {
  public:
-  // Drafts are below vocabulary_size. References outlive the object.
-  MtpDrafts(StepRunner& model, KvCache& cache, int vocabulary_size, int n_host_pages);
+  // Drafts are tokens of the vocabulary. References outlive the object.
+  MtpDrafts(StepRunner& model, KvCache& cache, const Vocabulary& vocabulary, int n_host_pages);
 
   std::vector<int32_t> draft(SequenceId id, std::span<const int32_t> tokens, int n) override;
   void will_compute(std::span<const int32_t> pages, int first, int n) override;
@@ -46,19 +48,21 @@ class MtpDrafts final : public DraftSource {
   int first_page_of(std::span<const int32_t> pages, int page) const;
   void run_layer(int module);
   void apply_again();
-  void take_logits(std::span<const Part* const> drafted);
+  void compute(int module, HiddenStates states);
+  void take_drafts();
+  void choose(std::span<int32_t> tokens);
 
   StepRunner& model_;
   KvCache& cache_;
   const int vocabulary_size_, n_modules_;
+  const std::unique_ptr<DeviceSampler> device_sampler_;  // null: the device does not draw
   std::vector<uint8_t> n_filled_, n_filled_on_host_;  // rows of each page
   std::vector<Part> parts_;
   std::vector<const Part*> drafted_;  // the parts of the last rows of logits
-  std::vector<int32_t> rows_;
   std::map<SequenceId, Drafts> drafts_;
   StepArrays step_;
   Arena arena_;
-  TensorView logits_;  // [max_logits, vocab], on the host
+  TensorView logits_;  // [max_logits, vocab], on the host; none with a device that draws
 };
 
 }  // namespace tandem

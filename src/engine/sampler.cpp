@@ -45,6 +45,13 @@ float finite(float logit) {
 
 }  // namespace
 
+std::vector<uint32_t> allowed_bits(const Vocabulary& vocabulary) {
+  std::vector<uint32_t> bits((vocabulary.size + 31) / 32, ~0u);
+  for (const int32_t hole : vocabulary.holes)
+    bits[static_cast<size_t>(hole) / 32] &= ~(1u << hole % 32);
+  return bits;
+}
+
 void validate(const SamplingParams& p, const Vocabulary& vocabulary) {
   const int vocab = vocabulary.size;
   require(p.temperature >= 0 && std::isfinite(p.temperature),

@@ -33,6 +33,8 @@ struct Vocabulary {
   int size = 0;
   std::vector<int32_t> holes = {};  // rows of the embedding without a token in the tokenizer
 };
+// A bit for each token that may be generated, as DeviceSampler takes them.
+std::vector<uint32_t> allowed_bits(const Vocabulary& vocabulary);
 
 // Throws Error naming the parameter and its range.
 void validate(const SamplingParams& params, const Vocabulary& vocabulary);

@@ -11,12 +11,12 @@ namespace tandem {
 class StepArrays {
  public:
   explicit StepArrays(int max_tokens) {
-    for (auto* v : {&tokens_, &positions_, &logit_rows_}) v->reserve(max_tokens);
+    for (auto* v : {&tokens_, &positions_, &logit_rows_, &hidden_rows_}) v->reserve(max_tokens);
     sequences_.reserve(max_tokens);
   }
 
   void clear() {
-    for (auto* v : {&tokens_, &positions_, &logit_rows_}) v->clear();
+    for (auto* v : {&tokens_, &positions_, &logit_rows_, &hidden_rows_}) v->clear();
     sequences_.clear();
   }
 
@@ -41,12 +41,15 @@ class StepArrays {
     for (int i = n - w.n_logits; i < n; ++i) logit_rows_.push_back(begin + i);
   }
 
+  // Adds a row of Batch::hidden_rows.
+  void add_hidden_row(int row) { hidden_rows_.push_back(row); }
+
   int n_tokens() const { return static_cast<int>(tokens_.size()); }
   int n_logits() const { return static_cast<int>(logit_rows_.size()); }
-  Batch batch() const { return {tokens_, positions_, sequences_, logit_rows_}; }
+  Batch batch() const { return {tokens_, positions_, sequences_, logit_rows_, hidden_rows_}; }
 
  private:
-  std::vector<int32_t> tokens_, positions_, logit_rows_;
+  std::vector<int32_t> tokens_, positions_, logit_rows_, hidden_rows_;
   std::vector<Sequence> sequences_;
 };
 

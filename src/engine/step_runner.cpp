@@ -1,8 +1,19 @@
 #include "engine/step_runner.h"
 
+#include <algorithm>
 #include <functional>
 
 namespace tandem {
+namespace {
+
+RecordKey::Part size_of_part(const Batch& batch) {
+  const auto longest =
+      std::max_element(batch.sequences.begin(), batch.sequences.end(),
+                       [](const auto& a, const auto& b) { return a.n_tokens < b.n_tokens; });
+  return {batch.n(), static_cast<int>(batch.sequences.size()), longest->n_tokens};
+}
+
+}  // namespace
 
 StepRunner::StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm form)
     : parts_(parts), limits_(limits), model_(parts, limits, form) {}
@@ -10,21 +21,13 @@ StepRunner::StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm
 void StepRunner::forward(const Batch& batch, KvCache& cache) {
   check(batch.n() > 0 && batch.n() <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
   const MicroBatches step = micro_batches_of(batch);
+  const Work work = {model_.main_layers(), 0, is_decode(batch), batch, step, cache};
   const auto enqueue = [&] {
     model_.embed(batch);
-    run(model_.main_layers(), step, cache);
+    run(work);
     model_.head(batch);
   };
-  parts_.ops.begin(batch);
-  if (!model_.attention().is_uniform(batch)) {
-    enqueue();
-  } else {
-    const RecordKey key = {logits().data, cache.layer(0).data, batch.n(),
-                           static_cast<int>(batch.logit_rows.size()), step.at[0].n()};
-    // std::ref: a copy of enqueue would allocate.
-    if (parts_.device.run_recorded(key, std::ref(enqueue))) parts_.experts.follow(step);
-  }
-  parts_.experts.end_step(step);
+  compute(work, std::ref(enqueue));  // a copy of enqueue would allocate
 }
 
 void StepRunner::forward(const Batch& batch, KvCache& cache, TensorView logits) {
@@ -33,33 +36,66 @@ void StepRunner::forward(const Batch& batch, KvCache& cache, TensorView logits) 
   if (n > 0) parts_.device.to_host(this->logits().rows_from(0, n), logits);
 }
 
-void StepRunner::draft(int module, const Batch& batch, KvCache& cache) {
+void StepRunner::draft(int module, HiddenStates states, const Batch& batch, KvCache& cache) {
+  check(batch.n() > 0 && batch.n() <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
   const MicroBatches step = {{batch}, 1};
-  parts_.ops.begin(batch);
-  model_.join(module, batch);
-  run(model_.mtp_layers(module), step, cache);
-  model_.mtp_head(module, batch);
-  parts_.experts.end_step(step);
+  const Work work = {.layers = model_.mtp_layers(module),
+                     .variant = static_cast<int>(states),
+                     .is_decode = model_.attention().is_uniform(batch),
+                     .batch = batch,
+                     .step = step,
+                     .cache = cache};
+  const auto enqueue = [&] {
+    model_.join(module, states, batch);
+    run(work);
+    model_.mtp_head(module, batch);
+  };
+  compute(work, std::ref(enqueue));
 }
 
-// A step with one token per sequence is divided in the middle.
+// Calls enqueue(), or replays what it enqueued for an equal step.
+void StepRunner::compute(const Work& work, const std::function<void()>& enqueue) {
+  parts_.ops.begin(work.batch);
+  if (!work.is_decode) {
+    enqueue();
+  } else {
+    RecordKey key = {.activations = logits().data,
+                     .cache = work.cache.layer(0).data,
+                     .first_layer = work.layers.first,
+                     .variant = work.variant,
+                     .n_logits = static_cast<int>(work.batch.logit_rows.size())};
+    for (int i = 0; i < work.step.n; ++i) key.parts[i] = size_of_part(work.step.at[i]);
+    if (parts_.device.run_recorded(key, enqueue)) parts_.experts.follow(work.layers, work.step);
+  }
+  parts_.experts.end_step(work.layers, work.step);
+}
+
+// In a decode step all tokens of a sequence have logits, if there are several.
+bool StepRunner::is_decode(const Batch& step) const {
+  return model_.attention().is_uniform(step) &&
+         (step.n() == std::ssize(step.sequences) || step.n() == std::ssize(step.logit_rows));
+}
+
+// A decode step is divided between the two sequences in the middle.
 MicroBatches StepRunner::micro_batches_of(const Batch& step) const {
-  const size_t n = step.sequences.size();
-  if (n < 2 || !model_.attention().is_uniform(step) ||
-      !parts_.experts.prefers_micro_batches(static_cast<int>(n)))
+  const size_t n = step.sequences.size(), n_first = (n + 1) / 2;
+  if (n < 2 || !is_decode(step) || !parts_.experts.prefers_micro_batches(step))
     return {{step}, 1};
-  const auto part = [&](size_t first, size_t count) {
-    return Batch{step.tokens.subspan(first, count), step.positions.subspan(first, count),
-                 step.sequences.subspan(first, count), step.logit_rows};
+  const auto begin = static_cast<size_t>(step.sequences[n_first].first_token);
+  const auto part = [&](size_t first, size_t end, size_t first_sequence, size_t n_sequences) {
+    return Batch{step.tokens.subspan(first, end - first), step.positions.subspan(first, end - first),
+                 step.sequences.subspan(first_sequence, n_sequences), step.logit_rows};
   };
-  return {{part(0, (n + 1) / 2), part((n + 1) / 2, n / 2)}, 2};
+  return {{part(0, begin, 0, n_first), part(begin, step.tokens.size(), n_first, n - n_first)}, 2};
 }
 
 // Each pass runs until it waits for another device; then the other pass runs.
-void StepRunner::run(LayerRange range, const MicroBatches& step, KvCache& cache) {
+void StepRunner::run(const Work& work) {
   memory_.clear();
-  const auto pass = [&](int i) { return model_.layers(range, step.at[i], cache, memory_); };
-  if (step.n == 1) {
+  const auto pass = [&](int i) {
+    return model_.layers(work.layers, work.step.at[i], work.cache, memory_);
+  };
+  if (work.step.n == 1) {
     for (Pass whole = pass(0); !whole.done();) whole.resume();
     return;
   }

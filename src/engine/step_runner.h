@@ -15,14 +15,10 @@ class StepRunner {
   void forward(const Batch& batch, KvCache& cache);
   // The same, and copies the logits [n_logits, vocab] to the host.
   void forward(const Batch& batch, KvCache& cache, TensorView logits);
-  // Multi-token prediction, after forward(). `hidden`: rows of that step whose hidden states row i
-  // of draft() continues.
-  void take_hidden(std::span<const int32_t> rows) { model_.take_hidden(rows); }
-  // The same, for rows of logits of the last draft().
-  void take_drafted(std::span<const int32_t> rows) { model_.take_drafted(rows); }
-  // Computes MTP layer `module` for a step whose token i follows the token of hidden state i: fills
-  // the layer's cache, and computes logits() of the tokens after batch.logit_rows.
-  void draft(int module, const Batch& batch, KvCache& cache);
+  // After forward(): computes layer `module` for multi-token prediction, for a step whose token i
+  // follows the token of hidden state i: fills the layer's cache, and computes logits() of the
+  // tokens after batch.logit_rows. Throws RunError as forward() does.
+  void draft(int module, HiddenStates states, const Batch& batch, KvCache& cache);
   // Logits of the last step in the device's memory, [max_logits, vocab].
   TensorView logits() const { return model_.logits(); }
 
@@ -31,8 +27,19 @@ class StepRunner {
   const StepLimits& limits() const { return limits_; }
 
  private:
+  // The operations of a step.
+  struct Work {
+    LayerRange layers;
+    int variant;    // of these layers' operations
+    bool is_decode;  // the next token of each sequence, with drafts or without: such steps repeat
+    const Batch& batch;
+    const MicroBatches& step;  // `batch` as it passes through the layers
+    KvCache& cache;
+  };
+  bool is_decode(const Batch& step) const;
   MicroBatches micro_batches_of(const Batch& step) const;
-  void run(LayerRange range, const MicroBatches& step, KvCache& cache);
+  void compute(const Work& work, const std::function<void()>& enqueue);
+  void run(const Work& work);
 
   const ModelParts parts_;
   const StepLimits limits_;

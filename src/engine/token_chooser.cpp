@@ -1,24 +1,13 @@
 #include "engine/token_chooser.h"
 
 namespace tandem {
-namespace {
-
-std::vector<uint32_t> bits_of(const Vocabulary& vocabulary) {
-  std::vector<uint32_t> bits((vocabulary.size + 31) / 32, ~0u);
-  for (const int32_t hole : vocabulary.holes)
-    bits[static_cast<size_t>(hole) / 32] &= ~(1u << hole % 32);
-  return bits;
-}
-
-}  // namespace
-
 TokenChooser::TokenChooser(StepRunner& model, const Vocabulary& vocabulary)
     : model_(model),
       vocabulary_(vocabulary),
       arena_(Arena::padded_bytes(int64_t{model.limits().max_logits} * model.config().vocab *
                                  size_of(DType::kF32))),
       logits_(arena_.matrix(model.limits().max_logits, model.config().vocab, DType::kF32)),
-      device_sampler_(model.device().make_sampler(bits_of(vocabulary), vocabulary.size,
+      device_sampler_(model.device().make_sampler(allowed_bits(vocabulary), vocabulary.size,
                                                   model.limits().max_logits)) {
   rows_.reserve(model.limits().max_logits);
   draws_.reserve(model.limits().max_logits);

@@ -68,13 +68,6 @@ ModelWeights LoadedModel::open(const ModelOptions& options, const WeightStore& s
   drafting_ = {.source = Drafting::Source::kLookup,
                .n_tokens = options.draft_tokens > 0 ? options.draft_tokens : kUsualDraftTokens,
                .decides = draft == DraftChoice::kAuto};
-  if (options.device != DeviceChoice::kCpu) {
-    require(draft == DraftChoice::kAuto,
-            "--draft {}: drafts are computed with --device cpu only; leave it out", name_of(draft));
-    options.note("nothing is drafted: drafts are computed with --device cpu only");
-    drafting_ = {};
-    return stored_weights(store, config_);
-  }
   if (draft == DraftChoice::kLookup) return stored_weights(store, config_);
   const std::string first = fmt::format("model.layers.{}.eh_proj.weight", config_.n_layers);
   const bool has_mtp = config_.n_mtp_layers > 0 && store.find(first);

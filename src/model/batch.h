@@ -24,9 +24,16 @@ struct Batch {
   std::span<const int32_t> positions;   // [n]
   std::span<const Sequence> sequences;  // cover all tokens, in order
   std::span<const int32_t> logit_rows;  // rows of x that the sampler needs
+  // [n] for multi-token prediction: rows of the step before whose hidden states these tokens follow
+  std::span<const int32_t> hidden_rows = {};
   int n() const { return static_cast<int>(tokens.size()); }
   // Row of the step at which this batch begins; 0 unless it is a micro-batch.
   int first_row() const { return sequences.front().first_token; }
+};
+
+// Layers first to end - 1 of the model's weights and cache.
+struct LayerRange {
+  int first, end;
 };
 
 // The micro-batches of a step: one, or two that pass through the layers alternately. Each has its

@@ -14,8 +14,10 @@ CudaBatch::CudaBatch(int max_tokens, int max_pages)
       tokens_(reserve(max_tokens)),
       positions_(reserve(max_tokens)),
       logit_rows_(reserve(max_tokens)),
+      hidden_rows_(reserve(max_tokens)),
       sequence_of_(reserve(max_tokens)),
       rows_of_cache_(reserve(max_tokens)),
+      places_(reserve(max_tokens)),
       first_token_(reserve(max_tokens)),
       n_tokens_(reserve(max_tokens)),
       kv_length_(reserve(max_tokens)),
@@ -40,6 +42,7 @@ void CudaBatch::upload(const Batch& batch, gpu::Stream& stream) {
   std::copy(batch.tokens.begin(), batch.tokens.end(), on_host(tokens_).begin());
   std::copy(batch.positions.begin(), batch.positions.end(), on_host(positions_).begin());
   std::copy(batch.logit_rows.begin(), batch.logit_rows.end(), on_host(logit_rows_).begin());
+  std::copy(batch.hidden_rows.begin(), batch.hidden_rows.end(), on_host(hidden_rows_).begin());
   int32_t* pages = on_host(pages_).data();
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
     const Sequence& s = batch.sequences[i];
@@ -50,10 +53,10 @@ void CudaBatch::upload(const Batch& batch, gpu::Stream& stream) {
     std::copy_n(s.kv_pages.begin(), n_pages, pages);
     pages += max_pages_;
     for (int t = s.first_token; t < s.first_token + s.n_tokens; ++t) {
-      const int32_t position = s.kv_length - s.n_tokens + t - s.first_token;
+      const int32_t place = s.kv_length - s.n_tokens + t - s.first_token;
       on_host(sequence_of_)[t] = static_cast<int32_t>(i);
-      on_host(rows_of_cache_)[t] =
-          s.kv_pages[position / kPageSize] * kPageSize + position % kPageSize;
+      on_host(places_)[t] = place;
+      on_host(rows_of_cache_)[t] = s.kv_pages[place / kPageSize] * kPageSize + place % kPageSize;
     }
   }
   const int64_t used = pages - pinned_.as<int32_t>();
@@ -63,6 +66,7 @@ void CudaBatch::upload(const Batch& batch, gpu::Stream& stream) {
 
 void CudaBatch::check_fits(const Batch& batch) const {
   check(batch.n() <= max_tokens_ && std::ssize(batch.logit_rows) <= max_tokens_ &&
+            std::ssize(batch.hidden_rows) <= max_tokens_ &&
             std::ssize(batch.sequences) <= max_tokens_,
         "a step has at most max_tokens tokens");
   for (const Sequence& s : batch.sequences)
@@ -76,6 +80,8 @@ const int32_t* CudaBatch::on_gpu(std::span<const int32_t> of_batch) const {
   };
   if (within(batch_.positions)) return at(positions_) + (of_batch.data() - batch_.positions.data());
   if (within(batch_.tokens)) return at(tokens_) + (of_batch.data() - batch_.tokens.data());
+  if (within(batch_.hidden_rows))
+    return at(hidden_rows_) + (of_batch.data() - batch_.hidden_rows.data());
   check(within(batch_.logit_rows), "only lists of the step's batch are on the GPU");
   return at(logit_rows_) + (of_batch.data() - batch_.logit_rows.data());
 }
@@ -97,7 +103,7 @@ gpu::PagedSequences CudaBatch::sequences(std::span<const Sequence> of_batch) con
 
 gpu::CachePages CudaBatch::pages() const {
   return {.sequence_of = at(sequence_of_),
-          .positions = at(positions_),
+          .places = at(places_),
           .pages = at(pages_),
           .pages_stride = max_pages_,
           .page_size = kPageSize};

@@ -34,7 +34,7 @@ class CudaBatch {
   gpu::PagedSequences sequences(std::span<const Sequence> of_batch) const;
 
  private:
-  static constexpr int kLists = 9;  // lists of max_tokens numbers, beside the pages
+  static constexpr int kLists = 11;  // lists of max_tokens numbers, beside the pages
   // A list of numbers in the buffer.
   struct Place {
     int64_t first, size;
@@ -46,7 +46,8 @@ class CudaBatch {
 
   const int max_tokens_, max_pages_;
   int64_t size_ = 0;
-  Place tokens_, positions_, logit_rows_, sequence_of_, rows_of_cache_;
+  Place tokens_, positions_, logit_rows_, hidden_rows_, sequence_of_, rows_of_cache_;
+  Place places_;  // of the tokens in their sequences' pages
   Place first_token_, n_tokens_, kv_length_, pages_;
   gpu::Buffer pinned_, on_gpu_;
   gpu::Event copied_;

@@ -66,14 +66,22 @@ void CudaDevice::to_host(TensorView x, TensorView out) {
 // Graphs are not padded to a larger size, because experts would be read for the padding rows.
 bool CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>& enqueue) {
   n_nodes_of_last_step_ = 0;
-  if (!records_ || key.n_tokens > kMaxRecordedTokens) {
+  if (!records_ || key.n_tokens() > kMaxRecordedTokens) {
     enqueue();
     return false;
   }
   auto known = recorded_.find(key);
-  if (known == recorded_.end()) known = recorded_.emplace(key, stream_.capture(enqueue)).first;
-  n_nodes_of_last_step_ = known->second.n_nodes();
-  stream_.replay(known->second);
+  if (known == recorded_.end()) {
+    if (recorded_.size() == kMaxRecorded)
+      recorded_.erase(std::min_element(recorded_.begin(), recorded_.end(),
+                                       [](const auto& a, const auto& b) {
+                                         return a.second.last_use < b.second.last_use;
+                                       }));
+    known = recorded_.emplace(key, Recorded{stream_.capture(enqueue), 0}).first;
+  }
+  known->second.last_use = ++n_replays_;
+  n_nodes_of_last_step_ = known->second.graph.n_nodes();
+  stream_.replay(known->second.graph);
   return true;
 }
 

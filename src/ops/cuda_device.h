@@ -29,10 +29,16 @@ class CudaDevice final : public Device {
  private:
   // The kernels of larger steps take longer than their launches, so recording would gain nothing.
   static constexpr int kMaxRecordedTokens = 32;
+  static constexpr size_t kMaxRecorded = 256;  // graphs; another one replaces the oldest use
+  struct Recorded {
+    gpu::Graph graph;
+    int64_t last_use;  // in replays
+  };
 
   gpu::Stream& stream_;
   const bool records_;
-  std::map<RecordKey, gpu::Graph> recorded_;
+  std::map<RecordKey, Recorded> recorded_;
+  int64_t n_replays_ = 0;
   int n_nodes_of_last_step_ = 0;
 };
 

@@ -1,6 +1,7 @@
 // Where the operations of Ops run: memory, copies, order, and recorded steps. Everything that is
 // enqueued runs in the order of the calls.
 #pragma once
+#include <array>
 #include <functional>
 #include <memory>
 #include <span>
@@ -31,9 +32,17 @@ class DeviceSampler {
 // What the operations of a decode step depend on, beside memory that lives as long as the device
 // and the arrays that Ops::begin() uploads. Equal keys mean equal operations.
 struct RecordKey {
+  struct Part {  // a micro-batch
+    int n_tokens = 0, n_sequences = 0;
+    int longest = 0;  // tokens of the sequence with the most
+    auto operator<=>(const Part&) const = default;  // NOLINT(modernize-use-nullptr)
+  };
+  int n_tokens() const { return parts[0].n_tokens + parts[1].n_tokens; }
+
   const void *activations, *cache;
-  int n_tokens, n_logits;
-  int n_first;  // tokens of the first micro-batch
+  int first_layer, variant;  // of layers, and of their operations
+  int n_logits;
+  std::array<Part, 2> parts = {};
   // The comparison of clang 14 uses a literal zero.
   auto operator<=>(const RecordKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };

@@ -29,7 +29,7 @@ class ExpertObserver {
   virtual void submitted(const ExpertBatch& batch) = 0;
   // Called when all layers of a step of n_tokens are submitted and added; its device may still be
   // computing.
-  virtual void step_ended(int /*n_tokens*/) {}
+  virtual void step_ended(LayerRange /*layers*/, int /*n_tokens*/) {}
 };
 
 class ExpertPool {
@@ -51,14 +51,14 @@ class ExpertPool {
   // was lost.
   virtual void add_to(Ticket ticket, TensorView y) = 0;
 
-  // Whether a decode step of n_sequences is faster as two micro-batches.
-  virtual bool prefers_micro_batches(int /*n_sequences*/) const { return false; }
+  // Whether a decode step is faster as two micro-batches.
+  virtual bool prefers_micro_batches(const Batch& /*step*/) const { return false; }
   // Does the host's part of a step, layer by layer, while a device replays its recorded submit()
   // and add_to(). Throws as add_to() does.
-  virtual void follow(const MicroBatches& /*step*/) {}
-  // Called when every ticket of the step has been added.
-  virtual void end_step(const MicroBatches& step) {
-    if (observer_) observer_->step_ended(step.n_tokens());
+  virtual void follow(LayerRange /*layers*/, const MicroBatches& /*step*/) {}
+  // Called when every ticket of a step of these layers has been added.
+  virtual void end_step(LayerRange layers, const MicroBatches& step) {
+    if (observer_) observer_->step_ended(layers, step.n_tokens());
   }
 
   // Sets the observer, which must outlive its use by the pool; null: none.
