@@ -1,0 +1,122 @@
+// Drafts with the backbone on a GPU, real or emulated: logits of layers for multi-token prediction,
+// answers that drafts do not change, and decode steps of several tokens per sequence as recorded
+// graphs.
+#include "cli/conversation.h"
+#include "ops/cuda_device.h"
+#include "tests/hybrid_placements.h"
+#include "tests/mtp_logits.h"
+#include "tests/whole_models.h"
+
+namespace tandem::test {
+namespace {
+
+class MtpOnGpu : public testing::TestWithParam<const char*> {};
+
+// Within the bound of the main logits on a GPU (gpu_engine_test).
+TEST_P(MtpOnGpu, GoldenLogits) {
+  const LimitedGpuMemory memory(kEnough);
+  const std::string directory = kGolden + GetParam();
+  const GoldenFile golden(directory + "/golden.safetensors");
+  LoadedModel loaded({.directory = directory,
+                      .device = DeviceChoice::kCuda,
+                      .n_threads = 1,
+                      .context = 256,
+                      .max_logits = 200,
+                      .draft = DraftChoice::kMtp});
+  EXPECT_GE(compare_with_golden(loaded, golden, directory.ends_with("v3_fp8") ? 70 : 9, 2e-2), 19);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, MtpOnGpu, testing::Values("v3_fp8", "v3_1_fp8"),
+                         [](const auto& info_of) { return std::string(info_of.param); });
+
+struct Answered {
+  std::vector<std::vector<int32_t>> tokens;
+  int n_accepted = 0, n_rejected = 0, n_recorded = 0;
+};
+
+// Answers to questions, three at a time: the even ones are greedy, the odd ones sampled with
+// penalties.
+Answered answered(const ModelOptions& options, int n_questions) {
+  LoadedModel loaded(options);
+  const Tokenizer tokenizer = Tokenizer::from_directory(options.directory);
+  const ChatFormat format(options.directory, tokenizer);
+  std::vector<Request> requests;
+  for (int i = 0; i < n_questions; ++i) {
+    GenerateOptions generate;
+    generate.max_new_tokens = 20 - 5 * (i % 3);
+    generate.sampling.temperature = i % 2 == 0 ? 0 : 0.8f;
+    generate.sampling.presence_penalty = i % 4 == 1 ? 0.5f : 0;
+    generate.sampling.seed = static_cast<uint64_t>(i);
+    const std::string question = fmt::format("What is {} + {}?", 17 * i + 3, 401 - 9 * i);
+    requests.push_back(
+        make_request(generate, tokenizer, format.prompt(first_messages("", question))));
+  }
+  Engine engine = {loaded.model(),
+                   loaded.cache(),
+                   vocabulary_of(tokenizer, loaded.config().vocab),
+                   loaded.context(),
+                   {.max_running = 3, .drafting = loaded.drafting()}};
+  Answered all;
+  for (const Completion& c : complete(engine, requests)) {
+    all.tokens.push_back(c.tokens);
+    all.n_accepted += c.accepted_drafts;
+    all.n_rejected += c.rejected_drafts;
+  }
+  all.n_recorded = dynamic_cast<CudaDevice&>(loaded.model().device()).n_recorded();
+  return all;
+}
+
+ModelOptions drafting(DraftChoice draft, int n) {
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  options.max_logits = 32;
+  options.draft = draft;
+  options.draft_tokens = n;
+  return options;
+}
+
+TEST(GpuDrafts, AnswersAreThoseWithoutDrafts) {
+  const LimitedGpuMemory memory(kEnough);
+  const Answered want = answered(drafting(DraftChoice::kOff, 0), 4);
+  EXPECT_EQ(want.n_accepted + want.n_rejected, 0);
+  for (const auto& [draft, n] : {std::pair(DraftChoice::kMtp, 1),
+                                 {DraftChoice::kMtp, 3},
+                                 {DraftChoice::kLookup, 4},
+                                 {DraftChoice::kAuto, 2}}) {
+    SCOPED_TRACE(testing::Message() << name_of(draft) << ", " << n << " drafts");
+    const Answered got = answered(drafting(draft, n), 4);
+    EXPECT_EQ(got.tokens, want.tokens);
+    if (draft == DraftChoice::kMtp) {
+      EXPECT_GE(got.n_accepted, 20);
+      EXPECT_GE(n == 1 ? got.n_accepted : 1, n == 1 ? 10 * got.n_rejected : 0);
+      EXPECT_GT(got.n_recorded, want.n_recorded);
+    }
+  }
+}
+
+// Experts on both devices, recorded steps in two micro-batches, streamed prompts.
+TEST(GpuDrafts, AnswersAreThoseWithoutDraftsWithExpertsOnBoth) {
+  const LimitedGpuMemory memory(kEnough);
+  ModelOptions options = drafting(DraftChoice::kOff, 0);
+  std::mt19937 rng(3);
+  Placement placement = random_placement(ModelConfig::from_directory(options.directory), rng);
+  placement.kv_tokens = options.context;
+  placement.prefill_chunk_tokens = 17;
+  placement.micro_batches = 2;
+  placement.micro_batches_from_sequences = 2;
+  for (const int stream_from : {0, 13}) {
+    placement.stream_from_tokens = stream_from;
+    const PlacementFile file(placement);
+    options = drafting(DraftChoice::kOff, 0);
+    options.placement = file.path();
+    const Answered want = answered(options, 3);
+    options = drafting(DraftChoice::kMtp, 2);
+    options.placement = file.path();
+    const Answered got = answered(options, 3);
+    EXPECT_EQ(got.tokens, want.tokens) << "streamed from " << stream_from << " tokens on";
+    EXPECT_GE(got.n_accepted, 15);
+    EXPECT_GT(got.n_recorded, want.n_recorded);
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test
