@@ -33,6 +33,7 @@ struct BenchOptions {
   int new_tokens = 8;                    // decoded at each context
   std::vector<int> draft_tokens = {};    // generate: drafts of a sequence per step; empty: none
   std::vector<double> acceptances = {};  // parts of the drafts that are right, if all before are
+  int decided_steps = 0;                 // steps for which the engine decides what is drafted
   bool skew = false;
   bool variants = false;  // of attention
   double seconds = 0.3;   // of measuring, per row

@@ -86,6 +86,8 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
              "part of the drafts that are right, if all drafts before them in a step are, a "
              "list; without it, 0.85")
           ->delimiter(',');
+      add_value(sub, "--decided-steps", o.decided_steps,
+                "also decode so many steps with as many drafts as pay, by what is measured");
       return;
     case BenchFlag::kSkew:
       sub.add_flag("--skew", o.skew, "also measure with one expert that gets half of the tokens");

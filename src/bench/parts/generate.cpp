@@ -50,13 +50,15 @@ struct DraftCase {
   double acceptance;
 };
 
+std::vector<double> acceptances_of(const BenchOptions& o) {
+  return o.acceptances.empty() ? std::vector{Workload{}.acceptance} : o.acceptances;
+}
+
 std::vector<DraftCase> draft_cases(const BenchOptions& o) {
   std::vector<DraftCase> cases;
-  for (const int n : o.draft_tokens) {
-    if (n > 0 && o.acceptances.empty()) cases.push_back({n, Workload{}.acceptance});
-    for (const double a : o.acceptances)
+  for (const int n : o.draft_tokens)
+    for (const double a : acceptances_of(o))
       if (n > 0) cases.push_back({n, a});
-  }
   return cases;
 }
 
@@ -175,11 +177,7 @@ class DecodeBench {
     times.drafted.resize(cases_.size());
     double spent = 0;
     for (int round = 0; round < kMinRounds || spent < bench_.options.seconds; ++round) {
-      std::vector<Tokens> prompts;
-      for (int i = 0; i < batch; ++i) {
-        prompts.push_back(random_tokens(context, engine_.vocabulary_size(), rng));
-        engine_.assume_cached(prompts.back());
-      }
+      const std::vector<Tokens> prompts = cached_prompts(context, batch, rng);
       const auto first = std::ssize(times.plain.runs);
       const std::vector<Tokens> answers = decode(prompts, {}, times.plain);
       for (const TimedRun& run : std::span(times.plain.runs).subspan(first)) spent += run.seconds;
@@ -191,8 +189,33 @@ class DecodeBench {
     return times;
   }
 
+  // The same in turns with an engine that decides how many tokens of `deciding` are drafted, for so
+  // many steps of it.
+  std::pair<DecodeRuns, DecodeRuns> times_beside(DecodeBench& deciding, DraftCase wanted,
+                                                 int context, int batch, int n_steps) {
+    std::mt19937 rng(context);
+    std::pair<DecodeRuns, DecodeRuns> runs;
+    deciding.known_->begin(wanted);
+    while (std::ssize(runs.second.runs) < n_steps) {
+      const std::vector<Tokens> prompts = cached_prompts(context, batch, rng);
+      for (const Tokens& prompt : prompts) deciding.engine_.assume_cached(prompt);
+      const std::vector<Tokens> answers = decode(prompts, {}, runs.first);
+      deciding.decode(prompts, answers, runs.second);
+    }
+    return runs;
+  }
+
  private:
   using Tokens = std::vector<int32_t>;
+
+  std::vector<Tokens> cached_prompts(int context, int batch, std::mt19937& rng) {
+    std::vector<Tokens> prompts;
+    for (int i = 0; i < batch; ++i) {
+      prompts.push_back(random_tokens(context, engine_.vocabulary_size(), rng));
+      engine_.assume_cached(prompts.back());
+    }
+    return prompts;
+  }
 
   // Returns an answer to each prompt, drafted from `answers` if they are known. Times each step
   // until an answer has new_tokens tokens, with bursts of the probe in between.
@@ -301,6 +324,26 @@ void add_drafts(Json& row, DraftCase drafted, const DecodeRuns& runs, const Json
               {"predicted_times_without", predicted}});
 }
 
+// Tokens a second with as many drafts as the engine decides, over those without, in turns.
+Json decided_row(const DraftCase& wanted, int context, int batch,
+                 const std::pair<DecodeRuns, DecodeRuns>& runs) {
+  const auto tokens_per_second = [](const DecodeRuns& of) {
+    double seconds = 0;
+    for (const TimedRun& run : of.runs) seconds += run.seconds;
+    return static_cast<double>(of.n_tokens) / seconds;
+  };
+  const double plain = tokens_per_second(runs.first), decided = tokens_per_second(runs.second);
+  return {{"context", context},
+          {"batch", batch},
+          {"acceptance", wanted.acceptance},
+          {"steps", runs.second.runs.size()},
+          {"accepted", runs.second.n_accepted},
+          {"rejected", runs.second.n_rejected},
+          {"tokens_per_step", runs.second.tokens_per_step(batch)},
+          {"tokens_per_second", decided},
+          {"times_without", decided / plain}};
+}
+
 // The share of the GPU's memory bandwidth that reading all bytes of a token takes.
 void add_gpu_ratio(Json& row, const std::optional<Gpu>& gpu) {
   std::optional<double> ratio;
@@ -400,6 +443,22 @@ void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, Ma
       }
     }
   }
+  Json decided = Json::array();
+  if (bench.options.decided_steps > 0) {
+    const int context = bench.options.contexts.front(), batch = bench.options.batches.front();
+    for (const double acceptance : acceptances_of(bench.options)) {
+      KnownAnswers answers(config.vocab);
+      const std::unique_ptr<Engine> deciding =
+          engine_for(cpu.model, cpu.cache, bench,
+                     {.drafting = {.n_tokens = n_drafts, .given = &answers, .decides = true}});
+      DecodeBench beside(*deciding, bench, probe, &answers);
+      const DraftCase wanted = {n_drafts, acceptance};
+      decided.push_back(decided_row(
+          wanted, context, batch,
+          DecodeBench(*engine, bench, probe, &known)
+              .times_beside(beside, wanted, context, batch, bench.options.decided_steps)));
+    }
+  }
   Json prefill = Json::array();
   for (const int n : bench.options.tokens) {
     const std::vector<TimedRun> runs = prefill_runs(*engine, bench, n, probe);
@@ -430,6 +489,7 @@ void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, Ma
                  {"instruction", products.instruction},
                  {"decode", decode}});
   if (!cases.empty()) report["drafts"] = drafts;
+  if (!decided.empty()) report["decided_drafts"] = decided;
   report["prefill"] = prefill;
   on_row(report);
 }
@@ -478,6 +538,10 @@ void check_generate(const BenchOptions& o) {
   for (const int n : o.draft_tokens)
     require(n >= 0 && n <= kMaxDraftTokens, "--draft-tokens {}: must be between 0 and {}", n,
             kMaxDraftTokens);
+  require(o.decided_steps >= 0 && o.decided_steps <= kMaxTokens,
+          "--decided-steps {}: must be between 0 and {}", o.decided_steps, kMaxTokens);
+  require(o.decided_steps == 0 || most_of(o.draft_tokens) > 0,
+          "--decided-steps {}: add --draft-tokens, the most that are drafted", o.decided_steps);
   for (const double a : o.acceptances)
     require(a >= 0 && a <= 1, "--acceptance {}: must be between 0 and 1", a);
 }
