@@ -182,8 +182,9 @@ int32_t Sampler::draw(std::span<const float> logits) {
         begin;
 
   double sum = 0;
-  std::sort(begin, begin + n,
-            [](const Candidate& a, const Candidate& b) { return a.token < b.token; });
+  const auto by_token = [](const Candidate& a, const Candidate& b) { return a.token < b.token; };
+  // Sorting 130,000 candidates takes milliseconds, also if they are in order.
+  if (!std::is_sorted(begin, begin + n, by_token)) std::sort(begin, begin + n, by_token);
   for (size_t i = 0; i < n; ++i) sum += candidates_[i].value;
   double left = uniform(params_.seed, n_drawn_) * sum;
   for (size_t i = 0; i < n; ++i)
