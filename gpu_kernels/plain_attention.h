@@ -8,8 +8,8 @@ namespace tandem::gpu {
 // The location of the keys of a step's tokens.
 struct CachePages {
   const int32_t* sequence_of;  // [tokens]
-  const int32_t* places;       // [tokens] in the pages of the sequence; a token sees all up to its own
-  const int32_t* pages;        // [sequences, pages_stride]
+  const int32_t* places;  // [tokens] in the pages of the sequence; a token sees all up to its own
+  const int32_t* pages;   // [sequences, pages_stride]
   int64_t pages_stride;
   int page_size;
 };

@@ -40,13 +40,13 @@ typedef struct tandem_options {
   const char* placement; /* a file that `tandem plan --out` wrote, for --device cuda */
   const char* cache;     /* folder of the packed cache */
   int no_prefix_cache;   /* 1: the KV cache of a prompt is freed when its answer has ended */
-  int draft_tokens;      /* drafts of an answer per step, at most 8; default: 4 if `draft` is set */
+  int draft_tokens;      /* most drafts of an answer per step, at most 8; default: 4 */
   int no_async_output;   /* 1: tokens become text between steps, not while the next is computed */
   /* Called on a thread of the model while tandem_open() waits. NULL: not called. */
   void (*on_progress)(void* user, int64_t done_bytes, int64_t total_bytes);
   void (*on_warning)(void* user, const char* line);
   void* user;
-  /* "off", "auto", "mtp" or "lookup"; default: "off", and "lookup" if draft_tokens is set */
+  /* "off", "auto", "mtp" or "lookup"; default: "auto", as many drafts as are measured to pay */
   const char* draft;
 } tandem_options;
 

@@ -315,6 +315,7 @@ TEST(Api, ThePrefixCacheCanBeSwitchedOff) {
 
 TEST(Api, DraftsChangeNoAnswer) {
   tandem_options o = options();
+  o.draft = "lookup";
   o.draft_tokens = 4;
   tandem_model* model = nullptr;
   ASSERT_EQ(tandem_open(kTinyR1.c_str(), &o, &model), TANDEM_OK) << tandem_error();

@@ -109,7 +109,7 @@ class Works(unittest.TestCase):
         self.assertEqual(report["prompt_tokens"], n_prompt)
         rate = r"\d+\.\d/s"
         self.assertRegex(result.stderr, rf"^\nloaded {report['model_bytes'] * 1e-6:.1f} MB in \d+\.\d\d s; prompt {n_prompt} tokens at {rate} \(0 from the cache\), "
-                         rf"answer {report['generated_tokens']} tokens at {rate}, 1 threads, reference\n$")
+                         rf"answer {report['generated_tokens']} tokens at {rate}, 1 threads, reference(; \d\.\d\d tokens a step, \d+ % of \d+ drafts accepted)?\n$")
         self.assertEqual(tandem("run", "-q", "-p", "Hi", "-n", "1").stderr, "")
 
     def test_run_reads_standard_input_and_files(self):

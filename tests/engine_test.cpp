@@ -104,6 +104,7 @@ class RunningEngine {
                        .max_logits = options.max_running,
                        .draft = options.draft_tokens > 0 ? options.draft : DraftChoice::kOff,
                        .draft_tokens = options.draft_tokens,
+                       .largest_mtp_share = 1,
                        .attention = AttentionForm::kAbsorbed};
     LoadedModel loaded(model);
     const Vocabulary vocabulary = vocabulary_of(tokenizer(), loaded.config().vocab);

@@ -7,12 +7,16 @@
 #include <numeric>
 
 #include "engine/mtp_drafts.h"
+#include "io/weight_store.h"
 #include "loader/loaded_model.h"
+#include "loader/mtp_layers.h"
+#include "model/checkpoint.h"
 #include "tests/check_close.h"
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
 #include "tests/mtp_logits.h"
 #include "tests/plain_engine.h"
+#include "tests/planner_cases.h"
 #include "tests/temp_directory.h"
 
 namespace tandem::test {
@@ -314,6 +318,30 @@ TEST(Mtp, CopiesOfEmbeddingAndHeadAreKeptOnceIfTheyAreEqual) {
   EXPECT_EQ(without.cache().n_layers(), 3);
 }
 
+TEST(Mtp, ADraftOfR1ReadsASmallShareOfAStep) {
+  const ModelConfig r1 = known_model("r1");
+  EXPECT_NEAR(mtp_share(r1), 0.0437, 0.0005);
+  EXPECT_NEAR(mtp_share(ModelConfig::from_directory(kTiny)), 0.434, 0.001);
+}
+
+TEST(Mtp, TheLayersDisplaceNothing) {
+  const WeightStore store(kTiny);
+  ModelConfig config = ModelConfig::from_directory(kTiny);
+  int64_t bytes[2];
+  for (const int n : {0, 1}) {
+    config.n_used_mtp_layers = n;
+    ModelWeights stored = stored_weights(store, config);
+    bytes[n] = 0;
+    for_each_weight(stored, config, [&](const WeightSpec&, const QuantView& w) {
+      bytes[n] += w.q.rows * w.q.row_bytes() + w.scale.rows * w.scale.row_bytes();
+    });
+    const auto enough = static_cast<int64_t>(static_cast<double>(bytes[n]) / 0.85);
+    EXPECT_TRUE(mtp_fits(stored, config, enough + 2));
+    EXPECT_FALSE(mtp_fits(stored, config, enough - 2));
+  }
+  EXPECT_GT(bytes[1], bytes[0]);
+}
+
 // `auto` uses what there is, and says in a line why it does not use the layer.
 TEST(Mtp, AutoWithoutTheLayer) {
   std::vector<std::string> lines;
@@ -326,6 +354,9 @@ TEST(Mtp, AutoWithoutTheLayer) {
 
   ModelOptions damaged = mtp_options(kTiny);
   damaged.draft = DraftChoice::kAuto;
+  EXPECT_EQ(LoadedModel(damaged).drafting().source, Drafting::Source::kLookup)
+      << "a draft would read most of what a step reads";
+  damaged.largest_mtp_share = 1;
   EXPECT_EQ(LoadedModel(damaged).drafting().source, Drafting::Source::kMtp);
   ChangedModel two;
   two.copy_mtp_layer();

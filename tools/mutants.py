@@ -231,6 +231,14 @@ def chosen_mutants(options):
     return chosen + random.Random(10).sample(rest, min(options.others, len(rest)))
 
 
+def options_of(options):
+    words = [f"--only {shlex.quote(options.only)}"] if options.only else []
+    words += [f"--files {shlex.quote(options.files)}"] if options.files else []
+    words += [f"--others {options.others}"] if options.others else []
+    words += ["--likely"] if options.likely else []
+    return "".join(word + " " for word in words)
+
+
 def page(options, chosen, caught):
     """Markdown: a row for each file."""
     survived = [name for name, _, _ in chosen if not caught[name]]
@@ -243,7 +251,7 @@ def page(options, chosen, caught):
              f"{time.strftime('%Y-%m-%d')}, {options.write}. Bugs of `tools/planted_bugs.py`: {which}.",
              f"The tests caught {len(chosen) - len(survived)} of {len(chosen)}.", "",
              *[f"* Survived: {name}" for name in survived],
-             "Command: `python3 tools/mutants.py " + " ".join(shlex.quote(word) for word in sys.argv[1:]) + "`", "",
+             f"Command: `python3 tools/mutants.py {options_of(options)}--write MACHINE`", "",
              "| file | bugs | the tests that failed first |", "|---|---|---|"]
     for path, tests in sorted(rows.items()):
         lines.append(f"| {path} | {len(tests)} | {', '.join(sorted(set(tests)))} |")

@@ -35,9 +35,9 @@ class LLM:
     placement               a file that `tandem plan --out` wrote
     cache                   folder of the packed cache
     threads                 one is pinned to each core; default: all cores
-    num_speculative_tokens  tokens drafted per step, at most 8; 0: 4 if draft is set, else none
+    num_speculative_tokens  most tokens drafted per step, at most 8; 0: 4
     draft                   "mtp": by the model's layer for multi-token prediction, "lookup": from what the text has
-                            had before, "auto": as many as pay, "off"; default: "lookup" with num_speculative_tokens
+                            had before, "auto" (default): by either, as many as are measured to pay, "off"
     seed                    of sampling parameters without one; None: another one each time
     tensor_parallel_size    1
     trust_remote_code       has no effect: code of a checkpoint is never run

@@ -24,9 +24,8 @@ DeviceChoice device_of(const char* name) {
 
 std::string text_or_empty(const char* text) { return text ? text : ""; }
 
-// As many drafts as draft_tokens are by prompt lookup where nothing else is named.
 DraftChoice draft_of(const tandem_options& o) {
-  if (!o.draft) return o.draft_tokens > 0 ? DraftChoice::kLookup : DraftChoice::kOff;
+  if (!o.draft) return DraftChoice::kAuto;
   for (const auto choice :
        {DraftChoice::kOff, DraftChoice::kAuto, DraftChoice::kMtp, DraftChoice::kLookup})
     if (std::string(o.draft) == name_of(choice)) return choice;

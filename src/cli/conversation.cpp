@@ -101,12 +101,13 @@ double decode_rate(const Completion& c) {
   return c.decode_seconds > 0 ? (static_cast<double>(c.tokens.size()) - 1) / c.decode_seconds : 0;
 }
 
+// Empty if nothing was drafted.
 std::string draft_text(const Completion& c) {
   const auto n_accepted = static_cast<double>(c.accepted_drafts);
   const double n_drafts = n_accepted + c.rejected_drafts;
+  if (n_drafts == 0) return {};
   const double n_decoded = std::max(0.0, static_cast<double>(c.tokens.size()) - 1);
-  if (n_drafts == 0) return "nothing was drafted";
-  return fmt::format("{:.2f} tokens a step, {:.0f} % of {:.0f} drafts accepted",
+  return fmt::format("; {:.2f} tokens a step, {:.0f} % of {:.0f} drafts accepted",
                      n_decoded / std::max(1.0, n_decoded - n_accepted), 100 * n_accepted / n_drafts,
                      n_drafts);
 }
@@ -117,8 +118,7 @@ std::string timings(const LoadedModel& loaded, const Request& request, const Com
       "{}",
       request.prompt.size(), prefill_rate(request, c), c.cached_tokens, c.tokens.size(),
       decode_rate(c), loaded.n_threads(), loaded.isa());
-  if (loaded.drafting().source != Drafting::Source::kNone) line += "; " + draft_text(c);
-  return line;
+  return line + draft_text(c);
 }
 
 }  // namespace tandem

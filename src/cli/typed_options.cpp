@@ -81,6 +81,7 @@ void add_objective(CLI::App& command, Objective& value, const std::string& help)
 }
 
 void add_draft(CLI::App& command, DraftChoice& draft, int& n_tokens) {
+  draft = DraftChoice::kAuto;
   std::vector<std::pair<std::string, DraftChoice>> choices;
   for (const auto choice :
        {DraftChoice::kOff, DraftChoice::kAuto, DraftChoice::kMtp, DraftChoice::kLookup})
@@ -90,7 +91,7 @@ void add_draft(CLI::App& command, DraftChoice& draft, int& n_tokens) {
              "same words earlier in the text, and compute them in one step with the next token; "
              "auto: where that is measured to be faster; the answer stays the same");
   auto n = std::make_shared<int>(kUsualDraftTokens);
-  add_value(command, "--draft-tokens", *n, "with --draft: most drafts of a sequence per step");
+  add_value(command, "--draft-tokens", *n, "most drafts of a sequence per step");
   command.parse_complete_callback([&n_tokens, n] {
     require(*n >= 1 && *n <= kMaxDraftTokens, "--draft-tokens {}: must be between 1 and {}", *n,
             kMaxDraftTokens);

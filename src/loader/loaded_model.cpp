@@ -8,7 +8,7 @@
 #include "core/program_files.h"
 #include "io/weight_store.h"
 #include "loader/dense_choice.h"
-#include "loader/mtp_copies.h"
+#include "loader/mtp_layers.h"
 #include "model/checkpoint.h"
 
 namespace tandem {
@@ -64,27 +64,29 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
 // Decides what is drafted, and opens the weights that this needs.
 ModelWeights LoadedModel::open(const ModelOptions& options, const WeightStore& store) {
   const DraftChoice draft = options.draft;
-  if (draft == DraftChoice::kOff) return stored_weights(store, config_);
+  const bool decides = draft == DraftChoice::kAuto;
+  // Statistics count every computed token, also drafts that are rejected.
+  if (draft == DraftChoice::kOff || (decides && options.record_routing))
+    return stored_weights(store, config_);
   drafting_ = {.source = Drafting::Source::kLookup,
                .n_tokens = options.draft_tokens > 0 ? options.draft_tokens : kUsualDraftTokens,
-               .decides = draft == DraftChoice::kAuto};
+               .decides = decides};
   if (draft == DraftChoice::kLookup) return stored_weights(store, config_);
-  const std::string first = fmt::format("model.layers.{}.eh_proj.weight", config_.n_layers);
-  const bool has_mtp = config_.n_mtp_layers > 0 && store.find(first);
-  require(has_mtp || draft == DraftChoice::kAuto,
-          "--draft mtp: {} has no layer for multi-token prediction ({}): use --draft lookup",
-          options.directory,
-          config_.n_mtp_layers > 0 ? first + " is missing" : "num_nextn_predict_layers is 0");
-  if (!has_mtp) return stored_weights(store, config_);
+  const std::string why_not = why_no_mtp(options.directory, store, config_);
+  require(why_not.empty() || decides, "--draft mtp: {}: use --draft lookup", why_not);
+  if (!why_not.empty() || (decides && mtp_share(config_) > options.largest_mtp_share)) return stored_weights(store, config_);
   config_.n_used_mtp_layers = config_.n_mtp_layers;
   try {
     ModelWeights stored = stored_weights(store, config_);
-    find_mtp_copies(store, topology_.n_cores(), config_);
-    drafting_.source = Drafting::Source::kMtp;
-    return config_.mtp_has_embedding || config_.mtp_has_head ? stored_weights(store, config_)
-                                                             : std::move(stored);
+    if (!decides || mtp_fits(stored, config_, machine_info().memory_bytes)) {
+      find_mtp_copies(store, topology_.n_cores(), config_);
+      drafting_.source = Drafting::Source::kMtp;
+      return config_.mtp_has_embedding || config_.mtp_has_head ? stored_weights(store, config_)
+                                                               : std::move(stored);
+    }
+    options.note("the layer for multi-token prediction is not used: memory is too small for it");
   } catch (const Error& why) {
-    if (draft == DraftChoice::kMtp) throw;
+    if (!decides) throw;
     options.warn(fmt::format("the layer for multi-token prediction is not used: {}", why.what()));
   }
   config_.n_used_mtp_layers = 0;

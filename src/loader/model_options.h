@@ -19,9 +19,8 @@ const char* name_of(DeviceChoice device);        // "auto", "cpu", "cuda"
 enum class DenseProducts { kTandem, kOneDnn, kFastest };
 const char* name_of(DenseProducts products);  // "tandem", "onednn", "fastest"
 
-// What is drafted. kAuto: by the layer for multi-token prediction if the checkpoint has one, or
-// else by prompt lookup, as many tokens as pay. Drafts are computed with the backbone on the CPU
-// only.
+// What is drafted. kAuto: as many tokens as pay, by the layers for multi-token prediction where the
+// checkpoint has some that are small beside the model and fit the memory, else by prompt lookup.
 enum class DraftChoice { kOff, kAuto, kMtp, kLookup };
 const char* name_of(DraftChoice draft);  // "off", "auto", "mtp", "lookup"
 constexpr int kUsualDraftTokens = 4;
@@ -44,6 +43,7 @@ struct ModelOptions {
   int max_logits = 1;  // rows of logits per step, without those of drafts of one sequence
   DraftChoice draft = DraftChoice::kOff;
   int draft_tokens = 0;  // drafts of a sequence per step, at most kMaxDraftTokens; 0: the usual
+  double largest_mtp_share = 0.25;  // kAuto uses MTP layers up to this mtp_share()
   AttentionForm attention = AttentionForm::kAuto;
   DenseProducts dense_products = DenseProducts::kTandem;
   std::optional<DType> kv = {};  // KV cache type on a GPU, BF16 or FP8; empty: as placed, or BF16

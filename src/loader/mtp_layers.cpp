@@ -1,7 +1,8 @@
-#include "loader/mtp_copies.h"
+#include "loader/mtp_layers.h"
 
 #include "io/load_jobs.h"
 #include "io/packed_header.h"
+#include "model/parameters.h"
 
 namespace tandem {
 namespace {
@@ -22,6 +23,29 @@ std::vector<uint64_t> checksums_of(const WeightStore& store, const StoredTensor&
 }
 
 }  // namespace
+
+std::string why_no_mtp(const std::string& directory, const WeightStore& store,
+                       const ModelConfig& config) {
+  const std::string first = fmt::format("model.layers.{}.eh_proj.weight", config.n_layers);
+  if (config.n_mtp_layers > 0 && store.find(first)) return {};
+  return fmt::format(
+      "{} has no layer for multi-token prediction ({})", directory,
+      config.n_mtp_layers > 0 ? first + " is missing" : "num_nextn_predict_layers is 0");
+}
+
+double mtp_share(const ModelConfig& config) {
+  const ParameterCounts counts = count_parameters(config);
+  return static_cast<double>(counts.mtp_activated) / static_cast<double>(counts.activated);
+}
+
+bool mtp_fits(ModelWeights& stored, const ModelConfig& config, int64_t memory_bytes) {
+  constexpr double kMostOfMemory = 0.85;
+  int64_t bytes = 0;
+  for_each_weight(stored, config, [&](const WeightSpec&, const QuantView& w) {
+    bytes += w.q.rows * w.q.row_bytes() + w.scale.rows * w.scale.row_bytes();
+  });
+  return static_cast<double>(bytes) <= kMostOfMemory * static_cast<double>(memory_bytes);
+}
 
 void find_mtp_copies(const WeightStore& store, int n_threads, ModelConfig& config) {
   config.mtp_has_embedding = config.mtp_has_head = false;
