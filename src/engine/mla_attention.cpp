@@ -94,10 +94,9 @@ bool MlaAttention::prefers_naive(const Sequence& s) const {
 }
 
 bool MlaAttention::is_uniform(const Batch& batch) const {
-  return std::all_of(batch.sequences.begin(), batch.sequences.end(),
-                     [&](const Sequence& s) {
-                       return s.n_tokens <= 1 + kMaxDraftTokens && !prefers_naive(s);
-                     });
+  return std::all_of(batch.sequences.begin(), batch.sequences.end(), [&](const Sequence& s) {
+    return s.n_tokens <= 1 + kMaxDraftTokens && !prefers_naive(s);
+  });
 }
 
 template <class Visit>

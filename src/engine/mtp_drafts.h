@@ -56,7 +56,7 @@ class MtpDrafts final : public DraftSource {
   KvCache& cache_;
   const int vocabulary_size_, n_modules_;
   const std::unique_ptr<DeviceSampler> device_sampler_;  // null: the device does not draw
-  std::vector<uint8_t> n_filled_, n_filled_on_host_;  // rows of each page
+  std::vector<uint8_t> n_filled_, n_filled_on_host_;     // rows of each page
   std::vector<Part> parts_;
   std::vector<const Part*> drafted_;  // the parts of the last rows of logits
   std::map<SequenceId, Drafts> drafts_;

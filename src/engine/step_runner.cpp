@@ -79,11 +79,11 @@ bool StepRunner::is_decode(const Batch& step) const {
 // A decode step is divided between the two sequences in the middle.
 MicroBatches StepRunner::micro_batches_of(const Batch& step) const {
   const size_t n = step.sequences.size(), n_first = (n + 1) / 2;
-  if (n < 2 || !is_decode(step) || !parts_.experts.prefers_micro_batches(step))
-    return {{step}, 1};
+  if (n < 2 || !is_decode(step) || !parts_.experts.prefers_micro_batches(step)) return {{step}, 1};
   const auto begin = static_cast<size_t>(step.sequences[n_first].first_token);
   const auto part = [&](size_t first, size_t end, size_t first_sequence, size_t n_sequences) {
-    return Batch{step.tokens.subspan(first, end - first), step.positions.subspan(first, end - first),
+    return Batch{step.tokens.subspan(first, end - first),
+                 step.positions.subspan(first, end - first),
                  step.sequences.subspan(first_sequence, n_sequences), step.logit_rows};
   };
   return {{part(0, begin, 0, n_first), part(begin, step.tokens.size(), n_first, n - n_first)}, 2};

@@ -30,7 +30,7 @@ class StepRunner {
   // The operations of a step.
   struct Work {
     LayerRange layers;
-    int variant;    // of these layers' operations
+    int variant;     // of these layers' operations
     bool is_decode;  // the next token of each sequence, with drafts or without: such steps repeat
     const Batch& batch;
     const MicroBatches& step;  // `batch` as it passes through the layers

@@ -74,7 +74,8 @@ ModelWeights LoadedModel::open(const ModelOptions& options, const WeightStore& s
   if (draft == DraftChoice::kLookup) return stored_weights(store, config_);
   const std::string why_not = why_no_mtp(options.directory, store, config_);
   require(why_not.empty() || decides, "--draft mtp: {}: use --draft lookup", why_not);
-  if (!why_not.empty() || (decides && mtp_share(config_) > options.largest_mtp_share)) return stored_weights(store, config_);
+  if (!why_not.empty() || (decides && mtp_share(config_) > options.largest_mtp_share))
+    return stored_weights(store, config_);
   config_.n_used_mtp_layers = config_.n_mtp_layers;
   try {
     ModelWeights stored = stored_weights(store, config_);

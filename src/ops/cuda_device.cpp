@@ -73,10 +73,9 @@ bool CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>&
   auto known = recorded_.find(key);
   if (known == recorded_.end()) {
     if (recorded_.size() == kMaxRecorded)
-      recorded_.erase(std::min_element(recorded_.begin(), recorded_.end(),
-                                       [](const auto& a, const auto& b) {
-                                         return a.second.last_use < b.second.last_use;
-                                       }));
+      recorded_.erase(std::min_element(
+          recorded_.begin(), recorded_.end(),
+          [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; }));
     known = recorded_.emplace(key, Recorded{stream_.capture(enqueue), 0}).first;
   }
   known->second.last_use = ++n_replays_;

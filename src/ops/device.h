@@ -34,7 +34,7 @@ class DeviceSampler {
 struct RecordKey {
   struct Part {  // a micro-batch
     int n_tokens = 0, n_sequences = 0;
-    int longest = 0;  // tokens of the sequence with the most
+    int longest = 0;                                // tokens of the sequence with the most
     auto operator<=>(const Part&) const = default;  // NOLINT(modernize-use-nullptr)
   };
   int n_tokens() const { return parts[0].n_tokens + parts[1].n_tokens; }
