@@ -93,6 +93,30 @@ TEST(GpuDrafts, AnswersAreThoseWithoutDrafts) {
   }
 }
 
+// Drafts give steps of many sizes.
+TEST(GpuDrafts, TheGraphsUsedLastAreKept) {
+  gpu::open_gpu();
+  gpu::Stream stream;
+  CudaDevice device(stream, true);
+  int n_enqueued = 0;
+  const auto run = [&](int n_logits) {
+    const RecordKey key = {nullptr, nullptr, 0, 0, n_logits, {{{1, 1, 1}}}};
+    EXPECT_TRUE(device.run_recorded(key, [&] { ++n_enqueued; }));
+  };
+  for (int i = 0; i < 300; ++i) {
+    run(i);
+    run(0);
+  }
+  EXPECT_EQ(n_enqueued, 300);
+  EXPECT_EQ(device.n_recorded(), 256);
+  run(299);
+  run(45);
+  EXPECT_EQ(n_enqueued, 300);
+  run(44);
+  EXPECT_EQ(n_enqueued, 301) << "255 others were used after it";
+  EXPECT_EQ(device.n_recorded(), 256);
+}
+
 // Experts on both devices, recorded steps in two micro-batches, streamed prompts.
 TEST(GpuDrafts, AnswersAreThoseWithoutDraftsWithExpertsOnBoth) {
   const LimitedGpuMemory memory(kEnough);
