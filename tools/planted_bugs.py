@@ -169,7 +169,7 @@ MUTANTS = [
     ("drafts: their own time is not counted", "src/engine/draft_policy.cpp", [("plain + seconds_to_draft(size, longest)", "plain")]),
     ("drafts: never tried again", "src/engine/draft_policy.cpp", [("first || size.n_idle >= size.wait", "first")]),
     ("drafts: a page is drafted for the last token of an answer", "src/engine/engine.cpp", [("room - 1, 0, kMaxDraftTokens", "room, 0, kMaxDraftTokens")]),
-    ("a draft that differs is accepted", "src/engine/scheduler.cpp", [("s.n_drafts > 0 && s.tokens[s.n_done] == token", "s.n_drafts > 0")]),
+    ("a draft that differs is accepted", "src/engine/scheduler.cpp", [("  if (is_drafted(id, token)) {", "  if (s.n_drafts > 0) {")]),
     ("pages of rejected drafts are kept", "src/engine/scheduler.cpp", [("  pool_.release(unused);\n", "")]),
     ("rejected drafts stay in the sequence", "src/engine/scheduler.cpp", [("  drop_drafts(s, 0);\n  s.tokens.push_back(token);", "  s.n_drafts = 0;\n  s.tokens.push_back(token);")]),
     ("a preempted sequence keeps its drafts", "src/engine/scheduler.cpp", [("  drop_drafts(youngest->second, 0);\n", "")]),

@@ -310,6 +310,9 @@ TokenEvent Engine::next_event(SequenceId id, Running& r, size_t row) {
   const auto& stops = request.stop_ids;
   if (std::find(stops.begin(), stops.end(), sampled.token) != stops.end()) {
     event.finish = FinishReason::kStop;
+    event.was_drafted =
+        scheduler_.is_drafted(id, sampled.token) && scheduler_.append(id, sampled.token);
+    event.n_rejected -= event.was_drafted;
     return event;
   }
   event.token = sampled.token;

@@ -38,10 +38,11 @@ struct TokenEvent {
   std::vector<TokenLogprob> top;
   std::vector<ScoredToken> prompt;  // in the first event, if requested: the prompt without token 0
   std::optional<FinishReason> finish;
-  std::string error;          // with FinishReason::kFailed
-  int cached_tokens = 0;      // prompt tokens found in the prefix cache
-  bool was_drafted = false;   // the token was drafted and computed in the step before it was chosen
-  int n_rejected = 0;         // drafts that were computed and that this event makes useless
+  std::string error;         // with FinishReason::kFailed
+  int cached_tokens = 0;     // prompt tokens found in the prefix cache
+  bool was_drafted = false;  // the token, or the one that ends the answer, was drafted and computed
+                             // before it was chosen
+  int n_rejected = 0;        // drafts that were computed and that this event makes useless
   Clock::time_point started;  // start of the request's first step
 };
 

@@ -260,7 +260,7 @@ void Scheduler::draft(SequenceId id, std::span<const int32_t> tokens) {
 bool Scheduler::append(SequenceId id, int32_t token) {
   Sequence& s = running_.at(id);
   check(s.n_pending() == 0, "a token follows when all before it are computed");
-  if (s.n_drafts > 0 && s.tokens[s.n_done] == token) {
+  if (is_drafted(id, token)) {
     const int first_full = s.n_done / kPageSize;
     --s.n_drafts;
     ++s.n_done;

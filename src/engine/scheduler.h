@@ -100,6 +100,11 @@ class Scheduler {
     const Sequence& s = at(id);
     return std::span(s.tokens).first(s.tokens.size() - s.n_drafts);
   }
+  // Whether append() would accept the token.
+  bool is_drafted(SequenceId id, int32_t token) const {
+    const Sequence& s = at(id);
+    return s.n_drafts > 0 && s.tokens[s.n_done] == token;
+  }
   int n_drafts(SequenceId id) const { return at(id).n_drafts; }  // neither accepted nor forgotten
   std::span<const int32_t> tokens_and_drafts(SequenceId id) const { return at(id).tokens; }
   std::span<const int32_t> pages(SequenceId id) const { return at(id).pages; }
