@@ -92,8 +92,12 @@ TEST(GpuEngineBoth, RecordedStepsGiveTheSameBits) {
        {Case{"v2_lite", 0, 16}, {"v2_lite", 2, 16}, {"v3_1_fp8", 2, 6}}) {
     SCOPED_TRACE(testing::Message() << family << ", micro-batches from " << micro_batches_from);
     OnBoth recorded(family, true, micro_batches_from), eager(family, false, micro_batches_from);
+    const auto prefers = [&](std::span<const Sequence> of) {
+      return recorded.experts().prefers_micro_batches({{}, {}, of, {}});
+    };
     const std::array<Sequence, 2> two = {};
-    EXPECT_EQ(recorded.experts().prefers_micro_batches({{}, {}, two, {}}), micro_batches_from == 2);
+    EXPECT_EQ(prefers(two), micro_batches_from == 2);
+    EXPECT_FALSE(prefers(std::span(two).first(1)));
     Conversations a(recorded.model(), recorded.cache(), 3, kSequences);
     Conversations b(eager.model(), eager.cache(), 3, kSequences);
     const std::set<size_t> sizes = expect_same_steps(a, b, kSequences, n_steps, 5);
