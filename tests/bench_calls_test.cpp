@@ -226,7 +226,8 @@ TEST_F(BenchCalls, GenerateWithDrafts) {
                             .layers = 2,
                             .new_tokens = 9,
                             .draft_tokens = {0, 1, 2},
-                            .acceptances = {1, 0.5, 0}});
+                            .acceptances = {1, 0.5, 0},
+                            .decided_steps = 40});
   bench.gpus = {};
   run(generate_benchmark(), bench);
   const Json& plain = rows_.back()["decode"][0];
@@ -263,6 +264,20 @@ TEST_F(BenchCalls, GenerateWithDrafts) {
   const std::vector<std::pair<int, double>> all = {{1, 1}, {1, 0.5}, {1, 0},
                                                    {2, 1}, {2, 0.5}, {2, 0}};
   EXPECT_EQ(cases, all);
+  ASSERT_EQ(rows_.back()["decided_drafts"].size(), 3u);
+  for (const Json& row : rows_.back()["decided_drafts"]) {
+    SCOPED_TRACE(row.dump());
+    EXPECT_GE(row["steps"], 40);
+    EXPECT_GT(row["times_without"], 0);
+    const double tokens = row["tokens_per_step"];
+    if (row["acceptance"] == 0) {
+      EXPECT_EQ(tokens, 1);
+      EXPECT_GT(row["rejected"], 0) << "probes";
+    } else {
+      EXPECT_GT(tokens, 1);
+    }
+    EXPECT_EQ(row["acceptance"] == 1, row["rejected"] == 0);
+  }
 }
 
 // Decode steps of one and two sequences, then prompts in steps that stream experts to the GPU.

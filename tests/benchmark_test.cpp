@@ -137,6 +137,11 @@ TEST(BenchInputs, DraftsHaveBounds) {
   EXPECT_EQ(refusal({.draft_tokens = {-1}}), "--draft-tokens -1: must be between 0 and 8");
   EXPECT_EQ(refusal({.acceptances = {1, 1.1}}), "--acceptance 1.1: must be between 0 and 1");
   EXPECT_EQ(refusal({.acceptances = {-0.1}}), "--acceptance -0.1: must be between 0 and 1");
+  EXPECT_EQ(refusal({.draft_tokens = {1}, .decided_steps = 1}), "no error");
+  EXPECT_EQ(refusal({.draft_tokens = {1}, .decided_steps = -1}),
+            "--decided-steps -1: must be between 0 and 65536");
+  EXPECT_EQ(refusal({.decided_steps = 5}),
+            "--decided-steps 5: add --draft-tokens, the most that are drafted");
   BenchInput bench = {.options = {.batches = {103}, .draft_tokens = {4, 1}}, .step_tokens = 512};
   EXPECT_EQ(error_of([&] { generate_benchmark().check_input(bench); }),
             "--batch 103 with --draft-tokens 4: a step has at most 512 tokens");
