@@ -318,6 +318,31 @@ TEST(Mtp, CopiesOfEmbeddingAndHeadAreKeptOnceIfTheyAreEqual) {
   EXPECT_EQ(without.cache().n_layers(), 3);
 }
 
+// With signs changed in the layer's own embedding and in the columns of eh_proj that take it, and
+// in its own head, the logits change their signs alone.
+TEST(Mtp, AnEmbeddingAndAHeadOfItsOwnAreUsed) {
+  const std::vector<int32_t> text = long_text(42);
+  const std::vector<int32_t> tokens(text.begin(), text.end() - 2),
+      next(text.begin() + 1, text.end() - 1);
+  LoadedModel shared(mtp_options(kTiny));
+  const auto want = mtp_logits(shared, tokens, next, 64);
+  ChangedModel changed;
+  const auto negate = [&](const std::string& name, size_t of_columns, size_t n_columns) {
+    std::string& data = changed.data("model.layers.3." + name + ".weight");
+    for (size_t i = 0; i < data.size() / 2; ++i)
+      if (i % n_columns < of_columns) data[2 * i + 1] ^= static_cast<char>(0x80);  // BF16: the sign
+  };
+  const size_t dim = shared.config().dim;
+  negate("embed_tokens", dim, dim);
+  negate("eh_proj", dim, 2 * dim);
+  negate("shared_head.head", dim, dim);
+  LoadedModel own(mtp_options(changed.write()));
+  const auto got = mtp_logits(own, tokens, next, 64);
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i)
+    for (size_t t = 0; t < got[i].size(); ++t) ASSERT_EQ(got[i][t], -want[i][t]) << i << ", " << t;
+}
+
 TEST(Mtp, ADraftOfR1ReadsASmallShareOfAStep) {
   const ModelConfig r1 = known_model("r1");
   EXPECT_NEAR(mtp_share(r1), 0.0437, 0.0005);
