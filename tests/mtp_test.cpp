@@ -325,7 +325,7 @@ TEST(Mtp, AnEmbeddingAndAHeadOfItsOwnAreUsed) {
   const std::vector<int32_t> tokens(text.begin(), text.end() - 2),
       next(text.begin() + 1, text.end() - 1);
   LoadedModel shared(mtp_options(kTiny));
-  const auto want = mtp_logits(shared, tokens, next, 64);
+  const auto want = mtp_logits(shared, tokens, next, 8);
   ChangedModel changed;
   const auto negate = [&](const std::string& name, size_t of_columns, size_t n_columns) {
     std::string& data = changed.data("model.layers.3." + name + ".weight");
@@ -337,7 +337,7 @@ TEST(Mtp, AnEmbeddingAndAHeadOfItsOwnAreUsed) {
   negate("eh_proj", dim, 2 * dim);
   negate("shared_head.head", dim, dim);
   LoadedModel own(mtp_options(changed.write()));
-  const auto got = mtp_logits(own, tokens, next, 64);
+  const auto got = mtp_logits(own, tokens, next, 8);
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i)
     for (size_t t = 0; t < got[i].size(); ++t) ASSERT_EQ(got[i][t], -want[i][t]) << i << ", " << t;
