@@ -145,7 +145,7 @@ MUTANTS = [
     ("MTP: an embedding of its own is not used", "src/engine/deepseek_mtp.cpp", [("w.embed.empty() ? w_.embed : w.embed", "w_.embed")]),
     ("MTP: a head of its own is not used", "src/engine/deepseek_mtp.cpp", [("w.head.empty() ? w_.head : w.head", "w_.head")]),
     ("MTP: all modules are the first", "src/engine/deepseek.h", [("return {c_.n_layers + module, c_.n_layers + module + 1};", "return {c_.n_layers, c_.n_layers + 1};")]),
-    ("MTP: the token of the hidden state, not the next", "src/engine/mtp_drafts.cpp", [("static_cast<size_t>(i + 1 + module)", "static_cast<size_t>(i + module)")]),
+    ("MTP: the token of the hidden state, not the next", "src/engine/mtp_drafts.cpp", [("static_cast<size_t>(i) + 1 + static_cast<size_t>(module)", "static_cast<size_t>(i) + static_cast<size_t>(module)")]),
     ("MTP: pages that are not filled are attended to", "src/engine/mtp_drafts.cpp", [("n_filled_[pages[page - 1]] == kPageSize", "n_filled_[pages[page - 1]] <= kPageSize")]),
     ("MTP: rows of an earlier use of a page count as filled", "src/engine/drafter.cpp", [("if (is_on()) source_->will_compute(pages, first, n);", "(void)pages, (void)first, (void)n;")]),
     ("MTP: what is filled is forgotten when a page is swapped out", "src/engine/mtp_drafts.cpp", [("n_filled_on_host_[copy.other] = n_filled_[copy.page];", "n_filled_on_host_[copy.other] = 0;")]),

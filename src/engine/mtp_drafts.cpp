@@ -98,7 +98,7 @@ void MtpDrafts::run_layer(int module) {
     const Advance& s = *part.of;
     std::vector<int32_t>& text = texts.emplace_back();
     for (int i = part.first; i < part.end; ++i) {
-      const auto at = static_cast<size_t>(i + 1 + module);
+      const auto at = static_cast<size_t>(i) + 1 + static_cast<size_t>(module);
       const std::vector<int32_t>& drafts = drafts_[s.id].tokens;
       const size_t ahead = std::min(at - std::min(at, s.tokens.size() - 1), drafts.size());
       text.push_back(ahead > 0 ? drafts[ahead - 1] : s.tokens[std::min(at, s.tokens.size() - 1)]);
