@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/machine_info.h"
+#include "loader/loaded_model.h"
 #include "loader/pack_weights.h"
 #include "model/checkpoint.h"
 #include "tests/error_of.h"
@@ -48,6 +49,35 @@ TEST_F(OnTheCpu, ExpertsAreNarrowedWithAWarning) {
   options_.experts = weight_format("int8");
   EXPECT_EQ(decide_with(stored).parts.experts.format(1), weight_format("int8"));
   EXPECT_TRUE(warnings_.empty()) << "as requested";
+}
+
+// 15 % of the memory stay free, and the experts' formats stay those without the layer.
+TEST(DecideWithMtp, TheLayerDisplacesNothing) {
+  const std::string directory = embedded_model();
+  ModelConfig without = ModelConfig::from_directory(directory), with = without;
+  with.n_used_mtp_layers = 1;
+  const WeightStore store(directory);
+  ModelWeights stored = stored_weights(store, without), all = stored_weights(store, with);
+  const Topology topology = with_threads(this_topology(), 1);
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
+  const CpuWeights home(kernels, topology);
+  const ModelOptions options = {.directory = directory, .context = 64};
+  const auto bytes = [&](ModelWeights& weights, const ModelConfig& config) {
+    return packed_bytes(weights, config, home, ExpertsLayout(std::nullopt)) +
+           KvCache::bytes_for(config, options.context, cache_type_for(kernels));
+  };
+  ASSERT_GT(bytes(all, with), bytes(stored, without));
+  const auto fits = [&](int64_t memory_bytes) {
+    const Decision plain =
+        decide(options, {without, stored, topology, kernels, home, memory_bytes});
+    return decide_with_mtp(options, {with, all, topology, kernels, home, memory_bytes}, plain)
+        .has_value();
+  };
+  const auto enough = static_cast<int64_t>(static_cast<double>(bytes(all, with)) / 0.85);
+  EXPECT_TRUE(fits(enough + 2));
+  EXPECT_FALSE(fits(enough - 2));
+  EXPECT_FALSE(fits(bytes(all, with) - 1)) << "the experts would be narrowed";
+  EXPECT_FALSE(fits(bytes(stored, without))) << "narrowed experts may not be enough";
 }
 
 TEST_F(OnTheCpu, StepsAreBoundedByTheirContext) {

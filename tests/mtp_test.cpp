@@ -349,24 +349,6 @@ TEST(Mtp, ADraftOfR1ReadsASmallShareOfAStep) {
   EXPECT_NEAR(mtp_share(ModelConfig::from_directory(kTiny)), 0.434, 0.001);
 }
 
-TEST(Mtp, TheLayersDisplaceNothing) {
-  const WeightStore store(kTiny);
-  ModelConfig config = ModelConfig::from_directory(kTiny);
-  int64_t bytes[2];
-  for (const int n : {0, 1}) {
-    config.n_used_mtp_layers = n;
-    ModelWeights stored = stored_weights(store, config);
-    bytes[n] = 0;
-    for_each_weight(stored, config, [&](const WeightSpec&, const QuantView& w) {
-      bytes[n] += w.q.rows * w.q.row_bytes() + w.scale.rows * w.scale.row_bytes();
-    });
-    const auto enough = static_cast<int64_t>(static_cast<double>(bytes[n]) / 0.85);
-    EXPECT_TRUE(mtp_fits(stored, config, enough + 2));
-    EXPECT_FALSE(mtp_fits(stored, config, enough - 2));
-  }
-  EXPECT_GT(bytes[1], bytes[0]);
-}
-
 // `auto` uses what there is, and says in a line why it does not use the layer.
 TEST(Mtp, AutoWithoutTheLayer) {
   std::vector<std::string> lines;

@@ -184,6 +184,33 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
   return decision;
 }
 
+std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subject& subject,
+                                        const Decision& without) {
+  constexpr double kMostOfMemory = 0.85;
+  ModelOptions same = options;
+  same.device = without.parts.gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+  same.warn = [](const std::string&) {};
+  std::optional<Decision> decision;
+  try {
+    decision = decide(same, subject);
+  } catch (const Error&) {  // too little memory: everything else was tried without the layers
+    return {};
+  }
+  const ExecutedParts &parts = decision->parts, &before = without.parts;
+  const bool whole = parts.gpu && all_on_gpu(*parts.gpu);
+  if (parts.gpu && (whole != all_on_gpu(*before.gpu) ||
+                    parts.gpu->embedding_on_cpu != before.gpu->embedding_on_cpu))
+    return {};
+  if (whole) return decision;
+  const int64_t kv_bytes =
+      parts.gpu ? 0 : KvCache::bytes_for(subject.config, decision->context, parts.kv_type);
+  const auto host_bytes =
+      static_cast<double>(host_memory(subject, kv_bytes).bytes(parts.experts));
+  const bool fits = host_bytes <= kMostOfMemory * static_cast<double>(subject.memory_bytes);
+  if (!fits || parts.experts.conversions() != before.experts.conversions()) return {};
+  return decision;
+}
+
 GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decision) {
   return {.max_tokens = decision.limits.max_tokens,
           .max_logits = decision.limits.max_logits,

@@ -31,6 +31,12 @@ struct Subject {
 // the model, unless a placement names the GPU.
 Decision decide(const ModelOptions& options, const Subject& subject);
 
+// Decides for a model with its MTP layers, like `without` for the same model without them. Returns
+// nothing if the layers would displace something: another device, the experts' formats, or the last
+// 15 % of the host's memory, which the cache of files needs.
+std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subject& subject,
+                                        const Decision& without);
+
 // What the GPU is loaded with.
 GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decision);
 

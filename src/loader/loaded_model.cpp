@@ -9,7 +9,6 @@
 #include "io/weight_store.h"
 #include "loader/dense_choice.h"
 #include "loader/mtp_layers.h"
-#include "model/checkpoint.h"
 
 namespace tandem {
 namespace {
@@ -35,6 +34,16 @@ constexpr std::chrono::seconds kTeamPatience(60);
   std::_Exit(1);
 }
 
+Drafting drafting_for(const ModelOptions& options) {
+  const DraftChoice draft = options.draft;
+  const bool decides = draft == DraftChoice::kAuto;
+  // Statistics count every computed token, also drafts that are rejected.
+  if (draft == DraftChoice::kOff || (decides && options.record_routing)) return {};
+  return {.source = draft == DraftChoice::kMtp ? Drafting::Source::kMtp : Drafting::Source::kLookup,
+          .n_tokens = options.draft_tokens > 0 ? options.draft_tokens : kUsualDraftTokens,
+          .decides = decides};
+}
+
 ModelConfig config_for(const ModelOptions& options) {
   ModelConfig config = ModelConfig::from_directory(options.directory);
   require_simulated_ranks(config.router, options.simulated_ranks);
@@ -50,9 +59,15 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
       topology_(with_threads(this_topology(), options.n_threads)) {
   for (const std::string& line : topology_.notes) options.warn(line);
   const WeightStore store(options.directory);
-  ModelWeights stored = open(options, store);
-  const Decision decision =
-      decide(options, {config_, stored, topology_, kernels_, home_, machine_info().memory_bytes});
+  drafting_ = drafting_for(options);
+  if (options.draft == DraftChoice::kMtp) {
+    const std::string why_not = why_no_mtp(options.directory, store, config_);
+    require(why_not.empty(), "--draft mtp: {}: use --draft lookup", why_not);
+    config_.n_used_mtp_layers = config_.n_mtp_layers;
+  }
+  ModelWeights stored = stored_with_mtp(store, topology_.n_cores(), config_);
+  Decision decision = decide(options, subject(stored));
+  if (drafting_.decides) add_mtp(options, store, stored, decision);
   context_ = decision.context;
   const Source source = {options, store, stored, progress};
   if (decision.parts.gpu)
@@ -61,38 +76,31 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
     load_on_cpu(source, decision);
 }
 
-// Decides what is drafted, and opens the weights that this needs.
-ModelWeights LoadedModel::open(const ModelOptions& options, const WeightStore& store) {
-  const DraftChoice draft = options.draft;
-  const bool decides = draft == DraftChoice::kAuto;
-  // Statistics count every computed token, also drafts that are rejected.
-  if (draft == DraftChoice::kOff || (decides && options.record_routing))
-    return stored_weights(store, config_);
-  drafting_ = {.source = Drafting::Source::kLookup,
-               .n_tokens = options.draft_tokens > 0 ? options.draft_tokens : kUsualDraftTokens,
-               .decides = decides};
-  if (draft == DraftChoice::kLookup) return stored_weights(store, config_);
-  const std::string why_not = why_no_mtp(options.directory, store, config_);
-  require(why_not.empty() || decides, "--draft mtp: {}: use --draft lookup", why_not);
-  if (!why_not.empty() || (decides && mtp_share(config_) > options.largest_mtp_share))
-    return stored_weights(store, config_);
+Subject LoadedModel::subject(ModelWeights& stored) const {
+  return {config_, stored, topology_, kernels_, home_, machine_info().memory_bytes};
+}
+
+// Drafts with the MTP layers if there are some that are small beside the model and displace nothing.
+void LoadedModel::add_mtp(const ModelOptions& options, const WeightStore& store,
+                          ModelWeights& stored, Decision& decision) {
+  if (!why_no_mtp(options.directory, store, config_).empty() ||
+      mtp_share(config_) > options.largest_mtp_share)
+    return;
+  const ModelConfig without = config_;
   config_.n_used_mtp_layers = config_.n_mtp_layers;
   try {
-    ModelWeights stored = stored_weights(store, config_);
-    if (!decides || mtp_fits(stored, config_, machine_info().memory_bytes)) {
-      find_mtp_copies(store, topology_.n_cores(), config_);
+    ModelWeights all = stored_with_mtp(store, topology_.n_cores(), config_);
+    if (std::optional<Decision> with = decide_with_mtp(options, subject(all), decision)) {
+      stored = std::move(all);
+      decision = *std::move(with);
       drafting_.source = Drafting::Source::kMtp;
-      return config_.mtp_has_embedding || config_.mtp_has_head ? stored_weights(store, config_)
-                                                               : std::move(stored);
+      return;
     }
     options.note("the layer for multi-token prediction is not used: memory is too small for it");
   } catch (const Error& why) {
-    if (!decides) throw;
     options.warn(fmt::format("the layer for multi-token prediction is not used: {}", why.what()));
   }
-  config_.n_used_mtp_layers = 0;
-  config_.mtp_has_embedding = config_.mtp_has_head = false;
-  return stored_weights(store, config_);
+  config_ = without;
 }
 
 void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {

@@ -54,7 +54,9 @@ class LoadedModel {
     ModelWeights& stored;
     const Progress& progress;
   };
-  ModelWeights open(const ModelOptions& options, const WeightStore& store);
+  Subject subject(ModelWeights& stored) const;
+  void add_mtp(const ModelOptions& options, const WeightStore& store, ModelWeights& stored,
+               Decision& decision);
   void load_on_gpu(const Source& source, const Decision& decision);
   void load_on_cpu(const Source& source, const Decision& decision);
   void add_host_pages(const ModelOptions& options);

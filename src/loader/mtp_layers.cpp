@@ -2,6 +2,7 @@
 
 #include "io/load_jobs.h"
 #include "io/packed_header.h"
+#include "model/checkpoint.h"
 #include "model/parameters.h"
 
 namespace tandem {
@@ -38,15 +39,6 @@ double mtp_share(const ModelConfig& config) {
   return static_cast<double>(counts.mtp_activated) / static_cast<double>(counts.activated);
 }
 
-bool mtp_fits(ModelWeights& stored, const ModelConfig& config, int64_t memory_bytes) {
-  constexpr double kMostOfMemory = 0.85;
-  int64_t bytes = 0;
-  for_each_weight(stored, config, [&](const WeightSpec&, const QuantView& w) {
-    bytes += w.q.rows * w.q.row_bytes() + w.scale.rows * w.scale.row_bytes();
-  });
-  return static_cast<double>(bytes) <= kMostOfMemory * static_cast<double>(memory_bytes);
-}
-
 void find_mtp_copies(const WeightStore& store, int n_threads, ModelConfig& config) {
   config.mtp_has_embedding = config.mtp_has_head = false;
   const auto differs = [&](const std::string& copy, const std::string& of) {
@@ -64,6 +56,14 @@ void find_mtp_copies(const WeightStore& store, int n_threads, ModelConfig& confi
         config.mtp_has_embedding || differs(p + "embed_tokens.weight", embedding);
     config.mtp_has_head = config.mtp_has_head || differs(p + "shared_head.head.weight", head);
   }
+}
+
+ModelWeights stored_with_mtp(const WeightStore& store, int n_threads, ModelConfig& config) {
+  ModelWeights stored = stored_weights(store, config);  // throws before much is read
+  if (config.n_used_mtp_layers == 0) return stored;
+  find_mtp_copies(store, n_threads, config);
+  if (config.mtp_has_embedding || config.mtp_has_head) return stored_weights(store, config);
+  return stored;
 }
 
 }  // namespace tandem
