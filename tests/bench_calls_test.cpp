@@ -269,6 +269,7 @@ TEST_F(BenchCalls, GenerateWithDrafts) {
     SCOPED_TRACE(row.dump());
     EXPECT_GE(row["steps"], 40);
     EXPECT_GT(row["times_without"], 0);
+    EXPECT_GT(row["times_without_at_equal_rates"], 0);
     const double tokens = row["tokens_per_step"];
     if (row["acceptance"] == 0) {
       EXPECT_EQ(tokens, 1);

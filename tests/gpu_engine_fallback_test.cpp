@@ -53,6 +53,34 @@ TEST(GpuEngineFallback, TooLittleMemoryForTheContext) {
   expect_fallback(options, "would fit");
 }
 
+// The least memory that takes all of the model does not take the MTP layer, too.
+TEST(GpuEngineFallback, AutoLeavesOutTheMtpLayerBeforeTheGpu) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "a GPU's free memory changes by itself";
+  std::vector<std::string> notes;
+  ModelOptions options = tiny_r1(DeviceChoice::kAuto);
+  options.note = [&](const std::string& line) { notes.push_back(line); };
+  const auto device = [&](DraftChoice draft, int64_t bytes, Drafting::Source want) {
+    const LimitedGpuMemory memory(bytes);
+    options.draft = draft;
+    options.largest_mtp_share = 1;
+    const LoadedModel loaded(options);
+    EXPECT_EQ(loaded.drafting().source, want);
+    return loaded.device();
+  };
+  const std::string whole = device(DraftChoice::kAuto, kEnough, Drafting::Source::kMtp);
+  EXPECT_TRUE(notes.empty());
+  int64_t enough = kEnough, less = 0;
+  while (enough - less > 20'000) {
+    const int64_t middle = (enough + less) / 2;
+    const bool fits = device(DraftChoice::kLookup, middle, Drafting::Source::kLookup) == whole;
+    (fits ? enough : less) = middle;
+  }
+  EXPECT_EQ(device(DraftChoice::kAuto, enough, Drafting::Source::kLookup), whole);
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_EQ(notes[0],
+            "the layer for multi-token prediction is not used: memory is too small for it");
+}
+
 TEST(GpuEngineFallback, NoGpu) {
   const LimitedGpuMemory memory(0);
   expect_fallback(tiny_r1(DeviceChoice::kAuto), "no NVIDIA GPU can be used");

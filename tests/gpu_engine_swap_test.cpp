@@ -169,7 +169,10 @@ Played play(const Play& how) {
   const Tokenizer tokenizer = Tokenizer::from_directory(kRoot + "/models/tiny-r1");
   Engine engine(
       loaded.model(), loaded.cache(), vocabulary_of(tokenizer, vocab), loaded.context(),
-      {.max_running = 4, .keeps_pages = how.keeps_pages, .host_pages = loaded.host_pages()});
+      {.max_running = 4,
+       .keeps_pages = how.keeps_pages,
+       .host_pages = loaded.host_pages(),
+       .drafting = loaded.drafting()});
   const auto n_answers = static_cast<int>(how.lengths.size());
   Played played;
   played.tokens.resize(n_answers);
@@ -232,6 +235,29 @@ TEST(GpuSwap, TheSameTextAfterPreemptionWithinAPage) {
   constexpr int64_t kFour = 4 * kPageSize;
   expect_swapped_once(play({.options = options_for(kFour, 6 * kFour), .lengths = kTwo}),
                       play({.options = options_for(6 * kFour, 0), .lengths = kTwo}));
+}
+
+// The rows of the MTP layer are swapped with the others, and drafts change no text.
+TEST(GpuSwap, TheSameTextWithDrafts) {
+  const auto with = [](int64_t context, int64_t kv_tokens, DraftChoice draft) {
+    ModelOptions options = options_for(context, kv_tokens);
+    options.directory = kRoot + "/models/tiny-r1";
+    options.draft = draft;
+    options.draft_tokens = 2;
+    options.max_logits = 16;
+    return options;
+  };
+  const Played want = play({.options = with(6 * kFewTokens, 0, DraftChoice::kOff)});
+  const Played roomy = play({.options = with(6 * kFewTokens, 0, DraftChoice::kMtp)});
+  const Played tight = play({.options = with(kFewTokens, 6 * kFewTokens, DraftChoice::kMtp)});
+  EXPECT_EQ(roomy.tokens, want.tokens);
+  EXPECT_EQ(tight.tokens, want.tokens);
+  EXPECT_EQ(roomy.counts.scheduler.n_preemptions, 0);
+  const Scheduler::Counts& c = tight.counts.scheduler;
+  EXPECT_GE(c.n_swaps_out, 1);
+  EXPECT_EQ(c.n_swaps_in, c.n_swaps_out);
+  EXPECT_EQ(c.n_free_host_pages, c.n_host_pages);
+  EXPECT_GT(c.n_drafted_tokens, 0);
 }
 
 // Pages are copied between steps that the CPU takes part in, with two micro-batches.

@@ -325,14 +325,19 @@ void add_drafts(Json& row, DraftCase drafted, const DecodeRuns& runs, const Json
 }
 
 // Tokens a second with as many drafts as the engine decides, over those without, in turns.
+// plain_seconds(run): predicted for a step without drafts at the rates measured beside the run. As
+// a unit of time it leaves out what other programs do to one turn and not to the other.
+template <class PlainSeconds>
 Json decided_row(const DraftCase& wanted, int context, int batch,
-                 const std::pair<DecodeRuns, DecodeRuns>& runs) {
-  const auto tokens_per_second = [](const DecodeRuns& of) {
-    double seconds = 0;
-    for (const TimedRun& run : of.runs) seconds += run.seconds;
-    return static_cast<double>(of.n_tokens) / seconds;
+                 const std::pair<DecodeRuns, DecodeRuns>& runs, const PlainSeconds& plain_seconds) {
+  const auto tokens_per = [](const DecodeRuns& of, const auto& time_of) {
+    double time = 0;
+    for (const TimedRun& run : of.runs) time += time_of(run);
+    return static_cast<double>(of.n_tokens) / time;
   };
-  const double plain = tokens_per_second(runs.first), decided = tokens_per_second(runs.second);
+  const auto seconds = [](const TimedRun& run) { return run.seconds; };
+  const auto steps = [&](const TimedRun& run) { return run.seconds / plain_seconds(run); };
+  const double plain = tokens_per(runs.first, seconds), decided = tokens_per(runs.second, seconds);
   return {{"context", context},
           {"batch", batch},
           {"acceptance", wanted.acceptance},
@@ -341,7 +346,9 @@ Json decided_row(const DraftCase& wanted, int context, int batch,
           {"rejected", runs.second.n_rejected},
           {"tokens_per_step", runs.second.tokens_per_step(batch)},
           {"tokens_per_second", decided},
-          {"times_without", decided / plain}};
+          {"times_without", decided / plain},
+          {"times_without_at_equal_rates",
+           tokens_per(runs.second, steps) / tokens_per(runs.first, steps)}};
 }
 
 // The share of the GPU's memory bandwidth that reading all bytes of a token takes.
@@ -456,7 +463,11 @@ void bench_generate(const BenchInput& bench, const cpu::KernelTable& kernels, Ma
       decided.push_back(decided_row(
           wanted, context, batch,
           DecodeBench(*engine, bench, probe, &known)
-              .times_beside(beside, wanted, context, batch, bench.options.decided_steps)));
+              .times_beside(beside, wanted, context, batch, bench.options.decided_steps),
+          [&](const TimedRun& run) {
+            return predicted_decode({context, batch, 0})(
+                probe.machine(run.first_burst, run.end_burst));
+          }));
     }
   }
   Json prefill = Json::array();
