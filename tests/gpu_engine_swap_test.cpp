@@ -167,12 +167,11 @@ Played play(const Play& how) {
   LoadedModel loaded(how.options);
   const int vocab = loaded.config().vocab;
   const Tokenizer tokenizer = Tokenizer::from_directory(kRoot + "/models/tiny-r1");
-  Engine engine(
-      loaded.model(), loaded.cache(), vocabulary_of(tokenizer, vocab), loaded.context(),
-      {.max_running = 4,
-       .keeps_pages = how.keeps_pages,
-       .host_pages = loaded.host_pages(),
-       .drafting = loaded.drafting()});
+  Engine engine(loaded.model(), loaded.cache(), vocabulary_of(tokenizer, vocab), loaded.context(),
+                {.max_running = 4,
+                 .keeps_pages = how.keeps_pages,
+                 .host_pages = loaded.host_pages(),
+                 .drafting = loaded.drafting()});
   const auto n_answers = static_cast<int>(how.lengths.size());
   Played played;
   played.tokens.resize(n_answers);

@@ -204,8 +204,7 @@ std::optional<Decision> decide_with_mtp(const ModelOptions& options, const Subje
   if (whole) return decision;
   const int64_t kv_bytes =
       parts.gpu ? 0 : KvCache::bytes_for(subject.config, decision->context, parts.kv_type);
-  const auto host_bytes =
-      static_cast<double>(host_memory(subject, kv_bytes).bytes(parts.experts));
+  const auto host_bytes = static_cast<double>(host_memory(subject, kv_bytes).bytes(parts.experts));
   const bool fits = host_bytes <= kMostOfMemory * static_cast<double>(subject.memory_bytes);
   if (!fits || parts.experts.conversions() != before.experts.conversions()) return {};
   return decision;

@@ -80,7 +80,8 @@ Subject LoadedModel::subject(ModelWeights& stored) const {
   return {config_, stored, topology_, kernels_, home_, machine_info().memory_bytes};
 }
 
-// Drafts with the MTP layers if there are some that are small beside the model and displace nothing.
+// Drafts with the MTP layers if there are some that are small beside the model and displace
+// nothing.
 void LoadedModel::add_mtp(const ModelOptions& options, const WeightStore& store,
                           ModelWeights& stored, Decision& decision) {
   if (!why_no_mtp(options.directory, store, config_).empty() ||
