@@ -53,32 +53,40 @@ TEST(GpuEngineFallback, TooLittleMemoryForTheContext) {
   expect_fallback(options, "would fit");
 }
 
-// The least memory that takes all of the model does not take the MTP layer, too.
+// The least memory that takes all of the model, or its backbone, does not take the MTP layer, too.
 TEST(GpuEngineFallback, AutoLeavesOutTheMtpLayerBeforeTheGpu) {
   if (!gpu::open_gpu().emulated) GTEST_SKIP() << "a GPU's free memory changes by itself";
   std::vector<std::string> notes;
   ModelOptions options = tiny_r1(DeviceChoice::kAuto);
   options.note = [&](const std::string& line) { notes.push_back(line); };
+  options.largest_mtp_share = 1;
   const auto device = [&](DraftChoice draft, int64_t bytes, Drafting::Source want) {
     const LimitedGpuMemory memory(bytes);
     options.draft = draft;
-    options.largest_mtp_share = 1;
     const LoadedModel loaded(options);
     EXPECT_EQ(loaded.drafting().source, want);
     return loaded.device();
   };
   const std::string whole = device(DraftChoice::kAuto, kEnough, Drafting::Source::kMtp);
-  EXPECT_TRUE(notes.empty());
-  int64_t enough = kEnough, less = 0;
-  while (enough - less > 20'000) {
-    const int64_t middle = (enough + less) / 2;
-    const bool fits = device(DraftChoice::kLookup, middle, Drafting::Source::kLookup) == whole;
-    (fits ? enough : less) = middle;
-  }
-  EXPECT_EQ(device(DraftChoice::kAuto, enough, Drafting::Source::kLookup), whole);
-  ASSERT_EQ(notes.size(), 1u);
-  EXPECT_EQ(notes[0],
-            "the layer for multi-token prediction is not used: memory is too small for it");
+  const auto least_for = [&](const auto& is_wanted) {
+    int64_t enough = kEnough, less = 0;
+    while (enough - less > 20'000) {
+      const int64_t middle = (enough + less) / 2;
+      const bool fits = is_wanted(device(DraftChoice::kLookup, middle, Drafting::Source::kLookup));
+      (fits ? enough : less) = middle;
+    }
+    return enough;
+  };
+  const auto expect_without_mtp = [&](int64_t bytes, const std::string& want) {
+    notes.clear();
+    EXPECT_EQ(device(DraftChoice::kAuto, bytes, Drafting::Source::kLookup), want);
+    ASSERT_EQ(notes.size(), 1u);
+    EXPECT_EQ(notes[0],
+              "the layer for multi-token prediction is not used: memory is too small for it");
+  };
+  expect_without_mtp(least_for([&](const std::string& of) { return of == whole; }), whole);
+  expect_without_mtp(least_for([](const std::string& of) { return of != "cpu"; }),
+                     whole + ", experts also on the cpu");
 }
 
 TEST(GpuEngineFallback, NoGpu) {
