@@ -6,6 +6,8 @@
 #include <map>
 #include <numeric>
 
+#include "engine/completion.h"
+#include "engine/engine.h"
 #include "engine/mtp_drafts.h"
 #include "io/weight_store.h"
 #include "loader/loaded_model.h"
@@ -171,8 +173,55 @@ TEST_F(DraftsTest, CopiesAndNewOwnersOfPages) {
   EXPECT_EQ(advance(text, {3, 6}, 79, 1, 1), want) << "by way of host memory";
   copy(0, 5);
   EXPECT_TRUE(advance(text, {3, 5}, 79, 1, 1).empty()) << "a page that was never filled";
+  copy(0, 4);
+  drafts_.copied({5, 3, PageCopy::Way::kToHost});
+  drafts_.copied({4, 3, PageCopy::Way::kFromHost});
+  EXPECT_TRUE(advance(text, {3, 4}, 79, 1, 1).empty()) << "nor before it was in host memory";
   advance(text, {0}, 0, 3, 0, false);
   EXPECT_TRUE(advance(text, {0}, 3, 1, 1).empty()) << "another text in the same page";
+}
+
+TEST_F(DraftsTest, DraftsAreTokensOfTheVocabulary) {
+  const std::vector<int32_t> text = long_text(41), pages = {1};
+  ASSERT_GE(advance(text, pages, 0, 40, 1).at(0), 2);
+  MtpDrafts few(loaded_.model(), loaded_.cache(), {.size = 2}, 4);
+  StepArrays step(40);
+  step.add(text, pages, 0, 40, 1);
+  loaded_.model().forward(step.batch(), loaded_.cache());
+  const Advance advance = {1, text, pages, 0, 40, 0, 3};
+  few.step_done({&advance, 1}, true);
+  const std::vector<int32_t> drafts = few.draft(1, text, 8);
+  ASSERT_EQ(drafts.size(), 3u);
+  for (const int32_t token : drafts) EXPECT_LT(token, 2);
+}
+
+// A source of drafts that notes what it is told of one sequence.
+class Listener final : public DraftSource {
+ public:
+  std::vector<int32_t> draft(SequenceId, std::span<const int32_t>, int) override { return {}; }
+  void will_compute(std::span<const int32_t> pages, int first, int n) override {
+    EXPECT_EQ(first, end);
+    EXPECT_GE(std::ssize(pages) * kPageSize, first + n);
+    end = first + n;
+  }
+  void step_done(std::span<const Advance> sequences, bool) override {
+    for (const Advance& s : sequences) EXPECT_EQ(s.first + s.n, end);
+    n_steps += !sequences.empty();
+  }
+  void ended(SequenceId) override { ++n_ended; }
+  int end = 0, n_steps = 0, n_ended = 0;
+};
+
+TEST(Drafter, TheSourceIsToldOfEveryToken) {
+  LoadedModel loaded({.directory = kTiny, .context = 512, .step_tokens = 64, .max_logits = 8});
+  Listener listener;
+  Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
+                {.drafting = {.n_tokens = 2, .given = &listener}});
+  const Request request = {.prompt = long_text(100), .max_new_tokens = 5, .stop_ids = {}};
+  complete(engine, {&request, 1});
+  EXPECT_EQ(listener.end, 104) << "the last token is not computed";
+  EXPECT_EQ(listener.n_steps, 2 + 3) << "nothing follows the last step";
+  EXPECT_EQ(listener.n_ended, 1);
 }
 
 // Another sequence fills a shared page, as the scheduler's prefix cache makes them.
@@ -248,6 +297,35 @@ ModelOptions mtp_options(const std::string& directory) {
           .context = 512,
           .max_logits = 8,
           .draft = DraftChoice::kMtp};
+}
+
+// The logits of two layers in sequence for the last of 40 tokens.
+std::vector<std::vector<float>> logits_of_layers(ChangedModel& changed) {
+  LoadedModel loaded(mtp_options(changed.write()));
+  const std::vector<int32_t> text = long_text(50), pages = {3};
+  StepArrays step(40);
+  step.add(text, pages, 0, 40, 1);
+  loaded.model().forward(step.batch(), loaded.cache());
+  std::vector<std::vector<float>> logits;
+  for (int module = 0; module < 2; ++module) {
+    step.clear();
+    step.add(std::span(text).subspan(1 + module), pages, 0, 40, 1);
+    for (int i = 0; i < 40; ++i) step.add_hidden_row(i);
+    loaded.model().draft(module, module == 0 ? HiddenStates::kOfModel : HiddenStates::kOfLayer,
+                         step.batch(), loaded.cache());
+    logits.push_back(logits_of(loaded, 1).numbers);
+  }
+  return logits;
+}
+
+TEST(Mtp, EachLayerHasItsOwnWeights) {
+  ChangedModel changed;
+  changed.copy_mtp_layer();
+  const auto before = logits_of_layers(changed);
+  changed.data("model.layers.4.post_attention_layernorm.weight")[1] ^= 1;
+  const auto after = logits_of_layers(changed);
+  EXPECT_EQ(after[0], before[0]);
+  EXPECT_NE(after[1], before[1]);
 }
 
 // Two layers in sequence: the second takes the hidden states of the first and the token after next.
