@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -36,13 +37,14 @@ class Conversations {
   // Runs one step and returns the logits of each part's last token.
   std::vector<std::vector<float>> step(const std::vector<Part>& parts) {
     const Arrays a = arrays_of(parts);
-    std::vector<float> logits(a.rows.size() * vocab(), NAN);
-    model_.forward({a.tokens, a.positions, a.sequences, a.rows}, cache_,
-                   {logits.data(), std::ssize(a.rows), vocab(), vocab(), DType::kF32});
-    std::vector<std::vector<float>> out;
-    for (size_t r = 0; r < a.rows.size(); ++r)
-      out.emplace_back(logits.begin() + r * vocab(), logits.begin() + (r + 1) * vocab());
-    return out;
+    return run(a, a.rows);
+  }
+  // Runs one step and returns the logits of all tokens, as verifying drafts needs them.
+  std::vector<std::vector<float>> step_with_drafts(const std::vector<Part>& parts) {
+    const Arrays a = arrays_of(parts);
+    std::vector<int32_t> rows(a.tokens.size());
+    std::iota(rows.begin(), rows.end(), 0);
+    return run(a, rows);
   }
   // Runs one step without logits, so that a device may still compute after the call.
   void step_without_logits(const std::vector<Part>& parts) {
@@ -59,6 +61,15 @@ class Conversations {
     std::vector<int32_t> tokens, positions, rows;
     std::vector<Sequence> sequences;
   };
+  std::vector<std::vector<float>> run(const Arrays& a, const std::vector<int32_t>& rows) {
+    std::vector<float> logits(rows.size() * vocab(), NAN);
+    model_.forward({a.tokens, a.positions, a.sequences, rows}, cache_,
+                   {logits.data(), std::ssize(rows), vocab(), vocab(), DType::kF32});
+    std::vector<std::vector<float>> out;
+    for (size_t r = 0; r < rows.size(); ++r)
+      out.emplace_back(logits.begin() + r * vocab(), logits.begin() + (r + 1) * vocab());
+    return out;
+  }
   Arrays arrays_of(const std::vector<Part>& parts) {
     Arrays a;
     for (const Part& part : parts) {

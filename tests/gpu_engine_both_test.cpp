@@ -107,6 +107,57 @@ TEST(GpuEngineBoth, RecordedStepsGiveTheSameBits) {
   }
 }
 
+// Steps with equal numbers of tokens and sequences whose drafts are divided otherwise.
+TEST(GpuEngineBoth, RecordedStepsWithDraftsGiveTheSameBits) {
+  for (const int micro_batches_from : {0, 2}) {
+    SCOPED_TRACE(testing::Message() << "micro-batches from " << micro_batches_from);
+    OnBoth recorded("v3_1_fp8", true, micro_batches_from);
+    OnBoth eager("v3_1_fp8", false, micro_batches_from);
+    Conversations a(recorded.model(), recorded.cache(), 3, 4);
+    Conversations b(eager.model(), eager.cache(), 3, 4);
+    int32_t token = 0;
+    for (const std::vector<int>& counts :
+         {std::vector{1, 1, 2, 2}, {1, 1, 1, 3}, {1, 1, 2}, {1, 1, 1, 1}, {1, 1, 2, 2}}) {
+      std::vector<Conversations::Part> parts;
+      for (size_t s = 0; s < counts.size(); ++s) {
+        std::vector<int32_t> tokens(counts[s]);
+        for (int32_t& t : tokens) t = ++token;
+        parts.push_back({static_cast<int>(s), tokens});
+      }
+      SCOPED_TRACE(testing::PrintToString(counts));
+      expect_same_bits(a.step_with_drafts(parts), b.step_with_drafts(parts));
+    }
+    EXPECT_EQ(recorded.n_recorded(), 4);
+  }
+}
+
+class Submissions final : public ExpertObserver {
+ public:
+  explicit Submissions(ExpertPool& experts) { experts.observe(this); }
+  int of(const std::function<void()>& step) {
+    n_ = 0;
+    step();
+    return n_;
+  }
+
+ private:
+  void submitted(const ExpertBatch&) override { ++n_; }
+  int n_ = 0;
+};
+
+// The larger batch of a prompt reads each expert once.
+TEST(GpuEngineBoth, PromptsAreNotDivided) {
+  constexpr int kMoeLayers = 2;
+  OnBoth on("v3_1_fp8", false, 2);
+  Submissions submissions(on.experts());
+  Conversations two(on.model(), on.cache(), 3, 2);
+  const std::vector<int32_t> prompt(20, 7);
+  EXPECT_EQ(submissions.of([&] { two.step({{0, prompt}, {1, prompt}}); }), kMoeLayers);
+  EXPECT_EQ(submissions.of([&] { two.step({{0, {1}}, {1, {2}}}); }), 2 * kMoeLayers);
+  EXPECT_EQ(submissions.of([&] { two.step({{0, {1}}, {1, prompt}}); }), kMoeLayers);
+  on.experts().observe(nullptr);
+}
+
 // Copies y, to which the shared expert is added, at submit() and at waits(). The second copy must
 // be complete before the CPU's sum is added, and must differ from the first.
 class Overlapping final : public ExpertPool {

@@ -97,6 +97,30 @@ TEST(GpuDrafts, AnswersAreThoseWithoutDrafts) {
   }
 }
 
+// The layer begins with the hidden states of the model, or applied again with its own.
+TEST(GpuDrafts, RecordedStepsOfTheLayerReadTheirHiddenStates) {
+  const LimitedGpuMemory memory(kEnough);
+  ModelOptions options = drafting(DraftChoice::kMtp, 2);
+  const auto logits = [&](DeviceChoice device, int* n_recorded) {
+    options.device = device;
+    LoadedModel loaded(options);
+    const std::vector<int32_t> tokens = {11, 12, 13, 14}, next = {12, 13, 14, 15};
+    auto rows = mtp_logits(loaded, tokens, next, 1);  // the last step is replayed
+    rows.push_back(applied_again(loaded, 4, 16, 1));
+    rows.push_back(applied_again(loaded, 5, 17, 1));
+    if (n_recorded) *n_recorded = dynamic_cast<CudaDevice&>(loaded.model().device()).n_recorded();
+    return rows;
+  };
+  int n_recorded = 0;
+  const auto want = logits(DeviceChoice::kCpu, nullptr);
+  const auto got = logits(DeviceChoice::kCuda, &n_recorded);
+  for (size_t i = 0; i < want.size(); ++i) {
+    SCOPED_TRACE(testing::Message() << "draft " << i);
+    expect_close(got[i], want[i], 2e-2 * largest(want[i]));
+  }
+  EXPECT_EQ(n_recorded, 3) << "a token of the model; the layer with either hidden states";
+}
+
 // Drafts give steps of many sizes.
 TEST(GpuDrafts, TheGraphsUsedLastAreKept) {
   gpu::open_gpu();

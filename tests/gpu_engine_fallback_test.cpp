@@ -134,6 +134,19 @@ TEST(GpuEngineFallback, LaunchesThatWait) {
     const LimitedGpuMemory memory(little);
     expect_fallback(tiny_r1(DeviceChoice::kAuto), "unset CUDA_LAUNCH_BLOCKING");
   }
+  {
+    const LimitedGpuMemory memory(kEnough);
+    ModelOptions options = tiny_r1(DeviceChoice::kAuto);
+    std::mt19937 rng(3);
+    Placement placement = random_placement(ModelConfig::from_directory(options.directory), rng);
+    placement.kv_tokens = options.context;
+    const PlacementFile file(placement);
+    options.placement = file.path();
+    std::string said;
+    options.warn = [&](const std::string& line) { said += line; };
+    EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "unset CUDA_LAUNCH_BLOCKING"));
+    EXPECT_EQ(said, "") << "a placement that the user chose does not fall back";
+  }
   unsetenv("CUDA_LAUNCH_BLOCKING");
 }
 
