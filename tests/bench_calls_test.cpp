@@ -169,7 +169,8 @@ TEST_F(BenchCalls, MoeWithoutSharedExperts) {
 }
 
 TEST_F(BenchCalls, Attention) {
-  BenchInput bench = input({.tokens = {2, 70}, .contexts = {65, 3}, .batches = {1, 2}});
+  BenchInput bench =
+      input({.tokens = {2, 70}, .contexts = {65, 3}, .batches = {1, 2}, .draft_tokens = {2}});
   // Two caches of two sequences of two pages.
   bench.memory_bytes = 2 * 2 * 2 * kPageSize * 144 * 4;
   run(attention_benchmark(), bench);

@@ -163,7 +163,9 @@ TEST(Costs, OfALongContext) {
   r1.kv_rank = 512;
   r1.rope_dim = 64;
   EXPECT_EQ(cost_of_naive(r1, 4'000'000, 1, 2, 7).bytes, 4'000'000LL * 576 * 2 + 7);
-  EXPECT_EQ(cost_of_absorbed(r1, 4'000'000, 2).bytes, 4'000'000LL * 576 * 2);
+  const Cost four = cost_of_absorbed(r1, 4'000'000, 4, 2);
+  EXPECT_EQ(four.bytes, 4'000'000LL * 576 * 2) << "read once for four tokens";
+  EXPECT_EQ(four.ops, 4 * cost_of_absorbed(r1, 4'000'000, 1, 2).ops);
 }
 
 TEST(BenchModels, ExpertsThatFit) {

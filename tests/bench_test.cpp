@@ -67,7 +67,7 @@ TEST(BenchCounts, BytesAndOperationsOfExperts) {
 
 TEST(BenchCounts, BytesAndOperationsOfAttention) {
   const ModelConfig r1 = bench_config("r1");
-  const Cost decode = cost_of_absorbed(r1.mla, 16384, 2);
+  const Cost decode = cost_of_absorbed(r1.mla, 16384, 1, 2);
   EXPECT_EQ(decode.bytes, 18'874'368);   // 1,152 a token
   EXPECT_EQ(decode.ops, 4'563'402'752);  // 278,528 a token
   // Tokens 3 and 4 of 4 see 3 + 4 keys; 128 heads of 192 + 128, keys and values of 4 restored.

@@ -35,6 +35,9 @@ void check_options(const BenchOptions& o) {
   require_list("--tokens", o.tokens, kMaxTokens);
   require_list("--ctx", o.contexts, kMaxContext);
   require_list("--batch", o.batches, kStepTokens);
+  for (const int n : o.draft_tokens)
+    require(n >= 0 && n <= kMaxDraftTokens, "--draft-tokens {}: must be between 0 and {}", n,
+            kMaxDraftTokens);
   require(o.baseline.empty() || o.baseline == "torch", "--baseline {}: must be torch", o.baseline);
   require(!o.format || (o.format->dtype != DType::kI8 && !is_i4(o.format->dtype)),
           "--format {}: integers are for routed experts alone, see --experts",

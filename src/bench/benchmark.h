@@ -31,7 +31,7 @@ struct BenchOptions {
   std::vector<int> batches = {};              // sequences per step
   int layers = 5;
   int new_tokens = 8;                    // decoded at each context
-  std::vector<int> draft_tokens = {};    // generate: drafts of a sequence per step; empty: none
+  std::vector<int> draft_tokens = {};    // drafts of a sequence per step; empty: none
   std::vector<double> acceptances = {};  // parts of the drafts that are right, if all before are
   int decided_steps = 0;                 // steps for which the engine decides what is drafted
   bool skew = false;
@@ -64,6 +64,7 @@ enum class BenchFlag {
   kFormat,
   kActivations,
   kNewTokens,
+  kDraftTokens,
   kDrafts,
   kSkew,
   kVariants,

@@ -19,9 +19,9 @@ ExpertsCost cost_of_experts(const ModelConfig& c, WeightFormat format, const Ten
           *std::max_element(rows.begin(), rows.end())};
 }
 
-Cost cost_of_absorbed(const MlaConfig& m, int64_t context, int64_t element_bytes) {
+Cost cost_of_absorbed(const MlaConfig& m, int64_t context, int64_t n, int64_t element_bytes) {
   return {context * m.cache_dim() * element_bytes,
-          2 * context * m.n_heads * (m.cache_dim() + m.kv_rank)};
+          2 * n * context * m.n_heads * (m.cache_dim() + m.kv_rank)};
 }
 
 Cost cost_of_naive(const MlaConfig& m, int64_t context, int64_t n, int64_t element_bytes,
@@ -61,7 +61,7 @@ CostOfParts cost_of_layer(const ModelConfig& config, WeightFormats formats, bool
   cost.experts = cost_of_routed(one, formats.experts, n);
   const MlaConfig& m = one.mla;
   const int64_t kv_b_rows = int64_t{m.n_heads} * (m.nope_dim + m.v_dim);
-  const Cost absorbed = cost_of_absorbed(m, context, cache_element_bytes);
+  const Cost absorbed = cost_of_absorbed(m, context, 1, cache_element_bytes);
   const Cost naive = cost_of_naive(m, context, n, cache_element_bytes,
                                    matrix_bytes(one, kv_b_rows, m.kv_rank, formats.backbone));
   cost.attention = {absorbed.bytes, std::min(n * absorbed.ops, naive.ops)};
@@ -91,7 +91,7 @@ CostOfParts cost_of_step(const ModelConfig& config, WeightFormats formats, Decod
         matrix_bytes(config, rows, cols, bf16 ? WeightFormat{DType::kBF16} : formats.backbone);
     cost.matrices.ops += 2 * n * rows * cols;
   });
-  const Cost one = cost_of_absorbed(config.mla, shape.context, cache_element_bytes);
+  const Cost one = cost_of_absorbed(config.mla, shape.context, 1, cache_element_bytes);
   cost.attention = {int64_t{shape.batch} * config.n_layers * one.bytes,
                     n * config.n_layers * one.ops};
   return cost;

@@ -19,8 +19,9 @@ struct ExpertsCost : Cost {
 // ids: [tokens, n_active].
 ExpertsCost cost_of_experts(const ModelConfig& config, WeightFormat format, const TensorView& ids);
 
-// One token in absorbed form over `context` tokens: the cache is read once.
-Cost cost_of_absorbed(const MlaConfig& mla, int64_t context, int64_t cache_element_bytes);
+// The last `n` of `context` tokens in absorbed form: the cache is read once.
+Cost cost_of_absorbed(const MlaConfig& mla, int64_t context, int64_t n,
+                      int64_t cache_element_bytes);
 // The last `n` of `context` tokens in naive form; kv_b has `kv_b_bytes`.
 Cost cost_of_naive(const MlaConfig& mla, int64_t context, int64_t n, int64_t cache_element_bytes,
                    int64_t kv_b_bytes);

@@ -78,9 +78,10 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
     case BenchFlag::kNewTokens:
       add_value(sub, "-n", o.new_tokens, "tokens to decode at each context");
       return;
+    case BenchFlag::kDraftTokens:
+      return list("--draft-tokens", o.draft_tokens,
+                  "also decode with so many drafts of a sequence per step, a list");
     case BenchFlag::kDrafts:
-      list("--draft-tokens", o.draft_tokens,
-           "also decode with so many drafts of a sequence per step, a list");
       sub.add_option(
              "--acceptance", o.acceptances,
              "part of the drafts that are right, if all drafts before them in a step are, a "

@@ -24,6 +24,8 @@ void bench_attention(const BenchInput& bench, const cpu::KernelTable& kernels, M
   const DType cache_type = cache_type_for(kernels);
   config.n_layers = 1;
   const int most_sequences = most_of(bench.options.batches);
+  const int most_drafts =
+      bench.options.draft_tokens.empty() ? 0 : most_of(bench.options.draft_tokens);
   const int64_t cache_tokens = int64_t{most_sequences} * pages_for(longest) * kPageSize;
   const int64_t layer_bytes = KvCache::bytes_for(config, cache_tokens, cache_type);
   require(layer_bytes <= bench.memory_bytes,
@@ -44,7 +46,7 @@ void bench_attention(const BenchInput& bench, const cpu::KernelTable& kernels, M
   const ModelWeights weights =
       random_weights(config, {format, {DType::kBF16}}, is_kv_b, home, speed.team());
 
-  int most = most_sequences;
+  int most = most_sequences * (1 + most_drafts);
   for (const int n : bench.options.tokens) most = std::max(most, std::min(n, longest));
   CpuOps ops(kernels, config, most, speed.team());
   const int64_t rows = int64_t{most} * m.n_heads;
@@ -100,11 +102,13 @@ void bench_attention(const BenchInput& bench, const cpu::KernelTable& kernels, M
     };
     const auto run = [&](int64_t i) { attend(ops, weights, cache, here, i); };
     const Cost cost = naive ? cost_of_naive(m, context, n, element, kv_b_bytes)
-                            : cost_of_absorbed(m, context, element);
+                            : cost_of_absorbed(m, context, n, element);
     const Work work{{n_sequences * cost.bytes, n_sequences * cost.ops}, run};
     const Measured measured = measure(speed, peak, {&work, 1}, bench.options.seconds)[0];
     nlohmann::ordered_json row = new_row("attention", bench, name_of(cache_type), kernels, speed);
-    row["what"] = naive ? "prefill, restored" : "decode, absorbed";
+    row["what"] = naive   ? "prefill, restored"
+                  : n > 1 ? fmt::format("decode, {} drafts", n - 1)
+                          : "decode, absorbed";
     row["tokens"] = n_sequences * n;
     row["context"] = context;
     GpuSeconds gpu;
@@ -122,7 +126,12 @@ void bench_attention(const BenchInput& bench, const cpu::KernelTable& kernels, M
     on_row(row);
   };
   for (const int context : bench.options.contexts) {
-    for (const int n_sequences : bench.options.batches) measure_one(context, 1, n_sequences, false);
+    for (const int n_sequences : bench.options.batches) {
+      measure_one(context, 1, n_sequences, false);
+      for (const int n_drafts : bench.options.draft_tokens)
+        if (n_drafts > 0 && n_drafts < context)
+          measure_one(context, 1 + n_drafts, n_sequences, false);
+    }
     for (const int n : bench.options.tokens)
       if (n <= context) measure_one(context, n, 1, true);
   }
@@ -134,26 +143,28 @@ void bench_either(const BenchInput& bench, const cpu::KernelTable& kernels, Mach
   measure(bench, kernels, speed, on_row);
 }
 
-void check_batches(const BenchOptions& o) {
-  require(!o.variants || o.batches.empty(),
-          "--variants are of one sequence's token: leave --batch out");
+void check_variants(const BenchOptions& o) {
+  require(!o.variants || (o.batches.empty() && o.draft_tokens.empty()),
+          "--variants are of one sequence's token: leave --batch and --draft-tokens out");
 }
 
 }  // namespace
 
 Benchmark attention_benchmark() {
   using enum BenchFlag;
-  return {.name = "attention",
-          .help = "attention over the KV cache, for one token and for a prompt",
-          .examples =
-              "  tandem bench attention --ctx 1024,16384\n"
-              "  tandem bench attention --variants --ctx 4096\n",
-          .flags = {kConfig, kIsa, kContexts, kVariants, kTokens, kCsv, kPlot, kBatches},
-          .tokens_help = "lengths of prompts that end there, a list",
-          .contexts = {512, 4096, 16384},
-          .batches = {1},
-          .check = check_batches,
-          .on_cpu = bench_either};
+  return {
+      .name = "attention",
+      .help = "attention over the KV cache, for one token and for a prompt",
+      .examples =
+          "  tandem bench attention --ctx 1024,16384\n"
+          "  tandem bench attention --ctx 4096 --draft-tokens 1,4\n"
+          "  tandem bench attention --variants --ctx 4096\n",
+      .flags = {kConfig, kIsa, kContexts, kVariants, kTokens, kCsv, kPlot, kBatches, kDraftTokens},
+      .tokens_help = "lengths of prompts that end there, a list",
+      .contexts = {512, 4096, 16384},
+      .batches = {1},
+      .check = check_variants,
+      .on_cpu = bench_either};
 }
 
 }  // namespace tandem

@@ -289,7 +289,7 @@ Cost cost_of_variant(AttentionVariant variant, const ModelConfig& config, Weight
     matrix(config.dim, heads * m.v_dim, format);
     matrix(kv_b_rows, m.kv_rank, format);  // once, for one token as well as in two halves
   }
-  const Cost absorbed = cost_of_absorbed(m, context, element_bytes);
+  const Cost absorbed = cost_of_absorbed(m, context, 1, element_bytes);
   const int64_t decompressed = context * heads * (m.qk_dim() + m.v_dim);
   switch (variant) {
     case AttentionVariant::kCD:
