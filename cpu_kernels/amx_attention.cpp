@@ -96,6 +96,12 @@ void blend_tiles(Rows weights, const char (*values)[kStepBytes], int n_tiles, fl
   store_tiles<kRowTiles, 2>(out, kOutStride);
 }
 
+// The key at the same position in the next blocks. Without next blocks it is the key itself, which
+// costs nothing to prefetch.
+const char* next_key(const AttendArgs& a, const Blocks& b, int i, int key) {
+  return bytes((b.next ? b.next : b.blocks)[i].k) + key * a.k_stride;
+}
+
 struct TileProducts {
   static void score(const AttendArgs& a, const Blocks& b, int panel, Scratch& s) {
     const int n_panels = min(kPanelsTogether, (b.n_queries + kPanelRows - 1) / kPanelRows - panel);

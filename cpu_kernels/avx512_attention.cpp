@@ -62,7 +62,7 @@ template <int M, int N>
 
 // Adds weights . values for the queries from `query` on and N panels of columns.
 template <int N>
-[[gnu::noinline]] void blend(int query, int column, int n_pairs, Scratch& s) {
+[[gnu::noinline]] void blend(int query, int column, int n_pairs, const Ahead& ahead, Scratch& s) {
   const char* weights[kBlendedQueries];
   for (int i = 0; i < kBlendedQueries; ++i) weights[i] = bytes(s.weights[query + i]);
   __m512 acc[kBlendedQueries][N];
@@ -71,7 +71,7 @@ template <int N>
 #pragma GCC unroll 8
     for (int p = 0; p < N; ++p)
       acc[i][p] = _mm512_load_ps(s.out[query + i] + column + p * kPanelRows);
-  multiply<kBlendedQueries, N>(weights, s.values, n_pairs, {weights[0], 0}, acc);
+  multiply<kBlendedQueries, N>(weights, s.values, n_pairs, ahead, acc);
 #pragma GCC unroll 8
   for (int i = 0; i < kBlendedQueries; ++i)
 #pragma GCC unroll 8
@@ -79,16 +79,25 @@ template <int N>
       _mm512_store_ps(s.out[query + i] + column + p * kPanelRows, acc[i][p]);
 }
 
+// What call `call` of the n_calls of a product prefetches in n_steps steps: its part of block i of
+// the next blocks. The scores fetch the first of the two and the weighted values the second, so
+// that memory is read during both.
+Ahead next_block(const AttendArgs& a, const Blocks& b, int i, int call, int n_calls, int n_steps) {
+  if (!b.next) return {bytes(b.blocks->k), 0};
+  const int64_t part = kMaxKeys * a.k_stride / n_calls;
+  return {bytes(b.next[i].k) + call * part, part / n_steps + 1};
+}
+
 struct VectorProducts {
   template <int M, int N>
   static void score(const AttendArgs& a, const Blocks& b, int panel, Scratch& s) {
     const int last = min(b.n_queries, (panel + N) * kPanelRows) - 1;
-    const int n_parts = (b.n_queries + N * kPanelRows - 1) / (N * kPanelRows);
+    const int n_groups = (b.n_queries + kTogether - 1) / kTogether, n_calls = kSlots / M * n_groups;
+    int call = panel / kPanelsTogether * (kSlots / M);
     for (int i = 0; i < b.n; ++i) {
       const int seen = keys_seen(b.blocks[i], s.token[last]);
-      for (int key = 0; key < seen; key += M) {
-        const Ahead ahead = {next_key(a, b, i, key) + panel / N * M * a.k_stride / n_parts,
-                             M * a.k_stride / n_parts / (a.dim / 2 + 1)};
+      for (int key = 0; key < seen; key += M, ++call) {
+        const Ahead ahead = next_block(a, b, 0, call, n_calls, a.dim / 2);
         cpu::score<M, N>(a, b.blocks[i], ahead, key, panel, s.scores + i * kMaxKeys, s);
       }
     }
@@ -105,9 +114,14 @@ struct VectorProducts {
   static void blend(const AttendArgs& a, const Blocks& b, int column, Scratch& s) {
     const auto tile =
         a.v_dim - column > 2 * kPanelRows ? cpu::blend<kPanelsTogether> : cpu::blend<2>;
-    for (int query = 0; query < b.n_queries; query += kBlendedQueries)
-      if (const int slots = slots_seen(b, s.token[query + kBlendedQueries - 1]))
-        tile(query, column, (slots + 1) / 2, s);
+    const int n_groups = (b.n_queries + kBlendedQueries - 1) / kBlendedQueries;
+    const int n_calls = (a.v_dim + kTogether - 1) / kTogether * n_groups;
+    int call = column / kTogether * n_groups;
+    for (int query = 0; query < b.n_queries; query += kBlendedQueries, ++call)
+      if (const int slots = slots_seen(b, s.token[query + kBlendedQueries - 1])) {
+        const int n_pairs = (slots + 1) / 2;
+        tile(query, column, n_pairs, next_block(a, b, kBlocks - 1, call, n_calls, n_pairs), s);
+      }
   }
 };
 

@@ -261,12 +261,6 @@ struct Ahead {
   int64_t per_step;
 };
 
-// The key at the same position in the next blocks. Without next blocks it is the key itself, which
-// costs nothing to prefetch.
-const char* next_key(const AttendArgs& a, const Blocks& b, int i, int key) {
-  return bytes((b.next ? b.next : b.blocks)[i].k) + key * a.k_stride;
-}
-
 // Packs queries [first, first + n) and loads their running maxima, sums and outputs.
 void begin(const AttendArgs& a, int first, int n, Scratch& s) {
   pack_queries(a.q + first * a.q_stride, a.q_stride, n, a.dim, 0, s);
