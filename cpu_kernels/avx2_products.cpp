@@ -1,18 +1,34 @@
-// Products of float activations over panels with AVX2, FMA and F16C. The first rows of x widen the
-// weights in registers and store them as float in the level-1 cache, for all other rows.
+// Products of float activations over panels with AVX2, FMA and F16C. Weights are widened to float
+// in registers; from the fifth row of x on, FP8 and F16 are also kept as float in the level-1
+// cache.
 #include "cpu_kernels/avx2_lanes.h"
 #include "cpu_kernels/panels.h"
 
 namespace tandem::cpu {
 namespace {
 
-constexpr int kColumns = 64;                       // 16 KiB of float in a group
+constexpr int kColumns = 128;                      // of a part; 32 KiB of float in a group
 constexpr int kWideBytes = kColumns * kStepBytes;  // per panel, in steps of one column
+constexpr int kSpare = 4 * kStepBytes;  // a step that is widened once more behind the last panel
 
 // Sixteen rows of one column.
 struct Column {
   __m256 low, high;
 };
+
+// Calls f(Index<0>), .., f(Index<N - 1>): indices known to the compiler before it decides which
+// arrays stay in registers.
+template <int I>
+struct Index {
+  constexpr operator int() const { return I; }
+};
+template <int N, class F>
+[[gnu::always_inline]] inline void each(F f) {
+  if constexpr (N > 0) {
+    each<N - 1>(f);
+    f(Index<N - 1>{});
+  }
+}
 
 void transpose(__m256i (&r)[8]) {
   __m256i t[8];
@@ -71,11 +87,14 @@ void pack(const PackArgs& a) {
 
 __m256i load(const char* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
 
+// The types of weights. widen() calls use(Index<column>, low, high) for each column of a step of 64
+// bytes: 16 rows.
 struct F32 {
   static constexpr int kColumns = 1;
   static constexpr float kLift = 1, kUnit = 1;
-  static void widen(const char* from, Column* to) {
-    to[0] = {_mm256_castsi256_ps(load(from)), _mm256_castsi256_ps(load(from + 32))};
+  template <class Use>
+  [[gnu::always_inline]] static void widen(const char* from, Use use) {
+    use(Index<0>{}, _mm256_castsi256_ps(load(from)), _mm256_castsi256_ps(load(from + 32)));
   }
 };
 
@@ -86,10 +105,11 @@ struct Bf16 {
   static __m256 second(__m256i v) {
     return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(-65536)));
   }
-  static void widen(const char* from, Column* to) {
+  template <class Use>
+  [[gnu::always_inline]] static void widen(const char* from, Use use) {
     const __m256i low = load(from), high = load(from + 32);
-    to[0] = {first(low), first(high)};
-    to[1] = {second(low), second(high)};
+    use(Index<0>{}, first(low), first(high));
+    use(Index<1>{}, second(low), second(high));
   }
 };
 
@@ -105,21 +125,23 @@ struct F16 {
     return _mm256_permute4x64_epi64(_mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(even_odd)),
                                     0xd8);
   }
-  static void widen(const char* from, Column* to) {
+  template <class Use>
+  [[gnu::always_inline]] static void widen(const char* from, Use use) {
     const __m256i low = sort(load(from)), high = sort(load(from + 32));
-    to[0] = {low_halves(low), low_halves(high)};
-    to[1] = {high_halves(low), high_halves(high)};
+    use(Index<0>{}, low_halves(low), low_halves(high));
+    use(Index<1>{}, high_halves(low), high_halves(high));
   }
 };
 
 // Sign and magnitude of an E4M3 code, shifted into place, form a BF16 number and so a float: 2^-120
-// times the value, subnormals included. To avoid subnormal products, x or a stored weight is
-// multiplied by 2^48; the unit of the sums makes up for the rest.
+// times the value, subnormals included. To avoid subnormal products, x is multiplied by 2^48; the
+// unit of the sums makes up for the rest. A product of bytes by 16 is the shift that costs least:
+// it extends the sign, takes every other byte, and leaves the pipes of the shuffles free.
 struct E4m3 {
   static constexpr int kColumns = 4;
   static constexpr float kLift = 0x1p48f, kUnit = 0x1p72f;
-  static __m256i bf16_of(__m256i codes_above) {
-    return _mm256_and_si256(_mm256_srai_epi16(codes_above, 4),
+  static __m256i bf16_of(__m256i times, __m256i codes) {
+    return _mm256_and_si256(_mm256_maddubs_epi16(times, codes),
                             _mm256_set1_epi16(static_cast<short>(0x87f0)));
   }
   static __m256 low_words(__m256i v) {
@@ -128,27 +150,21 @@ struct E4m3 {
   static __m256 high_words(__m256i v) {
     return _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), v));
   }
-  static void widen(const char* from, Column* to) {
+  template <class Use>
+  [[gnu::always_inline]] static void widen(const char* from, Use use) {
+    const __m256i even = _mm256_set1_epi16(16), odd = _mm256_set1_epi16(16 << 8);
     const __m256i low = load(from), high = load(from + 32);
-    const __m256i even_low = bf16_of(_mm256_slli_epi16(low, 8)), odd_low = bf16_of(low);
-    const __m256i even_high = bf16_of(_mm256_slli_epi16(high, 8)), odd_high = bf16_of(high);
-    to[0] = {low_words(even_low), low_words(even_high)};
-    to[1] = {low_words(odd_low), low_words(odd_high)};
-    to[2] = {high_words(even_low), high_words(even_high)};
-    to[3] = {high_words(odd_low), high_words(odd_high)};
+    const __m256i even_low = bf16_of(even, low), even_high = bf16_of(even, high);
+    use(Index<0>{}, low_words(even_low), low_words(even_high));
+    const __m256i odd_low = bf16_of(odd, low), odd_high = bf16_of(odd, high);
+    use(Index<1>{}, low_words(odd_low), low_words(odd_high));
+    use(Index<2>{}, high_words(even_low), high_words(even_high));
+    use(Index<3>{}, high_words(odd_low), high_words(odd_high));
   }
 };
 
-// Multiplies with an addition of 0: a multiplication of subnormal numbers is slow, an FMA is not.
-template <class Type>
-Column lift(const Column& w) {
-  if constexpr (Type::kLift == 1) return w;
-  const __m256 factor = _mm256_set1_ps(Type::kLift), zero = _mm256_setzero_ps();
-  return {_mm256_fmadd_ps(w.low, factor, zero), _mm256_fmadd_ps(w.high, factor, zero)};
-}
-
-template <int M, int N>
-void add_sums(const Column (&acc)[M][N], const Block& b, int panel, Sum* sums) {
+template <int N, int M>
+void add_sums(const Column (&acc)[N][M], const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
   for (int p = 0; p < N; ++p) {
     const float* scale = b.scale[panel + p];
@@ -156,97 +172,173 @@ void add_sums(const Column (&acc)[M][N], const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
       float* sum = sums[i] + (panel + p) * kPanelRows;
-      _mm256_store_ps(sum, _mm256_fmadd_ps(acc[i][p].low, low, _mm256_load_ps(sum)));
-      _mm256_store_ps(sum + 8, _mm256_fmadd_ps(acc[i][p].high, high, _mm256_load_ps(sum + 8)));
+      _mm256_store_ps(sum, _mm256_fmadd_ps(acc[p][i].low, low, _mm256_load_ps(sum)));
+      _mm256_store_ps(sum + 8, _mm256_fmadd_ps(acc[p][i].high, high, _mm256_load_ps(sum + 8)));
     }
   }
 }
 
-void add_product(Column& acc, const Column& w, const char* x) {
-  const __m256 xs = _mm256_broadcast_ss(reinterpret_cast<const float*>(x));
-  acc.low = _mm256_fmadd_ps(xs, w.low, acc.low);
-  acc.high = _mm256_fmadd_ps(xs, w.high, acc.high);
+// sum += x * w. Assembly, because GCC 12 otherwise moves and spills the sums of a tile.
+[[gnu::always_inline]] inline void multiply_add(__m256& sum, __m256 x, __m256 w) {
+  __asm__ volatile("vfmadd231ps %1, %2, %0" : "+x"(sum) : "x"(w), "x"(x));
 }
 
-// Widens columns and, if kKeep, stores them in b.wide. Few rows take several panels at a time so
-// that sums do not wait for each other.
-template <class Type, int M, int N, bool kKeep>
-void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
-  Column acc[M][N];
-#pragma GCC unroll 8
-  for (int i = 0; i < M; ++i)
-#pragma GCC unroll 8
-    for (int p = 0; p < N; ++p) acc[i][p] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-  for (int c = 0, s = 0; c < b.n; c += Type::kColumns, s += kStepBytes) {
-    const int left = b.n - c;  // x ends at the same column as the weights
-#pragma GCC unroll 8
-    for (int p = 0; p < N; ++p) {
-      const char* from = b.w[panel + p] + s;
-      fetch_weights(b.ahead[panel + p] + s);
-      Column w[Type::kColumns];
-      Type::widen(from, w);
-#pragma GCC unroll 8
-      for (int j = 0; j < Type::kColumns; ++j) {
-        if constexpr (kKeep) {
-          w[j] = lift<Type>(w[j]);
-          char* to = b.wide + (panel + p) * kWideBytes + (c + j) * kStepBytes;
-          _mm256_store_ps(reinterpret_cast<float*>(to), w[j].low);
-          _mm256_store_ps(reinterpret_cast<float*>(to) + 8, w[j].high);
-        }
-        if (j > 0 && j >= left) continue;
-#pragma GCC unroll 8
-        for (int i = 0; i < M; ++i) add_product(acc[i][p], w[j], x[i] + (c + j) * 4);
-      }
-    }
+// Adds the products of one column with M rows of x, whose numbers of that column begin `offset`
+// bytes behind x[0], .., x[M - 1].
+template <int M>
+[[gnu::always_inline]] inline void add_products(const char* const* x, int64_t offset, __m256 low,
+                                                __m256 high, Column* sums) {
+  each<M>([&](auto i) __attribute__((always_inline)) {
+    const __m256 xs = _mm256_broadcast_ss(reinterpret_cast<const float*>(x[i] + offset));
+    multiply_add(sums[i].low, xs, low);
+    multiply_add(sums[i].high, xs, high);
+  });
+}
+
+// Multiplies M rows of x with N panels. Few rows take several panels at a time so that sums do not
+// wait for each other. If kFetch, fetches what is read later. x ends at the same column as the
+// weights, but lifted rows are padded with zeros to whole steps.
+template <class Type, int M, int N, bool kFetch>
+void tile(const char* const* rows, const Block& b, int panel, Sum* sums) {
+  Column acc[N][M];
+  const char *x[M], *w[N], *ahead[N];
+  each<M>([&](auto i) __attribute__((always_inline)) { x[i] = rows[i]; });
+  each<N>([&](auto p) __attribute__((always_inline)) {
+    each<M>([&](auto i) __attribute__((always_inline)) {
+      acc[p][i] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    });
+    w[p] = b.w[panel + p];
+    ahead[p] = b.ahead[panel + p];
+  });
+  const int64_t n_bytes = int64_t{4} * b.n;
+  for (int64_t at = 0, s = 0; at < n_bytes; at += 4 * Type::kColumns, s += kStepBytes)
+    each<N>([&](auto p) __attribute__((always_inline)) {
+      if constexpr (kFetch) fetch_weights(ahead[p] + s);
+      Type::widen(
+          w[p] + s, [&](auto j, __m256 low, __m256 high) __attribute__((always_inline)) {
+            if (Type::kLift == 1 && j > 0 && at + 4 * j >= n_bytes) return;
+            add_products<M>(x, at + 4 * j, low, high, acc[p]);
+          });
+    });
+  add_sums(acc, b, panel, sums);
+}
+
+// Widens the steps of one panel into b.wide, each one step before its products with M rows of x. If
+// kLift, the kept numbers are multiplied by Type::kLift; otherwise x is, and x is padded.
+template <class Type, int M, bool kLift>
+void widening_tile(const char* const* rows, const Block& b, int panel, Sum* sums) {
+  constexpr int kSize = Type::kColumns * kStepBytes;  // of a widened step
+  Column acc[1][M];
+  const char* x[M];
+  each<M>([&](auto i) __attribute__((always_inline)) {
+    x[i] = rows[i];
+    acc[0][i] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+  });
+  // An addition of 0, because multiplications of subnormal numbers are slow.
+  const auto lifted = [](__m256 v) __attribute__((always_inline)) {
+    return kLift ? _mm256_fmadd_ps(v, _mm256_set1_ps(Type::kLift), _mm256_setzero_ps()) : v;
+  };
+  const auto keep = [&](const char* step, char* to) __attribute__((always_inline)) {
+    Type::widen(
+        step, [&](auto j, __m256 low, __m256 high) __attribute__((always_inline)) {
+          _mm256_store_ps(reinterpret_cast<float*>(to + j * kStepBytes), lifted(low));
+          _mm256_store_ps(reinterpret_cast<float*>(to + j * kStepBytes + 32), lifted(high));
+        });
+  };
+  const char *w = b.w[panel], *ahead = b.ahead[panel];
+  char* wide = b.wide + panel * kWideBytes;
+  const int64_t n_bytes = int64_t{4} * b.n;
+  const int n_steps = (b.n + Type::kColumns - 1) / Type::kColumns;
+  const char* const last = w + (n_steps - 1) * kStepBytes;
+  keep(w, wide);
+  for (int64_t at = 0; w <= last; at += 4 * Type::kColumns, wide += kSize) {
+    fetch_weights(ahead);
+    ahead += kStepBytes;
+    w += kStepBytes;
+    keep(w <= last ? w : last, wide + kSize);
+    each<Type::kColumns>([&](auto j) __attribute__((always_inline)) {
+      if (kLift && j > 0 && at + 4 * j >= n_bytes) return;
+      const auto* column = reinterpret_cast<const float*>(wide + j * kStepBytes);
+      add_products<M>(x, at + 4 * j, _mm256_load_ps(column), _mm256_load_ps(column + 8), acc[0]);
+    });
   }
-  add_sums<M, N>(acc, b, panel, sums);
+  add_sums(acc, b, panel, sums);
 }
 
-template <class Type, int M, int N, bool kKeep>
+template <class Type, int M, int N, bool kFetch>
 void tile_of_group(const char* const* x, const Block& b, int, Sum* sums) {
-  for (int p = 0; p < kGroup; p += N) tile<Type, M, N, kKeep>(x, b, p, sums);
+  for (int p = 0; p < kGroup; p += N) tile<Type, M, N, kFetch>(x, b, p, sums);
+}
+template <class Type, int M, bool kLift>
+void widening_tile_of_group(const char* const* x, const Block& b, int, Sum* sums) {
+  for (int p = 0; p < kGroup; ++p) widening_tile<Type, M, kLift>(x, b, p, sums);
 }
 
-template <class Type, int M, int N, bool kKeep>
-constexpr Tiles kPair = {tile<Type, M, 1, kKeep>, tile_of_group<Type, M, N, kKeep>};
+template <class Type, int M, int N, bool kFetch>
+constexpr Tiles kPair = {tile<Type, M, 1, kFetch>, tile_of_group<Type, M, N, kFetch>};
+template <class Type, int M, bool kLift>
+constexpr Tiles kWidening = {widening_tile<Type, M, kLift>, widening_tile_of_group<Type, M, kLift>};
 
-constexpr int kMaxFewRows = 2;  // rows of x
+constexpr int kMaxRows = 6;  // rows of x in a tile
+template <class Type, bool kFetch>
+constexpr Tiles kTiles[kMaxRows] = {kPair<Type, 1, 4, kFetch>, kPair<Type, 2, 2, kFetch>,
+                                    kPair<Type, 3, 1, kFetch>, kPair<Type, 4, 1, kFetch>,
+                                    kPair<Type, 5, 1, kFetch>, kPair<Type, 6, 1, kFetch>};
 template <class Type>
-constexpr Tiles kFew[kMaxFewRows] = {kPair<Type, 1, 4, false>, kPair<Type, 2, 2, false>};
+constexpr Tiles kFewTiles[kMaxRows] = {kPair<Type, 1, 4, true>,   kPair<Type, 2, 2, true>,
+                                       kPair<Type, 3, 1, true>,   kPair<Type, 4, 1, true>,
+                                       kWidening<Type, 5, false>, kWidening<Type, 6, false>};
 
-constexpr Tiles kWide[] = {kPair<F32, 1, 4, false>, kPair<F32, 2, 2, false>,
-                           kPair<F32, 3, 2, false>, kPair<F32, 4, 1, false>,
-                           kPair<F32, 5, 1, false>, kPair<F32, 6, 1, false>};
+// BF16 is widened for each tile: four cheap instructions for 32 numbers.
+template <class Type>
+void gemm_in_registers(const GemmArgs& a) {
+  multiply(a, {.part = kColumns}, [&](const Block& b, int first, int m, Sum* sums) {
+    add_rows(a, kTiles<Type, true>, kTiles<Type, false>, b, sizeof(float), first, m, sums);
+  });
+}
 
-// Multiplies a block of columns of a few rows of x by `factor`.
-void lift_rows(const GemmArgs& a, const Block& b, float factor, float (*to)[kColumns]) {
-  for (int i = 0; i < a.m; ++i) {
-    const float* x = reinterpret_cast<const float*>(x_row(a.x, i)) + b.col;
-    for (int c = 0; c < b.n; ++c) to[i][c] = x[c] * factor;
+// Copies a block of columns of m rows of x times `factor`, padded with zeros to whole steps.
+void lift_rows(const GemmArgs& a, const Block& b, int m, float factor, float (*to)[kColumns]) {
+  const __m256 times = _mm256_set1_ps(factor);
+  for (int i = 0; i < m; ++i) {
+    const auto* x = reinterpret_cast<const float*>(x_row(a.x, i)) + b.col;
+    int c = 0;
+    for (; c + kLanes <= b.n; c += kLanes)
+      _mm256_store_ps(to[i] + c, _mm256_mul_ps(times, _mm256_loadu_ps(x + c)));
+    if (c < b.n)
+      _mm256_store_ps(to[i] + c,
+                      _mm256_mul_ps(times, _mm256_maskload_ps(x + c, lane_mask(b.n - c))));
   }
 }
 
+// The first rows of x keep the widened weights for the others. Up to kMaxLifted rows of x are
+// lifted, which takes registers from no tile; with more, lifting the kept weights is less work.
 template <class Type>
-void gemm(const GemmArgs& a) {
-  alignas(64) char room[kGroup * kWideBytes];
-  alignas(64) float lifted[kMaxFewRows][kColumns];
-  const bool lifts = Type::kLift != 1 && a.m <= kMaxFewRows;
+void gemm_keeping(const GemmArgs& a) {
+  constexpr int kMaxLifted = 32;
+  alignas(64) char room[kGroup * kWideBytes + kSpare];
+  alignas(64) float lifted[kMaxLifted][kColumns];
   const Order order = {.part = kColumns, .unit = Type::kUnit};
   multiply(a, order, [&](Block b, int first, int m, Sum* sums) {
+    const auto add = [&](const GemmArgs& args, const Tiles& widening) {
+      add_widened_rows<kMaxRows>(args, kFewTiles<Type>, widening, kTiles<F32, false>,
+                                 kTiles<F32, false>, b, room, kWideBytes, sizeof(float), first, m,
+                                 sums);
+    };
+    b.wide = room;
+    if (a.m > kMaxLifted) return add(a, kWidening<Type, kMaxRows, true>);
+    lift_rows(a, b, m, Type::kLift, lifted);
+    prefetch_next_rows<kMaxLifted>(a, b, sizeof(float), m);
     GemmArgs args = a;
-    if (lifts) {
-      lift_rows(a, b, Type::kLift, lifted);
-      args.x = {lifted, sizeof(lifted[0]), ActivationType::kF32};
-      b.col = 0;
-    }
-    add_widened_rows<2>(args, kFew<Type>, kPair<Type, 2, 2, true>, kWide, kWide, b, room,
-                        kWideBytes, sizeof(float), first, m, sums);
+    args.x = {lifted, sizeof(lifted[0]), ActivationType::kF32};
+    b.col = 0;
+    add(args, kWidening<Type, kMaxRows, false>);
   });
 }
 
 void gemm_f32(const GemmArgs& a) {
   multiply(a, {256}, [&](const Block& b, int first, int m, Sum* sums) {
-    add_rows(a, kWide, b, sizeof(float), first, m, sums);
+    add_rows(a, kTiles<F32, true>, kTiles<F32, true>, b, sizeof(float), first, m, sums);
   });
 }
 
@@ -257,11 +349,11 @@ void avx2_gemm(const GemmArgs& a) {
     case WeightType::kF32:
       return gemm_f32(a);
     case WeightType::kF16:
-      return gemm<F16>(a);
+      return gemm_keeping<F16>(a);
     case WeightType::kBF16:
-      return gemm<Bf16>(a);
+      return gemm_in_registers<Bf16>(a);
     case WeightType::kF8E4M3:
-      return gemm<E4m3>(a);
+      return gemm_keeping<E4m3>(a);
     case WeightType::kI8:
     case WeightType::kI4:
     case WeightType::kI4TwoLevel:
@@ -305,7 +397,8 @@ void gemm_transposed(const GemmArgs& a) {
       for (int p = 0; p < n_panels; ++p) {
         const int64_t at = range.first + first + p;
         const char* from = bytes(a.w.data) + at * a.w.stride + col / Type::kColumns * kStepBytes;
-        for (int c = 0; c < n; c += Type::kColumns, from += kStepBytes) Type::widen(from, w[p] + c);
+        for (int c = 0; c < n; c += Type::kColumns, from += kStepBytes)
+          Type::widen(from, [&](int j, __m256 low, __m256 high) { w[p][c + j] = {low, high}; });
         PanelScales(a.w, at).read(columns.block(), scales[p]);
         for (float& scale : scales[p]) scale *= Type::kLift;
       }
