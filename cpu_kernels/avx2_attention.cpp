@@ -1,319 +1,351 @@
-// Attention, norms and element-wise kernels with AVX2, FMA and F16C.
-#include "cpu_kernels/avx2_lanes.h"
+// Attention of up to 128 queries at a time over blocks of keys, in float (docs/cpu_attention.md).
+// Lanes are queries: both products multiply vectors of 16 queries, a panel, by broadcasts, which
+// are numbers of keys or values.
+#include "cpu_kernels/avx2_tiles.h"
 #include "cpu_kernels/kernels.h"
 
 namespace tandem::cpu {
 namespace {
 
+constexpr int kPanelQueries = 16, kPanels = 8, kQueries = kPanels * kPanelQueries;
+constexpr int kBlocks = 2;                           // key blocks that share a softmax
+constexpr int kSlots = kBlocks * kMaxKeys;           // key i of block b has slot b * kMaxKeys + i
+constexpr int kStrip = 16;                           // columns of keys or values that lie together
+constexpr int kMaxStrips = kMaxKeyDim / kStrip + 1;  // both parts are padded to whole strips
+constexpr int kStripsTogether = 8;  // strips whose products are summed in registers
+constexpr int kTileKeys = 6;        // keys of a tile of scores
+
+// A number of each query of a panel.
+struct alignas(64) Lanes {
+  float of[kPanelQueries];
+};
+// Some columns of keys or values as float.
+using Strip = float[kSlots][kStrip];
+
+struct Scratch {
+  Lanes queries[kPanels][kMaxStrips * kStrip];  // [column]
+  alignas(64) Strip keys[kMaxStrips];
+  alignas(64) Strip values;        // where they are not columns of the keys
+  Lanes weights[kPanels][kSlots];  // scores, then exp(score - max)
+  Lanes out[kPanels][kMaxValueDim];
+  Lanes max[kPanels], sum[kPanels];
+  alignas(64) int token[kQueries];  // a query sees visible + token keys of a block
+};
+
 int min(int a, int b) { return a < b ? a : b; }
 
-// Widens eight E4M3 codes. (magnitude << 7 | sign << 8) is the half-precision number 2^-8 times the
-// value, subnormals included; vcvtph2ps converts it exactly. The loader rejects the NaN code.
-__m256 widen_e4m3(__m128i codes) {
-  const __m128i wide = _mm_cvtepu8_epi16(codes);
-  const __m128i magnitude = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));
-  const __m128i sign =
-      _mm_and_si128(_mm_slli_epi16(wide, 8), _mm_set1_epi16(static_cast<short>(0x8000)));
-  return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(magnitude, sign)), _mm256_set1_ps(256));
+const char* bytes(const void* p) { return static_cast<const char*>(p); }
+
+int strips_of(int dim) { return (dim + kStrip - 1) / kStrip; }
+
+// Up to kBlocks blocks of keys, and the blocks that follow them: equally many, or null.
+struct Blocks {
+  const KeyBlock *blocks, *next;
+  int n;
+};
+
+// Number of keys of a block that a query sees.
+int keys_seen(const KeyBlock& block, int token) {
+  const int seen = min(block.visible + token, block.n_keys);
+  return seen < 0 ? 0 : seen;
 }
 
-struct LoadF32 {
-  static constexpr int kBytes = 4;
-  static __m256 load(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
-};
-struct LoadF16 {
-  static constexpr int kBytes = 2;
-  static __m256 load(const void* p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+// Number of slots up to the last one that a query sees.
+int slots_seen(const Blocks& b, int token) {
+  for (int i = b.n - 1; i >= 0; --i)
+    if (const int seen = keys_seen(b.blocks[i], token)) return i * kMaxKeys + seen;
+  return 0;
+}
+
+// Transposes `dim` columns of up to 16 rows into lanes, padded with zeros to whole strips.
+void to_lanes(const float* rows, int64_t stride, int n_rows, int dim, Lanes* to) {
+  for (int c = 0; c < strips_of(dim) * kStrip; c += kLanes)
+    for (int half = 0; half < kPanelQueries; half += kLanes) {
+      __m256i r[8] = {};
+      for (int i = 0; i < kLanes && half + i < n_rows; ++i)
+        r[i] = _mm256_castps_si256(
+            _mm256_maskload_ps(rows + (half + i) * stride + c, lane_mask(dim - c)));
+      transpose(r);
+      for (int i = 0; i < kLanes; ++i)
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to[c + i].of + half), r[i]);
+    }
+}
+
+void from_lanes(const Lanes* from, int n_rows, int dim, float* rows, int64_t stride) {
+  for (int c = 0; c < dim; c += kLanes)
+    for (int half = 0; half < n_rows; half += kLanes) {
+      __m256i r[8];
+      for (int i = 0; i < kLanes; ++i)
+        r[i] = _mm256_load_si256(reinterpret_cast<const __m256i*>(from[c + i].of + half));
+      transpose(r);
+      for (int i = 0; i < kLanes && half + i < n_rows; ++i)
+        _mm256_maskstore_ps(rows + (half + i) * stride + c, lane_mask(dim - c),
+                            _mm256_castsi256_ps(r[i]));
+    }
+}
+
+// Widens columns [column, column + 16) of the rows of all blocks; missing rows and columns are
+// zero. rows(block) is the address of the first row's first column.
+template <class Load, class Rows>
+void widen_strip(const Blocks& b, Rows rows, int64_t stride, int dim, int column, Strip& to) {
+  const int n = min(kStrip, dim - column);
+  for (int i = 0; i < b.n; ++i) {
+    const char* from = rows(b.blocks[i]) + column * Load::kBytes;
+    float(*row)[kStrip] = to + i * kMaxKeys;
+    const int n_keys = b.blocks[i].n_keys;
+    for (int key = 0; key < n_keys; ++key, ++row, from += stride) {
+      const char* columns = from;
+      alignas(32) char tail[kStrip * Load::kBytes] = {};
+      if (n < kStrip) {
+        __builtin_memcpy(tail, from, n * Load::kBytes);
+        columns = tail;
+      }
+      _mm256_store_ps(*row, Load::load(columns));
+      _mm256_store_ps(*row + kLanes, Load::load(columns + kLanes * Load::kBytes));
+    }
+    __builtin_memset(row, 0, (kMaxKeys - n_keys) * sizeof(*row));
   }
-};
-struct LoadBf16 {
-  static constexpr int kBytes = 2;
-  static __m256 load(const void* p) {
-    const __m128i bits = _mm_loadu_si128(static_cast<const __m128i*>(p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-  }
-};
-struct LoadE4m3 {
-  static constexpr int kBytes = 1;
-  static __m256 load(const void* p) {
-    return widen_e4m3(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
-  }
-};
+}
 
 template <class Load>
-void widen(const void* from, int64_t n, float* to) {
-  const char* p = static_cast<const char*>(from);
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) _mm256_storeu_ps(to + i, Load::load(p + i * Load::kBytes));
-  if (i == n) return;
-  alignas(32) char tail[32] = {};
-  __builtin_memcpy(tail, p + i * Load::kBytes, (n - i) * Load::kBytes);
-  _mm256_maskstore_ps(to + i, lane_mask(static_cast<int>(n - i)), Load::load(tail));
+void widen_keys(const AttendArgs& a, const Blocks& b, Scratch& s) {
+  Strip* to = s.keys;
+  for (int c = 0; c < a.dim; c += kStrip)
+    widen_strip<Load>(
+        b, [](const KeyBlock& k) { return bytes(k.k); }, a.k_stride, a.dim, c, *to++);
+  for (int c = 0; c < a.rope_dim; c += kStrip)
+    widen_strip<Load>(
+        b, [](const KeyBlock& k) { return bytes(k.k_rope); }, a.k_rope_stride, a.rope_dim, c,
+        *to++);
 }
 
-// acc[i][j] += x[i] . w[j] over n columns, lane by lane.
-template <int M, int N>
-void accumulate(const float* const* x, const float* w, int64_t w_stride, int n,
-                __m256 (&acc)[M][N]) {
-  int c = 0;
-  for (; c + kLanes <= n; c += kLanes) {
-    __m256 xs[M];
-    for (int i = 0; i < M; ++i) xs[i] = _mm256_loadu_ps(x[i] + c);
-    for (int j = 0; j < N; ++j) {
-      const __m256 ws = _mm256_loadu_ps(w + j * w_stride + c);
-      for (int i = 0; i < M; ++i) acc[i][j] = _mm256_fmadd_ps(xs[i], ws, acc[i][j]);
+// Adds products of kVectors vectors of queries with M numbers of each of n steps to sums.
+template <int M, int kVectors>
+[[gnu::always_inline]] inline void add_products(const Lanes* w, const float* x, int64_t x_step,
+                                                int64_t x_row, int n, __m256 (&sums)[M][2]) {
+  for (int step = 0; step < n; ++step, x += x_step, ++w) {
+    const __m256 low = _mm256_load_ps(w->of);
+    const __m256 high = kVectors == 2 ? _mm256_load_ps(w->of + kLanes) : low;
+    each<M>([&](auto i) __attribute__((always_inline)) {
+      const __m256 xs = _mm256_broadcast_ss(x + i * x_row);
+      multiply_add(sums[i][0], xs, low);
+      if constexpr (kVectors == 2) multiply_add(sums[i][1], xs, high);
+    });
+  }
+}
+
+template <int M>
+[[gnu::always_inline]] inline void clear(__m256 (&sums)[M][2]) {
+  each<M>([&](auto i)
+              __attribute__((always_inline)) { sums[i][0] = sums[i][1] = _mm256_setzero_ps(); });
+}
+
+// The scores of a panel for M slots from `slot` on, over strips [first, end).
+template <int M, int kVectors>
+void score_tile(const Scratch& s, int panel, int slot, int first, int end, Lanes* scores) {
+  __m256 sums[M][2];
+  clear(sums);
+  for (int strip = first; strip < end; ++strip)
+    add_products<M, kVectors>(s.queries[panel] + strip * kStrip, s.keys[strip][slot], 1, kStrip,
+                              kStrip, sums);
+  each<M>([&](auto i) __attribute__((always_inline)) {
+    each<kVectors>([&](auto v) __attribute__((always_inline)) {
+      float* const to = scores[slot + i].of + v * kLanes;
+      const __m256 before = first == 0 ? _mm256_setzero_ps() : _mm256_load_ps(to);
+      _mm256_store_ps(to, _mm256_add_ps(before, sums[i][v]));
+    });
+  });
+}
+
+// out = out * shrink + weights . values of a panel, for M columns of a strip.
+template <int M, int kVectors>
+void value_tile(const Lanes* weights, const Strip& values, int column, int n_slots,
+                const Lanes& shrink, Lanes* out) {
+  __m256 sums[M][2];
+  clear(sums);
+  add_products<M, kVectors>(weights, values[0] + column, kStrip, 1, n_slots, sums);
+  each<M>([&](auto i) __attribute__((always_inline)) {
+    each<kVectors>([&](auto v) __attribute__((always_inline)) {
+      float* const to = out[i].of + v * kLanes;
+      const __m256 factor = _mm256_load_ps(shrink.of + v * kLanes);
+      _mm256_store_ps(to, _mm256_fmadd_ps(_mm256_load_ps(to), factor, sums[i][v]));
+    });
+  });
+}
+
+// Where to prefetch the keys of the next blocks, and how many bytes with each tile: one burst would
+// delay the product's own loads.
+class Ahead {
+ public:
+  Ahead(const AttendArgs& a, const Blocks& b, int n_tiles) {
+    for (int i = 0; b.next && i < b.n; ++i) {
+      at_[i] = bytes(b.next[i].k);
+      left_[i] = b.next[i].n_keys * a.k_stride;
+      per_tile_ += left_[i];
+    }
+    per_tile_ = (per_tile_ / n_tiles + 63) / 64 * 64;
+  }
+  void fetch() {
+    for (int64_t n = per_tile_; n > 0 && block_ < kBlocks; n -= 64) {
+      if (left_[block_] <= 0) {
+        ++block_;
+        continue;
+      }
+      __builtin_prefetch(at_[block_], 0, 2);
+      at_[block_] += 64;
+      left_[block_] -= 64;
     }
   }
-  if (c == n) return;
-  const __m256i mask = lane_mask(n - c);
-  for (int j = 0; j < N; ++j) {
-    const __m256 ws = _mm256_maskload_ps(w + j * w_stride + c, mask);
-    for (int i = 0; i < M; ++i)
-      acc[i][j] = _mm256_fmadd_ps(_mm256_maskload_ps(x[i] + c, mask), ws, acc[i][j]);
-  }
-}
 
-// Sums over the lanes of four vectors; the order of each sum does not depend on the other vectors.
-__m128 sum_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
-  const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-  return _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
-}
-
-float sum_lanes(__m256 a) { return _mm_cvtss_f32(sum_lanes(a, a, a, a)); }
-
-// e^x within 2 ulp for -87 <= x <= 88, clamped outside. Range reduction by ln 2 in two parts and
-// the polynomial of Cephes' expf.
-__m256 exp(__m256 x) {
-  x = _mm256_min_ps(_mm256_max_ps(x, _mm256_set1_ps(-87.f)), _mm256_set1_ps(88.f));
-  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)),
-                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
-  r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
-  __m256 p = _mm256_set1_ps(1.9875691500e-4f);
-  constexpr float kTerms[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
-                              1.6666665459e-1f, 5.0000001201e-1f};
-  for (const float c : kTerms) p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c));
-  p = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1));
-  const __m256i power =
-      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-  return _mm256_mul_ps(p, _mm256_castsi256_ps(power));
-}
-
-// A block of keys and values as float.
-struct Keys {
-  const float *k, *k_rope, *v;
-  int64_t k_stride, k_rope_stride, v_stride;
-  int n_keys, visible;
+ private:
+  const char* at_[kBlocks] = {};
+  int64_t left_[kBlocks] = {}, per_tile_ = 0;
+  int block_ = 0;
 };
 
-// score[i][j] = q[i] . k[j] + q_rope[i] . k_rope[j] for M queries and n_keys keys.
-template <int M>
-void scores(const AttendArgs& a, const Keys& b, int query, int n_keys, float (*score)[kMaxKeys]) {
-  const float *q[M], *q_rope[M];
-  for (int i = 0; i < M; ++i) {
-    q[i] = a.q + (query + i) * a.q_stride;
-    q_rope[i] = a.q_rope + (query + i) * a.q_rope_stride;
-  }
-  int j = 0;
-  for (; j + 4 <= n_keys; j += 4) {
-    __m256 acc[M][4] = {};
-    accumulate<M, 4>(q, b.k + j * b.k_stride, b.k_stride, a.dim, acc);
-    accumulate<M, 4>(q_rope, b.k_rope + j * b.k_rope_stride, b.k_rope_stride, a.rope_dim, acc);
-    for (int i = 0; i < M; ++i)
-      _mm_storeu_ps(score[i] + j, sum_lanes(acc[i][0], acc[i][1], acc[i][2], acc[i][3]));
-  }
-  for (; j < n_keys; ++j) {
-    __m256 acc[M][1] = {};
-    accumulate<M, 1>(q, b.k + j * b.k_stride, b.k_stride, a.dim, acc);
-    accumulate<M, 1>(q_rope, b.k_rope + j * b.k_rope_stride, b.k_rope_stride, a.rope_dim, acc);
-    for (int i = 0; i < M; ++i) score[i][j] = sum_lanes(acc[i][0]);
+using ScoreTile = void (*)(const Scratch&, int, int, int, int, Lanes*);
+template <int kVectors>
+constexpr ScoreTile kScoreTiles[kTileKeys] = {score_tile<1, kVectors>, score_tile<2, kVectors>,
+                                              score_tile<3, kVectors>, score_tile<4, kVectors>,
+                                              score_tile<5, kVectors>, score_tile<6, kVectors>};
+
+// The scores of all panels; of panel p the first n_slots[p] slots.
+void score(const AttendArgs& a, const Blocks& b, int n_queries, const int* n_slots, Scratch& s) {
+  const int n_strips = strips_of(a.dim) + strips_of(a.rope_dim);
+  const int n_panels = (n_queries + kPanelQueries - 1) / kPanelQueries;
+  const int n_chunks = (n_strips + kStripsTogether - 1) / kStripsTogether;
+  Ahead ahead(a, b, n_chunks * n_panels * (kSlots / kTileKeys));
+  for (int first = 0; first < n_strips; first += kStripsTogether) {
+    const int end = min(n_strips, first + kStripsTogether);
+    for (int p = 0; p < n_panels; ++p) {
+      const auto& tiles = n_queries - p * kPanelQueries > kLanes ? kScoreTiles<2> : kScoreTiles<1>;
+      for (int slot = 0, n; slot < n_slots[p]; slot += n) {
+        n = min(kTileKeys, n_slots[p] - slot);
+        tiles[n - 1](s, p, slot, first, end, s.weights[p]);
+        ahead.fetch();
+      }
+    }
   }
 }
 
-// Replaces one query's scores by exp(score - max), and by 0 for keys that it does not see. Returns
-// the factor that rescales its previous sums.
-float apply_softmax(float* score, int visible, float scale, float* max, float* sum) {
-  const __m256 none = _mm256_set1_ps(-__builtin_inff());
-  __m256 top = _mm256_set1_ps(*max);
-  for (int j = 0; j < kMaxKeys; j += kLanes) {
-    const __m256 seen = _mm256_castsi256_ps(lane_mask(visible - j));
-    const __m256 s = _mm256_blendv_ps(
-        none, _mm256_mul_ps(_mm256_load_ps(score + j), _mm256_set1_ps(scale)), seen);
-    _mm256_store_ps(score + j, s);
-    top = _mm256_max_ps(top, s);
-  }
-  const float new_max = max_lane(top);
+// Turns the scores of eight queries, half of a panel, into weights, and updates maxima and sums.
+// Writes the factors that rescale previous outputs.
+void apply_softmax(const AttendArgs& a, const Blocks& b, int panel, int half, int n_slots,
+                   Scratch& s, Lanes& shrink) {
+  const int first = panel * kPanelQueries + half;
+  const __m256i token = _mm256_load_si256(reinterpret_cast<const __m256i*>(s.token + first));
+  const __m256 scale = _mm256_set1_ps(a.scale), nothing = _mm256_set1_ps(-__builtin_inff());
+  // Calls use(weight, seen) for each slot; `seen` is all ones for queries that see its key.
+  const auto for_slots = [&](auto use) __attribute__((always_inline)) {
+    for (int i = 0; i < b.n; ++i) {
+      const KeyBlock& block = b.blocks[i];
+      const __m256i seen =
+          _mm256_min_epi32(_mm256_add_epi32(token, _mm256_set1_epi32(block.visible)),
+                           _mm256_set1_epi32(block.n_keys));
+      for (int slot = i * kMaxKeys; slot < min(n_slots, (i + 1) * kMaxKeys); ++slot)
+        use(s.weights[panel][slot].of + half,
+            _mm256_castsi256_ps(_mm256_cmpgt_epi32(seen, _mm256_set1_epi32(slot - i * kMaxKeys))));
+    }
+  };
+  __m256 found = nothing;
+  for_slots([&](float* at, __m256 seen) __attribute__((always_inline)) {
+    const __m256 scaled = _mm256_mul_ps(_mm256_load_ps(at), scale);
+    found = _mm256_max_ps(found, _mm256_blendv_ps(nothing, scaled, seen));
+  });
+  float* const max_at = s.max[panel].of + half;
+  float* const sum_at = s.sum[panel].of + half;
+  const __m256 before = _mm256_load_ps(max_at), max = _mm256_max_ps(before, found);
   __m256 total = _mm256_setzero_ps();
-  for (int j = 0; j < kMaxKeys; j += kLanes) {
-    const __m256 seen = _mm256_castsi256_ps(lane_mask(visible - j));
-    const __m256 p =
-        _mm256_and_ps(exp(_mm256_sub_ps(_mm256_load_ps(score + j), _mm256_set1_ps(new_max))), seen);
-    _mm256_store_ps(score + j, p);
-    total = _mm256_add_ps(total, p);
-  }
-  const float shrink = _mm256_cvtss_f32(exp(_mm256_set1_ps(*max - new_max)));
-  *sum = *sum * shrink + sum_lanes(total);
-  *max = new_max;
-  return shrink;
+  for_slots([&](float* at, __m256 seen) __attribute__((always_inline)) {
+    const __m256 weight = _mm256_and_ps(exp(_mm256_fmsub_ps(_mm256_load_ps(at), scale, max)), seen);
+    _mm256_store_ps(at, weight);
+    total = _mm256_add_ps(total, weight);
+  });
+  // A query that has seen no key has nothing to rescale.
+  const __m256 none = _mm256_cmp_ps(before, nothing, _CMP_EQ_OQ);
+  const __m256 factor = _mm256_blendv_ps(exp(_mm256_sub_ps(before, max)), _mm256_set1_ps(1), none);
+  _mm256_store_ps(shrink.of + half, factor);
+  _mm256_store_ps(sum_at, _mm256_fmadd_ps(_mm256_load_ps(sum_at), factor, total));
+  _mm256_store_ps(max_at, max);
 }
 
-// out[i] = out[i] * shrink[i] + p[i] . v for M queries.
-template <int M>
-void blend_values(const AttendArgs& a, const Keys& b, int query, int n_keys,
-                  const float (*p)[kMaxKeys], const float* shrink) {
-  for (int c = 0; c < a.v_dim; c += kLanes) {
-    const __m256i mask = lane_mask(a.v_dim - c);
-    __m256 sum[M];
-    for (int i = 0; i < M; ++i) {
-      const __m256 before = _mm256_maskload_ps(a.out + (query + i) * a.out_stride + c, mask);
-      sum[i] = _mm256_mul_ps(before, _mm256_set1_ps(shrink[i]));
+// Adds a strip of values to the outputs of a panel: 16 columns in tiles of 6, 5 and 5.
+template <int kVectors>
+void blend_strip(const Lanes* weights, const Strip& values, int n_slots, const Lanes& shrink,
+                 Lanes* out) {
+  value_tile<6, kVectors>(weights, values, 0, n_slots, shrink, out);
+  value_tile<5, kVectors>(weights, values, 6, n_slots, shrink, out + 6);
+  value_tile<5, kVectors>(weights, values, 11, n_slots, shrink, out + 11);
+}
+
+template <class Load>
+void attend_blocks(const AttendArgs& a, const Blocks& b, int n_queries, Scratch& s) {
+  const int n_panels = (n_queries + kPanelQueries - 1) / kPanelQueries;
+  int n_slots[kPanels], most = 0;
+  for (int p = 0; p < n_panels; ++p) {
+    n_slots[p] = slots_seen(b, s.token[min(n_queries, (p + 1) * kPanelQueries) - 1]);
+    most = n_slots[p] > most ? n_slots[p] : most;
+  }
+  if (most == 0) return;
+  widen_keys<Load>(a, b, s);
+  score(a, b, n_queries, n_slots, s);
+  Lanes shrink[kPanels];
+  for (int p = 0; p < n_panels; ++p)
+    for (int half = 0; half < kPanelQueries; half += kLanes)
+      apply_softmax(a, b, p, half, n_slots[p], s, shrink[p]);
+  // In the absorbed form values are a prefix of the keys.
+  bool same = a.v_dim <= a.dim;
+  for (int i = 0; i < b.n; ++i) same = same && b.blocks[i].v == b.blocks[i].k;
+  for (int c = 0; c < a.v_dim; c += kStrip) {
+    if (!same)
+      widen_strip<Load>(
+          b, [](const KeyBlock& k) { return bytes(k.v); }, a.v_stride, a.v_dim, c, s.values);
+    const Strip& values = same ? s.keys[c / kStrip] : s.values;
+    for (int p = 0; p < n_panels; ++p) {
+      const auto blend = n_queries - p * kPanelQueries > kLanes ? blend_strip<2> : blend_strip<1>;
+      if (n_slots[p] > 0) blend(s.weights[p], values, n_slots[p], shrink[p], s.out[p] + c);
     }
-    for (int j = 0; j < n_keys; ++j) {
-      const __m256 v = _mm256_maskload_ps(b.v + j * b.v_stride + c, mask);
-      for (int i = 0; i < M; ++i)
-        sum[i] = _mm256_fmadd_ps(_mm256_broadcast_ss(p[i] + j), v, sum[i]);
+  }
+}
+
+template <class Load>
+void attend(const AttendArgs& a) {
+  Scratch s;
+  for (int first = 0; first < a.n_queries; first += kQueries) {
+    const int n = min(kQueries, a.n_queries - first);
+    const int rope = strips_of(a.dim) * kStrip;
+    for (int p = 0; p * kPanelQueries < n; ++p) {
+      const int query = first + p * kPanelQueries, rows = min(kPanelQueries, first + n - query);
+      to_lanes(a.q + query * a.q_stride, a.q_stride, rows, a.dim, s.queries[p]);
+      to_lanes(a.q_rope + query * a.q_rope_stride, a.q_rope_stride, rows, a.rope_dim,
+               s.queries[p] + rope);
+      to_lanes(a.out + query * a.out_stride, a.out_stride, rows, a.v_dim, s.out[p]);
+      for (int i = 0; i < kPanelQueries; ++i) {
+        const int of = query + min(i, rows - 1);
+        s.token[p * kPanelQueries + i] = (a.first_query + of) / a.queries_per_token;
+        s.max[p].of[i] = a.max[of];
+        s.sum[p].of[i] = a.sum[of];
+      }
     }
-    for (int i = 0; i < M; ++i)
-      _mm256_maskstore_ps(a.out + (query + i) * a.out_stride + c, mask, sum[i]);
+    for (int i = 0; i < a.n_blocks; i += kBlocks) {
+      const KeyBlock* const next = i + 2 * kBlocks <= a.n_blocks ? a.blocks + i + kBlocks : nullptr;
+      attend_blocks<Load>(a, {a.blocks + i, next, min(kBlocks, a.n_blocks - i)}, n, s);
+    }
+    for (int p = 0; p * kPanelQueries < n; ++p) {
+      const int query = first + p * kPanelQueries, rows = min(kPanelQueries, first + n - query);
+      from_lanes(s.out[p], rows, a.v_dim, a.out + query * a.out_stride, a.out_stride);
+      __builtin_memcpy(a.max + query, s.max[p].of, rows * sizeof(float));
+      __builtin_memcpy(a.sum + query, s.sum[p].of, rows * sizeof(float));
+    }
   }
-}
-
-template <int M>
-void attend_queries(const AttendArgs& a, const Keys& b, int query) {
-  alignas(32) float p[M][kMaxKeys] = {};
-  int visible[M];
-  int n_keys = 0;
-  for (int i = 0; i < M; ++i) {
-    visible[i] = min(b.n_keys, b.visible + (a.first_query + query + i) / a.queries_per_token);
-    if (visible[i] > n_keys) n_keys = visible[i];
-  }
-  if (n_keys <= 0) return;
-  scores<M>(a, b, query, n_keys, p);
-  float shrink[M];
-  for (int i = 0; i < M; ++i) {
-    const bool sees = visible[i] > 0;
-    shrink[i] =
-        sees ? apply_softmax(p[i], visible[i], a.scale, a.max + query + i, a.sum + query + i) : 1;
-    if (!sees) __builtin_memset(p[i], 0, sizeof(p[i]));
-  }
-  blend_values<M>(a, b, query, n_keys, p, shrink);
-}
-
-// Widens rows of BF16 to dense rows of float.
-void widen_rows(const void* rows, int64_t stride, int n_rows, int n, float* to) {
-  for (int j = 0; j < n_rows; ++j)
-    widen<LoadBf16>(static_cast<const char*>(rows) + j * stride, n, to + j * n);
-}
-
-void attend_block(const AttendArgs& a, const Keys& b) {
-  int i = 0;
-  for (; i + 3 <= a.n_queries; i += 3) attend_queries<3>(a, b, i);
-  for (; i < a.n_queries; ++i) attend_queries<1>(a, b, i);
-}
-
-void attend_widened(const AttendArgs& a, const KeyBlock& block) {
-  alignas(32) float keys[kMaxKeys * kMaxKeyDim], values[kMaxKeys * kMaxValueDim];
-  float* const rope_keys = keys + kMaxKeys * a.dim;
-  widen_rows(block.k, a.k_stride, block.n_keys, a.dim, keys);
-  widen_rows(block.k_rope, a.k_rope_stride, block.n_keys, a.rope_dim, rope_keys);
-  const bool same = block.v == block.k && a.v_dim <= a.dim;  // values are a prefix of the keys
-  if (!same) widen_rows(block.v, a.v_stride, block.n_keys, a.v_dim, values);
-  attend_block(a, {keys, rope_keys, same ? keys : values, a.dim, a.rope_dim, same ? a.dim : a.v_dim,
-                   block.n_keys, block.visible});
 }
 
 }  // namespace
 
 void avx2_attend(const AttendArgs& a) {
-  for (int b = 0; b < a.n_blocks; ++b) {
-    const KeyBlock& block = a.blocks[b];
-    if (a.type == ActivationType::kBF16) {
-      attend_widened(a, block);
-    } else {
-      attend_block(a, {static_cast<const float*>(block.k), static_cast<const float*>(block.k_rope),
-                       static_cast<const float*>(block.v), a.k_stride / 4, a.k_rope_stride / 4,
-                       a.v_stride / 4, block.n_keys, block.visible});
-    }
-  }
+  a.type == ActivationType::kBF16 ? attend<LoadBf16>(a) : attend<LoadF32>(a);
 }
 
-namespace {
-
-void rms_norm(const RmsNormArgs& a) {
-  __m256 acc[1][1] = {};
-  accumulate<1, 1>(&a.x, a.x, 0, a.n, acc);
-  const float scale = 1 / __builtin_sqrtf(sum_lanes(acc[0][0]) / static_cast<float>(a.n) + a.eps);
-  const __m256 s = _mm256_set1_ps(scale);
-  for (int i = 0; i < a.n; i += kLanes) {
-    const __m256i mask = lane_mask(a.n - i);
-    const __m256 x = _mm256_maskload_ps(a.x + i, mask), gain = _mm256_maskload_ps(a.gain + i, mask);
-    _mm256_maskstore_ps(a.out + i, mask, _mm256_mul_ps(_mm256_mul_ps(x, s), gain));
-  }
-}
-
-void silu_mul(const SiluMulArgs& a) {
-  for (int64_t i = 0; i < a.n; i += kLanes) {
-    const __m256i mask = lane_mask(static_cast<int>(a.n - i < kLanes ? a.n - i : kLanes));
-    const __m256 gate = _mm256_maskload_ps(a.gate + i, mask),
-                 up = _mm256_maskload_ps(a.up + i, mask);
-    const __m256 below =
-        _mm256_add_ps(_mm256_set1_ps(1), exp(_mm256_sub_ps(_mm256_setzero_ps(), gate)));
-    _mm256_maskstore_ps(a.out + i, mask, _mm256_mul_ps(_mm256_div_ps(gate, below), up));
-  }
-}
-
-void decode(const DecodeArgs& a) {
-  switch (a.type) {
-    case WeightType::kF32:
-      return widen<LoadF32>(a.from, a.n, a.to);
-    case WeightType::kF16:
-      return widen<LoadF16>(a.from, a.n, a.to);
-    case WeightType::kBF16:
-      return widen<LoadBf16>(a.from, a.n, a.to);
-    case WeightType::kF8E4M3:
-      return widen<LoadE4m3>(a.from, a.n, a.to);
-    case WeightType::kI8:
-    case WeightType::kI4:
-    case WeightType::kI4TwoLevel:
-      break;  // only exist packed
-  }
-}
-
-void encode_bf16(const EncodeBf16Args& a) {
-  int64_t i = 0;
-  for (; i + kLanes <= a.n; i += kLanes) {
-    const __m256 x = _mm256_loadu_ps(a.from + i);
-    const __m256i bits = _mm256_castps_si256(x);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i rounded =
-        _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-    const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
-    const __m256i upper =
-        _mm256_srli_epi32(_mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded),
-                                                               _mm256_castsi256_ps(quiet), nan)),
-                          16);
-    const __m128i packed =
-        _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(a.to + i), packed);
-  }
-  alignas(32) float tail[kLanes] = {};
-  alignas(16) bf16 rounded[kLanes];
-  if (i == a.n) return;
-  __builtin_memcpy(tail, a.from + i, (a.n - i) * sizeof(float));
-  encode_bf16({tail, rounded, kLanes});
-  __builtin_memcpy(a.to + i, rounded, (a.n - i) * sizeof(bf16));
-}
-
-}  // namespace
-
-void install_avx2_attention(KernelTable& t) {
-  t.attend = avx2_attend;
-  t.rms_norm = rms_norm;
-  t.silu_mul = silu_mul;
-  t.decode = decode;
-  t.encode_bf16 = encode_bf16;
-}
+void install_avx2_attention(KernelTable& t) { t.attend = avx2_attend; }
 
 }  // namespace tandem::cpu

@@ -1,7 +1,7 @@
 // Products of float activations over panels with AVX2, FMA and F16C. Weights are widened to float
 // in registers; from the fifth row of x on, FP8 and F16 are also kept as float in the level-1
 // cache.
-#include "cpu_kernels/avx2_lanes.h"
+#include "cpu_kernels/avx2_tiles.h"
 #include "cpu_kernels/panels.h"
 
 namespace tandem::cpu {
@@ -15,39 +15,6 @@ constexpr int kSpare = 4 * kStepBytes;  // a step that is widened once more behi
 struct Column {
   __m256 low, high;
 };
-
-// Calls f(Index<0>), .., f(Index<N - 1>): indices known to the compiler before it decides which
-// arrays stay in registers.
-template <int I>
-struct Index {
-  constexpr operator int() const { return I; }
-};
-template <int N, class F>
-[[gnu::always_inline]] inline void each(F f) {
-  if constexpr (N > 0) {
-    each<N - 1>(f);
-    f(Index<N - 1>{});
-  }
-}
-
-void transpose(__m256i (&r)[8]) {
-  __m256i t[8];
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4) {
-    r[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x20);
-    t[i + 4] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x31);
-  }
-  for (int i = 0; i < 8; ++i) r[i] = t[i];
-}
 
 __m256i load_bytes(const char* from, int64_t n) {
   if (n >= 32) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -176,11 +143,6 @@ void add_sums(const Column (&acc)[N][M], const Block& b, int panel, Sum* sums) {
       _mm256_store_ps(sum + 8, _mm256_fmadd_ps(acc[p][i].high, high, _mm256_load_ps(sum + 8)));
     }
   }
-}
-
-// sum += x * w. Assembly, because GCC 12 otherwise moves and spills the sums of a tile.
-[[gnu::always_inline]] inline void multiply_add(__m256& sum, __m256 x, __m256 w) {
-  __asm__ volatile("vfmadd231ps %1, %2, %0" : "+x"(sum) : "x"(w), "x"(x));
 }
 
 // Adds the products of one column with M rows of x, whose numbers of that column begin `offset`

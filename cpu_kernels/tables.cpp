@@ -5,6 +5,7 @@ namespace tandem::cpu {
 void install_reference(KernelTable&);
 void install_avx2_products(KernelTable&);
 void install_avx2_attention(KernelTable&);
+void install_avx2_elementwise(KernelTable&);
 void install_avx2_int8(KernelTable&);
 void install_avx2_vnni(KernelTable&);
 void install_avx512_products(KernelTable&);
@@ -21,6 +22,7 @@ KernelTable table_of(Isa isa, const Extensions& has) {
   if (isa >= Isa::kAvx2) {
     install_avx2_products(table);
     install_avx2_attention(table);
+    install_avx2_elementwise(table);
     install_avx2_int8(table);
     if (has.avx_vnni) install_avx2_vnni(table);
   }
