@@ -245,10 +245,9 @@ class PanelScales {
         __builtin_memcpy(scale, rows_[0] + block * kPanelRows, kPanelRows * sizeof(float));
         return;
       case Kind::kGroups: {
-        uint16_t half[kPanelRows];
+        const bf16* const group = groups_ + block * kScalePanels * kPanelRows;
         uint32_t bits[kPanelRows];
-        __builtin_memcpy(half, groups_ + block * kScalePanels * kPanelRows, sizeof(half));
-        for (int r = 0; r < kPanelRows; ++r) bits[r] = uint32_t{half[r]} << 16;
+        for (int r = 0; r < kPanelRows; ++r) bits[r] = uint32_t{group[r]} << 16;
         __builtin_memcpy(scale, bits, sizeof(bits));
         return;
       }
