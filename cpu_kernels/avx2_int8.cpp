@@ -91,27 +91,6 @@ struct Wide {
 // What a tile does besides its products: it fetches the lines ahead, and keeps the wide lines.
 enum class Besides { kNothing, kFetch, kFetchAndKeep };
 
-// Fetches what b.ahead points to while a panel is multiplied: a quarter of the same lines of each
-// panel of a group, a line of each panel in turn. The hardware prefetcher continues four streams,
-// but not one that stops after every block. A panel by itself is fetched in quarters.
-class LinesAhead {
- public:
-  LinesAhead(const Block& b, int panel, int n_lines) {
-    const bool whole = b.n_panels == kGroup;
-    const int64_t quarter_bytes = int64_t{n_lines + kGroup - 1} / kGroup * kStepBytes;
-    for (int p = 0; p < kGroup; ++p)
-      ahead_[p] = whole ? b.ahead[p] + panel * quarter_bytes : b.ahead[panel] + p * quarter_bytes;
-  }
-  [[gnu::always_inline]] void fetch() {
-    fetch_weights(ahead_[n_ % kGroup] + n_ / kGroup * kStepBytes);
-    ++n_;
-  }
-
- private:
-  const char* ahead_[kGroup];
-  uint64_t n_ = 0;
-};
-
 template <int M, int N, class Vector>
 [[gnu::always_inline]] inline void clear(Vector (&sums)[M][N][2]) {
   each<M>([&](auto r) __attribute__((always_inline)) {

@@ -163,19 +163,19 @@ template <int M>
 template <class Type, int M, int N, bool kFetch>
 void tile(const char* const* rows, const Block& b, int panel, Sum* sums) {
   Column acc[N][M];
-  const char *x[M], *w[N], *ahead[N];
+  const char *x[M], *w[N];
   each<M>([&](auto i) __attribute__((always_inline)) { x[i] = rows[i]; });
   each<N>([&](auto p) __attribute__((always_inline)) {
     each<M>([&](auto i) __attribute__((always_inline)) {
       acc[p][i] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     });
     w[p] = b.w[panel + p];
-    ahead[p] = b.ahead[panel + p];
   });
+  LinesAhead ahead(b, panel, (b.n + Type::kColumns - 1) / Type::kColumns);
   const int64_t n_bytes = int64_t{4} * b.n;
   for (int64_t at = 0, s = 0; at < n_bytes; at += 4 * Type::kColumns, s += kStepBytes)
     each<N>([&](auto p) __attribute__((always_inline)) {
-      if constexpr (kFetch) fetch_weights(ahead[p] + s);
+      if constexpr (kFetch) ahead.fetch();
       Type::widen(
           w[p] + s, [&](auto j, __m256 low, __m256 high) __attribute__((always_inline)) {
             if (Type::kLift == 1 && j > 0 && at + 4 * j >= n_bytes) return;

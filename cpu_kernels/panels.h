@@ -184,6 +184,27 @@ constexpr int kAheadOfFew = 2048, kAheadOfMany = 8192, kScalesAhead = 8;
 // third.
 [[maybe_unused]] void fetch_weights(const char* from) { __builtin_prefetch(from, 0, 2); }
 
+// Fetches what b.ahead points to while some panels are multiplied: their share of the lines of each
+// panel of the group, a line of each panel in turn. The hardware prefetcher continues four streams,
+// but not one that stops after every block. A panel by itself is fetched in quarters.
+class LinesAhead {
+ public:
+  LinesAhead(const Block& b, int panel, int n_lines) {
+    const bool whole = b.n_panels == kGroup;
+    const int64_t quarter_bytes = int64_t{n_lines + kGroup - 1} / kGroup * kStepBytes;
+    for (int p = 0; p < kGroup; ++p)
+      ahead_[p] = whole ? b.ahead[p] + panel * quarter_bytes : b.ahead[panel] + p * quarter_bytes;
+  }
+  [[gnu::always_inline]] void fetch() {
+    fetch_weights(ahead_[n_ % kGroup] + n_ / kGroup * kStepBytes);
+    ++n_;
+  }
+
+ private:
+  const char* ahead_[kGroup];
+  uint64_t n_ = 0;
+};
+
 void prefetch(const void* from, int n_bytes) {
   for (int i = 0; i < n_bytes; i += 64) __builtin_prefetch(bytes(from) + i);
 }
