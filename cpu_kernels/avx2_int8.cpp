@@ -3,9 +3,7 @@
 // results can be added before they must be widened.
 #include "cpu_kernels/avx2_int8.h"
 
-#include <utility>
-
-#include "cpu_kernels/avx2_lanes.h"
+#include "cpu_kernels/avx2_tiles.h"
 
 namespace tandem::cpu {
 
@@ -15,16 +13,6 @@ namespace {
 
 // Sixteen 16-bit lanes.
 using Words = short __attribute__((vector_size(32)));
-
-// Calls f with the constants 0 to n - 1. GCC 12 keeps arrays that only constants index in
-// registers.
-template <int n, class F>
-[[gnu::always_inline]] inline void each(F f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    (f(std::integral_constant<int, I>{}), ...);
-  }
-  (std::make_integer_sequence<int, n>{});
-}
 
 // A line of weights, one step of a panel, becomes two wide lines: words of INT8 or bytes of INT4.
 // Each is multiplied by four bytes of x.

@@ -29,6 +29,13 @@ struct PeakLoop {
   void (*run)(int64_t n_rounds);
 };
 
+// Instructions that tiles of products mix, on independent registers: as many as a core can start.
+struct StartLoop {
+  Feature needs;
+  int64_t instructions_per_round;
+  void (*run)(int64_t n_rounds);
+};
+
 // Reads every byte of [from, from + bytes) once; both are multiples of kReadBlock.
 struct ReadLoop {
   const char* name;
@@ -42,6 +49,7 @@ struct SpeedLoops {
   int n_peaks;
   const ReadLoop* reads;
   int n_reads;
+  const StartLoop* start = nullptr;
 };
 
 // The loops of one island; run only loops with a feature that the CPU has.

@@ -59,6 +59,23 @@ void dot_int8(int64_t n_rounds) {
       __asm__ volatile("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
 }
 
+// A third each of multiply-adds, logical instructions and loads, as tiles of products have; of each
+// kStarts in a round.
+constexpr int kStarts = 8, kLogical = 4;
+
+void start_mix(int64_t n_rounds) {
+  alignas(32) static constexpr float kNumbers[8] = {};
+  __m256 sum[kStarts] = {};
+  __m256i bits[kLogical] = {};
+  const __m256 a = _mm256_set1_ps(0.5f);
+  for (int64_t round = 0; round < n_rounds; ++round)
+    for (int i = 0; i < kStarts; ++i)
+      __asm__ volatile("vfmadd231ps %2, %2, %0\n\tvpand %2, %1, %1\n\tvmovaps %3, %%ymm15"
+                       : "+x"(sum[i]), "+x"(bits[i % kLogical])
+                       : "x"(a), "m"(*reinterpret_cast<const __m256*>(kNumbers))
+                       : "xmm15");
+}
+
 // Reads n_streams equal parts of the range alternately, each prefetching kAhead bytes ahead (0:
 // none) into level 1, or with kLocality 2 into level 2.
 template <int n_streams, int kAhead, int kLocality = 3>
@@ -95,10 +112,13 @@ constexpr ReadLoop kReads[] = {
     {"avx2, 4 streams", Feature::kAvx2, read<4, 0>},
 };
 
+constexpr StartLoop kStart = {Feature::kAvx2, 3 * kStarts, start_mix};
+
 }  // namespace
 
 SpeedLoops avx2_speed_loops() {
-  return {kPeaks, sizeof(kPeaks) / sizeof(PeakLoop), kReads, sizeof(kReads) / sizeof(ReadLoop)};
+  return {kPeaks, sizeof(kPeaks) / sizeof(PeakLoop), kReads, sizeof(kReads) / sizeof(ReadLoop),
+          &kStart};
 }
 
 }  // namespace tandem::cpu

@@ -10,6 +10,7 @@
 #include "bench/benchmark.h"
 #include "bench/random_inputs.h"
 #include "core/machine_info.h"
+#include "cpu_kernels/line_instructions.h"
 #include "engine/step_runner.h"
 #include "io/machine_json.h"
 #include "model/cost.h"
@@ -63,6 +64,31 @@ TEST(BenchCounts, BytesAndOperationsOfExperts) {
   EXPECT_EQ(both.n_experts, 9) << "an expert of two tokens is read once";
   EXPECT_EQ(both.bytes, 396'458'496);
   EXPECT_EQ(both.ops, 1'409'286'144);
+}
+
+// Per 64 bytes, as counted for 1, 2 and 4 rows, and half-way between 16 and 32.
+TEST(BenchCounts, InstructionsOfExperts) {
+  cpu::KernelTable avx2 = {}, avx512 = {};
+  avx2.isa = cpu::Isa::kAvx2;
+  avx512.isa = cpu::Isa::kAvx512;
+  using cpu::WeightType;
+  EXPECT_EQ(cpu::instructions_of_line(avx2, WeightType::kBF16, 0, 1), 20.3);
+  EXPECT_EQ(cpu::instructions_of_line(avx2, WeightType::kBF16, 0, 4), 47.3);
+  EXPECT_DOUBLE_EQ(cpu::instructions_of_line(avx2, WeightType::kBF16, 0, 24), (149.9 + 290.1) / 2);
+  EXPECT_DOUBLE_EQ(cpu::instructions_of_line(avx2, WeightType::kBF16, 0, 256), 2 * 1136.9);
+  EXPECT_EQ(cpu::instructions_of_line(avx2, WeightType::kF16, 0, 1), 0) << "not counted";
+  EXPECT_EQ(cpu::instructions_of_line(avx2, WeightType::kI4TwoLevel, 128, 1), 0) << "other groups";
+  EXPECT_EQ(cpu::instructions_of_line(avx512, WeightType::kBF16, 0, 1), 0) << "another table";
+  const bool vnni = cpu::cpu_has(cpu::Feature::kAvxVnni);
+  EXPECT_EQ(cpu::instructions_of_line(avx2, WeightType::kI8, 0, 1), vnni ? 0 : 22.4);
+
+  // Seven experts with two tokens each, two with one; an FP8 expert has 688,296 whole lines.
+  const ModelConfig r1 = bench_config("r1");
+  int32_t ids[] = {0, 1, 2, 3, 4, 5, 6, 7, 7, 6, 5, 4, 3, 2, 1, 8};
+  const TensorView two{ids, 2, 8, 8, DType::kI32};
+  EXPECT_EQ(instructions_of_experts(r1, {DType::kF8E4M3}, two, avx2),
+            std::llround(688'296 * (7 * 63.7 + 2 * 40.2)));
+  EXPECT_EQ(instructions_of_experts(r1, {DType::kF8E4M3}, two, avx512), 0);
 }
 
 TEST(BenchCounts, BytesAndOperationsOfAttention) {

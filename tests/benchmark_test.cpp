@@ -271,6 +271,44 @@ TEST(Roofline, BoundsAndRatios) {
             R"("peak_ops_per_second":1000.0,"instruction":"an instruction"})");
 }
 
+TEST(Roofline, CountedInstructionsBoundTheTime) {
+  const Bounds bounds{
+      .read_bytes_per_second = 100, .ops_per_second = 1000, .instructions_per_second = 10};
+  EXPECT_EQ(bounds.bound_seconds({.bytes = 200, .ops = 1000, .instructions = 50}), 5);
+  EXPECT_EQ(bounds.bound_seconds({.bytes = 200, .ops = 7000, .instructions = 50}), 7);
+  EXPECT_EQ(bounds.bound_seconds({.bytes = 900, .ops = 7000, .instructions = 50}), 9);
+  EXPECT_EQ(bounds.bound_seconds({.bytes = 200, .ops = 1000}), 2) << "not counted";
+  Json row;
+  cpu::PeakLoop peak = {};
+  peak.instruction = "an instruction";
+  add_fields(row,
+             {.seconds = 8,
+              .cost = {.bytes = 200, .ops = 1000, .instructions = 50},
+              .bounds = bounds,
+              .bound_ratio = 0.625},
+             peak);
+  EXPECT_EQ(row["instructions"], 50);
+  EXPECT_EQ(row["instructions_per_second"], 10);
+  EXPECT_EQ(row["bound_seconds"], 5);
+  EXPECT_EQ(row["bound_ratio"], 0.625);
+}
+
+// Two thirds of a burst's time is then for reading and operations; the ratio is that of the bursts
+// beside each run.
+TEST(Roofline, InstructionsAreMeasuredBesideWorkThatCountsThem) {
+  if (!cpu::cpu_has(cpu::Feature::kAvx2)) GTEST_SKIP() << "no AVX2";
+  const FakeClock clock(std::chrono::microseconds(500), false);
+  Team team(1);
+  MachineSpeed speed(team, 1 << 20);
+  const Work work = {{.bytes = 1000, .ops = 0, .instructions = 4'000'000'000},
+                     [](int64_t) { FakeClock::advance(std::chrono::microseconds(1500)); }};
+  const Measured m = measure(speed, speed.peak_loops()[0], {&work, 1}, 0.006)[0];
+  // A burst runs 16 times 100,000 rounds in 0.5 ms.
+  const double rate = 16e5 * static_cast<double>(cpu::speed_loops(1).start->instructions_per_round);
+  EXPECT_DOUBLE_EQ(m.bounds.instructions_per_second, rate / 5e-4);
+  EXPECT_DOUBLE_EQ(m.bound_ratio, 4e9 / (rate / 5e-4) / 2e-3);
+}
+
 // Every run takes 2 ms, and every burst 0.5 ms.
 TEST(Roofline, RunsTakeTurnsForTheTimeThatTheyAreGiven) {
   constexpr double kSeconds = 0.012;

@@ -4,9 +4,11 @@
 #include <cmath>
 
 #include "bench/random_inputs.h"
+#include "cpu_kernels/line_instructions.h"
 #include "model/attention_form.h"
 #include "model/cost.h"
 #include "model/parameters.h"
+#include "ops/cpu_weights.h"
 
 namespace tandem {
 
@@ -17,6 +19,21 @@ ExpertsCost cost_of_experts(const ModelConfig& c, WeightFormat format, const Ten
   return {{n * routed_expert_bytes(c, format), 2 * 3 * pairs * c.dim * c.expert_dim},
           static_cast<int>(n),
           *std::max_element(rows.begin(), rows.end())};
+}
+
+int64_t instructions_of_experts(const ModelConfig& c, WeightFormat format, const TensorView& ids,
+                                const cpu::KernelTable& kernels) {
+  constexpr int64_t kLineBytes = 64;
+  const auto lines = static_cast<double>(routed_expert_bytes(c, format) / kLineBytes);
+  double sum = 0;
+  for (const int rows : rows_of_experts(c.router, ids)) {
+    if (rows == 0) continue;
+    const double of_line =
+        cpu::instructions_of_line(kernels, kernel_type(format.dtype), format.group, rows);
+    if (of_line == 0) return 0;
+    sum += lines * of_line;
+  }
+  return std::llround(sum);
 }
 
 Cost cost_of_absorbed(const MlaConfig& m, int64_t context, int64_t n, int64_t element_bytes) {

@@ -8,6 +8,7 @@ namespace tandem {
 struct Cost {
   int64_t bytes = 0;  // read from memory
   int64_t ops = 0;
+  int64_t instructions = 0;  // that the kernels execute for them; 0: not counted
 };
 
 // A step with this routing: each used expert is read once, the row of every (token, expert) pair is
@@ -18,6 +19,10 @@ struct ExpertsCost : Cost {
 };
 // ids: [tokens, n_active].
 ExpertsCost cost_of_experts(const ModelConfig& config, WeightFormat format, const TensorView& ids);
+// The instructions that the products of these experts execute; 0 where they have not been counted
+// (cpu_kernels/line_instructions.h).
+int64_t instructions_of_experts(const ModelConfig& config, WeightFormat format,
+                                const TensorView& ids, const cpu::KernelTable& kernels);
 
 // The last `n` of `context` tokens in absorbed form: the cache is read once.
 Cost cost_of_absorbed(const MlaConfig& mla, int64_t context, int64_t n,

@@ -18,6 +18,12 @@ double Bounds::seconds(Cost cost) const {
                   static_cast<double>(cost.ops) / ops_per_second);
 }
 
+double Bounds::bound_seconds(Cost cost) const {
+  const double starting =
+      cost.instructions > 0 ? static_cast<double>(cost.instructions) / instructions_per_second : 0;
+  return std::max(seconds(cost), starting);
+}
+
 double Bounds::unhidden_seconds(Cost cost) const {
   return static_cast<double>(cost.bytes) / read_bytes_per_second +
          static_cast<double>(cost.ops) / ops_per_second;
@@ -28,26 +34,29 @@ namespace {
 // Bursts of reading, and of the instruction of the measured products.
 class RooflineProbe {
  public:
-  RooflineProbe(MachineSpeed& speed, const cpu::PeakLoop& peak) : speed_(speed), peak_(peak) {}
+  RooflineProbe(MachineSpeed& speed, const cpu::PeakLoop& peak, bool counts_instructions)
+      : speed_(speed), peak_(peak), counts_instructions_(counts_instructions) {}
   // Takes as long as the work that it is compared with, `seconds`, within limits.
   void burst(double seconds) {
-    const double each = std::min(seconds, kMaxBurstSeconds) / 2;
+    const double each = std::min(seconds, kMaxBurstSeconds) / (counts_instructions_ ? 3 : 2);
     read_rates_.push_back(
         speed_.read_bytes_per_second(speed_.best_read_loop(), Threads::kAll, each));
     op_rates_.push_back(speed_.ops_per_second(peak_, Threads::kAll, each));
+    start_rates_.push_back(counts_instructions_ ? speed_.instructions_per_second(each) : 0);
   }
-  Bounds bounds() const { return {median(read_rates_), median(op_rates_)}; }
+  Bounds bounds() const { return bounds_of_last(static_cast<int>(read_rates_.size())); }
   Bounds bounds_of_last(int n) const {
     const auto median_of = [&](const std::vector<double>& rates) {
       return median({rates.end() - n, rates.end()});
     };
-    return {median_of(read_rates_), median_of(op_rates_)};
+    return {median_of(read_rates_), median_of(op_rates_), median_of(start_rates_)};
   }
 
  private:
   MachineSpeed& speed_;
   const cpu::PeakLoop peak_;
-  std::vector<double> read_rates_, op_rates_;
+  const bool counts_instructions_;
+  std::vector<double> read_rates_, op_rates_, start_rates_;
 };
 
 }  // namespace
@@ -56,7 +65,7 @@ std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
                               std::span<const Work> works, double seconds,
                               const MeasuringProgress& progress) {
   struct Timings {
-    std::vector<double> seconds, ratios, unhidden;
+    std::vector<double> seconds, ratios, unhidden, bound;
     int64_t n_runs = 0, repeats = 1;
   };
   const auto roofline = [](const Work& work, const Bounds& bounds) {
@@ -65,7 +74,9 @@ std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
     for (const Cost& part : work.parts) sum += bounds.seconds(part);
     return sum;
   };
-  RooflineProbe probe(speed, peak);
+  const bool counts_instructions = std::any_of(
+      works.begin(), works.end(), [](const Work& w) { return w.cost.instructions > 0; });
+  RooflineProbe probe(speed, peak, counts_instructions);
   std::vector<Timings> timings(works.size());
   const auto time_runs = [&](size_t w) {
     Timings& t = timings[w];
@@ -93,6 +104,9 @@ std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
         t.seconds.push_back(time / static_cast<double>(t.repeats));
         t.ratios.push_back(roofline(works[w], beside) / t.seconds.back());
         t.unhidden.push_back(beside.unhidden_seconds(works[w].cost) / t.seconds.back());
+        t.bound.push_back(works[w].cost.instructions > 0
+                              ? beside.bound_seconds(works[w].cost) / t.seconds.back()
+                              : 0);
       }
       spent += turn;
       if (progress) progress(spent, std::max(spent, expected));
@@ -102,7 +116,8 @@ std::vector<Measured> measure(MachineSpeed& speed, const cpu::PeakLoop& peak,
   std::vector<Measured> measured;
   for (size_t w = 0; w < works.size(); ++w)
     measured.push_back({median(timings[w].seconds), works[w].cost, probe.bounds(),
-                        median(timings[w].ratios), median(timings[w].unhidden)});
+                        median(timings[w].ratios), median(timings[w].unhidden),
+                        median(timings[w].bound)});
   return measured;
 }
 
@@ -140,6 +155,11 @@ void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakL
   row["read_bytes_per_second"] = m.bounds.read_bytes_per_second;
   row["peak_ops_per_second"] = m.bounds.ops_per_second;
   row["instruction"] = peak.instruction;
+  if (m.cost.instructions == 0) return;
+  row["instructions"] = m.cost.instructions;
+  row["instructions_per_second"] = m.bounds.instructions_per_second;
+  row["bound_seconds"] = m.bound_ratio * m.seconds;
+  row["bound_ratio"] = m.bound_ratio;
 }
 
 }  // namespace tandem

@@ -21,8 +21,11 @@ struct Work {
 // Median rates of the machine, measured between the runs.
 struct Bounds {
   double read_bytes_per_second = 0, ops_per_second = 0;
+  double instructions_per_second = 0;  // 0: not measured
   // The larger of bytes / bandwidth and ops / peak.
   double seconds(Cost cost) const;
+  // The largest of bytes / bandwidth, ops / peak and counted instructions / instructions a second.
+  double bound_seconds(Cost cost) const;
   // The sum of both: bytes / bandwidth + ops / peak.
   double unhidden_seconds(Cost cost) const;
 };
@@ -35,6 +38,7 @@ struct Measured {
   // a shared machine changes within seconds.
   double roofline_ratio = 0;
   double unhidden_ratio = 0;  // likewise, for unhidden_seconds()
+  double bound_ratio = 0;     // likewise, for bound_seconds(); 0: instructions are not counted
   double roofline_seconds() const { return roofline_ratio * seconds; }
 };
 
@@ -60,7 +64,8 @@ struct GpuSeconds {
 };
 
 // Adds seconds, those with a GPU (null without one), bytes, ops, roofline_seconds, both ratios and
-// the rates that they are based on.
+// the rates that they are based on; with counted instructions also those, their rate, bound_seconds
+// and bound_ratio.
 void add_fields(nlohmann::ordered_json& row, const Measured& m, const cpu::PeakLoop& peak,
                 GpuSeconds gpu = {});
 

@@ -35,6 +35,7 @@ constexpr Column kColumns[] = {
     {"bytes_per_second", "GB/s", Form::kGiga, 7},
     {"ops_per_second", "Gop/s", Form::kGiga, 7},
     {"roofline_ratio", "of the roofline", Form::kPercent, 15},
+    {"bound_ratio", "of the bound", Form::kPercent, 12},
     {"seconds_over_uniform", "times uniform", Form::kTimes, 13},
 };
 

@@ -150,6 +150,14 @@ double MachineSpeed::ops_per_second(const cpu::PeakLoop& loop, Threads threads, 
          pieces_per_second(kPeakPieces, threads, seconds, [&](int) { loop.run(rounds); });
 }
 
+double MachineSpeed::instructions_per_second(double seconds) {
+  constexpr int64_t kRounds = 100'000;  // about 100 us
+  const cpu::StartLoop* const loop = cpu::speed_loops(1).start;
+  check(loop && cpu::cpu_has(loop->needs), "a CPU with AVX2");
+  return static_cast<double>(kRounds * loop->instructions_per_round) *
+         pieces_per_second(kPeakPieces, Threads::kAll, seconds, [&](int) { loop->run(kRounds); });
+}
+
 namespace {
 
 constexpr int64_t kNodePieceBytes = 1 << 20;

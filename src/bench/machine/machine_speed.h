@@ -38,6 +38,8 @@ class MachineSpeed {
   // One burst of a few milliseconds, or of about `seconds` if longer.
   double read_bytes_per_second(const cpu::ReadLoop& loop, Threads threads, double seconds = 0);
   double ops_per_second(const cpu::PeakLoop& loop, Threads threads, double seconds = 0);
+  // Instructions that all threads start, of the kinds that AVX2 products mix.
+  double instructions_per_second(double seconds = 0);
 
  private:
   void touch();

@@ -72,8 +72,9 @@ void bench_experts(const BenchInput& bench, const cpu::KernelTable& kernels, Mac
     for (const bool skew : {false, true}) {
       if (skew && !bench.options.skew) break;
       std::vector<RandomRouting> steps = routings_of_equal_cost(config.router, n, skew, rng);
-      const ExpertsCost cost =
-          cost_of_experts(config, bench.formats.experts, steps[0].routing().ids);
+      const TensorView ids = steps[0].routing().ids;
+      ExpertsCost cost = cost_of_experts(config, bench.formats.experts, ids);
+      cost.instructions = instructions_of_experts(config, bench.formats.experts, ids, kernels);
       cases.push_back({n, skew, std::move(steps), cost});
     }
   }
