@@ -261,9 +261,8 @@ void apply_softmax(const AttendArgs& a, const Blocks& b, int panel, int half, in
     _mm256_store_ps(at, weight);
     total = _mm256_add_ps(total, weight);
   });
-  // A query that has seen no key has nothing to rescale.
-  const __m256 none = _mm256_cmp_ps(before, nothing, _CMP_EQ_OQ);
-  const __m256 factor = _mm256_blendv_ps(exp(_mm256_sub_ps(before, max)), _mm256_set1_ps(1), none);
+  // A query that has seen no key has sums of 0; exp() is finite for any argument.
+  const __m256 factor = exp(_mm256_sub_ps(before, max));
   _mm256_store_ps(shrink.of + half, factor);
   _mm256_store_ps(sum_at, _mm256_fmadd_ps(_mm256_load_ps(sum_at), factor, total));
   _mm256_store_ps(max_at, max);

@@ -354,6 +354,7 @@ struct Numbers {
 TEST_P(KernelTest, AttendMatchesSoftmaxInDouble) {
   struct Case {
     int queries, per_token, keys, dim, rope, v_dim;
+    int of_block = cpu::kMaxKeys;
   };
   for (const cpu::ActivationType type : {cpu::ActivationType::kF32, cpu::ActivationType::kBF16}) {
     const int bytes = type == cpu::ActivationType::kF32 ? 4 : 2;
@@ -361,8 +362,8 @@ TEST_P(KernelTest, AttendMatchesSoftmaxInDouble) {
          {Case{5, 5, 130, 40, 8, 40}, Case{12, 4, 64, 128, 64, 128}, Case{7, 1, 100, 20, 8, 12},
           Case{1, 1, 1, 512, 64, 512}, Case{2, 2, 63, 3, 2, 5}, Case{77, 7, 200, 32, 16, 80},
           Case{150, 30, 333, 96, 32, 100}, Case{40, 1, 129, 64, 32, 16},
-          Case{300, 128, 70, 64, 32, 96}, Case{16, 1, 31, 64, 32, 32},
-          Case{9, 3, 40, 48, 32, 48}}) {
+          Case{300, 128, 70, 64, 32, 96}, Case{16, 1, 31, 64, 32, 32}, Case{9, 3, 40, 48, 32, 48},
+          Case{20, 5, 150, 64, 16, 64, 40}}) {
       const int tokens = (c.queries + c.per_token - 1) / c.per_token;
       const auto with_nan = [&](int dim) {
         std::vector<float> v = normal((c.keys + tokens) * dim);
@@ -379,9 +380,9 @@ TEST_P(KernelTest, AttendMatchesSoftmaxInDouble) {
       std::vector<float> out(c.queries * c.v_dim, 0.f),
           max(c.queries, -std::numeric_limits<float>::infinity()), sum(c.queries, 0.f);
       std::vector<cpu::KeyBlock> blocks;
-      for (int first = 0; first < n_keys; first += cpu::kMaxKeys)
+      for (int first = 0; first < n_keys; first += c.of_block)
         blocks.push_back({k.at(first * c.dim), k_rope.at(first * c.rope), v.at(first * c.v_dim),
-                          std::min(cpu::kMaxKeys, n_keys - first), c.keys - first});
+                          std::min(c.of_block, n_keys - first), c.keys - first});
       // Two calls test that the running softmax continues.
       const int half = static_cast<int>(blocks.size()) / 2;
       for (const auto& [first, n] :
