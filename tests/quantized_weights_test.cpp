@@ -1,6 +1,7 @@
 // Weights converted at load: the decoded codes against the original numbers, and products of codes
 // against products of the decoded numbers, in double precision.
 #include <limits>
+#include <optional>
 #include <random>
 
 #include "tests/check_close.h"
@@ -192,16 +193,16 @@ constexpr Shape kShapes[] = {
     {1, 16, 128}, {3, 70, 256}, {7, 33, 640}, {33, 64, 1024}, {300, 17, 128}};
 constexpr int kSkip = 3;  // rows of a matrix that are not multiplied
 
-// Compares products of random rows and the rows of w from kSkip on with sums over value(row,
-// column).
+// Compares products of random rows, or of rows of one number, and the rows of w from kSkip on with
+// sums over value(row, column).
 void expect_products(const NamedTable& table, const QuantView& w, Shape shape, std::mt19937& random,
-                     const auto& value) {
+                     const auto& value, std::optional<float> number_of_x = {}) {
   const cpu::KernelTable& t = table.kernels;
   const auto [m, n, k] = shape;
   const auto type = activation_for(t, w.q.dtype);
   std::vector<float> x(m * k), scales(m), out(m * n, std::nanf(""));
   std::normal_distribution<float> normal;
-  for (float& v : x) v = normal(random);
+  for (float& v : x) v = number_of_x.value_or(normal(random));
   Buffer room(int64_t{m} * k * 2);
   cpu::Activations rows{x.data(), k * 4, type};
   std::vector<double> seen(x.begin(), x.end());
@@ -249,6 +250,24 @@ TEST(QuantizedWeights, ProductsOfEveryIsa) {
         expect_products(table, packed.w, shape, store.rng,
                         [&](int64_t r, int64_t c) { return value_of(plain.w, r, c); });
       }
+}
+
+// Codes of the largest magnitude everywhere: no sum in integers overflows or saturates.
+TEST(QuantizedWeights, ProductsOfTheLargestCodes) {
+  for (const NamedTable& table : all_tables())
+    for (const Case& test : kCases)
+      for (const float number : {-1.f, 1.f})
+        for (const int m : {1, 2, 7}) {
+          RandomModel store = random_model(DType::kBF16);
+          const QuantView stored = store.matrix(64 + kSkip, 1024, DType::kBF16);
+          for (int64_t r = 0; r < stored.q.rows; ++r)
+            std::fill_n(stored.q.row<uint16_t>(r), stored.q.cols, to_bf16(number));
+          const Converted plain(kReference, stored, test.format);
+          const Converted packed(table.kernels, stored, test.format);
+          expect_products(
+              table, packed.w, {m, 64, 1024}, store.rng,
+              [&](int64_t r, int64_t c) { return value_of(plain.w, r, c); }, 1.f);
+        }
 }
 
 TEST(QuantizedWeights, ProductsOfPackedInt4AsItIsStored) {
