@@ -24,14 +24,14 @@ ExpertsCost cost_of_experts(const ModelConfig& c, WeightFormat format, const Ten
 int64_t instructions_of_experts(const ModelConfig& c, WeightFormat format, const TensorView& ids,
                                 const cpu::KernelTable& kernels) {
   constexpr int64_t kLineBytes = 64;
-  const auto lines = static_cast<double>(routed_expert_bytes(c, format) / kLineBytes);
+  const int64_t lines = routed_expert_bytes(c, format) / kLineBytes;
   double sum = 0;
   for (const int rows : rows_of_experts(c.router, ids)) {
     if (rows == 0) continue;
     const double of_line =
         cpu::instructions_of_line(kernels, kernel_type(format.dtype), format.group, rows);
     if (of_line == 0) return 0;
-    sum += lines * of_line;
+    sum += static_cast<double>(lines) * of_line;
   }
   return std::llround(sum);
 }
