@@ -259,11 +259,13 @@ void gemm_in_registers(const GemmArgs& a) {
   });
 }
 
-// Copies a block of columns of m rows of x times `factor`, padded with zeros to whole steps.
-void lift_rows(const GemmArgs& a, const Block& b, int m, float factor, float (*to)[kColumns]) {
+// Copies a block of columns of rows [first, first + m) of x times `factor`, padded with zeros to
+// whole steps.
+void lift_rows(const GemmArgs& a, const Block& b, int first, int m, float factor,
+               float (*to)[kColumns]) {
   const __m256 times = _mm256_set1_ps(factor);
   for (int i = 0; i < m; ++i) {
-    const auto* x = reinterpret_cast<const float*>(x_row(a.x, i)) + b.col;
+    const auto* x = reinterpret_cast<const float*>(x_row(a.x, first + i)) + b.col;
     int c = 0;
     for (; c + kLanes <= b.n; c += kLanes)
       _mm256_store_ps(to[i] + c, _mm256_mul_ps(times, _mm256_loadu_ps(x + c)));
@@ -273,7 +275,7 @@ void lift_rows(const GemmArgs& a, const Block& b, int m, float factor, float (*t
   }
 }
 
-// The first rows of x keep the widened weights for the others. Up to kMaxLifted rows of x are
+// The first rows of x keep the widened weights for the others. Up to kMaxLifted rows of a chunk are
 // lifted, which takes registers from no tile; with more, lifting the kept weights is less work.
 template <class Type>
 void gemm_keeping(const GemmArgs& a) {
@@ -282,19 +284,20 @@ void gemm_keeping(const GemmArgs& a) {
   alignas(64) float lifted[kMaxLifted][kColumns];
   const Order order = {.part = kColumns, .unit = Type::kUnit};
   multiply(a, order, [&](Block b, int first, int m, Sum* sums) {
-    const auto add = [&](const GemmArgs& args, const Tiles& widening) {
+    const auto add = [&](const GemmArgs& args, const Tiles& widening, int first_of_args) {
       add_widened_rows<kMaxRows>(args, kFewTiles<Type>, widening, kTiles<F32, false>,
-                                 kTiles<F32, false>, b, room, kWideBytes, sizeof(float), first, m,
-                                 sums);
+                                 kTiles<F32, false>, b, room, kWideBytes, sizeof(float),
+                                 first_of_args, m, sums);
     };
     b.wide = room;
-    if (a.m > kMaxLifted) return add(a, kWidening<Type, kMaxRows, true>);
-    lift_rows(a, b, m, Type::kLift, lifted);
-    prefetch_next_rows<kMaxLifted>(a, b, sizeof(float), m);
+    if (m > kMaxLifted) return add(a, kWidening<Type, kMaxRows, true>, first);
+    lift_rows(a, b, first, m, Type::kLift, lifted);
+    prefetch_next_rows<kMaxLifted>(a, b, sizeof(float), first + m);
     GemmArgs args = a;
     args.x = {lifted, sizeof(lifted[0]), ActivationType::kF32};
+    args.m = m;
     b.col = 0;
-    add(args, kWidening<Type, kMaxRows, false>);
+    add(args, kWidening<Type, kMaxRows, false>, 0);
   });
 }
 

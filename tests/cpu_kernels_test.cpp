@@ -121,30 +121,31 @@ TEST_P(KernelTest, GemmTransposed) {
 // The bits of a row do not depend on the other rows or on how output columns are divided: batches
 // of 1, 2, .. 10 rows use every kernel of a table. Tiny rows cover the flushing of subnormal sums.
 TEST_P(KernelTest, GemmBitsDoNotDependOnTheBatch) {
-  const int m = 55, n = 144, k = 700;
-  for (const DType dtype : kTypes) {
-    RandomModel store(with_block(128), dtype);
-    const Packed packed(t_, random_weight(store, n, k, dtype));
-    const cpu::Weight w = kernel_weight(packed.w);
-    for (const cpu::ActivationType type : activations(t_, dtype)) {
-      for (const float deviation : {1.f, 1e-37f}) {
-        Rows x(t_, type, normal(m * k, deviation), m, k, k);
-        std::vector<float> all(m * n), some(m * n);
-        t_.gemm({x.view, w, 0, all.data(), n, m, n, k});
-        for (int first = 0, rows = 1; first < m; first += rows++) {
-          cpu::Activations part = x.view;
-          part.data = static_cast<const char*>(part.data) + first * part.stride;
-          const int count = std::min(rows, m - first);
-          const int cut = count == 1 ? 16 : 5;
-          t_.gemm({part, w, 0, some.data() + first * n, n, count, cut, k});
-          t_.gemm({part, w, cut, some.data() + first * n + cut, n, count, n - cut, k, &w});
+  // The second batch ends with a chunk of few rows.
+  for (const auto& [m, n, k] : {std::tuple{55, 144, 700}, {260, 80, 130}})
+    for (const DType dtype : kTypes) {
+      RandomModel store(with_block(128), dtype);
+      const Packed packed(t_, random_weight(store, n, k, dtype));
+      const cpu::Weight w = kernel_weight(packed.w);
+      for (const cpu::ActivationType type : activations(t_, dtype)) {
+        for (const float deviation : {1.f, 1e-37f}) {
+          Rows x(t_, type, normal(m * k, deviation), m, k, k);
+          std::vector<float> all(m * n), some(m * n);
+          t_.gemm({x.view, w, 0, all.data(), n, m, n, k});
+          for (int first = 0, rows = 1; first < m; first += rows++) {
+            cpu::Activations part = x.view;
+            part.data = static_cast<const char*>(part.data) + first * part.stride;
+            const int count = std::min(rows, m - first);
+            const int cut = count == 1 ? 16 : 5;
+            t_.gemm({part, w, 0, some.data() + first * n, n, count, cut, k});
+            t_.gemm({part, w, cut, some.data() + first * n + cut, n, count, n - cut, k, &w});
+          }
+          for (int i = 0; i < m * n; ++i)
+            ASSERT_EQ(std::bit_cast<uint32_t>(some[i]), std::bit_cast<uint32_t>(all[i]))
+                << name_of(dtype) << " row " << i / n << " of " << m << " column " << i % n;
         }
-        for (int i = 0; i < m * n; ++i)
-          ASSERT_EQ(std::bit_cast<uint32_t>(some[i]), std::bit_cast<uint32_t>(all[i]))
-              << name_of(dtype) << " row " << i / n << " column " << i % n;
       }
     }
-  }
 }
 
 // One row has its own kernel for whole groups of panels with regular scales, and the general kernel

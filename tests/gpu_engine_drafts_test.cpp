@@ -97,12 +97,14 @@ TEST(GpuDrafts, AnswersAreThoseWithoutDrafts) {
   }
 }
 
-// The layer begins with the hidden states of the model, or applied again with its own.
+// The layer begins with the hidden states of the model, or applied again with its own. The CPU
+// computes in float: the bound is for the GPU's rounding alone.
 TEST(GpuDrafts, RecordedStepsOfTheLayerReadTheirHiddenStates) {
   const LimitedGpuMemory memory(kEnough);
   ModelOptions options = drafting(DraftChoice::kMtp, 2);
   const auto logits = [&](DeviceChoice device, int* n_recorded) {
     options.device = device;
+    options.isa = cpu::Isa::kReference;
     LoadedModel loaded(options);
     const std::vector<int32_t> tokens = {11, 12, 13, 14}, next = {12, 13, 14, 15};
     auto rows = mtp_logits(loaded, tokens, next, 1);  // the last step is replayed

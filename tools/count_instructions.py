@@ -4,9 +4,9 @@ Prints the table of cpu_kernels/line_instructions.cpp. Needs valgrind, which doe
 
     python3 tools/count_instructions.py [build/release/benchmarks/one_product]
 """
+import argparse
 import re
 import subprocess
-import sys
 import tempfile
 
 ROWS = [1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 128]
@@ -24,7 +24,9 @@ def instructions(program, form, rows, columns):
 
 
 def main():
-    program = sys.argv[1] if len(sys.argv) > 1 else "build/release/benchmarks/one_product"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", metavar="PROGRAM", nargs="?", default="build/release/benchmarks/one_product")
+    program = parser.parse_args().program
     print("rows".ljust(14) + "".join(f"{rows:9}" for rows in ROWS))
     for form, size in BYTES_OF_NUMBER.items():
         lines = (LONG - SHORT) * OUTPUTS * size / 64
