@@ -89,7 +89,8 @@ struct Case {
 class GpuInvariance : public testing::TestWithParam<Case> {
  protected:
   GpuInvariance() {
-    for (int i = 0; i < 80; ++i) prompt_.push_back((i * 37 + 5) % 128);
+    // No near tie of the router: a CPU that multiplies in float chooses the same experts.
+    for (int i = 0; i < 80; ++i) prompt_.push_back((i * 37 + 13) % 128);
   }
   std::unique_ptr<Loaded> load(unsigned seed) const {
     return std::make_unique<Loaded>(
@@ -149,16 +150,9 @@ TEST_P(GpuInvariance, ChunksBatchesAndPages) {
   const double by_chunks = furthest(alone, whole), by_company = furthest(together, alone);
   std::printf("%s: chunks %.2g, company %.2g of the largest logit\n", GetParam().family.c_str(),
               by_chunks, by_company);
-  Loaded on_cpu(golden_on(DeviceChoice::kCpu, GetParam().family, GetParam().form), 1, 2);
-  // A CPU that multiplies in float chooses other experts at a near tie of v3_1_fp8, as the
-  // reference does.
-  const cpu::KernelTable kernels = cpu::kernels_for(default_isa());
-  const bool rounds_alike =
-      kernels.activation[static_cast<int>(cpu::WeightType::kF8E4M3)] == cpu::ActivationType::kBF16;
-  if (rounds_alike || GetParam().family != "v3_1_fp8") {
-    EXPECT_LT(furthest(alone, rows(on_cpu, kPieces, false)), 2e-2)
-        << "the CPU's, past the end of a page";
-  }
+  Loaded cpu(golden_on(DeviceChoice::kCpu, GetParam().family, GetParam().form), 1, 2);
+  EXPECT_LT(furthest(alone, rows(cpu, kPieces, false)), 2e-2)
+      << "the CPU's, past the end of a page";
   EXPECT_LT(by_chunks, GetParam().bound);
   EXPECT_LT(by_company, GetParam().bound);
 }
