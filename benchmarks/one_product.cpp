@@ -2,6 +2,7 @@
 // tools/count_instructions.py counts.
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -16,19 +17,22 @@ extern "C" [[gnu::noinline]] void counted_product(const KernelTable* table, cons
 }
 
 int main(int argc, char** argv) {
-  if (argc != 4 || !cpu_has(Feature::kAvx2)) {
-    std::fprintf(stderr, "error: one_product FORMAT ROWS COLUMNS, on a CPU with AVX2\n");
+  static const std::map<std::string, WeightType> kTypes = {{"bf16", WeightType::kBF16},
+                                                           {"fp8", WeightType::kF8E4M3},
+                                                           {"int8", WeightType::kI8},
+                                                           {"int4", WeightType::kI4TwoLevel},
+                                                           {"int4-32-bf16", WeightType::kI4}};
+  const auto format = kTypes.find(argc == 4 ? argv[1] : "");
+  const int m = argc == 4 ? std::atoi(argv[2]) : 0, k = argc == 4 ? std::atoi(argv[3]) : 0;
+  if (format == kTypes.end() || m < 1 || k < 128 || k % 128 != 0 || !cpu_has(Feature::kAvx2)) {
+    std::fprintf(stderr,
+                 "error: one_product bf16|fp8|int8|int4|int4-32-bf16 ROWS COLUMNS, columns a "
+                 "multiple of 128, on a CPU with AVX2\n");
     return 2;
   }
   constexpr int kPanels = 4, kOutputs = kPanels * kPanelRows;
-  const std::string format = argv[1];
-  const int m = std::atoi(argv[2]), k = std::atoi(argv[3]);
-  const bool two_level = format == "int4", bf16_scales = format == "int4-32-bf16";
-  const WeightType type = format == "bf16"   ? WeightType::kBF16
-                          : format == "fp8"  ? WeightType::kF8E4M3
-                          : format == "int8" ? WeightType::kI8
-                          : two_level        ? WeightType::kI4TwoLevel
-                                             : WeightType::kI4;
+  const WeightType type = format->second;
+  const bool two_level = type == WeightType::kI4TwoLevel, bf16_scales = type == WeightType::kI4;
   const int64_t stride = panel_bytes(type, k);
   struct alignas(64) Line {
     char bytes[64];

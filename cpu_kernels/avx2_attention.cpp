@@ -2,14 +2,12 @@
 // Lanes are queries: both products multiply vectors of 16 queries, a panel, by broadcasts, which
 // are numbers of keys or values.
 #include "cpu_kernels/avx2_tiles.h"
-#include "cpu_kernels/kernels.h"
+#include "cpu_kernels/key_blocks.h"
 
 namespace tandem::cpu {
 namespace {
 
 constexpr int kPanelQueries = 16, kPanels = 8, kQueries = kPanels * kPanelQueries;
-constexpr int kBlocks = 2;                           // key blocks that share a softmax
-constexpr int kSlots = kBlocks * kMaxKeys;           // key i of block b has slot b * kMaxKeys + i
 constexpr int kStrip = 16;                           // columns of keys or values that lie together
 constexpr int kMaxStrips = kMaxKeyDim / kStrip + 1;  // both parts are padded to whole strips
 constexpr int kStripsTogether = 8;  // strips whose products are summed in registers
@@ -32,29 +30,13 @@ struct Scratch {
   alignas(64) int token[kQueries];  // a query sees visible + token keys of a block
 };
 
-int min(int a, int b) { return a < b ? a : b; }
-
-const char* bytes(const void* p) { return static_cast<const char*>(p); }
-
 int strips_of(int dim) { return (dim + kStrip - 1) / kStrip; }
 
-// Up to kBlocks blocks of keys, and the blocks that follow them: equally many, or null.
-struct Blocks {
-  const KeyBlock *blocks, *next;
-  int n;
-};
+int n_panels_of(int n_queries) { return (n_queries + kPanelQueries - 1) / kPanelQueries; }
 
-// Number of keys of a block that a query sees.
-int keys_seen(const KeyBlock& block, int token) {
-  const int seen = min(block.visible + token, block.n_keys);
-  return seen < 0 ? 0 : seen;
-}
-
-// Number of slots up to the last one that a query sees.
-int slots_seen(const Blocks& b, int token) {
-  for (int i = b.n - 1; i >= 0; --i)
-    if (const int seen = keys_seen(b.blocks[i], token)) return i * kMaxKeys + seen;
-  return 0;
+// Vectors of a panel that hold queries.
+int vectors_of(int n_queries, int panel) {
+  return n_queries - panel * kPanelQueries > kLanes ? 2 : 1;
 }
 
 // Transposes `dim` columns of up to 16 rows into lanes, padded with zeros to whole strips.
@@ -191,7 +173,7 @@ class Ahead {
         ++block_;
         continue;
       }
-      __builtin_prefetch(at_[block_], 0, 2);
+      fetch_weights(at_[block_]);
       at_[block_] += 64;
       left_[block_] -= 64;
     }
@@ -210,15 +192,15 @@ constexpr ScoreTile kScoreTiles[kTileKeys] = {score_tile<1, kVectors>, score_til
                                               score_tile<5, kVectors>, score_tile<6, kVectors>};
 
 // The scores of all panels; of panel p the first n_slots[p] slots.
-void score(const AttendArgs& a, const Blocks& b, int n_queries, const int* n_slots, Scratch& s) {
+void score(const AttendArgs& a, const Blocks& b, const int* n_slots, Scratch& s) {
   const int n_strips = strips_of(a.dim) + strips_of(a.rope_dim);
-  const int n_panels = (n_queries + kPanelQueries - 1) / kPanelQueries;
+  const int n_panels = n_panels_of(b.n_queries);
   const int n_chunks = (n_strips + kStripsTogether - 1) / kStripsTogether;
   Ahead ahead(a, b, n_chunks * n_panels * (kSlots / kTileKeys));
   for (int first = 0; first < n_strips; first += kStripsTogether) {
     const int end = min(n_strips, first + kStripsTogether);
     for (int p = 0; p < n_panels; ++p) {
-      const auto& tiles = n_queries - p * kPanelQueries > kLanes ? kScoreTiles<2> : kScoreTiles<1>;
+      const auto& tiles = vectors_of(b.n_queries, p) == 2 ? kScoreTiles<2> : kScoreTiles<1>;
       for (int slot = 0, n; slot < n_slots[p]; slot += n) {
         n = min(kTileKeys, n_slots[p] - slot);
         tiles[n - 1](s, p, slot, first, end, s.weights[p]);
@@ -278,20 +260,20 @@ void blend_strip(const Lanes* weights, const Strip& values, int n_slots, const L
 }
 
 template <class Load>
-void attend_blocks(const AttendArgs& a, const Blocks& b, int n_queries, Scratch& s) {
-  const int n_panels = (n_queries + kPanelQueries - 1) / kPanelQueries;
+void attend_blocks(const AttendArgs& a, const Blocks& b, Scratch& s) {
+  const int n_panels = n_panels_of(b.n_queries);
   int n_slots[kPanels], most = 0;
   for (int p = 0; p < n_panels; ++p) {
-    n_slots[p] = slots_seen(b, s.token[min(n_queries, (p + 1) * kPanelQueries) - 1]);
+    n_slots[p] = slots_seen(b, s.token[min(b.n_queries, (p + 1) * kPanelQueries) - 1]);
     most = n_slots[p] > most ? n_slots[p] : most;
   }
   if (most == 0) return;
   widen_keys<Load>(a, b, s);
-  score(a, b, n_queries, n_slots, s);
+  score(a, b, n_slots, s);
   Lanes shrink[kPanels];
   for (int p = 0; p < n_panels; ++p)
-    for (int half = 0; half < kPanelQueries; half += kLanes)
-      apply_softmax(a, b, p, half, n_slots[p], s, shrink[p]);
+    for (int v = 0; v < vectors_of(b.n_queries, p); ++v)
+      apply_softmax(a, b, p, v * kLanes, n_slots[p], s, shrink[p]);
   // In the absorbed form values are a prefix of the keys.
   bool same = a.v_dim <= a.dim;
   for (int i = 0; i < b.n; ++i) same = same && b.blocks[i].v == b.blocks[i].k;
@@ -301,7 +283,7 @@ void attend_blocks(const AttendArgs& a, const Blocks& b, int n_queries, Scratch&
           b, [](const KeyBlock& k) { return bytes(k.v); }, a.v_stride, a.v_dim, c, s.values);
     const Strip& values = same ? s.keys[c / kStrip] : s.values;
     for (int p = 0; p < n_panels; ++p) {
-      const auto blend = n_queries - p * kPanelQueries > kLanes ? blend_strip<2> : blend_strip<1>;
+      const auto blend = vectors_of(b.n_queries, p) == 2 ? blend_strip<2> : blend_strip<1>;
       if (n_slots[p] > 0) blend(s.weights[p], values, n_slots[p], shrink[p], s.out[p] + c);
     }
   }
@@ -326,10 +308,7 @@ void attend(const AttendArgs& a) {
         s.sum[p].of[i] = a.sum[of];
       }
     }
-    for (int i = 0; i < a.n_blocks; i += kBlocks) {
-      const KeyBlock* const next = i + 2 * kBlocks <= a.n_blocks ? a.blocks + i + kBlocks : nullptr;
-      attend_blocks<Load>(a, {a.blocks + i, next, min(kBlocks, a.n_blocks - i)}, n, s);
-    }
+    for (int i = 0; i < a.n_blocks; i += kBlocks) attend_blocks<Load>(a, blocks_at(a, i, n), s);
     for (int p = 0; p * kPanelQueries < n; ++p) {
       const int query = first + p * kPanelQueries, rows = min(kPanelQueries, first + n - query);
       from_lanes(s.out[p], rows, a.v_dim, a.out + query * a.out_stride, a.out_stride);

@@ -1,8 +1,7 @@
 // Byte products on 256-bit vectors, with VNNI and without: a block of columns is summed in exact
 // integers (255 * 128 * 512 < 2^24), then scaled and added as float.
 #pragma once
-#include <immintrin.h>
-
+#include "cpu_kernels/avx2_lanes.h"
 #include "cpu_kernels/panels.h"
 
 namespace tandem::cpu {
@@ -14,8 +13,6 @@ constexpr int kWideBytes = kColumns / 4 * kStepBytes;  // per panel
 
 // Eight 32-bit lanes; GCC 12 keeps arrays of __m256i, which has 64-bit lanes, in memory.
 using Integers = int __attribute__((vector_size(32)));
-
-__m256i load(const char* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
 
 // Multipliers of eight rows, one per lane.
 __m256i multipliers_of(const int8_t* of_rows) {

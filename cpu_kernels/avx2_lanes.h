@@ -8,8 +8,12 @@ namespace {
 constexpr int kLanes = 8;
 
 // Mask of the first n of 8 lanes.
-__m256i lane_mask(int n) {
+inline __m256i lane_mask(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+inline __m256i load(const char* from) {
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
 }
 
 inline float max_lane(__m256 v) {

@@ -52,8 +52,6 @@ void pack(const PackArgs& a) {
   _mm_sfence();
 }
 
-__m256i load(const char* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
-
 // The types of weights. widen() calls use(Index<column>, low, high) for each column of a step of 64
 // bytes: 16 rows.
 struct F32 {
@@ -251,10 +249,11 @@ constexpr Tiles kFewTiles[kMaxRows] = {kPair<Type, 1, 4, true>,   kPair<Type, 2,
                                        kPair<Type, 3, 1, true>,   kPair<Type, 4, 1, true>,
                                        kWidening<Type, 5, false>, kWidening<Type, 6, false>};
 
-// BF16 is widened for each tile: four cheap instructions for 32 numbers.
-template <class Type>
+// Each tile widens weights for itself: none for F32, four cheap instructions for 32 numbers of
+// BF16.
+template <class Type, int kPart>
 void gemm_in_registers(const GemmArgs& a) {
-  multiply(a, {.part = kColumns}, [&](const Block& b, int first, int m, Sum* sums) {
+  multiply(a, {.part = kPart}, [&](const Block& b, int first, int m, Sum* sums) {
     add_rows(a, kTiles<Type, true>, kTiles<Type, false>, b, sizeof(float), first, m, sums);
   });
 }
@@ -301,22 +300,16 @@ void gemm_keeping(const GemmArgs& a) {
   });
 }
 
-void gemm_f32(const GemmArgs& a) {
-  multiply(a, {256}, [&](const Block& b, int first, int m, Sum* sums) {
-    add_rows(a, kTiles<F32, true>, kTiles<F32, true>, b, sizeof(float), first, m, sums);
-  });
-}
-
 }  // namespace
 
 void avx2_gemm(const GemmArgs& a) {
   switch (a.w.type) {
     case WeightType::kF32:
-      return gemm_f32(a);
+      return gemm_in_registers<F32, 256>(a);
     case WeightType::kF16:
       return gemm_keeping<F16>(a);
     case WeightType::kBF16:
-      return gemm_in_registers<Bf16>(a);
+      return gemm_in_registers<Bf16, kColumns>(a);
     case WeightType::kF8E4M3:
       return gemm_keeping<E4m3>(a);
     case WeightType::kI8:

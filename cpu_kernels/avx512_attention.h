@@ -5,7 +5,7 @@
 #include <immintrin.h>
 
 #include "cpu_kernels/avx512_transpose.h"
-#include "cpu_kernels/panels.h"
+#include "cpu_kernels/key_blocks.h"
 
 namespace tandem::cpu {
 namespace {
@@ -13,8 +13,6 @@ namespace {
 constexpr int kQueries = 128;  // packed together
 constexpr int kQueryPanels = kQueries / kPanelRows;
 constexpr int kMaxSteps = (kMaxKeyDim + 64) / 2;  // both parts padded to 32 columns
-constexpr int kBlocks = 2;                        // key blocks that share a softmax
-constexpr int kSlots = kBlocks * kMaxKeys;        // key i of block b has slot b * kMaxKeys + i
 constexpr int kPairs = kSlots / 2;
 constexpr int kTileKeys = 32;  // keys whose weights are computed together
 // Panels of 16 queries, or of 16 columns of values, that are multiplied together.
@@ -34,30 +32,10 @@ struct Scratch {
   alignas(64) int token[kQueries];  // a query sees visible + token keys of a block
 };
 
-// A range of key blocks, the blocks that follow it, and the number of packed queries.
-struct Blocks {
-  const KeyBlock *blocks, *next;  // next: equally many, or null
-  int n;
-  int n_queries;
-};
-
 // Mask of the first n of 32 lanes, for any n.
 __mmask32 mask_of(int n) {
   if (n >= 32) return ~__mmask32{0};
   return (__mmask32{1} << (n < 0 ? 0 : n)) - 1;
-}
-
-// Number of keys of a block that a query sees.
-int keys_seen(const KeyBlock& block, int token) {
-  const int seen = min(block.visible + token, block.n_keys);
-  return seen < 0 ? 0 : seen;
-}
-
-// Number of slots up to the last one that a query sees.
-int slots_seen(const Blocks& b, int token) {
-  for (int i = b.n - 1; i >= 0; --i)
-    if (const int seen = keys_seen(b.blocks[i], token)) return i * kMaxKeys + seen;
-  return 0;
 }
 
 // The step at which the rope part of packed queries begins.
@@ -308,10 +286,7 @@ void attend_with(const AttendArgs& a) {
   for (int first = 0; first < a.n_queries; first += kQueries) {
     const int n = min(kQueries, a.n_queries - first);
     begin(a, first, n, s);
-    for (int i = 0; i < a.n_blocks; i += kBlocks) {
-      const KeyBlock* const next = i + 2 * kBlocks <= a.n_blocks ? a.blocks + i + kBlocks : nullptr;
-      attend_blocks<Products>(a, {a.blocks + i, next, min(kBlocks, a.n_blocks - i), n}, s);
-    }
+    for (int i = 0; i < a.n_blocks; i += kBlocks) attend_blocks<Products>(a, blocks_at(a, i, n), s);
     end(a, first, n, s);
   }
 }

@@ -294,7 +294,7 @@ MUTANTS = [
     ("AVX2 FP8: few rows of a last chunk are not lifted", "cpu_kernels/avx2_products.cpp", [("if (m > kMaxLifted) return", "if (a.m > kMaxLifted) return")]),
     ("AVX2 FP8: the last chunk has the rows of the first", "cpu_kernels/avx2_products.cpp", [("x_row(a.x, first + i)) + b.col;", "x_row(a.x, i)) + b.col;")]),
     ("AVX2 FP8: sign of odd columns lost", "cpu_kernels/avx2_products.cpp", [("odd_low = bf16_of(odd, low)", "odd_low = _mm256_abs_epi16(bf16_of(odd, low))")]),
-    ("AVX2 attention: a panel of up to 8 queries is whole", "cpu_kernels/avx2_attention.cpp", [("n_queries - p * kPanelQueries > kLanes ? kScoreTiles<2> : kScoreTiles<1>", "n_queries - p * kPanelQueries > 2 * kLanes ? kScoreTiles<2> : kScoreTiles<1>")]),
+    ("AVX2 attention: a panel of up to 8 queries is whole", "cpu_kernels/avx2_attention.cpp", [("panel * kPanelQueries > kLanes ? 2 : 1", "panel * kPanelQueries > 2 * kLanes ? 2 : 1")]),
     ("AVX2 attention: all keys of a block are seen", "cpu_kernels/avx2_attention.cpp", [("_mm256_set1_epi32(slot - i * kMaxKeys)", "_mm256_set1_epi32(-1)")]),
     ("AVX2 attention: old sums are not rescaled", "cpu_kernels/avx2_attention.cpp", [("_mm256_store_ps(shrink.of + half, factor);", "_mm256_store_ps(shrink.of + half, _mm256_set1_ps(1));")]),
     ("AVX2 attention: missing keys are not zero", "cpu_kernels/avx2_attention.cpp", [("__builtin_memset(row, 0, (kMaxKeys - n_keys) * sizeof(*row));", "__builtin_memset(row, 255, (kMaxKeys - n_keys) * sizeof(*row));")]),

@@ -59,6 +59,7 @@ class MachineSpeed {
   std::vector<cpu::PeakLoop> peaks_;
   std::vector<double> peak_rates_;  // of peaks_, with one thread
   cpu::ReadLoop best_read_;
+  const cpu::StartLoop* start_ = nullptr;
 };
 
 // Read bandwidth of the cores of one NUMA node, from its own memory and from another node's.
