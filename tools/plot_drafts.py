@@ -9,7 +9,8 @@ acceptance.
 import argparse
 import json
 import pathlib
-import sys
+
+import svg_plot
 
 
 def main():
@@ -36,14 +37,9 @@ def table(plain, rows):
 
 
 def plot(plain, rows, path):
-    try:
-        import matplotlib
-    except ImportError:
-        print("no matplotlib: no plot", file=sys.stderr)
+    plt = svg_plot.pyplot()
+    if plt is None:
         return
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "drafts"
-    import matplotlib.pyplot as plt
     figure, axes = plt.subplots(figsize=(7, 4.5))
     axes.axhline(plain["tokens_per_second"], color="C0", label="k = 0")
     axes.axhline(1 / plain["predicted_seconds"], color="C0", linestyle="--")
@@ -55,9 +51,7 @@ def plot(plain, rows, path):
         axes.plot(at, predicted, color=f"C{k}", marker="x", linestyle="--")
     axes.set(xlabel="acceptance", ylabel="tokens/s", title="measured (solid) and predicted (dashed)", ylim=(0, None))
     axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    svg_plot.save(plt, figure, path)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import collections
 import json
 import pathlib
 import statistics
-import sys
+
+import svg_plot
 
 
 def main():
@@ -52,20 +53,16 @@ def table(before, after):
 
 
 def plot(before, after, path):
-    try:
-        import matplotlib
-    except ImportError:
-        print("no matplotlib: no plot", file=sys.stderr)
+    plt = svg_plot.pyplot()
+    if plt is None:
         return
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "rows"
-    import matplotlib.pyplot as plt
     forms = sorted({form for form, _ in after})
     figure, all_axes = plt.subplots(1, len(forms), figsize=(3.2 * len(forms), 3.6), sharey=True, squeeze=False)
     for axes, form in zip(all_axes[0], forms):
         def line(rows, value, **style):
             points = sorted((key[1], value(row)) for key, row in rows.items() if key[0] == form and value(row) is not None)
-            axes.plot(*zip(*points), **style) if points else None
+            if points:
+                axes.plot(*zip(*points), **style)
         line(before, lambda row: row["roofline_ratio"], color="C7", marker="o", label="before")
         line(after, lambda row: row["roofline_ratio"], color="C0", marker="o", label="after")
         line(after, possible, color="C1", linestyle="--", label="instructions allow")
@@ -74,9 +71,7 @@ def plot(before, after, path):
         axes.grid(alpha=0.3)
     all_axes[0][0].set_ylabel("share of the roofline")
     all_axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    svg_plot.save(plt, figure, path)
 
 
 if __name__ == "__main__":
