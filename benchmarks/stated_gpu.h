@@ -107,15 +107,13 @@ class StatedDevice final : public Device {
   void wait() override { stream_.wait(); }
   void to_host(TensorView, TensorView) override { wait(); }
   // As CudaDevice.
-  bool run_recorded(const RecordKey& key, const std::function<void()>& enqueue) override {
-    if (key.n_tokens() > gpu::kSkinnyTokens) {
-      enqueue();
-      return false;
-    }
+  void run_recorded(const RecordKey& key, const std::function<void()>& enqueue,
+                    const std::function<void()>& follow) override {
+    if (key.n_tokens() > gpu::kSkinnyTokens) return enqueue();
     auto known = recorded_.find(key);
     if (known == recorded_.end()) known = recorded_.emplace(key, stream_.capture(enqueue)).first;
     stream_.replay(known->second);
-    return true;
+    follow();
   }
 
  private:

@@ -59,4 +59,9 @@ int capability_option() {
   return capability ? std::atoi(capability) : 89;
 }
 
+bool watchdog_option() {
+  const char* set = std::getenv("TANDEM_GPU_WATCHDOG");
+  return set && *set == '1';
+}
+
 }  // namespace tandem::gpu

@@ -48,5 +48,8 @@ std::string failure_text(const char* what, const char* name, Caller at);
 std::optional<int64_t> memory_option();
 // For tests: the emulated GPU's compute capability, 10 * major + minor, from TANDEM_GPU_CAPABILITY.
 int capability_option();
+// For tests: whether the emulated GPU has a display (GpuInfo::ends_long_kernels), from
+// TANDEM_GPU_WATCHDOG=1.
+bool watchdog_option();
 
 }  // namespace tandem::gpu

@@ -16,6 +16,8 @@ struct GpuInfo {
   bool fp8_mma = false;      // whether both the tensor cores and the program's kernels support FP8
   int n_multiprocessors = 0;
   int64_t memory_bytes = 0, free_bytes = 0;
+  // The GPU has a display, and the driver ends kernels that run for more than some seconds.
+  bool ends_long_kernels = false;
   bool emulated = false;
 };
 
@@ -84,6 +86,8 @@ class Graph {
   struct Impl;
   explicit Graph(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   int n_nodes() const;  // number of recorded kernels, copies and other operations
+  // GPU memory that the recording took, measured when it was made; 0 if others freed as much.
+  int64_t bytes() const;
   Impl& impl() const { return *impl_; }
 
  private:

@@ -40,7 +40,7 @@ gpu::Buffer mapped(int64_t bytes) { return {bytes, gpu::Site::kMapped}; }
 
 HandOff::HandOff(const ModelConfig& config, const Form& form, gpu::Stream& stream)
     : c_(config), stream_(stream) {
-  const std::string why_not = gpu::why_no_hand_off(stream_);
+  const std::string why_not = form.gpu_waits ? gpu::why_no_hand_off(stream_) : "";
   require(why_not.empty(), "{}", why_not);
   const int64_t pairs = int64_t{form.max_tokens} * config.router.n_active, word = sizeof(int32_t);
   std::vector<int32_t> places;

@@ -30,7 +30,8 @@ class HandOff {
     std::span<const std::vector<int32_t>> places;
     // [layers] row type of the CPU kernels; any for a layer without experts on the CPU.
     std::span<const cpu::ActivationType> rows_on_cpu;
-    int max_tokens;  // tokens of a step
+    int max_tokens;         // tokens of a step
+    bool gpu_waits = true;  // await_sum() is used
   };
   // The references outlive the object. Throws Error if kernel launches block on the stream, which
   // would deadlock a step, and when too little memory is left.

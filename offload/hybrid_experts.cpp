@@ -28,8 +28,10 @@ std::vector<std::vector<int32_t>> places_on_gpu(const ModelConfig& config,
 HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens)
     : parts_(parts),
       stream_(parts.stream),
-      hand_off_(config, {places_on_gpu(config, parts.weights), parts.rows_on_cpu, max_tokens},
-                parts.stream),
+      hand_off_(
+          config,
+          {places_on_gpu(config, parts.weights), parts.rows_on_cpu, max_tokens, parts.gpu_waits},
+          parts.stream),
       trace_(parts.stream, config.n_all_layers()) {
   for (const std::vector<int32_t>& places : places_on_gpu(config, parts.weights)) {
     const auto n_on_cpu = std::count(places.begin(), places.end(), -1);
@@ -96,10 +98,14 @@ bool HybridExperts::prefers_micro_batches(const Batch& step) const {
 // The kernels that wait for the sum are enqueued before it is computed, so the GPU needs no further
 // launches to continue.
 void HybridExperts::add_from_cpu(int layer, StepRows rows, Ticket ticket, TensorView y) {
-  hand_off_.await_sum();
+  if (!parts_.gpu_waits) serve_or_give_up(layer, rows, ticket);
+  if (parts_.gpu_waits) hand_off_.await_sum();
   trace_.stamp(layer, ticket, StepTrace::kSumSeen);
   hand_off_.add_sum(rows, y);
-  if (stream_.is_recording()) return;
+  if (parts_.gpu_waits && !stream_.is_recording()) serve_or_give_up(layer, rows, ticket);
+}
+
+void HybridExperts::serve_or_give_up(int layer, StepRows rows, Ticket ticket) {
   try {
     serve(layer, rows, ticket);
   } catch (...) {

@@ -21,6 +21,9 @@ class HybridExperts final : public ExpertPool {
     gpu::Stream& stream;
     Team* team = nullptr;                        // computes on_cpu; polls while waiting for the GPU
     std::chrono::duration<double> patience{60};  // maximum wait for the GPU
+    // Kernels may wait for the CPU. If not, they are launched when the CPU's sum is there, and no
+    // step may be recorded.
+    bool gpu_waits = true;
   };
   // How steps are divided.
   struct Division {
@@ -50,8 +53,8 @@ class HybridExperts final : public ExpertPool {
 
   bool waits(Ticket ticket) override;
   // Enqueues the GPU's part and the addition of the CPU's sum, and computes that sum while the GPU
-  // does earlier work. Throws RunError when the GPU has failed or takes too long; the GPU is
-  // released, and no later step is computed.
+  // does earlier work; in the other order where the GPU must not wait. Throws RunError when the GPU
+  // has failed or takes too long; the GPU is released, and no later step is computed.
   void add_to(Ticket ticket, TensorView y) override;
   bool prefers_micro_batches(const Batch& step) const override;
   void follow(LayerRange layers, const MicroBatches& step) override;
@@ -63,6 +66,7 @@ class HybridExperts final : public ExpertPool {
   bool cpu_computes(const ExpertBatch& batch) const;
   void add_from_cpu(int layer, StepRows rows, Ticket ticket, TensorView y);
   void serve(int layer, StepRows rows, Ticket ticket);
+  void serve_or_give_up(int layer, StepRows rows, Ticket ticket);
   void share(const ExpertBatch& batch, Ticket ticket, TensorView y);
   void require_not_failed() const;
   void give_up(int n_sums);

@@ -107,6 +107,50 @@ TEST(GpuEngineBoth, RecordedStepsGiveTheSameBits) {
   }
 }
 
+class Setting {
+ public:
+  Setting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Setting() { unsetenv(name_); }
+  Setting(const Setting&) = delete;
+
+ private:
+  const char* const name_;
+};
+
+// Launching a step of about 150 nodes waits until all but 8 have run, most of them after the CPU's
+// work.
+TEST(GpuEngineBoth, AStepIsComputedWhileItsLaunchWaits) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "gpu_signals_test does it with 4,000 nodes";
+  OnBoth wide("v2_lite", true, 0);
+  const Setting queue("TANDEM_GPU_QUEUE", "8");
+  OnBoth narrow("v2_lite", true, 0);
+  Conversations a(wide.model(), wide.cache(), 3, 2), b(narrow.model(), narrow.cache(), 3, 2);
+  expect_same_steps(a, b, 2, 4, 5);
+  EXPECT_GE(narrow.n_recorded(), 1);
+}
+
+// With blocking launches a kernel that waited for the CPU would wait forever.
+TEST(GpuEngineBoth, NoKernelWaitsOnAGpuWithADisplay) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "CUDA reads CUDA_LAUNCH_BLOCKING once";
+  const std::vector<std::vector<Conversations::Part>> steps = {
+      {{0, {5, 7, 11}}, {1, {2}}}, {{0, {3}}, {1, {9}}}, {{0, {4}}, {1, {8}}}, {{1, {6}}}};
+  const auto logits = [&](OnBoth& on) {
+    Conversations all(on.model(), on.cache(), 3, 2);
+    std::vector<std::vector<float>> rows;
+    for (const auto& step : steps)
+      for (std::vector<float>& row : all.step(step)) rows.push_back(std::move(row));
+    return rows;
+  };
+  for (const int micro_batches_from : {0, 2}) {
+    OnBoth usual("v2_lite", true, micro_batches_from);
+    const auto want = logits(usual);
+    const Setting watchdog("TANDEM_GPU_WATCHDOG", "1"), blocking("CUDA_LAUNCH_BLOCKING", "1");
+    OnBoth with_display("v2_lite", true, micro_batches_from);
+    expect_same_bits(logits(with_display), want);
+    EXPECT_EQ(with_display.n_recorded(), 0);
+  }
+}
+
 // Steps with equal numbers of tokens and sequences whose drafts are divided otherwise.
 TEST(GpuEngineBoth, RecordedStepsWithDraftsGiveTheSameBits) {
   for (const int micro_batches_from : {0, 2}) {

@@ -128,10 +128,11 @@ TEST(GpuDrafts, TheGraphsUsedLastAreKept) {
   gpu::open_gpu();
   gpu::Stream stream;
   CudaDevice device(stream, true);
-  int n_enqueued = 0;
+  int n_enqueued = 0, n_followed = 0;
   const auto run = [&](int n_logits) {
     const RecordKey key = {nullptr, nullptr, 0, 0, n_logits, {{{1, 1, 1}}}};
-    EXPECT_TRUE(device.run_recorded(key, [&] { ++n_enqueued; }));
+    device.run_recorded(
+        key, [&] { ++n_enqueued; }, [&] { ++n_followed; });
   };
   for (int i = 0; i < 300; ++i) {
     run(i);
@@ -144,7 +145,34 @@ TEST(GpuDrafts, TheGraphsUsedLastAreKept) {
   EXPECT_EQ(n_enqueued, 300);
   run(44);
   EXPECT_EQ(n_enqueued, 301) << "255 others were used after it";
+  EXPECT_EQ(n_followed, 603);
   EXPECT_EQ(device.n_recorded(), 256);
+}
+
+// A recording of 6 nodes takes 6 KiB on the emulated GPU.
+TEST(GpuDrafts, RecordingsStayWithinTheirMemory) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "a GPU's recordings take what they take";
+  gpu::Stream stream;
+  gpu::Buffer word(4, gpu::Site::kDevice), mapped(4, gpu::Site::kMapped);
+  CudaDevice device(stream, true, 20 << 10);
+  int n_enqueued = 0;
+  const auto run = [&](int n_logits) {
+    const RecordKey key = {nullptr, nullptr, 0, 0, n_logits, {{{1, 1, 1}}}};
+    const auto enqueue = [&] {
+      ++n_enqueued;
+      for (int i = 0; i < 6; ++i) stream.copy(mapped.as<void>(), 4, word.as<void>());
+    };
+    device.run_recorded(key, enqueue, [] {});
+    stream.wait();
+  };
+  for (int i = 0; i < 4; ++i) run(i);
+  EXPECT_EQ(device.n_recorded(), 3) << "18 KiB";
+  for (const int kept : {1, 2, 3}) run(kept);
+  EXPECT_EQ(n_enqueued, 4);
+  run(0);
+  run(1);
+  EXPECT_EQ(n_enqueued, 6) << "0 displaced 1, which was used least recently";
+  EXPECT_EQ(device.n_recorded(), 3);
 }
 
 // Experts on both devices, recorded steps in two micro-batches, streamed prompts.

@@ -23,10 +23,17 @@ struct Event::Impl {
 struct Graph::Impl {
   cudaGraphExec_t exec;
   size_t n_nodes = 0;
+  int64_t bytes = 0;
   ~Impl() { cudaGraphExecDestroy(exec); }
 };
 
 namespace {
+
+int64_t free_bytes() {
+  size_t free = 0, total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total));
+  return static_cast<int64_t>(free);
+}
 
 // Derives the kernels' state from the result of a call that loads them.
 GpuFacts::Kernels kernels_after(cudaError_t status) {
@@ -78,6 +85,8 @@ GpuInfo open_gpu() {
   require(problem.empty(), "{}", problem);
   int n_multiprocessors = 0;
   check_cuda(cudaDeviceGetAttribute(&n_multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+  int ends_long_kernels = 0;
+  check_cuda(cudaDeviceGetAttribute(&ends_long_kernels, cudaDevAttrKernelExecTimeout, 0));
   size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total));
   const int64_t most = memory_option().value_or(std::numeric_limits<int64_t>::max());
@@ -87,7 +96,8 @@ GpuInfo open_gpu() {
           .fp8_mma = has_fp8_mma(facts),
           .n_multiprocessors = n_multiprocessors,
           .memory_bytes = std::min(static_cast<int64_t>(total), most),
-          .free_bytes = std::min(static_cast<int64_t>(free), most)};
+          .free_bytes = std::min(static_cast<int64_t>(free), most),
+          .ends_long_kernels = ends_long_kernels != 0};
 }
 
 CudaVersions cuda_versions() {
@@ -178,12 +188,18 @@ Graph Stream::capture(const std::function<void()>& work) {
   }
   check_cuda(cudaStreamEndCapture(impl_->stream, &graph));
   check_cuda(cudaGraphGetNodes(graph, nullptr, &result->n_nodes));
+  const int64_t free_before = free_bytes();
   check_cuda(cudaGraphInstantiate(&result->exec, graph, 0));
   check_cuda(cudaGraphDestroy(graph));
+  check_cuda(cudaGraphUpload(result->exec, impl_->stream));
+  check_cuda(cudaStreamSynchronize(impl_->stream));
+  result->bytes = std::max<int64_t>(free_before - free_bytes(), 0);
   return Graph(std::move(result));
 }
 
 int Graph::n_nodes() const { return static_cast<int>(impl_->n_nodes); }
+
+int64_t Graph::bytes() const { return impl_->bytes; }
 
 bool Stream::is_recording() const {
   cudaStreamCaptureStatus status;

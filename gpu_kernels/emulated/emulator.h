@@ -48,6 +48,8 @@ struct Counts {
 };
 Counts& counts();
 
+constexpr int64_t kGraphNodeBytes = 1024;  // a recording's memory, for Graph::bytes()
+
 void sync_block(Where at);
 // Synchronises the lanes of `mask`; returns the packets of all 32. `orders_memory` is for
 // __syncwarp.

@@ -81,7 +81,15 @@ bool blocking_option() {
   return set && std::strcmp(set, "0") != 0;
 }
 
+// Work items that a new stream's queue holds, for tests: as a driver may, the host then waits until
+// the GPU has begun enough of them.
+size_t queue_option() {
+  const char* items = std::getenv("TANDEM_GPU_QUEUE");
+  return items ? static_cast<size_t>(std::atoll(items)) : SIZE_MAX;
+}
+
 struct Stream::Impl {
+  const size_t queue_size = queue_option();
   const std::chrono::microseconds late_by = copy_delay();
   std::mutex mutex;
   std::condition_variable changed;
@@ -108,7 +116,8 @@ struct Stream::Impl {
     push({std::move(work), true});
   }
   void push(Item item) {
-    const std::lock_guard lock(mutex);
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return queue.size() < queue_size; });
     queue.push_back(std::move(item));
     changed.notify_all();
   }
@@ -148,6 +157,7 @@ struct Stream::Impl {
       while (!queue.empty()) {
         const Item item = std::move(queue.front());
         queue.pop_front();
+        changed.notify_all();
         lock.unlock();
         if (item.is_flag || !emulated::loss_strikes()) item.run();
         lock.lock();
@@ -193,6 +203,7 @@ GpuInfo open_gpu() {
           .n_multiprocessors = 4,
           .memory_bytes = memory,
           .free_bytes = memory,
+          .ends_long_kernels = watchdog_option(),
           .emulated = true};
 }
 
@@ -316,6 +327,8 @@ Graph Stream::capture(const std::function<void()>& work) {
 }
 
 int Graph::n_nodes() const { return static_cast<int>(impl_->work.size()); }
+
+int64_t Graph::bytes() const { return emulated::kGraphNodeBytes * n_nodes(); }
 
 bool Stream::is_recording() const { return impl_->capture != nullptr; }
 

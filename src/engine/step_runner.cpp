@@ -65,7 +65,8 @@ void StepRunner::compute(const Work& work, const std::function<void()>& enqueue)
                      .variant = work.variant,
                      .n_logits = static_cast<int>(work.batch.logit_rows.size())};
     for (int i = 0; i < work.step.n; ++i) key.parts[i] = size_of_part(work.step.at[i]);
-    if (parts_.device.run_recorded(key, enqueue)) parts_.experts.follow(work.layers, work.step);
+    const auto follow = [&] { parts_.experts.follow(work.layers, work.step); };
+    parts_.device.run_recorded(key, enqueue, std::ref(follow));
   }
   parts_.experts.end_step(work.layers, work.step);
 }

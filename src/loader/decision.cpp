@@ -109,7 +109,8 @@ GpuShare gpu_share(const ModelOptions& options, const Subject& subject,
             "--experts {}: a GPU keeps routed experts as the checkpoint stores them; leave it out",
             options.experts ? format_name(*options.experts) : "");
   }
-  require_hand_off(share.parts);
+  const std::string note = require_hand_off(share.parts);
+  if (!note.empty()) options.warn(note);
   return share;
 }
 

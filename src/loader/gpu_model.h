@@ -58,8 +58,9 @@ void require_fp8_gpu();
 GpuMemory gpu_memory(ModelWeights& stored, const ModelConfig& config,
                      const GpuModelOptions& options);
 
-// Throws Error if this GPU cannot share a step with the CPU and `parts` asks for that.
-void require_hand_off(const GpuParts& parts);
+// Throws Error if this GPU cannot share a step with the CPU and `parts` asks for that. Returns what
+// makes sharing slower on this GPU, in one line; empty: nothing.
+std::string require_hand_off(const GpuParts& parts);
 
 // `config` must outlive the model. Throws Error when no GPU can be used.
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore& store, ModelWeights& stored,

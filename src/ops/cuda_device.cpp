@@ -64,24 +64,43 @@ void CudaDevice::to_host(TensorView x, TensorView out) {
 }
 
 // Graphs are not padded to a larger size, because experts would be read for the padding rows.
-bool CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>& enqueue) {
+void CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>& enqueue,
+                              const std::function<void()>& follow) {
   n_nodes_of_last_step_ = 0;
-  if (!records_ || key.n_tokens() > kMaxRecordedTokens) {
-    enqueue();
-    return false;
-  }
+  if (!records_ || key.n_tokens() > kMaxRecordedTokens) return enqueue();
   auto known = recorded_.find(key);
   if (known == recorded_.end()) {
-    if (recorded_.size() == kMaxRecorded)
-      recorded_.erase(std::min_element(
-          recorded_.begin(), recorded_.end(),
-          [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; }));
-    known = recorded_.emplace(key, Recorded{stream_.capture(enqueue), 0}).first;
+    gpu::Graph graph = stream_.capture(enqueue);
+    const int64_t bytes = graph.bytes();
+    while (!recorded_.empty() &&
+           (recorded_.size() == kMaxRecorded || recorded_bytes_ + bytes > max_recorded_bytes_))
+      drop_oldest();
+    recorded_bytes_ += bytes;
+    known = recorded_.emplace(key, Recorded{std::move(graph), 0}).first;
   }
   known->second.last_use = ++n_replays_;
-  n_nodes_of_last_step_ = known->second.graph.n_nodes();
-  stream_.replay(known->second.graph);
-  return true;
+  const gpu::Graph& graph = known->second.graph;
+  n_nodes_of_last_step_ = graph.n_nodes();
+  if (!launcher_) {
+    stream_.replay(graph);
+    return follow();
+  }
+  launcher_->launch(graph);
+  try {
+    follow();
+  } catch (...) {
+    launcher_->wait();  // a launch that failed is the cause
+    throw;
+  }
+  launcher_->wait();
+}
+
+void CudaDevice::drop_oldest() {
+  const auto oldest = std::min_element(
+      recorded_.begin(), recorded_.end(),
+      [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; });
+  recorded_bytes_ -= oldest->second.graph.bytes();
+  recorded_.erase(oldest);
 }
 
 std::unique_ptr<DeviceSampler> CudaDevice::make_sampler(std::span<const uint32_t> allowed,

@@ -3,22 +3,33 @@
 #pragma once
 #include <map>
 
-#include "gpu_kernels/runtime.h"
+#include "gpu_kernels/launch_thread.h"
 #include "ops/device.h"
 
 namespace tandem {
 
 class CudaDevice final : public Device {
  public:
-  // The stream outlives the object. With `records`, decode steps are recorded as graphs.
-  CudaDevice(gpu::Stream& stream, bool records) : stream_(stream), records_(records) {}
+  // Device memory that recordings may take; gpu_model.cpp reserves it.
+  static constexpr int64_t kRecordedBytes = 200 << 20;
+
+  // The stream outlives the object. With `records`, decode steps are recorded as graphs, of which
+  // those used last are kept.
+  CudaDevice(gpu::Stream& stream, bool records, int64_t recorded_bytes = kRecordedBytes)
+      : stream_(stream), records_(records), max_recorded_bytes_(recorded_bytes) {}
+
+  // For steps in which the GPU waits for the CPU: recordings are launched beside the CPU's part.
+  void launch_beside_follow() { launcher_ = std::make_unique<gpu::LaunchThread>(stream_); }
+  // For GPUs that must not wait for the CPU: every step is launched kernel by kernel.
+  void record_nothing() { records_ = false; }
 
   Buffer allocate(int64_t bytes) override;
   Buffer allocate_on_host(int64_t bytes) override;
   void copy(const void* from, int64_t bytes, void* to) override { stream_.copy(from, bytes, to); }
   void to_host(TensorView x, TensorView out) override;
   void wait() override { stream_.wait(); }
-  bool run_recorded(const RecordKey& key, const std::function<void()>& enqueue) override;
+  void run_recorded(const RecordKey& key, const std::function<void()>& enqueue,
+                    const std::function<void()>& follow) override;
   std::unique_ptr<DeviceSampler> make_sampler(std::span<const uint32_t> allowed, int n_tokens,
                                               int max_rows) override;
 
@@ -29,15 +40,20 @@ class CudaDevice final : public Device {
  private:
   // The kernels of larger steps take longer than their launches, so recording would gain nothing.
   static constexpr int kMaxRecordedTokens = 32;
-  static constexpr size_t kMaxRecorded = 256;  // graphs; another one replaces the oldest use
+  static constexpr size_t kMaxRecorded = 256;
   struct Recorded {
     gpu::Graph graph;
     int64_t last_use;  // in replays
   };
 
+  void drop_oldest();
+
   gpu::Stream& stream_;
-  const bool records_;
+  bool records_;
+  const int64_t max_recorded_bytes_;
   std::map<RecordKey, Recorded> recorded_;
+  int64_t recorded_bytes_ = 0;
+  std::unique_ptr<gpu::LaunchThread> launcher_;  // null: this thread launches
   int64_t n_replays_ = 0;
   int n_nodes_of_last_step_ = 0;
 };

@@ -65,11 +65,11 @@ class Device {
   virtual void wait() {}
 
   // Runs enqueue(), which calls the operations of a decode step, or replays what it enqueued when
-  // it was called with this key before. Returns true if a recording runs now: only the device does
-  // what follows.
-  virtual bool run_recorded(const RecordKey&, const std::function<void()>& enqueue) {
+  // it was called with this key before. While a replay runs, calls follow(), which does the host's
+  // part of the step and enqueues nothing.
+  virtual void run_recorded(const RecordKey&, const std::function<void()>& enqueue,
+                            const std::function<void()>& /*follow*/) {
     enqueue();
-    return false;
   }
 
   // A sampler for up to max_rows rows of n_tokens logits, which draws only tokens with a set bit in

@@ -75,7 +75,8 @@ CudaLimits limits_of(const GpuModelOptions& options, const gpu::GpuInfo& gpu_inf
 int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& options,
                              const gpu::GpuInfo& gpu_info, const GpuParts& parts,
                              int64_t kv_tokens) {
-  constexpr int64_t kContextBytes = 300 << 20;  // used by CUDA itself and its modules
+  // Used by CUDA itself, its modules and recorded steps.
+  constexpr int64_t kContextBytes = (100 << 20) + CudaDevice::kRecordedBytes;
   return CudaOps::bytes_for(config, limits_of(options, gpu_info)) +
          CudaExpertRows::bytes_for(config, rows_needed(parts, options)) +
          (any(parts, false) ? HybridExperts::bytes_for(config, options.max_tokens) : 0) +
@@ -130,6 +131,7 @@ class Loaded final : public GpuModel {
     return *gpu_experts_;
   }
   void add_cpu_experts(CpuExperts& experts, Timeline* timeline) override {
+    const bool gpu_waits = !gpu_info_.ends_long_kernels;
     hybrid_ =
         std::make_unique<HybridExperts>(config_,
                                         HybridExperts::Parts{.weights = weights_,
@@ -137,8 +139,10 @@ class Loaded final : public GpuModel {
                                                              .on_cpu = experts,
                                                              .rows_on_cpu = experts.activations(),
                                                              .stream = stream_,
-                                                             .team = &experts.team()},
+                                                             .team = &experts.team(),
+                                                             .gpu_waits = gpu_waits},
                                         max_tokens_);
+    gpu_waits ? device_.launch_beside_follow() : device_.record_nothing();
     HybridExperts::Division division = {.micro_batches_from = micro_batches_from_};
     if (stream_from_ != 0 && (stream_from_ > 0 || CudaStreaming::takes(experts))) {
       streaming_ = std::make_unique<CudaStreaming>(config_, experts, *rows_, max_tokens_, stream_);
@@ -261,11 +265,19 @@ void require_fp8_gpu() {
 }
 
 // A hand-off that cannot work would be noticed only after loading, which takes minutes.
-void require_hand_off(const GpuParts& parts) {
-  if (!any(parts, false)) return;
+std::string require_hand_off(const GpuParts& parts) {
+  if (!any(parts, false)) return "";
+  const gpu::GpuInfo gpu_info = gpu::open_gpu();
+  if (gpu_info.ends_long_kernels)
+    return fmt::format(
+        "{} has a display, and the driver ends kernels that run for seconds: kernels do not wait "
+        "for the CPU but are launched when it is done, which costs about 4 % of a step; use a GPU "
+        "without a display to avoid it",
+        gpu_info.name);
   gpu::Stream stream;
   const std::string why_not = gpu::why_no_hand_off(stream);
   require(why_not.empty(), "{}", why_not);
+  return "";
 }
 
 GpuMemory gpu_memory(ModelWeights& stored, const ModelConfig& config,

@@ -18,7 +18,7 @@ GpuMemory gpu_memory(ModelWeights&, const ModelConfig&, const GpuModelOptions&) 
   fail("{}", why_no_gpu());
 }
 
-void require_hand_off(const GpuParts&) { fail("{}", why_no_gpu()); }
+std::string require_hand_off(const GpuParts&) { fail("{}", why_no_gpu()); }
 
 std::unique_ptr<GpuModel> load_gpu_model(const WeightStore&, ModelWeights&, const ModelConfig&,
                                          const GpuModelOptions&, const GpuParts&) {
