@@ -1,6 +1,7 @@
 // Element-wise kernels. blockIdx.x indexes columns, blockIdx.y rows.
 #include "device.h"
 #include "gpu_kernels/kernels.h"
+#include "gpu_kernels/rotate.h"
 
 namespace tandem::gpu {
 namespace {
@@ -78,20 +79,15 @@ __global__ void append_kernel(const __grid_constant__ AppendArgs a) {
   });
 }
 
-// A thread rotates one pair. Uses the precise sincosf of the full angle, like the CPU: at positions
-// around 10^5 fast sines are useless.
+// A thread rotates one pair.
 __global__ void rope_kernel(const __grid_constant__ RopeArgs a) {
   for_columns(a.tokens, a.rows_per_token * a.n_pairs, [&](int token, int i) {
     const int pair = i % a.n_pairs;
     const int64_t row = int64_t{token} * a.rows_per_token + i / a.n_pairs;
-    float sin, cos;
-    sincosf(static_cast<float>(a.positions[token]) * a.frequencies[pair], &sin, &cos);
-    sin *= a.amplitude;
-    cos *= a.amplitude;
     float* p = a.x.data + row * a.x.stride + 2 * pair;
-    const float even = p[0], odd = p[1];
-    p[0] = even * cos - odd * sin;
-    p[1] = even * sin + odd * cos;
+    const float2 v = rotated(p[0], p[1], a.positions[token], a.frequencies[pair], a.amplitude);
+    p[0] = v.x;
+    p[1] = v.y;
   });
 }
 

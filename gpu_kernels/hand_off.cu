@@ -3,6 +3,7 @@
 #include "device.h"
 #include "gpu_kernels/hand_off.h"
 #include "gpu_kernels/reduce.h"
+#include "gpu_kernels/signal_steps.h"
 #include "packed.h"
 
 namespace tandem::gpu {
@@ -69,6 +70,21 @@ __global__ void __launch_bounds__(kThreads)
       *reinterpret_cast<uint2*>(to) = {pack_codes(v, inverse), pack_codes(v + 4, inverse)};
     }
   }
+  if (!a.handed_down.word) return;
+  __syncthreads();
+  if (threadIdx.x == 0 && is_last_block(a.handed_down, gridDim.x)) raise(a.handed_down);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    add_awaited_kernel(const __grid_constant__ AddAwaitedArgs a) {
+  if (threadIdx.x == 0) await_raise(a.sum_is_there);
+  __syncthreads();
+  float* const y = a.y.data + blockIdx.x * a.y.stride;
+  const float* const sum = a.sum.data + blockIdx.x * a.sum.stride;
+#pragma unroll 8
+  for (int c = threadIdx.x; c < a.cols; c += kThreads) y[c] += sum[c];
+  __syncthreads();
+  if (threadIdx.x == 0 && is_last_block(a.sum_is_there, gridDim.x)) count_await(a.sum_is_there);
 }
 
 __global__ void __launch_bounds__(kThreads) place_kernel(const __grid_constant__ PlaceArgs a) {
@@ -84,6 +100,10 @@ void place_experts(const Stream& stream, const PlaceArgs& a) {
   launch(place_kernel,
          {.grid_x = (a.tokens * a.n_active + kThreads - 1) / kThreads, .threads = kThreads}, stream,
          a);
+}
+
+void add_awaited(const Stream& stream, const AddAwaitedArgs& a) {
+  if (a.rows > 0) launch(add_awaited_kernel, {.grid_x = a.rows, .threads = kThreads}, stream, a);
 }
 
 void hand_down(const Stream& stream, const HandDownArgs& a) {

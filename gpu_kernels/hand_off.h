@@ -2,6 +2,7 @@
 // no other copies, and no arguments that change between steps.
 #pragma once
 #include "gpu_kernels/kernels.h"
+#include "gpu_kernels/signals.h"
 
 namespace tandem::gpu {
 
@@ -33,8 +34,18 @@ struct HandDownArgs {
   HandedDown to;
   RowType type;
   int tokens, n_active, dim;
+  SignalWords handed_down = {};  // raised when all is written; null: nothing is
 };
 void hand_down(const Stream& stream, const HandDownArgs& args);
+
+// Awaits the CPU's next sum and adds it: y += sum. Every row polls over the link, so there should
+// be few.
+struct AddAwaitedArgs {
+  Matrix y, sum;  // [rows, cols]; sum is mapped
+  int rows, cols;
+  SignalWords sum_is_there;
+};
+void add_awaited(const Stream& stream, const AddAwaitedArgs& args);
 
 // out[t, i] = place[ids[t, i]].
 struct PlaceArgs {

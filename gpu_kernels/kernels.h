@@ -41,6 +41,7 @@ struct RmsNormArgs {
   Matrix out;         // [rows, dim]
   int rows, dim;
   float eps;
+  Matrix delta = {};  // [rows, dim], added to x in place first; null: nothing is
 };
 void rms_norm(const Stream& stream, const RmsNormArgs& args);
 
@@ -73,28 +74,23 @@ struct AppendArgs {
 };
 void append_kv(const Stream& stream, const AppendArgs& args);
 
-// Chooses n_active experts per token as class Gate of DeepSeek-V3's inference/model.py does;
-// route_token() is the CPU reference. Of equal scores the lower index wins.
-enum class RouterScoring : uint8_t { kSoftmax, kSigmoid };
-enum class GroupScore : uint8_t { kNone, kBest, kSumOfBestTwo };  // kNone: groups have no effect
-struct RouterArgs {
-  Matrix logits;      // [tokens, n_experts]
-  const float* bias;  // [n_experts] added for selection only; null: none
-  Matrix weights;     // [tokens, n_active], out
-  int32_t* ids;       // [tokens, n_active], rows ids_stride apart, out; best first
-  int64_t ids_stride;
-  int tokens, n_experts, n_active;
-  int n_groups, n_active_groups;
-  RouterScoring scoring;
-  GroupScore group_score;
-  // Normalizes each token's weights to sum 1 before scaling.
-  bool normalize;
-  float scale;  // factor of the weights
-  // 0, or replaces the chosen experts: place i of all [tokens, n_active] gets expert
-  // (i % simulated_ranks) * n_experts / simulated_ranks.
-  int simulated_ranks = 0;
+// What attention does with a token before it attends: rotates its queries in place, normalises its
+// latents, rotates its key, and writes both to the cache, in BF16, or in FP8 as append_fp8() does.
+struct RotateAppendArgs {
+  Matrix q_rope;      // [tokens * n_heads, rope_dim]
+  Matrix kv;          // [tokens, kv_rank + rope_dim], not changed
+  const float* gain;  // [kv_rank]
+  float eps;
+  const int32_t* positions;      // [tokens]
+  const float* frequencies;      // [rope_dim / 2]
+  const int32_t* rows_of_cache;  // [tokens]
+  void* cache;
+  int64_t cache_stride;  // BF16: elements from row to row
+  bool fp8;
+  float amplitude;
+  int tokens, n_heads, kv_rank, rope_dim;
 };
-void route(const Stream& stream, const RouterArgs& args);
+void rotate_and_append(const Stream& stream, const RotateAppendArgs& args);
 
 // Sorts the (token, expert) pairs of a step by expert, then by token: pair i of token t becomes row
 // row_of[t, i], and rows offsets[e] to offsets[e + 1] - 1 belong to expert e. Pairs with negative

@@ -15,6 +15,14 @@ struct Workspace {
 };
 constexpr int kCounters = 4096;
 
+// What a product of few tokens does with a second matrix, of the type, columns and scale blocks of
+// the first.
+enum class Second : uint8_t {
+  kNone,
+  kBeside,  // its product is a second output
+  kGated,   // the first is gate, the second up, of equal rows: out = silu(x gate^T) * (x up^T)
+};
+
 // out = x w^T for 1 to 16 tokens, limited by reading w (FP8 or BF16). x is rounded to BF16.
 constexpr int kSkinnyTokens = 16;
 struct SkinnyArgs {
@@ -25,10 +33,18 @@ struct SkinnyArgs {
   int n_tokens;
   Workspace workspace;
   int n_multiprocessors;  // sets how often columns are split
+  Second second = Second::kNone;
+  Weight w_2 = {};
+  float* out_2 = nullptr;  // kBeside: [n_tokens, w_2.rows]
+  int64_t out_2_stride = 0;
+  // [w.cols]: x is normalised first, x / sqrt(mean(x^2) + eps) * gain. Null: it is not. Every block
+  // reads the whole rows of x for it.
+  const float* gain = nullptr;
+  float eps = 0;
 };
 void skinny_product(const Stream& stream, const SkinnyArgs& args);
-// Floats of Workspace::partial.
-int64_t skinny_partials(const Weight& w, int n_tokens, int n_multiprocessors);
+// Floats of Workspace::partial; reads the shapes of args only.
+int64_t skinny_partials(const SkinnyArgs& args);
 
 // out = x w^T without rounding: float activations, weights decoded to float, any type, scale blocks
 // and number of tokens. For routers, and for matrices that the other kernels do not support.

@@ -1,4 +1,5 @@
-// One block normalizes one row. It reads the row twice; the second read hits the cache.
+// One block normalizes one row, after it has added another row to it. It reads the row twice; the
+// second read hits the cache.
 #include "device.h"
 #include "gpu_kernels/kernels.h"
 #include "gpu_kernels/reduce.h"
@@ -9,12 +10,19 @@ namespace {
 constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(const __grid_constant__ RmsNormArgs a) {
-  const float* x = a.x.data + blockIdx.x * a.x.stride;
-  float* out = a.out.data + blockIdx.x * a.out.stride;
+  float* const x = a.x.data + blockIdx.x * a.x.stride;
+  const float* const delta = a.delta.data ? a.delta.data + blockIdx.x * a.delta.stride : nullptr;
+  float* const out = a.out.data + blockIdx.x * a.out.stride;
   float squares = 0;
-  for (int i = threadIdx.x; i < a.dim; i += kThreads) squares += x[i] * x[i];
+#pragma unroll 4
+  for (int i = threadIdx.x; i < a.dim; i += kThreads) {
+    float v = x[i];
+    if (delta) x[i] = v += delta[i];
+    squares += v * v;
+  }
   const float sum = block_sum<kThreads>(squares, shared_memory<BlockSums>());
   const float scale = 1 / sqrtf(sum / a.dim + a.eps);
+#pragma unroll 4
   for (int i = threadIdx.x; i < a.dim; i += kThreads) out[i] = x[i] * scale * a.gain[i];
 }
 

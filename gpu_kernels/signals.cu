@@ -5,27 +5,17 @@
 
 #include "clock.h"
 #include "device.h"
+#include "gpu_kernels/signal_steps.h"
 #include "gpu_kernels/signals.h"
 
 namespace tandem::gpu {
 namespace {
 
-struct SignalArgs {
-  uint32_t* word;   // mapped
-  uint32_t* count;  // in GPU memory
-};
+__global__ void raise_kernel(const __grid_constant__ SignalWords signal) { raise(signal); }
 
-__global__ void raise_kernel(const __grid_constant__ SignalArgs a) {
-  const uint32_t n = *a.count + 1;
-  *a.count = n;
-  store_release(a.word, n);
-}
-
-__global__ void await_kernel(const __grid_constant__ SignalArgs a) {
-  const uint32_t n = *a.count + 1;
-  while (static_cast<int32_t>(load_acquire(a.word) - n) < 0) {
-  }
-  *a.count = n;
+__global__ void await_kernel(const __grid_constant__ SignalWords signal) {
+  await_raise(signal);
+  count_await(signal);
 }
 
 struct ProbeArgs {
@@ -43,7 +33,7 @@ __global__ void probe_kernel(const __grid_constant__ ProbeArgs a) {
 }  // namespace
 
 void SignalToHost::raise(const Stream& stream) {
-  launch(raise_kernel, {.threads = 1}, stream, {word_.as<uint32_t>(), count_.as<uint32_t>()});
+  launch(raise_kernel, {.threads = 1}, stream, words());
 }
 
 bool SignalToHost::take() {
@@ -67,7 +57,7 @@ void SignalToStream::raise() {
 }
 
 void SignalToStream::await(const Stream& stream) {
-  launch(await_kernel, {.threads = 1}, stream, {word_.as<uint32_t>(), count_.as<uint32_t>()});
+  launch(await_kernel, {.threads = 1}, stream, words());
 }
 
 // The host raises right after the launch. If launches block, the launch returns only after the

@@ -9,11 +9,22 @@
 
 namespace tandem::gpu {
 
+// Where a signal is stored, for kernels that raise or await it as a part of their work.
+struct SignalWords {
+  uint32_t* word;     // mapped: number of raises, less one
+  uint32_t* count;    // in GPU memory: number of raises or awaits of the GPU, less one
+  uint32_t* arrived;  // in GPU memory: blocks of a kernel that have ended, less one
+};
+
 // One stream raises, one host thread awaits.
 class SignalToHost {
  public:
   // Enqueues a raise. The object must outlive the work and every graph that recorded it.
   void raise(const Stream& stream);
+  // For a kernel that raises with its last block, instead of raise().
+  SignalWords words() const {
+    return {word_.as<uint32_t>(), count_.as<uint32_t>(), count_.as<uint32_t>() + 1};
+  }
   // For the host: consumes a raise if there is one.
   bool take();
   // For the host: waits for the next raise. Throws Error if work of `stream` has failed, since it
@@ -21,9 +32,9 @@ class SignalToHost {
   void await(const Stream& stream);
 
  private:
-  Buffer word_{sizeof(uint32_t), Site::kMapped};   // number of raises, less one
-  Buffer count_{sizeof(uint32_t), Site::kDevice};  // the same; the GPU avoids reads over the link
-  uint32_t n_taken_ = ~0u;                         // the initial value of both buffers
+  Buffer word_{sizeof(uint32_t), Site::kMapped};
+  Buffer count_{2 * sizeof(uint32_t), Site::kDevice};  // avoids reads over the link
+  uint32_t n_taken_ = ~0u;                             // the initial value of both buffers
 };
 
 class SignalToStream {
@@ -33,10 +44,14 @@ class SignalToStream {
   // Enqueues a wait for the next raise. A host that gives up must still raise, because the GPU
   // polls without a time limit.
   void await(const Stream& stream);
+  // For a kernel whose blocks all await the next raise, instead of await().
+  SignalWords words() const {
+    return {word_.as<uint32_t>(), count_.as<uint32_t>(), count_.as<uint32_t>() + 1};
+  }
 
  private:
-  Buffer word_{sizeof(uint32_t), Site::kMapped};   // number of raises, less one
-  Buffer count_{sizeof(uint32_t), Site::kDevice};  // number of awaited raises, less one
+  Buffer word_{sizeof(uint32_t), Site::kMapped};
+  Buffer count_{2 * sizeof(uint32_t), Site::kDevice};
   uint32_t n_raised_ = ~0u;
 };
 

@@ -1,10 +1,12 @@
 // Products of few tokens. w is read once, 16 bytes per lane directly into registers, and is the A
 // operand of the tensor cores; tokens are the 8 columns of B. The sum allows any order of columns,
 // so a lane multiplies whichever 16 bytes it loads, and x is stored in shared memory to match.
-// Where w has too few rows to fill the GPU, blocks split its columns.
+// Where w has too few rows to fill the GPU, blocks split its columns. A second matrix has blocks of
+// its own, or lends every block its up rows: a lane then has gate and up of the same output.
 #include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/e4m3.h"
+#include "gpu_kernels/reduce.h"
 #include "gpu_kernels/skinny_per_head.h"
 
 namespace tandem::gpu {
@@ -26,6 +28,7 @@ template <int kTiles>
 struct Shared {
   uint4 x[kMaxSteps][2][kTiles][32];
   float scale[kMaxSteps][kRows];
+  float norm[kSkinnyTokens];  // factor of each token, for gain
   bool last;
 };
 
@@ -53,13 +56,27 @@ struct KernelArgs {
   int n_heads, rows_per_head;
 };
 
+// The product of a block. Its rows of w are [first, first + kRows), or with Second::kGated
+// [first, first + kRows / 2) of both matrices: 8 rows of gate, then 8 of up for each warp.
+struct Block {
+  SkinnyArgs a;  // for the head, tokens and matrix of the block
+  int first;
+  float* partial;  // [splits, n_tokens, rows_of_part], for this matrix
+  bool gated;
+
+  __device__ const Weight& w(bool second_half) const { return gated && second_half ? a.w_2 : a.w; }
+  // Row of w() for the block's row i of kRows.
+  __device__ int row(int i) const { return first + (gated ? i / 16 * 8 + i % 8 : i); }
+  __device__ int rows_of_part() const { return gated ? 2 * a.w.rows : a.w.rows; }
+};
+
 // The first of the 8 columns that a lane multiplies in half p of a step.
 template <Number kType>
 __device__ int column_of(int half, int lane) {
   return kType == Number::kF8E4M3 ? lane % 4 * 16 + half * 8 : half * 32 + lane % 4 * 8;
 }
 
-__device__ SkinnyArgs args_of_block(const KernelArgs& k);
+__device__ Block this_block(const KernelArgs& k);
 __device__ Share share_of_block(const SkinnyArgs& a, int steps_each);
 template <Number kType>
 __device__ void load_group(const Weight& w, const Share& share, int step,
@@ -67,27 +84,31 @@ __device__ void load_group(const Weight& w, const Share& share, int step,
 template <Number kType, int kTiles>
 __device__ void stage_x(const SkinnyArgs& a, const Share& share, Shared<kTiles>& s);
 template <int kTiles>
-__device__ void stage_scales(const Weight& w, const Share& share, Shared<kTiles>& s);
+__device__ void find_norms(const SkinnyArgs& a, Shared<kTiles>& s);
+template <int kTiles>
+__device__ void stage_scales(const Block& b, const Share& share, Shared<kTiles>& s);
 template <Number kType, int kTiles>
 __device__ void multiply(int step, const Loaded<kType>& loaded, const Shared<kTiles>& s,
                          float (&sum)[kTiles][4]);
 template <int kTiles>
-__device__ void store(const SkinnyArgs& a, int row, const float (&sum)[kTiles][4],
-                      Shared<kTiles>& s);
-__device__ void add_parts(const SkinnyArgs& a);
+__device__ void store(const Block& b, const float (&sum)[kTiles][4], Shared<kTiles>& s);
+__device__ void add_parts(const Block& b);
+__device__ float gated(float gate, float up) { return gate / (1 + expf(-gate)) * up; }
 
 template <Number kType, int kTiles>
 __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_constant__ KernelArgs k) {
-  const SkinnyArgs a = args_of_block(k);
+  const Block b = this_block(k);
+  const SkinnyArgs& a = b.a;
   auto& s = shared_memory<Shared<kTiles>>();
   const Share share = share_of_block(a, k.steps_each);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int row = blockIdx.x * kRows + warp * 16 + lane / 4;
+  const int lane = threadIdx.x % 32, row_of_block = threadIdx.x / 32 * 16 + lane / 4;
   const uint8_t* rows[2];
-  for (int i = 0; i < 2; ++i)  // missing rows are copies and not stored
-    rows[i] = static_cast<const uint8_t*>(a.w.data) + (min(row + 8 * i, a.w.rows - 1) * a.w.stride +
-                                                       share.first + column_of<kType>(0, lane)) *
-                                                          bytes_of(kType);
+  for (int i = 0; i < 2; ++i) {  // missing rows are copies and not stored
+    const Weight& w = b.w(i);
+    const int64_t row = min(b.row(row_of_block + 8 * i), w.rows - 1);
+    rows[i] = static_cast<const uint8_t*>(w.data) +
+              (row * w.stride + share.first + column_of<kType>(0, lane)) * bytes_of(kType);
+  }
 
   constexpr int kSteps = kGroup<kType>;
   Loaded<kType> now[kSteps], next[kSteps];
@@ -98,8 +119,9 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_consta
       if (step + i < share.n_steps) multiply<kType>(step + i, loaded[i], s, sum);
   };
   load_group<kType>(a.w, share, 0, rows, now);
+  if (a.gain) find_norms(a, s);
   stage_x<kType>(a, share, s);
-  if constexpr (kType == Number::kF8E4M3) stage_scales(a.w, share, s);
+  if constexpr (kType == Number::kF8E4M3) stage_scales(b, share, s);
   __syncthreads();
   for (int step = 0; step < share.n_steps; step += 2 * kSteps) {
     load_group<kType>(a.w, share, step + kSteps, rows, next);
@@ -107,10 +129,10 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_consta
     load_group<kType>(a.w, share, step + 2 * kSteps, rows, now);
     multiply_group(step + kSteps, next);
   }
-  store(a, row, sum, s);
+  store(b, sum, s);
 }
 
-__device__ SkinnyArgs args_of_block(const KernelArgs& k) {
+__device__ Block this_block(const KernelArgs& k) {
   SkinnyArgs a = k.a;
   const int head = blockIdx.z % k.n_heads, token = blockIdx.z / k.n_heads * kSkinnyTokens;
   const int row = head * k.rows_per_head;
@@ -119,7 +141,15 @@ __device__ SkinnyArgs args_of_block(const KernelArgs& k) {
   a.w.data = static_cast<const uint8_t*>(a.w.data) + row * a.w.stride * bytes_of(a.w.type);
   a.w.row0 += row;
   a.n_tokens = min(a.n_tokens - token, kSkinnyTokens);
-  return a;
+  const bool gated = a.second == Second::kGated;
+  const int of_first = (a.w.rows + kRows - 1) / kRows, block = blockIdx.x;
+  if (a.second != Second::kBeside || block < of_first)
+    return {a, block * (gated ? kRows / 2 : kRows), a.workspace.partial, gated};
+  float* const partial = a.workspace.partial + int64_t{gridDim.y} * a.n_tokens * a.w.rows;
+  a.w = a.w_2;
+  a.out = a.out_2;
+  a.out_stride = a.out_2_stride;
+  return {a, (block - of_first) * kRows, partial, false};
 }
 
 __device__ Share share_of_block(const SkinnyArgs& a, int steps_each) {
@@ -167,18 +197,39 @@ __device__ void stage_x(const SkinnyArgs& a, const Share& share, Shared<kTiles>&
         for (int e = 0; e < 8; ++e)
           if (column + e < a.w.cols) v[e] = x[e];
       }
+      if (a.gain) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          if (column + e < a.w.cols) v[e] *= s.norm[token] * a.gain[column + e];
+      }
     }
     s.x[step][half][tile][lane] = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
                                    pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
   }
 }
 
+// A warp sums the squares of a token.
+template <int kTiles>
+__device__ void find_norms(const SkinnyArgs& a, Shared<kTiles>& s) {
+  const int lane = threadIdx.x % 32;
+  for (int token = threadIdx.x / 32; token < a.n_tokens; token += kWarps) {
+    const float* x = a.x + token * a.x_stride;
+    float squares = 0;
+#pragma unroll 8
+    for (int i = lane; i < a.w.cols; i += 32) squares += x[i] * x[i];
+    squares = warp_sum(squares);
+    if (lane == 0) s.norm[token] = 1 / sqrtf(squares / a.w.cols + a.eps);
+  }
+  __syncthreads();
+}
+
 // Stages the scales of every step and row: a warp reads eight rows at a time.
 template <int kTiles>
-__device__ void stage_scales(const Weight& w, const Share& share, Shared<kTiles>& s) {
+__device__ void stage_scales(const Block& b, const Share& share, Shared<kTiles>& s) {
   for (int i = threadIdx.x; i < share.n_steps * kRows; i += kThreads) {
-    const int step = i / kRows,
-              row = min(static_cast<int>(blockIdx.x) * kRows + i % kRows, w.rows - 1);
+    const int step = i / kRows;
+    const Weight& w = b.w(i % 16 >= 8);
+    const int row = min(b.row(i % kRows), w.rows - 1);
     s.scale[step][i % kRows] = w.scale[(w.row0 + row) / w.block_rows * w.scale_stride +
                                        (share.first + step * kStep) / w.block_cols];
   }
@@ -228,20 +279,27 @@ __device__ void multiply(int step, const Loaded<kType>& loaded, const Shared<kTi
     for (int i = 0; i < 4; ++i) sum[tile][i] += scale[i / 2] * part[tile][i];
 }
 
-// Element i of sum[tile]: row lane / 4 + i / 2 * 8 of the warp, token 8 tile + lane % 4 * 2 + i %
-// 2.
+// Element i of sum[tile]: row lane / 4 + i / 2 * 8 of the warp, token 8 tile + lane % 4 * 2 + i
+// % 2.
 template <int kTiles>
-__device__ void store(const SkinnyArgs& a, int row, const float (&sum)[kTiles][4],
-                      Shared<kTiles>& s) {
+__device__ void store(const Block& b, const float (&sum)[kTiles][4], Shared<kTiles>& s) {
+  const SkinnyArgs& a = b.a;
   const bool whole = gridDim.y == 1;
-  float* out = whole ? a.out : a.workspace.partial + int64_t{blockIdx.y} * a.n_tokens * a.w.rows;
-  const int64_t stride = whole ? a.out_stride : a.w.rows;
+  const int lane = threadIdx.x % 32, row_of_block = threadIdx.x / 32 * 16 + lane / 4;
+  const int64_t part = int64_t{a.n_tokens} * b.rows_of_part();
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int token = tile * 8 + threadIdx.x % 4 * 2 + i % 2, r = row + i / 2 * 8;
-      if (token < a.n_tokens && r < a.w.rows) out[token * stride + r] = sum[tile][i];
+      const int token = tile * 8 + lane % 4 * 2 + i % 2, r = b.row(row_of_block + i / 2 * 8);
+      if (token >= a.n_tokens || r >= a.w.rows) continue;
+      if (!whole)
+        b.partial[blockIdx.y * part + int64_t{token} * b.rows_of_part() +
+                  (b.gated ? i / 2 * a.w.rows : 0) + r] = sum[tile][i];
+      else if (!b.gated)
+        a.out[token * a.out_stride + r] = sum[tile][i];
+      else if (i < 2)
+        a.out[token * a.out_stride + r] = gated(sum[tile][i], sum[tile][i + 2]);
     }
   if (whole) return;
   __syncthreads();
@@ -251,31 +309,41 @@ __device__ void store(const SkinnyArgs& a, int row, const float (&sum)[kTiles][4
     if (s.last) *counter = 0;
   }
   __syncthreads();
-  if (s.last) add_parts(a);
+  if (s.last) add_parts(b);
 }
 
-__device__ void add_parts(const SkinnyArgs& a) {
-  const int64_t part = int64_t{a.n_tokens} * a.w.rows;
-  const int first = blockIdx.x * kRows, n_rows = min(kRows, a.w.rows - first);
-  for (int i = threadIdx.x; i < a.n_tokens * kRows; i += kThreads) {
-    const int token = i / kRows, row = i % kRows;
+__device__ void add_parts(const Block& b) {
+  const SkinnyArgs& a = b.a;
+  const int64_t part = int64_t{a.n_tokens} * b.rows_of_part();
+  const int each = b.gated ? kRows / 2 : kRows, n_rows = min(each, a.w.rows - b.first);
+  for (int i = threadIdx.x; i < a.n_tokens * each; i += kThreads) {
+    const int token = i / each, row = i % each;
     if (row >= n_rows) continue;
-    const float* from = a.workspace.partial + int64_t{token} * a.w.rows + first + row;
-    float sum = 0;
-#pragma unroll 4
-    for (unsigned split = 0; split < gridDim.y; ++split) sum += from[split * part];
-    a.out[token * a.out_stride + first + row] = sum;
+    const float* from = b.partial + int64_t{token} * b.rows_of_part() + b.first + row;
+    float sum = 0, up = 0;
+#pragma unroll 8
+    for (unsigned split = 0; split < gridDim.y; ++split) {
+      sum += from[split * part];
+      if (b.gated) up += from[split * part + a.w.rows];
+    }
+    a.out[token * a.out_stride + b.first + row] = b.gated ? gated(sum, up) : sum;
   }
+}
+
+int row_blocks_of(const SkinnyArgs& a) {
+  const auto blocks = [](int64_t rows) { return static_cast<int>((rows + kRows - 1) / kRows); };
+  if (a.second == Second::kGated) return blocks(2 * int64_t{a.w.rows});
+  return blocks(a.w.rows) + (a.second == Second::kBeside ? blocks(a.w_2.rows) : 0);
 }
 
 // Chooses the steps per block that minimize the total time of all waves of blocks: a nearly empty
 // last wave takes as long as a full one.
-Plan plan_of(const Weight& w, int n_multiprocessors) {
-  const int n_steps = (w.cols + kStep - 1) / kStep, row_blocks = (w.rows + kRows - 1) / kRows;
+Plan plan_of(const SkinnyArgs& a) {
+  const int n_steps = (a.w.cols + kStep - 1) / kStep, row_blocks = row_blocks_of(a);
   Plan best = {row_blocks, 0, 0};
   int64_t least = INT64_MAX;
   for (int steps = kMaxSteps; steps >= 2; --steps) {
-    const int splits = (n_steps + steps - 1) / steps, resident = kResident * n_multiprocessors;
+    const int splits = (n_steps + steps - 1) / steps, resident = kResident * a.n_multiprocessors;
     const int64_t waves = (int64_t{row_blocks} * splits + resident - 1) / resident;
     const int64_t time = waves * (min(steps, n_steps) + kOverheadSteps);
     if (time < least) least = time, best.splits = splits, best.steps_each = steps;
@@ -304,15 +372,20 @@ void launch_skinny(const Stream& stream, const KernelArgs& k, const LaunchShape&
 
 void skinny_product(const Stream& stream, const SkinnyArgs& a) {
   check(a.n_tokens >= 1 && a.n_tokens <= kSkinnyTokens, "tokens of skinny_product");
-  const Plan plan = plan_of(a.w, a.n_multiprocessors);
+  check(a.second == Second::kNone || (a.w_2.type == a.w.type && a.w_2.cols == a.w.cols &&
+                                      a.w_2.block_cols == a.w.block_cols),
+        "second matrix of skinny_product");
+  check(a.second != Second::kGated || a.w_2.rows == a.w.rows, "rows of gate and up");
+  const Plan plan = plan_of(a);
   check(plan.splits == 1 || plan.row_blocks <= kCounters, "counters of skinny_product");
   launch_skinny(stream, {a, plan.steps_each, 1, 0},
                 {.grid_x = plan.row_blocks, .grid_y = plan.splits});
 }
 
-int64_t skinny_partials(const Weight& w, int n_tokens, int n_multiprocessors) {
-  const Plan plan = plan_of(w, n_multiprocessors);
-  return plan.splits == 1 ? 0 : int64_t{plan.splits} * n_tokens * w.rows;
+int64_t skinny_partials(const SkinnyArgs& a) {
+  const Plan plan = plan_of(a);
+  const int64_t rows = int64_t{a.w.rows} + (a.second == Second::kNone ? 0 : a.w_2.rows);
+  return plan.splits == 1 ? 0 : int64_t{plan.splits} * a.n_tokens * rows;
 }
 
 void skinny_per_head(const Stream& stream, const PerHeadArgs& p) {

@@ -88,14 +88,22 @@ void HandOff::hand_down(const ExpertBatch& batch) {
                   .type = types_[batch.layer],
                   .tokens = rows.n,
                   .n_active = static_cast<int>(ids.cols),
-                  .dim = c_.dim});
-  handed_down_.raise(stream_);
+                  .dim = c_.dim,
+                  .handed_down = handed_down_.words()});
 }
 
 TensorView HandOff::gpu_ids(StepRows rows) const {
   const int n_active = c_.router.n_active;
   return {gpu_ids_.as<int32_t>() + int64_t{rows.first} * n_active, rows.n, n_active, n_active,
           DType::kI32};
+}
+
+void HandOff::add_next_sum(StepRows rows, TensorView y) {
+  gpu::add_awaited(stream_, {.y = gpu_matrix(y),
+                             .sum = {sum(rows).row<float>(0), c_.dim},
+                             .rows = rows.n,
+                             .cols = c_.dim,
+                             .sum_is_there = sum_is_there_.words()});
 }
 
 void HandOff::add_sum(StepRows rows, TensorView y) {

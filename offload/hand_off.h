@@ -44,9 +44,12 @@ class HandOff {
   void hand_down(const ExpertBatch& batch);
   // The ids that hand_down() has written for the GPU's experts: places, [n, n_active].
   TensorView gpu_ids(StepRows rows) const;
+  // Enqueues a wait for the CPU's next sum and its addition, y += sum, [n, dim], as one kernel.
+  // Every row polls over the link, so there should be few.
+  void add_next_sum(StepRows rows, TensorView y);
   // Enqueues a wait for the CPU's next sum.
   void await_sum() { sum_is_there_.await(stream_); }
-  // y += the CPU's sum, [n, dim].
+  // y += the CPU's sum.
   void add_sum(StepRows rows, TensorView y);
 
   // Functions for the CPU's side run at once.

@@ -36,6 +36,7 @@ class StepTrace {
   // Starts recording; steps that were recorded before are not stamped. The timeline outlives the
   // object. Each step then waits for the GPU at its end.
   void record(Timeline& timeline);
+  bool records() const { return timeline_ != nullptr; }
 
   void stamp(int layer, Ticket ticket, Point point);
   void add_cpu(int layer, Ticket ticket, CpuTimes times);

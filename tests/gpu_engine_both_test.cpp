@@ -19,23 +19,26 @@ namespace {
 constexpr int64_t kContext = 17 * kPageSize;
 constexpr StepLimits kLimits = {.max_tokens = 64, .max_logits = 32};
 
-// Every third expert is on the GPU. Steps of at least `micro_batches_from` sequences have two
-// micro-batches; 0: none.
-GpuParts shared_parts(const ModelConfig& config, int micro_batches_from) {
+// Steps of at least `micro_batches_from` sequences have two micro-batches; 0: none.
+GpuParts shared_parts(const ModelConfig& config, int micro_batches_from,
+                      const std::function<bool(size_t)>& on_gpu) {
   GpuParts parts = evenly_on_gpu(config, 1 << 30);
   parts.micro_batches_from_sequences = micro_batches_from;
   for (auto& layer : parts.experts)
-    for (size_t e = 0; e < layer.size(); ++e) layer[e] = e % 3 == 0;
+    for (size_t e = 0; e < layer.size(); ++e) layer[e] = on_gpu(e);
   return parts;
 }
 
+bool every_third(size_t expert) { return expert % 3 == 0; }
+
 class OnBoth {
  public:
-  OnBoth(const std::string& family, bool records, int micro_batches_from)
+  OnBoth(const std::string& family, bool records, int micro_batches_from,
+         const std::function<bool(size_t)>& on_gpu = every_third)
       : config_(ModelConfig::from_directory(kGolden + family)),
         store_(kGolden + family),
         stored_(stored_weights(store_, config_)),
-        parts_(shared_parts(config_, micro_batches_from)),
+        parts_(shared_parts(config_, micro_batches_from, on_gpu)),
         gpu_(load_gpu_model(store_, stored_, config_,
                             {.max_tokens = kLimits.max_tokens,
                              .max_logits = kLimits.max_logits,
@@ -64,6 +67,7 @@ class OnBoth {
   ExpertPool& experts() { return gpu_->experts(); }
   StepRunner& model() { return *model_; }
   KvCache& cache() { return *cache_; }
+  int n_nodes() { return dynamic_cast<CudaDevice&>(device()).n_nodes_of_last_step(); }
   int n_recorded() { return dynamic_cast<CudaDevice&>(device()).n_recorded(); }
 
  private:
@@ -116,6 +120,22 @@ class Setting {
  private:
   const char* const name_;
 };
+
+// The kernels of a decode step of one sequence, with all experts on the CPU.
+TEST(GpuEngineBoth, KernelsOfALayer) {
+  OnBoth on("v3_1_fp8", true, 0, [](size_t) { return false; });
+  Conversations one(on.model(), on.cache(), 3, 1);
+  for (int32_t i = 0; i < 3; ++i) one.step({{0, {i}}});
+  // norm, q_a and kv_a, q_b, rotate and append, absorb, attend, combine, restore, o
+  constexpr int kAttention = 9;
+  // norm, gate and up, down
+  constexpr int kDense = kAttention + 3;
+  // the same, router, hand-down, sum of the CPU
+  constexpr int kMoe = kDense + 3;
+  // embedding; the last addition, gather, norm, head
+  constexpr int kModel = 5;
+  EXPECT_EQ(on.n_nodes(), kModel + kDense + 2 * kMoe);
+}
 
 // Launching a step of about 150 nodes waits until all but 8 have run, most of them after the CPU's
 // work.

@@ -12,6 +12,7 @@
 #include "gpu_kernels/plain_attention.h"
 #include "gpu_kernels/plain_products.h"
 #include "gpu_kernels/products.h"
+#include "gpu_kernels/router.h"
 #include "gpu_kernels/sampling.h"
 #include "gpu_kernels/unpack.h"
 
@@ -167,6 +168,27 @@ TEST_F(GpuFarRows, Caches) {
     const auto kv = floats(2, stride);
     Rows<bf16> cache(2, stride);
     append_kv(stream_, {kv.matrix(), exchanged_, cache.data(), stride, 2, kCols});
+    stream_.wait();
+    return cache;
+  });
+  expect_equal([&](int64_t stride) {
+    auto kv = floats(2, stride);
+    Rows<bf16> cache(2, stride);
+    rotate_and_append(stream_, {.q_rope = {kv.data() + 4, stride},
+                                .kv = kv.matrix(),
+                                .gain = ones_,
+                                .eps = 0,
+                                .positions = in_order_,
+                                .frequencies = ones_,
+                                .rows_of_cache = exchanged_,
+                                .cache = cache.data(),
+                                .cache_stride = stride,
+                                .fp8 = false,
+                                .amplitude = 1,
+                                .tokens = 2,
+                                .n_heads = 1,
+                                .kv_rank = 2,
+                                .rope_dim = 2});
     stream_.wait();
     return cache;
   });

@@ -9,6 +9,7 @@
 #include "gpu_kernels/kernels.h"
 #include "gpu_kernels/latents.h"
 #include "gpu_kernels/plain_attention.h"
+#include "gpu_kernels/router.h"
 #include "gpu_kernels/plain_products.h"
 #include "gpu_kernels/sampling.h"
 #include "gpu_kernels/unpack.h"
@@ -212,6 +213,9 @@ void GpuLaunches::small_kernels() {
   rope(stream_, {matrix_, ints_, floats_, 1, kTokens, m_.heads, kRope / 2});
   append_kv(stream_, {matrix_, ints_, halves_, 1, kTokens, kRank + kRope});
   append_fp8(stream_, {floats_, 1, ints_, floats_, kTokens, kRank, kRope});
+  for (const bool fp8 : {false, true})
+    rotate_and_append(stream_, {matrix_, matrix_, floats_, 1, ints_, floats_, ints_, floats_, 1,
+                                fp8, 1, kTokens, m_.heads, kRank, kRope});
   RouterArgs router = {};
   router.tokens = kTokens;
   router.n_experts = m_.experts;

@@ -87,6 +87,71 @@ TEST(HandOff, RowsAreEncodedAsTheCpuDoes) {
     for (const int dim : {7168 / 2, 129, 128, 40, 7}) expect_encoded(type, dim);
 }
 
+// One raise a launch, by the last of its blocks.
+TEST(HandOff, RowsAreThereWhenItIsRaised) {
+  constexpr int kDim = 40;
+  Stream stream;
+  const OnGpuBuffer<float> x(stream, std::vector<float>(kTokens * kDim, 1.5f)),
+      weights(stream, std::vector<float>(kTokens, 2));
+  const OnGpuBuffer<int32_t> ids(stream, std::vector<int32_t>(kTokens, 7));
+  const int64_t row_bytes = cpu::encoded_columns(kDim) * 4;
+  SignalToHost handed_down;
+  for (const int tokens : {kTokens, 1, 3}) {
+    const Buffer down_ids(kTokens * 4, Site::kMapped), rows(kTokens * row_bytes, Site::kMapped),
+        down_weights(kTokens * 4, Site::kMapped);
+    hand_down(stream, {.x = {x.data(), kDim},
+                       .ids = ids.data(),
+                       .ids_stride = 1,
+                       .weights = {weights.data(), 1},
+                       .gpu_place = nullptr,
+                       .gpu_ids = nullptr,
+                       .to = {down_ids.as<int32_t>(), down_weights.as<float>(), nullptr,
+                              rows.as<void>(), row_bytes},
+                       .type = RowType::kF32,
+                       .tokens = tokens,
+                       .n_active = 1,
+                       .dim = kDim,
+                       .handed_down = handed_down.words()});
+    handed_down.await(stream);
+    for (int t = 0; t < tokens; ++t) {
+      EXPECT_EQ(down_ids.as<int32_t>()[t], 7);
+      EXPECT_EQ(down_weights.as<float>()[t], 2);
+      for (int c = 0; c < kDim; ++c)
+        EXPECT_EQ(rows.as<float>()[t * row_bytes / 4 + c], 1.5f) << t << ", " << c;
+    }
+    stream.wait();
+    EXPECT_FALSE(handed_down.take());
+  }
+}
+
+// Each launch awaits one raise, whatever its rows, and in turn with await().
+TEST(HandOff, AwaitedSumsAreAdded) {
+  constexpr int kDim = 1030, kStride = kDim + 2;
+  Stream stream;
+  const std::string why_not = why_no_hand_off(stream);
+  if (!why_not.empty()) GTEST_SKIP() << why_not;
+  const Buffer sum(kTokens * kDim * 4, Site::kMapped);
+  SignalToStream sum_is_there;
+  float number = 0;
+  for (const int rows : {kTokens, 1, kTokens, 2}) {
+    number += 10;
+    const OnGpuBuffer<float> y(stream, std::vector<float>(kTokens * kStride, 0.5f));
+    add_awaited(stream, {.y = {y.data(), kStride},
+                         .sum = {sum.as<float>(), kDim},
+                         .rows = rows,
+                         .cols = kDim,
+                         .sum_is_there = sum_is_there.words()});
+    sum_is_there.await(stream);
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    std::fill_n(sum.as<float>(), kTokens * kDim, number);
+    sum_is_there.raise();
+    sum_is_there.raise();
+    const std::vector<float> got = y.values(stream);
+    for (int i = 0; i < kTokens * kStride; ++i)
+      ASSERT_EQ(got[i], i / kStride < rows && i % kStride < kDim ? number + 0.5f : 0.5f) << i;
+  }
+}
+
 TEST(HandOff, EveryExpertHasOneOwner) {
   Stream stream;
   std::mt19937 rng(1);
@@ -149,6 +214,7 @@ TEST(HandOff, ExpertsArePlaced) {
   }
   place_experts(stream, {});
   hand_down(stream, {});
+  add_awaited(stream, {});
   stream.wait();
 }
 

@@ -10,6 +10,7 @@
 #include "gpu_kernels/plain_attention.h"
 #include "gpu_kernels/plain_products.h"
 #include "gpu_kernels/products.h"
+#include "gpu_kernels/router.h"
 #include "gpu_kernels/sampling.h"
 #include "tests/gpu_memory.h"
 
@@ -92,6 +93,30 @@ TEST_F(SmallKernels, RmsNorm) {
     };
     each(out, {});
     each(dx, x);
+  }
+}
+
+TEST_F(SmallKernels, RmsNormOfASum) {
+  for (const Shape s : {Shape{3, 1030, 1032}, {1, 5, 5}}) {
+    const Shape o = {s.rows, s.cols, s.cols + 3};
+    const auto x = random(s, 3), delta = random(o, 2), gain = random({1, s.cols, s.cols});
+    const Buffer dx = on_gpu(stream_, x), ddelta = on_gpu(stream_, delta),
+                 dgain = on_gpu(stream_, gain), out = nans(s), want = nans(s);
+    const auto sum = [&](int r, int c) { return x[r * s.stride + c] + delta[r * o.stride + c]; };
+    RmsNormArgs args = {.x = matrix(dx, s),
+                        .gain = dgain.as<float>(),
+                        .out = matrix(out, s),
+                        .rows = s.rows,
+                        .dim = s.cols,
+                        .eps = 0.01f,
+                        .delta = matrix(ddelta, o)};
+    rms_norm(stream_, args);
+    expect(dx, s, x, 0, sum);
+    args.delta = {};
+    args.out = matrix(want, s);
+    rms_norm(stream_, args);  // of the sum
+    const auto values = from_gpu<float>(stream_, want);
+    expect(out, s, {}, 0, [&](int r, int c) { return values[r * s.stride + c]; });
   }
 }
 
@@ -190,6 +215,90 @@ TEST_F(SmallKernels, RopeTurnsAdjacentPairs) {
   }
 }
 
+// Against double precision, and rope() for the rotations.
+TEST_F(SmallKernels, RotateAndAppend) {
+  struct Case {
+    int heads, rank, rope_dim;
+    bool fp8;
+  };
+  const std::vector<int32_t> positions = {70000, 3, 163839}, rows = {4, 0, 2};
+  const int tokens = 3, n_rows = 6;
+  for (const auto& [heads, rank, rope_dim, fp8] : {Case{128, 512, 64, false},
+                                                   {128, 512, 64, true},
+                                                   {3, 40, 6, false},
+                                                   {5, 130, 2, true},
+                                                   {1, 600, 140, false}}) {
+    SCOPED_TRACE(testing::Message() << heads << " heads, " << rank << " + " << rope_dim);
+    const Shape q = {tokens * heads, rope_dim, rope_dim + 7};
+    const Shape kv = {tokens, rank + rope_dim, rank + rope_dim + 1};
+    const auto dq_before = random(q), dkv_before = random(kv, 3), gain = random({1, rank, rank});
+    std::vector<float> frequencies;
+    for (int i = 0; i < rope_dim / 2; ++i) frequencies.push_back(std::pow(0.7f, float(i)));
+    const Buffer dq = on_gpu(stream_, dq_before), dkv = on_gpu(stream_, dkv_before),
+                 dgain = on_gpu(stream_, gain), dpositions = on_gpu(stream_, positions),
+                 drows = on_gpu(stream_, rows), dfrequencies = on_gpu(stream_, frequencies);
+    const int64_t row_bytes = fp8 ? kFp8TokenBytes : (rank + rope_dim + 3) / 8 * 8 * 2 + 16;
+    const Buffer cache = nans_on_gpu<uint8_t>(n_rows * row_bytes);
+    rotate_and_append(stream_, {.q_rope = matrix(dq, q),
+                                .kv = matrix(dkv, kv),
+                                .gain = dgain.as<float>(),
+                                .eps = 0.01f,
+                                .positions = dpositions.as<int32_t>(),
+                                .frequencies = dfrequencies.as<float>(),
+                                .rows_of_cache = drows.as<int32_t>(),
+                                .cache = cache.as<void>(),
+                                .cache_stride = row_bytes / 2,
+                                .fp8 = fp8,
+                                .amplitude = 1.25f,
+                                .tokens = tokens,
+                                .n_heads = heads,
+                                .kv_rank = rank,
+                                .rope_dim = rope_dim});
+    const auto turned = [&](const std::vector<float>& x, Shape s, int first, int per_token) {
+      const Buffer at = on_gpu(stream_, x);
+      rope(stream_, {.x = {at.as<float>() + first, s.stride},
+                     .positions = dpositions.as<int32_t>(),
+                     .frequencies = dfrequencies.as<float>(),
+                     .amplitude = 1.25f,
+                     .tokens = tokens,
+                     .rows_per_token = per_token,
+                     .n_pairs = rope_dim / 2});
+      return from_gpu<float>(stream_, at);
+    };
+    EXPECT_EQ(from_gpu<float>(stream_, dq), turned(dq_before, q, 0, heads));
+    EXPECT_EQ(from_gpu<float>(stream_, dkv), dkv_before);
+    const auto keys = turned(dkv_before, kv, rank, 1);
+    const auto got = from_gpu<uint8_t>(stream_, cache);
+    std::vector<bool> written(n_rows);
+    for (int t = 0; t < tokens; ++t) {
+      written[rows[t]] = true;
+      const uint8_t* row = &got[rows[t] * row_bytes];
+      const auto* latents = reinterpret_cast<const bf16*>(row);
+      const auto* scales = reinterpret_cast<const float*>(row + kMaxKvRank);
+      const auto* key = fp8 ? reinterpret_cast<const bf16*>(scales + 4) : latents + rank;
+      double squares = 0;
+      for (int i = 0; i < rank; ++i) squares += std::pow(dkv_before[t * kv.stride + i], 2);
+      for (int i = 0; i < (fp8 ? kMaxKvRank : rank); ++i) {
+        const double want =
+            i < rank ? dkv_before[t * kv.stride + i] / std::sqrt(squares / rank + 0.01) * gain[i]
+                     : 0;
+        const double value =
+            fp8 ? widen(fp8_e4m3{row[i]}) * double{scales[i / 128]} : widen(latents[i]);
+        // Half a step of BF16, or of E4M3, whose smallest is 2^-9.
+        const double bound =
+            fp8 ? std::abs(want) / 16 + scales[i / 128] * 0x1p-10 : std::abs(want) / 256;
+        ASSERT_NEAR(value, want, bound * 1.001) << i;
+      }
+      for (int i = 0; i < rope_dim; ++i)
+        ASSERT_EQ(key[i].bits, narrow(keys[t * kv.stride + rank + i]).bits) << i;
+      for (int i = rope_dim; fp8 && i < 64; ++i) ASSERT_EQ(key[i].bits, 0);
+      for (int64_t i = 2 * (rank + rope_dim); !fp8 && i < row_bytes; ++i) ASSERT_EQ(row[i], 0xff);
+    }
+    for (int64_t i = 0; i < std::ssize(got); ++i)
+      EXPECT_TRUE(written[i / row_bytes] || got[i] == 0xff) << i;
+  }
+}
+
 TEST_F(SmallKernels, AppendKvRoundsIntoItsRows) {
   struct Case {
     Shape kv;
@@ -262,6 +371,7 @@ TEST_F(SmallKernels, NothingIsDoneForNoRows) {
   sort_pairs(stream_, {});
   route(stream_, {});
   append_fp8(stream_, {});
+  rotate_and_append(stream_, {});
   combine_experts(stream_, {});
   plain_product(stream_, {});
   plain_experts(stream_, {});

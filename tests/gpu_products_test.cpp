@@ -54,9 +54,17 @@ std::vector<float> written(const std::vector<float>& all, int64_t rows, int64_t 
   return out;
 }
 
+// What a product of few tokens does beside one matrix.
+struct Beside {
+  Second second = Second::kNone;
+  int rows_2 = 0;  // kBeside
+  bool normalises = false;
+};
+
 class GpuProducts : public ::testing::Test {
  protected:
-  void skinny(int n_tokens, const WeightCase& c, int n_multiprocessors, int64_t pad = 4);
+  void skinny(int n_tokens, const WeightCase& c, int n_multiprocessors, int64_t pad = 4,
+              const Beside& beside = {});
   void exact(int n_tokens, const WeightCase& c);
   void per_head(int n_tokens, int heads, int rows_each, int first, int out, const WeightCase& c);
   void per_head_transposed(int n_tokens, int heads, int rows_each, int x_cols, const WeightCase& c);
@@ -66,13 +74,31 @@ class GpuProducts : public ::testing::Test {
   std::mt19937 rng_{11};
 };
 
-void GpuProducts::skinny(int n_tokens, const WeightCase& c, int n_multiprocessors, int64_t pad) {
+// x / sqrt(mean(x^2) + eps) * gain in double precision, rounded to float.
+Rows normalised(const Rows& x, const std::vector<float>& gain, int n_tokens, int cols, float eps) {
+  Rows out = x;
+  for (int t = 0; t < n_tokens; ++t) {
+    double squares = 0;
+    for (int i = 0; i < cols; ++i) squares += double{x.at(t, i)} * x.at(t, i);
+    for (int i = 0; i < cols; ++i)
+      out.values[t * x.stride + i] =
+          static_cast<float>(x.at(t, i) / std::sqrt(squares / cols + eps) * gain[i]);
+  }
+  return out;
+}
+
+// Normalised x is rounded to BF16 from a float that differs in its last bits: one step of 2^-8
+// more.
+void GpuProducts::skinny(int n_tokens, const WeightCase& c, int n_multiprocessors, int64_t pad,
+                         const Beside& beside) {
   SCOPED_TRACE(testing::Message() << n_tokens << " tokens, " << c.rows << " x " << c.cols);
-  const RandomWeight w(stream_, rng_, c);
+  WeightCase c_2 = c;
+  if (beside.second == Second::kBeside) c_2.rows = beside.rows_2;
+  const RandomWeight w(stream_, rng_, c), w_2(stream_, rng_, c_2);
   const Rows x(rng_, n_tokens, c.cols, 1, pad);
-  const int64_t out_stride = c.rows + 3;
-  const OnGpuBuffer<float> x_on_gpu(stream_, x.values);
-  const OnGpuBuffer<float> partial(skinny_partials(w.view(), n_tokens, n_multiprocessors) + 1);
+  const std::vector<float> gain = Rows(rng_, 1, c.cols, 1, 0).values;
+  const int64_t out_stride = c.rows + 3, out_2_stride = c_2.rows + 2;
+  const OnGpuBuffer<float> x_on_gpu(stream_, x.values), gain_on_gpu(stream_, gain);
   const OnGpuBuffer<uint32_t> counters(stream_, std::vector<uint32_t>(kCounters, 0));
   SkinnyArgs args = {.x = x_on_gpu.data(),
                      .w = w.view(),
@@ -80,15 +106,38 @@ void GpuProducts::skinny(int n_tokens, const WeightCase& c, int n_multiprocessor
                      .x_stride = x.stride,
                      .out_stride = out_stride,
                      .n_tokens = n_tokens,
-                     .workspace = {partial.data(), counters.data()},
-                     .n_multiprocessors = n_multiprocessors};
-  const Expected want = product_of_rounded(x, w, n_tokens, c);
+                     .workspace = {},
+                     .n_multiprocessors = n_multiprocessors,
+                     .second = beside.second,
+                     .out_2_stride = out_2_stride,
+                     .gain = beside.normalises ? gain_on_gpu.data() : nullptr,
+                     .eps = 1e-6f};
+  if (beside.second != Second::kNone) args.w_2 = w_2.view();
+  const OnGpuBuffer<float> partial(skinny_partials(args) + 1);
+  args.workspace = {partial.data(), counters.data()};
+  const Rows& used = beside.normalises ? normalised(x, gain, n_tokens, c.cols, args.eps) : x;
+  Expected want = product_of_rounded(used, w, n_tokens, c);
+  Expected want_2 = product_of_rounded(used, w_2, n_tokens, c_2);
+  if (beside.normalises)
+    for (Expected* e : {&want, &want_2})
+      for (double& bound : e->bounds) bound += bound / sum_error(c.cols) * std::exp2(-8);
+  if (beside.second == Second::kGated)
+    for (size_t i = 0; i < want.values.size(); ++i) {
+      const double g = want.values[i], u = want_2.values[i], s = 1 / (1 + std::exp(-g));
+      want.values[i] = g * s * u;  // |silu'| < 1.1
+      want.bounds[i] = 1.1 * want.bounds[i] * (std::abs(u) + want_2.bounds[i]) +
+                       std::abs(g * s) * want_2.bounds[i] + 1e-6 * std::abs(g * s * u);
+    }
   for (int run = 0; run < 2; ++run) {  // the second run uses the counters that the first left
-    const OnGpuBuffer<float> out(n_tokens * out_stride);
+    const OnGpuBuffer<float> out(n_tokens * out_stride), out_2(n_tokens * out_2_stride);
     args.out = out.data();
+    if (beside.second == Second::kBeside) args.out_2 = out_2.data();
     skinny_product(stream_, args);
     expect_close(written(out.values(stream_), n_tokens, c.rows, out_stride), want.values,
                  want.bounds);
+    if (beside.second == Second::kBeside)
+      expect_close(written(out_2.values(stream_), n_tokens, c_2.rows, out_2_stride), want_2.values,
+                   want_2.bounds);
   }
 }
 
@@ -109,6 +158,28 @@ TEST_F(GpuProducts, SkinnyBf16) {
   skinny(1, {.rows = 128, .cols = 136, .type = kBf16}, 1);
   skinny(7, {.rows = 61, .cols = 130, .type = kBf16}, 3, 1);
   skinny(13, {.rows = 140, .cols = 1100, .type = kBf16}, 4);
+}
+
+TEST_F(GpuProducts, SkinnyPairs) {
+  const auto beside = [](int rows) { return Beside{Second::kBeside, rows}; };
+  skinny(1, {.rows = 128, .cols = 256, .type = kFp8}, 1, 4, beside(128));
+  skinny(3, {.rows = 130, .cols = 1700, .type = kFp8, .row0 = 120}, 4, 4, beside(57));
+  skinny(9, {.rows = 7, .cols = 393, .type = kFp8, .row0 = 64}, 2, 1, beside(300));
+  skinny(16, {.rows = 200, .cols = 1100, .type = kBf16}, 9, 4, beside(129));
+}
+TEST_F(GpuProducts, SkinnyGated) {
+  const Beside gated = {Second::kGated};
+  skinny(1, {.rows = 64, .cols = 256, .type = kFp8, .scale = 0.1f}, 1, 4, gated);
+  skinny(3, {.rows = 65, .cols = 1700, .type = kFp8, .row0 = 70, .scale = 0.1f}, 4, 4, gated);
+  skinny(11, {.rows = 150, .cols = 393, .type = kFp8, .row0 = 64}, 2, 1, gated);
+  skinny(16, {.rows = 7, .cols = 1100, .type = kBf16}, 9, 4, gated);
+}
+TEST_F(GpuProducts, SkinnyNormalised) {
+  const Beside normalises = {.normalises = true};
+  skinny(1, {.rows = 128, .cols = 256, .type = kFp8}, 1, 4, normalises);
+  skinny(9, {.rows = 40, .cols = 1533, .type = kFp8, .row0 = 120}, 4, 1, normalises);
+  skinny(16, {.rows = 61, .cols = 130, .type = kBf16}, 3, 4, normalises);
+  skinny(2, {.rows = 70, .cols = 1536, .type = kBf16}, 9, 4, {Second::kBeside, 20, true});
 }
 
 void GpuProducts::exact(int n_tokens, const WeightCase& c) {

@@ -1,10 +1,14 @@
-// The router on the GPU chooses as route_token() does, for random logits, biases and groups.
+// The router on the GPU chooses as route_token() does, for random logits, biases and groups, and
+// for logits that it computes itself, which are those of double precision.
 #include <gtest/gtest.h>
 
 #include <random>
 
+#include "gpu_kernels/router.h"
 #include "ops/router.h"
+#include "tests/check_close.h"
 #include "tests/gpu_memory.h"
+#include "tests/gpu_weights.h"
 
 namespace tandem::gpu {
 namespace {
@@ -95,6 +99,85 @@ TEST(GpuRouter, ChoosesAsTheCpuDoes) {
                                .scale = 2.5f},
                               ties},
                              rng);
+}
+
+// A float sum of n products in any order is off by at most n / 16 + 20 units of 2^-23 of the sum of
+// magnitudes: a lane adds n / 1024 * 4 numbers before the sums of lanes, warps and shares.
+void expect_products(int tokens, int experts, const test::WeightCase& c, int n_multiprocessors) {
+  SCOPED_TRACE(testing::Message() << tokens << " tokens, " << experts << " x " << c.cols);
+  std::mt19937 rng(6);
+  Stream stream;
+  const test::RandomWeight w(stream, rng, c);
+  const test::Rows x(rng, tokens, c.cols, 1, 3);
+  const test::OnGpuBuffer<float> on_gpu(stream, x.values);
+  const test::OnGpuBuffer<uint32_t> counters(stream, std::vector<uint32_t>(kCounters, 0));
+  const RouterConfig r = {.n_experts = experts,
+                          .n_active = 3,
+                          .n_groups = 1,
+                          .n_active_groups = 1,
+                          .scoring = Scoring::kSigmoid,
+                          .method = TopkMethod::kNoauxTc,
+                          .scale = 2.5f};
+  RouterArgs args = {.x = on_gpu.data(),
+                     .x_stride = x.stride,
+                     .w = w.view(),
+                     .n_multiprocessors = n_multiprocessors,
+                     .logits = {},
+                     .bias = nullptr,
+                     .weights = {},
+                     .ids = nullptr,
+                     .ids_stride = r.n_active,
+                     .tokens = tokens,
+                     .n_experts = experts,
+                     .n_active = r.n_active,
+                     .n_groups = 1,
+                     .n_active_groups = 1,
+                     .scoring = RouterScoring::kSigmoid,
+                     .group_score = GroupScore::kNone,
+                     .normalize = false,
+                     .scale = r.scale};
+  const test::OnGpuBuffer<float> partial(route_partials(args) + 1);
+  args.workspace = {partial.data(), counters.data()};
+  std::vector<double> want, bounds;
+  for (int t = 0; t < tokens; ++t)
+    for (int e = 0; e < experts; ++e) {
+      double sum = 0, magnitude = 0;
+      for (int i = 0; i < c.cols; ++i) {
+        sum += double{x.at(t, i)} * w.at(e, i);
+        magnitude += std::abs(x.at(t, i) * w.at(e, i));
+      }
+      want.push_back(sum);
+      bounds.push_back(magnitude * (c.cols / 16 + 20) * 0x1p-23 + 1e-37);
+    }
+  std::vector<float> score(experts), choice(experts), groups(1), want_weights(r.n_active);
+  std::vector<int32_t> want_ids(r.n_active);
+  for (int run = 0; run < 2; ++run) {  // the second run uses the counters that the first left
+    const test::OnGpuBuffer<float> logits(tokens * experts), weights(tokens * r.n_active);
+    const test::OnGpuBuffer<int32_t> ids(tokens * r.n_active);
+    args.logits = {logits.data(), experts};
+    args.weights = {weights.data(), r.n_active};
+    args.ids = ids.data();
+    route(stream, args);
+    auto got = logits.values(stream);
+    tandem::test::expect_close(got, want, bounds);
+    const auto got_ids = ids.values(stream);
+    for (int t = 0; t < tokens; ++t) {
+      route_token({&got[size_t(t) * experts], size_t(experts)}, {}, r, {score, choice, groups},
+                  want_ids, want_weights);
+      for (int i = 0; i < r.n_active; ++i)
+        ASSERT_EQ(got_ids[t * r.n_active + i], want_ids[i]) << "token " << t;
+    }
+  }
+}
+
+TEST(GpuRouter, MultipliesAndChooses) {
+  const auto of = [](int rows, int cols, Number type) {
+    return test::WeightCase{.rows = rows, .cols = cols, .type = type};
+  };
+  expect_products(1, 256, of(256, 3000, Number::kF32), 132);
+  expect_products(3, 10, of(10, 2500, Number::kBF16), 4);
+  expect_products(17, 37, of(37, 130, Number::kF8E4M3), 1);
+  expect_products(8, 7, of(7, 4097, Number::kF32), 2);
 }
 
 }  // namespace

@@ -12,11 +12,13 @@ Pass DeepSeek::layers(LayerRange range, const Batch& batch, KvCache& cache, Pass
   for (int layer = range.first; layer < range.end; ++layer) {
     const LayerWeights& w = w_.layers[layer];
 
-    ops_.rms_norm(s.x, w.attn_norm, c_.norm_eps, s.h);
+    if (layer == range.first)
+      ops_.rms_norm(s.x, w.attn_norm, c_.norm_eps, s.h);
+    else  // the last layer's y is added
+      ops_.add_rms_norm(s.x, s.y, w.attn_norm, c_.norm_eps, s.h);
     attention_.forward(w.attn, batch, s.h, cache.layer(layer), s.y);
-    ops_.add(s.x, s.y);
 
-    ops_.rms_norm(s.x, w.ffn_norm, c_.norm_eps, s.h);
+    ops_.add_rms_norm(s.x, s.y, w.ffn_norm, c_.norm_eps, s.h);
     if (c_.is_moe(layer)) {
       const Ticket routed = route(layer, batch, s);
       shared_expert(layer, s);  // runs beside the routed experts
@@ -25,8 +27,8 @@ Pass DeepSeek::layers(LayerRange range, const Batch& batch, KvCache& cache, Pass
     } else {
       feed_forward(w.ffn, s);
     }
-    ops_.add(s.x, s.y);
   }
+  ops_.add(s.x, s.y);
 }
 
 void DeepSeek::head(const Batch& step) {
@@ -56,9 +58,7 @@ void DeepSeek::shared_expert(int layer, const Scratch& s) {
 void DeepSeek::feed_forward(const FfnWeights& w, const Scratch& s) {
   const TensorView gate = s.gate.cols_from(0, w.gate.q.rows);
   const TensorView up = s.up.cols_from(0, w.up.q.rows);
-  ops_.linear(s.h, w.gate, gate);
-  ops_.linear(s.h, w.up, up);
-  ops_.silu_mul(gate, up);
+  ops_.gated_linear(s.h, w.gate, w.up, gate, up);
   ops_.linear(gate, w.down, s.y);
 }
 

@@ -42,21 +42,20 @@ void MlaAttention::project(const AttentionWeights& w, const Batch& batch, Tensor
 
   if (m.q_rank > 0) {
     const TensorView q_a = rows(scratch_.q_a);
-    ops_.linear(h, w.q_a, q_a);
-    ops_.rms_norm(q_a, w.q_a_norm, c_.latent_norm_eps, q_a);
-    ops_.linear(q_a, w.q_b, q);
+    ops_.linear_pair(h, w.q_a, q_a, w.kv_a, kv);
+    ops_.norm_linear(q_a, w.q_a_norm, c_.latent_norm_eps, w.q_b, q);
   } else {
-    ops_.linear(h, w.q, q);
+    ops_.linear_pair(h, w.q, q, w.kv_a, kv);
   }
   // The columns of a head are [nope | rope].
   const TensorView heads = q.reshape(int64_t{batch.n()} * m.n_heads, m.qk_dim());
-  ops_.rope(heads.cols_from(m.nope_dim, m.rope_dim), batch.positions, rope_);
-
-  ops_.linear(h, w.kv_a, kv);
-  const TensorView latent = kv.cols_from(0, m.kv_rank);
-  ops_.rms_norm(latent, w.kv_a_norm, c_.latent_norm_eps, latent);
-  ops_.rope(kv.cols_from(m.kv_rank, m.rope_dim), batch.positions, rope_);
-  ops_.append_kv(batch, kv, cache);
+  ops_.rotate_and_append({.batch = batch,
+                          .q_rope = heads.cols_from(m.nope_dim, m.rope_dim),
+                          .kv = kv,
+                          .latent_gain = w.kv_a_norm,
+                          .eps = c_.latent_norm_eps,
+                          .rope = rope_,
+                          .cache = cache});
 }
 
 // The key rows of kv_b map queries into the latent space, and its value rows map outputs back. Head

@@ -144,9 +144,60 @@ void CudaOps::append_kv(const Batch& batch, TensorView kv, TensorView cache) {
                            .cols = cols_of(kv)});
 }
 
+void CudaOps::add_rms_norm(TensorView x, TensorView delta, const QuantView& gain, float eps,
+                           TensorView out) {
+  gpu::rms_norm(stream_, {.x = gpu_matrix(x),
+                          .gain = static_cast<const float*>(gain.q.data),
+                          .out = gpu_matrix(out),
+                          .rows = rows_of(x),
+                          .dim = cols_of(x),
+                          .eps = eps,
+                          .delta = gpu_matrix(delta)});
+}
+
+void CudaOps::norm_linear(TensorView x, const QuantView& gain, float eps, const QuantView& w,
+                          TensorView out) {
+  if (!products_.multiply_normalised(x, gain, eps, w, out)) Ops::norm_linear(x, gain, eps, w, out);
+}
+
+void CudaOps::linear_pair(TensorView x, const QuantView& w_0, TensorView out_0,
+                          const QuantView& w_1, TensorView out_1) {
+  if (!products_.multiply_pair(x, w_0, out_0, w_1, out_1))
+    Ops::linear_pair(x, w_0, out_0, w_1, out_1);
+}
+
+void CudaOps::gated_linear(TensorView x, const QuantView& gate, const QuantView& up, TensorView out,
+                           TensorView scratch) {
+  if (!products_.multiply_gated(x, gate, up, out)) Ops::gated_linear(x, gate, up, out, scratch);
+}
+
+void CudaOps::rotate_and_append(const AppendArgs& a) {
+  const bool fp8 = a.cache.dtype == DType::kF8E4M3;
+  check(fp8 || a.cache.dtype == DType::kBF16, "the cache is BF16 or FP8");
+  gpu::rotate_and_append(stream_, {.q_rope = gpu_matrix(a.q_rope),
+                                   .kv = gpu_matrix(a.kv),
+                                   .gain = static_cast<const float*>(a.latent_gain.q.data),
+                                   .eps = a.eps,
+                                   .positions = batch_.on_gpu(a.batch.positions),
+                                   .frequencies = frequencies_.as<float>(),
+                                   .rows_of_cache = batch_.rows_of_cache(a.batch),
+                                   .cache = a.cache.data,
+                                   .cache_stride = a.cache.stride,
+                                   .fp8 = fp8,
+                                   .amplitude = a.rope.amplitude,
+                                   .tokens = a.batch.n(),
+                                   .n_heads = rows_of(a.q_rope) / a.batch.n(),
+                                   .kv_rank = kv_rank_,
+                                   .rope_dim = cols_of(a.q_rope)});
+}
+
 void CudaOps::route(const RouteArgs& a) {
-  products_.multiply_exactly(a.x, a.w, a.logits);
   gpu::RouterArgs args = router_form(a.router);
+  args.x = static_cast<const float*>(a.x.data);
+  args.x_stride = a.x.stride;
+  args.w = gpu_weight(a.w);
+  args.workspace = products_.workspace();
+  args.n_multiprocessors = products_.n_multiprocessors();
   args.logits = gpu_matrix(a.logits);
   args.bias = static_cast<const float*>(a.bias.q.data);
   args.weights = gpu_matrix(a.out.weights);

@@ -2,7 +2,7 @@
 // Activations are float; the cache is BF16 or FP8. The code is the same for a real and an emulated
 // GPU: linking decides which one is used.
 #pragma once
-#include "gpu_kernels/kernels.h"
+#include "gpu_kernels/router.h"
 #include "ops/cuda_attention.h"
 #include "ops/cuda_batch.h"
 #include "ops/cuda_products.h"
@@ -39,6 +39,15 @@ class CudaOps final : public Ops {
   void silu_mul(TensorView gate, TensorView up) override;
   void route(const RouteArgs& args) override;
   void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) override;
+  void add_rms_norm(TensorView x, TensorView delta, const QuantView& gain, float eps,
+                    TensorView out) override;
+  void norm_linear(TensorView x, const QuantView& gain, float eps, const QuantView& w,
+                   TensorView out) override;
+  void linear_pair(TensorView x, const QuantView& w_0, TensorView out_0, const QuantView& w_1,
+                   TensorView out_1) override;
+  void gated_linear(TensorView x, const QuantView& gate, const QuantView& up, TensorView out,
+                    TensorView scratch) override;
+  void rotate_and_append(const AppendArgs& args) override;
 
  private:
   gpu::Stream& stream_;

@@ -5,6 +5,7 @@
 
 #include "core/rounding.h"
 #include "gpu_kernels/plain_products.h"
+#include "gpu_kernels/router.h"
 #include "model/weights.h"
 #include "ops/cuda_weights.h"
 
@@ -18,6 +19,31 @@ struct Needs {
   int64_t partials = 0;  // floats
 };
 
+gpu::SkinnyArgs shape_of(int64_t rows, int64_t cols, Number type, int n_tokens,
+                         int n_multiprocessors) {
+  gpu::SkinnyArgs args = {};
+  args.w = {.data = nullptr,
+            .stride = cols,
+            .type = type,
+            .rows = static_cast<int>(rows),
+            .cols = static_cast<int>(cols)};
+  args.n_tokens = n_tokens;
+  args.n_multiprocessors = n_multiprocessors;
+  return args;
+}
+
+// The matrices that multiply_pair() and multiply_gated() take, [rows, rows of the second, cols].
+struct Pair {
+  gpu::Second second;
+  int64_t rows, rows_2;
+};
+std::vector<Pair> pairs_of(const ModelConfig& c) {
+  const int64_t q_rows = c.mla.q_rank > 0 ? c.mla.q_rank : int64_t{c.mla.n_heads} * c.mla.qk_dim();
+  return {{gpu::Second::kBeside, q_rows, c.mla.cache_dim()},
+          {gpu::Second::kGated, c.dense_dim, c.dense_dim},
+          {gpu::Second::kGated, c.shared_dim(), c.shared_dim()}};
+}
+
 // Scratch for every dense matrix, in any of its formats.
 Needs needs_of(const ModelConfig& config, int max_tokens, int n_multiprocessors) {
   ModelConfig dense = config;
@@ -28,22 +54,38 @@ Needs needs_of(const ModelConfig& config, int max_tokens, int n_multiprocessors)
     if (!is_vector(spec.use)) shapes.insert({spec.rows, spec.cols});
   });
   Needs needs;
-  for (const auto& [rows, cols] : shapes) {
-    needs.columns = std::max(needs.columns, gpu::product_stride(cols));
-    for (const Number type : {Number::kBF16, Number::kF8E4M3}) {
-      const gpu::Weight w = {.data = nullptr,
-                             .stride = cols,
-                             .type = type,
-                             .rows = static_cast<int>(rows),
-                             .cols = static_cast<int>(cols)};
-      for (int n = 1; n <= max_tokens; ++n)
+  for (const Number type : {Number::kBF16, Number::kF8E4M3})
+    for (int n = 1; n <= max_tokens; ++n) {
+      const bool few = n <= gpu::kSkinnyTokens;
+      for (const auto& [rows, cols] : shapes) {
+        const gpu::SkinnyArgs one = shape_of(rows, cols, type, n, n_multiprocessors);
+        needs.columns = std::max(needs.columns, gpu::product_stride(cols));
         needs.partials =
-            std::max(needs.partials, n <= gpu::kSkinnyTokens
-                                         ? gpu::skinny_partials(w, n, n_multiprocessors)
-                                         : gpu::matrix_partials(w, n, n_multiprocessors));
+            std::max(needs.partials, few ? gpu::skinny_partials(one)
+                                         : gpu::matrix_partials(one.w, n, n_multiprocessors));
+      }
+      for (const Pair& pair : few ? pairs_of(config) : std::vector<Pair>()) {
+        gpu::SkinnyArgs two = shape_of(pair.rows, config.dim, type, n, n_multiprocessors);
+        two.second = pair.second;
+        two.w_2 = two.w;
+        two.w_2.rows = static_cast<int>(pair.rows_2);
+        needs.partials = std::max(needs.partials, gpu::skinny_partials(two));
+      }
+      gpu::RouterArgs router = {};
+      router.tokens = n;
+      router.n_experts = config.router.n_experts;
+      router.w.cols = config.dim;
+      router.n_multiprocessors = n_multiprocessors;
+      needs.partials = std::max(needs.partials, gpu::route_partials(router));
     }
-  }
   return needs;
+}
+
+// Whether one kernel can read both matrices.
+bool share_a_kernel(const gpu::SkinnyArgs& a) {
+  return a.n_tokens <= gpu::kSkinnyTokens && for_tensor_cores(a.w, kTileBlockCols) &&
+         for_tensor_cores(a.w_2, kTileBlockCols) && a.w.type == a.w_2.type &&
+         a.w.block_cols == a.w_2.block_cols;
 }
 
 int64_t rounded_bytes(const Needs& needs, int max_tokens) {
@@ -92,15 +134,7 @@ void CudaProducts::multiply(TensorView x, const QuantView& weights, TensorView o
   const gpu::Weight w = gpu_weight(weights);
   const auto n_tokens = static_cast<int>(x.rows);
   if (!for_tensor_cores(w, kTileBlockCols)) return multiply_exactly(x, weights, out);
-  if (n_tokens <= gpu::kSkinnyTokens)
-    return gpu::skinny_product(stream_, {.x = static_cast<const float*>(x.data),
-                                         .w = w,
-                                         .out = static_cast<float*>(out.data),
-                                         .x_stride = x.stride,
-                                         .out_stride = out.stride,
-                                         .n_tokens = n_tokens,
-                                         .workspace = workspace(),
-                                         .n_multiprocessors = limits_.n_multiprocessors});
+  if (n_tokens <= gpu::kSkinnyTokens) return gpu::skinny_product(stream_, skinny(x, w, out));
   gpu::MatrixArgs product = {.x = rounded_.as<bf16>(),
                              .w = w,
                              .out = static_cast<float*>(out.data),
@@ -119,6 +153,50 @@ void CudaProducts::multiply(TensorView x, const QuantView& weights, TensorView o
                               .n_rows = x.rows,
                               .cols = w.cols});
   gpu::matrix_product(stream_, product);
+}
+
+gpu::SkinnyArgs CudaProducts::skinny(TensorView x, const gpu::Weight& w, TensorView out) const {
+  return {.x = static_cast<const float*>(x.data),
+          .w = w,
+          .out = static_cast<float*>(out.data),
+          .x_stride = x.stride,
+          .out_stride = out.stride,
+          .n_tokens = static_cast<int>(x.rows),
+          .workspace = workspace(),
+          .n_multiprocessors = limits_.n_multiprocessors};
+}
+
+bool CudaProducts::multiply_normalised(TensorView x, const QuantView& gain, float eps,
+                                       const QuantView& weights, TensorView out) {
+  const gpu::Weight w = gpu_weight(weights);
+  if (x.rows > gpu::kSkinnyTokens || !for_tensor_cores(w, kTileBlockCols)) return false;
+  gpu::SkinnyArgs args = skinny(x, w, out);
+  args.gain = static_cast<const float*>(gain.q.data);
+  args.eps = eps;
+  gpu::skinny_product(stream_, args);
+  return true;
+}
+
+bool CudaProducts::multiply_pair(TensorView x, const QuantView& w_0, TensorView out_0,
+                                 const QuantView& w_1, TensorView out_1) {
+  gpu::SkinnyArgs args = skinny(x, gpu_weight(w_0), out_0);
+  args.w_2 = gpu_weight(w_1);
+  if (!share_a_kernel(args)) return false;
+  args.second = gpu::Second::kBeside;
+  args.out_2 = static_cast<float*>(out_1.data);
+  args.out_2_stride = out_1.stride;
+  gpu::skinny_product(stream_, args);
+  return true;
+}
+
+bool CudaProducts::multiply_gated(TensorView x, const QuantView& gate, const QuantView& up,
+                                  TensorView out) {
+  gpu::SkinnyArgs args = skinny(x, gpu_weight(gate), out);
+  args.w_2 = gpu_weight(up);
+  if (!share_a_kernel(args)) return false;
+  args.second = gpu::Second::kGated;
+  gpu::skinny_product(stream_, args);
+  return true;
 }
 
 gpu::Fp8Rows CudaProducts::rounded_to_fp8(TensorView x) {

@@ -25,10 +25,21 @@ class CudaProducts {
   // The same without rounding x.
   void multiply_exactly(TensorView x, const QuantView& w, TensorView out);
   void multiply_per_head(const LinearPerHead& args);
+  // Products of up to kSkinnyTokens tokens with one kernel; false: nothing was done, because there
+  // are more tokens or the matrices need kernels of their own. See Ops.
+  bool multiply_normalised(TensorView x, const QuantView& gain, float eps, const QuantView& w,
+                           TensorView out);
+  bool multiply_pair(TensorView x, const QuantView& w_0, TensorView out_0, const QuantView& w_1,
+                     TensorView out_1);
+  bool multiply_gated(TensorView x, const QuantView& gate, const QuantView& up, TensorView out);
+
+  // Scratch for one launch at a time, also for a router's.
+  gpu::Workspace workspace() const { return {partial_.as<float>(), counters_.as<uint32_t>()}; }
+  int n_multiprocessors() const { return limits_.n_multiprocessors; }
 
  private:
   gpu::Fp8Rows rounded_to_fp8(TensorView x);
-  gpu::Workspace workspace() const { return {partial_.as<float>(), counters_.as<uint32_t>()}; }
+  gpu::SkinnyArgs skinny(TensorView x, const gpu::Weight& w, TensorView out) const;
 
   gpu::Stream& stream_;
   const CudaLimits limits_;

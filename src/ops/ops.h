@@ -27,6 +27,18 @@ struct RopeTable {
   float amplitude;
 };
 
+// What a layer's attention does before it attends: rotates the queries, normalises the latents and
+// rotates the keys of kv, and writes both to the cache. Overwrites kv.
+struct AppendArgs {
+  const Batch& batch;
+  TensorView q_rope;             // [tokens * heads, rope_dim], rotated in place
+  TensorView kv;                 // [tokens, kv_rank + rope_dim]
+  const QuantView& latent_gain;  // [1, kv_rank]
+  float eps;
+  const RopeTable& rope;
+  TensorView cache;
+};
+
 // Causal attention of some sequences of a step over the paged cache, whose rows are [kv_rank latent
 // | rope_dim key] of a token. Output rows of other sequences are not written; the matrices start
 // with the first row of the step.
@@ -78,6 +90,40 @@ class Ops {
   virtual void silu_mul(TensorView gate, TensorView up) = 0;  // gate = silu(gate) * up
   virtual void route(const RouteArgs& args) = 0;
   virtual void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) = 0;
+
+  // Compositions of the above, which a device may compute with fewer kernels.
+  // x += delta, then out = rms_norm(x).
+  virtual void add_rms_norm(TensorView x, TensorView delta, const QuantView& gain, float eps,
+                            TensorView out) {
+    add(x, delta);
+    rms_norm(x, gain, eps, out);
+  }
+  // out = rms_norm(x) w^T. Overwrites x.
+  virtual void norm_linear(TensorView x, const QuantView& gain, float eps, const QuantView& w,
+                           TensorView out) {
+    rms_norm(x, gain, eps, x);
+    linear(x, w, out);
+  }
+  // Two products of one x.
+  virtual void linear_pair(TensorView x, const QuantView& w_0, TensorView out_0,
+                           const QuantView& w_1, TensorView out_1) {
+    linear(x, w_0, out_0);
+    linear(x, w_1, out_1);
+  }
+  // out = silu(x gate^T) * (x up^T). Overwrites `scratch`, of the shape of out.
+  virtual void gated_linear(TensorView x, const QuantView& gate, const QuantView& up,
+                            TensorView out, TensorView scratch) {
+    linear(x, gate, out);
+    linear(x, up, scratch);
+    silu_mul(out, scratch);
+  }
+  virtual void rotate_and_append(const AppendArgs& a) {
+    const TensorView latent = a.kv.cols_from(0, a.kv.cols - a.q_rope.cols);
+    rope(a.q_rope, a.batch.positions, a.rope);
+    rms_norm(latent, a.latent_gain, a.eps, latent);
+    rope(a.kv.cols_from(latent.cols, a.q_rope.cols), a.batch.positions, a.rope);
+    append_kv(a.batch, a.kv, a.cache);
+  }
 };
 
 }  // namespace tandem

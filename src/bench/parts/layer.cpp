@@ -71,9 +71,7 @@ void run_moe(const ModelConfig& config, Ops& ops, ExpertPool& experts, const Mod
              {first(a.unused.ids), first(a.unused.weights)}});
   const Ticket ticket = experts.submit({layer, h, routing});
   if (config.shared_dim() > 0) {
-    ops.linear(h, w.ffn.gate, gate);
-    ops.linear(h, w.ffn.up, up);
-    ops.silu_mul(gate, up);
+    ops.gated_linear(h, w.ffn.gate, w.ffn.up, gate, up);
     ops.linear(gate, w.ffn.down, y);
   }
   experts.add_to(ticket, y);

@@ -56,9 +56,7 @@ std::vector<Work> works_of(const BenchInput& bench, const ModelConfig& config, i
   return {{{2 * matrix.gate + matrix.down, 2 * int64_t{3} * config.dim * config.dense_dim * n},
            [=, &ops](int64_t run) {
              const FfnWeights& w = layer(run).ffn;
-             ops.linear(in, w.gate, gate);
-             ops.linear(in, w.up, up);
-             ops.silu_mul(gate, up);
+             ops.gated_linear(in, w.gate, w.up, gate, up);
              ops.linear(gate, w.down, out);
            }},
           {{matrix.gate, 2 * int64_t{config.dim} * config.dense_dim * n},
