@@ -49,9 +49,10 @@ __device__ float4 decode(const Weight& w, int64_t row, int column) {
   return {code(0) * scale, code(1) * scale, code(2) * scale, code(3) * scale};
 }
 
-__device__ inline float4 load_x(const ExactArgs& a, int64_t token, int column) {
+__device__ inline float4 load_x(const ExactArgs& a, int64_t token, int column, bool aligned) {
   const float* x = a.x + token * a.x_stride + column;
   const int n = a.w.cols - column;
+  if (aligned && n >= 4) return *reinterpret_cast<const float4*>(x);
   return {x[0], n > 1 ? x[1] : 0, n > 2 ? x[2] : 0, n > 3 ? x[3] : 0};
 }
 
@@ -61,6 +62,7 @@ template <Number kType>
 __device__ float sums_of_block(const ExactArgs& a, int first_row, int first_token, int begin,
                                int end, Shared& s) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const bool aligned = (reinterpret_cast<uintptr_t>(a.x) | a.x_stride * 4) % 16 == 0;
   float sum[kRows * kTokens] = {};
 #pragma unroll 2
   for (int column = begin + threadIdx.x * 4; column < end; column += kColumns) {
@@ -71,7 +73,7 @@ __device__ float sums_of_block(const ExactArgs& a, int first_row, int first_toke
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       if (first_token + t >= a.n_tokens) continue;
-      const float4 x = load_x(a, first_token + t, column);
+      const float4 x = load_x(a, first_token + t, column, aligned);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         float& to = sum[r * kTokens + t];

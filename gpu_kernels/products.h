@@ -32,7 +32,9 @@ struct SkinnyArgs {
   int64_t x_stride, out_stride;
   int n_tokens;
   Workspace workspace;
-  int n_multiprocessors;  // sets how often columns are split
+  // These decide how often columns are split; 0 bytes per second: not known.
+  int n_multiprocessors;
+  double bytes_per_second = 0;
   Second second = Second::kNone;
   Weight w_2 = {};
   float* out_2 = nullptr;  // kBeside: [n_tokens, w_2.rows]
@@ -45,6 +47,9 @@ struct SkinnyArgs {
 void skinny_product(const Stream& stream, const SkinnyArgs& args);
 // Floats of Workspace::partial; reads the shapes of args only.
 int64_t skinny_partials(const SkinnyArgs& args);
+// The share of the memory's bandwidth that the launch's division into blocks allows, as far as is
+// known without measuring; reads the shapes only.
+double skinny_share(const SkinnyArgs& args);
 
 // out = x w^T without rounding: float activations, weights decoded to float, any type, scale blocks
 // and number of tokens. For routers, and for matrices that the other kernels do not support.

@@ -17,7 +17,7 @@ constexpr int kRows = kWarps * 16;  // rows of w per block
 constexpr int kStep = 64;           // columns that a warp multiplies at a time
 constexpr int kMaxSteps = 16;       // per block
 constexpr int kResident = 2;        // blocks per multiprocessor
-constexpr int kOverheadSteps = 3;   // fixed time of a block, in steps
+constexpr int kPartsAtOnce = 8;     // that a thread of the last block loads at a time
 
 // Steps whose weights are loaded while the same number is multiplied: 128 bytes per lane.
 template <Number kType>
@@ -47,6 +47,7 @@ struct Share {
 
 struct Plan {
   int row_blocks, splits, steps_each;
+  double share;  // skinny_share()
 };
 
 // blockIdx.z selects a head and up to 16 of its tokens.
@@ -321,7 +322,7 @@ __device__ void add_parts(const Block& b) {
     if (row >= n_rows) continue;
     const float* from = b.partial + int64_t{token} * b.rows_of_part() + b.first + row;
     float sum = 0, up = 0;
-#pragma unroll 8
+#pragma unroll kPartsAtOnce
     for (unsigned split = 0; split < gridDim.y; ++split) {
       sum += from[split * part];
       if (b.gated) up += from[split * part + a.w.rows];
@@ -337,16 +338,29 @@ int row_blocks_of(const SkinnyArgs& a) {
 }
 
 // Chooses the steps per block that minimize the total time of all waves of blocks: a nearly empty
-// last wave takes as long as a full one.
+// last wave takes as long as a full one. A block's first weights, x and scales arrive after
+// kBlockSeconds, and the last block of some rows adds kPartsAtOnce parts in kRoundSeconds.
 Plan plan_of(const SkinnyArgs& a) {
+  constexpr double kBlockSeconds = 1.35e-6, kRoundSeconds = 0.6e-6;
+  constexpr double kUnknownRate = 36e9;  // bytes per second for a multiprocessor
   const int n_steps = (a.w.cols + kStep - 1) / kStep, row_blocks = row_blocks_of(a);
-  Plan best = {row_blocks, 0, 0};
-  int64_t least = INT64_MAX;
+  const double rate =
+      a.bytes_per_second > 0 ? a.bytes_per_second / a.n_multiprocessors : kUnknownRate;
+  const double of_step = kRows * kStep * double(bytes_of(a.w.type)) * kResident / rate;
+  const int rounds_of_outputs = (a.n_tokens * kRows + kThreads - 1) / kThreads;
+  const double bytes = double{1} * row_blocks * n_steps * kRows * kStep * bytes_of(a.w.type);
+  Plan best = {row_blocks, 0, 0, 0};
+  double least = INFINITY;
   for (int steps = kMaxSteps; steps >= 2; --steps) {
     const int splits = (n_steps + steps - 1) / steps, resident = kResident * a.n_multiprocessors;
     const int64_t waves = (int64_t{row_blocks} * splits + resident - 1) / resident;
-    const int64_t time = waves * (min(steps, n_steps) + kOverheadSteps);
-    if (time < least) least = time, best.splits = splits, best.steps_each = steps;
+    const int rounds = splits > 1 ? rounds_of_outputs * ((splits - 1) / kPartsAtOnce + 1) : 0;
+    const double time =
+        static_cast<double>(waves) * (min(steps, n_steps) * of_step + kBlockSeconds) +
+        rounds * kRoundSeconds;
+    if (time >= least) continue;
+    least = time;
+    best = {row_blocks, splits, steps, bytes / (rate * a.n_multiprocessors) / time};
   }
   return best;
 }
@@ -387,6 +401,8 @@ int64_t skinny_partials(const SkinnyArgs& a) {
   const int64_t rows = int64_t{a.w.rows} + (a.second == Second::kNone ? 0 : a.w_2.rows);
   return plan.splits == 1 ? 0 : int64_t{plan.splits} * a.n_tokens * rows;
 }
+
+double skinny_share(const SkinnyArgs& a) { return plan_of(a).share; }
 
 void skinny_per_head(const Stream& stream, const PerHeadArgs& p) {
   check(p.w.cols <= kMaxSteps * kStep, "columns of skinny_per_head");

@@ -182,6 +182,42 @@ TEST_F(GpuProducts, SkinnyNormalised) {
   skinny(2, {.rows = 70, .cols = 1536, .type = kBf16}, 9, 4, {Second::kBeside, 20, true});
 }
 
+// R1's matrices in FP8, on the GPUs of docs/measurements/gpu_kernels.md.
+TEST(GpuSkinnyShare, BlocksLeaveRoomForTheBandwidth) {
+  struct Gpu {
+    const char* name;
+    int n_multiprocessors;
+    double bytes_per_second;
+  };
+  struct Matrix {
+    const char* name;
+    int rows, rows_2, cols;
+    Second second;
+    double share[3];
+  };
+  const Gpu gpus[] = {{"4090", 128, 1.008e12}, {"5090", 170, 1.792e12}, {"H200", 132, 4.8e12}};
+  for (const Matrix& m : {Matrix{"q_a, kv_a", 1536, 576, 7168, Second::kBeside, {.81, .7, .53}},
+                          {"q_b", 24576, 0, 1536, Second::kNone, {.89, .75, .62}},
+                          {"o", 7168, 0, 16384, Second::kNone, {.91, .87, .71}},
+                          {"gate, up", 2048, 2048, 7168, Second::kGated, {.94, .77, .74}},
+                          {"down", 7168, 0, 2048, Second::kNone, {.78, .73, .55}},
+                          {"dense gate, up", 18432, 18432, 7168, Second::kGated, {.95, .93, .8}},
+                          {"dense down", 7168, 0, 18432, Second::kNone, {.93, .92, .76}},
+                          {"head", 129280, 0, 7168, Second::kNone, {.95, .94, .83}}}) {
+    for (size_t i = 0; i < std::size(gpus); ++i) {
+      SkinnyArgs args = {};
+      args.w = {.data = nullptr, .stride = m.cols, .type = kFp8, .rows = m.rows, .cols = m.cols};
+      args.w_2 = args.w;
+      args.w_2.rows = m.rows_2;
+      args.second = m.second;
+      args.n_tokens = 1;
+      args.n_multiprocessors = gpus[i].n_multiprocessors;
+      args.bytes_per_second = gpus[i].bytes_per_second;
+      EXPECT_NEAR(skinny_share(args), m.share[i], 0.006) << m.name << " on a " << gpus[i].name;
+    }
+  }
+}
+
 void GpuProducts::exact(int n_tokens, const WeightCase& c) {
   SCOPED_TRACE(testing::Message() << n_tokens << " tokens, " << c.rows << " x " << c.cols);
   const RandomWeight w(stream_, rng_, c);

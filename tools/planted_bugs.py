@@ -501,6 +501,7 @@ MUTANTS = [
     ("skinny product: the second row takes the first one's scale", "gpu_kernels/skinny_product.cu", [("scale[1] = of_rows[8];", "scale[1] = of_rows[0];")]),
     ("skinny product: counters left as they are", "gpu_kernels/skinny_product.cu", [("    if (s.last) *counter = 0;\n", "")]),
     ("skinny product: columns of one block forgotten", "gpu_kernels/skinny_product.cu", [("split < gridDim.y; ++split", "split + 1 < gridDim.y; ++split")]),
+    ("skinny product: a block's first loads cost nothing", "gpu_kernels/skinny_product.cu", [("* of_step + kBlockSeconds) +", "* of_step) +")]),
     ("skinny product: the second matrix uses the first one's parts", "gpu_kernels/skinny_product.cu", [("a.workspace.partial + int64_t{gridDim.y} * a.n_tokens * a.w.rows;", "a.workspace.partial;")]),
     ("skinny product: up goes through silu", "gpu_kernels/skinny_product.cu", [("return gate / (1 + expf(-gate)) * up;", "return up / (1 + expf(-up)) * gate;")]),
     ("skinny product: up takes gate's scales", "gpu_kernels/skinny_product.cu", [("const Weight& w = b.w(i % 16 >= 8);", "const Weight& w = b.w(false);")]),

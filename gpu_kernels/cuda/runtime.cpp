@@ -85,6 +85,9 @@ GpuInfo open_gpu() {
   require(problem.empty(), "{}", problem);
   int n_multiprocessors = 0;
   check_cuda(cudaDeviceGetAttribute(&n_multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+  int kilohertz = 0, bits = 0;  // of the memory, which transfers twice a cycle
+  check_cuda(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, 0));
+  check_cuda(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, 0));
   int ends_long_kernels = 0;
   check_cuda(cudaDeviceGetAttribute(&ends_long_kernels, cudaDevAttrKernelExecTimeout, 0));
   size_t free = 0, total = 0;
@@ -95,6 +98,7 @@ GpuInfo open_gpu() {
           .minor = facts.minor,
           .fp8_mma = has_fp8_mma(facts),
           .n_multiprocessors = n_multiprocessors,
+          .bytes_per_second = 2e3 * kilohertz * bits / 8,
           .memory_bytes = std::min(static_cast<int64_t>(total), most),
           .free_bytes = std::min(static_cast<int64_t>(free), most),
           .ends_long_kernels = ends_long_kernels != 0};

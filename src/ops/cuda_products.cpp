@@ -20,7 +20,7 @@ struct Needs {
 };
 
 gpu::SkinnyArgs shape_of(int64_t rows, int64_t cols, Number type, int n_tokens,
-                         int n_multiprocessors) {
+                         const CudaLimits& gpu) {
   gpu::SkinnyArgs args = {};
   args.w = {.data = nullptr,
             .stride = cols,
@@ -28,7 +28,8 @@ gpu::SkinnyArgs shape_of(int64_t rows, int64_t cols, Number type, int n_tokens,
             .rows = static_cast<int>(rows),
             .cols = static_cast<int>(cols)};
   args.n_tokens = n_tokens;
-  args.n_multiprocessors = n_multiprocessors;
+  args.n_multiprocessors = gpu.n_multiprocessors;
+  args.bytes_per_second = gpu.bytes_per_second;
   return args;
 }
 
@@ -45,7 +46,7 @@ std::vector<Pair> pairs_of(const ModelConfig& c) {
 }
 
 // Scratch for every dense matrix, in any of its formats.
-Needs needs_of(const ModelConfig& config, int max_tokens, int n_multiprocessors) {
+Needs needs_of(const ModelConfig& config, const CudaLimits& limits) {
   ModelConfig dense = config;
   dense.router.n_experts = std::min(config.router.n_experts, 1);
   std::set<std::pair<int64_t, int64_t>> shapes = {{config.vocab, config.dim}};
@@ -55,17 +56,17 @@ Needs needs_of(const ModelConfig& config, int max_tokens, int n_multiprocessors)
   });
   Needs needs;
   for (const Number type : {Number::kBF16, Number::kF8E4M3})
-    for (int n = 1; n <= max_tokens; ++n) {
+    for (int n = 1; n <= limits.max_tokens; ++n) {
       const bool few = n <= gpu::kSkinnyTokens;
       for (const auto& [rows, cols] : shapes) {
-        const gpu::SkinnyArgs one = shape_of(rows, cols, type, n, n_multiprocessors);
+        const gpu::SkinnyArgs one = shape_of(rows, cols, type, n, limits);
         needs.columns = std::max(needs.columns, gpu::product_stride(cols));
-        needs.partials =
-            std::max(needs.partials, few ? gpu::skinny_partials(one)
-                                         : gpu::matrix_partials(one.w, n, n_multiprocessors));
+        needs.partials = std::max(needs.partials,
+                                  few ? gpu::skinny_partials(one)
+                                      : gpu::matrix_partials(one.w, n, limits.n_multiprocessors));
       }
       for (const Pair& pair : few ? pairs_of(config) : std::vector<Pair>()) {
-        gpu::SkinnyArgs two = shape_of(pair.rows, config.dim, type, n, n_multiprocessors);
+        gpu::SkinnyArgs two = shape_of(pair.rows, config.dim, type, n, limits);
         two.second = pair.second;
         two.w_2 = two.w;
         two.w_2.rows = static_cast<int>(pair.rows_2);
@@ -75,7 +76,7 @@ Needs needs_of(const ModelConfig& config, int max_tokens, int n_multiprocessors)
       router.tokens = n;
       router.n_experts = config.router.n_experts;
       router.w.cols = config.dim;
-      router.n_multiprocessors = n_multiprocessors;
+      router.n_multiprocessors = limits.n_multiprocessors;
       needs.partials = std::max(needs.partials, gpu::route_partials(router));
     }
   return needs;
@@ -116,7 +117,7 @@ gpu::Fp8Rows fp8_rows_in(void* memory, int64_t n_rows, int64_t cols) {
 
 CudaProducts::CudaProducts(const ModelConfig& config, CudaLimits limits, gpu::Stream& stream)
     : stream_(stream), limits_(limits), counters_(kCounterBytes, gpu::Site::kDevice) {
-  const Needs needs = needs_of(config, limits.max_tokens, limits.n_multiprocessors);
+  const Needs needs = needs_of(config, limits);
   rounded_ = gpu::Buffer(rounded_bytes(needs, limits.max_tokens), gpu::Site::kDevice);
   partial_ = gpu::Buffer(needs.partials * int64_t{sizeof(float)}, gpu::Site::kDevice);
   const std::vector<uint32_t> zeros(gpu::kCounters);
@@ -125,7 +126,7 @@ CudaProducts::CudaProducts(const ModelConfig& config, CudaLimits limits, gpu::St
 }
 
 int64_t CudaProducts::bytes_for(const ModelConfig& config, CudaLimits limits) {
-  const Needs needs = needs_of(config, limits.max_tokens, limits.n_multiprocessors);
+  const Needs needs = needs_of(config, limits);
   return rounded_bytes(needs, limits.max_tokens) + needs.partials * int64_t{sizeof(float)} +
          kCounterBytes;
 }
@@ -163,7 +164,8 @@ gpu::SkinnyArgs CudaProducts::skinny(TensorView x, const gpu::Weight& w, TensorV
           .out_stride = out.stride,
           .n_tokens = static_cast<int>(x.rows),
           .workspace = workspace(),
-          .n_multiprocessors = limits_.n_multiprocessors};
+          .n_multiprocessors = limits_.n_multiprocessors,
+          .bytes_per_second = limits_.bytes_per_second};
 }
 
 bool CudaProducts::multiply_normalised(TensorView x, const QuantView& gain, float eps,

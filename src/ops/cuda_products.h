@@ -10,6 +10,7 @@ struct CudaLimits {
   int max_tokens;                // tokens of a step
   int64_t context;               // tokens of a sequence
   int n_multiprocessors;         // multiprocessors of the GPU
+  double bytes_per_second = 0;   // GpuInfo::bytes_per_second
   bool fp8_activations = false;  // use FP8 where rounds_to_fp8(); requires GpuInfo::fp8_mma
 };
 

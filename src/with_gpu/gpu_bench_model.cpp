@@ -72,6 +72,7 @@ class CudaBenchModel final : public GpuBenchModel {
     const CudaLimits limits = {.max_tokens = options.max_tokens,
                                .context = options.context,
                                .n_multiprocessors = gpu_info.n_multiprocessors,
+                               .bytes_per_second = gpu_info.bytes_per_second,
                                .fp8_activations = fp8_activations};
     ops_ = std::make_unique<CudaOps>(config_, limits, stream_);
     rows_ = std::make_unique<CudaExpertRows>(config_, options.max_tokens, stream_, fp8_activations);

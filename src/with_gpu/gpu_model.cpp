@@ -69,6 +69,7 @@ CudaLimits limits_of(const GpuModelOptions& options, const gpu::GpuInfo& gpu_inf
   return {.max_tokens = options.max_tokens,
           .context = options.context,
           .n_multiprocessors = gpu_info.n_multiprocessors,
+          .bytes_per_second = gpu_info.bytes_per_second,
           .fp8_activations = options.fp8_activations};
 }
 
