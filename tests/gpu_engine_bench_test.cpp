@@ -319,8 +319,8 @@ TEST_F(HybridBenchOnGpu, HasARowForEachCase) {
     cases += fmt::format("{}x{} ", row["context"].get<int>(), row["batch"].get<int>());
     EXPECT_EQ(keys(row),
               "context batch seconds tokens_per_second gpu_seconds cpu_seconds over_larger_part "
-              "halves_seconds halves_gain hand_off_seconds gpu_roofline_ratio gpu_nodes "
-              "gpu_idle_share predicted_seconds prediction_error ");
+              "halves_seconds halves_gain hand_off_seconds gpu_roofline_ratio "
+              "gpu_predicted_seconds gpu_nodes gpu_idle_share predicted_seconds prediction_error ");
     EXPECT_DOUBLE_EQ(row["tokens_per_second"].get<double>() * row["seconds"].get<double>(),
                      row["batch"].get<double>());
   }
@@ -391,10 +391,18 @@ TEST(HybridRow, ComputesItsRatios) {
   EXPECT_DOUBLE_EQ(row["tokens_per_second"].get<double>(), 1. / 3);
   EXPECT_TRUE(row["gpu_roofline_ratio"].is_null()) << "nothing is known of the GPU";
   EXPECT_TRUE(row["gpu_idle_share"].is_null());
+  EXPECT_TRUE(row["gpu_predicted_seconds"].is_null());
 
   bench.kernel_gap = 0.01;
   row = decode_row(m, bench, config, 100, 4);
   EXPECT_DOUBLE_EQ(row["gpu_idle_share"].get<double>(), 0.05);
+  EXPECT_TRUE(row["gpu_predicted_seconds"].is_null()) << "no rate is known";
+  bench.rates = Gpu{};
+  bench.rates->read_bytes_per_second = 1e6;
+  bench.rates->peak.bf16 = 1e30;
+  row = decode_row(m, bench, config, 100, 4);
+  EXPECT_DOUBLE_EQ(row["gpu_predicted_seconds"].get<double>(),
+                   row["gpu_roofline_ratio"].get<double>() * m.gpu + 30 * 0.01);
   m.gpu_nodes = 0;
   EXPECT_TRUE(decode_row(m, bench, config, 100, 4)["gpu_idle_share"].is_null()) << "no graph";
   m.gpu_nodes = 1;

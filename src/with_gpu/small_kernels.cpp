@@ -37,11 +37,14 @@ class SmallKernelsOnGpu {
     const int32_t* indices;
   };
   void launch(SmallKernel kernel, int n, const Operands& at);
+  gpu::RouterArgs router_of(int n) const;
 
   const ModelConfig c_;
   const int64_t table_rows_;
+  int n_multiprocessors_ = 1;
   gpu::Stream stream_;
   gpu::Buffer pool_, table_, frequencies_, indices_;
+  gpu::Buffer partial_, counters_;  // of the router
 };
 
 constexpr int64_t padded(int64_t floats) { return (floats + 63) / 64 * 64; }
@@ -63,7 +66,29 @@ SmallKernelsOnGpu::SmallKernelsOnGpu(const ModelConfig& config, int max_tokens, 
   stream_.copy(frequencies.data(), frequencies_.bytes(), frequencies_.as<float>());
   const int64_t pairs = int64_t{max_tokens} * std::max(c_.router.n_active, kLaunches);
   indices_ = gpu::Buffer(pairs * 4, gpu::Site::kDevice);
+  n_multiprocessors_ = gpu_info.n_multiprocessors;
+  int64_t partials = 0;
+  for (int n = 1; n <= max_tokens; ++n)
+    partials = std::max(partials, gpu::route_partials(router_of(n)));
+  partial_ = gpu::Buffer(partials * 4, gpu::Site::kDevice);
+  const std::vector<uint32_t> zeros(gpu::kCounters);
+  counters_ = gpu::Buffer(std::ssize(zeros) * 4, gpu::Site::kDevice);
+  stream_.copy(zeros.data(), counters_.bytes(), counters_.as<uint32_t>());
   stream_.wait();
+}
+
+// The arguments that do not depend on where matrices are.
+gpu::RouterArgs SmallKernelsOnGpu::router_of(int n) const {
+  gpu::RouterArgs args = router_form(c_.router);
+  args.tokens = n;
+  args.w = {.data = nullptr,
+            .stride = c_.dim,
+            .type = Number::kF32,
+            .rows = c_.router.n_experts,
+            .cols = c_.dim};
+  args.workspace = {partial_.as<float>(), counters_.as<uint32_t>()};
+  args.n_multiprocessors = n_multiprocessors_;
+  return args;
 }
 
 std::optional<double> SmallKernelsOnGpu::seconds(SmallKernel kernel, int n, double for_seconds) {
@@ -88,20 +113,23 @@ std::optional<double> SmallKernelsOnGpu::seconds(SmallKernel kernel, int n, doub
 
 Floats SmallKernelsOnGpu::floats_of(SmallKernel kernel, int64_t n) const {
   const int64_t dim = padded(n * c_.dim), kv = padded(n * c_.mla.cache_dim());
+  const int64_t queries = padded(n * c_.mla.n_heads * c_.mla.qk_dim());
   const int64_t pairs = n * c_.router.n_active, experts = c_.router.n_experts;
   switch (kernel) {
     case SmallKernel::kEmbed:
       return {.out = dim};
     case SmallKernel::kNorm:
-      return {.x = dim, .other = padded(c_.dim), .out = dim};
-    case SmallKernel::kRope:
-      return {.x = padded(n * c_.mla.n_heads * c_.mla.qk_dim())};
+      return {.x = 2 * dim, .other = padded(c_.dim), .out = dim};
     case SmallKernel::kAppend:
-      return {.x = kv, .out = kv};
+      return {.x = queries + kv, .other = padded(c_.mla.kv_rank), .out = kv};
     case SmallKernel::kAppendFp8:
-      return {.x = kv, .out = padded(n * gpu::kFp8TokenBytes / 4)};
+      return {.x = queries + kv,
+              .other = padded(c_.mla.kv_rank),
+              .out = padded(n * gpu::kFp8TokenBytes / 4)};
     case SmallKernel::kRoute:
-      return {.x = padded(n * experts), .other = padded(experts), .out = 2 * padded(pairs)};
+      return {.x = dim,
+              .other = padded(experts * c_.dim) + padded(experts),
+              .out = 2 * padded(pairs) + padded(n * experts)};
     case SmallKernel::kSortPairs:
       return {.out = padded(experts + 1) + 2 * padded(pairs)};
     case SmallKernel::kGather:
@@ -161,38 +189,42 @@ void SmallKernelsOnGpu::launch(SmallKernel kernel, int n, const Operands& at) {
                                   .rows = n,
                                   .cols = dim});
     case SmallKernel::kNorm:
-      return gpu::rms_norm(stream_, {{at.x, dim}, at.other, {at.out, dim}, n, dim, c_.norm_eps});
-    case SmallKernel::kRope:
-      return gpu::rope(stream_, {.x = {at.x + c_.mla.nope_dim, head},
-                                 .positions = at.indices,
-                                 .frequencies = frequencies_.as<float>(),
-                                 .amplitude = rope_amplitude(c_.rope),
-                                 .tokens = n,
-                                 .rows_per_token = c_.mla.n_heads,
-                                 .n_pairs = c_.mla.rope_dim / 2});
+      return gpu::rms_norm(stream_, {.x = {at.x, dim},
+                                     .gain = at.other,
+                                     .out = {at.out, dim},
+                                     .rows = n,
+                                     .dim = dim,
+                                     .eps = c_.norm_eps,
+                                     .delta = {at.x + padded(int64_t{n} * dim), dim}});
     case SmallKernel::kAppend:
-      return gpu::append_kv(stream_, {.kv = {at.x, kv},
-                                      .rows_of_cache = at.indices,
-                                      .cache = reinterpret_cast<bf16*>(at.out),
-                                      .cache_stride = kv,
-                                      .tokens = n,
-                                      .cols = kv});
     case SmallKernel::kAppendFp8:
-      return gpu::append_fp8(stream_, {.kv = at.x,
-                                       .kv_stride = kv,
-                                       .rows_of_cache = at.indices,
-                                       .cache = at.out,
-                                       .tokens = n,
-                                       .kv_rank = c_.mla.kv_rank,
-                                       .rope_dim = c_.mla.rope_dim});
+      return gpu::rotate_and_append(stream_,
+                                    {.q_rope = {at.x + c_.mla.nope_dim, head},
+                                     .kv = {at.x + padded(int64_t{n} * c_.mla.n_heads * head), kv},
+                                     .gain = at.other,
+                                     .eps = c_.latent_norm_eps,
+                                     .positions = at.indices,
+                                     .frequencies = frequencies_.as<float>(),
+                                     .rows_of_cache = at.indices,
+                                     .cache = at.out,
+                                     .cache_stride = kv,
+                                     .fp8 = kernel == SmallKernel::kAppendFp8,
+                                     .amplitude = rope_amplitude(c_.rope),
+                                     .tokens = n,
+                                     .n_heads = c_.mla.n_heads,
+                                     .kv_rank = c_.mla.kv_rank,
+                                     .rope_dim = c_.mla.rope_dim});
     case SmallKernel::kRoute: {
-      gpu::RouterArgs args = router_form(c_.router);
-      args.logits = {at.x, c_.router.n_experts};
-      args.bias = c_.router.has_bias() ? at.other : nullptr;
+      gpu::RouterArgs args = router_of(n);
+      args.x = at.x;
+      args.x_stride = dim;
+      args.w.data = at.other;
+      args.logits = {at.out + 2 * pairs, c_.router.n_experts};
+      args.bias =
+          c_.router.has_bias() ? at.other + padded(int64_t{c_.router.n_experts} * dim) : nullptr;
       args.weights = {at.out + pairs, n_active};
       args.ids = ids;
       args.ids_stride = n_active;
-      args.tokens = n;
       return gpu::route(stream_, args);
     }
     case SmallKernel::kSortPairs:

@@ -9,11 +9,10 @@ namespace tandem {
 
 enum class SmallKernel : uint8_t {
   kEmbed,
-  kNorm,
-  kRope,
-  kAppend,
-  kAppendFp8,
-  kRoute,
+  kNorm,       // of a sum
+  kAppend,     // queries and keys rotated, latents normalised, the cache written
+  kAppendFp8,  // the same for an FP8 cache
+  kRoute,      // products with the experts' rows, and the choice
   kSortPairs,
   kGather,
   kRound,

@@ -64,9 +64,12 @@ std::string fold(const Json& factor) {
 
 Json decode_row(const HybridSteps::Decode& m, const HybridBench& bench, const ModelConfig& config,
                 int context, int n) {
-  std::optional<double> roofline, idle;
-  if (bench.rates) roofline = backbone_seconds(bench, config, context, n) / m.gpu;
-  if (bench.kernel_gap && m.gpu_nodes > 0) idle = *bench.kernel_gap * m.gpu_nodes / m.gpu;
+  std::optional<double> bound, gaps, roofline, predicted, idle;
+  if (bench.rates) bound = backbone_seconds(bench, config, context, n);
+  if (bench.kernel_gap && m.gpu_nodes > 0) gaps = *bench.kernel_gap * m.gpu_nodes;
+  if (bound) roofline = *bound / m.gpu;
+  if (bound && gaps) predicted = *bound + *gaps;
+  if (gaps) idle = *gaps / m.gpu;
   return {{"context", context},
           {"batch", n},
           {"seconds", m.step},
@@ -78,6 +81,7 @@ Json decode_row(const HybridSteps::Decode& m, const HybridBench& bench, const Mo
           {"halves_gain", n > 1 ? Json(m.step / m.halves) : Json()},
           {"hand_off_seconds", (m.no_cpu - m.gpu) / moe_layers(config)},
           {"gpu_roofline_ratio", or_null(roofline)},
+          {"gpu_predicted_seconds", or_null(predicted)},
           {"gpu_nodes", m.gpu_nodes},
           {"gpu_idle_share", or_null(idle)}};
 }
@@ -167,17 +171,18 @@ std::string steps_text(const Json& r) {
       r["resident_experts"].get<int>(), r["experts"].get<std::string>(), r["threads"].get<int>(),
       r["isa"].get<std::string>(), r["format"].get<std::string>(), r["card"].get<std::string>());
   text += fmt::format(
-      "\n{:>8}{:>7}{:>11}{:>11}{:>11}{:>12}{:>15}{:>8}{:>16}{:>14}{:>7}{:>14}{:>10}\n", "context",
-      "batch", "step ms", "GPU alone", "CPU alone", "/ larger", "two parts ms", "gain",
-      "hand-off us", "predicted ms", "off", "GPU roofline", "GPU idle");
+      "\n{:>8}{:>7}{:>11}{:>11}{:>11}{:>12}{:>15}{:>8}{:>16}{:>14}{:>7}{:>14}{:>10}{:>12}\n",
+      "context", "batch", "step ms", "GPU alone", "CPU alone", "/ larger", "two parts ms", "gain",
+      "hand-off us", "predicted ms", "off", "GPU roofline", "GPU idle", "GPU by sum");
   for (const Json& d : r["decode"])
     text += fmt::format(
-        "{:>8}{:>7}{:>11}{:>11}{:>11}{:>12}{:>15}{:>8}{:>16.1f}{:>14}{:>7}{:>14}{:>10}\n",
+        "{:>8}{:>7}{:>11}{:>11}{:>11}{:>12}{:>15}{:>8}{:>16.1f}{:>14}{:>7}{:>14}{:>10}{:>12}\n",
         d["context"].get<int>(), d["batch"].get<int>(), ms(d["seconds"]), ms(d["gpu_seconds"]),
         ms(d["cpu_seconds"]), fold(d["over_larger_part"]), ms(d["halves_seconds"]),
         fold(d["halves_gain"]), d["hand_off_seconds"].get<double>() * 1e6,
         ms(d["predicted_seconds"]), percent(d["prediction_error"]),
-        percent(d["gpu_roofline_ratio"]), percent(d["gpu_idle_share"]));
+        percent(d["gpu_roofline_ratio"]), percent(d["gpu_idle_share"]),
+        ms(d["gpu_predicted_seconds"]));
   if (r["prefill"].empty()) return text;
   text += fmt::format("\n{:>8}{:>14}{:>16}{:>11}{:>11}{:>9}{:>11}{:>14}{:>7}\n", "prompt",
                       "streamed ms", "CPU experts ms", "GB/s", "copy GB/s", "of it", "crossover",

@@ -30,9 +30,9 @@ void add_bound(Json& row, int64_t bytes, double bandwidth, const std::optional<d
 }  // namespace
 
 const char* name_of(SmallKernel kernel) {
-  constexpr const char* kNames[] = {"embed",      "rms_norm", "rope",       "append_kv",
-                                    "append_fp8", "route",    "sort_pairs", "gather_rows",
-                                    "round_rows", "combine",  "silu_mul",   "add"};
+  constexpr const char* kNames[] = {"embed",   "rms_norm",   "append_kv",   "append_fp8",
+                                    "route",   "sort_pairs", "gather_rows", "round_rows",
+                                    "combine", "silu_mul",   "add"};
   static_assert(std::size(kNames) == static_cast<size_t>(SmallKernel::kKernels));
   return kNames[static_cast<size_t>(kernel)];
 }
@@ -49,21 +49,22 @@ int64_t bytes_of(SmallKernel kernel, const ModelConfig& c, int64_t n) {
   constexpr int64_t kFloat = 4, kBf16 = 2, kIndex = 4;
   const int64_t kv = c.mla.cache_dim(), dim = c.dim;
   const int64_t pairs = n * c.router.n_active, experts = c.router.n_experts;
+  // Appending: position, row, queries in place, latent and key; gain and frequencies.
+  const int64_t of_token =
+      2 * kIndex + int64_t{c.mla.n_heads} * c.mla.rope_dim * 2 * kFloat + kv * kFloat;
+  const int64_t once = (c.mla.kv_rank + c.mla.rope_dim / 2) * kFloat;
   switch (kernel) {
     case SmallKernel::kEmbed:
       return n * (kIndex + dim * (kBf16 + kFloat));
     case SmallKernel::kNorm:
-      return n * dim * 2 * kFloat + dim * kFloat;
-    case SmallKernel::kRope:  // queries of all heads, in place
-      return n * (kIndex + int64_t{c.mla.n_heads} * c.mla.rope_dim * 2 * kFloat) +
-             c.mla.rope_dim / 2 * kFloat;
+      return n * dim * 4 * kFloat + dim * kFloat;
     case SmallKernel::kAppend:
-      return n * (kIndex + kv * (kFloat + kBf16));
+      return n * (of_token + kv * kBf16) + once;
     case SmallKernel::kAppendFp8:
-      return n * (kIndex + kv * kFloat + kFp8TokenBytes);
-    case SmallKernel::kRoute:
-      return n * experts * kFloat + (c.router.has_bias() ? experts * kFloat : 0) +
-             pairs * (kIndex + kFloat);
+      return n * (of_token + kFp8TokenBytes) + once;
+    case SmallKernel::kRoute:  // weights in float
+      return n * dim * kFloat + experts * dim * kFloat +
+             (c.router.has_bias() ? experts * kFloat : 0) + pairs * (kIndex + kFloat);
     case SmallKernel::kSortPairs:
       return pairs * 3 * kIndex + (experts + 1) * kIndex;
     case SmallKernel::kGather:
