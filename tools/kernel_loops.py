@@ -41,13 +41,13 @@ class Card:
 
 TILE_32 = "MatrixTile<(tandem::Number)1,(tandem::Number)2,1,2,2>"
 KERNELS = (
-    Kernel("skinny FP8, up to 8 tokens", "skinny_product", "skinny<(tandem::Number)2,1>"),
-    Kernel("skinny FP8, up to 16", "skinny_product", "skinny<(tandem::Number)2,2>"),
-    Kernel("skinny BF16, up to 8", "skinny_product", "skinny<(tandem::Number)1,1>"),
-    Kernel("skinny BF16, up to 16", "skinny_product", "skinny<(tandem::Number)1,2>"),
+    Kernel("skinny FP8, 8 tokens", "skinny_product", "skinny<(tandem::Number)2,1>"),
+    Kernel("skinny FP8, 16 tokens", "skinny_product", "skinny<(tandem::Number)2,2>"),
+    Kernel("skinny BF16, 8 tokens", "skinny_product", "skinny<(tandem::Number)1,1>"),
+    Kernel("skinny BF16, 16 tokens", "skinny_product", "skinny<(tandem::Number)1,2>"),
     # An instruction multiplies 8 rows of w by 16 columns with 16 of the tile's 32 tokens. Scale blocks have two steps.
-    Kernel("experts FP8, 32 tokens, gate and up", "grouped_product", f"gate_up<{TILE_32} >", 8 * 16 / 2, 1 / 2),
-    Kernel("experts FP8, 32 tokens, down", "grouped_product", f"down<{TILE_32} >", 8 * 16 / 2, 1 / 2),
+    Kernel("experts FP8, gate and up", "grouped_product", f"gate_up<{TILE_32} >", 8 * 16 / 2, 1 / 2),
+    Kernel("experts FP8, down", "grouped_product", f"down<{TILE_32} >", 8 * 16 / 2, 1 / 2),
     # 64 queries times 576 columns of scores and 512 of values for each token, 16 x 8 x 16 products an instruction.
     Kernel("mla_decode, BF16 cache", "mla_decode", "mla_decode<mla::Bf16Tiles>", 1152 / (64 * 1088 / 2048)),
     Kernel("mla_decode, FP8 cache", "mla_decode", "mla_decode<mla::Fp8Tiles>", 656 / (64 * 1088 / 2048)),
@@ -198,7 +198,7 @@ def instruction_table(passes):
 
 
 def share_table(passes):
-    lines = ["| loop | card | bytes | " + " | ".join(PIPES) + " | bytes a cycle | of memory | share |",
+    lines = ["| loop | card | bytes | " + " | ".join(PIPES) + " | allowed | memory | share |",
              "|---|---|" + "---:|" * (len(PIPES) + 4)]
     for (kernel, card), (counts, n_bytes) in passes.items():
         pipes = cycles(counts, card.arch)
