@@ -9,10 +9,10 @@ the most warps of a multiprocessor. Exit status 1 if a kernel spills.
 import argparse
 import pathlib
 import re
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import nvcc
+
 WARPS = {"80": 64, "86": 48, "89": 48, "90": 64, "100": 64, "120": 48}  # most warps of a multiprocessor, CUDA C++ Programming Guide
 REGISTERS = 65536
 THREADS = {  # threads of a block, where not 256
@@ -24,7 +24,7 @@ THREADS = {  # threads of a block, where not 256
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", metavar="FILE.cu", nargs="*", type=pathlib.Path)
-    files = parser.parse_args().files or sorted((ROOT / "gpu_kernels").glob("*.cu"))
+    files = parser.parse_args().files or sorted((nvcc.ROOT / "gpu_kernels").glob("*.cu"))
     rows = {}
     spills = False
     for file in files:
@@ -55,25 +55,14 @@ def warps(name, registers, arch):
 
 def compiled(file):
     for arch in WARPS:
-        command = ["nvcc", "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-cubin", "-o", "/dev/null",
-                   f"-I{ROOT}", f"-I{ROOT}/src", f"-I{ROOT}/gpu_kernels/cuda", f"-arch=sm_{arch}", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"error: {' '.join(command)}\n{done.stderr}")
         name, spilled = "", 0
-        for line in done.stderr.splitlines():
+        for line in nvcc.compiled(file, arch, "/dev/null", "-Xptxas", "-v").splitlines():
             if found := re.search(r"Compiling entry function '(\w+)'", line):
-                name = demangled(found[1])
+                name = nvcc.demangled(found[1])
             elif found := re.search(r"(\d+) bytes spill stores", line):
                 spilled = int(found[1])
             elif found := re.search(r"Used (\d+) registers", line):
                 yield name, arch, int(found[1]), spilled
-
-
-def demangled(name):
-    plain = subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"(\w+?)(?:_kernel)?(<.*>)?\(", plain.replace("(anonymous namespace)::", "").replace("tandem::gpu::", ""))
-    return found[1] + (found[2] or "").replace(", ", ",")
 
 
 if __name__ == "__main__":
