@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <set>
 
 #include "engine/sampler.h"
 #include "gpu_kernels/sampling.h"
@@ -117,6 +118,35 @@ TEST(Sampling, DrawsFromALargeVocabulary) {
   const std::vector<int32_t> got = drawn(cases, vocabulary);
   for (size_t i = 0; i < cases.size(); ++i)
     EXPECT_EQ(got[i], drawn_by_host(cases[i], vocabulary)) << i;
+}
+
+// One token has 97 % of the probability. The filters end, and the tokens drawn are, among thousands
+// that have less than 2^-16 of its weight each, some of them equal.
+TEST(Sampling, FiltersEndAmongUnlikelyTokens) {
+  std::mt19937 rng(9);
+  const Vocabulary vocabulary = {.size = 7000};
+  std::vector<Case> cases;
+  std::set<int32_t> tokens;
+  for (const bool coarse : {false, true})
+    for (const float top_p : {0.98f, 0.99f, 0.999f, 1.f})
+      for (const int top_k : {0, 2, 3000, 6999}) {
+        uint64_t seed = rng();
+        while (Sampler::uniform(seed, 0) < 0.975) ++seed;
+        Case c = {params_of(1, top_p, seed), std::vector<float>(vocabulary.size)};
+        std::normal_distribution<float> normal(-12.5f, 0.7f);
+        for (float& v : c.logits) v = coarse ? std::round(normal(rng)) : normal(rng);
+        c.logits[rng() % vocabulary.size] = 0;
+        c.params.top_k = top_k;
+        cases.push_back(c);
+      }
+  const std::vector<int32_t> got = drawn(cases, vocabulary);
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const SamplingParams& p = cases[i].params;
+    EXPECT_EQ(got[i], drawn_by_host(cases[i], vocabulary))
+        << "top-p " << p.top_p << ", top-k " << p.top_k;
+    tokens.insert(got[i]);
+  }
+  EXPECT_GT(tokens.size(), cases.size() / 2);
 }
 
 // Compares the frequencies of many draws with the probabilities.
