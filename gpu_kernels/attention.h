@@ -65,8 +65,13 @@ void mla_decode(const Stream& stream, const MlaDecodeArgs& args);
 // The number of splits that fills a GPU.
 int mla_decode_splits(int n_sequences, int max_tokens, int n_heads, int n_multiprocessors);
 
-// Naive form, for many tokens of one sequence: kv_b restores keys and values of some heads at a
-// time from the latents. Its rows are [nope_dim keys | v_dim values] per head.
+// Naive form, for many tokens of one sequence: kv_b restores keys and values from the latents, of
+// some heads and of a piece of the context at a time. Its rows are [nope_dim keys | v_dim values]
+// per head.
+struct PrefillPlan {
+  int heads, keys;  // at a time; keys: a multiple of kPrefillKeys, or at least kv_length
+};
+constexpr int kPrefillKeys = 64;  // keys of a tile
 struct MlaPrefillArgs {
   const float* q;       // [n_tokens * n_heads, nope_dim]
   const float* q_rope;  // [n_tokens * n_heads, rope_dim]
@@ -74,13 +79,23 @@ struct MlaPrefillArgs {
   const int32_t* pages;  // pages of the sequence, in order of position
   Weight kv_b;           // [n_heads * (nope_dim + v_dim), kv_rank]
   bf16* latents;         // scratch [kv_length, kv_rank rounded up to a multiple of 16]
-  bf16* restored;        // scratch [kv_length, heads_at_once * (nope_dim + v_dim)]
+  bf16* restored;        // scratch [plan.keys, plan.heads * (nope_dim + v_dim)]
+  float* carried;        // scratch [n_tokens * n_heads, 2]; unused if plan.keys >= kv_length
   float* out;            // [n_tokens * n_heads, v_dim]
   int64_t q_stride, q_rope_stride, out_stride;
   int n_tokens, kv_length;
-  int n_heads, heads_at_once, nope_dim, v_dim;
+  int n_heads, nope_dim, v_dim;
+  PrefillPlan plan;
   float softmax_scale;
 };
 void mla_prefill(const Stream& stream, const MlaPrefillArgs& args);
+// The plan of the shortest time, for scratch of `capacity` restored (token, head) pairs, at least
+// kPrefillKeys.
+struct PrefillSize {
+  int n_tokens, kv_length, n_heads;
+  int64_t capacity;
+  int n_multiprocessors;
+};
+PrefillPlan mla_prefill_plan(const PrefillSize& size);
 
 }  // namespace tandem::gpu

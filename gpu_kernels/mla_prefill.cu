@@ -1,7 +1,8 @@
 // Attention of many tokens of one sequence in the naive form. Latents are gathered from their
-// pages, and kv_b restores keys and values of some heads for the whole context. A block attends
-// with 128 tokens of one head, 64 keys at a time. A warp keeps the scores of its 16 tokens in
-// registers, where they become the weights of the values.
+// pages, and kv_b restores keys and values of some heads for a piece of the context. A block
+// attends with 128 tokens of one head, 64 keys at a time. A warp keeps the scores of its 16 tokens
+// in registers, where they become the weights of the values. Between pieces, memory holds the
+// running softmax and, in `out`, the sums.
 #include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/attention.h"
@@ -13,7 +14,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTokens = 128, kWarpTokens = 16;  // per block and per warp
-constexpr int kKeys = 64, kStages = 2;
+constexpr int kKeys = kPrefillKeys, kStages = 2;
 // Odd numbers of 16-byte units avoid bank conflicts.
 constexpr int kKeyRow = kMaxQkDim + 8, kValueRow = kMaxVDim + 8;
 
@@ -25,6 +26,7 @@ struct Shared {
 struct KernelArgs {
   MlaPrefillArgs a;
   int first_head, n_heads;  // the restored heads
+  int first_key, end_key;   // the restored piece of the context
 };
 
 using Queries = uint32_t[kMaxQkDim / 16][4];
@@ -41,35 +43,41 @@ struct Head {
 
 __device__ void load_queries(const MlaPrefillArgs& a, const Head& head, int first_token,
                              Queries& q);
+__device__ void load_sums(const MlaPrefillArgs& a, const Head& head, int first_token,
+                          RunningSoftmax (&state)[2], Sums& sum);
 __device__ void load_tile(const KernelArgs& k, const Head& head, int tile, Shared& s);
 __device__ void score(const Queries& q, int stage, const Shared& s, Scores& scores);
 __device__ void softmax(int n_visible, float scale, RunningSoftmax (&state)[2], Scores& scores,
                         Sums& sum);
 __device__ void weigh(const Scores& weights, int stage, const Shared& s, Sums& sum);
-__device__ void store(const MlaPrefillArgs& a, const Head& head, int first_token,
+__device__ void store(const MlaPrefillArgs& a, const Head& head, int first_token, bool complete,
                       RunningSoftmax (&state)[2], const Sums& sum);
 
 __global__ void __launch_bounds__(kThreads, 1)
     mla_prefill_kernel(const __grid_constant__ KernelArgs k) {
   auto& s = shared_memory<Shared>();
   const MlaPrefillArgs& a = k.a;
-  const Head head = {k.first_head + static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.x),
+  const Head head = {k.first_head + static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.y),
                      (a.nope_dim + 7) / 8 * 8};
-  // The last tokens see the most keys and start first.
-  const int block_token = (gridDim.y - 1 - blockIdx.y) * kTokens;
+  // Blocks of a head run at the same time and share its keys in the level-2 cache. The last tokens
+  // see the most keys and start first.
+  const int block_token = (gridDim.x - 1 - blockIdx.x) * kTokens;
   const int first_token = block_token + threadIdx.x / 32 * kWarpTokens;
   const int before = a.kv_length - a.n_tokens;  // keys before the sequence's first query token
   const int n_keys = before + min(a.n_tokens, block_token + kTokens);
-  const int n_tiles = (n_keys + kKeys - 1) / kKeys;
+  if (n_keys <= k.first_key) return;
+  const int first_tile = k.first_key / kKeys;
+  const int end_tile = (min(n_keys, k.end_key) + kKeys - 1) / kKeys;
   Queries q;
   Sums sum = {};
   RunningSoftmax state[2];
 
-  load_tile(k, head, 0, s);
+  load_tile(k, head, first_tile, s);
   cp_async_commit();
   load_queries(a, head, first_token, q);
-  for (int tile = 0; tile < n_tiles; ++tile) {
-    if (tile + 1 < n_tiles) load_tile(k, head, tile + 1, s);
+  if (k.first_key > 0) load_sums(a, head, first_token, state, sum);
+  for (int tile = first_tile; tile < end_tile; ++tile) {
+    if (tile + 1 < end_tile) load_tile(k, head, tile + 1, s);
     cp_async_commit();
     cp_async_wait<1>();
     __syncthreads();
@@ -82,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncthreads();
   }
-  store(a, head, first_token, state, sum);
+  store(a, head, first_token, n_keys <= k.end_key, state, sum);
 }
 
 __device__ void load_queries(const MlaPrefillArgs& a, const Head& head, int first_token,
@@ -107,6 +115,27 @@ __device__ void load_queries(const MlaPrefillArgs& a, const Head& head, int firs
     }
 }
 
+// Continues from store(). The sum of a row's four lanes goes to one of them.
+__device__ void load_sums(const MlaPrefillArgs& a, const Head& head, int first_token,
+                          RunningSoftmax (&state)[2], Sums& sum) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int token = first_token + lane / 4 + half * 8;
+    if (token >= a.n_tokens) continue;
+    const int64_t row = int64_t{token} * a.n_heads + head.index;
+    state[half] = {a.carried[2 * row], lane % 4 == 0 ? a.carried[2 * row + 1] : 0};
+    const float* out = a.out + row * a.out_stride;
+#pragma unroll
+    for (int n = 0; n < kMaxVDim / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int column = n * 8 + lane % 4 * 2 + e;
+        if (column < a.v_dim) sum[n][half * 2 + e] = out[column];
+      }
+  }
+}
+
 // Rows beyond the context and columns beyond the dimensions become zeros.
 __device__ void load_tile(const KernelArgs& k, const Head& head, int tile, Shared& s) {
   const MlaPrefillArgs& a = k.a;
@@ -116,7 +145,7 @@ __device__ void load_tile(const KernelArgs& k, const Head& head, int tile, Share
     const int row = i / kChunks, chunk = i % kChunks, token = tile * kKeys + row;
     const bool valid = token < a.kv_length;
     const bf16* own =
-        a.restored + int64_t{token} * k.n_heads * head_dim + int64_t{head.of_group} * head_dim;
+        a.restored + (int64_t{token - k.first_key} * k.n_heads + head.of_group) * head_dim;
     const int column = (chunk < kKeyChunks ? chunk : chunk - kKeyChunks) * 8;
     if (chunk >= kKeyChunks) {
       copy_8(&s.values[stage][row][column], own + a.nope_dim + column,
@@ -200,7 +229,8 @@ __device__ void weigh(const Scores& weights, int stage, const Shared& s, Sums& s
   }
 }
 
-__device__ void store(const MlaPrefillArgs& a, const Head& head, int first_token,
+// `complete`: all keys of these tokens were seen.
+__device__ void store(const MlaPrefillArgs& a, const Head& head, int first_token, bool complete,
                       RunningSoftmax (&state)[2], const Sums& sum) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -209,49 +239,88 @@ __device__ void store(const MlaPrefillArgs& a, const Head& head, int first_token
     for (int d = 2; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
     const int token = first_token + lane / 4 + half * 8;
     if (token >= a.n_tokens) continue;
-    float* out = a.out + (int64_t{token} * a.n_heads + head.index) * a.out_stride;
-    const float inverse = 1 / total;
+    const int64_t row = int64_t{token} * a.n_heads + head.index;
+    float* out = a.out + row * a.out_stride;
+    const float factor = complete ? 1 / total : 1;
 #pragma unroll
     for (int n = 0; n < kMaxVDim / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int column = n * 8 + lane % 4 * 2 + e;
-        if (column < a.v_dim) out[column] = sum[n][half * 2 + e] * inverse;
+        if (column < a.v_dim) out[column] = sum[n][half * 2 + e] * factor;
       }
+    if (complete || lane % 4 != 0) continue;
+    a.carried[2 * row] = state[half].max;
+    a.carried[2 * row + 1] = total;
   }
+}
+
+// Restores keys and values of some heads for a piece of the context, and attends with them.
+void restore_and_attend(const Stream& stream, const KernelArgs& k) {
+  const MlaPrefillArgs& a = k.a;
+  const int head_dim = a.nope_dim + a.v_dim;
+  const int64_t latent_stride = product_stride(a.cache.kv_rank);
+  Weight w = a.kv_b;
+  w.data = static_cast<const uint8_t*>(w.data) +
+           int64_t{k.first_head} * head_dim * w.stride * bytes_of(w.type);
+  w.row0 += k.first_head * head_dim;
+  w.rows = k.n_heads * head_dim;
+  matrix_product(stream, {.x = a.latents + k.first_key * latent_stride,
+                          .w = w,
+                          .out = nullptr,
+                          .rounded = a.restored,
+                          .x_stride = latent_stride,
+                          .out_stride = int64_t{k.n_heads} * head_dim,
+                          .n_tokens = k.end_key - k.first_key,
+                          .workspace = {}});
+  launch(mla_prefill_kernel,
+         {.grid_x = (a.n_tokens + kTokens - 1) / kTokens,
+          .grid_y = k.n_heads,
+          .threads = kThreads,
+          .shared_bytes = sizeof(Shared)},
+         stream, k);
 }
 
 }  // namespace
 
 void mla_prefill(const Stream& stream, const MlaPrefillArgs& a) {
-  const int head_dim = a.nope_dim + a.v_dim;
   check((a.nope_dim + 7) / 8 * 8 + a.cache.rope_dim <= kMaxQkDim && a.v_dim <= kMaxVDim,
         "dimensions of MLA");
-  check(a.kv_length >= a.n_tokens && a.kv_b.rows == a.n_heads * head_dim, "shapes of mla_prefill");
-  const int64_t latent_stride = product_stride(a.cache.kv_rank);
-  gather_latents(stream, {a.cache, a.pages, a.latents, latent_stride, a.kv_length});
-  for (int first = 0; first < a.n_heads; first += a.heads_at_once) {
-    const int n = min(a.heads_at_once, a.n_heads - first);
-    Weight w = a.kv_b;
-    w.data = static_cast<const uint8_t*>(w.data) +
-             int64_t{first} * head_dim * w.stride * bytes_of(w.type);
-    w.row0 += first * head_dim;
-    w.rows = n * head_dim;
-    matrix_product(stream, {.x = a.latents,
-                            .w = w,
-                            .out = nullptr,
-                            .rounded = a.restored,
-                            .x_stride = latent_stride,
-                            .out_stride = int64_t{n} * head_dim,
-                            .n_tokens = a.kv_length,
-                            .workspace = {}});
-    launch(mla_prefill_kernel,
-           {.grid_x = n,
-            .grid_y = (a.n_tokens + kTokens - 1) / kTokens,
-            .threads = kThreads,
-            .shared_bytes = sizeof(Shared)},
-           stream, {a, first, n});
+  check(a.kv_length >= a.n_tokens && a.kv_b.rows == a.n_heads * (a.nope_dim + a.v_dim),
+        "shapes of mla_prefill");
+  check(a.plan.keys >= a.kv_length || a.plan.keys % kKeys == 0, "pieces of whole tiles");
+  gather_latents(stream,
+                 {a.cache, a.pages, a.latents, product_stride(a.cache.kv_rank), a.kv_length});
+  for (int head = 0; head < a.n_heads; head += a.plan.heads)
+    for (int key = 0; key < a.kv_length; key += a.plan.keys)
+      restore_and_attend(stream, {.a = a,
+                                  .first_head = head,
+                                  .n_heads = min(a.plan.heads, a.n_heads - head),
+                                  .first_key = key,
+                                  .end_key = min(a.kv_length, key + a.plan.keys)});
+}
+
+// Time is counted in tiles of a block, for the waves of all launches. The more heads, the shorter
+// the pieces. A piece costs a block the reading of its queries and the reading and writing of its
+// sums: 229 KB, as much as a multiprocessor receives during about 8 tiles.
+PrefillPlan mla_prefill_plan(const PrefillSize& s) {
+  constexpr int kPieceTiles = 8;
+  const auto up = [](int64_t n, int64_t by) { return (n + by - 1) / by; };
+  const int64_t blocks = up(s.n_tokens, kTokens);  // of a head
+  const auto waves = [&](int64_t heads) { return up(heads * blocks, s.n_multiprocessors); };
+  PrefillPlan best = {};
+  int64_t best_time = INT64_MAX;
+  for (int heads = s.n_heads; heads > 0; --heads) {
+    const int64_t room = s.capacity / heads / kKeys * kKeys;
+    if (room == 0) continue;
+    const int64_t pieces = up(s.kv_length, room);
+    const int64_t all_waves = s.n_heads / heads * waves(heads) + waves(s.n_heads % heads);
+    const int64_t time = all_waves * (up(s.kv_length, kKeys) + pieces * kPieceTiles);
+    if (time >= best_time) continue;
+    best_time = time;
+    best = {heads, static_cast<int>(up(up(s.kv_length, pieces), kKeys) * kKeys)};
   }
+  return best;
 }
 
 }  // namespace tandem::gpu

@@ -140,7 +140,7 @@ class GpuAttention : public ::testing::Test {
               float scale = 0.1f);
 
   void prefill(const CacheShape& shape, int heads, int nope, int v, const Length& length,
-               int heads_at_once);
+               const PrefillPlan& plan);
 
   Stream stream_;
   std::mt19937 rng_{3};
@@ -247,9 +247,10 @@ TEST_F(GpuAttention, DecodeFp8) {
 // With integer latents and integer kv_b the restored numbers are exact, and so is their rounding to
 // BF16.
 void GpuAttention::prefill(const CacheShape& shape, int heads, int nope, int v_dim,
-                           const Length& length, int heads_at_once) {
+                           const Length& length, const PrefillPlan& plan) {
   SCOPED_TRACE(testing::Message() << "rank " << shape.kv_rank << ", " << heads << " heads, "
-                                  << length.n_tokens << " of " << length.kv_length);
+                                  << length.n_tokens << " of " << length.kv_length << ", "
+                                  << plan.heads << " heads and " << plan.keys << " keys");
   const int head_dim = nope + v_dim, rows = length.n_tokens * heads;
   const RandomCache cache(stream_, rng_, shape, {length});
   const RandomWeight kv_b(
@@ -260,7 +261,9 @@ void GpuAttention::prefill(const CacheShape& shape, int heads, int nope, int v_d
   const OnGpuBuffer<float> q_on_gpu(stream_, q.values), rope_on_gpu(stream_, q_rope.values);
   const OnGpuBuffer<float> out(rows * out_stride);
   const OnGpuBuffer<bf16> latents(length.kv_length * latent_stride);
-  const OnGpuBuffer<bf16> restored(int64_t{length.kv_length} * heads_at_once * head_dim);
+  const OnGpuBuffer<bf16> restored(int64_t{std::min(plan.keys, length.kv_length)} * plan.heads *
+                                   head_dim);
+  const OnGpuBuffer<float> carried(2 * rows);
   const float scale = 0.05f / std::sqrt(1.f * shape.kv_rank * (nope + shape.rope_dim));
   mla_prefill(stream_, {.q = q_on_gpu.data(),
                         .q_rope = rope_on_gpu.data(),
@@ -269,6 +272,7 @@ void GpuAttention::prefill(const CacheShape& shape, int heads, int nope, int v_d
                         .kv_b = kv_b.view(),
                         .latents = latents.data(),
                         .restored = restored.data(),
+                        .carried = plan.keys < length.kv_length ? carried.data() : nullptr,
                         .out = out.data(),
                         .q_stride = q.stride,
                         .q_rope_stride = q_rope.stride,
@@ -276,9 +280,9 @@ void GpuAttention::prefill(const CacheShape& shape, int heads, int nope, int v_d
                         .n_tokens = length.n_tokens,
                         .kv_length = length.kv_length,
                         .n_heads = heads,
-                        .heads_at_once = heads_at_once,
                         .nope_dim = nope,
                         .v_dim = v_dim,
+                        .plan = plan,
                         .softmax_scale = scale});
   const std::vector<float> all = out.values(stream_);
   Attended want;
@@ -318,17 +322,49 @@ void GpuAttention::prefill(const CacheShape& shape, int heads, int nope, int v_d
 }
 
 TEST_F(GpuAttention, Prefill) {
-  prefill({512, 64, false, true}, 3, 128, 128, {70, 70}, 2);
-  prefill({512, 64, true, true}, 2, 128, 128, {30, 130}, 2);
+  prefill({512, 64, false, true}, 3, 128, 128, {70, 70}, {2, 70});
+  prefill({512, 64, true, true}, 2, 128, 128, {30, 130}, {2, 130});
 }
 TEST_F(GpuAttention, PrefillBehindPages) {
-  prefill({64, 16, false, true}, 2, 32, 40, {150, 333}, 1);
+  prefill({64, 16, false, true}, 2, 32, 40, {150, 333}, {1, 333});
+}
+// Tokens that end before a piece, in it and behind it; rows whose first keys are in a later tile.
+TEST_F(GpuAttention, PrefillInPieces) {
+  prefill({64, 16, false, true}, 2, 32, 40, {150, 333}, {2, 128});
+  prefill({64, 16, false, true}, 3, 32, 40, {300, 300}, {2, 64});
+  prefill({512, 64, true, true}, 2, 128, 128, {30, 130}, {1, 64});
+  prefill({130, 16, false, true}, 3, 24, 24, {129, 129}, {3, 128});
 }
 TEST_F(GpuAttention, PrefillOfOtherDimensions) {
-  prefill({32, 8, false, true}, 4, 16, 16, {33, 40}, 3);
-  prefill({130, 16, false, true}, 3, 24, 24, {20, 90}, 3);
-  prefill({8, 8, false, true}, 5, 4, 4, {17, 65}, 2);
-  prefill({140, 32, false, true}, 1, 16, 40, {1, 64}, 1);
+  prefill({32, 8, false, true}, 4, 16, 16, {33, 40}, {3, 64});
+  prefill({130, 16, false, true}, 3, 24, 24, {20, 90}, {3, 128});
+  prefill({8, 8, false, true}, 5, 4, 4, {17, 65}, {2, 65});
+  prefill({140, 32, false, true}, 1, 16, 40, {1, 64}, {1, 64});
+}
+
+// R1 on 132 multiprocessors, with scratch for 4,096 tokens of all heads. The share of the blocks'
+// places that are filled, counting every launch as whole waves; before, heads were divided by the
+// longest context that is possible.
+TEST(PrefillPlans, FillTheGpu) {
+  constexpr int kHeads = 128, kGpu = 132;
+  constexpr int64_t kCapacity = 4096 * kHeads;
+  for (const int n_tokens : {512, 2048})
+    for (const int kv_length : {512, 2048, 4096, 65536, 163840}) {
+      if (kv_length < n_tokens) continue;
+      const PrefillPlan plan = mla_prefill_plan({n_tokens, kv_length, kHeads, kCapacity, kGpu});
+      SCOPED_TRACE(testing::Message() << n_tokens << " tokens of " << kv_length << ": "
+                                      << plan.heads << " heads, " << plan.keys << " keys");
+      EXPECT_LE(int64_t{plan.heads} * std::min(plan.keys, kv_length), kCapacity);
+      EXPECT_TRUE(plan.keys >= kv_length || plan.keys % kPrefillKeys == 0);
+      int64_t waves = 0;
+      for (int head = 0; head < kHeads; head += plan.heads)
+        waves += (std::min(plan.heads, kHeads - head) * n_tokens / 128 + kGpu - 1) / kGpu;
+      const double share = kHeads * n_tokens / 128. / static_cast<double>(waves * kGpu);
+      EXPECT_GE(share, 0.9);
+    }
+  const PrefillPlan tiny = mla_prefill_plan({1, 1000, 16, kPrefillKeys, kGpu});
+  EXPECT_EQ(tiny.heads, 1);
+  EXPECT_EQ(tiny.keys, kPrefillKeys);
 }
 
 }  // namespace

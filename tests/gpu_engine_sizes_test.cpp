@@ -27,18 +27,20 @@ ModelConfig r1() {
 }
 
 TEST(GpuSizes, Attention) {
-  constexpr int64_t kRows = int64_t{kTokens} * 128;         // tokens and heads
-  constexpr int64_t kPartial = kRows * 513 * 4;             // outputs and their sums
-  constexpr int64_t kLatents = (1 << 18) * 512 * 2;         // restored to BF16
-  constexpr int64_t kPlain = 2 * 32 * 128 * 512 * 4;        // queries and outputs as latents
-  constexpr int64_t kTwoHeads = 2LL * (1 << 18) * 256 * 2;  // 256 MiB
+  constexpr int64_t kRows = int64_t{kTokens} * 128;   // tokens and heads
+  constexpr int64_t kPartial = kRows * 513 * 4;       // outputs and their sums
+  constexpr int64_t kLatents = (1 << 18) * 512 * 2;   // restored to BF16
+  constexpr int64_t kPlain = 2 * 32 * 128 * 512 * 4;  // queries and outputs as latents
+  constexpr int64_t kRestored = 256 << 20;            // keys and values
+  constexpr int64_t kCarried = kRows * 2 * 4;         // largest scores and sums of weights
   const MlaConfig m;
-  EXPECT_EQ(CudaAttention::bytes_for(m, kLimits), kPartial + kLatents + kPlain + kTwoHeads);
-  // With a longer context one head is restored at a time, and with a short one all.
+  EXPECT_EQ(CudaAttention::bytes_for(m, kLimits),
+            kPartial + kLatents + kPlain + kRestored + kCarried);
+  // A longer context has more pieces. A short one has one, after which nothing is carried.
   CudaLimits other = kLimits;
   other.context = 1 << 21;
   EXPECT_EQ(CudaAttention::bytes_for(m, other),
-            kPartial + 8 * kLatents + kPlain + (1LL << 21) * 256 * 2);
+            kPartial + 8 * kLatents + kPlain + kRestored + kCarried);
   other.context = 64;
   EXPECT_EQ(CudaAttention::bytes_for(m, other), kPartial + 64 * 512 * 2 + kPlain + 128 * 64 * 512);
   // One token still has 64 parts for each multiprocessor.

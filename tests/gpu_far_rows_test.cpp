@@ -596,6 +596,7 @@ TEST_F(GpuFarRows, Attention) {
                             .kv_b = w,
                             .latents = latents.data(),
                             .restored = restored.data(),
+                            .carried = nullptr,
                             .out = &out.at(kHeads, 0),
                             .q_stride = stride,
                             .q_rope_stride = stride,
@@ -603,9 +604,9 @@ TEST_F(GpuFarRows, Attention) {
                             .n_tokens = 1,
                             .kv_length = kTokens,
                             .n_heads = kHeads,
-                            .heads_at_once = kHeads,
                             .nope_dim = kRank,
                             .v_dim = kRank,
+                            .plan = {kHeads, kTokens},
                             .softmax_scale = 0.5f});
       stream_.wait();
       return out;

@@ -319,7 +319,8 @@ void GpuLaunches::attention() {
   a.cache = cache_;
   a.kv_b = weight(m_.heads * 2 * kNope, kRank);
   a.n_tokens = a.kv_length = kTokens;
-  a.n_heads = a.heads_at_once = m_.heads;
+  a.n_heads = m_.heads;
+  a.plan = {m_.heads, kTokens};
   a.nope_dim = a.v_dim = kNope;
   a.latents = a.restored = halves_;
   a.pages = ints_;

@@ -13,7 +13,7 @@ namespace {
 static_assert(gpu::kPageTokens == kPageSize && gpu::kFp8TokenBytes == kFp8TokenBytes);
 
 constexpr int kPlainTokens = 32;               // tokens projected at a time
-constexpr int64_t kRestoredBytes = 256 << 20;  // keys and values, unless one head needs more
+constexpr int64_t kRestoredBytes = 256 << 20;  // keys and values
 
 bool takes_absorbed(const MlaConfig& m) {
   return m.kv_rank <= gpu::kMaxKvRank && m.cache_dim() <= gpu::kMaxCacheDim && m.kv_rank % 2 == 0 &&
@@ -32,18 +32,24 @@ int64_t partial_rows(const MlaConfig& m, CudaLimits limits) {
                            int64_t{limits.max_tokens} * m.n_heads);
 }
 
-int64_t bytes_of_restored_head(const MlaConfig& m, CudaLimits limits) {
-  return limits.context * (m.nope_dim + m.v_dim) * int64_t{sizeof(bf16)};
+int64_t bytes_of_restored(const MlaConfig& m) {  // for a token and head
+  return (m.nope_dim + m.v_dim) * int64_t{sizeof(bf16)};
 }
 
-int heads_at_once(const MlaConfig& m, CudaLimits limits) {
-  const int64_t fit = kRestoredBytes / bytes_of_restored_head(m, limits);
-  return static_cast<int>(std::clamp<int64_t>(fit, 1, m.n_heads));
+// (token, head) pairs of the longest sequence.
+int64_t all_pairs(const MlaConfig& m, CudaLimits limits) {
+  return round_up(limits.context, gpu::kPrefillKeys) * m.n_heads;
+}
+
+// Those whose keys and values are restored at a time.
+int64_t restored_pairs(const MlaConfig& m, CudaLimits limits) {
+  const int64_t fit = kRestoredBytes / std::max<int64_t>(bytes_of_restored(m), 1);
+  return std::min(all_pairs(m, limits), std::max<int64_t>(fit, gpu::kPrefillKeys));
 }
 
 struct Scratch {
-  int64_t partial, lse, latents, restored, plain;  // bytes
-  int64_t sum() const { return partial + lse + latents + restored + plain; }
+  int64_t partial, lse, latents, restored, carried, plain;  // bytes
+  int64_t sum() const { return partial + lse + latents + restored + carried + plain; }
 };
 
 Scratch scratch_for(const MlaConfig& m, CudaLimits limits) {
@@ -51,7 +57,10 @@ Scratch scratch_for(const MlaConfig& m, CudaLimits limits) {
   return {.partial = rows * m.kv_rank * f32,
           .lse = rows * f32,
           .latents = limits.context * gpu::product_stride(m.kv_rank) * b16,
-          .restored = bytes_of_restored_head(m, limits) * heads_at_once(m, limits),
+          .restored = bytes_of_restored(m) * restored_pairs(m, limits),
+          .carried = restored_pairs(m, limits) == all_pairs(m, limits)
+                         ? 0
+                         : 2 * int64_t{limits.max_tokens} * m.n_heads * f32,
           .plain = 2 * int64_t{kPlainTokens} * m.n_heads * m.kv_rank * f32};
 }
 
@@ -74,12 +83,13 @@ CudaAttention::CudaAttention(const MlaConfig& m, CudaLimits limits, const CudaBa
       products_(products),
       stream_(stream),
       partial_rows_(partial_rows(m, limits)),
-      heads_at_once_(heads_at_once(m, limits)) {
+      restored_pairs_(restored_pairs(m, limits)) {
   const Scratch bytes = scratch_for(m, limits);
   partial_ = gpu::Buffer(bytes.partial, gpu::Site::kDevice);
   partial_lse_ = gpu::Buffer(bytes.lse, gpu::Site::kDevice);
   latents_ = gpu::Buffer(bytes.latents, gpu::Site::kDevice);
   restored_ = gpu::Buffer(bytes.restored, gpu::Site::kDevice);
+  carried_ = gpu::Buffer(bytes.carried, gpu::Site::kDevice);
   plain_ = gpu::Buffer(bytes.plain, gpu::Site::kDevice);
 }
 
@@ -145,24 +155,30 @@ void CudaAttention::restore_and_attend(const MlaArgs& a, const Sequence& s, cons
   const int64_t first = int64_t{s.first_token} * a.mla.n_heads;
   const int64_t rows = int64_t{s.n_tokens} * a.mla.n_heads;
   const auto part = [&](TensorView t) { return t.rows_from(first, rows); };
-  gpu::mla_prefill(stream_, {.q = floats(part(a.q)),
-                             .q_rope = floats(part(a.q_rope)),
-                             .cache = latent_cache(a),
-                             .pages = batch_.sequences({&s, 1}).pages,
-                             .kv_b = gpu_weight(kv_b),
-                             .latents = latents_.as<bf16>(),
-                             .restored = restored_.as<bf16>(),
-                             .out = floats(part(a.out)),
-                             .q_stride = a.q.stride,
-                             .q_rope_stride = a.q_rope.stride,
-                             .out_stride = a.out.stride,
-                             .n_tokens = s.n_tokens,
-                             .kv_length = s.kv_length,
-                             .n_heads = a.mla.n_heads,
-                             .heads_at_once = heads_at_once_,
-                             .nope_dim = a.mla.nope_dim,
-                             .v_dim = a.mla.v_dim,
-                             .softmax_scale = a.softmax_scale});
+  gpu::mla_prefill(stream_,
+                   {.q = floats(part(a.q)),
+                    .q_rope = floats(part(a.q_rope)),
+                    .cache = latent_cache(a),
+                    .pages = batch_.sequences({&s, 1}).pages,
+                    .kv_b = gpu_weight(kv_b),
+                    .latents = latents_.as<bf16>(),
+                    .restored = restored_.as<bf16>(),
+                    .carried = carried_.as<float>(),
+                    .out = floats(part(a.out)),
+                    .q_stride = a.q.stride,
+                    .q_rope_stride = a.q_rope.stride,
+                    .out_stride = a.out.stride,
+                    .n_tokens = s.n_tokens,
+                    .kv_length = s.kv_length,
+                    .n_heads = a.mla.n_heads,
+                    .nope_dim = a.mla.nope_dim,
+                    .v_dim = a.mla.v_dim,
+                    .plan = gpu::mla_prefill_plan({.n_tokens = s.n_tokens,
+                                                   .kv_length = s.kv_length,
+                                                   .n_heads = a.mla.n_heads,
+                                                   .capacity = restored_pairs_,
+                                                   .n_multiprocessors = limits_.n_multiprocessors}),
+                    .softmax_scale = a.softmax_scale});
 }
 
 // Computes the same in another order: queries are mapped to the latent space, outputs back.

@@ -32,9 +32,9 @@ class CudaAttention {
   CudaProducts& products_;
   gpu::Stream& stream_;
   const int64_t partial_rows_;  // rows of partial_
-  const int heads_at_once_;     // heads restored at a time
+  const int64_t restored_pairs_;
   gpu::Buffer partial_, partial_lse_;
-  gpu::Buffer latents_, restored_;
+  gpu::Buffer latents_, restored_, carried_;  // of mla_prefill()
   gpu::Buffer plain_;  // [2 * kPlainTokens * heads, kv_rank] queries and outputs as latents
 };
 
