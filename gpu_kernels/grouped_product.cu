@@ -130,11 +130,6 @@ __device__ Weight weight_of(const ExpertWeights& w, int expert) {
   return own;
 }
 
-// A tile as tall as the rows of an average expert.
-int tile_rows_of(const ExpertRows& rows) {
-  return tile_tokens_for(rows.slots > 0 ? rows.slots : rows.max_rows / rows.n_experts);
-}
-
 // An upper bound for any routing: every tile has a row, and only the last of each expert is not
 // full.
 int n_tiles_of(const ExpertRows& rows, int tile_rows) {
@@ -155,15 +150,20 @@ void launch_tile(void (*kernel)(Args), int columns, int columns_of_tile, const S
 
 }  // namespace
 
+int grouped_tile_rows(const ExpertRows& rows) {
+  if (rows.slots > 0) return tile_tokens_for(rows.slots);
+  return tile_tokens_for(rows.usual_rows > 0 ? rows.usual_rows : rows.max_rows / rows.n_experts);
+}
+
 void grouped_gate_up(const Stream& stream, const GateUpArgs& a) {
-  with_tile(a.gate.first, a.x_fp8, tile_rows_of(a.rows), [&]<class Tile>() {
+  with_tile(a.gate.first, a.x_fp8, grouped_tile_rows(a.rows), [&]<class Tile>() {
     launch_tile<Tile>(gate_up_kernel<Tile>, static_cast<int>(a.hidden_stride), Tile::kRows / 2,
                       stream, a);
   });
 }
 
 void grouped_down(const Stream& stream, const GroupedDownArgs& a) {
-  with_tile(a.down.first, a.hidden_fp8, tile_rows_of(a.rows), [&]<class Tile>() {
+  with_tile(a.down.first, a.hidden_fp8, grouped_tile_rows(a.rows), [&]<class Tile>() {
     launch_tile<Tile>(down_kernel<Tile>, a.down.first.rows, Tile::kRows, stream, a);
   });
 }

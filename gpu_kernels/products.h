@@ -147,7 +147,12 @@ struct ExpertRows {
   const int32_t* counts = nullptr;   // [n_experts]
   int n_experts, slots = 0;
   int max_rows;  // at least offsets[n_experts]; n_experts * slots
+  // Sorted rows that an expert is expected to have, which decides the tile; 0: max_rows /
+  // n_experts.
+  int usual_rows = 0;
 };
+// Rows of a tile of the products below, before they are limited by the weights.
+int grouped_tile_rows(const ExpertRows& rows);
 
 // Experts in one array, `weight_stride` bytes and `scale_stride` floats apart; `first` is expert 0.
 struct ExpertWeights {

@@ -1,5 +1,6 @@
 #include "offload/cuda_expert_rows.h"
 
+#include "core/rounding.h"
 #include "gpu_kernels/kernels.h"
 #include "ops/cuda_products.h"
 
@@ -135,10 +136,13 @@ void CudaExpertRows::add_to(const Sorted& rows, TensorView y) {
                                  .add = true});
 }
 
+// All pairs may choose these experts, but an expert is expected to have its share of the model's.
 gpu::ExpertRows CudaExpertRows::rows_of(const Sorted& rows, Range experts) const {
+  const auto pairs = static_cast<int>(rows.weights.rows * rows.weights.cols);
   return {.offsets = offsets_of(rows) + experts.first,
           .n_experts = experts.n,
-          .max_rows = static_cast<int>(rows.weights.rows * rows.weights.cols)};
+          .max_rows = pairs,
+          .usual_rows = ceil_div(pairs, c_.router.n_experts)};
 }
 
 }  // namespace tandem

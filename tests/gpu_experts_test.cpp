@@ -22,6 +22,7 @@ struct ExpertCase {
   Number type;
   int spare_rows = 3;     // rows of the grid beyond the existing ones
   bool fp8_rows = false;  // activations are FP8
+  int usual_rows = 0;     // as in ExpertRows
 
   int n_experts() const { return static_cast<int>(counts.size()); }
   int64_t out_stride() const { return dim + 5; }
@@ -94,7 +95,8 @@ void GpuExperts::run(const ExpertCase& c) {
                            .counts = n.data(),
                            .n_experts = c.n_experts(),
                            .slots = c.slots,
-                           .max_rows = c.max_rows()};
+                           .max_rows = c.max_rows(),
+                           .usual_rows = c.usual_rows};
   used_x_.clear();
   if (c.fp8_rows) round_rows_fp8(stream_, {x_float.data(), x_fp8.view(), c.dim, kTokens, c.dim});
   const Fp8Numbers rounded_x = x_fp8.values(stream_);
@@ -213,6 +215,29 @@ TEST_F(GpuExperts, SortedRows) {
   run({.counts = {129, 133}, .slots = 0, .dim = 96, .hidden = 40, .type = kFp8});
   run({.counts = {5, 0, 33}, .slots = 0, .dim = 72, .hidden = 36, .type = kBf16});
 }
+TEST_F(GpuExperts, MoreRowsThanUsual) {
+  ExpertCase c = {.counts = {129, 133}, .slots = 0, .dim = 96, .hidden = 40, .type = kFp8};
+  c.usual_rows = 16;
+  run(c);
+  c = {.counts = {1, 0, 170}, .slots = 0, .dim = 64, .hidden = 24, .type = kBf16};
+  c.usual_rows = 40;
+  run(c);
+}
+
+// The tile has the rows of an expert, not those that all pairs would give these experts.
+TEST(GroupedTiles, AreAsTallAsAnExpertsRows) {
+  const auto rows = [](int n_experts, int max_rows, int usual_rows) {
+    return grouped_tile_rows(
+        {.n_experts = n_experts, .max_rows = max_rows, .usual_rows = usual_rows});
+  };
+  EXPECT_EQ(rows(20, 4096, 16), 32) << "20 of R1's 256 experts, 512 tokens";
+  EXPECT_EQ(rows(20, 4096, 0), 128);
+  EXPECT_EQ(rows(256, 4096, 16), 32);
+  EXPECT_EQ(rows(20, 16384, 64), 64);
+  EXPECT_EQ(rows(20, 32768, 128), 128);
+  EXPECT_EQ(grouped_tile_rows({.n_experts = 4, .slots = 40, .max_rows = 160}), 64);
+}
+
 TEST_F(GpuExperts, ManyExperts) {
   std::vector<int> counts(70, 0);
   counts[0] = 1, counts[31] = 2, counts[32] = 1, counts[69] = 35;

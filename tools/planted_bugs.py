@@ -544,6 +544,8 @@ MUTANTS = [
     ("GPU decode: shares joined as if they were equal", "gpu_kernels/mla_decode.cu", [("exp2_approx(a.partial_lse[i * a.n_rows + row] - max);", "1;")]),
     ("GPU decode: every tile in the first page", "gpu_kernels/mla_tiles.h", [("      page_ = page_of(tile + 1);  // long before it is needed\n", "")]),
     ("GPU decode: FP8 latents with the first scale alone", "gpu_kernels/mla_tiles.h", [("kMaxKvRank)[chunk / 8]", "kMaxKvRank)[0]")]),
+    ("grouped products: tiles for all pairs of the step", "gpu_kernels/grouped_product.cu", [("rows.usual_rows > 0 ? rows.usual_rows : ", "")]),
+    ("grouped products: no tiles for more rows than usual", "gpu_kernels/grouped_product.cu", [("rows.n_experts + rows.max_rows / tile_rows", "rows.n_experts")]),
     ("GPU prefill: a token does not see itself", "gpu_kernels/mla_prefill.cu", [("before + 1 + first_token - tile", "before + first_token - tile")]),
     ("GPU prefill: later heads take the first heads' scales", "gpu_kernels/mla_prefill.cu", [("  w.row0 += k.first_head * head_dim;\n", "")]),
     ("GPU prefill: a piece begins without the sums of the last", "gpu_kernels/mla_prefill.cu", [("if (k.first_key > 0) load_sums", "if (false) load_sums")]),
