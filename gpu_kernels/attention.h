@@ -62,7 +62,7 @@ struct MlaDecodeArgs {
   float softmax_scale;
 };
 void mla_decode(const Stream& stream, const MlaDecodeArgs& args);
-// The number of splits that fills a GPU.
+// The number of splits for which blocks fill a GPU best.
 int mla_decode_splits(int n_sequences, int max_tokens, int n_heads, int n_multiprocessors);
 
 // Naive form, for many tokens of one sequence: kv_b restores keys and values from the latents, of

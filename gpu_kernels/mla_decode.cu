@@ -7,6 +7,7 @@
 #include "device.h"
 #include "gpu_kernels/attention.h"
 #include "gpu_kernels/mla_tiles.h"
+#include "gpu_kernels/reduce.h"
 #include "gpu_kernels/softmax.h"
 
 namespace tandem::gpu {
@@ -237,10 +238,38 @@ __device__ void store(const MlaDecodeArgs& a, const Work& w, const RunningSoftma
     }
 }
 
-constexpr int kCombineThreads = 128;
+// Two groups of threads, each with a pair of columns a thread.
+constexpr int kCombineGroups = 2, kPairs = kMaxKvRank / 2;
+constexpr int kCombineThreads = kCombineGroups * kPairs;
+constexpr int kPartsAtOnce = 16;  // that a thread loads
+static_assert(kCombineGroups * kPartsAtOnce == 32);
 
-// One block combines the splits of one row: four columns per thread.
-__global__ void __launch_bounds__(kCombineThreads)
+__host__ __device__ int padded_splits(int n) { return (n + 31) / 32 * 32; }
+
+// In shared memory, the weights of padded_splits(n_splits) splits follow.
+struct Combined {
+  float2 part[kCombineGroups - 1][kPairs];
+};
+
+// The weights of a row's splits, which add up to 1, and zeros behind them. One warp computes them.
+__device__ void find_weights(const MlaDecodeArgs& a, int64_t row, int n_used, float* weights) {
+  const float* lse = a.partial_lse + row;
+  float max = -INFINITY, sum = 0;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < n_used; i += 32) {
+    weights[i] = lse[i * a.n_rows];
+    max = fmaxf(max, weights[i]);
+  }
+  max = warp_max(max);
+  for (int i = threadIdx.x; i < n_used; i += 32) sum += weights[i] = exp2_approx(weights[i] - max);
+  const float inverse = 1 / warp_sum(sum);
+  for (int i = threadIdx.x; i < padded_splits(n_used); i += 32)
+    weights[i] = i < n_used ? weights[i] * inverse : 0;
+}
+
+// One block combines the splits of one row. Each group adds every second split, in order. Without
+// room for two blocks in its bounds ptxas keeps two loads in flight, not 16.
+__global__ void __launch_bounds__(kCombineThreads, 2)
     mla_combine_kernel(const __grid_constant__ MlaDecodeArgs a) {
   const int seq = blockIdx.y, row_of_sequence = blockIdx.x;
   if (row_of_sequence >= a.sequences.n_tokens[seq] * a.n_heads) return;
@@ -248,23 +277,37 @@ __global__ void __launch_bounds__(kCombineThreads)
   const int each = max(kMinTiles, (n_tiles + a.n_splits - 1) / a.n_splits);
   const int n_used = (n_tiles + each - 1) / each;
   if (n_used == 1) return;
+  auto& s = shared_memory<Combined>();
+  auto* const weights = reinterpret_cast<float*>(&s + 1);
   const int64_t row = int64_t{a.sequences.first_token[seq]} * a.n_heads + row_of_sequence;
-  float max = -INFINITY;
-  for (int i = 0; i < n_used; ++i) max = fmaxf(max, a.partial_lse[i * a.n_rows + row]);
-  for (int column = threadIdx.x * 2; column < a.cache.kv_rank; column += kCombineThreads * 2) {
-    float2 sum = {0, 0};
-    float weights = 0;
-#pragma unroll 4
-    for (int i = 0; i < n_used; ++i) {
-      const float weight = exp2_approx(a.partial_lse[i * a.n_rows + row] - max);
-      const float2 part = *reinterpret_cast<const float2*>(
-          a.partial + (i * a.n_rows + row) * a.cache.kv_rank + column);
-      weights += weight;
-      sum = {sum.x + weight * part.x, sum.y + weight * part.y};
+  if (threadIdx.x < 32) find_weights(a, row, n_used, weights);
+  __syncthreads();
+  const int group = threadIdx.x / kPairs, column = threadIdx.x % kPairs * 2;
+  const bool exists = column < a.cache.kv_rank;
+  const float* part = a.partial + row * a.cache.kv_rank + column;
+  float2 sum = {0, 0};
+  const int end = exists ? n_used : 0;
+  for (int first = group; first < end; first += kCombineGroups * kPartsAtOnce) {
+    float2 v[kPartsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kPartsAtOnce; ++i) {
+      const int split = min(first + i * kCombineGroups, n_used - 1);
+      v[i] = *reinterpret_cast<const float2*>(part + split * a.n_rows * a.cache.kv_rank);
     }
-    *reinterpret_cast<float2*>(a.out + row * a.out_stride + column) =
-        make_float2(sum.x / weights, sum.y / weights);
+#pragma unroll
+    for (int i = 0; i < kPartsAtOnce; ++i) {
+      const int split = first + i * kCombineGroups;
+      sum = {sum.x + weights[split] * v[i].x, sum.y + weights[split] * v[i].y};
+    }
   }
+  if (group > 0) s.part[group - 1][column / 2] = sum;
+  __syncthreads();
+  if (group > 0 || !exists) return;
+  for (int g = 0; g < kCombineGroups - 1; ++g) {
+    const float2 v = s.part[g][column / 2];
+    sum = {sum.x + v.x, sum.y + v.y};
+  }
+  *reinterpret_cast<float2*>(a.out + row * a.out_stride + column) = sum;
 }
 
 template <class Tiles>
@@ -279,7 +322,11 @@ void launch_decode(const Stream& stream, const MlaDecodeArgs& a) {
          stream, a);
   if (a.n_splits > 1)
     launch(mla_combine_kernel,
-           {.grid_x = max_rows, .grid_y = a.sequences.n, .threads = kCombineThreads}, stream, a);
+           {.grid_x = max_rows,
+            .grid_y = a.sequences.n,
+            .threads = kCombineThreads,
+            .shared_bytes = static_cast<int64_t>(sizeof(Combined)) + padded_splits(a.n_splits) * 4},
+           stream, a);
 }
 
 }  // namespace
@@ -303,10 +350,25 @@ void mla_decode(const Stream& stream, const MlaDecodeArgs& a) {
   }
 }
 
+// A few blocks divide the context so that each multiprocessor has one. For more, the time of all
+// waves of blocks is least for a context of 8,192 tokens. In tiles of the cache, whose bytes are
+// 18 KB, a block's queries and results take 12, and a split's part of 128 KB is read again.
 int mla_decode_splits(int n_sequences, int max_tokens, int n_heads, int n_multiprocessors) {
+  constexpr double kTiles = 512, kBlockTiles = 12, kPartTiles = 7.3, kCombineTiles = 5;
+  constexpr int kMaxSplits = 16;
   const int row_blocks = (max_tokens * n_heads + kRows - 1) / kRows;
   const int64_t blocks = int64_t{n_sequences} * row_blocks;
-  return max(1, static_cast<int>(n_multiprocessors / blocks));
+  if (2 * blocks <= n_multiprocessors) return static_cast<int>(n_multiprocessors / blocks);
+  int best = 1;
+  double least = INFINITY;
+  for (int splits = 1; splits <= kMaxSplits; ++splits) {
+    const int64_t waves = (blocks * splits + n_multiprocessors - 1) / n_multiprocessors;
+    double time = static_cast<double>(waves) * (kTiles / splits + kBlockTiles);
+    if (splits > 1)
+      time += kPartTiles * static_cast<double>(blocks * splits) / n_multiprocessors + kCombineTiles;
+    if (time < least) least = time, best = splits;
+  }
+  return best;
 }
 
 }  // namespace tandem::gpu
