@@ -53,10 +53,6 @@ KERNELS = (
     Kernel("mla_decode, FP8 cache", "mla_decode", "mla_decode<mla::Fp8Tiles>", 656 / (64 * 1088 / 2048)),
     # 128 queries times 192 columns of keys and 128 of values in BF16.
     Kernel("mla_prefill", "mla_prefill", "mla_prefill", 2 * 320 / (128 * 320 / 2048)),
-    Kernel("router BF16, 1 token", "exact_product", "exact<(tandem::Number)1>", sums=1 / 8),
-    Kernel("router BF16, 8 tokens", "exact_product", "exact<(tandem::Number)1>", sums=1),
-    Kernel("router F32, 1 token", "exact_product", "exact<(tandem::Number)0>", sums=1 / 8),
-    Kernel("router F32, 8 tokens", "exact_product", "exact<(tandem::Number)0>", sums=1),
     Kernel("per head FP8, transposed", "per_head_product", "per_head_transposed<(tandem::Number)2>"),
     Kernel("per head BF16, transposed", "per_head_product", "per_head_transposed<(tandem::Number)1>"),
 )
