@@ -96,14 +96,14 @@ bool HybridExperts::prefers_micro_batches(const Batch& step) const {
 }
 
 // The kernels that wait for the sum are enqueued before it is computed, so the GPU needs no further
-// launches to continue.
+// launches to continue. Where it must not wait, they find the sum there.
 void HybridExperts::add_from_cpu(int layer, StepRows rows, Ticket ticket, TensorView y) {
   constexpr int kMaxPollingRows = 32;
   if (!parts_.gpu_waits) serve_or_give_up(layer, rows, ticket);
-  if (parts_.gpu_waits && rows.n <= kMaxPollingRows && !trace_.records()) {
+  if (rows.n <= kMaxPollingRows && !trace_.records()) {
     hand_off_.add_next_sum(rows, y);
   } else {
-    if (parts_.gpu_waits) hand_off_.await_sum();
+    hand_off_.await_sum();
     trace_.stamp(layer, ticket, StepTrace::kSumSeen);
     hand_off_.add_sum(rows, y);
   }
