@@ -32,15 +32,12 @@ TEST(GpuSizes, Attention) {
   constexpr int64_t kLatents = (1 << 18) * 512 * 2;   // restored to BF16
   constexpr int64_t kPlain = 2 * 32 * 128 * 512 * 4;  // queries and outputs as latents
   constexpr int64_t kRestored = 256 << 20;            // keys and values
-  constexpr int64_t kCarried = kRows * 2 * 4;         // largest scores and sums of weights
   const MlaConfig m;
-  EXPECT_EQ(CudaAttention::bytes_for(m, kLimits),
-            kPartial + kLatents + kPlain + kRestored + kCarried);
-  // A longer context has more pieces. A short one has one, after which nothing is carried.
+  EXPECT_EQ(CudaAttention::bytes_for(m, kLimits), kPartial + kLatents + kPlain + kRestored);
+  // A longer context has more pieces, and a short one is restored whole.
   CudaLimits other = kLimits;
   other.context = 1 << 21;
-  EXPECT_EQ(CudaAttention::bytes_for(m, other),
-            kPartial + 8 * kLatents + kPlain + kRestored + kCarried);
+  EXPECT_EQ(CudaAttention::bytes_for(m, other), kPartial + 8 * kLatents + kPlain + kRestored);
   other.context = 64;
   EXPECT_EQ(CudaAttention::bytes_for(m, other), kPartial + 64 * 512 * 2 + kPlain + 128 * 64 * 512);
   // One token still has 64 parts for each multiprocessor.

@@ -36,20 +36,16 @@ int64_t bytes_of_restored(const MlaConfig& m) {  // for a token and head
   return (m.nope_dim + m.v_dim) * int64_t{sizeof(bf16)};
 }
 
-// (token, head) pairs of the longest sequence.
-int64_t all_pairs(const MlaConfig& m, CudaLimits limits) {
-  return round_up(limits.context, gpu::kPrefillKeys) * m.n_heads;
-}
-
-// Those whose keys and values are restored at a time.
+// (token, head) pairs whose keys and values are restored at a time.
 int64_t restored_pairs(const MlaConfig& m, CudaLimits limits) {
+  const int64_t all = round_up(limits.context, gpu::kPrefillKeys) * m.n_heads;
   const int64_t fit = kRestoredBytes / std::max<int64_t>(bytes_of_restored(m), 1);
-  return std::min(all_pairs(m, limits), std::max<int64_t>(fit, gpu::kPrefillKeys));
+  return std::min(all, std::max<int64_t>(fit, gpu::kPrefillKeys));
 }
 
 struct Scratch {
-  int64_t partial, lse, latents, restored, carried, plain;  // bytes
-  int64_t sum() const { return partial + lse + latents + restored + carried + plain; }
+  int64_t partial, lse, latents, restored, plain;  // bytes
+  int64_t sum() const { return partial + lse + latents + restored + plain; }
 };
 
 Scratch scratch_for(const MlaConfig& m, CudaLimits limits) {
@@ -58,9 +54,6 @@ Scratch scratch_for(const MlaConfig& m, CudaLimits limits) {
           .lse = rows * f32,
           .latents = limits.context * gpu::product_stride(m.kv_rank) * b16,
           .restored = bytes_of_restored(m) * restored_pairs(m, limits),
-          .carried = restored_pairs(m, limits) == all_pairs(m, limits)
-                         ? 0
-                         : 2 * int64_t{limits.max_tokens} * m.n_heads * f32,
           .plain = 2 * int64_t{kPlainTokens} * m.n_heads * m.kv_rank * f32};
 }
 
@@ -89,7 +82,6 @@ CudaAttention::CudaAttention(const MlaConfig& m, CudaLimits limits, const CudaBa
   partial_lse_ = gpu::Buffer(bytes.lse, gpu::Site::kDevice);
   latents_ = gpu::Buffer(bytes.latents, gpu::Site::kDevice);
   restored_ = gpu::Buffer(bytes.restored, gpu::Site::kDevice);
-  carried_ = gpu::Buffer(bytes.carried, gpu::Site::kDevice);
   plain_ = gpu::Buffer(bytes.plain, gpu::Site::kDevice);
 }
 
@@ -163,7 +155,7 @@ void CudaAttention::restore_and_attend(const MlaArgs& a, const Sequence& s, cons
                     .kv_b = gpu_weight(kv_b),
                     .latents = latents_.as<bf16>(),
                     .restored = restored_.as<bf16>(),
-                    .carried = carried_.as<float>(),
+                    .carried = partial_.as<float>(),
                     .out = floats(part(a.out)),
                     .q_stride = a.q.stride,
                     .q_rope_stride = a.q_rope.stride,

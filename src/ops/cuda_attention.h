@@ -33,8 +33,8 @@ class CudaAttention {
   gpu::Stream& stream_;
   const int64_t partial_rows_;  // rows of partial_
   const int64_t restored_pairs_;
-  gpu::Buffer partial_, partial_lse_;
-  gpu::Buffer latents_, restored_, carried_;  // of mla_prefill()
+  gpu::Buffer partial_, partial_lse_;  // partial_ also carries sums of mla_prefill()
+  gpu::Buffer latents_, restored_;
   gpu::Buffer plain_;  // [2 * kPlainTokens * heads, kv_rank] queries and outputs as latents
 };
 
