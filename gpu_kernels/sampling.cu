@@ -37,8 +37,8 @@ static_assert((kLarge.size - 1) >> kLarge.shift < kBins);
 static_assert((kSmall.size - 1) >> kSmall.shift < kBins);
 
 struct Bins {
-  uint32_t count[kBins], low[kBins],
-      high[kBins];  // tokens, the halves of the sums of their weights
+  uint32_t count[kBins];             // tokens
+  uint32_t low[kBins], high[kBins];  // the halves of the sums of their weights
 };
 
 // The bin in which sums from the largest weight on reach what is wanted.
@@ -183,7 +183,6 @@ __device__ Totals totals(Sum of_this_warp, Shared& s) {
   return {__shfl_sync(~0u, reached, warp) - of_this_warp, __shfl_sync(~0u, reached, 31)};
 }
 
-// Clears the two bins that are the thread's own.
 __device__ void clear_bins(Bins& bins) {
   for (int bin = threadIdx.x; bin < kBins; bin += kThreads)
     bins.count[bin] = bins.low[bin] = bins.high[bin] = 0;
@@ -277,7 +276,8 @@ __device__ Threshold threshold(const float* weights, int vocab, Sum wanted, Meas
   for (;;) {
     const uint32_t end = in.end - (static_cast<uint32_t>(c.bin) << in.shift), size = 1u << in.shift;
     const uint32_t least = end - size;
-    if (c.wanted == c.all || c.count == 1) return {least, least == kept.weight ? kept.last : vocab};
+    if (c.wanted == c.all || c.count == 1)  // the bin may reach below what is kept
+      return least > kept.weight ? Threshold{least, vocab} : kept;
     if (size == 1) {  // tokens of one weight, the first of which are wanted
       const Sum each = measure == Measure::kCount ? 1 : whole(__uint_as_float(least));
       const Sum n = (c.wanted + each - 1) / each;

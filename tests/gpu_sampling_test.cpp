@@ -1,6 +1,8 @@
 // Tokens sampled on the GPU against the host's sampler.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -147,6 +149,37 @@ TEST(Sampling, FiltersEndAmongUnlikelyTokens) {
     tokens.insert(got[i]);
   }
   EXPECT_GT(tokens.size(), cases.size() / 2);
+}
+
+// Thousands of tokens in a few bins of the first histogram, so that both filters end within a bin:
+// top-p must not keep tokens that top-k does not. The largest uniform number draws the last token
+// that is kept.
+TEST(Sampling, TopPKeepsNoMoreThanTopK) {
+  constexpr int kVocab = 3000, kLikely = 40;
+  std::vector<float> logits(kVocab);
+  for (int t = 0; t < kVocab; ++t) logits[t] = -1e-7f * static_cast<float>(t * 7 % kVocab);
+  std::vector<int32_t> order(kVocab);  // of the weights, of which many are equal
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return std::exp(logits[a]) > std::exp(logits[b]); });
+  std::vector<Case> cases;
+  std::vector<int32_t> want;
+  for (int k = 1; k <= kLikely; ++k) {
+    const float half_of_last = static_cast<float>(k) - 0.5f;
+    const auto add = [&](float top_p, int top_k) {
+      cases.push_back({params_of(1, top_p), logits});
+      cases.back().params.top_k = top_k;
+      want.push_back(*std::max_element(order.begin(), order.begin() + k));
+    };
+    add(1, k);
+    add(half_of_last / kVocab, 0);
+    add(half_of_last / kLikely, kLikely);
+    add(1 - 0.5f / kVocab, k);
+  }
+  const std::vector<int32_t> got = drawn(cases, {.size = kVocab}, 1 - 0x1p-53);
+  for (size_t i = 0; i < cases.size(); ++i)
+    EXPECT_EQ(got[i], want[i]) << "top-k " << cases[i].params.top_k << ", top-p "
+                               << cases[i].params.top_p;
 }
 
 // Compares the frequencies of many draws with the probabilities.

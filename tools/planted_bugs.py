@@ -658,6 +658,7 @@ MUTANTS = [
     ("drawing on the GPU: holes are drawn", "gpu_kernels/sampling.cu", [("const float w = is_allowed(a, t) ? expf(", "const float w = true ? expf(")]),
     ("drawing on the GPU: unlikely tokens are not filtered", "gpu_kernels/sampling.cu", [("    in = kSmall;\n", "    return kept;\n")]),
     ("drawing on the GPU: carries of sums are lost", "gpu_kernels/sampling.cu", [(" + (before + low < before)", "")]),
+    ("drawing on the GPU: top-p keeps what top-k does not", "gpu_kernels/sampling.cu", [("least > kept.weight ? Threshold{least, vocab} : kept;", "Threshold{least, vocab};")]),
     ("drawing on the GPU: a bin with several weights ends the search", "gpu_kernels/sampling.cu", [("c.wanted == c.all || c.count == 1", "true")]),
     ("FP8 cache: ties away from even", "gpu_kernels/e4m3.h", [(" + 0x7ffff + (u >> 20 & 1);", " + 0x80000;")]),
     ("FP8 cache: scales use half of the range", "gpu_kernels/e4m3.h", [("largest / 448 : 1", "largest / 224 : 1")]),
