@@ -62,8 +62,9 @@ struct MlaDecodeArgs {
   float softmax_scale;
 };
 void mla_decode(const Stream& stream, const MlaDecodeArgs& args);
-// The number of splits for which blocks fill a GPU best.
-int mla_decode_splits(int n_sequences, int max_tokens, int n_heads, int n_multiprocessors);
+// The number of splits, up to max_splits, for which blocks fill a GPU best.
+int mla_decode_splits(int n_sequences, int max_tokens, int n_heads, int n_multiprocessors,
+                      int max_splits);
 
 // Naive form, for many tokens of one sequence: kv_b restores keys and values from the latents, of
 // some heads and of a piece of the context at a time. Its rows are [nope_dim keys | v_dim values]

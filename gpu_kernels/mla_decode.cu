@@ -350,18 +350,21 @@ void mla_decode(const Stream& stream, const MlaDecodeArgs& a) {
   }
 }
 
-// A few blocks divide the context so that each multiprocessor has one. For more, the time of all
-// waves of blocks is least for a context of 8,192 tokens. In tiles of the cache, whose bytes are
-// 18 KB, a block's queries and results take 12, and a split's part of 128 KB is read again.
-int mla_decode_splits(int n_sequences, int max_tokens, int n_heads, int n_multiprocessors) {
+// A few blocks divide the context so that each multiprocessor has one, because contexts may be
+// long. For more, the time of all waves of blocks is least for a context of 8,192 tokens. In tiles
+// of the cache, whose bytes are 18 KB, a block's queries and results take 12, and a split's part of
+// 128 KB is read again.
+int mla_decode_splits(int n_sequences, int max_tokens, int n_heads, int n_multiprocessors,
+                      int max_splits) {
   constexpr double kTiles = 512, kBlockTiles = 12, kPartTiles = 7.3, kCombineTiles = 5;
-  constexpr int kMaxSplits = 16;
+  constexpr int kManySplits = 16;
   const int row_blocks = (max_tokens * n_heads + kRows - 1) / kRows;
   const int64_t blocks = int64_t{n_sequences} * row_blocks;
-  if (2 * blocks <= n_multiprocessors) return static_cast<int>(n_multiprocessors / blocks);
+  if (kManySplits * blocks <= n_multiprocessors)
+    return min(static_cast<int>(n_multiprocessors / blocks), max_splits);
   int best = 1;
   double least = INFINITY;
-  for (int splits = 1; splits <= kMaxSplits; ++splits) {
+  for (int splits = 1; splits <= min(kManySplits, max_splits); ++splits) {
     const int64_t waves = (blocks * splits + n_multiprocessors - 1) / n_multiprocessors;
     double time = static_cast<double>(waves) * (kTiles / splits + kBlockTiles);
     if (splits > 1)

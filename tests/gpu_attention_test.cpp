@@ -353,7 +353,7 @@ TEST(DecodeSplits, FillTheGpu) {
   for (const int n_multiprocessors : {128, 132, 170}) {
     std::vector<double> shares;
     for (int n = 1; n <= 132; ++n) {
-      const int splits = mla_decode_splits(n, 1, 128, n_multiprocessors);
+      const int splits = mla_decode_splits(n, 1, 128, n_multiprocessors, 1000);
       const double blocks = 2. * n * splits;
       EXPECT_LE(splits, std::max(n_multiprocessors / (2 * n), 16));
       const double waves = std::ceil(blocks / n_multiprocessors);
@@ -366,10 +366,13 @@ TEST(DecodeSplits, FillTheGpu) {
     std::nth_element(shares.begin(), shares.begin() + 66, shares.end());
     EXPECT_GE(shares[66], 0.82) << n_multiprocessors;
   }
-  EXPECT_EQ(mla_decode_splits(1, 1, 128, 132), 66);
-  EXPECT_EQ(mla_decode_splits(1, 1, 16, 132), 132);
-  EXPECT_EQ(mla_decode_splits(66, 1, 128, 132), 1) << "one wave";
-  EXPECT_EQ(mla_decode_splits(3, 1, 128, 2), 1) << "three waves";
+  EXPECT_EQ(mla_decode_splits(1, 1, 128, 132, 1000), 66);
+  EXPECT_EQ(mla_decode_splits(1, 1, 16, 132, 1000), 132);
+  EXPECT_EQ(mla_decode_splits(66, 1, 128, 132, 1000), 1) << "one wave";
+  EXPECT_EQ(mla_decode_splits(1, 1, 128, 132, 50), 50);
+  EXPECT_GT(mla_decode_splits(64, 1, 128, 170, 1000), 2);
+  EXPECT_EQ(mla_decode_splits(64, 1, 128, 170, 2), 1) << "two splits are slower than one";
+  EXPECT_EQ(mla_decode_splits(3, 1, 128, 2, 1000), 1) << "three waves";
 }
 
 // R1 on 132 multiprocessors, with scratch for 4,096 tokens of all heads. The share of the blocks'

@@ -307,7 +307,7 @@ void GpuLaunches::experts() {
 
 void GpuLaunches::attention() {
   for (const auto& [n, max_tokens] : {std::pair{1, kTokens}, {kTokens, 1}})
-    for (const int n_splits : {1, mla_decode_splits(n, max_tokens, m_.heads, 132), 132}) {
+    for (const int n_splits : {1, mla_decode_splits(n, max_tokens, m_.heads, 132, 132), 132}) {
       MlaDecodeArgs a = {};
       a.cache = cache_;
       a.sequences = {ints_, ints_, ints_, ints_, n, 1, max_tokens};

@@ -118,9 +118,9 @@ void CudaAttention::absorbed(const MlaArgs& a) {
     return absorbed_plainly(a, first.first_token, n_tokens, rows(a.q), rows(a.q_rope), rows(a.out));
   }
   const gpu::PagedSequences sequences = batch_.sequences(a.sequences);
-  const int wanted = gpu::mla_decode_splits(sequences.n, sequences.max_tokens, a.mla.n_heads,
-                                            limits_.n_multiprocessors);
-  const auto n_splits = static_cast<int>(std::min<int64_t>(wanted, partial_rows_ / n_rows));
+  const auto max_splits = static_cast<int>(partial_rows_ / n_rows);
+  const int n_splits = gpu::mla_decode_splits(sequences.n, sequences.max_tokens, a.mla.n_heads,
+                                              limits_.n_multiprocessors, max_splits);
   gpu::mla_decode(stream_, {.q = floats(a.q),
                             .q_rope = floats(a.q_rope),
                             .cache = latent_cache(a),
