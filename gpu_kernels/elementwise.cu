@@ -1,7 +1,7 @@
 // Element-wise kernels. blockIdx.x indexes columns, blockIdx.y rows.
 #include "device.h"
 #include "gpu_kernels/kernels.h"
-#include "gpu_kernels/rotate.h"
+#include "gpu_kernels/pointwise.h"
 
 namespace tandem::gpu {
 namespace {
@@ -63,7 +63,7 @@ __global__ void add_kernel(const __grid_constant__ ElementwiseArgs a) {
 __global__ void silu_mul_kernel(const __grid_constant__ ElementwiseArgs a) {
   for_columns(a.rows, a.cols, [&](int row, int column) {
     float& x = a.x.data[row * a.x.stride + column];
-    x = x / (1 + expf(-x)) * a.other.data[row * a.other.stride + column];
+    x = gated(x, a.other.data[row * a.other.stride + column]);
   });
 }
 

@@ -16,7 +16,7 @@ struct Shared {
   float sum[kWarps][kRows * kTokens];
 };
 
-// Of 32 numbers in each lane, lane i gets the sum of number i over all lanes. Every exchange halves
+// Each lane has 32 numbers; lane i gets the sum of number i over all lanes. Every exchange halves
 // the remaining numbers: 31 exchanges instead of 5 per number.
 __device__ inline float sum_over_lanes(float (&v)[32], int lane) {
 #pragma unroll

@@ -72,19 +72,27 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (!a.handed_down.word) return;
   __syncthreads();
-  if (threadIdx.x == 0 && is_last_block(a.handed_down, gridDim.x)) raise(a.handed_down);
+  if (threadIdx.x == 0 && ends_last(a.handed_down, gridDim.x)) raise(a.handed_down);
 }
 
-__global__ void __launch_bounds__(kThreads)
+// All reads over the link are in flight at once.
+__global__ void __launch_bounds__(kThreads, 2)
     add_awaited_kernel(const __grid_constant__ AddAwaitedArgs a) {
   if (threadIdx.x == 0) await_raise(a.sum_is_there);
   __syncthreads();
-  float* const y = a.y.data + blockIdx.x * a.y.stride;
-  const float* const sum = a.sum.data + blockIdx.x * a.sum.stride;
-#pragma unroll 8
-  for (int c = threadIdx.x; c < a.cols; c += kThreads) y[c] += sum[c];
+  const int first = blockIdx.x * kThreads * kEach + threadIdx.x;
+  float* const y = a.y.data + blockIdx.y * a.y.stride + first;
+  const float* const sum = a.sum.data + blockIdx.y * a.sum.stride + first;
+  float v[kEach] = {};
+#pragma unroll
+  for (int i = 0; i < kEach; ++i)
+    if (first + i * kThreads < a.cols) v[i] = sum[i * kThreads];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i)
+    if (first + i * kThreads < a.cols) y[i * kThreads] += v[i];
   __syncthreads();
-  if (threadIdx.x == 0 && is_last_block(a.sum_is_there, gridDim.x)) count_await(a.sum_is_there);
+  if (threadIdx.x == 0 && ends_last(a.sum_is_there, gridDim.x * gridDim.y))
+    count_await(a.sum_is_there);
 }
 
 __global__ void __launch_bounds__(kThreads) place_kernel(const __grid_constant__ PlaceArgs a) {
@@ -103,7 +111,11 @@ void place_experts(const Stream& stream, const PlaceArgs& a) {
 }
 
 void add_awaited(const Stream& stream, const AddAwaitedArgs& a) {
-  if (a.rows > 0) launch(add_awaited_kernel, {.grid_x = a.rows, .threads = kThreads}, stream, a);
+  constexpr int kColumns = kThreads * kEach;
+  if (a.rows > 0)
+    launch(add_awaited_kernel,
+           {.grid_x = (a.cols + kColumns - 1) / kColumns, .grid_y = a.rows, .threads = kThreads},
+           stream, a);
 }
 
 void hand_down(const Stream& stream, const HandDownArgs& a) {

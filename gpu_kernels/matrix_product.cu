@@ -3,6 +3,7 @@
 #include "device.h"
 #include "gpu_kernels/matrix_tile.h"
 #include "gpu_kernels/products.h"
+#include "gpu_kernels/reduce.h"
 
 namespace tandem::gpu {
 namespace {
@@ -64,14 +65,8 @@ __device__ void store(const MatrixArgs& a, const typename Tile::Sums& sum, LastB
           a.rounded[token * stride + row] = to_bf16(sum[m][n][i]);
       }
   if (whole) return;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    uint32_t* counter = a.workspace.counters + blockIdx.y * gridDim.x + blockIdx.x;
-    last.is = arrive(counter) + 1 == gridDim.z;
-    if (last.is) *counter = 0;
-  }
-  __syncthreads();
-  if (last.is)
+  uint32_t* counter = a.workspace.counters + blockIdx.y * gridDim.x + blockIdx.x;
+  if (is_last_block(counter, gridDim.z, last.is))
     add_parts(a, first_token, min(Tile::kTokens, a.n_tokens - first_token), first_row,
               min(Tile::kRows, a.w.rows - first_row));
 }

@@ -52,7 +52,7 @@ int64_t skinny_partials(const SkinnyArgs& args);
 double skinny_share(const SkinnyArgs& args);
 
 // out = x w^T without rounding: float activations, weights decoded to float, any type, scale blocks
-// and number of tokens. For routers, and for matrices that the other kernels do not support.
+// and number of tokens. For matrices that the other kernels do not support.
 struct ExactArgs {
   const float* x;  // [n_tokens, w.cols]
   Weight w;
@@ -147,8 +147,8 @@ struct ExpertRows {
   const int32_t* counts = nullptr;   // [n_experts]
   int n_experts, slots = 0;
   int max_rows;  // at least offsets[n_experts]; n_experts * slots
-  // Sorted rows that an expert is expected to have, which decides the tile; 0: max_rows /
-  // n_experts.
+  // Sorted rows that an expert is expected to have, which decides the tile. 0: an equal share of
+  // max_rows.
   int usual_rows = 0;
 };
 // Rows of a tile of the products below, before they are limited by the weights.

@@ -1,6 +1,8 @@
-// Sums over a warp and over a block, for kernels.
+// What the lanes of a warp, the threads of a block and the blocks of a grid find together, for
+// kernels.
 #pragma once
 #include "device.h"
+#include "packed.h"
 
 namespace tandem::gpu {
 
@@ -29,6 +31,19 @@ __device__ float block_sum(float v, BlockSums& s) {
   float sum = 0;
   for (int warp = 0; warp < kThreads / 32; ++warp) sum += s.of_warp[warp];
   return sum;
+}
+
+// For all threads of each of n_blocks blocks that share a result and a counter, which is 0 before
+// and after: true in the last block, which sees what the others have written. `last` is in shared
+// memory.
+__device__ inline bool is_last_block(uint32_t* counter, unsigned n_blocks, bool& last) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = arrive(counter) + 1 == n_blocks;
+    if (last) *counter = 0;
+  }
+  __syncthreads();
+  return last;
 }
 
 }  // namespace tandem::gpu

@@ -1,5 +1,6 @@
 // One block normalizes one row, after it has added another row to it. It reads the row twice; the
-// second read hits the cache.
+// second read hits the cache. Numbers are loaded kEach at a time before any is stored, because
+// ptxas moves no load above a store that may be to the same address.
 #include "device.h"
 #include "gpu_kernels/kernels.h"
 #include "gpu_kernels/reduce.h"
@@ -7,23 +8,41 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kEach = 8;
 
-__global__ void __launch_bounds__(kThreads) rms_norm_kernel(const __grid_constant__ RmsNormArgs a) {
+__global__ void __launch_bounds__(kThreads, 2)
+    rms_norm_kernel(const __grid_constant__ RmsNormArgs a) {
   float* const x = a.x.data + blockIdx.x * a.x.stride;
   const float* const delta = a.delta.data ? a.delta.data + blockIdx.x * a.delta.stride : nullptr;
   float* const out = a.out.data + blockIdx.x * a.out.stride;
   float squares = 0;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < a.dim; i += kThreads) {
-    float v = x[i];
-    if (delta) x[i] = v += delta[i];
-    squares += v * v;
+  for (int first = threadIdx.x; first < a.dim; first += kEach * kThreads) {
+    float v[kEach] = {}, added[kEach] = {};
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (first + i * kThreads < a.dim) {
+        v[i] = x[first + i * kThreads];
+        if (delta) added[i] = delta[first + i * kThreads];
+      }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      v[i] += added[i];
+      if (delta && first + i * kThreads < a.dim) x[first + i * kThreads] = v[i];
+      squares += v[i] * v[i];
+    }
   }
   const float sum = block_sum<kThreads>(squares, shared_memory<BlockSums>());
   const float scale = 1 / sqrtf(sum / a.dim + a.eps);
-#pragma unroll 4
-  for (int i = threadIdx.x; i < a.dim; i += kThreads) out[i] = x[i] * scale * a.gain[i];
+  for (int first = threadIdx.x; first < a.dim; first += kEach * kThreads) {
+    float v[kEach] = {};
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (first + i * kThreads < a.dim)
+        v[i] = x[first + i * kThreads] * scale * a.gain[first + i * kThreads];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (first + i * kThreads < a.dim) out[first + i * kThreads] = v[i];
+  }
 }
 
 }  // namespace

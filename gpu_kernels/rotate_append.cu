@@ -4,8 +4,8 @@
 #include "device.h"
 #include "gpu_kernels/fp8_latents.h"
 #include "gpu_kernels/kernels.h"
+#include "gpu_kernels/pointwise.h"
 #include "gpu_kernels/reduce.h"
-#include "gpu_kernels/rotate.h"
 
 namespace tandem::gpu {
 namespace {
@@ -18,19 +18,21 @@ __device__ float2 rotated_pair(const RotateAppendArgs& a, const float* row, int 
                  a.amplitude);
 }
 
+// All pairs of a thread are loaded before one is stored, as in rms_norm.cu.
 __device__ void rotate_queries(const RotateAppendArgs& a, int token) {
   const int n_pairs = a.rope_dim / 2, first = (blockIdx.x - 1) * kThreads * kEach + threadIdx.x;
+  float* to[kEach];  // null: none
+  float2 v[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int at = first + i * kThreads;
-    if (at >= a.n_heads * n_pairs) return;
-    const int pair = at % n_pairs;
-    float* const row =
-        a.q_rope.data + (int64_t{token} * a.n_heads + at / n_pairs) * a.q_rope.stride;
-    const float2 v = rotated_pair(a, row, pair, token);
-    row[2 * pair] = v.x;
-    row[2 * pair + 1] = v.y;
+    const int at = first + i * kThreads, head = at / n_pairs, pair = at % n_pairs;
+    float* const row = a.q_rope.data + (int64_t{token} * a.n_heads + head) * a.q_rope.stride;
+    to[i] = head < a.n_heads ? row + 2 * pair : nullptr;
+    if (to[i]) v[i] = rotated_pair(a, row, pair, token);
   }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i)
+    if (to[i]) to[i][0] = v[i].x, to[i][1] = v[i].y;
 }
 
 __device__ void append_fp8(const RotateAppendArgs& a, const float* kv, float scale, int token) {
@@ -61,7 +63,7 @@ __device__ void append_bf16(const RotateAppendArgs& a, const float* kv, float sc
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 8)
     rotate_append_kernel(const __grid_constant__ RotateAppendArgs a) {
   const int token = blockIdx.y;
   if (blockIdx.x > 0) return rotate_queries(a, token);

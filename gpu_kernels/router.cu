@@ -1,13 +1,11 @@
 // A block multiplies 8 tokens by 4 experts over a share of the columns. The last block of these
-// tokens adds the shares and chooses: a warp for each token, whose lane l handles experts l, l +
-// 32,
-// .. Scores are in shared memory.
+// tokens adds the shares and chooses: a warp for each token, whose lane l handles experts l + 32 i.
+// Scores are in shared memory.
 #include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/exact_tile.h"
 #include "gpu_kernels/reduce.h"
 #include "gpu_kernels/router.h"
-#include "packed.h"
 
 namespace tandem::gpu {
 namespace {
@@ -159,18 +157,6 @@ __device__ void multiply(const KernelArgs& k, int first_token, Shared& s) {
     a.workspace.partial[(int64_t{blockIdx.z} * a.tokens + token) * a.n_experts + row] = sum;
 }
 
-// Whether all other blocks of these tokens have written their shares.
-__device__ bool arrives_last(const RouterArgs& a, Shared& s) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    uint32_t* counter = a.workspace.counters + blockIdx.y;
-    s.last = arrive(counter) + 1 == gridDim.x * gridDim.z;
-    if (s.last) *counter = 0;
-  }
-  __syncthreads();
-  return s.last;
-}
-
 __device__ void add_shares(const RouterArgs& a, int64_t token) {
   for (int e = lane(); e < a.n_experts; e += 32) {
     const float* from = a.workspace.partial + token * a.n_experts + e;
@@ -184,13 +170,13 @@ __device__ void add_shares(const RouterArgs& a, int64_t token) {
 }
 
 template <Number kType>
-__global__ void __launch_bounds__(kThreads) route_kernel(const __grid_constant__ KernelArgs k) {
+__global__ void __launch_bounds__(kThreads, 2) route_kernel(const __grid_constant__ KernelArgs k) {
   const RouterArgs& a = k.a;
   auto& s = shared_memory<Shared>();
   const int first_token = blockIdx.y * kTokens, warp = threadIdx.x / 32, token = first_token + warp;
   if (a.x) {
     multiply<kType>(k, first_token, s);
-    if (!arrives_last(a, s)) return;
+    if (!is_last_block(a.workspace.counters + blockIdx.y, gridDim.x * gridDim.z, s.last)) return;
   }
   if (token >= a.tokens) return;
   if (a.x && gridDim.z > 1) add_shares(a, token);

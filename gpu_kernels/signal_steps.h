@@ -15,7 +15,7 @@ __device__ inline void await_raise(const SignalWords& s) {
 
 // For one thread of every block, after a barrier behind the block's work. True for the last of
 // n_blocks blocks, once a launch.
-__device__ inline bool is_last_block(const SignalWords& s, uint32_t n_blocks) {
+__device__ inline bool ends_last(const SignalWords& s, uint32_t n_blocks) {
   if (add_acq_rel(s.arrived, 1) + 2 != n_blocks) return false;
   *s.arrived = ~0u;
   return true;

@@ -37,7 +37,7 @@ void SignalToHost::raise(const Stream& stream) {
 }
 
 bool SignalToHost::take() {
-  const std::atomic_ref<uint32_t> raised(*word_.as<uint32_t>());
+  const std::atomic_ref<uint32_t> raised(*words().word);
   if (raised.load(std::memory_order_acquire) == n_taken_) return false;
   ++n_taken_;
   return true;
@@ -52,7 +52,7 @@ void SignalToHost::await(const Stream& stream) {
 }
 
 void SignalToStream::raise() {
-  const std::atomic_ref<uint32_t> raised(*word_.as<uint32_t>());
+  const std::atomic_ref<uint32_t> raised(*words().word);
   raised.store(++n_raised_, std::memory_order_release);
 }
 

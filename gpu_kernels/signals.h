@@ -16,15 +16,22 @@ struct SignalWords {
   uint32_t* arrived;  // in GPU memory: blocks of a kernel that have ended, less one
 };
 
+struct SignalMemory {
+  Buffer word{sizeof(uint32_t), Site::kMapped};
+  Buffer counts{2 * sizeof(uint32_t), Site::kDevice};  // the GPU avoids reads over the link
+
+  SignalWords words() const {
+    return {word.as<uint32_t>(), counts.as<uint32_t>(), counts.as<uint32_t>() + 1};
+  }
+};
+
 // One stream raises, one host thread awaits.
 class SignalToHost {
  public:
   // Enqueues a raise. The object must outlive the work and every graph that recorded it.
   void raise(const Stream& stream);
   // For a kernel that raises with its last block, instead of raise().
-  SignalWords words() const {
-    return {word_.as<uint32_t>(), count_.as<uint32_t>(), count_.as<uint32_t>() + 1};
-  }
+  SignalWords words() const { return memory_.words(); }
   // For the host: consumes a raise if there is one.
   bool take();
   // For the host: waits for the next raise. Throws Error if work of `stream` has failed, since it
@@ -32,9 +39,8 @@ class SignalToHost {
   void await(const Stream& stream);
 
  private:
-  Buffer word_{sizeof(uint32_t), Site::kMapped};
-  Buffer count_{2 * sizeof(uint32_t), Site::kDevice};  // avoids reads over the link
-  uint32_t n_taken_ = ~0u;                             // the initial value of both buffers
+  SignalMemory memory_;
+  uint32_t n_taken_ = ~0u;  // the initial value of the words
 };
 
 class SignalToStream {
@@ -45,13 +51,10 @@ class SignalToStream {
   // polls without a time limit.
   void await(const Stream& stream);
   // For a kernel whose blocks all await the next raise, instead of await().
-  SignalWords words() const {
-    return {word_.as<uint32_t>(), count_.as<uint32_t>(), count_.as<uint32_t>() + 1};
-  }
+  SignalWords words() const { return memory_.words(); }
 
  private:
-  Buffer word_{sizeof(uint32_t), Site::kMapped};
-  Buffer count_{2 * sizeof(uint32_t), Site::kDevice};
+  SignalMemory memory_;
   uint32_t n_raised_ = ~0u;
 };
 

@@ -6,6 +6,7 @@
 #include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/e4m3.h"
+#include "gpu_kernels/pointwise.h"
 #include "gpu_kernels/reduce.h"
 #include "gpu_kernels/skinny_per_head.h"
 
@@ -94,7 +95,6 @@ __device__ void multiply(int step, const Loaded<kType>& loaded, const Shared<kTi
 template <int kTiles>
 __device__ void store(const Block& b, const float (&sum)[kTiles][4], Shared<kTiles>& s);
 __device__ void add_parts(const Block& b);
-__device__ float gated(float gate, float up) { return gate / (1 + expf(-gate)) * up; }
 
 template <Number kType, int kTiles>
 __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_constant__ KernelArgs k) {
@@ -302,15 +302,7 @@ __device__ void store(const Block& b, const float (&sum)[kTiles][4], Shared<kTil
       else if (i < 2)
         a.out[token * a.out_stride + r] = gated(sum[tile][i], sum[tile][i + 2]);
     }
-  if (whole) return;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    uint32_t* counter = a.workspace.counters + blockIdx.x;
-    s.last = arrive(counter) + 1 == gridDim.y;
-    if (s.last) *counter = 0;
-  }
-  __syncthreads();
-  if (s.last) add_parts(b);
+  if (!whole && is_last_block(a.workspace.counters + blockIdx.x, gridDim.y, s.last)) add_parts(b);
 }
 
 __device__ void add_parts(const Block& b) {

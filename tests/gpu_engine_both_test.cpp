@@ -12,6 +12,7 @@
 #include "model/checkpoint.h"
 #include "ops/cuda_device.h"
 #include "tests/changing_batches.h"
+#include "tests/setting.h"
 
 namespace tandem::test {
 namespace {
@@ -110,16 +111,6 @@ TEST(GpuEngineBoth, RecordedStepsGiveTheSameBits) {
     EXPECT_EQ(eager.n_recorded(), 0);
   }
 }
-
-class Setting {
- public:
-  Setting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
-  ~Setting() { unsetenv(name_); }
-  Setting(const Setting&) = delete;
-
- private:
-  const char* const name_;
-};
 
 // The kernels of a decode step of one sequence, with all experts on the CPU.
 TEST(GpuEngineBoth, KernelsOfALayer) {

@@ -10,6 +10,7 @@
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"
 #include "tests/hybrid_placements.h"
+#include "tests/setting.h"
 #include "tests/whole_models.h"
 
 namespace tandem::test {
@@ -128,7 +129,7 @@ TEST(GpuEngineFallback, LaunchesThatWait) {
   int64_t little = 5'000'000;  // the smallest memory that takes a part of the model
   while (device_with(little).empty()) little += 200'000;
   ASSERT_TRUE(says(device_with(little), "experts also on the cpu"));
-  setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+  const Setting blocking("CUDA_LAUNCH_BLOCKING", "1");
   EXPECT_EQ(device_with(kEnough), "emulated GPU") << "with all of the model";
   {
     const LimitedGpuMemory memory(little);
@@ -147,7 +148,6 @@ TEST(GpuEngineFallback, LaunchesThatWait) {
     EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "unset CUDA_LAUNCH_BLOCKING"));
     EXPECT_EQ(said, "") << "a placement that the user chose does not fall back";
   }
-  unsetenv("CUDA_LAUNCH_BLOCKING");
 }
 
 // Experts on the GPU take no host memory.

@@ -12,6 +12,7 @@
 #include "ops/cuda_ops.h"
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"
+#include "tests/setting.h"
 
 namespace tandem {
 namespace {
@@ -189,10 +190,12 @@ TEST(GpuLimits, OfHandOffs) {
     return error_of([&] { require_hand_off(parts); });
   };
   EXPECT_EQ(refusal(shared), "no error");
-  setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+  const test::Setting blocking("CUDA_LAUNCH_BLOCKING", "1");
   EXPECT_EQ(refusal(whole), "no error");
   EXPECT_TRUE(says(refusal(shared), "kernel launches block until the kernel has ended"));
-  unsetenv("CUDA_LAUNCH_BLOCKING");
+  const test::Setting display("TANDEM_GPU_WATCHDOG", "1");
+  EXPECT_EQ(require_hand_off(whole), "");
+  EXPECT_TRUE(says(require_hand_off(shared), "emulated GPU has a display"));
 }
 
 // FP8 activations need a GPU with tensor cores for them, and some weights in their blocks.

@@ -126,7 +126,7 @@ TEST(HandOff, RowsAreThereWhenItIsRaised) {
 
 // Each launch awaits one raise, whatever its rows, and in turn with await().
 TEST(HandOff, AwaitedSumsAreAdded) {
-  constexpr int kDim = 1030, kStride = kDim + 2;
+  constexpr int kDim = 2500, kStride = kDim + 2;
   Stream stream;
   const std::string why_not = why_no_hand_off(stream);
   if (!why_not.empty()) GTEST_SKIP() << why_not;

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <random>
 
 #include "model/cost.h"
 #include "offload/plan/placement_json.h"
+#include "tests/setting.h"
 
 namespace tandem::test {
 
@@ -18,10 +18,10 @@ constexpr int64_t kContext = 192;
 // Limits the GPU's memory. The planner reserves 1 GB for the driver.
 class LimitedGpuMemory {
  public:
-  explicit LimitedGpuMemory(int64_t bytes) {
-    setenv("TANDEM_GPU_MEMORY", std::to_string(bytes).c_str(), 1);
-  }
-  ~LimitedGpuMemory() { unsetenv("TANDEM_GPU_MEMORY"); }
+  explicit LimitedGpuMemory(int64_t bytes) : memory_("TANDEM_GPU_MEMORY", std::to_string(bytes)) {}
+
+ private:
+  const Setting memory_;
 };
 constexpr int64_t kEnough = 8'000'000'000;
 

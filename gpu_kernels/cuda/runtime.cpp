@@ -83,13 +83,14 @@ GpuInfo open_gpu() {
   const GpuFacts facts = ask_cuda();
   const std::string problem = why_not(facts);
   require(problem.empty(), "{}", problem);
-  int n_multiprocessors = 0;
-  check_cuda(cudaDeviceGetAttribute(&n_multiprocessors, cudaDevAttrMultiProcessorCount, 0));
-  int kilohertz = 0, bits = 0;  // of the memory, which transfers twice a cycle
-  check_cuda(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, 0));
-  check_cuda(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, 0));
-  int ends_long_kernels = 0;
-  check_cuda(cudaDeviceGetAttribute(&ends_long_kernels, cudaDevAttrKernelExecTimeout, 0));
+  const auto attribute = [](cudaDeviceAttr which) {
+    int value = 0;
+    check_cuda(cudaDeviceGetAttribute(&value, which, 0));
+    return value;
+  };
+  // The memory transfers twice a cycle.
+  const double kilohertz = attribute(cudaDevAttrMemoryClockRate);
+  const double bits = attribute(cudaDevAttrGlobalMemoryBusWidth);
   size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total));
   const int64_t most = memory_option().value_or(std::numeric_limits<int64_t>::max());
@@ -97,11 +98,11 @@ GpuInfo open_gpu() {
           .major = facts.major,
           .minor = facts.minor,
           .fp8_mma = has_fp8_mma(facts),
-          .n_multiprocessors = n_multiprocessors,
+          .n_multiprocessors = attribute(cudaDevAttrMultiProcessorCount),
           .bytes_per_second = 2e3 * kilohertz * bits / 8,
           .memory_bytes = std::min(static_cast<int64_t>(total), most),
           .free_bytes = std::min(static_cast<int64_t>(free), most),
-          .ends_long_kernels = ends_long_kernels != 0};
+          .ends_long_kernels = attribute(cudaDevAttrKernelExecTimeout) != 0};
 }
 
 CudaVersions cuda_versions() {

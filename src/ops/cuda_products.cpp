@@ -55,30 +55,34 @@ Needs needs_of(const ModelConfig& config, const CudaLimits& limits) {
     if (!is_vector(spec.use)) shapes.insert({spec.rows, spec.cols});
   });
   Needs needs;
-  for (const Number type : {Number::kBF16, Number::kF8E4M3})
-    for (int n = 1; n <= limits.max_tokens; ++n) {
+  for (const auto& [rows, cols] : shapes)
+    needs.columns = std::max(needs.columns, gpu::product_stride(cols));
+  const auto add = [&](int64_t floats) { needs.partials = std::max(needs.partials, floats); };
+  const std::vector<Pair> pairs = pairs_of(config);
+  for (int n = 1; n <= limits.max_tokens; ++n) {
+    for (const Number type : {Number::kBF16, Number::kF8E4M3}) {
       const bool few = n <= gpu::kSkinnyTokens;
       for (const auto& [rows, cols] : shapes) {
         const gpu::SkinnyArgs one = shape_of(rows, cols, type, n, limits);
-        needs.columns = std::max(needs.columns, gpu::product_stride(cols));
-        needs.partials = std::max(needs.partials,
-                                  few ? gpu::skinny_partials(one)
-                                      : gpu::matrix_partials(one.w, n, limits.n_multiprocessors));
+        add(few ? gpu::skinny_partials(one)
+                : gpu::matrix_partials(one.w, n, limits.n_multiprocessors));
       }
-      for (const Pair& pair : few ? pairs_of(config) : std::vector<Pair>()) {
+      if (!few) continue;
+      for (const Pair& pair : pairs) {
         gpu::SkinnyArgs two = shape_of(pair.rows, config.dim, type, n, limits);
         two.second = pair.second;
         two.w_2 = two.w;
         two.w_2.rows = static_cast<int>(pair.rows_2);
-        needs.partials = std::max(needs.partials, gpu::skinny_partials(two));
+        add(gpu::skinny_partials(two));
       }
-      gpu::RouterArgs router = {};
-      router.tokens = n;
-      router.n_experts = config.router.n_experts;
-      router.w.cols = config.dim;
-      router.n_multiprocessors = limits.n_multiprocessors;
-      needs.partials = std::max(needs.partials, gpu::route_partials(router));
     }
+    gpu::RouterArgs router = {};
+    router.tokens = n;
+    router.n_experts = config.router.n_experts;
+    router.w.cols = config.dim;
+    router.n_multiprocessors = limits.n_multiprocessors;
+    add(gpu::route_partials(router));
+  }
   return needs;
 }
 

@@ -23,8 +23,6 @@ class CudaProducts {
   // out = x w^T. Rounds x to BF16, or to FP8 where rounds_to_fp8(), unless w is float or has scale
   // blocks that tensor cores do not support.
   void multiply(TensorView x, const QuantView& w, TensorView out);
-  // The same without rounding x.
-  void multiply_exactly(TensorView x, const QuantView& w, TensorView out);
   void multiply_per_head(const LinearPerHead& args);
   // Products of up to kSkinnyTokens tokens with one kernel; false: nothing was done, because there
   // are more tokens or the matrices need kernels of their own. See Ops.
@@ -39,6 +37,7 @@ class CudaProducts {
   int n_multiprocessors() const { return limits_.n_multiprocessors; }
 
  private:
+  void multiply_exactly(TensorView x, const QuantView& w, TensorView out);  // without rounding x
   gpu::Fp8Rows rounded_to_fp8(TensorView x);
   gpu::SkinnyArgs skinny(TensorView x, const gpu::Weight& w, TensorView out) const;
 
