@@ -55,16 +55,21 @@ __global__ void __launch_bounds__(kThreads, 1)
   RunningSoftmax state;
 
   load_queries(a, w, q);
-  tiles.advance(0, s);
-  __syncthreads();
+  tiles.begin(s);
   score(q, 0, s);
+  tiles.prepare(0, s);
+  // One of the two warps that share a multiprocessor's part, and so its tensor cores, decodes while
+  // the other multiplies.
+  const bool prepares_first = threadIdx.x < kThreads / 2;
   for (int tile = 0; tile < w.n_tiles; ++tile) {
     __syncthreads();
     softmax(a, w, tile, state, s);
-    tiles.advance(tile + 1, s);
+    tiles.fetch(tile + 1, s);
     __syncthreads();
+    if (prepares_first) tiles.prepare(tile + 1, s);
     weigh(tile % Tiles::kStages, s, sum);
     if (tile + 1 < w.n_tiles) score(q, (tile + 1) % Tiles::kStages, s);
+    if (!prepares_first) tiles.prepare(tile + 1, s);
   }
   store(a, w, state, s, sum);
 }

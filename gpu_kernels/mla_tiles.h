@@ -1,5 +1,11 @@
 // Loads tiles of 16 tokens of the latent cache into shared memory for mla_decode.cu, as BF16 or
 // decoded from FP8.
+//
+// Both kinds have the same interface, for a loop of two phases between barriers. begin() returns
+// when all threads see tile 0 and have prepare(0) yet to call. In the phase without tensor cores,
+// fetch(t) starts copies and waits for earlier ones; in the other, prepare(t) decodes what arrived.
+// After both and a barrier all threads see tile t. Tiles beyond the context may be requested and
+// are not copied. Rows beyond it become zeros: weight 0 times stale cache contents could be NaN.
 #pragma once
 #include "device.h"
 #include "gpu_kernels/attention.h"
@@ -30,9 +36,6 @@ struct TileMemory {
   float rescale[kRows];
 };
 
-// Interface of both kinds: after advance(t) and a barrier all threads see tile t, and later tiles
-// are in flight. Tiles beyond the context may be requested and are not copied. Rows beyond it
-// become zeros: weight 0 times stale cache contents could be NaN.
 class Bf16Tiles {
  public:
   static constexpr int kStages = 4, kAhead = 2;
@@ -42,10 +45,15 @@ class Bf16Tiles {
     page_ = page_of(0);
     for (int tile = 0; tile < kAhead; ++tile) start(tile, s);
   }
-  __device__ void advance(int tile, Shared& s) {
+  __device__ void begin(Shared& s) {
+    fetch(0, s);
+    __syncthreads();
+  }
+  __device__ void fetch(int tile, Shared& s) {
     start(tile + kAhead, s);
     cp_async_wait<kAhead>();
   }
+  __device__ void prepare(int, Shared&) {}
 
  private:
   __device__ void start(int tile, Shared& s) {
@@ -72,26 +80,39 @@ class Bf16Tiles {
   int64_t page_;
 };
 
-// Each thread decodes what it copied; scales stay in registers.
+// Latents and scales are copied to `raw` and decoded a tile before they are used. Keys need no
+// decoding: they are copied to their place, where the key of three tiles before was read last by
+// the scores of the previous phase.
 class Fp8Tiles {
  public:
-  static constexpr int kStages = 2;
-  static constexpr int kLatentChunks = kMaxKvRank / 16, kRopeChunks = 8;
-  static constexpr int kChunks = kLatentChunks + kRopeChunks;
-  static constexpr int kLoads = (kTile * kChunks + kThreads - 1) / kThreads;
+  static constexpr int kStages = 3, kRawStages = 2;
+  static constexpr int kRowThreads = kThreads / kTile;                // that copy a token
+  static constexpr int kKeyChunks = (kMaxCacheDim - kMaxKvRank) / 8;  // of 16 bytes
   struct Shared : TileMemory<kStages> {
-    uint4 raw[kTile * kChunks];
+    struct Raw {
+      alignas(16) uint8_t codes[kMaxKvRank];
+      float scales[4];
+    } raw[kRawStages][kTile];
   };
+  static_assert(sizeof(Shared) <= 99 * 1024 && 2 * 16 * kRowThreads == kMaxKvRank);
 
   __device__ Fp8Tiles(const Context& c, Shared& s) : c_(c) {
     page_ = page_of(0);
     start(0, s);
+    start(1, s);
   }
-  __device__ void advance(int tile, Shared& s) {
+  __device__ void begin(Shared& s) {
     cp_async_wait<0>();
-    decode(tile, s);
-    start(tile + 1, s);
+    __syncthreads();
+    decode(0, s);
+    __syncthreads();
+    start(2, s);
   }
+  __device__ void fetch(int tile, Shared& s) {
+    start(tile + 2, s);
+    cp_async_wait<1>();
+  }
+  __device__ void prepare(int tile, Shared& s) { decode(tile + 1, s); }
 
  private:
   __device__ void start(int tile, Shared& s) {
@@ -100,43 +121,40 @@ class Fp8Tiles {
       const auto* rows = static_cast<const uint8_t*>(c_.cache->data) +
                          (page_ * kPageTokens + first % kPageTokens) * kFp8TokenBytes;
       page_ = page_of(tile + 1);
-#pragma unroll
-      for (int load = 0; load < kLoads; ++load) {
-        const int i = load * kThreads + threadIdx.x, row = i / kChunks, chunk = i % kChunks;
-        if (i >= kTile * kChunks) break;
-        const bool valid = first + row < c_.end, latent = chunk < kLatentChunks;
-        const uint8_t* from = rows + row * kFp8TokenBytes;
-        cp_async_16(&s.raw[i], from + (latent ? chunk : chunk + 1) * 16, valid);
-        scale_[load] =
-            valid && latent ? reinterpret_cast<const float*>(from + kMaxKvRank)[chunk / 8] : 0;
-      }
+      const int row = threadIdx.x / kRowThreads, part = threadIdx.x % kRowThreads;
+      const uint8_t* from = rows + row * kFp8TokenBytes + part * 16;
+      const bool valid = first + row < c_.end;
+      typename Shared::Raw& raw = s.raw[tile % kRawStages][row];
+      for (int half = 0; half < 2; ++half)
+        cp_async_16(&raw.codes[half * kMaxKvRank / 2 + part * 16], from + half * kMaxKvRank / 2,
+                    valid);
+      bf16* const key = &s.kv[tile % kStages][row][kMaxKvRank];
+      if (part <= kKeyChunks)
+        cp_async_16(part == 0 ? static_cast<void*>(raw.scales) : key + (part - 1) * 8,
+                    from + kMaxKvRank, valid);
     }
     cp_async_commit();
   }
 
+  // A thread decodes 8 codes at a time, so that neither loads nor stores have bank conflicts.
   __device__ void decode(int tile, Shared& s) {
     if (c_.begin + tile * kTile >= c_.end) return;
+    constexpr int kPieces = kMaxKvRank / 8;
+    const int piece = threadIdx.x % kPieces;
 #pragma unroll
-    for (int load = 0; load < kLoads; ++load) {
-      const int i = load * kThreads + threadIdx.x, row = i / kChunks, chunk = i % kChunks;
-      if (i >= kTile * kChunks) break;
-      const uint4 raw = s.raw[i];
-      bf16* const to = s.kv[tile % kStages][row];
-      if (chunk < kLatentChunks) {
-        auto* const latent = reinterpret_cast<uint4*>(to + chunk * 16);
-        const float scale = scale_[load];
-        latent[0] = decoded(raw.x, raw.y, scale);
-        latent[1] = decoded(raw.z, raw.w, scale);
-      } else {
-        *reinterpret_cast<uint4*>(to + kMaxKvRank + (chunk - kLatentChunks) * 8) = raw;
-      }
+    for (int first = 0; first < kTile; first += kThreads / kPieces) {
+      const int row = first + threadIdx.x / kPieces;
+      const typename Shared::Raw& raw = s.raw[tile % kRawStages][row];
+      const uint2 codes = *reinterpret_cast<const uint2*>(&raw.codes[piece * 8]);
+      *reinterpret_cast<uint4*>(&s.kv[tile % kStages][row][piece * 8]) =
+          decoded(codes, raw.scales[piece / 16]);
     }
   }
 
-  __device__ static uint4 decoded(uint32_t first, uint32_t second, float scale) {
+  __device__ static uint4 decoded(uint2 codes, float scale) {
     uint4 v;
-    widen_e4m3(first, v.x, v.y);
-    widen_e4m3(second, v.z, v.w);
+    widen_e4m3(codes.x, v.x, v.y);
+    widen_e4m3(codes.y, v.z, v.w);
     for (uint32_t* pair : {&v.x, &v.y, &v.z, &v.w})
       *pair = pack_bf16(bf16_low(*pair) * scale, bf16_high(*pair) * scale);
     return v;
@@ -148,7 +166,6 @@ class Fp8Tiles {
 
   Context c_;
   int64_t page_;
-  float scale_[kLoads];
 };
 
 }  // namespace tandem::gpu::mla

@@ -69,7 +69,7 @@ class Decode {
     return {counts.copies - copies, counts.collectives - collectives};
   }
   // The number of copies that the cached numbers of `length` tokens need.
-  int64_t copies_of(int length) const { return length * (fp8_ ? 40 : kStride / 8); }
+  int64_t copies_of(int length) const { return length * (fp8_ ? kFp8TokenBytes / 16 : kStride / 8); }
 
  private:
   int64_t token_bytes() const { return fp8_ ? kFp8TokenBytes : kStride * 2; }

@@ -83,6 +83,13 @@ class Parser(unittest.TestCase):
         path = [16 * i for i in sass.usual_pass(self.first, self.loop(0x30, 0x150), True)]
         self.assertEqual(path, [*range(0x30, 0x160, 16)])
 
+    # Widening between 0xe0 and 0xf0 in a branch that half of the warps take.
+    def test_a_pass_takes_a_branch_that_widens_or_does_not(self):
+        functions = sass.functions(SASS.replace("PRMT R6, R7, 0x1404, RZ", "@P6 BRA 0x100"))["_Z5first"]
+        loop = self.loop(0x30, 0x150)
+        self.assertIn(0xf0 // 16, sass.usual_pass(functions, loop, False))
+        self.assertNotIn(0xf0 // 16, sass.usual_pass(functions, loop, False, with_widening=False))
+
     def test_the_loop_that_copies_repeats_until_all_bytes_are_copied(self):
         counts = sass.counted_pass(self.first, self.loop(0x30, 0x150), False, bytes_per_mma=640)
         self.assertEqual(counts["LDGSTS.E.BYPASS.128"], 2.5)  # 1280 bytes in copies of 512

@@ -25,6 +25,7 @@ class Kernel:
     name: str  # as nvcc.demangled() writes it
     bytes_per_mma: float = 0  # bytes of weights or cache for each tensor core instruction; 0: all wide loads of the pass
     sums: float = 0  # the share of passes that take the branches with float multiplications
+    widens: float = 1  # the share of the branches with widening that a pass takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,8 @@ KERNELS = (
     Kernel("experts FP8, down", "grouped_product", f"down<{TILE_32} >", 8 * 16 / 2, 1 / 2),
     # 64 queries times 576 columns of scores and 512 of values for each token, 16 x 8 x 16 products an instruction.
     Kernel("mla_decode, BF16 cache", "mla_decode", "mla_decode<mla::Bf16Tiles>", 1152 / (64 * 1088 / 2048)),
-    Kernel("mla_decode, FP8 cache", "mla_decode", "mla_decode<mla::Fp8Tiles>", 656 / (64 * 1088 / 2048)),
+    # Half of the warps decode before they multiply, the others after it.
+    Kernel("mla_decode, FP8 cache", "mla_decode", "mla_decode<mla::Fp8Tiles>", 656 / (64 * 1088 / 2048), widens=1 / 2),
     # 128 queries times 192 columns of keys and 128 of values in BF16.
     Kernel("mla_prefill", "mla_prefill", "mla_prefill", 2 * 320 / (128 * 320 / 2048)),
     Kernel("per head FP8, transposed", "per_head_product", "per_head_transposed<(tandem::Number)2>"),
@@ -127,9 +129,10 @@ def pass_of(kernel, instructions):
     """Name of an instruction -> how often a pass of the kernel's inner loop executes it, and the pass's bytes."""
     loop = sass.inner_loop(instructions)
     counts = collections.Counter()
-    for with_sums, share in ((False, 1 - kernel.sums), (True, kernel.sums)):
-        for name, n in sass.counted_pass(instructions, loop, with_sums, kernel.bytes_per_mma).items():
-            counts[name] += n * share
+    for with_sums, sums in ((False, 1 - kernel.sums), (True, kernel.sums)):
+        for widens, share in ((True, kernel.widens), (False, 1 - kernel.widens)):
+            for name, n in sass.counted_pass(instructions, loop, with_sums, kernel.bytes_per_mma, widens).items():
+                counts[name] += n * sums * share
     counts = {name: n for name, n in counts.items() if n}
     if kernel.bytes_per_mma:
         return counts, kernel.bytes_per_mma * by_kind(counts)["tensor"]

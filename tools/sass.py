@@ -78,10 +78,11 @@ def loops(instructions):
     return [Loop(first, end) for first, end in last.items()]
 
 
-def usual_pass(instructions, loop, with_sums):
+def usual_pass(instructions, loop, with_sums, with_widening=True):
     """Indices of one pass: of all paths through the loop, the one with the most tensor core instructions, then the most
-    widening, then the most bytes of wide loads, then the fewest instructions. With with_sums, multiplications in
-    float count before bytes: the path that takes their branches. Inner loops are passed once."""
+    widening (without with_widening the least), then the most bytes of wide loads, then the fewest instructions. With
+    with_sums, multiplications in float count before bytes: the path that takes their branches. Inner loops are passed
+    once."""
     index = {one.address: i for i, one in enumerate(instructions)}
     best, following = {}, {}
     for i in range(loop.last, loop.first - 1, -1):
@@ -93,7 +94,7 @@ def usual_pass(instructions, loop, with_sums):
         if not options:
             continue
         value, following[i] = max(options, key=lambda option: option[0])
-        own = (is_mma(one), is_widening(one), with_sums and is_multiplication(one), wide_load_bytes(one), -1)
+        own = (is_mma(one), is_widening(one) * (1 if with_widening else -1), with_sums and is_multiplication(one), wide_load_bytes(one), -1)
         best[i] = tuple(a + b for a, b in zip(value, own))
     path, at = [], loop.first if loop.first in best else None
     while at is not None:
@@ -112,10 +113,10 @@ def inner_loop(instructions):
     return max(loops(instructions), key=work)
 
 
-def counted_pass(instructions, loop, with_sums=False, bytes_per_mma=None):
+def counted_pass(instructions, loop, with_sums=False, bytes_per_mma=None, with_widening=True):
     """Instruction -> how often a pass executes it, by name. The pass of an inner loop that copies repeats until the pass
     has copied bytes_per_mma for each tensor core instruction."""
-    path = usual_pass(instructions, loop, with_sums)
+    path = usual_pass(instructions, loop, with_sums, with_widening)
     times = dict.fromkeys(path, 1)
     if bytes_per_mma:
         wanted = bytes_per_mma * sum(is_mma(instructions[i]) for i in path)
