@@ -8,8 +8,8 @@
 namespace tandem::gpu {
 
 constexpr int kPageTokens = 64;
-constexpr int kMaxKvRank = 512, kMaxCacheDim = 576;  // latent; latent and rope key
-constexpr int kMaxQkDim = 192, kMaxVDim = 128;       // naive form, nope padded to a multiple of 8
+constexpr int kMaxKvRank = kMaxJoinedCols, kMaxCacheDim = 576;  // latent; latent and rope key
+constexpr int kMaxQkDim = 192, kMaxVDim = 128;  // naive form, nope padded to a multiple of 8
 
 // Rows of [kv_rank latent | rope_dim key], both even. BF16 rows take stride * 2 bytes per token,
 // stride a multiple of 8. FP8 rows take kFp8TokenBytes per token: 512 FP8 numbers, 4 float scales
@@ -47,21 +47,25 @@ struct PagedSequences {
 
 // Absorbed form, for few tokens per sequence. Scores are q c + q_rope k_rope, the output is the
 // weighted sum of latents c. Up to n_splits blocks share the context of a sequence; a second kernel
-// combines them.
+// combines them, or the product that follows does.
 struct MlaDecodeArgs {
   const float* q;       // [tokens * n_heads, kv_rank]
   const float* q_rope;  // [tokens * n_heads, rope_dim]
   LatentCache cache;
   PagedSequences sequences;
-  float* partial;      // scratch [n_splits, tokens * n_heads, kv_rank]
+  float* partial;      // scratch [n_splits, tokens * n_heads, kMaxJoinedCols]
   float* partial_lse;  // scratch [n_splits, tokens * n_heads]: log2 of the sum of exponentials
   float* out;          // [tokens * n_heads, kv_rank]
   int64_t q_stride, q_rope_stride, out_stride;  // even
   int64_t n_rows;                               // tokens * n_heads over all sequences
   int n_heads, n_splits;
   float softmax_scale;
+  bool combines = true;  // false: with n_splits > 1 nothing is written to `out`
 };
 void mla_decode(const Stream& stream, const MlaDecodeArgs& args);
+// What mla_decode() without combining leaves of the rows from first_row on: no parts, but `out`, if
+// n_splits is 1.
+AttentionParts attention_parts(const MlaDecodeArgs& args, int64_t first_row);
 // The number of splits, up to max_splits, for which blocks fill a GPU best.
 int mla_decode_splits(int n_sequences, int max_tokens, int n_heads, int n_multiprocessors,
                       int max_splits);

@@ -64,4 +64,9 @@ bool watchdog_option() {
   return set && *set == '1';
 }
 
+bool early_launches(int major) {
+  const char* set = std::getenv("TANDEM_GPU_EARLY");
+  return set && *set == '1' && major >= 9;
+}
+
 }  // namespace tandem::gpu

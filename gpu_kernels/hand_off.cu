@@ -44,6 +44,7 @@ __device__ uint32_t pack_codes(const float* v, float inverse) {
 
 __global__ void __launch_bounds__(kThreads)
     hand_down_kernel(const __grid_constant__ HandDownArgs a) {
+  begin_early();
   const int64_t token = blockIdx.x;
   const float* x = a.x.data + token * a.x.stride;
   hand_down_pairs(a, token);
@@ -78,6 +79,7 @@ __global__ void __launch_bounds__(kThreads)
 // All reads over the link are in flight at once.
 __global__ void __launch_bounds__(kThreads, 2)
     add_awaited_kernel(const __grid_constant__ AddAwaitedArgs a) {
+  begin_early();
   if (threadIdx.x == 0) await_raise(a.sum_is_there);
   __syncthreads();
   const int first = blockIdx.x * kThreads * kEach + threadIdx.x;
@@ -114,14 +116,18 @@ void add_awaited(const Stream& stream, const AddAwaitedArgs& a) {
   constexpr int kColumns = kThreads * kEach;
   if (a.rows > 0)
     launch(add_awaited_kernel,
-           {.grid_x = (a.cols + kColumns - 1) / kColumns, .grid_y = a.rows, .threads = kThreads},
+           {.grid_x = (a.cols + kColumns - 1) / kColumns,
+            .grid_y = a.rows,
+            .threads = kThreads,
+            .early = true},
            stream, a);
 }
 
 void hand_down(const Stream& stream, const HandDownArgs& a) {
   if (a.tokens == 0) return;
   launch(hand_down_kernel,
-         {.grid_x = a.tokens, .threads = kThreads, .shared_bytes = sizeof(Shared)}, stream, a);
+         {.grid_x = a.tokens, .threads = kThreads, .shared_bytes = sizeof(Shared), .early = true},
+         stream, a);
 }
 
 }  // namespace tandem::gpu

@@ -6,8 +6,8 @@
 #include "core/invariant.h"
 #include "device.h"
 #include "gpu_kernels/attention.h"
+#include "gpu_kernels/attention_parts.h"
 #include "gpu_kernels/mla_tiles.h"
-#include "gpu_kernels/reduce.h"
 #include "gpu_kernels/softmax.h"
 
 namespace tandem::gpu {
@@ -24,12 +24,13 @@ using Sums = float[2][kValueColumns / 8][4];
 // its context.
 struct Work {
   int64_t row_of_all;  // row of q and out for first_row
-  int first_row, n_rows, n_tiles, n_used_splits;
+  int first_row, n_rows, n_tiles;
   Context context;
   int before;  // keys that the first token of the sequence sees in addition to itself
 };
 
 __device__ Work work_of_block(const MlaDecodeArgs& a);
+__device__ void leave_out(const MlaDecodeArgs& a, const Work& w);
 __device__ void load_queries(const MlaDecodeArgs& a, const Work& w, Queries& q);
 template <class Shared>
 __device__ void score(const Queries& q, int stage, Shared& s);
@@ -45,10 +46,11 @@ __device__ void store(const MlaDecodeArgs& a, const Work& w, const RunningSoftma
 template <class Tiles>
 __global__ void __launch_bounds__(kThreads, 1)
     mla_decode_kernel(const __grid_constant__ MlaDecodeArgs a) {
+  begin_early();
   using Shared = typename Tiles::Shared;
   auto& s = shared_memory<Shared>();
   const Work w = work_of_block(a);
-  if (w.n_tiles <= 0) return;
+  if (w.n_tiles <= 0) return leave_out(a, w);
   Tiles tiles(w.context, s);
   Queries q;
   Sums sum = {};
@@ -74,8 +76,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   store(a, w, state, s, sum);
 }
 
-// Each split of the context has at least kMinTiles tiles, so that short contexts avoid the cost of
-// combining.
+// Each split of the context has at least kMinTiles tiles, so that short contexts have fewer parts.
 __device__ Work work_of_block(const MlaDecodeArgs& a) {
   const int seq = blockIdx.z, heads = a.n_heads, length = a.sequences.kv_length[seq];
   const int n_tokens = a.sequences.n_tokens[seq];
@@ -86,12 +87,17 @@ __device__ Work work_of_block(const MlaDecodeArgs& a) {
   w.before = length - n_tokens;
   const int n_tiles = (length + kTile - 1) / kTile;
   const int each = max(kMinTiles, (n_tiles + a.n_splits - 1) / a.n_splits);
-  w.n_used_splits = (n_tiles + each - 1) / each;
   const int first = blockIdx.y * each;
   w.n_tiles = w.n_rows > 0 ? min(each, n_tiles - first) : 0;
   w.context = {&a.cache, a.sequences.pages + int64_t{seq} * a.sequences.max_pages, first * kTile,
                min(length, (first + each) * kTile)};
   return w;
+}
+
+// Marks the rows of a split without tokens as unused.
+__device__ void leave_out(const MlaDecodeArgs& a, const Work& w) {
+  const int row = threadIdx.x;
+  if (row < w.n_rows) a.partial_lse[blockIdx.y * a.n_rows + w.row_of_all + row] = -INFINITY;
 }
 
 // Loads A fragments of [q | q_rope], each column where the cache has it; zero elsewhere and for
@@ -215,7 +221,7 @@ template <class Shared>
 __device__ void store(const MlaDecodeArgs& a, const Work& w, const RunningSoftmax& state, Shared& s,
                       const Sums& sum) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const bool whole = w.n_used_splits == 1;
+  const bool whole = a.n_splits == 1;
   __syncthreads();  // all reads of rescale are done
   if (threadIdx.x % 4 == 0) {
     const int row = threadIdx.x / 4;
@@ -224,8 +230,8 @@ __device__ void store(const MlaDecodeArgs& a, const Work& w, const RunningSoftma
       a.partial_lse[blockIdx.y * a.n_rows + w.row_of_all + row] = state.max + log2f(state.sum);
   }
   __syncthreads();
-  float* out = whole ? a.out : a.partial + blockIdx.y * a.n_rows * a.cache.kv_rank;
-  const int64_t stride = whole ? a.out_stride : a.cache.kv_rank;
+  float* out = whole ? a.out : a.partial + blockIdx.y * a.n_rows * kMaxJoinedCols;
+  const int64_t stride = whole ? a.out_stride : kMaxJoinedCols;
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -243,76 +249,32 @@ __device__ void store(const MlaDecodeArgs& a, const Work& w, const RunningSoftma
     }
 }
 
-// Two groups of threads, each with a pair of columns a thread.
-constexpr int kCombineGroups = 2, kPairs = kMaxKvRank / 2;
-constexpr int kCombineThreads = kCombineGroups * kPairs;
-constexpr int kPartsAtOnce = 16;  // that a thread loads
-static_assert(kCombineGroups * kPartsAtOnce == 32);
-
-__host__ __device__ int padded_splits(int n) { return (n + 31) / 32 * 32; }
-
-// In shared memory, the weights of padded_splits(n_splits) splits follow.
-struct Combined {
-  float2 part[kCombineGroups - 1][kPairs];
-};
-
-// The weights of a row's splits, which add up to 1, and zeros behind them. One warp computes them.
-__device__ void find_weights(const MlaDecodeArgs& a, int64_t row, int n_used, float* weights) {
-  const float* lse = a.partial_lse + row;
-  float max = -INFINITY, sum = 0;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < n_used; i += 32) {
-    weights[i] = lse[i * a.n_rows];
-    max = fmaxf(max, weights[i]);
-  }
-  max = warp_max(max);
-  for (int i = threadIdx.x; i < n_used; i += 32) sum += weights[i] = exp2_approx(weights[i] - max);
-  const float inverse = 1 / warp_sum(sum);
-  for (int i = threadIdx.x; i < padded_splits(n_used); i += 32)
-    weights[i] = i < n_used ? weights[i] * inverse : 0;
+AttentionParts parts_of(const MlaDecodeArgs& a) {
+  return {a.partial, a.partial_lse, a.n_splits, a.n_rows, a.cache.kv_rank};
 }
 
-// One block combines the splits of one row. Each group adds every second split, in order. Without
-// room for two blocks in its bounds ptxas keeps two loads in flight, not 16.
-__global__ void __launch_bounds__(kCombineThreads, 2)
-    mla_combine_kernel(const __grid_constant__ MlaDecodeArgs a) {
+struct JoinArgs {
+  AttentionParts parts;
+  PagedSequences sequences;
+  float* out;
+  int64_t out_stride;
+  int n_heads, cols;
+};
+
+// One block combines the parts of one row. Without room for two blocks in its bounds ptxas keeps
+// two loads in flight, not 16.
+__global__ void __launch_bounds__(kJoinThreads, 2)
+    mla_combine_kernel(const __grid_constant__ JoinArgs a) {
+  begin_early();
   const int seq = blockIdx.y, row_of_sequence = blockIdx.x;
   if (row_of_sequence >= a.sequences.n_tokens[seq] * a.n_heads) return;
-  const int n_tiles = (a.sequences.kv_length[seq] + kTile - 1) / kTile;
-  const int each = max(kMinTiles, (n_tiles + a.n_splits - 1) / a.n_splits);
-  const int n_used = (n_tiles + each - 1) / each;
-  if (n_used == 1) return;
-  auto& s = shared_memory<Combined>();
-  auto* const weights = reinterpret_cast<float*>(&s + 1);
+  auto& s = shared_memory<JoinedRows<1>>();
   const int64_t row = int64_t{a.sequences.first_token[seq]} * a.n_heads + row_of_sequence;
-  if (threadIdx.x < 32) find_weights(a, row, n_used, weights);
-  __syncthreads();
-  const int group = threadIdx.x / kPairs, column = threadIdx.x % kPairs * 2;
-  const bool exists = column < a.cache.kv_rank;
-  const float* part = a.partial + row * a.cache.kv_rank + column;
-  float2 sum = {0, 0};
-  const int end = exists ? n_used : 0;
-  for (int first = group; first < end; first += kCombineGroups * kPartsAtOnce) {
-    float2 v[kPartsAtOnce];
-#pragma unroll
-    for (int i = 0; i < kPartsAtOnce; ++i) {
-      const int split = min(first + i * kCombineGroups, n_used - 1);
-      v[i] = *reinterpret_cast<const float2*>(part + split * a.n_rows * a.cache.kv_rank);
-    }
-#pragma unroll
-    for (int i = 0; i < kPartsAtOnce; ++i) {
-      const int split = first + i * kCombineGroups;
-      sum = {sum.x + weights[split] * v[i].x, sum.y + weights[split] * v[i].y};
-    }
-  }
-  if (group > 0) s.part[group - 1][column / 2] = sum;
-  __syncthreads();
-  if (group > 0 || !exists) return;
-  for (int g = 0; g < kCombineGroups - 1; ++g) {
-    const float2 v = s.part[g][column / 2];
-    sum = {sum.x + v.x, sum.y + v.y};
-  }
-  *reinterpret_cast<float2*>(a.out + row * a.out_stride + column) = sum;
+  join_rows(a.parts, row, 0, 1, s);
+  const int column = threadIdx.x * 2;
+  if (column < a.cols)
+    *reinterpret_cast<float2*>(a.out + row * a.out_stride + column) =
+        *reinterpret_cast<const float2*>(reinterpret_cast<const float*>(s.quad[0]) + column);
 }
 
 template <class Tiles>
@@ -323,18 +285,28 @@ void launch_decode(const Stream& stream, const MlaDecodeArgs& a) {
           .grid_y = a.n_splits,
           .grid_z = a.sequences.n,
           .threads = kThreads,
-          .shared_bytes = sizeof(typename Tiles::Shared)},
+          .shared_bytes = sizeof(typename Tiles::Shared),
+          .early = true},
          stream, a);
-  if (a.n_splits > 1)
+  if (a.n_splits > 1 && a.combines)
     launch(mla_combine_kernel,
            {.grid_x = max_rows,
             .grid_y = a.sequences.n,
-            .threads = kCombineThreads,
-            .shared_bytes = static_cast<int64_t>(sizeof(Combined)) + padded_splits(a.n_splits) * 4},
-           stream, a);
+            .threads = kJoinThreads,
+            .shared_bytes = JoinedRows<1>::bytes(a.n_splits),
+            .early = true},
+           stream, {parts_of(a), a.sequences, a.out, a.out_stride, a.n_heads, a.cache.kv_rank});
 }
 
 }  // namespace
+
+AttentionParts attention_parts(const MlaDecodeArgs& a, int64_t first_row) {
+  if (a.n_splits == 1) return {};
+  AttentionParts parts = parts_of(a);
+  parts.sums += first_row * kMaxJoinedCols;
+  parts.lse += first_row;
+  return parts;
+}
 
 void mla_decode(const Stream& stream, const MlaDecodeArgs& a) {
   const LatentCache& c = a.cache;

@@ -42,6 +42,7 @@ __global__ void __launch_bounds__(kThreads)
   Loaded<kType> loaded;
   float sum[2][4] = {};
   load_weights<kType>(a, 0, loaded);
+  begin_early();  // weights were written long before
   for (int row = 0; row < a.x_cols; row += kRows) {
     stage_weights<kType>(loaded, s);
     stage_x<kType>(a, row, s);
@@ -137,6 +138,7 @@ __device__ void store(const PerHeadArgs& a, const float (&sum)[2][4]) {
 
 void per_head_product(const Stream& stream, const PerHeadArgs& a) {
   if (!a.transposed) return skinny_per_head(stream, a);
+  check(a.parts.n == 0, "parts of per_head_product");
   const bool fp8 = a.w.type == Number::kF8E4M3;
   check(fp8 || a.w.type == Number::kBF16, "weights of per_head_product");
   check(!fp8 || a.w.block_cols % kColumns == 0, "scale blocks of per_head_product");
@@ -146,7 +148,8 @@ void per_head_product(const Stream& stream, const PerHeadArgs& a) {
        .grid_y = a.n_heads,
        .grid_z = (a.n_tokens + kTokens - 1) / kTokens,
        .threads = kThreads,
-       .shared_bytes = sizeof(Shared)},
+       .shared_bytes = sizeof(Shared),
+       .early = true},
       stream, a);
 }
 

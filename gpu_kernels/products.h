@@ -62,6 +62,17 @@ struct ExactArgs {
 };
 void exact_product(const Stream& stream, const ExactArgs& args);
 
+// Rows that are the weighted sums of n parts each. The weights of a row are 2^lse over the sum of
+// 2^lse of its parts; a part whose lse is -infinity is not read.
+constexpr int kMaxJoinedCols = 512;
+struct AttentionParts {
+  const float* sums;  // [n, n_rows, kMaxJoinedCols]
+  const float* lse;   // [n, n_rows]
+  int n = 0;
+  int64_t n_rows;
+  int cols;
+};
+
 // Each head has its own rows in w (FP8 or BF16), from first_row + head * rows_per_head on: out[t,
 // h] = x[t, h] w_h^T with out_cols rows of w per head or, transposed, x[t, h] w_h with x_cols rows.
 // Any number of tokens. Row t * n_heads + h of x and out belongs to head h. x is rounded to BF16;
@@ -73,7 +84,11 @@ struct PerHeadArgs {
   int64_t x_stride, out_stride;
   int n_tokens, n_heads, x_cols, out_cols, first_row, rows_per_head;
   bool transposed;
+  // If there are any, x is joined from them, and `x` is not read: at most kJoinTokens tokens and
+  // kMaxJoinedCols columns, not transposed.
+  AttentionParts parts = {};
 };
+constexpr int kJoinTokens = 4;
 void per_head_product(const Stream& stream, const PerHeadArgs& args);
 
 // The position of a column of x in products of many tokens. Tensor core lanes take 4 columns of FP8

@@ -12,6 +12,7 @@ constexpr int kThreads = 256, kEach = 8;
 
 __global__ void __launch_bounds__(kThreads, 2)
     rms_norm_kernel(const __grid_constant__ RmsNormArgs a) {
+  begin_early();
   float* const x = a.x.data + blockIdx.x * a.x.stride;
   const float* const delta = a.delta.data ? a.delta.data + blockIdx.x * a.delta.stride : nullptr;
   float* const out = a.out.data + blockIdx.x * a.out.stride;
@@ -50,7 +51,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 void rms_norm(const Stream& stream, const RmsNormArgs& a) {
   if (a.rows == 0) return;
   launch(rms_norm_kernel,
-         {.grid_x = a.rows, .threads = kThreads, .shared_bytes = sizeof(BlockSums)}, stream, a);
+         {.grid_x = a.rows, .threads = kThreads, .shared_bytes = sizeof(BlockSums), .early = true},
+         stream, a);
 }
 
 }  // namespace tandem::gpu

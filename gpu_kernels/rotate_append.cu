@@ -65,6 +65,7 @@ __device__ void append_bf16(const RotateAppendArgs& a, const float* kv, float sc
 
 __global__ void __launch_bounds__(kThreads, 8)
     rotate_append_kernel(const __grid_constant__ RotateAppendArgs a) {
+  begin_early();
   const int token = blockIdx.y;
   if (blockIdx.x > 0) return rotate_queries(a, token);
   const float* const kv = a.kv.data + token * a.kv.stride;
@@ -92,7 +93,8 @@ void rotate_and_append(const Stream& stream, const RotateAppendArgs& a) {
            {.grid_x = 1 + (pairs + of_block - 1) / of_block,
             .grid_y = part.tokens,
             .threads = kThreads,
-            .shared_bytes = sizeof(BlockSums)},
+            .shared_bytes = sizeof(BlockSums),
+            .early = true},
            stream, part);
   }
 }

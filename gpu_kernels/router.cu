@@ -171,6 +171,7 @@ __device__ void add_shares(const RouterArgs& a, int64_t token) {
 
 template <Number kType>
 __global__ void __launch_bounds__(kThreads, 2) route_kernel(const __grid_constant__ KernelArgs k) {
+  begin_early();
   const RouterArgs& a = k.a;
   auto& s = shared_memory<Shared>();
   const int first_token = blockIdx.y * kTokens, warp = threadIdx.x / 32, token = first_token + warp;
@@ -216,7 +217,8 @@ void route(const Stream& stream, const RouterArgs& a) {
           .grid_z = n_shares(a),
           .threads = kThreads,
           .shared_bytes =
-              static_cast<int64_t>(sizeof(Shared)) + int64_t{kWarps} * scratch_floats(a) * 4},
+              static_cast<int64_t>(sizeof(Shared)) + int64_t{kWarps} * scratch_floats(a) * 4,
+          .early = true},
          stream, {a, columns_each(a)});
 }
 

@@ -5,6 +5,7 @@
 // its own, or lends every block its up rows: a lane then has gate and up of the same output.
 #include "core/invariant.h"
 #include "device.h"
+#include "gpu_kernels/attention_parts.h"
 #include "gpu_kernels/e4m3.h"
 #include "gpu_kernels/pointwise.h"
 #include "gpu_kernels/reduce.h"
@@ -13,12 +14,12 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kThreads = kJoinThreads, kWarps = kThreads / 32;
 constexpr int kRows = kWarps * 16;  // rows of w per block
 constexpr int kStep = 64;           // columns that a warp multiplies at a time
 constexpr int kMaxSteps = 16;       // per block
 constexpr int kResident = 2;        // blocks per multiprocessor
-constexpr int kPartsAtOnce = 8;     // that a thread of the last block loads at a time
+constexpr int kSplitsAtOnce = 8;    // that a thread of the last block loads at a time
 
 // Steps whose weights are loaded while the same number is multiplied: 128 bytes per lane.
 template <Number kType>
@@ -26,12 +27,14 @@ constexpr int kGroup = kType == Number::kF8E4M3 ? 4 : 2;
 
 // x of step s, half p, tile i of 8 tokens, lane l: 8 columns of token 8 i + l / 4.
 template <int kTiles>
-struct Shared {
+struct alignas(16) Shared {
   uint4 x[kMaxSteps][2][kTiles][32];
   float scale[kMaxSteps][kRows];
   float norm[kSkinnyTokens];  // factor of each token, for gain
   bool last;
 };
+
+using Joined = JoinedRows<kJoinTokens>;
 
 // Data that a lane loads per step: rows lane / 4 and lane / 4 + 8 of the warp's 16. FP8 needs one
 // uint4 per row, BF16 two.
@@ -56,6 +59,7 @@ struct KernelArgs {
   SkinnyArgs a;  // for head 0
   int steps_each;
   int n_heads, rows_per_head;
+  AttentionParts parts = {};  // of row token * n_heads + head
 };
 
 // The product of a block. Its rows of w are [first, first + kRows), or with Second::kGated
@@ -96,9 +100,10 @@ template <int kTiles>
 __device__ void store(const Block& b, const float (&sum)[kTiles][4], Shared<kTiles>& s);
 __device__ void add_parts(const Block& b);
 
-template <Number kType, int kTiles>
+// With kJoins, x is joined from parts behind Shared.
+template <Number kType, int kTiles, bool kJoins>
 __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_constant__ KernelArgs k) {
-  const Block b = this_block(k);
+  Block b = this_block(k);
   const SkinnyArgs& a = b.a;
   auto& s = shared_memory<Shared<kTiles>>();
   const Share share = share_of_block(a, k.steps_each);
@@ -120,6 +125,13 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_consta
       if (step + i < share.n_steps) multiply<kType>(step + i, loaded[i], s, sum);
   };
   load_group<kType>(a.w, share, 0, rows, now);
+  begin_early();  // weights were written long before
+  if constexpr (kJoins) {
+    auto& joined = *reinterpret_cast<Joined*>(&s + 1);
+    join_rows(k.parts, blockIdx.z, k.n_heads, a.n_tokens, joined);
+    b.a.x = reinterpret_cast<const float*>(joined.quad);
+    b.a.x_stride = kMaxJoinedCols;
+  }
   if (a.gain) find_norms(a, s);
   stage_x<kType>(a, share, s);
   if constexpr (kType == Number::kF8E4M3) stage_scales(b, share, s);
@@ -314,7 +326,7 @@ __device__ void add_parts(const Block& b) {
     if (row >= n_rows) continue;
     const float* from = b.partial + int64_t{token} * b.rows_of_part() + b.first + row;
     float sum = 0, up = 0;
-#pragma unroll kPartsAtOnce
+#pragma unroll kSplitsAtOnce
     for (unsigned split = 0; split < gridDim.y; ++split) {
       sum += from[split * part];
       if (b.gated) up += from[split * part + a.w.rows];
@@ -331,7 +343,7 @@ int row_blocks_of(const SkinnyArgs& a) {
 
 // Chooses the steps per block that minimize the total time of all waves of blocks: a nearly empty
 // last wave takes as long as a full one. A block's first weights, x and scales arrive after
-// kBlockSeconds, and the last block of some rows adds kPartsAtOnce parts in kRoundSeconds.
+// kBlockSeconds, and the last block of some rows adds kSplitsAtOnce parts in kRoundSeconds.
 Plan plan_of(const SkinnyArgs& a) {
   constexpr double kBlockSeconds = 1.35e-6, kRoundSeconds = 0.6e-6;
   constexpr double kUnknownRate = 36e9;  // bytes per second for a multiprocessor
@@ -346,7 +358,7 @@ Plan plan_of(const SkinnyArgs& a) {
   for (int steps = kMaxSteps; steps >= 2; --steps) {
     const int splits = (n_steps + steps - 1) / steps, resident = kResident * a.n_multiprocessors;
     const int64_t waves = (int64_t{row_blocks} * splits + resident - 1) / resident;
-    const int rounds = splits > 1 ? rounds_of_outputs * ((splits - 1) / kPartsAtOnce + 1) : 0;
+    const int rounds = splits > 1 ? rounds_of_outputs * ((splits - 1) / kSplitsAtOnce + 1) : 0;
     const double time =
         static_cast<double>(waves) * (min(steps, n_steps) * of_step + kBlockSeconds) +
         rounds * kRoundSeconds;
@@ -357,17 +369,21 @@ Plan plan_of(const SkinnyArgs& a) {
   return best;
 }
 
-template <Number kType, int kTiles>
+template <Number kType, int kTiles, bool kJoins = false>
 void launch_tiles(const Stream& stream, const KernelArgs& k, LaunchShape shape) {
   shape.threads = kThreads;
-  shape.shared_bytes = sizeof(Shared<kTiles>);
-  launch(skinny_kernel<kType, kTiles>, shape, stream, k);
+  shape.early = true;
+  shape.shared_bytes = int64_t{sizeof(Shared<kTiles>)} + (kJoins ? Joined::bytes(k.parts.n) : 0);
+  launch(skinny_kernel<kType, kTiles, kJoins>, shape, stream, k);
 }
 
 void launch_skinny(const Stream& stream, const KernelArgs& k, const LaunchShape& shape) {
   const bool fp8 = k.a.w.type == Number::kF8E4M3, few = k.a.n_tokens <= 8;
   check(fp8 || k.a.w.type == Number::kBF16, "weights of skinny_product");
   check(!fp8 || k.a.w.block_cols % kStep == 0, "scale blocks of skinny_product");
+  if (k.parts.n > 0)
+    return fp8 ? launch_tiles<Number::kF8E4M3, 1, true>(stream, k, shape)
+               : launch_tiles<Number::kBF16, 1, true>(stream, k, shape);
   const auto run =
       fp8 ? (few ? &launch_tiles<Number::kF8E4M3, 1> : &launch_tiles<Number::kF8E4M3, 2>)
           : (few ? &launch_tiles<Number::kBF16, 1> : &launch_tiles<Number::kBF16, 2>);
@@ -398,6 +414,8 @@ double skinny_share(const SkinnyArgs& a) { return plan_of(a).share; }
 
 void skinny_per_head(const Stream& stream, const PerHeadArgs& p) {
   check(p.w.cols <= kMaxSteps * kStep, "columns of skinny_per_head");
+  check(p.parts.n == 0 || (p.n_tokens <= kJoinTokens && p.w.cols <= kMaxJoinedCols),
+        "parts of skinny_per_head");
   Weight w = p.w;
   w.data = static_cast<const uint8_t*>(w.data) + p.first_row * w.stride * bytes_of(w.type);
   w.row0 += p.first_row;
@@ -415,7 +433,7 @@ void skinny_per_head(const Stream& stream, const PerHeadArgs& p) {
                           .n_tokens = n_tokens,
                           .workspace = {},
                           .n_multiprocessors = 1};
-    launch_skinny(stream, {a, kMaxSteps, p.n_heads, p.rows_per_head},
+    launch_skinny(stream, {a, kMaxSteps, p.n_heads, p.rows_per_head, p.parts},
                   {.grid_x = (p.out_cols + kRows - 1) / kRows, .grid_z = n_tiles * p.n_heads});
   }
 }

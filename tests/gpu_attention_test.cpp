@@ -137,7 +137,13 @@ void expect_untouched(const std::vector<float>& out, int64_t stride, int64_t col
 class GpuAttention : public ::testing::Test {
  protected:
   void decode(const CacheShape& shape, int heads, const std::vector<Length>& lengths, int n_splits,
-              float scale = 0.1f);
+              float scale = 0.1f, bool joins = false);
+  // The same where a product joins the splits. At most kJoinTokens tokens.
+  void decode_and_join(const CacheShape& shape, int heads, const std::vector<Length>& lengths,
+                       int n_splits) {
+    decode(shape, heads, lengths, n_splits, 0.1f, true);
+  }
+  void multiply_by_one(const MlaDecodeArgs& args, int n_tokens);
 
   void prefill(const CacheShape& shape, int heads, int nope, int v, const Length& length,
                const PrefillPlan& plan);
@@ -146,8 +152,43 @@ class GpuAttention : public ::testing::Test {
   std::mt19937 rng_{3};
 };
 
+// Joins the rows of all tokens but the first by a product with the identity matrix.
+void GpuAttention::multiply_by_one(const MlaDecodeArgs& a, int n_tokens) {
+  const int rank = a.cache.kv_rank, stride = (rank + 15) / 16 * 16;
+  const bool fp8 = a.cache.fp8;
+  std::vector<uint8_t> codes(int64_t{rank} * stride, 0);
+  std::vector<bf16> numbers(codes.size());
+  for (int i = 0; i < rank; ++i) {
+    codes[i * (int64_t{stride} + 1)] = 0x38;
+    numbers[i * (int64_t{stride} + 1)] = narrow(1);
+  }
+  const OnGpuBuffer<uint8_t> codes_on_gpu(stream_, codes);
+  const OnGpuBuffer<bf16> numbers_on_gpu(stream_, numbers);
+  const OnGpuBuffer<float> scales(stream_, std::vector<float>(16, 1.f));
+  per_head_product(stream_, {.x = a.out + a.n_heads * a.out_stride,
+                             .w = {.data = fp8 ? static_cast<const void*>(codes_on_gpu.data())
+                                               : numbers_on_gpu.data(),
+                                   .stride = stride,
+                                   .type = fp8 ? Number::kF8E4M3 : Number::kBF16,
+                                   .rows = rank,
+                                   .cols = rank,
+                                   .scale = scales.data(),
+                                   .scale_stride = 4},
+                             .out = a.out + a.n_heads * a.out_stride,
+                             .x_stride = a.out_stride,
+                             .out_stride = a.out_stride,
+                             .n_tokens = n_tokens,
+                             .n_heads = a.n_heads,
+                             .x_cols = rank,
+                             .out_cols = rank,
+                             .first_row = 0,
+                             .rows_per_head = 0,
+                             .transposed = false,
+                             .parts = attention_parts(a, a.n_heads)});
+}
+
 void GpuAttention::decode(const CacheShape& shape, int heads, const std::vector<Length>& lengths,
-                          int n_splits, float scale) {
+                          int n_splits, float scale, bool joins) {
   SCOPED_TRACE(testing::Message() << "rank " << shape.kv_rank << ", " << heads << " heads, "
                                   << n_splits << " splits");
   const RandomCache cache(stream_, rng_, shape, lengths);
@@ -163,30 +204,33 @@ void GpuAttention::decode(const CacheShape& shape, int heads, const std::vector<
   const Rows q(rng_, rows, shape.kv_rank, 1, 2), q_rope(rng_, rows, shape.rope_dim, 1, 4);
   const int64_t out_stride = shape.kv_rank + 2;
   const OnGpuBuffer<float> q_on_gpu(stream_, q.values), rope_on_gpu(stream_, q_rope.values);
-  const OnGpuBuffer<float> partial(int64_t{n_splits} * rows * shape.kv_rank), lse(n_splits * rows);
+  const OnGpuBuffer<float> partial(int64_t{n_splits} * rows * kMaxKvRank), lse(n_splits * rows);
   const OnGpuBuffer<float> out(rows * out_stride);
   const OnGpuBuffer<int32_t> firsts(stream_, first), ns(stream_, n_tokens), kv(stream_, kv_length);
-  mla_decode(stream_,
-             {.q = q_on_gpu.data(),
-              .q_rope = rope_on_gpu.data(),
-              .cache = cache.view(),
-              .sequences = {.first_token = firsts.data(),
-                            .n_tokens = ns.data(),
-                            .kv_length = kv.data(),
-                            .pages = cache.pages(),
-                            .n = static_cast<int>(lengths.size()),
-                            .max_pages = cache.max_pages(),
-                            .max_tokens = *std::max_element(n_tokens.begin(), n_tokens.end()) + 1},
-              .partial = partial.data(),
-              .partial_lse = lse.data(),
-              .out = out.data(),
-              .q_stride = q.stride,
-              .q_rope_stride = q_rope.stride,
-              .out_stride = out_stride,
-              .n_rows = rows,
-              .n_heads = heads,
-              .n_splits = n_splits,
-              .softmax_scale = scale});
+  const MlaDecodeArgs args = {
+      .q = q_on_gpu.data(),
+      .q_rope = rope_on_gpu.data(),
+      .cache = cache.view(),
+      .sequences = {.first_token = firsts.data(),
+                    .n_tokens = ns.data(),
+                    .kv_length = kv.data(),
+                    .pages = cache.pages(),
+                    .n = static_cast<int>(lengths.size()),
+                    .max_pages = cache.max_pages(),
+                    .max_tokens = *std::max_element(n_tokens.begin(), n_tokens.end()) + 1},
+      .partial = partial.data(),
+      .partial_lse = lse.data(),
+      .out = out.data(),
+      .q_stride = q.stride,
+      .q_rope_stride = q_rope.stride,
+      .out_stride = out_stride,
+      .n_rows = rows,
+      .n_heads = heads,
+      .n_splits = n_splits,
+      .softmax_scale = scale,
+      .combines = !joins};
+  mla_decode(stream_, args);
+  if (joins) multiply_by_one(args, tokens - 1);
   const std::vector<float> all = out.values(stream_);
   Attended want;
   std::vector<float> got;
@@ -212,6 +256,9 @@ void GpuAttention::decode(const CacheShape& shape, int heads, const std::vector<
       got.insert(got.end(), all.begin() + row * out_stride,
                  all.begin() + row * out_stride + shape.kv_rank);
     }
+  if (joins)  // the product rounds to BF16
+    for (size_t i = 0; i < want.values.size(); ++i)
+      want.bounds[i] += std::abs(want.values[i]) / 256;
   expect_close(got, want.values, want.bounds);
   expect_untouched(all, out_stride, shape.kv_rank, heads);
 }
@@ -234,6 +281,13 @@ TEST_F(GpuAttention, DecodeOfOtherDimensions) {
 TEST_F(GpuAttention, DecodeCombinesManySplits) {
   decode({32, 8}, 2, {{1, 70 * 128}, {1, 300}, {1, 5}}, 75);
   decode({510, 64}, 1, {{1, 36 * 128 + 1}}, 40);
+}
+TEST_F(GpuAttention, TheProductJoinsSplits) {
+  decode_and_join({512, 64}, 5, {{1, 600}}, 4);
+  decode_and_join({512, 64, true}, 3, {{2, 300}, {1, 5}, {1, 1000}}, 7);
+  decode_and_join({130, 16, true}, 2, {{4, 520}}, 5);
+  decode_and_join({32, 8}, 2, {{1, 70 * 128}, {1, 300}, {2, 5}}, 75);
+  decode_and_join({30, 8}, 3, {{1, 24 * 128}, {1, 25 * 128}}, 25);
 }
 TEST_F(GpuAttention, DecodeOfSeveralTokensFillsRows) {
   decode({64, 16}, 16, {{9, 150}, {1, 64}}, 2);

@@ -41,7 +41,7 @@ class Decode {
     const OnGpuBuffer<int32_t> count(stream_, std::vector<int32_t>{n_tokens}),
         first(stream_, std::vector<int32_t>{0}), kv(stream_, std::vector<int32_t>{length}),
         pages(stream_, page_list);
-    const OnGpuBuffer<float> partial(int64_t{n_splits} * n_rows * kRank), lse(n_splits * n_rows),
+    const OnGpuBuffer<float> partial(int64_t{n_splits} * n_rows * kMaxKvRank), lse(n_splits * n_rows),
         out(n_rows * kRank);
     const emulated::Counts& counts = emulated::counts();
     const int64_t copies = counts.copies, collectives = counts.collectives;

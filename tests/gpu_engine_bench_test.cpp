@@ -270,6 +270,7 @@ TEST_F(HybridBenchOnGpu, EveryRowHasItsParts) {
     for (const char* field : {"seconds", "tokens_per_second", "gpu_seconds", "cpu_seconds"})
       EXPECT_GT(row[field].get<double>(), 0) << field;
     EXPECT_GT(row["gpu_nodes"].get<int>(), 10 * 2) << "of each of 2 layers";
+    EXPECT_EQ(row["gpu_early_nodes"], 0) << "not asked for";
     EXPECT_DOUBLE_EQ(row["gpu_idle_share"].get<double>(),
                      row["gpu_nodes"].get<int>() * 1e-6 / row["gpu_seconds"].get<double>());
     EXPECT_EQ(row["halves_seconds"].is_number(), n > 1);
@@ -320,7 +321,7 @@ TEST_F(HybridBenchOnGpu, HasARowForEachCase) {
     EXPECT_EQ(keys(row),
               "context batch seconds tokens_per_second gpu_seconds cpu_seconds over_larger_part "
               "halves_seconds halves_gain hand_off_seconds gpu_roofline_ratio "
-              "gpu_predicted_seconds gpu_nodes gpu_idle_share predicted_seconds prediction_error ");
+              "gpu_predicted_seconds gpu_nodes gpu_early_nodes gpu_idle_share predicted_seconds prediction_error ");
     EXPECT_DOUBLE_EQ(row["tokens_per_second"].get<double>() * row["seconds"].get<double>(),
                      row["batch"].get<double>());
   }

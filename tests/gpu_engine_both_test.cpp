@@ -69,6 +69,7 @@ class OnBoth {
   StepRunner& model() { return *model_; }
   KvCache& cache() { return *cache_; }
   int n_nodes() { return dynamic_cast<CudaDevice&>(device()).n_nodes_of_last_step(); }
+  int n_early() { return dynamic_cast<CudaDevice&>(device()).n_early_of_last_step(); }
   int n_recorded() { return dynamic_cast<CudaDevice&>(device()).n_recorded(); }
 
  private:
@@ -117,8 +118,8 @@ TEST(GpuEngineBoth, KernelsOfALayer) {
   OnBoth on("v3_1_fp8", true, 0, [](size_t) { return false; });
   Conversations one(on.model(), on.cache(), 3, 1);
   for (int32_t i = 0; i < 3; ++i) one.step({{0, {i}}});
-  // norm, q_a and kv_a, q_b, rotate and append, absorb, attend, combine, restore, o
-  constexpr int kAttention = 9;
+  // norm, q_a and kv_a, q_b, rotate and append, absorb, attend, restore, o
+  constexpr int kAttention = 8;
   // norm, gate and up, down
   constexpr int kDense = kAttention + 3;
   // the same, router, hand-down, sum of the CPU
@@ -126,6 +127,17 @@ TEST(GpuEngineBoth, KernelsOfALayer) {
   // embedding; the last addition, gather, norm, head
   constexpr int kModel = 5;
   EXPECT_EQ(on.n_nodes(), kModel + kDense + 2 * kMoe);
+  EXPECT_EQ(on.n_early(), 0) << "not asked for";
+}
+
+// Asked to, all but the first kernel, the gathering and the last addition start early.
+TEST(GpuEngineBoth, KernelsThatStartEarly) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "CUDA's runtime asks for the setting once";
+  const Setting early("TANDEM_GPU_EARLY", "1"), hopper("TANDEM_GPU_CAPABILITY", "90");
+  OnBoth on("v3_1_fp8", true, 0, [](size_t) { return false; });
+  Conversations one(on.model(), on.cache(), 3, 1);
+  for (int32_t i = 0; i < 3; ++i) one.step({{0, {i}}});
+  EXPECT_EQ(on.n_early(), on.n_nodes() - 3);
 }
 
 // Launching a step of about 150 nodes waits until all but 8 have run, most of them after the CPU's

@@ -567,8 +567,8 @@ TEST_F(GpuFarRows, Attention) {
       }
       const LatentCache cache = {memory.data(), kRank + kRope, kRank, kRope, fp8};
       const auto q = floats(kHeads, stride), q_rope = floats(kHeads, stride);
-      const int64_t n_rows = stride == kFar ? kFar / kRank : kHeads;
-      const tandem::Buffer partial(2 * n_rows * kRank * 4), lse(2 * n_rows * 4);
+      const int64_t n_rows = stride == kFar ? kFar / kMaxKvRank : kHeads;
+      const tandem::Buffer partial(2 * n_rows * kMaxKvRank * 4), lse(2 * n_rows * 4);
       const int32_t first = 0, n = 1, length = kTokens;
       Rows<float> out(2 * kHeads, stride);
       mla_decode(stream_, {.q = q.data(),

@@ -40,9 +40,29 @@ def violations(root):
                     yield f"{name} includes <{system}>: an island includes only <immintrin.h>"
 
 
+# Weights are written long before a kernel reads them; everything else must wait for earlier kernels.
+READS_WEIGHTS = {"gpu_kernels/skinny_product.cu": "load_group<kType>(a.w,",
+                 "gpu_kernels/per_head_product.cu": "load_weights<kType>(a, 0,"}
+
+
+def late_begins(root):
+    """Kernels that start early (LaunchShape::early) and do something before begin_early(). Copies of arguments and what
+    READS_WEIGHTS names are allowed."""
+    for path in sorted((root / "gpu_kernels").glob("*.cu")):
+        name = path.relative_to(root).as_posix()
+        text = path.read_text(encoding="utf-8")
+        bodies = re.findall(r"__global__ [^{;]*\{\n(.*?)\n\}\n", text, re.DOTALL)
+        if ".early = true" in text and not any("begin_early();" in body for body in bodies):
+            yield f"{name}: a kernel starts early without begin_early()"
+        for body in bodies:
+            before = body.partition("begin_early();")[0] if "begin_early();" in body else ""
+            if before.strip() and READS_WEIGHTS.get(name, "begin_early") not in before.strip().split("\n")[-1]:
+                yield f"{name}: begin_early() comes after {before.strip()!r}"
+
+
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
-    found = list(violations(root))
+    found = [*violations(root), *late_begins(root)]
     print("\n".join(found) or "every include points to the left")
     return 1 if found else 0
 

@@ -322,6 +322,7 @@ class RecordedBenchModel final : public GpuBenchModel {
             .scale = {}};
   }
   int n_nodes_of_last_step() const override { return 40; }
+  int n_early_of_last_step() const override { return 30; }
   void to_gpu(TensorView from, TensorView to) override {
     log_.add("to_gpu " + log_.of(from) + " " + log_.of(to));
     std::memcpy(to.data, from.data, from.rows * from.row_bytes());

@@ -42,10 +42,10 @@ class Card:
 
 TILE_32 = "MatrixTile<(tandem::Number)1,(tandem::Number)2,1,2,2>"
 KERNELS = (
-    Kernel("skinny FP8, 8 tokens", "skinny_product", "skinny<(tandem::Number)2,1>"),
-    Kernel("skinny FP8, 16 tokens", "skinny_product", "skinny<(tandem::Number)2,2>"),
-    Kernel("skinny BF16, 8 tokens", "skinny_product", "skinny<(tandem::Number)1,1>"),
-    Kernel("skinny BF16, 16 tokens", "skinny_product", "skinny<(tandem::Number)1,2>"),
+    Kernel("skinny FP8, 8 tokens", "skinny_product", "skinny<(tandem::Number)2,1,false>"),
+    Kernel("skinny FP8, 16 tokens", "skinny_product", "skinny<(tandem::Number)2,2,false>"),
+    Kernel("skinny BF16, 8 tokens", "skinny_product", "skinny<(tandem::Number)1,1,false>"),
+    Kernel("skinny BF16, 16 tokens", "skinny_product", "skinny<(tandem::Number)1,2,false>"),
     # An instruction multiplies 8 rows of w by 16 columns with 16 of the tile's 32 tokens. Scale blocks have two steps.
     Kernel("experts FP8, gate and up", "grouped_product", f"gate_up<{TILE_32} >", 8 * 16 / 2, 1 / 2),
     Kernel("experts FP8, down", "grouped_product", f"down<{TILE_32} >", 8 * 16 / 2, 1 / 2),

@@ -16,7 +16,7 @@ import nvcc
 WARPS = {"80": 64, "86": 48, "89": 48, "90": 64, "100": 64, "120": 48}  # most warps of a multiprocessor, CUDA C++ Programming Guide
 REGISTERS = 65536
 THREADS = {  # threads of a block, where not 256
-    "append_fp8": 128, "draw": 1024, "gather_latents": 32, "mla_combine": 512, "plain_attention": 128, "plain_experts": 64,
+    "append_fp8": 128, "draw": 1024, "gather_latents": 32, "plain_attention": 128, "plain_experts": 64,
     "plain_product": 64, "raise": 32, "await": 32, "stamp": 32, "rotate_append": 128,
 }
 

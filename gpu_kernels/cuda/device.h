@@ -22,6 +22,15 @@ void launch(void (*kernel)(Args), const LaunchShape& shape, const Stream& stream
   launch_kernel(reinterpret_cast<const void*>(kernel), shape, stream, &args);
 }
 
+// See LaunchShape::early. Waits until all earlier kernels have ended and their writes are visible,
+// then lets the next kernel start: after the wait, so that no more than one is ahead.
+__device__ inline void begin_early() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // The block's dynamic shared memory as one struct; launch with shared_bytes = sizeof(T).
 template <class T>
 __device__ T& shared_memory() {

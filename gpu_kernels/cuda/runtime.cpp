@@ -14,6 +14,7 @@ namespace tandem::gpu {
 
 struct Stream::Impl {
   cudaStream_t stream;
+  bool after_kernel = false;  // the last work is a kernel, and nothing else precedes the next one
   std::vector<std::unique_ptr<std::function<void()>>> captured;  // must live as long as the stream
 };
 struct Event::Impl {
@@ -23,6 +24,7 @@ struct Event::Impl {
 struct Graph::Impl {
   cudaGraphExec_t exec;
   size_t n_nodes = 0;
+  int n_early = 0;
   int64_t bytes = 0;
   ~Impl() { cudaGraphExecDestroy(exec); }
 };
@@ -33,6 +35,31 @@ int64_t free_bytes() {
   size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total));
   return static_cast<int64_t>(free);
+}
+
+int n_programmatic_edges(cudaGraph_t graph) {
+  size_t n = 0;
+#if CUDART_VERSION >= 13000
+  constexpr auto* get_edges = &cudaGraphGetEdges;
+#else
+  constexpr auto* get_edges = &cudaGraphGetEdges_v2;
+#endif
+  check_cuda(get_edges(graph, nullptr, nullptr, nullptr, &n));
+  std::vector<cudaGraphNode_t> from(n), to(n);
+  std::vector<cudaGraphEdgeData> edges(n);
+  check_cuda(get_edges(graph, from.data(), to.data(), edges.data(), &n));
+  return static_cast<int>(std::count_if(edges.begin(), edges.end(), [](const auto& edge) {
+    return edge.type == cudaGraphDependencyTypeProgrammatic;
+  }));
+}
+
+bool launches_early() {
+  static const bool early = [] {
+    int major = 0;
+    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    return early_launches(major);
+  }();
+  return early;
 }
 
 // Derives the kernels' state from the result of a call that loads them.
@@ -149,11 +176,13 @@ Stream::~Stream() {
 }
 
 void Stream::copy(const void* from, int64_t bytes, void* to) {
+  impl_->after_kernel = false;
   check_cuda(
       cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, impl_->stream));
 }
 
 void Stream::run_on_host(std::function<void()> work) {
+  impl_->after_kernel = false;
   using Work = std::function<void()>;
   auto call = std::make_unique<Work>(std::move(work));
   if (is_recording()) {  // runs at every replay
@@ -171,6 +200,7 @@ void Stream::record(Event& event) {
   check_cuda(cudaEventRecord(event.impl().event, impl_->stream));
 }
 void Stream::wait_for(const Event& event) {
+  impl_->after_kernel = false;
   check_cuda(cudaStreamWaitEvent(impl_->stream, event.impl().event, 0));
 }
 void Stream::wait() { check_cuda(cudaStreamSynchronize(impl_->stream)); }
@@ -182,6 +212,7 @@ void Stream::throw_if_failed() const {
 Graph Stream::capture(const std::function<void()>& work) {
   cudaGraph_t graph;
   auto result = std::make_shared<Graph::Impl>();
+  impl_->after_kernel = false;
   check_cuda(cudaStreamBeginCapture(impl_->stream, cudaStreamCaptureModeThreadLocal));
   try {
     work();
@@ -193,6 +224,7 @@ Graph Stream::capture(const std::function<void()>& work) {
   }
   check_cuda(cudaStreamEndCapture(impl_->stream, &graph));
   check_cuda(cudaGraphGetNodes(graph, nullptr, &result->n_nodes));
+  result->n_early = n_programmatic_edges(graph);
   const int64_t free_before = free_bytes();
   check_cuda(cudaGraphInstantiate(&result->exec, graph, 0));
   check_cuda(cudaGraphDestroy(graph));
@@ -204,6 +236,8 @@ Graph Stream::capture(const std::function<void()>& work) {
 
 int Graph::n_nodes() const { return static_cast<int>(impl_->n_nodes); }
 
+int Graph::n_early() const { return impl_->n_early; }
+
 int64_t Graph::bytes() const { return impl_->bytes; }
 
 bool Stream::is_recording() const {
@@ -212,9 +246,13 @@ bool Stream::is_recording() const {
   return status == cudaStreamCaptureStatusActive;
 }
 
-void* Stream::handle() const { return impl_->stream; }
+void* Stream::handle() const {
+  impl_->after_kernel = false;
+  return impl_->stream;
+}
 
 void Stream::replay(const Graph& graph) {
+  impl_->after_kernel = false;
   check_cuda(cudaGraphLaunch(graph.impl().exec, impl_->stream));
 }
 
@@ -228,6 +266,20 @@ void launch_kernel(const void* kernel, const LaunchShape& shape, const Stream& s
   const dim3 block(static_cast<unsigned>(shape.threads));
   const auto shared_bytes = static_cast<size_t>(shape.shared_bytes);
   void* arguments[] = {const_cast<void*>(args)};
+  const bool after_kernel = std::exchange(stream.impl().after_kernel, !shape.co_resident);
+  if (shape.early && after_kernel && launches_early()) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream.impl().stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    return check_cuda(cudaLaunchKernelExC(&config, kernel, arguments));
+  }
   check_cuda(shape.co_resident ? cudaLaunchCooperativeKernel(kernel, grid, block, arguments,
                                                              shared_bytes, stream.impl().stream)
                                : cudaLaunchKernel(kernel, grid, block, arguments, shared_bytes,

@@ -157,10 +157,12 @@ void launch(void (*kernel)(Args), const LaunchShape& shape, const Stream& stream
             const std::type_identity_t<Args>& args, Caller at = Caller::here()) {
   const emulated::InDriver driver;
   emulated::check_shape(shape, at);
-  emulated::enqueue_kernel(stream, [=, n_at_ends = emulated::blocks_option()] {
+  emulated::enqueue_kernel(stream, shape, [=, n_at_ends = emulated::blocks_option()] {
     emulated::run_grid(shape, n_at_ends, [&] { kernel(args); });
   });
 }
+
+inline void begin_early() { emulated::begin_early(); }
 
 template <class T>
 T& shared_memory(Caller at = Caller::here()) {

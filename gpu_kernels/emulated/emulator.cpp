@@ -218,6 +218,11 @@ int64_t blocks_option() {
   return set ? std::atoll(set) : std::numeric_limits<int64_t>::max();
 }
 
+namespace {
+thread_local int64_t n_begun = 0;  // threads of the running grid
+}
+void begin_early() { ++n_begun; }
+
 void run_grid(const LaunchShape& shape, int64_t n_at_ends, const std::function<void()>& body) {
   const int64_t n_blocks = int64_t{shape.grid_x} * shape.grid_y * shape.grid_z;
   Grid grid{shape, body, blocks_to_run(n_blocks, n_at_ends), {}};
@@ -236,7 +241,10 @@ void run_grid(const LaunchShape& shape, int64_t n_at_ends, const std::function<v
       });
   } else {
     static thread_local Block block;  // keeps its stacks between launches
+    n_begun = 0;
     for (size_t i = 0; i < grid.blocks.size(); ++i) block.run(grid, i);
+    check(!shape.early || n_begun == std::ssize(grid.blocks) * shape.threads,
+          "a thread of a kernel that starts early does not wait for earlier kernels");
   }
   observe(&grid.end_mark);
 }

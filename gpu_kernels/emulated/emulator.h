@@ -25,7 +25,7 @@ int64_t blocks_option();
 void run_grid(const LaunchShape& shape, int64_t n_at_ends,
               const std::function<void()>& thread_body);
 void enqueue(const Stream& stream, std::function<void()> work);
-void enqueue_kernel(const Stream& stream, std::function<void()> work);
+void enqueue_kernel(const Stream& stream, const LaunchShape& shape, std::function<void()> work);
 
 // While an object exists, allocations of its thread count as the emulator's own, like a driver's
 // memory. Emulator threads always hold one.
@@ -51,6 +51,9 @@ Counts& counts();
 constexpr int64_t kGraphNodeBytes = 1024;  // a recording's memory, for Graph::bytes()
 
 void sync_block(Where at);
+// Counts a thread of a kernel with LaunchShape::early. run_grid() aborts unless all threads call
+// it.
+void begin_early();
 // Synchronises the lanes of `mask`; returns the packets of all 32. `orders_memory` is for
 // __syncwarp.
 const Packet* exchange(unsigned mask, const Packet& mine, bool orders_memory, Where at);

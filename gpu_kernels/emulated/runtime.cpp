@@ -59,6 +59,7 @@ using Seen = std::map<const Stream::Impl*, size_t>;
 struct Graph::Impl {
   std::vector<Work> work;              // in the order of recording, which respects all events
   std::vector<Stream::Impl*> streams;  // streams recording into it, the starting one first
+  int n_early = 0;
   bool complete = false;
 };
 
@@ -101,10 +102,13 @@ struct Stream::Impl {
   bool busy = false, closing = false;
   std::shared_ptr<Graph::Impl> capture;
   Seen seen;  // while capturing: work that precedes the next item
+  bool after_kernel =
+      false;  // whether the last item is a kernel, and nothing else precedes the next
   std::thread worker{[this] { serve(); }};
 
   void enqueue(Work work) {
     emulated::throw_if_lost();
+    after_kernel = false;
     if (capture) {
       ++seen[this];
       return capture->work.push_back(std::move(work));
@@ -128,6 +132,7 @@ struct Stream::Impl {
     graph->streams.push_back(this);
     capture = std::move(graph);
     seen = {{this, 0}};
+    after_kernel = false;
   }
 
   // Checks CUDA's condition for ending a recording: all work of every stream precedes the end.
@@ -289,6 +294,7 @@ void Stream::wait_for(const Event& event) {
     impl_->join(event.impl().capture);
     for (const auto& [stream, n] : event.impl().seen)
       impl_->seen[stream] = std::max(impl_->seen[stream], n);
+    impl_->after_kernel = false;
     return;
   }
   if (!event.impl().flag) return;
@@ -328,6 +334,8 @@ Graph Stream::capture(const std::function<void()>& work) {
 
 int Graph::n_nodes() const { return static_cast<int>(impl_->work.size()); }
 
+int Graph::n_early() const { return impl_->n_early; }
+
 int64_t Graph::bytes() const { return emulated::kGraphNodeBytes * n_nodes(); }
 
 bool Stream::is_recording() const { return impl_->capture != nullptr; }
@@ -343,8 +351,12 @@ void Stream::replay(const Graph& graph) {
 
 namespace emulated {
 void enqueue(const Stream& stream, Work work) { stream.impl().enqueue(std::move(work)); }
-void enqueue_kernel(const Stream& stream, Work work) {
-  stream.impl().enqueue(std::move(work));
+void enqueue_kernel(const Stream& stream, const LaunchShape& shape, Work work) {
+  Stream::Impl& impl = stream.impl();
+  const bool early = shape.early && impl.after_kernel && early_launches(capability_option() / 10);
+  impl.enqueue(std::move(work));
+  if (impl.capture && early) ++impl.capture->n_early;
+  impl.after_kernel = true;
   stream.impl().wait_if_blocking();
 }
 }  // namespace emulated

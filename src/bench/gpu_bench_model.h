@@ -46,6 +46,7 @@ class GpuBenchModel {
   virtual QuantView repeated(TensorView rows, int64_t n_rows) = 0;
   // Kernels and copies in the graph of the last step; 0 if it was not recorded.
   virtual int n_nodes_of_last_step() const = 0;
+  virtual int n_early_of_last_step() const = 0;  // those that may start early
   // Starts to copy a matrix with contiguous rows to the GPU.
   virtual void to_gpu(TensorView from, TensorView to) = 0;
   virtual void wait() = 0;

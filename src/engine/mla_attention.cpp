@@ -77,14 +77,13 @@ void MlaAttention::absorbed(const AttentionWeights& w, MlaArgs args) {
                         .out = scratch_.q_latent.rows_from(first, n)});
   args.q = scratch_.q_latent.rows_from(0, args.q.rows);
   args.out = scratch_.o_latent.rows_from(0, args.q.rows);
-  ops_.mla_absorbed(args);
-  ops_.linear_per_head({.x = scratch_.o_latent.rows_from(first, n),
-                        .w = w.kv_b,
-                        .n_heads = m.n_heads,
-                        .first_row = m.nope_dim,
-                        .rows_per_head = rows_per_head,
-                        .transposed = false,
-                        .out = out.rows_from(first, n)});
+  ops_.attend_and_restore(args, {.x = scratch_.o_latent.rows_from(first, n),
+                                 .w = w.kv_b,
+                                 .n_heads = m.n_heads,
+                                 .first_row = m.nope_dim,
+                                 .rows_per_head = rows_per_head,
+                                 .transposed = false,
+                                 .out = out.rows_from(first, n)});
 }
 
 bool MlaAttention::prefers_naive(const Sequence& s) const {

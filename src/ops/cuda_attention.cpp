@@ -50,7 +50,7 @@ struct Scratch {
 
 Scratch scratch_for(const MlaConfig& m, CudaLimits limits) {
   const int64_t rows = partial_rows(m, limits), f32 = sizeof(float), b16 = sizeof(bf16);
-  return {.partial = rows * m.kv_rank * f32,
+  return {.partial = rows * gpu::kMaxKvRank * f32,
           .lse = rows * f32,
           .latents = limits.context * gpu::product_stride(m.kv_rank) * b16,
           .restored = bytes_of_restored(m) * restored_pairs(m, limits),
@@ -108,33 +108,47 @@ void CudaAttention::require_fp8_cache(const MlaConfig& m, const QuantView& kv_b)
 }
 
 void CudaAttention::absorbed(const MlaArgs& a) {
+  if (takes_absorbed(a.mla)) return gpu::mla_decode(stream_, decode_args(a));
   const Sequence &first = a.sequences.front(), &last = a.sequences.back();
-  const int64_t heads = a.mla.n_heads, n_rows = a.q.rows;
-  if (!takes_absorbed(a.mla)) {
-    const int n_tokens = last.first_token + last.n_tokens - first.first_token;
-    const auto rows = [&](TensorView t) {
-      return t.rows_from(first.first_token * heads, n_tokens * heads);
-    };
-    return absorbed_plainly(a, first.first_token, n_tokens, rows(a.q), rows(a.q_rope), rows(a.out));
+  const int n_tokens = last.first_token + last.n_tokens - first.first_token;
+  const auto rows = [&](TensorView t) {
+    return t.rows_from(int64_t{first.first_token} * a.mla.n_heads,
+                       int64_t{n_tokens} * a.mla.n_heads);
+  };
+  absorbed_plainly(a, first.first_token, n_tokens, rows(a.q), rows(a.q_rope), rows(a.out));
+}
+
+// The product joins the parts of a divided context where it can.
+void CudaAttention::absorbed(const MlaArgs& a, const LinearPerHead& restore) {
+  if (!takes_absorbed(a.mla) || !CudaProducts::joins_parts(restore)) {
+    absorbed(a);
+    return products_.multiply_per_head(restore);
   }
+  gpu::MlaDecodeArgs args = decode_args(a);
+  args.combines = false;
+  gpu::mla_decode(stream_, args);
+  const int64_t first_row = (floats(restore.x) - floats(a.out)) / a.out.stride;
+  products_.multiply_per_head(restore, attention_parts(args, first_row));
+}
+
+gpu::MlaDecodeArgs CudaAttention::decode_args(const MlaArgs& a) const {
   const gpu::PagedSequences sequences = batch_.sequences(a.sequences);
-  const auto max_splits = static_cast<int>(partial_rows_ / n_rows);
-  const int n_splits = gpu::mla_decode_splits(sequences.n, sequences.max_tokens, a.mla.n_heads,
-                                              limits_.n_multiprocessors, max_splits);
-  gpu::mla_decode(stream_, {.q = floats(a.q),
-                            .q_rope = floats(a.q_rope),
-                            .cache = latent_cache(a),
-                            .sequences = sequences,
-                            .partial = partial_.as<float>(),
-                            .partial_lse = partial_lse_.as<float>(),
-                            .out = floats(a.out),
-                            .q_stride = a.q.stride,
-                            .q_rope_stride = a.q_rope.stride,
-                            .out_stride = a.out.stride,
-                            .n_rows = n_rows,
-                            .n_heads = a.mla.n_heads,
-                            .n_splits = n_splits,
-                            .softmax_scale = a.softmax_scale});
+  const auto max_splits = static_cast<int>(partial_rows_ / a.q.rows);
+  return {.q = floats(a.q),
+          .q_rope = floats(a.q_rope),
+          .cache = latent_cache(a),
+          .sequences = sequences,
+          .partial = partial_.as<float>(),
+          .partial_lse = partial_lse_.as<float>(),
+          .out = floats(a.out),
+          .q_stride = a.q.stride,
+          .q_rope_stride = a.q_rope.stride,
+          .out_stride = a.out.stride,
+          .n_rows = a.q.rows,
+          .n_heads = a.mla.n_heads,
+          .n_splits = gpu::mla_decode_splits(sequences.n, sequences.max_tokens, a.mla.n_heads,
+                                             limits_.n_multiprocessors, max_splits),
+          .softmax_scale = a.softmax_scale};
 }
 
 void CudaAttention::naive(const MlaArgs& a, const QuantView& kv_b) {

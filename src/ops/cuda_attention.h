@@ -19,9 +19,12 @@ class CudaAttention {
   static void require_fp8_cache(const MlaConfig& mla, const QuantView& kv_b);
 
   void absorbed(const MlaArgs& args);
+  // Attends, and multiplies the output by `restore`.
+  void absorbed(const MlaArgs& args, const LinearPerHead& restore);
   void naive(const MlaArgs& args, const QuantView& kv_b);
 
  private:
+  gpu::MlaDecodeArgs decode_args(const MlaArgs& args) const;
   void absorbed_plainly(const MlaArgs& args, int first_token, int n_tokens, TensorView q,
                         TensorView q_rope, TensorView out);
   void naive_through_latents(const MlaArgs& args, const Sequence& s, const QuantView& kv_b);

@@ -66,7 +66,7 @@ void CudaDevice::to_host(TensorView x, TensorView out) {
 // Graphs are not padded to a larger size, because experts would be read for the padding rows.
 void CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>& enqueue,
                               const std::function<void()>& follow) {
-  n_nodes_of_last_step_ = 0;
+  n_nodes_of_last_step_ = n_early_of_last_step_ = 0;
   if (!records_ || key.n_tokens() > kMaxRecordedTokens) return enqueue();
   auto known = recorded_.find(key);
   if (known == recorded_.end()) {
@@ -81,6 +81,7 @@ void CudaDevice::run_recorded(const RecordKey& key, const std::function<void()>&
   known->second.last_use = ++n_replays_;
   const gpu::Graph& graph = known->second.graph;
   n_nodes_of_last_step_ = graph.n_nodes();
+  n_early_of_last_step_ = graph.n_early();
   if (!launcher_) {
     stream_.replay(graph);
     return follow();

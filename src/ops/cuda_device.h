@@ -34,8 +34,10 @@ class CudaDevice final : public Device {
                                               int max_rows) override;
 
   int n_recorded() const { return static_cast<int>(recorded_.size()); }
-  // Nodes of the graph that the last run_recorded() replayed; 0: it replayed none.
+  // Nodes of the graph that the last run_recorded() replayed, and those that may start before the
+  // one before has ended (gpu::Graph); 0: it replayed none.
   int n_nodes_of_last_step() const { return n_nodes_of_last_step_; }
+  int n_early_of_last_step() const { return n_early_of_last_step_; }
 
  private:
   // The kernels of larger steps take longer than their launches, so recording would gain nothing.
@@ -55,7 +57,7 @@ class CudaDevice final : public Device {
   int64_t recorded_bytes_ = 0;
   std::unique_ptr<gpu::LaunchThread> launcher_;  // null: this thread launches
   int64_t n_replays_ = 0;
-  int n_nodes_of_last_step_ = 0;
+  int n_nodes_of_last_step_ = 0, n_early_of_last_step_ = 0;
 };
 
 }  // namespace tandem

@@ -171,6 +171,10 @@ void CudaOps::gated_linear(TensorView x, const QuantView& gate, const QuantView&
   if (!products_.multiply_gated(x, gate, up, out)) Ops::gated_linear(x, gate, up, out, scratch);
 }
 
+void CudaOps::attend_and_restore(const MlaArgs& attend, const LinearPerHead& restore) {
+  attention_.absorbed(attend, restore);
+}
+
 void CudaOps::rotate_and_append(const AppendArgs& a) {
   const bool fp8 = a.cache.dtype == DType::kF8E4M3;
   check(fp8 || a.cache.dtype == DType::kBF16, "the cache is BF16 or FP8");

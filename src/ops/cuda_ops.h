@@ -47,6 +47,7 @@ class CudaOps final : public Ops {
                    TensorView out_1) override;
   void gated_linear(TensorView x, const QuantView& gate, const QuantView& up, TensorView out,
                     TensorView scratch) override;
+  void attend_and_restore(const MlaArgs& attend, const LinearPerHead& restore) override;
   void rotate_and_append(const AppendArgs& args) override;
 
  private:

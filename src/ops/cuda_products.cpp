@@ -224,7 +224,12 @@ void CudaProducts::multiply_exactly(TensorView x, const QuantView& weights, Tens
                                .n_tokens = static_cast<int>(x.rows)});
 }
 
-void CudaProducts::multiply_per_head(const LinearPerHead& a) {
+bool CudaProducts::joins_parts(const LinearPerHead& a) {
+  return !a.transposed && a.x.rows <= int64_t{gpu::kJoinTokens} * a.n_heads &&
+         a.x.cols <= gpu::kMaxJoinedCols && for_tensor_cores(gpu_weight(a.w), kBlockColsPerHead);
+}
+
+void CudaProducts::multiply_per_head(const LinearPerHead& a, const gpu::AttentionParts& parts) {
   const gpu::Weight w = gpu_weight(a.w);
   const auto tokens = static_cast<int>(a.x.rows / a.n_heads);
   const auto x_cols = static_cast<int>(a.x.cols), out_cols = static_cast<int>(a.out.cols);
@@ -242,7 +247,8 @@ void CudaProducts::multiply_per_head(const LinearPerHead& a) {
                                            .out_cols = out_cols,
                                            .first_row = first_row,
                                            .rows_per_head = rows_per_head,
-                                           .transposed = a.transposed});
+                                           .transposed = a.transposed,
+                                           .parts = parts});
   gpu::plain_product(stream_, {.x = gpu_matrix(a.x),
                                .w = w,
                                .out = gpu_matrix(a.out),

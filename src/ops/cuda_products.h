@@ -23,7 +23,9 @@ class CudaProducts {
   // out = x w^T. Rounds x to BF16, or to FP8 where rounds_to_fp8(), unless w is float or has scale
   // blocks that tensor cores do not support.
   void multiply(TensorView x, const QuantView& w, TensorView out);
-  void multiply_per_head(const LinearPerHead& args);
+  // With parts, x is joined from them, where joins_parts().
+  void multiply_per_head(const LinearPerHead& args, const gpu::AttentionParts& parts = {});
+  static bool joins_parts(const LinearPerHead& args);
   // Products of up to kSkinnyTokens tokens with one kernel; false: nothing was done, because there
   // are more tokens or the matrices need kernels of their own. See Ops.
   bool multiply_normalised(TensorView x, const QuantView& gain, float eps, const QuantView& w,

@@ -117,6 +117,11 @@ class Ops {
     linear(x, up, scratch);
     silu_mul(out, scratch);
   }
+  // mla_absorbed(), whose output `restore` multiplies. Overwrites both outputs.
+  virtual void attend_and_restore(const MlaArgs& attend, const LinearPerHead& restore) {
+    mla_absorbed(attend);
+    linear_per_head(restore);
+  }
   virtual void rotate_and_append(const AppendArgs& a) {
     const TensorView latent = a.kv.cols_from(0, a.kv.cols - a.q_rope.cols);
     rope(a.q_rope, a.batch.positions, a.rope);

@@ -90,6 +90,7 @@ class CudaBenchModel final : public GpuBenchModel {
   }
   QuantView repeated(TensorView rows, int64_t n_rows) override;
   int n_nodes_of_last_step() const override { return device_.n_nodes_of_last_step(); }
+  int n_early_of_last_step() const override { return device_.n_early_of_last_step(); }
   void to_gpu(TensorView from, TensorView to) override {
     check(from.stride == from.cols && to.stride == to.cols, "matrices without gaps");
     stream_.copy(from.data, from.rows * from.row_bytes(), to.data);

@@ -83,6 +83,7 @@ Json decode_row(const HybridSteps::Decode& m, const HybridBench& bench, const Mo
           {"gpu_roofline_ratio", or_null(roofline)},
           {"gpu_predicted_seconds", or_null(predicted)},
           {"gpu_nodes", m.gpu_nodes},
+          {"gpu_early_nodes", m.gpu_early},
           {"gpu_idle_share", or_null(idle)}};
 }
 

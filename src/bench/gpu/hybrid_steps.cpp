@@ -136,10 +136,12 @@ HybridSteps::Decode HybridSteps::decode(int context, int n_sequences, double sec
         forward(kind == kGpu ? *gpu_model_.model() : model_, steps.at(step));
     });
   };
-  int gpu_nodes = 0;
+  int gpu_nodes = 0, gpu_early = 0;
   for (int kind = 0; kind < kKinds; ++kind) {  // warm-up: records graphs, loads kernels
     run(Kind(kind), 0);
-    if (kind == kGpu) gpu_nodes = gpu_model_.bench_model()->n_nodes_of_last_step();
+    if (kind != kGpu) continue;
+    gpu_nodes = gpu_model_.bench_model()->n_nodes_of_last_step();
+    gpu_early = gpu_model_.bench_model()->n_early_of_last_step();
   }
   double spent = 0;
   for (int round = 0; round < kMinTimingRounds || spent < seconds; ++round)
@@ -147,8 +149,13 @@ HybridSteps::Decode HybridSteps::decode(int context, int n_sequences, double sec
       times[kind].push_back(run(Kind(kind), round % kSteps));
       spent += times[kind].back();
     }
-  return {median(times[kStep]), median(times[kHalves]), median(times[kNoCpu]),
-          median(times[kGpu]),  median(times[kCpu]),    gpu_nodes};
+  return {median(times[kStep]),
+          median(times[kHalves]),
+          median(times[kNoCpu]),
+          median(times[kGpu]),
+          median(times[kCpu]),
+          gpu_nodes,
+          gpu_early};
 }
 
 std::optional<HybridSteps::Prefill> HybridSteps::prefill(int n, double seconds) {

@@ -34,6 +34,7 @@ class HybridSteps {
     double gpu;         // without routed experts and hand-offs
     double cpu;         // the same experts for the same tokens, without the GPU
     int gpu_nodes = 0;  // kernels in the graph of `gpu`; 0: not recorded
+    int gpu_early = 0;  // those that may start before the kernel before has ended
   };
   // Measures for about `seconds`, the five kinds in turn.
   Decode decode(int context, int n_sequences, double seconds);
