@@ -1,9 +1,10 @@
 // Groups of one rank and of threads: every call with sizes of all kinds, sums whose bits depend on
 // their order, ranks that are lost at every call, and ranks whose calls differ.
-#include <atomic>
+#include <map>
 #include <thread>
 
 #include "comm/alone.h"
+#include "comm/launch.h"
 #include "comm/local_ranks.h"
 #include "tests/comm_cases.h"
 #include "tests/error_of.h"
@@ -126,6 +127,52 @@ TEST(Comm, CallsThatDifferAreErrors) {
                      window->wait(1 - group.rank(), 1);
                    }),
                    "wait for each other"));
+}
+
+// What launchers set: Open MPI 4 and 5, MPICH's and Intel MPI's, srun with PMI-2 and with PMIx.
+TEST(Launch, WhatLaunchersSay) {
+  using Variables = std::map<std::string, const char*>;
+  const auto launch = [](const Variables& set) {
+    return launch_of([&](const std::string& name) {
+      const auto at = set.find(name);
+      return at == set.end() ? nullptr : at->second;
+    });
+  };
+  EXPECT_FALSE(launch({}));
+  EXPECT_FALSE(launch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}));  // a shell of sbatch
+  const auto open_mpi = launch({{"OMPI_COMM_WORLD_RANK", "5"},
+                                {"OMPI_COMM_WORLD_SIZE", "8"},
+                                {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                                {"PMIX_RANK", "5"}});
+  ASSERT_TRUE(open_mpi);
+  EXPECT_EQ(open_mpi->rank, 5);
+  EXPECT_EQ(open_mpi->size, 8);
+  EXPECT_EQ(open_mpi->local_rank, 1);
+  EXPECT_EQ(open_mpi->local_size, 4);
+  EXPECT_STREQ(open_mpi->libraries.front(), "libmpi.so.40");
+  const auto mpich = launch(
+      {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}});
+  ASSERT_TRUE(mpich);
+  EXPECT_EQ(mpich->rank, 0);
+  EXPECT_EQ(mpich->size, 2);
+  EXPECT_EQ(mpich->local_size, 2);
+  EXPECT_STREQ(mpich->libraries.front(), "libmpich.so.12");
+  const auto pmix =
+      launch({{"PMIX_RANK", "3"}, {"SLURM_STEP_NUM_TASKS", "16"}, {"SLURM_LOCALID", "3"}});
+  ASSERT_TRUE(pmix);
+  EXPECT_EQ(pmix->size, 16);
+  EXPECT_EQ(pmix->local_rank, 3);
+  EXPECT_EQ(pmix->local_size, -1);
+  EXPECT_TRUE(says(error_of([&] {
+                     launch({{"PMI_RANK", "2"}, {"PMI_SIZE", "2"}});
+                   }),
+                   "PMI_RANK=2, but PMI_SIZE=2"));
+  for (const char* wrong : {"", "x", "-1", "1x", "99999999999"})
+    EXPECT_TRUE(says(error_of([&] {
+                       launch({{"PMI_RANK", wrong}, {"PMI_SIZE", "2"}});
+                     }),
+                     fmt::format("PMI_RANK={} ", wrong)));
 }
 
 TEST(Comm, WhatWorkThrowsIsThrown) {
