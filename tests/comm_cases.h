@@ -150,10 +150,19 @@ inline void check_split(Group& group) {
     const auto deeper = part->split(part->rank() / 2);
     check_all_gather(*deeper);
     check_sums(group);  // between calls of its parts
+    // One part has more groups than the others.
+    if (group.rank() % n_colors == 0) check_sums(*part->split(part->rank()));
   }
   const auto some = group.split(group.rank() == 0 ? -1 : 7);
   ASSERT_EQ(some == nullptr, group.rank() == 0);
   if (some) check_sums(*some);
+}
+
+// The ranks make calls of two groups in different orders, which nothing but the groups tells apart.
+inline void call_in_two_orders(Group& group) {
+  const auto a = group.split(0), b = group.split(0);
+  (group.rank() == 0 ? a : b)->barrier();
+  (group.rank() == 0 ? b : a)->barrier();
 }
 
 inline void check_group(Group& group) {

@@ -127,6 +127,7 @@ TEST(Comm, CallsThatDifferAreErrors) {
                      window->wait(1 - group.rank(), 1);
                    }),
                    "wait for each other"));
+  EXPECT_TRUE(says(error_between(call_in_two_orders), "wait for each other"));
 }
 
 // What launchers set: Open MPI 4 and 5, MPICH's and Intel MPI's, srun with PMI-2 and with PMIx.

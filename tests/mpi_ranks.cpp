@@ -3,6 +3,7 @@
 //     mpi_ranks exchanges         checks every expert exchange
 //     mpi_ranks long              sends long messages
 //     mpi_ranks fewer, more       makes calls of which rank 1's have fewer or more bytes
+//     mpi_ranks orders            makes calls of two groups in different orders
 //     mpi_ranks steps SECONDS     makes calls until a rank is lost, with this patience
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -65,6 +66,7 @@ int run(std::string_view what, double seconds) {
   if (what == "exchanges") check_exchanges(*group);
   if (what == "fewer") call_differently(*group, 7);
   if (what == "more") call_differently(*group, 9);
+  if (what == "orders") call_in_two_orders(*group);
   if (what == "steps") run_steps(*group);
   return ::testing::Test::HasFailure() ? 1 : 0;
 }

@@ -86,7 +86,8 @@ class Ranks(unittest.TestCase):
 
     def test_calls_that_differ(self):
         for launcher in LAUNCHERS:
-            for what, expected in (("fewer", "rank 1 sent 7 bytes where 8 were expected"), ("more", "essage truncated")):
+            for what, expected in (("fewer", "rank 1 sent 7 bytes where 8 were expected"), ("more", "essage truncated"),
+                                   ("orders", "ranks wait for each other")):
                 with self.subTest(launcher=launcher, what=what):
                     output, status = Job(launcher, 2, what, str(PATIENCE)).end()
                     self.assertNotEqual(status, 0)
