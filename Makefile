@@ -18,6 +18,7 @@
 PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchmark-dev libeigen3-dev libdnnl-dev \
             nlohmann-json3-dev libboost-dev libssl-dev libcurl4-openssl-dev libcli11-dev libfmt-dev libpcre2-dev libxxhash-dev \
             python3 python3-venv python3-jinja2
+TEST_PACKAGES := openmpi-bin
 LINT_PACKAGES := clang-format-14 clang-tidy-14
 JOBS := $(shell nproc)
 FUZZ_SECONDS ?= 600
@@ -33,6 +34,7 @@ run: configure
 	@./build/release/tandem run --temp 0 -p "What is 478 + 356?"
 
 test: configure
+	@tools/install_packages.sh $(TEST_PACKAGES)
 	@cmake --build build/release -j$(JOBS) --target tandem tests/all
 	@ln -sf release/tandem build/tandem
 	@tools/client_packages.sh clients packaging

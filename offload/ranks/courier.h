@@ -1,0 +1,41 @@
+// Moves items of one size between ranks, any number of them from each rank to each other.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "comm/group.h"
+
+namespace tandem {
+
+class Courier {
+ public:
+  virtual ~Courier() = default;
+  struct Arrived {
+    std::vector<const std::byte*> items;  // [ranks] those of each rank, one after another
+    std::vector<int64_t> n;               // [ranks]
+    int64_t total() const;
+  };
+  // Begins an exchange in which n_to[r] items go to rank r.
+  virtual void begin(std::span<const int64_t> n_to) = 0;
+  // Item `index` of those for `rank`; every item is put once.
+  virtual void put(int rank, int64_t index, ConstBytes item) = 0;
+  // Ends the exchange. Items are valid until this rank begins another exchange, numbers until it
+  // ends one. n_from: [ranks] how many come from each rank; empty: not known.
+  virtual const Arrived& end(std::span<const int64_t> n_from) = 0;
+};
+
+struct ItemSizes {
+  int64_t bytes;            // of an item
+  int64_t max;              // items from a rank to another one
+  int64_t max_out, max_in;  // items of a rank to all ranks, from all ranks
+};
+
+// Items travel by all_to_all, after their numbers where those are not known.
+std::unique_ptr<Courier> make_counting_courier(Group& group, const ItemSizes& sizes);
+
+// Items are put into a window, where each rank has a place for those of every other rank: a number,
+// then items. Ranks use two couriers in turns and read what arrives by one before they begin the
+// other: then every rank has read the items of the last exchange when those of the next one come.
+std::unique_ptr<Courier> make_window_courier(Group& group, const ItemSizes& sizes);
+
+}  // namespace tandem

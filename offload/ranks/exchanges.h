@@ -1,0 +1,22 @@
+// The kinds of exchanges, for make_exchange().
+#pragma once
+#include "offload/ranks/expert_exchange.h"
+
+namespace tandem {
+
+struct ExchangeParts {
+  Group& group;
+  const ExpertOwners& owners;
+  const cpu::KernelTable& kernels;
+  const ExchangeShape shape;
+};
+
+std::unique_ptr<ExpertExchange> make_all_reduce_exchange(const ExchangeParts& parts);
+std::unique_ptr<ExpertExchange> make_gather_exchange(const ExchangeParts& parts);
+// kAllToAll or kLowLatency
+std::unique_ptr<ExpertExchange> make_row_exchange(ExchangeMode mode, const ExchangeParts& parts);
+
+// y += x
+void add_rows(const float* x, TensorView y);
+
+}  // namespace tandem

@@ -1,0 +1,101 @@
+// Expert parallelism: a layer's experts are on several ranks. dispatch() sends the rows of tokens
+// to the ranks that have their experts, which compute them as on one machine, and combine() sends
+// the sums back. ExpertPool backends stand on it; a row may still go several times between two
+// hosts.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "comm/group.h"
+#include "offload/ranks/row_format.h"
+#include "ops/expert_pool.h"
+
+namespace tandem {
+
+// Which ranks have each expert of each layer; the same on every rank.
+class ExpertOwners {
+ public:
+  ExpertOwners(int n_layers, int n_experts)
+      : n_experts_(n_experts), ranks_(static_cast<size_t>(n_layers) * n_experts) {}
+  // `rank` has the expert too. All ranks add replicas in the same order.
+  void add(int layer, int expert, int rank) { ranks_[index(layer, expert)].push_back(rank); }
+  // Several ranks have replicas. An expert without ranks is left out of all sums.
+  const std::vector<int>& ranks(int layer, int expert) const {
+    return ranks_[index(layer, expert)];
+  }
+  // The rank that computes `expert` for a row, -1: none, as for a negative id. Rows use replicas in
+  // turn.
+  int owner(int layer, int expert, int64_t row) const {
+    if (expert < 0) return -1;
+    const std::vector<int>& all = ranks(layer, expert);
+    return all.empty() ? -1 : all[row % std::ssize(all)];
+  }
+
+ private:
+  size_t index(int layer, int expert) const {
+    check(expert >= 0 && expert < n_experts_, "number of an expert");
+    return static_cast<size_t>(layer) * n_experts_ + expert;
+  }
+
+  int n_experts_;
+  std::vector<std::vector<int>> ranks_;  // [layers * n_experts]
+};
+
+// How rows travel. In every mode a token's experts are added up in float, in an order that depends
+// on the routing alone.
+enum class ExchangeMode : uint8_t {
+  // All ranks have the same tokens. Nothing is sent out, and all ranks get the sum of the sums of
+  // all tokens, with the same bits.
+  kAllReduce,
+  // Every rank has tokens of its own. All rows go to all ranks, and their sums are reduced.
+  kGather,
+  // A row goes to each rank that has one of its experts: first the numbers of rows, then the rows.
+  kAllToAll,
+  // The same through windows: buffers of fixed size in which the number of rows stands before the
+  // rows. No rank waits for another one to learn a size.
+  kLowLatency,
+};
+
+// What is sent back for a token by kAllToAll and kLowLatency; kGather and kAllReduce know only the
+// first.
+enum class ReturnedRows : uint8_t {
+  kPerRank,  // the sum of each rank's experts, added in ascending order of ranks: the fewest bytes
+  // The row of each expert, weighted and added in ascending order of experts: the bits of one rank
+  // that has all experts, if its experts are not sliced among NUMA nodes.
+  kPerExpert,
+};
+
+// The same on all ranks.
+struct ExchangeShape {
+  int dim, n_active;
+  int max_tokens;                     // of a rank
+  RowFormat there = RowFormat::kF32;  // not for kAllReduce, which sends nothing there
+  RowFormat back = RowFormat::kF32;   // only for kAllToAll and kLowLatency; others send floats
+  ReturnedRows returned = ReturnedRows::kPerRank;
+};
+
+// The exchange of one ticket: two micro-batches in flight need two. All ranks make the same calls
+// in the same order, also those without tokens. Calls throw what Group throws, and allocate nothing
+// once they were as large as they get.
+class ExpertExchange {
+ public:
+  virtual ~ExpertExchange() = default;
+  // The most rows that dispatch() returns.
+  virtual int64_t max_rows() const = 0;
+  // Called before the layers of a step: this rank has n_tokens, from 0 to max_tokens.
+  virtual void begin(int n_tokens) = 0;
+  // Returns what this rank has to compute; experts of other ranks have id -1. x is kF32 (any type
+  // for kAllReduce). Valid until the next dispatch().
+  virtual ExpertBatch dispatch(const ExpertBatch& mine) = 0;
+  // y += the sums of this rank's tokens, [n_tokens, dim]. sums: kF32 [rows that dispatch()
+  // returned, dim], dense, 0 for rows without experts; overwritten.
+  virtual void combine(TensorView sums, TensorView y) = 0;
+};
+
+// References outlive the object.
+std::unique_ptr<ExpertExchange> make_exchange(ExchangeMode mode, Group& group,
+                                              const ExpertOwners& owners,
+                                              const cpu::KernelTable& kernels,
+                                              const ExchangeShape& shape);
+
+}  // namespace tandem

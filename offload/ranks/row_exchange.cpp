@@ -1,0 +1,232 @@
+// The exchanges in which a row goes to the ranks that have its experts. Which row goes where, and
+// in which order what comes back is added, is the same in both; how items travel is a Courier's.
+#include <algorithm>
+#include <cstring>
+
+#include "core/memory.h"
+#include "offload/ranks/courier.h"
+#include "offload/ranks/exchanges.h"
+
+namespace tandem {
+namespace {
+
+class RowExchange final : public ExpertExchange {
+ public:
+  RowExchange(ExchangeMode mode, const ExchangeParts& parts);
+  int64_t max_rows() const override {
+    return int64_t{p_.group.size()} * p_.shape.max_tokens * (per_expert() ? p_.shape.n_active : 1);
+  }
+  void begin(int) override {}
+  ExpertBatch dispatch(const ExpertBatch& mine) override;
+  void combine(TensorView sums, TensorView y) override;
+
+ private:
+  // An expert of a token, and the row of answers that holds it: the answer-th of those from `rank`.
+  struct Choice {
+    int rank;
+    int32_t id;
+    float weight;
+    int64_t answer;
+  };
+  bool per_expert() const { return p_.shape.returned == ReturnedRows::kPerExpert; }
+  // A parcel is a row, the ids of those of its experts that the rank has, and their weights.
+  int64_t parcel_bytes() const { return there_.bytes() + 8 * p_.shape.n_active; }
+  std::span<Choice> choices_of(int64_t token) {
+    return std::span(choices_).subspan(token * p_.shape.n_active, n_choices_[token]);
+  }
+  void choose(const ExpertBatch& mine);
+  void send_rows(const ExpertBatch& mine);
+  ExpertBatch receive_rows(const ExpertBatch& mine);
+  void add_row(const float* x, std::span<const int32_t> ids, std::span<const float> weights);
+  void send_answers(const TensorView& sums);
+
+  const ExchangeParts p_;
+  const RowCodec there_, back_;
+  std::unique_ptr<Courier> parcels_, answers_;
+
+  // Of this rank's tokens.
+  std::vector<Choice> choices_;                 // [max_tokens, n_active]
+  std::vector<int64_t> n_choices_;              // [max_tokens]
+  std::vector<int64_t> n_parcels_, n_answers_;  // [ranks] that are sent there, that come back
+  std::vector<int64_t> n_sent_;                 // [ranks] parcels so far
+  std::vector<std::byte> parcel_, encoded_;     // one parcel, one answer
+  std::vector<float> answer_, sum_;             // [dim]
+
+  // Of the rows that this rank computes.
+  Buffer x_;              // [max_rows(), dim]
+  Buffer ids_, weights_;  // [max_rows(), n_active]
+  int64_t n_rows_ = 0;
+  std::vector<int64_t> n_rows_of_;  // [ranks]
+};
+
+ItemSizes item_sizes(const ExchangeParts& parts, int64_t bytes, int64_t per_token) {
+  const int64_t of_rank = parts.shape.max_tokens * per_token, size = parts.group.size();
+  return {.bytes = bytes, .max = of_rank, .max_out = of_rank * size, .max_in = of_rank * size};
+}
+
+RowExchange::RowExchange(ExchangeMode mode, const ExchangeParts& parts)
+    : p_(parts),
+      there_(parts.kernels, parts.shape.there, parts.shape.dim),
+      back_(parts.kernels, parts.shape.back, parts.shape.dim),
+      choices_(int64_t{parts.shape.max_tokens} * parts.shape.n_active),
+      n_choices_(parts.shape.max_tokens),
+      n_parcels_(parts.group.size()),
+      n_answers_(parts.group.size()),
+      n_sent_(parts.group.size()),
+      parcel_(parcel_bytes()),
+      encoded_(back_.bytes()),
+      answer_(parts.shape.dim),
+      sum_(parts.shape.dim),
+      x_(max_rows() * parts.shape.dim * 4),
+      ids_(max_rows() * parts.shape.n_active * 4),
+      weights_(max_rows() * parts.shape.n_active * 4),
+      n_rows_of_(parts.group.size()) {
+  const auto make = mode == ExchangeMode::kLowLatency ? make_window_courier : make_counting_courier;
+  parcels_ = make(p_.group, item_sizes(p_, parcel_bytes(), 1));
+  answers_ = make(p_.group, item_sizes(p_, back_.bytes(), per_expert() ? p_.shape.n_active : 1));
+}
+
+ExpertBatch RowExchange::dispatch(const ExpertBatch& mine) {
+  choose(mine);
+  send_rows(mine);
+  return receive_rows(mine);
+}
+
+// A token's choices are in ascending order of ranks, and of experts within a rank.
+void RowExchange::choose(const ExpertBatch& mine) {
+  check(mine.x.rows <= p_.shape.max_tokens, "tokens of a rank");
+  std::fill(n_parcels_.begin(), n_parcels_.end(), 0);
+  std::fill(n_answers_.begin(), n_answers_.end(), 0);
+  for (int64_t t = 0; t < mine.x.rows; ++t) {
+    Choice* const first = &choices_[t * p_.shape.n_active];
+    Choice* end = first;
+    for (int k = 0; k < p_.shape.n_active; ++k) {
+      const int32_t id = mine.routing.ids.row<int32_t>(t)[k];
+      const int rank = p_.owners.owner(mine.layer, id, t);
+      if (rank >= 0) *end++ = {rank, id, mine.routing.weights.row<float>(t)[k], 0};
+    }
+    std::sort(first, end, [](const Choice& a, const Choice& b) {
+      return a.rank != b.rank ? a.rank < b.rank : a.id < b.id;
+    });
+    n_choices_[t] = end - first;
+    for (Choice* c = first; c != end; ++c) {
+      const bool first_of_rank = c == first || c->rank != c[-1].rank;
+      n_parcels_[c->rank] += first_of_rank;
+      c->answer = per_expert() || first_of_rank ? n_answers_[c->rank]++ : c[-1].answer;
+    }
+  }
+}
+
+void RowExchange::send_rows(const ExpertBatch& mine) {
+  std::fill(n_sent_.begin(), n_sent_.end(), 0);
+  auto* const ids = reinterpret_cast<int32_t*>(parcel_.data() + there_.bytes());
+  auto* const weights = reinterpret_cast<float*>(ids + p_.shape.n_active);
+  parcels_->begin(n_parcels_);
+  for (int64_t t = 0; t < mine.x.rows; ++t) {
+    const std::span<const Choice> choices = choices_of(t);
+    if (choices.empty()) continue;
+    there_.encode(mine.x.row<float>(t), parcel_.data());
+    for (auto c = choices.begin(); c != choices.end();) {
+      const int rank = c->rank;
+      std::fill_n(ids, p_.shape.n_active, -1);
+      std::fill_n(weights, p_.shape.n_active, 0.f);
+      for (int k = 0; c != choices.end() && c->rank == rank; ++k, ++c) {
+        ids[k] = c->id;
+        weights[k] = c->weight;
+      }
+      parcels_->put(rank, n_sent_[rank]++, parcel_);
+    }
+  }
+}
+
+// A row for each parcel, or for each of its experts with weight 1.
+ExpertBatch RowExchange::receive_rows(const ExpertBatch& mine) {
+  const Courier::Arrived& arrived = parcels_->end({});
+  const int n_active = p_.shape.n_active;
+  n_rows_ = 0;
+  for (int r = 0; r < p_.group.size(); ++r) {
+    const int64_t before = n_rows_;
+    for (int64_t i = 0; i < arrived.n[r]; ++i) {
+      const std::byte* const parcel = arrived.items[r] + i * parcel_bytes();
+      const auto* const ids = reinterpret_cast<const int32_t*>(parcel + there_.bytes());
+      const auto* const weights = reinterpret_cast<const float*>(ids + n_active);
+      float* const x = reinterpret_cast<float*>(x_.data()) + n_rows_ * p_.shape.dim;
+      there_.decode(parcel, x);
+      if (!per_expert()) {
+        add_row(x, {ids, size_t(n_active)}, {weights, size_t(n_active)});
+        continue;
+      }
+      constexpr float kOne = 1;
+      for (int k = 0; k < n_active && ids[k] >= 0; ++k) add_row(x, {ids + k, 1}, {&kOne, 1});
+    }
+    n_rows_of_[r] = n_rows_ - before;
+  }
+  ExpertBatch batch = mine;
+  batch.x = {x_.data(), n_rows_, p_.shape.dim, p_.shape.dim};
+  batch.routing.ids = {ids_.data(), n_rows_, n_active, n_active, DType::kI32};
+  batch.routing.weights = {weights_.data(), n_rows_, n_active, n_active};
+  return batch;
+}
+
+void RowExchange::add_row(const float* x, std::span<const int32_t> ids,
+                          std::span<const float> weights) {
+  const int dim = p_.shape.dim, n_active = p_.shape.n_active;
+  float* const x_out = reinterpret_cast<float*>(x_.data()) + n_rows_ * dim;
+  if (x != x_out) std::copy_n(x, dim, x_out);
+  int32_t* const ids_out = reinterpret_cast<int32_t*>(ids_.data()) + n_rows_ * n_active;
+  float* const weights_out = reinterpret_cast<float*>(weights_.data()) + n_rows_ * n_active;
+  std::fill_n(ids_out, n_active, -1);
+  std::copy(ids.begin(), ids.end(), ids_out);
+  std::fill_n(weights_out, n_active, 0.f);
+  std::copy(weights.begin(), weights.end(), weights_out);
+  ++n_rows_;
+}
+
+void RowExchange::combine(TensorView sums, TensorView y) {
+  check(sums.rows == n_rows_, "sums of the rows that dispatch() returned");
+  send_answers(sums);
+  const Courier::Arrived& arrived = answers_->end(n_answers_);
+  for (int64_t t = 0; t < y.rows; ++t) {
+    const std::span<Choice> choices = choices_of(t);
+    if (per_expert())
+      std::sort(choices.begin(), choices.end(),
+                [](const Choice& a, const Choice& b) { return a.id < b.id; });
+    std::fill(sum_.begin(), sum_.end(), 0.f);
+    for (auto c = choices.begin(); c != choices.end(); ++c) {
+      if (!per_expert() && c != choices.begin() && c->rank == c[-1].rank) continue;
+      back_.decode(arrived.items[c->rank] + c->answer * back_.bytes(), answer_.data());
+      const float weight = per_expert() ? c->weight : 1;
+      for (size_t i = 0; i < sum_.size(); ++i) sum_[i] += weight * answer_[i];
+    }
+    add_rows(sum_.data(), y.rows_from(t, 1));
+  }
+}
+
+// In the order in which the rows came.
+void RowExchange::send_answers(const TensorView& sums) {
+  answers_->begin(n_rows_of_);
+  int64_t row = 0;
+  for (int r = 0; r < p_.group.size(); ++r)
+    for (int64_t i = 0; i < n_rows_of_[r]; ++i) {
+      back_.encode(sums.row<float>(row++), encoded_.data());
+      answers_->put(r, i, encoded_);
+    }
+}
+
+}  // namespace
+
+std::unique_ptr<ExpertExchange> make_row_exchange(ExchangeMode mode, const ExchangeParts& parts) {
+  return std::make_unique<RowExchange>(mode, parts);
+}
+
+std::unique_ptr<ExpertExchange> make_exchange(ExchangeMode mode, Group& group,
+                                              const ExpertOwners& owners,
+                                              const cpu::KernelTable& kernels,
+                                              const ExchangeShape& shape) {
+  const ExchangeParts parts{group, owners, kernels, shape};
+  if (mode == ExchangeMode::kAllReduce) return make_all_reduce_exchange(parts);
+  if (mode == ExchangeMode::kGather) return make_gather_exchange(parts);
+  return make_row_exchange(mode, parts);
+}
+
+}  // namespace tandem

@@ -1,0 +1,78 @@
+#include "offload/ranks/row_format.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "core/rounding.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kBlock = 128;  // columns with one scale
+constexpr float kLargest = 448;  // of E4M3
+
+constexpr int32_t bits_of(float x) { return std::bit_cast<int32_t>(x); }
+// Sizes of floats compare as their bits do.
+int32_t size_bits(float x) { return bits_of(x) & 0x7fffffff; }
+
+// The nearest code, ties to even, saturating. Integers only, without branches: so the compiler
+// computes several columns at a time.
+uint8_t to_e4m3(float x) {
+  const int32_t size = std::min(size_bits(x), bits_of(kLargest));
+  // From 2^-6 on: three bits of the fraction stay, and the exponent's bias changes from 127 to 7.
+  const int32_t normal = ((size + 0x7ffff + (size >> 20 & 1)) >> 20) - ((127 - 7) << 3);
+  // Below, codes are multiples of 2^-9, to which the addition of 2^14 rounds.
+  const int32_t small = bits_of(std::bit_cast<float>(size) + 0x1p14f) - bits_of(0x1p14f);
+  const int32_t is_small = -(size < bits_of(0x1p-6f));  // all bits, or none
+  const int32_t code = (small & is_small) | (normal & ~is_small);
+  return static_cast<uint8_t>((bits_of(x) >> 24 & 0x80) | code);
+}
+
+}  // namespace
+
+int64_t RowCodec::bytes() const {
+  if (format_ == RowFormat::kF32) return 4 * dim_;
+  if (format_ == RowFormat::kBf16) return round_up(2 * dim_, 4);
+  return round_up(dim_, 4) + 4 * ceil_div(dim_, kBlock);
+}
+
+void RowCodec::encode(const float* row, std::byte* out) const {
+  if (format_ == RowFormat::kF32) std::memcpy(out, row, 4 * dim_);
+  if (format_ == RowFormat::kBf16)
+    kernels_.encode_bf16({row, reinterpret_cast<cpu::bf16*>(out), dim_});
+  if (format_ == RowFormat::kFp8) encode_fp8(row, out);
+}
+
+void RowCodec::decode(const std::byte* encoded, float* out) const {
+  if (format_ == RowFormat::kF32) std::memcpy(out, encoded, 4 * dim_);
+  if (format_ == RowFormat::kBf16) kernels_.decode({encoded, cpu::WeightType::kBF16, out, dim_});
+  if (format_ == RowFormat::kFp8) decode_fp8(encoded, out);
+}
+
+// The codes of all columns, then the scales. The kernels do not decode NaN, so the scale of a block
+// with a NaN is NaN.
+void RowCodec::encode_fp8(const float* row, std::byte* out) const {
+  auto* const codes = reinterpret_cast<uint8_t*>(out);
+  auto* const scales = reinterpret_cast<float*>(out + round_up(dim_, 4));
+  for (int64_t begin = 0; begin < dim_; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, dim_);
+    int32_t size = 0;
+    for (int64_t c = begin; c < end; ++c) size = std::max(size, size_bits(row[c]));
+    const auto largest = std::bit_cast<float>(size);  // NaN if one is
+    const float inverse = largest > 0 ? kLargest / largest : 0;
+    for (int64_t c = begin; c < end; ++c) codes[c] = to_e4m3(row[c] * inverse);
+    scales[begin / kBlock] = largest / kLargest;
+  }
+}
+
+void RowCodec::decode_fp8(const std::byte* encoded, float* out) const {
+  const auto* const scales = reinterpret_cast<const float*>(encoded + round_up(dim_, 4));
+  kernels_.decode({encoded, cpu::WeightType::kF8E4M3, out, dim_});
+  for (int64_t begin = 0; begin < dim_; begin += kBlock) {
+    const float scale = scales[begin / kBlock];
+    for (int64_t c = begin; c < std::min(begin + kBlock, dim_); ++c) out[c] *= scale;
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,149 @@
+// The exchanges in which a rank computes its experts for all tokens that it sees, and sums of whole
+// steps are added: by all_reduce where all ranks have the same tokens, by reduce_scatter where each
+// has its own.
+#include <cstring>
+#include <numeric>
+
+#include "core/memory.h"
+#include "offload/ranks/exchanges.h"
+
+namespace tandem {
+namespace {
+
+TensorView int_matrix(std::vector<int32_t>& ids, int64_t rows, int64_t cols) {
+  return {ids.data(), rows, cols, cols, DType::kI32};
+}
+
+// The ids of a layer with those of other ranks' experts as -1.
+TensorView only_mine(const ExchangeParts& parts, int layer, const TensorView& ids,
+                     std::vector<int32_t>& out) {
+  out.resize(ids.rows * ids.cols);
+  for (int64_t t = 0; t < ids.rows; ++t)
+    for (int64_t k = 0; k < ids.cols; ++k) {
+      const int32_t id = ids.row<int32_t>(t)[k];
+      const bool mine = parts.owners.owner(layer, id, t) == parts.group.rank();
+      out[t * ids.cols + k] = mine ? id : -1;
+    }
+  return int_matrix(out, ids.rows, ids.cols);
+}
+
+std::span<float> floats_of(const TensorView& sums) {
+  check(sums.stride == sums.cols, "sums are dense");
+  return {static_cast<float*>(sums.data), static_cast<size_t>(sums.rows * sums.cols)};
+}
+
+class AllReduceExchange final : public ExpertExchange {
+ public:
+  explicit AllReduceExchange(const ExchangeParts& parts) : p_(parts) {}
+  int64_t max_rows() const override { return p_.shape.max_tokens; }
+  void begin(int) override {}
+  ExpertBatch dispatch(const ExpertBatch& all) override {
+    ExpertBatch mine = all;
+    mine.routing.ids = only_mine(p_, all.layer, all.routing.ids, ids_);
+    return mine;
+  }
+  void combine(TensorView sums, TensorView y) override {
+    p_.group.all_reduce(floats_of(sums));
+    add_rows(static_cast<const float*>(sums.data), y);
+  }
+
+ private:
+  const ExchangeParts p_;
+  std::vector<int32_t> ids_;
+};
+
+class GatherExchange final : public ExpertExchange {
+ public:
+  explicit GatherExchange(const ExchangeParts& parts)
+      : p_(parts),
+        there_(parts.kernels, parts.shape.there, parts.shape.dim),
+        n_tokens_(parts.group.size()),
+        sizes_(parts.group.size()),
+        parcels_(max_rows() * parcel_bytes()),
+        x_(max_rows() * p_.shape.dim * 4),
+        all_ids_(max_rows() * p_.shape.n_active),
+        ids_(all_ids_.size()),
+        weights_(all_ids_.size()) {}
+
+  int64_t max_rows() const override { return int64_t{p_.shape.max_tokens} * p_.group.size(); }
+  void begin(int n_tokens) override {
+    check(n_tokens <= p_.shape.max_tokens, "tokens of a rank");
+    p_.group.all_gather_values(int64_t{n_tokens}, std::span(n_tokens_));
+  }
+  ExpertBatch dispatch(const ExpertBatch& mine) override;
+  void combine(TensorView sums, TensorView y) override;
+
+ private:
+  // Of a token: its row, ids and weights.
+  int64_t parcel_bytes() const { return there_.bytes() + 8 * p_.shape.n_active; }
+  // Tokens of the ranks before `rank`.
+  int64_t first_row(int rank) const {
+    return std::accumulate(n_tokens_.begin(), n_tokens_.begin() + rank, int64_t{0});
+  }
+  std::span<const int64_t> sizes(int64_t of_token) {
+    for (int r = 0; r < p_.group.size(); ++r) sizes_[r] = n_tokens_[r] * of_token;
+    return sizes_;
+  }
+
+  const ExchangeParts p_;
+  const RowCodec there_;
+  std::vector<int64_t> n_tokens_, sizes_;  // [ranks]
+  Buffer parcels_;                         // [max_rows()]
+  Buffer x_;                               // [max_rows(), dim]
+  std::vector<int32_t> all_ids_, ids_;     // [max_rows(), n_active]
+  std::vector<float> weights_;             // [max_rows(), n_active]
+};
+
+ExpertBatch GatherExchange::dispatch(const ExpertBatch& mine) {
+  const int rank = p_.group.rank(), dim = p_.shape.dim, n_active = p_.shape.n_active;
+  const int64_t row_bytes = there_.bytes(), list = 4 * n_active;
+  check(mine.x.rows == n_tokens_[rank], "begin() and dispatch() have the same tokens");
+  std::byte* const own = parcels_.data() + first_row(rank) * parcel_bytes();
+  for (int64_t t = 0; t < mine.x.rows; ++t) {
+    std::byte* const parcel = own + t * parcel_bytes();
+    there_.encode(mine.x.row<float>(t), parcel);
+    std::memcpy(parcel + row_bytes, mine.routing.ids.row<int32_t>(t), list);
+    std::memcpy(parcel + row_bytes + list, mine.routing.weights.row<float>(t), list);
+  }
+  const int64_t n = first_row(p_.group.size());
+  p_.group.all_gather({own, static_cast<size_t>(mine.x.rows * parcel_bytes())},
+                      {parcels_.span().first(n * parcel_bytes()), sizes(parcel_bytes())});
+
+  auto* const x = reinterpret_cast<float*>(x_.data());
+  for (int64_t t = 0; t < n; ++t) {
+    const std::byte* const parcel = parcels_.data() + t * parcel_bytes();
+    there_.decode(parcel, x + t * dim);
+    std::memcpy(&all_ids_[t * n_active], parcel + row_bytes, list);
+    std::memcpy(&weights_[t * n_active], parcel + row_bytes + list, list);
+  }
+  ExpertBatch batch = mine;
+  batch.x = {x, n, dim, dim};
+  batch.routing.ids = only_mine(p_, mine.layer, int_matrix(all_ids_, n, n_active), ids_);
+  batch.routing.weights = {weights_.data(), n, n_active, n_active};
+  return batch;
+}
+
+void GatherExchange::combine(TensorView sums, TensorView y) {
+  const std::span<float> all = floats_of(sums);
+  const int rank = p_.group.rank(), dim = p_.shape.dim;
+  const std::span<float> own = all.subspan(first_row(rank) * dim, n_tokens_[rank] * dim);
+  p_.group.reduce_scatter({all, sizes(dim)}, own);
+  add_rows(own.data(), y);
+}
+
+}  // namespace
+
+void add_rows(const float* x, TensorView y) {
+  for (int64_t t = 0; t < y.rows; ++t)
+    for (int64_t c = 0; c < y.cols; ++c) y.row<float>(t)[c] += x[t * y.cols + c];
+}
+
+std::unique_ptr<ExpertExchange> make_all_reduce_exchange(const ExchangeParts& parts) {
+  return std::make_unique<AllReduceExchange>(parts);
+}
+
+std::unique_ptr<ExpertExchange> make_gather_exchange(const ExchangeParts& parts) {
+  return std::make_unique<GatherExchange>(parts);
+}
+
+}  // namespace tandem

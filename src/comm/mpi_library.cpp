@@ -1,0 +1,60 @@
+#include "comm/mpi_library.h"
+
+#include <dlfcn.h>
+#include <fmt/ranges.h>
+
+#include "core/check.h"
+
+namespace tandem {
+namespace {
+
+// Of mpi.h of MPICH; the same since version 3.1, by the agreement on its binary interface.
+constexpr MpiHandle kMpichWorld = 0x44000000, kMpichByte = 0x4c00010d,
+                    kMpichErrorsReturn = 0x54000001;
+constexpr int kMaxErrorString = 1024;  // above that of both interfaces
+
+}  // namespace
+
+// RTLD_GLOBAL, because MPI opens plug-ins of its own that may look for its symbols.
+MpiLibrary::MpiLibrary(std::span<const char* const> names) {
+  void* library = nullptr;
+  for (const char* name : names) {
+    if (library) break;
+    library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    name_ = name;
+  }
+  require(library, "this process is a rank of an MPI launcher, but no MPI is installed ({})",
+          fmt::join(names, ", "));
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    require(function, "{} has no {}", name_, name);
+  };
+  find(init_thread, "MPI_Init_thread");
+  find(finalize, "MPI_Finalize");
+  find(comm_rank, "MPI_Comm_rank");
+  find(comm_size, "MPI_Comm_size");
+  find(comm_set_errhandler, "MPI_Comm_set_errhandler");
+  find(isend, "MPI_Isend");
+  find(irecv, "MPI_Irecv");
+  find(test, "MPI_Test");
+  find(iprobe, "MPI_Iprobe");
+  find(get_count, "MPI_Get_count");
+  find(error_string_, "MPI_Error_string");
+  // Open MPI's handles are the addresses of these objects.
+  const auto object = [&](const char* name) {
+    return reinterpret_cast<MpiHandle>(dlsym(library, name));
+  };
+  const bool is_open_mpi = object("ompi_mpi_comm_world") != 0;
+  world = is_open_mpi ? object("ompi_mpi_comm_world") : kMpichWorld;
+  byte = is_open_mpi ? object("ompi_mpi_byte") : kMpichByte;
+  errors_return = is_open_mpi ? object("ompi_mpi_errors_return") : kMpichErrorsReturn;
+}
+
+std::string MpiLibrary::error_text(int error) const {
+  char text[kMaxErrorString];
+  int length = 0;
+  error_string_(error, text, &length);
+  return {text, static_cast<size_t>(length)};
+}
+
+}  // namespace tandem

@@ -1,0 +1,38 @@
+// How a rank waits for another one: it spins shortly, then lets other threads have the core, and
+// gives up in the end.
+#pragma once
+#include <immintrin.h>
+#include <sched.h>
+#include <time.h>
+
+#include <chrono>
+
+#include "comm/group.h"
+
+namespace tandem {
+
+// Returns whether done() held within the patience. A short wait makes no system call. A longer one
+// yields, so that ranks which share a core go on. After 50 ms the core sleeps in between; not
+// earlier, because MPI moves a long message only while both sides call it.
+template <class Done>
+bool wait_for(const Done& done, Patience patience) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kSpins = 200;
+  for (int turn = 0; turn < kSpins; ++turn) {
+    if (done()) return true;
+    _mm_pause();
+  }
+  for (const auto begin = Clock::now(); !done();) {
+    const auto waited = Clock::now() - begin;
+    if (waited > patience.limit) return false;
+    if (waited < std::chrono::milliseconds(50)) {
+      sched_yield();
+    } else {
+      const timespec nap{0, 50'000};
+      nanosleep(&nap, nullptr);
+    }
+  }
+  return true;
+}
+
+}  // namespace tandem

@@ -1,0 +1,188 @@
+// Groups of one rank and of threads: every call with sizes of all kinds, sums whose bits depend on
+// their order, ranks that are lost at every call, and ranks whose calls differ.
+#include <map>
+#include <thread>
+
+#include "comm/alone.h"
+#include "comm/launch.h"
+#include "comm/local_ranks.h"
+#include "tests/comm_cases.h"
+#include "tests/error_of.h"
+
+namespace tandem::test {
+namespace {
+
+constexpr Patience kShort{std::chrono::milliseconds(300)};
+
+TEST(Comm, OneRankAlone) {
+  const auto alone = make_alone();
+  check_group(*alone);
+}
+
+TEST(Comm, Threads) {
+  for (const int n : {1, 2, 3, 4, 8}) run_local_ranks({n}, check_group);
+}
+
+// More floats than are summed at a time.
+TEST(Comm, SumsOfAnySize) {
+  run_local_ranks({2}, [](Group& group) {
+    std::vector<float> x(17'000'000, 1.f + static_cast<float>(group.rank()));
+    group.all_reduce(x);
+    for (const float v : x) ASSERT_EQ(v, 3.f);
+  });
+}
+
+// A step of every kind of call.
+void step(Group& group, Window& window, Group& pair, uint64_t number) {
+  group.barrier();
+  std::vector<float> x(1000, 1.f);
+  group.all_reduce(x);
+  pair.all_reduce(x);
+  std::vector<int> all(group.size());
+  group.all_gather_values(group.rank(), std::span(all));
+  for (int r = 0; r < group.size(); ++r) window.signal(r, number);
+  for (int r = 0; r < group.size(); ++r) window.wait(r, number);
+}
+
+void run_steps(Group& group) {
+  const auto window = group.allocate_window(8);
+  const auto pair = group.split(group.rank() / 2);
+  for (uint64_t number = 1; number <= 3; ++number) step(group, *window, *pair, number);
+}
+
+// Whichever call it is, the others end with an error that names the rank: at once when its thread
+// has ended, after the patience when it has stopped.
+TEST(Comm, ALostRankIsNamed) {
+  for (const bool stops : {false, true})
+    for (int64_t call = 0; call < 24; call += stops ? 3 : 1) {
+      const int lost = static_cast<int>(call % 4);
+      const auto begin = std::chrono::steady_clock::now();
+      try {
+        run_local_ranks({4, kShort, RankLoss{lost, call, stops}}, run_steps);
+        ADD_FAILURE() << "call " << call << " is never made";
+      } catch (const GroupError& error) {
+        EXPECT_EQ(error.lost, lost) << error.what();
+        EXPECT_EQ(error.what(),
+                  fmt::format("rank {} {}", lost, stops ? "does not answer" : "has ended"));
+      }
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      EXPECT_GE(took.count(), stops ? kShort.limit.count() : 0);
+      EXPECT_LT(took.count(), 5.0);
+    }
+}
+
+// The rank that others wait for, when those wait for it in another group.
+TEST(Comm, TheLostRankIsNamedAcrossGroups) {
+  try {
+    run_local_ranks({4, kShort}, [](Group& group) {
+      const auto pair = group.split(group.rank() / 2);
+      if (group.rank() == 3) std::this_thread::sleep_for(3 * kShort.limit);
+      if (group.rank() >= 2) pair->barrier();
+      group.barrier();
+    });
+    ADD_FAILURE() << "no error";
+  } catch (const GroupError& error) {
+    EXPECT_EQ(error.lost, 3) << error.what();
+  }
+}
+
+TEST(Comm, APatienceCanBeExtended) {
+  run_local_ranks({2, kShort}, [](Group& group) {
+    group.set_patience({std::chrono::seconds(60)});
+    if (group.rank() == 1) std::this_thread::sleep_for(3 * kShort.limit);
+    group.barrier();
+  });
+}
+
+std::string error_between(const std::function<void(Group&)>& work) {
+  return error_of([&] { run_local_ranks({2, kShort}, work); });
+}
+
+TEST(Comm, CallsThatDifferAreErrors) {
+  EXPECT_TRUE(says(error_between([](Group& group) {
+                     std::vector<std::byte> x(group.rank() == 0 ? 8 : 9);
+                     group.broadcast(x, 0);
+                   }),
+                   "expects"));
+  EXPECT_TRUE(says(error_between([](Group& group) {
+                     std::vector<std::byte> x(8);
+                     group.broadcast(x, group.rank());
+                   }),
+                   "broadcast from 1"));
+  EXPECT_TRUE(says(error_between([](Group& group) {
+                     std::vector<float> x(group.rank() == 0 ? 100 : 200);
+                     group.all_reduce(x);
+                   }),
+                   "all_to_all"));
+  EXPECT_TRUE(says(error_between([](Group& group) {
+                     if (group.rank() == 0) return group.barrier();
+                     std::vector<int> all(2);
+                     group.all_gather_values(1, std::span(all));
+                   }),
+                   "barrier"));
+  EXPECT_TRUE(says(error_between([](Group& group) { group.allocate_window(1 + group.rank()); }),
+                   "different sizes"));
+  EXPECT_TRUE(says(error_between([](Group& group) {
+                     const auto window = group.allocate_window(8);
+                     window->wait(1 - group.rank(), 1);
+                   }),
+                   "wait for each other"));
+  EXPECT_TRUE(says(error_between(call_in_two_orders), "wait for each other"));
+}
+
+// What launchers set: Open MPI 4 and 5, MPICH's and Intel MPI's, srun with PMI-2 and with PMIx.
+TEST(Launch, WhatLaunchersSay) {
+  using Variables = std::map<std::string, const char*>;
+  const auto launch = [](const Variables& set) {
+    return launch_of([&](const std::string& name) {
+      const auto at = set.find(name);
+      return at == set.end() ? nullptr : at->second;
+    });
+  };
+  EXPECT_FALSE(launch({}));
+  EXPECT_FALSE(launch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}));  // a shell of sbatch
+  const auto open_mpi = launch({{"OMPI_COMM_WORLD_RANK", "5"},
+                                {"OMPI_COMM_WORLD_SIZE", "8"},
+                                {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                                {"PMIX_RANK", "5"}});
+  ASSERT_TRUE(open_mpi);
+  EXPECT_EQ(open_mpi->rank, 5);
+  EXPECT_EQ(open_mpi->size, 8);
+  EXPECT_EQ(open_mpi->local_rank, 1);
+  EXPECT_EQ(open_mpi->local_size, 4);
+  EXPECT_STREQ(open_mpi->libraries.front(), "libmpi.so.40");
+  const auto mpich = launch(
+      {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}});
+  ASSERT_TRUE(mpich);
+  EXPECT_EQ(mpich->rank, 0);
+  EXPECT_EQ(mpich->size, 2);
+  EXPECT_EQ(mpich->local_size, 2);
+  EXPECT_STREQ(mpich->libraries.front(), "libmpich.so.12");
+  const auto pmix =
+      launch({{"PMIX_RANK", "3"}, {"SLURM_STEP_NUM_TASKS", "16"}, {"SLURM_LOCALID", "3"}});
+  ASSERT_TRUE(pmix);
+  EXPECT_EQ(pmix->size, 16);
+  EXPECT_EQ(pmix->local_rank, 3);
+  EXPECT_EQ(pmix->local_size, -1);
+  EXPECT_TRUE(says(error_of([&] {
+                     launch({{"PMI_RANK", "2"}, {"PMI_SIZE", "2"}});
+                   }),
+                   "PMI_RANK=2, but PMI_SIZE=2"));
+  for (const char* wrong : {"", "x", "-1", "1x", "99999999999"})
+    EXPECT_TRUE(says(error_of([&] {
+                       launch({{"PMI_RANK", wrong}, {"PMI_SIZE", "2"}});
+                     }),
+                     fmt::format("PMI_RANK={} ", wrong)));
+}
+
+TEST(Comm, WhatWorkThrowsIsThrown) {
+  EXPECT_EQ(error_between([](Group& group) {
+              require(group.rank() != 1, "rank 1 has an error of its own");
+              group.barrier();
+            }),
+            "rank 1 has an error of its own");
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,220 @@
+// Expert exchanges checked by the ranks themselves, run by threads (exchange_test.cpp) and by
+// processes under MPI (mpi_ranks.cpp): random routing with replicas, experts that no rank has, ids
+// of -1, ranks without experts and without tokens; against sums in double precision and against the
+// bits of one rank.
+#pragma once
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "offload/ranks/expert_exchange.h"
+#include "tests/check_close.h"
+
+namespace tandem::test {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct ExchangeKind {
+  ExchangeMode mode;
+  RowFormat there, back;
+  ReturnedRows returned;
+};
+
+inline std::vector<ExchangeKind> exchange_kinds() {
+  using enum RowFormat;
+  constexpr auto kPerRank = ReturnedRows::kPerRank;
+  std::vector<ExchangeKind> all = {{ExchangeMode::kAllReduce, kF32, kF32, kPerRank}};
+  for (const RowFormat there : {kF32, kBf16, kFp8}) {
+    all.push_back({ExchangeMode::kGather, there, kF32, kPerRank});
+    for (const auto mode : {ExchangeMode::kAllToAll, ExchangeMode::kLowLatency})
+      for (const RowFormat back : {kF32, kBf16})
+        for (const auto returned : {kPerRank, ReturnedRows::kPerExpert})
+          all.push_back({mode, there, back, returned});
+  }
+  return all;
+}
+
+inline std::string name_of(const ExchangeKind& k) {
+  constexpr const char* kModes[] = {"all-reduce", "gather", "all-to-all", "low latency"};
+  constexpr const char* kFormats[] = {"F32", "BF16", "FP8"};
+  return fmt::format("{}, {} there, {} back, a row per {}", kModes[int(k.mode)],
+                     kFormats[int(k.there)], kFormats[int(k.back)],
+                     k.returned == ReturnedRows::kPerRank ? "rank" : "expert");
+}
+
+constexpr int kLayers = 3, kExperts = 24, kActive = 4, kMaxTokens = 6;
+
+// Column c of expert(x): a mixture of two columns with factors in [-1, 1], all different.
+inline double factor(int layer, int id, int64_t c, int which) {
+  uint64_t h = (uint64_t(layer * 1000 + id) << 32 ^ uint64_t(c * 2 + which)) + 1;
+  h *= 0x9e3779b97f4a7c15u;
+  h ^= h >> 29;
+  h *= 0xbf58476d1ce4e5b9u;
+  return float(double(h >> 11) * 0x1p-52 - 1);
+}
+template <class Number>
+Number expert_output(int layer, int id, const float* x, int64_t dim, int64_t c) {
+  return Number(factor(layer, id, c, 0)) * Number(x[c]) +
+         Number(factor(layer, id, c, 1)) * Number(x[(c + id + 1) % dim]);
+}
+
+// Experts that are added in ascending order. Rows without experts, and the weights of negative ids,
+// are not read.
+inline void compute(const ExpertBatch& batch, TensorView sums) {
+  for (int64_t t = 0; t < sums.rows; ++t) {
+    std::vector<std::pair<int32_t, float>> chosen;
+    for (int64_t k = 0; k < batch.routing.ids.cols; ++k)
+      if (const int32_t id = batch.routing.ids.row<int32_t>(t)[k]; id >= 0)
+        chosen.emplace_back(id, batch.routing.weights.row<float>(t)[k]);
+    std::sort(chosen.begin(), chosen.end());
+    for (const auto& [id, weight] : chosen)
+      for (int64_t c = 0; c < sums.cols; ++c)
+        sums.row<float>(t)[c] +=
+            weight * expert_output<float>(batch.layer, id, batch.x.row<float>(t), sums.cols, c);
+  }
+}
+
+// The tokens of a rank.
+struct ExchangeTokens {
+  std::vector<float> x, weights;
+  std::vector<int32_t> ids;
+  int64_t n() const { return std::ssize(ids) / kActive; }
+  ExpertBatch batch(int layer, int64_t dim) {
+    return {layer,
+            {x.data(), n(), dim, dim},
+            {{ids.data(), n(), kActive, kActive, DType::kI32},
+             {weights.data(), n(), kActive, kActive}}};
+  }
+};
+
+// What all ranks know of a case, from its number alone.
+struct ExchangeCase {
+  ExchangeCase(int number, int n_ranks, int64_t dim, bool same_tokens)
+      : random(number), owners(kLayers, kExperts) {
+    const int without_experts = n_ranks > 1 && number % 3 == 1 ? below(n_ranks) : -1;
+    for (int layer = 0; layer < kLayers; ++layer)
+      for (int e = 0; e < kExperts; ++e) {
+        std::vector<int> ranks(n_ranks);
+        std::iota(ranks.begin(), ranks.end(), 0);
+        std::shuffle(ranks.begin(), ranks.end(), random);
+        std::erase(ranks, without_experts);
+        const bool on_no_rank = number % 2 == 1 && below(8) == 0;
+        const int replicas = on_no_rank ? 0 : 1 + (below(4) == 0 ? below(n_ranks) : 0);
+        ranks.resize(std::min<size_t>(ranks.size(), replicas));
+        for (const int r : ranks) owners.add(layer, e, r);
+      }
+    for (int r = 0; r < n_ranks; ++r)
+      tokens.push_back(same_tokens && r > 0 ? tokens[0] : make(dim));
+  }
+  int below(int n) { return static_cast<int>(random() % n); }
+  ExchangeTokens make(int64_t dim) {
+    ExchangeTokens t;
+    const int n = below(4) == 0 ? 0 : below(kMaxTokens + 1);
+    for (int i = 0; i < n; ++i) {
+      std::vector<int32_t> chosen;
+      const int n_left_out = below(3) == 0 ? below(kActive + 1) : 0;
+      while (std::ssize(chosen) < kActive - n_left_out)
+        if (const int32_t id = below(1 + below(kExperts));  // low numbers are popular
+            std::find(chosen.begin(), chosen.end(), id) == chosen.end())
+          chosen.push_back(id);
+      chosen.resize(kActive, -1);
+      std::shuffle(chosen.begin(), chosen.end(), random);
+      for (const int32_t id : chosen)
+        t.weights.push_back(id < 0 ? kNan : static_cast<float>(1 + below(1000)) / 1000);
+      for (int64_t c = 0; c < dim; ++c)
+        t.x.push_back(n_left_out == kActive ? kNan : std::normal_distribution<float>()(random));
+      t.ids.insert(t.ids.end(), chosen.begin(), chosen.end());
+    }
+    return t;
+  }
+
+  std::mt19937 random;
+  ExpertOwners owners;
+  std::vector<ExchangeTokens> tokens;  // [ranks]
+};
+
+// What a token's row becomes: in double precision, with the bound; and as one rank adds it up,
+// which sees rows and answers as they are rounded on their way.
+struct ExpectedRow {
+  ExpectedRow(const ExchangeCase& c, const ExchangeTokens& tokens, int layer, int64_t t,
+              const RowCodec& there, const RowCodec& back, int64_t dim, double epsilon)
+      : sum(dim, 1.0), bound(dim, epsilon), bits(dim, 0.f) {
+    std::vector<float> x(dim), answer(dim);
+    std::vector<std::byte> encoded(std::max(there.bytes(), back.bytes()));
+    there.encode(&tokens.x[t * dim], encoded.data());
+    there.decode(encoded.data(), x.data());
+    std::vector<std::pair<int32_t, float>> chosen;
+    for (int64_t i = t * kActive; i < (t + 1) * kActive; ++i)
+      if (tokens.ids[i] >= 0 && !c.owners.ranks(layer, tokens.ids[i]).empty())
+        chosen.emplace_back(tokens.ids[i], tokens.weights[i]);
+    std::sort(chosen.begin(), chosen.end());
+    for (const auto& [id, weight] : chosen) {
+      for (int64_t i = 0; i < dim; ++i) {
+        sum[i] += weight * expert_output<double>(layer, id, x.data(), dim, i);
+        // The two products of a term may cancel.
+        bound[i] += epsilon * weight * (std::fabs(x[i]) + std::fabs(x[(i + id + 1) % dim]));
+        answer[i] = expert_output<float>(layer, id, x.data(), dim, i);
+      }
+      back.encode(answer.data(), encoded.data());
+      back.decode(encoded.data(), answer.data());
+      for (int64_t i = 0; i < dim; ++i) bits[i] += weight * answer[i];
+    }
+    for (float& b : bits) b += 1;
+  }
+  std::vector<double> sum, bound;
+  std::vector<float> bits;
+};
+
+// n_cases of one kind; `kernels` of any instruction set.
+inline void check_exchange(Group& group, const cpu::KernelTable& kernels, const ExchangeKind& kind,
+                           int64_t dim, int n_cases) {
+  const bool same_tokens = kind.mode == ExchangeMode::kAllReduce;
+  const RowCodec there(kernels, kind.there, dim), back(kernels, kind.back, dim);
+  // Float sums of at most nine terms, and one rounding of each answer to BF16.
+  const double epsilon = 0x1p-20 + (kind.back == RowFormat::kBf16 ? 0x1p-8 : 0);
+  ExchangeCase c(0, group.size(), dim, same_tokens);
+  const auto exchange = make_exchange(kind.mode, group, c.owners, kernels,
+                                      {.dim = int(dim),
+                                       .n_active = kActive,
+                                       .max_tokens = kMaxTokens,
+                                       .there = kind.there,
+                                       .back = kind.back,
+                                       .returned = kind.returned});
+  for (int number = 0; number < n_cases; ++number) {
+    c = ExchangeCase(number, group.size(), dim, same_tokens);
+    ExchangeTokens& mine = c.tokens[group.rank()];
+    exchange->begin(int(mine.n()));
+    for (int layer = 0; layer < kLayers; ++layer) {
+      std::vector<float> y(mine.n() * dim, 1.f);
+      const ExpertBatch batch = exchange->dispatch(mine.batch(layer, dim));
+      ASSERT_LE(batch.x.rows, exchange->max_rows());
+      for (int64_t t = 0; t < batch.x.rows; ++t)
+        for (int k = 0; k < kActive; ++k)
+          if (const int32_t id = batch.routing.ids.row<int32_t>(t)[k]; id >= 0) {
+            const std::vector<int>& ranks = c.owners.ranks(layer, id);
+            ASSERT_TRUE(std::find(ranks.begin(), ranks.end(), group.rank()) != ranks.end());
+          }
+      std::vector<float> sums(batch.x.rows * dim, 0.f);
+      compute(batch, {sums.data(), batch.x.rows, dim, dim});
+      exchange->combine({sums.data(), batch.x.rows, dim, dim}, {y.data(), mine.n(), dim, dim});
+
+      SCOPED_TRACE(fmt::format("{}, {} ranks, case {}, layer {}", name_of(kind), group.size(),
+                               number, layer));
+      for (int64_t t = 0; t < mine.n(); ++t) {
+        const ExpectedRow want(c, mine, layer, t, there, back, dim, epsilon);
+        const std::span<const float> got = std::span(y).subspan(t * dim, dim);
+        expect_close(got, want.sum, want.bound);
+        // One rank adds in ascending order as well; a single sum is rounded after the weights.
+        const bool same_bits = kind.returned == ReturnedRows::kPerExpert ||
+                               (group.size() == 1 && kind.back == RowFormat::kF32);
+        ASSERT_TRUE(!same_bits || std::equal(got.begin(), got.end(), want.bits.begin()));
+      }
+      if (!same_tokens) continue;
+      std::vector<float> all(y.size() * group.size());  // all ranks go on with the same bits
+      group.all_gather_equal(std::as_bytes(std::span(y)), std::as_writable_bytes(std::span(all)));
+      for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], y[i % y.size()]);
+    }
+  }
+}
+
+}  // namespace tandem::test

@@ -1,0 +1,88 @@
+// A rank of mpi_test.py, which an MPI launcher starts several times.
+//     mpi_ranks groups            checks every call of a group
+//     mpi_ranks exchanges         checks every expert exchange
+//     mpi_ranks long              sends long messages
+//     mpi_ranks fewer, more       makes calls of which rank 1's have fewer or more bytes
+//     mpi_ranks orders            makes calls of two groups in different orders
+//     mpi_ranks steps SECONDS     makes calls until a rank is lost, with this patience
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+
+#include "comm/mpi_world.h"
+#include "core/memory.h"
+#include "tests/comm_cases.h"
+#include "tests/exchange_cases.h"
+
+namespace tandem::test {
+namespace {
+
+void check_exchanges(Group& group) {
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
+  for (const ExchangeKind& kind : exchange_kinds()) check_exchange(group, kernels, kind, 300, 4);
+}
+
+// More bytes than one message of MPI takes here, most of which nobody writes.
+void check_long_messages(Group& group) {
+  const int64_t n = (int64_t{1} << 30) + 4097;
+  const Buffer x(n);
+  const int64_t marks[] = {0, 1, n / 2, n - 4098, n - 4097, n - 4096, n - 1};
+  for (const int64_t i : marks)
+    x.data()[i] = group.rank() == 0 ? static_cast<std::byte>(1 + i % 251) : kUnwritten;
+  group.broadcast(x.span(), 0);
+  for (const int64_t i : marks) ASSERT_EQ(x.data()[i], static_cast<std::byte>(1 + i % 251)) << i;
+}
+
+// The step of a layer: groups of two kinds and a window.
+void run_steps(Group& group) {
+  const auto window = group.allocate_window(64);
+  const auto pair = group.split(group.rank() / 2);
+  std::vector<float> x(7168);
+  std::cout << fmt::format("rank {} is process {}\n", group.rank(), getpid()) << std::flush;
+  for (uint64_t step = 1;; ++step) {
+    group.all_reduce(x);
+    pair->all_reduce(x);
+    for (int r = 0; r < group.size(); ++r) window->signal(r, step);
+    for (int r = 0; r < group.size(); ++r) window->wait(r, step);
+  }
+}
+
+void call_differently(Group& group, int64_t bytes_of_root) {
+  std::vector<std::byte> x(group.rank() == 1 ? bytes_of_root : 8);
+  group.broadcast(x, 1);
+}
+
+int run(std::string_view what, double seconds) {
+  const auto launch = launch_of([](const char* name) { return std::getenv(name); });
+  if (!launch) {
+    std::cerr << "error: no MPI launcher started this rank\n";
+    return 2;
+  }
+  const auto group = open_mpi_world(*launch, {std::chrono::duration<double>(seconds)});
+  if (what == "groups") check_group(*group);
+  if (what == "long") check_long_messages(*group);
+  if (what == "exchanges") check_exchanges(*group);
+  if (what == "fewer") call_differently(*group, 7);
+  if (what == "more") call_differently(*group, 9);
+  if (what == "orders") call_in_two_orders(*group);
+  if (what == "steps") run_steps(*group);
+  return ::testing::Test::HasFailure() ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace tandem::test
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  // Failures are reported where they happen; there is no list of tests.
+  try {
+    return tandem::test::run(argc > 1 ? argv[1] : "", argc > 2 ? std::atof(argv[2]) : 20);
+  } catch (const tandem::GroupError& error) {
+    std::cout << fmt::format("error: {}; lost: {}\n", error.what(), error.lost) << std::flush;
+  } catch (const tandem::Error& error) {
+    std::cout << fmt::format("error: {}\n", error.what()) << std::flush;
+  }
+  std::_Exit(1);
+}
