@@ -10,7 +10,9 @@
 #include "cli/command_options.h"
 #include "cli/console.h"
 #include "cli/options.h"
+#include "cli/ranks.h"
 #include "cli/typed_options.h"
+#include "comm/agreement.h"
 #include "core/run_error.h"
 #include "io/json.h"
 
@@ -173,7 +175,12 @@ void add_pull(CLI::App& app, Options& o, Command& command) {
   pull->add_flag("-q,--quiet", o.quiet, "print no progress and no files");
 }
 
-int dispatch(int argc, char** argv) {
+// The commands that several ranks can run together.
+bool runs_on_ranks(Command command) {
+  return command == run_command || command == eval_command || command == logits_command;
+}
+
+int dispatch(int argc, char** argv, CommandRanks& ranks) {
   Options o;
   Command command = nullptr;
   CLI::App app{"tandem runs DeepSeek-R1/V3 and its family on your machine."};
@@ -301,11 +308,20 @@ int dispatch(int argc, char** argv) {
     o.model.attention = AttentionForm::kAbsorbed;
   if (!o.model.cache.empty()) o.model.cache_use = CacheUse::kWrite;
   o.model.write_progress = load_progress(o.quiet || o.json, "writing");
-  o.model.warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); };
+  require(ranks.alone() || runs_on_ranks(command),
+          "only run, eval and logits are computed on several ranks: start {} without the launcher",
+          app.get_subcommands().front()->get_name());
+  o.model.ranks = ranks.open(argc, argv);
+  if (!ranks.reports()) o.quiet = true;
+  if (ranks.reports())
+    o.model.warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); };
   if (!o.quiet && !o.json)
     o.model.note = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
   signal(SIGXFSZ, SIG_IGN);  // exceeding the file size limit is an error like a full disk
-  return command(o);
+  if (!o.model.ranks.group) return command(o);
+  int status = 0;
+  run_on_all(*o.model.ranks.group, [&] { status = command(o); });
+  return status;
 }
 
 }  // namespace
@@ -314,12 +330,17 @@ int dispatch(int argc, char** argv) {
 int main(int argc, char** argv) {
   // In containers without /sys hwloc prints errors on standard error, but still finds the cores.
   setenv("HWLOC_HIDE_ERRORS", "2", 0);
+  std::optional<tandem::CommandRanks> ranks;
   try {
-    return tandem::dispatch(argc, argv);
+    ranks.emplace();
+    return tandem::dispatch(argc, argv, *ranks);
+  } catch (const tandem::AgreedError& e) {
+    if (e.reported_here) std::fprintf(stderr, "error: %s\n", e.what());
+    return e.while_running ? 1 : 2;
   } catch (const tandem::RunError& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
   } catch (const tandem::Error& e) {
-    std::fprintf(stderr, "error: %s\n", e.what());
+    if (!ranks || ranks->reports()) std::fprintf(stderr, "error: %s\n", e.what());
     return 2;
   } catch (const std::bad_alloc&) {
     std::fputs("error: no memory is left: use a smaller model or a smaller --ctx\n", stderr);

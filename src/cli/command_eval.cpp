@@ -9,6 +9,7 @@
 
 #include "cli/console.h"
 #include "cli/options.h"
+#include "cli/ranks.h"
 #include "engine/completion.h"
 #include "io/json.h"
 #include "text/tokenizer.h"
@@ -89,7 +90,7 @@ int eval_command(const Options& options) {
           model_options.context);
   model_options.max_logits = 64;
   const Tokenizer tokenizer = Tokenizer::from_directory(model_options.directory);
-  std::vector<int32_t> tokens = tokenizer.encode(read_text(options.file));
+  std::vector<int32_t> tokens = tokenizer.encode(read_on_ranks(model_options.ranks, options.file));
   require(tokens.size() >= 2, "{} has {} tokens: at least 2 are needed", options.file,
           tokens.size());
 

@@ -5,6 +5,7 @@
 
 #include "cli/console.h"
 #include "cli/conversation.h"
+#include "cli/ranks.h"
 #include "io/atomic_file.h"
 #include "io/json.h"
 #include "offload/plan/placement_json.h"
@@ -12,10 +13,11 @@
 namespace tandem {
 namespace {
 
-std::string prompt_text(const GenerateOptions& options) {
+std::string prompt_text(const GenerateOptions& options, const Ranks& ranks) {
   require(options.prompt.empty() || options.prompt_file.empty(),
           "both -p and -f were given: choose one");
-  std::string text = options.prompt_file.empty() ? options.prompt : read_text(options.prompt_file);
+  std::string text =
+      options.prompt_file.empty() ? options.prompt : read_on_ranks(ranks, options.prompt_file);
   require(!text.empty(), "the prompt is empty: give -p TEXT, -f FILE, or -f - for standard input");
   return text;
 }
@@ -64,7 +66,7 @@ nlohmann::ordered_json run_report(const LoadedModel& loaded, const Request& requ
 
 int run_command(const Options& options) {
   const GenerateOptions& g = options.generate;
-  const std::string text = prompt_text(g);
+  const std::string text = prompt_text(g, options.model.ranks);
   const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
   const std::vector<int32_t> prompt =
       g.raw ? raw_prompt(tokenizer, text)
@@ -72,6 +74,8 @@ int run_command(const Options& options) {
   const Request request = make_request(g, tokenizer, prompt);
 
   const bool quiet = options.quiet || options.json;
+  require(!options.model.ranks.group || options.record_routing.empty(),
+          "--record-routing: is written by one rank: leave it out, or start without the launcher");
   std::optional<AtomicFile> statistics;
   if (!options.record_routing.empty()) statistics.emplace(options.record_routing);
   std::optional<AtomicFile> timeline;

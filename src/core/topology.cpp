@@ -144,6 +144,25 @@ Topology with_threads(const Topology& topology, int n_threads) {
   return part;
 }
 
+Topology share_of(const Topology& topology, int index, int n) {
+  check(index >= 0 && index < n, "process of a host");
+  const int64_t cores = topology.n_cores();
+  int64_t first = cores * index / n, end = cores * (index + 1) / n;
+  if (cores < n) first = index % cores, end = first + 1;
+  Topology part = topology;
+  part.nodes.clear();
+  for (int node = 0; node < topology.n_nodes(); ++node) {
+    const std::vector<int>& cpus = topology.nodes[node].cpus;
+    const int64_t before = cores_before(topology, node), size = std::ssize(cpus);
+    const int64_t from = std::clamp(first - before, int64_t{0}, size);
+    const int64_t to = std::clamp(end - before, int64_t{0}, size);
+    if (from == to) continue;
+    part.nodes.push_back(topology.nodes[node]);
+    part.nodes.back().cpus.assign(cpus.begin() + from, cpus.begin() + to);
+  }
+  return part;
+}
+
 Topology within_quota(const Topology& topology, double quota) {
   if (quota >= topology.n_cores()) return topology;
   const int n_threads = std::max(1, static_cast<int>(quota));

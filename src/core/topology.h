@@ -45,6 +45,10 @@ Topology synthetic_topology(const std::string& description);
 // cores.
 Topology with_threads(const Topology& topology, int n_threads);
 
+// The cores of the index-th of n processes that share all of them: adjacent cores, and one core
+// with others where there are fewer cores than processes.
+Topology share_of(const Topology& topology, int index, int n);
+
 // The range [first, first + n).
 struct Slice {
   int64_t first, n;

@@ -155,8 +155,8 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
           "--activations fp8: the CPU does not support them; leave it out, or use --device cuda");
   if (placed) return;
   const int64_t kv_bytes = KvCache::bytes_for(subject.config, decision.context, parts.kv_type);
-  parts.experts =
-      fit_host(fit_request(options, subject, decision), host_memory(subject, kv_bytes), {});
+  parts.experts = fit_host(fit_request(options, subject, decision), host_memory(subject, kv_bytes),
+                           subject.on_other_ranks, /*backbone_elsewhere=*/false);
 }
 
 }  // namespace

@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "comm/agreement.h"
 #include "core/machine_info.h"
 #include "core/program_files.h"
+#include "io/json.h"
 #include "io/weight_store.h"
 #include "loader/dense_choice.h"
 #include "loader/mtp_layers.h"
@@ -51,12 +53,65 @@ ModelConfig config_for(const ModelOptions& options) {
   return config;
 }
 
+void on_all(const Ranks& ranks, const std::function<void()>& work) {
+  ranks.group ? run_on_all(*ranks.group, work) : work();
+}
+
+// What `make` returns, once it has on all ranks.
+template <class Make>
+auto agreed(const Ranks& ranks, Make make) {
+  std::optional<decltype(make())> made;
+  on_all(ranks, [&] { made.emplace(make()); });
+  return *std::move(made);
+}
+
+Topology topology_for(const ModelOptions& options) {
+  const Ranks& ranks = options.ranks;
+  return with_threads(share_of(this_topology(), ranks.of_host, ranks.n_of_host), options.n_threads);
+}
+
+// What must not differ between ranks, because each computes the whole backbone. The command line
+// was compared.
+std::string text_of_rank(const ModelOptions& options, const cpu::KernelTable& kernels) {
+  constexpr int64_t kMostBytes = 10'000'000;
+  return fmt::format("kernels {}, config {}", kernels.name,
+                     read_text_file(options.directory + "/config.json", kMostBytes));
+}
+
+void require_runs_on_ranks(const ModelOptions& options) {
+  require(options.device != DeviceChoice::kCuda,
+          "--device cuda: a model on several ranks is computed by their CPUs: use --device cpu");
+  require(options.placement.empty(),
+          "--placement: experts are dealt evenly to several ranks: leave it out");
+  require(options.dense_products == DenseProducts::kTandem,
+          "--dense-products {}: ranks may choose different products: leave it out",
+          name_of(options.dense_products));
+  require(options.max_kv_tokens == 0, "several sequences are not computed on several ranks");
+}
+
+// Ranks that measured whether drafts pay would decide differently.
+ModelOptions options_of_rank(ModelOptions options) {
+  options.device = DeviceChoice::kCpu;
+  if (options.draft == DraftChoice::kAuto) options.draft = DraftChoice::kOff;
+  return options;
+}
+
 }  // namespace
 
 LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
-    : config_(config_for(options)),
-      kernels_(cpu::kernels_for(options.isa ? *options.isa : default_isa())),
-      topology_(with_threads(this_topology(), options.n_threads)) {
+    : config_(agreed(options.ranks, [&] { return config_for(options); })),
+      kernels_(
+          agreed(options.ranks,
+                 [&] { return cpu::kernels_for(options.isa ? *options.isa : default_isa()); })),
+      topology_(agreed(options.ranks, [&] { return topology_for(options); })) {
+  if (!options.ranks.group) return load(options, progress);
+  on_all(options.ranks, [&] { require_runs_on_ranks(options); });
+  const std::string text = agreed(options.ranks, [&] { return text_of_rank(options, kernels_); });
+  on_all(options.ranks, [&] { require_same(*options.ranks.group, "CPU or model", text); });
+  on_all(options.ranks, [&] { load(options_of_rank(options), progress); });
+}
+
+void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   for (const std::string& line : topology_.notes) options.warn(line);
   const WeightStore store(options.directory);
   drafting_ = drafting_for(options);
@@ -66,7 +121,7 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
     config_.n_used_mtp_layers = config_.n_mtp_layers;
   }
   ModelWeights stored = stored_with_mtp(store, topology_.n_cores(), config_);
-  Decision decision = decide(options, subject(stored));
+  Decision decision = decide(options, subject(options, stored));
   if (drafting_.decides) add_mtp(options, store, stored, decision);
   context_ = decision.context;
   const Source source = {options, store, stored, progress};
@@ -76,8 +131,20 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
     load_on_cpu(source, decision);
 }
 
-Subject LoadedModel::subject(ModelWeights& stored) const {
-  return {config_, stored, topology_, kernels_, home_, machine_info().memory_bytes};
+// The ranks of a host have equal shares of its memory.
+Subject LoadedModel::subject(const ModelOptions& options, ModelWeights& stored) const {
+  const Ranks& ranks = options.ranks;
+  std::vector<std::vector<bool>> elsewhere;
+  if (ranks.group)
+    elsewhere =
+        experts_elsewhere(even_owners(config_, ranks.group->size()), config_, ranks.group->rank());
+  return {config_,
+          stored,
+          topology_,
+          kernels_,
+          home_,
+          machine_info().memory_bytes / ranks.n_of_host,
+          std::move(elsewhere)};
 }
 
 // Drafts with the MTP layers if there are some that are small beside the model and displace
@@ -91,7 +158,7 @@ void LoadedModel::add_mtp(const ModelOptions& options, const WeightStore& store,
   config_.n_used_mtp_layers = config_.n_mtp_layers;
   try {
     ModelWeights all = stored_with_mtp(store, topology_.n_cores(), config_);
-    if (std::optional<Decision> with = decide_with_mtp(options, subject(all), decision)) {
+    if (std::optional<Decision> with = decide_with_mtp(options, subject(options, all), decision)) {
       stored = std::move(all);
       decision = *std::move(with);
       drafting_.source = Drafting::Source::kMtp;
@@ -158,14 +225,27 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
                                 : fmt::format("tandem's kernels: {}", why_not);
     options.note("dense products: " + dense_products_);
   }
+  ExpertPool& experts =
+      options.ranks.group ? start_ranks(options, decision.limits.max_tokens) : *experts_;
   if (options.record_routing) {
     recorder_ = std::make_unique<RoutingRecorder>(config_);
-    experts_->observe(recorder_.get());
+    experts.observe(recorder_.get());
   }
-  model_ = std::make_unique<StepRunner>(ModelParts{config_, weights_, *device_, *ops_, *experts_},
+  model_ = std::make_unique<StepRunner>(ModelParts{config_, weights_, *device_, *ops_, experts},
                                         decision.limits, options.attention);
   const DType type = decision.parts.kv_type;
   cache_ = std::make_unique<KvCache>(config_, kv_tokens(options, config_, context_, type), type);
+}
+
+// All ranks have the same tokens, so only sums travel.
+ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, int max_tokens) {
+  Group& group = *options.ranks.group;
+  owners_ = std::make_unique<ExpertOwners>(even_owners(config_, group.size()));
+  exchange_ = make_exchange(
+      ExchangeMode::kAllReduce, group, *owners_, kernels_,
+      {.dim = config_.dim, .n_active = config_.router.n_active, .max_tokens = max_tokens});
+  rank_experts_ = std::make_unique<RankExperts>(*exchange_, *experts_, config_.dim);
+  return *rank_experts_;
 }
 
 LoadReport LoadedModel::load_host_weights(const Source& source, const ExpertsLayout& experts) {

@@ -10,6 +10,7 @@
 #include "engine/step_runner.h"
 #include "loader/decision.h"
 #include "offload/cpu_experts.h"
+#include "offload/ranks/rank_experts.h"
 #include "offload/routing_recorder.h"
 #include "ops/cpu_ops.h"
 #include "text/tokenizer.h"
@@ -19,7 +20,8 @@ namespace tandem {
 class LoadedModel {
  public:
   using Progress = LoadProgress;
-  // Throws Error for invalid options or checkpoints, and for too little memory.
+  // Throws Error for invalid options or checkpoints, and for too little memory; ReportedElsewhere
+  // if that happened on another rank.
   explicit LoadedModel(const ModelOptions& options, const Progress& progress = {});
 
   StepRunner& model() { return *model_; }
@@ -54,11 +56,13 @@ class LoadedModel {
     ModelWeights& stored;
     const Progress& progress;
   };
-  Subject subject(ModelWeights& stored) const;
+  void load(const ModelOptions& options, const Progress& progress);
+  Subject subject(const ModelOptions& options, ModelWeights& stored) const;
   void add_mtp(const ModelOptions& options, const WeightStore& store, ModelWeights& stored,
                Decision& decision);
   void load_on_gpu(const Source& source, const Decision& decision);
   void load_on_cpu(const Source& source, const Decision& decision);
+  ExpertPool& start_ranks(const ModelOptions& options, int max_tokens);
   void add_host_pages(const ModelOptions& options);
   LoadReport load_host_weights(const Source& source, const ExpertsLayout& experts);
   void start_team(const ModelOptions& options, int max_tokens);
@@ -79,6 +83,9 @@ class LoadedModel {
   std::string dense_products_;
   std::unique_ptr<RoutingRecorder> recorder_;  // for a backbone on the CPU; null: none
   std::unique_ptr<CpuExperts> experts_;        // null: all experts are on the GPU
+  std::unique_ptr<ExpertOwners> owners_;       // these three: null without other ranks
+  std::unique_ptr<ExpertExchange> exchange_;
+  std::unique_ptr<RankExperts> rank_experts_;
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<GpuModel> gpu_;  // null: the CPU computes everything
   std::unique_ptr<StepRunner> model_;

@@ -36,7 +36,7 @@ std::string formats_of_layers(const ExpertsLayout& experts) {
 
 // The experts that are kept elsewhere, one character each; empty if there are none.
 std::string elsewhere_text(const ExpertsLayout& experts) {
-  std::string text;
+  std::string text = experts.elsewhere().empty() || experts.backbone_elsewhere() ? "" : "backbone ";
   for (const auto& layer : experts.elsewhere()) {
     for (const bool elsewhere : layer) text += elsewhere ? '1' : '0';
     text += '\n';

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/group.h"
 #include "cpu_kernels/kernels.h"
 #include "engine/step_runner.h"
 #include "loader/load_weights.h"
@@ -24,6 +25,13 @@ const char* name_of(DenseProducts products);  // "tandem", "onednn", "fastest"
 enum class DraftChoice { kOff, kAuto, kMtp, kLookup };
 const char* name_of(DraftChoice draft);  // "off", "auto", "mtp", "lookup"
 constexpr int kUsualDraftTokens = 4;
+
+// The ranks that compute a model together: each has the whole backbone and some of the experts, and
+// computes the same steps. All ranks are given the same options.
+struct Ranks {
+  Group* group = nullptr;          // null: this process alone
+  int of_host = 0, n_of_host = 1;  // this rank among those of its host
+};
 
 constexpr int64_t kDefaultContext = 8192;
 constexpr int kStepTokens = 512;  // tokens of a prompt per step
@@ -54,6 +62,7 @@ struct ModelOptions {
   std::string placement = {};  // file that sets experts, context and steps instead
   std::string cache = {};      // folder of the packed cache; empty: default_cache_directory()
   CacheUse cache_use = CacheUse::kRead;
+  Ranks ranks = {};
   int simulated_ranks = 0;  // RouterConfig::simulated_ranks; text is then meaningless
   bool record_routing = false;
   bool record_timeline = false;      // of steps shared by GPU and CPU

@@ -33,12 +33,17 @@ class ExpertsLayout {
   const std::vector<int>& node_columns() const { return node_columns_; }
 
   // [layers][n_experts], empty for a dense layer: true for experts that are stored elsewhere.
-  // Everything except routed experts is then stored elsewhere too.
-  void keep_elsewhere(std::vector<std::vector<bool>> experts) { elsewhere_ = std::move(experts); }
+  // Everything except routed experts is then stored elsewhere too, unless `backbone_too` is false.
+  void keep_elsewhere(std::vector<std::vector<bool>> experts, bool backbone_too = true) {
+    elsewhere_ = std::move(experts);
+    backbone_elsewhere_ = backbone_too;
+  }
   const std::vector<std::vector<bool>>& elsewhere() const { return elsewhere_; }
+  bool backbone_elsewhere() const { return !elsewhere_.empty() && backbone_elsewhere_; }
   bool keeps(const WeightSpec& spec) const {
     if (elsewhere_.empty()) return true;
-    return spec.use == WeightUse::kExpert && !elsewhere_[spec.layer][spec.expert];
+    if (spec.use != WeightUse::kExpert) return !backbone_elsewhere_;
+    return !elsewhere_[spec.layer][spec.expert];
   }
 
   // Formats other than the stored one, without repetition.
@@ -58,6 +63,7 @@ class ExpertsLayout {
   std::vector<std::optional<WeightFormat>> of_layers_;
   std::vector<int> node_columns_;
   std::vector<std::vector<bool>> elsewhere_;
+  bool backbone_elsewhere_ = true;
 };
 
 }  // namespace tandem
