@@ -226,11 +226,35 @@ TEST_F(GpuKernelBench, ProductsBesideCublas) {
     return n > 100 ? ProductTimes{} : ProductTimes{2e-3, 1e-3};
   };
   bench_products(bench, timer, "130100", collect());
+  EXPECT_FALSE(rows_.at(0).contains("datasheet_ratio"));
+  EXPECT_EQ(products.header(rows_.at(0)).find("data sheet"), std::string::npos);
   EXPECT_EQ(rows_.at(0)["cublas_ratio"], 0.5);
   EXPECT_DOUBLE_EQ(rows_.at(0)["ops_per_second"], 2. * 100 * 128 * 128 / 2e-3);
   EXPECT_NE(products.text(rows_.at(0)).find("50 %"), std::string::npos);
   EXPECT_TRUE(rows_.at(1)["gpu_seconds"].is_null());
   EXPECT_NE(products.text(rows_.at(1)).find("no room"), std::string::npos);
+}
+
+// A GPU with a data sheet that promises 10 Top/s; it multiplies 1 Top/s by mma.
+TEST_F(GpuKernelBench, ProductsBesideTheDataSheet) {
+  const Benchmark products = products_benchmark();
+  BenchInput bench = input({100, 200});
+  bench.gpu->datasheet_bf16_ops_per_second = 1e13;
+  const auto timer = [](const ManyRowsProduct& p, int n, double) {
+    return n > 100 ? ProductTimes{} : ProductTimes{2. * n * p.n_weights() / 4e12, {}};
+  };
+  bench_products(bench, timer, "not installed", collect());
+  EXPECT_EQ(rows_.at(0)["peak_ops_per_second"], 1e12);
+  EXPECT_EQ(rows_.at(0)["datasheet_bf16_ops_per_second"], 1e13);
+  EXPECT_DOUBLE_EQ(rows_.at(0)["datasheet_ratio"].get<double>(), 0.4);
+  EXPECT_TRUE(rows_.at(1)["datasheet_ratio"].is_null());
+  const std::string header = products.header(rows_.at(0)), line = products.text(rows_.at(0));
+  EXPECT_NE(header.find("1 Top/s by mma (data sheet: 10)"), std::string::npos) << header;
+  EXPECT_NE(line.find("40 %"), std::string::npos) << line;
+  // The columns of a line are those of the header.
+  const std::string title = header.substr(header.find("| product"));
+  EXPECT_EQ(std::count(line.begin(), line.end(), '|'),
+            std::count(title.begin(), title.begin() + static_cast<long>(title.find('\n')), '|'));
 }
 
 // The cost is a difference of times, which can have any value on an emulated GPU.
