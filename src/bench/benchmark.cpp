@@ -35,6 +35,8 @@ void check_options(const BenchOptions& o) {
   require_list("--tokens", o.tokens, kMaxTokens);
   require_list("--ctx", o.contexts, kMaxContext);
   require_list("--batch", o.batches, kStepTokens);
+  require(o.context_limit >= 0 && o.context_limit <= kMaxContext,
+          "--context-limit {}: must be between 0 and {}", o.context_limit, kMaxContext);
   for (const int n : o.draft_tokens)
     require(n >= 0 && n <= kMaxDraftTokens, "--draft-tokens {}: must be between 0 and {}", n,
             kMaxDraftTokens);
