@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <string_view>
 
 namespace tandem::gpu {
 
@@ -35,6 +36,40 @@ std::string why_not(const GpuFacts& f) {
 bool has_fp8_mma(const GpuFacts& f) {
   constexpr int kFirst = 89;
   return 10 * f.major + f.minor >= kFirst && f.compiled_for >= kFirst;
+}
+
+namespace {
+
+// What data sheets count, found by dividing published peaks by multiprocessors and clock
+// (gpu_facts_test has the figures).
+struct TensorRate {
+  int capability;         // 10 * major + minor
+  std::string_view name;  // a part of the GPU's name
+  double ops_per_clock;   // of a multiprocessor
+  double clock_share;     // clock of the data sheet's tensor figures over the highest clock
+};
+// The first match counts. GeForce GPUs multiply at half of the chip's rate where sums are float.
+// Others of their compute capabilities do so (L40, A10G) or have the full rate of 1024 (A40, L40S,
+// RTX PRO 6000), which CUDA does not tell; they are left out. On Hopper GPUs the data sheet counts
+// tensor operations at 1830 of 1980 MHz (SXM) and 1620 of 1755 MHz (PCIe), on a B200 at 1856 of
+// 1965 MHz. NVL boards have another limit, and an H20 has a quarter of the rate.
+constexpr TensorRate kTensorRates[] = {{80, "", 2048, 1},
+                                       {86, "GeForce", 512, 1},
+                                       {89, "GeForce", 512, 1},
+                                       {90, "NVL", 0, 0},
+                                       {90, "H100", 4096, 12. / 13},
+                                       {90, "H200", 4096, 12. / 13},
+                                       {90, "H800", 4096, 12. / 13},
+                                       {100, " B200", 8192, 17. / 18},
+                                       {120, "GeForce", 512, 1}};
+
+}  // namespace
+
+double datasheet_bf16_ops_per_second(const GpuFacts& f, int n_multiprocessors, int kilohertz) {
+  for (const TensorRate& rate : kTensorRates)
+    if (rate.capability == 10 * f.major + f.minor && f.name.find(rate.name) != std::string::npos)
+      return n_multiprocessors * rate.ops_per_clock * rate.clock_share * kilohertz * 1e3;
+  return 0;
 }
 
 std::string version_text(int cuda_version) {

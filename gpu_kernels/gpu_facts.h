@@ -33,6 +33,10 @@ std::string why_not(const GpuFacts& facts);
 // program's PTX.
 bool has_fp8_mma(const GpuFacts& facts);
 
+// Dense BF16 operations per second with float sums, as the GPU's data sheet gives them; 0 where no
+// data sheet confirms the rule. `kilohertz`: the highest clock, as CUDA reports it.
+double datasheet_bf16_ops_per_second(const GpuFacts& facts, int n_multiprocessors, int kilohertz);
+
 // Versions as in GpuFacts; 0 on the emulated GPU.
 struct CudaVersions {
   int driver = 0, toolkit = 0;

@@ -15,7 +15,8 @@ struct GpuInfo {
   int major = 0, minor = 0;  // compute capability
   bool fp8_mma = false;      // whether both the tensor cores and the program's kernels support FP8
   int n_multiprocessors = 0;
-  double bytes_per_second = 0;  // of its memory, by clock and width; 0: not known
+  double bytes_per_second = 0;               // of its memory, by clock and width; 0: not known
+  double datasheet_bf16_ops_per_second = 0;  // dense, with float sums; 0: not known
   int64_t memory_bytes = 0, free_bytes = 0;
   // The GPU has a display, and the driver ends kernels that run for more than some seconds.
   bool ends_long_kernels = false;

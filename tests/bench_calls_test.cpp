@@ -177,6 +177,46 @@ TEST_F(BenchCalls, Attention) {
   expect_text("bench/calls_attention.txt", calls());
 }
 
+// A cache made for more tokens than are measured: pages and the GPU's limits are those of the
+// limit, keys and costs those of the context.
+TEST_F(BenchCalls, AttentionInACacheForMore) {
+  BenchInput bench = input({.tokens = {2}, .contexts = {3}, .batches = {1, 2}});
+  run(attention_benchmark(), bench);
+  const std::vector<Json> close = std::exchange(rows_, {});
+  log_.begin_section("limit 130");
+  bench.options.context_limit = 130;
+  run(attention_benchmark(), bench);
+  ASSERT_EQ(rows_.size(), close.size());
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    EXPECT_EQ(close[i]["context_limit"], 3);
+    EXPECT_EQ(rows_[i]["context_limit"], 130);
+    for (const char* key : {"what", "tokens", "context", "bytes", "ops"})
+      EXPECT_EQ(rows_[i][key], close[i][key]) << key;
+    EXPECT_TRUE(rows_[i]["gpu_seconds"].is_number());
+  }
+  expect_text("bench/calls_attention_limit.txt", calls({"model", "begin", "cpu"}, 6));
+
+  const Benchmark attention = attention_benchmark();
+  attention.check_input(bench);
+  bench.options.contexts = {3, 131};
+  EXPECT_TRUE(says(error_of([&] { attention.check_input(bench); }),
+                   "--context-limit 130: a context of 131 tokens is to be measured"));
+  bench.options.contexts = {3};
+  bench.memory_bytes = 2 * 3 * kPageSize * 144 * 4 - 1;  // two sequences of three pages
+  EXPECT_TRUE(says(error_of([&] { run(attention_benchmark(), bench); }),
+                   "--context-limit 130 --batch 2: the cache of one layer needs"));
+  bench.memory_bytes += 1;
+  bench.gpus = [](const GpuBenchOptions& o) {
+    EXPECT_EQ(o.cache_bytes, 2 * 3 * kPageSize * 144 * 2);
+    return std::unique_ptr<GpuBenchModel>();
+  };
+  EXPECT_TRUE(says(error_of([&] { run(attention_benchmark(), bench); }),
+                   "--context-limit 130 --batch 2: the caches of 1 layers do not fit the GPU"));
+  bench.options.context_limit = 0;
+  run(attention_benchmark(), bench);
+  EXPECT_TRUE(rows_.back()["gpu_seconds"].is_null()) << "as without a GPU";
+}
+
 TEST_F(BenchCalls, AttentionVariants) {
   run(attention_benchmark(), input({.contexts = {130, 3}, .variants = true}));
   expect_text("bench/calls_variants.txt", calls());

@@ -78,6 +78,12 @@ class Refuses(unittest.TestCase):
             for words, what, *arguments in ((["--seconds 0"], "embed", "--seconds", "0"), (["--tokens 0"], "embed", "--tokens", "0"),
                                             (["--ctx 16777217"], "layer", "--ctx", "16777217"), (["--batch 513"], "generate", "--batch", "513"),
                                             (["-n 1"], "generate", "-n", "1"), (["--variants", "--batch"], "attention", "--variants", "--batch", "2"),
+                                            (["--context-limit"], "attention", "--variants", "--context-limit", "70"),
+                                            (["--context-limit 63", "64 tokens"], "attention", "--ctx", "5,64", "--context-limit", "63"),
+                                            (["--context-limit 16383", "16384 tokens"], "attention", "--context-limit", "16383"),
+                                            (["--context-limit -1"], "attention", "--context-limit", "-1"),
+                                            (["--context-limit 16777216 --batch 8", "GB may be used"], "attention", "--ctx", "5", "--batch", "8",
+                                             "--context-limit", "16777216"),
                                             (["--format int8", "--experts"], "mlp", "--format", "int8"), (["int3"], "moe", "--experts", "int3"),
                                             (["nothing to measure"], "layer", "--layers", "2", "--ctx", "16", "--tokens", "40", "--seconds", "0.001"),
                                             (["--memory"], "experts", "--memory", "0.0001")):

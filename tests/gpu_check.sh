@@ -161,6 +161,8 @@ bench layer --tokens 1,8 --ctx 4096 --layers 1
 bench embed --tokens 1,64,512
 bench head --tokens 1,64
 bench attention --variants --ctx 4096
+# A short context in a cache made for a long one, then the long one, which takes the CPU longest.
+bench attention --ctx 4096,65536 --context-limit 65536 --tokens 512
 
 if command -v compute-sanitizer > /dev/null; then
   n_left=4

@@ -153,7 +153,9 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(set(run.results.values()), {"passed"}, run.results)
         rows = run.json["benchmarks"]
         self.assertEqual(len(rows), 2 * len(benches))
-        self.assertTrue(any("65536" in row.get("all", "") for row in rows), rows)
+        self.assertTrue(any("--ctx 65536 --batch 1,16" in row.get("all", "") for row in rows), rows)
+        self.assertTrue(any("attention" in row["bench"] and "--ctx 4096,65536 --context-limit 65536 --tokens 512" in row.get("all", "")
+                            for row in rows), rows)
         self.assertEqual({row["bench"] for row in rows}, {"machine", "embed", "mlp", "moe", "attention", "layer", "hybrid", "generate",
                                                        "kernels", "products", "head"})
         self.assertIn("Driver Version", run.log)

@@ -86,6 +86,22 @@ class EmulatedGpu(Case):
         self.refused(called(TANDEM, *bench), 2, "weights are bf16: leave it out")
         self.refused(called(TANDEM, *bench, TANDEM_GPU_MEMORY="0"), 2, "no NVIDIA GPU can be used")
 
+    def test_short_contexts_in_a_cache_made_for_long_ones(self):
+        bench = ("bench", "attention", "--config", str(MODEL), "--ctx", "16", "--tokens", "2", "--seconds", "0.001", "--memory", "0.1")
+        shown = {}
+        for limit in ("0", "4096"):
+            result = called(TANDEM, *bench, "--context-limit", limit, "--json")
+            self.assertEqual((result.returncode, result.stderr), (0, ""))
+            rows = [json.loads(line) for line in result.stdout.splitlines()]
+            self.assertEqual([row["context_limit"] for row in rows], [int(limit) or 16] * 2)
+            self.assertTrue(all(row["gpu_seconds"] > 0 for row in rows), rows)
+            shown[limit] = [(row["what"], row["context"], row["bytes"], row["ops"]) for row in rows]
+        self.assertEqual(shown["0"], shown["4096"])
+        text = called(TANDEM, *bench, "--context-limit", "4096").stdout
+        self.assertRegex(text, r"\| context \|   limit \|.*\n.*\n.*\|      16 \|    4096 \|")
+        small = called(TANDEM, *bench, "--context-limit", "4096", TANDEM_GPU_MEMORY="1000000")
+        self.refused(small, 2, "--context-limit 4096 --batch 1: the caches of . layers do not fit the GPU")
+
     def test_lost_while_loading_or_running(self):
         for n in ("1", "100", "500"):
             self.refused(run(TANDEM, "--device", "cuda", TANDEM_GPU_LOST_AFTER=n), 1, LOST)

@@ -96,6 +96,21 @@ TEST_F(GpuBench, Attention) {
   expect_times_on_gpu(3);
 }
 
+// Caches of 4096 tokens of 80 numbers in three layers or more take 2 MB, and the GPU has 1 MB.
+TEST_F(GpuBench, AttentionInACacheThatTheGpuCannotHold) {
+  if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the memory of a GPU is what it is";
+  BenchInput bench = input({.tokens = {4}, .contexts = {65}, .batches = {1}});
+  bench.memory_bytes = 4 << 20;
+  bench.options.context_limit = 4096;
+  setenv("TANDEM_GPU_MEMORY", "1048576", 1);
+  EXPECT_TRUE(says(error_of([&] { measure(attention_benchmark(), bench); }),
+                   "--context-limit 4096 --batch 1: the caches of"));
+  unsetenv("TANDEM_GPU_MEMORY");
+  measure(attention_benchmark(), bench);
+  expect_times_on_gpu(2);
+  EXPECT_EQ(rows_.at(0)["context_limit"], 4096);
+}
+
 TEST_F(GpuBench, AttentionVariants) {
   BenchInput bench = input({.contexts = {65, 3}, .variants = true});
   bench.memory_bytes = 1 << 22;

@@ -222,15 +222,55 @@ TEST_F(GpuKernelBench, ProductsTakeTheMemoryOfTheirMatrices) {
 TEST_F(GpuKernelBench, ProductsBesideCublas) {
   const Benchmark products = products_benchmark();
   const BenchInput bench = input({100, 200});
-  const auto timer = [](const ManyRowsProduct&, int n, double) {
-    return n > 100 ? ProductTimes{} : ProductTimes{2e-3, 1e-3};
+  const auto timer = [](const ManyRowsProduct& p, int n, double) {
+    if (n > 100) return ProductTimes{};
+    if (p.kind == ManyRowsProduct::Kind::kDown)
+      return ProductTimes{2e-3, 1e-3, {}, "not in 120400"};
+    return ProductTimes{2e-3, 1e-3, 0.5e-3};
   };
   bench_products(bench, timer, "130100", collect());
+  EXPECT_FALSE(rows_.at(0).contains("datasheet_ratio"));
+  EXPECT_EQ(products.header(rows_.at(0)).find("data sheet"), std::string::npos);
   EXPECT_EQ(rows_.at(0)["cublas_ratio"], 0.5);
   EXPECT_DOUBLE_EQ(rows_.at(0)["ops_per_second"], 2. * 100 * 128 * 128 / 2e-3);
   EXPECT_NE(products.text(rows_.at(0)).find("50 %"), std::string::npos);
   EXPECT_TRUE(rows_.at(1)["gpu_seconds"].is_null());
   EXPECT_NE(products.text(rows_.at(1)).find("no room"), std::string::npos);
+
+  EXPECT_FALSE(rows_.at(0).contains("cublas_grouped_seconds")) << "a dense product";
+  const Json &gate_up = rows_.at(6), &no_room = rows_.at(7), &down = rows_.at(8);
+  EXPECT_EQ(gate_up["cublas_grouped_seconds"], 0.5e-3);
+  EXPECT_EQ(gate_up["cublas_grouped_ratio"], 0.25);
+  EXPECT_EQ(gate_up["cublas_grouped_why_not"], "");
+  EXPECT_NE(products.text(gate_up).find("25 %"), std::string::npos);
+  EXPECT_TRUE(no_room["cublas_grouped_seconds"].is_null());
+  EXPECT_TRUE(down["cublas_grouped_ratio"].is_null());
+  EXPECT_EQ(down["cublas_grouped_why_not"], "not in 120400");
+  EXPECT_NE(products.text(down).find("not in 120400"), std::string::npos);
+}
+
+// A GPU with a data sheet that promises 10 Top/s; it multiplies 1 Top/s by mma.
+TEST_F(GpuKernelBench, ProductsBesideTheDataSheet) {
+  const Benchmark products = products_benchmark();
+  BenchInput bench = input({100, 200});
+  bench.gpu->datasheet_bf16_ops_per_second = 1e13;
+  const auto timer = [](const ManyRowsProduct& p, int n, double) {
+    return n > 100 ? ProductTimes{} : ProductTimes{2. * n * p.n_weights() / 4e12, {}};
+  };
+  bench_products(bench, timer, "not installed", collect());
+  EXPECT_EQ(rows_.at(0)["peak_ops_per_second"], 1e12);
+  EXPECT_EQ(rows_.at(0)["datasheet_bf16_ops_per_second"], 1e13);
+  EXPECT_DOUBLE_EQ(rows_.at(0)["datasheet_ratio"].get<double>(), 0.4);
+  EXPECT_TRUE(rows_.at(1)["datasheet_ratio"].is_null());
+  const std::string header = products.header(rows_.at(0)), line = products.text(rows_.at(0));
+  EXPECT_NE(header.find("1 Top/s by mma (data sheet: 10)"), std::string::npos) << header;
+  EXPECT_NE(line.find("40 %"), std::string::npos) << line;
+  // The columns of every line are those of the header.
+  const std::string titles = header.substr(header.find("| product"));
+  const auto n_columns = [](const std::string& text) {
+    return std::count(text.begin(), text.begin() + static_cast<long>(text.find('\n')), '|');
+  };
+  for (const Json& row : rows_) EXPECT_EQ(n_columns(products.text(row)), n_columns(titles));
 }
 
 // The cost is a difference of times, which can have any value on an emulated GPU.

@@ -119,6 +119,15 @@ TEST(GpuRates, RowsAreComparedWithTheGpusRoofline) {
     EXPECT_FALSE(rows[3].contains("gpu_roofline_ratio"));
     for (const Json& row : rows) EXPECT_EQ(row.value("gpu_activations", ""), fp8 ? "fp8" : "");
   }
+  if (gpu::open_gpu().emulated) {  // an A100 of 4 multiprocessors at 1 GHz
+    setenv("TANDEM_GPU_CAPABILITY", "80", 1);
+    const std::vector<Json> rows = rows_of(false);
+    unsetenv("TANDEM_GPU_CAPABILITY");
+    EXPECT_DOUBLE_EQ(rows[1]["gpu_datasheet_ratio"].get<double>(), 1e9 / 0.25 / (4 * 2048e9));
+    EXPECT_TRUE(rows[2]["gpu_datasheet_ratio"].is_null());
+    EXPECT_FALSE(rows[3].contains("gpu_datasheet_ratio"));
+    EXPECT_FALSE(rows_of(false)[1].contains("gpu_datasheet_ratio")) << "no data sheet";
+  }
   benchmark.all_gpu_rates = true;
   rows_of(false);
   EXPECT_GT(rates_of_run->h2d_bytes_per_second, 0);
@@ -144,6 +153,13 @@ TEST(GpuRates, AreWhatThePlannerReads) {
     "peak_ops_per_second": {"fp32": 1e11, "bf16": null, "int8": null}, "gpus": [], "notes": [],
     "measured_at": 1})");
   add_disk_and_gpus(report, {1e9, "a disk"}, found);
+  const bool known = gpu.datasheet_bf16_ops_per_second > 0;
+  EXPECT_EQ(report["gpus"][0].contains("datasheet_bf16_ops_per_second"), known);
+  Json known_report = report;
+  known_report["gpus"][0]["datasheet_bf16_ops_per_second"] = 989e12;
+  for (const char* key : {"read_loops", "instructions"}) known_report[key] = Json::array();
+  known_report["threads"] = 2;
+  EXPECT_NE(machine_text(known_report).find("BF16 (mma; data sheet: 989.0)"), std::string::npos);
   const Machine m = machine_from_json(report.dump(), "report");
   ASSERT_EQ(m.gpus.size(), 1u);
   EXPECT_EQ(m.n_unmeasured_gpus, 1);

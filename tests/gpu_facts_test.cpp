@@ -32,6 +32,46 @@ TEST(WhyNot, Fp8NeedsAGpuAndKernelsForIt) {
   EXPECT_FALSE(has_fp8_mma(facts));
 }
 
+// Peaks that NVIDIA publishes, dense BF16 with float sums, and the multiprocessors and highest
+// clock of these GPUs. Data sheets round to three digits.
+TEST(DatasheetRate, IsThatOfTheDataSheets) {
+  struct Published {
+    int capability;
+    const char* name;
+    int n_multiprocessors, megahertz;
+    double tera;
+  };
+  constexpr Published kPublished[] = {
+      {80, "NVIDIA A100-SXM4-80GB", 108, 1410, 312},
+      {80, "NVIDIA A30", 56, 1440, 165},
+      {86, "NVIDIA GeForce RTX 3090", 82, 1695, 71},
+      {89, "NVIDIA GeForce RTX 4090", 128, 2520, 165.2},
+      {90, "NVIDIA H100 80GB HBM3", 132, 1980, 989.4},
+      {90, "NVIDIA H100 PCIe", 114, 1755, 756},
+      {90, "NVIDIA H200", 132, 1980, 989.4},
+      {90, "NVIDIA GH200 480GB", 132, 1980, 989.4},
+      {100, "NVIDIA B200", 148, 1965, 2250},
+      {120, "NVIDIA GeForce RTX 5090", 170, 2407, 209.5},
+      // Not known: professional GPUs have either of two rates, other chips and boards another one.
+      {86, "NVIDIA A10G", 80, 1710, 0},
+      {89, "NVIDIA L40S", 142, 2520, 0},
+      {87, "Orin", 16, 1300, 0},
+      {90, "NVIDIA H20", 78, 1980, 0},
+      {90, "NVIDIA H100 NVL", 132, 1785, 0},
+      {100, "NVIDIA GB200", 152, 2062, 0},
+      {120, "NVIDIA RTX PRO 6000 Blackwell Server Edition", 188, 2617, 0},
+      {121, "NVIDIA GB10", 48, 2500, 0}};
+  for (const Published& p : kPublished) {
+    GpuFacts facts = sound();
+    facts.name = p.name;
+    facts.major = p.capability / 10;
+    facts.minor = p.capability % 10;
+    EXPECT_NEAR(datasheet_bf16_ops_per_second(facts, p.n_multiprocessors, p.megahertz * 1000),
+                p.tera * 1e12, p.tera * 5e9)
+        << p.name;
+  }
+}
+
 // The message is one line that contains `parts` and the alternative.
 void expect_refused(const GpuFacts& facts, std::initializer_list<const char*> parts) {
   const std::string why = why_not(facts);

@@ -116,8 +116,9 @@ GpuInfo open_gpu() {
     return value;
   };
   // The memory transfers twice a cycle.
-  const double kilohertz = attribute(cudaDevAttrMemoryClockRate);
+  const double memory_kilohertz = attribute(cudaDevAttrMemoryClockRate);
   const double bits = attribute(cudaDevAttrGlobalMemoryBusWidth);
+  const int n_multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
   size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total));
   const int64_t most = memory_option().value_or(std::numeric_limits<int64_t>::max());
@@ -125,8 +126,10 @@ GpuInfo open_gpu() {
           .major = facts.major,
           .minor = facts.minor,
           .fp8_mma = has_fp8_mma(facts),
-          .n_multiprocessors = attribute(cudaDevAttrMultiProcessorCount),
-          .bytes_per_second = 2e3 * kilohertz * bits / 8,
+          .n_multiprocessors = n_multiprocessors,
+          .bytes_per_second = 2e3 * memory_kilohertz * bits / 8,
+          .datasheet_bf16_ops_per_second = datasheet_bf16_ops_per_second(
+              facts, n_multiprocessors, attribute(cudaDevAttrClockRate)),
           .memory_bytes = std::min(static_cast<int64_t>(total), most),
           .free_bytes = std::min(static_cast<int64_t>(free), most),
           .ends_long_kernels = attribute(cudaDevAttrKernelExecTimeout) != 0};

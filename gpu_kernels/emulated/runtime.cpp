@@ -201,11 +201,14 @@ GpuInfo open_gpu() {
   const std::string problem = why_not(facts);
   require(problem.empty(), "{}", problem);
   emulated::plan_loss();
+  constexpr int kMultiprocessors = 4, kKilohertz = 1'000'000;
   return {.name = facts.name,
           .major = facts.major,
           .minor = facts.minor,
           .fp8_mma = has_fp8_mma(facts),
-          .n_multiprocessors = 4,
+          .n_multiprocessors = kMultiprocessors,
+          .datasheet_bf16_ops_per_second =
+              datasheet_bf16_ops_per_second(facts, kMultiprocessors, kKilohertz),
           .memory_bytes = memory,
           .free_bytes = memory,
           .ends_long_kernels = watchdog_option(),

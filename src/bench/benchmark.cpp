@@ -35,6 +35,8 @@ void check_options(const BenchOptions& o) {
   require_list("--tokens", o.tokens, kMaxTokens);
   require_list("--ctx", o.contexts, kMaxContext);
   require_list("--batch", o.batches, kStepTokens);
+  require(o.context_limit >= 0 && o.context_limit <= kMaxContext,
+          "--context-limit {}: must be between 0 and {}", o.context_limit, kMaxContext);
   for (const int n : o.draft_tokens)
     require(n >= 0 && n <= kMaxDraftTokens, "--draft-tokens {}: must be between 0 and {}", n,
             kMaxDraftTokens);
@@ -99,6 +101,13 @@ void add_gpu_fields(const BenchInput& bench, nlohmann::ordered_json& row) {
       ratio = bounds.seconds({row["bytes"], row["ops"]}) / row["gpu_seconds"].get<double>();
     }
     row["gpu_roofline_ratio"] = or_null(ratio);
+    if (bench.gpu && bench.gpu->datasheet_bf16_ops_per_second > 0 && !fp8) {
+      std::optional<double> share;
+      if (row["gpu_seconds"].is_number())
+        share = row["ops"].get<double>() / row["gpu_seconds"].get<double>() /
+                bench.gpu->datasheet_bf16_ops_per_second;
+      row["gpu_datasheet_ratio"] = or_null(share);
+    }
   }
   if (fp8) row["gpu_activations"] = "fp8";
   if (bench.options.simulated_ranks > 0)

@@ -29,6 +29,7 @@ struct BenchOptions {
   std::vector<int> tokens = {};               // rows of a product, or lengths of prompts
   std::vector<int> contexts = {};             // tokens in the cache
   std::vector<int> batches = {};              // sequences per step
+  int context_limit = 0;  // tokens that the cache holds of a sequence; 0: the longest context
   int layers = 5;
   int new_tokens = 8;                    // decoded at each context
   std::vector<int> draft_tokens = {};    // drafts of a sequence per step; empty: none
@@ -58,6 +59,7 @@ enum class BenchFlag {
   kCsv,
   kPlot,
   kContexts,
+  kContextLimit,
   kBatches,
   kLayers,
   kExperts,

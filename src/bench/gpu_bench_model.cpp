@@ -19,12 +19,14 @@ TensorView on_gpu(GpuBenchModel& bench_model, TensorView from, std::vector<Buffe
 ModelOnGpu::ModelOnGpu(const GpuBenchModels& gpus, const GpuBenchOptions& options,
                        StepLimits limits, int64_t cache_tokens)
     : config_(options.config) {
-  if (!gpus || !(bench_model_ = gpus(options))) return;
+  const int64_t bytes = KvCache::bytes_for(config_, cache_tokens, DType::kBF16);
+  GpuBenchOptions with_cache = options;
+  with_cache.cache_bytes = bytes;
+  if (!gpus || !(bench_model_ = gpus(with_cache))) return;
   model_ = std::make_unique<StepRunner>(
       ModelParts{config_, bench_model_->weights(), bench_model_->device(), bench_model_->ops(),
                  bench_model_->experts()},
       limits, AttentionForm::kAuto);
-  const int64_t bytes = KvCache::bytes_for(config_, cache_tokens, DType::kBF16);
   cache_ = std::make_unique<KvCache>(config_, cache_tokens, DType::kBF16,
                                      bench_model_->device().allocate(bytes));
   fill();

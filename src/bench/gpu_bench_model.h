@@ -58,6 +58,7 @@ struct GpuBenchOptions {
   std::function<bool(const WeightSpec&)> wanted;  // tensors to load; the others stay empty
   int max_tokens = 1;                             // per step
   int64_t context = 1;                            // tokens per sequence
+  int64_t cache_bytes = 0;                        // of the cache that the GPU must hold as well
 };
 // Returns null without a GPU, or if it lacks memory or a format.
 using GpuBenchModels = std::function<std::unique_ptr<GpuBenchModel>(const GpuBenchOptions&)>;

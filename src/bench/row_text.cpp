@@ -25,6 +25,7 @@ constexpr Column kColumns[] = {
     {"what", "what", Form::kText, 17},
     {"tokens", "tokens", Form::kWhole, 6},
     {"context", "context", Form::kWhole, 7},
+    {"context_limit", "limit", Form::kWhole, 7},
     {"rows_per_expert", "rows an expert", Form::kTenths, 14},
     {"seconds", "CPU ms", Form::kMilliseconds, 9},
     {"cpu_to_gpu_seconds", "CPU + copy to GPU ms", Form::kGpuTime, 20},

@@ -57,6 +57,11 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
       return;
     case BenchFlag::kContexts:
       return list("--ctx", o.contexts, "tokens in the KV cache, a list");
+    case BenchFlag::kContextLimit:
+      add_value(sub, "--context-limit", o.context_limit,
+                "tokens of a sequence for which the cache is made, as a model's --ctx; 0: the "
+                "longest --ctx measured");
+      return;
     case BenchFlag::kBatches:
       return list("--batch", o.batches, "concurrent sequences, a list");
     case BenchFlag::kLayers:

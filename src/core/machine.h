@@ -27,6 +27,8 @@ struct Gpu {
   PeakRates peak;                                     // without sparsity
   double h2d_bytes_per_second, d2h_bytes_per_second;  // from and to pinned host memory
   double h2d_pageable_bytes_per_second, d2h_pageable_bytes_per_second;
+  // Dense BF16 with float sums by the data sheet, where `peak` was measured; 0: not known.
+  double datasheet_bf16_ops_per_second = 0;
 };
 
 // One direction of one endpoint's connection. Zeros: there is no link.

@@ -211,7 +211,9 @@ void read_gpus(JsonFields& fields, Machine& m) {
           .h2d_bytes_per_second = gpu.positive("h2d_bytes_per_second", kMaxRate),
           .d2h_bytes_per_second = gpu.positive("d2h_bytes_per_second", kMaxRate),
           .h2d_pageable_bytes_per_second = gpu.positive("h2d_pageable_bytes_per_second", kMaxRate),
-          .d2h_pageable_bytes_per_second = gpu.positive("d2h_pageable_bytes_per_second", kMaxRate)};
+          .d2h_pageable_bytes_per_second = gpu.positive("d2h_pageable_bytes_per_second", kMaxRate),
+          .datasheet_bf16_ops_per_second =
+              gpu.positive("datasheet_bf16_ops_per_second", kMaxRate, 0)};
     gpu.refuse_others();
     if (m.measured_at == 0 && g.h2d_pageable_bytes_per_second > kRounding * g.h2d_bytes_per_second)
       gpu.refuse("h2d_pageable_bytes_per_second", "more than pinned memory: exchange the two");
@@ -270,14 +272,17 @@ Json link_to_json(const Link& link) {
 }  // namespace
 
 Json gpu_to_json(const Gpu& gpu) {
-  return {{"name", gpu.name},
-          {"memory_bytes", gpu.memory_bytes},
-          {"read_bytes_per_second", gpu.read_bytes_per_second},
-          {"peak_ops_per_second", peak_to_json(gpu.peak, true)},
-          {"h2d_bytes_per_second", gpu.h2d_bytes_per_second},
-          {"d2h_bytes_per_second", gpu.d2h_bytes_per_second},
-          {"h2d_pageable_bytes_per_second", gpu.h2d_pageable_bytes_per_second},
-          {"d2h_pageable_bytes_per_second", gpu.d2h_pageable_bytes_per_second}};
+  Json json = {{"name", gpu.name},
+               {"memory_bytes", gpu.memory_bytes},
+               {"read_bytes_per_second", gpu.read_bytes_per_second},
+               {"peak_ops_per_second", peak_to_json(gpu.peak, true)},
+               {"h2d_bytes_per_second", gpu.h2d_bytes_per_second},
+               {"d2h_bytes_per_second", gpu.d2h_bytes_per_second},
+               {"h2d_pageable_bytes_per_second", gpu.h2d_pageable_bytes_per_second},
+               {"d2h_pageable_bytes_per_second", gpu.d2h_pageable_bytes_per_second}};
+  if (gpu.datasheet_bf16_ops_per_second > 0)
+    json["datasheet_bf16_ops_per_second"] = gpu.datasheet_bf16_ops_per_second;
+  return json;
 }
 
 }  // namespace tandem

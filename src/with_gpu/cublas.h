@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "gpu_kernels/numbers.h"
 #include "gpu_kernels/runtime.h"
@@ -19,6 +20,18 @@ struct BlasProduct {
   int n, rows, cols;
 };
 
+// Products for one call, with the addresses of their matrices on the GPU, where the library reads
+// them. Products with n == 0 are left out.
+class BlasProducts {
+ public:
+  BlasProducts(std::span<const BlasProduct> products, gpu::Stream& stream);
+
+ private:
+  friend class Cublas;
+  std::vector<int> rows_, n_, cols_, x_strides_, w_strides_, out_strides_;  // one a product
+  gpu::Buffer x_, w_, out_;                                                 // addresses
+};
+
 class Cublas {
  public:
   // Library names of CUDA 13 and 12: on the loader's path, and in the toolkit's folder.
@@ -32,6 +45,10 @@ class Cublas {
   int version() const { return version_; }  // in the library's format: 130100
   // Enqueues the product. Throws RunError when the library refuses.
   void multiply(const BlasProduct& product);
+  // Whether the library has grouped products, as 12.5 and later do; without, only multiply() of
+  // BlasProducts is missing.
+  bool has_groups() const;
+  void multiply(const BlasProducts& products);
 
  private:
   struct Functions;

@@ -136,8 +136,9 @@ void CudaBenchModel::fill(const GpuBenchOptions& options, int64_t free_bytes) {
   for_each_weight(weights_, config_, [&](const WeightSpec& spec, QuantView&) {
     if (options.wanted(spec)) bytes += CudaWeights::bytes_of(random.stored(spec), spec.use);
   });
-  require(bytes < free_bytes, "the GPU has {:.2f} GB free and weights need {:.2f} GB",
-          gigabytes(free_bytes), gigabytes(bytes));
+  require(bytes + options.cache_bytes < free_bytes,
+          "the GPU has {:.2f} GB free and weights and cache need {:.2f} GB", gigabytes(free_bytes),
+          gigabytes(bytes + options.cache_bytes));
   home_.allocate(bytes);
   std::map<std::tuple<WeightUse, DType, int64_t, int64_t>, QuantView> firsts;
   for_each_weight(weights_, config_, [&](const WeightSpec& spec, QuantView& slot) {

@@ -50,6 +50,7 @@ Gpu measured_gpu_bounds(double seconds, bool with_fp8) {
   Gpu g{};
   g.name = gpu_info.name;
   g.memory_bytes = gpu_info.memory_bytes;
+  g.datasheet_bf16_ops_per_second = gpu_info.datasheet_bf16_ops_per_second;
   const gpu::Buffer memory(max_bytes(gpu_info, kMaxReadBytes), gpu::Site::kDevice);
   const gpu::Buffer out(sizeof(uint32_t), gpu::Site::kDevice);
   g.read_bytes_per_second = rate_of(stream, kMinBytes, memory.bytes(), seconds, [&](int64_t bytes) {

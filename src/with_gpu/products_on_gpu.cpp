@@ -21,7 +21,9 @@ class Operands {
   static int64_t bytes_for(const ManyRowsProduct& p, int n, Number type);
 
   void multiply(gpu::Stream& stream);
-  void multiply(Cublas& blas);  // for BF16 weights
+  // With cuBLAS, for BF16 weights: one expert after another, or all in one call.
+  void multiply(Cublas& blas);
+  void multiply_grouped(Cublas& blas) { blas.multiply(*grouped_); }
 
  private:
   gpu::Buffer random(int64_t bytes, Number type) {
@@ -31,6 +33,7 @@ class Operands {
   }
   gpu::Weight weight(int64_t first_row) const;
   gpu::ExpertWeights experts(int64_t first_row) const;
+  BlasProduct blas_product(int expert) const;
 
   const ManyRowsProduct p_;
   const int n_, n_multiprocessors_;
@@ -39,6 +42,7 @@ class Operands {
   const int64_t stride_, out_cols_, rows_of_x_;
   gpu::Stream& stream_;
   gpu::Buffer x_, w_, scales_, out_, partial_, counters_, offsets_, tokens_;
+  std::optional<BlasProducts> grouped_;
 };
 
 // Rows of one expert's matrix; gate and up are adjacent and form one matrix for cuBLAS.
@@ -94,6 +98,9 @@ Operands::Operands(const ManyRowsProduct& p, int n, Number type, const ModelConf
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i % n);
   offsets_ = upload(offsets);
   tokens_ = upload(tokens);
+  std::vector<BlasProduct> products;
+  for (int e = 0; e < p.n_experts; ++e) products.push_back(blas_product(e));
+  grouped_.emplace(products, stream);
 }
 
 // Experts share the scales: their values do not matter for the time.
@@ -149,26 +156,32 @@ void Operands::multiply(gpu::Stream& stream) {
 }
 
 void Operands::multiply(Cublas& blas) {
-  const int64_t rows = matrix_rows(p_);
-  for (int e = 0; e < p_.n_experts; ++e)
-    blas.multiply({.x = x_.as<bf16>() + (p_.kind == Kind::kDown ? e * n_ * stride_ : 0),
-                   .w = w_.as<bf16>() + e * rows * stride_,
-                   .out = out_.as<bf16>() + e * n_ * out_cols_,
-                   .x_stride = stride_,
-                   .w_stride = stride_,
-                   .out_stride = out_cols_,
-                   .n = n_,
-                   .rows = static_cast<int>(rows),
-                   .cols = p_.cols});
+  for (int e = 0; e < p_.n_experts; ++e) blas.multiply(blas_product(e));
+}
+
+BlasProduct Operands::blas_product(int expert) const {
+  const int64_t rows = matrix_rows(p_), e = expert;
+  return {.x = x_.as<bf16>() + (p_.kind == Kind::kDown ? e * n_ * stride_ : 0),
+          .w = w_.as<bf16>() + e * rows * stride_,
+          .out = out_.as<bf16>() + e * n_ * out_cols_,
+          .x_stride = stride_,
+          .w_stride = stride_,
+          .out_stride = out_cols_,
+          .n = n_,
+          .rows = static_cast<int>(rows),
+          .cols = p_.cols};
 }
 
 class ProductsOnGpu {
  public:
-  ProductsOnGpu(const ModelConfig& config, Number type, std::string& cublas)
+  ProductsOnGpu(const ModelConfig& config, Number type, std::string& cublas,
+                std::span<const char* const> libraries)
       : config_(config), type_(type) {
-    cublas = "not installed";
-    if (!gpu_info_.emulated) blas_ = Cublas::open(Cublas::usual_names(), stream_.handle(), cublas);
+    if (libraries.empty() && !gpu_info_.emulated) libraries = Cublas::usual_names();
+    blas_ = Cublas::open(libraries, stream_.handle(), cublas);
     if (blas_) cublas = fmt::format("{}", blas_->version());
+    why_not_grouped_ = cublas;
+    if (blas_) why_not_grouped_ = blas_->has_groups() ? "" : fmt::format("not in {}", cublas);
   }
 
   ProductTimes times(const ManyRowsProduct& p, int n, double seconds) {
@@ -180,26 +193,39 @@ class ProductsOnGpu {
     };
     ProductTimes times;
     times.ours = timed(type_, [&](Operands& o) { o.multiply(stream_); });
-    if (blas_) times.cublas = timed(Number::kBF16, [&](Operands& o) { o.multiply(*blas_); });
+    if (blas_)
+      times.cublas = timed(Number::kBF16, [&](Operands& o) { call([&] { o.multiply(*blas_); }); });
+    if (p.kind == Kind::kDense) return times;
+    times.why_not_grouped = why_not_grouped_;
+    if (why_not_grouped_.empty())
+      times.cublas_grouped =
+          timed(Number::kBF16, [&](Operands& o) { call([&] { o.multiply_grouped(*blas_); }); });
     return times;
   }
 
  private:
+  // Memory of the emulated GPU can only be accessed while its stream works.
+  void call(const std::function<void()>& library) {
+    stream_.handle() ? library() : stream_.run_on_host(library);
+  }
+
   const ModelConfig config_;
   const Number type_;
   const gpu::GpuInfo gpu_info_ = gpu::open_gpu();
   gpu::Stream stream_;
   std::unique_ptr<Cublas> blas_;
+  std::string why_not_grouped_;  // empty: all experts in one call are compared
 };
 
 }  // namespace
 
-ProductTimer product_timer(const ModelConfig& config, WeightFormat format, std::string& cublas) {
+ProductTimer product_timer(const ModelConfig& config, WeightFormat format, std::string& cublas,
+                           std::span<const char* const> libraries) {
   require(format.dtype == DType::kBF16 || format.dtype == DType::kF8E4M3,
           "--format {}: GPU products of many rows support fp8 and bf16", format_name(format));
   if (!why_no_gpu().empty()) return {};
   const Number type = format.dtype == DType::kBF16 ? Number::kBF16 : Number::kF8E4M3;
-  const auto products = std::make_shared<ProductsOnGpu>(config, type, cublas);
+  const auto products = std::make_shared<ProductsOnGpu>(config, type, cublas, libraries);
   return [products](const ManyRowsProduct& p, int n, double seconds) {
     return products->times(p, n, seconds);
   };

@@ -31,7 +31,10 @@ Gpu measured_gpu_bounds(double, bool) { fail("{}", why_no_gpu()); }
 GpuBenchModels gpu_bench_models(bool) { return {}; }
 
 SmallKernelTimer small_kernel_timer(const ModelConfig&, int, int64_t) { return {}; }
-ProductTimer product_timer(const ModelConfig&, WeightFormat, std::string&) { return {}; }
+ProductTimer product_timer(const ModelConfig&, WeightFormat, std::string&,
+                           std::span<const char* const>) {
+  return {};
+}
 std::optional<double> measured_kernel_gap(double) { fail("{}", why_no_gpu()); }
 HandOffs measured_hand_offs(double) { fail("{}", why_no_gpu()); }
 

@@ -54,8 +54,10 @@ struct ManyRowsProduct {
 std::vector<ManyRowsProduct> products_of(const ModelConfig& config);
 
 struct ProductTimes {
-  std::optional<double> ours;    // empty: too little GPU memory
-  std::optional<double> cublas;  // empty: not available, or too little memory
+  std::optional<double> ours;                 // empty: too little GPU memory
+  std::optional<double> cublas;               // empty: not available, or too little memory
+  std::optional<double> cublas_grouped = {};  // all experts in one call; empty likewise
+  std::string why_not_grouped = {};           // why it is not available
 };
 // Times for n rows of x per matrix, measured for about `seconds` each.
 using ProductTimer =
@@ -63,8 +65,10 @@ using ProductTimer =
 
 // Times products with weights of `format`, FP8 or BF16, and the same in BF16 with cuBLAS if
 // available: `cublas` is set to its version, or to why it is missing. cuBLAS computes grouped
-// products one expert after another. Empty if no GPU can be used.
-ProductTimer product_timer(const ModelConfig& config, WeightFormat format, std::string& cublas);
+// products one expert after another and, from 12.5 on, in one call. Empty if no GPU can be used.
+// `libraries`: names of cuBLAS; empty: its usual names, and none for an emulated GPU.
+ProductTimer product_timer(const ModelConfig& config, WeightFormat format, std::string& cublas,
+                           std::span<const char* const> libraries = {});
 
 // The rows, with times by `timer`. `cublas`: see product_timer().
 void bench_products(const BenchInput& bench, const ProductTimer& timer, const std::string& cublas,

@@ -48,9 +48,21 @@ void bench_products(const BenchInput& bench, const ProductTimer& timer, const st
                   {"gpu_seconds", or_null(times.ours)}};
       row["ops_per_second"] = times.ours ? Json(per_second(*times.ours)) : Json();
       row["peak_ops_per_second"] = bench.gpu->peak.bf16;
+      if (const double datasheet = bench.gpu->datasheet_bf16_ops_per_second; datasheet > 0) {
+        row["datasheet_bf16_ops_per_second"] = datasheet;
+        row["datasheet_ratio"] = times.ours ? Json(per_second(*times.ours) / datasheet) : Json();
+      }
       row["cublas"] = cublas;
       row["cublas_seconds"] = or_null(times.cublas);
-      row["cublas_ratio"] = times.ours && times.cublas ? Json(*times.cublas / *times.ours) : Json();
+      const auto share = [&](const std::optional<double>& cublas_seconds) {
+        return times.ours && cublas_seconds ? Json(*cublas_seconds / *times.ours) : Json();
+      };
+      row["cublas_ratio"] = share(times.cublas);
+      if (product.kind != ManyRowsProduct::Kind::kDense) {
+        row["cublas_grouped_seconds"] = or_null(times.cublas_grouped);
+        row["cublas_grouped_ratio"] = share(times.cublas_grouped);
+        row["cublas_grouped_why_not"] = times.why_not_grouped;
+      }
       on_row(row);
     }
 }
@@ -59,29 +71,45 @@ namespace {
 
 std::string products_header(const Json& row) {
   if (row.contains("onednn")) return cpu_products_header(row);
+  const double datasheet = row.value("datasheet_bf16_ops_per_second", 0.0);
+  const bool known = datasheet > 0;
   return fmt::format(
-      "products of {}, weights {} on {}, which multiplies {:.0f} Top/s; cuBLAS {}\n\n"
-      "| product           | rows |     Gop |    GPU ms |   Top/s | cuBLAS BF16 ms | of cuBLAS |\n"
-      "|:------------------|-----:|--------:|----------:|--------:|---------------:|----------:|\n",
-      row["config"].get<std::string>(), row["format"].get<std::string>(),
-      row["card"].get<std::string>(), row["peak_ops_per_second"].get<double>() * 1e-12,
-      row["cublas"].get<std::string>());
+             "products of {}, weights {} on {}, which multiplies {:.0f} Top/s by mma{}; cuBLAS "
+             "{}\n\n",
+             row["config"].get<std::string>(), row["format"].get<std::string>(),
+             row["card"].get<std::string>(), row["peak_ops_per_second"].get<double>() * 1e-12,
+             known ? fmt::format(" (data sheet: {:.0f})", datasheet * 1e-12) : "",
+             row["cublas"].get<std::string>()) +
+         fmt::format("| product           | rows |     Gop |    GPU ms |   Top/s |{}",
+                     known ? " of data sheet |" : "") +
+         " cuBLAS BF16 ms | of cuBLAS | cuBLAS grouped ms | of grouped |\n" +
+         fmt::format("|:------------------|-----:|--------:|----------:|--------:|{}",
+                     known ? "--------------:|" : "") +
+         "---------------:|----------:|------------------:|-----------:|\n";
 }
 
 std::string products_text(const Json& row) {
   if (row.contains("onednn")) return cpu_products_text(row);
-  const auto number = [&](const char* key, double unit) {
-    return row[key].is_number() ? fmt::format("{:.4g}", row[key].get<double>() * unit) : "no room";
+  const auto number = [&](const char* key, double unit, const std::string& otherwise = "no room") {
+    return row[key].is_number() ? fmt::format("{:.4g}", row[key].get<double>() * unit) : otherwise;
   };
-  const std::string text = fmt::format("| {:<17} | {:>4} | {:>7} |", row["what"].get<std::string>(),
-                                       row["tokens"].get<int>(), number("ops", 1e-9));
-  const bool compared = row["cublas_seconds"].is_number();
-  return text + fmt::format(" {:>9} | {:>7} | {:>14} | {:>9} |\n", number("gpu_seconds", 1e3),
-                            number("ops_per_second", 1e-12),
-                            compared ? number("cublas_seconds", 1e3) : "none",
-                            row["cublas_ratio"].is_number()
-                                ? fmt::format("{:.0f} %", row["cublas_ratio"].get<double>() * 100)
-                                : "");
+  const auto percent = [&](const char* key) {
+    return row[key].is_number() ? fmt::format("{:.0f} %", row[key].get<double>() * 100) : "";
+  };
+  std::string text =
+      fmt::format("| {:<17} | {:>4} | {:>7} | {:>9} | {:>7} |", row["what"].get<std::string>(),
+                  row["tokens"].get<int>(), number("ops", 1e-9), number("gpu_seconds", 1e3),
+                  number("ops_per_second", 1e-12));
+  if (row.contains("datasheet_ratio")) text += fmt::format(" {:>13} |", percent("datasheet_ratio"));
+  text += fmt::format(" {:>14} | {:>9} |", number("cublas_seconds", 1e3, "none"),
+                      percent("cublas_ratio"));
+  if (!row.contains("cublas_grouped_seconds"))
+    return text + fmt::format(" {:>17} | {:>10} |\n", "", "");
+  const std::string why_not = row["cublas_grouped_why_not"];
+  return text +
+         fmt::format(" {:>17} | {:>10} |\n",
+                     number("cublas_grouped_seconds", 1e3, why_not.empty() ? "no room" : why_not),
+                     percent("cublas_grouped_ratio"));
 }
 
 void check_rows(const BenchInput& bench) {

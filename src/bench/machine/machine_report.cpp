@@ -144,14 +144,17 @@ std::string gpu_text(const Json& gpu) {
   std::string text = fmt::format("\nGPU: {}, {:.1f} GB\n", gpu["name"].get<std::string>(),
                                  giga(gpu["memory_bytes"]));
   if (gpu["read_bytes_per_second"].is_null()) return text;
-  return text +
-         fmt::format(
-             "  reads {:.0f} GB/s; {:.1f} Tflop/s float, {:.1f} Tflop/s BF16 (mma)\n"
-             "  link, GB/s: {:.1f} to the GPU, {:.1f} from it; pageable {:.1f}, {:.1f}\n",
-             giga(gpu["read_bytes_per_second"]), giga(gpu["peak_ops_per_second"]["fp32"]) * 1e-3,
-             giga(gpu["peak_ops_per_second"]["bf16"]) * 1e-3, giga(gpu["h2d_bytes_per_second"]),
-             giga(gpu["d2h_bytes_per_second"]), giga(gpu["h2d_pageable_bytes_per_second"]),
-             giga(gpu["d2h_pageable_bytes_per_second"]));
+  const double datasheet = gpu.value("datasheet_bf16_ops_per_second", 0.0);
+  return text + fmt::format(
+                    "  reads {:.0f} GB/s; {:.1f} Tflop/s float, {:.1f} Tflop/s BF16 (mma{})\n"
+                    "  link, GB/s: {:.1f} to the GPU, {:.1f} from it; pageable {:.1f}, {:.1f}\n",
+                    giga(gpu["read_bytes_per_second"]),
+                    giga(gpu["peak_ops_per_second"]["fp32"]) * 1e-3,
+                    giga(gpu["peak_ops_per_second"]["bf16"]) * 1e-3,
+                    datasheet > 0 ? fmt::format("; data sheet: {:.1f}", datasheet * 1e-12) : "",
+                    giga(gpu["h2d_bytes_per_second"]), giga(gpu["d2h_bytes_per_second"]),
+                    giga(gpu["h2d_pageable_bytes_per_second"]),
+                    giga(gpu["d2h_pageable_bytes_per_second"]));
 }
 
 }  // namespace

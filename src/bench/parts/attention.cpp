@@ -21,23 +21,26 @@ void bench_attention(const BenchInput& bench, const cpu::KernelTable& kernels, M
   ModelConfig config = bench.config;
   const MlaConfig& m = config.mla;
   const int longest = most_of(bench.options.contexts);
+  const int limit = std::max(longest, bench.options.context_limit);
   const DType cache_type = cache_type_for(kernels);
   config.n_layers = 1;
   const int most_sequences = most_of(bench.options.batches);
   const int most_drafts =
       bench.options.draft_tokens.empty() ? 0 : most_of(bench.options.draft_tokens);
-  const int64_t cache_tokens = int64_t{most_sequences} * pages_for(longest) * kPageSize;
+  const int64_t cache_tokens = int64_t{most_sequences} * pages_for(limit) * kPageSize;
   const int64_t layer_bytes = KvCache::bytes_for(config, cache_tokens, cache_type);
   require(layer_bytes <= bench.memory_bytes,
-          "--ctx {} --batch {}: the cache of one layer needs {:.2f} GB and {:.2f} GB may be used; "
-          "choose a shorter context, fewer sequences or raise --memory",
-          longest, most_sequences, gigabytes(layer_bytes), gigabytes(bench.memory_bytes));
+          "{} {} --batch {}: the cache of one layer needs {:.2f} GB and {:.2f} GB may be used; "
+          "choose {}, fewer sequences or raise --memory",
+          limit > longest ? "--context-limit" : "--ctx", limit, most_sequences,
+          gigabytes(layer_bytes), gigabytes(bench.memory_bytes),
+          limit > longest ? "a smaller limit" : "a shorter context");
   config.n_layers =
       static_cast<int>(std::clamp<int64_t>(bench.memory_bytes / layer_bytes, 1, kMaxCaches));
   config.n_dense_layers = config.n_layers;
   KvCache cache(config, cache_tokens, cache_type);
   fill_with_random(cache, config);
-  const std::vector<int32_t> pages = first_pages(most_sequences * pages_for(longest));
+  const std::vector<int32_t> pages = first_pages(most_sequences * pages_for(limit));
 
   const WeightFormat format = stored_format(config);
   const int64_t kv_b_bytes =
@@ -67,8 +70,12 @@ void bench_attention(const BenchInput& bench, const cpu::KernelTable& kernels, M
                            .formats = {format, {DType::kBF16}},
                            .wanted = is_kv_b,
                            .max_tokens = most,
-                           .context = longest},
+                           .context = limit},
                           {most, 1}, cache_tokens);
+  require(!bench.gpus || on_gpu.model() || bench.options.context_limit == 0,
+          "--context-limit {} --batch {}: the caches of {} layers do not fit the GPU; choose a "
+          "smaller limit, fewer sequences or a smaller --memory",
+          limit, most_sequences, config.n_layers);
   Arena arena_there;
   if (on_gpu.model())
     arena_there = Arena::holding(views_of(there), [&](int64_t bytes) {
@@ -111,6 +118,7 @@ void bench_attention(const BenchInput& bench, const cpu::KernelTable& kernels, M
                           : "decode, absorbed";
     row["tokens"] = n_sequences * n;
     row["context"] = context;
+    row["context_limit"] = limit;
     GpuSeconds gpu;
     if (on_gpu.model()) {
       GpuBenchModel& bench_model = *on_gpu.bench_model();
@@ -144,27 +152,38 @@ void bench_either(const BenchInput& bench, const cpu::KernelTable& kernels, Mach
 }
 
 void check_variants(const BenchOptions& o) {
-  require(!o.variants || (o.batches.empty() && o.draft_tokens.empty()),
-          "--variants are of one sequence's token: leave --batch and --draft-tokens out");
+  require(!o.variants || (o.batches.empty() && o.draft_tokens.empty() && o.context_limit == 0),
+          "--variants are of one sequence's token in a cache of its length: leave --batch, "
+          "--draft-tokens and --context-limit out");
+}
+
+void check_limit(const BenchInput& bench) {
+  const int longest = most_of(bench.options.contexts), limit = bench.options.context_limit;
+  require(limit == 0 || limit >= longest,
+          "--context-limit {}: a context of {} tokens is to be measured: raise it, or choose a "
+          "shorter --ctx",
+          limit, longest);
 }
 
 }  // namespace
 
 Benchmark attention_benchmark() {
   using enum BenchFlag;
-  return {
-      .name = "attention",
-      .help = "attention over the KV cache, for one token and for a prompt",
-      .examples =
-          "  tandem bench attention --ctx 1024,16384\n"
-          "  tandem bench attention --ctx 4096 --draft-tokens 1,4\n"
-          "  tandem bench attention --variants --ctx 4096\n",
-      .flags = {kConfig, kIsa, kContexts, kVariants, kTokens, kCsv, kPlot, kBatches, kDraftTokens},
-      .tokens_help = "lengths of prompts that end there, a list",
-      .contexts = {512, 4096, 16384},
-      .batches = {1},
-      .check = check_variants,
-      .on_cpu = bench_either};
+  return {.name = "attention",
+          .help = "attention over the KV cache, for one token and for a prompt",
+          .examples =
+              "  tandem bench attention --ctx 1024,16384\n"
+              "  tandem bench attention --ctx 4096 --context-limit 65536\n"
+              "  tandem bench attention --ctx 4096 --draft-tokens 1,4\n"
+              "  tandem bench attention --variants --ctx 4096\n",
+          .flags = {kConfig, kIsa, kContexts, kContextLimit, kVariants, kTokens, kCsv, kPlot,
+                    kBatches, kDraftTokens},
+          .tokens_help = "lengths of prompts that end there, a list",
+          .contexts = {512, 4096, 16384},
+          .batches = {1},
+          .check = check_variants,
+          .check_input = check_limit,
+          .on_cpu = bench_either};
 }
 
 }  // namespace tandem
