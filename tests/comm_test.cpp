@@ -6,6 +6,7 @@
 #include "comm/alone.h"
 #include "comm/launch.h"
 #include "comm/local_ranks.h"
+#include "comm/shared_window.h"
 #include "tests/comm_cases.h"
 #include "tests/error_of.h"
 
@@ -91,6 +92,26 @@ TEST(Comm, APatienceCanBeExtended) {
     group.set_patience({std::chrono::seconds(60)});
     if (group.rank() == 1) std::this_thread::sleep_for(3 * kShort.limit);
     group.barrier();
+  });
+}
+
+// As processes do, each thread maps the memory of all.
+TEST(Comm, SharedWindows) {
+  run_local_ranks({3}, [](Group& group) {
+    const auto window = map_shared_window(group, 100);
+    const std::byte mine[1] = {static_cast<std::byte>(group.rank())};
+    for (int r = 0; r < 3; ++r) {
+      window->put(r, 97 + group.rank(), mine);
+      window->signal(r, 1);
+    }
+    for (int r = 0; r < 3; ++r) {
+      window->wait(r, 1);
+      EXPECT_EQ(window->mine()[97 + r], std::byte(r));
+    }
+    for (int i = 0; i < 97; ++i) EXPECT_EQ(window->mine()[i], std::byte{0});
+    const std::string error =
+        error_of([&] { map_shared_window(group, 100 * (1 + group.rank() / 2)); });
+    EXPECT_TRUE(says(error, "ranks 0 and 2 do not share memory, or their windows differ"));
   });
 }
 

@@ -5,9 +5,12 @@
 //     mpi_ranks fewer, more       makes calls of which rank 1's have fewer or more bytes
 //     mpi_ranks orders            makes calls of two groups in different orders
 //     mpi_ranks steps SECONDS     makes calls until a rank is lost, with this patience
+//     mpi_ranks pair SECONDS      stops rank 2 of 4, for which another rank waits in a smaller
+//     group mpi_ranks end SECONDS       stops rank 1 when the others are done
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <iostream>
 
@@ -49,6 +52,21 @@ void run_steps(Group& group) {
   }
 }
 
+// Rank 3 waits for rank 2, which stops, in another group than ranks 0 and 1.
+void stop_in_a_pair(Group& group) {
+  const auto pair = group.split(group.rank() / 2);
+  std::cout << fmt::format("rank {} is process {}\n", group.rank(), getpid()) << std::flush;
+  if (group.rank() == 2) raise(SIGSTOP);
+  if (group.rank() >= 2) pair->barrier();
+  group.barrier();
+}
+
+// Rank 1 stops when the other ranks have nothing left to do.
+void stop_at_the_end(Group& group) {
+  std::cout << fmt::format("rank {} is process {}\n", group.rank(), getpid()) << std::flush;
+  if (group.rank() == 1) raise(SIGSTOP);
+}
+
 void call_differently(Group& group, int64_t bytes_of_root) {
   std::vector<std::byte> x(group.rank() == 1 ? bytes_of_root : 8);
   group.broadcast(x, 1);
@@ -68,6 +86,8 @@ int run(std::string_view what, double seconds) {
   if (what == "more") call_differently(*group, 9);
   if (what == "orders") call_in_two_orders(*group);
   if (what == "steps") run_steps(*group);
+  if (what == "pair") stop_in_a_pair(*group);
+  if (what == "end") stop_at_the_end(*group);
   return ::testing::Test::HasFailure() ? 1 : 0;
 }
 

@@ -111,6 +111,24 @@ class Ranks(unittest.TestCase):
                     self.assertLess(time.monotonic() - begin, 2 * PATIENCE + 6)
                     self.assertEqual(wait_until_gone(processes.values()), [])
 
+    def test_a_stopped_rank_is_named_across_groups(self):
+        for launcher in LAUNCHERS:
+            with self.subTest(launcher=launcher):
+                job = Job(launcher, 4, "pair", str(PATIENCE))
+                processes = job.processes(4)
+                output, _ = job.end()
+                self.assertIn("rank 2 does not answer", output)
+                self.assertNotIn("rank 3 does not answer", output)
+                self.assertEqual(wait_until_gone(processes.values()), [])
+
+    def test_a_rank_that_stops_at_the_end(self):
+        for launcher in LAUNCHERS:
+            with self.subTest(launcher=launcher):
+                job = Job(launcher, 2, "end", str(PATIENCE))
+                processes = job.processes(2)
+                job.end(2 * PATIENCE + 16)
+                self.assertEqual(wait_until_gone(processes.values()), [])
+
     def test_a_killed_rank_ends_the_others(self):
         for launcher in LAUNCHERS:
             with self.subTest(launcher=launcher):

@@ -78,8 +78,10 @@ std::unique_ptr<Window> map_shared_window(Group& group, int64_t bytes) {
     const std::string path = fmt::format("/proc/{}/fd/{}", places[r].process, places[r].file);
     const File theirs(open(path.c_str(), O_RDWR | O_CLOEXEC));
     const Mapping& mapping = mappings->emplace_back(theirs, all_bytes);
-    if (!mapping || *mapping.mark() != places[r].mark) unmapped = r;
-    memory.push_back(mapping.window());
+    if (mapping && *mapping.mark() == places[r].mark)
+      memory.push_back(mapping.window());
+    else
+      unmapped = r;
   }
   std::vector<int> all_unmapped(group.size());
   group.all_gather_values(unmapped, std::span(all_unmapped));
