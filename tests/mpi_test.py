@@ -29,7 +29,7 @@ class Job:
         if launcher == "mpirun.openmpi":
             command += ["--oversubscribe", "--bind-to", "none"]
             command += ["--allow-run-as-root"] if os.getuid() == 0 else []
-        self.begin = time.monotonic()
+        self.ranks = []  # their processes, once known
         self.process = subprocess.Popen([*command, RANKS, *arguments], env=environment, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, text=True)
 
@@ -40,12 +40,16 @@ class Job:
             said = re.match(r"rank (\d+) is process (\d+)", self.process.stdout.readline())
             if said:
                 found[int(said[1])] = int(said[2])
+        self.ranks = list(found.values())
         return found
 
     def end(self, seconds=120):
         """What was printed, and the status."""
         try:
             output = self.process.communicate(timeout=seconds)[0]
+        except subprocess.TimeoutExpired:
+            kill(self.ranks)
+            raise
         finally:
             self.process.kill()
             self.folder.cleanup()
@@ -60,11 +64,22 @@ def is_alive(process):
         return False
 
 
+def kill(processes):
+    for process in processes:
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
 def wait_until_gone(processes):
+    """The processes that are not gone after ten seconds; they are killed."""
     end = time.monotonic() + 10
     while any(map(is_alive, processes)) and time.monotonic() < end:
         time.sleep(0.05)
-    return [p for p in processes if is_alive(p)]
+    left = [p for p in processes if is_alive(p)]
+    kill(left)
+    return left
 
 
 class Ranks(unittest.TestCase):
