@@ -337,6 +337,9 @@ int main(int argc, char** argv) {
   } catch (const tandem::AgreedError& e) {
     if (e.reported_here) std::fprintf(stderr, "error: %s\n", e.what());
     return e.while_running ? 1 : 2;
+  } catch (const tandem::GroupError& e) {  // MPI's own end would wait for the rank
+    std::fprintf(stderr, "error: %s\n", e.what());
+    std::_Exit(1);
   } catch (const tandem::RunError& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
   } catch (const tandem::Error& e) {

@@ -3,6 +3,7 @@
 #include <map>
 #include <thread>
 
+#include "comm/agreement.h"
 #include "comm/alone.h"
 #include "comm/launch.h"
 #include "comm/local_ranks.h"
@@ -30,6 +31,63 @@ TEST(Comm, SumsOfAnySize) {
     std::vector<float> x(17'000'000, 1.f + static_cast<float>(group.rank()));
     group.all_reduce(x);
     for (const float v : x) ASSERT_EQ(v, 3.f);
+  });
+}
+
+// What run_on_all() throws on each rank.
+struct Ended {
+  std::string message;
+  bool reported_here, while_running;
+};
+
+std::vector<Ended> ends_of(int n, const std::function<void(Group&)>& work) {
+  std::vector<Ended> all(n);
+  run_local_ranks({n}, [&](Group& group) {
+    try {
+      run_on_all(group, [&] { work(group); });
+    } catch (const AgreedError& e) {
+      all[group.rank()] = {e.what(), e.reported_here, e.while_running};
+    }
+  });
+  return all;
+}
+
+TEST(Agreement, OneRankReportsAnError) {
+  const auto of_some = ends_of(4, [](Group& group) {
+    if (group.rank() == 1) throw RunError("at 1");
+    if (group.rank() == 2) throw Error("at 2");
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(of_some[rank].reported_here, rank == 1);
+    EXPECT_TRUE(of_some[rank].while_running) << "the status is that of the rank that reports";
+  }
+  EXPECT_EQ(of_some[1].message, "at 1");
+  for (const Ended& none : ends_of(3, [](Group&) {})) EXPECT_EQ(none.message, "");
+}
+
+// The rank that reports stays the same where agreements are nested.
+TEST(Agreement, AnErrorIsAgreedOnOnce) {
+  const auto ends = ends_of(
+      3, [](Group& group) { run_on_all(group, [&] { require(group.rank() != 2, "wrong"); }); });
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(ends[rank].reported_here, rank == 2);
+    EXPECT_FALSE(ends[rank].while_running);
+  }
+  EXPECT_EQ(ends[2].message, "wrong");
+}
+
+TEST(Agreement, TextsAreCompared) {
+  const auto ends = ends_of(3, [](Group& group) {
+    require_same(
+        group, "model",
+        "a model with a long description" + std::string(group.rank() == 1 ? ", larger" : ""));
+  });
+  EXPECT_EQ(ends[1].message,
+            "the model of rank 1 differs from that of rank 0: \"h a long description, larger\" "
+            "instead of \"h a long description\"; start all ranks alike");
+  run_local_ranks({3}, [](Group& group) {
+    EXPECT_EQ(text_of_first(group, std::to_string(10 + group.rank())), "10");
+    EXPECT_EQ(text_of_first(group, group.rank() == 0 ? "" : "text"), "");
   });
 }
 

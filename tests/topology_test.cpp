@@ -177,6 +177,24 @@ TEST(Topology, ThreadsAreSharedInProportion) {
     }
 }
 
+TEST(Topology, ProcessesOfAHostDivideItsCores) {
+  const auto cpus = [](const Topology& topology, int index, int n) {
+    std::vector<Ints> all;
+    for (const TopologyNode& node : share_of(topology, index, n).nodes) all.push_back(node.cpus);
+    return all;
+  };
+  const Topology two = topology_of({4, 2});
+  const Ints a = two.nodes[0].cpus, b = two.nodes[1].cpus;
+  EXPECT_EQ(cpus(two, 0, 1), (std::vector<Ints>{a, b}));
+  EXPECT_EQ(cpus(two, 0, 2), (std::vector<Ints>{{a[0], a[1], a[2]}}));
+  EXPECT_EQ(cpus(two, 1, 2), (std::vector<Ints>{{a[3]}, b}));
+  EXPECT_EQ(cpus(two, 2, 3), (std::vector<Ints>{b}));
+  const Topology small = topology_of({2});
+  const Ints& c = small.nodes[0].cpus;
+  EXPECT_EQ(cpus(small, 1, 3), (std::vector<Ints>{{c[1]}})) << "fewer cores than processes";
+  EXPECT_EQ(cpus(small, 2, 3), (std::vector<Ints>{{c[0]}}));
+}
+
 TEST(Topology, RefusesMoreThreadsThanCores) {
   EXPECT_EQ(error_of([] {
               with_threads(topology_of({2, 2}), 5);

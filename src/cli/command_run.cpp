@@ -91,7 +91,9 @@ int run_command(const Options& options) {
   model.record_timeline = timeline.has_value();
   LoadedModel loaded(model, load_progress(quiet));
   const Interrupt interrupt;
-  AnswerPrinter printer(!g.raw && opens_thinking(tokenizer, prompt));
+  // A launcher of ranks may give them a terminal that is not the user's.
+  const bool dims = !options.json && !options.model.ranks.group;
+  AnswerPrinter printer(dims && !g.raw && opens_thinking(tokenizer, prompt));
   nlohmann::ordered_json logprobs = nlohmann::ordered_json::array();
   const auto on_text = [&](std::string_view piece) {
     if (!options.json) printer.print(piece);

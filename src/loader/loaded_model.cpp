@@ -53,15 +53,14 @@ ModelConfig config_for(const ModelOptions& options) {
   return config;
 }
 
-void on_all(const Ranks& ranks, const std::function<void()>& work) {
-  ranks.group ? run_on_all(*ranks.group, work) : work();
-}
+constexpr Patience kLoadPatience = {std::chrono::hours(2)};
 
 // What `make` returns, once it has on all ranks.
 template <class Make>
 auto agreed(const Ranks& ranks, Make make) {
+  if (!ranks.group) return make();
   std::optional<decltype(make())> made;
-  on_all(ranks, [&] { made.emplace(make()); });
+  run_on_all(*ranks.group, [&] { made.emplace(make()); });
   return *std::move(made);
 }
 
@@ -104,11 +103,20 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
           agreed(options.ranks,
                  [&] { return cpu::kernels_for(options.isa ? *options.isa : default_isa()); })),
       topology_(agreed(options.ranks, [&] { return topology_for(options); })) {
-  if (!options.ranks.group) return load(options, progress);
-  on_all(options.ranks, [&] { require_runs_on_ranks(options); });
+  if (options.ranks.group)
+    load_on_ranks(options, progress);
+  else
+    load(options, progress);
+}
+
+void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& progress) {
+  Group& group = *options.ranks.group;
+  run_on_all(group, [&] { require_runs_on_ranks(options); });
   const std::string text = agreed(options.ranks, [&] { return text_of_rank(options, kernels_); });
-  on_all(options.ranks, [&] { require_same(*options.ranks.group, "CPU or model", text); });
-  on_all(options.ranks, [&] { load(options_of_rank(options), progress); });
+  run_on_all(group, [&] { require_same(group, "CPU or model", text); });
+  group.set_patience(kLoadPatience);  // ranks may read from disks of different speed
+  run_on_all(group, [&] { load(options_of_rank(options), progress); });
+  group.set_patience({});
 }
 
 void LoadedModel::load(const ModelOptions& options, const Progress& progress) {

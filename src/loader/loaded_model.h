@@ -57,6 +57,7 @@ class LoadedModel {
     const Progress& progress;
   };
   void load(const ModelOptions& options, const Progress& progress);
+  void load_on_ranks(const ModelOptions& options, const Progress& progress);
   Subject subject(const ModelOptions& options, ModelWeights& stored) const;
   void add_mtp(const ModelOptions& options, const WeightStore& store, ModelWeights& stored,
                Decision& decision);

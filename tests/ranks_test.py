@@ -1,0 +1,149 @@
+"""The program on several ranks under mpirun: the same tokens as one process, output and errors of one rank only, and
+ranks that are killed.
+
+    python3 tests/ranks_test.py PATH_OF_TANDEM
+"""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+TANDEM = ""
+GOLDEN = pathlib.Path(__file__).resolve().parent / "golden"
+LAUNCHERS = [name for name in ("mpirun.openmpi", "mpirun.mpich") if shutil.which(name)]
+QUESTION = ["run", "--temp", "0", "-n", "60", "--json", "-p", "What is 478 + 356?"]
+
+
+def launch(launcher, parts, folder):
+    """The command that starts for each (n, arguments) of `parts` n ranks, and its environment."""
+    command = [launcher]
+    if launcher == "mpirun.openmpi":
+        command += ["--oversubscribe", "--bind-to", "none", *(["--allow-run-as-root"] if os.getuid() == 0 else [])]
+    for i, (n, arguments) in enumerate(parts):
+        command += [":"] * (i > 0) + ["-np", str(n), TANDEM, *arguments]
+    return command, dict(os.environ, TMPDIR=folder, OMPI_MCA_btl_vader_backing_directory=folder)
+
+
+def run(launcher, parts, standard_input=""):
+    with tempfile.TemporaryDirectory() as folder:
+        command, environment = launch(launcher, parts, folder)
+        return subprocess.run(command, env=environment, input=standard_input, capture_output=True, text=True, timeout=300)
+
+
+def alone(arguments, standard_input=""):
+    return subprocess.run([TANDEM, *arguments], input=standard_input, capture_output=True, text=True, timeout=300, check=True)
+
+
+def ranks_of(launcher_process, n):
+    """The processes of the ranks, once there are n."""
+    for _ in range(400):
+        found = []
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (folder / "environ").read_bytes().split(b"\0")
+                if os.readlink(folder / "exe") == os.path.realpath(TANDEM) and f"RANKS_TEST={launcher_process}".encode() in environment:
+                    found.append(int(folder.name))
+            except OSError:
+                pass
+        if len(found) == n:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{found} instead of {n} ranks")
+
+
+class OnRanks(unittest.TestCase):
+    def test_the_same_tokens(self):
+        expected = json.loads(alone(QUESTION).stdout)
+        for launcher in LAUNCHERS:
+            for n in (1, 2, 4):
+                with self.subTest(launcher=launcher, n=n):
+                    done = run(launcher, [(n, QUESTION)])
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    got = json.loads(done.stdout)  # one object: of rank 0
+                    self.assertEqual(got["token_ids"], expected["token_ids"])
+                    self.assertLessEqual(got["model_bytes"], expected["model_bytes"])
+                    if n > 1:
+                        self.assertLess(got["model_bytes"], expected["model_bytes"])
+
+    def test_standard_input_is_that_of_rank_0(self):
+        arguments = ["run", "--temp", "0", "-n", "40", "-q", "-f", "-"]
+        expected = alone(arguments, "What is 3 + 4?").stdout
+        for launcher in LAUNCHERS:
+            done = run(launcher, [(2, arguments)], "What is 3 + 4?")
+            self.assertEqual((done.stdout, done.returncode), (expected, 0), done.stderr)
+
+    def test_eval_and_logits(self):
+        model = str(GOLDEN / "v3_fp8")
+        with tempfile.TemporaryDirectory() as folder:
+            for name, start in (("alone", lambda a: alone(a)), ("ranks", lambda a: run(LAUNCHERS[0], [(3, a)]))):
+                out = f"{folder}/{name}.npy"
+                done = start(["logits", model, "--tokens", "3,1,4,1,5", "--out", out, "--json"])
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(json.loads(done.stdout)["out"], out)
+            first, second = (pathlib.Path(f"{folder}/{name}.npy").read_bytes() for name in ("alone", "ranks"))
+            self.assertEqual(len(first), len(second))
+        text = str(pathlib.Path(__file__).resolve().parent.parent / "README.md")
+        results = [json.loads(start(["eval", "-f", text, "--ctx", "256", "--json"]).stdout)["perplexity"]
+                   for start in (alone, lambda a: run(LAUNCHERS[0], [(2, a)]))]
+        self.assertAlmostEqual(results[0], results[1], delta=1e-3 * results[0])
+
+    def refused(self, parts, *words):
+        for launcher in LAUNCHERS:
+            done = run(launcher, parts)
+            errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+            self.assertEqual(len(errors), 1, done.stderr)
+            for word in words:
+                self.assertIn(word, errors[0])
+            self.assertEqual(done.returncode, 2)
+            self.assertEqual(done.stdout.replace("\n", "")[:1].strip("-= P"), "", done.stdout)
+
+    def test_errors_are_reported_once(self):
+        self.refused([(3, ["run", "/none", "-p", "x"])], "/none")
+        self.refused([(2, ["run", "--no-such-option"])], "--no-such-option")
+        self.refused([(2, ["run", "--device", "cuda", "-p", "x"])], "several ranks", "--device cpu")
+        self.refused([(2, ["run", "--placement", "p.json", "-p", "x"])], "--placement")
+        self.refused([(2, ["run", "--ctx", "16", "-p", "word " * 500])], "--ctx")
+        self.refused([(2, ["chat"])], "only run, eval and logits")
+        self.refused([(2, ["serve"])], "only run, eval and logits")
+
+    def test_ranks_that_differ_are_refused(self):
+        self.refused([(1, QUESTION), (1, QUESTION + ["--ctx", "512"])], "command line of rank 1", "--ctx 512")
+
+    def test_a_killed_rank_ends_all(self):
+        for launcher in LAUNCHERS:
+            for lost in range(2):
+                with self.subTest(launcher=launcher, lost=lost), tempfile.TemporaryDirectory() as folder:
+                    many = ["run", "--temp", "0", "-n", "4000", "--ctx", "8192", "--raw", "--ignore-eos", "-p", "a"]
+                    command, environment = launch(launcher, [(2, many)], folder)
+                    mark = f"{os.getpid()}-{launcher}-{lost}"
+                    with subprocess.Popen(command, env=dict(environment, RANKS_TEST=mark), stdout=subprocess.PIPE,
+                                          stderr=subprocess.PIPE, text=True) as job:
+                        processes = ranks_of(mark, 2)
+                        job.stdout.read(1)  # it generates
+                        os.kill(processes[lost], signal.SIGKILL)
+                        begin = time.monotonic()
+                        job.communicate(timeout=60)
+                        self.assertLess(time.monotonic() - begin, 30)
+                        self.assertNotEqual(job.returncode, 0)
+                    time.sleep(0.5)
+                    self.assertEqual([p for p in processes if pathlib.Path(f"/proc/{p}/exe").exists()
+                                      and os.readlink(f"/proc/{p}/exe")], [])
+
+
+def main():
+    global TANDEM
+    TANDEM = sys.argv.pop(1)
+    if not LAUNCHERS:
+        print("skipped: no MPI launcher is installed")
+        return 77
+    return 0 if unittest.main(exit=False).result.wasSuccessful() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
