@@ -3,8 +3,7 @@
 # GPU (tests/gpu_check.sh). Tests named engine or hybrid are linked with the whole program.
 function(link_gpu_test target name gpu)
   if(name MATCHES "engine|hybrid")
-    target_link_libraries(${target} PRIVATE naive_model tandem_app_${gpu})
-    target_compile_definitions(${target} PRIVATE TANDEM_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+    target_link_libraries(${target} PRIVATE test_support tandem_app_${gpu})
   else()
     target_link_libraries(${target} PRIVATE tandem_engine tandem_gpu_${gpu})
   endif()
