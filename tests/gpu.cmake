@@ -21,6 +21,7 @@ foreach(source ${gpu_tests})
   set_source_files_properties(${source} PROPERTIES LANGUAGE CXX)
   add_executable(${name} ${source} $<TARGET_OBJECTS:gpu_main>)
   link_gpu_test(${name} ${name} emulated)
+  precompile_headers(${name})
   set(orders forward reverse shuffled)
   set(cost 1)  # seconds; ctest starts the longest tests first
   set(label)
