@@ -57,7 +57,7 @@ set_target_properties(fake_cublas PROPERTIES CXX_VISIBILITY_PRESET default)
 add_dependencies(gpu_engine_cublas_test fake_cublas)
 target_compile_definitions(gpu_engine_cublas_test PRIVATE TANDEM_FAKE_CUBLAS="$<TARGET_FILE:fake_cublas>")
 # The program with the emulated GPU.
-add_executable(tandem_emulated ${CMAKE_SOURCE_DIR}/src/main.cpp)
+add_executable(tandem_emulated $<TARGET_OBJECTS:tandem_main>)
 target_link_libraries(tandem_emulated PRIVATE tandem_app_emulated)
 if(NOT TANDEM_SANITIZE MATCHES thread)  # whole models take too long, as above
   add_test(NAME gpu_cli_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_cli_test.py
