@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
 

@@ -1,6 +1,8 @@
 // What `tandem bench` prints for given rows, compared as a whole with tests/data/bench.
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "bench/gpu/gpu_benches.h"
 #include "bench/line_chart.h"
 #include "bench/machine/machine_report.h"

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
 
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"

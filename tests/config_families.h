@@ -1,66 +1,29 @@
 // Configurations of models/configs, unchanged, edited and parsed, for tests.
 #pragma once
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "core/check.h"
-#include "io/json.h"
 #include "model/config.h"
 
 namespace tandem {
 
-inline nlohmann::json family(const std::string& name) {
-  const std::string path = TANDEM_SOURCE_DIR "/models/configs/" + name + ".json";
-  return nlohmann::json::parse(read_text_file(path, 1 << 20));
-}
+nlohmann::json family(const std::string& name);
 
-inline ModelConfig parse(const nlohmann::json& config) {
-  return ModelConfig::from_json(config.dump(), "config.json");
-}
+ModelConfig parse(const nlohmann::json& config);
 
 // The family's configuration with keys replaced, removed, or changed within an object.
-inline nlohmann::json with(const std::string& name, const nlohmann::json& changes) {
-  nlohmann::json config = family(name);
-  for (const auto& [key, value] : changes.items()) config[key] = value;
-  return config;
-}
-inline nlohmann::json without(const std::string& name, const std::vector<std::string>& keys) {
-  nlohmann::json config = family(name);
-  for (const std::string& key : keys) config.erase(key);
-  return config;
-}
-inline nlohmann::json with_inner(const std::string& name, const std::string& object,
-                                 const nlohmann::json& changes) {
-  nlohmann::json config = family(name);
-  for (const auto& [key, value] : changes.items()) config[object][key] = value;
-  return config;
-}
+nlohmann::json with(const std::string& name, const nlohmann::json& changes);
+nlohmann::json without(const std::string& name, const std::vector<std::string>& keys);
+nlohmann::json with_inner(const std::string& name, const std::string& object,
+                          const nlohmann::json& changes);
 
-inline std::string message(const std::function<void()>& parse_it) {
-  try {
-    parse_it();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "(no error)";
-}
-inline std::string message(const nlohmann::json& config) {
-  return message([&] { parse(config); });
-}
-inline std::string text_message(const std::string& text) {
-  return message([&] { ModelConfig::from_json(text, "config.json"); });
-}
+std::string message(const std::function<void()>& parse_it);
+std::string message(const nlohmann::json& config);
+std::string text_message(const std::string& text);
 
 // The message is one line that names the file and contains all `parts`.
-inline void expect_says(const std::string& text, const std::vector<std::string>& parts) {
-  EXPECT_EQ(text.find('\n'), text.npos) << text;
-  EXPECT_EQ(text.rfind("config.json: ", 0), 0u) << text;
-  for (const std::string& part : parts)
-    EXPECT_NE(text.find(part), text.npos) << part << "\n" << text;
-}
+void expect_says(const std::string& text, const std::vector<std::string>& parts);
 
 }  // namespace tandem

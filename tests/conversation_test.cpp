@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cli/options.h"
 #include "io/json.h"
 #include "tests/error_of.h"
 #include "tests/temp_directory.h"

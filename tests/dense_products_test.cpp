@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <limits>
 
 #include "loader/dense_choice.h"
 #include "tests/check_close.h"

@@ -9,9 +9,11 @@
 #include <utility>
 
 #include "cli/conversation.h"
+#include "cli/options.h"
 #include "engine/answer_stream.h"
 #include "tests/error_of.h"
 #include "tests/plain_engine.h"
+#include "text/chat_format.h"
 #include "text/grammar/schema_grammar.h"
 
 namespace tandem::test {

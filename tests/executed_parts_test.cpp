@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "offload/plan/placement_json.h"
 #include "tests/planner_cases.h"

@@ -1,20 +1,11 @@
 // Writes checkpoints for tests and benchmarks: real headers and index, with data given or left as
 // holes of the file, which read as zeros and take no space.
 #pragma once
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "core/check.h"
 #include "model/config.h"
-#include "model/weights.h"
 #include "tests/temp_directory.h"
 
 namespace tandem {
@@ -23,117 +14,24 @@ struct FakeTensor {
   std::string name, dtype;
   std::vector<int64_t> shape;
   std::string data = {};  // its bytes; empty: zeros
-  int64_t bytes() const {
-    static const std::map<std::string, int64_t> kBytes = {
-        {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"BF16", 2}, {"F16", 2},
-        {"F32", 4},     {"I32", 4},     {"I64", 8}};
-    int64_t n = kBytes.at(dtype);
-    for (const int64_t d : shape) n *= d;
-    return n;
-  }
+  int64_t bytes() const;
 };
 
 // The header as JSON, padded to a multiple of 8 bytes.
-inline std::string header_of(const std::vector<FakeTensor>& tensors) {
-  nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};
-  int64_t offset = 0;
-  for (const FakeTensor& t : tensors) {
-    header[t.name] = {
-        {"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {offset, offset + t.bytes()}}};
-    offset += t.bytes();
-  }
-  std::string text = header.dump();
-  return text.append((8 - text.size() % 8) % 8, ' ');
-}
+std::string header_of(const std::vector<FakeTensor>& tensors);
 
 // The length of a header, encoded as the first 8 bytes of a file.
-inline std::string length_bytes(uint64_t length) {
-  std::string bytes;
-  for (int i = 0; i < 8; ++i) bytes += static_cast<char>(length >> (8 * i));
-  return bytes;
-}
+std::string length_bytes(uint64_t length);
 
-inline void write_safetensors(const std::string& path, const std::vector<FakeTensor>& tensors) {
-  const std::string header = header_of(tensors);
-  std::ofstream file(path, std::ios::binary);
-  file << length_bytes(header.size()) << header;
-  int64_t bytes = 8 + static_cast<int64_t>(header.size());
-  for (const FakeTensor& t : tensors) {
-    if (!t.data.empty()) {
-      check(static_cast<int64_t>(t.data.size()) == t.bytes(), "a fake tensor's data");
-      file.seekp(bytes);
-      file << t.data;
-    }
-    bytes += t.bytes();
-  }
-  file.close();
-  check(file.good() && truncate(path.c_str(), bytes) == 0, "a fake checkpoint was not written");
-}
+void write_safetensors(const std::string& path, const std::vector<FakeTensor>& tensors);
 
 // Writes `n_files` files of about equal size with the tensors in the given order, and their index.
-inline void write_checkpoint(const std::string& directory, const std::vector<FakeTensor>& tensors,
-                             int n_files) {
-  int64_t total = 0, done = 0;
-  for (const FakeTensor& t : tensors) total += t.bytes();
-  std::vector<std::vector<FakeTensor>> files(n_files);
-  nlohmann::json map;
-  const auto file_name = [&](int64_t i) {
-    return fmt::format("model-{:05}-of-{:06}.safetensors", i + 1, n_files);
-  };
-  for (const FakeTensor& t : tensors) {
-    const int64_t file = static_cast<int64_t>(static_cast<double>(done) / total * n_files);
-    map[t.name] = file_name(file);
-    files[file].push_back(t);
-    done += t.bytes();
-  }
-  for (int i = 0; i < n_files; ++i) write_safetensors(directory + "/" + file_name(i), files[i]);
-  std::ofstream(directory + "/model.safetensors.index.json")
-      << nlohmann::json{{"metadata", {{"total_size", total}}}, {"weight_map", map}}.dump(1);
-}
+void write_checkpoint(const std::string& directory, const std::vector<FakeTensor>& tensors,
+                      int n_files);
 
 // The tensors of a model as DeepSeek stores them: FP8 matrices with scales if `config` has a
 // scale_block, else BF16; packed INT4 experts if it has an expert_group; F32 router biases; MTP
 // layers with copies of embedding and head.
-inline std::vector<FakeTensor> tensors_of(const ModelConfig& config) {
-  std::vector<FakeTensor> tensors;
-  const auto add = [&](const WeightSpec& spec, const QuantView&) {
-    if (spec.group > 0) {
-      tensors.push_back({spec.name + "_packed", "I32", {spec.rows, spec.cols / 8}});
-      tensors.push_back({spec.name + "_scale", "BF16", {spec.rows, spec.cols / spec.group}});
-      tensors.push_back({spec.name + "_shape", "I64", {2}});
-      return;
-    }
-    const bool vector = spec.use == WeightUse::kNorm || spec.use == WeightUse::kRouterBias;
-    const bool fp8 = config.scale_block > 0 && !vector && spec.use != WeightUse::kRouter &&
-                     spec.use != WeightUse::kEmbedding && spec.use != WeightUse::kHead;
-    const std::string type =
-        spec.use == WeightUse::kRouterBias ? "F32" : (fp8 ? "F8_E4M3" : "BF16");
-    tensors.push_back({spec.name, type, {spec.rows, spec.cols}});
-    if (vector) tensors.back().shape = {spec.cols};
-    const int64_t block = config.scale_block;
-    if (fp8)
-      tensors.push_back({spec.name + "_scale_inv",
-                         "F32",
-                         {(spec.rows + block - 1) / block, (spec.cols + block - 1) / block}});
-  };
-  ModelWeights slots;
-  for_each_weight(slots, config, add);
-
-  ModelConfig longer = config;
-  longer.n_layers += config.n_mtp_layers;
-  for_each_weight(slots, longer, [&](const WeightSpec& spec, const QuantView& slot) {
-    if (spec.layer >= config.n_layers) add(spec, slot);
-  });
-  for (int i = 0; i < config.n_mtp_layers; ++i) {
-    const std::string p = fmt::format("model.layers.{}.", config.n_layers + i);
-    tensors.push_back({p + "embed_tokens.weight", "BF16", {config.vocab, config.dim}});
-    tensors.push_back({p + "enorm.weight", "BF16", {config.dim}});
-    tensors.push_back({p + "hnorm.weight", "BF16", {config.dim}});
-    tensors.push_back({p + "eh_proj.weight", "BF16", {config.dim, 2 * config.dim}});
-    tensors.push_back({p + "shared_head.norm.weight", "BF16", {config.dim}});
-    tensors.push_back({p + "shared_head.head.weight", "BF16", {config.vocab, config.dim}});
-  }
-  return tensors;
-}
+std::vector<FakeTensor> tensors_of(const ModelConfig& config);
 
 }  // namespace tandem

@@ -3,8 +3,7 @@
 # GPU (tests/gpu_check.sh). Tests named engine or hybrid are linked with the whole program.
 function(link_gpu_test target name gpu)
   if(name MATCHES "engine|hybrid")
-    target_link_libraries(${target} PRIVATE naive_model tandem_app_${gpu})
-    target_compile_definitions(${target} PRIVATE TANDEM_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+    target_link_libraries(${target} PRIVATE test_support tandem_app_${gpu})
   else()
     target_link_libraries(${target} PRIVATE tandem_engine tandem_gpu_${gpu})
   endif()
@@ -22,6 +21,7 @@ foreach(source ${gpu_tests})
   set_source_files_properties(${source} PROPERTIES LANGUAGE CXX)
   add_executable(${name} ${source} $<TARGET_OBJECTS:gpu_main>)
   link_gpu_test(${name} ${name} emulated)
+  precompile_headers(${name})
   set(orders forward reverse shuffled)
   set(cost 1)  # seconds; ctest starts the longest tests first
   set(label)
@@ -60,7 +60,7 @@ target_compile_definitions(gpu_engine_cublas_test PRIVATE
                            TANDEM_FAKE_CUBLAS="$<TARGET_FILE:fake_cublas>"
                            TANDEM_FAKE_CUBLAS_12_4="$<TARGET_FILE:fake_cublas_12_4>")
 # The program with the emulated GPU.
-add_executable(tandem_emulated ${CMAKE_SOURCE_DIR}/src/main.cpp)
+add_executable(tandem_emulated $<TARGET_OBJECTS:tandem_main>)
 target_link_libraries(tandem_emulated PRIVATE tandem_app_emulated)
 if(NOT TANDEM_SANITIZE MATCHES thread)  # whole models take too long, as above
   add_test(NAME gpu_cli_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_cli_test.py

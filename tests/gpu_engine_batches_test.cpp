@@ -4,6 +4,7 @@
 
 #include "tests/changing_batches.h"
 #include "tests/check_close.h"
+#include "tests/whole_models.h"
 
 namespace tandem::test {
 namespace {

@@ -13,6 +13,7 @@
 #include "ops/cuda_device.h"
 #include "tests/changing_batches.h"
 #include "tests/setting.h"
+#include "tests/whole_models.h"
 
 namespace tandem::test {
 namespace {

@@ -2,10 +2,12 @@
 // answers that drafts do not change, and decode steps of several tokens per sequence as recorded
 // graphs.
 #include "cli/conversation.h"
+#include "cli/options.h"
 #include "ops/cuda_device.h"
 #include "tests/hybrid_placements.h"
 #include "tests/mtp_logits.h"
 #include "tests/whole_models.h"
+#include "text/chat_format.h"
 
 namespace tandem::test {
 namespace {

@@ -10,6 +10,7 @@
 #include "ops/cuda_device.h"
 #include "tests/changing_batches.h"
 #include "tests/golden_file.h"
+#include "tests/whole_models.h"
 
 namespace tandem::test {
 namespace {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "bench/gpu/gpu_benches.h"
 #include "gpu_kernels/runtime.h"

@@ -5,6 +5,7 @@
 #include <random>
 #include <thread>
 
+#include "cli/conversation.h"
 #include "engine/engine.h"
 #include "gpu_kernels/signals.h"
 #include "tests/hybrid_placements.h"

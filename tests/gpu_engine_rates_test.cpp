@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "bench/gpu/gpu_benches.h"
 #include "bench/machine/machine_report.h"

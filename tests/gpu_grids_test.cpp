@@ -7,7 +7,6 @@
 #include "gpu_kernels/attention.h"
 #include "gpu_kernels/hand_off.h"
 #include "gpu_kernels/kernels.h"
-#include "gpu_kernels/latents.h"
 #include "gpu_kernels/plain_attention.h"
 #include "gpu_kernels/plain_products.h"
 #include "gpu_kernels/router.h"

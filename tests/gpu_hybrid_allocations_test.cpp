@@ -9,6 +9,7 @@
 
 #include "cli/conversation.h"
 #include "gpu_kernels/emulated/emulator.h"
+#include "model/cost.h"
 #include "tests/error_of.h"
 #include "tests/hybrid_placements.h"
 #include "tests/whole_models.h"

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "cli/conversation.h"
+#include "cli/options.h"
 #include "gpu_kernels/runtime.h"
 #include "offload/plan/placement_json.h"
 #include "tests/check_close.h"
@@ -14,6 +16,7 @@
 #include "tests/hybrid_placements.h"
 #include "tests/plain_engine.h"
 #include "tests/whole_models.h"
+#include "text/chat_format.h"
 
 namespace tandem::test {
 namespace {

@@ -1,6 +1,8 @@
 // A thousand steps of changing batches with experts on GPU, real or emulated, and CPU give the CPU
 // engine's tokens.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -8,6 +10,7 @@
 #include "tests/changing_batches.h"
 #include "tests/error_of.h"
 #include "tests/hybrid_placements.h"
+#include "tests/whole_models.h"
 
 namespace tandem::test {
 namespace {

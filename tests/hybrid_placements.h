@@ -1,14 +1,10 @@
 // Placements with a backbone on the GPU and experts on GPU and CPU.
 #pragma once
-#include <fmt/format.h>
-#include <unistd.h>
-
 #include <filesystem>
-#include <fstream>
 #include <random>
+#include <string>
 
-#include "model/cost.h"
-#include "offload/plan/placement_json.h"
+#include "offload/plan/placement.h"
 #include "tests/setting.h"
 
 namespace tandem::test {
@@ -27,12 +23,8 @@ constexpr int64_t kEnough = 8'000'000'000;
 
 class PlacementFile {
  public:
-  explicit PlacementFile(const Placement& placement)
-      : path_(std::filesystem::temp_directory_path() /
-              fmt::format("tandem-placement-{}.json", getpid())) {
-    std::ofstream(path_) << placement_to_json(placement).dump();
-  }
-  ~PlacementFile() { std::filesystem::remove(path_); }
+  explicit PlacementFile(const Placement& placement);
+  ~PlacementFile();
   std::string path() const { return path_.string(); }
 
  private:
@@ -41,34 +33,9 @@ class PlacementFile {
 
 constexpr DeviceId kCpu{0, -1}, kGpu{0, 0};
 
-inline Placement backbone_on_gpu(const ModelConfig& c, int64_t kv_tokens) {
-  Placement p;
-  p.backbone = stored_format(c);
-  p.stages = {{0, c.n_layers - 1, {kGpu}, 1}};
-  p.kv_tokens = kv_tokens;
-  return p;
-}
+Placement backbone_on_gpu(const ModelConfig& c, int64_t kv_tokens);
 
 // A random placement of experts, in which some layers have all or no experts on the GPU.
-inline Placement random_placement(const ModelConfig& c, std::mt19937& rng,
-                                  bool may_stream = false) {
-  Placement p = backbone_on_gpu(c, kContext);
-  p.embedding_on_cpu = rng() % 2;
-  p.prefill_chunk_tokens = 1 + static_cast<int>(rng() % 30);
-  if (may_stream && rng() % 2) p.stream_from_tokens = 1 + static_cast<int>(rng() % 20);
-  for (int l = 0; l < c.n_layers; ++l) {
-    if (!c.is_moe(l)) continue;
-    ExpertGroup cpu = {{}, stored_expert_format(c), {kCpu}}, gpu = cpu;
-    gpu.owners = {kGpu};
-    const unsigned in_eight = rng() % 9;  // share of experts on the GPU, in eighths
-    for (int e = 0; e < c.router.n_experts; ++e)
-      (rng() % 8 < in_eight ? gpu : cpu).experts.push_back(e);
-    LayerExperts layer = {l, l, {}};
-    for (const ExpertGroup& group : {cpu, gpu})
-      if (!group.experts.empty()) layer.groups.push_back(group);
-    p.layers.push_back(layer);
-  }
-  return p;
-}
+Placement random_placement(const ModelConfig& c, std::mt19937& rng, bool may_stream = false);
 
 }  // namespace tandem::test

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "engine/completion.h"
@@ -217,7 +218,8 @@ TEST(Drafter, TheSourceIsToldOfEveryToken) {
   Listener listener;
   Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
                 {.drafting = {.n_tokens = 2, .given = &listener}});
-  const Request request = {.prompt = long_text(100), .max_new_tokens = 5, .stop_ids = {}};
+  const Request request = {
+      .prompt = long_text(100), .max_new_tokens = 5, .sampling = {}, .stop_ids = {}};
   complete(engine, {&request, 1});
   EXPECT_EQ(listener.end, 104) << "the last token is not computed";
   EXPECT_EQ(listener.n_steps, 2 + 3) << "nothing follows the last step";

@@ -11,11 +11,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "core/memory.h"
 #include "tests/error_of.h"

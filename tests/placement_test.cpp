@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "offload/plan/placement_json.h"
 #include "tests/planner_cases.h"
 

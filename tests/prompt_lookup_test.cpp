@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "io/json.h"
 #include "model/attention_form.h"
 #include "model/batch.h"
 #include "tests/config_families.h"

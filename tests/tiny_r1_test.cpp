@@ -4,7 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/conversation.h"
+#include "cli/options.h"
 #include "tests/check_close.h"
+#include "text/chat_format.h"
 
 namespace tandem::test {
 namespace {

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <utility>
+
 #include "io/shard_index.h"
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"

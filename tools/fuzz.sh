@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds the fuzz targets and runs each for the given number of seconds (10) from its seed corpus:
+# Builds the fuzz targets and runs each for the given number of seconds (10) from its seed corpus, as many at a
+# time as there are cores:
 #     tools/fuzz.sh [SECONDS]
 set -eu
 case "${1:-}" in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;; esac
@@ -13,11 +14,12 @@ tools/install_packages.sh "clang-$version" "libclang-rt-$version-dev"
 cmake --preset fuzz -DCMAKE_CXX_COMPILER="clang++-$version" >build/configure-fuzz.log 2>&1 || { cat build/configure-fuzz.log; exit 1; }
 cmake --build build/fuzz -j"$(nproc)"
 # The entropic schedule would take half of the time for targets whose inputs have thousands of features.
-for target in build/fuzz/tests/fuzz/*_fuzz; do
-  name=$(basename "$target" _fuzz)
+run_target='
+  name=$(basename "$1" _fuzz)
   mkdir -p "build/fuzz/found/$name"
-  "$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -entropic=0 -print_final_stats=1 -verbosity=0 \
+  "$1" -max_total_time="$2" -timeout=10 -rss_limit_mb=4096 -entropic=0 -print_final_stats=1 -verbosity=0 \
     -artifact_prefix="build/fuzz/found/" "build/fuzz/found/$name" "tests/fuzz/corpus/$name" \
     >"build/fuzz/$name.log" 2>&1 || { tail -n 40 "build/fuzz/$name.log"; echo "fuzz target $name failed"; exit 1; }
-  echo "fuzz $name: $(sed -n 's/^stat::number_of_executed_units: *//p' "build/fuzz/$name.log") executions, no crash"
-done
+  echo "fuzz $name: $(sed -n "s/^stat::number_of_executed_units: *//p" "build/fuzz/$name.log") executions, no crash"
+'
+printf '%s\n' build/fuzz/tests/fuzz/*_fuzz | xargs -P "$(nproc)" -I TARGET sh -c "$run_target" run_target TARGET "$seconds"

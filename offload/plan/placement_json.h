@@ -1,6 +1,6 @@
 // JSON form of a placement for reading and editing (docs/planner_files.md lists the fields).
 #pragma once
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>

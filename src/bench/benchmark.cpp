@@ -5,6 +5,7 @@
 #include "bench/gpu/gpu_benches.h"
 #include "bench/machine/this_machine.h"
 #include "core/machine_info.h"
+#include "io/json.h"
 #include "loader/loaded_model.h"
 #include "model/cost.h"
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "io/json.h"
 #include "ops/cpu_weights.h"
 
 namespace tandem {

@@ -1,14 +1,13 @@
 // The minimum time of a piece of work on this machine, from rates measured next to the work itself.
 #pragma once
 #include <functional>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "bench/costs.h"
 #include "bench/machine/machine_speed.h"
-#include "io/json.h"
 
 namespace tandem {
 

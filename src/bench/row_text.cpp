@@ -2,6 +2,8 @@
 // rows.
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 #include "bench/benchmark.h"
 #include "bench/line_chart.h"
 

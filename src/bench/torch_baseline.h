@@ -1,7 +1,7 @@
 // The same shapes in PyTorch on this CPU, as a baseline beside our rows. PyTorch runs in a Python
 // process of its own, which is asked for one row at a time, so that both see the same machine.
 #pragma once
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 namespace tandem {

@@ -4,9 +4,12 @@
 
 #include <cstdio>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "cli/console.h"
 #include "cli/conversation.h"
+#include "cli/options.h"
+#include "text/chat_format.h"
 
 namespace tandem {
 namespace {

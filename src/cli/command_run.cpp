@@ -5,10 +5,12 @@
 
 #include "cli/console.h"
 #include "cli/conversation.h"
+#include "cli/options.h"
 #include "cli/ranks.h"
 #include "io/atomic_file.h"
 #include "io/json.h"
 #include "offload/plan/placement_json.h"
+#include "text/chat_format.h"
 
 namespace tandem {
 namespace {

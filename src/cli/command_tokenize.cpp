@@ -1,8 +1,11 @@
 // tandem tokenize: text to ids and back.
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "cli/console.h"
 #include "cli/conversation.h"
+#include "cli/options.h"
+#include "text/chat_format.h"
 
 namespace tandem {
 namespace {

@@ -1,8 +1,10 @@
 #include "cli/conversation.h"
 
 #include <charconv>
+#include <nlohmann/json.hpp>
 
 #include "cli/console.h"
+#include "cli/options.h"
 #include "engine/answer_stream.h"
 
 namespace tandem {

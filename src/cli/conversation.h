@@ -1,16 +1,18 @@
 // From user input to token ids, and from a completion to its text.
 #pragma once
-#include <nlohmann/json.hpp>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "cli/options.h"
 #include "engine/completion.h"
 #include "loader/loaded_model.h"
-#include "text/chat_format.h"
 #include "text/tokenizer.h"
 
 namespace tandem {
+
+struct GenerateOptions;
 
 // [system,] user. Without a system message if `system` is empty.
 nlohmann::ordered_json first_messages(std::string_view system, std::string_view user);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "model/checkpoint.h"
 #include "model/kv_layout.h"

@@ -1,7 +1,7 @@
 // The report of `tandem inspect`: a checkpoint's configuration, its parameters and bytes by class.
 // Reads headers only, never weights.
 #pragma once
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "io/weight_store.h"

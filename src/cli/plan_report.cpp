@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 #include "core/memory.h"
 #include "io/machine_json.h"
 #include "offload/plan/placement_json.h"

@@ -1,6 +1,6 @@
 // A plan as `tandem plan` prints it: JSON, text tables, and a plot.
 #pragma once
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 #include "cli/plan_report.h"
 #include "offload/plan/assign.h"
 

@@ -1,7 +1,7 @@
 // Reads and writes a machine as JSON. The files of machines/ and the output of `tandem bench
 // machine --json` have the same format (docs/planner_files.md lists the fields).
 #pragma once
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 

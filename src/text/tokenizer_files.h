@@ -1,6 +1,6 @@
 // Parses the files of a tokenizer into plain data. Errors name the key.
 #pragma once
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>

@@ -2,6 +2,7 @@
 // writing and reading.
 #include <cmath>
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "core/check.h"

@@ -1,6 +1,7 @@
 // Arbitrary bytes as a placement give an Error, or a placement that is refused or can be predicted.
 #include <cmath>
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "core/check.h"

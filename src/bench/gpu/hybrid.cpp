@@ -3,6 +3,7 @@
 
 #include "bench/gpu/gpu_benches.h"
 #include "bench/prediction.h"
+#include "io/json.h"
 #include "loader/gpu_model.h"
 #include "loader/loaded_model.h"
 #include "model/cost.h"

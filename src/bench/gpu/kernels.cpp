@@ -3,6 +3,7 @@
 
 #include "bench/gpu/gpu_benches.h"
 #include "core/check.h"
+#include "io/json.h"
 #include "model/kv_layout.h"
 
 namespace tandem {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "bench/gpu/gpu_benches.h"
+#include "io/json.h"
 
 namespace tandem {
 namespace {

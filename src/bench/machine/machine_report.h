@@ -1,6 +1,6 @@
 // `tandem bench machine`: the measurements that rooflines are based on.
 #pragma once
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>

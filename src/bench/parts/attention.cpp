@@ -1,5 +1,6 @@
 // `tandem bench attention`: one layer's attention over the paged cache, without its projections.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "bench/benchmark.h"
 #include "bench/parts/attention_variants.h"

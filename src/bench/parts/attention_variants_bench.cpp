@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "bench/parts/attention_variants.h"

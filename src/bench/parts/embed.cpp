@@ -1,4 +1,5 @@
 // `tandem bench embed`: rows of the embedding table by token.
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "bench/benchmark.h"

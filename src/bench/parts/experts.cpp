@@ -1,4 +1,5 @@
 // `tandem bench experts`: a MoE layer's routed experts, as the engine runs them.
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "bench/benchmark.h"

@@ -12,6 +12,7 @@
 #include "bench/prediction.h"
 #include "bench/random_inputs.h"
 #include "engine/completion.h"
+#include "io/json.h"
 #include "offload/plan/drafts.h"
 
 namespace tandem {

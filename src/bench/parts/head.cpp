@@ -1,6 +1,7 @@
 // `tandem bench head`: the products with the smallest and the largest matrix of a step, router and
 // output head.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "bench/benchmark.h"
 #include "core/rounding.h"

@@ -1,6 +1,7 @@
 // `tandem bench moe` and `layer`: the feed-forward part of a MoE layer, and whole layers as the
 // forward pass runs them.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "bench/benchmark.h"

@@ -1,5 +1,6 @@
 // `tandem bench mlp`: the dense products of a layer, and its whole dense feed-forward network.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "bench/benchmark.h"
 #include "bench/torch_baseline.h"

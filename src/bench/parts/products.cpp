@@ -1,6 +1,8 @@
 // `tandem bench products` on a CPU: the dense products of a model, beside oneDNN's.
 #include "bench/parts/products.h"
 
+#include <nlohmann/json.hpp>
+
 #include "core/rounding.h"
 #include "model/cost.h"
 #include "ops/cpu_ops.h"

@@ -1,0 +1,45 @@
+#include "tests/whole_models.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "cli/conversation.h"
+#include "cli/options.h"
+#include "text/chat_format.h"
+
+namespace tandem::test {
+
+std::vector<std::vector<int32_t>> answers(const ModelOptions& options, int n_questions) {
+  LoadedModel loaded(options);
+  const Tokenizer tokenizer = Tokenizer::from_directory(options.directory);
+  const ChatFormat format(options.directory, tokenizer);
+  std::vector<Request> requests;
+  for (int i = 0; i < n_questions; ++i) {
+    GenerateOptions generate;
+    generate.max_new_tokens = 20 - 5 * (i % 3);
+    generate.sampling.temperature = 0;
+    const std::string question = fmt::format("What is {} + {}?", 17 * i + 3, 401 - 9 * i);
+    requests.push_back(
+        make_request(generate, tokenizer, format.prompt(first_messages("", question))));
+  }
+  Engine engine = engine_for(loaded, tokenizer);
+  std::vector<std::vector<int32_t>> tokens;
+  for (const Completion& c : complete(engine, requests)) tokens.push_back(c.tokens);
+  return tokens;
+}
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double most = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    most = std::max<double>(std::abs(a[i] - b[i]), most) + 0 * (a[i] - b[i]);
+  return most;
+}
+
+int32_t greedy(const std::vector<float>& logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+}  // namespace tandem::test
