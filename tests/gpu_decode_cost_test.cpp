@@ -41,8 +41,8 @@ class Decode {
     const OnGpuBuffer<int32_t> count(stream_, std::vector<int32_t>{n_tokens}),
         first(stream_, std::vector<int32_t>{0}), kv(stream_, std::vector<int32_t>{length}),
         pages(stream_, page_list);
-    const OnGpuBuffer<float> partial(int64_t{n_splits} * n_rows * kMaxKvRank), lse(n_splits * n_rows),
-        out(n_rows * kRank);
+    const OnGpuBuffer<float> partial(int64_t{n_splits} * n_rows * kMaxKvRank),
+        lse(n_splits * n_rows), out(n_rows * kRank);
     const emulated::Counts& counts = emulated::counts();
     const int64_t copies = counts.copies, collectives = counts.collectives;
     mla_decode(stream_, {.q = q_->data(),
@@ -69,7 +69,9 @@ class Decode {
     return {counts.copies - copies, counts.collectives - collectives};
   }
   // The number of copies that the cached numbers of `length` tokens need.
-  int64_t copies_of(int length) const { return length * (fp8_ ? kFp8TokenBytes / 16 : kStride / 8); }
+  int64_t copies_of(int length) const {
+    return length * (fp8_ ? kFp8TokenBytes / 16 : kStride / 8);
+  }
 
  private:
   int64_t token_bytes() const { return fp8_ ? kFp8TokenBytes : kStride * 2; }

@@ -336,7 +336,8 @@ TEST_F(HybridBenchOnGpu, HasARowForEachCase) {
     EXPECT_EQ(keys(row),
               "context batch seconds tokens_per_second gpu_seconds cpu_seconds over_larger_part "
               "halves_seconds halves_gain hand_off_seconds gpu_roofline_ratio "
-              "gpu_predicted_seconds gpu_nodes gpu_early_nodes gpu_idle_share predicted_seconds prediction_error ");
+              "gpu_predicted_seconds gpu_nodes gpu_early_nodes gpu_idle_share predicted_seconds "
+              "prediction_error ");
     EXPECT_DOUBLE_EQ(row["tokens_per_second"].get<double>() * row["seconds"].get<double>(),
                      row["batch"].get<double>());
   }
