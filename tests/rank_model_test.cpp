@@ -3,8 +3,10 @@
 #include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "cli/conversation.h"
+#include "cli/options.h"
 #include "comm/agreement.h"
 #include "comm/local_ranks.h"
 #include "loader/loaded_model.h"
@@ -12,6 +14,7 @@
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
 #include "tests/plain_engine.h"
+#include "text/chat_format.h"
 
 namespace tandem::test {
 namespace {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "model/config.h"
 #include "offload/ranks/expert_exchange.h"
 
 namespace tandem {
