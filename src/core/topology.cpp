@@ -145,8 +145,8 @@ Topology with_threads(const Topology& topology, int n_threads) {
 }
 
 Topology share_of(const Topology& topology, int index, int n) {
-  check(index >= 0 && index < n, "process of a host");
   const int64_t cores = topology.n_cores();
+  check(index >= 0 && index < n && cores > 0, "process of a host");
   int64_t first = cores * index / n, end = cores * (index + 1) / n;
   if (cores < n) first = index % cores, end = first + 1;
   Topology part = topology;
