@@ -162,6 +162,7 @@ class StatedGpu final : public GpuBenchModel {
   }
   QuantView repeated(TensorView, int64_t) override { fail("a stated GPU has no memory"); }
   int n_nodes_of_last_step() const override { return 0; }
+  int n_early_of_last_step() const override { return 0; }
   void to_gpu(TensorView, TensorView) override {}
   void wait() override { stream_.wait(); }
 
