@@ -1,33 +1,28 @@
 #include "comm/mpi_library.h"
 
-#include <dlfcn.h>
 #include <fmt/ranges.h>
 
 #include "core/check.h"
+#include "core/shared_library.h"
 
 namespace tandem {
 namespace {
 
-// Of mpi.h of MPICH; the same since version 3.1, by the agreement on its binary interface.
+// Constants of MPICH's mpi.h, the same since version 3.1, by the agreement on its binary interface.
 constexpr MpiHandle kMpichWorld = 0x44000000, kMpichByte = 0x4c00010d,
                     kMpichErrorsReturn = 0x54000001;
 constexpr int kMaxErrorString = 1024;  // above that of both interfaces
 
 }  // namespace
 
-// RTLD_GLOBAL, because MPI opens plug-ins of its own that may look for its symbols.
+// MPI opens plug-ins of its own that may look for its symbols.
 MpiLibrary::MpiLibrary(std::span<const char* const> names) {
-  void* library = nullptr;
-  for (const char* name : names) {
-    if (library) break;
-    library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
-    name_ = name;
-  }
-  require(library, "this process is a rank of an MPI launcher, but no MPI is installed ({})",
+  const SharedLibrary library(names, SharedLibrary::Symbols::kGlobal);
+  require(bool{library}, "this process is a rank of an MPI launcher, but no MPI is installed ({})",
           fmt::join(names, ", "));
+  name_ = library.name();
   const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-    require(function, "{} has no {}", name_, name);
+    require(library.find(function, name), "{} has no {}", name_, name);
   };
   find(init_thread, "MPI_Init_thread");
   find(finalize, "MPI_Finalize");
@@ -42,7 +37,7 @@ MpiLibrary::MpiLibrary(std::span<const char* const> names) {
   find(error_string_, "MPI_Error_string");
   // Open MPI's handles are the addresses of these objects.
   const auto object = [&](const char* name) {
-    return reinterpret_cast<MpiHandle>(dlsym(library, name));
+    return reinterpret_cast<MpiHandle>(library.object(name));
   };
   const bool is_open_mpi = object("ompi_mpi_comm_world") != 0;
   world = is_open_mpi ? object("ompi_mpi_comm_world") : kMpichWorld;

@@ -1,7 +1,6 @@
 #include "hub/http.h"
 
 #include <curl/curl.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <charconv>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "core/run_error.h"
+#include "core/shared_library.h"
 #include "io/json.h"
 
 namespace tandem {
@@ -86,11 +86,9 @@ struct HttpConnection::Curl {
 
  private:
   Curl() {
-    void* library = nullptr;
-    for (const char* name : {"libcurl.so.4", "libcurl-gnutls.so.4"})
-      if (!library) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    require(library != nullptr,
-            "libcurl.so.4 is needed and is not installed: apt install libcurl4");
+    static constexpr const char* kNames[] = {"libcurl.so.4", "libcurl-gnutls.so.4"};
+    const SharedLibrary library(kNames);
+    require(bool{library}, "libcurl.so.4 is needed and is not installed: apt install libcurl4");
     decltype(&curl_global_init) global_init;
     find(library, global_init, "curl_global_init");
     find(library, init, "curl_easy_init");
@@ -104,9 +102,8 @@ struct HttpConnection::Curl {
     require(global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK, "libcurl does not start");
   }
   template <class F>
-  static void find(void* library, F& function, const char* name) {
-    function = reinterpret_cast<F>(dlsym(library, name));
-    require(function != nullptr, "libcurl.so.4 has no {}: install a newer libcurl4", name);
+  static void find(const SharedLibrary& library, F& function, const char* name) {
+    require(library.find(function, name), "libcurl.so.4 has no {}: install a newer libcurl4", name);
   }
 };
 

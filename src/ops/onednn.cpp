@@ -1,7 +1,6 @@
 // oneDNN's matrix product (oneDNN's developer guide, "Matrix Multiplication"), called for one piece
 // of 64 outputs at a time by the team's own threads. A piece with interleaved panels is what oneDNN
 // calls the layout BA16a64b2a (BF16) or BA16a64b (F32), which it prefers.
-#include <dlfcn.h>
 #include <dnnl.h>
 #include <fmt/format.h>
 
@@ -11,6 +10,7 @@
 #include <type_traits>
 
 #include "core/memory.h"
+#include "core/shared_library.h"
 #include "ops/dense_products.h"
 
 namespace tandem {
@@ -23,7 +23,7 @@ constexpr int kMaxRows = kRowCounts[0];
 
 // The functions of the library, of the version whose header is compiled.
 struct Library {
-  explicit Library(void* opened) : handle(opened) {
+  explicit Library(const SharedLibrary& opened) : library(opened) {
     find(version, "dnnl_version");
     find(engine_create, "dnnl_engine_create");
     find(engine_destroy, "dnnl_engine_destroy");
@@ -54,11 +54,10 @@ struct Library {
   }
   template <class F>
   void find(F*& function, const char* name) {
-    function = reinterpret_cast<F*>(dlsym(handle, name));
-    complete = complete && function;
+    complete = library.find(function, name) && complete;
   }
 
-  void* const handle;  // stays loaded
+  const SharedLibrary library;
   bool complete = true;
   decltype(&dnnl_version) version;
   decltype(&dnnl_engine_create) engine_create;
@@ -130,9 +129,10 @@ using Owned = std::unique_ptr<std::remove_pointer_t<T>, dnnl_status_t (*)(T)>;
 // of threads.
 bool use_calling_thread(const Library& library) {
   if (library.version()->cpu_runtime == DNNL_RUNTIME_SEQ) return true;
-  auto* const set_num_threads =
-      reinterpret_cast<void (*)(int)>(dlsym(library.handle, "omp_set_num_threads"));
-  if (library.version()->cpu_runtime != DNNL_RUNTIME_OMP || !set_num_threads) return false;
+  void (*set_num_threads)(int);
+  if (library.version()->cpu_runtime != DNNL_RUNTIME_OMP ||
+      !library.library.find(set_num_threads, "omp_set_num_threads"))
+    return false;
   set_num_threads(1);
   return true;
 }
@@ -285,12 +285,10 @@ std::span<const char* const> onednn_names() {
 
 std::unique_ptr<ProductProvider> open_onednn(std::span<const char* const> names, int n_threads,
                                              std::string& why_not) {
-  void* handle = nullptr;
-  for (const char* name : names)
-    if (!handle) handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  const SharedLibrary opened(names);
   why_not = fmt::format("oneDNN is not installed ({})", fmt::join(names, ", "));
-  if (!handle) return nullptr;
-  const Library library(handle);
+  if (!opened) return nullptr;
+  const Library library(opened);
   why_not = fmt::format("not the functions of oneDNN {}", DNNL_VERSION_MAJOR);
   if (!library.complete) return nullptr;
   why_not = "oneDNN was built with threads other than those of OpenMP";

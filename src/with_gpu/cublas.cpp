@@ -1,9 +1,9 @@
 #include "with_gpu/cublas.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include "core/run_error.h"
+#include "core/shared_library.h"
 
 namespace tandem {
 namespace {
@@ -17,22 +17,15 @@ constexpr int kUsualAlgorithm = -1;          // CUBLAS_GEMM_DEFAULT
 }  // namespace
 
 struct Cublas::Functions {
-  explicit Functions(void* opened) : library(opened) {
-    find(create, "cublasCreate_v2");
-    find(destroy, "cublasDestroy_v2");
-    find(set_stream, "cublasSetStream_v2");
-    find(get_version, "cublasGetVersion_v2");
-    find(gemm, "cublasGemmEx");
-    complete = create && destroy && set_stream && get_version && gemm;
-    find(grouped_gemm, "cublasGemmGroupedBatchedEx");
-  }
-  template <class F>
-  void find(F*& function, const char* name) {
-    function = reinterpret_cast<F*>(dlsym(library, name));
+  explicit Functions(const SharedLibrary& library) {
+    complete =
+        library.find(create, "cublasCreate_v2") && library.find(destroy, "cublasDestroy_v2") &&
+        library.find(set_stream, "cublasSetStream_v2") &&
+        library.find(get_version, "cublasGetVersion_v2") && library.find(gemm, "cublasGemmEx");
+    library.find(grouped_gemm, "cublasGemmGroupedBatchedEx");
   }
 
-  void* const library;  // stays loaded
-  bool complete;        // has all functions but grouped_gemm
+  bool complete;  // has all functions but grouped_gemm
   // Each returns a cublasStatus_t, 0 for success.
   int (*create)(void** handle);
   int (*destroy)(void* handle);
@@ -58,9 +51,7 @@ std::span<const char* const> Cublas::usual_names() {
 
 std::unique_ptr<Cublas> Cublas::open(std::span<const char* const> names, void* stream,
                                      std::string& why_not) {
-  void* library = nullptr;
-  for (const char* name : names)
-    if (!library) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  const SharedLibrary library(names);
   why_not = "not installed";
   if (!library) return nullptr;
   auto call = std::make_unique<Functions>(library);
