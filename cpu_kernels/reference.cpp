@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "cpu_kernels/e4m3.h"
 #include "cpu_kernels/kernels.h"
 
 namespace tandem::cpu {
@@ -201,20 +202,10 @@ void encode(const EncodeArgs& a) {
   std::fill(to + a.k, to + padded, uint8_t{128});
 }
 
-// Rounds to nearest, ties to even, saturating at 448; the step below 2^-6 is 2^-9.
-uint8_t float_to_e4m3(float v) {
-  const float magnitude = std::min(std::fabs(v), 448.f);
-  const uint8_t sign = std::signbit(v) ? 0x80 : 0;
-  const int exponent = magnitude < 0x1p-6f ? -6 : std::ilogb(magnitude);
-  const auto steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));
-  return static_cast<uint8_t>(sign |
-                              (((exponent + 6) << 3) + steps));  // a carry raises the exponent
-}
-
 void quantize_e4m3(const float* from, int n, uint8_t* codes, float* scale) {
   *scale = max_magnitude(from, n) / 448;
   const float inverse = *scale > 0 ? 1 / *scale : 0;
-  for (int i = 0; i < n; ++i) codes[i] = float_to_e4m3(from[i] * inverse);
+  for (int i = 0; i < n; ++i) codes[i] = to_e4m3(from[i] * inverse);
 }
 
 // Returns the sum of the dequantized values.

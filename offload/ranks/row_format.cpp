@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/rounding.h"
+#include "cpu_kernels/e4m3.h"
 
 namespace tandem {
 namespace {
@@ -12,22 +13,8 @@ namespace {
 constexpr int64_t kBlock = 128;  // columns with one scale
 constexpr float kLargest = 448;  // of E4M3
 
-constexpr int32_t bits_of(float x) { return std::bit_cast<int32_t>(x); }
 // Sizes of floats compare as their bits do.
-int32_t size_bits(float x) { return bits_of(x) & 0x7fffffff; }
-
-// The nearest code, ties to even, saturating. Integers only, without branches: so the compiler
-// computes several columns at a time.
-uint8_t to_e4m3(float x) {
-  const int32_t size = std::min(size_bits(x), bits_of(kLargest));
-  // From 2^-6 on: three bits of the fraction stay, and the exponent's bias changes from 127 to 7.
-  const int32_t normal = ((size + 0x7ffff + (size >> 20 & 1)) >> 20) - ((127 - 7) << 3);
-  // Below, codes are multiples of 2^-9, to which the addition of 2^14 rounds.
-  const int32_t small = bits_of(std::bit_cast<float>(size) + 0x1p14f) - bits_of(0x1p14f);
-  const int32_t is_small = -(size < bits_of(0x1p-6f));  // all bits, or none
-  const int32_t code = (small & is_small) | (normal & ~is_small);
-  return static_cast<uint8_t>((bits_of(x) >> 24 & 0x80) | code);
-}
+int32_t size_bits(float x) { return std::bit_cast<int32_t>(x) & 0x7fffffff; }
 
 }  // namespace
 
@@ -61,7 +48,7 @@ void RowCodec::encode_fp8(const float* row, std::byte* out) const {
     for (int64_t c = begin; c < end; ++c) size = std::max(size, size_bits(row[c]));
     const auto largest = std::bit_cast<float>(size);  // NaN if one is
     const float inverse = largest > 0 ? kLargest / largest : 0;
-    for (int64_t c = begin; c < end; ++c) codes[c] = to_e4m3(row[c] * inverse);
+    for (int64_t c = begin; c < end; ++c) codes[c] = cpu::to_e4m3(row[c] * inverse);
     scales[begin / kBlock] = largest / kLargest;
   }
 }
