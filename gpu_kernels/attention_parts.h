@@ -48,7 +48,7 @@ __device__ inline void add_weighted(float weight, const float4& v, float4& sum) 
 }
 
 // s.quad[i] = row first + i * step, for i < n, for all kJoinThreads threads. Each group adds every
-// second part, in order. A part without weight is not read: nobody may have written it.
+// second part, in order. A part without weight is not read, because it may never have been written.
 template <int kRows>
 __device__ void join_rows(const AttentionParts& p, int64_t first, int64_t step, int n,
                           JoinedRows<kRows>& s) {

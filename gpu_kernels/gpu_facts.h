@@ -56,4 +56,9 @@ int capability_option();
 // TANDEM_GPU_WATCHDOG=1.
 bool watchdog_option();
 
+// Whether kernels with LaunchShape::early start early (programmatic dependent launch): with
+// TANDEM_GPU_EARLY=1 on a GPU of compute capability 9.0 or later. It is not the default because no
+// GPU has shown that it is right and what it brings.
+bool early_launches(int major);
+
 }  // namespace tandem::gpu

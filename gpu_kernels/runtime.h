@@ -64,14 +64,10 @@ struct LaunchShape {
   int threads = 128;         // per block
   int64_t shared_bytes = 0;  // dynamic shared memory per block
   bool co_resident = false;  // all blocks run concurrently, so they may wait for each other
-  // Blocks may start while the kernel before in the stream still runs, where early_launches().
-  // Every thread calls begin_early() before it reads or writes what other kernels do.
+  // Blocks may start while the kernel before in the stream still runs, where early_launches() of
+  // gpu_facts.h. Every thread calls begin_early() before it reads or writes what other kernels do.
   bool early = false;
 };
-// Whether kernels with LaunchShape::early start early (programmatic dependent launch): with
-// TANDEM_GPU_EARLY=1 on a GPU of compute capability 9.0 or later. It is not the default because no
-// GPU has shown that it is right and what it brings.
-bool early_launches(int major);
 
 class Event {
  public:

@@ -15,6 +15,10 @@ namespace tandem::gpu {
 struct Stream::Impl {
   cudaStream_t stream;
   bool after_kernel = false;  // the last work is a kernel, and nothing else precedes the next one
+  cudaStream_t for_other_work() {
+    after_kernel = false;
+    return stream;
+  }
   std::vector<std::unique_ptr<std::function<void()>>> captured;  // must live as long as the stream
 };
 struct Event::Impl {
@@ -179,22 +183,21 @@ Stream::~Stream() {
 }
 
 void Stream::copy(const void* from, int64_t bytes, void* to) {
-  impl_->after_kernel = false;
-  check_cuda(
-      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, impl_->stream));
+  check_cuda(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault,
+                             impl_->for_other_work()));
 }
 
 void Stream::run_on_host(std::function<void()> work) {
-  impl_->after_kernel = false;
   using Work = std::function<void()>;
+  const cudaStream_t stream = impl_->for_other_work();
   auto call = std::make_unique<Work>(std::move(work));
   if (is_recording()) {  // runs at every replay
     check_cuda(cudaLaunchHostFunc(
-        impl_->stream, [](void* p) { (*static_cast<Work*>(p))(); }, call.get()));
+        stream, [](void* p) { (*static_cast<Work*>(p))(); }, call.get()));
     impl_->captured.push_back(std::move(call));
   } else {
     check_cuda(cudaLaunchHostFunc(
-        impl_->stream, [](void* p) { (*std::unique_ptr<Work>(static_cast<Work*>(p)))(); },
+        stream, [](void* p) { (*std::unique_ptr<Work>(static_cast<Work*>(p)))(); },
         call.release()));
   }
 }
@@ -203,8 +206,7 @@ void Stream::record(Event& event) {
   check_cuda(cudaEventRecord(event.impl().event, impl_->stream));
 }
 void Stream::wait_for(const Event& event) {
-  impl_->after_kernel = false;
-  check_cuda(cudaStreamWaitEvent(impl_->stream, event.impl().event, 0));
+  check_cuda(cudaStreamWaitEvent(impl_->for_other_work(), event.impl().event, 0));
 }
 void Stream::wait() { check_cuda(cudaStreamSynchronize(impl_->stream)); }
 void Stream::throw_if_failed() const {
@@ -215,8 +217,7 @@ void Stream::throw_if_failed() const {
 Graph Stream::capture(const std::function<void()>& work) {
   cudaGraph_t graph;
   auto result = std::make_shared<Graph::Impl>();
-  impl_->after_kernel = false;
-  check_cuda(cudaStreamBeginCapture(impl_->stream, cudaStreamCaptureModeThreadLocal));
+  check_cuda(cudaStreamBeginCapture(impl_->for_other_work(), cudaStreamCaptureModeThreadLocal));
   try {
     work();
   } catch (...) {  // for example when the GPU is lost: ends the stream's recording
@@ -249,14 +250,10 @@ bool Stream::is_recording() const {
   return status == cudaStreamCaptureStatusActive;
 }
 
-void* Stream::handle() const {
-  impl_->after_kernel = false;
-  return impl_->stream;
-}
+void* Stream::handle() const { return impl_->for_other_work(); }
 
 void Stream::replay(const Graph& graph) {
-  impl_->after_kernel = false;
-  check_cuda(cudaGraphLaunch(graph.impl().exec, impl_->stream));
+  check_cuda(cudaGraphLaunch(graph.impl().exec, impl_->for_other_work()));
 }
 
 void launch_kernel(const void* kernel, const LaunchShape& shape, const Stream& stream,
@@ -264,29 +261,26 @@ void launch_kernel(const void* kernel, const LaunchShape& shape, const Stream& s
   if (shape.shared_bytes > 48 * 1024)
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shape.shared_bytes)));
-  const dim3 grid(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y),
-                  static_cast<unsigned>(shape.grid_z));
-  const dim3 block(static_cast<unsigned>(shape.threads));
-  const auto shared_bytes = static_cast<size_t>(shape.shared_bytes);
-  void* arguments[] = {const_cast<void*>(args)};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y),
+                        static_cast<unsigned>(shape.grid_z));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  config.stream = stream.impl().stream;
   const bool after_kernel = std::exchange(stream.impl().after_kernel, !shape.co_resident);
-  if (shape.early && after_kernel && launches_early()) {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream.impl().stream;
-    config.attrs = &early;
+  cudaLaunchAttribute attribute = {};
+  config.attrs = &attribute;
+  if (shape.co_resident) {
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
     config.numAttrs = 1;
-    return check_cuda(cudaLaunchKernelExC(&config, kernel, arguments));
+  } else if (shape.early && after_kernel && launches_early()) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.numAttrs = 1;
   }
-  check_cuda(shape.co_resident ? cudaLaunchCooperativeKernel(kernel, grid, block, arguments,
-                                                             shared_bytes, stream.impl().stream)
-                               : cudaLaunchKernel(kernel, grid, block, arguments, shared_bytes,
-                                                  stream.impl().stream));
+  void* arguments[] = {const_cast<void*>(args)};
+  check_cuda(cudaLaunchKernelExC(&config, kernel, arguments));
 }
 
 }  // namespace tandem::gpu

@@ -101,9 +101,8 @@ struct Stream::Impl {
   std::deque<Item> queue;
   bool busy = false, closing = false;
   std::shared_ptr<Graph::Impl> capture;
-  Seen seen;  // while capturing: work that precedes the next item
-  bool after_kernel =
-      false;  // whether the last item is a kernel, and nothing else precedes the next
+  Seen seen;                  // while capturing: work that precedes the next item
+  bool after_kernel = false;  // the last item is a kernel, and nothing else precedes the next one
   std::thread worker{[this] { serve(); }};
 
   void enqueue(Work work) {
@@ -360,7 +359,7 @@ void enqueue_kernel(const Stream& stream, const LaunchShape& shape, Work work) {
   impl.enqueue(std::move(work));
   if (impl.capture && early) ++impl.capture->n_early;
   impl.after_kernel = true;
-  stream.impl().wait_if_blocking();
+  impl.wait_if_blocking();
 }
 }  // namespace emulated
 
