@@ -146,8 +146,8 @@ TEST_F(Fit, AnFp8CacheHasMoreTokens) {
 TEST_F(Fit, TheHostKeepsWhatTheGpuDoesNot) {
   const GpuParts parts = fitted(whole() - 1).parts;
   host_.capacity_bytes = 40'000'000'000;
-  const ExpertsLayout experts = fit_host(request_, host_, parts.experts);
-  EXPECT_EQ(experts.elsewhere(), parts.experts);
+  const ExpertsLayout experts = fit_host(request_, host_, {parts.experts});
+  EXPECT_EQ(experts.elsewhere().experts, parts.experts);
   EXPECT_EQ(experts.format(1), weight_format("int8"));
 }
 

@@ -48,7 +48,7 @@ class OnBoth {
                              .records = records},
                             parts_)) {
     ExpertsLayout layout;
-    layout.keep_elsewhere(parts_.experts);
+    layout.keep_elsewhere({parts_.experts});
     host_ = load_weights(store_, stored_, config_,
                          {.layout = {kernels_, layout}, .cache_directory = {}}, home_);
     experts_ =

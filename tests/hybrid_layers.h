@@ -62,7 +62,7 @@ class HybridHandOff : public testing::Test {
       : random_(hand_off_config(), stored), whole_(kernels_), part_(kernels_) {
     all_ = reserve_packed(random_.stored, random_.config, whole_, layout);
     run_jobs(all_, whole_);
-    layout.keep_elsewhere(on_gpu());
+    layout.keep_elsewhere({on_gpu()});
     some_ = reserve_packed(random_.stored, random_.config, part_, layout);
     run_jobs(some_, part_);
     upload();

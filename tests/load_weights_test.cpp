@@ -406,11 +406,11 @@ TEST(LoadWeights, CachesHaveTheirContentInTheirNames) {
   EXPECT_EQ(mixed.size(), std::string("rows-01234567.tandempack").size());
   EXPECT_NE(name_of(ExpertsLayout({int8, {}}, {})), mixed);
   ExpertsLayout part;
-  part.keep_elsewhere({{}, {true, false}});
+  part.keep_elsewhere({{{}, {true, false}}});
   const std::string first = name_of(part);
   EXPECT_EQ(first.substr(0, 10), "rows-part-");
   EXPECT_EQ(first.size(), std::string("rows-part-01234567.tandempack").size());
-  part.keep_elsewhere({{}, {false, true}});
+  part.keep_elsewhere({{{}, {false, true}}});
   EXPECT_NE(name_of(part), first);
   EXPECT_EQ(error_of([&] {
               packed_cache_path("/c", dir.file("none"), {rows, {}});

@@ -38,7 +38,7 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
       {std::move(formats), p.numa_columns}, p.kv_tokens, p.kv_type, p.prefill_chunk_tokens, {}};
   if (backbone_of(p) == kCpu) return parts;
   parts.gpu = gpu_parts(config, p);
-  parts.experts.keep_elsewhere(parts.gpu->experts);
+  parts.experts.keep_elsewhere({parts.gpu->experts});
   return parts;
 }
 

@@ -26,11 +26,10 @@ GpuShare fit_gpu(const FitRequest& r, const GpuMemory& gpu) {
   return {parts, kv_tokens};
 }
 
-ExpertsLayout fit_host(const FitRequest& r, const HostMemory& host,
-                       const std::vector<std::vector<bool>>& elsewhere, bool backbone_elsewhere) {
+ExpertsLayout fit_host(const FitRequest& r, const HostMemory& host, const Elsewhere& elsewhere) {
   const auto layout = [&](std::optional<WeightFormat> format) {
     ExpertsLayout experts(format);
-    experts.keep_elsewhere(elsewhere, backbone_elsewhere);
+    experts.keep_elsewhere(elsewhere);
     return experts;
   };
   // INT4 with the checkpoint's groups is the stored format; other tensors may be of any type.

@@ -51,12 +51,10 @@ struct GpuShare {
 // the backbone does not fit (require_fits()).
 GpuShare fit_gpu(const FitRequest& request, const GpuMemory& gpu);
 
-// The experts for which `elsewhere` is false, or all where it is empty, in the requested format;
-// the backbone is elsewhere as well if any expert is, or not (ExpertsLayout::keep_elsewhere()).
-// Throws Error when they do not fit: the message states the GB needed and available.
+// The experts that are not `elsewhere`, in the requested format. Throws Error when they do not fit:
+// the message states the GB needed and available.
 ExpertsLayout fit_host(const FitRequest& request, const HostMemory& host,
-                       const std::vector<std::vector<bool>>& elsewhere,
-                       bool backbone_elsewhere = true);
+                       const Elsewhere& elsewhere);
 
 // Throws Error if `parts` with one sequence do not fit: the message names a --ctx that would.
 void require_fits(const FitRequest& request, const GpuMemory& gpu, const GpuParts& parts);

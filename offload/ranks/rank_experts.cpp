@@ -13,13 +13,14 @@ ExpertOwners even_owners(const ModelConfig& config, int n_ranks) {
   return owners;
 }
 
-std::vector<std::vector<bool>> experts_elsewhere(const ExpertOwners& owners,
-                                                 const ModelConfig& config, int rank) {
-  std::vector<std::vector<bool>> elsewhere(config.n_all_layers());
+Elsewhere experts_elsewhere(const ExpertOwners& owners, const ModelConfig& config, int rank) {
+  Elsewhere elsewhere{.experts = {}, .backbone = false};
+  elsewhere.experts.resize(config.n_all_layers());
   for (int layer = 0; layer < config.n_all_layers(); ++layer)
     for (int e = 0; config.is_moe(layer) && e < config.router.n_experts; ++e) {
       const std::vector<int>& ranks = owners.ranks(layer, e);
-      elsewhere[layer].push_back(std::find(ranks.begin(), ranks.end(), rank) == ranks.end());
+      const bool here = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+      elsewhere.experts[layer].push_back(!here);
     }
   return elsewhere;
 }

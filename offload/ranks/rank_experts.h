@@ -1,11 +1,11 @@
 // The routed experts of several ranks as one pool: each rank computes its own, and an exchange
 // brings rows there and sums back.
 #pragma once
-#include <array>
 #include <memory>
 #include <vector>
 
 #include "model/config.h"
+#include "model/experts_layout.h"
 #include "offload/ranks/expert_exchange.h"
 
 namespace tandem {
@@ -14,14 +14,14 @@ namespace tandem {
 // possible.
 ExpertOwners even_owners(const ModelConfig& config, int n_ranks);
 
-// [layers][n_experts], empty for a dense layer: true for experts that `rank` does not have.
-std::vector<std::vector<bool>> experts_elsewhere(const ExpertOwners& owners,
-                                                 const ModelConfig& config, int rank);
+// The experts that `rank` does not have; it has the backbone.
+Elsewhere experts_elsewhere(const ExpertOwners& owners, const ModelConfig& config, int rank);
 
 class RankExperts final : public ExpertPool {
  public:
-  // `mine` computes this rank's experts, for steps of at least exchange.max_rows() tokens, one
-  // ticket at a time. References outlive the object.
+  // `exchange` needs no begin() (ExchangeMode::kAllReduce). `mine` computes this rank's experts,
+  // for steps of at least exchange.max_rows() tokens, one ticket at a time. References outlive the
+  // object.
   RankExperts(ExpertExchange& exchange, ExpertPool& mine, int dim);
 
   void add_to(Ticket ticket, TensorView y) override;

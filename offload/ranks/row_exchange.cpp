@@ -44,7 +44,7 @@ class RowExchange final : public ExpertExchange {
   const RowCodec there_, back_;
   std::unique_ptr<Courier> parcels_, answers_;
 
-  // Of this rank's tokens.
+  // The tokens of this rank.
   std::vector<Choice> choices_;                 // [max_tokens, n_active]
   std::vector<int64_t> n_choices_;              // [max_tokens]
   std::vector<int64_t> n_parcels_, n_answers_;  // [ranks] that are sent there, that come back
@@ -52,7 +52,7 @@ class RowExchange final : public ExpertExchange {
   std::vector<std::byte> parcel_, encoded_;     // one parcel, one answer
   std::vector<float> answer_, sum_;             // [dim]
 
-  // Of the rows that this rank computes.
+  // The rows that this rank computes.
   Buffer x_;              // [max_rows(), dim]
   Buffer ids_, weights_;  // [max_rows(), n_active]
   int64_t n_rows_ = 0;

@@ -74,7 +74,7 @@ class GatherExchange final : public ExpertExchange {
   void combine(TensorView sums, TensorView y) override;
 
  private:
-  // Of a token: its row, ids and weights.
+  // A token's row, ids and weights.
   int64_t parcel_bytes() const { return there_.bytes() + 8 * p_.shape.n_active; }
   // Tokens of the ranks before `rank`.
   int64_t first_row(int rank) const {

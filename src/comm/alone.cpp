@@ -1,16 +1,11 @@
 #include "comm/alone.h"
 
-#include <cstring>
-
+#include "comm/copy.h"
 #include "comm/mapped_window.h"
 #include "core/memory.h"
 
 namespace tandem {
 namespace {
-
-void copy(const void* from, void* to, size_t bytes) {
-  if (bytes > 0 && from != to) std::memcpy(to, from, bytes);
-}
 
 class Alone final : public Group {
  public:
@@ -22,13 +17,13 @@ class Alone final : public Group {
   void barrier() override {}
   void broadcast(Bytes, int) override {}
   void all_gather(ConstBytes mine, Pieces<std::byte> out) override {
-    copy(mine.data(), out.all.data(), mine.size());
+    copy_bytes(mine, out.all.data());
   }
   void all_to_all(Pieces<const std::byte> in, Pieces<std::byte> out) override {
-    copy(in.all.data(), out.all.data(), in.all.size());
+    copy_bytes(in.all, out.all.data());
   }
   void reduce_scatter(Pieces<const float> in, std::span<float> out) override {
-    copy(in.all.data(), out.data(), in.all.size_bytes());
+    copy_bytes(std::as_bytes(in.all), std::as_writable_bytes(out).data());
   }
   void all_reduce(std::span<float>) override {}
 

@@ -1,11 +1,11 @@
 #include "comm/local_ranks.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <numeric>
 #include <thread>
 
+#include "comm/copy.h"
 #include "comm/local_world.h"
 #include "comm/mapped_window.h"
 #include "comm/waiting.h"
@@ -38,10 +38,6 @@ struct LocalMeeting {
 
 int64_t before(std::span<const int64_t> sizes, int rank) {
   return std::accumulate(sizes.begin(), sizes.begin() + rank, int64_t{0});
-}
-
-void copy(ConstBytes from, std::byte* to) {
-  if (!from.empty() && from.data() != to) std::memcpy(to, from.data(), from.size());
 }
 
 class LocalGroup final : public Group {
@@ -100,7 +96,7 @@ void LocalGroup::broadcast(Bytes x, int root) {
   const std::vector<int64_t> sizes(size(), static_cast<int64_t>(x.size()));
   const Call call{.name = "broadcast", .root = root, .bytes = x, .to = sizes, .from = sizes};
   exchange(call, [&](int r, const Call& from) {
-    if (r == root) copy(from.bytes, x.data());
+    if (r == root) copy_bytes(from.bytes, x.data());
   });
 }
 
@@ -108,15 +104,15 @@ void LocalGroup::all_gather(ConstBytes mine, Pieces<std::byte> out) {
   const std::vector<int64_t> to(size(), static_cast<int64_t>(mine.size()));
   const Call call{.name = "all_gather", .bytes = mine, .to = to, .from = out.sizes};
   exchange(call, [&](int r, const Call& from) {
-    copy(from.bytes, out.all.data() + before(out.sizes, r));
+    copy_bytes(from.bytes, out.all.data() + before(out.sizes, r));
   });
 }
 
 void LocalGroup::all_to_all(Pieces<const std::byte> in, Pieces<std::byte> out) {
   const Call call{.name = "all_to_all", .bytes = in.all, .to = in.sizes, .from = out.sizes};
   exchange(call, [&](int r, const Call& from) {
-    copy(from.bytes.subspan(before(from.to, rank_), from.to[rank_]),
-         out.all.data() + before(out.sizes, r));
+    copy_bytes(from.bytes.subspan(before(from.to, rank_), from.to[rank_]),
+               out.all.data() + before(out.sizes, r));
   });
 }
 

@@ -4,9 +4,9 @@
 #include "comm/mpi_world.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 
+#include "comm/copy.h"
 #include "comm/mpi_library.h"
 #include "comm/shared_window.h"
 #include "comm/waiting.h"
@@ -109,17 +109,13 @@ void set_places(std::span<const int64_t> sizes, std::vector<int64_t>& places) {
   for (size_t r = 1; r < sizes.size(); ++r) places[r] = places[r - 1] + sizes[r - 1];
 }
 
-void copy(const std::byte* from, std::byte* to, int64_t bytes) {
-  if (bytes > 0 && from != to) std::memcpy(to, from, bytes);
-}
-
 void MpiGroup::all_gather(ConstBytes mine, Pieces<std::byte> out) {
   set_places(out.sizes, out_places_);
   const auto bytes = static_cast<int64_t>(mine.size());
   for (int i = 1; i < size(); ++i)
     receive(before(i), out.all.data() + out_places_[before(i)], out.sizes[before(i)]);
   for (int i = 1; i < size(); ++i) send(after(i), mine.data(), bytes);
-  copy(mine.data(), out.all.data() + out_places_[rank_], bytes);
+  copy_bytes(mine, out.all.data() + out_places_[rank_]);
   finish("all_gather");
 }
 
@@ -130,7 +126,8 @@ void MpiGroup::all_to_all(Pieces<const std::byte> in, Pieces<std::byte> out) {
     receive(before(i), out.all.data() + out_places_[before(i)], out.sizes[before(i)]);
   for (int i = 1; i < size(); ++i)
     send(after(i), in.all.data() + in_places_[after(i)], in.sizes[after(i)]);
-  copy(in.all.data() + in_places_[rank_], out.all.data() + out_places_[rank_], in.sizes[rank_]);
+  copy_bytes(in.all.subspan(in_places_[rank_], in.sizes[rank_]),
+             out.all.data() + out_places_[rank_]);
   finish("all_to_all");
 }
 

@@ -140,7 +140,7 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
   parts.kv_tokens = share.kv_tokens;
   if (!placed && !whole)
     parts.experts = fit_host(fit_request(options, subject, decision), host_memory(subject, 0),
-                             share.parts.experts);
+                             {share.parts.experts});
 }
 
 void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool placed,
@@ -156,7 +156,7 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
   if (placed) return;
   const int64_t kv_bytes = KvCache::bytes_for(subject.config, decision.context, parts.kv_type);
   parts.experts = fit_host(fit_request(options, subject, decision), host_memory(subject, kv_bytes),
-                           subject.on_other_ranks, /*backbone_elsewhere=*/false);
+                           subject.on_other_ranks);
 }
 
 }  // namespace

@@ -23,8 +23,7 @@ struct Subject {
   const cpu::KernelTable& kernels;
   const CpuWeights& home;
   int64_t memory_bytes;  // of the host
-  // Experts of other ranks (ExpertsLayout::keep_elsewhere()); empty: none.
-  std::vector<std::vector<bool>> on_other_ranks = {};
+  Elsewhere on_other_ranks = {};
 };
 
 // Throws Error for options that contradict each other or the placement, for a placement that is

@@ -128,8 +128,10 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
     require(why_not.empty(), "--draft mtp: {}: use --draft lookup", why_not);
     config_.n_used_mtp_layers = config_.n_mtp_layers;
   }
+  if (options.ranks.group)
+    owners_ = std::make_unique<ExpertOwners>(even_owners(config_, options.ranks.group->size()));
   ModelWeights stored = stored_with_mtp(store, topology_.n_cores(), config_);
-  Decision decision = decide(options, subject(options, stored));
+  Decision decision = decide(options, subject(options.ranks, stored));
   if (drafting_.decides) add_mtp(options, store, stored, decision);
   context_ = decision.context;
   const Source source = {options, store, stored, progress};
@@ -140,19 +142,12 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
 }
 
 // The ranks of a host have equal shares of its memory.
-Subject LoadedModel::subject(const ModelOptions& options, ModelWeights& stored) const {
-  const Ranks& ranks = options.ranks;
-  std::vector<std::vector<bool>> elsewhere;
+Subject LoadedModel::subject(const Ranks& ranks, ModelWeights& stored) const {
+  Subject subject{config_,  stored, topology_,
+                  kernels_, home_,  machine_info().memory_bytes / ranks.n_of_host};
   if (ranks.group)
-    elsewhere =
-        experts_elsewhere(even_owners(config_, ranks.group->size()), config_, ranks.group->rank());
-  return {config_,
-          stored,
-          topology_,
-          kernels_,
-          home_,
-          machine_info().memory_bytes / ranks.n_of_host,
-          std::move(elsewhere)};
+    subject.on_other_ranks = experts_elsewhere(*owners_, config_, ranks.group->rank());
+  return subject;
 }
 
 // Drafts with the MTP layers if there are some that are small beside the model and displace
@@ -166,7 +161,8 @@ void LoadedModel::add_mtp(const ModelOptions& options, const WeightStore& store,
   config_.n_used_mtp_layers = config_.n_mtp_layers;
   try {
     ModelWeights all = stored_with_mtp(store, topology_.n_cores(), config_);
-    if (std::optional<Decision> with = decide_with_mtp(options, subject(options, all), decision)) {
+    if (std::optional<Decision> with =
+            decide_with_mtp(options, subject(options.ranks, all), decision)) {
       stored = std::move(all);
       decision = *std::move(with);
       drafting_.source = Drafting::Source::kMtp;
@@ -247,10 +243,8 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
 
 // All ranks have the same tokens, so only sums travel.
 ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, int max_tokens) {
-  Group& group = *options.ranks.group;
-  owners_ = std::make_unique<ExpertOwners>(even_owners(config_, group.size()));
   exchange_ = make_exchange(
-      ExchangeMode::kAllReduce, group, *owners_, kernels_,
+      ExchangeMode::kAllReduce, *options.ranks.group, *owners_, kernels_,
       {.dim = config_.dim, .n_active = config_.router.n_active, .max_tokens = max_tokens});
   rank_experts_ = std::make_unique<RankExperts>(*exchange_, *experts_, config_.dim);
   return *rank_experts_;

@@ -58,7 +58,7 @@ class LoadedModel {
   };
   void load(const ModelOptions& options, const Progress& progress);
   void load_on_ranks(const ModelOptions& options, const Progress& progress);
-  Subject subject(const ModelOptions& options, ModelWeights& stored) const;
+  Subject subject(const Ranks& ranks, ModelWeights& stored) const;
   void add_mtp(const ModelOptions& options, const WeightStore& store, ModelWeights& stored,
                Decision& decision);
   void load_on_gpu(const Source& source, const Decision& decision);

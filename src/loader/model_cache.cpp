@@ -36,9 +36,10 @@ std::string formats_of_layers(const ExpertsLayout& experts) {
 
 // The experts that are kept elsewhere, one character each; empty if there are none.
 std::string elsewhere_text(const ExpertsLayout& experts) {
-  std::string text = experts.elsewhere().empty() || experts.backbone_elsewhere() ? "" : "backbone ";
-  for (const auto& layer : experts.elsewhere()) {
-    for (const bool elsewhere : layer) text += elsewhere ? '1' : '0';
+  const Elsewhere& elsewhere = experts.elsewhere();
+  std::string text = elsewhere.experts.empty() || elsewhere.backbone ? "" : "backbone ";
+  for (const auto& layer : elsewhere.experts) {
+    for (const bool is_elsewhere : layer) text += is_elsewhere ? '1' : '0';
     text += '\n';
   }
   return text;
@@ -46,7 +47,7 @@ std::string elsewhere_text(const ExpertsLayout& experts) {
 
 std::string layout_name(const PackedLayout& layout) {
   std::string base = layout.kernels.layout == cpu::Layout::kPanels ? "panels" : "rows";
-  if (!layout.experts.elsewhere().empty())
+  if (!layout.experts.elsewhere().experts.empty())
     base += fmt::format("-part-{:08x}",
                         static_cast<uint32_t>(checksum_of_text(elsewhere_text(layout.experts))));
   if (!layout.experts.of_layers().empty())

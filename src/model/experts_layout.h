@@ -10,6 +10,13 @@
 
 namespace tandem {
 
+// What of a model is stored elsewhere.
+struct Elsewhere {
+  // [layers][n_experts], empty for a dense layer: true for experts that are. Empty: nothing is.
+  std::vector<std::vector<bool>> experts = {};
+  bool backbone = true;  // everything except routed experts is, if any expert is
+};
+
 class ExpertsLayout {
  public:
   // All layers have the same format; empty: as stored.
@@ -32,18 +39,12 @@ class ExpertsLayout {
   const std::vector<std::optional<WeightFormat>>& of_layers() const { return of_layers_; }
   const std::vector<int>& node_columns() const { return node_columns_; }
 
-  // [layers][n_experts], empty for a dense layer: true for experts that are stored elsewhere.
-  // Everything except routed experts is then stored elsewhere too, unless `backbone_too` is false.
-  void keep_elsewhere(std::vector<std::vector<bool>> experts, bool backbone_too = true) {
-    elsewhere_ = std::move(experts);
-    backbone_elsewhere_ = backbone_too;
-  }
-  const std::vector<std::vector<bool>>& elsewhere() const { return elsewhere_; }
-  bool backbone_elsewhere() const { return !elsewhere_.empty() && backbone_elsewhere_; }
+  void keep_elsewhere(Elsewhere elsewhere) { elsewhere_ = std::move(elsewhere); }
+  const Elsewhere& elsewhere() const { return elsewhere_; }
   bool keeps(const WeightSpec& spec) const {
-    if (elsewhere_.empty()) return true;
-    if (spec.use != WeightUse::kExpert) return !backbone_elsewhere_;
-    return !elsewhere_[spec.layer][spec.expert];
+    if (elsewhere_.experts.empty()) return true;
+    if (spec.use != WeightUse::kExpert) return !elsewhere_.backbone;
+    return !elsewhere_.experts[spec.layer][spec.expert];
   }
 
   // Formats other than the stored one, without repetition.
@@ -62,8 +63,7 @@ class ExpertsLayout {
   std::optional<WeightFormat> all_;
   std::vector<std::optional<WeightFormat>> of_layers_;
   std::vector<int> node_columns_;
-  std::vector<std::vector<bool>> elsewhere_;
-  bool backbone_elsewhere_ = true;
+  Elsewhere elsewhere_;
 };
 
 }  // namespace tandem
