@@ -41,25 +41,19 @@ struct Answered {
 Answered answered(const ModelOptions& options, int n_questions) {
   LoadedModel loaded(options);
   const Tokenizer tokenizer = Tokenizer::from_directory(options.directory);
-  const ChatFormat format(options.directory, tokenizer);
-  std::vector<Request> requests;
-  for (int i = 0; i < n_questions; ++i) {
-    GenerateOptions generate;
-    generate.max_new_tokens = 20 - 5 * (i % 3);
-    generate.sampling.temperature = i % 2 == 0 ? 0 : 0.8f;
-    generate.sampling.presence_penalty = i % 4 == 1 ? 0.5f : 0;
-    generate.sampling.seed = static_cast<uint64_t>(i);
-    const std::string question = fmt::format("What is {} + {}?", 17 * i + 3, 401 - 9 * i);
-    requests.push_back(
-        make_request(generate, tokenizer, format.prompt(first_messages("", question))));
-  }
+  const auto sample = [](int i, SamplingParams& sampling) {
+    sampling.temperature = i % 2 == 0 ? 0 : 0.8f;
+    sampling.presence_penalty = i % 4 == 1 ? 0.5f : 0;
+    sampling.seed = static_cast<uint64_t>(i);
+  };
   Engine engine = {loaded.model(),
                    loaded.cache(),
                    vocabulary_of(tokenizer, loaded.config().vocab),
                    loaded.context(),
                    {.max_running = 3, .drafting = loaded.drafting()}};
   Answered all;
-  for (const Completion& c : complete(engine, requests)) {
+  for (const Completion& c :
+       complete(engine, questions(options.directory, tokenizer, n_questions, sample))) {
     all.tokens.push_back(c.tokens);
     all.n_accepted += c.accepted_drafts;
     all.n_rejected += c.rejected_drafts;

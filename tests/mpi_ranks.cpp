@@ -27,7 +27,7 @@ void check_exchanges(Group& group) {
   for (const ExchangeKind& kind : exchange_kinds()) check_exchange(group, kernels, kind, 300, 4);
 }
 
-// More bytes than one message of MPI takes here, most of which nobody writes.
+// More bytes than one message of MPI takes here, most of which are never written.
 void check_long_messages(Group& group) {
   const int64_t n = (int64_t{1} << 30) + 4097;
   const Buffer x(n);

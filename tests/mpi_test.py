@@ -4,9 +4,7 @@ that are killed or stopped.
     python3 tests/mpi_test.py PATH_OF_MPI_RANKS
 """
 import os
-import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,23 +12,20 @@ import tempfile
 import time
 import unittest
 
+from mpi_launcher import LAUNCHERS, is_alive, launch
+
 RANKS = ""
-LAUNCHERS = [name for name in ("mpirun.openmpi", "mpirun.mpich") if shutil.which(name)]
 PATIENCE = 2  # seconds
 
 
 class Job:
-    """N ranks under a launcher; what a killed job leaves of Open MPI's own files goes with a folder."""
+    """N ranks under a launcher."""
 
     def __init__(self, launcher, n, *arguments):
         self.folder = tempfile.TemporaryDirectory()
-        environment = dict(os.environ, TMPDIR=self.folder.name, OMPI_MCA_btl_vader_backing_directory=self.folder.name)
-        command = [launcher, "-np", str(n)]
-        if launcher == "mpirun.openmpi":
-            command += ["--oversubscribe", "--bind-to", "none"]
-            command += ["--allow-run-as-root"] if os.getuid() == 0 else []
+        command, environment = launch(launcher, [(n, [RANKS, *arguments])], self.folder.name)
         self.ranks = []  # their processes, once known
-        self.process = subprocess.Popen([*command, RANKS, *arguments], env=environment, stdout=subprocess.PIPE,
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, text=True)
 
     def processes(self, n):
@@ -54,14 +49,6 @@ class Job:
             self.process.kill()
             self.folder.cleanup()
         return output, self.process.returncode
-
-
-def is_alive(process):
-    """Whether it runs, other than as a zombie."""
-    try:
-        return "State:\tZ" not in pathlib.Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    except OSError:
-        return False
 
 
 def kill(processes):

@@ -4,6 +4,7 @@
 #include "offload/ranks/expert_exchange.h"
 #include "tests/check_close.h"
 #include "tests/kernel_cases.h"
+#include "tests/small_config.h"
 #include "tests/topologies.h"
 
 namespace tandem::test {
@@ -12,17 +13,11 @@ namespace {
 constexpr int kTokens = 20, kLayer = 1;
 
 ModelConfig config() {
-  ModelConfig c;
+  ModelConfig c = small_config();
   c.dim = 256;
-  c.vocab = 8;
-  c.n_layers = 2;
-  c.n_dense_layers = 1;
-  c.dense_dim = 32;
   c.expert_dim = 96;
   c.scale_block = 32;
-  c.mla = {.n_heads = 1, .q_rank = 0, .kv_rank = 8, .nope_dim = 8, .rope_dim = 8, .v_dim = 8};
   c.router.n_experts = 12;
-  c.router.n_active = 4;
   c.router.n_groups = c.router.n_active_groups = 1;
   return c;
 }

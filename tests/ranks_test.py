@@ -6,7 +6,6 @@ ranks that are killed.
 import json
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,25 +13,17 @@ import tempfile
 import time
 import unittest
 
+from mpi_launcher import LAUNCHERS, is_alive, launch
+
 TANDEM = ""
 GOLDEN = pathlib.Path(__file__).resolve().parent / "golden"
-LAUNCHERS = [name for name in ("mpirun.openmpi", "mpirun.mpich") if shutil.which(name)]
 QUESTION = ["run", "--temp", "0", "-n", "60", "--json", "-p", "What is 478 + 356?"]
 
 
-def launch(launcher, parts, folder):
-    """The command that starts for each (n, arguments) of `parts` n ranks, and its environment."""
-    command = [launcher]
-    if launcher == "mpirun.openmpi":
-        command += ["--oversubscribe", "--bind-to", "none", *(["--allow-run-as-root"] if os.getuid() == 0 else [])]
-    for i, (n, arguments) in enumerate(parts):
-        command += [":"] * (i > 0) + ["-np", str(n), TANDEM, *arguments]
-    return command, dict(os.environ, TMPDIR=folder, OMPI_MCA_btl_vader_backing_directory=folder)
-
-
 def run(launcher, parts, standard_input=""):
+    """Runs the program on n ranks for each (n, arguments) of `parts`."""
     with tempfile.TemporaryDirectory() as folder:
-        command, environment = launch(launcher, parts, folder)
+        command, environment = launch(launcher, [(n, [TANDEM, *arguments]) for n, arguments in parts], folder)
         return subprocess.run(command, env=environment, input=standard_input, capture_output=True, text=True, timeout=300)
 
 
@@ -120,7 +111,7 @@ class OnRanks(unittest.TestCase):
             for lost in range(2):
                 with self.subTest(launcher=launcher, lost=lost), tempfile.TemporaryDirectory() as folder:
                     many = ["run", "--temp", "0", "-n", "4000", "--ctx", "8192", "--raw", "--ignore-eos", "-p", "a"]
-                    command, environment = launch(launcher, [(2, many)], folder)
+                    command, environment = launch(launcher, [(2, [TANDEM, *many])], folder)
                     mark = f"{os.getpid()}-{launcher}-{lost}"
                     with subprocess.Popen(command, env=dict(environment, RANKS_TEST=mark), stdout=subprocess.PIPE,
                                           stderr=subprocess.PIPE, text=True) as job:
@@ -132,8 +123,7 @@ class OnRanks(unittest.TestCase):
                         self.assertLess(time.monotonic() - begin, 30)
                         self.assertNotEqual(job.returncode, 0)
                     time.sleep(0.5)
-                    self.assertEqual([p for p in processes if pathlib.Path(f"/proc/{p}/exe").exists()
-                                      and os.readlink(f"/proc/{p}/exe")], [])
+                    self.assertEqual([p for p in processes if is_alive(p)], [])
 
 
 def main():

@@ -12,22 +12,29 @@
 
 namespace tandem::test {
 
-std::vector<std::vector<int32_t>> answers(const ModelOptions& options, int n_questions) {
-  LoadedModel loaded(options);
-  const Tokenizer tokenizer = Tokenizer::from_directory(options.directory);
-  const ChatFormat format(options.directory, tokenizer);
+std::vector<Request> questions(const std::string& directory, const Tokenizer& tokenizer, int n,
+                               const SetSampling& sample) {
+  const ChatFormat format(directory, tokenizer);
   std::vector<Request> requests;
-  for (int i = 0; i < n_questions; ++i) {
+  for (int i = 0; i < n; ++i) {
     GenerateOptions generate;
     generate.max_new_tokens = 20 - 5 * (i % 3);
     generate.sampling.temperature = 0;
+    if (sample) sample(i, generate.sampling);
     const std::string question = fmt::format("What is {} + {}?", 17 * i + 3, 401 - 9 * i);
     requests.push_back(
         make_request(generate, tokenizer, format.prompt(first_messages("", question))));
   }
+  return requests;
+}
+
+std::vector<std::vector<int32_t>> answers(const ModelOptions& options, int n_questions) {
+  LoadedModel loaded(options);
+  const Tokenizer tokenizer = Tokenizer::from_directory(options.directory);
   Engine engine = engine_for(loaded, tokenizer);
   std::vector<std::vector<int32_t>> tokens;
-  for (const Completion& c : complete(engine, requests)) tokens.push_back(c.tokens);
+  for (const Completion& c : complete(engine, questions(options.directory, tokenizer, n_questions)))
+    tokens.push_back(c.tokens);
   return tokens;
 }
 

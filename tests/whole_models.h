@@ -2,6 +2,7 @@
 // comparisons of logits.
 #pragma once
 #include <cstdlib>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,12 @@ inline ModelOptions tiny_r1(DeviceChoice device) {
           .context = 256,
           .max_logits = 3};
 }
+
+// Requests of up to 20 tokens for the answers to n questions, which `sample` may change. Greedy
+// without it.
+using SetSampling = std::function<void(int question, SamplingParams& sampling)>;
+std::vector<Request> questions(const std::string& directory, const Tokenizer& tokenizer, int n,
+                               const SetSampling& sample = {});
 
 // Greedy answers to several questions, max_logits at a time, so that sequences start and end.
 std::vector<std::vector<int32_t>> answers(const ModelOptions& options, int n_questions);
