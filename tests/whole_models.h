@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/request.h"
 #include "loader/loaded_model.h"
 
 namespace tandem::test {
