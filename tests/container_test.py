@@ -29,7 +29,7 @@ def listed_packages(text):
 def needed_libraries(program):
     """Names that the loader looks for, and the library that `tandem pull` opens."""
     dynamic = subprocess.run(["readelf", "-d", program], capture_output=True, text=True, check=True).stdout
-    opened = re.search(r'for \(const char\* name : \{"([^"]*)"', (ROOT / "src/hub/http.cpp").read_text(encoding="utf-8"))
+    opened = re.search(r'kNames\[\] = \{"([^"]*)"', (ROOT / "src/hub/http.cpp").read_text(encoding="utf-8"))
     return {*re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic), opened[1]}
 
 
