@@ -177,7 +177,8 @@ void add_pull(CLI::App& app, Options& o, Command& command) {
 
 // The commands that several ranks can run together.
 bool runs_on_ranks(Command command) {
-  return command == run_command || command == eval_command || command == logits_command;
+  return command == run_command || command == chat_command || command == serve_command ||
+         command == eval_command || command == logits_command;
 }
 
 int dispatch(int argc, char** argv, CommandRanks& ranks) {
@@ -309,7 +310,8 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   if (!o.model.cache.empty()) o.model.cache_use = CacheUse::kWrite;
   o.model.write_progress = load_progress(o.quiet || o.json, "writing");
   require(ranks.alone() || runs_on_ranks(command),
-          "only run, eval and logits are computed on several ranks: start {} without the launcher",
+          "only run, chat, serve, eval and logits are computed on several ranks: start {} without "
+          "the launcher",
           app.get_subcommands().front()->get_name());
   o.model.ranks = ranks.open(argc, argv);
   if (!ranks.reports()) o.quiet = true;
@@ -318,10 +320,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   if (!o.quiet && !o.json)
     o.model.note = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
   signal(SIGXFSZ, SIG_IGN);  // exceeding the file size limit is an error like a full disk
-  if (!o.model.ranks.group) return command(o);
-  int status = 0;
-  run_on_all(*o.model.ranks.group, [&] { status = command(o); });
-  return status;
+  return ranks.run([&] { return command(o); });
 }
 
 }  // namespace

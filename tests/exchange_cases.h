@@ -23,7 +23,7 @@ struct ExchangeKind {
 inline std::vector<ExchangeKind> exchange_kinds() {
   using enum RowFormat;
   constexpr auto kPerRank = ReturnedRows::kPerRank;
-  std::vector<ExchangeKind> all = {{ExchangeMode::kAllReduce, kF32, kF32, kPerRank}};
+  std::vector<ExchangeKind> all;
   for (const RowFormat there : {kF32, kBf16, kFp8}) {
     all.push_back({ExchangeMode::kGather, there, kF32, kPerRank});
     for (const auto mode : {ExchangeMode::kAllToAll, ExchangeMode::kLowLatency})
@@ -35,7 +35,7 @@ inline std::vector<ExchangeKind> exchange_kinds() {
 }
 
 inline std::string name_of(const ExchangeKind& k) {
-  constexpr const char* kModes[] = {"all-reduce", "gather", "all-to-all", "low latency"};
+  constexpr const char* kModes[] = {"gather", "all-to-all", "low latency"};
   constexpr const char* kFormats[] = {"F32", "BF16", "FP8"};
   return fmt::format("{}, {} there, {} back, a row per {}", kModes[int(k.mode)],
                      kFormats[int(k.there)], kFormats[int(k.back)],
@@ -89,8 +89,7 @@ struct ExchangeTokens {
 
 // What all ranks know of a case, from its number alone.
 struct ExchangeCase {
-  ExchangeCase(int number, int n_ranks, int64_t dim, bool same_tokens)
-      : random(number), owners(kLayers, kExperts) {
+  ExchangeCase(int number, int n_ranks, int64_t dim) : random(number), owners(kLayers, kExperts) {
     const int without_experts = n_ranks > 1 && number % 3 == 1 ? below(n_ranks) : -1;
     for (int layer = 0; layer < kLayers; ++layer)
       for (int e = 0; e < kExperts; ++e) {
@@ -103,8 +102,7 @@ struct ExchangeCase {
         ranks.resize(std::min<size_t>(ranks.size(), replicas));
         for (const int r : ranks) owners.add(layer, e, r);
       }
-    for (int r = 0; r < n_ranks; ++r)
-      tokens.push_back(same_tokens && r > 0 ? tokens[0] : make(dim));
+    for (int r = 0; r < n_ranks; ++r) tokens.push_back(make(dim));
   }
   int below(int n) { return static_cast<int>(random() % n); }
   ExchangeTokens make(int64_t dim) {
@@ -168,11 +166,10 @@ struct ExpectedRow {
 // n_cases of one kind; `kernels` of any instruction set.
 inline void check_exchange(Group& group, const cpu::KernelTable& kernels, const ExchangeKind& kind,
                            int64_t dim, int n_cases) {
-  const bool same_tokens = kind.mode == ExchangeMode::kAllReduce;
   const RowCodec there(kernels, kind.there, dim), back(kernels, kind.back, dim);
   // Float sums of at most nine terms, and one rounding of each answer to BF16.
   const double epsilon = 0x1p-20 + (kind.back == RowFormat::kBf16 ? 0x1p-8 : 0);
-  ExchangeCase c(0, group.size(), dim, same_tokens);
+  ExchangeCase c(0, group.size(), dim);
   const auto exchange = make_exchange(kind.mode, group, c.owners, kernels,
                                       {.dim = int(dim),
                                        .n_active = kActive,
@@ -181,7 +178,7 @@ inline void check_exchange(Group& group, const cpu::KernelTable& kernels, const 
                                        .back = kind.back,
                                        .returned = kind.returned});
   for (int number = 0; number < n_cases; ++number) {
-    c = ExchangeCase(number, group.size(), dim, same_tokens);
+    c = ExchangeCase(number, group.size(), dim);
     ExchangeTokens& mine = c.tokens[group.rank()];
     exchange->begin(int(mine.n()));
     for (int layer = 0; layer < kLayers; ++layer) {
@@ -209,10 +206,6 @@ inline void check_exchange(Group& group, const cpu::KernelTable& kernels, const 
                                (group.size() == 1 && kind.back == RowFormat::kF32);
         ASSERT_TRUE(!same_bits || std::equal(got.begin(), got.end(), want.bits.begin()));
       }
-      if (!same_tokens) continue;
-      std::vector<float> all(y.size() * group.size());  // all ranks go on with the same bits
-      group.all_gather_equal(std::as_bytes(std::span(y)), std::as_writable_bytes(std::span(all)));
-      for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], y[i % y.size()]);
     }
   }
 }

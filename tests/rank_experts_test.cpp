@@ -82,8 +82,8 @@ TEST_P(RankExperts, AreThoseOfOneRank) {
       if (std::find(ranks.begin(), ranks.end(), group.rank()) == ranks.end())
         mine.layers[kLayer].experts[e] = {};
     }
-    for (const auto mode : {ExchangeMode::kAllReduce, ExchangeMode::kGather,
-                            ExchangeMode::kAllToAll, ExchangeMode::kLowLatency})
+    for (const auto mode :
+         {ExchangeMode::kGather, ExchangeMode::kAllToAll, ExchangeMode::kLowLatency})
       for (const auto returned : {ReturnedRows::kPerRank, ReturnedRows::kPerExpert}) {
         const ExchangeShape shape{.dim = c.dim,
                                   .n_active = c.router.n_active,
@@ -94,7 +94,7 @@ TEST_P(RankExperts, AreThoseOfOneRank) {
         Team team(one_core);
         CpuExperts all(kernels, c, packed.weights, kTokens, team);
         CpuExperts some(kernels, c, mine, int(exchange->max_rows()), team);
-        Tokens tokens(c, mode == ExchangeMode::kAllReduce ? 0 : group.rank());
+        Tokens tokens(c, group.rank());
         const std::vector<float> want = computed(all, tokens.batch());
 
         exchange->begin(kTokens);

@@ -3,6 +3,7 @@ ranks that are killed.
 
     python3 tests/ranks_test.py PATH_OF_TANDEM
 """
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 import unittest
+import urllib.request
 
 from mpi_launcher import LAUNCHERS, is_alive, launch
 
@@ -46,6 +48,24 @@ def ranks_of(launcher_process, n):
             return found
         time.sleep(0.05)
     raise AssertionError(f"{found} instead of {n} ranks")
+
+
+def ranks_of_number(processes, number):
+    """The process of these that is the rank of this number."""
+    for process in processes:
+        environment = pathlib.Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        if any(f"{name}={number}".encode() in environment for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK")):
+            return process
+    raise AssertionError(f"no rank {number}")
+
+
+def answer_of(address, question):
+    body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 80}
+    request = urllib.request.Request(f"{address}/v1/chat/completions", json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        message = json.loads(response.read())["choices"][0]["message"]
+    return message
 
 
 class OnRanks(unittest.TestCase):
@@ -84,6 +104,59 @@ class OnRanks(unittest.TestCase):
                    for start in (alone, lambda a: run(LAUNCHERS[0], [(2, a)]))]
         self.assertAlmostEqual(results[0], results[1], delta=1e-3 * results[0])
 
+    def test_chat(self):
+        arguments = ["chat", "--temp", "0", "-q", "-n", "60"]
+        lines = "What is 3 + 4?\nAnd 5 + 6?\n"
+        expected = alone(arguments, lines).stdout
+        self.assertGreater(len(expected.split()), 6)
+        for launcher in LAUNCHERS:
+            done = run(launcher, [(2, arguments)], lines)
+            self.assertEqual((done.stdout, done.returncode), (expected, 0), done.stderr)
+
+    def serving(self, start, n, mark):
+        """A server of n processes, those of its ranks and its address once it is ready."""
+        command, environment = start([TANDEM, "serve", "--port", "0", "--max-batch", "8"])
+        job = subprocess.Popen(command, env=dict(environment, RANKS_TEST=mark), stderr=subprocess.PIPE, text=True)
+        self.addCleanup(job.stderr.close)
+        self.addCleanup(job.kill)
+        address = None
+        for line in job.stderr:
+            if line.startswith("listening on "):
+                address = line.split()[-1]
+            if line.startswith("ready"):
+                return job, ranks_of(mark, n), address
+        raise AssertionError("the server ended before it was ready")
+
+    def test_serve(self):
+        questions = [f"What is {17 * i % 89} + {29 * i % 97}?" for i in range(12)]
+
+        def answers(start, n, mark):
+            job, ranks, address = self.serving(start, n, mark)
+            with concurrent.futures.ThreadPoolExecutor(6) as pool:
+                got = list(pool.map(lambda question: answer_of(address, question), questions))
+            os.kill(ranks_of_number(ranks, 0) if n > 1 else ranks[0], signal.SIGTERM)
+            self.assertEqual(job.wait(30), 0, job.stderr.read())
+            self.assertEqual([p for p in ranks if is_alive(p)], [])
+            return got
+
+        expected = answers(lambda command: (command, os.environ), 1, f"{os.getpid()}-alone")
+        for launcher in LAUNCHERS:
+            with self.subTest(launcher=launcher), tempfile.TemporaryDirectory() as folder:
+                got = answers(lambda command: launch(launcher, [(2, command)], folder), 2, f"{os.getpid()}-{launcher}")
+                self.assertEqual(got, expected)
+
+    def test_a_rank_that_is_lost_while_a_server_is_idle(self):
+        for lost in range(2):
+            with self.subTest(lost=lost), tempfile.TemporaryDirectory() as folder:
+                job, ranks, _ = self.serving(lambda command: launch(LAUNCHERS[0], [(2, command)], folder), 2,
+                                             f"{os.getpid()}-idle-{lost}")
+                os.kill(ranks_of_number(ranks, lost), signal.SIGKILL)
+                begin = time.monotonic()
+                self.assertNotEqual(job.wait(60), 0)
+                self.assertLess(time.monotonic() - begin, 30)
+                time.sleep(0.5)
+                self.assertEqual([p for p in ranks if is_alive(p)], [])
+
     def refused(self, parts, *words):
         for launcher in LAUNCHERS:
             done = run(launcher, parts)
@@ -100,8 +173,8 @@ class OnRanks(unittest.TestCase):
         self.refused([(2, ["run", "--device", "cuda", "-p", "x"])], "several ranks", "--device cpu")
         self.refused([(2, ["run", "--placement", "p.json", "-p", "x"])], "--placement")
         self.refused([(2, ["run", "--ctx", "16", "-p", "word " * 500])], "--ctx")
-        self.refused([(2, ["chat"])], "only run, eval and logits")
-        self.refused([(2, ["serve"])], "only run, eval and logits")
+        self.refused([(2, ["plan", "r1"])], "only run, chat, serve, eval and logits")
+        self.refused([(2, ["serve", "--port", "70000"])], "--port 70000")
 
     def test_ranks_that_differ_are_refused(self):
         self.refused([(1, QUESTION), (1, QUESTION + ["--ctx", "512"])], "command line of rank 1", "--ctx 512")

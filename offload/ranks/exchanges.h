@@ -11,7 +11,6 @@ struct ExchangeParts {
   const ExchangeShape shape;
 };
 
-std::unique_ptr<ExpertExchange> make_all_reduce_exchange(const ExchangeParts& parts);
 std::unique_ptr<ExpertExchange> make_gather_exchange(const ExchangeParts& parts);
 // kAllToAll or kLowLatency
 std::unique_ptr<ExpertExchange> make_row_exchange(ExchangeMode mode, const ExchangeParts& parts);

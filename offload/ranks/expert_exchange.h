@@ -1,7 +1,6 @@
-// Expert parallelism: a layer's experts are on several ranks. dispatch() sends the rows of tokens
-// to the ranks that have their experts, which compute them as on one machine, and combine() sends
-// the sums back. ExpertPool backends stand on it; a row may still go several times between two
-// hosts.
+// Expert parallelism of ranks with tokens of their own: dispatch() sends the rows of tokens to the
+// ranks that have their experts, which compute them as on one machine, and combine() sends the sums
+// back. A row may still go several times between two hosts.
 #pragma once
 #include <memory>
 #include <vector>
@@ -30,6 +29,16 @@ class ExpertOwners {
     const std::vector<int>& all = ranks(layer, expert);
     return all.empty() ? -1 : all[row % std::ssize(all)];
   }
+  // The ids [rows, n_active] of a layer with those that `rank` does not compute as -1, in `out`.
+  TensorView ids_of(int rank, int layer, const TensorView& ids, std::vector<int32_t>& out) const {
+    out.resize(ids.rows * ids.cols);
+    for (int64_t t = 0; t < ids.rows; ++t)
+      for (int64_t k = 0; k < ids.cols; ++k) {
+        const int32_t id = ids.row<int32_t>(t)[k];
+        out[t * ids.cols + k] = owner(layer, id, t) == rank ? id : -1;
+      }
+    return {out.data(), ids.rows, ids.cols, ids.cols, DType::kI32};
+  }
 
  private:
   size_t index(int layer, int expert) const {
@@ -44,10 +53,7 @@ class ExpertOwners {
 // How rows travel. In every mode a token's experts are added up in float, in an order that depends
 // on the routing alone.
 enum class ExchangeMode : uint8_t {
-  // All ranks have the same tokens. Nothing is sent out, and all ranks get the sum of the sums of
-  // all tokens, with the same bits.
-  kAllReduce,
-  // Every rank has tokens of its own. All rows go to all ranks, and their sums are reduced.
+  // All rows go to all ranks, and their sums are reduced.
   kGather,
   // A row goes to each rank that has one of its experts: first the numbers of rows, then the rows.
   kAllToAll,
@@ -56,8 +62,7 @@ enum class ExchangeMode : uint8_t {
   kLowLatency,
 };
 
-// What is sent back for a token by kAllToAll and kLowLatency; kGather and kAllReduce know only the
-// first.
+// What is sent back for a token by kAllToAll and kLowLatency; kGather knows only the first.
 enum class ReturnedRows : uint8_t {
   kPerRank,  // the sum of each rank's experts, added in ascending order of ranks: the fewest bytes
   // The row of each expert, weighted and added in ascending order of experts: the bits of one rank
@@ -68,9 +73,9 @@ enum class ReturnedRows : uint8_t {
 // The same on all ranks.
 struct ExchangeShape {
   int dim, n_active;
-  int max_tokens;                     // of a rank
-  RowFormat there = RowFormat::kF32;  // not for kAllReduce, which sends nothing there
-  RowFormat back = RowFormat::kF32;   // only for kAllToAll and kLowLatency; others send floats
+  int max_tokens;  // of a rank
+  RowFormat there = RowFormat::kF32;
+  RowFormat back = RowFormat::kF32;  // only for kAllToAll and kLowLatency; others send floats
   ReturnedRows returned = ReturnedRows::kPerRank;
 };
 
@@ -84,8 +89,8 @@ class ExpertExchange {
   virtual int64_t max_rows() const = 0;
   // Called before the layers of a step: this rank has n_tokens, from 0 to max_tokens.
   virtual void begin(int n_tokens) = 0;
-  // Returns what this rank has to compute; experts of other ranks have id -1. x is kF32 (any type
-  // for kAllReduce). Valid until the next dispatch().
+  // Returns what this rank has to compute; experts of other ranks have id -1. x is kF32. Valid
+  // until the next dispatch().
   virtual ExpertBatch dispatch(const ExpertBatch& mine) = 0;
   // y += the sums of this rank's tokens, [n_tokens, dim]. sums: kF32 [rows that dispatch()
   // returned, dim], dense, 0 for rows without experts; overwritten.

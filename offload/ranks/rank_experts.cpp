@@ -13,8 +13,10 @@ ExpertOwners even_owners(const ModelConfig& config, int n_ranks) {
   return owners;
 }
 
-Elsewhere experts_elsewhere(const ExpertOwners& owners, const ModelConfig& config, int rank) {
-  Elsewhere elsewhere{.experts = {}, .backbone = false};
+Elsewhere elsewhere_of(const ExpertOwners& owners, const ModelConfig& config, int rank,
+                       int n_ranks) {
+  Elsewhere elsewhere{
+      .experts = {}, .backbone = false, .share = share_of_rank(config, rank, n_ranks)};
   elsewhere.experts.resize(config.n_all_layers());
   for (int layer = 0; layer < config.n_all_layers(); ++layer)
     for (int e = 0; config.is_moe(layer) && e < config.router.n_experts; ++e) {
@@ -25,20 +27,11 @@ Elsewhere experts_elsewhere(const ExpertOwners& owners, const ModelConfig& confi
   return elsewhere;
 }
 
-RankExperts::RankExperts(ExpertExchange& exchange, ExpertPool& mine, int dim)
-    : exchange_(exchange), mine_(mine), sums_(exchange.max_rows() * dim) {}
-
 Ticket RankExperts::start(const ExpertBatch& batch) {
-  const ExpertBatch here = exchange_.dispatch(batch);
-  sums_of_batch_ = {sums_.data(), here.x.rows, batch.x.cols, batch.x.cols};
-  ticket_ = mine_.submit(here);
-  return ticket_of(batch.first_row);
-}
-
-void RankExperts::add_to(Ticket, TensorView y) {
-  std::fill_n(sums_.data(), sums_of_batch_.rows * sums_of_batch_.cols, 0.f);
-  mine_.add_to(ticket_, sums_of_batch_);
-  exchange_.combine(sums_of_batch_, y);
+  ExpertBatch own = batch;
+  std::vector<int32_t>& ids = ids_[ticket_of(batch.first_row)];
+  own.routing.ids = owners_.ids_of(rank_, batch.layer, batch.routing.ids, ids);
+  return mine_.submit(own);
 }
 
 }  // namespace tandem

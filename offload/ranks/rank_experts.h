@@ -1,12 +1,11 @@
-// The routed experts of several ranks as one pool: each rank computes its own, and an exchange
-// brings rows there and sums back.
+// The routed experts that this rank has.
 #pragma once
-#include <memory>
 #include <vector>
 
 #include "model/config.h"
 #include "model/experts_layout.h"
 #include "offload/ranks/expert_exchange.h"
+#include "ops/expert_pool.h"
 
 namespace tandem {
 
@@ -14,26 +13,28 @@ namespace tandem {
 // possible.
 ExpertOwners even_owners(const ModelConfig& config, int n_ranks);
 
-// The experts that `rank` does not have; it has the backbone.
-Elsewhere experts_elsewhere(const ExpertOwners& owners, const ModelConfig& config, int rank);
+// What `rank` does not have: the experts of other ranks, and what of the backbone they divide.
+Elsewhere elsewhere_of(const ExpertOwners& owners, const ModelConfig& config, int rank,
+                       int n_ranks);
 
+// The pool of a rank whose tokens all ranks have: it computes the experts that this rank owns, and
+// the forward pass adds the sums of all ranks (Ops::all_reduce).
 class RankExperts final : public ExpertPool {
  public:
-  // `exchange` needs no begin() (ExchangeMode::kAllReduce). `mine` computes this rank's experts,
-  // for steps of at least exchange.max_rows() tokens, one ticket at a time. References outlive the
-  // object.
-  RankExperts(ExpertExchange& exchange, ExpertPool& mine, int dim);
+  // `mine` has at least this rank's experts. References outlive the object.
+  RankExperts(const ExpertOwners& owners, int rank, ExpertPool& mine)
+      : owners_(owners), rank_(rank), mine_(mine) {}
 
-  void add_to(Ticket ticket, TensorView y) override;
+  bool waits(Ticket ticket) override { return mine_.waits(ticket); }
+  void add_to(Ticket ticket, TensorView y) override { mine_.add_to(ticket, y); }
 
  private:
   Ticket start(const ExpertBatch& batch) override;
 
-  ExpertExchange& exchange_;
+  const ExpertOwners& owners_;
+  const int rank_;
   ExpertPool& mine_;
-  std::vector<float> sums_;  // [max_rows, dim]
-  TensorView sums_of_batch_ = {};
-  Ticket ticket_ = 0;  // of mine_
+  std::vector<int32_t> ids_[kMaxTickets];  // of the batches on their way
 };
 
 }  // namespace tandem

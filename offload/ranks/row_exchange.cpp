@@ -224,7 +224,6 @@ std::unique_ptr<ExpertExchange> make_exchange(ExchangeMode mode, Group& group,
                                               const cpu::KernelTable& kernels,
                                               const ExchangeShape& shape) {
   const ExchangeParts parts{group, owners, kernels, shape};
-  if (mode == ExchangeMode::kAllReduce) return make_all_reduce_exchange(parts);
   if (mode == ExchangeMode::kGather) return make_gather_exchange(parts);
   return make_row_exchange(mode, parts);
 }

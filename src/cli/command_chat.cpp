@@ -9,6 +9,7 @@
 #include "cli/console.h"
 #include "cli/conversation.h"
 #include "cli/options.h"
+#include "cli/ranks.h"
 #include "text/chat_format.h"
 
 namespace tandem {
@@ -32,6 +33,7 @@ bool read_line(std::string& line) {
 }  // namespace
 
 int chat_command(const Options& options) {
+  if (options.model.ranks.follow()) return follow({options.model});
   const GenerateOptions& g = options.generate;
   const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
   const ChatFormat format(options.model.directory, tokenizer);
@@ -41,12 +43,14 @@ int chat_command(const Options& options) {
   Engine engine = engine_for(loaded, tokenizer);  // its prefix cache keeps earlier turns
   GenerateOptions turn = g;
 
+  // A launcher of ranks may give them a terminal that is not the user's.
+  const bool dims = !options.model.ranks.group;
   const Interrupt interrupt;
   for (std::string line; read_line(line);) {
     if (line.empty()) continue;
     messages.push_back({{"role", "user"}, {"content", line}});
     const Request request = make_request(turn, tokenizer, format.prompt(messages));
-    AnswerPrinter printer(opens_thinking(tokenizer, request.prompt));
+    AnswerPrinter printer(dims && opens_thinking(tokenizer, request.prompt));
     Answer answer;
     try {
       answer = generate(engine, tokenizer, request, g.stops,

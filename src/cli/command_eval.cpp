@@ -81,6 +81,21 @@ void show_progress(int64_t done, int64_t total, double perplexity, bool quiet) {
     std::fprintf(stderr, "\r\033[K%ld of %ld tokens, perplexity %.4f", done, total, perplexity);
 }
 
+// The second model; nothing: there is none.
+std::optional<ModelOptions> options_of_other(const Options& options, const ModelOptions& first) {
+  if (!options.against.empty()) require_folder(options.against);
+  require(options.against.empty() || !options.compares_experts,
+          "--against and --against-experts: choose one");
+  if (options.against.empty() && !options.compares_experts) return {};
+  ModelOptions other = first;
+  other.placement.clear();  // describes the first model
+  if (options.compares_experts)
+    other.experts = options.against_experts;
+  else
+    other.directory = options.against;
+  return other;
+}
+
 }  // namespace
 
 int eval_command(const Options& options) {
@@ -89,29 +104,23 @@ int eval_command(const Options& options) {
   require(model_options.context >= 2, "--ctx {}: a window of at least 2 tokens is needed",
           model_options.context);
   model_options.max_logits = 64;
+  const std::optional<ModelOptions> other_options = options_of_other(options, model_options);
+  if (model_options.ranks.follow())
+    return other_options ? follow({model_options, *other_options}) : follow({model_options});
   const Tokenizer tokenizer = Tokenizer::from_directory(model_options.directory);
-  std::vector<int32_t> tokens = tokenizer.encode(read_on_ranks(model_options.ranks, options.file));
+  std::vector<int32_t> tokens = tokenizer.encode(read_text(options.file));
   require(tokens.size() >= 2, "{} has {} tokens: at least 2 are needed", options.file,
           tokens.size());
 
   const bool quiet = options.quiet || options.json || !isatty(2);
   Scored model(model_options, load_progress(quiet));
   std::unique_ptr<Scored> other;
-  if (!options.against.empty()) require_folder(options.against);
   const std::optional<WeightFormat>& other_format = options.against_experts;
-  require(options.against.empty() || !options.compares_experts,
-          "--against and --against-experts: choose one");
   const std::string format = other_format ? format_name(*other_format) : "stored";
   const std::string other_name =
       options.compares_experts ? "experts as " + format : options.against;
-  if (!other_name.empty()) {
-    ModelOptions other_options = model_options;
-    other_options.placement.clear();  // describes the first model
-    if (options.compares_experts)
-      other_options.experts = other_format;
-    else
-      other_options.directory = options.against;
-    other = std::make_unique<Scored>(other_options, load_progress(quiet));
+  if (other_options) {
+    other = std::make_unique<Scored>(*other_options, load_progress(quiet));
     require(other->loaded.config().vocab == model.loaded.config().vocab,
             "{} has {} tokens and {} has {}: their predictions cannot be compared",
             options.model.directory, model.loaded.config().vocab, other_name,

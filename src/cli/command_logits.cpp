@@ -4,6 +4,7 @@
 
 #include "cli/console.h"
 #include "cli/options.h"
+#include "cli/ranks.h"
 #include "engine/completion.h"
 #include "io/npy.h"
 
@@ -49,18 +50,15 @@ int logits_command(const Options& options) {
           model_options.context);
   model_options.max_logits = options.all ? 64 : 1;
 
+  if (model_options.ranks.follow()) return follow({model_options});
   LoadedModel loaded(model_options, load_progress(options.quiet));
   const int64_t vocab = loaded.config().vocab;
-  const Group* const ranks = model_options.ranks.group;
-  std::optional<NpyWriter> file;  // of rank 0
-  if (!ranks || ranks->rank() == 0)
-    file.emplace(options.out, options.all ? std::vector{n, vocab} : std::vector{vocab});
+  NpyWriter file(options.out, options.all ? std::vector{n, vocab} : std::vector{vocab});
   Engine engine(loaded.model(), loaded.cache(), {loaded.config().vocab, {}}, loaded.context(),
                 {.max_running = 1});
-  score(engine, tokens, options.all ? 0 : n - 1, [&](int64_t, std::span<const float> logits) {
-    if (file) file->write(logits);
-  });
-  if (file) file->close();
+  score(engine, tokens, options.all ? 0 : n - 1,
+        [&](int64_t, std::span<const float> logits) { file.write(logits); });
+  file.close();
   if (options.json) {
     const nlohmann::ordered_json report = {
         {"out", options.out}, {"tokens", n}, {"vocab", vocab}, {"isa", loaded.isa()}};

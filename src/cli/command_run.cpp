@@ -15,11 +15,10 @@
 namespace tandem {
 namespace {
 
-std::string prompt_text(const GenerateOptions& options, const Ranks& ranks) {
+std::string prompt_text(const GenerateOptions& options) {
   require(options.prompt.empty() || options.prompt_file.empty(),
           "both -p and -f were given: choose one");
-  std::string text =
-      options.prompt_file.empty() ? options.prompt : read_on_ranks(ranks, options.prompt_file);
+  std::string text = options.prompt_file.empty() ? options.prompt : read_text(options.prompt_file);
   require(!text.empty(), "the prompt is empty: give -p TEXT, -f FILE, or -f - for standard input");
   return text;
 }
@@ -67,8 +66,9 @@ nlohmann::ordered_json run_report(const LoadedModel& loaded, const Request& requ
 }  // namespace
 
 int run_command(const Options& options) {
+  if (options.model.ranks.follow()) return follow({options.model});
   const GenerateOptions& g = options.generate;
-  const std::string text = prompt_text(g, options.model.ranks);
+  const std::string text = prompt_text(g);
   const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
   const std::vector<int32_t> prompt =
       g.raw ? raw_prompt(tokenizer, text)
@@ -76,8 +76,6 @@ int run_command(const Options& options) {
   const Request request = make_request(g, tokenizer, prompt);
 
   const bool quiet = options.quiet || options.json;
-  require(!options.model.ranks.group || options.record_routing.empty(),
-          "--record-routing: is written by one rank: leave it out, or start without the launcher");
   std::optional<AtomicFile> statistics;
   if (!options.record_routing.empty()) statistics.emplace(options.record_routing);
   std::optional<AtomicFile> timeline;

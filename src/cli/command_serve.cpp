@@ -5,6 +5,7 @@
 #include "cli/command_options.h"
 #include "cli/console.h"
 #include "cli/conversation.h"
+#include "cli/ranks.h"
 #include "cli/typed_options.h"
 #include "io/json.h"
 #include "loader/engine_thread.h"
@@ -114,8 +115,9 @@ std::unique_ptr<EngineThread> start_engine(const Options& options, ModelOptions 
 int serve_command(const Options& options) {
   const ServeOptions& s = options.serve;
   require_sane(s);
-  const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
   ModelOptions model = model_options(options);
+  if (model.ranks.follow()) return follow({model});
+  const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
   Service service(
       tokenizer, chat_format(options, tokenizer), defaults_of(options.model.directory),
       {.model_id = s.served_model_name.empty() ? options.model.directory : s.served_model_name,

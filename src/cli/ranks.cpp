@@ -1,11 +1,12 @@
 #include "cli/ranks.h"
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 
-#include "cli/console.h"
 #include "comm/agreement.h"
 #include "comm/mpi_world.h"
+#include "loader/loaded_model.h"
 
 namespace tandem {
 namespace {
@@ -28,7 +29,12 @@ Ranks CommandRanks::open(int argc, char** argv) {
   run_on_all(world, [&] { require_same(world, "command line", text_of(argc, argv)); });
   if (world.rank() > 0)
     require(std::freopen("/dev/null", "w", stdout), "/dev/null cannot be opened");
-  Ranks ranks{&world};
+  // Nothing else is under way that could end in another way.
+  steps_ = std::make_unique<StepChannel>(world, [](const GroupError& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    std::_Exit(1);
+  });
+  Ranks ranks{.group = &world, .steps = steps_.get()};
   if (launch_->local_size > 0) {
     ranks.of_host = launch_->local_rank;
     ranks.n_of_host = launch_->local_size;
@@ -36,13 +42,32 @@ Ranks CommandRanks::open(int argc, char** argv) {
   return ranks;
 }
 
-std::string read_on_ranks(const Ranks& ranks, const std::string& path) {
-  if (!ranks.group || path != "-") return read_text(path);
-  std::string text;
-  run_on_all(*ranks.group, [&] {
-    if (ranks.group->rank() == 0) text = read_text(path);
+int CommandRanks::run(const std::function<int()>& command) {
+  if (!world_) return command();
+  int status = 0;
+  run_on_all(*world_, [&] {
+    try {
+      status = command();
+    } catch (const GroupError&) {
+      throw;
+    } catch (const Error&) {
+      if (steps_->has_started()) steps_->end();
+      throw;
+    }
+    if (steps_->leads()) steps_->end();
   });
-  return text_of_first(*ranks.group, std::move(text));
+  return status;
+}
+
+int follow(const std::vector<ModelOptions>& models) {
+  std::vector<std::unique_ptr<LoadedModel>> loaded;
+  for (const ModelOptions& options : models)
+    loaded.push_back(std::make_unique<LoadedModel>(options));
+  // Launchers pass signals on to all ranks. Rank 0 decides what they mean.
+  signal(SIGINT, SIG_IGN);
+  signal(SIGTERM, SIG_IGN);
+  models.front().ranks.steps->follow();
+  return 0;
 }
 
 }  // namespace tandem

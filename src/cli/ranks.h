@@ -1,9 +1,10 @@
 // The ranks of a command that an MPI launcher started. All of them run the same command; rank 0
 // alone writes to standard output and files, and each error is reported once.
 #pragma once
+#include <functional>
 #include <memory>
 #include <optional>
-#include <string>
+#include <vector>
 
 #include "comm/group.h"
 #include "comm/launch.h"
@@ -21,13 +22,17 @@ class CommandRanks {
   // Opens MPI; nothing for a process that was started alone. Throws Error when there is no MPI or
   // the ranks were started with different arguments, RunError when one does not answer.
   Ranks open(int argc, char** argv);
+  // Runs a command on all ranks; rank 0 leads, and the others follow() it. Returns its exit status.
+  int run(const std::function<int()>& command);
 
  private:
   std::optional<Launch> launch_;
   std::unique_ptr<Group> world_;
+  std::unique_ptr<StepChannel> steps_;
 };
 
-// The contents of a file as read_text() reads it; standard input is rank 0's.
-std::string read_on_ranks(const Ranks& ranks, const std::string& path);
+// What a command does where ranks.follow(): loads the models that it loads on rank 0, in the same
+// order, and repeats the steps of rank 0 until that has ended. Returns 0.
+int follow(const std::vector<ModelOptions>& models);
 
 }  // namespace tandem

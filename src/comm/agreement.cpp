@@ -35,6 +35,13 @@ void run_on_all(Group& group, const std::function<void()>& work) {
                     *first == kFailedWhileRunning);
 }
 
+int64_t least_on_all(Group& group, int64_t number) {
+  run_on_all(group, [] {});
+  std::vector<int64_t> all(group.size());
+  group.all_gather_values(number, std::span(all));
+  return *std::min_element(all.begin(), all.end());
+}
+
 std::string text_of_first(Group& group, std::string text) {
   int64_t n = std::ssize(text);
   group.broadcast(std::as_writable_bytes(std::span(&n, 1)), 0);

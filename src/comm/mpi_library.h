@@ -24,7 +24,7 @@ class MpiLibrary {
   const std::string& name() const { return name_; }
 
   MpiHandle world, byte, errors_return;
-  static constexpr int kFunneled = 1;  // MPI_THREAD_FUNNELED: one thread makes all calls
+  static constexpr int kSerialized = 2;  // MPI_THREAD_SERIALIZED: one thread at a time makes calls
 
   // Each returns MPI_SUCCESS, 0, or an error for error_text().
   int (*init_thread)(int* argc, char*** argv, int required, int* provided);

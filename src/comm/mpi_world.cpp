@@ -217,7 +217,8 @@ void MpiGroup::wait_for_rank(int rank, const std::function<bool()>& done) {
 MpiWorld::MpiWorld(const Launch& launch, Patience patience)
     : mpi(launch.libraries), leaving(patience) {
   int provided = 0;
-  expect(mpi.init_thread(nullptr, nullptr, MpiLibrary::kFunneled, &provided));
+  expect(mpi.init_thread(nullptr, nullptr, MpiLibrary::kSerialized, &provided));
+  require(provided >= MpiLibrary::kSerialized, "{} cannot be used by several threads", mpi.name());
   expect(mpi.comm_set_errhandler(mpi.world, mpi.errors_return));
   expect(mpi.comm_rank(mpi.world, &rank));
   expect(mpi.comm_size(mpi.world, &size));

@@ -17,16 +17,18 @@ Pass DeepSeek::layers(LayerRange range, const Batch& batch, KvCache& cache, Pass
     else  // the last layer's y is added
       ops_.add_rms_norm(s.x, s.y, w.attn_norm, c_.norm_eps, s.h);
     attention_.forward(w.attn, batch, s.h, cache.layer(layer), s.y);
+    ops_.all_reduce(s.y);  // each rank has some of the heads
 
     ops_.add_rms_norm(s.x, s.y, w.ffn_norm, c_.norm_eps, s.h);
     if (c_.is_moe(layer)) {
       const Ticket routed = route(layer, batch, s);
-      shared_expert(layer, s);  // runs beside the routed experts
+      feed_forward(w.ffn, s);  // the shared expert, beside the routed ones
       if (experts_.waits(routed)) co_await kOtherPass;
       experts_.add_to(routed, s.y);
     } else {
       feed_forward(w.ffn, s);
     }
+    ops_.all_reduce(s.y);  // each rank has some of the columns and experts
   }
   ops_.add(s.x, s.y);
 }
@@ -37,7 +39,15 @@ void DeepSeek::head(const Batch& step) {
   const TensorView last = scratch_.last.rows_from(0, n);
   ops_.gather_rows(scratch_.x.rows_from(0, step.n()), step.logit_rows, last);
   ops_.rms_norm(last, w_.final_norm, c_.norm_eps, last);
-  ops_.linear(last, w_.head, scratch_.logits.rows_from(0, n));
+  project_to_vocabulary(last, w_.head);
+}
+
+// Computes the logits of rows [n, dim].
+void DeepSeek::project_to_vocabulary(TensorView rows, const QuantView& head) {
+  const TensorView logits = scratch_.logits.rows_from(0, rows.rows);
+  const auto [first, n] = share_.vocab[share_.rank];
+  if (n > 0) ops_.linear(rows, head, logits.cols_from(first, n));
+  ops_.all_gather_cols(logits, share_.vocab);
 }
 
 Ticket DeepSeek::route(int layer, const Batch& batch, const Scratch& s) {
@@ -46,16 +56,9 @@ Ticket DeepSeek::route(int layer, const Batch& batch, const Scratch& s) {
   return experts_.submit({layer, s.h, s.routing, batch.first_row()});
 }
 
-void DeepSeek::shared_expert(int layer, const Scratch& s) {
-  if (c_.n_shared_experts > 0) {
-    feed_forward(w_.layers[layer].ffn, s);
-  } else {
-    ops_.clear(s.y);
-  }
-}
-
-// y = ffn(h)
+// y = ffn(h); 0 if there is none here.
 void DeepSeek::feed_forward(const FfnWeights& w, const Scratch& s) {
+  if (w.down.empty()) return ops_.clear(s.y);
   const TensorView gate = s.gate.cols_from(0, w.gate.q.rows);
   const TensorView up = s.up.cols_from(0, w.up.q.rows);
   ops_.gated_linear(s.h, w.gate, w.up, gate, up);
@@ -83,7 +86,9 @@ DeepSeek::DeepSeek(const ModelParts& parts, StepLimits limits, AttentionForm for
       w_(parts.weights),
       ops_(parts.ops),
       experts_(parts.experts),
-      attention_(parts.config, parts.ops, parts.device, limits.max_tokens, form) {
+      share_(parts.weights.share ? *parts.weights.share : whole_backbone(parts.config)),
+      attention_(parts.config, static_cast<int>(share_.heads.n), parts.ops, parts.device,
+                 limits.max_tokens, form) {
   arena_ =
       Arena::holding([&](auto visit) { for_each_matrix(scratch_, parts.config, limits, visit); },
                      [&](int64_t bytes) { return parts.device.allocate(bytes); });

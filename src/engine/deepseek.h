@@ -82,13 +82,14 @@ class DeepSeek {
 
   Scratch rows_of(const Batch& batch) const;
   void feed_forward(const FfnWeights& w, const Scratch& s);
+  void project_to_vocabulary(TensorView rows, const QuantView& head);
   Ticket route(int layer, const Batch& batch, const Scratch& s);
-  void shared_expert(int layer, const Scratch& s);
 
   const ModelConfig& c_;
   const ModelWeights& w_;
   Ops& ops_;
   ExpertPool& experts_;
+  const BackboneShare share_;  // what of the backbone this rank has
   MlaAttention attention_;
   Arena arena_;
   Scratch scratch_;

@@ -28,7 +28,7 @@ void DeepSeek::mtp_head(int module, const Batch& step) {
   const int64_t n = std::ssize(step.logit_rows);
   const TensorView last = scratch_.last.rows_from(0, n);
   ops_.gather_rows(hidden, step.logit_rows, last);
-  ops_.linear(last, w.head.empty() ? w_.head : w.head, scratch_.logits.rows_from(0, n));
+  project_to_vocabulary(last, c_.mtp_has_head ? w.head : w_.head);
 }
 
 }  // namespace tandem

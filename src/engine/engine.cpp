@@ -197,9 +197,7 @@ void Engine::copy_pages() {
       options_.host_pages->copy(copy);
       continue;
     }
-    cache_.for_each_pair(copy.other, copy.page, [&](auto from, auto to) {
-      model_.device().copy(from.data(), std::ssize(from), to.data());
-    });
+    model_.copy_page(cache_, copy.other, copy.page);
   }
   if (!options_.host_pages) return;
   SwapRates rates = options_.host_pages->rates();

@@ -8,7 +8,8 @@ namespace tandem {
 
 void MlaAttention::forward(const AttentionWeights& w, const Batch& batch, TensorView h,
                            TensorView cache, TensorView out) {
-  const MlaConfig& m = c_.mla;
+  if (mla_.n_heads == 0) return ops_.clear(out);
+  const MlaConfig& m = mla_;
   project(w, batch, h, cache);
 
   // The matrices of MlaArgs start with the first row of the step.
@@ -36,7 +37,7 @@ void MlaAttention::forward(const AttentionWeights& w, const Batch& batch, Tensor
 // Computes queries, and adds latents and rope keys to the cache.
 void MlaAttention::project(const AttentionWeights& w, const Batch& batch, TensorView h,
                            TensorView cache) {
-  const MlaConfig& m = c_.mla;
+  const MlaConfig& m = mla_;
   const auto rows = [&](TensorView t) { return t.rows_from(batch.first_row(), batch.n()); };
   const TensorView q = rows(scratch_.q), kv = rows(scratch_.kv);
 
@@ -61,7 +62,7 @@ void MlaAttention::project(const AttentionWeights& w, const Batch& batch, Tensor
 // The key rows of kv_b map queries into the latent space, and its value rows map outputs back. Head
 // h of kv_b is nope_dim key rows, then v_dim value rows.
 void MlaAttention::absorbed(const AttentionWeights& w, MlaArgs args) {
-  const MlaConfig& m = c_.mla;
+  const MlaConfig& m = mla_;
   const int64_t first = int64_t{args.sequences.front().first_token} * m.n_heads;
   const Sequence& last = args.sequences.back();
   const int64_t n = int64_t{last.first_token + last.n_tokens} * m.n_heads - first;
@@ -98,8 +99,7 @@ bool MlaAttention::is_uniform(const Batch& batch) const {
 }
 
 template <class Visit>
-void MlaAttention::for_each_matrix(Scratch& s, const ModelConfig& c, int max_tokens, Visit visit) {
-  const MlaConfig& m = c.mla;
+void MlaAttention::for_each_matrix(Scratch& s, const MlaConfig& m, int max_tokens, Visit visit) {
   const int64_t n = max_tokens, heads = m.n_heads;
   visit(s.q_a, n, m.q_rank, DType::kF32);
   visit(s.q, n, heads * m.qk_dim(), DType::kF32);
@@ -109,21 +109,27 @@ void MlaAttention::for_each_matrix(Scratch& s, const ModelConfig& c, int max_tok
   visit(s.o, n, heads * m.v_dim, DType::kF32);
 }
 
-MlaAttention::MlaAttention(const ModelConfig& config, Ops& ops, Device& device, int max_tokens,
-                           AttentionForm form)
+MlaAttention::MlaAttention(const ModelConfig& config, int n_heads, Ops& ops, Device& device,
+                           int max_tokens, AttentionForm form)
     : c_(config),
+      mla_([&] {
+        MlaConfig mla = config.mla;
+        mla.n_heads = n_heads;
+        return mla;
+      }()),
       ops_(ops),
       form_(form),
       frequencies_(rope_frequencies(config.rope, config.mla.rope_dim)),
       rope_{frequencies_, rope_amplitude(config.rope)},
       softmax_scale_(softmax_scale(config)) {
-  arena_ = Arena::holding([&](auto visit) { for_each_matrix(scratch_, config, max_tokens, visit); },
+  arena_ = Arena::holding([&](auto visit) { for_each_matrix(scratch_, mla_, max_tokens, visit); },
                           [&](int64_t bytes) { return device.allocate(bytes); });
 }
 
 int64_t MlaAttention::bytes_for(const ModelConfig& config, int max_tokens) {
   Scratch unused;
-  return Arena::bytes_of([&](auto visit) { for_each_matrix(unused, config, max_tokens, visit); });
+  return Arena::bytes_of(
+      [&](auto visit) { for_each_matrix(unused, config.mla, max_tokens, visit); });
 }
 
 }  // namespace tandem

@@ -13,14 +13,14 @@ namespace tandem {
 
 class MlaAttention {
  public:
-  // For steps of up to max_tokens tokens. References outlive the object. Allocates its scratch on
-  // the device; throws Error when too little memory is left.
-  MlaAttention(const ModelConfig& config, Ops& ops, Device& device, int max_tokens,
+  // For steps of up to max_tokens tokens, with n_heads heads of the model. References outlive the
+  // object. Allocates its scratch on the device; throws Error when too little memory is left.
+  MlaAttention(const ModelConfig& config, int n_heads, Ops& ops, Device& device, int max_tokens,
                AttentionForm form);
   static int64_t bytes_for(const ModelConfig& config, int max_tokens);
 
   // out = attention(h) for the tokens of the batch, both [tokens, dim]; adds their latents and rope
-  // keys to `cache`.
+  // keys to `cache`. With some of the heads it is their part of a sum.
   void forward(const AttentionWeights& w, const Batch& batch, TensorView h, TensorView cache,
                TensorView out);
 
@@ -39,13 +39,14 @@ class MlaAttention {
     TensorView o;         // [n, heads * v_dim]
   };
   template <class Visit>
-  static void for_each_matrix(Scratch& s, const ModelConfig& config, int max_tokens, Visit visit);
+  static void for_each_matrix(Scratch& s, const MlaConfig& mla, int max_tokens, Visit visit);
 
   void project(const AttentionWeights& w, const Batch& batch, TensorView h, TensorView cache);
   void absorbed(const AttentionWeights& w, MlaArgs args);
   bool prefers_naive(const Sequence& s) const;
 
   const ModelConfig& c_;
+  const MlaConfig mla_;  // with the heads that are here
   Ops& ops_;
   const AttentionForm form_;
   const std::vector<float> frequencies_;

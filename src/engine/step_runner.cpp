@@ -20,6 +20,7 @@ StepRunner::StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm
 
 void StepRunner::forward(const Batch& batch, KvCache& cache) {
   check(batch.n() > 0 && batch.n() <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
+  const auto turn = announced({.kind = StepOrder::Kind::kForward, .batch = &batch});
   const MicroBatches step = micro_batches_of(batch);
   const Work work = {model_.main_layers(), 0, is_decode(batch), batch, step, cache};
   const auto enqueue = [&] {
@@ -38,6 +39,8 @@ void StepRunner::forward(const Batch& batch, KvCache& cache, TensorView logits) 
 
 void StepRunner::draft(int module, HiddenStates states, const Batch& batch, KvCache& cache) {
   check(batch.n() > 0 && batch.n() <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
+  const auto turn = announced(
+      {.kind = StepOrder::Kind::kDraft, .module = module, .states = states, .batch = &batch});
   const MicroBatches step = {{batch}, 1};
   const Work work = {.layers = model_.mtp_layers(module),
                      .variant = static_cast<int>(states),
@@ -51,6 +54,21 @@ void StepRunner::draft(int module, HiddenStates states, const Batch& batch, KvCa
     model_.mtp_head(module, batch);
   };
   compute(work, std::ref(enqueue));
+}
+
+void StepRunner::copy_page(KvCache& cache, int32_t from, int32_t to) {
+  const auto turn =
+      announced({.kind = StepOrder::Kind::kCopyPage, .from_page = from, .to_page = to});
+  cache.for_each_pair(from, to, [&](auto source, auto target) {
+    parts_.device.copy(source.data(), std::ssize(source), target.data());
+  });
+}
+
+// Holds the channel while this rank computes what it has announced.
+StepChannel::Turn StepRunner::announced(StepOrder order) const {
+  if (!channel_) return {};
+  order.model = number_;
+  return channel_->announce(order);
 }
 
 // Calls enqueue(), or replays what it enqueued for an equal step.

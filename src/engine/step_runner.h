@@ -2,6 +2,7 @@
 // or as two micro-batches that alternate while experts are computed on another device.
 #pragma once
 #include "engine/deepseek.h"
+#include "engine/step_channel.h"
 
 namespace tandem {
 
@@ -19,6 +20,14 @@ class StepRunner {
   // follows the token of hidden state i: fills the layer's cache, and computes logits() of the
   // tokens after batch.logit_rows. Throws RunError as forward() does.
   void draft(int module, HiddenStates states, const Batch& batch, KvCache& cache);
+  // Copies a page of the cache to another one.
+  void copy_page(KvCache& cache, int32_t from, int32_t to);
+  // From now on the other ranks of the channel are told of every call of the above; this is their
+  // model of that number.
+  void announce_on(StepChannel& channel, int number) {
+    channel_ = &channel;
+    number_ = number;
+  }
   // Logits of the last step in the device's memory, [max_logits, vocab].
   TensorView logits() const { return model_.logits(); }
 
@@ -36,6 +45,7 @@ class StepRunner {
     const MicroBatches& step;  // `batch` as it passes through the layers
     KvCache& cache;
   };
+  StepChannel::Turn announced(StepOrder order) const;
   bool is_decode(const Batch& step) const;
   MicroBatches micro_batches_of(const Batch& step) const;
   void compute(const Work& work, const std::function<void()>& enqueue);
@@ -45,6 +55,8 @@ class StepRunner {
   const StepLimits limits_;
   DeepSeek model_;
   PassMemory memory_;
+  StepChannel* channel_ = nullptr;  // null: no other rank repeats the steps
+  int number_ = 0;                  // of this model in the channel
 };
 
 }  // namespace tandem

@@ -19,9 +19,10 @@ namespace {
 int64_t kv_tokens(const ModelOptions& options, const ModelConfig& config, int64_t context,
                   DType cache_type) {
   if (options.max_kv_tokens <= context) return context;
-  const auto bytes =
-      static_cast<int64_t>(options.kv_fraction * static_cast<double>(available_memory_bytes()));
-  const int64_t fitting = bytes / KvCache::bytes_for(config, kPageSize, cache_type) * kPageSize;
+  const double available = static_cast<double>(available_memory_bytes()) / options.ranks.n_of_host;
+  const auto bytes = static_cast<int64_t>(options.kv_fraction * available);
+  int64_t fitting = bytes / KvCache::bytes_for(config, kPageSize, cache_type) * kPageSize;
+  if (options.ranks.group) fitting = least_on_all(*options.ranks.group, fitting);
   return std::clamp(fitting, context, options.max_kv_tokens);
 }
 
@@ -69,7 +70,7 @@ Topology topology_for(const ModelOptions& options) {
   return with_threads(share_of(this_topology(), ranks.of_host, ranks.n_of_host), options.n_threads);
 }
 
-// What must not differ between ranks, because each computes the whole backbone. The command line
+// What must not differ between ranks, because all compute what they do not divide. The command line
 // was compared.
 std::string text_of_rank(const ModelOptions& options, const cpu::KernelTable& kernels) {
   constexpr int64_t kMostBytes = 10'000'000;
@@ -85,13 +86,10 @@ void require_runs_on_ranks(const ModelOptions& options) {
   require(options.dense_products == DenseProducts::kTandem,
           "--dense-products {}: ranks may choose different products: leave it out",
           name_of(options.dense_products));
-  require(options.max_kv_tokens == 0, "several sequences are not computed on several ranks");
 }
 
-// Ranks that measured whether drafts pay would decide differently.
 ModelOptions options_of_rank(ModelOptions options) {
   options.device = DeviceChoice::kCpu;
-  if (options.draft == DraftChoice::kAuto) options.draft = DraftChoice::kOff;
   return options;
 }
 
@@ -117,6 +115,9 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
   group.set_patience(kLoadPatience);  // ranks may read from disks of different speed
   run_on_all(group, [&] { load(options_of_rank(options), progress); });
   group.set_patience({});
+  if (!options.ranks.steps) return;
+  const int number = options.ranks.steps->add(*model_, *cache_);
+  if (options.ranks.steps->leads()) model_->announce_on(*options.ranks.steps, number);
 }
 
 void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
@@ -146,7 +147,8 @@ Subject LoadedModel::subject(const Ranks& ranks, ModelWeights& stored) const {
   Subject subject{config_,  stored, topology_,
                   kernels_, home_,  machine_info().memory_bytes / ranks.n_of_host};
   if (ranks.group)
-    subject.on_other_ranks = experts_elsewhere(*owners_, config_, ranks.group->rank());
+    subject.on_other_ranks =
+        elsewhere_of(*owners_, config_, ranks.group->rank(), ranks.group->size());
   return subject;
 }
 
@@ -159,20 +161,25 @@ void LoadedModel::add_mtp(const ModelOptions& options, const WeightStore& store,
     return;
   const ModelConfig without = config_;
   config_.n_used_mtp_layers = config_.n_mtp_layers;
+  ModelWeights all;
+  std::optional<Decision> with;
   try {
-    ModelWeights all = stored_with_mtp(store, topology_.n_cores(), config_);
-    if (std::optional<Decision> with =
-            decide_with_mtp(options, subject(options.ranks, all), decision)) {
-      stored = std::move(all);
-      decision = *std::move(with);
-      drafting_.source = Drafting::Source::kMtp;
-      return;
-    }
-    options.note("the layer for multi-token prediction is not used: memory is too small for it");
+    all = stored_with_mtp(store, topology_.n_cores(), config_);
+    with = decide_with_mtp(options, subject(options.ranks, all), decision);
+    if (!with)
+      options.note("the layer for multi-token prediction is not used: memory is too small for it");
   } catch (const Error& why) {
     options.warn(fmt::format("the layer for multi-token prediction is not used: {}", why.what()));
   }
-  config_ = without;
+  Group* const group = options.ranks.group;
+  if (group && least_on_all(*group, with.has_value()) == 0) with.reset();
+  if (!with) {
+    config_ = without;
+    return;
+  }
+  stored = std::move(all);
+  decision = *std::move(with);
+  drafting_.source = Drafting::Source::kMtp;
 }
 
 void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
@@ -229,8 +236,7 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
                                 : fmt::format("tandem's kernels: {}", why_not);
     options.note("dense products: " + dense_products_);
   }
-  ExpertPool& experts =
-      options.ranks.group ? start_ranks(options, decision.limits.max_tokens) : *experts_;
+  ExpertPool& experts = options.ranks.group ? start_ranks(*options.ranks.group) : *experts_;
   if (options.record_routing) {
     recorder_ = std::make_unique<RoutingRecorder>(config_);
     experts.observe(recorder_.get());
@@ -242,11 +248,9 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
 }
 
 // All ranks have the same tokens, so only sums travel.
-ExpertPool& LoadedModel::start_ranks(const ModelOptions& options, int max_tokens) {
-  exchange_ = make_exchange(
-      ExchangeMode::kAllReduce, *options.ranks.group, *owners_, kernels_,
-      {.dim = config_.dim, .n_active = config_.router.n_active, .max_tokens = max_tokens});
-  rank_experts_ = std::make_unique<RankExperts>(*exchange_, *experts_, config_.dim);
+ExpertPool& LoadedModel::start_ranks(Group& group) {
+  ops_->use(group);
+  rank_experts_ = std::make_unique<RankExperts>(*owners_, group.rank(), *experts_);
   return *rank_experts_;
 }
 

@@ -34,10 +34,13 @@ std::string formats_of_layers(const ExpertsLayout& experts) {
   return names;
 }
 
-// The experts that are kept elsewhere, one character each; empty if there are none.
+// The part of the backbone that is kept, and the experts that are kept elsewhere, one character
+// each; empty if everything is kept.
 std::string elsewhere_text(const ExpertsLayout& experts) {
   const Elsewhere& elsewhere = experts.elsewhere();
   std::string text = elsewhere.experts.empty() || elsewhere.backbone ? "" : "backbone ";
+  if (elsewhere.share)
+    text += fmt::format("of rank {} of {} ", elsewhere.share->rank, elsewhere.share->vocab.size());
   for (const auto& layer : elsewhere.experts) {
     for (const bool is_elsewhere : layer) text += is_elsewhere ? '1' : '0';
     text += '\n';

@@ -6,6 +6,7 @@
 
 #include "comm/group.h"
 #include "cpu_kernels/kernels.h"
+#include "engine/step_channel.h"
 #include "engine/step_runner.h"
 #include "loader/load_weights.h"
 #include "model/weight_format.h"
@@ -26,11 +27,13 @@ enum class DraftChoice { kOff, kAuto, kMtp, kLookup };
 const char* name_of(DraftChoice draft);  // "off", "auto", "mtp", "lookup"
 constexpr int kUsualDraftTokens = 4;
 
-// The ranks that compute a model together: each has the whole backbone and some of the experts, and
-// computes the same steps. All ranks are given the same options.
+// The ranks that compute a model together: they divide its heads, columns and experts, and compute
+// the same steps. All ranks are given the same options.
 struct Ranks {
   Group* group = nullptr;          // null: this process alone
+  StepChannel* steps = nullptr;    // null: the caller makes the same calls on all ranks
   int of_host = 0, n_of_host = 1;  // this rank among those of its host
+  bool follow() const { return steps && !steps->leads(); }  // whether rank 0 decides the steps
 };
 
 constexpr int64_t kDefaultContext = 8192;

@@ -95,8 +95,12 @@ void for_each_packed(ModelWeights& weights, const ModelConfig& config, const Exp
     if (experts.keeps(spec)) visit(spec, slot);
   };
   for_each_weight(weights, config, visit_kept);
-  if (config.tied_head)
-    visit_kept(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, config.vocab, config.dim},
+  if (!config.tied_head) return;
+  const Slice rows =
+      weights.share ? weights.share->vocab[weights.share->rank] : Slice{0, config.vocab};
+  if (rows.n > 0)
+    visit_kept(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, rows.n, config.dim, 0, 0,
+                          rows.first, 0},
                weights.head);
 }
 
@@ -142,13 +146,42 @@ int64_t bytes_of(const WeightSpec& spec, const QuantView& stored, const CpuWeigh
   return 0;
 }
 
+// The whole matrices and vectors of `stored`, of which a home keeps parts.
+class Sources {
+ public:
+  Sources(ModelWeights& stored, const ModelConfig& config, const ExpertsLayout& experts) {
+    for_each_packed(stored, config, experts,
+                    [&](const WeightSpec& spec, QuantView& w) { all_[spec.name] = w; });
+  }
+  const QuantView& whole(const WeightSpec& spec) const { return all_.at(spec.name); }
+  QuantView part(const WeightSpec& spec) const {
+    return whole(spec).rows_from(spec.first_row, spec.rows).cols_from(spec.first_col, spec.cols);
+  }
+
+ private:
+  std::unordered_map<std::string, QuantView> all_;
+};
+
+// The rows that the parts of a matrix have.
+Slice rows_kept(const PackedMatrix& m) {
+  int64_t first = m.stored.q.rows, end = 0;
+  for (const PackedMatrix::Part& part : m.parts) {
+    first = std::min(first, part.first_row);
+    end = std::max(end, part.first_row + part.stored.q.rows);
+  }
+  return {first, end - first};
+}
+
 }  // namespace
 
 int64_t packed_bytes(ModelWeights& stored, const ModelConfig& config, const CpuWeights& home,
                      const ExpertsLayout& experts) {
+  const Sources sources(stored, config, experts);
+  ModelWeights kept;
+  kept.share = experts.elsewhere().share;
   int64_t bytes = 0;
-  for_each_packed(stored, config, experts, [&](const WeightSpec& spec, QuantView& w) {
-    bytes += bytes_of(spec, w, home, experts);
+  for_each_packed(kept, config, experts, [&](const WeightSpec& spec, QuantView&) {
+    bytes += bytes_of(spec, sources.part(spec), home, experts);
   });
   return bytes;
 }
@@ -177,9 +210,10 @@ PackJobs load_jobs(const PackedModel& model, const CpuWeights& home) {
   PackJobs jobs;
   for (const PackedMatrix& m : model.matrices) {
     const TensorView &q = m.stored.q, &scale = m.stored.scale;
-    for (int64_t first = 0; first < q.rows; first += rows_of_job(m))
+    const Slice rows = rows_kept(m);
+    for (int64_t first = rows.first; first < rows.first + rows.n; first += rows_of_job(m))
       jobs.rest.push_back(
-          {q.row_data(first), std::min(rows_of_job(m), q.rows - first) * q.row_bytes(),
+          {q.row_data(first), std::min(rows_of_job(m), rows.first + rows.n - first) * q.row_bytes(),
            [&home, &m, first](const std::byte* data) { pack_rows(home, m, first, data); }});
     if (scale.empty()) continue;
     std::vector<LoadJob>& when = m.way == Way::kPackWords ? jobs.first : jobs.rest;
@@ -191,25 +225,19 @@ PackJobs load_jobs(const PackedModel& model, const CpuWeights& home) {
 
 PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuWeights& home,
                            const ExpertsLayout& experts) {
-  std::unordered_map<std::string, QuantView> sources;
-  for_each_packed(stored, config, experts,
-                  [&](const WeightSpec& spec, QuantView& w) { sources[spec.name] = w; });
-  const auto part_of = [&](const WeightSpec& spec) {
-    return sources.at(spec.name)
-        .rows_from(spec.first_row, spec.rows)
-        .cols_from(spec.first_col, spec.cols);
-  };
+  const Sources sources(stored, config, experts);
   PackedModel model;
   model.weights.slices = expert_slices(stored, config, home, experts);
+  model.weights.share = experts.elsewhere().share;
   std::vector<int64_t> bytes(home.n_regions());
   for_each_packed(model.weights, config, experts, [&](const WeightSpec& spec, QuantView&) {
-    bytes[CpuWeights::region_of(spec)] += bytes_of(spec, part_of(spec), home, experts);
+    bytes[CpuWeights::region_of(spec)] += bytes_of(spec, sources.part(spec), home, experts);
   });
   home.allocate(bytes);
 
   std::unordered_map<std::string, size_t> matrix_of;
   for_each_packed(model.weights, config, experts, [&](const WeightSpec& spec, QuantView& slot) {
-    const QuantView part = part_of(spec);
+    const QuantView part = sources.part(spec);
     if (is_vector(spec.use)) {
       slot = home.keep_vector(part);
       return;
@@ -221,7 +249,7 @@ PackedModel reserve_packed(ModelWeights& stored, const ModelConfig& config, CpuW
                ? home.reserve_converted(part, *experts.format(spec.layer), region)
                : home.reserve(part, region);
     const auto [at, is_new] = matrix_of.try_emplace(spec.name, model.matrices.size());
-    if (is_new) model.matrices.push_back({way, spec.name, sources.at(spec.name), {}});
+    if (is_new) model.matrices.push_back({way, spec.name, sources.whole(spec), {}});
     model.matrices[at->second].parts.push_back({spec.first_row, part, slot});
   });
   return model;
@@ -262,6 +290,7 @@ ModelWeights weights_of(std::string_view manifest, const ModelConfig& config,
                         const ExpertsLayout& experts) {
   ModelWeights weights;
   weights.slices = std::move(slices);
+  weights.share = experts.elsewhere().share;
   require_sound(std::ssize(manifest) >= region_table_bytes(home), "its manifest is too short");
   manifest.remove_prefix(region_table_bytes(home));
   for_each_packed(weights, config, experts, [&](const WeightSpec& spec, QuantView& w) {

@@ -14,7 +14,8 @@ namespace tandem {
 struct Elsewhere {
   // [layers][n_experts], empty for a dense layer: true for experts that are. Empty: nothing is.
   std::vector<std::vector<bool>> experts = {};
-  bool backbone = true;  // everything except routed experts is, if any expert is
+  bool backbone = true;                     // everything except routed experts is, if any expert is
+  std::optional<BackboneShare> share = {};  // what of the backbone is here; nothing: as said above
 };
 
 class ExpertsLayout {

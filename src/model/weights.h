@@ -1,11 +1,13 @@
 // Every weight of the model, declared once. for_each_weight() is the single list of tensors: it
 // drives loading, the checks of names and shapes, byte counts and `tandem inspect`.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/tensor.h"
 #include "core/topology.h"
+#include "model/backbone_share.h"
 #include "model/config.h"
 
 namespace tandem {
@@ -58,6 +60,9 @@ struct ModelWeights {
   // How routed experts are sliced along expert_dim: rows of gate and up, columns of down. Empty:
   // experts are whole.
   std::vector<Slice> slices;
+  // What of the backbone is here; nothing: all. Rows of q, q_b, kv_b, gate, up and head, columns of
+  // o and down.
+  std::optional<BackboneShare> share;
 };
 
 // The role of a tensor; it decides how the tensor is checked and in which format it is kept.
@@ -89,14 +94,14 @@ struct WeightSpec {
   // the checkpoint then has name_packed I32 [rows, cols / 8], name_scale BF16 [rows, cols / group]
   // and name_shape.
   int group = 0;
-  // For a sliced expert: the slice, and its first row and column in the checkpoint's tensor.
-  int slice = 0;
-  int64_t first_row = 0, first_col = 0;
+  int slice = 0;                         // of a sliced expert
+  int64_t first_row = 0, first_col = 0;  // of a part of the checkpoint's tensor
 };
 
 // Calls visit(WeightSpec, QuantView& slot) for every tensor of the checkpoint that the model and
 // the MTP layers in use need, in the order of the forward pass. Resizes w.layers, their experts and
-// w.mtp. A tensor of a sliced expert is visited once for every slice that is not empty.
+// w.mtp. A tensor of a sliced expert is visited once for every slice that is not empty, and of a
+// divided backbone only what is here.
 template <class Visit>
 void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
   const MlaConfig& a = c.mla;
@@ -104,6 +109,16 @@ void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
   w.mtp.resize(c.n_used_mtp_layers);
   const std::vector<Slice> slices =
       w.slices.empty() ? std::vector<Slice>{{0, c.expert_dim}} : w.slices;
+  const BackboneShare share = w.share ? *w.share : whole_backbone(c);
+  const Slice vocab = share.vocab[share.rank];
+  const auto of_heads = [&](int64_t size) -> Slice {
+    return {share.heads.first * size, share.heads.n * size};
+  };
+  const auto part = [&](const std::string& name, int layer, QuantView& slot, WeightUse use,
+                        Slice rows, Slice cols) {
+    if (rows.n > 0 && cols.n > 0)
+      visit(WeightSpec{name, layer, -1, use, rows.n, cols.n, 0, 0, rows.first, cols.first}, slot);
+  };
   visit(WeightSpec{"model.embed_tokens.weight", -1, -1, WeightUse::kEmbedding, c.vocab, c.dim},
         w.embed);
   for (int l = 0; l < c.n_all_layers(); ++l) {
@@ -116,6 +131,7 @@ void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
     const auto ffn = [&](const std::string& name, FfnWeights& f, WeightUse use, Slice width,
                          int expert = -1, int slice = 0) {
       const auto [first, n] = width;
+      if (n == 0) return;
       const int group = expert < 0 ? 0 : c.expert_group;
       visit(WeightSpec{p + name + "gate_proj.weight", l, expert, use, n, c.dim, group, slice, first,
                        0},
@@ -137,27 +153,28 @@ void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
       one("eh_proj.weight", mtp.projection, WeightUse::kMtpProjection, c.dim, 2 * c.dim);
       one("shared_head.norm.weight", mtp.norm, WeightUse::kNorm, 1, c.dim);
       if (c.mtp_has_head)
-        one("shared_head.head.weight", mtp.head, WeightUse::kHead, c.vocab, c.dim);
+        part(p + "shared_head.head.weight", l, mtp.head, WeightUse::kHead, vocab, {0, c.dim});
     }
     one("input_layernorm.weight", layer.attn_norm, WeightUse::kNorm, 1, c.dim);
     if (a.q_rank == 0) {
-      one("self_attn.q_proj.weight", layer.attn.q, WeightUse::kAttention, a.n_heads * a.qk_dim(),
-          c.dim);
+      part(p + "self_attn.q_proj.weight", l, layer.attn.q, WeightUse::kAttention,
+           of_heads(a.qk_dim()), {0, c.dim});
     } else {
       one("self_attn.q_a_proj.weight", layer.attn.q_a, WeightUse::kAttention, a.q_rank, c.dim);
       one("self_attn.q_a_layernorm.weight", layer.attn.q_a_norm, WeightUse::kNorm, 1, a.q_rank);
-      one("self_attn.q_b_proj.weight", layer.attn.q_b, WeightUse::kAttention,
-          a.n_heads * a.qk_dim(), a.q_rank);
+      part(p + "self_attn.q_b_proj.weight", l, layer.attn.q_b, WeightUse::kAttention,
+           of_heads(a.qk_dim()), {0, a.q_rank});
     }
     one("self_attn.kv_a_proj_with_mqa.weight", layer.attn.kv_a, WeightUse::kAttention,
         a.cache_dim(), c.dim);
     one("self_attn.kv_a_layernorm.weight", layer.attn.kv_a_norm, WeightUse::kNorm, 1, a.kv_rank);
-    one("self_attn.kv_b_proj.weight", layer.attn.kv_b, WeightUse::kAttention,
-        a.n_heads * (a.nope_dim + a.v_dim), a.kv_rank);
-    one("self_attn.o_proj.weight", layer.attn.o, WeightUse::kAttention, c.dim, a.n_heads * a.v_dim);
+    part(p + "self_attn.kv_b_proj.weight", l, layer.attn.kv_b, WeightUse::kAttention,
+         of_heads(a.nope_dim + a.v_dim), {0, a.kv_rank});
+    part(p + "self_attn.o_proj.weight", l, layer.attn.o, WeightUse::kAttention, {0, c.dim},
+         of_heads(a.v_dim));
     one("post_attention_layernorm.weight", layer.ffn_norm, WeightUse::kNorm, 1, c.dim);
     if (!c.is_moe(l)) {
-      ffn("mlp.", layer.ffn, WeightUse::kDense, {0, c.dense_dim});
+      ffn("mlp.", layer.ffn, WeightUse::kDense, share.dense);
       continue;
     }
     one("mlp.gate.weight", layer.router, WeightUse::kRouter, c.router.n_experts, c.dim);
@@ -165,16 +182,15 @@ void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
       one("mlp.gate.e_score_correction_bias", layer.router_bias, WeightUse::kRouterBias, 1,
           c.router.n_experts);
     if (c.n_shared_experts > 0)
-      ffn("mlp.shared_experts.", layer.ffn, WeightUse::kShared, {0, c.shared_dim()});
+      ffn("mlp.shared_experts.", layer.ffn, WeightUse::kShared, share.shared);
     layer.experts.resize(slices.size() * c.router.n_experts);
     for (int slice = 0; slice < std::ssize(slices); ++slice)
-      for (int e = 0; e < c.router.n_experts && slices[slice].n > 0; ++e)
+      for (int e = 0; e < c.router.n_experts; ++e)
         ffn("mlp.experts." + std::to_string(e) + ".", layer.experts[slice * c.router.n_experts + e],
             WeightUse::kExpert, slices[slice], e, slice);
   }
   visit(WeightSpec{"model.norm.weight", -1, -1, WeightUse::kNorm, 1, c.dim}, w.final_norm);
-  if (!c.tied_head)
-    visit(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, c.vocab, c.dim}, w.head);
+  if (!c.tied_head) part("lm_head.weight", -1, w.head, WeightUse::kHead, vocab, {0, c.dim});
 }
 
 }  // namespace tandem

@@ -192,6 +192,39 @@ void CpuOps::gather_rows(TensorView x, std::span<const int32_t> rows, TensorView
     std::copy_n(x.row<float>(rows[i]), x.cols, out.row<float>(i));
 }
 
+void CpuOps::all_reduce(TensorView x) {
+  if (!ranks_) return;
+  check(x.stride == x.cols, "the ranks add dense matrices");
+  ranks_->all_reduce({x.row<float>(0), static_cast<size_t>(x.rows * x.cols)});
+}
+
+void CpuOps::all_gather_cols(TensorView x, std::span<const Slice> slices) {
+  if (!ranks_) return;
+  gathered_.resize(x.rows * x.cols);
+  std::vector<int64_t> sizes;
+  float* mine = nullptr;
+  // Copies this rank's columns to the pieces, or the other ranks' from there.
+  const auto copy = [&](bool to_pieces) {
+    float* at = gathered_.data();
+    for (int r = 0; r < ranks_->size(); ++r) {
+      const auto [first, n] = slices[r];
+      const bool here = r == ranks_->rank();
+      if (here) mine = at;
+      for (int64_t row = 0; row < x.rows; ++row, at += n) {
+        float* const columns = x.row<float>(row) + first;
+        if (here && to_pieces) std::copy_n(columns, n, at);
+        if (!here && !to_pieces) std::copy_n(at, n, columns);
+      }
+      if (to_pieces) sizes.push_back(x.rows * n * size_of(DType::kF32));
+    }
+  };
+  copy(true);
+  const auto bytes = static_cast<size_t>(sizes[ranks_->rank()]);
+  ranks_->all_gather(std::as_bytes(std::span(mine, bytes / sizeof(float))),
+                     {std::as_writable_bytes(std::span(gathered_)), sizes});
+  copy(false);
+}
+
 void CpuDevice::copy(const void* from, int64_t bytes, void* to) {
   constexpr int64_t kAtOnce = 1 << 16;
   team_.run(ceil_div(bytes, kAtOnce), [&](int64_t i, int) {

@@ -4,6 +4,7 @@
 #pragma once
 #include <vector>
 
+#include "comm/group.h"
 #include "core/memory.h"
 #include "core/team.h"
 #include "cpu_kernels/kernels.h"
@@ -43,6 +44,8 @@ class CpuOps final : public Ops {
   // prepared for; null: the kernels compute all. The bits of a row may then depend on the number of
   // rows.
   void use(ProductProvider* provider, std::vector<const void*> matrices);
+  // The ranks of all_reduce() and all_gather_cols().
+  void use(Group& ranks) { ranks_ = &ranks; }
 
   void begin(const Batch&) override {}
   void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) override;
@@ -58,6 +61,8 @@ class CpuOps final : public Ops {
   void silu_mul(TensorView gate, TensorView up) override;
   void route(const RouteArgs& args) override;
   void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) override;
+  void all_reduce(TensorView x) override;
+  void all_gather_cols(TensorView x, std::span<const Slice> slices) override;
 
  private:
   // Some (token, head) rows of a sequence with some of its keys.
@@ -96,6 +101,8 @@ class CpuOps final : public Ops {
   const cpu::KernelTable& kernels_;
   Team& team_;
   Arena arena_;
+  Group* ranks_ = nullptr;       // null: one rank
+  std::vector<float> gathered_;  // pieces of all_gather_cols(), grow to the largest call
   ProductProvider* provider_ = nullptr;
   std::vector<const void*> provided_;  // sorted
   Buffer rows_;                        // for side_by_side(); empty without a provider

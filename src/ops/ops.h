@@ -6,6 +6,7 @@
 #include <span>
 
 #include "core/tensor.h"
+#include "core/topology.h"
 #include "model/batch.h"
 #include "model/kv_layout.h"
 
@@ -90,6 +91,12 @@ class Ops {
   virtual void silu_mul(TensorView gate, TensorView up) = 0;  // gate = silu(gate) * up
   virtual void route(const RouteArgs& args) = 0;
   virtual void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) = 0;
+
+  // What ranks that divide a backbone do together; nothing on one rank. Throws GroupError when a
+  // rank is lost.
+  virtual void all_reduce(TensorView /*x*/) {}  // x = sum of x of all ranks, with the same bits
+  // Columns slices[r] of x come from rank r.
+  virtual void all_gather_cols(TensorView /*x*/, std::span<const Slice> /*slices*/) {}
 
   // Compositions of the above, which a device may compute with fewer kernels.
   // x += delta, then out = rms_norm(x).

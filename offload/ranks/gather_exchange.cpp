@@ -1,6 +1,5 @@
-// The exchanges in which a rank computes its experts for all tokens that it sees, and sums of whole
-// steps are added: by all_reduce where all ranks have the same tokens, by reduce_scatter where each
-// has its own.
+// The exchange in which all rows go to all ranks: a rank computes its experts for all tokens, and
+// the sums are added by reduce_scatter.
 #include <cstring>
 #include <numeric>
 
@@ -10,47 +9,10 @@
 namespace tandem {
 namespace {
 
-TensorView int_matrix(std::vector<int32_t>& ids, int64_t rows, int64_t cols) {
-  return {ids.data(), rows, cols, cols, DType::kI32};
-}
-
-// The ids of a layer with those of other ranks' experts as -1.
-TensorView only_mine(const ExchangeParts& parts, int layer, const TensorView& ids,
-                     std::vector<int32_t>& out) {
-  out.resize(ids.rows * ids.cols);
-  for (int64_t t = 0; t < ids.rows; ++t)
-    for (int64_t k = 0; k < ids.cols; ++k) {
-      const int32_t id = ids.row<int32_t>(t)[k];
-      const bool mine = parts.owners.owner(layer, id, t) == parts.group.rank();
-      out[t * ids.cols + k] = mine ? id : -1;
-    }
-  return int_matrix(out, ids.rows, ids.cols);
-}
-
 std::span<float> floats_of(const TensorView& sums) {
   check(sums.stride == sums.cols, "sums are dense");
   return {static_cast<float*>(sums.data), static_cast<size_t>(sums.rows * sums.cols)};
 }
-
-class AllReduceExchange final : public ExpertExchange {
- public:
-  explicit AllReduceExchange(const ExchangeParts& parts) : p_(parts) {}
-  int64_t max_rows() const override { return p_.shape.max_tokens; }
-  void begin(int) override {}
-  ExpertBatch dispatch(const ExpertBatch& all) override {
-    ExpertBatch mine = all;
-    mine.routing.ids = only_mine(p_, all.layer, all.routing.ids, ids_);
-    return mine;
-  }
-  void combine(TensorView sums, TensorView y) override {
-    p_.group.all_reduce(floats_of(sums));
-    add_rows(static_cast<const float*>(sums.data), y);
-  }
-
- private:
-  const ExchangeParts p_;
-  std::vector<int32_t> ids_;
-};
 
 class GatherExchange final : public ExpertExchange {
  public:
@@ -118,7 +80,8 @@ ExpertBatch GatherExchange::dispatch(const ExpertBatch& mine) {
   }
   ExpertBatch batch = mine;
   batch.x = {x, n, dim, dim};
-  batch.routing.ids = only_mine(p_, mine.layer, int_matrix(all_ids_, n, n_active), ids_);
+  batch.routing.ids = p_.owners.ids_of(rank, mine.layer,
+                                       {all_ids_.data(), n, n_active, n_active, DType::kI32}, ids_);
   batch.routing.weights = {weights_.data(), n, n_active, n_active};
   return batch;
 }
@@ -136,10 +99,6 @@ void GatherExchange::combine(TensorView sums, TensorView y) {
 void add_rows(const float* x, TensorView y) {
   for (int64_t t = 0; t < y.rows; ++t)
     for (int64_t c = 0; c < y.cols; ++c) y.row<float>(t)[c] += x[t * y.cols + c];
-}
-
-std::unique_ptr<ExpertExchange> make_all_reduce_exchange(const ExchangeParts& parts) {
-  return std::make_unique<AllReduceExchange>(parts);
 }
 
 std::unique_ptr<ExpertExchange> make_gather_exchange(const ExchangeParts& parts) {

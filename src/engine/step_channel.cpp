@@ -1,0 +1,200 @@
+#include "engine/step_channel.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "comm/agreement.h"
+#include "engine/step_runner.h"
+
+namespace tandem {
+namespace {
+
+// Most steps fit the first message, whose size all ranks know; longer ones have a second.
+constexpr size_t kFirstMessage = 512;
+
+// Numbers before the arrays of a message.
+struct Header {
+  int32_t n_numbers;  // of the message
+  StepOrder::Kind kind;
+  int32_t model, module;
+  HiddenStates states;
+  int32_t from_page, to_page;
+  int32_t n_tokens, n_sequences, n_pages, n_logit_rows, n_hidden_rows;
+};
+constexpr size_t kHeader = sizeof(Header) / sizeof(int32_t);
+static_assert(sizeof(Header) % sizeof(int32_t) == 0 && sizeof(HiddenStates) == sizeof(int32_t));
+
+std::span<std::byte> bytes_of(std::span<int32_t> numbers) {
+  return std::as_writable_bytes(numbers);
+}
+
+void append(std::vector<int32_t>& to, std::span<const int32_t> numbers) {
+  to.insert(to.end(), numbers.begin(), numbers.end());
+}
+
+void write(const StepOrder& order, std::vector<int32_t>& message) {
+  Header header{.n_numbers = 0,
+                .kind = order.kind,
+                .model = order.model,
+                .module = order.module,
+                .states = order.states,
+                .from_page = order.from_page,
+                .to_page = order.to_page,
+                .n_tokens = 0,
+                .n_sequences = 0,
+                .n_pages = 0,
+                .n_logit_rows = 0,
+                .n_hidden_rows = 0};
+  message.assign(kHeader, 0);
+  if (const Batch* const b = order.batch) {
+    header.n_tokens = b->n();
+    header.n_sequences = static_cast<int32_t>(b->sequences.size());
+    header.n_logit_rows = static_cast<int32_t>(b->logit_rows.size());
+    header.n_hidden_rows = static_cast<int32_t>(b->hidden_rows.size());
+    append(message, b->tokens);
+    append(message, b->positions);
+    append(message, b->logit_rows);
+    append(message, b->hidden_rows);
+    for (const Sequence& s : b->sequences)
+      append(message, std::array{s.first_token, s.n_tokens, s.kv_length,
+                                 static_cast<int32_t>(s.kv_pages.size())});
+    for (const Sequence& s : b->sequences) {
+      append(message, s.kv_pages);
+      header.n_pages += static_cast<int32_t>(s.kv_pages.size());
+    }
+  }
+  header.n_numbers = static_cast<int32_t>(message.size());
+  std::memcpy(message.data(), &header, sizeof header);
+  message.resize(std::max(message.size(), kFirstMessage));
+}
+
+// The batch of a message, in which its arrays are; `sequences` holds those of the batch.
+Batch batch_of(const Header& header, std::span<const int32_t> arrays,
+               std::vector<Sequence>& sequences) {
+  const auto take = [&](int32_t n) {
+    const std::span<const int32_t> part = arrays.first(n);
+    arrays = arrays.subspan(n);
+    return part;
+  };
+  Batch batch{.tokens = take(header.n_tokens),
+              .positions = take(header.n_tokens),
+              .sequences = {},
+              .logit_rows = take(header.n_logit_rows),
+              .hidden_rows = take(header.n_hidden_rows)};
+  const std::span<const int32_t> numbers = take(4 * header.n_sequences);
+  sequences.clear();
+  for (size_t i = 0; i < numbers.size(); i += 4)
+    sequences.push_back({numbers[i], numbers[i + 1], numbers[i + 2], take(numbers[i + 3])});
+  batch.sequences = sequences;
+  return batch;
+}
+
+}  // namespace
+
+StepChannel::StepChannel(Group& group, OnLost on_lost, Clock::duration pulse)
+    : group_(group), on_lost_(std::move(on_lost)), pulse_(pulse) {}
+
+StepChannel::~StepChannel() {
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  ended_changed_.notify_all();
+  if (pulsing_.joinable()) pulsing_.join();
+}
+
+int StepChannel::add(StepRunner& runner, KvCache& cache) {
+  models_.push_back({runner, cache});
+  return static_cast<int>(models_.size()) - 1;
+}
+
+// All ranks have come here without an error.
+void StepChannel::start() {
+  run_on_all(group_, [] {});
+  started_ = true;
+}
+
+StepChannel::Turn StepChannel::announce(const StepOrder& order) {
+  Turn turn(mutex_);
+  check(leads() && !ended_, "rank 0 announces steps, until the end");
+  if (!started_) {
+    start();
+    pulsing_ = std::thread([this] { pulse(); });
+  }
+  send(order);
+  return turn;
+}
+
+void StepChannel::end() {
+  {
+    const Turn turn(mutex_);
+    if (!started_) start();
+    send({.kind = StepOrder::Kind::kEnd});
+    ended_ = true;
+  }
+  ended_changed_.notify_all();
+}
+
+void StepChannel::send(const StepOrder& order) {
+  write(order, message_);
+  const std::span<int32_t> numbers(message_);
+  group_.broadcast(bytes_of(numbers.first(kFirstMessage)), 0);
+  if (numbers.size() > kFirstMessage) group_.broadcast(bytes_of(numbers.subspan(kFirstMessage)), 0);
+  last_ = Clock::now();
+}
+
+void StepChannel::pulse() {
+  try {
+    for (Turn turn(mutex_); !ended_;) {
+      ended_changed_.wait_for(turn, pulse_, [&] { return ended_; });
+      if (ended_ || Clock::now() - last_ < pulse_) continue;
+      send({.kind = StepOrder::Kind::kPulse});
+      group_.barrier();
+    }
+  } catch (const GroupError& error) {
+    on_lost_(error);
+  }
+}
+
+void StepChannel::follow() {
+  check(!leads(), "rank 0 decides steps");
+  start();
+  while (obey(receive())) {
+  }
+}
+
+std::span<const int32_t> StepChannel::receive() {
+  message_.resize(std::max(message_.size(), kFirstMessage));
+  group_.broadcast(bytes_of(std::span(message_).first(kFirstMessage)), 0);
+  const auto n = static_cast<size_t>(message_[0]);
+  if (n > kFirstMessage) {
+    message_.resize(n);
+    group_.broadcast(bytes_of(std::span(message_).first(n).subspan(kFirstMessage)), 0);
+  }
+  return std::span(message_).first(n);
+}
+
+// Returns false at the end.
+bool StepChannel::obey(std::span<const int32_t> message) {
+  Header header;
+  std::memcpy(&header, message.data(), sizeof header);
+  if (header.kind == StepOrder::Kind::kEnd) return false;
+  if (header.kind == StepOrder::Kind::kPulse) {
+    group_.barrier();
+    return true;
+  }
+  const auto& [runner, cache] = models_.at(header.model);
+  if (header.kind == StepOrder::Kind::kCopyPage) {
+    runner.copy_page(cache, header.from_page, header.to_page);
+    return true;
+  }
+  const Batch batch = batch_of(header, message.subspan(kHeader), sequences_);
+  if (header.kind == StepOrder::Kind::kForward)
+    runner.forward(batch, cache);
+  else
+    runner.draft(header.module, header.states, batch, cache);
+  return true;
+}
+
+}  // namespace tandem

@@ -1,0 +1,82 @@
+// Ranks that compute one model together make the same steps. Rank 0's engine decides them: what a
+// step computes is announced here before it begins, and the other ranks repeat it.
+#pragma once
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "comm/group.h"
+#include "core/clock.h"
+#include "engine/deepseek.h"
+
+namespace tandem {
+
+class StepRunner;
+
+// What all ranks do next with one of their models.
+struct StepOrder {
+  enum class Kind : int32_t { kForward, kDraft, kCopyPage, kPulse, kEnd };
+  Kind kind;
+  int model = 0;
+  int module = 0;                                // of kDraft
+  HiddenStates states = HiddenStates::kOfModel;  // of kDraft
+  const Batch* batch = nullptr;                  // of kForward and kDraft
+  int32_t from_page = 0, to_page = 0;            // of kCopyPage
+};
+
+class StepChannel {
+ public:
+  using OnLost = std::function<void(const GroupError&)>;
+  // While nothing is computed the ranks hear of each other every `pulse`, which is shorter than the
+  // group's patience. `on_lost` is then called on a thread of its own when one does not answer. The
+  // group outlives the channel and makes no other calls between the first step and the end.
+  StepChannel(Group& group, OnLost on_lost, Clock::duration pulse = std::chrono::seconds(5));
+  ~StepChannel();
+  StepChannel(const StepChannel&) = delete;
+  StepChannel& operator=(const StepChannel&) = delete;
+
+  bool leads() const { return group_.rank() == 0; }
+  // Whether rank 0 has announced something, and not the end.
+  bool has_started() const { return started_ && !ended_; }
+  // Adds a model, on all ranks in the same order; returns its number. It must live until end() or
+  // follow().
+  int add(StepRunner& runner, KvCache& cache);
+
+  // Rank 0: tells the other ranks what it computes until the turn is over. Throws GroupError when a
+  // rank is lost, and AgreedError when one has failed before the first step.
+  using Turn = std::unique_lock<std::mutex>;
+  Turn announce(const StepOrder& order);
+  // Rank 0: the other ranks return from follow().
+  void end();
+  // Other ranks: repeat the steps of rank 0 until end(). Throws what a step throws, and GroupError
+  // when rank 0 is lost.
+  void follow();
+
+ private:
+  struct Model {
+    StepRunner& runner;
+    KvCache& cache;
+  };
+  void start();
+  void send(const StepOrder& order);
+  void pulse();
+  std::span<const int32_t> receive();
+  bool obey(std::span<const int32_t> order);
+
+  Group& group_;
+  const OnLost on_lost_;
+  const Clock::duration pulse_;
+  std::vector<Model> models_;
+  std::vector<int32_t> message_;
+  std::vector<Sequence> sequences_;
+
+  std::mutex mutex_;  // held while a step is computed; guards what is below
+  std::condition_variable ended_changed_;
+  bool started_ = false, ended_ = false;
+  Clock::time_point last_;  // when something was sent
+  std::thread pulsing_;     // the last member: it uses all others
+};
+
+}  // namespace tandem
