@@ -76,6 +76,57 @@ TEST_F(OnTheCpu, EveryLayerHasItsFormat) {
             (std::vector<WeightFormat>{weight_format("int8"), weight_format("int4")}));
 }
 
+// Three hosts with one rank each.
+class OnRanks : public OnTheCpu {
+ protected:
+  OnRanks() {
+    planned_.machine.hosts = 3;
+    planned_.machine.network = {10e9, 5e-6};
+    text_["backbone"]["stages"][0]["devices"] = {"host0.cpu", "host1.cpu", "host2.cpu"};
+    text_["backbone"]["stages"][0]["tp"] = 3;
+    layers() = Json::parse(R"([
+        {"layers": "3-9", "groups": [{"experts": "0-199", "format": "fp8", "owners": ["host2.cpu"]},
+                                {"experts": "200-255", "format": "int8", "owners": ["host0.cpu"]}]},
+        {"layers": "10-60", "groups": [{"experts": "0-9", "format": "int4", "owners": ["host1.cpu"]},
+                                {"experts": "10-255", "format": "fp8", "owners": ["host0.cpu"]}]}
+        ])");
+    text_["experts"].erase("numa_columns");
+  }
+  ExecutedParts parts_of(int rank, int n_ranks = 3) const {
+    return executed_parts(planned_.config, planned_.machine,
+                          placement_from_json(text_.dump(), "p.json"), {rank, n_ranks});
+  }
+};
+
+TEST_F(OnRanks, EachRankHasTheExpertsOfItsHost) {
+  planned_.config.n_used_mtp_layers = 1;
+  const ExecutedParts first = parts_of(0), second = parts_of(1);
+  EXPECT_EQ(first.rank_of_expert, second.rank_of_expert);
+  ASSERT_EQ(first.rank_of_expert.size(), 62u);
+  EXPECT_TRUE(first.rank_of_expert[2].empty());
+  for (int l = 3; l < 62; ++l)
+    for (int e = 0; e < 256; ++e)
+      EXPECT_EQ(first.rank_of_expert[l][e], l < 10 ? (e < 200 ? 2 : 0) : (e < 10 ? 1 : 0));
+  EXPECT_EQ(*first.experts.format(5), weight_format("int8"));
+  EXPECT_FALSE(first.experts.format(20)) << "as stored";
+  EXPECT_FALSE(second.experts.format(5)) << "none there";
+  EXPECT_EQ(*second.experts.format(20), weight_format("int4"));
+}
+
+TEST_F(OnRanks, OtherRanksAndHostsAreRefused) {
+  EXPECT_TRUE(says(error_of([&] { parts_of(0, 2); }),
+                   "host2.cpu: this program runs them on "
+                   "host0.cpu to host1.cpu, the CPUs of 2 ranks"));
+  planned_.machine.hosts = 4;
+  EXPECT_TRUE(says(error_of([&] { parts_of(0, 4); }), "4 ranks divide the backbone"));
+  planned_.machine.hosts = 3;
+  text_["backbone"]["stages"][0]["tp"] = 1;
+  EXPECT_TRUE(says(error_of([&] { parts_of(0); }), "with tp 3"));
+  text_["backbone"]["stages"][0]["tp"] = 3;
+  group()["owners"] = {"host2.cpu", "host1.cpu"};
+  EXPECT_TRUE(says(error_of([&] { parts_of(0); }), "expert 0 has 2 owners"));
+}
+
 TEST_F(OnTheCpu, PartsForOtherDevicesAreRefused) {
   EXPECT_EQ(after([] {}), "no error");
   // The refusal does not depend on the GPUs of this machine.

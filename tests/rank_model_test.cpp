@@ -170,6 +170,52 @@ TEST(RankModels, GiveTheSameAnswers) {
   }
 }
 
+// A placement that deals experts unevenly is obeyed: what each rank reads, and tokens.
+TEST(RankModels, ObeyAPlacement) {
+  const std::string directory = kRoot + "/models/tiny-r1";
+  const Tokenizer tokenizer = Tokenizer::from_directory(directory);
+  const std::string file = testing::TempDir() + "two_ranks.json";
+  const auto place = [&](const char* of_first, const char* of_second) {
+    std::ofstream(file) << fmt::format(
+        R"({{"model": "tiny-r1", "machine": "two hosts",
+            "backbone": {{"format": "fp8", "stages": [{{"layers": "0-2", "tp": 2,
+                          "devices": ["host0.cpu", "host1.cpu"]}}]}},
+            "embedding": {{"on": "cpu"}}, "head": {{"on": "cpu", "replicated": true}},
+            "kv": {{"tokens": 1024, "type": "bf16"}},
+            "experts": {{"layers": [{{"layers": "1-2", "groups": [
+              {{"experts": "{}", "format": "fp8", "owners": ["host0.cpu"]}},
+              {{"experts": "{}", "format": "fp8", "owners": ["host1.cpu"]}}]}}]}},
+            "prefill": {{"chunk_tokens": 64, "stream_from_tokens": 0}},
+            "micro_batches": 1, "micro_batches_from_sequences": 2}})",
+        of_first, of_second);
+  };
+  const auto answer = [&](const ModelOptions& options) {
+    LoadedModel loaded(options);
+    Engine engine = engine_for(loaded, tokenizer);
+    Request request;
+    request.prompt = tokenizer.encode("What is 3 + 4?");
+    request.max_new_tokens = 100;
+    return complete(engine, std::span(&request, 1))[0].tokens;
+  };
+  const std::vector<int32_t> want = answer({.directory = directory, .context = 1024});
+  std::array<int64_t, 2> bytes_before{};
+  for (const auto& [first, second] : {std::pair("0-14", "15"), std::pair("0,2,4", "1,3,5-15")}) {
+    place(first, second);
+    std::array<int64_t, 2> bytes{};
+    on_ranks(2, [&](Group& group) {
+      const ModelOptions options = on_rank({.directory = directory, .placement = file}, group);
+      bytes[group.rank()] = LoadedModel(options).load_report().bytes;
+      EXPECT_EQ(answer(options), want) << first;
+    });
+    if (bytes_before[0] > 0) {
+      // Twelve experts of two layers: three matrices of 128 x 128 FP8, each with a scale.
+      EXPECT_EQ(bytes_before[0] - bytes[0], 12 * 2 * 3 * (128 * 128 + 4));
+      EXPECT_EQ(bytes[1] - bytes_before[1], 12 * 2 * 3 * (128 * 128 + 4));
+    }
+    bytes_before = bytes;
+  }
+}
+
 // The message on the rank that reports it.
 std::string refusal(int n, const std::function<ModelOptions(int rank)>& options) {
   std::mutex mutex;
@@ -202,15 +248,17 @@ TEST(RankModels, RefuseWhatRanksDoNotShare) {
   using Options = ModelOptions&;
   EXPECT_EQ(with([](Options o, int) { o.device = DeviceChoice::kCuda; }),
             "--device cuda: a model on several ranks is computed by their CPUs: use --device cpu");
-  EXPECT_NE(with([](Options o, int) { o.placement = "p.json"; }).find("--placement"),
+  EXPECT_NE(with([](Options o, int) { o.placement = "none.json"; }).find("none.json"),
             std::string::npos);
   EXPECT_NE(with([](Options o, int rank) {
               if (rank == 2) o.isa = cpu::Isa::kReference;
-            }).find("the CPU or model of rank 2 differs from that of rank 0: \"kernels reference"),
+            })
+                .find("the CPU, model or placement of rank 2 differs from that of rank 0: "
+                      "\"kernels reference"),
             std::string::npos);
   EXPECT_NE(with([](Options o, int rank) {
               if (rank == 1) o.directory = kGolden + "v3_fp8";
-            }).find("the CPU or model of rank 1 differs"),
+            }).find("the CPU, model or placement of rank 1 differs"),
             std::string::npos);
   EXPECT_NE(with([](Options o, int rank) {
               if (rank == 1) o.directory = kGolden + "none";

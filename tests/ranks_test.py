@@ -171,7 +171,7 @@ class OnRanks(unittest.TestCase):
         self.refused([(3, ["run", "/none", "-p", "x"])], "/none")
         self.refused([(2, ["run", "--no-such-option"])], "--no-such-option")
         self.refused([(2, ["run", "--device", "cuda", "-p", "x"])], "several ranks", "--device cpu")
-        self.refused([(2, ["run", "--placement", "p.json", "-p", "x"])], "--placement")
+        self.refused([(2, ["run", "--placement", "p.json", "-p", "x"])], "p.json")
         self.refused([(2, ["run", "--ctx", "16", "-p", "word " * 500])], "--ctx")
         self.refused([(2, ["plan", "r1"])], "only run, chat, serve, eval and logits")
         self.refused([(2, ["serve", "--port", "70000"])], "--port 70000")

@@ -170,8 +170,8 @@ int streamed_from(const Placement& p, const Workload& w) {
   return w.prompt_tokens / chunks;
 }
 
-// Backbone layouts for every count of hosts: the first host's CPU, the CPUs of all hosts, the first
-// GPU, or some GPUs of each host.
+// Backbone layouts for every count of hosts: the first host's CPU, the CPUs of all hosts as
+// replicas or dividing it, the first GPU, or some GPUs of each host.
 std::vector<Layout> backbone_layouts(const PlanInput& in) {
   const int gpus = static_cast<int>(in.machine.gpus.size());
   std::vector<Layout> layouts;
@@ -183,7 +183,10 @@ std::vector<Layout> backbone_layouts(const PlanInput& in) {
       return devices;
     };
     layouts.push_back({hosts, {{0, -1}}, 1});
-    if (hosts > 1) layouts.push_back({hosts, of_each(-1, 1), 1});
+    if (hosts > 1) {
+      layouts.push_back({hosts, of_each(-1, 1), 1});
+      layouts.push_back({hosts, of_each(-1, 1), hosts});
+    }
     if (gpus > 0 && hosts > 1) layouts.push_back({hosts, {{0, 0}}, 1});
     for (int n = 1; n <= gpus; ++n) {
       layouts.push_back({hosts, of_each(0, n), 1});

@@ -11,24 +11,27 @@ namespace {
 
 constexpr DeviceId kCpu{}, kGpu{0, 0};
 
-void require_here(const Machine& machine, const Placement& p);
-void require_executed(const ModelConfig& config, const Placement& p);
-std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer);
+void require_here(const Machine& machine, const Placement& p, PlacedRank rank);
+void require_executed(const ModelConfig& config, const Placement& p, PlacedRank rank);
+std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer,
+                                                DeviceId cpu);
+std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p);
 GpuParts gpu_parts(const ModelConfig& config, const Placement& p);
 DeviceId backbone_of(const Placement& p) { return p.stages.front().devices.front(); }
 
 }  // namespace
 
-ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
-                             const Placement& p) {
-  require_here(machine, p);
+ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, const Placement& p,
+                             PlacedRank rank) {
+  require_here(machine, p, rank);
   check_placement(config, machine, p);
-  require_executed(config, p);
+  require_executed(config, p, rank);
   const WeightFormat stored = stored_expert_format(config);
   std::vector<std::optional<WeightFormat>> formats(config.n_layers);
   for (int l = 0; l < config.n_layers; ++l) {
     if (!config.is_moe(l)) continue;
-    const std::optional<WeightFormat> format = cpu_format_of_layer(*experts_of_layer(p, l), l);
+    const std::optional<WeightFormat> format =
+        cpu_format_of_layer(*experts_of_layer(p, l), l, {rank.rank, -1});
     if (format && *format != stored) formats[l] = format;
   }
   // Dense layers, which have no experts, take the format of the next layer.
@@ -36,6 +39,7 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
     if (!config.is_moe(l)) formats[l] = formats[l + 1];
   ExecutedParts parts = {
       {std::move(formats), p.numa_columns}, p.kv_tokens, p.kv_type, p.prefill_chunk_tokens, {}};
+  if (rank.n_ranks > 1) parts.rank_of_expert = ranks_of_experts(config, p);
   if (backbone_of(p) == kCpu) return parts;
   parts.gpu = gpu_parts(config, p);
   parts.experts.keep_elsewhere({parts.gpu->experts});
@@ -67,11 +71,16 @@ namespace {
 
 // Runs before check_placement: a device that this program cannot use is refused as such, whether
 // the machine has it or not.
-void require_here(const Machine& machine, const Placement& p) {
+void require_here(const Machine& machine, const Placement& p, PlacedRank rank) {
   const bool has_gpu = !machine.gpus.empty();
-  const auto runs_on = [&](DeviceId d) { return d == kCpu || (has_gpu && d == kGpu); };
-  const std::string known =
-      has_gpu ? fmt::format("{} and {}", device_name(kCpu), device_name(kGpu)) : device_name(kCpu);
+  const int n = rank.n_ranks;
+  const auto runs_on = [&](DeviceId d) {
+    return (d.is_cpu() && d.host < n) || (has_gpu && d == kGpu);
+  };
+  const std::string known = has_gpu ? fmt::format("{} and {}", device_name(kCpu), device_name(kGpu))
+                            : n > 1 ? fmt::format("{} to {}, the CPUs of {} ranks,",
+                                                  device_name(kCpu), device_name({n - 1, -1}), n)
+                                    : device_name(kCpu);
   for (const Stage& s : p.stages)
     for (const DeviceId d : s.devices)
       require(runs_on(d),
@@ -88,12 +97,22 @@ void require_here(const Machine& machine, const Placement& p) {
                 d == kGpu ? ", or with --device cuda" : "");
 }
 
-void require_executed(const ModelConfig& config, const Placement& p) {
+void require_executed(const ModelConfig& config, const Placement& p, PlacedRank rank) {
   require(p.backbone == stored_format(config),
           "placement: the backbone is {}: this program keeps it as stored, {}",
           format_name(p.backbone), format_name(stored_format(config)));
-  require(p.stages.size() == 1 && p.stages[0].devices.size() == 1,
-          "placement: the backbone is on several devices: this program runs it on one");
+  const int n = rank.n_ranks;
+  const bool divided =
+      p.stages.size() == 1 && std::ssize(p.stages[0].devices) == n && p.stages[0].tp == n;
+  require(
+      divided || n > 1,
+      "placement: the backbone is on several devices: this program runs it on one, or on a rank "
+      "for each of several hosts (docs/scale_out.md)");
+  require(divided,
+          "placement: {} ranks divide the backbone: this program runs it on the CPUs of as many "
+          "hosts, with tp {}; plan for a machine with hosts: {}, or start as many ranks as the "
+          "placement has hosts",
+          n, n, n);
   const bool on_gpu = backbone_of(p) == kGpu;
   require(!on_gpu || !p.head_on_cpu,
           "placement: the head is on the CPU and the backbone on a GPU: this program runs them on "
@@ -111,7 +130,7 @@ void require_executed(const ModelConfig& config, const Placement& p) {
       require(group.owners.size() == 1,
               "placement: layer {}: expert {} has {} owners: this program runs it on one device",
               l.first, group.experts.front(), group.owners.size());
-      if (group.owners[0] == kCpu) continue;
+      if (group.owners[0].is_cpu()) continue;
       require(on_gpu,
               "placement: layer {}: expert {} is on {} and the backbone is not: this program runs "
               "experts on a GPU beside a backbone there",
@@ -122,11 +141,26 @@ void require_executed(const ModelConfig& config, const Placement& p) {
     }
 }
 
-// The format of the layer's CPU experts; empty if it has none.
-std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer) {
+// The rank of each expert. Layers for multi-token prediction are like the last layer.
+std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p) {
+  std::vector<std::vector<int>> ranks(config.n_all_layers());
+  for (int l = 0; l < config.n_layers; ++l) {
+    if (!config.is_moe(l)) continue;
+    ranks[l].resize(config.router.n_experts);
+    for (const ExpertGroup& group : experts_of_layer(p, l)->groups)
+      for (const int e : group.experts) ranks[l][e] = group.owners[0].host;
+  }
+  for (int l = config.n_layers; l < config.n_all_layers(); ++l)
+    ranks[l] = ranks[config.n_layers - 1];
+  return ranks;
+}
+
+// The format of the layer's experts on these CPUs; empty if there are none.
+std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer,
+                                                DeviceId cpu) {
   const ExpertGroup* first = nullptr;
   for (const ExpertGroup& group : experts.groups) {
-    if (group.owners[0] != kCpu) continue;
+    if (group.owners[0] != cpu) continue;
     if (!first) first = &group;
     require(group.format == first->format,
             "placement: layer {}: expert {} is {} and expert {} is {}: this program keeps all "

@@ -1,5 +1,5 @@
-// The part of a placement that the executor runs: everything on the CPUs of one host, or the
-// backbone on its first GPU and experts on both.
+// The part of a placement that the executor runs: everything on the CPUs of one host, the backbone
+// on its first GPU and experts on both, or everything divided among the CPUs of several hosts.
 #pragma once
 #include <optional>
 
@@ -28,14 +28,23 @@ struct ExecutedParts {
   DType kv_type;
   int chunk_tokens;             // tokens of a prompt per step
   std::optional<GpuParts> gpu;  // empty: the CPUs compute everything
+  // [n_all_layers][n_experts], empty for a dense layer: the rank that has each expert. Empty: one
+  // rank has all.
+  std::vector<std::vector<int>> rank_of_expert = {};
+};
+
+// A process among those that run a placement together: rank r has the CPUs of host r.
+struct PlacedRank {
+  int rank = 0, n_ranks = 1;
 };
 
 // Throws Error for a placement that is not sound (check_placement), and for what the executor does
 // not support, naming the layers or the layer and expert: GPUs that `machine` lacks or that are not
-// its first, experts on a GPU without the backbone, other hosts, several formats among a layer's
-// CPU experts.
+// its first, experts on a GPU without the backbone, hosts without a rank, ranks without a host, a
+// backbone that all ranks do not divide, several formats among the experts that a host has of a
+// layer. `machine` has a host for each rank.
 ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
-                             const Placement& placement);
+                             const Placement& placement, PlacedRank rank = {});
 
 // True if no routed expert is left to the CPU.
 bool all_on_gpu(const GpuParts& parts);

@@ -146,7 +146,8 @@ LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
   is_own.reserve(loads.size());
   for (const ExpertLoad& load : loads)
     is_own.push_back(std::binary_search(sorted.begin(), sorted.end(), load.owner));
-  const auto n_own = static_cast<int>(std::count(is_own.begin(), is_own.end(), true));
+  const auto n_cpus = static_cast<int>(std::count_if(
+      loads.begin(), loads.end(), [](const ExpertLoad& load) { return load.owner.is_cpu(); }));
   const Rates cpu = rates_of(in_.machine, {0, -1}, p_.numa_columns);
   const Rates gpu = in_.machine.gpus.empty() ? cpu : rates_of(in_.machine, {0, 0}, {});
   const bool sliced = experts.groups[0].sliced;
@@ -158,7 +159,7 @@ LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
       continue;
     }
     const bool own = is_own[i];
-    const int n_alike = own ? n_own : static_cast<int>(loads.size()) - n_own;
+    const int n_alike = load.owner.is_cpu() ? n_cpus : static_cast<int>(loads.size()) - n_cpus;
     if (i > 0 && own == is_own[i - 1] && alike(load, loads[i - 1])) continue;
     const double seconds =
         busiest_seconds(load.owner.is_cpu() ? cpu : gpu, load, sliced ? 1 : n_alike);
@@ -194,10 +195,12 @@ void LayerModel::add_streamed(const Stage& stage, const ExpertLoad& load, const 
 void LayerModel::add_ways(const Stage& stage, const std::vector<ExpertLoad>& loads,
                           ExpertTimes& e) const {
   const DeviceId backbone = stage.devices[0];
+  // Devices that share a replica have its tokens already, and its all-reduce adds their sums.
+  const auto replica_end = stage.devices.begin() + stage.tp;
   double all = 0, cpu = 0, near = 0, far = 0;
   for (const ExpertLoad& load : loads) {
     all += load.rows;
-    if (load.owner == backbone) continue;
+    if (std::find(stage.devices.begin(), replica_end, load.owner) != replica_end) continue;
     if (load.owner.host != backbone.host)
       far += load.rows;
     else
@@ -241,7 +244,8 @@ double LayerModel::exchange_seconds(const Stage& stage, const ExpertTimes& e, do
   return seconds + std::max(near, far);
 }
 
-// Two per layer, after attention and after the FFN, each as reduce-scatter and all-gather.
+// Two per layer, after attention and after the FFN, each as reduce-scatter and all-gather: of BF16
+// on GPUs, of float on CPUs.
 double LayerModel::all_reduce_seconds(const Stage& stage, double tokens) const {
   if (stage.tp == 1) return 0;
   const Machine& m = in_.machine;
@@ -249,7 +253,8 @@ double LayerModel::all_reduce_seconds(const Stage& stage, double tokens) const {
   const Link link = same_host ? m.gpu_link
                               : Link{m.network.bytes_per_second / of_first_host(stage),
                                      m.network.latency_seconds};
-  const double bytes = 2 * (stage.tp - 1.0) / stage.tp * tokens * in_.config.dim * kBf16Bytes;
+  const double number = stage.devices[0].is_cpu() ? sizeof(float) : kBf16Bytes;
+  const double bytes = 2 * (stage.tp - 1.0) / stage.tp * tokens * in_.config.dim * number;
   return 2 * (2 * link.latency_seconds + bytes / link.bytes_per_second);
 }
 

@@ -13,6 +13,9 @@ namespace tandem {
 // possible.
 ExpertOwners even_owners(const ModelConfig& config, int n_ranks);
 
+// The owners that a placement names: rank_of_expert[layer][expert], empty for a dense layer.
+ExpertOwners owners_of(const std::vector<std::vector<int>>& rank_of_expert);
+
 // What `rank` does not have: the experts of other ranks, and what of the backbone they divide.
 Elsewhere elsewhere_of(const ExpertOwners& owners, const ModelConfig& config, int rank,
                        int n_ranks);

@@ -22,6 +22,7 @@ bool has_gpu(const ModelOptions& options) {
 Machine machine_of(const Subject& subject, bool with_gpu) {
   Machine machine;
   machine.name = "this machine";
+  machine.hosts = subject.rank.n_ranks;
   const Topology& topology = subject.topology;
   for (const TopologyNode& node : topology.nodes)
     machine.nodes.push_back(
@@ -38,7 +39,7 @@ std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Sub
       "both --placement and --experts {}: the placement sets the format of experts; leave one out",
       options.experts ? format_name(*options.experts) : "");
   const ExecutedParts parts = executed_parts(subject.config, machine_of(subject, with_gpu),
-                                             placement_from_file(options.placement));
+                                             placement_from_file(options.placement), subject.rank);
   require(parts.gpu.has_value() == with_gpu,
           "--device {}: the backbone of {} is on the CPU: use --device cpu",
           name_of(options.device), options.placement);

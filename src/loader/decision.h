@@ -23,7 +23,8 @@ struct Subject {
   const cpu::KernelTable& kernels;
   const CpuWeights& home;
   int64_t memory_bytes;  // of the host
-  Elsewhere on_other_ranks = {};
+  PlacedRank rank = {};
+  Elsewhere on_other_ranks = {};  // unless a placement says so
 };
 
 // Throws Error for options that contradict each other or the placement, for a placement that is

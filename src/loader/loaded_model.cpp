@@ -74,15 +74,16 @@ Topology topology_for(const ModelOptions& options) {
 // was compared.
 std::string text_of_rank(const ModelOptions& options, const cpu::KernelTable& kernels) {
   constexpr int64_t kMostBytes = 10'000'000;
-  return fmt::format("kernels {}, config {}", kernels.name,
-                     read_text_file(options.directory + "/config.json", kMostBytes));
+  const auto text = [&](const std::string& file) {
+    return file.empty() ? file : read_text_file(file, kMostBytes);
+  };
+  return fmt::format("kernels {}, config {}, placement {}", kernels.name,
+                     text(options.directory + "/config.json"), text(options.placement));
 }
 
 void require_runs_on_ranks(const ModelOptions& options) {
   require(options.device != DeviceChoice::kCuda,
           "--device cuda: a model on several ranks is computed by their CPUs: use --device cpu");
-  require(options.placement.empty(),
-          "--placement: experts are dealt evenly to several ranks: leave it out");
   require(options.dense_products == DenseProducts::kTandem,
           "--dense-products {}: ranks may choose different products: leave it out",
           name_of(options.dense_products));
@@ -111,7 +112,7 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
   Group& group = *options.ranks.group;
   run_on_all(group, [&] { require_runs_on_ranks(options); });
   const std::string text = agreed(options.ranks, [&] { return text_of_rank(options, kernels_); });
-  run_on_all(group, [&] { require_same(group, "CPU or model", text); });
+  run_on_all(group, [&] { require_same(group, "CPU, model or placement", text); });
   group.set_patience(kLoadPatience);  // ranks may read from disks of different speed
   run_on_all(group, [&] { load(options_of_rank(options), progress); });
   group.set_patience({});
@@ -129,11 +130,10 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
     require(why_not.empty(), "--draft mtp: {}: use --draft lookup", why_not);
     config_.n_used_mtp_layers = config_.n_mtp_layers;
   }
-  if (options.ranks.group)
-    owners_ = std::make_unique<ExpertOwners>(even_owners(config_, options.ranks.group->size()));
   ModelWeights stored = stored_with_mtp(store, topology_.n_cores(), config_);
   Decision decision = decide(options, subject(options.ranks, stored));
   if (drafting_.decides) add_mtp(options, store, stored, decision);
+  if (options.ranks.group) assign_experts(*options.ranks.group, decision.parts);
   context_ = decision.context;
   const Source source = {options, store, stored, progress};
   if (decision.parts.gpu)
@@ -142,13 +142,23 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
     load_on_cpu(source, decision);
 }
 
+// Experts are where a placement says, or dealt evenly.
+void LoadedModel::assign_experts(const Group& group, ExecutedParts& parts) {
+  const bool placed = !parts.rank_of_expert.empty();
+  owners_ = std::make_unique<ExpertOwners>(placed ? owners_of(parts.rank_of_expert)
+                                                  : even_owners(config_, group.size()));
+  parts.experts.keep_elsewhere(elsewhere_of(*owners_, config_, group.rank(), group.size()));
+}
+
 // The ranks of a host have equal shares of its memory.
 Subject LoadedModel::subject(const Ranks& ranks, ModelWeights& stored) const {
   Subject subject{config_,  stored, topology_,
                   kernels_, home_,  machine_info().memory_bytes / ranks.n_of_host};
-  if (ranks.group)
-    subject.on_other_ranks =
-        elsewhere_of(*owners_, config_, ranks.group->rank(), ranks.group->size());
+  if (ranks.group) {
+    subject.rank = {ranks.group->rank(), ranks.group->size()};
+    subject.on_other_ranks = elsewhere_of(even_owners(config_, subject.rank.n_ranks), config_,
+                                          subject.rank.rank, subject.rank.n_ranks);
+  }
   return subject;
 }
 
