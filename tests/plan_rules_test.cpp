@@ -432,6 +432,39 @@ TEST(LayerTime, AllReduceByHand) {
   EXPECT_NEAR(all_reduce(one_host, 2), near, 1e-12);
   EXPECT_NEAR(all_reduce(two_hosts, 2), near, 1e-12) << "two replicas, a host each";
   EXPECT_NEAR(all_reduce(two_hosts, 4), 2 * (2 * 20e-6 + 1.5 * rows / (10e9 / 2)), 1e-12);
+  EXPECT_NEAR(all_reduce({{0, -1}, {1, -1}}, 2), 2 * (2 * 20e-6 + 2 * rows / 10e9), 1e-12)
+      << "CPUs add floats";
+}
+
+// Two hosts with CPUs alone divide R1's backbone, and their experts get no rows over the network.
+TEST(PlanOfCpuHosts, TheBackboneIsDivided) {
+  Machine m = round_machine();
+  m.gpus.clear();
+  m.hosts = 2;
+  m.network = {10e9, 5e-6};
+  const Planned planned("r1", m);
+  const Plan plan = planned.plan();
+  ASSERT_EQ(plan.placement.stages.size(), 1u);
+  EXPECT_EQ(plan.placement.stages[0].devices, (std::vector<DeviceId>{{0, -1}, {1, -1}}));
+  EXPECT_EQ(plan.placement.stages[0].tp, 2);
+  const Workload w;
+  const PlanInput in = {planned.config, m, w, planned.routing};
+  const auto layer = [&](Placement p, std::vector<DeviceId> devices, int tp) {
+    p.stages = {{0, 60, std::move(devices), tp}};
+    return LayerModel(in, p, {1, 1024, false, 1}).layer(p.stages[0], 3, experts_of_layer(p, 3));
+  };
+  const LayerTime divided = layer(plan.placement, {{0, -1}, {1, -1}}, 2);
+  const LayerTime on_one = layer(plan.placement, {{0, -1}}, 1);
+  EXPECT_EQ(divided[Part::kExchange], 0);
+  EXPECT_GT(on_one[Part::kExchange], 0);
+  EXPECT_DOUBLE_EQ(divided[Part::kProjections] * 2, on_one[Part::kProjections]);
+  // The busier host has more than half of the experts, wherever the backbone is.
+  EXPECT_DOUBLE_EQ(divided[Part::kCpuExperts], on_one[Part::kCpuExperts]);
+  Placement alone = plan.placement;
+  for (ExpertGroup& group : alone.layers[0].groups) group.owners = {{0, -1}};
+  const double all = layer(alone, {{0, -1}}, 1)[Part::kCpuExperts];
+  EXPECT_GT(divided[Part::kCpuExperts], 0.55 * all);
+  EXPECT_LT(divided[Part::kCpuExperts], 0.85 * all);
 }
 
 }  // namespace

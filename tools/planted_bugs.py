@@ -555,7 +555,7 @@ MUTANTS = [
     ("GPU decode: shares joined as if they were equal", "gpu_kernels/attention_parts.h", [("sum += weights[i] = exp2_approx(weights[i] - max);", "sum += weights[i] = 1;")]),
     ("GPU decode: the second group's parts are left out", "gpu_kernels/attention_parts.h", [("for (int g = 0; g < kJoinGroups - 1; ++g)", "for (int g = 1; g < kJoinGroups - 1; ++g)")]),
     ("GPU decode: splits from the 33rd on have no weight of their own", "gpu_kernels/attention_parts.h", [("weights[i] = i < p.n ? weights[i] * inverse : 0;", "weights[i] = i < min(p.n, 32) ? weights[i] * inverse : 0;")]),
-    ("ranks: experts are dealt to one rank less", "offload/ranks/rank_experts.cpp", [("(int64_t{e} * n_ranks + n_ranks - 1) / n)", "(int64_t{e} * (n_ranks - 1) + n_ranks - 2) / n)")]),
+    ("ranks: experts are dealt to one rank less", "offload/ranks/rank_experts.cpp", [("owners.add(layer, e, e % n_ranks);", "owners.add(layer, e, e % std::max(1, n_ranks - 1));")]),
     ("ranks: every rank reads all experts", "offload/ranks/rank_experts.cpp", [("push_back(!here)", "push_back(false)")]),
     ("ranks: the backbone is left out with the experts", "offload/ranks/rank_experts.cpp", [(".backbone = false", ".backbone = true")]),
     ("ranks: an error is reported by each", "src/comm/agreement.cpp", [("const bool here = first - states.begin() == group.rank();", "const bool here = mine.has_value();")]),

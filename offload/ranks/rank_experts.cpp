@@ -8,8 +8,7 @@ ExpertOwners even_owners(const ModelConfig& config, int n_ranks) {
   const int n = config.router.n_experts;
   ExpertOwners owners(config.n_all_layers(), n);
   for (int layer = 0; layer < config.n_all_layers(); ++layer)
-    for (int e = 0; config.is_moe(layer) && e < n; ++e)
-      owners.add(layer, e, static_cast<int>((int64_t{e} * n_ranks + n_ranks - 1) / n));
+    for (int e = 0; config.is_moe(layer) && e < n; ++e) owners.add(layer, e, e % n_ranks);
   return owners;
 }
 

@@ -9,8 +9,9 @@
 
 namespace tandem {
 
-// Every expert on one of n_ranks ranks: adjacent experts on the same rank, as many on each as
-// possible.
+// Every expert on one of n_ranks ranks, dealt in turns: routing that chooses among few groups of
+// adjacent experts then uses all ranks. Of the 8 experts that R1's routing chooses for a token, the
+// busiest of two ranks has 5.1, and 5.4 if each had half of the groups; of four 3.5 and 3.9.
 ExpertOwners even_owners(const ModelConfig& config, int n_ranks);
 
 // The owners that a placement names: rank_of_expert[layer][expert], empty for a dense layer.
