@@ -170,6 +170,25 @@ TEST(RankModels, GiveTheSameAnswers) {
   }
 }
 
+// Every rank has as many experts of a layer as another one, and as many of each routing group.
+TEST(RankModels, HaveEquallyManyExperts) {
+  const ModelConfig config = ModelConfig::from_directory(kRoot + "/models/tiny-r1");
+  const int in_group = config.router.n_experts / config.router.n_groups;
+  for (const int n_ranks : {1, 2, 3, 4}) {
+    const ExpertOwners owners = even_owners(config, n_ranks);
+    for (int first = 0; first < config.router.n_experts; first += in_group) {
+      std::vector<int> n_of(n_ranks);
+      for (int e = first; e < first + in_group; ++e) {
+        ASSERT_EQ(owners.ranks(1, e).size(), 1u);
+        ++n_of.at(owners.ranks(1, e)[0]);
+      }
+      const auto [least, most] = std::minmax_element(n_of.begin(), n_of.end());
+      EXPECT_LE(*most - *least, 1);
+    }
+    EXPECT_TRUE(owners.ranks(0, 0).empty()) << "a dense layer";
+  }
+}
+
 // A placement that deals experts unevenly is obeyed: what each rank reads, and tokens.
 TEST(RankModels, ObeyAPlacement) {
   const std::string directory = kRoot + "/models/tiny-r1";

@@ -561,7 +561,6 @@ MUTANTS = [
     ("ranks: an error is reported by each", "src/comm/agreement.cpp", [("const bool here = first - states.begin() == group.rank();", "const bool here = mine.has_value();")]),
     ("ranks: an agreed error is agreed on again", "src/comm/agreement.cpp", [("  } catch (const AgreedError&) {\n    throw;\n", "")]),
     ("ranks: other kernels are not noticed", "src/loader/loaded_model.cpp", [("fmt::format(\"kernels {}, config {}, placement {}\", kernels.name,", "fmt::format(\"kernels {}, config {}, placement {}\", \"\",")]),
-    ("ranks: a rank has the heads of its neighbour", "src/model/backbone_share.cpp", [(".heads = part_of(m.n_heads, heads, rank, n_ranks),", ".heads = part_of(m.n_heads, heads, n_ranks - 1 - rank, n_ranks),")]),
     ("ranks: heads are divided within a block of scales", "src/model/backbone_share.cpp", [("{ return unit / std::gcd(unit, size); }", "{ return unit / unit + 0 * size; }")]),
     ("ranks: the last columns are on no rank", "src/model/backbone_share.cpp", [("ceil_div(n, unit);", "n / unit;")]),
     ("ranks: attention is not added up", "src/engine/deepseek.cpp", [("    ops_.all_reduce(s.y);  // each rank has some of the heads\n", "")]),
