@@ -104,6 +104,16 @@ class OnRanks(unittest.TestCase):
                    for start in (alone, lambda a: run(LAUNCHERS[0], [(2, a)]))]
         self.assertAlmostEqual(results[0], results[1], delta=1e-3 * results[0])
 
+    def test_routing_is_recorded(self):
+        with tempfile.TemporaryDirectory() as folder:
+            counts = []
+            for name, start in (("alone", alone), ("ranks", lambda arguments: run(LAUNCHERS[0], [(2, arguments)]))):
+                file = pathlib.Path(folder) / name
+                done = start([*QUESTION, "--record-routing", str(file)])
+                self.assertEqual(done.returncode, 0, done.stderr)
+                counts.append(json.loads(file.read_text())["counts"])
+            self.assertEqual(counts[0], counts[1])
+
     def test_chat(self):
         arguments = ["chat", "--temp", "0", "-q", "-n", "60"]
         lines = "What is 3 + 4?\nAnd 5 + 6?\n"

@@ -15,22 +15,16 @@ namespace {
 
 using namespace std::chrono_literals;
 constexpr Patience kShort{500ms};
-constexpr auto kPulse = 50ms;
+constexpr auto kHeartbeat = 50ms;
 
 void never(const GroupError& error) { ADD_FAILURE() << error.what(); }
-
-// Begins steps on rank 0, with none that computes.
-void begin(StepChannel& channel, Group& group) {
-  const StepChannel::Turn turn = channel.announce({.kind = StepOrder::Kind::kPulse});
-  group.barrier();
-}
 
 TEST(StepChannel, RanksWaitForAStepLongerThanTheirPatience) {
   std::atomic<int> n_ended{0};
   run_local_ranks({.n = 3, .patience = kShort}, [&](Group& group) {
-    StepChannel channel(group, never, kPulse);
+    StepChannel channel(group, never, kHeartbeat);
     if (channel.leads()) {
-      begin(channel, group);
+      channel.begin();
       std::this_thread::sleep_for(3 * kShort.limit);
       channel.end();
     } else {
@@ -44,7 +38,7 @@ TEST(StepChannel, RanksWaitForAStepLongerThanTheirPatience) {
 
 TEST(StepChannel, CommandsWithoutStepsEnd) {
   run_local_ranks({.n = 3}, [&](Group& group) {
-    StepChannel channel(group, never, kPulse);
+    StepChannel channel(group, never, kHeartbeat);
     EXPECT_FALSE(channel.has_started());
     channel.leads() ? channel.end() : channel.follow();
     EXPECT_FALSE(channel.leads() && channel.has_started());
@@ -61,11 +55,11 @@ TEST(StepChannel, ARankThatIsLostWhileNothingIsComputedIsNamed) {
       lost = error.lost;
       is_lost = true;
     };
-    StepChannel channel(group, on_lost, kPulse);
+    StepChannel channel(group, on_lost, kHeartbeat);
     try {
       if (!channel.leads()) return channel.follow();
-      begin(channel, group);
-      while (!is_lost) std::this_thread::sleep_for(kPulse);
+      channel.begin();
+      while (!is_lost) std::this_thread::sleep_for(kHeartbeat);
       channel.end();
     } catch (const GroupError& error) {
       EXPECT_EQ(error.lost, 2);
@@ -79,11 +73,11 @@ TEST(StepChannel, ARankThatIsLostWhileNothingIsComputedIsNamed) {
 TEST(StepChannel, ARankThatFailsBeforeTheFirstStepEndsAll) {
   std::atomic<int> n_errors{0};
   run_local_ranks({.n = 3}, [&](Group& group) {
-    StepChannel channel(group, never, kPulse);
+    StepChannel channel(group, never, kHeartbeat);
     try {
       run_on_all(group, [&] {
         if (group.rank() == 1) throw Error("no memory");
-        channel.leads() ? begin(channel, group) : channel.follow();
+        channel.leads() ? channel.begin() : channel.follow();
       });
     } catch (const AgreedError& error) {
       EXPECT_EQ(error.reported_here, group.rank() == 1);

@@ -12,11 +12,10 @@ ExpertOwners even_owners(const ModelConfig& config, int n_ranks) {
   return owners;
 }
 
-ExpertOwners owners_of(const std::vector<std::vector<int>>& rank_of_expert) {
-  size_t n_experts = 0;
-  for (const std::vector<int>& layer : rank_of_expert)
-    n_experts = std::max(n_experts, layer.size());
-  ExpertOwners owners(static_cast<int>(rank_of_expert.size()), static_cast<int>(n_experts));
+ExpertOwners owners_of(const std::vector<std::vector<int>>& rank_of_expert,
+                       const ModelConfig& config, int n_ranks) {
+  if (rank_of_expert.empty()) return even_owners(config, n_ranks);
+  ExpertOwners owners(config.n_all_layers(), config.router.n_experts);
   for (int layer = 0; layer < std::ssize(rank_of_expert); ++layer)
     for (int e = 0; e < std::ssize(rank_of_expert[layer]); ++e)
       owners.add(layer, e, rank_of_expert[layer][e]);

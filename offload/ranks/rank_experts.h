@@ -9,13 +9,15 @@
 
 namespace tandem {
 
-// Every expert on one of n_ranks ranks, dealt in turns: routing that chooses among few groups of
+// Every expert on one of n_ranks ranks, dealt round-robin: routing that chooses among few groups of
 // adjacent experts then uses all ranks. Of the 8 experts that R1's routing chooses for a token, the
 // busiest of two ranks has 5.1, and 5.4 if each had half of the groups; of four 3.5 and 3.9.
 ExpertOwners even_owners(const ModelConfig& config, int n_ranks);
 
 // The owners that a placement names: rank_of_expert[layer][expert], empty for a dense layer.
-ExpertOwners owners_of(const std::vector<std::vector<int>>& rank_of_expert);
+// even_owners() if it is empty.
+ExpertOwners owners_of(const std::vector<std::vector<int>>& rank_of_expert,
+                       const ModelConfig& config, int n_ranks);
 
 // What `rank` does not have: the experts of other ranks, and what of the backbone they divide.
 Elsewhere elsewhere_of(const ExpertOwners& owners, const ModelConfig& config, int rank,

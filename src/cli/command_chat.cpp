@@ -10,6 +10,7 @@
 #include "cli/conversation.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
+#include "comm/agreement.h"
 #include "text/chat_format.h"
 
 namespace tandem {
@@ -45,6 +46,7 @@ int chat_command(const Options& options) {
 
   // A launcher of ranks may give them a terminal that is not the user's.
   const bool dims = !options.model.ranks.group;
+  if (options.model.ranks.steps) options.model.ranks.steps->begin();
   const Interrupt interrupt;
   for (std::string line; read_line(line);) {
     if (line.empty()) continue;
@@ -55,6 +57,10 @@ int chat_command(const Options& options) {
     try {
       answer = generate(engine, tokenizer, request, g.stops,
                         [&](std::string_view piece) { printer.print(piece); });
+    } catch (const RunError&) {
+      throw;
+    } catch (const AgreedError&) {
+      throw;
     } catch (const Error& error) {  // the conversation continues without this turn
       std::fprintf(stderr, "error: %s\n", error.what());
       messages.erase(messages.size() - 1);

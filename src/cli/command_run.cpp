@@ -66,7 +66,10 @@ nlohmann::ordered_json run_report(const LoadedModel& loaded, const Request& requ
 }  // namespace
 
 int run_command(const Options& options) {
-  if (options.model.ranks.follow()) return follow({options.model});
+  ModelOptions model = options.model;
+  model.record_routing = !options.record_routing.empty();
+  model.record_timeline = !options.timeline.empty();
+  if (model.ranks.follow()) return follow({model});
   const GenerateOptions& g = options.generate;
   const std::string text = prompt_text(g);
   const Tokenizer tokenizer = Tokenizer::from_directory(options.model.directory);
@@ -86,9 +89,6 @@ int run_command(const Options& options) {
     if (!placement.empty())
       planned = planned_layers(read_text_file(placement, kMaxPlacementBytes), placement);
   }
-  ModelOptions model = options.model;
-  model.record_routing = statistics.has_value();
-  model.record_timeline = timeline.has_value();
   LoadedModel loaded(model, load_progress(quiet));
   const Interrupt interrupt;
   // A launcher of ranks may give them a terminal that is not the user's.

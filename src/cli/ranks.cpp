@@ -27,9 +27,10 @@ Ranks CommandRanks::open(int argc, char** argv) {
   world_ = open_mpi_world(*launch_);
   Group& world = *world_;
   run_on_all(world, [&] { require_same(world, "command line", text_of(argc, argv)); });
+  world.set_patience(kLoadPatience);  // rank 0 may read its input before it loads
   if (world.rank() > 0)
     require(std::freopen("/dev/null", "w", stdout), "/dev/null cannot be opened");
-  // Nothing else is under way that could end in another way.
+  // Nothing is computed then, so the process may leave at once.
   steps_ = std::make_unique<StepChannel>(world, [](const GroupError& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     std::_Exit(1);
@@ -50,8 +51,8 @@ int CommandRanks::run(const std::function<int()>& command) {
       status = command();
     } catch (const GroupError&) {
       throw;
-    } catch (const Error&) {
-      if (steps_->has_started()) steps_->end();
+    } catch (const std::exception&) {
+      if (steps_->leads() && steps_->has_started()) steps_->end();
       throw;
     }
     if (steps_->leads()) steps_->end();

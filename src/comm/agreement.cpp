@@ -1,6 +1,7 @@
 #include "comm/agreement.h"
 
 #include <algorithm>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -22,6 +23,10 @@ void run_on_all(Group& group, const std::function<void()>& work) {
     mine = {error.what(), true};
   } catch (const Error& error) {
     mine = {error.what(), false};
+  } catch (const std::bad_alloc&) {
+    mine = {"no memory is left: use a smaller model or a smaller --ctx", true};
+  } catch (const std::exception& error) {
+    mine = {error.what(), true};
   }
   enum : uint8_t { kDone, kFailed, kFailedWhileRunning };
   std::vector<uint8_t> states(group.size());

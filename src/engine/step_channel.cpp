@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-// Most steps fit the first message, whose size all ranks know; longer ones have a second.
+// All ranks know the size of the first message. Steps of many tokens or pages have a second one.
 constexpr size_t kFirstMessage = 512;
 
 // Numbers before the arrays of a message.
@@ -92,8 +92,8 @@ Batch batch_of(const Header& header, std::span<const int32_t> arrays,
 
 }  // namespace
 
-StepChannel::StepChannel(Group& group, OnLost on_lost, Clock::duration pulse)
-    : group_(group), on_lost_(std::move(on_lost)), pulse_(pulse) {}
+StepChannel::StepChannel(Group& group, OnLost on_lost, Clock::duration interval)
+    : group_(group), on_lost_(std::move(on_lost)), interval_(interval) {}
 
 StepChannel::~StepChannel() {
   {
@@ -101,7 +101,7 @@ StepChannel::~StepChannel() {
     ended_ = true;
   }
   ended_changed_.notify_all();
-  if (pulsing_.joinable()) pulsing_.join();
+  if (heart_.joinable()) heart_.join();
 }
 
 int StepChannel::add(StepRunner& runner, KvCache& cache) {
@@ -109,19 +109,20 @@ int StepChannel::add(StepRunner& runner, KvCache& cache) {
   return static_cast<int>(models_.size()) - 1;
 }
 
-// All ranks have come here without an error.
-void StepChannel::start() {
+void StepChannel::begin() { begin_holding(Turn(mutex_)); }
+
+// Returns once all ranks are ready, and throws if one has failed before.
+void StepChannel::begin_holding(const Turn&) {
+  check(leads() && !ended_, "rank 0 decides steps, until the end");
+  if (started_) return;
   run_on_all(group_, [] {});
   started_ = true;
+  heart_ = std::thread([this] { beat(); });
 }
 
 StepChannel::Turn StepChannel::announce(const StepOrder& order) {
   Turn turn(mutex_);
-  check(leads() && !ended_, "rank 0 announces steps, until the end");
-  if (!started_) {
-    start();
-    pulsing_ = std::thread([this] { pulse(); });
-  }
+  begin_holding(turn);
   send(order);
   return turn;
 }
@@ -129,7 +130,7 @@ StepChannel::Turn StepChannel::announce(const StepOrder& order) {
 void StepChannel::end() {
   {
     const Turn turn(mutex_);
-    if (!started_) start();
+    begin_holding(turn);
     send({.kind = StepOrder::Kind::kEnd});
     ended_ = true;
   }
@@ -144,12 +145,12 @@ void StepChannel::send(const StepOrder& order) {
   last_ = Clock::now();
 }
 
-void StepChannel::pulse() {
+void StepChannel::beat() {
   try {
     for (Turn turn(mutex_); !ended_;) {
-      ended_changed_.wait_for(turn, pulse_, [&] { return ended_; });
-      if (ended_ || Clock::now() - last_ < pulse_) continue;
-      send({.kind = StepOrder::Kind::kPulse});
+      ended_changed_.wait_for(turn, interval_, [&] { return ended_; });
+      if (ended_ || Clock::now() - last_ < interval_) continue;
+      send({.kind = StepOrder::Kind::kHeartbeat});
       group_.barrier();
     }
   } catch (const GroupError& error) {
@@ -159,7 +160,7 @@ void StepChannel::pulse() {
 
 void StepChannel::follow() {
   check(!leads(), "rank 0 decides steps");
-  start();
+  run_on_all(group_, [] {});  // as in begin_holding()
   while (obey(receive())) {
   }
 }
@@ -180,7 +181,7 @@ bool StepChannel::obey(std::span<const int32_t> message) {
   Header header;
   std::memcpy(&header, message.data(), sizeof header);
   if (header.kind == StepOrder::Kind::kEnd) return false;
-  if (header.kind == StepOrder::Kind::kPulse) {
+  if (header.kind == StepOrder::Kind::kHeartbeat) {
     group_.barrier();
     return true;
   }

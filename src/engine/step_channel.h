@@ -1,5 +1,6 @@
 // Ranks that compute one model together make the same steps. Rank 0's engine decides them: what a
-// step computes is announced here before it begins, and the other ranks repeat it.
+// step computes is announced here before it begins, and the other ranks repeat it. While nothing is
+// computed they exchange heartbeats.
 #pragma once
 #include <condition_variable>
 #include <functional>
@@ -17,7 +18,7 @@ class StepRunner;
 
 // What all ranks do next with one of their models.
 struct StepOrder {
-  enum class Kind : int32_t { kForward, kDraft, kCopyPage, kPulse, kEnd };
+  enum class Kind : int32_t { kForward, kDraft, kCopyPage, kHeartbeat, kEnd };
   Kind kind;
   int model = 0;
   int module = 0;                                // of kDraft
@@ -29,21 +30,25 @@ struct StepOrder {
 class StepChannel {
  public:
   using OnLost = std::function<void(const GroupError&)>;
-  // While nothing is computed the ranks hear of each other every `pulse`, which is shorter than the
-  // group's patience. `on_lost` is then called on a thread of its own when one does not answer. The
-  // group outlives the channel and makes no other calls between the first step and the end.
-  StepChannel(Group& group, OnLost on_lost, Clock::duration pulse = std::chrono::seconds(5));
+  // While nothing is computed the ranks hear of each other every `interval`, which is shorter than
+  // the group's patience. `on_lost` is then called on a thread of its own when one does not answer.
+  // The group outlives the channel and makes no other calls between the first step and the end.
+  StepChannel(Group& group, OnLost on_lost, Clock::duration interval = std::chrono::seconds(5));
   ~StepChannel();
   StepChannel(const StepChannel&) = delete;
   StepChannel& operator=(const StepChannel&) = delete;
 
   bool leads() const { return group_.rank() == 0; }
-  // Whether rank 0 has announced something, and not the end.
+  // On rank 0: whether it has begun and not ended.
   bool has_started() const { return started_ && !ended_; }
-  // Adds a model, on all ranks in the same order; returns its number. It must live until end() or
-  // follow().
+  // Adds a model, on all ranks in the same order; returns its number. On the other ranks it must
+  // live until follow() returns.
   int add(StepRunner& runner, KvCache& cache);
 
+  // Rank 0: from now on the other ranks wait as long as it takes. The first step begins by itself;
+  // a command that may wait for its user before it calls this once all models are loaded. Throws as
+  // announce() does.
+  void begin();
   // Rank 0: tells the other ranks what it computes until the turn is over. Throws GroupError when a
   // rank is lost, and AgreedError when one has failed before the first step.
   using Turn = std::unique_lock<std::mutex>;
@@ -59,24 +64,24 @@ class StepChannel {
     StepRunner& runner;
     KvCache& cache;
   };
-  void start();
+  void begin_holding(const Turn& turn);
   void send(const StepOrder& order);
-  void pulse();
+  void beat();
   std::span<const int32_t> receive();
   bool obey(std::span<const int32_t> order);
 
   Group& group_;
   const OnLost on_lost_;
-  const Clock::duration pulse_;
+  const Clock::duration interval_;
   std::vector<Model> models_;
   std::vector<int32_t> message_;
   std::vector<Sequence> sequences_;
 
-  std::mutex mutex_;  // held while a step is computed; guards what is below
+  std::mutex mutex_;  // held while a step is computed; guards message_ and what is below
   std::condition_variable ended_changed_;
   bool started_ = false, ended_ = false;
   Clock::time_point last_;  // when something was sent
-  std::thread pulsing_;     // the last member: it uses all others
+  std::thread heart_;       // the last member: it uses all others
 };
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 #include "engine/kv_cache.h"
 #include "loader/pack_weights.h"
 #include "offload/plan/placement_json.h"
+#include "offload/ranks/rank_experts.h"
 #include "ops/cpu_ops.h"
 
 namespace tandem {
@@ -38,8 +39,12 @@ std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Sub
       !options.experts,
       "both --placement and --experts {}: the placement sets the format of experts; leave one out",
       options.experts ? format_name(*options.experts) : "");
-  const ExecutedParts parts = executed_parts(subject.config, machine_of(subject, with_gpu),
-                                             placement_from_file(options.placement), subject.rank);
+  ExecutedParts parts = executed_parts(subject.config, machine_of(subject, with_gpu),
+                                       placement_from_file(options.placement), subject.rank);
+  const auto [rank, n_ranks] = subject.rank;
+  if (!parts.rank_of_expert.empty())
+    parts.experts.keep_elsewhere(elsewhere_of(
+        owners_of(parts.rank_of_expert, subject.config, n_ranks), subject.config, rank, n_ranks));
   require(parts.gpu.has_value() == with_gpu,
           "--device {}: the backbone of {} is on the CPU: use --device cpu",
           name_of(options.device), options.placement);

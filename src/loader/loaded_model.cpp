@@ -54,8 +54,6 @@ ModelConfig config_for(const ModelOptions& options) {
   return config;
 }
 
-constexpr Patience kLoadPatience = {std::chrono::hours(2)};
-
 // What `make` returns, once it has on all ranks.
 template <class Make>
 auto agreed(const Ranks& ranks, Make make) {
@@ -87,6 +85,16 @@ void require_runs_on_ranks(const ModelOptions& options) {
   require(options.dense_products == DenseProducts::kTandem,
           "--dense-products {}: ranks may choose different products: leave it out",
           name_of(options.dense_products));
+}
+
+void require_same_tensors(Group& group, const WeightStore& store) {
+  run_on_all(group, [] {});  // all have opened theirs
+  run_on_all(group, [&] {
+    require_same(group, "checkpoint",
+                 fmt::format("{} tensors in {} files, checksum of their names, types, shapes and "
+                             "places {:016x}",
+                             store.tensors().size(), store.files().size(), layout_checksum(store)));
+  });
 }
 
 ModelOptions options_of_rank(ModelOptions options) {
@@ -124,6 +132,7 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
 void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   for (const std::string& line : topology_.notes) options.warn(line);
   const WeightStore store(options.directory);
+  if (options.ranks.group) require_same_tensors(*options.ranks.group, store);
   drafting_ = drafting_for(options);
   if (options.draft == DraftChoice::kMtp) {
     const std::string why_not = why_no_mtp(options.directory, store, config_);
@@ -133,21 +142,15 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   ModelWeights stored = stored_with_mtp(store, topology_.n_cores(), config_);
   Decision decision = decide(options, subject(options.ranks, stored));
   if (drafting_.decides) add_mtp(options, store, stored, decision);
-  if (options.ranks.group) assign_experts(*options.ranks.group, decision.parts);
+  if (options.ranks.group)
+    owners_ = std::make_unique<ExpertOwners>(
+        owners_of(decision.parts.rank_of_expert, config_, options.ranks.group->size()));
   context_ = decision.context;
   const Source source = {options, store, stored, progress};
   if (decision.parts.gpu)
     load_on_gpu(source, decision);
   else
     load_on_cpu(source, decision);
-}
-
-// Experts are where a placement says, or dealt evenly.
-void LoadedModel::assign_experts(const Group& group, ExecutedParts& parts) {
-  const bool placed = !parts.rank_of_expert.empty();
-  owners_ = std::make_unique<ExpertOwners>(placed ? owners_of(parts.rank_of_expert)
-                                                  : even_owners(config_, group.size()));
-  parts.experts.keep_elsewhere(elsewhere_of(*owners_, config_, group.rank(), group.size()));
 }
 
 // The ranks of a host have equal shares of its memory.

@@ -63,7 +63,6 @@ class LoadedModel {
                Decision& decision);
   void load_on_gpu(const Source& source, const Decision& decision);
   void load_on_cpu(const Source& source, const Decision& decision);
-  void assign_experts(const Group& group, ExecutedParts& parts);
   ExpertPool& start_ranks(Group& group);
   void add_host_pages(const ModelOptions& options);
   LoadReport load_host_weights(const Source& source, const ExpertsLayout& experts);

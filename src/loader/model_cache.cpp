@@ -39,8 +39,11 @@ std::string formats_of_layers(const ExpertsLayout& experts) {
 std::string elsewhere_text(const ExpertsLayout& experts) {
   const Elsewhere& elsewhere = experts.elsewhere();
   std::string text = elsewhere.experts.empty() || elsewhere.backbone ? "" : "backbone ";
-  if (elsewhere.share)
-    text += fmt::format("of rank {} of {} ", elsewhere.share->rank, elsewhere.share->vocab.size());
+  if (elsewhere.share) {
+    const BackboneShare& share = *elsewhere.share;
+    for (const Slice part : {share.heads, share.dense, share.shared, share.vocab[share.rank]})
+      text += fmt::format("{}+{} ", part.first, part.n);
+  }
   for (const auto& layer : elsewhere.experts) {
     for (const bool is_elsewhere : layer) text += is_elsewhere ? '1' : '0';
     text += '\n';
@@ -110,6 +113,8 @@ std::string headers_text(const WeightStore& store) {
 
 }  // namespace
 
+uint64_t layout_checksum(const WeightStore& store) { return checksum_of_text(headers_text(store)); }
+
 std::string default_cache_directory() {
   const char* cache = std::getenv("XDG_CACHE_HOME");
   if (cache && *cache == '/') return (fs::path(cache) / "tandem").string();
@@ -134,11 +139,10 @@ std::string packed_cache_key(const WeightStore& store, const PackedLayout& layou
   const std::string config = (fs::path(store.directory()) / "config.json").string();
   std::string cut = "experts in slices of";
   for (const Slice& slice : slices) cut += fmt::format(" {}", slice.n);
-  std::string key =
-      fmt::format("{}\nlayout {} {}{:016x}\nconfig.json {:016x}\ntensors {:016x}\n", cut,
-                  layout_name(layout), formats_of_layers(layout.experts), layout_checksum(layout),
-                  checksum_of_text(read_text_file(config, kMaxConfigBytes)),
-                  checksum_of_text(headers_text(store)));
+  std::string key = fmt::format(
+      "{}\nlayout {} {}{:016x}\nconfig.json {:016x}\ntensors {:016x}\n", cut, layout_name(layout),
+      formats_of_layers(layout.experts), layout_checksum(layout),
+      checksum_of_text(read_text_file(config, kMaxConfigBytes)), layout_checksum(store));
   if (const std::string elsewhere = elsewhere_text(layout.experts); !elsewhere.empty())
     key += fmt::format("elsewhere {:016x}\n", checksum_of_text(elsewhere));
   for (const MappedFile& file : store.files()) {

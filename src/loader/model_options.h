@@ -36,6 +36,8 @@ struct Ranks {
   bool follow() const { return steps && !steps->leads(); }  // whether rank 0 decides the steps
 };
 
+constexpr Patience kLoadPatience = {std::chrono::hours(2)};  // ranks wait for each other's loading
+
 constexpr int64_t kDefaultContext = 8192;
 constexpr int kStepTokens = 512;  // tokens of a prompt per step
 

@@ -13,7 +13,7 @@ namespace tandem {
 struct BackboneShare {
   int rank;
   Slice heads;
-  Slice dense, shared;       // columns of the hidden layer
+  Slice dense, shared;       // hidden columns of the FFN
   std::vector<Slice> vocab;  // [ranks] rows of the head, of every rank
 };
 
