@@ -14,12 +14,11 @@
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
 #include "tests/plain_engine.h"
+#include "tests/repository.h"
 #include "text/chat_format.h"
 
 namespace tandem::test {
 namespace {
-
-const std::string kRoot = TANDEM_SOURCE_DIR, kGolden = kRoot + "/tests/golden/";
 
 ModelOptions on_rank(ModelOptions options, Group& group) {
   options.n_threads = 1;
@@ -102,7 +101,7 @@ TEST(RankModels, ReadOnlyTheirExperts) {
 }
 
 TEST(RankModels, GiveTheSameAnswers) {
-  const std::string directory = kRoot + "/models/tiny-r1";
+  const std::string directory = kTinyR1;
   const Tokenizer tokenizer = Tokenizer::from_directory(directory);
   const ChatFormat format(directory, tokenizer);
   std::ifstream file(kRoot + "/tests/data/tiny_r1_questions.json");
