@@ -12,11 +12,6 @@
 namespace tandem::test {
 namespace {
 
-const Tokenizer& tokenizer() {
-  static const Tokenizer t = Tokenizer::from_directory(TANDEM_SOURCE_DIR "/models/tiny-r1");
-  return t;
-}
-
 // tiny-r1's tokenizer without the tokens of tool calls, whose markers are then text.
 Tokenizer tokenizer_without_markers() {
   const std::string from = TANDEM_SOURCE_DIR "/models/tiny-r1";

@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "include/tandem.h"
+#include "tests/repository.h"
 #include "tests/temp_directory.h"
 
 namespace tandem {
 namespace {
 
-const std::string kTinyR1 = TANDEM_SOURCE_DIR "/models/tiny-r1";
+using test::kTinyR1;
+
 constexpr const char* kAddition = R"([{"role": "user", "content": "What is 478 + 356?"}])";
 constexpr const char* kProduct = R"([{"role": "user", "content": "What is 12 * 7?"}])";
 

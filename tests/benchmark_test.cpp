@@ -311,7 +311,7 @@ TEST(Roofline, InstructionsAreMeasuredBesideWorkThatCountsThem) {
 
 // Every run takes 2 ms, and every burst 0.5 ms.
 TEST(Roofline, RunsTakeTurnsForTheTimeThatTheyAreGiven) {
-  constexpr double kSeconds = 0.012;
+  constexpr double kRunSeconds = 0.012;
   const FakeClock clock(std::chrono::microseconds(500), false);
   Team team(1);
   MachineSpeed speed(team, 1 << 20);
@@ -326,7 +326,7 @@ TEST(Roofline, RunsTakeTurnsForTheTimeThatTheyAreGiven) {
                         {{0, 1000}, sleeper('b')},
                         {{2000, 0}, sleeper('c'), {{1000, 0}, {1000, 0}}}};
   std::vector<std::pair<double, double>> progress;
-  const auto measured = measure(speed, speed.peak_loops()[0], works, kSeconds,
+  const auto measured = measure(speed, speed.peak_loops()[0], works, kRunSeconds,
                                 [&](double done, double of) { progress.emplace_back(done, of); });
   EXPECT_EQ(turns,
             "abc"
@@ -351,9 +351,9 @@ TEST(Roofline, RunsTakeTurnsForTheTimeThatTheyAreGiven) {
   ASSERT_EQ(progress.size(), 3 * 3 + 1u);
   for (int i = 0; i < 9; ++i) {
     EXPECT_NEAR(progress[i].first, 4e-3 * (i + 1), 1e-6);
-    EXPECT_NEAR(progress[i].second, 3 * kSeconds, 1e-6) << "the whole time is expected";
+    EXPECT_NEAR(progress[i].second, 3 * kRunSeconds, 1e-6) << "the whole time is expected";
   }
-  EXPECT_NEAR(progress[9].first, 3 * kSeconds, 1e-6);
+  EXPECT_NEAR(progress[9].first, 3 * kRunSeconds, 1e-6);
   EXPECT_EQ(progress[9].first, progress[9].second);
 }
 

@@ -4,14 +4,15 @@
 #include <gtest/gtest.h>
 
 #include "tests/error_of.h"
+#include "tests/repository.h"
 #include "tests/temp_directory.h"
 
 namespace tandem {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using test::kTinyR1;
 
-const std::string kModel = std::string(TANDEM_SOURCE_DIR) + "/models/tiny-r1";
+using Json = nlohmann::ordered_json;
 
 class ChatFormatTest : public testing::Test {
  protected:
@@ -29,7 +30,7 @@ class ChatFormatTest : public testing::Test {
   }
 
   const TempDirectory dir_;
-  const Tokenizer tokenizer_ = Tokenizer::from_directory(kModel);
+  const Tokenizer tokenizer_ = Tokenizer::from_directory(kTinyR1);
 };
 
 TEST_F(ChatFormatTest, TheTemplateIsAFileOrPartOfTheConfiguration) {

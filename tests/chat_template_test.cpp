@@ -19,7 +19,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 const std::filesystem::path kRoot = TANDEM_SOURCE_DIR;
-const std::filesystem::path kData = kRoot / "tests/data/templates";
+const std::filesystem::path kTemplates = kRoot / "tests/data/templates";
 const std::filesystem::path kPublishedV3 =
     kRoot.parent_path() / "shared/vectors/deepseek_v3_tokenizer/tokenizer_config.json";
 
@@ -37,7 +37,7 @@ ChatTemplate load(const std::string& name) {
         name == "models/tiny-r1" ? kRoot / name / "tokenizer_config.json" : kPublishedV3;
     return ChatTemplate(Json::parse(read(path))["chat_template"].get<std::string>());
   }
-  return ChatTemplate(read(kData / name));
+  return ChatTemplate(read(kTemplates / name));
 }
 
 ChatOptions options_of(const Json& conversation, bool add_generation_prompt) {
@@ -52,9 +52,9 @@ ChatOptions options_of(const Json& conversation, bool add_generation_prompt) {
 // Compares all conversations with the committed texts, with and without generation prompt.
 void compare_with_python(const std::string& name) {
   const ChatTemplate chat_template = load(name);
-  const Json expected = Json::parse(read(kData / "expected.json"))[name];
+  const Json expected = Json::parse(read(kTemplates / "expected.json"))[name];
   ASSERT_FALSE(expected.is_null()) << "run tests/chat_template_test.py --write";
-  for (const Json& conversation : Json::parse(read(kData / "conversations.json"))) {
+  for (const Json& conversation : Json::parse(read(kTemplates / "conversations.json"))) {
     const auto title = conversation["name"].get<std::string>();
     for (const bool prompt : {true, false}) {
       const Json& wanted = expected[title][prompt ? 0 : 1];

@@ -56,7 +56,7 @@ class Captured {
   int from_ = -1;
 };
 
-std::string shown(const std::function<void()>& write, int stream = 2, bool terminal = true) {
+std::string output_of(const std::function<void()>& write, int stream = 2, bool terminal = true) {
   Captured captured(stream, terminal);
   write();
   return captured.text();
@@ -67,8 +67,8 @@ const std::string kErase = "\r\033[K";
 TEST(Console, ProgressEndsWithAnErasedLine) {
   const LoadProgress quiet = load_progress(true);
   EXPECT_FALSE(quiet);
-  EXPECT_EQ(shown([] { EXPECT_FALSE(load_progress(false)); }, 2, false), "");
-  const std::string text = shown([] {
+  EXPECT_EQ(output_of([] { EXPECT_FALSE(load_progress(false)); }, 2, false), "");
+  const std::string text = output_of([] {
     const LoadProgress progress = load_progress(false, "packing");
     progress(1'000'000, 3'000'000, 2);
     progress(3'000'000, 3'000'000, 5);
@@ -80,23 +80,23 @@ TEST(Console, ProgressEndsWithAnErasedLine) {
 
 TEST(Console, LongPromptsAreShown) {
   const auto write = [](int64_t done, int64_t total) { return [=] { show_prefill(done, total); }; };
-  EXPECT_EQ(shown(write(1, 512)), "");
-  EXPECT_EQ(shown(write(1, 513)), kErase + "prompt 1 of 513 tokens");
-  EXPECT_EQ(shown(write(512, 513)), kErase + "prompt 512 of 513 tokens");
-  EXPECT_EQ(shown(write(513, 513)), kErase);
-  EXPECT_EQ(shown(write(1, 513), 2, false), "");
+  EXPECT_EQ(output_of(write(1, 512)), "");
+  EXPECT_EQ(output_of(write(1, 513)), kErase + "prompt 1 of 513 tokens");
+  EXPECT_EQ(output_of(write(512, 513)), kErase + "prompt 512 of 513 tokens");
+  EXPECT_EQ(output_of(write(513, 513)), kErase);
+  EXPECT_EQ(output_of(write(1, 513), 2, false), "");
 }
 
 TEST(Console, MeasurementsAreShown) {
   const auto write = [](double done, double of) { return [=] { show_measuring(done, of); }; };
-  EXPECT_EQ(shown(write(1.4, 9.6)), kErase + "measured 1 of 10 s");
-  EXPECT_EQ(shown(write(9.6, 9.6)), kErase);
-  EXPECT_EQ(shown(write(9.7, 9.6)), kErase);
-  EXPECT_EQ(shown(write(1, 2), 2, false), "");
+  EXPECT_EQ(output_of(write(1.4, 9.6)), kErase + "measured 1 of 10 s");
+  EXPECT_EQ(output_of(write(9.6, 9.6)), kErase);
+  EXPECT_EQ(output_of(write(9.7, 9.6)), kErase);
+  EXPECT_EQ(output_of(write(1, 2), 2, false), "");
 }
 
 std::string answer(const std::string& text, size_t piece, bool starts_thinking, bool terminal) {
-  return shown(
+  return output_of(
       [&] {
         AnswerPrinter printer(starts_thinking);
         for (size_t at = 0; at < text.size(); at += piece)
@@ -133,7 +133,7 @@ TEST(Console, ThinkingIsDimmedAtAnyCut) {
 // What may be the beginning of the mark is held back, and nothing else.
 TEST(Console, TextIsShownAsSoonAsItIsKnown) {
   const auto after = [&](const std::string& text) {
-    return shown(
+    return output_of(
         [&] {
           AnswerPrinter printer(true);
 

@@ -19,8 +19,6 @@
 namespace tandem::test {
 namespace {
 
-constexpr double kEps = 0x1p-24;
-
 class KernelTest : public testing::TestWithParam<NamedTable> {
  protected:
   const cpu::KernelTable& t_ = GetParam().kernels;

@@ -10,7 +10,7 @@ namespace tandem {
 namespace {
 
 // A machine and a model: seconds of a step, and how often drafts are accepted.
-struct Machine {
+struct StepTimes {
   double plain = 1, per_draft = 0.1, to_draft = 0.05;  // to_draft: for each token of the longest
   double acceptance = 0.85;
   double noise = 0;
@@ -24,7 +24,7 @@ struct Result {
 
 // Runs `n_steps` steps of n sequences. After a draft that is rejected, the others of its sequence
 // are rejected too.
-Result run(DraftPolicy& policy, const Machine& machine, int n, int n_steps, int seed = 7) {
+Result run(DraftPolicy& policy, const StepTimes& machine, int n, int n_steps, int seed = 7) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<double> uniform(0, 1);
   std::vector<Acceptance> acceptances(n);
@@ -60,7 +60,7 @@ Result run(DraftPolicy& policy, const Machine& machine, int n, int n_steps, int 
 }
 
 // The mean of several runs: a probe of few drafts may be lucky or not.
-Result run(const Machine& machine, int n = 1) {
+Result run(const StepTimes& machine, int n = 1) {
   constexpr int kRuns = 4;
   Result mean;
   for (int seed = 0; seed < kRuns; ++seed) {
@@ -74,13 +74,13 @@ Result run(const Machine& machine, int n = 1) {
 }
 
 // Tokens per second with always k drafts.
-double fixed(const Machine& m, int k, int n) {
+double fixed(const StepTimes& m, int k, int n) {
   double tokens = 1, chance = 1;
   for (int i = 0; i < k; ++i) tokens += chance *= m.acceptance;
   return n * tokens / (m.plain + m.per_draft * k * n + m.to_draft * k);
 }
 
-double best_fixed(const Machine& m, int n) {
+double best_fixed(const StepTimes& m, int n) {
   double best = n / m.plain;
   for (int k = 1; k <= 4; ++k) best = std::max(best, fixed(m, k, n));
   return best;
@@ -91,11 +91,11 @@ TEST(DraftPolicy, IsNearTheBestNumberAndNeverMuchBelowNone) {
     for (const double acceptance : {0.0, 0.3, 0.5, 0.85, 1.0})
       for (const double to_draft : {0.0, 0.05, 0.3})
         for (const int n : {1, 5}) {
-          const Machine machine = {.plain = 1.0 * n,
-                                   .per_draft = per_draft,
-                                   .to_draft = to_draft * n,
-                                   .acceptance = acceptance,
-                                   .noise = 0.1};
+          const StepTimes machine = {.plain = 1.0 * n,
+                                     .per_draft = per_draft,
+                                     .to_draft = to_draft * n,
+                                     .acceptance = acceptance,
+                                     .noise = 0.1};
           const Result r = run(machine, n);
           SCOPED_TRACE(testing::Message() << per_draft << " " << acceptance << " " << to_draft
                                           << " " << n << ": " << r.drafts_per_step);

@@ -13,13 +13,12 @@
 #include "engine/answer_stream.h"
 #include "tests/error_of.h"
 #include "tests/plain_engine.h"
+#include "tests/repository.h"
 #include "text/chat_format.h"
 #include "text/grammar/schema_grammar.h"
 
 namespace tandem::test {
 namespace {
-
-const std::string kModel = std::string(TANDEM_SOURCE_DIR) + "/models/tiny-r1";
 
 struct Ending {
   std::string text;
@@ -32,7 +31,7 @@ struct Ending {
 };
 
 const Tokenizer& tokenizer() {
-  static const Tokenizer tokenizer = Tokenizer::from_directory(kModel);
+  static const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
   return tokenizer;
 }
 
@@ -97,7 +96,7 @@ class RunningEngine {
 
  private:
   void run(const Options& options) {
-    ModelOptions model{.directory = kModel,
+    ModelOptions model{.directory = kTinyR1,
                        .n_threads = 1,
                        .context = options.context,
                        .kv_fraction = 1,
@@ -131,7 +130,7 @@ class RunningEngine {
 
 Asked question(const std::string& text, float temperature = 0, uint64_t seed = 0) {
   Asked request;
-  request.request.prompt = ChatFormat(kModel, tokenizer()).prompt(first_messages("", text));
+  request.request.prompt = ChatFormat(kTinyR1, tokenizer()).prompt(first_messages("", text));
   request.request.max_new_tokens = 160;
   request.request.sampling.temperature = temperature;
   request.request.sampling.seed = seed;
@@ -381,7 +380,7 @@ TEST(Engine, WarmingUpLeavesNothingBehind) {
 }
 
 TEST(Engine, AgreesWithEachSequenceAlone) {
-  LoadedModel loaded({.directory = kModel,
+  LoadedModel loaded({.directory = kTinyR1,
                       .n_threads = 1,
                       .context = 2048,
                       .attention = AttentionForm::kAbsorbed});
@@ -556,7 +555,7 @@ TEST(Engine, ScoresPromptsAloneAndInAPreemptedBatch) {
     if (endings.size() % 2 == 0) r.request.max_new_tokens = 0;
     endings.push_back(tight.submit(r));
   }
-  LoadedModel loaded({.directory = kModel,
+  LoadedModel loaded({.directory = kTinyR1,
                       .n_threads = 1,
                       .context = 2048,
                       .max_logits = 64,

@@ -7,13 +7,13 @@
 
 #include "loader/loaded_model.h"
 #include "tests/error_of.h"
+#include "tests/repository.h"
 
 namespace tandem::test {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-const std::string kModel = std::string(TANDEM_SOURCE_DIR) + "/models/tiny-r1";
 constexpr double kWaited = 1000;  // seconds between a request's arrival and its first step
 constexpr int kContext = 1024;
 
@@ -58,8 +58,8 @@ class GenerationTest : public testing::Test {
   }
   double seconds(const std::string& name) const { return metric(name + "_seconds_sum"); }
 
-  const Tokenizer tokenizer_ = Tokenizer::from_directory(kModel);
-  LoadedModel loaded_{{.directory = kModel,
+  const Tokenizer tokenizer_ = Tokenizer::from_directory(kTinyR1);
+  LoadedModel loaded_{{.directory = kTinyR1,
                        .n_threads = 1,
                        .context = kContext,
                        .max_kv_tokens = 4 * kContext,

@@ -5,21 +5,20 @@
 #include "tests/check_close.h"
 #include "tests/golden_file.h"
 #include "tests/plain_engine.h"
+#include "tests/repository.h"
 
 namespace tandem::test {
 namespace {
 
-const std::string kGolden = std::string(TANDEM_SOURCE_DIR) + "/tests/golden/";
-
-struct Case {
+struct GoldenCase {
   std::string family;
   cpu::Isa isa;
   AttentionForm form;
 };
 
 // t1 has near ties between experts, which only float32 decides as the golden values do.
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<GoldenCase> golden_cases() {
+  std::vector<GoldenCase> all;
   for (const std::string& family : golden_families(kGolden))
     for (int isa = 0; isa <= static_cast<int>(cpu::best_isa()); ++isa)
       for (const AttentionForm form : {AttentionForm::kNaive, AttentionForm::kAbsorbed})
@@ -27,7 +26,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-class GoldenTest : public testing::TestWithParam<Case> {};
+class GoldenTest : public testing::TestWithParam<GoldenCase> {};
 
 // The greedy token may differ where the golden margin is smaller than the allowed error.
 void expect_same_greedy(std::span<const float> got, std::span<const float> want, double bound) {
@@ -39,7 +38,7 @@ void expect_same_greedy(std::span<const float> got, std::span<const float> want,
 }
 
 TEST_P(GoldenTest, LogitsOfEveryLength) {
-  const Case& c = GetParam();
+  const GoldenCase& c = GetParam();
   ModelOptions options{.directory = kGolden + c.family,
                        .isa = c.isa,
                        .n_threads = 0,
@@ -74,11 +73,12 @@ TEST_P(GoldenTest, LogitsOfEveryLength) {
   EXPECT_GE(n_compared, 20);
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, GoldenTest, testing::ValuesIn(cases()), [](const auto& info_of) {
-  const Case& c = info_of.param;
-  return c.family + "_" + cpu::name_of(c.isa) +
-         (c.form == AttentionForm::kNaive ? "_naive" : "_absorbed");
-});
+INSTANTIATE_TEST_SUITE_P(Families, GoldenTest, testing::ValuesIn(golden_cases()),
+                         [](const auto& info_of) {
+                           const GoldenCase& c = info_of.param;
+                           return c.family + "_" + cpu::name_of(c.isa) +
+                                  (c.form == AttentionForm::kNaive ? "_naive" : "_absorbed");
+                         });
 
 TEST(Golden, EveryFamilyIsThere) { EXPECT_GE(golden_families(kGolden).size(), 11u); }
 

@@ -15,7 +15,7 @@
 namespace tandem::gpu::test {
 namespace {
 
-constexpr int kHeads = 16, kRank = 512, kRope = 64, kStride = kRank + kRope;
+constexpr int kDecodeHeads = 16, kRank = 512, kRope = 64, kStride = kRank + kRope;
 constexpr int kMaxLength = 4096, kMaxTokens = 5;
 
 struct Work {
@@ -30,12 +30,12 @@ class Decode {
     std::mt19937 rng(1);
     const std::vector<uint8_t> bytes(kMaxLength * token_bytes(), 0x38);  // numbers near 1
     cache_ = std::make_unique<OnGpuBuffer<uint8_t>>(stream_, bytes);
-    q_ = std::make_unique<OnGpuBuffer<float>>(stream_,
-                                              random_floats(rng, kMaxTokens * kHeads * kStride, 1));
+    q_ = std::make_unique<OnGpuBuffer<float>>(
+        stream_, random_floats(rng, kMaxTokens * kDecodeHeads * kStride, 1));
   }
 
   Work of(int length, int longest, int n_splits, int n_tokens = 1) {
-    const int n_rows = n_tokens * kHeads;
+    const int n_rows = n_tokens * kDecodeHeads;
     std::vector<int32_t> page_list(longest / kPageTokens);
     std::iota(page_list.begin(), page_list.end(), 0);
     const OnGpuBuffer<int32_t> count(stream_, std::vector<int32_t>{n_tokens}),
@@ -62,7 +62,7 @@ class Decode {
                          .q_rope_stride = kStride,
                          .out_stride = kRank,
                          .n_rows = n_rows,
-                         .n_heads = kHeads,
+                         .n_heads = kDecodeHeads,
                          .n_splits = n_splits,
                          .softmax_scale = 0.01f});
     for (const float v : out.values(stream_)) EXPECT_TRUE(std::isfinite(v));

@@ -88,7 +88,7 @@ class OnBoth {
   std::unique_ptr<StepRunner> model_;
 };
 
-struct Case {
+struct RecordedCase {
   const char* family;
   int micro_batches_from, n_steps;
 };
@@ -96,7 +96,7 @@ struct Case {
 TEST(GpuEngineBoth, RecordedStepsGiveTheSameBits) {
   constexpr int kSequences = 3;
   for (const auto& [family, micro_batches_from, n_steps] :
-       {Case{"v2_lite", 0, 16}, {"v2_lite", 2, 16}, {"v3_1_fp8", 2, 6}}) {
+       {RecordedCase{"v2_lite", 0, 16}, {"v2_lite", 2, 16}, {"v3_1_fp8", 2, 6}}) {
     SCOPED_TRACE(testing::Message() << family << ", micro-batches from " << micro_batches_from);
     OnBoth recorded(family, true, micro_batches_from), eager(family, false, micro_batches_from);
     const auto prefers = [&](std::span<const Sequence> of) {

@@ -15,8 +15,8 @@
 namespace tandem::test {
 namespace {
 
-constexpr int64_t kContext = 33 * kPageSize;  // for 33 sequences
-constexpr StepLimits kLimits = {.max_tokens = 64, .max_logits = 33};
+constexpr int64_t kManyPages = 33 * kPageSize;  // for 33 sequences
+constexpr StepLimits kManySequences = {.max_tokens = 64, .max_logits = 33};
 
 class OnGpu {
  public:
@@ -25,15 +25,15 @@ class OnGpu {
         store_(kGolden + family),
         stored_(stored_weights(store_, config_)),
         gpu_(load_gpu_model(store_, stored_, config_,
-                            {.max_tokens = kLimits.max_tokens,
-                             .max_logits = kLimits.max_logits,
-                             .context = kContext,
+                            {.max_tokens = kManySequences.max_tokens,
+                             .max_logits = kManySequences.max_logits,
+                             .context = kManyPages,
                              .records = records},
                             evenly_on_gpu(config_, 1 << 30))),
-        model_({config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()}, kLimits,
-               form),
-        cache_(config_, kContext, DType::kBF16,
-               gpu_->device().allocate(KvCache::bytes_for(config_, kContext, DType::kBF16))) {}
+        model_({config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()},
+               kManySequences, form),
+        cache_(config_, kManyPages, DType::kBF16,
+               gpu_->device().allocate(KvCache::bytes_for(config_, kManyPages, DType::kBF16))) {}
 
   StepRunner& model() { return model_; }
   KvCache& cache() { return cache_; }

@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kSeconds = 1e-3;
+constexpr double kRunSeconds = 1e-3;
 
 // Operands for timing: NaN and infinity would hide errors, and large numbers change the clock.
 TEST(RandomOnGpu, NumbersAreAtMostOne) {
@@ -69,7 +69,7 @@ class GpuKernelBench : public BenchRows {
     Gpu gpu = {};
     gpu.name = "made up";
     gpu.read_bytes_per_second = gpu.peak.bf16 = 1e12;
-    return {.options = {.tokens = std::move(tokens), .seconds = kSeconds},
+    return {.options = {.tokens = std::move(tokens), .seconds = kRunSeconds},
             .config = config_,
             .formats = {{type}, {type}},
             .gpu = gpu};
@@ -117,7 +117,7 @@ TEST_F(GpuKernelBench, SmallKernelsTakeTheMemoryOfTheirMatrices) {
     for (const int64_t less : {0, 1}) {
       setenv("TANDEM_GPU_MEMORY", std::to_string(2 * 4 * (n - less)).c_str(), 1);
       const SmallKernelTimer timer = small_kernel_timer(config, kTokens, 1 << 20);
-      const std::optional<double> seconds = timer(kernel, kTokens, kSeconds);
+      const std::optional<double> seconds = timer(kernel, kTokens, kRunSeconds);
       EXPECT_EQ(seconds.has_value(), less == 0) << name_of(kernel);
       EXPECT_GE(seconds.value_or(1), 0);
     }
@@ -129,11 +129,11 @@ TEST_F(GpuKernelBench, SmallKernelsTakeTheMemoryOfTheirMatrices) {
 TEST_F(GpuKernelBench, SmallKernelsThatFitAndThatDoNot) {
   if (!gpu::open_gpu().emulated) GTEST_SKIP() << "the memory of a GPU is what it is";
   constexpr int kTokens = 40;
-  EXPECT_TRUE(small_kernel_timer(config_, kTokens, 0)(SmallKernel::kCombine, kTokens, kSeconds));
+  EXPECT_TRUE(small_kernel_timer(config_, kTokens, 0)(SmallKernel::kCombine, kTokens, kRunSeconds));
   const SmallKernelTimer timer = small_kernel_timer(config_, 1, 1 << 16);
   for (int k = 0; k < static_cast<int>(SmallKernel::kKernels); ++k)
     for (const int n : {1 << 23, 1 << 25, 1 << 26, 22'369'622})  // the last: 2^32 / 192
-      EXPECT_FALSE(timer(static_cast<SmallKernel>(k), n, kSeconds))
+      EXPECT_FALSE(timer(static_cast<SmallKernel>(k), n, kRunSeconds))
           << name_of(static_cast<SmallKernel>(k)) << " " << n;
 }
 
@@ -189,7 +189,7 @@ TEST_F(GpuKernelBench, ProductsTakeTheMemoryOfTheirMatrices) {
   const auto is_measured = [&](const ManyRowsProduct& p, int n, DType type, int64_t memory) {
     setenv("TANDEM_GPU_MEMORY", std::to_string(memory).c_str(), 1);
     std::string cublas;
-    const ProductTimes times = product_timer(config_, {type}, cublas)(p, n, kSeconds);
+    const ProductTimes times = product_timer(config_, {type}, cublas)(p, n, kRunSeconds);
     unsetenv("TANDEM_GPU_MEMORY");
     EXPECT_FALSE(times.cublas);
     return times.ours.has_value();
@@ -213,10 +213,10 @@ TEST_F(GpuKernelBench, ProductsTakeTheMemoryOfTheirMatrices) {
   expect_bytes(down, DType::kBF16, 3 * 32 * 48 * 2 + 60 * 48 * 2 + 20 * 3 * 32 * 4);
   expect_bytes(down, DType::kF8E4M3, 3 * 32 * 48 + 60 * 48 * 2 + 20 * 3 * 32 * 4);
   // Weights, inputs and outputs of a little more than 2^32 bytes.
-  constexpr int64_t kMemory = 1 << 30;
-  EXPECT_FALSE(is_measured({"weights", Kind::kDense, 65537, 32768}, 1, DType::kBF16, kMemory));
-  EXPECT_FALSE(is_measured({"inputs", Kind::kDown, 16, 16384, 2048}, 65, DType::kF8E4M3, kMemory));
-  EXPECT_FALSE(is_measured({"outputs", Kind::kDense, 16385, 16}, 65536, DType::kBF16, kMemory));
+  constexpr int64_t kMost = 1 << 30;
+  EXPECT_FALSE(is_measured({"weights", Kind::kDense, 65537, 32768}, 1, DType::kBF16, kMost));
+  EXPECT_FALSE(is_measured({"inputs", Kind::kDown, 16, 16384, 2048}, 65, DType::kF8E4M3, kMost));
+  EXPECT_FALSE(is_measured({"outputs", Kind::kDense, 16385, 16}, 65536, DType::kBF16, kMost));
 }
 
 // A GPU that takes 2 ms for what cuBLAS takes 1 ms, and has no room for more than 100 rows.
@@ -276,7 +276,7 @@ TEST_F(GpuKernelBench, ProductsBesideTheDataSheet) {
 
 // The cost is a difference of times, which can have any value on an emulated GPU.
 TEST(HandOffRow, HasBothKinds) {
-  HandOffs measured = measured_hand_offs(kSeconds);
+  HandOffs measured = measured_hand_offs(kRunSeconds);
   EXPECT_TRUE(measured.kernels.recorded && measured.kernels.enqueued);
   EXPECT_EQ(measured.kernels.why_not, "");
   EXPECT_TRUE(measured.memory_operations.enqueued) << measured.memory_operations.why_not;
@@ -291,7 +291,7 @@ TEST(HandOffRow, HasBothKinds) {
 TEST(KernelGap, IsTheTimeOfAKernelWithoutCycles) {
   EXPECT_DOUBLE_EQ(gap_between({1000, 1.5e-6}, {5000, 3.5e-6}), 1e-6);  // the clock is 2 GHz
   EXPECT_NEAR(gap_between({1000, 0.5e-6}, {5000, 2.5e-6}), 0, 1e-15);
-  const std::optional<double> gap = measured_kernel_gap(kSeconds);  // empty on a busy machine
+  const std::optional<double> gap = measured_kernel_gap(kRunSeconds);  // empty on a busy machine
   if (gap) {
     EXPECT_GT(*gap, 0);
     EXPECT_LT(*gap, 0.1);

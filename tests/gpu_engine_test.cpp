@@ -18,24 +18,24 @@
 namespace tandem::test {
 namespace {
 
-struct Case {
+struct GoldenForm {
   std::string family;
   AttentionForm form;
 };
 
 // t1 is omitted: it has near ties between experts that a BF16 cache decides differently.
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<GoldenForm> golden_forms() {
+  std::vector<GoldenForm> all;
   for (const std::string& family : golden_families(kGolden))
     for (const AttentionForm form : {AttentionForm::kNaive, AttentionForm::kAbsorbed})
       if (family != "t1") all.push_back({family, form});
   return all;
 }
 
-class GpuGolden : public testing::TestWithParam<Case> {};
+class GpuGolden : public testing::TestWithParam<GoldenForm> {};
 
 TEST_P(GpuGolden, LogitsOfShortPrompts) {
-  const Case& c = GetParam();
+  const GoldenForm& c = GetParam();
   LoadedModel loaded({.directory = kGolden + c.family,
                       .device = DeviceChoice::kCuda,
                       .n_threads = 1,
@@ -63,10 +63,12 @@ TEST_P(GpuGolden, LogitsOfShortPrompts) {
   EXPECT_GE(n_compared, 10);
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, GpuGolden, testing::ValuesIn(cases()), [](const auto& info_of) {
-  const Case& c = info_of.param;
-  return c.family + (c.form == AttentionForm::kNaive ? "_naive" : "_absorbed");
-});
+INSTANTIATE_TEST_SUITE_P(Families, GpuGolden, testing::ValuesIn(golden_forms()),
+                         [](const auto& info_of) {
+                           const GoldenForm& c = info_of.param;
+                           return c.family +
+                                  (c.form == AttentionForm::kNaive ? "_naive" : "_absorbed");
+                         });
 
 TEST(GpuEngine, TinyR1AnswersAsOnTheCpu) {
   EXPECT_EQ(answers(tiny_r1(DeviceChoice::kCuda), 5), answers(tiny_r1(DeviceChoice::kCpu), 5));

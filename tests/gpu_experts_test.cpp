@@ -13,8 +13,6 @@ namespace {
 
 using tandem::test::expect_close;
 
-constexpr Number kFp8 = Number::kF8E4M3, kBf16 = Number::kBF16;
-
 struct ExpertCase {
   std::vector<int> counts;  // rows of each expert
   int slots;                // 0: rows are sorted by expert

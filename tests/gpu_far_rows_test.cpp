@@ -20,9 +20,9 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int64_t kFar = (int64_t{1} << 31) + 64;
-constexpr int kCols = 16;
+constexpr int kFarCols = 16;
 
-// Rows of kCols numbers.
+// Rows of kFarCols numbers.
 template <class T>
 class Rows {
  public:
@@ -37,12 +37,13 @@ class Rows {
   template <class Number>
   const Rows& fill(Number number) const {
     for (int64_t row = 0; row < n_; ++row)
-      for (int64_t column = 0; column < kCols; ++column) at(row, column) = number();
+      for (int64_t column = 0; column < kFarCols; ++column) at(row, column) = number();
     return *this;
   }
   std::vector<T> values() const {
     std::vector<T> all;
-    for (int64_t row = 0; row < n_; ++row) all.insert(all.end(), &at(row, 0), &at(row, 0) + kCols);
+    for (int64_t row = 0; row < n_; ++row)
+      all.insert(all.end(), &at(row, 0), &at(row, 0) + kFarCols);
     return all;
   }
 
@@ -97,7 +98,7 @@ class GpuFarRows : public testing::Test {
             .stride = rows.stride(),
             .type = Number::kBF16,
             .rows = n,
-            .cols = kCols};
+            .cols = kFarCols};
   }
   // Each row has a scale of its own.
   static Weight weight(const Rows<fp8_e4m3>& rows, const Rows<float>& scales, int n) {
@@ -105,7 +106,7 @@ class GpuFarRows : public testing::Test {
             .stride = rows.stride(),
             .type = Number::kF8E4M3,
             .rows = n,
-            .cols = kCols,
+            .cols = kFarCols,
             .scale = scales.data(),
             .scale_stride = scales.stride(),
             .block_rows = 1,
@@ -116,21 +117,21 @@ class GpuFarRows : public testing::Test {
   std::mt19937 rng_;
   const int32_t exchanged_[2] = {1, 0};
   const int32_t in_order_[2] = {0, 1};
-  float ones_[kCols] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  float ones_[kFarCols] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 };
 
 TEST_F(GpuFarRows, Elementwise) {
   expect_equal([&](int64_t stride) {
     const auto table = halves(2, stride);
     Rows<float> out(2, stride);
-    embed(stream_, {exchanged_, table.data(), stride, Number::kBF16, out.matrix(), 2, kCols});
+    embed(stream_, {exchanged_, table.data(), stride, Number::kBF16, out.matrix(), 2, kFarCols});
     stream_.wait();
     return out;
   });
   expect_equal([&](int64_t stride) {
     const auto x = floats(2, stride);
     Rows<float> out(2, stride);
-    gather_rows(stream_, {x.matrix(), exchanged_, out.matrix(), 2, kCols});
+    gather_rows(stream_, {x.matrix(), exchanged_, out.matrix(), 2, kFarCols});
     stream_.wait();
     return out;
   });
@@ -138,7 +139,7 @@ TEST_F(GpuFarRows, Elementwise) {
     expect_equal([&](int64_t stride) {
       auto x = floats(2, stride);
       const auto other = floats(2, stride);
-      verb(stream_, {x.matrix(), other.matrix(), 2, kCols});
+      verb(stream_, {x.matrix(), other.matrix(), 2, kFarCols});
       stream_.wait();
       return x;
     });
@@ -150,14 +151,14 @@ TEST_F(GpuFarRows, Elementwise) {
   });
   expect_equal([&](int64_t stride) {
     auto x = floats(2, stride);
-    rope(stream_, {x.matrix(), in_order_, ones_, 1.5f, 2, 1, kCols / 2});
+    rope(stream_, {x.matrix(), in_order_, ones_, 1.5f, 2, 1, kFarCols / 2});
     stream_.wait();
     return x;
   });
   expect_equal([&](int64_t stride) {
     const auto x = floats(2, stride);
     Rows<float> out(2, stride);
-    rms_norm(stream_, {x.matrix(), ones_, out.matrix(), 2, kCols, 1e-6f});
+    rms_norm(stream_, {x.matrix(), ones_, out.matrix(), 2, kFarCols, 1e-6f});
     stream_.wait();
     return out;
   });
@@ -167,7 +168,7 @@ TEST_F(GpuFarRows, Caches) {
   expect_equal([&](int64_t stride) {
     const auto kv = floats(2, stride);
     Rows<bf16> cache(2, stride);
-    append_kv(stream_, {kv.matrix(), exchanged_, cache.data(), stride, 2, kCols});
+    append_kv(stream_, {kv.matrix(), exchanged_, cache.data(), stride, 2, kFarCols});
     stream_.wait();
     return cache;
   });
@@ -213,7 +214,7 @@ TEST_F(GpuFarRows, Routing) {
                     .ids = ids.data(),
                     .ids_stride = stride,
                     .tokens = 2,
-                    .n_experts = kCols,
+                    .n_experts = kFarCols,
                     .n_active = 3,
                     .n_groups = 1,
                     .n_active_groups = 1,
@@ -277,7 +278,7 @@ TEST_F(GpuFarRows, Routing) {
                         .type = RowType::kF32,
                         .tokens = 2,
                         .n_active = 2,
-                        .dim = kCols});
+                        .dim = kFarCols});
     stream_.wait();
     return out;
   });
@@ -286,15 +287,15 @@ TEST_F(GpuFarRows, Routing) {
 TEST_F(GpuFarRows, RoundedRows) {
   expect_equal([&](int64_t stride) {
     const auto x = floats(2, stride);
-    Rows<bf16> out(2, kCols);
-    round_rows(stream_, {x.data(), out.data(), stride, kCols, 2, kCols});
+    Rows<bf16> out(2, kFarCols);
+    round_rows(stream_, {x.data(), out.data(), stride, kFarCols, 2, kFarCols});
     stream_.wait();
     return out;
   });
   const auto rounded = [&](int64_t stride, const Rows<fp8_e4m3>& out, const Rows<float>& scales) {
     const auto x = floats(2, stride);
     round_rows_fp8(stream_,
-                   {x.data(), {out.data(), scales.data(), stride, stride}, stride, 2, kCols});
+                   {x.data(), {out.data(), scales.data(), stride, stride}, stride, 2, kFarCols});
     stream_.wait();
   };
   expect_equal([&](int64_t stride) {
@@ -314,8 +315,8 @@ TEST_F(GpuFarRows, RoundedRows) {
   expect_equal([&](int64_t stride) {
     const auto rows = floats(2, stride);
     Rows<float> y(2, stride);
-    combine_experts(stream_,
-                    {rows.data(), exchanged_, ones_, y.data(), stride, stride, 2, 1, kCols, true});
+    combine_experts(
+        stream_, {rows.data(), exchanged_, ones_, y.data(), stride, stride, 2, 1, kFarCols, true});
     stream_.wait();
     return y;
   });
@@ -346,7 +347,8 @@ TEST_F(GpuFarRows, Products) {
     expect_products([&](X x, const Weight& w, X out, int64_t stride) {
       const Rows<bf16> rounded(2, stride);
       for (int row = 0; row < 2; ++row)
-        for (int c = 0; c < kCols; ++c) rounded.at(row, product_column(c)) = narrow(x.at(row, c));
+        for (int c = 0; c < kFarCols; ++c)
+          rounded.at(row, product_column(c)) = narrow(x.at(row, c));
       matrix_product(stream_, {.x = rounded.data(),
                                .w = w,
                                .out = out.data(),
@@ -363,8 +365,8 @@ TEST_F(GpuFarRows, Products) {
                                 .w = w,
                                 .out = out.matrix(),
                                 .tokens = 2,
-                                .x_cols = transposed ? 2 : kCols,
-                                .out_cols = transposed ? kCols : 2,
+                                .x_cols = transposed ? 2 : kFarCols,
+                                .out_cols = transposed ? kFarCols : 2,
                                 .n_heads = 1,
                                 .first_row = 0,
                                 .rows_per_head = 2,
@@ -379,8 +381,8 @@ TEST_F(GpuFarRows, Products) {
                                    .out_stride = stride,
                                    .n_tokens = 1,
                                    .n_heads = 2,
-                                   .x_cols = transposed ? 1 : kCols,
-                                   .out_cols = transposed ? kCols : 1,
+                                   .x_cols = transposed ? 1 : kFarCols,
+                                   .out_cols = transposed ? kFarCols : 1,
                                    .first_row = 0,
                                    .rows_per_head = 1,
                                    .transposed = transposed});
@@ -406,22 +408,25 @@ TEST_F(GpuFarRows, Products) {
   });
 }
 
-// Two experts of kCols rows; the matrices of the second are far away.
+// Two experts of kFarCols rows; the matrices of the second are far away.
 TEST_F(GpuFarRows, Experts) {
-  constexpr int64_t kSize = kCols * kCols;  // numbers of a matrix
+  constexpr int64_t kSize = kFarCols * kFarCols;  // numbers of a matrix
   const auto matrices = [&](int64_t stride) {
-    Rows<bf16> two(2, stride * kCols);
+    Rows<bf16> two(2, stride * kFarCols);
     for (int64_t e = 0; e < 2; ++e)
-      for (int64_t i = 0; i < kSize; ++i) two.data()[e * stride * kCols + i] = narrow(number());
+      for (int64_t i = 0; i < kSize; ++i) two.data()[e * stride * kFarCols + i] = narrow(number());
     return two;
   };
   const auto first_of = [&](const Rows<bf16>& two) {
-    return Weight{
-        .data = two.data(), .stride = kCols, .type = Number::kBF16, .rows = kCols, .cols = kCols};
+    return Weight{.data = two.data(),
+                  .stride = kFarCols,
+                  .type = Number::kBF16,
+                  .rows = kFarCols,
+                  .cols = kFarCols};
   };
   expect_equal([&](int64_t stride) {
     const auto gate = matrices(stride), up = matrices(stride), down = matrices(stride);
-    const auto bytes = 2 * stride * kCols;
+    const auto bytes = 2 * stride * kFarCols;
     const auto x = floats(2, stride), weights = floats(2, stride);
     const Rows<int32_t> ids(2, stride);
     ids.at(0, 0) = 1;
@@ -447,15 +452,15 @@ TEST_F(GpuFarRows, Experts) {
   expect_equal([&](int64_t stride) {
     const auto gate = matrices(stride), up = matrices(stride);
     const auto x = halves(2, stride);
-    Rows<bf16> hidden(2, kCols);  // its stride decides how many columns are written
+    Rows<bf16> hidden(2, kFarCols);  // its stride decides how many columns are written
     grouped_gate_up(stream_, {.x = x.data(),
                               .tokens = exchanged_,
                               .rows = rows,
-                              .gate = {first_of(gate), 2 * stride * kCols, 0},
-                              .up = {first_of(up), 2 * stride * kCols, 0},
+                              .gate = {first_of(gate), 2 * stride * kFarCols, 0},
+                              .up = {first_of(up), 2 * stride * kFarCols, 0},
                               .hidden = hidden.data(),
                               .x_stride = stride,
-                              .hidden_stride = kCols});
+                              .hidden_stride = kFarCols});
     stream_.wait();
     return hidden;
   });
@@ -465,7 +470,7 @@ TEST_F(GpuFarRows, Experts) {
     Rows<float> out(2, stride);
     grouped_down(stream_, {.hidden = hidden.data(),
                            .rows = rows,
-                           .down = {first_of(down), 2 * stride * kCols, 0},
+                           .down = {first_of(down), 2 * stride * kFarCols, 0},
                            .out = out.data(),
                            .hidden_stride = stride,
                            .out_stride = stride});
@@ -474,10 +479,10 @@ TEST_F(GpuFarRows, Experts) {
   });
   // With FP8, the scales of the second expert are far away as well.
   const auto coded = [&](int64_t stride) {
-    Rows<fp8_e4m3> two(2, stride * kCols);
+    Rows<fp8_e4m3> two(2, stride * kFarCols);
     for (int64_t e = 0; e < 2; ++e)
       for (int64_t i = 0; i < kSize; ++i)
-        two.data()[e * stride * kCols + i] = {static_cast<uint8_t>(rng_() % 0x50)};
+        two.data()[e * stride * kFarCols + i] = {static_cast<uint8_t>(rng_() % 0x50)};
     return two;
   };
   expect_equal([&](int64_t stride) {
@@ -487,10 +492,10 @@ TEST_F(GpuFarRows, Experts) {
     const auto hidden_scales = floats(2, stride);
     Rows<float> out(2, stride);
     const Weight first = {.data = down.data(),
-                          .stride = kCols,
+                          .stride = kFarCols,
                           .type = Number::kF8E4M3,
-                          .rows = kCols,
-                          .cols = kCols,
+                          .rows = kFarCols,
+                          .cols = kFarCols,
                           .scale = scales.data(),
                           .scale_stride = 1,
                           .block_rows = 128,
@@ -498,7 +503,7 @@ TEST_F(GpuFarRows, Experts) {
     grouped_down(stream_, {.hidden = nullptr,
                            .hidden_fp8 = {hidden.data(), hidden_scales.data(), stride, stride},
                            .rows = rows,
-                           .down = {first, stride * kCols, stride},
+                           .down = {first, stride * kFarCols, stride},
                            .out = out.data(),
                            .hidden_stride = 0,
                            .out_stride = stride});
@@ -513,7 +518,7 @@ TEST_F(GpuFarRows, Experts) {
                                .rows = rows,
                                .out = {out.data(), scales.data(), stride, stride},
                                .hidden_stride = stride,
-                               .cols = kCols});
+                               .cols = kFarCols});
     stream_.wait();
     return out;
   });
@@ -585,10 +590,10 @@ TEST_F(GpuFarRows, Attention) {
                            .n_heads = kHeads,
                            .n_splits = 2,
                            .softmax_scale = 0.5f});
-      const auto kv_b = halves(kHeads * 2 * kRank, kCols);
+      const auto kv_b = halves(kHeads * 2 * kRank, kFarCols);
       Weight w = weight(kv_b, kHeads * 2 * kRank);
       w.cols = kRank;
-      const Rows<bf16> latents(kTokens, kCols), restored(kTokens, kHeads * 2 * kRank);
+      const Rows<bf16> latents(kTokens, kFarCols), restored(kTokens, kHeads * 2 * kRank);
       mla_prefill(stream_, {.q = q.data(),
                             .q_rope = q_rope.data(),
                             .cache = cache,
@@ -643,7 +648,7 @@ TEST_F(GpuFarRows, Draws) {
     const uint32_t allowed = 0xffff;
     for (int i = 0; i < 2; ++i) logits.at(i, i + 3) = 9;
     Rows<int32_t> token(1, stride);
-    draw(stream_, {logits.matrix(), &how, &allowed, token.data(), 1, kCols});
+    draw(stream_, {logits.matrix(), &how, &allowed, token.data(), 1, kFarCols});
     stream_.wait();
     EXPECT_EQ(token.at(0, 0), 4);
     return token;

@@ -7,9 +7,11 @@
 #include "core/check.h"
 #include "gpu_kernels/gpu_facts.h"
 #include "gpu_kernels/runtime.h"
+#include "tests/tests_of_file.h"
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  tandem::test::choose_tests_of_file(argv[0]);
   try {
     const tandem::gpu::GpuInfo info = tandem::gpu::open_gpu();
     std::printf("on %s, compute capability %d.%d", info.name.c_str(), info.major, info.minor);

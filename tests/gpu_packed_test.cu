@@ -14,22 +14,23 @@
 namespace tandem::gpu {
 namespace {
 
-struct Args {
+struct PackedArgs {
   uint32_t* out;
   const uint32_t* in;
   int n;
 };
 
-constexpr int kThreads = 64;
+constexpr int kPackers = 64;
 
 // Runs a kernel with one thread for each of n elements of `in`; each thread writes `each` words.
-std::vector<uint32_t> results(void (*kernel)(Args), int n, int each,
-                              const std::vector<uint32_t>& in = {0}, int64_t shared_bytes = 0) {
+std::vector<uint32_t> packed_results(void (*kernel)(PackedArgs), int n, int each,
+                                     const std::vector<uint32_t>& in = {0},
+                                     int64_t shared_bytes = 0) {
   Stream stream;
   const Buffer out = nans_on_gpu<uint32_t>(int64_t{n} * each), din = on_gpu(stream, in);
   launch(
       kernel,
-      {.grid_x = (n + kThreads - 1) / kThreads, .threads = kThreads, .shared_bytes = shared_bytes},
+      {.grid_x = (n + kPackers - 1) / kPackers, .threads = kPackers, .shared_bytes = shared_bytes},
       stream, {out.as<uint32_t>(), din.as<uint32_t>(), n});
   return from_gpu<uint32_t>(stream, out);
 }
@@ -40,7 +41,7 @@ float low_of(uint32_t pair) { return number(pair << 16); }
 float high_of(uint32_t pair) { return number(pair & 0xffff0000u); }
 uint32_t pair_of(bf16 low, bf16 high) { return low.bits | uint32_t{high.bits} << 16; }
 
-__global__ void packs(Args a) {
+__global__ void packs(PackedArgs a) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= a.n) return;
   const uint32_t pair = pack_bf16(__uint_as_float(a.in[2 * i]), __uint_as_float(a.in[2 * i + 1]));
@@ -59,7 +60,7 @@ TEST(Packed, PairsAreRoundedToEven) {
   while (in.size() < 400)
     if (const uint32_t v = rng(); std::isfinite(number(v))) in.push_back(v);
   const int n = static_cast<int>(in.size()) / 2;
-  const auto got = results(packs, n, 3, in);
+  const auto got = packed_results(packs, n, 3, in);
   for (int i = 0; i < n; ++i) {
     const bf16 low = narrow(number(in[2 * i])), high = narrow(number(in[2 * i + 1]));
     EXPECT_EQ(got[3 * i], pair_of(low, high)) << std::hex << in[2 * i] << " " << in[2 * i + 1];
@@ -68,7 +69,7 @@ TEST(Packed, PairsAreRoundedToEven) {
   }
 }
 
-__global__ void multiplies(Args a) {
+__global__ void multiplies(PackedArgs a) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < a.n) a.out[i] = fma_bf16x2(a.in[3 * i], a.in[3 * i + 1], a.in[3 * i + 2]);
 }
@@ -82,7 +83,7 @@ TEST(Packed, SubnormalsAreMultipliedExactly) {
     in.insert(in.end(), {pair, kTwoTo120, kMinusZero});
   }
   const int n = static_cast<int>(in.size()) / 3;
-  const auto got = results(multiplies, n, 1, in);
+  const auto got = packed_results(multiplies, n, 1, in);
   for (int i = 0; i < n; ++i) {
     EXPECT_EQ(bits(low_of(got[i])), bits(low_of(in[3 * i]) * 0x1p120f)) << i;
     EXPECT_EQ(bits(high_of(got[i])), bits(high_of(in[3 * i]) * 0x1p120f)) << i;
@@ -95,7 +96,7 @@ TEST(Packed, SumsAreRoundedOnce) {
   const auto some = [&] { return narrow((1 + rng() % 128 / 128.f) * (rng() % 2 ? 1.f : -1.f)); };
   std::vector<uint32_t> in;
   for (int i = 0; i < 300; ++i) in.push_back(pair_of(some(), some()));
-  const auto got = results(multiplies, 100, 1, in);
+  const auto got = packed_results(multiplies, 100, 1, in);
   for (int i = 0; i < 100; ++i) {
     const auto rounded = [&](auto half) {
       const double sum = double{half(in[3 * i])} * half(in[3 * i + 1]) + half(in[3 * i + 2]);
@@ -106,7 +107,7 @@ TEST(Packed, SumsAreRoundedOnce) {
   }
 }
 
-__global__ void selects(Args a) {
+__global__ void selects(PackedArgs a) {
   const int i = threadIdx.x;
   if (i < a.n) a.out[i] = select_bytes(a.in[0], a.in[1], a.in[2 + i]);
 }
@@ -114,11 +115,11 @@ __global__ void selects(Args a) {
 TEST(Packed, BytesAreSelected) {
   const std::vector<uint32_t> in = {0x33221100, 0x77665544, 0x3210, 0x7654,
                                     0x1404,     0x3424,     0x0000, 0x7007};
-  EXPECT_EQ(results(selects, 6, 1, in),
+  EXPECT_EQ(packed_results(selects, 6, 1, in),
             (std::vector<uint32_t>{0x33221100, 0x77665544, 0x11440044, 0x33442244, 0, 0x77000077}));
 }
 
-__global__ void loads(Args a) {
+__global__ void loads(PackedArgs a) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= a.n) return;
   const uint4 v = load_once_16(kept(a.in + 4 * (a.n - 1 - i)));
@@ -132,12 +133,12 @@ TEST(Packed, SixteenBytesAreLoaded) {
   constexpr int kLoads = 100;
   std::vector<uint32_t> in(4 * kLoads);
   for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<uint32_t>(i * 2654435761u);
-  const auto got = results(loads, kLoads, 4, in);
+  const auto got = packed_results(loads, kLoads, 4, in);
   for (int i = 0; i < 4 * kLoads; ++i)
     EXPECT_EQ(got[i], in[4 * (kLoads - 1 - i / 4) + i % 4]) << "word " << i;
 }
 
-__global__ void exponentials(Args a) {
+__global__ void exponentials(PackedArgs a) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < a.n) a.out[i] = __float_as_uint(exp2_approx(__uint_as_float(a.in[i])));
 }
@@ -149,7 +150,7 @@ TEST(Packed, PowersOfTwo) {
   std::vector<uint32_t> in;
   for (const float v : x) in.push_back(bits(v));
   in.push_back(bits(-140));  // too small: 0 on a GPU
-  const auto got = results(exponentials, static_cast<int>(in.size()), 1, in);
+  const auto got = packed_results(exponentials, static_cast<int>(in.size()), 1, in);
   for (size_t i = 0; i < x.size(); ++i) {
     const double want = std::exp2(double{x[i]});
     EXPECT_NEAR(number(got[i]), want, 4 * std::exp2(-23) * want) << x[i];
@@ -159,7 +160,7 @@ TEST(Packed, PowersOfTwo) {
 }
 
 // The last block to arrive sees the writes of all others, and every block gets a different number.
-__global__ void arrivals(Args a) {
+__global__ void arrivals(PackedArgs a) {
   if (threadIdx.x > 0) return;
   uint32_t* const count = a.out + gridDim.x;
   a.out[blockIdx.x] = blockIdx.x + 1;
@@ -180,15 +181,15 @@ TEST(Packed, TheLastToArriveSeesTheOthers) {
   EXPECT_EQ(got[kBlocks + 1], kBlocks * (kBlocks + 1) / 2u);
 }
 
-struct Shared {
-  uint32_t slot[kThreads];
+struct PackedShared {
+  uint32_t slot[kPackers];
   uint64_t sum;
   uint32_t count, most;
 };
 
 // Each warp reverses its own slots twice, with only __syncwarp in between.
-__global__ void turns(Args a) {
-  Shared& s = shared_memory<Shared>();
+__global__ void turns(PackedArgs a) {
+  PackedShared& s = shared_memory<PackedShared>();
   const int i = threadIdx.x, other = i / 32 * 32 + 31 - i % 32;
   s.slot[i] = a.in[i];
   __syncwarp();
@@ -200,14 +201,14 @@ __global__ void turns(Args a) {
 }
 
 TEST(Packed, SyncwarpOrdersAWarpsMemory) {
-  std::vector<uint32_t> in(kThreads);
-  for (int i = 0; i < kThreads; ++i) in[i] = 100 + i;
-  const auto got = results(turns, kThreads, 1, in, sizeof(Shared));
-  for (int i = 0; i < kThreads; ++i) EXPECT_EQ(got[i], in[i] + 1) << "lane " << i;
+  std::vector<uint32_t> in(kPackers);
+  for (int i = 0; i < kPackers; ++i) in[i] = 100 + i;
+  const auto got = packed_results(turns, kPackers, 1, in, sizeof(PackedShared));
+  for (int i = 0; i < kPackers; ++i) EXPECT_EQ(got[i], in[i] + 1) << "lane " << i;
 }
 
-__global__ void adds(Args a) {
-  Shared& s = shared_memory<Shared>();
+__global__ void adds(PackedArgs a) {
+  PackedShared& s = shared_memory<PackedShared>();
   const int i = threadIdx.x;
   if (i == 0) s.sum = s.count = s.most = 0;
   __syncthreads();
@@ -216,34 +217,34 @@ __global__ void adds(Args a) {
   atomicMax(&s.most, a.in[i]);
   __syncthreads();
   if (i > 0) return;
-  a.out[kThreads] = static_cast<uint32_t>(s.sum);
-  a.out[kThreads + 1] = static_cast<uint32_t>(s.sum >> 32);
-  a.out[kThreads + 2] = s.most;
-  a.out[kThreads + 3] = atomicExch(&s.count, 7u);
-  a.out[kThreads + 4] = atomicCAS(&s.count, 7u, 9u);
-  a.out[kThreads + 5] = atomicCAS(&s.count, 7u, 8u);
+  a.out[kPackers] = static_cast<uint32_t>(s.sum);
+  a.out[kPackers + 1] = static_cast<uint32_t>(s.sum >> 32);
+  a.out[kPackers + 2] = s.most;
+  a.out[kPackers + 3] = atomicExch(&s.count, 7u);
+  a.out[kPackers + 4] = atomicCAS(&s.count, 7u, 9u);
+  a.out[kPackers + 5] = atomicCAS(&s.count, 7u, 8u);
 }
 
 TEST(Packed, AtomicsOfSharedMemory) {
-  std::vector<uint32_t> in(kThreads);
+  std::vector<uint32_t> in(kPackers);
   uint64_t sum = 0;
-  for (int i = 0; i < kThreads; ++i) {
+  for (int i = 0; i < kPackers; ++i) {
     in[i] = 0xf0000000u + static_cast<uint32_t>(i * 7919 % 1000);
     sum += 0x100000000ull + in[i];
   }
   Stream stream;
-  const Buffer out = nans_on_gpu<uint32_t>(kThreads + 6), din = on_gpu(stream, in);
-  launch(adds, {.threads = kThreads, .shared_bytes = sizeof(Shared)}, stream,
-         {out.as<uint32_t>(), din.as<uint32_t>(), kThreads});
+  const Buffer out = nans_on_gpu<uint32_t>(kPackers + 6), din = on_gpu(stream, in);
+  launch(adds, {.threads = kPackers, .shared_bytes = sizeof(PackedShared)}, stream,
+         {out.as<uint32_t>(), din.as<uint32_t>(), kPackers});
   auto got = from_gpu<uint32_t>(stream, out);
-  EXPECT_EQ(got[kThreads], static_cast<uint32_t>(sum));
-  EXPECT_EQ(got[kThreads + 1], static_cast<uint32_t>(sum >> 32));
-  EXPECT_EQ(got[kThreads + 2], *std::max_element(in.begin(), in.end()));
-  EXPECT_EQ(got[kThreads + 3], static_cast<uint32_t>(kThreads));
-  EXPECT_EQ(got[kThreads + 4], 7u);
-  EXPECT_EQ(got[kThreads + 5], 9u);
-  std::sort(got.begin(), got.begin() + kThreads);  // every number occurs once
-  for (int i = 0; i < kThreads; ++i) EXPECT_EQ(got[i], static_cast<uint32_t>(i));
+  EXPECT_EQ(got[kPackers], static_cast<uint32_t>(sum));
+  EXPECT_EQ(got[kPackers + 1], static_cast<uint32_t>(sum >> 32));
+  EXPECT_EQ(got[kPackers + 2], *std::max_element(in.begin(), in.end()));
+  EXPECT_EQ(got[kPackers + 3], static_cast<uint32_t>(kPackers));
+  EXPECT_EQ(got[kPackers + 4], 7u);
+  EXPECT_EQ(got[kPackers + 5], 9u);
+  std::sort(got.begin(), got.begin() + kPackers);  // every number occurs once
+  for (int i = 0; i < kPackers; ++i) EXPECT_EQ(got[i], static_cast<uint32_t>(i));
 }
 
 }  // namespace

@@ -15,12 +15,12 @@
 namespace tandem::gpu {
 namespace {
 
-std::mt19937 rng(5);
+std::mt19937 generator(5);
 
 std::vector<float> random_floats(int64_t n, float scale = 1) {
   std::normal_distribution<float> normal(0, scale);
   std::vector<float> v(static_cast<size_t>(n));
-  for (float& e : v) e = normal(rng);
+  for (float& e : v) e = normal(generator);
   return v;
 }
 
@@ -45,7 +45,7 @@ struct RandomWeights {
     std::vector<float> scales = random_floats(int64_t{n} * scale_rows * scale_cols, 0.1f);
     for (int i = 0; i < n * rows; ++i)
       for (int c = 0; c < cols; ++c) {
-        const float v = std::normal_distribution<float>()(rng);
+        const float v = std::normal_distribution<float>()(generator);
         uint8_t* at = &bytes[(i * stride + c) * bytes_of(type)];
         if (type == Number::kF32) {
           std::memcpy(at, &v, 4);
@@ -55,7 +55,7 @@ struct RandomWeights {
           std::memcpy(at, &half, 2);
           values.push_back(widen(half));
         } else {
-          *at = static_cast<uint8_t>(rng() % 0x7f | (rng() & 0x80));
+          *at = static_cast<uint8_t>(generator() % 0x7f | (generator() & 0x80));
           const int block_at = (i / rows * scale_rows + i % rows / block) * scale_cols + c / block;
           values.push_back(double{widen(fp8_e4m3{*at})} * scales[block_at]);
         }
@@ -171,7 +171,7 @@ TEST(Plain, AttentionSeesItsOwnPast) {
   const int n_tokens = static_cast<int>(positions.size());
   std::vector<int32_t> pages(2 * kMaxPages);
   std::iota(pages.begin(), pages.end(), 0);
-  std::shuffle(pages.begin(), pages.end(), rng);
+  std::shuffle(pages.begin(), pages.end(), generator);
   std::vector<bf16> cache(pages.size() * kPage * kStride, bf16{0xffff});
   const auto row_of = [&](int sequence, int position) {
     return (int64_t{pages[sequence * kMaxPages + position / kPage]} * kPage + position % kPage) *
@@ -180,7 +180,7 @@ TEST(Plain, AttentionSeesItsOwnPast) {
   for (const auto& [sequence, length] : {std::pair{0, 2}, {1, 300}})
     for (int t = 0; t < length; ++t)
       for (int i = 0; i < kDim; ++i)
-        cache[row_of(sequence, t) + i] = narrow(std::normal_distribution<float>()(rng));
+        cache[row_of(sequence, t) + i] = narrow(std::normal_distribution<float>()(generator));
   const auto q = random_floats(n_tokens * kHeads * kRank),
              q_rope = random_floats(n_tokens * kHeads * kRope);
   const Buffer dq = on_gpu(stream, q), drope = on_gpu(stream, q_rope),

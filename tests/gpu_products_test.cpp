@@ -9,8 +9,6 @@ namespace {
 
 using tandem::test::expect_close;
 
-constexpr Number kFp8 = Number::kF8E4M3, kBf16 = Number::kBF16, kFloat = Number::kF32;
-
 // A float sum of n products in any order, also truncated as in tensor cores, has an error of at
 // most n units of 2^-23 of the sum of magnitudes; blocks of 16 columns are summed first.
 double sum_error(int n) { return (n / 16 + 20) * std::exp2(-23); }

@@ -13,7 +13,7 @@
 namespace tandem::gpu {
 namespace {
 
-struct Case {
+struct SampledRow {
   SamplingParams params;
   std::vector<float> logits;
 };
@@ -28,7 +28,7 @@ SamplingParams params_of(float temperature, float top_p = 1, uint64_t seed = 0) 
 
 // The tokens of all cases, sampled in one launch; each is the first draw of its seed, or uses
 // `uniform`.
-std::vector<int32_t> drawn(const std::vector<Case>& cases, const Vocabulary& vocabulary,
+std::vector<int32_t> drawn(const std::vector<SampledRow>& cases, const Vocabulary& vocabulary,
                            std::optional<double> uniform = {}) {
   const auto n = static_cast<int64_t>(cases.size()), vocab = int64_t{vocabulary.size};
   const int64_t stride = vocab + 3;
@@ -58,7 +58,7 @@ std::vector<int32_t> drawn(const std::vector<Case>& cases, const Vocabulary& voc
   return {tokens.as<int32_t>(), tokens.as<int32_t>() + n};
 }
 
-int32_t drawn_by_host(Case c, const Vocabulary& vocabulary) {
+int32_t drawn_by_host(SampledRow c, const Vocabulary& vocabulary) {
   return Sampler(c.params, vocabulary, {}).next(c.logits).token;
 }
 
@@ -90,8 +90,8 @@ TEST(Sampling, DrawsWhatTheHostDraws) {
   for (const int vocab : {1, 2, 31, 33, 128, 1000, 5003}) {
     Vocabulary vocabulary = {.size = vocab};
     for (int i = 0; i < vocab / 10; ++i) vocabulary.holes.push_back(rng() % vocab);
-    std::vector<Case> cases(60);
-    for (Case& c : cases) c = {random_params(rng, vocab), random_logits(rng, vocab)};
+    std::vector<SampledRow> cases(60);
+    for (SampledRow& c : cases) c = {random_params(rng, vocab), random_logits(rng, vocab)};
     const std::vector<int32_t> got = drawn(cases, vocabulary);
     for (size_t i = 0; i < cases.size(); ++i) {
       const int32_t want = drawn_by_host(cases[i], vocabulary);
@@ -111,8 +111,8 @@ TEST(Sampling, DrawsWhatTheHostDraws) {
 TEST(Sampling, DrawsFromALargeVocabulary) {
   std::mt19937 rng(3);
   const Vocabulary vocabulary = {.size = 129280};
-  std::vector<Case> cases(4);
-  for (Case& c : cases) {
+  std::vector<SampledRow> cases(4);
+  for (SampledRow& c : cases) {
     c = {params_of(0.6f, 0.95f, rng()), random_logits(rng, vocabulary.size)};
   }
   cases[1].params.top_k = 50;
@@ -128,14 +128,14 @@ TEST(Sampling, FiltersEndAmongUnlikelyTokens) {
   if (!open_gpu().emulated) GTEST_SKIP() << "its exponential is not the host's";
   std::mt19937 rng(9);
   const Vocabulary vocabulary = {.size = 7000};
-  std::vector<Case> cases;
+  std::vector<SampledRow> cases;
   std::set<int32_t> tokens;
   for (const bool coarse : {false, true})
     for (const float top_p : {0.98f, 0.99f, 0.999f, 1.f})
       for (const int top_k : {0, 2, 3000, 6999}) {
         uint64_t seed = rng();
         while (Sampler::uniform(seed, 0) < 0.975) ++seed;
-        Case c = {params_of(1, top_p, seed), std::vector<float>(vocabulary.size)};
+        SampledRow c = {params_of(1, top_p, seed), std::vector<float>(vocabulary.size)};
         std::normal_distribution<float> normal(-12.5f, 0.7f);
         for (float& v : c.logits) v = coarse ? std::round(normal(rng)) : normal(rng);
         c.logits[rng() % vocabulary.size] = 0;
@@ -164,7 +164,7 @@ TEST(Sampling, TopPKeepsNoMoreThanTopK) {
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](int a, int b) { return std::exp(logits[a]) > std::exp(logits[b]); });
-  std::vector<Case> cases;
+  std::vector<SampledRow> cases;
   std::vector<int32_t> want;
   for (int k = 1; k <= kLikely; ++k) {
     const float half_of_last = static_cast<float>(k) - 0.5f;
@@ -188,7 +188,7 @@ TEST(Sampling, TopPKeepsNoMoreThanTopK) {
 TEST(Sampling, FrequenciesAreTheProbabilities) {
   constexpr int kDraws = 1000;
   const std::vector<float> logits = {0, std::log(2.0f), std::log(5.0f), std::log(0.01f)};
-  std::vector<Case> cases;
+  std::vector<SampledRow> cases;
   for (uint64_t seed = 0; seed < kDraws; ++seed)
     cases.push_back({params_of(1, 0.99f, seed), logits});
   std::vector<double> part(4);
@@ -203,13 +203,13 @@ TEST(Sampling, FrequenciesAreTheProbabilities) {
 TEST(Sampling, TheEndsOfTheRangeDrawPossibleTokens) {
   std::vector<float> logits(100, -1e6f);
   logits[40] = logits[70] = 1;
-  const std::vector<Case> cases = {{params_of(1), logits}};
+  const std::vector<SampledRow> cases = {{params_of(1), logits}};
   EXPECT_EQ(drawn(cases, {.size = 100}, 0.0)[0], 40);
   EXPECT_EQ(drawn(cases, {.size = 100}, 1 - 0x1p-53)[0], 70);
 }
 
 TEST(Sampling, NonFiniteLogitsAreReported) {
-  std::vector<Case> cases(4, {params_of(0.5f), std::vector<float>(100, 1)});
+  std::vector<SampledRow> cases(4, {params_of(0.5f), std::vector<float>(100, 1)});
   cases[0].logits[99] = NAN;
   cases[1].logits[5] = INFINITY;
   cases[2].logits[0] = -INFINITY;

@@ -9,6 +9,8 @@
 
 namespace tandem::gpu::test {
 
+constexpr Number kFp8 = Number::kF8E4M3, kBf16 = Number::kBF16, kFloat = Number::kF32;
+
 struct WeightCase {
   int rows, cols;
   Number type;

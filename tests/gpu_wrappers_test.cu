@@ -11,13 +11,13 @@
 namespace tandem::gpu {
 namespace {
 
-struct Args {
+struct WrapperArgs {
   float* out;  // [n, 32]: n numbers of each lane
   const bf16* in;
 };
 
 // The numbers that the lanes wrote: result[i][lane].
-std::vector<std::vector<float>> results(void (*kernel)(Args), int n,
+std::vector<std::vector<float>> results(void (*kernel)(WrapperArgs), int n,
                                         const std::vector<bf16>& in = {},
                                         int64_t shared_bytes = 0) {
   Stream stream;
@@ -35,7 +35,7 @@ void expect_lanes(const std::vector<float>& got, const std::function<float(int)>
   for (int lane = 0; lane < 32; ++lane) EXPECT_EQ(got[lane], want(lane)) << "lane " << lane;
 }
 
-__global__ void shuffles(Args a) {
+__global__ void shuffles(WrapperArgs a) {
   const int lane = threadIdx.x, v = 100 + lane;
   a.out[lane] = __shfl_sync(~0u, v, 5);
   a.out[32 + lane] = __shfl_sync(~0u, v, 5, 8);  // lane 5 of every 8 lanes
@@ -67,7 +67,7 @@ __device__ float low(uint32_t pair) { return to_float(bf16{static_cast<uint16_t>
 __device__ float high(uint32_t pair) { return to_float(bf16{static_cast<uint16_t>(pair >> 16)}); }
 
 // Element (row r, column c) of matrix i is in[64 i + 8 r + c].
-__global__ void matrix_loads(Args a) {
+__global__ void matrix_loads(WrapperArgs a) {
   Matrices& s = shared_memory<Matrices>();
   const int lane = threadIdx.x;
   for (int i = 0; i < 8; ++i) s.rows[lane][i] = a.in[lane * 8 + i];
@@ -102,7 +102,7 @@ TEST(Wrappers, MatricesAreLoadedAndTransposed) {
 
 // a[16, 16] is in[0..255], b[16, 8] is in[256..383], both row-major; the numbers are small
 // integers.
-__global__ void tensor_core(Args m) {
+__global__ void tensor_core(WrapperArgs m) {
   const int lane = threadIdx.x;
   const auto a_at = [&](int row, int column) { return uint32_t{m.in[row * 16 + column].bits}; };
   const auto b_at = [&](int row, int column) {
@@ -136,7 +136,7 @@ TEST(Wrappers, TensorCoreMultiplies) {
 }
 
 // a[16, 32] is the first 512 bytes of `in`, row-major; b[32, 8] is the next 256, column-major.
-__global__ void fp8_tensor_core(Args m) {
+__global__ void fp8_tensor_core(WrapperArgs m) {
   const int lane = threadIdx.x;
   const auto* a_codes = reinterpret_cast<const uint8_t*>(m.in);
   const auto* b_codes = a_codes + 16 * 32;
@@ -198,7 +198,7 @@ struct Copies {
 };
 
 // Two groups of copies; the second is waited for after the first has been read.
-__global__ void async_copies(Args a) {
+__global__ void async_copies(WrapperArgs a) {
   Copies& s = shared_memory<Copies>();
   const int lane = threadIdx.x;
   for (int group = 0; group < 2; ++group) {
@@ -224,7 +224,7 @@ TEST(Wrappers, CopiesArriveInGroupsOrAreZero) {
     });
 }
 
-__global__ void conversions(Args a) {
+__global__ void conversions(WrapperArgs a) {
   const int lane = threadIdx.x;
   for (int i = 0; i < 8; ++i)
     a.out[i * 32 + lane] = to_float(fp8_e4m3{static_cast<uint8_t>(i * 32 + lane)});

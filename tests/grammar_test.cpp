@@ -20,10 +20,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Random = std::mt19937;
 
-const Tokenizer& tokenizer() {
-  static const Tokenizer t = Tokenizer::from_directory(TANDEM_SOURCE_DIR "/models/tiny-r1");
-  return t;
-}
 const TokenTrie& trie() {
   static const TokenTrie t(tokenizer());
   return t;

@@ -1,12 +1,18 @@
-// Makes grammars of schemas and tests whether a grammar accepts a text.
+// Makes grammars of schemas, tests whether a grammar accepts a text, and reads tiny-r1's tokenizer.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "text/grammar/schema_grammar.h"
 #include "text/grammar/text_states.h"
+#include "text/tokenizer.h"
 
 namespace tandem::test {
+
+inline const Tokenizer& tokenizer() {
+  static const Tokenizer t = Tokenizer::from_directory(TANDEM_SOURCE_DIR "/models/tiny-r1");
+  return t;
+}
 
 inline Grammar grammar_of(const nlohmann::ordered_json& schema) {
   Grammar grammar;

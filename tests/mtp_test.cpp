@@ -20,22 +20,20 @@
 #include "tests/mtp_logits.h"
 #include "tests/plain_engine.h"
 #include "tests/planner_cases.h"
+#include "tests/repository.h"
 #include "tests/temp_directory.h"
 
 namespace tandem::test {
 namespace {
 
-const std::string kGolden = std::string(TANDEM_SOURCE_DIR) + "/tests/golden/";
-const std::string kTiny = std::string(TANDEM_SOURCE_DIR) + "/models/tiny-r1";
-
-struct Case {
+struct MtpCase {
   std::string family;
   cpu::Isa isa;
   int chunk;
 };
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<MtpCase> mtp_cases() {
+  std::vector<MtpCase> all;
   for (const std::string family : {"t1", "v3_fp8", "v3_1_fp8"})
     for (int isa = 0; isa <= static_cast<int>(cpu::best_isa()); ++isa)
       for (const int chunk : {200, 64, 7})
@@ -43,10 +41,10 @@ std::vector<Case> cases() {
   return all;
 }
 
-class MtpGolden : public testing::TestWithParam<Case> {};
+class MtpGolden : public testing::TestWithParam<MtpCase> {};
 
 TEST_P(MtpGolden, LogitsOfEveryLength) {
-  const Case& c = GetParam();
+  const MtpCase& c = GetParam();
   LoadedModel loaded({.directory = kGolden + c.family,
                       .isa = c.isa,
                       .context = 256,
@@ -57,10 +55,12 @@ TEST_P(MtpGolden, LogitsOfEveryLength) {
   EXPECT_GE(compare_with_golden(loaded, golden, c.chunk, tolerance), c.family == "t1" ? 5 : 19);
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, MtpGolden, testing::ValuesIn(cases()), [](const auto& info_of) {
-  const Case& c = info_of.param;
-  return c.family + "_" + cpu::name_of(c.isa) + "_" + std::to_string(c.chunk);
-});
+INSTANTIATE_TEST_SUITE_P(Families, MtpGolden, testing::ValuesIn(mtp_cases()),
+                         [](const auto& info_of) {
+                           const MtpCase& c = info_of.param;
+                           return c.family + "_" + cpu::name_of(c.isa) + "_" +
+                                  std::to_string(c.chunk);
+                         });
 
 // Numbers of a second double-precision implementation; tools/make_t1.py has the same.
 TEST(Mtp, T1HasTheLogitsOfASecondImplementation) {
@@ -88,7 +88,7 @@ std::vector<int32_t> long_text(int n) {
 class DraftsTest : public testing::Test {
  protected:
   DraftsTest()
-      : loaded_({.directory = kTiny,
+      : loaded_({.directory = kTinyR1,
                  .isa = cpu::Isa::kReference,
                  .context = 512,
                  .max_logits = 8,
@@ -214,7 +214,7 @@ class Listener final : public DraftSource {
 };
 
 TEST(Drafter, TheSourceIsToldOfEveryToken) {
-  LoadedModel loaded({.directory = kTiny, .context = 512, .step_tokens = 64, .max_logits = 8});
+  LoadedModel loaded({.directory = kTinyR1, .context = 512, .step_tokens = 64, .max_logits = 8});
   Listener listener;
   Engine engine(loaded.model(), loaded.cache(), {.size = loaded.config().vocab}, loaded.context(),
                 {.drafting = {.n_tokens = 2, .given = &listener}});
@@ -240,7 +240,7 @@ class ChangedModel {
  public:
   using Json = nlohmann::json;
   ChangedModel() {
-    std::ifstream file(kTiny + "/model.safetensors", std::ios::binary);
+    std::ifstream file(kTinyR1 + "/model.safetensors", std::ios::binary);
     const std::string bytes{std::istreambuf_iterator<char>(file), {}};
     uint64_t length = 0;
     std::memcpy(&length, bytes.data(), sizeof length);
@@ -251,7 +251,7 @@ class ChangedModel {
       tensors_[name] = {entry["dtype"], entry["shape"],
                         bytes.substr(8 + length + begin, end - begin)};
     }
-    config_ = Json::parse(std::ifstream(kTiny + "/config.json"));
+    config_ = Json::parse(std::ifstream(kTinyR1 + "/config.json"));
   }
 
   std::string& data(const std::string& name) { return tensors_.at(name).data; }
@@ -378,7 +378,7 @@ TEST(Mtp, TwoLayersInSequence) {
 }
 
 TEST(Mtp, CopiesOfEmbeddingAndHeadAreKeptOnceIfTheyAreEqual) {
-  const LoadedModel shared(mtp_options(kTiny));
+  const LoadedModel shared(mtp_options(kTinyR1));
   EXPECT_FALSE(shared.config().mtp_has_embedding || shared.config().mtp_has_head);
   ChangedModel changed;
   changed.data("model.layers.3.shared_head.head.weight").back() ^= 1;
@@ -390,7 +390,7 @@ TEST(Mtp, CopiesOfEmbeddingAndHeadAreKeptOnceIfTheyAreEqual) {
   const int64_t matrix = int64_t{2} * shared.config().vocab * shared.config().dim;
   EXPECT_GE(own_head.packed_bytes(), shared.packed_bytes() + matrix);
   EXPECT_GE(own_both.packed_bytes(), own_head.packed_bytes() + matrix);
-  ModelOptions off = mtp_options(kTiny);
+  ModelOptions off = mtp_options(kTinyR1);
   off.draft = DraftChoice::kOff;
   LoadedModel without(off);
   EXPECT_LT(without.packed_bytes(), shared.packed_bytes()) << "the layer is not loaded";
@@ -404,7 +404,7 @@ TEST(Mtp, AnEmbeddingAndAHeadOfItsOwnAreUsed) {
   const std::vector<int32_t> text = long_text(42);
   const std::vector<int32_t> tokens(text.begin(), text.end() - 2),
       next(text.begin() + 1, text.end() - 1);
-  LoadedModel shared(mtp_options(kTiny));
+  LoadedModel shared(mtp_options(kTinyR1));
   const auto want = mtp_logits(shared, tokens, next, 8);
   ChangedModel changed;
   const auto negate = [&](const std::string& name, size_t of_columns, size_t n_columns) {
@@ -426,7 +426,7 @@ TEST(Mtp, AnEmbeddingAndAHeadOfItsOwnAreUsed) {
 TEST(Mtp, ADraftOfR1ReadsASmallShareOfAStep) {
   const ModelConfig r1 = known_model("r1");
   EXPECT_NEAR(mtp_share(r1), 0.0437, 0.0005);
-  EXPECT_NEAR(mtp_share(ModelConfig::from_directory(kTiny)), 0.434, 0.001);
+  EXPECT_NEAR(mtp_share(ModelConfig::from_directory(kTinyR1)), 0.434, 0.001);
 }
 
 // `auto` uses what there is, and says in a line why it does not use the layer.
@@ -439,7 +439,7 @@ TEST(Mtp, AutoWithoutTheLayer) {
   options.draft = DraftChoice::kAuto;
   EXPECT_EQ(LoadedModel(options).drafting().source, Drafting::Source::kLookup);
 
-  ModelOptions damaged = mtp_options(kTiny);
+  ModelOptions damaged = mtp_options(kTinyR1);
   damaged.draft = DraftChoice::kAuto;
   EXPECT_EQ(LoadedModel(damaged).drafting().source, Drafting::Source::kLookup)
       << "a draft would read most of what a step reads";

@@ -34,7 +34,8 @@ double cpu_seconds(double wanted, const std::function<void()>& call) {
 }
 
 TEST(PlanTime, EveryModelOnEveryMachineIsSoundOrRefusedInTime) {
-  constexpr double kSeconds = TANDEM_SANITIZED ? 100 : 0.1;
+  // More than four times the time on an idle core.
+  constexpr double kSeconds = TANDEM_SANITIZED ? 100 : 0.4;
   int n_plans = 0;
   for (const std::string& machine : machine_names())
     for (const char* model : {"v2-lite", "v2", "v3", "r1", "k2", "k2-thinking", "moonlight"}) {

@@ -13,8 +13,6 @@
 namespace tandem::test {
 namespace {
 
-constexpr double kEps = 0x1p-24;
-
 struct Case {
   WeightFormat format;
   double step;  // largest error in units of the scale; for FP8 relative

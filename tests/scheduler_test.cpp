@@ -39,7 +39,7 @@ void play_random_trace(int seed, Swaps& swaps, bool drafts = false) {
     const int what = up_to(20);
     if (what < 5 && left > 0) {
       --left;
-      const auto prompt = random_prompt(rng, std::min(longest - 1, 300));
+      const auto prompt = prompt_with_known_beginning(rng, std::min(longest - 1, 300));
       const int n_new = 1 + up_to(std::min<int>(150, longest - static_cast<int>(prompt.size())));
       n_tokens += static_cast<int64_t>(prompt.size()) + n_new;
       expected[simulation.add(prompt, n_new, up_to(4) == 0)] = alone(prompt, n_new);

@@ -9,13 +9,13 @@
 
 #include "loader/loaded_model.h"
 #include "tests/error_of.h"
+#include "tests/repository.h"
 
 namespace tandem::test {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-const std::string kModel = std::string(TANDEM_SOURCE_DIR) + "/models/tiny-r1";
 constexpr int kContext = 512;
 
 class ReadyService : public testing::Test {
@@ -27,7 +27,7 @@ class ReadyService : public testing::Test {
     options.model_id = "the/model";
     options.root = "/root";
     return std::make_unique<Service>(
-        tokenizer, chats ? std::make_unique<ChatFormat>(kModel, tokenizer) : nullptr,
+        tokenizer, chats ? std::make_unique<ChatFormat>(kTinyR1, tokenizer) : nullptr,
         SamplingDefaults{.temperature = 0}, options);
   }
   HttpResponse reply(Service& service, const std::string& method, const std::string& path,
@@ -63,8 +63,8 @@ class ReadyService : public testing::Test {
     return refusal(post(path, body));
   }
 
-  const Tokenizer tokenizer_ = Tokenizer::from_directory(kModel);
-  LoadedModel loaded_{{.directory = kModel,
+  const Tokenizer tokenizer_ = Tokenizer::from_directory(kTinyR1);
+  LoadedModel loaded_{{.directory = kTinyR1,
                        .n_threads = 1,
                        .context = kContext,
                        .max_kv_tokens = 4 * kContext,

@@ -9,12 +9,13 @@
 #include "bench/serving/dataset.h"
 #include "core/check.h"
 #include "tests/error_of.h"
+#include "tests/repository.h"
 #include "tests/temp_directory.h"
 
 namespace tandem {
 namespace {
 
-const std::string kTiny = TANDEM_SOURCE_DIR "/models/tiny-r1";
+using test::kTinyR1;
 
 // Expected values from Python 3.11 and numpy 2.4.6.
 TEST(PythonRandom, ShufflesAsPythonDoes) {
@@ -95,11 +96,11 @@ TEST(ShareGpt, RefusesOtherFiles) {
 }
 
 // The requests of --seed 42.
-std::vector<ServingRequest> dataset(const DatasetOptions& options) {
-  const Tokenizer tokenizer = Tokenizer::from_directory(kTiny);
+std::vector<ServingRequest> requests_of(const DatasetOptions& options) {
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
   PythonRandom python(42);
   NumpyRandom numpy(42);
-  return make_dataset(options, tokenizer, base_tokens(kTiny, tokenizer), python, numpy);
+  return make_dataset(options, tokenizer, base_tokens(kTinyR1, tokenizer), python, numpy);
 }
 
 // Expected values from sglang.benchmark.serving 0.5.23; the second case shows that answers have at
@@ -128,7 +129,7 @@ TEST(Dataset, RandomIdsHasTheOriginalsLengths) {
     options.range_ratio = c.range_ratio;
     options.sends_ids = true;
     std::vector<int> inputs, outputs, first_ids;
-    for (const ServingRequest& request : dataset(options)) {
+    for (const ServingRequest& request : requests_of(options)) {
       EXPECT_EQ(request.ids.size(), static_cast<size_t>(request.prompt_tokens));
       inputs.push_back(request.prompt_tokens);
       outputs.push_back(request.output_tokens);
@@ -156,7 +157,7 @@ TEST(Dataset, ConversationsAreTheOriginals) {
   options.path = file.path();
   options.n_prompts = 4;
   std::vector<std::string> prompts;
-  for (const ServingRequest& request : dataset(options)) {
+  for (const ServingRequest& request : requests_of(options)) {
     EXPECT_EQ(request.prompt_tokens, 9) << request.prompt;
     EXPECT_EQ(request.output_tokens, 6) << request.prompt;
     prompts.push_back(request.prompt);
@@ -169,7 +170,7 @@ TEST(Dataset, ConversationsAreTheOriginals) {
   options.output_tokens = 12;
   options.range_ratio = 0.5;
   prompts.clear();
-  for (const ServingRequest& request : dataset(options)) prompts.push_back(request.prompt);
+  for (const ServingRequest& request : requests_of(options)) prompts.push_back(request.prompt);
   EXPECT_EQ(prompts,
             (std::vector<std::string>{"What is 3 + 12?What is 3 + 1", "What is 1 + 12?What is 1",
                                       "What is 2 + 12?What is 2 + 12?What is"}));
@@ -296,7 +297,7 @@ ServingOutput ended(double latency, double ttft, int n_output) {
 }
 
 TEST(Metrics, CountWhatSucceededAndWhatWasUnderWay) {
-  const Tokenizer tokenizer = Tokenizer::from_directory(kTiny);
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
   const auto n_text = static_cast<int64_t>(tokenizer.encode("12").size());
   std::vector<ServingOutput> outputs = {ended(3, 1, 5), ended(2, 1, 1), {}, {}, {}};
   outputs[2].error = "refused";

@@ -6,12 +6,14 @@
 
 #include "bench/serving/dataset.h"
 #include "tests/error_of.h"
+#include "tests/repository.h"
 #include "tests/temp_directory.h"
 
 namespace tandem {
 namespace {
 
-const std::string kTiny = TANDEM_SOURCE_DIR "/models/tiny-r1";
+using test::kTinyR1;
+
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
 // random.seed(7); random.shuffle(list(range(n))); random.shuffle(list(range(8))) of Python 3.11:
@@ -100,14 +102,14 @@ TEST(ShareGpt, SaysWhatIsWrong) {
 }
 
 const Tokenizer& tokenizer() {
-  static const Tokenizer tokenizer = Tokenizer::from_directory(kTiny);
+  static const Tokenizer tokenizer = Tokenizer::from_directory(kTinyR1);
   return tokenizer;
 }
 
 std::vector<ServingRequest> dataset(const DatasetOptions& options, uint32_t seed = 42) {
   PythonRandom python(seed);
   NumpyRandom numpy(seed);
-  return make_dataset(options, tokenizer(), base_tokens(kTiny, tokenizer()), python, numpy);
+  return make_dataset(options, tokenizer(), base_tokens(kTinyR1, tokenizer()), python, numpy);
 }
 
 std::string conversation_file(const Pairs& pairs) {
@@ -206,7 +208,7 @@ TEST(Dataset, RepeatsAndCutsPromptsOfAFile) {
 // Successive ids from a drawn offset plus the request's number, modulo the vocabulary without added
 // tokens; as text, they are decoded.
 TEST(Dataset, RandomIdsCountUpAndWrap) {
-  EXPECT_EQ(base_tokens(kTiny, tokenizer()), 495);
+  EXPECT_EQ(base_tokens(kTinyR1, tokenizer()), 495);
   EXPECT_EQ(base_tokens("/no/such", tokenizer()), 512);
   DatasetOptions o;
   o.name = "random-ids";

@@ -18,7 +18,7 @@ struct TimedLine {
 };
 
 // The output when these lines come; 50 tokens were asked for.
-ServingOutput read(ServingApi api, const std::vector<TimedLine>& lines, bool streams = true) {
+ServingOutput read_lines(ServingApi api, const std::vector<TimedLine>& lines, bool streams = true) {
   ServingOutput output;
   output.output_tokens = 50;
   AnswerReader reader(api, streams, output);
@@ -30,8 +30,8 @@ ServingOutput read(ServingApi api, const std::vector<TimedLine>& lines, bool str
 }
 
 TEST(AnswerLines, SpaceAroundALineIsIgnored) {
-  const ServingOutput o =
-      read(ServingApi::kCompletions, {{1, " \t\r\n\v\f"},
+  const ServingOutput o = read_lines(ServingApi::kCompletions,
+                                     {{1, " \t\r\n\v\f"},
                                       {2, "\t\v data: {\"choices\": [{\"text\": \" a \"}]} \f\r\n"},
                                       {3, "{\"choices\": [{\"text\": \"b\"}]}"},
                                       {4, "data: "},
@@ -44,14 +44,14 @@ TEST(AnswerLines, SpaceAroundALineIsIgnored) {
 }
 
 TEST(AnswerLines, TheEndAloneIsASuccess) {
-  const ServingOutput o = read(ServingApi::kCompletions, {{3, "data: [DONE]"}});
+  const ServingOutput o = read_lines(ServingApi::kCompletions, {{3, "data: [DONE]"}});
   EXPECT_TRUE(o.success);
   EXPECT_EQ(o.latency, 3);
   EXPECT_EQ(o.ttft, 0);
   EXPECT_EQ(o.output_tokens, 50);
-  EXPECT_EQ(read(ServingApi::kCompletions, {{1, "[DONE]"}}).error, "no error");
-  EXPECT_EQ(read(ServingApi::kCompletions, {}).error, "the answer is empty");
-  EXPECT_FALSE(read(ServingApi::kCompletions, {{1, "\r"}}).success);
+  EXPECT_EQ(read_lines(ServingApi::kCompletions, {{1, "[DONE]"}}).error, "no error");
+  EXPECT_EQ(read_lines(ServingApi::kCompletions, {}).error, "the answer is empty");
+  EXPECT_FALSE(read_lines(ServingApi::kCompletions, {{1, "\r"}}).success);
 }
 
 TEST(AnswerLines, EachErrorShowsItsLine) {
@@ -75,27 +75,27 @@ TEST(AnswerLines, EachErrorShowsItsLine) {
       {ServingApi::kGenerate, R"({"text":"a","meta_info":{"completion_tokens":1.5}})",
        R"(a line has no meta_info.completion_tokens: "{\"text\":\"a\",\"meta_info\":{\"completion_tokens\":1.5}}")"}};
   for (const auto& [api, line, wanted] : cases) {
-    const ServingOutput o = read(api, {{1, line}, {2, "data: [DONE]"}});
+    const ServingOutput o = read_lines(api, {{1, line}, {2, "data: [DONE]"}});
     EXPECT_EQ(o.error, wanted);
     EXPECT_FALSE(o.success) << line;
     EXPECT_EQ(o.latency, 1) << line;
   }
-  EXPECT_EQ(read(ServingApi::kChat, {{1, R"({"choices": [{"delta": {}}]})"}}, false).error,
+  EXPECT_EQ(read_lines(ServingApi::kChat, {{1, R"({"choices": [{"delta": {}}]})"}}, false).error,
             R"(the answer has no message: "{\"choices\": [{\"delta\": {}}]}")");
-  EXPECT_EQ(read(ServingApi::kChat, {{1, R"({"choices": []})"}}, false).error,
+  EXPECT_EQ(read_lines(ServingApi::kChat, {{1, R"({"choices": []})"}}, false).error,
             R"(a line has no choice: "{\"choices\": []}")");
 }
 
 // Null, numbers and empty text are no text: they neither count as the first nor as a gap.
 TEST(AnswerLines, OnlyTextCounts) {
   const ServingOutput o =
-      read(ServingApi::kCompletions,
-           {{1, R"({"choices": [{"text": null}], "usage": {"completion_tokens": 9}})"},
-            {2, R"({"choices": [{"text": 3}]})"},
-            {3, R"({"choices": [{"text": "a"}, {"text": "no"}]})"},
-            {4, R"({"choices": [{"text": ""}]})"},
-            {7, R"({"choices": [{"text": "b"}]})"},
-            {9, R"({"choices": [{"text": "c"}]})"}});
+      read_lines(ServingApi::kCompletions,
+                 {{1, R"({"choices": [{"text": null}], "usage": {"completion_tokens": 9}})"},
+                  {2, R"({"choices": [{"text": 3}]})"},
+                  {3, R"({"choices": [{"text": "a"}, {"text": "no"}]})"},
+                  {4, R"({"choices": [{"text": ""}]})"},
+                  {7, R"({"choices": [{"text": "b"}]})"},
+                  {9, R"({"choices": [{"text": "c"}]})"}});
   EXPECT_TRUE(o.success);
   EXPECT_EQ(o.text, "abc");
   EXPECT_EQ(o.ttft, 3);
@@ -119,7 +119,7 @@ TEST(AnswerLines, CountsAreWholeNumbersOfAnObject) {
                       chat = std::string(R"({"choices": [], "usage": )") + usage + "}";
     for (const auto& [api, line] :
          {std::pair{ServingApi::kCompletions, text}, std::pair{ServingApi::kChat, chat}}) {
-      const ServingOutput o = read(api, {{1, line.c_str()}});
+      const ServingOutput o = read_lines(api, {{1, line.c_str()}});
       EXPECT_TRUE(o.success) << line << o.error;
       EXPECT_EQ(o.output_tokens, n_output) << line;
       EXPECT_EQ(o.server_prompt_tokens, n_prompt) << line;
@@ -139,29 +139,29 @@ TEST(AnswerLines, ChatsReadBothNamesOfReasoning) {
       {"null", ""}};
   for (const auto& [message, wanted] : cases) {
     const std::string delta = std::string(R"({"choices": [{"delta": )") + message + "}]}";
-    const ServingOutput o = read(ServingApi::kChat, {{2, delta.c_str()}});
+    const ServingOutput o = read_lines(ServingApi::kChat, {{2, delta.c_str()}});
     EXPECT_TRUE(o.success) << message;
     EXPECT_EQ(o.text, wanted) << message;
     EXPECT_EQ(o.ttft, *wanted ? 2 : 0) << message;
     if (*message != '{') continue;
     const std::string whole = std::string(R"({"choices": [{"message": )") + message + "}]}";
-    const ServingOutput answer = read(ServingApi::kChat, {{3, whole.c_str()}}, false);
+    const ServingOutput answer = read_lines(ServingApi::kChat, {{3, whole.c_str()}}, false);
     EXPECT_EQ(answer.text, wanted) << message;
     EXPECT_EQ(answer.ttft, 3) << message;
     EXPECT_TRUE(answer.itls.empty());
   }
-  EXPECT_TRUE(read(ServingApi::kChat, {{1, R"({"choices": [{"finish": 1}]})"}}).success);
-  EXPECT_TRUE(read(ServingApi::kChat, {{1, "{}"}}).success);
+  EXPECT_TRUE(read_lines(ServingApi::kChat, {{1, R"({"choices": [{"finish": 1}]})"}}).success);
+  EXPECT_TRUE(read_lines(ServingApi::kChat, {{1, "{}"}}).success);
 }
 
 TEST(AnswerLines, GenerateCountsTheTokensOfEachGap) {
-  const ServingOutput o =
-      read(ServingApi::kGenerate,
-           {{1, R"({"text": "", "meta_info": {"prompt_tokens": 8}})"},
-            {2, R"({"text": "ab", "meta_info": {"completion_tokens": 2, "prompt_tokens": 9}})"},
-            {3, R"({"text": "abc", "meta_info": {"completion_tokens": 2}})"},
-            {5, R"({"text": "abcd", "meta_info": {"completion_tokens": 6, "prompt_tokens": 0}})"},
-            {6, R"({"text": "abcde", "meta_info": {"completion_tokens": 7}})"}});
+  const ServingOutput o = read_lines(
+      ServingApi::kGenerate,
+      {{1, R"({"text": "", "meta_info": {"prompt_tokens": 8}})"},
+       {2, R"({"text": "ab", "meta_info": {"completion_tokens": 2, "prompt_tokens": 9}})"},
+       {3, R"({"text": "abc", "meta_info": {"completion_tokens": 2}})"},
+       {5, R"({"text": "abcd", "meta_info": {"completion_tokens": 6, "prompt_tokens": 0}})"},
+       {6, R"({"text": "abcde", "meta_info": {"completion_tokens": 7}})"}});
   EXPECT_TRUE(o.success);
   EXPECT_EQ(o.text, "abcde");
   EXPECT_EQ(o.output_tokens, 7);
@@ -173,10 +173,10 @@ TEST(AnswerLines, GenerateCountsTheTokensOfEachGap) {
 
 // A first text of no token counts as the first text, and later ones do not.
 TEST(AnswerLines, GenerateMayBeginWithoutAToken) {
-  const ServingOutput o =
-      read(ServingApi::kGenerate, {{1, R"({"text": "a", "meta_info": {"completion_tokens": 0}})"},
-                                   {2, R"({"text": "b", "meta_info": {"completion_tokens": 0}})"},
-                                   {4, R"({"text": "c", "meta_info": {"completion_tokens": 1}})"}});
+  const ServingOutput o = read_lines(
+      ServingApi::kGenerate, {{1, R"({"text": "a", "meta_info": {"completion_tokens": 0}})"},
+                              {2, R"({"text": "b", "meta_info": {"completion_tokens": 0}})"},
+                              {4, R"({"text": "c", "meta_info": {"completion_tokens": 1}})"}});
   EXPECT_EQ(o.ttft, 1);
   EXPECT_EQ(o.itls, std::vector<double>{3});
 }

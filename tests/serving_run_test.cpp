@@ -9,15 +9,16 @@
 #include "bench/serving/serving_bench.h"
 #include "tests/error_of.h"
 #include "tests/fake_server.h"
+#include "tests/repository.h"
 
 namespace tandem {
 namespace {
 
 using test::FakeServer;
+using test::kTinyR1;
 using test::whole;
 using Client = FakeServer::Client;
 
-const std::string kTiny = TANDEM_SOURCE_DIR "/models/tiny-r1";
 constexpr int kMost = 16'777'216;  // of every count
 
 // A folder of its own that is removed at the end.
@@ -51,7 +52,7 @@ class ServingRun : public testing::Test {
   ServingBenchOptions options() const {
     ServingBenchOptions o;
     o.model = "the-model";
-    o.tokenizer = kTiny;
+    o.tokenizer = kTinyR1;
     o.dataset.path = folder_ / "data.json";
     o.output_file = folder_ / "out.jsonl";
     o.disable_tqdm = true;
@@ -244,7 +245,7 @@ TEST_F(ServingRun, NamesTheFirstWrongOption) {
       {"--output-file", [](auto& o) { o.output_file = "/no/such/file"; },
        [&](auto& o) { o.output_file = folder_ / "out"; }},
       {"no tokenizer", [](auto& o) { o.tokenizer = "/no/such"; },
-       [](auto& o) { o.tokenizer = kTiny; }}};
+       [](auto& o) { o.tokenizer = kTinyR1; }}};
   ServingBenchOptions o = options();
   for (const Option& option : all) option.wrong(o);
   for (const Option& option : all) {

@@ -272,7 +272,7 @@ inline std::vector<int32_t> alone(std::vector<int32_t> tokens, int n_new) {
 }
 
 // Prompts begin with one of few texts, so that pages are shared; some are repeated completely.
-inline std::vector<int32_t> random_prompt(std::mt19937& rng, int longest) {
+inline std::vector<int32_t> prompt_with_known_beginning(std::mt19937& rng, int longest) {
   const auto up_to = [&](int n) { return static_cast<int>(rng() % n); };
   std::vector<int32_t> prompt = text(1 + up_to(longest), up_to(3));
   if (prompt.size() > kPageSize && up_to(4) == 0)  // the same pages after a different first page

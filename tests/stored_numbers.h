@@ -10,6 +10,8 @@
 
 namespace tandem::test {
 
+constexpr double kEps = 0x1p-24;  // the largest relative error of rounding to float
+
 using Vec = std::vector<double>;
 
 inline double e4m3(uint8_t code) {

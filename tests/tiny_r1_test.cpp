@@ -6,12 +6,11 @@
 #include "cli/conversation.h"
 #include "cli/options.h"
 #include "tests/check_close.h"
+#include "tests/repository.h"
 #include "text/chat_format.h"
 
 namespace tandem::test {
 namespace {
-
-const std::string kRoot = TANDEM_SOURCE_DIR;
 
 constexpr int kAtOnce = 16;
 
@@ -26,7 +25,7 @@ nlohmann::json read_cases(const std::string& path) {
 
 class TinyR1 : public testing::Test {
  protected:
-  const std::string directory_ = kRoot + "/models/tiny-r1";
+  const std::string directory_ = kTinyR1;
   const Tokenizer tokenizer_ = Tokenizer::from_directory(directory_);
   const ChatFormat format_{directory_, tokenizer_};
 

@@ -17,10 +17,10 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using Ids = std::vector<int32_t>;
 
-const fs::path kData = fs::path(TANDEM_SOURCE_DIR) / "tests/data/tokenizer";
+const fs::path kTokenizers = fs::path(TANDEM_SOURCE_DIR) / "tests/data/tokenizer";
 
 json small(const char* name) {
-  std::ifstream file(kData / name / "tokenizer.json");
+  std::ifstream file(kTokenizers / name / "tokenizer.json");
   return json::parse(file);
 }
 
@@ -234,7 +234,7 @@ TEST(TokenizerJson, TokensThatDifferInOneByteAreDistinct) {
 }
 
 TEST(TokenizerJson, InvalidUtf8NamesItsByte) {
-  const Tokenizer tokenizer = Tokenizer::from_directory(kData / "v3");
+  const Tokenizer tokenizer = Tokenizer::from_directory(kTokenizers / "v3");
   const std::string message = error_of([&] { tokenizer.encode("abc\xFFz"); });
   EXPECT_EQ(message, "the text is not valid UTF-8 at byte 3 of 5: convert it to UTF-8");
   EXPECT_EQ(tokenizer.encode(""), Ids{});
@@ -255,7 +255,7 @@ TEST(TokenizerDirectory, ReadsTheTokensOfTheConfigurations) {
   EXPECT_EQ(tokenizer.eos(), tokenizer.added_id("<|EOT|>"));
   EXPECT_EQ(tokenizer.stop_ids(), (Ids{1, 7, *tokenizer.eos()}));
   EXPECT_EQ(tokenizer.config().pad_token, std::nullopt);
-  const Tokenizer kimi = Tokenizer::from_directory(kData / "kimi");
+  const Tokenizer kimi = Tokenizer::from_directory(kTokenizers / "kimi");
   EXPECT_EQ(kimi.stop_ids(), (Ids{*kimi.added_id("[EOS]"), *kimi.added_id("<|im_end|>")}));
 }
 

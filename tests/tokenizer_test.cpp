@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using Ids = std::vector<int32_t>;
 
-const fs::path kData = fs::path(TANDEM_SOURCE_DIR) / "tests/data/tokenizer";
+const fs::path kVectors = fs::path(TANDEM_SOURCE_DIR) / "tests/data/tokenizer";
 const fs::path kOfficial = fs::path(TANDEM_SOURCE_DIR) / "../shared/vectors";
 
 json read_json(const fs::path& path) {
@@ -28,8 +28,8 @@ json read_json(const fs::path& path) {
 
 class SmallTokenizer : public testing::TestWithParam<const char*> {
  protected:
-  const Tokenizer tokenizer_ = Tokenizer::from_directory(kData / GetParam());
-  const json vectors_ = read_json(kData / GetParam() / "vectors.json");
+  const Tokenizer tokenizer_ = Tokenizer::from_directory(kVectors / GetParam());
+  const json vectors_ = read_json(kVectors / GetParam() / "vectors.json");
 };
 
 INSTANTIATE_TEST_SUITE_P(All, SmallTokenizer, testing::Values("v3", "v2", "pairs", "kimi"),

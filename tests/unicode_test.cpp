@@ -18,16 +18,16 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-const fs::path kData = fs::path(TANDEM_SOURCE_DIR) / "tests/data/tokenizer";
+const fs::path kSplits = fs::path(TANDEM_SOURCE_DIR) / "tests/data/tokenizer";
 constexpr char32_t kBlock = 4096;
 
-std::string read(const fs::path& path) {
+std::string contents(const fs::path& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
 const json& expected() {
-  static const json kExpected = json::parse(read(kData / "unicode.json"));
+  static const json kExpected = json::parse(contents(kSplits / "unicode.json"));
   return kExpected;
 }
 
@@ -85,8 +85,9 @@ std::vector<size_t> starts_of_pieces(const PreTokenizer& pre_tokenizer, const st
 }
 
 std::vector<SplitRule> rules_of(const std::string& tokenizer) {
-  if (tokenizer == "kimi") return parse_tiktoken(read(kData / "kimi/tiktoken.model"), {}).splits;
-  return parse_tokenizer_json(json::parse(read(kData / tokenizer / "tokenizer.json"))).splits;
+  if (tokenizer == "kimi")
+    return parse_tiktoken(contents(kSplits / "kimi/tiktoken.model"), {}).splits;
+  return parse_tokenizer_json(json::parse(contents(kSplits / tokenizer / "tokenizer.json"))).splits;
 }
 
 TEST(Unicode, TextsAroundEveryCharacterAreSplitAsTheIndependentLibraryDoes) {

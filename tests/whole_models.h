@@ -1,27 +1,18 @@
 // Whole models as a user loads them, for tests that compare devices: paths, tiny-r1's answers, and
 // comparisons of logits.
 #pragma once
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "engine/request.h"
 #include "loader/loaded_model.h"
+#include "tests/repository.h"
 
 namespace tandem::test {
 
-// A bundle has the data in another folder.
-inline const std::string kRoot =
-    std::getenv("TANDEM_TEST_ROOT") ? std::getenv("TANDEM_TEST_ROOT") : TANDEM_SOURCE_DIR;
-inline const std::string kGolden = kRoot + "/tests/golden/";
-
 inline ModelOptions tiny_r1(DeviceChoice device) {
-  return {.directory = kRoot + "/models/tiny-r1",
-          .device = device,
-          .n_threads = 1,
-          .context = 256,
-          .max_logits = 3};
+  return {.directory = kTinyR1, .device = device, .n_threads = 1, .context = 256, .max_logits = 3};
 }
 
 // Requests of up to 20 tokens for the answers to n questions, which `sample` may change. Greedy

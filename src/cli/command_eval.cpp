@@ -76,7 +76,7 @@ void evaluate(Scored& model, Scored* other, std::span<const int32_t> tokens, Tot
   });
 }
 
-void show_progress(int64_t done, int64_t total, double perplexity, bool quiet) {
+void show_perplexity(int64_t done, int64_t total, double perplexity, bool quiet) {
   if (!quiet)
     std::fprintf(stderr, "\r\033[K%ld of %ld tokens, perplexity %.4f", done, total, perplexity);
 }
@@ -138,8 +138,8 @@ int eval_command(const Options& options) {
     window.insert(window.end(), tokens.begin() + at, tokens.begin() + std::min(n, at + step));
     if (window.size() < 2) break;
     evaluate(model, other.get(), window, totals);
-    show_progress(std::min(n, at + step), n,
-                  std::exp(totals.negative_log_likelihood / totals.n_predicted), quiet);
+    show_perplexity(std::min(n, at + step), n,
+                    std::exp(totals.negative_log_likelihood / totals.n_predicted), quiet);
   }
   if (!quiet) std::fputs("\r\033[K", stderr);
 

@@ -272,17 +272,17 @@ Json link_to_json(const Link& link) {
 }  // namespace
 
 Json gpu_to_json(const Gpu& gpu) {
-  Json json = {{"name", gpu.name},
-               {"memory_bytes", gpu.memory_bytes},
-               {"read_bytes_per_second", gpu.read_bytes_per_second},
-               {"peak_ops_per_second", peak_to_json(gpu.peak, true)},
-               {"h2d_bytes_per_second", gpu.h2d_bytes_per_second},
-               {"d2h_bytes_per_second", gpu.d2h_bytes_per_second},
-               {"h2d_pageable_bytes_per_second", gpu.h2d_pageable_bytes_per_second},
-               {"d2h_pageable_bytes_per_second", gpu.d2h_pageable_bytes_per_second}};
+  Json object = {{"name", gpu.name},
+                 {"memory_bytes", gpu.memory_bytes},
+                 {"read_bytes_per_second", gpu.read_bytes_per_second},
+                 {"peak_ops_per_second", peak_to_json(gpu.peak, true)},
+                 {"h2d_bytes_per_second", gpu.h2d_bytes_per_second},
+                 {"d2h_bytes_per_second", gpu.d2h_bytes_per_second},
+                 {"h2d_pageable_bytes_per_second", gpu.h2d_pageable_bytes_per_second},
+                 {"d2h_pageable_bytes_per_second", gpu.d2h_pageable_bytes_per_second}};
   if (gpu.datasheet_bf16_ops_per_second > 0)
-    json["datasheet_bf16_ops_per_second"] = gpu.datasheet_bf16_ops_per_second;
-  return json;
+    object["datasheet_bf16_ops_per_second"] = gpu.datasheet_bf16_ops_per_second;
+  return object;
 }
 
 }  // namespace tandem

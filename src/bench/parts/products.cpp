@@ -22,7 +22,7 @@ constexpr Product kProducts[] = {{"gate", ".mlp.gate_proj.weight"},
                                  {"queries", ".self_attn.q_b_proj.weight"},
                                  {"queries", ".self_attn.q_proj.weight"}};
 
-bool is_measured(const WeightSpec& spec) {
+bool is_multiplied(const WeightSpec& spec) {
   return std::any_of(std::begin(kProducts), std::end(kProducts),
                      [&](const Product& p) { return spec.name.ends_with(p.weight); });
 }
@@ -34,7 +34,8 @@ struct DenseLayers {
 
   DenseLayers(const ModelConfig& config, WeightFormat format, const cpu::KernelTable& kernels,
               Team& team)
-      : home(kernels), weights(random_weights(config, {format, format}, is_measured, home, team)) {}
+      : home(kernels),
+        weights(random_weights(config, {format, format}, is_multiplied, home, team)) {}
   // The matrices of a product, one for each layer; none if the model has no such product.
   std::vector<QuantView> matrices(const Product& product, const ModelConfig& config) {
     std::vector<QuantView> found;
@@ -56,7 +57,7 @@ int64_t layer_bytes(const ModelConfig& config, WeightFormat format) {
   ModelWeights weights;
   int64_t bytes = 0;
   for_each_weight(weights, one, [&](const WeightSpec& spec, const QuantView&) {
-    if (is_measured(spec)) bytes += matrix_bytes(config, spec.rows, spec.cols, format);
+    if (is_multiplied(spec)) bytes += matrix_bytes(config, spec.rows, spec.cols, format);
   });
   return bytes;
 }
