@@ -146,8 +146,14 @@ LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
   is_own.reserve(loads.size());
   for (const ExpertLoad& load : loads)
     is_own.push_back(std::binary_search(sorted.begin(), sorted.end(), load.owner));
-  const auto n_cpus = static_cast<int>(std::count_if(
-      loads.begin(), loads.end(), [](const ExpertLoad& load) { return load.owner.is_cpu(); }));
+  // CPUs are alike wherever the backbone is, GPUs beside others of the backbone or without it.
+  int n_cpus = 0, n_own_gpus = 0;
+  for (size_t i = 0; i < loads.size(); ++i) {
+    const bool is_cpu = loads[i].owner.is_cpu();
+    n_cpus += is_cpu;
+    n_own_gpus += !is_cpu && is_own[i];
+  }
+  const int n_gpus = static_cast<int>(loads.size()) - n_cpus;
   const Rates cpu = rates_of(in_.machine, {0, -1}, p_.numa_columns);
   const Rates gpu = in_.machine.gpus.empty() ? cpu : rates_of(in_.machine, {0, 0}, {});
   const bool sliced = experts.groups[0].sliced;
@@ -159,7 +165,7 @@ LayerModel::ExpertTimes LayerModel::expert_times(const Stage& stage, int layer,
       continue;
     }
     const bool own = is_own[i];
-    const int n_alike = load.owner.is_cpu() ? n_cpus : static_cast<int>(loads.size()) - n_cpus;
+    const int n_alike = load.owner.is_cpu() ? n_cpus : own ? n_own_gpus : n_gpus - n_own_gpus;
     if (i > 0 && own == is_own[i - 1] && alike(load, loads[i - 1])) continue;
     const double seconds =
         busiest_seconds(load.owner.is_cpu() ? cpu : gpu, load, sliced ? 1 : n_alike);
