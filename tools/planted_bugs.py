@@ -823,7 +823,7 @@ MUTANTS = [
     ("a token that was never computed counts as cached", "src/engine/scheduler.cpp", [("s.n_done % kPageSize));\n  pool_.release", "std::min<size_t>(kPageSize, s.tokens.size() - size_t{kPageSize} * n_full)));\n  pool_.release")]),
     ("a begun page is copied with a token more than is alike", "src/engine/scheduler.cpp", [("  s.n_done = first + n;", "  s.n_done = first + n + 1;")]),
     ("planner: experts in two places are never uneven", "offload/plan/layer_time.cpp", [("load.owner.is_cpu() ? n_cpus :", "load.owner.is_cpu() ? 1 :")]),
-    ("planner: hosts do not divide a backbone on CPUs", "offload/plan/cpu_candidates.cpp", [("        layouts.push_back({hosts, of_each(-1, 1), hosts});\n", "        {}\n")]),
+    ("planner: hosts do not divide a backbone on CPUs", "offload/plan/cpu_candidates.cpp", [("      layouts.push_back({hosts, of_each(-1, 1), hosts});\n", "")]),
     ("planner: hosts add up in BF16", "offload/plan/layer_time.cpp", [("stage.devices[0].is_cpu() ? sizeof(float) : kBf16Bytes;", "kBf16Bytes;")]),
     ("a placement's rank has the formats of rank 0", "offload/plan/executed_parts.cpp", [("l, {rank.rank, -1});", "l, {0, -1});")]),
     ("MTP layers have the ranks of the first layer", "offload/plan/executed_parts.cpp", [("    ranks[l] = ranks[config.n_layers - 1];", "    ranks[l] = ranks[0];")]),
