@@ -345,7 +345,7 @@ int main(int argc, char** argv) {
     if (!ranks || ranks->reports()) std::fprintf(stderr, "error: %s\n", e.what());
     return 2;
   } catch (const std::bad_alloc&) {
-    std::fputs("error: no memory is left: use a smaller model or a smaller --ctx\n", stderr);
+    std::fprintf(stderr, "error: %s\n", tandem::kNoMemoryLeft);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
   }

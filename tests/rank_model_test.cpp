@@ -133,12 +133,9 @@ TEST(RankModels, GiveTheSameAnswers) {
   const ChatFormat format(directory, tokenizer);
   std::ifstream file(kRoot + "/tests/data/tiny_r1_questions.json");
   const nlohmann::json questions = nlohmann::json::parse(file);
-  // With all questions (kEvery 1) the test takes two minutes.
-  constexpr int kEvery = TANDEM_SANITIZED ? 30 : 4;
-  int n_read = 0;
   std::vector<Request> requests;
   for (const auto& q : questions) {
-    if (++n_read % kEvery != 0) continue;
+    if (TANDEM_SANITIZED && requests.size() == 8) break;
     GenerateOptions generate;
     generate.max_new_tokens = 160;
     generate.sampling.temperature = requests.size() % 2 == 0 ? 0 : 0.7f;
@@ -146,7 +143,7 @@ TEST(RankModels, GiveTheSameAnswers) {
     requests.push_back(make_request(
         generate, tokenizer, format.prompt(first_messages("", q["question"].get<std::string>()))));
   }
-  ASSERT_GE(requests.size(), TANDEM_SANITIZED ? 8u : 60u);
+  ASSERT_GE(requests.size(), TANDEM_SANITIZED ? 8u : 240u);
   // A part is enough for drafts that are decided while it runs.
   const std::vector<Request> some(requests.begin(), requests.begin() + requests.size() / 5);
   const auto texts = [&](const ModelOptions& options) {

@@ -12,7 +12,6 @@ namespace tandem {
 namespace {
 
 constexpr int kMostDrafts = 4;  // considered where the user names no number
-constexpr int64_t kLayerWeightBytes = 2;
 
 StepShape decode_shape(const PlanInput& in, const Placement& p, int n_drafts);
 double different_experts(const PlanInput& in, int n_drafts);
@@ -124,14 +123,14 @@ double pass_seconds(const PlanInput& in, const Placement& p) {
   const double n = shape.tokens_per_replica;
   const Rates rates = rates_of(in.machine, stage.devices[0], p.numa_columns);
   return product_seconds(rates, Product::kDense, DType::kBF16,
-                         {weights * kLayerWeightBytes, 2 * weights * n, n}) +
+                         {weights * kBf16Bytes, 2 * weights * n, n}) +
          LayerModel(in, p, shape).layer(stage, layer, experts).seconds +
          head_seconds(in, p, n, shape.replicas);
 }
 
 int64_t mtp_layer_bytes(const ModelConfig& c, const Placement& p) {
   const int layer = c.n_layers - 1;
-  int64_t bytes = 2 * int64_t{c.dim} * c.dim * kLayerWeightBytes +
+  int64_t bytes = 2 * int64_t{c.dim} * c.dim * kBf16Bytes +
                   backbone_layer_bytes(c, c.is_moe(layer), p.backbone).total();
   if (const LayerExperts* experts = c.is_moe(layer) ? experts_of_layer(p, layer) : nullptr)
     for (const ExpertGroup& group : experts->groups)

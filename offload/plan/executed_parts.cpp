@@ -141,18 +141,23 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
     }
 }
 
-// The rank of each expert. Layers for multi-token prediction are like the last layer.
-std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p) {
-  std::vector<std::vector<int>> ranks(config.n_all_layers());
+// [n_all_layers][n_experts] of(owner) for each expert, empty for a dense layer. Layers for
+// multi-token prediction, which a placement does not list, are like the last layer.
+template <class Of>
+auto by_expert(const ModelConfig& config, const Placement& p, Of of) {
+  std::vector<std::vector<decltype(of(kCpu))>> all(config.n_all_layers());
   for (int l = 0; l < config.n_layers; ++l) {
     if (!config.is_moe(l)) continue;
-    ranks[l].resize(config.router.n_experts);
+    all[l].resize(config.router.n_experts);
     for (const ExpertGroup& group : experts_of_layer(p, l)->groups)
-      for (const int e : group.experts) ranks[l][e] = group.owners[0].host;
+      for (const int e : group.experts) all[l][e] = of(group.owners[0]);
   }
-  for (int l = config.n_layers; l < config.n_all_layers(); ++l)
-    ranks[l] = ranks[config.n_layers - 1];
-  return ranks;
+  for (int l = config.n_layers; l < config.n_all_layers(); ++l) all[l] = all[config.n_layers - 1];
+  return all;
+}
+
+std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p) {
+  return by_expert(config, p, [](DeviceId owner) { return owner.host; });
 }
 
 // The format of the layer's experts on these CPUs; empty if there are none.
@@ -172,21 +177,10 @@ std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int
 }
 
 GpuParts gpu_parts(const ModelConfig& config, const Placement& p) {
-  GpuParts parts = {
-      .embedding_on_cpu = p.embedding_on_cpu,
-      .stream_from_tokens = p.stream_from_tokens,
-      .micro_batches_from_sequences = p.micro_batches == 2 ? p.micro_batches_from_sequences : 0,
-      .experts = std::vector<std::vector<bool>>(config.n_all_layers())};
-  for (int l = 0; l < config.n_layers; ++l) {
-    if (!config.is_moe(l)) continue;
-    parts.experts[l].assign(config.router.n_experts, false);
-    for (const ExpertGroup& group : experts_of_layer(p, l)->groups)
-      for (const int e : group.experts) parts.experts[l][e] = group.owners[0] == kGpu;
-  }
-  // Layers for multi-token prediction, which a placement does not list, are like the last layer.
-  for (int l = config.n_layers; l < config.n_all_layers(); ++l)
-    parts.experts[l] = parts.experts[config.n_layers - 1];
-  return parts;
+  return {.embedding_on_cpu = p.embedding_on_cpu,
+          .stream_from_tokens = p.stream_from_tokens,
+          .micro_batches_from_sequences = p.micro_batches == 2 ? p.micro_batches_from_sequences : 0,
+          .experts = by_expert(config, p, [](DeviceId owner) { return owner == kGpu; })};
 }
 
 }  // namespace

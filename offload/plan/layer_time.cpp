@@ -9,7 +9,6 @@ namespace tandem {
 
 namespace {
 
-constexpr double kBf16Bytes = 2;
 constexpr double kHandOffSeconds = 10e-6;  // GPU to CPU or back, without the copy: assumed
 
 // Number of the stage's devices that share the first host's network.
@@ -259,8 +258,8 @@ double LayerModel::all_reduce_seconds(const Stage& stage, double tokens) const {
   const Link link = same_host ? m.gpu_link
                               : Link{m.network.bytes_per_second / of_first_host(stage),
                                      m.network.latency_seconds};
-  const double number = stage.devices[0].is_cpu() ? sizeof(float) : kBf16Bytes;
-  const double bytes = 2 * (stage.tp - 1.0) / stage.tp * tokens * in_.config.dim * number;
+  const int64_t number_bytes = stage.devices[0].is_cpu() ? kFloatBytes : kBf16Bytes;
+  const double bytes = 2 * (stage.tp - 1.0) / stage.tp * tokens * in_.config.dim * number_bytes;
   return 2 * (2 * link.latency_seconds + bytes / link.bytes_per_second);
 }
 

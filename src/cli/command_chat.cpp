@@ -10,7 +10,6 @@
 #include "cli/conversation.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
-#include "comm/agreement.h"
 #include "text/chat_format.h"
 
 namespace tandem {
@@ -44,8 +43,7 @@ int chat_command(const Options& options) {
   Engine engine = engine_for(loaded, tokenizer);  // its prefix cache keeps earlier turns
   GenerateOptions turn = g;
 
-  // A launcher of ranks may give them a terminal that is not the user's.
-  const bool dims = !options.model.ranks.group;
+  const bool dims = may_write_to_terminal(options.model.ranks);
   if (options.model.ranks.steps) options.model.ranks.steps->begin();
   const Interrupt interrupt;
   for (std::string line; read_line(line);) {
@@ -58,8 +56,6 @@ int chat_command(const Options& options) {
       answer = generate(engine, tokenizer, request, g.stops,
                         [&](std::string_view piece) { printer.print(piece); });
     } catch (const RunError&) {
-      throw;
-    } catch (const AgreedError&) {
       throw;
     } catch (const Error& error) {  // the conversation continues without this turn
       std::fprintf(stderr, "error: %s\n", error.what());

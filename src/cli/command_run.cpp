@@ -91,8 +91,7 @@ int run_command(const Options& options) {
   }
   LoadedModel loaded(model, load_progress(quiet));
   const Interrupt interrupt;
-  // A launcher of ranks may give them a terminal that is not the user's.
-  const bool dims = !options.json && !options.model.ranks.group;
+  const bool dims = !options.json && may_write_to_terminal(model.ranks);
   AnswerPrinter printer(dims && !g.raw && opens_thinking(tokenizer, prompt));
   nlohmann::ordered_json logprobs = nlohmann::ordered_json::array();
   const auto on_text = [&](std::string_view piece) {

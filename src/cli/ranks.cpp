@@ -26,7 +26,7 @@ Ranks CommandRanks::open(int argc, char** argv) {
   if (alone()) return {};
   world_ = open_mpi_world(*launch_);
   Group& world = *world_;
-  run_on_all(world, [&] { require_same(world, "command line", text_of(argc, argv)); });
+  require_same_on_all(world, "command line", [&] { return text_of(argc, argv); });
   world.set_patience(kLoadPatience);  // rank 0 may read its input before it loads
   if (world.rank() > 0)
     require(std::freopen("/dev/null", "w", stdout), "/dev/null cannot be opened");

@@ -31,6 +31,9 @@ class CommandRanks {
   std::unique_ptr<StepChannel> steps_;
 };
 
+// Whether a terminal on standard output is the user's: a launcher may give its ranks another one.
+inline bool may_write_to_terminal(const Ranks& ranks) { return !ranks.group; }
+
 // What a command does where ranks.follow(): loads the models that it loads on rank 0, in the same
 // order, and repeats the steps of rank 0 until that has ended. Returns 0.
 int follow(const std::vector<ModelOptions>& models);

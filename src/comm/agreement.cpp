@@ -24,7 +24,7 @@ void run_on_all(Group& group, const std::function<void()>& work) {
   } catch (const Error& error) {
     mine = {error.what(), false};
   } catch (const std::bad_alloc&) {
-    mine = {"no memory is left: use a smaller model or a smaller --ctx", true};
+    mine = {kNoMemoryLeft, true};
   } catch (const std::exception& error) {
     mine = {error.what(), true};
   }
@@ -67,6 +67,13 @@ void require_same(Group& group, std::string_view what, std::string_view text) {
       "alike",
       what, group.rank(), text.substr(std::min(from, text.size()), kShown),
       first.substr(std::min(from, first.size()), kShown));
+}
+
+void require_same_on_all(Group& group, std::string_view what,
+                         const std::function<std::string()>& text) {
+  std::string mine;
+  run_on_all(group, [&] { mine = text(); });
+  run_on_all(group, [&] { require_same(group, what, mine); });
 }
 
 }  // namespace tandem

@@ -25,6 +25,10 @@ void run_on_all(Group& group, const std::function<void()>& work);
 // texts where they begin to differ. Use it inside of run_on_all().
 void require_same(Group& group, std::string_view what, std::string_view text);
 
+// Computes a text on all ranks and compares them by require_same(). Throws AgreedError.
+void require_same_on_all(Group& group, std::string_view what,
+                         const std::function<std::string()>& text);
+
 // The least number of all ranks. Throws AgreedError when another rank fails in run_on_all()
 // instead.
 int64_t least_on_all(Group& group, int64_t number);

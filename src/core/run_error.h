@@ -5,6 +5,10 @@
 
 namespace tandem {
 
+// What std::bad_alloc means to a user of the commands.
+inline constexpr const char* kNoMemoryLeft =
+    "no memory is left: use a smaller model or a smaller --ctx";
+
 struct RunError : Error {
   using Error::Error;
 };

@@ -86,7 +86,7 @@ DeepSeek::DeepSeek(const ModelParts& parts, StepLimits limits, AttentionForm for
       w_(parts.weights),
       ops_(parts.ops),
       experts_(parts.experts),
-      share_(parts.weights.share ? *parts.weights.share : whole_backbone(parts.config)),
+      share_(parts.weights.share_of(parts.config)),
       attention_(parts.config, static_cast<int>(share_.heads.n), parts.ops, parts.device,
                  limits.max_tokens, form) {
   arena_ =

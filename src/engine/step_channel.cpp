@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <bit>
 
 #include "comm/agreement.h"
 #include "engine/step_runner.h"
@@ -16,14 +16,11 @@ constexpr size_t kFirstMessage = 512;
 // Numbers before the arrays of a message.
 struct Header {
   int32_t n_numbers;  // of the message
-  StepOrder::Kind kind;
-  int32_t model, module;
-  HiddenStates states;
-  int32_t from_page, to_page;
-  int32_t n_tokens, n_sequences, n_pages, n_logit_rows, n_hidden_rows;
+  StepOrder order;
+  int32_t n_tokens, n_sequences, n_logit_rows, n_hidden_rows;
 };
 constexpr size_t kHeader = sizeof(Header) / sizeof(int32_t);
-static_assert(sizeof(Header) % sizeof(int32_t) == 0 && sizeof(HiddenStates) == sizeof(int32_t));
+using HeaderNumbers = std::array<int32_t, kHeader>;
 
 std::span<std::byte> bytes_of(std::span<int32_t> numbers) {
   return std::as_writable_bytes(numbers);
@@ -33,39 +30,21 @@ void append(std::vector<int32_t>& to, std::span<const int32_t> numbers) {
   to.insert(to.end(), numbers.begin(), numbers.end());
 }
 
-void write(const StepOrder& order, std::vector<int32_t>& message) {
-  Header header{.n_numbers = 0,
-                .kind = order.kind,
-                .model = order.model,
-                .module = order.module,
-                .states = order.states,
-                .from_page = order.from_page,
-                .to_page = order.to_page,
-                .n_tokens = 0,
-                .n_sequences = 0,
-                .n_pages = 0,
-                .n_logit_rows = 0,
-                .n_hidden_rows = 0};
+void write(const StepOrder& order, const Batch& batch, std::vector<int32_t>& message) {
   message.assign(kHeader, 0);
-  if (const Batch* const b = order.batch) {
-    header.n_tokens = b->n();
-    header.n_sequences = static_cast<int32_t>(b->sequences.size());
-    header.n_logit_rows = static_cast<int32_t>(b->logit_rows.size());
-    header.n_hidden_rows = static_cast<int32_t>(b->hidden_rows.size());
-    append(message, b->tokens);
-    append(message, b->positions);
-    append(message, b->logit_rows);
-    append(message, b->hidden_rows);
-    for (const Sequence& s : b->sequences)
-      append(message, std::array{s.first_token, s.n_tokens, s.kv_length,
-                                 static_cast<int32_t>(s.kv_pages.size())});
-    for (const Sequence& s : b->sequences) {
-      append(message, s.kv_pages);
-      header.n_pages += static_cast<int32_t>(s.kv_pages.size());
-    }
-  }
-  header.n_numbers = static_cast<int32_t>(message.size());
-  std::memcpy(message.data(), &header, sizeof header);
+  for (const auto array : {batch.tokens, batch.positions, batch.logit_rows, batch.hidden_rows})
+    append(message, array);
+  for (const Sequence& s : batch.sequences)
+    append(message, std::array{s.first_token, s.n_tokens, s.kv_length,
+                               static_cast<int32_t>(s.kv_pages.size())});
+  for (const Sequence& s : batch.sequences) append(message, s.kv_pages);
+  const Header header{static_cast<int32_t>(message.size()),
+                      order,
+                      batch.n(),
+                      static_cast<int32_t>(batch.sequences.size()),
+                      static_cast<int32_t>(batch.logit_rows.size()),
+                      static_cast<int32_t>(batch.hidden_rows.size())};
+  std::ranges::copy(std::bit_cast<HeaderNumbers>(header), message.begin());
   message.resize(std::max(message.size(), kFirstMessage));
 }
 
@@ -120,10 +99,10 @@ void StepChannel::begin_holding(const Turn&) {
   heart_ = std::thread([this] { beat(); });
 }
 
-StepChannel::Turn StepChannel::announce(const StepOrder& order) {
+StepChannel::Turn StepChannel::announce(const StepOrder& order, const Batch& batch) {
   Turn turn(mutex_);
   begin_holding(turn);
-  send(order);
+  send(order, batch);
   return turn;
 }
 
@@ -137,8 +116,8 @@ void StepChannel::end() {
   ended_changed_.notify_all();
 }
 
-void StepChannel::send(const StepOrder& order) {
-  write(order, message_);
+void StepChannel::send(const StepOrder& order, const Batch& batch) {
+  write(order, batch, message_);
   const std::span<int32_t> numbers(message_);
   group_.broadcast(bytes_of(numbers.first(kFirstMessage)), 0);
   if (numbers.size() > kFirstMessage) group_.broadcast(bytes_of(numbers.subspan(kFirstMessage)), 0);
@@ -178,23 +157,25 @@ std::span<const int32_t> StepChannel::receive() {
 
 // Returns false at the end.
 bool StepChannel::obey(std::span<const int32_t> message) {
-  Header header;
-  std::memcpy(&header, message.data(), sizeof header);
-  if (header.kind == StepOrder::Kind::kEnd) return false;
-  if (header.kind == StepOrder::Kind::kHeartbeat) {
+  HeaderNumbers numbers;
+  std::copy_n(message.begin(), kHeader, numbers.begin());
+  const auto header = std::bit_cast<Header>(numbers);
+  const StepOrder& order = header.order;
+  if (order.kind == StepOrder::Kind::kEnd) return false;
+  if (order.kind == StepOrder::Kind::kHeartbeat) {
     group_.barrier();
     return true;
   }
-  const auto& [runner, cache] = models_.at(header.model);
-  if (header.kind == StepOrder::Kind::kCopyPage) {
-    runner.copy_page(cache, header.from_page, header.to_page);
+  const auto& [runner, cache] = models_.at(order.model);
+  if (order.kind == StepOrder::Kind::kCopyPage) {
+    runner.copy_page(cache, order.from_page, order.to_page);
     return true;
   }
   const Batch batch = batch_of(header, message.subspan(kHeader), sequences_);
-  if (header.kind == StepOrder::Kind::kForward)
+  if (order.kind == StepOrder::Kind::kForward)
     runner.forward(batch, cache);
   else
-    runner.draft(header.module, header.states, batch, cache);
+    runner.draft(order.module, order.states, batch, cache);
   return true;
 }
 

@@ -16,14 +16,13 @@ namespace tandem {
 
 class StepRunner;
 
-// What all ranks do next with one of their models.
+// What all ranks do next with one of their models. Sent as it is, as int32 numbers.
 struct StepOrder {
   enum class Kind : int32_t { kForward, kDraft, kCopyPage, kHeartbeat, kEnd };
   Kind kind;
-  int model = 0;
-  int module = 0;                                // of kDraft
+  int32_t model = 0;
+  int32_t module = 0;                            // of kDraft
   HiddenStates states = HiddenStates::kOfModel;  // of kDraft
-  const Batch* batch = nullptr;                  // of kForward and kDraft
   int32_t from_page = 0, to_page = 0;            // of kCopyPage
 };
 
@@ -49,10 +48,11 @@ class StepChannel {
   // a command that may wait for its user before it calls this once all models are loaded. Throws as
   // announce() does.
   void begin();
-  // Rank 0: tells the other ranks what it computes until the turn is over. Throws GroupError when a
-  // rank is lost, and AgreedError when one has failed before the first step.
+  // Rank 0: tells the other ranks what it computes until the turn is over; `batch` of kForward and
+  // kDraft. Throws GroupError when a rank is lost, and AgreedError when one has failed before the
+  // first step.
   using Turn = std::unique_lock<std::mutex>;
-  Turn announce(const StepOrder& order);
+  Turn announce(const StepOrder& order, const Batch& batch = {});
   // Rank 0: the other ranks return from follow().
   void end();
   // Other ranks: repeat the steps of rank 0 until end(). Throws what a step throws, and GroupError
@@ -65,7 +65,7 @@ class StepChannel {
     KvCache& cache;
   };
   void begin_holding(const Turn& turn);
-  void send(const StepOrder& order);
+  void send(const StepOrder& order, const Batch& batch = {});
   void beat();
   std::span<const int32_t> receive();
   bool obey(std::span<const int32_t> order);

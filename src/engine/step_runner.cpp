@@ -20,7 +20,7 @@ StepRunner::StepRunner(const ModelParts& parts, StepLimits limits, AttentionForm
 
 void StepRunner::forward(const Batch& batch, KvCache& cache) {
   check(batch.n() > 0 && batch.n() <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
-  const auto turn = announced({.kind = StepOrder::Kind::kForward, .batch = &batch});
+  const auto turn = announced({.kind = StepOrder::Kind::kForward}, batch);
   const MicroBatches step = micro_batches_of(batch);
   const Work work = {model_.main_layers(), 0, is_decode(batch), batch, step, cache};
   const auto enqueue = [&] {
@@ -39,8 +39,8 @@ void StepRunner::forward(const Batch& batch, KvCache& cache, TensorView logits) 
 
 void StepRunner::draft(int module, HiddenStates states, const Batch& batch, KvCache& cache) {
   check(batch.n() > 0 && batch.n() <= limits_.max_tokens, "a step has 1 to max_tokens tokens");
-  const auto turn = announced(
-      {.kind = StepOrder::Kind::kDraft, .module = module, .states = states, .batch = &batch});
+  const auto turn =
+      announced({.kind = StepOrder::Kind::kDraft, .module = module, .states = states}, batch);
   const MicroBatches step = {{batch}, 1};
   const Work work = {.layers = model_.mtp_layers(module),
                      .variant = static_cast<int>(states),
@@ -65,10 +65,10 @@ void StepRunner::copy_page(KvCache& cache, int32_t from, int32_t to) {
 }
 
 // Holds the channel while this rank computes what it has announced.
-StepChannel::Turn StepRunner::announced(StepOrder order) const {
+StepChannel::Turn StepRunner::announced(StepOrder order, const Batch& batch) const {
   if (!channel_) return {};
   order.model = number_;
-  return channel_->announce(order);
+  return channel_->announce(order, batch);
 }
 
 // Calls enqueue(), or replays what it enqueued for an equal step.

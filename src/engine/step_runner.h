@@ -45,7 +45,7 @@ class StepRunner {
     const MicroBatches& step;  // `batch` as it passes through the layers
     KvCache& cache;
   };
-  StepChannel::Turn announced(StepOrder order) const;
+  StepChannel::Turn announced(StepOrder order, const Batch& batch = {}) const;
   bool is_decode(const Batch& step) const;
   MicroBatches micro_batches_of(const Batch& step) const;
   void compute(const Work& work, const std::function<void()>& enqueue);

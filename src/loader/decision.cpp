@@ -32,6 +32,14 @@ Machine machine_of(const Subject& subject, bool with_gpu) {
   return machine;
 }
 
+// What the other ranks have and this one does not.
+Elsewhere on_other_ranks(const Subject& subject, const ExecutedParts& parts) {
+  const auto [rank, n_ranks] = subject.rank;
+  if (n_ranks == 1) return {};
+  return elsewhere_of(owners_of(parts.rank_of_expert, subject.config, n_ranks), subject.config,
+                      rank, n_ranks);
+}
+
 std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Subject& subject,
                                           bool with_gpu) {
   if (options.placement.empty()) return {};
@@ -41,10 +49,7 @@ std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Sub
       options.experts ? format_name(*options.experts) : "");
   ExecutedParts parts = executed_parts(subject.config, machine_of(subject, with_gpu),
                                        placement_from_file(options.placement), subject.rank);
-  const auto [rank, n_ranks] = subject.rank;
-  if (!parts.rank_of_expert.empty())
-    parts.experts.keep_elsewhere(elsewhere_of(
-        owners_of(parts.rank_of_expert, subject.config, n_ranks), subject.config, rank, n_ranks));
+  if (subject.rank.n_ranks > 1) parts.experts.keep_elsewhere(on_other_ranks(subject, parts));
   require(parts.gpu.has_value() == with_gpu,
           "--device {}: the backbone of {} is on the CPU: use --device cpu",
           name_of(options.device), options.placement);
@@ -162,7 +167,7 @@ void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool pla
   if (placed) return;
   const int64_t kv_bytes = KvCache::bytes_for(subject.config, decision.context, parts.kv_type);
   parts.experts = fit_host(fit_request(options, subject, decision), host_memory(subject, kv_bytes),
-                           subject.on_other_ranks);
+                           on_other_ranks(subject, parts));
 }
 
 }  // namespace

@@ -24,7 +24,6 @@ struct Subject {
   const CpuWeights& home;
   int64_t memory_bytes;  // of the host
   PlacedRank rank = {};
-  Elsewhere on_other_ranks = {};  // unless a placement says so
 };
 
 // Throws Error for options that contradict each other or the placement, for a placement that is

@@ -87,14 +87,10 @@ void require_runs_on_ranks(const ModelOptions& options) {
           name_of(options.dense_products));
 }
 
-void require_same_tensors(Group& group, const WeightStore& store) {
-  run_on_all(group, [] {});  // all have opened theirs
-  run_on_all(group, [&] {
-    require_same(group, "checkpoint",
-                 fmt::format("{} tensors in {} files, checksum of their names, types, shapes and "
-                             "places {:016x}",
-                             store.tensors().size(), store.files().size(), layout_checksum(store)));
-  });
+std::string text_of_tensors(const WeightStore& store) {
+  return fmt::format(
+      "{} tensors in {} files, checksum of their names, types, shapes and places {:016x}",
+      store.tensors().size(), store.files().size(), tensors_checksum(store));
 }
 
 ModelOptions options_of_rank(ModelOptions options) {
@@ -119,8 +115,8 @@ LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
 void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& progress) {
   Group& group = *options.ranks.group;
   run_on_all(group, [&] { require_runs_on_ranks(options); });
-  const std::string text = agreed(options.ranks, [&] { return text_of_rank(options, kernels_); });
-  run_on_all(group, [&] { require_same(group, "CPU, model or placement", text); });
+  require_same_on_all(group, "CPU, model or placement",
+                      [&] { return text_of_rank(options, kernels_); });
   group.set_patience(kLoadPatience);  // ranks may read from disks of different speed
   run_on_all(group, [&] { load(options_of_rank(options), progress); });
   group.set_patience({});
@@ -132,7 +128,8 @@ void LoadedModel::load_on_ranks(const ModelOptions& options, const Progress& pro
 void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   for (const std::string& line : topology_.notes) options.warn(line);
   const WeightStore store(options.directory);
-  if (options.ranks.group) require_same_tensors(*options.ranks.group, store);
+  if (options.ranks.group)
+    require_same_on_all(*options.ranks.group, "checkpoint", [&] { return text_of_tensors(store); });
   drafting_ = drafting_for(options);
   if (options.draft == DraftChoice::kMtp) {
     const std::string why_not = why_no_mtp(options.directory, store, config_);
@@ -157,11 +154,7 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
 Subject LoadedModel::subject(const Ranks& ranks, ModelWeights& stored) const {
   Subject subject{config_,  stored, topology_,
                   kernels_, home_,  machine_info().memory_bytes / ranks.n_of_host};
-  if (ranks.group) {
-    subject.rank = {ranks.group->rank(), ranks.group->size()};
-    subject.on_other_ranks = elsewhere_of(even_owners(config_, subject.rank.n_ranks), config_,
-                                          subject.rank.rank, subject.rank.n_ranks);
-  }
+  if (ranks.group) subject.rank = {ranks.group->rank(), ranks.group->size()};
   return subject;
 }
 

@@ -113,7 +113,9 @@ std::string headers_text(const WeightStore& store) {
 
 }  // namespace
 
-uint64_t layout_checksum(const WeightStore& store) { return checksum_of_text(headers_text(store)); }
+uint64_t tensors_checksum(const WeightStore& store) {
+  return checksum_of_text(headers_text(store));
+}
 
 std::string default_cache_directory() {
   const char* cache = std::getenv("XDG_CACHE_HOME");
@@ -142,7 +144,7 @@ std::string packed_cache_key(const WeightStore& store, const PackedLayout& layou
   std::string key = fmt::format(
       "{}\nlayout {} {}{:016x}\nconfig.json {:016x}\ntensors {:016x}\n", cut, layout_name(layout),
       formats_of_layers(layout.experts), layout_checksum(layout),
-      checksum_of_text(read_text_file(config, kMaxConfigBytes)), layout_checksum(store));
+      checksum_of_text(read_text_file(config, kMaxConfigBytes)), tensors_checksum(store));
   if (const std::string elsewhere = elsewhere_text(layout.experts); !elsewhere.empty())
     key += fmt::format("elsewhere {:016x}\n", checksum_of_text(elsewhere));
   for (const MappedFile& file : store.files()) {

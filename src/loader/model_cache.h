@@ -30,7 +30,7 @@ std::string packed_cache_path(const std::string& cache_directory,
                               const std::string& model_directory, const PackedLayout& layout);
 
 // A checksum of every tensor's name, type, shape and position in its file.
-uint64_t layout_checksum(const WeightStore& store);
+uint64_t tensors_checksum(const WeightStore& store);
 
 // Lines that identify the packed bytes: the layout, the expert slices, config.json, every tensor's
 // name, type, shape and position, and every file's name, size and modification time. Opens

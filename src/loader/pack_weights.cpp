@@ -96,8 +96,8 @@ void for_each_packed(ModelWeights& weights, const ModelConfig& config, const Exp
   };
   for_each_weight(weights, config, visit_kept);
   if (!config.tied_head) return;
-  const Slice rows =
-      weights.share ? weights.share->vocab[weights.share->rank] : Slice{0, config.vocab};
+  const BackboneShare share = weights.share_of(config);
+  const Slice rows = share.vocab[share.rank];
   if (rows.n > 0)
     visit_kept(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, rows.n, config.dim, 0, 0,
                           rows.first, 0},

@@ -9,11 +9,6 @@
 #include "model/parameters.h"
 
 namespace tandem {
-namespace {
-
-constexpr int64_t kBf16Bytes = 2, kFloatBytes = 4;
-
-}  // namespace
 
 WeightFormat stored_format(const ModelConfig& c) {
   return {c.scale_block > 0 ? DType::kF8E4M3 : DType::kBF16};

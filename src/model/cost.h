@@ -8,6 +8,8 @@
 
 namespace tandem {
 
+constexpr int64_t kBf16Bytes = 2, kFloatBytes = 4;
+
 // The number formats of the checkpoint: of everything but routed experts, and of routed experts.
 WeightFormat stored_format(const ModelConfig& config);
 WeightFormat stored_expert_format(const ModelConfig& config);

@@ -63,6 +63,9 @@ struct ModelWeights {
   // What of the backbone is here; nothing: all. Rows of q, q_b, kv_b, gate, up and head, columns of
   // o and down.
   std::optional<BackboneShare> share;
+  BackboneShare share_of(const ModelConfig& config) const {
+    return share ? *share : whole_backbone(config);
+  }
 };
 
 // The role of a tensor; it decides how the tensor is checked and in which format it is kept.
@@ -109,7 +112,7 @@ void for_each_weight(ModelWeights& w, const ModelConfig& c, Visit visit) {
   w.mtp.resize(c.n_used_mtp_layers);
   const std::vector<Slice> slices =
       w.slices.empty() ? std::vector<Slice>{{0, c.expert_dim}} : w.slices;
-  const BackboneShare share = w.share ? *w.share : whole_backbone(c);
+  const BackboneShare share = w.share_of(c);
   const Slice vocab = share.vocab[share.rank];
   const auto of_heads = [&](int64_t size) -> Slice {
     return {share.heads.first * size, share.heads.n * size};

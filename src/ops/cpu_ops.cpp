@@ -16,6 +16,11 @@ int max_columns(const ModelConfig& c) {
                    c.shared_dim()});
 }
 
+void copy_rows(TensorView from, TensorView to) {
+  for (int64_t r = 0; r < from.rows; ++r)
+    std::copy_n(from.row<float>(r), from.cols, to.row<float>(r));
+}
+
 }  // namespace
 
 DType cache_type_for(const cpu::KernelTable& kernels) {
@@ -198,31 +203,21 @@ void CpuOps::all_reduce(TensorView x) {
   ranks_->all_reduce({x.row<float>(0), static_cast<size_t>(x.rows * x.cols)});
 }
 
+// The columns of a rank travel as one dense piece.
 void CpuOps::all_gather_cols(TensorView x, std::span<const Slice> slices) {
   if (!ranks_) return;
   gathered_.resize(x.rows * x.cols);
-  std::vector<int64_t> sizes;
-  float* mine = nullptr;
-  // Copies this rank's columns to the pieces, or the other ranks' from there.
-  const auto copy = [&](bool to_pieces) {
-    float* at = gathered_.data();
-    for (int r = 0; r < ranks_->size(); ++r) {
-      const auto [first, n] = slices[r];
-      const bool here = r == ranks_->rank();
-      if (here) mine = at;
-      for (int64_t row = 0; row < x.rows; ++row, at += n) {
-        float* const columns = x.row<float>(row) + first;
-        if (here && to_pieces) std::copy_n(columns, n, at);
-        if (!here && !to_pieces) std::copy_n(at, n, columns);
-      }
-      if (to_pieces) sizes.push_back(x.rows * n * size_of(DType::kF32));
-    }
+  piece_bytes_.clear();
+  for (const Slice& s : slices) piece_bytes_.push_back(x.rows * s.n * size_of(DType::kF32));
+  const auto piece = [&](const Slice& s) -> TensorView {
+    return {gathered_.data() + x.rows * s.first, x.rows, s.n, s.n};
   };
-  copy(true);
-  const auto bytes = static_cast<size_t>(sizes[ranks_->rank()]);
-  ranks_->all_gather(std::as_bytes(std::span(mine, bytes / sizeof(float))),
-                     {std::as_writable_bytes(std::span(gathered_)), sizes});
-  copy(false);
+  const Slice mine = slices[ranks_->rank()];
+  copy_rows(x.cols_from(mine.first, mine.n), piece(mine));
+  ranks_->all_gather(
+      std::as_bytes(std::span(gathered_).subspan(x.rows * mine.first, x.rows * mine.n)),
+      {std::as_writable_bytes(std::span(gathered_)), piece_bytes_});
+  for (const Slice& s : slices) copy_rows(piece(s), x.cols_from(s.first, s.n));
 }
 
 void CpuDevice::copy(const void* from, int64_t bytes, void* to) {
@@ -234,8 +229,6 @@ void CpuDevice::copy(const void* from, int64_t bytes, void* to) {
   });
 }
 
-void CpuDevice::to_host(TensorView x, TensorView out) {
-  for (int64_t r = 0; r < x.rows; ++r) std::copy_n(x.row<float>(r), x.cols, out.row<float>(r));
-}
+void CpuDevice::to_host(TensorView x, TensorView out) { copy_rows(x, out); }
 
 }  // namespace tandem

@@ -101,8 +101,10 @@ class CpuOps final : public Ops {
   const cpu::KernelTable& kernels_;
   Team& team_;
   Arena arena_;
-  Group* ranks_ = nullptr;       // null: one rank
-  std::vector<float> gathered_;  // pieces of all_gather_cols(), grow to the largest call
+  Group* ranks_ = nullptr;  // null: one rank
+  // Pieces of all_gather_cols() and their sizes; grow to the largest call.
+  std::vector<float> gathered_;
+  std::vector<int64_t> piece_bytes_;
   ProductProvider* provider_ = nullptr;
   std::vector<const void*> provided_;  // sorted
   Buffer rows_;                        // for side_by_side(); empty without a provider

@@ -92,10 +92,10 @@ class Ops {
   virtual void route(const RouteArgs& args) = 0;
   virtual void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) = 0;
 
-  // What ranks that divide a backbone do together; nothing on one rank. Throws GroupError when a
-  // rank is lost.
+  // What ranks that divide a backbone do together, waiting for each other; nothing on one rank.
+  // Throws GroupError when a rank is lost.
   virtual void all_reduce(TensorView /*x*/) {}  // x = sum of x of all ranks, with the same bits
-  // Columns slices[r] of x come from rank r.
+  // Columns slices[r] of x come from rank r. The slices cover the columns in order.
   virtual void all_gather_cols(TensorView /*x*/, std::span<const Slice> /*slices*/) {}
 
   // Compositions of the above, which a device may compute with fewer kernels.
