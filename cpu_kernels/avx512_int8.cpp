@@ -45,48 +45,79 @@ void tile(const char* const* x, const Block& b, int panel, Sum* sums) {
   }
 }
 
-// Widens in registers and, if kKeep, stores the INT8 steps in b.wide. The products hide the cost of
-// widening. With two-level scales a part spans several groups.
-template <int M, int N, bool kKeep, bool kTwoLevel>
+// Factors of 16 rows for a group of columns: multipliers of two levels, or BF16 scales.
+__m512 read_factors(const int8_t* from) {
+  return _mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(from))));
+}
+__m512 read_factors(const bf16* from) {
+  const __m256i bf16s = _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16s), 16));
+}
+
+// Widens INT4 in registers. The sums of a group of columns, exact integers, are multiplied by the
+// rows' factors for this group in float: by its scales, or with two levels by integers. The
+// latter's sums remain exact, 16 times integers below 2^24, until the rows' scales follow.
+template <int M, int N, bool kTwoLevel>
 void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
-  const int n_parts = b.n / b.part, group = (kTwoLevel ? b.group : b.part) / 8;
-  for (int part = 0, s = 0, g = 0; part < n_parts; ++part) {
+  const __m512i high = _mm512_set1_epi8(static_cast<char>(0xf0));
+  const __m512 unit = _mm512_set1_ps(kI4Unit);
+  const FetchedLines<N> fetched(b, panel);
+  const int group = (kTwoLevel ? b.group : b.part) / 8, n_steps = b.n / 8;
+  float* to = sums[0] + panel * kPanelRows;
+  __asm__("" : "+r"(to));  // as in add_sums()
+  __m512 totals[M][N];
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+    for (int p = 0; p < N; ++p)
+      totals[i][p] = kTwoLevel ? __m512{} : _mm512_load_ps(to + i * kGroupRows + p * kPanelRows);
+  for (int s = 0, factors = 0; s < n_steps; factors += kScalePanels * kPanelRows) {
     Integers acc[M][N];
     clear(acc);
-    for (const int end = s + b.part / 8; s < end; ++g) {
-      Multipliers m[N];
-      if constexpr (kTwoLevel)
+    for (const int end = s + group; s < end; ++s) {
+      fetched.fetch(s);
+      if constexpr (M <= kNearRows) fetch_near<N>(b, panel, s);
+      __m512i step[N], w[N];
 #pragma GCC unroll 8
-        for (int p = 0; p < N; ++p)
-          m[p] = multipliers_of(b.multipliers[panel + p] + g * kMultipliers);
-      for (const int end_of_group = s + group; s < end_of_group; ++s) {
-        fetch_stored<N, kKeep>(b, panel, s);
-        __m512i first[N], second[N];
-#pragma GCC unroll 8
-        for (int p = 0; p < N; ++p) {
-          const __m512i step = _mm512_load_si512(b.w[panel + p] + s * kStepBytes);
-          if constexpr (kTwoLevel) {
-            widen_i4(step, m[p], &first[p], &second[p]);
-          } else {
-            widen_i4(step, &first[p], &second[p]);
-          }
-          if constexpr (kKeep) {
-            char* to = b.wide + (panel + p) * kWideBytes + s * 2 * kStepBytes;
-            _mm512_store_si512(to, first[p]);
-            _mm512_store_si512(to + kStepBytes, second[p]);
-          }
-        }
+      for (int p = 0; p < N; ++p) {
+        step[p] = _mm512_load_si512(b.w[panel + p] + s * kStepBytes);
+        w[p] = _mm512_and_si512(_mm512_slli_epi16(step[p], 4), high);
+      }
 #pragma GCC unroll 16
-        for (int i = 0; i < M; ++i) {
-          const __m512i x0 = four_columns(x[i] + s * 8), x1 = four_columns(x[i] + s * 8 + 4);
+      for (int i = 0; i < M; ++i) {
+        const __m512i xs = four_columns(x[i] + s * 8);
 #pragma GCC unroll 8
-          for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], x0, first[p]);
+        for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], xs, w[p]);
+      }
 #pragma GCC unroll 8
-          for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], x1, second[p]);
-        }
+      for (int p = 0; p < N; ++p) w[p] = _mm512_and_si512(step[p], high);
+#pragma GCC unroll 16
+      for (int i = 0; i < M; ++i) {
+        const __m512i xs = four_columns(x[i] + s * 8 + 4);
+#pragma GCC unroll 8
+        for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], xs, w[p]);
       }
     }
-    add_sums<M, N>(acc, b, panel, part, sums);
+#pragma GCC unroll 8
+    for (int p = 0; p < N; ++p) {
+      const __m512 factor = kTwoLevel ? read_factors(b.multipliers[panel + p] + factors)
+                                      : read_factors(b.stored[panel + p] + factors);
+#pragma GCC unroll 16
+      for (int i = 0; i < M; ++i)
+        totals[i][p] = _mm512_fmadd_ps(floats(acc[i][p]), factor, totals[i][p]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int p = 0; p < N; ++p) {
+    const __m512 scale =
+        kTwoLevel ? _mm512_mul_ps(_mm512_loadu_ps(b.scale[panel + p]), unit) : unit;
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      float* const sum = to + i * kGroupRows + p * kPanelRows;
+      _mm512_store_ps(sum, kTwoLevel ? _mm512_fmadd_ps(totals[i][p], scale, _mm512_load_ps(sum))
+                                     : totals[i][p]);
+    }
   }
 }
 
@@ -98,24 +129,19 @@ constexpr Tiles kTiles[] = {
 
 constexpr int kMaxRows = sizeof(kTiles<0>) / sizeof(Tiles);
 
-// More rows leave registers for two panels only.
-constexpr int kGroupMax = 3;
-template <int M, bool kKeep, bool kTwoLevel>
+// Two sums for each row and panel leave registers for 6 rows of two panels.
+constexpr int kI4Panels = 2;
+template <int M, bool kTwoLevel>
 void tile_i4_of_group(const char* const* x, const Block& b, int, Sum* sums) {
-  constexpr int N = M <= kGroupMax ? kGroup : kGroup / 2;
-  for (int p = 0; p < kGroup; p += N) tile_i4<M, N, kKeep, kTwoLevel>(x, b, p, sums);
+  for (int p = 0; p < kGroup; p += kI4Panels) tile_i4<M, kI4Panels, kTwoLevel>(x, b, p, sums);
 }
 
-template <int M, bool kKeep, bool kTwoLevel>
-constexpr Tiles kI4Pair = {tile_i4<M, 1, kKeep, kTwoLevel>, tile_i4_of_group<M, kKeep, kTwoLevel>};
+template <int M, bool kTwoLevel>
+constexpr Tiles kI4Pair = {tile_i4<M, 1, kTwoLevel>, tile_i4_of_group<M, kTwoLevel>};
 
 template <bool kTwoLevel>
-constexpr Tiles kFewI4[] = {kI4Pair<1, false, kTwoLevel>, kI4Pair<2, false, kTwoLevel>,
-                            kI4Pair<3, false, kTwoLevel>, kI4Pair<4, false, kTwoLevel>,
-                            kI4Pair<5, false, kTwoLevel>, kI4Pair<6, false, kTwoLevel>,
-                            kI4Pair<7, false, kTwoLevel>, kI4Pair<8, false, kTwoLevel>,
-                            kI4Pair<9, false, kTwoLevel>, kI4Pair<10, false, kTwoLevel>};
-constexpr int kWidening = 8;  // rows
+constexpr Tiles kI4Tiles[] = {kI4Pair<1, kTwoLevel>, kI4Pair<2, kTwoLevel>, kI4Pair<3, kTwoLevel>,
+                              kI4Pair<4, kTwoLevel>, kI4Pair<5, kTwoLevel>, kI4Pair<6, kTwoLevel>};
 
 struct RowOfI8 {
   using Vector = Integers;
@@ -163,18 +189,46 @@ void gemm_i8(const GemmArgs& a) {
   });
 }
 
+// Widens a block with multipliers into `room`, kWideBytes per panel, where tiles read it as INT8.
+void widen_block(Block& b, char* room) {
+  const int group = b.group / 8;
+  for (int p = 0; p < b.n_panels; ++p) {
+    char* to = room + p * kWideBytes;
+    const int8_t* multipliers = b.multipliers[p];
+    for (int s = 0; s < b.n / 8; multipliers += kMultipliers) {
+      const Multipliers m = multipliers_of(multipliers);
+      for (const int end = s + group; s < end; ++s, to += 2 * kStepBytes) {
+        __m512i first, second;
+        widen_i4(_mm512_load_si512(b.w[p] + s * kStepBytes), m, &first, &second);
+        _mm512_store_si512(to, first);
+        _mm512_store_si512(to + kStepBytes, second);
+      }
+    }
+    b.w[p] = room + p * kWideBytes;
+  }
+}
+
+// Rows above which a block with two levels is widened once for all of them.
+constexpr int kFewI4Rows = 40;
+
+void add_widened_i4(const GemmArgs& a, Block& b, char* room, int first, int m, Sum* sums) {
+  widen_block(b, room);
+  add_tiles_of<kMaxRows>(a, b, 1, first, m, sums, (m + kMaxRows - 1) / kMaxRows,
+                         [&](int tile, int rows) -> const Tiles& {
+                           b.fetch = tile * 2;
+                           return (b.fetch < kGroup ? kTiles<kTwoInTurns> : kTiles<0>)[rows - 1];
+                         });
+}
+
 template <bool kTwoLevel>
 void gemm_i4(const GemmArgs& a) {
   if (multiply_one_row<RowOfI4<kTwoLevel ? ScalesOf::kTwoLevels : ScalesOf::kGroups>>(a)) return;
   alignas(64) char room[kGroup * kWideBytes];
-  const Order order = {.part = kColumns,
-                       .block = kColumns,
-                       .ahead = a.m <= kGroupMax ? kAheadOfFew : kAheadOfMany,
-                       .unit = kTwoLevel ? 1 : kI4Unit};
+  const Order order = {
+      .part = kColumns, .block = kColumns, .unit = kTwoLevel ? 1 : kI4Unit, .stored = !kTwoLevel};
   multiply(a, order, [&](Block& b, int first, int m, Sum* sums) {
-    add_widened_rows<kWidening>(a, kFewI4<kTwoLevel>, kI4Pair<kWidening, true, kTwoLevel>,
-                                kTiles<kTwoInTurns>, kTiles<0>, b, room, kWideBytes, 1, first, m,
-                                sums);
+    if (kTwoLevel && m > kFewI4Rows) return add_widened_i4(a, b, room, first, m, sums);
+    add_rows_sharing(a, kI4Tiles<kTwoLevel>, b, 1, first, m, sums);
   });
 }
 

@@ -22,14 +22,14 @@ void clear(Vector (&acc)[M][N]) {
 }
 
 // kFetch of a tile is the number of panels that it fetches at each step, from panel b.fetch on; or
-// this value: it reads widened steps, two per stored step, and fetches stored steps of the last two
-// panels alternately.
+// this value: it reads widened steps, two per stored step, and fetches stored steps of two panels
+// alternately.
 constexpr int kTwoInTurns = -1;
 
 template <int N, int kFetch>
 void fetch_ahead(const Block& b, int panel, int s) {
   if constexpr (N == kGroup && kFetch == kTwoInTurns)
-    fetch_weights(b.ahead[2 + (s & 1)] + (s >> 1) * kStepBytes);
+    fetch_weights(b.ahead[b.fetch + (s & 1)] + (s >> 1) * kStepBytes);
   if constexpr (N == kGroup)
 #pragma GCC unroll 4
     for (int p = 0; p < kFetch; ++p) fetch_weights(b.ahead[b.fetch + p] + s * kStepBytes);
@@ -47,6 +47,39 @@ void fetch_stored(const Block& b, int panel, int s) {
     for (int p = panel; p < panel + N; ++p) fetch_weights(b.ahead[p] + s * kStepBytes);
   }
 }
+
+// Fetches the step kNear later into the level-1 cache: tiles of up to kNearRows rows are faster
+// than the hardware prefetcher there.
+constexpr int kNearRows = 4, kNear = 16;
+template <int N>
+[[gnu::always_inline]] inline void fetch_near(const Block& b, int panel, int step) {
+#pragma GCC unroll 4
+  for (int p = panel; p < panel + N; ++p) __builtin_prefetch(b.w[p] + (step + kNear) * kStepBytes);
+}
+
+// What a pass of a tile over N panels fetches: at each step, N lines of the panels that the tile
+// fetches, divided among its passes. Without such a line it fetches the one that it reads.
+template <int N>
+class FetchedLines {
+ public:
+  FetchedLines(const Block& b, int panel) {
+    const bool whole = b.n_panels == kGroup;
+    const int each = b.n_fetched * N <= kGroup ? 1 : b.n_fetched * N / kGroup;
+    for (int l = 0; l < N; ++l) {
+      const int line = panel / N * each + l;
+      from_[l] = whole ? l < each && line < b.n_fetched ? b.ahead[b.fetch + line] : b.w[panel]
+                 : b.fetch == 0 ? b.ahead[panel]
+                                : b.w[panel];
+    }
+  }
+  [[gnu::always_inline]] void fetch(int step) const {
+#pragma GCC unroll 4
+    for (int l = 0; l < N; ++l) fetch_weights(from_[l] + step * kStepBytes);
+  }
+
+ private:
+  const char* from_[N];
+};
 
 template <int M, int N, class Vector>
 void add_sums(const Vector (&acc)[M][N], const Block& b, int panel, int part, Sum* sums) {

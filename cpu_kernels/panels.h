@@ -26,12 +26,13 @@ using Sum = float[kGroupRows];
 // A block of columns of some panels, divided into parts in which every row has one scale.
 struct Block {
   const float* scale[kGroup];  // [n / part][16]
+  const bf16* stored[kGroup];  // the same as kI4 stores them, [n / part][4][16], if Order::stored
   const char* w[kGroup];       // the first step
   const char* ahead[kGroup];   // address to prefetch with the first step; later steps follow
   int n_panels, col, n;        // columns [col, col + n)
   int part;                    // columns of a part; a block has at most kMaxParts parts
   char* wide;                  // buffer for the block's widened steps
-  int fetch;                   // first panel that a tile fetches, where tiles share the fetching
+  int fetch, n_fetched;        // panels that a tile fetches, where tiles share the fetching
   // kI4TwoLevel: [n / group][4][16], offset to the panel's own 16.
   const int8_t* multipliers[kGroup];
   int group;
@@ -116,6 +117,20 @@ void add_rows(const GemmArgs& a, const Tiles (&fetch4)[kMaxRows], const Tiles (&
                          });
 }
 
+// Multiplies likewise; every tile finds in `b` what it fetches.
+template <int kMaxRows>
+void add_rows_sharing(const GemmArgs& a, const Tiles (&tiles)[kMaxRows], Block& b,
+                      int element_bytes, int first, int m, Sum* sums) {
+  const int n_tiles = (m + kMaxRows - 1) / kMaxRows;
+  const int each = n_tiles >= 4 ? 1 : n_tiles >= 2 ? 2 : kGroup;
+  add_tiles_of<kMaxRows>(a, b, element_bytes, first, m, sums, n_tiles,
+                         [&](int tile, int rows) -> const Tiles& {
+                           b.fetch = tile * each;
+                           b.n_fetched = b.fetch < kGroup ? each : 0;
+                           return tiles[rows - 1];
+                         });
+}
+
 // Multiplies rows with weights that must be widened. Up to kFew rows are widened in registers. With
 // more rows, the first kWidening rows also store the widened steps in `room`, panel_bytes per
 // panel, for the other rows, and the first of those prefetch.
@@ -129,6 +144,7 @@ void add_widened_rows(const GemmArgs& a, const Tiles (&few)[kFew], const Tiles& 
   add_tiles_of<kWidening>(a, b, element_bytes, first, kWidening, sums, 1,
                           [&](int, int) -> const Tiles& { return widening; });
   for (int p = 0; p < b.n_panels; ++p) b.w[p] = room + p * panel_bytes;
+  b.fetch = kGroup / 2;  // the first rows fetched for the other panels
   add_rows(a, fetching, tiles, b, element_bytes, first + kWidening, m - kWidening,
            sums + kWidening);
 }
@@ -278,8 +294,15 @@ class PanelScales {
   }
   // Prefetches the scales of the first blocks.
   void prefetch_first() const {
-    if (kind_ == Kind::kGroups) return prefetch(groups_, kScalesAhead * 64);
+    if (kind_ == Kind::kGroups)
+      return prefetch(groups_, kMaxParts * kScalePanels * kPanelRows * sizeof(bf16));
     if (kind_ != Kind::kNone) prefetch(rows_[0], kScalesAhead * 64);
+  }
+  // Returns n blocks' scales as kI4 stores them and prefetches as many again.
+  const bf16* stored(int block, int n) const {
+    const bf16* const from = groups_ + block * kScalePanels * kPanelRows;
+    for (int i = 0; i < n; ++i) __builtin_prefetch(from + (n + i) * kScalePanels * kPanelRows);
+    return from;
   }
   // Returns [n][16] scales, in place or in `room`, and prefetches later ones.
   const float* read(int block, int n, float (*room)[kPanelRows]) const {
@@ -288,10 +311,11 @@ class PanelScales {
       for (int i = 0; i < n; ++i) __builtin_prefetch(scale + (i + kScalesAhead) * kPanelRows);
       return scale;
     }
+    const int ahead = n > kScalesAhead ? n : kScalesAhead;  // all of the next block
     for (int i = 0; i < n; ++i) {
       read(block + i, room[i]);
       if (kind_ == Kind::kGroups)
-        __builtin_prefetch(groups_ + (block + i + kScalesAhead) * kScalePanels * kPanelRows);
+        __builtin_prefetch(groups_ + (block + i + ahead) * kScalePanels * kPanelRows);
     }
     return room[0];
   }
@@ -339,10 +363,11 @@ class ScaleColumns {
 
 // Summation order: at most `part` columns form one unscaled sum. Tiles take one part, or several of
 // up to `block` columns in total. Weights are prefetched `ahead` bytes before they are read. Sums
-// are in units of `unit`.
+// are in units of `unit`. If `stored`, tiles read the scales of kI4 as they are stored.
 struct Order {
   int part, block = 0, ahead = kAheadOfMany;
   float unit = 1;
+  bool stored = false;
 };
 
 // The loops of every product: groups of panels, chunks of rows of x, blocks of columns.
@@ -382,7 +407,11 @@ void multiply(const GemmArgs& a, const Order& order, AddBlock add_block) {
         for (int p = 0; p < n_panels; ++p) {
           b.w[p] = base[p] + offset;
           b.ahead[p] = ahead < panel_end ? base[p] + ahead : after[p].data() + (ahead - panel_end);
-          b.scale[p] = scales[p].read(scale_block, b.n / b.part, scale_room[p]);
+          if (order.stored) {
+            b.stored[p] = scales[p].stored(scale_block, b.n / b.part);
+          } else {
+            b.scale[p] = scales[p].read(scale_block, b.n / b.part, scale_room[p]);
+          }
           if (last) {
             prefetch(after[p].data(), kAheadOfFew);
             PanelScales(*after[p].w, after[p].panel).prefetch_first();
