@@ -3,6 +3,7 @@ that are killed or stopped.
 
     python3 tests/mpi_test.py PATH_OF_MPI_RANKS
 """
+import concurrent.futures
 import os
 import re
 import signal
@@ -70,6 +71,13 @@ def wait_until_gone(processes):
 
 
 class Ranks(unittest.TestCase):
+    def at_once(self, check, cases):
+        """Runs check(*case) for all cases, most of whose time is patience, at the same time."""
+        with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:
+            for case, done in [(case, pool.submit(check, *case)) for case in cases]:
+                with self.subTest(case=case):
+                    done.result()
+
     def check(self, *arguments, counts=(1, 2, 4)):
         for launcher in LAUNCHERS:
             for n in counts:
@@ -87,49 +95,52 @@ class Ranks(unittest.TestCase):
         self.check("long", counts=(2,))
 
     def test_calls_that_differ(self):
-        for launcher in LAUNCHERS:
-            for what, expected in (("fewer", "rank 1 sent 7 bytes where 8 were expected"), ("more", "essage truncated"),
-                                   ("orders", "ranks wait for each other")):
-                with self.subTest(launcher=launcher, what=what):
-                    output, status = Job(launcher, 2, what, str(PATIENCE)).end()
-                    self.assertNotEqual(status, 0)
-                    self.assertIn(expected, output)
+        def check(launcher, what, expected):
+            output, status = Job(launcher, 2, what, str(PATIENCE)).end()
+            self.assertNotEqual(status, 0)
+            self.assertIn(expected, output)
+
+        differences = (("fewer", "rank 1 sent 7 bytes where 8 were expected"), ("more", "essage truncated"),
+                       ("orders", "ranks wait for each other"))
+        self.at_once(check, [(launcher, *difference) for launcher in LAUNCHERS for difference in differences])
 
     def test_a_stopped_rank_is_named(self):
-        for launcher in LAUNCHERS:
-            for lost in (0, 3):
-                with self.subTest(launcher=launcher, lost=lost):
-                    job = Job(launcher, 4, "steps", str(PATIENCE))
-                    processes = job.processes(4)
-                    time.sleep(0.3)
-                    os.kill(processes[lost], signal.SIGSTOP)
-                    begin = time.monotonic()
-                    output, status = job.end()
-                    self.assertIn(f"rank {lost} does not answer", output)
-                    self.assertIn(f"lost: {lost}\n", output)
-                    for other in set(range(4)) - {lost}:
-                        self.assertNotIn(f"rank {other} does not answer", output)
-                    self.assertNotEqual(status, 0)
-                    self.assertLess(time.monotonic() - begin, 2 * PATIENCE + 6)
-                    self.assertEqual(wait_until_gone(processes.values()), [])
+        def check(launcher, lost):
+            job = Job(launcher, 4, "steps", str(PATIENCE))
+            processes = job.processes(4)
+            time.sleep(0.3)
+            os.kill(processes[lost], signal.SIGSTOP)
+            begin = time.monotonic()
+            output, status = job.end()
+            self.assertIn(f"rank {lost} does not answer", output)
+            self.assertIn(f"lost: {lost}\n", output)
+            for other in set(range(4)) - {lost}:
+                self.assertNotIn(f"rank {other} does not answer", output)
+            self.assertNotEqual(status, 0)
+            self.assertLess(time.monotonic() - begin, 2 * PATIENCE + 6)
+            self.assertEqual(wait_until_gone(processes.values()), [])
+
+        self.at_once(check, [(launcher, lost) for launcher in LAUNCHERS for lost in (0, 3)])
 
     def test_a_stopped_rank_is_named_across_groups(self):
-        for launcher in LAUNCHERS:
-            with self.subTest(launcher=launcher):
-                job = Job(launcher, 4, "pair", str(PATIENCE))
-                processes = job.processes(4)
-                output, _ = job.end()
-                self.assertIn("rank 2 does not answer", output)
-                self.assertNotIn("rank 3 does not answer", output)
-                self.assertEqual(wait_until_gone(processes.values()), [])
+        def check(launcher):
+            job = Job(launcher, 4, "pair", str(PATIENCE))
+            processes = job.processes(4)
+            output, _ = job.end()
+            self.assertIn("rank 2 does not answer", output)
+            self.assertNotIn("rank 3 does not answer", output)
+            self.assertEqual(wait_until_gone(processes.values()), [])
+
+        self.at_once(check, [(launcher,) for launcher in LAUNCHERS])
 
     def test_a_rank_that_stops_at_the_end(self):
-        for launcher in LAUNCHERS:
-            with self.subTest(launcher=launcher):
-                job = Job(launcher, 2, "end", str(PATIENCE))
-                processes = job.processes(2)
-                job.end(2 * PATIENCE + 16)
-                self.assertEqual(wait_until_gone(processes.values()), [])
+        def check(launcher):
+            job = Job(launcher, 2, "end", str(PATIENCE))
+            processes = job.processes(2)
+            job.end(2 * PATIENCE + 16)
+            self.assertEqual(wait_until_gone(processes.values()), [])
+
+        self.at_once(check, [(launcher,) for launcher in LAUNCHERS])
 
     def test_a_killed_rank_ends_the_others(self):
         for launcher in LAUNCHERS:

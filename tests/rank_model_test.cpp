@@ -133,9 +133,12 @@ TEST(RankModels, GiveTheSameAnswers) {
   const ChatFormat format(directory, tokenizer);
   std::ifstream file(kRoot + "/tests/data/tiny_r1_questions.json");
   const nlohmann::json questions = nlohmann::json::parse(file);
+  // make test asks every fifth question (sanitizers fewer), make test-long all of them.
+  const bool all_of_them = std::getenv("TANDEM_LONG_TEST") != nullptr;
+  const size_t wanted = TANDEM_SANITIZED ? 8 : questions.size() / (all_of_them ? 1 : 5);
   std::vector<Request> requests;
-  for (const auto& q : questions) {
-    if (TANDEM_SANITIZED && requests.size() == 8) break;
+  for (size_t i = 0; i < wanted; ++i) {
+    const auto& q = questions[all_of_them ? i : i * 5];
     GenerateOptions generate;
     generate.max_new_tokens = 160;
     generate.sampling.temperature = requests.size() % 2 == 0 ? 0 : 0.7f;
@@ -143,9 +146,10 @@ TEST(RankModels, GiveTheSameAnswers) {
     requests.push_back(make_request(
         generate, tokenizer, format.prompt(first_messages("", q["question"].get<std::string>()))));
   }
-  ASSERT_GE(requests.size(), TANDEM_SANITIZED ? 8u : 240u);
+  ASSERT_GE(requests.size(), TANDEM_SANITIZED ? 8u : all_of_them ? 240u : 48u);
   // A part is enough for drafts that are decided while it runs.
-  const std::vector<Request> some(requests.begin(), requests.begin() + requests.size() / 5);
+  const std::vector<Request> some(requests.begin(),
+                                  requests.begin() + std::min<size_t>(48, requests.size()));
   const auto texts = [&](const ModelOptions& options) {
     LoadedModel loaded(options);
     Engine engine = engine_for(loaded, tokenizer);

@@ -215,7 +215,8 @@ class LifeCycle(unittest.TestCase):
         self.assertEqual(server.stop(), 0)
         tokens = re.findall(r"prompt=(\d+)", "".join(server.lines))
         number = r"\d+\.\d{3}s"
-        self.assertRegex("".join(server.lines[1:]), rf"^cmpl-[0-9a-f]{{32}} prompt={tokens[0]} cached=0 generated=6 answers=2 first={number} total={number} length\n"
+        # A prompt that begins a step later than the other finds its first token.
+        self.assertRegex("".join(server.lines[1:]), rf"^cmpl-[0-9a-f]{{32}} prompt={tokens[0]} cached=[01] generated=6 answers=2 first={number} total={number} length\n"
                          rf"cmpl-[0-9a-f]{{32}} prompt={tokens[0]} cached=\d+ generated=12 answers=4 first={number} total={number} length\n"
                          rf"cmpl-[0-9a-f]{{32}} prompt={tokens[2]} cached=0 generated=0 answers=1 first=0\.000s total={number} abort\n$")
 

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/yield_core.h"
 #include "gpu_kernels/emulated/device.h"
 #include "gpu_kernels/emulated/fiber.h"
 #include "gpu_kernels/emulated/loss.h"
@@ -281,7 +282,7 @@ void Block::run(Grid& grid, size_t nth) {
     if (!all.ran) report_deadlock();
     if (!all.progress) {  // all wait for an event outside the block
       if (is_lost()) return abandon();
-      std::this_thread::yield();
+      yield_core();
     }
     if (!fixed) order = schedule(shape.threads, salt);
   }

@@ -2,8 +2,8 @@
 #include "gpu_kernels/stream_flags.h"
 
 #include <atomic>
-#include <thread>
 
+#include "core/yield_core.h"
 #include "gpu_kernels/emulated/emulator.h"
 #include "gpu_kernels/emulated/loss.h"
 
@@ -20,8 +20,7 @@ void take_flag(const Stream& stream, uint32_t* word) {
   const emulated::InDriver driver;
   emulated::enqueue(stream, [=] {
     const std::atomic_ref flag(*word);
-    while (flag.load(std::memory_order_acquire) != 1 && !emulated::is_lost())
-      std::this_thread::yield();
+    while (flag.load(std::memory_order_acquire) != 1 && !emulated::is_lost()) yield_core();
     flag.store(0, std::memory_order_release);
   });
 }

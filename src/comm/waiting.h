@@ -2,12 +2,11 @@
 // gives up in the end.
 #pragma once
 #include <immintrin.h>
-#include <sched.h>
-#include <time.h>
 
 #include <chrono>
 
 #include "comm/group.h"
+#include "core/yield_core.h"
 
 namespace tandem {
 
@@ -25,12 +24,7 @@ bool wait_for(const Done& done, Patience patience) {
   for (const auto begin = Clock::now(); !done();) {
     const auto waited = Clock::now() - begin;
     if (waited > patience.limit) return false;
-    if (waited < std::chrono::milliseconds(50)) {
-      sched_yield();
-    } else {
-      const timespec nap{0, 50'000};
-      nanosleep(&nap, nullptr);
-    }
+    waited < std::chrono::milliseconds(50) ? yield_core() : nap();
   }
   return true;
 }
