@@ -175,10 +175,13 @@ void add_pull(CLI::App& app, Options& o, Command& command) {
   pull->add_flag("-q,--quiet", o.quiet, "print no progress and no files");
 }
 
+// Whether a benchmark of several ranks was chosen.
+bool measures_ranks(const Options& o) { return o.benchmark && o.benchmark->on_ranks; }
+
 // The commands that several ranks can run together.
-bool runs_on_ranks(Command command) {
+bool runs_on_ranks(Command command, const Options& o) {
   return command == run_command || command == chat_command || command == serve_command ||
-         command == eval_command || command == logits_command;
+         command == eval_command || command == logits_command || measures_ranks(o);
 }
 
 // Starts the ranks that --ranks or --placement asks for; returns their exit status, or nothing
@@ -327,10 +330,11 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
     o.model.attention = AttentionForm::kAbsorbed;
   if (!o.model.cache.empty()) o.model.cache_use = CacheUse::kWrite;
   o.model.write_progress = load_progress(o.quiet || o.json, "writing");
-  require(ranks.alone() || runs_on_ranks(command),
-          "only run, chat, serve, eval and logits are computed on several ranks: start {} without "
-          "the launcher",
-          app.get_subcommands().front()->get_name());
+  require(
+      ranks.alone() || runs_on_ranks(command, o),
+      "only run, chat, serve, eval, logits and bench comm run on several ranks: start {} without "
+      "the launcher",
+      app.get_subcommands().front()->get_name());
   if (const std::optional<int> status = start_ranks(o, ranks, argc, argv)) return *status;
   o.model.ranks = ranks.open(argc, argv);
   if (!ranks.reports()) o.quiet = true;
@@ -339,7 +343,15 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   if (!o.quiet && !o.json)
     o.model.note = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
   signal(SIGXFSZ, SIG_IGN);  // exceeding the file size limit is an error like a full disk
-  return ranks.run([&] { return command(o); });
+  if (!measures_ranks(o)) return ranks.run([&] { return command(o); });
+  std::unique_ptr<RawCollectives> raw;
+  std::optional<BenchRanks> bench_ranks;
+  if (o.model.ranks.group) {
+    raw = ranks.raw_collectives();
+    bench_ranks.emplace(BenchRanks{*o.model.ranks.group, *raw});
+    o.bench.ranks = &*bench_ranks;
+  }
+  return ranks.run_alike([&] { return command(o); });
 }
 
 }  // namespace

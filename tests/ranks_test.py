@@ -186,7 +186,7 @@ class OnRanks(unittest.TestCase):
         self.refused([(2, ["run", "--device", "cuda", "-p", "x"])], "several ranks", "--device cpu")
         self.refused([(2, ["run", "--placement", "p.json", "-p", "x"])], "p.json")
         self.refused([(2, ["run", "--ctx", "16", "-p", "word " * 500])], "--ctx")
-        self.refused([(2, ["plan", "r1"])], "only run, chat, serve, eval and logits")
+        self.refused([(2, ["plan", "r1"])], "only run, chat, serve, eval, logits and bench comm")
         self.refused([(2, ["serve", "--port", "70000"])], "--port 70000")
 
     def test_ranks_that_differ_are_refused(self):
@@ -328,6 +328,44 @@ class StartedByItself(unittest.TestCase):
                 self.assertEqual(len(errors), 1, done.stderr)
                 self.assertIn(f"--ranks {asked}: the MPI launcher started {n}", errors[0])
                 self.assertEqual(done.returncode, 2)
+
+    def test_bench_comm(self):
+        bench = ["bench", "comm", "--config", str(GOLDEN.parent.parent / "models" / "tiny-r1"), "--seconds", "0.002",
+                 "--bytes", "64,5000", "--tokens", "3"]
+        calls = ["broadcast", "all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
+        modes = ["exchange gather", "exchange all-to-all", "exchange low-latency"]
+        for launcher in LAUNCHERS:
+            with self.subTest(launcher=launcher):
+                done = self.run_self(launcher, [*bench, "--ranks", "2", "--json"])
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                rows = [json.loads(line) for line in done.stdout.splitlines()]
+                self.assertEqual([row["operation"] for row in rows], ["barrier", *calls, *calls, *modes, *modes])
+                for row in rows:
+                    self.assertEqual(row["ranks"], 2)
+                    self.assertTrue(row["mpi"].startswith("libmpi"))
+                    self.assertGreater(min(row["seconds"], row["raw_seconds"], row["seconds_over_raw"]), 0)
+                # Ranks of one host are no hosts, unless the user says so.
+                file = pathlib.Path(self.folder.name) / "machine.json"
+                file.write_text((GOLDEN.parent.parent / "machines" / "desktop-192gb.json").read_text())
+                before = json.loads(file.read_text())
+                done = self.run_self(launcher, [*bench, "--ranks", "2", "--out", str(file)])
+                self.assertEqual((done.returncode, done.stdout), (2, ""))
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+                self.assertIn("all ranks are on one host", done.stderr)
+                self.assertEqual(json.loads(file.read_text()), before)
+                done = self.run_self(launcher, [*bench, "--ranks", "2", "--out", str(file), "--as-network"])
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                self.assertEqual(done.stdout.count("between hosts"), 2)
+                machine = json.loads(file.read_text())
+                network = machine.pop("network")
+                self.assertEqual(machine, before)
+                self.assertGreater(network["bytes_per_second"], 1e6)
+                self.assertTrue(0 < network["latency_seconds"] < 1)
+                file.write_text("{}")
+                done = self.run_self(launcher, [*bench, "--ranks", "2", "--out", str(file), "--as-network", "--json"])
+                self.assertEqual((done.returncode, done.stderr.count("error:"), file.read_text()), (2, 1, "{}"), done.stderr)
+        self.refused(None, bench, 2, "bench comm measures several ranks", "--ranks 2")
+        self.refused(LAUNCHERS[0], [*bench, "--ranks", "2", "--as-network"], 2, "--as-network")
 
     def test_a_server_finishes_its_answers_after_sigterm(self):
         for launcher in LAUNCHERS:

@@ -171,6 +171,7 @@ class Refusals(KeptOutput):
             bench: {"--seconds": (0, 3601), "--tokens": (0, 65537, "x", ""), "--experts": ("int3",), "--isa": ("sse",)},
             ("bench", "layer", "--config", "v2-lite"): {"--simulate-routing": (-1, 5, 65)},
             ("bench", "mlp"): {"--baseline": ("jax", "numpy")},
+            ("bench", "comm", "--config", TINY): {"--ranks": (0,), "--bytes": ("x",), "--seconds": (0,), "--as-network": ()},
             ("bench", "products"): {"--device": ("gpu",), "--isa": ("sse",)},
             ("bench", "generate", "--config", TINY): {"--draft-tokens": (-1, 9), "--acceptance": (-0.1, 1.1, "nan"), "--layers": (0, 1001), "--batch": (0, 1 << 20), "--ctx": (0, 1 << 25), "-n": (0, 1)},
             ("bench", "attention", "--variants", "--seconds", "0.001"): {"--config": ("v2-lite", "moonlight")},

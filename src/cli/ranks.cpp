@@ -82,6 +82,13 @@ Ranks CommandRanks::open(int argc, char** argv) {
   return ranks;
 }
 
+int CommandRanks::run_alike(const std::function<int()>& command) {
+  if (!world_) return command();
+  int status = 0;
+  run_on_all(*world_, [&] { status = command(); });
+  return status;
+}
+
 int CommandRanks::run(const std::function<int()>& command) {
   if (!world_) return command();
   int status = 0;

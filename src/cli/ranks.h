@@ -11,6 +11,7 @@
 #include "comm/group.h"
 #include "comm/launch.h"
 #include "comm/launcher.h"
+#include "comm/mpi_collectives.h"
 #include "loader/model_options.h"
 
 namespace tandem {
@@ -39,6 +40,12 @@ class CommandRanks {
   // Opens MPI; nothing for a process that was started alone. Throws Error when there is no MPI or
   // the ranks were started with different arguments, RunError when one does not answer.
   Ranks open(int argc, char** argv);
+  // MPI's own calls of the ranks that open() has opened.
+  std::unique_ptr<RawCollectives> raw_collectives() const {
+    return open_mpi_collectives(launch_->libraries);
+  }
+  // Runs a command that makes the same calls on all ranks. Returns its exit status.
+  int run_alike(const std::function<int()>& command);
   // Runs a command on all ranks; rank 0 leads, and the others follow() it. Returns its exit status.
   int run(const std::function<int()>& command);
 

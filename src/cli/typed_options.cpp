@@ -106,7 +106,7 @@ void add_ranks(CLI::App& command, std::optional<int>& value) {
         require(n >= 1, "--ranks {}: must be 1 or more", n);
         value = n;
       },
-      "processes on this host that divide the model, started by the MPI that is installed; across "
+      "processes on this host that run it together, started by the MPI that is installed; across "
       "hosts mpirun or srun starts them");
 }
 
