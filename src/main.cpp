@@ -175,10 +175,26 @@ void add_pull(CLI::App& app, Options& o, Command& command) {
   pull->add_flag("-q,--quiet", o.quiet, "print no progress and no files");
 }
 
+// Whether a benchmark of several ranks was chosen.
+bool measures_ranks(const Options& o) { return o.benchmark && o.benchmark->on_ranks; }
+
 // The commands that several ranks can run together.
-bool runs_on_ranks(Command command) {
+bool runs_on_ranks(Command command, const Options& o) {
   return command == run_command || command == chat_command || command == serve_command ||
-         command == eval_command || command == logits_command;
+         command == eval_command || command == logits_command || measures_ranks(o);
+}
+
+// Starts the ranks that --ranks or --placement asks for; returns their exit status, or nothing
+// where this process goes on. What no rank could run is refused before.
+std::optional<int> start_ranks(const Options& o, const CommandRanks& ranks, int argc, char** argv) {
+  const AskedRanks asked =
+      asked_ranks(o.n_ranks, ranks.launched() ? std::string() : o.model.placement);
+  if (asked.n > 1) require_runs_on_ranks(o.model);
+  const std::optional<RanksOfHost> to_start = ranks.to_start(asked, argc, argv);
+  if (!to_start) return {};
+  if (!o.n_ranks && !o.quiet && !o.json)
+    fmt::print(stderr, "{}: starting its {} ranks on this host\n", asked.by, asked.n);
+  return run_ranks(*to_start);
 }
 
 int dispatch(int argc, char** argv, CommandRanks& ranks) {
@@ -229,11 +245,13 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   run->add_option("--timeline", o.timeline,
                   "write a timeline of GPU and CPU for a Chrome trace viewer (--device cuda)");
   add_generate_options(*run, o);
+  add_ranks(*run, o.n_ranks);
 
   CLI::App* chat =
       add("chat", "chat in the terminal; Ctrl-C stops an answer, Ctrl-D quits", chat_command,
           "  tandem chat\n  tandem chat ./DeepSeek-R1 --ctx 32768 --system \"Answer briefly.\"");
   add_generate_options(*chat, o);
+  add_ranks(*chat, o.n_ranks);
 
   CLI::App* serve = add(
       "serve", "OpenAI-compatible HTTP server", serve_command,
@@ -246,6 +264,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
       "requests unless --attention auto is given, which is faster on long prompts.");
   add_serve_options(*serve, o.serve);
   add_draft(*serve, o.model.draft, o.model.draft_tokens);
+  add_ranks(*serve, o.n_ranks);
 
   CLI::App* inspect =
       add("inspect", "configuration, parameters and bytes by class; reads no weight data",
@@ -274,6 +293,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
       ->required();
   logits->add_option("--out", o.out, "the .npy file: float32 [vocab], or [n, vocab] with --all")
       ->required();
+  add_ranks(*logits, o.n_ranks);
   logits->add_flag("--all", o.all, "logits of every position, not only of the last");
 
   CLI::App* eval =
@@ -282,6 +302,7 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
           "  tandem eval ./R1-fp8 -f wiki.txt --against ./R1-bf16\n"
           "  tandem eval ./DeepSeek-R1 -f wiki.txt --against-experts int4");
   eval->add_option("-f,--file", o.file, "the text; - is standard input")->required();
+  add_ranks(*eval, o.n_ranks);
   eval->add_option("--against", o.against,
                    "a second model, for mean KL divergence and top-1 agreement");
   const CLI::Option* against_experts =
@@ -309,10 +330,12 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
     o.model.attention = AttentionForm::kAbsorbed;
   if (!o.model.cache.empty()) o.model.cache_use = CacheUse::kWrite;
   o.model.write_progress = load_progress(o.quiet || o.json, "writing");
-  require(ranks.alone() || runs_on_ranks(command),
-          "only run, chat, serve, eval and logits are computed on several ranks: start {} without "
-          "the launcher",
-          app.get_subcommands().front()->get_name());
+  require(
+      ranks.alone() || runs_on_ranks(command, o),
+      "only run, chat, serve, eval, logits and bench comm run on several ranks: start {} without "
+      "the launcher",
+      app.get_subcommands().front()->get_name());
+  if (const std::optional<int> status = start_ranks(o, ranks, argc, argv)) return *status;
   o.model.ranks = ranks.open(argc, argv);
   if (!ranks.reports()) o.quiet = true;
   if (ranks.reports())
@@ -320,7 +343,15 @@ int dispatch(int argc, char** argv, CommandRanks& ranks) {
   if (!o.quiet && !o.json)
     o.model.note = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
   signal(SIGXFSZ, SIG_IGN);  // exceeding the file size limit is an error like a full disk
-  return ranks.run([&] { return command(o); });
+  if (!measures_ranks(o)) return ranks.run([&] { return command(o); });
+  std::unique_ptr<RawCollectives> raw;
+  std::optional<BenchRanks> bench_ranks;
+  if (o.model.ranks.group) {
+    raw = ranks.raw_collectives();
+    bench_ranks.emplace(BenchRanks{*o.model.ranks.group, *raw});
+    o.bench.ranks = &*bench_ranks;
+  }
+  return ranks.run_alike([&] { return command(o); });
 }
 
 }  // namespace

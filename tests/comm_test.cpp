@@ -6,10 +6,12 @@
 #include "comm/agreement.h"
 #include "comm/alone.h"
 #include "comm/launch.h"
+#include "comm/launcher.h"
 #include "comm/local_ranks.h"
 #include "comm/shared_window.h"
 #include "tests/comm_cases.h"
 #include "tests/error_of.h"
+#include "tests/temp_directory.h"
 
 namespace tandem::test {
 namespace {
@@ -253,6 +255,55 @@ TEST(Launch, WhatLaunchersSay) {
                        launch({{"PMI_RANK", wrong}, {"PMI_SIZE", "2"}});
                      }),
                      fmt::format("PMI_RANK={} ", wrong)));
+}
+
+// mpirun of any folder before mpiexec of an earlier one. What cannot be executed is none.
+TEST(Launcher, IsFoundInThePath) {
+  const TempDirectory folders;
+  const auto add = [&](const std::string& name, bool executable) {
+    std::filesystem::create_directories(std::filesystem::path(folders.file(name)).parent_path());
+    folders.write(name, "#!/bin/sh\n");
+    if (executable)
+      std::filesystem::permissions(folders.file(name), std::filesystem::perms::owner_all);
+  };
+  const std::string path = ":/none:" + folders.file("a") + ":" + folders.file("b") + ":";
+  EXPECT_EQ(find_launcher(""), "");
+  EXPECT_EQ(find_launcher(path), "");
+  add("a/mpirun", false);
+  std::filesystem::create_directories(folders.file("b/mpirun"));
+  EXPECT_EQ(find_launcher(path), "");
+  add("b/mpiexec", true);
+  EXPECT_EQ(find_launcher(path), folders.file("b/mpiexec"));
+  add("a/mpiexec", true);
+  EXPECT_EQ(find_launcher(path), folders.file("a/mpiexec"));
+  std::filesystem::remove(folders.file("b/mpirun"));
+  add("b/mpirun", true);
+  EXPECT_EQ(find_launcher(path), folders.file("b/mpirun"));
+}
+
+// The program in place of a launcher sees -n, the number, and the command; its status is returned,
+// and signals reach it until a rank takes them.
+TEST(Launcher, GetsTheCommandAndTheSignals) {
+  const TempDirectory folder;
+  const auto status = [&](const std::string& script) {
+    folder.write("mpirun", "#!/bin/sh\n" + script);
+    std::filesystem::permissions(folder.file("mpirun"), std::filesystem::perms::owner_all);
+    return run_ranks(
+        {.launcher = folder.file("mpirun"), .n = 3, .command = {"program", "a b", ""}});
+  };
+  EXPECT_EQ(status("[ \"$*\" = '-n 3 program a b ' ] && [ $# = 5 ] && exit 7"), 7);
+  EXPECT_EQ(status("exit 0"), 0);
+  EXPECT_EQ(status("kill -KILL $$"), 128 + 9);
+  EXPECT_EQ(status("trap 'exit 5' TERM; kill -TERM $TANDEM_STARTER; while :; do sleep 0.01; done"),
+            5);
+  // A shell in place of rank 0 takes the next signal.
+  EXPECT_EQ(status("sh -c 'trap \"exit 6\" INT; kill -USR1 $TANDEM_STARTER; sleep 0.1; kill -INT "
+                   "$TANDEM_STARTER; while :; do sleep 0.01; done'"),
+            6);
+  EXPECT_TRUE(says(error_of([&] {
+                     run_ranks({.launcher = folder.file("none"), .n = 2, .command = {"program"}});
+                   }),
+                   folder.file("none") + " cannot be started: No such file"));
 }
 
 TEST(Comm, WhatWorkThrowsIsThrown) {

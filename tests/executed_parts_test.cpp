@@ -127,6 +127,26 @@ TEST_F(OnRanks, OtherRanksAndHostsAreRefused) {
   EXPECT_TRUE(says(error_of([&] { parts_of(0); }), "expert 0 has 2 owners"));
 }
 
+// Only hosts whose CPUs all divide all layers can be started as ranks.
+TEST(CpuRanks, AreHostsThatDivideTheBackbone) {
+  const auto n = [](std::vector<DeviceId> devices, int tp, bool one_stage = true) {
+    Placement p;
+    p.stages.push_back({0, 5, std::move(devices), tp});
+    if (!one_stage) p.stages.push_back({6, 9, p.stages[0].devices, tp});
+    return n_cpu_ranks(p);
+  };
+  const DeviceId a{0, -1}, b{1, -1}, c{2, -1};
+  EXPECT_EQ(n({a}, 1), 1);
+  EXPECT_EQ(n({a, b}, 2), 2);
+  EXPECT_EQ(n({a, b, c}, 3), 3);
+  EXPECT_EQ(n({a, b}, 1), 1) << "replicas";
+  EXPECT_EQ(n({a, b}, 2, false), 1) << "a pipeline";
+  EXPECT_EQ(n({b, c}, 2), 1) << "not from the first host on";
+  EXPECT_EQ(n({a, {1, 0}}, 2), 1) << "a GPU";
+  EXPECT_EQ(n({{0, 0}, {0, 1}}, 2), 1) << "GPUs of a host";
+  EXPECT_EQ(n_cpu_ranks({}), 1);
+}
+
 TEST_F(OnTheCpu, PartsForOtherDevicesAreRefused) {
   EXPECT_EQ(after([] {}), "no error");
   // The refusal does not depend on the GPUs of this machine.

@@ -50,7 +50,7 @@ CHARTS = ("r1_workstation", "r1_no_gpu", "k2_cluster", "r1_a100")
 CHECKPOINTS = ("v2_lite", "v3_fp8", "kimi_k2_thinking", "moonlight_tied")
 COMMANDS = ("run", "chat", "serve", "inspect", "tokenize", "logits", "eval", "pack", "pull", "plan", "selftest", "bench", "bench machine", "bench embed",
             "bench experts", "bench mlp", "bench head", "bench attention", "bench moe", "bench layer", "bench generate", "bench kernels",
-            "bench products", "bench hybrid", "bench serving")
+            "bench products", "bench hybrid", "bench comm", "bench serving")
 
 
 def words_of_help(text):

@@ -1,5 +1,5 @@
-"""The program on several ranks under mpirun: the same tokens as one process, output and errors of one rank only, and
-ranks that are killed.
+"""The program on several ranks under mpirun, or started by itself: the same tokens as one process, output and errors
+of one rank only, ranks that are killed, and signals.
 
     python3 tests/ranks_test.py PATH_OF_TANDEM
 """
@@ -7,6 +7,9 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import pty
+import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,7 +186,7 @@ class OnRanks(unittest.TestCase):
         self.refused([(2, ["run", "--device", "cuda", "-p", "x"])], "several ranks", "--device cpu")
         self.refused([(2, ["run", "--placement", "p.json", "-p", "x"])], "p.json")
         self.refused([(2, ["run", "--ctx", "16", "-p", "word " * 500])], "--ctx")
-        self.refused([(2, ["plan", "r1"])], "only run, chat, serve, eval and logits")
+        self.refused([(2, ["plan", "r1"])], "only run, chat, serve, eval, logits and bench comm")
         self.refused([(2, ["serve", "--port", "70000"])], "--port 70000")
 
     def test_ranks_that_differ_are_refused(self):
@@ -209,9 +212,237 @@ class OnRanks(unittest.TestCase):
                     self.assertEqual([p for p in processes if is_alive(p)], [])
 
 
+class StartedByItself(unittest.TestCase):
+    """`--ranks N`, and placements of several hosts, without mpirun on the command line."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def environment(self, launcher, cores=2):
+        """One in which `launcher`, or none, is the only one found; a machine of so many cores, on which no thread is pinned."""
+        programs = pathlib.Path(self.folder.name) / f"programs-{launcher}"
+        if not programs.exists():
+            programs.mkdir()
+            if launcher:
+                (programs / "mpirun").write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]}\nexec {shutil.which(launcher)} "$@"\n')
+                (programs / "mpirun").chmod(0o755)
+                (programs / "mpiexec").mkdir()  # a folder is no program
+        return dict(os.environ, PATH=f":/none:{programs}", HWLOC_SYNTHETIC=f"numa:1 core:{cores} pu:1",
+                    TMPDIR=self.folder.name, OMPI_MCA_btl_vader_backing_directory=self.folder.name)
+
+    def run_self(self, launcher, arguments, standard_input="", cores=2):
+        return subprocess.run([TANDEM, *arguments], env=self.environment(launcher, cores), input=standard_input,
+                              capture_output=True, text=True, timeout=120, check=False)
+
+    def start(self, launcher, arguments, mark, **pipes):
+        job = subprocess.Popen([TANDEM, *arguments], env=dict(self.environment(launcher), RANKS_TEST=mark), **pipes)
+        self.addCleanup(job.wait)
+        self.addCleanup(job.kill)
+        return job
+
+    def end(self, job, processes):
+        """Its status, standard output and error; no process is left."""
+        output, errors = job.communicate(timeout=60)
+        begin = time.monotonic()
+        while any(map(is_alive, processes)) and time.monotonic() < begin + 10:
+            time.sleep(0.05)
+        self.assertEqual([p for p in processes if is_alive(p)], [])
+        return job.returncode, output, errors
+
+    def test_the_same_tokens(self):
+        expected = json.loads(alone(QUESTION).stdout)
+        for launcher in LAUNCHERS:
+            with self.subTest(launcher=launcher):
+                done = self.run_self(launcher, [*QUESTION, "--ranks", "2"])
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                got = json.loads(done.stdout)
+                self.assertEqual(got["token_ids"], expected["token_ids"])
+                self.assertLess(got["model_bytes"], expected["model_bytes"])
+        done = self.run_self(None, [*QUESTION, "--ranks", "1"])  # starts nothing
+        self.assertEqual(json.loads(done.stdout)["model_bytes"], expected["model_bytes"], done.stderr)
+
+    def test_standard_input_and_other_commands(self):
+        for launcher in LAUNCHERS:
+            for arguments, text in ((["run", "--temp", "0", "-n", "40", "-q", "-f", "-"], "What is 3 + 4?"),
+                                    (["chat", "--temp", "0", "-q", "-n", "60"], "What is 3 + 4?\nAnd 5 + 6?\n")):
+                expected = alone(arguments, text).stdout
+                done = self.run_self(launcher, [*arguments, "--ranks", "2"], text)
+                self.assertEqual((done.stdout, done.returncode), (expected, 0), done.stderr)
+            text = "a text of some words " * 20
+            done = self.run_self(launcher, ["eval", "-f", "-", "--ctx", "64", "--json", "--ranks", "2"], text)
+            self.assertIn("perplexity", json.loads(done.stdout), done.stderr)
+            out = f"{self.folder.name}/logits.npy"
+            done = self.run_self(launcher, ["logits", "--tokens", "1,2", "--out", out, "--json", "--ranks", "2"])
+            self.assertEqual(json.loads(done.stdout)["out"], out, done.stderr)
+
+    def test_a_placement(self):
+        def experts(first, last, host):
+            return {"experts": f"{first}-{last}", "format": "fp8", "owners": [f"host{host}.cpu"]}
+
+        hosts = ["host0.cpu", "host1.cpu"]
+        placement = {"backbone": {"format": "fp8", "stages": [{"layers": "0-2", "devices": hosts, "tp": 2}]},
+                     "embedding": {"on": "backbone"}, "head": {"on": "backbone", "replicated": False},
+                     "kv": {"tokens": 512, "type": "bf16"},
+                     "experts": {"layers": [{"layers": "1-2", "groups": [experts(0, 11, 0), experts(12, 15, 1)]}]},
+                     "prefill": {"chunk_tokens": 512, "stream_from_tokens": 0}, "micro_batches": 1}
+        file = pathlib.Path(self.folder.name) / "p.json"
+        file.write_text(json.dumps(placement))
+        expected = json.loads(alone(QUESTION).stdout)
+        for launcher in LAUNCHERS:
+            done = self.run_self(launcher, [*QUESTION, "--placement", str(file)])
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            got = json.loads(done.stdout)
+            self.assertEqual(got["token_ids"], expected["token_ids"])
+            self.assertLess(got["model_bytes"], expected["model_bytes"])
+            done = self.run_self(launcher, ["run", "--temp", "0", "-n", "4", "-p", "a", "--placement", str(file)])
+            self.assertIn(f"--placement {file}: starting its 2 ranks on this host\n", done.stderr)
+        self.refused(LAUNCHERS[0], [*QUESTION, "--placement", str(file), "--ranks", "3"], 3, "with tp 3")
+        self.refused(LAUNCHERS[0], [*QUESTION, "--placement", str(file), "--ranks", "1"], 2, "on host1.cpu")
+        self.refused(None, [*QUESTION, "--placement", str(file)], 2, f"--placement {file}", "mpirun")
+        self.refused(None, [*QUESTION, "--placement", str(file), "--device", "cuda"], 2, "--device cuda")
+
+    def refused(self, launcher, arguments, cores, *words):
+        done = self.run_self(launcher, arguments, cores=cores)
+        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
+        for word in ("error: ", *words):
+            self.assertIn(word, done.stderr)
+
+    def test_refusals(self):
+        for n in ("0", "-1"):
+            self.refused(None, [*QUESTION, "--ranks", n], 2, f"--ranks {n}: must be 1 or more")
+        self.refused(LAUNCHERS[0], [*QUESTION, "--ranks", "6"], 5, "--ranks 6", "5 cores for 6 ranks")
+        self.refused(None, [*QUESTION, "--ranks", "2"], 2, "--ranks 2", "neither mpirun nor mpiexec", "openmpi-bin")
+        self.refused(LAUNCHERS[0], [*QUESTION, "--ranks", "2", "--device", "cuda"], 2, "--device cuda", "several ranks")
+        for launcher in LAUNCHERS:  # what the ranks find is said once as well, and nothing by the launcher
+            self.refused(launcher, ["run", "--ranks", "2", "-p", ""], 2, "the prompt is empty")
+            self.refused(launcher, ["serve", "--ranks", "2", "--port", "70000"], 2, "--port 70000")
+
+    def test_ranks_of_a_launcher_start_no_others(self):
+        for launcher in LAUNCHERS:
+            done = run(launcher, [(2, [*QUESTION, "--ranks", "2"])])
+            self.assertEqual(json.loads(done.stdout)["generated_tokens"], 60, done.stderr)
+            for n, asked in ((2, "4"), (2, "1"), (1, "2")):
+                done = run(launcher, [(n, [*QUESTION, "--ranks", asked])])
+                errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+                self.assertEqual(len(errors), 1, done.stderr)
+                self.assertIn(f"--ranks {asked}: the MPI launcher started {n}", errors[0])
+                self.assertEqual(done.returncode, 2)
+
+    def test_bench_comm(self):
+        bench = ["bench", "comm", "--config", str(GOLDEN.parent.parent / "models" / "tiny-r1"), "--seconds", "0.002",
+                 "--bytes", "64,5000", "--tokens", "3"]
+        calls = ["broadcast", "all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
+        modes = ["exchange gather", "exchange all-to-all", "exchange low-latency"]
+        for launcher in LAUNCHERS:
+            with self.subTest(launcher=launcher):
+                done = self.run_self(launcher, [*bench, "--ranks", "2", "--json"])
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                rows = [json.loads(line) for line in done.stdout.splitlines()]
+                self.assertEqual([row["operation"] for row in rows], ["barrier", *calls, *calls, *modes, *modes])
+                for row in rows:
+                    self.assertEqual(row["ranks"], 2)
+                    self.assertTrue(row["mpi"].startswith("libmpi"))
+                    self.assertGreater(min(row["seconds"], row["raw_seconds"], row["seconds_over_raw"]), 0)
+                # Ranks of one host are no hosts, unless the user says so.
+                file = pathlib.Path(self.folder.name) / "machine.json"
+                file.write_text((GOLDEN.parent.parent / "machines" / "desktop-192gb.json").read_text())
+                before = json.loads(file.read_text())
+                done = self.run_self(launcher, [*bench, "--ranks", "2", "--out", str(file)])
+                self.assertEqual((done.returncode, done.stdout), (2, ""))
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+                self.assertIn("all ranks are on one host", done.stderr)
+                self.assertEqual(json.loads(file.read_text()), before)
+                done = self.run_self(launcher, [*bench, "--ranks", "2", "--out", str(file), "--as-network"])
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                self.assertEqual(done.stdout.count("between hosts"), 2)
+                machine = json.loads(file.read_text())
+                network = machine.pop("network")
+                self.assertEqual(machine, before)
+                self.assertGreater(network["bytes_per_second"], 1e6)
+                self.assertTrue(0 < network["latency_seconds"] < 1)
+                file.write_text("{}")
+                done = self.run_self(launcher, [*bench, "--ranks", "2", "--out", str(file), "--as-network", "--json"])
+                self.assertEqual((done.returncode, done.stderr.count("error:"), file.read_text()), (2, 1, "{}"), done.stderr)
+        self.refused(None, bench, 2, "bench comm measures several ranks", "--ranks 2")
+        self.refused(LAUNCHERS[0], [*bench, "--ranks", "2", "--as-network"], 2, "--as-network")
+
+    def test_a_server_finishes_its_answers_after_sigterm(self):
+        for launcher in LAUNCHERS:
+            with self.subTest(launcher=launcher):
+                mark = f"{os.getpid()}-drain-{launcher}"
+                job = self.start(launcher, ["serve", "--ranks", "2", "--port", "0"], mark, stderr=subprocess.PIPE, text=True)
+                address = None
+                for line in job.stderr:
+                    if line.startswith("listening on "):
+                        address = line.split()[-1]
+                    if line.startswith("ready"):
+                        break
+                processes = ranks_of(mark, 3)  # and the one that started them
+                body = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+                request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode(),
+                                                 {"Content-Type": "application/json"})
+                with urllib.request.urlopen(request, timeout=60) as response:
+                    response.readline()
+                    job.send_signal(signal.SIGTERM)
+                    self.assertIn("[DONE]", response.read().decode())
+                status, _, errors = self.end(job, processes)
+                self.assertEqual((status, errors), (0, ""))
+
+    ENDLESS = ["run", "--ranks", "2", "--temp", "0", "--raw", "--ignore-eos", "-n", "100000", "--ctx", "200000", "-p", "a"]
+
+    def test_signals(self):
+        """SIGINT ends the answer, as in one process; SIGTERM and the loss of a rank end all. When what started the ranks is
+        killed they end too."""
+        for launcher in LAUNCHERS:
+            for name, send in (("SIGINT", lambda job, ranks: job.send_signal(signal.SIGINT)),
+                               ("SIGTERM", lambda job, ranks: job.send_signal(signal.SIGTERM)),
+                               ("a lost rank", lambda job, ranks: os.kill(ranks_of_number(ranks, 1), signal.SIGKILL)),
+                               ("killed", lambda job, ranks: job.kill())):
+                with self.subTest(launcher=launcher, name=name):
+                    mark = f"{os.getpid()}-{name}-{launcher}"
+                    job = self.start(launcher, self.ENDLESS, mark, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                    job.stdout.read(1)  # it generates
+                    processes = ranks_of(mark, 3)
+                    send(job, [p for p in processes if p != job.pid])
+                    status, _, errors = self.end(job, processes)
+                    if name == "SIGINT":
+                        self.assertEqual(status, 0, errors)
+                        self.assertIn("tokens at", errors)
+                    else:
+                        self.assertNotEqual(status, 0)
+
+    def test_a_terminal(self):
+        """Lines reach rank 0, Ctrl-C ends an answer and not the ranks, Ctrl-D ends them."""
+        for launcher in LAUNCHERS:
+            with self.subTest(launcher=launcher):
+                process, terminal = pty.fork()
+                if process == 0:
+                    os.execve(TANDEM, [TANDEM, "chat", "--ranks", "2", "--temp", "0", "-q", "-n", "40"], self.environment(launcher))
+
+                def shown(until, terminal=terminal):
+                    text = ""
+                    while until not in text and select.select([terminal], [], [], 30)[0]:
+                        text += os.read(terminal, 4096).decode()
+                    return text
+
+                try:
+                    os.write(terminal, b"What is 3 + 4?\n")
+                    self.assertIn("The answer is 7.", shown("is 7."))
+                    time.sleep(0.5)  # until the answer has ended
+                    os.write(terminal, b"\x03")
+                    time.sleep(0.5)  # signals and lines take different ways
+                    os.write(terminal, b"What is 2 + 3?\n")
+                    self.assertIn("got 5", shown("got 5"))
+                    os.write(terminal, b"\x04")
+                    self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), 0)
+                finally:
+                    os.close(terminal)  # hangs up
+
+
 def main():
     global TANDEM
-    TANDEM = sys.argv.pop(1)
+    TANDEM = os.path.realpath(sys.argv.pop(1))
     if not LAUNCHERS:
         print("skipped: no MPI launcher is installed")
         return 77

@@ -46,6 +46,16 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
   return parts;
 }
 
+int n_cpu_ranks(const Placement& p) {
+  if (p.stages.size() != 1) return 1;
+  const std::vector<DeviceId>& devices = p.stages[0].devices;
+  const int n = p.stages[0].tp;
+  if (std::ssize(devices) != n) return 1;
+  for (int host = 0; host < n; ++host)
+    if (devices[host] != DeviceId{host, -1}) return 1;
+  return n;
+}
+
 bool all_on_gpu(const GpuParts& parts) {
   return std::all_of(parts.experts.begin(), parts.experts.end(), [](const auto& layer) {
     return std::find(layer.begin(), layer.end(), false) == layer.end();

@@ -46,6 +46,10 @@ struct PlacedRank {
 ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
                              const Placement& placement, PlacedRank rank = {});
 
+// The number of hosts whose CPUs divide the whole backbone, which run the placement as ranks; 1: it
+// is divided in another way, or not at all.
+int n_cpu_ranks(const Placement& placement);
+
 // True if no routed expert is left to the CPU.
 bool all_on_gpu(const GpuParts& parts);
 

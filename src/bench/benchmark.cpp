@@ -15,7 +15,8 @@ std::span<const Benchmark> all_benchmarks() {
   static const std::vector<Benchmark> all = {
       machine_benchmark(),  embed_benchmark(),     experts_benchmark(),  mlp_benchmark(),
       head_benchmark(),     attention_benchmark(), moe_benchmark(),      layer_benchmark(),
-      generate_benchmark(), kernels_benchmark(),   products_benchmark(), hybrid_benchmark()};
+      generate_benchmark(), kernels_benchmark(),   products_benchmark(), hybrid_benchmark(),
+      comm_benchmark()};
   return all;
 }
 
@@ -118,7 +119,7 @@ void add_gpu_fields(const BenchInput& bench, nlohmann::ordered_json& row) {
 }  // namespace
 
 BenchInput checked_input(const Benchmark& benchmark, BenchOptions options) {
-  check(benchmark.on_cpu || benchmark.alone, "a function measures");
+  check(benchmark.on_cpu || benchmark.alone || benchmark.on_ranks, "a function measures");
   check_options(options);
   if (benchmark.check) benchmark.check(options);
   if (!takes(benchmark, BenchFlag::kConfig)) return {.options = std::move(options)};
@@ -129,6 +130,7 @@ BenchInput checked_input(const Benchmark& benchmark, BenchOptions options) {
 
 void run_benchmark(const Benchmark& benchmark, BenchInput bench, const OnRow& on_row) {
   const BenchOptions& o = bench.options;
+  if (benchmark.on_ranks) return benchmark.on_ranks(bench, on_row);
   if (bench.gpus)
     bench.gpu = benchmark.all_gpu_rates ? measured_gpu(kGpuSeconds)
                                         : measured_gpu_bounds(kGpuSeconds, o.fp8_activations);

@@ -13,10 +13,17 @@
 
 #include "bench/gpu_bench_model.h"
 #include "bench/roofline.h"
+#include "comm/mpi_collectives.h"
 #include "core/machine.h"
 #include "loader/model_options.h"
 
 namespace tandem {
+
+// The ranks that run a benchmark together, and MPI's own calls between them.
+struct BenchRanks {
+  Group& group;
+  RawCollectives& raw;
+};
 
 // The command line of `tandem bench WHAT`.
 struct BenchOptions {
@@ -41,16 +48,21 @@ struct BenchOptions {
   double memory_gb = 0;   // for weights; 0: a fraction of the free memory
   int n_threads = 0;      // 0: one per core
   bool json = false, csv = false;
-  std::string plot = {};      // SVG file; empty: none
-  std::string curves = {};    // machine: file of rows
-  int simulated_ranks = 0;    // of balanced routing; 0: the router chooses
-  std::string baseline = {};  // embed, mlp: "torch", or empty
-  std::string disk = {};      // machine: file or directory to read
+  std::string plot = {};              // SVG file; empty: none
+  std::string curves = {};            // machine: file of rows
+  int simulated_ranks = 0;            // of balanced routing; 0: the router chooses
+  std::string baseline = {};          // embed, mlp: "torch", or empty
+  std::string disk = {};              // machine: file or directory to read
+  std::vector<int64_t> bytes = {};    // comm: of a collective call; empty: from 1 KB to 64 MB
+  std::string out = {};               // comm: machine file to write; empty: none
+  bool as_network = false;            // comm: ranks of one host are taken for hosts
+  const BenchRanks* ranks = nullptr;  // null: one process alone
   MeasuringProgress progress = {};
   std::function<void(const std::string& line)> warn = [](const std::string&) {};
 };
 
-// The options that not every benchmark has. All have --threads, --seconds, --memory and --json.
+// The options that not every benchmark has. All have --seconds and --json, those of one process
+// --threads and --memory, those of several --ranks.
 enum class BenchFlag {
   kConfig,
   kDevice,
@@ -73,7 +85,9 @@ enum class BenchFlag {
   kDisk,
   kCurves,
   kBaseline,
-  kSimulateRouting
+  kSimulateRouting,
+  kBytes,
+  kNetwork
 };
 
 // What a benchmark measures: the options, and what follows from them and from the machine.
@@ -125,6 +139,8 @@ struct Benchmark {
   void (*on_cpu)(const BenchInput& bench, const cpu::KernelTable& kernels, MachineSpeed& speed,
                  const OnRow& on_row) = nullptr;
   void (*alone)(const BenchInput& bench, const OnRow& on_row) = nullptr;
+  // Measures several ranks, BenchOptions::ranks, all of which make the same rows.
+  void (*on_ranks)(const BenchInput& bench, const OnRow& on_row) = nullptr;
   // The text before the first row, and that of every row.
   std::string (*header)(const nlohmann::ordered_json& row) = row_header;
   std::string (*text)(const nlohmann::ordered_json& row) = row_text;
@@ -149,7 +165,7 @@ nlohmann::ordered_json new_row(const char* name, const BenchInput& bench, std::s
 constexpr int kMaxTokens = 1 << 16;
 constexpr double kGpuSeconds = 0.05;  // time to measure one rate of a GPU
 
-// The descriptions, in parts/, gpu/ and machine/.
+// The descriptions, in parts/, gpu/, machine/ and comm/.
 Benchmark machine_benchmark();
 Benchmark embed_benchmark();
 Benchmark experts_benchmark();
@@ -162,5 +178,6 @@ Benchmark generate_benchmark();
 Benchmark kernels_benchmark();
 Benchmark products_benchmark();
 Benchmark hybrid_benchmark();
+Benchmark comm_benchmark();
 
 }  // namespace tandem

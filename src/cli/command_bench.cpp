@@ -119,6 +119,19 @@ void add_flag(CLI::App& sub, BenchOptions& o, const Benchmark& benchmark, BenchF
           "route as if perfectly balanced over so many ranks, whatever the router chooses; 0: "
           "as it chooses");
       return;
+    case BenchFlag::kBytes:
+      sub.add_option("--bytes", o.bytes,
+                     "bytes of a collective call, a list; without it, from 1 KB to 64 MB")
+          ->delimiter(',');
+      return;
+    case BenchFlag::kNetwork:
+      sub.add_option(
+          "--out", o.out,
+          "machine file whose `network` is set to what was measured between hosts; where "
+          "there is none, this machine's measurement with it");
+      sub.add_flag("--as-network", o.as_network,
+                   "with --out: take the ranks of one host for hosts");
+      return;
     case BenchFlag::kCurves:
       sub.add_option("--curves", o.curves,
                      "file of rows printed by `tandem bench experts|mlp|attention --json`, from "
@@ -148,11 +161,15 @@ void add_bench(CLI::App& app, Options& options, Command& command) {
       options.benchmark = &benchmark;
       command = bench_command;
     });
-    add_threads(sub, o.n_threads);
+    if (benchmark.on_ranks)
+      add_ranks(sub, options.n_ranks);
+    else
+      add_threads(sub, o.n_threads);
     add_value(sub, "--seconds", o.seconds, "time to measure each row");
-    add_value(sub, "--memory", o.memory_gb,
-              "GB of memory for weights and for measuring the read rate; 0: a fraction of the "
-              "free memory");
+    if (!benchmark.on_ranks)
+      add_value(sub, "--memory", o.memory_gb,
+                "GB of memory for weights and for measuring the read rate; 0: a fraction of the "
+                "free memory");
     sub.add_flag("--json", o.json, "print one JSON object per row");
     for (const BenchFlag flag : benchmark.flags) add_flag(sub, o, benchmark, flag);
   }

@@ -75,6 +75,7 @@ struct PullCommandOptions {
 
 struct Options {
   ModelOptions model;
+  std::optional<int> n_ranks;  // of this host, which the program starts; empty: not given
   GenerateOptions generate;
   bool json = false;
   bool quiet = false;  // no progress, no timings

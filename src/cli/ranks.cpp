@@ -3,10 +3,14 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 
 #include "comm/agreement.h"
 #include "comm/mpi_world.h"
+#include "core/topology.h"
 #include "loader/loaded_model.h"
+#include "offload/plan/executed_parts.h"
+#include "offload/plan/placement_json.h"
 
 namespace tandem {
 namespace {
@@ -19,11 +23,46 @@ std::string text_of(int argc, char** argv) {
 
 }  // namespace
 
+AskedRanks asked_ranks(std::optional<int> option, const std::string& placement) {
+  if (option) return {*option, fmt::format("--ranks {}", *option)};
+  if (placement.empty()) return {};
+  try {
+    const int n = n_cpu_ranks(placement_from_file(placement));
+    if (n > 1) return {n, fmt::format("--placement {}", placement)};
+  } catch (const Error&) {
+  }
+  return {};
+}
+
 CommandRanks::CommandRanks()
     : launch_(launch_of([](const char* name) { return std::getenv(name); })) {}
 
+std::optional<RanksOfHost> CommandRanks::to_start(const AskedRanks& asked, int argc,
+                                                  char** argv) const {
+  if (asked.n == 0) return {};
+  require(!launch_ || launch_->size == asked.n,
+          "{}: the MPI launcher started {}: start {}, or leave one of the numbers out", asked.by,
+          launch_ ? launch_->size : 0, asked.n);
+  if (launch_ || asked.n == 1) return {};
+  const int n_cores = this_topology().n_cores();
+  require(asked.n <= n_cores,
+          "{}: this machine has {} cores for {} ranks, each of which needs one: ask for at most {}",
+          asked.by, n_cores, asked.n, n_cores);
+  const char* const path = std::getenv("PATH");
+  RanksOfHost ranks{.launcher = find_launcher(path ? path : ""), .n = asked.n, .command = {}};
+  require(
+      !ranks.launcher.empty(),
+      "{}: neither mpirun nor mpiexec is in PATH: install Open MPI (apt install openmpi-bin) or "
+      "MPICH (apt install mpich)",
+      asked.by);
+  ranks.command.push_back(std::filesystem::read_symlink("/proc/self/exe"));
+  ranks.command.insert(ranks.command.end(), argv + 1, argv + argc);
+  return ranks;
+}
+
 Ranks CommandRanks::open(int argc, char** argv) {
   if (alone()) return {};
+  if (launch_->rank == 0) take_signals_of_starter();
   world_ = open_mpi_world(*launch_);
   Group& world = *world_;
   require_same_on_all(world, "command line", [&] { return text_of(argc, argv); });
@@ -41,6 +80,13 @@ Ranks CommandRanks::open(int argc, char** argv) {
     ranks.n_of_host = launch_->local_size;
   }
   return ranks;
+}
+
+int CommandRanks::run_alike(const std::function<int()>& command) {
+  if (!world_) return command();
+  int status = 0;
+  run_on_all(*world_, [&] { status = command(); });
+  return status;
 }
 
 int CommandRanks::run(const std::function<int()>& command) {

@@ -1,16 +1,29 @@
-// The ranks of a command that an MPI launcher started. All of them run the same command; rank 0
-// alone writes to standard output and files, and each error is reported once.
+// The ranks of a command that an MPI launcher started, or this program for --ranks. All of them run
+// the same command; rank 0 alone writes to standard output and files, and each error is reported
+// once.
 #pragma once
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "comm/group.h"
 #include "comm/launch.h"
+#include "comm/launcher.h"
+#include "comm/mpi_collectives.h"
 #include "loader/model_options.h"
 
 namespace tandem {
+
+// The number of ranks that --ranks or a placement asks for, and which of them does; 0: neither.
+struct AskedRanks {
+  int n = 0;
+  std::string by;  // "--ranks 2", for messages
+};
+// A placement asks for ranks where the CPUs of several hosts divide the backbone. One that cannot
+// be read asks for none: it is reported when the model is loaded.
+AskedRanks asked_ranks(std::optional<int> option, const std::string& placement);
 
 class CommandRanks {
  public:
@@ -18,10 +31,21 @@ class CommandRanks {
   CommandRanks();
   // Whether this process reports errors that all ranks have alike, such as wrong options.
   bool reports() const { return !launch_ || launch_->rank == 0; }
+  bool launched() const { return launch_.has_value(); }
   bool alone() const { return !launch_ || launch_->size == 1; }
+  // The ranks that this process has to start on this host, for run_ranks(). Nothing: it is one of
+  // them already, or they are fewer than 2. Throws Error for a number that the launcher did not
+  // start, or that cannot be started here.
+  std::optional<RanksOfHost> to_start(const AskedRanks& asked, int argc, char** argv) const;
   // Opens MPI; nothing for a process that was started alone. Throws Error when there is no MPI or
   // the ranks were started with different arguments, RunError when one does not answer.
   Ranks open(int argc, char** argv);
+  // MPI's own calls of the ranks that open() has opened.
+  std::unique_ptr<RawCollectives> raw_collectives() const {
+    return open_mpi_collectives(launch_->libraries);
+  }
+  // Runs a command that makes the same calls on all ranks. Returns its exit status.
+  int run_alike(const std::function<int()>& command);
   // Runs a command on all ranks; rank 0 leads, and the others follow() it. Returns its exit status.
   int run(const std::function<int()>& command);
 

@@ -99,6 +99,17 @@ void add_draft(CLI::App& command, DraftChoice& draft, int& n_tokens) {
   });
 }
 
+void add_ranks(CLI::App& command, std::optional<int>& value) {
+  command.add_option_function<int>(
+      "--ranks",
+      [&value](int n) {
+        require(n >= 1, "--ranks {}: must be 1 or more", n);
+        value = n;
+      },
+      "processes on this host that run it together, started by the MPI that is installed; across "
+      "hosts mpirun or srun starts them");
+}
+
 void add_activations(CLI::App& command, bool& fp8, const std::string& help) {
   add_choice<bool>(command, "--activations", fp8, {{"bf16", false}, {"fp8", true}}, help);
 }

@@ -28,6 +28,7 @@ void add_attention(CLI::App& command, AttentionForm& value, const std::string& h
 void add_objective(CLI::App& command, Objective& value, const std::string& help);
 // --draft and --draft-tokens.
 void add_draft(CLI::App& command, DraftChoice& draft, int& n_tokens);
+void add_ranks(CLI::App& command, std::optional<int>& value);
 void add_activations(CLI::App& command, bool& fp8, const std::string& help);
 
 }  // namespace tandem

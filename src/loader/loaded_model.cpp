@@ -79,14 +79,6 @@ std::string text_of_rank(const ModelOptions& options, const cpu::KernelTable& ke
                      text(options.directory + "/config.json"), text(options.placement));
 }
 
-void require_runs_on_ranks(const ModelOptions& options) {
-  require(options.device != DeviceChoice::kCuda,
-          "--device cuda: a model on several ranks is computed by their CPUs: use --device cpu");
-  require(options.dense_products == DenseProducts::kTandem,
-          "--dense-products {}: ranks may choose different products: leave it out",
-          name_of(options.dense_products));
-}
-
 std::string text_of_tensors(const WeightStore& store) {
   return fmt::format(
       "{} tensors in {} files, checksum of their names, types, shapes and places {:016x}",
@@ -99,6 +91,14 @@ ModelOptions options_of_rank(ModelOptions options) {
 }
 
 }  // namespace
+
+void require_runs_on_ranks(const ModelOptions& options) {
+  require(options.device != DeviceChoice::kCuda,
+          "--device cuda: a model on several ranks is computed by their CPUs: use --device cpu");
+  require(options.dense_products == DenseProducts::kTandem,
+          "--dense-products {}: ranks may choose different products: leave it out",
+          name_of(options.dense_products));
+}
 
 LoadedModel::LoadedModel(const ModelOptions& options, const Progress& progress)
     : config_(agreed(options.ranks, [&] { return config_for(options); })),

@@ -17,6 +17,9 @@
 
 namespace tandem {
 
+// Throws Error for options with which several ranks cannot compute a model.
+void require_runs_on_ranks(const ModelOptions& options);
+
 class LoadedModel {
  public:
   using Progress = LoadProgress;

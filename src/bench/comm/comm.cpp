@@ -1,0 +1,143 @@
+// `tandem bench comm`: what ranks do together, beside MPI's own calls.
+#include "bench/comm/comm.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "bench/machine/this_machine.h"
+#include "comm/agreement.h"
+#include "io/atomic_file.h"
+#include "io/json.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kMaxBytes = 256 << 20;  // of a call
+
+void check_comm(const BenchOptions& o) {
+  require(o.ranks, "bench comm measures several ranks: give --ranks 2, or start it with mpirun");
+  for (const int64_t n : o.bytes)
+    require(n >= 1 && n <= kMaxBytes, "--bytes {}: must be between 1 and {}", n, kMaxBytes);
+  require(!o.as_network || !o.out.empty(), "--as-network: there is no --out to write to");
+  if (o.out.empty() || o.as_network) return;
+  const std::vector<int> hosts = hosts_of_ranks(o.ranks->group);
+  require(*std::max_element(hosts.begin(), hosts.end()) > 0,
+          "--out {}: all ranks are on one host, whose memory is no network: start ranks on several "
+          "hosts, or give --as-network to write it as one all the same",
+          o.out);
+}
+
+// The text of --out before the measurement: the file, or else this machine's own.
+std::string machine_text(const BenchOptions& o) {
+  constexpr int64_t kMost = 1 << 20;
+  const std::string own = this_machine_path();
+  if (std::filesystem::exists(o.out)) return read_text_file(o.out, kMost);
+  require(!own.empty() && std::filesystem::exists(own),
+          "--out {}: neither it nor a measurement of this machine exists: run `tandem bench "
+          "machine` first",
+          o.out);
+  return read_text_file(own, kMost);
+}
+
+void bench_network(const BenchInput& bench, const OnRow& on_row) {
+  const BenchOptions& o = bench.options;
+  Group& group = o.ranks->group;
+  std::vector<int> hosts = hosts_of_ranks(group);
+  const int n_hosts = 1 + *std::max_element(hosts.begin(), hosts.end());
+  if (n_hosts == 1 && !o.as_network) return;
+  // Rank 0 writes. What is wrong with its file is known before the measurement.
+  std::string machine;
+  run_on_all(group, [&] {
+    if (o.out.empty() || group.rank() > 0) return;
+    machine = machine_text(o);
+    with_network(machine, o.out, {1, 1}, n_hosts);
+    AtomicFile probe(o.out);
+  });
+  if (n_hosts == 1)
+    for (int r = 0; r < group.size(); ++r) hosts[r] = r;
+  const MeasuredNetwork measured = measure_network(
+      *o.ranks, hosts, *std::max_element(o.bytes.begin(), o.bytes.end()), o.seconds);
+  for (const auto& [bytes, seconds] : {std::pair(measured.small_bytes, measured.small),
+                                       std::pair(measured.large_bytes, measured.large)}) {
+    Json row = comm_row(*o.ranks, "between hosts", bytes, seconds);
+    row["hosts"] = n_hosts;
+    on_row(row);
+  }
+  run_on_all(group, [&] {
+    if (!machine.empty())
+      write_new_file(o.out, with_network(machine, o.out, measured.link, n_hosts));
+  });
+}
+
+void bench_comm(const BenchInput& input, const OnRow& on_row) {
+  BenchInput bench = input;
+  BenchOptions& o = bench.options;
+  if (o.bytes.empty()) o.bytes = {1 << 10, 16 << 10, 256 << 10, 4 << 20, 64 << 20};
+  o.ranks->group.set_patience({});
+  bench_barrier(*o.ranks, o.seconds, on_row);
+  for (const int64_t bytes : o.bytes) bench_collectives(*o.ranks, bytes, o.seconds, on_row);
+  for (const int n : o.tokens) bench_exchanges(bench, n, on_row);
+  bench_network(bench, on_row);
+}
+
+std::string header(const Json& row) {
+  return fmt::format(
+      "{} ranks, beside {}\n\n"
+      "| operation            | tokens | there, back |       KB |        us |   GB/s |    MPI us | "
+      "over MPI |\n"
+      "|:---------------------|-------:|:------------|---------:|----------:|-------:|----------:|"
+      "---------:|\n",
+      row["ranks"].get<int>(), row["mpi"].get<std::string>());
+}
+
+std::string text(const Json& row) {
+  const bool has_rows = row.contains("tokens");
+  const auto rate = row["bytes_per_second"];
+  const auto us = [&](const char* key) { return row[key].get<double>() * 1e6; };
+  return fmt::format(
+      "| {:<20} | {:>6} | {:<11} | {:>8.1f} | {:>9.1f} | {:>6} | {:>9.1f} | {:>8.2f} |\n",
+      row["operation"].get<std::string>(), has_rows ? std::to_string(row["tokens"].get<int>()) : "",
+      has_rows ? row["there"].get<std::string>() + ", " + row["back"].get<std::string>() : "",
+      row["bytes"].get<double>() / 1024, us("seconds"),
+      rate.is_null() ? "" : fmt::format("{:.2f}", rate.get<double>() * 1e-9), us("raw_seconds"),
+      row["seconds_over_raw"].get<double>());
+}
+
+}  // namespace
+
+Json comm_row(const BenchRanks& ranks, const std::string& operation, int64_t bytes,
+              const ComparedSeconds& seconds) {
+  std::optional<double> rate;
+  if (bytes > 0) rate = static_cast<double>(bytes) / seconds.own;
+  return {{"bench", "comm"},
+          {"operation", operation},
+          {"ranks", ranks.group.size()},
+          {"mpi", ranks.raw.name()},
+          {"bytes", bytes},
+          {"seconds", seconds.own},
+          {"bytes_per_second", or_null(rate)},
+          {"raw_seconds", seconds.raw},
+          {"seconds_over_raw", seconds.own_over_raw}};
+}
+
+Benchmark comm_benchmark() {
+  using enum BenchFlag;
+  return {.name = "comm",
+          .help = "what ranks do together, beside MPI's own calls with the same bytes",
+          .examples =
+              "  tandem bench comm --ranks 2\n"
+              "  mpirun -np 2 --host a,b --map-by node --bind-to none tandem bench comm "
+              "--out two_boxes.json\n",
+          .flags = {kConfig, kIsa, kBytes, kTokens, kNetwork},
+          .tokens_help = "tokens of each rank in an exchange of experts' rows, a list",
+          .tokens = {1, 16, 128},
+          .check = check_comm,
+          .on_ranks = bench_comm,
+          .header = header,
+          .text = text};
+}
+
+}  // namespace tandem

@@ -1,0 +1,56 @@
+// The parts of `tandem bench comm`: calls of a group and of exchanges beside MPI's own calls that
+// move the same bytes, and what a network between hosts gives.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "bench/benchmark.h"
+#include "core/machine.h"
+
+namespace tandem {
+
+// A call, and MPI's that moves the same bytes. All ranks make both.
+struct ComparedCalls {
+  std::function<void()> own, raw;
+};
+struct ComparedSeconds {
+  double own, raw;      // medians, of the rank that takes longest
+  double own_over_raw;  // the median over pairs of measurements beside each other
+};
+// Alternates between both until each has taken about `seconds`; the same on all ranks.
+ComparedSeconds compare(Group& group, const ComparedCalls& calls, double seconds);
+
+// The fields of a row that all operations have: `bytes` of rank 0, 0: none.
+nlohmann::ordered_json comm_row(const BenchRanks& ranks, const std::string& operation,
+                                int64_t bytes, const ComparedSeconds& seconds);
+
+// The collective calls, with `bytes` in all. Throws RunError when both give different results.
+void bench_collectives(const BenchRanks& ranks, int64_t bytes, double seconds, const OnRow& on_row);
+void bench_barrier(const BenchRanks& ranks, double seconds, const OnRow& on_row);
+
+// dispatch() and combine() of every mode for so many tokens a rank, with the model's shapes and
+// random routing. The low-latency mode is left out, with a warning, where ranks share no memory.
+void bench_exchanges(const BenchInput& bench, int n_tokens, const OnRow& on_row);
+
+// The host of each rank, numbered from 0 in the order of ranks. Containers of one machine are one
+// host.
+std::vector<int> hosts_of_ranks(Group& group);
+
+// What a host sends to all others, and they to it at the same time. The latency is that of a small
+// message of each rank to each rank of other hosts, the rate that of `bytes` of each host without
+// it.
+struct MeasuredNetwork {
+  Link link;
+  ComparedSeconds small, large;
+  int64_t small_bytes, large_bytes;  // of a host
+};
+MeasuredNetwork measure_network(const BenchRanks& ranks, const std::vector<int>& host_of_rank,
+                                int64_t bytes, double seconds);
+
+// A machine file with this network; with n_hosts unless it says itself how many there are.
+// `source`: in messages. Throws Error for a file that describes no machine.
+std::string with_network(const std::string& machine, const std::string& source, Link network,
+                         int n_hosts);
+
+}  // namespace tandem

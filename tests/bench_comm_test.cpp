@@ -1,0 +1,254 @@
+// `tandem bench comm` on ranks that are threads, beside a second group in place of MPI.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include "bench/comm/comm.h"
+#include "comm/alone.h"
+#include "comm/local_ranks.h"
+#include "io/machine_json.h"
+#include "offload/ranks/row_format.h"
+#include "tests/error_of.h"
+#include "tests/fake_clock.h"
+#include "tests/small_config.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// MPI's calls as those of a group. `wrong` names a call of which rank 1 gets a wrong result.
+class GroupAsMpi final : public RawCollectives {
+ public:
+  explicit GroupAsMpi(Group& group, std::string wrong = {}) : group_(group), wrong_(wrong) {}
+  std::string name() const override { return "a group"; }
+  void barrier() override { group_.barrier(); }
+  void broadcast(Bytes x, int root) override {
+    group_.broadcast(x, root);
+    spoil("broadcast", x);
+  }
+  void all_gather(ConstBytes mine, Bytes out) override {
+    group_.all_gather_equal(mine, out);
+    spoil("all_gather", out);
+    moved.push_back(static_cast<int64_t>(mine.size()));
+  }
+  void all_to_all(Pieces<const std::byte> in, Pieces<std::byte> out) override {
+    group_.all_to_all(in, out);
+    spoil("all_to_all", out.all);
+    moved.push_back(static_cast<int64_t>(in.all.size()));
+    sizes.assign(in.sizes.begin(), in.sizes.end());
+  }
+  void reduce_scatter(std::span<const float> in, std::span<float> out) override {
+    const std::vector<int64_t> pieces(group_.size(), std::ssize(out));
+    group_.reduce_scatter({in, pieces}, out);
+    spoil("reduce_scatter", std::as_writable_bytes(out));
+    moved.push_back(static_cast<int64_t>(in.size_bytes()));
+  }
+  void all_reduce(std::span<const float> in, std::span<float> out) override {
+    std::copy(in.begin(), in.end(), out.begin());
+    group_.all_reduce(out);
+    spoil("all_reduce", std::as_writable_bytes(out));
+  }
+
+  std::vector<int64_t> moved;  // bytes that this rank sent, call by call
+  std::vector<int64_t> sizes;  // of the last all_to_all
+
+ private:
+  void spoil(const char* call, Bytes x) const {
+    if (call == wrong_ && group_.rank() == 1) x.back() ^= std::byte{1};
+  }
+  Group& group_;
+  const std::string wrong_;
+};
+
+TEST(BenchComm, ComparesTheTimesOfBothCalls) {
+  const FakeClock clock(std::chrono::nanoseconds(1));
+  const auto alone = make_alone();
+  const auto taking = [](int us) {
+    return [us] { FakeClock::advance(std::chrono::microseconds(us)); };
+  };
+  const ComparedSeconds s = compare(*alone, {taking(300), taking(100)}, 1e-2);
+  EXPECT_NEAR(s.own, 300e-6, 1e-8);
+  EXPECT_NEAR(s.raw, 100e-6, 1e-8);
+  EXPECT_NEAR(s.own_over_raw, 3, 1e-3);
+}
+
+TEST(BenchComm, TheSlowestRankCounts) {
+  run_local_ranks({3}, [](Group& group) {
+    int n_own = 0, n_raw = 0;
+    const auto nap = [&] {
+      ++n_own;
+      if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    };
+    const ComparedSeconds s = compare(group, {nap, [&] { ++n_raw; }}, 1e-3);
+    EXPECT_GE(s.own, 2e-3);
+    EXPECT_GE(s.own, s.raw);
+    std::vector<int> all(3);
+    group.all_gather_values(n_own, std::span(all));
+    EXPECT_EQ(all, std::vector(3, n_own)) << "all ranks make the same calls";
+    group.all_gather_values(n_raw, std::span(all));
+    EXPECT_EQ(all, std::vector(3, n_raw));
+  });
+}
+
+TEST(BenchComm, EveryCallHasARow) {
+  for (const int n : {1, 2, 3})
+    for (const int64_t bytes : {1, 100, 4096})
+      run_local_ranks({n}, [&](Group& group) {
+        GroupAsMpi mpi(group);
+        const BenchRanks ranks{group, mpi};
+        std::map<std::string, Json> rows;
+        bench_barrier(ranks, 1e-4, [&](const Json& row) { rows["barrier"] = row; });
+        bench_collectives(ranks, bytes, 1e-4,
+                          [&](const Json& row) { rows[row["operation"]] = row; });
+        std::set<std::string> names;
+        for (const auto& [name, row] : rows) {
+          names.insert(name);
+          EXPECT_EQ(row["ranks"], n);
+          EXPECT_EQ(row["mpi"], "a group");
+          EXPECT_GT(row["seconds"].get<double>(), 0);
+          EXPECT_GT(row["raw_seconds"].get<double>(), 0);
+          if (name == "barrier") {
+            EXPECT_EQ(row["bytes"], 0);
+            EXPECT_TRUE(row["bytes_per_second"].is_null());
+            continue;
+          }
+          // Whole floats of each rank, or pieces of one or two units.
+          const auto moved = row["bytes"].get<int64_t>();
+          EXPECT_LE(std::abs(moved - bytes), std::max<int64_t>(bytes / 2, 4 * n)) << name;
+          EXPECT_DOUBLE_EQ(row["bytes_per_second"].get<double>(),
+                           static_cast<double>(moved) / row["seconds"].get<double>());
+        }
+        EXPECT_EQ(names, (std::set<std::string>{"all_gather", "all_reduce", "all_to_all", "barrier",
+                                                "broadcast", "reduce_scatter"}));
+      });
+}
+
+TEST(BenchComm, PiecesOfAllToAllDiffer) {
+  run_local_ranks({4}, [](Group& group) {
+    GroupAsMpi mpi(group);
+    bench_collectives({group, mpi}, 1200, 1e-4, [](const Json&) {});
+    EXPECT_EQ(std::set(mpi.sizes.begin(), mpi.sizes.end()), (std::set<int64_t>{200, 400}));
+  });
+}
+
+TEST(BenchComm, AnotherResultThanMpisIsAnError) {
+  for (const char* call : {"broadcast", "all_gather", "all_to_all", "reduce_scatter", "all_reduce"})
+    EXPECT_TRUE(says(error_of([&] {
+                       run_local_ranks({2, {std::chrono::milliseconds(500)}}, [&](Group& group) {
+                         GroupAsMpi mpi(group, call);
+                         bench_collectives({group, mpi}, 64, 1e-4, [](const Json&) {});
+                       });
+                     }),
+                     std::string(call) + ": rank 1 gets another result than by a group"))
+        << call;
+}
+
+// More active experts than a rank has: every row goes to both ranks.
+TEST(BenchComm, ExchangesMoveTheBytesThatMpiMoves) {
+  constexpr int kTokens = 5;
+  BenchInput bench;
+  bench.config = small_r1();
+  bench.config.router.n_active = bench.config.router.n_experts / 2 + 1;
+  bench.options.isa = cpu::best_isa();
+  bench.options.seconds = 1e-4;
+  const cpu::KernelTable kernels = cpu::kernels_for(cpu::best_isa());
+  const auto row_bytes = [&](RowFormat f) {
+    return RowCodec(kernels, f, bench.config.dim).bytes();
+  };
+  const int64_t lists = 8 * bench.config.router.n_active;
+  run_local_ranks({2}, [&](Group& group) {
+    GroupAsMpi mpi(group);
+    const BenchRanks ranks{group, mpi};
+    BenchInput own = bench;
+    own.options.ranks = &ranks;
+    std::vector<Json> rows;
+    bench_exchanges(own, kTokens, [&](const Json& row) { rows.push_back(row); });
+    const int64_t fp8 = row_bytes(RowFormat::kFp8), bf16 = row_bytes(RowFormat::kBf16),
+                  f32 = row_bytes(RowFormat::kF32);
+    const struct {
+      const char *operation, *there, *back;
+      int64_t out, in;
+    } expected[] = {{"exchange gather", "fp8", "f32", fp8 + lists, 2 * f32},
+                    {"exchange all-to-all", "fp8", "bf16", 2 * (fp8 + lists), 2 * bf16},
+                    {"exchange low-latency", "fp8", "bf16", 2 * (fp8 + lists), 2 * bf16},
+                    {"exchange gather", "f32", "f32", f32 + lists, 2 * f32},
+                    {"exchange all-to-all", "f32", "f32", 2 * (f32 + lists), 2 * f32},
+                    {"exchange low-latency", "f32", "f32", 2 * (f32 + lists), 2 * f32}};
+    ASSERT_EQ(rows.size(), std::size(expected));
+    std::set<std::pair<int64_t, int64_t>> moved;
+    for (size_t i = 1; i < mpi.moved.size(); i += 2) moved.emplace(mpi.moved[i - 1], mpi.moved[i]);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const auto& e = expected[i];
+      EXPECT_EQ(rows[i]["operation"], e.operation);
+      EXPECT_EQ(rows[i]["there"], e.there);
+      EXPECT_EQ(rows[i]["back"], e.back);
+      EXPECT_EQ(rows[i]["tokens"], kTokens);
+      EXPECT_EQ(rows[i]["bytes"], kTokens * (e.out + e.in)) << e.operation;
+      EXPECT_TRUE(moved.contains({kTokens * e.out, kTokens * e.in})) << e.operation;
+    }
+  });
+}
+
+TEST(BenchComm, TheNetworkIsBetweenHosts) {
+  run_local_ranks({3}, [](Group& group) {
+    GroupAsMpi mpi(group);
+    const BenchRanks ranks{group, mpi};
+    EXPECT_EQ(hosts_of_ranks(group), (std::vector{0, 0, 0}));
+    const MeasuredNetwork m = measure_network(ranks, {0, 0, 1}, 20000, 1e-4);
+    EXPECT_EQ(m.small_bytes, 2 * 1024);
+    EXPECT_EQ(m.large_bytes, 20000);
+    const std::vector<int64_t> sizes = {0, 0, 10000}, of_last = {10000, 10000, 0};
+    EXPECT_EQ(mpi.sizes, group.rank() < 2 ? sizes : of_last);
+    EXPECT_EQ(m.link.latency_seconds, m.small.own);
+    EXPECT_GE(m.link.bytes_per_second * m.large.own, 20000);
+    EXPECT_LE(m.link.bytes_per_second * m.large.own, 2 * 20000);
+  });
+}
+
+TEST(BenchComm, AMachineFileGetsTheNetwork) {
+  const std::string described = R"({"cpu": "x", "isa": "avx2", "sockets": 1, "numa_nodes": 1,
+      "cores": 4, "memory_bytes": 64000000000, "sources": {"cpu": "a shop"},
+      "read_bytes_per_second": {"one_thread": 1e10, "all": 4e10}, "gpus": [],
+      "peak_ops_per_second": {"fp32": 1e12, "bf16": null, "int8": null}})";
+  const Link link{3e9, 5e-6};
+  const std::string two = with_network(described, "m.json", link, 2);
+  const Machine machine = machine_from_json(two, "m.json");
+  EXPECT_EQ(machine.hosts, 2);
+  EXPECT_EQ(machine.network.bytes_per_second, 3e9);
+  EXPECT_EQ(machine.network.latency_seconds, 5e-6);
+  EXPECT_EQ(Json::parse(two)["sources"]["cpu"], "a shop");
+
+  const std::string again = with_network(two, "m.json", {4e9, 6e-6}, 3);
+  EXPECT_EQ(machine_from_json(again, "m.json").hosts, 2) << "the file says how many";
+  EXPECT_EQ(machine_from_json(again, "m.json").network.bytes_per_second, 4e9);
+  const std::string one = with_network(described, "m.json", link, 1);
+  EXPECT_FALSE(Json::parse(one).contains("hosts"));
+  EXPECT_EQ(machine_from_json(one, "m.json").network.latency_seconds, 5e-6);
+  EXPECT_TRUE(says(error_of([&] { with_network("{}", "m.json", link, 2); }), "m.json"));
+}
+
+TEST(BenchComm, NeedsRanks) {
+  EXPECT_TRUE(says(error_of([] { checked_input(comm_benchmark(), {}); }), "--ranks 2"));
+  run_local_ranks({2}, [](Group& group) {
+    GroupAsMpi mpi(group);
+    const BenchRanks ranks{group, mpi};
+    const auto refused = [&](BenchOptions o) {
+      o.ranks = &ranks;
+      return error_of([&] { checked_input(comm_benchmark(), std::move(o)); });
+    };
+    EXPECT_TRUE(says(refused({.bytes = {0}}), "--bytes 0"));
+    EXPECT_TRUE(says(refused({.bytes = {int64_t{1} << 40}}), "--bytes 1099511627776"));
+    EXPECT_TRUE(says(refused({.as_network = true}), "--as-network"));
+    EXPECT_TRUE(says(refused({.out = "m.json"}), "--out m.json: all ranks are on one host"));
+    EXPECT_EQ(refused({.out = "m.json", .as_network = true}), "no error");
+  });
+}
+
+}  // namespace
+}  // namespace tandem
