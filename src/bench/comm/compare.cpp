@@ -25,7 +25,7 @@ double seconds_of_calls(Group& group, const std::function<void()>& call, int n) 
 // A measurement takes as many calls as fill a thousandth of a second, or one.
 ComparedSeconds compare(Group& group, const ComparedCalls& calls, double seconds) {
   constexpr double kMeasurement = 1e-3;
-  constexpr int kLeast = 5, kMostCalls = 1000;
+  constexpr int kLeast = 5, kMostCalls = 100;
   struct Side {
     const std::function<void()>& call;
     int n = 1;
