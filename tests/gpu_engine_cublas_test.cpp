@@ -125,7 +125,8 @@ TEST(CublasLibrary, MultipliesGroupsAsTheEngineDoes) {
                           .type = Number::kBF16,
                           .rows = kRows,
                           .cols = kCols},
-                .weight_stride = kRows * kWStride * int64_t{sizeof(bf16)}},
+                .weight_stride = kRows * kWStride * int64_t{sizeof(bf16)},
+                .scale_stride = 0},
        .out = ours.as<float>(),
        .hidden_stride = kCols,
        .out_stride = kOutStride});

@@ -7,9 +7,9 @@
 
 namespace tandem {
 
-inline void nap() {
-  const timespec length{0, 50'000};
-  nanosleep(&length, nullptr);
+inline void nap(std::chrono::microseconds length = std::chrono::microseconds(50)) {
+  const timespec time{0, length.count() * 1000};
+  nanosleep(&time, nullptr);
 }
 
 // Lets other threads have this core. A core that other work uses comes back from a yield a
