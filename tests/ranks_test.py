@@ -181,13 +181,16 @@ class OnRanks(unittest.TestCase):
             self.assertEqual(done.stdout.replace("\n", "")[:1].strip("-= P"), "", done.stdout)
 
     def test_errors_are_reported_once(self):
-        self.refused([(3, ["run", "/none", "-p", "x"])], "/none")
-        self.refused([(2, ["run", "--no-such-option"])], "--no-such-option")
-        self.refused([(2, ["run", "--device", "cuda", "-p", "x"])], "several ranks", "--device cpu")
-        self.refused([(2, ["run", "--placement", "p.json", "-p", "x"])], "p.json")
-        self.refused([(2, ["run", "--ctx", "16", "-p", "word " * 500])], "--ctx")
-        self.refused([(2, ["plan", "r1"])], "only run, chat, serve, eval, logits and bench comm")
-        self.refused([(2, ["serve", "--port", "70000"])], "--port 70000")
+        cases = [([(3, ["run", "/none", "-p", "x"])], "/none"),
+                 ([(2, ["run", "--no-such-option"])], "--no-such-option"),
+                 ([(2, ["run", "--device", "cuda", "-p", "x"])], "several ranks", "--device cpu"),
+                 ([(2, ["run", "--placement", "p.json", "-p", "x"])], "p.json"),
+                 ([(2, ["run", "--ctx", "16", "-p", "word " * 500])], "--ctx"),
+                 ([(2, ["plan", "r1"])], "only run, chat, serve, eval, logits and bench comm"),
+                 ([(2, ["serve", "--port", "70000"])], "--port 70000")]
+        with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:  # launchers mostly wait
+            for done in [pool.submit(self.refused, *case) for case in cases]:
+                done.result()
 
     def test_ranks_that_differ_are_refused(self):
         self.refused([(1, QUESTION), (1, QUESTION + ["--ctx", "512"])], "command line of rank 1", "--ctx 512")
