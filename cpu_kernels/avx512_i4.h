@@ -5,11 +5,15 @@
 namespace tandem::cpu {
 namespace {
 
-// Widens an INT4 step to two INT8 steps of 16 times the codes.
+// The two INT8 steps of an INT4 step, of 16 times the codes.
+__m512i second_of_i4(__m512i step) {
+  return _mm512_and_si512(step, _mm512_set1_epi8(static_cast<char>(0xf0)));
+}
+__m512i first_of_i4(__m512i step) { return second_of_i4(_mm512_slli_epi16(step, 4)); }
+
 void widen_i4(__m512i step, __m512i* first, __m512i* second) {
-  const __m512i high = _mm512_set1_epi8(static_cast<char>(0xf0));
-  *first = _mm512_and_si512(_mm512_slli_epi16(step, 4), high);
-  *second = _mm512_and_si512(step, high);
+  *first = first_of_i4(step);
+  *second = second_of_i4(step);
 }
 
 // Constants that turn codes into INT8 where every row has a multiplier m: (code + 8) * m - 8 * m,

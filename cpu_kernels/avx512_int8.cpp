@@ -50,17 +50,13 @@ __m512 read_factors(const int8_t* from) {
   return _mm512_cvtepi32_ps(
       _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(from))));
 }
-__m512 read_factors(const bf16* from) {
-  const __m256i bf16s = _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16s), 16));
-}
+__m512 read_factors(const bf16* from) { return floats(from); }
 
 // Widens INT4 in registers. The sums of a group of columns, exact integers, are multiplied by the
 // rows' factors for this group in float: by its scales, or with two levels by integers. The
 // latter's sums remain exact, 16 times integers below 2^24, until the rows' scales follow.
 template <int M, int N, bool kTwoLevel>
 void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
-  const __m512i high = _mm512_set1_epi8(static_cast<char>(0xf0));
   const __m512 unit = _mm512_set1_ps(kI4Unit);
   const FetchedLines<N> fetched(b, panel);
   const int group = (kTwoLevel ? b.group : b.part) / 8, n_steps = b.n / 8;
@@ -82,7 +78,7 @@ void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
 #pragma GCC unroll 8
       for (int p = 0; p < N; ++p) {
         step[p] = _mm512_load_si512(b.w[panel + p] + s * kStepBytes);
-        w[p] = _mm512_and_si512(_mm512_slli_epi16(step[p], 4), high);
+        w[p] = first_of_i4(step[p]);
       }
 #pragma GCC unroll 16
       for (int i = 0; i < M; ++i) {
@@ -91,7 +87,7 @@ void tile_i4(const char* const* x, const Block& b, int panel, Sum* sums) {
         for (int p = 0; p < N; ++p) acc[i][p] = dot(acc[i][p], xs, w[p]);
       }
 #pragma GCC unroll 8
-      for (int p = 0; p < N; ++p) w[p] = _mm512_and_si512(step[p], high);
+      for (int p = 0; p < N; ++p) w[p] = second_of_i4(step[p]);
 #pragma GCC unroll 16
       for (int i = 0; i < M; ++i) {
         const __m512i xs = four_columns(x[i] + s * 8 + 4);
@@ -142,6 +138,8 @@ constexpr Tiles kI4Pair = {tile_i4<M, 1, kTwoLevel>, tile_i4_of_group<M, kTwoLev
 template <bool kTwoLevel>
 constexpr Tiles kI4Tiles[] = {kI4Pair<1, kTwoLevel>, kI4Pair<2, kTwoLevel>, kI4Pair<3, kTwoLevel>,
                               kI4Pair<4, kTwoLevel>, kI4Pair<5, kTwoLevel>, kI4Pair<6, kTwoLevel>};
+
+constexpr int kMaxI4Rows = sizeof(kI4Tiles<true>) / sizeof(Tiles);
 
 struct RowOfI8 {
   using Vector = Integers;
@@ -228,7 +226,9 @@ void gemm_i4(const GemmArgs& a) {
       .part = kColumns, .block = kColumns, .unit = kTwoLevel ? 1 : kI4Unit, .stored = !kTwoLevel};
   multiply(a, order, [&](Block& b, int first, int m, Sum* sums) {
     if (kTwoLevel && m > kFewI4Rows) return add_widened_i4(a, b, room, first, m, sums);
-    add_rows_sharing(a, kI4Tiles<kTwoLevel>, b, 1, first, m, sums);
+    add_rows_sharing<kMaxI4Rows>(a, b, 1, first, m, sums, [](int rows) -> const Tiles& {
+      return kI4Tiles<kTwoLevel>[rows - 1];
+    });
   });
 }
 

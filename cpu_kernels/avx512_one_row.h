@@ -58,10 +58,7 @@ const float* scales_of(const Weight& w, int64_t panel) {
 template <ScalesOf kScales>
 __m512 read_scales(const float* from) {
   if constexpr (kScales == ScalesOf::kNothing) return _mm512_set1_ps(1);
-  if constexpr (kScales == ScalesOf::kGroups) {
-    const __m256i bf16s = _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16s), 16));
-  }
+  if constexpr (kScales == ScalesOf::kGroups) return floats(reinterpret_cast<const bf16*>(from));
   return kScales == ScalesOf::kPanels ? _mm512_set1_ps(*from) : _mm512_loadu_ps(from);
 }
 

@@ -13,6 +13,12 @@ using Integers = int __attribute__((vector_size(64)));
 [[maybe_unused]] __m512 floats(__m512 v) { return v; }
 [[maybe_unused]] __m512 floats(Integers v) { return _mm512_cvtepi32_ps((__m512i)v); }
 
+// 16 BF16 numbers, at a multiple of 32 bytes, as floats.
+[[maybe_unused]] __m512 floats(const bf16* from) {
+  const __m256i bf16s = _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16s), 16));
+}
+
 template <int M, int N, class Vector>
 void clear(Vector (&acc)[M][N]) {
 #pragma GCC unroll 16

@@ -102,33 +102,29 @@ void add_rows(const GemmArgs& a, const Tiles (&fetching)[kMaxRows], const Tiles 
 }
 
 // Multiplies likewise; the first tiles share the prefetching, each for 4, 2 or 1 panels: a single
-// burst would delay the rows of x.
-template <int kMaxRows>
-void add_rows(const GemmArgs& a, const Tiles (&fetch4)[kMaxRows], const Tiles (&fetch2)[kMaxRows],
-              const Tiles (&fetch1)[kMaxRows], const Tiles (&tiles)[kMaxRows], Block& b,
-              int element_bytes, int first, int m, Sum* sums) {
-  const int n_tiles = (m + kMaxRows - 1) / kMaxRows;
-  const int each = n_tiles >= 4 ? 1 : n_tiles >= 2 ? 2 : kGroup;
-  add_tiles_of<kMaxRows>(a, b, element_bytes, first, m, sums, n_tiles,
-                         [&](int tile, int rows) -> const Tiles& {
-                           b.fetch = tile * each;
-                           if (b.fetch >= kGroup) return tiles[rows - 1];
-                           return (each == kGroup ? fetch4 : each == 2 ? fetch2 : fetch1)[rows - 1];
-                         });
-}
-
-// Multiplies likewise; every tile finds in `b` what it fetches.
-template <int kMaxRows>
-void add_rows_sharing(const GemmArgs& a, const Tiles (&tiles)[kMaxRows], Block& b,
-                      int element_bytes, int first, int m, Sum* sums) {
+// burst would delay the rows of x. tile_for(rows) finds in `b` what its tile fetches.
+template <int kMaxRows, class TileFor>
+void add_rows_sharing(const GemmArgs& a, Block& b, int element_bytes, int first, int m, Sum* sums,
+                      TileFor tile_for) {
   const int n_tiles = (m + kMaxRows - 1) / kMaxRows;
   const int each = n_tiles >= 4 ? 1 : n_tiles >= 2 ? 2 : kGroup;
   add_tiles_of<kMaxRows>(a, b, element_bytes, first, m, sums, n_tiles,
                          [&](int tile, int rows) -> const Tiles& {
                            b.fetch = tile * each;
                            b.n_fetched = b.fetch < kGroup ? each : 0;
-                           return tiles[rows - 1];
+                           return tile_for(rows);
                          });
+}
+
+// Multiplies likewise, with tiles for each number of panels to fetch.
+template <int kMaxRows>
+void add_rows(const GemmArgs& a, const Tiles (&fetch4)[kMaxRows], const Tiles (&fetch2)[kMaxRows],
+              const Tiles (&fetch1)[kMaxRows], const Tiles (&tiles)[kMaxRows], Block& b,
+              int element_bytes, int first, int m, Sum* sums) {
+  add_rows_sharing<kMaxRows>(a, b, element_bytes, first, m, sums, [&](int rows) -> const Tiles& {
+    const int n = b.n_fetched;
+    return (n == kGroup ? fetch4 : n == 2 ? fetch2 : n == 1 ? fetch1 : tiles)[rows - 1];
+  });
 }
 
 // Multiplies rows with weights that must be widened. Up to kFew rows are widened in registers. With
@@ -298,10 +294,12 @@ class PanelScales {
       return prefetch(groups_, kMaxParts * kScalePanels * kPanelRows * sizeof(bf16));
     if (kind_ != Kind::kNone) prefetch(rows_[0], kScalesAhead * 64);
   }
-  // Returns n blocks' scales as kI4 stores them and prefetches as many again.
+  // Returns n blocks' scales as kI4 stores them and prefetches as many, of the next block of
+  // columns or later ones.
   const bf16* stored(int block, int n) const {
     const bf16* const from = groups_ + block * kScalePanels * kPanelRows;
-    for (int i = 0; i < n; ++i) __builtin_prefetch(from + (n + i) * kScalePanels * kPanelRows);
+    const int ahead = n > kScalesAhead ? n : kScalesAhead;
+    for (int i = 0; i < n; ++i) __builtin_prefetch(from + (ahead + i) * kScalePanels * kPanelRows);
     return from;
   }
   // Returns [n][16] scales, in place or in `room`, and prefetches later ones.
@@ -311,12 +309,8 @@ class PanelScales {
       for (int i = 0; i < n; ++i) __builtin_prefetch(scale + (i + kScalesAhead) * kPanelRows);
       return scale;
     }
-    const int ahead = n > kScalesAhead ? n : kScalesAhead;  // all of the next block
-    for (int i = 0; i < n; ++i) {
-      read(block + i, room[i]);
-      if (kind_ == Kind::kGroups)
-        __builtin_prefetch(groups_ + (block + i + ahead) * kScalePanels * kPanelRows);
-    }
+    if (kind_ == Kind::kGroups) stored(block, n);  // prefetches
+    for (int i = 0; i < n; ++i) read(block + i, room[i]);
     return room[0];
   }
 

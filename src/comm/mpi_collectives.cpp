@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "comm/mpi_library.h"
-#include "core/shared_library.h"
 
 namespace tandem {
 namespace {
@@ -14,22 +13,14 @@ constexpr MpiHandle kMpichFloat = 0x4c00040a, kMpichSum = 0x58000003;
 class MpiCollectives final : public RawCollectives {
  public:
   explicit MpiCollectives(std::span<const char* const> names) : mpi_(names) {
-    const SharedLibrary library(names, SharedLibrary::Symbols::kGlobal);
-    const auto find = [&](auto& function, const char* name) {
-      require(library.find(function, name), "{} has no {}", mpi_.name(), name);
-    };
-    find(barrier_, "MPI_Barrier");
-    find(bcast_, "MPI_Bcast");
-    find(allgather_, "MPI_Allgather");
-    find(alltoallv_, "MPI_Alltoallv");
-    find(reduce_scatter_block_, "MPI_Reduce_scatter_block");
-    find(allreduce_, "MPI_Allreduce");
-    const auto object = [&](const char* name, MpiHandle of_mpich) {
-      const void* const found = library.object(name);
-      return found ? reinterpret_cast<MpiHandle>(found) : of_mpich;
-    };
-    float_ = object("ompi_mpi_float", kMpichFloat);
-    sum_ = object("ompi_mpi_op_sum", kMpichSum);
+    mpi_.find(barrier_, "MPI_Barrier");
+    mpi_.find(bcast_, "MPI_Bcast");
+    mpi_.find(allgather_, "MPI_Allgather");
+    mpi_.find(alltoallv_, "MPI_Alltoallv");
+    mpi_.find(reduce_scatter_block_, "MPI_Reduce_scatter_block");
+    mpi_.find(allreduce_, "MPI_Allreduce");
+    float_ = mpi_.handle("ompi_mpi_float", kMpichFloat);
+    sum_ = mpi_.handle("ompi_mpi_op_sum", kMpichSum);
   }
   std::string name() const override { return mpi_.name(); }
 

@@ -2,9 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include "core/check.h"
-#include "core/shared_library.h"
-
 namespace tandem {
 namespace {
 
@@ -16,14 +13,10 @@ constexpr int kMaxErrorString = 1024;  // above that of both interfaces
 }  // namespace
 
 // MPI opens plug-ins of its own that may look for its symbols.
-MpiLibrary::MpiLibrary(std::span<const char* const> names) {
-  const SharedLibrary library(names, SharedLibrary::Symbols::kGlobal);
-  require(bool{library}, "this process is a rank of an MPI launcher, but no MPI is installed ({})",
+MpiLibrary::MpiLibrary(std::span<const char* const> names)
+    : library_(names, SharedLibrary::Symbols::kGlobal), name_(library_.name()) {
+  require(bool{library_}, "this process is a rank of an MPI launcher, but no MPI is installed ({})",
           fmt::join(names, ", "));
-  name_ = library.name();
-  const auto find = [&](auto& function, const char* name) {
-    require(library.find(function, name), "{} has no {}", name_, name);
-  };
   find(init_thread, "MPI_Init_thread");
   find(finalize, "MPI_Finalize");
   find(comm_rank, "MPI_Comm_rank");
@@ -35,14 +28,9 @@ MpiLibrary::MpiLibrary(std::span<const char* const> names) {
   find(iprobe, "MPI_Iprobe");
   find(get_count, "MPI_Get_count");
   find(error_string_, "MPI_Error_string");
-  // Open MPI's handles are the addresses of these objects.
-  const auto object = [&](const char* name) {
-    return reinterpret_cast<MpiHandle>(library.object(name));
-  };
-  const bool is_open_mpi = object("ompi_mpi_comm_world") != 0;
-  world = is_open_mpi ? object("ompi_mpi_comm_world") : kMpichWorld;
-  byte = is_open_mpi ? object("ompi_mpi_byte") : kMpichByte;
-  errors_return = is_open_mpi ? object("ompi_mpi_errors_return") : kMpichErrorsReturn;
+  world = handle("ompi_mpi_comm_world", kMpichWorld);
+  byte = handle("ompi_mpi_byte", kMpichByte);
+  errors_return = handle("ompi_mpi_errors_return", kMpichErrorsReturn);
 }
 
 std::string MpiLibrary::error_text(int error) const {

@@ -6,6 +6,9 @@
 #include <span>
 #include <string>
 
+#include "core/check.h"
+#include "core/shared_library.h"
+
 namespace tandem {
 
 // A pointer in Open MPI's interface, an int in MPICH's, which is passed in the lower half.
@@ -22,6 +25,16 @@ class MpiLibrary {
   // The library stays loaded: its threads and exit handlers do.
   explicit MpiLibrary(std::span<const char* const> names);
   const std::string& name() const { return name_; }
+  // Sets `function` to the one of this name. Throws Error where there is none.
+  template <class F>
+  void find(F*& function, const char* name) const {
+    require(library_.find(function, name), "{} has no {}", name_, name);
+  }
+  // Open MPI's handles are the addresses of objects, MPICH's are constants.
+  MpiHandle handle(const char* object, MpiHandle of_mpich) const {
+    void* const found = library_.object(object);
+    return found ? reinterpret_cast<MpiHandle>(found) : of_mpich;
+  }
 
   MpiHandle world, byte, errors_return;
   static constexpr int kSerialized = 2;  // MPI_THREAD_SERIALIZED: one thread at a time makes calls
@@ -42,6 +55,7 @@ class MpiLibrary {
   std::string error_text(int error) const;
 
  private:
+  SharedLibrary library_;
   int (*error_string_)(int error, char* text, int* length);
   std::string name_;
 };
