@@ -21,6 +21,8 @@ PACKAGES := cmake g++ ninja-build pkg-config libhwloc-dev libgtest-dev libbenchm
 TEST_PACKAGES := openmpi-bin
 LINT_PACKAGES := clang-format-14 clang-tidy-14
 JOBS := $(shell nproc)
+# Some tests wait for servers and timeouts most of their time.
+TEST_JOBS := $(shell expr $(JOBS) + 1)
 FUZZ_SECONDS ?= 600
 LINT_CHANGED ?= 8
 SEED ?= 1
@@ -38,12 +40,12 @@ test: configure
 	@cmake --build build/release -j$(JOBS) --target tandem tests/all
 	@ln -sf release/tandem build/tandem
 	@tools/client_packages.sh clients packaging
-	@ctest --test-dir build/release --output-on-failure -j$(JOBS) -LE long
+	@ctest --test-dir build/release --output-on-failure -j$(TEST_JOBS) -LE long
 
 test-long: build
 	@tools/client_packages.sh
 	@tools/fuzz.sh 3
-	@ctest --test-dir build/release --output-on-failure -j$(JOBS) -L long
+	@ctest --test-dir build/release --output-on-failure -j$(TEST_JOBS) -L long
 
 install: deps
 	@cmake --preset release -DCMAKE_INSTALL_PREFIX=$(PREFIX) > build/configure.log 2>&1 || (cat build/configure.log; exit 1)

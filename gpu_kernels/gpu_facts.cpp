@@ -7,6 +7,17 @@
 
 namespace tandem::gpu {
 
+std::string only_gpu(std::optional<std::string> visible, int index) {
+  if (!visible) return std::to_string(index);
+  std::string_view rest = *visible;
+  for (; index > 0; --index) {
+    const size_t comma = rest.find(',');
+    if (comma == std::string_view::npos) return "";
+    rest.remove_prefix(comma + 1);
+  }
+  return std::string(rest.substr(0, rest.find(',')));
+}
+
 std::string why_not(const GpuFacts& f) {
   if (f.driver <= 0) return "this machine has no NVIDIA driver: install one, or use --device cpu";
   if (f.count == GpuFacts::Count::kDriverTooOld)

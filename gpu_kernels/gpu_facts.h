@@ -26,6 +26,10 @@ struct GpuFacts {
   int compiled_for = 0;               // 10 * major + minor of the kernels' PTX; a GPU may be newer
 };
 
+// The value of CUDA_VISIBLE_DEVICES that leaves the index-th GPU of those that `visible` lists, or
+// of all; empty, which leaves none, where the list is shorter.
+std::string only_gpu(std::optional<std::string> visible, int index);
+
 // Why the GPU cannot be used and what to do, in one line; empty if it can be used.
 std::string why_not(const GpuFacts& facts);
 

@@ -19,7 +19,7 @@ __device__ void hand_down_pairs(const HandDownArgs& a, int64_t token) {
   for (int i = threadIdx.x; i < a.n_active; i += kThreads) {
     const int32_t id = a.ids[token * a.ids_stride + i];
     const int32_t place = a.gpu_place ? a.gpu_place[id] : -1;
-    a.to.ids[token * a.n_active + i] = place < 0 ? id : -1;
+    a.to.ids[token * a.n_active + i] = place == -1 ? id : -1;
     a.to.weights[token * a.n_active + i] = a.weights.data[token * a.weights.stride + i];
     if (a.gpu_ids) a.gpu_ids[token * a.n_active + i] = place;
   }

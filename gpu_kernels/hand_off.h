@@ -15,7 +15,7 @@ constexpr int64_t bytes_of(RowType t) {
 
 // Mapped memory for the tokens of a layer.
 struct HandedDown {
-  int32_t* ids;       // [tokens, n_active] experts; -1 for those on the GPU
+  int32_t* ids;       // [tokens, n_active] experts; -1 for all others
   float* weights;     // [tokens, n_active]
   float* scales;      // [tokens], kU8
   void* rows;         // [tokens, row_bytes], padded with zeros (kU8: 128)
@@ -27,7 +27,8 @@ struct HandDownArgs {
   const int32_t* ids;  // [tokens, n_active], rows ids_stride apart
   int64_t ids_stride;
   Matrix weights;  // [tokens, n_active]
-  // Index of each expert among those on the GPU, -1 for those on the CPU; null: all are on the CPU.
+  // Index of each expert among those on the GPU; -1: on the CPU, below: elsewhere. Null: all are on
+  // the CPU.
   const int32_t* gpu_place;  // [n_experts]
   // [tokens, n_active] in GPU memory, out: values of gpu_place. Null if gpu_place is null.
   int32_t* gpu_ids;

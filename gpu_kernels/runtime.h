@@ -23,6 +23,10 @@ struct GpuInfo {
   bool emulated = false;
 };
 
+// Of the GPUs that this process may use (CUDA_VISIBLE_DEVICES), the index-th becomes the only one;
+// there may be none. Called before all other functions.
+void choose_gpu(int index);
+
 // Selects the GPU that this process uses from now on. Throws Error if there is none: no driver, a
 // driver older than the toolkit, no GPU, or one older than compute capability 8.0.
 GpuInfo open_gpu();

@@ -50,11 +50,20 @@ CudaExperts::CudaExperts(const ModelConfig& config, const ModelWeights& weights,
   }
 }
 
-std::vector<int32_t> CudaExperts::places(const std::vector<FfnWeights>& experts) {
-  std::vector<int32_t> places;
-  places.reserve(experts.size());
-  int32_t n = 0;
-  for (const FfnWeights& e : experts) places.push_back(e.gate.empty() ? -1 : n++);
+std::vector<std::vector<int32_t>> CudaExperts::places(
+    const ModelConfig& config, const ModelWeights& weights,
+    const std::vector<std::vector<bool>>& on_other_ranks) {
+  std::vector<std::vector<int32_t>> places(weights.layers.size());
+  for (size_t l = 0; l < places.size(); ++l) {
+    if (!config.is_moe(static_cast<int>(l))) continue;
+    int32_t n = 0;
+    for (const FfnWeights& e : weights.layers[l].experts) {
+      const bool elsewhere = !on_other_ranks.empty() && on_other_ranks[l][places[l].size()];
+      places[l].push_back(!e.gate.empty() ? n++
+                          : elsewhere     ? ExpertPlaces::kOnOtherRank
+                                          : ExpertPlaces::kOnCpu);
+    }
+  }
   return places;
 }
 

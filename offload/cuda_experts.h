@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "model/weights.h"
+#include "offload/cuda_expert_places.h"
 #include "offload/cuda_expert_rows.h"
 
 namespace tandem {
@@ -13,12 +14,16 @@ class CudaExperts final : public ExpertPool {
  public:
   // `weights` are in GPU memory as CudaWeights stores them, not sliced, with the layer's experts
   // adjacent. All references outlive the object. A micro-batch's rows are in use from submit() to
-  // add_to(). The ids of submit() are places(); negative ones are skipped.
+  // add_to(). The ids of submit() are those of
+  // ExpertPlaces; negative ones are skipped.
   CudaExperts(const ModelConfig& config, const ModelWeights& weights, CudaExpertRows& rows,
               gpu::Stream& stream);
 
-  // [n_experts] index of each expert among those of its layer on the GPU; -1: not on the GPU.
-  static std::vector<int32_t> places(const std::vector<FfnWeights>& experts);
+  // [layers][n_experts] as ExpertPlaces takes them, of weights that the GPU has some experts of.
+  // on_other_ranks: [layers][n_experts], or empty.
+  static std::vector<std::vector<int32_t>> places(
+      const ModelConfig& config, const ModelWeights& weights,
+      const std::vector<std::vector<bool>>& on_other_ranks);
 
   void add_to(Ticket ticket, TensorView y) override;
 

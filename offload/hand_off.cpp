@@ -39,23 +39,17 @@ gpu::Buffer mapped(int64_t bytes) { return {bytes, gpu::Site::kMapped}; }
 }  // namespace
 
 HandOff::HandOff(const ModelConfig& config, const Form& form, gpu::Stream& stream)
-    : c_(config), stream_(stream) {
+    : c_(config), stream_(stream), places_(config, form.places, form.max_tokens, stream) {
   const std::string why_not = form.gpu_waits ? gpu::why_no_hand_off(stream_) : "";
   require(why_not.empty(), "{}", why_not);
   const int64_t pairs = int64_t{form.max_tokens} * config.router.n_active, word = sizeof(int32_t);
-  std::vector<int32_t> places;
   for (size_t l = 0; l < form.places.size(); ++l) {
     const std::vector<int32_t>& of_layer = form.places[l];
-    const bool on_cpu = std::find(of_layer.begin(), of_layer.end(), -1) != of_layer.end();
-    places.insert(places.end(), of_layer.begin(), of_layer.end());
-    places.resize((l + 1) * config.router.n_experts, -1);
+    const bool on_cpu =
+        std::find(of_layer.begin(), of_layer.end(), ExpertPlaces::kOnCpu) != of_layer.end();
     types_.push_back(on_cpu ? row_type(form.rows_on_cpu[l]) : gpu::RowType::kF32);
     if (on_cpu) row_place_ = std::max(row_place_, row_bytes(config, types_.back()));
   }
-  places_ = gpu::Buffer(std::ssize(places) * word, gpu::Site::kDevice);
-  stream_.copy(places.data(), places_.bytes(), places_.as<int32_t>());
-  stream_.wait();
-  gpu_ids_ = gpu::Buffer(pairs * word, gpu::Site::kDevice);
   ids_ = mapped(pairs * word);
   weights_ = mapped(pairs * word);
   scales_ = mapped(form.max_tokens * word);
@@ -64,38 +58,29 @@ HandOff::HandOff(const ModelConfig& config, const Form& form, gpu::Stream& strea
 }
 
 int64_t HandOff::bytes_for(const ModelConfig& c, int max_tokens) {
-  return (int64_t{c.n_all_layers()} * c.router.n_experts +
-          int64_t{max_tokens} * c.router.n_active) *
-         int64_t{sizeof(int32_t)};
+  return ExpertPlaces::bytes_for(c, max_tokens);
 }
 
 void HandOff::hand_down(const ExpertBatch& batch) {
   const TensorView& ids = batch.routing.ids;
   const StepRows rows = rows_of(batch);
   const ExpertBatch to = this->batch(batch.layer, rows);
-  gpu::hand_down(stream_,
-                 {.x = gpu_matrix(batch.x),
-                  .ids = static_cast<const int32_t*>(ids.data),
-                  .ids_stride = ids.stride,
-                  .weights = gpu_matrix(batch.routing.weights),
-                  .gpu_place = places_.as<int32_t>() + int64_t{batch.layer} * c_.router.n_experts,
-                  .gpu_ids = gpu_ids(rows).row<int32_t>(0),
-                  .to = {.ids = to.routing.ids.row<int32_t>(0),
-                         .weights = to.routing.weights.row<float>(0),
-                         .scales = scales_.as<float>() + rows.first,
-                         .rows = to.x.data,
-                         .row_bytes = row_bytes(c_, types_[batch.layer])},
-                  .type = types_[batch.layer],
-                  .tokens = rows.n,
-                  .n_active = static_cast<int>(ids.cols),
-                  .dim = c_.dim,
-                  .handed_down = handed_down_.words()});
-}
-
-TensorView HandOff::gpu_ids(StepRows rows) const {
-  const int n_active = c_.router.n_active;
-  return {gpu_ids_.as<int32_t>() + int64_t{rows.first} * n_active, rows.n, n_active, n_active,
-          DType::kI32};
+  gpu::hand_down(stream_, {.x = gpu_matrix(batch.x),
+                           .ids = static_cast<const int32_t*>(ids.data),
+                           .ids_stride = ids.stride,
+                           .weights = gpu_matrix(batch.routing.weights),
+                           .gpu_place = places_.of_layer(batch.layer),
+                           .gpu_ids = gpu_ids(rows).row<int32_t>(0),
+                           .to = {.ids = to.routing.ids.row<int32_t>(0),
+                                  .weights = to.routing.weights.row<float>(0),
+                                  .scales = scales_.as<float>() + rows.first,
+                                  .rows = to.x.data,
+                                  .row_bytes = row_bytes(c_, types_[batch.layer])},
+                           .type = types_[batch.layer],
+                           .tokens = rows.n,
+                           .n_active = static_cast<int>(ids.cols),
+                           .dim = c_.dim,
+                           .handed_down = handed_down_.words()});
 }
 
 void HandOff::add_next_sum(StepRows rows, TensorView y) {

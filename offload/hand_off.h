@@ -11,23 +11,14 @@
 #include "gpu_kernels/hand_off.h"
 #include "gpu_kernels/signals.h"
 #include "model/config.h"
-#include "ops/expert_pool.h"
+#include "offload/cuda_expert_places.h"
 
 namespace tandem {
-
-// Rows of a step that belong to one micro-batch.
-struct StepRows {
-  int first, n;
-};
-inline StepRows rows_of(const ExpertBatch& b) { return {b.first_row, static_cast<int>(b.x.rows)}; }
-inline StepRows rows_of(const Batch& b) { return {b.first_row(), b.n()}; }
 
 class HandOff {
  public:
   struct Form {
-    // [layers][n_experts] index of an expert among those of the layer on the GPU; -1: on the CPU;
-    // empty for a dense layer.
-    std::span<const std::vector<int32_t>> places;
+    std::span<const std::vector<int32_t>> places;  // as ExpertPlaces takes them
     // [layers] row type of the CPU kernels; any for a layer without experts on the CPU.
     std::span<const cpu::ActivationType> rows_on_cpu;
     int max_tokens;         // tokens of a step
@@ -43,7 +34,9 @@ class HandOff {
   // Writes the batch for the CPU and signals it.
   void hand_down(const ExpertBatch& batch);
   // The ids that hand_down() has written for the GPU's experts: places, [n, n_active].
-  TensorView gpu_ids(StepRows rows) const;
+  TensorView gpu_ids(StepRows rows) const { return places_.ids(rows); }
+  // Writes the same ids for a batch that is not handed down.
+  TensorView placed(const ExpertBatch& batch) { return places_.placed(batch); }
   // Enqueues a wait for the CPU's next sum and its addition, y += sum, [n, dim], as one kernel.
   // Every row polls over the link, so there should be few.
   void add_next_sum(StepRows rows, TensorView y);
@@ -67,10 +60,9 @@ class HandOff {
  private:
   const ModelConfig& c_;
   gpu::Stream& stream_;
-  std::vector<gpu::RowType> types_;            // [layers]
-  int64_t row_place_ = 0;                      // maximum bytes of a row in any layer
-  gpu::Buffer places_;                         // [layers, n_experts]
-  gpu::Buffer gpu_ids_;                        // [max_tokens, n_active]
+  std::vector<gpu::RowType> types_;  // [layers]
+  int64_t row_place_ = 0;            // maximum bytes of a row in any layer
+  ExpertPlaces places_;
   gpu::Buffer ids_, weights_, scales_, rows_;  // mapped, written by hand_down()
   gpu::Buffer sum_;                            // mapped, [max_tokens, dim]
   gpu::SignalToHost handed_down_;

@@ -14,30 +14,18 @@ namespace {
 constexpr const char* kFailed =
     "an earlier step failed between the GPU and the CPU: start the program again";
 
-std::vector<std::vector<int32_t>> places_on_gpu(const ModelConfig& config,
-                                                const ModelWeights& weights) {
-  std::vector<std::vector<int32_t>> places(weights.layers.size());
-  for (size_t l = 0; l < places.size(); ++l)
-    if (config.is_moe(static_cast<int>(l)))
-      places[l] = CudaExperts::places(weights.layers[l].experts);
-  return places;
-}
-
 }  // namespace
 
 HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens)
     : parts_(parts),
       stream_(parts.stream),
-      hand_off_(
-          config,
-          {places_on_gpu(config, parts.weights), parts.rows_on_cpu, max_tokens, parts.gpu_waits},
-          parts.stream),
+      places_(CudaExperts::places(config, parts.weights, parts.on_other_ranks)),
+      hand_off_(config, {places_, parts.rows_on_cpu, max_tokens, parts.gpu_waits}, parts.stream),
       trace_(parts.stream, config.n_all_layers()) {
-  for (const std::vector<int32_t>& places : places_on_gpu(config, parts.weights)) {
-    const auto n_on_cpu = std::count(places.begin(), places.end(), -1);
+  for (const std::vector<int32_t>& places : places_) {
     StepTrace::Layer& layer = layers_.emplace_back();
-    layer.on_gpu = n_on_cpu < std::ssize(places);
-    layer.on_cpu = n_on_cpu > 0;
+    layer.on_gpu = std::any_of(places.begin(), places.end(), [](int32_t p) { return p >= 0; });
+    layer.on_cpu = std::find(places.begin(), places.end(), ExpertPlaces::kOnCpu) != places.end();
   }
 }
 
@@ -53,6 +41,8 @@ Ticket HybridExperts::start(const ExpertBatch& batch) {
   if (layer.on_cpu) {
     hand_off_.hand_down(batch);
     on_gpu.routing.ids = hand_off_.gpu_ids(rows_of(batch));
+  } else if (layer.on_gpu && !parts_.on_other_ranks.empty()) {
+    on_gpu.routing.ids = hand_off_.placed(batch);
   }
   trace_.stamp(batch.layer, ticket, StepTrace::kHandedDown);
   if (layer.on_gpu) parts_.on_gpu.submit(on_gpu);

@@ -19,6 +19,8 @@ class HybridExperts final : public ExpertPool {
     // [layers] row type of its kernels; any for a layer without experts on the CPU.
     std::vector<cpu::ActivationType> rows_on_cpu;
     gpu::Stream& stream;
+    // [layers][n_experts] experts that neither device has; empty: there are none.
+    std::vector<std::vector<bool>> on_other_ranks = {};
     Team* team = nullptr;                        // computes on_cpu; polls while waiting for the GPU
     std::chrono::duration<double> patience{60};  // maximum wait for the GPU
     // Kernels may wait for the CPU. If not, they are launched when the CPU's sum is there, and no
@@ -73,6 +75,7 @@ class HybridExperts final : public ExpertPool {
 
   const Parts parts_;
   gpu::Stream& stream_;
+  const std::vector<std::vector<int32_t>> places_;
   std::vector<StepTrace::Layer> layers_;
   HandOff hand_off_;
   StepTrace trace_;

@@ -83,9 +83,10 @@ class Refuses(unittest.TestCase):
                                             (["--context-limit 16383", "16384 tokens"], "attention", "--context-limit", "16383"),
                                             (["--context-limit -1"], "attention", "--context-limit", "-1"),
                                             (["--context-limit 16777216 --batch 8", "GB may be used"], "attention", "--ctx", "5", "--batch", "8",
-                                             "--context-limit", "16777216"),
+                                             "--context-limit", "16777216", "--memory", "0.05"),
                                             (["--format int8", "--experts"], "mlp", "--format", "int8"), (["int3"], "moe", "--experts", "int3"),
-                                            (["nothing to measure"], "layer", "--layers", "2", "--ctx", "16", "--tokens", "40", "--seconds", "0.001"),
+                                            (["nothing to measure"], "layer", "--layers", "2", "--ctx", "16", "--tokens", "40", "--seconds", "0.001",
+                                             "--memory", "0.05"),
                                             (["--memory"], "experts", "--memory", "0.0001")):
                 self.refused(words, "bench", what, *arguments, "--config", TINY)
             self.refused(["--tokens 0"], "bench", "embed", "--tokens", "0", "--plot", str(plot))

@@ -133,7 +133,7 @@ TEST(CpuRanks, AreHostsThatDivideTheBackbone) {
     Placement p;
     p.stages.push_back({0, 5, std::move(devices), tp});
     if (!one_stage) p.stages.push_back({6, 9, p.stages[0].devices, tp});
-    return n_cpu_ranks(p);
+    return n_ranks_of(p);
   };
   const DeviceId a{0, -1}, b{1, -1}, c{2, -1};
   EXPECT_EQ(n({a}, 1), 1);
@@ -144,7 +144,7 @@ TEST(CpuRanks, AreHostsThatDivideTheBackbone) {
   EXPECT_EQ(n({b, c}, 2), 1) << "not from the first host on";
   EXPECT_EQ(n({a, {1, 0}}, 2), 1) << "a GPU";
   EXPECT_EQ(n({{0, 0}, {0, 1}}, 2), 1) << "GPUs of a host";
-  EXPECT_EQ(n_cpu_ranks({}), 1);
+  EXPECT_EQ(n_ranks_of({}), 1);
 }
 
 TEST_F(OnTheCpu, PartsForOtherDevicesAreRefused) {

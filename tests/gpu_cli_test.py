@@ -108,7 +108,8 @@ class EmulatedGpu(Case):
 
     def test_benchmarks_of_the_gpu(self):
         for what, tokens in (("kernels", "2"), ("products", "17")):
-            arguments = (TANDEM, "bench", what, "--config", str(MODEL), "--tokens", tokens, "--seconds", "0.001")
+            arguments = (TANDEM, "bench", what, "--config", str(MODEL), "--tokens", tokens, "--seconds", "0.001",
+                         "--memory", "0.05")
             result = subprocess.run([*arguments, "--json"], capture_output=True, text=True, check=True, timeout=300)
             rows = [json.loads(line) for line in result.stdout.splitlines()]
             self.assertGreater(len(rows), 3)

@@ -80,19 +80,19 @@ TEST(GpuDrafts, AnswersAreThoseWithoutDrafts) {
     int n, n_questions;
   };
   for (const auto& [draft, n, n_questions] : {Drafts{DraftChoice::kMtp, 1, 4},
-                                              {DraftChoice::kMtp, 3, 4},
-                                              {DraftChoice::kLookup, 4, 2},
-                                              {DraftChoice::kAuto, 2, 2}}) {
+                                              {DraftChoice::kMtp, 3, 2},
+                                              {DraftChoice::kLookup, 4, 1},
+                                              {DraftChoice::kAuto, 2, 1}}) {
     SCOPED_TRACE(testing::Message() << name_of(draft) << ", " << n << " drafts");
     const Answered got = answered(drafting(draft, n), n_questions);
     EXPECT_EQ(got.tokens, std::vector(want.tokens.begin(), want.tokens.begin() + n_questions));
     if (draft == DraftChoice::kMtp) {
-      EXPECT_GE(got.n_accepted, 20);
+      EXPECT_GE(got.n_accepted, 5 * n_questions);
       EXPECT_GE(n == 1 ? got.n_accepted : 1, n == 1 ? 10 * got.n_rejected : 0);
       EXPECT_GT(got.n_recorded, want.n_recorded);
       ModelOptions on_cpu = drafting(draft, n);
       on_cpu.device = DeviceChoice::kCpu;
-      EXPECT_NEAR(got.n_accepted, answered(on_cpu, 4).n_accepted, 2) << "the same drafts";
+      EXPECT_NEAR(got.n_accepted, answered(on_cpu, n_questions).n_accepted, 2) << "the same drafts";
     }
   }
 }

@@ -134,9 +134,9 @@ TEST(GpuEngine, AnFp8CacheCostsLittle) {
   EXPECT_GE(n_near, 7);
 
   ModelOptions options = tiny_r1(DeviceChoice::kCuda);
-  const auto with_bf16 = answers(options, 3);
+  const auto with_bf16 = answers(options, 2);
   options.kv = DType::kF8E4M3;
-  EXPECT_EQ(answers(options, 3), with_bf16);
+  EXPECT_EQ(answers(options, 2), with_bf16);
   expect_a_placement_to_decide(options);
   options.device = DeviceChoice::kCpu;
   EXPECT_TRUE(says(error_of([&] { LoadedModel model(options); }), "--device cuda"));

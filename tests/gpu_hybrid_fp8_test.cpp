@@ -50,7 +50,7 @@ class GpuFp8Activations : public testing::Test {
       const QuantView& from = stored.at(spec.name);
       slot = home_.reserve(from, spec.use);
       home_.upload_rows(from.q.row_data(0), from, slot, 0, from.q.rows);
-      if (!slot.scale.empty()) home_.upload_scales(from.scale.row_data(0), slot);
+      if (!slot.scale.empty()) home_.upload_scales(from.scale.row_data(0), from, slot);
     });
     home_.finish();
   }

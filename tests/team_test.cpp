@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "core/check.h"
-#include "core/team_watch.h"
+#include "core/progress_watch.h"
 #include "tests/topologies.h"
 
 namespace tandem {
@@ -96,7 +96,7 @@ TEST(Team, ProgressCountsItemsThatBeginAndEnd) {
   for (const std::vector<int64_t>& n_items : {std::vector<int64_t>{5, 0}, {5, 0}}) {
     uint64_t last = team.progress().events;
     team.run_on_nodes(n_items, [&](int, int64_t item, int) {
-      const Team::Progress now = team.progress();
+      const WorkProgress now = team.progress();
       EXPECT_TRUE(now.has_work);
       EXPECT_EQ(now.events, last + (item > 0 ? 2 : now.events - last)) << "one ended, one began";
       last = now.events;
@@ -211,11 +211,11 @@ TEST(Team, PollsWhileWorkIsExpected) {
 }
 
 // The watch is called once for an item that does not end, and not for many items that end.
-TEST(TeamWatch, SeesAnItemThatDoesNotEnd) {
+TEST(ProgressWatch, SeesAnItemThatDoesNotEnd) {
   constexpr std::chrono::milliseconds kPatience(400);
   Team team(test::topology_of({2}));
   std::atomic<int> n_hangs{0};
-  const TeamWatch watch(team, kPatience, [&] { ++n_hangs; });
+  const ProgressWatch watch([&] { return team.progress(); }, kPatience, [&] { ++n_hangs; });
   team.run(16, [&](int64_t, int) { std::this_thread::sleep_for(kPatience / 8); });
   std::this_thread::sleep_for(2 * kPatience);  // idle
   EXPECT_EQ(n_hangs, 0);

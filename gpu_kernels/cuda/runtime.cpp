@@ -107,6 +107,14 @@ GpuFacts ask_cuda() {
 
 }  // namespace
 
+// Streams belong to a GPU and threads choose theirs, so a process sees no other GPU.
+void choose_gpu(int index) {
+  constexpr const char* kVisible = "CUDA_VISIBLE_DEVICES";
+  const char* const visible = std::getenv(kVisible);
+  const auto given = visible ? std::optional<std::string>(visible) : std::nullopt;
+  setenv(kVisible, only_gpu(given, index).c_str(), 1);
+}
+
 GpuInfo open_gpu() {
   // Loads kernels eagerly: a lazy load at first launch waits for all running kernels, even a
   // polling one.

@@ -3,6 +3,7 @@
 #include "gpu_kernels/runtime.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -187,12 +188,27 @@ Streams& streams() {
 
 }  // namespace
 
+namespace {
+
+std::atomic<int> chosen_gpu = 0;
+
+// Emulated GPUs of this machine, for tests.
+int n_gpus_option() {
+  constexpr int kUsual = 16;
+  const char* const n = std::getenv("TANDEM_GPU_COUNT");
+  return n ? std::atoi(n) : kUsual;
+}
+
+}  // namespace
+
+void choose_gpu(int index) { chosen_gpu = index; }
+
 GpuInfo open_gpu() {
   const int64_t memory = memory_option().value_or(int64_t{1} << 30);
   const GpuFacts facts = {.driver = 12040,
                           .toolkit = 12040,
                           .count_error = "",
-                          .n_gpus = memory > 0 ? 1 : 0,
+                          .n_gpus = memory > 0 && chosen_gpu < n_gpus_option() ? 1 : 0,
                           .name = "emulated GPU",
                           .major = capability_option() / 10,
                           .minor = capability_option() % 10,

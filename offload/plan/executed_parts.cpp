@@ -15,9 +15,12 @@ void require_here(const Machine& machine, const Placement& p, PlacedRank rank);
 void require_executed(const ModelConfig& config, const Placement& p, PlacedRank rank);
 std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer,
                                                 DeviceId cpu);
-std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p);
-GpuParts gpu_parts(const ModelConfig& config, const Placement& p);
-DeviceId backbone_of(const Placement& p) { return p.stages.front().devices.front(); }
+std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p,
+                                               PlacedRank rank);
+GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank);
+DeviceId backbone_of(const Placement& p, PlacedRank rank) {
+  return p.stages.front().devices[rank.rank];
+}
 
 }  // namespace
 
@@ -31,7 +34,7 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
   for (int l = 0; l < config.n_layers; ++l) {
     if (!config.is_moe(l)) continue;
     const std::optional<WeightFormat> format =
-        cpu_format_of_layer(*experts_of_layer(p, l), l, {rank.rank, -1});
+        cpu_format_of_layer(*experts_of_layer(p, l), l, {backbone_of(p, rank).host, -1});
     if (format && *format != stored) formats[l] = format;
   }
   // Dense layers, which have no experts, take the format of the next layer.
@@ -39,40 +42,60 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
     if (!config.is_moe(l)) formats[l] = formats[l + 1];
   ExecutedParts parts = {
       {std::move(formats), p.numa_columns}, p.kv_tokens, p.kv_type, p.prefill_chunk_tokens, {}};
-  if (rank.n_ranks > 1) parts.rank_of_expert = ranks_of_experts(config, p);
-  if (backbone_of(p) == kCpu) return parts;
-  parts.gpu = gpu_parts(config, p);
-  parts.experts.keep_elsewhere({parts.gpu->experts});
+  if (rank.n_ranks > 1) parts.rank_of_expert = ranks_of_experts(config, p, rank);
+  if (backbone_of(p, rank).is_cpu()) return parts;
+  parts.gpu = gpu_parts(config, p, rank);
+  parts.experts.keep_elsewhere(beside_cpu(*parts.gpu));
   return parts;
 }
 
-int n_cpu_ranks(const Placement& p) {
+int n_ranks_of(const Placement& p) {
   if (p.stages.size() != 1) return 1;
   const std::vector<DeviceId>& devices = p.stages[0].devices;
   const int n = p.stages[0].tp;
   if (std::ssize(devices) != n) return 1;
-  for (int host = 0; host < n; ++host)
-    if (devices[host] != DeviceId{host, -1}) return 1;
+  const auto n_of_first = static_cast<int>(
+      std::count_if(devices.begin(), devices.end(), [](DeviceId d) { return d.host == 0; }));
+  for (int rank = 0; rank < n; ++rank) {
+    const int gpu = devices[0].is_cpu() ? -1 : rank % std::max(n_of_first, 1);
+    const int host = devices[0].is_cpu() ? rank : rank / std::max(n_of_first, 1);
+    if (devices[rank] != DeviceId{host, gpu}) return 1;
+  }
   return n;
 }
 
 bool all_on_gpu(const GpuParts& parts) {
-  return std::all_of(parts.experts.begin(), parts.experts.end(), [](const auto& layer) {
+  const auto beside = beside_cpu(parts).experts;
+  return std::all_of(beside.begin(), beside.end(), [](const auto& layer) {
     return std::find(layer.begin(), layer.end(), false) == layer.end();
   });
 }
 
-GpuParts evenly_on_gpu(const ModelConfig& config, int64_t n_experts) {
+Elsewhere beside_cpu(const GpuParts& parts) {
+  Elsewhere elsewhere = {parts.experts};
+  for (size_t l = 0; l < parts.on_other_ranks.size(); ++l)
+    for (size_t e = 0; e < parts.on_other_ranks[l].size(); ++e)
+      if (parts.on_other_ranks[l][e]) elsewhere.experts[l][e] = true;
+  return elsewhere;
+}
+
+GpuParts evenly_on_gpu(const ModelConfig& config, int64_t n_experts,
+                       std::vector<std::vector<bool>> on_other_ranks) {
   GpuParts parts = {.experts = std::vector<std::vector<bool>>(config.n_all_layers())};
+  parts.on_other_ranks = std::move(on_other_ranks);
   int64_t n_left = 0;  // layers
   for (int l = 0; l < config.n_all_layers(); ++l) n_left += config.is_moe(l);
   for (int l = 0; l < config.n_all_layers(); ++l) {
     if (!config.is_moe(l)) continue;
-    const int64_t n = std::min<int64_t>(ceil_div(n_experts, n_left), config.router.n_experts);
-    parts.experts[l].assign(config.router.n_experts, false);
-    std::fill_n(parts.experts[l].begin(), n, true);
-    n_experts -= n;
-    --n_left;
+    std::vector<bool>& layer = parts.experts[l];
+    layer.assign(config.router.n_experts, false);
+    int64_t n = ceil_div(n_experts, n_left--);
+    for (int e = 0; e < config.router.n_experts && n > 0; ++e) {
+      if (!parts.on_other_ranks.empty() && parts.on_other_ranks[l][e]) continue;
+      layer[e] = true;
+      --n;
+      --n_experts;
+    }
   }
   return parts;
 }
@@ -82,15 +105,16 @@ namespace {
 // Runs before check_placement: a device that this program cannot use is refused as such, whether
 // the machine has it or not.
 void require_here(const Machine& machine, const Placement& p, PlacedRank rank) {
-  const bool has_gpu = !machine.gpus.empty();
+  const auto n_gpus = static_cast<int>(machine.gpus.size());  // of a host
   const int n = rank.n_ranks;
-  const auto runs_on = [&](DeviceId d) {
-    return (d.is_cpu() && d.host < n) || (has_gpu && d == kGpu);
-  };
-  const std::string known = has_gpu ? fmt::format("{} and {}", device_name(kCpu), device_name(kGpu))
-                            : n > 1 ? fmt::format("{} to {}, the CPUs of {} ranks,",
-                                                  device_name(kCpu), device_name({n - 1, -1}), n)
-                                    : device_name(kCpu);
+  const auto runs_on = [&](DeviceId d) { return d.host < machine.hosts && d.gpu < n_gpus; };
+  const std::string known =
+      n_gpus > 0 && n > 1
+          ? fmt::format("the CPUs and the first {} GPUs of {} hosts", n_gpus, machine.hosts)
+      : n_gpus > 0 ? fmt::format("{} and {}", device_name(kCpu), device_name(kGpu))
+      : n > 1      ? fmt::format("{} to {}, the CPUs of {} ranks,", device_name(kCpu),
+                                 device_name({n - 1, -1}), n)
+                   : device_name(kCpu);
   for (const Stage& s : p.stages)
     for (const DeviceId d : s.devices)
       require(runs_on(d),
@@ -123,7 +147,14 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
           "hosts, with tp {}; plan for a machine with hosts: {}, or start as many ranks as the "
           "placement has hosts",
           n, n, n);
-  const bool on_gpu = backbone_of(p) == kGpu;
+  require(n == 1 || n_ranks_of(p) == n,
+          "placement: the backbone is on {}, .. in an order of its own: with {} ranks, rank r has "
+          "the r-th device of the hosts in their order",
+          device_name(backbone_of(p, {})), n);
+  const bool on_gpu = !backbone_of(p, rank).is_cpu();
+  require(!on_gpu || n == 1 || p.micro_batches == 1,
+          "placement: micro_batches is {}: several ranks compute one at a time; set it to 1",
+          p.micro_batches);
   require(!on_gpu || !p.head_on_cpu,
           "placement: the head is on the CPU and the backbone on a GPU: this program runs them on "
           "one device");
@@ -144,7 +175,7 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
       require(on_gpu,
               "placement: layer {}: expert {} is on {} and the backbone is not: this program runs "
               "experts on a GPU beside a backbone there",
-              l.first, group.experts.front(), device_name(kGpu));
+              l.first, group.experts.front(), device_name(group.owners[0]));
       require(group.format == stored,
               "placement: layer {}: expert {} is {} on a GPU, which keeps experts as stored, {}",
               l.first, group.experts.front(), format_name(group.format), format_name(stored));
@@ -166,8 +197,23 @@ auto by_expert(const ModelConfig& config, const Placement& p, Of of) {
   return all;
 }
 
-std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p) {
-  return by_expert(config, p, [](DeviceId owner) { return owner.host; });
+// The ranks of a host deal the experts of its CPUs among themselves.
+std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p,
+                                               PlacedRank rank) {
+  const std::vector<DeviceId>& devices = p.stages.front().devices;
+  auto ranks = by_expert(config, p, [&](DeviceId owner) {
+    const auto at = std::find(devices.begin(), devices.end(), owner);
+    return at == devices.end() ? -1 - owner.host : static_cast<int>(at - devices.begin());
+  });
+  for (std::vector<int>& layer : ranks) {
+    std::vector<int> n_dealt(rank.n_ranks);  // of each host
+    for (int& r : layer) {
+      if (r >= 0) continue;
+      const int host = -1 - r;
+      r = host * rank.n_of_host + n_dealt[host]++ % rank.n_of_host;
+    }
+  }
+  return ranks;
 }
 
 // The format of the layer's experts on these CPUs; empty if there are none.
@@ -186,11 +232,19 @@ std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int
   return first ? first->format : std::optional<WeightFormat>();
 }
 
-GpuParts gpu_parts(const ModelConfig& config, const Placement& p) {
+GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank) {
+  const DeviceId gpu = backbone_of(p, rank);
+  std::vector<std::vector<bool>> on_other_ranks;
+  if (rank.n_ranks > 1)
+    for (const std::vector<int>& layer : ranks_of_experts(config, p, rank)) {
+      std::vector<bool>& others = on_other_ranks.emplace_back();
+      for (const int r : layer) others.push_back(r != rank.rank);
+    }
   return {.embedding_on_cpu = p.embedding_on_cpu,
           .stream_from_tokens = p.stream_from_tokens,
           .micro_batches_from_sequences = p.micro_batches == 2 ? p.micro_batches_from_sequences : 0,
-          .experts = by_expert(config, p, [](DeviceId owner) { return owner == kGpu; })};
+          .experts = by_expert(config, p, [&](DeviceId owner) { return owner == gpu; }),
+          .on_other_ranks = std::move(on_other_ranks)};
 }
 
 }  // namespace

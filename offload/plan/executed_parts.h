@@ -18,6 +18,9 @@ struct GpuParts {
   int micro_batches_from_sequences = 0;
   // [n_all_layers][n_experts], empty for a dense layer: true for experts on the GPU.
   std::vector<std::vector<bool>> experts;
+  // Likewise, true for experts that neither this GPU nor the CPU beside it has; empty: there are
+  // none.
+  std::vector<std::vector<bool>> on_other_ranks = {};
 };
 
 constexpr int kMeasuredCrossover = -1;
@@ -33,9 +36,11 @@ struct ExecutedParts {
   std::vector<std::vector<int>> rank_of_expert = {};
 };
 
-// A process among those that run a placement together: rank r has the CPUs of host r.
+// A process among those that run a placement together: rank r has the r-th device of the backbone.
+// Ranks with GPUs divide the CPUs of their host.
 struct PlacedRank {
   int rank = 0, n_ranks = 1;
+  int n_of_host = 1;  // ranks of each host
 };
 
 // Throws Error for a placement that is not sound (check_placement), and for what the executor does
@@ -46,14 +51,18 @@ struct PlacedRank {
 ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine,
                              const Placement& placement, PlacedRank rank = {});
 
-// The number of hosts whose CPUs divide the whole backbone, which run the placement as ranks; 1: it
-// is divided in another way, or not at all.
-int n_cpu_ranks(const Placement& placement);
+// The number of devices that divide the whole backbone and run the placement as ranks: the CPUs of
+// hosts 0, 1, .., or GPUs 0, 1, .. of each of them. 1: it is divided in another way, or not at all.
+int n_ranks_of(const Placement& placement);
 
 // True if no routed expert is left to the CPU.
 bool all_on_gpu(const GpuParts& parts);
 
 // Places `n_experts` experts on the GPU, distributed evenly over the layers, lowest indices first.
-GpuParts evenly_on_gpu(const ModelConfig& config, int64_t n_experts);
+// `on_other_ranks` as in GpuParts: those are left out.
+GpuParts evenly_on_gpu(const ModelConfig& config, int64_t n_experts,
+                       std::vector<std::vector<bool>> on_other_ranks = {});
+// What the CPU beside this GPU does not have.
+Elsewhere beside_cpu(const GpuParts& parts);
 
 }  // namespace tandem

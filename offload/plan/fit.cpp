@@ -10,18 +10,19 @@ namespace tandem {
 
 GpuShare fit_gpu(const FitRequest& r, const GpuMemory& gpu) {
   constexpr int64_t kAll = int64_t{1} << 40;
-  GpuParts parts = evenly_on_gpu(r.config, kAll);
+  GpuParts parts = evenly_on_gpu(r.config, kAll, r.on_other_ranks);
   if (gpu.left(parts, r.context, r.context) >= 0)
     return {parts, fitting_kv_tokens(r, gpu, parts, r.kv_fraction)};
   // Counts with one expert first, to include the memory that experts need besides weights.
-  parts = evenly_on_gpu(r.config, 1);
+  parts = evenly_on_gpu(r.config, 1, r.on_other_ranks);
   parts.stream_from_tokens = gpu.streams ? kMeasuredCrossover : 0;
   parts.embedding_on_cpu = gpu.left(parts, r.context, r.context) < 0;
   // Half of the memory for sequences, half for experts, unless more cache is requested.
   const double fraction = r.kv_fraction < 1 ? r.kv_fraction / 2 : 1;
   const int64_t kv_tokens = fitting_kv_tokens(r, gpu, parts, fraction);
   const int64_t left = gpu.left(parts, r.context, kv_tokens);
-  parts.experts = evenly_on_gpu(r.config, left < 0 ? 0 : 1 + left / gpu.expert_bytes).experts;
+  parts.experts =
+      evenly_on_gpu(r.config, left < 0 ? 0 : 1 + left / gpu.expert_bytes, r.on_other_ranks).experts;
   require_fits(r, gpu, parts);
   return {parts, kv_tokens};
 }

@@ -40,6 +40,7 @@ struct FitRequest {
   int64_t max_kv_tokens;
   DType kv_type;
   std::optional<WeightFormat> experts;  // empty: as stored, or the first of int8, int4 that fits
+  std::vector<std::vector<bool>> on_other_ranks = {};  // GpuParts::on_other_ranks
 };
 
 struct GpuShare {

@@ -27,7 +27,7 @@ AskedRanks asked_ranks(std::optional<int> option, const std::string& placement) 
   if (option) return {*option, fmt::format("--ranks {}", *option)};
   if (placement.empty()) return {};
   try {
-    const int n = n_cpu_ranks(placement_from_file(placement));
+    const int n = n_ranks_of(placement_from_file(placement));
     if (n > 1) return {n, fmt::format("--placement {}", placement)};
   } catch (const Error&) {
   }

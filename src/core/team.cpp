@@ -94,10 +94,10 @@ bool Team::claim_and_run(int thread) {
   return true;
 }
 
-Team::Progress Team::progress() const {
-  Progress all = for_all_.progress();
+WorkProgress Team::progress() const {
+  WorkProgress all = for_all_.progress();
   for (int node = 0; node < n_nodes(); ++node) {
-    const Progress one = for_node_[node].progress();
+    const WorkProgress one = for_node_[node].progress();
     all = {all.has_work || one.has_work, all.events + one.events};
   }
   return all;
@@ -165,7 +165,7 @@ void Team::Queue::wait() const {
 
 // The numbers are not read atomically together, so one result may be inconsistent; callers poll, so
 // the next result corrects it.
-Team::Progress Team::Queue::progress() const {
+WorkProgress Team::Queue::progress() const {
   const auto n_done = static_cast<uint64_t>(n_done_.load(std::memory_order_relaxed));
   const bool has_work = n_done < static_cast<uint64_t>(n_items_.load(std::memory_order_relaxed));
   return {has_work, ticket_.load(std::memory_order_relaxed) + n_done};

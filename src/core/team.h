@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/core_turns.h"
+#include "core/progress_watch.h"
 #include "core/topology.h"
 
 namespace tandem {
@@ -35,13 +36,9 @@ class Team {
   int size_of_node(int node) const { return static_cast<int>(topology_.nodes[node].cpus.size()); }
   int n_unpinned() const { return n_unpinned_; }
 
-  // has_work: items are unclaimed or running. events changes whenever an item begins or ends. Jobs
-  // of one item, which the caller runs directly, do not count. May be called from any thread.
-  struct Progress {
-    bool has_work;
-    uint64_t events;
-  };
-  Progress progress() const;
+  // There is work while items are unclaimed or running; an item that begins or ends is an event.
+  // Jobs of one item, which the caller runs directly, do not count. May be called from any thread.
+  WorkProgress progress() const;
 
   // Until end() or destruction, idle threads poll instead of sleeping. For a caller that waits for
   // an event after which the team must start without the latency of a wake-up. Null: no effect.
@@ -100,7 +97,7 @@ class Team {
     void publish(int64_t n_items, Call call, void* work);
     bool claim_and_run(int thread);
     void wait() const;
-    Progress progress() const;
+    WorkProgress progress() const;
 
    private:
     // Generation of the job in the upper 32 bits, next item in the lower 32: a claim made for an

@@ -176,6 +176,7 @@ bool StepChannel::obey(std::span<const int32_t> message) {
     runner.forward(batch, cache);
   else
     runner.draft(order.module, order.states, batch, cache);
+  runner.device().wait();
   return true;
 }
 

@@ -29,6 +29,7 @@ void StepRunner::forward(const Batch& batch, KvCache& cache) {
     model_.head(batch);
   };
   compute(work, std::ref(enqueue));  // a copy of enqueue would allocate
+  if (turn) parts_.device.wait();    // ranks make one step at a time
 }
 
 void StepRunner::forward(const Batch& batch, KvCache& cache, TensorView logits) {
@@ -54,6 +55,7 @@ void StepRunner::draft(int module, HiddenStates states, const Batch& batch, KvCa
     model_.mtp_head(module, batch);
   };
   compute(work, std::ref(enqueue));
+  if (turn) parts_.device.wait();
 }
 
 void StepRunner::copy_page(KvCache& cache, int32_t from, int32_t to) {

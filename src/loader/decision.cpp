@@ -23,18 +23,19 @@ bool has_gpu(const ModelOptions& options) {
 Machine machine_of(const Subject& subject, bool with_gpu) {
   Machine machine;
   machine.name = "this machine";
-  machine.hosts = subject.rank.n_ranks;
+  const auto [rank, n_ranks, n_of_host] = subject.rank;
+  machine.hosts = with_gpu ? std::max(n_ranks / n_of_host, 1) : n_ranks;
   const Topology& topology = subject.topology;
   for (const TopologyNode& node : topology.nodes)
     machine.nodes.push_back(
         {static_cast<int>(node.cpus.size()), subject.memory_bytes / topology.n_nodes(), 0});
-  if (with_gpu) machine.gpus.push_back(this_gpu());
+  if (with_gpu) machine.gpus.assign(n_ranks > 1 ? n_of_host : 1, this_gpu());
   return machine;
 }
 
 // What the other ranks have and this one does not.
 Elsewhere on_other_ranks(const Subject& subject, const ExecutedParts& parts) {
-  const auto [rank, n_ranks] = subject.rank;
+  const auto [rank, n_ranks, n_of_host] = subject.rank;
   if (n_ranks == 1) return {};
   return elsewhere_of(owners_of(parts.rank_of_expert, subject.config, n_ranks), subject.config,
                       rank, n_ranks);
@@ -49,7 +50,8 @@ std::optional<ExecutedParts> placed_parts(const ModelOptions& options, const Sub
       options.experts ? format_name(*options.experts) : "");
   ExecutedParts parts = executed_parts(subject.config, machine_of(subject, with_gpu),
                                        placement_from_file(options.placement), subject.rank);
-  if (subject.rank.n_ranks > 1) parts.experts.keep_elsewhere(on_other_ranks(subject, parts));
+  if (subject.rank.n_ranks > 1 && !parts.gpu)
+    parts.experts.keep_elsewhere(on_other_ranks(subject, parts));
   require(parts.gpu.has_value() == with_gpu,
           "--device {}: the backbone of {} is on the CPU: use --device cpu",
           name_of(options.device), options.placement);
@@ -94,7 +96,8 @@ FitRequest fit_request(const ModelOptions& options, const Subject& subject,
           .kv_fraction = options.kv_fraction,
           .max_kv_tokens = options.max_kv_tokens,
           .kv_type = decision.parts.kv_type,
-          .experts = options.experts};
+          .experts = options.experts,
+          .on_other_ranks = on_other_ranks(subject, decision.parts).experts};
 }
 
 HostMemory host_memory(const Subject& subject, int64_t kv_bytes) {
@@ -151,7 +154,7 @@ void decide_on_gpu(const ModelOptions& options, const Subject& subject, bool pla
   parts.kv_tokens = share.kv_tokens;
   if (!placed && !whole)
     parts.experts = fit_host(fit_request(options, subject, decision), host_memory(subject, 0),
-                             {share.parts.experts});
+                             beside_cpu(share.parts));
 }
 
 void decide_on_cpu(const ModelOptions& options, const Subject& subject, bool placed,
@@ -180,6 +183,8 @@ Decision decide(const ModelOptions& options, const Subject& subject) {
   decision.context = chosen_context(options, subject.config, placed);
   decision.limits = step_limits(options, decision.context, placed);
   decision.parts.chunk_tokens = decision.limits.max_tokens;
+  if (subject.rank.n_ranks > 1)
+    decision.share = share_of_rank(subject.config, subject.rank.rank, subject.rank.n_ranks);
   std::optional<GpuShare> share;
   if (with_gpu) {
     decision.parts.kv_type = gpu_cache_type(options, placed);
@@ -227,7 +232,8 @@ GpuModelOptions gpu_options(const ModelOptions& options, const Decision& decisio
           .max_logits = decision.limits.max_logits,
           .context = decision.context,
           .cache_type = decision.parts.kv_type,
-          .fp8_activations = options.fp8_activations};
+          .fp8_activations = options.fp8_activations,
+          .share = decision.share};
 }
 
 }  // namespace tandem

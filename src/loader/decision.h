@@ -13,6 +13,7 @@ struct Decision {
   int64_t context;    // tokens per sequence
   StepLimits limits;  // of one step
   ExecutedParts parts;
+  std::optional<BackboneShare> share = {};  // of this rank; nothing: there are no other ranks
 };
 
 // The model and the part of this machine that computes.

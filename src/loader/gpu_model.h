@@ -4,6 +4,8 @@
 #include <memory>
 #include <string>
 
+#include "comm/group.h"
+#include "core/progress_watch.h"
 #include "engine/step_runner.h"
 #include "io/load_jobs.h"
 #include "io/weight_store.h"
@@ -16,13 +18,14 @@
 namespace tandem {
 
 struct GpuModelOptions {
-  int max_tokens = 1;               // per step
-  int max_logits = 1;               // per step
-  int64_t context = 0;              // tokens per sequence
-  DType cache_type = DType::kBF16;  // or kF8E4M3
-  bool fp8_activations = false;     // in products of many tokens with FP8 weights
-  int n_threads = 1;                // loading threads
-  bool records = true;              // decode steps are recorded as graphs
+  int max_tokens = 1;                       // per step
+  int max_logits = 1;                       // per step
+  int64_t context = 0;                      // tokens per sequence
+  DType cache_type = DType::kBF16;          // or kF8E4M3
+  bool fp8_activations = false;             // in products of many tokens with FP8 weights
+  std::optional<BackboneShare> share = {};  // of this rank; nothing: the whole backbone
+  int n_threads = 1;                        // loading threads
+  bool records = true;                      // decode steps are recorded as graphs
   LoadProgress progress = {};
 };
 
@@ -39,11 +42,18 @@ class GpuModel {
   virtual ExpertPool& experts() = 0;
   // Both must outlive the object; the timeline may be null.
   virtual void add_cpu_experts(CpuExperts& experts, Timeline* timeline) = 0;
+  // The GPUs of the group's ranks compute together, each a rank's share. All ranks call it. Throws
+  // Error where the GPUs cannot be connected.
+  virtual void join(Group& ranks) = 0;
+  // Whether the GPU has work of several ranks, and how far it is. For any thread.
+  virtual WorkProgress progress() const = 0;
   // Starts counting in experts() which experts are chosen. Call it after add_cpu_experts().
   virtual void record_routing() = 0;
   virtual const RoutingCounts* routing() const = 0;  // null: not recorded
 };
 
+// A process among the ranks of a host uses the index-th GPU. Called before what follows.
+void choose_gpu(int index);
 // Why no model can run on a GPU here, in one line; empty if one can.
 std::string why_no_gpu();
 // The GPU that would be used. Throws Error when there is none.

@@ -85,16 +85,43 @@ std::string text_of_tensors(const WeightStore& store) {
       store.tensors().size(), store.files().size(), tensors_checksum(store));
 }
 
+// GPUs compute where every rank has one of its own.
 ModelOptions options_of_rank(ModelOptions options) {
-  options.device = DeviceChoice::kCpu;
+  if (options.device == DeviceChoice::kCpu) return options;
+  Group& group = *options.ranks.group;
+  choose_gpu(options.ranks.of_host);
+  const std::string why_not = why_no_gpu();
+  if (options.device == DeviceChoice::kCuda) {
+    run_on_all(group, [&] {
+      require(why_not.empty(),
+              "rank {}, which is number {} on its host, needs a GPU of its own: {}", group.rank(),
+              options.ranks.of_host, why_not);
+    });
+  } else if (least_on_all(group, why_not.empty()) == 0) {
+    options.warn(fmt::format("running on the CPUs: {}",
+                             why_not.empty() ? "not every rank has a GPU of its own" : why_not));
+    options.device = DeviceChoice::kCpu;
+  }
   return options;
+}
+
+// A GPU waits without end for a rank that is lost. The group's own calls tell which one it is.
+constexpr std::chrono::seconds kGpuPatience(12);
+[[noreturn]] void end_ranks(Group& group) {
+  std::string why = "the GPUs of the ranks wait for each other, and no rank is lost";
+  try {
+    group.set_patience({std::chrono::seconds(5)});
+    group.barrier();
+  } catch (const GroupError& error) {
+    why = error.what();
+  }
+  fmt::print(stderr, "error: {}\n", why);
+  std::_Exit(1);
 }
 
 }  // namespace
 
 void require_runs_on_ranks(const ModelOptions& options) {
-  require(options.device != DeviceChoice::kCuda,
-          "--device cuda: a model on several ranks is computed by their CPUs: use --device cpu");
   require(options.dense_products == DenseProducts::kTandem,
           "--dense-products {}: ranks may choose different products: leave it out",
           name_of(options.dense_products));
@@ -137,8 +164,10 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
     config_.n_used_mtp_layers = config_.n_mtp_layers;
   }
   ModelWeights stored = stored_with_mtp(store, topology_.n_cores(), config_);
-  Decision decision = decide(options, subject(options.ranks, stored));
+  Decision decision = first_decision(options, stored);
   if (drafting_.decides) add_mtp(options, store, stored, decision);
+  if (options.ranks.group && decision.parts.gpu)
+    decision.parts.kv_tokens = least_on_all(*options.ranks.group, decision.parts.kv_tokens);
   if (options.ranks.group)
     owners_ = std::make_unique<ExpertOwners>(
         owners_of(decision.parts.rank_of_expert, config_, options.ranks.group->size()));
@@ -150,11 +179,23 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
     load_on_cpu(source, decision);
 }
 
+// Ranks take the CPU if the GPU of one of them does not take its part.
+Decision LoadedModel::first_decision(const ModelOptions& options, ModelWeights& stored) const {
+  const Decision decision = decide(options, subject(options.ranks, stored));
+  Group* const group = options.ranks.group;
+  if (!group || options.device != DeviceChoice::kAuto ||
+      least_on_all(*group, decision.parts.gpu.has_value()) > 0)
+    return decision;
+  ModelOptions on_cpu = options;
+  on_cpu.device = DeviceChoice::kCpu;
+  return decide(on_cpu, subject(options.ranks, stored));
+}
+
 // The ranks of a host have equal shares of its memory.
 Subject LoadedModel::subject(const Ranks& ranks, ModelWeights& stored) const {
   Subject subject{config_,  stored, topology_,
                   kernels_, home_,  machine_info().memory_bytes / ranks.n_of_host};
-  if (ranks.group) subject.rank = {ranks.group->rank(), ranks.group->size()};
+  if (ranks.group) subject.rank = {ranks.group->rank(), ranks.group->size(), ranks.n_of_host};
   return subject;
 }
 
@@ -206,13 +247,20 @@ void LoadedModel::load_on_gpu(const Source& source, const Decision& decision) {
     gpu_->add_cpu_experts(*experts_, timeline_.get());
   }
   if (options.record_routing) gpu_->record_routing();
+  if (options.ranks.group) join_ranks(*options.ranks.group);
   model_ = std::make_unique<StepRunner>(
       ModelParts{config_, gpu_->weights(), gpu_->device(), gpu_->ops(), gpu_->experts()},
       decision.limits, options.attention);
   const int64_t bytes = KvCache::bytes_for(config_, parts.kv_tokens, parts.kv_type);
   cache_ = std::make_unique<KvCache>(config_, parts.kv_tokens, parts.kv_type,
                                      gpu_->device().allocate(bytes));
-  add_host_pages(options);
+  if (!options.ranks.group) add_host_pages(options);
+}
+
+void LoadedModel::join_ranks(Group& group) {
+  gpu_->join(group);
+  rank_watch_ = std::make_unique<ProgressWatch>([this] { return gpu_->progress(); }, kGpuPatience,
+                                                [&group] { end_ranks(group); });
 }
 
 // Uses the memory that is free after everything else is allocated.
@@ -286,7 +334,9 @@ void LoadedModel::start_team(const ModelOptions& options, int max_tokens) {
     options.warn(fmt::format("{} of {} threads cannot be pinned to their cores: expect lower speed",
                              team_->n_unpinned(), team_->size()));
   experts_ = std::make_unique<CpuExperts>(kernels_, config_, weights_, max_tokens, *team_);
-  if (gpu_) watch_ = std::make_unique<TeamWatch>(*team_, kTeamPatience, end_program);
+  if (gpu_)
+    watch_ = std::make_unique<ProgressWatch>([this] { return team_->progress(); }, kTeamPatience,
+                                             end_program);
 }
 
 Vocabulary vocabulary_of(const Tokenizer& tokenizer, int model_vocab) {

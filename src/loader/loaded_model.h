@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "core/team_watch.h"
+#include "core/progress_watch.h"
 #include "engine/drafting.h"
 #include "engine/host_pages.h"
 #include "engine/sampler.h"
@@ -61,12 +61,14 @@ class LoadedModel {
   };
   void load(const ModelOptions& options, const Progress& progress);
   void load_on_ranks(const ModelOptions& options, const Progress& progress);
+  Decision first_decision(const ModelOptions& options, ModelWeights& stored) const;
   Subject subject(const Ranks& ranks, ModelWeights& stored) const;
   void add_mtp(const ModelOptions& options, const WeightStore& store, ModelWeights& stored,
                Decision& decision);
   void load_on_gpu(const Source& source, const Decision& decision);
   void load_on_cpu(const Source& source, const Decision& decision);
   ExpertPool& start_ranks(Group& group);
+  void join_ranks(Group& group);
   void add_host_pages(const ModelOptions& options);
   LoadReport load_host_weights(const Source& source, const ExpertsLayout& experts);
   void start_team(const ModelOptions& options, int max_tokens);
@@ -80,7 +82,7 @@ class LoadedModel {
   ModelWeights weights_;
   LoadReport report_;
   std::unique_ptr<Team> team_;                 // null: the GPU computes everything
-  std::unique_ptr<TeamWatch> watch_;           // for a team that a GPU waits for
+  std::unique_ptr<ProgressWatch> watch_;       // for a team that a GPU waits for
   std::unique_ptr<CpuDevice> device_;          // null: the backbone is on the GPU
   std::unique_ptr<ProductProvider> provider_;  // beside the kernels; null: none
   std::unique_ptr<CpuOps> ops_;                // null: the backbone is on the GPU
@@ -90,7 +92,8 @@ class LoadedModel {
   std::unique_ptr<ExpertOwners> owners_;       // these two: null without other ranks
   std::unique_ptr<RankExperts> rank_experts_;
   std::unique_ptr<Timeline> timeline_;
-  std::unique_ptr<GpuModel> gpu_;  // null: the CPU computes everything
+  std::unique_ptr<GpuModel> gpu_;              // null: the CPU computes everything
+  std::unique_ptr<ProgressWatch> rank_watch_;  // for GPUs of several ranks
   std::unique_ptr<StepRunner> model_;
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<HostPages> host_pages_;  // for a cache on the GPU and several sequences

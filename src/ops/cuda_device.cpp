@@ -57,10 +57,15 @@ Buffer CudaDevice::allocate(int64_t bytes) { return owned(bytes, gpu::Site::kDev
 
 Buffer CudaDevice::allocate_on_host(int64_t bytes) { return owned(bytes, gpu::Site::kMapped); }
 
+void CudaDevice::wait() {
+  stream_.wait();
+  if (ranks_) ranks_->end_work();
+}
+
 void CudaDevice::to_host(TensorView x, TensorView out) {
   check(x.stride == x.cols && out.stride == out.cols, "only dense matrices are copied to the host");
   stream_.copy(x.data, x.rows * x.row_bytes(), out.data);
-  stream_.wait();
+  wait();
 }
 
 // Graphs are not padded to a larger size, because experts would be read for the padding rows.

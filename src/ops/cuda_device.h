@@ -1,8 +1,10 @@
 // A GPU, real or emulated, as a Device: all work is enqueued on one stream, and decode steps are
 // recorded as graphs.
 #pragma once
+#include <limits>
 #include <map>
 
+#include "gpu_kernels/collectives.h"
 #include "gpu_kernels/launch_thread.h"
 #include "ops/device.h"
 
@@ -12,6 +14,8 @@ class CudaDevice final : public Device {
  public:
   // Device memory that recordings may take; gpu_model.cpp reserves it.
   static constexpr int64_t kRecordedBytes = 200 << 20;
+  // For ranks, which must forget the same recordings: only their number is limited.
+  static constexpr int64_t kAnyBytes = std::numeric_limits<int64_t>::max();
 
   // The stream outlives the object. With `records`, decode steps are recorded as graphs, of which
   // those used last are kept.
@@ -23,11 +27,14 @@ class CudaDevice final : public Device {
   // For GPUs that must not wait for the CPU: every step is launched kernel by kernel.
   void record_nothing() { records_ = false; }
 
+  // The GPUs of these ranks compute together. The object must outlive this one.
+  void use(gpu::Collectives& ranks) { ranks_ = &ranks; }
+
   Buffer allocate(int64_t bytes) override;
   Buffer allocate_on_host(int64_t bytes) override;
   void copy(const void* from, int64_t bytes, void* to) override { stream_.copy(from, bytes, to); }
   void to_host(TensorView x, TensorView out) override;
-  void wait() override { stream_.wait(); }
+  void wait() override;
   void run_recorded(const RecordKey& key, const std::function<void()>& enqueue,
                     const std::function<void()>& follow) override;
   std::unique_ptr<DeviceSampler> make_sampler(std::span<const uint32_t> allowed, int n_tokens,
@@ -56,6 +63,7 @@ class CudaDevice final : public Device {
   std::map<RecordKey, Recorded> recorded_;
   int64_t recorded_bytes_ = 0;
   std::unique_ptr<gpu::LaunchThread> launcher_;  // null: this thread launches
+  gpu::Collectives* ranks_ = nullptr;            // null: no other ranks
   int64_t n_replays_ = 0;
   int n_nodes_of_last_step_ = 0, n_early_of_last_step_ = 0;
 };

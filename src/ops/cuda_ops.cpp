@@ -144,6 +144,22 @@ void CudaOps::append_kv(const Batch& batch, TensorView kv, TensorView cache) {
                            .cols = cols_of(kv)});
 }
 
+void CudaOps::all_reduce(TensorView x) {
+  if (!ranks_) return;
+  check(x.stride == x.cols, "the ranks add dense matrices");
+  ranks_->all_reduce(stream_, x.row<float>(0), x.rows * x.cols);
+}
+
+// The sum of columns that one rank has and that are 0 elsewhere. An all-gather would move half of
+// the bytes, but rows of columns that lie apart, so it would need copies before and after.
+void CudaOps::all_gather_cols(TensorView x, std::span<const Slice> slices) {
+  if (!ranks_) return;
+  for (int rank = 0; rank < std::ssize(slices); ++rank)
+    if (rank != ranks_->rank() && slices[rank].n > 0)
+      clear(x.cols_from(slices[rank].first, slices[rank].n));
+  all_reduce(x);
+}
+
 void CudaOps::add_rms_norm(TensorView x, TensorView delta, const QuantView& gain, float eps,
                            TensorView out) {
   gpu::rms_norm(stream_, {.x = gpu_matrix(x),

@@ -2,6 +2,7 @@
 // Activations are float; the cache is BF16 or FP8. The code is the same for a real and an emulated
 // GPU: linking decides which one is used.
 #pragma once
+#include "gpu_kernels/collectives.h"
 #include "gpu_kernels/router.h"
 #include "ops/cuda_attention.h"
 #include "ops/cuda_batch.h"
@@ -25,7 +26,13 @@ class CudaOps final : public Ops {
   // Bytes of scratch, beside the memory of Device::allocate().
   static int64_t bytes_for(const ModelConfig& config, CudaLimits limits);
 
-  void begin(const Batch& batch) override { batch_.upload(batch, stream_); }
+  // The GPUs of these ranks divide the backbone. The object must outlive the operations.
+  void use(gpu::Collectives& ranks) { ranks_ = &ranks; }
+
+  void begin(const Batch& batch) override {
+    if (ranks_) ranks_->begin_work();
+    batch_.upload(batch, stream_);
+  }
   void embed(std::span<const int32_t> tokens, const QuantView& table, TensorView out) override;
   void rms_norm(TensorView x, const QuantView& gain, float eps, TensorView out) override;
   void add(TensorView x, TensorView delta) override;
@@ -39,6 +46,8 @@ class CudaOps final : public Ops {
   void silu_mul(TensorView gate, TensorView up) override;
   void route(const RouteArgs& args) override;
   void gather_rows(TensorView x, std::span<const int32_t> rows, TensorView out) override;
+  void all_reduce(TensorView x) override;
+  void all_gather_cols(TensorView x, std::span<const Slice> slices) override;
   void add_rms_norm(TensorView x, TensorView delta, const QuantView& gain, float eps,
                     TensorView out) override;
   void norm_linear(TensorView x, const QuantView& gain, float eps, const QuantView& w,
@@ -56,7 +65,8 @@ class CudaOps final : public Ops {
   CudaBatch batch_;
   CudaProducts products_;
   CudaAttention attention_;
-  gpu::Buffer frequencies_;  // [rope_dim / 2]
+  gpu::Buffer frequencies_;            // [rope_dim / 2]
+  gpu::Collectives* ranks_ = nullptr;  // null: no other ranks
 };
 
 }  // namespace tandem

@@ -101,10 +101,11 @@ void CudaWeights::upload_rows(const std::byte* rows, const QuantView& stored,
   });
 }
 
-void CudaWeights::upload_scales(const std::byte* scales, const QuantView& on_gpu) {
-  const int64_t bytes = on_gpu.scale.row_bytes();
+void CudaWeights::upload_scales(const std::byte* scales, const QuantView& stored,
+                                const QuantView& on_gpu) {
+  const int64_t bytes = on_gpu.scale.row_bytes(), stored_bytes = stored.scale.row_bytes();
   copy_rows(on_gpu.scale, 0, on_gpu.scale.rows, [&](int64_t row, std::byte* to) {
-    std::memcpy(to, scales + row * bytes, static_cast<size_t>(bytes));
+    std::memcpy(to, scales + row * stored_bytes, static_cast<size_t>(bytes));
   });
 }
 

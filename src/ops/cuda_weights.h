@@ -28,8 +28,8 @@ class CudaWeights {
   // `on_gpu` from first_row on. Thread-safe. The scales of packed INT4 are read from `stored`.
   void upload_rows(const std::byte* rows, const QuantView& stored, const QuantView& on_gpu,
                    int64_t first_row, int64_t n_rows);
-  // Copies all scales of `on_gpu`.
-  void upload_scales(const std::byte* scales, const QuantView& on_gpu);
+  // Copies all scales of `on_gpu`, stored like those of `stored` and at any address.
+  void upload_scales(const std::byte* scales, const QuantView& stored, const QuantView& on_gpu);
   // Waits until all copies are done.
   void finish() { stream_.wait(); }
 

@@ -164,7 +164,7 @@ void CudaBenchModel::fill_first(const QuantView& stored, WeightUse use, const Qu
     RandomTensor::write_rows(stored, use, first, n, rows.data());
     home_.upload_rows(rows.data(), stored, on_gpu, first, n);
   }
-  if (!on_gpu.scale.empty()) home_.upload_scales(stored.scale.row_data(0), on_gpu);
+  if (!on_gpu.scale.empty()) home_.upload_scales(stored.scale.row_data(0), stored, on_gpu);
   home_.finish();
 }
 

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "comm/agreement.h"
 #include "core/clock.h"
 #include "model/checkpoint.h"
+#include "offload/cuda_rank_experts.h"
 #include "offload/cuda_routing_recorder.h"
 #include "offload/hybrid_experts.h"
 #include "ops/cuda_device.h"
@@ -24,45 +26,58 @@ Home home_of(const WeightSpec& spec, const GpuParts& parts) {
   return parts.experts[spec.layer][spec.expert] ? Home::kGpu : Home::kNowhere;
 }
 
+// A tensor of the checkpoint, and the part of it that is loaded.
+struct Source {
+  QuantView whole, part;
+};
+
 // Visits every stored tensor that has a home, once; a tied head shares the embedding unless that is
-// in host memory.
+// in host memory. on_gpu.share says what of the backbone is loaded.
 template <class Visit>
 void for_each_pair(ModelWeights& stored, ModelWeights& on_gpu, const ModelConfig& config,
                    const GpuParts& parts, Visit visit) {
   std::unordered_map<std::string, QuantView> sources;
   for_each_weight(stored, config,
                   [&](const WeightSpec& spec, QuantView& w) { sources[spec.name] = w; });
+  const auto source = [](const WeightSpec& spec, const QuantView& whole) -> Source {
+    return {whole, whole.rows_from(spec.first_row, spec.rows).cols_from(spec.first_col, spec.cols)};
+  };
   for_each_weight(on_gpu, config, [&](const WeightSpec& spec, QuantView& w) {
     const Home home = home_of(spec, parts);
-    if (home != Home::kNowhere) visit(spec, home, sources.at(spec.name), w);
+    if (home != Home::kNowhere) visit(spec, home, source(spec, sources.at(spec.name)), w);
   });
-  if (!config.tied_head) return;
-  on_gpu.head = on_gpu.embed;
-  if (!parts.embedding_on_cpu) return;
-  visit(WeightSpec{"lm_head.weight", -1, -1, WeightUse::kHead, config.vocab, config.dim},
-        Home::kGpu, stored.head, on_gpu.head);
+  const BackboneShare share = on_gpu.share_of(config);
+  const auto [first, n] = share.vocab[share.rank];
+  if (!config.tied_head || n == 0) return;
+  if (!parts.embedding_on_cpu) {
+    if (!on_gpu.embed.empty()) on_gpu.head = on_gpu.embed.rows_from(first, n);
+    return;
+  }
+  const WeightSpec head{"lm_head.weight", -1, -1, WeightUse::kHead, n, config.dim, 0, 0, first};
+  visit(head, Home::kGpu, source(head, stored.head), on_gpu.head);
 }
 
-int64_t weight_bytes(ModelWeights& stored, const ModelConfig& config, const GpuParts& parts,
-                     Home where) {
+int64_t weight_bytes(ModelWeights& stored, const ModelConfig& config,
+                     const std::optional<BackboneShare>& share, const GpuParts& parts, Home where) {
   int64_t bytes = 0;
   ModelWeights unused;
+  unused.share = share;
   for_each_pair(stored, unused, config, parts,
-                [&](const WeightSpec& spec, Home home, const QuantView& from, QuantView&) {
-                  if (home == where) bytes += CudaWeights::bytes_of(from, spec.use);
+                [&](const WeightSpec& spec, Home home, const Source& from, QuantView&) {
+                  if (home == where) bytes += CudaWeights::bytes_of(from.part, spec.use);
                 });
   return bytes;
 }
 
-bool any(const GpuParts& parts, bool on_gpu) {
-  return std::any_of(parts.experts.begin(), parts.experts.end(), [&](const auto& layer) {
-    return std::find(layer.begin(), layer.end(), on_gpu) != layer.end();
+bool any_on_gpu(const GpuParts& parts) {
+  return std::any_of(parts.experts.begin(), parts.experts.end(), [](const auto& layer) {
+    return std::find(layer.begin(), layer.end(), true) != layer.end();
   });
 }
 
 // Scratch rows per step; 0 without GPU experts.
 int rows_needed(const GpuParts& parts, const GpuModelOptions& options) {
-  return any(parts, true) || parts.stream_from_tokens != 0 ? options.max_tokens : 0;
+  return any_on_gpu(parts) || parts.stream_from_tokens != 0 ? options.max_tokens : 0;
 }
 
 CudaLimits limits_of(const GpuModelOptions& options, const gpu::GpuInfo& gpu_info) {
@@ -73,17 +88,25 @@ CudaLimits limits_of(const GpuModelOptions& options, const gpu::GpuInfo& gpu_inf
           .fp8_activations = options.fp8_activations};
 }
 
+// The model with the attention heads of a rank, for the sizes of scratch.
+ModelConfig with_heads_of(const std::optional<BackboneShare>& share, ModelConfig config) {
+  if (share && share->heads.n > 0) config.mla.n_heads = static_cast<int>(share->heads.n);
+  return config;
+}
+
 int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& options,
                              const gpu::GpuInfo& gpu_info, const GpuParts& parts,
                              int64_t kv_tokens) {
   // Used by CUDA itself, its modules and recorded steps.
   constexpr int64_t kContextBytes = (100 << 20) + CudaDevice::kRecordedBytes;
-  return CudaOps::bytes_for(config, limits_of(options, gpu_info)) +
+  const ModelConfig of_rank = with_heads_of(options.share, config);
+  return CudaOps::bytes_for(of_rank, limits_of(options, gpu_info)) +
          CudaExpertRows::bytes_for(config, rows_needed(parts, options)) +
-         (any(parts, false) ? HybridExperts::bytes_for(config, options.max_tokens) : 0) +
+         (!all_on_gpu(parts) ? HybridExperts::bytes_for(config, options.max_tokens) : 0) +
          (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config, options.max_tokens)
                                         : 0) +
-         DeepSeek::bytes_for(config, {options.max_tokens, options.max_logits}) +
+         (parts.on_other_ranks.empty() ? 0 : ExpertPlaces::bytes_for(config, options.max_tokens)) +
+         DeepSeek::bytes_for(of_rank, {options.max_tokens, options.max_logits}) +
          KvCache::bytes_for(config, kv_tokens, options.cache_type) +
          (gpu_info.emulated ? 0 : kContextBytes);
 }
@@ -114,12 +137,19 @@ class Loaded final : public GpuModel {
         stream_from_(parts.stream_from_tokens),
         micro_batches_from_(parts.micro_batches_from_sequences),
         gpu_info_(gpu::open_gpu()),
-        device_(stream_, options.records) {
+        config_of_rank_(with_heads_of(options.share, config)),
+        on_other_ranks_(parts.on_other_ranks),
+        device_(stream_, options.records,
+                options.share ? CudaDevice::kAnyBytes : CudaDevice::kRecordedBytes) {
+    weights_.share = options.share;
     load(store, stored, options, parts);
-    ops_ = std::make_unique<CudaOps>(config, limits_of(options, gpu_info_), stream_);
+    ops_ = std::make_unique<CudaOps>(config_of_rank_, limits_of(options, gpu_info_), stream_);
     rows_ = std::make_unique<CudaExpertRows>(config, rows_needed(parts, options), stream_,
                                              options.fp8_activations);
     gpu_experts_ = std::make_unique<CudaExperts>(config, weights_, *rows_, stream_);
+    if (!on_other_ranks_.empty() && all_on_gpu(parts))
+      rank_experts_ = std::make_unique<CudaRankExperts>(config, weights_, on_other_ranks_,
+                                                        max_tokens_, *gpu_experts_, stream_);
   }
 
   const std::string& gpu_name() const override { return gpu_info_.name; }
@@ -129,7 +159,24 @@ class Loaded final : public GpuModel {
   Ops& ops() override { return *ops_; }
   ExpertPool& experts() override {
     if (hybrid_) return *hybrid_;
+    if (rank_experts_) return *rank_experts_;
     return *gpu_experts_;
+  }
+  void join(Group& ranks) override {
+    gpu::Collectives::Id id = {};
+    run_on_all(ranks, [&] {
+      if (ranks.rank() == 0) id = gpu::Collectives::make_id();
+    });
+    ranks.broadcast(std::as_writable_bytes(std::span(id)), 0);
+    run_on_all(ranks, [&] {
+      ranks_ = std::make_unique<gpu::Collectives>(id, ranks.rank(), ranks.size());
+    });
+    ops_->use(*ranks_);
+    device_.use(*ranks_);
+  }
+  WorkProgress progress() const override {
+    if (!ranks_) return {};
+    return {ranks_->has_work(), ranks_->progress()};
   }
   void add_cpu_experts(CpuExperts& experts, Timeline* timeline) override {
     const bool gpu_waits = !gpu_info_.ends_long_kernels;
@@ -140,6 +187,7 @@ class Loaded final : public GpuModel {
                                                              .on_cpu = experts,
                                                              .rows_on_cpu = experts.activations(),
                                                              .stream = stream_,
+                                                             .on_other_ranks = on_other_ranks_,
                                                              .team = &experts.team(),
                                                              .gpu_waits = gpu_waits},
                                         max_tokens_);
@@ -172,7 +220,10 @@ class Loaded final : public GpuModel {
   const int max_tokens_;
   const int stream_from_, micro_batches_from_;
   const gpu::GpuInfo gpu_info_;
+  const ModelConfig config_of_rank_;
+  const std::vector<std::vector<bool>> on_other_ranks_;
   gpu::Stream stream_;
+  std::unique_ptr<gpu::Collectives> ranks_;        // null: no other ranks
   std::unique_ptr<CudaRoutingRecorder> recorder_;  // null: routing is not recorded
   CudaDevice device_;
   CudaWeights home_, host_home_;  // host_home_: read by the GPU over the link
@@ -182,7 +233,8 @@ class Loaded final : public GpuModel {
   std::unique_ptr<CudaExpertRows> rows_;
   std::unique_ptr<CudaExperts> gpu_experts_;
   std::unique_ptr<CudaStreaming> streaming_;
-  std::unique_ptr<HybridExperts> hybrid_;  // null: all experts are on the GPU
+  std::unique_ptr<CudaRankExperts> rank_experts_;  // null: no other rank, or experts on the CPU
+  std::unique_ptr<HybridExperts> hybrid_;          // null: all experts are on the GPU
 };
 
 // FP8 activations need weights in FP8 blocks.
@@ -200,34 +252,38 @@ void require_fp8_weights(ModelWeights& stored, const ModelConfig& config) {
 void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModelOptions& options,
                   const GpuParts& parts) {
   store.require_unchanged();
-  home_.allocate(weight_bytes(stored, config_, parts, Home::kGpu));
-  host_home_.allocate(weight_bytes(stored, config_, parts, Home::kHost), gpu::Site::kMapped);
+  home_.allocate(weight_bytes(stored, config_, options.share, parts, Home::kGpu));
+  host_home_.allocate(weight_bytes(stored, config_, options.share, parts, Home::kHost),
+                      gpu::Site::kMapped);
   std::vector<LoadJob> jobs;
   const auto add = [&](const std::byte* source, int64_t bytes, auto run) {
     jobs.push_back({source, bytes, run});
     report_.bytes += bytes;
   };
-  for_each_pair(stored, weights_, config_, parts,
-                [&](const WeightSpec& spec, Home home, QuantView from, QuantView& to) {
-                  CudaWeights& memory = home == Home::kGpu ? home_ : host_home_;
-                  to = memory.reserve(from, spec.use);
-                  const int64_t at_once = rows_per_load_job(from.q.row_bytes());
-                  for (int64_t first = 0; first < from.q.rows; first += at_once) {
-                    const int64_t n = std::min(at_once, from.q.rows - first);
-                    add(from.q.row_data(first), n * from.q.row_bytes(),
-                        [&memory, from, to, first, n](const std::byte* data) {
-                          memory.upload_rows(data, from, to, first, n);
-                        });
-                  }
-                  if (to.scale.empty()) return;
-                  add(from.scale.row_data(0), from.scale.rows * from.scale.row_bytes(),
-                      [&memory, from, to, name = spec.name](const std::byte* data) {
-                        TensorView scales = from.scale;
-                        scales.data = const_cast<std::byte*>(data);
-                        check_scales(name + "_scale_inv", scales);
-                        memory.upload_scales(data, to);
-                      });
-                });
+  const auto load_one = [&](const WeightSpec& spec, Home home, const Source& from, QuantView& to) {
+    CudaWeights& memory = home == Home::kGpu ? home_ : host_home_;
+    const QuantView &whole = from.whole, &part = from.part;
+    to = memory.reserve(part, spec.use);
+    const int64_t row_bytes = whole.q.row_bytes(), at_once = rows_per_load_job(row_bytes);
+    const int64_t before = part.q.row_data(0) - whole.q.row_data(spec.first_row);
+    for (int64_t first = 0; first < part.q.rows; first += at_once) {
+      const int64_t n = std::min(at_once, part.q.rows - first);
+      add(whole.q.row_data(spec.first_row + first), n * row_bytes,
+          [&memory, part, to, first, n, before](const std::byte* data) {
+            memory.upload_rows(data + before, part, to, first, n);
+          });
+    }
+    if (to.scale.empty()) return;
+    add(whole.scale.row_data(0), whole.scale.rows * whole.scale.row_bytes(),
+        [&memory, whole, part, to, name = spec.name](const std::byte* data) {
+          TensorView scales = whole.scale;
+          scales.data = const_cast<std::byte*>(data);
+          check_scales(name + "_scale_inv", scales);
+          const int64_t before_part = part.scale.row_data(0) - whole.scale.row_data(0);
+          memory.upload_scales(data + before_part, part, to);
+        });
+  };
+  for_each_pair(stored, weights_, config_, parts, load_one);
   if (options.cache_type == DType::kF8E4M3)
     CudaAttention::require_fp8_cache(config_.mla, weights_.layers[0].attn.kv_b);
   const auto start = Clock::now();
@@ -238,6 +294,8 @@ void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModel
 }
 
 }  // namespace
+
+void choose_gpu(int index) { gpu::choose_gpu(index); }
 
 std::string why_no_gpu() {
   try {
@@ -267,7 +325,7 @@ void require_fp8_gpu() {
 
 // A hand-off that cannot work would be noticed only after loading, which takes minutes.
 std::string require_hand_off(const GpuParts& parts) {
-  if (!any(parts, false)) return "";
+  if (all_on_gpu(parts)) return "";
   const gpu::GpuInfo gpu_info = gpu::open_gpu();
   if (gpu_info.ends_long_kernels)
     return fmt::format(
@@ -295,8 +353,8 @@ GpuMemory gpu_memory(ModelWeights& stored, const ModelConfig& config,
       .expert_bytes = largest_expert_bytes(stored),
       .streams = !gpu_info.emulated,
       .weight_bytes =
-          [&stored, &config](const GpuParts& parts) {
-            return weight_bytes(stored, config, parts, Home::kGpu);
+          [&stored, &config, share = options.share](const GpuParts& parts) {
+            return weight_bytes(stored, config, share, parts, Home::kGpu);
           },
       .other_bytes =
           [&config, options, gpu_info](const GpuParts& parts, int64_t context, int64_t kv_tokens) {

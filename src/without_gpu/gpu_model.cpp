@@ -4,6 +4,8 @@
 
 namespace tandem {
 
+void choose_gpu(int) {}
+
 std::string why_no_gpu() {
   return "this program was built without CUDA: install the CUDA toolkit (12.4 or newer) and build "
          "it "

@@ -158,7 +158,8 @@ void check_variants(const BenchOptions& o) {
           "--draft-tokens and --context-limit out");
 }
 
-void check_limit(const BenchInput& bench) {
+void check_attention_input(const BenchInput& bench) {
+  if (bench.options.variants) check_variants_input(bench);
   const int longest = most_of(bench.options.contexts), limit = bench.options.context_limit;
   require(limit == 0 || limit >= longest,
           "--context-limit {}: a context of {} tokens is to be measured: raise it, or choose a "
@@ -183,7 +184,7 @@ Benchmark attention_benchmark() {
           .contexts = {512, 4096, 16384},
           .batches = {1},
           .check = check_variants,
-          .check_input = check_limit,
+          .check_input = check_attention_input,
           .on_cpu = bench_either};
 }
 

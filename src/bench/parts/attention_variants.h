@@ -88,7 +88,10 @@ class AttentionVariants {
 Cost cost_of_variant(AttentionVariant variant, const ModelConfig& config, WeightFormat format,
                      int64_t context, int64_t cache_element_bytes);
 
-// A row per variant, for `tandem bench attention --variants`.
+// For `tandem bench attention --variants`. Throws Error for a model whose attention has no
+// variants.
+void check_variants_input(const BenchInput& bench);
+// A row per variant.
 void bench_attention_variants(const BenchInput& bench, const cpu::KernelTable& kernels,
                               MachineSpeed& speed, const OnRow& on_row);
 

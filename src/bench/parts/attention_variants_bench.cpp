@@ -134,16 +134,20 @@ class VariantsOnGpu {
 
 }  // namespace
 
-void bench_attention_variants(const BenchInput& bench, const cpu::KernelTable& kernels,
-                              MachineSpeed& speed, const OnRow& on_row) {
-  ModelConfig config = bench.config;
-  const MlaConfig& m = config.mla;
+void check_variants_input(const BenchInput& bench) {
+  const MlaConfig& m = bench.config.mla;
   require(m.q_rank > 0, "--variants: {} has no q_lora_rank; choose r1, v3, v2, or k2",
           bench.options.config);
   require(m.nope_dim + m.v_dim <= m.kv_rank,
           "--variants: {} has qk_nope_head_dim {} and v_head_dim {}, together more than its "
           "kv_lora_rank {}; choose r1, v3, v2, or k2",
           bench.options.config, m.nope_dim, m.v_dim, m.kv_rank);
+}
+
+void bench_attention_variants(const BenchInput& bench, const cpu::KernelTable& kernels,
+                              MachineSpeed& speed, const OnRow& on_row) {
+  ModelConfig config = bench.config;
+  const MlaConfig& m = config.mla;
   config.n_layers = config.n_dense_layers = 1;
   const WeightFormats formats = {stored_format(config), {DType::kBF16}};
   const DType cache_type = cache_type_for(kernels);

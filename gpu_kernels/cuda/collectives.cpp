@@ -1,0 +1,97 @@
+// Implements collectives.h with NCCL 2.9 or newer. Its interface has not changed since, so the
+// declarations below stand for nccl.h, and a program that was built without NCCL uses any.
+#include "gpu_kernels/collectives.h"
+
+#include <cstring>
+
+#include "core/run_error.h"
+#include "core/shared_library.h"
+#include "gpu_kernels/stamp.h"
+
+namespace tandem::gpu {
+namespace {
+
+struct NcclId {
+  char bytes[128];
+};
+using NcclComm = void*;
+constexpr int kSuccess = 0, kFloat = 7, kSum = 0;  // of ncclResult_t, ncclDataType_t, ncclRedOp_t
+
+struct Nccl {
+  int (*get_unique_id)(NcclId* id);
+  int (*comm_init_rank)(NcclComm* comm, int n_ranks, NcclId id, int rank);
+  int (*comm_abort)(NcclComm comm);
+  int (*all_reduce)(const void* in, void* out, size_t n, int type, int op, NcclComm comm,
+                    void* stream);
+  const char* (*get_error_string)(int result);
+
+  void expect(int result, const char* call) const {
+    require_run(result == kSuccess, "{}: {}: set NCCL_DEBUG=INFO to see why", call,
+                get_error_string(result));
+  }
+};
+
+const Nccl& nccl() {
+  static const Nccl functions = [] {
+    static constexpr const char* kNames[] = {"libnccl.so.2", "libnccl.so"};
+    const SharedLibrary library(kNames);
+    require(bool{library},
+            "the GPUs of several ranks compute together by NCCL, and libnccl.so.2 is not "
+            "installed: install NVIDIA's libnccl2, or use --device cpu");
+    Nccl n = {};
+    const bool complete = library.find(n.get_unique_id, "ncclGetUniqueId") &&
+                          library.find(n.comm_init_rank, "ncclCommInitRank") &&
+                          library.find(n.comm_abort, "ncclCommAbort") &&
+                          library.find(n.all_reduce, "ncclAllReduce") &&
+                          library.find(n.get_error_string, "ncclGetErrorString");
+    require(complete, "{} lacks functions of NCCL: install NVIDIA's libnccl2", library.name());
+    return n;
+  }();
+  return functions;
+}
+
+}  // namespace
+
+struct Collectives::Impl {
+  // The GPU writes the time after every few calls.
+  static constexpr int kCallsBetweenStamps = 16;
+  int rank;
+  NcclComm comm = nullptr;
+  Buffer stamped{sizeof(uint64_t), Site::kMapped};
+  int n_calls = 0;
+};
+
+Collectives::Id Collectives::make_id() {
+  NcclId id;
+  nccl().expect(nccl().get_unique_id(&id), "ncclGetUniqueId");
+  Id bytes;
+  std::memcpy(bytes.data(), id.bytes, sizeof id.bytes);
+  return bytes;
+}
+
+Collectives::Collectives(const Id& bytes, int rank, int n_ranks) : impl_(new Impl{.rank = rank}) {
+  NcclId id;
+  std::memcpy(id.bytes, bytes.data(), sizeof id.bytes);
+  nccl().expect(nccl().comm_init_rank(&impl_->comm, n_ranks, id, rank), "ncclCommInitRank");
+}
+
+// Work that is under way is ended: ncclCommDestroy() would wait for ranks that are lost.
+Collectives::~Collectives() {
+  if (impl_->comm) nccl().comm_abort(impl_->comm);
+}
+
+int Collectives::rank() const { return impl_->rank; }
+
+void Collectives::all_reduce(Stream& stream, float* x, int64_t n) {
+  nccl().expect(
+      nccl().all_reduce(x, x, static_cast<size_t>(n), kFloat, kSum, impl_->comm, stream.handle()),
+      "ncclAllReduce");
+  if (++impl_->n_calls % Impl::kCallsBetweenStamps == 0)
+    stamp(stream, impl_->stamped.as<uint64_t>());
+}
+
+uint64_t Collectives::progress() const {
+  return *static_cast<const volatile uint64_t*>(impl_->stamped.as<uint64_t>());
+}
+
+}  // namespace tandem::gpu

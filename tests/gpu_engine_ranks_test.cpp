@@ -1,0 +1,248 @@
+// A model on the GPUs of several ranks, which are threads here, with emulated GPUs: logits,
+// answers, and what each rank reads.
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <random>
+
+#include "comm/agreement.h"
+#include "comm/local_ranks.h"
+#include "gpu_kernels/collectives.h"
+#include "model/cost.h"
+#include "tests/check_close.h"
+#include "tests/error_of.h"
+#include "tests/golden_file.h"
+#include "tests/gpu_memory.h"
+#include "tests/hybrid_placements.h"
+#include "tests/plain_engine.h"
+#include "tests/whole_models.h"
+
+namespace tandem::test {
+namespace {
+
+// Ranks of one host, each of which makes the same calls without `steps`.
+ModelOptions on_rank(ModelOptions options, Group& group, StepChannel* steps = nullptr) {
+  options.n_threads = 1;
+  options.ranks = {&group, steps, group.rank(), group.size()};
+  return options;
+}
+
+// Runs `work` on every rank. What one reports fails the test.
+void on_ranks(int n, const std::function<void(Group&)>& work) {
+  run_local_ranks({n}, [&](Group& group) {
+    try {
+      work(group);
+    } catch (const AgreedError& error) {
+      if (error.reported_here) ADD_FAILURE() << "rank " << group.rank() << ": " << error.what();
+    }
+  });
+}
+
+// Experts on the GPUs of a host and on its CPU, in which some layers have none on one of them.
+Placement random_placement_of_ranks(const ModelConfig& c, int n_ranks, std::mt19937& rng,
+                                    bool with_cpu) {
+  Placement p = backbone_on_gpu(c, kContext);
+  p.stages[0].tp = n_ranks;
+  p.stages[0].devices.clear();
+  for (int rank = 0; rank < n_ranks; ++rank) p.stages[0].devices.push_back({0, rank});
+  p.embedding_on_cpu = rng() % 2;
+  p.prefill_chunk_tokens = 1 + static_cast<int>(rng() % 30);
+  for (int l = 0; l < c.n_layers; ++l) {
+    if (!c.is_moe(l)) continue;
+    std::vector<ExpertGroup> groups(n_ranks + 1, ExpertGroup{{}, stored_expert_format(c), {}});
+    for (int device = 0; device <= n_ranks; ++device)
+      groups[device].owners = {device < n_ranks ? DeviceId{0, device} : kCpu};
+    const unsigned n_devices = n_ranks + (with_cpu && rng() % 4 > 0);
+    const unsigned first = rng() % 3 == 0;  // then the first GPU has none
+    for (int e = 0; e < c.router.n_experts; ++e)
+      groups[first + rng() % (n_devices - first)].experts.push_back(e);
+    std::erase_if(groups, [](const ExpertGroup& group) { return group.experts.empty(); });
+    p.layers.push_back({l, l, groups});
+  }
+  return p;
+}
+
+using Rows = std::vector<std::vector<float>>;
+Rows logits_of(LoadedModel& loaded, const std::vector<int32_t>& tokens) {
+  Rows rows;
+  score(loaded.model(), loaded.cache(), tokens, 0,
+        [&](int64_t, std::span<const float> row) { rows.emplace_back(row.begin(), row.end()); });
+  return rows;
+}
+
+class GpuRanks : public testing::TestWithParam<std::string> {};
+
+TEST_P(GpuRanks, HaveTheLogitsOfTheCpu) {
+  const LimitedGpuMemory memory(kEnough);
+  const std::string directory = kGolden + GetParam();
+  const GoldenFile golden(directory + "/golden.safetensors");
+  const std::vector<int32_t> tokens =
+      golden.ints(golden.has("tokens_17") ? "tokens_17" : "tokens_5");
+  LoadedModel cpu({.directory = directory,
+                   .isa = cpu::Isa::kReference,
+                   .n_threads = 1,
+                   .context = kContext,
+                   .max_logits = 40});
+  const Rows want = logits_of(cpu, tokens);
+  std::mt19937 rng(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
+  for (const int n_ranks : {2, 3}) {
+    const Placement placement = random_placement_of_ranks(cpu.config(), n_ranks, rng, n_ranks == 2);
+    const PlacementFile file(placement);
+    std::vector<Rows> got(n_ranks);
+    on_ranks(n_ranks, [&](Group& group) {
+      LoadedModel loaded(on_rank({.directory = directory,
+                                  .device = DeviceChoice::kCuda,
+                                  .max_logits = 40,
+                                  .placement = file.path()},
+                                 group));
+      got[group.rank()] = logits_of(loaded, tokens);
+      group.barrier();
+    });
+    ASSERT_EQ(got[0].size(), want.size());
+    for (size_t i = 0; i < want.size(); ++i) {
+      SCOPED_TRACE(fmt::format("{} ranks, position {}", n_ranks, i));
+      expect_close(got[0][i], want[i], 2e-2 * largest(want[i]));
+    }
+    for (int rank = 1; rank < n_ranks; ++rank) EXPECT_EQ(got[rank], got[0]) << rank;
+  }
+}
+
+// t1 has near ties between experts that a BF16 cache decides differently.
+std::vector<std::string> families() {
+  std::vector<std::string> all = golden_families(kGolden);
+  std::erase(all, "t1");
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Families, GpuRanks, testing::ValuesIn(families()),
+                         [](const auto& info_of) { return info_of.param; });
+
+// Answers of rank 0's engine, whose steps the others repeat.
+std::vector<std::vector<int32_t>> answers_on_ranks(int n_ranks, const ModelOptions& options,
+                                                   int n_questions) {
+  std::vector<std::vector<int32_t>> all;
+  on_ranks(n_ranks, [&](Group& group) {
+    StepChannel steps(group, [](const GroupError& error) { ADD_FAILURE() << error.what(); });
+    const ModelOptions mine = on_rank(options, group, &steps);
+    if (mine.ranks.follow()) {
+      LoadedModel loaded(mine);
+      return steps.follow();
+    }
+    all = answers(mine, n_questions);
+    steps.end();
+  });
+  return all;
+}
+
+// Several sequences in chunked prompts and recorded steps, with drafts, streamed experts and a
+// cache of either type.
+TEST(GpuRanksOfTinyR1, AnswerAsTheCpu) {
+  const LimitedGpuMemory memory(kEnough);
+  const auto want = answers(tiny_r1(DeviceChoice::kCpu), 3);
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  EXPECT_EQ(answers_on_ranks(2, options, 3), want) << "without a placement";
+  std::mt19937 rng(5);
+  const ModelConfig config = ModelConfig::from_directory(options.directory);
+  for (const DraftChoice draft : {DraftChoice::kOff, DraftChoice::kMtp}) {
+    Placement placement = random_placement_of_ranks(config, 2, rng, true);
+    placement.kv_tokens = options.context;
+    placement.prefill_chunk_tokens = 17;
+    placement.stream_from_tokens = draft == DraftChoice::kOff ? 9 : 0;
+    const PlacementFile file(placement);
+    options.placement = file.path();
+    options.draft = draft;
+    options.max_logits = 8;
+    EXPECT_EQ(answers_on_ranks(2, options, 3), want) << name_of(draft);
+  }
+}
+
+// What a GPU does not hold of a rank's experts is on the CPU, and every expert is read once.
+TEST(GpuRanksOfTinyR1, TakeWhatFits) {
+  ModelOptions options = tiny_r1(DeviceChoice::kCuda);
+  options.context = 64;
+  int64_t alone = 0, whole = 0;
+  {
+    const LimitedGpuMemory memory(kEnough);
+    options.device = DeviceChoice::kCpu;
+    alone = LoadedModel(options).load_report().bytes;
+    options.device = DeviceChoice::kCuda;
+  }
+  for (const int64_t bytes : {kEnough, int64_t{6'000'000}}) {
+    const LimitedGpuMemory memory(bytes);
+    std::vector<int64_t> read(2);
+    std::vector<std::string> devices(2);
+    on_ranks(2, [&](Group& group) {
+      LoadedModel loaded(on_rank(options, group));
+      read[group.rank()] = loaded.load_report().bytes;
+      devices[group.rank()] = loaded.device();
+      group.barrier();
+    });
+    for (const std::string& device : devices)
+      EXPECT_EQ(says(device, "experts also on the cpu"), bytes < kEnough) << device;
+    const int64_t sum = read[0] + read[1];
+    if (whole == 0) whole = sum;
+    EXPECT_EQ(sum, whole) << "wherever experts are";
+    EXPECT_LT(read[0], alone);
+    EXPECT_GT(sum, alone) << "each rank has embedding, norms and latents";
+  }
+}
+
+TEST(GpuRanksOfTinyR1, NeedAGpuEach) {
+  const Setting one("TANDEM_GPU_COUNT", "1");
+  const auto device_of = [](DeviceChoice device) {
+    std::vector<std::string> said(2);
+    run_local_ranks({2}, [&](Group& group) {
+      try {
+        LoadedModel loaded(on_rank(tiny_r1(device), group));
+        said[group.rank()] = loaded.device();
+      } catch (const AgreedError& error) {
+        if (error.reported_here) said[group.rank()] = error.what();
+      }
+      group.barrier();
+      choose_gpu(0);
+    });
+    return said;
+  };
+  const auto refused = device_of(DeviceChoice::kCuda);
+  EXPECT_TRUE(says(refused[0] + refused[1], "rank 1, which is number 1 on its host, needs a GPU"));
+  EXPECT_EQ(device_of(DeviceChoice::kAuto), (std::vector<std::string>{"cpu", "cpu"}));
+}
+
+// Sums of GPUs, in a recording and without: the order of ranks decides the bits.
+TEST(GpuCollectives, AddInTheOrderOfRanks) {
+  constexpr int kRanks = 3, kRounds = 5;
+  for (const int64_t n : {int64_t{1}, int64_t{8192}, int64_t{20'001}}) {
+    std::vector<std::vector<float>> in(kRanks);
+    std::mt19937 rng(static_cast<unsigned>(n));
+    std::normal_distribution<float> normal;
+    for (auto& x : in)
+      for (int64_t i = 0; i < n; ++i) x.push_back(normal(rng) * (rng() % 2 ? 1e6f : 1));
+    std::vector<float> want = in[0];
+    for (int rank = 1; rank < kRanks; ++rank)
+      for (int64_t i = 0; i < n; ++i) want[i] += in[rank][i];
+    const gpu::Collectives::Id id = gpu::Collectives::make_id();
+    on_ranks(kRanks, [&](Group& group) {
+      gpu::Stream stream;
+      gpu::Collectives ranks(id, group.rank(), kRanks);
+      const gpu::Buffer given = gpu::on_gpu(stream, in[group.rank()]);
+      gpu::Buffer x = gpu::nans_on_gpu<float>(n);
+      const uint64_t before = ranks.progress();
+      const auto add = [&] {
+        stream.copy(given.as<float>(), given.bytes(), x.as<float>());
+        ranks.all_reduce(stream, x.as<float>(), n);
+      };
+      const gpu::Graph graph = stream.capture(add);
+      for (int round = 0; round < kRounds; ++round) {
+        round % 2 == 0 ? add() : stream.replay(graph);
+        std::vector<float> got(n);
+        stream.copy(x.as<float>(), x.bytes(), got.data());
+        stream.wait();
+        EXPECT_EQ(got, want);
+      }
+      EXPECT_NE(ranks.progress(), before);
+      group.barrier();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test
