@@ -41,7 +41,7 @@ std::vector<FfnWeights> on_gpu(const std::vector<FfnWeights>& experts) {
 CudaExperts::CudaExperts(const ModelConfig& config, const ModelWeights& weights,
                          CudaExpertRows& rows, gpu::Stream& stream)
     : c_(config), stream_(stream), rows_(rows), layers_(weights.layers.size()) {
-  check(weights.slices.size() <= 1, "experts on a GPU are not sliced");
+  check(weights.slices.size() <= 1, "a GPU has one slice of its experts");
   for (size_t l = 0; l < layers_.size(); ++l) {
     const std::vector<FfnWeights> experts = on_gpu(weights.layers[l].experts);
     if (experts.empty()) continue;

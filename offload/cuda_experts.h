@@ -12,7 +12,7 @@ namespace tandem {
 
 class CudaExperts final : public ExpertPool {
  public:
-  // `weights` are in GPU memory as CudaWeights stores them, not sliced, with the layer's experts
+  // `weights` are in GPU memory as CudaWeights stores them, with the layer's experts
   // adjacent. All references outlive the object. A micro-batch's rows are in use from submit() to
   // add_to(). The ids of submit() are those of
   // ExpertPlaces; negative ones are skipped.

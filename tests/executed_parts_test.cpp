@@ -6,6 +6,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "model/cost.h"
 #include "offload/plan/placement_json.h"
 #include "tests/planner_cases.h"
 
@@ -127,8 +128,8 @@ TEST_F(OnRanks, OtherRanksAndHostsAreRefused) {
   EXPECT_TRUE(says(error_of([&] { parts_of(0); }), "expert 0 has 2 owners"));
 }
 
-// Only hosts whose CPUs all divide all layers can be started as ranks.
-TEST(CpuRanks, AreHostsThatDivideTheBackbone) {
+// Only hosts whose CPUs, or whose first GPUs, all divide all layers can be started as ranks.
+TEST(PlacedRanks, AreDevicesThatDivideTheBackbone) {
   const auto n = [](std::vector<DeviceId> devices, int tp, bool one_stage = true) {
     Placement p;
     p.stages.push_back({0, 5, std::move(devices), tp});
@@ -143,8 +144,57 @@ TEST(CpuRanks, AreHostsThatDivideTheBackbone) {
   EXPECT_EQ(n({a, b}, 2, false), 1) << "a pipeline";
   EXPECT_EQ(n({b, c}, 2), 1) << "not from the first host on";
   EXPECT_EQ(n({a, {1, 0}}, 2), 1) << "a GPU";
-  EXPECT_EQ(n({{0, 0}, {0, 1}}, 2), 1) << "GPUs of a host";
+  const DeviceId g0{0, 0}, g1{0, 1}, h0{1, 0}, h1{1, 1};
+  EXPECT_EQ(n({g0, g1}, 2), 2);
+  EXPECT_EQ(n({g0, g1, h0, h1}, 4), 4);
+  EXPECT_EQ(n({g0, h0}, 2), 2);
+  EXPECT_EQ(n({g0, g1, h0}, 3), 3);
+  EXPECT_EQ(n({g0, h0, g1, h1}, 4), 1) << "not host by host";
+  EXPECT_EQ(n({g1, g0}, 2), 1) << "not in order";
+  EXPECT_EQ(n({h0, h1}, 2), 1) << "not from the first host on";
+  EXPECT_EQ(n({g0, b}, 2), 1) << "a CPU";
+  EXPECT_EQ(n({g0, g1}, 1), 1) << "replicas";
   EXPECT_EQ(n_ranks_of({}), 1);
+}
+
+// Two hosts with two GPUs each. Experts of a host's CPU are dealt to its ranks.
+TEST(PlacedRanks, HaveTheirGpuAndAPartOfTheirCpu) {
+  const ModelConfig c =
+      ModelConfig::from_directory(std::string(TANDEM_SOURCE_DIR) + "/models/tiny-r1");
+  Machine m = round_machine();
+  m.hosts = 2;
+  m.gpus.assign(2, m.gpus[0]);
+  Placement p;
+  p.backbone = stored_format(c);
+  p.stages = {{0, c.n_layers - 1, {{0, 0}, {0, 1}, {1, 0}, {1, 1}}, 4}};
+  p.kv_tokens = 64;
+  const auto group = [&](int first, DeviceId owner) {
+    return ExpertGroup{{first, first + 1, first + 2, first + 3}, stored_expert_format(c), {owner}};
+  };
+  p.layers = {{1, 2, {group(0, {0, -1}), group(4, {1, -1}), group(8, {0, 1}), group(12, {1, 0})}}};
+  const ExecutedParts parts = executed_parts(c, m, p, {1, 4, 2});
+  const std::vector<int> want = {0, 1, 0, 1, 2, 3, 2, 3, 1, 1, 1, 1, 2, 2, 2, 2};
+  EXPECT_EQ(parts.rank_of_expert[1], want);
+  EXPECT_EQ(parts.rank_of_expert[2], want);
+  EXPECT_TRUE(parts.rank_of_expert[0].empty());
+  ASSERT_TRUE(parts.gpu);
+  for (int e = 0; e < 16; ++e) {
+    EXPECT_EQ(parts.gpu->experts[1][e], e >= 8 && e < 12) << e;
+    EXPECT_EQ(parts.gpu->on_other_ranks[1][e], want[e] != 1) << e;
+    EXPECT_EQ(parts.experts.elsewhere().experts[1][e], e != 1 && e != 3) << e;
+  }
+  EXPECT_FALSE(all_on_gpu(*parts.gpu));
+  EXPECT_FALSE(parts.gpu->expert_columns);
+
+  ExpertGroup all = {{}, stored_expert_format(c), p.stages[0].devices, true};
+  for (int e = 0; e < 16; ++e) all.experts.push_back(e);
+  Placement sliced = p;
+  sliced.layers = {{1, 1, {all}}, {2, 2, p.layers[0].groups}};
+  EXPECT_FALSE(error_of([&] { executed_parts(c, m, sliced, {1, 4, 2}); }).empty());
+  p.micro_batches = 2;
+  EXPECT_TRUE(says(error_of([&] { executed_parts(c, m, p, {1, 4, 2}); }), "set it to 1"));
+  p.micro_batches = 1;
+  EXPECT_TRUE(says(error_of([&] { executed_parts(c, m, p, {1, 2, 2}); }), "host1.gpu0"));
 }
 
 TEST_F(OnTheCpu, PartsForOtherDevicesAreRefused) {

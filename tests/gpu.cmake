@@ -72,6 +72,11 @@ if(NOT TANDEM_SANITIZE MATCHES thread)  # whole models take too long, as above
   add_test(NAME gpu_cli_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_cli_test.py
                                      $<TARGET_FILE:tandem_emulated> $<TARGET_FILE:tandem>)
   set_tests_properties(gpu_cli_test PROPERTIES TIMEOUT ${seconds} COST 20)
+  if(NOT TANDEM_SANITIZE)  # sanitizers do not know what MPI does
+    add_test(NAME gpu_ranks_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpu_ranks_test.py
+                                         $<TARGET_FILE:tandem_emulated>)
+    set_tests_properties(gpu_ranks_test PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${seconds} COST 60)
+  endif()
 endif()
 if(TARGET tandem_gpu_cuda)
   add_executable(gpu_tests_cuda EXCLUDE_FROM_ALL ${cuda_tests} $<TARGET_OBJECTS:gpu_main>)

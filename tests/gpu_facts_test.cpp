@@ -20,6 +20,16 @@ GpuFacts sound() {
 
 TEST(WhyNot, AUsableGpuIsAccepted) { EXPECT_EQ(why_not(sound()), ""); }
 
+TEST(OnlyGpu, IsOneOfThoseThatTheProcessMayUse) {
+  EXPECT_EQ(only_gpu({}, 0), "0");
+  EXPECT_EQ(only_gpu({}, 11), "11");
+  EXPECT_EQ(only_gpu("4,2,GPU-8a1f", 0), "4");
+  EXPECT_EQ(only_gpu("4,2,GPU-8a1f", 1), "2");
+  EXPECT_EQ(only_gpu("4,2,GPU-8a1f", 2), "GPU-8a1f");
+  EXPECT_EQ(only_gpu("4,2,GPU-8a1f", 3), "");
+  EXPECT_EQ(only_gpu("", 0), "");
+}
+
 TEST(WhyNot, Fp8NeedsAGpuAndKernelsForIt) {
   GpuFacts facts = sound();
   facts.compiled_for = 89;

@@ -183,7 +183,7 @@ class OnRanks(unittest.TestCase):
     def test_errors_are_reported_once(self):
         cases = [([(3, ["run", "/none", "-p", "x"])], "/none"),
                  ([(2, ["run", "--no-such-option"])], "--no-such-option"),
-                 ([(2, ["run", "--device", "cuda", "-p", "x"])], "several ranks", "--device cpu"),
+                 ([(2, ["run", "--dense-products", "onednn", "-p", "x"])], "--dense-products onednn", "ranks may choose"),
                  ([(2, ["run", "--placement", "p.json", "-p", "x"])], "p.json"),
                  ([(2, ["run", "--ctx", "16", "-p", "word " * 500])], "--ctx"),
                  ([(2, ["plan", "r1"])], "only run, chat, serve, eval, logits and bench comm"),
@@ -303,7 +303,6 @@ class StartedByItself(unittest.TestCase):
         self.refused(LAUNCHERS[0], [*QUESTION, "--placement", str(file), "--ranks", "3"], 3, "with tp 3")
         self.refused(LAUNCHERS[0], [*QUESTION, "--placement", str(file), "--ranks", "1"], 2, "on host1.cpu")
         self.refused(None, [*QUESTION, "--placement", str(file)], 2, f"--placement {file}", "mpirun")
-        self.refused(None, [*QUESTION, "--placement", str(file), "--device", "cuda"], 2, "--device cuda")
 
     def refused(self, launcher, arguments, cores, *words):
         done = self.run_self(launcher, arguments, cores=cores)
@@ -316,7 +315,7 @@ class StartedByItself(unittest.TestCase):
             self.refused(None, [*QUESTION, "--ranks", n], 2, f"--ranks {n}: must be 1 or more")
         self.refused(LAUNCHERS[0], [*QUESTION, "--ranks", "6"], 5, "--ranks 6", "5 cores for 6 ranks")
         self.refused(None, [*QUESTION, "--ranks", "2"], 2, "--ranks 2", "neither mpirun nor mpiexec", "openmpi-bin")
-        self.refused(LAUNCHERS[0], [*QUESTION, "--ranks", "2", "--device", "cuda"], 2, "--device cuda", "several ranks")
+        self.refused(LAUNCHERS[0], [*QUESTION, "--ranks", "2", "--dense-products", "onednn"], 2, "--dense-products onednn", "ranks may choose")
         for launcher in LAUNCHERS:  # what the ranks find is said once as well, and nothing by the launcher
             self.refused(launcher, ["run", "--ranks", "2", "-p", ""], 2, "the prompt is empty")
             self.refused(launcher, ["serve", "--ranks", "2", "--port", "70000"], 2, "--port 70000")

@@ -233,7 +233,7 @@ class LifeCycle(unittest.TestCase):
 
     def test_the_first_request_takes_no_longer_than_the_next(self):
         first, second = [], []
-        for _ in range(5):
+        for _ in range(20):  # other programs may disturb some rounds
             server = Server().wait_ready()
             self.assertEqual(server.metric("tandem:generated_tokens_total"), 0)  # tokens of the warm-up are not counted
             self.assertEqual(server.metric("vllm:prefix_cache_queries_total"), 0)
@@ -244,7 +244,9 @@ class LifeCycle(unittest.TestCase):
             first.append(taken[1])
             second.append(taken[2] - taken[1])
             self.assertEqual(server.stop(), 0)
-        self.assertLess(min(first), 3 * min(second) + 0.0005, (first, second))
+            if min(first) < 3 * min(second) + 0.0005:
+                return
+        self.fail((first, second))
 
     def test_a_log_that_cannot_be_written_ends_nothing(self):
         with socket.socket() as free:

@@ -3,7 +3,6 @@
 #include "gpu_kernels/runtime.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -190,7 +189,8 @@ Streams& streams() {
 
 namespace {
 
-std::atomic<int> chosen_gpu = 0;
+// Ranks of tests are threads.
+thread_local int chosen_gpu = 0;
 
 // Emulated GPUs of this machine, for tests.
 int n_gpus_option() {

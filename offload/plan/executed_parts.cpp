@@ -15,6 +15,7 @@ void require_here(const Machine& machine, const Placement& p, PlacedRank rank);
 void require_executed(const ModelConfig& config, const Placement& p, PlacedRank rank);
 std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int layer,
                                                 DeviceId cpu);
+bool is_sliced(const Placement& p);
 std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p,
                                                PlacedRank rank);
 GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank);
@@ -42,7 +43,7 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
     if (!config.is_moe(l)) formats[l] = formats[l + 1];
   ExecutedParts parts = {
       {std::move(formats), p.numa_columns}, p.kv_tokens, p.kv_type, p.prefill_chunk_tokens, {}};
-  if (rank.n_ranks > 1) parts.rank_of_expert = ranks_of_experts(config, p, rank);
+  if (rank.n_ranks > 1 && !is_sliced(p)) parts.rank_of_expert = ranks_of_experts(config, p, rank);
   if (backbone_of(p, rank).is_cpu()) return parts;
   parts.gpu = gpu_parts(config, p, rank);
   parts.experts.keep_elsewhere(beside_cpu(*parts.gpu));
@@ -105,12 +106,13 @@ namespace {
 // Runs before check_placement: a device that this program cannot use is refused as such, whether
 // the machine has it or not.
 void require_here(const Machine& machine, const Placement& p, PlacedRank rank) {
-  const auto n_gpus = static_cast<int>(machine.gpus.size());  // of a host
   const int n = rank.n_ranks;
-  const auto runs_on = [&](DeviceId d) { return d.host < machine.hosts && d.gpu < n_gpus; };
+  const int n_gpus = std::min(static_cast<int>(machine.gpus.size()), rank.n_of_host);  // of a host
+  const int n_hosts = n_gpus > 0 ? std::max(n / rank.n_of_host, 1) : n;
+  const auto runs_on = [&](DeviceId d) { return d.host < n_hosts && d.gpu < n_gpus; };
   const std::string known =
       n_gpus > 0 && n > 1
-          ? fmt::format("the CPUs and the first {} GPUs of {} hosts", n_gpus, machine.hosts)
+          ? fmt::format("the CPUs and the first {} GPUs of {} hosts", n_gpus, n_hosts)
       : n_gpus > 0 ? fmt::format("{} and {}", device_name(kCpu), device_name(kGpu))
       : n > 1      ? fmt::format("{} to {}, the CPUs of {} ranks,", device_name(kCpu),
                                  device_name({n - 1, -1}), n)
@@ -168,9 +170,20 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
   const WeightFormat stored = stored_expert_format(config);
   for (const LayerExperts& l : p.layers)
     for (const ExpertGroup& group : l.groups) {
-      require(group.owners.size() == 1,
-              "placement: layer {}: expert {} has {} owners: this program runs it on one device",
-              l.first, group.experts.front(), group.owners.size());
+      if (group.sliced)
+        require(n > 1 && on_gpu && group.owners == p.stages[0].devices &&
+                    std::ssize(group.experts) == config.router.n_experts,
+                "placement: layer {}: expert {} is sliced: this program slices all experts of all "
+                "layers, among the GPUs that divide the backbone, or none",
+                l.first, group.experts.front());
+      else
+        require(group.owners.size() == 1,
+                "placement: layer {}: expert {} has {} owners: this program runs it on one device",
+                l.first, group.experts.front(), group.owners.size());
+      require(group.sliced == is_sliced(p),
+              "placement: layer {}: expert {} is {} and others are not: this program slices all "
+              "experts or none",
+              l.first, group.experts.front(), group.sliced ? "sliced" : "whole");
       if (group.owners[0].is_cpu()) continue;
       require(on_gpu,
               "placement: layer {}: expert {} is on {} and the backbone is not: this program runs "
@@ -180,6 +193,11 @@ void require_executed(const ModelConfig& config, const Placement& p, PlacedRank 
               "placement: layer {}: expert {} is {} on a GPU, which keeps experts as stored, {}",
               l.first, group.experts.front(), format_name(group.format), format_name(stored));
     }
+}
+
+// Whether devices have slices of experts, as its first layer says.
+bool is_sliced(const Placement& p) {
+  return !p.layers.empty() && !p.layers[0].groups.empty() && p.layers[0].groups[0].sliced;
 }
 
 // [n_all_layers][n_experts] of(owner) for each expert, empty for a dense layer. Layers for
@@ -235,16 +253,23 @@ std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int
 GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank) {
   const DeviceId gpu = backbone_of(p, rank);
   std::vector<std::vector<bool>> on_other_ranks;
-  if (rank.n_ranks > 1)
+  std::optional<Slice> expert_columns;
+  if (is_sliced(p)) {
+    const int64_t n = config.expert_dim / rank.n_ranks;
+    expert_columns = {rank.rank * n, n};
+  } else if (rank.n_ranks > 1) {
     for (const std::vector<int>& layer : ranks_of_experts(config, p, rank)) {
       std::vector<bool>& others = on_other_ranks.emplace_back();
       for (const int r : layer) others.push_back(r != rank.rank);
     }
+  }
   return {.embedding_on_cpu = p.embedding_on_cpu,
           .stream_from_tokens = p.stream_from_tokens,
           .micro_batches_from_sequences = p.micro_batches == 2 ? p.micro_batches_from_sequences : 0,
-          .experts = by_expert(config, p, [&](DeviceId owner) { return owner == gpu; }),
-          .on_other_ranks = std::move(on_other_ranks)};
+          .experts =
+              by_expert(config, p, [&](DeviceId owner) { return expert_columns || owner == gpu; }),
+          .on_other_ranks = std::move(on_other_ranks),
+          .expert_columns = expert_columns};
 }
 
 }  // namespace

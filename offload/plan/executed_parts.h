@@ -21,6 +21,9 @@ struct GpuParts {
   // Likewise, true for experts that neither this GPU nor the CPU beside it has; empty: there are
   // none.
   std::vector<std::vector<bool>> on_other_ranks = {};
+  // The columns of every expert that this GPU has, where the GPUs of all ranks divide all experts;
+  // nothing: experts are whole.
+  std::optional<Slice> expert_columns = {};
 };
 
 constexpr int kMeasuredCrossover = -1;

@@ -62,6 +62,7 @@ int64_t weight_bytes(ModelWeights& stored, const ModelConfig& config,
   int64_t bytes = 0;
   ModelWeights unused;
   unused.share = share;
+  if (parts.expert_columns) unused.slices = {*parts.expert_columns};
   for_each_pair(stored, unused, config, parts,
                 [&](const WeightSpec& spec, Home home, const Source& from, QuantView&) {
                   if (home == where) bytes += CudaWeights::bytes_of(from.part, spec.use);
@@ -88,9 +89,14 @@ CudaLimits limits_of(const GpuModelOptions& options, const gpu::GpuInfo& gpu_inf
           .fp8_activations = options.fp8_activations};
 }
 
-// The model with the attention heads of a rank, for the sizes of scratch.
-ModelConfig with_heads_of(const std::optional<BackboneShare>& share, ModelConfig config) {
+// The model with the attention heads of a rank, and with the columns of its experts, for the sizes
+// of scratch.
+ModelConfig with_heads_of_rank(ModelConfig config, const std::optional<BackboneShare>& share) {
   if (share && share->heads.n > 0) config.mla.n_heads = static_cast<int>(share->heads.n);
+  return config;
+}
+ModelConfig with_experts_of_rank(ModelConfig config, const GpuParts& parts) {
+  if (parts.expert_columns) config.expert_dim = static_cast<int>(parts.expert_columns->n);
   return config;
 }
 
@@ -99,9 +105,9 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
                              int64_t kv_tokens) {
   // Used by CUDA itself, its modules and recorded steps.
   constexpr int64_t kContextBytes = (100 << 20) + CudaDevice::kRecordedBytes;
-  const ModelConfig of_rank = with_heads_of(options.share, config);
+  const ModelConfig of_rank = with_heads_of_rank(config, options.share);
   return CudaOps::bytes_for(of_rank, limits_of(options, gpu_info)) +
-         CudaExpertRows::bytes_for(config, rows_needed(parts, options)) +
+         CudaExpertRows::bytes_for(with_experts_of_rank(config, parts), rows_needed(parts, options)) +
          (!all_on_gpu(parts) ? HybridExperts::bytes_for(config, options.max_tokens) : 0) +
          (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config, options.max_tokens)
                                         : 0) +
@@ -137,16 +143,18 @@ class Loaded final : public GpuModel {
         stream_from_(parts.stream_from_tokens),
         micro_batches_from_(parts.micro_batches_from_sequences),
         gpu_info_(gpu::open_gpu()),
-        config_of_rank_(with_heads_of(options.share, config)),
+        config_of_rank_(with_heads_of_rank(config, options.share)),
+        config_of_experts_(with_experts_of_rank(config, parts)),
         on_other_ranks_(parts.on_other_ranks),
         device_(stream_, options.records,
                 options.share ? CudaDevice::kAnyBytes : CudaDevice::kRecordedBytes) {
     weights_.share = options.share;
+    if (parts.expert_columns) weights_.slices = {*parts.expert_columns};
     load(store, stored, options, parts);
     ops_ = std::make_unique<CudaOps>(config_of_rank_, limits_of(options, gpu_info_), stream_);
-    rows_ = std::make_unique<CudaExpertRows>(config, rows_needed(parts, options), stream_,
+    rows_ = std::make_unique<CudaExpertRows>(config_of_experts_, rows_needed(parts, options), stream_,
                                              options.fp8_activations);
-    gpu_experts_ = std::make_unique<CudaExperts>(config, weights_, *rows_, stream_);
+    gpu_experts_ = std::make_unique<CudaExperts>(config_of_experts_, weights_, *rows_, stream_);
     if (!on_other_ranks_.empty() && all_on_gpu(parts))
       rank_experts_ = std::make_unique<CudaRankExperts>(config, weights_, on_other_ranks_,
                                                         max_tokens_, *gpu_experts_, stream_);
@@ -220,7 +228,7 @@ class Loaded final : public GpuModel {
   const int max_tokens_;
   const int stream_from_, micro_batches_from_;
   const gpu::GpuInfo gpu_info_;
-  const ModelConfig config_of_rank_;
+  const ModelConfig config_of_rank_, config_of_experts_;
   const std::vector<std::vector<bool>> on_other_ranks_;
   gpu::Stream stream_;
   std::unique_ptr<gpu::Collectives> ranks_;        // null: no other ranks

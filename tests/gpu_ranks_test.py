@@ -1,0 +1,149 @@
+"""The program on several ranks with emulated GPUs, as processes under mpirun or started by itself: the tokens of one
+process, a placement that `tandem plan` wrote, a server, and ranks that are stopped or lack a GPU.
+
+    python3 tests/gpu_ranks_test.py PATH_OF_TANDEM_WITH_THE_EMULATED_GPU
+"""
+import concurrent.futures
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import ranks_test
+from mpi_launcher import LAUNCHERS, is_alive, launch
+from ranks_test import alone, answer_of, ranks_of, ranks_of_number, run
+
+QUESTION = [*ranks_test.QUESTION[:3], "--device", "cuda", "--ctx", "512", *ranks_test.QUESTION[3:]]
+MACHINES = pathlib.Path(__file__).resolve().parent.parent / "machines"
+
+
+class GpuRanks(unittest.TestCase):
+    def started(self, *arguments, **environment):
+        return subprocess.run([ranks_test.TANDEM, *arguments], env={**os.environ, **environment}, capture_output=True, text=True,
+                              timeout=300, check=False)
+
+    def test_the_same_tokens(self):
+        expected = json.loads(alone(QUESTION).stdout)
+        for launcher in LAUNCHERS:
+            with self.subTest(launcher=launcher):
+                done = run(launcher, [(2, QUESTION)])
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                got = json.loads(done.stdout)
+                self.assertEqual(got["token_ids"], expected["token_ids"])
+                self.assertEqual(got["device"], "emulated GPU")
+                self.assertLess(got["model_bytes"], expected["model_bytes"])
+
+    def test_a_planned_placement(self):
+        """Two GPUs of a host: experts on both and, by hand, on the CPU beside them."""
+        with tempfile.TemporaryDirectory() as folder:
+            machine = json.loads((MACHINES / "8xh200.json").read_text())
+            machine["gpus"][0]["count"] = 2
+            file, placed = pathlib.Path(folder) / "two.json", pathlib.Path(folder) / "p.json"
+            file.write_text(json.dumps(machine))
+            done = self.started("plan", "r1", "--machine", str(MACHINES / "8xh200.json"), "--json")
+            stages = json.loads(done.stdout)["placement"]["backbone"]["stages"]
+            self.assertEqual((stages[0]["tp"], len(stages)), (8, 1), "the plan for a whole machine has this form")
+            done = self.started("plan", "--machine", str(file), "--ctx", "512", "--prompt", "200", "--output", "200", "--out", str(placed), "--json")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            placement = json.loads(placed.read_text())
+            gpus = ["host0.gpu0", "host0.gpu1"]
+            placement["head"] = {"on": "backbone", "replicated": True}
+            placement["backbone"]["stages"] = [{"layers": "0-2", "devices": gpus, "tp": 2}]
+            placement["experts"]["layers"] = [{"layers": "1-2", "groups": [
+                {"experts": "0-4", "format": "fp8", "owners": [gpus[0]]}, {"experts": "5-9", "format": "fp8", "owners": [gpus[1]]},
+                {"experts": "10-15", "format": "fp8", "owners": ["host0.cpu"]}]}]
+            placed.write_text(json.dumps(placement))
+            arguments = [*QUESTION, "--placement", str(placed)]
+            expected = json.loads(alone(QUESTION).stdout)
+            done = self.started(*arguments, TANDEM_GPU_MEMORY="8000000000")  # starts its ranks
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            got = json.loads(done.stdout)
+            self.assertEqual(got["token_ids"], expected["token_ids"])
+            self.assertEqual(got["device"], "emulated GPU, experts also on the cpu")
+
+            placement["micro_batches"] = 2
+            placed.write_text(json.dumps(placement))
+            done = self.started(*arguments, TANDEM_GPU_MEMORY="8000000000")
+            self.assertEqual(done.returncode, 2)
+            self.assertRegex(done.stderr, r"\Aerror: placement: micro_batches is 2: .*set it to 1\n")
+
+    def test_serve(self):
+        with tempfile.TemporaryDirectory() as folder:
+            many = ["serve", "--device", "cuda", "--ranks", "2", "--port", "0", "--ctx", "512", "--max-batch", "4"]
+            mark = f"{os.getpid()}-gpu-serve"
+            with subprocess.Popen([ranks_test.TANDEM, *many], env=dict(os.environ, RANKS_TEST=mark, TMPDIR=folder),
+                                  stderr=subprocess.PIPE, text=True) as server:
+                line = server.stderr.readline()
+                while "http://" not in line:
+                    self.assertNotEqual(line, "")
+                    line = server.stderr.readline()
+                address = line[line.index("http://"):].split()[0]
+                self.wait_ready(address)
+                with concurrent.futures.ThreadPoolExecutor(3) as pool:
+                    answers = list(pool.map(lambda q: answer_of(address, q), ["What is 3 + 4?", "What is 12 + 7?", "What is 3 + 4?"]))
+                for answer, text in zip(answers, ("is 7.", "is 19.", "is 7.")):
+                    self.assertIn(text, json.dumps(answer))
+                server.send_signal(signal.SIGTERM)
+                server.communicate(timeout=60)
+                self.assertEqual(server.returncode, 0)
+
+    def wait_ready(self, address):
+        for _ in range(200):
+            try:
+                return answer_of(address, "What is 1 + 1?")
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError("not ready")
+
+    def test_a_stopped_rank_is_named(self):
+        """The GPUs of the others wait for it, and no call of MPI would tell."""
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:  # most of the time is waiting
+            list(pool.map(self.stop, range(2)))
+
+    def stop(self, lost):
+        with tempfile.TemporaryDirectory() as folder:
+            many = ["run", "--device", "cuda", "--temp", "0", "-n", "4000", "--ctx", "8192", "--raw", "--ignore-eos", "-p", "a"]
+            command, environment = launch(LAUNCHERS[0], [(2, [ranks_test.TANDEM, *many])], folder)
+            mark = f"{os.getpid()}-gpu-{lost}"
+            with subprocess.Popen(command, env=dict(environment, RANKS_TEST=mark), stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True) as job:
+                processes = ranks_of(mark, 2)
+                victim = ranks_of_number(processes, lost)
+                job.stdout.read(1)  # it generates
+                os.kill(victim, signal.SIGSTOP)
+                begin = time.monotonic()
+                try:
+                    _, errors = job.communicate(timeout=60)
+                    self.assertLess(time.monotonic() - begin, 30)
+                finally:
+                    os.kill(victim, signal.SIGKILL)
+                self.assertNotEqual(job.returncode, 0)
+                self.assertIn(f"error: rank {lost} does not answer", errors)
+            time.sleep(0.5)
+            self.assertEqual([p for p in processes if is_alive(p)], [])
+
+    def test_ranks_without_a_gpu(self):
+        done = self.started(*QUESTION, "--ranks", "2", TANDEM_GPU_COUNT="1")
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, r"\Aerror: rank 1, which is number 1 on its host, needs a GPU of its own: .*\n")
+        auto = [a if a != "cuda" else "auto" for a in QUESTION]
+        done = self.started(*auto, "--ranks", "2", TANDEM_GPU_COUNT="1")
+        self.assertEqual(json.loads(done.stdout)["device"], "cpu")
+        self.assertIn("warning: running on the CPUs: not every rank has a GPU of its own", done.stderr)
+
+
+def main():
+    ranks_test.TANDEM = os.path.realpath(sys.argv.pop(1))
+    if not LAUNCHERS:
+        print("skipped: no MPI launcher is installed")
+        return 77
+    return 0 if unittest.main(exit=False).result.wasSuccessful() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
