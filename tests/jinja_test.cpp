@@ -169,8 +169,6 @@ TEST(Jinja, BoundsTimeAndMemory) {
       "{% endfor %}{% endfor %}",
       "{{ 'a'|indent(10**12) }}",
       "{{ [1]|tojson(indent=10**12) }}",
-      "{{ [1]|tojson(indent=2**32 + 1) }}",
-      "{{ 'a'|indent(2**32 + 1) }}",
       "{% set s = 'a' * 10**7 %}{{ s.replace('', s) }}",
       "{% set s = 'a' * 10**5 %}{% for i in range(99999) %}{{ s.split('b')|length }}{% endfor %}",
       "{% set x = range(99999)|list %}{% for i in x %}{{ x == x }}{% endfor %}",
