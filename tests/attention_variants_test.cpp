@@ -65,5 +65,24 @@ TEST(AttentionVariants, OperationsOfR1) {
   EXPECT_EQ(bytes_per_token(AttentionVariant::kACCME), 1'152);
 }
 
+// Matrices of more than 2^31 numbers, and contexts with more than 2^31 operations.
+TEST(AttentionVariants, OperationsBeyondTwoBillion) {
+  ModelConfig wide = bench_config("r1");
+  wide.dim = 1 << 21;
+  const auto cost = [&](AttentionVariant v, int64_t context) {
+    return cost_of_variant(v, wide, {DType::kBF16}, context, 2);
+  };
+  const Cost none = cost(AttentionVariant::kCD, 0);
+  // From and to the model's dimension: 1536 queries, 576 numbers of the cache, 128 heads of 128.
+  const int64_t outer = (int64_t{1536 + 576 + 16'384}) << 21;
+  // 24576 queries by 1536, 32768 keys and values by 512.
+  const int64_t inner = 24'576 * 1'536 + 32'768 * 512;
+  EXPECT_EQ(none.ops, 2 * (outer + inner));
+  EXPECT_EQ(none.bytes, 2 * (outer + inner));
+  const Cost long_one = cost(AttentionVariant::kCD, 1'000'000);
+  EXPECT_EQ(long_one.ops - none.ops, 81'920'000'000);
+  EXPECT_EQ(long_one.bytes - none.bytes, 81'920'000'000);
+}
+
 }  // namespace
 }  // namespace tandem

@@ -67,6 +67,17 @@ TEST(BenchCounts, BytesAndOperationsOfExperts) {
   EXPECT_EQ(both.ops, 1'409'286'144);
 }
 
+TEST(BenchCounts, BytesAndOperationsOfExpertsBeyondTwoBillion) {
+  const ModelConfig r1 = bench_config("r1");
+  std::vector<int32_t> ids(64 * 8);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % 256);
+  const ExpertsCost cost =
+      cost_of_experts(r1, {DType::kF8E4M3}, {ids.data(), 64, 8, 8, DType::kI32});
+  EXPECT_EQ(cost.n_experts, 256);
+  EXPECT_EQ(cost.bytes, int64_t{256} * 44'050'944);
+  EXPECT_EQ(cost.ops, int64_t{512} * 88'080'384);
+}
+
 // Per 64 bytes, as counted for 1, 2 and 4 rows, and half-way between 16 and 32.
 TEST(BenchCounts, InstructionsOfExperts) {
   cpu::KernelTable avx2 = {}, avx512 = {};

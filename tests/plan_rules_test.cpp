@@ -179,6 +179,36 @@ TEST(PlanCost, LargeMatricesHaveTheirBytes) {
   EXPECT_EQ(bytes({DType::kI4TwoLevel, 64}), kNumbers / 2 + kNumbers / 64 + kSize * 4);
 }
 
+// Under even routing an expert's share of the rows is 1/32. One with replicas is used by the rows
+// of a replica; groups with and without replicas alternate.
+TEST(PlanCost, ReplicasOfAnExpertShareItsTokens) {
+  const ModelConfig r1 = known_model("r1");
+  const Machine m = known_machine("8xh200");
+  const RoutingStatistics routing(r1);
+  const Workload w;
+  const PlanInput in = {r1, m, w, routing};
+  const WeightFormat fp8 = {DType::kF8E4M3};
+  const LayerExperts experts = {3,
+                                3,
+                                {{{0, 1}, fp8, {{0, 0}}, false},
+                                 {{2}, fp8, {{0, 1}, {0, 2}}, false},
+                                 {{3}, fp8, {{0, 3}}, false},
+                                 {{4}, fp8, {{0, 4}, {0, 5}, {0, 6}, {0, 7}}, false}}};
+  const std::vector<ExpertLoad> loads = expert_loads(in, Placement{}, experts, 3, {64, 10}, {0, 0});
+  const double held[] = {2, 1, 1, 1, 1, 1, 1, 1}, replicas[] = {1, 2, 2, 1, 4, 4, 4, 4};
+  ASSERT_EQ(loads.size(), 8u);
+  for (int gpu = 0; gpu < 8; ++gpu) {
+    const ExpertLoad& load = loads[gpu];
+    const double chance = 1 - std::pow(1 - 1 / (32 * replicas[gpu]), 10);
+    EXPECT_EQ(load.owner.gpu, gpu);
+    EXPECT_EQ(load.experts, held[gpu]);
+    EXPECT_NEAR(load.used, held[gpu] * chance, 1e-9) << gpu;
+    EXPECT_NEAR(load.variance, held[gpu] * chance * (1 - chance), 1e-9) << gpu;
+    EXPECT_NEAR(load.rows, held[gpu] * 2 / replicas[gpu], 1e-9) << gpu;
+    EXPECT_NEAR(load.bytes, load.used * 44'050'944, 1) << gpu;
+  }
+}
+
 TEST(PlanCost, OperationsOfATokenAreTwiceTheActiveWeights) {
   const TokenOps ops = token_ops(known_model("r1"));
   EXPECT_EQ(ops.expert, 2.0 * 44'040'192);

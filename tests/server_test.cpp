@@ -504,6 +504,11 @@ TEST(RequestReader, TheSameAtAnyCut) {
        "GET / key= origin=o body= keeps=true left=5"},
       {"POST / HTTP/1.0\r\nContent-Length: 3\r\n\r\nabcd",
        "POST / key= origin= body=abc keeps=false left=1"},
+      // Each field of the header counts, and the wish to close more than the wish to keep.
+      {"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nConnection: keep-alive\r\n\r\n",
+       "GET / key= origin= body= keeps=false left=0"},
+      {"GET / HTTP/1.0\r\nHost: x\r\nConnection: keep-alive\r\nConnection: te\r\n\r\n",
+       "GET / key= origin= body= keeps=true left=0"},
       {chunked + "\r\nXY", "POST /a key=k origin= body=abcde keeps=true left=2"},
       // Trailers after a body do not become header fields.
       {chunked + "Authorization: other\r\nOrigin: o\r\nConnection: close\r\n\r\n",

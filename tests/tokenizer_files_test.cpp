@@ -89,6 +89,7 @@ TEST(TokenizerJson, NamesWhatIsMissingOrNotSupported) {
        "\"日\" is not in the byte-level alphabet"},
       {[](json& f) { f["model"]["merges"][3] = "ab"; }, "merge 3 \"ab\" must be two tokens"},
       {[](json& f) { f["model"]["merges"][3] = "a b c"; }, "merge 3"},
+      {[](json& f) { f["model"]["merges"][3] = "a  b"; }, "merge 3 \"a  b\" must be two tokens"},
       {[](json& f) { f["model"]["merges"][3] = {"a"}; }, "merge 3 must be"},
       {[](json& f) { f["model"]["merges"][3] = 5; }, "merge 3 must be a string or two strings"},
       {[](json& f) {
