@@ -43,12 +43,17 @@ void on_ranks(int n, const std::function<void(Group&)>& work) {
   });
 }
 
-// All experts in slices on the GPUs of a host.
-Placement sliced_placement(const ModelConfig& c, int n_ranks) {
+Placement backbone_on_gpus(const ModelConfig& c, int n_ranks) {
   Placement p = backbone_on_gpu(c, kContext);
   p.stages[0].tp = n_ranks;
   p.stages[0].devices.clear();
   for (int rank = 0; rank < n_ranks; ++rank) p.stages[0].devices.push_back({0, rank});
+  return p;
+}
+
+// All experts in slices on the GPUs of a host.
+Placement sliced_placement(const ModelConfig& c, int n_ranks) {
+  Placement p = backbone_on_gpus(c, n_ranks);
   ExpertGroup all = {{}, stored_expert_format(c), p.stages[0].devices, true};
   for (int e = 0; e < c.router.n_experts; ++e) all.experts.push_back(e);
   p.layers.push_back({0, c.n_layers - 1, {all}});
@@ -58,10 +63,7 @@ Placement sliced_placement(const ModelConfig& c, int n_ranks) {
 // Experts on the GPUs of a host and on its CPU, in which some layers have none on one of them.
 Placement random_placement_of_ranks(const ModelConfig& c, int n_ranks, std::mt19937& rng,
                                     bool with_cpu) {
-  Placement p = backbone_on_gpu(c, kContext);
-  p.stages[0].tp = n_ranks;
-  p.stages[0].devices.clear();
-  for (int rank = 0; rank < n_ranks; ++rank) p.stages[0].devices.push_back({0, rank});
+  Placement p = backbone_on_gpus(c, n_ranks);
   p.embedding_on_cpu = rng() % 2;
   p.prefill_chunk_tokens = 1 + static_cast<int>(rng() % 30);
   for (int l = 0; l < c.n_layers; ++l) {
