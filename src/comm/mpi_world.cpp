@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 
 #include "comm/copy.h"
 #include "comm/mpi_library.h"
@@ -30,8 +31,12 @@ struct MpiWorld {
   }
   // No group is of use afterwards.
   [[noreturn]] void fail(int lost, const std::string& why) {
-    failed = true;
-    throw GroupError(lost, why);
+    if (!failure) failure.emplace(lost, why);
+    throw *failure;
+  }
+  // What has failed first is the reason of all later errors, whichever thread reports one.
+  void throw_if_failed() const {
+    if (failure) throw *failure;
   }
   [[noreturn]] void give_up(int waited_for, const char* call, Patience patience);
   // Tells all ranks a number and hears theirs; -1 of those who say none within the patience.
@@ -41,7 +46,7 @@ struct MpiWorld {
   const Patience leaving;
   int rank = 0, size = 0;
   int next_tag = kLeaving + 1;  // of a new group: no two groups of a rank have the same
-  bool failed = false;
+  std::optional<GroupError> failure = {};
 };
 
 class MpiGroup final : public Group {
@@ -154,7 +159,7 @@ std::unique_ptr<Group> MpiGroup::split(int color) {
 }
 
 void MpiGroup::receive(int rank, std::byte* to, int64_t bytes) {
-  if (world_->failed) world_->fail(-1, "a group of this rank has failed before");
+  world_->throw_if_failed();
   do {
     const int n = static_cast<int>(std::min(bytes, kMaxMessage));
     Message& message = messages_.emplace_back(Message{rank, n, true, 0});
@@ -166,7 +171,7 @@ void MpiGroup::receive(int rank, std::byte* to, int64_t bytes) {
 }
 
 void MpiGroup::send(int rank, const std::byte* from, int64_t bytes) {
-  if (world_->failed) world_->fail(-1, "a group of this rank has failed before");
+  world_->throw_if_failed();
   do {
     const int n = static_cast<int>(std::min(bytes, kMaxMessage));
     Message& message = messages_.emplace_back(Message{rank, n, false, 0});
@@ -230,7 +235,7 @@ MpiWorld::MpiWorld(const Launch& launch, Patience patience)
 
 // MPI's own end waits for all ranks for ever.
 MpiWorld::~MpiWorld() {
-  if (failed || std::uncaught_exceptions() > 0) return;
+  if (failure || std::uncaught_exceptions() > 0) return;
   const std::vector<int> heard = hear_all(kLeaving, rank, leaving);
   if (std::count(heard.begin(), heard.end(), -1) == 0) mpi.finalize();
 }

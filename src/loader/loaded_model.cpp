@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <thread>
 
 #include "comm/agreement.h"
 #include "core/machine_info.h"
@@ -115,8 +114,6 @@ constexpr std::chrono::seconds kGpuPatience(12);
     group.barrier();
   } catch (const GroupError& error) {
     why = error.what();
-    // The group has failed in a call of the main thread, which is about to report it.
-    if (error.lost < 0) std::this_thread::sleep_for(std::chrono::seconds(5));
   }
   fmt::print(stderr, "error: {}\n", why);
   std::_Exit(1);

@@ -107,7 +107,8 @@ int64_t bytes_beside_weights(const ModelConfig& config, const GpuModelOptions& o
   constexpr int64_t kContextBytes = (100 << 20) + CudaDevice::kRecordedBytes;
   const ModelConfig of_rank = with_heads_of_rank(config, options.share);
   return CudaOps::bytes_for(of_rank, limits_of(options, gpu_info)) +
-         CudaExpertRows::bytes_for(with_experts_of_rank(config, parts), rows_needed(parts, options)) +
+         CudaExpertRows::bytes_for(with_experts_of_rank(config, parts),
+                                   rows_needed(parts, options)) +
          (!all_on_gpu(parts) ? HybridExperts::bytes_for(config, options.max_tokens) : 0) +
          (parts.stream_from_tokens != 0 ? CudaStreaming::bytes_for(config, options.max_tokens)
                                         : 0) +
@@ -152,8 +153,8 @@ class Loaded final : public GpuModel {
     if (parts.expert_columns) weights_.slices = {*parts.expert_columns};
     load(store, stored, options, parts);
     ops_ = std::make_unique<CudaOps>(config_of_rank_, limits_of(options, gpu_info_), stream_);
-    rows_ = std::make_unique<CudaExpertRows>(config_of_experts_, rows_needed(parts, options), stream_,
-                                             options.fp8_activations);
+    rows_ = std::make_unique<CudaExpertRows>(config_of_experts_, rows_needed(parts, options),
+                                             stream_, options.fp8_activations);
     gpu_experts_ = std::make_unique<CudaExperts>(config_of_experts_, weights_, *rows_, stream_);
     if (!on_other_ranks_.empty() && all_on_gpu(parts))
       rank_experts_ = std::make_unique<CudaRankExperts>(config, weights_, on_other_ranks_,
