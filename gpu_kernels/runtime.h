@@ -23,8 +23,8 @@ struct GpuInfo {
   bool emulated = false;
 };
 
-// Of the GPUs that this process may use (CUDA_VISIBLE_DEVICES), the index-th becomes the only one;
-// there may be none. Called before all other functions.
+// From now on the process can use one GPU only: number `index`, from 0, of those that it could use
+// before (CUDA_VISIBLE_DEVICES), or none if they are fewer. Called before all other functions.
 void choose_gpu(int index);
 
 // Selects the GPU that this process uses from now on. Throws Error if there is none: no driver, a

@@ -17,15 +17,20 @@ constexpr const char* kFailed =
 }  // namespace
 
 HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens)
+    : HybridExperts(config, parts, max_tokens,
+                    CudaExperts::places(config, parts.weights, parts.on_other_ranks)) {}
+
+HybridExperts::HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens,
+                             const Places& places)
     : parts_(parts),
       stream_(parts.stream),
-      places_(CudaExperts::places(config, parts.weights, parts.on_other_ranks)),
-      hand_off_(config, {places_, parts.rows_on_cpu, max_tokens, parts.gpu_waits}, parts.stream),
+      hand_off_(config, {places, parts.rows_on_cpu, max_tokens, parts.gpu_waits}, parts.stream),
       trace_(parts.stream, config.n_all_layers()) {
-  for (const std::vector<int32_t>& places : places_) {
+  for (const std::vector<int32_t>& of_layer : places) {
     StepTrace::Layer& layer = layers_.emplace_back();
-    layer.on_gpu = std::any_of(places.begin(), places.end(), [](int32_t p) { return p >= 0; });
-    layer.on_cpu = std::find(places.begin(), places.end(), ExpertPlaces::kOnCpu) != places.end();
+    layer.on_gpu = std::any_of(of_layer.begin(), of_layer.end(), [](int32_t p) { return p >= 0; });
+    layer.on_cpu =
+        std::find(of_layer.begin(), of_layer.end(), ExpertPlaces::kOnCpu) != of_layer.end();
   }
 }
 

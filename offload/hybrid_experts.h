@@ -63,6 +63,9 @@ class HybridExperts final : public ExpertPool {
   void end_step(LayerRange layers, const MicroBatches& step) override;
 
  private:
+  using Places = std::vector<std::vector<int32_t>>;  // as ExpertPlaces takes them
+  HybridExperts(const ModelConfig& config, const Parts& parts, int max_tokens,
+                const Places& places);
   Ticket start(const ExpertBatch& batch) override;
   bool streams(int64_t n_tokens) const;
   bool cpu_computes(const ExpertBatch& batch) const;
@@ -75,7 +78,6 @@ class HybridExperts final : public ExpertPool {
 
   const Parts parts_;
   gpu::Stream& stream_;
-  const std::vector<std::vector<int32_t>> places_;
   std::vector<StepTrace::Layer> layers_;
   HandOff hand_off_;
   StepTrace trace_;

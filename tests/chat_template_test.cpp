@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -389,7 +390,13 @@ TEST(ChatTemplate, TimeIsLinearInTheNumberOfMessages) {
       render_chat(chat_template, chat, {});
       return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
     };
-    EXPECT_LT(seconds(4000), 8 * seconds(1000) + 0.05) << name;
+    // Other programs on this processor make some runs longer: the shortest of a few count.
+    double many = seconds(4000), few = seconds(1000);
+    for (int more = 0; more < 4 && many >= 8 * few + 0.05; ++more) {
+      many = std::min(many, seconds(4000));
+      few = std::min(few, seconds(1000));
+    }
+    EXPECT_LT(many, 8 * few + 0.05) << name;
   }
 }
 

@@ -2,6 +2,7 @@
 // holes of the file, which read as zeros and take no space.
 #pragma once
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -33,5 +34,9 @@ void write_checkpoint(const std::string& directory, const std::vector<FakeTensor
 // scale_block, else BF16; packed INT4 experts if it has an expert_group; F32 router biases; MTP
 // layers with copies of embedding and head.
 std::vector<FakeTensor> tensors_of(const ModelConfig& config);
+
+// Writes a small model of V3's form with random BF16 weights, in which `changed` replaces fields of
+// config.json. By default it has two layers, both dense.
+void write_random_model(const TempDirectory& dir, const nlohmann::json& changed);
 
 }  // namespace tandem

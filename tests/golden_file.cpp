@@ -18,6 +18,12 @@ std::vector<std::string> golden_families(const std::string& folder) {
   return names;
 }
 
+std::vector<std::string> families_without_ties(const std::string& folder) {
+  std::vector<std::string> all = golden_families(folder);
+  std::erase(all, "t1");
+  return all;
+}
+
 GoldenFile::GoldenFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   bytes_.assign(std::istreambuf_iterator<char>(file), {});

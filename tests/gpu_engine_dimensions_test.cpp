@@ -4,11 +4,8 @@
 // router.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
-#include <random>
 
 #include "loader/load_weights.h"
 #include "model/checkpoint.h"
@@ -29,56 +26,14 @@ struct Dimensions {
   int kv_rank, nope, v;
 };
 
-// A dense model of two layers on disk, with random BF16 weights.
-void write_model(const TempDirectory& dir, const Dimensions& d) {
-  const nlohmann::json config = {{"architectures", {"DeepseekV3ForCausalLM"}},
-                                 {"model_type", "deepseek_v3"},
-                                 {"hidden_size", 64},
-                                 {"vocab_size", 61},
-                                 {"num_hidden_layers", 2},
-                                 {"first_k_dense_replace", 2},
-                                 {"intermediate_size", 96},
-                                 {"moe_intermediate_size", 32},
-                                 {"n_routed_experts", 8},
-                                 {"num_experts_per_tok", 2},
-                                 {"n_shared_experts", 1},
-                                 {"n_group", 2},
-                                 {"topk_group", 1},
-                                 {"topk_method", "noaux_tc"},
-                                 {"scoring_func", "sigmoid"},
-                                 {"norm_topk_prob", true},
-                                 {"routed_scaling_factor", 1.0},
-                                 {"num_attention_heads", 3},
-                                 {"q_lora_rank", 24},
-                                 {"kv_lora_rank", d.kv_rank},
-                                 {"qk_nope_head_dim", d.nope},
-                                 {"qk_rope_head_dim", 8},
-                                 {"v_head_dim", d.v},
-                                 {"max_position_embeddings", 256},
-                                 {"rms_norm_eps", 1e-6},
-                                 {"rope_theta", 10000},
-                                 {"tie_word_embeddings", false}};
-  dir.write("config.json", config.dump());
-  std::mt19937 rng(5);
-  std::vector<FakeTensor> tensors = tensors_of(ModelConfig::from_directory(dir.path()));
-  for (FakeTensor& t : tensors) {
-    const bool norm = t.shape.size() == 1;
-    std::normal_distribution<float> draw(norm ? 1.f : 0.f,
-                                         norm ? 0.1f : 1 / std::sqrt(float(t.shape.back())));
-    for (int64_t i = 0; i < t.bytes() / 2; ++i) {
-      const auto bits = static_cast<uint16_t>(std::bit_cast<uint32_t>(draw(rng)) >> 16);
-      t.data.append(reinterpret_cast<const char*>(&bits), 2);
-    }
-  }
-  write_safetensors(dir.file("model.safetensors"), tensors);
-}
-
 class GpuDimensions : public testing::TestWithParam<Dimensions> {};
 
 TEST_P(GpuDimensions, LogitsAreThoseOfTheNaiveModel) {
   const TempDirectory dir;
   const std::string directory = dir.path();
-  write_model(dir, GetParam());
+  write_random_model(dir, {{"kv_lora_rank", GetParam().kv_rank},
+                           {"qk_nope_head_dim", GetParam().nope},
+                           {"v_head_dim", GetParam().v}});
   const ModelConfig config = ModelConfig::from_directory(directory);
   const WeightStore store(directory);
   std::vector<int32_t> tokens;

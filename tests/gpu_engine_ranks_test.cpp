@@ -2,8 +2,6 @@
 // answers, and what each rank reads.
 #include <gtest/gtest.h>
 
-#include <bit>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
@@ -12,25 +10,15 @@
 #include "comm/local_ranks.h"
 #include "gpu_kernels/collectives.h"
 #include "model/cost.h"
-#include "tests/check_close.h"
 #include "tests/error_of.h"
 #include "tests/fake_checkpoint.h"
 #include "tests/golden_file.h"
 #include "tests/gpu_memory.h"
 #include "tests/hybrid_placements.h"
-#include "tests/plain_engine.h"
-#include "tests/temp_directory.h"
 #include "tests/whole_models.h"
 
 namespace tandem::test {
 namespace {
-
-// Ranks of one host, each of which makes the same calls without `steps`.
-ModelOptions on_rank(ModelOptions options, Group& group, StepChannel* steps = nullptr) {
-  options.n_threads = 1;
-  options.ranks = {&group, steps, group.rank(), group.size()};
-  return options;
-}
 
 // Runs `work` on every rank. What one reports fails the test.
 void on_ranks(int n, const std::function<void(Group&)>& work) {
@@ -81,14 +69,6 @@ Placement random_placement_of_ranks(const ModelConfig& c, int n_ranks, std::mt19
   return p;
 }
 
-using Rows = std::vector<std::vector<float>>;
-Rows logits_of(LoadedModel& loaded, const std::vector<int32_t>& tokens) {
-  Rows rows;
-  score(loaded.model(), loaded.cache(), tokens, 0,
-        [&](int64_t, std::span<const float> row) { rows.emplace_back(row.begin(), row.end()); });
-  return rows;
-}
-
 class GpuRanks : public testing::TestWithParam<std::string> {};
 
 TEST_P(GpuRanks, HaveTheLogitsOfTheCpu) {
@@ -102,88 +82,46 @@ TEST_P(GpuRanks, HaveTheLogitsOfTheCpu) {
                    .n_threads = 1,
                    .context = kContext,
                    .max_logits = 40});
-  const Rows want = logits_of(cpu, tokens);
+  const Logits want = logits_after(cpu, tokens);
   std::mt19937 rng(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
   for (const int n_ranks : {2, 3}) {
     const Placement placement = random_placement_of_ranks(cpu.config(), n_ranks, rng, n_ranks == 2);
     const PlacementFile file(placement);
-    std::vector<Rows> got(n_ranks);
+    std::vector<Logits> got(n_ranks);
     on_ranks(n_ranks, [&](Group& group) {
       LoadedModel loaded(on_rank({.directory = directory,
                                   .device = DeviceChoice::kCuda,
                                   .max_logits = 40,
                                   .placement = file.path()},
                                  group));
-      got[group.rank()] = logits_of(loaded, tokens);
+      got[group.rank()] = logits_after(loaded, tokens);
       group.barrier();
     });
-    ASSERT_EQ(got[0].size(), want.size());
-    for (size_t i = 0; i < want.size(); ++i) {
-      SCOPED_TRACE(fmt::format("{} ranks, position {}", n_ranks, i));
-      expect_close(got[0][i], want[i], 2e-2 * largest(want[i]));
-    }
+    SCOPED_TRACE(fmt::format("{} ranks", n_ranks));
+    expect_close_logits(got[0], want, 2e-2);
     for (int rank = 1; rank < n_ranks; ++rank) EXPECT_EQ(got[rank], got[0]) << rank;
   }
 }
 
-// t1 has near ties between experts that a BF16 cache decides differently.
-std::vector<std::string> families() {
-  std::vector<std::string> all = golden_families(kGolden);
-  std::erase(all, "t1");
-  return all;
-}
-INSTANTIATE_TEST_SUITE_P(Families, GpuRanks, testing::ValuesIn(families()),
+INSTANTIATE_TEST_SUITE_P(Families, GpuRanks, testing::ValuesIn(families_without_ties(kGolden)),
                          [](const auto& info_of) { return info_of.param; });
-
-// A random BF16 model with one dense layer and two with experts of 256 columns.
-void write_wide_experts(const TempDirectory& dir) {
-  const nlohmann::json config = {{"architectures", {"DeepseekV3ForCausalLM"}},
-                                 {"model_type", "deepseek_v3"},
-                                 {"hidden_size", 64},
-                                 {"vocab_size", 160},
-                                 {"num_hidden_layers", 3},
-                                 {"first_k_dense_replace", 1},
-                                 {"intermediate_size", 256},
-                                 {"moe_intermediate_size", 256},
-                                 {"n_routed_experts", 8},
-                                 {"num_experts_per_tok", 8},  // no ties
-                                 {"n_shared_experts", 1},
-                                 {"n_group", 1},
-                                 {"topk_group", 1},
-                                 {"topk_method", "noaux_tc"},
-                                 {"scoring_func", "sigmoid"},
-                                 {"norm_topk_prob", true},
-                                 {"routed_scaling_factor", 1.0},
-                                 {"num_attention_heads", 4},
-                                 {"q_lora_rank", 24},
-                                 {"kv_lora_rank", 64},
-                                 {"qk_nope_head_dim", 32},
-                                 {"qk_rope_head_dim", 32},
-                                 {"v_head_dim", 64},
-                                 {"max_position_embeddings", 256},
-                                 {"rms_norm_eps", 1e-6},
-                                 {"rope_theta", 10000},
-                                 {"tie_word_embeddings", false}};
-  dir.write("config.json", config.dump());
-  std::mt19937 rng(5);
-  std::vector<FakeTensor> tensors = tensors_of(ModelConfig::from_directory(dir.path()));
-  for (FakeTensor& t : tensors) {
-    const bool norm = t.shape.size() == 1;
-    std::normal_distribution<float> draw(norm ? 1.f : 0.f,
-                                         norm ? 0.1f : 1 / std::sqrt(float(t.shape.back())));
-    for (int64_t i = 0; i < t.bytes() / 2; ++i) {
-      const auto bits = static_cast<uint16_t>(std::bit_cast<uint32_t>(draw(rng)) >> 16);
-      t.data.append(reinterpret_cast<const char*>(&bits), 2);
-    }
-  }
-  write_safetensors(dir.file("model.safetensors"), tensors);
-}
 
 // The plan for eight H200: every GPU has some columns of every expert, and reads no others.
 TEST(GpuRanksOfSlices, HaveTheLogitsOfTheCpu) {
   const LimitedGpuMemory memory(kEnough);
   const TempDirectory dir;
-  write_wide_experts(dir);
+  write_random_model(dir, {{"vocab_size", 160},
+                           {"num_hidden_layers", 3},
+                           {"first_k_dense_replace", 1},
+                           {"intermediate_size", 256},
+                           {"moe_intermediate_size", 256},
+                           {"num_experts_per_tok", 8},  // no ties
+                           {"n_group", 1},
+                           {"num_attention_heads", 4},
+                           {"kv_lora_rank", 64},
+                           {"qk_nope_head_dim", 32},
+                           {"qk_rope_head_dim", 32},
+                           {"v_head_dim", 64}});
   const std::string directory = dir.path();
   std::vector<int32_t> tokens(21);
   std::iota(tokens.begin(), tokens.end(), 100);
@@ -192,9 +130,9 @@ TEST(GpuRanksOfSlices, HaveTheLogitsOfTheCpu) {
   ModelOptions on_cpu = options;
   on_cpu.isa = cpu::Isa::kReference;
   LoadedModel cpu(on_cpu);
-  const Rows want = logits_of(cpu, tokens);
+  const Logits want = logits_after(cpu, tokens);
   const PlacementFile file(sliced_placement(cpu.config(), 2));
-  std::vector<Rows> got(2);
+  std::vector<Logits> got(2);
   std::vector<int64_t> read(2);
   on_ranks(2, [&](Group& group) {
     ModelOptions placed = options;
@@ -202,15 +140,11 @@ TEST(GpuRanksOfSlices, HaveTheLogitsOfTheCpu) {
     placed.context = 0;
     placed.placement = file.path();
     LoadedModel loaded(on_rank(placed, group));
-    got[group.rank()] = logits_of(loaded, tokens);
+    got[group.rank()] = logits_after(loaded, tokens);
     read[group.rank()] = loaded.load_report().bytes;
     group.barrier();
   });
-  ASSERT_EQ(got[0].size(), want.size());
-  for (size_t i = 0; i < want.size(); ++i) {
-    SCOPED_TRACE(i);
-    expect_close(got[0][i], want[i], 3e-2 * largest(want[i]));
-  }
+  expect_close_logits(got[0], want, 3e-2);
   EXPECT_EQ(got[1], got[0]);
   const ModelConfig& c = cpu.config();
   const int64_t matrix =

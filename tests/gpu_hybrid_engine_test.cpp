@@ -10,7 +10,6 @@
 #include "cli/options.h"
 #include "gpu_kernels/runtime.h"
 #include "offload/plan/placement_json.h"
-#include "tests/check_close.h"
 #include "tests/error_of.h"
 #include "tests/golden_file.h"
 #include "tests/hybrid_placements.h"
@@ -20,13 +19,6 @@
 
 namespace tandem::test {
 namespace {
-
-std::vector<std::vector<float>> logits_of(LoadedModel& loaded, const std::vector<int32_t>& tokens) {
-  std::vector<std::vector<float>> rows;
-  score(loaded.model(), loaded.cache(), tokens, 0,
-        [&](int64_t, std::span<const float> row) { rows.emplace_back(row.begin(), row.end()); });
-  return rows;
-}
 
 // The longest golden prompt of the model.
 std::vector<int32_t> golden_tokens(const std::string& directory) {
@@ -50,7 +42,7 @@ TEST_P(Hybrid, RandomPlacementsGiveTheCpusLogits) {
                    .n_threads = 1,
                    .context = kContext,
                    .max_logits = 40});
-  const auto want = logits_of(cpu, tokens);
+  const auto want = logits_after(cpu, tokens);
   std::mt19937 rng(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
   // Packed INT4 and FP16 are not streamed.
   const bool may_stream = GetParam() != "kimi_k2_thinking" && GetParam() != "moonlight_tied";
@@ -67,23 +59,12 @@ TEST_P(Hybrid, RandomPlacementsGiveTheCpusLogits) {
                         .max_logits = 40,
                         .placement = file.path()});
     n_shared += says(loaded.device(), "experts also on the cpu");
-    const auto got = logits_of(loaded, tokens);
-    ASSERT_EQ(got.size(), want.size());
-    for (size_t i = 0; i < got.size(); ++i) {
-      SCOPED_TRACE(testing::Message() << "position " << i);
-      expect_close(got[i], want[i], 2e-2 * largest(want[i]));
-    }
+    expect_close_logits(logits_after(loaded, tokens), want, 2e-2);
   }
   EXPECT_GE(n_shared, 1);
 }
 
-// t1 is omitted: it has near ties between experts that a BF16 cache decides differently.
-std::vector<std::string> families() {
-  std::vector<std::string> all = golden_families(kGolden);
-  std::erase(all, "t1");
-  return all;
-}
-INSTANTIATE_TEST_SUITE_P(Families, Hybrid, testing::ValuesIn(families()),
+INSTANTIATE_TEST_SUITE_P(Families, Hybrid, testing::ValuesIn(families_without_ties(kGolden)),
                          [](const auto& info_of) { return info_of.param; });
 
 TEST(HybridEngine, TinyR1AnswersAsOnTheCpu) {

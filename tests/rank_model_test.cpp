@@ -17,17 +17,11 @@
 #include "tests/golden_file.h"
 #include "tests/plain_engine.h"
 #include "tests/repository.h"
+#include "tests/whole_models.h"
 #include "text/chat_format.h"
 
 namespace tandem::test {
 namespace {
-
-// Without `steps` all ranks make the same calls.
-ModelOptions on_rank(ModelOptions options, Group& group, StepChannel* steps = nullptr) {
-  options.n_threads = 1;
-  options.ranks = {&group, steps, group.rank(), group.size()};
-  return options;
-}
 
 // Runs `work` on every rank, which is numbered from 0.
 void on_ranks(int n, const std::function<void(Group&)>& work) { run_local_ranks({n}, work); }

@@ -8,6 +8,8 @@
 
 #include "cli/conversation.h"
 #include "cli/options.h"
+#include "tests/check_close.h"
+#include "tests/plain_engine.h"
 #include "text/chat_format.h"
 
 namespace tandem::test {
@@ -36,6 +38,27 @@ std::vector<std::vector<int32_t>> answers(const ModelOptions& options, int n_que
   for (const Completion& c : complete(engine, questions(options.directory, tokenizer, n_questions)))
     tokens.push_back(c.tokens);
   return tokens;
+}
+
+ModelOptions on_rank(ModelOptions options, Group& group, StepChannel* steps) {
+  options.n_threads = 1;
+  options.ranks = {&group, steps, group.rank(), group.size()};
+  return options;
+}
+
+Logits logits_after(LoadedModel& loaded, const std::vector<int32_t>& tokens) {
+  Logits rows;
+  score(loaded.model(), loaded.cache(), tokens, 0,
+        [&](int64_t, std::span<const float> row) { rows.emplace_back(row.begin(), row.end()); });
+  return rows;
+}
+
+void expect_close_logits(const Logits& got, const Logits& want, double share) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    SCOPED_TRACE(testing::Message() << "position " << i);
+    expect_close(got[i], want[i], share * largest(want[i]));
+  }
 }
 
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {

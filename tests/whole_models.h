@@ -24,6 +24,17 @@ std::vector<Request> questions(const std::string& directory, const Tokenizer& to
 // Greedy answers to several questions, max_logits at a time, so that sequences start and end.
 std::vector<std::vector<int32_t>> answers(const ModelOptions& options, int n_questions);
 
+// Options of a rank that has one thread and shares its host with all others. Without `steps` all
+// ranks make the same calls.
+ModelOptions on_rank(ModelOptions options, Group& group, StepChannel* steps = nullptr);
+
+// Logits after each of `tokens`.
+using Logits = std::vector<std::vector<float>>;
+Logits logits_after(LoadedModel& loaded, const std::vector<int32_t>& tokens);
+
+// Fails the test where a number is further from `want` than `share` of the row's largest.
+void expect_close_logits(const Logits& got, const Logits& want, double share);
+
 // NaN if any of the numbers is NaN.
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b);
 

@@ -93,7 +93,7 @@ Collectives::Collectives(const Id& id, int rank, int n_ranks)
   impl_->shared = static_cast<Shared*>(memory);
   ++impl_->shared->n_here;
   while (impl_->shared->n_here < n_ranks) yield_core();
-  shm_unlink(id.data());  // all have it: nothing is left behind, whoever is killed
+  shm_unlink(id.data());  // all have opened it; the memory is freed when the last of them ends
 }
 
 Collectives::~Collectives() {

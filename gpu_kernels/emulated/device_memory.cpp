@@ -14,14 +14,13 @@
 #include <mutex>
 
 #include "core/check.h"
+#include "core/memory.h"
 #include "gpu_kernels/emulated/emulator.h"
 
 namespace tandem::gpu::emulated {
 namespace {
 
 constexpr int64_t kPage = 4096;
-// Protecting whole huge pages is 500 times as fast.
-constexpr size_t kHugePage = 2 << 20;
 
 // Slack from rounding up to pages precedes the data, so that the data ends at the guard page (as
 // far as cudaMalloc's 256-byte alignment permits).
@@ -89,28 +88,13 @@ bool listen_to_bad_addresses() {
   return true;
 }
 
-// Zeros that begin at a huge page where they fill one; null: no address space is left.
-void* map_pages(size_t bytes) {
-  const size_t slack = bytes >= kHugePage ? kHugePage : 0;
-  void* const mapped = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED) return nullptr;
-  if (slack == 0) return mapped;
-  const auto first = reinterpret_cast<uintptr_t>(mapped);
-  const size_t before = (kHugePage - first % kHugePage) % kHugePage;
-  auto* const base = static_cast<std::byte*>(mapped) + before;
-  if (before > 0) munmap(mapped, before);
-  munmap(base + bytes, slack - before);
-  madvise(base, bytes, MADV_HUGEPAGE);
-  return base;
-}
-
 }  // namespace
 
 void* allocate(int64_t bytes, Site site) {
   [[maybe_unused]] static const bool listens = listen_to_bad_addresses();
   const auto usable = static_cast<size_t>(usable_bytes(bytes));
-  void* const base = map_pages(usable + kPage);
+  // Protecting huge pages is 500 times as fast.
+  void* const base = map_in_huge_pages(static_cast<int64_t>(usable) + kPage);
   require(base, "the emulated GPU has no {:.2f} GB left", static_cast<double>(bytes) * 1e-9);
   std::memset(base, 0xff, usable);
   mprotect(static_cast<std::byte*>(base) + usable, kPage, PROT_NONE);

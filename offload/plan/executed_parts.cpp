@@ -18,7 +18,8 @@ std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int
 bool is_sliced(const Placement& p);
 std::vector<std::vector<int>> ranks_of_experts(const ModelConfig& config, const Placement& p,
                                                PlacedRank rank);
-GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank);
+GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank,
+                   const std::vector<std::vector<int>>& rank_of_expert);
 DeviceId backbone_of(const Placement& p, PlacedRank rank) {
   return p.stages.front().devices[rank.rank];
 }
@@ -45,7 +46,7 @@ ExecutedParts executed_parts(const ModelConfig& config, const Machine& machine, 
       {std::move(formats), p.numa_columns}, p.kv_tokens, p.kv_type, p.prefill_chunk_tokens, {}};
   if (rank.n_ranks > 1 && !is_sliced(p)) parts.rank_of_expert = ranks_of_experts(config, p, rank);
   if (backbone_of(p, rank).is_cpu()) return parts;
-  parts.gpu = gpu_parts(config, p, rank);
+  parts.gpu = gpu_parts(config, p, rank, parts.rank_of_expert);
   parts.experts.keep_elsewhere(beside_cpu(*parts.gpu));
   return parts;
 }
@@ -55,12 +56,12 @@ int n_ranks_of(const Placement& p) {
   const std::vector<DeviceId>& devices = p.stages[0].devices;
   const int n = p.stages[0].tp;
   if (std::ssize(devices) != n) return 1;
-  const auto n_of_first = static_cast<int>(
+  if (devices[0].host != 0) return 1;
+  const auto n_of_host = static_cast<int>(
       std::count_if(devices.begin(), devices.end(), [](DeviceId d) { return d.host == 0; }));
   for (int rank = 0; rank < n; ++rank) {
-    const int gpu = devices[0].is_cpu() ? -1 : rank % std::max(n_of_first, 1);
-    const int host = devices[0].is_cpu() ? rank : rank / std::max(n_of_first, 1);
-    if (devices[rank] != DeviceId{host, gpu}) return 1;
+    const int gpu = devices[0].is_cpu() ? -1 : rank % n_of_host;
+    if (devices[rank] != DeviceId{rank / n_of_host, gpu}) return 1;
   }
   return n;
 }
@@ -250,18 +251,18 @@ std::optional<WeightFormat> cpu_format_of_layer(const LayerExperts& experts, int
   return first ? first->format : std::optional<WeightFormat>();
 }
 
-GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank) {
+GpuParts gpu_parts(const ModelConfig& config, const Placement& p, PlacedRank rank,
+                   const std::vector<std::vector<int>>& rank_of_expert) {
   const DeviceId gpu = backbone_of(p, rank);
   std::vector<std::vector<bool>> on_other_ranks;
+  for (const std::vector<int>& layer : rank_of_expert) {
+    std::vector<bool>& others = on_other_ranks.emplace_back();
+    for (const int r : layer) others.push_back(r != rank.rank);
+  }
   std::optional<Slice> expert_columns;
   if (is_sliced(p)) {
     const int64_t n = config.expert_dim / rank.n_ranks;
     expert_columns = {rank.rank * n, n};
-  } else if (rank.n_ranks > 1) {
-    for (const std::vector<int>& layer : ranks_of_experts(config, p, rank)) {
-      std::vector<bool>& others = on_other_ranks.emplace_back();
-      for (const int r : layer) others.push_back(r != rank.rank);
-    }
   }
   return {.embedding_on_cpu = p.embedding_on_cpu,
           .stream_from_tokens = p.stream_from_tokens,

@@ -11,8 +11,10 @@ constexpr int64_t kHugePage = 2 << 20;
 
 int64_t mapped_bytes(int64_t bytes) { return round_up(bytes, kHugePage); }
 
+}  // namespace
+
 // mmap promises only 4 KiB alignment: map one huge page more and give the ends back.
-std::byte* map_aligned(int64_t bytes) {
+std::byte* map_in_huge_pages(int64_t bytes) {
   void* raw = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
@@ -24,11 +26,9 @@ std::byte* map_aligned(int64_t bytes) {
   return reinterpret_cast<std::byte*>(aligned);
 }
 
-}  // namespace
-
 Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
-  data_ = map_aligned(mapped_bytes(bytes));
+  data_ = map_in_huge_pages(mapped_bytes(bytes));
   require(data_ != nullptr,
           "no memory: {:.2f} GB could not be reserved; use a smaller model, --ctx or format",
           bytes * 1e-9);

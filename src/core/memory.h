@@ -13,6 +13,10 @@ namespace tandem {
 // For messages.
 constexpr double gigabytes(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
 
+// Maps so many bytes of zeros, whole pages, 2 MiB aligned and in huge pages where the kernel
+// allows. Null where the address space is refused.
+std::byte* map_in_huge_pages(int64_t bytes);
+
 // Zero-filled host memory, 2 MiB aligned, in huge pages where the kernel allows. Pages become
 // resident when first written. Throws Error when the address space is refused.
 class Buffer {

@@ -29,7 +29,6 @@ void StepRunner::forward(const Batch& batch, KvCache& cache) {
     model_.head(batch);
   };
   compute(work, std::ref(enqueue));  // a copy of enqueue would allocate
-  if (turn) parts_.device.wait();    // ranks make one step at a time
 }
 
 void StepRunner::forward(const Batch& batch, KvCache& cache, TensorView logits) {
@@ -55,7 +54,6 @@ void StepRunner::draft(int module, HiddenStates states, const Batch& batch, KvCa
     model_.mtp_head(module, batch);
   };
   compute(work, std::ref(enqueue));
-  if (turn) parts_.device.wait();
 }
 
 void StepRunner::copy_page(KvCache& cache, int32_t from, int32_t to) {
@@ -89,6 +87,7 @@ void StepRunner::compute(const Work& work, const std::function<void()>& enqueue)
     parts_.device.run_recorded(key, enqueue, std::ref(follow));
   }
   parts_.experts.end_step(work.layers, work.step);
+  if (channel_) parts_.device.wait();  // ranks make one step at a time
 }
 
 // In a decode step all tokens of a sequence have logits, if there are several.

@@ -168,9 +168,6 @@ void LoadedModel::load(const ModelOptions& options, const Progress& progress) {
   if (drafting_.decides) add_mtp(options, store, stored, decision);
   if (options.ranks.group && decision.parts.gpu)
     decision.parts.kv_tokens = least_on_all(*options.ranks.group, decision.parts.kv_tokens);
-  if (options.ranks.group)
-    owners_ = std::make_unique<ExpertOwners>(
-        owners_of(decision.parts.rank_of_expert, config_, options.ranks.group->size()));
   context_ = decision.context;
   const Source source = {options, store, stored, progress};
   if (decision.parts.gpu)
@@ -290,7 +287,8 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
                                 : fmt::format("tandem's kernels: {}", why_not);
     options.note("dense products: " + dense_products_);
   }
-  ExpertPool& experts = options.ranks.group ? start_ranks(*options.ranks.group) : *experts_;
+  ExpertPool& experts =
+      options.ranks.group ? start_ranks(*options.ranks.group, decision.parts) : *experts_;
   if (options.record_routing) {
     recorder_ = std::make_unique<RoutingRecorder>(config_);
     experts.observe(recorder_.get());
@@ -302,8 +300,9 @@ void LoadedModel::load_on_cpu(const Source& source, const Decision& decision) {
 }
 
 // All ranks have the same tokens, so only sums travel.
-ExpertPool& LoadedModel::start_ranks(Group& group) {
+ExpertPool& LoadedModel::start_ranks(Group& group, const ExecutedParts& parts) {
   ops_->use(group);
+  owners_ = std::make_unique<ExpertOwners>(owners_of(parts.rank_of_expert, config_, group.size()));
   rank_experts_ = std::make_unique<RankExperts>(*owners_, group.rank(), *experts_);
   return *rank_experts_;
 }

@@ -67,7 +67,7 @@ class LoadedModel {
                Decision& decision);
   void load_on_gpu(const Source& source, const Decision& decision);
   void load_on_cpu(const Source& source, const Decision& decision);
-  ExpertPool& start_ranks(Group& group);
+  ExpertPool& start_ranks(Group& group, const ExecutedParts& parts);
   void join_ranks(Group& group);
   void add_host_pages(const ModelOptions& options);
   LoadReport load_host_weights(const Source& source, const ExpertsLayout& experts);
@@ -89,7 +89,7 @@ class LoadedModel {
   std::string dense_products_;
   std::unique_ptr<RoutingRecorder> recorder_;  // for a backbone on the CPU; null: none
   std::unique_ptr<CpuExperts> experts_;        // null: all experts are on the GPU
-  std::unique_ptr<ExpertOwners> owners_;       // these two: null without other ranks
+  std::unique_ptr<ExpertOwners> owners_;       // these two: null without CPUs of other ranks
   std::unique_ptr<RankExperts> rank_experts_;
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<GpuModel> gpu_;              // null: the CPU computes everything

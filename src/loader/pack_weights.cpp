@@ -154,9 +154,7 @@ class Sources {
                     [&](const WeightSpec& spec, QuantView& w) { all_[spec.name] = w; });
   }
   const QuantView& whole(const WeightSpec& spec) const { return all_.at(spec.name); }
-  QuantView part(const WeightSpec& spec) const {
-    return whole(spec).rows_from(spec.first_row, spec.rows).cols_from(spec.first_col, spec.cols);
-  }
+  QuantView part(const WeightSpec& spec) const { return part_of(spec, whole(spec)); }
 
  private:
   std::unordered_map<std::string, QuantView> all_;

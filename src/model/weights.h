@@ -101,6 +101,11 @@ struct WeightSpec {
   int64_t first_row = 0, first_col = 0;  // of a part of the checkpoint's tensor
 };
 
+// What `spec` has of a whole tensor of the checkpoint.
+inline QuantView part_of(const WeightSpec& spec, const QuantView& whole) {
+  return whole.rows_from(spec.first_row, spec.rows).cols_from(spec.first_col, spec.cols);
+}
+
 // Calls visit(WeightSpec, QuantView& slot) for every tensor of the checkpoint that the model and
 // the MTP layers in use need, in the order of the forward pass. Resizes w.layers, their experts and
 // w.mtp. A tensor of a sliced expert is visited once for every slice that is not empty, and of a

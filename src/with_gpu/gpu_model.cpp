@@ -26,25 +26,25 @@ Home home_of(const WeightSpec& spec, const GpuParts& parts) {
   return parts.experts[spec.layer][spec.expert] ? Home::kGpu : Home::kNowhere;
 }
 
-// A tensor of the checkpoint, and the part of it that is loaded.
-struct Source {
-  QuantView whole, part;
-};
+// Weights of which nothing is loaded yet: what of the backbone and of every expert will be here.
+ModelWeights weights_of_rank(const std::optional<BackboneShare>& share, const GpuParts& parts) {
+  ModelWeights weights;
+  weights.share = share;
+  if (parts.expert_columns) weights.slices = {*parts.expert_columns};
+  return weights;
+}
 
-// Visits every stored tensor that has a home, once; a tied head shares the embedding unless that is
-// in host memory. on_gpu.share says what of the backbone is loaded.
+// Visits every stored tensor of which a part has a home, once, with the whole tensor; a tied head
+// shares the embedding unless that is in host memory. `on_gpu`: weights_of_rank().
 template <class Visit>
 void for_each_pair(ModelWeights& stored, ModelWeights& on_gpu, const ModelConfig& config,
                    const GpuParts& parts, Visit visit) {
   std::unordered_map<std::string, QuantView> sources;
   for_each_weight(stored, config,
                   [&](const WeightSpec& spec, QuantView& w) { sources[spec.name] = w; });
-  const auto source = [](const WeightSpec& spec, const QuantView& whole) -> Source {
-    return {whole, whole.rows_from(spec.first_row, spec.rows).cols_from(spec.first_col, spec.cols)};
-  };
   for_each_weight(on_gpu, config, [&](const WeightSpec& spec, QuantView& w) {
     const Home home = home_of(spec, parts);
-    if (home != Home::kNowhere) visit(spec, home, source(spec, sources.at(spec.name)), w);
+    if (home != Home::kNowhere) visit(spec, home, sources.at(spec.name), w);
   });
   const BackboneShare share = on_gpu.share_of(config);
   const auto [first, n] = share.vocab[share.rank];
@@ -54,18 +54,16 @@ void for_each_pair(ModelWeights& stored, ModelWeights& on_gpu, const ModelConfig
     return;
   }
   const WeightSpec head{"lm_head.weight", -1, -1, WeightUse::kHead, n, config.dim, 0, 0, first};
-  visit(head, Home::kGpu, source(head, stored.head), on_gpu.head);
+  visit(head, Home::kGpu, stored.head, on_gpu.head);
 }
 
 int64_t weight_bytes(ModelWeights& stored, const ModelConfig& config,
                      const std::optional<BackboneShare>& share, const GpuParts& parts, Home where) {
   int64_t bytes = 0;
-  ModelWeights unused;
-  unused.share = share;
-  if (parts.expert_columns) unused.slices = {*parts.expert_columns};
+  ModelWeights unused = weights_of_rank(share, parts);
   for_each_pair(stored, unused, config, parts,
-                [&](const WeightSpec& spec, Home home, const Source& from, QuantView&) {
-                  if (home == where) bytes += CudaWeights::bytes_of(from.part, spec.use);
+                [&](const WeightSpec& spec, Home home, const QuantView& whole, QuantView&) {
+                  if (home == where) bytes += CudaWeights::bytes_of(part_of(spec, whole), spec.use);
                 });
   return bytes;
 }
@@ -148,9 +146,8 @@ class Loaded final : public GpuModel {
         config_of_experts_(with_experts_of_rank(config, parts)),
         on_other_ranks_(parts.on_other_ranks),
         device_(stream_, options.records,
-                options.share ? CudaDevice::kAnyBytes : CudaDevice::kRecordedBytes) {
-    weights_.share = options.share;
-    if (parts.expert_columns) weights_.slices = {*parts.expert_columns};
+                options.share ? CudaDevice::kAnyBytes : CudaDevice::kRecordedBytes),
+        weights_(weights_of_rank(options.share, parts)) {
     load(store, stored, options, parts);
     ops_ = std::make_unique<CudaOps>(config_of_rank_, limits_of(options, gpu_info_), stream_);
     rows_ = std::make_unique<CudaExpertRows>(config_of_experts_, rows_needed(parts, options),
@@ -269,9 +266,9 @@ void Loaded::load(const WeightStore& store, ModelWeights& stored, const GpuModel
     jobs.push_back({source, bytes, run});
     report_.bytes += bytes;
   };
-  const auto load_one = [&](const WeightSpec& spec, Home home, const Source& from, QuantView& to) {
+  const auto load_one = [&](const WeightSpec& spec, Home home, QuantView whole, QuantView& to) {
     CudaWeights& memory = home == Home::kGpu ? home_ : host_home_;
-    const QuantView &whole = from.whole, &part = from.part;
+    const QuantView part = part_of(spec, whole);
     to = memory.reserve(part, spec.use);
     const int64_t row_bytes = whole.q.row_bytes(), at_once = rows_per_load_job(row_bytes);
     const int64_t before = part.q.row_data(0) - whole.q.row_data(spec.first_row);
